@@ -1,0 +1,16 @@
+// The subcommands, one file each: add_NAME gives the program a subcommand whose callback runs it. A callback throws
+// efla::Error, efla::IoError or std::exception; main turns them into a message and an exit code.
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+namespace efla::cli {
+
+void add_info(CLI::App& program);
+void add_apply(CLI::App& program);
+void add_data(CLI::App& program);
+void add_train(CLI::App& program);
+void add_eval(CLI::App& program);
+void add_reproduce(CLI::App& program);
+
+}  // namespace efla::cli

@@ -1,0 +1,43 @@
+// The exceptions of the libraries. The program's main alone turns them into messages and exit codes.
+#pragma once
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+namespace efla {
+
+// A bad argument: which operation, which argument, what was got, what was expected. Exit code 2.
+class Error : public std::runtime_error {
+ public:
+  Error(std::string operation, std::string argument, std::string got, std::string expected);
+
+  const std::string& operation() const { return operation_; }
+  const std::string& argument() const { return argument_; }
+  const std::string& got() const { return got_; }
+  const std::string& expected() const { return expected_; }
+
+ private:
+  std::string operation_, argument_, got_, expected_;
+};
+
+// A file that cannot be read or written: its path, the byte offset where it went wrong (−1: none), and why.
+class IoError : public std::runtime_error {
+ public:
+  // kind::content: the bytes are not what the format asks for (the user's file, exit code 2);
+  // kind::system: the operating system refused (exit code 1 for a failure, 2 for a missing file).
+  enum class Kind { content, missing, system };
+
+  IoError(Kind kind, std::string path, std::int64_t offset, std::string what);
+
+  Kind kind() const { return kind_; }
+  const std::string& path() const { return path_; }
+  std::int64_t offset() const { return offset_; }
+
+ private:
+  Kind kind_;
+  std::string path_;
+  std::int64_t offset_;
+};
+
+}  // namespace efla

@@ -1,0 +1,37 @@
+// A fixed pool of threads that runs numbered tasks. Which thread runs a task never changes its result: kernels split
+// work by shape alone, and each task writes its own outputs.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+namespace efla {
+
+class ThreadPool {
+ public:
+  // threads ≥ 1, counting the caller of run.
+  explicit ThreadPool(int threads);
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  int threads() const;
+
+  // Runs task(i, worker) for every i in [0, count), worker in [0, threads()), and returns when all have ended. The
+  // first exception thrown is rethrown. Called from inside a task, it runs everything on the calling thread with worker
+  // 0.
+  void run(std::int64_t count, const std::function<void(std::int64_t task, int worker)>& task);
+
+  // True on a thread that is inside a task of any pool.
+  static bool inside_task();
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// The processors that this process may use, at least 1.
+int available_processors();
+
+}  // namespace efla

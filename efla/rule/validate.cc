@@ -1,0 +1,167 @@
+#include "efla/rule/validate.h"
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <numeric>
+#include <type_traits>
+#include <utility>
+
+#include "efla/base/error.h"
+
+namespace efla {
+namespace {
+
+// No tensor of a problem may have more elements than this: products of extents and byte counts stay within int64.
+constexpr std::int64_t kMaxElements = std::numeric_limits<std::int64_t>::max() / 64;
+
+void check_size(const char* operation, const char* argument, std::int64_t size, std::int64_t least) {
+  if (size < least || size > std::numeric_limits<std::int32_t>::max()) {
+    throw Error(operation, argument, std::to_string(size),
+                std::to_string(least) + " to " + std::to_string(std::numeric_limits<std::int32_t>::max()));
+  }
+}
+
+void check_shape(const char* operation, const DeltaShape& s) {
+  check_size(operation, "batch size B", s.batch, 1);
+  check_size(operation, "token count T", s.tokens, 1);
+  check_size(operation, "head count H", s.heads, 1);
+  check_size(operation, "key dim K", s.key_dim, 1);
+  check_size(operation, "value dim V", s.value_dim, 1);
+  if (s.value_heads != s.heads) {
+    throw Error(operation, "value head count HV", std::to_string(s.value_heads), "H = " + std::to_string(s.heads));
+  }
+  std::int64_t elements = 1;
+  for (const auto n : {s.batch, s.tokens, s.value_heads, std::max(s.key_dim, s.value_dim)}) {
+    if (elements > kMaxElements / n) {
+      throw Error(operation, "sizes B, T, H, K, V", "more than 2^57 elements a tensor", "fewer");
+    }
+    elements *= n;
+  }
+}
+
+void check_rule(const char* operation, const DeltaRule& rule) {
+  const auto& step = rule.step;
+  if (step.integrator == Integrator::rk && (step.order < 1 || step.order > kMaxRungeKuttaOrder)) {
+    throw Error(operation, "order of rk", std::to_string(step.order), "1 to " + std::to_string(kMaxRungeKuttaOrder));
+  }
+  for (const auto& [name, value] : {std::pair{"erase_scale", step.erase_scale}, {"write_scale", step.write_scale}}) {
+    if (!std::isfinite(value)) throw Error(operation, name, std::to_string(value), "a finite number");
+  }
+  if (std::isinf(rule.scale)) throw Error(operation, "scale", std::to_string(rule.scale), "a finite number");
+}
+
+enum class Presence { required, optional };
+
+template <class T, int Rank>
+void check_view(const char* operation, const char* name, const View<T, Rank>& view,
+                const std::type_identity_t<std::array<std::int64_t, Rank>>& expected,
+                Presence presence = Presence::required) {
+  if (!view) {
+    if (presence == Presence::optional) return;
+    throw Error(operation, name, "nothing", "a tensor of shape " + shape_text(expected.data(), Rank));
+  }
+  if (view.extent != expected) {
+    throw Error(operation, name, "shape " + shape_text(view.extent.data(), Rank),
+                "shape " + shape_text(expected.data(), Rank));
+  }
+}
+
+}  // namespace
+
+template <class T>
+void validate(const DeltaForward<T>& p) {
+  constexpr const char* op = "delta_forward";
+  const auto& s = p.shape;
+  check_shape(op, s);
+  check_rule(op, p.rule);
+  check_view(op, "q", p.q, {s.batch, s.tokens, s.heads, s.key_dim});
+  check_view(op, "k", p.k, {s.batch, s.tokens, s.heads, s.key_dim});
+  check_view(op, "v", p.v, {s.batch, s.tokens, s.value_heads, s.value_dim});
+  check_view(op, "beta", p.beta, {s.batch, s.tokens, s.value_heads});
+  const std::array<std::int64_t, 4> state{s.batch, s.value_heads, s.key_dim, s.value_dim};
+  check_view(op, "initial_state", p.initial_state, state, Presence::optional);
+  check_view(op, "o", p.o, {s.batch, s.tokens, s.value_heads, s.value_dim});
+  check_view(op, "final_state", p.final_state, state, Presence::optional);
+  check_view(op, "chunk_states", p.chunk_states, {s.batch, s.chunks(), s.value_heads, s.key_dim, s.value_dim},
+             Presence::optional);
+}
+
+template <class T>
+void validate(const DeltaBackward<T>& p) {
+  constexpr const char* op = "delta_backward";
+  const auto& s = p.shape;
+  check_shape(op, s);
+  check_rule(op, p.rule);
+  const std::array<std::int64_t, 4> keys{s.batch, s.tokens, s.heads, s.key_dim};
+  const std::array<std::int64_t, 4> values{s.batch, s.tokens, s.value_heads, s.value_dim};
+  const std::array<std::int64_t, 4> state{s.batch, s.value_heads, s.key_dim, s.value_dim};
+  check_view(op, "q", p.q, keys);
+  check_view(op, "k", p.k, keys);
+  check_view(op, "v", p.v, values);
+  check_view(op, "beta", p.beta, {s.batch, s.tokens, s.value_heads});
+  check_view(op, "chunk_states", p.chunk_states, {s.batch, s.chunks(), s.value_heads, s.key_dim, s.value_dim});
+  check_view(op, "dout", p.dout, values);
+  check_view(op, "dfinal_state", p.dfinal_state, state, Presence::optional);
+  check_view(op, "dq", p.dq, keys);
+  check_view(op, "dk", p.dk, keys);
+  check_view(op, "dv", p.dv, values);
+  check_view(op, "dbeta", p.dbeta, {s.batch, s.tokens, s.value_heads});
+  check_view(op, "dinitial_state", p.dinitial_state, state, Presence::optional);
+}
+
+template <class T>
+void validate(const DeltaStep<T>& p) {
+  constexpr const char* op = "delta_step";
+  const auto& s = p.shape;
+  check_shape(op, s);
+  check_rule(op, p.rule);
+  if (s.tokens != 1) throw Error(op, "token count T", std::to_string(s.tokens), "1");
+  check_view(op, "q", p.q, {s.batch, s.heads, s.key_dim});
+  check_view(op, "k", p.k, {s.batch, s.heads, s.key_dim});
+  check_view(op, "v", p.v, {s.batch, s.value_heads, s.value_dim});
+  check_view(op, "beta", p.beta, {s.batch, s.value_heads});
+  check_view(op, "state", p.state, {s.batch, s.value_heads, s.key_dim, s.value_dim});
+  check_view(op, "o", p.o, {s.batch, s.value_heads, s.value_dim});
+}
+
+template void validate(const DeltaForward<float>&);
+template void validate(const DeltaForward<bfloat16>&);
+template void validate(const DeltaForward<double>&);
+template void validate(const DeltaBackward<float>&);
+template void validate(const DeltaBackward<bfloat16>&);
+template void validate(const DeltaBackward<double>&);
+template void validate(const DeltaStep<float>&);
+template void validate(const DeltaStep<bfloat16>&);
+template void validate(const DeltaStep<double>&);
+
+std::string nearest_name(std::string_view name, const std::vector<std::string>& names) {
+  std::string best;
+  std::size_t least = std::numeric_limits<std::size_t>::max();
+  for (const auto& candidate : names) {
+    std::vector<std::size_t> row(candidate.size() + 1);  // Levenshtein distances from a prefix of name
+    std::iota(row.begin(), row.end(), std::size_t{0});
+    for (std::size_t i = 0; i < name.size(); ++i) {
+      std::size_t diagonal = row[0];
+      row[0] = i + 1;
+      for (std::size_t j = 0; j < candidate.size(); ++j) {
+        const std::size_t above = row[j + 1];
+        row[j + 1] = std::min({above + 1, row[j] + 1, diagonal + (name[i] == candidate[j] ? 0U : 1U)});
+        diagonal = above;
+      }
+    }
+    if (row.back() < least) {
+      least = row.back();
+      best = candidate;
+    }
+  }
+  return best;
+}
+
+std::string shape_text(const std::int64_t* extent, int rank) {
+  std::string text = "[";
+  for (int d = 0; d < rank; ++d) text += (d ? ", " : "") + std::to_string(extent[d]);
+  return text + "]";
+}
+
+}  // namespace efla

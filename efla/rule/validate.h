@@ -1,0 +1,27 @@
+// Checks a problem before any kernel sees it.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "efla/rule/problem.h"
+
+namespace efla {
+
+// Throw Error naming the operation, the first argument that is wrong, what was got and what was expected. T is float,
+// bfloat16 or double.
+template <class T>
+void validate(const DeltaForward<T>& problem);
+template <class T>
+void validate(const DeltaBackward<T>& problem);
+template <class T>
+void validate(const DeltaStep<T>& problem);
+
+// Of `names`, the one with the smallest edit distance to `name`.
+std::string nearest_name(std::string_view name, const std::vector<std::string>& names);
+
+// "[2, 16, 4, 64]".
+std::string shape_text(const std::int64_t* extent, int rank);
+
+}  // namespace efla
