@@ -1,0 +1,67 @@
+// The chunkwise form of the EFLA paper, equations 21 to 32, in the paper's own symbols (with a_t for α_t where it
+// erases and b_t where it writes; the paper has a = b = α).
+#include <algorithm>
+#include <vector>
+
+#include "efla/ref/delta.h"
+#include "efla/ref/matrix.h"
+#include "efla/ref/tokens.h"
+
+namespace efla::ref {
+namespace {
+
+// One chunk: returns O (unscaled) and moves S on.
+Matrix chunk_step(const std::vector<Token>& tokens, Matrix& s) {
+  const auto c = static_cast<std::int64_t>(tokens.size());
+  Matrix q(c, s.rows), k(c, s.rows), v(c, s.cols);
+  std::vector<double> a, b;
+  for (std::int64_t r = 0; r < c; ++r) {
+    std::copy(tokens[r].q.begin(), tokens[r].q.end(), &q(r, 0));
+    std::copy(tokens[r].k.begin(), tokens[r].k.end(), &k(r, 0));
+    std::copy(tokens[r].v.begin(), tokens[r].v.end(), &v(r, 0));
+    a.push_back(tokens[r].a);
+    b.push_back(tokens[r].b);
+  }
+  // Equation 31, the UT transform; its trailing diag(α) is applied to K and V in equation 32.
+  const Matrix t = inverse_of_unit_lower(lower_triangle(scale_rows(a, k * transpose(k)), false));
+  const Matrix w = t * scale_rows(a, k);                                         // equations 25 and 32
+  const Matrix u = t * scale_rows(b, v);                                         // equations 26 and 32
+  const Matrix new_values = u - w * s;                                           // of equations 27 and 28
+  const Matrix o = q * s + lower_triangle(q * transpose(k), true) * new_values;  // equation 30
+  s = s + transpose(k) * new_values;                                             // equation 29
+  return o;
+}
+
+}  // namespace
+
+template <class T>
+void chunk_fwd(const DeltaForward<T>& p, std::int64_t chunk) {
+  const double scale = p.rule.scale_for(p.shape.key_dim);
+  for (std::int64_t i_b = 0; i_b < p.shape.batch; ++i_b) {
+    for (std::int64_t i_h = 0; i_h < p.shape.heads; ++i_h) {
+      Matrix s(p.shape.key_dim, p.shape.value_dim);
+      for (std::int64_t i = 0; p.initial_state && i < s.rows; ++i) {
+        for (std::int64_t j = 0; j < s.cols; ++j) s(i, j) = p.initial_state(i_b, i_h, i, j);
+      }
+      for (std::int64_t start = 0; start < p.shape.tokens; start += chunk) {
+        std::vector<Token> tokens;
+        for (std::int64_t t = start; t < std::min(start + chunk, p.shape.tokens); ++t) {
+          tokens.push_back(read_token(p, i_b, t, i_h));
+        }
+        const Matrix o = chunk_step(tokens, s);
+        for (std::int64_t r = 0; r < o.rows; ++r) {
+          for (std::int64_t j = 0; j < o.cols; ++j) p.o(i_b, start + r, i_h, j) = round_to<T>(scale * o(r, j));
+        }
+      }
+      for (std::int64_t i = 0; p.final_state && i < s.rows; ++i) {
+        for (std::int64_t j = 0; j < s.cols; ++j) p.final_state(i_b, i_h, i, j) = static_cast<State<T>>(s(i, j));
+      }
+    }
+  }
+}
+
+template void chunk_fwd(const DeltaForward<float>&, std::int64_t);
+template void chunk_fwd(const DeltaForward<bfloat16>&, std::int64_t);
+template void chunk_fwd(const DeltaForward<double>&, std::int64_t);
+
+}  // namespace efla::ref

@@ -1,0 +1,54 @@
+// What a token brings to the recurrence, widened to float64: q (scaled), k, v and the gains.
+#pragma once
+
+#include <cmath>
+#include <vector>
+
+#include "efla/rule/problem.h"
+
+namespace efla::ref {
+
+// x/√(Σx² + ε) when `on`; the factor 1/√(Σx² + ε) is returned (1 when off).
+inline double l2_normalise(std::vector<double>& x, bool on) {
+  if (!on) return 1.0;
+  double sum = kL2NormEpsilon;
+  for (const double e : x) sum += e * e;
+  const double factor = 1.0 / std::sqrt(sum);
+  for (double& e : x) e *= factor;
+  return factor;
+}
+
+struct Token {
+  std::vector<double> q, k, v;        // q and k after the L2 norm where the rule asks for it; q not yet scaled
+  double q_factor = 1, k_factor = 1;  // of the L2 norm
+  double beta = 0, lambda = 0;        // λ = ‖k‖²
+  Gain<double> gain{};                // α and its derivatives
+  double a = 0, b = 0;                // erase and write gains
+};
+
+// Reads token t of batch entry i_b and head i_h from a forward or a backward problem.
+template <class Problem>
+Token read_token(const Problem& p, std::int64_t i_b, std::int64_t t, std::int64_t i_h) {
+  Token token;
+  for (std::int64_t i = 0; i < p.shape.key_dim; ++i) {
+    token.q.push_back(to_float(p.q(i_b, t, i_h, i)));
+    token.k.push_back(to_float(p.k(i_b, t, i_h, i)));
+  }
+  for (std::int64_t j = 0; j < p.shape.value_dim; ++j) token.v.push_back(to_float(p.v(i_b, t, i_h, j)));
+  token.q_factor = l2_normalise(token.q, p.rule.qk_l2norm);
+  token.k_factor = l2_normalise(token.k, p.rule.qk_l2norm);
+  for (const double e : token.k) token.lambda += e * e;
+  token.beta = to_float(p.beta(i_b, t, i_h));
+  token.gain = gain<double>(p.rule.step, token.beta, token.lambda);
+  token.a = p.rule.step.erase_scale * token.gain.alpha;
+  token.b = p.rule.step.write_scale * token.gain.alpha;
+  return token;
+}
+
+// Rounds a float64 to T once (through float32 for bfloat16).
+template <class T>
+T round_to(double x) {
+  return from_state<T>(static_cast<State<T>>(x));
+}
+
+}  // namespace efla::ref
