@@ -43,63 +43,93 @@ struct Gain {
 
 namespace detail {
 
-// φ(x) = (1 − e^{−x})/x and φ′(x) = (x e^{−x} − 1 + e^{−x})/x². Near 0 the numerator of φ′ cancels, so its Taylor
-// series Σ (−1)ⁿ⁺¹ (n+1)/(n+2)! xⁿ is summed there: 20 terms reach 2⁻⁵³ for |x| ≤ 1.
+// φ(x) of the exact step, (1 − e^{−x})/x.
 template <class Real>
-void exact_phi(Real x, Real& phi, Real& slope) {
-  phi = std::abs(x) < Real(1e-30) ? Real(1) : -std::expm1(-x) / x;
-  if (std::abs(x) < Real(1)) {
-    Real sum = 0, term = Real(-0.5);
-    for (int n = 0; n < 20; ++n) {
-      sum += term;
-      term *= -x * Real(n + 2) / (Real(n + 1) * Real(n + 3));
-    }
-    slope = sum;
-  } else {
-    slope = (std::exp(-x) - phi) / x;
+Real exact_phi(Real x) {
+  return std::abs(x) < Real(1e-30) ? Real(1) : -std::expm1(-x) / x;
+}
+
+// φ′(x) = (x e^{−x} − 1 + e^{−x})/x². Near 0 the numerator cancels, so there its Taylor series Σ (−1)ⁿ⁺¹ (n+1)/(n+2)!
+// xⁿ is summed: for |x| < 1 these many terms reach the rounding of Real.
+template <class Real>
+Real exact_phi_slope(Real x) {
+  if (std::abs(x) >= Real(1)) return (std::exp(-x) - exact_phi(x)) / x;
+  constexpr int terms = sizeof(Real) == sizeof(float) ? 11 : 20;
+  Real sum = 0, term = Real(-0.5);
+  for (int n = 0; n < terms; ++n) {
+    sum += term;
+    term *= -x * Real(n + 2) / (Real(n + 1) * Real(n + 3));
   }
+  return sum;
+}
+
+// φ(x) of rk(order), by Horner's scheme: 1 − x/2 (1 − x/3 (1 − …)).
+template <class Real>
+Real runge_kutta_phi(Real x, int order) {
+  Real phi = 1;
+  for (int n = order; n >= 2; --n) phi = 1 - phi * x / Real(n);
+  return phi;
 }
 
 template <class Real>
-void runge_kutta_phi(Real x, int order, Real& phi, Real& slope) {
-  Real power = 1;  // (−x)ⁿ/(n+1)!
-  phi = 1;
-  slope = 0;
-  Real slope_power = Real(-0.5);  // d/dx of (−x)ⁿ/(n+1)! is −n (−x)ⁿ⁻¹/(n+1)!
-  for (int n = 1; n < order; ++n) {
-    power *= -x / Real(n + 1);
-    phi += power;
-    slope += Real(n) * slope_power;
-    slope_power *= -x / Real(n + 2);
+Real runge_kutta_phi_slope(Real x, int order) {
+  Real phi = 1, slope = 0;
+  for (int n = order; n >= 2; --n) {
+    slope = -(slope * x + phi) / Real(n);
+    phi = 1 - phi * x / Real(n);
   }
+  return slope;
+}
+
+template <class Real>
+Real phi(const StepSize& step, Real x) {
+  switch (step.integrator) {
+    case Integrator::euler:
+      return 1;
+    case Integrator::rk:
+      return runge_kutta_phi(x, step.order);
+    case Integrator::exact:
+      return exact_phi(x);
+    case Integrator::implicit_euler:
+      return 1 / (1 + x);
+    case Integrator::trapezoid:
+      return 1 / (1 + x / 2);
+  }
+  return 1;
+}
+
+template <class Real>
+Real phi_slope(const StepSize& step, Real x) {
+  const Real value = phi(step, x);
+  switch (step.integrator) {
+    case Integrator::euler:
+      return 0;
+    case Integrator::rk:
+      return runge_kutta_phi_slope(x, step.order);
+    case Integrator::exact:
+      return exact_phi_slope(x);
+    case Integrator::implicit_euler:
+      return -value * value;
+    case Integrator::trapezoid:
+      return -value * value / 2;
+  }
+  return 0;
 }
 
 }  // namespace detail
 
 // α(β, λ) by the integrator of `step`; the scales of `step` are not applied.
 template <class Real>
+Real gain_alpha(const StepSize& step, Real beta, Real lambda) {
+  return beta * detail::phi(step, beta * std::max(lambda, Real(kMinKeyNormSquared)));
+}
+
+// α and its derivatives.
+template <class Real>
 Gain<Real> gain(const StepSize& step, Real beta, Real lambda) {
-  lambda = std::max(lambda, Real(kMinKeyNormSquared));
-  const Real x = beta * lambda;
-  Real phi = 1, slope = 0;
-  switch (step.integrator) {
-    case Integrator::euler:
-      break;
-    case Integrator::rk:
-      detail::runge_kutta_phi(x, step.order, phi, slope);
-      break;
-    case Integrator::exact:
-      detail::exact_phi(x, phi, slope);
-      break;
-    case Integrator::implicit_euler:
-      phi = 1 / (1 + x);
-      slope = -phi * phi;
-      break;
-    case Integrator::trapezoid:
-      phi = 1 / (1 + x / 2);
-      slope = -phi * phi / 2;
-      break;
-  }
+  const Real x = beta * std::max(lambda, Real(kMinKeyNormSquared));
+  const Real phi = detail::phi(step, x);
+  const Real slope = detail::phi_slope(step, x);
   return {beta * phi, phi + x * slope, beta * beta * slope};
 }
 

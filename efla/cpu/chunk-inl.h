@@ -1,0 +1,190 @@
+// What the chunkwise forward and backward share: a chunk's q, k and gains in scratch, its score matrices, and the
+// substitution that yields U. Included once per target.
+#if defined(EFLA_CPU_CHUNK_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef EFLA_CPU_CHUNK_INL_H_
+#undef EFLA_CPU_CHUNK_INL_H_
+#else
+#define EFLA_CPU_CHUNK_INL_H_
+#endif
+
+#include <cmath>
+
+#include "efla/cpu/tile-inl.h"
+#include "efla/cpu/workspace.h"
+#include "efla/rule/problem.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace efla::cpu::HWY_NAMESPACE {
+
+// Where a chunk lies: batch entry, head, first token, number of tokens (at most kChunk).
+struct ChunkPlace {
+  std::int64_t i_b, i_h, start, tokens;
+};
+
+// Scratch that holds one chunk of one head. Kp is K rounded up to whole panels; row r is token start + r.
+struct ChunkScratch {
+  std::int64_t key_stride = 0;    // Kp
+  float* q = nullptr;             // [kChunk, Kp] after the L2 norm, where the rule asks for it; not scaled
+  float* k = nullptr;             // [kChunk, Kp]; follows q, so both are one matrix of 2 kChunk rows
+  float* k_transposed = nullptr;  // panels of [Kp, kPanel] that cover kChunk tokens
+  float* scores = nullptr;  // [2 kChunk, kChunk]: P = Q Kᵀ, then L = K Kᵀ; only j ≤ r of P and j < r of L are right
+  float* q_factor = nullptr;  // [kChunk] of the L2 norm
+  float* k_factor = nullptr;  // [kChunk]
+  float* beta = nullptr;      // [kChunk]
+  float* lambda = nullptr;    // [kChunk] ‖k‖²
+  float* erase = nullptr;     // [kChunk] a
+  float* write = nullptr;     // [kChunk] b
+
+  void lay_out(Arena& arena, const DeltaShape& shape) {
+    key_stride = round_up(shape.key_dim, kPanel);
+    q = arena.floats(2 * kChunk * key_stride);
+    k = q + kChunk * key_stride;
+    k_transposed = arena.floats(round_up(kChunk, kPanel) * key_stride);
+    scores = arena.floats(2 * kChunk * kChunk);
+    for (float** row : {&q_factor, &k_factor, &beta, &lambda, &erase, &write}) *row = arena.floats(kChunk);
+  }
+
+  const float* p_scores() const { return scores; }
+  const float* l_scores() const { return scores + kChunk * kChunk; }
+};
+
+// Divides a row by √(Σx² + ε) and returns the factor.
+HWY_INLINE float l2_normalise(float* row, std::int64_t padded) {
+  const FloatTag d;
+  const float factor = 1.0F / std::sqrt(dot(row, row, padded) + static_cast<float>(kL2NormEpsilon));
+  for (std::int64_t i = 0; i < padded; i += kLanes)
+    hn::Store(hn::Mul(hn::Load(d, row + i), hn::Set(d, factor)), d, row + i);
+  return factor;
+}
+
+// Loads q, k and the gains of a chunk.
+template <class Problem>
+HWY_INLINE void load_chunk(const Problem& p, const ChunkPlace& at, ChunkScratch& s) {
+  const std::int64_t dim = p.shape.key_dim, stride = s.key_stride;
+  for (std::int64_t r = 0; r < at.tokens; ++r) {
+    float* q = s.q + r * stride;
+    float* k = s.k + r * stride;
+    load_row(p.q.at(at.i_b, at.start + r, at.i_h), p.q.stride[3], dim, stride, q);
+    load_row(p.k.at(at.i_b, at.start + r, at.i_h), p.k.stride[3], dim, stride, k);
+    if (p.rule.qk_l2norm) {
+      s.q_factor[r] = l2_normalise(q, stride);
+      s.k_factor[r] = l2_normalise(k, stride);
+    }
+    s.beta[r] = to_float(p.beta(at.i_b, at.start + r, at.i_h));
+    s.lambda[r] = dot(k, k, stride);
+    const float alpha = gain_alpha(p.rule.step, s.beta[r], s.lambda[r]);
+    s.erase[r] = static_cast<float>(p.rule.step.erase_scale) * alpha;
+    s.write[r] = static_cast<float>(p.rule.step.write_scale) * alpha;
+  }
+}
+
+// scores = [Q; K] Kᵀ, the columns that the lower triangle needs.
+struct ScoreTiles {
+  const ChunkScratch& s;
+  std::int64_t key_dim;
+  float* out;         // the half of the scores that these rows belong to
+  const float* rows;  // q or k
+
+  template <int M>
+  HWY_INLINE void run(std::int64_t r) {
+    for (std::int64_t panel = 0; panel * kPanel < r + M; ++panel) {
+      Tile<M> tile;
+      tile.zero();
+      tile.multiply_add(rows + r * s.key_stride, s.key_stride, 1, s.k_transposed + panel * kPanel * s.key_stride,
+                        kPanel, key_dim);
+      tile.store(out + r * kChunk + panel * kPanel, kChunk);
+    }
+  }
+};
+
+HWY_INLINE void compute_scores(const ChunkPlace& at, std::int64_t key_dim, ChunkScratch& s) {
+  for (std::int64_t panel = 0; panel * kPanel < at.tokens; ++panel) {
+    const std::int64_t first = panel * kPanel;
+    transpose(s.k + first * s.key_stride, s.key_stride, std::min(kPanel, at.tokens - first), s.key_stride,
+              s.k_transposed + first * s.key_stride, kPanel);
+  }
+  ScoreTiles p{s, key_dim, s.scores, s.q};
+  for_tiles(at.tokens, p);
+  ScoreTiles l{s, key_dim, s.scores + kChunk * kChunk, s.k};
+  for_tiles(at.tokens, l);
+}
+
+// One panel of U by forward substitution: u_r = b_r v_r − a_r e_r with e_r = S_{r−1}ᵀ k_r = Sᵀ k_r + Σ_{i<r} L_ri u_i.
+template <bool kKeepErrors>
+struct SubstitutionTiles {
+  const ChunkScratch& s;
+  std::int64_t key_dim;
+  const float* state;   // [K, kPanel] before the chunk
+  const float* values;  // [kChunk, kPanel]
+  float* u;             // [kChunk, kPanel]
+  float* errors;        // [kChunk, kPanel], e; written with kKeepErrors
+
+  template <int M>
+  HWY_INLINE void run(std::int64_t r) {
+    const FloatTag d;
+    const float* l = s.l_scores() + r * kChunk;
+    Tile<M> tile;
+    tile.zero();
+    tile.multiply_add(s.k + r * s.key_stride, s.key_stride, 1, state, kPanel, key_dim);
+    tile.multiply_add(l, kChunk, 1, u, kPanel, r);
+    for (int m = 0; m < M; ++m) {
+      const FloatVec a = hn::Set(d, s.erase[r + m]);
+      const FloatVec b = hn::Set(d, s.write[r + m]);
+      for (int n = 0; n < kVectors; ++n) {
+        const std::int64_t at = (r + m) * kPanel + n * kLanes;
+        const FloatVec e = tile.acc[m][n];
+        if constexpr (kKeepErrors) hn::Store(e, d, errors + at);
+        const FloatVec row = hn::NegMulAdd(a, e, hn::Mul(b, hn::Load(d, values + at)));
+        hn::Store(row, d, u + at);
+        for (int below = m + 1; below < M; ++below) {
+          tile.acc[below][n] = hn::MulAdd(hn::Set(d, l[below * kChunk + r + m]), row, tile.acc[below][n]);
+        }
+      }
+    }
+  }
+};
+
+// S += Kᵀ U for one panel.
+struct StateTiles {
+  const ChunkScratch& s;
+  std::int64_t tokens;
+  const float* u;  // [kChunk, kPanel]
+  float* state;    // [K, kPanel]
+
+  template <int M>
+  HWY_INLINE void run(std::int64_t i) {
+    Tile<M> tile;
+    tile.load(state + i * kPanel);
+    tile.multiply_add(s.k + i, 1, s.key_stride, u, kPanel, tokens);
+    tile.store(state + i * kPanel);
+  }
+};
+
+// Copies columns [first, first + kPanel) of a [K, V] state into a panel, zeros beyond V; zeros if there is no state.
+template <int Rank, class Float, class... Index>
+HWY_INLINE void load_state_panel(const View<Float, Rank>& view, std::int64_t first, std::int64_t key_dim,
+                                 std::int64_t value_dim, float* panel, Index... index) {
+  const std::int64_t count = std::min(kPanel, value_dim - first);
+  for (std::int64_t i = 0; i < key_dim; ++i) {
+    if (view) {
+      load_row(view.at(index..., i, first), view.stride[Rank - 1], count, kPanel, panel + i * kPanel);
+    } else {
+      std::fill_n(panel + i * kPanel, kPanel, 0.0F);
+    }
+  }
+}
+
+template <int Rank, class... Index>
+HWY_INLINE void store_state_panel(const float* panel, const View<float, Rank>& view, std::int64_t first,
+                                  std::int64_t key_dim, std::int64_t value_dim, Index... index) {
+  if (!view) return;
+  const std::int64_t count = std::min(kPanel, value_dim - first);
+  for (std::int64_t i = 0; i < key_dim; ++i) {
+    store_row(panel + i * kPanel, 1.0F, count, view.at(index..., i, first), view.stride[Rank - 1]);
+  }
+}
+
+}  // namespace efla::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // include guard per target

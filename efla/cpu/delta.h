@@ -1,0 +1,39 @@
+// The operator's SIMD kernels (run-time dispatch by Google Highway). Problems are taken as valid (rule/validate.h); T
+// is float or bfloat16, arithmetic and states are float32. The bits of the outputs do not depend on the number of
+// threads.
+#pragma once
+
+#include <cstddef>
+
+#include "efla/base/threads.h"
+#include "efla/cpu/workspace.h"
+#include "efla/rule/problem.h"
+
+namespace efla::cpu {
+
+// The chunkwise form in chunks of kChunk tokens (EFLA paper, equations 21 to 32). With L = stril(K Kᵀ), P = tril(Q Kᵀ),
+// (I + diag(a) L) U = diag(b) V − diag(a) K S, O = scale (Q S + P U), S ← S + Kᵀ U. W and the inverse are never formed:
+// U comes from forward substitution.
+template <class T>
+void chunk_fwd(const DeltaForward<T>& problem, Workspace workspace, ThreadPool& pool);
+std::size_t chunk_fwd_workspace_bytes(const DeltaShape& shape, int threads);
+
+// Gradients of the chunkwise form, last chunk first, from the state saved before each chunk (docs/equations.md).
+template <class T>
+void chunk_bwd(const DeltaBackward<T>& problem, Workspace workspace, ThreadPool& pool);
+std::size_t chunk_bwd_workspace_bytes(const DeltaShape& shape, int threads);
+
+// The token recurrence (equation 20) and its gradients.
+template <class T>
+void recurrent_fwd(const DeltaForward<T>& problem, Workspace workspace, ThreadPool& pool);
+std::size_t recurrent_fwd_workspace_bytes(const DeltaShape& shape, int threads);
+template <class T>
+void recurrent_bwd(const DeltaBackward<T>& problem, Workspace workspace, ThreadPool& pool);
+std::size_t recurrent_bwd_workspace_bytes(const DeltaShape& shape, int threads);
+
+// One decode step: the state is streamed through the core once.
+template <class T>
+void step(const DeltaStep<T>& problem, Workspace workspace, ThreadPool& pool);
+std::size_t step_workspace_bytes(const DeltaShape& shape, int threads);
+
+}  // namespace efla::cpu

@@ -1,0 +1,185 @@
+// Register tiles for small matrix products, and rows in and out of scratch. Included once per target by the kernels.
+//
+// A panel is a matrix slice kPanel columns wide, stored row after row: [rows, kPanel]. A tile is M rows of a panel held
+// in registers. Every product is acc[m] += Σ_d a(m, d) · panel[d], with a(m, d) broadcast and a panel row of kVectors
+// vectors.
+#if defined(EFLA_CPU_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef EFLA_CPU_TILE_INL_H_
+#undef EFLA_CPU_TILE_INL_H_
+#else
+#define EFLA_CPU_TILE_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "efla/base/dtype.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace efla::cpu::HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+using FloatTag = hn::ScalableTag<float>;
+using FloatVec = hn::Vec<FloatTag>;
+
+inline constexpr std::int64_t kLanes = hn::MaxLanes(FloatTag());
+inline constexpr int kVectors = 2;
+inline constexpr std::int64_t kPanel = kVectors * kLanes;
+// Accumulators of a tile are kRows × kVectors: 12 of 16 registers, or 16 of AVX-512's 32.
+inline constexpr int kRows = HWY_TARGET <= HWY_AVX3 ? 8 : 6;
+
+inline std::int64_t round_up(std::int64_t n, std::int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+template <int M>
+struct Tile {
+  FloatVec acc[M][kVectors];
+
+  HWY_INLINE void zero() {
+    const FloatTag d;
+    for (int m = 0; m < M; ++m) {
+      for (int n = 0; n < kVectors; ++n) acc[m][n] = hn::Zero(d);
+    }
+  }
+
+  HWY_INLINE void load(const float* HWY_RESTRICT panel) {
+    const FloatTag d;
+    for (int m = 0; m < M; ++m) {
+      for (int n = 0; n < kVectors; ++n) acc[m][n] = hn::Load(d, panel + m * kPanel + n * kLanes);
+    }
+  }
+
+  HWY_INLINE void store(float* HWY_RESTRICT panel, std::ptrdiff_t stride = kPanel) const {
+    const FloatTag d;
+    for (int m = 0; m < M; ++m) {
+      for (int n = 0; n < kVectors; ++n) hn::Store(acc[m][n], d, panel + m * stride + n * kLanes);
+    }
+  }
+
+  // acc[m] += Σ_{d < depth} a[m·a_row + d·a_depth] · b[d·b_row ...].
+  HWY_INLINE void multiply_add(const float* HWY_RESTRICT a, std::ptrdiff_t a_row, std::ptrdiff_t a_depth,
+                               const float* HWY_RESTRICT b, std::ptrdiff_t b_row, std::int64_t depth) {
+    const FloatTag d;
+    for (std::int64_t i = 0; i < depth; ++i) {
+      const FloatVec b0 = hn::Load(d, b);
+      const FloatVec b1 = hn::Load(d, b + kLanes);
+      for (int m = 0; m < M; ++m) {
+        const FloatVec x = hn::Set(d, a[m * a_row]);
+        acc[m][0] = hn::MulAdd(x, b0, acc[m][0]);
+        acc[m][1] = hn::MulAdd(x, b1, acc[m][1]);
+      }
+      a += a_depth;
+      b += b_row;
+    }
+  }
+
+  // One row: acc[m] += x · row.
+  HWY_INLINE void add_row(int m, float x, const float* HWY_RESTRICT row) {
+    const FloatTag d;
+    const FloatVec s = hn::Set(d, x);
+    for (int n = 0; n < kVectors; ++n) acc[m][n] = hn::MulAdd(s, hn::Load(d, row + n * kLanes), acc[m][n]);
+  }
+};
+
+// The last tile, of fewer than kRows rows.
+template <int M, class Body>
+HWY_INLINE void remainder_tile(std::int64_t rows, std::int64_t first, Body& body) {
+  if constexpr (M > 0) {
+    if (rows == M) {
+      body.template run<M>(first);
+    } else {
+      remainder_tile<M - 1>(rows, first, body);
+    }
+  }
+}
+
+// Calls body.template run<M>(first row) over `rows` rows in tiles of kRows, the last one smaller.
+template <class Body>
+HWY_INLINE void for_tiles(std::int64_t rows, Body& body) {
+  std::int64_t r = 0;
+  for (; r + kRows <= rows; r += kRows) body.template run<kRows>(r);
+  remainder_tile<kRows - 1>(rows - r, r, body);
+}
+
+// The same tiles, last rows first.
+template <class Body>
+HWY_INLINE void for_tiles_reversed(std::int64_t rows, Body& body) {
+  std::int64_t r = rows / kRows * kRows;
+  remainder_tile<kRows - 1>(rows - r, r, body);
+  for (r -= kRows; r >= 0; r -= kRows) body.template run<kRows>(r);
+}
+
+// dst[c·dst_row + r] = src[r·src_row + c] for r < rows, c < cols (a multiple of kLanes): 4 × 4 blocks in every 128
+// bits.
+HWY_INLINE void transpose(const float* HWY_RESTRICT src, std::ptrdiff_t src_row, std::int64_t rows, std::int64_t cols,
+                          float* HWY_RESTRICT dst, std::ptrdiff_t dst_row) {
+  std::int64_t r = 0;
+#if HWY_TARGET != HWY_SCALAR
+  const FloatTag d;
+  const hn::Repartition<double, FloatTag> dd;
+  const hn::FixedTag<float, 4> d4;
+  HWY_ALIGN float block[4 * kLanes];
+  for (; r + 4 <= rows; r += 4) {
+    for (std::int64_t c = 0; c < cols; c += kLanes) {
+      const float* s = src + r * src_row + c;
+      const FloatVec r0 = hn::LoadU(d, s);
+      const FloatVec r1 = hn::LoadU(d, s + src_row);
+      const FloatVec r2 = hn::LoadU(d, s + 2 * src_row);
+      const FloatVec r3 = hn::LoadU(d, s + 3 * src_row);
+      const auto lo01 = hn::BitCast(dd, hn::InterleaveLower(d, r0, r1));
+      const auto hi01 = hn::BitCast(dd, hn::InterleaveUpper(d, r0, r1));
+      const auto lo23 = hn::BitCast(dd, hn::InterleaveLower(d, r2, r3));
+      const auto hi23 = hn::BitCast(dd, hn::InterleaveUpper(d, r2, r3));
+      hn::Store(hn::BitCast(d, hn::InterleaveLower(dd, lo01, lo23)), d, block);
+      hn::Store(hn::BitCast(d, hn::InterleaveUpper(dd, lo01, lo23)), d, block + kLanes);
+      hn::Store(hn::BitCast(d, hn::InterleaveLower(dd, hi01, hi23)), d, block + 2 * kLanes);
+      hn::Store(hn::BitCast(d, hn::InterleaveUpper(dd, hi01, hi23)), d, block + 3 * kLanes);
+      for (std::int64_t i = 0; i < kLanes; ++i) {  // column c + i is quarter i / 4 of block row i % 4
+        hn::StoreU(hn::Load(d4, block + (i % 4) * kLanes + i / 4 * 4), d4, dst + (c + i) * dst_row + r);
+      }
+    }
+  }
+#endif
+  for (; r < rows; ++r) {
+    for (std::int64_t c = 0; c < cols; ++c) dst[c * dst_row + r] = src[r * src_row + c];
+  }
+}
+
+// Reads `count` elements `stride` apart into float32, and zeros up to `padded`.
+template <class T>
+HWY_INLINE void load_row(const T* HWY_RESTRICT src, std::int64_t stride, std::int64_t count, std::int64_t padded,
+                         float* HWY_RESTRICT dst) {
+  if (stride == 1) {
+    for (std::int64_t i = 0; i < count; ++i) dst[i] = to_float(src[i]);
+  } else {
+    for (std::int64_t i = 0; i < count; ++i) dst[i] = to_float(src[i * stride]);
+  }
+  for (std::int64_t i = count; i < padded; ++i) dst[i] = 0.0F;
+}
+
+// Writes `count` float32 elements, times `factor`, as T, `stride` apart.
+template <class T>
+HWY_INLINE void store_row(const float* HWY_RESTRICT src, float factor, std::int64_t count, T* HWY_RESTRICT dst,
+                          std::int64_t stride) {
+  if (stride == 1) {
+    for (std::int64_t i = 0; i < count; ++i) dst[i] = from_state<T>(factor * src[i]);
+  } else {
+    for (std::int64_t i = 0; i < count; ++i) dst[i * stride] = from_state<T>(factor * src[i]);
+  }
+}
+
+// Σ x[i]·y[i] over a multiple of kLanes elements.
+HWY_INLINE float dot(const float* HWY_RESTRICT x, const float* HWY_RESTRICT y, std::int64_t count) {
+  const FloatTag d;
+  FloatVec sum = hn::Zero(d);
+  for (std::int64_t i = 0; i < count; i += kLanes) sum = hn::MulAdd(hn::Load(d, x + i), hn::Load(d, y + i), sum);
+  return hn::GetLane(hn::SumOfLanes(d, sum));
+}
+
+}  // namespace efla::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // include guard per target
