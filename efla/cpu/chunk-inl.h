@@ -127,20 +127,22 @@ struct SubstitutionTiles {
     tile.zero();
     tile.multiply_add(s.k + r * s.key_stride, s.key_stride, 1, state, kPanel, key_dim);
     tile.multiply_add(l, kChunk, 1, u, kPanel, r);
-    for (int m = 0; m < M; ++m) {
+    unroll<M>([&](auto m) EFLA_UNROLLED {
       const FloatVec a = hn::Set(d, s.erase[r + m]);
       const FloatVec b = hn::Set(d, s.write[r + m]);
-      for (int n = 0; n < kVectors; ++n) {
-        const std::int64_t at = (r + m) * kPanel + n * kLanes;
-        const FloatVec e = tile.acc[m][n];
-        if constexpr (kKeepErrors) hn::Store(e, d, errors + at);
-        const FloatVec row = hn::NegMulAdd(a, e, hn::Mul(b, hn::Load(d, values + at)));
-        hn::Store(row, d, u + at);
-        for (int below = m + 1; below < M; ++below) {
-          tile.acc[below][n] = hn::MulAdd(hn::Set(d, l[below * kChunk + r + m]), row, tile.acc[below][n]);
-        }
+      const std::int64_t at = (r + m) * kPanel;
+      const FloatVec e0 = tile.acc[m][0];
+      const FloatVec e1 = tile.acc[m][1];
+      if constexpr (kKeepErrors) {
+        hn::Store(e0, d, errors + at);
+        hn::Store(e1, d, errors + at + kLanes);
       }
-    }
+      const FloatVec u0 = hn::NegMulAdd(a, e0, hn::Mul(b, hn::Load(d, values + at)));
+      const FloatVec u1 = hn::NegMulAdd(a, e1, hn::Mul(b, hn::Load(d, values + at + kLanes)));
+      hn::Store(u0, d, u + at);
+      hn::Store(u1, d, u + at + kLanes);
+      unroll<M - 1 - m>([&](auto i) EFLA_UNROLLED { tile.add(m + 1 + i, l[(m + 1 + i) * kChunk + r + m], u0, u1); });
+    });
   }
 };
 

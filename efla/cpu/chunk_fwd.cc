@@ -46,9 +46,7 @@ struct OutputTiles {
     tile.zero();
     tile.multiply_add(s.q + r * s.key_stride, s.key_stride, 1, state, kPanel, key_dim);
     tile.multiply_add(p, kChunk, 1, u, kPanel, r);
-    for (int i = 0; i < M; ++i) {
-      for (int m = i; m < M; ++m) tile.add_row(m, p[m * kChunk + r + i], u + (r + i) * kPanel);
-    }
+    tile.multiply_add_lower(p + r, kChunk, u + r * kPanel);
     tile.store(out + r * kPanel);
   }
 };

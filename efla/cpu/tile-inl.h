@@ -15,6 +15,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
+#include <utility>
 
 #include "efla/base/dtype.h"
 
@@ -34,53 +36,71 @@ inline constexpr int kRows = HWY_TARGET <= HWY_AVX3 ? 8 : 6;
 
 inline std::int64_t round_up(std::int64_t n, std::int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
+// f(0), …, f(N − 1) with the index a compile-time constant: a tile stays in registers only if every index into it is
+// one.
+template <int... I, class F>
+HWY_INLINE void unroll_sequence(std::integer_sequence<int, I...>, [[maybe_unused]] F f) {
+  (f(std::integral_constant<int, I>()), ...);
+}
+template <int N, class F>
+HWY_INLINE void unroll(F f) {
+  unroll_sequence(std::make_integer_sequence<int, N>(), f);
+}
+
+// The attributes of a lambda given to unroll.
+#define EFLA_UNROLLED HWY_ATTR __attribute__((always_inline))
+
 template <int M>
 struct Tile {
   FloatVec acc[M][kVectors];
 
   HWY_INLINE void zero() {
-    const FloatTag d;
-    for (int m = 0; m < M; ++m) {
-      for (int n = 0; n < kVectors; ++n) acc[m][n] = hn::Zero(d);
-    }
+    unroll<M>([this](auto m) EFLA_UNROLLED {
+      acc[m][0] = hn::Zero(FloatTag());
+      acc[m][1] = hn::Zero(FloatTag());
+    });
   }
 
   HWY_INLINE void load(const float* HWY_RESTRICT panel) {
-    const FloatTag d;
-    for (int m = 0; m < M; ++m) {
-      for (int n = 0; n < kVectors; ++n) acc[m][n] = hn::Load(d, panel + m * kPanel + n * kLanes);
-    }
+    unroll<M>([this, panel](auto m) EFLA_UNROLLED {
+      acc[m][0] = hn::Load(FloatTag(), panel + m * kPanel);
+      acc[m][1] = hn::Load(FloatTag(), panel + m * kPanel + kLanes);
+    });
   }
 
   HWY_INLINE void store(float* HWY_RESTRICT panel, std::ptrdiff_t stride = kPanel) const {
-    const FloatTag d;
-    for (int m = 0; m < M; ++m) {
-      for (int n = 0; n < kVectors; ++n) hn::Store(acc[m][n], d, panel + m * stride + n * kLanes);
-    }
+    unroll<M>([this, panel, stride](auto m) EFLA_UNROLLED {
+      hn::Store(acc[m][0], FloatTag(), panel + m * stride);
+      hn::Store(acc[m][1], FloatTag(), panel + m * stride + kLanes);
+    });
   }
 
-  // acc[m] += Σ_{d < depth} a[m·a_row + d·a_depth] · b[d·b_row ...].
+  // acc[m] += x · (b0, b1).
+  HWY_INLINE void add(int m, float x, FloatVec b0, FloatVec b1) {
+    const FloatVec s = hn::Set(FloatTag(), x);
+    acc[m][0] = hn::MulAdd(s, b0, acc[m][0]);
+    acc[m][1] = hn::MulAdd(s, b1, acc[m][1]);
+  }
+
+  // acc[m] += Σ_{d < depth} a[m·a_row + d·a_depth] · b[d·b_row …].
   HWY_INLINE void multiply_add(const float* HWY_RESTRICT a, std::ptrdiff_t a_row, std::ptrdiff_t a_depth,
                                const float* HWY_RESTRICT b, std::ptrdiff_t b_row, std::int64_t depth) {
-    const FloatTag d;
     for (std::int64_t i = 0; i < depth; ++i) {
-      const FloatVec b0 = hn::Load(d, b);
-      const FloatVec b1 = hn::Load(d, b + kLanes);
-      for (int m = 0; m < M; ++m) {
-        const FloatVec x = hn::Set(d, a[m * a_row]);
-        acc[m][0] = hn::MulAdd(x, b0, acc[m][0]);
-        acc[m][1] = hn::MulAdd(x, b1, acc[m][1]);
-      }
+      const FloatVec b0 = hn::Load(FloatTag(), b);
+      const FloatVec b1 = hn::Load(FloatTag(), b + kLanes);
+      unroll<M>([&](auto m) EFLA_UNROLLED { add(m, a[m * a_row], b0, b1); });
       a += a_depth;
       b += b_row;
     }
   }
 
-  // One row: acc[m] += x · row.
-  HWY_INLINE void add_row(int m, float x, const float* HWY_RESTRICT row) {
-    const FloatTag d;
-    const FloatVec s = hn::Set(d, x);
-    for (int n = 0; n < kVectors; ++n) acc[m][n] = hn::MulAdd(s, hn::Load(d, row + n * kLanes), acc[m][n]);
+  // acc[m] += Σ_{i ≤ m} a[m·a_row + i] · b[i·kPanel …]: the diagonal block of a lower triangular product.
+  HWY_INLINE void multiply_add_lower(const float* HWY_RESTRICT a, std::ptrdiff_t a_row, const float* HWY_RESTRICT b) {
+    unroll<M>([&](auto i) EFLA_UNROLLED {
+      const FloatVec b0 = hn::Load(FloatTag(), b + i * kPanel);
+      const FloatVec b1 = hn::Load(FloatTag(), b + i * kPanel + kLanes);
+      unroll<M - i>([&](auto below) EFLA_UNROLLED { add(i + below, a[(i + below) * a_row + i], b0, b1); });
+    });
   }
 };
 
