@@ -19,7 +19,8 @@ function(efla_library name)
   set_property(GLOBAL APPEND PROPERTY EFLA_LIBRARIES ${target})
 endfunction()
 
-set(EFLA_WARNINGS -Wall -Wextra -Wno-unknown-pragmas)
+# -Wrestrict: GCC 12 reports it falsely inside std::string (GCC bug 105651).
+set(EFLA_WARNINGS -Wall -Wextra -Wno-unknown-pragmas -Wno-restrict)
 if(EFLA_WERROR)
   list(APPEND EFLA_WARNINGS -Werror)
 endif()

@@ -78,6 +78,39 @@ HWY_INLINE void load_chunk(const Problem& p, const ChunkPlace& at, ChunkScratch&
   }
 }
 
+// The gradient through x/√(Σx² + ε), in place: (dy − y (y·dy)) · factor.
+HWY_INLINE void l2_normalise_bwd(const float* y, float factor, std::int64_t padded, float* dy) {
+  const FloatTag d;
+  const FloatVec along = hn::Set(d, dot(y, dy, padded));
+  for (std::int64_t i = 0; i < padded; i += kLanes) {
+    const FloatVec across = hn::NegMulAdd(along, hn::Load(d, y + i), hn::Load(d, dy + i));
+    hn::Store(hn::Mul(across, hn::Set(d, factor)), d, dy + i);
+  }
+}
+
+// The end of a token's backward: da and db through the gains to dbeta and, by λ = ‖k‖², to dk; dq and dk [Kp] through
+// the L2 norm; and out.
+template <class T>
+HWY_INLINE void finish_token(const DeltaBackward<T>& p, const ChunkPlace& at, std::int64_t r, float da, float db,
+                             const ChunkScratch& c, float* dq, float* dk) {
+  const FloatTag d;
+  const Gain<float> gains = gain(p.rule.step, c.beta[r], c.lambda[r]);
+  const auto& step = p.rule.step;
+  const float dalpha = static_cast<float>(step.erase_scale) * da + static_cast<float>(step.write_scale) * db;
+  p.dbeta(at.i_b, at.start + r, at.i_h) = from_state<T>(dalpha * gains.dalpha_dbeta);
+  const FloatVec twice_dlambda = hn::Set(d, 2.0F * dalpha * gains.dalpha_dlambda);
+  const float* k = c.k + r * c.key_stride;
+  for (std::int64_t i = 0; i < c.key_stride; i += kLanes) {
+    hn::Store(hn::MulAdd(twice_dlambda, hn::Load(d, k + i), hn::Load(d, dk + i)), d, dk + i);
+  }
+  if (p.rule.qk_l2norm) {
+    l2_normalise_bwd(c.q + r * c.key_stride, c.q_factor[r], c.key_stride, dq);
+    l2_normalise_bwd(k, c.k_factor[r], c.key_stride, dk);
+  }
+  store_row(dq, 1.0F, p.shape.key_dim, p.dq.at(at.i_b, at.start + r, at.i_h), p.dq.stride[3]);
+  store_row(dk, 1.0F, p.shape.key_dim, p.dk.at(at.i_b, at.start + r, at.i_h), p.dk.stride[3]);
+}
+
 // scores = [Q; K] Kᵀ, the columns that the lower triangle needs.
 struct ScoreTiles {
   const ChunkScratch& s;

@@ -255,42 +255,14 @@ HWY_INLINE void score_gradients(std::int64_t tokens, std::int64_t padded_values,
   }
 }
 
-// The gradient through x/√(Σx² + ε), in place: (dy − y (y·dy)) · factor.
-HWY_INLINE void l2_normalise_bwd(const float* y, float factor, std::int64_t padded, float* dy) {
-  const FloatTag d;
-  const FloatVec along = hn::Set(d, dot(y, dy, padded));
-  for (std::int64_t i = 0; i < padded; i += kLanes) {
-    const FloatVec across = hn::NegMulAdd(along, hn::Load(d, y + i), hn::Load(d, dy + i));
-    hn::Store(hn::Mul(across, hn::Set(d, factor)), d, dy + i);
-  }
-}
-
-// Through the gains and the L2 norm, and out.
 template <class T>
 HWY_INLINE void finish_chunk(const DeltaBackward<T>& p, const ChunkPlace& at, BwdScratch& s) {
   const FloatTag d;
-  const ChunkScratch& c = s.chunk;
-  const std::int64_t key_dim = p.shape.key_dim, stride = c.key_stride;
+  const std::int64_t stride = s.chunk.key_stride;
   for (std::int64_t r = 0; r < at.tokens; ++r) {
     const float da = hn::GetLane(hn::SumOfLanes(d, hn::Load(d, s.da + r * kLanes)));
     const float db = hn::GetLane(hn::SumOfLanes(d, hn::Load(d, s.db + r * kLanes)));
-    const Gain<float> gains = gain(p.rule.step, c.beta[r], c.lambda[r]);
-    const float dalpha =
-        static_cast<float>(p.rule.step.erase_scale) * da + static_cast<float>(p.rule.step.write_scale) * db;
-    p.dbeta(at.i_b, at.start + r, at.i_h) = from_state<T>(dalpha * gains.dalpha_dbeta);
-    const FloatVec twice_dlambda = hn::Set(d, 2.0F * dalpha * gains.dalpha_dlambda);
-    float* dq = s.dq + r * stride;
-    float* dk = s.dk + r * stride;
-    const float* k = c.k + r * stride;
-    for (std::int64_t i = 0; i < stride; i += kLanes) {
-      hn::Store(hn::MulAdd(twice_dlambda, hn::Load(d, k + i), hn::Load(d, dk + i)), d, dk + i);
-    }
-    if (p.rule.qk_l2norm) {
-      l2_normalise_bwd(c.q + r * stride, c.q_factor[r], stride, dq);
-      l2_normalise_bwd(k, c.k_factor[r], stride, dk);
-    }
-    store_row(dq, 1.0F, key_dim, p.dq.at(at.i_b, at.start + r, at.i_h), p.dq.stride[3]);
-    store_row(dk, 1.0F, key_dim, p.dk.at(at.i_b, at.start + r, at.i_h), p.dk.stride[3]);
+    finish_token(p, at, r, da, db, s.chunk, s.dq + r * stride, s.dk + r * stride);
   }
 }
 

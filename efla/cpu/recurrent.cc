@@ -1,0 +1,277 @@
+// The token recurrence (EFLA paper, equation 20), its gradients, and the decode step.
+#include "efla/cpu/delta.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "efla/cpu/recurrent.cc"
+#include <hwy/foreach_target.h>  // must come before the -inl.h files
+
+#include "efla/cpu/chunk-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace efla::cpu::HWY_NAMESPACE {
+namespace {
+
+// Tokens whose states the backward keeps at a time: it walks a chunk in segments of these.
+constexpr std::int64_t kSegment = 8;
+
+struct RecurrentScratch {
+  ChunkScratch chunk;
+  std::int64_t stride = 0;   // of a state's rows: V rounded up to whole vectors
+  float* state = nullptr;    // [K, stride]
+  float* v = nullptr;        // [kChunk, stride]
+  float* dout = nullptr;     // [kChunk, stride] scale · dO, backward
+  float* u = nullptr;        // [kChunk, stride]
+  float* error = nullptr;    // [kChunk, stride] S_{t−1}ᵀ k_t, backward
+  float* row = nullptr;      // [stride]
+  float* dstate = nullptr;   // [K, stride], backward
+  float* segment = nullptr;  // [kSegment, K, stride] states before the tokens of a segment, backward
+  float* dq = nullptr;       // [Kp], backward
+  float* dk = nullptr;       // [Kp], backward
+
+  void lay_out(Arena& arena, const DeltaShape& shape, bool backward) {
+    chunk.lay_out(arena, shape);
+    stride = round_up(shape.value_dim, kLanes);
+    state = arena.floats(shape.key_dim * stride);
+    for (float** rows : {&v, &u}) *rows = arena.floats(kChunk * stride);
+    row = arena.floats(stride);
+    if (!backward) return;
+    for (float** rows : {&dout, &error}) *rows = arena.floats(kChunk * stride);
+    dstate = arena.floats(shape.key_dim * stride);
+    segment = arena.floats(kSegment * shape.key_dim * stride);
+    for (float** rows : {&dq, &dk}) *rows = arena.floats(chunk.key_stride);
+  }
+};
+
+std::size_t RecurrentBytesPerWorker(const DeltaShape& shape, bool backward) {
+  Arena arena;
+  RecurrentScratch().lay_out(arena, shape, backward);
+  return arena.bytes();
+}
+
+// y = Sᵀ x.
+HWY_INLINE void transposed_times(const float* HWY_RESTRICT state, std::int64_t rows, std::int64_t stride,
+                                 const float* HWY_RESTRICT x, float* HWY_RESTRICT y) {
+  const FloatTag d;
+  for (std::int64_t j = 0; j < stride; j += kLanes) {
+    FloatVec even = hn::Zero(d), odd = hn::Zero(d);
+    std::int64_t i = 0;
+    for (; i + 2 <= rows; i += 2) {
+      even = hn::MulAdd(hn::Set(d, x[i]), hn::Load(d, state + i * stride + j), even);
+      odd = hn::MulAdd(hn::Set(d, x[i + 1]), hn::Load(d, state + (i + 1) * stride + j), odd);
+    }
+    if (i < rows) even = hn::MulAdd(hn::Set(d, x[i]), hn::Load(d, state + i * stride + j), even);
+    hn::Store(hn::Add(even, odd), d, y + j);
+  }
+}
+
+// S += x yᵀ.
+HWY_INLINE void add_outer(float* HWY_RESTRICT state, std::int64_t rows, std::int64_t stride,
+                          const float* HWY_RESTRICT x, const float* HWY_RESTRICT y) {
+  const FloatTag d;
+  for (std::int64_t i = 0; i < rows; ++i) {
+    const FloatVec factor = hn::Set(d, x[i]);
+    for (std::int64_t j = 0; j < stride; j += kLanes) {
+      float* s = state + i * stride + j;
+      hn::Store(hn::MulAdd(factor, hn::Load(d, y + j), hn::Load(d, s)), d, s);
+    }
+  }
+}
+
+// x[i] += Σ_j S[i, j] y[j].
+HWY_INLINE void add_times(const float* HWY_RESTRICT state, std::int64_t rows, std::int64_t stride,
+                          const float* HWY_RESTRICT y, float* HWY_RESTRICT x) {
+  for (std::int64_t i = 0; i < rows; ++i) x[i] += dot(state + i * stride, y, stride);
+}
+
+// u = b v − a Sᵀk and S += k uᵀ for row r of the chunk; keeps Sᵀk in `error`.
+HWY_INLINE void advance(RecurrentScratch& s, std::int64_t key_dim, std::int64_t r, float* error) {
+  const FloatTag d;
+  const float* k = s.chunk.k + r * s.chunk.key_stride;
+  float* u = s.u + r * s.stride;
+  transposed_times(s.state, key_dim, s.stride, k, error);
+  const FloatVec a = hn::Set(d, s.chunk.erase[r]);
+  const FloatVec b = hn::Set(d, s.chunk.write[r]);
+  for (std::int64_t j = 0; j < s.stride; j += kLanes) {
+    const FloatVec written = hn::Mul(b, hn::Load(d, s.v + r * s.stride + j));
+    hn::Store(hn::NegMulAdd(a, hn::Load(d, error + j), written), d, u + j);
+  }
+  add_outer(s.state, key_dim, s.stride, k, u);
+}
+
+template <class View4, class... Index>
+HWY_INLINE void load_state(const View4& view, const DeltaShape& shape, std::int64_t stride, float* state,
+                           Index... index) {
+  for (std::int64_t i = 0; i < shape.key_dim; ++i) {
+    if (view) {
+      load_row(view.at(index..., i), view.stride.back(), shape.value_dim, stride, state + i * stride);
+    } else {
+      std::fill_n(state + i * stride, stride, 0.0F);
+    }
+  }
+}
+
+template <class View4, class... Index>
+HWY_INLINE void store_state(const float* state, const View4& view, const DeltaShape& shape, std::int64_t stride,
+                            Index... index) {
+  if (!view) return;
+  for (std::int64_t i = 0; i < shape.key_dim; ++i) {
+    store_row(state + i * stride, 1.0F, shape.value_dim, view.at(index..., i), view.stride.back());
+  }
+}
+
+template <class T>
+void RecurrentFwdHead(const DeltaForward<T>& p, std::int64_t i_b, std::int64_t i_h, std::byte* memory) {
+  Arena arena(memory);
+  RecurrentScratch s;
+  s.lay_out(arena, p.shape, false);
+  const auto scale = static_cast<float>(p.rule.scale_for(p.shape.key_dim));
+  load_state(p.initial_state, p.shape, s.stride, s.state, i_b, i_h);
+  for (std::int64_t start = 0; start < p.shape.tokens; start += kChunk) {
+    const ChunkPlace at{i_b, i_h, start, std::min(kChunk, p.shape.tokens - start)};
+    load_chunk(p, at, s.chunk);
+    store_state(s.state, p.chunk_states, p.shape, s.stride, i_b, start / kChunk, i_h);
+    for (std::int64_t r = 0; r < at.tokens; ++r) {
+      load_row(p.v.at(i_b, start + r, i_h), p.v.stride[3], p.shape.value_dim, s.stride, s.v + r * s.stride);
+      advance(s, p.shape.key_dim, r, s.row);
+      transposed_times(s.state, p.shape.key_dim, s.stride, s.chunk.q + r * s.chunk.key_stride, s.row);
+      store_row(s.row, scale, p.shape.value_dim, p.o.at(i_b, start + r, i_h), p.o.stride[3]);
+    }
+  }
+  store_state(s.state, p.final_state, p.shape, s.stride, i_b, i_h);
+}
+
+// The gradient of token r of a chunk; s.state is S_t, `before` S_{t−1}, s.dstate the gradient with respect to S_t and
+// then to S_{t−1}.
+template <class T>
+HWY_INLINE void token_bwd(const DeltaBackward<T>& p, const ChunkPlace& at, std::int64_t r, const float* after,
+                          const float* before, RecurrentScratch& s) {
+  const FloatTag d;
+  const ChunkScratch& c = s.chunk;
+  const std::int64_t key_dim = p.shape.key_dim;
+  const float* q = c.q + r * c.key_stride;
+  const float* k = c.k + r * c.key_stride;
+  const float* dout = s.dout + r * s.stride;
+  std::fill_n(s.dq, c.key_stride, 0.0F);
+  std::fill_n(s.dk, c.key_stride, 0.0F);
+  add_times(after, key_dim, s.stride, dout, s.dq);
+  add_outer(s.dstate, key_dim, s.stride, q, dout);
+  add_times(s.dstate, key_dim, s.stride, s.u + r * s.stride, s.dk);  // S_t = S_{t−1} + k uᵀ
+  transposed_times(s.dstate, key_dim, s.stride, k, s.row);           // du
+  const float da = -dot(s.error + r * s.stride, s.row, s.stride);
+  const float db = dot(s.v + r * s.stride, s.row, s.stride);
+  store_row(s.row, c.write[r], p.shape.value_dim, p.dv.at(at.i_b, at.start + r, at.i_h), p.dv.stride[3]);
+  for (std::int64_t j = 0; j < s.stride; j += kLanes) {  // the gradient with respect to S_{t−1}ᵀ k
+    hn::Store(hn::Mul(hn::Set(d, -c.erase[r]), hn::Load(d, s.row + j)), d, s.row + j);
+  }
+  add_times(before, key_dim, s.stride, s.row, s.dk);
+  add_outer(s.dstate, key_dim, s.stride, k, s.row);
+  finish_token(p, at, r, da, db, c, s.dq, s.dk);
+}
+
+template <class T>
+void RecurrentBwdHead(const DeltaBackward<T>& p, std::int64_t i_b, std::int64_t i_h, std::byte* memory) {
+  Arena arena(memory);
+  RecurrentScratch s;
+  s.lay_out(arena, p.shape, true);
+  const std::int64_t key_dim = p.shape.key_dim, size = key_dim * s.stride;
+  const auto scale = static_cast<float>(p.rule.scale_for(key_dim));
+  load_state(p.dfinal_state, p.shape, s.stride, s.dstate, i_b, i_h);
+  for (std::int64_t start = (p.shape.chunks() - 1) * kChunk; start >= 0; start -= kChunk) {
+    const ChunkPlace at{i_b, i_h, start, std::min(kChunk, p.shape.tokens - start)};
+    load_chunk(p, at, s.chunk);
+    for (std::int64_t r = 0; r < at.tokens; ++r) {
+      load_row(p.v.at(i_b, start + r, i_h), p.v.stride[3], p.shape.value_dim, s.stride, s.v + r * s.stride);
+      float* dout = s.dout + r * s.stride;
+      load_row(p.dout.at(i_b, start + r, i_h), p.dout.stride[3], p.shape.value_dim, s.stride, dout);
+      for (std::int64_t j = 0; j < s.stride; ++j) dout[j] *= scale;
+    }
+    for (std::int64_t first = (at.tokens - 1) / kSegment * kSegment; first >= 0; first -= kSegment) {
+      const std::int64_t last = std::min(first + kSegment, at.tokens);
+      load_state(p.chunk_states, p.shape, s.stride, s.state, i_b, start / kChunk, i_h);
+      for (std::int64_t r = 0; r < last; ++r) {
+        if (r >= first) std::copy_n(s.state, size, s.segment + (r - first) * size);
+        advance(s, key_dim, r, s.error + r * s.stride);
+      }
+      for (std::int64_t r = last - 1; r >= first; --r) {
+        const float* after = r + 1 == last ? s.state : s.segment + (r + 1 - first) * size;
+        token_bwd(p, at, r, after, s.segment + (r - first) * size, s);
+      }
+    }
+  }
+  store_state(s.dstate, p.dinitial_state, p.shape, s.stride, i_b, i_h);
+}
+
+}  // namespace
+
+#define EFLA_FOR_TYPE(Name, T)                                                                                \
+  void RecurrentFwd##Name(const DeltaForward<T>& p, std::int64_t i_b, std::int64_t i_h, std::byte* memory) {  \
+    RecurrentFwdHead(p, i_b, i_h, memory);                                                                    \
+  }                                                                                                           \
+  void RecurrentBwd##Name(const DeltaBackward<T>& p, std::int64_t i_b, std::int64_t i_h, std::byte* memory) { \
+    RecurrentBwdHead(p, i_b, i_h, memory);                                                                    \
+  }
+EFLA_FOR_TYPE(Float, float)
+EFLA_FOR_TYPE(Bfloat16, bfloat16)
+#undef EFLA_FOR_TYPE
+
+}  // namespace efla::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace efla::cpu {
+namespace {
+
+HWY_EXPORT(RecurrentFwdFloat);
+HWY_EXPORT(RecurrentFwdBfloat16);
+HWY_EXPORT(RecurrentBwdFloat);
+HWY_EXPORT(RecurrentBwdBfloat16);
+HWY_EXPORT(RecurrentBytesPerWorker);
+
+void head(const DeltaForward<float>& p, std::int64_t i_b, std::int64_t i_h, std::byte* memory) {
+  HWY_DYNAMIC_DISPATCH(RecurrentFwdFloat)(p, i_b, i_h, memory);
+}
+void head(const DeltaForward<bfloat16>& p, std::int64_t i_b, std::int64_t i_h, std::byte* memory) {
+  HWY_DYNAMIC_DISPATCH(RecurrentFwdBfloat16)(p, i_b, i_h, memory);
+}
+void head(const DeltaBackward<float>& p, std::int64_t i_b, std::int64_t i_h, std::byte* memory) {
+  HWY_DYNAMIC_DISPATCH(RecurrentBwdFloat)(p, i_b, i_h, memory);
+}
+void head(const DeltaBackward<bfloat16>& p, std::int64_t i_b, std::int64_t i_h, std::byte* memory) {
+  HWY_DYNAMIC_DISPATCH(RecurrentBwdBfloat16)(p, i_b, i_h, memory);
+}
+
+template <class Problem>
+void for_heads(const Problem& p, Workspace workspace, ThreadPool& pool) {
+  const std::size_t bytes = workspace.bytes / static_cast<std::size_t>(pool.threads());
+  pool.run(p.shape.batch * p.shape.heads, [&](std::int64_t task, int worker) {
+    head(p, task / p.shape.heads, task % p.shape.heads, workspace.data + bytes * static_cast<std::size_t>(worker));
+  });
+}
+
+}  // namespace
+
+std::size_t recurrent_fwd_workspace_bytes(const DeltaShape& shape, int threads) {
+  return HWY_DYNAMIC_DISPATCH(RecurrentBytesPerWorker)(shape, false) * static_cast<std::size_t>(threads);
+}
+
+std::size_t recurrent_bwd_workspace_bytes(const DeltaShape& shape, int threads) {
+  return HWY_DYNAMIC_DISPATCH(RecurrentBytesPerWorker)(shape, true) * static_cast<std::size_t>(threads);
+}
+
+template <class T>
+void recurrent_fwd(const DeltaForward<T>& problem, Workspace workspace, ThreadPool& pool) {
+  for_heads(problem, workspace, pool);
+}
+
+template <class T>
+void recurrent_bwd(const DeltaBackward<T>& problem, Workspace workspace, ThreadPool& pool) {
+  for_heads(problem, workspace, pool);
+}
+
+template void recurrent_fwd(const DeltaForward<float>&, Workspace, ThreadPool&);
+template void recurrent_fwd(const DeltaForward<bfloat16>&, Workspace, ThreadPool&);
+template void recurrent_bwd(const DeltaBackward<float>&, Workspace, ThreadPool&);
+template void recurrent_bwd(const DeltaBackward<bfloat16>&, Workspace, ThreadPool&);
+
+}  // namespace efla::cpu
+#endif  // HWY_ONCE
