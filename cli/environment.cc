@@ -5,6 +5,7 @@
 
 #include "cli/version.h"
 #include "efla/base/threads.h"
+#include "efla/cpu/target.h"
 
 #ifdef EFLA_TORCH
 #include <dlfcn.h>
@@ -55,6 +56,7 @@ nlohmann::ordered_json environment() {
   all["compiler"] = compiler();
   all["build_type"] = EFLA_BUILD_TYPE;
   all["cpu"] = cpu_model();
+  all["simd"] = {{"target", cpu::target_name()}, {"supported", cpu::supported_targets()}};
   all["threads"] = available_processors();
 #ifdef EFLA_TORCH
   all["libtorch"] = TORCH_VERSION;

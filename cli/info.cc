@@ -1,8 +1,9 @@
 // efla info: what this program is and what it runs on.
-#include <fmt/core.h>
+#include <fmt/format.h>
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "cli/commands.h"
 #include "cli/environment.h"
@@ -20,6 +21,8 @@ void print_text(const nlohmann::ordered_json& all) {
   line("commit", all["commit"]);
   line("compiler", all["compiler"].get<std::string>() + ", " + all["build_type"].get<std::string>());
   line("cpu", all["cpu"]);
+  const auto supported = all["simd"]["supported"].get<std::vector<std::string>>();
+  line("simd", fmt::format("{} (of {})", all["simd"]["target"].get<std::string>(), fmt::join(supported, ", ")));
   line("threads", all["threads"].dump());
   line("libtorch", text_or(all["libtorch"], "not built in"));
   line("blas", text_or(all["blas"], "not used"));

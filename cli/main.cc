@@ -23,7 +23,10 @@ namespace {
 constexpr int kFailure = 1;
 constexpr int kUserMistake = 2;
 
-void add_commands(CLI::App& program) { add_info(program); }
+void add_commands(CLI::App& program) {
+  add_info(program);
+  add_apply(program);
+}
 
 // A standard stream that the caller closed would give its number to the next file opened, and prints would end in it.
 void open_standard_streams() {
