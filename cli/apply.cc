@@ -44,6 +44,7 @@ void check_name(const char* option, const std::string& name, const std::vector<s
 
 // A long computation must not end with an output that cannot be written.
 void check_output(const std::filesystem::path& out) {
+  if (out.empty()) throw Error("apply", "--out", "an empty name", "a file name");
   if (std::filesystem::is_directory(out)) throw Error("apply", "--out", "the folder " + out.string(), "a file name");
   const auto folder = std::filesystem::absolute(out).parent_path();
   if (!std::filesystem::is_directory(folder)) {
@@ -266,10 +267,12 @@ void add_apply(CLI::App& program) {
   auto options = std::make_shared<Options>();
   auto* command = program.add_subcommand(
       "apply", "Run the operator on the tensors of a safetensors file and write the results to another");
+  // Descriptions of more than a line are broken here: CLI11 indents each line but breaks none.
   command
       ->add_option("IN", options->in,
-                   "File with q, k [B,T,H,K], v [B,T,H,V], beta [B,T,H] of F32, BF16 or F64, and, where wanted, "
-                   "initial_state [B,H,K,V], dout [B,T,H,V], dfinal_state [B,H,K,V]")
+                   "File with q, k [B,T,H,K], v [B,T,H,V] and beta [B,T,H] of F32, BF16 or F64,\n"
+                   "and, where wanted, initial_state [B,H,K,V], dout [B,T,H,V] and\n"
+                   "dfinal_state [B,H,K,V]; states are F32, or F64 where q is")
       ->required()
       ->type_name("FILE");
   command->add_option("--out", options->out, "File to write o and final_state to, with --grad also the gradients")
@@ -284,19 +287,19 @@ void add_apply(CLI::App& program) {
   command->add_option("--write-scale", options->write_scale, "Factor on the step size where the value is written")
       ->type_name("NUMBER")
       ->capture_default_str();
-  command->add_flag("--qk-l2norm", options->qk_l2norm, "Divide q and k by their L2 norm first (default: no)");
+  command->add_flag("--qk-l2norm", options->qk_l2norm, "Divide q and k by their L2 norms first (default: no)");
   command->add_option("--scale", options->scale, "Factor on the output (default: K^(-1/2))")->type_name("NUMBER");
   command->add_option("--impl", options->implementation, "Implementation: auto, chunk, recurrent or ref")
       ->type_name("NAME")
       ->capture_default_str();
   command
       ->add_option("--dtype", options->dtype,
-                   "Type to convert to and compute in: float32 or bfloat16 (default: that of the file; F64 is "
-                   "computed by --impl ref alone)")
+                   "Type to convert to and compute in: float32 or bfloat16 (default: that\n"
+                   "of q; only --impl ref computes in F64)")
       ->type_name("NAME");
   command->add_flag("--grad", options->grad,
-                    "Also write dq, dk, dv, dbeta and dinitial_state; needs dout, dfinal_state or both, one that is "
-                    "missing counts as zeros (default: no)");
+                    "Also write dq, dk, dv, dbeta and dinitial_state (default: no); needs\n"
+                    "dout or dfinal_state, and takes the one missing as zeros");
   command->add_option("--threads", options->threads, "Threads, 1 to 1024 (default: as many as processors)")
       ->type_name("NUMBER");
   command->add_flag("--verbose", options->verbose, "Print which implementation ran and why others did not");
