@@ -70,7 +70,8 @@ std::string table_html(const Figure& figure) {
 
 // What a chart shows, in a sentence: each line's first and last value.
 std::string description(const Figure& figure) {
-  std::string text = "Line chart, " + figure.title + " against " + figure.x_label + ".";
+  std::string text = "Line chart “" + figure.title + "”, " +
+                     (figure.unit == Figure::Unit::accuracy ? "accuracy" : "loss") + " by " + figure.x_label + ".";
   for (const auto& series : figure.series) {
     if (series.line.empty()) continue;
     const auto &first = series.line.front(), &last = series.line.back();
@@ -90,9 +91,9 @@ std::string swatch_html(const Style& style) {
       "<path d=\"M14 1.8 18.4 9.6H9.6Z\"/>",
   };
   return std::string("<svg class=\"swatch\" viewBox=\"0 0 28 12\" aria-hidden=\"true\" style=\"--line:var(--") +
-         style.palette + "-" + std::to_string(style.index) + ")\"><path d=\"M1 6H27\"" +
+         style.palette + "-" + std::to_string(style.color) + ")\"><path d=\"M1 6H27\"" +
          (style.dashed ? " stroke-dasharray=\"5 3\"" : "") + "/>" +
-         kMarkers[static_cast<std::size_t>(style.index) % kMarkers.size()] + "</svg>";
+         kMarkers[static_cast<std::size_t>(style.marker) % kMarkers.size()] + "</svg>";
 }
 
 }  // namespace
@@ -103,8 +104,8 @@ json chart_json(const Figure& figure) {
     json points = json::array();
     for (const auto& p : s.line) points.push_back({p.x, p.y.mean, p.y.low, p.y.high});
     series.push_back({{"label", s.label},
-                      {"color", std::string("--") + s.style.palette + "-" + std::to_string(s.style.index)},
-                      {"marker", s.style.index},
+                      {"color", std::string("--") + s.style.palette + "-" + std::to_string(s.style.color)},
+                      {"marker", s.style.marker},
                       {"dashed", s.style.dashed},
                       {"points", points}});
   }

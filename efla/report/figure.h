@@ -12,7 +12,8 @@ namespace efla::report {
 // How a line looks, so that colour is never the only difference.
 struct Style {
   const char* palette;  // "mixer" or "rate": the CSS variables --mixer-0 …
-  int index;            // colour and marker
+  int color;
+  int marker;
   bool dashed;
 };
 

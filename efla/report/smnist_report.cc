@@ -121,26 +121,26 @@ std::string comparison_section(const Study& study) {
       const auto c = compare(pair.a, pair.b, i);
       if (!c) continue;
       static constexpr std::array words{"efla ahead", "deltanet ahead", "within the spread", "both guess"};
-      rows.push_back({kPerturbations[i].name, count_text(pair.a.layers), compact(c->level), percent(c->a),
-                      percent(c->b), points(c->a.mean - c->b.mean), points(c->mean_difference),
+      rows.push_back({kPerturbations[i].name, count_text(pair.a.layers), compact(c->level), in_percent(c->a),
+                      in_percent(c->b), points(c->a.mean - c->b.mean), points(c->mean_difference),
                       words[static_cast<std::size_t>(c->verdict)]});
     }
   }
   if (rows.empty()) return "";
-  return section(
-      "comparison", "efla against deltanet",
-      "At the strongest level of each test. Differences are in points of accuracy, positive where efla is ahead; "
-      "a difference no larger than the two standard deviations together is called within the spread.",
-      table("efla against deltanet",
-            {{"Test", false},
-             {"Layers", true},
-             {"Level", true},
-             {"efla", true},
-             {"deltanet", true},
-             {"Difference", true},
-             {"Mean over levels", true},
-             {"Reading", false}},
-            rows));
+  return section("comparison", "efla against deltanet",
+                 "Test accuracy in percent at the strongest level of each test. Differences are in points, positive "
+                 "where efla is ahead; "
+                 "a difference no larger than the two standard deviations together is called within the spread.",
+                 table("efla against deltanet",
+                       {{"Test", false},
+                        {"Layers", true},
+                        {"Level", true},
+                        {"efla", true},
+                        {"deltanet", true},
+                        {"Difference", true},
+                        {"Mean over levels", true},
+                        {"Reading", false}},
+                       rows));
 }
 
 // The levels a table has room for: the middle one and the strongest of those that occur.
@@ -175,20 +175,20 @@ std::string results_section(const Study& study) {
   std::vector<std::vector<std::string>> rows;
   for (const auto& group : groups) {
     std::vector<std::string> row{escape(group.mixer), count_text(group.layers), rate_text(group.lr),
-                                 count_text(static_cast<int>(group.seeds.size())), percent(group.clean)};
+                                 count_text(static_cast<int>(group.seeds.size())), in_percent(group.clean)};
     for (const auto& [i, level] : levels) {
       const auto& line = group.perturbed[i];
       const auto point = std::find_if(line.begin(), line.end(), [x = level](const Point& p) { return p.x == x; });
-      row.push_back(point == line.end() ? "–" : percent(point->y));
+      row.push_back(point == line.end() ? "–" : in_percent(point->y));
     }
     row.push_back(thousands(group.images_per_second.mean));
     rows.push_back(std::move(row));
   }
-  return section(
-      "results", "Results",
-      "Test accuracy, mean ± standard deviation over seeds (n − 1), on clean images and under each disturbance; "
-      "images a second in training.",
-      table("Results", columns, rows));
+  return section("results", "Results",
+                 "Test accuracy in percent, mean ± standard deviation over seeds (n − 1), on clean images and under "
+                 "each disturbance; "
+                 "images a second in training.",
+                 table("Results", columns, rows));
 }
 
 // One panel for each kind of disturbance that was measured, of these configurations.
@@ -216,23 +216,28 @@ std::string panels(const std::string& id, const std::vector<std::pair<Series, Gr
   return legend_html(names) + "<div class=\"charts\">\n" + figures + "</div>\n";
 }
 
-int color_of(const Study& study, const std::string& mixer) {
-  const auto place = std::find(study.mixers.begin(), study.mixers.end(), mixer);
-  return static_cast<int>(place - study.mixers.begin()) % kMixerColors;
+Style mixer_style(const Study& study, const std::string& mixer, bool dashed = false) {
+  const auto place = std::find(study.mixers.begin(), study.mixers.end(), mixer) - study.mixers.begin();
+  return {"mixer", static_cast<int>(place % kMixerColors), static_cast<int>(place), dashed};
 }
 
 constexpr const char* kBandNote = "Lines are means over seeds, bands reach from the lowest seed to the highest";
 
+// Ends a sentence by the configuration that a section shows.
+std::string headline_note(const Study& study) {
+  const auto setting = headline_setting(study);
+  return setting.empty() ? ". " : " (" + escape(setting) + "). ";
+}
+
 std::string robustness_section(const Study& study, Body& body) {
   std::vector<std::pair<Series, Group>> lines;
   for (const auto& group : study.headline) {
-    lines.push_back({{group.mixer, {"mixer", color_of(study, group.mixer), false}, {}}, group});
+    lines.push_back({{group.mixer, mixer_style(study, group.mixer), {}}, group});
   }
   const auto content = panels("robustness", lines, body);
   if (content.empty()) return "";
   return section("robustness", "Robustness <small>figure 1 of the paper</small>",
-                 std::string("Test accuracy as the images are disturbed more and more, each mixer in its headline "
-                             "configuration. ") +
+                 std::string("Test accuracy as the images are disturbed more and more") + headline_note(study) +
                      kBandNote + "; the dashed grey line is chance.",
                  content);
 }
@@ -244,10 +249,13 @@ std::string rates_section(const Study& study, Body& body) {
   std::vector<std::pair<Series, Group>> lines;
   for (const auto& group : study.groups) {
     if (group.mixer != "efla" || group.layers != efla->layers) continue;
-    const int index = static_cast<int>(lines.size()) % kRateColors;
-    lines.push_back({{"learning rate " + rate_text(group.lr), {"rate", index, false}, {}}, group});
+    lines.push_back({{"learning rate " + rate_text(group.lr), {"rate", 0, 0, false}, {}}, group});
   }
   if (lines.size() < 2) return "";
+  const int last = static_cast<int>(lines.size()) - 1;
+  for (int i = 0; i <= last; ++i) {  // spread over the ramp of colours
+    lines[static_cast<std::size_t>(i)].first.style = {"rate", i * (kRateColors - 1) / last, i, false};
+  }
   const auto content = panels("rates", lines, body);
   if (content.empty()) return "";
   return section(
@@ -266,16 +274,14 @@ std::string layers_section(const Study& study, Body& body) {
     if (stacked.size() < 2) continue;
     for (const auto& group : stacked) {
       const auto label = group.mixer + ", " + std::to_string(group.layers) + (group.layers == 1 ? " layer" : " layers");
-      lines.push_back(
-          {{label, {"mixer", color_of(study, group.mixer), group.layers != stacked.front().layers}, {}}, group});
+      lines.push_back({{label, mixer_style(study, group.mixer, group.layers != stacked.front().layers), {}}, group});
     }
   }
   const auto content = panels("layers", lines, body);
   if (lines.empty() || content.empty()) return "";
   return section(
       "layers", "One layer and more",
-      std::string("The same tests by the number of layers, at each mixer's headline learning rate; dashed: the "
-                  "deeper model. ") +
+      std::string("The same tests by the number of layers, at the same learning rate; dashed: more layers. ") +
           kBandNote + ".",
       content);
 }
@@ -285,7 +291,7 @@ std::string curves_section(const Study& study, Body& body) {
   Figure loss{"curves-loss", "Training loss", "step", Figure::Unit::loss, false, false, {}};
   std::vector<Series> names;
   for (const auto& group : study.headline) {
-    const Series series{group.mixer, {"mixer", color_of(study, group.mixer), false}, {}};
+    const Series series{group.mixer, mixer_style(study, group.mixer), {}};
     if (!group.accuracy_by_epoch.empty())
       accuracy.series.push_back({series.label, series.style, group.accuracy_by_epoch});
     if (!group.loss_by_step.empty()) loss.series.push_back({series.label, series.style, group.loss_by_step});
@@ -298,7 +304,9 @@ std::string curves_section(const Study& study, Body& body) {
     figures += chart_html(*figure);
   }
   if (figures.empty()) return "";
-  return section("curves", "Training", std::string("Each mixer in its headline configuration. ") + kBandNote + ".",
+  return section("curves", "Training",
+                 std::string("Accuracy on the test images and loss on the training images") + headline_note(study) +
+                     kBandNote + ".",
                  legend_html(names) + "<div class=\"charts\">\n" + figures + "</div>\n");
 }
 

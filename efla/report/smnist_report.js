@@ -2,7 +2,7 @@
 (() => {
   const figures = JSON.parse(document.getElementById("charts").textContent);
   const root = document.documentElement;
-  const markers = ["circle", "rect", "rectRot", "triangle"];
+  const markers = [["circle", 4], ["rect", 5.5], ["rectRot", 5.5], ["triangle", 5]];  // of about the same area
   const percentText = (share) => (100 * share).toFixed(1) + "\u00a0%";
 
   function css(name) {
@@ -17,6 +17,7 @@
   // A line takes three datasets: the band's lower edge, its upper edge filled down to the lower, and the mean.
   function datasets(series) {
     const color = css(series.color);
+    const [pointStyle, radius] = markers[series.marker % markers.length];
     const edge = { borderWidth: 0, pointRadius: 0, pointHitRadius: 0, isBand: true };
     const column = (index) => series.points.map((p) => ({ x: p[0], y: p[index] }));
     return [
@@ -29,8 +30,9 @@
         borderWidth: 2,
         borderDash: series.dashed ? [6, 4] : [],
         backgroundColor: color,
-        pointStyle: markers[series.marker % markers.length],
-        pointRadius: series.points.length > 24 ? 0 : 4,
+        pointStyle,
+        pointRadius: series.points.length > 24 ? 0 : radius,
+        pointHoverRadius: radius + 1,
         pointBorderColor: css("--page"),
         fill: false,
       },
@@ -78,6 +80,7 @@
     if (figure.accuracy) axis.ticks.callback = (value) => +(100 * value).toFixed(1) + "\u00a0%";
     if (figure.fromZero) Object.assign(axis, { min: 0, max: 1 });
     if (logarithmic) {
+      axis.min = 0.9 * Math.min(...values);
       axis.ticks.maxTicksLimit = 100;
       axis.ticks.callback = (value) => (/^[125]/.test(value.toExponential()) ? String(+value.toPrecision(2)) : null);
     }
@@ -110,10 +113,8 @@
       options: {
         animation: false,
         maintainAspectRatio: false,
-        parsing: true,
         clip: 6,
         interaction: { mode: "index", axis: "x", intersect: false },
-        font: { family: getComputedStyle(document.body).fontFamily },
         scales: { x: xAxis(figure, x), y: yAxis(figure) },
         plugins: { legend: { display: false }, tooltip: tooltip(figure) },
       },

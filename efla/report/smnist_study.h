@@ -31,7 +31,7 @@ struct Perturbation {
 };
 inline constexpr std::array<Perturbation, 3> kPerturbations{{
     {"dropout", "p", "Pixel dropout", "share of pixels dropped, p", 0},
-    {"scale", "factor", "Intensity scale", "intensity factor", 1},
+    {"scale", "factor", "Intensity scaling", "intensity factor", 1},
     {"noise", "sigma", "Gaussian noise", "standard deviation of the noise, σ", 0},
 }};
 

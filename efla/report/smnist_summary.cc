@@ -36,8 +36,8 @@ std::string count_of(int n, const std::string& noun) {
   return (index < words.size() ? words[index] : std::to_string(n)) + " " + noun + (n == 1 ? "" : "s");
 }
 
-// "96.5 ± 0.2 % against 96.7 ± 0.1 %"
-std::string against(const Spread& a, const Spread& b) { return percent(a) + " against " + percent(b); }
+// "96.5 ± 0.2 against 96.7 ± 0.1 %"
+std::string against(const Spread& a, const Spread& b) { return in_percent(a) + " against " + percent(b); }
 
 std::string clause(const Comparison& c, bool with_figures) {
   const auto gap = fixed(100 * std::abs(c.a.mean - c.b.mean), 1) + " points";
@@ -74,14 +74,9 @@ std::string clauses(const std::vector<Comparison>& all, bool with_figures) {
   return joined(parts);
 }
 
-std::string short_name(std::size_t perturbation) {
-  static constexpr std::array names{"dropout", "scale", "noise"};
-  return names[perturbation];
-}
-
 std::string on_the_means(const std::vector<Comparison>& all) {
   std::vector<std::string> parts;
-  for (const auto& c : all) parts.push_back(points(c.mean_difference) + " for " + short_name(c.perturbation));
+  for (const auto& c : all) parts.push_back(points(c.mean_difference) + " for " + kPerturbations[c.perturbation].key);
   return "Over all levels the mean difference in points is " + joined(parts) + ".";
 }
 
@@ -89,7 +84,7 @@ std::string on_the_means(const std::vector<Comparison>& all) {
 std::string on_the_claim(const std::vector<Comparison>& all) {
   std::vector<std::string> held, failed;
   for (const auto& c : all) {
-    (c.verdict == Verdict::ahead ? held : failed).push_back(short_name(c.perturbation));
+    (c.verdict == Verdict::ahead ? held : failed).push_back(kPerturbations[c.perturbation].key);
   }
   const std::string claim = "Figure 1 of the paper shows efla ahead of deltanet in every test; ";
   if (failed.empty()) return claim + "these figures agree.";
@@ -99,17 +94,15 @@ std::string on_the_claim(const std::vector<Comparison>& all) {
 
 std::string on_clean_images(const Study& study) {
   std::vector<std::string> parts;
-  bool same = true, spread = false;
+  bool spread = false;
   for (const auto& group : study.headline) {
-    if (group.clean.count == 0) continue;
+    if (group.clean.count == 0 || !std::isfinite(group.clean.mean)) continue;
     parts.push_back(group.mixer + " " + percent(group.clean));
-    same = same && setting(group) == setting(study.headline.front());
     spread = spread || std::isfinite(group.clean.std);
   }
   if (parts.empty()) return "";
-  std::string how = same ? setting(study.headline.front()) : "each in the configuration of the table below";
-  if (spread) how += "; mean ± standard deviation over seeds";
-  return "Accuracy on clean test images: " + joined(parts) + " (" + how + ").";
+  return "On clean test images the accuracy is " + joined(parts) + " (" + headline_setting(study) +
+         (spread ? "; mean ± standard deviation over seeds)." : ").");
 }
 
 const Point* at(const Line& line, double x) {
@@ -135,7 +128,8 @@ std::string on_the_leaders(const Study& study) {
     }
   }
   return parts.empty() ? ""
-                       : "Highest of all " + std::to_string(study.headline.size()) + " mixers: " + joined(parts) + ".";
+                       : "Highest of all " + count_of(static_cast<int>(study.headline.size()), "mixer") + ": " +
+                             joined(parts) + ".";
 }
 
 const Group* find(const std::vector<Group>& groups, const std::string& mixer) {
@@ -176,10 +170,12 @@ std::vector<Pair> efla_against_deltanet(const Study& study) {
   return pairs;
 }
 
-std::string percent(const Spread& spread) {
-  if (!std::isfinite(spread.std)) return percent(spread.mean);
-  return fixed(100 * spread.mean, 1) + " ± " + percent(spread.std);
+std::string in_percent(const Spread& spread) {
+  const auto mean = fixed(100 * spread.mean, 1);
+  return std::isfinite(spread.std) ? mean + "\u00a0±\u00a0" + fixed(100 * spread.std, 1) : mean;
 }
+
+std::string percent(const Spread& spread) { return in_percent(spread) + "\u00a0%"; }
 
 std::string points(double difference) {
   const auto text = fixed(100 * difference, 1);
@@ -196,36 +192,53 @@ std::string setting(const Group& group) {
   return out;
 }
 
+std::string headline_setting(const Study& study) {
+  std::vector<std::string> settings;
+  for (const auto& group : study.headline) settings.push_back(setting(group));
+  if (settings.empty()) return "";
+  if (std::all_of(settings.begin(), settings.end(), [&](const auto& s) { return s == settings.front(); })) {
+    return settings.front();
+  }
+  std::string out;
+  for (std::size_t i = 0; i < settings.size(); ++i) {
+    out += (i > 0 ? "; " : "") + study.headline[i].mixer + ": " + settings[i];
+  }
+  return out;
+}
+
 std::string at_level(std::size_t perturbation, double level) {
   switch (perturbation) {
     case 0:
-      return "pixel dropout of " + percent(level);
+      return "dropout of p\u00a0=\u00a0" + compact(level);
     case 1:
-      return "an intensity factor of " + compact(level);
+      return "an intensity factor of\u00a0" + compact(level);
     default:
-      return "noise of σ = " + compact(level);
+      return "noise of σ\u00a0=\u00a0" + compact(level);
   }
 }
 
 std::string summary(const Study& study) {
-  std::vector<std::string> sentences{on_clean_images(study)};
+  std::vector<std::string> sentences;
   const auto pairs = efla_against_deltanet(study);
   for (std::size_t i = 0; i < pairs.size(); ++i) {
     const auto all = comparisons(pairs[i]);
     if (all.empty()) continue;
     if (i == 0) {
-      sentences.push_back("At the strongest level of each test, and against deltanet, efla is " + clauses(all, true) + ".");
-      sentences.push_back(on_the_means(all));
+      sentences.push_back(on_the_claim(all));
+      sentences.push_back("At the strongest level of each test, and against deltanet, efla is " + clauses(all, true) +
+                          ".");
       if (pairs[i].a.seeds.size() < 2 || pairs[i].b.seeds.size() < 2) {
         sentences.push_back("With one seed there is no spread to judge these differences by.");
       }
-      sentences.push_back(on_the_claim(all));
+      sentences.push_back(on_the_means(all));
     } else {
       sentences.push_back("With " + count_of(pairs[i].a.layers, "layer") + ", efla is " + clauses(all, false) + ".");
     }
   }
-  if (study.headline.size() > 2 || (pairs.empty() && study.headline.size() == 2))
+  if (study.headline.size() > 2 || (pairs.empty() && study.headline.size() == 2)) {
     sentences.push_back(on_the_leaders(study));
+  }
+  sentences.push_back(on_clean_images(study));
   std::string out;
   for (const auto& sentence : sentences) {
     if (!sentence.empty()) out += (out.empty() ? "" : " ") + sentence;

@@ -32,13 +32,15 @@ struct Pair {
 };
 std::vector<Pair> efla_against_deltanet(const Study& study);
 
+std::string in_percent(const Spread& spread);                  // "96.5 ± 0.2"
 std::string percent(const Spread& spread);                     // "96.5 ± 0.2 %"
 std::string points(double difference);                         // a difference of two shares: "+8.2", in points
 std::string setting(const Group& group);                       // "one layer, learning rate 0.003, 3 seeds"
+std::string headline_setting(const Study& study);              // that of all mixers, or of each where they differ
 std::string at_level(std::size_t perturbation, double level);  // "an intensity factor of 16"
 
-// The paragraph under the title: clean accuracy, who is ahead in each test and by how much, and whether that is what
-// the paper's figure 1 shows.
+// The paragraph under the title: whether the paper's figure 1 is borne out, who is ahead in each test and by how much,
+// with more layers too, and the accuracy on clean images.
 std::string summary(const Study& study);
 
 }  // namespace efla::report

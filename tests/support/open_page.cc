@@ -1,21 +1,24 @@
-// Opens a page in headless chromium, prints its console and the requests it made, and saves a picture of all of it:
-// efla_open_page FILE.html WIDTH light|dark OUT.png
+// Opens a report in headless chromium, saves a picture of the whole page and says what is wrong with it:
+// efla_open_page REPORT.html WIDTH light|dark OUT.png
 #include <cstdlib>
+#include <exception>
 #include <iostream>
+#include <string>
 
-#include "tests/support/browser.h"
+#include "tests/support/report_check.h"
 
 int main(int argc, char** argv) try {
-  if (argc != 5) {
-    std::cerr << "usage: efla_open_page FILE.html WIDTH light|dark OUT.png\n";
+  const std::string theme = argc == 5 ? argv[3] : "";
+  if (theme != "light" && theme != "dark") {
+    std::cerr << "usage: efla_open_page REPORT.html WIDTH light|dark OUT.png\n";
     return 2;
   }
   efla::test::Browser browser;
-  browser.open(argv[1], {.width = std::atoi(argv[2]), .dark = std::string(argv[3]) == "dark"});
-  for (const auto& line : browser.console()) std::cout << line.level << ": " << line.text << '\n';
-  for (const auto& url : browser.requests()) std::cout << "request: " << url.substr(0, 200) << '\n';
+  const efla::test::View view{.width = std::atoi(argv[2]), .dark = theme == "dark"};
+  const auto faults = efla::test::report_faults(browser, argv[1], view);
+  for (const auto& fault : faults) std::cout << fault << '\n';
   browser.screenshot(argv[4]);
-  return 0;
+  return faults.empty() ? 0 : 1;
 } catch (const std::exception& e) {
   std::cerr << e.what() << '\n';
   return 1;
