@@ -1,0 +1,100 @@
+#include "efla/autograd/rms_norm.h"
+
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+#include <cmath>
+#include <string>
+
+#include "efla/autograd/tensor_view.h"
+#include "efla/cpu/rms_norm.h"
+#include "efla/ops/delta.h"
+
+namespace efla::autograd {
+namespace {
+
+using at::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+constexpr const char* kName = "rms_norm";
+
+// [N, D] without a copy where the strides allow.
+Tensor rows_of(const Tensor& x) { return with_contiguous_rows(x.reshape({-1, x.size(-1)})); }
+
+Tensor float_of(const Tensor& weight) { return weight.defined() ? weight.to(at::kFloat).contiguous() : weight; }
+
+template <class T>
+void run_forward(const Tensor& x, const Tensor& weight, double eps, const Tensor& y) {
+  cpu::rms_norm(cpu::RmsNormForward<T>{view_of<const T, 2>(x), view_of<const float, 1>(weight), static_cast<float>(eps),
+                                       view_of<T, 2>(y)},
+                default_pool());
+}
+
+template <class T>
+void run_backward(const Tensor& x, const Tensor& weight, double eps, const Tensor& dy, const Tensor& dx,
+                  const Tensor& dweight, const Tensor& dweight_part) {
+  cpu::rms_norm(cpu::RmsNormBackward<T>{view_of<const T, 2>(x), view_of<const float, 1>(weight),
+                                        static_cast<float>(eps), view_of<const T, 2>(dy), view_of<T, 2>(dx),
+                                        view_of<float, 1>(dweight), view_of<float, 2>(dweight_part)},
+                default_pool());
+}
+
+struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& x_any, const Tensor& weight, double eps) {
+    const Tensor x = rows_of(x_any), y = at::empty(x.sizes(), x.options());
+    if (x.scalar_type() == at::kFloat) {
+      run_forward<float>(x, float_of(weight), eps, y);
+    } else {
+      run_forward<bfloat16>(x, float_of(weight), eps, y);
+    }
+    ctx->save_for_backward({x, weight});
+    ctx->saved_data["eps"] = eps;
+    return y.view(x_any.sizes());
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    refuse_second_order(kName);
+    const auto saved = ctx->get_saved_variables();
+    const Tensor &x = saved[0], &weight = saved[1];
+    const Tensor dy = rows_of(grads[0]), dx = at::empty(x.sizes(), x.options());
+    const double eps = ctx->saved_data["eps"].toDouble();
+    Tensor dweight, part;
+    if (weight.defined()) {
+      dweight = at::empty({x.size(1)}, x.options().dtype(at::kFloat));
+      part = at::empty({cpu::rms_norm_parts(x.size(0)), x.size(1)}, dweight.options());
+    }
+    if (x.scalar_type() == at::kFloat) {
+      run_backward<float>(x, float_of(weight), eps, dy, dx, dweight, part);
+    } else {
+      run_backward<bfloat16>(x, float_of(weight), eps, dy, dx, dweight, part);
+    }
+    return {dx.view(grads[0].sizes()), weight.defined() ? dweight.to(weight.scalar_type()) : Tensor(), {}};
+  }
+};
+
+}  // namespace
+
+Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
+  if (!x.defined()) throw Error(kName, "x", "an undefined tensor", "a tensor [..., D]");
+  if (x.scalar_type() != at::kFloat && x.scalar_type() != at::kBFloat16) {
+    throw Error(kName, "x", std::string("dtype ") + c10::toString(x.scalar_type()), "Float or BFloat16");
+  }
+  if (x.dim() < 1 || x.numel() == 0) throw Error(kName, "x", "shape " + shape_text(x), "[..., D] with elements");
+  check_tensor(kName, "x", x, x.scalar_type(), x.dim(), "[..., D]");
+  if (weight.defined()) {
+    check_tensor(kName, "weight", weight, weight.scalar_type(), 1, "[D]");
+    check_shape(kName, "weight", weight, {x.size(-1)});
+  }
+  if (!(eps > 0) || !std::isfinite(eps)) throw Error(kName, "eps", std::to_string(eps), "a positive number");
+  return RmsNormFunction::apply(x, weight, eps);
+}
+
+TORCH_LIBRARY_FRAGMENT(efla, library) {
+  library.def("rms_norm(Tensor x, Tensor? weight=None, float eps=1e-6) -> Tensor",
+              [](const Tensor& x, const c10::optional<Tensor>& weight, double eps) {
+                return rms_norm(x, weight.value_or(Tensor()), eps);
+              });
+}
+
+}  // namespace efla::autograd

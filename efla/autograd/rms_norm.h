@@ -1,0 +1,12 @@
+// RMS normalisation on tensors, differentiable. Registered as the op efla::rms_norm too.
+#pragma once
+
+#include <ATen/ATen.h>
+
+namespace efla::autograd {
+
+// x / √(mean(x²) + eps) · weight over the last dimension. x [..., D] float32 or bfloat16; weight [D], undefined for
+// ones. Throws Error naming the tensor.
+at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps = 1e-6);
+
+}  // namespace efla::autograd

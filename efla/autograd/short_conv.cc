@@ -1,0 +1,108 @@
+#include "efla/autograd/short_conv.h"
+
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+#include <string>
+
+#include "efla/autograd/tensor_view.h"
+#include "efla/cpu/short_conv.h"
+#include "efla/ops/delta.h"
+
+namespace efla::autograd {
+namespace {
+
+using at::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+constexpr const char* kName = "short_conv";
+
+// [D, W] in float32, whatever the weight is.
+Tensor taps_of(const Tensor& weight) { return weight.reshape({weight.size(0), weight.size(-1)}).to(at::kFloat); }
+
+template <class T>
+void run_forward(const Tensor& x, const Tensor& taps, const Tensor& y) {
+  cpu::short_conv(cpu::ShortConvForward<T>{view_of<const T, 3>(x), view_of<const float, 2>(taps), view_of<T, 3>(y)},
+                  default_pool());
+}
+
+template <class T>
+void run_backward(const Tensor& x, const Tensor& taps, const Tensor& dy, const Tensor& dx, const Tensor& dtaps) {
+  cpu::short_conv(cpu::ShortConvBackward<T>{view_of<const T, 3>(x), view_of<const float, 2>(taps),
+                                            view_of<const T, 3>(dy), view_of<T, 3>(dx), view_of<float, 2>(dtaps)},
+                  default_pool());
+}
+
+struct ShortConvFunction : torch::autograd::Function<ShortConvFunction> {
+  static variable_list forward(AutogradContext* ctx, const Tensor& x_any, const Tensor& weight, std::int64_t rest) {
+    const Tensor x = with_contiguous_rows(x_any);
+    const std::int64_t channels = weight.size(0);
+    const Tensor y = at::empty({x.size(0), x.size(1), channels}, x.options());
+    const Tensor columns = x.narrow(2, 0, channels), taps = taps_of(weight);
+    if (x.scalar_type() == at::kFloat) {
+      run_forward<float>(columns, taps, y);
+    } else {
+      run_forward<bfloat16>(columns, taps, y);
+    }
+    ctx->save_for_backward({x, weight});
+    ctx->set_materialize_grads(false);
+    return {y, x.narrow(2, channels, rest).clone(at::MemoryFormat::Contiguous)};
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    refuse_second_order(kName);
+    const auto saved = ctx->get_saved_variables();
+    const Tensor &x = saved[0], &weight = saved[1], taps = taps_of(weight);
+    const std::int64_t channels = weight.size(0);
+    const Tensor dx = at::empty(x.sizes(), x.options());
+    const Tensor dtaps = at::empty(taps.sizes(), taps.options());
+    const Tensor columns = x.narrow(2, 0, channels), dcolumns = dx.narrow(2, 0, channels);
+    const Tensor dy = grads[0].defined() ? with_contiguous_rows(grads[0]) : at::zeros_like(columns);
+    if (x.scalar_type() == at::kFloat) {
+      run_backward<float>(columns, taps, dy, dcolumns, dtaps);
+    } else {
+      run_backward<bfloat16>(columns, taps, dy, dcolumns, dtaps);
+    }
+    Tensor tail = dx.narrow(2, channels, x.size(2) - channels);
+    if (tail.size(2) > 0) {
+      tail.zero_();
+      if (grads[1].defined()) tail.narrow(2, 0, grads[1].size(2)).copy_(grads[1]);
+    }
+    return {dx, dtaps.to(weight.scalar_type()).reshape(weight.sizes()), {}};
+  }
+};
+
+}  // namespace
+
+std::pair<Tensor, Tensor> short_conv_split(const Tensor& x, const Tensor& weight, std::int64_t rest) {
+  if (!x.defined()) throw Error(kName, "x", "an undefined tensor", "a tensor [B, T, D]");
+  if (x.scalar_type() != at::kFloat && x.scalar_type() != at::kBFloat16) {
+    throw Error(kName, "x", std::string("dtype ") + c10::toString(x.scalar_type()), "Float or BFloat16");
+  }
+  check_tensor(kName, "x", x, x.scalar_type(), 3, "[B, T, D]");
+  if (!weight.defined()) throw Error(kName, "weight", "an undefined tensor", "a tensor [D, W]");
+  const bool middle = weight.dim() == 3 && weight.size(1) == 1;
+  if (!(weight.dim() == 2 || middle) || weight.size(-1) < 1 || weight.size(-1) > cpu::kMaxConvWidth) {
+    throw Error(kName, "weight", "shape " + shape_text(weight),
+                "[D, W] or [D, 1, W] with W from 1 to " + std::to_string(cpu::kMaxConvWidth));
+  }
+  check_tensor(kName, "weight", weight, weight.scalar_type(), weight.dim(), "[D, W]");
+  if (rest < 0 || weight.size(0) + rest > x.size(2)) {
+    throw Error(
+        kName, "x", "shape " + shape_text(x),
+        "at least " + std::to_string(weight.size(0) + rest) + " columns (weight has shape " + shape_text(weight) + ")");
+  }
+  auto out = ShortConvFunction::apply(x, weight, rest);
+  return {out[0], out[1]};
+}
+
+Tensor short_conv(const Tensor& x, const Tensor& weight) {
+  auto y = short_conv_split(x, weight, 0).first;
+  if (y.size(2) != x.size(2)) check_shape(kName, "x", x, y.sizes());
+  return y;
+}
+
+TORCH_LIBRARY_FRAGMENT(efla, library) { library.def("short_conv(Tensor x, Tensor weight) -> Tensor", short_conv); }
+
+}  // namespace efla::autograd

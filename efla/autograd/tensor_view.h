@@ -1,0 +1,80 @@
+// The only place where tensors become views, and the checks that this needs.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <string>
+#include <type_traits>
+
+#include "efla/base/dtype.h"
+#include "efla/base/error.h"
+#include "efla/base/view.h"
+
+namespace efla::autograd {
+
+template <class T>
+constexpr at::ScalarType scalar_type() {
+  if constexpr (std::is_same_v<T, bfloat16>) {
+    return at::kBFloat16;
+  } else if constexpr (std::is_same_v<T, double>) {
+    return at::kDouble;
+  } else {
+    static_assert(std::is_same_v<T, float>);
+    return at::kFloat;
+  }
+}
+
+// A view of the tensor's elements, which it does not keep alive; without data for an undefined tensor. T may be const.
+// The dtype is T's and the rank is Rank: check_tensor comes first.
+template <class T, int Rank>
+View<T, Rank> view_of(const at::Tensor& tensor) {
+  View<T, Rank> view;
+  if (!tensor.defined()) return view;
+  view.data = static_cast<T*>(tensor.data_ptr());
+  std::copy_n(tensor.sizes().begin(), Rank, view.extent.begin());
+  std::copy_n(tensor.strides().begin(), Rank, view.stride.begin());
+  return view;
+}
+
+inline std::string shape_text(const at::Tensor& tensor) {
+  std::string text = "[";
+  for (std::int64_t d = 0; d < tensor.dim(); ++d) text += (d ? ", " : "") + std::to_string(tensor.size(d));
+  return text + "]";
+}
+
+// Throws Error unless the tensor is on the CPU and has the dtype and the rank; `axes` names them, for example
+// "[B, T, H, K]".
+inline void check_tensor(const char* operation, const char* name, const at::Tensor& tensor, at::ScalarType dtype,
+                         std::int64_t rank, const char* axes) {
+  if (!tensor.defined()) throw Error(operation, name, "an undefined tensor", std::string("a tensor ") + axes);
+  if (!tensor.device().is_cpu()) throw Error(operation, name, "a tensor on " + tensor.device().str(), "one on the CPU");
+  if (tensor.dim() != rank) {
+    throw Error(operation, name, "shape " + shape_text(tensor), std::to_string(rank) + " dimensions " + axes);
+  }
+  if (tensor.scalar_type() != dtype) {
+    throw Error(operation, name, std::string("dtype ") + c10::toString(tensor.scalar_type()), c10::toString(dtype));
+  }
+}
+
+// Throws Error unless the shape is `expected`.
+inline void check_shape(const char* operation, const char* name, const at::Tensor& tensor, at::IntArrayRef expected) {
+  if (tensor.sizes() == expected) return;
+  std::string text = "[";
+  for (std::size_t d = 0; d < expected.size(); ++d) text += (d ? ", " : "") + std::to_string(expected[d]);
+  throw Error(operation, name, "shape " + shape_text(tensor), "shape " + text + "]");
+}
+
+// The tensor, or a copy of it if its last dimension is not contiguous.
+inline at::Tensor with_contiguous_rows(const at::Tensor& tensor) {
+  return !tensor.defined() || tensor.size(-1) == 1 || tensor.stride(-1) == 1 ? tensor : tensor.contiguous();
+}
+
+// For the backward of a Function, which is not differentiable itself.
+inline void refuse_second_order(const char* operation) {
+  if (at::GradMode::is_enabled()) {
+    throw Error(operation, "create_graph", "true", "false: only first derivatives are implemented");
+  }
+}
+
+}  // namespace efla::autograd

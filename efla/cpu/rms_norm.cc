@@ -1,0 +1,167 @@
+#include "efla/cpu/rms_norm.h"
+
+#include <algorithm>
+#include <cmath>
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "efla/cpu/rms_norm.cc"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+// After foreach_target.h.
+#include "efla/cpu/element-inl.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace efla::cpu::HWY_NAMESPACE {
+
+// f(d, i) added up over a row of n: full vectors by lane, then what is left.
+template <class F>
+HWY_INLINE float sum_over(std::int64_t n, F&& f) {
+  const hn::ScalableTag<float> d;
+  const hn::CappedTag<float, 1> d1;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  auto even = hn::Zero(d), odd = hn::Zero(d);
+  std::int64_t i = 0;
+  for (; i + 2 * lanes <= n; i += 2 * lanes) {
+    even = f(d, i, even);
+    odd = f(d, i + lanes, odd);
+  }
+  if (i + lanes <= n) {
+    even = f(d, i, even);
+    i += lanes;
+  }
+  auto rest = hn::Zero(d1);
+  for (; i < n; ++i) rest = f(d1, i, rest);
+  return hn::GetLane(hn::SumOfLanes(d, hn::Add(even, odd))) + hn::GetLane(rest);
+}
+
+template <class T>
+HWY_INLINE float inverse_rms(const T* x, std::int64_t n, float eps) {
+  const float sum = sum_over(n, [&](auto d, std::int64_t i, auto acc) HWY_ATTR {
+    const auto v = load(d, x + i);
+    return hn::MulAdd(v, v, acc);
+  });
+  return 1.0F / std::sqrt(sum / static_cast<float>(n) + eps);
+}
+
+template <class D>
+HWY_INLINE hn::Vec<D> weighted(D d, const float* weight, std::size_t i, hn::Vec<D> x) {
+  return weight ? hn::Mul(x, hn::LoadU(d, weight + i)) : x;
+}
+
+template <class T>
+void norm_forward(const RmsNormForward<T>& p, std::int64_t begin, std::int64_t end) {
+  const std::int64_t n = p.x.extent[1];
+  const float* weight = p.weight.data;
+  for (std::int64_t row = begin; row < end; ++row) {
+    const T* x = p.x.at(row);
+    T* y = p.y.at(row);
+    const float r = inverse_rms(x, n, p.eps);
+    for_each_vector(n, [&](auto d, std::size_t i) HWY_ATTR {
+      store(d, weighted(d, weight, i, hn::Mul(load(d, x + i), hn::Set(d, r))), y + i);
+    });
+  }
+}
+
+// dweight_part, if not null, gets dy·x·r of the rows added.
+template <class T>
+void norm_backward(const RmsNormBackward<T>& p, std::int64_t begin, std::int64_t end, float* dweight_part) {
+  const std::int64_t n = p.x.extent[1];
+  const float* weight = p.weight.data;
+  for (std::int64_t row = begin; row < end; ++row) {
+    const T* x = p.x.at(row);
+    const T* dy = p.dy.at(row);
+    T* dx = p.dx.at(row);
+    const float r = inverse_rms(x, n, p.eps);
+    const float dot = sum_over(n, [&](auto d, std::int64_t i, auto acc) HWY_ATTR {
+      return hn::MulAdd(weighted(d, weight, i, load(d, dy + i)), load(d, x + i), acc);
+    });
+    const float pull = r * r * (dot / static_cast<float>(n));
+    for_each_vector(n, [&](auto d, std::size_t i) HWY_ATTR {
+      const auto vx = load(d, x + i), vdy = load(d, dy + i);
+      if (dweight_part) {
+        const auto term = hn::Mul(hn::Mul(vdy, vx), hn::Set(d, r));
+        hn::StoreU(hn::Add(hn::LoadU(d, dweight_part + i), term), d, dweight_part + i);
+      }
+      const auto inner = hn::NegMulAdd(vx, hn::Set(d, pull), weighted(d, weight, i, vdy));
+      store(d, hn::Mul(inner, hn::Set(d, r)), dx + i);
+    });
+  }
+}
+
+void norm_forward_f32(const RmsNormForward<float>& p, std::int64_t begin, std::int64_t end) {
+  norm_forward(p, begin, end);
+}
+void norm_forward_bf16(const RmsNormForward<bfloat16>& p, std::int64_t begin, std::int64_t end) {
+  norm_forward(p, begin, end);
+}
+void norm_backward_f32(const RmsNormBackward<float>& p, std::int64_t begin, std::int64_t end, float* dweight_part) {
+  norm_backward(p, begin, end, dweight_part);
+}
+void norm_backward_bf16(const RmsNormBackward<bfloat16>& p, std::int64_t begin, std::int64_t end, float* dweight_part) {
+  norm_backward(p, begin, end, dweight_part);
+}
+
+}  // namespace efla::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace efla::cpu {
+namespace {
+
+// Rows of one task: at least so many that a part's sum is small beside the work, at most 64 parts.
+std::int64_t rows_per_part(std::int64_t rows) {
+  constexpr std::int64_t kLeast = 128, kMostParts = 64;
+  return std::max(kLeast, (rows + kMostParts - 1) / kMostParts);
+}
+
+}  // namespace
+
+HWY_EXPORT(norm_forward_f32);
+HWY_EXPORT(norm_forward_bf16);
+HWY_EXPORT(norm_backward_f32);
+HWY_EXPORT(norm_backward_bf16);
+
+std::int64_t rms_norm_parts(std::int64_t rows) { return (rows + rows_per_part(rows) - 1) / rows_per_part(rows); }
+
+template <class T>
+void rms_norm(const RmsNormForward<T>& p, ThreadPool& pool) {
+  const std::int64_t rows = p.x.extent[0], step = rows_per_part(rows);
+  pool.run(rms_norm_parts(rows), [&](std::int64_t part, int) {
+    const std::int64_t begin = part * step, end = std::min(rows, begin + step);
+    if constexpr (sizeof(T) == sizeof(float)) {
+      HWY_DYNAMIC_DISPATCH(norm_forward_f32)(p, begin, end);
+    } else {
+      HWY_DYNAMIC_DISPATCH(norm_forward_bf16)(p, begin, end);
+    }
+  });
+}
+
+template <class T>
+void rms_norm(const RmsNormBackward<T>& p, ThreadPool& pool) {
+  const std::int64_t rows = p.x.extent[0], columns = p.x.extent[1], step = rows_per_part(rows);
+  const std::int64_t parts = rms_norm_parts(rows);
+  pool.run(parts, [&](std::int64_t part, int) {
+    const std::int64_t begin = part * step, end = std::min(rows, begin + step);
+    float* dweight_part = p.dweight ? p.dweight_part.at(part) : nullptr;
+    if (dweight_part) std::fill_n(dweight_part, columns, 0.0F);
+    if constexpr (sizeof(T) == sizeof(float)) {
+      HWY_DYNAMIC_DISPATCH(norm_backward_f32)(p, begin, end, dweight_part);
+    } else {
+      HWY_DYNAMIC_DISPATCH(norm_backward_bf16)(p, begin, end, dweight_part);
+    }
+  });
+  if (!p.dweight) return;
+  std::fill_n(p.dweight.data, columns, 0.0F);
+  for (std::int64_t part = 0; part < parts; ++part) {
+    const float* from = p.dweight_part.at(part);
+    for (std::int64_t i = 0; i < columns; ++i) p.dweight.data[i] += from[i];
+  }
+}
+
+template void rms_norm(const RmsNormForward<float>&, ThreadPool&);
+template void rms_norm(const RmsNormForward<bfloat16>&, ThreadPool&);
+template void rms_norm(const RmsNormBackward<float>&, ThreadPool&);
+template void rms_norm(const RmsNormBackward<bfloat16>&, ThreadPool&);
+
+}  // namespace efla::cpu
+#endif

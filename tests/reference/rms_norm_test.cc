@@ -1,0 +1,145 @@
+// RMS normalisation against float64, on every SIMD target of this machine.
+#include "efla/cpu/rms_norm.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "efla/base/random.h"
+#include "efla/cpu/target.h"
+
+namespace efla::cpu {
+namespace {
+
+constexpr float kPoison = std::numeric_limits<float>::quiet_NaN();
+
+template <class T>
+T to(double x) {
+  if constexpr (sizeof(T) == sizeof(bfloat16)) {
+    return to_bfloat16(static_cast<float>(x));
+  } else {
+    return static_cast<T>(x);
+  }
+}
+
+// [N, D] with rows further apart than D, filled with NaN.
+template <class T>
+struct Rows {
+  std::vector<T> data;
+  std::int64_t rows, columns, stride;
+
+  Rows(std::int64_t n, std::int64_t d, std::int64_t padding)
+      : data(n * (d + padding), to<T>(kPoison)), rows(n), columns(d), stride(d + padding) {}
+  void randomise(Random& random) {
+    for (std::int64_t row = 0; row < rows; ++row) {
+      const double scale = std::exp(2 * random.normal());
+      for (std::int64_t c = 0; c < columns; ++c) data[row * stride + c] = to<T>(scale * random.normal());
+    }
+  }
+  View<T, 2> view() { return {data.data(), {rows, columns}, {stride, 1}}; }
+  double operator()(std::int64_t row, std::int64_t c) const { return to_float(data[row * stride + c]); }
+};
+
+// The root-mean-square distance of `got` from `expected` relative to the size of the terms that sum to `expected`;
+// infinite where one is not a number.
+struct RelativeError {
+  double difference = 0, size = 0;
+  void add(double got, double expected, double terms) {
+    difference += (got - expected) * (got - expected);
+    size += terms * terms;
+  }
+  double value() const {
+    const double error = std::sqrt(difference / size);
+    return std::isfinite(error) ? error : std::numeric_limits<double>::infinity();
+  }
+};
+
+template <class T>
+struct Case {
+  Random random{3};
+  Rows<T> x, y, dy, dx;
+  std::vector<float> weight, dweight, part;
+
+  Case(std::int64_t n, std::int64_t d)
+      : x(n, d, 5), y(n, d, 3), dy(n, d, 0), dx(n, d, 8), weight(d), dweight(d, kPoison) {
+    x.randomise(random);
+    dy.randomise(random);
+    for (auto& w : weight) w = static_cast<float>(random.normal());
+    part.assign(rms_norm_parts(n) * d, kPoison);
+  }
+  void run(int threads, bool weighted) {
+    ThreadPool pool(threads);
+    const std::int64_t d = x.columns;
+    const auto w = View<const float, 1>::contiguous(weighted ? weight.data() : nullptr, {d});
+    rms_norm(RmsNormForward<T>{x.view(), w, kEps, y.view()}, pool);
+    const auto dw = View<float, 1>::contiguous(weighted ? dweight.data() : nullptr, {d});
+    const auto dw_part = View<float, 2>::contiguous(part.data(), {rms_norm_parts(x.rows), d});
+    rms_norm(RmsNormBackward<T>{x.view(), w, kEps, dy.view(), dx.view(), dw, dw_part}, pool);
+  }
+  static constexpr float kEps = 1e-2F;
+};
+
+template <class T>
+void check(std::int64_t n, std::int64_t d, bool weighted, double tolerance) {
+  SCOPED_TRACE(testing::Message() << "N " << n << " D " << d << " weighted " << weighted << ' ' << target_name());
+  Case<T> p(n, d);
+  p.run(2, weighted);
+  RelativeError y_error, dx_error, dweight_error;
+  std::vector<double> dweight(d), dweight_terms(d);
+  for (std::int64_t row = 0; row < n; ++row) {
+    double square = 0, dot = 0, dot_terms = 0;
+    const auto w = [&](std::int64_t c) { return weighted ? p.weight[c] : 1.0; };
+    for (std::int64_t c = 0; c < d; ++c) {
+      square += p.x(row, c) * p.x(row, c);
+      dot += w(c) * p.dy(row, c) * p.x(row, c);
+      dot_terms += std::abs(w(c) * p.dy(row, c) * p.x(row, c));
+    }
+    const double r = 1 / std::sqrt(square / d + Case<T>::kEps);
+    for (std::int64_t c = 0; c < d; ++c) {
+      const double y = p.x(row, c) * r * w(c), direct = w(c) * p.dy(row, c), pull = p.x(row, c) * r * r / d;
+      y_error.add(p.y(row, c), y, y);
+      dx_error.add(p.dx(row, c), r * (direct - pull * dot), r * (std::abs(direct) + std::abs(pull) * dot_terms));
+      dweight[c] += p.dy(row, c) * p.x(row, c) * r;
+      dweight_terms[c] += std::abs(p.dy(row, c) * p.x(row, c) * r);
+    }
+  }
+  for (std::int64_t c = 0; c < d; ++c) dweight_error.add(p.dweight[c], dweight[c], dweight_terms[c]);
+  EXPECT_LE(y_error.value(), tolerance);
+  EXPECT_LE(dx_error.value(), tolerance);
+  if (weighted) {
+    EXPECT_LE(dweight_error.value(), 4e-7);
+  }
+}
+
+TEST(RmsNorm, AgreesWithFloat64OnEveryTarget) {
+  for (const auto& target : supported_targets()) {
+    use_target(target);
+    for (const bool weighted : {true, false}) {
+      for (const std::int64_t d : {2, 7, 16, 33, 64, 250}) {
+        for (const std::int64_t n : {1, 3, 129, 700}) {
+          check<float>(n, d, weighted, 4e-7);
+          check<bfloat16>(n, d, weighted, 3e-3);
+        }
+      }
+    }
+  }
+  use_target("");
+}
+
+TEST(RmsNorm, GivesTheSameBitsForAnyNumberOfThreads) {
+  Case<float> one(1000, 64), many(1000, 64);
+  one.run(1, true);
+  many.run(3, true);
+  const auto same = [](const auto& a, const auto& b) {
+    return !std::memcmp(a.data(), b.data(), a.size() * sizeof(a[0]));
+  };
+  EXPECT_TRUE(same(one.y.data, many.y.data));
+  EXPECT_TRUE(same(one.dx.data, many.dx.data));
+  EXPECT_TRUE(same(one.dweight, many.dweight));
+}
+
+}  // namespace
+}  // namespace efla::cpu
