@@ -1,0 +1,88 @@
+#include <unistd.h>
+
+#include <cstdio>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include <fmt/core.h>
+
+#include "cli/commands.h"
+#include "efla/data/mnist_download.h"
+
+namespace efla::cli {
+namespace {
+
+using data::DownloadEvent;
+
+constexpr double kMegabyte = 1e6;
+
+// One line a file; on a terminal also one that counts while it arrives.
+class DownloadReport {
+ public:
+  void operator()(const DownloadEvent& event) {
+    if (event.kind == DownloadEvent::Kind::progress) return show_progress(event);
+    clear();
+    const bool done = event.kind == DownloadEvent::Kind::done;
+    downloaded_ += done;
+    fmt::print("{}: {} ({:.2f} MB)\n", event.name, done ? "downloaded" : "already there",
+               static_cast<double>(event.bytes) / kMegabyte);
+    std::fflush(stdout);
+  }
+
+  void clear() {
+    if (shown_ < 0) return;
+    fmt::print(stderr, "\r\x1b[K");
+    shown_ = -1;
+  }
+
+  int downloaded() const { return downloaded_; }
+
+ private:
+  void show_progress(const DownloadEvent& event) {
+    // libcurl reports many times a second; the line changes only when the tenth of a megabyte does.
+    const auto now = event.bytes / 100'000;
+    if (!terminal_ || now == shown_) return;
+    shown_ = now;
+    const auto of = event.total > 0 ? fmt::format(" of {:.1f}", static_cast<double>(event.total) / kMegabyte) : "";
+    fmt::print(stderr, "\r\x1b[K{}: {:.1f}{} MB", event.name, static_cast<double>(event.bytes) / kMegabyte, of);
+    std::fflush(stderr);
+  }
+
+  const bool terminal_ = ::isatty(STDERR_FILENO) == 1;
+  std::int64_t shown_ = -1;
+  int downloaded_ = 0;
+};
+
+void run_mnist(const std::string& out, const std::string& url) {
+  DownloadReport report;
+  try {
+    data::download_mnist(out, url, std::ref(report));
+  } catch (...) {
+    report.clear();  // the message begins a line of its own
+    throw;
+  }
+  fmt::print("MNIST is in {}: {} of {} files downloaded, all checked\n", out, report.downloaded(),
+             data::kMnistFiles.size());
+}
+
+}  // namespace
+
+void add_data(CLI::App& program) {
+  auto* command = program.add_subcommand("data", "Get data sets");
+  command->require_subcommand(1);
+
+  struct Options {
+    std::string out;
+    std::string url{data::kMnistUrl};
+  };
+  const auto options = std::make_shared<Options>();
+  auto* mnist =
+      command->add_subcommand("mnist", "Download MNIST's four files and check them; continues where it stopped");
+  mnist->add_option("--out", options->out, "Folder for the files; made if there is none")->required();
+  mnist->add_option("--url", options->url, "Address of a mirror, to which the files' names are added")
+      ->capture_default_str();
+  mnist->callback([options] { run_mnist(options->out, options->url); });
+}
+
+}  // namespace efla::cli

@@ -1,0 +1,79 @@
+#include "efla/data/mnist_download.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "efla/base/error.h"
+#include "efla/io/gzip.h"
+#include "efla/io/sha256.h"
+
+namespace efla::data {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Packed bytes may be a little more than the unpacked ones, where nothing can be packed.
+constexpr std::int64_t kPackingRoom = 1 << 16;
+
+// Why a file is not the one expected; empty where it is.
+std::string mismatch(const fs::path& path, const RemoteFile& file) {
+  try {
+    const auto packed = io::read_file(path);
+    const auto content = io::gunzip(packed, path.string(), static_cast<std::size_t>(file.unpacked_bytes));
+    const auto sum = io::sha256(content);
+    if (sum == file.unpacked_sha256) return "";
+    return fmt::format("unpacks to {} bytes with sha256 {}, expected {} bytes with {}", content.size(), sum,
+                       file.unpacked_bytes, file.unpacked_sha256);
+  } catch (const IoError& error) {
+    if (error.kind() != IoError::Kind::content) throw;
+    return error.what();
+  }
+}
+
+bool is_right(const fs::path& path, const RemoteFile& file) { return fs::exists(path) && mismatch(path, file).empty(); }
+
+void fetch(const fs::path& path, const std::string& url, const RemoteFile& file, const DownloadCallback& report,
+           const io::DownloadLimits& limits) {
+  const fs::path part = path.string() + ".part";
+  // A part that is whole, left when the program ended just before giving it its name, has no rest to ask for.
+  if (!is_right(part, file)) {
+    const auto progress = [&](std::int64_t done, std::int64_t total) {
+      if (report) report({DownloadEvent::Kind::progress, file.name, done, total});
+    };
+    io::download(url, part, progress, limits);
+    if (const auto why = mismatch(part, file); !why.empty()) {
+      fs::remove(part);
+      throw IoError(IoError::Kind::content, url, -1, "not the file expected, removed: " + why);
+    }
+  }
+  fs::rename(part, path);
+}
+
+}  // namespace
+
+void download_files(const fs::path& folder, const std::string& base_url, std::span<const RemoteFile> files,
+                    const DownloadCallback& callback, const io::DownloadLimits& limits) {
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error) throw IoError(IoError::Kind::system, folder.string(), -1, "cannot make the folder: " + error.message());
+  const std::string base = base_url.ends_with('/') ? base_url : base_url + "/";
+  for (const auto& file : files) {
+    const auto path = folder / file.name;
+    auto kind = DownloadEvent::Kind::already_there;
+    if (!is_right(path, file)) {
+      auto bounded = limits;
+      bounded.max_bytes = std::min(limits.max_bytes, file.unpacked_bytes + kPackingRoom);
+      fetch(path, base + std::string(file.name), file, callback, bounded);
+      kind = DownloadEvent::Kind::done;
+    }
+    const auto size = static_cast<std::int64_t>(fs::file_size(path));
+    if (callback) callback({kind, file.name, size, size});
+  }
+}
+
+void download_mnist(const fs::path& folder, const std::string& base_url, const DownloadCallback& callback) {
+  download_files(folder, base_url, kMnistFiles, callback);
+}
+
+}  // namespace efla::data

@@ -1,0 +1,185 @@
+#include "efla/io/file.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <atomic>
+
+#include <fmt/format.h>
+
+#include "efla/io/descriptor.h"
+
+namespace efla::io {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::size_t kReadStep = std::size_t{1} << 20;
+constexpr std::size_t kWriteBuffer = std::size_t{1} << 18;
+// Linux moves at most 2^31 − 4096 bytes in one call.
+constexpr std::size_t kMaxTransfer = std::size_t{1} << 30;
+
+Descriptor open_to_read(const std::string& path, struct ::stat& status) {
+  Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (file.get() < 0) throw system_error(path, "open it");
+  if (::fstat(file.get(), &status) != 0) throw system_error(path, "read its size");
+  if (S_ISDIR(status.st_mode)) throw IoError(IoError::Kind::content, path, -1, "is a folder, expected a file");
+  return file;
+}
+
+[[noreturn]] void throw_too_big(const std::string& path, std::size_t max_bytes) {
+  throw IoError(IoError::Kind::content, path, static_cast<std::int64_t>(max_bytes),
+                "the file goes on, expected at most " + std::to_string(max_bytes) + " bytes");
+}
+
+// Renames last only once the folder's entry is on the disk. Some file systems cannot sync a folder: not an error.
+void sync_folder(const fs::path& folder) {
+  const Descriptor descriptor(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (descriptor.get() >= 0) ::fsync(descriptor.get());
+}
+
+fs::path folder_of(const fs::path& path) { return path.has_parent_path() ? path.parent_path() : fs::path("."); }
+
+// Where a write to path ends up: behind the link, if it is one.
+fs::path resolve_target(const fs::path& path) {
+  std::error_code error;
+  const auto status = fs::status(path, error);
+  if (fs::exists(status) && !fs::is_regular_file(status)) {
+    throw IoError(IoError::Kind::system, path.string(), -1, "cannot write it: exists and is not a regular file");
+  }
+  if (!fs::is_symlink(fs::symlink_status(path, error))) return path;
+  const auto resolved = fs::weakly_canonical(path, error);
+  if (error) throw system_error(path.string(), "follow the link", error.value());
+  return resolved;
+}
+
+}  // namespace
+
+void write_all(int fd, ByteView bytes, const std::string& path) {
+  while (!bytes.empty()) {
+    const auto n = ::write(fd, bytes.data(), std::min(bytes.size(), kMaxTransfer));
+    if (n < 0 && errno == EINTR) continue;
+    // A write that moves nothing sets no errno; waiting for it to change would never end.
+    if (n <= 0) throw system_error(path, "write to it", n == 0 ? ENOSPC : errno);
+    bytes = bytes.subspan(static_cast<std::size_t>(n));
+  }
+}
+
+Bytes read_file(const fs::path& path, std::size_t max_bytes) {
+  struct ::stat status {};
+  const auto file = open_to_read(path, status);
+  // The size is a hint only: pipes have none, and a file may grow while it is read.
+  const auto hint = S_ISREG(status.st_mode) ? static_cast<std::size_t>(status.st_size) : 0;
+  if (hint > max_bytes) throw_too_big(path, max_bytes);
+  Bytes bytes(hint + 1);
+  std::size_t size = 0;
+  for (;;) {
+    if (size == bytes.size()) bytes.resize(size + std::max(size / 2, kReadStep));
+    const auto n = ::read(file.get(), bytes.data() + size, std::min(bytes.size() - size, kMaxTransfer));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) throw system_error(path, "read it");
+    if (n == 0) break;
+    size += static_cast<std::size_t>(n);
+    if (size > max_bytes) throw_too_big(path, max_bytes);
+  }
+  bytes.resize(size);
+  return bytes;
+}
+
+MappedFile::MappedFile(const fs::path& path) : path_(path) {
+  struct ::stat status {};
+  const auto file = open_to_read(path_, status);
+  if (!S_ISREG(status.st_mode)) throw IoError(IoError::Kind::content, path_, -1, "is not a regular file");
+  if (status.st_size == 0) return;  // mmap refuses a length of 0
+  size_ = static_cast<std::size_t>(status.st_size);
+  void* address = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file.get(), 0);
+  if (address == MAP_FAILED) throw system_error(path_, "map it");
+  data_ = static_cast<const std::uint8_t*>(address);
+}
+
+MappedFile::~MappedFile() {
+  if (data_ != nullptr) ::munmap(const_cast<std::uint8_t*>(data_), size_);
+}
+
+MappedFile::MappedFile(MappedFile&& other) noexcept
+    : path_(std::move(other.path_)), data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+
+MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
+  std::swap(path_, other.path_);
+  std::swap(data_, other.data_);
+  std::swap(size_, other.size_);
+  return *this;
+}
+
+AtomicFile::AtomicFile(const fs::path& path) : target_(resolve_target(path)) {
+  static std::atomic<unsigned> count{0};
+  const auto folder = folder_of(target_);
+  do {
+    temporary_ = folder / fmt::format(".{}.tmp-{}-{}", target_.filename().string(), ::getpid(), count.fetch_add(1));
+    descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  } while (descriptor_ < 0 && errno == EEXIST);
+  if (descriptor_ < 0) throw system_error(target_, "create a file in its folder");
+  buffer_.reserve(kWriteBuffer);
+}
+
+AtomicFile::~AtomicFile() {
+  if (descriptor_ < 0) return;
+  ::close(descriptor_);
+  ::unlink(temporary_.c_str());
+}
+
+void AtomicFile::write(ByteView bytes) {
+  written_ += bytes.size();
+  if (buffer_.size() + bytes.size() > kWriteBuffer) flush();
+  if (bytes.size() > kWriteBuffer) return write_through(bytes);
+  buffer_.insert(buffer_.end(), bytes.begin(), bytes.end());
+}
+
+void AtomicFile::flush() {
+  write_through(buffer_);
+  buffer_.clear();
+}
+
+void AtomicFile::write_through(ByteView bytes) { write_all(descriptor_, bytes, target_); }
+
+void AtomicFile::commit() {
+  flush();
+  if (::fsync(descriptor_) != 0) throw system_error(target_, "bring it to the disk");
+  // From here on the destructor has nothing to close, so a failure removes the temporary file itself. A network file
+  // system may report a full disk only now.
+  const int error = ::close(std::exchange(descriptor_, -1)) != 0 ? errno : 0;
+  if (error == 0 && ::rename(temporary_.c_str(), target_.c_str()) == 0) return sync_folder(folder_of(target_));
+  const auto failure = system_error(target_, error != 0 ? "write to it" : "give it its name", error ? error : errno);
+  ::unlink(temporary_.c_str());
+  throw failure;
+}
+
+void write_file_atomically(const fs::path& path, ByteView bytes) {
+  AtomicFile file(path);
+  file.write(bytes);
+  file.commit();
+}
+
+void write_file_atomically(const fs::path& path, std::string_view text) { write_file_atomically(path, as_bytes(text)); }
+
+void prepare_output_folder(const fs::path& path, std::string_view operation) {
+  const auto refuse = [&](const std::string& why) {
+    throw Error(std::string(operation), "--out", why, "a new or empty folder");
+  };
+  if (path.empty()) refuse("an empty name");
+  std::error_code error;
+  const auto status = fs::status(path, error);
+  if (fs::exists(status)) {
+    if (!fs::is_directory(status)) refuse(path.string() + ", which is not a folder");
+    const bool empty = fs::is_empty(path, error);
+    if (error) throw system_error(path.string(), "look into the folder", error.value());
+    if (!empty) refuse(path.string() + ", which is not empty");
+    return;
+  }
+  fs::create_directories(path, error);
+  if (error) throw system_error(path.string(), "make the folder", error.value());
+}
+
+}  // namespace efla::io

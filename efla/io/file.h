@@ -1,0 +1,75 @@
+// Files: reading whole or mapped, and writing so that a reader sees the old content or the new, never a half.
+// Everything here throws efla::IoError with the path and what the system said.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace efla::io {
+
+using Bytes = std::vector<std::uint8_t>;
+using ByteView = std::span<const std::uint8_t>;
+
+inline ByteView as_bytes(std::string_view text) {
+  return {reinterpret_cast<const std::uint8_t*>(text.data()), text.size()};
+}
+
+// The whole of a file, or IoError(content) where it has more than max_bytes.
+Bytes read_file(const std::filesystem::path& path, std::size_t max_bytes = SIZE_MAX);
+
+// A regular file mapped read-only. The bytes stay where they are when the object moves. A file that another process
+// cuts short while it is mapped ends the program (SIGBUS): map files that are replaced by renaming, as AtomicFile does.
+class MappedFile {
+ public:
+  explicit MappedFile(const std::filesystem::path& path);
+  ~MappedFile();
+  MappedFile(MappedFile&& other) noexcept;
+  MappedFile& operator=(MappedFile&& other) noexcept;
+
+  ByteView bytes() const { return {data_, size_}; }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+  const std::uint8_t* data_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+// A file under a temporary name beside its target. commit() brings it to the disk and renames it to the target; without
+// commit() it is removed and the target stays as it was. A target that is a link is written where the link points; one
+// that is not a regular file is refused.
+class AtomicFile {
+ public:
+  explicit AtomicFile(const std::filesystem::path& path);
+  ~AtomicFile();
+  AtomicFile(const AtomicFile&) = delete;
+  AtomicFile& operator=(const AtomicFile&) = delete;
+
+  void write(ByteView bytes);
+  void write(std::string_view text) { write(as_bytes(text)); }
+  void commit();
+
+  std::uint64_t bytes_written() const { return written_; }
+
+ private:
+  void flush();
+  void write_through(ByteView bytes);
+
+  std::filesystem::path target_, temporary_;
+  int descriptor_ = -1;
+  Bytes buffer_;
+  std::uint64_t written_ = 0;
+};
+
+void write_file_atomically(const std::filesystem::path& path, ByteView bytes);
+void write_file_atomically(const std::filesystem::path& path, std::string_view text);
+
+// Makes the folder and its parents, or accepts an empty one. Throws efla::Error(operation, "--out", …) where it is
+// something else or has anything in it.
+void prepare_output_folder(const std::filesystem::path& path, std::string_view operation = "output folder");
+
+}  // namespace efla::io

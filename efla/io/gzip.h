@@ -1,0 +1,26 @@
+// gzip (RFC 1952) through zlib, with a bound on what a file may unpack to.
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+#include "efla/io/file.h"
+
+namespace efla::io {
+
+// Whether the bytes begin as a gzip file does (1f 8b).
+bool is_gzip(ByteView bytes);
+
+// Unpacks a gzip file of one or more members. Throws IoError(content) with the offset in the packed bytes where the
+// stream is cut short, corrupt, followed by anything else, or unpacks to more than max_bytes.
+Bytes gunzip(ByteView packed, const std::string& path, std::size_t max_bytes);
+
+struct MaybeGzip {
+  Bytes bytes;
+  bool packed = false;
+};
+
+// A file as it is, or unpacked where it is gzip; either way at most max_bytes.
+MaybeGzip read_maybe_gzip(const std::filesystem::path& path, std::size_t max_bytes);
+
+}  // namespace efla::io

@@ -1,0 +1,80 @@
+#include "efla/io/json.h"
+
+#include <fcntl.h>
+
+#include <algorithm>
+
+#include "efla/io/descriptor.h"
+
+namespace efla::io {
+namespace {
+
+// Past this depth a value is no metric or configuration; nlohmann's values are destroyed with a stack that grows too.
+constexpr int kMaxDepth = 256;
+
+nlohmann::json parse(ByteView text, const std::string& path, std::size_t start) {
+  const auto limit_depth = [&](int depth, nlohmann::json::parse_event_t, nlohmann::json&) {
+    if (depth > kMaxDepth) {
+      throw IoError(IoError::Kind::content, path, static_cast<std::int64_t>(start),
+                    "JSON nested deeper than " + std::to_string(kMaxDepth));
+    }
+    return true;
+  };
+  try {
+    return nlohmann::json::parse(text.begin(), text.end(), limit_depth);
+  } catch (const nlohmann::json::parse_error& error) {
+    // nlohmann counts bytes from 1, and 0 for an empty text.
+    const auto offset = start + (error.byte > 0 ? error.byte - 1 : 0);
+    throw IoError(IoError::Kind::content, path, static_cast<std::int64_t>(offset), "not JSON");
+  } catch (const nlohmann::json::out_of_range&) {
+    throw IoError(IoError::Kind::content, path, static_cast<std::int64_t>(start), "a number beyond float64");
+  }
+}
+
+// The size of a text up to and with its last newline.
+std::size_t whole_lines(ByteView text) {
+  return static_cast<std::size_t>(text.rend() - std::find(text.rbegin(), text.rend(), '\n'));
+}
+
+}  // namespace
+
+nlohmann::json read_json(const std::filesystem::path& path) {
+  const auto text = read_file(path);
+  return parse(text, path.string(), 0);
+}
+
+std::vector<nlohmann::json> read_json_lines(const std::filesystem::path& path) {
+  const auto text = read_file(path);
+  std::vector<nlohmann::json> values;
+  const auto end = whole_lines(text);
+  for (std::size_t start = 0; start < end;) {
+    const auto newline = std::find(text.begin() + static_cast<std::ptrdiff_t>(start), text.end(), '\n');
+    const auto stop = static_cast<std::size_t>(newline - text.begin());
+    values.push_back(parse(ByteView(text).subspan(start, stop - start), path.string(), start));
+    start = stop + 1;
+  }
+  return values;
+}
+
+std::string to_json_line(const nlohmann::ordered_json& value) {
+  return value.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+}
+
+JsonLinesWriter::JsonLinesWriter(const std::filesystem::path& path) : path_(path) {
+  Descriptor file(::open(path_.c_str(), O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC, 0666));
+  if (file.get() < 0) throw system_error(path_, "open it for writing");
+  const auto text = read_file(path);
+  const auto keep = whole_lines(text);
+  if (keep < text.size() && ::ftruncate(file.get(), static_cast<off_t>(keep)) != 0) {
+    throw system_error(path_, "cut off its broken last line");
+  }
+  descriptor_ = file.release();
+}
+
+JsonLinesWriter::~JsonLinesWriter() { ::close(descriptor_); }
+
+void JsonLinesWriter::write(const nlohmann::ordered_json& value) {
+  write_all(descriptor_, as_bytes(to_json_line(value) + "\n"), path_);
+}
+
+}  // namespace efla::io

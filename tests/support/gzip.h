@@ -1,0 +1,26 @@
+// Packs text for tests of what unpacks it.
+#pragma once
+
+#include <zlib.h>
+
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+namespace efla::test {
+
+inline std::string gzip(std::string_view text) {
+  z_stream z{};
+  if (deflateInit2(&z, 9, Z_DEFLATED, MAX_WBITS + 16, 8, Z_DEFAULT_STRATEGY) != Z_OK) throw std::bad_alloc();
+  std::string packed(deflateBound(&z, text.size()), '\0');
+  z.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(text.data()));
+  z.avail_in = static_cast<uInt>(text.size());
+  z.next_out = reinterpret_cast<Bytef*>(packed.data());
+  z.avail_out = static_cast<uInt>(packed.size());
+  if (deflate(&z, Z_FINISH) != Z_STREAM_END) throw std::runtime_error("deflate");
+  packed.resize(z.total_out);
+  deflateEnd(&z);
+  return packed;
+}
+
+}  // namespace efla::test

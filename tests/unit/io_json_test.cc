@@ -1,0 +1,69 @@
+#include "efla/io/json.h"
+
+#include <limits>
+
+#include <gtest/gtest.h>
+
+#include "tests/support/expect_error.h"
+#include "tests/support/temp_folder.h"
+
+namespace efla::io {
+namespace {
+
+using nlohmann::ordered_json;
+using test::expect_bad_content;
+using test::read_text;
+using test::TempFolder;
+using test::write_text;
+
+TEST(ReadJson, NamesTheByteWhereItBreaks) {
+  const TempFolder folder;
+  EXPECT_EQ(read_json(write_text(folder / "a", R"({"x": [1, 2.5]})"))["x"][1], 2.5);
+  expect_bad_content([&] { read_json(write_text(folder / "b", R"({"x": [1, }])")); }, 10, "not JSON");
+  expect_bad_content([&] { read_json(write_text(folder / "c", "")); }, 0, "not JSON");
+  expect_bad_content([&] { read_json(write_text(folder / "d", "1e999")); }, 0, "beyond float64");
+  expect_bad_content([&] { read_json(write_text(folder / "e", std::string(100'000, '['))); }, 0, "nested deeper");
+}
+
+TEST(JsonLines, AreWrittenAndReadBack) {
+  const TempFolder folder;
+  const auto path = folder / "m.jsonl";
+  {
+    JsonLinesWriter writer(path);
+    writer.write({{"step", 1}, {"loss", 0.5}});
+    EXPECT_EQ(read_text(path), "{\"step\":1,\"loss\":0.5}\n");  // there before the writer ends
+    writer.write({{"loss", std::numeric_limits<double>::quiet_NaN()}, {"name", "bad \xff byte"}});
+  }
+  JsonLinesWriter(path).write({{"step", 2}});
+  const auto lines = read_json_lines(path);
+  ASSERT_EQ(lines.size(), 3U);
+  EXPECT_EQ(lines[0]["loss"], 0.5);
+  EXPECT_TRUE(lines[1]["loss"].is_null());
+  EXPECT_EQ(lines[2]["step"], 2);
+}
+
+TEST(JsonLines, ALineCutShortIsLeftOutAndCutOff) {
+  const TempFolder folder;
+  const auto path = write_text(folder / "m.jsonl", "{\"a\":1}\n{\"a\":");
+  EXPECT_EQ(read_json_lines(path).size(), 1U);
+  JsonLinesWriter(path).write({{"a", 2}});
+  EXPECT_EQ(read_text(path), "{\"a\":1}\n{\"a\":2}\n");
+  write_text(path, "{\"a\":");
+  JsonLinesWriter{path};
+  EXPECT_EQ(read_text(path), "");
+}
+
+TEST(JsonLines, NameTheByteWhereTheyBreak) {
+  const TempFolder folder;
+  expect_bad_content([&] { read_json_lines(write_text(folder / "a", "{}\n{\"a\" 1}\n")); }, 8, "not JSON");
+  expect_bad_content([&] { read_json_lines(write_text(folder / "b", "1\n\n2\n")); }, 2, "not JSON");
+}
+
+TEST(JsonLines, AnUnwritableFileIsNamed) {
+  const TempFolder folder;
+  test::expect_io_error([&] { JsonLinesWriter{folder / "none" / "m"}; }, IoError::Kind::missing, -1,
+                        "cannot open it for writing");
+}
+
+}  // namespace
+}  // namespace efla::io
