@@ -1,0 +1,309 @@
+// efla apply: the operator on tensors in a file, for any language that reads and writes safetensors.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/apply_inputs.h"
+#include "cli/commands.h"
+#include "cli/version.h"
+#include "efla/base/error.h"
+#include "efla/io/safetensors.h"
+#include "efla/ops/delta.h"
+#include "efla/rule/validate.h"
+
+namespace efla::cli {
+namespace {
+
+using io::NamedTensor;
+using io::TensorType;
+
+struct Options {
+  std::string in, out;
+  std::string step = "exact";
+  double erase_scale = 1.0, write_scale = 1.0;
+  std::optional<double> scale;
+  bool qk_l2norm = false;
+  std::string implementation = "auto";
+  std::string dtype;  // empty: that of the file
+  bool grad = false, verbose = false;
+  std::optional<int> threads;
+};
+
+void check_name(const char* option, const std::string& name, const std::vector<std::string>& names) {
+  if (std::find(names.begin(), names.end(), name) != names.end()) return;
+  throw Error("apply", option, "'" + name + "'",
+              fmt::format("{} (nearest: {})", fmt::join(names, ", "), nearest_name(name, names)));
+}
+
+// A long computation must not end with an output that cannot be written.
+void check_output(const std::filesystem::path& out) {
+  if (out.empty()) throw Error("apply", "--out", "an empty name", "a file name");
+  if (std::filesystem::is_directory(out)) throw Error("apply", "--out", "the folder " + out.string(), "a file name");
+  const auto folder = std::filesystem::absolute(out).parent_path();
+  if (!std::filesystem::is_directory(folder)) {
+    throw Error("apply", "--out", out.string(), "a file in a folder that exists; " + folder.string() + " does not");
+  }
+}
+
+DeltaRule rule_of(const Options& options) {
+  DeltaRule rule;
+  rule.step = parse_step_size(options.step);
+  rule.step.erase_scale = options.erase_scale;
+  rule.step.write_scale = options.write_scale;
+  rule.qk_l2norm = options.qk_l2norm;
+  if (options.scale) rule.scale = *options.scale;
+  for (const auto& [option, value] : {std::pair{"--erase-scale", options.erase_scale},
+                                      {"--write-scale", options.write_scale},
+                                      {"--scale", options.scale.value_or(1.0)}}) {
+    if (!std::isfinite(value)) throw Error("apply", option, fmt::format("{}", value), "a finite number");
+  }
+  return rule;
+}
+
+// Refuses a problem whose states alone exceed the machine's memory: K x V of them can be huge where the tensors read
+// are small, and the system would kill the program only after it has filled the memory.
+void check_memory(const DeltaShape& shape, bool grad, std::size_t element_bytes) {
+  const double state = double(shape.batch) * double(shape.heads) * double(shape.key_dim) * double(shape.value_dim);
+  const double bytes = state * double(element_bytes) * (grad ? 3.0 + double(shape.chunks()) : 2.0);
+  const double memory = double(sysconf(_SC_PHYS_PAGES)) * double(sysconf(_SC_PAGE_SIZE));
+  if (!(bytes <= memory)) {
+    throw Error("apply", "sizes B, T, H, K, V", fmt::format("states of {:.1f} GB", bytes / 1e9),
+                fmt::format("at most this machine's memory of {:.1f} GB", memory / 1e9));
+  }
+}
+
+// What is computed, and where it is written from.
+template <class T>
+struct Problem {
+  DeltaShape shape;
+  std::vector<T> q, k, v, beta, dout, o, dq, dk, dv, dbeta;
+  std::vector<State<T>> initial_state, dfinal_state, final_state, chunk_states, dinitial_state;
+
+  explicit Problem(const ApplyInputs& inputs)
+      : shape(inputs.shape),
+        q(converted<T>(*inputs.q)),
+        k(converted<T>(*inputs.k)),
+        v(converted<T>(*inputs.v)),
+        beta(converted<T>(*inputs.beta)) {
+    if (inputs.dout != nullptr) dout = converted<T>(*inputs.dout);
+    if (inputs.initial_state != nullptr) initial_state = converted<State<T>>(*inputs.initial_state);
+    if (inputs.dfinal_state != nullptr) dfinal_state = converted<State<T>>(*inputs.dfinal_state);
+    o.resize(v.size());
+    final_state.resize(state_size());
+  }
+
+  std::size_t state_size() const { return shape.batch * shape.heads * shape.key_dim * shape.value_dim; }
+
+  template <class U>
+  auto keys(U& x) const {
+    return view<4>(x, {shape.batch, shape.tokens, shape.heads, shape.key_dim});
+  }
+  template <class U>
+  auto values(U& x) const {
+    return view<4>(x, {shape.batch, shape.tokens, shape.heads, shape.value_dim});
+  }
+  template <class U>
+  auto gates(U& x) const {
+    return view<3>(x, {shape.batch, shape.tokens, shape.heads});
+  }
+  template <class U>
+  auto states(U& x) const {
+    return view<4>(x, {shape.batch, shape.heads, shape.key_dim, shape.value_dim});
+  }
+  template <class U>
+  auto chunks(U& x) const {
+    return view<5>(x, {shape.batch, shape.chunks(), shape.heads, shape.key_dim, shape.value_dim});
+  }
+
+ private:
+  // An empty vector gives a view without data: absent.
+  template <int Rank, class U>
+  static View<U, Rank> view(std::vector<U>& x, const std::array<std::int64_t, Rank>& extent) {
+    return x.empty() ? View<U, Rank>{} : View<U, Rank>::contiguous(x.data(), extent);
+  }
+};
+
+template <class T>
+void forward(Problem<T>& p, const DeltaRule& rule, const RunOptions& run) {
+  delta_forward<T>({.shape = p.shape,
+                    .rule = rule,
+                    .q = p.keys(p.q),
+                    .k = p.keys(p.k),
+                    .v = p.values(p.v),
+                    .beta = p.gates(p.beta),
+                    .initial_state = p.states(p.initial_state),
+                    .o = p.values(p.o),
+                    .final_state = p.states(p.final_state),
+                    .chunk_states = p.chunks(p.chunk_states)},
+                   run);
+}
+
+template <class T>
+void backward(Problem<T>& p, const DeltaRule& rule, const RunOptions& run) {
+  p.dout.resize(p.o.size());  // zeros where only dfinal_state was given
+  p.dq.resize(p.q.size());
+  p.dk.resize(p.k.size());
+  p.dv.resize(p.v.size());
+  p.dbeta.resize(p.beta.size());
+  p.dinitial_state.resize(p.state_size());
+  delta_backward<T>({.shape = p.shape,
+                     .rule = rule,
+                     .q = p.keys(p.q),
+                     .k = p.keys(p.k),
+                     .v = p.values(p.v),
+                     .beta = p.gates(p.beta),
+                     .chunk_states = p.chunks(p.chunk_states),
+                     .dout = p.values(p.dout),
+                     .dfinal_state = p.states(p.dfinal_state),
+                     .dq = p.keys(p.dq),
+                     .dk = p.keys(p.dk),
+                     .dv = p.values(p.dv),
+                     .dbeta = p.gates(p.dbeta),
+                     .dinitial_state = p.states(p.dinitial_state)},
+                    run);
+}
+
+template <class T>
+constexpr TensorType kStoredType = TensorType::F32;
+template <>
+constexpr TensorType kStoredType<bfloat16> = TensorType::BF16;
+template <>
+constexpr TensorType kStoredType<double> = TensorType::F64;
+
+template <class T, int Rank>
+NamedTensor named(const char* name, const View<T, Rank>& view) {
+  return {name,
+          kStoredType<T>,
+          {view.extent.begin(), view.extent.end()},
+          {reinterpret_cast<const std::uint8_t*>(view.data), view.size() * sizeof(T)}};
+}
+
+template <class T>
+std::vector<NamedTensor> outputs(Problem<T>& p, bool grad) {
+  std::vector<NamedTensor> all{named("o", p.values(p.o)), named("final_state", p.states(p.final_state))};
+  if (grad) {
+    all.push_back(named("dq", p.keys(p.dq)));
+    all.push_back(named("dk", p.keys(p.dk)));
+    all.push_back(named("dv", p.values(p.dv)));
+    all.push_back(named("dbeta", p.gates(p.dbeta)));
+    all.push_back(named("dinitial_state", p.states(p.dinitial_state)));
+  }
+  return all;
+}
+
+// Says what "auto" passed over and what ran in the end.
+void print_choice(const char* form, const std::string& asked, const std::vector<Refusal>& refusals) {
+  for (const auto& refusal : refusals) fmt::print("{}: not {}: {}\n", form, refusal.implementation, refusal.reason);
+  std::string ran = asked;
+  for (const auto& name : delta_implementations()) {
+    const auto refused = [&](const Refusal& refusal) { return refusal.implementation == name; };
+    if (ran != "auto") break;
+    if (name != "auto" && std::none_of(refusals.begin(), refusals.end(), refused)) ran = name;
+  }
+  fmt::print("{}: {}\n", form, ran);
+}
+
+template <class T>
+void apply(const Options& options, const DeltaRule& rule, const ApplyInputs& inputs) {
+  check_memory(inputs.shape, options.grad, sizeof(State<T>));
+  Problem<T> problem(inputs);
+  if (options.grad) problem.chunk_states.resize(inputs.shape.chunks() * problem.state_size());
+  std::vector<Refusal> refusals;
+  const RunOptions run{.implementation = options.implementation, .refusals = &refusals};
+  forward(problem, rule, run);
+  if (options.verbose) print_choice("forward", options.implementation, refusals);
+  if (options.grad) {
+    refusals.clear();
+    backward(problem, rule, run);
+    if (options.verbose) print_choice("backward", options.implementation, refusals);
+  }
+  io::write_safetensors(options.out, outputs(problem, options.grad),
+                        {{"efla", std::string(version())},
+                         {"step", name_of(rule.step)},
+                         {"erase_scale", fmt::format("{}", rule.step.erase_scale)},
+                         {"write_scale", fmt::format("{}", rule.step.write_scale)},
+                         {"scale", fmt::format("{}", rule.scale_for(inputs.shape.key_dim))},
+                         {"qk_l2norm", rule.qk_l2norm ? "true" : "false"}});
+}
+
+void run(const Options& options) {
+  std::vector<std::string> implementations = delta_implementations();
+  if (std::find(implementations.begin(), implementations.end(), "auto") == implementations.end()) {
+    implementations.insert(implementations.begin(), "auto");
+  }
+  check_name("--impl", options.implementation, implementations);
+  if (!options.dtype.empty()) check_name("--dtype", options.dtype, {"float32", "bfloat16"});
+  const DeltaRule rule = rule_of(options);
+  if (options.threads) set_threads(*options.threads);
+  check_output(options.out);
+
+  const io::SafetensorsFile file(options.in);
+  const ApplyInputs inputs = read_inputs(file);
+  if (options.grad && inputs.dout == nullptr && inputs.dfinal_state == nullptr) {
+    throw Error("apply", "--grad", "neither dout nor dfinal_state in " + file.path(), "at least one of them");
+  }
+  if (options.dtype == "bfloat16" || (options.dtype.empty() && inputs.type == TensorType::BF16)) {
+    apply<bfloat16>(options, rule, inputs);
+  } else if (options.dtype.empty() && inputs.type == TensorType::F64) {
+    if (options.implementation != "ref") {
+      throw Error("apply", "--impl", options.implementation, "ref for F64 tensors, or --dtype float32 to convert them");
+    }
+    apply<double>(options, rule, inputs);
+  } else {
+    apply<float>(options, rule, inputs);
+  }
+}
+
+}  // namespace
+
+void add_apply(CLI::App& program) {
+  auto options = std::make_shared<Options>();
+  auto* command = program.add_subcommand(
+      "apply", "Run the operator on the tensors of a safetensors file and write the results to another");
+  // Descriptions of more than a line are broken here: CLI11 indents each line but breaks none.
+  command
+      ->add_option("IN", options->in,
+                   "File with q, k [B,T,H,K], v [B,T,H,V] and beta [B,T,H] of F32, BF16 or F64,\n"
+                   "and, where wanted, initial_state [B,H,K,V], dout [B,T,H,V] and\n"
+                   "dfinal_state [B,H,K,V]; states are F32, or F64 where q is")
+      ->required()
+      ->type_name("FILE");
+  command->add_option("--out", options->out, "File to write o and final_state to, with --grad also the gradients")
+      ->required()
+      ->type_name("FILE");
+  command->add_option("--step", options->step, "Step size: euler, rkN, exact, implicit_euler or trapezoid")
+      ->type_name("NAME")
+      ->capture_default_str();
+  command->add_option("--erase-scale", options->erase_scale, "Factor on the step size where the memory is erased")
+      ->type_name("NUMBER")
+      ->capture_default_str();
+  command->add_option("--write-scale", options->write_scale, "Factor on the step size where the value is written")
+      ->type_name("NUMBER")
+      ->capture_default_str();
+  command->add_flag("--qk-l2norm", options->qk_l2norm, "Divide q and k by their L2 norms first (default: no)");
+  command->add_option("--scale", options->scale, "Factor on the output (default: K^(-1/2))")->type_name("NUMBER");
+  command->add_option("--impl", options->implementation, "Implementation: auto, chunk, recurrent or ref")
+      ->type_name("NAME")
+      ->capture_default_str();
+  command
+      ->add_option("--dtype", options->dtype,
+                   "Type to convert to and compute in: float32 or bfloat16 (default: that\n"
+                   "of q; only --impl ref computes in F64)")
+      ->type_name("NAME");
+  command->add_flag("--grad", options->grad,
+                    "Also write dq, dk, dv, dbeta and dinitial_state (default: no); needs\n"
+                    "dout or dfinal_state, and takes the one missing as zeros");
+  command->add_option("--threads", options->threads, "Threads, 1 to 1024 (default: as many as processors)")
+      ->type_name("NUMBER");
+  command->add_flag("--verbose", options->verbose, "Print which implementation ran and why others did not");
+  command->callback([options] { run(*options); });
+}
+
+}  // namespace efla::cli

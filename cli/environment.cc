@@ -1,0 +1,73 @@
+#include "cli/environment.h"
+
+#include <fstream>
+#include <string>
+
+#include "cli/version.h"
+#include "efla/base/threads.h"
+#include "efla/cpu/target.h"
+
+#ifdef EFLA_TORCH
+#include <dlfcn.h>
+#include <torch/cuda.h>
+#include <torch/version.h>
+
+#include <filesystem>
+#endif
+
+namespace efla::cli {
+namespace {
+
+std::string compiler() {
+#if defined(__clang__)
+  return std::string("clang ") + __clang_version__;
+#else
+  return std::string("gcc ") + __VERSION__;
+#endif
+}
+
+std::string cpu_model() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);) {
+    const auto colon = line.find(": ");
+    if (line.starts_with("model name") && colon != std::string::npos) return line.substr(colon + 2);
+  }
+  return "unknown";
+}
+
+#ifdef EFLA_TORCH
+// The file that the program's matrix products come from: which BLAS that is, the system decides when it loads LibTorch.
+nlohmann::ordered_json blas_library() {
+  Dl_info info;
+  void* symbol = dlsym(RTLD_DEFAULT, "sgemm_");
+  if (symbol == nullptr || dladdr(symbol, &info) == 0 || info.dli_fname == nullptr) return "inside LibTorch";
+  std::error_code failed;
+  const auto path = std::filesystem::canonical(info.dli_fname, failed);
+  return failed ? std::string(info.dli_fname) : path.string();
+}
+#endif
+
+}  // namespace
+
+nlohmann::ordered_json environment() {
+  nlohmann::ordered_json all;
+  all["version"] = version();
+  all["commit"] = commit();
+  all["compiler"] = compiler();
+  all["build_type"] = EFLA_BUILD_TYPE;
+  all["cpu"] = cpu_model();
+  all["simd"] = {{"target", cpu::target_name()}, {"supported", cpu::supported_targets()}};
+  all["threads"] = available_processors();
+#ifdef EFLA_TORCH
+  all["libtorch"] = TORCH_VERSION;
+  all["blas"] = blas_library();
+  all["cuda"] = torch::cuda::is_available();
+#else
+  all["libtorch"] = nullptr;
+  all["blas"] = nullptr;
+  all["cuda"] = false;
+#endif
+  return all;
+}
+
+}  // namespace efla::cli

@@ -1,0 +1,49 @@
+// efla info: what this program is and what it runs on.
+#include <fmt/format.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cli/commands.h"
+#include "cli/environment.h"
+
+namespace efla::cli {
+namespace {
+
+std::string text_or(const nlohmann::ordered_json& value, const std::string& otherwise) {
+  return value.is_null() ? otherwise : value.get<std::string>();
+}
+
+void print_text(const nlohmann::ordered_json& all) {
+  const auto line = [](const char* name, const std::string& value) { fmt::print("{:<12}{}\n", name, value); };
+  line("version", all["version"]);
+  line("commit", all["commit"]);
+  line("compiler", all["compiler"].get<std::string>() + ", " + all["build_type"].get<std::string>());
+  line("cpu", all["cpu"]);
+  const auto supported = all["simd"]["supported"].get<std::vector<std::string>>();
+  line("simd", fmt::format("{} (of {})", all["simd"]["target"].get<std::string>(), fmt::join(supported, ", ")));
+  line("threads", all["threads"].dump());
+  line("libtorch", text_or(all["libtorch"], "not built in"));
+  line("blas", text_or(all["blas"], "not used"));
+  line("cuda", all["cuda"].get<bool>() ? "yes" : "no");
+}
+
+}  // namespace
+
+void add_info(CLI::App& program) {
+  auto* command =
+      program.add_subcommand("info", "Print the version, the processor, and what the program was built with");
+  auto json = std::make_shared<bool>(false);
+  command->add_flag("--json", *json, "Print one JSON object");
+  command->callback([json] {
+    const auto all = environment();
+    if (*json) {
+      fmt::print("{}\n", all.dump(2));
+    } else {
+      print_text(all);
+    }
+  });
+}
+
+}  // namespace efla::cli

@@ -1,0 +1,7 @@
+# Compiles through ccache where it is installed. Paths below the checkout are hashed relative to it, so that a clone in
+# another folder finds what the first one compiled.
+find_program(EFLA_CCACHE ccache)
+if(EFLA_CCACHE AND PROJECT_IS_TOP_LEVEL AND NOT DEFINED CMAKE_CXX_COMPILER_LAUNCHER)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1
+      ${EFLA_CCACHE})
+endif()

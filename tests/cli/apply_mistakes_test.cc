@@ -1,0 +1,217 @@
+// efla apply on bad input: one clear line, exit code 2, and nothing written.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "tests/cli/apply_case.h"
+#include "tests/support/program.h"
+
+namespace efla::testing {
+namespace {
+
+using io::TensorType;
+
+class ApplyMistakes : public ::testing::Test {
+ protected:
+  ProgramResult run(std::vector<std::string> arguments = {}) {
+    arguments.insert(arguments.begin(), {"apply", in_, "--out", out_});
+    return run_program(arguments);
+  }
+
+  // Runs apply on these tensors: the message must contain `part`, and the folder hold what it held.
+  void expect_refused(const Tensors& tensors, const std::string& part, std::vector<std::string> arguments = {},
+                      TensorType type = TensorType::F32, const std::map<std::string, TensorType>& other = {}) {
+    write_tensors(in_, tensors, type, other);
+    EXPECT_TRUE(is_user_mistake(run(std::move(arguments)), part));
+    expect_nothing_written();
+  }
+
+  void expect_nothing_written() {
+    for (const auto& entry : std::filesystem::directory_iterator(folder_.path())) {
+      EXPECT_EQ(entry.path(), in_) << "was left behind";
+    }
+  }
+
+  TemporaryFolder folder_;
+  std::string in_ = folder_.file("in.safetensors"), out_ = folder_.file("out.safetensors");
+  Tensors problem_ = random_problem(1, 6, 2, 4, 3);
+};
+
+TEST_F(ApplyMistakes, MissingTensor) {
+  for (const char* name : {"q", "k", "v", "beta"}) {
+    auto tensors = problem_;
+    tensors.erase(name);
+    expect_refused(tensors, "apply: " + std::string(name) + ": got nothing, expected a tensor [B, T, H");
+  }
+}
+
+TEST_F(ApplyMistakes, UnknownTensor) {
+  problem_["inital_state"] = problem_["initial_state"];
+  expect_refused(problem_,
+                 "got 'inital_state', expected q, k, v, beta, initial_state, dout, dfinal_state (nearest: "
+                 "initial_state)");
+}
+
+TEST_F(ApplyMistakes, WrongRank) {
+  for (const auto& [name, shape] : {std::pair{"q", "[B, T, H, K]"}, {"v", "[B, T, H, V]"}}) {
+    auto tensors = problem_;
+    tensors[name].shape = {static_cast<std::int64_t>(tensors[name].values.size())};
+    expect_refused(tensors, std::string("apply: ") + name + ": got shape [" +
+                                std::to_string(tensors[name].values.size()) + "], expected " + shape);
+  }
+}
+
+TEST_F(ApplyMistakes, SizesThatDoNotAgree) {
+  Random random(1);
+  const auto expect = [&](const char* name, std::vector<std::int64_t> shape, const std::string& part) {
+    auto tensors = problem_;
+    tensors[name] = random_tensor(std::move(shape), random);
+    expect_refused(tensors, std::string("apply: ") + name + ": got shape " + part);
+  };
+  expect("k", {1, 6, 2, 5}, "[1, 6, 2, 5], expected [B, T, H, K] = [1, 6, 2, 4]");
+  expect("v", {1, 5, 2, 3}, "[1, 5, 2, 3], expected [B, T, H, V] = [1, 6, 2, 3]");
+  expect("beta", {1, 6, 3}, "[1, 6, 3], expected [B, T, H] = [1, 6, 2]");
+  expect("beta", {1, 6, 2, 1}, "[1, 6, 2, 1], expected [B, T, H] = [1, 6, 2]");
+  expect("initial_state", {1, 2, 3, 4}, "[1, 2, 3, 4], expected [B, H, K, V] = [1, 2, 4, 3]");
+  expect("dout", {1, 6, 2, 4}, "[1, 6, 2, 4], expected [B, T, H, V] = [1, 6, 2, 3]");
+  expect("dfinal_state", {2, 2, 4, 3}, "[2, 2, 4, 3], expected [B, H, K, V] = [1, 2, 4, 3]");
+}
+
+TEST_F(ApplyMistakes, NoTokens) {
+  for (const char* name : {"q", "k", "v", "beta", "dout"}) {
+    problem_[name].shape[1] = 0;
+    problem_[name].values.clear();
+  }
+  expect_refused(problem_, "token count T: got 0, expected 1 to 2147483647");
+}
+
+TEST_F(ApplyMistakes, WrongType) {
+  expect_refused(problem_, "apply: q: got I64, expected F32, BF16 or F64", {}, TensorType::F32,
+                 {{"q", TensorType::I64}});
+  expect_refused(problem_, "apply: q: got F16, expected F32, BF16 or F64", {}, TensorType::F32,
+                 {{"q", TensorType::F16}});
+  expect_refused(problem_, "apply: v: got BF16, expected F32, where q is F32", {}, TensorType::F32,
+                 {{"v", TensorType::BF16}});
+  expect_refused(problem_, "apply: initial_state: got BF16, expected F32, where q is BF16", {}, TensorType::BF16,
+                 {{"initial_state", TensorType::BF16}});
+  expect_refused(problem_, "apply: dfinal_state: got F32, expected F64, where q is F64", {}, TensorType::F64,
+                 {{"dfinal_state", TensorType::F32}});
+}
+
+TEST_F(ApplyMistakes, NumbersThatAreNotFinite) {
+  for (const auto& [name, tensor] : problem_) {
+    for (const double bad : {double(NAN), double(INFINITY), -double(INFINITY)}) {
+      auto tensors = problem_;
+      tensors[name].values.back() = bad;
+      std::string index;
+      for (const auto extent : tensor.shape) index += (index.empty() ? "" : ", ") + std::to_string(extent - 1);
+      const std::string number = std::isnan(bad) ? "nan" : bad > 0 ? "inf" : "-inf";
+      expect_refused(tensors,
+                     "apply: " + name + ": got " + number + " at [" + index + "], expected numbers that are finite");
+    }
+  }
+}
+
+TEST_F(ApplyMistakes, NumbersThatOverflowTheTypeAskedFor) {
+  problem_["v"].values[1] = 1e300;
+  expect_refused(problem_, "apply: v: got 1e+300 at [0, 0, 0, 1], expected numbers that are finite in float32",
+                 {"--dtype", "float32"}, TensorType::F64);
+  problem_["v"].values[1] = std::numeric_limits<float>::max();  // rounds up to infinity in bfloat16
+  expect_refused(problem_, "expected numbers that are finite in bfloat16", {"--dtype", "bfloat16"});
+}
+
+TEST_F(ApplyMistakes, Options) {
+  expect_refused(problem_, "step size: name: got 'exat'", {"--step", "exat"});
+  expect_refused(problem_, "(nearest: exact)", {"--step", "exat"});
+  expect_refused(problem_, "order of rk: got 65", {"--step", "rk65"});
+  expect_refused(problem_, "apply: --impl: got 'chunky', expected auto, ", {"--impl", "chunky"});
+  expect_refused(problem_, "(nearest: chunk)", {"--impl", "chunky"});
+  expect_refused(problem_,
+                 "apply: --dtype: got 'float16', expected float32, bfloat16 (nearest: ", {"--dtype", "float16"});
+  for (const char* option : {"--erase-scale", "--write-scale", "--scale"}) {
+    for (const char* value : {"nan", "inf", "-inf"}) {
+      expect_refused(problem_, std::string("apply: ") + option + ": got " + value + ", expected a finite number",
+                     {option, value});
+    }
+    expect_refused(problem_, option, {option, "two"});
+    expect_refused(problem_, option, {option});
+  }
+  expect_refused(problem_, "got 0, expected 1 to 1024", {"--threads", "0"});
+  expect_refused(problem_, "--threads", {"--threads", "99999999999"});
+  expect_refused(problem_, "unknown option '--stpe', nearest is --step", {"--stpe", "exact"});
+  expect_refused(problem_, "unexpected argument 'more'", {"more"});
+  EXPECT_TRUE(is_user_mistake(run_program({"apply", in_}), "--out is required"));
+  EXPECT_TRUE(is_user_mistake(run_program({"apply", "--out", out_}), "IN is required"));
+}
+
+TEST_F(ApplyMistakes, DoublePrecisionRunsOnTheReferenceOnly) {
+  expect_refused(problem_, "apply: --impl: got auto, expected ref for F64", {}, TensorType::F64);
+  expect_refused(problem_, "apply: --impl: got chunk, expected ref for F64", {"--impl", "chunk"}, TensorType::F64);
+}
+
+TEST_F(ApplyMistakes, GradientsWithoutWhatTheyNeed) {
+  problem_.erase("dout");
+  problem_.erase("dfinal_state");
+  expect_refused(problem_, "apply: --grad: got neither dout nor dfinal_state", {"--grad"});
+}
+
+TEST_F(ApplyMistakes, Files) {
+  EXPECT_TRUE(is_user_mistake(run(), in_));  // there is none yet
+  write_tensors(in_, problem_, TensorType::F32);
+  const auto whole = read_text(in_);
+  for (const std::size_t size : {std::size_t{0}, std::size_t{7}, std::size_t{40}, whole.size() - 1}) {
+    std::ofstream(in_, std::ios::binary) << whole.substr(0, size);
+    EXPECT_TRUE(is_user_mistake(run(), in_ + ": at byte ")) << size;
+    expect_nothing_written();
+  }
+  EXPECT_TRUE(is_user_mistake(run_program({"apply", folder_.path().string(), "--out", out_}), folder_.path().string()));
+}
+
+TEST_F(ApplyMistakes, OutputThatCannotBeWritten) {
+  write_tensors(in_, problem_, TensorType::F32);
+  EXPECT_TRUE(is_user_mistake(run_program({"apply", in_, "--out", folder_.path().string()}),
+                              "apply: --out: got the folder " + folder_.path().string() + ", expected a file name"));
+  EXPECT_TRUE(is_user_mistake(run_program({"apply", in_, "--out", folder_.file("none/out.safetensors")}),
+                              "apply: --out: got " + folder_.file("none/out.safetensors")));
+  EXPECT_TRUE(is_user_mistake(run_program({"apply", in_, "--out", ""}), "apply: --out: got an empty name"));
+  expect_nothing_written();
+}
+
+TEST_F(ApplyMistakes, FailureKeepsAnOlderOutput) {
+  std::ofstream(out_) << "older";
+  problem_["q"].values[0] = NAN;
+  write_tensors(in_, problem_, TensorType::F32);
+  EXPECT_TRUE(is_user_mistake(run(), "got nan at [0, 0, 0, 0]"));
+  EXPECT_EQ(read_text(out_), "older");
+}
+
+TEST_F(ApplyMistakes, StatesLargerThanTheMachine) {
+  // Two small tensors whose state, K × V, is a thousand gigabytes.
+  const std::int64_t n = 500'000;
+  Tensors tensors;
+  tensors["q"] = tensors["k"] = tensors["v"] = {{1, 1, 1, n}, std::vector<double>(n, 0.5)};
+  tensors["beta"] = {{1, 1, 1}, {0.5}};
+  expect_refused(tensors,
+                 "apply: sizes B, T, H, K, V: got states of 2000.0 GB, expected at most this machine's memory");
+}
+
+TEST_F(ApplyMistakes, ShapeThatOverflows) {
+  // A header alone can claim any shape; none of it may be allocated.
+  const std::string header =
+      R"({"q":{"dtype":"F32","shape":[4294967296,4294967296,4294967296,1],"data_offsets":[0,0]}})";
+  std::ofstream file(in_, std::ios::binary);
+  const std::uint64_t size = header.size();
+  file.write(reinterpret_cast<const char*>(&size), sizeof(size));
+  file << header;
+  file.close();
+  EXPECT_TRUE(is_user_mistake(run(), in_ + ": at byte "));
+  expect_nothing_written();
+}
+
+}  // namespace
+}  // namespace efla::testing

@@ -1,0 +1,236 @@
+// efla apply: its numbers against the recurrence computed here, in float64, from the definition alone.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "tests/cli/apply_case.h"
+#include "tests/support/program.h"
+
+namespace efla::testing {
+namespace {
+
+using io::TensorType;
+
+struct Rule {
+  std::function<double(double beta, double lambda)> gain = [](double beta, double lambda) {
+    return -std::expm1(-beta * lambda) / lambda;
+  };
+  double erase_scale = 1.0, write_scale = 1.0;
+  bool l2norm = false;
+  double scale = NAN;
+};
+
+void normalise(std::vector<double>& x) {
+  double sum = 0;
+  for (const double e : x) sum += e * e;
+  for (double& e : x) e /= std::sqrt(sum + 1e-6);
+}
+
+// S ← S + k (b v − a Sᵀk)ᵀ, o = scale Sᵀq, per batch entry and head.
+Tensors recurrence(const Tensors& in, const Rule& rule) {
+  const auto& shape = in.at("q").shape;
+  const auto B = shape[0], T = shape[1], H = shape[2], K = shape[3], V = in.at("v").shape[3];
+  const double scale = std::isnan(rule.scale) ? 1.0 / std::sqrt(double(K)) : rule.scale;
+  Tensor o{in.at("v").shape, std::vector<double>(in.at("v").values.size())};
+  Tensor s{{B, H, K, V}, std::vector<double>(B * H * K * V, 0.0)};
+  if (in.contains("initial_state")) s = in.at("initial_state");
+  for (std::int64_t b = 0; b < B; ++b) {
+    for (std::int64_t h = 0; h < H; ++h) {
+      double* state = s.values.data() + (b * H + h) * K * V;
+      for (std::int64_t t = 0; t < T; ++t) {
+        const std::int64_t token = (b * T + t) * H + h;
+        const double* q0 = in.at("q").values.data() + token * K;
+        const double* k0 = in.at("k").values.data() + token * K;
+        std::vector<double> q(q0, q0 + K), k(k0, k0 + K);
+        if (rule.l2norm) normalise(q), normalise(k);
+        double lambda = 0;
+        for (const double e : k) lambda += e * e;
+        const double gain = rule.gain(in.at("beta").values[token], lambda);
+        for (std::int64_t v = 0; v < V; ++v) {
+          double read = 0, out = 0;
+          for (std::int64_t i = 0; i < K; ++i) read += state[i * V + v] * k[i];
+          const double u = rule.write_scale * gain * in.at("v").values[token * V + v] - rule.erase_scale * gain * read;
+          for (std::int64_t i = 0; i < K; ++i) {
+            state[i * V + v] += k[i] * u;
+            out += state[i * V + v] * q[i];
+          }
+          o.values[token * V + v] = scale * out;
+        }
+      }
+    }
+  }
+  return {{"o", o}, {"final_state", s}};
+}
+
+// ‖got − expected‖ / ‖expected‖, or ‖got‖ where nothing but zeros is expected; NaN where a shape differs.
+double relative_error(const Tensor& got, const Tensor& expected) {
+  if (got.shape != expected.shape) return NAN;
+  double error = 0, norm = 0;
+  for (std::size_t i = 0; i < got.values.size(); ++i) {
+    error += std::pow(got.values[i] - expected.values[i], 2);
+    norm += std::pow(expected.values[i], 2);
+  }
+  return std::sqrt(norm > 0 ? error / norm : error);
+}
+
+::testing::AssertionResult close(const Tensors& got, const Tensors& expected, double tolerance) {
+  for (const auto& [name, tensor] : expected) {
+    if (!got.contains(name)) return ::testing::AssertionFailure() << name << " was not written";
+    const double error = relative_error(got.at(name), tensor);
+    if (!(error <= tolerance)) {
+      return ::testing::AssertionFailure() << name << ": relative error " << error << " above " << tolerance;
+    }
+  }
+  return ::testing::AssertionSuccess();
+}
+
+class Apply : public ::testing::Test {
+ protected:
+  // Writes `tensors`, runs apply with `arguments`, reads what it wrote.
+  Tensors apply(const Tensors& tensors, TensorType type, std::vector<std::string> arguments) {
+    const std::string in = folder_.file("in.safetensors"), out = folder_.file("out.safetensors");
+    write_tensors(in, tensors, type);
+    arguments.insert(arguments.begin(), {"apply", in, "--out", out});
+    result_ = run_program(arguments);
+    EXPECT_EQ(result_.exit_code, 0) << result_.err;
+    EXPECT_EQ(result_.err, "");
+    return result_.exit_code == 0 ? read_tensors(out) : Tensors{};
+  }
+
+  TemporaryFolder folder_;
+  ProgramResult result_;
+};
+
+TEST_F(Apply, ForwardOfEveryImplementation) {
+  const auto in = random_problem(2, 37, 3, 5, 7);
+  const auto expected = recurrence(in, {});
+  for (const char* name : {"auto", "chunk", "recurrent", "ref"}) {
+    EXPECT_TRUE(close(apply(in, TensorType::F32, {"--impl", name}), expected, 2e-6)) << name;
+  }
+  EXPECT_TRUE(close(apply(in, TensorType::F64, {"--impl", "ref"}), expected, 1e-13));
+}
+
+TEST_F(Apply, ConvertsBetweenTypes) {
+  const auto in = random_problem(1, 40, 2, 16, 16);
+  const auto expected = recurrence(in, {});
+  const auto from_f64 = apply(in, TensorType::F64, {"--dtype", "float32"});
+  EXPECT_TRUE(close(from_f64, expected, 2e-6));
+  EXPECT_TRUE(close(apply(in, TensorType::BF16, {"--dtype", "float32"}), from_f64, 0.0));
+  const auto low = apply(in, TensorType::BF16, {});
+  EXPECT_TRUE(close({{"o", low.at("o")}}, {{"o", expected.at("o")}}, 0x1p-8));
+  EXPECT_TRUE(close(apply(in, TensorType::F32, {"--dtype", "bfloat16"}), low, 0.0));
+}
+
+TEST_F(Apply, TypesOfTheFilesWritten) {
+  const auto in = random_problem(1, 4, 1, 4, 4);
+  const auto types = [&](TensorType type, std::vector<std::string> arguments) {
+    apply(in, type, std::move(arguments));
+    const io::SafetensorsFile file(folder_.file("out.safetensors"));
+    return std::pair(file.find("o")->type, file.find("final_state")->type);
+  };
+  EXPECT_EQ(types(TensorType::F32, {}), std::pair(TensorType::F32, TensorType::F32));
+  EXPECT_EQ(types(TensorType::BF16, {}), std::pair(TensorType::BF16, TensorType::F32));
+  EXPECT_EQ(types(TensorType::F64, {"--impl", "ref"}), std::pair(TensorType::F64, TensorType::F64));
+}
+
+TEST_F(Apply, OptionsOfTheRule) {
+  auto in = random_problem(1, 20, 2, 8, 8);
+  for (auto& x : in.at("k").values) x /= 4;  // euler diverges for ‖k‖² far above 2/β
+  Rule euler;
+  euler.gain = [](double beta, double) { return beta; };
+  EXPECT_TRUE(close(apply(in, TensorType::F32, {"--step", "euler"}), recurrence(in, euler), 2e-6));
+  Rule rk2;
+  rk2.gain = [](double beta, double lambda) { return beta * (1 - beta * lambda / 2); };
+  EXPECT_TRUE(close(apply(in, TensorType::F32, {"--step", "rk2"}), recurrence(in, rk2), 2e-6));
+  Rule longhorn;
+  longhorn.gain = [](double beta, double lambda) { return beta / (1 + beta * lambda); };
+  EXPECT_TRUE(close(apply(in, TensorType::F32, {"--step", "implicit_euler"}), recurrence(in, longhorn), 2e-6));
+  Rule scales;
+  scales.erase_scale = 2.0;
+  scales.write_scale = 0.5;
+  scales.scale = -3.0;
+  scales.l2norm = true;
+  EXPECT_TRUE(
+      close(apply(in, TensorType::F32, {"--erase-scale", "2", "--write-scale", "0.5", "--scale", "-3", "--qk-l2norm"}),
+            recurrence(in, scales), 2e-6));
+}
+
+TEST_F(Apply, InitialStateIsOptional) {
+  auto in = random_problem(1, 9, 1, 4, 6);
+  for (const char* name : {"initial_state", "dout", "dfinal_state"}) in.erase(name);
+  EXPECT_TRUE(close(apply(in, TensorType::F32, {}), recurrence(in, {}), 2e-6));
+}
+
+// The derivative of Σ o·dout + Σ S_T·dfinal_state with respect to one input, by central differences.
+double difference_quotient(Tensors in, const std::string& name, std::size_t element) {
+  const auto loss = [&] {
+    const auto out = recurrence(in, {});
+    double sum = 0;
+    for (const auto& [of, gradient] : {std::pair{"o", "dout"}, {"final_state", "dfinal_state"}}) {
+      if (!in.contains(gradient)) continue;
+      const auto &x = out.at(of).values, &dx = in.at(gradient).values;
+      for (std::size_t i = 0; i < x.size(); ++i) sum += x[i] * dx[i];
+    }
+    return sum;
+  };
+  constexpr double kStep = 1e-5;
+  const double x = in.at(name).values[element];
+  in.at(name).values[element] = x + kStep;
+  const double above = loss();
+  in.at(name).values[element] = x - kStep;
+  return (above - loss()) / (2 * kStep);
+}
+
+Tensors differences(const Tensors& in) {
+  Tensors all;
+  for (const char* name : {"q", "k", "v", "beta", "initial_state"}) {
+    Tensor gradient{in.at(name).shape, {}};
+    for (std::size_t i = 0; i < in.at(name).values.size(); ++i) {
+      gradient.values.push_back(difference_quotient(in, name, i));
+    }
+    all[std::string("d") + name] = gradient;
+  }
+  return all;
+}
+
+TEST_F(Apply, GradientsOfEveryImplementation) {
+  const auto in = random_problem(1, 35, 2, 4, 3);
+  const auto expected = differences(in);
+  EXPECT_TRUE(close(apply(in, TensorType::F64, {"--grad", "--impl", "ref"}), expected, 1e-8));
+  for (const char* name : {"auto", "chunk", "recurrent"}) {
+    EXPECT_TRUE(close(apply(in, TensorType::F32, {"--grad", "--impl", name}), expected, 1e-5)) << name;
+  }
+}
+
+TEST_F(Apply, OneOfTheOutputsGradientsIsEnough) {
+  for (const char* missing : {"dout", "dfinal_state"}) {
+    auto in = random_problem(1, 6, 1, 3, 2);
+    in.erase(missing);
+    EXPECT_TRUE(close(apply(in, TensorType::F64, {"--grad", "--impl", "ref"}), differences(in), 1e-8)) << missing;
+  }
+}
+
+TEST_F(Apply, SameBitsWithAnyThreadCount) {
+  const auto in = random_problem(2, 70, 2, 16, 32);
+  apply(in, TensorType::F32, {"--grad", "--threads", "1"});
+  const auto one = read_text(folder_.file("out.safetensors"));
+  apply(in, TensorType::F32, {"--grad", "--threads", "3"});
+  EXPECT_EQ(one, read_text(folder_.file("out.safetensors")));
+}
+
+TEST_F(Apply, VerboseSaysWhatRan) {
+  const auto in = random_problem(1, 3, 1, 4, 4);
+  apply(in, TensorType::F32, {"--impl", "ref", "--grad", "--verbose"});
+  EXPECT_EQ(result_.out, "forward: ref\nbackward: ref\n");
+  apply(in, TensorType::F32, {"--verbose"});
+  EXPECT_TRUE(result_.out.ends_with("forward: chunk\n") || result_.out.ends_with("forward: recurrent\n"))
+      << result_.out;
+  apply(in, TensorType::F32, {});
+  EXPECT_EQ(result_.out, "");
+}
+
+}  // namespace
+}  // namespace efla::testing

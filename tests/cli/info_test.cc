@@ -1,0 +1,51 @@
+// efla info: complete, machine-readable on request, and true of this build.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "efla/base/threads.h"
+#include "tests/support/program.h"
+
+namespace efla::testing {
+namespace {
+
+TEST(Info, TextHasALineForEachFact) {
+  const auto result = run_program({"info"});
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_EQ(result.err, "");
+  for (const char* name : {"version", "commit", "compiler", "cpu", "simd", "threads", "libtorch", "blas", "cuda"}) {
+    EXPECT_NE(("\n" + result.out).find(std::string("\n") + name + " "), std::string::npos) << name;
+  }
+}
+
+TEST(Info, JsonIsTrueOfThisBuild) {
+  const auto result = run_program({"info", "--json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const auto info = nlohmann::json::parse(result.out);
+  EXPECT_EQ("efla " + info.at("version").get<std::string>() + "\n", run_program({"--version"}).out);
+  EXPECT_FALSE(info.at("commit").get<std::string>().empty());
+  EXPECT_EQ(info.at("threads"), available_processors());
+  const auto& supported = info.at("simd").at("supported");
+  EXPECT_EQ(std::count(supported.begin(), supported.end(), info.at("simd").at("target")), 1) << supported;
+#ifdef EFLA_TORCH
+  EXPECT_TRUE(info.at("libtorch").is_string());
+  EXPECT_TRUE(info.at("blas").is_string());
+#else
+  EXPECT_TRUE(info.at("libtorch").is_null());
+  EXPECT_TRUE(info.at("blas").is_null());
+#endif
+  EXPECT_FALSE(info.at("cuda").get<bool>());
+}
+
+TEST(Info, CommitIsTheCheckouts) {
+  const auto git = run_command({"git", "-C", EFLA_SOURCE_DIR, "rev-parse", "HEAD"});
+  if (git.exit_code != 0) GTEST_SKIP() << "no git checkout";
+  const auto info = nlohmann::json::parse(run_program({"info", "--json"}).out);
+  const auto commit = info.at("commit").get<std::string>();
+  EXPECT_TRUE(git.out.starts_with(commit.substr(0, 12)) || commit.find("-g") != std::string::npos) << commit;
+}
+
+}  // namespace
+}  // namespace efla::testing

@@ -1,0 +1,68 @@
+// The command line itself: help, version, mistakes, exit codes, and a standard output that cannot be written.
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <string>
+
+#include "tests/support/program.h"
+
+namespace efla::testing {
+namespace {
+
+TEST(Main, HelpNamesEverySubcommand) {
+  const auto result = run_program({"--help"});
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_EQ(result.err, "");
+  for (const char* name : {"info", "apply", "--version", "Usage: efla"}) {
+    EXPECT_NE(result.out.find(name), std::string::npos) << name << " is missing from\n" << result.out;
+  }
+}
+
+TEST(Main, HelpOfASubcommandNamesTheProgram) {
+  const auto result = run_program({"info", "--help"});
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_NE(result.out.find("Usage: efla info"), std::string::npos) << result.out;
+}
+
+TEST(Main, VersionIsOneLine) {
+  const auto result = run_program({"--version"});
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_TRUE(result.out.starts_with("efla ")) << result.out;
+  EXPECT_EQ(result.out.find('\n'), result.out.size() - 1) << result.out;
+}
+
+TEST(Main, MistakesNameTheNearest) {
+  EXPECT_TRUE(is_user_mistake(run_program({}), "no command given"));
+  EXPECT_TRUE(is_user_mistake(run_program({"inof"}), "unknown command 'inof', nearest is info"));
+  EXPECT_TRUE(is_user_mistake(run_program({"info", "--jsn"}), "info: unknown option '--jsn', nearest is --json"));
+  EXPECT_TRUE(is_user_mistake(run_program({"info", "--jsn=3"}), "info: unknown option '--jsn', nearest is --json"));
+  EXPECT_TRUE(is_user_mistake(run_program({"--verison"}), "unknown option '--verison', nearest is --version"));
+  EXPECT_TRUE(is_user_mistake(run_program({"info", "extra"}), "info: unexpected argument 'extra'"));
+  EXPECT_TRUE(is_user_mistake(run_program({""}), "unknown command ''"));
+}
+
+TEST(Main, FullDiskUnderStandardOutputIsAFailure) {
+  const auto result = run_program({"info"}, "/dev/full");
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_EQ(result.err, "efla: standard output: No space left on device\n");
+}
+
+TEST(Main, ClosedPipeIsQuiet) {
+  const std::string program = EFLA_PROGRAM;
+  // The shell's own exit code is the program's: ended by SIGPIPE, or failed where the caller ignores that signal.
+  auto result = run_command({"bash", "-c", "set -o pipefail; (sleep 0.2; " + program + " info) | true"});
+  EXPECT_EQ(result.exit_code, 128 + SIGPIPE);
+  EXPECT_EQ(result.err, "");
+  result = run_command({"bash", "-c", "trap '' PIPE; set -o pipefail; (sleep 0.2; " + program + " info) | true"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_EQ(result.err, "");
+}
+
+TEST(Main, ClosedStandardStreamsAreQuiet) {
+  const auto result = run_command({"bash", "-c", std::string(EFLA_PROGRAM) + " info <&- >&-"});
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_EQ(result.err, "");
+}
+
+}  // namespace
+}  // namespace efla::testing

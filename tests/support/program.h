@@ -1,0 +1,96 @@
+// Runs the program under test as a user would.
+#pragma once
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace efla::testing {
+
+// A folder of its own that goes when this does.
+class TemporaryFolder {
+ public:
+  TemporaryFolder() {
+    std::string name = (std::filesystem::temp_directory_path() / "efla-test-XXXXXX").string();
+    if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("no temporary folder could be made");
+    path_ = name;
+  }
+  ~TemporaryFolder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+
+  const std::filesystem::path& path() const { return path_; }
+  std::string file(const std::string& name) const { return (path_ / name).string(); }
+
+ private:
+  std::filesystem::path path_;
+};
+
+inline std::string read_text(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) throw std::runtime_error("cannot read " + path);
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+struct ProgramResult {
+  int exit_code = -1;  // 128 + N when signal N ended it
+  std::string out, err;
+};
+
+// Runs a command (its path first) with no input and waits for it. Where out is given, standard output goes to that
+// file and is not returned.
+inline ProgramResult run_command(const std::vector<std::string>& command, const std::string& out = "") {
+  const TemporaryFolder folder;
+  const std::string out_path = out.empty() ? folder.file("out") : out, err_path = folder.file("err");
+  posix_spawn_file_actions_t files;
+  posix_spawn_file_actions_init(&files);
+  posix_spawn_file_actions_addopen(&files, 0, "/dev/null", O_RDONLY, 0);
+  posix_spawn_file_actions_addopen(&files, 1, out_path.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+  posix_spawn_file_actions_addopen(&files, 2, err_path.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+  std::vector<char*> arguments;
+  for (const auto& argument : command) arguments.push_back(const_cast<char*>(argument.c_str()));
+  arguments.push_back(nullptr);
+  pid_t child = 0;
+  const int failed = posix_spawnp(&child, arguments[0], &files, nullptr, arguments.data(), environ);
+  posix_spawn_file_actions_destroy(&files);
+  if (failed != 0) throw std::runtime_error("cannot start " + command[0]);
+  int status = 0;
+  if (waitpid(child, &status, 0) != child) throw std::runtime_error("lost track of " + command[0]);
+  ProgramResult result;
+  result.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  if (out.empty()) result.out = read_text(out_path);
+  result.err = read_text(err_path);
+  return result;
+}
+
+// Runs efla with these arguments.
+inline ProgramResult run_program(std::vector<std::string> arguments, const std::string& out = "") {
+  arguments.insert(arguments.begin(), EFLA_PROGRAM);
+  return run_command(arguments, out);
+}
+
+// Passes if the program told the user what is wrong, in one line that contains `part`, with exit code 2.
+inline ::testing::AssertionResult is_user_mistake(const ProgramResult& result, const std::string& part) {
+  if (result.exit_code == 2 && result.out.empty() && result.err.starts_with("efla: ") &&
+      result.err.find('\n') == result.err.size() - 1 && result.err.find(part) != std::string::npos) {
+    return ::testing::AssertionSuccess();
+  }
+  return ::testing::AssertionFailure() << "expected exit code 2 and one line with \"" << part << "\", got exit code "
+                                       << result.exit_code << "\nstdout: " << result.out << "\nstderr: " << result.err;
+}
+
+}  // namespace efla::testing
