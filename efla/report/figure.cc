@@ -1,0 +1,127 @@
+#include "efla/report/figure.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "efla/report/html.h"
+
+namespace efla::report {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::size_t kTableRows = 12;
+
+std::string value_text(const Figure& figure, double value) {
+  return figure.unit == Figure::Unit::accuracy ? percent(value) : fixed(value, 3);
+}
+
+// The mean, with the range over seeds where there are several.
+std::string cell_text(const Figure& figure, const Spread& y) {
+  const auto mean = value_text(figure, y.mean);
+  if (y.count < 2) return mean;
+  const bool accuracy = figure.unit == Figure::Unit::accuracy;
+  const double scale = accuracy ? 100 : 1;
+  const int digits = accuracy ? 1 : 3;
+  return mean + " (" + fixed(scale * y.low, digits) + "–" + fixed(scale * y.high, digits) + ")";
+}
+
+std::vector<double> all_x(const Figure& figure) {
+  std::set<double> values;
+  for (const auto& series : figure.series) {
+    for (const auto& point : series.line) values.insert(point.x);
+  }
+  return {values.begin(), values.end()};
+}
+
+// At most kTableRows of them, evenly picked, with the first and the last.
+std::vector<double> picked(const std::vector<double>& values) {
+  if (values.size() <= kTableRows) return values;
+  std::vector<double> out;
+  for (std::size_t i = 0; i < kTableRows; ++i) out.push_back(values[i * (values.size() - 1) / (kTableRows - 1)]);
+  return out;
+}
+
+std::string table_html(const Figure& figure) {
+  const auto x = all_x(figure), rows = picked(x);
+  std::string html =
+      "<div class=\"scroll\" role=\"region\" tabindex=\"0\" aria-label=\"Numbers: " + escape(figure.title) +
+      "\"><table><thead><tr><th scope=\"col\">" + escape(figure.x_label) + "</th>";
+  for (const auto& series : figure.series) html += "<th scope=\"col\" class=\"n\">" + escape(series.label) + "</th>";
+  html += "</tr></thead><tbody>";
+  for (const double row : rows) {
+    html += "<tr><th scope=\"row\">" + compact(row) + "</th>";
+    for (const auto& series : figure.series) {
+      const auto point =
+          std::find_if(series.line.begin(), series.line.end(), [&](const Point& p) { return p.x == row; });
+      html += "<td class=\"n\">" + (point == series.line.end() ? "–" : cell_text(figure, point->y)) + "</td>";
+    }
+    html += "</tr>";
+  }
+  html += "</tbody></table></div>";
+  if (rows.size() < x.size()) {
+    html += "<p class=\"note\">" + std::to_string(rows.size()) + " of " + std::to_string(x.size()) + " points.</p>";
+  }
+  return html;
+}
+
+// What a chart shows, in a sentence: each line's first and last value.
+std::string description(const Figure& figure) {
+  std::string text = "Line chart, " + figure.title + " against " + figure.x_label + ".";
+  for (const auto& series : figure.series) {
+    if (series.line.empty()) continue;
+    const auto &first = series.line.front(), &last = series.line.back();
+    text += " " + series.label + ": " + value_text(figure, first.y.mean) + " at " + compact(first.x);
+    if (first.x != last.x) text += ", " + value_text(figure, last.y.mean) + " at " + compact(last.x);
+    text += ".";
+  }
+  return text + " The numbers are in the table below the chart.";
+}
+
+std::string swatch_html(const Style& style) {
+  // The markers of the charts, drawn by hand in a box of 28 × 12: circle, square, diamond, triangle.
+  static constexpr std::array<const char*, 4> kMarkers{
+      "<circle cx=\"14\" cy=\"6\" r=\"3.5\"/>",
+      "<rect x=\"10.8\" y=\"2.8\" width=\"6.4\" height=\"6.4\"/>",
+      "<path d=\"M14 1.4 18.6 6 14 10.6 9.4 6Z\"/>",
+      "<path d=\"M14 1.8 18.4 9.6H9.6Z\"/>",
+  };
+  return std::string("<svg class=\"swatch\" viewBox=\"0 0 28 12\" aria-hidden=\"true\" style=\"--line:var(--") +
+         style.palette + "-" + std::to_string(style.index) + ")\"><path d=\"M1 6H27\"" +
+         (style.dashed ? " stroke-dasharray=\"5 3\"" : "") + "/>" +
+         kMarkers[static_cast<std::size_t>(style.index) % kMarkers.size()] + "</svg>";
+}
+
+}  // namespace
+
+json chart_json(const Figure& figure) {
+  json series = json::array();
+  for (const auto& s : figure.series) {
+    json points = json::array();
+    for (const auto& p : s.line) points.push_back({p.x, p.y.mean, p.y.low, p.y.high});
+    series.push_back({{"label", s.label},
+                      {"color", std::string("--") + s.style.palette + "-" + std::to_string(s.style.index)},
+                      {"marker", s.style.index},
+                      {"dashed", s.style.dashed},
+                      {"points", points}});
+  }
+  return {{"id", figure.id},      {"xLabel", figure.x_label},     {"accuracy", figure.unit == Figure::Unit::accuracy},
+          {"logX", figure.log_x}, {"fromZero", figure.from_zero}, {"series", series}};
+}
+
+std::string chart_html(const Figure& figure) {
+  return "<figure><figcaption>" + escape(figure.title) + "</figcaption><div class=\"plot\"><canvas id=\"" +
+         escape(figure.id) + "\" role=\"img\" aria-label=\"" + escape(description(figure)) +
+         "\"></canvas></div><details><summary>Numbers</summary>" + table_html(figure) + "</details></figure>\n";
+}
+
+std::string legend_html(const std::vector<Series>& series) {
+  std::string html = "<ul class=\"legend\">";
+  for (const auto& s : series) html += "<li>" + swatch_html(s.style) + escape(s.label) + "</li>";
+  return html + "</ul>\n";
+}
+
+}  // namespace efla::report

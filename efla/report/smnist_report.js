@@ -1,0 +1,140 @@
+"use strict";
+(() => {
+  const figures = JSON.parse(document.getElementById("charts").textContent);
+  const root = document.documentElement;
+  const markers = ["circle", "rect", "rectRot", "triangle"];
+  const percentText = (share) => (100 * share).toFixed(1) + "\u00a0%";
+
+  function css(name) {
+    return getComputedStyle(root).getPropertyValue(name).trim();
+  }
+
+  // #rrggbb with an opacity, for the bands.
+  function faded(color, opacity) {
+    return color + Math.round(255 * opacity).toString(16).padStart(2, "0");
+  }
+
+  // A line takes three datasets: the band's lower edge, its upper edge filled down to the lower, and the mean.
+  function datasets(series) {
+    const color = css(series.color);
+    const edge = { borderWidth: 0, pointRadius: 0, pointHitRadius: 0, isBand: true };
+    const column = (index) => series.points.map((p) => ({ x: p[0], y: p[index] }));
+    return [
+      { ...edge, data: column(2), fill: false },
+      { ...edge, data: column(3), fill: "-1", backgroundColor: faded(color, 0.16) },
+      {
+        label: series.label,
+        data: series.points.map((p) => ({ x: p[0], y: p[1], low: p[2], high: p[3] })),
+        borderColor: color,
+        borderWidth: 2,
+        borderDash: series.dashed ? [6, 4] : [],
+        backgroundColor: color,
+        pointStyle: markers[series.marker % markers.length],
+        pointRadius: series.points.length > 24 ? 0 : 4,
+        pointBorderColor: css("--page"),
+        fill: false,
+      },
+    ];
+  }
+
+  function levels(figure) {
+    const all = figure.series.flatMap((s) => s.points.map((p) => p[0]));
+    return [...new Set(all)].sort((a, b) => a - b);
+  }
+
+  function chanceLine(x) {
+    return {
+      data: [{ x: x[0], y: 0.1 }, { x: x[x.length - 1], y: 0.1 }],
+      borderColor: css("--quiet"), borderWidth: 1, borderDash: [2, 3], pointRadius: 0, pointHitRadius: 0, isBand: true,
+    };
+  }
+
+  function xAxis(figure, x) {
+    const logarithmic = figure.logX && x[0] > 0 && x[x.length - 1] / x[0] >= 4;
+    const axis = {
+      type: logarithmic ? "logarithmic" : "linear",
+      min: x[0],
+      max: x[x.length - 1],
+      title: { display: true, text: figure.xLabel, color: css("--quiet") },
+      grid: { color: css("--grid"), borderColor: css("--rule") },
+      ticks: { color: css("--quiet"), maxRotation: 0, callback: (value) => String(+value.toPrecision(6)) },
+    };
+    if (x[0] === x[x.length - 1]) {  // a single point: leave room on both sides
+      delete axis.min;
+      delete axis.max;
+    }
+    if (x.length <= 10) axis.afterBuildTicks = (scale) => { scale.ticks = x.map((value) => ({ value })); };
+    return axis;
+  }
+
+  function yAxis(figure) {
+    const values = figure.series.flatMap((s) => s.points.map((p) => p[2]));
+    const logarithmic = !figure.accuracy && Math.min(...values) > 0;
+    const axis = {
+      type: logarithmic ? "logarithmic" : "linear",
+      grid: { color: css("--grid"), borderColor: css("--rule") },
+      ticks: { color: css("--quiet"), maxTicksLimit: 6 },
+    };
+    if (figure.accuracy) axis.ticks.callback = (value) => +(100 * value).toFixed(1) + "\u00a0%";
+    if (figure.fromZero) Object.assign(axis, { min: 0, max: 1 });
+    if (logarithmic) {
+      axis.ticks.maxTicksLimit = 100;
+      axis.ticks.callback = (value) => (/^[125]/.test(value.toExponential()) ? String(+value.toPrecision(2)) : null);
+    }
+    return axis;
+  }
+
+  function tooltip(figure) {
+    const text = figure.accuracy ? percentText : (value) => value.toFixed(3);
+    return {
+      filter: (item) => !item.dataset.isBand,
+      callbacks: {
+        title: (items) => (items.length ? figure.xLabel + " " + +items[0].parsed.x.toPrecision(6) : ""),
+        label: (item) => {
+          const { y, low, high } = item.raw;
+          const range = low < high ? ` (${text(low)} to ${text(high)})` : "";
+          return ` ${item.dataset.label} ${text(y)}${range}`;
+        },
+      },
+      usePointStyle: true,
+    };
+  }
+
+  function draw(figure) {
+    const x = levels(figure);
+    const sets = figure.series.flatMap(datasets);
+    if (figure.fromZero) sets.push(chanceLine(x));
+    return new Chart(document.getElementById(figure.id), {
+      type: "line",
+      data: { datasets: sets },
+      options: {
+        animation: false,
+        maintainAspectRatio: false,
+        parsing: true,
+        clip: 6,
+        interaction: { mode: "index", axis: "x", intersect: false },
+        font: { family: getComputedStyle(document.body).fontFamily },
+        scales: { x: xAxis(figure, x), y: yAxis(figure) },
+        plugins: { legend: { display: false }, tooltip: tooltip(figure) },
+      },
+    });
+  }
+
+  let charts = [];
+  function drawAll() {
+    charts.forEach((chart) => chart.destroy());
+    Chart.defaults.font.family = getComputedStyle(document.body).fontFamily;
+    charts = figures.map(draw);
+  }
+
+  function restyle(printing) {
+    root.classList.toggle("print", printing);
+    drawAll();
+  }
+
+  drawAll();
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
+  addEventListener("beforeprint", () => restyle(true));
+  addEventListener("afterprint", () => restyle(false));
+  requestAnimationFrame(() => { root.dataset.charts = String(charts.length); });
+})();
