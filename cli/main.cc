@@ -1,5 +1,5 @@
 // The program efla. Nothing but this file prints errors or chooses the exit code: 0, 2 for a user's mistake, 1 for a
-// failure.
+// failure, 130 after Ctrl-C.
 #include <fcntl.h>
 #include <fmt/core.h>
 #include <unistd.h>
@@ -26,6 +26,11 @@ constexpr int kUserMistake = 2;
 void add_commands(CLI::App& program) {
   add_info(program);
   add_apply(program);
+#ifdef EFLA_TORCH
+  add_train(program);
+  add_eval(program);
+  add_reproduce(program);
+#endif
 }
 
 // A standard stream that the caller closed would give its number to the next file opened, and prints would end in it.
@@ -106,6 +111,8 @@ int parse_and_run(CLI::App& program, int argc, char** argv) {
     fmt::print("{}", program.help());
   } catch (const CLI::CallForVersion&) {
     fmt::print("efla {}\n", version());
+  } catch (const CLI::RuntimeError& error) {  // a subcommand's own exit code, the user having been told
+    return error.get_exit_code();
   } catch (const CLI::ParseError& error) {
     return report(kUserMistake, usage_message(program, error));
   }

@@ -1,0 +1,18 @@
+// Ctrl-C: the first asks for a stop at the next safe place, the second ends the program at once.
+#pragma once
+
+#include <string>
+
+namespace efla::cli {
+
+inline constexpr int kInterruptedExitCode = 130;
+
+// From here on the first SIGINT or SIGTERM sets interrupted().
+void watch_for_interrupts();
+
+bool interrupted();
+
+// Ends the subcommand with exit code 130, after saying on standard error how to go on.
+[[noreturn]] void end_interrupted(const std::string& how_to_continue);
+
+}  // namespace efla::cli

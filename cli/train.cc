@@ -1,0 +1,169 @@
+// efla train smnist: one classifier of pixel sequences, in a folder of its own.
+#include <fmt/core.h>
+
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cli/commands.h"
+#include "cli/interrupt.h"
+#include "cli/progress.h"
+#include "cli/smnist.h"
+#include "efla/base/error.h"
+#include "efla/io/file.h"
+#include "efla/io/json.h"
+#include "efla/train/checkpoint.h"
+#include "efla/train/run.h"
+
+namespace efla::cli {
+namespace {
+
+using nlohmann::json;
+
+struct TrainArguments {
+  std::string out, resume, data = "builtin";
+  std::int64_t train_images = 0, test_images = 0, checkpoint_every = 0;
+  int threads = 0;
+  bool data_given = false, train_images_given = false, test_images_given = false;
+  json run = {{"model", default_model()}, {"training", train::to_json({})}};  // the defaults
+  // Puts the options that were given into run.
+  std::vector<std::function<void(json& run)>> given;
+};
+
+// An option whose value, where it is given, goes to a place in a run's description; that place has its default.
+template <class T>
+CLI::Option* add_setting(CLI::App& command, TrainArguments& arguments, const std::string& name, const char* place,
+                         const std::string& help) {
+  const json::json_pointer pointer(place);
+  auto value = std::make_shared<T>(arguments.run.at(pointer).get<T>());
+  auto* option = command.add_option(name, *value, help)->capture_default_str();
+  arguments.given.push_back([=](json& run) {
+    if (option->count() > 0) run[pointer] = *value;
+  });
+  return option;
+}
+
+void add_off_switch(CLI::App& command, TrainArguments& arguments, const std::string& name, const char* place,
+                    const std::string& help) {
+  auto* option = command.add_flag(name, help);
+  arguments.given.push_back([option, pointer = json::json_pointer(place)](json& run) {
+    if (option->count() > 0) run[pointer] = false;
+  });
+}
+
+void add_settings(CLI::App& command, TrainArguments& a) {
+  add_setting<std::string>(command, a, "--mixer", "/model/mixer", "Mixer: efla, deltanet, … (docs/training.md)");
+  add_setting<std::int64_t>(command, a, "--layers", "/model/layers", "Layers");
+  add_setting<std::int64_t>(command, a, "--hidden", "/model/hidden", "Width of the model");
+  add_setting<std::int64_t>(command, a, "--heads", "/model/heads", "Heads of a mixer");
+  add_setting<double>(command, a, "--mlp-ratio", "/model/mlp_ratio",
+                      "Width of each layer's MLP over the model's; 0: none");
+  add_setting<std::int64_t>(command, a, "--conv", "/model/conv",
+                            "Taps of the short convolution on q, k and v; 0: none");
+  add_off_switch(command, a, "--no-positions", "/model/positions", "Leave out the learned positions");
+  add_off_switch(command, a, "--no-output-norm", "/model/output_norm", "Leave out the norm of the mixer's output");
+  add_setting<std::string>(command, a, "--pooling", "/model/pooling", "What the head reads: mean or last");
+  add_setting<std::int64_t>(command, a, "--epochs", "/training/epochs", "Passes over the training images");
+  add_setting<double>(command, a, "--lr", "/training/lr", "Highest learning rate");
+  add_setting<std::uint64_t>(command, a, "--seed", "/training/seed", "Seed of parameters and order");
+  add_setting<std::int64_t>(command, a, "--batch-size", "/training/batch_size", "Images a step");
+  add_setting<double>(command, a, "--weight-decay", "/training/weight_decay", "AdamW's weight decay");
+  add_setting<std::string>(command, a, "--schedule", "/training/schedule", "After the warm-up: cosine or constant");
+  add_setting<double>(command, a, "--warmup", "/training/warmup", "Part of all steps over which the rate rises");
+  add_setting<double>(command, a, "--clip", "/training/clip", "Largest gradient norm; 0: no clipping");
+}
+
+struct Plan {
+  std::filesystem::path folder;
+  train::RunSpec spec;
+  SmnistData data;
+  train::Classifier classifier;
+};
+
+// What the command line asks for; the images are read and the model is made, so that bad input is found before
+// anything is written.
+Plan make_plan(TrainArguments a) {
+  Plan plan;
+  plan.folder = a.resume.empty() ? a.out : a.resume;
+  json recorded;
+  if (!a.resume.empty()) {
+    const auto path = plan.folder / train::kCheckpointFile;
+    recorded = train::Checkpoint(path).run();
+    a.run = recorded;
+    for (const auto& set : a.given) set(a.run);
+    train::require_same(a.run, recorded, "resume", path.string());
+    const json& data = recorded.at("data");
+    if (!a.data_given) a.data = data.at("source").get<std::string>();
+    if (!a.train_images_given) a.train_images = data.at("train_images").get<std::int64_t>();
+    if (!a.test_images_given) a.test_images = data.at("test_images").get<std::int64_t>();
+  } else {
+    for (const auto& set : a.given) set(a.run);
+  }
+  plan.spec.model = a.run.at("model");
+  plan.spec.training = train::train_options_from_json(a.run.at("training"));
+  plan.spec.checkpoint_every = a.checkpoint_every;
+  train::validate(plan.spec.training);
+  plan.classifier = make_classifier(plan.spec.model, plan.spec.training.seed);
+  plan.data = load_smnist(a.data, a.train_images, a.test_images);
+  plan.spec.data = plan.data.description;
+  // The same images at another place are the same data.
+  if (!recorded.is_null()) plan.spec.data["source"] = recorded.at("data").at("source");
+  return plan;
+}
+
+void train_smnist(const TrainArguments& arguments) {
+  if (arguments.out.empty() == arguments.resume.empty()) {
+    throw Error("train smnist", "--out", arguments.out.empty() ? "nothing" : "both --out and --resume",
+                "--out RUN for a new run, or --resume RUN to go on with one");
+  }
+  const Plan plan = make_plan(arguments);
+  ThreadPool& pool = use_threads(arguments.threads);
+  if (arguments.resume.empty()) io::prepare_output_folder(plan.folder, "train smnist");
+
+  const std::int64_t batch = plan.spec.training.batch_size;
+  const std::int64_t steps = (plan.data.train.count + batch - 1) / batch;
+  Progress progress(plan.spec.model.at("mixer").get<std::string>(), steps, steps * plan.spec.training.epochs);
+  auto events = progress.events();
+  events.stop = interrupted;
+  watch_for_interrupts();
+  const auto end =
+      train_in_folder(plan.folder, plan.spec, plan.classifier, plan.data.train, plan.data.test, pool, events);
+  const std::string folder = shell_word(plan.folder.string());
+  if (end == train::RunEnd::stopped) {
+    end_interrupted("Stopped and saved. To go on: efla train smnist --resume " + folder);
+  }
+  const auto metrics = io::read_json_lines(plan.folder / train::kMetricsFile);
+  fmt::print("test accuracy {:.4f} on {} images\ncheckpoint    {}\n", metrics.back().at("accuracy").get<double>(),
+             plan.data.test.count, (plan.folder / train::kCheckpointFile).string());
+}
+
+}  // namespace
+
+void add_train(CLI::App& program) {
+  auto* train = program.add_subcommand("train", "Train a model");
+  train->require_subcommand(1);
+  auto* command =
+      train->add_subcommand("smnist", "A classifier of digits read pixel by pixel (section 5.1 of the paper)");
+  auto arguments = std::make_shared<TrainArguments>();
+  add_settings(*command, *arguments);
+  auto* data = command->add_option("--data", arguments->data, "builtin, or a folder with MNIST's files");
+  data->capture_default_str();
+  auto* train_images = command->add_option("--train-images", arguments->train_images, "First so many images; 0: all");
+  auto* test_images = command->add_option("--test-images", arguments->test_images, "First so many images; 0: all");
+  command->add_option("--out", arguments->out, "Folder of the new run");
+  command->add_option("--resume", arguments->resume, "Folder of the run to go on with, to the same bits");
+  command
+      ->add_option("--checkpoint-every", arguments->checkpoint_every, "Steps between checkpoints besides each epoch's")
+      ->check(CLI::NonNegativeNumber);
+  add_threads_option(*command, arguments->threads);
+  command->callback([=] {
+    arguments->data_given = data->count() > 0;
+    arguments->train_images_given = train_images->count() > 0;
+    arguments->test_images_given = test_images->count() > 0;
+    train_smnist(*arguments);
+  });
+}
+
+}  // namespace efla::cli
