@@ -27,7 +27,8 @@ struct TrainArguments {
   std::int64_t train_images = 0, test_images = 0, checkpoint_every = 0;
   int threads = 0;
   bool data_given = false, train_images_given = false, test_images_given = false;
-  json run = {{"model", default_model()}, {"training", train::to_json({})}};  // the defaults
+  // The defaults.
+  json run = {{"model", default_model()}, {"training", train::to_json(train::TrainOptions{})}};
   // Puts the options that were given into run.
   std::vector<std::function<void(json& run)>> given;
 };

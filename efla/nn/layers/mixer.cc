@@ -1,0 +1,116 @@
+#include "efla/nn/layers/mixer.h"
+
+#include <torch/torch.h>
+
+#include <cmath>
+
+#include "efla/autograd/delta_rule.h"
+#include "efla/autograd/rms_norm.h"
+#include "efla/autograd/short_conv.h"
+#include "efla/base/error.h"
+
+namespace efla::nn {
+namespace {
+
+constexpr std::int64_t kMaxTaps = 8, kMaxWidth = 1 << 16;
+
+std::shared_ptr<Weight> projection_weight(Mixer& mixer, const Initialiser& init, const std::string& name,
+                                          std::int64_t out, std::int64_t in) {
+  return mixer.register_module(name, std::make_shared<Weight>(linear_weight(init.within(name), out, in)));
+}
+
+// [D, 1, W], uniform in ±1/√W as PyTorch's depthwise Conv1d starts.
+std::shared_ptr<Weight> conv_weight(Mixer& mixer, const Initialiser& init, const std::string& name,
+                                    std::int64_t channels, std::int64_t taps) {
+  const double bound = 1.0 / std::sqrt(static_cast<double>(taps));
+  return mixer.register_module(
+      name, std::make_shared<Weight>(init.within(name).uniform("weight", {channels, 1, taps}, bound)));
+}
+
+void require(bool holds, const char* field, std::int64_t got, const std::string& expected) {
+  if (!holds) throw Error("mixer", field, std::to_string(got), expected);
+}
+
+}  // namespace
+
+void validate(const MixerConfig& config) {
+  mixer_preset(config.mixer);
+  require(config.hidden >= 1 && config.hidden <= kMaxWidth, "hidden", config.hidden,
+          "a width from 1 to " + std::to_string(kMaxWidth));
+  require(config.heads >= 1 && config.hidden % config.heads == 0, "heads", config.heads,
+          "a divisor of hidden, " + std::to_string(config.hidden));
+  require(config.conv >= 0 && config.conv <= kMaxTaps, "conv", config.conv,
+          "taps from 1 to " + std::to_string(kMaxTaps) + ", or 0 for none");
+}
+
+Mixer::Mixer(const MixerConfig& config, const Initialiser& init)
+    : config_(config), preset_((validate(config), mixer_preset(config.mixer))) {
+  const std::int64_t width = config.hidden;
+  rule_.step = parse_step_size(std::string(preset_.step));
+  rule_.step.erase_scale = preset_.erase_scale;
+  rule_.step.write_scale = preset_.write_scale;
+  rule_.qk_l2norm = preset_.qk_l2norm;
+
+  q_proj_ = projection_weight(*this, init, "q_proj", width, width);
+  k_proj_ = projection_weight(*this, init, "k_proj", width, width);
+  v_proj_ = projection_weight(*this, init, "v_proj", width, width);
+  if (preset_.beta != BetaActivation::one) b_proj_ = projection_weight(*this, init, "b_proj", config.heads, width);
+  if (preset_.adaptive) {
+    // softplus(α) = 1
+    alpha_ = register_parameter("alpha", torch::full({config.heads}, std::log(std::expm1(1.0)), torch::kFloat));
+  }
+  if (config.conv > 0) {
+    q_conv_ = conv_weight(*this, init, "q_conv1d", width, config.conv);
+    k_conv_ = conv_weight(*this, init, "k_conv1d", width, config.conv);
+    v_conv_ = conv_weight(*this, init, "v_conv1d", width, config.conv);
+  }
+  if (config.output_norm) {
+    o_norm_ = register_module("o_norm", std::make_shared<Weight>(torch::ones({width / config.heads})));
+  }
+  o_proj_ = projection_weight(*this, init, "o_proj", width, width);
+}
+
+torch::Tensor Mixer::projection() const {
+  std::vector<torch::Tensor> parts{q_proj_->value, k_proj_->value, v_proj_->value};
+  if (b_proj_) parts.push_back(b_proj_->value);
+  return torch::cat(parts);
+}
+
+torch::Tensor Mixer::beta(const torch::Tensor& b) const {
+  const auto activated = preset_.beta == BetaActivation::sigmoid ? torch::sigmoid(b) : torch::softplus(b);
+  return alpha_.defined() ? activated * torch::softplus(alpha_) : activated;
+}
+
+torch::Tensor Mixer::causal_softmax(const torch::Tensor& qkv) const {
+  const std::int64_t batch = qkv.size(0), tokens = qkv.size(1), dim = config_.hidden / config_.heads;
+  const auto parts = qkv.view({batch, tokens, 3, config_.heads, dim}).permute({2, 0, 3, 1, 4});  // [3, B, H, T, D/H]
+  const auto scores = torch::matmul(parts[0], parts[1].transpose(-1, -2)) / std::sqrt(static_cast<double>(dim));
+  const auto future = torch::ones({tokens, tokens}, torch::kBool).triu(1);
+  const auto weights = torch::softmax(scores.masked_fill(future, -INFINITY), -1);
+  return torch::matmul(weights, parts[2]).transpose(1, 2);
+}
+
+torch::Tensor Mixer::forward(const torch::Tensor& x) const {
+  const std::int64_t batch = x.size(0), tokens = x.size(1), width = config_.hidden, heads = config_.heads;
+  const std::int64_t betas = b_proj_ ? heads : 0;
+  const auto projected = torch::matmul(x, projection().t());  // [B, T, 3·D + H]
+  torch::Tensor qkv, b;
+  if (config_.conv > 0) {
+    const auto taps = torch::cat({q_conv_->value, k_conv_->value, v_conv_->value});
+    std::tie(qkv, b) = autograd::short_conv_split(projected, taps, betas);
+  } else {
+    qkv = torch::silu(projected.narrow(2, 0, 3 * width));
+    b = projected.narrow(2, 3 * width, betas);
+  }
+
+  torch::Tensor o;  // [B, T, H, D/H]
+  if (preset_.softmax) {
+    o = causal_softmax(qkv);
+  } else {
+    o = autograd::delta_rule_packed(qkv, b_proj_ ? beta(b) : torch::ones({batch, tokens, heads}), width / heads, rule_);
+  }
+  if (o_norm_) o = autograd::rms_norm(o, o_norm_->value);
+  return torch::matmul(o.reshape({batch, tokens, width}), o_proj_->value.t());
+}
+
+}  // namespace efla::nn

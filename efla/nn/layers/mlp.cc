@@ -1,0 +1,21 @@
+#include "efla/nn/layers/mlp.h"
+
+#include <torch/torch.h>
+
+namespace efla::nn {
+
+Mlp::Mlp(std::int64_t hidden, std::int64_t inner, const Initialiser& init) {
+  const auto add = [&](const char* name, std::int64_t out, std::int64_t in) {
+    return register_module(name, std::make_shared<Weight>(linear_weight(init.within(name), out, in)));
+  };
+  gate_proj_ = add("gate_proj", inner, hidden);
+  up_proj_ = add("up_proj", inner, hidden);
+  down_proj_ = add("down_proj", hidden, inner);
+}
+
+torch::Tensor Mlp::forward(const torch::Tensor& x) const {
+  const auto gate = torch::silu(torch::matmul(x, gate_proj_->value.t()));
+  return torch::matmul(gate * torch::matmul(x, up_proj_->value.t()), down_proj_->value.t());
+}
+
+}  // namespace efla::nn

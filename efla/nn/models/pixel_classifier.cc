@@ -1,0 +1,125 @@
+#include "efla/nn/models/pixel_classifier.h"
+
+#include <torch/torch.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "efla/autograd/rms_norm.h"
+#include "efla/base/error.h"
+
+namespace efla::nn {
+namespace {
+
+using nlohmann::json;
+
+constexpr const char* kName = "pixel classifier";
+constexpr std::int64_t kMaxLayers = 64, kMaxTokens = 1 << 20, kMaxClasses = 1 << 16;
+constexpr double kMaxMlpRatio = 64.0;
+
+// Small beside a pixel's own part of a token's vector.
+constexpr double kPositionDeviation = 0.02;
+
+void require_range(const char* field, std::int64_t got, std::int64_t largest) {
+  if (got < 1 || got > largest) throw Error(kName, field, std::to_string(got), "1 to " + std::to_string(largest));
+}
+
+template <class T>
+void read_field(const json& json, const char* field, T& value) {
+  if (!json.contains(field)) throw Error(kName, field, "nothing", "a value in the model's configuration");
+  try {
+    json.at(field).get_to(value);
+  } catch (const json::exception&) {
+    throw Error(kName, field, json.at(field).dump(), "a value of another type");
+  }
+}
+
+}  // namespace
+
+void validate(const PixelClassifierConfig& config) {
+  validate(config.mixer_config());
+  require_range("layers", config.layers, kMaxLayers);
+  require_range("tokens", config.tokens, kMaxTokens);
+  require_range("classes", config.classes, kMaxClasses);
+  if (!(config.mlp_ratio >= 0.0 && config.mlp_ratio <= kMaxMlpRatio)) {
+    throw Error(kName, "mlp_ratio", json(config.mlp_ratio).dump(), "0 (no MLP) to " + json(kMaxMlpRatio).dump());
+  }
+  if (config.pooling != "mean" && config.pooling != "last") {
+    throw Error(kName, "pooling", "'" + config.pooling + "'", "mean or last");
+  }
+}
+
+json to_json(const PixelClassifierConfig& c) {
+  return {{"mixer", c.mixer},         {"layers", c.layers}, {"hidden", c.hidden},       {"heads", c.heads},
+          {"mlp_ratio", c.mlp_ratio}, {"conv", c.conv},     {"positions", c.positions}, {"output_norm", c.output_norm},
+          {"pooling", c.pooling},     {"tokens", c.tokens}, {"classes", c.classes}};
+}
+
+PixelClassifierConfig pixel_classifier_config_from_json(const json& json) {
+  PixelClassifierConfig c;
+  const auto known = to_json(c);
+  for (const auto& [field, value] : json.items()) {
+    if (!known.contains(field)) throw Error(kName, field, value.dump(), "a field of the model's configuration");
+  }
+  read_field(json, "mixer", c.mixer);
+  read_field(json, "layers", c.layers);
+  read_field(json, "hidden", c.hidden);
+  read_field(json, "heads", c.heads);
+  read_field(json, "mlp_ratio", c.mlp_ratio);
+  read_field(json, "conv", c.conv);
+  read_field(json, "positions", c.positions);
+  read_field(json, "output_norm", c.output_norm);
+  read_field(json, "pooling", c.pooling);
+  read_field(json, "tokens", c.tokens);
+  read_field(json, "classes", c.classes);
+  return c;
+}
+
+PixelClassifier::PixelClassifier(const PixelClassifierConfig& config, std::uint64_t seed) : config_(config) {
+  validate(config);
+  const Initialiser init(seed);
+  const std::int64_t width = config.hidden;
+  const auto add_norm = [width](torch::nn::Module& owner, const char* name) {
+    return owner.register_module(name, std::make_shared<Weight>(torch::ones({width})));
+  };
+  embedding_ = register_parameter("embedding", init.uniform("embedding", {1, width}, 1.0));
+  if (config.positions) {
+    positions_ = register_parameter("positions", init.normal("positions", {config.tokens, width}, kPositionDeviation));
+  }
+  bias_ = register_parameter("embedding_bias", init.uniform("embedding_bias", {width}, 1.0));
+
+  const auto stack = register_module("layers", std::make_shared<torch::nn::Module>());
+  for (std::int64_t i = 0; i < config.layers; ++i) {
+    const auto name = std::to_string(i);
+    const auto module = stack->register_module(name, std::make_shared<torch::nn::Module>());
+    const auto layer_init = init.within("layers").within(name);
+    Layer layer;
+    layer.mixer_norm = add_norm(*module, "mixer_norm");
+    layer.mixer =
+        module->register_module("mixer", std::make_shared<Mixer>(config.mixer_config(), layer_init.within("mixer")));
+    if (config.mlp_ratio > 0.0) {
+      const auto inner = std::max<std::int64_t>(1, std::llround(config.mlp_ratio * static_cast<double>(width)));
+      layer.mlp_norm = add_norm(*module, "mlp_norm");
+      layer.mlp = module->register_module("mlp", std::make_shared<Mlp>(width, inner, layer_init.within("mlp")));
+    }
+    layers_.push_back(std::move(layer));
+  }
+  norm_ = add_norm(*this, "norm");
+  head_ = register_module("head", std::make_shared<Weight>(linear_weight(init.within("head"), config.classes, width)));
+  head_bias_ = register_parameter("head_bias", torch::zeros({config.classes}));
+}
+
+torch::Tensor PixelClassifier::forward(const torch::Tensor& pixels) const {
+  // A product of matrices, whose gradient with respect to the embedding is one too and needs no large temporary.
+  auto x = torch::matmul(pixels.unsqueeze(-1), embedding_);  // [B, T, D]
+  x = x + (positions_.defined() ? positions_ + bias_ : bias_);
+  for (const auto& layer : layers_) {
+    x = x + layer.mixer->forward(autograd::rms_norm(x, layer.mixer_norm->value));
+    if (layer.mlp) x = x + layer.mlp->forward(autograd::rms_norm(x, layer.mlp_norm->value));
+  }
+  x = autograd::rms_norm(x, norm_->value);
+  const auto pooled = config_.pooling == "mean" ? x.mean(1) : x.select(1, x.size(1) - 1);  // [B, D]
+  return torch::addmm(head_bias_, pooled, head_->value.t());
+}
+
+}  // namespace efla::nn

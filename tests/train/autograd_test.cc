@@ -1,0 +1,190 @@
+// The operators as LibTorch functions: values against tensor operations, gradients against finite differences.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <cmath>
+#include <functional>
+#include <vector>
+
+#include "efla/autograd/delta_rule.h"
+#include "efla/autograd/rms_norm.h"
+#include "efla/autograd/short_conv.h"
+#include "efla/base/error.h"
+#include "tests/support/tensors.h"
+
+namespace efla::autograd {
+namespace {
+
+using test::max_difference;
+using test::random_tensor;
+using torch::Tensor;
+
+DeltaRule exact_rule() {
+  DeltaRule rule;
+  rule.step = parse_step_size("exact");
+  return rule;
+}
+
+// The recurrence in tensor operations, differentiable by LibTorch itself.
+DeltaRuleOutput eager(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& beta, Tensor state) {
+  const std::int64_t tokens = q.size(1);
+  const double scale = 1.0 / std::sqrt(static_cast<double>(q.size(3)));
+  std::vector<Tensor> outputs;
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    const auto kt = k.select(1, t).unsqueeze(-1), vt = v.select(1, t).unsqueeze(-1),
+               bt = beta.select(1, t);  // [B,H,K,1]
+    const auto lambda = kt.square().sum({-2, -1});
+    const auto gain = (-torch::expm1(-bt * lambda) / lambda).unsqueeze(-1).unsqueeze(-1);
+    state = state + kt.matmul((gain * (vt - state.transpose(-1, -2).matmul(kt))).transpose(-1, -2));
+    outputs.push_back(scale * state.transpose(-1, -2).matmul(q.select(1, t).unsqueeze(-1)).squeeze(-1));
+  }
+  return {torch::stack(outputs, 1), state};
+}
+
+struct Case {
+  Tensor q, k, v, beta, state;
+
+  std::vector<Tensor> all() const { return {q, k, v, beta, state}; }
+};
+
+Case make_case(std::int64_t batch, std::int64_t tokens, std::int64_t heads, std::int64_t key_dim,
+               std::int64_t value_dim, at::ScalarType dtype) {
+  Case c{random_tensor({batch, tokens, heads, key_dim}, 1), random_tensor({batch, tokens, heads, key_dim}, 2),
+         random_tensor({batch, tokens, heads, value_dim}, 3), torch::sigmoid(random_tensor({batch, tokens, heads}, 4)),
+         random_tensor({batch, heads, key_dim, value_dim}, 5)};
+  for (Tensor* tensor : {&c.q, &c.k, &c.v, &c.beta, &c.state}) *tensor = tensor->to(dtype).requires_grad_(true);
+  return c;
+}
+
+TEST(DeltaRuleFunction, MatchesTheRecurrenceInTensorOperations) {
+  for (const char* implementation : {"auto", "chunk", "recurrent", "ref"}) {
+    SCOPED_TRACE(implementation);
+    const bool ref = std::string(implementation) == "ref";
+    const Case c = make_case(2, 40, 3, 8, 16, ref ? torch::kDouble : torch::kFloat);
+    const auto out = delta_rule(c.q, c.k, c.v, c.beta, c.state, exact_rule(), implementation);
+    const Case d = make_case(2, 40, 3, 8, 16, torch::kDouble);
+    const auto expected = eager(d.q, d.k, d.v, d.beta, d.state);
+    const double tolerance = ref ? 1e-12 : 1e-5;
+    EXPECT_LE(max_difference(out.o, expected.o), tolerance);
+    EXPECT_LE(max_difference(out.final_state, expected.final_state), tolerance);
+
+    const auto weight = random_tensor({2, 40, 3, 16}, 6), state_weight = random_tensor({2, 3, 8, 16}, 7);
+    const auto loss = [&](const DeltaRuleOutput& o) {
+      return (o.o * weight.to(o.o.scalar_type())).sum() + (o.final_state * state_weight.to(o.o.scalar_type())).sum();
+    };
+    const auto gradients = torch::autograd::grad({loss(out)}, c.all());
+    const auto expected_gradients = torch::autograd::grad({loss(expected)}, d.all());
+    for (std::size_t i = 0; i < gradients.size(); ++i) {
+      EXPECT_LE(max_difference(gradients[i], expected_gradients[i]), 10 * tolerance) << "input " << i;
+    }
+  }
+}
+
+TEST(DeltaRuleFunction, TakesStridedTensorsAndPackedOnesToTheSameBits) {
+  const std::int64_t heads = 2, dim = 16;
+  const auto qkv = random_tensor({3, 50, 3 * heads * dim}, 1).to(torch::kFloat).requires_grad_(true);
+  const auto beta = torch::sigmoid(random_tensor({3, 50, heads}, 2)).to(torch::kFloat).requires_grad_(true);
+  const auto part = [&](std::int64_t i) {
+    return qkv.narrow(2, i * heads * dim, heads * dim).view({3, 50, heads, dim});
+  };
+  const auto packed = delta_rule_packed(qkv, beta, dim, exact_rule());
+  const auto strided = delta_rule(part(0), part(1), part(2), beta, {}, exact_rule()).o;
+  const auto contiguous =
+      delta_rule(part(0).contiguous(), part(1).contiguous(), part(2).contiguous(), beta, {}, exact_rule()).o;
+  EXPECT_TRUE(torch::equal(packed, strided));
+  EXPECT_TRUE(torch::equal(packed, contiguous));
+  const auto gradient = [&](const Tensor& o) { return torch::autograd::grad({o.square().sum()}, {qkv, beta}); };
+  const auto from_packed = gradient(packed), from_strided = gradient(strided);
+  EXPECT_TRUE(torch::equal(from_packed[0], from_strided[0]));
+  EXPECT_TRUE(torch::equal(from_packed[1], from_strided[1]));
+}
+
+TEST(DeltaRuleFunction, StepByStepIsTheWhole) {
+  const torch::NoGradGuard no_grad;
+  const Case c = make_case(2, 20, 3, 16, 32, torch::kFloat);
+  const auto whole = delta_rule(c.q, c.k, c.v, c.beta, c.state, exact_rule());
+  Tensor state = c.state.clone();
+  for (std::int64_t t = 0; t < 20; ++t) {
+    const auto o =
+        delta_rule_step(c.q.select(1, t), c.k.select(1, t), c.v.select(1, t), c.beta.select(1, t), state, exact_rule());
+    EXPECT_LE(max_difference(o, whole.o.select(1, t)), 1e-5) << t;
+  }
+  EXPECT_LE(max_difference(state, whole.final_state), 1e-5);
+}
+
+TEST(DeltaRuleFunction, IsAnOpOfTheDispatcher) {
+  const torch::NoGradGuard no_grad;
+  const Case c = make_case(1, 10, 1, 4, 4, torch::kFloat);
+  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("efla::delta_rule", "");
+  torch::jit::Stack stack{c.q, c.k, c.v, c.beta, c.state, c10::IValue(), "exact", 1.0, 1.0, false, "auto"};
+  op.callBoxed(&stack);
+  ASSERT_EQ(stack.size(), 2U);
+  EXPECT_TRUE(torch::equal(stack[0].toTensor(), delta_rule(c.q, c.k, c.v, c.beta, c.state, exact_rule()).o));
+}
+
+TEST(DeltaRuleFunction, NamesTheTensorThatIsWrong) {
+  const Case c = make_case(1, 10, 1, 4, 4, torch::kFloat);
+  const auto message = [&](const std::function<void()>& action) -> std::string {
+    try {
+      action();
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "nothing thrown";
+  };
+  EXPECT_NE(message([&] { delta_rule(c.q, c.k.select(1, 0), c.v, c.beta, {}, exact_rule()); }).find("k: "),
+            std::string::npos);
+  EXPECT_NE(message([&] {
+              delta_rule(c.q, c.k, c.v.to(torch::kDouble), c.beta, {}, exact_rule());
+            }).find("v: got dtype Double"),
+            std::string::npos)
+      << message([&] { delta_rule(c.q, c.k, c.v.to(torch::kDouble), c.beta, {}, exact_rule()); });
+  EXPECT_NE(message([&] { delta_rule(c.q, c.k, c.v, c.beta.narrow(1, 0, 9), {}, exact_rule()); }).find("beta"),
+            std::string::npos);
+}
+
+TEST(ShortConv, MatchesConv1d) {
+  for (const std::int64_t taps : {1, 4, 7}) {
+    const auto x = random_tensor({2, 30, 21}, 1).to(torch::kFloat).requires_grad_(true);
+    const auto weight = random_tensor({19, 1, taps}, 2).to(torch::kFloat).requires_grad_(true);
+    const auto [y, rest] = short_conv_split(x, weight, 1);
+    const auto padded = torch::constant_pad_nd(x.narrow(2, 0, 19).transpose(1, 2), {taps - 1, 0});
+    const auto expected = torch::silu(torch::conv1d(padded, weight, {}, 1, 0, 1, 19)).transpose(1, 2);
+    EXPECT_LE(max_difference(y, expected), 2e-6);
+    EXPECT_TRUE(torch::equal(rest, x.narrow(2, 19, 1)));
+    const auto loss = [&](const Tensor& out, const Tensor& tail) { return out.square().sum() + 3 * tail.sum(); };
+    const auto gradients = torch::autograd::grad({loss(y, rest)}, {x, weight});
+    const auto expected_gradients = torch::autograd::grad({loss(expected, x.narrow(2, 19, 1))}, {x, weight});
+    EXPECT_LE(max_difference(gradients[0], expected_gradients[0]), 2e-5);
+    EXPECT_LE(max_difference(gradients[1], expected_gradients[1]), 2e-4);
+  }
+}
+
+TEST(RmsNorm, MatchesTensorOperations) {
+  for (const bool weighted : {true, false}) {
+    const auto x = random_tensor({2, 30, 3, 20}, 1).to(torch::kFloat).requires_grad_(true);
+    const auto weight = random_tensor({20}, 2).to(torch::kFloat).requires_grad_(true);
+    const auto y = rms_norm(x, weighted ? weight : Tensor(), 1e-6);
+    auto expected = x * torch::rsqrt(x.square().mean(-1, true) + 1e-6);
+    if (weighted) expected = expected * weight;
+    EXPECT_LE(max_difference(y, expected), 2e-6);
+    const auto target = random_tensor({2, 30, 3, 20}, 3).to(torch::kFloat);
+    std::vector<Tensor> inputs{x};
+    if (weighted) inputs.push_back(weight);
+    const auto gradients = torch::autograd::grad({(y * target).sum()}, inputs);
+    const auto expected_gradients = torch::autograd::grad({(expected * target).sum()}, inputs);
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      EXPECT_LE(max_difference(gradients[i], expected_gradients[i]), 3e-5) << i;
+    }
+  }
+}
+
+TEST(Functions, RefuseSecondDerivatives) {
+  const auto x = random_tensor({1, 4, 8}, 1).to(torch::kFloat).requires_grad_(true);
+  EXPECT_THROW(torch::autograd::grad({rms_norm(x, {}).sum()}, {x}, {}, true, true), std::exception);
+}
+
+}  // namespace
+}  // namespace efla::autograd

@@ -1,0 +1,230 @@
+// The mixer and the classifier: their equations in tensor operations, presets, names and bad configurations.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <cmath>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "efla/base/error.h"
+#include "efla/nn/layers/mixer.h"
+#include "efla/nn/models/pixel_classifier.h"
+#include "tests/support/tensors.h"
+
+namespace efla::nn {
+namespace {
+
+using test::max_difference;
+using test::random_tensor;
+using torch::Tensor;
+
+std::map<std::string, Tensor> parameters_of(const torch::nn::Module& module) {
+  std::map<std::string, Tensor> parameters;
+  for (const auto& item : module.named_parameters()) parameters[item.key()] = item.value();
+  return parameters;
+}
+
+// β of a preset, and its gains on write and erase as functions of β and λ = ‖k‖², written from the table of
+// docs/equations.md and not from the code's.
+struct Expected {
+  std::function<Tensor(const Tensor& b, const std::map<std::string, Tensor>&)> beta;
+  std::function<Tensor(const Tensor&beta, const Tensor&lambda)> erase, write;
+  bool l2norm = false;
+};
+
+std::map<std::string, Expected> expected_mixers() {
+  const auto sigmoid = [](const Tensor& b, const auto&) { return torch::sigmoid(b); };
+  const auto euler = [](const Tensor& beta, const Tensor&) { return beta; };
+  const auto exact = [](const Tensor& beta, const Tensor& l) { return -torch::expm1(-beta * l) / l; };
+  const auto rk2 = [](const Tensor& beta, const Tensor& l) { return beta * (1 - beta * l / 2); };
+  const auto rk4 = [](const Tensor& beta, const Tensor& l) {
+    const auto x = beta * l;
+    return beta * (1 - x / 2 + x * x / 6 - x * x * x / 24);
+  };
+  const auto implicit = [](const Tensor& beta, const Tensor& l) { return beta / (1 + beta * l); };
+  const auto trapezoid = [](const Tensor& beta, const Tensor& l) { return beta / (1 + beta * l / 2); };
+  const auto none = [](const Tensor& beta, const Tensor&) { return torch::zeros_like(beta); };
+  const auto twice = [](const Tensor& beta, const Tensor&) { return 2 * beta; };
+  return {
+      {"deltanet", {sigmoid, euler, euler, true}},
+      {"deltanet-neg", {sigmoid, twice, euler, true}},
+      {"efla", {sigmoid, exact, exact}},
+      {"efla-adaptive",
+       {[](const Tensor& b, const auto& p) { return torch::sigmoid(b) * torch::softplus(p.at("alpha")); }, exact,
+        exact}},
+      {"efla-loose", {[](const Tensor& b, const auto&) { return torch::softplus(b); }, exact, exact}},
+      {"rk2", {sigmoid, rk2, rk2}},
+      {"rk4", {sigmoid, rk4, rk4}},
+      {"longhorn", {sigmoid, implicit, implicit}},
+      {"trapezoid", {sigmoid, trapezoid, trapezoid}},
+      {"linear", {[](const Tensor& b, const auto&) { return torch::ones_like(b); }, none, euler}},
+  };
+}
+
+// One layer's mixer by the recurrence, token by token, in tensor operations.
+Tensor eager_mixer(const Expected& mixer, const MixerConfig& config, const std::map<std::string, Tensor>& p,
+                   const Tensor& x) {
+  const std::int64_t batch = x.size(0), tokens = x.size(1), heads = config.heads, dim = config.hidden / heads;
+  const auto branch = [&](const std::string& name) {
+    auto y = x.matmul(p.at(name + "_proj.weight").t()).transpose(1, 2);  // [B, D, T]
+    if (config.conv > 0) {
+      y = torch::conv1d(torch::constant_pad_nd(y, {config.conv - 1, 0}), p.at(name + "_conv1d.weight"), {}, 1, 0, 1,
+                        config.hidden);
+    }
+    return torch::silu(y).transpose(1, 2).reshape({batch, tokens, heads, dim});
+  };
+  const auto unit = [](const Tensor& y) { return y * torch::rsqrt(y.square().sum(-1, true) + 1e-6); };
+  auto q = branch("q"), k = branch("k");
+  const auto v = branch("v");
+  if (mixer.l2norm) q = unit(q), k = unit(k);
+  const auto b = p.count("b_proj.weight") ? x.matmul(p.at("b_proj.weight").t()) : torch::ones({batch, tokens, heads});
+  const auto beta = mixer.beta(b, p), lambda = k.square().sum(-1);
+  const auto erase = mixer.erase(beta, lambda), write = mixer.write(beta, lambda);
+  auto state = torch::zeros({batch, heads, dim, dim});
+  std::vector<Tensor> outputs;
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    const auto at = [&](const Tensor& y) { return y.select(1, t).unsqueeze(-1); };
+    const auto read = state.transpose(-1, -2).matmul(at(k));
+    const auto error = at(write).unsqueeze(-1) * at(v) - at(erase).unsqueeze(-1) * read;  // [B, H, V, 1]
+    state = state + at(k).matmul(error.transpose(-1, -2));
+    outputs.push_back(state.transpose(-1, -2).matmul(at(q)).squeeze(-1) / std::sqrt(static_cast<double>(dim)));
+  }
+  auto o = torch::stack(outputs, 1);
+  if (config.output_norm) o = o * torch::rsqrt(o.square().mean(-1, true) + 1e-6) * p.at("o_norm.weight");
+  return o.reshape({batch, tokens, config.hidden}).matmul(p.at("o_proj.weight").t());
+}
+
+void expect_same_gradients(const Mixer& mixer, const Tensor& x, const Tensor& y, const Tensor& expected) {
+  std::vector<Tensor> inputs{x};
+  std::vector<std::string> names{"x"};
+  for (const auto& item : mixer.named_parameters()) {
+    inputs.push_back(item.value());
+    names.push_back(item.key());
+  }
+  const auto weight = random_tensor(y.sizes(), 9).to(torch::kFloat);
+  const auto gradients = torch::autograd::grad({(y * weight).sum()}, inputs, {}, true, false, true);
+  const auto wanted = torch::autograd::grad({(expected * weight).sum()}, inputs, {}, true, false, true);
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    ASSERT_TRUE(gradients[i].defined() && wanted[i].defined()) << names[i];
+    const double size = wanted[i].abs().max().item<double>();
+    EXPECT_LE(max_difference(gradients[i], wanted[i]), 1e-4 * std::max(1.0, size)) << names[i];
+  }
+}
+
+TEST(Mixer, EveryPresetIsItsEquation) {
+  auto all = expected_mixers();
+  for (const auto& preset : mixer_presets()) {
+    if (preset.softmax) continue;
+    SCOPED_TRACE(std::string(preset.name));
+    ASSERT_TRUE(all.count(std::string(preset.name)));
+    const MixerConfig config{.mixer = std::string(preset.name), .hidden = 32, .heads = 2};
+    const Mixer mixer(config, Initialiser(3));
+    const auto x = random_tensor({2, 45, 32}, 1).to(torch::kFloat).requires_grad_(true);
+    const auto y = mixer.forward(x);
+    const auto expected = eager_mixer(all.at(std::string(preset.name)), config, parameters_of(mixer), x);
+    EXPECT_LE(max_difference(y, expected), 1e-4);
+    expect_same_gradients(mixer, x, y, expected);
+  }
+}
+
+TEST(Mixer, PartsCanBeLeftOut) {
+  for (const MixerConfig& config : {MixerConfig{.hidden = 16, .conv = 0}, MixerConfig{.hidden = 16, .conv = 7},
+                                    MixerConfig{.hidden = 16, .output_norm = false}}) {
+    const Mixer mixer(config, Initialiser(3));
+    const auto x = random_tensor({2, 33, 16}, 1).to(torch::kFloat).requires_grad_(true);
+    const auto y = mixer.forward(x);
+    const auto expected = eager_mixer(expected_mixers().at("efla"), config, parameters_of(mixer), x);
+    EXPECT_LE(max_difference(y, expected), 1e-4);
+    expect_same_gradients(mixer, x, y, expected);
+  }
+}
+
+TEST(Mixer, SoftmaxIsCausalAttention) {
+  const Mixer mixer({.mixer = "softmax", .hidden = 16, .heads = 2, .conv = 0, .output_norm = false}, Initialiser(1));
+  const auto p = parameters_of(mixer);
+  const auto x = random_tensor({1, 9, 16}, 1).to(torch::kFloat);
+  const auto branch = [&](const char* name) {
+    return torch::silu(x.matmul(p.at(std::string(name) + "_proj.weight").t())).view({9, 2, 8});
+  };
+  const auto q = branch("q"), k = branch("k"), v = branch("v");
+  std::vector<Tensor> rows;
+  for (std::int64_t t = 0; t < 9; ++t) {
+    std::vector<Tensor> heads;
+    for (std::int64_t h = 0; h < 2; ++h) {
+      const auto weights = torch::softmax(k.narrow(0, 0, t + 1).select(1, h).mv(q[t][h]) / std::sqrt(8.0), 0);
+      heads.push_back(weights.matmul(v.narrow(0, 0, t + 1).select(1, h)));
+    }
+    rows.push_back(torch::cat(heads));
+  }
+  const auto expected = torch::stack(rows).unsqueeze(0).matmul(p.at("o_proj.weight").t());
+  EXPECT_LE(max_difference(mixer.forward(x), expected), 1e-5);
+}
+
+TEST(PixelClassifier, HasItsParametersByName) {
+  PixelClassifierConfig config;
+  config.layers = 2;
+  config.mlp_ratio = 2;
+  const PixelClassifier model(config, 1);
+  const auto p = parameters_of(model);
+  EXPECT_EQ(p.at("layers.1.mixer.q_proj.weight").sizes(), at::IntArrayRef({64, 64}));
+  EXPECT_EQ(p.at("layers.0.mixer.k_conv1d.weight").sizes(), at::IntArrayRef({64, 1, 4}));
+  EXPECT_EQ(p.at("layers.0.mlp.gate_proj.weight").sizes(), at::IntArrayRef({128, 64}));
+  EXPECT_EQ(p.at("positions").sizes(), at::IntArrayRef({784, 64}));
+  EXPECT_EQ(model.forward(torch::rand({3, 784})).sizes(), at::IntArrayRef({3, 10}));
+  for (const auto& [name, tensor] : p) EXPECT_TRUE(tensor.requires_grad()) << name;
+}
+
+TEST(PixelClassifier, StartsAlikeInAllPartsThatTwoMixersShare) {
+  PixelClassifierConfig config;
+  const PixelClassifier efla(config, 7);
+  config.mixer = "deltanet";
+  const PixelClassifier deltanet(config, 7), other_seed(config, 8);
+  const auto a = parameters_of(efla), b = parameters_of(deltanet), c = parameters_of(other_seed);
+  ASSERT_EQ(a.size(), b.size());
+  for (const auto& [name, tensor] : a) EXPECT_TRUE(torch::equal(tensor, b.at(name))) << name;
+  EXPECT_FALSE(torch::equal(b.at("positions"), c.at("positions")));
+}
+
+TEST(PixelClassifier, PoolsTheMeanOrTheLastToken) {
+  PixelClassifierConfig config{.hidden = 8, .pooling = "last", .tokens = 20};
+  const PixelClassifier last(config, 1);
+  config.pooling = "mean";
+  const PixelClassifier mean(config, 1);
+  auto pixels = torch::rand({1, 20});
+  const auto last_before = last.forward(pixels), mean_before = mean.forward(pixels);
+  EXPECT_GT(max_difference(last_before, mean_before), 1e-4);
+}
+
+TEST(PixelClassifier, ConfigurationSurvivesJson) {
+  PixelClassifierConfig config{.mixer = "rk4", .layers = 3, .hidden = 96, .heads = 3, .mlp_ratio = 1.5, .conv = 0};
+  config.positions = false;
+  EXPECT_EQ(to_json(pixel_classifier_config_from_json(to_json(config))), to_json(config));
+}
+
+TEST(PixelClassifier, NamesWhatIsWrong) {
+  const auto message = [](const PixelClassifierConfig& config) -> std::string {
+    try {
+      const PixelClassifier model(config, 1);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "nothing thrown";
+  };
+  EXPECT_NE(message({.mixer = "elfa"}).find("nearest: efla"), std::string::npos);
+  EXPECT_NE(message({.layers = 0}).find("layers"), std::string::npos);
+  EXPECT_NE(message({.hidden = 64, .heads = 5}).find("heads"), std::string::npos);
+  EXPECT_NE(message({.conv = 9}).find("conv"), std::string::npos);
+  EXPECT_NE(message({.mlp_ratio = NAN}).find("mlp_ratio"), std::string::npos);
+  EXPECT_NE(message({.pooling = "max"}).find("pooling"), std::string::npos);
+  EXPECT_NE(message({.hidden = 1'000'000'000}).find("hidden"), std::string::npos);
+  auto json = to_json(PixelClassifierConfig{});
+  json["colour"] = 1;
+  EXPECT_THROW(pixel_classifier_config_from_json(json), Error);
+  json.erase("colour");
+  json["layers"] = "two";
+  EXPECT_THROW(pixel_classifier_config_from_json(json), Error);
+}
+
+}  // namespace
+}  // namespace efla::nn
