@@ -13,9 +13,9 @@
 #define EFLA_CPU_SHORT_CONV_ONCE_
 namespace efla::cpu {
 
-// Channels of one task, and tokens after which it goes from one vector of channels to the next: of x, dy and dx so many
-// rows of so many channels stay in L1.
-inline constexpr std::int64_t kStrip = 32, kBlock = 32;
+// Channels of one task. Tokens are the outer loop and channels the inner one, so that memory is read in the order in
+// which it lies; the rows that a task keeps (weights, their gradient, the last gradients of the sums) stay in L1.
+inline constexpr std::int64_t kStrip = 256;
 
 inline std::int64_t strips(std::int64_t channels) { return (channels + kStrip - 1) / kStrip; }
 
@@ -57,173 +57,109 @@ HWY_INLINE hn::Vec<D> sigmoid(D d, hn::Vec<D> a) {
   return hn::Div(hn::IfThenElse(hn::Lt(a, hn::Zero(d)), exp, one), hn::Add(one, exp));
 }
 
-// The weights of `count` channels from `first` on as W taps; a narrower convolution gets zeros in front.
-template <int W>
-Taps taps_of(const View<const float, 2>& weight, std::int64_t first, std::int64_t count) {
+// The weights of `count` channels from `first` on.
+inline Taps taps_of(const View<const float, 2>& weight, std::int64_t first, std::int64_t count) {
   Taps taps;
-  const std::int64_t width = weight.extent[1];
-  for (std::int64_t j = 0; j < width; ++j) {
-    for (std::int64_t c = 0; c < count; ++c) taps.row[W - width + j][c] = weight(first + c, j);
+  for (std::int64_t j = 0; j < weight.extent[1]; ++j) {
+    for (std::int64_t c = 0; c < count; ++c) taps.row[j][c] = weight(first + c, j);
   }
   return taps;
 }
 
-// The last W inputs of one vector of channels, oldest first.
-template <int W, class D>
+// Rows t−(W−1) … t of a strip, oldest first; zeros before the first token.
+template <class T>
 struct Window {
-  hn::Vec<D> x[W];
+  const T* row[kMaxConvWidth];
 
-  // As before token t: x[1 …] are the inputs t−(W−1) … t−1, those before the first token zero.
-  template <class T>
-  HWY_INLINE Window(D d, const T* at_t, std::int64_t stride, std::int64_t t) {
-    for (int j = 1; j < W; ++j) x[j] = t >= W - j ? load(d, at_t - (W - j) * stride) : hn::Zero(d);
-  }
-  HWY_INLINE Window(D d, const Taps& rows, std::int64_t c) {
-    for (int j = 1; j < W; ++j) x[j] = hn::Load(d, rows.row[j] + c);
-  }
-  HWY_INLINE void push(hn::Vec<D> next) {
-    for (int j = 0; j + 1 < W; ++j) x[j] = x[j + 1];
-    x[W - 1] = next;
+  Window(const View<const T, 3>& x, std::int64_t i_b, std::int64_t t, std::int64_t first, std::int64_t width) {
+    alignas(64) static constexpr T kZeros[kStrip] = {};
+    for (std::int64_t j = 0; j < width; ++j) {
+      const std::int64_t from = t - (width - 1) + j;
+      row[j] = from >= 0 ? x.at(i_b, from, first) : kZeros;
+    }
   }
 };
 
-// Tokens [begin, end) of one vector of channels; x and y point to the first of them.
-template <int W, class D, class T>
-void forward_column(D d, const T* x, std::int64_t x_stride, const float* weight, T* y, std::int64_t y_stride,
-                    std::int64_t begin, std::int64_t end) {
-  hn::Vec<D> w[W];
-  for (int j = 0; j < W; ++j) w[j] = hn::Load(d, weight + j * kStrip);
-  Window<W, D> window(d, x, x_stride, begin);
-  for (std::int64_t t = begin; t < end; ++t, x += x_stride, y += y_stride) {
-    window.push(load(d, x));
-    auto a = hn::Mul(w[0], window.x[0]);
-    for (int j = 1; j < W; ++j) a = hn::MulAdd(w[j], window.x[j], a);
-    store(d, hn::Mul(a, sigmoid(d, a)), y);
+// Σ_j weight[j]·x[t−(W−1)+j] of the vector of channels at c.
+template <class D, class T>
+HWY_INLINE hn::Vec<D> weighted_sum(D d, const Taps& weight, const Window<T>& x, std::size_t c, std::int64_t width) {
+  auto a = hn::Mul(hn::LoadU(d, weight.row[0] + c), load(d, x.row[0] + c));
+  for (std::int64_t j = 1; j < width; ++j) {
+    a = hn::MulAdd(hn::LoadU(d, weight.row[j] + c), load(d, x.row[j] + c), a);
   }
+  return a;
 }
 
+// W is the number of taps, or 0 where it is known at run time only.
 template <int W, class T>
 void forward_strip(const ShortConvForward<T>& p, std::int64_t i_b, std::int64_t first, std::int64_t count) {
-  const Taps weight = taps_of<W>(p.weight, first, count);
-  const hn::ScalableTag<float> d;
-  const hn::CappedTag<float, 1> d1;
-  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
-  for (std::int64_t begin = 0; begin < p.x.extent[1]; begin += kBlock) {
-    const std::int64_t end = std::min(p.x.extent[1], begin + kBlock);
-    const T* x = p.x.at(i_b, begin, first);
-    T* y = p.y.at(i_b, begin, first);
-    std::int64_t c = 0;
-    for (; c + lanes <= count; c += lanes) {
-      forward_column<W>(d, x + c, p.x.stride[1], weight.row[0] + c, y + c, p.y.stride[1], begin, end);
-    }
-    for (; c < count; ++c) {
-      forward_column<W>(d1, x + c, p.x.stride[1], weight.row[0] + c, y + c, p.y.stride[1], begin, end);
-    }
+  const std::int64_t width = W > 0 ? W : p.weight.extent[1];
+  const Taps weight = taps_of(p.weight, first, count);
+  for (std::int64_t t = 0; t < p.x.extent[1]; ++t) {
+    const Window<T> x(p.x, i_b, t, first, width);
+    T* y = p.y.at(i_b, t, first);
+    for_each_vector(count, [&](auto d, std::size_t c) HWY_ATTR {
+      const auto a = weighted_sum(d, weight, x, c, width);
+      store(d, hn::Mul(a, sigmoid(d, a)), y + c);
+    });
   }
 }
 
-// What the backward of one strip carries from block to block: dL/da of the last W−1 tokens, and dweight so far.
-struct Carry {
-  Taps da, dweight;
-};
-
-// One vector of channels over one block of a sequence. Its pointers are those of token `begin`.
-template <class T>
-struct Column {
-  const T* x;
-  const T* dy;
-  T* dx;
-  std::int64_t x_stride, dy_stride, dx_stride;
-  std::int64_t begin, end, tokens;
-};
-
-// With a as in the forward and da = dy·silu′(a):  dweight[j] += Σ_t da[t]·x[t−(W−1)+j], and
-// dx[t−(W−1)] = Σ_j weight[W−1−j]·da[t−(W−1)+j], which is known when da[t] is.
-template <int W, class D, class T>
-void backward_column(D d, Column<T> p, const Taps& weight, std::int64_t c, Carry& carry) {
-  hn::Vec<D> w[W], dweight[W];
-  for (int j = 0; j < W; ++j) {
-    w[j] = hn::Load(d, weight.row[j] + c);
-    dweight[j] = hn::Zero(d);
-  }
-  Window<W, D> window(d, p.x, p.x_stride, p.begin), da(d, carry.da, c);
-  const auto push_da = [&](hn::Vec<D> next, std::int64_t t, T* dx) HWY_ATTR {
-    da.push(next);
-    auto sum = hn::Mul(w[W - 1], da.x[0]);
-    for (int j = 1; j < W; ++j) sum = hn::MulAdd(w[W - 1 - j], da.x[j], sum);
-    if (t >= W - 1) store(d, sum, dx);
-  };
-  T* dx = p.dx - (W - 1) * p.dx_stride;
-  for (std::int64_t t = p.begin; t < p.end; ++t) {
-    window.push(load(d, p.x));
-    auto a = hn::Mul(w[0], window.x[0]);
-    for (int j = 1; j < W; ++j) a = hn::MulAdd(w[j], window.x[j], a);
-    const auto sigma = sigmoid(d, a);
-    // silu′(a) = σ (1 + a (1 − σ))
-    const auto slope = hn::Mul(sigma, hn::MulAdd(a, hn::Sub(hn::Set(d, 1.0F), sigma), hn::Set(d, 1.0F)));
-    const auto next = hn::Mul(load(d, p.dy), slope);
-    for (int j = 0; j < W; ++j) dweight[j] = hn::MulAdd(next, window.x[j], dweight[j]);
-    push_da(next, t, dx);
-    p.x += p.x_stride;
-    p.dy += p.dy_stride;
-    dx += p.dx_stride;
-  }
-  for (int j = 1; j < W; ++j) hn::Store(da.x[j], d, carry.da.row[j] + c);
-  for (int j = 0; j < W; ++j) {
-    float* sum = carry.dweight.row[j] + c;
-    hn::Store(hn::Add(hn::Load(d, sum), dweight[j]), d, sum);
-  }
-  if (p.end < p.tokens) return;
-  for (std::int64_t t = p.tokens; t < p.tokens + W - 1; ++t, dx += p.dx_stride) push_da(hn::Zero(d), t, dx);
-}
-
-// One strip of all sequences: dweight is summed over them in order.
+// One strip of all sequences: dweight is summed over them in order. With a as in the forward and da = dy·silu′(a):
+// dweight[j] += Σ_t da[t]·x[t−(W−1)+j], and dx[t−(W−1)] = Σ_j weight[W−1−j]·da[t−(W−1)+j], known when da[t] is.
 template <int W, class T>
 void backward_strip(const ShortConvBackward<T>& p, std::int64_t first, std::int64_t count) {
-  const Taps weight = taps_of<W>(p.weight, first, count);
-  const hn::ScalableTag<float> d;
-  const hn::CappedTag<float, 1> d1;
-  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
-  const std::int64_t tokens = p.x.extent[1], width = p.weight.extent[1];
-  Carry carry;
+  const std::int64_t width = W > 0 ? W : p.weight.extent[1], tokens = p.x.extent[1];
+  const Taps weight = taps_of(p.weight, first, count);
+  Taps dweight, da;  // da of token t is row t mod W
   for (std::int64_t i_b = 0; i_b < p.x.extent[0]; ++i_b) {
-    carry.da = {};
-    for (std::int64_t begin = 0; begin < tokens; begin += kBlock) {
-      const auto column = [&](std::int64_t c) {
-        return Column<T>{p.x.at(i_b, begin, first + c),
-                         p.dy.at(i_b, begin, first + c),
-                         p.dx.at(i_b, begin, first + c),
-                         p.x.stride[1],
-                         p.dy.stride[1],
-                         p.dx.stride[1],
-                         begin,
-                         std::min(tokens, begin + kBlock),
-                         tokens};
-      };
-      std::int64_t c = 0;
-      for (; c + lanes <= count; c += lanes) backward_column<W>(d, column(c), weight, c, carry);
-      for (; c < count; ++c) backward_column<W>(d1, column(c), weight, c, carry);
+    for (std::int64_t t = 0; t < tokens + width - 1; ++t) {
+      float* da_t = da.row[t % width];
+      if (t < tokens) {
+        const Window<T> x(p.x, i_b, t, first, width);
+        const T* dy = p.dy.at(i_b, t, first);
+        for_each_vector(count, [&](auto d, std::size_t c) HWY_ATTR {
+          const auto one = hn::Set(d, 1.0F);
+          const auto a = weighted_sum(d, weight, x, c, width);
+          const auto sigma = sigmoid(d, a);
+          // silu′(a) = σ (1 + a (1 − σ))
+          const auto slope = hn::Mul(sigma, hn::MulAdd(a, hn::Sub(one, sigma), one));
+          const auto next = hn::Mul(load(d, dy + c), slope);
+          hn::StoreU(next, d, da_t + c);
+          for (std::int64_t j = 0; j < width; ++j) {
+            float* sum = dweight.row[j] + c;
+            hn::StoreU(hn::MulAdd(next, load(d, x.row[j] + c), hn::LoadU(d, sum)), d, sum);
+          }
+        });
+      } else {
+        std::fill_n(da_t, count, 0.0F);
+      }
+      if (t < width - 1) continue;
+      T* dx = p.dx.at(i_b, t - (width - 1), first);
+      const float* row[kMaxConvWidth];
+      for (std::int64_t j = 0; j < width; ++j) row[j] = da.row[(t + 1 + j) % width];
+      for_each_vector(count, [&](auto d, std::size_t c) HWY_ATTR {
+        auto sum = hn::Mul(hn::LoadU(d, weight.row[width - 1] + c), hn::LoadU(d, row[0] + c));
+        for (std::int64_t j = 1; j < width; ++j) {
+          sum = hn::MulAdd(hn::LoadU(d, weight.row[width - 1 - j] + c), hn::LoadU(d, row[j] + c), sum);
+        }
+        store(d, sum, dx + c);
+      });
     }
   }
   for (std::int64_t c = 0; c < count; ++c) {
-    for (std::int64_t j = 0; j < width; ++j) p.dweight(first + c, j) = carry.dweight.row[W - width + j][c];
+    for (std::int64_t j = 0; j < width; ++j) p.dweight(first + c, j) = dweight.row[j][c];
   }
 }
 
 template <class T>
 void conv_forward(const ShortConvForward<T>& p, std::int64_t i_b, std::int64_t first, std::int64_t count) {
-  const std::int64_t width = p.weight.extent[1];
-  if (width == 1) return forward_strip<1>(p, i_b, first, count);
-  if (width <= 4) return forward_strip<4>(p, i_b, first, count);
-  forward_strip<8>(p, i_b, first, count);
+  p.weight.extent[1] == 4 ? forward_strip<4>(p, i_b, first, count) : forward_strip<0>(p, i_b, first, count);
 }
 
 template <class T>
 void conv_backward(const ShortConvBackward<T>& p, std::int64_t first, std::int64_t count) {
-  const std::int64_t width = p.weight.extent[1];
-  if (width == 1) return backward_strip<1>(p, first, count);
-  if (width <= 4) return backward_strip<4>(p, first, count);
-  backward_strip<8>(p, first, count);
+  p.weight.extent[1] == 4 ? backward_strip<4>(p, first, count) : backward_strip<0>(p, first, count);
 }
 
 void conv_forward_f32(const ShortConvForward<float>& p, std::int64_t i_b, std::int64_t first, std::int64_t count) {

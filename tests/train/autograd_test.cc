@@ -151,7 +151,7 @@ TEST(ShortConv, MatchesConv1d) {
     const auto weight = random_tensor({19, 1, taps}, 2).to(torch::kFloat).requires_grad_(true);
     const auto [y, rest] = short_conv_split(x, weight, 1);
     const auto padded = torch::constant_pad_nd(x.narrow(2, 0, 19).transpose(1, 2), {taps - 1, 0});
-    const auto expected = torch::silu(torch::conv1d(padded, weight, {}, 1, 0, 1, 19)).transpose(1, 2);
+    const auto expected = torch::silu(torch::conv1d(padded, weight, {}, 1, at::IntArrayRef{0}, 1, 19)).transpose(1, 2);
     EXPECT_LE(max_difference(y, expected), 2e-6);
     EXPECT_TRUE(torch::equal(rest, x.narrow(2, 19, 1)));
     const auto loss = [&](const Tensor& out, const Tensor& tail) { return out.square().sum() + 3 * tail.sum(); };

@@ -69,8 +69,8 @@ Tensor eager_mixer(const Expected& mixer, const MixerConfig& config, const std::
   const auto branch = [&](const std::string& name) {
     auto y = x.matmul(p.at(name + "_proj.weight").t()).transpose(1, 2);  // [B, D, T]
     if (config.conv > 0) {
-      y = torch::conv1d(torch::constant_pad_nd(y, {config.conv - 1, 0}), p.at(name + "_conv1d.weight"), {}, 1, 0, 1,
-                        config.hidden);
+      y = torch::conv1d(torch::constant_pad_nd(y, {config.conv - 1, 0}), p.at(name + "_conv1d.weight"), {}, 1,
+                        at::IntArrayRef{0}, 1, config.hidden);
     }
     return torch::silu(y).transpose(1, 2).reshape({batch, tokens, heads, dim});
   };
