@@ -138,8 +138,9 @@ void run_backward(const Inputs& in, const Settings& settings, const Tensor& chun
 
 struct DeltaRuleFunction : torch::autograd::Function<DeltaRuleFunction> {
   static variable_list forward(AutogradContext* ctx, const Tensor& q, const Tensor& k, const Tensor& v,
-                               const Tensor& beta, const Tensor& initial_state,
+                               const Tensor& beta, const c10::optional<Tensor>& given_state,
                                const c10::intrusive_ptr<Settings>& settings, bool needs_gradient) {
+    const Tensor initial_state = given_state.value_or(Tensor());
     Outputs out = run_forward({q, k, v, beta, initial_state}, *settings, true, needs_gradient);
     if (needs_gradient) {
       ctx->save_for_backward({q, k, v, beta, initial_state, out.chunk_states});
@@ -205,7 +206,7 @@ DeltaRule rule_from(const std::string& step, double erase_scale, double write_sc
 DeltaRuleOutput delta_rule(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& beta,
                            const Tensor& initial_state, const DeltaRule& rule, const std::string& implementation) {
   check({q, k, v, beta, initial_state});
-  const auto out = DeltaRuleFunction::apply(q, k, v, beta, initial_state,
+  const auto out = DeltaRuleFunction::apply(q, k, v, beta, optional_of(initial_state),
                                             c10::make_intrusive<Settings>(rule, implementation, std::int64_t{0}),
                                             any_needs_gradient({q, k, v, beta, initial_state}));
   return {out[0], out[1]};

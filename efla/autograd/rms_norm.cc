@@ -41,7 +41,9 @@ void run_backward(const Tensor& x, const Tensor& weight, double eps, const Tenso
 }
 
 struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& x_any, const Tensor& weight, double eps) {
+  static Tensor forward(AutogradContext* ctx, const Tensor& x_any, const c10::optional<Tensor>& given_weight,
+                        double eps) {
+    const Tensor weight = given_weight.value_or(Tensor());
     const Tensor x = rows_of(x_any), y = at::empty(x.sizes(), x.options());
     if (x.scalar_type() == at::kFloat) {
       run_forward<float>(x, float_of(weight), eps, y);
@@ -87,7 +89,7 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
     check_shape(kName, "weight", weight, {x.size(-1)});
   }
   if (!(eps > 0) || !std::isfinite(eps)) throw Error(kName, "eps", std::to_string(eps), "a positive number");
-  return RmsNormFunction::apply(x, weight, eps);
+  return RmsNormFunction::apply(x, optional_of(weight), eps);
 }
 
 TORCH_LIBRARY_FRAGMENT(efla, library) {

@@ -70,6 +70,11 @@ inline at::Tensor with_contiguous_rows(const at::Tensor& tensor) {
   return !tensor.defined() || tensor.size(-1) == 1 || tensor.stride(-1) == 1 ? tensor : tensor.contiguous();
 }
 
+// A Function takes no undefined tensors: an argument that may be absent is an optional one.
+inline c10::optional<at::Tensor> optional_of(const at::Tensor& tensor) {
+  return tensor.defined() ? c10::optional<at::Tensor>(tensor) : c10::nullopt;
+}
+
 // For the backward of a Function, which is not differentiable itself.
 inline void refuse_second_order(const char* operation) {
   if (at::GradMode::is_enabled()) {
