@@ -1,13 +1,13 @@
 // The step size: which integrator of dS/dτ = −k kᵀ S + k vᵀ over a time β turns (β, λ = ‖k‖²) into the gain α of
 // S_t = (I − α k kᵀ) S_{t−1} + α k vᵀ. EFLA paper, equations 5 (euler), 11 to 13 (rk), 20 (exact).
 //
-// With x = βλ every integrator is α = β φ(x), so dα/dβ = φ + x φ′ and dα/dλ = β² φ′; a row below gives φ and φ′:
+// With x = βλ every integrator is α = β φ(x), so dα/dβ = (xφ)′ and dα/dλ = β² φ′; a row below gives φ and (xφ)′:
 //
-//   euler           1                               DeltaNet
-//   rk(N)           Σ_{n<N} (−x)ⁿ/(n+1)!            Runge–Kutta of order N
-//   exact           (1 − e^{−x})/x                  EFLA: the eigenvalue 1 − αλ = e^{−x} stays in (0, 1]
-//   implicit_euler  1/(1 + x)                       Longhorn
-//   trapezoid       1/(1 + x/2)                     bilinear: eigenvalue in (−1, 1]
+//   euler           1                     1                     DeltaNet
+//   rk(N)           Σ_{n<N} (−x)ⁿ/(n+1)!  Σ_{n<N} (−x)ⁿ/n!      Runge–Kutta of order N
+//   exact           (1 − e^{−x})/x        e^{−x}                EFLA: the eigenvalue 1 − αλ = e^{−x} stays in (0, 1]
+//   implicit_euler  1/(1 + x)             φ²                    Longhorn
+//   trapezoid       1/(1 + x/2)           φ²                    bilinear: eigenvalue in (−1, 1]
 #pragma once
 
 #include <algorithm>
@@ -81,6 +81,14 @@ Real runge_kutta_phi_slope(Real x, int order) {
   return slope;
 }
 
+// (xφ)′ of rk(order), which is the eigenvalue of rk(order − 1): 1 − x (1 − x/2 (1 − …)).
+template <class Real>
+Real runge_kutta_time_slope(Real x, int order) {
+  Real sum = 1;
+  for (int n = order - 1; n >= 1; --n) sum = 1 - sum * x / Real(n);
+  return sum;
+}
+
 template <class Real>
 Real phi(const StepSize& step, Real x) {
   switch (step.integrator) {
@@ -116,6 +124,24 @@ Real phi_slope(const StepSize& step, Real x) {
   return 0;
 }
 
+// (xφ)′ in closed form: φ + x φ′ would cancel where x is large.
+template <class Real>
+Real time_slope(const StepSize& step, Real x) {
+  const Real value = phi(step, x);
+  switch (step.integrator) {
+    case Integrator::euler:
+      return 1;
+    case Integrator::rk:
+      return runge_kutta_time_slope(x, step.order);
+    case Integrator::exact:
+      return std::exp(-x);
+    case Integrator::implicit_euler:
+    case Integrator::trapezoid:
+      return value * value;
+  }
+  return 1;
+}
+
 }  // namespace detail
 
 // α(β, λ) by the integrator of `step`; the scales of `step` are not applied.
@@ -128,9 +154,7 @@ Real gain_alpha(const StepSize& step, Real beta, Real lambda) {
 template <class Real>
 Gain<Real> gain(const StepSize& step, Real beta, Real lambda) {
   const Real x = beta * std::max(lambda, Real(kMinKeyNormSquared));
-  const Real phi = detail::phi(step, x);
-  const Real slope = detail::phi_slope(step, x);
-  return {beta * phi, phi + x * slope, beta * beta * slope};
+  return {beta * detail::phi(step, x), detail::time_slope(step, x), beta * beta * detail::phi_slope(step, x)};
 }
 
 }  // namespace efla
