@@ -1,0 +1,83 @@
+// How far a result may lie from the float64 reference.
+//
+// The relative RMS error of an output, √(Σ(got − expected)²/Σ expected²), may be twice that of the plain algorithm in
+// the same dtype (plain_delta.h) plus a floor for outputs of a few elements, where the plain algorithm is exact by
+// luck; and whatever the plain algorithm does, neither it nor the error of a single element may pass a cap.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <sstream>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace efla::test {
+
+struct Tolerance {
+  std::string_view dtype;
+  double floor;        // relative RMS error that is always allowed
+  double cap;          // and that is never exceeded
+  double element_cap;  // error of an element, relative to the larger of itself and the output's RMS
+};
+
+inline const Tolerance& tolerance_of(std::string_view dtype) {
+  static constexpr Tolerance table[]{
+      {"float32", 5e-7, 2e-5, 2e-4},
+      {"bfloat16", 1e-4, 3e-3, 1e-2},
+      {"float64", 1e-14, 1e-12, 1e-11},
+  };
+  return *std::find_if(std::begin(table), std::end(table) - 1, [&](const auto& row) { return row.dtype == dtype; });
+}
+
+struct Distance {
+  double rms;      // relative RMS error
+  double element;  // largest error of an element, relative to the larger of itself and the RMS of all
+  std::size_t where;
+};
+
+// Infinite if the sizes differ or either side holds anything but finite numbers. Below float32's smallest normal
+// number an expected value counts as that number: float32 cannot be relatively exact there.
+inline Distance distance(const std::vector<double>& got, const std::vector<double>& expected) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  constexpr double kTiny = std::numeric_limits<float>::min();
+  if (got.size() != expected.size()) return {kInfinity, kInfinity, 0};
+  double error = 0, size = 0;
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    if (!std::isfinite(got[i]) || !std::isfinite(expected[i])) return {kInfinity, kInfinity, i};
+    error += (got[i] - expected[i]) * (got[i] - expected[i]);
+    size += expected[i] * expected[i];
+  }
+  const double rms = std::sqrt(size / static_cast<double>(std::max<std::size_t>(got.size(), 1)));
+  Distance result{std::sqrt(error / static_cast<double>(std::max<std::size_t>(got.size(), 1))) / std::max(rms, kTiny),
+                  0, 0};
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    const double relative = std::abs(got[i] - expected[i]) / std::max({std::abs(expected[i]), rms, kTiny});
+    if (relative > result.element) {
+      result.element = relative;
+      result.where = i;
+    }
+  }
+  return result;
+}
+
+// Why `got` is too far from `expected`, or "" if it is not; `plain` is the plain algorithm's result.
+inline std::string disagreement(const std::vector<double>& got, const std::vector<double>& expected,
+                                const std::vector<double>& plain, const Tolerance& tolerance) {
+  const Distance error = distance(got, expected);
+  const double plain_error = distance(plain, expected).rms;
+  const double allowed = std::min(2 * plain_error + tolerance.floor, tolerance.cap);
+  if (error.rms <= allowed && error.element <= tolerance.element_cap) return "";
+  std::ostringstream text;
+  text << "relative RMS error " << error.rms << " (allowed " << allowed << ", plain algorithm " << plain_error
+       << "), element error " << error.element << " (allowed " << tolerance.element_cap << ')';
+  if (got.size() != expected.size()) {
+    text << ", got " << got.size() << " elements, expected " << expected.size();
+  } else if (!got.empty()) {
+    text << " at element " << error.where << ": got " << got[error.where] << ", expected " << expected[error.where];
+  }
+  return text.str();
+}
+
+}  // namespace efla::test

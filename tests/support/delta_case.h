@@ -1,0 +1,172 @@
+// Cases of the operator for tests and benchmarks: what a case is, its name, and its tensors.
+#pragma once
+
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <ostream>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "efla/base/random.h"
+#include "efla/rule/problem.h"
+#include "tests/support/tensor.h"
+
+namespace efla::test {
+
+struct DeltaCase {
+  const char* step = "exact";
+  double erase_scale = 1, write_scale = 1;
+  bool qk_l2norm = false;
+  std::int64_t batch = 1, tokens = 1, heads = 1, key_dim = 1, value_dim = 1;
+  double key_norm = 1;  // ‖k‖ of a token is uniform between half of this and this
+  Layout layout = Layout::contiguous;
+  bool initial_state = false, final_state = false, dfinal_state = false;
+
+  DeltaShape shape() const { return {batch, tokens, heads, heads, key_dim, value_dim}; }
+  DeltaRule rule() const {
+    DeltaRule rule{parse_step_size(step)};
+    rule.step.erase_scale = erase_scale;
+    rule.step.write_scale = write_scale;
+    rule.qk_l2norm = qk_l2norm;
+    return rule;
+  }
+};
+
+// For example exact_erase2_B1_T33_H2_K64_V32_norm100_sliced_in_out_dout; letters, digits and _ alone, as GoogleTest
+// asks.
+inline std::string name_of(const DeltaCase& c) {
+  std::ostringstream name;
+  name << c.step;
+  if (c.erase_scale != 1) name << "_erase" << c.erase_scale;
+  if (c.write_scale != 1) name << "_write" << c.write_scale;
+  if (c.qk_l2norm) name << "_l2norm";
+  name << "_B" << c.batch << "_T" << c.tokens << "_H" << c.heads << "_K" << c.key_dim << "_V" << c.value_dim;
+  if (c.key_norm != 1) name << "_norm" << c.key_norm;
+  name << '_' << name_of(c.layout);
+  if (c.initial_state) name << "_in";
+  if (c.final_state) name << "_out";
+  if (c.dfinal_state) name << "_dout";
+  std::string text = name.str();
+  for (char& letter : text) letter = letter == '.' ? 'p' : letter == '-' ? 'm' : letter == '+' ? 'e' : letter;
+  return text;
+}
+
+// How GoogleTest shows a case.
+inline std::ostream& operator<<(std::ostream& out, const DeltaCase& c) { return out << name_of(c); }
+
+// Values in row-major order from `draw`.
+template <class Draw>
+std::vector<double> drawn(std::int64_t count, Draw&& draw) {
+  std::vector<double> values(count);
+  for (double& x : values) x = draw();
+  return values;
+}
+
+// `rows` random directions of `dim` components, of length between norm/2 and norm.
+inline std::vector<double> drawn_keys(std::int64_t rows, std::int64_t dim, double norm, Random& random) {
+  std::vector<double> values = drawn(rows * dim, [&] { return random.normal(); });
+  for (std::int64_t r = 0; r < rows; ++r) {
+    double sum = 0;
+    for (std::int64_t i = 0; i < dim; ++i) sum += values[r * dim + i] * values[r * dim + i];
+    const double factor = norm * random.uniform(0.5, 1.0) / std::sqrt(sum);
+    for (std::int64_t i = 0; i < dim; ++i) values[r * dim + i] *= factor;
+  }
+  return values;
+}
+
+// A case's tensors: the inputs drawn, the outputs poisoned. Tensors of arguments that the case leaves out are empty.
+template <class T>
+struct DeltaData {
+  DeltaShape shape;
+  DeltaRule rule;
+  Tensor<T, 4> q, k, v, o, dout, dq, dk, dv;
+  Tensor<T, 3> beta, dbeta;
+  Tensor<State<T>, 4> initial_state, final_state, dfinal_state, dinitial_state;
+  Tensor<State<T>, 5> chunk_states;
+
+  explicit DeltaData(const DeltaCase& c) : DeltaData(c, c.layout) {
+    Random random(17);
+    const std::int64_t rows = c.batch * c.tokens * c.heads, state = c.batch * c.heads * c.key_dim * c.value_dim;
+    const auto normal = [&] { return random.normal(); };
+    q.assign(drawn(rows * c.key_dim, normal));
+    k.assign(drawn_keys(rows, c.key_dim, c.key_norm, random));
+    v.assign(drawn(rows * c.value_dim, normal));
+    beta.assign(drawn(rows, [&] { return random.uniform(0.05, 1.0); }));
+    dout.assign(drawn(rows * c.value_dim, normal));
+    if (c.initial_state) initial_state.assign(drawn(state, normal));
+    if (c.dfinal_state) dfinal_state.assign(drawn(state, normal));
+  }
+
+  // The inputs of another dtype's tensors, as they were rounded there.
+  template <class U>
+  DeltaData(const DeltaCase& c, const DeltaData<U>& from) : DeltaData(c, Layout::contiguous) {
+    q.assign(from.q.values());
+    k.assign(from.k.values());
+    v.assign(from.v.values());
+    beta.assign(from.beta.values());
+    dout.assign(from.dout.values());
+    initial_state.assign(from.initial_state.values());
+    dfinal_state.assign(from.dfinal_state.values());
+  }
+
+  DeltaForward<T> forward() {
+    return {shape,
+            rule,
+            q.view(),
+            k.view(),
+            v.view(),
+            beta.view(),
+            initial_state.view(),
+            o.view(),
+            final_state.view(),
+            chunk_states.view()};
+  }
+  DeltaBackward<T> backward() {
+    return {shape,
+            rule,
+            q.view(),
+            k.view(),
+            v.view(),
+            beta.view(),
+            chunk_states.view(),
+            dout.view(),
+            dfinal_state.view(),
+            dq.view(),
+            dk.view(),
+            dv.view(),
+            dbeta.view(),
+            dinitial_state.view()};
+  }
+
+  void poison_outputs() {
+    for (auto* tensor : {&o, &dq, &dk, &dv}) tensor->poison();
+    for (auto* tensor : {&final_state, &dinitial_state}) tensor->poison();
+    dbeta.poison();
+    chunk_states.poison();
+  }
+
+  bool sentinels_intact() const {
+    bool intact = dbeta.sentinels_intact() && chunk_states.sentinels_intact();
+    for (const auto* tensor : {&o, &dq, &dk, &dv}) intact = intact && tensor->sentinels_intact();
+    for (const auto* tensor : {&final_state, &dinitial_state}) intact = intact && tensor->sentinels_intact();
+    return intact;
+  }
+
+ private:
+  DeltaData(const DeltaCase& c, Layout layout) : shape(c.shape()), rule(c.rule()) {
+    const std::array<std::int64_t, 4> keys{c.batch, c.tokens, c.heads, c.key_dim};
+    const std::array<std::int64_t, 4> values{c.batch, c.tokens, c.heads, c.value_dim};
+    const std::array<std::int64_t, 4> states{c.batch, c.heads, c.key_dim, c.value_dim};
+    for (auto* tensor : {&q, &k, &dq, &dk}) *tensor = Tensor<T, 4>(keys, layout);
+    for (auto* tensor : {&v, &o, &dout, &dv}) *tensor = Tensor<T, 4>(values, layout);
+    for (auto* tensor : {&beta, &dbeta}) *tensor = Tensor<T, 3>({c.batch, c.tokens, c.heads}, layout);
+    if (c.initial_state) initial_state = dinitial_state = Tensor<State<T>, 4>(states, layout);
+    if (c.final_state) final_state = Tensor<State<T>, 4>(states, layout);
+    if (c.dfinal_state) dfinal_state = Tensor<State<T>, 4>(states, layout);
+    chunk_states = Tensor<State<T>, 5>({c.batch, shape.chunks(), c.heads, c.key_dim, c.value_dim}, layout);
+  }
+};
+
+}  // namespace efla::test

@@ -1,0 +1,89 @@
+// Runs an implementation of the operator, by its name, on a case's tensors.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "efla/cpu/target.h"
+#include "efla/ops/delta.h"
+#include "tests/support/delta_case.h"
+
+namespace efla::test {
+
+// Kernels run on one SIMD target while this lives, and on the best one again afterwards.
+class OnTarget {
+ public:
+  explicit OnTarget(const std::string& name) { cpu::use_target(name); }
+  ~OnTarget() { cpu::use_target(""); }
+  OnTarget(const OnTarget&) = delete;
+  OnTarget& operator=(const OnTarget&) = delete;
+};
+
+// Token t of a view over [B, T, …].
+template <class T, int Rank>
+View<T, Rank - 1> token_of(const View<T, Rank>& view, std::int64_t t) {
+  View<T, Rank - 1> token{view.at(std::int64_t{0}, t), {view.extent[0]}, {view.stride[0]}};
+  for (int d = 2; d < Rank; ++d) {
+    token.extent[d - 1] = view.extent[d];
+    token.stride[d - 1] = view.stride[d];
+  }
+  return token;
+}
+
+// The forward by decode steps, one for every token; `state` holds the state before them and then the one after.
+template <class T>
+void run_steps(const DeltaForward<T>& p, const View<State<T>, 4>& state, const RunOptions& options = {}) {
+  DeltaShape one = p.shape;
+  one.tokens = 1;
+  for (std::int64_t t = 0; t < p.shape.tokens; ++t) {
+    delta_step<T>({one, p.rule, token_of(p.q, t), token_of(p.k, t), token_of(p.v, t), token_of(p.beta, t), state,
+                   token_of(p.o, t)},
+                  options);
+  }
+}
+
+// implementation: one of RunOptions' or "step", for decode steps.
+template <class T>
+void run_forward(const std::string& implementation, DeltaData<T>& data, ThreadPool& pool) {
+  if (implementation != "step") return delta_forward(data.forward(), {implementation, &pool, nullptr});
+  const auto count =
+      static_cast<std::size_t>(data.shape.batch * data.shape.heads * data.shape.key_dim * data.shape.value_dim);
+  auto state = data.final_state;
+  if (!state.view()) state = data.initial_state;
+  if (!state.view()) {
+    state = Tensor<State<T>, 4>({data.shape.batch, data.shape.heads, data.shape.key_dim, data.shape.value_dim},
+                                Layout::contiguous);
+  }
+  state.assign(data.initial_state.view() ? data.initial_state.values() : std::vector<double>(count));
+  run_steps(data.forward(), state.view());
+  if (data.final_state.view()) data.final_state = state;
+}
+
+template <class T>
+void run_backward(const std::string& implementation, DeltaData<T>& data, ThreadPool& pool) {
+  delta_backward(data.backward(), {implementation, &pool, nullptr});
+}
+
+// The forward's or the backward's results by name, in row-major order.
+using Results = std::vector<std::pair<std::string, std::vector<double>>>;
+
+template <class T>
+Results forward_results(const DeltaData<T>& data) {
+  Results results{{"o", data.o.values()}};
+  if (auto values = data.final_state.values(); !values.empty()) results.emplace_back("final_state", std::move(values));
+  return results;
+}
+
+template <class T>
+Results backward_results(const DeltaData<T>& data) {
+  Results results{
+      {"dq", data.dq.values()}, {"dk", data.dk.values()}, {"dv", data.dv.values()}, {"dbeta", data.dbeta.values()}};
+  if (auto values = data.dinitial_state.values(); !values.empty()) {
+    results.emplace_back("dinitial_state", std::move(values));
+  }
+  return results;
+}
+
+}  // namespace efla::test

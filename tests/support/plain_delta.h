@@ -1,0 +1,184 @@
+// The plain algorithm in the operators' own precision: the token recurrence and its gradients in float32, sums taken
+// one term after another. Its error against float64 is the yardstick for the kernels' (compare.h).
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "efla/rule/problem.h"
+
+namespace efla::test {
+
+// A state or its gradient, [K, V].
+struct PlainState {
+  std::int64_t rows, columns;
+  std::vector<float> data;
+
+  PlainState(std::int64_t rows, std::int64_t columns) : rows(rows), columns(columns), data(rows * columns) {}
+
+  template <class View4>
+  void read(const View4& view, std::int64_t i_b, std::int64_t i_h) {
+    for (std::int64_t i = 0; view && i < rows; ++i) {
+      for (std::int64_t j = 0; j < columns; ++j) data[i * columns + j] = view(i_b, i_h, i, j);
+    }
+  }
+  void write(const View<float, 4>& view, std::int64_t i_b, std::int64_t i_h) const {
+    for (std::int64_t i = 0; view && i < rows; ++i) {
+      for (std::int64_t j = 0; j < columns; ++j) view(i_b, i_h, i, j) = data[i * columns + j];
+    }
+  }
+  void add_outer(const std::vector<float>& x, const std::vector<float>& y) {
+    for (std::int64_t i = 0; i < rows; ++i) {
+      for (std::int64_t j = 0; j < columns; ++j) data[i * columns + j] += x[i] * y[j];
+    }
+  }
+  std::vector<float> transposed_times(const std::vector<float>& x) const {
+    std::vector<float> y(columns);
+    for (std::int64_t i = 0; i < rows; ++i) {
+      for (std::int64_t j = 0; j < columns; ++j) y[j] += data[i * columns + j] * x[i];
+    }
+    return y;
+  }
+  std::vector<float> times(const std::vector<float>& y) const {
+    std::vector<float> x(rows);
+    for (std::int64_t i = 0; i < rows; ++i) {
+      for (std::int64_t j = 0; j < columns; ++j) x[i] += data[i * columns + j] * y[j];
+    }
+    return x;
+  }
+};
+
+inline float plain_dot(const std::vector<float>& x, const std::vector<float>& y) {
+  float sum = 0;
+  for (std::size_t i = 0; i < x.size(); ++i) sum += x[i] * y[i];
+  return sum;
+}
+
+struct PlainToken {
+  std::vector<float> q, k, v;
+  float q_factor = 1, k_factor = 1;  // of the L2 norm
+  Gain<float> gain{};
+  float a = 0, b = 0;
+};
+
+template <class T>
+std::vector<float> plain_row(const View<T, 4>& view, std::int64_t i_b, std::int64_t t, std::int64_t i_h) {
+  std::vector<float> row(view.extent[3]);
+  for (std::int64_t i = 0; i < view.extent[3]; ++i) row[i] = to_float(view(i_b, t, i_h, i));
+  return row;
+}
+
+inline float plain_normalise(std::vector<float>& x) {
+  const float factor = 1 / std::sqrt(plain_dot(x, x) + static_cast<float>(kL2NormEpsilon));
+  for (float& e : x) e *= factor;
+  return factor;
+}
+
+template <class Problem>
+PlainToken plain_token(const Problem& p, std::int64_t i_b, std::int64_t t, std::int64_t i_h) {
+  PlainToken token;
+  token.q = plain_row(p.q, i_b, t, i_h);
+  token.k = plain_row(p.k, i_b, t, i_h);
+  token.v = plain_row(p.v, i_b, t, i_h);
+  if (p.rule.qk_l2norm) {
+    token.q_factor = plain_normalise(token.q);
+    token.k_factor = plain_normalise(token.k);
+  }
+  token.gain = gain<float>(p.rule.step, to_float(p.beta(i_b, t, i_h)), plain_dot(token.k, token.k));
+  token.a = static_cast<float>(p.rule.step.erase_scale) * token.gain.alpha;
+  token.b = static_cast<float>(p.rule.step.write_scale) * token.gain.alpha;
+  return token;
+}
+
+// Moves S one token on and returns u = b v − a Sᵀk.
+inline std::vector<float> plain_advance(PlainState& s, const PlainToken& token) {
+  std::vector<float> u = s.transposed_times(token.k);
+  for (std::size_t j = 0; j < u.size(); ++j) u[j] = token.b * token.v[j] - token.a * u[j];
+  s.add_outer(token.k, u);
+  return u;
+}
+
+template <class T>
+void plain_write(const std::vector<float>& row, const View<T, 4>& view, std::int64_t i_b, std::int64_t t,
+                 std::int64_t i_h, float factor = 1) {
+  for (std::size_t i = 0; i < row.size(); ++i) view(i_b, t, i_h, i) = from_state<T>(factor * row[i]);
+}
+
+template <class T>
+void plain_forward(const DeltaForward<T>& p) {
+  const auto scale = static_cast<float>(p.rule.scale_for(p.shape.key_dim));
+  for (std::int64_t i_b = 0; i_b < p.shape.batch; ++i_b) {
+    for (std::int64_t i_h = 0; i_h < p.shape.heads; ++i_h) {
+      PlainState s(p.shape.key_dim, p.shape.value_dim);
+      s.read(p.initial_state, i_b, i_h);
+      for (std::int64_t t = 0; t < p.shape.tokens; ++t) {
+        const PlainToken token = plain_token(p, i_b, t, i_h);
+        plain_advance(s, token);
+        plain_write(s.transposed_times(token.q), p.o, i_b, t, i_h, scale);
+      }
+      s.write(p.final_state, i_b, i_h);
+    }
+  }
+}
+
+inline void plain_normalise_bwd(const std::vector<float>& y, float factor, std::vector<float>& dy) {
+  const float along = plain_dot(y, dy);
+  for (std::size_t i = 0; i < y.size(); ++i) dy[i] = factor * (dy[i] - along * y[i]);
+}
+
+// The gradients of one token; ds goes from that of S_t to that of S_{t−1}.
+template <class T>
+void plain_token_backward(const DeltaBackward<T>& p, std::int64_t i_b, std::int64_t t, std::int64_t i_h,
+                          const PlainState& before, const PlainState& after, const std::vector<float>& u,
+                          PlainState& ds) {
+  const auto scale = static_cast<float>(p.rule.scale_for(p.shape.key_dim));
+  const auto& step = p.rule.step;
+  const PlainToken token = plain_token(p, i_b, t, i_h);
+  std::vector<float> dout = plain_row(p.dout, i_b, t, i_h);
+  for (float& e : dout) e *= scale;
+  std::vector<float> dq = after.times(dout);
+  ds.add_outer(token.q, dout);
+  std::vector<float> dk = ds.times(u);
+  std::vector<float> du = ds.transposed_times(token.k);
+  const float da = -plain_dot(before.transposed_times(token.k), du);
+  const float db = plain_dot(token.v, du);
+  plain_write(du, p.dv, i_b, t, i_h, token.b);
+  for (float& e : du) e *= -token.a;
+  const std::vector<float> erased = before.times(du);
+  ds.add_outer(token.k, du);
+  const float dalpha = static_cast<float>(step.erase_scale) * da + static_cast<float>(step.write_scale) * db;
+  const float dlambda = dalpha * token.gain.dalpha_dlambda;
+  for (std::size_t i = 0; i < dk.size(); ++i) dk[i] += erased[i] + 2 * dlambda * token.k[i];
+  if (p.rule.qk_l2norm) {
+    plain_normalise_bwd(token.q, token.q_factor, dq);
+    plain_normalise_bwd(token.k, token.k_factor, dk);
+  }
+  p.dbeta(i_b, t, i_h) = from_state<T>(dalpha * token.gain.dalpha_dbeta);
+  plain_write(dq, p.dq, i_b, t, i_h);
+  plain_write(dk, p.dk, i_b, t, i_h);
+}
+
+// initial_state as in the forward; the chunk states are not read.
+template <class T>
+void plain_backward(const DeltaBackward<T>& p, const View<float, 4>& initial_state) {
+  for (std::int64_t i_b = 0; i_b < p.shape.batch; ++i_b) {
+    for (std::int64_t i_h = 0; i_h < p.shape.heads; ++i_h) {
+      std::vector<PlainState> states(1, PlainState(p.shape.key_dim, p.shape.value_dim));
+      std::vector<std::vector<float>> us;
+      states[0].read(initial_state, i_b, i_h);
+      for (std::int64_t t = 0; t < p.shape.tokens; ++t) {
+        states.push_back(states.back());
+        us.push_back(plain_advance(states.back(), plain_token(p, i_b, t, i_h)));
+      }
+      PlainState ds(p.shape.key_dim, p.shape.value_dim);
+      ds.read(p.dfinal_state, i_b, i_h);
+      for (std::int64_t t = p.shape.tokens - 1; t >= 0; --t) {
+        plain_token_backward(p, i_b, t, i_h, states[t], states[t + 1], us[t], ds);
+      }
+      ds.write(p.dinitial_state, i_b, i_h);
+    }
+  }
+}
+
+}  // namespace efla::test
