@@ -25,7 +25,7 @@ struct Tolerance {
 inline const Tolerance& tolerance_of(std::string_view dtype) {
   static constexpr Tolerance table[]{
       {"float32", 5e-7, 2e-5, 2e-4},
-      {"bfloat16", 1e-4, 3e-3, 1e-2},
+      {"bfloat16", 1e-5, 3e-3, 1e-2},
       {"float64", 1e-14, 1e-12, 1e-11},
   };
   return *std::find_if(std::begin(table), std::end(table) - 1, [&](const auto& row) { return row.dtype == dtype; });

@@ -1,0 +1,253 @@
+// What the forms of the operator have in common, whatever the problem: they agree with each other, with themselves on
+// parts of a sequence, and bit for bit with any number of threads; and no output knows of later tokens.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "tests/support/compare.h"
+#include "tests/support/delta_run.h"
+
+namespace efla::test {
+namespace {
+
+constexpr DeltaCase kCase{"exact", 1, 1, false, 2, 100, 3, 40, 72, 2, Layout::sliced, true, true, true};
+
+// Runs `check` on every SIMD target.
+void on_every_target(const std::function<void()>& check) {
+  for (const std::string& target : cpu::supported_targets()) {
+    SCOPED_TRACE(target);
+    const OnTarget guard(target);
+    check();
+  }
+}
+
+template <class T>
+bool same_forward(const DeltaData<T>& a, const DeltaData<T>& b) {
+  return a.o.same_bits(b.o) && a.final_state.same_bits(b.final_state) && a.chunk_states.same_bits(b.chunk_states);
+}
+
+template <class T>
+bool same_backward(const DeltaData<T>& a, const DeltaData<T>& b) {
+  return a.dq.same_bits(b.dq) && a.dk.same_bits(b.dk) && a.dv.same_bits(b.dv) && a.dbeta.same_bits(b.dbeta) &&
+         a.dinitial_state.same_bits(b.dinitial_state);
+}
+
+TEST(DeltaForms, ChunkwiseEqualsRecurrent) {
+  on_every_target([] {
+    ThreadPool pool(1);
+    DeltaData<float> chunk(kCase), recurrent(kCase);
+    run_forward("chunk", chunk, pool);
+    run_backward("chunk", chunk, pool);
+    run_forward("recurrent", recurrent, pool);
+    run_backward("recurrent", recurrent, pool);
+    const auto check = [](const Results& a, const Results& b) {
+      for (std::size_t i = 0; i < a.size(); ++i) {
+        const double error = distance(a[i].second, b[i].second).rms;
+        if (!(error <= 1e-6)) ADD_FAILURE() << a[i].first << ": relative RMS error " << error;
+      }
+    };
+    check(forward_results(chunk), forward_results(recurrent));
+    check(backward_results(chunk), backward_results(recurrent));
+    EXPECT_LE(distance(chunk.chunk_states.values(), recurrent.chunk_states.values()).rms, 1e-6);
+  });
+}
+
+template <class T>
+void check_threads(const DeltaCase& c) {
+  for (const std::string implementation : {"chunk", "recurrent", "step"}) {
+    SCOPED_TRACE(testing::Message() << implementation << ' ' << DTypeOf<T>::name << ' ' << name_of(c));
+    DeltaData<T> expected(c);
+    ThreadPool one(1);
+    run_forward(implementation, expected, one);
+    if (implementation != "step") run_backward(implementation, expected, one);
+    for (const int threads : {1, 2, 3, 5}) {
+      ThreadPool pool(threads);
+      DeltaData<T> again(c);
+      run_forward(implementation, again, pool);
+      EXPECT_TRUE(same_forward(again, expected)) << threads << " threads";
+      if (implementation == "step") continue;
+      run_backward(implementation, again, pool);
+      EXPECT_TRUE(same_backward(again, expected)) << threads << " threads";
+    }
+  }
+}
+
+TEST(DeltaForms, BitsDoNotDependOnTheThreads) {
+  on_every_target([] {
+    for (const auto& [batch, heads, value_dim] :
+         {std::array{1, 1, 200}, {1, 1, 7}, {1, 2, 65}, {2, 3, 64}, {3, 4, 33}}) {
+      DeltaCase c = kCase;
+      c.batch = batch;
+      c.heads = heads;
+      c.value_dim = value_dim;
+      c.tokens = 45;
+      check_threads<float>(c);
+      check_threads<bfloat16>(c);
+    }
+  });
+}
+
+// Tokens [start, start + count) of a view over [B, T, …].
+template <class T, int Rank>
+View<T, Rank> tokens_of(View<T, Rank> view, std::int64_t start, std::int64_t count) {
+  view.data = view.at(std::int64_t{0}, start);
+  view.extent[1] = count;
+  return view;
+}
+
+// The forward of `data` in two parts, and then its backward in two parts, states carried between them.
+template <class T>
+void run_split(const std::string& implementation, DeltaData<T>& data, std::int64_t at) {
+  ThreadPool pool(1);
+  const RunOptions options{implementation, &pool, nullptr};
+  const std::int64_t total = data.shape.tokens;
+  const std::array<std::int64_t, 4> states{data.shape.batch, data.shape.heads, data.shape.key_dim,
+                                           data.shape.value_dim};
+  Tensor<State<T>, 4> state(states), dstate(states);
+  Tensor<State<T>, 5> saved[2];
+  const auto bounds = [&](int part) { return part == 0 ? std::pair(std::int64_t{0}, at) : std::pair(at, total - at); };
+  for (const int part : {0, 1}) {
+    const auto [start, count] = bounds(part);
+    DeltaForward<T> p = data.forward();
+    p.shape.tokens = count;
+    saved[part] = Tensor<State<T>, 5>({states[0], p.shape.chunks(), states[1], states[2], states[3]});
+    p.q = tokens_of(p.q, start, count);
+    p.k = tokens_of(p.k, start, count);
+    p.v = tokens_of(p.v, start, count);
+    p.beta = tokens_of(p.beta, start, count);
+    p.o = tokens_of(p.o, start, count);
+    p.chunk_states = saved[part].view();
+    if (part == 0) p.final_state = state.view();
+    if (part == 1) p.initial_state = state.view();
+    delta_forward(p, options);
+  }
+  for (const int part : {1, 0}) {
+    const auto [start, count] = bounds(part);
+    DeltaBackward<T> p = data.backward();
+    p.shape.tokens = count;
+    p.q = tokens_of(p.q, start, count);
+    p.k = tokens_of(p.k, start, count);
+    p.v = tokens_of(p.v, start, count);
+    p.beta = tokens_of(p.beta, start, count);
+    p.dout = tokens_of(p.dout, start, count);
+    p.dq = tokens_of(p.dq, start, count);
+    p.dk = tokens_of(p.dk, start, count);
+    p.dv = tokens_of(p.dv, start, count);
+    p.dbeta = tokens_of(p.dbeta, start, count);
+    p.chunk_states = saved[part].view();
+    if (part == 1) p.dinitial_state = dstate.view();
+    if (part == 0) p.dfinal_state = dstate.view();
+    delta_backward(p, options);
+  }
+}
+
+template <class T>
+void check_split(const std::string& implementation, std::int64_t at, bool to_the_bit) {
+  SCOPED_TRACE(testing::Message() << implementation << ' ' << DTypeOf<T>::name << " split at " << at);
+  ThreadPool pool(1);
+  DeltaData<T> whole(kCase), parts(kCase);
+  run_forward(implementation, whole, pool);
+  run_backward(implementation, whole, pool);
+  run_split(implementation, parts, at);
+  EXPECT_TRUE(parts.sentinels_intact());
+  if (to_the_bit) {
+    EXPECT_TRUE(parts.o.same_bits(whole.o) && parts.final_state.same_bits(whole.final_state));
+    EXPECT_TRUE(same_backward(parts, whole));
+    return;
+  }
+  const auto check = [](const Results& got, const Results& expected) {
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      const double error = distance(got[i].second, expected[i].second).rms;
+      if (!(error <= 1e-6)) ADD_FAILURE() << got[i].first << ": relative RMS error " << error;
+    }
+  };
+  check(forward_results(parts), forward_results(whole));
+  check(backward_results(parts), backward_results(whole));
+}
+
+TEST(DeltaForms, ASequenceInTwoPartsEqualsTheWhole) {
+  on_every_target([] {
+    check_split<float>("chunk", 2 * kChunk, true);
+    check_split<bfloat16>("chunk", kChunk, true);
+    check_split<float>("chunk", 45, false);
+    for (const std::int64_t at : {std::int64_t{1}, kChunk, std::int64_t{45}, std::int64_t{99}}) {
+      check_split<float>("recurrent", at, true);
+      check_split<bfloat16>("recurrent", at, true);
+    }
+  });
+}
+
+// Replaces what the tokens from `start` on bring.
+template <class T>
+void replace_later_tokens(DeltaData<T>& data, std::int64_t start, const std::function<double()>& draw) {
+  const auto replace = [&](auto& tensor) {
+    std::vector<double> values = tensor.values();
+    const auto per_token = values.size() / static_cast<std::size_t>(data.shape.batch * data.shape.tokens);
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      if (static_cast<std::int64_t>(i / per_token) % data.shape.tokens >= start) values[i] = draw();
+    }
+    tensor.assign(values);
+  };
+  for (auto* tensor : {&data.q, &data.k, &data.v, &data.dout}) replace(*tensor);
+  replace(data.beta);
+}
+
+// The values of a [B, T, …] tensor at tokens before `end`.
+template <class Tensor>
+std::vector<double> before(const Tensor& tensor, const DeltaShape& shape, std::int64_t end) {
+  std::vector<double> kept;
+  const std::vector<double> values = tensor.values();
+  const auto per_token = values.size() / static_cast<std::size_t>(shape.batch * shape.tokens);
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (static_cast<std::int64_t>(i / per_token) % shape.tokens < end) kept.push_back(values[i]);
+  }
+  return kept;
+}
+
+template <class T>
+void check_causality(const std::string& implementation, std::int64_t end) {
+  SCOPED_TRACE(testing::Message() << implementation << ' ' << DTypeOf<T>::name << " before " << end);
+  ThreadPool pool(1);
+  DeltaData<T> data(kCase), other(kCase), unknown(kCase);
+  run_forward(implementation, data, pool);
+  Random random(29);
+  replace_later_tokens(other, end, [&] { return random.normal(); });
+  run_forward(implementation, other, pool);
+  EXPECT_EQ(before(other.o, kCase.shape(), end), before(data.o, kCase.shape(), end));
+  replace_later_tokens(unknown, end, [] { return std::numeric_limits<double>::quiet_NaN(); });
+  run_forward(implementation, unknown, pool);
+  EXPECT_EQ(before(unknown.o, kCase.shape(), end), before(data.o, kCase.shape(), end));
+  if (implementation == "step") return;
+  run_backward(implementation, data, pool);
+  run_backward(implementation, other, pool);
+  EXPECT_EQ(before(other.dq, kCase.shape(), end), before(data.dq, kCase.shape(), end));
+}
+
+TEST(DeltaForms, OutputsDoNotKnowLaterTokens) {
+  on_every_target([] {
+    for (const std::string implementation : {"chunk", "recurrent", "step"}) {
+      for (const std::int64_t end : {1, 13, 32, 45, 99}) {
+        check_causality<float>(implementation, end);
+        check_causality<bfloat16>(implementation, end);
+      }
+    }
+  });
+}
+
+// A step writes the very state that it reads; token after token it gives what the forward gives.
+TEST(DeltaForms, StepsEqualTheForward) {
+  on_every_target([] {
+    ThreadPool pool(2);
+    DeltaData<float> steps(kCase), forward(kCase);
+    run_forward("step", steps, pool);
+    run_forward("recurrent", forward, pool);
+    EXPECT_LE(distance(steps.o.values(), forward.o.values()).rms, 1e-6);
+    EXPECT_LE(distance(steps.final_state.values(), forward.final_state.values()).rms, 1e-6);
+  });
+}
+
+}  // namespace
+}  // namespace efla::test
