@@ -84,8 +84,6 @@ ThreadPool::~ThreadPool() {
 
 int ThreadPool::threads() const { return static_cast<int>(impl_->workers.size()) + 1; }
 
-bool ThreadPool::inside_task() { return inside; }
-
 void ThreadPool::run(std::int64_t count, const std::function<void(std::int64_t, int)>& task) {
   if (count <= 0) return;
   if (inside || threads() == 1 || count == 1) {
