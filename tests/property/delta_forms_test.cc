@@ -237,6 +237,28 @@ TEST(DeltaForms, OutputsDoNotKnowLaterTokens) {
   });
 }
 
+TEST(DeltaForms, LeavingOutputsOutChangesNothingElse) {
+  on_every_target([] {
+    ThreadPool pool(1);
+    for (const std::string implementation : {"chunk", "recurrent"}) {
+      DeltaData<float> data(kCase), alone(kCase), dalone(kCase);
+      run_forward(implementation, data, pool);
+      run_backward(implementation, data, pool);
+      DeltaForward<float> forward = alone.forward();
+      forward.final_state = {};
+      forward.chunk_states = {};
+      delta_forward(forward, {implementation, &pool, nullptr});
+      EXPECT_TRUE(alone.o.same_bits(data.o)) << implementation;
+      DeltaBackward<float> backward = dalone.backward();
+      backward.chunk_states = data.chunk_states.view();
+      backward.dinitial_state = {};
+      delta_backward(backward, {implementation, &pool, nullptr});
+      dalone.dinitial_state = data.dinitial_state;
+      EXPECT_TRUE(same_backward(dalone, data)) << implementation;
+    }
+  });
+}
+
 // A step writes the very state that it reads; token after token it gives what the forward gives.
 TEST(DeltaForms, StepsEqualTheForward) {
   on_every_target([] {

@@ -23,6 +23,7 @@ struct DeltaCase {
   double key_norm = 1;  // ‖k‖ of a token is uniform between half of this and this
   Layout layout = Layout::contiguous;
   bool initial_state = false, final_state = false, dfinal_state = false;
+  double scale = NAN;  // of the output; NaN: the default
 
   DeltaShape shape() const { return {batch, tokens, heads, heads, key_dim, value_dim}; }
   DeltaRule rule() const {
@@ -30,6 +31,7 @@ struct DeltaCase {
     rule.step.erase_scale = erase_scale;
     rule.step.write_scale = write_scale;
     rule.qk_l2norm = qk_l2norm;
+    rule.scale = scale;
     return rule;
   }
 };
@@ -48,6 +50,7 @@ inline std::string name_of(const DeltaCase& c) {
   if (c.initial_state) name << "_in";
   if (c.final_state) name << "_out";
   if (c.dfinal_state) name << "_dout";
+  if (!std::isnan(c.scale)) name << "_scale" << c.scale;
   std::string text = name.str();
   for (char& letter : text) letter = letter == '.' ? 'p' : letter == '-' ? 'm' : letter == '+' ? 'e' : letter;
   return text;

@@ -11,7 +11,7 @@ namespace efla::test {
 inline std::vector<DeltaCase> delta_cases() {
   using enum Layout;
   std::vector<DeltaCase> cases{
-      // step, erase, write, l2norm,    B, T, H, K, V,   ‖k‖, layout,   initial state, final state, dfinal_state
+      // step, erase, write, l2norm,    B, T, H, K, V,   ‖k‖, layout,   initial state, final state, dfinal_state, scale
       {"exact", 1, 1, false, 2, 1, 3, 1, 1, 1, contiguous, true, true, true},
       {"exact", 1, 1, false, 1, 31, 2, 5, 16, 2, sliced, false, true, true},
       {"exact", 1, 1, false, 2, 32, 1, 16, 5, 2, head_major, true, false, true},
@@ -21,6 +21,10 @@ inline std::vector<DeltaCase> delta_cases() {
       {"exact", 1, 1, false, 1, 1000, 1, 16, 1, 2, contiguous, false, false, false},
       {"exact", 1, 1, false, 1, 64, 1, 128, 128, 2, head_major, true, true, true},
       {"exact", 1, 1, false, 1, 33, 1, 256, 256, 3, contiguous, false, true, true},
+      {"exact", 1, 1, false, 1, 1000, 1, 128, 128, 3, sliced, true, true, true},
+      {"exact", 1, 1, false, 1, 1000, 1, 5, 256, 1, head_major, true, true, true, -0.3},
+      {"exact", 1, 1, false, 4, 31, 5, 8, 8, 2, column_major, true, true, true, 1},
+      {"exact", 1, 1, false, 1, 32, 2, 100, 100, 10, reversed, true, true, true},
       {"exact", 1, 1, true, 1, 63, 2, 100, 64, 1, sliced, true, true, true},
       {"exact", 1, 1, true, 3, 33, 1, 16, 100, 5, column_major, false, false, false},
       {"exact", 1, 1, true, 1, 1000, 1, 32, 16, 1, reversed, false, true, true},
@@ -34,6 +38,7 @@ inline std::vector<DeltaCase> delta_cases() {
       {"euler", 2, 1, false, 1, 1000, 1, 16, 32, 1, column_major, false, false, true},
       {"euler", 0, 1, true, 1, 33, 2, 16, 16, 1, contiguous, true, true, true},
       {"euler", 0, 1, false, 2, 1, 2, 100, 1, 1, sliced, true, true, true},
+      {"euler", 1, 1, true, 1, 1000, 1, 256, 16, 1, contiguous, true, true, true, 0.3},
       {"rk2", 1, 1, false, 1, 63, 2, 32, 64, 1, sliced, true, true, true},
       {"rk2", 1, 1, true, 2, 31, 1, 64, 5, 1, contiguous, true, false, true},
       {"rk2", 1, 1, false, 1, 1, 3, 256, 16, 1, reversed, true, true, true},
@@ -46,6 +51,7 @@ inline std::vector<DeltaCase> delta_cases() {
       {"implicit_euler", 1, 1, false, 1, 1000, 1, 32, 64, 3, contiguous, true, true, true},
       {"implicit_euler", 1, 1, true, 2, 33, 2, 64, 100, 1, head_major, false, true, true},
       {"implicit_euler", 1, 1, false, 1, 1, 2, 16, 256, 10, sliced, true, true, true},
+      {"trapezoid", 1, 1, false, 2, 33, 1, 256, 5, 3, contiguous, true, false, false},
       {"trapezoid", 1, 1, false, 1, 63, 2, 64, 64, 3, reversed, true, true, true},
       {"trapezoid", 1, 1, true, 1, 1000, 1, 16, 32, 1, sliced, true, true, true},
       {"trapezoid", 1, 1, false, 2, 31, 2, 1, 5, 0.5, contiguous, true, true, false},

@@ -1,0 +1,141 @@
+// Bad problems: each is named with what was got and what was expected, before anything is computed.
+#include "efla/rule/validate.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <string>
+
+#include "efla/ops/delta.h"
+#include "tests/support/delta_run.h"
+#include "tests/support/expect_error.h"
+
+namespace efla {
+namespace {
+
+using test::DeltaCase;
+using test::DeltaData;
+using test::expect_error;
+using test::Layout;
+
+constexpr DeltaCase kCase{"exact", 1, 1, false, 2, 3, 4, 5, 6, 1, Layout::contiguous, true, true, true};
+
+class Validate : public testing::Test {
+ protected:
+  DeltaData<float> data_{kCase};
+
+  void forward(const std::function<void(DeltaForward<float>&)>& spoil, const char* argument, const char* says) {
+    DeltaForward<float> p = data_.forward();
+    spoil(p);
+    expect_error([&] { delta_forward(p); }, argument, says);
+    for (const double x : data_.o.values()) ASSERT_TRUE(std::isnan(x)) << "written, though the problem is bad";
+  }
+  void backward(const std::function<void(DeltaBackward<float>&)>& spoil, const char* argument, const char* says) {
+    DeltaBackward<float> p = data_.backward();
+    spoil(p);
+    expect_error([&] { delta_backward(p); }, argument, says);
+  }
+};
+
+TEST_F(Validate, AGoodProblemPasses) {
+  EXPECT_NO_THROW(validate(data_.forward()));
+  EXPECT_NO_THROW(validate(data_.backward()));
+}
+
+TEST_F(Validate, SizesOutOfRange) {
+  forward([](auto& p) { p.shape.batch = 0; }, "batch size B", "got 0, expected 1 to 2147483647");
+  forward([](auto& p) { p.shape.tokens = -1; }, "token count T", "got -1");
+  forward([](auto& p) { p.shape.heads = 1LL << 40; }, "head count H", "got 1099511627776");
+  forward([](auto& p) { p.shape.key_dim = 0; }, "key dim K", "got 0");
+  forward([](auto& p) { p.shape.value_dim = 0; }, "value dim V", "got 0");
+  forward([](auto& p) { p.shape.value_heads = 8; }, "value head count HV", "got 8, expected H = 4");
+  forward([](auto& p) { p.shape.batch = p.shape.tokens = 2147483647; }, "sizes B, T, H, K, V", "2^57 elements");
+}
+
+TEST_F(Validate, RulesOutOfRange) {
+  forward([](auto& p) { p.rule.step = {Integrator::rk, 0}; }, "order of rk", "got 0, expected 1 to 64");
+  forward([](auto& p) { p.rule.step.erase_scale = NAN; }, "erase_scale", "got nan, expected a finite number");
+  forward([](auto& p) { p.rule.step.write_scale = INFINITY; }, "write_scale", "got inf");
+  forward([](auto& p) { p.rule.scale = -INFINITY; }, "scale", "got -inf");
+}
+
+TEST_F(Validate, MissingAndMisshapenInputs) {
+  forward([](auto& p) { p.q.data = nullptr; }, "q", "got nothing, expected a tensor of shape [2, 3, 4, 5]");
+  forward([](auto& p) { p.k.extent[3] = 6; }, "k", "got shape [2, 3, 4, 6], expected shape [2, 3, 4, 5]");
+  forward([](auto& p) { p.v.extent[1] = 4; }, "v", "got shape [2, 4, 4, 6], expected shape [2, 3, 4, 6]");
+  forward([](auto& p) { p.beta.extent[2] = 5; }, "beta", "got shape [2, 3, 5], expected shape [2, 3, 4]");
+  forward([](auto& p) { p.initial_state.extent[0] = 1; }, "initial_state", "expected shape [2, 4, 5, 6]");
+  forward([](auto& p) { p.o.data = nullptr; }, "o", "got nothing");
+  forward([](auto& p) { p.final_state.extent[2] = 6; }, "final_state", "expected shape [2, 4, 5, 6]");
+  forward([](auto& p) { p.chunk_states.extent[1] = 2; }, "chunk_states", "expected shape [2, 1, 4, 5, 6]");
+}
+
+TEST_F(Validate, MissingAndMisshapenGradients) {
+  backward([](auto& p) { p.chunk_states.data = nullptr; }, "chunk_states", "got nothing");
+  backward([](auto& p) { p.dout.extent[3] = 5; }, "dout", "expected shape [2, 3, 4, 6]");
+  backward([](auto& p) { p.dfinal_state.extent[3] = 5; }, "dfinal_state", "expected shape [2, 4, 5, 6]");
+  backward([](auto& p) { p.dq.data = nullptr; }, "dq", "got nothing");
+  backward([](auto& p) { p.dk.extent[0] = 3; }, "dk", "expected shape [2, 3, 4, 5]");
+  backward([](auto& p) { p.dv.data = nullptr; }, "dv", "got nothing");
+  backward([](auto& p) { p.dbeta.extent[1] = 1; }, "dbeta", "expected shape [2, 3, 4]");
+  backward([](auto& p) { p.dinitial_state.extent[1] = 1; }, "dinitial_state", "expected shape [2, 4, 5, 6]");
+}
+
+TEST_F(Validate, AStepTakesOneToken) {
+  const DeltaForward<float> f = data_.forward();
+  DeltaStep<float> p{f.shape,
+                     f.rule,
+                     test::token_of(f.q, 0),
+                     test::token_of(f.k, 0),
+                     test::token_of(f.v, 0),
+                     test::token_of(f.beta, 0),
+                     f.final_state,
+                     test::token_of(f.o, 0)};
+  expect_error([&] { delta_step(p); }, "token count T", "got 3, expected 1");
+  p.shape.tokens = 1;
+  EXPECT_NO_THROW(validate(p));
+  p.state.data = nullptr;
+  expect_error([&] { delta_step(p); }, "state", "got nothing, expected a tensor of shape [2, 4, 5, 6]");
+}
+
+TEST_F(Validate, ImplementationsSayWhyTheyRefuse) {
+  expect_error([&] { delta_forward(data_.forward(), {.implementation = "fast"}); }, "implementation",
+               "got 'fast', expected one of auto, chunk, recurrent, ref");
+  DeltaData<double> wide(kCase);
+  expect_error([&] { delta_forward(wide.forward()); }, "implementation", "float64 inputs need ref");
+  std::vector<Refusal> refusals;
+  EXPECT_NO_THROW(delta_forward(wide.forward(), {.implementation = "ref", .refusals = &refusals}));
+  EXPECT_TRUE(refusals.empty());
+  EXPECT_THROW(delta_forward(wide.forward(), {.refusals = &refusals}), Error);
+  ASSERT_EQ(refusals.size(), 3U);
+  EXPECT_EQ(refusals[0].implementation, "chunk");
+  EXPECT_EQ(refusals[2].reason, "the float64 reference runs only when asked for by name");
+}
+
+TEST(NearestName, IsTheOneWithTheFewestEdits) {
+  EXPECT_EQ(nearest_name("deltanett", {"efla", "deltanet", "softmax"}), "deltanet");
+  EXPECT_EQ(nearest_name("", {"longhorn", "efla"}), "efla");
+  EXPECT_EQ(nearest_name("efal", {"euler", "efla"}), "efla");
+  EXPECT_EQ(nearest_name("x", {}), "");
+}
+
+TEST(SetThreads, TakesOneToAThousandAndTwentyFour) {
+  expect_error([] { set_threads(0); }, "threads", "got 0, expected 1 to 1024");
+  expect_error([] { set_threads(1025); }, "threads", "got 1025");
+  set_threads(3);
+  EXPECT_EQ(default_pool().threads(), 3);
+}
+
+TEST(UseTarget, NamesTheTargetsThereAre) {
+  expect_error([] { cpu::use_target("MMX"); }, "name", "got 'MMX', expected " + cpu::supported_targets().front());
+  for (const std::string& target : cpu::supported_targets()) {
+    const test::OnTarget guard(target);
+    EXPECT_EQ(cpu::target_name(), target);
+  }
+  EXPECT_EQ(cpu::target_name(), cpu::supported_targets().front());
+}
+
+}  // namespace
+}  // namespace efla
