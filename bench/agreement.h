@@ -12,7 +12,7 @@ namespace efla::bench {
 // Named results of a contender, for example o, final_state, dq.
 using Outputs = std::vector<std::pair<std::string, at::Tensor>>;
 
-// The largest relative RMS error ‖got − want‖ / ‖want‖ (in float64) that a correct result in the dtype may have.
+// The largest relative RMS error ‖got − want‖ / ‖want‖, in float64, that a correct result in the dtype may have.
 double tolerance(at::ScalarType dtype);
 
 struct Agreement {

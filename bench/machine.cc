@@ -59,9 +59,13 @@ nlohmann::ordered_json machine(int threads) {
 void use_threads(int threads) {
   set_threads(threads);
   at::set_num_threads(threads);
-  // OpenBLAS has threads of its own, of which LibTorch does not know.
+  use_blas_threads(threads);
+}
+
+void use_blas_threads(int threads) {
   using SetThreads = void (*)(int);
-  if (const auto set = reinterpret_cast<SetThreads>(dlsym(RTLD_DEFAULT, "openblas_set_num_threads"))) set(threads);
+  static const auto set = reinterpret_cast<SetThreads>(dlsym(RTLD_DEFAULT, "openblas_set_num_threads"));
+  if (set != nullptr) set(threads);
 }
 
 }  // namespace efla::bench

@@ -12,4 +12,7 @@ nlohmann::ordered_json machine(int threads);
 // Threads of the operators, LibTorch and OpenBLAS alike. Throws Error unless in [1, 1024].
 void use_threads(int threads);
 
+// Those of OpenBLAS alone, of which LibTorch does not know; nothing happens with another BLAS.
+void use_blas_threads(int threads);
+
 }  // namespace efla::bench

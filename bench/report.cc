@@ -66,6 +66,7 @@ std::vector<nlohmann::ordered_json> to_json(const Measured& m) {
                                 {"tokens", is_decode(m) ? 1 : m.of.tokens},
                                 {"relative_rms_error", r.error}};
     if (!r.detail.empty()) line["detail"] = r.detail;
+    if (!r.trials.empty()) line["trials"] = r.trials;
     if (!r.fault.empty()) {
       line["fault"] = r.fault;
       lines.push_back(line);
@@ -106,7 +107,8 @@ void print_machine(const nlohmann::ordered_json& machine) {
 
 void print_case(const Measured& m) {
   fmt::print(
-      "\n{}: B = 1, T = {}, H = {}; in the same turns: float32 matrix product {:.1f} GFLOP/s, memory {:.1f} GB/s\n",
+      "\n{}: B = 1, T = {}, H = {}; best in the same turns: float32 matrix product {:.1f} GFLOP/s, memory {:.1f} "
+      "GB/s\n",
       m.of.name(), is_decode(m) ? 1 : m.of.tokens, m.of.heads, 1e-9 * m.matrix_flops, 1e-9 * m.stream_bandwidth);
   fmt::print("  {:<18}{:>9}{:>9}{:>9}{:>9}{:>12}{:>9}{:>9}{:>9}{:>10}", "us a token, head", "median", "min", "p90",
              "cpu", "tokens/s", "GFLOP/s", "of peak", "x eager", "error");

@@ -3,10 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <limits>
 #include <optional>
 
 #include "bench/ceilings.h"
+#include "bench/machine.h"
 #include "efla/ops/delta.h"
 
 namespace efla::bench {
@@ -14,11 +14,13 @@ namespace {
 
 constexpr std::int64_t kSmallTokens = 2 * kChunk + 13;  // two chunks and a part of one, for 32 and 64
 constexpr std::int64_t kSmallHeads = 2;
+constexpr int kEagerTrials = 3;
 constexpr std::int64_t kMostReferenceTokens = 4096;  // its backward holds a state for every token
 
 struct Entry {
   std::string name;
   std::string detail;
+  std::vector<std::string> trials;
   double flops;  // a token and head
   bool cold;     // decode: states from memory, not from cache
   std::function<Contender(const Inputs&)> make;
@@ -34,36 +36,72 @@ double chunk_flops(const Case& c) {
   return c.operation == Operation::forward_backward ? 20 * d * d + 15 * chunk * d : 6 * d * d + 4 * chunk * d;
 }
 
-Entry eager_entry(const Case& c, const EagerForm& form, const std::string& detail) {
-  return {"eager", detail, chunk_flops(c), false,
-          [form, backward = c.operation == Operation::forward_backward](const Inputs& in) {
-            return backward ? eager_forward_backward(in, form) : eager_forward(in, form);
+// A form of the peer and the threads of its BLAS: where matrices are small, one may beat all.
+struct EagerChoice {
+  EagerForm form;
+  int blas_threads;
+};
+
+std::string describe(const Case& c, const EagerChoice& choice) {
+  const std::string form = c.operation == Operation::decode ? "" : name_of(choice.form) + ", ";
+  return fmt::format("{}{} BLAS threads", form, choice.blas_threads);
+}
+
+Entry eager_entry(const Case& c, const EagerChoice& choice, const std::string& detail) {
+  const bool decode = c.operation == Operation::decode;
+  return {"eager",
+          detail,
+          {},
+          decode ? recurrence_flops(c) : chunk_flops(c),
+          false,
+          [choice, operation = c.operation](const Inputs& in) {
+            Contender contender = operation == Operation::decode    ? eager_decode(in)
+                                  : operation == Operation::forward ? eager_forward(in, choice.form)
+                                                                    : eager_forward_backward(in, choice.form);
+            contender.run = [run = contender.run, threads = choice.blas_threads] {
+              use_blas_threads(threads);
+              run();
+              use_blas_threads(default_pool().threads());
+            };
+            return contender;
           }};
 }
 
-// The fastest of the eager forms on a quarter of the tokens.
-Entry best_eager(const Case& c) {
-  Case quarter = c;
-  quarter.tokens = std::max<std::int64_t>(c.tokens / 4, 1);
-  const Inputs inputs = random_inputs(quarter.tokens, c.heads, c.dim, c.dtype);
-  std::vector<EagerForm> forms;
-  std::vector<std::function<void()>> runs;
+std::vector<EagerChoice> eager_choices(const Case& c) {
+  const int threads = default_pool().threads();
+  std::vector<EagerChoice> choices;
+  if (c.operation == Operation::decode) {
+    choices.push_back({{}, 1});
+    if (threads > 1) choices.push_back({{}, threads});
+    return choices;
+  }
   for (const std::int64_t chunk : {32, 64}) {
     for (const UtTransform transform : {UtTransform::triangular_solve, UtTransform::row_loop}) {
-      forms.push_back({chunk, transform});
-      runs.push_back(eager_entry(c, forms.back(), "").make(inputs).run);
+      choices.push_back({{chunk, transform}, 1});
+      if (threads > 1) choices.push_back({{chunk, transform}, threads});
     }
   }
-  const std::vector<Timing> timings = take_turns(runs, 1);
+  return choices;
+}
+
+// The fastest way of the peer on a quarter of the tokens.
+Entry best_eager(const Case& c) {
+  const std::int64_t tokens = c.operation == Operation::decode ? 1 : std::max<std::int64_t>(c.tokens / 4, 1);
+  const Inputs inputs = random_inputs(tokens, c.heads, c.dim, c.dtype);
+  const std::vector<EagerChoice> choices = eager_choices(c);
+  std::vector<std::function<void()>> runs;
+  for (const EagerChoice& choice : choices) runs.push_back(eager_entry(c, choice, "").make(inputs).run);
+  const std::vector<Timing> timings = take_turns(runs, kEagerTrials);
   std::size_t best = 0;
-  std::string others;
-  for (std::size_t i = 0; i < forms.size(); ++i) {
-    if (timings[i].median < timings[best].median) best = i;
-    const double microseconds = 1e6 * timings[i].median / static_cast<double>(quarter.tokens * c.heads);
-    others += fmt::format("{}{} {:.1f} us", i > 0 ? "; " : "", name_of(forms[i]), microseconds);
+  std::vector<std::string> trials;
+  for (std::size_t i = 0; i < choices.size(); ++i) {
+    if (timings[i].min < timings[best].min) best = i;
+    trials.push_back(fmt::format("{}: {:.2f} us at T = {}", describe(c, choices[i]),
+                                 1e6 * timings[i].min / static_cast<double>(tokens * c.heads), tokens));
   }
-  return eager_entry(c, forms[best],
-                     fmt::format("{} (tried on T = {}: {})", name_of(forms[best]), quarter.tokens, others));
+  Entry entry = eager_entry(c, choices[best], describe(c, choices[best]));
+  entry.trials = trials;
+  return entry;
 }
 
 std::vector<Entry> entries(const Case& c, const std::string& filter) {
@@ -75,20 +113,21 @@ std::vector<Entry> entries(const Case& c, const std::string& filter) {
     const double state_bytes = 4.0 * static_cast<double>(c.heads * c.dim * c.dim);
     const auto copies =
         std::max<std::int64_t>(1, static_cast<std::int64_t>(static_cast<double>(kLargeBytes) / state_bytes));
-    list.push_back({"step", "", recurrence_flops(c), false, [](const Inputs& in) { return efla_step(in, "auto", 1); }});
-    list.push_back({"step, cold states", "", recurrence_flops(c), true,
-                    [copies](const Inputs& in) { return efla_step(in, "auto", copies); }});
-    list.push_back({"eager", "", recurrence_flops(c), false, eager_decode});
+    list.push_back(
+        {"step", "", {}, recurrence_flops(c), false, [](const Inputs& in) { return efla_step(in, "auto", 1); }});
+    list.push_back({"step, cold states", "", {}, recurrence_flops(c), true, [copies](const Inputs& in) {
+                      return efla_step(in, "auto", copies);
+                    }});
   } else {
     const bool backward = c.operation == Operation::forward_backward;
     for (const char* name : {"chunk", "recurrent"}) {
       const double flops = name == std::string("chunk") ? chunk_flops(c) : recurrence_flops(c);
-      list.push_back({name, "", flops, false, [=](const Inputs& in) {
+      list.push_back({name, "", {}, flops, false, [=](const Inputs& in) {
                         return backward ? efla_forward_backward(in, name) : efla_forward(in, name);
                       }});
     }
-    if (c.with_eager && wanted("eager")) list.push_back(best_eager(c));
   }
+  if (c.with_eager && wanted("eager")) list.push_back(best_eager(c));
   std::erase_if(list, [&](const Entry& entry) { return !wanted(entry.name); });
   return list;
 }
@@ -170,13 +209,19 @@ Measured measure(const Case& c, const std::string& filter, int rounds) {
   std::vector<Contender> kept;
   for (const Entry& entry : list) {
     const Checked checked = gate.check(entry);
-    measured.results.push_back(
-        {entry.name, entry.detail, checked.agreement.fault, checked.agreement.error, entry.flops, bytes, {}});
+    measured.results.push_back({entry.name,
+                                entry.detail,
+                                entry.trials,
+                                checked.agreement.fault,
+                                checked.agreement.error,
+                                entry.flops,
+                                bytes,
+                                {}});
     if (checked.contender) functions.push_back(checked.contender->run);
   }
   const std::vector<Timing> timings = take_turns(functions, rounds);
-  measured.matrix_flops = kMatrixFlops / timings[0].median;
-  measured.stream_bandwidth = 2.0 * static_cast<double>(kLargeBytes) / timings[1].median;
+  measured.matrix_flops = kMatrixFlops / timings[0].min;
+  measured.stream_bandwidth = 2.0 * static_cast<double>(kLargeBytes) / timings[1].min;
   std::size_t next = first;
   for (std::size_t i = 0; i < list.size(); ++i) {
     Result& result = measured.results[i];
@@ -184,7 +229,8 @@ Measured measure(const Case& c, const std::string& filter, int rounds) {
     result.timing = timings[next++];
     if (!decode) continue;
     result.stream_seconds =
-        list[i].cold ? 2.0 * static_cast<double>(state_bytes) / measured.stream_bandwidth : timings[2].median;
+        list[i].cold ? timings[1].median * static_cast<double>(state_bytes) / static_cast<double>(kLargeBytes)
+                     : timings[2].median;
   }
   return measured;
 }

@@ -26,21 +26,22 @@ struct Case {
 
 struct Result {
   std::string contender;
-  std::string detail;  // of the eager peer: which of its forms, and the others' times
-  std::string fault;   // why it has no time; "" if it has one
-  double error = 0;    // relative RMS against the float64 reference: of the first head, or where T is too long for the
-                       // reference to hold its states, of a short sequence; the largest over the outputs
-  double flops = 0;    // that the form needs a token and head
-  double bytes = 0;    // of state read and written a token and head; decode only
-  Timing timing;       // of a call: all tokens and heads
-  double stream_seconds = 0;  // decode: reading and writing as many bytes, where this contender's states lie
+  std::string detail;               // of the eager peer: which of its forms
+  std::vector<std::string> trials;  // of the eager peer: every form tried, with its time
+  std::string fault;                // why it has no time; "" if it has one
+  double error = 0;  // relative RMS against the float64 reference: of the first head, or where T is too long for the
+                     // reference to hold its states, of a short sequence; the largest over the outputs
+  double flops = 0;  // that the form needs a token and head
+  double bytes = 0;  // of state read and written a token and head; decode only
+  Timing timing;     // of a call: all tokens and heads
+  double stream_seconds = 0;  // decode: median of reading and writing as many bytes, in cache or not as here
 };
 
 struct Measured {
   Case of;
   std::vector<Result> results;
-  double matrix_flops = 0;      // FLOP/s of the float32 matrix product
-  double stream_bandwidth = 0;  // bytes/s, out of cache
+  double matrix_flops = 0;      // FLOP/s of the float32 matrix product, the best sample
+  double stream_bandwidth = 0;  // bytes/s read and written, out of cache, the best sample
 };
 
 // Measures the contenders of a case whose full name holds `filter`; results is empty if none does.

@@ -51,8 +51,10 @@ std::vector<Timing> take_turns(const std::vector<std::function<void()>>& functio
   std::vector<int> calls;
   for (const auto& function : functions) {
     Samples warm_up;
-    sample(function, 1, warm_up);
-    calls.push_back(static_cast<int>(std::clamp(std::ceil(kSampleSeconds / warm_up.wall[0]), 1.0, 1e4)));
+    do {
+      sample(function, 1, warm_up);
+    } while (warm_up.wall.back() < kSampleSeconds && warm_up.wall.size() < kSamplesPerTurn);
+    calls.push_back(static_cast<int>(std::clamp(std::ceil(kSampleSeconds / quantile(warm_up.wall, 0.0)), 1.0, 1e4)));
   }
   for (int round = 0; round < rounds; ++round) {
     for (std::size_t i = 0; i < functions.size(); ++i) {
