@@ -92,7 +92,7 @@ int main(int argc, char** argv) {
     program.exit(error);
     return 2;
   } catch (const efla::Error& error) {
-    fmt::print(stderr, "efla_bench_op: {}\n", error.what());
+    fmt::print(stderr, "{}\n", error.what());
     return 2;
   } catch (const std::exception& error) {
     const std::string what = error.what();
