@@ -12,7 +12,7 @@
 namespace efla::bench {
 namespace {
 
-constexpr std::int64_t kSmallTokens = 2 * kChunk + 13;  // two chunks and a part of one, for 32 and 64
+constexpr std::int64_t kSmallTokens = 2 * kChunk + 13;  // whole chunks and a part of one, for 32 and 64
 constexpr std::int64_t kSmallHeads = 2;
 constexpr int kEagerTrials = 3;
 constexpr std::int64_t kMostReferenceTokens = 4096;  // its backward holds a state for every token
@@ -217,7 +217,11 @@ Measured measure(const Case& c, const std::string& filter, int rounds) {
                                 entry.flops,
                                 bytes,
                                 {}});
-    if (checked.contender) functions.push_back(checked.contender->run);
+    if (checked.contender) {
+      functions.push_back(checked.contender->run);
+    } else {
+      measured.results.back().trials.clear();  // times, too
+    }
   }
   const std::vector<Timing> timings = take_turns(functions, rounds);
   measured.matrix_flops = kMatrixFlops / timings[0].min;
