@@ -1,0 +1,35 @@
+// The operator as a user of LibTorch would write it: batched tensor operations, gradients by autograd. The peer that
+// the kernels are timed against, so it is meant to be good of its kind.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <cstdint>
+#include <string>
+#include <tuple>
+
+namespace efla::bench {
+
+// How T of equation 31 is found: by one triangular solve for W and U together, or row by row.
+enum class UtTransform { triangular_solve, row_loop };
+
+struct EagerForm {
+  std::int64_t chunk = 64;
+  UtTransform transform = UtTransform::triangular_solve;
+};
+
+// For example "chunk 32, triangular solve".
+std::string name_of(const EagerForm& form);
+
+// The chunkwise form with the exact step: EFLA paper, equations 20 and 29 to 32, scale K^(−1/2), no initial state.
+// q, k [B, T, H, K], v [B, T, H, V], beta [B, T, H]; returns o [B, T, H, V] in v's dtype and the final state
+// [B, H, K, V] in float32. Computes in float32.
+std::tuple<at::Tensor, at::Tensor> eager_chunk(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                               const at::Tensor& beta, const EagerForm& form);
+
+// One token: q, k [B, H, K], v [B, H, V], beta [B, H], state [B, H, K, V] float32; returns o [B, H, V] and the new
+// state.
+std::tuple<at::Tensor, at::Tensor> eager_step(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                              const at::Tensor& beta, const at::Tensor& state);
+
+}  // namespace efla::bench

@@ -1,0 +1,71 @@
+#include "bench/machine.h"
+
+#include <ATen/Parallel.h>
+#include <dlfcn.h>
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+
+#include <cstdlib>
+#include <ctime>
+#include <fstream>
+#include <string>
+
+#include "cli/environment.h"
+#include "efla/base/threads.h"
+#include "efla/ops/delta.h"
+
+namespace efla::bench {
+namespace {
+
+// "AuthenticAMD family 25 model 1 stepping 1": names of virtual machines' processors often say less.
+std::string processor_signature() {
+  std::ifstream file("/proc/cpuinfo");
+  std::string signature;
+  for (std::string line; std::getline(file, line) && !line.empty();) {
+    const auto colon = line.find(": ");
+    if (colon == std::string::npos) continue;
+    const std::string name = line.substr(0, line.find('\t')), value = line.substr(colon + 2);
+    if (name == "vendor_id") signature += value;
+    if (name == "cpu family") signature += " family " + value;
+    if (name == "model") signature += " model " + value;
+    if (name == "stepping") signature += " stepping " + value;
+  }
+  return signature;
+}
+
+// The kernels that OpenBLAS chose, null for another BLAS.
+nlohmann::ordered_json openblas_core() {
+  using CoreName = char* (*)();
+  const auto core_name = reinterpret_cast<CoreName>(dlsym(RTLD_DEFAULT, "openblas_get_corename"));
+  return core_name != nullptr ? nlohmann::ordered_json(core_name()) : nlohmann::ordered_json();
+}
+
+}  // namespace
+
+nlohmann::ordered_json machine(int threads) {
+  nlohmann::ordered_json all = cli::environment();
+  const char* coretype = std::getenv("OPENBLAS_CORETYPE");
+  all["processors"] = available_processors();
+  all["threads"] = threads;
+  all["processor_signature"] = processor_signature();
+  all["blas_core"] = openblas_core();
+  all["openblas_coretype"] = coretype != nullptr ? nlohmann::ordered_json(coretype) : nlohmann::ordered_json();
+  double load[1] = {0};
+  if (getloadavg(load, 1) == 1) all["load_average"] = load[0];
+  all["time"] = fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)));
+  return all;
+}
+
+void use_threads(int threads) {
+  set_threads(threads);
+  at::set_num_threads(threads);
+  use_blas_threads(threads);
+}
+
+void use_blas_threads(int threads) {
+  using SetThreads = void (*)(int);
+  static const auto set = reinterpret_cast<SetThreads>(dlsym(RTLD_DEFAULT, "openblas_set_num_threads"));
+  if (set != nullptr) set(threads);
+}
+
+}  // namespace efla::bench

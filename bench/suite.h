@@ -1,0 +1,56 @@
+// The cases: an operation on one dtype and size, its contenders checked and then timed in turns.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "bench/contenders.h"
+#include "bench/timing.h"
+
+namespace efla::bench {
+
+struct Case {
+  Operation operation = Operation::forward;
+  at::ScalarType dtype = at::kFloat;
+  std::int64_t dim = 128;  // K = V
+  std::int64_t tokens = 2048, heads = 16;
+  bool with_eager = true;
+
+  // "float32/d128/forward"; a contender's name follows after another slash.
+  std::string name() const;
+};
+
+struct Result {
+  std::string contender;
+  std::string detail;               // of the eager peer: which of its forms
+  std::vector<std::string> trials;  // of the eager peer: every form tried, with its time
+  std::string fault;                // why it has no time; "" if it has one
+  double error = 0;  // relative RMS against the float64 reference: of the first head, or where T is too long for the
+                     // reference to hold its states, of a short sequence; the largest over the outputs
+  double flops = 0;  // that the form needs a token and head
+  double bytes = 0;  // of state read and written a token and head; decode only
+  Timing timing;     // of a call: all tokens and heads
+  double stream_seconds = 0;  // decode: median of reading and writing as many bytes, in cache or not as here
+};
+
+struct Measured {
+  Case of;
+  std::vector<Result> results;
+  double matrix_flops = 0;      // FLOP/s of the float32 matrix product, the best sample
+  double stream_bandwidth = 0;  // bytes/s read and written, out of cache, the best sample
+};
+
+// Measures the contenders of a case whose full name holds `filter`; results is empty if none does.
+Measured measure(const Case& c, const std::string& filter, int rounds);
+
+// Every case of a full run, in order.
+std::vector<Case> cases(std::int64_t tokens, std::int64_t heads);
+
+// Cases of growing T, from 1,024 to 131,072, without the peer.
+std::vector<Case> scaling_cases(std::int64_t heads);
+
+}  // namespace efla::bench
