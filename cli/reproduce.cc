@@ -157,7 +157,9 @@ ordered_json results_of(const Study& study, const SmnistData& data, const std::v
   ordered_json surroundings = environment();
   surroundings["threads"] = pool.threads();
   surroundings["date"] = date_now();
-  return {{"schema", 1},          {"command", command_line()},   {"data", data.description},
+  json images = data.description;
+  images["source"] = study.data;  // as it was given: the results are for other machines too
+  return {{"schema", 1},          {"command", command_line()},   {"data", images},
           {"quick", study.quick}, {"environment", surroundings}, {"mixers", train::summarize(study.options, runs)},
           {"runs", runs}};
 }

@@ -20,60 +20,75 @@ HWY_BEFORE_NAMESPACE();
 namespace efla::cpu::HWY_NAMESPACE {
 namespace {
 
+// What one panel of value columns needs while it is computed.
+struct PanelScratch {
+  float* state = nullptr;    // [K, kPanel]: S before the chunk
+  float* values = nullptr;   // [kChunk, kPanel]
+  float* errors = nullptr;   // [kChunk, kPanel]: E
+  float* dvalues = nullptr;  // [kChunk, kPanel]
+};
+
 // Arrays over value columns are lists of panels. Vp, Kp: V and K rounded up to whole panels.
 struct BwdScratch {
+  std::int64_t key_dim = 0;
   ChunkScratch chunk;
-  float* state = nullptr;     // one panel [K, kPanel]: S before the chunk
+  float* panels = nullptr;  // for each thread that works on the head, the arrays of a PanelScratch
+  std::int64_t panel_floats = 0;
   float* dstate = nullptr;    // panels [K, kPanel] of dS
   float* state_t = nullptr;   // Sᵀ: key panels of [Vp, kPanel]
   float* dstate_t = nullptr;  // dSᵀ after the chunk: key panels of [Vp, kPanel]
-  float* values = nullptr;    // one panel [kChunk, kPanel]
-  float* errors = nullptr;    // one panel [kChunk, kPanel]: E
-  float* dvalues = nullptr;   // one panel [kChunk, kPanel]
   float* u = nullptr;         // panels [kChunk, kPanel]
   float* u_t = nullptr;       // Uᵀ: token panels of [Vp, kPanel]
   float* dout = nullptr;      // panels [kChunk, kPanel]: scale · dO
   float* g = nullptr;         // panels [kChunk, kPanel]: G
-  float* da = nullptr;        // [kChunk, kLanes] partial sums
-  float* db = nullptr;        // [kChunk, kLanes]
+  float* da = nullptr;        // for each panel [kChunk, kLanes]: partial sums
+  float* db = nullptr;        // for each panel [kChunk, kLanes]
   float* dscores = nullptr;   // [2 kChunk, kChunk]: dP, zero above the diagonal, then dL + dLᵀ
   float* dq = nullptr;        // [kChunk, Kp]
   float* dk = nullptr;        // [kChunk, Kp]
 
-  void lay_out(Arena& arena, const DeltaShape& shape) {
+  void lay_out(Arena& arena, const DeltaShape& shape, int team) {
     chunk.lay_out(arena, shape);
-    const std::int64_t key_dim = shape.key_dim, padded_keys = round_up(key_dim, kPanel);
-    const std::int64_t padded_values = round_up(shape.value_dim, kPanel);
-    state = arena.floats(key_dim * kPanel);
+    key_dim = shape.key_dim;
+    const std::int64_t padded_keys = round_up(key_dim, kPanel), padded_values = round_up(shape.value_dim, kPanel);
+    panel_floats = (key_dim + 3 * kChunk) * kPanel;
+    panels = arena.floats(team * panel_floats);
     dstate = arena.floats(key_dim * padded_values);
     for (float** t : {&state_t, &dstate_t}) *t = arena.floats(padded_keys * padded_values);
-    for (float** panel : {&values, &errors, &dvalues}) *panel = arena.floats(kChunk * kPanel);
     for (float** panels : {&u, &dout, &g}) *panels = arena.floats(kChunk * padded_values);
     u_t = arena.floats(round_up(kChunk, kPanel) * padded_values);
-    for (float** sums : {&da, &db}) *sums = arena.floats(kChunk * kLanes);
+    for (float** sums : {&da, &db}) *sums = arena.floats(padded_values / kPanel * kChunk * kLanes);
     dscores = arena.floats(2 * kChunk * kChunk);
     for (float** rows : {&dq, &dk}) *rows = arena.floats(kChunk * padded_keys);
+  }
+
+  PanelScratch panel(int member) const {
+    float* state = panels + member * panel_floats;
+    float* values = state + key_dim * kPanel;
+    return {state, values, values + kChunk * kPanel, values + 2 * kChunk * kPanel};
   }
 };
 
 std::size_t BwdBytesPerWorker(const DeltaShape& shape) {
   Arena arena;
-  BwdScratch().lay_out(arena, shape);
+  BwdScratch().lay_out(arena, shape, 1);
   return arena.bytes();
 }
 
 // One panel of dR by backward substitution, and from it dV, G and the panel's part of da and db.
 struct ReverseSubstitutionTiles {
-  const BwdScratch& s;
+  const ChunkScratch& c;
+  const PanelScratch& s;
   std::int64_t key_dim, tokens;
   const float* dstate;  // [K, kPanel] after the chunk
   const float* dout;    // [kChunk, kPanel]
   float* g;             // [kChunk, kPanel]
+  float* da_sums;       // [kChunk, kLanes]
+  float* db_sums;       // [kChunk, kLanes]
 
   template <int M>
   HWY_INLINE void run(std::int64_t r) {
     const FloatTag d;
-    const ChunkScratch& c = s.chunk;
     const float* p = c.p_scores() + r;
     const float* l = c.l_scores() + r;
     const std::int64_t below = r + M;  // rows from here on are done
@@ -107,17 +122,13 @@ struct ReverseSubstitutionTiles {
   HWY_INLINE void finish_row(std::int64_t row, FloatVec dr0, FloatVec dr1) {
     const FloatTag d;
     const std::int64_t at = row * kPanel;
-    const FloatVec b = hn::Set(d, s.chunk.write[row]);
+    const FloatVec b = hn::Set(d, c.write[row]);
     hn::Store(hn::Mul(b, dr0), d, s.dvalues + at);
     hn::Store(hn::Mul(b, dr1), d, s.dvalues + at + kLanes);
-    FloatVec da = hn::Load(d, s.da + row * kLanes);
-    FloatVec db = hn::Load(d, s.db + row * kLanes);
-    da = hn::NegMulAdd(hn::Load(d, s.errors + at), dr0, da);
-    da = hn::NegMulAdd(hn::Load(d, s.errors + at + kLanes), dr1, da);
-    db = hn::MulAdd(hn::Load(d, s.values + at), dr0, db);
-    db = hn::MulAdd(hn::Load(d, s.values + at + kLanes), dr1, db);
-    hn::Store(da, d, s.da + row * kLanes);
-    hn::Store(db, d, s.db + row * kLanes);
+    const FloatVec da = hn::Neg(hn::Mul(hn::Load(d, s.errors + at), dr0));
+    const FloatVec db = hn::Mul(hn::Load(d, s.values + at), dr0);
+    hn::Store(hn::NegMulAdd(hn::Load(d, s.errors + at + kLanes), dr1, da), d, da_sums + row * kLanes);
+    hn::Store(hn::MulAdd(hn::Load(d, s.values + at + kLanes), dr1, db), d, db_sums + row * kLanes);
   }
 };
 
@@ -203,7 +214,8 @@ struct KeyGradientTiles {
 
 // Everything of one chunk that is done panel by panel of value columns.
 template <class T>
-HWY_INLINE void value_panel(const DeltaBackward<T>& p, const ChunkPlace& at, std::int64_t first, BwdScratch& s) {
+HWY_INLINE void value_panel(const DeltaBackward<T>& p, const ChunkPlace& at, std::int64_t first, BwdScratch& s,
+                            const PanelScratch& own) {
   const std::int64_t key_dim = p.shape.key_dim, value_dim = p.shape.value_dim;
   const std::int64_t padded_values = round_up(value_dim, kPanel), count = std::min(kPanel, value_dim - first);
   const auto scale = static_cast<float>(p.rule.scale_for(key_dim));
@@ -212,25 +224,26 @@ HWY_INLINE void value_panel(const DeltaBackward<T>& p, const ChunkPlace& at, std
   float* u = s.u + first * kChunk;
   float* g = s.g + first * kChunk;
 
-  load_state_panel(p.chunk_states, first, key_dim, value_dim, s.state, at.i_b, at.start / kChunk, at.i_h);
+  load_state_panel(p.chunk_states, first, key_dim, value_dim, own.state, at.i_b, at.start / kChunk, at.i_h);
   for (std::int64_t i = 0; i < key_dim; i += kPanel) {
     const std::int64_t rows = std::min(kPanel, key_dim - i), column = i * padded_values + first * kPanel;
-    transpose(s.state + i * kPanel, kPanel, rows, kPanel, s.state_t + column, kPanel);
+    transpose(own.state + i * kPanel, kPanel, rows, kPanel, s.state_t + column, kPanel);
     transpose(dstate + i * kPanel, kPanel, rows, kPanel, s.dstate_t + column, kPanel);
   }
   for (std::int64_t r = 0; r < at.tokens; ++r) {
-    load_row(p.v.at(at.i_b, at.start + r, at.i_h, first), p.v.stride[3], count, kPanel, s.values + r * kPanel);
+    load_row(p.v.at(at.i_b, at.start + r, at.i_h, first), p.v.stride[3], count, kPanel, own.values + r * kPanel);
     load_row(p.dout.at(at.i_b, at.start + r, at.i_h, first), p.dout.stride[3], count, kPanel, dout + r * kPanel);
     for (std::int64_t j = 0; j < kPanel; ++j) dout[r * kPanel + j] *= scale;
   }
-  SubstitutionTiles<true> substitution{s.chunk, key_dim, s.state, s.values, u, s.errors};
+  SubstitutionTiles<true> substitution{s.chunk, key_dim, own.state, own.values, u, own.errors};
   for_tiles(at.tokens, substitution);
-  ReverseSubstitutionTiles reverse{s, key_dim, at.tokens, dstate, dout, g};
+  const std::int64_t sums = first / kPanel * kChunk * kLanes;
+  ReverseSubstitutionTiles reverse{s.chunk, own, key_dim, at.tokens, dstate, dout, g, s.da + sums, s.db + sums};
   for_tiles_reversed(at.tokens, reverse);
   StateGradientTiles next{s.chunk, at.tokens, dout, g, dstate};
   for_tiles(key_dim, next);
   for (std::int64_t r = 0; r < at.tokens; ++r) {
-    store_row(s.dvalues + r * kPanel, 1.0F, count, p.dv.at(at.i_b, at.start + r, at.i_h, first), p.dv.stride[3]);
+    store_row(own.dvalues + r * kPanel, 1.0F, count, p.dv.at(at.i_b, at.start + r, at.i_h, first), p.dv.stride[3]);
   }
   for (std::int64_t column = 0; column < at.tokens; column += kPanel) {
     transpose(u + column * kPanel, kPanel, std::min(kPanel, at.tokens - column), kPanel,
@@ -238,20 +251,14 @@ HWY_INLINE void value_panel(const DeltaBackward<T>& p, const ChunkPlace& at, std
   }
 }
 
-// dP and dL + dLᵀ, with zeros where the triangles end.
-HWY_INLINE void score_gradients(std::int64_t tokens, std::int64_t padded_values, BwdScratch& s) {
-  float* dp = s.dscores;
-  float* dl = s.dscores + kChunk * kChunk;
-  ScoreGradientTiles p{s, padded_values, s.dout, dp};
-  for_tiles(tokens, p);
-  ScoreGradientTiles l{s, padded_values, s.g, dl};
-  for_tiles(tokens, l);
+// dP (half 0) or dL + dLᵀ (half 1), with zeros where the triangle ends.
+HWY_INLINE void score_gradient(std::int64_t half, std::int64_t tokens, std::int64_t padded_values, BwdScratch& s) {
+  float* out = s.dscores + half * kChunk * kChunk;
+  ScoreGradientTiles tiles{s, padded_values, half == 0 ? s.dout : s.g, out};
+  for_tiles(tokens, tiles);
   for (std::int64_t r = 0; r < tokens; ++r) {
-    for (std::int64_t j = r + 1; j < tokens; ++j) {
-      dp[r * kChunk + j] = 0.0F;
-      dl[r * kChunk + j] = dl[j * kChunk + r];
-    }
-    dl[r * kChunk + r] = 0.0F;
+    for (std::int64_t j = r + 1; j < tokens; ++j) out[r * kChunk + j] = half == 0 ? 0.0F : out[j * kChunk + r];
+    if (half == 1) out[r * kChunk + r] = 0.0F;
   }
 }
 
@@ -260,17 +267,25 @@ HWY_INLINE void finish_chunk(const DeltaBackward<T>& p, const ChunkPlace& at, Bw
   const FloatTag d;
   const std::int64_t stride = s.chunk.key_stride;
   for (std::int64_t r = 0; r < at.tokens; ++r) {
-    const float da = hn::GetLane(hn::SumOfLanes(d, hn::Load(d, s.da + r * kLanes)));
-    const float db = hn::GetLane(hn::SumOfLanes(d, hn::Load(d, s.db + r * kLanes)));
-    finish_token(p, at, r, da, db, s.chunk, s.dq + r * stride, s.dk + r * stride);
+    FloatVec da = hn::Zero(d);
+    FloatVec db = hn::Zero(d);
+    for (std::int64_t v = 0; v < p.shape.value_dim; v += kPanel) {
+      const std::int64_t sums = (v / kPanel * kChunk + r) * kLanes;
+      da = hn::Add(da, hn::Load(d, s.da + sums));
+      db = hn::Add(db, hn::Load(d, s.db + sums));
+    }
+    finish_token(p, at, r, hn::GetLane(hn::SumOfLanes(d, da)), hn::GetLane(hn::SumOfLanes(d, db)), s.chunk,
+                 s.dq + r * stride, s.dk + r * stride);
   }
 }
 
+// One head, its panels shared out to the `team` threads of the pool; on the calling thread alone inside a task.
 template <class T>
-void ChunkBwdHead(const DeltaBackward<T>& p, std::int64_t i_b, std::int64_t i_h, std::byte* memory) {
+void ChunkBwdHead(const DeltaBackward<T>& p, std::int64_t i_b, std::int64_t i_h, std::byte* memory, int team,
+                  ThreadPool& pool) {
   Arena arena(memory);
   BwdScratch s;
-  s.lay_out(arena, p.shape);
+  s.lay_out(arena, p.shape, team);
   std::fill_n(memory, arena.bytes(), std::byte{0});  // padding beyond K and V must hold finite numbers
   const std::int64_t key_dim = p.shape.key_dim, value_dim = p.shape.value_dim;
   const std::int64_t padded_values = round_up(value_dim, kPanel);
@@ -281,16 +296,15 @@ void ChunkBwdHead(const DeltaBackward<T>& p, std::int64_t i_b, std::int64_t i_h,
     const ChunkPlace at{i_b, i_h, start, std::min(kChunk, p.shape.tokens - start)};
     load_chunk(p, at, s.chunk);
     compute_scores(at, key_dim, s.chunk);
-    std::fill_n(s.da, kChunk * kLanes, 0.0F);
-    std::fill_n(s.db, kChunk * kLanes, 0.0F);
-    for (std::int64_t v = 0; v < value_dim; v += kPanel) value_panel(p, at, v, s);
-    score_gradients(at.tokens, padded_values, s);
-    for (std::int64_t key = 0; key < key_dim; key += kPanel) {
-      QueryGradientTiles query{s, padded_values, key};
+    pool.run(padded_values / kPanel,
+             [&](std::int64_t panel, int member) HWY_ATTR { value_panel(p, at, panel * kPanel, s, s.panel(member)); });
+    pool.run(2, [&](std::int64_t half, int) HWY_ATTR { score_gradient(half, at.tokens, padded_values, s); });
+    pool.run(round_up(key_dim, kPanel) / kPanel, [&](std::int64_t panel, int) HWY_ATTR {
+      QueryGradientTiles query{s, padded_values, panel * kPanel};
       for_tiles(at.tokens, query);
-      KeyGradientTiles keys{s, padded_values, at.tokens, key};
+      KeyGradientTiles keys{s, padded_values, at.tokens, panel * kPanel};
       for_tiles(at.tokens, keys);
-    }
+    });
     finish_chunk(p, at, s);
   }
   for (std::int64_t v = 0; v < value_dim; v += kPanel) {
@@ -298,12 +312,14 @@ void ChunkBwdHead(const DeltaBackward<T>& p, std::int64_t i_b, std::int64_t i_h,
   }
 }
 
-void ChunkBwdHeadFloat(const DeltaBackward<float>& p, std::int64_t i_b, std::int64_t i_h, std::byte* memory) {
-  ChunkBwdHead(p, i_b, i_h, memory);
+void ChunkBwdHeadFloat(const DeltaBackward<float>& p, std::int64_t i_b, std::int64_t i_h, std::byte* memory, int team,
+                       ThreadPool& pool) {
+  ChunkBwdHead(p, i_b, i_h, memory, team, pool);
 }
 
-void ChunkBwdHeadBfloat16(const DeltaBackward<bfloat16>& p, std::int64_t i_b, std::int64_t i_h, std::byte* memory) {
-  ChunkBwdHead(p, i_b, i_h, memory);
+void ChunkBwdHeadBfloat16(const DeltaBackward<bfloat16>& p, std::int64_t i_b, std::int64_t i_h, std::byte* memory,
+                          int team, ThreadPool& pool) {
+  ChunkBwdHead(p, i_b, i_h, memory, team, pool);
 }
 
 }  // namespace
@@ -318,11 +334,13 @@ HWY_EXPORT(ChunkBwdHeadFloat);
 HWY_EXPORT(ChunkBwdHeadBfloat16);
 HWY_EXPORT(BwdBytesPerWorker);
 
-void head(const DeltaBackward<float>& p, std::int64_t i_b, std::int64_t i_h, std::byte* memory) {
-  HWY_DYNAMIC_DISPATCH(ChunkBwdHeadFloat)(p, i_b, i_h, memory);
+void head(const DeltaBackward<float>& p, std::int64_t i_b, std::int64_t i_h, std::byte* memory, int team,
+          ThreadPool& pool) {
+  HWY_DYNAMIC_DISPATCH(ChunkBwdHeadFloat)(p, i_b, i_h, memory, team, pool);
 }
-void head(const DeltaBackward<bfloat16>& p, std::int64_t i_b, std::int64_t i_h, std::byte* memory) {
-  HWY_DYNAMIC_DISPATCH(ChunkBwdHeadBfloat16)(p, i_b, i_h, memory);
+void head(const DeltaBackward<bfloat16>& p, std::int64_t i_b, std::int64_t i_h, std::byte* memory, int team,
+          ThreadPool& pool) {
+  HWY_DYNAMIC_DISPATCH(ChunkBwdHeadBfloat16)(p, i_b, i_h, memory, team, pool);
 }
 
 }  // namespace
@@ -333,9 +351,17 @@ std::size_t chunk_bwd_workspace_bytes(const DeltaShape& shape, int threads) {
 
 template <class T>
 void chunk_bwd(const DeltaBackward<T>& p, Workspace workspace, ThreadPool& pool) {
+  const std::int64_t heads = p.shape.batch * p.shape.heads;
+  if (heads < pool.threads()) {
+    // All threads on one head after the other. A team's scratch is less than that of as many single threads.
+    for (std::int64_t i = 0; i < heads; ++i) {
+      head(p, i / p.shape.heads, i % p.shape.heads, workspace.data, pool.threads(), pool);
+    }
+    return;
+  }
   const std::size_t bytes = workspace.bytes / static_cast<std::size_t>(pool.threads());
-  pool.run(p.shape.batch * p.shape.heads, [&](std::int64_t task, int worker) {
-    head(p, task / p.shape.heads, task % p.shape.heads, workspace.data + bytes * static_cast<std::size_t>(worker));
+  pool.run(heads, [&](std::int64_t i, int worker) {
+    head(p, i / p.shape.heads, i % p.shape.heads, workspace.data + bytes * static_cast<std::size_t>(worker), 1, pool);
   });
 }
 

@@ -19,6 +19,7 @@
 #include <utility>
 
 #include "efla/base/dtype.h"
+#include "efla/cpu/element-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace efla::cpu::HWY_NAMESPACE {
@@ -104,32 +105,51 @@ struct Tile {
   }
 };
 
-// The last tile, of fewer than kRows rows.
+// A tile of fewer than kRows rows.
 template <int M, class Body>
-HWY_INLINE void remainder_tile(std::int64_t rows, std::int64_t first, Body& body) {
+HWY_INLINE void smaller_tile(std::int64_t rows, std::int64_t first, Body& body) {
   if constexpr (M > 0) {
     if (rows == M) {
       body.template run<M>(first);
     } else {
-      remainder_tile<M - 1>(rows, first, body);
+      smaller_tile<M - 1>(rows, first, body);
     }
   }
 }
 
-// Calls body.template run<M>(first row) over `rows` rows in tiles of kRows, the last one smaller.
 template <class Body>
-HWY_INLINE void for_tiles(std::int64_t rows, Body& body) {
-  std::int64_t r = 0;
-  for (; r + kRows <= rows; r += kRows) body.template run<kRows>(r);
-  remainder_tile<kRows - 1>(rows - r, r, body);
+HWY_INLINE void run_tile(std::int64_t rows, std::int64_t first, Body& body) {
+  if (rows == kRows) {
+    body.template run<kRows>(first);
+  } else {
+    smaller_tile<kRows - 1>(rows, first, body);
+  }
 }
 
-// The same tiles, last rows first.
+// Rows of the next tile where so many are left: kRows, but two tiles of about the same height at the end, since one of
+// one or two rows has too few sums to hide the latency of their additions.
+HWY_INLINE std::int64_t next_tile(std::int64_t left) {
+  if (left >= 2 * kRows || left == kRows) return kRows;
+  return left > kRows ? (left + 1) / 2 : left;
+}
+
+// Calls body.template run<M>(first row) for tiles of M ≤ kRows rows that cover `rows` rows, in order.
+template <class Body>
+HWY_INLINE void for_tiles(std::int64_t rows, Body& body) {
+  for (std::int64_t r = 0, count = 0; r < rows; r += count) {
+    count = next_tile(rows - r);
+    run_tile(count, r, body);
+  }
+}
+
+// The same from the last row to the first.
 template <class Body>
 HWY_INLINE void for_tiles_reversed(std::int64_t rows, Body& body) {
-  std::int64_t r = rows / kRows * kRows;
-  remainder_tile<kRows - 1>(rows - r, r, body);
-  for (r -= kRows; r >= 0; r -= kRows) body.template run<kRows>(r);
+  while (rows > 0) {
+    const std::int64_t count = next_tile(rows);
+    rows -= count;
+    run_tile(count, rows, body);
+  }
 }
 
 // dst[c·dst_row + r] = src[r·src_row + c] for r < rows, c < cols (a multiple of kLanes): 4 × 4 blocks in every 128
@@ -172,23 +192,26 @@ HWY_INLINE void transpose(const float* HWY_RESTRICT src, std::ptrdiff_t src_row,
 template <class T>
 HWY_INLINE void load_row(const T* HWY_RESTRICT src, std::int64_t stride, std::int64_t count, std::int64_t padded,
                          float* HWY_RESTRICT dst) {
+  const FloatTag d;
+  std::int64_t i = 0;
   if (stride == 1) {
-    for (std::int64_t i = 0; i < count; ++i) dst[i] = to_float(src[i]);
-  } else {
-    for (std::int64_t i = 0; i < count; ++i) dst[i] = to_float(src[i * stride]);
+    for (; i + kLanes <= count; i += kLanes) hn::StoreU(load(d, src + i), d, dst + i);
   }
-  for (std::int64_t i = count; i < padded; ++i) dst[i] = 0.0F;
+  for (; i < count; ++i) dst[i] = to_float(src[i * stride]);
+  for (; i < padded; ++i) dst[i] = 0.0F;
 }
 
 // Writes `count` float32 elements, times `factor`, as T, `stride` apart.
 template <class T>
 HWY_INLINE void store_row(const float* HWY_RESTRICT src, float factor, std::int64_t count, T* HWY_RESTRICT dst,
                           std::int64_t stride) {
+  const FloatTag d;
+  std::int64_t i = 0;
   if (stride == 1) {
-    for (std::int64_t i = 0; i < count; ++i) dst[i] = from_state<T>(factor * src[i]);
-  } else {
-    for (std::int64_t i = 0; i < count; ++i) dst[i * stride] = from_state<T>(factor * src[i]);
+    const FloatVec f = hn::Set(d, factor);
+    for (; i + kLanes <= count; i += kLanes) store(d, hn::Mul(f, hn::LoadU(d, src + i)), dst + i);
   }
+  for (; i < count; ++i) dst[i * stride] = from_state<T>(factor * src[i]);
 }
 
 // Σ x[i]·y[i] over a multiple of kLanes elements.
