@@ -19,8 +19,8 @@ class ThreadPool {
   int threads() const;
 
   // Runs task(i, worker) for every i in [0, count), worker in [0, threads()), and returns when all have ended. The
-  // first exception thrown is rethrown. One task alone, or tasks of a run called from inside another run's tasks, are run
-  // by the calling thread as worker 0.
+  // first exception thrown is rethrown. One task alone, or tasks of a run called from inside another run's tasks, are
+  // run by the calling thread as worker 0.
   void run(std::int64_t count, const std::function<void(std::int64_t task, int worker)>& task);
 
  private:

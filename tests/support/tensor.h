@@ -54,6 +54,7 @@ class Tensor {
 
   // Every element becomes NaN and everything around them the sentinel.
   void poison() {
+    if (memory_.empty()) return;
     std::memset(static_cast<void*>(memory_.data()), 0xff, memory_.size() * sizeof(T));
     for_each_offset([this](std::int64_t at) { memory_[at] = rounded<T>(std::numeric_limits<double>::quiet_NaN()); });
   }

@@ -53,7 +53,7 @@ TEST(Compare, TheAllowanceFollowsThePlainAlgorithmUpToTheCap) {
   EXPECT_TRUE(accepts(further, off));
   EXPECT_FALSE(accepts({1, -2, 3, -4 * (1 + 3e-5)}, off));
   EXPECT_FALSE(accepts({1, -2, 3, -4.1}, {1, -2, 3, -4.1}));  // beyond the cap, as the plain one is
-  EXPECT_FALSE(accepts(kExpected, {1, -2, 3, kNan}) && accepts({1, -2, 3, -4.1}, {1, -2, 3, kNan}));
+  EXPECT_FALSE(accepts(kExpected, {1, -2, 3, kNan}));
 }
 
 TEST(Compare, OneBadElementOfManyIsSeen) {
