@@ -8,6 +8,7 @@
 #include <fmt/core.h>
 
 #include "cli/commands.h"
+#include "efla/base/error.h"
 #include "efla/data/mnist_download.h"
 
 namespace efla::cli {
@@ -55,6 +56,9 @@ class DownloadReport {
 };
 
 void run_mnist(const std::string& out, const std::string& url) {
+  if (!url.starts_with("http://") && !url.starts_with("https://")) {
+    throw Error("data mnist", "--url", "'" + url + "'", "an address that begins with http:// or https://");
+  }
   DownloadReport report;
   try {
     data::download_mnist(out, url, std::ref(report));

@@ -26,6 +26,7 @@ constexpr int kUserMistake = 2;
 void add_commands(CLI::App& program) {
   add_info(program);
   add_apply(program);
+  add_data(program);
 #ifdef EFLA_TORCH
   add_train(program);
   add_eval(program);

@@ -44,7 +44,7 @@ void fetch(const fs::path& path, const std::string& url, const RemoteFile& file,
     io::download(url, part, progress, limits);
     if (const auto why = mismatch(part, file); !why.empty()) {
       fs::remove(part);
-      throw IoError(IoError::Kind::content, url, -1, "not the file expected, removed: " + why);
+      throw IoError(IoError::Kind::system, url, -1, "not the file expected, removed: " + why);
     }
   }
   fs::rename(part, path);
@@ -54,7 +54,11 @@ void fetch(const fs::path& path, const std::string& url, const RemoteFile& file,
 
 void download_files(const fs::path& folder, const std::string& base_url, std::span<const RemoteFile> files,
                     const DownloadCallback& callback, const io::DownloadLimits& limits) {
+  if (folder.empty()) throw Error("download", "--out", "an empty name", "a folder");
   std::error_code error;
+  if (const auto status = fs::status(folder, error); fs::exists(status) && !fs::is_directory(status)) {
+    throw Error("download", "--out", folder.string() + ", which is not a folder", "a folder");
+  }
   fs::create_directories(folder, error);
   if (error) throw IoError(IoError::Kind::system, folder.string(), -1, "cannot make the folder: " + error.message());
   const std::string base = base_url.ends_with('/') ? base_url : base_url + "/";

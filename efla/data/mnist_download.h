@@ -37,8 +37,8 @@ using DownloadCallback = std::function<void(const DownloadEvent&)>;
 
 // Downloads each file from base_url + name, unless the folder holds it already with the right content. A file arrives
 // as NAME.part, from where a later call continues, and gets its name once what it unpacks to has the right checksum;
-// one with the wrong content is removed. Throws IoError as io::download does, and IoError(content) for the wrong
-// content.
+// one with the wrong content is removed. Throws Error where folder is something else, and IoError as io::download does,
+// also for the wrong content.
 void download_files(const std::filesystem::path& folder, const std::string& base_url, std::span<const RemoteFile> files,
                     const DownloadCallback& callback = {}, const io::DownloadLimits& limits = {});
 

@@ -13,7 +13,7 @@ TEST(Main, HelpNamesEverySubcommand) {
   const auto result = run_program({"--help"});
   EXPECT_EQ(result.exit_code, 0);
   EXPECT_EQ(result.err, "");
-  for (const char* name : {"info", "apply", "--version", "Usage: efla"}) {
+  for (const char* name : {"info", "apply", "data", "--version", "Usage: efla"}) {
     EXPECT_NE(result.out.find(name), std::string::npos) << name << " is missing from\n" << result.out;
   }
 }

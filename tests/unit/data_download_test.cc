@@ -19,7 +19,6 @@ using test::write_text;
 using Requests = std::vector<std::string>;
 
 constexpr auto kSystem = IoError::Kind::system;
-constexpr auto kContent = IoError::Kind::content;
 
 // Two files on a server and a folder to bring them to.
 class Download : public testing::Test {
@@ -129,12 +128,12 @@ TEST_F(Download, NeedsNoServerForAWholePart) {
 
 TEST_F(Download, RemovesTheWrongContent) {
   server_.set("/d/a.gz", {test::gzip("something else")});
-  expect_io_error([&] { run(); }, kContent, -1,
+  expect_io_error([&] { run(); }, kSystem, -1,
                   server_.url("/d/a.gz") + ": not the file expected, removed: unpacks to 14");
   server_.set("/d/a.gz", {"<html>login</html>"});
-  expect_io_error([&] { run(); }, kContent, -1, "incorrect header check");
+  expect_io_error([&] { run(); }, kSystem, -1, "incorrect header check");
   server_.set("/d/a.gz", {first_packed_.substr(0, 1000)});
-  expect_io_error([&] { run(); }, kContent, -1, "gzip stream is cut short");
+  expect_io_error([&] { run(); }, kSystem, -1, "gzip stream is cut short");
   EXPECT_TRUE(std::filesystem::is_empty(folder_ / "out"));
 }
 
@@ -170,9 +169,9 @@ TEST_F(Download, TakesOnlyHttp) {
   EXPECT_FALSE(std::filesystem::exists(folder_ / "x"));
 }
 
-TEST_F(Download, SaysThatTheFolderCannotBeMade) {
+TEST_F(Download, SaysThatTheFolderIsAFile) {
   write_text(folder_ / "out", "a file");
-  expect_io_error([&] { run(); }, kSystem, -1, "out: cannot make the folder");
+  test::expect_error([&] { run(); }, "--out", (folder_ / "out").string() + ", which is not a folder");
 }
 
 TEST(Mnist, ListsTheFourFilesAsTheyAre) {
