@@ -61,7 +61,7 @@ TEST_F(RealData, DownloadsThenFindsItThere) {
   auto result = run();
   EXPECT_EQ(result.exit_code, 0);
   EXPECT_EQ(result.err, "");
-  EXPECT_NE(result.out.find("train-images-idx3-ubyte.gz: downloaded (9.91 MB)\n"), std::string::npos) << result.out;
+  EXPECT_NE(result.out.find("train-images-idx3-ubyte.gz: downloaded ("), std::string::npos) << result.out;
   EXPECT_TRUE(result.out.ends_with("MNIST is in " + out_ + ": 4 of 4 files downloaded, all checked\n")) << result.out;
   for (const auto& file : data::kMnistFiles) {
     EXPECT_EQ(read_text(out_ + "/" + std::string(file.name)), read_text(real(file.name)));
@@ -69,7 +69,7 @@ TEST_F(RealData, DownloadsThenFindsItThere) {
   server_.stop();
   result = run();
   EXPECT_EQ(result.exit_code, 0);
-  EXPECT_NE(result.out.find("train-images-idx3-ubyte.gz: already there (9.91 MB)\n"), std::string::npos) << result.out;
+  EXPECT_NE(result.out.find("train-images-idx3-ubyte.gz: already there ("), std::string::npos) << result.out;
   EXPECT_TRUE(result.out.ends_with("0 of 4 files downloaded, all checked\n")) << result.out;
   EXPECT_EQ(files().size(), 4U);
 }
