@@ -20,7 +20,7 @@ function(efla_library name)
 endfunction()
 
 # -Wrestrict: GCC 12 reports it falsely inside std::string (GCC bug 105651).
-set(EFLA_WARNINGS -Wall -Wextra -Wno-unknown-pragmas -Wno-restrict)
+set(EFLA_WARNINGS -Wall -Wextra -Wno-unknown-pragmas $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>)
 if(EFLA_WERROR)
   list(APPEND EFLA_WARNINGS -Werror)
 endif()

@@ -1,0 +1,39 @@
+// Every input in corpus/, the seeds and what the fuzzers found, through the functions that are fuzzed.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "efla/io/file.h"
+#include "tests/fuzz/targets.h"
+
+namespace efla::fuzz {
+namespace {
+
+struct Target {
+  const char* name;
+  void (*run)(io::ByteView);
+};
+
+class Corpus : public testing::TestWithParam<Target> {};
+
+TEST_P(Corpus, HoldsWhatReadersPromise) {
+  const auto folder = std::filesystem::path(EFLA_SOURCE_DIR) / "tests/fuzz/corpus" / GetParam().name;
+  int inputs = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    const auto bytes = io::read_file(entry.path());
+    EXPECT_NO_THROW(GetParam().run(bytes)) << entry.path();
+    ++inputs;
+  }
+  EXPECT_GT(inputs, 0) << "no inputs in " << folder;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Corpus,
+                         testing::Values(Target{"safetensors", safetensors}, Target{"gzip", gzip}, Target{"idx", idx},
+                                         Target{"images", images}, Target{"json_lines", json_lines},
+                                         Target{"results", results}),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+}  // namespace
+}  // namespace efla::fuzz

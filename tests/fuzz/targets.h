@@ -1,0 +1,22 @@
+// What is fuzzed: the readers of bytes that come from elsewhere. Each function reads its bytes and throws
+// std::logic_error where the reader broke a promise; any other exception that escapes, and anything that a sanitizer
+// sees, is a find too. libFuzzer calls them through entry.cc, and corpus_test.cc with every input kept in corpus/.
+#pragma once
+
+#include "efla/io/file.h"
+
+namespace efla::fuzz {
+
+void safetensors(io::ByteView bytes);
+void gzip(io::ByteView bytes);
+// Images and labels of MNIST's format, from memory.
+void idx(io::ByteView bytes);
+// A folder of MNIST with plain or packed files. The first two bytes, big-endian, are the size of the images' file; the
+// labels' file is what follows it.
+void images(io::ByteView bytes);
+// A file of metrics, read and opened for appending.
+void json_lines(io::ByteView bytes);
+// A results.json, read for the report.
+void results(io::ByteView bytes);
+
+}  // namespace efla::fuzz
