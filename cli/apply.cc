@@ -31,7 +31,7 @@ struct Options {
   std::optional<double> scale;
   bool qk_l2norm = false;
   std::string implementation = "auto";
-  std::string dtype;  // empty: that of the file
+  std::optional<std::string> dtype;  // none: that of the file
   bool grad = false, verbose = false;
   std::optional<int> threads;
 };
@@ -45,10 +45,20 @@ void check_name(const char* option, const std::string& name, const std::vector<s
 // A long computation must not end with an output that cannot be written.
 void check_output(const std::filesystem::path& out) {
   if (out.empty()) throw Error("apply", "--out", "an empty name", "a file name");
-  if (std::filesystem::is_directory(out)) throw Error("apply", "--out", "the folder " + out.string(), "a file name");
+  std::error_code error;
   const auto folder = std::filesystem::absolute(out).parent_path();
-  if (!std::filesystem::is_directory(folder)) {
+  if (!std::filesystem::is_directory(folder, error)) {
     throw Error("apply", "--out", out.string(), "a file in a folder that exists; " + folder.string() + " does not");
+  }
+  const auto status = std::filesystem::status(out, error);
+  if (status.type() == std::filesystem::file_type::none) {
+    throw Error("apply", "--out", out.string(), "a file name that the system takes (" + error.message() + ")");
+  }
+  if (std::filesystem::is_directory(status)) {
+    throw Error("apply", "--out", "the folder " + out.string(), "a file name");
+  }
+  if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) {
+    throw Error("apply", "--out", out.string() + ", which is not a regular file", "a file name");
   }
 }
 
@@ -67,14 +77,18 @@ DeltaRule rule_of(const Options& options) {
   return rule;
 }
 
-// Refuses a problem whose states alone exceed the machine's memory: K x V of them can be huge where the tensors read
-// are small, and the system would kill the program only after it has filled the memory.
-void check_memory(const DeltaShape& shape, bool grad, std::size_t element_bytes) {
-  const double state = double(shape.batch) * double(shape.heads) * double(shape.key_dim) * double(shape.value_dim);
-  const double bytes = state * double(element_bytes) * (grad ? 3.0 + double(shape.chunks()) : 2.0);
+// Refuses a problem that exceeds the machine's memory: K x V states can be huge where the tensors read are small, a
+// file with holes claims sizes that nobody ever wrote, and the system would kill the program only after it has filled
+// memory.
+void check_memory(const DeltaShape& shape, bool grad, std::size_t element_bytes, std::size_t state_bytes) {
+  const double heads = double(shape.batch) * double(shape.heads), tokens = heads * double(shape.tokens);
+  const double token = 2.0 * double(shape.key_dim) + 2.0 * double(shape.value_dim) + 1.0;  // q, k, v, o, beta
+  const double state = heads * double(shape.key_dim) * double(shape.value_dim);
+  const double bytes = tokens * token * double(element_bytes) * (grad ? 2.0 : 1.0) +
+                       state * double(state_bytes) * (grad ? 3.0 + double(shape.chunks()) : 2.0);
   const double memory = double(sysconf(_SC_PHYS_PAGES)) * double(sysconf(_SC_PAGE_SIZE));
   if (!(bytes <= memory)) {
-    throw Error("apply", "sizes B, T, H, K, V", fmt::format("states of {:.1f} GB", bytes / 1e9),
+    throw Error("apply", "sizes B, T, H, K, V", fmt::format("tensors and states of {:.4g} GB", bytes / 1e9),
                 fmt::format("at most this machine's memory of {:.1f} GB", memory / 1e9));
   }
 }
@@ -212,7 +226,7 @@ void print_choice(const char* form, const std::string& asked, const std::vector<
 
 template <class T>
 void apply(const Options& options, const DeltaRule& rule, const ApplyInputs& inputs) {
-  check_memory(inputs.shape, options.grad, sizeof(State<T>));
+  check_memory(inputs.shape, options.grad, sizeof(T), sizeof(State<T>));
   Problem<T> problem(inputs);
   if (options.grad) problem.chunk_states.resize(inputs.shape.chunks() * problem.state_size());
   std::vector<Refusal> refusals;
@@ -239,19 +253,20 @@ void run(const Options& options) {
     implementations.insert(implementations.begin(), "auto");
   }
   check_name("--impl", options.implementation, implementations);
-  if (!options.dtype.empty()) check_name("--dtype", options.dtype, {"float32", "bfloat16"});
+  if (options.dtype) check_name("--dtype", *options.dtype, {"float32", "bfloat16"});
   const DeltaRule rule = rule_of(options);
   if (options.threads) set_threads(*options.threads);
   check_output(options.out);
+  if (options.in.empty()) throw Error("apply", "IN", "an empty name", "a file name");
 
   const io::SafetensorsFile file(options.in);
   const ApplyInputs inputs = read_inputs(file);
   if (options.grad && inputs.dout == nullptr && inputs.dfinal_state == nullptr) {
     throw Error("apply", "--grad", "neither dout nor dfinal_state in " + file.path(), "at least one of them");
   }
-  if (options.dtype == "bfloat16" || (options.dtype.empty() && inputs.type == TensorType::BF16)) {
+  if (options.dtype == "bfloat16" || (!options.dtype && inputs.type == TensorType::BF16)) {
     apply<bfloat16>(options, rule, inputs);
-  } else if (options.dtype.empty() && inputs.type == TensorType::F64) {
+  } else if (!options.dtype && inputs.type == TensorType::F64) {
     if (options.implementation != "ref") {
       throw Error("apply", "--impl", options.implementation, "ref for F64 tensors, or --dtype float32 to convert them");
     }
@@ -301,7 +316,7 @@ void add_apply(CLI::App& program) {
                     "Also write dq, dk, dv, dbeta and dinitial_state (default: no); needs\n"
                     "dout or dfinal_state, and takes the one missing as zeros");
   command->add_option("--threads", options->threads, "Threads, 1 to 1024 (default: as many as processors)")
-      ->type_name("NUMBER");
+      ->type_name("INTEGER");
   command->add_flag("--verbose", options->verbose, "Print which implementation ran and why others did not");
   command->callback([options] { run(*options); });
 }

@@ -43,7 +43,7 @@ void check_names(const io::SafetensorsFile& file) {
   for (const auto& expected : kExpected) names.emplace_back(expected.name);
   for (const auto& tensor : file.tensors()) {
     if (std::find(names.begin(), names.end(), tensor.name) == names.end()) {
-      throw Error("apply", "tensors of " + file.path(), "'" + tensor.name + "'",
+      throw Error("apply", "tensors of " + file.path(), "'" + io::printable(tensor.name) + "'",
                   fmt::format("{} (nearest: {})", fmt::join(names, ", "), nearest_name(tensor.name, names)));
     }
   }

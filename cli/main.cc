@@ -4,7 +4,9 @@
 #include <fmt/core.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <new>
 #include <string>
@@ -41,9 +43,15 @@ void open_standard_streams() {
   }
 }
 
+// Prints one line: what follows in the exceptions of some libraries is a stack trace. Names in it may come from foreign
+// files and fill the screen or command the terminal.
 int report(int code, std::string_view message) {
-  // One line: what follows in the exceptions of some libraries is a stack trace.
-  fmt::print(stderr, "efla: {}\n", message.substr(0, message.find('\n')));
+  constexpr std::size_t kLongest = 4000;
+  std::string line(message.substr(0, std::min(message.find('\n'), kLongest)));
+  for (auto& c : line) {
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
+  }
+  fmt::print(stderr, "efla: {}\n", line);
   return code;
 }
 
@@ -84,6 +92,18 @@ std::string joined(const std::vector<std::string>& names) {
   return text;
 }
 
+// "--scale: got 'two', expected NUMBER", of CLI11's "Could not convert: --scale = two".
+std::string conversion_message(const CLI::App& app, std::string_view message) {
+  for (const auto* option : app.get_options()) {
+    const std::string start = "Could not convert: " + option->get_name() + " = ";
+    if (!message.starts_with(start)) continue;
+    const auto type = option->get_type_name();
+    return option->get_name() + ": got '" + std::string(message.substr(start.size())) + "', expected " +
+           (type.empty() ? "no value" : type);
+  }
+  return std::string(message);
+}
+
 // What is wrong with a command line that `program` could not parse.
 std::string usage_message(const CLI::App& program, const CLI::ParseError& error) {
   const auto [app, path] = deepest(program);
@@ -102,6 +122,7 @@ std::string usage_message(const CLI::App& program, const CLI::ParseError& error)
     return prefix + "unexpected argument '" + leftover.front() + "'" + help;
   }
   if (!commands.empty()) return prefix + "no command given, expected one of " + joined(commands) + help;
+  if (error.get_name() == "ConversionError") return prefix + conversion_message(*app, error.what()) + help;
   return prefix + error.what() + help;
 }
 
@@ -150,5 +171,7 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   efla::cli::open_standard_streams();
+  // A write beyond the limit on file sizes then fails like one to a full disk, and what was written is removed.
+  std::signal(SIGXFSZ, SIG_IGN);
   return efla::cli::run(argc, argv);
 }

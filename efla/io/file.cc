@@ -21,8 +21,8 @@ constexpr std::size_t kWriteBuffer = std::size_t{1} << 18;
 // Linux moves at most 2^31 − 4096 bytes in one call.
 constexpr std::size_t kMaxTransfer = std::size_t{1} << 30;
 
-Descriptor open_to_read(const std::string& path, struct ::stat& status) {
-  Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+Descriptor open_to_read(const std::string& path, struct ::stat& status, int flags = 0) {
+  Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | flags));
   if (file.get() < 0) throw system_error(path, "open it");
   if (::fstat(file.get(), &status) != 0) throw system_error(path, "read its size");
   if (S_ISDIR(status.st_mode)) throw IoError(IoError::Kind::content, path, -1, "is a folder, expected a file");
@@ -90,7 +90,7 @@ Bytes read_file(const fs::path& path, std::size_t max_bytes) {
 
 MappedFile::MappedFile(const fs::path& path) : path_(path) {
   struct ::stat status {};
-  const auto file = open_to_read(path_, status);
+  const auto file = open_to_read(path_, status, O_NONBLOCK);  // a pipe is refused, not waited for
   if (!S_ISREG(status.st_mode)) throw IoError(IoError::Kind::content, path_, -1, "is not a regular file");
   if (status.st_size == 0) return;  // mmap refuses a length of 0
   size_ = static_cast<std::size_t>(status.st_size);

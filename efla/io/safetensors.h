@@ -21,6 +21,9 @@ std::string_view type_name(TensorType type);
 std::optional<TensorType> type_from_name(std::string_view name);
 std::size_t type_bytes(TensorType type);
 
+// A name from a file as messages show it: without control characters, and at most 200 bytes of it.
+std::string printable(const std::string& name);
+
 // One tensor; bytes (row-major, little-endian) belong to the file or to the caller and need not be aligned: copy them
 // out with memcpy.
 struct NamedTensor {

@@ -1,5 +1,6 @@
 #include "efla/io/safetensors_header.h"
 
+#include <algorithm>
 #include <iterator>
 #include <limits>
 #include <optional>
@@ -174,16 +175,6 @@ class HeaderHandler : public nlohmann::json_sax<nlohmann::json> {
     }
   }
 
-  // Names go into messages: kept short, and without control characters.
-  static std::string printable(const std::string& name) {
-    constexpr std::size_t kLongest = 200;
-    std::string shown = name.substr(0, kLongest);
-    for (auto& c : shown) {
-      if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
-    }
-    return name.size() > kLongest ? shown + "…" : shown;
-  }
-
   [[noreturn]] void fail(const std::string& what) const {
     throw IoError(IoError::Kind::content, path_, static_cast<std::int64_t>(offset()), "in the header: " + what);
   }
@@ -203,6 +194,18 @@ class HeaderHandler : public nlohmann::json_sax<nlohmann::json> {
 };
 
 }  // namespace
+
+std::string printable(const std::string& name) {
+  constexpr std::size_t kLongest = 200;
+  auto size = std::min(name.size(), kLongest);
+  const auto continues = [&](std::size_t i) { return (static_cast<unsigned char>(name[i]) & 0xc0) == 0x80; };
+  while (size > 0 && size < name.size() && continues(size)) --size;  // not within a character
+  std::string shown = name.substr(0, size);
+  for (auto& c : shown) {
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
+  }
+  return size < name.size() ? shown + "…" : shown;
+}
 
 Header parse_safetensors_header(ByteView text, std::size_t start, const std::string& path) {
   HeaderHandler handler(text, start, path);

@@ -38,7 +38,7 @@ std::uint64_t shape_bytes(const HeaderEntry& entry, const std::string& path) {
   std::uint64_t size = type_bytes(entry.type);
   for (const auto extent : entry.shape) {
     if (__builtin_mul_overflow(size, static_cast<std::uint64_t>(extent), &size)) {
-      fail(path, entry.offset, fmt::format("tensor \"{}\": its size overflows 64 bits", entry.name));
+      fail(path, entry.offset, fmt::format("tensor \"{}\": its size overflows 64 bits", printable(entry.name)));
     }
   }
   return size;
@@ -47,7 +47,7 @@ std::uint64_t shape_bytes(const HeaderEntry& entry, const std::string& path) {
 void check_data(const HeaderEntry& entry, std::uint64_t expected_begin, std::size_t data_size,
                 const std::string& path) {
   const auto [begin, end] = entry.data;
-  const auto where = fmt::format("tensor \"{}\": data_offsets [{}, {}]", entry.name, begin, end);
+  const auto where = fmt::format("tensor \"{}\": data_offsets [{}, {}]", printable(entry.name), begin, end);
   if (begin > end) fail(path, entry.offset, where + " run backwards");
   if (end > data_size) {
     fail(path, entry.offset, fmt::format("{} end beyond the {} bytes of data in the file", where, data_size));

@@ -1,5 +1,6 @@
 // efla apply on bad input: one clear line, exit code 2, and nothing written.
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <cmath>
 #include <filesystem>
@@ -82,12 +83,12 @@ TEST_F(ApplyMistakes, SizesThatDoNotAgree) {
   expect("dfinal_state", {2, 2, 4, 3}, "[2, 2, 4, 3], expected [B, H, K, V] = [1, 2, 4, 3]");
 }
 
-TEST_F(ApplyMistakes, NoTokens) {
-  for (const char* name : {"q", "k", "v", "beta", "dout"}) {
-    problem_[name].shape[1] = 0;
-    problem_[name].values.clear();
-  }
-  expect_refused(problem_, "token count T: got 0, expected 1 to 2147483647");
+TEST_F(ApplyMistakes, SizesOfZero) {
+  expect_refused(random_problem(0, 6, 2, 4, 3), "batch size B: got 0, expected 1 to 2147483647");
+  expect_refused(random_problem(1, 0, 2, 4, 3), "token count T: got 0, expected 1 to 2147483647");
+  expect_refused(random_problem(1, 6, 0, 4, 3), "head count H: got 0, expected 1 to 2147483647");
+  expect_refused(random_problem(1, 6, 2, 0, 3), "key dim K: got 0, expected 1 to 2147483647");
+  expect_refused(random_problem(1, 6, 2, 4, 0), "value dim V: got 0, expected 1 to 2147483647");
 }
 
 TEST_F(ApplyMistakes, WrongType) {
@@ -138,11 +139,15 @@ TEST_F(ApplyMistakes, Options) {
       expect_refused(problem_, std::string("apply: ") + option + ": got " + value + ", expected a finite number",
                      {option, value});
     }
-    expect_refused(problem_, option, {option, "two"});
+    expect_refused(problem_, std::string("apply: ") + option + ": got 'two', expected NUMBER", {option, "two"});
     expect_refused(problem_, option, {option});
   }
   expect_refused(problem_, "got 0, expected 1 to 1024", {"--threads", "0"});
-  expect_refused(problem_, "--threads", {"--threads", "99999999999"});
+  expect_refused(problem_, "apply: --threads: got '99999999999', expected INTEGER", {"--threads", "99999999999"});
+  expect_refused(problem_, "apply: --threads: got '1.5', expected INTEGER", {"--threads", "1.5"});
+  expect_refused(problem_, "apply: --grad: got 'maybe', expected no value", {"--grad=maybe"});
+  expect_refused(problem_, "apply: --dtype: got '', expected float32, bfloat16", {"--dtype", ""});
+  expect_refused(problem_, "step size: name: got ''", {"--step", ""});
   expect_refused(problem_, "unknown option '--stpe', nearest is --step", {"--stpe", "exact"});
   expect_refused(problem_, "unexpected argument 'more'", {"more"});
   EXPECT_TRUE(is_user_mistake(run_program({"apply", in_}), "--out is required"));
@@ -169,7 +174,23 @@ TEST_F(ApplyMistakes, Files) {
     EXPECT_TRUE(is_user_mistake(run(), in_ + ": at byte ")) << size;
     expect_nothing_written();
   }
-  EXPECT_TRUE(is_user_mistake(run_program({"apply", folder_.path().string(), "--out", out_}), folder_.path().string()));
+  EXPECT_TRUE(is_user_mistake(run_program({"apply", folder_.path().string(), "--out", out_}),
+                              folder_.path().string() + ": is a folder, expected a file"));
+  EXPECT_TRUE(is_user_mistake(run_program({"apply", "", "--out", out_}), "apply: IN: got an empty name"));
+  EXPECT_TRUE(is_user_mistake(run_program({"apply", "/dev/zero", "--out", out_}), "is not a regular file"));
+  std::filesystem::remove(in_);
+  ASSERT_EQ(mkfifo(in_.c_str(), 0600), 0);
+  EXPECT_TRUE(is_user_mistake(run(), in_ + ": is not a regular file"));
+}
+
+TEST_F(ApplyMistakes, NamesInAFileDoNotReachTheTerminalAsTheyAre) {
+  for (const auto& name : {std::string("\x1b[2J\r\n"), std::string(1'000'000, 'x')}) {
+    write_tensors(in_, {{name, {{1}, {1.0}}}}, TensorType::F32);
+    const auto result = run();
+    EXPECT_TRUE(is_user_mistake(result, "', expected q, k, v, beta, initial_state"));
+    EXPECT_LT(result.err.size(), 5000U);
+    for (const char control : {'\x1b', '\r'}) EXPECT_EQ(result.err.find(control), std::string::npos) << result.err;
+  }
 }
 
 TEST_F(ApplyMistakes, OutputThatCannotBeWritten) {
@@ -179,7 +200,37 @@ TEST_F(ApplyMistakes, OutputThatCannotBeWritten) {
   EXPECT_TRUE(is_user_mistake(run_program({"apply", in_, "--out", folder_.file("none/out.safetensors")}),
                               "apply: --out: got " + folder_.file("none/out.safetensors")));
   EXPECT_TRUE(is_user_mistake(run_program({"apply", in_, "--out", ""}), "apply: --out: got an empty name"));
+  for (const std::string device : {"/dev/full", "/dev/null"}) {
+    EXPECT_TRUE(is_user_mistake(run_program({"apply", in_, "--out", device}),
+                                "apply: --out: got " + device + ", which is not a regular file"));
+  }
+  EXPECT_TRUE(is_user_mistake(run_program({"apply", in_, "--out", folder_.file(std::string(300, 'x'))}),
+                              "expected a file name that the system takes (File name too long)"));
   expect_nothing_written();
+}
+
+// A limit on the size of files stands for a full disk: either refuses a write that the program has begun.
+TEST_F(ApplyMistakes, FullDiskKeepsAnOlderOutput) {
+  write_tensors(in_, random_problem(1, 64, 4, 16, 16), TensorType::F32);
+  for (const bool older : {false, true}) {
+    if (older) std::ofstream(out_) << "older";
+    const auto result = run_command(
+        {"bash", "-c", "ulimit -f 4; exec " + std::string(EFLA_PROGRAM) + " apply " + in_ + " --out " + out_});
+    EXPECT_EQ(result.exit_code, 1);
+    EXPECT_EQ(result.err, "efla: " + out_ + ": cannot write to it: File too large\n");
+    if (older) {
+      EXPECT_EQ(read_text(out_), "older");
+      std::filesystem::remove(out_);
+    }
+    expect_nothing_written();
+  }
+}
+
+TEST_F(ApplyMistakes, OutputOverTheInput) {
+  write_tensors(in_, problem_, TensorType::F32);
+  ASSERT_EQ(run().exit_code, 0);
+  ASSERT_EQ(run_program({"apply", in_, "--out", in_}).exit_code, 0);
+  EXPECT_EQ(read_text(in_), read_text(out_));
 }
 
 TEST_F(ApplyMistakes, FailureKeepsAnOlderOutput) {
@@ -196,8 +247,34 @@ TEST_F(ApplyMistakes, StatesLargerThanTheMachine) {
   Tensors tensors;
   tensors["q"] = tensors["k"] = tensors["v"] = {{1, 1, 1, n}, std::vector<double>(n, 0.5)};
   tensors["beta"] = {{1, 1, 1}, {0.5}};
-  expect_refused(tensors,
-                 "apply: sizes B, T, H, K, V: got states of 2000.0 GB, expected at most this machine's memory");
+  expect_refused(
+      tensors, "apply: sizes B, T, H, K, V: got tensors and states of 2000 GB, expected at most this machine's memory");
+}
+
+TEST_F(ApplyMistakes, TensorsLargerThanTheMachine) {
+  // A file with holes: a billion tokens that take no room on the disk.
+  constexpr std::uint64_t kTokens = 1'000'000'000, kKey = 4 * 64 * 4, kGate = 4 * 4;  // bytes a token
+  std::string header;
+  std::uint64_t begin = 0;
+  for (const char* name : {"q", "k", "v", "beta"}) {
+    const bool gate = std::string(name) == "beta";
+    const auto end = begin + kTokens * (gate ? kGate : kKey);
+    header += std::string(header.empty() ? "{" : ",") + "\"" + name + R"(":{"dtype":"F32","shape":[1,1000000000,4)" +
+              (gate ? "" : ",64") + R"(],"data_offsets":[)" + std::to_string(begin) + "," + std::to_string(end) + "]}";
+    begin = end;
+  }
+  header += "}";
+  std::ofstream file(in_, std::ios::binary);
+  const std::uint64_t size = header.size();
+  file.write(reinterpret_cast<const char*>(&size), sizeof(size));
+  file << header;
+  file.close();
+  std::error_code error;
+  std::filesystem::resize_file(in_, sizeof(size) + size + begin, error);
+  if (error) GTEST_SKIP() << "no files with holes here: " << error.message();
+  EXPECT_TRUE(
+      is_user_mistake(run(), "apply: sizes B, T, H, K, V: got tensors and states of 4112 GB, expected at most"));
+  expect_nothing_written();
 }
 
 TEST_F(ApplyMistakes, ShapeThatOverflows) {
