@@ -11,7 +11,8 @@ void json_lines(io::ByteView bytes) {
   if (!accepts([&] { values = io::read_json_lines(path); }, bytes.size())) return;
   io::JsonLinesWriter(path).write({{"step", 1}});
   const auto more = io::read_json_lines(path);
-  require(more.size() == values.size() + 1 && more.back() == nlohmann::json{{"step", 1}}, "one more value after it was appended");
+  require(more.size() == values.size() + 1 && more.back() == nlohmann::json{{"step", 1}},
+          "one more value after it was appended");
   require(std::equal(values.begin(), values.end(), more.begin()), "the values before it as they were");
   for (const auto& value : values) {
     const auto line = io::to_json_line(value);
