@@ -132,7 +132,8 @@ void Browser::open(const std::string& path, const View& view, const std::string&
        {{"features", {{{"name", "prefers-color-scheme"}, {"value", view.dark ? "dark" : "light"}}}}});
   call("Page.navigate", {{"url", "file://" + std::filesystem::absolute(path).string()}});
   const auto deadline = std::chrono::steady_clock::now() + kPatience;
-  while (evaluate("Boolean(location.protocol === 'file:' && document.body && (" + ready + "))") != true) {
+  while (evaluate("Boolean(location.protocol === 'file:' && document.readyState === 'complete' && (" + ready + "))") !=
+         true) {
     if (std::chrono::steady_clock::now() > deadline) throw failure(path + " was never ready: " + ready);
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
   }
