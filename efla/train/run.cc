@@ -108,8 +108,7 @@ nlohmann::json describe(const std::string& source, const data::ImageSet& train, 
     digest.add(set->pixels);
     digest.add(set->labels);
   }
-  return {
-      {"source", source}, {"train_images", train.count}, {"test_images", test.count}, {"digest", digest.text()}};
+  return {{"source", source}, {"train_images", train.count}, {"test_images", test.count}, {"digest", digest.text()}};
 }
 
 RunEnd train_in_folder(const std::filesystem::path& folder, const RunSpec& spec, const Classifier& classifier,

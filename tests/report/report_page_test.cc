@@ -52,8 +52,8 @@ TEST_F(ReportPage, DrawsEveryChartAtEveryWidthAndTheme) {
   }
 }
 
-// Axes alone would pass for a drawn chart: each line must have left pixels of its own colour, where no later line covers
-// it.
+// Axes alone would pass for a drawn chart: each line must have left pixels of its own colour, where no later line
+// covers it.
 TEST_F(ReportPage, DrawsEveryLine) {
   browser_->open(render(synthetic_results()), kDesktop, "document.documentElement.dataset.charts");
   const auto lines = browser_->evaluate(R"(
