@@ -1,5 +1,6 @@
 // efla apply: the operator on tensors in a file, for any language that reads and writes safetensors.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <algorithm>

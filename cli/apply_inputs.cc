@@ -1,6 +1,7 @@
 #include "cli/apply_inputs.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>

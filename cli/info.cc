@@ -1,5 +1,6 @@
 // efla info: what this program is and what it runs on.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <memory>
 #include <string>

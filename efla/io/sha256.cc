@@ -75,7 +75,7 @@ std::string sha256(ByteView bytes) {
 
   // The last bytes, a one bit, zeros, and the length in bits: one block or two.
   std::array<std::uint8_t, 128> tail{};
-  const auto rest = bytes.size() - position;
+  const auto rest = bytes.size() % 64;
   std::copy_n(bytes.begin() + static_cast<std::ptrdiff_t>(position), rest, tail.begin());
   tail[rest] = 0x80;
   const std::size_t tail_size = rest < 56 ? 64 : 128;

@@ -183,7 +183,7 @@ TEST(RmsNorm, MatchesTensorOperations) {
 
 TEST(Functions, RefuseSecondDerivatives) {
   const auto x = random_tensor({1, 4, 8}, 1).to(torch::kFloat).requires_grad_(true);
-  EXPECT_THROW(torch::autograd::grad({rms_norm(x, {}).sum()}, {x}, {}, true, true), std::exception);
+  EXPECT_THROW(torch::autograd::grad({rms_norm(x, Tensor()).sum()}, {x}, {}, true, true), std::exception);
 }
 
 }  // namespace
