@@ -11,6 +11,9 @@ if(EFLA_CLI)
 endif()
 if(EFLA_TORCH)
   find_package(Torch REQUIRED)
+  # PyTorch 2.x's libtorch.so exports parts of the C++ library that it was built with, of which
+  # std::filesystem::remove_all crashes: the system's goes first.
+  list(PREPEND TORCH_LIBRARIES stdc++)
 endif()
 if(EFLA_TESTS)
   find_package(GTest REQUIRED)
