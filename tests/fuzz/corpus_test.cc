@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,8 @@ struct Target {
   const char* name;
   void (*run)(io::ByteView);
 };
+
+void PrintTo(const Target& target, std::ostream* out) { *out << target.name; }
 
 class Corpus : public testing::TestWithParam<Target> {};
 
