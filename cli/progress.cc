@@ -17,7 +17,7 @@ constexpr auto kRedraw = std::chrono::milliseconds(100);
 
 std::string bar(double share) {
   const int full = std::clamp(static_cast<int>(share * kBarWidth), 0, kBarWidth);
-  return "[" + std::string(full, '=') + std::string(kBarWidth - full, ' ') + "]";
+  return fmt::format("[{:=<{}}{:{}}]", "", full, "", kBarWidth - full);
 }
 
 std::string duration(double seconds) {

@@ -45,9 +45,9 @@ void make_quick(Study& study) {
   study.options.lrs = {3e-3, 1e-3};
   study.options.first_mixer_lrs = true;
   study.training.epochs = 3;
-  study.training.batch_size = 32;
-  study.train_images = 4000;
-  study.test_images = 500;
+  study.training.batch_size = 16;
+  study.train_images = 2500;
+  study.test_images = 400;
 }
 
 json model_of(const train::StudyRun& run) {
@@ -185,7 +185,10 @@ void print_table(const ordered_json& results) {
   const auto& mixers = results.at("mixers");
   for (const auto& [mixer, entry] : mixers.items()) {
     std::string seeds;
-    for (const auto& seed : entry.at("seeds")) seeds += (seeds.empty() ? "" : ",") + seed.dump();
+    for (const auto& seed : entry.at("seeds")) {
+      if (!seeds.empty()) seeds += ',';
+      seeds += seed.dump();
+    }
     print_row(mixer, entry, seeds);
   }
   for (const auto& run : results.at("runs")) {

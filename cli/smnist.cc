@@ -1,5 +1,7 @@
 #include "cli/smnist.h"
 
+#include <malloc.h>
+
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -41,6 +43,11 @@ SmnistData load_smnist(const std::string& source, std::int64_t train_images, std
 }
 
 ThreadPool& use_threads(int threads) {
+  // A step allocates and frees the same tensors of a few MB over and over. By default glibc gives them back to the
+  // system each time, and clearing their pages anew took an eighth of the time.
+  mallopt(M_ARENA_MAX, 1);
+  mallopt(M_MMAP_THRESHOLD, 32 << 20);
+  mallopt(M_TRIM_THRESHOLD, 1 << 30);
   set_threads(threads == 0 ? available_processors() : threads);
   return default_pool();
 }
