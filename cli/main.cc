@@ -148,6 +148,7 @@ int run(int argc, char** argv) {
   program.set_version_flag("--version", std::string(version()), "Print the version and exit");
   program.set_help_flag("-h,--help", "Print this help and exit");
   program.require_subcommand(1);
+  program.option_defaults()->take_last();  // of an option given twice the last counts, as in other programs
   add_commands(program);
   try {
     return parse_and_run(program, argc, argv);

@@ -157,10 +157,19 @@ ordered_json results_of(const Study& study, const SmnistData& data, const std::v
   ordered_json surroundings = environment();
   surroundings["threads"] = pool.threads();
   surroundings["date"] = date_now();
-  json images = data.description;
-  images["source"] = study.data;  // as it was given: the results are for other machines too
-  return {{"schema", 1},          {"command", command_line()},   {"data", images},
-          {"quick", study.quick}, {"environment", surroundings}, {"mixers", train::summarize(study.options, runs)},
+  surroundings["simd_target"] = surroundings.at("simd").at("target");
+  surroundings.erase("simd");
+  // The data by the name that was given, which the results of another machine can be compared by; what it was, by its
+  // digest.
+  return {{"schema", 1},
+          {"command", command_line()},
+          {"data", study.data},
+          {"train_images", data.description.at("train_images")},
+          {"test_images", data.description.at("test_images")},
+          {"data_digest", data.description.at("digest")},
+          {"quick", study.quick},
+          {"environment", surroundings},
+          {"mixers", train::summarize(study.options, runs)},
           {"runs", runs}};
 }
 

@@ -97,6 +97,11 @@ std::string preamble(const json& results) {
   std::vector<std::string> parts;
   if (data == "builtin") parts.push_back("Built-in digits");
   if (!data.empty() && data != "builtin") parts.push_back("Data: <code>" + escape(data) + "</code>");
+  for (const auto& [key, use] : {std::pair{"train_images", "training"}, std::pair{"test_images", "test"}}) {
+    if (const auto count = results.find(key); count != results.end() && count->is_number_unsigned()) {
+      parts.push_back(count->dump() + " " + use + " images");
+    }
+  }
   for (const char* key : {"cpu", "date"}) {
     if (const auto text = text_of(environment, key); !text.empty()) parts.push_back(escape(text));
   }

@@ -1,0 +1,162 @@
+// efla train, eval and reproduce as a user meets them: runs, what they leave behind, Ctrl-C, and mistakes.
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "tests/support/program.h"
+
+namespace efla::testing {
+namespace {
+
+using nlohmann::json;
+using Arguments = std::vector<std::string>;
+
+Arguments operator+(Arguments a, const Arguments& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+// A run of a second: 40 images, two epochs of five steps.
+Arguments small_run(const std::string& out) {
+  return {"train",    "smnist", "--train-images", "40", "--test-images", "16",   "--epochs", "2",
+          "--hidden", "16",     "--batch-size",   "8",  "--lr",          "0.01", "--out",    out};
+}
+
+std::vector<json> metrics_of(const std::string& run) {
+  std::vector<json> lines;
+  std::istringstream text(read_text(run + "/metrics.jsonl"));
+  for (std::string line; std::getline(text, line);) lines.push_back(json::parse(line));
+  return lines;
+}
+
+TEST(TrainCommand, LeavesMetricsAndACheckpoint) {
+  const TemporaryFolder folder;
+  const auto run = folder.file("run");
+  const auto result = run_program(small_run(run));
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_NE(result.out.find("test accuracy"), std::string::npos) << result.out;
+  EXPECT_NE(result.err.find("images/s"), std::string::npos) << result.err;
+  EXPECT_EQ(result.err.find('\r'), std::string::npos) << "a bar, and no terminal";
+  const auto metrics = metrics_of(run);
+  ASSERT_EQ(metrics.size(), 12U);  // ten steps, two evaluations
+  EXPECT_EQ(metrics[0].at("event"), "step");
+  EXPECT_GT(metrics[0].at("loss").get<double>(), 0.0);
+  EXPECT_EQ(metrics[11].at("event"), "evaluation");
+  EXPECT_TRUE(std::filesystem::exists(run + "/checkpoint.safetensors"));
+}
+
+TEST(TrainCommand, SameBitsForAnyThreadsAndEveryMixerRuns) {
+  const TemporaryFolder folder;
+  for (const char* threads : {"1", "3"}) {
+    ASSERT_EQ(run_program(small_run(folder.file(threads)) + Arguments{"--threads", threads}).exit_code, 0);
+  }
+  EXPECT_EQ(read_text(folder.file("1/checkpoint.safetensors")), read_text(folder.file("3/checkpoint.safetensors")));
+  for (const char* mixer : {"deltanet-neg", "efla-adaptive", "efla-loose", "rk4", "longhorn", "trapezoid", "softmax"}) {
+    const auto result = run_program(small_run(folder.file(mixer)) + Arguments{"--mixer", mixer, "--epochs", "1"});
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+  }
+}
+
+TEST(TrainCommand, CtrlCSavesAndResumeGoesOnToTheSameBits) {
+  const TemporaryFolder folder;
+  const auto whole = folder.file("whole"), broken = folder.file("broken");
+  const Arguments longer{"--train-images", "400", "--epochs", "3"};
+  ASSERT_EQ(run_program(small_run(whole) + longer).exit_code, 0);
+
+  std::string line = EFLA_PROGRAM;
+  for (const auto& word : small_run(broken) + longer) line += " '" + word + "'";
+  const auto stopped = run_command({"sh", "-c",
+                                    line + " & efla=$!; while [ ! -s '" + broken +
+                                        "/metrics.jsonl' ]; do sleep 0.02; kill -0 $efla || exit 99; done; "
+                                        "kill -INT $efla; wait $efla"});
+  ASSERT_EQ(stopped.exit_code, 130) << stopped.err;
+  EXPECT_NE(stopped.err.find("efla train smnist --resume " + broken), std::string::npos) << stopped.err;
+  ASSERT_LT(metrics_of(broken).size(), metrics_of(whole).size());
+
+  const auto other = run_program({"train", "smnist", "--resume", broken, "--mixer", "deltanet"});
+  EXPECT_TRUE(is_user_mistake(other, "mixer"));
+  const auto resumed = run_program({"train", "smnist", "--resume", broken});
+  ASSERT_EQ(resumed.exit_code, 0) << resumed.err;
+  EXPECT_EQ(metrics_of(broken).size(), metrics_of(whole).size());
+  EXPECT_EQ(read_text(broken + "/checkpoint.safetensors"), read_text(whole + "/checkpoint.safetensors"));
+}
+
+TEST(TrainCommand, Mistakes) {
+  const TemporaryFolder folder;
+  const auto run = folder.file("run");
+  const auto with = [&](const Arguments& more) { return run_program(small_run(run) + more); };
+  EXPECT_TRUE(is_user_mistake(with({"--mixer", "elfa"}), "nearest: efla"));
+  EXPECT_TRUE(is_user_mistake(with({"--data", folder.file("nowhere")}), "nowhere"));
+  EXPECT_TRUE(is_user_mistake(with({"--lr", "-1"}), "lr"));
+  EXPECT_TRUE(is_user_mistake(with({"--hidden", "1000000000"}), "hidden"));
+  EXPECT_TRUE(is_user_mistake(with({"--heads", "3"}), "heads"));
+  EXPECT_TRUE(is_user_mistake(with({"--pooling", "max"}), "pooling"));
+  EXPECT_TRUE(is_user_mistake(run_program({"train", "smnist"}), "--out"));
+  EXPECT_FALSE(std::filesystem::exists(run)) << "a mistake left a folder behind";
+
+  std::filesystem::create_directory(run);
+  std::ofstream(run + "/mine") << "precious";
+  EXPECT_TRUE(is_user_mistake(with({}), "run"));
+  EXPECT_EQ(read_text(run + "/mine"), "precious");
+}
+
+TEST(EvalCommand, MeasuresARun) {
+  const TemporaryFolder folder;
+  const auto run = folder.file("run");
+  ASSERT_EQ(run_program(small_run(run)).exit_code, 0);
+  const auto result = run_program({"eval", "robustness", run, "--json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const auto measured = json::parse(result.out);
+  EXPECT_EQ(measured.at("clean_accuracy"), metrics_of(run).back().at("accuracy"));
+  for (const auto& [panel, level] : {std::pair{"dropout", "p"}, {"scale", "factor"}, {"noise", "sigma"}}) {
+    ASSERT_GE(measured.at(panel).size(), 3U) << panel;
+    for (const auto& point : measured.at(panel)) {
+      EXPECT_TRUE(point.at(level).is_number());
+      EXPECT_TRUE(point.at("accuracy") >= 0.0 && point.at("accuracy") <= 1.0) << point;
+    }
+  }
+  EXPECT_EQ(run_program({"eval", "robustness", run, "--json"}).out, result.out);
+
+  std::filesystem::resize_file(run + "/checkpoint.safetensors", 100);
+  const auto cut = run_program({"eval", "robustness", run});
+  EXPECT_EQ(cut.exit_code, 2) << cut.err;
+  EXPECT_NE(cut.err.find("checkpoint.safetensors"), std::string::npos) << cut.err;
+}
+
+TEST(ReproduceCommand, WritesResultsAndReportAndGoesOn) {
+  const TemporaryFolder folder;
+  const auto out = folder.file("study");
+  const Arguments command{"reproduce",     "smnist",     "--out",    out,  "--train-images", "24",
+                          "--test-images", "16",         "--epochs", "1",  "--seeds",        "1,2",
+                          "--lr",          "0.01,0.001", "--layers", "1,2"};
+  const auto result = run_program(command);
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_NE(result.out.find("report: " + out + "/report.html"), std::string::npos) << result.out;
+  const auto results = json::parse(read_text(out + "/results.json"));
+  ASSERT_EQ(results.at("mixers").size(), 2U);
+  for (const char* mixer : {"efla", "deltanet"}) {
+    const auto& entry = results.at("mixers").at(mixer);
+    EXPECT_EQ(entry.at("lr"), 0.01);
+    EXPECT_TRUE(entry.at("clean_accuracy") >= 0.0 && entry.at("clean_accuracy") <= 1.0);
+    EXPECT_EQ(entry.at("dropout").at(0).at("p"), 0.0);
+    EXPECT_EQ(entry.at("scale").at(0).at("factor"), 1.0);
+    EXPECT_EQ(entry.at("noise").at(0).at("sigma"), 0.0);
+  }
+  EXPECT_EQ(results.at("runs").size(), 8U);  // two mixers: two seeds, another learning rate, two layers
+  EXPECT_EQ(results.at("data"), "builtin");
+  EXPECT_TRUE(results.at("environment").is_object());
+  EXPECT_NE(results.at("command").get<std::string>().find("reproduce smnist"), std::string::npos);
+  EXPECT_NE(read_text(out + "/report.html").find("built-in digit sequences"), std::string::npos);
+
+  const auto again = run_program(command);
+  ASSERT_EQ(again.exit_code, 0) << again.err;
+  EXPECT_EQ(json::parse(read_text(out + "/results.json")).at("mixers"), results.at("mixers"));
+  EXPECT_TRUE(is_user_mistake(run_program(command + Arguments{"--epochs", "2"}), "epochs"));
+  EXPECT_TRUE(is_user_mistake(run_program({"reproduce", "smnist", "--out", folder.file("x"), "--mixers", "elfa"}),
+                              "nearest: efla"));
+}
+
+}  // namespace
+}  // namespace efla::testing
