@@ -1,5 +1,6 @@
 #include "cli/smnist.h"
 
+#include <fmt/core.h>
 #include <malloc.h>
 
 #include <filesystem>
@@ -12,6 +13,9 @@
 #include "efla/train/run.h"
 
 namespace efla::cli {
+namespace {
+constexpr std::int64_t kImageSide = 28;  // PixelClassifierConfig::tokens is its square
+}
 
 data::ImageSet load_images(const std::string& source, data::Split split, std::int64_t count) {
   const bool training = split == data::Split::train;
@@ -22,6 +26,10 @@ data::ImageSet load_images(const std::string& source, data::Split split, std::in
     return data::builtin_digits(split, count == 0 ? usual : count);
   }
   data::ImageSet images = data::load_mnist(source, split);
+  if (images.rows != kImageSide || images.cols != kImageSide) {
+    throw Error("data", "--data", fmt::format("images of {} x {} pixels in {}", images.rows, images.cols, source),
+                fmt::format("{0} x {0}, one token a pixel", kImageSide));
+  }
   if (count > images.count) {
     throw Error("data", option, std::to_string(count), "at most the " + std::to_string(images.count) + " in " + source);
   }

@@ -14,6 +14,7 @@
 #include "efla/base/error.h"
 #include "efla/io/file.h"
 #include "efla/io/json.h"
+#include "efla/nn/layers/mixer_preset.h"
 #include "efla/train/checkpoint.h"
 #include "efla/train/run.h"
 
@@ -54,8 +55,14 @@ void add_off_switch(CLI::App& command, TrainArguments& arguments, const std::str
   });
 }
 
+std::string mixer_names() {
+  std::string names;
+  for (const auto& preset : nn::mixer_presets()) names.append(names.empty() ? "" : ", ").append(preset.name);
+  return names;
+}
+
 void add_settings(CLI::App& command, TrainArguments& a) {
-  add_setting<std::string>(command, a, "--mixer", "/model/mixer", "Mixer: efla, deltanet, … (docs/training.md)");
+  add_setting<std::string>(command, a, "--mixer", "/model/mixer", "Mixer: " + mixer_names());
   add_setting<std::int64_t>(command, a, "--layers", "/model/layers", "Layers");
   add_setting<std::int64_t>(command, a, "--hidden", "/model/hidden", "Width of the model");
   add_setting<std::int64_t>(command, a, "--heads", "/model/heads", "Heads of a mixer");

@@ -1,5 +1,5 @@
-// A fixed pool of threads that runs numbered tasks. Which thread runs a task never changes its result: kernels split
-// work by shape alone, and each task writes its own outputs.
+// A fixed pool of threads that runs numbered tasks. Which thread runs a task never changes its result: each output
+// is written by one task, by the same operations in the same order however the work was cut.
 #pragma once
 
 #include <cstdint>

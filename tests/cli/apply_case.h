@@ -13,7 +13,7 @@
 #include "efla/base/random.h"
 #include "efla/io/safetensors.h"
 
-namespace efla::testing {
+namespace efla::test {
 
 struct Tensor {
   std::vector<std::int64_t> shape;
@@ -112,4 +112,4 @@ inline Tensors read_tensors(const std::string& path) {
   return all;
 }
 
-}  // namespace efla::testing
+}  // namespace efla::test

@@ -12,7 +12,7 @@
 #include "tests/cli/apply_case.h"
 #include "tests/support/program.h"
 
-namespace efla::testing {
+namespace efla::test {
 namespace {
 
 using io::TensorType;
@@ -38,7 +38,7 @@ class ApplyMistakes : public ::testing::Test {
     }
   }
 
-  TemporaryFolder folder_;
+  TempFolder folder_;
   std::string in_ = folder_.file("in.safetensors"), out_ = folder_.file("out.safetensors");
   Tensors problem_ = random_problem(1, 6, 2, 4, 3);
 };
@@ -291,4 +291,4 @@ TEST_F(ApplyMistakes, ShapeThatOverflows) {
 }
 
 }  // namespace
-}  // namespace efla::testing
+}  // namespace efla::test

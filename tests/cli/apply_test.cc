@@ -9,7 +9,7 @@
 #include "tests/cli/apply_case.h"
 #include "tests/support/program.h"
 
-namespace efla::testing {
+namespace efla::test {
 namespace {
 
 using io::TensorType;
@@ -100,7 +100,7 @@ class Apply : public ::testing::Test {
     return result_.exit_code == 0 ? read_tensors(out) : Tensors{};
   }
 
-  TemporaryFolder folder_;
+  TempFolder folder_;
   ProgramResult result_;
 };
 
@@ -233,4 +233,4 @@ TEST_F(Apply, VerboseSaysWhatRan) {
 }
 
 }  // namespace
-}  // namespace efla::testing
+}  // namespace efla::test

@@ -11,7 +11,7 @@
 #include "tests/support/http_server.h"
 #include "tests/support/program.h"
 
-namespace efla::testing {
+namespace efla::test {
 namespace {
 
 using Names = std::vector<std::string>;
@@ -41,7 +41,7 @@ class Data : public ::testing::Test {
     return names;
   }
 
-  TemporaryFolder folder_;
+  TempFolder folder_;
   std::string out_ = folder_.file("mnist");
   test::HttpServer server_;
 };
@@ -148,4 +148,4 @@ TEST_F(Data, Help) {
 }
 
 }  // namespace
-}  // namespace efla::testing
+}  // namespace efla::test

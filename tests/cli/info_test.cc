@@ -8,7 +8,7 @@
 #include "efla/base/threads.h"
 #include "tests/support/program.h"
 
-namespace efla::testing {
+namespace efla::test {
 namespace {
 
 TEST(Info, TextHasALineForEachFact) {
@@ -49,4 +49,4 @@ TEST(Info, CommitIsTheCheckouts) {
 }
 
 }  // namespace
-}  // namespace efla::testing
+}  // namespace efla::test

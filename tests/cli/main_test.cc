@@ -6,7 +6,7 @@
 
 #include "tests/support/program.h"
 
-namespace efla::testing {
+namespace efla::test {
 namespace {
 
 TEST(Main, HelpNamesEverySubcommand) {
@@ -65,4 +65,4 @@ TEST(Main, ClosedStandardStreamsAreQuiet) {
 }
 
 }  // namespace
-}  // namespace efla::testing
+}  // namespace efla::test

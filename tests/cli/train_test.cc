@@ -1,13 +1,15 @@
 // efla train, eval and reproduce as a user meets them: runs, what they leave behind, Ctrl-C, and mistakes.
 #include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
 #include <vector>
 
+#include "tests/support/idx.h"
 #include "tests/support/program.h"
 
-namespace efla::testing {
+namespace efla::test {
 namespace {
 
 using nlohmann::json;
@@ -32,7 +34,7 @@ std::vector<json> metrics_of(const std::string& run) {
 }
 
 TEST(TrainCommand, LeavesMetricsAndACheckpoint) {
-  const TemporaryFolder folder;
+  const TempFolder folder;
   const auto run = folder.file("run");
   const auto result = run_program(small_run(run));
   ASSERT_EQ(result.exit_code, 0) << result.err;
@@ -48,7 +50,7 @@ TEST(TrainCommand, LeavesMetricsAndACheckpoint) {
 }
 
 TEST(TrainCommand, SameBitsForAnyThreadsAndEveryMixerRuns) {
-  const TemporaryFolder folder;
+  const TempFolder folder;
   for (const char* threads : {"1", "3"}) {
     ASSERT_EQ(run_program(small_run(folder.file(threads)) + Arguments{"--threads", threads}).exit_code, 0);
   }
@@ -60,7 +62,7 @@ TEST(TrainCommand, SameBitsForAnyThreadsAndEveryMixerRuns) {
 }
 
 TEST(TrainCommand, CtrlCSavesAndResumeGoesOnToTheSameBits) {
-  const TemporaryFolder folder;
+  const TempFolder folder;
   const auto whole = folder.file("whole"), broken = folder.file("broken");
   const Arguments longer{"--train-images", "400", "--epochs", "3"};
   ASSERT_EQ(run_program(small_run(whole) + longer).exit_code, 0);
@@ -84,11 +86,18 @@ TEST(TrainCommand, CtrlCSavesAndResumeGoesOnToTheSameBits) {
 }
 
 TEST(TrainCommand, Mistakes) {
-  const TemporaryFolder folder;
+  const TempFolder folder;
   const auto run = folder.file("run");
   const auto with = [&](const Arguments& more) { return run_program(small_run(run) + more); };
   EXPECT_TRUE(is_user_mistake(with({"--mixer", "elfa"}), "nearest: efla"));
   EXPECT_TRUE(is_user_mistake(with({"--data", folder.file("nowhere")}), "nowhere"));
+  const auto small = folder.path() / "small";
+  std::filesystem::create_directory(small);
+  for (const std::string split : {"train", "t10k"}) {
+    write_text(small / (split + "-images-idx3-ubyte"), idx_bytes(0x803, {1, 2, 3}, "pixels"));
+    write_text(small / (split + "-labels-idx1-ubyte"), idx_bytes(0x801, {1}, "\1"));
+  }
+  EXPECT_TRUE(is_user_mistake(with({"--data", small.string()}), "28 x 28"));
   EXPECT_TRUE(is_user_mistake(with({"--lr", "-1"}), "lr"));
   EXPECT_TRUE(is_user_mistake(with({"--hidden", "1000000000"}), "hidden"));
   EXPECT_TRUE(is_user_mistake(with({"--heads", "3"}), "heads"));
@@ -103,7 +112,7 @@ TEST(TrainCommand, Mistakes) {
 }
 
 TEST(EvalCommand, MeasuresARun) {
-  const TemporaryFolder folder;
+  const TempFolder folder;
   const auto run = folder.file("run");
   ASSERT_EQ(run_program(small_run(run)).exit_code, 0);
   const auto result = run_program({"eval", "robustness", run, "--json"});
@@ -126,7 +135,7 @@ TEST(EvalCommand, MeasuresARun) {
 }
 
 TEST(ReproduceCommand, WritesResultsAndReportAndGoesOn) {
-  const TemporaryFolder folder;
+  const TempFolder folder;
   const auto out = folder.file("study");
   const Arguments command{"reproduce",     "smnist",     "--out",    out,  "--train-images", "24",
                           "--test-images", "16",         "--epochs", "1",  "--seeds",        "1,2",
@@ -159,4 +168,4 @@ TEST(ReproduceCommand, WritesResultsAndReportAndGoesOn) {
 }
 
 }  // namespace
-}  // namespace efla::testing
+}  // namespace efla::test

@@ -7,44 +7,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <filesystem>
-#include <fstream>
-#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
-namespace efla::testing {
+#include "tests/support/temp_folder.h"
 
-// A folder of its own that goes when this does.
-class TemporaryFolder {
- public:
-  TemporaryFolder() {
-    std::string name = (std::filesystem::temp_directory_path() / "efla-test-XXXXXX").string();
-    if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("no temporary folder could be made");
-    path_ = name;
-  }
-  ~TemporaryFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-
-  const std::filesystem::path& path() const { return path_; }
-  std::string file(const std::string& name) const { return (path_ / name).string(); }
-
- private:
-  std::filesystem::path path_;
-};
-
-inline std::string read_text(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) throw std::runtime_error("cannot read " + path);
-  std::ostringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
+namespace efla::test {
 
 struct ProgramResult {
   int exit_code = -1;  // 128 + N when signal N ended it
@@ -54,7 +23,7 @@ struct ProgramResult {
 // Runs a command (its path first) with no input and waits for it. Where out is given, standard output goes to that
 // file and is not returned.
 inline ProgramResult run_command(const std::vector<std::string>& command, const std::string& out = "") {
-  const TemporaryFolder folder;
+  const TempFolder folder;
   const std::string out_path = out.empty() ? folder.file("out") : out, err_path = folder.file("err");
   posix_spawn_file_actions_t files;
   posix_spawn_file_actions_init(&files);
@@ -93,4 +62,4 @@ inline ::testing::AssertionResult is_user_mistake(const ProgramResult& result, c
                                        << result.exit_code << "\nstdout: " << result.out << "\nstderr: " << result.err;
 }
 
-}  // namespace efla::testing
+}  // namespace efla::test

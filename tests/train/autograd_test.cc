@@ -12,7 +12,7 @@
 #include "efla/autograd/rms_norm.h"
 #include "efla/autograd/short_conv.h"
 #include "efla/base/error.h"
-#include "tests/support/tensors.h"
+#include "tests/support/torch_tensors.h"
 
 namespace efla::autograd {
 namespace {
