@@ -7,6 +7,8 @@
 #define EFLA_CPU_CHUNK_INL_H_
 #endif
 
+#include <hwy/cache_control.h>
+
 #include <cmath>
 
 #include "efla/cpu/tile-inl.h"
@@ -55,6 +57,41 @@ HWY_INLINE float l2_normalise(float* row, std::int64_t padded) {
   for (std::int64_t i = 0; i < padded; i += kLanes)
     hn::Store(hn::Mul(hn::Load(d, row + i), hn::Set(d, factor)), d, row + i);
   return factor;
+}
+
+// Asks the processor for a row that will be needed soon: rows of a head lie far apart in memory, where no hardware
+// prefetcher finds the next.
+template <class T>
+HWY_INLINE void prefetch_row(const T* row, std::int64_t stride, std::int64_t count) {
+  if (stride != 1) return;
+  constexpr std::int64_t line = 64 / sizeof(T);
+  for (std::int64_t i = 0; i < count; i += line) hwy::Prefetch(row + i);
+}
+
+// Rows of a chunk of v or dout [B, T, HV, V], columns [first, last), into their panels [kChunk, kPanel].
+template <class T>
+HWY_INLINE void load_values(const View<const T, 4>& view, const ChunkPlace& at, std::int64_t first, std::int64_t last,
+                            float factor, float* panels) {
+  for (std::int64_t r = 0; r < at.tokens; ++r) {
+    for (std::int64_t v = first; v < last; v += kPanel) {
+      float* row = panels + v * kChunk + r * kPanel;
+      load_row(view.at(at.i_b, at.start + r, at.i_h, v), view.stride[3], std::min(kPanel, last - v), kPanel, row);
+      if (factor != 1.0F) {
+        for (std::int64_t j = 0; j < kPanel; ++j) row[j] *= factor;
+      }
+    }
+  }
+}
+
+template <class T>
+HWY_INLINE void store_values(const float* panels, const ChunkPlace& at, std::int64_t first, std::int64_t last,
+                             float factor, const View<T, 4>& view) {
+  for (std::int64_t r = 0; r < at.tokens; ++r) {
+    for (std::int64_t v = first; v < last; v += kPanel) {
+      store_row(panels + v * kChunk + r * kPanel, factor, std::min(kPanel, last - v),
+                view.at(at.i_b, at.start + r, at.i_h, v), view.stride[3]);
+    }
+  }
 }
 
 // Loads q, k and the gains of a chunk.
@@ -195,27 +232,33 @@ struct StateTiles {
   }
 };
 
-// Copies columns [first, first + kPanel) of a [K, V] state into a panel, zeros beyond V; zeros if there is no state.
+// Copies columns [first, last) of a [K, V] state, first a multiple of kPanel, to their panels in `panels` (all of them,
+// [K, kPanel] each), zeros up to the last panel's end; zeros if there is no state. Row by row over all of the panels:
+// the saved states come from memory, which is read fastest as it lies.
 template <int Rank, class Float, class... Index>
-HWY_INLINE void load_state_panel(const View<Float, Rank>& view, std::int64_t first, std::int64_t key_dim,
-                                 std::int64_t value_dim, float* panel, Index... index) {
-  const std::int64_t count = std::min(kPanel, value_dim - first);
+HWY_INLINE void load_state_panels(const View<Float, Rank>& view, std::int64_t first, std::int64_t last,
+                                  std::int64_t key_dim, float* panels, Index... index) {
   for (std::int64_t i = 0; i < key_dim; ++i) {
-    if (view) {
-      load_row(view.at(index..., i, first), view.stride[Rank - 1], count, kPanel, panel + i * kPanel);
-    } else {
-      std::fill_n(panel + i * kPanel, kPanel, 0.0F);
+    for (std::int64_t v = first; v < last; v += kPanel) {
+      float* row = panels + v * key_dim + i * kPanel;
+      if (view) {
+        load_row(view.at(index..., i, v), view.stride[Rank - 1], std::min(kPanel, last - v), kPanel, row);
+      } else {
+        std::fill_n(row, kPanel, 0.0F);
+      }
     }
   }
 }
 
 template <int Rank, class... Index>
-HWY_INLINE void store_state_panel(const float* panel, const View<float, Rank>& view, std::int64_t first,
-                                  std::int64_t key_dim, std::int64_t value_dim, Index... index) {
+HWY_INLINE void store_state_panels(const float* panels, const View<float, Rank>& view, std::int64_t first,
+                                   std::int64_t last, std::int64_t key_dim, Index... index) {
   if (!view) return;
-  const std::int64_t count = std::min(kPanel, value_dim - first);
   for (std::int64_t i = 0; i < key_dim; ++i) {
-    store_row(panel + i * kPanel, 1.0F, count, view.at(index..., i, first), view.stride[Rank - 1]);
+    for (std::int64_t v = first; v < last; v += kPanel) {
+      store_row(panels + v * key_dim + i * kPanel, 1.0F, std::min(kPanel, last - v), view.at(index..., i, v),
+                view.stride[Rank - 1]);
+    }
   }
 }
 

@@ -20,23 +20,16 @@ HWY_BEFORE_NAMESPACE();
 namespace efla::cpu::HWY_NAMESPACE {
 namespace {
 
-// What one panel of value columns needs while it is computed.
-struct PanelScratch {
-  float* state = nullptr;    // [K, kPanel]: S before the chunk
-  float* values = nullptr;   // [kChunk, kPanel]
-  float* errors = nullptr;   // [kChunk, kPanel]: E
-  float* dvalues = nullptr;  // [kChunk, kPanel]
-};
-
 // Arrays over value columns are lists of panels. Vp, Kp: V and K rounded up to whole panels.
 struct BwdScratch {
   std::int64_t key_dim = 0;
   ChunkScratch chunk;
-  float* panels = nullptr;  // for each thread that works on the head, the arrays of a PanelScratch
-  std::int64_t panel_floats = 0;
+  float* state = nullptr;     // panels [K, kPanel] of S before the chunk
   float* dstate = nullptr;    // panels [K, kPanel] of dS
   float* state_t = nullptr;   // Sᵀ: key panels of [Vp, kPanel]
   float* dstate_t = nullptr;  // dSᵀ after the chunk: key panels of [Vp, kPanel]
+  float* errors = nullptr;    // for each thread that works on the head [kChunk, kPanel]: E
+  float* values = nullptr;    // panels [kChunk, kPanel]: V, then dV
   float* u = nullptr;         // panels [kChunk, kPanel]
   float* u_t = nullptr;       // Uᵀ: token panels of [Vp, kPanel]
   float* dout = nullptr;      // panels [kChunk, kPanel]: scale · dO
@@ -51,21 +44,14 @@ struct BwdScratch {
     chunk.lay_out(arena, shape);
     key_dim = shape.key_dim;
     const std::int64_t padded_keys = round_up(key_dim, kPanel), padded_values = round_up(shape.value_dim, kPanel);
-    panel_floats = (key_dim + 3 * kChunk) * kPanel;
-    panels = arena.floats(team * panel_floats);
-    dstate = arena.floats(key_dim * padded_values);
+    errors = arena.floats(team * kChunk * kPanel);
+    for (float** s : {&state, &dstate}) *s = arena.floats(key_dim * padded_values);
     for (float** t : {&state_t, &dstate_t}) *t = arena.floats(padded_keys * padded_values);
-    for (float** panels : {&u, &dout, &g}) *panels = arena.floats(kChunk * padded_values);
+    for (float** panels : {&values, &u, &dout, &g}) *panels = arena.floats(kChunk * padded_values);
     u_t = arena.floats(round_up(kChunk, kPanel) * padded_values);
     for (float** sums : {&da, &db}) *sums = arena.floats(padded_values / kPanel * kChunk * kLanes);
     dscores = arena.floats(2 * kChunk * kChunk);
     for (float** rows : {&dq, &dk}) *rows = arena.floats(kChunk * padded_keys);
-  }
-
-  PanelScratch panel(int member) const {
-    float* state = panels + member * panel_floats;
-    float* values = state + key_dim * kPanel;
-    return {state, values, values + kChunk * kPanel, values + 2 * kChunk * kPanel};
   }
 };
 
@@ -78,9 +64,10 @@ std::size_t BwdBytesPerWorker(const DeltaShape& shape) {
 // One panel of dR by backward substitution, and from it dV, G and the panel's part of da and db.
 struct ReverseSubstitutionTiles {
   const ChunkScratch& c;
-  const PanelScratch& s;
   std::int64_t key_dim, tokens;
   const float* dstate;  // [K, kPanel] after the chunk
+  const float* errors;  // [kChunk, kPanel]
+  float* values;        // [kChunk, kPanel]: v, overwritten by dV
   const float* dout;    // [kChunk, kPanel]
   float* g;             // [kChunk, kPanel]
   float* da_sums;       // [kChunk, kLanes]
@@ -122,13 +109,13 @@ struct ReverseSubstitutionTiles {
   HWY_INLINE void finish_row(std::int64_t row, FloatVec dr0, FloatVec dr1) {
     const FloatTag d;
     const std::int64_t at = row * kPanel;
+    const FloatVec da = hn::Neg(hn::Mul(hn::Load(d, errors + at), dr0));
+    const FloatVec db = hn::Mul(hn::Load(d, values + at), dr0);
+    hn::Store(hn::NegMulAdd(hn::Load(d, errors + at + kLanes), dr1, da), d, da_sums + row * kLanes);
+    hn::Store(hn::MulAdd(hn::Load(d, values + at + kLanes), dr1, db), d, db_sums + row * kLanes);
     const FloatVec b = hn::Set(d, c.write[row]);
-    hn::Store(hn::Mul(b, dr0), d, s.dvalues + at);
-    hn::Store(hn::Mul(b, dr1), d, s.dvalues + at + kLanes);
-    const FloatVec da = hn::Neg(hn::Mul(hn::Load(d, s.errors + at), dr0));
-    const FloatVec db = hn::Mul(hn::Load(d, s.values + at), dr0);
-    hn::Store(hn::NegMulAdd(hn::Load(d, s.errors + at + kLanes), dr1, da), d, da_sums + row * kLanes);
-    hn::Store(hn::MulAdd(hn::Load(d, s.values + at + kLanes), dr1, db), d, db_sums + row * kLanes);
+    hn::Store(hn::Mul(b, dr0), d, values + at);
+    hn::Store(hn::Mul(b, dr1), d, values + at + kLanes);
   }
 };
 
@@ -212,39 +199,48 @@ struct KeyGradientTiles {
   }
 };
 
+// Share `share` of `shares` of what the chunk at `start` reads.
+template <class T>
+HWY_INLINE void prefetch_chunk(const DeltaBackward<T>& p, std::int64_t i_b, std::int64_t start, std::int64_t i_h,
+                               std::int64_t share, std::int64_t shares) {
+  const std::int64_t key_dim = p.shape.key_dim, value_dim = p.shape.value_dim;
+  for (std::int64_t t = start + kChunk * share / shares; t < start + kChunk * (share + 1) / shares; ++t) {
+    prefetch_row(p.q.at(i_b, t, i_h), p.q.stride[3], key_dim);
+    prefetch_row(p.k.at(i_b, t, i_h), p.k.stride[3], key_dim);
+    prefetch_row(p.v.at(i_b, t, i_h), p.v.stride[3], value_dim);
+    prefetch_row(p.dout.at(i_b, t, i_h), p.dout.stride[3], value_dim);
+  }
+  for (std::int64_t i = key_dim * share / shares; i < key_dim * (share + 1) / shares; ++i) {
+    prefetch_row(p.chunk_states.at(i_b, start / kChunk, i_h, i), p.chunk_states.stride[4], value_dim);
+  }
+}
+
 // Everything of one chunk that is done panel by panel of value columns.
 template <class T>
 HWY_INLINE void value_panel(const DeltaBackward<T>& p, const ChunkPlace& at, std::int64_t first, BwdScratch& s,
-                            const PanelScratch& own) {
+                            float* errors) {
   const std::int64_t key_dim = p.shape.key_dim, value_dim = p.shape.value_dim;
-  const std::int64_t padded_values = round_up(value_dim, kPanel), count = std::min(kPanel, value_dim - first);
-  const auto scale = static_cast<float>(p.rule.scale_for(key_dim));
+  const std::int64_t padded_values = round_up(value_dim, kPanel);
+  const float* state = s.state + first * key_dim;
   float* dstate = s.dstate + first * key_dim;
-  float* dout = s.dout + first * kChunk;
+  float* values = s.values + first * kChunk;
+  const float* dout = s.dout + first * kChunk;
   float* u = s.u + first * kChunk;
   float* g = s.g + first * kChunk;
 
-  load_state_panel(p.chunk_states, first, key_dim, value_dim, own.state, at.i_b, at.start / kChunk, at.i_h);
   for (std::int64_t i = 0; i < key_dim; i += kPanel) {
     const std::int64_t rows = std::min(kPanel, key_dim - i), column = i * padded_values + first * kPanel;
-    transpose(own.state + i * kPanel, kPanel, rows, kPanel, s.state_t + column, kPanel);
+    transpose(state + i * kPanel, kPanel, rows, kPanel, s.state_t + column, kPanel);
     transpose(dstate + i * kPanel, kPanel, rows, kPanel, s.dstate_t + column, kPanel);
   }
-  for (std::int64_t r = 0; r < at.tokens; ++r) {
-    load_row(p.v.at(at.i_b, at.start + r, at.i_h, first), p.v.stride[3], count, kPanel, own.values + r * kPanel);
-    load_row(p.dout.at(at.i_b, at.start + r, at.i_h, first), p.dout.stride[3], count, kPanel, dout + r * kPanel);
-    for (std::int64_t j = 0; j < kPanel; ++j) dout[r * kPanel + j] *= scale;
-  }
-  SubstitutionTiles<true> substitution{s.chunk, key_dim, own.state, own.values, u, own.errors};
+  SubstitutionTiles<true> substitution{s.chunk, key_dim, state, values, u, errors};
   for_tiles(at.tokens, substitution);
   const std::int64_t sums = first / kPanel * kChunk * kLanes;
-  ReverseSubstitutionTiles reverse{s.chunk, own, key_dim, at.tokens, dstate, dout, g, s.da + sums, s.db + sums};
+  ReverseSubstitutionTiles reverse{s.chunk, key_dim, at.tokens, dstate,      errors,
+                                   values,  dout,    g,         s.da + sums, s.db + sums};
   for_tiles_reversed(at.tokens, reverse);
   StateGradientTiles next{s.chunk, at.tokens, dout, g, dstate};
   for_tiles(key_dim, next);
-  for (std::int64_t r = 0; r < at.tokens; ++r) {
-    store_row(own.dvalues + r * kPanel, 1.0F, count, p.dv.at(at.i_b, at.start + r, at.i_h, first), p.dv.stride[3]);
-  }
   for (std::int64_t column = 0; column < at.tokens; column += kPanel) {
     transpose(u + column * kPanel, kPanel, std::min(kPanel, at.tokens - column), kPanel,
               s.u_t + column * padded_values + first * kPanel, kPanel);
@@ -289,15 +285,21 @@ void ChunkBwdHead(const DeltaBackward<T>& p, std::int64_t i_b, std::int64_t i_h,
   std::fill_n(memory, arena.bytes(), std::byte{0});  // padding beyond K and V must hold finite numbers
   const std::int64_t key_dim = p.shape.key_dim, value_dim = p.shape.value_dim;
   const std::int64_t padded_values = round_up(value_dim, kPanel);
-  for (std::int64_t v = 0; v < value_dim; v += kPanel) {
-    load_state_panel(p.dfinal_state, v, key_dim, value_dim, s.dstate + v * key_dim, i_b, i_h);
-  }
+  const auto scale = static_cast<float>(p.rule.scale_for(key_dim));
+  load_state_panels(p.dfinal_state, 0, value_dim, key_dim, s.dstate, i_b, i_h);
   for (std::int64_t start = (p.shape.chunks() - 1) * kChunk; start >= 0; start -= kChunk) {
     const ChunkPlace at{i_b, i_h, start, std::min(kChunk, p.shape.tokens - start)};
     load_chunk(p, at, s.chunk);
     compute_scores(at, key_dim, s.chunk);
-    pool.run(padded_values / kPanel,
-             [&](std::int64_t panel, int member) HWY_ATTR { value_panel(p, at, panel * kPanel, s, s.panel(member)); });
+    load_state_panels(p.chunk_states, 0, value_dim, key_dim, s.state, i_b, start / kChunk, i_h);
+    load_values(p.v, at, 0, value_dim, 1.0F, s.values);
+    load_values(p.dout, at, 0, value_dim, scale, s.dout);
+    const std::int64_t panels = padded_values / kPanel;
+    pool.run(panels, [&](std::int64_t panel, int member) HWY_ATTR {
+      if (start > 0) prefetch_chunk(p, i_b, start - kChunk, i_h, panel, panels);
+      value_panel(p, at, panel * kPanel, s, s.errors + member * kChunk * kPanel);
+    });
+    store_values(s.values, at, 0, value_dim, 1.0F, p.dv);
     pool.run(2, [&](std::int64_t half, int) HWY_ATTR { score_gradient(half, at.tokens, padded_values, s); });
     pool.run(round_up(key_dim, kPanel) / kPanel, [&](std::int64_t panel, int) HWY_ATTR {
       QueryGradientTiles query{s, padded_values, panel * kPanel};
@@ -307,9 +309,7 @@ void ChunkBwdHead(const DeltaBackward<T>& p, std::int64_t i_b, std::int64_t i_h,
     });
     finish_chunk(p, at, s);
   }
-  for (std::int64_t v = 0; v < value_dim; v += kPanel) {
-    store_state_panel(s.dstate + v * key_dim, p.dinitial_state, v, key_dim, value_dim, i_b, i_h);
-  }
+  store_state_panels(s.dstate, p.dinitial_state, 0, value_dim, key_dim, i_b, i_h);
 }
 
 void ChunkBwdHeadFloat(const DeltaBackward<float>& p, std::int64_t i_b, std::int64_t i_h, std::byte* memory, int team,

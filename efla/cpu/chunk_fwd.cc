@@ -13,15 +13,17 @@ namespace {
 
 struct FwdScratch {
   ChunkScratch chunk;
-  float* state = nullptr;   // panels of [K, kPanel]
-  float* values = nullptr;  // [kChunk, kPanel]
+  float* state = nullptr;   // panels [K, kPanel]
+  float* values = nullptr;  // panels [kChunk, kPanel]
+  float* out = nullptr;     // panels [kChunk, kPanel]
   float* u = nullptr;       // [kChunk, kPanel]
-  float* out = nullptr;     // [kChunk, kPanel]
 
   void lay_out(Arena& arena, const DeltaShape& shape) {
     chunk.lay_out(arena, shape);
-    state = arena.floats(shape.key_dim * round_up(shape.value_dim, kPanel));
-    for (float** panel : {&values, &u, &out}) *panel = arena.floats(kChunk * kPanel);
+    const std::int64_t padded_values = round_up(shape.value_dim, kPanel);
+    state = arena.floats(shape.key_dim * padded_values);
+    for (float** panels : {&values, &out}) *panels = arena.floats(kChunk * padded_values);
+    u = arena.floats(kChunk * kPanel);
   }
 };
 
@@ -51,28 +53,24 @@ struct OutputTiles {
   }
 };
 
-// One chunk of one panel of value columns: writes its outputs and moves the panel's state on.
-template <class T>
-HWY_INLINE void panel_chunk(const DeltaForward<T>& p, const ChunkPlace& at, std::int64_t first, float* state,
-                            FwdScratch& s) {
-  const std::int64_t key_dim = p.shape.key_dim;
-  const std::int64_t count = std::min(kPanel, p.shape.value_dim - first);
-  if (p.chunk_states) {
-    store_state_panel(state, p.chunk_states, first, key_dim, p.shape.value_dim, at.i_b, at.start / kChunk, at.i_h);
-  }
-  for (std::int64_t r = 0; r < at.tokens; ++r) {
-    load_row(p.v.at(at.i_b, at.start + r, at.i_h, first), p.v.stride[3], count, kPanel, s.values + r * kPanel);
-  }
-  SubstitutionTiles<false> substitution{s.chunk, key_dim, state, s.values, s.u, nullptr};
-  for_tiles(at.tokens, substitution);
-  OutputTiles output{s.chunk, key_dim, state, s.u, s.out};
-  for_tiles(at.tokens, output);
-  const auto scale = static_cast<float>(p.rule.scale_for(key_dim));
-  for (std::int64_t r = 0; r < at.tokens; ++r) {
-    store_row(s.out + r * kPanel, scale, count, p.o.at(at.i_b, at.start + r, at.i_h, first), p.o.stride[3]);
-  }
-  StateTiles next{s.chunk, at.tokens, s.u, state};
+// One chunk of the panel at column v: its outputs, and its state moved on.
+HWY_INLINE void panel_chunk(std::int64_t tokens, std::int64_t key_dim, std::int64_t v, FwdScratch& s) {
+  float* state = s.state + v * key_dim;
+  SubstitutionTiles<false> substitution{s.chunk, key_dim, state, s.values + v * kChunk, s.u, nullptr};
+  for_tiles(tokens, substitution);
+  OutputTiles output{s.chunk, key_dim, state, s.u, s.out + v * kChunk};
+  for_tiles(tokens, output);
+  StateTiles next{s.chunk, tokens, s.u, state};
   for_tiles(key_dim, next);
+}
+
+// The rows of q, k and v of this token and the columns that are computed.
+template <class T>
+HWY_INLINE void prefetch_token(const DeltaForward<T>& p, std::int64_t i_b, std::int64_t i_t, std::int64_t i_h,
+                               std::int64_t first, std::int64_t last) {
+  prefetch_row(p.q.at(i_b, i_t, i_h), p.q.stride[3], p.shape.key_dim);
+  prefetch_row(p.k.at(i_b, i_t, i_h), p.k.stride[3], p.shape.key_dim);
+  prefetch_row(p.v.at(i_b, i_t, i_h, first), p.v.stride[3], last - first);
 }
 
 // All tokens of one head, for the value panels [panel_begin, panel_end). A column's arithmetic does not depend on which
@@ -83,21 +81,26 @@ void ChunkFwdSlice(const DeltaForward<T>& p, std::int64_t i_b, std::int64_t i_h,
   Arena arena(memory);
   FwdScratch s;
   s.lay_out(arena, p.shape);
-  const std::int64_t key_dim = p.shape.key_dim, value_dim = p.shape.value_dim;
-  for (std::int64_t panel = panel_begin; panel < panel_end; ++panel) {
-    load_state_panel(p.initial_state, panel * kPanel, key_dim, value_dim, s.state + panel * kPanel * key_dim, i_b, i_h);
-  }
+  const std::int64_t key_dim = p.shape.key_dim;
+  const std::int64_t first = panel_begin * kPanel, last = std::min(panel_end * kPanel, p.shape.value_dim);
+  const auto scale = static_cast<float>(p.rule.scale_for(key_dim));
+  load_state_panels(p.initial_state, first, last, key_dim, s.state, i_b, i_h);
   for (std::int64_t start = 0; start < p.shape.tokens; start += kChunk) {
     const ChunkPlace at{i_b, i_h, start, std::min(kChunk, p.shape.tokens - start)};
     load_chunk(p, at, s.chunk);
     compute_scores(at, key_dim, s.chunk);
-    for (std::int64_t panel = panel_begin; panel < panel_end; ++panel) {
-      panel_chunk(p, at, panel * kPanel, s.state + panel * kPanel * key_dim, s);
+    store_state_panels(s.state, p.chunk_states, first, last, key_dim, i_b, start / kChunk, i_h);
+    load_values(p.v, at, first, last, 1.0F, s.values);
+    const std::int64_t next = start + at.tokens, next_end = std::min(next + kChunk, p.shape.tokens);
+    std::int64_t asked = next;
+    for (std::int64_t v = first; v < last; v += kPanel) {
+      const std::int64_t until = next + kChunk * (v + kPanel - first) / (last - first);
+      for (; asked < std::min(until, next_end); ++asked) prefetch_token(p, i_b, asked, i_h, first, last);
+      panel_chunk(at.tokens, key_dim, v, s);
     }
+    store_values(s.out, at, first, last, scale, p.o);
   }
-  for (std::int64_t panel = panel_begin; panel < panel_end; ++panel) {
-    store_state_panel(s.state + panel * kPanel * key_dim, p.final_state, panel * kPanel, key_dim, value_dim, i_b, i_h);
-  }
+  store_state_panels(s.state, p.final_state, first, last, key_dim, i_b, i_h);
 }
 
 void ChunkFwdSliceFloat(const DeltaForward<float>& p, std::int64_t i_b, std::int64_t i_h, std::int64_t begin,
