@@ -31,6 +31,7 @@ struct Options {
   double erase_scale = 1.0, write_scale = 1.0;
   std::optional<double> scale;
   bool qk_l2norm = false;
+  std::optional<std::string> decay;  // none: that of the file's g
   std::string implementation = "auto";
   std::optional<std::string> dtype;  // none: that of the file
   bool grad = false, verbose = false;
@@ -81,12 +82,15 @@ DeltaRule rule_of(const Options& options) {
 // Refuses a problem that exceeds the machine's memory: K x V states can be huge where the tensors read are small, a
 // file with holes claims sizes that nobody ever wrote, and the system would kill the program only after it has filled
 // memory.
-void check_memory(const DeltaShape& shape, bool grad, std::size_t element_bytes, std::size_t state_bytes) {
-  const double heads = double(shape.batch) * double(shape.heads), tokens = heads * double(shape.tokens);
+void check_memory(const DeltaShape& shape, Decay decay, bool grad, std::size_t element_bytes, std::size_t state_bytes) {
+  const double heads = double(shape.batch) * double(shape.value_heads), tokens = heads * double(shape.tokens);
   const double token = 2.0 * double(shape.key_dim) + 2.0 * double(shape.value_dim) + 1.0;  // q, k, v, o, beta
-  const double state = heads * double(shape.key_dim) * double(shape.value_dim);
-  const double bytes = tokens * token * double(element_bytes) * (grad ? 2.0 : 1.0) +
-                       state * double(state_bytes) * (grad ? 3.0 + double(shape.chunks()) : 2.0);
+  const double gates = decay == Decay::none ? 0.0 : decay == Decay::scalar ? 1.0 : double(shape.key_dim);
+  const double state = double(shape.value_heads) * double(shape.key_dim) * double(shape.value_dim);
+  const double states =
+      double(shape.sequences()) * (grad ? 3.0 : 2.0) + (grad ? double(shape.batch) * double(shape.chunks()) : 0.0);
+  const double bytes = tokens * (token * double(element_bytes) + gates * double(state_bytes)) * (grad ? 2.0 : 1.0) +
+                       state * double(state_bytes) * states;
   const double memory = double(sysconf(_SC_PHYS_PAGES)) * double(sysconf(_SC_PAGE_SIZE));
   if (!(bytes <= memory)) {
     throw Error("apply", "sizes B, T, H, K, V", fmt::format("tensors and states of {:.4g} GB", bytes / 1e9),
@@ -99,7 +103,9 @@ template <class T>
 struct Problem {
   DeltaShape shape;
   std::vector<T> q, k, v, beta, dout, o, dq, dk, dv, dbeta;
-  std::vector<State<T>> initial_state, dfinal_state, final_state, chunk_states, dinitial_state;
+  std::vector<State<T>> g, dg, initial_state, dfinal_state, final_state, chunk_states, dinitial_state;
+  std::vector<std::int64_t> cu_seqlens;
+  std::int64_t channels = 1;  // of g
 
   explicit Problem(const ApplyInputs& inputs)
       : shape(inputs.shape),
@@ -108,13 +114,16 @@ struct Problem {
         v(converted<T>(*inputs.v)),
         beta(converted<T>(*inputs.beta)) {
     if (inputs.dout != nullptr) dout = converted<T>(*inputs.dout);
+    if (inputs.g != nullptr) g = converted<State<T>>(*inputs.g);
+    if (inputs.decay == Decay::channel) channels = shape.key_dim;
+    if (inputs.cu_seqlens != nullptr) cu_seqlens = integers(*inputs.cu_seqlens);
     if (inputs.initial_state != nullptr) initial_state = converted<State<T>>(*inputs.initial_state);
     if (inputs.dfinal_state != nullptr) dfinal_state = converted<State<T>>(*inputs.dfinal_state);
     o.resize(v.size());
     final_state.resize(state_size());
   }
 
-  std::size_t state_size() const { return shape.batch * shape.heads * shape.key_dim * shape.value_dim; }
+  std::size_t state_size() const { return shape.sequences() * shape.value_heads * shape.key_dim * shape.value_dim; }
 
   template <class U>
   auto keys(U& x) const {
@@ -122,20 +131,25 @@ struct Problem {
   }
   template <class U>
   auto values(U& x) const {
-    return view<4>(x, {shape.batch, shape.tokens, shape.heads, shape.value_dim});
+    return view<4>(x, {shape.batch, shape.tokens, shape.value_heads, shape.value_dim});
+  }
+  template <class U>
+  auto steps(U& x) const {
+    return view<3>(x, {shape.batch, shape.tokens, shape.value_heads});
   }
   template <class U>
   auto gates(U& x) const {
-    return view<3>(x, {shape.batch, shape.tokens, shape.heads});
+    return view<4>(x, {shape.batch, shape.tokens, shape.value_heads, channels});
   }
   template <class U>
   auto states(U& x) const {
-    return view<4>(x, {shape.batch, shape.heads, shape.key_dim, shape.value_dim});
+    return view<4>(x, {shape.sequences(), shape.value_heads, shape.key_dim, shape.value_dim});
   }
   template <class U>
   auto chunks(U& x) const {
-    return view<5>(x, {shape.batch, shape.chunks(), shape.heads, shape.key_dim, shape.value_dim});
+    return view<5>(x, {shape.batch, shape.chunks(), shape.value_heads, shape.key_dim, shape.value_dim});
   }
+  auto ends() { return view<1>(cu_seqlens, {static_cast<std::int64_t>(cu_seqlens.size())}); }
 
  private:
   // An empty vector gives a view without data: absent.
@@ -152,7 +166,9 @@ void forward(Problem<T>& p, const DeltaRule& rule, const RunOptions& run) {
                     .q = p.keys(p.q),
                     .k = p.keys(p.k),
                     .v = p.values(p.v),
-                    .beta = p.gates(p.beta),
+                    .beta = p.steps(p.beta),
+                    .g = p.gates(p.g),
+                    .cu_seqlens = p.ends(),
                     .initial_state = p.states(p.initial_state),
                     .o = p.values(p.o),
                     .final_state = p.states(p.final_state),
@@ -167,20 +183,24 @@ void backward(Problem<T>& p, const DeltaRule& rule, const RunOptions& run) {
   p.dk.resize(p.k.size());
   p.dv.resize(p.v.size());
   p.dbeta.resize(p.beta.size());
+  p.dg.resize(p.g.size());
   p.dinitial_state.resize(p.state_size());
   delta_backward<T>({.shape = p.shape,
                      .rule = rule,
                      .q = p.keys(p.q),
                      .k = p.keys(p.k),
                      .v = p.values(p.v),
-                     .beta = p.gates(p.beta),
+                     .beta = p.steps(p.beta),
+                     .g = p.gates(p.g),
+                     .cu_seqlens = p.ends(),
                      .chunk_states = p.chunks(p.chunk_states),
                      .dout = p.values(p.dout),
                      .dfinal_state = p.states(p.dfinal_state),
                      .dq = p.keys(p.dq),
                      .dk = p.keys(p.dk),
                      .dv = p.values(p.dv),
-                     .dbeta = p.gates(p.dbeta),
+                     .dbeta = p.steps(p.dbeta),
+                     .dg = p.gates(p.dg),
                      .dinitial_state = p.states(p.dinitial_state)},
                     run);
 }
@@ -201,13 +221,17 @@ NamedTensor named(const char* name, const View<T, Rank>& view) {
 }
 
 template <class T>
-std::vector<NamedTensor> outputs(Problem<T>& p, bool grad) {
+std::vector<NamedTensor> outputs(Problem<T>& p, bool grad, bool channel_decay) {
   std::vector<NamedTensor> all{named("o", p.values(p.o)), named("final_state", p.states(p.final_state))};
   if (grad) {
     all.push_back(named("dq", p.keys(p.dq)));
     all.push_back(named("dk", p.keys(p.dk)));
     all.push_back(named("dv", p.values(p.dv)));
-    all.push_back(named("dbeta", p.gates(p.dbeta)));
+    all.push_back(named("dbeta", p.steps(p.dbeta)));
+    if (!p.dg.empty()) {
+      all.push_back(named("dg", p.gates(p.dg)));
+      if (p.channels == 1 && !channel_decay) all.back().shape.pop_back();
+    }
     all.push_back(named("dinitial_state", p.states(p.dinitial_state)));
   }
   return all;
@@ -227,9 +251,12 @@ void print_choice(const char* form, const std::string& asked, const std::vector<
 
 template <class T>
 void apply(const Options& options, const DeltaRule& rule, const ApplyInputs& inputs) {
-  check_memory(inputs.shape, options.grad, sizeof(T), sizeof(State<T>));
+  check_memory(inputs.shape, rule.decay, options.grad, sizeof(T), sizeof(State<T>));
   Problem<T> problem(inputs);
-  if (options.grad) problem.chunk_states.resize(inputs.shape.chunks() * problem.state_size());
+  if (options.grad) {
+    const DeltaShape& s = inputs.shape;
+    problem.chunk_states.resize(s.batch * s.chunks() * s.value_heads * s.key_dim * s.value_dim);
+  }
   std::vector<Refusal> refusals;
   const RunOptions run{.implementation = options.implementation, .refusals = &refusals};
   forward(problem, rule, run);
@@ -239,12 +266,13 @@ void apply(const Options& options, const DeltaRule& rule, const ApplyInputs& inp
     backward(problem, rule, run);
     if (options.verbose) print_choice("backward", options.implementation, refusals);
   }
-  io::write_safetensors(options.out, outputs(problem, options.grad),
+  io::write_safetensors(options.out, outputs(problem, options.grad, rule.decay == Decay::channel),
                         {{"efla", std::string(version())},
                          {"step", name_of(rule.step)},
                          {"erase_scale", fmt::format("{}", rule.step.erase_scale)},
                          {"write_scale", fmt::format("{}", rule.step.write_scale)},
                          {"scale", fmt::format("{}", rule.scale_for(inputs.shape.key_dim))},
+                         {"decay", std::string(name_of(rule.decay))},
                          {"qk_l2norm", rule.qk_l2norm ? "true" : "false"}});
 }
 
@@ -255,13 +283,19 @@ void run(const Options& options) {
   }
   check_name("--impl", options.implementation, implementations);
   if (options.dtype) check_name("--dtype", *options.dtype, {"float32", "bfloat16"});
-  const DeltaRule rule = rule_of(options);
+  DeltaRule rule = rule_of(options);
+  if (options.decay) check_name("--decay", *options.decay, {"none", "scalar", "channel"});
   if (options.threads) set_threads(*options.threads);
   check_output(options.out);
   if (options.in.empty()) throw Error("apply", "IN", "an empty name", "a file name");
 
   const io::SafetensorsFile file(options.in);
   const ApplyInputs inputs = read_inputs(file);
+  rule.decay = inputs.decay;
+  if (options.decay && *options.decay != name_of(rule.decay)) {
+    throw Error("apply", "--decay", *options.decay,
+                std::string(name_of(rule.decay)) + ", by the axes of g in " + file.path());
+  }
   if (options.grad && inputs.dout == nullptr && inputs.dfinal_state == nullptr) {
     throw Error("apply", "--grad", "neither dout nor dfinal_state in " + file.path(), "at least one of them");
   }
@@ -286,9 +320,11 @@ void add_apply(CLI::App& program) {
   // Descriptions of more than a line are broken here: CLI11 indents each line but breaks none.
   command
       ->add_option("IN", options->in,
-                   "File with q, k [B,T,H,K], v [B,T,H,V] and beta [B,T,H] of F32, BF16 or F64,\n"
-                   "and, where wanted, initial_state [B,H,K,V], dout [B,T,H,V] and\n"
-                   "dfinal_state [B,H,K,V]; states are F32, or F64 where q is")
+                   "File with q, k [B,T,H,K], v [B,T,HV,V] and beta [B,T,HV] of F32, BF16 or F64\n"
+                   "(HV a multiple of H) and, where wanted, g [B,T,HV] or [B,T,HV,K], the decay's\n"
+                   "logarithm, initial_state [N,HV,K,V], dout [B,T,HV,V], dfinal_state [N,HV,K,V]\n"
+                   "and, for N packed sequences with B = 1, cu_seqlens [N+1] of I64; g and states\n"
+                   "are F32, or F64 where q is")
       ->required()
       ->type_name("FILE");
   command->add_option("--out", options->out, "File to write o and final_state to, with --grad also the gradients")
@@ -303,6 +339,10 @@ void add_apply(CLI::App& program) {
   command->add_option("--write-scale", options->write_scale, "Factor on the step size where the value is written")
       ->type_name("NUMBER")
       ->capture_default_str();
+  command
+      ->add_option("--decay", options->decay,
+                   "What g must be: none, scalar or channel (default: whatever its axes say)")
+      ->type_name("NAME");
   command->add_flag("--qk-l2norm", options->qk_l2norm, "Divide q and k by their L2 norms first (default: no)");
   command->add_option("--scale", options->scale, "Factor on the output (default: K^(-1/2))")->type_name("NUMBER");
   command->add_option("--impl", options->implementation, "Implementation: auto, chunk, recurrent or ref")
@@ -314,7 +354,7 @@ void add_apply(CLI::App& program) {
                    "of q; only --impl ref computes in F64)")
       ->type_name("NAME");
   command->add_flag("--grad", options->grad,
-                    "Also write dq, dk, dv, dbeta and dinitial_state (default: no); needs\n"
+                    "Also write dq, dk, dv, dbeta, dg and dinitial_state (default: no); needs\n"
                     "dout or dfinal_state, and takes the one missing as zeros");
   command->add_option("--threads", options->threads, "Threads, 1 to 1024 (default: as many as processors)")
       ->type_name("INTEGER");

@@ -25,14 +25,16 @@ struct Expected {
   const NamedTensor* ApplyInputs::*slot;
 };
 
-constexpr std::array<Expected, 7> kExpected{{
+constexpr std::array<Expected, 9> kExpected{{
     {"q", "[B, T, H, K]", true, false, &ApplyInputs::q},
     {"k", "[B, T, H, K]", true, false, &ApplyInputs::k},
-    {"v", "[B, T, H, V]", true, false, &ApplyInputs::v},
-    {"beta", "[B, T, H]", true, false, &ApplyInputs::beta},
-    {"initial_state", "[B, H, K, V]", false, true, &ApplyInputs::initial_state},
-    {"dout", "[B, T, H, V]", false, false, &ApplyInputs::dout},
-    {"dfinal_state", "[B, H, K, V]", false, true, &ApplyInputs::dfinal_state},
+    {"v", "[B, T, HV, V]", true, false, &ApplyInputs::v},
+    {"beta", "[B, T, HV]", true, false, &ApplyInputs::beta},
+    {"initial_state", "[N, HV, K, V]", false, true, &ApplyInputs::initial_state},
+    {"dout", "[B, T, HV, V]", false, false, &ApplyInputs::dout},
+    {"dfinal_state", "[N, HV, K, V]", false, true, &ApplyInputs::dfinal_state},
+    {"g", "[B, T, HV]", false, true, &ApplyInputs::g},
+    {"cu_seqlens", "[N + 1]", false, false, &ApplyInputs::cu_seqlens},
 }};
 
 std::string shape_of(const NamedTensor& tensor) {
@@ -54,7 +56,15 @@ void check_names(const io::SafetensorsFile& file) {
 std::vector<std::int64_t> extents(const char* sizes, const DeltaShape& shape) {
   std::vector<std::int64_t> all;
   for (const char* letter = sizes; *letter != '\0'; ++letter) {
+    if (letter[0] == 'H' && letter[1] == 'V') {
+      all.push_back(shape.value_heads);
+      ++letter;
+      continue;
+    }
     switch (*letter) {
+      case 'N':
+        all.push_back(shape.sequences());
+        break;
       case 'B':
         all.push_back(shape.batch);
         break;
@@ -126,6 +136,19 @@ std::vector<T> converted_from(const NamedTensor& tensor) {
   return all;
 }
 
+// The number of packed sequences.
+void read_sequences(ApplyInputs& inputs) {
+  const auto* ends = inputs.cu_seqlens;
+  if (ends == nullptr) return;
+  if (ends->type != TensorType::I64) {
+    throw Error("apply", "cu_seqlens", std::string(io::type_name(ends->type)), "I64");
+  }
+  if (ends->shape.size() != 1 || ends->shape[0] < 2) {
+    throw Error("apply", "cu_seqlens", "shape " + shape_of(*ends), "[N + 1] with N ≥ 1");
+  }
+  inputs.shape.packed = ends->shape[0] - 1;
+}
+
 }  // namespace
 
 ApplyInputs read_inputs(const io::SafetensorsFile& file) {
@@ -140,23 +163,32 @@ ApplyInputs read_inputs(const io::SafetensorsFile& file) {
   for (const auto* tensor : {inputs.q, inputs.v}) {
     if (tensor->shape.size() != 4) {
       throw Error("apply", tensor->name, "shape " + shape_of(*tensor),
-                  tensor == inputs.q ? "[B, T, H, K]" : "[B, T, H, V]");
+                  tensor == inputs.q ? "[B, T, H, K]" : "[B, T, HV, V]");
     }
   }
   const auto& size = inputs.q->shape;
   inputs.shape = {.batch = size[0],
                   .tokens = size[1],
                   .heads = size[2],
-                  .value_heads = size[2],
+                  .value_heads = inputs.v->shape[2],
                   .key_dim = size[3],
                   .value_dim = inputs.v->shape[3]};
+  const auto heads = inputs.shape.heads, value_heads = inputs.shape.value_heads;
+  if (heads > 0 && (value_heads < heads || value_heads % heads != 0)) {
+    throw Error("apply", "v", "shape " + shape_of(*inputs.v), fmt::format("HV a multiple of H = {}", heads));
+  }
+  read_sequences(inputs);
+  if (inputs.g != nullptr) inputs.decay = inputs.g->shape.size() == 3 ? Decay::scalar : Decay::channel;
   inputs.type = inputs.q->type;
   if (inputs.type != TensorType::F32 && inputs.type != TensorType::BF16 && inputs.type != TensorType::F64) {
     throw Error("apply", "q", std::string(io::type_name(inputs.type)), "F32, BF16 or F64");
   }
   for (const auto& expected : kExpected) {
     if (const auto* tensor = inputs.*expected.slot) {
-      check_shape(*tensor, expected, inputs.shape);
+      if (tensor == inputs.cu_seqlens) continue;
+      Expected by_axes = expected;
+      if (tensor == inputs.g && inputs.decay == Decay::channel) by_axes.sizes = "[B, T, HV, K]";
+      check_shape(*tensor, by_axes, inputs.shape);
       check_type(*tensor, expected.state, inputs.type);
     }
   }
@@ -173,6 +205,12 @@ std::vector<T> converted(const NamedTensor& tensor) {
     default:
       return converted_from<T, float>(tensor);
   }
+}
+
+std::vector<std::int64_t> integers(const NamedTensor& tensor) {
+  std::vector<std::int64_t> all(tensor.bytes.size() / sizeof(std::int64_t));
+  std::memcpy(all.data(), tensor.bytes.data(), all.size() * sizeof(std::int64_t));
+  return all;
 }
 
 template std::vector<float> converted(const NamedTensor&);

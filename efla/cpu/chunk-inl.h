@@ -1,5 +1,5 @@
-// What the chunkwise forward and backward share: a chunk's q, k and gains in scratch, its score matrices, and the
-// substitution that yields U. Included once per target.
+// What the chunkwise forward and backward share: a chunk's q, k, gains and decays in scratch, its score matrices, and
+// the substitution that yields U. Included once per target.
 #if defined(EFLA_CPU_CHUNK_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef EFLA_CPU_CHUNK_INL_H_
 #undef EFLA_CPU_CHUNK_INL_H_
@@ -11,6 +11,7 @@
 
 #include <cmath>
 
+#include "efla/cpu/decay-inl.h"
 #include "efla/cpu/tile-inl.h"
 #include "efla/cpu/workspace.h"
 #include "efla/rule/problem.h"
@@ -18,18 +19,32 @@
 HWY_BEFORE_NAMESPACE();
 namespace efla::cpu::HWY_NAMESPACE {
 
-// Where a chunk lies: batch entry, head, first token, number of tokens (at most kChunk).
+// Where a chunk lies: batch entry, value head, its query head, first token, number of tokens (at most kChunk).
 struct ChunkPlace {
-  std::int64_t i_b, i_h, start, tokens;
+  std::int64_t i_b, i_h, i_q, start, tokens;
+
+  ChunkPlace(const DeltaShape& shape, const Sequence& sequence, std::int64_t i_h, std::int64_t start)
+      : i_b(sequence.i_b),
+        i_h(i_h),
+        i_q(i_h / shape.group()),
+        start(start),
+        tokens(std::min(kChunk, sequence.end - start)) {}
 };
 
 // Scratch that holds one chunk of one head. Kp is K rounded up to whole panels; row r is token start + r.
 struct ChunkScratch {
-  std::int64_t key_stride = 0;    // Kp
-  float* q = nullptr;             // [kChunk, Kp] after the L2 norm, where the rule asks for it; not scaled
-  float* k = nullptr;             // [kChunk, Kp]; follows q, so both are one matrix of 2 kChunk rows
+  std::int64_t key_stride = 0;  // Kp
+  float* q = nullptr;           // [kChunk, Kp] after the L2 norm, where the rule asks for it; not scaled
+  float* k = nullptr;           // [kChunk, Kp]; follows q, so both are one matrix of 2 kChunk rows
+  // Without decay the next three are q, k and k.
+  float* q_read = nullptr;        // [kChunk, Kp] q ⊙ prefix: what meets the state before the chunk
+  float* k_read = nullptr;        // [kChunk, Kp] k ⊙ prefix
+  float* k_write = nullptr;       // [kChunk, Kp] k ⊙ suffix: what enters the state after the chunk
+  ChunkDecay decay;               // laid out only where the rule has a decay
   float* k_transposed = nullptr;  // panels of [Kp, kPanel] that cover kChunk tokens
-  float* scores = nullptr;  // [2 kChunk, kChunk]: P = Q Kᵀ, then L = K Kᵀ; only j ≤ r of P and j < r of L are right
+  // [2 kChunk, kChunk]: P_rj = Σ_i q_ri k_ji Π_{j<t≤r} e^{g_ti}, then L likewise of k and k; only j ≤ r of P and j < r
+  // of L are right.
+  float* scores = nullptr;
   float* q_factor = nullptr;  // [kChunk] of the L2 norm
   float* k_factor = nullptr;  // [kChunk]
   float* beta = nullptr;      // [kChunk]
@@ -37,10 +52,14 @@ struct ChunkScratch {
   float* erase = nullptr;     // [kChunk] a
   float* write = nullptr;     // [kChunk] b
 
-  void lay_out(Arena& arena, const DeltaShape& shape) {
+  void lay_out(Arena& arena, const DeltaShape& shape, Decay kind) {
     key_stride = round_up(shape.key_dim, kPanel);
-    q = arena.floats(2 * kChunk * key_stride);
-    k = q + kChunk * key_stride;
+    q = q_read = arena.floats(2 * kChunk * key_stride);
+    k = k_read = k_write = q + kChunk * key_stride;
+    if (kind != Decay::none) {
+      for (float** rows : {&q_read, &k_read, &k_write}) *rows = arena.floats(kChunk * key_stride);
+      decay.lay_out(arena, kind, key_stride);
+    }
     k_transposed = arena.floats(round_up(kChunk, kPanel) * key_stride);
     scores = arena.floats(2 * kChunk * kChunk);
     for (float** row : {&q_factor, &k_factor, &beta, &lambda, &erase, &write}) *row = arena.floats(kChunk);
@@ -101,8 +120,8 @@ HWY_INLINE void load_chunk(const Problem& p, const ChunkPlace& at, ChunkScratch&
   for (std::int64_t r = 0; r < at.tokens; ++r) {
     float* q = s.q + r * stride;
     float* k = s.k + r * stride;
-    load_row(p.q.at(at.i_b, at.start + r, at.i_h), p.q.stride[3], dim, stride, q);
-    load_row(p.k.at(at.i_b, at.start + r, at.i_h), p.k.stride[3], dim, stride, k);
+    load_row(p.q.at(at.i_b, at.start + r, at.i_q), p.q.stride[3], dim, stride, q);
+    load_row(p.k.at(at.i_b, at.start + r, at.i_q), p.k.stride[3], dim, stride, k);
     if (p.rule.qk_l2norm) {
       s.q_factor[r] = l2_normalise(q, stride);
       s.k_factor[r] = l2_normalise(k, stride);
@@ -112,7 +131,18 @@ HWY_INLINE void load_chunk(const Problem& p, const ChunkPlace& at, ChunkScratch&
     const float alpha = gain_alpha(p.rule.step, s.beta[r], s.lambda[r]);
     s.erase[r] = static_cast<float>(p.rule.step.erase_scale) * alpha;
     s.write[r] = static_cast<float>(p.rule.step.write_scale) * alpha;
+    if (p.rule.decay != Decay::none) load_decay(p.g.at(at.i_b, at.start + r, at.i_h), p.g.stride[3], dim, r, s.decay);
   }
+}
+
+// The rows of q and k beside the state, once load_chunk has filled q, k and the decays.
+HWY_INLINE void apply_decay(std::int64_t tokens, ChunkScratch& s) {
+  if (s.decay.kind == Decay::none) return;
+  multiply_decays(tokens, s.decay);
+  const std::int64_t count = tokens * s.key_stride;
+  multiply_rows(s.q, s.decay.prefix, count, s.q_read);
+  multiply_rows(s.k, s.decay.prefix, count, s.k_read);
+  multiply_rows(s.k, s.decay.suffix, count, s.k_write);
 }
 
 // The gradient through x/√(Σx² + ε), in place: (dy − y (y·dy)) · factor.
@@ -125,11 +155,10 @@ HWY_INLINE void l2_normalise_bwd(const float* y, float factor, std::int64_t padd
   }
 }
 
-// The end of a token's backward: da and db through the gains to dbeta and, by λ = ‖k‖², to dk; dq and dk [Kp] through
-// the L2 norm; and out.
+// The end of a value head's backward of a token: da and db through the gains to dbeta and, by λ = ‖k‖², to dk [Kp].
 template <class T>
-HWY_INLINE void finish_token(const DeltaBackward<T>& p, const ChunkPlace& at, std::int64_t r, float da, float db,
-                             const ChunkScratch& c, float* dq, float* dk) {
+HWY_INLINE void finish_gains(const DeltaBackward<T>& p, const ChunkPlace& at, std::int64_t r, float da, float db,
+                             const ChunkScratch& c, float* dk) {
   const FloatTag d;
   const Gain<float> gains = gain(p.rule.step, c.beta[r], c.lambda[r]);
   const auto& step = p.rule.step;
@@ -140,24 +169,31 @@ HWY_INLINE void finish_token(const DeltaBackward<T>& p, const ChunkPlace& at, st
   for (std::int64_t i = 0; i < c.key_stride; i += kLanes) {
     hn::Store(hn::MulAdd(twice_dlambda, hn::Load(d, k + i), hn::Load(d, dk + i)), d, dk + i);
   }
-  if (p.rule.qk_l2norm) {
-    l2_normalise_bwd(c.q + r * c.key_stride, c.q_factor[r], c.key_stride, dq);
-    l2_normalise_bwd(k, c.k_factor[r], c.key_stride, dk);
-  }
-  store_row(dq, 1.0F, p.shape.key_dim, p.dq.at(at.i_b, at.start + r, at.i_h), p.dq.stride[3]);
-  store_row(dk, 1.0F, p.shape.key_dim, p.dk.at(at.i_b, at.start + r, at.i_h), p.dk.stride[3]);
 }
 
-// scores = [Q; K] Kᵀ, the columns that the lower triangle needs.
+// The end of a query head's backward of a token: dq and dk [Kp] through the L2 norm, and out.
+template <class T>
+HWY_INLINE void finish_keys(const DeltaBackward<T>& p, const ChunkPlace& at, std::int64_t r, const ChunkScratch& c,
+                            float* dq, float* dk) {
+  if (p.rule.qk_l2norm) {
+    l2_normalise_bwd(c.q + r * c.key_stride, c.q_factor[r], c.key_stride, dq);
+    l2_normalise_bwd(c.k + r * c.key_stride, c.k_factor[r], c.key_stride, dk);
+  }
+  store_row(dq, 1.0F, p.shape.key_dim, p.dq.at(at.i_b, at.start + r, at.i_q), p.dq.stride[3]);
+  store_row(dk, 1.0F, p.shape.key_dim, p.dk.at(at.i_b, at.start + r, at.i_q), p.dk.stride[3]);
+}
+
+// Rows of [Q; K] Kᵀ: so many columns, or those up to the diagonal.
 struct ScoreTiles {
   const ChunkScratch& s;
   std::int64_t key_dim;
   float* out;         // the half of the scores that these rows belong to
   const float* rows;  // q or k
+  std::int64_t columns = 0;
 
   template <int M>
   HWY_INLINE void run(std::int64_t r) {
-    for (std::int64_t panel = 0; panel * kPanel < r + M; ++panel) {
+    for (std::int64_t panel = 0; panel * kPanel < (columns > 0 ? columns : r + M); ++panel) {
       Tile<M> tile;
       tile.zero();
       tile.multiply_add(rows + r * s.key_stride, s.key_stride, 1, s.k_transposed + panel * kPanel * s.key_stride,
@@ -167,19 +203,46 @@ struct ScoreTiles {
   }
 };
 
-HWY_INLINE void compute_scores(const ChunkPlace& at, std::int64_t key_dim, ChunkScratch& s) {
-  for (std::int64_t panel = 0; panel * kPanel < at.tokens; ++panel) {
-    const std::int64_t first = panel * kPanel;
-    transpose(s.k + first * s.key_stride, s.key_stride, std::min(kPanel, at.tokens - first), s.key_stride,
+HWY_INLINE void transpose_keys(const float* keys, std::int64_t tokens, ChunkScratch& s) {
+  for (std::int64_t first = 0; first < tokens; first += kPanel) {
+    transpose(keys + first * s.key_stride, s.key_stride, std::min(kPanel, tokens - first), s.key_stride,
               s.k_transposed + first * s.key_stride, kPanel);
   }
-  ScoreTiles p{s, key_dim, s.scores, s.q};
-  for_tiles(at.tokens, p);
-  ScoreTiles l{s, key_dim, s.scores + kChunk * kChunk, s.k};
-  for_tiles(at.tokens, l);
 }
 
-// One panel of U by forward substitution: u_r = b_r v_r − a_r e_r with e_r = S_{r−1}ᵀ k_r = Sᵀ k_r + Σ_{i<r} L_ri u_i.
+HWY_INLINE void compute_scores(const ChunkPlace& at, std::int64_t key_dim, ChunkScratch& s) {
+  float* l_scores = s.scores + kChunk * kChunk;
+  apply_decay(at.tokens, s);
+  if (s.decay.kind != Decay::channel) {
+    transpose_keys(s.k, at.tokens, s);
+    ScoreTiles p{s, key_dim, s.scores, s.q};
+    for_tiles(at.tokens, p);
+    ScoreTiles l{s, key_dim, l_scores, s.k};
+    for_tiles(at.tokens, l);
+    if (s.decay.kind == Decay::scalar) weigh_scores(at.tokens, s.decay, s.scores, l_scores);
+    return;
+  }
+  // The rows of the second half with the columns of the first, each side decayed from or to the boundary between the
+  // halves; then, in each half, pair by pair.
+  const ChunkDecay& decay = s.decay;
+  const std::int64_t rest = at.tokens - kHalfChunk;
+  if (rest > 0) {
+    const std::int64_t half = kHalfChunk * s.key_stride;
+    multiply_rows(s.q + half, decay.half_prefix, rest * s.key_stride, decay.q_half);
+    multiply_rows(s.k + half, decay.half_prefix, rest * s.key_stride, decay.k_half);
+    multiply_rows(s.k, decay.half_suffix, half, decay.k_tail);
+    transpose_keys(decay.k_tail, kHalfChunk, s);
+    ScoreTiles p{s, key_dim, s.scores + kHalfChunk * kChunk, decay.q_half, kHalfChunk};
+    for_tiles(rest, p);
+    ScoreTiles l{s, key_dim, l_scores + kHalfChunk * kChunk, decay.k_half, kHalfChunk};
+    for_tiles(rest, l);
+  }
+  for (std::int64_t first = 0; first < at.tokens; first += kHalfChunk) {
+    pair_scores(s.q, s.k, decay, first, std::min(first + kHalfChunk, at.tokens), s.scores, l_scores);
+  }
+}
+
+// One panel of U by forward substitution: u_r = b_r v_r − a_r e_r with e_r = S̃_rᵀ k_r = Sᵀ k_read_r + Σ_{i<r} L_ri u_i.
 template <bool kKeepErrors>
 struct SubstitutionTiles {
   const ChunkScratch& s;
@@ -195,7 +258,7 @@ struct SubstitutionTiles {
     const float* l = s.l_scores() + r * kChunk;
     Tile<M> tile;
     tile.zero();
-    tile.multiply_add(s.k + r * s.key_stride, s.key_stride, 1, state, kPanel, key_dim);
+    tile.multiply_add(s.k_read + r * s.key_stride, s.key_stride, 1, state, kPanel, key_dim);
     tile.multiply_add(l, kChunk, 1, u, kPanel, r);
     unroll<M>([&](auto m) EFLA_UNROLLED {
       const FloatVec a = hn::Set(d, s.erase[r + m]);
@@ -216,7 +279,7 @@ struct SubstitutionTiles {
   }
 };
 
-// S += Kᵀ U for one panel.
+// S ← D S + K_writeᵀ U for one panel, D the decays of the whole chunk.
 struct StateTiles {
   const ChunkScratch& s;
   std::int64_t tokens;
@@ -227,7 +290,8 @@ struct StateTiles {
   HWY_INLINE void run(std::int64_t i) {
     Tile<M> tile;
     tile.load(state + i * kPanel);
-    tile.multiply_add(s.k + i, 1, s.key_stride, u, kPanel, tokens);
+    if (s.decay.whole != nullptr) tile.scale_rows(s.decay.whole + i);
+    tile.multiply_add(s.k_write + i, 1, s.key_stride, u, kPanel, tokens);
     tile.store(state + i * kPanel);
   }
 };

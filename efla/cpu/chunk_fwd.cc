@@ -18,8 +18,8 @@ struct FwdScratch {
   float* out = nullptr;     // panels [kChunk, kPanel]
   float* u = nullptr;       // [kChunk, kPanel]
 
-  void lay_out(Arena& arena, const DeltaShape& shape) {
-    chunk.lay_out(arena, shape);
+  void lay_out(Arena& arena, const DeltaShape& shape, Decay decay) {
+    chunk.lay_out(arena, shape, decay);
     const std::int64_t padded_values = round_up(shape.value_dim, kPanel);
     state = arena.floats(shape.key_dim * padded_values);
     for (float** panels : {&values, &out}) *panels = arena.floats(kChunk * padded_values);
@@ -27,13 +27,13 @@ struct FwdScratch {
   }
 };
 
-std::size_t FwdBytesPerWorker(const DeltaShape& shape) {
+std::size_t FwdBytesPerWorker(const DeltaShape& shape, Decay decay) {
   Arena arena;
-  FwdScratch().lay_out(arena, shape);
+  FwdScratch().lay_out(arena, shape, decay);
   return arena.bytes();
 }
 
-// One panel of O = scale (Q S + P U); the scale is left to the store.
+// One panel of O = scale (Q_read S + P U); the scale is left to the store.
 struct OutputTiles {
   const ChunkScratch& s;
   std::int64_t key_dim;
@@ -46,7 +46,7 @@ struct OutputTiles {
     const float* p = s.p_scores() + r * kChunk;
     Tile<M> tile;
     tile.zero();
-    tile.multiply_add(s.q + r * s.key_stride, s.key_stride, 1, state, kPanel, key_dim);
+    tile.multiply_add(s.q_read + r * s.key_stride, s.key_stride, 1, state, kPanel, key_dim);
     tile.multiply_add(p, kChunk, 1, u, kPanel, r);
     tile.multiply_add_lower(p + r, kChunk, u + r * kPanel);
     tile.store(out + r * kPanel);
@@ -64,53 +64,54 @@ HWY_INLINE void panel_chunk(std::int64_t tokens, std::int64_t key_dim, std::int6
   for_tiles(key_dim, next);
 }
 
-// The rows of q, k and v of this token and the columns that are computed.
+// The rows of q, k and v of token i_t and the columns that are computed.
 template <class T>
-HWY_INLINE void prefetch_token(const DeltaForward<T>& p, std::int64_t i_b, std::int64_t i_t, std::int64_t i_h,
-                               std::int64_t first, std::int64_t last) {
-  prefetch_row(p.q.at(i_b, i_t, i_h), p.q.stride[3], p.shape.key_dim);
-  prefetch_row(p.k.at(i_b, i_t, i_h), p.k.stride[3], p.shape.key_dim);
-  prefetch_row(p.v.at(i_b, i_t, i_h, first), p.v.stride[3], last - first);
+HWY_INLINE void prefetch_token(const DeltaForward<T>& p, const ChunkPlace& at, std::int64_t i_t, std::int64_t first,
+                               std::int64_t last) {
+  prefetch_row(p.q.at(at.i_b, i_t, at.i_q), p.q.stride[3], p.shape.key_dim);
+  prefetch_row(p.k.at(at.i_b, i_t, at.i_q), p.k.stride[3], p.shape.key_dim);
+  prefetch_row(p.v.at(at.i_b, i_t, at.i_h, first), p.v.stride[3], last - first);
 }
 
-// All tokens of one head, for the value panels [panel_begin, panel_end). A column's arithmetic does not depend on which
-// other columns are computed beside it, so neither do its bits.
+// All tokens of value head i_h of sequence n, for the value panels [panel_begin, panel_end). A column's arithmetic does
+// not depend on which other columns are computed beside it, so neither do its bits.
 template <class T>
-void ChunkFwdSlice(const DeltaForward<T>& p, std::int64_t i_b, std::int64_t i_h, std::int64_t panel_begin,
+void ChunkFwdSlice(const DeltaForward<T>& p, std::int64_t n, std::int64_t i_h, std::int64_t panel_begin,
                    std::int64_t panel_end, std::byte* memory) {
   Arena arena(memory);
   FwdScratch s;
-  s.lay_out(arena, p.shape);
+  s.lay_out(arena, p.shape, p.rule.decay);
+  const Sequence sequence = sequence_of(p, n);
   const std::int64_t key_dim = p.shape.key_dim;
   const std::int64_t first = panel_begin * kPanel, last = std::min(panel_end * kPanel, p.shape.value_dim);
   const auto scale = static_cast<float>(p.rule.scale_for(key_dim));
-  load_state_panels(p.initial_state, first, last, key_dim, s.state, i_b, i_h);
-  for (std::int64_t start = 0; start < p.shape.tokens; start += kChunk) {
-    const ChunkPlace at{i_b, i_h, start, std::min(kChunk, p.shape.tokens - start)};
+  load_state_panels(p.initial_state, first, last, key_dim, s.state, n, i_h);
+  for (std::int64_t start = sequence.begin; start < sequence.end; start += kChunk) {
+    const ChunkPlace at(p.shape, sequence, i_h, start);
     load_chunk(p, at, s.chunk);
     compute_scores(at, key_dim, s.chunk);
-    store_state_panels(s.state, p.chunk_states, first, last, key_dim, i_b, start / kChunk, i_h);
+    store_state_panels(s.state, p.chunk_states, first, last, key_dim, at.i_b, sequence.chunk(start), i_h);
     load_values(p.v, at, first, last, 1.0F, s.values);
-    const std::int64_t next = start + at.tokens, next_end = std::min(next + kChunk, p.shape.tokens);
+    const std::int64_t next = start + at.tokens, next_end = std::min(next + kChunk, sequence.end);
     std::int64_t asked = next;
     for (std::int64_t v = first; v < last; v += kPanel) {
       const std::int64_t until = next + kChunk * (v + kPanel - first) / (last - first);
-      for (; asked < std::min(until, next_end); ++asked) prefetch_token(p, i_b, asked, i_h, first, last);
+      for (; asked < std::min(until, next_end); ++asked) prefetch_token(p, at, asked, first, last);
       panel_chunk(at.tokens, key_dim, v, s);
     }
     store_values(s.out, at, first, last, scale, p.o);
   }
-  store_state_panels(s.state, p.final_state, first, last, key_dim, i_b, i_h);
+  store_state_panels(s.state, p.final_state, first, last, key_dim, n, i_h);
 }
 
-void ChunkFwdSliceFloat(const DeltaForward<float>& p, std::int64_t i_b, std::int64_t i_h, std::int64_t begin,
+void ChunkFwdSliceFloat(const DeltaForward<float>& p, std::int64_t n, std::int64_t i_h, std::int64_t begin,
                         std::int64_t end, std::byte* memory) {
-  ChunkFwdSlice(p, i_b, i_h, begin, end, memory);
+  ChunkFwdSlice(p, n, i_h, begin, end, memory);
 }
 
-void ChunkFwdSliceBfloat16(const DeltaForward<bfloat16>& p, std::int64_t i_b, std::int64_t i_h, std::int64_t begin,
+void ChunkFwdSliceBfloat16(const DeltaForward<bfloat16>& p, std::int64_t n, std::int64_t i_h, std::int64_t begin,
                            std::int64_t end, std::byte* memory) {
-  ChunkFwdSlice(p, i_b, i_h, begin, end, memory);
+  ChunkFwdSlice(p, n, i_h, begin, end, memory);
 }
 
 std::int64_t PanelWidth() { return kPanel; }
@@ -128,24 +129,24 @@ HWY_EXPORT(ChunkFwdSliceBfloat16);
 HWY_EXPORT(FwdBytesPerWorker);
 HWY_EXPORT(PanelWidth);
 
-void slice(const DeltaForward<float>& p, std::int64_t i_b, std::int64_t i_h, std::int64_t begin, std::int64_t end,
+void slice(const DeltaForward<float>& p, std::int64_t n, std::int64_t i_h, std::int64_t begin, std::int64_t end,
            std::byte* memory) {
-  HWY_DYNAMIC_DISPATCH(ChunkFwdSliceFloat)(p, i_b, i_h, begin, end, memory);
+  HWY_DYNAMIC_DISPATCH(ChunkFwdSliceFloat)(p, n, i_h, begin, end, memory);
 }
-void slice(const DeltaForward<bfloat16>& p, std::int64_t i_b, std::int64_t i_h, std::int64_t begin, std::int64_t end,
+void slice(const DeltaForward<bfloat16>& p, std::int64_t n, std::int64_t i_h, std::int64_t begin, std::int64_t end,
            std::byte* memory) {
-  HWY_DYNAMIC_DISPATCH(ChunkFwdSliceBfloat16)(p, i_b, i_h, begin, end, memory);
+  HWY_DYNAMIC_DISPATCH(ChunkFwdSliceBfloat16)(p, n, i_h, begin, end, memory);
 }
 
 }  // namespace
 
-std::size_t chunk_fwd_workspace_bytes(const DeltaShape& shape, int threads) {
-  return HWY_DYNAMIC_DISPATCH(FwdBytesPerWorker)(shape) * static_cast<std::size_t>(threads);
+std::size_t chunk_fwd_workspace_bytes(const DeltaShape& shape, const DeltaRule& rule, int threads) {
+  return HWY_DYNAMIC_DISPATCH(FwdBytesPerWorker)(shape, rule.decay) * static_cast<std::size_t>(threads);
 }
 
 template <class T>
 void chunk_fwd(const DeltaForward<T>& p, Workspace workspace, ThreadPool& pool) {
-  const std::int64_t heads = p.shape.batch * p.shape.heads;
+  const std::int64_t heads = p.shape.sequences() * p.shape.value_heads;
   const std::int64_t width = HWY_DYNAMIC_DISPATCH(PanelWidth)();
   const std::int64_t panels = (p.shape.value_dim + width - 1) / width;
   // Where heads are fewer than would keep the threads evenly busy, each is split into slices of value panels; a slice
@@ -156,7 +157,7 @@ void chunk_fwd(const DeltaForward<T>& p, Workspace workspace, ThreadPool& pool) 
   const std::size_t bytes = workspace.bytes / static_cast<std::size_t>(pool.threads());
   pool.run(heads * slices, [&](std::int64_t task, int worker) {
     const std::int64_t head = task / slices, i = task % slices;
-    slice(p, head / p.shape.heads, head % p.shape.heads, panels * i / slices, panels * (i + 1) / slices,
+    slice(p, head / p.shape.value_heads, head % p.shape.value_heads, panels * i / slices, panels * (i + 1) / slices,
           workspace.data + bytes * static_cast<std::size_t>(worker));
   });
 }

@@ -18,38 +18,46 @@ constexpr std::int64_t kStepColumns = 64;
 
 struct StepScratch {
   std::int64_t key_stride = 0;
-  float* q = nullptr;      // [Kp]
-  float* k = nullptr;      // [Kp]
-  float* v = nullptr;      // [kStepColumns]
-  float* error = nullptr;  // [kStepColumns] Sᵀk, then u
-  float* out = nullptr;    // [kStepColumns] Sᵀq
+  float* q = nullptr;       // [Kp]
+  float* k = nullptr;       // [Kp]
+  float* decay = nullptr;   // [Kp] e^g; laid out only where the rule has a decay
+  float* q_read = nullptr;  // [Kp] q ⊙ e^g, or q
+  float* k_read = nullptr;  // [Kp] k ⊙ e^g, or k
+  float* v = nullptr;       // [kStepColumns]
+  float* error = nullptr;   // [kStepColumns] Sᵀk, then u
+  float* out = nullptr;     // [kStepColumns] Sᵀq
 
-  void lay_out(Arena& arena, const DeltaShape& shape) {
+  void lay_out(Arena& arena, const DeltaShape& shape, Decay kind) {
     key_stride = round_up(shape.key_dim, kLanes);
     for (float** row : {&q, &k}) *row = arena.floats(key_stride);
+    q_read = q;
+    k_read = k;
+    if (kind != Decay::none) {
+      for (float** row : {&decay, &q_read, &k_read}) *row = arena.floats(key_stride);
+    }
     for (float** row : {&v, &error, &out}) *row = arena.floats(kStepColumns);
   }
 };
 
-std::size_t StepBytesPerWorker(const DeltaShape& shape) {
+std::size_t StepBytesPerWorker(const DeltaShape& shape, Decay decay) {
   Arena arena;
-  StepScratch().lay_out(arena, shape);
+  StepScratch().lay_out(arena, shape, decay);
   return arena.bytes();
 }
 
-// error = Sᵀk and out = Sᵀq over N vectors of columns.
-template <int N>
-HWY_INLINE void read_columns(const float* HWY_RESTRICT state, std::int64_t row_stride, std::int64_t key_dim,
-                             StepScratch& s, std::int64_t column) {
+// error = S̃ᵀk and out = S̃ᵀq over N vectors of columns; S̃ is never stored: the decays are in k_read and q_read.
+template <int N, class S>
+HWY_INLINE void read_columns(const S* HWY_RESTRICT state, std::int64_t row_stride, std::int64_t key_dim, StepScratch& s,
+                             std::int64_t column) {
   const FloatTag d;
   FloatVec error[N], out[N];
   unroll<N>([&](auto n) EFLA_UNROLLED { error[n] = out[n] = hn::Zero(d); });
   for (std::int64_t i = 0; i < key_dim; ++i) {
-    const FloatVec k = hn::Set(d, s.k[i]);
-    const FloatVec q = hn::Set(d, s.q[i]);
-    const float* row = state + i * row_stride + column;
+    const FloatVec k = hn::Set(d, s.k_read[i]);
+    const FloatVec q = hn::Set(d, s.q_read[i]);
+    const S* row = state + i * row_stride + column;
     unroll<N>([&](auto n) EFLA_UNROLLED {
-      const FloatVec x = hn::LoadU(d, row + n * kLanes);
+      const FloatVec x = load(d, row + n * kLanes);
       error[n] = hn::MulAdd(k, x, error[n]);
       out[n] = hn::MulAdd(q, x, out[n]);
     });
@@ -60,26 +68,30 @@ HWY_INLINE void read_columns(const float* HWY_RESTRICT state, std::int64_t row_s
   });
 }
 
-// S += k uᵀ over N vectors of columns.
-template <int N>
-HWY_INLINE void write_columns(float* HWY_RESTRICT state, std::int64_t row_stride, std::int64_t key_dim,
+// S ← D S + k uᵀ over N vectors of columns.
+template <int N, bool kDecays, class S>
+HWY_INLINE void write_columns(S* HWY_RESTRICT state, std::int64_t row_stride, std::int64_t key_dim,
                               const StepScratch& s, std::int64_t column) {
   const FloatTag d;
   FloatVec u[N];
   unroll<N>([&](auto n) EFLA_UNROLLED { u[n] = hn::Load(d, s.error + column + n * kLanes); });
   for (std::int64_t i = 0; i < key_dim; ++i) {
     const FloatVec k = hn::Set(d, s.k[i]);
-    float* row = state + i * row_stride + column;
+    [[maybe_unused]] const FloatVec decay = hn::Set(d, kDecays ? s.decay[i] : 1.0F);
+    S* row = state + i * row_stride + column;
     unroll<N>([&](auto n) EFLA_UNROLLED {
-      hn::StoreU(hn::MulAdd(k, u[n], hn::LoadU(d, row + n * kLanes)), d, row + n * kLanes);
+      FloatVec x = load(d, row + n * kLanes);
+      if constexpr (kDecays) x = hn::Mul(decay, x);
+      store(d, hn::MulAdd(k, u[n], x), row + n * kLanes);
     });
   }
 }
 
 // Columns of a state whose last stride is 1; any others, and the last few, one by one.
-HWY_INLINE void read_state(const View<float, 4>& state, std::int64_t i_b, std::int64_t i_h, std::int64_t first,
+template <class S>
+HWY_INLINE void read_state(const View<S, 4>& state, std::int64_t i_b, std::int64_t i_h, std::int64_t first,
                            std::int64_t count, std::int64_t key_dim, StepScratch& s) {
-  const float* base = state.at(i_b, i_h, std::int64_t{0}, first);
+  const S* base = state.at(i_b, i_h, std::int64_t{0}, first);
   std::int64_t j = 0;
   if (state.stride[3] == 1) {
     for (; j + 4 * kLanes <= count; j += 4 * kLanes) read_columns<4>(base, state.stride[2], key_dim, s, j);
@@ -88,44 +100,66 @@ HWY_INLINE void read_state(const View<float, 4>& state, std::int64_t i_b, std::i
   for (; j < count; ++j) {
     float error = 0.0F, out = 0.0F;
     for (std::int64_t i = 0; i < key_dim; ++i) {
-      const float x = base[i * state.stride[2] + j * state.stride[3]];
-      error += s.k[i] * x;
-      out += s.q[i] * x;
+      const float x = to_float(base[i * state.stride[2] + j * state.stride[3]]);
+      error += s.k_read[i] * x;
+      out += s.q_read[i] * x;
     }
     s.error[j] = error;
     s.out[j] = out;
   }
 }
 
-HWY_INLINE void write_state(const View<float, 4>& state, std::int64_t i_b, std::int64_t i_h, std::int64_t first,
+template <bool kDecays, class S>
+HWY_INLINE void write_state(const View<S, 4>& state, std::int64_t i_b, std::int64_t i_h, std::int64_t first,
                             std::int64_t count, std::int64_t key_dim, const StepScratch& s) {
-  float* base = state.at(i_b, i_h, std::int64_t{0}, first);
+  S* base = state.at(i_b, i_h, std::int64_t{0}, first);
   std::int64_t j = 0;
   if (state.stride[3] == 1) {
-    for (; j + 4 * kLanes <= count; j += 4 * kLanes) write_columns<4>(base, state.stride[2], key_dim, s, j);
-    for (; j + kLanes <= count; j += kLanes) write_columns<1>(base, state.stride[2], key_dim, s, j);
+    for (; j + 4 * kLanes <= count; j += 4 * kLanes) write_columns<4, kDecays>(base, state.stride[2], key_dim, s, j);
+    for (; j + kLanes <= count; j += kLanes) write_columns<1, kDecays>(base, state.stride[2], key_dim, s, j);
   }
   for (; j < count; ++j) {
-    for (std::int64_t i = 0; i < key_dim; ++i) base[i * state.stride[2] + j * state.stride[3]] += s.k[i] * s.error[j];
+    for (std::int64_t i = 0; i < key_dim; ++i) {
+      S& x = base[i * state.stride[2] + j * state.stride[3]];
+      x = from_state<S>((kDecays ? s.decay[i] : 1.0F) * to_float(x) + s.k[i] * s.error[j]);
+    }
   }
 }
 
-// Columns [first, first + count) of one head. With r = Sᵀq before the token, o = scale · (r + (q·k) u): the updated
-// state need not be read again.
-template <class T>
-HWY_INLINE void step_columns(const DeltaStep<T>& p, std::int64_t i_b, std::int64_t i_h, std::int64_t first,
+// e^g, and q and k times it.
+template <class Problem>
+HWY_INLINE void load_decays(const Problem& p, std::int64_t i_b, std::int64_t i_h, StepScratch& s) {
+  const FloatTag d;
+  const std::int64_t n = s.key_stride;
+  const float* g = p.g.at(i_b, i_h);
+  if (p.rule.decay == Decay::scalar) {
+    std::fill_n(s.decay, n, std::exp(*g));
+  } else {
+    load_row(g, p.g.stride[2], p.shape.key_dim, n, s.decay);
+    for (std::int64_t i = 0; i < n; i += kLanes) hn::Store(hn::Exp(d, hn::Load(d, s.decay + i)), d, s.decay + i);
+  }
+  multiply_rows(s.q, s.decay, n, s.q_read);
+  multiply_rows(s.k, s.decay, n, s.k_read);
+}
+
+// Columns [first, first + count) of one head. With r = S̃ᵀq, o = scale · (r + (q·k) u): the updated state need not be
+// read again.
+template <class T, class S>
+HWY_INLINE void step_columns(const DeltaStep<T, S>& p, std::int64_t i_b, std::int64_t i_h, std::int64_t first,
                              std::int64_t count, std::byte* memory) {
   Arena arena(memory);
   StepScratch s;
-  s.lay_out(arena, p.shape);
-  const std::int64_t key_dim = p.shape.key_dim;
-  load_row(p.q.at(i_b, i_h), p.q.stride[2], key_dim, s.key_stride, s.q);
-  load_row(p.k.at(i_b, i_h), p.k.stride[2], key_dim, s.key_stride, s.k);
+  s.lay_out(arena, p.shape, p.rule.decay);
+  const std::int64_t key_dim = p.shape.key_dim, i_q = i_h / p.shape.group();
+  load_row(p.q.at(i_b, i_q), p.q.stride[2], key_dim, s.key_stride, s.q);
+  load_row(p.k.at(i_b, i_q), p.k.stride[2], key_dim, s.key_stride, s.k);
   load_row(p.v.at(i_b, i_h, first), p.v.stride[2], count, kStepColumns, s.v);
   if (p.rule.qk_l2norm) {
     l2_normalise(s.q, s.key_stride);
     l2_normalise(s.k, s.key_stride);
   }
+  const bool decays = p.rule.decay != Decay::none;
+  if (decays) load_decays(p, i_b, i_h, s);
   const float alpha = gain_alpha(p.rule.step, to_float(p.beta(i_b, i_h)), dot(s.k, s.k, s.key_stride));
   const float a = static_cast<float>(p.rule.step.erase_scale) * alpha;
   const float b = static_cast<float>(p.rule.step.write_scale) * alpha;
@@ -135,19 +169,25 @@ HWY_INLINE void step_columns(const DeltaStep<T>& p, std::int64_t i_b, std::int64
     s.error[j] = b * s.v[j] - a * s.error[j];
     s.out[j] += q_dot_k * s.error[j];
   }
-  write_state(p.state, i_b, i_h, first, count, key_dim, s);
+  if (decays) {
+    write_state<true>(p.state, i_b, i_h, first, count, key_dim, s);
+  } else {
+    write_state<false>(p.state, i_b, i_h, first, count, key_dim, s);
+  }
   store_row(s.out, static_cast<float>(p.rule.scale_for(key_dim)), count, p.o.at(i_b, i_h, first), p.o.stride[2]);
 }
 
-void StepFloat(const DeltaStep<float>& p, std::int64_t i_b, std::int64_t i_h, std::int64_t first, std::int64_t count,
-               std::byte* memory) {
-  step_columns(p, i_b, i_h, first, count, memory);
-}
-
-void StepBfloat16(const DeltaStep<bfloat16>& p, std::int64_t i_b, std::int64_t i_h, std::int64_t first,
-                  std::int64_t count, std::byte* memory) {
-  step_columns(p, i_b, i_h, first, count, memory);
-}
+// Name: of the element type T of the inputs and S of the state.
+#define EFLA_FOR_TYPES(Name, T, S)                                                                  \
+  void Step##Name(const DeltaStep<T, S>& p, std::int64_t i_b, std::int64_t i_h, std::int64_t first, \
+                  std::int64_t count, std::byte* memory) {                                          \
+    step_columns(p, i_b, i_h, first, count, memory);                                                \
+  }
+EFLA_FOR_TYPES(FloatFloat, float, float)
+EFLA_FOR_TYPES(FloatBfloat16, float, bfloat16)
+EFLA_FOR_TYPES(Bfloat16Float, bfloat16, float)
+EFLA_FOR_TYPES(Bfloat16Bfloat16, bfloat16, bfloat16)
+#undef EFLA_FOR_TYPES
 
 std::int64_t StepColumns() { return kStepColumns; }
 
@@ -159,45 +199,48 @@ HWY_AFTER_NAMESPACE();
 namespace efla::cpu {
 namespace {
 
-HWY_EXPORT(StepFloat);
-HWY_EXPORT(StepBfloat16);
 HWY_EXPORT(StepBytesPerWorker);
 HWY_EXPORT(StepColumns);
 
-void columns(const DeltaStep<float>& p, std::int64_t i_b, std::int64_t i_h, std::int64_t first, std::int64_t count,
-             std::byte* memory) {
-  HWY_DYNAMIC_DISPATCH(StepFloat)(p, i_b, i_h, first, count, memory);
-}
-void columns(const DeltaStep<bfloat16>& p, std::int64_t i_b, std::int64_t i_h, std::int64_t first, std::int64_t count,
-             std::byte* memory) {
-  HWY_DYNAMIC_DISPATCH(StepBfloat16)(p, i_b, i_h, first, count, memory);
-}
+#define EFLA_FOR_TYPES(Name, T, S)                                                                                   \
+  HWY_EXPORT(Step##Name);                                                                                            \
+  void columns(const DeltaStep<T, S>& p, std::int64_t i_b, std::int64_t i_h, std::int64_t first, std::int64_t count, \
+               std::byte* memory) {                                                                                  \
+    HWY_DYNAMIC_DISPATCH(Step##Name)(p, i_b, i_h, first, count, memory);                                             \
+  }
+EFLA_FOR_TYPES(FloatFloat, float, float)
+EFLA_FOR_TYPES(FloatBfloat16, float, bfloat16)
+EFLA_FOR_TYPES(Bfloat16Float, bfloat16, float)
+EFLA_FOR_TYPES(Bfloat16Bfloat16, bfloat16, bfloat16)
+#undef EFLA_FOR_TYPES
 
 }  // namespace
 
-std::size_t step_workspace_bytes(const DeltaShape& shape, int threads) {
-  return HWY_DYNAMIC_DISPATCH(StepBytesPerWorker)(shape) * static_cast<std::size_t>(threads);
+std::size_t step_workspace_bytes(const DeltaShape& shape, const DeltaRule& rule, int threads) {
+  return HWY_DYNAMIC_DISPATCH(StepBytesPerWorker)(shape, rule.decay) * static_cast<std::size_t>(threads);
 }
 
-template <class T>
-void step(const DeltaStep<T>& p, Workspace workspace, ThreadPool& pool) {
+template <class T, class S>
+void step(const DeltaStep<T, S>& p, Workspace workspace, ThreadPool& pool) {
   const std::int64_t width = HWY_DYNAMIC_DISPATCH(StepColumns)();
   const std::int64_t slices = (p.shape.value_dim + width - 1) / width;
-  const std::int64_t tasks = p.shape.batch * p.shape.heads * slices;
+  const std::int64_t tasks = p.shape.batch * p.shape.value_heads * slices;
   const std::size_t bytes = workspace.bytes / static_cast<std::size_t>(pool.threads());
   // A task is a few microseconds: each thread takes one run of them.
   const std::int64_t runs = std::min<std::int64_t>(tasks, pool.threads());
   pool.run(runs, [&](std::int64_t run, int worker) {
     for (std::int64_t task = tasks * run / runs; task < tasks * (run + 1) / runs; ++task) {
       const std::int64_t head = task / slices, first = task % slices * width;
-      columns(p, head / p.shape.heads, head % p.shape.heads, first, std::min(width, p.shape.value_dim - first),
-              workspace.data + bytes * static_cast<std::size_t>(worker));
+      columns(p, head / p.shape.value_heads, head % p.shape.value_heads, first,
+              std::min(width, p.shape.value_dim - first), workspace.data + bytes * static_cast<std::size_t>(worker));
     }
   });
 }
 
-template void step(const DeltaStep<float>&, Workspace, ThreadPool&);
-template void step(const DeltaStep<bfloat16>&, Workspace, ThreadPool&);
+template void step(const DeltaStep<float, float>&, Workspace, ThreadPool&);
+template void step(const DeltaStep<float, bfloat16>&, Workspace, ThreadPool&);
+template void step(const DeltaStep<bfloat16, float>&, Workspace, ThreadPool&);
+template void step(const DeltaStep<bfloat16, bfloat16>&, Workspace, ThreadPool&);
 
 }  // namespace efla::cpu
 #endif  // HWY_ONCE

@@ -76,6 +76,44 @@ struct Tile {
     });
   }
 
+  // acc[m] *= factors[m].
+  HWY_INLINE void scale_rows(const float* HWY_RESTRICT factors) {
+    unroll<M>([this, factors](auto m) EFLA_UNROLLED {
+      const FloatVec factor = hn::Set(FloatTag(), factors[m]);
+      acc[m][0] = hn::Mul(acc[m][0], factor);
+      acc[m][1] = hn::Mul(acc[m][1], factor);
+    });
+  }
+
+  // acc[m] *= factors[m·stride …], row by row.
+  HWY_INLINE void multiply(const float* HWY_RESTRICT factors, std::ptrdiff_t stride) {
+    unroll<M>([this, factors, stride](auto m) EFLA_UNROLLED {
+      acc[m][0] = hn::Mul(acc[m][0], hn::Load(FloatTag(), factors + m * stride));
+      acc[m][1] = hn::Mul(acc[m][1], hn::Load(FloatTag(), factors + m * stride + kLanes));
+    });
+  }
+
+  // acc[m] += rows[m·stride …].
+  HWY_INLINE void add_rows(const float* HWY_RESTRICT rows, std::ptrdiff_t stride) {
+    unroll<M>([this, rows, stride](auto m) EFLA_UNROLLED {
+      acc[m][0] = hn::Add(acc[m][0], hn::Load(FloatTag(), rows + m * stride));
+      acc[m][1] = hn::Add(acc[m][1], hn::Load(FloatTag(), rows + m * stride + kLanes));
+    });
+  }
+
+  // out[m·stride …] = acc[m] · x[m·stride …], or += with kAdd.
+  template <bool kAdd>
+  HWY_INLINE void store_product(const float* HWY_RESTRICT x, float* HWY_RESTRICT out, std::ptrdiff_t stride) const {
+    unroll<M>([this, x, out, stride](auto m) EFLA_UNROLLED {
+      for (int n = 0; n < kVectors; ++n) {
+        const std::ptrdiff_t at = m * stride + n * kLanes;
+        const FloatVec factor = hn::Load(FloatTag(), x + at);
+        const FloatVec sum = kAdd ? hn::Load(FloatTag(), out + at) : hn::Zero(FloatTag());
+        hn::Store(hn::MulAdd(acc[m][n], factor, sum), FloatTag(), out + at);
+      }
+    });
+  }
+
   // acc[m] += x · (b0, b1).
   HWY_INLINE void add(int m, float x, FloatVec b0, FloatVec b1) {
     const FloatVec s = hn::Set(FloatTag(), x);
@@ -212,6 +250,12 @@ HWY_INLINE void store_row(const float* HWY_RESTRICT src, float factor, std::int6
     for (; i + kLanes <= count; i += kLanes) store(d, hn::Mul(f, hn::LoadU(d, src + i)), dst + i);
   }
   for (; i < count; ++i) dst[i * stride] = from_state<T>(factor * src[i]);
+}
+
+// y += x over a multiple of kLanes elements.
+HWY_INLINE void add_rows(const float* HWY_RESTRICT x, std::int64_t count, float* HWY_RESTRICT y) {
+  const FloatTag d;
+  for (std::int64_t i = 0; i < count; i += kLanes) hn::Store(hn::Add(hn::Load(d, x + i), hn::Load(d, y + i)), d, y + i);
 }
 
 // Σ x[i]·y[i] over a multiple of kLanes elements.

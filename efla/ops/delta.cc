@@ -59,12 +59,12 @@ std::string refuse_chunk(const Problem& problem, bool named) {
 }
 
 // The SIMD kernels exist for float32 and bfloat16.
-#define EFLA_CPU_KERNEL(Problem, T, function)                                                \
-  [](const Problem<T>& problem, [[maybe_unused]] ThreadPool& pool) {                         \
-    if constexpr (!std::is_same_v<T, double>) {                                              \
-      const Scratch scratch(cpu::function##_workspace_bytes(problem.shape, pool.threads())); \
-      cpu::function(problem, scratch.workspace(), pool);                                     \
-    }                                                                                        \
+#define EFLA_CPU_KERNEL(T, function)                                                                       \
+  [](const auto& problem, [[maybe_unused]] ThreadPool& pool) {                                             \
+    if constexpr (!std::is_same_v<T, double>) {                                                            \
+      const Scratch scratch(cpu::function##_workspace_bytes(problem.shape, problem.rule, pool.threads())); \
+      cpu::function(problem, scratch.workspace(), pool);                                                   \
+    }                                                                                                      \
   }
 
 // The first implementation in the list that takes the problem, or the one asked for.
@@ -93,9 +93,8 @@ template <class T>
 void delta_forward(const DeltaForward<T>& problem, const RunOptions& options) {
   using Problem = DeltaForward<T>;
   static const std::array<Implementation<Problem>, 3> list{{
-      {"chunk", refuse_chunk<Problem, T>, EFLA_CPU_KERNEL(DeltaForward, T, chunk_fwd)},
-      {"recurrent", [](const Problem&, bool) { return no_float64<T>("recurrent"); },
-       EFLA_CPU_KERNEL(DeltaForward, T, recurrent_fwd)},
+      {"chunk", refuse_chunk<Problem, T>, EFLA_CPU_KERNEL(T, chunk_fwd)},
+      {"recurrent", [](const Problem&, bool) { return no_float64<T>("recurrent"); }, EFLA_CPU_KERNEL(T, recurrent_fwd)},
       {"ref", only_when_named<Problem>, [](const Problem& p, ThreadPool&) { ref::recurrent_fwd(p); }},
   }};
   choose_and_run("delta_forward", list, problem, options);
@@ -105,20 +104,18 @@ template <class T>
 void delta_backward(const DeltaBackward<T>& problem, const RunOptions& options) {
   using Problem = DeltaBackward<T>;
   static const std::array<Implementation<Problem>, 3> list{{
-      {"chunk", refuse_chunk<Problem, T>, EFLA_CPU_KERNEL(DeltaBackward, T, chunk_bwd)},
-      {"recurrent", [](const Problem&, bool) { return no_float64<T>("recurrent"); },
-       EFLA_CPU_KERNEL(DeltaBackward, T, recurrent_bwd)},
+      {"chunk", refuse_chunk<Problem, T>, EFLA_CPU_KERNEL(T, chunk_bwd)},
+      {"recurrent", [](const Problem&, bool) { return no_float64<T>("recurrent"); }, EFLA_CPU_KERNEL(T, recurrent_bwd)},
       {"ref", only_when_named<Problem>, [](const Problem& p, ThreadPool&) { ref::recurrent_bwd(p); }},
   }};
   choose_and_run("delta_backward", list, problem, options);
 }
 
-template <class T>
-void delta_step(const DeltaStep<T>& problem, const RunOptions& options) {
-  using Problem = DeltaStep<T>;
+template <class T, class S>
+void delta_step(const DeltaStep<T, S>& problem, const RunOptions& options) {
+  using Problem = DeltaStep<T, S>;
   static const std::array<Implementation<Problem>, 2> list{{
-      {"recurrent", [](const Problem&, bool) { return no_float64<T>("recurrent"); },
-       EFLA_CPU_KERNEL(DeltaStep, T, step)},
+      {"recurrent", [](const Problem&, bool) { return no_float64<T>("recurrent"); }, EFLA_CPU_KERNEL(T, step)},
       {"ref", only_when_named<Problem>, [](const Problem& p, ThreadPool&) { ref::step(p); }},
   }};
   choose_and_run("delta_step", list, problem, options);
@@ -129,11 +126,13 @@ void delta_step(const DeltaStep<T>& problem, const RunOptions& options) {
 #define EFLA_INSTANTIATE(T)                                                 \
   template void delta_forward(const DeltaForward<T>&, const RunOptions&);   \
   template void delta_backward(const DeltaBackward<T>&, const RunOptions&); \
-  template void delta_step(const DeltaStep<T>&, const RunOptions&);
+  template void delta_step(const DeltaStep<T, State<T>>&, const RunOptions&);
 EFLA_INSTANTIATE(float)
 EFLA_INSTANTIATE(bfloat16)
 EFLA_INSTANTIATE(double)
 #undef EFLA_INSTANTIATE
+template void delta_step(const DeltaStep<float, bfloat16>&, const RunOptions&);
+template void delta_step(const DeltaStep<bfloat16, bfloat16>&, const RunOptions&);
 
 ThreadPool& default_pool() {
   const std::lock_guard lock(pool_mutex);

@@ -32,9 +32,9 @@ void delta_forward(const DeltaForward<T>& problem, const RunOptions& options = {
 template <class T>
 void delta_backward(const DeltaBackward<T>& problem, const RunOptions& options = {});
 
-// Decoding: one token a batch entry, the state updated in place.
-template <class T>
-void delta_step(const DeltaStep<T>& problem, const RunOptions& options = {});
+// Decoding: one token a batch entry, the state updated in place. S, of the state: State<T> or bfloat16.
+template <class T, class S>
+void delta_step(const DeltaStep<T, S>& problem, const RunOptions& options = {});
 
 // The pool that operators use when told of no other; as many threads as processors, or as set_threads says.
 ThreadPool& default_pool();

@@ -38,7 +38,7 @@ template <class T>
 void chunk_fwd(const DeltaForward<T>& p, std::int64_t chunk) {
   const double scale = p.rule.scale_for(p.shape.key_dim);
   for (std::int64_t i_b = 0; i_b < p.shape.batch; ++i_b) {
-    for (std::int64_t i_h = 0; i_h < p.shape.heads; ++i_h) {
+    for (std::int64_t i_h = 0; i_h < p.shape.value_heads; ++i_h) {
       Matrix s(p.shape.key_dim, p.shape.value_dim);
       for (std::int64_t i = 0; p.initial_state && i < s.rows; ++i) {
         for (std::int64_t j = 0; j < s.cols; ++j) s(i, j) = p.initial_state(i_b, i_h, i, j);

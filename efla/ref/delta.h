@@ -10,16 +10,17 @@ namespace efla::ref {
 template <class T>
 void recurrent_fwd(const DeltaForward<T>& problem);
 
-// Its gradients, by walking the tokens back over the stored states. Of the chunk states only the first is read.
+// Its gradients, by walking the tokens back over the stored states. Of a sequence's chunk states only the first is read.
 template <class T>
 void recurrent_bwd(const DeltaBackward<T>& problem);
 
-// The chunkwise form with W, U and T written out: equations 21 to 32. chunk ≥ 1 tokens at a time.
+// The chunkwise form with W, U and T written out: equations 21 to 32. chunk ≥ 1 tokens at a time. For rules without
+// decay, as the paper's.
 template <class T>
 void chunk_fwd(const DeltaForward<T>& problem, std::int64_t chunk);
 
 // The decode step: one token of the recurrence.
-template <class T>
-void step(const DeltaStep<T>& problem);
+template <class T, class S>
+void step(const DeltaStep<T, S>& problem);
 
 }  // namespace efla::ref

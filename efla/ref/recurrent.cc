@@ -1,3 +1,4 @@
+#include <numeric>
 #include <vector>
 
 #include "efla/ref/delta.h"
@@ -38,8 +39,16 @@ double dot(const std::vector<double>& x, const std::vector<double>& y) {
   return sum;
 }
 
-// u_t = b v − a S_{t−1}ᵀ k; S_t = S_{t−1} + k uᵀ. Returns u_t, leaves S_t in s.
+// S̃_t = D S_{t−1}.
+void decay(Matrix& s, const Token& token) {
+  for (std::int64_t i = 0; i < s.rows; ++i) {
+    for (std::int64_t j = 0; j < s.cols; ++j) s(i, j) *= token.decay[i];
+  }
+}
+
+// u_t = b v − a S̃_tᵀ k; S_t = S̃_t + k uᵀ. Returns u_t, leaves S_t in s.
 std::vector<double> advance(Matrix& s, const Token& token) {
+  decay(s, token);
   std::vector<double> u = transposed_times(s, token.k);
   for (std::size_t j = 0; j < u.size(); ++j) u[j] = token.b * token.v[j] - token.a * u[j];
   add_outer(s, token.k, u);
@@ -80,45 +89,59 @@ std::vector<double> l2_normalise_bwd(const std::vector<double>& y, std::vector<d
   return dy;
 }
 
+using Rows = std::vector<std::vector<double>>;
+
+// One value head; what it gives to dq and dk is added to their sums [T, K] over the value heads of its query head.
 template <class T>
-void head_bwd(const DeltaBackward<T>& p, std::int64_t i_b, std::int64_t i_h) {
-  const std::int64_t tokens = p.shape.tokens;
+void head_bwd(const DeltaBackward<T>& p, std::int64_t n, std::int64_t i_h, Rows& dq_sum, Rows& dk_sum) {
+  const Sequence at = sequence_of(p, n);
   const double scale = p.rule.scale_for(p.shape.key_dim);
-  std::vector<Matrix> states{read_state(chunk_state(p.chunk_states, 0), p.shape, i_b, i_h)};  // S_0 … S_T
-  std::vector<std::vector<double>> us;
-  for (std::int64_t t = 0; t < tokens; ++t) {
-    states.push_back(states.back());
-    us.push_back(advance(states.back(), read_token(p, i_b, t, i_h)));
+  Matrix s(p.shape.key_dim, p.shape.value_dim);
+  if (at.begin < at.end) s = read_state(chunk_state(p.chunk_states, at.first_chunk), p.shape, at.i_b, i_h);
+  std::vector<Matrix> states{s};  // S_0 … S_T
+  Rows us;
+  for (std::int64_t t = at.begin; t < at.end; ++t) {
+    us.push_back(advance(s, read_token(p, at.i_b, t, i_h)));
+    states.push_back(s);
   }
-  Matrix ds = read_state(p.dfinal_state, p.shape, i_b, i_h);
-  for (std::int64_t t = tokens - 1; t >= 0; --t) {
-    const Token token = read_token(p, i_b, t, i_h);
-    const Matrix& before = states[t];
+  Matrix ds = read_state(p.dfinal_state, p.shape, n, i_h);
+  for (std::int64_t t = at.end - 1; t >= at.begin; --t) {
+    const std::int64_t r = t - at.begin;
+    const Token token = read_token(p, at.i_b, t, i_h);
+    Matrix decayed = states[r];
+    decay(decayed, token);
     std::vector<double> dout;
-    for (std::int64_t j = 0; j < p.shape.value_dim; ++j) dout.push_back(scale * to_float(p.dout(i_b, t, i_h, j)));
-    std::vector<double> dq = times(states[t + 1], dout);  // o = scale Sᵀq
+    for (std::int64_t j = 0; j < p.shape.value_dim; ++j) dout.push_back(scale * to_float(p.dout(at.i_b, t, i_h, j)));
+    const std::vector<double> dq = times(states[r + 1], dout);  // o = scale Sᵀq
     add_outer(ds, token.q, dout);
-    std::vector<double> dk = times(ds, us[t]);  // S_t = S_{t−1} + k uᵀ
+    std::vector<double> dk = times(ds, us[r]);  // S_t = S̃_t + k uᵀ
     std::vector<double> du = transposed_times(ds, token.k);
-    const std::vector<double> error = transposed_times(before, token.k);  // e = S_{t−1}ᵀ k; u = b v − a e
+    const std::vector<double> error = transposed_times(decayed, token.k);  // e = S̃_tᵀ k; u = b v − a e
     const double da = -dot(error, du);
     const double db = dot(token.v, du);
-    for (std::int64_t j = 0; j < p.shape.value_dim; ++j) p.dv(i_b, t, i_h, j) = round_to<T>(token.b * du[j]);
+    for (std::int64_t j = 0; j < p.shape.value_dim; ++j) p.dv(at.i_b, t, i_h, j) = round_to<T>(token.b * du[j]);
     for (double& e : du) e *= -token.a;  // de
-    const std::vector<double> dk_erase = times(before, du);
+    const std::vector<double> dk_erase = times(decayed, du);
     add_outer(ds, token.k, du);
     const double dalpha = p.rule.step.erase_scale * da + p.rule.step.write_scale * db;
     const double dlambda = dalpha * token.gain.dalpha_dlambda;
-    for (std::size_t i = 0; i < dk.size(); ++i) dk[i] += dk_erase[i] + 2.0 * dlambda * token.k[i];
-    p.dbeta(i_b, t, i_h) = round_to<T>(dalpha * token.gain.dalpha_dbeta);
-    dq = l2_normalise_bwd(token.q, std::move(dq), token.q_factor, p.rule.qk_l2norm);
-    dk = l2_normalise_bwd(token.k, std::move(dk), token.k_factor, p.rule.qk_l2norm);
-    for (std::int64_t i = 0; i < p.shape.key_dim; ++i) {
-      p.dq(i_b, t, i_h, i) = round_to<T>(dq[i]);
-      p.dk(i_b, t, i_h, i) = round_to<T>(dk[i]);
+    p.dbeta(at.i_b, t, i_h) = round_to<T>(dalpha * token.gain.dalpha_dbeta);
+    for (std::size_t i = 0; i < dk.size(); ++i) {
+      dq_sum[r][i] += dq[i];
+      dk_sum[r][i] += dk[i] + dk_erase[i] + 2.0 * dlambda * token.k[i];
     }
+    std::vector<double> dg(p.shape.key_dim);  // S̃ = diag(e^g) S_{t−1}, so dg = Σ_j dS̃ ∘ S̃
+    for (std::int64_t i = 0; i < ds.rows; ++i) {
+      for (std::int64_t j = 0; j < ds.cols; ++j) dg[i] += ds(i, j) * decayed(i, j);
+    }
+    if (p.rule.decay == Decay::channel) {
+      for (std::int64_t i = 0; i < ds.rows; ++i) p.dg(at.i_b, t, i_h, i) = static_cast<State<T>>(dg[i]);
+    } else if (p.rule.decay == Decay::scalar) {
+      p.dg(at.i_b, t, i_h, 0) = static_cast<State<T>>(std::accumulate(dg.begin(), dg.end(), 0.0));
+    }
+    decay(ds, token);
   }
-  write_state(ds, p.dinitial_state, i_b, i_h);
+  write_state(ds, p.dinitial_state, n, i_h);
 }
 
 }  // namespace
@@ -126,30 +149,48 @@ void head_bwd(const DeltaBackward<T>& p, std::int64_t i_b, std::int64_t i_h) {
 template <class T>
 void recurrent_fwd(const DeltaForward<T>& p) {
   const double scale = p.rule.scale_for(p.shape.key_dim);
-  for (std::int64_t i_b = 0; i_b < p.shape.batch; ++i_b) {
-    for (std::int64_t i_h = 0; i_h < p.shape.heads; ++i_h) {
-      Matrix s = read_state(p.initial_state, p.shape, i_b, i_h);
-      for (std::int64_t t = 0; t < p.shape.tokens; ++t) {
-        if (p.chunk_states && t % kChunk == 0) write_state(s, chunk_state(p.chunk_states, t / kChunk), i_b, i_h);
-        const Token token = read_token(p, i_b, t, i_h);
+  for (std::int64_t n = 0; n < p.shape.sequences(); ++n) {
+    const Sequence at = sequence_of(p, n);
+    for (std::int64_t i_h = 0; i_h < p.shape.value_heads; ++i_h) {
+      Matrix s = read_state(p.initial_state, p.shape, n, i_h);
+      for (std::int64_t t = at.begin; t < at.end; ++t) {
+        if (p.chunk_states && (t - at.begin) % kChunk == 0) {
+          write_state(s, chunk_state(p.chunk_states, at.chunk(t)), at.i_b, i_h);
+        }
+        const Token token = read_token(p, at.i_b, t, i_h);
         advance(s, token);
         const std::vector<double> o = transposed_times(s, token.q);
-        for (std::int64_t j = 0; j < p.shape.value_dim; ++j) p.o(i_b, t, i_h, j) = round_to<T>(scale * o[j]);
+        for (std::int64_t j = 0; j < p.shape.value_dim; ++j) p.o(at.i_b, t, i_h, j) = round_to<T>(scale * o[j]);
       }
-      write_state(s, p.final_state, i_b, i_h);
+      write_state(s, p.final_state, n, i_h);
     }
   }
 }
 
 template <class T>
 void recurrent_bwd(const DeltaBackward<T>& p) {
-  for (std::int64_t i_b = 0; i_b < p.shape.batch; ++i_b) {
-    for (std::int64_t i_h = 0; i_h < p.shape.heads; ++i_h) head_bwd(p, i_b, i_h);
+  for (std::int64_t n = 0; n < p.shape.sequences(); ++n) {
+    const Sequence at = sequence_of(p, n);
+    for (std::int64_t i_q = 0; i_q < p.shape.heads; ++i_q) {
+      Rows dq(at.end - at.begin, std::vector<double>(p.shape.key_dim)), dk = dq;
+      for (std::int64_t i = 0; i < p.shape.group(); ++i) head_bwd(p, n, i_q * p.shape.group() + i, dq, dk);
+      for (std::int64_t t = at.begin; t < at.end; ++t) {
+        const Token token = read_token(p, at.i_b, t, i_q * p.shape.group());
+        auto& dq_t = dq[t - at.begin];
+        auto& dk_t = dk[t - at.begin];
+        dq_t = l2_normalise_bwd(token.q, std::move(dq_t), token.q_factor, p.rule.qk_l2norm);
+        dk_t = l2_normalise_bwd(token.k, std::move(dk_t), token.k_factor, p.rule.qk_l2norm);
+        for (std::int64_t i = 0; i < p.shape.key_dim; ++i) {
+          p.dq(at.i_b, t, i_q, i) = round_to<T>(dq_t[i]);
+          p.dk(at.i_b, t, i_q, i) = round_to<T>(dk_t[i]);
+        }
+      }
+    }
   }
 }
 
-template <class T>
-void step(const DeltaStep<T>& p) {
+template <class T, class S>
+void step(const DeltaStep<T, S>& p) {
   const auto with_token_axis = [](const auto& view) {
     using V = std::remove_cvref_t<decltype(view)>;
     if constexpr (std::tuple_size_v<decltype(V::extent)> == 3) {
@@ -168,19 +209,33 @@ void step(const DeltaStep<T>& p) {
   forward.k = with_token_axis(p.k);
   forward.v = with_token_axis(p.v);
   forward.beta = with_token_axis(p.beta);
-  forward.initial_state = p.state;  // read whole before final_state is written
+  forward.g = with_token_axis(p.g);
   forward.o = with_token_axis(p.o);
-  forward.final_state = p.state;
+  std::vector<State<T>> copy(p.state.size());  // the state as the forward takes it
+  const auto state = View<State<T>, 4>::contiguous(copy.data(), p.state.extent);
+  const auto for_each_element = [&](auto&& f) {
+    const auto& n = p.state.extent;
+    for (std::int64_t i = 0; i < p.state.size(); ++i) {
+      const std::int64_t i_v = i % n[3], i_k = i / n[3] % n[2], i_h = i / (n[3] * n[2]) % n[1];
+      f(copy[i], p.state(i / (n[3] * n[2] * n[1]), i_h, i_k, i_v));
+    }
+  };
+  for_each_element([](State<T>& to, const S& from) { to = static_cast<State<T>>(to_float(from)); });
+  forward.initial_state = state;  // read whole before final_state is written
+  forward.final_state = state;
   recurrent_fwd(forward);
+  for_each_element([](const State<T>& from, S& to) { to = from_state<S>(static_cast<State<S>>(from)); });
 }
 
 #define EFLA_INSTANTIATE(T)                             \
   template void recurrent_fwd(const DeltaForward<T>&);  \
   template void recurrent_bwd(const DeltaBackward<T>&); \
-  template void step(const DeltaStep<T>&);
+  template void step(const DeltaStep<T, State<T>>&);
 EFLA_INSTANTIATE(float)
 EFLA_INSTANTIATE(bfloat16)
 EFLA_INSTANTIATE(double)
 #undef EFLA_INSTANTIATE
+template void step(const DeltaStep<float, bfloat16>&);
+template void step(const DeltaStep<bfloat16, bfloat16>&);
 
 }  // namespace efla::ref

@@ -1,4 +1,4 @@
-// What a token brings to the recurrence, widened to float64: q (scaled), k, v and the gains.
+// What a token brings to the recurrence, widened to float64: q, k, v, the decay and the gains.
 #pragma once
 
 #include <cmath>
@@ -24,15 +24,19 @@ struct Token {
   double beta = 0, lambda = 0;        // λ = ‖k‖²
   Gain<double> gain{};                // α and its derivatives
   double a = 0, b = 0;                // erase and write gains
+  std::vector<double> decay;          // [K] the diagonal of D, e^g
 };
 
-// Reads token t of batch entry i_b and head i_h from a forward or a backward problem.
+// Reads token t of batch entry i_b and value head i_h from a forward or a backward problem.
 template <class Problem>
 Token read_token(const Problem& p, std::int64_t i_b, std::int64_t t, std::int64_t i_h) {
   Token token;
+  const std::int64_t i_q = i_h / p.shape.group();
   for (std::int64_t i = 0; i < p.shape.key_dim; ++i) {
-    token.q.push_back(to_float(p.q(i_b, t, i_h, i)));
-    token.k.push_back(to_float(p.k(i_b, t, i_h, i)));
+    token.q.push_back(to_float(p.q(i_b, t, i_q, i)));
+    token.k.push_back(to_float(p.k(i_b, t, i_q, i)));
+    const std::int64_t channel = p.rule.decay == Decay::channel ? i : 0;
+    token.decay.push_back(p.g ? std::exp(static_cast<double>(p.g(i_b, t, i_h, channel))) : 1.0);
   }
   for (std::int64_t j = 0; j < p.shape.value_dim; ++j) token.v.push_back(to_float(p.v(i_b, t, i_h, j)));
   token.q_factor = l2_normalise(token.q, p.rule.qk_l2norm);

@@ -1,9 +1,10 @@
 // The contract of the operator: what a forward, a backward and a decode step read and write.
 //
-//   S_t = S_{t−1} + k_t (b_t v_t − a_t S_{t−1}ᵀ k_t)ᵀ,    o_t = scale · S_tᵀ q_t
+//   S̃_t = D_t S_{t−1},    S_t = S̃_t + k_t (b_t v_t − a_t S̃_tᵀ k_t)ᵀ,    o_t = scale · S_tᵀ q_t
 //
-// per batch entry and head, with S [K, V] and the gains a_t, b_t of step_size.h. Sizes: B batch, T tokens, H query and
-// key heads, HV value heads (here HV = H), K key dim, V value dim, NC = ⌈T/kChunk⌉ chunks.
+// per sequence and value head, with S [K, V], the decay D_t of decay.h and the gains a_t, b_t of step_size.h. Sizes: B
+// batch, T tokens, H query and key heads, HV value heads (a multiple of H; value head h uses query head h / (HV/H)), K
+// key dim, V value dim, N sequences, NC chunks.
 #pragma once
 
 #include <cmath>
@@ -24,8 +25,21 @@ inline constexpr double kL2NormEpsilon = 1e-6;
 
 struct DeltaShape {
   std::int64_t batch = 0, tokens = 0, heads = 0, value_heads = 0, key_dim = 0, value_dim = 0;
+  // Sequences packed one after the other into the tokens of one batch entry (cu_seqlens); 0: every batch entry is one.
+  std::int64_t packed = 0;
 
-  std::int64_t chunks() const { return (tokens + kChunk - 1) / kChunk; }
+  std::int64_t sequences() const { return packed > 0 ? packed : batch; }
+  // Saved states of a batch entry: one a chunk; packed, where a sequence starts its own chunks, at most so many.
+  std::int64_t chunks() const { return packed > 0 ? tokens / kChunk + packed : (tokens + kChunk - 1) / kChunk; }
+  std::int64_t group() const { return value_heads / heads; }  // value heads of a query head
+};
+
+// Where a sequence lies: batch entry, tokens [begin, end), and the index of its first saved state.
+struct Sequence {
+  std::int64_t i_b = 0, begin = 0, end = 0, first_chunk = 0;
+
+  // The index of the state before token t, the first of a chunk.
+  std::int64_t chunk(std::int64_t t) const { return first_chunk + (t - begin) / kChunk; }
 };
 
 struct DeltaRule {
@@ -39,18 +53,21 @@ struct DeltaRule {
   }
 };
 
-// Inputs first, outputs last. A view without data is absent; outputs present are fully overwritten.
+// Inputs first, outputs last. A view without data is absent; outputs present are fully overwritten (of chunk_states the
+// slots that sequences use).
 template <class T>
 struct DeltaForward {
   DeltaShape shape;
   DeltaRule rule;
-  View<const T, 4> q, k;                  // [B, T, H, K]
-  View<const T, 4> v;                     // [B, T, HV, V]
-  View<const T, 3> beta;                  // [B, T, HV]
-  View<const State<T>, 4> initial_state;  // [B, HV, K, V], optional: zeros
-  View<T, 4> o;                           // [B, T, HV, V]
-  View<State<T>, 4> final_state;          // [B, HV, K, V], optional
-  View<State<T>, 5> chunk_states;         // [B, NC, HV, K, V], optional: the state before each chunk, for the backward
+  View<const T, 4> q, k;                   // [B, T, H, K]
+  View<const T, 4> v;                      // [B, T, HV, V]
+  View<const T, 3> beta;                   // [B, T, HV]
+  View<const State<T>, 4> g;               // [B, T, HV, 1 or K] by rule.decay; absent without decay
+  View<const std::int64_t, 1> cu_seqlens;  // [N + 1] where sequences are packed: 0, ends of sequences, T
+  View<const State<T>, 4> initial_state;   // [N, HV, K, V], optional: zeros
+  View<T, 4> o;                            // [B, T, HV, V]
+  View<State<T>, 4> final_state;           // [N, HV, K, V], optional
+  View<State<T>, 5> chunk_states;  // [B, NC, HV, K, V], optional: the state before every kChunk tokens of a sequence
 };
 
 // The gradients of a loss whose gradient with respect to o and the final state is dout and dfinal_state.
@@ -60,24 +77,37 @@ struct DeltaBackward {
   DeltaRule rule;
   View<const T, 4> q, k, v;  // as in DeltaForward
   View<const T, 3> beta;
+  View<const State<T>, 4> g;
+  View<const std::int64_t, 1> cu_seqlens;
   View<const State<T>, 5> chunk_states;  // [B, NC, HV, K, V], as the forward wrote them
   View<const T, 4> dout;                 // [B, T, HV, V]
-  View<const State<T>, 4> dfinal_state;  // [B, HV, K, V], optional: zeros
-  View<T, 4> dq, dk, dv;                 // as q, k, v
+  View<const State<T>, 4> dfinal_state;  // [N, HV, K, V], optional: zeros
+  View<T, 4> dq, dk, dv;                 // as q, k, v; dq and dk are summed over the value heads of a query head
   View<T, 3> dbeta;                      // as beta
-  View<State<T>, 4> dinitial_state;      // [B, HV, K, V], optional
+  View<State<T>, 4> dg;                  // as g
+  View<State<T>, 4> dinitial_state;      // [N, HV, K, V], optional
 };
 
-// One token for every batch entry; the state is read and overwritten.
-template <class T>
+// One token for every batch entry; the state is read and overwritten. A state kept in bfloat16 (S) is widened, updated
+// in float32 and rounded back at every token.
+template <class T, class S = State<T>>
 struct DeltaStep {
   DeltaShape shape;  // tokens is 1
   DeltaRule rule;
-  View<const T, 3> q, k;    // [B, H, K]
-  View<const T, 3> v;       // [B, HV, V]
-  View<const T, 2> beta;    // [B, HV]
-  View<State<T>, 4> state;  // [B, HV, K, V], updated in place
-  View<T, 3> o;             // [B, HV, V]
+  View<const T, 3> q, k;      // [B, H, K]
+  View<const T, 3> v;         // [B, HV, V]
+  View<const T, 2> beta;      // [B, HV]
+  View<const State<T>, 3> g;  // [B, HV, 1 or K] by rule.decay; absent without decay
+  View<S, 4> state;           // [B, HV, K, V], updated in place
+  View<T, 3> o;               // [B, HV, V]
 };
+
+// Sequence n of a forward or a backward.
+template <class Problem>
+Sequence sequence_of(const Problem& p, std::int64_t n) {
+  if (p.shape.packed == 0) return {n, 0, p.shape.tokens, 0};
+  const std::int64_t begin = p.cu_seqlens(n);
+  return {0, begin, p.cu_seqlens(n + 1), begin / kChunk + n};
+}
 
 }  // namespace efla

@@ -28,8 +28,9 @@ void check_shape(const char* operation, const DeltaShape& s) {
   check_size(operation, "head count H", s.heads, 1);
   check_size(operation, "key dim K", s.key_dim, 1);
   check_size(operation, "value dim V", s.value_dim, 1);
-  if (s.value_heads != s.heads) {
-    throw Error(operation, "value head count HV", std::to_string(s.value_heads), "H = " + std::to_string(s.heads));
+  if (s.value_heads < s.heads || s.value_heads % s.heads != 0) {
+    throw Error(operation, "value head count HV", std::to_string(s.value_heads),
+                "a multiple of H = " + std::to_string(s.heads));
   }
   std::int64_t elements = 1;
   for (const auto n : {s.batch, s.tokens, s.value_heads, std::max(s.key_dim, s.value_dim)}) {
@@ -67,6 +68,38 @@ void check_view(const char* operation, const char* name, const View<T, Rank>& vi
   }
 }
 
+// g, and dg where there is one.
+template <class T, int Rank>
+void check_decay(const char* operation, const char* name, const DeltaRule& rule, const View<T, Rank>& view,
+                 std::array<std::int64_t, Rank> expected) {
+  if (rule.decay == Decay::none) {
+    if (view) throw Error(operation, name, "a tensor", "nothing, as the rule has no decay");
+    return;
+  }
+  if (rule.decay == Decay::scalar) expected.back() = 1;
+  check_view(operation, name, view, expected);
+}
+
+void check_sequences(const char* operation, const DeltaShape& s, const View<const std::int64_t, 1>& cu_seqlens) {
+  if (s.packed == 0) {
+    if (cu_seqlens) throw Error(operation, "cu_seqlens", "a tensor", "nothing, as the shape has no packed sequences");
+    return;
+  }
+  check_size(operation, "packed sequence count N", s.packed, 1);
+  if (s.batch != 1) throw Error(operation, "batch size B", std::to_string(s.batch), "1 with cu_seqlens");
+  check_view(operation, "cu_seqlens", cu_seqlens, {s.packed + 1});
+  const auto fail = [&](std::int64_t i, const std::string& expected) {
+    throw Error(operation, "cu_seqlens[" + std::to_string(i) + "]", std::to_string(cu_seqlens(i)), expected);
+  };
+  if (cu_seqlens(0) != 0) fail(0, "0");
+  for (std::int64_t i = 1; i <= s.packed; ++i) {
+    if (cu_seqlens(i) < cu_seqlens(i - 1)) {
+      fail(i, "at least cu_seqlens[" + std::to_string(i - 1) + "] = " + std::to_string(cu_seqlens(i - 1)));
+    }
+  }
+  if (cu_seqlens(s.packed) != s.tokens) fail(s.packed, "T = " + std::to_string(s.tokens));
+}
+
 }  // namespace
 
 template <class T>
@@ -79,7 +112,9 @@ void validate(const DeltaForward<T>& p) {
   check_view(op, "k", p.k, {s.batch, s.tokens, s.heads, s.key_dim});
   check_view(op, "v", p.v, {s.batch, s.tokens, s.value_heads, s.value_dim});
   check_view(op, "beta", p.beta, {s.batch, s.tokens, s.value_heads});
-  const std::array<std::int64_t, 4> state{s.batch, s.value_heads, s.key_dim, s.value_dim};
+  check_decay(op, "g", p.rule, p.g, {s.batch, s.tokens, s.value_heads, s.key_dim});
+  check_sequences(op, s, p.cu_seqlens);
+  const std::array<std::int64_t, 4> state{s.sequences(), s.value_heads, s.key_dim, s.value_dim};
   check_view(op, "initial_state", p.initial_state, state, Presence::optional);
   check_view(op, "o", p.o, {s.batch, s.tokens, s.value_heads, s.value_dim});
   check_view(op, "final_state", p.final_state, state, Presence::optional);
@@ -95,11 +130,13 @@ void validate(const DeltaBackward<T>& p) {
   check_rule(op, p.rule);
   const std::array<std::int64_t, 4> keys{s.batch, s.tokens, s.heads, s.key_dim};
   const std::array<std::int64_t, 4> values{s.batch, s.tokens, s.value_heads, s.value_dim};
-  const std::array<std::int64_t, 4> state{s.batch, s.value_heads, s.key_dim, s.value_dim};
+  const std::array<std::int64_t, 4> state{s.sequences(), s.value_heads, s.key_dim, s.value_dim};
   check_view(op, "q", p.q, keys);
   check_view(op, "k", p.k, keys);
   check_view(op, "v", p.v, values);
   check_view(op, "beta", p.beta, {s.batch, s.tokens, s.value_heads});
+  check_decay(op, "g", p.rule, p.g, {s.batch, s.tokens, s.value_heads, s.key_dim});
+  check_sequences(op, s, p.cu_seqlens);
   check_view(op, "chunk_states", p.chunk_states, {s.batch, s.chunks(), s.value_heads, s.key_dim, s.value_dim});
   check_view(op, "dout", p.dout, values);
   check_view(op, "dfinal_state", p.dfinal_state, state, Presence::optional);
@@ -107,11 +144,12 @@ void validate(const DeltaBackward<T>& p) {
   check_view(op, "dk", p.dk, keys);
   check_view(op, "dv", p.dv, values);
   check_view(op, "dbeta", p.dbeta, {s.batch, s.tokens, s.value_heads});
+  check_decay(op, "dg", p.rule, p.dg, {s.batch, s.tokens, s.value_heads, s.key_dim});
   check_view(op, "dinitial_state", p.dinitial_state, state, Presence::optional);
 }
 
-template <class T>
-void validate(const DeltaStep<T>& p) {
+template <class T, class S>
+void validate(const DeltaStep<T, S>& p) {
   constexpr const char* op = "delta_step";
   const auto& s = p.shape;
   check_shape(op, s);
@@ -121,6 +159,7 @@ void validate(const DeltaStep<T>& p) {
   check_view(op, "k", p.k, {s.batch, s.heads, s.key_dim});
   check_view(op, "v", p.v, {s.batch, s.value_heads, s.value_dim});
   check_view(op, "beta", p.beta, {s.batch, s.value_heads});
+  check_decay(op, "g", p.rule, p.g, {s.batch, s.value_heads, s.key_dim});
   check_view(op, "state", p.state, {s.batch, s.value_heads, s.key_dim, s.value_dim});
   check_view(op, "o", p.o, {s.batch, s.value_heads, s.value_dim});
 }
@@ -134,6 +173,8 @@ template void validate(const DeltaBackward<double>&);
 template void validate(const DeltaStep<float>&);
 template void validate(const DeltaStep<bfloat16>&);
 template void validate(const DeltaStep<double>&);
+template void validate(const DeltaStep<float, bfloat16>&);
+template void validate(const DeltaStep<bfloat16, bfloat16>&);
 
 std::string nearest_name(std::string_view name, const std::vector<std::string>& names) {
   std::string best;

@@ -15,8 +15,8 @@ template <class T>
 void validate(const DeltaForward<T>& problem);
 template <class T>
 void validate(const DeltaBackward<T>& problem);
-template <class T>
-void validate(const DeltaStep<T>& problem);
+template <class T, class S>
+void validate(const DeltaStep<T, S>& problem);
 
 // Of `names`, the one with the smallest edit distance to `name`.
 std::string nearest_name(std::string_view name, const std::vector<std::string>& names);

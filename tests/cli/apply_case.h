@@ -51,7 +51,10 @@ inline Tensors random_problem(std::int64_t b, std::int64_t t, std::int64_t h, st
   return all;
 }
 
-inline bool is_state(const std::string& name) { return name == "initial_state" || name == "dfinal_state"; }
+// Kept in float32, or float64 where the others are.
+inline bool is_state(const std::string& name) {
+  return name == "initial_state" || name == "dfinal_state" || name == "g";
+}
 
 inline std::vector<std::uint8_t> encoded(const Tensor& tensor, io::TensorType type) {
   std::vector<std::uint8_t> bytes;
@@ -60,7 +63,9 @@ inline std::vector<std::uint8_t> encoded(const Tensor& tensor, io::TensorType ty
     bytes.insert(bytes.end(), begin, begin + sizeof(x));
   };
   for (const double x : tensor.values) {
-    if (type == io::TensorType::F64) {
+    if (type == io::TensorType::I64) {
+      append(static_cast<std::int64_t>(x));
+    } else if (type == io::TensorType::F64) {
       append(x);
     } else if (type == io::TensorType::F32) {
       append(static_cast<float>(x));
@@ -80,6 +85,7 @@ inline void write_tensors(const std::string& path, const Tensors& tensors, io::T
   std::vector<io::NamedTensor> named;
   for (const auto& [name, tensor] : tensors) {
     auto stored = is_state(name) && type != io::TensorType::F64 ? io::TensorType::F32 : type;
+    if (name == "cu_seqlens") stored = io::TensorType::I64;
     if (other.contains(name)) stored = other.at(name);
     data.push_back(encoded(tensor, stored));
     named.push_back({name, stored, tensor.shape, data.back()});

@@ -54,12 +54,12 @@ TEST_F(ApplyMistakes, MissingTensor) {
 TEST_F(ApplyMistakes, UnknownTensor) {
   problem_["inital_state"] = problem_["initial_state"];
   expect_refused(problem_,
-                 "got 'inital_state', expected q, k, v, beta, initial_state, dout, dfinal_state (nearest: "
+                 "got 'inital_state', expected q, k, v, beta, initial_state, dout, dfinal_state, g, cu_seqlens (nearest: "
                  "initial_state)");
 }
 
 TEST_F(ApplyMistakes, WrongRank) {
-  for (const auto& [name, shape] : {std::pair{"q", "[B, T, H, K]"}, {"v", "[B, T, H, V]"}}) {
+  for (const auto& [name, shape] : {std::pair{"q", "[B, T, H, K]"}, {"v", "[B, T, HV, V]"}}) {
     auto tensors = problem_;
     tensors[name].shape = {static_cast<std::int64_t>(tensors[name].values.size())};
     expect_refused(tensors, std::string("apply: ") + name + ": got shape [" +
@@ -75,12 +75,16 @@ TEST_F(ApplyMistakes, SizesThatDoNotAgree) {
     expect_refused(tensors, std::string("apply: ") + name + ": got shape " + part);
   };
   expect("k", {1, 6, 2, 5}, "[1, 6, 2, 5], expected [B, T, H, K] = [1, 6, 2, 4]");
-  expect("v", {1, 5, 2, 3}, "[1, 5, 2, 3], expected [B, T, H, V] = [1, 6, 2, 3]");
-  expect("beta", {1, 6, 3}, "[1, 6, 3], expected [B, T, H] = [1, 6, 2]");
-  expect("beta", {1, 6, 2, 1}, "[1, 6, 2, 1], expected [B, T, H] = [1, 6, 2]");
-  expect("initial_state", {1, 2, 3, 4}, "[1, 2, 3, 4], expected [B, H, K, V] = [1, 2, 4, 3]");
-  expect("dout", {1, 6, 2, 4}, "[1, 6, 2, 4], expected [B, T, H, V] = [1, 6, 2, 3]");
-  expect("dfinal_state", {2, 2, 4, 3}, "[2, 2, 4, 3], expected [B, H, K, V] = [1, 2, 4, 3]");
+  expect("v", {1, 5, 2, 3}, "[1, 5, 2, 3], expected [B, T, HV, V] = [1, 6, 2, 3]");
+  expect("beta", {1, 6, 3}, "[1, 6, 3], expected [B, T, HV] = [1, 6, 2]");
+  expect("beta", {1, 6, 2, 1}, "[1, 6, 2, 1], expected [B, T, HV] = [1, 6, 2]");
+  expect("initial_state", {1, 2, 3, 4}, "[1, 2, 3, 4], expected [N, HV, K, V] = [1, 2, 4, 3]");
+  expect("dout", {1, 6, 2, 4}, "[1, 6, 2, 4], expected [B, T, HV, V] = [1, 6, 2, 3]");
+  expect("v", {1, 6, 3, 3}, "[1, 6, 3, 3], expected HV a multiple of H = 2");
+  expect("g", {1, 6, 3}, "[1, 6, 3], expected [B, T, HV] = [1, 6, 2]");
+  expect("g", {1, 6, 2, 3}, "[1, 6, 2, 3], expected [B, T, HV, K] = [1, 6, 2, 4]");
+  expect("cu_seqlens", {1, 2}, "[1, 2], expected [N + 1] with N ≥ 1");
+  expect("dfinal_state", {2, 2, 4, 3}, "[2, 2, 4, 3], expected [N, HV, K, V] = [1, 2, 4, 3]");
 }
 
 TEST_F(ApplyMistakes, SizesOfZero) {

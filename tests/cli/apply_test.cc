@@ -158,6 +158,61 @@ TEST_F(Apply, OptionsOfTheRule) {
             recurrence(in, scales), 2e-6));
 }
 
+// Grouped heads, a decay and packed sequences, against the same problem spelled out: q and k repeated, and each
+// sequence in a file of its own.
+TEST_F(Apply, GroupedHeadsDecaysAndPackedSequences) {
+  Random random(5);
+  for (const bool channel : {false, true}) {
+    Tensors in = random_problem(1, 40, 4, 6, 5);
+    in.erase("dfinal_state");
+    in["initial_state"] = random_tensor({2, 4, 6, 5}, random);
+    in["g"] =
+        random_tensor(channel ? std::vector<std::int64_t>{1, 40, 4, 6} : std::vector<std::int64_t>{1, 40, 4}, random);
+    for (auto& x : in["g"].values) x = -std::abs(x);
+    Tensors grouped = in;
+    for (const char* name : {"q", "k"}) {  // two query heads; in `in` each appears twice
+      grouped[name] = random_tensor({1, 40, 2, 6}, random);
+      for (std::size_t i = 0; i < in[name].values.size(); ++i) {
+        const std::size_t channel_of = i % 6, head = i / 6 % 4, token = i / 24;
+        in[name].values[i] = grouped[name].values[(token * 2 + head / 2) * 6 + channel_of];
+      }
+    }
+    grouped["cu_seqlens"] = {{3}, {0, 13, 40}};
+    const auto packed = apply(grouped, TensorType::F32, {"--grad", "--decay", channel ? "channel" : "scalar"});
+    EXPECT_EQ(packed.at("dg").shape, in.at("g").shape);
+    EXPECT_EQ(packed.at("dq").shape, grouped.at("q").shape);
+    const std::int64_t ends[] = {0, 13, 40};
+    for (int n = 0; n < 2; ++n) {
+      const auto tokens = [&](const Tensor& from) {
+        const auto row = from.values.size() / 40;
+        const auto begin = from.values.begin() + ends[n] * row, end = from.values.begin() + ends[n + 1] * row;
+        Tensor part{from.shape, {begin, end}};
+        part.shape[1] = ends[n + 1] - ends[n];
+        return part;
+      };
+      Tensors alone;
+      for (const char* name : {"q", "k", "v", "beta", "g", "dout"}) alone[name] = tokens(in.at(name));
+      const auto state = in.at("initial_state").values.size() / 2;
+      const auto of_sequence = [&](const Tensor& states) {
+        return Tensor{{1, 4, 6, 5}, {states.values.begin() + n * state, states.values.begin() + (n + 1) * state}};
+      };
+      alone["initial_state"] = of_sequence(in.at("initial_state"));
+      const auto one = apply(alone, TensorType::F32, {"--grad", "--impl", "recurrent"});
+      for (const char* name : {"o", "dv", "dbeta", "dg"}) {
+        EXPECT_TRUE(close({{name, tokens(packed.at(name))}}, {{name, one.at(name)}}, 1e-5)) << name << n;
+      }
+      EXPECT_TRUE(close({{"s", of_sequence(packed.at("final_state"))}}, {{"s", one.at("final_state")}}, 1e-5));
+      Tensor dq = tokens(packed.at("dq")), summed = dq;
+      for (std::size_t i = 0; i < dq.values.size(); ++i) {
+        const std::size_t channel_of = i % 6, head = i / 6 % 2, token = i / 12;
+        const auto at = [&](std::size_t h) { return one.at("dq").values[(token * 4 + 2 * head + h) * 6 + channel_of]; };
+        summed.values[i] = at(0) + at(1);
+      }
+      EXPECT_TRUE(close({{"dq", dq}}, {{"dq", summed}}, 1e-5));
+    }
+  }
+}
+
 TEST_F(Apply, InitialStateIsOptional) {
   auto in = random_problem(1, 9, 1, 4, 6);
   for (const char* name : {"initial_state", "dout", "dfinal_state"}) in.erase(name);

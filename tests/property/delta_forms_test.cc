@@ -13,7 +13,7 @@
 namespace efla::test {
 namespace {
 
-constexpr DeltaCase kCase{"exact", 1, 1, false, 2, 100, 3, 40, 72, 2, Layout::sliced, true, true, true};
+const DeltaCase kCase{"exact", 1, 1, false, 2, 100, 3, 40, 72, 2, Layout::sliced, true, true, true};
 
 // Runs `check` on every SIMD target.
 void on_every_target(const std::function<void()>& check) {

@@ -79,6 +79,7 @@ class DeltaReference : public testing::TestWithParam<DeltaCase> {
     for (const std::string& target : cpu::supported_targets()) {
       const OnTarget guard(target);
       for (const std::string implementation : {"chunk", "recurrent", "step"}) {
+        if (implementation == "step" && !c.cu_seqlens.empty()) continue;
         data.poison_outputs();
         run_forward(implementation, data, pool_);
         check({implementation, dtype, "forward"}, target, forward_results(data), forward_results(exact),

@@ -24,14 +24,22 @@ struct DeltaCase {
   Layout layout = Layout::contiguous;
   bool initial_state = false, final_state = false, dfinal_state = false;
   double scale = NAN;  // of the output; NaN: the default
+  Decay decay = Decay::none;
+  double gate = 1;                            // g is uniform between −gate and 0
+  std::int64_t group = 1;                     // value heads of a query head
+  std::vector<std::int64_t> cu_seqlens = {};  // packed sequences, where there are any; batch is 1
 
-  DeltaShape shape() const { return {batch, tokens, heads, heads, key_dim, value_dim}; }
+  DeltaShape shape() const {
+    const auto ends = static_cast<std::int64_t>(cu_seqlens.size());
+    return {batch, tokens, heads, heads * group, key_dim, value_dim, ends == 0 ? 0 : ends - 1};
+  }
   DeltaRule rule() const {
     DeltaRule rule{parse_step_size(step)};
     rule.step.erase_scale = erase_scale;
     rule.step.write_scale = write_scale;
     rule.qk_l2norm = qk_l2norm;
     rule.scale = scale;
+    rule.decay = decay;
     return rule;
   }
 };
@@ -51,6 +59,10 @@ inline std::string name_of(const DeltaCase& c) {
   if (c.final_state) name << "_out";
   if (c.dfinal_state) name << "_dout";
   if (!std::isnan(c.scale)) name << "_scale" << c.scale;
+  if (c.decay != Decay::none) name << (c.decay == Decay::scalar ? "_scalar" : "_channel") << c.gate;
+  if (c.group != 1) name << "_group" << c.group;
+  if (!c.cu_seqlens.empty()) name << "_packed";
+  for (std::size_t i = 1; i < c.cu_seqlens.size(); ++i) name << '_' << c.cu_seqlens[i];
   std::string text = name.str();
   for (char& letter : text) letter = letter == '.' ? 'p' : letter == '-' ? 'm' : letter == '+' ? 'e' : letter;
   return text;
@@ -86,20 +98,26 @@ struct DeltaData {
   DeltaRule rule;
   Tensor<T, 4> q, k, v, o, dout, dq, dk, dv;
   Tensor<T, 3> beta, dbeta;
+  Tensor<State<T>, 4> g, dg;
+  std::vector<std::int64_t> cu_seqlens;
   Tensor<State<T>, 4> initial_state, final_state, dfinal_state, dinitial_state;
   Tensor<State<T>, 5> chunk_states;
 
   explicit DeltaData(const DeltaCase& c) : DeltaData(c, c.layout) {
     Random random(17);
-    const std::int64_t rows = c.batch * c.tokens * c.heads, state = c.batch * c.heads * c.key_dim * c.value_dim;
+    const std::int64_t key_rows = c.batch * c.tokens * c.heads, rows = key_rows * c.group;
+    const std::int64_t state = shape.sequences() * shape.value_heads * c.key_dim * c.value_dim;
     const auto normal = [&] { return random.normal(); };
-    q.assign(drawn(rows * c.key_dim, normal));
-    k.assign(drawn_keys(rows, c.key_dim, c.key_norm, random));
+    q.assign(drawn(key_rows * c.key_dim, normal));
+    k.assign(drawn_keys(key_rows, c.key_dim, c.key_norm, random));
     v.assign(drawn(rows * c.value_dim, normal));
     beta.assign(drawn(rows, [&] { return random.uniform(0.05, 1.0); }));
     dout.assign(drawn(rows * c.value_dim, normal));
     if (c.initial_state) initial_state.assign(drawn(state, normal));
     if (c.dfinal_state) dfinal_state.assign(drawn(state, normal));
+    if (c.decay != Decay::none) {
+      g.assign(drawn(g.view().size(), [&] { return -random.uniform(0.0, c.gate); }));
+    }
   }
 
   // The inputs of another dtype's tensors, as they were rounded there.
@@ -110,6 +128,7 @@ struct DeltaData {
     v.assign(from.v.values());
     beta.assign(from.beta.values());
     dout.assign(from.dout.values());
+    g.assign(from.g.values());
     initial_state.assign(from.initial_state.values());
     dfinal_state.assign(from.dfinal_state.values());
   }
@@ -121,6 +140,8 @@ struct DeltaData {
             k.view(),
             v.view(),
             beta.view(),
+            g.view(),
+            ends(),
             initial_state.view(),
             o.view(),
             final_state.view(),
@@ -133,6 +154,8 @@ struct DeltaData {
             k.view(),
             v.view(),
             beta.view(),
+            g.view(),
+            ends(),
             chunk_states.view(),
             dout.view(),
             dfinal_state.view(),
@@ -140,12 +163,13 @@ struct DeltaData {
             dk.view(),
             dv.view(),
             dbeta.view(),
+            dg.view(),
             dinitial_state.view()};
   }
 
   void poison_outputs() {
     for (auto* tensor : {&o, &dq, &dk, &dv}) tensor->poison();
-    for (auto* tensor : {&final_state, &dinitial_state}) tensor->poison();
+    for (auto* tensor : {&final_state, &dinitial_state, &dg}) tensor->poison();
     dbeta.poison();
     chunk_states.poison();
   }
@@ -153,22 +177,31 @@ struct DeltaData {
   bool sentinels_intact() const {
     bool intact = dbeta.sentinels_intact() && chunk_states.sentinels_intact();
     for (const auto* tensor : {&o, &dq, &dk, &dv}) intact = intact && tensor->sentinels_intact();
-    for (const auto* tensor : {&final_state, &dinitial_state}) intact = intact && tensor->sentinels_intact();
+    for (const auto* tensor : {&final_state, &dinitial_state, &dg}) intact = intact && tensor->sentinels_intact();
     return intact;
   }
 
  private:
-  DeltaData(const DeltaCase& c, Layout layout) : shape(c.shape()), rule(c.rule()) {
+  View<const std::int64_t, 1> ends() const {
+    if (cu_seqlens.empty()) return {};
+    return View<const std::int64_t, 1>::contiguous(cu_seqlens.data(), {static_cast<std::int64_t>(cu_seqlens.size())});
+  }
+
+  DeltaData(const DeltaCase& c, Layout layout) : shape(c.shape()), rule(c.rule()), cu_seqlens(c.cu_seqlens) {
     const std::array<std::int64_t, 4> keys{c.batch, c.tokens, c.heads, c.key_dim};
-    const std::array<std::int64_t, 4> values{c.batch, c.tokens, c.heads, c.value_dim};
-    const std::array<std::int64_t, 4> states{c.batch, c.heads, c.key_dim, c.value_dim};
+    const std::array<std::int64_t, 4> values{c.batch, c.tokens, shape.value_heads, c.value_dim};
+    const std::array<std::int64_t, 4> states{shape.sequences(), shape.value_heads, c.key_dim, c.value_dim};
     for (auto* tensor : {&q, &k, &dq, &dk}) *tensor = Tensor<T, 4>(keys, layout);
     for (auto* tensor : {&v, &o, &dout, &dv}) *tensor = Tensor<T, 4>(values, layout);
-    for (auto* tensor : {&beta, &dbeta}) *tensor = Tensor<T, 3>({c.batch, c.tokens, c.heads}, layout);
+    for (auto* tensor : {&beta, &dbeta}) *tensor = Tensor<T, 3>({c.batch, c.tokens, shape.value_heads}, layout);
     if (c.initial_state) initial_state = dinitial_state = Tensor<State<T>, 4>(states, layout);
     if (c.final_state) final_state = Tensor<State<T>, 4>(states, layout);
     if (c.dfinal_state) dfinal_state = Tensor<State<T>, 4>(states, layout);
-    chunk_states = Tensor<State<T>, 5>({c.batch, shape.chunks(), c.heads, c.key_dim, c.value_dim}, layout);
+    if (c.decay != Decay::none) {
+      const std::int64_t channels = c.decay == Decay::channel ? c.key_dim : 1;
+      g = dg = Tensor<State<T>, 4>({c.batch, c.tokens, shape.value_heads, channels}, layout);
+    }
+    chunk_states = Tensor<State<T>, 5>({c.batch, shape.chunks(), shape.value_heads, c.key_dim, c.value_dim}, layout);
   }
 };
 

@@ -8,6 +8,67 @@
 
 namespace efla::test {
 
+inline std::vector<DeltaCase> decay_cases() {
+  using enum Layout;
+  std::vector<DeltaCase> cases;
+  const auto add = [&](DeltaCase c, Decay decay, double gate) {
+    c.decay = decay;
+    c.gate = gate;
+    cases.push_back(c);
+  };
+  for (const Decay decay : {Decay::scalar, Decay::channel}) {
+    for (const double gate : {0.0, 0.1, 1.0, 5.0, 20.0}) {  // 0: as without decay; 20: nothing survives a few tokens
+      add({"exact", 1, 1, false, 1, 100, 2, 32, 24, 2, sliced, true, true, true}, decay, gate);
+      add({"euler", 1, 1, true, 2, 63, 1, 64, 16, 1, contiguous, true, true, true}, decay, gate);
+    }
+    for (const std::int64_t tokens : {1, 15, 16, 17, 31, 32, 33, 48}) {
+      add({"exact", 1, 1, false, 1, tokens, 2, 40, 24, 2, head_major, true, true, true}, decay, 0.5);
+    }
+    for (const char* step : {"rk2", "rk4", "implicit_euler", "trapezoid"}) {
+      add({step, 1, 1, true, 1, 45, 2, 16, 40, 1.5, reversed, true, true, true}, decay, 0.3);
+      add({step, 1, 1, false, 1, 70, 1, 24, 8, 1, column_major, false, true, true}, decay, 2);
+    }
+    add({"exact", 1, 1, false, 1, 1000, 1, 128, 128, 3, sliced, true, true, true}, decay, 0.05);
+    add({"euler", 1, 1, true, 1, 1000, 1, 64, 64, 1, contiguous, false, true, false}, decay, 0.01);
+    add({"euler", 2, 1, true, 1, 63, 2, 100, 5, 1, sliced, true, true, true}, decay, 1);
+    add({"euler", 0, 1, false, 1, 63, 2, 5, 100, 1, sliced, true, false, true}, decay, 1);
+    add({"exact", 1, 0.5, false, 1, 33, 1, 256, 16, 2, contiguous, true, true, true}, decay, 0.2);
+    add({"exact", 1, 1, false, 1, 40, 2, 3, 1, 2, contiguous, true, true, true}, decay, 0.2);
+  }
+  return cases;
+}
+
+inline std::vector<DeltaCase> grouped_cases() {
+  using enum Layout;
+  std::vector<DeltaCase> cases;
+  for (const Decay decay : {Decay::none, Decay::scalar, Decay::channel}) {
+    for (const std::int64_t group : {2, 3}) {
+      DeltaCase c{"exact", 1, 1, group == 2, 2, 45, 2, 24, 40, 2, sliced, true, true, true};
+      c.decay = decay;
+      c.group = group;
+      cases.push_back(c);
+    }
+  }
+  return cases;
+}
+
+// Empty sequences and such as end within a chunk among them.
+inline std::vector<DeltaCase> packed_cases() {
+  using enum Layout;
+  std::vector<DeltaCase> cases;
+  for (const Decay decay : {Decay::none, Decay::scalar, Decay::channel}) {
+    for (const auto& ends : std::vector<std::vector<std::int64_t>>{
+             {0, 90}, {0, 1, 33, 97}, {0, 0, 32, 64, 64, 65, 130, 130}, {0, 20, 40, 60, 80}}) {
+      DeltaCase c{"exact", 1, 1, false, 1, ends.back(), 2, 16, 24, 2, sliced, true, true, true};
+      c.decay = decay;
+      c.cu_seqlens = ends;
+      c.group = decay == Decay::scalar ? 2 : 1;
+      cases.push_back(c);
+    }
+  }
+  return cases;
+}
+
 inline std::vector<DeltaCase> delta_cases() {
   using enum Layout;
   std::vector<DeltaCase> cases{
@@ -64,6 +125,9 @@ inline std::vector<DeltaCase> delta_cases() {
   // Lengths around one and two chunks, with sizes that are no multiple of a vector.
   for (const std::int64_t tokens : {1, 31, 32, 33, 63}) {
     cases.push_back({"exact", 1, 1, false, 1, tokens, 2, 40, 24, 2, sliced, true, true, true});
+  }
+  for (const auto& more : {decay_cases(), grouped_cases(), packed_cases()}) {
+    cases.insert(cases.end(), more.begin(), more.end());
   }
   return cases;
 }

@@ -33,14 +33,14 @@ View<T, Rank - 1> token_of(const View<T, Rank>& view, std::int64_t t) {
 }
 
 // The forward by decode steps, one for every token; `state` holds the state before them and then the one after.
-template <class T>
-void run_steps(const DeltaForward<T>& p, const View<State<T>, 4>& state, const RunOptions& options = {}) {
+template <class T, class S>
+void run_steps(const DeltaForward<T>& p, const View<S, 4>& state, const RunOptions& options = {}) {
   DeltaShape one = p.shape;
   one.tokens = 1;
   for (std::int64_t t = 0; t < p.shape.tokens; ++t) {
-    delta_step<T>({one, p.rule, token_of(p.q, t), token_of(p.k, t), token_of(p.v, t), token_of(p.beta, t), state,
-                   token_of(p.o, t)},
-                  options);
+    delta_step(DeltaStep<T, S>{one, p.rule, token_of(p.q, t), token_of(p.k, t), token_of(p.v, t), token_of(p.beta, t),
+                               token_of(p.g, t), state, token_of(p.o, t)},
+               options);
   }
 }
 
@@ -48,15 +48,14 @@ void run_steps(const DeltaForward<T>& p, const View<State<T>, 4>& state, const R
 template <class T>
 void run_forward(const std::string& implementation, DeltaData<T>& data, ThreadPool& pool) {
   if (implementation != "step") return delta_forward(data.forward(), {implementation, &pool, nullptr});
-  const auto count =
-      static_cast<std::size_t>(data.shape.batch * data.shape.heads * data.shape.key_dim * data.shape.value_dim);
+  const std::array<std::int64_t, 4> extent{data.shape.batch, data.shape.value_heads, data.shape.key_dim,
+                                           data.shape.value_dim};
   auto state = data.final_state;
   if (!state.view()) state = data.initial_state;
   if (!state.view()) {
-    state = Tensor<State<T>, 4>({data.shape.batch, data.shape.heads, data.shape.key_dim, data.shape.value_dim},
-                                Layout::contiguous);
+    state = Tensor<State<T>, 4>(extent, Layout::contiguous);
   }
-  state.assign(data.initial_state.view() ? data.initial_state.values() : std::vector<double>(count));
+  state.assign(data.initial_state.view() ? data.initial_state.values() : std::vector<double>(state.view().size()));
   run_steps(data.forward(), state.view());
   if (data.final_state.view()) data.final_state = state;
 }
@@ -80,6 +79,7 @@ template <class T>
 Results backward_results(const DeltaData<T>& data) {
   Results results{
       {"dq", data.dq.values()}, {"dk", data.dk.values()}, {"dv", data.dv.values()}, {"dbeta", data.dbeta.values()}};
+  if (auto values = data.dg.values(); !values.empty()) results.emplace_back("dg", std::move(values));
   if (auto values = data.dinitial_state.values(); !values.empty()) {
     results.emplace_back("dinitial_state", std::move(values));
   }

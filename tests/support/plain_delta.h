@@ -28,6 +28,11 @@ struct PlainState {
       for (std::int64_t j = 0; j < columns; ++j) view(i_b, i_h, i, j) = data[i * columns + j];
     }
   }
+  void scale_rows(const std::vector<float>& factors) {
+    for (std::int64_t i = 0; i < rows; ++i) {
+      for (std::int64_t j = 0; j < columns; ++j) data[i * columns + j] *= factors[i];
+    }
+  }
   void add_outer(const std::vector<float>& x, const std::vector<float>& y) {
     for (std::int64_t i = 0; i < rows; ++i) {
       for (std::int64_t j = 0; j < columns; ++j) data[i * columns + j] += x[i] * y[j];
@@ -60,6 +65,7 @@ struct PlainToken {
   float q_factor = 1, k_factor = 1;  // of the L2 norm
   Gain<float> gain{};
   float a = 0, b = 0;
+  std::vector<float> decay;  // [K]
 };
 
 template <class T>
@@ -78,8 +84,11 @@ inline float plain_normalise(std::vector<float>& x) {
 template <class Problem>
 PlainToken plain_token(const Problem& p, std::int64_t i_b, std::int64_t t, std::int64_t i_h) {
   PlainToken token;
-  token.q = plain_row(p.q, i_b, t, i_h);
-  token.k = plain_row(p.k, i_b, t, i_h);
+  token.q = plain_row(p.q, i_b, t, i_h / p.shape.group());
+  token.k = plain_row(p.k, i_b, t, i_h / p.shape.group());
+  for (std::int64_t i = 0; i < p.shape.key_dim; ++i) {
+    token.decay.push_back(p.g ? std::exp(p.g(i_b, t, i_h, p.rule.decay == Decay::channel ? i : 0)) : 1.0F);
+  }
   token.v = plain_row(p.v, i_b, t, i_h);
   if (p.rule.qk_l2norm) {
     token.q_factor = plain_normalise(token.q);
@@ -91,8 +100,9 @@ PlainToken plain_token(const Problem& p, std::int64_t i_b, std::int64_t t, std::
   return token;
 }
 
-// Moves S one token on and returns u = b v − a Sᵀk.
+// Moves S one token on and returns u = b v − a (D S)ᵀk.
 inline std::vector<float> plain_advance(PlainState& s, const PlainToken& token) {
+  s.scale_rows(token.decay);
   std::vector<float> u = s.transposed_times(token.k);
   for (std::size_t j = 0; j < u.size(); ++j) u[j] = token.b * token.v[j] - token.a * u[j];
   s.add_outer(token.k, u);
@@ -108,16 +118,17 @@ void plain_write(const std::vector<float>& row, const View<T, 4>& view, std::int
 template <class T>
 void plain_forward(const DeltaForward<T>& p) {
   const auto scale = static_cast<float>(p.rule.scale_for(p.shape.key_dim));
-  for (std::int64_t i_b = 0; i_b < p.shape.batch; ++i_b) {
-    for (std::int64_t i_h = 0; i_h < p.shape.heads; ++i_h) {
+  for (std::int64_t n = 0; n < p.shape.sequences(); ++n) {
+    const Sequence at = sequence_of(p, n);
+    for (std::int64_t i_h = 0; i_h < p.shape.value_heads; ++i_h) {
       PlainState s(p.shape.key_dim, p.shape.value_dim);
-      s.read(p.initial_state, i_b, i_h);
-      for (std::int64_t t = 0; t < p.shape.tokens; ++t) {
-        const PlainToken token = plain_token(p, i_b, t, i_h);
+      s.read(p.initial_state, n, i_h);
+      for (std::int64_t t = at.begin; t < at.end; ++t) {
+        const PlainToken token = plain_token(p, at.i_b, t, i_h);
         plain_advance(s, token);
-        plain_write(s.transposed_times(token.q), p.o, i_b, t, i_h, scale);
+        plain_write(s.transposed_times(token.q), p.o, at.i_b, t, i_h, scale);
       }
-      s.write(p.final_state, i_b, i_h);
+      s.write(p.final_state, n, i_h);
     }
   }
 }
@@ -127,56 +138,86 @@ inline void plain_normalise_bwd(const std::vector<float>& y, float factor, std::
   for (std::size_t i = 0; i < y.size(); ++i) dy[i] = factor * (dy[i] - along * y[i]);
 }
 
-// The gradients of one token; ds goes from that of S_t to that of S_{t−1}.
+// The gradients of one token; ds goes from that of S_t to that of S_{t−1}, and dq and dk are added to.
 template <class T>
 void plain_token_backward(const DeltaBackward<T>& p, std::int64_t i_b, std::int64_t t, std::int64_t i_h,
                           const PlainState& before, const PlainState& after, const std::vector<float>& u,
-                          PlainState& ds) {
+                          PlainState& ds, std::vector<float>& dq_sum, std::vector<float>& dk_sum) {
   const auto scale = static_cast<float>(p.rule.scale_for(p.shape.key_dim));
   const auto& step = p.rule.step;
   const PlainToken token = plain_token(p, i_b, t, i_h);
   std::vector<float> dout = plain_row(p.dout, i_b, t, i_h);
   for (float& e : dout) e *= scale;
-  std::vector<float> dq = after.times(dout);
+  PlainState decayed = before;
+  decayed.scale_rows(token.decay);
+  const std::vector<float> dq = after.times(dout);
   ds.add_outer(token.q, dout);
   std::vector<float> dk = ds.times(u);
   std::vector<float> du = ds.transposed_times(token.k);
-  const float da = -plain_dot(before.transposed_times(token.k), du);
+  const float da = -plain_dot(decayed.transposed_times(token.k), du);
   const float db = plain_dot(token.v, du);
   plain_write(du, p.dv, i_b, t, i_h, token.b);
   for (float& e : du) e *= -token.a;
-  const std::vector<float> erased = before.times(du);
+  const std::vector<float> erased = decayed.times(du);
   ds.add_outer(token.k, du);
   const float dalpha = static_cast<float>(step.erase_scale) * da + static_cast<float>(step.write_scale) * db;
   const float dlambda = dalpha * token.gain.dalpha_dlambda;
   for (std::size_t i = 0; i < dk.size(); ++i) dk[i] += erased[i] + 2 * dlambda * token.k[i];
-  if (p.rule.qk_l2norm) {
-    plain_normalise_bwd(token.q, token.q_factor, dq);
-    plain_normalise_bwd(token.k, token.k_factor, dk);
-  }
   p.dbeta(i_b, t, i_h) = from_state<T>(dalpha * token.gain.dalpha_dbeta);
-  plain_write(dq, p.dq, i_b, t, i_h);
-  plain_write(dk, p.dk, i_b, t, i_h);
+  float dg_sum = 0;
+  for (std::int64_t i = 0; i < ds.rows; ++i) {
+    dq_sum[i] += dq[i];
+    dk_sum[i] += dk[i];
+    float dg = 0;
+    for (std::int64_t j = 0; j < ds.columns; ++j) dg += ds.data[i * ds.columns + j] * decayed.data[i * ds.columns + j];
+    if (p.rule.decay == Decay::channel) p.dg(i_b, t, i_h, i) = dg;
+    dg_sum += dg;
+  }
+  if (p.rule.decay == Decay::scalar) p.dg(i_b, t, i_h, 0) = dg_sum;
+  ds.scale_rows(token.decay);
+}
+
+// Value head i_h of sequence n; dq and dk [T][K] are added to.
+template <class T>
+void plain_head_backward(const DeltaBackward<T>& p, const View<float, 4>& initial_state, std::int64_t n,
+                         std::int64_t i_h, std::vector<std::vector<float>>& dq, std::vector<std::vector<float>>& dk) {
+  const Sequence at = sequence_of(p, n);
+  std::vector<PlainState> states(1, PlainState(p.shape.key_dim, p.shape.value_dim));
+  std::vector<std::vector<float>> us;
+  states[0].read(initial_state, n, i_h);
+  for (std::int64_t t = at.begin; t < at.end; ++t) {
+    states.push_back(states.back());
+    us.push_back(plain_advance(states.back(), plain_token(p, at.i_b, t, i_h)));
+  }
+  PlainState ds(p.shape.key_dim, p.shape.value_dim);
+  ds.read(p.dfinal_state, n, i_h);
+  for (std::int64_t t = at.end - 1; t >= at.begin; --t) {
+    const std::int64_t r = t - at.begin;
+    plain_token_backward(p, at.i_b, t, i_h, states[r], states[r + 1], us[r], ds, dq[r], dk[r]);
+  }
+  ds.write(p.dinitial_state, n, i_h);
 }
 
 // initial_state as in the forward; the chunk states are not read.
 template <class T>
 void plain_backward(const DeltaBackward<T>& p, const View<float, 4>& initial_state) {
-  for (std::int64_t i_b = 0; i_b < p.shape.batch; ++i_b) {
-    for (std::int64_t i_h = 0; i_h < p.shape.heads; ++i_h) {
-      std::vector<PlainState> states(1, PlainState(p.shape.key_dim, p.shape.value_dim));
-      std::vector<std::vector<float>> us;
-      states[0].read(initial_state, i_b, i_h);
-      for (std::int64_t t = 0; t < p.shape.tokens; ++t) {
-        states.push_back(states.back());
-        us.push_back(plain_advance(states.back(), plain_token(p, i_b, t, i_h)));
+  for (std::int64_t n = 0; n < p.shape.sequences(); ++n) {
+    const Sequence at = sequence_of(p, n);
+    const std::int64_t group = p.shape.group();
+    for (std::int64_t i_q = 0; i_q < p.shape.heads; ++i_q) {
+      std::vector<std::vector<float>> dq(at.end - at.begin, std::vector<float>(p.shape.key_dim)), dk = dq;
+      for (std::int64_t i = 0; i < group; ++i) plain_head_backward(p, initial_state, n, i_q * group + i, dq, dk);
+      for (std::int64_t t = at.begin; t < at.end; ++t) {
+        const PlainToken token = plain_token(p, at.i_b, t, i_q * group);
+        auto& dq_t = dq[t - at.begin];
+        auto& dk_t = dk[t - at.begin];
+        if (p.rule.qk_l2norm) {
+          plain_normalise_bwd(token.q, token.q_factor, dq_t);
+          plain_normalise_bwd(token.k, token.k_factor, dk_t);
+        }
+        plain_write(dq_t, p.dq, at.i_b, t, i_q);
+        plain_write(dk_t, p.dk, at.i_b, t, i_q);
       }
-      PlainState ds(p.shape.key_dim, p.shape.value_dim);
-      ds.read(p.dfinal_state, i_b, i_h);
-      for (std::int64_t t = p.shape.tokens - 1; t >= 0; --t) {
-        plain_token_backward(p, i_b, t, i_h, states[t], states[t + 1], us[t], ds);
-      }
-      ds.write(p.dinitial_state, i_b, i_h);
     }
   }
 }

@@ -63,7 +63,7 @@ TEST(DeltaRuleFunction, MatchesTheRecurrenceInTensorOperations) {
     SCOPED_TRACE(implementation);
     const bool ref = std::string(implementation) == "ref";
     const Case c = make_case(2, 40, 3, 8, 16, ref ? torch::kDouble : torch::kFloat);
-    const auto out = delta_rule(c.q, c.k, c.v, c.beta, c.state, exact_rule(), implementation);
+    const auto out = delta_rule({c.q, c.k, c.v, c.beta, c.state}, exact_rule(), implementation);
     const Case d = make_case(2, 40, 3, 8, 16, torch::kDouble);
     const auto expected = eager(d.q, d.k, d.v, d.beta, d.state);
     const double tolerance = ref ? 1e-12 : 1e-5;
@@ -89,10 +89,10 @@ TEST(DeltaRuleFunction, TakesStridedTensorsAndPackedOnesToTheSameBits) {
   const auto part = [&](std::int64_t i) {
     return qkv.narrow(2, i * heads * dim, heads * dim).view({3, 50, heads, dim});
   };
-  const auto packed = delta_rule_packed(qkv, beta, dim, exact_rule());
-  const auto strided = delta_rule(part(0), part(1), part(2), beta, {}, exact_rule()).o;
+  const auto packed = delta_rule_packed(qkv, beta, {}, heads, dim, exact_rule());
+  const auto strided = delta_rule({part(0), part(1), part(2), beta}, exact_rule()).o;
   const auto contiguous =
-      delta_rule(part(0).contiguous(), part(1).contiguous(), part(2).contiguous(), beta, {}, exact_rule()).o;
+      delta_rule({part(0).contiguous(), part(1).contiguous(), part(2).contiguous(), beta}, exact_rule()).o;
   EXPECT_TRUE(torch::equal(packed, strided));
   EXPECT_TRUE(torch::equal(packed, contiguous));
   const auto gradient = [&](const Tensor& o) { return torch::autograd::grad({o.square().sum()}, {qkv, beta}); };
@@ -101,14 +101,84 @@ TEST(DeltaRuleFunction, TakesStridedTensorsAndPackedOnesToTheSameBits) {
   EXPECT_TRUE(torch::equal(from_packed[1], from_strided[1]));
 }
 
+// Gradients of a decayed, grouped and packed problem: float32 against the float64 reference, and one sequence of it
+// alone.
+TEST(DeltaRuleFunction, TakesDecaysGroupedHeadsAndPackedSequences) {
+  const auto ends = torch::tensor({0, 7, 7, 45}, torch::kLong);
+  for (const bool channel : {false, true}) {
+    const auto inputs = [&](at::ScalarType dtype) {
+      std::vector<std::int64_t> g_sizes{1, 45, 4};
+      if (channel) g_sizes.push_back(8);
+      std::vector<Tensor> all{random_tensor({1, 45, 2, 8}, 1),  random_tensor({1, 45, 2, 8}, 2),
+                              random_tensor({1, 45, 4, 16}, 3), torch::sigmoid(random_tensor({1, 45, 4}, 4)),
+                              random_tensor({3, 4, 8, 16}, 5),  -torch::softplus(random_tensor(g_sizes, 6))};
+      for (auto& tensor : all) tensor = tensor.to(dtype).requires_grad_(true);
+      return all;
+    };
+    const auto run = [&](const std::vector<Tensor>& in, const std::string& implementation) {
+      const auto out = delta_rule({in[0], in[1], in[2], in[3], in[4], in[5], ends}, exact_rule(), implementation);
+      auto gradients = torch::autograd::grad({out.o.square().sum() + out.final_state.sum()}, in);
+      gradients.push_back(out.o);
+      gradients.push_back(out.final_state);
+      return gradients;
+    };
+    const auto expected = run(inputs(torch::kDouble), "ref");
+    for (const char* implementation : {"chunk", "recurrent"}) {
+      const auto got = run(inputs(torch::kFloat), implementation);
+      for (std::size_t i = 0; i < got.size(); ++i) {
+        const double size = expected[i].abs().max().item<double>();
+        EXPECT_LE(max_difference(got[i], expected[i]), 1e-5 * std::max(1.0, size)) << implementation << ' ' << i;
+      }
+    }
+    const torch::NoGradGuard no_grad;
+    const auto in = inputs(torch::kFloat);
+    const auto part = [&](const Tensor& t) { return t.narrow(1, 7, 38); };
+    const auto alone = delta_rule(
+        {part(in[0]), part(in[1]), part(in[2]), part(in[3]), in[4].narrow(0, 2, 1), part(in[5])}, exact_rule());
+    const auto packed = delta_rule({in[0], in[1], in[2], in[3], in[4], in[5], ends}, exact_rule());
+    EXPECT_TRUE(torch::equal(alone.o, part(packed.o)));
+    EXPECT_TRUE(torch::equal(alone.final_state, packed.final_state.narrow(0, 2, 1)));
+    EXPECT_TRUE(torch::equal(packed.final_state[1], in[4][1])) << "an empty sequence keeps its state";
+  }
+}
+
+TEST(DeltaRuleFunction, GivesShapesOfMetaTensors) {
+  const Case c = make_case(2, 70, 3, 8, 16, torch::kFloat);
+  const auto meta = [](const Tensor& t) { return t.detach().to(torch::kMeta).requires_grad_(true); };
+  const Case m{meta(c.q), meta(c.k), meta(c.v), meta(c.beta), meta(c.state)};
+  const auto out = delta_rule({m.q, m.k, m.v, m.beta, m.state}, exact_rule());
+  EXPECT_EQ(out.o.sizes(), c.v.sizes());
+  EXPECT_EQ(out.final_state.sizes(), c.state.sizes());
+  const auto gradients = torch::autograd::grad({out.o.sum()}, m.all());
+  for (std::size_t i = 0; i < gradients.size(); ++i) EXPECT_EQ(gradients[i].sizes(), c.all()[i].sizes());
+}
+
+// A state in bfloat16 is rounded at every token and nowhere else.
+TEST(DeltaRuleFunction, StepsOnAStateInBfloat16) {
+  const torch::NoGradGuard no_grad;
+  const Case c = make_case(2, 20, 3, 16, 32, torch::kFloat);
+  Tensor narrow = c.state.to(torch::kBFloat16), wide = narrow.to(torch::kFloat);
+  const auto g = -torch::softplus(random_tensor({2, 3, 16}, 8)).to(torch::kFloat);
+  for (std::int64_t t = 0; t < 20; ++t) {
+    const auto step = [&](Tensor& state) {
+      return delta_rule_step(c.q.select(1, t), c.k.select(1, t), c.v.select(1, t), c.beta.select(1, t), g, state,
+                             exact_rule());
+    };
+    const auto o = step(narrow);
+    EXPECT_TRUE(torch::equal(o, step(wide))) << t;
+    wide = wide.to(torch::kBFloat16).to(torch::kFloat);
+    EXPECT_TRUE(torch::equal(narrow.to(torch::kFloat), wide)) << t;
+  }
+}
+
 TEST(DeltaRuleFunction, StepByStepIsTheWhole) {
   const torch::NoGradGuard no_grad;
   const Case c = make_case(2, 20, 3, 16, 32, torch::kFloat);
-  const auto whole = delta_rule(c.q, c.k, c.v, c.beta, c.state, exact_rule());
+  const auto whole = delta_rule({c.q, c.k, c.v, c.beta, c.state}, exact_rule());
   Tensor state = c.state.clone();
   for (std::int64_t t = 0; t < 20; ++t) {
-    const auto o =
-        delta_rule_step(c.q.select(1, t), c.k.select(1, t), c.v.select(1, t), c.beta.select(1, t), state, exact_rule());
+    const auto o = delta_rule_step(c.q.select(1, t), c.k.select(1, t), c.v.select(1, t), c.beta.select(1, t), {}, state,
+                                   exact_rule());
     EXPECT_LE(max_difference(o, whole.o.select(1, t)), 1e-5) << t;
   }
   EXPECT_LE(max_difference(state, whole.final_state), 1e-5);
@@ -118,10 +188,11 @@ TEST(DeltaRuleFunction, IsAnOpOfTheDispatcher) {
   const torch::NoGradGuard no_grad;
   const Case c = make_case(1, 10, 1, 4, 4, torch::kFloat);
   const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("efla::delta_rule", "");
-  torch::jit::Stack stack{c.q, c.k, c.v, c.beta, c.state, c10::IValue(), "exact", 1.0, 1.0, false, "auto"};
+  torch::jit::Stack stack{c.q,           c.k,     c.v, c.beta, c10::IValue(), c.state, c10::IValue(),
+                          c10::IValue(), "exact", 1.0, 1.0,    false,         "auto"};
   op.callBoxed(&stack);
   ASSERT_EQ(stack.size(), 2U);
-  EXPECT_TRUE(torch::equal(stack[0].toTensor(), delta_rule(c.q, c.k, c.v, c.beta, c.state, exact_rule()).o));
+  EXPECT_TRUE(torch::equal(stack[0].toTensor(), delta_rule({c.q, c.k, c.v, c.beta, c.state}, exact_rule()).o));
 }
 
 TEST(DeltaRuleFunction, NamesTheTensorThatIsWrong) {
@@ -134,14 +205,20 @@ TEST(DeltaRuleFunction, NamesTheTensorThatIsWrong) {
     }
     return "nothing thrown";
   };
-  EXPECT_NE(message([&] { delta_rule(c.q, c.k.select(1, 0), c.v, c.beta, {}, exact_rule()); }).find("k: "),
+  EXPECT_NE(message([&] {
+              delta_rule({c.q, c.k.select(1, 0), c.v, c.beta}, exact_rule());
+            }).find("k: "),
             std::string::npos);
   EXPECT_NE(message([&] {
-              delta_rule(c.q, c.k, c.v.to(torch::kDouble), c.beta, {}, exact_rule());
+              delta_rule({c.q, c.k, c.v.to(torch::kDouble), c.beta}, exact_rule());
             }).find("v: got dtype Double"),
             std::string::npos)
-      << message([&] { delta_rule(c.q, c.k, c.v.to(torch::kDouble), c.beta, {}, exact_rule()); });
-  EXPECT_NE(message([&] { delta_rule(c.q, c.k, c.v, c.beta.narrow(1, 0, 9), {}, exact_rule()); }).find("beta"),
+      << message([&] {
+           delta_rule({c.q, c.k, c.v.to(torch::kDouble), c.beta}, exact_rule());
+         });
+  EXPECT_NE(message([&] {
+              delta_rule({c.q, c.k, c.v, c.beta.narrow(1, 0, 9)}, exact_rule());
+            }).find("beta"),
             std::string::npos);
 }
 

@@ -31,6 +31,8 @@ struct Expected {
   std::function<Tensor(const Tensor& b, const std::map<std::string, Tensor>&)> beta;
   std::function<Tensor(const Tensor&beta, const Tensor&lambda)> erase, write;
   bool l2norm = false;
+  // The logarithm of the decay [B, T, H] or [B, T, H, D/H]; empty without one.
+  std::function<Tensor(const Tensor& x, const std::map<std::string, Tensor>&)> decay = {};
 };
 
 std::map<std::string, Expected> expected_mixers() {
@@ -46,7 +48,28 @@ std::map<std::string, Expected> expected_mixers() {
   const auto trapezoid = [](const Tensor& beta, const Tensor& l) { return beta / (1 + beta * l / 2); };
   const auto none = [](const Tensor& beta, const Tensor&) { return torch::zeros_like(beta); };
   const auto twice = [](const Tensor& beta, const Tensor&) { return 2 * beta; };
+  const auto scalar = [](const Tensor& x, const auto& p) {
+    const auto a = x.matmul(p.at("a_proj.weight").t()) + p.at("dt_bias");
+    return -p.at("A_log").exp() * (1 + a.exp()).log();
+  };
+  const auto f = [](const Tensor& x, const auto& p) {
+    const auto y = x.matmul(p.at("f_proj.0.weight").t()).matmul(p.at("f_proj.1.weight").t()) + p.at("dt_bias");
+    return y.unflatten(2, {p.at("A_log").size(0), -1});
+  };
+  const auto channel = [f](const Tensor& x, const auto& p) {
+    return -p.at("A_log").exp().unsqueeze(-1) * (1 + f(x, p).exp()).log();
+  };
+  const auto safe = [f](const Tensor& x, const auto& p) {
+    return -5 * torch::sigmoid(p.at("A_log").exp().unsqueeze(-1) * f(x, p));
+  };
   return {
+      {"gdn", {sigmoid, euler, euler, true, scalar}},
+      {"efla-gdn", {sigmoid, exact, exact, false, scalar}},
+      {"kda", {sigmoid, euler, euler, true, channel}},
+      {"kda-exact", {sigmoid, exact, exact, true, channel}},
+      {"kda-exact-nol2", {sigmoid, exact, exact, false, channel}},
+      {"efla-kda", {sigmoid, exact, exact, false, safe}},
+      {"deltanet-neg-fla", {sigmoid, twice, twice, true}},
       {"deltanet", {sigmoid, euler, euler, true}},
       {"deltanet-neg", {sigmoid, twice, euler, true}},
       {"efla", {sigmoid, exact, exact}},
@@ -82,9 +105,12 @@ Tensor eager_mixer(const Expected& mixer, const MixerConfig& config, const std::
   const auto beta = mixer.beta(b, p), lambda = k.square().sum(-1);
   const auto erase = mixer.erase(beta, lambda), write = mixer.write(beta, lambda);
   auto state = torch::zeros({batch, heads, dim, dim});
+  auto decay = mixer.decay ? mixer.decay(x, p).exp() : torch::ones({batch, tokens, heads});
+  if (decay.dim() == 3) decay = decay.unsqueeze(-1);
   std::vector<Tensor> outputs;
   for (std::int64_t t = 0; t < tokens; ++t) {
     const auto at = [&](const Tensor& y) { return y.select(1, t).unsqueeze(-1); };
+    state = at(decay) * state;
     const auto read = state.transpose(-1, -2).matmul(at(k));
     const auto error = at(write).unsqueeze(-1) * at(v) - at(erase).unsqueeze(-1) * read;  // [B, H, V, 1]
     state = state + at(k).matmul(error.transpose(-1, -2));
@@ -186,8 +212,8 @@ TEST(PixelClassifier, StartsAlikeInAllPartsThatTwoMixersShare) {
   EXPECT_FALSE(torch::equal(b.at("positions"), c.at("positions")));
 }
 
-// The mixer is causal and the head is affine: what the mean of the tokens says is the mean of what the last tokens of all
-// beginnings say.
+// The mixer is causal and the head is affine: what the mean of the tokens says is the mean of what the last tokens of
+// all beginnings say.
 TEST(PixelClassifier, PoolsTheMeanOrTheLastToken) {
   PixelClassifierConfig config{.hidden = 8, .positions = false, .tokens = 20};
   const auto pixels = torch::rand({2, 20});

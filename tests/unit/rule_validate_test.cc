@@ -7,6 +7,8 @@
 #include <functional>
 #include <limits>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "efla/ops/delta.h"
 #include "tests/support/delta_run.h"
@@ -20,7 +22,7 @@ using test::DeltaData;
 using test::expect_error;
 using test::Layout;
 
-constexpr DeltaCase kCase{"exact", 1, 1, false, 2, 3, 4, 5, 6, 1, Layout::contiguous, true, true, true};
+const DeltaCase kCase{"exact", 1, 1, false, 2, 3, 4, 5, 6, 1, Layout::contiguous, true, true, true};
 
 class Validate : public testing::Test {
  protected:
@@ -50,7 +52,7 @@ TEST_F(Validate, SizesOutOfRange) {
   forward([](auto& p) { p.shape.heads = 1LL << 40; }, "head count H", "got 1099511627776");
   forward([](auto& p) { p.shape.key_dim = 0; }, "key dim K", "got 0");
   forward([](auto& p) { p.shape.value_dim = 0; }, "value dim V", "got 0");
-  forward([](auto& p) { p.shape.value_heads = 8; }, "value head count HV", "got 8, expected H = 4");
+  forward([](auto& p) { p.shape.value_heads = 6; }, "value head count HV", "got 6, expected a multiple of H = 4");
   forward([](auto& p) { p.shape.batch = p.shape.tokens = 2147483647; }, "sizes B, T, H, K, V", "2^57 elements");
 }
 
@@ -83,6 +85,46 @@ TEST_F(Validate, MissingAndMisshapenGradients) {
   backward([](auto& p) { p.dinitial_state.extent[1] = 1; }, "dinitial_state", "expected shape [2, 4, 5, 6]");
 }
 
+TEST_F(Validate, Decays) {
+  DeltaCase c = kCase;
+  c.decay = Decay::channel;
+  DeltaData<float> decayed(c);
+  const auto check = [&](const std::function<void(DeltaForward<float>&)>& spoil, const char* argument,
+                         const char* says) {
+    DeltaForward<float> p = decayed.forward();
+    spoil(p);
+    expect_error([&] { delta_forward(p); }, argument, says);
+  };
+  EXPECT_NO_THROW(validate(decayed.forward()));
+  check([](auto& p) { p.g = {}; }, "g", "got nothing, expected a tensor of shape [2, 3, 4, 5]");
+  check([](auto& p) { p.rule.decay = Decay::none; }, "g", "got a tensor, expected nothing, as the rule has no decay");
+  check([](auto& p) { p.rule.decay = Decay::scalar; }, "g", "expected shape [2, 3, 4, 1]");
+  DeltaBackward<float> backward = decayed.backward();
+  backward.dg = {};
+  expect_error([&] { delta_backward(backward); }, "dg", "got nothing");
+}
+
+TEST_F(Validate, PackedSequences) {
+  DeltaCase c = kCase;
+  c.batch = 1;
+  c.tokens = 9;
+  const auto check = [&](std::vector<std::int64_t> ends, const char* argument, const char* says) {
+    c.cu_seqlens = std::move(ends);
+    DeltaData<float> packed(c);
+    expect_error([&] { delta_forward(packed.forward()); }, argument, says);
+  };
+  check({1, 9}, "cu_seqlens[0]", "got 1, expected 0");
+  check({0, 5, 4, 9}, "cu_seqlens[2]", "got 4, expected at least cu_seqlens[1] = 5");
+  check({0, 5, 8}, "cu_seqlens[2]", "got 8, expected T = 9");
+  check({0, 5, 10}, "cu_seqlens[2]", "got 10, expected T = 9");
+  c.batch = 2;
+  check({0, 5, 9}, "batch size B", "got 2, expected 1 with cu_seqlens");
+  forward([](auto& p) { p.shape.packed = 1; }, "batch size B", "got 2, expected 1 with cu_seqlens");
+  const std::int64_t ends[] = {0, 3};
+  forward([&](auto& p) { p.cu_seqlens = View<const std::int64_t, 1>::contiguous(ends, {2}); }, "cu_seqlens",
+          "got a tensor, expected nothing");
+}
+
 TEST_F(Validate, AStepTakesOneToken) {
   const DeltaForward<float> f = data_.forward();
   DeltaStep<float> p{f.shape,
@@ -91,6 +133,7 @@ TEST_F(Validate, AStepTakesOneToken) {
                      test::token_of(f.k, 0),
                      test::token_of(f.v, 0),
                      test::token_of(f.beta, 0),
+                     test::token_of(f.g, 0),
                      f.final_state,
                      test::token_of(f.o, 0)};
   expect_error([&] { delta_step(p); }, "token count T", "got 3, expected 1");

@@ -1,5 +1,5 @@
 // The token mixer: projections, short convolution, the delta rule of a preset, output norm. Parameter names and shapes
-// are those of flash-linear-attention's DeltaNet layer.
+// are those of flash-linear-attention's layers.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -36,15 +36,19 @@ class Mixer : public torch::nn::Module {
   torch::Tensor forward(const torch::Tensor& x) const;
 
  private:
-  torch::Tensor projection() const;                              // [3·D + H, D]: q, k, v and, where β is learned, b
-  torch::Tensor beta(const torch::Tensor& b) const;              // [B, T, H] → [B, T, H]
+  torch::Tensor projection() const;                  // [3·D + …, D]: q, k, v and, where there are such, b and a
+  torch::Tensor beta(const torch::Tensor& b) const;  // [B, T, H] → [B, T, H]
+  // The decay [B, T, H] or [B, T, H, D/H] from x and a = a_proj x; undefined without one.
+  torch::Tensor decay(const torch::Tensor& x, const torch::Tensor& a) const;
   torch::Tensor causal_softmax(const torch::Tensor& qkv) const;  // [B, T, 3·D] → [B, T, H, D/H]
 
   MixerConfig config_;
   const MixerPreset& preset_;
   DeltaRule rule_;
   std::shared_ptr<Weight> q_proj_, k_proj_, v_proj_, b_proj_, q_conv_, k_conv_, v_conv_, o_norm_, o_proj_;
-  torch::Tensor alpha_;  // [H] of an adaptive β
+  std::shared_ptr<Weight> a_proj_, f_proj_in_, f_proj_out_;
+  torch::Tensor alpha_;            // [H] of an adaptive β
+  torch::Tensor a_log_, dt_bias_;  // of a gate: [H] and [H], or [H·D/H] by channel
 };
 
 }  // namespace efla::nn

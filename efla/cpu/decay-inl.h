@@ -1,0 +1,162 @@
+// The decays of a chunk, and the scores of rules that have one. Included once per target.
+//
+// With d_t = e^{g_t}, every factor that a chunk needs is a product of consecutive d_t, at most 1 where g ≤ 0: nothing
+// overflows, and where a product underflows the true factor is below 1e-38. Products are also more exact than e^{c_r −
+// c_j} with c the running sum of g: that sum loses digits as it grows, and the exponential turns what it lost into a
+// relative error.
+#if defined(EFLA_CPU_DECAY_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef EFLA_CPU_DECAY_INL_H_
+#undef EFLA_CPU_DECAY_INL_H_
+#else
+#define EFLA_CPU_DECAY_INL_H_
+#endif
+
+#include <cmath>
+
+#include "efla/cpu/tile-inl.h"
+#include "efla/cpu/workspace.h"
+#include "efla/rule/problem.h"
+#include "hwy/contrib/math/math-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace efla::cpu::HWY_NAMESPACE {
+
+// Scores of decayed channels factor over two sub-chunks of so many tokens, and are summed pair by pair inside of them.
+inline constexpr std::int64_t kHalfChunk = kChunk / 2;
+
+// Rows are [Kp], for a scalar decay with one value in all places.
+struct ChunkDecay {
+  Decay kind = Decay::none;
+  std::int64_t key_stride = 0;   // Kp
+  float* token = nullptr;        // [kChunk, Kp] d_r
+  float* prefix = nullptr;       // [kChunk, Kp] d_0 … d_r
+  float* suffix = nullptr;       // [kChunk, Kp] d_{r+1} … d_last
+  float* whole = nullptr;        // [Kp] d_0 … d_last
+  float* weights = nullptr;      // scalar: [kChunk, kChunk] d_{j+1} … d_r for j ≤ r, 0 elsewhere
+  float* half_prefix = nullptr;  // channel: [kHalfChunk, Kp] products from the second half's first token to row's
+  float* half_suffix = nullptr;  // channel: [kHalfChunk, Kp] products after row's token to the first half's last
+  float* q_half = nullptr;       // channel: [kHalfChunk, Kp] the second half's q ⊙ half_prefix
+  float* k_half = nullptr;       // channel: [kHalfChunk, Kp] the second half's k ⊙ half_prefix
+  float* k_tail = nullptr;       // channel: [kHalfChunk, Kp] the first half's k ⊙ half_suffix
+
+  void lay_out(Arena& arena, Decay decay, std::int64_t stride) {
+    kind = decay;
+    key_stride = stride;
+    for (float** rows : {&token, &prefix, &suffix}) *rows = arena.floats(kChunk * stride);
+    whole = arena.floats(stride);
+    if (kind == Decay::scalar) weights = arena.floats(kChunk * kChunk);
+    if (kind != Decay::channel) return;
+    for (float** rows : {&half_prefix, &half_suffix, &q_half, &k_half, &k_tail}) {
+      *rows = arena.floats(kHalfChunk * stride);
+    }
+  }
+};
+
+// out = x ⊙ y over a multiple of kLanes elements.
+HWY_INLINE void multiply_rows(const float* HWY_RESTRICT x, const float* HWY_RESTRICT y, std::int64_t count,
+                              float* HWY_RESTRICT out) {
+  const FloatTag d;
+  for (std::int64_t i = 0; i < count; i += kLanes) {
+    hn::Store(hn::Mul(hn::Load(d, x + i), hn::Load(d, y + i)), d, out + i);
+  }
+}
+
+// Row r of the tokens' decays from g: one value, or one for each of `count` channels.
+HWY_INLINE void load_decay(const float* g, std::int64_t stride, std::int64_t count, std::int64_t r, ChunkDecay& s) {
+  const FloatTag d;
+  float* row = s.token + r * s.key_stride;
+  if (s.kind == Decay::scalar) {
+    std::fill_n(row, s.key_stride, std::exp(*g));
+    return;
+  }
+  load_row(g, stride, count, s.key_stride, row);
+  for (std::int64_t i = 0; i < s.key_stride; i += kLanes) hn::Store(hn::Exp(d, hn::Load(d, row + i)), d, row + i);
+}
+
+// out rows r = first … last − 1: the products d_first … d_r.
+HWY_INLINE void running_products(const ChunkDecay& s, std::int64_t first, std::int64_t last, float* out) {
+  const std::int64_t n = s.key_stride;
+  if (first < last) std::copy_n(s.token + first * n, n, out);
+  for (std::int64_t r = first + 1; r < last; ++r) {
+    float* row = out + (r - first) * n;
+    multiply_rows(row - n, s.token + r * n, n, row);
+  }
+}
+
+// out rows r = 0 … last − 1: the products d_{r+1} … d_{last−1}.
+HWY_INLINE void remaining_products(const ChunkDecay& s, std::int64_t last, float* out) {
+  const std::int64_t n = s.key_stride;
+  std::fill_n(out + (last - 1) * n, n, 1.0F);
+  for (std::int64_t r = last - 2; r >= 0; --r) multiply_rows(out + (r + 1) * n, s.token + (r + 1) * n, n, out + r * n);
+}
+
+// Everything that follows from the tokens' decays.
+HWY_INLINE void multiply_decays(std::int64_t tokens, ChunkDecay& s) {
+  const FloatTag d;
+  running_products(s, 0, tokens, s.prefix);
+  remaining_products(s, tokens, s.suffix);
+  std::copy_n(s.prefix + (tokens - 1) * s.key_stride, s.key_stride, s.whole);
+  if (s.kind == Decay::scalar) {
+    std::fill_n(s.weights, kChunk * kChunk, 0.0F);
+    for (std::int64_t r = 0; r < tokens; ++r) {
+      float* row = s.weights + r * kChunk;
+      const FloatVec decay = hn::Set(d, s.token[r * s.key_stride]);
+      for (std::int64_t j = 0; r > 0 && j < kChunk; j += kLanes) {
+        hn::Store(hn::Mul(decay, hn::Load(d, row - kChunk + j)), d, row + j);
+      }
+      row[r] = 1.0F;
+    }
+  } else if (tokens > kHalfChunk) {
+    running_products(s, kHalfChunk, tokens, s.half_prefix);
+    remaining_products(s, kHalfChunk, s.half_suffix);
+  }
+}
+
+// Scalar decay: the scores without decay times its weights.
+HWY_INLINE void weigh_scores(std::int64_t tokens, const ChunkDecay& s, float* p_scores, float* l_scores) {
+  const FloatTag d;
+  for (std::int64_t r = 0; r < tokens; ++r) {
+    for (std::int64_t j = r * kChunk; j <= r * kChunk + r; j += kLanes) {
+      const FloatVec weight = hn::Load(d, s.weights + j);
+      hn::Store(hn::Mul(weight, hn::Load(d, p_scores + j)), d, p_scores + j);
+      hn::Store(hn::Mul(weight, hn::Load(d, l_scores + j)), d, l_scores + j);
+    }
+  }
+}
+
+// Channel decay: the scores of the pairs first ≤ j ≤ r < last, P with j ≤ r and L with j < r.
+HWY_INLINE void pair_scores(const float* q, const float* k, const ChunkDecay& s, std::int64_t first, std::int64_t last,
+                            float* p_scores, float* l_scores) {
+  const FloatTag d;
+  const std::int64_t n = s.key_stride;
+  HWY_ALIGN float p_sums[kHalfChunk * kLanes], l_sums[kHalfChunk * kLanes];
+  for (std::int64_t r = first; r < last; ++r) {
+    std::fill_n(p_sums, kHalfChunk * kLanes, 0.0F);
+    std::fill_n(l_sums, kHalfChunk * kLanes, 0.0F);
+    for (std::int64_t i = 0; i < n; i += kPanel) {
+      const FloatVec q0 = hn::Load(d, q + r * n + i), q1 = hn::Load(d, q + r * n + i + kLanes);
+      const FloatVec k0 = hn::Load(d, k + r * n + i), k1 = hn::Load(d, k + r * n + i + kLanes);
+      FloatVec w0 = hn::Load(d, s.token + r * n + i), w1 = hn::Load(d, s.token + r * n + i + kLanes);
+      for (std::int64_t j = r - 1; j >= first; --j) {
+        const std::int64_t at = j * n + i;
+        const FloatVec x0 = hn::Mul(w0, hn::Load(d, k + at)), x1 = hn::Mul(w1, hn::Load(d, k + at + kLanes));
+        float* p_sum = p_sums + (j - first) * kLanes;
+        float* l_sum = l_sums + (j - first) * kLanes;
+        hn::Store(hn::MulAdd(q1, x1, hn::MulAdd(q0, x0, hn::Load(d, p_sum))), d, p_sum);
+        hn::Store(hn::MulAdd(k1, x1, hn::MulAdd(k0, x0, hn::Load(d, l_sum))), d, l_sum);
+        w0 = hn::Mul(w0, hn::Load(d, s.token + at));
+        w1 = hn::Mul(w1, hn::Load(d, s.token + at + kLanes));
+      }
+    }
+    for (std::int64_t j = first; j < r; ++j) {
+      p_scores[r * kChunk + j] = hn::GetLane(hn::SumOfLanes(d, hn::Load(d, p_sums + (j - first) * kLanes)));
+      l_scores[r * kChunk + j] = hn::GetLane(hn::SumOfLanes(d, hn::Load(d, l_sums + (j - first) * kLanes)));
+    }
+    p_scores[r * kChunk + r] = dot(q + r * n, k + r * n, n);
+  }
+}
+
+}  // namespace efla::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // include guard per target
