@@ -35,7 +35,7 @@ at::Tensor normal(at::IntArrayRef extents, double factor, Random& random) {
 // Everything that a run writes, allocated.
 struct Buffers {
   Inputs in;
-  at::Tensor o, final_state, chunk_states, dq, dk, dv, dbeta;
+  at::Tensor o, final_state, chunk_states, dq, dk, dv, dbeta, dg;
 
   Buffers(const Inputs& inputs, bool backward) : in(inputs) {
     const DeltaShape s = inputs.shape();
@@ -48,6 +48,7 @@ struct Buffers {
     dk = at::empty_like(dq);
     dv = at::empty(inputs.v.sizes(), inputs.v.options());
     dbeta = at::empty(inputs.beta.sizes(), inputs.beta.options());
+    if (inputs.g.defined()) dg = at::empty_like(inputs.g);
   }
 };
 
@@ -55,10 +56,12 @@ template <class T>
 void forward(const Buffers& b, const RunOptions& options) {
   DeltaForward<T> p;
   p.shape = b.in.shape();
+  p.rule = b.in.rule();
   p.q = view_of<const T, 4>(b.in.q);
   p.k = view_of<const T, 4>(b.in.k);
   p.v = view_of<const T, 4>(b.in.v);
   p.beta = view_of<const T, 3>(b.in.beta);
+  p.g = view_of<const State<T>, 4>(b.in.g);
   p.o = view_of<T, 4>(b.o);
   p.final_state = view_of<State<T>, 4>(b.final_state);
   p.chunk_states = view_of<State<T>, 5>(b.chunk_states);
@@ -69,48 +72,57 @@ template <class T>
 void backward(const Buffers& b, const RunOptions& options) {
   DeltaBackward<T> p;
   p.shape = b.in.shape();
+  p.rule = b.in.rule();
   p.q = view_of<const T, 4>(b.in.q);
   p.k = view_of<const T, 4>(b.in.k);
   p.v = view_of<const T, 4>(b.in.v);
   p.beta = view_of<const T, 3>(b.in.beta);
+  p.g = view_of<const State<T>, 4>(b.in.g);
   p.chunk_states = view_of<const State<T>, 5>(b.chunk_states);
   p.dout = view_of<const T, 4>(b.in.dout);
   p.dq = view_of<T, 4>(b.dq);
   p.dk = view_of<T, 4>(b.dk);
   p.dv = view_of<T, 4>(b.dv);
   p.dbeta = view_of<T, 3>(b.dbeta);
+  p.dg = view_of<State<T>, 4>(b.dg);
   delta_backward(p, options);
 }
 
 // The one token that is decoded.
 struct Token {
-  at::Tensor q, k, v, beta, o;
+  at::Tensor q, k, v, beta, g, o;
 
   explicit Token(const Inputs& in)
       : q(in.q.select(1, 0)),
         k(in.k.select(1, 0)),
         v(in.v.select(1, 0)),
         beta(in.beta.select(1, 0)),
+        g(in.g.defined() ? in.g.select(1, 0) : at::Tensor()),
         o(at::empty(v.sizes(), v.options())) {}
 };
 
 template <class T>
-void step(const DeltaShape& shape, const Token& token, const at::Tensor& state, const RunOptions& options) {
+void step(const DeltaShape& shape, const DeltaRule& rule, const Token& token, const at::Tensor& state,
+          const RunOptions& options) {
   DeltaStep<T> p;
   p.shape = shape;
   p.shape.tokens = 1;
+  p.rule = rule;
   p.q = view_of<const T, 3>(token.q);
   p.k = view_of<const T, 3>(token.k);
   p.v = view_of<const T, 3>(token.v);
   p.beta = view_of<const T, 2>(token.beta);
+  p.g = view_of<const State<T>, 3>(token.g);
   p.state = view_of<State<T>, 4>(state);
   p.o = view_of<T, 3>(token.o);
   delta_step(p, options);
 }
 
 Outputs gradients(const at::Tensor& o, const at::Tensor& dq, const at::Tensor& dk, const at::Tensor& dv,
-                  const at::Tensor& dbeta) {
-  return {{"o", o}, {"dq", dq}, {"dk", dk}, {"dv", dv}, {"dbeta", dbeta}};
+                  const at::Tensor& dbeta, const at::Tensor& dg = {}) {
+  Outputs all{{"o", o}, {"dq", dq}, {"dk", dk}, {"dv", dv}, {"dbeta", dbeta}};
+  if (dg.defined()) all.emplace_back("dg", dg);
+  return all;
 }
 
 }  // namespace
@@ -129,16 +141,29 @@ std::string name_of(Operation operation) {
 
 DeltaShape Inputs::shape() const { return {q.size(0), q.size(1), q.size(2), v.size(2), q.size(3), v.size(3)}; }
 
+DeltaRule Inputs::rule() const {
+  DeltaRule rule;
+  if (g.defined()) rule.decay = g.size(3) == 1 ? Decay::scalar : Decay::channel;
+  return rule;
+}
+
 Inputs Inputs::heads(std::int64_t count) const {
-  const auto first = [count](const at::Tensor& x) { return x.slice(2, 0, count); };
-  return {first(q), first(k), first(v), first(beta), first(dout), initial_state.slice(1, 0, count)};
+  const auto first = [count](const at::Tensor& x) { return x.defined() ? x.slice(2, 0, count) : x; };
+  return {first(q), first(k), first(v), first(beta), first(dout), initial_state.slice(1, 0, count), first(g)};
 }
 
 Inputs Inputs::to(at::ScalarType dtype) const {
-  return {q.to(dtype), k.to(dtype), v.to(dtype), beta.to(dtype), dout.to(dtype), initial_state.to(state_type(dtype))};
+  const auto state = state_type(dtype);
+  return {q.to(dtype),
+          k.to(dtype),
+          v.to(dtype),
+          beta.to(dtype),
+          dout.to(dtype),
+          initial_state.to(state),
+          g.defined() ? g.to(state) : g};
 }
 
-Inputs random_inputs(std::int64_t tokens, std::int64_t heads, std::int64_t dim, at::ScalarType dtype) {
+Inputs random_inputs(std::int64_t tokens, std::int64_t heads, std::int64_t dim, at::ScalarType dtype, Decay decay) {
   Random random(1);
   const std::vector<std::int64_t> extents{1, tokens, heads, dim};
   Inputs in;
@@ -150,6 +175,11 @@ Inputs random_inputs(std::int64_t tokens, std::int64_t heads, std::int64_t dim, 
   for (std::int64_t i = 0; i < in.beta.numel(); ++i) beta[i] = static_cast<float>(random.uniform(0.1, 0.9));
   in.dout = normal(extents, 1.0, random);
   in.initial_state = normal({1, heads, dim, dim}, 1.0, random);
+  if (decay != Decay::none) {
+    in.g = at::empty({1, tokens, heads, decay == Decay::channel ? dim : 1}, at::kFloat);
+    auto* g = in.g.data_ptr<float>();
+    for (std::int64_t i = 0; i < in.g.numel(); ++i) g[i] = static_cast<float>(random.uniform(-0.1, 0.0));
+  }
   return in.to(dtype);
 }
 
@@ -171,21 +201,23 @@ Contender efla_forward_backward(const Inputs& inputs, const std::string& impleme
               backward<decltype(t)>(*b, {implementation});
             });
           },
-          [b] { return gradients(b->o, b->dq, b->dk, b->dv, b->dbeta); }};
+          [b] { return gradients(b->o, b->dq, b->dk, b->dv, b->dbeta, b->dg); }};
 }
 
 Contender efla_step(const Inputs& inputs, const std::string& implementation, std::int64_t copies) {
   struct Decode {
     DeltaShape shape;
+    DeltaRule rule;
     Token token;
     std::vector<at::Tensor> state;
     std::size_t next = 0, last = 0;
   };
-  const auto d = std::make_shared<Decode>(Decode{inputs.shape(), Token(inputs), {}});
+  const auto d = std::make_shared<Decode>(Decode{inputs.shape(), inputs.rule(), Token(inputs), {}});
   d->state = inputs.initial_state.unsqueeze(0).repeat({copies, 1, 1, 1, 1}).unbind(0);  // [B, H, K, V] each
   return {[d, implementation] {
-            with_type(d->token.q.scalar_type(),
-                      [&](auto t) { step<decltype(t)>(d->shape, d->token, d->state[d->next], {implementation}); });
+            with_type(d->token.q.scalar_type(), [&](auto t) {
+              step<decltype(t)>(d->shape, d->rule, d->token, d->state[d->next], {implementation});
+            });
             d->last = d->next;
             d->next = (d->next + 1) % d->state.size();
           },

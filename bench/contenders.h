@@ -24,15 +24,18 @@ struct Inputs {
   at::Tensor beta;           // [B, T, H]
   at::Tensor dout;           // [B, T, H, V]
   at::Tensor initial_state;  // [B, H, K, V] float32 (float64 for float64): what a decode step starts from
+  at::Tensor g;              // [B, T, H, 1 or K] like initial_state; undefined without a decay
 
   DeltaShape shape() const;
+  DeltaRule rule() const;
   // The first heads alone, as views.
   Inputs heads(std::int64_t count) const;
   Inputs to(at::ScalarType dtype) const;
 };
 
-// q, v, dout standard normal, ‖k‖ about 1, beta in (0.1, 0.9); K = V = dim, batch 1. The same numbers every time.
-Inputs random_inputs(std::int64_t tokens, std::int64_t heads, std::int64_t dim, at::ScalarType dtype);
+// q, v, dout standard normal, ‖k‖ about 1, beta in (0.1, 0.9), g in (−0.1, 0); K = V = dim, batch 1. The same numbers
+// every time.
+Inputs random_inputs(std::int64_t tokens, std::int64_t heads, std::int64_t dim, at::ScalarType dtype, Decay decay);
 
 // Something to time on fixed inputs. outputs() is of the last run.
 struct Contender {

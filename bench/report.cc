@@ -58,6 +58,7 @@ std::vector<nlohmann::ordered_json> to_json(const Measured& m) {
     nlohmann::ordered_json line{{"case", m.of.name() + "/" + r.contender},
                                 {"operation", name_of(m.of.operation)},
                                 {"contender", r.contender},
+                                {"decay", efla::name_of(m.of.decay)},
                                 {"dtype", m.of.dtype == at::kBFloat16 ? "bfloat16" : "float32"},
                                 {"key_dim", m.of.dim},
                                 {"value_dim", m.of.dim},

@@ -87,7 +87,7 @@ std::vector<EagerChoice> eager_choices(const Case& c) {
 // The fastest way of the peer on a quarter of the tokens.
 Entry best_eager(const Case& c) {
   const std::int64_t tokens = c.operation == Operation::decode ? 1 : std::max<std::int64_t>(c.tokens / 4, 1);
-  const Inputs inputs = random_inputs(tokens, c.heads, c.dim, c.dtype);
+  const Inputs inputs = random_inputs(tokens, c.heads, c.dim, c.dtype, c.decay);
   const std::vector<EagerChoice> choices = eager_choices(c);
   std::vector<std::function<void()>> runs;
   for (const EagerChoice& choice : choices) runs.push_back(eager_entry(c, choice, "").make(inputs).run);
@@ -154,7 +154,7 @@ class Gate {
   Gate(const Case& c, const Inputs& inputs)
       : case_(c),
         inputs_(inputs),
-        small_(random_inputs(kSmallTokens, kSmallHeads, c.dim, c.dtype)),
+        small_(random_inputs(kSmallTokens, kSmallHeads, c.dim, c.dtype, c.decay)),
         small_reference_(reference(small_, c.operation)) {
     if (c.tokens <= kMostReferenceTokens) head_reference_ = reference(inputs.heads(1), c.operation);
   }
@@ -190,7 +190,8 @@ class Gate {
 }  // namespace
 
 std::string Case::name() const {
-  return fmt::format("{}/d{}/{}", dtype == at::kBFloat16 ? "bfloat16" : "float32", dim, name_of(operation));
+  const std::string by = decay == Decay::none ? "" : fmt::format("{}/", efla::name_of(decay));
+  return fmt::format("{}/d{}/{}{}", dtype == at::kBFloat16 ? "bfloat16" : "float32", dim, by, name_of(operation));
 }
 
 Measured measure(const Case& c, const std::string& filter, int rounds) {
@@ -198,7 +199,7 @@ Measured measure(const Case& c, const std::string& filter, int rounds) {
   const std::vector<Entry> list = entries(c, filter);
   if (list.empty()) return measured;
   const bool decode = c.operation == Operation::decode;
-  const Inputs inputs = random_inputs(decode ? 1 : c.tokens, c.heads, c.dim, c.dtype);
+  const Inputs inputs = random_inputs(decode ? 1 : c.tokens, c.heads, c.dim, c.dtype, c.decay);
   const double bytes = decode ? 8.0 * static_cast<double>(c.dim * c.dim) : 0.0;  // float32 states, read and written
   Gate gate(c, inputs);
 
@@ -243,8 +244,10 @@ std::vector<Case> cases(std::int64_t tokens, std::int64_t heads) {
   std::vector<Case> all;
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     for (const std::int64_t dim : {64, 128}) {
-      for (const Operation operation : {Operation::forward, Operation::forward_backward, Operation::decode}) {
-        all.push_back({operation, dtype, dim, tokens, heads});
+      for (const Decay decay : {Decay::none, Decay::scalar, Decay::channel}) {
+        for (const Operation operation : {Operation::forward, Operation::forward_backward, Operation::decode}) {
+          all.push_back({operation, dtype, dim, tokens, heads, decay == Decay::none, decay});
+        }
       }
     }
   }

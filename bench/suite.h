@@ -19,8 +19,9 @@ struct Case {
   std::int64_t dim = 128;  // K = V
   std::int64_t tokens = 2048, heads = 16;
   bool with_eager = true;
+  Decay decay = Decay::none;
 
-  // "float32/d128/forward"; a contender's name follows after another slash.
+  // "float32/d128/forward", "float32/d128/channel/forward"; a contender's name follows after another slash.
   std::string name() const;
 };
 
