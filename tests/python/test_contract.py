@@ -60,6 +60,7 @@ class Contract(unittest.TestCase):
         self.assertEqual(set(efla.ops.__all__), set(SIGNATURES) | {"chunk_gdn", "fused_recurrent_gdn"})
 
     def test_one_import_changes(self):
+        from efla.layers import DeltaNet, GatedDeltaNet, KimiDeltaAttention  # noqa: F401
         from efla.ops.delta_rule import chunk_delta_rule, fused_recurrent_delta_rule  # noqa: F401
         from efla.ops.gated_delta_rule import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule  # noqa: F401
         from efla.ops.kda import chunk_kda, fused_recurrent_kda  # noqa: F401
