@@ -11,7 +11,7 @@ from efla.layers import EFLA, GatedDeltaNet, KimiDeltaAttention
 
 @unittest.skipUnless(hasattr(torch, "compile"), "torch.compile came with PyTorch 2")
 class Compile(unittest.TestCase):
-    def check(self, eager, arguments, dynamic=None):
+    def check(self, eager, arguments, dynamic):
         compiled = torch.compile(eager, backend="aot_eager", fullgraph=True, dynamic=dynamic)
         for x in arguments:
             x = [tensor.requires_grad_() for tensor in x]
@@ -23,7 +23,6 @@ class Compile(unittest.TestCase):
                 assert_close(self, a, b, what=name)
 
     def test_functions(self):
-        lengths = (40, 33, 70)  # more than one: shapes become symbols
         packed = torch.tensor([0, 5, 40])
         for function, decay in (
             (lambda q, k, v, b: efla.chunk_delta_rule(q, k, v, b, output_final_state=True), None),
@@ -32,9 +31,12 @@ class Compile(unittest.TestCase):
             (lambda q, k, v, b, g: efla.chunk_efla(q, k, v, b, g, step="rk4"), "channel"),
         ):
             torch._dynamo.reset()
-            self.check(lambda *x: function(*x)[0], [inputs(t, decay=decay).values() for t in lengths])
+            self.check(lambda *x: function(*x)[0], [inputs(t, decay=decay).values() for t in (40, 70)], True)
+        torch._dynamo.reset()
         self.check(
-            lambda q, k, v, b: efla.chunk_delta_rule(q, k, v, b, cu_seqlens=packed)[0], [inputs(40, batch=1).values()]
+            lambda q, k, v, b: efla.chunk_delta_rule(q, k, v, b, cu_seqlens=packed)[0],
+            [inputs(40, batch=1).values()],
+            True,
         )
 
     def test_layers(self):
@@ -44,7 +46,7 @@ class Compile(unittest.TestCase):
             KimiDeltaAttention(hidden_size=24, head_dim=8, num_heads=2),
         ):
             torch._dynamo.reset()
-            self.check(lambda x: layer(x)[0], [[torch.randn(2, t, 24)] for t in (11, 40, 7)])
+            self.check(lambda x: layer(x)[0], [[torch.randn(2, t, 24)] for t in (11, 40)], None)
 
 
 if __name__ == "__main__":

@@ -90,7 +90,7 @@ def check_rule(function: str, scale: float | None, step: str, erase_scale: float
     if not isinstance(step, str) or not _STEPS.fullmatch(step) or order > _MAX_RUNGE_KUTTA_ORDER:
         raise mistake(function, "step", repr(step), "euler, rk1 to rk64, exact, implicit_euler or trapezoid")
     for argument, value in (("scale", scale), ("erase_scale", erase_scale), ("write_scale", write_scale)):
-        if value is not None and not math.isfinite(value):
+        if value is not None and not -math.inf < value < math.inf:  # torch.compile traces no math.isfinite
             raise mistake(function, argument, value, "a finite number")
 
 
