@@ -5,7 +5,6 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <utility>
-#include <vector>
 
 #include "efla/autograd/tensor_view.h"
 #include "efla/ops/delta.h"
@@ -20,12 +19,17 @@ constexpr const char* kName = "delta_rule";
 
 bool is_packed(const DeltaRuleInput& in) { return in.cu_seqlens.defined(); }
 
-std::vector<std::int64_t> state_sizes(const DeltaRuleInput& in) {
-  return {shape_of(in).sequences(), in.v.size(2), in.q.size(3), in.v.size(3)};
-}
-
 at::TensorOptions state_options(const DeltaRuleInput& in) {
   return in.q.options().dtype(in.q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
+}
+
+// Outputs are made from symbolic sizes: when torch.compile traces for lengths that vary, there are no others.
+c10::SymInt sequences(const DeltaRuleInput& in) {
+  return is_packed(in) ? in.cu_seqlens.sym_size(0) - 1 : in.q.sym_size(0);
+}
+
+Tensor empty_state(const DeltaRuleInput& in) {
+  return at::empty_symint({sequences(in), in.v.sym_size(2), in.q.sym_size(3), in.v.sym_size(3)}, state_options(in));
 }
 
 // g with an axis of channels, as the contract has it.
@@ -65,7 +69,7 @@ void fill(Problem& problem, const DeltaRuleInput& in, const DeltaRule& rule) {
 Tensor nothing(const DeltaRuleInput& in) { return at::empty({0}, state_options(in)); }
 
 ForwardTensors empty_outputs(const DeltaRuleInput& in, bool save_states) {
-  return {at::empty(in.v.sizes(), in.v.options()), at::empty(state_sizes(in), state_options(in)),
+  return {at::empty_symint(in.v.sym_sizes(), in.v.options()), empty_state(in),
           save_states ? empty_chunk_states(in) : nothing(in)};
 }
 
@@ -172,7 +176,10 @@ void check(const DeltaRuleInput& in) {
     check_tensor(kName, "g", in.g, state, scalar ? 3 : 4, "[B, T, HV] or [B, T, HV, K]");
   }
   if (in.initial_state.defined()) check_tensor(kName, "initial_state", in.initial_state, state, 4, "[N, HV, K, V]");
-  if (is_packed(in)) check_tensor(kName, "cu_seqlens", in.cu_seqlens, at::kLong, 1, "[N + 1]");
+  if (is_packed(in)) {
+    check_tensor(kName, "cu_seqlens", in.cu_seqlens, at::kLong, 1, "[N + 1]");
+    if (in.cu_seqlens.size(0) == 0) throw Error(kName, "cu_seqlens", "shape [0]", "shape [N + 1]");
+  }
 }
 
 DeltaShape shape_of(const DeltaRuleInput& in) {
@@ -186,8 +193,10 @@ DeltaShape shape_of(const DeltaRuleInput& in) {
 }
 
 Tensor empty_chunk_states(const DeltaRuleInput& in) {
-  const DeltaShape shape = shape_of(in);
-  return at::empty({shape.batch, shape.chunks(), shape.value_heads, shape.key_dim, shape.value_dim}, state_options(in));
+  const c10::SymInt tokens = in.q.sym_size(1);  // as DeltaShape::chunks
+  const c10::SymInt chunks = is_packed(in) ? tokens / kChunk + sequences(in) : (tokens + (kChunk - 1)) / kChunk;
+  return at::empty_symint({in.q.sym_size(0), chunks, in.v.sym_size(2), in.q.sym_size(3), in.v.sym_size(3)},
+                          state_options(in));
 }
 
 void run_forward(const DeltaRuleInput& in, const DeltaRule& rule, const std::string& implementation,

@@ -1,0 +1,260 @@
+"""The token mixer: projections, short convolution, the delta rule, the norm of the output, and the output projection."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Optional
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from efla.layers.parts import HeadNorm, ShortConvolution, repad, unpad
+from efla.ops._gate import channel_gate, scalar_gate, widen
+from efla.ops._run import delta_rule
+from efla.ops.decode import delta_rule_step
+
+Cache = dict[int, dict[str, object]]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A mixer's recurrence: the arguments of chunk_efla, and where β and the decay come from."""
+
+    step: str
+    erase_scale: float = 1.0
+    write_scale: float = 1.0
+    qk_norm: Optional[str] = None  # l2, or sum, or None for q and k as they are
+    beta: str = "sigmoid"  # of b_proj; or softplus; or one
+    adaptive: bool = False  # β times softplus(alpha), alpha learned
+    decay: Optional[str] = None  # scalar, one a head; channel, one a key channel
+    lower_bound: Optional[float] = None  # of the decay per channel's logarithm, by the safe gate
+
+
+# The rows of efla/nn/layers/mixer_preset.cc, which says where each comes from.
+RULES = {
+    "deltanet": Rule("euler", qk_norm="l2"),
+    "deltanet-neg": Rule("euler", erase_scale=2.0, qk_norm="l2"),
+    "deltanet-neg-fla": Rule("euler", erase_scale=2.0, write_scale=2.0, qk_norm="l2"),
+    "efla": Rule("exact"),
+    "efla-adaptive": Rule("exact", adaptive=True),
+    "efla-loose": Rule("exact", beta="softplus"),
+    "rk2": Rule("rk2"),
+    "rk4": Rule("rk4"),
+    "longhorn": Rule("implicit_euler"),
+    "trapezoid": Rule("trapezoid"),
+    "gdn": Rule("euler", qk_norm="l2", decay="scalar"),
+    "efla-gdn": Rule("exact", decay="scalar"),
+    "kda": Rule("euler", qk_norm="l2", decay="channel"),
+    "kda-exact": Rule("exact", qk_norm="l2", decay="channel"),
+    "kda-exact-nol2": Rule("exact", decay="channel"),
+    "efla-kda": Rule("exact", decay="channel", lower_bound=-5.0),
+    "linear": Rule("euler", erase_scale=0.0, beta="one"),
+}
+
+_ACTIVATIONS = {"silu": F.silu, "relu": F.relu, "elu": lambda x: F.elu(x) + 1, "identity": lambda x: x}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of a mixer: D, H, HV, K, V."""
+
+    hidden: int
+    heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+
+    def __post_init__(self) -> None:
+        for name, size in vars(self).items():
+            if size < 1:
+                raise ValueError(f"mixer: {name}: got {size}, expected at least 1")
+        if self.value_heads % self.heads != 0:
+            raise ValueError(f"mixer: num_v_heads: got {self.value_heads}, expected a multiple of num_heads = {self.heads}")
+
+
+class Mixer(nn.Module):
+    """y = o_proj(norm(rule(act(conv(q_proj x)), act(conv(k_proj x)), silu(conv(v_proj x)), β, g))).
+
+    Parameters have the names and shapes of flash-linear-attention's layers; the layers of this package differ in their
+    constructors alone. `gate`: None, "silu" (one projection) or "sigmoid" (two, of low rank) of the output.
+    """
+
+    def __init__(
+        self,
+        sizes: Sizes,
+        rule: Rule,
+        *,
+        mode: str = "chunk",
+        gate: str | None = None,
+        allow_neg_eigval: bool = False,
+        use_short_conv: bool = True,
+        conv_size: int = 4,
+        conv_bias: bool = False,
+        qk_activation: str = "silu",
+        norm_eps: float = 1e-5,
+        layer_idx: int | None = None,
+    ) -> None:
+        super().__init__()
+        for name, value, allowed in (
+            ("mode", mode, ("chunk", "fused_recurrent")),
+            ("qk_activation", qk_activation, tuple(_ACTIVATIONS)),
+            ("qk_norm", rule.qk_norm, ("l2", "sum", None)),
+        ):
+            if value not in allowed:
+                raise ValueError(f"{type(self).__name__}: {name}: got {value!r}, expected one of {allowed}")
+        self.sizes, self.rule, self.gate = sizes, rule, gate
+        self.mode, self.layer_idx = mode, layer_idx
+        self.allow_neg_eigval, self.qk_activation = allow_neg_eigval, qk_activation
+        keys, values = sizes.heads * sizes.key_dim, sizes.value_heads * sizes.value_dim
+
+        self.q_proj = nn.Linear(sizes.hidden, keys, bias=False)
+        self.k_proj = nn.Linear(sizes.hidden, keys, bias=False)
+        self.v_proj = nn.Linear(sizes.hidden, values, bias=False)
+        if rule.beta != "one":
+            self.b_proj = nn.Linear(sizes.hidden, sizes.value_heads, bias=False)
+        if rule.adaptive:
+            self.alpha = nn.Parameter(torch.full([sizes.value_heads], math.log(math.expm1(1))))
+        self._add_decay()
+        self.use_short_conv = use_short_conv
+        if use_short_conv:
+            qk = "silu" if qk_activation == "silu" else None
+            self.q_conv1d = ShortConvolution(keys, conv_size, conv_bias, qk)
+            self.k_conv1d = ShortConvolution(keys, conv_size, conv_bias, qk)
+            self.v_conv1d = ShortConvolution(values, conv_size, conv_bias)
+        if gate == "silu":
+            self.g_proj = nn.Linear(sizes.hidden, values, bias=False)
+        elif gate == "sigmoid":
+            self.g_proj = nn.Sequential(
+                nn.Linear(sizes.hidden, sizes.value_dim, bias=False), nn.Linear(sizes.value_dim, values)
+            )
+        self.o_norm = HeadNorm(sizes.value_dim, norm_eps, gate)
+        self.o_proj = nn.Linear(values, sizes.hidden, bias=False)
+
+    def _add_decay(self) -> None:
+        """The parameters of the decay, as Mamba 2 and flash-linear-attention start them."""
+        if self.rule.decay is None:
+            return
+        sizes = self.sizes
+        if self.rule.decay == "scalar":
+            self.a_proj = nn.Linear(sizes.hidden, sizes.value_heads, bias=False)
+            biases, least = sizes.value_heads, 0
+        else:
+            biases, least = sizes.value_heads * sizes.key_dim, 1
+            self.f_proj = nn.Sequential(
+                nn.Linear(sizes.hidden, sizes.value_dim, bias=False), nn.Linear(sizes.value_dim, biases, bias=False)
+            )
+        rate = torch.empty(sizes.value_heads).uniform_(least, 16)
+        self.A_log = nn.Parameter(torch.log(rate) if self.rule.lower_bound is None else torch.zeros_like(rate))
+        time = torch.exp(torch.empty(biases).uniform_(math.log(0.001), math.log(0.1)))
+        self.dt_bias = nn.Parameter(time + torch.log(-torch.expm1(-time)))  # softplus of it is time
+        self.A_log._no_weight_decay = self.dt_bias._no_weight_decay = True
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        use_cache: bool = False,
+        output_attentions: bool = False,
+        cu_seqlens: Tensor | None = None,
+    ) -> tuple[Tensor, None, Cache | None]:
+        """hidden_states [B, T, D] → ([B, T, D], None, past_key_values).
+
+        Args:
+            attention_mask: [B, T], 0 for padding, whose outputs are 0; not looked at with cu_seqlens.
+            past_key_values: a dict, at first empty or None, that holds under layer_idx what the tokens so far left behind:
+                recurrent_state [N, HV, K, V] and conv_state, three [N, ·, conv_size] or None.
+            use_cache: whether to write to past_key_values; without gradients a single token does so in place.
+            output_attentions: taken for compatibility; there are none.
+            cu_seqlens: [N + 1], sequences packed one after the other into B = 1.
+        """
+        batch, tokens, _ = hidden_states.shape
+        indices = None
+        if attention_mask is not None and cu_seqlens is None:
+            hidden_states, cu_seqlens, indices = unpad(hidden_states, attention_mask[:, -tokens:])
+        key = self.layer_idx or 0
+        last = (past_key_values or {}).get(key) or {"recurrent_state": None, "conv_state": None}
+
+        q, k, v, conv_state = self._qkv(hidden_states, last["conv_state"], cu_seqlens)
+        o, recurrent_state = self._mix(q, k, v, hidden_states, last["recurrent_state"], use_cache, cu_seqlens)
+        if use_cache:
+            past_key_values = {} if past_key_values is None else past_key_values
+            past_key_values[key] = {"recurrent_state": recurrent_state, "conv_state": conv_state}
+
+        gate = None if self.gate is None else self.g_proj(hidden_states).reshape(o.shape)
+        y = self.o_proj(self.o_norm(o, gate).flatten(2))
+        return (y if indices is None else repad(y, indices, batch, tokens)), None, past_key_values
+
+    def _qkv(
+        self, x: Tensor, conv_state: tuple[Tensor, ...] | None, cu_seqlens: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...] | None]:
+        """q, k [B, T, H, K], v [B, T, HV, V] after convolution and activation, and the state of the convolutions."""
+        q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        next_state = None
+        if self.use_short_conv:
+            q_cache, k_cache, v_cache = conv_state or (None, None, None)
+            q, q_cache = self.q_conv1d(q, q_cache, cu_seqlens)
+            k, k_cache = self.k_conv1d(k, k_cache, cu_seqlens)
+            v, v_cache = self.v_conv1d(v, v_cache, cu_seqlens)
+            next_state = (q_cache, k_cache, v_cache)
+        else:
+            v = F.silu(v)
+        if not self.use_short_conv or self.qk_activation != "silu":
+            activation = _ACTIVATIONS[self.qk_activation]
+            q, k = activation(q), activation(k)
+        q, k = q.unflatten(2, (self.sizes.heads, -1)), k.unflatten(2, (self.sizes.heads, -1))
+        if self.rule.qk_norm == "sum":
+            q, k = q / q.sum(-1, keepdim=True), k / k.sum(-1, keepdim=True)
+        return q, k, v.unflatten(2, (self.sizes.value_heads, -1)), next_state
+
+    def _beta(self, x: Tensor) -> Tensor:
+        """β [B, T, HV]."""
+        if self.rule.beta == "one":
+            beta = x.new_ones(*x.shape[:2], self.sizes.value_heads)
+        else:
+            b = widen(self.b_proj(x))
+            beta = torch.sigmoid(b) if self.rule.beta == "sigmoid" else F.softplus(b)
+        if self.rule.adaptive:
+            beta = beta * F.softplus(self.alpha)
+        return 2 * beta if self.allow_neg_eigval else beta
+
+    def _decay(self, x: Tensor) -> Tensor | None:
+        """g [B, T, HV] or [B, T, HV, K], or None."""
+        if self.rule.decay is None:
+            return None
+        if self.rule.decay == "scalar":
+            return scalar_gate(self.a_proj(x), self.A_log, self.dt_bias)
+        f = self.f_proj(x).unflatten(2, (self.sizes.value_heads, -1))
+        return channel_gate(f, self.A_log, self.dt_bias, self.rule.lower_bound)
+
+    def _mix(
+        self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, state: Tensor | None, use_cache: bool, cu_seqlens: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """o [B, T, HV, V] and, with use_cache, the final state."""
+        beta, g, rule = self._beta(x), self._decay(x), self.rule
+        choices = {
+            "use_qk_l2norm_in_kernel": rule.qk_norm == "l2",
+            "step": rule.step,
+            "erase_scale": rule.erase_scale,
+            "write_scale": rule.write_scale,
+        }
+        one_token = q.shape[1] == 1 and cu_seqlens is None and not torch.is_grad_enabled()
+        if one_token and use_cache and state is not None and not state.requires_grad:
+            g = None if g is None else g[:, 0]
+            return delta_rule_step(q[:, 0], k[:, 0], v[:, 0], beta[:, 0], state, g, **choices).unsqueeze(1), state
+        return delta_rule(
+            type(self).__name__,
+            q,
+            k,
+            v,
+            beta,
+            g,
+            scale=None,
+            initial_state=state,
+            output_final_state=use_cache,
+            cu_seqlens=cu_seqlens,
+            implementation="recurrent" if self.mode == "fused_recurrent" else "auto",
+            **choices,
+        )

@@ -1,0 +1,175 @@
+"""Mixer under the names and with the constructors of flash-linear-attention's layers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from efla.layers.mixer import RULES, Mixer, Sizes
+
+
+def _whole(layer: str, argument: str, value: float) -> int:
+    """`value` as a whole number, or ValueError."""
+    if not math.isclose(value, round(value), rel_tol=1e-5):
+        raise ValueError(f"{layer}: {argument}: got {value}, expected a whole number")
+    return round(value)
+
+
+def _of_width(layer: str, hidden_size: int, num_heads: int, expand_k: float, expand_v: float) -> Sizes:
+    """The sizes of a mixer whose heads share hidden_size · expand."""
+    keys, values = int(hidden_size * expand_k), int(hidden_size * expand_v)
+    key_dim = _whole(layer, "hidden_size * expand_k / num_heads", keys / num_heads)
+    value_dim = _whole(layer, "hidden_size * expand_v / num_heads", values / num_heads)
+    return Sizes(hidden_size, num_heads, num_heads, key_dim, value_dim)
+
+
+def _of_heads(
+    layer: str, hidden_size: int, head_dim: int, num_heads: int, num_v_heads: int | None, expand_v: float
+) -> Sizes:
+    """The sizes of a mixer whose heads have a size of their own."""
+    value_dim = _whole(layer, "head_dim * expand_v", head_dim * expand_v)
+    return Sizes(hidden_size, num_heads, num_v_heads or num_heads, head_dim, value_dim)
+
+
+class DeltaNet(Mixer):
+    """DeltaNet: S_t = S_{t−1} + β k (v − S_{t−1}ᵀ k)ᵀ. Arguments as fla.layers.DeltaNet; forward as Mixer."""
+
+    def __init__(
+        self,
+        mode: str = "chunk",
+        d_model: int | None = None,
+        hidden_size: int = 1024,
+        expand_k: float = 1.0,
+        expand_v: float = 1.0,
+        num_heads: int = 4,
+        use_beta: bool = True,
+        use_gate: bool = False,
+        use_short_conv: bool = True,
+        conv_size: int = 4,
+        conv_bias: bool = False,
+        allow_neg_eigval: bool = False,
+        layer_idx: int | None = None,
+        qk_activation: str = "silu",
+        qk_norm: str = "l2",
+        norm_eps: float = 1e-5,
+    ) -> None:
+        super().__init__(
+            _of_width("DeltaNet", d_model or hidden_size, num_heads, expand_k, expand_v),
+            replace(RULES["deltanet"], qk_norm=qk_norm, beta="sigmoid" if use_beta else "one"),
+            mode=mode,
+            gate="silu" if use_gate else None,
+            allow_neg_eigval=allow_neg_eigval,
+            use_short_conv=use_short_conv,
+            conv_size=conv_size,
+            conv_bias=conv_bias,
+            qk_activation=qk_activation,
+            norm_eps=norm_eps,
+            layer_idx=layer_idx,
+        )
+
+
+class EFLA(Mixer):
+    """Error-free linear attention: DeltaNet with the exact step, and q and k as they are. Forward as Mixer.
+
+    `rule` names another row of RULES; one with a decay gets its projections and parameters.
+    """
+
+    def __init__(
+        self,
+        mode: str = "chunk",
+        hidden_size: int = 1024,
+        expand_k: float = 1.0,
+        expand_v: float = 1.0,
+        num_heads: int = 4,
+        use_gate: bool = False,
+        use_short_conv: bool = True,
+        conv_size: int = 4,
+        conv_bias: bool = False,
+        layer_idx: int | None = None,
+        qk_activation: str = "silu",
+        norm_eps: float = 1e-5,
+        rule: str = "efla",
+    ) -> None:
+        if rule not in RULES:
+            raise ValueError(f"EFLA: rule: got {rule!r}, expected one of {', '.join(RULES)}")
+        super().__init__(
+            _of_width("EFLA", hidden_size, num_heads, expand_k, expand_v),
+            RULES[rule],
+            mode=mode,
+            gate="silu" if use_gate else None,
+            use_short_conv=use_short_conv,
+            conv_size=conv_size,
+            conv_bias=conv_bias,
+            qk_activation=qk_activation,
+            norm_eps=norm_eps,
+            layer_idx=layer_idx,
+        )
+
+
+class GatedDeltaNet(Mixer):
+    """Gated DeltaNet: a decay per head before every step. Arguments as fla.layers.GatedDeltaNet; forward as Mixer."""
+
+    def __init__(
+        self,
+        hidden_size: int = 2048,
+        expand_v: float = 2,
+        head_dim: int = 256,
+        num_heads: int = 6,
+        num_v_heads: int | None = None,
+        mode: str = "chunk",
+        use_gate: bool = True,
+        use_short_conv: bool = True,
+        allow_neg_eigval: bool = False,
+        conv_size: int = 4,
+        conv_bias: bool = False,
+        layer_idx: int | None = None,
+        norm_eps: float = 1e-5,
+    ) -> None:
+        super().__init__(
+            _of_heads("GatedDeltaNet", hidden_size, head_dim, num_heads, num_v_heads, expand_v),
+            RULES["gdn"],
+            mode=mode,
+            gate="silu" if use_gate else None,
+            allow_neg_eigval=allow_neg_eigval,
+            use_short_conv=use_short_conv,
+            conv_size=conv_size,
+            conv_bias=conv_bias,
+            norm_eps=norm_eps,
+            layer_idx=layer_idx,
+        )
+
+
+class KimiDeltaAttention(Mixer):
+    """Kimi Delta Attention: a decay per key channel. Arguments as fla.layers.KimiDeltaAttention; forward as Mixer."""
+
+    def __init__(
+        self,
+        hidden_size: int = 2048,
+        expand_v: float = 1,
+        head_dim: int = 128,
+        num_heads: int = 16,
+        num_v_heads: int | None = None,
+        mode: str = "chunk",
+        use_short_conv: bool = True,
+        allow_neg_eigval: bool = False,
+        safe_gate: bool = False,
+        lower_bound: float | None = None,
+        conv_size: int = 4,
+        conv_bias: bool = False,
+        layer_idx: int | None = None,
+        norm_eps: float = 1e-5,
+    ) -> None:
+        if safe_gate and (lower_bound is None or not -5 <= lower_bound < 0):
+            raise ValueError(f"KimiDeltaAttention: lower_bound: got {lower_bound}, expected a number in [-5, 0)")
+        super().__init__(
+            _of_heads("KimiDeltaAttention", hidden_size, head_dim, num_heads, num_v_heads, expand_v),
+            replace(RULES["kda"], lower_bound=lower_bound),
+            mode=mode,
+            gate="sigmoid",
+            allow_neg_eigval=allow_neg_eigval,
+            use_short_conv=use_short_conv,
+            conv_size=conv_size,
+            conv_bias=conv_bias,
+            norm_eps=norm_eps,
+            layer_idx=layer_idx,
+        )

@@ -1,0 +1,47 @@
+"""β and the decay from the outputs of projections, in differentiable torch operations."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from efla.ops._check import mistake
+
+
+def widen(x: Tensor) -> Tensor:
+    """x in float32, or as it is in float64."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def beta_of(function: str, beta: Tensor, use_sigmoid: bool, allow_neg_eigval: bool) -> Tensor:
+    """β as it is, or σ(b), or 2σ(b) where negative eigenvalues are allowed, which needs the sigmoid."""
+    if not use_sigmoid:
+        if allow_neg_eigval:
+            raise mistake(function, "allow_neg_eigval", True, "False without use_beta_sigmoid_in_kernel")
+        return beta
+    beta = torch.sigmoid(widen(beta))
+    return 2 * beta if allow_neg_eigval else beta
+
+
+def scalar_gate(a: Tensor, A_log: Tensor, dt_bias: Tensor | None) -> Tensor:
+    """g = −exp(A_log) · softplus(a + dt_bias) of Gated DeltaNet. a [..., HV], A_log and dt_bias [HV]; float32."""
+    a = widen(a)
+    if dt_bias is not None:
+        a = a + widen(dt_bias)
+    return -torch.exp(widen(A_log)) * F.softplus(a)
+
+
+def channel_gate(f: Tensor, A_log: Tensor | None, dt_bias: Tensor | None, lower_bound: float | None = None) -> Tensor:
+    """g = −exp(A_log) · softplus(f + dt_bias) of Kimi Delta Attention, for every key channel.
+
+    With lower_bound, lower_bound · σ(exp(A_log) · (f + dt_bias)), whose A_log may be None for zeros. f [..., HV, K], A_log
+    [HV], dt_bias [HV · K] or [HV, K]; float32.
+    """
+    f = widen(f)
+    if dt_bias is not None:
+        f = f + widen(dt_bias).reshape(f.shape[-2:])
+    rate = None if A_log is None else torch.exp(widen(A_log)).unsqueeze(-1)
+    if lower_bound is None:
+        return -rate * F.softplus(f)
+    return lower_bound * torch.sigmoid(f if rate is None else rate * f)

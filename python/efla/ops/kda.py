@@ -1,0 +1,139 @@
+"""Kimi Delta Attention, as fla.ops.kda."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from efla.ops import _check
+from efla.ops._gate import channel_gate
+from efla.ops._run import delta_rule
+
+
+def _decay(
+    function: str,
+    g: Tensor,
+    sizes: dict[str, int],
+    use_gate: bool,
+    A_log: Tensor | None,
+    dt_bias: Tensor | None,
+    lower_bound: float | None,
+) -> Tensor:
+    """g [B, T, HV, K] as it is, or the gate of it."""
+    _check.check_shape(function, "g", g, "B T HV K", sizes)
+    if not use_gate:
+        return g
+    if A_log is not None or lower_bound is None:
+        _check.check_shape(function, "A_log", A_log, "HV", sizes)
+    if dt_bias is not None and dt_bias.numel() != sizes["HV"] * sizes["K"]:
+        raise _check.mistake(function, "dt_bias", f"shape {list(dt_bias.shape)}", f"[HV·K] = [{sizes['HV'] * sizes['K']}]")
+    return channel_gate(g, A_log, dt_bias, lower_bound)
+
+
+def chunk_kda(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    safe_gate: bool = False,
+    lower_bound: float | None = None,
+    disable_recompute: bool = False,
+    return_intermediate_states: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
+    cp_context: None = None,
+    *,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    chunk_size: int = 64,
+) -> tuple[Tensor, Tensor | None]:
+    """S̃ = diag(e^g) S_{t−1}, S_t = S̃ + β k (v − S̃ᵀ k)ᵀ, o_t = scale · S_tᵀ q_t, with one decay per key channel.
+
+    Args:
+        q, k, v, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel, cu_seqlens: as chunk_delta_rule.
+        g: [B, T, HV, K], the natural logarithm of the decay, computed with in float32.
+        use_gate_in_kernel: g is −exp(A_log) · softplus(g + dt_bias), with A_log [HV] and dt_bias [HV·K] or None; with
+            lower_bound it is lower_bound · σ(exp(A_log) · (g + dt_bias)), and A_log may be None for zeros.
+        use_beta_sigmoid_in_kernel: β = σ(beta); with allow_neg_eigval 2σ(beta).
+        safe_gate: asks that lower_bound is in [−5, 0) with use_gate_in_kernel; the kernels here take any decay.
+        state_v_first: the states are [N, HV, V, K].
+        disable_recompute, cu_seqlens_cpu, chunk_size (32, 64): taken for compatibility, without effect.
+        return_intermediate_states, cp_context: False and None; not implemented.
+
+    Returns:
+        o [B, T, HV, V] in the dtype of q, and the final state in float32 or None.
+
+    Gradients flow to every floating-point tensor among the arguments. Raises ValueError naming the argument.
+    """
+    function = "chunk_kda"
+    _check.check_chunk_size(function, chunk_size, (32, 64))
+    _check.check_absent(function, "cp_context", cp_context)
+    _check.check_absent(function, "return_intermediate_states", return_intermediate_states or None)
+    if safe_gate and use_gate_in_kernel and (lower_bound is None or not -5 <= lower_bound < 0):
+        raise _check.mistake(function, "lower_bound", lower_bound, "a number in [-5, 0) with safe_gate")
+    sizes = _check.check_qkv(function, q, k, v)
+    return delta_rule(
+        function,
+        q,
+        k,
+        v,
+        beta,
+        _decay(function, g, sizes, use_gate_in_kernel, A_log, dt_bias, lower_bound),
+        scale=scale,
+        initial_state=initial_state,
+        output_final_state=output_final_state,
+        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+        cu_seqlens=cu_seqlens,
+        use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel,
+        allow_neg_eigval=allow_neg_eigval,
+        state_v_first=state_v_first,
+    )
+
+
+def fused_recurrent_kda(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    lower_bound: float | None = None,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """chunk_kda token by token; for short sequences and decoding. Unlike flash-linear-attention's, it has gradients."""
+    function = "fused_recurrent_kda"
+    sizes = _check.check_qkv(function, q, k, v)
+    return delta_rule(
+        function,
+        q,
+        k,
+        v,
+        beta,
+        _decay(function, g, sizes, use_gate_in_kernel, A_log, dt_bias, lower_bound),
+        scale=scale,
+        initial_state=initial_state,
+        output_final_state=output_final_state,
+        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+        cu_seqlens=cu_seqlens,
+        use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel,
+        allow_neg_eigval=allow_neg_eigval,
+        state_v_first=state_v_first,
+        implementation="recurrent",
+    )

@@ -1,0 +1,71 @@
+"""The recurrence of the delta-rule family in plain torch and float64, token by token: autograd gives its gradients.
+
+Written from the equations, and by no function of the package.
+"""
+
+import math
+
+import torch
+
+
+def gain(step, beta, lam):
+    """α(β, λ): EFLA paper, equations 5 (euler), 11 to 13 (rk), 20 (exact)."""
+    lam = lam.clamp_min(1e-12)
+    x = beta * lam
+    if step == "euler":
+        return beta
+    if step == "exact":
+        return -torch.expm1(-x) / lam
+    if step == "implicit_euler":
+        return beta / (1 + x)
+    if step == "trapezoid":
+        return beta / (1 + x / 2)
+    return beta * sum((-x) ** n / math.factorial(n + 1) for n in range(int(step[2:])))
+
+
+def delta_rule(
+    q,
+    k,
+    v,
+    beta,
+    g=None,
+    initial_state=None,
+    cu_seqlens=None,
+    scale=None,
+    step="euler",
+    erase_scale=1.0,
+    write_scale=1.0,
+    l2norm=False,
+):
+    """o [B, T, HV, V] and the final state [N, HV, K, V], in float64."""
+    if cu_seqlens is not None:
+        ends = cu_seqlens.tolist()
+        parts = []
+        for n, (a, b) in enumerate(zip(ends, ends[1:])):
+            state = None if initial_state is None else initial_state[n : n + 1]
+            gate = None if g is None else g[:, a:b]
+            cut = [x[:, a:b] for x in (q, k, v, beta)]
+            parts.append(delta_rule(*cut, gate, state, None, scale, step, erase_scale, write_scale, l2norm))
+        return torch.cat([o for o, _ in parts], 1), torch.cat([s for _, s in parts])
+    q, k, v, beta = (x.double() for x in (q, k, v, beta))
+    if l2norm:
+        q, k = (x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt() for x in (q, k))
+    batch, tokens, heads, key_dim = q.shape
+    value_heads = v.shape[2]
+    q, k = (x.repeat_interleave(value_heads // heads, 2) for x in (q, k))
+    scale = key_dim**-0.5 if scale is None else scale
+    state = torch.zeros(batch, value_heads, key_dim, v.shape[3], dtype=torch.float64)
+    if initial_state is not None:
+        state = initial_state.double()
+    outputs = []
+    for t in range(tokens):
+        if g is not None:
+            decay = g[:, t].double().exp()
+            state = state * (decay[..., None, None] if decay.dim() == 2 else decay[..., None])
+        alpha = gain(step, beta[:, t], k[:, t].square().sum(-1))[..., None]
+        read = torch.einsum("bhkv,bhk->bhv", state, k[:, t])
+        write = write_scale * alpha * v[:, t] - erase_scale * alpha * read
+        state = state + torch.einsum("bhk,bhv->bhkv", k[:, t], write)
+        outputs.append(scale * torch.einsum("bhkv,bhk->bhv", state, q[:, t]))
+    empty = v.new_zeros(batch, 0, *v.shape[2:])
+    return torch.stack(outputs, 1) if outputs else empty, state

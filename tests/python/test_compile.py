@@ -1,0 +1,53 @@
+"""torch.compile traces functions and layers as one graph, forward and backward; PyTorch 2 only."""
+
+import unittest
+
+import torch
+from support import assert_close, inputs
+
+import efla
+from efla.layers import EFLA, GatedDeltaNet, KimiDeltaAttention
+
+
+@unittest.skipUnless(hasattr(torch, "compile"), "torch.compile came with PyTorch 2")
+class Compile(unittest.TestCase):
+    def check(self, eager, arguments, dynamic):
+        compiled = torch.compile(eager, backend="aot_eager", fullgraph=True, dynamic=dynamic)
+        for x in arguments:
+            x = [tensor.requires_grad_() for tensor in x]
+            got, expected = compiled(*x), eager(*x)
+            assert_close(self, got, expected)
+            for name, a, b in zip(
+                "qkvbg", torch.autograd.grad(got.square().sum(), x), torch.autograd.grad(expected.square().sum(), x)
+            ):
+                assert_close(self, a, b, what=name)
+
+    def test_functions(self):
+        packed = torch.tensor([0, 5, 40])
+        for function, decay in (
+            (lambda q, k, v, b: efla.chunk_delta_rule(q, k, v, b, output_final_state=True), None),
+            (lambda q, k, v, b, g: efla.chunk_gated_delta_rule(q, k, v, g, b, use_qk_l2norm_in_kernel=True), "scalar"),
+            (lambda q, k, v, b, g: efla.chunk_kda(q, k, v, g, b, use_beta_sigmoid_in_kernel=True), "channel"),
+            (lambda q, k, v, b, g: efla.chunk_efla(q, k, v, b, g, step="rk4"), "channel"),
+        ):
+            torch._dynamo.reset()
+            self.check(lambda *x: function(*x)[0], [inputs(t, decay=decay).values() for t in (40, 70)], True)
+        torch._dynamo.reset()
+        self.check(
+            lambda q, k, v, b: efla.chunk_delta_rule(q, k, v, b, cu_seqlens=packed)[0],
+            [inputs(40, batch=1).values()],
+            True,
+        )
+
+    def test_layers(self):
+        for layer in (
+            EFLA(hidden_size=24, num_heads=2),
+            GatedDeltaNet(hidden_size=24, head_dim=8, num_heads=2, num_v_heads=4),
+            KimiDeltaAttention(hidden_size=24, head_dim=8, num_heads=2),
+        ):
+            torch._dynamo.reset()
+            self.check(lambda x: layer(x)[0], [[torch.randn(2, t, 24)] for t in (11, 40)], None)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,193 @@
+"""Signatures, errors, shapes without values, and the versions: what a caller relies on besides numbers."""
+
+import inspect
+import pathlib
+import re
+import unittest
+
+import torch
+from support import inputs, state
+
+import efla
+
+# The arguments and defaults of flash-linear-attention at bc3b101d; behind the bar what it takes through **kwargs.
+SIGNATURES = {
+    "chunk_delta_rule": "q k v beta scale=None initial_state=None output_final_state=False use_qk_l2norm_in_kernel=False "
+    "cu_seqlens=None cu_seqlens_cpu=None | chunk_size=64",
+    "fused_recurrent_delta_rule": "q k v beta=None scale=None initial_state=None output_final_state=False "
+    "use_qk_l2norm_in_kernel=False cu_seqlens=None",
+    "chunk_gated_delta_rule": "q k v g beta scale=None initial_state=None output_final_state=False "
+    "use_qk_l2norm_in_kernel=False use_beta_sigmoid_in_kernel=False allow_neg_eigval=False state_v_first=False "
+    "cu_seqlens=None cu_seqlens_cpu=None chunk_indices=None cp_context=None "
+    "| use_gate_in_kernel=False A_log=None dt_bias=None chunk_size=64",
+    "fused_recurrent_gated_delta_rule": "q k v g=None gk=None gv=None beta=None scale=None initial_state=None "
+    "output_final_state=False use_qk_l2norm_in_kernel=False use_gate_in_kernel=False A_log=None dt_bias=None "
+    "use_beta_sigmoid_in_kernel=False allow_neg_eigval=False state_v_first=False cu_seqlens=None",
+    "chunk_kda": "q k v g beta scale=None initial_state=None output_final_state=False use_qk_l2norm_in_kernel=False "
+    "use_gate_in_kernel=False use_beta_sigmoid_in_kernel=False allow_neg_eigval=False safe_gate=False lower_bound=None "
+    "disable_recompute=False return_intermediate_states=False state_v_first=False cu_seqlens=None cu_seqlens_cpu=None "
+    "cp_context=None | A_log=None dt_bias=None chunk_size=64",
+    "fused_recurrent_kda": "q k v g beta A_log=None dt_bias=None scale=None initial_state=None output_final_state=False "
+    "use_qk_l2norm_in_kernel=False use_gate_in_kernel=False use_beta_sigmoid_in_kernel=False allow_neg_eigval=False "
+    "lower_bound=None state_v_first=False cu_seqlens=None",
+    "chunk_efla": "q k v beta g=None scale=None initial_state=None output_final_state=False "
+    "use_qk_l2norm_in_kernel=False use_beta_sigmoid_in_kernel=False allow_neg_eigval=False state_v_first=False "
+    "cu_seqlens=None | step='exact' erase_scale=1.0 write_scale=1.0",
+    "fused_recurrent_efla": "q k v beta g=None scale=None initial_state=None output_final_state=False "
+    "use_qk_l2norm_in_kernel=False use_beta_sigmoid_in_kernel=False allow_neg_eigval=False state_v_first=False "
+    "cu_seqlens=None | step='exact' erase_scale=1.0 write_scale=1.0",
+    "delta_rule_step": "q k v beta state g=None scale=None use_qk_l2norm_in_kernel=False "
+    "| step='exact' erase_scale=1.0 write_scale=1.0",
+}
+
+
+def signature_text(function):
+    words = []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY and "|" not in words:
+            words.append("|")
+        default = "" if parameter.default is parameter.empty else f"={parameter.default!r}"
+        words.append(parameter.name + default)
+    return " ".join(words)
+
+
+class Contract(unittest.TestCase):
+    def test_signatures(self):
+        for name, expected in SIGNATURES.items():
+            self.assertEqual(signature_text(getattr(efla, name)), expected, name)
+        self.assertIs(efla.chunk_gdn, efla.chunk_gated_delta_rule)
+        self.assertIs(efla.fused_recurrent_gdn, efla.fused_recurrent_gated_delta_rule)
+        self.assertEqual(set(efla.ops.__all__), set(SIGNATURES) | {"chunk_gdn", "fused_recurrent_gdn"})
+
+    def test_one_import_changes(self):
+        from efla.layers import DeltaNet, GatedDeltaNet, KimiDeltaAttention  # noqa: F401
+        from efla.ops.delta_rule import chunk_delta_rule, fused_recurrent_delta_rule  # noqa: F401
+        from efla.ops.gated_delta_rule import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule  # noqa: F401
+        from efla.ops.kda import chunk_kda, fused_recurrent_kda  # noqa: F401
+
+    def test_every_function_is_documented_and_typed(self):
+        for name in efla.ops.__all__:
+            function = getattr(efla, name)
+            self.assertTrue(function.__doc__, name)
+            for parameter in inspect.signature(function).parameters.values():
+                self.assertIsNot(parameter.annotation, parameter.empty, f"{name} {parameter.name}")
+
+    def test_the_version_is_that_of_the_project(self):
+        text = (pathlib.Path(__file__).parents[2] / "CMakeLists.txt").read_text(encoding="utf-8")
+        self.assertEqual(efla.__version__, re.search(r"project\(efla VERSION ([0-9.]+)", text).group(1))
+
+
+class Mistakes(unittest.TestCase):
+    def refuses(self, message, function, *arguments, **named):
+        with self.assertRaises(ValueError) as caught:
+            function(*arguments, **named)
+        self.assertEqual(str(caught.exception), f"{function.__name__}: {message}")
+
+    def test_tensors(self):
+        x = inputs()
+        f = efla.chunk_delta_rule
+        for name, bad, message in (
+            ("q", x["q"][0], "q: got shape [70, 2, 12], expected a tensor [B, T, H, K]"),
+            ("q", None, "q: got NoneType, expected a tensor [B, T, H, K]"),
+            ("q", x["q"].half(), "q: got torch.float16, expected float32, bfloat16 or float64"),
+            ("k", x["k"][..., :5], "k: got shape [2, 70, 2, 5], expected [B, T, H, K] = [2, 70, 2, 12]"),
+            ("k", x["k"].bfloat16(), "k: got torch.bfloat16, expected torch.float32, as q has"),
+            ("v", x["v"][:, 1:], "v: got shape [2, 69, 2, 10], expected [B, T, HV, V] = [2, 70, 2, 10]"),
+            ("v", x["v"].repeat(1, 1, 2, 1)[:, :, 1:], "v: got 3 heads, expected a multiple of the 2 heads of q"),
+            ("v", x["v"][..., :0], "v: got shape [2, 70, 2, 0], expected no dimension of 0"),
+            ("beta", x["beta"][..., 0], "beta: got shape [2, 70], expected [B, T, HV] = [2, 70, 2]"),
+            ("beta", 1.0, "beta: got float, expected a tensor [B, T, HV]"),
+            ("initial_state", state(3), "initial_state: got shape [3, 2, 12, 10], expected [N, HV, K, V] = [2, 2, 12, 10]"),
+        ):
+            self.refuses(message, f, **{**x, name: bad})
+        g = inputs(decay="channel")["g"]
+        self.refuses(
+            "g: got shape [2, 70, 2, 12], expected [B, T, HV] = [2, 70, 2]", efla.chunk_gated_delta_rule, **x, g=g
+        )
+        self.refuses("g: got shape [2, 70, 2], expected [B, T, HV, K] = [2, 70, 2, 12]", efla.chunk_kda, **x, g=g[..., 0])
+        self.refuses("g: got NoneType, expected a tensor [B, T, HV, K]", efla.chunk_kda, **x, g=None)
+
+    def test_packed_sequences(self):
+        f, x = efla.chunk_delta_rule, inputs(batch=1)
+        cu = torch.tensor
+        self.refuses(
+            "cu_seqlens: got [0, 50, 40, 70], expected ascending numbers from 0 to T = 70",
+            f,
+            **x,
+            cu_seqlens=cu([0, 50, 40, 70]),
+        )
+        self.refuses("cu_seqlens: got [0, 69], expected ascending numbers from 0 to T = 70", f, **x, cu_seqlens=cu([0, 69]))
+        self.refuses("cu_seqlens: got shape [1], expected a tensor [N + 1] with N at least 1", f, **x, cu_seqlens=cu([0]))
+        self.refuses(
+            "cu_seqlens: got torch.float32, expected torch.int64 or torch.int32", f, **x, cu_seqlens=cu([0.0, 70.0])
+        )
+        self.refuses(
+            "q: got batch size 2, expected 1 with cu_seqlens: pack the sequences one after the other",
+            f,
+            **inputs(),
+            cu_seqlens=cu([0, 70]),
+        )
+
+    def test_choices(self):
+        x = inputs()
+        f = efla.chunk_efla
+        steps = "euler, rk1 to rk64, exact, implicit_euler or trapezoid"
+        for step in ("exakt", "rk", "rk0", "rk65", None):
+            self.refuses(f"step: got {step!r}, expected {steps}", f, **x, step=step)
+        self.refuses("scale: got inf, expected a finite number", f, **x, scale=float("inf"))
+        self.refuses(
+            "allow_neg_eigval: got True, expected False without use_beta_sigmoid_in_kernel", f, **x, allow_neg_eigval=True
+        )
+        self.refuses("chunk_size: got 48, expected one of 16, 32, 64", efla.chunk_delta_rule, **x, chunk_size=48)
+        x["g"] = inputs(decay="channel")["g"]
+        self.refuses("chunk_size: got 16, expected one of 32, 64", efla.chunk_kda, **x, chunk_size=16)
+        gate = {"use_gate_in_kernel": True}
+        self.refuses("A_log: got NoneType, expected a tensor [HV]", efla.chunk_kda, **x, **gate)
+        self.refuses(
+            "lower_bound: got -6.0, expected a number in [-5, 0) with safe_gate",
+            efla.chunk_kda,
+            **x,
+            **gate,
+            safe_gate=True,
+            lower_bound=-6.0,
+        )
+        bias = {"A_log": torch.zeros(2), "dt_bias": torch.zeros(5)}
+        self.refuses("dt_bias: got shape [5], expected [HV·K] = [24]", efla.chunk_kda, **x, **gate, **bias)
+        self.refuses("cp_context: got 1, expected None: this is not implemented", efla.chunk_kda, **x, cp_context=1)
+
+    def test_one_token(self):
+        x = {name: tensor[:, 0] for name, tensor in inputs().items()}
+        f = efla.delta_rule_step
+        self.refuses("state: got torch.float64, expected float32 or bfloat16", f, **x, state=state().double())
+        self.refuses("state: got shape [1, 2, 12, 10], expected [B, HV, K, V] = [2, 2, 12, 10]", f, **x, state=state(1))
+        x["q"] = x["q"].unsqueeze(1)
+        self.refuses("q: got shape [2, 1, 2, 12], expected a tensor [B, H, K]", f, **x, state=state())
+
+
+class WithoutValues(unittest.TestCase):
+    """Tensors on the device meta have shapes and dtypes only: what torch.compile traces with."""
+
+    def test_shapes_and_gradients(self):
+        packed = torch.tensor([0, 5, 40, 70])
+        for function, decay in (
+            (efla.chunk_delta_rule, None),
+            (efla.chunk_gated_delta_rule, "scalar"),
+            (efla.fused_recurrent_kda, "channel"),
+            (efla.chunk_efla, "channel"),
+        ):
+            for dtype in (torch.float32, torch.bfloat16):
+                for cu_seqlens in (None, packed):
+                    x = inputs(batch=1 if cu_seqlens is not None else 2, decay=decay, value_heads=4, dtype=dtype)
+                    s = state(sequences=3 if cu_seqlens is not None else 2, value_heads=4)
+                    x = {name: tensor.to("meta").requires_grad_() for name, tensor in {**x, "initial_state": s}.items()}
+                    cu = None if cu_seqlens is None else cu_seqlens.to("meta")
+                    o, final = function(**x, output_final_state=True, cu_seqlens=cu)
+                    self.assertEqual((o.shape, o.dtype, o.device.type), (x["v"].shape, dtype, "meta"))
+                    self.assertEqual((final.shape, final.dtype), (s.shape, torch.float32))
+                    (o.sum() + final.sum()).backward()
+                    for tensor in x.values():
+                        self.assertEqual((tensor.grad.shape, tensor.grad.dtype), (tensor.shape, tensor.dtype))
+
+
+if __name__ == "__main__":
+    unittest.main()

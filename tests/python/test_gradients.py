@@ -1,0 +1,110 @@
+"""Gradients of every function against autograd through the recurrence in float64."""
+
+import unittest
+
+import torch
+from reference import delta_rule
+from support import assert_close, inputs, state
+
+import efla
+
+
+class Gradients(unittest.TestCase):
+    def check(self, function, reference, x, dtype=torch.float32, what=""):
+        """Compares the gradients of all the tensors x of function(**x) and reference(**x), which return (o, state)."""
+        x = {name: tensor.detach().clone().requires_grad_() for name, tensor in x.items()}
+        wide = {name: tensor.detach().double().requires_grad_() for name, tensor in x.items()}
+        generator = torch.Generator().manual_seed(7)
+        got, expected = function(**x), reference(**wide)
+        weights = [torch.randn(out.shape, generator=generator, dtype=torch.float64) for out in expected]
+        for outputs in (got, expected):
+            sum((w * out.double()).sum() for w, out in zip(weights, outputs)).backward()
+        for name, tensor in x.items():
+            self.assertEqual(tensor.grad.dtype, tensor.dtype)
+            assert_close(self, tensor.grad, wide[name].grad, dtype, factor=4, what=f"{what} d{name}")
+
+    def test_functions(self):
+        for function, decay in (
+            (efla.chunk_delta_rule, None),
+            (efla.fused_recurrent_delta_rule, None),
+            (efla.chunk_gated_delta_rule, "scalar"),
+            (efla.fused_recurrent_gated_delta_rule, "scalar"),
+            (efla.chunk_kda, "channel"),
+            (efla.fused_recurrent_kda, "channel"),
+        ):
+            for dtype in (torch.float32, torch.bfloat16):
+                grouped = 4 if decay else 2
+                x = inputs(tokens=45, decay=decay, value_heads=grouped, dtype=dtype)
+                x["initial_state"] = state(value_heads=grouped)
+                self.check(
+                    lambda **x: function(**x, output_final_state=True, use_qk_l2norm_in_kernel=True),
+                    lambda **x: delta_rule(**x, l2norm=True),
+                    x,
+                    dtype,
+                    f"{function.__name__} {dtype}",
+                )
+
+    def test_steps(self):
+        for step in ("exact", "rk4", "trapezoid"):
+            for decay in (None, "channel"):
+                x = {**inputs(tokens=40, decay=decay), "initial_state": state()}
+                for function in (efla.chunk_efla, efla.fused_recurrent_efla):
+                    self.check(
+                        lambda **x: function(**x, output_final_state=True, step=step),
+                        lambda **x: delta_rule(**x, step=step),
+                        x,
+                        what=f"{function.__name__} {step} {decay}",
+                    )
+
+    def test_packed_sequences(self):
+        packed = torch.tensor([0, 5, 5, 40, 70])
+        x = {**inputs(batch=1, decay="channel"), "initial_state": state(sequences=4)}
+        self.check(
+            lambda **x: efla.chunk_kda(**x, output_final_state=True, cu_seqlens=packed),
+            lambda **x: delta_rule(**x, cu_seqlens=packed),
+            x,
+        )
+
+    def test_gates_and_states_with_values_first(self):
+        x = {**inputs(tokens=40, decay="channel"), "initial_state": state().transpose(-1, -2).contiguous()}
+        x.update(A_log=torch.tensor([0.3, -1.0]), dt_bias=torch.linspace(-2, 1, 24))
+
+        def reference(g, A_log, dt_bias, beta, initial_state, **x):
+            g = -5 * torch.sigmoid(A_log.exp()[:, None] * (g + dt_bias.view(2, 12)))
+            o, final = delta_rule(**x, g=g, beta=2 * beta.sigmoid(), initial_state=initial_state.transpose(-1, -2))
+            return o, final.transpose(-1, -2)
+
+        self.check(
+            lambda **x: efla.chunk_kda(
+                **x,
+                output_final_state=True,
+                use_gate_in_kernel=True,
+                use_beta_sigmoid_in_kernel=True,
+                allow_neg_eigval=True,
+                safe_gate=True,
+                lower_bound=-5.0,
+                state_v_first=True,
+            ),
+            reference,
+            x,
+        )
+
+    def test_of_one_output_and_one_input_only(self):
+        x = inputs(decay="scalar")
+        x["g"].requires_grad_()
+        wide = x["g"].detach().double().requires_grad_()
+        efla.chunk_gated_delta_rule(**x)[0].sum().backward()
+        delta_rule(**{**x, "g": wide})[0].sum().backward()
+        assert_close(self, x["g"].grad, wide.grad, factor=4)
+
+    def test_finite_differences_in_float64(self):
+        x = inputs(tokens=5, key_dim=3, value_dim=2, decay="channel", dtype=torch.float64)
+        x["g"] = x["g"].double()
+        arguments = [tensor.requires_grad_() for tensor in x.values()]
+        torch.autograd.gradcheck(
+            lambda q, k, v, beta, g: efla.chunk_efla(q, k, v, beta, g, output_final_state=True), arguments
+        )
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,173 @@
+"""The layers: parameters as flash-linear-attention names them, and decoding, packing and padding alike to one forward."""
+
+import pathlib
+import re
+import unittest
+
+import torch
+from support import assert_close
+
+import efla
+from efla.layers import EFLA, RULES, DeltaNet, GatedDeltaNet, KimiDeltaAttention, Mixer, Sizes
+
+CONV = {f"{x}_conv1d.weight": [size, 1, 4] for x, size in (("q", 32), ("k", 32))}
+QK = {f"{x}_proj.weight": [32, 24] for x in "qk"}
+
+# Width 24; keys of 2 heads of 16 dims, or DeltaNet's share of the width.
+PARAMETERS = [
+    (
+        DeltaNet(hidden_size=24, num_heads=3, expand_v=2, use_gate=True),
+        {
+            "q_proj.weight": [24, 24],
+            "k_proj.weight": [24, 24],
+            "v_proj.weight": [48, 24],
+            "b_proj.weight": [3, 24],
+            "q_conv1d.weight": [24, 1, 4],
+            "k_conv1d.weight": [24, 1, 4],
+            "v_conv1d.weight": [48, 1, 4],
+            "g_proj.weight": [48, 24],
+            "o_norm.weight": [16],
+            "o_proj.weight": [24, 48],
+        },
+    ),
+    (
+        GatedDeltaNet(hidden_size=24, head_dim=16, num_heads=2, num_v_heads=4),
+        {
+            **QK,
+            **CONV,
+            "v_proj.weight": [128, 24],
+            "v_conv1d.weight": [128, 1, 4],
+            "b_proj.weight": [4, 24],
+            "a_proj.weight": [4, 24],
+            "A_log": [4],
+            "dt_bias": [4],
+            "g_proj.weight": [128, 24],
+            "o_norm.weight": [32],
+            "o_proj.weight": [24, 128],
+        },
+    ),
+    (
+        KimiDeltaAttention(hidden_size=24, head_dim=16, num_heads=2, num_v_heads=4, expand_v=0.5),
+        {
+            **QK,
+            **CONV,
+            "v_proj.weight": [32, 24],
+            "v_conv1d.weight": [32, 1, 4],
+            "b_proj.weight": [4, 24],
+            "A_log": [4],
+            "dt_bias": [64],
+            "f_proj.0.weight": [8, 24],
+            "f_proj.1.weight": [64, 8],
+            "g_proj.0.weight": [8, 24],
+            "g_proj.1.weight": [32, 8],
+            "g_proj.1.bias": [32],
+            "o_norm.weight": [8],
+            "o_proj.weight": [24, 32],
+        },
+    ),
+]
+
+
+def layers():
+    torch.manual_seed(0)
+    return [
+        DeltaNet(hidden_size=24, num_heads=2, use_gate=True, allow_neg_eigval=True),
+        DeltaNet(hidden_size=24, num_heads=2, qk_activation="elu", qk_norm="sum", conv_bias=True, use_beta=False),
+        GatedDeltaNet(hidden_size=24, head_dim=8, num_heads=2, num_v_heads=4, layer_idx=3),
+        GatedDeltaNet(hidden_size=24, head_dim=8, num_heads=2, use_gate=False, mode="fused_recurrent"),
+        KimiDeltaAttention(hidden_size=24, head_dim=8, num_heads=2),
+        KimiDeltaAttention(hidden_size=24, head_dim=8, num_heads=2, safe_gate=True, lower_bound=-5.0, use_short_conv=False),
+        EFLA(hidden_size=24, num_heads=2),
+    ]
+
+
+class Layers(unittest.TestCase):
+    def setUp(self):
+        self.x = torch.randn(2, 11, 24, generator=torch.Generator().manual_seed(5))
+
+    def test_parameters(self):
+        for layer, expected in PARAMETERS:
+            got = {name: list(parameter.shape) for name, parameter in layer.named_parameters()}
+            self.assertEqual(got, expected, type(layer).__name__)
+
+    def test_decoding_token_by_token_is_one_forward(self):
+        for layer in layers():
+            whole = layer(self.x)[0]
+            for gradients in (False, True):
+                with torch.set_grad_enabled(gradients):
+                    y, nothing, cache = layer(self.x[:, :6], use_cache=True)
+                    parts = [y]
+                    for t in range(6, 11):
+                        y, nothing, cache = layer(self.x[:, t : t + 1], past_key_values=cache, use_cache=True)
+                        parts.append(y)
+                self.assertIsNone(nothing)
+                self.assertEqual(list(cache), [layer.layer_idx or 0])
+                assert_close(self, torch.cat(parts, 1), whole, what=type(layer).__name__)
+
+    def test_packed_and_padded_sequences_are_separate_ones(self):
+        lengths = (11, 4)
+        packed = torch.cat([self.x[n, :length] for n, length in enumerate(lengths)]).unsqueeze(0)
+        mask = torch.tensor([[1] * 11, [1] * 4 + [0] * 7])
+        for layer in layers():
+            with torch.no_grad():
+                separate = [layer(self.x[n : n + 1, :length])[0] for n, length in enumerate(lengths)]
+                y, _, cache = layer(packed, cu_seqlens=torch.tensor([0, 11, 15]), use_cache=True)
+                assert_close(self, y, torch.cat(separate, 1), what="packed")
+                padded = layer(self.x, attention_mask=mask)[0]
+                assert_close(self, padded[1, :4], separate[1][0], what="padded")
+                self.assertEqual(float(padded[1, 4:].abs().max()), 0)
+                after = layer(self.x[:, :1], past_key_values=cache, use_cache=True)[0]
+                longer = layer(torch.cat([self.x[1:2, :4], self.x[1:2, :1]], 1))[0]
+                assert_close(self, after[1:2], longer[:, -1:], what="after packing")
+
+    def test_gradients_reach_every_parameter(self):
+        for layer in layers():
+            layer(self.x)[0].square().sum().backward()
+            for name, parameter in layer.named_parameters():
+                self.assertTrue(torch.isfinite(parameter.grad).all(), name)
+                self.assertGreater(float(parameter.grad.abs().sum()), 0, name)
+
+    def test_bfloat16(self):
+        for layer in layers():
+            whole = layer(self.x)[0]
+            half = layer.bfloat16()(self.x.bfloat16())[0]
+            self.assertEqual(half.dtype, torch.bfloat16)
+            assert_close(self, half, whole, torch.bfloat16, factor=3, what=type(layer).__name__)
+
+    def test_every_rule(self):
+        source = pathlib.Path(__file__).parents[2] / "efla" / "nn" / "layers" / "mixer_preset.cc"
+        presets = re.findall(r'\.name = "([^"]+)"', source.read_text(encoding="utf-8"))
+        self.assertEqual([*RULES, "softmax"], presets)
+        for name, rule in RULES.items():
+            torch.manual_seed(0)
+            layer = Mixer(Sizes(24, 2, 2, 12, 12), rule)
+            y = layer(self.x)[0]
+            self.assertTrue(torch.isfinite(y).all(), name)
+            self.assertEqual("alpha" in dict(layer.named_parameters()), name == "efla-adaptive")
+            same = EFLA(hidden_size=24, num_heads=2, rule=name)
+            same.load_state_dict(layer.state_dict())
+            self.assertTrue(torch.equal(same(self.x)[0], y), name)
+
+    def test_mistakes(self):
+        for build, message in (
+            (lambda: EFLA(rule="elfa"), "EFLA: rule: got 'elfa', expected one of deltanet, "),
+            (lambda: DeltaNet(mode="fused_chunk"), "DeltaNet: mode: got 'fused_chunk', expected one of ('chunk', "),
+            (lambda: DeltaNet(hidden_size=10, num_heads=3), "DeltaNet: hidden_size * expand_k / num_heads: got 3.33"),
+            (lambda: GatedDeltaNet(num_heads=4, num_v_heads=6), "mixer: num_v_heads: got 6, expected a multiple of num"),
+            (lambda: KimiDeltaAttention(safe_gate=True), "KimiDeltaAttention: lower_bound: got None, expected a number"),
+        ):
+            with self.assertRaises(ValueError) as caught:
+                build()
+            self.assertTrue(str(caught.exception).startswith(message), caught.exception)
+
+    def test_the_deltanet_layer_is_its_function(self):
+        layer = EFLA(hidden_size=24, num_heads=2, use_short_conv=False)
+        q, k, v = (getattr(layer, f"{x}_proj")(self.x) for x in "qkv")
+        q, k, v = (torch.nn.functional.silu(x).view(2, 11, 2, 12) for x in (q, k, v))
+        o = efla.chunk_efla(q, k, v, torch.sigmoid(layer.b_proj(self.x)))[0]
+        o = o / (o.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+        assert_close(self, layer(self.x)[0], layer.o_proj(o.flatten(2)))
+
+
+if __name__ == "__main__":
+    unittest.main()

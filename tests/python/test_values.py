@@ -1,0 +1,145 @@
+"""Every function against the recurrence in float64."""
+
+import unittest
+
+import torch
+from reference import delta_rule
+from support import assert_close, inputs, state
+
+import efla
+
+PACKED = torch.tensor([0, 5, 5, 40, 70])
+
+
+class Values(unittest.TestCase):
+    def check(self, got, expected, dtype=torch.float32, what=""):
+        assert_close(self, got[0], expected[0], dtype, what=f"{what} o")
+        self.assertEqual(got[0].dtype, dtype)
+        if got[1] is not None:
+            assert_close(self, got[1], expected[1], dtype, what=f"{what} final_state")
+            self.assertEqual(got[1].dtype, torch.float64 if dtype == torch.float64 else torch.float32)
+
+    def test_delta_rule(self):
+        for function in (efla.chunk_delta_rule, efla.fused_recurrent_delta_rule):
+            for dtype in (torch.float32, torch.bfloat16, torch.float64):
+                x, s = inputs(dtype=dtype), state()
+                got = function(**x, initial_state=s, output_final_state=True, use_qk_l2norm_in_kernel=True)
+                self.check(got, delta_rule(**x, initial_state=s, l2norm=True), dtype, f"{function.__name__} {dtype}")
+
+    def test_gated_delta_rule(self):
+        for function in (efla.chunk_gated_delta_rule, efla.fused_recurrent_gated_delta_rule):
+            for dtype in (torch.float32, torch.bfloat16):
+                x, s = inputs(decay="scalar", dtype=dtype, value_heads=4), state(value_heads=4)
+                got = function(**x, initial_state=s, output_final_state=True, scale=0.7)
+                self.check(got, delta_rule(**x, initial_state=s, scale=0.7), dtype, f"{function.__name__} {dtype}")
+
+    def test_kda(self):
+        for function in (efla.chunk_kda, efla.fused_recurrent_kda):
+            for dtype in (torch.float32, torch.bfloat16):
+                x, s = inputs(decay="channel", dtype=dtype, value_heads=4), state(value_heads=4)
+                got = function(**x, initial_state=s, output_final_state=True)
+                self.check(got, delta_rule(**x, initial_state=s), dtype, f"{function.__name__} {dtype}")
+
+    def test_efla_and_its_family(self):
+        for function in (efla.chunk_efla, efla.fused_recurrent_efla):
+            for step in ("exact", "rk2", "rk4", "implicit_euler", "trapezoid", "euler"):
+                for decay in (None, "scalar", "channel"):
+                    x = inputs(tokens=40, decay=decay)
+                    rule = {"step": step, "erase_scale": 1.25, "write_scale": 0.5}
+                    expected = delta_rule(**x, **rule)
+                    self.check(function(**x, **rule, output_final_state=True), expected, what=f"{step} {decay}")
+
+    def test_the_step_is_exact_unless_said_otherwise(self):
+        x = inputs()
+        self.check(efla.chunk_efla(**x), delta_rule(**x, step="exact"))
+
+    def test_without_a_final_state(self):
+        self.assertIsNone(efla.chunk_delta_rule(**inputs())[1])
+        self.assertIsNone(efla.fused_recurrent_kda(**inputs(decay="channel"))[1])
+
+    def test_beta_stands_for_ones_where_it_may_be_absent(self):
+        x = inputs(decay="scalar")
+        ones = torch.ones_like(x.pop("beta"))
+        expected = delta_rule(**x, beta=ones, l2norm=True)
+        self.check(efla.fused_recurrent_gated_delta_rule(**x, use_qk_l2norm_in_kernel=True), expected)
+        del x["g"]
+        expected = delta_rule(**x, beta=ones, l2norm=True)
+        self.check(efla.fused_recurrent_delta_rule(**x, use_qk_l2norm_in_kernel=True), expected)
+
+    def test_a_decay_per_channel_in_the_gated_form(self):
+        x, gk = inputs(decay="scalar"), inputs(decay="channel", seed=3)["g"]
+        expected = delta_rule(**{**x, "g": x["g"].unsqueeze(-1) + gk})
+        self.check(efla.fused_recurrent_gated_delta_rule(**x, gk=gk), expected)
+
+    def test_packed_sequences_are_separate_ones(self):
+        for function, decay in (
+            (efla.chunk_delta_rule, None),
+            (efla.fused_recurrent_delta_rule, None),
+            (efla.chunk_gated_delta_rule, "scalar"),
+            (efla.chunk_kda, "channel"),
+            (efla.fused_recurrent_kda, "channel"),
+        ):
+            x, s = inputs(batch=1, decay=decay), state(sequences=4)
+            got = function(**x, initial_state=s, output_final_state=True, cu_seqlens=PACKED.int())
+            self.check(got, delta_rule(**x, initial_state=s, cu_seqlens=PACKED), what=function.__name__)
+
+    def test_states_with_values_first(self):
+        for function, decay in ((efla.chunk_gated_delta_rule, "scalar"), (efla.fused_recurrent_kda, "channel")):
+            x, s = inputs(decay=decay), state()
+            turned = s.transpose(-1, -2).contiguous()
+            o, final = function(**x, initial_state=turned, output_final_state=True, state_v_first=True)
+            self.assertTrue(final.is_contiguous())
+            self.check((o, final.transpose(-1, -2)), delta_rule(**x, initial_state=s))
+
+    def test_any_strides(self):
+        x = {name: tensor.transpose(0, 1).contiguous().transpose(0, 1) for name, tensor in inputs(decay="channel").items()}
+        self.check(efla.chunk_kda(**x), delta_rule(**x))
+
+    def test_beta_from_its_logits(self):
+        x = inputs(decay="scalar")
+        logits = torch.logit(x["beta"])
+        got = efla.chunk_gated_delta_rule(**{**x, "beta": logits}, use_beta_sigmoid_in_kernel=True)
+        self.check(got, delta_rule(**x))
+        got = efla.chunk_gated_delta_rule(
+            **{**x, "beta": logits}, use_beta_sigmoid_in_kernel=True, allow_neg_eigval=True, use_qk_l2norm_in_kernel=True
+        )
+        self.check(got, delta_rule(**{**x, "beta": 2 * x["beta"]}, l2norm=True))
+
+    def test_the_gate_of_gated_deltanet(self):
+        x = inputs(decay="scalar")
+        A_log, dt_bias = torch.tensor([0.3, -1.0]), torch.tensor([0.5, -2.0])
+        gate = {"use_gate_in_kernel": True, "A_log": A_log, "dt_bias": dt_bias}
+        g = -A_log.exp() * torch.log1p((x["g"] + dt_bias).exp())
+        expected = delta_rule(**{**x, "g": g})
+        self.check(efla.chunk_gated_delta_rule(**x, **gate), expected)
+        self.check(efla.fused_recurrent_gated_delta_rule(**x, **gate), expected)
+
+    def test_the_gates_of_kda(self):
+        x = inputs(decay="channel")
+        A_log, dt_bias = torch.tensor([0.3, -1.0]), torch.linspace(-2, 1, 24)
+        raw = x["g"] + dt_bias.view(2, 12)
+        for gate, g in (
+            ({}, -A_log.exp()[:, None] * torch.log1p(raw.exp())),
+            ({"lower_bound": -4.0}, -4 / (1 + (-A_log.exp()[:, None] * raw).exp())),
+            ({"lower_bound": -4.0, "A_log": None}, -4 / (1 + (-raw).exp())),
+        ):
+            gate = {"use_gate_in_kernel": True, "A_log": A_log, "dt_bias": dt_bias, **gate}
+            expected = delta_rule(**{**x, "g": g})
+            self.check(efla.chunk_kda(**x, **gate), expected)
+            self.check(efla.fused_recurrent_kda(**x, **gate), expected)
+        gate["safe_gate"] = True
+        self.check(efla.chunk_kda(**x, **gate), expected)
+
+    def test_one_token_in_place(self):
+        for decay in (None, "scalar", "channel"):
+            for state_dtype in (torch.float32, torch.bfloat16):
+                x = inputs(tokens=1, decay=decay, value_heads=4)
+                s = state(value_heads=4).to(state_dtype)
+                expected = delta_rule(**x, initial_state=s, step="exact")
+                got = efla.delta_rule_step(**{name: tensor[:, 0] for name, tensor in x.items()}, state=s)
+                assert_close(self, got, expected[0][:, 0], what=f"{decay} o")
+                assert_close(self, s, expected[1], state_dtype, what=f"{decay} state")
+
+
+if __name__ == "__main__":
+    unittest.main()
