@@ -10,7 +10,8 @@ namespace efla::ref {
 template <class T>
 void recurrent_fwd(const DeltaForward<T>& problem);
 
-// Its gradients, by walking the tokens back over the stored states. Of a sequence's chunk states only the first is read.
+// Its gradients, by walking the tokens back over the stored states. Of a sequence's chunk states only the first is
+// read.
 template <class T>
 void recurrent_bwd(const DeltaBackward<T>& problem);
 

@@ -53,9 +53,10 @@ TEST_F(ApplyMistakes, MissingTensor) {
 
 TEST_F(ApplyMistakes, UnknownTensor) {
   problem_["inital_state"] = problem_["initial_state"];
-  expect_refused(problem_,
-                 "got 'inital_state', expected q, k, v, beta, initial_state, dout, dfinal_state, g, cu_seqlens (nearest: "
-                 "initial_state)");
+  expect_refused(
+      problem_,
+      "got 'inital_state', expected q, k, v, beta, initial_state, dout, dfinal_state, g, cu_seqlens (nearest: "
+      "initial_state)");
 }
 
 TEST_F(ApplyMistakes, WrongRank) {

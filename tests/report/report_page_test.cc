@@ -52,8 +52,8 @@ TEST_F(ReportPage, DrawsEveryChartAtEveryWidthAndTheme) {
   }
 }
 
-// Axes alone would pass for a drawn chart: each line, drawn alone so that no other covers it, must leave pixels of its own
-// colour.
+// Axes alone would pass for a drawn chart: each line, drawn alone so that no other covers it, must leave pixels of its
+// own colour.
 TEST_F(ReportPage, DrawsEveryLine) {
   browser_->open(render(synthetic_results()), kDesktop, "document.documentElement.dataset.charts");
   const auto lines = browser_->evaluate(R"(
