@@ -56,6 +56,17 @@ nlohmann::ordered_json machine(int threads) {
   return all;
 }
 
+void print_machine(const nlohmann::ordered_json& machine) {
+  fmt::print("{} ({}), {} processors, {} threads, kernels for {}\n", machine["cpu"].get<std::string>(),
+             machine["processor_signature"].get<std::string>(), machine["processors"].dump(), machine["threads"].dump(),
+             machine["simd"]["target"].get<std::string>());
+  fmt::print("{}, {}, commit {}, LibTorch {}, BLAS {} (core {}, OPENBLAS_CORETYPE {}), load {}\n",
+             machine["compiler"].get<std::string>(), machine["build_type"].get<std::string>(),
+             machine["commit"].get<std::string>(), machine["libtorch"].get<std::string>(),
+             machine["blas"].get<std::string>(), machine["blas_core"].dump(), machine["openblas_coretype"].dump(),
+             machine["load_average"].dump());
+}
+
 void use_threads(int threads) {
   set_threads(threads);
   at::set_num_threads(threads);

@@ -9,6 +9,8 @@ namespace efla::bench {
 // (blas_core, OPENBLAS_CORETYPE), load average at the start, time (UTC).
 nlohmann::ordered_json machine(int threads);
 
+void print_machine(const nlohmann::ordered_json& machine);
+
 // Threads of the operators, LibTorch and OpenBLAS alike. Throws Error unless in [1, 1024].
 void use_threads(int threads);
 

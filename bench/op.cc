@@ -2,12 +2,12 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <cstdio>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "bench/machine.h"
+#include "bench/program.h"
 #include "bench/report.h"
 #include "bench/suite.h"
 #include "efla/base/error.h"
@@ -81,22 +81,6 @@ int main(int argc, char** argv) {
   CLI::App program("Times the operator against an eager LibTorch form and the machine's ceilings");
   efla::bench::Options options;
   add_options(program, options);
-  std::string command;
-  for (int i = 0; i < argc; ++i) command += std::string(i > 0 ? " " : "") + argv[i];
-  try {
-    program.parse(argc, argv);
-    return efla::bench::run(options, command) ? 0 : 1;
-  } catch (const CLI::Success& success) {
-    return program.exit(success);
-  } catch (const CLI::ParseError& error) {
-    program.exit(error);
-    return 2;
-  } catch (const efla::Error& error) {
-    fmt::print(stderr, "{}\n", error.what());
-    return 2;
-  } catch (const std::exception& error) {
-    const std::string what = error.what();
-    fmt::print(stderr, "efla_bench_op: {}\n", what.substr(0, what.find('\n')));
-    return 1;
-  }
+  return efla::bench::run_program(program, argc, argv,
+                                  [&](const std::string& command) { return efla::bench::run(options, command); });
 }

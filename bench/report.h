@@ -12,7 +12,6 @@ namespace efla::bench {
 // One object for every contender, without what is the same for the whole run.
 std::vector<nlohmann::ordered_json> to_json(const Measured& measured);
 
-void print_machine(const nlohmann::ordered_json& machine);
 void print_case(const Measured& measured);
 
 // One line for every size, operation and contender; a column for every T.
