@@ -92,7 +92,7 @@ TEST(BenchOp, ScalingDoublesTheTokens) {
 }
 
 TEST(BenchOp, MistakesNameWhatThereIs) {
-  const auto unknown = bench_op({"--filter", "float16"});
+  const auto unknown = bench_op({"--filter", "float64"});
   EXPECT_TRUE(is_user_mistake(unknown, "--filter"));
   EXPECT_TRUE(is_user_mistake(unknown, "float32/d64/forward/chunk"));
   for (const char* part : {"bfloat16", "d128", "scalar", "channel", "forward+backward", "decode", "recurrent"}) {
