@@ -12,5 +12,6 @@ void add_data(CLI::App& program);
 void add_train(CLI::App& program);
 void add_eval(CLI::App& program);
 void add_reproduce(CLI::App& program);
+void add_checkpoints(CLI::App& program);
 
 }  // namespace efla::cli
