@@ -9,355 +9,68 @@
 //
 // and then through the gains a(β, λ), b(β, λ) with λ = ‖k‖², and through the L2 norm. With a decay, Q and K beside S or
 // dS carry its products (chunk-inl.h) and so do the gradients that come from there; what lies inside the chunk goes
-// through L's and P's own factors. The gradient of g_t gathers every term whose product of decays holds d_t: z (from
-// before the chunk to after it) + Σ_{r≥t} x_r (from before to row r) + Σ_{j<t} y_j (from row j to after) + the pairs r
-// ≥ t > j. docs/equations.md derives it.
+// through L's and P's own factors; chunk_bwd_decay-inl.h has the gradient of g.
 #include "efla/cpu/delta.h"
+#include "efla/cpu/team.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "efla/cpu/chunk_bwd.cc"
 #include <hwy/foreach_target.h>  // must come before the -inl.h files
 
-#include "efla/cpu/chunk-inl.h"
+#include "efla/cpu/chunk_bwd_tiles-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace efla::cpu::HWY_NAMESPACE {
 namespace {
 
-// What the gradient of g is gathered from.
-struct DecayGradient {
-  float* state_sums = nullptr;   // for each panel [K, kLanes]: sums of dS ∘ S over its columns
-  float* reads = nullptr;        // [kChunk, Kp] x: what meets the state before the chunk
-  float* writes = nullptr;       // [kChunk, Kp] y: what enters the state after it
-  float* half_reads = nullptr;   // channel: [kHalfChunk, Kp] rows of the second half with those of the first
-  float* half_writes = nullptr;  // channel: [kHalfChunk, Kp] rows of the first half with those of the second
-  float* dg = nullptr;           // [kChunk, Kp]
-  float* pairs = nullptr;        // scalar: [2 kChunk, kChunk] dP ∘ P, then dL ∘ L
+// A team adds up the value heads' dq and dk in so many shares of a chunk's tokens.
+constexpr std::int64_t kFinishShares = 4;
 
-  void lay_out(Arena& arena, std::int64_t stride, std::int64_t state_rows) {
-    state_sums = arena.floats(state_rows * kLanes);
-    for (float** rows : {&reads, &writes, &dg}) *rows = arena.floats(kChunk * stride);
-    for (float** rows : {&half_reads, &half_writes}) *rows = arena.floats(kHalfChunk * stride);
-    pairs = arena.floats(2 * kChunk * kChunk);
+// One query head with its value heads, for one thread or for a team. A team takes the value heads of a chunk at once
+// where there is one for every thread, and otherwise one after the other, the threads on its panels.
+struct HeadScratch {
+  int team;
+  bool heads_at_once;
+  std::int64_t state_floats, part_floats;
+  std::int64_t members;  // value heads that are computed at a time
+  std::size_t member_bytes;
+  float* dstate;  // for each value head panels [K, kPanel] of dS
+  float* parts;   // [2 kChunk, Kp] dq and dk: of every value head; one after the other, their sum and the next one's
+  float* member_scratch;
+
+  HeadScratch(Arena& arena, const DeltaShape& shape, Decay decay, int team)
+      : team(team),
+        heads_at_once(team > 1 && shape.group() >= team),
+        state_floats(shape.key_dim * round_up(shape.value_dim, kPanel)),
+        part_floats(2 * kChunk * round_up(shape.key_dim, kPanel)),
+        members(heads_at_once ? team : 1) {
+    Arena one;
+    BwdScratch().lay_out(one, shape, decay, heads_at_once ? 1 : team);
+    member_bytes = one.bytes();
+    dstate = arena.floats(shape.group() * state_floats);
+    parts = arena.floats((heads_at_once ? shape.group() : std::min<std::int64_t>(shape.group(), 2)) * part_floats);
+    member_scratch = arena.floats(members * static_cast<std::int64_t>(member_bytes / sizeof(float)));
+  }
+
+  float* part(std::int64_t head) const {
+    return parts + (heads_at_once ? head : std::min<std::int64_t>(head, 1)) * part_floats;
+  }
+
+  // What `member` computes value head `head` in.
+  BwdScratch scratch(const DeltaShape& shape, Decay decay, int member, std::int64_t head) const {
+    Arena arena(reinterpret_cast<std::byte*>(member_scratch) + member_bytes * static_cast<std::size_t>(member));
+    BwdScratch s;
+    s.lay_out(arena, shape, decay, heads_at_once ? 1 : team);
+    s.dq = part(head);
+    s.dk = s.dq + part_floats / 2;
+    return s;
   }
 };
 
-// Arrays over value columns are lists of panels. Vp, Kp: V and K rounded up to whole panels.
-struct BwdScratch {
-  std::int64_t key_dim = 0;
-  ChunkScratch chunk;
-  float* state = nullptr;     // panels [K, kPanel] of S before the chunk
-  float* dstate = nullptr;    // for each value head of the query head panels [K, kPanel] of dS
-  float* state_t = nullptr;   // Sᵀ: key panels of [Vp, kPanel]
-  float* dstate_t = nullptr;  // dSᵀ after the chunk: key panels of [Vp, kPanel]
-  float* errors = nullptr;    // for each thread that works on the head [kChunk, kPanel]: E
-  float* values = nullptr;    // panels [kChunk, kPanel]: V, then dV
-  float* u = nullptr;         // panels [kChunk, kPanel]
-  float* u_t = nullptr;       // Uᵀ: token panels of [Vp, kPanel]
-  float* dout = nullptr;      // panels [kChunk, kPanel]: scale · dO
-  float* g = nullptr;         // panels [kChunk, kPanel]: G
-  float* da = nullptr;        // for each panel [kChunk, kLanes]: partial sums
-  float* db = nullptr;        // for each panel [kChunk, kLanes]
-  float* dscores = nullptr;   // [2 kChunk, kChunk]: dP, zero above the diagonal, then dL + dLᵀ
-  float* dq = nullptr;        // [kChunk, Kp]
-  float* dk = nullptr;        // [kChunk, Kp]
-  float* dq_sum = nullptr;    // [kChunk, Kp] over the value heads of the query head; dq where that has one alone
-  float* dk_sum = nullptr;    // [kChunk, Kp] likewise
-  DecayGradient decay;        // laid out only where the rule has a decay
-
-  void lay_out(Arena& arena, const DeltaShape& shape, Decay kind, int team) {
-    chunk.lay_out(arena, shape, kind);
-    key_dim = shape.key_dim;
-    const std::int64_t padded_keys = round_up(key_dim, kPanel), padded_values = round_up(shape.value_dim, kPanel);
-    errors = arena.floats(team * kChunk * kPanel);
-    state = arena.floats(key_dim * padded_values);
-    dstate = arena.floats(shape.group() * key_dim * padded_values);
-    for (float** t : {&state_t, &dstate_t}) *t = arena.floats(padded_keys * padded_values);
-    for (float** panels : {&values, &u, &dout, &g}) *panels = arena.floats(kChunk * padded_values);
-    u_t = arena.floats(round_up(kChunk, kPanel) * padded_values);
-    for (float** sums : {&da, &db}) *sums = arena.floats(padded_values / kPanel * kChunk * kLanes);
-    dscores = arena.floats(2 * kChunk * kChunk);
-    for (float** rows : {&dq, &dk}) *rows = arena.floats(kChunk * padded_keys);
-    dq_sum = dq;
-    dk_sum = dk;
-    if (shape.group() > 1) {
-      for (float** rows : {&dq_sum, &dk_sum}) *rows = arena.floats(kChunk * padded_keys);
-    }
-    if (kind != Decay::none) decay.lay_out(arena, padded_keys, key_dim * padded_values / kPanel);
-  }
-};
-
-std::size_t BwdBytesPerWorker(const DeltaShape& shape, Decay decay) {
+std::size_t ChunkBwdBytes(const DeltaShape& shape, Decay decay, int team) {
   Arena arena;
-  BwdScratch().lay_out(arena, shape, decay, 1);
+  const HeadScratch scratch(arena, shape, decay, team);
   return arena.bytes();
-}
-
-// One panel of dR by backward substitution, and from it dV, G and the panel's part of da and db.
-struct ReverseSubstitutionTiles {
-  const ChunkScratch& c;
-  std::int64_t key_dim, tokens;
-  const float* dstate;  // [K, kPanel] after the chunk
-  const float* errors;  // [kChunk, kPanel]
-  float* values;        // [kChunk, kPanel]: v, overwritten by dV
-  const float* dout;    // [kChunk, kPanel]
-  float* g;             // [kChunk, kPanel]
-  float* da_sums;       // [kChunk, kLanes]
-  float* db_sums;       // [kChunk, kLanes]
-
-  template <int M>
-  HWY_INLINE void run(std::int64_t r) {
-    const FloatTag d;
-    const float* p = c.p_scores() + r;
-    const float* l = c.l_scores() + r;
-    const std::int64_t below = r + M;  // rows from here on are done
-    Tile<M> tile;
-    tile.zero();
-    tile.multiply_add(c.k_write + r * c.key_stride, c.key_stride, 1, dstate, kPanel, key_dim);
-    tile.multiply_add(p + below * kChunk, 1, kChunk, dout + below * kPanel, kPanel, tokens - below);
-    tile.multiply_add(l + below * kChunk, 1, kChunk, g + below * kPanel, kPanel, tokens - below);
-    unroll<M>([&](auto from_end) EFLA_UNROLLED {
-      constexpr int m = M - 1 - from_end;
-      const std::int64_t at = (r + m) * kPanel;
-      const FloatVec o0 = hn::Load(d, dout + at);
-      const FloatVec o1 = hn::Load(d, dout + at + kLanes);
-      tile.add(m, p[(r + m) * kChunk + m], o0, o1);
-      const FloatVec dr0 = tile.acc[m][0];
-      const FloatVec dr1 = tile.acc[m][1];
-      finish_row(r + m, dr0, dr1);
-      const FloatVec a = hn::Set(d, -c.erase[r + m]);
-      const FloatVec g0 = hn::Mul(a, dr0);
-      const FloatVec g1 = hn::Mul(a, dr1);
-      hn::Store(g0, d, g + at);
-      hn::Store(g1, d, g + at + kLanes);
-      unroll<m>([&](auto above) EFLA_UNROLLED {
-        tile.add(above, p[(r + m) * kChunk + above], o0, o1);
-        tile.add(above, l[(r + m) * kChunk + above], g0, g1);
-      });
-    });
-  }
-
-  // dV, and the row's share of da and db.
-  HWY_INLINE void finish_row(std::int64_t row, FloatVec dr0, FloatVec dr1) {
-    const FloatTag d;
-    const std::int64_t at = row * kPanel;
-    const FloatVec da = hn::Neg(hn::Mul(hn::Load(d, errors + at), dr0));
-    const FloatVec db = hn::Mul(hn::Load(d, values + at), dr0);
-    hn::Store(hn::NegMulAdd(hn::Load(d, errors + at + kLanes), dr1, da), d, da_sums + row * kLanes);
-    hn::Store(hn::MulAdd(hn::Load(d, values + at + kLanes), dr1, db), d, db_sums + row * kLanes);
-    const FloatVec b = hn::Set(d, c.write[row]);
-    hn::Store(hn::Mul(b, dr0), d, values + at);
-    hn::Store(hn::Mul(b, dr1), d, values + at + kLanes);
-  }
-};
-
-// One panel of dS ← D dS + scale Q_readᵀ dO + K_readᵀ G, D the decays of the whole chunk.
-struct StateGradientTiles {
-  const ChunkScratch& c;
-  std::int64_t tokens;
-  const float* dout;  // [kChunk, kPanel]
-  const float* g;     // [kChunk, kPanel]
-  float* dstate;      // [K, kPanel]
-
-  template <int M>
-  HWY_INLINE void run(std::int64_t i) {
-    Tile<M> tile;
-    tile.load(dstate + i * kPanel);
-    if (c.decay.whole != nullptr) tile.scale_rows(c.decay.whole + i);
-    tile.multiply_add(c.q_read + i, 1, c.key_stride, dout, kPanel, tokens);
-    tile.multiply_add(c.k_read + i, 1, c.key_stride, g, kPanel, tokens);
-    tile.store(dstate + i * kPanel);
-  }
-};
-
-// Rows of `left` · Uᵀ, all columns that the lower triangle needs; left is dO or G as panels.
-struct ScoreGradientTiles {
-  const BwdScratch& s;
-  std::int64_t padded_values;
-  const float* left;  // panels [kChunk, kPanel]
-  float* out;         // [kChunk, kChunk]
-
-  template <int M>
-  HWY_INLINE void run(std::int64_t r) {
-    for (std::int64_t column = 0; column < r + M; column += kPanel) {
-      Tile<M> tile;
-      tile.zero();
-      for (std::int64_t v = 0; v < padded_values; v += kPanel) {
-        tile.multiply_add(left + v * kChunk + r * kPanel, kPanel, 1, s.u_t + column * padded_values + v * kPanel,
-                          kPanel, kPanel);
-      }
-      tile.store(out + r * kChunk + column, kChunk);
-    }
-  }
-};
-
-// One key panel of dQ = scale dO Sᵀ + dP K. With a decay the first term carries its products, and with one per channel
-// the second is left to channel_pairs.
-struct QueryGradientTiles {
-  const BwdScratch& s;
-  std::int64_t padded_values, key;  // key: first column of the panel
-
-  template <int M>
-  HWY_INLINE void run(std::int64_t r) {
-    const ChunkScratch& c = s.chunk;
-    const std::int64_t at = r * c.key_stride + key;
-    Tile<M> tile;
-    tile.zero();
-    for (std::int64_t v = 0; v < padded_values; v += kPanel) {
-      tile.multiply_add(s.dout + v * kChunk + r * kPanel, kPanel, 1, s.state_t + key * padded_values + v * kPanel,
-                        kPanel, kPanel);
-    }
-    if (c.decay.kind != Decay::none) {
-      tile.multiply(c.decay.prefix + at, c.key_stride);
-      tile.template store_product<false>(c.q + at, s.decay.reads + at, c.key_stride);
-    }
-    if (c.decay.kind != Decay::channel) {
-      tile.multiply_add(s.dscores + r * kChunk, kChunk, 1, c.k + key, c.key_stride, r + M);
-    }
-    tile.store(s.dq + at, c.key_stride);
-  }
-};
-
-// One key panel of dK = U dSᵀ + G Sᵀ + dPᵀ Q + (dL + dLᵀ) K, with decays as QueryGradientTiles.
-struct KeyGradientTiles {
-  const BwdScratch& s;
-  std::int64_t padded_values, tokens, key;
-
-  template <int M>
-  HWY_INLINE void run(std::int64_t r) {
-    const ChunkScratch& c = s.chunk;
-    const std::int64_t at = r * c.key_stride + key;
-    Tile<M> tile;
-    tile.zero();
-    if (c.decay.kind == Decay::none) {
-      for (std::int64_t v = 0; v < padded_values; v += kPanel) {
-        const std::int64_t rows = v * kChunk + r * kPanel;
-        const std::int64_t columns = key * padded_values + v * kPanel;
-        tile.multiply_add(s.u + rows, kPanel, 1, s.dstate_t + columns, kPanel, kPanel);
-        tile.multiply_add(s.g + rows, kPanel, 1, s.state_t + columns, kPanel, kPanel);
-      }
-    } else {
-      state_product(s.g, s.state_t, r, tile);
-      tile.multiply(c.decay.prefix + at, c.key_stride);
-      tile.template store_product<true>(c.k + at, s.decay.reads + at, c.key_stride);
-      tile.store(s.dk + at, c.key_stride);
-      tile.zero();
-      state_product(s.u, s.dstate_t, r, tile);
-      tile.multiply(c.decay.suffix + at, c.key_stride);
-      tile.template store_product<false>(c.k + at, s.decay.writes + at, c.key_stride);
-      tile.add_rows(s.dk + at, c.key_stride);
-    }
-    if (c.decay.kind != Decay::channel) {
-      tile.multiply_add(s.dscores + r * kChunk + r, 1, kChunk, c.q + r * c.key_stride + key, c.key_stride, tokens - r);
-      tile.multiply_add(s.dscores + (kChunk + r) * kChunk, kChunk, 1, c.k + key, c.key_stride, tokens);
-    }
-    tile.store(s.dk + at, c.key_stride);
-  }
-
-  // tile += rows r … of `left` times the transposed state.
-  template <int M>
-  HWY_INLINE void state_product(const float* left, const float* right, std::int64_t r, Tile<M>& tile) {
-    for (std::int64_t v = 0; v < padded_values; v += kPanel) {
-      tile.multiply_add(left + v * kChunk + r * kPanel, kPanel, 1, right + key * padded_values + v * kPanel, kPanel,
-                        kPanel);
-    }
-  }
-};
-
-// Channel decay, one key panel: the pairs of a row of the second half with one of the first. Their gradients go through
-// q_half, k_half and k_tail (chunk-inl.h).
-struct SecondHalfTiles {
-  const BwdScratch& s;
-  std::int64_t key;
-
-  template <int M>
-  HWY_INLINE void run(std::int64_t r) {  // row of the second half
-    const ChunkScratch& c = s.chunk;
-    const std::int64_t half = r * c.key_stride + key, at = half + kHalfChunk * c.key_stride;
-    const float* dp = s.dscores + (kHalfChunk + r) * kChunk;
-    const float* k_tail = c.decay.k_tail + key;
-    Tile<M> tile;
-    tile.zero();
-    tile.multiply_add(dp, kChunk, 1, k_tail, c.key_stride, kHalfChunk);
-    tile.multiply(c.decay.half_prefix + half, c.key_stride);
-    tile.template store_product<false>(c.q + at, s.decay.half_reads + half, c.key_stride);
-    tile.add_rows(s.dq + at, c.key_stride);
-    tile.store(s.dq + at, c.key_stride);
-    tile.zero();
-    tile.multiply_add(dp + kChunk * kChunk, kChunk, 1, k_tail, c.key_stride, kHalfChunk);
-    tile.multiply(c.decay.half_prefix + half, c.key_stride);
-    tile.template store_product<true>(c.k + at, s.decay.half_reads + half, c.key_stride);
-    tile.add_rows(s.dk + at, c.key_stride);
-    tile.store(s.dk + at, c.key_stride);
-  }
-};
-
-struct FirstHalfTiles {
-  const BwdScratch& s;
-  std::int64_t rest, key;  // rest: rows of the second half
-
-  template <int M>
-  HWY_INLINE void run(std::int64_t j) {
-    const ChunkScratch& c = s.chunk;
-    const std::int64_t at = j * c.key_stride + key;
-    const float* dp = s.dscores + kHalfChunk * kChunk + j;
-    Tile<M> tile;
-    tile.zero();
-    tile.multiply_add(dp, 1, kChunk, c.decay.q_half + key, c.key_stride, rest);
-    tile.multiply_add(dp + kChunk * kChunk, 1, kChunk, c.decay.k_half + key, c.key_stride, rest);
-    tile.multiply(c.decay.half_suffix + at, c.key_stride);
-    tile.template store_product<false>(c.k + at, s.decay.half_writes + at, c.key_stride);
-    tile.add_rows(s.dk + at, c.key_stride);
-    tile.store(s.dk + at, c.key_stride);
-  }
-};
-
-// Channel decay, one key panel: the pairs first ≤ j ≤ r < last, one by one. w is the product of the decays between
-// them.
-HWY_INLINE void channel_pairs(const BwdScratch& s, std::int64_t key, std::int64_t first, std::int64_t last) {
-  const FloatTag d;
-  const ChunkScratch& c = s.chunk;
-  const std::int64_t n = c.key_stride;
-  HWY_ALIGN float weights[kHalfChunk * kLanes];
-  for (std::int64_t i = key; i < key + kPanel; i += kLanes) {
-    for (std::int64_t r = first; r < last; ++r) {
-      const float* dp = s.dscores + r * kChunk;
-      const float* dl = dp + kChunk * kChunk;
-      const FloatVec q = hn::Load(d, c.q + r * n + i), k = hn::Load(d, c.k + r * n + i);
-      const FloatVec diagonal = hn::Set(d, dp[r]);
-      FloatVec dq = hn::MulAdd(diagonal, k, hn::Load(d, s.dq + r * n + i));
-      FloatVec dk = hn::MulAdd(diagonal, q, hn::Load(d, s.dk + r * n + i));
-      FloatVec w = hn::Load(d, c.decay.token + r * n + i);
-      for (std::int64_t j = r - 1; j >= first; --j) {
-        hn::Store(w, d, weights + (j - first) * kLanes);
-        const FloatVec x = hn::Mul(w, hn::Load(d, c.k + j * n + i));
-        dq = hn::MulAdd(hn::Set(d, dp[j]), x, dq);
-        dk = hn::MulAdd(hn::Set(d, dl[j]), x, dk);
-        w = hn::Mul(w, hn::Load(d, c.decay.token + j * n + i));
-      }
-      hn::Store(dq, d, s.dq + r * n + i);
-      hn::Store(dk, d, s.dk + r * n + i);
-      FloatVec crossing = hn::Zero(d);  // Σ_{j<t} of the pairs (r, j)
-      for (std::int64_t j = first; j < r; ++j) {
-        const std::int64_t at = j * n + i;
-        const FloatVec both = hn::MulAdd(hn::Set(d, dp[j]), q, hn::Mul(hn::Set(d, dl[j]), k));
-        const FloatVec dk_j = hn::Mul(hn::Load(d, weights + (j - first) * kLanes), both);
-        hn::Store(hn::Add(hn::Load(d, s.dk + at), dk_j), d, s.dk + at);
-        crossing = hn::MulAdd(hn::Load(d, c.k + at), dk_j, crossing);
-        hn::Store(hn::Add(hn::Load(d, s.decay.dg + at + n), crossing), d, s.decay.dg + at + n);
-      }
-    }
-  }
-}
-
-// Sums of dS ∘ S over the columns of one panel, before dS moves on.
-HWY_INLINE void state_sums(const float* state, const float* dstate, std::int64_t key_dim, float* sums) {
-  const FloatTag d;
-  for (std::int64_t i = 0; i < key_dim; ++i) {
-    const FloatVec left = hn::Mul(hn::Load(d, state + i * kPanel), hn::Load(d, dstate + i * kPanel));
-    const FloatVec right = hn::Load(d, state + i * kPanel + kLanes);
-    hn::Store(hn::MulAdd(right, hn::Load(d, dstate + i * kPanel + kLanes), left), d, sums + i * kLanes);
-  }
 }
 
 // Share `share` of `shares` of what the chunk at `start` reads.
@@ -441,94 +154,14 @@ HWY_INLINE void key_panel(std::int64_t tokens, std::int64_t padded_values, std::
   for_tiles(tokens, query);
   KeyGradientTiles keys{s, padded_values, tokens, key};
   for_tiles(tokens, keys);
-  if (s.chunk.decay.kind != Decay::channel) return;
-  const std::int64_t rest = tokens - kHalfChunk;
-  if (rest > 0) {
-    SecondHalfTiles second{s, key};
-    for_tiles(rest, second);
-    FirstHalfTiles first{s, rest, key};
-    for_tiles(kHalfChunk, first);
-  }
-  for (std::int64_t first = 0; first < tokens; first += kHalfChunk) {
-    channel_pairs(s, key, first, std::min(first + kHalfChunk, tokens));
-  }
-}
-
-// Scalar decay: Σ over r ≥ t > j of dP_rj P_rj + dL_rj L_rj for every token t > 0.
-HWY_INLINE void scalar_pairs(std::int64_t tokens, const BwdScratch& s, float* sums) {
-  float columns[kChunk] = {};  // Σ_{r≥t} of column j
-  for (std::int64_t t = tokens - 1; t > 0; --t) {
-    const float* pairs = s.decay.pairs + t * kChunk;
-    for (std::int64_t j = 0; j < t; ++j) {
-      columns[j] += pairs[j] + pairs[kChunk * kChunk + j];
-      sums[t] += columns[j];
-    }
-  }
-}
-
-// dg of a chunk from its parts.
-template <class T>
-HWY_INLINE void finish_decay(const DeltaBackward<T>& p, const ChunkPlace& at, BwdScratch& s) {
-  const FloatTag d;
-  const ChunkDecay& decay = s.chunk.decay;
-  const std::int64_t n = decay.key_stride, key_dim = p.shape.key_dim;
-  const std::int64_t panels = round_up(p.shape.value_dim, kPanel) / kPanel;
-  HWY_ALIGN float through[kPanel];
-  float pair_sums[kChunk] = {};
-  if (decay.kind == Decay::scalar) scalar_pairs(at.tokens, s, pair_sums);
-  for (std::int64_t i = 0; i < n; i += kPanel) {
-    for (std::int64_t channel = i; channel < i + kPanel; ++channel) {  // z
-      FloatVec sum = hn::Zero(d);
-      for (std::int64_t panel = 0; channel < key_dim && panel < panels; ++panel) {
-        sum = hn::Add(sum, hn::Load(d, s.decay.state_sums + (panel * key_dim + channel) * kLanes));
-      }
-      through[channel - i] = decay.whole[channel] * hn::GetLane(hn::SumOfLanes(d, sum));
-    }
-    for (std::int64_t lanes = 0; lanes < kPanel; lanes += kLanes) {
-      const std::int64_t column = i + lanes;
-      FloatVec reads = hn::Load(d, through + lanes), half = hn::Zero(d);
-      for (std::int64_t t = at.tokens - 1; t >= 0; --t) {
-        const std::int64_t row = t * n + column;
-        reads = hn::Add(reads, hn::Load(d, s.decay.reads + row));
-        FloatVec dg = hn::Add(reads, hn::Load(d, s.decay.dg + row));
-        if (decay.kind == Decay::channel && t >= kHalfChunk) {
-          half = hn::Add(half, hn::Load(d, s.decay.half_reads + row - kHalfChunk * n));
-          dg = hn::Add(dg, half);
-        }
-        hn::Store(dg, d, s.decay.dg + row);
-      }
-      FloatVec writes = hn::Zero(d);
-      half = hn::Zero(d);
-      const bool halves = decay.kind == Decay::channel && at.tokens > kHalfChunk;
-      for (std::int64_t t = 1; t < at.tokens; ++t) {
-        const std::int64_t row = t * n + column;
-        writes = hn::Add(writes, hn::Load(d, s.decay.writes + row - n));
-        FloatVec dg = hn::Add(writes, hn::Load(d, s.decay.dg + row));
-        if (halves && t < kHalfChunk) {
-          half = hn::Add(half, hn::Load(d, s.decay.half_writes + row - n));
-          dg = hn::Add(dg, half);
-        }
-        hn::Store(dg, d, s.decay.dg + row);
-      }
-    }
-  }
-  for (std::int64_t r = 0; r < at.tokens; ++r) {
-    const float* row = s.decay.dg + r * n;
-    float* out = p.dg.at(at.i_b, at.start + r, at.i_h);
-    if (decay.kind == Decay::channel) {
-      store_row(row, 1.0F, key_dim, out, p.dg.stride[3]);
-    } else {
-      FloatVec sum = hn::Zero(d);
-      for (std::int64_t i = 0; i < n; i += kLanes) sum = hn::Add(sum, hn::Load(d, row + i));
-      *out = hn::GetLane(hn::SumOfLanes(d, sum)) + pair_sums[r];
-    }
-  }
+  if (s.chunk.decay.kind == Decay::channel) channel_pairs({s.chunk, s.decay, s.dscores, s.dq, s.dk}, tokens, key);
 }
 
 template <class T>
 HWY_INLINE void finish_chunk(const DeltaBackward<T>& p, const ChunkPlace& at, BwdScratch& s) {
   const FloatTag d;
   const std::int64_t stride = s.chunk.key_stride;
+  const GainSlopes slopes = gain_slopes(p.rule.step, at.tokens, s.chunk.beta, s.chunk.lambda);
   for (std::int64_t r = 0; r < at.tokens; ++r) {
     FloatVec da = hn::Zero(d);
     FloatVec db = hn::Zero(d);
@@ -538,29 +171,40 @@ HWY_INLINE void finish_chunk(const DeltaBackward<T>& p, const ChunkPlace& at, Bw
       db = hn::Add(db, hn::Load(d, s.db + sums));
     }
     finish_gains(p, at, r, hn::GetLane(hn::SumOfLanes(d, da)), hn::GetLane(hn::SumOfLanes(d, db)), s.chunk,
-                 s.dk + r * stride);
+                 slopes, s.dk + r * stride);
   }
-  if (s.chunk.decay.kind != Decay::none) finish_decay(p, at, s);
+  if (s.chunk.decay.kind != Decay::none) finish_decay(p, at, s.chunk.decay, s.decay);
 }
 
-// One chunk of one value head, its panels shared out to the threads of the pool. dq and dk get its share; dstate goes
-// from the state after the chunk to the one before.
+// Columns [first, last) of what the chunk reads.
+template <class T>
+HWY_INLINE void load_columns(const DeltaBackward<T>& p, const ChunkPlace& at, std::int64_t saved, std::int64_t first,
+                             std::int64_t last, BwdScratch& s) {
+  const std::int64_t key_dim = p.shape.key_dim;
+  load_state_panels(p.chunk_states, first, last, key_dim, s.state, at.i_b, saved, at.i_h);
+  load_values(p.v, at, first, last, 1.0F, s.values);
+  load_values(p.dout, at, first, last, static_cast<float>(p.rule.scale_for(key_dim)), s.dout);
+}
+
+// One chunk of one value head, its panels shared out to `team` threads of the pool. dq and dk get its share; dstate
+// goes from the state after the chunk to the one before.
 template <class T>
 HWY_INLINE void chunk_of_head(const DeltaBackward<T>& p, const ChunkPlace& at, const Sequence& sequence, float* dstate,
-                              BwdScratch& s, ThreadPool& pool) {
+                              BwdScratch& s, int team, ThreadPool& pool) {
   const std::int64_t key_dim = p.shape.key_dim, value_dim = p.shape.value_dim;
   const std::int64_t padded_values = round_up(value_dim, kPanel), panels = padded_values / kPanel;
   const std::int64_t saved = sequence.chunk(at.start);
   load_chunk(p, at, s.chunk);
   compute_scores(at, key_dim, s.chunk);
-  load_state_panels(p.chunk_states, 0, value_dim, key_dim, s.state, at.i_b, saved, at.i_h);
-  load_values(p.v, at, 0, value_dim, 1.0F, s.values);
-  load_values(p.dout, at, 0, value_dim, static_cast<float>(p.rule.scale_for(key_dim)), s.dout);
+  if (team == 1) load_columns(p, at, saved, 0, value_dim, s);
   pool.run(panels, [&](std::int64_t panel, int member) HWY_ATTR {
+    const std::int64_t first = panel * kPanel, last = std::min(first + kPanel, value_dim);
+    if (team > 1) load_columns(p, at, saved, first, last, s);
     if (at.start > sequence.begin) prefetch_chunk(p, at, at.start - kChunk, saved - 1, panel, panels);
-    value_panel(p, at, panel * kPanel, dstate, s, s.errors + member * kChunk * kPanel);
+    value_panel(p, at, first, dstate, s, s.errors + (team > 1 ? member : 0) * kChunk * kPanel);
+    if (team > 1) store_values(s.values, at, first, last, 1.0F, p.dv);
   });
-  store_values(s.values, at, 0, value_dim, 1.0F, p.dv);
+  if (team == 1) store_values(s.values, at, 0, value_dim, 1.0F, p.dv);
   pool.run(2, [&](std::int64_t half, int) HWY_ATTR { score_gradient(half, at.tokens, padded_values, s); });
   if (p.rule.decay != Decay::none) {
     std::fill_n(s.decay.dg, kChunk * s.chunk.key_stride, 0.0F);
@@ -570,44 +214,60 @@ HWY_INLINE void chunk_of_head(const DeltaBackward<T>& p, const ChunkPlace& at, c
   finish_chunk(p, at, s);
 }
 
+// The chunk at `start` of a query head: its value heads, and dq and dk, their sums in the order of the heads.
+template <class T>
+HWY_INLINE void chunk_of_group(const DeltaBackward<T>& p, const Sequence& sequence, std::int64_t i_q,
+                               std::int64_t start, const HeadScratch& s, ThreadPool& pool) {
+  const std::int64_t group = p.shape.group();
+  int first_member = 0;  // computed the first value head
+  const auto compute = [&](std::int64_t i, int member) HWY_ATTR {
+    if (i == 0) first_member = member;
+    BwdScratch scratch = s.scratch(p.shape, p.rule.decay, member, i);
+    const ChunkPlace at(p.shape, sequence, i_q * group + i, start);
+    chunk_of_head(p, at, sequence, s.dstate + i * s.state_floats, scratch, s.heads_at_once ? 1 : s.team, pool);
+  };
+  if (s.heads_at_once) {
+    pool.run(group, compute);
+  } else {
+    for (std::int64_t i = 0; i < group; ++i) {
+      compute(i, 0);
+      if (i > 0) add_rows(s.part(i), s.part_floats, s.part(0));
+    }
+  }
+  const ChunkPlace at(p.shape, sequence, i_q * group, start);
+  const BwdScratch sum = s.scratch(p.shape, p.rule.decay, first_member, 0);
+  const std::int64_t stride = sum.chunk.key_stride, shares = s.heads_at_once ? kFinishShares : 1;
+  pool.run(shares, [&](std::int64_t share, int) HWY_ATTR {
+    for (std::int64_t r = at.tokens * share / shares; r < at.tokens * (share + 1) / shares; ++r) {
+      float *dq = sum.dq + r * stride, *dk = sum.dk + r * stride;
+      for (std::int64_t i = 1; s.heads_at_once && i < group; ++i) {
+        add_rows(s.part(i) + r * stride, stride, dq);
+        add_rows(s.part(i) + s.part_floats / 2 + r * stride, stride, dk);
+      }
+      finish_keys(p, at, r, sum.chunk, dq, dk);
+    }
+  });
+}
+
 // Query head i_q of sequence n with all of its value heads, by the `team` threads of the pool; on the calling thread
 // alone inside a task.
 template <class T>
 void ChunkBwdHead(const DeltaBackward<T>& p, std::int64_t n, std::int64_t i_q, std::byte* memory, int team,
                   ThreadPool& pool) {
   Arena arena(memory);
-  BwdScratch s;
-  s.lay_out(arena, p.shape, p.rule.decay, team);
+  const HeadScratch s(arena, p.shape, p.rule.decay, team);
   std::fill_n(memory, arena.bytes(), std::byte{0});  // padding beyond K and V must hold finite numbers
   const Sequence sequence = sequence_of(p, n);
   const std::int64_t key_dim = p.shape.key_dim, value_dim = p.shape.value_dim, group = p.shape.group();
-  const std::int64_t state_floats = key_dim * round_up(value_dim, kPanel), stride = s.chunk.key_stride;
   for (std::int64_t i = 0; i < group; ++i) {
-    load_state_panels(p.dfinal_state, 0, value_dim, key_dim, s.dstate + i * state_floats, n, i_q * group + i);
+    load_state_panels(p.dfinal_state, 0, value_dim, key_dim, s.dstate + i * s.state_floats, n, i_q * group + i);
   }
   const std::int64_t chunks = (sequence.end - sequence.begin + kChunk - 1) / kChunk;
   for (std::int64_t chunk = chunks - 1; chunk >= 0; --chunk) {
-    const std::int64_t start = sequence.begin + chunk * kChunk;
-    const ChunkPlace first(p.shape, sequence, i_q * group, start);
-    const std::int64_t count = first.tokens * stride;
-    for (std::int64_t i = 0; i < group; ++i) {
-      const ChunkPlace at(p.shape, sequence, i_q * group + i, start);
-      chunk_of_head(p, at, sequence, s.dstate + i * state_floats, s, pool);
-      if (group == 1) break;
-      if (i == 0) {
-        std::copy_n(s.dq, count, s.dq_sum);
-        std::copy_n(s.dk, count, s.dk_sum);
-      } else {
-        add_rows(s.dq, count, s.dq_sum);
-        add_rows(s.dk, count, s.dk_sum);
-      }
-    }
-    for (std::int64_t r = 0; r < first.tokens; ++r) {
-      finish_keys(p, first, r, s.chunk, s.dq_sum + r * stride, s.dk_sum + r * stride);
-    }
+    chunk_of_group(p, sequence, i_q, sequence.begin + chunk * kChunk, s, pool);
   }
   for (std::int64_t i = 0; i < group; ++i) {
-    store_state_panels(s.dstate + i * state_floats, p.dinitial_state, 0, value_dim, key_dim, n, i_q * group + i);
+    store_state_panels(s.dstate + i * s.state_floats, p.dinitial_state, 0, value_dim, key_dim, n, i_q * group + i);
   }
 }
 
@@ -631,7 +291,7 @@ namespace {
 
 HWY_EXPORT(ChunkBwdHeadFloat);
 HWY_EXPORT(ChunkBwdHeadBfloat16);
-HWY_EXPORT(BwdBytesPerWorker);
+HWY_EXPORT(ChunkBwdBytes);
 
 void head(const DeltaBackward<float>& p, std::int64_t n, std::int64_t i_q, std::byte* memory, int team,
           ThreadPool& pool) {
@@ -642,25 +302,20 @@ void head(const DeltaBackward<bfloat16>& p, std::int64_t n, std::int64_t i_q, st
   HWY_DYNAMIC_DISPATCH(ChunkBwdHeadBfloat16)(p, n, i_q, memory, team, pool);
 }
 
+std::size_t head_bytes(const DeltaShape& shape, const DeltaRule& rule, int team) {
+  return HWY_DYNAMIC_DISPATCH(ChunkBwdBytes)(shape, rule.decay, team);
+}
+
 }  // namespace
 
 std::size_t chunk_bwd_workspace_bytes(const DeltaShape& shape, const DeltaRule& rule, int threads) {
-  return HWY_DYNAMIC_DISPATCH(BwdBytesPerWorker)(shape, rule.decay) * static_cast<std::size_t>(threads);
+  return team_workspace_bytes(threads, [&](int team) { return head_bytes(shape, rule, team); });
 }
 
 template <class T>
 void chunk_bwd(const DeltaBackward<T>& p, Workspace workspace, ThreadPool& pool) {
-  const std::int64_t heads = p.shape.sequences() * p.shape.heads;
-  if (heads < pool.threads()) {
-    // All threads on one head after the other. A team's scratch is less than that of as many single threads.
-    for (std::int64_t i = 0; i < heads; ++i) {
-      head(p, i / p.shape.heads, i % p.shape.heads, workspace.data, pool.threads(), pool);
-    }
-    return;
-  }
-  const std::size_t bytes = workspace.bytes / static_cast<std::size_t>(pool.threads());
-  pool.run(heads, [&](std::int64_t i, int worker) {
-    head(p, i / p.shape.heads, i % p.shape.heads, workspace.data + bytes * static_cast<std::size_t>(worker), 1, pool);
+  for_each_head(p.shape.sequences() * p.shape.heads, workspace, pool, [&](std::int64_t i, std::byte* memory, int team) {
+    head(p, i / p.shape.heads, i % p.shape.heads, memory, team, pool);
   });
 }
 
