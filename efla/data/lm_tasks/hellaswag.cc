@@ -44,16 +44,13 @@ MultipleChoice hellaswag_example(const Record& record) {
   if (label < 0 || label >= static_cast<std::int64_t>(kEndings)) {
     record.fail("label", fmt::format("is {}, expected 0 to {}", label, kEndings - 1));
   }
-  const auto gold = static_cast<std::size_t>(label);
-  if (!record.has("ctx_a")) {
-    return choose_answer(activity + with_begun_sentence(record.text("ctx")), endings, gold);
-  }
+  const auto context = record.has("ctx_a") ? record.text("ctx_a", true) + " " + capitalize(record.text("ctx_b", true))
+                                           : with_begun_sentence(record.text("ctx"));
   for (auto& ending : endings) {
     ending = without_marks(ending);
     if (ending.empty()) record.fail("endings", "holds one of marks alone");
   }
-  const auto context = record.text("ctx_a", true) + " " + capitalize(record.text("ctx_b", true));
-  return choose_answer(without_marks(activity + context), endings, gold);
+  return choose_answer(without_marks(activity + context), endings, static_cast<std::size_t>(label));
 }
 
 }  // namespace efla::data
