@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "efla/data/tokenizer.h"
-#include "efla/train/evaluate.h"
+#include "efla/train/stop.h"
 
 namespace efla::train {
 

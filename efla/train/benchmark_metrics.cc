@@ -1,10 +1,10 @@
-#include "efla/train/lm_metrics.h"
+#include "efla/train/benchmark_metrics.h"
 
 #include <algorithm>
 #include <cmath>
 #include <numeric>
 
-#include "efla/train/python_random.h"
+#include "efla/base/python_random.h"
 
 namespace efla::train {
 namespace {
@@ -28,14 +28,14 @@ std::size_t best(std::span<const double> values) {
   return static_cast<std::size_t>(std::max_element(values.begin(), values.end()) - values.begin());
 }
 
-Metric mean_metric(const char* name, std::span<const double> values) {
+Score mean_metric(const char* name, std::span<const double> values) {
   return {name, mean(values), mean_standard_error(values)};
 }
 
 }  // namespace
 
-std::vector<Metric> choice_metrics(std::span<const data::MultipleChoice> examples,
-                                   std::span<const Likelihood> likelihoods, bool normalized) {
+std::vector<Score> choice_metrics(std::span<const data::MultipleChoice> examples,
+                                  std::span<const Likelihood> likelihoods, bool normalized) {
   std::vector<double> right, right_normalized, scores;
   auto next = likelihoods.begin();
   for (const auto& example : examples) {
@@ -45,26 +45,26 @@ std::vector<Metric> choice_metrics(std::span<const data::MultipleChoice> example
     for (std::size_t i = 0; i < scores.size(); ++i) scores[i] /= static_cast<double>(example.choices[i].characters);
     right_normalized.push_back(best(scores) == example.gold ? 1.0 : 0.0);
   }
-  std::vector<Metric> metrics{mean_metric("acc", right)};
+  std::vector<Score> metrics{mean_metric("acc", right)};
   if (normalized) metrics.push_back(mean_metric("acc_norm", right_normalized));
   return metrics;
 }
 
-std::vector<Metric> cloze_metrics(std::span<const Likelihood> likelihoods, ThreadPool& pool) {
+std::vector<Score> cloze_metrics(std::span<const Likelihood> likelihoods, ThreadPool& pool) {
   std::vector<double> log_likelihoods, greedy;
   for (const auto& likelihood : likelihoods) {
     log_likelihoods.push_back(likelihood.log_likelihood);
     greedy.push_back(likelihood.greedy ? 1.0 : 0.0);
   }
-  Metric perplexity{"perplexity", std::exp(-mean(log_likelihoods)), {}};
+  Score perplexity{"perplexity", std::exp(-mean(log_likelihoods)), {}};
   if (log_likelihoods.size() > 1) {
     perplexity.standard_error = bootstrapped_perplexity_error(log_likelihoods, kResamples, pool);
   }
   return {perplexity, mean_metric("acc", greedy)};
 }
 
-std::vector<Metric> document_metrics(std::span<const data::Document> documents, std::span<const double> log_likelihoods,
-                                     std::span<const std::int64_t> tokens) {
+std::vector<Score> document_metrics(std::span<const data::Document> documents, std::span<const double> log_likelihoods,
+                                    std::span<const std::int64_t> tokens) {
   double words = 0.0, bytes = 0.0;
   for (const auto& document : documents) {
     words += static_cast<double>(document.words);

@@ -13,7 +13,7 @@
 
 namespace efla::train {
 
-struct Metric {
+struct Score {
   std::string name;
   double value = 0.0;
   std::optional<double> standard_error;  // unset where the harness has none
@@ -21,17 +21,17 @@ struct Metric {
 
 // acc and, where asked for, acc_norm. likelihoods are those of all choices, example after example. A choice's score is
 // its log-likelihood, for acc_norm divided by its characters; of equal scores the first counts.
-std::vector<Metric> choice_metrics(std::span<const data::MultipleChoice> examples,
-                                   std::span<const Likelihood> likelihoods, bool normalized);
+std::vector<Score> choice_metrics(std::span<const data::MultipleChoice> examples,
+                                  std::span<const Likelihood> likelihoods, bool normalized);
 
 // perplexity, exp of minus the mean log-likelihood of an answer, with a bootstrapped standard error; acc, the share of
 // answers that are greedy.
-std::vector<Metric> cloze_metrics(std::span<const Likelihood> likelihoods, ThreadPool& pool);
+std::vector<Score> cloze_metrics(std::span<const Likelihood> likelihoods, ThreadPool& pool);
 
 // word_perplexity, byte_perplexity, bits_per_byte over all documents together, and token_perplexity, which the harness
 // has not. log_likelihoods and tokens are one a document.
-std::vector<Metric> document_metrics(std::span<const data::Document> documents, std::span<const double> log_likelihoods,
-                                     std::span<const std::int64_t> tokens);
+std::vector<Score> document_metrics(std::span<const data::Document> documents, std::span<const double> log_likelihoods,
+                                    std::span<const std::int64_t> tokens);
 
 // The sample standard deviation over √n; unset below two values.
 std::optional<double> mean_standard_error(std::span<const double> values);

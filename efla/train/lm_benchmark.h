@@ -11,8 +11,8 @@
 #include "efla/base/threads.h"
 #include "efla/data/lm_tasks/task.h"
 #include "efla/data/tokenizer.h"
+#include "efla/train/benchmark_metrics.h"
 #include "efla/train/likelihood.h"
-#include "efla/train/lm_metrics.h"
 
 namespace efla::train {
 
@@ -24,11 +24,11 @@ struct LmEvalOptions {
 struct LmTaskResult {
   std::string task, file;
   std::int64_t examples = 0;
-  std::vector<Metric> metrics;
+  std::vector<Score> scores;
   std::int64_t unknown_words = 0;  // of a text that has <unk> in place of them: its perplexities are nobody else's
 
-  // Throws std::out_of_range for a metric that is not there.
-  const Metric& metric(std::string_view name) const;
+  // Throws std::out_of_range for a name that is not there.
+  const Score& score(std::string_view name) const;
 };
 
 // Throws what continuation_request, document_requests and score throw.

@@ -5,7 +5,7 @@
 #include <array>
 #include <cstdint>
 
-namespace efla::train {
+namespace efla {
 
 class PythonRandom {
  public:
@@ -66,4 +66,4 @@ class PythonRandom {
   std::uint32_t at_ = kSize;
 };
 
-}  // namespace efla::train
+}  // namespace efla

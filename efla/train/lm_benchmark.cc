@@ -1,4 +1,4 @@
-#include "efla/train/lm_eval.h"
+#include "efla/train/lm_benchmark.h"
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -19,7 +19,7 @@ class TaskEvaluator {
         events_(events),
         normalized_(normalized) {}
 
-  std::vector<Metric> operator()(const std::vector<data::MultipleChoice>& examples) const {
+  std::vector<Score> operator()(const std::vector<data::MultipleChoice>& examples) const {
     std::vector<ScoreRequest> requests;
     for (const auto& example : examples) {
       for (const auto& choice : example.choices) requests.push_back(request(choice.context, choice.continuation));
@@ -27,13 +27,13 @@ class TaskEvaluator {
     return choice_metrics(examples, scored(requests), normalized_);
   }
 
-  std::vector<Metric> operator()(const std::vector<data::Cloze>& examples) const {
+  std::vector<Score> operator()(const std::vector<data::Cloze>& examples) const {
     std::vector<ScoreRequest> requests;
     for (const auto& example : examples) requests.push_back(request(example.context, example.continuation));
     return cloze_metrics(scored(requests), pool_);
   }
 
-  std::vector<Metric> operator()(const std::vector<data::Document>& documents) const {
+  std::vector<Score> operator()(const std::vector<data::Document>& documents) const {
     std::vector<ScoreRequest> requests;
     std::vector<std::size_t> ends;  // of each document's requests
     for (const auto& document : documents) {
@@ -83,9 +83,9 @@ bool is_accuracy(std::string_view metric) { return metric.starts_with("acc"); }
 
 }  // namespace
 
-const Metric& LmTaskResult::metric(std::string_view name) const {
-  const auto found = std::find_if(metrics.begin(), metrics.end(), [&](const Metric& m) { return m.name == name; });
-  if (found == metrics.end()) throw std::out_of_range("no metric " + std::string(name) + " of " + task);
+const Score& LmTaskResult::score(std::string_view name) const {
+  const auto found = std::find_if(scores.begin(), scores.end(), [&](const Score& score) { return score.name == name; });
+  if (found == scores.end()) throw std::out_of_range("no score " + std::string(name) + " of " + task);
   return *found;
 }
 
@@ -107,7 +107,7 @@ std::optional<double> table_average(std::span<const LmTaskResult> results) {
       const auto found =
           std::find_if(results.begin(), results.end(), [&](const LmTaskResult& r) { return r.task == info.name; });
       if (found == results.end()) return {};
-      sum += found->metric(metric).value;
+      sum += found->score(metric).value;
       ++count;
     }
   }
@@ -120,10 +120,10 @@ nlohmann::ordered_json to_json(std::span<const LmTaskResult> results) {
     auto& task = all[result.task];
     task = {{"file", result.file}, {"examples", result.examples}};
     if (result.unknown_words > 0) task["unknown_words"] = result.unknown_words;
-    for (const auto& metric : result.metrics) {
-      task[metric.name] = metric.value;
-      task[metric.name + "_stderr"] = nullptr;
-      if (metric.standard_error) task[metric.name + "_stderr"] = *metric.standard_error;
+    for (const auto& [name, value, standard_error] : result.scores) {
+      task[name] = value;
+      task[name + "_stderr"] = nullptr;
+      if (standard_error) task[name + "_stderr"] = *standard_error;
     }
   }
   return all;
