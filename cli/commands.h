@@ -11,6 +11,7 @@ void add_apply(CLI::App& program);
 void add_data(CLI::App& program);
 void add_train(CLI::App& program);
 void add_eval(CLI::App& program);
+void add_eval_lm(CLI::App& eval);  // of the subcommand eval
 void add_reproduce(CLI::App& program);
 void add_bench(CLI::App& program);
 void add_checkpoints(CLI::App& program);

@@ -84,6 +84,7 @@ void add_eval(CLI::App& program) {
   command->add_flag("--json", arguments->json, "Print one JSON object");
   add_threads_option(*command, arguments->threads);
   command->callback([arguments] { eval_robustness(*arguments); });
+  add_eval_lm(*eval);
 }
 
 }  // namespace efla::cli

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <exception>
 #include <functional>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
@@ -10,14 +9,9 @@
 
 #include "efla/base/threads.h"
 #include "efla/train/classifier.h"
+#include "efla/train/stop.h"
 
 namespace efla::train {
-
-// Thrown by what was asked to stop by its StopFunction.
-struct Stopped : std::exception {
-  const char* what() const noexcept override { return "stopped"; }
-};
-using StopFunction = std::function<bool()>;  // asked from several threads; an empty one never stops
 
 struct Evaluation {
   double loss = 0.0;      // mean cross-entropy

@@ -10,6 +10,7 @@
 
 #include "efla/base/dtype.h"
 #include "efla/base/error.h"
+#include "efla/base/python_random.h"
 #include "efla/base/random.h"
 #include "efla/base/threads.h"
 #include "efla/base/view.h"
@@ -194,6 +195,17 @@ TEST(ThreadPool, TakesRunsFromSeveralThreads) {
   }
   for (auto& caller : callers) caller.join();
   EXPECT_EQ(runs, 2000);
+}
+
+// python3 -c 'import random; r = random.Random(SEED); …'
+TEST(PythonRandom, GivesPythonsNumbers) {
+  PythonRandom zero(0), answer(42), large(4'000'000'000U);
+  EXPECT_EQ(zero.uniform(), 0.8444218515250481);
+  EXPECT_EQ(zero.uniform(), 0.7579544029403025);
+  EXPECT_EQ(answer.uniform(), 0.6394267984578837);
+  EXPECT_EQ(large.bits(), 1758659531U);
+  for (int i = 0; i < 2000; ++i) answer.bits();  // beyond the generator's 624 words
+  EXPECT_EQ(answer.uniform(), 0.6856802654812854);
 }
 
 TEST(ThreadPool, TheMachineHasAProcessor) { EXPECT_GE(available_processors(), 1); }

@@ -1,0 +1,201 @@
+// efla eval lm: a language model on the tasks of table 1 of the paper.
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cli/commands.h"
+#include "cli/interrupt.h"
+#include "cli/output_file.h"
+#include "cli/progress_bar.h"
+#include "cli/smnist.h"
+#include "efla/base/error.h"
+#include "efla/io/file.h"
+#include "efla/io/json.h"
+#include "efla/nn/models/language_model_file.h"
+#include "efla/rule/validate.h"
+#include "efla/train/language_model_scorer.h"
+#include "efla/train/lm_benchmark.h"
+
+namespace efla::cli {
+namespace {
+
+constexpr const char* kOperation = "eval lm";
+
+struct EvalLmArguments {
+  std::string model, data = ".", tokenizer, out;
+  std::vector<std::string> tasks;
+  train::LmEvalOptions options;
+  std::int64_t limit = 0;
+  int threads = 0;
+  bool json = false;
+};
+
+std::vector<std::string> all_tasks() {
+  std::vector<std::string> names;
+  for (const auto& info : data::lm_tasks()) names.emplace_back(info.name);
+  return names;
+}
+
+void check_tasks(const std::vector<std::string>& tasks) {
+  const auto known = all_tasks();
+  for (const auto& task : tasks) {
+    if (std::find(known.begin(), known.end(), task) == known.end()) {
+      throw Error(kOperation, "--tasks", "'" + task + "'", "a task's name, nearest is " + nearest_name(task, known));
+    }
+    if (std::count(tasks.begin(), tasks.end(), task) > 1) {
+      throw Error(kOperation, "--tasks", "'" + task + "' twice", "each task once");
+    }
+  }
+}
+
+// The tokenizer beside the model, or the one that a training run names.
+std::string tokenizer_name(const EvalLmArguments& arguments) {
+  if (!arguments.tokenizer.empty()) return arguments.tokenizer;
+  const auto beside = nn::language_model_folder(arguments.model) / "tokenizer.model";
+  if (std::filesystem::exists(beside)) return beside.string();
+  const auto run = std::filesystem::path(arguments.model) / "run.json";
+  if (std::filesystem::exists(run)) {
+    const auto recorded = io::read_json(run);
+    for (const char* field : {"/config/data/tokenizer", "/data/train/tokenizer"}) {
+      const auto name = recorded.value(nlohmann::json::json_pointer(field), "");
+      if (!name.empty()) return name;
+    }
+  }
+  throw Error(kOperation, "--tokenizer", "none, and none in " + arguments.model, "a SentencePiece model, or bytes");
+}
+
+std::unique_ptr<data::Tokenizer> load_tokenizer(const EvalLmArguments& arguments, const nn::LanguageModel& model) {
+  auto tokenizer = data::load_tokenizer(tokenizer_name(arguments));
+  if (tokenizer->vocab_size() > model.config().vocab_size) {
+    throw Error(kOperation, "--tokenizer",
+                fmt::format("{} tokens, of {}", tokenizer->vocab_size(), tokenizer->info().name),
+                fmt::format("at most the {} of the model", model.config().vocab_size));
+  }
+  return tokenizer;
+}
+
+std::vector<train::LmTaskResult> evaluate(const EvalLmArguments& arguments, const std::vector<data::LmTask>& tasks,
+                                          const data::Tokenizer& tokenizer, const train::Scorer& scorer,
+                                          ThreadPool& pool) {
+  ProgressBar bar("eval");
+  std::vector<train::LmTaskResult> results;
+  for (const auto& task : tasks) {
+    const train::ScoreEvents events{interrupted, [&](std::int64_t done, std::int64_t all) {
+                                      bar.draw(static_cast<double>(done) / static_cast<double>(all),
+                                               fmt::format("{} {} of {}", task.name, done, all), done == all);
+                                    }};
+    results.push_back(train::evaluate_lm_task(task, tokenizer, scorer, arguments.options, pool, events));
+  }
+  bar.clear();
+  return results;
+}
+
+nlohmann::ordered_json report(const EvalLmArguments& arguments, const nn::LanguageModel& model,
+                              const data::Tokenizer& tokenizer, const std::vector<train::LmTaskResult>& results) {
+  nlohmann::ordered_json all{{"model", nn::language_model_folder(arguments.model).string()},
+                             {"mixer", model.config().mixer},
+                             {"parameters", model.parameter_count()},
+                             {"tokenizer", tokenizer.info().name},
+                             {"max_length", arguments.options.text.max_length},
+                             {"bos", arguments.options.text.bos},
+                             {"limit", arguments.limit},
+                             {"tasks", train::to_json(results)}};
+  all["table_1"] = nlohmann::ordered_json::object();
+  for (const auto& result : results) {
+    for (const auto metric : data::lm_task_info(result.task).table_metrics) {
+      all["table_1"][result.task + " " + std::string(metric)] = result.score(metric).value;
+    }
+  }
+  const auto average = train::table_average(results);
+  if (average) all["table_1"]["average"] = *average;
+  return all;
+}
+
+void print_table(const std::vector<train::LmTaskResult>& results) {
+  fmt::print("{:<14} {:<16} {:>12} {:>10} {:>9}\n", "task", "metric", "value", "stderr", "examples");
+  for (const auto& result : results) {
+    for (const auto& [name, value, standard_error] : result.scores) {
+      fmt::print("{:<14} {:<16} {:>12.6g} {:>10} {:>9}\n", result.task, name, value,
+                 standard_error ? fmt::format("{:.4g}", *standard_error) : "-", result.examples);
+    }
+  }
+  if (const auto average = train::table_average(results)) {
+    fmt::print("{:<14} {:<16} {:>12.6g}\n", "average", "of table 1", *average);
+  }
+  for (const auto& result : results) {
+    if (result.unknown_words == 0) continue;
+    fmt::print("{}: the text has <unk> for {} words; compare with other models on this file alone\n", result.task,
+               result.unknown_words);
+  }
+}
+
+void eval_lm(const EvalLmArguments& arguments) {
+  const auto names = arguments.tasks.empty() ? all_tasks() : arguments.tasks;
+  check_tasks(names);
+  if (!arguments.out.empty()) check_output_file(kOperation, arguments.out);
+  std::vector<data::LmTask> tasks;  // all read before the first is scored: a mistake in the last shows at once
+  for (const auto& name : names) tasks.push_back(data::load_lm_task(name, arguments.data, arguments.limit));
+  ThreadPool& pool = use_threads(arguments.threads);
+  const auto model = nn::load_language_model(arguments.model);
+  const auto tokenizer = load_tokenizer(arguments, *model);
+
+  watch_for_interrupts();
+  std::vector<train::LmTaskResult> results;
+  try {
+    results = evaluate(arguments, tasks, *tokenizer, train::make_scorer(*model), pool);
+  } catch (const train::Stopped&) {
+    end_interrupted("Stopped. Nothing was written.");
+  }
+  const auto text = report(arguments, *model, *tokenizer, results).dump(2) + "\n";
+  if (!arguments.out.empty()) io::write_file_atomically(arguments.out, text);
+  if (arguments.json) {
+    fmt::print("{}", text);
+  } else {
+    print_table(results);
+  }
+}
+
+}  // namespace
+
+void add_eval_lm(CLI::App& eval) {
+  auto* command = eval.add_subcommand("lm", "A language model on the tasks of table 1 of the paper");
+  auto arguments = std::make_shared<EvalLmArguments>();
+  command->add_option("RUN", arguments->model, "Folder of a run of efla train lm, or of a model")->required();
+  command
+      ->add_option("--tasks", arguments->tasks,
+                   "Tasks with commas between (default: all, which are wikitext,lambada,piqa,hellaswag,\n"
+                   "winogrande,arc_easy,arc_challenge,boolq,openbookqa,sciq)")
+      ->delimiter(',')
+      ->allow_extra_args(false)
+      ->take_all()
+      ->type_name("NAMES");
+  command->add_option("--data", arguments->data, "Folder of the tasks' files (docs/evaluation.md)")
+      ->capture_default_str()
+      ->type_name("DIR");
+  command->add_option("--limit", arguments->limit, "Only the first so many examples of each task; 0: all")
+      ->check(CLI::NonNegativeNumber)
+      ->type_name("N");
+  command->add_option("--batch", arguments->options.batch_tokens, "Tokens that the model reads at once")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str()
+      ->type_name("TOKENS");
+  command
+      ->add_option("--max-length", arguments->options.text.max_length,
+                   "Longest text that the model reads; of longer ones the start is cut off")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str()
+      ->type_name("TOKENS");
+  command->add_option("--tokenizer", arguments->tokenizer,
+                      "A SentencePiece model, or bytes (default: what the model's folder names)");
+  command->add_flag("--bos", arguments->options.text.bos, "Begin every text with the token that begins texts");
+  command->add_option("--out", arguments->out, "Write the scores to this file, as JSON")->type_name("FILE");
+  command->add_flag("--json", arguments->json, "Print the scores as JSON in place of the table");
+  add_threads_option(*command, arguments->threads);
+  command->callback([arguments] { eval_lm(*arguments); });
+}
+
+}  // namespace efla::cli

@@ -1,0 +1,56 @@
+// HellaSwag: how a description of a scene goes on.
+#include <fmt/format.h>
+
+#include "efla/data/lm_tasks/readers.h"
+#include "efla/data/lm_tasks/text.h"
+
+namespace efla::data {
+namespace {
+
+constexpr std::size_t kEndings = 4;
+
+// Takes out the marks of WikiHow's articles: "[title]" begins a sentence, all others go.
+std::string without_marks(std::string_view text) {
+  auto rest = replace_all(strip(text), " [title]", ". ");
+  std::string result;
+  for (std::size_t at = 0; at < rest.size();) {
+    const auto close = rest[at] == '[' ? rest.find_first_of("]\n", at) : std::string::npos;
+    if (close != std::string::npos && rest[close] == ']') {
+      at = close + 1;
+    } else {
+      result += rest[at++];
+    }
+  }
+  return replace_all(result, "  ", " ");
+}
+
+// The harness capitalizes ctx_b, the begun sentence that ends a context of ActivityNet. In a joined context it is what
+// follows the last ". " where the text does not end with a full stop itself, as those of WikiHow do.
+std::string with_begun_sentence(const std::string& context) {
+  const auto stop = context.rfind(". ");
+  if (stop == std::string::npos || context.ends_with('.')) return context;
+  return context.substr(0, stop + 2) + capitalize(context.substr(stop + 2));
+}
+
+}  // namespace
+
+MultipleChoice hellaswag_example(const Record& record) {
+  const auto activity = record.text("activity_label") + ": ";
+  auto endings = record.texts("endings");
+  if (endings.size() != kEndings) {
+    record.fail("endings", fmt::format("holds {} texts, expected {}", endings.size(), kEndings));
+  }
+  const auto label = record.integer("label");
+  if (label < 0 || label >= static_cast<std::int64_t>(kEndings)) {
+    record.fail("label", fmt::format("is {}, expected 0 to {}", label, kEndings - 1));
+  }
+  const auto context = record.has("ctx_a") ? record.text("ctx_a", true) + " " + capitalize(record.text("ctx_b", true))
+                                           : with_begun_sentence(record.text("ctx"));
+  for (auto& ending : endings) {
+    ending = without_marks(ending);
+    if (ending.empty()) record.fail("endings", "holds one of marks alone");
+  }
+  return choose_answer(without_marks(activity + context), endings, static_cast<std::size_t>(label));
+}
+
+}  // namespace efla::data

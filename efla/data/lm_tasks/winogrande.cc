@@ -1,0 +1,24 @@
+// WinoGrande: whom a blank means. The sentence up to it, with either option, is the context of what follows ("partial
+// evaluation": Trinh and Le, "A simple method for commonsense reasoning", 2018).
+#include "efla/data/lm_tasks/readers.h"
+#include "efla/data/lm_tasks/text.h"
+
+namespace efla::data {
+
+MultipleChoice winogrande_example(const Record& record) {
+  const auto sentence = record.text("sentence");
+  const auto blank = sentence.find('_');
+  if (blank == std::string::npos) record.fail("sentence", "has no blank '_'");
+  const std::string before = sentence.substr(0, blank);
+  const std::string after(strip(std::string_view(sentence).substr(blank + 1)));
+  if (after.empty()) record.fail("sentence", "ends with its blank '_'");
+  MultipleChoice example;
+  for (const char* option : {"option1", "option2"}) {
+    const auto context = before + record.text(option);
+    example.choices.push_back({context, " " + after, count_characters(after)});
+  }
+  example.gold = record.place(record.text("answer"), {"1", "2"}, "answer");
+  return example;
+}
+
+}  // namespace efla::data
