@@ -1,12 +1,18 @@
-# efla_test(NAME SOURCES a.cc … DEPENDS x … [WHOLE [SHARDS n]] [LABELS l …]): the GoogleTest program test_NAME. Each of its
+# efla_test(NAME SOURCES a.cc … DEPENDS x … [HEADERS t] [WHOLE [SHARDS n]] [LABELS l …]): the GoogleTest program test_NAME,
+# compiled with the precompiled headers of the target t where one is named. Each of its
 # tests is one of ctest's, or all of them together with WHOLE (for programs that take long to start), or together in n parts
 # that can run at once (for programs that run long). Tests find the program under test
 # in EFLA_PROGRAM, the source tree in EFLA_SOURCE_DIR, and data sets beside the checkout in EFLA_SHARED_DATA.
 function(efla_test name)
-  cmake_parse_arguments(ARG "WHOLE" "SHARDS" "SOURCES;DEPENDS;LABELS" ${ARGN})
+  cmake_parse_arguments(ARG "WHOLE" "HEADERS;SHARDS" "SOURCES;DEPENDS;LABELS" ${ARGN})
   set(target test_${name})
   add_executable(${target} ${ARG_SOURCES})
-  target_compile_options(${target} PRIVATE ${EFLA_WARNINGS} -O1)  # compiling them takes longer than running them
+  target_compile_options(${target} PRIVATE ${EFLA_WARNINGS})
+  if(ARG_HEADERS)
+    efla_reuse_headers(${target} ${ARG_HEADERS})
+  else()
+    target_compile_options(${target} PRIVATE -O1)  # compiling tests takes longer than running them
+  endif()
   target_link_libraries(${target} PRIVATE ${ARG_DEPENDS} GTest::gtest_main)
   target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR})
   target_compile_definitions(${target} PRIVATE EFLA_PROGRAM="${CMAKE_BINARY_DIR}/bin/efla"

@@ -1,6 +1,8 @@
 // The language model: decoding, packed documents, the loss, states and bad configurations.
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/autograd.h>
+#include <torch/nn/functional/loss.h>
+#include <torch/types.h>
 
 #include <cmath>
 #include <nlohmann/json.hpp>

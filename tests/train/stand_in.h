@@ -1,6 +1,7 @@
 // A small classifier and small images for the tests of training: seconds become milliseconds.
 #pragma once
 
+#include <torch/nn/functional/linear.h>
 #include <torch/types.h>
 
 #include <cstdint>
