@@ -1,6 +1,6 @@
 // efla import, efla export and efla logits: language models to and from Hugging Face's layout, and their parity.
 #include <fmt/core.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <cstring>
 #include <memory>

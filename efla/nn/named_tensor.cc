@@ -1,6 +1,6 @@
 #include "efla/nn/named_tensor.h"
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <cstring>
 

@@ -1,7 +1,7 @@
 // Language models in folders: flash-linear-attention's checkpoints give its logits and its tokens, and what is wrong
 // with a folder is said.
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <algorithm>
 #include <cstring>

@@ -1,6 +1,6 @@
 #include "efla/nn/layers/attention.h"
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <algorithm>
 #include <cmath>

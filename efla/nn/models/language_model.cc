@@ -1,6 +1,6 @@
 #include "efla/nn/models/language_model.h"
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <algorithm>
 #include <string>

@@ -1,6 +1,6 @@
 #include "efla/nn/models/language_model_file.h"
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <algorithm>
 #include <charconv>

@@ -1,6 +1,6 @@
 #include "efla/nn/models/language_model_state.h"
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <charconv>
 #include <list>
