@@ -1,0 +1,234 @@
+// The scratch of the chunkwise backward and its matrix products, tile by tile (chunk_bwd.cc has the equations).
+// Included once per target.
+#if defined(EFLA_CPU_CHUNK_BWD_TILES_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef EFLA_CPU_CHUNK_BWD_TILES_INL_H_
+#undef EFLA_CPU_CHUNK_BWD_TILES_INL_H_
+#else
+#define EFLA_CPU_CHUNK_BWD_TILES_INL_H_
+#endif
+
+#include "efla/cpu/chunk_bwd_decay-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace efla::cpu::HWY_NAMESPACE {
+
+// Arrays over value columns are lists of panels. Vp, Kp: V and K rounded up to whole panels.
+struct BwdScratch {
+  std::int64_t key_dim = 0;
+  ChunkScratch chunk;
+  float* state = nullptr;     // panels [K, kPanel] of S before the chunk
+  float* dstate = nullptr;    // for each value head of the query head panels [K, kPanel] of dS
+  float* state_t = nullptr;   // Sᵀ: key panels of [Vp, kPanel]
+  float* dstate_t = nullptr;  // dSᵀ after the chunk: key panels of [Vp, kPanel]
+  float* errors = nullptr;    // for each thread that works on the head [kChunk, kPanel]: E
+  float* values = nullptr;    // panels [kChunk, kPanel]: V, then dV
+  float* u = nullptr;         // panels [kChunk, kPanel]
+  float* u_t = nullptr;       // Uᵀ: token panels of [Vp, kPanel]
+  float* dout = nullptr;      // panels [kChunk, kPanel]: scale · dO
+  float* g = nullptr;         // panels [kChunk, kPanel]: G
+  float* da = nullptr;        // for each panel [kChunk, kLanes]: partial sums
+  float* db = nullptr;        // for each panel [kChunk, kLanes]
+  float* dscores = nullptr;   // [2 kChunk, kChunk]: dP, zero above the diagonal, then dL + dLᵀ
+  float* dq = nullptr;        // [kChunk, Kp]
+  float* dk = nullptr;        // [kChunk, Kp]
+  float* dq_sum = nullptr;    // [kChunk, Kp] over the value heads of the query head; dq where that has one alone
+  float* dk_sum = nullptr;    // [kChunk, Kp] likewise
+  DecayGradient decay;        // laid out only where the rule has a decay
+
+  void lay_out(Arena& arena, const DeltaShape& shape, Decay kind, int team) {
+    chunk.lay_out(arena, shape, kind);
+    key_dim = shape.key_dim;
+    const std::int64_t padded_keys = round_up(key_dim, kPanel), padded_values = round_up(shape.value_dim, kPanel);
+    errors = arena.floats(team * kChunk * kPanel);
+    state = arena.floats(key_dim * padded_values);
+    dstate = arena.floats(shape.group() * key_dim * padded_values);
+    for (float** t : {&state_t, &dstate_t}) *t = arena.floats(padded_keys * padded_values);
+    for (float** panels : {&values, &u, &dout, &g}) *panels = arena.floats(kChunk * padded_values);
+    u_t = arena.floats(round_up(kChunk, kPanel) * padded_values);
+    for (float** sums : {&da, &db}) *sums = arena.floats(padded_values / kPanel * kChunk * kLanes);
+    dscores = arena.floats(2 * kChunk * kChunk);
+    for (float** rows : {&dq, &dk}) *rows = arena.floats(kChunk * padded_keys);
+    dq_sum = dq;
+    dk_sum = dk;
+    if (shape.group() > 1) {
+      for (float** rows : {&dq_sum, &dk_sum}) *rows = arena.floats(kChunk * padded_keys);
+    }
+    if (kind != Decay::none) decay.lay_out(arena, padded_keys, key_dim * padded_values / kPanel);
+  }
+};
+
+// One panel of dR by backward substitution, and from it dV, G and the panel's part of da and db.
+struct ReverseSubstitutionTiles {
+  const ChunkScratch& c;
+  std::int64_t key_dim, tokens;
+  const float* dstate;  // [K, kPanel] after the chunk
+  const float* errors;  // [kChunk, kPanel]
+  float* values;        // [kChunk, kPanel]: v, overwritten by dV
+  const float* dout;    // [kChunk, kPanel]
+  float* g;             // [kChunk, kPanel]
+  float* da_sums;       // [kChunk, kLanes]
+  float* db_sums;       // [kChunk, kLanes]
+
+  template <int M>
+  HWY_INLINE void run(std::int64_t r) {
+    const FloatTag d;
+    const float* p = c.p_scores() + r;
+    const float* l = c.l_scores() + r;
+    const std::int64_t below = r + M;  // rows from here on are done
+    Tile<M> tile;
+    tile.zero();
+    tile.multiply_add(c.k_write + r * c.key_stride, c.key_stride, 1, dstate, kPanel, key_dim);
+    tile.multiply_add(p + below * kChunk, 1, kChunk, dout + below * kPanel, kPanel, tokens - below);
+    tile.multiply_add(l + below * kChunk, 1, kChunk, g + below * kPanel, kPanel, tokens - below);
+    unroll<M>([&](auto from_end) EFLA_UNROLLED {
+      constexpr int m = M - 1 - from_end;
+      const std::int64_t at = (r + m) * kPanel;
+      const FloatVec o0 = hn::Load(d, dout + at);
+      const FloatVec o1 = hn::Load(d, dout + at + kLanes);
+      tile.add(m, p[(r + m) * kChunk + m], o0, o1);
+      const FloatVec dr0 = tile.acc[m][0];
+      const FloatVec dr1 = tile.acc[m][1];
+      finish_row(r + m, dr0, dr1);
+      const FloatVec a = hn::Set(d, -c.erase[r + m]);
+      const FloatVec g0 = hn::Mul(a, dr0);
+      const FloatVec g1 = hn::Mul(a, dr1);
+      hn::Store(g0, d, g + at);
+      hn::Store(g1, d, g + at + kLanes);
+      unroll<m>([&](auto above) EFLA_UNROLLED {
+        tile.add(above, p[(r + m) * kChunk + above], o0, o1);
+        tile.add(above, l[(r + m) * kChunk + above], g0, g1);
+      });
+    });
+  }
+
+  // dV, and the row's share of da and db.
+  HWY_INLINE void finish_row(std::int64_t row, FloatVec dr0, FloatVec dr1) {
+    const FloatTag d;
+    const std::int64_t at = row * kPanel;
+    const FloatVec da = hn::Neg(hn::Mul(hn::Load(d, errors + at), dr0));
+    const FloatVec db = hn::Mul(hn::Load(d, values + at), dr0);
+    hn::Store(hn::NegMulAdd(hn::Load(d, errors + at + kLanes), dr1, da), d, da_sums + row * kLanes);
+    hn::Store(hn::MulAdd(hn::Load(d, values + at + kLanes), dr1, db), d, db_sums + row * kLanes);
+    const FloatVec b = hn::Set(d, c.write[row]);
+    hn::Store(hn::Mul(b, dr0), d, values + at);
+    hn::Store(hn::Mul(b, dr1), d, values + at + kLanes);
+  }
+};
+
+// One panel of dS ← D dS + scale Q_readᵀ dO + K_readᵀ G, D the decays of the whole chunk.
+struct StateGradientTiles {
+  const ChunkScratch& c;
+  std::int64_t tokens;
+  const float* dout;  // [kChunk, kPanel]
+  const float* g;     // [kChunk, kPanel]
+  float* dstate;      // [K, kPanel]
+
+  template <int M>
+  HWY_INLINE void run(std::int64_t i) {
+    Tile<M> tile;
+    tile.load(dstate + i * kPanel);
+    if (c.decay.whole != nullptr) tile.scale_rows(c.decay.whole + i);
+    tile.multiply_add(c.q_read + i, 1, c.key_stride, dout, kPanel, tokens);
+    tile.multiply_add(c.k_read + i, 1, c.key_stride, g, kPanel, tokens);
+    tile.store(dstate + i * kPanel);
+  }
+};
+
+// Rows of `left` · Uᵀ, all columns that the lower triangle needs; left is dO or G as panels.
+struct ScoreGradientTiles {
+  const BwdScratch& s;
+  std::int64_t padded_values;
+  const float* left;  // panels [kChunk, kPanel]
+  float* out;         // [kChunk, kChunk]
+
+  template <int M>
+  HWY_INLINE void run(std::int64_t r) {
+    for (std::int64_t column = 0; column < r + M; column += kPanel) {
+      Tile<M> tile;
+      tile.zero();
+      for (std::int64_t v = 0; v < padded_values; v += kPanel) {
+        tile.multiply_add(left + v * kChunk + r * kPanel, kPanel, 1, s.u_t + column * padded_values + v * kPanel,
+                          kPanel, kPanel);
+      }
+      tile.store(out + r * kChunk + column, kChunk);
+    }
+  }
+};
+
+// One key panel of dQ = scale dO Sᵀ + dP K. With a decay the first term carries its products, and with one per channel
+// the second is left to channel_pairs.
+struct QueryGradientTiles {
+  const BwdScratch& s;
+  std::int64_t padded_values, key;  // key: first column of the panel
+
+  template <int M>
+  HWY_INLINE void run(std::int64_t r) {
+    const ChunkScratch& c = s.chunk;
+    const std::int64_t at = r * c.key_stride + key;
+    Tile<M> tile;
+    tile.zero();
+    for (std::int64_t v = 0; v < padded_values; v += kPanel) {
+      tile.multiply_add(s.dout + v * kChunk + r * kPanel, kPanel, 1, s.state_t + key * padded_values + v * kPanel,
+                        kPanel, kPanel);
+    }
+    if (c.decay.kind != Decay::none) {
+      tile.multiply(c.decay.prefix + at, c.key_stride);
+      tile.template store_product<false>(c.q + at, s.decay.reads + at, c.key_stride);
+    }
+    if (c.decay.kind != Decay::channel) {
+      tile.multiply_add(s.dscores + r * kChunk, kChunk, 1, c.k + key, c.key_stride, r + M);
+    }
+    tile.store(s.dq + at, c.key_stride);
+  }
+};
+
+// One key panel of dK = U dSᵀ + G Sᵀ + dPᵀ Q + (dL + dLᵀ) K, with decays as QueryGradientTiles.
+struct KeyGradientTiles {
+  const BwdScratch& s;
+  std::int64_t padded_values, tokens, key;
+
+  template <int M>
+  HWY_INLINE void run(std::int64_t r) {
+    const ChunkScratch& c = s.chunk;
+    const std::int64_t at = r * c.key_stride + key;
+    Tile<M> tile;
+    tile.zero();
+    if (c.decay.kind == Decay::none) {
+      for (std::int64_t v = 0; v < padded_values; v += kPanel) {
+        const std::int64_t rows = v * kChunk + r * kPanel;
+        const std::int64_t columns = key * padded_values + v * kPanel;
+        tile.multiply_add(s.u + rows, kPanel, 1, s.dstate_t + columns, kPanel, kPanel);
+        tile.multiply_add(s.g + rows, kPanel, 1, s.state_t + columns, kPanel, kPanel);
+      }
+    } else {
+      state_product(s.g, s.state_t, r, tile);
+      tile.multiply(c.decay.prefix + at, c.key_stride);
+      tile.template store_product<true>(c.k + at, s.decay.reads + at, c.key_stride);
+      tile.store(s.dk + at, c.key_stride);
+      tile.zero();
+      state_product(s.u, s.dstate_t, r, tile);
+      tile.multiply(c.decay.suffix + at, c.key_stride);
+      tile.template store_product<false>(c.k + at, s.decay.writes + at, c.key_stride);
+      tile.add_rows(s.dk + at, c.key_stride);
+    }
+    if (c.decay.kind != Decay::channel) {
+      tile.multiply_add(s.dscores + r * kChunk + r, 1, kChunk, c.q + r * c.key_stride + key, c.key_stride, tokens - r);
+      tile.multiply_add(s.dscores + (kChunk + r) * kChunk, kChunk, 1, c.k + key, c.key_stride, tokens);
+    }
+    tile.store(s.dk + at, c.key_stride);
+  }
+
+  // tile += rows r … of `left` times the transposed state.
+  template <int M>
+  HWY_INLINE void state_product(const float* left, const float* right, std::int64_t r, Tile<M>& tile) {
+    for (std::int64_t v = 0; v < padded_values; v += kPanel) {
+      tile.multiply_add(left + v * kChunk + r * kPanel, kPanel, 1, right + key * padded_values + v * kPanel, kPanel,
+                        kPanel);
+    }
+  }
+};
+
+}  // namespace efla::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // include guard per target
