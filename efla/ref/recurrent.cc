@@ -214,10 +214,13 @@ void step(const DeltaStep<T, S>& p) {
   std::vector<State<T>> copy(p.state.size());  // the state as the forward takes it
   const auto state = View<State<T>, 4>::contiguous(copy.data(), p.state.extent);
   const auto for_each_element = [&](auto&& f) {
-    const auto& n = p.state.extent;
-    for (std::int64_t i = 0; i < p.state.size(); ++i) {
-      const std::int64_t i_v = i % n[3], i_k = i / n[3] % n[2], i_h = i / (n[3] * n[2]) % n[1];
-      f(copy[i], p.state(i / (n[3] * n[2] * n[1]), i_h, i_k, i_v));
+    const auto [batch, heads, key_dim, value_dim] = p.state.extent;
+    for (std::int64_t i_b = 0; i_b < batch; ++i_b) {
+      for (std::int64_t i_h = 0; i_h < heads; ++i_h) {
+        for (std::int64_t i_k = 0; i_k < key_dim; ++i_k) {
+          for (std::int64_t i_v = 0; i_v < value_dim; ++i_v) f(state(i_b, i_h, i_k, i_v), p.state(i_b, i_h, i_k, i_v));
+        }
+      }
     }
   };
   for_each_element([](State<T>& to, const S& from) { to = static_cast<State<T>>(to_float(from)); });
