@@ -11,6 +11,7 @@
 // dS carry its products (chunk-inl.h) and so do the gradients that come from there; what lies inside the chunk goes
 // through L's and P's own factors; chunk_bwd_decay-inl.h has the gradient of g.
 #include "efla/cpu/delta.h"
+#include "efla/cpu/team.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "efla/cpu/chunk_bwd.cc"
@@ -22,10 +23,62 @@ HWY_BEFORE_NAMESPACE();
 namespace efla::cpu::HWY_NAMESPACE {
 namespace {
 
-std::size_t BwdBytesPerWorker(const DeltaShape& shape, Decay decay) {
+// A team adds up the value heads' dq and dk in so many shares of a chunk's tokens.
+constexpr std::int64_t kFinishShares = 4;
+
+// One query head with its value heads, for one thread or for a team. A team takes the value heads of a chunk at once
+// where there is one for every thread, and otherwise one after the other, the threads on its panels.
+struct HeadScratch {
+  int team;
+  bool heads_at_once;
+  std::int64_t state_floats, part_floats;
+  std::int64_t members;  // value heads that are computed at a time
+  std::size_t member_bytes;
+  float* dstate;  // for each value head panels [K, kPanel] of dS
+  float* parts;   // [2 kChunk, Kp] dq and dk: of every value head; one after the other, their sum and the next one's
+  float* member_scratch;
+
+  HeadScratch(Arena& arena, const DeltaShape& shape, Decay decay, int team)
+      : team(team),
+        heads_at_once(team > 1 && shape.group() >= team),
+        state_floats(shape.key_dim * round_up(shape.value_dim, kPanel)),
+        part_floats(2 * kChunk * round_up(shape.key_dim, kPanel)),
+        members(heads_at_once ? team : 1) {
+    Arena one;
+    BwdScratch().lay_out(one, shape, decay, heads_at_once ? 1 : team);
+    member_bytes = one.bytes();
+    dstate = arena.floats(shape.group() * state_floats);
+    parts = arena.floats((heads_at_once ? shape.group() : std::min<std::int64_t>(shape.group(), 2)) * part_floats);
+    member_scratch = arena.floats(members * static_cast<std::int64_t>(member_bytes / sizeof(float)));
+  }
+
+  float* part(std::int64_t head) const {
+    return parts + (heads_at_once ? head : std::min<std::int64_t>(head, 1)) * part_floats;
+  }
+
+  // What `member` computes value head `head` in.
+  BwdScratch scratch(const DeltaShape& shape, Decay decay, int member, std::int64_t head) const {
+    Arena arena(reinterpret_cast<std::byte*>(member_scratch) + member_bytes * static_cast<std::size_t>(member));
+    BwdScratch s;
+    s.lay_out(arena, shape, decay, heads_at_once ? 1 : team);
+    s.dq = part(head);
+    s.dk = s.dq + part_floats / 2;
+    return s;
+  }
+};
+
+std::size_t ChunkBwdBytes(const DeltaShape& shape, Decay decay, int team) {
   Arena arena;
-  BwdScratch().lay_out(arena, shape, decay, 1);
+  const HeadScratch scratch(arena, shape, decay, team);
   return arena.bytes();
+}
+
+// How many threads of a team have work, where a team is of use: panels are small tasks, which pay only where threads
+// would have no head.
+std::int64_t ChunkBwdBusy(const DeltaShape& shape, int team) {
+  if (shape.group() >= team) return team;
+  if (shape.sequences() * shape.heads >= team) return 0;
+  return std::min<std::int64_t>(team, round_up(shape.value_dim, kPanel) / kPanel);
 }
 
 // Share `share` of `shares` of what the chunk at `start` reads.
@@ -130,24 +183,35 @@ HWY_INLINE void finish_chunk(const DeltaBackward<T>& p, const ChunkPlace& at, Bw
   if (s.chunk.decay.kind != Decay::none) finish_decay(p, at, s.chunk.decay, s.decay);
 }
 
-// One chunk of one value head, its panels shared out to the threads of the pool. dq and dk get its share; dstate goes
-// from the state after the chunk to the one before.
+// Columns [first, last) of what the chunk reads.
+template <class T>
+HWY_INLINE void load_columns(const DeltaBackward<T>& p, const ChunkPlace& at, std::int64_t saved, std::int64_t first,
+                             std::int64_t last, BwdScratch& s) {
+  const std::int64_t key_dim = p.shape.key_dim;
+  load_state_panels(p.chunk_states, first, last, key_dim, s.state, at.i_b, saved, at.i_h);
+  load_values(p.v, at, first, last, 1.0F, s.values);
+  load_values(p.dout, at, first, last, static_cast<float>(p.rule.scale_for(key_dim)), s.dout);
+}
+
+// One chunk of one value head, its panels shared out to `team` threads of the pool. dq and dk get its share; dstate
+// goes from the state after the chunk to the one before.
 template <class T>
 HWY_INLINE void chunk_of_head(const DeltaBackward<T>& p, const ChunkPlace& at, const Sequence& sequence, float* dstate,
-                              BwdScratch& s, ThreadPool& pool) {
+                              BwdScratch& s, int team, ThreadPool& pool) {
   const std::int64_t key_dim = p.shape.key_dim, value_dim = p.shape.value_dim;
   const std::int64_t padded_values = round_up(value_dim, kPanel), panels = padded_values / kPanel;
   const std::int64_t saved = sequence.chunk(at.start);
   load_chunk(p, at, s.chunk);
   compute_scores(at, key_dim, s.chunk);
-  load_state_panels(p.chunk_states, 0, value_dim, key_dim, s.state, at.i_b, saved, at.i_h);
-  load_values(p.v, at, 0, value_dim, 1.0F, s.values);
-  load_values(p.dout, at, 0, value_dim, static_cast<float>(p.rule.scale_for(key_dim)), s.dout);
+  if (team == 1) load_columns(p, at, saved, 0, value_dim, s);
   pool.run(panels, [&](std::int64_t panel, int member) HWY_ATTR {
+    const std::int64_t first = panel * kPanel, last = std::min(first + kPanel, value_dim);
+    if (team > 1) load_columns(p, at, saved, first, last, s);
     if (at.start > sequence.begin) prefetch_chunk(p, at, at.start - kChunk, saved - 1, panel, panels);
-    value_panel(p, at, panel * kPanel, dstate, s, s.errors + member * kChunk * kPanel);
+    value_panel(p, at, first, dstate, s, s.errors + (team > 1 ? member : 0) * kChunk * kPanel);
+    if (team > 1) store_values(s.values, at, first, last, 1.0F, p.dv);
   });
-  store_values(s.values, at, 0, value_dim, 1.0F, p.dv);
+  if (team == 1) store_values(s.values, at, 0, value_dim, 1.0F, p.dv);
   pool.run(2, [&](std::int64_t half, int) HWY_ATTR { score_gradient(half, at.tokens, padded_values, s); });
   if (p.rule.decay != Decay::none) {
     std::fill_n(s.decay.dg, kChunk * s.chunk.key_stride, 0.0F);
@@ -157,44 +221,60 @@ HWY_INLINE void chunk_of_head(const DeltaBackward<T>& p, const ChunkPlace& at, c
   finish_chunk(p, at, s);
 }
 
+// The chunk at `start` of a query head: its value heads, and dq and dk, their sums in the order of the heads.
+template <class T>
+HWY_INLINE void chunk_of_group(const DeltaBackward<T>& p, const Sequence& sequence, std::int64_t i_q,
+                               std::int64_t start, const HeadScratch& s, ThreadPool& pool) {
+  const std::int64_t group = p.shape.group();
+  int first_member = 0;  // computed the first value head
+  const auto compute = [&](std::int64_t i, int member) HWY_ATTR {
+    if (i == 0) first_member = member;
+    BwdScratch scratch = s.scratch(p.shape, p.rule.decay, member, i);
+    const ChunkPlace at(p.shape, sequence, i_q * group + i, start);
+    chunk_of_head(p, at, sequence, s.dstate + i * s.state_floats, scratch, s.heads_at_once ? 1 : s.team, pool);
+  };
+  if (s.heads_at_once) {
+    pool.run(group, compute);
+  } else {
+    for (std::int64_t i = 0; i < group; ++i) {
+      compute(i, 0);
+      if (i > 0) add_rows(s.part(i), s.part_floats, s.part(0));
+    }
+  }
+  const ChunkPlace at(p.shape, sequence, i_q * group, start);
+  const BwdScratch sum = s.scratch(p.shape, p.rule.decay, first_member, 0);
+  const std::int64_t stride = sum.chunk.key_stride, shares = s.heads_at_once ? kFinishShares : 1;
+  pool.run(shares, [&](std::int64_t share, int) HWY_ATTR {
+    for (std::int64_t r = at.tokens * share / shares; r < at.tokens * (share + 1) / shares; ++r) {
+      float *dq = sum.dq + r * stride, *dk = sum.dk + r * stride;
+      for (std::int64_t i = 1; s.heads_at_once && i < group; ++i) {
+        add_rows(s.part(i) + r * stride, stride, dq);
+        add_rows(s.part(i) + s.part_floats / 2 + r * stride, stride, dk);
+      }
+      finish_keys(p, at, r, sum.chunk, dq, dk);
+    }
+  });
+}
+
 // Query head i_q of sequence n with all of its value heads, by the `team` threads of the pool; on the calling thread
 // alone inside a task.
 template <class T>
 void ChunkBwdHead(const DeltaBackward<T>& p, std::int64_t n, std::int64_t i_q, std::byte* memory, int team,
                   ThreadPool& pool) {
   Arena arena(memory);
-  BwdScratch s;
-  s.lay_out(arena, p.shape, p.rule.decay, team);
+  const HeadScratch s(arena, p.shape, p.rule.decay, team);
   std::fill_n(memory, arena.bytes(), std::byte{0});  // padding beyond K and V must hold finite numbers
   const Sequence sequence = sequence_of(p, n);
   const std::int64_t key_dim = p.shape.key_dim, value_dim = p.shape.value_dim, group = p.shape.group();
-  const std::int64_t state_floats = key_dim * round_up(value_dim, kPanel), stride = s.chunk.key_stride;
   for (std::int64_t i = 0; i < group; ++i) {
-    load_state_panels(p.dfinal_state, 0, value_dim, key_dim, s.dstate + i * state_floats, n, i_q * group + i);
+    load_state_panels(p.dfinal_state, 0, value_dim, key_dim, s.dstate + i * s.state_floats, n, i_q * group + i);
   }
   const std::int64_t chunks = (sequence.end - sequence.begin + kChunk - 1) / kChunk;
   for (std::int64_t chunk = chunks - 1; chunk >= 0; --chunk) {
-    const std::int64_t start = sequence.begin + chunk * kChunk;
-    const ChunkPlace first(p.shape, sequence, i_q * group, start);
-    const std::int64_t count = first.tokens * stride;
-    for (std::int64_t i = 0; i < group; ++i) {
-      const ChunkPlace at(p.shape, sequence, i_q * group + i, start);
-      chunk_of_head(p, at, sequence, s.dstate + i * state_floats, s, pool);
-      if (group == 1) break;
-      if (i == 0) {
-        std::copy_n(s.dq, count, s.dq_sum);
-        std::copy_n(s.dk, count, s.dk_sum);
-      } else {
-        add_rows(s.dq, count, s.dq_sum);
-        add_rows(s.dk, count, s.dk_sum);
-      }
-    }
-    for (std::int64_t r = 0; r < first.tokens; ++r) {
-      finish_keys(p, first, r, s.chunk, s.dq_sum + r * stride, s.dk_sum + r * stride);
-    }
+    chunk_of_group(p, sequence, i_q, sequence.begin + chunk * kChunk, s, pool);
   }
   for (std::int64_t i = 0; i < group; ++i) {
-    store_state_panels(s.dstate + i * state_floats, p.dinitial_state, 0, value_dim, key_dim, n, i_q * group + i);
+    store_state_panels(s.dstate + i * s.state_floats, p.dinitial_state, 0, value_dim, key_dim, n, i_q * group + i);
   }
 }
 
@@ -218,7 +298,8 @@ namespace {
 
 HWY_EXPORT(ChunkBwdHeadFloat);
 HWY_EXPORT(ChunkBwdHeadBfloat16);
-HWY_EXPORT(BwdBytesPerWorker);
+HWY_EXPORT(ChunkBwdBytes);
+HWY_EXPORT(ChunkBwdBusy);
 
 void head(const DeltaBackward<float>& p, std::int64_t n, std::int64_t i_q, std::byte* memory, int team,
           ThreadPool& pool) {
@@ -229,26 +310,23 @@ void head(const DeltaBackward<bfloat16>& p, std::int64_t n, std::int64_t i_q, st
   HWY_DYNAMIC_DISPATCH(ChunkBwdHeadBfloat16)(p, n, i_q, memory, team, pool);
 }
 
+std::size_t head_bytes(const DeltaShape& shape, const DeltaRule& rule, int team) {
+  return HWY_DYNAMIC_DISPATCH(ChunkBwdBytes)(shape, rule.decay, team);
+}
+
 }  // namespace
 
 std::size_t chunk_bwd_workspace_bytes(const DeltaShape& shape, const DeltaRule& rule, int threads) {
-  return HWY_DYNAMIC_DISPATCH(BwdBytesPerWorker)(shape, rule.decay) * static_cast<std::size_t>(threads);
+  return team_workspace_bytes(threads, [&](int team) { return head_bytes(shape, rule, team); });
 }
 
 template <class T>
 void chunk_bwd(const DeltaBackward<T>& p, Workspace workspace, ThreadPool& pool) {
-  const std::int64_t heads = p.shape.sequences() * p.shape.heads;
-  if (heads < pool.threads()) {
-    // All threads on one head after the other. A team's scratch is less than that of as many single threads.
-    for (std::int64_t i = 0; i < heads; ++i) {
-      head(p, i / p.shape.heads, i % p.shape.heads, workspace.data, pool.threads(), pool);
-    }
-    return;
-  }
-  const std::size_t bytes = workspace.bytes / static_cast<std::size_t>(pool.threads());
-  pool.run(heads, [&](std::int64_t i, int worker) {
-    head(p, i / p.shape.heads, i % p.shape.heads, workspace.data + bytes * static_cast<std::size_t>(worker), 1, pool);
-  });
+  const std::int64_t busy = HWY_DYNAMIC_DISPATCH(ChunkBwdBusy)(p.shape, pool.threads());
+  for_each_head(p.shape.sequences() * p.shape.heads, busy, workspace, pool,
+                [&](std::int64_t i, std::byte* memory, int team) {
+                  head(p, i / p.shape.heads, i % p.shape.heads, memory, team, pool);
+                });
 }
 
 template void chunk_bwd(const DeltaBackward<float>&, Workspace, ThreadPool&);

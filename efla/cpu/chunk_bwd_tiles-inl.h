@@ -12,12 +12,12 @@
 HWY_BEFORE_NAMESPACE();
 namespace efla::cpu::HWY_NAMESPACE {
 
-// Arrays over value columns are lists of panels. Vp, Kp: V and K rounded up to whole panels.
+// One chunk of one value head. Arrays over value columns are lists of panels. Vp, Kp: V and K rounded up to whole
+// panels.
 struct BwdScratch {
   std::int64_t key_dim = 0;
   ChunkScratch chunk;
   float* state = nullptr;     // panels [K, kPanel] of S before the chunk
-  float* dstate = nullptr;    // for each value head of the query head panels [K, kPanel] of dS
   float* state_t = nullptr;   // Sᵀ: key panels of [Vp, kPanel]
   float* dstate_t = nullptr;  // dSᵀ after the chunk: key panels of [Vp, kPanel]
   float* errors = nullptr;    // for each thread that works on the head [kChunk, kPanel]: E
@@ -29,10 +29,8 @@ struct BwdScratch {
   float* da = nullptr;        // for each panel [kChunk, kLanes]: partial sums
   float* db = nullptr;        // for each panel [kChunk, kLanes]
   float* dscores = nullptr;   // [2 kChunk, kChunk]: dP, zero above the diagonal, then dL + dLᵀ
-  float* dq = nullptr;        // [kChunk, Kp]
-  float* dk = nullptr;        // [kChunk, Kp]
-  float* dq_sum = nullptr;    // [kChunk, Kp] over the value heads of the query head; dq where that has one alone
-  float* dk_sum = nullptr;    // [kChunk, Kp] likewise
+  float* dq = nullptr;        // [kChunk, Kp], the caller's
+  float* dk = nullptr;        // [kChunk, Kp], the caller's
   DecayGradient decay;        // laid out only where the rule has a decay
 
   void lay_out(Arena& arena, const DeltaShape& shape, Decay kind, int team) {
@@ -41,18 +39,11 @@ struct BwdScratch {
     const std::int64_t padded_keys = round_up(key_dim, kPanel), padded_values = round_up(shape.value_dim, kPanel);
     errors = arena.floats(team * kChunk * kPanel);
     state = arena.floats(key_dim * padded_values);
-    dstate = arena.floats(shape.group() * key_dim * padded_values);
     for (float** t : {&state_t, &dstate_t}) *t = arena.floats(padded_keys * padded_values);
     for (float** panels : {&values, &u, &dout, &g}) *panels = arena.floats(kChunk * padded_values);
     u_t = arena.floats(round_up(kChunk, kPanel) * padded_values);
     for (float** sums : {&da, &db}) *sums = arena.floats(padded_values / kPanel * kChunk * kLanes);
     dscores = arena.floats(2 * kChunk * kChunk);
-    for (float** rows : {&dq, &dk}) *rows = arena.floats(kChunk * padded_keys);
-    dq_sum = dq;
-    dk_sum = dk;
-    if (shape.group() > 1) {
-      for (float** rows : {&dq_sum, &dk_sum}) *rows = arena.floats(kChunk * padded_keys);
-    }
     if (kind != Decay::none) decay.lay_out(arena, padded_keys, key_dim * padded_values / kPanel);
   }
 };

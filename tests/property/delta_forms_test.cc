@@ -32,7 +32,7 @@ bool same_forward(const DeltaData<T>& a, const DeltaData<T>& b) {
 template <class T>
 bool same_backward(const DeltaData<T>& a, const DeltaData<T>& b) {
   return a.dq.same_bits(b.dq) && a.dk.same_bits(b.dk) && a.dv.same_bits(b.dv) && a.dbeta.same_bits(b.dbeta) &&
-         a.dinitial_state.same_bits(b.dinitial_state);
+         a.dg.same_bits(b.dg) && a.dinitial_state.same_bits(b.dinitial_state);
 }
 
 TEST(DeltaForms, ChunkwiseEqualsRecurrent) {
@@ -86,6 +86,19 @@ TEST(DeltaForms, BitsDoNotDependOnTheThreads) {
       c.tokens = 45;
       check_threads<float>(c);
       check_threads<bfloat16>(c);
+    }
+    // Value heads of one query head: as many as threads and more, fewer, and query heads that do not come out even.
+    for (const auto& [heads, group] : {std::array{1, 5}, {1, 2}, {3, 3}}) {
+      for (const Decay decay : {Decay::none, Decay::scalar, Decay::channel}) {
+        DeltaCase c = kCase;
+        c.batch = 1;
+        c.heads = heads;
+        c.group = group;
+        c.decay = decay;
+        c.qk_l2norm = group == 3;
+        c.tokens = 45;
+        check_threads<float>(c);
+      }
     }
   });
 }
