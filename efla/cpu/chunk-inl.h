@@ -12,6 +12,7 @@
 #include <cmath>
 
 #include "efla/cpu/decay-inl.h"
+#include "efla/cpu/gain-inl.h"
 #include "efla/cpu/tile-inl.h"
 #include "efla/cpu/workspace.h"
 #include "efla/rule/problem.h"
@@ -155,16 +156,16 @@ HWY_INLINE void l2_normalise_bwd(const float* y, float factor, std::int64_t padd
   }
 }
 
-// The end of a value head's backward of a token: da and db through the gains to dbeta and, by λ = ‖k‖², to dk [Kp].
+// The end of a value head's backward of token r of a chunk: da and db through the gains to dbeta and, by λ = ‖k‖², to
+// dk [Kp].
 template <class T>
 HWY_INLINE void finish_gains(const DeltaBackward<T>& p, const ChunkPlace& at, std::int64_t r, float da, float db,
-                             const ChunkScratch& c, float* dk) {
+                             const ChunkScratch& c, const GainSlopes& slopes, float* dk) {
   const FloatTag d;
-  const Gain<float> gains = gain(p.rule.step, c.beta[r], c.lambda[r]);
   const auto& step = p.rule.step;
   const float dalpha = static_cast<float>(step.erase_scale) * da + static_cast<float>(step.write_scale) * db;
-  p.dbeta(at.i_b, at.start + r, at.i_h) = from_state<T>(dalpha * gains.dalpha_dbeta);
-  const FloatVec twice_dlambda = hn::Set(d, 2.0F * dalpha * gains.dalpha_dlambda);
+  p.dbeta(at.i_b, at.start + r, at.i_h) = from_state<T>(dalpha * slopes.dbeta[r]);
+  const FloatVec twice_dlambda = hn::Set(d, 2.0F * dalpha * slopes.dlambda[r]);
   const float* k = c.k + r * c.key_stride;
   for (std::int64_t i = 0; i < c.key_stride; i += kLanes) {
     hn::Store(hn::MulAdd(twice_dlambda, hn::Load(d, k + i), hn::Load(d, dk + i)), d, dk + i);

@@ -169,6 +169,7 @@ template <class T>
 HWY_INLINE void finish_chunk(const DeltaBackward<T>& p, const ChunkPlace& at, BwdScratch& s) {
   const FloatTag d;
   const std::int64_t stride = s.chunk.key_stride;
+  const GainSlopes slopes = gain_slopes(p.rule.step, at.tokens, s.chunk.beta, s.chunk.lambda);
   for (std::int64_t r = 0; r < at.tokens; ++r) {
     FloatVec da = hn::Zero(d);
     FloatVec db = hn::Zero(d);
@@ -177,7 +178,7 @@ HWY_INLINE void finish_chunk(const DeltaBackward<T>& p, const ChunkPlace& at, Bw
       da = hn::Add(da, hn::Load(d, s.da + sums));
       db = hn::Add(db, hn::Load(d, s.db + sums));
     }
-    finish_gains(p, at, r, hn::GetLane(hn::SumOfLanes(d, da)), hn::GetLane(hn::SumOfLanes(d, db)), s.chunk,
+    finish_gains(p, at, r, hn::GetLane(hn::SumOfLanes(d, da)), hn::GetLane(hn::SumOfLanes(d, db)), s.chunk, slopes,
                  s.dk + r * stride);
   }
   if (s.chunk.decay.kind != Decay::none) finish_decay(p, at, s.chunk.decay, s.decay);

@@ -115,9 +115,10 @@ HWY_INLINE void finish_head(const DeltaBackward<T>& p, const ChunkPlace& at, con
                             const PanelSums& sums) {
   const FloatTag d;
   const std::int64_t n = c.key_stride;
+  const GainSlopes slopes = gain_slopes(p.rule.step, at.tokens, c.beta, c.lambda);
   for (std::int64_t r = 0; r < at.tokens; ++r) {
     finish_gains(p, at, r, sum_of(hn::Load(d, sums.da + r * kLanes)), sum_of(hn::Load(d, sums.db + r * kLanes)), c,
-                 sums.dk + r * n);
+                 slopes, sums.dk + r * n);
     if (p.rule.decay == Decay::none) continue;
     const float* dg = sums.dg + r * n;
     float* out = p.dg.at(at.i_b, at.start + r, at.i_h);
