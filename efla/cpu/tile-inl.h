@@ -190,32 +190,54 @@ HWY_INLINE void for_tiles_reversed(std::int64_t rows, Body& body) {
   }
 }
 
-// dst[c·dst_row + r] = src[r·src_row + c] for r < rows, c < cols (a multiple of kLanes): 4 × 4 blocks in every 128
-// bits.
+#if HWY_TARGET != HWY_SCALAR
+// Four rows of kLanes columns, transposed in blocks of 4 × 4: column 4 b + i of the rows is block b of columns[i].
+struct TransposedBlocks {
+  FloatVec columns[4];
+
+  HWY_INLINE TransposedBlocks(const float* HWY_RESTRICT src, std::ptrdiff_t src_row) {
+    const FloatTag d;
+    const hn::Repartition<double, FloatTag> dd;
+    const FloatVec r0 = hn::LoadU(d, src);
+    const FloatVec r1 = hn::LoadU(d, src + src_row);
+    const FloatVec r2 = hn::LoadU(d, src + 2 * src_row);
+    const FloatVec r3 = hn::LoadU(d, src + 3 * src_row);
+    const auto lo01 = hn::BitCast(dd, hn::InterleaveLower(d, r0, r1));
+    const auto hi01 = hn::BitCast(dd, hn::InterleaveUpper(d, r0, r1));
+    const auto lo23 = hn::BitCast(dd, hn::InterleaveLower(d, r2, r3));
+    const auto hi23 = hn::BitCast(dd, hn::InterleaveUpper(d, r2, r3));
+    columns[0] = hn::BitCast(d, hn::InterleaveLower(dd, lo01, lo23));
+    columns[1] = hn::BitCast(d, hn::InterleaveUpper(dd, lo01, lo23));
+    columns[2] = hn::BitCast(d, hn::InterleaveLower(dd, hi01, hi23));
+    columns[3] = hn::BitCast(d, hn::InterleaveUpper(dd, hi01, hi23));
+  }
+};
+#endif
+
+// dst[c·dst_row + r] = src[r·src_row + c] for r < rows, c < cols (a multiple of kLanes).
 HWY_INLINE void transpose(const float* HWY_RESTRICT src, std::ptrdiff_t src_row, std::int64_t rows, std::int64_t cols,
                           float* HWY_RESTRICT dst, std::ptrdiff_t dst_row) {
   std::int64_t r = 0;
 #if HWY_TARGET != HWY_SCALAR
   const FloatTag d;
-  const hn::Repartition<double, FloatTag> dd;
   const hn::FixedTag<float, 4> d4;
   HWY_ALIGN float block[4 * kLanes];
+  for (; kLanes == 8 && r + 8 <= rows; r += 8) {
+    for (std::int64_t c = 0; c < cols; c += kLanes) {
+      const TransposedBlocks top(src + r * src_row + c, src_row), bottom(src + (r + 4) * src_row + c, src_row);
+      float* out = dst + c * dst_row + r;
+      unroll<4>([&](auto i) EFLA_UNROLLED {
+        const FloatVec above = top.columns[i], below = bottom.columns[i];
+        hn::StoreU(hn::ConcatLowerLower(d, below, above), d, out + i * dst_row);
+        hn::StoreU(hn::ConcatUpperUpper(d, below, above), d, out + (i + 4) * dst_row);
+      });
+    }
+  }
   for (; r + 4 <= rows; r += 4) {
     for (std::int64_t c = 0; c < cols; c += kLanes) {
-      const float* s = src + r * src_row + c;
-      const FloatVec r0 = hn::LoadU(d, s);
-      const FloatVec r1 = hn::LoadU(d, s + src_row);
-      const FloatVec r2 = hn::LoadU(d, s + 2 * src_row);
-      const FloatVec r3 = hn::LoadU(d, s + 3 * src_row);
-      const auto lo01 = hn::BitCast(dd, hn::InterleaveLower(d, r0, r1));
-      const auto hi01 = hn::BitCast(dd, hn::InterleaveUpper(d, r0, r1));
-      const auto lo23 = hn::BitCast(dd, hn::InterleaveLower(d, r2, r3));
-      const auto hi23 = hn::BitCast(dd, hn::InterleaveUpper(d, r2, r3));
-      hn::Store(hn::BitCast(d, hn::InterleaveLower(dd, lo01, lo23)), d, block);
-      hn::Store(hn::BitCast(d, hn::InterleaveUpper(dd, lo01, lo23)), d, block + kLanes);
-      hn::Store(hn::BitCast(d, hn::InterleaveLower(dd, hi01, hi23)), d, block + 2 * kLanes);
-      hn::Store(hn::BitCast(d, hn::InterleaveUpper(dd, hi01, hi23)), d, block + 3 * kLanes);
-      for (std::int64_t i = 0; i < kLanes; ++i) {  // column c + i is quarter i / 4 of block row i % 4
+      const TransposedBlocks blocks(src + r * src_row + c, src_row);
+      unroll<4>([&](auto i) EFLA_UNROLLED { hn::Store(blocks.columns[i], d, block + i * kLanes); });
+      for (std::int64_t i = 0; i < kLanes; ++i) {
         hn::StoreU(hn::Load(d4, block + (i % 4) * kLanes + i / 4 * 4), d4, dst + (c + i) * dst_row + r);
       }
     }
