@@ -73,6 +73,14 @@ std::size_t ChunkBwdBytes(const DeltaShape& shape, Decay decay, int team) {
   return arena.bytes();
 }
 
+// How many threads of a team have work, where a team is of use: panels are small tasks, which pay only where threads
+// would have no head.
+std::int64_t ChunkBwdBusy(const DeltaShape& shape, int team) {
+  if (shape.group() >= team) return team;
+  if (shape.sequences() * shape.heads >= team) return 0;
+  return std::min<std::int64_t>(team, round_up(shape.value_dim, kPanel) / kPanel);
+}
+
 // Share `share` of `shares` of what the chunk at `start` reads.
 template <class T>
 HWY_INLINE void prefetch_chunk(const DeltaBackward<T>& p, const ChunkPlace& at, std::int64_t start, std::int64_t saved,
@@ -170,8 +178,8 @@ HWY_INLINE void finish_chunk(const DeltaBackward<T>& p, const ChunkPlace& at, Bw
       da = hn::Add(da, hn::Load(d, s.da + sums));
       db = hn::Add(db, hn::Load(d, s.db + sums));
     }
-    finish_gains(p, at, r, hn::GetLane(hn::SumOfLanes(d, da)), hn::GetLane(hn::SumOfLanes(d, db)), s.chunk,
-                 slopes, s.dk + r * stride);
+    finish_gains(p, at, r, hn::GetLane(hn::SumOfLanes(d, da)), hn::GetLane(hn::SumOfLanes(d, db)), s.chunk, slopes,
+                 s.dk + r * stride);
   }
   if (s.chunk.decay.kind != Decay::none) finish_decay(p, at, s.chunk.decay, s.decay);
 }
@@ -292,6 +300,7 @@ namespace {
 HWY_EXPORT(ChunkBwdHeadFloat);
 HWY_EXPORT(ChunkBwdHeadBfloat16);
 HWY_EXPORT(ChunkBwdBytes);
+HWY_EXPORT(ChunkBwdBusy);
 
 void head(const DeltaBackward<float>& p, std::int64_t n, std::int64_t i_q, std::byte* memory, int team,
           ThreadPool& pool) {
@@ -314,9 +323,11 @@ std::size_t chunk_bwd_workspace_bytes(const DeltaShape& shape, const DeltaRule& 
 
 template <class T>
 void chunk_bwd(const DeltaBackward<T>& p, Workspace workspace, ThreadPool& pool) {
-  for_each_head(p.shape.sequences() * p.shape.heads, workspace, pool, [&](std::int64_t i, std::byte* memory, int team) {
-    head(p, i / p.shape.heads, i % p.shape.heads, memory, team, pool);
-  });
+  const std::int64_t busy = HWY_DYNAMIC_DISPATCH(ChunkBwdBusy)(p.shape, pool.threads());
+  for_each_head(p.shape.sequences() * p.shape.heads, busy, workspace, pool,
+                [&](std::int64_t i, std::byte* memory, int team) {
+                  head(p, i / p.shape.heads, i % p.shape.heads, memory, team, pool);
+                });
 }
 
 template void chunk_bwd(const DeltaBackward<float>&, Workspace, ThreadPool&);

@@ -1,5 +1,4 @@
-// How the heads of a backward are shared out. Heads are computed one a thread as long as there is one for each; those
-// that are left over, by all threads together, head after head.
+// How the heads of a backward are shared out: one a thread, or one after the other to all threads together.
 #pragma once
 
 #include <algorithm>
@@ -17,11 +16,13 @@ std::size_t team_workspace_bytes(int threads, Bytes bytes) {
   return std::max(bytes(1) * static_cast<std::size_t>(threads), bytes(threads));
 }
 
-// Calls head(i, memory, team) for every i in [0, heads).
+// Calls head(i, memory, team) for every i in [0, heads), heads one a thread. Those left over when all threads have had
+// as many are computed by all threads, one head after the other, where that keeps more of them at work: `busy` threads
+// of a team have work, and it is reckoned at half the speed of threads with heads of their own.
 template <class Head>
-void for_each_head(std::int64_t heads, Workspace workspace, ThreadPool& pool, Head head) {
+void for_each_head(std::int64_t heads, std::int64_t busy, Workspace workspace, ThreadPool& pool, Head head) {
   const int threads = pool.threads();
-  const std::int64_t alone = heads / threads * threads;
+  const std::int64_t left = heads % threads, alone = 2 * left <= busy ? heads - left : heads;
   const std::size_t bytes = workspace.bytes / static_cast<std::size_t>(threads) / kAlignment * kAlignment;
   pool.run(alone,
            [&](std::int64_t i, int worker) { head(i, workspace.data + bytes * static_cast<std::size_t>(worker), 1); });
