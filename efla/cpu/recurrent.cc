@@ -1,4 +1,4 @@
-// The token recurrence (EFLA paper, equation 20) and its gradients.
+// The gradients of the token recurrence (EFLA paper, equation 20).
 #include "efla/cpu/delta.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -19,23 +19,22 @@ struct RecurrentScratch {
   std::int64_t stride = 0;   // of a state's rows: V rounded up to whole vectors
   float* state = nullptr;    // [K, stride]
   float* v = nullptr;        // [kChunk, stride]
-  float* dout = nullptr;     // [kChunk, stride] scale · dO, backward
+  float* dout = nullptr;     // [kChunk, stride] scale · dO
   float* u = nullptr;        // [kChunk, stride]
-  float* error = nullptr;    // [kChunk, stride] S_{t−1}ᵀ k_t, backward
+  float* error = nullptr;    // [kChunk, stride] S_{t−1}ᵀ k_t
   float* row = nullptr;      // [stride]
-  float* dstate = nullptr;   // for each value head of the query head [K, stride], backward
-  float* segment = nullptr;  // [kSegment, K, stride] states before the tokens of a segment, backward
-  float* erased = nullptr;   // [Kp] S_{t−1} times the gradient with respect to the error, backward
-  float* dq = nullptr;       // [kChunk, Kp] summed over the value heads of the query head, backward
+  float* dstate = nullptr;   // for each value head of the query head [K, stride]
+  float* segment = nullptr;  // [kSegment, K, stride] states before the tokens of a segment
+  float* erased = nullptr;   // [Kp] S_{t−1} times the gradient with respect to the error
+  float* dq = nullptr;       // [kChunk, Kp] summed over the value heads of the query head
   float* dk = nullptr;       // [kChunk, Kp] likewise
 
-  void lay_out(Arena& arena, const DeltaShape& shape, Decay decay, bool backward) {
+  void lay_out(Arena& arena, const DeltaShape& shape, Decay decay) {
     chunk.lay_out(arena, shape, decay);
     stride = round_up(shape.value_dim, kLanes);
     state = arena.floats(shape.key_dim * stride);
     for (float** rows : {&v, &u}) *rows = arena.floats(kChunk * stride);
     row = arena.floats(stride);
-    if (!backward) return;
     for (float** rows : {&dout, &error}) *rows = arena.floats(kChunk * stride);
     dstate = arena.floats(shape.group() * shape.key_dim * stride);
     segment = arena.floats(kSegment * shape.key_dim * stride);
@@ -44,9 +43,9 @@ struct RecurrentScratch {
   }
 };
 
-std::size_t RecurrentBytesPerWorker(const DeltaShape& shape, Decay decay, bool backward) {
+std::size_t RecurrentBytesPerWorker(const DeltaShape& shape, Decay decay) {
   Arena arena;
-  RecurrentScratch().lay_out(arena, shape, decay, backward);
+  RecurrentScratch().lay_out(arena, shape, decay);
   return arena.bytes();
 }
 
@@ -136,29 +135,6 @@ HWY_INLINE void store_state(const float* state, const View4& view, const DeltaSh
   }
 }
 
-// Value head i_h of sequence n.
-template <class T>
-void RecurrentFwdHead(const DeltaForward<T>& p, std::int64_t n, std::int64_t i_h, std::byte* memory) {
-  Arena arena(memory);
-  RecurrentScratch s;
-  s.lay_out(arena, p.shape, p.rule.decay, false);
-  const Sequence sequence = sequence_of(p, n);
-  const auto scale = static_cast<float>(p.rule.scale_for(p.shape.key_dim));
-  load_state(p.initial_state, p.shape, s.stride, s.state, n, i_h);
-  for (std::int64_t start = sequence.begin; start < sequence.end; start += kChunk) {
-    const ChunkPlace at(p.shape, sequence, i_h, start);
-    load_chunk(p, at, s.chunk);
-    store_state(s.state, p.chunk_states, p.shape, s.stride, at.i_b, sequence.chunk(start), i_h);
-    for (std::int64_t r = 0; r < at.tokens; ++r) {
-      load_row(p.v.at(at.i_b, start + r, i_h), p.v.stride[3], p.shape.value_dim, s.stride, s.v + r * s.stride);
-      advance(s, p.shape.key_dim, r, s.row);
-      transposed_times(s.state, p.shape.key_dim, s.stride, s.chunk.q + r * s.chunk.key_stride, s.row);
-      store_row(s.row, scale, p.shape.value_dim, p.o.at(at.i_b, start + r, i_h), p.o.stride[3]);
-    }
-  }
-  store_state(s.state, p.final_state, p.shape, s.stride, n, i_h);
-}
-
 // The gradient through S̃_t = D_t S_{t−1} of token r: dg, and dstate from that of S̃_t to that of S_{t−1}.
 template <class T>
 HWY_INLINE void decay_bwd(const DeltaBackward<T>& p, const ChunkPlace& at, std::int64_t r, const float* before,
@@ -237,7 +213,7 @@ template <class T>
 void RecurrentBwdHead(const DeltaBackward<T>& p, std::int64_t n, std::int64_t i_q, std::byte* memory) {
   Arena arena(memory);
   RecurrentScratch s;
-  s.lay_out(arena, p.shape, p.rule.decay, true);
+  s.lay_out(arena, p.shape, p.rule.decay);
   const Sequence sequence = sequence_of(p, n);
   const std::int64_t group = p.shape.group(), size = p.shape.key_dim * s.stride;
   for (std::int64_t i = 0; i < group; ++i) {
@@ -265,16 +241,13 @@ void RecurrentBwdHead(const DeltaBackward<T>& p, std::int64_t n, std::int64_t i_
 
 }  // namespace
 
-#define EFLA_FOR_TYPE(Name, T)                                                                              \
-  void RecurrentFwd##Name(const DeltaForward<T>& p, std::int64_t n, std::int64_t i_h, std::byte* memory) {  \
-    RecurrentFwdHead(p, n, i_h, memory);                                                                    \
-  }                                                                                                         \
-  void RecurrentBwd##Name(const DeltaBackward<T>& p, std::int64_t n, std::int64_t i_h, std::byte* memory) { \
-    RecurrentBwdHead(p, n, i_h, memory);                                                                    \
-  }
-EFLA_FOR_TYPE(Float, float)
-EFLA_FOR_TYPE(Bfloat16, bfloat16)
-#undef EFLA_FOR_TYPE
+void RecurrentBwdFloat(const DeltaBackward<float>& p, std::int64_t n, std::int64_t i_h, std::byte* memory) {
+  RecurrentBwdHead(p, n, i_h, memory);
+}
+
+void RecurrentBwdBfloat16(const DeltaBackward<bfloat16>& p, std::int64_t n, std::int64_t i_h, std::byte* memory) {
+  RecurrentBwdHead(p, n, i_h, memory);
+}
 
 }  // namespace efla::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -283,18 +256,10 @@ HWY_AFTER_NAMESPACE();
 namespace efla::cpu {
 namespace {
 
-HWY_EXPORT(RecurrentFwdFloat);
-HWY_EXPORT(RecurrentFwdBfloat16);
 HWY_EXPORT(RecurrentBwdFloat);
 HWY_EXPORT(RecurrentBwdBfloat16);
 HWY_EXPORT(RecurrentBytesPerWorker);
 
-void head(const DeltaForward<float>& p, std::int64_t n, std::int64_t i_h, std::byte* memory) {
-  HWY_DYNAMIC_DISPATCH(RecurrentFwdFloat)(p, n, i_h, memory);
-}
-void head(const DeltaForward<bfloat16>& p, std::int64_t n, std::int64_t i_h, std::byte* memory) {
-  HWY_DYNAMIC_DISPATCH(RecurrentFwdBfloat16)(p, n, i_h, memory);
-}
 void head(const DeltaBackward<float>& p, std::int64_t n, std::int64_t i_q, std::byte* memory) {
   HWY_DYNAMIC_DISPATCH(RecurrentBwdFloat)(p, n, i_q, memory);
 }
@@ -302,37 +267,20 @@ void head(const DeltaBackward<bfloat16>& p, std::int64_t n, std::int64_t i_q, st
   HWY_DYNAMIC_DISPATCH(RecurrentBwdBfloat16)(p, n, i_q, memory);
 }
 
-// One task for each of `heads` heads of every sequence.
-template <class Problem>
-void for_heads(const Problem& p, std::int64_t heads, Workspace workspace, ThreadPool& pool) {
+}  // namespace
+
+std::size_t recurrent_bwd_workspace_bytes(const DeltaShape& shape, const DeltaRule& rule, int threads) {
+  return HWY_DYNAMIC_DISPATCH(RecurrentBytesPerWorker)(shape, rule.decay) * static_cast<std::size_t>(threads);
+}
+
+template <class T>
+void recurrent_bwd(const DeltaBackward<T>& p, Workspace workspace, ThreadPool& pool) {
   const std::size_t bytes = workspace.bytes / static_cast<std::size_t>(pool.threads());
-  pool.run(p.shape.sequences() * heads, [&](std::int64_t task, int worker) {
-    head(p, task / heads, task % heads, workspace.data + bytes * static_cast<std::size_t>(worker));
+  pool.run(p.shape.sequences() * p.shape.heads, [&](std::int64_t task, int worker) {
+    head(p, task / p.shape.heads, task % p.shape.heads, workspace.data + bytes * static_cast<std::size_t>(worker));
   });
 }
 
-}  // namespace
-
-std::size_t recurrent_fwd_workspace_bytes(const DeltaShape& shape, const DeltaRule& rule, int threads) {
-  return HWY_DYNAMIC_DISPATCH(RecurrentBytesPerWorker)(shape, rule.decay, false) * static_cast<std::size_t>(threads);
-}
-
-std::size_t recurrent_bwd_workspace_bytes(const DeltaShape& shape, const DeltaRule& rule, int threads) {
-  return HWY_DYNAMIC_DISPATCH(RecurrentBytesPerWorker)(shape, rule.decay, true) * static_cast<std::size_t>(threads);
-}
-
-template <class T>
-void recurrent_fwd(const DeltaForward<T>& problem, Workspace workspace, ThreadPool& pool) {
-  for_heads(problem, problem.shape.value_heads, workspace, pool);
-}
-
-template <class T>
-void recurrent_bwd(const DeltaBackward<T>& problem, Workspace workspace, ThreadPool& pool) {
-  for_heads(problem, problem.shape.heads, workspace, pool);
-}
-
-template void recurrent_fwd(const DeltaForward<float>&, Workspace, ThreadPool&);
-template void recurrent_fwd(const DeltaForward<bfloat16>&, Workspace, ThreadPool&);
 template void recurrent_bwd(const DeltaBackward<float>&, Workspace, ThreadPool&);
 template void recurrent_bwd(const DeltaBackward<bfloat16>&, Workspace, ThreadPool&);
 
