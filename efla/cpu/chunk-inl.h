@@ -88,6 +88,19 @@ HWY_INLINE void prefetch_row(const T* row, std::int64_t stride, std::int64_t cou
   for (std::int64_t i = 0; i < count; i += line) hwy::Prefetch(row + i);
 }
 
+// The rows of q, k and v of token i_t and the columns that are computed.
+template <class T>
+HWY_INLINE void prefetch_token(const DeltaForward<T>& p, const ChunkPlace& at, std::int64_t i_t, std::int64_t first,
+                               std::int64_t last) {
+  prefetch_row(p.q.at(at.i_b, i_t, at.i_q), p.q.stride[3], p.shape.key_dim);
+  prefetch_row(p.k.at(at.i_b, i_t, at.i_q), p.k.stride[3], p.shape.key_dim);
+  prefetch_row(p.v.at(at.i_b, i_t, at.i_h, first), p.v.stride[3], last - first);
+  hwy::Prefetch(p.beta.at(at.i_b, i_t, at.i_h));
+  if (p.rule.decay != Decay::none) {
+    prefetch_row(p.g.at(at.i_b, i_t, at.i_h), p.g.stride[3], p.rule.decay == Decay::channel ? p.shape.key_dim : 1);
+  }
+}
+
 // Rows of a chunk of v or dout [B, T, HV, V], columns [first, last), into their panels [kChunk, kPanel].
 template <class T>
 HWY_INLINE void load_values(const View<const T, 4>& view, const ChunkPlace& at, std::int64_t first, std::int64_t last,
@@ -114,6 +127,36 @@ HWY_INLINE void store_values(const float* panels, const ChunkPlace& at, std::int
   }
 }
 
+// The gains of the exact step, α = (1 − e^{−βλ})/λ, in whole vectors of float64: an exponential of float32 vectors is
+// off by several units in the last place. β and λ beyond `tokens` are made up.
+HWY_INLINE void exact_gains(std::int64_t tokens, const StepSize& step, ChunkScratch& s) {
+  const hn::ScalableTag<double> d;
+  const hn::Rebind<float, decltype(d)> d32;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  std::fill(s.beta + tokens, s.beta + kChunk, 0.0F);
+  std::fill(s.lambda + tokens, s.lambda + kChunk, 0.0F);
+  for (std::int64_t r = 0; r < tokens; r += lanes) {
+    const auto beta = hn::PromoteTo(d, hn::Load(d32, s.beta + r));
+    const auto lambda = hn::Max(hn::Set(d, kMinKeyNormSquared), hn::PromoteTo(d, hn::Load(d32, s.lambda + r)));
+    const auto x = hn::Neg(hn::Mul(beta, lambda));
+    // Beyond these bounds 1 − e^x is 1 or overflows float32, and Highway's expm1 is not defined.
+    const auto bounded = hn::Clamp(x, hn::Set(d, -60.0), hn::Set(d, 700.0));
+    const auto alpha = hn::IfThenElse(hn::IsNaN(x), x, hn::Neg(hn::Div(hn::Expm1(d, bounded), lambda)));
+    hn::Store(hn::DemoteTo(d32, hn::Mul(alpha, hn::Set(d, step.erase_scale))), d32, s.erase + r);
+    hn::Store(hn::DemoteTo(d32, hn::Mul(alpha, hn::Set(d, step.write_scale))), d32, s.write + r);
+  }
+}
+
+// a and b from β and λ.
+HWY_INLINE void compute_gains(std::int64_t tokens, const StepSize& step, ChunkScratch& s) {
+  if (step.integrator == Integrator::exact) return exact_gains(tokens, step, s);
+  for (std::int64_t r = 0; r < tokens; ++r) {
+    const float alpha = gain_alpha(step, s.beta[r], s.lambda[r]);
+    s.erase[r] = static_cast<float>(step.erase_scale) * alpha;
+    s.write[r] = static_cast<float>(step.write_scale) * alpha;
+  }
+}
+
 // Loads q, k and the gains of a chunk.
 template <class Problem>
 HWY_INLINE void load_chunk(const Problem& p, const ChunkPlace& at, ChunkScratch& s) {
@@ -129,11 +172,9 @@ HWY_INLINE void load_chunk(const Problem& p, const ChunkPlace& at, ChunkScratch&
     }
     s.beta[r] = to_float(p.beta(at.i_b, at.start + r, at.i_h));
     s.lambda[r] = dot(k, k, stride);
-    const float alpha = gain_alpha(p.rule.step, s.beta[r], s.lambda[r]);
-    s.erase[r] = static_cast<float>(p.rule.step.erase_scale) * alpha;
-    s.write[r] = static_cast<float>(p.rule.step.write_scale) * alpha;
     if (p.rule.decay != Decay::none) load_decay(p.g.at(at.i_b, at.start + r, at.i_h), p.g.stride[3], dim, r, s.decay);
   }
+  compute_gains(at.tokens, p.rule.step, s);
 }
 
 // The rows of q and k beside the state, once load_chunk has filled q, k and the decays.

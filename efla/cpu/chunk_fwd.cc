@@ -64,15 +64,6 @@ HWY_INLINE void panel_chunk(std::int64_t tokens, std::int64_t key_dim, std::int6
   for_tiles(key_dim, next);
 }
 
-// The rows of q, k and v of token i_t and the columns that are computed.
-template <class T>
-HWY_INLINE void prefetch_token(const DeltaForward<T>& p, const ChunkPlace& at, std::int64_t i_t, std::int64_t first,
-                               std::int64_t last) {
-  prefetch_row(p.q.at(at.i_b, i_t, at.i_q), p.q.stride[3], p.shape.key_dim);
-  prefetch_row(p.k.at(at.i_b, i_t, at.i_q), p.k.stride[3], p.shape.key_dim);
-  prefetch_row(p.v.at(at.i_b, i_t, at.i_h, first), p.v.stride[3], last - first);
-}
-
 // All tokens of value head i_h of sequence n, for the value panels [panel_begin, panel_end). A column's arithmetic does
 // not depend on which other columns are computed beside it, so neither do its bits.
 template <class T>

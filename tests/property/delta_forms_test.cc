@@ -183,12 +183,10 @@ void check_split(const std::string& implementation, std::int64_t at, bool to_the
 
 TEST(DeltaForms, ASequenceInTwoPartsEqualsTheWhole) {
   on_every_target([] {
-    check_split<float>("chunk", 2 * kChunk, true);
-    check_split<bfloat16>("chunk", kChunk, true);
-    check_split<float>("chunk", 45, false);
-    for (const std::int64_t at : {std::int64_t{1}, kChunk, std::int64_t{45}, std::int64_t{99}}) {
-      check_split<float>("recurrent", at, true);
-      check_split<bfloat16>("recurrent", at, true);
+    for (const std::string implementation : {"chunk", "recurrent"}) {
+      check_split<float>(implementation, 2 * kChunk, true);
+      check_split<bfloat16>(implementation, kChunk, true);
+      for (const std::int64_t at : {1, 45, 99}) check_split<float>(implementation, at, false);
     }
   });
 }
