@@ -60,14 +60,13 @@ void run_logits(const Arguments& arguments) {
   io::write_safetensors(arguments.out, std::span(&entry, 1));
 }
 
-CLI::App* add_converter(CLI::App& program, const std::string& name, const std::string& what, const char* argument,
-                        const char* argument_help, const char* out_name, const char* out_help) {
+void add_converter(CLI::App& program, const std::string& name, const std::string& what, const char* argument,
+                   const char* argument_help, const char* out_name, const char* out_help) {
   auto arguments = std::make_shared<Arguments>();
   auto* command = program.add_subcommand(name, what);
   command->add_option(argument, arguments->model, argument_help)->required()->type_name("FOLDER");
   command->add_option("--out", arguments->out, out_help)->required()->type_name(out_name);
   command->callback([name, arguments] { convert(name, *arguments); });
-  return command;
 }
 
 }  // namespace

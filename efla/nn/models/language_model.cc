@@ -113,6 +113,7 @@ Tensor LanguageModel::logits(const Tensor& ids, const Tensor& cu_seqlens) const 
 }
 
 Tensor LanguageModel::loss(const Tensor& ids, const Tensor& targets, const Tensor& cu_seqlens) const {
+  check_ids(ids, 2);
   if (!targets.defined() || targets.sizes() != ids.sizes()) {
     throw Error(kName, "targets", targets.defined() ? autograd::shape_text(targets) : "nothing",
                 autograd::shape_text(ids) + " as ids");

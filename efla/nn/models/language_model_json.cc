@@ -305,7 +305,7 @@ json to_json(const LanguageModelConfig& c) {
   out["model_type"] = type;
   if (type == "delta_net") {
     const auto width = static_cast<double>(c.hidden_size);
-    out["architectures"] = {"DeltaNetForCausalLM"};
+    out["architectures"] = json::array({"DeltaNetForCausalLM"});
     out["expand_k"] = static_cast<double>(mixer.key_dim * c.num_heads) / width;
     out["expand_v"] = static_cast<double>(mixer.value_dim * c.num_heads) / width;
     out["use_gate"] = mixer.output_gate == OutputGate::silu;
@@ -314,7 +314,7 @@ json to_json(const LanguageModelConfig& c) {
     out["qk_norm"] = c.qk_norm.empty() ? "l2" : c.qk_norm;
     out["qk_activation"] = c.qk_activation;
   } else if (type == "gated_deltanet" || type == "kda") {
-    out["architectures"] = {type == "kda" ? "KDAForCausalLM" : "GatedDeltaNetForCausalLM"};
+    out["architectures"] = json::array({type == "kda" ? "KDAForCausalLM" : "GatedDeltaNetForCausalLM"});
     out["head_dim"] = mixer.key_dim;
     out["expand_v"] = static_cast<double>(mixer.value_dim) / static_cast<double>(mixer.key_dim);
     out["num_v_heads"] = mixer.value_heads == 0 ? json(nullptr) : json(mixer.value_heads);

@@ -11,6 +11,7 @@
 
 namespace efla::nn {
 
+// A copy shares its tensors with the original, which decoding overwrites; clone does not.
 struct LanguageModelState {
   std::int64_t batch = 0;   // B sequences side by side
   std::int64_t tokens = 0;  // that each has seen
