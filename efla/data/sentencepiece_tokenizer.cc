@@ -98,7 +98,10 @@ class SentencePieceTokenizer final : public Tokenizer {
     return bytes_[static_cast<std::size_t>(id)];
   }
 
-  bool adds_space() const override { return add_prefix_; }
+  bool begins_with_added_space(std::int32_t id) const override {
+    const auto& piece = pieces_[static_cast<std::size_t>(id)];
+    return add_prefix_ && piece.kind == Kind::normal && piece.text.starts_with(kSpace);
+  }
 
   TextCut last_cut(std::string_view text) const override {
     if (!words_) return {};

@@ -66,6 +66,7 @@ io::TokenIndex open_output(const fs::path& folder, const io::TokenizerInfo& toke
     if (name == "inputs") refuse("INPUT, or its files have changed");
     refuse("--" + (name == "shard_tokens" ? "shard-tokens" : name));
   }
+  index.source = source;  // in the order of a new one: the same bytes
   return index;
 }
 

@@ -37,7 +37,7 @@ class ByteTokenizer final : public Tokenizer {
     return id < kBytes ? std::string_view(&bytes_[static_cast<std::size_t>(id)], 1) : std::string_view();
   }
 
-  bool adds_space() const override { return false; }
+  bool begins_with_added_space(std::int32_t) const override { return false; }
   TextCut last_cut(std::string_view text) const override { return {text.size(), text.size()}; }
 
  private:
@@ -57,7 +57,7 @@ std::string StreamDecoder::push(std::int32_t id) {
   auto bytes = tokenizer_.bytes_of(id);
   if (!begun_ && !bytes.empty()) {
     begun_ = true;
-    if (tokenizer_.adds_space() && bytes.front() == ' ') bytes.remove_prefix(1);
+    if (tokenizer_.begins_with_added_space(id)) bytes.remove_prefix(1);
   }
   held_ += bytes;
   return take(false);

@@ -31,8 +31,8 @@ class Tokenizer {
   // for an id outside of [0, vocab_size()).
   virtual std::string_view bytes_of(std::int32_t id) const = 0;
 
-  // Whether the first space of what ids stand for was put there by encode.
-  virtual bool adds_space() const = 0;
+  // Whether this token's bytes begin with a space that encode put there where the token is the first of a text.
+  virtual bool begins_with_added_space(std::int32_t id) const = 0;
 
   // The last place where a long text, of which more may follow, can be cut; end is 0 where there is none.
   virtual TextCut last_cut(std::string_view text) const = 0;

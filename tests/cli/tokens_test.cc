@@ -43,6 +43,17 @@ Contents contents_of(const fs::path& folder) {
   return contents;
 }
 
+// Passes if the two folders have the same files with the same bytes; names the first that differs.
+::testing::AssertionResult same_contents(const Contents& got, const Contents& expected) {
+  for (const auto& [name, bytes] : expected) {
+    const auto found = got.find(name);
+    if (found == got.end()) return ::testing::AssertionFailure() << name << " is missing";
+    if (found->second != bytes) return ::testing::AssertionFailure() << name << " differs";
+  }
+  if (got.size() == expected.size()) return ::testing::AssertionSuccess();
+  return ::testing::AssertionFailure() << got.size() << " files, expected " << expected.size();
+}
+
 class Tokens : public ::testing::Test {
  protected:
   Tokens() {
@@ -126,7 +137,7 @@ TEST_F(Tokens, AreTheSameForAnyNumberOfThreads) {
     ASSERT_EQ(result.exit_code, 0) << result.err;
     if (one.empty()) one = contents_of(out_);
     EXPECT_GT(one.size(), 3U);
-    EXPECT_EQ(contents_of(out_), one) << threads;
+    EXPECT_TRUE(same_contents(contents_of(out_), one)) << threads;
     fs::remove_all(out_);
   }
 }
@@ -153,14 +164,14 @@ TEST_F(Tokens, SurviveKill9WithTheSameBytes) {
   for (int run = 0;; ++run) {
     ASSERT_LT(run, 200);
     // Later and later, so that it ends however slow the machine is just now.
-    const auto limit = whole * (random.uniform() * (0.5 + 0.1 * run));
+    const auto limit = whole * (random.uniform() * (0.3 + 0.1 * run));
     const auto result = run_command_for(command("1", out_), limit);
     if (result == 0) break;
     ASSERT_EQ(result, 128 + SIGKILL);
     ++kills;
     with_shards += fs::exists(out_ + "/index.json");
   }
-  EXPECT_EQ(contents_of(out_), contents_of(folder_ / "whole"));
+  EXPECT_TRUE(same_contents(contents_of(out_), contents_of(folder_ / "whole")));
   EXPECT_GT(kills, 0);
   std::printf("killed %d times, %d of them behind the first shard\n", kills, with_shards);
 }
@@ -185,7 +196,7 @@ TEST_F(Tokens, GoOnOnlyWithTheSameArguments) {
   refused(tokenize({folder_.file("a.txt")}, {"--tokenizer", "bytes"}), "--tokenizer");
   write_text(folder_ / "a.txt", "abcd\n");
   refused(tokenize({folder_.file("a.txt")}), "INPUT, or its files have changed");
-  EXPECT_EQ(contents_of(out_), before);
+  EXPECT_TRUE(same_contents(contents_of(out_), before));
 }
 
 TEST_F(Tokens, BadInputIsNamed) {

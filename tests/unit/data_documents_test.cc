@@ -117,7 +117,7 @@ TEST_F(Documents, NameTheLineOfJsonThatIsWrong) {
   expect_bad_content([&] { read_json("[1]\n"); }, 0, "line 1 has no field 'text'");
   expect_bad_content([&] { read_json("\n{\"text\": 3}\n"); }, 1, "field 'text' of line 2 is a JSON number");
   expect_bad_content([&] { read_json("{\"text\": \"a\"\n"); }, 12, "not JSON");
-  expect_bad_content([&] { read_json("{\"text\": \"\\ud800\"}\n"); }, 15, "not JSON");
+  expect_bad_content([&] { read_json("{\"text\": \"\\ud800\"}\n"); }, 16, "not JSON");
 }
 
 TEST(ListInputs, GoesThroughFoldersInOrder) {

@@ -140,7 +140,8 @@ TEST(SentencePiece, TextComesBackAndMayBeCut) {
   Random random(7);
   for (const bool prefix : {true, false}) {
     const auto tokenizer = small({.add_dummy_prefix = prefix});
-    EXPECT_EQ(tokenizer->adds_space(), prefix);
+    EXPECT_EQ(tokenizer->begins_with_added_space(kFirst + 1), prefix);
+    EXPECT_FALSE(tokenizer->begins_with_added_space(0));
     for (int i = 0; i < 300; ++i) {
       auto text = random_text(random, 1 + random.below(60));
       const auto ids = tokenizer->encode(text);
