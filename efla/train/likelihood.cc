@@ -15,6 +15,10 @@ namespace {
 
 constexpr const char* kOperation = "eval lm";
 
+void check_bos(const data::Tokenizer& tokenizer, const TextOptions& options) {
+  if (options.bos && tokenizer.bos() < 0) throw Error(kOperation, "--bos", "a tokenizer without bos", "one with it");
+}
+
 // What a text without a context is given.
 std::int32_t prefix_token(const data::Tokenizer& tokenizer) {
   if (tokenizer.bos() >= 0) return tokenizer.bos();
@@ -24,9 +28,7 @@ std::int32_t prefix_token(const data::Tokenizer& tokenizer) {
 
 std::vector<std::int32_t> encode(const data::Tokenizer& tokenizer, std::string_view text, bool bos) {
   auto tokens = tokenizer.encode(text);
-  if (!bos) return tokens;
-  if (tokenizer.bos() < 0) throw Error(kOperation, "--bos", "a tokenizer without bos", "one with it");
-  tokens.insert(tokens.begin(), tokenizer.bos());
+  if (bos) tokens.insert(tokens.begin(), tokenizer.bos());
   return tokens;
 }
 
@@ -81,6 +83,7 @@ PlannedBatch plan_batch(const std::vector<ScoreRequest>& requests, const std::ve
 
 ScoreRequest continuation_request(const data::Tokenizer& tokenizer, std::string_view context,
                                   std::string_view continuation, const TextOptions& options) {
+  check_bos(tokenizer, options);
   const auto kept = data::rstrip(context).size();
   ScoreRequest request;
   std::size_t before = 1;
@@ -103,14 +106,14 @@ ScoreRequest continuation_request(const data::Tokenizer& tokenizer, std::string_
     throw Error(kOperation, "--max-length", std::to_string(options.max_length),
                 "at least the " + std::to_string(request.scored) + " tokens of an answer");
   }
-  const auto most = static_cast<std::size_t>(options.max_length) + 1;
-  if (request.tokens.size() > most)
-    request.tokens.erase(request.tokens.begin(), request.tokens.end() - static_cast<std::ptrdiff_t>(most));
+  const auto excess = static_cast<std::int64_t>(request.tokens.size()) - options.max_length - 1;
+  if (excess > 0) request.tokens.erase(request.tokens.begin(), request.tokens.begin() + excess);
   return request;
 }
 
 std::vector<ScoreRequest> document_requests(const data::Tokenizer& tokenizer, std::string_view text,
                                             const TextOptions& options) {
+  check_bos(tokenizer, options);
   auto tokens = tokenizer.encode(text);
   tokens.insert(tokens.begin(), prefix_token(tokenizer));
   const auto all = static_cast<std::int64_t>(tokens.size());
@@ -134,8 +137,7 @@ std::vector<Likelihood> score(const std::vector<ScoreRequest>& requests, const S
     if (events.stop && events.stop()) throw Stopped();
     const auto plan = plan_batch(requests, order, begin, batch_tokens);
     const auto scores = scorer(plan.batch);
-    if (scores.size() != plan.batch.targets.size())
-      throw std::logic_error("a scorer returned another number of scores");
+    if (scores.size() != plan.batch.targets.size()) throw std::logic_error("a scorer left targets out");
     auto next = scores.begin();
     for (; begin < plan.end; ++begin) {
       auto& likelihood = likelihoods[order[begin]];

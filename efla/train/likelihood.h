@@ -44,8 +44,8 @@ struct TextOptions {
 
 // log p(continuation | context). White space at the context's end is taken to the continuation; both are tokenized as
 // one text, of which the tokens of the context alone are not scored. Without a context, bos takes its place, or eos
-// where the tokenizer has none. Throws Error where the tokenizer has neither, or where nothing is left to score or more
-// than max_length tokens.
+// where the tokenizer has none. Throws Error where the tokenizer lacks what is asked of it, and where nothing is left
+// to score or more than max_length tokens.
 ScoreRequest continuation_request(const data::Tokenizer& tokenizer, std::string_view context,
                                   std::string_view continuation, const TextOptions& options);
 

@@ -20,17 +20,17 @@ class TaskEvaluator {
         normalized_(normalized) {}
 
   std::vector<Score> operator()(const std::vector<data::MultipleChoice>& examples) const {
-    std::vector<ScoreRequest> requests;
+    std::vector<Texts> texts;
     for (const auto& example : examples) {
-      for (const auto& choice : example.choices) requests.push_back(request(choice.context, choice.continuation));
+      for (const auto& choice : example.choices) texts.push_back({choice.context, choice.continuation});
     }
-    return choice_metrics(examples, scored(requests), normalized_);
+    return choice_metrics(examples, scored(requests_of(texts)), normalized_);
   }
 
   std::vector<Score> operator()(const std::vector<data::Cloze>& examples) const {
-    std::vector<ScoreRequest> requests;
-    for (const auto& example : examples) requests.push_back(request(example.context, example.continuation));
-    return cloze_metrics(scored(requests), pool_);
+    std::vector<Texts> texts;
+    for (const auto& example : examples) texts.push_back({example.context, example.continuation});
+    return cloze_metrics(scored(requests_of(texts)), pool_);
   }
 
   std::vector<Score> operator()(const std::vector<data::Document>& documents) const {
@@ -55,8 +55,17 @@ class TaskEvaluator {
   }
 
  private:
-  ScoreRequest request(const std::string& context, const std::string& continuation) const {
-    return continuation_request(tokenizer_, context, continuation, options_.text);
+  struct Texts {
+    std::string_view context, continuation;
+  };
+
+  std::vector<ScoreRequest> requests_of(const std::vector<Texts>& texts) const {
+    std::vector<ScoreRequest> requests(texts.size());
+    pool_.run(static_cast<std::int64_t>(texts.size()), [&](std::int64_t i, int) {
+      const auto& [context, continuation] = texts[static_cast<std::size_t>(i)];
+      requests[static_cast<std::size_t>(i)] = continuation_request(tokenizer_, context, continuation, options_.text);
+    });
+    return requests;
   }
 
   std::vector<Likelihood> scored(const std::vector<ScoreRequest>& requests) const {

@@ -115,10 +115,11 @@ TEST(DocumentRequests, ScoreEveryTokenOnceInWindows) {
   EXPECT_EQ(requests[0].scored, 3);
   EXPECT_EQ(requests[1].scored, 3);
   EXPECT_EQ(requests[2].scored, 2);
-  const auto one = document_requests(PairTokenizer(-1, 301), "kl", {.max_length = 3, .bos = true});
+  const auto one = document_requests(PairTokenizer(-1, 301), "kl", options);
   ASSERT_EQ(one.size(), 1U);
   EXPECT_EQ(one[0].tokens, (Ids{301, 'k', 'l'}));
   EXPECT_TRUE(document_requests(PairTokenizer(300, 301), "", options).empty());
+  expect_error([] { document_requests(PairTokenizer(-1, 301), "kl", {.bos = true}); }, "--bos", "without bos");
 }
 
 TEST(Score, DoesNotDependOnTheBatches) {

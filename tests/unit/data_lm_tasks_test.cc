@@ -102,7 +102,7 @@ TEST(LmTasks, ReadPackedFilesAndNameWhatTheyLookedFor) {
   write_text(folder / "lambada-openai-test.jsonl.gz", test::gzip(R"({"text": "a b"})"));
   const auto task = load_lm_task("lambada", folder.path());
   EXPECT_EQ(task.file, folder.file("lambada-openai-test.jsonl.gz"));
-  EXPECT_EQ(requests_of(task), json({{"a", " b"}}));
+  EXPECT_EQ(requests_of(task), json::parse(R"([["a", " b"]])"));
   write_text(folder / "wikitext-2.test.tokens", " = A = \n a <unk> <unk> \n");
   EXPECT_EQ(std::get<std::vector<Document>>(load_lm_task("wikitext", folder.path()).examples)[0].unknown_words, 2);
   write_text(folder / "wikitext-2.test.raw", " = A = \n a b c \n");
