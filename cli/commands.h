@@ -11,6 +11,7 @@ void add_apply(CLI::App& program);
 void add_data(CLI::App& program);
 void add_train(CLI::App& program);
 void add_eval(CLI::App& program);
+void add_generate(CLI::App& program);
 void add_reproduce(CLI::App& program);
 
 }  // namespace efla::cli
