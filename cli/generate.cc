@@ -19,6 +19,7 @@
 #include "efla/generate/session.h"
 #include "efla/io/json.h"
 #include "efla/nn/models/language_model.h"
+#include "efla/nn/models/language_model_file.h"
 
 namespace efla::cli {
 namespace {

@@ -11,6 +11,7 @@
 #include "efla/base/error.h"
 #include "efla/io/safetensors.h"
 #include "efla/io/sha256.h"
+#include "efla/nn/models/language_model_json.h"
 #include "efla/nn/named_tensor.h"
 
 namespace efla::generate {
