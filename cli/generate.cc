@@ -1,8 +1,10 @@
 // efla generate: text from a language model, for one prompt, a file of them, or line by line.
+#include <ATen/Parallel.h>
 #include <fmt/core.h>
 
+#include <cmath>
 #include <cstdio>
-#include <limits>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
@@ -11,6 +13,7 @@
 #include "cli/commands.h"
 #include "cli/dialogue.h"
 #include "cli/interrupt.h"
+#include "cli/output_file.h"
 #include "cli/prompts.h"
 #include "cli/smnist.h"
 #include "efla/base/error.h"
@@ -23,6 +26,9 @@
 
 namespace efla::cli {
 namespace {
+
+constexpr const char* kTokenizerFile = "tokenizer.model";  // as Hugging Face's folders have it
+constexpr const char* kRunFile = "run.json";               // of efla train lm
 
 using generate::Reply;
 using generate::Session;
@@ -39,13 +45,14 @@ struct GenerateArguments {
 void check(const GenerateArguments& arguments) {
   const int sources = arguments.prompt.has_value() + !arguments.prompts.empty() + arguments.interactive;
   if (sources > 1 || (sources == 0 && arguments.load.empty())) {
-    throw Error("generate", "--prompt", sources == 0 ? "none" : "more than one of --prompt, --prompts and --interactive",
+    throw Error("generate", "--prompt",
+                sources == 0 ? "none" : "more than one of --prompt, --prompts and --interactive",
                 "one of --prompt, --prompts and --interactive, or --load-session alone");
   }
   if (!arguments.prompts.empty() && !arguments.save.empty()) {
     throw Error("generate", "--save-session", "a file, with --prompts", "it with one text alone");
   }
-  check_output("generate", "--save-session", arguments.save);
+  if (!arguments.save.empty()) check_output_file("generate", "--save-session", arguments.save);
   validate(arguments.reply);
 }
 
@@ -77,8 +84,7 @@ class Generate {
   }
 
   void run() {
-    Session session =
-        arguments_.load.empty() ? Session(model_, 0) : generate::load_session(arguments_.load, model_);
+    Session session = arguments_.load.empty() ? Session(model_, 0) : generate::load_session(arguments_.load, model_);
     if (arguments_.seed) session.seed = *arguments_.seed;
     if (!arguments_.prompts.empty()) {
       reply_to_each(session, read_prompts(arguments_.prompts));
@@ -133,8 +139,7 @@ class Generate {
       forget_interrupt();
       const bool begun = !session.last_ids.empty();
       if (line->empty() && !begun && !arguments_.bos) continue;
-      const bool new_line =
-          !line->empty() && begun && !tokenizer_.bytes_of(session.last_ids.back()).ends_with('\n');
+      const bool new_line = !line->empty() && begun && !tokenizer_.bytes_of(session.last_ids.back()).ends_with('\n');
       const auto prompt = (new_line ? "\n" : "") + *line;
       reply(session, *line, generator_.encode(session, prompt, arguments_.bos));
     }
@@ -178,9 +183,25 @@ class Generate {
   std::int64_t state_bytes_ = 0;
 };
 
+// The tokenizer beside the model, or the one that a training run names.
+std::string tokenizer_name(const GenerateArguments& arguments) {
+  if (!arguments.tokenizer.empty()) return arguments.tokenizer;
+  const auto beside = nn::language_model_folder(arguments.model) / kTokenizerFile;
+  if (std::filesystem::exists(beside)) return beside.string();
+  const auto run = std::filesystem::path(arguments.model) / kRunFile;
+  if (std::filesystem::exists(run)) {
+    const auto recorded = io::read_json(run);
+    for (const char* field : {"/config/data/tokenizer", "/data/train/tokenizer"}) {
+      const auto name = recorded.value(nlohmann::json::json_pointer(field), "");
+      if (!name.empty()) return name;
+    }
+  }
+  throw Error("generate", "--tokenizer", "none, and none in " + arguments.model, "a SentencePiece model, or bytes");
+}
+
 void run(const GenerateArguments& arguments) {
   check(arguments);
-  use_threads(arguments.threads);
+  at::set_num_threads(use_threads(arguments.threads).threads());
   const auto model = nn::load_language_model(arguments.model);
   const auto tokenizer = data::load_tokenizer(tokenizer_name(arguments));
   Generate(arguments, *model, *tokenizer).run();
@@ -188,8 +209,7 @@ void run(const GenerateArguments& arguments) {
 
 void add_sampling_options(CLI::App& command, GenerateArguments& arguments) {
   auto& sampling = arguments.reply.sampling;
-  command
-      .add_option("--temperature", sampling.temperature, "Divides the logits; 0: always the most probable token")
+  command.add_option("--temperature", sampling.temperature, "Divides the logits; 0: always the most probable token")
       ->capture_default_str();
   command.add_option("--top-k", sampling.top_k, "Draw from the k most probable tokens; 0: from all")
       ->capture_default_str();

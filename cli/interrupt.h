@@ -12,8 +12,8 @@ void watch_for_interrupts();
 
 bool interrupted();
 
-// For a dialogue: from here on every SIGINT sets interrupted() and ends a read from the terminal. SIGTERM still ends the
-// program.
+// For a dialogue: from here on every SIGINT sets interrupted() and ends a read from the terminal. SIGTERM still ends
+// the program.
 void watch_for_ctrl_c();
 void forget_interrupt();
 

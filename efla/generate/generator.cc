@@ -76,8 +76,7 @@ std::int64_t next_id(const nn::LanguageModel& model, Session& session, const Sam
   }
   const auto logits = take_in(model, session, session.pending.size());
   Random random(session.seed, session.draws++);
-  const auto id =
-      sample({logits.data_ptr<float>(), static_cast<std::size_t>(limit)}, session.seen, options, random);
+  const auto id = sample({logits.data_ptr<float>(), static_cast<std::size_t>(limit)}, session.seen, options, random);
   session.seen.add(id);
   session.pending = {id};
   return id;

@@ -21,12 +21,12 @@ std::int64_t next_id(const nn::LanguageModel& model, Session& session, const Sam
                      std::int64_t limit);
 
 struct ReplyOptions {
-  SamplingOptions sampling;
+  SamplingOptions sampling = {};
   std::int64_t max_tokens = 0;
-  std::vector<std::string> stop;   // UTF-8; the text goes up to the first of them and no further
-  bool to_be_continued = false;    // what could be the start of a character or of a stop string stays in the session
-  std::function<void(std::string_view)> on_text;  // gets the text piece by piece, each of them UTF-8
-  std::function<bool()> interrupted;              // asked before every token and every 16384 tokens of a prompt
+  std::vector<std::string> stop = {};  // UTF-8; the text goes up to the first of them and no further
+  bool to_be_continued = false;  // what could be the start of a character or of a stop string stays in the session
+  std::function<void(std::string_view)> on_text = {};  // gets the text piece by piece, each of them UTF-8
+  std::function<bool()> interrupted = {};              // asked before every token and every 16384 tokens of a prompt
 };
 
 // Throws Error, naming the option as the command line does.

@@ -91,8 +91,7 @@ std::uint64_t save_session(const std::filesystem::path& path, const Session& ses
   entries.push_back(entry("pending", TensorType::I64, session.pending));
   entries.push_back(entry("last_ids", TensorType::I32, session.last_ids));
   entries.push_back(entry("seen", TensorType::U8, session.seen.bits()));
-  io::write_safetensors(path, entries,
-                        {{"format", kFormat}, {"model", fingerprint(model)}, {"held", session.held}});
+  io::write_safetensors(path, entries, {{"format", kFormat}, {"model", fingerprint(model)}, {"held", session.held}});
   return std::filesystem::file_size(path);
 }
 

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "efla/base/error.h"
-
 namespace efla::generate {
 namespace {
 
@@ -19,11 +17,7 @@ std::size_t begun(std::string_view text, std::string_view string) {
 }  // namespace
 
 StopStrings::StopStrings(std::vector<std::string> strings, std::string held)
-    : strings_(std::move(strings)), held_(std::move(held)) {
-  for (const auto& string : strings_) {
-    if (string.empty()) throw Error("generate", "--stop", "an empty string", "a text that ends the reply");
-  }
-}
+    : strings_(std::move(strings)), held_(std::move(held)) {}
 
 std::string StopStrings::push(std::string_view piece) {
   if (stopped_) return {};

@@ -12,7 +12,7 @@ namespace efla::generate {
 // change what is passed on.
 class StopStrings {
  public:
-  // held: what another one, with the same strings, had held back. Throws Error for an empty string.
+  // None is empty. held: what another one, with the same strings, had held back.
   explicit StopStrings(std::vector<std::string> strings, std::string held = {});
 
   // The text that is certain now. Nothing once it has stopped.

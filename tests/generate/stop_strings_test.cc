@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "efla/base/random.h"
-#include "tests/support/expect_error.h"
 
 namespace efla::generate {
 namespace {
@@ -80,10 +79,6 @@ TEST(StopStrings, PiecesDoNotChangeTheText) {
   }
   EXPECT_GT(stopped, 500);
   EXPECT_LT(stopped, 1500);
-}
-
-TEST(StopStrings, RefusesAnEmptyOne) {
-  test::expect_error([] { StopStrings stop({"a", ""}); }, "--stop", "empty");
 }
 
 }  // namespace
