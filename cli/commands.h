@@ -13,5 +13,6 @@ void add_train(CLI::App& program);
 void add_eval(CLI::App& program);
 void add_generate(CLI::App& program);
 void add_reproduce(CLI::App& program);
+void add_checkpoints(CLI::App& program);
 
 }  // namespace efla::cli
