@@ -12,12 +12,6 @@ using at::indexing::Ellipsis;
 using at::indexing::None;
 using at::indexing::Slice;
 
-// α of equation 20; k [..., K], beta [...].
-at::Tensor exact_alpha(const at::Tensor& k, const at::Tensor& beta) {
-  const at::Tensor lambda = (k * k).sum(-1).clamp_min(kMinKeyNormSquared);
-  return -at::expm1(-beta * lambda) / lambda;
-}
-
 // [B, T, H, ...] to float32 chunks [B, H, NC, C, ...], zeros beyond T: a token with k = 0 and q = 0 changes nothing.
 at::Tensor to_chunks(const at::Tensor& x, std::int64_t chunk) {
   at::Tensor y = x.to(at::kFloat).transpose(1, 2);
@@ -70,6 +64,11 @@ WritingPair ut_transform(const at::Tensor& k, const at::Tensor& v, const at::Ten
 std::string name_of(const EagerForm& form) {
   return "chunk " + std::to_string(form.chunk) +
          (form.transform == UtTransform::row_loop ? ", row loop" : ", triangular solve");
+}
+
+at::Tensor exact_alpha(const at::Tensor& k, const at::Tensor& beta) {
+  const at::Tensor lambda = (k * k).sum(-1).clamp_min(kMinKeyNormSquared);
+  return -at::expm1(-beta * lambda) / lambda;
 }
 
 std::tuple<at::Tensor, at::Tensor> eager_chunk(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,

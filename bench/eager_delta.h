@@ -21,6 +21,9 @@ struct EagerForm {
 // For example "chunk 32, triangular solve".
 std::string name_of(const EagerForm& form);
 
+// α of equation 20 in the dtype of k [..., K] and beta [...].
+at::Tensor exact_alpha(const at::Tensor& k, const at::Tensor& beta);
+
 // The chunkwise form with the exact step: EFLA paper, equations 20 and 29 to 32, scale K^(−1/2), no initial state.
 // q, k [B, T, H, K], v [B, T, H, V], beta [B, T, H]; returns o [B, T, H, V] in v's dtype and the final state
 // [B, H, K, V] in float32. Computes in float32.

@@ -1,21 +1,28 @@
 #include "bench/generation.h"
 
-#include <torch/torch.h>
+#include <fmt/format.h>
+#include <torch/types.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <fstream>
+#include <vector>
 
 #include "efla/base/random.h"
 #include "efla/generate/generator.h"
 #include "efla/generate/session.h"
+#include "efla/nn/layers/mixer_preset.h"
+#include "efla/nn/models/language_model.h"
+#include "efla/nn/models/language_model_json.h"
 
 namespace efla::bench {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
+constexpr std::int64_t kShortest = 1024;       // context
 constexpr std::int64_t kPrefillPiece = 65536;  // ids made at a time
 constexpr std::int64_t kWarmUp = 8;            // tokens drawn before any is timed
 
@@ -59,23 +66,48 @@ std::int64_t resident_bytes() {
   return resident * sysconf(_SC_PAGESIZE);
 }
 
+std::vector<std::int64_t> contexts_up_to(std::int64_t longest) {
+  std::vector<std::int64_t> contexts;
+  for (std::int64_t context = kShortest; context < longest; context *= 4) contexts.push_back(context);
+  contexts.push_back(longest);
+  return contexts;
+}
+
 }  // namespace
 
-void measure_generation(const nn::LanguageModel& model, const std::vector<std::int64_t>& contexts, std::int64_t draws,
-                        const std::function<void(const AtContext&)>& write) {
+void measure_generation(const std::string& preset, const std::string& mixer, std::int64_t longest, std::int64_t draws,
+                        const std::function<void(const nlohmann::ordered_json&)>& write) {
+  auto config = nn::language_model_preset(preset);
+  config.mixer = nn::mixer_preset(mixer).name;
+  const nn::LanguageModel model(config, nn::Initialiser(1));
+  fmt::print("{} with {}, {} parameters\n", preset, mixer, model.parameter_count());
+  fmt::print("{:>9}{:>18}{:>13}{:>9}{:>9}{:>14}{:>14}\n", "context", "prefill tokens/s", "ms a token", "least", "90 %",
+             "state bytes", "resident MB");
   Random random(1);
   {
     generate::Session session(model, 0);
-    prefill(model, contexts.front(), random, session);
+    prefill(model, std::min(kShortest, longest), random, session);
     decode(model, kWarmUp, session.clone());
   }
   generate::Session session(model, 0);
-  for (const auto context : contexts) {
+  for (const auto context : contexts_up_to(longest)) {
     const auto tokens = context - session.state.tokens;
-    const double prefill_ms = prefill(model, tokens, random, session);
+    const double rate = 1e3 * static_cast<double>(tokens) / prefill(model, tokens, random, session);
     const auto ms = decode(model, draws, session.clone());
-    write({context, 1e3 * static_cast<double>(tokens) / prefill_ms, ms[ms.size() / 2], ms.front(),
-           ms[ms.size() * 9 / 10], session.state.bytes(), resident_bytes()});
+    const double median = ms[ms.size() / 2], p90 = ms[ms.size() * 9 / 10];
+    fmt::print("{:>9}{:>18.0f}{:>13.3f}{:>9.3f}{:>9.3f}{:>14}{:>14.1f}\n", context, rate, median, ms.front(), p90,
+               session.state.bytes(), static_cast<double>(resident_bytes()) / 1e6);
+    std::fflush(stdout);
+    write({{"study", "generation"},
+           {"preset", preset},
+           {"mixer", mixer},
+           {"parameters", model.parameter_count()},
+           {"context", context},
+           {"prefill_tokens_per_s", rate},
+           {"ms_per_token", {{"median", median}, {"min", ms.front()}, {"p90", p90}}},
+           {"draws", draws},
+           {"state_bytes", session.state.bytes()},
+           {"resident_bytes", resident_bytes()}});
   }
 }
 

@@ -1,24 +1,17 @@
-// What generating costs as the context grows.
+// Memory and time a token of generation against the length of the context.
 #pragma once
 
 #include <cstdint>
 #include <functional>
-#include <vector>
-
-#include "efla/nn/models/language_model.h"
+#include <nlohmann/json.hpp>
+#include <string>
 
 namespace efla::bench {
 
-struct AtContext {
-  std::int64_t context = 0;             // tokens taken in
-  double prefill_tokens_per_s = 0;      // over those since the context before
-  double median = 0, min = 0, p90 = 0;  // ms a token that is taken in and drawn
-  std::int64_t state_bytes = 0;
-  std::int64_t resident_bytes = 0;  // of the process, with model, libraries and what the prefill works in
-};
-
-// Takes in random tokens up to each of the rising contexts, and at each draws so many from a copy of the state.
-void measure_generation(const nn::LanguageModel& model, const std::vector<std::int64_t>& contexts, std::int64_t draws,
-                        const std::function<void(const AtContext&)>& write);
+// Takes in random tokens with a model of random weights, up to 1024, 4096, … and at last the longest context, and at
+// each draws so many from a copy of the state. Prints a line a context and hands over its result as one object
+// (bench/README.md). Throws Error for a preset or a mixer that there is not.
+void measure_generation(const std::string& preset, const std::string& mixer, std::int64_t longest, std::int64_t draws,
+                        const std::function<void(const nlohmann::ordered_json&)>& write);
 
 }  // namespace efla::bench

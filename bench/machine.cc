@@ -10,7 +10,7 @@
 #include <fstream>
 #include <string>
 
-#include "cli/environment.h"
+#include "bench/ggml_delta.h"
 #include "efla/base/threads.h"
 #include "efla/ops/delta.h"
 
@@ -42,14 +42,17 @@ nlohmann::ordered_json openblas_core() {
 
 }  // namespace
 
-nlohmann::ordered_json machine(int threads) {
-  nlohmann::ordered_json all = cli::environment();
+nlohmann::ordered_json machine(nlohmann::ordered_json all, int threads) {
   const char* coretype = std::getenv("OPENBLAS_CORETYPE");
   all["processors"] = available_processors();
   all["threads"] = threads;
   all["processor_signature"] = processor_signature();
   all["blas_core"] = openblas_core();
   all["openblas_coretype"] = coretype != nullptr ? nlohmann::ordered_json(coretype) : nlohmann::ordered_json();
+  all["ggml"] = nullptr;
+#ifdef EFLA_BENCH_GGML
+  all["ggml"] = ggml_version_text();
+#endif
   double load[1] = {0};
   if (getloadavg(load, 1) == 1) all["load_average"] = load[0];
   all["time"] = fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)));
@@ -65,6 +68,9 @@ void print_machine(const nlohmann::ordered_json& machine) {
              machine["commit"].get<std::string>(), machine["libtorch"].get<std::string>(),
              machine["blas"].get<std::string>(), machine["blas_core"].dump(), machine["openblas_coretype"].dump(),
              machine["load_average"].dump());
+  fmt::print("ggml {}\n", machine["ggml"].is_null()
+                              ? "not built in: configure with -DEFLA_BENCH_GGML=PATH for it as a peer"
+                              : machine["ggml"].get<std::string>());
 }
 
 void use_threads(int threads) {

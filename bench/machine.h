@@ -5,9 +5,9 @@
 
 namespace efla::bench {
 
-// The program's environment (cli/environment.h) and: threads used, processor signature, LibTorch's BLAS kernels
-// (blas_core, OPENBLAS_CORETYPE), load average at the start, time (UTC).
-nlohmann::ordered_json machine(int threads);
+// The program's environment and: threads used, processor signature, LibTorch's BLAS kernels (blas_core,
+// OPENBLAS_CORETYPE), ggml's version (null: not built in), load average at the start, time (UTC).
+nlohmann::ordered_json machine(nlohmann::ordered_json environment, int threads);
 
 void print_machine(const nlohmann::ordered_json& machine);
 

@@ -10,18 +10,13 @@ import json
 import math
 import sys
 
+import svg
+from svg import line, rule, text
+
 COLOURS = {"efla": "#0050a0", "softmax": "#d55e00"}
 OTHERS = ["#009e73", "#7a5195", "#e6a000"]
 WIDTH, PANEL, TOP, BASE, LEFT, GAP = 1080, 280, 60, 320, 66, 346
 SHORTEST, LONGEST = 2**10, 2**20
-
-
-def text(x, y, words, size=12, anchor="start", colour="#333333", more=""):
-    return f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}" fill="{colour}" {more}>{words}</text>'
-
-
-def rule(x1, y1, x2, y2, colour="#dddddd"):
-    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}"/>'
 
 
 def x_of(left, context):
@@ -53,8 +48,7 @@ def panel(number, title, results, colours, value):
                   text(x_of(left, context), BASE + 17, name, 11, "middle")]
     for mixer, colour in colours.items():
         points = [(x_of(left, r["context"]), y_of(value(r))) for r in results if r["mixer"] == mixer]
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-        parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.8"/>')
+        parts.append(line(points, colour))
         parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.6" fill="#ffffff" stroke="{colour}"/>' for x, y in points]
     return parts
 
@@ -74,11 +68,7 @@ def main(source, target):
     for n, (mixer, colour) in enumerate(colours.items()):
         x, y = LEFT + n * 150, BASE + 66
         parts += [rule(x, y - 4, x + 22, y - 4, colour), text(x + 28, y, mixer)]
-    height = BASE + 84
-    with open(target, "w", encoding="utf-8") as out:
-        out.write(f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif">\n')
-        out.write(f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>\n')
-        out.write("\n".join(parts) + "\n</svg>\n")
+    svg.write(target, WIDTH, BASE + 84, parts)
 
 
 if __name__ == "__main__":

@@ -6,9 +6,11 @@
 Of several runs in the file the last is drawn.
 """
 
-import json
 import math
 import sys
+
+import svg
+from svg import line, rule, text
 
 RULES = {  # colour, of seven that differ in lightness too
     "euler": "#d55e00",
@@ -29,19 +31,6 @@ NORMALISED = {  # colour, dashes
 WIDTH, PANEL, TOP, BASE, LEFT = 1080, 300, 70, 340, 62
 GAP = 344  # from panel to panel
 LOW, HIGH = 1e-1, 1e7  # of the norm; what passes the bound is drawn at the upper edge
-
-
-def text(x, y, words, size=12, anchor="start", colour="#333333", more=""):
-    return f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}" fill="{colour}" {more}>{words}</text>'
-
-
-def line(points, colour, dashes="", width=1.8):
-    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-    return f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="{width}" stroke-dasharray="{dashes}"/>'
-
-
-def rule(x1, y1, x2, y2, colour="#dddddd", dashes=""):
-    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}" stroke-dasharray="{dashes}"/>'
 
 
 def y_of(norm, broken):
@@ -123,20 +112,13 @@ def legend():
 
 
 def main(source, target):
-    with open(source, encoding="utf-8") as lines:
-        results = [json.loads(each) for each in lines]
-    last = max(r["environment"]["time"] for r in results)
-    results = [r for r in results if r["environment"]["time"] == last]
+    results = svg.last_run(source)
     tokens = next(r["tokens"] for r in results if r["study"] == "products")
     parts = [text(LEFT - 40, 24, f"Largest norm of the state over {tokens:,} tokens, K = V = 16, values of unit variance", 15)]
     parts += products_panel(0, "One key repeated", results, "repeated")
     parts += products_panel(1, "Keys of random directions", results, "random")
     parts += eta_panel(2, results) + legend()
-    height = BASE + 150
-    with open(target, "w", encoding="utf-8") as out:
-        out.write(f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif">\n')
-        out.write(f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>\n')
-        out.write("\n".join(parts) + "\n</svg>\n")
+    svg.write(target, WIDTH, BASE + 150, parts)
 
 
 if __name__ == "__main__":

@@ -18,17 +18,17 @@ double flops_per_second(const Measured& m, const Result& r) {
   return r.flops / (1e-6 * per_token_head(m, r.timing.median));
 }
 
-// Median seconds of the peer; 0 if it has none.
-double eager_seconds(const Measured& m) {
-  for (const Result& r : m.results) {
-    if (r.contender == "eager") return r.timing.median;
+// How many times longer a peer takes than this contender; 0 where it has no time.
+double times(const char* peer, const Measured& m, const Result& r) {
+  for (const Result& other : m.results) {
+    if (other.contender == peer) return other.timing.median / r.timing.median;
   }
   return 0.0;
 }
 
-std::string times_eager(const Measured& m, const Result& r) {
-  const double eager = eager_seconds(m);
-  return eager > 0 ? fmt::format("{:.1f}", eager / r.timing.median) : "-";
+std::string times_text(const char* peer, const Measured& m, const Result& r) {
+  const double factor = times(peer, m, r);
+  return factor > 0 ? fmt::format("{:.1f}", factor) : "-";
 }
 
 void print_row(const Measured& m, const Result& r) {
@@ -39,12 +39,13 @@ void print_row(const Measured& m, const Result& r) {
   const Timing& t = r.timing;
   const double tokens = is_decode(m) ? 1.0 : static_cast<double>(m.of.tokens);
   const double rate = flops_per_second(m, r);
-  fmt::print("  {:<18}{:>9.3f}{:>9.3f}{:>9.3f}{:>9.3f}{:>12.0f}{:>9.1f}{:>8.1f}%{:>9}{:>10.1e}", r.contender,
+  fmt::print("  {:<18}{:>9.3f}{:>9.3f}{:>9.3f}{:>9.3f}{:>12.0f}{:>9.1f}{:>8.1f}%{:>9}{:>8}{:>10.1e}", r.contender,
              per_token_head(m, t.median), per_token_head(m, t.min), per_token_head(m, t.p90),
              per_token_head(m, t.cpu_median), tokens / t.median, 1e-9 * rate, 100 * rate / m.matrix_flops,
-             times_eager(m, r), r.error);
+             times_text("eager", m, r), times_text("ggml", m, r), r.error);
   if (is_decode(m)) {
-    fmt::print("{:>9.1f}{:>9.2f}", 1e-3 * r.bytes / per_token_head(m, t.median), t.median / r.stream_seconds);
+    fmt::print("{:>9.1f}{:>10.3f}{:>9.2f}", 1e-3 * r.bytes / per_token_head(m, t.median),
+               per_token_head(m, r.stream_seconds), t.median / r.stream_seconds);
   }
   fmt::print("\n");
 }
@@ -53,7 +54,6 @@ void print_row(const Measured& m, const Result& r) {
 
 std::vector<nlohmann::ordered_json> to_json(const Measured& m) {
   std::vector<nlohmann::ordered_json> lines;
-  const double eager = eager_seconds(m);
   for (const Result& r : m.results) {
     nlohmann::ordered_json line{{"case", m.of.name() + "/" + r.contender},
                                 {"operation", name_of(m.of.operation)},
@@ -85,9 +85,12 @@ std::vector<nlohmann::ordered_json> to_json(const Measured& m) {
     line["matrix_gflops"] = 1e-9 * m.matrix_flops;
     line["share_of_matrix_peak"] = flops_per_second(m, r) / m.matrix_flops;
     line["memory_gb_per_s"] = 1e-9 * m.stream_bandwidth;
-    if (eager > 0) line["times_eager"] = eager / t.median;
+    for (const char* peer : {"eager", "ggml"}) {
+      if (const double factor = times(peer, m, r); factor > 0) line[std::string("times_") + peer] = factor;
+    }
     if (is_decode(m)) {
       line["state_gb_per_s"] = 1e-3 * r.bytes / per_token_head(m, t.median);
+      line["stream_us_per_token_head"] = per_token_head(m, r.stream_seconds);
       line["times_stream"] = t.median / r.stream_seconds;
     }
     lines.push_back(line);
@@ -100,9 +103,9 @@ void print_case(const Measured& m) {
       "\n{}: B = 1, T = {}, H = {}; best in the same turns: float32 matrix product {:.1f} GFLOP/s, memory {:.1f} "
       "GB/s\n",
       m.of.name(), is_decode(m) ? 1 : m.of.tokens, m.of.heads, 1e-9 * m.matrix_flops, 1e-9 * m.stream_bandwidth);
-  fmt::print("  {:<18}{:>9}{:>9}{:>9}{:>9}{:>12}{:>9}{:>9}{:>9}{:>10}", "us a token, head", "median", "min", "p90",
-             "cpu", "tokens/s", "GFLOP/s", "of peak", "x eager", "error");
-  fmt::print("{}\n", is_decode(m) ? "     GB/s x stream" : "");
+  fmt::print("  {:<18}{:>9}{:>9}{:>9}{:>9}{:>12}{:>9}{:>9}{:>9}{:>8}{:>10}", "us a token, head", "median", "min", "p90",
+             "cpu", "tokens/s", "GFLOP/s", "of peak", "x eager", "x ggml", "error");
+  fmt::print("{}\n", is_decode(m) ? "     GB/s us stream x stream" : "");
   for (const Result& r : m.results) print_row(m, r);
   for (const Result& r : m.results) {
     if (!r.detail.empty()) fmt::print("  {}: {}\n", r.contender, r.detail);

@@ -1,22 +1,16 @@
-// efla_bench_stability: how the state grows over many tokens for each step size, ‖k‖² and precision
-// (docs/stability.md).
+#include "bench/stability.h"
+
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <limits>
-#include <memory>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
-#include "bench/machine.h"
-#include "bench/program.h"
 #include "bench/state_growth.h"
 #include "efla/base/random.h"
-#include "efla/io/json.h"
 
 namespace efla::bench {
 namespace {
@@ -84,23 +78,12 @@ struct Line {
   }
 };
 
-class Writer {
- public:
-  Writer(const std::string& path, ordered_json environment)
-      : out_(path.empty() ? nullptr : std::make_unique<io::JsonLinesWriter>(path)),
-        environment_(std::move(environment)) {}
+using Write = std::function<void(const ordered_json&)>;
 
-  void write(Line line) {
-    if (!out_) return;
-    line.fields.update(line.columns);
-    line.fields["environment"] = environment_;
-    out_->write(line.fields);
-  }
-
- private:
-  std::unique_ptr<io::JsonLinesWriter> out_;
-  ordered_json environment_;
-};
+ordered_json to_json(Line line) {
+  line.fields.update(line.columns);
+  return line.fields;
+}
 
 void add(Line& line, const Growth& growth) {
   line.add("largest", rounded(growth.largest));
@@ -133,7 +116,7 @@ Line products_line(const Stream& stream, const Rule& rule, const Keying& keying,
 }
 
 // Every x for one rule and one way of choosing keys, in every precision.
-void sweep_products(const Stream& stream, const Rule& rule, const Keying& keying, Writer& writer) {
+void sweep_products(const Stream& stream, const Rule& rule, const Keying& keying, const Write& write) {
   std::vector<Line> lines;
   std::vector<std::vector<bool>> bounded(std::size(kNumbers));
   for (const Numbers& numbers : kNumbers) lines.push_back(products_line(stream, rule, keying, numbers));
@@ -166,7 +149,7 @@ void sweep_products(const Stream& stream, const Rule& rule, const Keying& keying
   for (std::size_t i = 0; i < std::size(kNumbers); ++i) {
     fmt::print("  {:<20}{:<16}{:<10}{:<7}{}\n", rule.name, kNumbers[i].name, name_of(keying.keys), keying.beta,
                outcome(kProducts, bounded[i]));
-    writer.write(std::move(lines[i]));
+    write(to_json(std::move(lines[i])));
   }
   std::fflush(stdout);
 }
@@ -187,7 +170,7 @@ constexpr Normalised kNormalised[] = {
     {"bfloat16 state", {.bfloat16_inputs = true, .bfloat16_state = true}, false},
     {"bfloat16 state, normalised inside", {.bfloat16_inputs = true, .bfloat16_state = true}, true}};
 
-void sweep_etas(const Stream& stream, const Normalised& way, Keys keys, Writer& writer) {
+void sweep_etas(const Stream& stream, const Normalised& way, Keys keys, const Write& write) {
   const std::int64_t runs = std::min(keys == Keys::repeated ? kRepeatedKeys : 1, stream.tokens);
   Line line{{{"study", "eta"},
              {"rule", "euler, erase 2 beta"},
@@ -232,12 +215,12 @@ void sweep_etas(const Stream& stream, const Normalised& way, Keys keys, Writer& 
   for (const auto& broken : line.columns["broken"]) fmt::print("{:>12}", broken.dump());
   fmt::print("\n");
   std::fflush(stdout);
-  writer.write(std::move(line));
+  write(to_json(std::move(line)));
 }
 
 // How far rounding to bfloat16 takes ‖k‖² of keys of unit length from 1, and with it the largest η whose eigenvalue
 // 1 − 2η‖k‖² is not below −1 for any of them.
-void measure_lengths(std::int64_t keys, Writer& writer) {
+void measure_lengths(std::int64_t keys, const Write& write) {
   Line line{{{"study", "lengths"}, {"keys", keys}, {"seed", kSeed}}};
   for (const std::int64_t dim : {16, 64, 128, 256}) {
     Random random(kSeed, static_cast<std::uint64_t>(dim));
@@ -266,41 +249,26 @@ void measure_lengths(std::int64_t keys, Writer& writer) {
     fmt::print("  K = {:<4} rms deviation {:.5f}, largest {:.5f}, so eta up to {:.5f}\n", dim,
                std::sqrt(squares / static_cast<double>(keys)), largest, 1 / largest);
   }
-  writer.write(std::move(line));
+  write(to_json(std::move(line)));
 }
 
-bool run(std::int64_t tokens, const std::string& out, const std::string& command) {
-  use_threads(1);
-  auto environment = machine(1);
-  environment["command"] = command;
-  print_machine(environment);
-  Writer writer(out, environment);
+}  // namespace
+
+void measure_stability(std::int64_t tokens, const Write& write) {
   const Stream stream(tokens, kSeed);
   fmt::print("\nState after {} tokens, K = V = {}; broken: its norm passes {:g}\n", tokens, kStateDim, kGrowthBound);
   fmt::print("  {:<20}{:<16}{:<10}{:<7}\n", "rule", "precision", "keys", "beta");
   for (const Rule& rule : kRules) {
-    for (const Keying& keying : kKeyings) sweep_products(stream, rule, keying, writer);
+    for (const Keying& keying : kKeyings) sweep_products(stream, rule, keying, write);
   }
   fmt::print("\nI - 2 eta k k^T, |k| = 1: runs that break\n  {:<36}{:<10}{:>3}", "precision", "keys", "of");
   for (const double eta : kEtas) fmt::print("{:>12}", eta);
   fmt::print("\n");
   for (const Normalised& way : kNormalised) {
-    for (const Keys keys : {Keys::repeated, Keys::random}) sweep_etas(stream, way, keys, writer);
+    for (const Keys keys : {Keys::repeated, Keys::random}) sweep_etas(stream, way, keys, write);
   }
   fmt::print("\n|k|^2 of unit keys rounded to bfloat16, {} keys\n", tokens);
-  measure_lengths(tokens, writer);
-  return true;
+  measure_lengths(tokens, write);
 }
 
-}  // namespace
 }  // namespace efla::bench
-
-int main(int argc, char** argv) {
-  CLI::App program("Measures how the state grows over many tokens for each step size, ||k||^2 and precision");
-  std::int64_t tokens = 100000;
-  std::string out;
-  program.add_option("--tokens", tokens, "Tokens of a head")->check(CLI::Range(1, 1 << 24))->capture_default_str();
-  program.add_option("--out", out, "Append the results to this file as JSON lines");
-  return efla::bench::run_program(program, argc, argv,
-                                  [&](const std::string& command) { return efla::bench::run(tokens, out, command); });
-}

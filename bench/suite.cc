@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "bench/ceilings.h"
+#include "bench/ggml_delta.h"
 #include "bench/machine.h"
 #include "efla/ops/delta.h"
 
@@ -14,16 +15,20 @@ namespace {
 
 constexpr std::int64_t kSmallTokens = 2 * kChunk + 13;  // whole chunks and a part of one, for 32 and 64
 constexpr std::int64_t kSmallHeads = 2;
-constexpr int kEagerTrials = 3;
+constexpr int kFormTrials = 3;
 constexpr std::int64_t kMostReferenceTokens = 4096;  // its backward holds a state for every token
+
+// One way of computing a contender: a peer has several, of which the fastest is timed.
+struct Form {
+  std::string detail;
+  std::function<Contender(const Inputs&)> make;
+};
 
 struct Entry {
   std::string name;
-  std::string detail;
-  std::vector<std::string> trials;
   double flops;  // a token and head
   bool cold;     // decode: states from memory, not from cache
-  std::function<Contender(const Inputs&)> make;
+  std::vector<Form> forms;
 };
 
 // Multiplications and additions that a form needs a token and head, of triangular products only the triangle.
@@ -36,30 +41,23 @@ double chunk_flops(const Case& c) {
   return c.operation == Operation::forward_backward ? 20 * d * d + 15 * chunk * d : 6 * d * d + 4 * chunk * d;
 }
 
-// A form of the peer and the threads of its BLAS: where matrices are small, one may beat all.
-struct EagerChoice {
-  EagerForm form;
-  int blas_threads;
-};
+bool is_decode(const Case& c) { return c.operation == Operation::decode; }
 
-std::string describe(const Case& c, const EagerChoice& choice) {
-  const std::string form = c.operation == Operation::decode ? "" : name_of(choice.form) + ", ";
-  return fmt::format("{}{} BLAS threads", form, choice.blas_threads);
+// Where matrices and heads are small, one thread may beat all.
+std::vector<int> thread_choices() {
+  const int all = default_pool().threads();
+  return all > 1 ? std::vector<int>{1, all} : std::vector<int>{1};
 }
 
-Entry eager_entry(const Case& c, const EagerChoice& choice, const std::string& detail) {
-  const bool decode = c.operation == Operation::decode;
-  return {"eager",
-          detail,
-          {},
-          decode ? recurrence_flops(c) : chunk_flops(c),
-          false,
-          [choice, operation = c.operation](const Inputs& in) {
+Form eager_form(const Case& c, const EagerForm& form, int blas_threads) {
+  const std::string how = is_decode(c) ? "" : name_of(form) + ", ";
+  return {fmt::format("{}{} BLAS threads", how, blas_threads),
+          [form, blas_threads, operation = c.operation](const Inputs& in) {
             Contender contender = operation == Operation::decode    ? eager_decode(in)
-                                  : operation == Operation::forward ? eager_forward(in, choice.form)
-                                                                    : eager_forward_backward(in, choice.form);
-            contender.run = [run = contender.run, threads = choice.blas_threads] {
-              use_blas_threads(threads);
+                                  : operation == Operation::forward ? eager_forward(in, form)
+                                                                    : eager_forward_backward(in, form);
+            contender.run = [run = contender.run, blas_threads] {
+              use_blas_threads(blas_threads);
               run();
               use_blas_threads(default_pool().threads());
             };
@@ -67,69 +65,87 @@ Entry eager_entry(const Case& c, const EagerChoice& choice, const std::string& d
           }};
 }
 
-std::vector<EagerChoice> eager_choices(const Case& c) {
-  const int threads = default_pool().threads();
-  std::vector<EagerChoice> choices;
-  if (c.operation == Operation::decode) {
-    choices.push_back({{}, 1});
-    if (threads > 1) choices.push_back({{}, threads});
-    return choices;
-  }
+Entry eager_entry(const Case& c) {
+  Entry entry{"eager", is_decode(c) ? recurrence_flops(c) : chunk_flops(c), false, {}};
+  std::vector<EagerForm> ways;
   for (const std::int64_t chunk : {32, 64}) {
     for (const UtTransform transform : {UtTransform::triangular_solve, UtTransform::row_loop}) {
-      choices.push_back({{chunk, transform}, 1});
-      if (threads > 1) choices.push_back({{chunk, transform}, threads});
+      ways.push_back({chunk, transform});
     }
   }
-  return choices;
-}
-
-// The fastest way of the peer on a quarter of the tokens.
-Entry best_eager(const Case& c) {
-  const std::int64_t tokens = c.operation == Operation::decode ? 1 : std::max<std::int64_t>(c.tokens / 4, 1);
-  const Inputs inputs = random_inputs(tokens, c.heads, c.dim, c.dtype, c.decay);
-  const std::vector<EagerChoice> choices = eager_choices(c);
-  std::vector<std::function<void()>> runs;
-  for (const EagerChoice& choice : choices) runs.push_back(eager_entry(c, choice, "").make(inputs).run);
-  const std::vector<Timing> timings = take_turns(runs, kEagerTrials);
-  std::size_t best = 0;
-  std::vector<std::string> trials;
-  for (std::size_t i = 0; i < choices.size(); ++i) {
-    if (timings[i].min < timings[best].min) best = i;
-    trials.push_back(fmt::format("{}: {:.2f} us at T = {}", describe(c, choices[i]),
-                                 1e6 * timings[i].min / static_cast<double>(tokens * c.heads), tokens));
+  if (is_decode(c)) ways.resize(1);  // one token knows no chunks
+  for (const EagerForm& way : ways) {
+    for (const int threads : thread_choices()) entry.forms.push_back(eager_form(c, way, threads));
   }
-  Entry entry = eager_entry(c, choices[best], describe(c, choices[best]));
-  entry.trials = trials;
   return entry;
 }
 
-std::vector<Entry> entries(const Case& c, const std::string& filter) {
-  const auto wanted = [&](const std::string& name) {
-    return (c.name() + "/" + name).find(filter) != std::string::npos;
-  };
+#ifdef EFLA_BENCH_GGML
+Entry ggml_entry(const Case& c) {
+  Entry entry{"ggml", recurrence_flops(c), false, {}};
+  for (const int threads : thread_choices()) {
+    entry.forms.push_back({fmt::format("{} threads", threads), [threads, decode = is_decode(c)](const Inputs& in) {
+                             return decode ? ggml_step(in, threads) : ggml_forward(in, threads);
+                           }});
+  }
+  return entry;
+}
+#endif
+
+std::vector<Entry> entries(const Case& c) {
   std::vector<Entry> list;
-  if (c.operation == Operation::decode) {
-    const double state_bytes = 4.0 * static_cast<double>(c.heads * c.dim * c.dim);
-    const auto copies =
-        std::max<std::int64_t>(1, static_cast<std::int64_t>(static_cast<double>(kLargeBytes) / state_bytes));
-    list.push_back(
-        {"step", "", {}, recurrence_flops(c), false, [](const Inputs& in) { return efla_step(in, "auto", 1); }});
-    list.push_back({"step, cold states", "", {}, recurrence_flops(c), true, [copies](const Inputs& in) {
-                      return efla_step(in, "auto", copies);
-                    }});
+  const auto add = [&](const char* name, double flops, bool cold, std::function<Contender(const Inputs&)> make) {
+    list.push_back({name, flops, cold, {{"", std::move(make)}}});
+  };
+  if (is_decode(c)) {
+    const std::int64_t state_bytes = 4 * c.heads * c.dim * c.dim;
+    const std::int64_t copies = std::max<std::int64_t>(1, kLargeBytes / state_bytes);
+    add("step", recurrence_flops(c), false, [](const Inputs& in) { return efla_step(in, "auto", 1); });
+    add("step, cold states", recurrence_flops(c), true,
+        [copies](const Inputs& in) { return efla_step(in, "auto", copies); });
   } else {
     const bool backward = c.operation == Operation::forward_backward;
     for (const char* name : {"chunk", "recurrent"}) {
-      const double flops = name == std::string("chunk") ? chunk_flops(c) : recurrence_flops(c);
-      list.push_back({name, "", {}, flops, false, [=](const Inputs& in) {
-                        return backward ? efla_forward_backward(in, name) : efla_forward(in, name);
-                      }});
+      add(name, name == std::string("chunk") ? chunk_flops(c) : recurrence_flops(c), false,
+          [=](const Inputs& in) { return backward ? efla_forward_backward(in, name) : efla_forward(in, name); });
     }
   }
-  if (c.with_eager && wanted("eager")) list.push_back(best_eager(c));
-  std::erase_if(list, [&](const Entry& entry) { return !wanted(entry.name); });
+  if (!c.with_peers) return list;
+  if (c.decay == Decay::none) list.push_back(eager_entry(c));
+#ifdef EFLA_BENCH_GGML
+  if (c.dtype == at::kFloat && c.operation != Operation::forward_backward) list.push_back(ggml_entry(c));
+#endif
   return list;
+}
+
+std::vector<Entry> wanted_entries(const Case& c, const std::string& filter) {
+  std::vector<Entry> list = entries(c);
+  std::erase_if(list,
+                [&](const Entry& entry) { return (c.name() + "/" + entry.name).find(filter) == std::string::npos; });
+  return list;
+}
+
+// The fastest form on a quarter of the tokens, and what every form took there.
+struct Chosen {
+  Form form;
+  std::vector<std::string> trials;
+};
+
+Chosen fastest_form(const Case& c, const std::vector<Form>& forms) {
+  if (forms.size() == 1) return {forms.front(), {}};
+  const std::int64_t tokens = is_decode(c) ? 1 : std::max<std::int64_t>(c.tokens / 4, 1);
+  const Inputs inputs = random_inputs(tokens, c.heads, c.dim, c.dtype, c.decay);
+  std::vector<std::function<void()>> runs;
+  for (const Form& form : forms) runs.push_back(form.make(inputs).run);
+  const std::vector<Timing> timings = take_turns(runs, kFormTrials);
+  std::size_t best = 0;
+  std::vector<std::string> trials;
+  for (std::size_t i = 0; i < forms.size(); ++i) {
+    if (timings[i].min < timings[best].min) best = i;
+    trials.push_back(fmt::format("{}: {:.2f} us at T = {}", forms[i].detail,
+                                 1e6 * timings[i].min / static_cast<double>(tokens * c.heads), tokens));
+  }
+  return {forms[best], trials};
 }
 
 // A contender after one checked call, or why it has none.
@@ -159,13 +175,13 @@ class Gate {
     if (c.tokens <= kMostReferenceTokens) head_reference_ = reference(inputs.heads(1), c.operation);
   }
 
-  Checked check(const Entry& entry) {
+  Checked check(const Form& form) {
     const double most = tolerance(case_.dtype);
-    const Contender small = entry.make(small_);
+    const Contender small = form.make(small_);
     small.run();
     Agreement agreement = compare(small.outputs(), small_reference_, most);
     if (!agreement.fault.empty()) return {std::nullopt, agreement};
-    const Contender contender = entry.make(inputs_);
+    const Contender contender = form.make(inputs_);
     contender.run();
     const Outputs outputs = contender.outputs();
     if (!head_reference_.empty()) {
@@ -194,35 +210,39 @@ std::string Case::name() const {
   return fmt::format("{}/d{}/{}{}", dtype == at::kBFloat16 ? "bfloat16" : "float32", dim, by, name_of(operation));
 }
 
+std::vector<std::string> contender_names(const Case& c) {
+  std::vector<std::string> names;
+  for (const Entry& entry : entries(c)) names.push_back(c.name() + "/" + entry.name);
+  return names;
+}
+
 Measured measure(const Case& c, const std::string& filter, int rounds) {
   Measured measured{c, {}};
-  const std::vector<Entry> list = entries(c, filter);
+  const std::vector<Entry> list = wanted_entries(c, filter);
   if (list.empty()) return measured;
-  const bool decode = c.operation == Operation::decode;
-  const Inputs inputs = random_inputs(decode ? 1 : c.tokens, c.heads, c.dim, c.dtype, c.decay);
-  const double bytes = decode ? 8.0 * static_cast<double>(c.dim * c.dim) : 0.0;  // float32 states, read and written
+  const Inputs inputs = random_inputs(is_decode(c) ? 1 : c.tokens, c.heads, c.dim, c.dtype, c.decay);
+  const std::int64_t state_bytes = 4 * c.dim * c.dim;  // of a head, float32
   Gate gate(c, inputs);
 
-  const auto state_bytes = static_cast<std::int64_t>(bytes / 2) * c.heads;
-  std::vector<std::function<void()>> functions{matrix_product(), memory_stream(kLargeBytes, default_pool()),
-                                               memory_stream(decode ? state_bytes : 4096, default_pool())};
+  ThreadPool one_core(1);
+  std::vector<std::function<void()>> functions{matrix_product(), memory_stream(kLargeBytes, default_pool())};
+  if (is_decode(c)) {
+    functions.push_back(memory_stream(state_bytes * c.heads, one_core));
+    functions.push_back(memory_stream(kLargeBytes, one_core));
+  }
   const std::size_t first = functions.size();
-  std::vector<Contender> kept;
   for (const Entry& entry : list) {
-    const Checked checked = gate.check(entry);
-    measured.results.push_back({entry.name,
-                                entry.detail,
-                                entry.trials,
-                                checked.agreement.fault,
-                                checked.agreement.error,
-                                entry.flops,
-                                bytes,
-                                {}});
+    const Chosen chosen = fastest_form(c, entry.forms);
+    const Checked checked = gate.check(chosen.form);
+    Result result{.contender = entry.name, .detail = chosen.form.detail, .fault = checked.agreement.fault};
+    result.error = checked.agreement.error;
+    result.flops = entry.flops;
+    if (is_decode(c)) result.bytes = 2.0 * static_cast<double>(state_bytes);
     if (checked.contender) {
       functions.push_back(checked.contender->run);
-    } else {
-      measured.results.back().trials.clear();  // times, too
+      result.trials = chosen.trials;
     }
+    measured.results.push_back(std::move(result));
   }
   const std::vector<Timing> timings = take_turns(functions, rounds);
   measured.matrix_flops = kMatrixFlops / timings[0].min;
@@ -232,9 +252,9 @@ Measured measure(const Case& c, const std::string& filter, int rounds) {
     Result& result = measured.results[i];
     if (!result.fault.empty()) continue;
     result.timing = timings[next++];
-    if (!decode) continue;
+    if (!is_decode(c)) continue;
     result.stream_seconds =
-        list[i].cold ? timings[1].median * static_cast<double>(state_bytes) / static_cast<double>(kLargeBytes)
+        list[i].cold ? timings[3].median * static_cast<double>(state_bytes * c.heads) / static_cast<double>(kLargeBytes)
                      : timings[2].median;
   }
   return measured;
@@ -246,7 +266,7 @@ std::vector<Case> cases(std::int64_t tokens, std::int64_t heads) {
     for (const std::int64_t dim : {64, 128}) {
       for (const Decay decay : {Decay::none, Decay::scalar, Decay::channel}) {
         for (const Operation operation : {Operation::forward, Operation::forward_backward, Operation::decode}) {
-          all.push_back({operation, dtype, dim, tokens, heads, decay == Decay::none, decay});
+          all.push_back({operation, dtype, dim, tokens, heads, true, decay});
         }
       }
     }

@@ -18,7 +18,7 @@ struct Case {
   at::ScalarType dtype = at::kFloat;
   std::int64_t dim = 128;  // K = V
   std::int64_t tokens = 2048, heads = 16;
-  bool with_eager = true;
+  bool with_peers = true;
   Decay decay = Decay::none;
 
   // "float32/d128/forward", "float32/d128/channel/forward"; a contender's name follows after another slash.
@@ -27,23 +27,26 @@ struct Case {
 
 struct Result {
   std::string contender;
-  std::string detail;               // of the eager peer: which of its forms
-  std::vector<std::string> trials;  // of the eager peer: every form tried, with its time
-  std::string fault;                // why it has no time; "" if it has one
-  double error = 0;  // relative RMS against the float64 reference: of the first head, or where T is too long for the
-                     // reference to hold its states, of a short sequence; the largest over the outputs
-  double flops = 0;  // that the form needs a token and head
-  double bytes = 0;  // of state read and written a token and head; decode only
-  Timing timing;     // of a call: all tokens and heads
-  double stream_seconds = 0;  // decode: median of reading and writing as many bytes, in cache or not as here
+  std::string detail = {};               // of a peer: which of its forms
+  std::vector<std::string> trials = {};  // of a peer: every form tried, with its time
+  std::string fault = {};                // why it has no time; "" if it has one
+  double error = 0;    // relative RMS against the float64 reference: of the first head, or where T is too long for the
+                       // reference to hold its states, of a short sequence; the largest over the outputs
+  double flops = 0;    // that the form needs a token and head
+  double bytes = 0;    // of state read and written a token and head; decode only
+  Timing timing = {};  // of a call: all tokens and heads
+  double stream_seconds = 0;  // decode: median of one core's reading and writing as many bytes, in cache or not as here
 };
 
 struct Measured {
   Case of;
   std::vector<Result> results;
   double matrix_flops = 0;      // FLOP/s of the float32 matrix product, the best sample
-  double stream_bandwidth = 0;  // bytes/s read and written, out of cache, the best sample
+  double stream_bandwidth = 0;  // bytes/s read and written by all threads, out of cache, the best sample
 };
+
+// "float32/d128/forward/chunk" and so on, in the order in which they are measured.
+std::vector<std::string> contender_names(const Case& c);
 
 // Measures the contenders of a case whose full name holds `filter`; results is empty if none does.
 Measured measure(const Case& c, const std::string& filter, int rounds);
@@ -51,7 +54,7 @@ Measured measure(const Case& c, const std::string& filter, int rounds);
 // Every case of a full run, in order.
 std::vector<Case> cases(std::int64_t tokens, std::int64_t heads);
 
-// Cases of growing T, from 1,024 to 131,072, without the peer.
+// Cases of growing T, from 1,024 to 131,072, without the peers.
 std::vector<Case> scaling_cases(std::int64_t heads);
 
 }  // namespace efla::bench

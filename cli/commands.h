@@ -14,5 +14,6 @@ void add_eval(CLI::App& program);
 void add_generate(CLI::App& program);
 void add_reproduce(CLI::App& program);
 void add_checkpoints(CLI::App& program);
+void add_bench(CLI::App& program);
 
 }  // namespace efla::cli

@@ -36,6 +36,9 @@ void add_commands(CLI::App& program) {
   add_reproduce(program);
   add_checkpoints(program);
 #endif
+#ifdef EFLA_BENCH
+  add_bench(program);
+#endif
 }
 
 // A standard stream that the caller closed would give its number to the next file opened, and prints would end in it.

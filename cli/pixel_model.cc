@@ -1,5 +1,5 @@
 // The classifier of pixel sequences as training and evaluation see it.
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <memory>
 

@@ -28,3 +28,13 @@ if(EFLA_SANITIZE)
   add_compile_options(-fsanitize=${EFLA_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
   add_link_options(-fsanitize=${EFLA_SANITIZE})
 endif()
+
+# What ccache needs to cache files that use precompiled headers.
+set(EFLA_PCH_OPTIONS $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>)
+
+# efla_reuse_headers(TARGET FROM): TARGET is compiled with the precompiled headers of FROM, a library; -fPIC, because GCC takes
+# headers only as they were compiled.
+function(efla_reuse_headers target from)
+  target_precompile_headers(${target} REUSE_FROM ${from})
+  target_compile_options(${target} PRIVATE ${EFLA_PCH_OPTIONS} -fPIC)
+endfunction()

@@ -6,7 +6,7 @@ function(efla_test name)
   cmake_parse_arguments(ARG "WHOLE" "SHARDS" "SOURCES;DEPENDS;LABELS" ${ARGN})
   set(target test_${name})
   add_executable(${target} ${ARG_SOURCES})
-  target_compile_options(${target} PRIVATE ${EFLA_WARNINGS})
+  target_compile_options(${target} PRIVATE ${EFLA_WARNINGS} -O1)  # compiling them takes longer than running them
   target_link_libraries(${target} PRIVATE ${ARG_DEPENDS} GTest::gtest_main)
   target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR})
   target_compile_definitions(${target} PRIVATE EFLA_PROGRAM="${CMAKE_BINARY_DIR}/bin/efla"

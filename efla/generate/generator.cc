@@ -1,6 +1,6 @@
 #include "efla/generate/generator.h"
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <algorithm>
 #include <chrono>

@@ -1,6 +1,6 @@
 #include "efla/generate/session.h"
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <algorithm>
 #include <cstring>

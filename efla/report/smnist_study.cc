@@ -69,9 +69,16 @@ Group group_of(const std::vector<const json*>& runs) {
   group.images_per_second = spread_of(numbers(runs, "images_per_second"));
   for (std::size_t i = 0; i < kPerturbations.size(); ++i) {
     Samples samples;
-    for (const auto* run : runs)
-      collect(member(*run, kPerturbations[i].key), kPerturbations[i].level, "accuracy", samples);
-    samples.erase(kPerturbations[i].clean);
+    for (const auto* run : runs) {
+      Samples levels;
+      collect(member(*run, kPerturbations[i].key), kPerturbations[i].level, "accuracy", levels);
+      levels.erase(kPerturbations[i].clean);
+      auto& accuracies = group.perturbed_runs[i].emplace_back();
+      for (const auto& [level, values] : levels) {
+        accuracies[level] = values.front();
+        samples[level].insert(samples[level].end(), values.begin(), values.end());
+      }
+    }
     group.perturbed[i] = line_of(samples);
   }
   Samples accuracy, loss;

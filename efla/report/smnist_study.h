@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <map>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
@@ -43,6 +44,8 @@ struct Group {
   std::vector<std::string> seeds;
   Spread clean, images_per_second;
   std::array<Line, kPerturbations.size()> perturbed;  // without the clean level
+  // Level → accuracy, one a run; none where only the means over the runs are known.
+  std::array<std::vector<std::map<double, double>>, kPerturbations.size()> perturbed_runs;
   Line accuracy_by_epoch, loss_by_step;
 };
 

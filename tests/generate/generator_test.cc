@@ -3,7 +3,7 @@
 #include "efla/generate/generator.h"
 
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <cstring>
 #include <filesystem>

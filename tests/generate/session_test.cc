@@ -2,7 +2,7 @@
 #include "efla/generate/session.h"
 
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <string>
 #include <vector>

@@ -47,6 +47,17 @@ json two_mixers(const std::vector<double>& efla, const std::vector<double>& delt
   return results;
 }
 
+// As two_mixers, but dropout at levels 0.2 and 0.6 with these accuracies, a pair a seed.
+using Pairs = std::vector<std::pair<double, double>>;
+json two_dropouts(const Pairs& efla, const Pairs& deltanet) {
+  auto results = two_mixers(std::vector<double>(efla.size(), 0.5), std::vector<double>(deltanet.size(), 0.5));
+  for (std::size_t i = 0; i < results["runs"].size(); ++i) {
+    const auto [low, high] = i < efla.size() ? efla[i] : deltanet[i - efla.size()];
+    results["runs"][i]["dropout"] = {{{"p", 0.2}, {"accuracy", low}}, {{"p", 0.6}, {"accuracy", high}}};
+  }
+  return results;
+}
+
 std::string words(const json& results) { return summary(read_study(results)); }
 
 TEST(ReportText, EscapesWhatHtmlReads) {
@@ -148,6 +159,44 @@ TEST(ReportSummary, SaysWhereTheClaimHoldsInPart) {
   EXPECT_CONTAINS(words(results), "bear that out for scale and noise, and not for dropout");
 }
 
+TEST(ReportSummary, BearsTheClaimOutOnlyWhereTheMeanOverLevelsDoesToo) {
+  const auto strongest = words(two_dropouts({{0.70, 0.60}, {0.71, 0.61}}, {{0.90, 0.50}, {0.91, 0.51}}));
+  EXPECT_CONTAINS(strongest,
+                  "these figures bear that out only at the strongest level for dropout, and not for scale and noise.");
+  EXPECT_CONTAINS(strongest, "ahead by 10.0 points under dropout of p\u00a0=\u00a00.6");
+  EXPECT_CONTAINS(strongest, "the difference in points is −5.0 for dropout, 0.0 for scale (within the spread)");
+  EXPECT_CONTAINS(words(two_dropouts({{0.90, 0.50}, {0.91, 0.51}}, {{0.70, 0.51}, {0.71, 0.50}})),
+                  "bear that out only in the mean over the levels for dropout, and not for scale and noise.");
+  EXPECT_CONTAINS(words(two_dropouts({{0.90, 0.60}, {0.91, 0.61}}, {{0.70, 0.50}, {0.71, 0.51}})),
+                  "bear that out for dropout, and not for scale and noise.");
+}
+
+TEST(ReportSummary, TakesTheDeviationOfTheMeanOverLevelsFromTheRuns) {
+  auto results = two_dropouts({{0.50, 0.70}, {0.70, 0.50}}, {{0.40, 0.30}, {0.50, 0.40}});
+  const auto study = read_study(results);
+  const auto c = compare(study.headline[0], study.headline[1], 0);
+  ASSERT_TRUE(c);
+  EXPECT_EQ(c->levels, 2);
+  EXPECT_NEAR(c->mean.a.mean, 0.6, 1e-15);
+  EXPECT_NEAR(c->mean.a.std, 0.0, 1e-15);  // although every level has one of 0.14
+  EXPECT_NEAR(c->mean.b.mean, 0.4, 1e-15);
+  EXPECT_NEAR(c->mean.b.std, std::sqrt(0.005), 1e-15);
+}
+
+TEST(ReportSummary, BoundsTheDeviationOfTheMeanOverLevelsWithoutTheRuns) {
+  auto results = synthetic_results();
+  const auto with_runs = read_study(results).headline;
+  results.erase("runs");
+  const auto without = read_study(results).headline;
+  for (std::size_t i = 0; i < kPerturbations.size(); ++i) {
+    const auto exact = compare(with_runs[0], with_runs[1], i), bound = compare(without[0], without[1], i);
+    ASSERT_TRUE(exact && bound);
+    EXPECT_NEAR(bound->mean.a.mean, exact->mean.a.mean, 1e-12);
+    EXPECT_GE(bound->mean.a.std, exact->mean.a.std - 1e-12);
+    EXPECT_GT(bound->mean.a.std, 0);
+  }
+}
+
 TEST(ReportSummary, DoesNotCallADifferenceWithinTheSpreadALead) {
   const auto text = words(two_mixers({0.60, 0.70}, {0.58, 0.68}));
   EXPECT_CONTAINS(text, "not clearly apart");
@@ -172,14 +221,15 @@ TEST(ReportSummary, ComparesAtTheStrongestLevelThatBothHave) {
   const auto study = read_study(results);
   const auto c = compare(study.headline[0], study.headline[1], 1);
   ASSERT_TRUE(c);
-  EXPECT_EQ(c->level, 16);
+  EXPECT_EQ(c->strongest_level, 16);
+  EXPECT_EQ(c->levels, 1);
   results["runs"][1].erase("scale");
   const auto without = read_study(results);
   EXPECT_FALSE(compare(without.headline[0], without.headline[1], 1));
 }
 
 TEST(ReportSummary, SpeaksOfTwoLayersToo) {
-  EXPECT_CONTAINS(words(synthetic_results()), "With two layers, efla is");
+  EXPECT_CONTAINS(words(synthetic_results()), "With two layers, the figures ");
   SyntheticStudy shallow;
   shallow.layers = {1};
   EXPECT_LACKS(words(synthetic_results(shallow)), "With two layers");

@@ -1,6 +1,6 @@
 // The operators as LibTorch functions: values against tensor operations, gradients against finite differences.
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <ATen/core/dispatch/Dispatcher.h>
 

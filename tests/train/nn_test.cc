@@ -1,6 +1,6 @@
 // The mixer and the classifier: their equations in tensor operations, presets, names and bad configurations.
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <cmath>
 #include <map>

@@ -1,7 +1,7 @@
 // A small classifier and small images for the tests of training: seconds become milliseconds.
 #pragma once
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <cstdint>
 #include <utility>

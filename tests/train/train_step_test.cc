@@ -1,6 +1,6 @@
 // The parts of a training step: order, schedule, gradient, optimiser, perturbations, evaluation.
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <algorithm>
 #include <cmath>

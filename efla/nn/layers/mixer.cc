@@ -1,6 +1,6 @@
 #include "efla/nn/layers/mixer.h"
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <cmath>
 #include <vector>

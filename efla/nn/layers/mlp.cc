@@ -1,6 +1,6 @@
 #include "efla/nn/layers/mlp.h"
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 namespace efla::nn {
 

@@ -1,6 +1,6 @@
 #include "efla/nn/models/pixel_classifier.h"
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <cmath>
 #include <nlohmann/json.hpp>

@@ -1,0 +1,201 @@
+// efla bench: what bench/README.md describes, and bench/results holds.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "bench/generation.h"
+#include "bench/machine.h"
+#include "bench/report.h"
+#include "bench/stability.h"
+#include "bench/suite.h"
+#include "cli/commands.h"
+#include "cli/environment.h"
+#include "cli/smnist.h"
+#include "efla/base/error.h"
+#include "efla/io/json.h"
+
+namespace efla::cli {
+namespace {
+
+struct OpArguments {
+  int threads = 0, reps = 7;
+  std::string filter, out;
+  bool scaling = false, json = false;
+  std::int64_t tokens = 2048, heads = 0;  // 0: as many as usual
+};
+
+// Where results go, each with what it was computed with: a file, the standard output, or nowhere.
+class Results {
+ public:
+  Results(const std::string& path, bool print, nlohmann::ordered_json environment)
+      : file_(path.empty() ? nullptr : std::make_unique<io::JsonLinesWriter>(path)),
+        print_(print),
+        environment_(std::move(environment)) {}
+
+  void write(nlohmann::ordered_json line) const {
+    line["environment"] = environment_;
+    if (file_) file_->write(line);
+    if (print_) fmt::print("{}\n", io::to_json_line(line));
+    std::fflush(stdout);
+  }
+
+ private:
+  std::unique_ptr<io::JsonLinesWriter> file_;
+  bool print_;
+  nlohmann::ordered_json environment_;
+};
+
+nlohmann::ordered_json surroundings(int threads) {
+  bench::use_threads(threads);
+  auto machine = bench::machine(environment(), threads);
+  machine["command"] = command_line();
+  return machine;
+}
+
+std::vector<bench::Case> cases_of(const OpArguments& arguments) {
+  if (arguments.scaling) return bench::scaling_cases(arguments.heads > 0 ? arguments.heads : 2);
+  return bench::cases(arguments.tokens, arguments.heads > 0 ? arguments.heads : 16);
+}
+
+// Throws where no contender's name holds the filter, saying which there are.
+void require_known(const std::string& filter, const std::vector<bench::Case>& cases) {
+  std::vector<std::string> names, parts;
+  for (const auto& c : cases) {
+    for (auto& name : bench::contender_names(c)) names.push_back(std::move(name));
+  }
+  for (const auto& name : names) {
+    if (name.find(filter) != std::string::npos) return;
+    for (std::size_t begin = 0, end = 0; end != std::string::npos; begin = end + 1) {
+      end = name.find('/', begin);
+      const auto part = name.substr(begin, end == std::string::npos ? end : end - begin);
+      if (std::find(parts.begin(), parts.end(), part) == parts.end()) parts.push_back(part);
+    }
+  }
+  throw Error("bench op", "--filter", "'" + filter + "'",
+              fmt::format("a part of a name such as {}; names are made of {}", names.front(), fmt::join(parts, "; ")));
+}
+
+void bench_op(const OpArguments& arguments) {
+  const auto start = std::chrono::steady_clock::now();
+  const int threads = arguments.threads == 0 ? available_processors() : arguments.threads;
+  const auto cases = cases_of(arguments);
+  require_known(arguments.filter, cases);
+  const auto machine = surroundings(threads);
+  const Results results(arguments.out, arguments.json, machine);
+  if (!arguments.json) bench::print_machine(machine);
+
+  std::vector<bench::Measured> all;
+  std::string wrong;
+  for (const auto& c : cases) {
+    auto measured = bench::measure(c, arguments.filter, arguments.reps);
+    if (measured.results.empty()) continue;
+    if (!arguments.json && !arguments.scaling) bench::print_case(measured);
+    for (const auto& line : bench::to_json(measured)) results.write(line);
+    for (const auto& r : measured.results) {
+      if (!r.fault.empty()) wrong += (wrong.empty() ? "" : "; ") + c.name() + "/" + r.contender + ": " + r.fault;
+    }
+    all.push_back(std::move(measured));
+  }
+  if (!arguments.json && arguments.scaling) bench::print_scaling(all);
+  if (!arguments.json) {
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+    fmt::print("\n{} case{} in {:.0f} s\n", all.size(), all.size() == 1 ? "" : "s", seconds.count());
+  }
+  if (!wrong.empty()) throw std::runtime_error("bench op: wrong, and so without a time: " + wrong);
+}
+
+void add_op(CLI::App& bench) {
+  auto* command = bench.add_subcommand("op", "Time the operator beside its peers and what the machine can do at most");
+  auto arguments = std::make_shared<OpArguments>();
+  command->add_flag("--json", arguments->json, "Print JSON lines, one a contender, in place of tables");
+  command->add_option("--out", arguments->out, "Append the JSON lines to this file");
+  command->add_option("--filter", arguments->filter,
+                      "Only contenders whose name holds this text; a name is for example float32/d128/forward/chunk");
+  command->add_option("--reps", arguments->reps, "Rounds in which every contender has a turn")
+      ->check(CLI::Range(1, 10000))
+      ->capture_default_str();
+  command
+      ->add_option("--threads", arguments->threads,
+                   "Threads of the operator, LibTorch, its BLAS and ggml; 0: one for each processor")
+      ->check(CLI::Range(0, 1024));
+  auto* scaling = command->add_flag("--scaling", arguments->scaling, "Instead, T from 1024 to 131072, without peers");
+  command->add_option("--tokens", arguments->tokens, "T of forward and backward")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str()
+      ->excludes(scaling);
+  command->add_option("--heads", arguments->heads, "H (16; with --scaling 2)")->check(CLI::Range(1, 1 << 16));
+  command->callback([arguments] { bench_op(*arguments); });
+}
+
+struct StabilityArguments {
+  std::int64_t tokens = 100'000;
+  std::string out;
+};
+
+void bench_stability(const StabilityArguments& arguments) {
+  const auto machine = surroundings(1);
+  const Results results(arguments.out, false, machine);
+  bench::print_machine(machine);
+  bench::measure_stability(arguments.tokens, [&](const auto& line) { results.write(line); });
+}
+
+void add_stability(CLI::App& bench) {
+  auto* command = bench.add_subcommand(
+      "stability", "Measure how the state grows over many tokens for each step size, key length and precision");
+  auto arguments = std::make_shared<StabilityArguments>();
+  command->add_option("--tokens", arguments->tokens, "Tokens of a head")
+      ->check(CLI::Range(1, 1 << 24))
+      ->capture_default_str();
+  command->add_option("--out", arguments->out, "Append the results to this file as JSON lines");
+  command->callback([arguments] { bench_stability(*arguments); });
+}
+
+struct GenerateArguments {
+  std::string preset = "efla-1m", mixer = "efla", out;
+  std::int64_t longest = 1 << 20, draws = 200;
+  int threads = 0;
+};
+
+void bench_generate(const GenerateArguments& arguments) {
+  const auto machine = surroundings(arguments.threads == 0 ? available_processors() : arguments.threads);
+  const Results results(arguments.out, false, machine);
+  bench::print_machine(machine);
+  bench::measure_generation(arguments.preset, arguments.mixer, arguments.longest, arguments.draws,
+                            [&](const auto& line) { results.write(line); });
+}
+
+void add_generation(CLI::App& bench) {
+  auto* command = bench.add_subcommand(
+      "generate", "Measure memory and time a token of a language model against the length of the context");
+  auto arguments = std::make_shared<GenerateArguments>();
+  command->add_option("--preset", arguments->preset, "Size of the model, of random weights")->capture_default_str();
+  command->add_option("--mixer", arguments->mixer, "Its mixer")->capture_default_str();
+  command->add_option("--longest", arguments->longest, "Longest context, in tokens; those before are 1024, 4096, ...")
+      ->check(CLI::Range(1, 1 << 24))
+      ->capture_default_str();
+  command->add_option("--draws", arguments->draws, "Tokens drawn at each context")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  add_threads_option(*command, arguments->threads);
+  command->add_option("--out", arguments->out, "Append the results to this file as JSON lines");
+  command->callback([arguments] { bench_generate(*arguments); });
+}
+
+}  // namespace
+
+void add_bench(CLI::App& program) {
+  auto* bench = program.add_subcommand("bench", "Measure the operator and generation on this machine");
+  bench->require_subcommand(1);
+  add_op(*bench);
+  add_stability(*bench);
+  add_generation(*bench);
+}
+
+}  // namespace efla::cli

@@ -1,0 +1,138 @@
+// efla bench: JSON lines that hold what they should, mistakes, and the other study. No figure is judged.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "efla/io/json.h"
+#include "tests/support/program.h"
+
+namespace efla::test {
+namespace {
+
+using nlohmann::json;
+
+std::vector<json> lines_of(const std::string& text) {
+  std::vector<json> lines;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) lines.push_back(json::parse(line));
+  return lines;
+}
+
+ProgramResult bench_op(std::vector<std::string> more) {
+  std::vector<std::string> arguments{"bench", "op", "--reps", "1", "--heads", "2"};
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  return run_program(arguments);
+}
+
+const json* find(const std::vector<json>& lines, const std::string& name) {
+  for (const auto& line : lines) {
+    if (line.at("case") == name) return &line;
+  }
+  return nullptr;
+}
+
+TEST(BenchOp, JsonHasEveryContenderOfACaseWithErrorAndShareOfPeak) {
+  const auto result = bench_op({"--json", "--filter", "float32/d64/forward/", "--tokens", "80"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const auto lines = lines_of(result.out);
+  for (const char* name : {"chunk", "recurrent", "eager"}) {
+    const json* line = find(lines, std::string("float32/d64/forward/") + name);
+    ASSERT_NE(line, nullptr) << result.out;
+    EXPECT_GT(line->at("us_per_token_head").at("median"), 0);
+    EXPECT_GT(line->at("share_of_matrix_peak"), 0);
+    EXPECT_GT(line->at("times_eager"), 0);
+    EXPECT_LE(line->at("relative_rms_error"), 1e-5);
+    EXPECT_EQ(line->at("tokens"), 80);
+    const auto& environment = line->at("environment");
+    EXPECT_EQ(environment.at("command").get<std::string>().find(EFLA_PROGRAM), 0U);
+    EXPECT_EQ(environment.at("ggml").is_null(), find(lines, "float32/d64/forward/ggml") == nullptr);
+  }
+}
+
+TEST(BenchOp, DecodeIsSetAgainstOneCoreStreamingTheState) {
+  const auto result = bench_op({"--json", "--filter", "bfloat16/d128/channel/decode/step"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const auto lines = lines_of(result.out);
+  ASSERT_EQ(lines.size(), 2U) << result.out;  // in cache and not
+  for (const auto& line : lines) {
+    const double median = line.at("us_per_token_head").at("median"), stream = line.at("stream_us_per_token_head");
+    EXPECT_GT(stream, 0);
+    EXPECT_NEAR(line.at("times_stream"), median / stream, 1e-9 * median / stream);
+  }
+}
+
+TEST(BenchOp, FileGetsTheLinesThatArePrinted) {
+  const TempFolder folder;
+  const auto path = folder.file("op.jsonl");
+  const std::vector<std::string> arguments{"--filter", "d64/scalar/forward/chunk", "--tokens", "40", "--out", path};
+  const auto table = bench_op(arguments);
+  ASSERT_EQ(table.exit_code, 0) << table.err;
+  EXPECT_NE(table.out.find("float32/d64/scalar/forward: B = 1, T = 40, H = 2"), std::string::npos) << table.out;
+  EXPECT_NE(table.out.find("2 cases in "), std::string::npos) << table.out;
+  auto with_json = arguments;
+  with_json.push_back("--json");
+  const auto printed = lines_of(bench_op(with_json).out);
+  const auto kept = io::read_json_lines(path);
+  ASSERT_EQ(kept.size(), 4U);  // two runs of float32 and bfloat16
+  ASSERT_EQ(printed.size(), 2U);
+  EXPECT_EQ(kept[2], printed[0]);
+  EXPECT_EQ(kept[3], printed[1]);
+}
+
+TEST(BenchOp, ScalingDoublesTheTokens) {
+  const auto result = bench_op({"--json", "--scaling", "--filter", "d64/forward/chunk", "--heads", "1"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const auto lines = lines_of(result.out);
+  ASSERT_EQ(lines.size(), 8U);
+  for (std::size_t i = 0; i < lines.size(); ++i) EXPECT_EQ(lines[i].at("tokens"), 1024 << i);
+}
+
+TEST(BenchOp, MistakesNameWhatThereIs) {
+  const auto unknown = bench_op({"--filter", "float64"});
+  EXPECT_TRUE(is_user_mistake(unknown, "--filter"));
+  EXPECT_TRUE(is_user_mistake(unknown, "float32/d64/forward/chunk"));
+  for (const char* part : {"bfloat16", "d128", "scalar", "channel", "forward+backward", "decode", "recurrent"}) {
+    EXPECT_TRUE(is_user_mistake(unknown, std::string("; ") + part));
+  }
+  EXPECT_TRUE(is_user_mistake(bench_op({"--scaling", "--filter", "decode"}), "forward+backward"));
+  EXPECT_TRUE(is_user_mistake(bench_op({"--scaling", "--tokens", "64"}), "--scaling"));
+  EXPECT_TRUE(is_user_mistake(bench_op({"--reps", "0"}), "--reps"));
+  EXPECT_TRUE(is_user_mistake(run_program({"bench"}), "expected one of op, stability, generate"));
+}
+
+TEST(BenchStability, KeepsEverySweep) {
+  const TempFolder folder;
+  const auto path = folder.file("stability.jsonl");
+  const auto result = run_program({"bench", "stability", "--tokens", "50", "--out", path});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const auto lines = io::read_json_lines(path);
+  EXPECT_EQ(lines.size(), 74U);
+  for (const auto& line : lines) EXPECT_TRUE(line.contains("environment")) << line;
+}
+
+TEST(BenchGenerate, AResultForEachContext) {
+  const TempFolder folder;
+  const auto path = folder.file("generation.jsonl");
+  const auto bench = [](std::vector<std::string> more) {
+    more.insert(more.begin(), {"bench", "generate"});
+    return run_program(more);
+  };
+  const auto result = bench({"--longest", "1100", "--draws", "3", "--out", path});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const auto lines = io::read_json_lines(path);
+  ASSERT_EQ(lines.size(), 2U);
+  EXPECT_EQ(lines[0].at("context"), 1024);
+  EXPECT_EQ(lines[1].at("context"), 1100);
+  EXPECT_EQ(lines[0].at("state_bytes"), lines[1].at("state_bytes"));
+  EXPECT_GT(lines[1].at("ms_per_token").at("median").get<double>(), 0.0);
+  EXPECT_TRUE(lines[1].contains("environment"));
+  EXPECT_TRUE(is_user_mistake(bench({"--preset", "efla-1b"}), "efla-1.3b"));
+  EXPECT_TRUE(is_user_mistake(bench({"--mixer", "elfa"}), "efla"));
+}
+
+}  // namespace
+}  // namespace efla::test
