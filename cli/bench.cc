@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/generation.h"
 #include "bench/machine.h"
 #include "bench/report.h"
 #include "bench/stability.h"
@@ -156,13 +157,45 @@ void add_stability(CLI::App& bench) {
   command->callback([arguments] { bench_stability(*arguments); });
 }
 
+struct GenerateArguments {
+  std::string preset = "efla-1m", mixer = "efla", out;
+  std::int64_t longest = 1 << 20, draws = 200;
+  int threads = 0;
+};
+
+void bench_generate(const GenerateArguments& arguments) {
+  const auto machine = surroundings(arguments.threads == 0 ? available_processors() : arguments.threads);
+  const Results results(arguments.out, false, machine);
+  bench::print_machine(machine);
+  bench::measure_generation(arguments.preset, arguments.mixer, arguments.longest, arguments.draws,
+                            [&](const auto& line) { results.write(line); });
+}
+
+void add_generation(CLI::App& bench) {
+  auto* command = bench.add_subcommand(
+      "generate", "Measure memory and time a token of a language model against the length of the context");
+  auto arguments = std::make_shared<GenerateArguments>();
+  command->add_option("--preset", arguments->preset, "Size of the model, of random weights")->capture_default_str();
+  command->add_option("--mixer", arguments->mixer, "Its mixer")->capture_default_str();
+  command->add_option("--longest", arguments->longest, "Longest context, in tokens; those before are 1024, 4096, ...")
+      ->check(CLI::Range(1, 1 << 24))
+      ->capture_default_str();
+  command->add_option("--draws", arguments->draws, "Tokens drawn at each context")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  add_threads_option(*command, arguments->threads);
+  command->add_option("--out", arguments->out, "Append the results to this file as JSON lines");
+  command->callback([arguments] { bench_generate(*arguments); });
+}
+
 }  // namespace
 
 void add_bench(CLI::App& program) {
-  auto* bench = program.add_subcommand("bench", "Measure the operator on this machine");
+  auto* bench = program.add_subcommand("bench", "Measure the operator and generation on this machine");
   bench->require_subcommand(1);
   add_op(*bench);
   add_stability(*bench);
+  add_generation(*bench);
 }
 
 }  // namespace efla::cli

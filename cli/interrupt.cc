@@ -28,6 +28,15 @@ void watch_for_interrupts() {
 
 bool interrupted() { return asked_to_stop; }
 
+void watch_for_ctrl_c() {
+  struct sigaction action {};
+  action.sa_handler = on_signal;
+  sigemptyset(&action.sa_mask);
+  sigaction(SIGINT, &action, nullptr);
+}
+
+void forget_interrupt() { asked_to_stop = false; }
+
 void end_interrupted(const std::string& how_to_continue) {
   fmt::print(stderr, "{}\n", how_to_continue);
   throw CLI::RuntimeError(kInterruptedExitCode);

@@ -12,6 +12,11 @@ void watch_for_interrupts();
 
 bool interrupted();
 
+// For a dialogue: from here on every SIGINT sets interrupted() and ends a read from the terminal. SIGTERM still ends
+// the program.
+void watch_for_ctrl_c();
+void forget_interrupt();
+
 // Ends the subcommand with exit code 130, after saying on standard error how to go on.
 [[noreturn]] void end_interrupted(const std::string& how_to_continue);
 

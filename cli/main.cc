@@ -32,6 +32,7 @@ void add_commands(CLI::App& program) {
 #ifdef EFLA_TORCH
   add_train(program);
   add_eval(program);
+  add_generate(program);
   add_reproduce(program);
   add_checkpoints(program);
 #endif

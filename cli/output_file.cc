@@ -6,22 +6,22 @@
 
 namespace efla::cli {
 
-void check_output_file(const std::string& command, const std::filesystem::path& out) {
-  if (out.empty()) throw Error(command, "--out", "an empty name", "a file name");
+void check_output_file(const std::string& command, const std::string& option, const std::filesystem::path& out) {
+  if (out.empty()) throw Error(command, option, "an empty name", "a file name");
   std::error_code error;
   const auto folder = std::filesystem::absolute(out).parent_path();
   if (!std::filesystem::is_directory(folder, error)) {
-    throw Error(command, "--out", out.string(), "a file in a folder that exists; " + folder.string() + " does not");
+    throw Error(command, option, out.string(), "a file in a folder that exists; " + folder.string() + " does not");
   }
   const auto status = std::filesystem::status(out, error);
   if (status.type() == std::filesystem::file_type::none) {
-    throw Error(command, "--out", out.string(), "a file name that the system takes (" + error.message() + ")");
+    throw Error(command, option, out.string(), "a file name that the system takes (" + error.message() + ")");
   }
   if (std::filesystem::is_directory(status)) {
-    throw Error(command, "--out", "the folder " + out.string(), "a file name");
+    throw Error(command, option, "the folder " + out.string(), "a file name");
   }
   if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) {
-    throw Error(command, "--out", out.string() + ", which is not a regular file", "a file name");
+    throw Error(command, option, out.string() + ", which is not a regular file", "a file name");
   }
 }
 

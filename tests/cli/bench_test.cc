@@ -101,7 +101,7 @@ TEST(BenchOp, MistakesNameWhatThereIs) {
   EXPECT_TRUE(is_user_mistake(bench_op({"--scaling", "--filter", "decode"}), "forward+backward"));
   EXPECT_TRUE(is_user_mistake(bench_op({"--scaling", "--tokens", "64"}), "--scaling"));
   EXPECT_TRUE(is_user_mistake(bench_op({"--reps", "0"}), "--reps"));
-  EXPECT_TRUE(is_user_mistake(run_program({"bench"}), "expected one of op, stability"));
+  EXPECT_TRUE(is_user_mistake(run_program({"bench"}), "expected one of op, stability, generate"));
 }
 
 TEST(BenchStability, KeepsEverySweep) {
@@ -112,6 +112,26 @@ TEST(BenchStability, KeepsEverySweep) {
   const auto lines = io::read_json_lines(path);
   EXPECT_EQ(lines.size(), 74U);
   for (const auto& line : lines) EXPECT_TRUE(line.contains("environment")) << line;
+}
+
+TEST(BenchGenerate, AResultForEachContext) {
+  const TempFolder folder;
+  const auto path = folder.file("generation.jsonl");
+  const auto bench = [](std::vector<std::string> more) {
+    more.insert(more.begin(), {"bench", "generate"});
+    return run_program(more);
+  };
+  const auto result = bench({"--longest", "1100", "--draws", "3", "--out", path});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const auto lines = io::read_json_lines(path);
+  ASSERT_EQ(lines.size(), 2U);
+  EXPECT_EQ(lines[0].at("context"), 1024);
+  EXPECT_EQ(lines[1].at("context"), 1100);
+  EXPECT_EQ(lines[0].at("state_bytes"), lines[1].at("state_bytes"));
+  EXPECT_GT(lines[1].at("ms_per_token").at("median").get<double>(), 0.0);
+  EXPECT_TRUE(lines[1].contains("environment"));
+  EXPECT_TRUE(is_user_mistake(bench({"--preset", "efla-1b"}), "efla-1.3b"));
+  EXPECT_TRUE(is_user_mistake(bench({"--mixer", "elfa"}), "efla"));
 }
 
 }  // namespace

@@ -2,12 +2,8 @@
 
 #include <torch/types.h>
 
-#include <charconv>
-#include <list>
 #include <string>
 
-#include "efla/base/error.h"
-#include "efla/io/safetensors.h"
 #include "efla/nn/named_tensor.h"
 
 namespace efla::nn {
@@ -15,25 +11,7 @@ namespace {
 
 using torch::Tensor;
 
-constexpr const char* kFormat = "efla language model state 1";
-
 std::string prefix(std::size_t layer) { return "layers." + std::to_string(layer) + "."; }
-
-[[noreturn]] void refuse(const std::string& path, const std::string& what) {
-  throw IoError(IoError::Kind::content, path, -1, what);
-}
-
-// A count of the file's metadata.
-std::int64_t count_of(const io::SafetensorsFile& file, const char* field) {
-  const auto found = file.metadata().find(field);
-  std::int64_t count = -1;
-  if (found != file.metadata().end()) {
-    const char* end = found->second.data() + found->second.size();
-    if (std::from_chars(found->second.data(), end, count).ptr != end) count = -1;
-  }
-  if (count < 0) refuse(file.path(), std::string("its metadata has no count \"") + field + "\"");
-  return count;
-}
 
 }  // namespace
 
@@ -67,60 +45,42 @@ std::int64_t LanguageModelState::bytes() const {
   return total;
 }
 
-void LanguageModelState::save(const std::filesystem::path& path) const {
-  std::list<Tensor> held;  // what the entries point into
-  std::vector<io::NamedTensor> entries;
-  const auto add = [&](const std::string& name, const Tensor& tensor) {
-    held.push_back(tensor.contiguous());
-    entries.push_back(named_tensor(name, held.back()));
-  };
+std::vector<std::pair<std::string, Tensor>> LanguageModelState::tensors() const {
+  std::vector<std::pair<std::string, Tensor>> all;
   for (std::size_t i = 0; i < layers.size(); ++i) {
     if (const auto* mixer = std::get_if<MixerState>(&layers[i])) {
-      add(prefix(i) + "memory", mixer->memory);
-      if (mixer->conv.defined()) add(prefix(i) + "conv", mixer->conv);
+      all.emplace_back(prefix(i) + "memory", mixer->memory.contiguous());
+      if (mixer->conv.defined()) all.emplace_back(prefix(i) + "conv", mixer->conv.contiguous());
     } else {
       const auto& cache = std::get<KeyValueCache>(layers[i]);
-      add(prefix(i) + "keys", cache.keys());
-      add(prefix(i) + "values", cache.values());
+      all.emplace_back(prefix(i) + "keys", cache.keys().contiguous());
+      all.emplace_back(prefix(i) + "values", cache.values().contiguous());
     }
   }
-  io::write_safetensors(path, entries,
-                        {{"format", kFormat}, {"batch", std::to_string(batch)}, {"tokens", std::to_string(tokens)}});
+  return all;
 }
 
-void LanguageModelState::load(const std::filesystem::path& path) {
-  const io::SafetensorsFile file(path);
-  const auto format = file.metadata().find("format");
-  if (format == file.metadata().end() || format->second != kFormat) {
-    refuse(file.path(),
-           std::string("not a state of a language model (its metadata has no format \"") + kFormat + "\")");
-  }
-  if (count_of(file, "batch") != batch) {
-    refuse(file.path(), "is of " + file.metadata().at("batch") + " sequences, expected " + std::to_string(batch));
-  }
-  LanguageModelState read = *this;
-  read.tokens = count_of(file, "tokens");
-  std::size_t entries = 0;
+void LanguageModelState::read(const io::SafetensorsFile& file, std::int64_t read_tokens) {
+  LanguageModelState own = *this;
+  own.tokens = read_tokens;
   const auto fresh = [&](const std::string& name, at::IntArrayRef sizes) {
     const auto tensor = torch::empty(sizes);
     read_tensor(file, name, tensor);
-    ++entries;
     return tensor;
   };
   for (std::size_t i = 0; i < layers.size(); ++i) {
-    if (auto* mixer = std::get_if<MixerState>(&read.layers[i])) {
+    if (auto* mixer = std::get_if<MixerState>(&own.layers[i])) {
       mixer->memory = fresh(prefix(i) + "memory", mixer->memory.sizes());
       if (mixer->conv.defined()) mixer->conv = fresh(prefix(i) + "conv", mixer->conv.sizes());
     } else {
-      auto& cache = std::get<KeyValueCache>(read.layers[i]);
+      auto& cache = std::get<KeyValueCache>(own.layers[i]);
       auto sizes = cache.keys().sizes().vec();
-      sizes[2] = read.tokens;
+      sizes[2] = read_tokens;
       cache = KeyValueCache(sizes[0], sizes[1], sizes[3]);
       cache.append(fresh(prefix(i) + "keys", sizes), fresh(prefix(i) + "values", sizes));
     }
   }
-  if (entries != file.tensors().size()) refuse(file.path(), "has tensors of other layers than this model's");
-  *this = read;
+  *this = own;
 }
 
 }  // namespace efla::nn

@@ -1,11 +1,15 @@
 // What a language model keeps of the tokens so far: of constant size, but for layers of softmax attention.
 #pragma once
 
+#include <torch/types.h>
+
 #include <cstdint>
-#include <filesystem>
+#include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
+#include "efla/io/safetensors.h"
 #include "efla/nn/layers/attention.h"
 #include "efla/nn/layers/mixer.h"
 
@@ -22,13 +26,13 @@ struct LanguageModelState {
 
   std::int64_t bytes() const;
 
-  // One safetensors file: layers.I.memory [B, HV, K, V], layers.I.conv [B, W − 1, 2·H·K + HV·V] or layers.I.keys and
-  // layers.I.values [B, HKV, tokens, D/H]. Throws IoError; the file is whole or as before.
-  void save(const std::filesystem::path& path) const;
+  // layers.I.memory [B, HV, K, V], layers.I.conv [B, W − 1, 2·H·K + HV·V], or layers.I.keys and layers.I.values
+  // [B, HKV, tokens, D/H]; contiguous.
+  std::vector<std::pair<std::string, torch::Tensor>> tensors() const;
 
-  // Reads a file of save into this state, which a model has made for the sequences that the file holds. Throws IoError
-  // for another file, or one of a model with other sizes.
-  void load(const std::filesystem::path& path);
+  // Reads tensors() after so many tokens from a file into this state, which a model has made for as many sequences.
+  // Throws IoError(content) where one is missing or of another shape.
+  void read(const io::SafetensorsFile& file, std::int64_t tokens);
 };
 
 }  // namespace efla::nn

@@ -1,0 +1,114 @@
+#include "bench/generation.h"
+
+#include <fmt/format.h>
+#include <torch/types.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <fstream>
+#include <vector>
+
+#include "efla/base/random.h"
+#include "efla/generate/generator.h"
+#include "efla/generate/session.h"
+#include "efla/nn/layers/mixer_preset.h"
+#include "efla/nn/models/language_model.h"
+#include "efla/nn/models/language_model_json.h"
+
+namespace efla::bench {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::int64_t kShortest = 1024;       // context
+constexpr std::int64_t kPrefillPiece = 65536;  // ids made at a time
+constexpr std::int64_t kWarmUp = 8;            // tokens drawn before any is timed
+
+double ms_since(Clock::time_point start) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+}
+
+// Takes in random tokens; returns ms.
+double prefill(const nn::LanguageModel& model, std::int64_t tokens, Random& random, generate::Session& session) {
+  double ms = 0.0;
+  while (tokens > 0) {
+    const auto count = std::min(tokens, kPrefillPiece);
+    const auto ids = torch::empty({1, count}, torch::kLong);
+    for (std::int64_t i = 0; i < count; ++i) {
+      ids.data_ptr<std::int64_t>()[i] = random.below(static_cast<std::uint32_t>(model.config().vocab_size));
+    }
+    const auto start = Clock::now();
+    model.prefill(ids, session.state);
+    ms += ms_since(start);
+    tokens -= count;
+  }
+  return ms;
+}
+
+// ms of each token drawn after the session's text.
+std::vector<double> decode(const nn::LanguageModel& model, std::int64_t draws, generate::Session session) {
+  std::vector<double> ms;
+  session.pending = {0};
+  for (std::int64_t n = 0; n < draws; ++n) {
+    const auto start = Clock::now();
+    generate::next_id(model, session, {}, model.config().vocab_size);
+    ms.push_back(ms_since(start));
+  }
+  std::sort(ms.begin(), ms.end());
+  return ms;
+}
+
+std::int64_t resident_bytes() {
+  std::int64_t size = 0, resident = 0;
+  std::ifstream("/proc/self/statm") >> size >> resident;
+  return resident * sysconf(_SC_PAGESIZE);
+}
+
+std::vector<std::int64_t> contexts_up_to(std::int64_t longest) {
+  std::vector<std::int64_t> contexts;
+  for (std::int64_t context = kShortest; context < longest; context *= 4) contexts.push_back(context);
+  contexts.push_back(longest);
+  return contexts;
+}
+
+}  // namespace
+
+void measure_generation(const std::string& preset, const std::string& mixer, std::int64_t longest, std::int64_t draws,
+                        const std::function<void(const nlohmann::ordered_json&)>& write) {
+  auto config = nn::language_model_preset(preset);
+  config.mixer = nn::mixer_preset(mixer).name;
+  const nn::LanguageModel model(config, nn::Initialiser(1));
+  fmt::print("{} with {}, {} parameters\n", preset, mixer, model.parameter_count());
+  fmt::print("{:>9}{:>18}{:>13}{:>9}{:>9}{:>14}{:>14}\n", "context", "prefill tokens/s", "ms a token", "least", "90 %",
+             "state bytes", "resident MB");
+  Random random(1);
+  {
+    generate::Session session(model, 0);
+    prefill(model, std::min(kShortest, longest), random, session);
+    decode(model, kWarmUp, session.clone());
+  }
+  generate::Session session(model, 0);
+  for (const auto context : contexts_up_to(longest)) {
+    const auto tokens = context - session.state.tokens;
+    const double rate = 1e3 * static_cast<double>(tokens) / prefill(model, tokens, random, session);
+    const auto ms = decode(model, draws, session.clone());
+    const double median = ms[ms.size() / 2], p90 = ms[ms.size() * 9 / 10];
+    fmt::print("{:>9}{:>18.0f}{:>13.3f}{:>9.3f}{:>9.3f}{:>14}{:>14.1f}\n", context, rate, median, ms.front(), p90,
+               session.state.bytes(), static_cast<double>(resident_bytes()) / 1e6);
+    std::fflush(stdout);
+    write({{"study", "generation"},
+           {"preset", preset},
+           {"mixer", mixer},
+           {"parameters", model.parameter_count()},
+           {"context", context},
+           {"prefill_tokens_per_s", rate},
+           {"ms_per_token", {{"median", median}, {"min", ms.front()}, {"p90", p90}}},
+           {"draws", draws},
+           {"state_bytes", session.state.bytes()},
+           {"resident_bytes", resident_bytes()}});
+  }
+}
+
+}  // namespace efla::bench

@@ -1,0 +1,259 @@
+// efla generate: text from a language model, for one prompt, a file of them, or line by line.
+#include <ATen/Parallel.h>
+#include <fmt/core.h>
+
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/commands.h"
+#include "cli/dialogue.h"
+#include "cli/interrupt.h"
+#include "cli/output_file.h"
+#include "cli/prompts.h"
+#include "cli/smnist.h"
+#include "efla/base/error.h"
+#include "efla/data/tokenizer.h"
+#include "efla/generate/generator.h"
+#include "efla/generate/session.h"
+#include "efla/io/json.h"
+#include "efla/nn/models/language_model.h"
+#include "efla/nn/models/language_model_file.h"
+
+namespace efla::cli {
+namespace {
+
+constexpr const char* kTokenizerFile = "tokenizer.model";  // as Hugging Face's folders have it
+constexpr const char* kRunFile = "run.json";               // of efla train lm
+
+using generate::Reply;
+using generate::Session;
+
+struct GenerateArguments {
+  std::string model, prompts, tokenizer, save, load;
+  std::optional<std::string> prompt;
+  std::optional<std::uint64_t> seed;
+  bool interactive = false, bos = false, json = false;
+  generate::ReplyOptions reply{.max_tokens = 128};
+  int threads = 0;
+};
+
+void check(const GenerateArguments& arguments) {
+  const int sources = arguments.prompt.has_value() + !arguments.prompts.empty() + arguments.interactive;
+  if (sources > 1 || (sources == 0 && arguments.load.empty())) {
+    throw Error("generate", "--prompt",
+                sources == 0 ? "none" : "more than one of --prompt, --prompts and --interactive",
+                "one of --prompt, --prompts and --interactive, or --load-session alone");
+  }
+  if (!arguments.prompts.empty() && !arguments.save.empty()) {
+    throw Error("generate", "--save-session", "a file, with --prompts", "it with one text alone");
+  }
+  if (!arguments.save.empty()) check_output_file("generate", "--save-session", arguments.save);
+  validate(arguments.reply);
+}
+
+struct Pace {
+  std::int64_t tokens = 0;
+  double ms = 0.0;
+
+  void add(const Pace& other) {
+    tokens += other.tokens;
+    ms += other.ms;
+  }
+  double per_second() const { return tokens > 0 ? 1e3 * static_cast<double>(tokens) / ms : NAN; }
+  std::string text() const {
+    return tokens > 0 ? fmt::format("{} tokens, {:.4g} tokens/s", tokens, per_second()) : "0 tokens";
+  }
+};
+
+class Generate {
+ public:
+  Generate(const GenerateArguments& arguments, const nn::LanguageModel& model, const data::Tokenizer& tokenizer)
+      : arguments_(arguments), model_(model), tokenizer_(tokenizer), generator_(model, tokenizer) {
+    options_ = arguments.reply;
+    options_.interrupted = interrupted;
+    if (arguments.json) return;
+    options_.on_text = [](std::string_view text) {
+      fmt::print("{}", text);
+      std::fflush(stdout);
+    };
+  }
+
+  void run() {
+    Session session = arguments_.load.empty() ? Session(model_, 0) : generate::load_session(arguments_.load, model_);
+    if (arguments_.seed) session.seed = *arguments_.seed;
+    if (!arguments_.prompts.empty()) {
+      reply_to_each(session, read_prompts(arguments_.prompts));
+    } else if (arguments_.interactive) {
+      converse(session);
+    } else {
+      reply_to_one(session);
+    }
+    fmt::print(stderr, "prompt: {}; reply: {}; state: {} bytes{}\n", prefill_.text(), decode_.text(), state_bytes_,
+               grows() ? ", which grows with the text: softmax attention keeps keys and values" : "");
+    if (!arguments_.save.empty()) {
+      const auto size = generate::save_session(arguments_.save, session, model_);
+      fmt::print(stderr, "session: {} bytes in {}\n", size, arguments_.save);
+    }
+    if (!arguments_.interactive && interrupted()) end_interrupted("Stopped.");
+  }
+
+ private:
+  void reply_to_one(Session& session) {
+    options_.to_be_continued = !arguments_.save.empty();
+    watch_for_interrupts();
+    if (arguments_.prompt) {
+      reply(session, *arguments_.prompt, generator_.encode(session, *arguments_.prompt, arguments_.bos));
+    } else {
+      reply(session, "", {});
+    }
+  }
+
+  // Each prompt goes on from the same session, with a seed of its own.
+  void reply_to_each(const Session& session, const std::vector<std::string>& prompts) {
+    std::vector<std::vector<std::int32_t>> ids;
+    for (std::size_t i = 0; i < prompts.size(); ++i) {
+      ids.push_back(generator_.encode(session, prompts[i], arguments_.bos));
+      if (ids.back().empty() && session.empty()) {
+        throw Error("generate", "--prompts", fmt::format("an empty prompt, number {}", i + 1), "a text, or --bos");
+      }
+    }
+    watch_for_interrupts();
+    for (std::size_t i = 0; i < prompts.size() && !interrupted(); ++i) {
+      if (!arguments_.json) fmt::print("{}==> prompt {} <==\n", i > 0 ? "\n" : "", i + 1);
+      Session own = session.clone();
+      own.seed += i;
+      reply(own, prompts[i], ids[i]);
+    }
+  }
+
+  // What the user types continues the text, on a line of its own; after an empty line the model goes on by itself.
+  void converse(Session& session) {
+    options_.to_be_continued = true;
+    watch_for_ctrl_c();
+    while (const auto line = read_line()) {
+      forget_interrupt();
+      const bool begun = !session.last_ids.empty();
+      if (line->empty() && !begun && !arguments_.bos) continue;
+      const bool new_line = !line->empty() && begun && !tokenizer_.bytes_of(session.last_ids.back()).ends_with('\n');
+      const auto prompt = (new_line ? "\n" : "") + *line;
+      reply(session, *line, generator_.encode(session, prompt, arguments_.bos));
+    }
+  }
+
+  void reply(Session& session, const std::string& prompt, const std::vector<std::int32_t>& ids) {
+    const Reply reply = generator_.reply(session, ids, options_);
+    const Pace prefill{reply.prefill_tokens, reply.prefill_ms}, decode{reply.decode_tokens, reply.decode_ms};
+    if (arguments_.json) {
+      fmt::print("{}\n", io::to_json_line({{"prompt", prompt},
+                                           {"text", reply.text},
+                                           {"tokens", reply.ids.size()},
+                                           {"end", name_of(reply.end)},
+                                           {"seed", session.seed},
+                                           {"prefill_tokens", prefill.tokens},
+                                           {"prefill_tokens_per_s", prefill.per_second()},
+                                           {"decode_tokens_per_s", decode.per_second()},
+                                           {"state_bytes", session.state.bytes()}}));
+    } else {
+      fmt::print("\n");
+    }
+    std::fflush(stdout);
+    prefill_.add(prefill);
+    decode_.add(decode);
+    state_bytes_ = session.state.bytes();
+  }
+
+  bool grows() const {
+    const auto& config = model_.config();
+    bool softmax = false;
+    for (std::int64_t i = 0; i < config.num_hidden_layers; ++i) softmax = softmax || config.is_attention(i);
+    return softmax;
+  }
+
+  const GenerateArguments& arguments_;
+  const nn::LanguageModel& model_;
+  const data::Tokenizer& tokenizer_;
+  generate::Generator generator_;
+  generate::ReplyOptions options_;
+  Pace prefill_, decode_;  // of all replies
+  std::int64_t state_bytes_ = 0;
+};
+
+// The tokenizer beside the model, or the one that a training run names.
+std::string tokenizer_name(const GenerateArguments& arguments) {
+  if (!arguments.tokenizer.empty()) return arguments.tokenizer;
+  const auto beside = nn::language_model_folder(arguments.model) / kTokenizerFile;
+  if (std::filesystem::exists(beside)) return beside.string();
+  const auto run = std::filesystem::path(arguments.model) / kRunFile;
+  if (std::filesystem::exists(run)) {
+    const auto recorded = io::read_json(run);
+    for (const char* field : {"/config/data/tokenizer", "/data/train/tokenizer"}) {
+      const auto name = recorded.value(nlohmann::json::json_pointer(field), "");
+      if (!name.empty()) return name;
+    }
+  }
+  throw Error("generate", "--tokenizer", "none, and none in " + arguments.model, "a SentencePiece model, or bytes");
+}
+
+void run(const GenerateArguments& arguments) {
+  check(arguments);
+  at::set_num_threads(use_threads(arguments.threads).threads());
+  const auto model = nn::load_language_model(arguments.model);
+  const auto tokenizer = data::load_tokenizer(tokenizer_name(arguments));
+  Generate(arguments, *model, *tokenizer).run();
+}
+
+void add_sampling_options(CLI::App& command, GenerateArguments& arguments) {
+  auto& sampling = arguments.reply.sampling;
+  command.add_option("--temperature", sampling.temperature, "Divides the logits; 0: always the most probable token")
+      ->capture_default_str();
+  command.add_option("--top-k", sampling.top_k, "Draw from the k most probable tokens; 0: from all")
+      ->capture_default_str();
+  command.add_option("--top-p", sampling.top_p, "Draw from the fewest tokens whose probabilities sum to p")
+      ->capture_default_str();
+  command
+      .add_option("--repetition-penalty", sampling.repetition_penalty,
+                  "Over 1 makes tokens less probable that the text has held before")
+      ->capture_default_str();
+  command.add_option("--seed", arguments.seed,
+                     "Seed of what is drawn (default: 0, or the session's); the prompts of a file\n"
+                     "have this seed, the next, and so on");
+}
+
+}  // namespace
+
+void add_generate(CLI::App& program) {
+  auto arguments = std::make_shared<GenerateArguments>();
+  auto* command = program.add_subcommand("generate", "Continue texts with a language model");
+  command->add_option("MODEL", arguments->model, "Folder of a model, or of a run of efla train lm")->required();
+  command->add_option("--prompt", arguments->prompt, "The text to continue")->type_name("TEXT");
+  command
+      ->add_option("--prompts", arguments->prompts,
+                   "A file of prompts: one a line, or objects with a \"prompt\" where its name ends\n"
+                   "in .jsonl")
+      ->type_name("FILE");
+  command->add_flag("--interactive", arguments->interactive,
+                    "Read prompts from the terminal; Ctrl-C ends a reply, Ctrl-D the program");
+  command->add_option("--tokenizer", arguments->tokenizer,
+                      "A SentencePiece model, or bytes (default: what the model's folder names)");
+  command->add_flag("--bos", arguments->bos, "Begin the text with the token that begins texts");
+  command->add_option("--max-tokens", arguments->reply.max_tokens, "Longest reply")->capture_default_str();
+  command->add_option("--stop", arguments->reply.stop, "End a reply before this text; may be given several times")
+      ->type_name("TEXT")
+      ->allow_extra_args(false)
+      ->take_all();
+  add_sampling_options(*command, *arguments);
+  command->add_option("--save-session", arguments->save, "Write what is needed to go on with the text to this file")
+      ->type_name("FILE");
+  command->add_option("--load-session", arguments->load, "Go on with the text of a file of --save-session")
+      ->type_name("FILE");
+  command->add_flag("--json", arguments->json, "Print one JSON object a reply");
+  add_threads_option(*command, arguments->threads);
+  command->callback([arguments] { run(*arguments); });
+}
+
+}  // namespace efla::cli

@@ -1,0 +1,15 @@
+// Prompts of a file.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace efla::cli {
+
+// Of a file ending in .jsonl or .ndjson the field "prompt" of each line's object, of any other file each line. Throws
+// IoError(content) with the byte offset for a line that is not UTF-8, or not such an object, and Error for a file
+// without a line.
+std::vector<std::string> read_prompts(const std::filesystem::path& path);
+
+}  // namespace efla::cli

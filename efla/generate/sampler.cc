@@ -1,0 +1,114 @@
+#include "efla/generate/sampler.h"
+
+#include <algorithm>
+#include <cmath>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "efla/base/error.h"
+
+namespace efla::generate {
+namespace {
+
+struct Candidate {
+  std::int64_t id;
+  float logit;
+  double weight;  // e^{(logit − largest) / T}
+};
+
+// The order of candidates: the largest logit first, of equals the lowest id.
+bool before(const Candidate& a, const Candidate& b) { return a.logit > b.logit || (a.logit == b.logit && a.id < b.id); }
+
+double total_weight(const std::vector<Candidate>& candidates) {
+  double total = 0.0;
+  for (const auto& candidate : candidates) total += candidate.weight;
+  return total;
+}
+
+void keep_top_k(std::vector<Candidate>& candidates, std::int64_t k) {
+  if (k == 0 || std::cmp_greater_equal(k, candidates.size())) return;
+  std::partial_sort(candidates.begin(), candidates.begin() + k, candidates.end(), before);
+  candidates.resize(k);
+}
+
+void keep_top_p(std::vector<Candidate>& candidates, double p) {
+  if (p == 1.0) return;
+  const double enough = p * total_weight(candidates);
+  const auto behind = [](const Candidate& a, const Candidate& b) { return before(b, a); };
+  std::make_heap(candidates.begin(), candidates.end(), behind);
+  std::vector<Candidate> kept;
+  double sum = 0.0;
+  do {
+    std::pop_heap(candidates.begin(), candidates.end(), behind);
+    kept.push_back(candidates.back());
+    candidates.pop_back();
+    sum += kept.back().weight;
+  } while (sum < enough && !candidates.empty());
+  candidates = std::move(kept);
+}
+
+std::int64_t drawn(const std::vector<Candidate>& candidates, Random& random) {
+  // 53 bits: those of Random::uniform alone would never reach the tail of a large vocabulary.
+  const std::uint64_t high = random.bits(), low = random.bits();
+  const double place = static_cast<double>((high << 21) | (low >> 11)) * 0x1p-53 * total_weight(candidates);
+  double sum = 0.0;
+  std::int64_t last = 0;
+  for (const auto& candidate : candidates) {
+    sum += candidate.weight;
+    if (place < sum) return candidate.id;
+    if (candidate.weight > 0.0) last = candidate.id;
+  }
+  return last;  // place was rounded up to the sum of all
+}
+
+std::vector<Candidate> penalised(std::span<const float> logits, const SeenIds& seen, double penalty) {
+  const auto factor = static_cast<float>(penalty);
+  std::vector<Candidate> candidates;
+  candidates.reserve(logits.size());
+  for (std::size_t i = 0; i < logits.size(); ++i) {
+    const auto id = static_cast<std::int64_t>(i);
+    float logit = logits[i];
+    if (!(logit < INFINITY)) {
+      throw std::runtime_error("generate: the logit of token " + std::to_string(id) + " is not a number");
+    }
+    if (penalty != 1.0 && seen.contains(id)) logit = logit < 0.0F ? logit * factor : logit / factor;
+    candidates.push_back({id, logit, 0.0});
+  }
+  return candidates;
+}
+
+[[noreturn]] void refuse(const char* option, double got, const char* expected) {
+  throw Error("generate", option, std::to_string(got), expected);
+}
+
+}  // namespace
+
+void validate(const SamplingOptions& options) {
+  const double t = options.temperature, penalty = options.repetition_penalty;
+  if (!(t >= 0.0 && std::isfinite(t))) refuse("--temperature", t, "0 (the most probable token) or more");
+  if (options.top_k < 0) {
+    throw Error("generate", "--top-k", std::to_string(options.top_k), "a count, or 0 for all tokens");
+  }
+  if (!(options.top_p > 0.0 && options.top_p <= 1.0)) refuse("--top-p", options.top_p, "over 0 and at most 1");
+  if (!(penalty >= 0.01 && penalty <= 100.0)) refuse("--repetition-penalty", penalty, "0.01 to 100; 1 changes nothing");
+}
+
+std::int64_t sample(std::span<const float> logits, const SeenIds& seen, const SamplingOptions& options,
+                    Random& random) {
+  auto candidates = penalised(logits, seen, options.repetition_penalty);
+  const auto first = std::min_element(candidates.begin(), candidates.end(), before);
+  if (first == candidates.end() || !(first->logit > -INFINITY)) {
+    throw std::runtime_error("generate: no token has a logit above -infinity");
+  }
+  if (options.temperature == 0.0) return first->id;
+  const double largest = first->logit;
+  for (auto& candidate : candidates) {
+    candidate.weight = std::exp((candidate.logit - largest) / options.temperature);
+  }
+  keep_top_k(candidates, options.top_k);
+  keep_top_p(candidates, options.top_p);
+  return drawn(candidates, random);
+}
+
+}  // namespace efla::generate

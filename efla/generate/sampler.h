@@ -1,0 +1,46 @@
+// The next token from a row of logits: repetition penalty, temperature, top-k and top-p, in this order.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "efla/base/random.h"
+
+namespace efla::generate {
+
+struct SamplingOptions {
+  double temperature = 0.0;         // T of softmax(logits / T); 0: the largest logit, without chance
+  std::int64_t top_k = 0;           // only the k largest logits; 0: all
+  double top_p = 1.0;               // only the smallest set of largest probabilities that sum to p or more
+  double repetition_penalty = 1.0;  // over 1: what was there before becomes less probable
+};
+
+// Throws Error, naming the option as the command line does.
+void validate(const SamplingOptions& options);
+
+// Which ids a text has held. Of constant size, whatever the text's length.
+class SeenIds {
+ public:
+  explicit SeenIds(std::int64_t vocab_size) : bits_((vocab_size + 7) / 8) {}
+
+  void add(std::int64_t id) { bits_[id / 8] |= static_cast<std::uint8_t>(1U << (id % 8)); }
+  bool contains(std::int64_t id) const { return (bits_[id / 8] >> (id % 8) & 1U) != 0; }
+
+  // [⌈vocab_size / 8⌉], id i in bit i % 8 of byte i / 8.
+  std::vector<std::uint8_t>& bits() { return bits_; }
+  const std::vector<std::uint8_t>& bits() const { return bits_; }
+
+ private:
+  std::vector<std::uint8_t> bits_;
+};
+
+// The id drawn from a row of logits. Logits of ids seen are divided by the penalty where they are positive and
+// multiplied where they are negative (Keskar et al., "CTRL: a conditional transformer language model for controllable
+// generation", 2019, section 4.1, in the form of Hugging Face's RepetitionPenaltyLogitsProcessor). top-p is of Holtzman
+// et al., "The curious case of neural text degeneration", 2020, section 3.1; it counts probabilities after top-k. Of
+// equal logits that of the lower id comes first. The same logits and numbers give the same id on every machine. Throws
+// std::runtime_error where a logit is NaN or +infinity, or all are −infinity.
+std::int64_t sample(std::span<const float> logits, const SeenIds& seen, const SamplingOptions& options, Random& random);
+
+}  // namespace efla::generate

@@ -1,0 +1,211 @@
+// efla generate as a user meets it: prompts, sessions, dialogues, Ctrl-C, and mistakes.
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "efla/data/utf8.h"
+#include "efla/nn/models/language_model_file.h"
+#include "tests/generate/tiny_model.h"
+#include "tests/support/program.h"
+
+namespace efla::test {
+namespace {
+
+using nlohmann::json;
+using Arguments = std::vector<std::string>;
+
+std::vector<json> lines_of(const std::string& text) {
+  std::vector<json> lines;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) lines.push_back(json::parse(line));
+  return lines;
+}
+
+class GenerateCommand : public testing::Test {
+ protected:
+  GenerateCommand() {
+    std::filesystem::create_directory(model());
+    nn::save_language_model(tiny_model(), model());
+  }
+
+  std::string model() const { return folder.file("model"); }
+  Arguments words(const Arguments& more) const {
+    Arguments all{"generate", model(), "--tokenizer", "bytes", "--max-tokens", "30"};
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  }
+  ProgramResult generate(const Arguments& more) const { return run_program(words(more)); }
+  std::vector<json> replies(Arguments more) const {
+    more.emplace_back("--json");
+    const auto result = generate(more);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return lines_of(result.out);
+  }
+  // The command as a shell's, with what the shell does before and behind it.
+  ProgramResult shell(const std::string& before, const Arguments& more, const std::string& behind) const {
+    std::string line = EFLA_PROGRAM;
+    for (const auto& word : words(more)) line += " '" + word + "'";
+    return run_command({"sh", "-c", before + line + behind});
+  }
+
+  const TempFolder folder;
+  const Arguments warm{"--temperature", "1.1", "--top-k", "50", "--top-p", "0.95", "--repetition-penalty", "1.2"};
+};
+
+TEST_F(GenerateCommand, TextAndJsonOfOnePrompt) {
+  const auto text = generate({"--prompt", "Once upon"});
+  ASSERT_EQ(text.exit_code, 0) << text.err;
+  EXPECT_EQ(data::utf8_prefix(text.out), text.out.size());
+  for (const char* part : {"prompt: 9 tokens", "reply: 29 tokens", "tokens/s", "state: "}) {
+    EXPECT_NE(text.err.find(part), std::string::npos) << text.err;
+  }
+  const auto lines = replies({"--prompt", "Once upon"});
+  ASSERT_EQ(lines.size(), 1U);
+  EXPECT_EQ(lines[0].at("text").get<std::string>() + "\n", text.out);
+  EXPECT_EQ(lines[0].at("tokens"), 30);
+  EXPECT_EQ(lines[0].at("end"), "max_tokens");
+  EXPECT_EQ(lines[0].at("prefill_tokens"), 9);
+  EXPECT_GT(lines[0].at("prefill_tokens_per_s").get<double>(), 0.0);
+  EXPECT_GT(lines[0].at("decode_tokens_per_s").get<double>(), 0.0);
+  EXPECT_GT(lines[0].at("state_bytes").get<std::int64_t>(), 0);
+}
+
+TEST_F(GenerateCommand, SeedsAndStopStrings) {
+  const auto with = [&](Arguments more) {
+    more.insert(more.end(), warm.begin(), warm.end());
+    more.insert(more.end(), {"--prompt", "abc"});
+    return replies(more).at(0);
+  };
+  const auto text = with({"--seed", "5"}).at("text").get<std::string>();
+  EXPECT_EQ(with({"--seed", "5"}).at("text"), text);
+  EXPECT_NE(with({"--seed", "6"}).at("text"), text);
+  const auto begin = data::utf8_prefix(text.substr(0, 9));
+  const auto stop = text.substr(begin, data::utf8_prefix(text.substr(begin, 5)));
+  const auto stopped = with({"--seed", "5", "--stop", "not in there", "--stop", stop});
+  EXPECT_EQ(stopped.at("text"), text.substr(0, text.find(stop)));
+  EXPECT_EQ(stopped.at("end"), "stop_string");
+}
+
+TEST_F(GenerateCommand, PromptsOfAFile) {
+  write_text(folder / "prompts.txt", "one\ntwo, which is longer\nthree\n");
+  write_text(folder / "prompts.jsonl", "{\"prompt\": \"one\"}\n{\"id\": 7, \"prompt\": \"two, which is longer\"}");
+  Arguments arguments{"--prompts", folder.file("prompts.txt"), "--seed", "3"};
+  arguments.insert(arguments.end(), warm.begin(), warm.end());
+  const auto all = replies(arguments);
+  ASSERT_EQ(all.size(), 3U);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    Arguments alone{"--prompt", all[i].at("prompt"), "--seed", std::to_string(3 + i)};
+    alone.insert(alone.end(), warm.begin(), warm.end());
+    EXPECT_EQ(replies(alone).at(0).at("text"), all[i].at("text"));
+  }
+  arguments[1] = folder.file("prompts.jsonl");
+  const auto two = replies(arguments);
+  ASSERT_EQ(two.size(), 2U);
+  EXPECT_EQ(two[1].at("text"), all[1].at("text"));
+  const auto text = generate(arguments);
+  EXPECT_TRUE(text.out.starts_with("==> prompt 1 <==\n")) << text.out;
+}
+
+TEST_F(GenerateCommand, ASessionGoesOn) {
+  const auto session = folder.file("session.safetensors");
+  const auto continued = [&](const std::string& tokens, Arguments more) {
+    more.insert(more.end(), warm.begin(), warm.end());
+    more.insert(more.end(), {"--max-tokens", tokens});
+    return more;
+  };
+  const auto whole = replies(continued("30", {"--prompt", "abc", "--seed", "4"})).at(0);
+  std::string text;
+  text += replies(continued("11", {"--prompt", "abc", "--seed", "4", "--save-session", session})).at(0).at("text");
+  const auto size = std::filesystem::file_size(session);
+  const auto last = generate(continued("19", {"--load-session", session, "--save-session", session, "--json"}));
+  ASSERT_EQ(last.exit_code, 0) << last.err;
+  EXPECT_NE(last.err.find("session: "), std::string::npos) << last.err;
+  text += lines_of(last.out).at(0).at("text");
+  // What could be half a character at the end is in the session, and no U+FFFD in the text.
+  EXPECT_TRUE(whole.at("text").get<std::string>().starts_with(text)) << text;
+  EXPECT_EQ(lines_of(last.out).at(0).at("tokens"), 19);
+  EXPECT_NEAR(static_cast<double>(std::filesystem::file_size(session)), static_cast<double>(size), 32.0);
+
+  // Prompts of a file go on from the same session each.
+  write_text(folder / "prompts", "x\nx\n");
+  const auto both = replies({"--load-session", session, "--prompts", folder.file("prompts")});
+  EXPECT_EQ(both.at(0).at("text"), both.at(1).at("text"));  // greedy
+
+  std::filesystem::create_directory(folder / "other");
+  nn::save_language_model(tiny_model(2), folder / "other");
+  EXPECT_TRUE(is_user_mistake(
+      run_program({"generate", folder.file("other"), "--tokenizer", "bytes", "--load-session", session}),
+      "this model"));
+}
+
+TEST_F(GenerateCommand, InteractiveKeepsTheState) {
+  const auto session = folder.file("session");
+  const auto two = shell("printf 'abc\\n\\nde' | ", {"--interactive", "--json", "--save-session", session}, "");
+  ASSERT_EQ(two.exit_code, 0) << two.err;
+  const auto lines = lines_of(two.out);
+  ASSERT_EQ(lines.size(), 3U);
+  EXPECT_EQ(lines[0].at("text").get<std::string>() + lines[1].at("text").get<std::string>(),
+            replies({"--prompt", "abc", "--max-tokens", "60", "--save-session", session}).at(0).at("text"));
+  // The line after a text begins a line of its own.
+  EXPECT_EQ(replies({"--prompt", "\nde", "--load-session", session, "--save-session", session}).at(0).at("text"),
+            lines[2].at("text"));
+}
+
+TEST_F(GenerateCommand, CtrlCEndsAReply) {
+  const auto out = folder.file("out"), session = folder.file("session");
+  const std::string interrupt = " > '" + out + "' & efla=$!; while [ ! -s '" + out +
+                                "' ]; do sleep 0.02; kill -0 $efla || exit 99; done; kill -INT $efla; ";
+  const Arguments longest{"--max-tokens", "100000000", "--save-session", session};
+  const auto with = [&](Arguments more) {
+    more.insert(more.begin(), longest.begin(), longest.end());
+    return more;
+  };
+  const auto one = shell("", with({"--prompt", "abc"}), interrupt + "wait $efla");
+  EXPECT_EQ(one.exit_code, 130) << one.err;
+  EXPECT_NE(one.err.find("session: "), std::string::npos) << one.err;
+  EXPECT_EQ(replies({"--load-session", session}).at(0).at("tokens"), 30);
+
+  std::filesystem::remove(out);
+  const auto go = folder.file("go");
+  const auto dialogue = shell("(echo abc; while [ ! -e '" + go + "' ]; do sleep 0.02; done) | ",
+                              with({"--interactive"}), interrupt + "sleep 0.1; touch '" + go + "'; wait $efla");
+  EXPECT_EQ(dialogue.exit_code, 0) << dialogue.err;
+  EXPECT_NE(dialogue.err.find("session: "), std::string::npos) << dialogue.err;
+}
+
+TEST_F(GenerateCommand, Mistakes) {
+  EXPECT_TRUE(is_user_mistake(generate({}), "--prompt"));
+  EXPECT_TRUE(is_user_mistake(generate({"--prompt", "a", "--interactive"}), "more than one"));
+  EXPECT_TRUE(is_user_mistake(generate({"--prompt", ""}), "--prompt"));
+  EXPECT_TRUE(is_user_mistake(generate({"--prompt", "a\xff"}), "UTF-8"));
+  EXPECT_TRUE(is_user_mistake(generate({"--prompt", "a", "--stop", ""}), "--stop"));
+  EXPECT_TRUE(is_user_mistake(generate({"--prompt", "a", "--temperature", "-1"}), "--temperature"));
+  EXPECT_TRUE(is_user_mistake(generate({"--prompt", "a", "--top-p", "0"}), "--top-p"));
+  EXPECT_TRUE(is_user_mistake(generate({"--prompt", "a", "--max-tokens", "-3"}), "--max-tokens"));
+  EXPECT_TRUE(is_user_mistake(generate({"--prompt", "a", "--tokenizer", folder.file("none")}), "none"));
+  EXPECT_TRUE(is_user_mistake(generate({"--prompt", "a", "--save-session", folder.file("no/file")}), "--save-session"));
+  EXPECT_TRUE(is_user_mistake(generate({"--load-session", folder.file("none")}), "none"));
+  EXPECT_TRUE(is_user_mistake(run_program({"generate", folder.file("none"), "--prompt", "a"}), "none"));
+  EXPECT_TRUE(is_user_mistake(run_program({"generate", model(), "--prompt", "a"}), "--tokenizer"));
+
+  write_text(folder / "prompts", "a\n\nb\n");
+  EXPECT_TRUE(is_user_mistake(generate({"--prompts", folder.file("prompts")}), "number 2"));
+  write_text(folder / "prompts.jsonl", "{\"prompt\": \"a\"}\n{\"text\": \"b\"}\n");
+  EXPECT_TRUE(is_user_mistake(generate({"--prompts", folder.file("prompts.jsonl")}), "byte 16"));
+  write_text(folder / "prompts", "");
+  EXPECT_TRUE(is_user_mistake(generate({"--prompts", folder.file("prompts")}), "empty"));
+
+  EXPECT_EQ(replies({"--prompt", "", "--bos"}).at(0).at("prefill_tokens"), 1);
+  auto config = tiny_model().config();
+  config.vocab_size = 200;
+  config.bos_token_id = config.eos_token_id = 1;
+  std::filesystem::create_directory(folder / "small");
+  nn::save_language_model(nn::LanguageModel(config, nn::Initialiser(1)), folder / "small");
+  EXPECT_TRUE(is_user_mistake(run_program({"generate", folder.file("small"), "--tokenizer", "bytes", "--prompt", "a"}),
+                              "vocabulary"));
+}
+
+}  // namespace
+}  // namespace efla::test

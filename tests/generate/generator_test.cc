@@ -1,0 +1,172 @@
+// Generation: the same tokens however a prompt is taken in, streaming, stop strings, ends, and flash-linear-attention's
+// greedy tokens.
+#include "efla/generate/generator.h"
+
+#include <gtest/gtest.h>
+#include <torch/types.h>
+
+#include <cstring>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "efla/data/utf8.h"
+#include "efla/io/safetensors.h"
+#include "efla/nn/models/language_model_file.h"
+#include "tests/generate/tiny_model.h"
+#include "tests/support/expect_error.h"
+
+namespace efla::generate {
+namespace {
+
+using test::expect_error;
+using test::tiny_model;
+
+class GeneratorTest : public testing::Test {
+ protected:
+  Reply reply(const std::string& prompt, const ReplyOptions& options, std::uint64_t seed = 0) const {
+    Session session(model, seed);
+    return generator.reply(session, generator.encode(session, prompt, false), options);
+  }
+
+  const nn::LanguageModel model = tiny_model();
+  const std::unique_ptr<data::Tokenizer> tokenizer = data::load_tokenizer("bytes");
+  const Generator generator{model, *tokenizer};
+  const SamplingOptions warm{.temperature = 1.0, .top_k = 40, .top_p = 0.95, .repetition_penalty = 1.2};
+};
+
+std::vector<std::int64_t> ids_of(const io::SafetensorsFile& file, const char* name) {
+  const auto* tensor = file.find(name);
+  std::vector<std::int64_t> ids(tensor->bytes.size() / sizeof(std::int64_t));
+  std::memcpy(ids.data(), tensor->bytes.data(), tensor->bytes.size());
+  return ids;
+}
+
+TEST(GeneratorGoldens, GreedyTokensOfFlashLinearAttention) {
+  const std::filesystem::path goldens = std::filesystem::path(EFLA_SHARED_DATA) / "fla-goldens";
+  if (!std::filesystem::exists(goldens)) GTEST_SKIP() << "no fla-goldens in " << EFLA_SHARED_DATA;
+  for (const char* name : {"delta_net-a", "gdn-a", "kda-a"}) {
+    const auto model = nn::load_language_model(goldens / name);
+    const io::SafetensorsFile golden(goldens / name / "golden.safetensors");
+    const auto expected = ids_of(golden, "greedy_ids");
+    ASSERT_EQ(expected.size(), 32U);
+    Session session(*model, 0);
+    session.pending = ids_of(golden, "prompt_ids");
+    std::vector<std::int64_t> ids;
+    while (ids.size() < expected.size()) ids.push_back(next_id(*model, session, {}, model->config().vocab_size));
+    EXPECT_EQ(ids, expected) << name;
+  }
+}
+
+TEST(Generator, SameTokensFromPrefillAsTokenByToken) {
+  for (const bool hybrid : {false, true}) {
+    const auto model = tiny_model(2, hybrid);
+    Random random(4);
+    std::vector<std::int64_t> prompt(150);
+    for (auto& id : prompt) id = random.below(258);
+    const auto continued = [&](std::size_t piece) {
+      Session session(model, 3);
+      std::vector<std::int64_t> ids;
+      for (std::size_t at = 0; at < prompt.size(); at += piece) {
+        const auto end = std::min(at + piece, prompt.size());
+        session.pending.assign(prompt.begin() + at, prompt.begin() + end);
+        ids = {next_id(model, session, {}, 258)};
+      }
+      while (ids.size() < 40) ids.push_back(next_id(model, session, {}, 258));
+      return ids;
+    };
+    const auto whole = continued(prompt.size());
+    EXPECT_EQ(continued(1), whole);
+    EXPECT_EQ(continued(7), whole);
+    EXPECT_EQ(continued(64), whole);
+  }
+}
+
+TEST_F(GeneratorTest, StreamsTheTextAsUtf8) {
+  std::string streamed;
+  const ReplyOptions options{.sampling = warm, .max_tokens = 200, .on_text = [&](std::string_view piece) {
+                               EXPECT_FALSE(piece.empty());
+                               EXPECT_EQ(data::utf8_prefix(piece), piece.size());
+                               streamed += piece;
+                             }};
+  const auto whole = reply("naïve", options);
+  EXPECT_GT(whole.ids.size(), 20U);
+  EXPECT_EQ(streamed, whole.text);
+  EXPECT_EQ(whole.text, tokenizer->decode(whole.ids));
+  EXPECT_EQ(whole.prefill_tokens, 6);
+  EXPECT_EQ(whole.decode_tokens, whole.ids.size() - 1);
+  EXPECT_EQ(reply("naïve", options).ids, whole.ids);
+  EXPECT_NE(reply("naïve", options, 1).ids, whole.ids);
+}
+
+TEST_F(GeneratorTest, EndsAtStopStringsAndAtTheEndOfText) {
+  const auto whole = reply("abc", {.sampling = warm, .max_tokens = 60}).text;
+  const auto middle = data::utf8_prefix(whole.substr(0, 20));
+  const auto stop = whole.substr(middle, data::utf8_prefix(whole.substr(middle, 8)));
+  std::string streamed;
+  const auto stopped = reply("abc", {.sampling = warm,
+                                     .max_tokens = 60,
+                                     .stop = {"never to be seen", stop},
+                                     .on_text = [&](std::string_view piece) { streamed += piece; }});
+  EXPECT_EQ(stopped.end, ReplyEnd::stop_string);
+  EXPECT_EQ(stopped.text, whole.substr(0, whole.find(stop)));
+  EXPECT_EQ(streamed, stopped.text);
+
+  // Among so many texts one ends by itself.
+  int ended = 0;
+  for (std::uint64_t seed = 0; seed < 40 && ended == 0; ++seed) {
+    const auto some = reply("abc", {.sampling = {.temperature = 3.0}, .max_tokens = 60}, seed);
+    if (some.end != ReplyEnd::end_of_text) continue;
+    ++ended;
+    EXPECT_EQ(some.ids.back(), tokenizer->eos());
+    EXPECT_EQ(some.text, tokenizer->decode(some.ids));
+  }
+  EXPECT_EQ(ended, 1);
+}
+
+TEST_F(GeneratorTest, APromptWithoutAReplyCanBeGoneOnFrom) {
+  const ReplyOptions options{.sampling = warm, .max_tokens = 30};
+  Session session(model, 0);
+  const auto none = generator.reply(session, generator.encode(session, "some text", true), {.max_tokens = 0});
+  EXPECT_EQ(none.ids.size(), 0U);
+  EXPECT_EQ(session.state.tokens, 9);  // the beginning of a text and all but the last
+  EXPECT_EQ(session.pending.size(), 1U);
+  const auto later = generator.reply(session, {}, options);
+  Session other(model, 0);
+  EXPECT_EQ(generator.reply(other, generator.encode(other, "some text", true), options).ids, later.ids);
+}
+
+TEST_F(GeneratorTest, StopsWhenInterrupted) {
+  int asked = 0;
+  Session session(model, 0);
+  const auto prompt = generator.encode(session, "abc", false);
+  ReplyOptions options{.sampling = warm, .max_tokens = 20, .to_be_continued = true};
+  options.interrupted = [&] { return ++asked > 5; };
+  const auto first = generator.reply(session, prompt, options);
+  EXPECT_EQ(first.end, ReplyEnd::interrupted);
+  EXPECT_EQ(first.ids.size(), 5U);
+  options.interrupted = {};
+  options.max_tokens = 15;
+  const auto second = generator.reply(session, {}, options);
+  options.max_tokens = 20;
+  options.to_be_continued = false;
+  const auto whole = reply("abc", options);
+  EXPECT_EQ(second.ids, std::vector<std::int32_t>(whole.ids.begin() + 5, whole.ids.end()));
+}
+
+TEST_F(GeneratorTest, Mistakes) {
+  Session session(model, 0);
+  expect_error([&] { generator.encode(session, "a\xff", false); }, "--prompt", "UTF-8");
+  expect_error([&] { generator.reply(session, {}, {.max_tokens = 1}); }, "--prompt", "");
+  expect_error([&] { reply("a", {.max_tokens = -1}); }, "--max-tokens", "-1");
+  expect_error([&] { reply("a", {.max_tokens = 1, .stop = {""}}); }, "--stop", "empty");
+  expect_error([&] { reply("a", {.max_tokens = 1, .stop = {"\xc3"}}); }, "--stop", "UTF-8");
+  nn::LanguageModelConfig small = model.config();
+  small.vocab_size = 257;
+  small.eos_token_id = 0;
+  const nn::LanguageModel other(small, nn::Initialiser(1));
+  expect_error([&] { Generator(other, *tokenizer); }, "--tokenizer", "258");
+}
+
+}  // namespace
+}  // namespace efla::generate
