@@ -136,7 +136,7 @@ void print_table(const std::vector<train::LmTaskResult>& results) {
 void eval_lm(const EvalLmArguments& arguments) {
   const auto names = arguments.tasks.empty() ? all_tasks() : arguments.tasks;
   check_tasks(names);
-  if (!arguments.out.empty()) check_output_file(kOperation, arguments.out);
+  if (!arguments.out.empty()) check_output_file(kOperation, "--out", arguments.out);
   std::vector<data::LmTask> tasks;  // all read before the first is scored: a mistake in the last shows at once
   for (const auto& name : names) tasks.push_back(data::load_lm_task(name, arguments.data, arguments.limit));
   ThreadPool& pool = use_threads(arguments.threads);

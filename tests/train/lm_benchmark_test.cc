@@ -57,7 +57,7 @@ class PairTokenizer : public data::Tokenizer {
     return ids;
   }
   std::string_view bytes_of(std::int32_t) const override { return ""; }
-  bool adds_space() const override { return false; }
+  bool begins_with_added_space(std::int32_t) const override { return false; }
   data::TextCut last_cut(std::string_view) const override { return {}; }
 };
 
