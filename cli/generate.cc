@@ -191,10 +191,9 @@ std::string tokenizer_name(const GenerateArguments& arguments) {
   const auto run = std::filesystem::path(arguments.model) / kRunFile;
   if (std::filesystem::exists(run)) {
     const auto recorded = io::read_json(run);
-    for (const char* field : {"/config/data/tokenizer", "/data/train/tokenizer"}) {
-      const auto name = recorded.value(nlohmann::json::json_pointer(field), "");
-      if (!name.empty()) return name;
-    }
+    const auto field = [&](const char* path) { return recorded.value(nlohmann::json::json_pointer(path), ""); };
+    if (const auto path = field("/config/data/tokenizer"); !path.empty()) return path;
+    if (field("/data/train/tokenizer") == "bytes") return "bytes";  // any other is a file's name without its folder
   }
   throw Error("generate", "--tokenizer", "none, and none in " + arguments.model, "a SentencePiece model, or bytes");
 }
