@@ -20,6 +20,8 @@
 #include "cli/smnist.h"
 #include "efla/base/error.h"
 #include "efla/io/json.h"
+#include "efla/nn/layers/mixer_preset.h"
+#include "efla/nn/models/language_model_json.h"
 
 namespace efla::cli {
 namespace {
@@ -164,6 +166,8 @@ struct GenerateArguments {
 };
 
 void bench_generate(const GenerateArguments& arguments) {
+  nn::language_model_preset(arguments.preset);  // mistakes before anything is printed
+  nn::mixer_preset(arguments.mixer);
   const auto machine = surroundings(arguments.threads == 0 ? available_processors() : arguments.threads);
   const Results results(arguments.out, false, machine);
   bench::print_machine(machine);

@@ -79,12 +79,12 @@ TEST_F(GenerateCommand, SeedsAndStopStrings) {
     return replies(more).at(0);
   };
   const auto text = with({"--seed", "5"}).at("text").get<std::string>();
-  EXPECT_EQ(with({"--seed", "5"}).at("text"), text);
-  EXPECT_NE(with({"--seed", "6"}).at("text"), text);
+  EXPECT_EQ(with({"--seed", "5"}).at("text").get<std::string>(), text);
+  EXPECT_NE(with({"--seed", "6"}).at("text").get<std::string>(), text);
   const auto begin = data::utf8_prefix(text.substr(0, 9));
   const auto stop = text.substr(begin, data::utf8_prefix(text.substr(begin, 5)));
   const auto stopped = with({"--seed", "5", "--stop", "not in there", "--stop", stop});
-  EXPECT_EQ(stopped.at("text"), text.substr(0, text.find(stop)));
+  EXPECT_EQ(stopped.at("text").get<std::string>(), text.substr(0, text.find(stop)));
   EXPECT_EQ(stopped.at("end"), "stop_string");
 }
 
