@@ -195,17 +195,14 @@ void LmTrainer::update(double scale, double lr) {
 }
 
 torch::Tensor LmTrainer::collect(const torch::Tensor& owned) {
-  if (ranks_.rank() != 0) {
-    ranks_.send(owned, 0);
-    return {};
-  }
   if (ranks_.size() == 1) return owned.to(torch::kCPU);
-  torch::Tensor whole = torch::empty({replicas_.parameters().size()}, torch::kFloat32);
-  whole.narrow(0, 0, owned.numel()).copy_(owned);
-  for (int owner = 1; owner < ranks_.size(); ++owner) {
-    const torch::Tensor part = torch::empty({boundaries_[owner + 1] - boundaries_[owner]}, owned.options());
-    ranks_.receive(part, owner);
-    whole.narrow(0, boundaries_[owner], part.numel()).copy_(part);
+  torch::Tensor whole;
+  if (ranks_.rank() == 0) whole = torch::empty({replicas_.parameters().size()}, torch::kFloat32);
+  for (int owner = 0; owner < ranks_.size(); ++owner) {
+    const std::int64_t size = boundaries_[owner + 1] - boundaries_[owner];
+    const torch::Tensor part = owner == ranks_.rank() ? owned : torch::empty({size}, owned.options());
+    if (owner != 0) ranks_.start_broadcast(part, owner)();
+    if (whole.defined()) whole.narrow(0, boundaries_[owner], size).copy_(part);
   }
   return whole;
 }

@@ -51,9 +51,6 @@ class Ranks {
   virtual std::function<void()> start_broadcast(torch::Tensor tensor, int from) = 0;
   // Every rank's values, in the order of the ranks.
   virtual std::vector<std::vector<double>> gather(const std::vector<double>& values) = 0;
-  // A tensor from one rank to another.
-  virtual void send(torch::Tensor tensor, int to) = 0;
-  virtual void receive(torch::Tensor tensor, int from) = 0;
 
   // To be called last: with all the others, where training ended well; and where this rank stops alone, with the
   // reason, which the others get to know.
