@@ -36,7 +36,8 @@ c10::intrusive_ptr<Settings> kept(AutogradContext* ctx) {
 }
 
 // q, k and v of a packed tensor, or their gradients in a packed gradient.
-DeltaRuleInput unpack(const Tensor& qkv, const Tensor& beta, const Tensor& g, const Settings& settings) {
+DeltaRuleInput unpack(const Tensor& qkv, const Tensor& beta, const Tensor& g, const Tensor& cu_seqlens,
+                      const Settings& settings) {
   const std::int64_t keys = settings.heads * settings.key_dim, values = qkv.size(2) - 2 * keys;
   const auto part = [&](std::int64_t start, std::int64_t length, std::int64_t heads) {
     return qkv.narrow(2, start, length).unflatten(2, {heads, length / heads});
@@ -47,7 +48,7 @@ DeltaRuleInput unpack(const Tensor& qkv, const Tensor& beta, const Tensor& g, co
           beta,
           {},
           g,
-          {}};
+          cu_seqlens};
 }
 
 struct DeltaRuleFunction : torch::autograd::Function<DeltaRuleFunction> {
@@ -80,15 +81,16 @@ struct DeltaRuleFunction : torch::autograd::Function<DeltaRuleFunction> {
 
 struct PackedDeltaRuleFunction : torch::autograd::Function<PackedDeltaRuleFunction> {
   static Tensor forward(AutogradContext* ctx, const Tensor& qkv, const Tensor& beta, const OptionalTensor& given_g,
-                        const c10::intrusive_ptr<Settings>& settings, bool needs_gradient) {
-    const Tensor g = given_g.value_or(Tensor());
-    const DeltaRuleInput in = unpack(qkv, beta, g, *settings);
+                        const OptionalTensor& given_cu_seqlens, const c10::intrusive_ptr<Settings>& settings,
+                        bool needs_gradient) {
+    const Tensor g = given_g.value_or(Tensor()), cu_seqlens = given_cu_seqlens.value_or(Tensor());
+    const DeltaRuleInput in = unpack(qkv, beta, g, cu_seqlens, *settings);
     check(in);
     const ForwardTensors out{
         at::empty(in.v.sizes(), in.v.options()), {}, needs_gradient ? empty_chunk_states(in) : Tensor()};
     run_forward(in, settings->rule.rule(g), settings->rule.implementation, out);
     if (needs_gradient) {
-      ctx->save_for_backward({qkv, beta, g, out.chunk_states});
+      ctx->save_for_backward({qkv, beta, g, cu_seqlens, out.chunk_states});
       keep(ctx, settings);
     }
     return out.o;
@@ -101,11 +103,11 @@ struct PackedDeltaRuleFunction : torch::autograd::Function<PackedDeltaRuleFuncti
     const Tensor dqkv = at::empty(saved[0].sizes(), saved[0].options());
     const Tensor dbeta = at::empty(saved[1].sizes(), saved[1].options());
     const Tensor dg = saved[2].defined() ? at::empty(saved[2].sizes(), saved[2].options()) : Tensor();
-    const DeltaRuleInput parts = unpack(dqkv, dbeta, dg, *settings);
-    run_backward(unpack(saved[0], saved[1], saved[2], *settings), settings->rule.rule(saved[2]),
-                 settings->rule.implementation, saved[3], grads[0], {},
+    const DeltaRuleInput parts = unpack(dqkv, dbeta, dg, {}, *settings);
+    run_backward(unpack(saved[0], saved[1], saved[2], saved[3], *settings), settings->rule.rule(saved[2]),
+                 settings->rule.implementation, saved[4], grads[0], {},
                  {parts.q, parts.k, parts.v, parts.beta, dg, {}});
-    return {dqkv, dbeta, dg, {}, {}};
+    return {dqkv, dbeta, dg, {}, {}, {}};
   }
 };
 
@@ -126,7 +128,8 @@ DeltaRuleOutput delta_rule(const DeltaRuleInput& in, const DeltaRule& rule, cons
 }
 
 Tensor delta_rule_packed(const Tensor& qkv, const Tensor& beta, const Tensor& g, std::int64_t heads,
-                         std::int64_t key_dim, const DeltaRule& rule, const std::string& implementation) {
+                         std::int64_t key_dim, const DeltaRule& rule, const Tensor& cu_seqlens,
+                         const std::string& implementation) {
   if (!qkv.defined()) throw Error(kName, "qkv", "an undefined tensor", "a tensor [B, T, 2·H·K + HV·V]");
   check_tensor(kName, "qkv", qkv, qkv.scalar_type(), 3, "[B, T, 2·H·K + HV·V]");
   check_tensor(kName, "beta", beta, qkv.scalar_type(), 3, "[B, T, HV]");
@@ -138,7 +141,8 @@ Tensor delta_rule_packed(const Tensor& qkv, const Tensor& beta, const Tensor& g,
                     " and HV = " + std::to_string(value_heads));
   }
   return PackedDeltaRuleFunction::apply(
-      qkv, beta, optional_of(g), c10::make_intrusive<Settings>(RuleArguments(rule, implementation), heads, key_dim),
+      qkv, beta, optional_of(g), optional_of(cu_seqlens),
+      c10::make_intrusive<Settings>(RuleArguments(rule, implementation), heads, key_dim),
       any_needs_gradient({qkv, beta, g}));
 }
 

@@ -36,9 +36,10 @@ DeltaRuleOutput delta_rule(const DeltaRuleInput& input, const DeltaRule& rule,
 
 // The same from a zero state with q, k and v side by side in one tensor, and their gradients likewise: a mixer's fused
 // projection goes in and out without a copy. qkv [B, T, 2·H·K + HV·V]: the heads of q, those of k, those of v; HV is
-// beta's. g as above, or undefined. Returns o.
+// beta's. g and cu_seqlens as above, or undefined. Returns o.
 at::Tensor delta_rule_packed(const at::Tensor& qkv, const at::Tensor& beta, const at::Tensor& g, std::int64_t heads,
-                             std::int64_t key_dim, const DeltaRule& rule, const std::string& implementation = "auto");
+                             std::int64_t key_dim, const DeltaRule& rule, const at::Tensor& cu_seqlens = {},
+                             const std::string& implementation = "auto");
 
 // Decoding: one token. q, k [B, H, K], v [B, HV, V], beta [B, HV], g [B, HV], [B, HV, K] or undefined; state [B, HV, K,
 // V], float32 or bfloat16, is updated in place. Returns o [B, HV, V]. Not differentiable.

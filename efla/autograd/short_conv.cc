@@ -4,6 +4,8 @@
 #include <torch/library.h>
 
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "efla/autograd/tensor_view.h"
 #include "efla/cpu/short_conv.h"
@@ -13,6 +15,7 @@ namespace efla::autograd {
 namespace {
 
 using at::Tensor;
+using OptionalTensor = c10::optional<Tensor>;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
@@ -20,6 +23,17 @@ constexpr const char* kName = "short_conv";
 
 // [D, W] in float32, whatever the weight is.
 Tensor taps_of(const Tensor& weight) { return weight.reshape({weight.size(0), weight.size(-1)}).to(at::kFloat); }
+
+// The tokens [begin, end) of each sequence: all of them as one without cu_seqlens.
+std::vector<std::pair<std::int64_t, std::int64_t>> sequences_of(const Tensor& cu_seqlens, std::int64_t tokens) {
+  if (!cu_seqlens.defined()) return {{0, tokens}};
+  std::vector<std::pair<std::int64_t, std::int64_t>> sequences;
+  const auto* ends = cu_seqlens.data_ptr<std::int64_t>();
+  for (std::int64_t n = 0; n + 1 < cu_seqlens.size(0); ++n) {
+    if (ends[n] < ends[n + 1]) sequences.emplace_back(ends[n], ends[n + 1]);
+  }
+  return sequences;
+}
 
 template <class T>
 void run_forward(const Tensor& x, const Tensor& taps, const Tensor& y) {
@@ -35,17 +49,22 @@ void run_backward(const Tensor& x, const Tensor& taps, const Tensor& dy, const T
 }
 
 struct ShortConvFunction : torch::autograd::Function<ShortConvFunction> {
-  static variable_list forward(AutogradContext* ctx, const Tensor& x_any, const Tensor& weight, std::int64_t rest) {
+  static variable_list forward(AutogradContext* ctx, const Tensor& x_any, const Tensor& weight, std::int64_t rest,
+                               const OptionalTensor& given_cu_seqlens) {
+    const Tensor cu_seqlens = given_cu_seqlens.value_or(Tensor());
     const Tensor x = with_contiguous_rows(x_any);
     const std::int64_t channels = weight.size(0);
     const Tensor y = at::empty({x.size(0), x.size(1), channels}, x.options());
     const Tensor columns = x.narrow(2, 0, channels), taps = taps_of(weight);
-    if (x.scalar_type() == at::kFloat) {
-      run_forward<float>(columns, taps, y);
-    } else {
-      run_forward<bfloat16>(columns, taps, y);
+    for (const auto& [begin, end] : sequences_of(cu_seqlens, x.size(1))) {
+      const Tensor from = columns.slice(1, begin, end), to = y.slice(1, begin, end);
+      if (x.scalar_type() == at::kFloat) {
+        run_forward<float>(from, taps, to);
+      } else {
+        run_forward<bfloat16>(from, taps, to);
+      }
     }
-    ctx->save_for_backward({x, weight});
+    ctx->save_for_backward({x, weight, cu_seqlens});
     ctx->set_materialize_grads(false);
     return {y, x.narrow(2, channels, rest).clone(at::MemoryFormat::Contiguous)};
   }
@@ -56,26 +75,33 @@ struct ShortConvFunction : torch::autograd::Function<ShortConvFunction> {
     const Tensor &x = saved[0], &weight = saved[1], taps = taps_of(weight);
     const std::int64_t channels = weight.size(0);
     const Tensor dx = at::empty(x.sizes(), x.options());
-    const Tensor dtaps = at::empty(taps.sizes(), taps.options());
     const Tensor columns = x.narrow(2, 0, channels), dcolumns = dx.narrow(2, 0, channels);
     const Tensor dy = grads[0].defined() ? with_contiguous_rows(grads[0]) : at::zeros_like(columns);
-    if (x.scalar_type() == at::kFloat) {
-      run_backward<float>(columns, taps, dy, dcolumns, dtaps);
-    } else {
-      run_backward<bfloat16>(columns, taps, dy, dcolumns, dtaps);
+    Tensor dtaps;
+    for (const auto& [begin, end] : sequences_of(saved[2], x.size(1))) {
+      const Tensor part = at::empty(taps.sizes(), taps.options());
+      const auto tokens = [begin = begin, end = end](const Tensor& t) { return t.slice(1, begin, end); };
+      if (x.scalar_type() == at::kFloat) {
+        run_backward<float>(tokens(columns), taps, tokens(dy), tokens(dcolumns), part);
+      } else {
+        run_backward<bfloat16>(tokens(columns), taps, tokens(dy), tokens(dcolumns), part);
+      }
+      dtaps = dtaps.defined() ? dtaps.add_(part) : part;
     }
+    if (!dtaps.defined()) dtaps = at::zeros(taps.sizes(), taps.options());
     Tensor tail = dx.narrow(2, channels, x.size(2) - channels);
     if (tail.size(2) > 0) {
       tail.zero_();
       if (grads[1].defined()) tail.narrow(2, 0, grads[1].size(2)).copy_(grads[1]);
     }
-    return {dx, dtaps.to(weight.scalar_type()).reshape(weight.sizes()), {}};
+    return {dx, dtaps.to(weight.scalar_type()).reshape(weight.sizes()), {}, {}};
   }
 };
 
 }  // namespace
 
-std::pair<Tensor, Tensor> short_conv_split(const Tensor& x, const Tensor& weight, std::int64_t rest) {
+std::pair<Tensor, Tensor> short_conv_split(const Tensor& x, const Tensor& weight, std::int64_t rest,
+                                           const Tensor& cu_seqlens) {
   if (!x.defined()) throw Error(kName, "x", "an undefined tensor", "a tensor [B, T, D]");
   if (x.scalar_type() != at::kFloat && x.scalar_type() != at::kBFloat16) {
     throw Error(kName, "x", std::string("dtype ") + c10::toString(x.scalar_type()), "Float or BFloat16");
@@ -93,7 +119,9 @@ std::pair<Tensor, Tensor> short_conv_split(const Tensor& x, const Tensor& weight
         kName, "x", "shape " + shape_text(x),
         "at least " + std::to_string(weight.size(0) + rest) + " columns (weight has shape " + shape_text(weight) + ")");
   }
-  auto out = ShortConvFunction::apply(x, weight, rest);
+  if (cu_seqlens.defined()) check_cu_seqlens(kName, cu_seqlens, x.size(0), x.size(1));
+  auto out = ShortConvFunction::apply(x, weight, rest,
+                                      optional_of(cu_seqlens.defined() ? cu_seqlens.contiguous() : cu_seqlens));
   return {out[0], out[1]};
 }
 

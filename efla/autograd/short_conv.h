@@ -14,7 +14,8 @@ at::Tensor short_conv(const at::Tensor& x, const at::Tensor& weight);
 
 // The same for the first D columns of x [B, T, P]; the next `rest` columns are passed on as they are, others ignored.
 // Returns [B, T, D] and [B, T, rest]. The gradient of x is one tensor: a mixer's fused projection is split without
-// copies.
-std::pair<at::Tensor, at::Tensor> short_conv_split(const at::Tensor& x, const at::Tensor& weight, std::int64_t rest);
+// copies. cu_seqlens [N + 1] int64 with B = 1: 0, the ends of packed sequences; each begins with zeros before it.
+std::pair<at::Tensor, at::Tensor> short_conv_split(const at::Tensor& x, const at::Tensor& weight, std::int64_t rest,
+                                                   const at::Tensor& cu_seqlens = {});
 
 }  // namespace efla::autograd

@@ -65,6 +65,24 @@ inline void check_shape(const char* operation, const char* name, const at::Tenso
   throw Error(operation, name, "shape " + shape_text(tensor), "shape " + text + "]");
 }
 
+// Throws Error unless cu_seqlens [N + 1] is int64 on the CPU, starts at 0, never falls, and ends at `tokens` of one
+// batch entry.
+inline void check_cu_seqlens(const char* operation, const at::Tensor& cu_seqlens, std::int64_t batch,
+                             std::int64_t tokens) {
+  check_tensor(operation, "cu_seqlens", cu_seqlens, at::kLong, 1, "[N + 1]");
+  if (batch != 1)
+    throw Error(operation, "cu_seqlens", "a batch of " + std::to_string(batch), "one of packed sequences");
+  std::int64_t last = cu_seqlens.size(0) > 1 ? 0 : -1;
+  for (std::int64_t n = 0; n < cu_seqlens.size(0) && last >= 0; ++n) {
+    const std::int64_t next = cu_seqlens.data_ptr<std::int64_t>()[n * cu_seqlens.stride(0)];
+    last = next >= last && (n > 0 || next == 0) ? next : -1;
+  }
+  if (last != tokens) {
+    throw Error(operation, "cu_seqlens", "other numbers",
+                "0, then the ends of sequences in order, the last at " + std::to_string(tokens));
+  }
+}
+
 // The tensor, or a copy of it if its last dimension is not contiguous.
 inline at::Tensor with_contiguous_rows(const at::Tensor& tensor) {
   return !tensor.defined() || tensor.size(-1) == 1 || tensor.stride(-1) == 1 ? tensor : tensor.contiguous();

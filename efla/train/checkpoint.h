@@ -28,8 +28,6 @@ class Checkpoint {
   void read_moments(const NamedParameters& parameters, torch::optim::AdamW& optimizer) const;
 
  private:
-  void read(const std::string& name, const torch::Tensor& into) const;
-
   io::SafetensorsFile file_;
   std::int64_t step_ = 0;
   nlohmann::json run_;

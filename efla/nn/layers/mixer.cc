@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 
 #include <cmath>
+#include <vector>
 
 #include "efla/autograd/delta_rule.h"
 #include "efla/autograd/rms_norm.h"
@@ -12,119 +13,249 @@
 namespace efla::nn {
 namespace {
 
+using torch::Tensor;
+
 constexpr std::int64_t kMaxTaps = 8, kMaxWidth = 1 << 16;
 
-std::shared_ptr<Weight> projection_weight(Mixer& mixer, const Initialiser& init, const std::string& name,
+std::shared_ptr<Weight> projection_weight(torch::nn::Module& owner, const Initialiser& init, const std::string& name,
                                           std::int64_t out, std::int64_t in) {
-  return mixer.register_module(name, std::make_shared<Weight>(linear_weight(init.within(name), out, in)));
+  return owner.register_module(name, std::make_shared<Weight>(linear_weight(init.within(name), out, in)));
 }
 
-// [D, 1, W], uniform in ±1/√W as PyTorch's depthwise Conv1d starts.
+// [D, 1, W]
 std::shared_ptr<Weight> conv_weight(Mixer& mixer, const Initialiser& init, const std::string& name,
                                     std::int64_t channels, std::int64_t taps) {
-  const double bound = 1.0 / std::sqrt(static_cast<double>(taps));
-  return mixer.register_module(
-      name, std::make_shared<Weight>(init.within(name).uniform("weight", {channels, 1, taps}, bound)));
+  return mixer.register_module(name, std::make_shared<Weight>(init.within(name).weight({channels, 1, taps}, taps)));
 }
 
-// exp(A_log) uniform in (least, 16).
-torch::Tensor initial_a_log(const Initialiser& init, std::int64_t heads, double least) {
+// A_log with exp(A_log) uniform in (least, 16).
+Tensor initial_a_log(const Initialiser& init, std::int64_t heads, double least) {
   const auto unit = 0.5 + 0.5 * init.uniform("A_log", {heads}, 1.0);
   return torch::log(least + (16.0 - least) * unit).clamp_min(-20.0);
 }
 
 // softplus(dt_bias) log-uniform in (0.001, 0.1).
-torch::Tensor initial_dt_bias(const Initialiser& init, std::int64_t count) {
+Tensor initial_dt_bias(const Initialiser& init, std::int64_t count) {
   const auto unit = 0.5 + 0.5 * init.uniform("dt_bias", {count}, 1.0);
   const auto dt = torch::exp(std::log(1e-3) + unit * (std::log(1e-1) - std::log(1e-3))).clamp_min(1e-4);
   return dt + torch::log(-torch::expm1(-dt));
 }
 
-void require(bool holds, const char* field, std::int64_t got, const std::string& expected) {
-  if (!holds) throw Error("mixer", field, std::to_string(got), expected);
+void require(bool holds, const char* field, const std::string& got, const std::string& expected) {
+  if (!holds) throw Error("mixer", field, got, expected);
+}
+
+void require_size(const char* field, std::int64_t got) {
+  require(got >= 1 && got <= kMaxWidth, field, std::to_string(got), "a size from 1 to " + std::to_string(kMaxWidth));
+}
+
+// Sizes that are 0 stand for others.
+MixerConfig completed(MixerConfig config) {
+  if (config.value_heads == 0) config.value_heads = config.heads;
+  for (auto* size : {&config.key_dim, &config.value_dim}) {
+    if (*size != 0) continue;
+    require(config.heads >= 1 && config.hidden % config.heads == 0, "heads", std::to_string(config.heads),
+            "a divisor of hidden, " + std::to_string(config.hidden));
+    *size = config.hidden / config.heads;
+  }
+  return config;
+}
+
+Gate gate_of(const MixerConfig& config, const MixerPreset& preset) {
+  return config.lower_bound ? Gate::safe_channel : preset.gate;
+}
+
+Tensor activation(const std::string& name, const Tensor& x) {
+  if (name == "silu") return torch::silu(x);
+  if (name == "relu") return torch::relu(x);
+  if (name == "elu") return torch::elu(x) + 1.0;
+  return x;
+}
+
+// The sums of a depthwise causal convolution, without an activation. x [1 or B, T, C], taps [C, 1, W].
+Tensor plain_conv(const Tensor& x, const Tensor& taps) {
+  const std::int64_t width = taps.size(2), tokens = x.size(1);
+  const auto padded = torch::constant_pad_nd(x, {0, 0, width - 1, 0});
+  Tensor sum;
+  for (std::int64_t j = 0; j < width; ++j) {
+    const auto term = padded.narrow(1, j, tokens) * taps.select(2, j).squeeze(-1);
+    sum = sum.defined() ? sum + term : term;
+  }
+  return sum;
+}
+
+Tensor plain_conv(const Tensor& x, const Tensor& taps, const Tensor& cu_seqlens) {
+  if (!cu_seqlens.defined()) return plain_conv(x, taps);
+  std::vector<Tensor> parts;
+  for (std::int64_t n = 0; n + 1 < cu_seqlens.size(0); ++n) {
+    parts.push_back(
+        plain_conv(x.slice(1, cu_seqlens[n].item<std::int64_t>(), cu_seqlens[n + 1].item<std::int64_t>()), taps));
+  }
+  return torch::cat(parts, 1);
 }
 
 }  // namespace
 
-void validate(const MixerConfig& config) {
-  mixer_preset(config.mixer);
-  require(config.hidden >= 1 && config.hidden <= kMaxWidth, "hidden", config.hidden,
-          "a width from 1 to " + std::to_string(kMaxWidth));
-  require(config.heads >= 1 && config.hidden % config.heads == 0, "heads", config.heads,
-          "a divisor of hidden, " + std::to_string(config.hidden));
-  require(config.conv >= 0 && config.conv <= kMaxTaps, "conv", config.conv,
+void validate(const MixerConfig& given) {
+  const auto& preset = mixer_preset(given.mixer);
+  require_size("hidden", given.hidden);
+  const MixerConfig config = completed(given);
+  require_size("heads", config.heads);
+  require_size("key_dim", config.key_dim);
+  require_size("value_dim", config.value_dim);
+  require(config.value_heads >= 1 && config.value_heads <= kMaxWidth && config.value_heads % config.heads == 0,
+          "value_heads", std::to_string(config.value_heads), "a multiple of heads, " + std::to_string(config.heads));
+  require(config.conv >= 0 && config.conv <= kMaxTaps, "conv", std::to_string(config.conv),
           "taps from 1 to " + std::to_string(kMaxTaps) + ", or 0 for none");
+  const auto& act = config.qk_activation;
+  require(act == "silu" || act == "relu" || act == "elu" || act == "identity", "qk_activation", "'" + act + "'",
+          "silu, relu, elu or identity");
+  if (config.lower_bound) {
+    const double bound = *config.lower_bound;
+    require(bound >= -5.0 && bound < 0.0, "lower_bound", std::to_string(bound), "a number in [-5, 0)");
+    require(preset.gate == Gate::channel || preset.gate == Gate::safe_channel, "lower_bound", std::to_string(bound),
+            "none, as " + config.mixer + " has no decay by channel");
+  }
+  require(config.norm_eps > 0.0 && std::isfinite(config.norm_eps), "norm_eps", std::to_string(config.norm_eps),
+          "a positive number");
+  if (preset.softmax) {
+    require(config.value_heads == config.heads && config.heads * config.key_dim == config.hidden &&
+                config.value_dim == config.key_dim,
+            "key_dim", std::to_string(config.key_dim), "hidden / heads for softmax attention");
+  }
 }
 
 Mixer::Mixer(const MixerConfig& config, const Initialiser& init)
-    : config_(config), preset_((validate(config), mixer_preset(config.mixer))) {
-  const std::int64_t width = config.hidden;
+    : config_((validate(config), completed(config))),
+      preset_(mixer_preset(config_.mixer)),
+      gate_(gate_of(config_, preset_)) {
   rule_.step = parse_step_size(std::string(preset_.step));
   rule_.step.erase_scale = preset_.erase_scale;
   rule_.step.write_scale = preset_.write_scale;
-  rule_.qk_l2norm = preset_.qk_l2norm;
+  rule_.qk_l2norm = preset_.qk_l2norm && !config_.qk_sum_norm;
 
-  q_proj_ = projection_weight(*this, init, "q_proj", width, width);
-  k_proj_ = projection_weight(*this, init, "k_proj", width, width);
-  v_proj_ = projection_weight(*this, init, "v_proj", width, width);
-  if (preset_.beta != BetaActivation::one) b_proj_ = projection_weight(*this, init, "b_proj", config.heads, width);
+  const std::int64_t width = config_.hidden, value_heads = config_.value_heads;
+  q_proj_ = projection_weight(*this, init, "q_proj", keys(), width);
+  k_proj_ = projection_weight(*this, init, "k_proj", keys(), width);
+  v_proj_ = projection_weight(*this, init, "v_proj", values(), width);
+  if (preset_.beta != BetaActivation::one && config_.learned_beta) {
+    b_proj_ = projection_weight(*this, init, "b_proj", value_heads, width);
+  }
   if (preset_.adaptive) {
     // softplus(α) = 1
-    alpha_ = register_parameter("alpha", torch::full({config.heads}, std::log(std::expm1(1.0)), torch::kFloat));
+    alpha_ = register_parameter("alpha", torch::full({value_heads}, std::log(std::expm1(1.0)), torch::kFloat));
   }
-  const std::int64_t dim = width / config.heads;
-  if (preset_.gate == Gate::scalar) {
-    a_proj_ = projection_weight(*this, init, "a_proj", config.heads, width);
-  } else if (preset_.gate != Gate::none) {
-    auto f_proj = register_module("f_proj", std::make_shared<torch::nn::Module>());
-    const auto part = [&](const char* name, std::int64_t out, std::int64_t in) {
-      return f_proj->register_module(
-          name, std::make_shared<Weight>(linear_weight(init.within("f_proj").within(name), out, in)));
-    };
-    f_proj_in_ = part("0", dim, width);
-    f_proj_out_ = part("1", width, dim);
+  register_decay(init);
+  if (config_.conv > 0) {
+    q_conv_ = conv_weight(*this, init, "q_conv1d", keys(), config_.conv);
+    k_conv_ = conv_weight(*this, init, "k_conv1d", keys(), config_.conv);
+    v_conv_ = conv_weight(*this, init, "v_conv1d", values(), config_.conv);
   }
-  if (preset_.gate != Gate::none) {
-    a_log_ = register_parameter("A_log", initial_a_log(init, config.heads, preset_.gate == Gate::scalar ? 0.0 : 1.0));
-    dt_bias_ =
-        register_parameter("dt_bias", initial_dt_bias(init, preset_.gate == Gate::scalar ? config.heads : width));
-  }
-  if (config.conv > 0) {
-    q_conv_ = conv_weight(*this, init, "q_conv1d", width, config.conv);
-    k_conv_ = conv_weight(*this, init, "k_conv1d", width, config.conv);
-    v_conv_ = conv_weight(*this, init, "v_conv1d", width, config.conv);
-  }
-  if (config.output_norm) {
-    o_norm_ = register_module("o_norm", std::make_shared<Weight>(torch::ones({width / config.heads})));
-  }
-  o_proj_ = projection_weight(*this, init, "o_proj", width, width);
+  register_output(init);
 }
 
-torch::Tensor Mixer::projection() const {
-  std::vector<torch::Tensor> parts{q_proj_->value, k_proj_->value, v_proj_->value};
+void Mixer::register_decay(const Initialiser& init) {
+  const std::int64_t width = config_.hidden, value_heads = config_.value_heads;
+  if (gate_ == Gate::none) return;
+  const bool scalar = gate_ == Gate::scalar;
+  const std::int64_t channels = scalar ? value_heads : value_heads * config_.key_dim;
+  if (scalar) {
+    a_proj_ = projection_weight(*this, init, "a_proj", value_heads, width);
+  } else {
+    auto f_proj = register_module("f_proj", std::make_shared<torch::nn::Module>());
+    f_proj_in_ = projection_weight(*f_proj, init.within("f_proj"), "0", config_.value_dim, width);
+    f_proj_out_ = projection_weight(*f_proj, init.within("f_proj"), "1", channels, config_.value_dim);
+  }
+  a_log_ = register_parameter("A_log", config_.lower_bound ? torch::zeros({value_heads})
+                                                           : initial_a_log(init, value_heads, scalar ? 0.0 : 1.0));
+  dt_bias_ = register_parameter("dt_bias", initial_dt_bias(init, channels));
+}
+
+void Mixer::register_output(const Initialiser& init) {
+  const std::int64_t width = config_.hidden;
+  if (config_.output_gate == OutputGate::silu) {
+    g_proj_out_ = projection_weight(*this, init, "g_proj", values(), width);
+  } else if (config_.output_gate == OutputGate::sigmoid) {
+    auto g_proj = register_module("g_proj", std::make_shared<torch::nn::Module>());
+    g_proj_in_ = projection_weight(*g_proj, init.within("g_proj"), "0", config_.value_dim, width);
+    g_proj_out_ = projection_weight(*g_proj, init.within("g_proj"), "1", values(), config_.value_dim);
+    g_bias_ = g_proj_out_->register_parameter("bias", torch::zeros({values()}));
+  }
+  if (config_.output_norm) {
+    o_norm_ = register_module("o_norm", std::make_shared<Weight>(torch::ones({config_.value_dim})));
+  }
+  o_proj_ = projection_weight(*this, init, "o_proj", width, values());
+}
+
+std::vector<Tensor> Mixer::projections() const {
+  std::vector<Tensor> parts{q_proj_->value, k_proj_->value, v_proj_->value};
   if (b_proj_) parts.push_back(b_proj_->value);
   if (a_proj_) parts.push_back(a_proj_->value);
-  return torch::cat(parts);
+  return parts;
 }
 
-torch::Tensor Mixer::beta(const torch::Tensor& b) const {
-  const auto activated = preset_.beta == BetaActivation::sigmoid ? torch::sigmoid(b) : torch::softplus(b);
-  return alpha_.defined() ? activated * torch::softplus(alpha_) : activated;
+Tensor Mixer::taps() const { return torch::cat({q_conv_->value, k_conv_->value, v_conv_->value}); }
+
+std::array<Tensor, 3> Mixer::heads_of(const Tensor& qkv) const {
+  return {qkv.narrow(2, 0, keys()).unflatten(2, {config_.heads, config_.key_dim}),
+          qkv.narrow(2, keys(), keys()).unflatten(2, {config_.heads, config_.key_dim}),
+          qkv.narrow(2, 2 * keys(), values()).unflatten(2, {config_.value_heads, config_.value_dim})};
 }
 
-torch::Tensor Mixer::decay(const torch::Tensor& x, const torch::Tensor& a) const {
-  if (preset_.gate == Gate::none) return {};
-  if (preset_.gate == Gate::scalar) return -torch::exp(a_log_) * torch::softplus(a + dt_bias_);
-  const std::int64_t dim = config_.hidden / config_.heads;
+Tensor Mixer::activated(const Tensor& qkv) const {
+  if (config_.qk_activation == "silu") return torch::silu(qkv);
+  const auto qk = activation(config_.qk_activation, qkv.narrow(2, 0, 2 * keys()));
+  return torch::cat({qk, torch::silu(qkv.narrow(2, 2 * keys(), values()))}, 2);
+}
+
+Tensor Mixer::sum_normed(const Tensor& qkv) const {
+  const auto qk = qkv.narrow(2, 0, 2 * keys()).unflatten(2, {2 * config_.heads, config_.key_dim});
+  return torch::cat({(qk / qk.sum(-1, true)).flatten(2), qkv.narrow(2, 2 * keys(), values())}, 2);
+}
+
+std::pair<Tensor, Tensor> Mixer::convolved(const Tensor& projected, const Tensor& cu_seqlens) const {
+  const std::int64_t mixed = 2 * keys() + values(), rest = projected.size(2) - mixed;
+  std::pair<Tensor, Tensor> result;
+  if (config_.conv > 0 && config_.qk_activation == "silu") {
+    result = autograd::short_conv_split(projected, taps(), rest, cu_seqlens);
+  } else {
+    const auto qkv = projected.narrow(2, 0, mixed);
+    result = {activated(config_.conv > 0 ? plain_conv(qkv, taps(), cu_seqlens) : qkv),
+              projected.narrow(2, mixed, rest)};
+  }
+  if (config_.qk_sum_norm) result.first = sum_normed(result.first);
+  return result;
+}
+
+Tensor Mixer::beta(const Tensor& gates) const {
+  Tensor activated;
+  if (b_proj_) {
+    const auto b = gates.narrow(2, 0, config_.value_heads);
+    activated = preset_.beta == BetaActivation::sigmoid ? torch::sigmoid(b) : torch::softplus(b);
+  } else {
+    activated = torch::ones({gates.size(0), gates.size(1), config_.value_heads}, gates.options());
+  }
+  if (alpha_.defined()) activated = activated * torch::softplus(alpha_);
+  return config_.beta_scale == 1.0 ? activated : activated * config_.beta_scale;
+}
+
+Tensor Mixer::decay(const Tensor& x, const Tensor& gates) const {
+  if (gate_ == Gate::none) return {};
+  if (gate_ == Gate::scalar) {
+    const auto a = gates.narrow(2, gates.size(2) - config_.value_heads, config_.value_heads);
+    return -torch::exp(a_log_) * torch::softplus(a + dt_bias_);
+  }
   const auto f = torch::matmul(torch::matmul(x, f_proj_in_->value.t()), f_proj_out_->value.t()) + dt_bias_;
-  const auto rate = torch::exp(a_log_).unsqueeze(-1);  // [H, 1]
-  const auto by_channel = f.unflatten(-1, {config_.heads, dim});
-  if (preset_.gate == Gate::safe_channel) return kGateLowerBound * torch::sigmoid(rate * by_channel);
+  const auto rate = torch::exp(a_log_).unsqueeze(-1);  // [HV, 1]
+  const auto by_channel = f.unflatten(-1, {config_.value_heads, config_.key_dim});
+  if (gate_ == Gate::safe_channel) {
+    return config_.lower_bound.value_or(kGateLowerBound) * torch::sigmoid(rate * by_channel);
+  }
   return -rate * torch::softplus(by_channel);
 }
 
-torch::Tensor Mixer::causal_softmax(const torch::Tensor& qkv) const {
-  const std::int64_t batch = qkv.size(0), tokens = qkv.size(1), dim = config_.hidden / config_.heads;
+Tensor Mixer::causal_softmax(const Tensor& qkv) const {
+  const std::int64_t batch = qkv.size(0), tokens = qkv.size(1), dim = config_.key_dim;
   const auto parts = qkv.view({batch, tokens, 3, config_.heads, dim}).permute({2, 0, 3, 1, 4});  // [3, B, H, T, D/H]
   const auto scores = torch::matmul(parts[0], parts[1].transpose(-1, -2)) / std::sqrt(static_cast<double>(dim));
   const auto future = torch::ones({tokens, tokens}, torch::kBool).triu(1);
@@ -132,29 +263,61 @@ torch::Tensor Mixer::causal_softmax(const torch::Tensor& qkv) const {
   return torch::matmul(weights, parts[2]).transpose(1, 2);
 }
 
-torch::Tensor Mixer::forward(const torch::Tensor& x) const {
-  const std::int64_t batch = x.size(0), tokens = x.size(1), width = config_.hidden, heads = config_.heads;
-  const std::int64_t betas = b_proj_ ? heads : 0, rest = betas + (a_proj_ ? heads : 0);
-  const auto projected = torch::matmul(x, projection().t());  // [B, T, 3·D + H]
-  torch::Tensor qkv, gates;
-  if (config_.conv > 0) {
-    const auto taps = torch::cat({q_conv_->value, k_conv_->value, v_conv_->value});
-    std::tie(qkv, gates) = autograd::short_conv_split(projected, taps, rest);
-  } else {
-    qkv = torch::silu(projected.narrow(2, 0, 3 * width));
-    gates = projected.narrow(2, 3 * width, rest);
+Tensor Mixer::output(const Tensor& x, Tensor o) const {
+  if (o_norm_) o = autograd::rms_norm(o, o_norm_->value, config_.norm_eps);
+  o = o.reshape({x.size(0), x.size(1), values()});
+  if (config_.output_gate == OutputGate::silu) {
+    o = o * torch::silu(torch::matmul(x, g_proj_out_->value.t()));
+  } else if (config_.output_gate == OutputGate::sigmoid) {
+    const auto low = torch::matmul(x, g_proj_in_->value.t());
+    o = o * torch::sigmoid(torch::matmul(low, g_proj_out_->value.t()) + g_bias_);
   }
+  return torch::matmul(o, o_proj_->value.t());
+}
 
-  torch::Tensor o;  // [B, T, H, D/H]
-  if (preset_.softmax) {
-    o = causal_softmax(qkv);
+Tensor Mixer::forward(const Tensor& x, const Tensor& cu_seqlens) const {
+  const auto projected = torch::matmul(x, torch::cat(projections()).t());  // [B, T, 2·H·K + HV·V + …]
+  const auto [qkv, gates] = convolved(projected, cu_seqlens);
+  if (preset_.softmax) return output(x, causal_softmax(qkv));
+  return output(x, autograd::delta_rule_packed(qkv, beta(gates), decay(x, gates), config_.heads, config_.key_dim, rule_,
+                                               cu_seqlens));
+}
+
+MixerState Mixer::initial_state(std::int64_t batch) const {
+  MixerState state;
+  state.memory = torch::zeros({batch, config_.value_heads, config_.key_dim, config_.value_dim});
+  if (config_.conv > 0) state.conv = torch::zeros({batch, config_.conv - 1, 2 * keys() + values()});
+  return state;
+}
+
+Tensor Mixer::forward(const Tensor& x, MixerState& state) const {
+  if (preset_.softmax) throw Error("mixer", "state", "one of " + config_.mixer, "one of a delta rule");
+  const torch::NoGradGuard no_grad;
+  const std::int64_t tokens = x.size(1);
+  // Putting few tokens' columns side by side moves less than doing so with the weights.
+  std::vector<Tensor> columns;
+  for (const auto& weight : projections()) columns.push_back(torch::matmul(x, weight.t()));
+  const auto inputs = torch::cat({columns[0], columns[1], columns[2]}, 2);  // [B, T, 2·H·K + HV·V]
+  columns.erase(columns.begin(), columns.begin() + 3);
+  const auto gates = columns.empty() ? x.narrow(2, 0, 0) : torch::cat(columns, 2);
+
+  Tensor qkv;
+  if (config_.conv > 0) {
+    const auto window = torch::cat({state.conv, inputs}, 1);  // [B, W − 1 + T, 2·H·K + HV·V]
+    qkv = convolved(window, {}).first.narrow(1, config_.conv - 1, tokens);
+    state.conv = window.narrow(1, tokens, config_.conv - 1).clone();
   } else {
-    const auto b = b_proj_ ? beta(gates.narrow(2, 0, betas)) : torch::ones({batch, tokens, heads});
-    o = autograd::delta_rule_packed(qkv, b, decay(x, gates.narrow(2, betas, rest - betas)), heads, width / heads,
-                                    rule_);
+    qkv = convolved(inputs, {}).first;
   }
-  if (o_norm_) o = autograd::rms_norm(o, o_norm_->value);
-  return torch::matmul(o.reshape({batch, tokens, width}), o_proj_->value.t());
+  const auto [q, k, v] = heads_of(qkv);
+  const auto b = beta(gates), g = decay(x, gates);
+  if (tokens == 1) {
+    const auto only = [](const Tensor& t) { return t.defined() ? t.select(1, 0) : t; };
+    return output(x, autograd::delta_rule_step(only(q), only(k), only(v), only(b), only(g), state.memory, rule_));
+  }
+  auto out = autograd::delta_rule({q, k, v, b, state.memory, g, {}}, rule_);
+  state.memory = out.final_state;
+  return output(x, out.o);
 }
 
 }  // namespace efla::nn

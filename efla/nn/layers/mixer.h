@@ -5,9 +5,13 @@
 #include <torch/nn/module.h>
 #include <torch/types.h>
 
+#include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "efla/nn/layers/mixer_preset.h"
 #include "efla/nn/layers/parameters.h"
@@ -15,40 +19,87 @@
 
 namespace efla::nn {
 
+// What multiplies the normed output of each head.
+//
+//   none
+//   silu      silu(g_proj x)                  Gated DeltaNet
+//   sigmoid   sigmoid(g_proj.1 g_proj.0 x)    Kimi Delta Attention: of rank V, with a bias
+enum class OutputGate { none, silu, sigmoid };
+
 struct MixerConfig {
   std::string mixer = "efla";  // a name of mixer_presets()
   std::int64_t hidden = 64;    // width D of input and output
-  std::int64_t heads = 1;      // of hidden / heads keys and values each
-  std::int64_t conv = 4;       // taps of the short convolution on q, k and v; 0 leaves it out, the SiLU stays
+  std::int64_t heads = 1;      // H, of queries and keys
+  std::int64_t conv = 4;       // taps of the short convolution on q, k and v; 0 leaves it out, the activations stay
   bool output_norm = true;     // RMS norm of each head's output
+
+  std::int64_t value_heads = 0;             // HV, a multiple of heads; 0: as many
+  std::int64_t key_dim = 0, value_dim = 0;  // K and V; 0: hidden / heads
+  OutputGate output_gate = OutputGate::none;
+  bool learned_beta = true;            // false: β is 1 whatever the preset says
+  double beta_scale = 1.0;             // factor on β
+  std::string qk_activation = "silu";  // silu, relu, elu (which is elu(x) + 1) or identity
+  bool qk_sum_norm = false;            // q and k are divided by their sums, in place of the preset's norm
+  std::optional<double> lower_bound =
+      {};                  // of a decay by channel, in [−5, 0): its safe gate, with A_log 0 at the start
+  double norm_eps = 1e-6;  // of the output's norm
 };
 
 // Throws Error, naming the field.
 void validate(const MixerConfig& config);
 
-// y = o_proj(norm(rule(silu(conv(q_proj x)), silu(conv(k_proj x)), silu(conv(v_proj x)), β(b_proj x)))).
+// What a mixer keeps of the tokens so far.
+struct MixerState {
+  torch::Tensor memory;  // [B, HV, K, V]
+  torch::Tensor conv;    // [B, W − 1, 2·H·K + HV·V], the convolution's last inputs; undefined without one
+};
+
+// y = o_proj(norm(rule(act(conv(q_proj x)), act(conv(k_proj x)), silu(conv(v_proj x)), β(b_proj x))) · gate).
 class Mixer : public torch::nn::Module {
  public:
   // Throws Error for a configuration that validate refuses.
   Mixer(const MixerConfig& config, const Initialiser& init);
 
-  // x [B, T, D] float32 → [B, T, D], without the residual. May be called by several threads at once.
-  torch::Tensor forward(const torch::Tensor& x) const;
+  // x [B, T, D] float32 → [B, T, D], without the residual. cu_seqlens [N + 1] int64 with B = 1: 0, the ends of packed
+  // sequences, which do not see each other. May be called by several threads at once.
+  torch::Tensor forward(const torch::Tensor& x, const torch::Tensor& cu_seqlens = {}) const;
+
+  // The same for tokens after those in the state, which goes on to include them. Not differentiable; not for softmax.
+  torch::Tensor forward(const torch::Tensor& x, MixerState& state) const;
+
+  // The state before the first token of each of B sequences.
+  MixerState initial_state(std::int64_t batch) const;
 
  private:
-  torch::Tensor projection() const;                  // [3·D + …, D]: q, k, v and, where there are such, b and a
-  torch::Tensor beta(const torch::Tensor& b) const;  // [B, T, H] → [B, T, H]
-  // The decay [B, T, H] or [B, T, H, D/H] from x and a = a_proj x; undefined without one.
-  torch::Tensor decay(const torch::Tensor& x, const torch::Tensor& a) const;
-  torch::Tensor causal_softmax(const torch::Tensor& qkv) const;  // [B, T, 3·D] → [B, T, H, D/H]
+  std::int64_t keys() const { return config_.heads * config_.key_dim; }
+  std::int64_t values() const { return config_.value_heads * config_.value_dim; }
+  // The parts of a tensor [B, T, 2·H·K + HV·V] by heads: q, k [B, T, H, K], v [B, T, HV, V].
+  std::array<torch::Tensor, 3> heads_of(const torch::Tensor& qkv) const;
+
+  void register_decay(const Initialiser& init);
+  void register_output(const Initialiser& init);
+  std::vector<torch::Tensor> projections() const;  // [·, D]: of q, k, v and, where there are such, b and a
+  torch::Tensor taps() const;                      // [2·H·K + HV·V, 1, W]
+  // Convolution and activation of the first columns of projected, [B, T, 2·H·K + HV·V], and the other columns.
+  std::pair<torch::Tensor, torch::Tensor> convolved(const torch::Tensor& projected,
+                                                    const torch::Tensor& cu_seqlens) const;
+  torch::Tensor activated(const torch::Tensor& qkv) const;   // of a convolution's plain sums
+  torch::Tensor sum_normed(const torch::Tensor& qkv) const;  // q and k over their sums
+  torch::Tensor beta(const torch::Tensor& gates) const;      // gates [B, T, HV + …] → [B, T, HV]
+  // The decay [B, T, HV] or [B, T, HV, K] from x and gates; undefined without one.
+  torch::Tensor decay(const torch::Tensor& x, const torch::Tensor& gates) const;
+  torch::Tensor causal_softmax(const torch::Tensor& qkv) const;         // [B, T, 3·D] → [B, T, H, D/H]
+  torch::Tensor output(const torch::Tensor& x, torch::Tensor o) const;  // o [B, T, HV, V] → [B, T, D]
 
   MixerConfig config_;
   const MixerPreset& preset_;
+  Gate gate_;
   DeltaRule rule_;
   std::shared_ptr<Weight> q_proj_, k_proj_, v_proj_, b_proj_, q_conv_, k_conv_, v_conv_, o_norm_, o_proj_;
-  std::shared_ptr<Weight> a_proj_, f_proj_in_, f_proj_out_;
-  torch::Tensor alpha_;            // [H] of an adaptive β
-  torch::Tensor a_log_, dt_bias_;  // of a gate: [H] and [H], or [H·D/H] by channel
+  std::shared_ptr<Weight> a_proj_, f_proj_in_, f_proj_out_, g_proj_in_, g_proj_out_;
+  torch::Tensor alpha_;            // [HV] of an adaptive β
+  torch::Tensor a_log_, dt_bias_;  // of a decay: [HV] and [HV], or [HV·K] by channel
+  torch::Tensor g_bias_;           // [HV·V] of the sigmoid gate
 };
 
 }  // namespace efla::nn

@@ -26,18 +26,39 @@ torch::Tensor filled(at::IntArrayRef sizes, Draw&& draw) {
 
 }  // namespace
 
+Initialiser Initialiser::within(const std::string& part) const {
+  Initialiser inner = *this;
+  inner.prefix_ += part + ".";
+  return inner;
+}
+
+Initialiser Initialiser::with_deviation(double deviation) const {
+  Initialiser normal = *this;
+  normal.deviation_ = deviation;
+  return normal;
+}
+
+Initialiser Initialiser::open() {
+  Initialiser init(0);
+  init.open_ = true;
+  return init;
+}
+
 torch::Tensor Initialiser::uniform(const std::string& name, at::IntArrayRef sizes, double bound) const {
+  if (open_) return torch::empty(sizes, torch::kFloat);
   Random random(seed_, hash(prefix_ + name));
   return filled(sizes, [&] { return random.uniform(-bound, bound); });
 }
 
 torch::Tensor Initialiser::normal(const std::string& name, at::IntArrayRef sizes, double deviation) const {
+  if (open_) return torch::empty(sizes, torch::kFloat);
   Random random(seed_, hash(prefix_ + name));
   return filled(sizes, [&] { return deviation * random.normal(); });
 }
 
-torch::Tensor linear_weight(const Initialiser& init, std::int64_t out, std::int64_t in) {
-  return init.uniform("weight", {out, in}, 1.0 / std::sqrt(static_cast<double>(in)));
+torch::Tensor Initialiser::weight(at::IntArrayRef sizes, std::int64_t inputs) const {
+  if (deviation_) return normal("weight", sizes, *deviation_);
+  return uniform("weight", sizes, 1.0 / std::sqrt(static_cast<double>(inputs)));
 }
 
 }  // namespace efla::nn

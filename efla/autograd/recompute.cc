@@ -1,0 +1,60 @@
+#include "efla/autograd/recompute.h"
+
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "efla/autograd/tensor_view.h"
+
+namespace efla::autograd {
+namespace {
+
+using at::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+struct Kept : torch::CustomClassHolder {
+  std::function<Tensor(const Tensor&)> f;
+  std::vector<Tensor> parameters;
+  bool x_needs_gradient;
+
+  Kept(std::function<Tensor(const Tensor&)> function, std::vector<Tensor> leaves, bool needs)
+      : f(std::move(function)), parameters(std::move(leaves)), x_needs_gradient(needs) {}
+};
+
+struct RecomputeFunction : torch::autograd::Function<RecomputeFunction> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, const at::TensorList& /*parameters*/,
+                        const c10::intrusive_ptr<Kept>& kept) {
+    ctx->save_for_backward({x});
+    ctx->saved_data["kept"] = at::IValue::make_capsule(kept);
+    return kept->f(x);
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    refuse_second_order("recompute");
+    const auto kept = c10::static_intrusive_pointer_cast<Kept>(ctx->saved_data["kept"].toCapsule());
+    const Tensor x = ctx->get_saved_variables()[0].detach().requires_grad_(kept->x_needs_gradient);
+    Tensor y;
+    {
+      const at::AutoGradMode with_gradient(true);
+      y = kept->f(x);
+    }
+    variable_list inputs = kept->parameters;
+    if (kept->x_needs_gradient) inputs.insert(inputs.begin(), x);
+    auto gradients = torch::autograd::grad({y}, inputs, grads, /*retain_graph=*/false, /*create_graph=*/false,
+                                           /*allow_unused=*/true);
+    if (!kept->x_needs_gradient) gradients.insert(gradients.begin(), Tensor());
+    gradients.emplace_back();  // of kept
+    return gradients;
+  }
+};
+
+}  // namespace
+
+Tensor recompute(const std::function<Tensor(const Tensor&)>& f, const Tensor& x,
+                 const std::vector<Tensor>& parameters) {
+  if (!at::GradMode::is_enabled()) return f(x);
+  return RecomputeFunction::apply(x, at::TensorList(parameters),
+                                  c10::make_intrusive<Kept>(f, parameters, x.requires_grad()));
+}
+
+}  // namespace efla::autograd

@@ -1,0 +1,136 @@
+#include "efla/nn/layers/attention.h"
+
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "efla/base/error.h"
+
+namespace efla::nn {
+namespace {
+
+using torch::Tensor;
+
+// Queries whose scores are computed at a time: the scores of a sequence are never held whole, and the later half of
+// its keys is left out for its earlier half of queries.
+constexpr std::int64_t kQueries = 256;
+
+void require(bool holds, const char* field, const std::string& got, const std::string& expected) {
+  if (!holds) throw Error("attention", field, got, expected);
+}
+
+// x [B, H, T, E], positions [T].
+Tensor rotated(const Tensor& x, const Tensor& positions, double theta) {
+  const std::int64_t half = x.size(-1) / 2;
+  const auto exponents =
+      torch::arange(half, positions.options().dtype(torch::kDouble)) * (-std::log(theta) / static_cast<double>(half));
+  const auto angles = torch::outer(positions.to(torch::kDouble), exponents.exp());  // [T, E/2]
+  const auto cos = angles.cos().to(x.scalar_type()), sin = angles.sin().to(x.scalar_type());
+  const auto a = x.narrow(-1, 0, half), b = x.narrow(-1, half, half);
+  return torch::cat({a * cos - b * sin, b * cos + a * sin}, -1);
+}
+
+// q [B, H, T, E] are the last T of the tokens of k and v [B, HKV, S, E], S ≥ T. Returns [B, H, T, E].
+Tensor causal_attention(const Tensor& q, const Tensor& k, const Tensor& v) {
+  const std::int64_t tokens = q.size(2), before = k.size(2) - tokens, key_value_heads = k.size(1);
+  const auto grouped = q.unflatten(1, {key_value_heads, q.size(1) / key_value_heads});  // [B, HKV, G, T, E]
+  const auto keys = k.unsqueeze(2), values = v.unsqueeze(2);
+  const double scale = 1.0 / std::sqrt(static_cast<double>(q.size(3)));
+  std::vector<Tensor> parts;
+  for (std::int64_t begin = 0; begin < tokens; begin += kQueries) {
+    const std::int64_t count = std::min(kQueries, tokens - begin), seen = before + begin + count;
+    const auto scores =
+        torch::matmul(grouped.narrow(3, begin, count) * scale, keys.narrow(3, 0, seen).transpose(-1, -2));
+    const auto future = torch::ones({count, seen}, scores.options().dtype(torch::kBool)).triu(seen - count + 1);
+    const auto weights = torch::softmax(scores.masked_fill(future, -INFINITY), -1);
+    parts.push_back(torch::matmul(weights, values.narrow(3, 0, seen)));
+  }
+  return torch::cat(parts, 3).flatten(1, 2);
+}
+
+}  // namespace
+
+void validate(const AttentionConfig& config) {
+  require(config.hidden >= 1, "hidden", std::to_string(config.hidden), "a positive width");
+  require(config.heads >= 1 && config.hidden % (2 * config.heads) == 0, "heads", std::to_string(config.heads),
+          "a number whose double divides hidden, " + std::to_string(config.hidden));
+  require(config.key_value_heads >= 1 && config.heads % config.key_value_heads == 0, "key_value_heads",
+          std::to_string(config.key_value_heads), "a divisor of heads, " + std::to_string(config.heads));
+  require(config.rope_theta > 1.0 && std::isfinite(config.rope_theta), "rope_theta", std::to_string(config.rope_theta),
+          "a number above 1");
+}
+
+KeyValueCache::KeyValueCache(std::int64_t batch, std::int64_t key_value_heads, std::int64_t dim)
+    : keys_(torch::empty({batch, key_value_heads, 0, dim})), values_(torch::empty_like(keys_)) {}
+
+void KeyValueCache::append(const Tensor& keys, const Tensor& values) {
+  const std::int64_t added = keys.size(2), needed = tokens_ + added;
+  if (keys_.size(2) < needed) {
+    const std::int64_t room = std::max(needed, 2 * tokens_);
+    for (auto* held : {&keys_, &values_}) {
+      const auto larger = torch::empty({held->size(0), held->size(1), room, held->size(3)}, keys.options());
+      larger.narrow(2, 0, tokens_).copy_(held->narrow(2, 0, tokens_));
+      *held = larger;
+    }
+  }
+  keys_.narrow(2, tokens_, added).copy_(keys);
+  values_.narrow(2, tokens_, added).copy_(values);
+  tokens_ = needed;
+}
+
+Attention::Attention(const AttentionConfig& config, const Initialiser& init) : config_((validate(config), config)) {
+  const std::int64_t width = config.hidden, key_values = width / config.heads * config.key_value_heads;
+  const auto add = [&](const char* name, std::int64_t out) {
+    return register_module(name, std::make_shared<Weight>(linear_weight(init.within(name), out, width)));
+  };
+  q_proj_ = add("q_proj", width);
+  k_proj_ = add("k_proj", key_values);
+  v_proj_ = add("v_proj", key_values);
+  o_proj_ = add("o_proj", width);
+}
+
+Attention::Heads Attention::heads_of(const Tensor& x, const Tensor& positions) const {
+  const auto split = [&](const Tensor& weight) {
+    return torch::matmul(x, weight.t()).unflatten(2, {-1, config_.hidden / config_.heads}).transpose(1, 2);
+  };
+  const auto on_device = positions.to(x.device());
+  return {rotated(split(q_proj_->value), on_device, config_.rope_theta),
+          rotated(split(k_proj_->value), on_device, config_.rope_theta), split(v_proj_->value)};
+}
+
+Tensor Attention::output(const Tensor& o) const {
+  return torch::matmul(o.transpose(1, 2).flatten(2), o_proj_->value.t());
+}
+
+Tensor Attention::forward(const Tensor& x, const Tensor& cu_seqlens) const {
+  std::vector<std::int64_t> ends{0, x.size(1)};
+  if (cu_seqlens.defined()) {
+    const auto given = cu_seqlens.to(torch::kCPU).contiguous();
+    ends.assign(given.data_ptr<std::int64_t>(), given.data_ptr<std::int64_t>() + given.numel());
+  }
+  std::vector<Tensor> positions, parts;
+  for (std::size_t n = 0; n + 1 < ends.size(); ++n) positions.push_back(torch::arange(ends[n + 1] - ends[n]));
+  const auto [q, k, v] = heads_of(x, torch::cat(positions));
+  for (std::size_t n = 0; n + 1 < ends.size(); ++n) {
+    if (ends[n] == ends[n + 1]) continue;
+    const auto tokens = [&](const Tensor& t) { return t.slice(2, ends[n], ends[n + 1]); };
+    parts.push_back(causal_attention(tokens(q), tokens(k), tokens(v)));
+  }
+  return output(torch::cat(parts, 2));
+}
+
+KeyValueCache Attention::initial_cache(std::int64_t batch) const {
+  return {batch, config_.key_value_heads, config_.hidden / config_.heads};
+}
+
+Tensor Attention::forward(const Tensor& x, KeyValueCache& cache) const {
+  const torch::NoGradGuard no_grad;
+  const auto [q, k, v] = heads_of(x, torch::arange(cache.tokens(), cache.tokens() + x.size(1)));
+  cache.append(k, v);
+  return output(causal_attention(q, cache.keys(), cache.values()));
+}
+
+}  // namespace efla::nn

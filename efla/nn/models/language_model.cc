@@ -1,0 +1,190 @@
+#include "efla/nn/models/language_model.h"
+
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "efla/autograd/cross_entropy.h"
+#include "efla/autograd/recompute.h"
+#include "efla/autograd/rms_norm.h"
+#include "efla/autograd/tensor_view.h"
+#include "efla/base/error.h"
+
+namespace efla::nn {
+namespace {
+
+using torch::Tensor;
+
+constexpr const char* kName = "language model";
+
+// Tokens that a prefill takes in at a time, over all sequences.
+constexpr std::int64_t kPrefillTokens = 2048;
+
+std::shared_ptr<Weight> add_norm(torch::nn::Module& owner, const char* name, std::int64_t width) {
+  return owner.register_module(name, std::make_shared<Weight>(torch::ones({width})));
+}
+
+}  // namespace
+
+LanguageModel::LanguageModel(const LanguageModelConfig& config, const Initialiser& given)
+    : config_((validate(config), config)) {
+  const Initialiser init = given.with_deviation(config.initializer_range);
+  const auto table = [&](const Initialiser& part) {
+    return std::make_shared<Weight>(part.weight({config.vocab_size, config.hidden_size}, config.hidden_size));
+  };
+  const auto model = register_module("model", std::make_shared<torch::nn::Module>());
+  embeddings_ = model->register_module("embeddings", table(init.within("model").within("embeddings")));
+  const auto stack = model->register_module("layers", std::make_shared<torch::nn::Module>());
+  for (std::int64_t i = 0; i < config.num_hidden_layers; ++i) {
+    layers_.push_back(add_layer(*stack, i, init.within("model").within("layers")));
+  }
+  norm_ = add_norm(*model, "norm", config.hidden_size);
+  head_ = config.tie_word_embeddings ? embeddings_ : register_module("lm_head", table(init.within("lm_head")));
+}
+
+LanguageModel::Layer LanguageModel::add_layer(torch::nn::Module& stack, std::int64_t index,
+                                              const Initialiser& init) const {
+  const auto name = std::to_string(index);
+  const auto module = stack.register_module(name, std::make_shared<torch::nn::Module>());
+  const auto part = init.within(name);
+  Layer layer;
+  layer.attn_norm = add_norm(*module, "attn_norm", config_.hidden_size);
+  if (config_.is_attention(index)) {
+    layer.attention =
+        module->register_module("attn", std::make_shared<Attention>(config_.attention_config(), part.within("attn")));
+  } else {
+    layer.mixer = module->register_module("attn", std::make_shared<Mixer>(config_.mixer_config(), part.within("attn")));
+  }
+  layer.mlp_norm = add_norm(*module, "mlp_norm", config_.hidden_size);
+  layer.mlp = module->register_module(
+      "mlp", std::make_shared<Mlp>(config_.hidden_size, config_.mlp_width(), part.within("mlp")));
+  layer.parameters = module->parameters();
+  return layer;
+}
+
+std::int64_t LanguageModel::parameter_count() const {
+  std::int64_t count = 0;
+  for (const auto& parameter : parameters()) count += parameter.numel();
+  return count;
+}
+
+void LanguageModel::check_ids(const Tensor& ids, std::int64_t rank) const {
+  if (!ids.defined() || ids.dim() != rank || ids.scalar_type() != torch::kLong || ids.numel() == 0) {
+    throw Error(kName, "ids", ids.defined() ? autograd::shape_text(ids) : "nothing",
+                rank == 1 ? "int64 [B]" : "int64 [B, T] with tokens");
+  }
+  const auto wrong = ids.lt(0).logical_or_(ids.ge(config_.vocab_size));
+  if (wrong.any().item<bool>()) {
+    throw Error(kName, "ids", "token " + std::to_string(ids.masked_select(wrong)[0].item<std::int64_t>()),
+                "0 to " + std::to_string(config_.vocab_size - 1));
+  }
+}
+
+Tensor LanguageModel::norm(const Tensor& x, const Weight& weight) const {
+  return autograd::rms_norm(x, weight.value, config_.norm_eps);
+}
+
+Tensor LanguageModel::layer_output(const Layer& layer, const Tensor& x,
+                                   const std::function<Tensor(const Tensor&)>& mix) const {
+  const auto y = x + mix(norm(x, *layer.attn_norm));
+  return y + layer.mlp->forward(norm(y, *layer.mlp_norm));
+}
+
+Tensor LanguageModel::hidden(const Tensor& ids, const Tensor& cu_seqlens) const {
+  check_ids(ids, 2);
+  if (cu_seqlens.defined()) autograd::check_cu_seqlens(kName, cu_seqlens, ids.size(0), ids.size(1));
+  auto x = torch::embedding(embeddings_->value, ids);
+  for (const auto& layer : layers_) {
+    // Called again in the backward, when this function has returned.
+    const auto output = [this, &layer, cu_seqlens](const Tensor& input) {
+      return layer_output(layer, input, [&](const Tensor& normed) {
+        return layer.mixer ? layer.mixer->forward(normed, cu_seqlens) : layer.attention->forward(normed, cu_seqlens);
+      });
+    };
+    x = recompute_ ? autograd::recompute(output, x, layer.parameters) : output(x);
+  }
+  return norm(x, *norm_);
+}
+
+Tensor LanguageModel::logits(const Tensor& ids, const Tensor& cu_seqlens) const {
+  return torch::matmul(hidden(ids, cu_seqlens), head().t()).to(torch::kFloat);
+}
+
+Tensor LanguageModel::loss(const Tensor& ids, const Tensor& targets, const Tensor& cu_seqlens) const {
+  if (!targets.defined() || targets.sizes() != ids.sizes()) {
+    throw Error(kName, "targets", targets.defined() ? autograd::shape_text(targets) : "nothing",
+                autograd::shape_text(ids) + " as ids");
+  }
+  return autograd::linear_cross_entropy(hidden(ids, cu_seqlens).flatten(0, 1), head(), targets.flatten());
+}
+
+void LanguageModel::check_state(const LanguageModelState& state, std::int64_t batch) const {
+  if (state.batch != batch || state.layers.size() != layers_.size()) {
+    throw Error(
+        kName, "state",
+        "one of " + std::to_string(state.batch) + " sequences and " + std::to_string(state.layers.size()) + " layers",
+        std::to_string(batch) + " sequences and " + std::to_string(layers_.size()) + " layers");
+  }
+}
+
+LanguageModelState LanguageModel::initial_state(std::int64_t batch) const {
+  if (batch < 1) throw Error(kName, "batch", std::to_string(batch), "at least one sequence");
+  LanguageModelState state;
+  state.batch = batch;
+  for (const auto& layer : layers_) {
+    if (layer.mixer) {
+      state.layers.emplace_back(layer.mixer->initial_state(batch));
+    } else {
+      state.layers.emplace_back(layer.attention->initial_cache(batch));
+    }
+  }
+  return state;
+}
+
+Tensor LanguageModel::advance(const Tensor& ids, LanguageModelState& state) const {
+  auto x = torch::embedding(embeddings_->value, ids);
+  for (std::size_t i = 0; i < layers_.size(); ++i) {
+    const auto& layer = layers_[i];
+    x = layer_output(layer, x, [&](const Tensor& normed) {
+      return layer.mixer ? layer.mixer->forward(normed, std::get<MixerState>(state.layers[i]))
+                         : layer.attention->forward(normed, std::get<KeyValueCache>(state.layers[i]));
+    });
+  }
+  state.tokens += ids.size(1);
+  return norm(x, *norm_);
+}
+
+Tensor LanguageModel::advance_in_parts(const Tensor& ids, LanguageModelState& state, bool all_logits) const {
+  const torch::NoGradGuard no_grad;
+  check_ids(ids, 2);
+  check_state(state, ids.size(0));
+  // Whole chunks of the operator, so that its results do not depend on where a prefill is cut.
+  const std::int64_t step = std::max(kChunk, kPrefillTokens / ids.size(0) / kChunk * kChunk);
+  std::vector<Tensor> parts;
+  for (std::int64_t begin = 0; begin < ids.size(1); begin += step) {
+    const std::int64_t end = std::min(begin + step, ids.size(1));
+    const auto x = advance(ids.slice(1, begin, end), state);
+    if (all_logits || end == ids.size(1)) {
+      const auto read = all_logits ? x : x.slice(1, end - begin - 1, end - begin);
+      parts.push_back(torch::matmul(read, head().t()).to(torch::kFloat));
+    }
+  }
+  return torch::cat(parts, 1);
+}
+
+Tensor LanguageModel::prefill(const Tensor& ids, LanguageModelState& state) const {
+  return advance_in_parts(ids, state, /*all_logits=*/false).squeeze(1);
+}
+
+Tensor LanguageModel::prefill_all(const Tensor& ids, LanguageModelState& state) const {
+  return advance_in_parts(ids, state, /*all_logits=*/true);
+}
+
+Tensor LanguageModel::step(const Tensor& ids, LanguageModelState& state) const {
+  check_ids(ids, 1);
+  return prefill(ids.unsqueeze(1), state);
+}
+
+}  // namespace efla::nn

@@ -1,0 +1,117 @@
+#include "efla/nn/models/language_model_config.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "efla/base/error.h"
+
+namespace efla::nn {
+namespace {
+
+constexpr const char* kName = "language model";
+constexpr std::int64_t kMaxVocabulary = std::int64_t{1} << 24, kMaxWidth = 1 << 16, kMaxLayers = 1024;
+
+template <class T>
+void require(bool holds, const char* field, const T& got, const std::string& expected) {
+  if (!holds) throw Error(kName, field, fmt::format("{}", got), expected);
+}
+
+void require_range(const char* field, std::int64_t got, std::int64_t largest) {
+  require(got >= 1 && got <= largest, field, got, fmt::format("1 to {}", largest));
+}
+
+// The whole number that `size` should be.
+std::int64_t whole(const char* field, double factor, double size, const char* what) {
+  const double rounded = std::round(size);
+  require(rounded >= 1.0 && rounded <= kMaxWidth && std::abs(size - rounded) <= 1e-5 * rounded, field, factor,
+          fmt::format("a factor that gives heads a whole {} (got {:.6g})", what, size));
+  return std::llround(size);
+}
+
+}  // namespace
+
+bool LanguageModelConfig::is_attention(std::int64_t layer) const {
+  return mixer_preset(mixer).softmax ||
+         std::find(attention_layers.begin(), attention_layers.end(), layer) != attention_layers.end();
+}
+
+std::int64_t LanguageModelConfig::mlp_width() const {
+  if (intermediate_size > 0) return intermediate_size;
+  const auto least = static_cast<std::int64_t>(static_cast<double>(hidden_size) * hidden_ratio * 2.0 / 3.0);
+  return (least + 255) / 256 * 256;
+}
+
+MixerConfig LanguageModelConfig::mixer_config() const {
+  const auto& preset = mixer_preset(mixer);
+  const double unit =
+      head_dim > 0 ? static_cast<double>(head_dim) : static_cast<double>(hidden_size) / static_cast<double>(num_heads);
+  MixerConfig config{.mixer = mixer, .hidden = hidden_size, .heads = num_heads};
+  config.conv = use_short_conv ? conv_size : 0;
+  config.output_norm = use_output_norm;
+  config.value_heads = num_v_heads;
+  config.key_dim = whole("expand_k", expand_k, expand_k * unit, "key dim");
+  config.value_dim = whole("expand_v", expand_v, expand_v * unit, "value dim");
+  if (use_gate.value_or(preset.gate != Gate::none)) {
+    const bool by_channel = preset.gate == Gate::channel || preset.gate == Gate::safe_channel;
+    config.output_gate = by_channel ? OutputGate::sigmoid : OutputGate::silu;
+  }
+  config.learned_beta = use_beta;
+  config.beta_scale = allow_neg_eigval ? 2.0 : 1.0;
+  config.qk_activation = qk_activation;
+  config.qk_sum_norm = qk_norm == "sum";
+  config.lower_bound = lower_bound;
+  if (safe_gate || preset.gate == Gate::safe_channel) config.lower_bound = lower_bound.value_or(kGateLowerBound);
+  config.norm_eps = norm_eps;
+  return config;
+}
+
+AttentionConfig LanguageModelConfig::attention_config() const {
+  AttentionConfig config{.hidden = hidden_size, .heads = attention_heads > 0 ? attention_heads : num_heads};
+  config.key_value_heads = attention_kv_heads > 0 ? attention_kv_heads : config.heads;
+  config.rope_theta = rope_theta;
+  return config;
+}
+
+void validate(const LanguageModelConfig& config) {
+  const auto& preset = mixer_preset(config.mixer);
+  require_range("vocab_size", config.vocab_size, kMaxVocabulary);
+  require_range("hidden_size", config.hidden_size, kMaxWidth);
+  require_range("num_hidden_layers", config.num_hidden_layers, kMaxLayers);
+  require_range("num_heads", config.num_heads, kMaxWidth);
+  require(config.head_dim >= 0 && config.head_dim <= kMaxWidth, "head_dim", config.head_dim, "a positive size");
+  require(config.num_v_heads >= 0, "num_v_heads", config.num_v_heads, "a positive number");
+  if (config.use_short_conv) require_range("conv_size", config.conv_size, 8);
+  require(config.hidden_ratio > 0.0 && config.hidden_ratio <= 64.0, "hidden_ratio", config.hidden_ratio, "0 to 64");
+  require(config.intermediate_size >= 0, "intermediate_size", config.intermediate_size, "a positive size");
+  require_range("intermediate_size", config.mlp_width(), 64 * kMaxWidth);
+  require(config.norm_eps > 0.0 && std::isfinite(config.norm_eps), "norm_eps", config.norm_eps, "a positive number");
+  require(config.initializer_range > 0.0 && std::isfinite(config.initializer_range), "initializer_range",
+          config.initializer_range, "a positive number");
+  require(!config.allow_neg_eigval || preset.step == "euler", "allow_neg_eigval", true,
+          "false: " + config.mixer + " has no step of Euler's");
+  require(config.qk_norm.empty() || (preset.qk_l2norm && (config.qk_norm == "l2" || config.qk_norm == "sum")),
+          "qk_norm", "'" + config.qk_norm + "'",
+          preset.qk_l2norm ? "l2 or sum" : "none: " + config.mixer + " takes q and k as they are");
+  for (const auto& [field, id] : {std::pair{"bos_token_id", config.bos_token_id},
+                                  {"eos_token_id", config.eos_token_id},
+                                  {"pad_token_id", config.pad_token_id}}) {
+    require(!id || (*id >= 0 && *id < config.vocab_size), field, id.value_or(0),
+            fmt::format("a token below vocab_size = {}", config.vocab_size));
+  }
+  bool any_mixer = false, any_attention = false;
+  for (const auto layer : config.attention_layers) {
+    require(layer >= 0 && layer < config.num_hidden_layers, "attention_layers", layer,
+            fmt::format("layers from 0 to {}", config.num_hidden_layers - 1));
+    require(std::count(config.attention_layers.begin(), config.attention_layers.end(), layer) == 1, "attention_layers",
+            fmt::format("{} twice", layer), "each layer once");
+  }
+  for (std::int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
+    (config.is_attention(layer) ? any_attention : any_mixer) = true;
+  }
+  if (any_mixer) validate(config.mixer_config());
+  if (any_attention) validate(config.attention_config());
+}
+
+}  // namespace efla::nn

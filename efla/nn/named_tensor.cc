@@ -1,0 +1,49 @@
+#include "efla/nn/named_tensor.h"
+
+#include <torch/torch.h>
+
+#include <cstring>
+
+#include "efla/autograd/tensor_view.h"
+#include "efla/base/error.h"
+#include "efla/rule/validate.h"
+
+namespace efla::nn {
+namespace {
+
+using io::TensorType;
+
+[[noreturn]] void refuse(const io::SafetensorsFile& file, const std::string& what) {
+  throw IoError(IoError::Kind::content, file.path(), -1, what);
+}
+
+}  // namespace
+
+io::NamedTensor named_tensor(const std::string& name, const torch::Tensor& tensor) {
+  return {name,
+          tensor.scalar_type() == torch::kLong ? TensorType::I64 : TensorType::F32,
+          tensor.sizes().vec(),
+          {static_cast<const std::uint8_t*>(tensor.data_ptr()), static_cast<std::size_t>(tensor.nbytes())}};
+}
+
+void read_tensor(const io::SafetensorsFile& file, const std::string& name, const torch::Tensor& into) {
+  const io::NamedTensor* from = file.find(name);
+  if (!from) refuse(file, "has no tensor " + name);
+  const auto type = from->type;
+  const bool half = type == TensorType::F16 || type == TensorType::BF16;
+  if ((!half && type != TensorType::F32) || from->shape != into.sizes().vec()) {
+    refuse(file, name + " is " + std::string(io::type_name(type)) + " " +
+                     efla::shape_text(from->shape.data(), static_cast<int>(from->shape.size())) + ", expected F32 " +
+                     autograd::shape_text(into));
+  }
+  if (!half) {
+    std::memcpy(into.data_ptr(), from->bytes.data(), from->bytes.size());
+    return;
+  }
+  const auto narrow = torch::empty(into.sizes(), type == TensorType::F16 ? torch::kHalf : torch::kBFloat16);
+  std::memcpy(narrow.data_ptr(), from->bytes.data(), from->bytes.size());
+  const torch::NoGradGuard no_grad;
+  into.copy_(narrow);
+}
+
+}  // namespace efla::nn
