@@ -8,6 +8,7 @@
 #include <fmt/core.h>
 
 #include "cli/commands.h"
+#include "cli/tokens.h"
 #include "efla/base/error.h"
 #include "efla/data/mnist_download.h"
 
@@ -73,7 +74,7 @@ void run_mnist(const std::string& out, const std::string& url) {
 }  // namespace
 
 void add_data(CLI::App& program) {
-  auto* command = program.add_subcommand("data", "Get data sets");
+  auto* command = program.add_subcommand("data", "Get data sets, turn text into tokens");
   command->require_subcommand(1);
 
   struct Options {
@@ -87,6 +88,7 @@ void add_data(CLI::App& program) {
   mnist->add_option("--url", options->url, "Address of a mirror, to which the files' names are added")
       ->capture_default_str();
   mnist->callback([options] { run_mnist(options->out, options->url); });
+  add_token_commands(*command);
 }
 
 }  // namespace efla::cli

@@ -1,10 +1,10 @@
-// The progress of a training run: a bar on a terminal, a line now and then elsewhere. Written to standard error.
+// The progress of a training run, as a bar.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <string>
 
+#include "cli/progress_bar.h"
 #include "efla/train/run.h"
 
 namespace efla::cli {
@@ -25,15 +25,11 @@ class Progress {
 
  private:
   void step(const train::StepResult& result, double images_per_second);
-  void draw(double share, const std::string& text, bool plain_line);
-  void line(const std::string& text);
 
-  std::string title_;
+  ProgressBar bar_;
   std::int64_t steps_per_epoch_, steps_;
   std::int64_t drawn_ = 0;  // steps since the start of this program
   double loss_ = 0.0, accuracy_ = 0.0, images_per_second_ = 0.0, seconds_per_step_ = 0.0;  // moving averages
-  bool terminal_;
-  std::chrono::steady_clock::time_point last_drawn_;
 };
 
 }  // namespace efla::cli

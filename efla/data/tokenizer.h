@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "efla/io/token_shard.h"
@@ -23,7 +24,7 @@ class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
 
-  // Throws Error with the byte offset for a text that is not UTF-8 (SentencePiece), IoError(content) never.
+  // SentencePiece: throws Error with the byte offset for a text that is not UTF-8, or of more than 700 MB.
   virtual std::vector<std::int32_t> encode(std::string_view text) const = 0;
 
   // The bytes that a token stands for, often only a part of a character; none for bos, eos and their like. Throws Error

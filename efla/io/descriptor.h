@@ -1,4 +1,4 @@
-// A POSIX file descriptor with an owner, and errno as an exception. For the .cc files of this folder.
+// A POSIX file descriptor with an owner, and errno as an exception. For this folder.
 #pragma once
 
 #include <cerrno>

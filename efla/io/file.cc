@@ -137,6 +137,13 @@ void AtomicFile::write(ByteView bytes) {
   buffer_.insert(buffer_.end(), bytes.begin(), bytes.end());
 }
 
+void AtomicFile::overwrite(std::uint64_t offset, ByteView bytes) {
+  flush();
+  if (::lseek(descriptor_, static_cast<off_t>(offset), SEEK_SET) < 0) throw system_error(target_, "seek in it");
+  write_through(bytes);
+  if (::lseek(descriptor_, 0, SEEK_END) < 0) throw system_error(target_, "seek in it");
+}
+
 void AtomicFile::flush() {
   write_through(buffer_);
   buffer_.clear();

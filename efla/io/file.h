@@ -51,6 +51,8 @@ class AtomicFile {
 
   void write(ByteView bytes);
   void write(std::string_view text) { write(as_bytes(text)); }
+  // Over bytes that were written before, for a header that counts what follows it.
+  void overwrite(std::uint64_t offset, ByteView bytes);
   void commit();
 
   std::uint64_t bytes_written() const { return written_; }

@@ -12,7 +12,14 @@ namespace {
 // Past this depth a value is no metric or configuration; nlohmann's values are destroyed with a stack that grows too.
 constexpr int kMaxDepth = 256;
 
-nlohmann::json parse(ByteView text, const std::string& path, std::size_t start) {
+// The size of a text up to and with its last newline.
+std::size_t whole_lines(ByteView text) {
+  return static_cast<std::size_t>(text.rend() - std::find(text.rbegin(), text.rend(), '\n'));
+}
+
+}  // namespace
+
+nlohmann::json parse_json(ByteView text, const std::string& path, std::size_t start) {
   const auto limit_depth = [&](int depth, nlohmann::json::parse_event_t, nlohmann::json&) {
     if (depth > kMaxDepth) {
       throw IoError(IoError::Kind::content, path, static_cast<std::int64_t>(start),
@@ -31,16 +38,9 @@ nlohmann::json parse(ByteView text, const std::string& path, std::size_t start) 
   }
 }
 
-// The size of a text up to and with its last newline.
-std::size_t whole_lines(ByteView text) {
-  return static_cast<std::size_t>(text.rend() - std::find(text.rbegin(), text.rend(), '\n'));
-}
-
-}  // namespace
-
 nlohmann::json read_json(const std::filesystem::path& path) {
   const auto text = read_file(path);
-  return parse(text, path.string(), 0);
+  return parse_json(text, path.string());
 }
 
 std::vector<nlohmann::json> read_json_lines(const std::filesystem::path& path) {
@@ -50,7 +50,7 @@ std::vector<nlohmann::json> read_json_lines(const std::filesystem::path& path) {
   for (std::size_t start = 0; start < end;) {
     const auto newline = std::find(text.begin() + static_cast<std::ptrdiff_t>(start), text.end(), '\n');
     const auto stop = static_cast<std::size_t>(newline - text.begin());
-    values.push_back(parse(ByteView(text).subspan(start, stop - start), path.string(), start));
+    values.push_back(parse_json(ByteView(text).subspan(start, stop - start), path.string(), start));
     start = stop + 1;
   }
   return values;

@@ -68,24 +68,42 @@ void compress(State& state, const std::uint8_t* block) {
 
 }  // namespace
 
-std::string sha256(ByteView bytes) {
-  State state = kInitial;
-  std::size_t position = 0;
-  for (; position + 64 <= bytes.size(); position += 64) compress(state, bytes.data() + position);
+Sha256::Sha256() : state_(kInitial) {}
 
+void Sha256::update(ByteView bytes) {
+  const auto held = static_cast<std::size_t>(size_ % block_.size());
+  size_ += bytes.size();
+  if (held > 0) {
+    const auto taken = std::min(block_.size() - held, bytes.size());
+    std::copy_n(bytes.begin(), taken, block_.begin() + static_cast<std::ptrdiff_t>(held));
+    if (held + taken < block_.size()) return;
+    compress(state_, block_.data());
+    bytes = bytes.subspan(taken);
+  }
+  for (; bytes.size() >= block_.size(); bytes = bytes.subspan(block_.size())) compress(state_, bytes.data());
+  std::copy(bytes.begin(), bytes.end(), block_.begin());
+}
+
+std::string Sha256::digest() {
   // The last bytes, a one bit, zeros, and the length in bits: one block or two.
   std::array<std::uint8_t, 128> tail{};
-  const auto rest = bytes.size() % 64;
-  std::copy_n(bytes.begin() + static_cast<std::ptrdiff_t>(position), rest, tail.begin());
+  const auto rest = static_cast<std::size_t>(size_ % block_.size());
+  std::copy_n(block_.begin(), rest, tail.begin());
   tail[rest] = 0x80;
   const std::size_t tail_size = rest < 56 ? 64 : 128;
-  const std::uint64_t bits = std::uint64_t{bytes.size()} * 8;
+  const std::uint64_t bits = size_ * 8;
   for (std::size_t i = 0; i < 8; ++i) tail[tail_size - 1 - i] = static_cast<std::uint8_t>(bits >> (8 * i));
-  for (std::size_t i = 0; i < tail_size; i += 64) compress(state, tail.data() + i);
+  for (std::size_t i = 0; i < tail_size; i += 64) compress(state_, tail.data() + i);
 
   std::string digits;
-  for (const auto word : state) digits += fmt::format("{:08x}", word);
+  for (const auto word : state_) digits += fmt::format("{:08x}", word);
   return digits;
+}
+
+std::string sha256(ByteView bytes) {
+  Sha256 sum;
+  sum.update(bytes);
+  return sum.digest();
 }
 
 }  // namespace efla::io

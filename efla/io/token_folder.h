@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,11 +22,15 @@ struct TokenIndex {
     std::string sha256;
   };
 
+  struct Position {
+    std::int64_t input = 0, document = 0;
+  };
+
   TokenizerInfo tokenizer;
   std::vector<Shard> shards;      // in the order of the documents
   nlohmann::ordered_json source;  // what made them; compared as a whole before making more
-  // Null when every shard is there; until then, what the writer needs to go on.
-  nlohmann::ordered_json unfinished;
+  // Where its writer goes on: at a document of an input file. Nothing once every shard is there.
+  std::optional<Position> unfinished;
 
   std::int64_t tokens() const;
   std::int64_t documents() const;

@@ -35,7 +35,9 @@ TEST_P(Corpus, HoldsWhatReadersPromise) {
 INSTANTIATE_TEST_SUITE_P(All, Corpus,
                          testing::Values(Target{"safetensors", safetensors}, Target{"gzip", gzip}, Target{"idx", idx},
                                          Target{"images", images}, Target{"json_lines", json_lines},
-                                         Target{"results", results}),
+                                         Target{"results", results}, Target{"unpack", unpack},
+                                         Target{"token_shard", token_shard}, Target{"token_index", token_index},
+                                         Target{"sentencepiece", sentencepiece}, Target{"documents", documents}),
                          [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

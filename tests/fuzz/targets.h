@@ -18,5 +18,14 @@ void images(io::ByteView bytes);
 void json_lines(io::ByteView bytes);
 // A results.json, read for the report.
 void results(io::ByteView bytes);
+// gzip, xz or zstd as streams.
+void unpack(io::ByteView bytes);
+// A shard of tokens, and the index of a folder of them.
+void token_shard(io::ByteView bytes);
+void token_index(io::ByteView bytes);
+// A SentencePiece model, which then tokenizes a text.
+void sentencepiece(io::ByteView bytes);
+// Text, and JSON lines, that may be packed.
+void documents(io::ByteView bytes);
 
 }  // namespace efla::fuzz

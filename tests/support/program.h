@@ -7,8 +7,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
+#include <csignal>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "tests/support/temp_folder.h"
@@ -20,16 +23,13 @@ struct ProgramResult {
   std::string out, err;
 };
 
-// Runs a command (its path first) with no input and waits for it. Where out is given, standard output goes to that
-// file and is not returned.
-inline ProgramResult run_command(const std::vector<std::string>& command, const std::string& out = "") {
-  const TempFolder folder;
-  const std::string out_path = out.empty() ? folder.file("out") : out, err_path = folder.file("err");
+// Starts a command (its path first) with no input and its output in the files.
+inline pid_t start_command(const std::vector<std::string>& command, const std::string& out, const std::string& err) {
   posix_spawn_file_actions_t files;
   posix_spawn_file_actions_init(&files);
   posix_spawn_file_actions_addopen(&files, 0, "/dev/null", O_RDONLY, 0);
-  posix_spawn_file_actions_addopen(&files, 1, out_path.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
-  posix_spawn_file_actions_addopen(&files, 2, err_path.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+  posix_spawn_file_actions_addopen(&files, 1, out.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+  posix_spawn_file_actions_addopen(&files, 2, err.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
   std::vector<char*> arguments;
   for (const auto& argument : command) arguments.push_back(const_cast<char*>(argument.c_str()));
   arguments.push_back(nullptr);
@@ -37,13 +37,33 @@ inline ProgramResult run_command(const std::vector<std::string>& command, const 
   const int failed = posix_spawnp(&child, arguments[0], &files, nullptr, arguments.data(), environ);
   posix_spawn_file_actions_destroy(&files);
   if (failed != 0) throw std::runtime_error("cannot start " + command[0]);
+  return child;
+}
+
+// Waits for its end; its exit code, or 128 + N when signal N ended it.
+inline int wait_for(pid_t child) {
   int status = 0;
-  if (waitpid(child, &status, 0) != child) throw std::runtime_error("lost track of " + command[0]);
+  if (waitpid(child, &status, 0) != child) throw std::runtime_error("lost track of a command");
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+// Runs a command and waits for it. Where out is given, standard output goes to that file and is not returned.
+inline ProgramResult run_command(const std::vector<std::string>& command, const std::string& out = "") {
+  const TempFolder folder;
+  const std::string out_path = out.empty() ? folder.file("out") : out, err_path = folder.file("err");
   ProgramResult result;
-  result.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  result.exit_code = wait_for(start_command(command, out_path, err_path));
   if (out.empty()) result.out = read_text(out_path);
   result.err = read_text(err_path);
   return result;
+}
+
+// Runs a command and ends it with SIGKILL when the time is over; its exit code as run_command gives it.
+inline int run_command_for(const std::vector<std::string>& command, std::chrono::duration<double> time) {
+  const auto child = start_command(command, "/dev/null", "/dev/null");
+  std::this_thread::sleep_for(time);
+  kill(child, SIGKILL);  // of no effect where it has ended: it was not waited for yet
+  return wait_for(child);
 }
 
 // Runs efla with these arguments.

@@ -1,0 +1,145 @@
+#include "efla/data/documents.h"
+
+#include <algorithm>
+#include <string_view>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "efla/base/error.h"
+#include "efla/data/file_documents.h"
+
+namespace efla::data {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::size_t kPart = std::size_t{1} << 16;
+constexpr std::size_t kMaxUncut = std::size_t{1} << 26;
+
+bool is_hidden(const fs::path& path) { return path.filename().string().starts_with('.'); }
+
+std::vector<fs::path> files_below(const fs::path& folder) {
+  std::vector<fs::path> files;
+  for (auto at = fs::recursive_directory_iterator(folder); at != fs::recursive_directory_iterator(); ++at) {
+    if (is_hidden(at->path())) {
+      at.disable_recursion_pending();
+    } else if (at->is_regular_file()) {
+      files.push_back(at->path());
+    }
+  }
+  if (files.empty()) throw Error("data tokenize", "INPUT", folder.string() + ", a folder without files", "text");
+  std::sort(files.begin(), files.end(), [](const auto& a, const auto& b) { return a.native() < b.native(); });
+  return files;
+}
+
+}  // namespace
+
+std::vector<fs::path> list_inputs(const std::vector<std::string>& inputs) {
+  std::vector<fs::path> files;
+  for (const auto& input : inputs) {
+    std::error_code error;
+    const auto status = fs::status(input, error);
+    if (!fs::exists(status)) {
+      throw IoError(IoError::Kind::missing, input, -1, "there is no such file or folder");
+    }
+    if (fs::is_directory(status)) {
+      const auto below = files_below(input);
+      files.insert(files.end(), below.begin(), below.end());
+    } else {
+      files.emplace_back(input);
+    }
+  }
+  return files;
+}
+
+DocumentReader::DocumentReader(std::vector<fs::path> files, DocumentFormat format, const Tokenizer& tokenizer)
+    : files_(std::move(files)), format_(std::move(format)), tokenizer_(tokenizer) {}
+
+DocumentReader::~DocumentReader() = default;
+
+bool DocumentReader::next(DocumentPart& part) {
+  while (!take_part(part)) {
+    if (!read_chunk()) return false;
+  }
+  return true;
+}
+
+// Adds to the document at hand, or begins one; false after the last.
+bool DocumentReader::read_chunk() {
+  for (; input_ < files_.size(); ++input_) {
+    if (open_ == nullptr) {
+      open_ = open_documents(files_[input_], format_);
+      document_ = 0;
+    }
+    FileDocuments::Chunk chunk;
+    if (open_->next(chunk)) {
+      pending_.erase(0, taken_);
+      taken_ = 0;
+      pending_ += chunk.text;
+      ended_ = chunk.ends;
+      return true;
+    }
+    bytes_before_ += open_->position();
+    open_.reset();
+  }
+  return false;
+}
+
+// The next part of what is pending, as soon as there is one.
+bool DocumentReader::take_part(DocumentPart& part) {
+  const auto text = std::string_view(pending_).substr(taken_);
+  if (text.empty() && !ended_) return false;
+  auto cut = TextCut{text.size(), text.size()};
+  bool last = ended_;
+  if (text.size() > kPart) {
+    // Twice as far each time, so that a text without a cut is not searched again and again.
+    if (!ended_ && text.size() < 2 * uncut_) return false;
+    auto reach = std::max(kPart, std::min(2 * uncut_, text.size()));
+    while ((cut = tokenizer_.last_cut(text.substr(0, reach))).end == 0 && reach < text.size()) {
+      reach = std::min(2 * reach, text.size());
+    }
+    last = false;
+    if (cut.end == 0) {
+      uncut_ = reach;
+      if (!ended_ && reach <= kMaxUncut) return false;
+      if (!ended_) {
+        throw IoError(IoError::Kind::content, files_[input_].string(), -1,
+                      fmt::format("document {} has more than 64 MiB without a space", document_));
+      }
+      cut = {text.size(), text.size()};
+      last = true;
+    }
+  } else if (!ended_) {
+    return false;
+  }
+  part = {std::string(text.substr(0, cut.end)), input_, document_, !begun_, last};
+  taken_ += cut.next;
+  uncut_ = 0;
+  begun_ = !last;
+  if (last) {
+    ended_ = false;
+    ++document_;
+  }
+  return true;
+}
+
+void DocumentReader::skip_to(std::size_t input, std::int64_t document) {
+  for (; input_ < std::min(input, files_.size()); ++input_) bytes_before_ += fs::file_size(files_[input_]);
+  if (document == 0) return;
+  if (input < files_.size()) open_ = open_documents(files_[input], format_);
+  FileDocuments::Chunk chunk;
+  while (document_ < document) {
+    if (open_ == nullptr || !open_->next(chunk)) {
+      throw Error("data tokenize", "INPUT",
+                  fmt::format("fewer than {} documents in {}", document,
+                              input < files_.size() ? files_[input].string() : "nothing"),
+                  "the inputs of the run before");
+    }
+    document_ += chunk.ends;
+  }
+}
+
+std::uint64_t DocumentReader::position() const { return bytes_before_ + (open_ == nullptr ? 0 : open_->position()); }
+
+}  // namespace efla::data

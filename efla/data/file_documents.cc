@@ -1,0 +1,200 @@
+#include "efla/data/file_documents.h"
+
+#include <algorithm>
+#include <string_view>
+
+#include <fmt/format.h>
+
+#include "efla/base/error.h"
+#include "efla/data/utf8.h"
+#include "efla/io/json.h"
+#include "efla/io/safetensors.h"
+#include "efla/io/unpack.h"
+
+namespace efla::data {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::size_t kReadStep = std::size_t{1} << 18;
+constexpr std::size_t kMaxLine = std::size_t{1} << 28;
+
+// The unpacked text of a file, in a buffer that grows at its end and is taken from its front.
+class TextBuffer {
+ public:
+  explicit TextBuffer(const fs::path& path)
+      : file_(path), name_(path.string() + (file_.packing() == io::Packing::none ? "" : " (unpacked)")) {}
+
+  std::string_view text() const { return std::string_view(bytes_).substr(taken_); }
+  bool at_end() const { return at_end_; }
+  std::uint64_t position() const { return file_.position(); }
+  const std::string& name() const { return name_; }
+
+  void grow() {
+    bytes_.erase(0, taken_);
+    taken_ = 0;
+    const auto size = bytes_.size();
+    bytes_.resize(size + kReadStep);
+    const auto count = file_.read({reinterpret_cast<std::uint8_t*>(bytes_.data()) + size, kReadStep});
+    bytes_.resize(size + count);
+    at_end_ = count < kReadStep;
+  }
+
+  void take(std::size_t count) {
+    taken_ += count;
+    offset_ += count;
+  }
+
+  // `at` counts from the front of text().
+  [[noreturn]] void fail(std::size_t at, const std::string& what) const {
+    throw IoError(IoError::Kind::content, name_, static_cast<std::int64_t>(offset_ + at), what);
+  }
+
+  std::uint64_t offset() const { return offset_; }
+
+ private:
+  io::UnpackedFile file_;
+  std::string name_, bytes_;
+  std::size_t taken_ = 0;
+  std::uint64_t offset_ = 0;  // of text() in the unpacked file
+  bool at_end_ = false;
+};
+
+class TextDocuments final : public FileDocuments {
+ public:
+  TextDocuments(const fs::path& path, std::string separator) : buffer_(path), separator_(std::move(separator)) {}
+
+  bool next(Chunk& chunk) override {
+    for (;;) {
+      const auto text = buffer_.text();
+      if (const auto newline = text.find('\n', line_); newline != std::string_view::npos) {
+        if (!is_separator(text.substr(line_, newline - line_))) {
+          line_ = newline + 1;
+          line_is_whole_ = true;
+        } else if (end_document(chunk, line_, newline + 1)) {
+          return true;
+        }
+      } else if (buffer_.at_end()) {
+        return end_document(chunk, is_separator(text.substr(line_)) ? line_ : text.size(), text.size());
+      } else if (text.size() < kReadStep || !take_front(chunk)) {
+        buffer_.grow();
+        check();
+      } else {
+        return true;
+      }
+    }
+  }
+
+  std::uint64_t position() const override { return buffer_.position(); }
+
+ private:
+  bool is_separator(std::string_view line) const { return line_is_whole_ && line == separator_; }
+
+  // The document ends `size` bytes on, and the next one begins at `next`. False where there is no document.
+  bool end_document(Chunk& chunk, std::size_t size, std::size_t next) {
+    const bool exists = begun_ || size > 0;
+    chunk.text = buffer_.text().substr(0, size);
+    chunk.ends = true;
+    take(next);
+    line_is_whole_ = true;
+    begun_ = false;
+    return exists;
+  }
+
+  // What is of the document at hand, whatever follows: whole lines, or of a line that is longer than the separator what
+  // there is. False where that is nothing.
+  bool take_front(Chunk& chunk) {
+    const auto text = buffer_.text();
+    const bool long_line = !line_is_whole_ || text.size() - line_ > separator_.size();
+    const auto size = long_line ? valid_ : line_;
+    if (size == 0) return false;
+    chunk.text = text.substr(0, size);
+    chunk.ends = false;
+    take(size);
+    line_is_whole_ = !long_line;
+    begun_ = true;
+    return true;
+  }
+
+  void take(std::size_t size) {
+    buffer_.take(size);
+    valid_ -= size;
+    line_ = 0;
+  }
+
+  // That what was read is UTF-8, up to a character that is not whole yet.
+  void check() {
+    const auto text = buffer_.text();
+    valid_ += utf8_prefix(text.substr(valid_));
+    if (valid_ == text.size() || (!buffer_.at_end() && utf8_character(text.substr(valid_)) < 0)) return;
+    buffer_.fail(valid_, "not UTF-8");
+  }
+
+  TextBuffer buffer_;
+  std::string separator_;
+  std::size_t line_ = 0;       // where the line at hand begins in the buffer's text
+  std::size_t valid_ = 0;      // bytes of it that are UTF-8
+  bool line_is_whole_ = true;  // no part of that line was taken
+  bool begun_ = false;         // a part of the document was taken
+};
+
+class JsonDocuments final : public FileDocuments {
+ public:
+  JsonDocuments(const fs::path& path, std::string field) : buffer_(path), field_(std::move(field)) {}
+
+  bool next(Chunk& chunk) override {
+    chunk.ends = true;
+    for (;;) {
+      const auto text = buffer_.text();
+      const auto newline = text.find('\n', searched_);
+      if (newline == std::string_view::npos && !buffer_.at_end()) {
+        if (text.size() > kMaxLine) buffer_.fail(0, fmt::format("line {} has more than 256 MiB", line_ + 1));
+        searched_ = text.size();
+        buffer_.grow();
+        continue;
+      }
+      if (text.empty()) return false;
+      const auto line = text.substr(0, newline);
+      ++line_;
+      chunk.text = line.find_first_not_of(" \t\r") == std::string_view::npos ? "" : read_field(line);
+      buffer_.take(std::min(line.size() + 1, text.size()));
+      searched_ = 0;
+      if (!chunk.text.empty()) return true;
+    }
+  }
+
+  std::uint64_t position() const override { return buffer_.position(); }
+
+ private:
+  std::string read_field(std::string_view line) const {
+    if (const auto valid = utf8_prefix(line); valid < line.size()) buffer_.fail(valid, "not UTF-8");
+    auto value = io::parse_json(io::as_bytes(line), buffer_.name(), buffer_.offset());
+    const auto field = value.is_object() ? value.find(field_) : value.end();
+    if (!value.is_object() || field == value.end()) {
+      buffer_.fail(0, fmt::format("line {} has no field '{}'", line_, io::printable(field_)));
+    }
+    if (!field->is_string()) {
+      buffer_.fail(0, fmt::format("field '{}' of line {} is a JSON {}, expected a string", io::printable(field_), line_,
+                                  field->type_name()));
+    }
+    return std::move(field->get_ref<std::string&>());
+  }
+
+  TextBuffer buffer_;
+  std::string field_;
+  std::size_t searched_ = 0;  // bytes of the buffer's text without a newline
+  std::int64_t line_ = 0;     // number of the line at hand, from 1
+};
+
+}  // namespace
+
+std::unique_ptr<FileDocuments> open_documents(const fs::path& path, const DocumentFormat& format) {
+  auto name = path.filename();
+  if (name.extension() == ".gz" || name.extension() == ".xz" || name.extension() == ".zst") name = name.stem();
+  if (name.extension() == ".jsonl" || name.extension() == ".ndjson") {
+    return std::make_unique<JsonDocuments>(path, format.field);
+  }
+  return std::make_unique<TextDocuments>(path, format.separator);
+}
+
+}  // namespace efla::data

@@ -1,0 +1,95 @@
+#include "efla/data/packed_batches.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "efla/base/error.h"
+#include "efla/data/permutation.h"
+
+namespace efla::data {
+namespace {
+
+constexpr std::uint64_t kWindowStream = std::uint64_t{0x7E57} << 48;  // apart from other uses of the seed
+
+void require(bool good, const char* argument, std::int64_t got, const std::string& expected) {
+  if (!good) throw Error("packed batches", argument, std::to_string(got), expected);
+}
+
+}  // namespace
+
+TokenWindows::TokenWindows(const io::TokenFolder& folder, std::int64_t length) : folder_(folder), length_(length) {
+  require(length >= 1, "length", length, "at least 1");
+  count_ = (folder.tokens() - 1) / length + 1;
+}
+
+PackedBatch TokenWindows::read(std::span<const std::int64_t> windows) const {
+  PackedBatch batch;
+  batch.batch = static_cast<std::int64_t>(windows.size());
+  batch.length = length_;
+  batch.inputs.assign(windows.size() * static_cast<std::size_t>(length_), 0);
+  batch.targets.assign(batch.inputs.size(), kNoTarget);
+  batch.cu_seqlens.push_back(0);
+  for (std::size_t row = 0; row < windows.size(); ++row) {
+    read_row(windows[row], static_cast<std::int64_t>(row), batch);
+  }
+  return batch;
+}
+
+void TokenWindows::read_row(std::int64_t window, std::int64_t row, PackedBatch& batch) const {
+  const auto begin = window * length_, end = std::min(begin + length_, folder_.tokens());
+  const auto offset = row * length_ - begin;  // of a token's place in the batch from its place in the corpus
+  const auto inputs = std::span(batch.inputs).subspan(static_cast<std::size_t>(begin + offset));
+  const auto targets = std::span(batch.targets).subspan(static_cast<std::size_t>(begin + offset));
+  folder_.read(begin, inputs.first(static_cast<std::size_t>(end - begin)));
+  batch.tokens += end - begin;
+  for (auto token = begin; token < end;) {
+    const auto document_end = folder_.document_end(token);
+    const auto stop = std::min(document_end, end);
+    // Targets are the inputs one token on; that of the row's last token is the next window's first.
+    const auto first = static_cast<std::size_t>(token - begin), last = static_cast<std::size_t>(stop - begin) - 1;
+    std::copy(inputs.begin() + static_cast<std::ptrdiff_t>(first) + 1,
+              inputs.begin() + static_cast<std::ptrdiff_t>(last) + 1,
+              targets.begin() + static_cast<std::ptrdiff_t>(first));
+    if (stop < document_end) folder_.read(stop, targets.subspan(last, 1));
+    batch.cu_seqlens.push_back(stop + offset);
+    token = stop;
+  }
+  if (end < begin + length_) batch.cu_seqlens.push_back((row + 1) * length_);  // the padding, apart
+}
+
+PackedBatches::PackedBatches(const io::TokenFolder& folder, const PackedOptions& options)
+    : windows_(folder, options.length), options_(options) {
+  const auto& o = options_;
+  require(o.world_size >= 1, "world_size", o.world_size, "at least 1");
+  require(o.rank >= 0 && o.rank < o.world_size, "rank", o.rank, fmt::format("0 to {}", o.world_size - 1));
+  require(o.batch >= 1 && o.batch % o.world_size == 0, "batch", o.batch,
+          fmt::format("a multiple of the {} ranks", o.world_size));
+}
+
+PackedBatch PackedBatches::next() {
+  const auto rows = options_.batch / options_.world_size;
+  const auto first = position_.index + options_.rank * rows;  // counted on beyond the epoch's end
+  std::vector<std::int64_t> chosen;
+  auto epoch = position_.epoch + first / windows();
+  auto index = first % windows();
+  while (std::cmp_less(chosen.size(), rows)) {
+    const Permutation order(windows(), options_.seed, kWindowStream + static_cast<std::uint64_t>(epoch));
+    for (; index < windows() && std::cmp_less(chosen.size(), rows); ++index) chosen.push_back(order(index));
+    index = 0;
+    ++epoch;
+  }
+  const auto after = position_.index + options_.batch;
+  position_ = {position_.epoch + after / windows(), after % windows()};
+  return windows_.read(chosen);
+}
+
+void PackedBatches::seek(const PackedPosition& position) {
+  require(position.epoch >= 0, "epoch", position.epoch, "at least 0");
+  require(position.index >= 0 && position.index < windows(), "index", position.index,
+          fmt::format("0 to {}", windows() - 1));
+  position_ = position;
+}
+
+}  // namespace efla::data

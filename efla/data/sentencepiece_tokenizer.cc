@@ -1,0 +1,284 @@
+#include "efla/data/sentencepiece_tokenizer.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <filesystem>
+#include <queue>
+#include <unordered_map>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "efla/base/error.h"
+#include "efla/data/sentencepiece_model.h"
+#include "efla/data/utf8.h"
+#include "efla/io/sha256.h"
+
+namespace efla::data {
+namespace {
+
+using Kind = SentencePieceModel::Kind;
+using Type = SentencePieceModel::Type;
+
+constexpr std::string_view kSpace = "\u2581";  // what stands for a space inside of pieces
+constexpr std::size_t kLongestKept = 64;       // bytes of a word whose ids are looked up when it comes again
+
+[[noreturn]] void refuse(const std::string& path, const std::string& what) {
+  throw IoError(IoError::Kind::content, path, -1, "a SentencePiece model with " + what + ", which is not supported");
+}
+
+// Everything of the format that encode and bytes_of do not do is refused by name.
+void check_supported(const SentencePieceModel& model, const std::string& path) {
+  static constexpr std::array<const char*, 5> kTypes{"", "unigram", "BPE", "word", "character"};
+  if (model.type != Type::bpe) {
+    refuse(path, fmt::format("the type {} instead of BPE", kTypes[static_cast<std::size_t>(model.type)]));
+  }
+  if (model.normalizes || model.denormalizes) refuse(path, "a normalizer other than identity");
+  if (model.remove_extra_whitespaces) refuse(path, "remove_extra_whitespaces");
+  if (!model.escape_whitespaces) refuse(path, "escape_whitespaces off");
+  if (model.whitespace_as_suffix) refuse(path, "treat_whitespace_as_suffix");
+  for (const auto& piece : model.pieces) {
+    if (piece.kind == Kind::user_defined) refuse(path, "user-defined pieces");
+    if (piece.kind == Kind::unused) refuse(path, "unused pieces");
+  }
+}
+
+std::string spaces_for(std::string_view piece) {
+  std::string text;
+  for (std::size_t at = 0; at < piece.size();) {
+    const bool space = piece.substr(at).starts_with(kSpace);
+    text += space ? ' ' : piece[at];
+    at += space ? kSpace.size() : 1;
+  }
+  return text;
+}
+
+// Where the word ends that begins at a place: spaces, and what follows up to the next space.
+std::size_t word_end(std::string_view text, std::size_t begin) {
+  while (text.substr(begin).starts_with(kSpace)) begin += kSpace.size();
+  return std::min(text.find(kSpace, begin), text.size());
+}
+
+// The byte of a piece "<0x0A>"; −1 for another.
+int byte_of(std::string_view piece) {
+  if (piece.size() != 6 || !piece.starts_with("<0x") || !piece.ends_with('>')) return -1;
+  std::uint8_t value = 0;
+  const auto* digits = piece.data() + 3;
+  return std::from_chars(digits, digits + 2, value, 16).ptr == digits + 2 ? value : -1;
+}
+
+// Byte-pair encoding (Sennrich et al., "Neural machine translation of rare words with subword units", 2016) with pieces
+// scored as SentencePiece does: of all neighbours that make up a piece, those of the highest score are joined, the
+// leftmost of equals first, until there are none.
+class SentencePieceTokenizer final : public Tokenizer {
+ public:
+  SentencePieceTokenizer(SentencePieceModel model, io::TokenizerInfo info, const std::string& path)
+      : Tokenizer(std::move(info)), pieces_(std::move(model.pieces)), add_prefix_(model.add_dummy_prefix) {
+    byte_ids_.fill(-1);
+    bytes_.reserve(pieces_.size());
+    for (std::size_t i = 0; i < pieces_.size(); ++i) add_piece(static_cast<std::int32_t>(i), model, path);
+    if (unknown_ < 0) refuse(path, "no unknown piece");
+    byte_fallback_ = model.byte_fallback;
+    if (byte_fallback_ && std::count(byte_ids_.begin(), byte_ids_.end(), -1) > 0) {
+      refuse(path, "byte_fallback and without a piece for every byte");
+    }
+    // Where no piece holds a space behind something else, no join crosses a word's start: words are independent. The
+    // space itself has to be a piece, as a run of unknown characters is one token.
+    const auto crosses = [](const auto& entry) { return word_end(entry.first, 0) != entry.first.size(); };
+    words_ = ids_.contains(kSpace) && std::none_of(ids_.begin(), ids_.end(), crosses);
+  }
+
+  std::vector<std::int32_t> encode(std::string_view text) const override;
+
+  std::string_view bytes_of(std::int32_t id) const override {
+    if (id < 0 || id >= vocab_size()) {
+      throw Error("decode", "id", std::to_string(id), fmt::format("0 to {}", vocab_size() - 1));
+    }
+    return bytes_[static_cast<std::size_t>(id)];
+  }
+
+  bool adds_space() const override { return add_prefix_; }
+
+  TextCut last_cut(std::string_view text) const override {
+    if (!words_) return {};
+    const auto is_space = [](std::string_view at) { return at.starts_with(' ') || at.starts_with(kSpace); };
+    for (auto i = text.rfind(' '); i != std::string_view::npos && i > 0; i = text.rfind(' ', i - 1)) {
+      const auto before = text.substr(0, i), behind = text.substr(i + 1);
+      // A character that is not whole yet may become a space.
+      if (behind.empty() || utf8_character(behind) < 1 || is_space(behind)) continue;
+      if (before.ends_with(' ') || before.ends_with(kSpace)) continue;
+      // encode puts the space back where it adds a prefix.
+      return {i, add_prefix_ ? i + 1 : i};
+    }
+    return {};
+  }
+
+ private:
+  struct Symbol {
+    std::int32_t previous, next, id;
+    std::uint32_t begin, size;  // in the word; size 0: joined to the symbol before it
+  };
+  struct Join {
+    float score;
+    std::int32_t left, right, id;
+    std::uint32_t size;
+    bool operator<(const Join& other) const {
+      return score < other.score || (score == other.score && left > other.left);
+    }
+  };
+  struct Workspace {
+    std::vector<Symbol> symbols;
+    std::priority_queue<Join> joins;
+  };
+
+  void add_piece(std::int32_t id, const SentencePieceModel& model, const std::string& path) {
+    const auto& piece = pieces_[static_cast<std::size_t>(id)];
+    switch (piece.kind) {
+      case Kind::unknown:
+        if (unknown_ >= 0) refuse(path, "two unknown pieces");
+        unknown_ = id;
+        bytes_.push_back(model.unknown_surface);
+        break;
+      case Kind::byte: {
+        const int byte = byte_of(piece.text);
+        if (byte < 0) refuse(path, fmt::format("piece {} of a byte not written as <0x..>", id));
+        byte_ids_[static_cast<std::size_t>(byte)] = id;
+        bytes_.emplace_back(1, static_cast<char>(byte));
+        break;
+      }
+      case Kind::control:
+        bytes_.emplace_back();
+        break;
+      default:
+        bytes_.push_back(spaces_for(piece.text));
+        ids_.emplace(piece.text, id);
+    }
+  }
+
+  std::int32_t find(std::string_view text) const {
+    const auto found = ids_.find(text);
+    return found == ids_.end() ? -1 : found->second;
+  }
+
+  void push_join(std::string_view word, std::int32_t left, std::int32_t right, Workspace& work) const {
+    if (left < 0 || right < 0) return;
+    const auto& a = work.symbols[static_cast<std::size_t>(left)];
+    const auto& b = work.symbols[static_cast<std::size_t>(right)];
+    const auto id = find(word.substr(a.begin, a.size + b.size));
+    if (id < 0) return;
+    work.joins.push({pieces_[static_cast<std::size_t>(id)].score, left, right, id, a.size + b.size});
+  }
+
+  void encode_word(std::string_view word, Workspace& work, std::vector<std::int32_t>& out) const;
+
+  std::vector<SentencePieceModel::Piece> pieces_;
+  std::vector<std::string> bytes_;                          // [vocab_size] what a token stands for
+  std::unordered_map<std::string_view, std::int32_t> ids_;  // of the normal pieces; the keys are in pieces_
+  std::array<std::int32_t, 256> byte_ids_{};                // −1: none
+  std::int32_t unknown_ = -1;
+  bool add_prefix_, byte_fallback_ = false;
+  bool words_ = false;  // a text may be cut into words
+};
+
+void SentencePieceTokenizer::encode_word(std::string_view word, Workspace& work, std::vector<std::int32_t>& out) const {
+  auto& symbols = work.symbols;
+  symbols.clear();
+  for (std::size_t at = 0; at < word.size();) {
+    const auto size = static_cast<std::size_t>(utf8_character(word.substr(at)));
+    const auto i = static_cast<std::int32_t>(symbols.size());
+    const auto next = at + size < word.size() ? i + 1 : -1;
+    symbols.push_back(
+        {i - 1, next, find(word.substr(at, size)), static_cast<std::uint32_t>(at), static_cast<std::uint32_t>(size)});
+    at += size;
+  }
+  for (std::int32_t i = 1; std::cmp_less(i, symbols.size()); ++i) push_join(word, i - 1, i, work);
+  while (!work.joins.empty()) {
+    const auto join = work.joins.top();
+    work.joins.pop();
+    auto& left = symbols[static_cast<std::size_t>(join.left)];
+    auto& right = symbols[static_cast<std::size_t>(join.right)];
+    // One of the two may have been joined to another neighbour since.
+    if (left.size == 0 || right.size == 0 || left.size + right.size != join.size) continue;
+    left.size = join.size;
+    left.id = join.id;
+    left.next = right.next;
+    if (right.next >= 0) symbols[static_cast<std::size_t>(right.next)].previous = join.left;
+    right.size = 0;
+    push_join(word, left.previous, join.left, work);
+    push_join(word, join.left, left.next, work);
+  }
+  for (std::int32_t i = 0; i >= 0; i = symbols[static_cast<std::size_t>(i)].next) {
+    const auto& symbol = symbols[static_cast<std::size_t>(i)];
+    if (symbol.id >= 0 || !byte_fallback_) {
+      out.push_back(symbol.id >= 0 ? symbol.id : unknown_);
+      continue;
+    }
+    for (const char c : word.substr(symbol.begin, symbol.size)) out.push_back(byte_ids_[static_cast<std::uint8_t>(c)]);
+  }
+}
+
+std::vector<std::int32_t> SentencePieceTokenizer::encode(std::string_view text) const {
+  if (const auto valid = utf8_prefix(text); valid != text.size()) {
+    throw Error("encode", "text", fmt::format("a byte at {} that is not UTF-8", valid), "UTF-8");
+  }
+  if (text.size() > static_cast<std::size_t>(INT32_MAX) / kSpace.size()) {
+    throw Error("encode", "text", fmt::format("{} bytes", text.size()), "a text in parts of less than 700 MB");
+  }
+  std::vector<std::int32_t> out;
+  if (text.empty()) return out;
+  std::string escaped(add_prefix_ ? kSpace : "");
+  escaped.reserve(text.size() + text.size() / 2);
+  for (const char c : text) {
+    if (c == ' ') {
+      escaped += kSpace;
+    } else {
+      escaped += c;
+    }
+  }
+
+  // Words that were seen in this text: where their ids are in out.
+  std::unordered_map<std::string_view, std::pair<std::size_t, std::size_t>> seen;
+  Workspace work;
+  const std::string_view rest = escaped;
+  for (std::size_t begin = 0; begin < rest.size();) {
+    const auto end = words_ ? word_end(rest, begin) : rest.size();
+    const auto word = rest.substr(begin, end - begin);
+    begin = end;
+    const auto first = out.size();
+    if (word.size() <= kLongestKept) {
+      const auto [place, is_new] = seen.try_emplace(word, first, 0);
+      auto& [from, count] = place->second;
+      if (!is_new) {
+        for (std::size_t i = 0; i < count; ++i) out.push_back(out[from + i]);
+        continue;
+      }
+      encode_word(word, work, out);
+      count = out.size() - first;
+    } else {
+      encode_word(word, work, out);
+    }
+  }
+  // A run of unknown characters is one token.
+  const auto both_unknown = [&](std::int32_t a, std::int32_t b) { return a == unknown_ && b == unknown_; };
+  if (!byte_fallback_) out.erase(std::unique(out.begin(), out.end(), both_unknown), out.end());
+  return out;
+}
+
+}  // namespace
+
+std::unique_ptr<Tokenizer> make_sentencepiece_tokenizer(io::ByteView bytes, const std::string& path) {
+  auto model = parse_sentencepiece_model(bytes, path);
+  check_supported(model, path);
+  const auto control = [&](const std::string& text) {
+    const auto is = [&](const auto& piece) { return piece.kind == Kind::control && piece.text == text; };
+    const auto found = std::find_if(model.pieces.begin(), model.pieces.end(), is);
+    return found == model.pieces.end() ? -1 : static_cast<std::int32_t>(found - model.pieces.begin());
+  };
+  io::TokenizerInfo info{std::filesystem::path(path).filename().string(), io::sha256(bytes),
+                         static_cast<std::int64_t>(model.pieces.size()), control(model.bos_piece),
+                         control(model.eos_piece)};
+  return std::make_unique<SentencePieceTokenizer>(std::move(model), std::move(info), path);
+}
+
+}  // namespace efla::data

@@ -1,0 +1,200 @@
+#include "efla/data/tokenize.h"
+
+#include <algorithm>
+#include <exception>
+#include <optional>
+#include <system_error>
+#include <utility>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "efla/base/error.h"
+
+namespace efla::data {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using nlohmann::ordered_json;
+
+constexpr const char* kOperation = "data tokenize";
+constexpr std::size_t kTextAThread = std::size_t{1} << 20;  // of one round
+
+// What a shard folder says of its making; another is refused. A file that changes but keeps its size is not noticed.
+ordered_json describe_source(const std::vector<fs::path>& files, const TokenizeOptions& options) {
+  ordered_json inputs = ordered_json::array();
+  for (const auto& file : files) inputs.push_back({{"path", file.string()}, {"bytes", fs::file_size(file)}});
+  return {{"field", options.format.field},
+          {"separator", options.format.separator},
+          {"bos", options.bos},
+          {"shard_tokens", options.shard_tokens},
+          {"inputs", std::move(inputs)}};
+}
+
+// Files that a process which was killed left half-written (AtomicFile's names).
+void remove_left_overs(const fs::path& folder) {
+  std::vector<fs::path> left;
+  bool others = false;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    const auto name = entry.path().filename().string();
+    const bool temporary = name.starts_with(".index.json.tmp-") ||
+                           (name.starts_with(".shard-") && name.find(".tokens.tmp-") != std::string::npos);
+    if (temporary) left.push_back(entry.path());
+    others = others || !temporary;
+  }
+  if (others && !fs::exists(folder / io::kTokenIndexFile)) return;
+  for (const auto& path : left) fs::remove(path);
+}
+
+// What is in the folder already, which has to be of the same making; an empty index where there is nothing.
+io::TokenIndex open_output(const fs::path& folder, const io::TokenizerInfo& tokenizer, const ordered_json& source) {
+  if (fs::is_directory(folder)) remove_left_overs(folder);
+  if (!fs::exists(folder / io::kTokenIndexFile)) {
+    io::prepare_output_folder(folder, kOperation);
+    return {tokenizer, {}, source, io::TokenIndex::Position{}};
+  }
+  auto index = io::read_token_index(folder);
+  const auto refuse = [&](const std::string& what) {
+    throw Error(kOperation, "--out", fmt::format("{}, which was made with another {}", folder.string(), what),
+                "the same arguments to go on, or a new folder");
+  };
+  if (index.tokenizer != tokenizer) refuse("--tokenizer");
+  const json before = index.source, now = source;
+  for (const auto& [name, value] : now.items()) {
+    if (before.value(name, json()) == value) continue;
+    if (name == "inputs") refuse("INPUT, or its files have changed");
+    refuse("--" + (name == "shard_tokens" ? "shard-tokens" : name));
+  }
+  return index;
+}
+
+struct Job {
+  DocumentPart part;
+  std::vector<std::int32_t> ids;
+};
+
+class Tokenization {
+ public:
+  Tokenization(fs::path folder, const TokenizeOptions& options, const Tokenizer& tokenizer, ThreadPool& pool,
+               const TokenizeEvents& events)
+      : folder_(std::move(folder)),
+        options_(options),
+        tokenizer_(tokenizer),
+        pool_(pool),
+        events_(events),
+        files_(list_inputs(options.inputs)),
+        reader_(files_, options.format, tokenizer) {}
+
+  TokenizeEnd run() {
+    index_ = open_output(folder_, tokenizer_.info(), describe_source(files_, options_));
+    if (!index_.unfinished) return TokenizeEnd::was_complete;
+    for (const auto& file : files_) progress_.size += fs::file_size(file);
+    position_ = *index_.unfinished;
+    reader_.skip_to(static_cast<std::size_t>(position_.input), position_.document);
+    if (!tokenize_all()) return TokenizeEnd::stopped;
+    if (writer_) end_shard();
+    if (index_.shards.empty()) throw Error(kOperation, "INPUT", "no text", "files with at least one document");
+    index_.unfinished.reset();
+    io::write_token_index(folder_, index_);
+    return TokenizeEnd::complete;
+  }
+
+ private:
+  // Rounds of jobs: while the pool tokenizes one, a task of it reads the next. False where it was stopped.
+  bool tokenize_all() {
+    std::vector<Job> now, next;
+    read_round(now);
+    while (!now.empty()) {
+      next.clear();
+      std::exception_ptr unreadable;
+      pool_.run(static_cast<std::int64_t>(now.size()) + 1, [&](std::int64_t task, int) {
+        if (task > 0) {
+          auto& job = now[static_cast<std::size_t>(task - 1)];
+          job.ids = tokenizer_.encode(job.part.text);
+          return;
+        }
+        try {
+          read_round(next);
+        } catch (...) {
+          unreadable = std::current_exception();  // what was read before it is whole
+        }
+      });
+      for (const auto& job : now) write(job);
+      if (events_.progress) events_.progress(progress_);
+      if (unreadable) std::rethrow_exception(unreadable);
+      if (events_.stop && events_.stop()) return false;
+      std::swap(now, next);
+    }
+    return true;
+  }
+
+  void read_round(std::vector<Job>& jobs) {
+    const auto enough = kTextAThread * static_cast<std::size_t>(pool_.threads());
+    DocumentPart part;
+    for (std::size_t size = 0; size < enough && reader_.next(part); size += jobs.back().part.text.size()) {
+      jobs.push_back({std::move(part), {}});
+    }
+    progress_.read = reader_.position();
+  }
+
+  void write(const Job& job) {
+    if (!writer_) {
+      const auto name = fmt::format("shard-{:05}.tokens", index_.shards.size());
+      index_.shards.push_back({name, 0, 0, ""});
+      writer_.emplace(folder_ / name, tokenizer_.info());
+    }
+    const auto before = writer_->tokens();
+    const auto append = [&](std::int32_t id) { writer_->append({&id, 1}); };
+    if (job.part.first && options_.bos) append(tokenizer_.bos());
+    writer_->append(job.ids);
+    if (job.part.last) append(tokenizer_.eos());
+    progress_.text += job.part.text.size();
+    progress_.tokens += writer_->tokens() - before;
+    if (!job.part.last) return;
+    writer_->end_document();
+    ++progress_.documents;
+    position_ = {static_cast<std::int64_t>(job.part.input), job.part.document + 1};
+    if (writer_->tokens() >= options_.shard_tokens) end_shard();
+  }
+
+  // The shard gets its name first: an index that does not have it yet makes the next run write the same bytes again.
+  void end_shard() {
+    auto& shard = index_.shards.back();
+    shard.tokens = writer_->tokens();
+    shard.documents = writer_->documents();
+    shard.sha256 = writer_->commit();
+    writer_.reset();
+    index_.unfinished = position_;
+    io::write_token_index(folder_, index_);
+  }
+
+  fs::path folder_;
+  const TokenizeOptions& options_;
+  const Tokenizer& tokenizer_;
+  ThreadPool& pool_;
+  const TokenizeEvents& events_;
+  std::vector<fs::path> files_;
+  DocumentReader reader_;
+  io::TokenIndex index_;
+  std::optional<io::TokenShardWriter> writer_;
+  io::TokenIndex::Position position_;  // behind the last document that was written
+  TokenizeProgress progress_;
+};
+
+}  // namespace
+
+TokenizeEnd tokenize(const fs::path& folder, const TokenizeOptions& options, const Tokenizer& tokenizer,
+                     ThreadPool& pool, const TokenizeEvents& events) {
+  if (options.shard_tokens < 1) {
+    throw Error(kOperation, "--shard-tokens", std::to_string(options.shard_tokens), "at least 1");
+  }
+  if (options.format.separator.empty() || options.format.separator.find('\n') != std::string::npos) {
+    throw Error(kOperation, "--separator", "'" + options.format.separator + "'", "one line with something in it");
+  }
+  if (tokenizer.eos() < 0) throw Error(kOperation, "--tokenizer", "one without an eos token", "one with it");
+  if (options.bos && tokenizer.bos() < 0) throw Error(kOperation, "--bos", "a tokenizer without bos", "one with it");
+  return Tokenization(folder, options, tokenizer, pool, events).run();
+}
+
+}  // namespace efla::data

@@ -1,0 +1,98 @@
+#include "efla/data/tokenizer.h"
+
+#include <array>
+
+#include <fmt/format.h>
+
+#include "efla/base/error.h"
+#include "efla/data/sentencepiece_tokenizer.h"
+#include "efla/data/utf8.h"
+#include "efla/io/sha256.h"
+
+namespace efla::data {
+namespace {
+
+constexpr std::int32_t kBytes = 256;
+constexpr const char* kBytesName = "bytes";
+// Far above any model (Mistral's has 0.5 MB), and a bound on what a wrong file can cost.
+constexpr std::size_t kMaxModelBytes = std::size_t{1} << 30;
+
+class ByteTokenizer final : public Tokenizer {
+ public:
+  ByteTokenizer() : Tokenizer({kBytesName, io::sha256(io::as_bytes(kBytesName)), kBytes + 2, kBytes, kBytes + 1}) {
+    for (std::size_t i = 0; i < bytes_.size(); ++i) bytes_[i] = static_cast<char>(i);
+  }
+
+  std::vector<std::int32_t> encode(std::string_view text) const override {
+    std::vector<std::int32_t> ids;
+    ids.reserve(text.size());
+    for (const char c : text) ids.push_back(static_cast<std::uint8_t>(c));
+    return ids;
+  }
+
+  std::string_view bytes_of(std::int32_t id) const override {
+    if (id < 0 || id >= vocab_size()) {
+      throw Error("decode", "id", std::to_string(id), fmt::format("0 to {}", vocab_size() - 1));
+    }
+    return id < kBytes ? std::string_view(&bytes_[static_cast<std::size_t>(id)], 1) : std::string_view();
+  }
+
+  bool adds_space() const override { return false; }
+  TextCut last_cut(std::string_view text) const override { return {text.size(), text.size()}; }
+
+ private:
+  std::array<char, kBytes> bytes_{};
+};
+
+}  // namespace
+
+std::string Tokenizer::decode(std::span<const std::int32_t> ids) const {
+  StreamDecoder decoder(*this);
+  std::string text;
+  for (const auto id : ids) text += decoder.push(id);
+  return text + decoder.finish();
+}
+
+std::string StreamDecoder::push(std::int32_t id) {
+  auto bytes = tokenizer_.bytes_of(id);
+  if (!begun_ && !bytes.empty()) {
+    begun_ = true;
+    if (tokenizer_.adds_space() && bytes.front() == ' ') bytes.remove_prefix(1);
+  }
+  held_ += bytes;
+  return take(false);
+}
+
+std::string StreamDecoder::finish() {
+  begun_ = false;
+  return take(true);
+}
+
+std::string StreamDecoder::take(bool all) {
+  std::string text;
+  std::string_view rest = held_;
+  while (!rest.empty()) {
+    const int size = utf8_character(rest);
+    if (size < 0 && !all) break;
+    text += size > 0 ? rest.substr(0, static_cast<std::size_t>(size)) : kReplacementCharacter;
+    rest.remove_prefix(size > 0 ? static_cast<std::size_t>(size) : 1);
+  }
+  held_ = std::string(rest);
+  return text;
+}
+
+std::unique_ptr<Tokenizer> load_tokenizer(const std::string& name) {
+  if (name == kBytesName) return std::make_unique<ByteTokenizer>();
+  return make_sentencepiece_tokenizer(io::read_file(name, kMaxModelBytes), name);
+}
+
+void require_same_tokenizer(const io::TokenizerInfo& expected, const io::TokenizerInfo& got,
+                            const std::string& operation) {
+  if (expected.fingerprint == got.fingerprint) return;
+  const auto describe = [](const io::TokenizerInfo& info) {
+    return fmt::format("{} (sha256 {})", info.name, info.fingerprint);
+  };
+  throw Error(operation, "tokenizer", describe(got), describe(expected));
+}
+
+}  // namespace efla::data

@@ -1,0 +1,233 @@
+#include "efla/io/unpack.h"
+
+#include <fcntl.h>
+#include <lzma.h>
+#include <sys/stat.h>
+#include <zlib.h>
+#include <zstd.h>
+
+#include <algorithm>
+#include <array>
+#include <new>
+#include <utility>
+
+#include "efla/base/error.h"
+
+namespace efla::io {
+namespace {
+
+constexpr std::size_t kReadStep = std::size_t{1} << 18;
+constexpr std::uint64_t kXzMemory = std::uint64_t{1} << 30;
+constexpr std::size_t kMaxStep = std::size_t{1} << 30;  // zlib counts in 32 bits
+constexpr int kGzipOnly = 16;                           // added to the window bits
+
+// What the unpackers share: the count of packed bytes, for messages.
+class Counting : public Unpacker {
+ public:
+  explicit Counting(std::string path) : path_(std::move(path)) {}
+
+ protected:
+  void take(ByteView& in, std::size_t count) {
+    in = in.subspan(count);
+    taken_ += count;
+  }
+
+  [[noreturn]] void fail(const std::string& what) const {
+    throw IoError(IoError::Kind::content, path_, static_cast<std::int64_t>(taken_), what);
+  }
+
+ private:
+  std::string path_;
+  std::uint64_t taken_ = 0;
+};
+
+class Plain final : public Unpacker {
+ public:
+  std::size_t unpack(ByteView& in, bool, std::span<std::uint8_t> out) override {
+    const auto count = std::min(in.size(), out.size());
+    std::copy_n(in.begin(), count, out.begin());
+    in = in.subspan(count);
+    return count;
+  }
+};
+
+class Gzip final : public Counting {
+ public:
+  explicit Gzip(const std::string& path) : Counting(path) {
+    if (inflateInit2(&z_, MAX_WBITS + kGzipOnly) != Z_OK) throw std::bad_alloc();
+  }
+  ~Gzip() override { inflateEnd(&z_); }
+  Gzip(const Gzip&) = delete;
+  Gzip& operator=(const Gzip&) = delete;
+
+  std::size_t unpack(ByteView& in, bool last, std::span<std::uint8_t> out) override {
+    std::size_t written = 0;
+    while (written < out.size()) {
+      if (ended_) {
+        if (in.empty()) break;
+        inflateReset(&z_);
+        ended_ = false;
+      }
+      const auto in_step = std::min(in.size(), kMaxStep), out_step = std::min(out.size() - written, kMaxStep);
+      z_.next_in = const_cast<Bytef*>(in.data());
+      z_.avail_in = static_cast<uInt>(in_step);
+      z_.next_out = out.data() + written;
+      z_.avail_out = static_cast<uInt>(out_step);
+      const int status = inflate(&z_, Z_NO_FLUSH);
+      take(in, in_step - z_.avail_in);
+      written += out_step - z_.avail_out;
+      if (status == Z_MEM_ERROR) throw std::bad_alloc();
+      ended_ = status == Z_STREAM_END;
+      if (status != Z_OK && status != Z_BUF_ERROR && !ended_) {
+        fail(std::string("gzip stream is corrupt (") + (z_.msg != nullptr ? z_.msg : "needs a dictionary") + ")");
+      }
+      if (!ended_ && in.empty() && z_.avail_out > 0) {
+        if (last) fail("gzip stream is cut short");
+        break;
+      }
+    }
+    return written;
+  }
+
+ private:
+  z_stream z_{};
+  bool ended_ = false;
+};
+
+class Xz final : public Counting {
+ public:
+  explicit Xz(const std::string& path) : Counting(path) {
+    if (lzma_stream_decoder(&z_, kXzMemory, LZMA_CONCATENATED) != LZMA_OK) throw std::bad_alloc();
+  }
+  ~Xz() override { lzma_end(&z_); }
+  Xz(const Xz&) = delete;
+  Xz& operator=(const Xz&) = delete;
+
+  std::size_t unpack(ByteView& in, bool last, std::span<std::uint8_t> out) override {
+    std::size_t written = 0;
+    while (written < out.size() && !ended_) {
+      z_.next_in = in.data();
+      z_.avail_in = in.size();
+      z_.next_out = out.data() + written;
+      z_.avail_out = out.size() - written;
+      const auto status = lzma_code(&z_, last ? LZMA_FINISH : LZMA_RUN);
+      take(in, in.size() - z_.avail_in);
+      written = out.size() - z_.avail_out;
+      ended_ = status == LZMA_STREAM_END;
+      if (status == LZMA_MEM_ERROR) throw std::bad_alloc();
+      if (status == LZMA_MEMLIMIT_ERROR) fail("xz stream asks for more than 1 GiB of memory");
+      if (status != LZMA_OK && status != LZMA_BUF_ERROR && !ended_) {
+        fail("xz stream is corrupt, or followed by something else");
+      }
+      if (!ended_ && in.empty() && z_.avail_out > 0) {
+        if (last && status == LZMA_BUF_ERROR) fail("xz stream is cut short");
+        if (!last) break;
+      }
+    }
+    return written;
+  }
+
+ private:
+  lzma_stream z_ = LZMA_STREAM_INIT;
+  bool ended_ = false;
+};
+
+class Zstd final : public Counting {
+ public:
+  explicit Zstd(const std::string& path) : Counting(path), z_(ZSTD_createDCtx(), &ZSTD_freeDCtx) {
+    if (z_ == nullptr) throw std::bad_alloc();
+  }
+
+  std::size_t unpack(ByteView& in, bool last, std::span<std::uint8_t> out) override {
+    ZSTD_outBuffer to{out.data(), out.size(), 0};
+    while (to.pos < to.size && !(ended_ && in.empty())) {
+      ZSTD_inBuffer from{in.data(), in.size(), 0};
+      const auto status = ZSTD_decompressStream(z_.get(), &to, &from);
+      take(in, from.pos);
+      if (ZSTD_isError(status) != 0) {
+        fail(std::string("zstd stream is corrupt, or followed by something else (") + ZSTD_getErrorName(status) + ")");
+      }
+      ended_ = status == 0;
+      if (!ended_ && in.empty() && to.pos < to.size) {
+        if (last) fail("zstd stream is cut short");
+        break;
+      }
+    }
+    return to.pos;
+  }
+
+ private:
+  std::unique_ptr<ZSTD_DCtx, decltype(&ZSTD_freeDCtx)> z_;
+  bool ended_ = false;
+};
+
+Descriptor open_input(const std::string& path) {
+  Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (file.get() < 0) throw system_error(path, "open it");
+  struct ::stat status {};
+  if (::fstat(file.get(), &status) != 0) throw system_error(path, "read its size");
+  if (S_ISDIR(status.st_mode)) throw IoError(IoError::Kind::content, path, -1, "is a folder, expected a file");
+  return file;
+}
+
+}  // namespace
+
+Packing packing_of(ByteView bytes) {
+  constexpr std::array<std::uint8_t, 2> kGzip{0x1f, 0x8b};
+  constexpr std::array<std::uint8_t, 6> kXz{0xfd, '7', 'z', 'X', 'Z', 0};
+  constexpr std::array<std::uint8_t, 4> kZstd{0x28, 0xb5, 0x2f, 0xfd};
+  const auto begins_with = [&](ByteView magic) {
+    return bytes.size() >= magic.size() && std::equal(magic.begin(), magic.end(), bytes.begin());
+  };
+  if (begins_with(kGzip)) return Packing::gzip;
+  if (begins_with(kXz)) return Packing::xz;
+  if (begins_with(kZstd)) return Packing::zstd;
+  return Packing::none;
+}
+
+std::unique_ptr<Unpacker> make_unpacker(Packing packing, const std::string& path) {
+  switch (packing) {
+    case Packing::gzip:
+      return std::make_unique<Gzip>(path);
+    case Packing::xz:
+      return std::make_unique<Xz>(path);
+    case Packing::zstd:
+      return std::make_unique<Zstd>(path);
+    case Packing::none:
+      break;
+  }
+  return std::make_unique<Plain>();
+}
+
+UnpackedFile::UnpackedFile(const std::filesystem::path& path) : path_(path), file_(open_input(path_)) {
+  refill();
+  packing_ = packing_of(unread_);
+  unpacker_ = make_unpacker(packing_, path_);
+}
+
+std::size_t UnpackedFile::read(std::span<std::uint8_t> out) {
+  std::size_t filled = 0;
+  while (filled < out.size()) {
+    if (unread_.empty() && !at_end_) refill();
+    const auto count = unpacker_->unpack(unread_, at_end_, out.subspan(filled));
+    filled += count;
+    if (count == 0 && unread_.empty() && at_end_) break;
+  }
+  return filled;
+}
+
+void UnpackedFile::refill() {
+  buffer_.resize(kReadStep);
+  std::size_t size = 0;
+  while (size < buffer_.size() && !at_end_) {
+    const auto n = ::read(file_.get(), buffer_.data() + size, buffer_.size() - size);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) throw system_error(path_, "read it");
+    at_end_ = n == 0;
+    size += static_cast<std::size_t>(n);
+  }
+  position_ += size;
+  unread_ = ByteView(buffer_).first(size);
+}
+
+}  // namespace efla::io

@@ -1,0 +1,236 @@
+// efla data tokenize and efla data verify.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "efla/base/random.h"
+#include "efla/data/tokenizer.h"
+#include "efla/io/token_folder.h"
+#include "tests/support/gzip.h"
+#include "tests/support/pack.h"
+#include "tests/support/program.h"
+#include "tests/support/sentencepiece.h"
+
+namespace efla::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+using Contents = std::map<std::string, std::string>;
+
+// Words of a small alphabet, in lines.
+std::string random_text(Random& random, std::size_t words) {
+  std::string text;
+  for (std::size_t i = 0; i < words; ++i) {
+    for (std::uint32_t size = 1 + random.below(6); size > 0; --size) text += static_cast<char>('a' + random.below(4));
+    text += random.below(12) == 0 ? "\n" : " ";
+  }
+  return text + "\n";
+}
+
+Contents contents_of(const fs::path& folder) {
+  Contents contents;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    contents[entry.path().filename().string()] = read_text(entry.path());
+  }
+  return contents;
+}
+
+class Tokens : public ::testing::Test {
+ protected:
+  Tokens() {
+    write_text(model_, sentencepiece_model({"ab", "▁a", "abc", "▁b", "▁c", "▁d", "cd", "▁", "a", "b", "c", "d"}));
+  }
+
+  ProgramResult tokenize(const std::vector<std::string>& inputs, const std::vector<std::string>& more = {}) const {
+    std::vector<std::string> arguments{"data", "tokenize"};
+    arguments.insert(arguments.end(), inputs.begin(), inputs.end());
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    if (std::find(more.begin(), more.end(), "--out") == more.end()) {
+      arguments.insert(arguments.end(), {"--out", out_});
+    }
+    if (std::find(more.begin(), more.end(), "--tokenizer") == more.end()) {
+      arguments.insert(arguments.end(), {"--tokenizer", model_});
+    }
+    return run_program(arguments);
+  }
+
+  // The documents in the folder, decoded; each has to end with eos.
+  static std::vector<std::string> documents(const std::string& folder, const std::string& tokenizer) {
+    const auto decoder = data::load_tokenizer(tokenizer);
+    const io::TokenFolder tokens(folder);
+    std::vector<std::string> texts;
+    for (const auto& shard : tokens.shards()) {
+      std::int64_t begin = 0;
+      for (std::int64_t d = 0; d < shard.documents(); begin = shard.document_end(d++)) {
+        std::vector<std::int32_t> ids(static_cast<std::size_t>(shard.document_end(d) - begin));
+        shard.read(begin, std::span(ids));
+        EXPECT_EQ(ids.back(), decoder->eos());
+        texts.push_back(decoder->decode(ids));
+      }
+    }
+    return texts;
+  }
+
+  TempFolder folder_;
+  std::string out_ = folder_.file("tokens"), model_ = folder_.file("small.model");
+};
+
+TEST_F(Tokens, OfEveryKindOfInputComeInOrder) {
+  fs::create_directories(folder_ / "in/more");
+  write_text(folder_ / "in/a.txt.gz", gzip("ab cd\n<|endoftext|>\n é 東\n"));
+  write_text(folder_ / "in/b.jsonl.zst", zstd("{\"text\": \"abc\"}\n{\"text\": \"d\\nd\"}\n"));
+  write_text(folder_ / "in/more/c.xz", xz("x"));
+  write_text(folder_ / "last", "end");
+  const std::vector<std::string> texts{"ab cd\n", " é 東\n", "abc", "d\nd", "x", "end"};
+  for (const auto& tokenizer : {model_, std::string("bytes")}) {
+    const auto result = tokenize({folder_.file("in"), folder_.file("last")}, {"--tokenizer", tokenizer});
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_NE(result.out.find(" tokens of 6 documents in 1 shard, tokenizer "), std::string::npos) << result.out;
+    EXPECT_EQ(documents(out_, tokenizer), texts);
+    const auto verified = run_program({"data", "verify", out_});
+    EXPECT_EQ(verified.exit_code, 0);
+    EXPECT_NE(verified.out.find("every checksum is right"), std::string::npos) << verified.out;
+    fs::remove_all(out_);
+  }
+}
+
+TEST_F(Tokens, FieldSeparatorAndBos) {
+  write_text(folder_ / "a.txt", "a\n---\nb\n<|endoftext|>\n");
+  write_text(folder_ / "b.ndjson", "{\"body\": \"c\", \"text\": 1}\n");
+  const auto result =
+      tokenize({folder_.file("a.txt"), folder_.file("b.ndjson")}, {"--separator", "---", "--field", "body", "--bos"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(documents(out_, model_), (std::vector<std::string>{"a\n", "b\n<|endoftext|>\n", "c"}));
+  const io::TokenFolder tokens(out_);
+  std::vector<std::int64_t> first(1);
+  tokens.read(0, first);
+  EXPECT_EQ(first[0], 1);
+}
+
+TEST_F(Tokens, AreTheSameForAnyNumberOfThreads) {
+  Random random(1);
+  std::string text;
+  for (int d = 0; d < 30; ++d) text += random_text(random, 1 + random.below(30'000)) + "<|endoftext|>\n";
+  write_text(folder_ / "in.txt", text);
+  Contents one;
+  for (const char* threads : {"1", "2", "5"}) {
+    const auto result = tokenize({folder_.file("in.txt")}, {"--threads", threads, "--shard-tokens", "100000"});
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    if (one.empty()) one = contents_of(out_);
+    EXPECT_GT(one.size(), 3U);
+    EXPECT_EQ(contents_of(out_), one) << threads;
+    fs::remove_all(out_);
+  }
+}
+
+// Killed at random moments and started again until it ends by itself.
+TEST_F(Tokens, SurviveKill9WithTheSameBytes) {
+  Random random(2);
+  for (const char* name : {"a.txt", "b.txt", "c.txt"}) {
+    std::string text;
+    for (int d = 0; d < 40; ++d) text += random_text(random, 1 + random.below(20'000)) + "<|endoftext|>\n";
+    write_text(folder_ / name, text);
+  }
+  const std::vector<std::string> arguments{
+      EFLA_PROGRAM,          "data",        "tokenize", folder_.file("a.txt"), folder_.file("b.txt"),
+      folder_.file("c.txt"), "--tokenizer", model_,     "--shard-tokens",      "60000",
+      "--threads",           "2",           "--out"};
+  auto uninterrupted = arguments;
+  uninterrupted.push_back(folder_.file("whole"));
+  const auto start = std::chrono::steady_clock::now();
+  ASSERT_EQ(run_command(uninterrupted).exit_code, 0);
+  const std::chrono::duration<double> whole = std::chrono::steady_clock::now() - start;
+
+  auto killed = arguments;
+  killed.push_back(out_);
+  int kills = 0, with_shards = 0;
+  for (int run = 0;; ++run) {
+    ASSERT_LT(run, 200);
+    // Later and later, so that it ends however slow the machine is just now.
+    const auto limit = whole * (random.uniform() * (0.5 + 0.1 * run));
+    const auto result = run_command_for(killed, limit);
+    if (result == 0) break;
+    ASSERT_EQ(result, 128 + SIGKILL);
+    ++kills;
+    with_shards += fs::exists(out_ + "/index.json");
+  }
+  EXPECT_EQ(contents_of(out_), contents_of(folder_ / "whole"));
+  EXPECT_GT(kills, 0);
+  std::printf("killed %d times, %d of them behind the first shard\n", kills, with_shards);
+}
+
+TEST_F(Tokens, GoOnOnlyWithTheSameArguments) {
+  write_text(folder_ / "a.txt", "abc\n");
+  write_text(folder_ / "b.txt", "abd\n");
+  ASSERT_EQ(tokenize({folder_.file("a.txt")}).exit_code, 0);
+  const auto before = contents_of(out_);
+  const auto again = tokenize({folder_.file("a.txt")}, {"--threads", "1"});
+  EXPECT_EQ(again.exit_code, 0);
+  EXPECT_NE(again.out.find("it was complete already"), std::string::npos) << again.out;
+  const auto refused = [&](const ProgramResult& result, const std::string& what) {
+    EXPECT_TRUE(is_user_mistake(result, "data tokenize: --out: got " + out_ + ", which was made with another " + what));
+  };
+  refused(tokenize({folder_.file("b.txt")}), "INPUT");
+  refused(tokenize({folder_.file("a.txt"), folder_.file("b.txt")}), "INPUT");
+  refused(tokenize({folder_.file("a.txt")}, {"--field", "x"}), "--field");
+  refused(tokenize({folder_.file("a.txt")}, {"--separator", "x"}), "--separator");
+  refused(tokenize({folder_.file("a.txt")}, {"--shard-tokens", "5"}), "--shard-tokens");
+  refused(tokenize({folder_.file("a.txt")}, {"--bos"}), "--bos");
+  refused(tokenize({folder_.file("a.txt")}, {"--tokenizer", "bytes"}), "--tokenizer");
+  write_text(folder_ / "a.txt", "abcd\n");
+  refused(tokenize({folder_.file("a.txt")}), "INPUT, or its files have changed");
+  EXPECT_EQ(contents_of(out_), before);
+}
+
+TEST_F(Tokens, BadInputIsNamed) {
+  const auto a = write_text(folder_ / "a.txt",
+                            "good\nb\xff"
+                            "ad")
+                     .string();
+  EXPECT_TRUE(is_user_mistake(tokenize({a}), a + ": at byte 6: not UTF-8"));
+  const auto b = write_text(folder_ / "b.jsonl", "{\"text\": \"a\"}\n{}\n").string();
+  EXPECT_TRUE(is_user_mistake(tokenize({b}), b + ": at byte 14: line 2 has no field 'text'"));
+  const auto c = write_text(folder_ / "c.gz", gzip("some text").substr(0, 20)).string();
+  EXPECT_TRUE(is_user_mistake(tokenize({c}), c + ": at byte 20: gzip stream is cut short"));
+  const auto empty = write_text(folder_ / "empty", "").string();
+  EXPECT_TRUE(is_user_mistake(tokenize({empty}), "data tokenize: INPUT: got no text"));
+  EXPECT_TRUE(is_user_mistake(tokenize({folder_.file("none")}), "none: there is no such file or folder"));
+  EXPECT_TRUE(is_user_mistake(tokenize({empty}, {"--tokenizer", empty}), "not a SentencePiece model"));
+  EXPECT_TRUE(is_user_mistake(tokenize({empty}, {"--tokenizer", folder_.file("none")}), "none: cannot open it"));
+  EXPECT_TRUE(
+      is_user_mistake(tokenize({empty}, {"--shard-tokens", "0"}), "--shard-tokens: got 0, expected at least 1"));
+  EXPECT_TRUE(is_user_mistake(tokenize({empty}, {"--separator", ""}), "--separator: got ''"));
+  EXPECT_TRUE(is_user_mistake(tokenize({empty}, {"--out", empty}), "which is not a folder"));
+  EXPECT_TRUE(is_user_mistake(tokenize({empty}, {"--out", folder_.path().string()}), "which is not empty"));
+  EXPECT_TRUE(is_user_mistake(run_program({"data", "tokenize", "--out", out_, "--tokenizer", "bytes"}),
+                              "data tokenize: input is required"));
+}
+
+TEST_F(Tokens, VerifyFindsWhatIsWrong) {
+  write_text(folder_ / "a.txt", "abc abc\n");
+  ASSERT_EQ(tokenize({folder_.file("a.txt")}).exit_code, 0);
+  const auto shard = out_ + "/shard-00000.tokens";
+  const auto good = read_text(shard);
+  auto bad = good;
+  bad[io::kTokenShardHeader] ^= 1;
+  write_text(shard, bad);
+  EXPECT_TRUE(
+      is_user_mistake(run_program({"data", "verify", out_}), shard + ": at byte 128: the token shard is corrupt"));
+  write_text(shard, good.substr(0, 140));
+  EXPECT_TRUE(
+      is_user_mistake(run_program({"data", "verify", out_}), shard + ": at byte 140: the token shard is cut short"));
+  fs::remove(shard);
+  EXPECT_TRUE(is_user_mistake(run_program({"data", "verify", out_}), shard + ": cannot open it"));
+  EXPECT_TRUE(is_user_mistake(run_program({"data", "verify", folder_.path().string()}), "index.json: cannot open it"));
+}
+
+}  // namespace
+}  // namespace efla::test
