@@ -57,9 +57,9 @@ LmSetup::LmSetup(const json& config, torch::Device device)
   read_data();
   model_config_ = model_config(config, *train_);
   if (model_config_.vocab_size < train_->tokenizer().vocab_size) {
-    throw Error(kOperation, "model.vocab_size", std::to_string(model_config_.vocab_size),
-                "at least " + std::to_string(train_->tokenizer().vocab_size) + ", the vocabulary of " +
-                    options_.data.train);
+    throw Error(
+        kOperation, "model.vocab_size", std::to_string(model_config_.vocab_size),
+        "at least " + std::to_string(train_->tokenizer().vocab_size) + ", the vocabulary of " + options_.data.train);
   }
 }
 
@@ -92,8 +92,7 @@ json LmSetup::data_description() const {
 }
 
 train::LmReplica LmSetup::make_replica() {
-  const auto model =
-      std::make_shared<nn::LanguageModel>(model_config_, nn::Initialiser(options_.training.seed));
+  const auto model = std::make_shared<nn::LanguageModel>(model_config_, nn::Initialiser(options_.training.seed));
   model->set_recompute(options_.training.recompute);
   models_.push_back(model);
   train::LmReplica replica;
@@ -136,8 +135,9 @@ train::LmRunData LmSetup::run_data() const {
   train::LmRunData data{train_.get(), validation_.get(), {}};
   if (!tokenizer_) return data;
   for (std::int32_t id = 0; id < tokenizer_->vocab_size(); ++id) {
-    data.token_bytes.push_back(static_cast<std::int64_t>(tokenizer_->bytes_of(id).size()));
+    data.token_bytes.bytes.push_back(static_cast<std::int64_t>(tokenizer_->bytes_of(id).size()));
   }
+  if (tokenizer_->adds_space()) data.token_bytes.space_after = tokenizer_->bos();
   return data;
 }
 

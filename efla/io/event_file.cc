@@ -53,9 +53,7 @@ std::string field(std::uint32_t number, const std::string& bytes) {
   return key(number, kBytes) + varint(bytes.size()) + bytes;
 }
 
-double now() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
+double now() { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); }
 
 std::string host_name() {
   std::array<char, 256> name{};

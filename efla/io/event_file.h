@@ -15,8 +15,8 @@ namespace efla::io {
 // CRC-32C (Castagnoli; RFC 3720, appendix B.4).
 std::uint32_t crc32c(ByteView bytes);
 
-// A record: its length, the length's checksum, the data, the data's checksum. The checksums are masked: rotated right by
-// 15 bits, plus 0xa282ead8.
+// A record: its length, the length's checksum, the data, the data's checksum. The checksums are masked: rotated right
+// by 15 bits, plus 0xa282ead8.
 std::string tf_record(std::string_view data);
 
 struct Scalar {

@@ -117,7 +117,8 @@ void FlatAdamW::step_on_device(const torch::Tensor& gradient, const Factors& dec
 }
 
 double sum_of_squares(const torch::Tensor& flat, Range range, ThreadPool& pool) {
-  if (!flat.is_cpu()) return flat.narrow(0, range.begin, range.size()).to(torch::kFloat64).square().sum().item<double>();
+  if (!flat.is_cpu())
+    return flat.narrow(0, range.begin, range.size()).to(torch::kFloat64).square().sum().item<double>();
   std::vector<double> sums(static_cast<std::size_t>(blocks_of(range)));
   pool.run(blocks_of(range), [&](std::int64_t task, int) {
     const Range block = block_of(range, task);

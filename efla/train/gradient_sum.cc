@@ -17,7 +17,8 @@ GradientSum::GradientSum(const FlatParameters& parameters, std::vector<Range> bu
     const auto overlaps = [&](const Range& bucket) { return bucket.begin < range.end && range.begin < bucket.end; };
     const auto first = std::find_if(buckets_.begin(), buckets_.end(), overlaps);
     sums_[i].first_bucket = static_cast<std::size_t>(first - buckets_.begin());
-    sums_[i].last_bucket = static_cast<std::size_t>(std::find_if_not(first, buckets_.end(), overlaps) - buckets_.begin());
+    sums_[i].last_bucket =
+        static_cast<std::size_t>(std::find_if_not(first, buckets_.end(), overlaps) - buckets_.begin());
   }
 }
 

@@ -25,8 +25,8 @@ class GradientSum {
   // Starts a step of so many micro-batches.
   void begin(std::int64_t micro_batches);
 
-  // The gradient of one parameter (its index among the entries) in one micro-batch; an undefined tensor is zero. Exactly
-  // once a step for every pair; may be called from several threads.
+  // The gradient of one parameter (its index among the entries) in one micro-batch; an undefined tensor is zero.
+  // Exactly once a step for every pair; may be called from several threads.
   void add(std::size_t parameter, std::int64_t micro_batch, torch::Tensor gradient);
 
   // [parameters.size()] float32

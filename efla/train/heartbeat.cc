@@ -1,7 +1,6 @@
 #include "efla/train/heartbeat.h"
 
 #include <algorithm>
-#include <chrono>
 #include <stdexcept>
 #include <string>
 #include <utility>

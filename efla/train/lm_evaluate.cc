@@ -14,16 +14,20 @@ namespace {
 // What a batch adds to the sums, as a rank's gathered values have it.
 enum Value : std::size_t { kLoss, kCounted, kBytes, kValues };
 
-std::int64_t bytes_of_targets(const data::PackedBatch& batch, const std::vector<std::int64_t>& token_bytes) {
+std::int64_t bytes_of_targets(const data::PackedBatch& batch, const TokenBytes& tokens) {
   std::int64_t bytes = 0;
-  for (const std::int64_t target : batch.targets) bytes += target == data::kNoTarget ? 0 : token_bytes[target];
+  for (std::size_t i = 0; i < batch.targets.size(); ++i) {
+    if (batch.targets[i] == data::kNoTarget) continue;
+    bytes += tokens.bytes[batch.targets[i]];
+    if (batch.inputs[i] == tokens.space_after && tokens.bytes[batch.targets[i]] > 0) --bytes;
+  }
   return bytes;
 }
 
 }  // namespace
 
 LmEvaluation evaluate(Replicas& replicas, const io::TokenFolder& corpus, const LmTrainOptions& options, Ranks& ranks,
-                      const std::vector<std::int64_t>& token_bytes, const StopFunction& stop) {
+                      const TokenBytes& token_bytes, const StopFunction& stop) {
   const data::TokenWindows windows(corpus, options.sequence_length);
   const std::int64_t asked = (options.evaluate_tokens + options.sequence_length - 1) / options.sequence_length;
   const std::int64_t rows = options.evaluate_tokens == 0 ? windows.count() : std::min(asked, windows.count());
@@ -42,10 +46,11 @@ LmEvaluation evaluate(Replicas& replicas, const io::TokenFolder& corpus, const L
     std::iota(batch_rows.begin(), batch_rows.end(), first);
     const data::PackedBatch packed = windows.read(batch_rows);
     const LmBatch batch = make_batch(packed, replicas.device());
+    if (batch.counted == 0) return;
     double* sums = values.data() + index * kValues;
     sums[kLoss] = replicas.loss(replica, batch).item<double>() * static_cast<double>(batch.counted);
     sums[kCounted] = static_cast<double>(batch.counted);
-    if (!token_bytes.empty()) sums[kBytes] = static_cast<double>(bytes_of_targets(packed, token_bytes));
+    if (!token_bytes.bytes.empty()) sums[kBytes] = static_cast<double>(bytes_of_targets(packed, token_bytes));
   });
   values.back() = stopped ? 1.0 : 0.0;
   double loss = 0.0, counted = 0.0, bytes = 0.0;

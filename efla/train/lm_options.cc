@@ -87,8 +87,8 @@ void for_each_training_key(Options& o, const Visit& visit) {
 void require_known(const std::string& prefix, const json& table, const std::vector<std::string>& names) {
   for (const auto& [key, value] : table.items()) {
     if (std::find(names.begin(), names.end(), key) == names.end()) {
-      throw Error(kOperation, prefix + key, "a key that is not known", "a known one; the nearest is " + prefix +
-                                                                           nearest_name(key, names));
+      throw Error(kOperation, prefix + key, "a key that is not known",
+                  "a known one; the nearest is " + prefix + nearest_name(key, names));
     }
   }
 }
@@ -156,8 +156,10 @@ std::int64_t LmTrainOptions::total_steps() const {
 LmOptions lm_options_from_json(const json& config) {
   require_known("", config, {"model", "data", "training"});
   LmOptions options;
-  read_table(config, "data", [](auto& o, const auto& visit) { for_each_data_key(o, visit); }, options.data);
-  read_table(config, "training", [](auto& o, const auto& visit) { for_each_training_key(o, visit); }, options.training);
+  read_table(
+      config, "data", [](auto& o, const auto& visit) { for_each_data_key(o, visit); }, options.data);
+  read_table(
+      config, "training", [](auto& o, const auto& visit) { for_each_training_key(o, visit); }, options.training);
   validate_sizes(options.training);
   validate_rates(options.training);
   validate_events(options);

@@ -33,17 +33,16 @@ class Journal {
                     {"grad_norm", r.grad_norm},
                     {"tokens_per_second", tokens_per_second},
                     {"seconds", metrics_.seconds() + seconds}});
-    events_.write(r.step, std::array<io::Scalar, 4>{{{"train/loss", static_cast<float>(r.loss)},
-                                                     {"train/lr", static_cast<float>(r.lr)},
-                                                     {"train/grad_norm", static_cast<float>(r.grad_norm)},
-                                                     {"train/tokens_per_second",
-                                                      static_cast<float>(tokens_per_second)}}});
+    events_.write(r.step,
+                  std::array<io::Scalar, 4>{{{"train/loss", static_cast<float>(r.loss)},
+                                             {"train/lr", static_cast<float>(r.lr)},
+                                             {"train/grad_norm", static_cast<float>(r.grad_norm)},
+                                             {"train/tokens_per_second", static_cast<float>(tokens_per_second)}}});
   }
 
   void write(std::int64_t step, std::int64_t tokens, const LmEvaluation& e) {
-    nlohmann::ordered_json line = {{"event", "evaluation"}, {"step", step},
-                                   {"tokens", tokens},      {"loss", e.loss},
-                                   {"perplexity", e.perplexity}};
+    nlohmann::ordered_json line = {
+        {"event", "evaluation"}, {"step", step}, {"tokens", tokens}, {"loss", e.loss}, {"perplexity", e.perplexity}};
     std::vector<io::Scalar> scalars{{"validation/loss", static_cast<float>(e.loss)},
                                     {"validation/perplexity", static_cast<float>(e.perplexity)}};
     if (e.bits_per_byte) {
@@ -56,11 +55,8 @@ class Journal {
   }
 
   void write(std::int64_t step, std::int64_t tokens, const std::string& sample) {
-    metrics_.write({{"event", "sample"},
-                    {"step", step},
-                    {"tokens", tokens},
-                    {"text", sample},
-                    {"seconds", metrics_.seconds()}});
+    metrics_.write(
+        {{"event", "sample"}, {"step", step}, {"tokens", tokens}, {"text", sample}, {"seconds", metrics_.seconds()}});
   }
 
  private:
@@ -194,9 +190,8 @@ class Runner {
   }
 
   [[noreturn]] void stop_at_non_finite(const LmStepResult& r) const {
-    throw std::runtime_error("training stopped at step " + std::to_string(r.step) + ": loss " +
-                             std::to_string(r.loss) + ", gradient norm " + std::to_string(r.grad_norm) + "; " +
-                             last_good());
+    throw std::runtime_error("training stopped at step " + std::to_string(r.step) + ": loss " + std::to_string(r.loss) +
+                             ", gradient norm " + std::to_string(r.grad_norm) + "; " + last_good());
   }
 
   const LmRun& run_;

@@ -10,7 +10,6 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
-#include <vector>
 
 #include "efla/train/checkpoint_folder.h"
 #include "efla/train/lm_evaluate.h"
@@ -23,7 +22,7 @@ inline constexpr const char* kRunFile = "run.json";
 
 struct LmRunModel {
   // config.json and model.safetensors, to and from a folder.
-  std::function<void(const std::filesystem::path& folder)> write, read;
+  std::function<void(const std::filesystem::path&folder)> write, read;
   // The text that goes on from sample_prompt.
   std::function<std::string()> sample;
 };
@@ -31,7 +30,7 @@ struct LmRunModel {
 struct LmRunData {
   const io::TokenFolder* train = nullptr;
   const io::TokenFolder* validation = nullptr;  // null: no evaluation
-  std::vector<std::int64_t> token_bytes;        // as evaluate takes it
+  TokenBytes token_bytes;                       // as evaluate takes it
 };
 
 struct LmRunEvents {
@@ -56,8 +55,8 @@ struct LmRun {
 // rank 0 alone writes. Lines of metrics.jsonl: {"event": "step", step, tokens, loss, lr, grad_norm, tokens_per_second,
 // seconds}, {"event": "evaluation", step, tokens, loss, perplexity, bits_per_byte, seconds}, {"event": "sample", step,
 // tokens, text, seconds}; only tokens_per_second and seconds differ between two runs. A stop saves and returns. Throws
-// std::runtime_error at a loss or gradient that is not finite, and where a checkpoint cannot be written, naming the last
-// good one.
+// std::runtime_error at a loss or gradient that is not finite, and where a checkpoint cannot be written, naming the
+// last good one.
 RunEnd train_lm(const LmRun& run, Replicas& replicas, Ranks& ranks, const LmRunEvents& events);
 
 }  // namespace efla::train

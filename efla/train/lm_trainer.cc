@@ -82,9 +82,9 @@ std::vector<std::int64_t> share_out(std::int64_t size, int ranks) {
 std::int64_t micro_batches_of(const LmTrainOptions& options, int ranks) {
   const std::int64_t rows = options.micro_batch * ranks;
   if (options.rows_per_step() % rows != 0) {
-    throw Error("train lm", "training.tokens_per_step", std::to_string(options.tokens_per_step),
-                "a multiple of sequence_length x micro_batch x processes = " +
-                    std::to_string(options.sequence_length * rows));
+    throw Error(
+        "train lm", "training.tokens_per_step", std::to_string(options.tokens_per_step),
+        "a multiple of sequence_length x micro_batch x processes = " + std::to_string(options.sequence_length * rows));
   }
   return options.rows_per_step() / rows;
 }
@@ -114,8 +114,8 @@ LmTrainer::LmTrainer(Replicas& replicas, const io::TokenFolder& corpus, const Lm
       sum_(replicas.parameters(), buckets_, [this](std::size_t bucket) { send(buckets_[bucket]); }),
       adamw_(replicas.parameters(), {options.beta1, options.beta2, options.eps, options.weight_decay},
              {boundaries_[ranks.rank()], boundaries_[ranks.rank() + 1]}),
-      batches_(corpus, {options.sequence_length, options.micro_batch * ranks.size(), options.seed, ranks.rank(),
-                        ranks.size()}),
+      batches_(corpus,
+               {options.sequence_length, options.micro_batch * ranks.size(), options.seed, ranks.rank(), ranks.size()}),
       micro_batches_(micro_batches_of(options, ranks.size())) {}
 
 void LmTrainer::send(const Range& bucket) {
@@ -134,11 +134,14 @@ LmTrainer::Sums LmTrainer::accumulate() {
   const double weight = 1.0 / static_cast<double>(options_.tokens_per_step);
   replicas_.run(micro_batches_, [&](std::int64_t i, const LmReplica& replica) {
     const LmBatch batch = make_batch(batches[i], replicas_.device());
+    sums[i] = {0.0, batch.counted, batch.tokens};
     GradientHooks hooks(replica.parameters, i, sum_);
-    const torch::Tensor loss = replicas_.loss(replica, batch);
-    (loss * (weight * static_cast<double>(batch.counted))).backward();
+    if (batch.counted > 0) {
+      const torch::Tensor loss = replicas_.loss(replica, batch);
+      (loss * (weight * static_cast<double>(batch.counted))).backward();
+      sums[i].loss = loss.item<double>() * static_cast<double>(batch.counted);
+    }
     hooks.finish();
-    sums[i] = {loss.item<double>() * static_cast<double>(batch.counted), batch.counted, batch.tokens};
   });
   for (const auto& wait : pending_) wait();
   Sums all;

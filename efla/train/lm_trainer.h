@@ -45,8 +45,8 @@ class LmTrainer {
   LmStepResult step(const StopFunction& stop = {});
 
   // Writes what goes on from here into an existing folder: optimizer.safetensors (adamw.exp_avg.NAME and
-  // adamw.exp_avg_sq.NAME of every parameter) and trainer.json {"format", "step", "tokens", "position", "config"}. To be
-  // called by all ranks; rank 0 alone writes.
+  // adamw.exp_avg_sq.NAME of every parameter) and trainer.json {"format", "step", "tokens", "position", "config"}. To
+  // be called by all ranks; rank 0 alone writes.
   void save(const std::filesystem::path& folder, const nlohmann::json& config);
 
   // The reverse, by all ranks; the parameters themselves are read by whoever knows the model. Throws Error, naming the

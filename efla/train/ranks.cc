@@ -53,8 +53,8 @@ RankEnvironment RankEnvironment::read() {
   if (is_set("MASTER_ADDR")) e.address = std::getenv("MASTER_ADDR");
   if (is_set("MASTER_PORT")) e.port = number("MASTER_PORT", 1, 65535);
   // mpirun does not set them, and one machine does not need them.
-  const bool one_machine = is_set("OMPI_COMM_WORLD_LOCAL_SIZE") &&
-                           number("OMPI_COMM_WORLD_LOCAL_SIZE", 1, kMostRanks) == e.size;
+  const bool one_machine =
+      is_set("OMPI_COMM_WORLD_LOCAL_SIZE") && number("OMPI_COMM_WORLD_LOCAL_SIZE", 1, kMostRanks) == e.size;
   if (!is_set("MASTER_ADDR") && !one_machine) {
     throw Error("train lm", "MASTER_ADDR", "nothing", "the address of rank 0's machine in the environment");
   }

@@ -1,8 +1,8 @@
 #include "efla/train/ranks_c10d.h"
 
+#include <torch/version.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
-#include <torch/version.h>
 
 #include <algorithm>
 #include <chrono>
@@ -34,7 +34,8 @@ using Backend = c10d::ProcessGroup;
 using WorkPointer = c10::intrusive_ptr<c10d::Work>;
 using StorePointer = c10::intrusive_ptr<c10d::Store>;
 
-// Longer than any rank keeps the others waiting, as with an evaluation or a slow disk: who is gone is told by heartbeat.
+// Longer than any rank keeps the others waiting, as with an evaluation or a slow disk: who is gone is told by
+// heartbeat.
 constexpr auto kTimeout = std::chrono::hours(24);
 
 StorePointer connect(const RankEnvironment& environment, bool listen) {

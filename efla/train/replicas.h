@@ -1,5 +1,5 @@
-// Copies of one language model that share their parameters, one a thread: each computes a micro-batch on its own, and its
-// gradients are its own.
+// Copies of one language model that share their parameters, one a thread: each computes a micro-batch on its own, and
+// its gradients are its own.
 #pragma once
 
 #include <torch/types.h>

@@ -33,15 +33,10 @@ class Digest {
 };
 
 nlohmann::ordered_json line_of(const StepResult& r, double images_per_second, double seconds) {
-  return {{"event", "step"},
-          {"step", r.step},
-          {"epoch", r.epoch},
-          {"loss", r.loss},
-          {"accuracy", r.accuracy},
-          {"lr", r.lr},
-          {"grad_norm", r.grad_norm},
-          {"images_per_second", images_per_second},
-          {"seconds", seconds}};
+  return {
+      {"event", "step"},        {"step", r.step}, {"epoch", r.epoch},         {"loss", r.loss},
+      {"accuracy", r.accuracy}, {"lr", r.lr},     {"grad_norm", r.grad_norm}, {"images_per_second", images_per_second},
+      {"seconds", seconds}};
 }
 
 nlohmann::ordered_json line_of(std::int64_t step, std::int64_t epoch, const Evaluation& e, double seconds) {

@@ -35,7 +35,8 @@ TEST(EventFile, RecordsAndMessagesAreTensorBoards) {
   EXPECT_EQ(hex(version_event(1.5)), "09000000000000f83f1a0d627261696e2e4576656e743a32");
   EXPECT_EQ(hex(start_event(1.5, 300)), "09000000000000f83f10ac023a020801");
   const std::array<Scalar, 2> scalars{{{"train/loss", 2.5F}, {"train/lr", -1e-3F}}};
-  EXPECT_EQ(hex(scalars_event(1.5, 300, scalars)), "09000000000000f83f10ac022a240a110a0a747261696e2f6c6f737315000020400a0f0a08747261696e2f6c72156f1283ba");
+  EXPECT_EQ(hex(scalars_event(1.5, 300, scalars)),
+            "09000000000000f83f10ac022a240a110a0a747261696e2f6c6f737315000020400a0f0a08747261696e2f6c72156f1283ba");
 }
 
 TEST(EventFile, HoldsTheVersionAndTheStartFirst) {
