@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
@@ -13,6 +12,7 @@
 
 #include "cli/apply_inputs.h"
 #include "cli/commands.h"
+#include "cli/output_file.h"
 #include "cli/version.h"
 #include "efla/base/error.h"
 #include "efla/io/safetensors.h"
@@ -42,26 +42,6 @@ void check_name(const char* option, const std::string& name, const std::vector<s
   if (std::find(names.begin(), names.end(), name) != names.end()) return;
   throw Error("apply", option, "'" + name + "'",
               fmt::format("{} (nearest: {})", fmt::join(names, ", "), nearest_name(name, names)));
-}
-
-// A long computation must not end with an output that cannot be written.
-void check_output(const std::filesystem::path& out) {
-  if (out.empty()) throw Error("apply", "--out", "an empty name", "a file name");
-  std::error_code error;
-  const auto folder = std::filesystem::absolute(out).parent_path();
-  if (!std::filesystem::is_directory(folder, error)) {
-    throw Error("apply", "--out", out.string(), "a file in a folder that exists; " + folder.string() + " does not");
-  }
-  const auto status = std::filesystem::status(out, error);
-  if (status.type() == std::filesystem::file_type::none) {
-    throw Error("apply", "--out", out.string(), "a file name that the system takes (" + error.message() + ")");
-  }
-  if (std::filesystem::is_directory(status)) {
-    throw Error("apply", "--out", "the folder " + out.string(), "a file name");
-  }
-  if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) {
-    throw Error("apply", "--out", out.string() + ", which is not a regular file", "a file name");
-  }
 }
 
 DeltaRule rule_of(const Options& options) {
@@ -286,7 +266,7 @@ void run(const Options& options) {
   DeltaRule rule = rule_of(options);
   if (options.decay) check_name("--decay", *options.decay, {"none", "scalar", "channel"});
   if (options.threads) set_threads(*options.threads);
-  check_output(options.out);
+  check_output_file("apply", options.out);
   if (options.in.empty()) throw Error("apply", "IN", "an empty name", "a file name");
 
   const io::SafetensorsFile file(options.in);

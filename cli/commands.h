@@ -14,5 +14,6 @@ void add_train(CLI::App& program);
 void add_train_lm(CLI::App& train);  // below train
 void add_eval(CLI::App& program);
 void add_reproduce(CLI::App& program);
+void add_checkpoints(CLI::App& program);
 
 }  // namespace efla::cli

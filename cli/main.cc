@@ -34,6 +34,7 @@ void add_commands(CLI::App& program) {
   add_train(program);
   add_eval(program);
   add_reproduce(program);
+  add_checkpoints(program);
 #endif
 }
 

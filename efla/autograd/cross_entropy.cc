@@ -36,9 +36,8 @@ struct CrossEntropyFunction : torch::autograd::Function<CrossEntropyFunction> {
       loss.sub_(log_probability.gather(1, target).mul_(share_slice).sum());
       if (!needs_gradient) continue;
       const Tensor dlogits = log_probability.exp_().mul_(share_slice).scatter_add_(1, target, -share_slice);
-      const Tensor narrow = dlogits.to(x.scalar_type());
-      slice(dx).copy_(at::matmul(narrow, weight));
-      dweight.add_(at::matmul(narrow.t(), x_slice));
+      slice(dx).copy_(at::matmul(dlogits.to(weight.scalar_type()), weight));
+      dweight.addmm_(dlogits.t(), x_slice.to(at::kFloat));
     }
     if (needs_gradient) ctx->save_for_backward({dx, dweight.to(weight.scalar_type())});
     return loss;

@@ -72,14 +72,18 @@ inline void check_cu_seqlens(const char* operation, const at::Tensor& cu_seqlens
   check_tensor(operation, "cu_seqlens", cu_seqlens, at::kLong, 1, "[N + 1]");
   if (batch != 1)
     throw Error(operation, "cu_seqlens", "a batch of " + std::to_string(batch), "one of packed sequences");
-  std::int64_t last = cu_seqlens.size(0) > 1 ? 0 : -1;
-  for (std::int64_t n = 0; n < cu_seqlens.size(0) && last >= 0; ++n) {
-    const std::int64_t next = cu_seqlens.data_ptr<std::int64_t>()[n * cu_seqlens.stride(0)];
-    last = next >= last && (n > 0 || next == 0) ? next : -1;
+  std::int64_t last = 0;
+  for (std::int64_t n = 0; n < cu_seqlens.size(0); ++n) {
+    const std::int64_t end = cu_seqlens.data_ptr<std::int64_t>()[n * cu_seqlens.stride(0)];
+    if (n == 0 ? end != 0 : end < last) {
+      throw Error(operation, "cu_seqlens", std::to_string(end) + " at [" + std::to_string(n) + "]",
+                  n == 0 ? "0" : "at least " + std::to_string(last) + ", where the sequence before ends");
+    }
+    last = end;
   }
-  if (last != tokens) {
-    throw Error(operation, "cu_seqlens", "other numbers",
-                "0, then the ends of sequences in order, the last at " + std::to_string(tokens));
+  if (cu_seqlens.size(0) < 2 || last != tokens) {
+    throw Error(operation, "cu_seqlens", "a last end at " + std::to_string(last),
+                "the last at " + std::to_string(tokens));
   }
 }
 

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "efla/base/error.h"
+#include "efla/nn/layers/attention.h"
 #include "efla/nn/layers/mixer.h"
 #include "efla/nn/models/pixel_classifier.h"
 #include "tests/support/torch_tensors.h"
@@ -88,37 +89,57 @@ std::map<std::string, Expected> expected_mixers() {
 // One layer's mixer by the recurrence, token by token, in tensor operations.
 Tensor eager_mixer(const Expected& mixer, const MixerConfig& config, const std::map<std::string, Tensor>& p,
                    const Tensor& x) {
-  const std::int64_t batch = x.size(0), tokens = x.size(1), heads = config.heads, dim = config.hidden / heads;
-  const auto branch = [&](const std::string& name) {
+  const std::int64_t batch = x.size(0), tokens = x.size(1), heads = config.heads;
+  const std::int64_t value_heads = config.value_heads > 0 ? config.value_heads : heads;
+  const std::int64_t key_dim = config.key_dim > 0 ? config.key_dim : config.hidden / heads;
+  const std::int64_t value_dim = config.value_dim > 0 ? config.value_dim : config.hidden / heads;
+  const auto branch = [&](const std::string& name, const std::string& activation) {
     auto y = x.matmul(p.at(name + "_proj.weight").t()).transpose(1, 2);  // [B, D, T]
     if (config.conv > 0) {
       y = torch::conv1d(torch::constant_pad_nd(y, {config.conv - 1, 0}), p.at(name + "_conv1d.weight"), {}, 1,
-                        at::IntArrayRef{0}, 1, config.hidden);
+                        at::IntArrayRef{0}, 1, y.size(1));
     }
-    return torch::silu(y).transpose(1, 2).reshape({batch, tokens, heads, dim});
+    if (activation == "silu") y = torch::silu(y);
+    if (activation == "relu") y = torch::relu(y);
+    if (activation == "elu") y = torch::where(y > 0, y + 1, y.exp());
+    return y.transpose(1, 2);
   };
   const auto unit = [](const Tensor& y) { return y * torch::rsqrt(y.square().sum(-1, true) + 1e-6); };
-  auto q = branch("q"), k = branch("k");
-  const auto v = branch("v");
-  if (mixer.l2norm) q = unit(q), k = unit(k);
-  const auto b = p.count("b_proj.weight") ? x.matmul(p.at("b_proj.weight").t()) : torch::ones({batch, tokens, heads});
-  const auto beta = mixer.beta(b, p), lambda = k.square().sum(-1);
-  const auto erase = mixer.erase(beta, lambda), write = mixer.write(beta, lambda);
-  auto state = torch::zeros({batch, heads, dim, dim});
-  auto decay = mixer.decay ? mixer.decay(x, p).exp() : torch::ones({batch, tokens, heads});
+  auto q = branch("q", config.qk_activation).reshape({batch, tokens, heads, key_dim});
+  auto k = branch("k", config.qk_activation).reshape({batch, tokens, heads, key_dim});
+  const auto v = branch("v", "silu").reshape({batch, tokens, value_heads, value_dim});
+  if (config.qk_sum_norm) {
+    q = q / q.sum(-1, true), k = k / k.sum(-1, true);
+  } else if (mixer.l2norm) {
+    q = unit(q), k = unit(k);
+  }
+  q = q.repeat_interleave(value_heads / heads, 2), k = k.repeat_interleave(value_heads / heads, 2);
+  const auto ones = torch::ones({batch, tokens, value_heads});
+  const bool learned = p.count("b_proj.weight") > 0;
+  auto beta = mixer.beta(learned ? x.matmul(p.at("b_proj.weight").t()) : ones, p) * config.beta_scale;
+  if (!config.learned_beta) beta = ones * config.beta_scale;
+  const auto lambda = k.square().sum(-1), erase = mixer.erase(beta, lambda), write = mixer.write(beta, lambda);
+  auto state = torch::zeros({batch, value_heads, key_dim, value_dim});
+  auto decay = mixer.decay ? mixer.decay(x, p).exp() : ones;
   if (decay.dim() == 3) decay = decay.unsqueeze(-1);
   std::vector<Tensor> outputs;
   for (std::int64_t t = 0; t < tokens; ++t) {
     const auto at = [&](const Tensor& y) { return y.select(1, t).unsqueeze(-1); };
     state = at(decay) * state;
     const auto read = state.transpose(-1, -2).matmul(at(k));
-    const auto error = at(write).unsqueeze(-1) * at(v) - at(erase).unsqueeze(-1) * read;  // [B, H, V, 1]
+    const auto error = at(write).unsqueeze(-1) * at(v) - at(erase).unsqueeze(-1) * read;  // [B, HV, V, 1]
     state = state + at(k).matmul(error.transpose(-1, -2));
-    outputs.push_back(state.transpose(-1, -2).matmul(at(q)).squeeze(-1) / std::sqrt(static_cast<double>(dim)));
+    outputs.push_back(state.transpose(-1, -2).matmul(at(q)).squeeze(-1) / std::sqrt(static_cast<double>(key_dim)));
   }
   auto o = torch::stack(outputs, 1);
-  if (config.output_norm) o = o * torch::rsqrt(o.square().mean(-1, true) + 1e-6) * p.at("o_norm.weight");
-  return o.reshape({batch, tokens, config.hidden}).matmul(p.at("o_proj.weight").t());
+  if (config.output_norm) o = o * torch::rsqrt(o.square().mean(-1, true) + config.norm_eps) * p.at("o_norm.weight");
+  o = o.flatten(2);
+  if (config.output_gate == OutputGate::silu) o = o * torch::silu(x.matmul(p.at("g_proj.weight").t()));
+  if (config.output_gate == OutputGate::sigmoid) {
+    const auto low = x.matmul(p.at("g_proj.0.weight").t());
+    o = o * torch::sigmoid(low.matmul(p.at("g_proj.1.weight").t()) + p.at("g_proj.1.bias"));
+  }
+  return o.matmul(p.at("o_proj.weight").t());
 }
 
 void expect_same_gradients(const Mixer& mixer, const Tensor& x, const Tensor& y, const Tensor& expected) {
@@ -164,6 +185,73 @@ TEST(Mixer, PartsCanBeLeftOut) {
     EXPECT_LE(max_difference(y, expected), 1e-4);
     expect_same_gradients(mixer, x, y, expected);
   }
+}
+
+// What language models add to the rule: grouped values, gates of the output, other activations, norms and bounds.
+TEST(Mixer, OptionsAreTheirEquations) {
+  MixerConfig grouped{.mixer = "gdn", .hidden = 32, .heads = 2, .value_heads = 4, .key_dim = 8, .value_dim = 24};
+  grouped.output_gate = OutputGate::silu;
+  grouped.beta_scale = 2.0;
+  grouped.norm_eps = 0.1;
+  MixerConfig channel{.mixer = "kda", .hidden = 32, .heads = 2, .value_heads = 4, .key_dim = 8, .value_dim = 4};
+  channel.output_gate = OutputGate::sigmoid;
+  channel.lower_bound = -2.0;
+  MixerConfig sums{.mixer = "deltanet", .hidden = 32, .heads = 2};
+  sums.qk_activation = "elu";
+  sums.qk_sum_norm = true;
+  sums.learned_beta = false;
+  MixerConfig relu{.mixer = "efla", .hidden = 32, .heads = 2, .conv = 0};
+  relu.qk_activation = "relu";
+  for (const auto& config : {grouped, channel, sums, relu}) {
+    SCOPED_TRACE(config.mixer);
+    const Mixer mixer(config, Initialiser(3));
+    auto expected_mixer = expected_mixers().at(config.mixer);
+    if (config.lower_bound) {
+      EXPECT_EQ(parameters_of(mixer).at("A_log").abs().max().item<double>(), 0.0);
+      expected_mixer.decay = [](const Tensor& x, const auto& p) {
+        const auto f = x.matmul(p.at("f_proj.0.weight").t()).matmul(p.at("f_proj.1.weight").t()) + p.at("dt_bias");
+        return -2 * torch::sigmoid(p.at("A_log").exp().unsqueeze(-1) * f.unflatten(2, {4, 8}));
+      };
+    }
+    const auto x = random_tensor({2, 45, 32}, 1).to(torch::kFloat).requires_grad_(true);
+    const auto y = mixer.forward(x);
+    const auto expected = eager_mixer(expected_mixer, config, parameters_of(mixer), x);
+    EXPECT_LE(max_difference(y, expected), 1e-4);
+    expect_same_gradients(mixer, x, y, expected);
+  }
+}
+
+// More queries than are computed at a time, and two query heads to each key.
+TEST(Attention, IsSoftmaxOverRotatedKeys) {
+  const Attention attention({.hidden = 16, .heads = 4, .key_value_heads = 2, .rope_theta = 100.0}, Initialiser(1));
+  const auto p = parameters_of(attention);
+  const std::int64_t tokens = 300;
+  const auto x = random_tensor({1, tokens, 16}, 1).to(torch::kFloat).requires_grad_(true);
+  // Elements (0, 2) and (1, 3) of a head turn by t and t / 10.
+  const auto rotated = [&](const Tensor& y) {
+    std::vector<Tensor> parts(4);
+    for (std::int64_t i = 0; i < 2; ++i) {
+      const auto angle = (torch::arange(tokens) * (i == 0 ? 1.0 : 0.1)).unsqueeze(-1);
+      const auto a = y.select(-1, i), b = y.select(-1, i + 2);
+      parts[i] = a * angle.cos() - b * angle.sin();
+      parts[i + 2] = a * angle.sin() + b * angle.cos();
+    }
+    return torch::stack(parts, -1);
+  };
+  const auto heads = [&](const char* name) { return x[0].matmul(p.at(name).t()).unflatten(1, {-1, 4}); };
+  const auto q = rotated(heads("q_proj.weight")), k = rotated(heads("k_proj.weight")), v = heads("v_proj.weight");
+  const auto mask = torch::full({tokens, tokens}, -INFINITY).triu(1);
+  std::vector<Tensor> outputs;
+  for (std::int64_t h = 0; h < 4; ++h) {
+    const auto scores = q.select(1, h).matmul(k.select(1, h / 2).t()) / 2 + mask;
+    outputs.push_back(torch::softmax(scores, -1).matmul(v.select(1, h / 2)));
+  }
+  const auto expected = torch::cat(outputs, 1).matmul(p.at("o_proj.weight").t()).unsqueeze(0);
+  const auto y = attention.forward(x);
+  EXPECT_LE(max_difference(y, expected), 1e-5);
+  const auto weight = random_tensor(y.sizes(), 9).to(torch::kFloat);
+  const auto gradient = torch::autograd::grad({(y * weight).sum()}, {x})[0];
+  EXPECT_LE(max_difference(gradient, torch::autograd::grad({(expected * weight).sum()}, {x})[0]), 1e-4);
 }
 
 TEST(Mixer, SoftmaxIsCausalAttention) {

@@ -40,8 +40,8 @@ struct MixerConfig {
   double beta_scale = 1.0;             // factor on β
   std::string qk_activation = "silu";  // silu, relu, elu (which is elu(x) + 1) or identity
   bool qk_sum_norm = false;            // q and k are divided by their sums, in place of the preset's norm
-  std::optional<double> lower_bound =
-      {};                  // of a decay by channel, in [−5, 0): its safe gate, with A_log 0 at the start
+  // Of a decay by channel, in [−5, 0): its safe gate with this bound, and A_log 0 at the start.
+  std::optional<double> lower_bound = {};
   double norm_eps = 1e-6;  // of the output's norm
 };
 

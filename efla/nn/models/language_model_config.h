@@ -23,19 +23,19 @@ struct LanguageModelConfig {
   double expand_k = 1.0;         // K = expand_k · head_dim
   double expand_v = 1.0;         // V = expand_v · head_dim
   bool use_short_conv = true;
-  std::int64_t conv_size = 4;    // taps
-  std::optional<bool> use_gate;  // of the output; unset: where the mixer has a decay
-  bool use_beta = true;          // false: β = 1
+  std::int64_t conv_size = 4;         // taps
+  std::optional<bool> use_gate = {};  // of the output; unset: where the mixer has a decay
+  bool use_beta = true;               // false: β = 1
   bool use_output_norm = true;
   bool allow_neg_eigval = false;       // twice β, for steps of Euler's
-  std::string qk_norm;                 // "sum" in place of the mixer's "l2"; empty: the mixer's
+  std::string qk_norm = {};            // "sum" in place of the mixer's "l2"; empty: the mixer's
   std::string qk_activation = "silu";  // as MixerConfig
   bool safe_gate = false;              // of a decay by channel, with its lower_bound, −5 where unset
-  std::optional<double> lower_bound;
+  std::optional<double> lower_bound = {};
 
-  std::vector<std::int64_t> attention_layers;  // of a hybrid: which layers are softmax attention, from 0
-  std::int64_t attention_heads = 0;            // of those layers; 0: num_heads
-  std::int64_t attention_kv_heads = 0;         // 0: attention_heads
+  std::vector<std::int64_t> attention_layers = {};  // of a hybrid: which layers are softmax attention, from 0
+  std::int64_t attention_heads = 0;                 // of those layers; 0: num_heads
+  std::int64_t attention_kv_heads = 0;              // 0: attention_heads
   double rope_theta = 10000.0;
 
   double hidden_ratio = 4.0;           // of the MLP, 256 ⌈⌊2/3 · hidden_ratio · hidden_size⌋ / 256⌉ wide
@@ -43,7 +43,7 @@ struct LanguageModelConfig {
   double norm_eps = 1e-6;
   bool tie_word_embeddings = false;
   double initializer_range = 0.02;
-  std::optional<std::int64_t> bos_token_id = 1, eos_token_id = 2, pad_token_id;
+  std::optional<std::int64_t> bos_token_id = 1, eos_token_id = 2, pad_token_id = {};
 
   bool operator==(const LanguageModelConfig&) const = default;
 

@@ -1,0 +1,28 @@
+#include "cli/output_file.h"
+
+#include <system_error>
+
+#include "efla/base/error.h"
+
+namespace efla::cli {
+
+void check_output_file(const std::string& command, const std::filesystem::path& out) {
+  if (out.empty()) throw Error(command, "--out", "an empty name", "a file name");
+  std::error_code error;
+  const auto folder = std::filesystem::absolute(out).parent_path();
+  if (!std::filesystem::is_directory(folder, error)) {
+    throw Error(command, "--out", out.string(), "a file in a folder that exists; " + folder.string() + " does not");
+  }
+  const auto status = std::filesystem::status(out, error);
+  if (status.type() == std::filesystem::file_type::none) {
+    throw Error(command, "--out", out.string(), "a file name that the system takes (" + error.message() + ")");
+  }
+  if (std::filesystem::is_directory(status)) {
+    throw Error(command, "--out", "the folder " + out.string(), "a file name");
+  }
+  if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) {
+    throw Error(command, "--out", out.string() + ", which is not a regular file", "a file name");
+  }
+}
+
+}  // namespace efla::cli

@@ -1,0 +1,106 @@
+#include "efla/nn/models/language_model_file.h"
+
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <charconv>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "efla/base/error.h"
+#include "efla/io/file.h"
+#include "efla/io/json.h"
+#include "efla/io/safetensors_folder.h"
+#include "efla/nn/models/language_model_json.h"
+#include "efla/nn/named_tensor.h"
+#include "efla/rule/validate.h"
+
+namespace efla::nn {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kConfigFile = "config.json";
+constexpr const char* kWeightsFile = "model.safetensors";
+constexpr const char* kCheckpoints = "checkpoints";
+
+// N of a folder "step-N"; −1 for any other name.
+std::int64_t step_of(const std::string& name) {
+  constexpr std::string_view prefix = "step-";
+  if (!name.starts_with(prefix)) return -1;
+  std::int64_t step = -1;
+  const char* end = name.data() + name.size();
+  return std::from_chars(name.data() + prefix.size(), end, step).ptr == end ? step : -1;
+}
+
+[[noreturn]] void refuse(const std::string& path, const std::string& what) {
+  throw IoError(IoError::Kind::content, path, -1, what);
+}
+
+// The model has every tensor of the folder, and the folder every one of the model.
+void check_names(const io::SafetensorsFolder& folder, const LanguageModel& model) {
+  std::vector<std::string> names;
+  for (const auto& parameter : model.named_parameters()) names.push_back(parameter.key());
+  for (const auto& name : names) {
+    if (!folder.file_with(name))
+      refuse(folder.path(), "has no tensor " + name + ", which the model of its config.json has");
+  }
+  for (const auto& name : folder.names()) {
+    if (std::find(names.begin(), names.end(), name) == names.end()) {
+      refuse(folder.path(), "has a tensor " + io::printable(name) +
+                                ", which the model of its config.json has not (nearest: " + nearest_name(name, names) +
+                                ")");
+    }
+  }
+}
+
+}  // namespace
+
+fs::path language_model_folder(const fs::path& path) {
+  if (fs::exists(path / kConfigFile)) return path;
+  fs::path latest;
+  std::int64_t latest_step = -1;
+  std::error_code none;
+  for (const auto& entry : fs::directory_iterator(path / kCheckpoints, none)) {
+    const std::int64_t step = step_of(entry.path().filename().string());
+    if (step > latest_step && fs::exists(entry.path() / kConfigFile)) {
+      latest_step = step;
+      latest = entry.path();
+    }
+  }
+  if (latest_step < 0) {
+    throw IoError(IoError::Kind::missing, path.string(), -1,
+                  fs::exists(path) ? "holds no language model: neither config.json nor checkpoints/step-N with one"
+                                   : "no such folder");
+  }
+  return latest;
+}
+
+LanguageModelConfig load_language_model_config(const fs::path& path) {
+  const auto file = language_model_folder(path) / kConfigFile;
+  return language_model_config_from_json(io::read_json(file), file.string());
+}
+
+std::shared_ptr<LanguageModel> load_language_model(const fs::path& path) {
+  const auto folder = language_model_folder(path);
+  const auto config = load_language_model_config(folder);
+  const io::SafetensorsFolder weights(folder);
+  auto model = std::make_shared<LanguageModel>(config, Initialiser::open());
+  check_names(weights, *model);
+  for (const auto& parameter : model->named_parameters()) {
+    read_tensor(*weights.file_with(parameter.key()), parameter.key(), parameter.value());
+  }
+  return model;
+}
+
+void save_language_model(const LanguageModel& model, const fs::path& folder) {
+  std::vector<io::NamedTensor> entries;
+  for (const auto& parameter : model.named_parameters()) {
+    entries.push_back(named_tensor(parameter.key(), parameter.value()));
+  }
+  io::write_safetensors(folder / kWeightsFile, entries, {{"format", "pt"}});
+  io::write_file_atomically(folder / kConfigFile, to_json(model.config()).dump(1) + "\n");
+}
+
+}  // namespace efla::nn

@@ -1,0 +1,395 @@
+#include "efla/nn/models/language_model_json.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <initializer_list>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "efla/base/error.h"
+#include "efla/rule/validate.h"
+
+namespace efla::nn {
+namespace {
+
+using nlohmann::json;
+
+// The fields of an object, of which each that is asked for is known.
+class Fields {
+ public:
+  Fields(const json& object, std::string source) : object_(object), source_(std::move(source)) {
+    if (!object.is_object()) throw Error(source_, "content", object.dump().substr(0, 40), "an object");
+  }
+
+  // Null stands for the default.
+  template <class T>
+  void read(const char* name, T& value) {
+    known_.insert(name);
+    const auto found = object_.find(name);
+    if (found == object_.end() || found->is_null()) return;
+    if (!has_type<T>(*found)) throw Error(source_, name, found->dump(), type_text<T>());
+    found->get_to(value);
+  }
+
+  template <class T>
+  void read(const char* name, std::optional<T>& value) {
+    known_.insert(name);
+    const auto found = object_.find(name);
+    if (found == object_.end()) return;
+    value.reset();
+    if (found->is_null()) return;
+    read(name, value.emplace());
+  }
+
+  // A field of which these models have these values alone.
+  void allow(const char* name, std::initializer_list<json> values) {
+    known_.insert(name);
+    const auto found = object_.find(name);
+    if (found == object_.end() || std::find(values.begin(), values.end(), *found) != values.end()) return;
+    std::string list;
+    for (const auto& value : values) list += (list.empty() ? "" : " or ") + value.dump();
+    throw Error(source_, name, found->dump(), list + ", all that is supported");
+  }
+
+  // Fields that change nothing in what a model computes.
+  void pass_over(std::initializer_list<const char*> names) { known_.insert(names.begin(), names.end()); }
+
+  const json* find(const char* name) {
+    known_.insert(name);
+    const auto found = object_.find(name);
+    return found == object_.end() || found->is_null() ? nullptr : &*found;
+  }
+
+  // Throws for a field that was never asked for.
+  void finish() const {
+    for (const auto& [name, value] : object_.items()) {
+      if (known_.count(name)) continue;
+      const std::vector<std::string> names(known_.begin(), known_.end());
+      throw Error(source_, name.substr(0, 100), value.dump().substr(0, 40),
+                  "no such field (nearest: " + nearest_name(name, names) + ")");
+    }
+  }
+
+ private:
+  template <class T>
+  static bool has_type(const json& value) {
+    if constexpr (std::is_same_v<T, bool>) return value.is_boolean();
+    if constexpr (std::is_same_v<T, std::int64_t>) return value.is_number_integer();
+    if constexpr (std::is_same_v<T, double>) return value.is_number();
+    if constexpr (std::is_same_v<T, std::string>) return value.is_string();
+    if constexpr (std::is_same_v<T, std::vector<std::int64_t>>) {
+      return value.is_array() &&
+             std::all_of(value.begin(), value.end(), [](const json& item) { return item.is_number_integer(); });
+    }
+  }
+
+  template <class T>
+  static std::string type_text() {
+    if constexpr (std::is_same_v<T, bool>) return "true or false";
+    if constexpr (std::is_same_v<T, std::int64_t>) return "a whole number";
+    if constexpr (std::is_same_v<T, double>) return "a number";
+    if constexpr (std::is_same_v<T, std::string>) return "a text";
+    return "a list of whole numbers";
+  }
+
+  const json& object_;
+  std::string source_;
+  std::set<std::string> known_;
+};
+
+// {"layers": […], "num_heads": n, "num_kv_heads": n, "rope_theta": x}, or a list of one of these.
+void read_attention(const json& given, const std::string& source, LanguageModelConfig& config) {
+  const json& object = given.is_array() && given.size() == 1 ? given.front() : given;
+  Fields fields(object, source + ": attn");
+  fields.read("layers", config.attention_layers);
+  fields.read("num_heads", config.attention_heads);
+  fields.read("num_kv_heads", config.attention_kv_heads);
+  fields.read("rope_theta", config.rope_theta);
+  fields.allow("qkv_bias", {false, nullptr});
+  fields.allow("window_size", {nullptr});
+  fields.finish();
+}
+
+void read_common(Fields& fields, const std::string& source, LanguageModelConfig& config) {
+  fields.read("vocab_size", config.vocab_size);
+  fields.read("hidden_size", config.hidden_size);
+  fields.read("num_hidden_layers", config.num_hidden_layers);
+  fields.read("num_heads", config.num_heads);
+  fields.read("expand_v", config.expand_v);
+  fields.read("use_short_conv", config.use_short_conv);
+  fields.read("conv_size", config.conv_size);
+  fields.read("allow_neg_eigval", config.allow_neg_eigval);
+  fields.read("hidden_ratio", config.hidden_ratio);
+  fields.read("intermediate_size", config.intermediate_size);
+  fields.read("norm_eps", config.norm_eps);
+  fields.read("tie_word_embeddings", config.tie_word_embeddings);
+  fields.read("initializer_range", config.initializer_range);
+  fields.read("bos_token_id", config.bos_token_id);
+  fields.read("eos_token_id", config.eos_token_id);
+  fields.read("pad_token_id", config.pad_token_id);
+  if (const json* attention = fields.find("attn")) read_attention(*attention, source, config);
+}
+
+// What Hugging Face and flash-linear-attention write besides.
+void read_rest(Fields& fields) {
+  fields.allow("hidden_act", {"swish", "silu"});
+  fields.allow("attnres_block_size", {nullptr});
+  fields.allow("use_l2warp", {false});
+  fields.allow("conv_bias", {false});
+  fields.allow("norm_first", {false});
+  fields.allow("share_conv_kernel", {false});
+  fields.allow("clamp_min", {nullptr});
+  fields.allow("clamp_max", {nullptr});
+  fields.allow("elementwise_affine", {true, nullptr});
+  fields.allow("quantization_config", {nullptr});
+  fields.allow("is_encoder_decoder", {false});
+  fields.pass_over({"model_type",
+                    "architectures",
+                    "attn_mode",
+                    "auto_map",
+                    "chunk_size_feed_forward",
+                    "dtype",
+                    "fuse_cross_entropy",
+                    "fuse_linear_cross_entropy",
+                    "fuse_norm",
+                    "fuse_swiglu",
+                    "id2label",
+                    "label2id",
+                    "max_position_embeddings",
+                    "output_attentions",
+                    "output_hidden_states",
+                    "problem_type",
+                    "return_dict",
+                    "torch_dtype",
+                    "transformers_version",
+                    "use_cache",
+                    "_attn_implementation_autoset",
+                    "_name_or_path"});
+}
+
+// Fields of all model types.
+void read_efla(Fields& fields, LanguageModelConfig& config) {
+  fields.read("mixer", config.mixer);
+  fields.read("num_v_heads", config.num_v_heads);
+  fields.read("head_dim", config.head_dim);
+  fields.read("expand_k", config.expand_k);
+  fields.read("use_gate", config.use_gate);
+  fields.read("use_beta", config.use_beta);
+  fields.read("use_output_norm", config.use_output_norm);
+  fields.read("qk_norm", config.qk_norm);
+  fields.read("qk_activation", config.qk_activation);
+  fields.read("safe_gate", config.safe_gate);
+  fields.read("lower_bound", config.lower_bound);
+}
+
+LanguageModelConfig read_delta_net(Fields& fields, const std::string& source) {
+  LanguageModelConfig config{.mixer = "deltanet", .use_gate = false};
+  read_common(fields, source, config);
+  fields.read("expand_k", config.expand_k);
+  fields.read("use_gate", config.use_gate);
+  fields.read("use_beta", config.use_beta);
+  fields.read("qk_norm", config.qk_norm);
+  fields.read("qk_activation", config.qk_activation);
+  fields.allow("use_output_norm", {true});
+  return config;
+}
+
+LanguageModelConfig read_gated_deltanet(Fields& fields, const std::string& source) {
+  LanguageModelConfig config{.mixer = "gdn", .num_hidden_layers = 21, .num_heads = 6, .head_dim = 256};
+  config.expand_v = 2.0;
+  config.use_gate = true;
+  read_common(fields, source, config);
+  fields.read("head_dim", config.head_dim);
+  fields.read("num_v_heads", config.num_v_heads);
+  fields.read("use_gate", config.use_gate);
+  return config;
+}
+
+LanguageModelConfig read_kda(Fields& fields, const std::string& source) {
+  LanguageModelConfig config{.mixer = "kda", .head_dim = 128};
+  config.use_gate = true;
+  read_common(fields, source, config);
+  fields.read("head_dim", config.head_dim);
+  fields.read("num_v_heads", config.num_v_heads);
+  fields.read("safe_gate", config.safe_gate);
+  fields.read("lower_bound", config.lower_bound);
+  if (config.safe_gate && !config.lower_bound) {
+    throw Error(source, "lower_bound", "null", "a number in [-5, 0), as safe_gate is true");
+  }
+  return config;
+}
+
+json optional_json(const auto& value) { return value ? json(*value) : json(nullptr); }
+
+json common_json(const LanguageModelConfig& c) {
+  json out{{"vocab_size", c.vocab_size},
+           {"hidden_size", c.hidden_size},
+           {"num_hidden_layers", c.num_hidden_layers},
+           {"num_heads", c.num_heads},
+           {"use_short_conv", c.use_short_conv},
+           {"conv_size", c.conv_size},
+           {"allow_neg_eigval", c.allow_neg_eigval},
+           {"hidden_ratio", c.hidden_ratio},
+           {"intermediate_size", c.intermediate_size > 0 ? json(c.intermediate_size) : json(nullptr)},
+           {"hidden_act", "swish"},
+           {"norm_eps", c.norm_eps},
+           {"tie_word_embeddings", c.tie_word_embeddings},
+           {"initializer_range", c.initializer_range},
+           {"bos_token_id", optional_json(c.bos_token_id)},
+           {"eos_token_id", optional_json(c.eos_token_id)},
+           {"pad_token_id", optional_json(c.pad_token_id)},
+           {"dtype", "float32"},
+           {"attn", nullptr}};
+  const auto attention = c.attention_config();
+  if (!c.attention_layers.empty() || mixer_preset(c.mixer).softmax) {
+    out["attn"] = {{"layers", c.attention_layers},
+                   {"num_heads", attention.heads},
+                   {"num_kv_heads", attention.key_value_heads},
+                   {"rope_theta", attention.rope_theta}};
+  }
+  return out;
+}
+
+// Whether int(unit · (size / unit)), as flash-linear-attention computes sizes, is the size.
+bool is_product(double unit, std::int64_t size) {
+  return static_cast<std::int64_t>(unit * (static_cast<double>(size) / unit)) == size;
+}
+
+// flash-linear-attention's type of the model: a mixer that it has, with the parts that its layer has.
+const char* model_type_of(const LanguageModelConfig& c, const MixerConfig& mixer) {
+  const bool gated = mixer.output_gate != OutputGate::none;
+  const bool plain = c.use_beta && c.use_output_norm && c.qk_activation == "silu" && c.qk_norm != "sum";
+  const bool grouped = c.num_v_heads > 0 && c.num_v_heads != c.num_heads;
+  const auto width = static_cast<double>(c.hidden_size);
+  if (c.mixer == "deltanet" && c.use_output_norm && !grouped && is_product(width, mixer.key_dim * c.num_heads) &&
+      is_product(width, mixer.value_dim * c.num_heads)) {
+    return "delta_net";
+  }
+  if (plain && is_product(static_cast<double>(mixer.key_dim), mixer.value_dim)) {
+    if (c.mixer == "gdn") return "gated_deltanet";
+    if (c.mixer == "kda" && gated) return "kda";
+  }
+  return "efla";
+}
+
+const std::vector<std::pair<const char*, LanguageModelConfig>>& presets() {
+  const auto sized = [](std::int64_t vocabulary, std::int64_t width, std::int64_t layers, std::int64_t head_dim) {
+    LanguageModelConfig config{.vocab_size = vocabulary, .hidden_size = width, .num_hidden_layers = layers};
+    config.num_heads = width / head_dim;
+    config.tie_word_embeddings = true;
+    return config;
+  };
+  auto bytes = sized(258, 128, 4, 64);  // the ids of data::load_tokenizer("bytes")
+  bytes.bos_token_id = 256;
+  bytes.eos_token_id = 257;
+  auto large = sized(32000, 2048, 24, 128);
+  large.tie_word_embeddings = false;
+  static const std::vector<std::pair<const char*, LanguageModelConfig>> all{
+      {"efla-1m", bytes},
+      {"efla-20m", sized(8192, 384, 10, 64)},
+      {"efla-340m", sized(32000, 1024, 24, 128)},
+      {"efla-1.3b", large},
+  };
+  return all;
+}
+
+}  // namespace
+
+json to_json(const LanguageModelConfig& c) {
+  json out = common_json(c);
+  const bool attention_only = mixer_preset(c.mixer).softmax;
+  const MixerConfig mixer = attention_only ? MixerConfig{} : c.mixer_config();
+  const std::string type = attention_only ? "efla" : model_type_of(c, mixer);
+  out["model_type"] = type;
+  if (type == "delta_net") {
+    const auto width = static_cast<double>(c.hidden_size);
+    out["architectures"] = {"DeltaNetForCausalLM"};
+    out["expand_k"] = static_cast<double>(mixer.key_dim * c.num_heads) / width;
+    out["expand_v"] = static_cast<double>(mixer.value_dim * c.num_heads) / width;
+    out["use_gate"] = mixer.output_gate == OutputGate::silu;
+    out["use_beta"] = c.use_beta;
+    out["use_output_norm"] = true;
+    out["qk_norm"] = c.qk_norm.empty() ? "l2" : c.qk_norm;
+    out["qk_activation"] = c.qk_activation;
+  } else if (type == "gated_deltanet" || type == "kda") {
+    out["architectures"] = {type == "kda" ? "KDAForCausalLM" : "GatedDeltaNetForCausalLM"};
+    out["head_dim"] = mixer.key_dim;
+    out["expand_v"] = static_cast<double>(mixer.value_dim) / static_cast<double>(mixer.key_dim);
+    out["num_v_heads"] = mixer.value_heads == 0 ? json(nullptr) : json(mixer.value_heads);
+    if (type == "kda") {
+      out["safe_gate"] = c.safe_gate;
+      out["lower_bound"] = optional_json(mixer.lower_bound);
+    } else {
+      out["use_gate"] = mixer.output_gate == OutputGate::silu;
+    }
+  } else {
+    out["mixer"] = c.mixer;
+    out["num_v_heads"] = c.num_v_heads > 0 ? json(c.num_v_heads) : json(nullptr);
+    out["head_dim"] = c.head_dim > 0 ? json(c.head_dim) : json(nullptr);
+    out["expand_k"] = c.expand_k;
+    out["expand_v"] = c.expand_v;
+    out["use_gate"] = optional_json(c.use_gate);
+    out["use_beta"] = c.use_beta;
+    out["use_output_norm"] = c.use_output_norm;
+    out["qk_norm"] = c.qk_norm.empty() ? json(nullptr) : json(c.qk_norm);
+    out["qk_activation"] = c.qk_activation;
+    out["safe_gate"] = c.safe_gate;
+    out["lower_bound"] = optional_json(c.lower_bound);
+  }
+  return out;
+}
+
+LanguageModelConfig language_model_config_from_json(const json& object, const std::string& source) {
+  Fields fields(object, source);
+  std::string type;
+  fields.read("model_type", type);
+  LanguageModelConfig config;
+  if (type == "delta_net") {
+    config = read_delta_net(fields, source);
+  } else if (type == "gated_deltanet") {
+    config = read_gated_deltanet(fields, source);
+  } else if (type == "kda") {
+    config = read_kda(fields, source);
+  } else if (type == "efla") {
+    read_common(fields, source, config);
+    read_efla(fields, config);
+  } else {
+    throw Error(source, "model_type", type.empty() ? "nothing" : "'" + type.substr(0, 100) + "'",
+                "delta_net, gated_deltanet, kda or efla");
+  }
+  read_rest(fields);
+  fields.finish();
+  validate(config);
+  return config;
+}
+
+LanguageModelConfig language_model_config_from_table(const json& table, const std::string& source) {
+  Fields fields(table, source);
+  std::string preset;
+  fields.read("preset", preset);
+  LanguageModelConfig config = preset.empty() ? LanguageModelConfig{} : language_model_preset(preset);
+  read_common(fields, source, config);
+  read_efla(fields, config);
+  fields.finish();
+  validate(config);
+  return config;
+}
+
+std::vector<std::string> language_model_presets() {
+  std::vector<std::string> names;
+  for (const auto& [name, config] : presets()) names.emplace_back(name);
+  return names;
+}
+
+LanguageModelConfig language_model_preset(std::string_view wanted) {
+  for (const auto& [name, config] : presets()) {
+    if (name == wanted) return config;
+  }
+  const auto names = language_model_presets();
+  throw Error("language model", "preset", "'" + std::string(wanted) + "'",
+              fmt::format("one of {} (nearest: {})", fmt::join(names, ", "), nearest_name(wanted, names)));
+}
+
+}  // namespace efla::nn

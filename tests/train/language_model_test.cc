@@ -1,0 +1,349 @@
+// The language model: decoding, packed documents, the loss, states and bad configurations.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "efla/autograd/cross_entropy.h"
+#include "efla/nn/models/language_model.h"
+#include "efla/nn/models/language_model_json.h"
+#include "tests/support/expect_error.h"
+#include "tests/support/temp_folder.h"
+#include "tests/support/torch_tensors.h"
+
+namespace efla::nn {
+namespace {
+
+using test::expect_bad_content;
+using test::expect_error;
+using test::max_difference;
+using test::random_tensor;
+using torch::Tensor;
+
+constexpr std::int64_t kVocabulary = 61;
+
+LanguageModelConfig small(const std::string& mixer) {
+  LanguageModelConfig config{.mixer = mixer, .vocab_size = kVocabulary, .hidden_size = 32, .num_hidden_layers = 2};
+  config.num_heads = 2;
+  config.intermediate_size = 48;
+  config.initializer_range = 0.2;  // large enough for every part to show in the logits
+  return config;
+}
+
+LanguageModelConfig hybrid() {
+  LanguageModelConfig config = small("efla");
+  config.attention_layers = {1};
+  config.attention_heads = 4;
+  config.attention_kv_heads = 2;
+  return config;
+}
+
+// Every preset, and models with parts that the presets do not have.
+std::vector<std::pair<std::string, LanguageModelConfig>> models() {
+  std::vector<std::pair<std::string, LanguageModelConfig>> all;
+  for (const auto& preset : mixer_presets()) all.emplace_back(preset.name, small(std::string(preset.name)));
+  all.emplace_back("hybrid", hybrid());
+  auto grouped = small("gdn");
+  grouped.num_v_heads = 4;
+  grouped.head_dim = 8;
+  grouped.expand_v = 2.0;
+  all.emplace_back("grouped values", grouped);
+  auto plain = small("deltanet");
+  plain.use_short_conv = plain.use_beta = plain.use_output_norm = false;
+  plain.use_gate = true;
+  all.emplace_back("without parts", plain);
+  auto activation = small("deltanet");
+  activation.qk_activation = "elu";
+  activation.qk_norm = "sum";
+  all.emplace_back("elu and sum", activation);
+  return all;
+}
+
+Tensor random_ids(at::IntArrayRef sizes, std::uint64_t seed) {
+  return (random_tensor(sizes, seed).abs() * 1000).to(torch::kLong).remainder(kVocabulary);
+}
+
+Tensor lengths_to_ends(const std::vector<std::int64_t>& lengths) {
+  std::vector<std::int64_t> ends{0};
+  for (const auto length : lengths) ends.push_back(ends.back() + length);
+  return torch::tensor(ends, torch::kLong);
+}
+
+TEST(LanguageModel, DecodesWhatItPredictsWholeForEveryMixer) {
+  const torch::NoGradGuard no_grad;
+  for (const auto& [name, config] : models()) {
+    SCOPED_TRACE(name);
+    const LanguageModel model(config, Initialiser(5));
+    const auto ids = random_ids({2, 75}, 1);
+    const auto expected = model.logits(ids);
+    ASSERT_GT(expected.std().item<double>(), 0.1);  // the logits say something
+
+    auto state = model.initial_state(2);
+    std::vector<Tensor> parts{model.prefill_all(ids.slice(1, 0, 33), state),
+                              model.prefill(ids.slice(1, 33, 70), state).unsqueeze(1)};
+    for (std::int64_t t = 70; t < 75; ++t) parts.push_back(model.step(ids.select(1, t), state).unsqueeze(1));
+    EXPECT_EQ(state.tokens, 75);
+    const auto wanted = torch::cat({expected.slice(1, 0, 33), expected.slice(1, 69, 75)}, 1);
+    EXPECT_LE(max_difference(torch::cat(parts, 1), wanted), 2e-5 * expected.abs().max().item<double>());
+
+    auto token_by_token = model.initial_state(2);
+    for (std::int64_t t = 0; t < 75; ++t) model.step(ids.select(1, t), token_by_token);
+    EXPECT_LE(max_difference(model.step(ids.select(1, 0), token_by_token), model.step(ids.select(1, 0), state)),
+              2e-5 * expected.abs().max().item<double>());
+  }
+}
+
+TEST(LanguageModel, PackedDocumentsAreAsTheyAreAlone) {
+  const std::vector<std::int64_t> lengths{1, 40, 2, 3, 64, 33};
+  const auto ends = lengths_to_ends(lengths);
+  for (const auto& [name, config] : models()) {
+    SCOPED_TRACE(name);
+    const LanguageModel model(config, Initialiser(5));
+    const auto ids = random_ids({1, 143}, 1), targets = random_ids({1, 143}, 2);
+    const auto packed = model.logits(ids, ends);
+    const double tolerance = 2e-5 * packed.abs().max().item<double>();
+    const auto parameters = model.parameters();
+    const auto gradients = torch::autograd::grad({model.loss(ids, targets, ends)}, parameters);
+
+    Tensor loss = torch::zeros({});
+    for (std::size_t n = 0; n < lengths.size(); ++n) {
+      const auto document = [&](const Tensor& t) {
+        return t.slice(1, ends[static_cast<std::int64_t>(n)].item<std::int64_t>(),
+                       ends[static_cast<std::int64_t>(n) + 1].item<std::int64_t>());
+      };
+      EXPECT_LE(max_difference(document(packed), model.logits(document(ids))), tolerance) << "document " << n;
+      loss = loss + model.loss(document(ids), document(targets)) * static_cast<double>(lengths[n]) / 143.0;
+    }
+    const auto alone = torch::autograd::grad({loss}, parameters);
+    const auto names = model.named_parameters().keys();
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      EXPECT_LE(max_difference(gradients[i], alone[i]), 2e-4 * std::max(1e-2, alone[i].abs().max().item<double>()))
+          << names[i];
+    }
+  }
+}
+
+TEST(LanguageModel, AnEarlierDocumentChangesNoBitOfALaterOne) {
+  const torch::NoGradGuard no_grad;
+  const auto ends = lengths_to_ends({37, 50});
+  for (const auto& [name, config] : models()) {
+    SCOPED_TRACE(name);
+    const LanguageModel model(config, Initialiser(5));
+    const auto ids = random_ids({1, 87}, 1);
+    auto others = ids.clone();
+    others.slice(1, 0, 37).copy_(random_ids({1, 37}, 9));
+    EXPECT_TRUE(torch::equal(model.logits(ids, ends).slice(1, 37, 87), model.logits(others, ends).slice(1, 37, 87)));
+  }
+}
+
+TEST(LanguageModel, LossIsTheMeanCrossEntropyOfItsLogits) {
+  const LanguageModel model(small("efla"), Initialiser(5));
+  const auto ids = random_ids({2, 40}, 1);
+  auto targets = random_ids({2, 40}, 2);
+  targets.slice(1, 7, 12).fill_(autograd::kIgnoredTarget);
+  const auto loss = model.loss(ids, targets);
+  const auto expected = torch::nn::functional::cross_entropy(model.logits(ids).flatten(0, 1), targets.flatten());
+  EXPECT_NEAR(loss.item<double>(), expected.item<double>(), 1e-6);
+  const auto gradients = torch::autograd::grad({3.0 * loss}, model.parameters());
+  const auto wanted = torch::autograd::grad({3.0 * expected}, model.parameters());
+  for (std::size_t i = 0; i < gradients.size(); ++i) {
+    EXPECT_LE(max_difference(gradients[i], wanted[i]), 1e-5 * std::max(1.0, wanted[i].abs().max().item<double>()));
+  }
+  EXPECT_EQ(model.loss(ids, torch::full_like(ids, autograd::kIgnoredTarget)).item<double>(), 0.0);
+}
+
+// A vocabulary so large that the rows of one call are more than one slice.
+TEST(CrossEntropy, SlicesGiveTheSumOfTheirParts) {
+  const std::int64_t vocabulary = 1 << 18;
+  const auto x = random_tensor({40, 3}, 1).to(torch::kFloat).requires_grad_(true);
+  const auto weight = random_tensor({vocabulary, 3}, 2).to(torch::kFloat).requires_grad_(true);
+  const auto targets = torch::arange(40) * 6000;
+  const auto loss = autograd::linear_cross_entropy(x, weight, targets);
+  const auto expected = torch::nn::functional::cross_entropy(torch::matmul(x, weight.t()), targets);
+  EXPECT_NEAR(loss.item<double>(), expected.item<double>(), 1e-5);
+  const auto gradients = torch::autograd::grad({loss}, {x, weight});
+  const auto wanted = torch::autograd::grad({expected}, {x, weight});
+  for (std::size_t i = 0; i < 2; ++i) EXPECT_LE(max_difference(gradients[i], wanted[i]), 1e-6) << i;
+}
+
+TEST(LanguageModel, RecomputationChangesNoBit) {
+  for (const auto& config : {small("gdn"), hybrid()}) {
+    LanguageModel model(config, Initialiser(5));
+    const auto ids = random_ids({1, 70}, 1), targets = random_ids({1, 70}, 2);
+    const auto ends = lengths_to_ends({30, 40});
+    const auto parameters = model.parameters();
+    const auto loss = model.loss(ids, targets, ends);
+    const auto gradients = torch::autograd::grad({loss}, parameters);
+    model.set_recompute(true);
+    const auto again = model.loss(ids, targets, ends);
+    EXPECT_TRUE(torch::equal(loss, again));
+    const auto recomputed = torch::autograd::grad({again}, parameters);
+    for (std::size_t i = 0; i < gradients.size(); ++i) EXPECT_TRUE(torch::equal(gradients[i], recomputed[i])) << i;
+  }
+}
+
+// The prefill takes in so many tokens at a time that these are more than one part.
+TEST(LanguageModel, PrefillInPartsGoesOnWhereItWas) {
+  const torch::NoGradGuard no_grad;
+  auto config = hybrid();
+  config.hidden_size = 8;
+  config.num_heads = 1;
+  config.attention_heads = config.attention_kv_heads = 1;
+  const LanguageModel model(config, Initialiser(5));
+  const auto ids = random_ids({1, 2500}, 1);
+  auto state = model.initial_state(1);
+  const auto last = model.prefill(ids, state);
+  EXPECT_LE(max_difference(last, model.logits(ids).select(1, 2499)), 1e-4);
+}
+
+TEST(LanguageModel, StateIsOfConstantSizeAndSurvivesAFile) {
+  const test::TempFolder folder;
+  const LanguageModel model(small("gdn"), Initialiser(5)), with_attention(hybrid(), Initialiser(5));
+  const auto ids = random_ids({2, 40}, 1);
+  auto state = model.initial_state(2);
+  // 2 layers of memory [2, 2, 16, 16] and 3 inputs of 96 channels.
+  EXPECT_EQ(state.bytes(), 2 * 4 * (2 * 2 * 16 * 16 + 2 * 3 * 96));
+  model.prefill(ids, state);
+  EXPECT_EQ(state.bytes(), 2 * 4 * (2 * 2 * 16 * 16 + 2 * 3 * 96));
+
+  for (const auto* each : {&model, &with_attention}) {
+    auto before = each->initial_state(2), after = each->initial_state(2);
+    each->prefill(ids, before);
+    before.save(folder / "state");
+    after.load(folder / "state");
+    EXPECT_EQ(after.tokens, 40);
+    auto copy = before.clone();
+    const auto expected = each->step(ids.select(1, 3), before);
+    EXPECT_TRUE(torch::equal(each->step(ids.select(1, 3), after), expected));
+    EXPECT_TRUE(torch::equal(each->step(ids.select(1, 3), copy), expected));
+  }
+  auto other = model.initial_state(2);
+  expect_bad_content([&] { other.load(folder / "state"); }, -1, "has no tensor layers.1.memory");
+  auto one = with_attention.initial_state(1);
+  expect_bad_content([&] { one.load(folder / "state"); }, -1, "is of 2 sequences, expected 1");
+  EXPECT_EQ(one.tokens, 0);
+}
+
+TEST(LanguageModel, HasItsParametersByName) {
+  auto config = small("kda");
+  const LanguageModel model(config, Initialiser(1));
+  const auto p = model.named_parameters();
+  const auto sizes = [&](const char* name) { return p[name].sizes().vec(); };
+  using Sizes = std::vector<std::int64_t>;
+  EXPECT_EQ(sizes("model.embeddings.weight"), Sizes({kVocabulary, 32}));
+  EXPECT_EQ(sizes("model.layers.1.attn_norm.weight"), Sizes({32}));
+  EXPECT_EQ(sizes("model.layers.1.attn.q_conv1d.weight"), Sizes({32, 1, 4}));
+  EXPECT_EQ(sizes("model.layers.1.attn.f_proj.0.weight"), Sizes({16, 32}));
+  EXPECT_EQ(sizes("model.layers.1.attn.g_proj.1.bias"), Sizes({32}));
+  EXPECT_EQ(sizes("model.layers.1.attn.dt_bias"), Sizes({32}));
+  EXPECT_EQ(sizes("model.layers.1.mlp.down_proj.weight"), Sizes({32, 48}));
+  EXPECT_EQ(sizes("model.norm.weight"), Sizes({32}));
+  EXPECT_EQ(sizes("lm_head.weight"), Sizes({kVocabulary, 32}));
+  EXPECT_NEAR(p["model.layers.0.mlp.up_proj.weight"].std().item<double>(), 0.2, 0.01);
+
+  config.tie_word_embeddings = true;
+  const LanguageModel tied(config, Initialiser(1));
+  EXPECT_FALSE(tied.named_parameters().contains("lm_head.weight"));
+  EXPECT_EQ(tied.parameter_count(), model.parameter_count() - kVocabulary * 32);
+}
+
+TEST(LanguageModel, PresetsAreOfTheirSize) {
+  EXPECT_NEAR(LanguageModel(language_model_preset("efla-1m"), Initialiser::open()).parameter_count(), 1.1e6, 0.2e6);
+  EXPECT_NEAR(LanguageModel(language_model_preset("efla-20m"), Initialiser::open()).parameter_count(), 20e6, 1e6);
+  // Not a page of these is touched.
+  EXPECT_NEAR(LanguageModel(language_model_preset("efla-340m"), Initialiser::open()).parameter_count(), 341e6, 1e6);
+  EXPECT_NEAR(LanguageModel(language_model_preset("efla-1.3b"), Initialiser::open()).parameter_count(), 1.365e9,
+              0.001e9);
+  expect_error([] { language_model_preset("efla-1b"); }, "preset", "nearest: efla-1m");
+}
+
+TEST(LanguageModel, ConfigurationSurvivesJson) {
+  for (const auto& [name, config] : models()) {
+    SCOPED_TRACE(name);
+    const auto json = to_json(config);
+    const auto read = language_model_config_from_json(json);
+    EXPECT_EQ(to_json(read), json);
+    const LanguageModel a(config, Initialiser(1)), b(read, Initialiser(1));
+    const auto ids = random_ids({1, 9}, 1);
+    EXPECT_TRUE(torch::equal(a.logits(ids), b.logits(ids)));
+  }
+  EXPECT_EQ(to_json(small("deltanet"))["model_type"], "delta_net");
+  EXPECT_EQ(to_json(small("gdn"))["model_type"], "gated_deltanet");
+  EXPECT_EQ(to_json(small("kda"))["model_type"], "kda");
+  EXPECT_EQ(to_json(small("efla-loose"))["model_type"], "efla");
+}
+
+TEST(LanguageModel, TableOverridesItsPreset) {
+  const auto config = language_model_config_from_table({{"preset", "efla-20m"},
+                                                        {"mixer", "kda"},
+                                                        {"hidden_size", 256},
+                                                        {"num_heads", 4},
+                                                        {"attn", {{"layers", {0, 3}}}}},
+                                                       "lm.toml");
+  EXPECT_EQ(config.mixer, "kda");
+  EXPECT_EQ(config.hidden_size, 256);
+  EXPECT_EQ(config.num_hidden_layers, language_model_preset("efla-20m").num_hidden_layers);
+  EXPECT_EQ(config.attention_layers, (std::vector<std::int64_t>{0, 3}));
+  expect_error(
+      [] {
+        language_model_config_from_table({{"hiden_size", 256}}, "lm.toml");
+      },
+      "hiden_size", "nearest: hidden_size");
+}
+
+TEST(LanguageModel, NamesWhatIsWrong) {
+  const auto wrong = [](const std::string& argument, const std::string& says, auto&& change) {
+    auto config = small("efla");
+    change(config);
+    expect_error([&] { LanguageModel(config, Initialiser(1)); }, argument, says);
+  };
+  wrong("name", "nearest: efla", [](auto& c) { c.mixer = "elfa"; });
+  wrong("vocab_size", "got 0", [](auto& c) { c.vocab_size = 0; });
+  wrong("expand_k", "whole key dim", [](auto& c) { c.num_heads = 3; });
+  wrong("value_heads", "multiple of heads", [](auto& c) { c.num_v_heads = 3; });
+  wrong("conv_size", "got 9", [](auto& c) { c.conv_size = 9; });
+  wrong("allow_neg_eigval", "efla has no step of Euler's", [](auto& c) { c.allow_neg_eigval = true; });
+  wrong("qk_norm", "efla takes q and k as they are", [](auto& c) { c.qk_norm = "l2"; });
+  wrong("lower_bound", "no decay by channel", [](auto& c) { c.safe_gate = true; });
+  wrong("attention_layers", "layers from 0 to 1", [](auto& c) { c.attention_layers = {2}; });
+  wrong("heads", "divides hidden", [](auto& c) { c.attention_layers = {0}, c.attention_heads = 5; });
+  wrong("eos_token_id", "below vocab_size", [](auto& c) { c.eos_token_id = kVocabulary; });
+  wrong("norm_eps", "positive", [](auto& c) { c.norm_eps = 0.0; });
+
+  const LanguageModel model(small("efla"), Initialiser(1));
+  const auto ids = random_ids({1, 8}, 1);
+  auto too_large = ids.clone();
+  too_large[0][5] = kVocabulary;
+  expect_error([&] { model.logits(too_large); }, "ids", "token 61, expected 0 to 60");
+  expect_error([&] { model.logits(ids[0]); }, "ids", "int64 [B, T]");
+  expect_error([&] { model.loss(ids, too_large); }, "targets", "61");
+  expect_error([&] { model.loss(ids, ids.slice(1, 0, 7)); }, "targets", "[1, 7]");
+  expect_error([&] { model.logits(ids, torch::tensor({0, 5, 7}, torch::kLong)); }, "cu_seqlens", "the last at 8");
+  expect_error(
+      [&] {
+        model.logits(ids.expand({2, 8}), torch::tensor({0, 8}, torch::kLong));
+      },
+      "cu_seqlens", "a batch of 2");
+  auto state = model.initial_state(2);
+  expect_error([&] { model.prefill(ids, state); }, "state", "one of 2 sequences");
+}
+
+TEST(LanguageModel, ConfigJsonNamesWhatIsNotSupported) {
+  const auto wrong = [](const std::string& argument, const std::string& says, const nlohmann::json& change) {
+    auto json = to_json(small("deltanet"));
+    json.update(change);
+    expect_error([&] { language_model_config_from_json(json); }, argument, says);
+  };
+  wrong("model_type", "'mamba2'", {{"model_type", "mamba2"}});
+  wrong("hidden_act", "\"swish\" or \"silu\", all that is supported", {{"hidden_act", "gelu"}});
+  wrong("attnres_block_size", "got 4", {{"attnres_block_size", 4}});
+  wrong("hidden_sizes", "nearest: hidden_size", {{"hidden_sizes", 64}});
+  wrong("hidden_size", "a whole number", {{"hidden_size", "64"}});
+  wrong("window_size", "got 512", {{"attn", {{"layers", {0}}, {"num_heads", 2}, {"window_size", 512}}}});
+}
+
+}  // namespace
+}  // namespace efla::nn
