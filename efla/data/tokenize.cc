@@ -19,7 +19,7 @@ using nlohmann::json;
 using nlohmann::ordered_json;
 
 constexpr const char* kOperation = "data tokenize";
-constexpr std::size_t kTextAThread = std::size_t{1} << 20;  // of one round
+constexpr std::size_t kTextAThread = std::size_t{1} << 19;  // of one round
 
 // What a shard folder says of its making; another is refused. A file that changes but keeps its size is not noticed.
 ordered_json describe_source(const std::vector<fs::path>& files, const TokenizeOptions& options) {
@@ -59,7 +59,7 @@ io::TokenIndex open_output(const fs::path& folder, const io::TokenizerInfo& toke
     throw Error(kOperation, "--out", fmt::format("{}, which was made with another {}", folder.string(), what),
                 "the same arguments to go on, or a new folder");
   };
-  if (index.tokenizer != tokenizer) refuse("--tokenizer");
+  if (index.tokenizer.fingerprint != tokenizer.fingerprint) refuse("--tokenizer");
   const json before = index.source, now = source;
   for (const auto& [name, value] : now.items()) {
     if (before.value(name, json()) == value) continue;

@@ -11,8 +11,8 @@
 
 namespace efla::io {
 
-// The value in a text that begins at byte `start` of a file. Throws IoError(content) with the byte offset where it is not
-// JSON, nested deeper than 256, or has a number beyond float64.
+// The value in a text that begins at byte `start` of a file. Throws IoError(content) with the byte offset where it is
+// not JSON, nested deeper than 256, or has a number beyond float64.
 nlohmann::json parse_json(ByteView text, const std::string& path, std::size_t start = 0);
 
 // The value in a file. Throws IoError(content) with the byte offset where it is not JSON.

@@ -40,7 +40,7 @@ inline std::string piece_field(std::string_view text, float score, data::Sentenc
 struct ModelOptions {
   std::uint64_t type = 2;  // BPE
   bool byte_fallback = true, add_dummy_prefix = true;
-  std::string more;  // bytes at the end of the file
+  std::string more = "";  // bytes at the end of the file
 };
 
 // <unk>, <s>, </s>, the 256 bytes with byte_fallback, and the pieces in falling order of score.
