@@ -199,6 +199,7 @@ void add_train_lm(CLI::App& train) {
   command->add_option("--out", arguments->out, "Folder of the new run");
   command->add_option("--resume", arguments->resume, "Folder of the run to go on with, to the same bits");
   command->add_option("--set", arguments->settings, "TABLE.KEY=VALUE in place of the file's; may be given repeatedly")
+      ->allow_extra_args(false)
       ->take_all();
   command->add_option("--device", arguments->device, "cpu or cuda")
       ->check(CLI::IsMember({"cpu", "cuda"}))
