@@ -9,7 +9,9 @@ namespace efla::cli {
 void add_info(CLI::App& program);
 void add_apply(CLI::App& program);
 void add_data(CLI::App& program);
+void add_report(CLI::App& program);
 void add_train(CLI::App& program);
+void add_train_lm(CLI::App& train);  // below train
 void add_eval(CLI::App& program);
 void add_eval_lm(CLI::App& eval);  // of the subcommand eval
 void add_generate(CLI::App& program);

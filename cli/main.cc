@@ -29,6 +29,7 @@ void add_commands(CLI::App& program) {
   add_info(program);
   add_apply(program);
   add_data(program);
+  add_report(program);
 #ifdef EFLA_TORCH
   add_train(program);
   add_eval(program);

@@ -152,6 +152,7 @@ void train_smnist(const TrainArguments& arguments) {
 void add_train(CLI::App& program) {
   auto* train = program.add_subcommand("train", "Train a model");
   train->require_subcommand(1);
+  add_train_lm(*train);
   auto* command =
       train->add_subcommand("smnist", "A classifier of digits read pixel by pixel (section 5.1 of the paper)");
   auto arguments = std::make_shared<TrainArguments>();

@@ -163,6 +163,26 @@ void AtomicFile::commit() {
   throw failure;
 }
 
+AtomicFolder::AtomicFolder(const fs::path& path)
+    : target_(path),
+      temporary_(folder_of(path) / fmt::format(".{}.tmp-{}", path.filename().string(), ::getpid())) {
+  std::error_code error;
+  fs::remove_all(temporary_, error);  // of an earlier process with this number
+  if (::mkdir(temporary_.c_str(), 0777) != 0) throw system_error(target_, "create a folder beside it");
+}
+
+AtomicFolder::~AtomicFolder() {
+  std::error_code ignored;
+  if (!committed_) fs::remove_all(temporary_, ignored);
+}
+
+void AtomicFolder::commit() {
+  sync_folder(temporary_);
+  if (::rename(temporary_.c_str(), target_.c_str()) != 0) throw system_error(target_, "give it its name");
+  committed_ = true;
+  sync_folder(folder_of(target_));
+}
+
 void write_file_atomically(const fs::path& path, ByteView bytes) {
   AtomicFile file(path);
   file.write(bytes);

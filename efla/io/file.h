@@ -67,6 +67,23 @@ class AtomicFile {
   std::uint64_t written_ = 0;
 };
 
+// A folder under a hidden temporary name beside its target, for files that belong together. commit() brings it to the
+// disk and renames it to the target, which must not exist; without commit() it is removed with what is in it.
+class AtomicFolder {
+ public:
+  explicit AtomicFolder(const std::filesystem::path& path);
+  ~AtomicFolder();
+  AtomicFolder(const AtomicFolder&) = delete;
+  AtomicFolder& operator=(const AtomicFolder&) = delete;
+
+  const std::filesystem::path& path() const { return temporary_; }
+  void commit();
+
+ private:
+  std::filesystem::path target_, temporary_;
+  bool committed_ = false;
+};
+
 void write_file_atomically(const std::filesystem::path& path, ByteView bytes);
 void write_file_atomically(const std::filesystem::path& path, std::string_view text);
 

@@ -77,4 +77,8 @@ void JsonLinesWriter::write(const nlohmann::ordered_json& value) {
   write_all(descriptor_, as_bytes(to_json_line(value) + "\n"), path_);
 }
 
+void JsonLinesWriter::sync() {
+  if (::fsync(descriptor_) != 0) throw system_error(path_, "bring it to the disk");
+}
+
 }  // namespace efla::io

@@ -35,6 +35,9 @@ class JsonLinesWriter {
 
   void write(const nlohmann::ordered_json& value);
 
+  // Brings what was written to the disk.
+  void sync();
+
  private:
   std::string path_;
   int descriptor_ = -1;

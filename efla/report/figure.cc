@@ -70,8 +70,9 @@ std::string table_html(const Figure& figure) {
 
 // What a chart shows, in a sentence: each line's first and last value.
 std::string description(const Figure& figure) {
-  std::string text = "Line chart “" + figure.title + "”, " +
-                     (figure.unit == Figure::Unit::accuracy ? "accuracy" : "loss") + " by " + figure.x_label + ".";
+  static constexpr std::array kUnits{"accuracy", "loss", "value"};
+  std::string text = "Line chart “" + figure.title + "”, " + kUnits[static_cast<std::size_t>(figure.unit)] + " by " +
+                     figure.x_label + ".";
   for (const auto& series : figure.series) {
     if (series.line.empty()) continue;
     const auto &first = series.line.front(), &last = series.line.back();
@@ -109,8 +110,13 @@ json chart_json(const Figure& figure) {
                       {"dashed", s.style.dashed},
                       {"points", points}});
   }
-  return {{"id", figure.id},      {"xLabel", figure.x_label},     {"accuracy", figure.unit == Figure::Unit::accuracy},
-          {"logX", figure.log_x}, {"fromZero", figure.from_zero}, {"series", series}};
+  return {{"id", figure.id},
+          {"xLabel", figure.x_label},
+          {"accuracy", figure.unit == Figure::Unit::accuracy},
+          {"logX", figure.log_x},
+          {"logY", figure.unit == Figure::Unit::loss},
+          {"fromZero", figure.from_zero},
+          {"series", series}};
 }
 
 std::string chart_html(const Figure& figure) {

@@ -24,7 +24,7 @@ struct Series {
 };
 
 struct Figure {
-  enum class Unit { accuracy, loss };
+  enum class Unit { accuracy, loss, number };  // loss: a logarithmic axis where all is above 0
 
   std::string id;  // of the canvas
   std::string title;

@@ -1,6 +1,5 @@
 #include "efla/train/run.h"
 
-#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstdio>
@@ -8,7 +7,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "efla/io/json.h"
+#include "efla/train/metrics.h"
 
 namespace efla::train {
 namespace {
@@ -33,59 +32,17 @@ class Digest {
   std::uint64_t hash_ = 0xCBF29CE484222325U;
 };
 
-// The folder's metrics up to a step, and the place where the next lines go.
-class Metrics {
- public:
-  // Lines beyond `step` belong to steps that will be repeated (the process died after its last checkpoint).
-  Metrics(const std::filesystem::path& path, std::int64_t step) : writer_(kept(path, step)) {}
+nlohmann::ordered_json line_of(const StepResult& r, double images_per_second, double seconds) {
+  return {
+      {"event", "step"},        {"step", r.step}, {"epoch", r.epoch},         {"loss", r.loss},
+      {"accuracy", r.accuracy}, {"lr", r.lr},     {"grad_norm", r.grad_norm}, {"images_per_second", images_per_second},
+      {"seconds", seconds}};
+}
 
-  double seconds() const { return seconds_; }
-  std::int64_t evaluated_step() const { return evaluated_step_; }  // of the last evaluation, 0 for none
-
-  void add(const StepResult& r, double images_per_second, double seconds) {
-    seconds_ = seconds;
-    writer_.write({{"event", "step"},
-                   {"step", r.step},
-                   {"epoch", r.epoch},
-                   {"loss", r.loss},
-                   {"accuracy", r.accuracy},
-                   {"lr", r.lr},
-                   {"grad_norm", r.grad_norm},
-                   {"images_per_second", images_per_second},
-                   {"seconds", seconds}});
-  }
-
-  void add(std::int64_t step, std::int64_t epoch, const Evaluation& e) {
-    evaluated_step_ = step;
-    writer_.write({{"event", "evaluation"},
-                   {"step", step},
-                   {"epoch", epoch},
-                   {"loss", e.loss},
-                   {"accuracy", e.accuracy},
-                   {"seconds", seconds_}});
-  }
-
- private:
-  const std::filesystem::path& kept(const std::filesystem::path& path, std::int64_t step) {
-    if (!std::filesystem::exists(path)) return path;
-    std::size_t kept_lines = 0;
-    for (const auto& line : io::read_json_lines(path)) {
-      if (line.at("step").get<std::int64_t>() > step) break;
-      seconds_ = line.at("seconds").get<double>();
-      if (line.at("event") == "evaluation") evaluated_step_ = line.at("step").get<std::int64_t>();
-      ++kept_lines;
-    }
-    const io::Bytes text = io::read_file(path);
-    auto end = text.begin();
-    while (kept_lines-- > 0) end = std::find(end, text.end(), '\n') + 1;
-    io::write_file_atomically(path, io::ByteView(text.begin(), end));
-    return path;
-  }
-
-  double seconds_ = 0.0;
-  std::int64_t evaluated_step_ = 0;
-  io::JsonLinesWriter writer_;
-};
+nlohmann::ordered_json line_of(std::int64_t step, std::int64_t epoch, const Evaluation& e, double seconds) {
+  return {{"event", "evaluation"}, {"step", step},           {"epoch", epoch},
+          {"loss", e.loss},        {"accuracy", e.accuracy}, {"seconds", seconds}};
+}
 
 [[noreturn]] void stop_at_non_finite(const StepResult& r, const std::filesystem::path& checkpoint,
                                      std::optional<std::int64_t> saved) {
@@ -131,12 +88,12 @@ RunEnd train_in_folder(const std::filesystem::path& folder, const RunSpec& spec,
   try {
     for (;;) {
       const std::int64_t done = trainer.steps_done();
-      if (done > 0 && done % trainer.steps_per_epoch() == 0 && metrics.evaluated_step() < done) {
+      if (done > 0 && done % trainer.steps_per_epoch() == 0 && metrics.last_step("evaluation") < done) {
         save();
         const std::int64_t epoch = done / trainer.steps_per_epoch();
         if (events.evaluating) events.evaluating(epoch);
         const Evaluation evaluation = evaluate(classifier, test, pool, {}, 0, events.stop);
-        metrics.add(done, epoch, evaluation);
+        metrics.write(line_of(done, epoch, evaluation, metrics.seconds()));
         if (events.evaluated) events.evaluated(epoch, evaluation);
       }
       if (done == trainer.total_steps()) return RunEnd::finished;
@@ -147,7 +104,7 @@ RunEnd train_in_folder(const std::filesystem::path& folder, const RunSpec& spec,
       if (!result.updated) stop_at_non_finite(result, path, saved);
       const double seconds = seconds_since(start);
       const double rate = static_cast<double>(result.images) / seconds;
-      metrics.add(result, rate, metrics.seconds() + seconds);
+      metrics.write(line_of(result, rate, metrics.seconds() + seconds));
       if (events.step) events.step(result, rate, metrics.seconds());
     }
   } catch (const Stopped&) {

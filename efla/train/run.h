@@ -8,12 +8,12 @@
 #include <nlohmann/json.hpp>
 
 #include "efla/train/evaluate.h"
+#include "efla/train/metrics.h"
 #include "efla/train/trainer.h"
 
 namespace efla::train {
 
 inline constexpr const char* kCheckpointFile = "checkpoint.safetensors";
-inline constexpr const char* kMetricsFile = "metrics.jsonl";
 
 struct RunSpec {
   nlohmann::json model;  // the classifier's configuration

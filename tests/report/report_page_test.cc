@@ -7,7 +7,9 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "efla/report/lm_report.h"
 #include "efla/report/smnist_report.h"
+#include "tests/report/synthetic_lm_runs.h"
 #include "tests/report/synthetic_results.h"
 #include "tests/support/browser.h"
 #include "tests/support/report_check.h"
@@ -49,6 +51,20 @@ TEST_F(ReportPage, DrawsEveryChartAtEveryWidthAndTheme) {
     EXPECT_EQ(browser_->evaluate("innerWidth"), view.width);
     EXPECT_EQ(browser_->evaluate("getComputedStyle(document.body).backgroundColor"),
               view.dark ? "rgb(20, 24, 29)" : "rgb(255, 255, 255)");
+  }
+}
+
+TEST_F(ReportPage, OfTrainingRunsDrawsEveryChartAtEveryWidthAndTheme) {
+  std::vector<report::LmRunRecord> runs;
+  for (int i = 0; i < 8; ++i) {
+    runs.push_back(synthetic_lm_run("run-of-language-model-" + std::to_string(i), i % 2 == 0 ? "efla" : "deltanet",
+                                    1e-3 * (i + 1), 1.2 + 0.1 * i));
+  }
+  const auto path = write(report::render_lm_report(runs));
+  for (const auto& view : {kDesktop, kDesktopDark, kPhone, kPhoneDark}) {
+    SCOPED_TRACE(std::to_string(view.width) + (view.dark ? " dark" : " light"));
+    EXPECT_EQ(report_faults(*browser_, path, view), Faults{});
+    EXPECT_EQ(browser_->evaluate("document.documentElement.dataset.charts"), "3");
   }
 }
 

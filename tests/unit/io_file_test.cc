@@ -179,5 +179,30 @@ TEST(PrepareOutputFolder, RefusesWhatIsInUse) {
                   "cannot make the folder: Not a directory");
 }
 
+TEST(AtomicFolder, AppearsWholeOrNotAtAll) {
+  const TempFolder folder;
+  const auto target = folder / "t";
+  {
+    AtomicFolder half(target);
+    write_text(half.path() / "a", "1");
+    EXPECT_FALSE(std::filesystem::exists(target));
+  }
+  EXPECT_EQ(folder.files(), 0U);
+  {
+    AtomicFolder whole(target);
+    write_text(whole.path() / "a", "2");
+    whole.commit();
+  }
+  EXPECT_EQ(read_text(target / "a"), "2");
+  EXPECT_EQ(folder.files(), 1U);
+  {
+    AtomicFolder taken(target);
+    expect_io_error([&] { taken.commit(); }, IoError::Kind::system, -1, "cannot give it its name");
+  }
+  EXPECT_EQ(read_text(target / "a"), "2");
+  expect_io_error([&] { AtomicFolder nowhere(folder / "none" / "t"); }, IoError::Kind::missing, -1,
+                  "cannot create a folder beside it");
+}
+
 }  // namespace
 }  // namespace efla::io

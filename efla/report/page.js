@@ -5,6 +5,14 @@
   const markers = [["circle", 4], ["rect", 5.5], ["rectRot", 5.5], ["triangle", 5]];  // of about the same area
   const percentText = (share) => (100 * share).toFixed(1) + "\u00a0%";
 
+  // 0.003, 1200, 2.5 M
+  function numberText(value) {
+    for (const [size, unit] of [[1e12, "T"], [1e9, "G"], [1e6, "M"]]) {
+      if (Math.abs(value) >= size) return +(value / size).toPrecision(6) + "\u00a0" + unit;
+    }
+    return String(+value.toPrecision(6));
+  }
+
   function css(name) {
     return getComputedStyle(root).getPropertyValue(name).trim();
   }
@@ -59,7 +67,7 @@
       max: x[x.length - 1],
       title: { display: true, text: figure.xLabel, color: css("--quiet") },
       grid: { color: css("--grid"), borderColor: css("--rule") },
-      ticks: { color: css("--quiet"), maxRotation: 0, callback: (value) => String(+value.toPrecision(6)) },
+      ticks: { color: css("--quiet"), maxRotation: 0, callback: numberText },
     };
     if (x[0] === x[x.length - 1]) {  // a single point: leave room on both sides
       delete axis.min;
@@ -71,7 +79,7 @@
 
   function yAxis(figure) {
     const values = figure.series.flatMap((s) => s.points.map((p) => p[2]));
-    const logarithmic = !figure.accuracy && Math.min(...values) > 0;
+    const logarithmic = figure.logY && Math.min(...values) > 0;
     const axis = {
       type: logarithmic ? "logarithmic" : "linear",
       grid: { color: css("--grid"), borderColor: css("--rule") },
@@ -92,7 +100,7 @@
     return {
       filter: (item) => !item.dataset.isBand,
       callbacks: {
-        title: (items) => (items.length ? figure.xLabel + " " + +items[0].parsed.x.toPrecision(6) : ""),
+        title: (items) => (items.length ? figure.xLabel + " " + numberText(items[0].parsed.x) : ""),
         label: (item) => {
           const { y, low, high } = item.raw;
           const range = low < high ? ` (${text(low)} to ${text(high)})` : "";

@@ -1,0 +1,165 @@
+#include "cli/lm_run.h"
+
+#include "efla/base/error.h"
+#include "efla/io/sha256.h"
+#include "efla/io/toml.h"
+#include "efla/nn/models/language_model_file.h"
+#include "efla/nn/models/language_model_json.h"
+
+namespace efla::cli {
+namespace {
+
+using nlohmann::json;
+
+constexpr const char* kOperation = "train lm";
+
+// What a run's checkpoints are bound to: the same tokens.
+json describe(const io::TokenFolder& folder) {
+  std::string shards;
+  for (const auto& shard : folder.index().shards) shards += shard.sha256;
+  return {{"tokens", folder.tokens()},
+          {"documents", folder.documents()},
+          {"sha256", io::sha256(io::as_bytes(shards))},
+          {"tokenizer", folder.tokenizer().name}};
+}
+
+nn::LanguageModelConfig model_config(const json& config, const io::TokenFolder& corpus) {
+  json table = config.value("model", json::object());
+  if (table.contains("model_type")) return nn::language_model_config_from_json(table, kOperation);
+  const io::TokenizerInfo& tokenizer = corpus.tokenizer();
+  if (table.is_object()) {
+    if (!table.contains("vocab_size")) table["vocab_size"] = tokenizer.vocab_size;
+    if (!table.contains("bos_token_id") && tokenizer.bos >= 0) table["bos_token_id"] = tokenizer.bos;
+    if (!table.contains("eos_token_id") && tokenizer.eos >= 0) table["eos_token_id"] = tokenizer.eos;
+  }
+  return nn::language_model_config_from_table(table, kOperation);
+}
+
+std::string absolute(const std::string& path) {
+  return path.empty() ? path : std::filesystem::absolute(path).lexically_normal().string();
+}
+
+}  // namespace
+
+json read_configuration(const std::string& path, const std::vector<std::string>& settings) {
+  json config = io::read_toml(path);
+  for (const std::string& setting : settings) {
+    if (setting.find('=') == std::string::npos) {
+      throw Error(kOperation, "--set", "'" + setting + "'", "TABLE.KEY=VALUE, as in training.lr=1e-3");
+    }
+    config.merge_patch(io::parse_toml(setting, "--set " + setting));
+  }
+  return config;
+}
+
+LmSetup::LmSetup(const json& config, torch::Device device)
+    : options_(train::lm_options_from_json(config)), device_(device) {
+  read_data();
+  model_config_ = model_config(config, *train_);
+  if (model_config_.vocab_size < train_->tokenizer().vocab_size) {
+    throw Error(
+        kOperation, "model.vocab_size", std::to_string(model_config_.vocab_size),
+        "at least " + std::to_string(train_->tokenizer().vocab_size) + ", the vocabulary of " + options_.data.train);
+  }
+}
+
+void LmSetup::read_data() {
+  train::LmDataOptions& data = options_.data;
+  data.train = absolute(data.train);
+  data.validation = absolute(data.validation);
+  if (data.tokenizer != "bytes") data.tokenizer = absolute(data.tokenizer);
+  train_ = std::make_unique<io::TokenFolder>(data.train);
+  if (!data.validation.empty()) {
+    validation_ = std::make_unique<io::TokenFolder>(data.validation);
+    data::require_same_tokenizer(train_->tokenizer(), validation_->tokenizer(), kOperation);
+  }
+  if (!data.tokenizer.empty()) {
+    tokenizer_ = data::load_tokenizer(data.tokenizer);
+    data::require_same_tokenizer(train_->tokenizer(), tokenizer_->info(), kOperation);
+  }
+}
+
+json LmSetup::full() const {
+  json config = train::to_json(options_);
+  config["model"] = nn::to_json(model_config_);
+  return config;
+}
+
+json LmSetup::data_description() const {
+  json description = {{"train", describe(*train_)}};
+  if (validation_) description["validation"] = describe(*validation_);
+  return description;
+}
+
+train::LmReplica LmSetup::make_replica() {
+  const auto model = std::make_shared<nn::LanguageModel>(model_config_, nn::Initialiser(options_.training.seed));
+  model->set_recompute(options_.training.recompute);
+  models_.push_back(model);
+  train::LmReplica replica;
+  for (const auto& parameter : model->named_parameters()) {
+    replica.parameters.emplace_back(parameter.key(), parameter.value());
+  }
+  replica.loss = [model](const train::LmBatch& batch) {
+    return model->loss(batch.inputs, batch.targets, batch.cu_seqlens);
+  };
+  return replica;
+}
+
+std::int64_t LmSetup::parameter_count() const { return models_.front()->parameter_count(); }
+
+train::LmRunModel LmSetup::run_model() {
+  const auto on_cpu = [this] {
+    const auto model = std::make_shared<nn::LanguageModel>(model_config_, nn::Initialiser::open());
+    const torch::NoGradGuard no_grad;
+    for (auto& parameter : model->named_parameters()) {
+      parameter.value().copy_(models_.front()->named_parameters()[parameter.key()]);
+    }
+    return model;
+  };
+  train::LmRunModel model;
+  model.write = [this, on_cpu](const std::filesystem::path& folder) {
+    nn::save_language_model(device_.is_cpu() ? *models_.front() : *on_cpu(), folder);
+  };
+  model.read = [this](const std::filesystem::path& folder) {
+    const auto saved = nn::load_language_model(folder);
+    const torch::NoGradGuard no_grad;
+    for (auto& parameter : models_.front()->named_parameters()) {
+      parameter.value().copy_(saved->named_parameters()[parameter.key()]);
+    }
+  };
+  model.sample = [this] { return sample(); };
+  return model;
+}
+
+train::LmRunData LmSetup::run_data() const {
+  train::LmRunData data{train_.get(), validation_.get(), {}};
+  if (!tokenizer_) return data;
+  for (std::int32_t id = 0; id < tokenizer_->vocab_size(); ++id) {
+    data.token_bytes.bytes.push_back(static_cast<std::int64_t>(tokenizer_->bytes_of(id).size()));
+  }
+  if (tokenizer_->adds_space()) data.token_bytes.space_after = tokenizer_->bos();
+  return data;
+}
+
+// The likeliest token after each other one.
+std::string LmSetup::sample() const {
+  const torch::NoGradGuard no_grad;
+  const nn::LanguageModel& model = *models_.front();
+  std::vector<std::int32_t> ids = tokenizer_->encode(options_.training.sample_prompt);
+  if (tokenizer_->bos() >= 0) ids.insert(ids.begin(), tokenizer_->bos());
+  if (ids.empty()) throw Error(kOperation, "training.sample_prompt", "\"\"", "a prompt: the tokenizer has no bos");
+  auto state = model.initial_state(1);
+  std::vector<std::int32_t> drawn;
+  const std::vector<std::int64_t> prompt(ids.begin(), ids.end());
+  torch::Tensor logits =
+      model.prefill(torch::tensor(at::ArrayRef<std::int64_t>(prompt), torch::kInt64).unsqueeze(0).to(device_), state);
+  for (std::int64_t i = 0; i < options_.training.sample_tokens; ++i) {
+    const torch::Tensor next = logits.narrow(1, 0, tokenizer_->vocab_size()).argmax(1);
+    drawn.push_back(static_cast<std::int32_t>(next.item<std::int64_t>()));
+    if (drawn.back() == tokenizer_->eos()) break;
+    logits = model.step(next, state);
+  }
+  return tokenizer_->decode(drawn);
+}
+
+}  // namespace efla::cli

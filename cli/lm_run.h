@@ -1,0 +1,57 @@
+// A training run of a language model as the command line describes it: configuration, data, model.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "efla/data/tokenizer.h"
+#include "efla/io/token_folder.h"
+#include "efla/nn/models/language_model.h"
+#include "efla/train/lm_options.h"
+#include "efla/train/lm_run.h"
+#include "efla/train/replicas.h"
+
+namespace efla::cli {
+
+// CONFIG.toml with "table.key=value" put over it, read as TOML. Throws IoError, and Error for a setting without "=".
+nlohmann::json read_configuration(const std::string& path, const std::vector<std::string>& settings);
+
+// What a configuration names, read and checked against each other.
+class LmSetup {
+ public:
+  // config: {"model", "data", "training"} as a user writes it, or as full() returned it. Throws Error and IoError.
+  LmSetup(const nlohmann::json& config, torch::Device device);
+
+  const train::LmOptions& options() const { return options_; }
+
+  // The configuration with every default filled in.
+  nlohmann::json full() const;
+
+  // What the tokens are: {"train": {tokens, documents, sha256, tokenizer}, "validation": …}.
+  nlohmann::json data_description() const;
+
+  // A copy of the model for a thread.
+  train::LmReplica make_replica();
+
+  std::int64_t parameter_count() const;
+
+  // Of the replicas made; they outlive what is returned.
+  train::LmRunModel run_model();
+  train::LmRunData run_data() const;
+
+ private:
+  void read_data();
+  std::string sample() const;
+
+  train::LmOptions options_;
+  torch::Device device_;
+  nn::LanguageModelConfig model_config_;
+  std::unique_ptr<io::TokenFolder> train_, validation_;
+  std::unique_ptr<data::Tokenizer> tokenizer_;
+  std::vector<std::shared_ptr<nn::LanguageModel>> models_;
+};
+
+}  // namespace efla::cli

@@ -1,0 +1,54 @@
+// efla report: a page that compares training runs of language models.
+#include "efla/report/lm_report.h"
+
+#include <fmt/core.h>
+
+#include <filesystem>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "cli/commands.h"
+#include "efla/io/file.h"
+#include "efla/io/json.h"
+
+namespace efla::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+// The last part of a run's path, or the whole path where another run has the same.
+std::vector<std::string> names_of(const std::vector<std::string>& runs) {
+  std::vector<std::string> names;
+  for (const auto& run : runs) {
+    const auto path = fs::absolute(run).lexically_normal();
+    names.push_back((path.has_filename() ? path : path.parent_path()).filename().string());  // with "/" at its end
+  }
+  if (std::set<std::string>(names.begin(), names.end()).size() < names.size()) return runs;
+  return names;
+}
+
+void write_report(const std::vector<std::string>& runs, const std::string& out) {
+  const auto names = names_of(runs);
+  std::vector<report::LmRunRecord> records;
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    const fs::path folder = runs[i];
+    records.push_back({names[i], io::read_json(folder / "run.json"), io::read_json_lines(folder / "metrics.jsonl")});
+  }
+  io::write_file_atomically(out, report::render_lm_report(records));
+  fmt::print("report: {}\n", out);
+}
+
+}  // namespace
+
+void add_report(CLI::App& program) {
+  auto* command = program.add_subcommand("report", "A page that compares training runs of language models");
+  auto runs = std::make_shared<std::vector<std::string>>();
+  auto out = std::make_shared<std::string>("report.html");
+  command->add_option("RUN", *runs, "Folders of runs, as efla train lm leaves them")->required()->take_all();
+  command->add_option("--out", *out, "HTML file, complete in itself")->capture_default_str();
+  command->callback([=] { write_report(*runs, *out); });
+}
+
+}  // namespace efla::cli

@@ -1,0 +1,214 @@
+// efla train lm: a language model, in a folder of its own, by one process or several.
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cli/commands.h"
+#include "cli/environment.h"
+#include "cli/interrupt.h"
+#include "cli/lm_run.h"
+#include "cli/progress_bar.h"
+#include "cli/smnist.h"
+#include "efla/base/error.h"
+#include "efla/io/file.h"
+#include "efla/io/json.h"
+#include "efla/train/options.h"
+#include "efla/train/ranks.h"
+
+namespace efla::cli {
+namespace {
+
+using nlohmann::json;
+
+constexpr const char* kOperation = "train lm";
+
+struct TrainLmArguments {
+  std::string config, out, resume, device = "cpu";
+  std::vector<std::string> settings;
+  int threads = 0;
+};
+
+class LmProgress {
+ public:
+  explicit LmProgress(std::int64_t steps) : bar_("train"), steps_(steps) {}
+
+  train::LmRunEvents events() {
+    train::LmRunEvents events;
+    events.step = [this](const train::LmStepResult& result, double rate) { step(result, rate); };
+    events.evaluating = [this] { bar_.draw(1.0, "evaluating", false); };
+    events.evaluated = [this](std::int64_t step, const train::LmEvaluation& e) {
+      bar_.line(fmt::format("step {}: {}", step, text(e)));
+    };
+    events.sampled = [this](std::int64_t step, const std::string& text) {
+      bar_.line(fmt::format("step {}: {}", step, json(text).dump(-1, ' ', false, json::error_handler_t::replace)));
+    };
+    return events;
+  }
+
+  static std::string text(const train::LmEvaluation& e) {
+    return fmt::format("validation perplexity {:.3f}, loss {:.4f}{}", e.perplexity, e.loss,
+                       e.bits_per_byte ? fmt::format(", {:.4f} bits a byte", *e.bits_per_byte) : "");
+  }
+
+ private:
+  static constexpr std::int64_t kPlainLines = 100;
+
+  void step(const train::LmStepResult& result, double tokens_per_second) {
+    // Weights of the newest step: that of a plain mean first, a twentieth later on.
+    const double weight = std::max(1.0 / static_cast<double>(++drawn_), 0.05);
+    const auto follow = [weight](double& mean, double value) { mean += weight * (value - mean); };
+    follow(loss_, result.loss);
+    follow(tokens_per_second_, tokens_per_second);
+    follow(seconds_per_step_, static_cast<double>(result.step_tokens) / tokens_per_second);
+    const bool plain_line =
+        result.step == 1 || result.step * kPlainLines / steps_ != (result.step - 1) * kPlainLines / steps_;
+    bar_.draw(static_cast<double>(result.step) / static_cast<double>(steps_),
+              fmt::format("step {}  loss {:.4f}  {:.0f} tokens/s  {} left", result.step, loss_, tokens_per_second_,
+                          duration(seconds_per_step_ * static_cast<double>(steps_ - result.step))),
+              plain_line);
+  }
+
+  ProgressBar bar_;
+  std::int64_t steps_, drawn_ = 0;
+  double loss_ = 0.0, tokens_per_second_ = 0.0, seconds_per_step_ = 0.0;  // moving averages
+};
+
+torch::Device device_of(const std::string& name, int local_rank) {
+  return name == "cuda" ? torch::Device(torch::kCUDA, static_cast<c10::DeviceIndex>(local_rank)) : torch::kCPU;
+}
+
+// Threads of this process: an equal part of the processors for each process of this machine.
+int threads_of(int asked) {
+  if (asked > 0) return asked;
+  int processes = 1;
+  for (const char* name : {"LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"}) {
+    if (const char* text = std::getenv(name)) processes = std::max(processes, std::atoi(text));
+  }
+  return std::max(1, available_processors() / processes);
+}
+
+json asked_configuration(const TrainLmArguments& a) {
+  if (a.out.empty() == a.resume.empty()) {
+    throw Error(kOperation, "--out", a.out.empty() ? "nothing" : "both --out and --resume",
+                "--out RUN for a new run, or --resume RUN to go on with one");
+  }
+  if (a.config.empty() && a.resume.empty()) throw Error(kOperation, "CONFIG", "nothing", "a configuration's file");
+  if (a.config.empty() && !a.settings.empty()) {
+    throw Error(kOperation, "--set", a.settings.front(), "no setting: a run goes on as it began");
+  }
+  if (!a.config.empty()) return read_configuration(a.config, a.settings);
+  return io::read_json(std::filesystem::path(a.resume) / train::kRunFile).at("config");
+}
+
+// The configuration and the data of the run that goes on are those that it began with.
+void require_same_run(const std::filesystem::path& folder, const json& config, const json& data) {
+  const auto path = folder / train::kRunFile;
+  const json recorded = io::read_json(path);
+  train::require_same(config, recorded.at("config"), "resume", path.string());
+  train::require_same({{"data", data}}, {{"data", recorded.at("data")}}, "resume", path.string());
+}
+
+void write_run_file(const std::filesystem::path& folder, const LmSetup& setup, const train::Ranks& ranks, int threads,
+                    const std::string& device) {
+  const nlohmann::ordered_json run = {{"format", "efla language model run 1"},
+                                      {"command", command_line()},
+                                      {"config", setup.full()},
+                                      {"data", setup.data_description()},
+                                      {"parameters", setup.parameter_count()},
+                                      {"processes", ranks.size()},
+                                      {"threads", threads},
+                                      {"device", device},
+                                      {"environment", environment()}};
+  io::write_file_atomically(folder / train::kRunFile, run.dump(2) + "\n");
+}
+
+void print_summary(const std::filesystem::path& folder) {
+  const auto metrics = io::read_json_lines(folder / train::kMetricsFile);
+  const auto last = [&](const char* event) {
+    return std::find_if(metrics.rbegin(), metrics.rend(), [&](const json& line) { return line.at("event") == event; });
+  };
+  fmt::print("steps       {}, {} tokens, {:.0f} s\n", last("step")->at("step").get<std::int64_t>(),
+             last("step")->at("tokens").get<std::int64_t>(), last("step")->at("seconds").get<double>());
+  if (const auto evaluation = last("evaluation"); evaluation != metrics.rend()) {
+    fmt::print("validation  perplexity {:.3f}", evaluation->at("perplexity").get<double>());
+    if (evaluation->contains("bits_per_byte")) {
+      fmt::print(", {:.4f} bits a byte", evaluation->at("bits_per_byte").get<double>());
+    }
+    fmt::print("\n");
+  }
+  fmt::print("checkpoint  {}\n", train::CheckpointFolder(folder).latest()->path.string());
+}
+
+std::filesystem::path folder_of(const TrainLmArguments& a) { return a.resume.empty() ? a.out : a.resume; }
+
+train::RunEnd train_with(const TrainLmArguments& a, LmSetup& setup, train::Ranks& ranks, torch::Device device) {
+  const auto folder = folder_of(a);
+  const auto& options = setup.options().training;
+  const int threads = threads_of(a.threads);
+  ThreadPool& pool = use_threads(threads);
+  const std::int64_t micro_batches = options.rows_per_step() / options.micro_batch / ranks.size();
+  const auto copies = static_cast<int>(std::clamp<std::int64_t>(micro_batches, 1, device.is_cpu() ? threads : 1));
+  train::Replicas replicas(
+      copies, [&] { return setup.make_replica(); }, device, options.precision, pool);
+  if (ranks.rank() == 0 && a.resume.empty()) {
+    io::prepare_output_folder(folder, kOperation);
+    write_run_file(folder, setup, ranks, threads, a.device);
+  }
+  LmProgress progress(options.total_steps());
+  auto events = ranks.rank() == 0 ? progress.events() : train::LmRunEvents{};
+  events.stop = interrupted;
+  const auto end =
+      train::train_lm({folder, setup.full(), options, setup.run_data(), setup.run_model()}, replicas, ranks, events);
+  ranks.leave();
+  return end;
+}
+
+void train_lm(const TrainLmArguments& a) {
+  const json config = asked_configuration(a);
+  const auto environment = train::RankEnvironment::read();
+  const torch::Device device = device_of(a.device, environment.local_rank);
+  LmSetup setup(config, device);
+  if (!a.resume.empty()) require_same_run(a.resume, setup.full(), setup.data_description());
+  watch_for_interrupts();
+  const auto ranks = train::Ranks::join(environment, device);
+  auto end = train::RunEnd::finished;
+  try {
+    end = train_with(a, setup, *ranks, device);
+  } catch (const std::exception& error) {
+    ranks->leave(error.what());
+    throw;
+  }
+  const auto folder = folder_of(a);
+  if (end == train::RunEnd::stopped) {
+    end_interrupted("Stopped and saved. To go on: efla train lm --resume " + shell_word(folder.string()));
+  }
+  if (ranks->rank() == 0) print_summary(folder);
+}
+
+}  // namespace
+
+void add_train_lm(CLI::App& train) {
+  auto* command = train.add_subcommand("lm", "A language model, from token shards (section 5.2 of the paper)");
+  auto arguments = std::make_shared<TrainLmArguments>();
+  command->add_option("CONFIG", arguments->config, "TOML file with tables [model], [data] and [training]");
+  command->add_option("--out", arguments->out, "Folder of the new run");
+  command->add_option("--resume", arguments->resume, "Folder of the run to go on with, to the same bits");
+  command->add_option("--set", arguments->settings, "TABLE.KEY=VALUE in place of the file's; may be given repeatedly")
+      ->allow_extra_args(false)
+      ->take_all();
+  command->add_option("--device", arguments->device, "cpu or cuda")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->capture_default_str();
+  command
+      ->add_option("--threads", arguments->threads,
+                   "Threads of this process; 0: its part of the machine's processors. Does not change results")
+      ->check(CLI::Range(0, 1024));
+  command->callback([=] { train_lm(*arguments); });
+}
+
+}  // namespace efla::cli

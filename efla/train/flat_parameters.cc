@@ -1,0 +1,135 @@
+#include "efla/train/flat_parameters.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace efla::train {
+namespace {
+
+constexpr std::int64_t kBlock = 1 << 15;  // floats of a task: long enough to be worth handing out
+
+std::int64_t blocks_of(Range range) { return (range.size() + kBlock - 1) / kBlock; }
+
+Range block_of(Range range, std::int64_t block) {
+  return {range.begin + block * kBlock, std::min(range.begin + (block + 1) * kBlock, range.end)};
+}
+
+}  // namespace
+
+bool weight_decays(const std::string& name, const torch::Tensor& parameter) {
+  return parameter.dim() >= 2 && !name.ends_with("A_log") && !name.ends_with("dt_bias");
+}
+
+FlatParameters::FlatParameters(const NamedParameters& parameters, torch::Device device) {
+  std::int64_t size = 0;
+  for (const auto& [name, parameter] : parameters) {
+    entries_.push_back(
+        {name, parameter.sizes().vec(), {size, size + parameter.numel()}, weight_decays(name, parameter)});
+    size += parameter.numel();
+  }
+  values_ = torch::empty({size}, torch::TensorOptions(torch::kFloat32).device(device));
+  const torch::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < entries_.size(); ++i) view(values_, entries_[i]).copy_(parameters[i].second);
+  share(parameters);
+}
+
+void FlatParameters::share(const NamedParameters& copy) const {
+  for (std::size_t i = 0; i < entries_.size(); ++i) {
+    torch::Tensor parameter = copy[i].second;
+    parameter.set_data(view(values_, entries_[i]));
+  }
+}
+
+torch::Tensor FlatParameters::view(const torch::Tensor& flat, const Entry& entry) const {
+  return flat.narrow(0, entry.range.begin, entry.range.size()).view(entry.shape);
+}
+
+FlatAdamW::FlatAdamW(const FlatParameters& parameters, const AdamWSettings& settings, Range range)
+    : parameters_(parameters), settings_(settings), range_(range) {
+  exp_avg_ = torch::zeros({range.size()}, parameters.values().options());
+  exp_avg_sq_ = torch::zeros({range.size()}, parameters.values().options());
+  for (const auto& entry : parameters.entries()) {
+    const Range part{std::max(entry.range.begin, range.begin), std::min(entry.range.end, range.end)};
+    if (part.size() <= 0) continue;
+    if (stretches_.empty() || stretches_.back().decays != entry.decays) stretches_.push_back({part, entry.decays});
+    stretches_.back().range.end = part.end;
+  }
+  for (const Stretch& stretch : stretches_) {
+    for (std::int64_t i = 0; i < blocks_of(stretch.range); ++i) {
+      blocks_.push_back({block_of(stretch.range, i), stretch.decays});
+    }
+  }
+}
+
+void FlatAdamW::step(const torch::Tensor& gradient, double scale, double lr, ThreadPool& pool) {
+  ++steps_;
+  const auto power = static_cast<double>(steps_);
+  const double correction1 = 1.0 - std::pow(settings_.beta1, power);
+  const double correction2 = 1.0 - std::pow(settings_.beta2, power);
+  Factors plain{};
+  plain.gradient = static_cast<float>(scale);
+  plain.decay = 1.0F;
+  plain.keep1 = static_cast<float>(settings_.beta1);
+  plain.add1 = static_cast<float>(1.0 - settings_.beta1);
+  plain.keep2 = static_cast<float>(settings_.beta2);
+  plain.add2 = static_cast<float>(1.0 - settings_.beta2);
+  plain.step = static_cast<float>(lr / correction1);
+  plain.correction2 = static_cast<float>(1.0 / std::sqrt(correction2));
+  plain.eps = static_cast<float>(settings_.eps);
+  Factors decaying = plain;
+  decaying.decay = static_cast<float>(1.0 - lr * settings_.weight_decay);
+  if (gradient.is_cpu()) {
+    step_on_cpu(gradient, decaying, plain, pool);
+  } else {
+    step_on_device(gradient, decaying, plain);
+  }
+}
+
+void FlatAdamW::step_on_cpu(const torch::Tensor& gradient, const Factors& decaying, const Factors& plain,
+                            ThreadPool& pool) {
+  pool.run(static_cast<std::int64_t>(blocks_.size()), [&](std::int64_t task, int) {
+    const Stretch& block = blocks_[task];
+    const Factors f = block.decays ? decaying : plain;
+    const std::int64_t first = block.range.begin, size = block.range.size();
+    const float* __restrict g = gradient.data_ptr<float>() + first;
+    float* __restrict p = parameters_.values().data_ptr<float>() + first;
+    float* __restrict m = exp_avg_.data_ptr<float>() + (first - range_.begin);
+    float* __restrict v = exp_avg_sq_.data_ptr<float>() + (first - range_.begin);
+    for (std::int64_t i = 0; i < size; ++i) {
+      const float x = g[i] * f.gradient;
+      m[i] = f.keep1 * m[i] + f.add1 * x;
+      v[i] = f.keep2 * v[i] + f.add2 * x * x;
+      p[i] = f.decay * p[i] - f.step * m[i] / (std::sqrt(v[i]) * f.correction2 + f.eps);
+    }
+  });
+}
+
+void FlatAdamW::step_on_device(const torch::Tensor& gradient, const Factors& decaying, const Factors& plain) {
+  const torch::NoGradGuard no_grad;
+  const torch::Tensor x = gradient.narrow(0, range_.begin, range_.size()) * plain.gradient;
+  exp_avg_.mul_(plain.keep1).add_(x, plain.add1);
+  exp_avg_sq_.mul_(plain.keep2).addcmul_(x, x, plain.add2);
+  for (const Stretch& stretch : stretches_) {
+    if (stretch.decays) parameters_.values().narrow(0, stretch.range.begin, stretch.range.size()).mul_(decaying.decay);
+  }
+  const torch::Tensor divisor = exp_avg_sq_.sqrt().mul_(plain.correction2).add_(plain.eps);
+  parameters_.values().narrow(0, range_.begin, range_.size()).addcdiv_(exp_avg_, divisor, -plain.step);
+}
+
+double sum_of_squares(const torch::Tensor& flat, Range range, ThreadPool& pool) {
+  if (!flat.is_cpu())
+    return flat.narrow(0, range.begin, range.size()).to(torch::kFloat64).square().sum().item<double>();
+  std::vector<double> sums(static_cast<std::size_t>(blocks_of(range)));
+  pool.run(blocks_of(range), [&](std::int64_t task, int) {
+    const Range block = block_of(range, task);
+    const float* x = flat.data_ptr<float>();
+    double sum = 0.0;
+    for (std::int64_t i = block.begin; i < block.end; ++i) sum += static_cast<double>(x[i]) * x[i];
+    sums[task] = sum;
+  });
+  double sum = 0.0;
+  for (const double part : sums) sum += part;
+  return sum;
+}
+
+}  // namespace efla::train

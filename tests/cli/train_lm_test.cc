@@ -1,0 +1,253 @@
+// efla train lm and efla report as a user meets them: runs and what they leave behind, kills at any moment, Ctrl-C, a
+// full disk, several processes, and mistakes.
+#include <algorithm>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "efla/base/random.h"
+#include "tests/support/program.h"
+
+namespace efla::test {
+namespace {
+
+using nlohmann::json;
+namespace fs = std::filesystem;
+
+constexpr const char* kConfiguration = R"(
+[model]
+hidden_size = 32
+num_hidden_layers = 1
+num_heads = 1
+intermediate_size = 48
+
+[data]
+train = "TRAIN"
+validation = "VALIDATION"
+tokenizer = "bytes"
+
+[training]
+sequence_length = 32
+tokens_per_step = 256
+micro_batch = 2
+steps = 24
+warmup_steps = 2
+lr = 1e-2
+min_lr = 1e-3
+evaluate_every = 8
+evaluate_tokens = 128
+sample_every = 12
+sample_tokens = 8
+checkpoint_every = 3
+)";
+
+std::string replaced(std::string text, const std::string& from, const std::string& to) {
+  return text.replace(text.find(from), from.size(), to);
+}
+
+class TrainLm : public testing::Test {
+ protected:
+  TrainLm() {
+    Random random(1);
+    for (const char* split : {"train", "validation"}) {
+      std::string text;
+      for (int i = 0; i < 400; ++i) text += random.below(2) == 0 ? "the state forgets. " : "the delta rule learns. ";
+      const auto file = write_text(folder_ / (std::string(split) + ".txt"), text);
+      const auto result =
+          run_program({"data", "tokenize", file.string(), "--tokenizer", "bytes", "--out", path(split)});
+      if (result.exit_code != 0) throw std::runtime_error(result.err);
+    }
+    auto text = replaced(kConfiguration, "TRAIN", path("train"));
+    write_text(folder_ / "config.toml", replaced(text, "VALIDATION", path("validation")));
+  }
+
+  std::string path(const std::string& name) const { return folder_.file(name); }
+
+  std::vector<std::string> train(const std::string& run, const std::vector<std::string>& settings = {}) const {
+    std::vector<std::string> command{"train", "lm", path("config.toml"), "--out", path(run)};
+    for (const auto& setting : settings) command.insert(command.end(), {"--set", setting});
+    return command;
+  }
+  std::vector<std::string> resume(const std::string& run) const { return {"train", "lm", "--resume", path(run)}; }
+
+  static std::string shell_line(const std::vector<std::string>& command) {
+    std::string line = EFLA_PROGRAM;
+    for (const auto& word : command) line += " '" + word + "'";
+    return line;
+  }
+
+  // Runs a command until metrics.jsonl has grown by so many lines, and then, so many seconds later, sends a signal.
+  // Exit code kEndedBefore where it did not live that long.
+  static constexpr int kEndedBefore = 99;
+  ProgramResult interrupt(const std::vector<std::string>& command, const std::string& run, std::size_t lines,
+                          double seconds, const std::string& signal) const {
+    const std::string metrics = path(run) + "/metrics.jsonl";
+    const std::size_t wanted = (fs::exists(metrics) ? lines_of(metrics) : 0) + lines;
+    return run_command({"sh", "-c",
+                        shell_line(command) + " & efla=$!; while [ \"$(cat '" + metrics +
+                            "' 2>/dev/null | wc -l)\" -lt " + std::to_string(wanted) +
+                            " ]; do sleep 0.005; kill -0 $efla 2>/dev/null || exit 99; done; sleep " +
+                            std::to_string(seconds) + "; kill -" + signal + " $efla; wait $efla"});
+  }
+
+  static std::size_t lines_of(const std::string& file) {
+    const auto text = read_text(file);
+    return static_cast<std::size_t>(std::count(text.begin(), text.end(), '\n'));
+  }
+
+  std::vector<json> timeless_metrics(const std::string& run) const {
+    std::vector<json> lines;
+    std::istringstream text(read_text(path(run) + "/metrics.jsonl"));
+    for (std::string line; std::getline(text, line);) {
+      lines.push_back(json::parse(line));
+      lines.back().erase("seconds");
+      lines.back().erase("tokens_per_second");
+    }
+    return lines;
+  }
+
+  std::vector<std::string> checkpoints(const std::string& run) const {
+    std::vector<std::string> names;
+    for (const auto& entry : fs::directory_iterator(path(run) + "/checkpoints")) {
+      names.push_back(entry.path().filename().string());
+    }
+    std::sort(names.begin(), names.end());
+    return names;
+  }
+
+  void expect_same_run(const std::string& a, const std::string& b) const {
+    EXPECT_EQ(timeless_metrics(a), timeless_metrics(b));
+    EXPECT_EQ(checkpoints(a), checkpoints(b));
+    for (const char* file : {"config.json", "model.safetensors", "optimizer.safetensors", "trainer.json"}) {
+      const std::string last = "/checkpoints/" + checkpoints(a).back() + "/";
+      EXPECT_EQ(read_text(path(a) + last + file), read_text(path(b) + last + file)) << file;
+    }
+  }
+
+  TempFolder folder_;
+};
+
+TEST_F(TrainLm, LeavesARunThatLearnsAndReportsOnIt) {
+  const auto result = run_program(train("run"));
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_NE(result.out.find("validation  perplexity "), std::string::npos) << result.out;
+  EXPECT_NE(result.err.find("tokens/s"), std::string::npos) << result.err;
+  EXPECT_EQ(result.err.find('\r'), std::string::npos) << "a bar, and no terminal";
+  const auto metrics = timeless_metrics("run");
+  ASSERT_EQ(metrics.size(), 24U + 3U + 2U);
+  EXPECT_LT(metrics[26].at("loss").get<double>(), metrics[0].at("loss").get<double>() - 1.0);
+  EXPECT_EQ(metrics.back().at("event"), "sample");
+  EXPECT_TRUE(metrics[8].at("bits_per_byte").is_number()) << metrics[8];
+  EXPECT_EQ(checkpoints("run"), (std::vector<std::string>{"step-000021", "step-000024"}));
+  EXPECT_EQ(std::distance(fs::directory_iterator(path("run") + "/tensorboard"), {}), 1);
+  const auto run = json::parse(read_text(path("run") + "/run.json"));
+  EXPECT_EQ(run.at("config").at("model").at("vocab_size"), 258);
+  EXPECT_EQ(run.at("config").at("training").at("weight_decay"), 0.1);
+
+  ASSERT_EQ(run_program(train("other", {"training.lr=1e-3", "model.mixer=\"deltanet\""})).exit_code, 0);
+  const auto report = run_program({"report", path("run"), path("other"), "--out", path("report.html")});
+  ASSERT_EQ(report.exit_code, 0) << report.err;
+  const auto page = read_text(path("report.html"));
+  for (const char* part : {"training.lr", "model.model_type", "delta_net", "Validation perplexity"}) {
+    EXPECT_NE(page.find(part), std::string::npos) << part;
+  }
+}
+
+TEST_F(TrainLm, KilledAtAnyMomentGoesOnToTheSameBits) {
+  ASSERT_EQ(run_program(train("whole", {"training.steps=90"})).exit_code, 0);
+  const std::uint64_t seed = std::random_device{}();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  Random random(seed);
+  auto command = train("killed", {"training.steps=90"});
+  int kills = 0;
+  for (int i = 0; i < 5; ++i) {
+    const auto result = interrupt(command, "killed", 1 + random.below(6), 0.03 * random.uniform(), "KILL");
+    ASSERT_TRUE(result.exit_code == 137 || result.exit_code == kEndedBefore) << result.exit_code << result.err;
+    kills += result.exit_code == 137 ? 1 : 0;
+    command = resume("killed");
+  }
+  EXPECT_GE(kills, 2);
+  const auto result = run_program(command);
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  expect_same_run("whole", "killed");
+}
+
+TEST_F(TrainLm, CtrlCSavesAndSaysHowToGoOn) {
+  ASSERT_EQ(run_program(train("whole")).exit_code, 0);
+  const auto stopped = interrupt(train("stopped"), "stopped", 2, 0.0, "INT");
+  ASSERT_EQ(stopped.exit_code, 130) << stopped.err;
+  EXPECT_NE(stopped.err.find("efla train lm --resume " + path("stopped")), std::string::npos) << stopped.err;
+  const auto other =
+      run_program({"train", "lm", path("config.toml"), "--resume", path("stopped"), "--set", "training.lr=1"});
+  EXPECT_TRUE(is_user_mistake(other, "training.lr"));
+  ASSERT_EQ(run_program(resume("stopped")).exit_code, 0);
+  expect_same_run("whole", "stopped");
+}
+
+TEST_F(TrainLm, AFullDiskLeavesTheCheckpointBefore) {
+  ASSERT_EQ(interrupt(train("run"), "run", 5, 0.0, "KILL").exit_code, 137);
+  const auto before = checkpoints("run");
+  ASSERT_FALSE(before.empty());
+  const auto model_bytes = fs::file_size(path("run") + "/checkpoints/" + before.back() + "/model.safetensors");
+  // Blocks of 512 bytes: the model fits, the optimizer's moments do not.
+  const auto full = run_command(
+      {"sh", "-c", "ulimit -f " + std::to_string(model_bytes * 3 / 2 / 512) + "; exec " + shell_line(resume("run"))});
+  EXPECT_EQ(full.exit_code, 1) << full.err;
+  EXPECT_NE(full.err.find("was not saved"), std::string::npos) << full.err;
+  EXPECT_NE(full.err.find("the last good checkpoint is " + path("run") + "/checkpoints/" + before.back()),
+            std::string::npos)
+      << full.err;
+  EXPECT_EQ(checkpoints("run"), before);
+  EXPECT_EQ(run_program(resume("run")).exit_code, 0);
+}
+
+// Two processes on this machine as torchrun starts them; `after` is shell that may use $rank0 and $rank1 (process ids).
+ProgramResult run_two(const std::string& line, const std::string& after) {
+  const std::string port = std::to_string(20000 + getpid() % 20000);
+  const std::string common = "MASTER_ADDR=127.0.0.1 MASTER_PORT=" + port + " WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 ";
+  return run_command({"bash", "-c",
+                      common + "RANK=1 LOCAL_RANK=1 " + line + " >/dev/null 2>&1 & rank1=$!\n" + common +
+                          "RANK=0 LOCAL_RANK=0 " + line + " & rank0=$!\n" + after});
+}
+
+TEST_F(TrainLm, TwoProcessesTrainAsOneAndGoOnAsOne) {
+  ASSERT_EQ(run_program(train("one")).exit_code, 0);
+  const auto two = run_two(shell_line(train("two", {"training.steps=24"})), "wait $rank1 && wait $rank0");
+  ASSERT_EQ(two.exit_code, 0) << two.err;
+  const auto a = timeless_metrics("one"), b = timeless_metrics("two");
+  ASSERT_EQ(a.size(), b.size());
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    if (a[i].contains("loss")) EXPECT_NEAR(a[i]["loss"].get<double>(), b[i]["loss"].get<double>(), 1e-3) << i;
+  }
+}
+
+TEST_F(TrainLm, AKilledProcessEndsTheOtherWithItsRank) {
+  const auto metrics = path("run") + "/metrics.jsonl";
+  const auto result = run_two(shell_line(train("run", {"training.steps=100000"})),
+                              "while [ ! -s '" + metrics + "' ]; do sleep 0.02; kill -0 $rank0 || exit 99; done\n" +
+                                  "kill -KILL $rank1\nSECONDS=0\nwait $rank0\ncode=$?\n" +
+                                  "[ $SECONDS -lt 10 ] || exit 98\nexit $code");
+  EXPECT_EQ(result.exit_code, 1) << result.err;
+  EXPECT_NE(result.err.find("rank 1 of 2 does not answer any more"), std::string::npos) << result.err;
+}
+
+TEST_F(TrainLm, Mistakes) {
+  EXPECT_TRUE(is_user_mistake(run_program(train("run", {"training.warmup=3"})), "nearest is training.warmup_steps"));
+  EXPECT_TRUE(is_user_mistake(run_program(train("run", {"model.hiden_size=3"})), "hidden_size"));
+  EXPECT_TRUE(is_user_mistake(run_program(train("run", {"data.train=\"nowhere\""})), "nowhere"));
+  EXPECT_TRUE(is_user_mistake(run_program(train("run", {"model.vocab_size=100"})), "at least 258"));
+  EXPECT_TRUE(is_user_mistake(run_program(train("run", {"training"})), "TABLE.KEY=VALUE"));
+  EXPECT_TRUE(is_user_mistake(run_program(train("run", {"training.precision=\"bfloat16\""})), "--device cuda"));
+  EXPECT_TRUE(is_user_mistake(run_program({"train", "lm", path("config.toml")}), "--out"));
+  EXPECT_TRUE(is_user_mistake(run_program({"train", "lm", "--out", path("run")}), "CONFIG"));
+  EXPECT_TRUE(is_user_mistake(run_program({"train", "lm", "--resume", path("none")}), "none"));
+  write_text(folder_ / "broken.toml", "[training\n");
+  EXPECT_TRUE(is_user_mistake(run_program({"train", "lm", path("broken.toml"), "--out", path("run")}), "line 1"));
+  EXPECT_FALSE(fs::exists(path("run"))) << "a mistake left a folder behind";
+}
+
+}  // namespace
+}  // namespace efla::test

@@ -1,0 +1,161 @@
+// Training of language models by several processes.
+#include <arpa/inet.h>
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <functional>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "efla/train/ranks.h"
+#include "tests/support/expect_error.h"
+#include "tests/train/lm_training.h"
+
+namespace efla::train {
+namespace {
+
+using test::expect_error;
+
+// Ranks as threads of this process, which is all the same to them.
+class SeveralRanks : public LmTraining {
+ protected:
+  // work(ranks) as every rank of `size`; the first exception of each.
+  std::vector<std::string> as_ranks(int size, const std::function<void(Ranks&)>& work) {
+    RankEnvironment environment;
+    environment.size = size;
+    environment.port = free_port();
+    std::vector<std::string> errors(size);
+    std::vector<std::thread> threads;
+    for (int r = 0; r < size; ++r) {
+      threads.emplace_back([&, r] {
+        RankEnvironment mine = environment;
+        mine.rank = r;
+        const auto ranks = Ranks::join(mine, torch::kCPU);
+        try {
+          work(*ranks);
+          ranks->leave();
+        } catch (const std::exception& error) {
+          ranks->leave(error.what());
+          errors[r] = error.what();
+        }
+      });
+    }
+    for (auto& thread : threads) thread.join();
+    return errors;
+  }
+
+  // A port that nobody listens at.
+  static int free_port() {
+    const int socket = ::socket(AF_INET, SOCK_STREAM, 0);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof(address);
+    const bool bound = ::bind(socket, reinterpret_cast<sockaddr*>(&address), size) == 0 &&
+                       ::getsockname(socket, reinterpret_cast<sockaddr*>(&address), &size) == 0;
+    ::close(socket);
+    if (!bound) throw std::runtime_error("no free port");
+    return ntohs(address.sin_port);
+  }
+};
+
+TEST_F(SeveralRanks, TrainAsOneDoes) {
+  const auto one = train(1, 6, *alone_);
+  for (const int size : {2, 4}) {
+    std::vector<Course> courses(size);
+    const auto errors = as_ranks(size, [&](Ranks& ranks) { courses[ranks.rank()] = train(1, 6, ranks); });
+    EXPECT_EQ(errors, std::vector<std::string>(size));
+    for (const auto& course : courses) {
+      EXPECT_EQ(course.losses, courses[0].losses);
+      EXPECT_EQ(course.parameters, courses[0].parameters);
+    }
+    for (std::size_t i = 0; i < one.losses.size(); ++i) EXPECT_NEAR(courses[0].losses[i], one.losses[i], 1e-5) << i;
+    for (std::size_t i = 0; i < one.parameters.size(); ++i) {
+      ASSERT_NEAR(courses[0].parameters[i], one.parameters[i], 1e-4) << i;
+    }
+  }
+}
+
+TEST_F(SeveralRanks, WriteOneRunThatAnyNumberOfRanksGoesOnWith) {
+  auto options = small_options();
+  options.evaluate_every = 4;
+  options.checkpoint_every = 4;
+  ASSERT_EQ(run(folder_ / "one", options), RunEnd::finished);
+  std::int64_t seen = 0;
+  const auto run_as = [&](int size, std::int64_t stop_after) {
+    seen = 0;
+    return as_ranks(size, [&](Ranks& ranks) {
+      ThreadPool pool(1);
+      Replicas replicas(
+          1, [] { return small_language_model(1); }, torch::kCPU, "float32", pool);
+      LmRunEvents events;
+      if (ranks.rank() == 1) events.stop = [&] { return ++seen > stop_after; };
+      train_lm({folder_ / "several",
+                {{"seed", options.seed}},
+                options,
+                {&*corpus_, &*validation_, {}},
+                test::small_run_model(replicas)},
+               replicas, ranks, events);
+    });
+  };
+  EXPECT_EQ(run_as(2, 5), std::vector<std::string>(2)) << "rank 1 alone was asked to stop";
+  const auto stopped_at = CheckpointFolder(folder_ / "several").latest()->step;
+  EXPECT_GT(stopped_at, 2);
+  EXPECT_LT(stopped_at, 12);
+  EXPECT_EQ(run_as(4, 1000), std::vector<std::string>(4));
+  const auto one = timeless_metrics(folder_ / "one"), several = timeless_metrics(folder_ / "several");
+  ASSERT_EQ(one.size(), several.size());
+  for (std::size_t i = 0; i < one.size(); ++i) {
+    EXPECT_EQ(one[i].at("event"), several[i].at("event"));
+    EXPECT_EQ(one[i].at("tokens"), several[i].at("tokens"));
+    EXPECT_NEAR(one[i].at("loss").get<double>(), several[i].at("loss").get<double>(), 1e-4);
+  }
+}
+
+TEST_F(SeveralRanks, ARankThatStopsEndsTheOthersWithItsReason) {
+  const auto errors = as_ranks(2, [&](Ranks& ranks) {
+    ranks.gather({1.0});
+    if (ranks.rank() == 1) throw std::runtime_error("the disk is full");
+    ranks.gather({2.0});
+  });
+  EXPECT_EQ(errors[1], "the disk is full");
+  EXPECT_EQ(errors[0], "rank 1 of 2 stopped: the disk is full");
+}
+
+TEST(RankEnvironment, IsWhatLaunchersSay) {
+  const std::vector<const char*> names{"RANK",
+                                       "WORLD_SIZE",
+                                       "LOCAL_RANK",
+                                       "MASTER_ADDR",
+                                       "MASTER_PORT",
+                                       "OMPI_COMM_WORLD_RANK",
+                                       "OMPI_COMM_WORLD_SIZE",
+                                       "OMPI_COMM_WORLD_LOCAL_RANK",
+                                       "OMPI_COMM_WORLD_LOCAL_SIZE"};
+  for (const char* name : names) ::unsetenv(name);
+  EXPECT_EQ(RankEnvironment::read().size, 1);
+  ::setenv("OMPI_COMM_WORLD_RANK", "1", 1);
+  ::setenv("OMPI_COMM_WORLD_SIZE", "4", 1);
+  ::setenv("OMPI_COMM_WORLD_LOCAL_SIZE", "4", 1);
+  EXPECT_EQ(RankEnvironment::read().rank, 1);
+  EXPECT_EQ(RankEnvironment::read().address, "127.0.0.1");
+  ::setenv("OMPI_COMM_WORLD_LOCAL_SIZE", "2", 1);
+  expect_error([] { RankEnvironment::read(); }, "MASTER_ADDR", "got nothing");
+  ::setenv("WORLD_SIZE", "2", 1);
+  expect_error([] { RankEnvironment::read(); }, "RANK", "got nothing");
+  ::setenv("RANK", "2", 1);
+  expect_error([] { RankEnvironment::read(); }, "RANK", "got '2', expected 0 to 1");
+  ::setenv("RANK", "1", 1);
+  ::setenv("MASTER_ADDR", "host", 1);
+  ::setenv("MASTER_PORT", "123", 1);
+  EXPECT_EQ(RankEnvironment::read().address, "host");
+  EXPECT_EQ(RankEnvironment::read().port, 123);
+  for (const char* name : names) ::unsetenv(name);
+}
+
+}  // namespace
+}  // namespace efla::train

@@ -1,0 +1,93 @@
+// What the tests of language models' training share: a corpus, and runs over it.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <vector>
+
+#include "efla/io/json.h"
+#include "efla/train/lm_run.h"
+#include "efla/train/lm_trainer.h"
+#include "tests/support/temp_folder.h"
+#include "tests/train/lm_stand_in.h"
+
+namespace efla::train {
+
+using test::small_language_model;
+using test::small_options;
+using test::values_of;
+
+class LmTraining : public testing::Test {
+ protected:
+  LmTraining() {
+    test::write_small_corpus(folder_ / "train", 60, 1);
+    test::write_small_corpus(folder_ / "validation", 15, 2);
+    corpus_.emplace(folder_ / "train");
+    validation_.emplace(folder_ / "validation");
+  }
+
+  // What steps leave behind: losses, norms, and the parameters.
+  struct Course {
+    std::vector<double> losses, norms;
+    std::vector<float> parameters;
+  };
+
+  Course train(int copies, int steps, Ranks& ranks, const LmTrainOptions& options = small_options()) {
+    ThreadPool pool(copies);
+    Replicas replicas(
+        copies, [] { return small_language_model(1); }, torch::kCPU, "float32", pool);
+    LmTrainer trainer(replicas, *corpus_, options, ranks);
+    Course course;
+    for (int i = 0; i < steps; ++i) {
+      const auto result = trainer.step();
+      EXPECT_TRUE(result.updated);
+      EXPECT_EQ(result.step, i + 1);
+      course.losses.push_back(result.loss);
+      course.norms.push_back(result.grad_norm);
+    }
+    course.parameters = values_of(replicas.parameters().values());
+    return course;
+  }
+
+  RunEnd run(const std::filesystem::path& folder, const LmTrainOptions& options, int copies = 2,
+             const LmRunEvents& events = {}, const std::function<LmReplica()>& make = {}) {
+    ThreadPool pool(copies);
+    Replicas replicas(
+        copies, make ? make : [] { return small_language_model(1); }, torch::kCPU, "float32", pool);
+    const auto alone = Ranks::join({}, torch::kCPU);
+    return train_lm(
+        {folder, {{"seed", options.seed}}, options, {&*corpus_, &*validation_, {}}, test::small_run_model(replicas)},
+        replicas, *alone, events);
+  }
+
+  test::TempFolder folder_;
+  std::optional<io::TokenFolder> corpus_, validation_;
+  std::unique_ptr<Ranks> alone_ = Ranks::join({}, torch::kCPU);
+};
+
+// The metrics without what depends on the clock.
+inline std::vector<nlohmann::json> timeless_metrics(const std::filesystem::path& folder) {
+  auto lines = io::read_json_lines(folder / kMetricsFile);
+  for (auto& line : lines) {
+    line.erase("seconds");
+    line.erase("tokens_per_second");
+  }
+  return lines;
+}
+
+inline void expect_same_run(const std::filesystem::path& a, const std::filesystem::path& b) {
+  EXPECT_EQ(timeless_metrics(a), timeless_metrics(b));
+  const auto last = CheckpointFolder(a).latest(), other = CheckpointFolder(b).latest();
+  ASSERT_TRUE(last && other);
+  EXPECT_EQ(last->step, other->step);
+  for (const char* file : {"model.safetensors", "optimizer.safetensors", "trainer.json"}) {
+    EXPECT_EQ(test::read_text(last->path / file), test::read_text(other->path / file)) << file;
+  }
+}
+
+}  // namespace efla::train
