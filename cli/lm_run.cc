@@ -136,8 +136,8 @@ train::LmRunData LmSetup::run_data() const {
   if (!tokenizer_) return data;
   for (std::int32_t id = 0; id < tokenizer_->vocab_size(); ++id) {
     data.token_bytes.bytes.push_back(static_cast<std::int64_t>(tokenizer_->bytes_of(id).size()));
+    if (tokenizer_->begins_with_added_space(id)) data.token_bytes.space_after = tokenizer_->bos();
   }
-  if (tokenizer_->adds_space()) data.token_bytes.space_after = tokenizer_->bos();
   return data;
 }
 

@@ -164,8 +164,7 @@ void AtomicFile::commit() {
 }
 
 AtomicFolder::AtomicFolder(const fs::path& path)
-    : target_(path),
-      temporary_(folder_of(path) / fmt::format(".{}.tmp-{}", path.filename().string(), ::getpid())) {
+    : target_(path), temporary_(folder_of(path) / fmt::format(".{}.tmp-{}", path.filename().string(), ::getpid())) {
   std::error_code error;
   fs::remove_all(temporary_, error);  // of an earlier process with this number
   if (::mkdir(temporary_.c_str(), 0777) != 0) throw system_error(target_, "create a folder beside it");

@@ -111,9 +111,9 @@ std::string chart(const std::vector<Run>& runs, const std::string& id, const std
 }
 
 std::string curves_section(const std::vector<Run>& runs, Body& body) {
-  const std::string charts = chart(runs, "loss", "Training loss, nats a token", &Run::loss, body) +
-                             chart(runs, "perplexity", "Validation perplexity a token", &Run::perplexity, body) +
-                             chart(runs, "bits", "Validation, bits a byte", &Run::bits_per_byte, body);
+  std::string charts = chart(runs, "loss", "Training loss, nats a token", &Run::loss, body);
+  charts += chart(runs, "perplexity", "Validation perplexity a token", &Run::perplexity, body);
+  charts += chart(runs, "bits", "Validation, bits a byte", &Run::bits_per_byte, body);
   if (charts.empty()) return "";
   std::vector<Series> names;
   for (std::size_t i = 0; i < runs.size(); ++i) names.push_back({runs[i].name, style_of(i), {}});

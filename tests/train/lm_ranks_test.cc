@@ -23,6 +23,10 @@ using test::expect_error;
 // Ranks as threads of this process, which is all the same to them.
 class SeveralRanks : public LmTraining {
  protected:
+#if !__has_include(<gloo/algorithm.h>)
+  void SetUp() override { GTEST_SKIP() << "this build has no Gloo"; }
+#endif
+
   // work(ranks) as every rank of `size`; the first exception of each.
   std::vector<std::string> as_ranks(int size, const std::function<void(Ranks&)>& work) {
     RankEnvironment environment;
