@@ -12,7 +12,7 @@ import sys
 from svg import last_run
 
 BEGIN, END = "<!-- bench/table.py writes this -->\n", "<!-- to here -->\n"
-ROWS = [("forward", "chunk"), ("forward+backward", "chunk"), ("decode", "step")]
+ROWS = [("forward", "recurrent"), ("forward", "chunk"), ("forward+backward", "chunk"), ("decode", "step")]
 DECAYS = {"none": "", "scalar": ", decay per head", "channel": ", decay per key channel"}
 PEERS = ["eager", "ggml"]
 

@@ -81,14 +81,17 @@ void CheckpointFolder::keep_newest(std::int64_t count) {
 void CheckpointFolder::remove_leftovers() {
   for (const auto& path : entries_of(folder_)) {
     std::error_code error;
-    if (path.filename().string().starts_with("." + std::string(kPrefix))) fs::remove_all(path, error);
+    const std::string name = path.filename().string();
+    if (name.starts_with('.') && name.substr(1).starts_with(kPrefix)) fs::remove_all(path, error);
     if (error) refuse(path, "remove it", error);
   }
 }
 
 // Under a hidden name first: whoever is killed meanwhile leaves no half of a checkpoint under its name.
 void CheckpointFolder::remove(const fs::path& checkpoint) {
-  const fs::path hidden = checkpoint.parent_path() / ("." + checkpoint.filename().string() + ".removed");
+  fs::path hidden = checkpoint.parent_path() / ".";
+  hidden += checkpoint.filename();
+  hidden += ".removed";
   std::error_code error;
   fs::remove_all(hidden, error);
   fs::rename(checkpoint, hidden, error);

@@ -220,7 +220,8 @@ TEST_F(TrainLm, TwoProcessesTrainAsOneAndGoOnAsOne) {
   const auto a = timeless_metrics("one"), b = timeless_metrics("two");
   ASSERT_EQ(a.size(), b.size());
   for (std::size_t i = 0; i < a.size(); ++i) {
-    if (a[i].contains("loss")) EXPECT_NEAR(a[i]["loss"].get<double>(), b[i]["loss"].get<double>(), 1e-3) << i;
+    if (!a[i].contains("loss")) continue;
+    EXPECT_NEAR(a[i]["loss"].get<double>(), b[i]["loss"].get<double>(), 1e-3) << i;
   }
 }
 
