@@ -191,8 +191,10 @@ std::string nearest_name(std::string_view name, const std::vector<std::string>& 
         diagonal = above;
       }
     }
-    if (row.back() < least) {
-      least = row.back();
+    const bool begun = !name.empty() && candidate.starts_with(name);  // "warmup" means "warmup_steps", not "lr"
+    const std::size_t distance = begun ? std::min<std::size_t>(row.back(), 1) : row.back();
+    if (distance < least) {
+      least = distance;
       best = candidate;
     }
   }

@@ -18,7 +18,7 @@ void validate(const DeltaBackward<T>& problem);
 template <class T, class S>
 void validate(const DeltaStep<T, S>& problem);
 
-// Of `names`, the one with the smallest edit distance to `name`.
+// Of `names`, the one with the smallest edit distance to `name`, which is at most 1 for one that begins with it.
 std::string nearest_name(std::string_view name, const std::vector<std::string>& names);
 
 // "[2, 16, 4, 64]".

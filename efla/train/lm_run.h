@@ -44,7 +44,7 @@ struct LmRunEvents {
 // The arguments that stay the same over a run. config is the whole configuration, defaults filled in: what a checkpoint
 // must agree on to be continued.
 struct LmRun {
-  std::filesystem::path folder;
+  std::filesystem::path folder;  // exists
   nlohmann::json config;
   LmTrainOptions options;
   LmRunData data;

@@ -89,6 +89,7 @@ TEST_F(SeveralRanks, WriteOneRunThatAnyNumberOfRanksGoesOnWith) {
   options.evaluate_every = 4;
   options.checkpoint_every = 4;
   ASSERT_EQ(run(folder_ / "one", options), RunEnd::finished);
+  std::filesystem::create_directory(folder_ / "several");
   std::int64_t seen = 0;
   const auto run_as = [&](int size, std::int64_t stop_after) {
     seen = 0;

@@ -56,6 +56,7 @@ class LmTraining : public testing::Test {
 
   RunEnd run(const std::filesystem::path& folder, const LmTrainOptions& options, int copies = 2,
              const LmRunEvents& events = {}, const std::function<LmReplica()>& make = {}) {
+    std::filesystem::create_directories(folder);
     ThreadPool pool(copies);
     Replicas replicas(
         copies, make ? make : [] { return small_language_model(1); }, torch::kCPU, "float32", pool);
