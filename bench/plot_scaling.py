@@ -56,11 +56,11 @@ def panel(number, title, results):
 
 
 def legend():
-    parts, x, y = [], LEFT, BASE + 66
-    for contender, colour in COLOURS.items():
-        for dim, dashes in DASHES.items():
+    parts = []
+    for column, (contender, colour) in enumerate(COLOURS.items()):
+        for row, (dim, dashes) in enumerate(DASHES.items()):
+            x, y = LEFT + 180 * column, BASE + 66 + 18 * row
             parts += [line([(x, y - 4), (x + 26, y - 4)], colour, dashes), text(x + 32, y, f"{contender}, d = {dim}")]
-            x += 132
     return parts
 
 
@@ -72,7 +72,7 @@ def main(source, target):
                   colour="#666666")]
     for number, (operation, title) in enumerate(PANELS.items()):
         parts += panel(number, title, [r for r in results if r["operation"] == operation])
-    svg.write(target, WIDTH, BASE + 84, parts + legend())
+    svg.write(target, WIDTH, BASE + 102, parts + legend())
 
 
 if __name__ == "__main__":
