@@ -57,7 +57,9 @@ TEST(SyntheticTasks, HaveTheSizesTheySay) {
         EXPECT_FALSE(task.text(e.targets[t]).empty());
         ++asked;
       }
-      if (task.name != "stack") EXPECT_GT(asked, 0);
+      if (task.name != "stack") {
+        EXPECT_GT(asked, 0);
+      }
     });
   }
 }
@@ -87,13 +89,17 @@ void check_recall(const Task& task, std::int32_t first_value, std::int32_t first
         ++noise;
         ASSERT_FALSE(last) << "the probe is noise";
         ASSERT_GE(e.inputs[t + 1], first_noise) << "half a slot is noise";
-        if (split == Split::test) EXPECT_EQ(e.targets[t], kNoTarget);
+        if (split == Split::test) {
+          EXPECT_EQ(e.targets[t], kNoTarget);
+        }
         continue;
       }
       ASSERT_LT(key, first_value) << "no key at " << t;
       const auto known = value_of.find(key);
       if (split == Split::train) {
-        if (!last) EXPECT_EQ(e.targets[t], e.inputs[t + 1]);
+        if (!last) {
+          EXPECT_EQ(e.targets[t], e.inputs[t + 1]);
+        }
       } else {
         EXPECT_EQ(e.targets[t], known == value_of.end() ? kNoTarget : known->second);
       }
@@ -104,7 +110,9 @@ void check_recall(const Task& task, std::int32_t first_value, std::int32_t first
       }
       const auto value = e.inputs[t + 1];
       ASSERT_TRUE(value >= first_value && value < first_noise) << "no value at " << t + 1;
-      if (known != value_of.end()) EXPECT_EQ(value, known->second);
+      if (known != value_of.end()) {
+        EXPECT_EQ(value, known->second);
+      }
       value_of[key] = value;
     }
     for (std::size_t t = 1; t < e.inputs.size(); t += 2) {
@@ -149,15 +157,23 @@ TEST(SyntheticTasks, FuzzyRecallAsksForTheValueOfTheSameMotif) {
           ASSERT_TRUE(!motif.empty() && motif.size() <= 3U);
           EXPECT_EQ(std::set<std::int32_t>(motif.begin(), motif.end()).size(), motif.size());
         }
-        if (split == Split::test) EXPECT_EQ(key.size(), 3U);
+        if (split == Split::test) {
+          EXPECT_EQ(key.size(), 3U);
+        }
         const auto known = value_of.find(key);
         last_known = known != value_of.end();
-        if (last_known) EXPECT_EQ(value, known->second);
-        if (split == Split::test) EXPECT_EQ(asked_value, last_known ? value : Tokens(value.size(), kNoTarget));
+        if (last_known) {
+          EXPECT_EQ(value, known->second);
+        }
+        if (split == Split::test) {
+          EXPECT_EQ(asked_value, last_known ? value : Tokens(value.size(), kNoTarget));
+        }
         value_of[key] = value;
       }
       EXPECT_TRUE(last_known) << "the probe was never seen";
-      if (split == Split::train) EXPECT_TRUE(std::equal(e.targets.begin(), e.targets.end(), tokens.begin() + 1));
+      if (split == Split::train) {
+        EXPECT_TRUE(std::equal(e.targets.begin(), e.targets.end(), tokens.begin() + 1));
+      }
     });
   }
 }
@@ -174,7 +190,9 @@ TEST(SyntheticTasks, MemorisationHasOneMapForAll) {
       EXPECT_TRUE(e.targets[t + 1] >= 127 && e.targets[t + 1] < 255);
       const auto [known, fresh] = value_of.emplace(e.inputs[t], e.targets[t + 1]);
       EXPECT_EQ(known->second, e.targets[t + 1]);
-      if (fresh) EXPECT_TRUE(values.insert(e.targets[t + 1]).second) << "two keys have one value";
+      if (fresh) {
+        EXPECT_TRUE(values.insert(e.targets[t + 1]).second) << "two keys have one value";
+      }
     }
   };
   for_examples(task, check);
@@ -302,7 +320,9 @@ TEST(SyntheticTasks, PopReturnsWhatWasPushedLast) {
         ++pops;
         ASSERT_FALSE(content[stack].empty()) << "a POP of an empty stack";
         EXPECT_EQ(e.targets[t + 1], content[stack].back());
-        if (whole) EXPECT_EQ(e.inputs[t + 2], content[stack].back());
+        if (whole) {
+          EXPECT_EQ(e.inputs[t + 2], content[stack].back());
+        }
         content[stack].pop_back();
       }
     });
