@@ -126,13 +126,14 @@ void reproduce_synthetic(const SyntheticStudy& study) {
   const std::string name(train::study_name(options.study));
   ThreadPool& pool = use_threads(study.threads);
   const fs::path folder = study.out;
-  prepare_study_folder(folder,
-                       {{"study", name},
-                        {"scale", study.scale},
-                        {"mixers", options.mixers},
-                        {"seeds", options.seeds},
-                        {"lr", options.lrs}},
-                       "reproduce " + name);
+  json wanted{{"study", name},
+              {"scale", study.scale},
+              {"mixers", options.mixers},
+              {"seeds", options.seeds},
+              {"lr", options.lrs}};
+  // Another version of the program may plan other runs.
+  for (const auto& run : plan) wanted["training"][run.name] = train::description(run);
+  prepare_study_folder(folder, wanted, "reproduce " + name);
   watch_for_interrupts();
 
   const auto runs = run_all(plan, folder / "runs", name, pool);

@@ -178,7 +178,7 @@ std::string eigenvalues_section(const json& results, Body& body) {
   const auto found = results.find("eigenvalues");
   if (found == results.end() || !found->is_object()) return "";
   const auto mixers = distinct(list_of(results, "scores"), "mixer");
-  Figure figure{"eigenvalues", "Eigenvalue along the key", "x = β‖k‖²", Figure::Unit::number, false, false, {}};
+  Figure figure{"eigenvalues-by-x", "Eigenvalue along the key", "x = β‖k‖²", Figure::Unit::number, false, false, {}};
   std::vector<std::string> shown;
   for (const auto& [mixer, curve] : found->items()) {
     Line line;

@@ -60,9 +60,9 @@ void vary_examples(TaskPlan& task) {
 std::vector<TaskPlan> mad_tasks(Scale scale) {
   const bool all = scale == Scale::paper;
   const std::int64_t n = scale == Scale::tiny ? 256 : scale == Scale::small ? 3200 : 12800;
-  const std::int64_t epochs = scale == Scale::tiny ? 2 : scale == Scale::small ? 20 : 200;
+  const std::int64_t epochs = scale == Scale::tiny ? 2 : scale == Scale::small ? 10 : 200;
   // Memorisation has 256 examples, of 16 pairs each, whatever the scale: more epochs are as many steps.
-  const std::int64_t memorisation_epochs = scale == Scale::small ? 200 : epochs;
+  const std::int64_t memorisation_epochs = scale == Scale::small ? 100 : epochs;
   std::vector<TaskPlan> tasks{
       {"compression", {}, n, epochs, {{}}},       {"fuzzy-recall", {}, n, epochs, {{}}},
       {"in-context-recall", {}, n, epochs, {{}}}, {"memorisation", {}, 256, memorisation_epochs, {{}}},
@@ -224,7 +224,7 @@ SyntheticRun run_of(const StudyPlan& plan, const TaskPlan& task, const Setting& 
 std::string name_of(const SyntheticRun& run) {
   std::string setting = run.setting;
   std::replace(setting.begin(), setting.end(), ' ', '-');
-  return run.task + (setting.empty() ? "" : "-" + setting) + "-" + run.mixer + "-lr" + shortest(run.training.lr) +
+  return run.task + (setting.empty() ? "" : "-" + setting) + "-" + run.model.mixer + "-lr" + shortest(run.training.lr) +
          "-wd" + shortest(run.training.weight_decay) + "-seed" + std::to_string(run.training.seed);
 }
 
@@ -268,7 +268,7 @@ std::vector<SyntheticRun> plan_synthetic(const SyntheticStudyOptions& given) {
           for (const double lr : options.lrs) {
             for (const double weight_decay : plan.weight_decays) {
               SyntheticRun run = common;
-              run.mixer = run.model.mixer = mixer;
+              run.model.mixer = mixer;
               run.training.lr = lr;
               run.training.weight_decay = weight_decay;
               run.training.seed = seed;

@@ -118,7 +118,7 @@ class Training {
     ordered_json entry{{"name", run_.name},
                        {"task", run_.task},
                        {"setting", run_.setting},
-                       {"mixer", run_.mixer},
+                       {"mixer", run_.model.mixer},
                        {"lr", run_.training.lr},
                        {"weight_decay", run_.training.weight_decay},
                        {"seed", run_.training.seed},

@@ -18,7 +18,6 @@ struct SyntheticRun {
   std::string name;     // "stack-kda-lr0.001-wd0.01-seed42": of its folder
   std::string task;     // of the study's table
   std::string setting;  // of the task: what differs from its first one, "" for that
-  std::string mixer;
   data::synthetic::Task training_task;
   std::vector<data::synthetic::Task> test_tasks;  // the first is measured while training too
   std::int64_t test_examples = 1000;

@@ -39,7 +39,7 @@ TEST(SyntheticReport, ShowsAccuracyByLengthBesideThePapers) {
   ASSERT_EQ(charts.size(), 5U);  // two tasks by length, eigenvalues, two tasks by step
   EXPECT_EQ(charts[0].at("series")[1].at("label"), "kda-exact");
   EXPECT_EQ(charts[0].at("series")[0].at("points").size(), 3U);
-  EXPECT_EQ(charts[2].at("id"), "eigenvalues");
+  EXPECT_EQ(charts[2].at("id"), "eigenvalues-by-x");
   EXPECT_EQ(charts[4].at("series")[0].at("points").size(), 2U);
 }
 

@@ -145,7 +145,6 @@ TEST(SyntheticTrainer, StopsAtALossThatIsNotFinite) {
 SyntheticRun small_run(const std::string& name = "mqar") {
   SyntheticRun run;
   run.name = run.task = name;
-  run.mixer = "efla";
   run.training_task = name == "mqar" ? make_task(name, {{"vocab", 16}, {"length", 16}, {"pairs", 2}})
                                      : make_task(name, {{"length", 16}});
   auto longer = run.training_task.parameters;
