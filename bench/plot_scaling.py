@@ -12,7 +12,7 @@ import sys
 import svg
 from svg import line, rule, text
 
-COLOURS = {"chunk": "#0050a0", "recurrent": "#d55e00"}
+COLOURS = {"chunk": "#0050a0", "recurrent": "#d55e00", "auto": "#009e73"}
 DASHES = {64: "5 4", 128: ""}
 PANELS = {"forward": "Forward", "forward+backward": "Forward and backward"}
 WIDTH, PANEL, TOP, BASE, LEFT = 820, 330, 88, 328, 52
@@ -47,6 +47,8 @@ def panel(number, title, results):
         for dim, dashes in DASHES.items():
             chosen = sorted((r["tokens"], r["us_per_token_head"]["median"]) for r in results
                             if r["contender"] == contender and r["key_dim"] == dim)
+            if not chosen:
+                continue
             points = [(x_of(t), y_of(us)) for t, us in chosen]
             parts.append(line(points, colour, dashes))
             parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.6" fill="{colour}"/>' for x, y in points]
@@ -58,7 +60,7 @@ def legend():
     for contender, colour in COLOURS.items():
         for dim, dashes in DASHES.items():
             parts += [line([(x, y - 4), (x + 26, y - 4)], colour, dashes), text(x + 32, y, f"{contender}, d = {dim}")]
-            x += 160
+            x += 132
     return parts
 
 

@@ -1,18 +1,19 @@
 #!/usr/bin/env python3
-"""Writes the figures of bench/results/op.jsonl into the README, as a table between its two marks.
+"""Writes the figures of bench/results/op.jsonl into documents, as tables between two marks.
 
-    bench/table.py bench/results/op.jsonl README.md
-    bench/table.py --check bench/results/op.jsonl README.md    says whether the README has the recorded figures
+    bench/table.py bench/results/op.jsonl README.md docs/speed.md
+    bench/table.py --check bench/results/op.jsonl README.md docs/speed.md    says whether they have the recorded figures
 
-Of several runs in the file the last counts. Microseconds a token and head, medians.
+The first mark says which table: `table.py: float32 without decay` or `table.py: everything`. Of several runs in the
+file the last counts. Microseconds a token and head, medians.
 """
 
+import re
 import sys
 
 from svg import last_run
 
-BEGIN, END = "<!-- bench/table.py writes this -->\n", "<!-- to here -->\n"
-ROWS = [("forward", "recurrent"), ("forward", "chunk"), ("forward+backward", "chunk"), ("decode", "step")]
+MARKS = re.compile(r"(<!-- table\.py: ([^>]*) -->\n).*?(<!-- to here -->\n)", re.DOTALL)
 DECAYS = {"none": "", "scalar": ", decay per head", "channel": ", decay per key channel"}
 PEERS = ["eager", "ggml"]
 
@@ -27,64 +28,75 @@ def median(result):
 
 class Run:
     def __init__(self, results):
-        self.results = {(r["dtype"], r["key_dim"], r.get("decay", "none"), r["operation"], r["contender"]): r
+        self.results = {(r["dtype"], r.get("decay", "none"), r["operation"], r["contender"], r["key_dim"]): r
                         for r in results if "fault" not in r}
-        self.dims = sorted({key[1] for key in self.results})
-        self.peers = [p for p in PEERS if any(key[4] == p for key in self.results)]
+        self.dims = sorted({key[4] for key in self.results})
+        self.peers = [p for p in PEERS if any(key[3] == p for key in self.results)]
 
-    def cells(self, dtype, dim, decay, operation, contender):
-        ours = self.results.get((dtype, dim, decay, operation, contender))
-        if ours is None:
-            return ["–"] * (1 + len(self.peers))
-        cells = [figure(median(ours))]
-        for name in self.peers:
-            peer = self.results.get((dtype, dim, decay, operation, name))
-            cells.append(f"{figure(median(peer))} ({median(peer) / median(ours):.1f} ×)" if peer else "")
+    def cases(self):
+        """Each case and contender of ours, in the order of the run."""
+        return list(dict.fromkeys(key[:4] for key in self.results if key[3] not in PEERS))
+
+    def short(self):
+        """One type, no decay: our time, the peers' times and how many times longer they take."""
+        yield [""] + [h for dim in self.dims for h in [f"d = {dim}"] + self.peers]
+        for case in self.cases():
+            dtype, decay, operation, contender = case
+            if dtype == "float32" and decay == "none":
+                yield [name(operation, contender)] + [c for dim in self.dims for c in self.times(case, dim)]
+
+    def times(self, case, dim):
+        ours = median(self.results[(*case, dim)])
+        cells = [figure(ours)]
+        for peer in self.peers:
+            result = self.results.get((*case[:3], peer, dim))
+            cells.append(f"{figure(median(result))} ({median(result) / ours:.1f} ×)" if result else "")
         return cells
 
-    def streaming(self, dtype, dim):
-        """What one core takes to read and write the state, and the decode step over that."""
-        step = self.results.get((dtype, dim, "none", "decode", "step"), {})
-        if "stream_us_per_token_head" not in step:
-            return None
-        return [f'{figure(step["stream_us_per_token_head"])} ({step["times_stream"]:.2f} ×)'] + [""] * len(self.peers)
+    def everything(self):
+        """Our time, share of the matrix product's peak, peers' times over ours, error; for decoding, time over streaming."""
+        columns = ["µs", "peak"] + [f"× {p}" for p in self.peers] + ["× stream", "error"]
+        yield [""] + [f"{h}, d = {dim}" if h == "µs" else h for dim in self.dims for h in columns]
+        for case in self.cases():
+            dtype, decay, operation, contender = case
+            yield [f"{dtype}, {name(operation, contender)}{DECAYS[decay]}"] + [
+                c for dim in self.dims for c in self.cells(case, dim)]
 
-    def rows(self):
-        for dtype in sorted({key[0] for key in self.results}, reverse=True):
-            for operation, contender in ROWS:
-                for decay, words in DECAYS.items():
-                    if not any(key[0] == dtype and key[2:] == (decay, operation, contender) for key in self.results):
-                        continue
-                    name = f'{operation.replace("+", " + ")}, {contender}'.replace("decode, step", "decode step")
-                    yield [f"{dtype}, {name}{words}"] + [
-                        c for dim in self.dims for c in self.cells(dtype, dim, decay, operation, contender)]
-            streaming = [self.streaming(dtype, dim) for dim in self.dims]
-            if all(streaming):
-                yield [f"{dtype}, state through one core (step over it)"] + [c for cells in streaming for c in cells]
+    def cells(self, case, dim):
+        ours = self.results[(*case, dim)]
+        peers = [self.results.get((*case[:3], peer, dim)) for peer in self.peers]
+        return [figure(median(ours)), f'{100 * ours["share_of_matrix_peak"]:.0f} %'] + [
+            f"{median(p) / median(ours):.1f}" if p else "" for p in peers] + [
+            f'{ours["times_stream"]:.2f}' if "times_stream" in ours else "", f'{ours["relative_rms_error"]:.1e}']
 
 
-def table(path):
-    run = Run(last_run(path))
-    heads = [""] + [h for dim in run.dims for h in [f"d = {dim}"] + run.peers]
-    lines = [heads, ["---"] * len(heads), *run.rows()]
+def name(operation, contender):
+    return f'{operation.replace("+", " + ")}, {contender}'.replace("decode, step", "decode step")
+
+
+def table(run, which):
+    lines = list({"float32 without decay": run.short, "everything": run.everything}[which]())
+    lines.insert(1, ["---"] * len(lines[0]))
     return "".join("| " + " | ".join(cells) + " |\n" for cells in lines)
 
 
 def main(arguments):
     check = arguments[:1] == ["--check"]
-    if len(arguments) != 2 + check:
+    source, *targets = arguments[check:] or [None]
+    if not targets:
         sys.exit(__doc__)
-    source, target = arguments[check:]
-    with open(target, encoding="utf-8") as file:
-        text = file.read()
-    before, rest = text.split(BEGIN)
-    written, after = rest.split(END)
-    made = table(source)
-    if check and written != made:
-        sys.exit(f"table.py: {target} does not have the figures of {source}; run bench/table.py {source} {target}")
-    if not check:
-        with open(target, "w", encoding="utf-8") as file:
-            file.write(before + BEGIN + made + END + after)
+    run = Run(last_run(source))
+    for target in targets:
+        with open(target, encoding="utf-8") as file:
+            text = file.read()
+        made, tables = MARKS.subn(lambda m: m[1] + table(run, m[2]) + m[3], text)
+        if tables == 0:
+            sys.exit(f"table.py: {target} has no marks of a table")
+        if check and made != text:
+            sys.exit(f"table.py: {target} does not have the figures of {source}; run bench/table.py {source} {target}")
+        if not check:
+            with open(target, "w", encoding="utf-8") as file:
+                file.write(made)
 
 
 if __name__ == "__main__":

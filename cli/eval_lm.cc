@@ -23,7 +23,7 @@
 namespace efla::cli {
 namespace {
 
-constexpr const char* kOperation = "eval lm";
+constexpr const char* kEvalLm = "eval lm";
 
 struct EvalLmArguments {
   std::string model, data = ".", tokenizer, out;
@@ -44,10 +44,10 @@ void check_tasks(const std::vector<std::string>& tasks) {
   const auto known = all_tasks();
   for (const auto& task : tasks) {
     if (std::find(known.begin(), known.end(), task) == known.end()) {
-      throw Error(kOperation, "--tasks", "'" + task + "'", "a task's name, nearest is " + nearest_name(task, known));
+      throw Error(kEvalLm, "--tasks", "'" + task + "'", "a task's name, nearest is " + nearest_name(task, known));
     }
     if (std::count(tasks.begin(), tasks.end(), task) > 1) {
-      throw Error(kOperation, "--tasks", "'" + task + "' twice", "each task once");
+      throw Error(kEvalLm, "--tasks", "'" + task + "' twice", "each task once");
     }
   }
 }
@@ -65,13 +65,13 @@ std::string tokenizer_name(const EvalLmArguments& arguments) {
       if (!name.empty()) return name;
     }
   }
-  throw Error(kOperation, "--tokenizer", "none, and none in " + arguments.model, "a SentencePiece model, or bytes");
+  throw Error(kEvalLm, "--tokenizer", "none, and none in " + arguments.model, "a SentencePiece model, or bytes");
 }
 
 std::unique_ptr<data::Tokenizer> load_tokenizer(const EvalLmArguments& arguments, const nn::LanguageModel& model) {
   auto tokenizer = data::load_tokenizer(tokenizer_name(arguments));
   if (tokenizer->vocab_size() > model.config().vocab_size) {
-    throw Error(kOperation, "--tokenizer",
+    throw Error(kEvalLm, "--tokenizer",
                 fmt::format("{} tokens, of {}", tokenizer->vocab_size(), tokenizer->info().name),
                 fmt::format("at most the {} of the model", model.config().vocab_size));
   }
@@ -136,7 +136,7 @@ void print_table(const std::vector<train::LmTaskResult>& results) {
 void eval_lm(const EvalLmArguments& arguments) {
   const auto names = arguments.tasks.empty() ? all_tasks() : arguments.tasks;
   check_tasks(names);
-  if (!arguments.out.empty()) check_output_file(kOperation, "--out", arguments.out);
+  if (!arguments.out.empty()) check_output_file(kEvalLm, "--out", arguments.out);
   std::vector<data::LmTask> tasks;  // all read before the first is scored: a mistake in the last shows at once
   for (const auto& name : names) tasks.push_back(data::load_lm_task(name, arguments.data, arguments.limit));
   ThreadPool& pool = use_threads(arguments.threads);

@@ -1,6 +1,7 @@
 #include "cli/lm_run.h"
 
 #include "efla/base/error.h"
+#include "efla/generate/generator.h"
 #include "efla/io/sha256.h"
 #include "efla/io/toml.h"
 #include "efla/nn/models/language_model_file.h"
@@ -10,8 +11,6 @@ namespace efla::cli {
 namespace {
 
 using nlohmann::json;
-
-constexpr const char* kOperation = "train lm";
 
 // What a run's checkpoints are bound to: the same tokens.
 json describe(const io::TokenFolder& folder) {
@@ -25,14 +24,14 @@ json describe(const io::TokenFolder& folder) {
 
 nn::LanguageModelConfig model_config(const json& config, const io::TokenFolder& corpus) {
   json table = config.value("model", json::object());
-  if (table.contains("model_type")) return nn::language_model_config_from_json(table, kOperation);
+  if (table.contains("model_type")) return nn::language_model_config_from_json(table, kTrainLm);
   const io::TokenizerInfo& tokenizer = corpus.tokenizer();
   if (table.is_object()) {
     if (!table.contains("vocab_size")) table["vocab_size"] = tokenizer.vocab_size;
     if (!table.contains("bos_token_id") && tokenizer.bos >= 0) table["bos_token_id"] = tokenizer.bos;
     if (!table.contains("eos_token_id") && tokenizer.eos >= 0) table["eos_token_id"] = tokenizer.eos;
   }
-  return nn::language_model_config_from_table(table, kOperation);
+  return nn::language_model_config_from_table(table, kTrainLm);
 }
 
 std::string absolute(const std::string& path) {
@@ -45,7 +44,7 @@ json read_configuration(const std::string& path, const std::vector<std::string>&
   json config = io::read_toml(path);
   for (const std::string& setting : settings) {
     if (setting.find('=') == std::string::npos) {
-      throw Error(kOperation, "--set", "'" + setting + "'", "TABLE.KEY=VALUE, as in training.lr=1e-3");
+      throw Error(kTrainLm, "--set", "'" + setting + "'", "TABLE.KEY=VALUE, as in training.lr=1e-3");
     }
     config.merge_patch(io::parse_toml(setting, "--set " + setting));
   }
@@ -58,7 +57,7 @@ LmSetup::LmSetup(const json& config, torch::Device device)
   model_config_ = model_config(config, *train_);
   if (model_config_.vocab_size < train_->tokenizer().vocab_size) {
     throw Error(
-        kOperation, "model.vocab_size", std::to_string(model_config_.vocab_size),
+        kTrainLm, "model.vocab_size", std::to_string(model_config_.vocab_size),
         "at least " + std::to_string(train_->tokenizer().vocab_size) + ", the vocabulary of " + options_.data.train);
   }
 }
@@ -71,11 +70,11 @@ void LmSetup::read_data() {
   train_ = std::make_unique<io::TokenFolder>(data.train);
   if (!data.validation.empty()) {
     validation_ = std::make_unique<io::TokenFolder>(data.validation);
-    data::require_same_tokenizer(train_->tokenizer(), validation_->tokenizer(), kOperation);
+    data::require_same_tokenizer(train_->tokenizer(), validation_->tokenizer(), kTrainLm);
   }
   if (!data.tokenizer.empty()) {
     tokenizer_ = data::load_tokenizer(data.tokenizer);
-    data::require_same_tokenizer(train_->tokenizer(), tokenizer_->info(), kOperation);
+    data::require_same_tokenizer(train_->tokenizer(), tokenizer_->info(), kTrainLm);
   }
 }
 
@@ -143,23 +142,13 @@ train::LmRunData LmSetup::run_data() const {
 
 // The likeliest token after each other one.
 std::string LmSetup::sample() const {
-  const torch::NoGradGuard no_grad;
   const nn::LanguageModel& model = *models_.front();
-  std::vector<std::int32_t> ids = tokenizer_->encode(options_.training.sample_prompt);
-  if (tokenizer_->bos() >= 0) ids.insert(ids.begin(), tokenizer_->bos());
-  if (ids.empty()) throw Error(kOperation, "training.sample_prompt", "\"\"", "a prompt: the tokenizer has no bos");
-  auto state = model.initial_state(1);
-  std::vector<std::int32_t> drawn;
-  const std::vector<std::int64_t> prompt(ids.begin(), ids.end());
-  torch::Tensor logits =
-      model.prefill(torch::tensor(at::ArrayRef<std::int64_t>(prompt), torch::kInt64).unsqueeze(0).to(device_), state);
-  for (std::int64_t i = 0; i < options_.training.sample_tokens; ++i) {
-    const torch::Tensor next = logits.narrow(1, 0, tokenizer_->vocab_size()).argmax(1);
-    drawn.push_back(static_cast<std::int32_t>(next.item<std::int64_t>()));
-    if (drawn.back() == tokenizer_->eos()) break;
-    logits = model.step(next, state);
-  }
-  return tokenizer_->decode(drawn);
+  const generate::Generator generator(model, *tokenizer_);
+  generate::Session session(model, 0);
+  const std::vector<std::int32_t> prompt =
+      generator.encode(session, options_.training.sample_prompt, tokenizer_->bos() >= 0);
+  if (prompt.empty()) throw Error(kTrainLm, "training.sample_prompt", "\"\"", "a prompt: the tokenizer has no bos");
+  return generator.reply(session, prompt, {.max_tokens = options_.training.sample_tokens}).text;
 }
 
 }  // namespace efla::cli

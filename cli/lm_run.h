@@ -16,6 +16,9 @@
 
 namespace efla::cli {
 
+// The command, in messages.
+inline constexpr const char* kTrainLm = "train lm";
+
 // CONFIG.toml with "table.key=value" put over it, read as TOML. Throws IoError, and Error for a setting without "=".
 nlohmann::json read_configuration(const std::string& path, const std::vector<std::string>& settings);
 

@@ -25,8 +25,6 @@ namespace {
 
 using nlohmann::json;
 
-constexpr const char* kOperation = "train lm";
-
 struct TrainLmArguments {
   std::string config, out, resume, device = "cpu";
   std::vector<std::string> settings;
@@ -94,12 +92,12 @@ int threads_of(int asked) {
 
 json asked_configuration(const TrainLmArguments& a) {
   if (a.out.empty() == a.resume.empty()) {
-    throw Error(kOperation, "--out", a.out.empty() ? "nothing" : "both --out and --resume",
+    throw Error(kTrainLm, "--out", a.out.empty() ? "nothing" : "both --out and --resume",
                 "--out RUN for a new run, or --resume RUN to go on with one");
   }
-  if (a.config.empty() && a.resume.empty()) throw Error(kOperation, "CONFIG", "nothing", "a configuration's file");
+  if (a.config.empty() && a.resume.empty()) throw Error(kTrainLm, "CONFIG", "nothing", "a configuration's file");
   if (a.config.empty() && !a.settings.empty()) {
-    throw Error(kOperation, "--set", a.settings.front(), "no setting: a run goes on as it began");
+    throw Error(kTrainLm, "--set", a.settings.front(), "no setting: a run goes on as it began");
   }
   if (!a.config.empty()) return read_configuration(a.config, a.settings);
   return io::read_json(std::filesystem::path(a.resume) / train::kRunFile).at("config");
@@ -156,7 +154,7 @@ train::RunEnd train_with(const TrainLmArguments& a, LmSetup& setup, train::Ranks
   train::Replicas replicas(
       copies, [&] { return setup.make_replica(); }, device, options.precision, pool);
   if (ranks.rank() == 0 && a.resume.empty()) {
-    io::prepare_output_folder(folder, kOperation);
+    io::prepare_output_folder(folder, kTrainLm);
     write_run_file(folder, setup, ranks, threads, a.device);
   }
   LmProgress progress(options.total_steps());

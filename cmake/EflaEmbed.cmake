@@ -23,12 +23,11 @@ if(CMAKE_SCRIPT_MODE_FILE STREQUAL CMAKE_CURRENT_LIST_FILE)
 "#include \"${HEADER}\"
 
 namespace ${NAMESPACE} {
-namespace {
-constexpr unsigned char kBytes[] = {
+std::string_view ${FUNCTION}() {
+  static constexpr unsigned char kBytes[] = {
 ${bytes}};
-}  // namespace
-
-std::string_view ${FUNCTION}() { return {reinterpret_cast<const char*>(kBytes), sizeof(kBytes)}; }
+  return {reinterpret_cast<const char*>(kBytes), sizeof(kBytes)};
+}
 }  // namespace ${NAMESPACE}
 ")
 endif()

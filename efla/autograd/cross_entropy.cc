@@ -14,7 +14,7 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-constexpr const char* kName = "cross_entropy";
+constexpr const char* kCrossEntropy = "cross_entropy";
 
 // Logits of a slice: 32 MiB of float32.
 constexpr std::int64_t kSliceElements = std::int64_t{1} << 23;
@@ -44,7 +44,7 @@ struct CrossEntropyFunction : torch::autograd::Function<CrossEntropyFunction> {
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    refuse_second_order(kName);
+    refuse_second_order(kCrossEntropy);
     const auto saved = ctx->get_saved_variables();
     return {saved[0] * grads[0].to(saved[0].scalar_type()), saved[1] * grads[0].to(saved[1].scalar_type()), {}, {}};
   }
@@ -53,18 +53,18 @@ struct CrossEntropyFunction : torch::autograd::Function<CrossEntropyFunction> {
 }  // namespace
 
 Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor& targets) {
-  if (!x.defined() || x.dim() != 2) throw Error(kName, "x", x.defined() ? shape_text(x) : "nothing", "[N, D]");
+  if (!x.defined() || x.dim() != 2) throw Error(kCrossEntropy, "x", x.defined() ? shape_text(x) : "nothing", "[N, D]");
   if (!weight.defined() || weight.dim() != 2 || weight.size(1) != x.size(1)) {
-    throw Error(kName, "weight", weight.defined() ? shape_text(weight) : "nothing",
+    throw Error(kCrossEntropy, "weight", weight.defined() ? shape_text(weight) : "nothing",
                 "[V, " + std::to_string(x.size(1)) + "]");
   }
   if (!targets.defined() || targets.dim() != 1 || targets.size(0) != x.size(0) || targets.scalar_type() != at::kLong) {
-    throw Error(kName, "targets", targets.defined() ? shape_text(targets) : "nothing",
+    throw Error(kCrossEntropy, "targets", targets.defined() ? shape_text(targets) : "nothing",
                 "int64 [" + std::to_string(x.size(0)) + "]");
   }
   const Tensor wrong = targets.ne(kIgnoredTarget).logical_and_(targets.lt(0).logical_or_(targets.ge(weight.size(0))));
   if (wrong.any().item<bool>()) {
-    throw Error(kName, "targets", std::to_string(targets.masked_select(wrong)[0].item<std::int64_t>()),
+    throw Error(kCrossEntropy, "targets", std::to_string(targets.masked_select(wrong)[0].item<std::int64_t>()),
                 "0 to " + std::to_string(weight.size(0) - 1) + ", or " + std::to_string(kIgnoredTarget) +
                     " for a token that does not count");
   }

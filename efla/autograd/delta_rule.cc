@@ -16,7 +16,7 @@ using OptionalTensor = c10::optional<Tensor>;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-constexpr const char* kName = "delta_rule";
+constexpr const char* kDeltaRule = "delta_rule";
 
 // What a forward knows besides its tensors, kept for the backward.
 struct Settings : torch::CustomClassHolder {
@@ -69,7 +69,7 @@ struct DeltaRuleFunction : torch::autograd::Function<DeltaRuleFunction> {
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    refuse_second_order(kName);
+    refuse_second_order(kDeltaRule);
     const at::AutoDispatchBelowADInplaceOrView below;
     const auto saved = ctx->get_saved_variables();
     const DeltaRuleInput in{saved[0], saved[1], saved[2], saved[3], saved[5], saved[4], saved[6]};
@@ -97,7 +97,7 @@ struct PackedDeltaRuleFunction : torch::autograd::Function<PackedDeltaRuleFuncti
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    refuse_second_order(kName);
+    refuse_second_order(kDeltaRule);
     const auto saved = ctx->get_saved_variables();
     const auto settings = kept(ctx);
     const Tensor dqkv = at::empty(saved[0].sizes(), saved[0].options());
@@ -130,13 +130,13 @@ DeltaRuleOutput delta_rule(const DeltaRuleInput& in, const DeltaRule& rule, cons
 Tensor delta_rule_packed(const Tensor& qkv, const Tensor& beta, const Tensor& g, std::int64_t heads,
                          std::int64_t key_dim, const DeltaRule& rule, const Tensor& cu_seqlens,
                          const std::string& implementation) {
-  if (!qkv.defined()) throw Error(kName, "qkv", "an undefined tensor", "a tensor [B, T, 2·H·K + HV·V]");
-  check_tensor(kName, "qkv", qkv, qkv.scalar_type(), 3, "[B, T, 2·H·K + HV·V]");
-  check_tensor(kName, "beta", beta, qkv.scalar_type(), 3, "[B, T, HV]");
-  check_shape(kName, "beta", beta, {qkv.size(0), qkv.size(1), beta.size(2)});
+  if (!qkv.defined()) throw Error(kDeltaRule, "qkv", "an undefined tensor", "a tensor [B, T, 2·H·K + HV·V]");
+  check_tensor(kDeltaRule, "qkv", qkv, qkv.scalar_type(), 3, "[B, T, 2·H·K + HV·V]");
+  check_tensor(kDeltaRule, "beta", beta, qkv.scalar_type(), 3, "[B, T, HV]");
+  check_shape(kDeltaRule, "beta", beta, {qkv.size(0), qkv.size(1), beta.size(2)});
   const std::int64_t value_heads = beta.size(2), values = qkv.size(2) - 2 * heads * key_dim;
   if (key_dim < 1 || heads < 1 || values < value_heads || value_heads < 1 || values % value_heads != 0) {
-    throw Error(kName, "qkv", "shape " + shape_text(qkv),
+    throw Error(kDeltaRule, "qkv", "shape " + shape_text(qkv),
                 "2·H·K + HV·V columns with H = " + std::to_string(heads) + ", K = " + std::to_string(key_dim) +
                     " and HV = " + std::to_string(value_heads));
   }

@@ -15,7 +15,7 @@ namespace {
 using at::Tensor;
 using OptionalTensor = c10::optional<Tensor>;
 
-constexpr const char* kName = "delta_rule";
+constexpr const char* kOperation = "delta_rule";
 
 bool is_packed(const DeltaRuleInput& in) { return in.cu_seqlens.defined(); }
 
@@ -164,21 +164,22 @@ DeltaRule RuleArguments::rule(const Tensor& g) const {
 }
 
 void check(const DeltaRuleInput& in) {
-  if (!in.q.defined()) throw Error(kName, "q", "an undefined tensor", "a tensor [B, T, H, K]");
+  if (!in.q.defined()) throw Error(kOperation, "q", "an undefined tensor", "a tensor [B, T, H, K]");
   const auto dtype = in.q.scalar_type();
-  check_tensor(kName, "q", in.q, dtype, 4, "[B, T, H, K]");
-  check_tensor(kName, "k", in.k, dtype, 4, "[B, T, H, K]");
-  check_tensor(kName, "v", in.v, dtype, 4, "[B, T, HV, V]");
-  check_tensor(kName, "beta", in.beta, dtype, 3, "[B, T, HV]");
+  check_tensor(kOperation, "q", in.q, dtype, 4, "[B, T, H, K]");
+  check_tensor(kOperation, "k", in.k, dtype, 4, "[B, T, H, K]");
+  check_tensor(kOperation, "v", in.v, dtype, 4, "[B, T, HV, V]");
+  check_tensor(kOperation, "beta", in.beta, dtype, 3, "[B, T, HV]");
   const auto state = c10::typeMetaToScalarType(state_options(in).dtype());
   if (in.g.defined()) {
     const bool scalar = in.g.dim() == 3;
-    check_tensor(kName, "g", in.g, state, scalar ? 3 : 4, "[B, T, HV] or [B, T, HV, K]");
+    check_tensor(kOperation, "g", in.g, state, scalar ? 3 : 4, "[B, T, HV] or [B, T, HV, K]");
   }
-  if (in.initial_state.defined()) check_tensor(kName, "initial_state", in.initial_state, state, 4, "[N, HV, K, V]");
+  if (in.initial_state.defined())
+    check_tensor(kOperation, "initial_state", in.initial_state, state, 4, "[N, HV, K, V]");
   if (is_packed(in)) {
-    check_tensor(kName, "cu_seqlens", in.cu_seqlens, at::kLong, 1, "[N + 1]");
-    if (in.cu_seqlens.size(0) == 0) throw Error(kName, "cu_seqlens", "shape [0]", "shape [N + 1]");
+    check_tensor(kOperation, "cu_seqlens", in.cu_seqlens, at::kLong, 1, "[N + 1]");
+    if (in.cu_seqlens.size(0) == 0) throw Error(kOperation, "cu_seqlens", "shape [0]", "shape [N + 1]");
   }
 }
 
@@ -201,7 +202,7 @@ Tensor empty_chunk_states(const DeltaRuleInput& in) {
 
 void run_forward(const DeltaRuleInput& in, const DeltaRule& rule, const std::string& implementation,
                  const ForwardTensors& out) {
-  with_element_type(kName, in.q, [&]<class T>(T) {
+  with_element_type(kOperation, in.q, [&]<class T>(T) {
     DeltaForward<T> problem;
     fill<T>(problem, in, rule);
     problem.initial_state = view_of<const State<T>, 4>(in.initial_state);
@@ -215,7 +216,7 @@ void run_forward(const DeltaRuleInput& in, const DeltaRule& rule, const std::str
 void run_backward(const DeltaRuleInput& in, const DeltaRule& rule, const std::string& implementation,
                   const Tensor& chunk_states, const Tensor& dout, const Tensor& dfinal_state,
                   const DeltaRuleGradients& gradients) {
-  with_element_type(kName, in.q, [&]<class T>(T) {
+  with_element_type(kOperation, in.q, [&]<class T>(T) {
     DeltaBackward<T> problem;
     fill<T>(problem, in, rule);
     problem.chunk_states = view_of<const State<T>, 5>(chunk_states);

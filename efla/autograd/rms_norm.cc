@@ -17,7 +17,7 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-constexpr const char* kName = "rms_norm";
+constexpr const char* kRmsNorm = "rms_norm";
 
 // [N, D] without a copy where the strides allow.
 Tensor rows_of(const Tensor& x) { return with_contiguous_rows(x.reshape({-1, x.size(-1)})); }
@@ -56,7 +56,7 @@ struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    refuse_second_order(kName);
+    refuse_second_order(kRmsNorm);
     const auto saved = ctx->get_saved_variables();
     const Tensor &x = saved[0], &weight = saved[1];
     const Tensor dy = rows_of(grads[0]), dx = at::empty(x.sizes(), x.options());
@@ -78,17 +78,17 @@ struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
 }  // namespace
 
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
-  if (!x.defined()) throw Error(kName, "x", "an undefined tensor", "a tensor [..., D]");
+  if (!x.defined()) throw Error(kRmsNorm, "x", "an undefined tensor", "a tensor [..., D]");
   if (x.scalar_type() != at::kFloat && x.scalar_type() != at::kBFloat16) {
-    throw Error(kName, "x", std::string("dtype ") + c10::toString(x.scalar_type()), "Float or BFloat16");
+    throw Error(kRmsNorm, "x", std::string("dtype ") + c10::toString(x.scalar_type()), "Float or BFloat16");
   }
-  if (x.dim() < 1 || x.numel() == 0) throw Error(kName, "x", "shape " + shape_text(x), "[..., D] with elements");
-  check_tensor(kName, "x", x, x.scalar_type(), x.dim(), "[..., D]");
+  if (x.dim() < 1 || x.numel() == 0) throw Error(kRmsNorm, "x", "shape " + shape_text(x), "[..., D] with elements");
+  check_tensor(kRmsNorm, "x", x, x.scalar_type(), x.dim(), "[..., D]");
   if (weight.defined()) {
-    check_tensor(kName, "weight", weight, weight.scalar_type(), 1, "[D]");
-    check_shape(kName, "weight", weight, {x.size(-1)});
+    check_tensor(kRmsNorm, "weight", weight, weight.scalar_type(), 1, "[D]");
+    check_shape(kRmsNorm, "weight", weight, {x.size(-1)});
   }
-  if (!(eps > 0) || !std::isfinite(eps)) throw Error(kName, "eps", std::to_string(eps), "a positive number");
+  if (!(eps > 0) || !std::isfinite(eps)) throw Error(kRmsNorm, "eps", std::to_string(eps), "a positive number");
   return RmsNormFunction::apply(x, optional_of(weight), eps);
 }
 

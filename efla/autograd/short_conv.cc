@@ -19,7 +19,7 @@ using OptionalTensor = c10::optional<Tensor>;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-constexpr const char* kName = "short_conv";
+constexpr const char* kShortConv = "short_conv";
 
 // [D, W] in float32, whatever the weight is.
 Tensor taps_of(const Tensor& weight) { return weight.reshape({weight.size(0), weight.size(-1)}).to(at::kFloat); }
@@ -70,7 +70,7 @@ struct ShortConvFunction : torch::autograd::Function<ShortConvFunction> {
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    refuse_second_order(kName);
+    refuse_second_order(kShortConv);
     const auto saved = ctx->get_saved_variables();
     const Tensor &x = saved[0], &weight = saved[1], taps = taps_of(weight);
     const std::int64_t channels = weight.size(0);
@@ -102,24 +102,24 @@ struct ShortConvFunction : torch::autograd::Function<ShortConvFunction> {
 
 std::pair<Tensor, Tensor> short_conv_split(const Tensor& x, const Tensor& weight, std::int64_t rest,
                                            const Tensor& cu_seqlens) {
-  if (!x.defined()) throw Error(kName, "x", "an undefined tensor", "a tensor [B, T, D]");
+  if (!x.defined()) throw Error(kShortConv, "x", "an undefined tensor", "a tensor [B, T, D]");
   if (x.scalar_type() != at::kFloat && x.scalar_type() != at::kBFloat16) {
-    throw Error(kName, "x", std::string("dtype ") + c10::toString(x.scalar_type()), "Float or BFloat16");
+    throw Error(kShortConv, "x", std::string("dtype ") + c10::toString(x.scalar_type()), "Float or BFloat16");
   }
-  check_tensor(kName, "x", x, x.scalar_type(), 3, "[B, T, D]");
-  if (!weight.defined()) throw Error(kName, "weight", "an undefined tensor", "a tensor [D, W]");
+  check_tensor(kShortConv, "x", x, x.scalar_type(), 3, "[B, T, D]");
+  if (!weight.defined()) throw Error(kShortConv, "weight", "an undefined tensor", "a tensor [D, W]");
   const bool middle = weight.dim() == 3 && weight.size(1) == 1;
   if (!(weight.dim() == 2 || middle) || weight.size(-1) < 1 || weight.size(-1) > cpu::kMaxConvWidth) {
-    throw Error(kName, "weight", "shape " + shape_text(weight),
+    throw Error(kShortConv, "weight", "shape " + shape_text(weight),
                 "[D, W] or [D, 1, W] with W from 1 to " + std::to_string(cpu::kMaxConvWidth));
   }
-  check_tensor(kName, "weight", weight, weight.scalar_type(), weight.dim(), "[D, W]");
+  check_tensor(kShortConv, "weight", weight, weight.scalar_type(), weight.dim(), "[D, W]");
   if (rest < 0 || weight.size(0) + rest > x.size(2)) {
     throw Error(
-        kName, "x", "shape " + shape_text(x),
+        kShortConv, "x", "shape " + shape_text(x),
         "at least " + std::to_string(weight.size(0) + rest) + " columns (weight has shape " + shape_text(weight) + ")");
   }
-  if (cu_seqlens.defined()) check_cu_seqlens(kName, cu_seqlens, x.size(0), x.size(1));
+  if (cu_seqlens.defined()) check_cu_seqlens(kShortConv, cu_seqlens, x.size(0), x.size(1));
   auto out = ShortConvFunction::apply(x, weight, rest,
                                       optional_of(cu_seqlens.defined() ? cu_seqlens.contiguous() : cu_seqlens));
   return {out[0], out[1]};
@@ -127,7 +127,7 @@ std::pair<Tensor, Tensor> short_conv_split(const Tensor& x, const Tensor& weight
 
 Tensor short_conv(const Tensor& x, const Tensor& weight) {
   auto y = short_conv_split(x, weight, 0).first;
-  if (y.size(2) != x.size(2)) check_shape(kName, "x", x, y.sizes());
+  if (y.size(2) != x.size(2)) check_shape(kShortConv, "x", x, y.sizes());
   return y;
 }
 

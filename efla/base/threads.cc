@@ -15,6 +15,9 @@ namespace {
 
 thread_local bool inside = false;
 
+// So often run looks for the end of the last task before it sleeps: some 20 us, as sleeping and waking takes as long.
+constexpr int kYields = 50;
+
 struct InsideTask {
   bool before = inside;
   InsideTask() { inside = true; }
@@ -30,7 +33,8 @@ struct ThreadPool::Impl {
   std::condition_variable wake, done;
   std::uint64_t generation = 0;
   bool stopping = false;
-  int active = 0;
+  bool open = false;           // the run may still be joined
+  std::atomic<int> active{0};  // threads that have joined it, without the caller
 
   const std::function<void(std::int64_t, int)>* task = nullptr;
   std::int64_t count = 0;
@@ -59,6 +63,8 @@ struct ThreadPool::Impl {
       wake.wait(lock, [&] { return stopping || generation != seen; });
       if (stopping) return;
       seen = generation;
+      if (!open) continue;
+      ++active;
       lock.unlock();
       work(worker);
       lock.lock();
@@ -97,11 +103,17 @@ void ThreadPool::run(std::int64_t count, const std::function<void(std::int64_t, 
     impl_->count = count;
     impl_->next.store(0, std::memory_order_relaxed);
     impl_->error = nullptr;
-    impl_->active = threads() - 1;
+    impl_->open = true;
     ++impl_->generation;
   }
   impl_->wake.notify_all();
   impl_->work(0);
+  {
+    // A thread that wakes only now finds nothing to do, and nobody waits for it: waking may take longer than the tasks.
+    const std::lock_guard lock(impl_->mutex);
+    impl_->open = false;
+  }
+  for (int i = 0; i < kYields && impl_->active != 0; ++i) std::this_thread::yield();
   std::unique_lock lock(impl_->mutex);
   impl_->done.wait(lock, [&] { return impl_->active == 0; });
   if (impl_->error) std::rethrow_exception(impl_->error);

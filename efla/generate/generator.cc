@@ -26,10 +26,11 @@ double ms_since(Clock::time_point start) {
 // Takes in the first `count` pending ids; returns the logits [vocab_size] after them.
 torch::Tensor take_in(const nn::LanguageModel& model, Session& session, std::size_t count) {
   const auto begin = session.pending.begin();
-  const auto ids = torch::tensor(at::IntArrayRef(session.pending.data(), count), torch::kLong);
+  const auto ids =
+      torch::tensor(at::IntArrayRef(session.pending.data(), count), torch::kLong).to(model.head().device());
   auto logits = count == 1 ? model.step(ids, session.state) : model.prefill(ids.unsqueeze(0), session.state);
   session.pending.erase(begin, begin + static_cast<std::ptrdiff_t>(count));
-  return logits.squeeze(0).contiguous();
+  return logits.squeeze(0).to(torch::kCPU).contiguous();
 }
 
 // What writing keeps of ids: the last three that stand for bytes hold every byte of an unfinished character.

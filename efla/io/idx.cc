@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "efla/base/error.h"
+#include "efla/io/content_error.h"
 #include "efla/io/gzip.h"
 
 namespace efla::io {
@@ -22,35 +23,31 @@ struct Idx {
   ByteView data;
 };
 
-[[noreturn]] void fail(const std::string& path, std::size_t offset, const std::string& what) {
-  throw IoError(IoError::Kind::content, path, static_cast<std::int64_t>(offset), what);
-}
-
 template <int Rank>
 Idx<Rank> parse(ByteView bytes, const std::string& path, std::uint32_t magic, const char* what) {
   const auto word = [&](std::size_t i) {
-    if (bytes.size() < 4 * i + 4) fail(path, bytes.size(), "the header of an IDX file is cut short");
+    if (bytes.size() < 4 * i + 4) fail_at(path, bytes.size(), "the header of an IDX file is cut short");
     const auto* b = bytes.data() + 4 * i;
     return std::uint32_t{b[0]} << 24 | std::uint32_t{b[1]} << 16 | std::uint32_t{b[2]} << 8 | std::uint32_t{b[3]};
   };
   const auto got = word(0);
-  if (got != magic) fail(path, 0, fmt::format("magic number is {:08x}, expected {:08x} (IDX {})", got, magic, what));
+  if (got != magic) fail_at(path, 0, fmt::format("magic number is {:08x}, expected {:08x} (IDX {})", got, magic, what));
   Idx<Rank> idx;
   constexpr std::size_t kHeader = 4 + 4 * Rank;
   std::uint64_t size = 1;
   for (std::size_t d = 0; d < Rank; ++d) {
     idx.extent[d] = word(1 + d);
-    if (d > 0 && idx.extent[d] == 0) fail(path, 4 + 4 * d, "an image without pixels");
+    if (d > 0 && idx.extent[d] == 0) fail_at(path, 4 + 4 * d, "an image without pixels");
     if (__builtin_mul_overflow(size, std::uint64_t{idx.extent[d]}, &size)) {
-      fail(path, 4 + 4 * d, "the product of the extents overflows 64 bits");
+      fail_at(path, 4 + 4 * d, "the product of the extents overflows 64 bits");
     }
   }
   idx.data = bytes.subspan(kHeader);
   if (idx.data.size() < size) {
-    fail(path, bytes.size(), fmt::format("{} data is cut short: {} bytes of {}", what, idx.data.size(), size));
+    fail_at(path, bytes.size(), fmt::format("{} data is cut short: {} bytes of {}", what, idx.data.size(), size));
   }
   if (idx.data.size() > size) {
-    fail(path, kHeader + size, fmt::format("{} bytes after the end of the {}", idx.data.size() - size, what));
+    fail_at(path, kHeader + size, fmt::format("{} bytes after the end of the {}", idx.data.size() - size, what));
   }
   return idx;
 }

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "efla/base/error.h"
+#include "efla/io/content_error.h"
 #include "efla/io/safetensors.h"
 #include "efla/io/safetensors_header.h"
 
@@ -14,22 +15,20 @@ constexpr std::size_t kSizeField = 8;
 // The bound of the format's first implementation.
 constexpr std::uint64_t kMaxHeader = 100'000'000;
 
-[[noreturn]] void fail(const std::string& path, std::size_t offset, const std::string& what) {
-  throw IoError(IoError::Kind::content, path, static_cast<std::int64_t>(offset), what);
-}
-
 std::size_t header_size(ByteView bytes, const std::string& path) {
-  if (bytes.size() < kSizeField) fail(path, bytes.size(), "the size of the safetensors header is cut short");
+  if (bytes.size() < kSizeField) fail_at(path, bytes.size(), "the size of the safetensors header is cut short");
   std::uint64_t size = 0;
   for (std::size_t i = 0; i < kSizeField; ++i) size |= std::uint64_t{bytes[i]} << (8 * i);
   if (size > kMaxHeader) {
-    fail(path, 0, fmt::format("a header of {} bytes, expected at most {} (not a safetensors file?)", size, kMaxHeader));
+    fail_at(path, 0,
+            fmt::format("a header of {} bytes, expected at most {} (not a safetensors file?)", size, kMaxHeader));
   }
   if (size > bytes.size() - kSizeField) {
-    fail(path, bytes.size(), fmt::format("the header is cut short: {} bytes of {}", bytes.size() - kSizeField, size));
+    fail_at(path, bytes.size(),
+            fmt::format("the header is cut short: {} bytes of {}", bytes.size() - kSizeField, size));
   }
   // The format asks for it, and it tells foreign files from broken ones.
-  if (size == 0 || bytes[kSizeField] != '{') fail(path, kSizeField, "the header does not begin with {");
+  if (size == 0 || bytes[kSizeField] != '{') fail_at(path, kSizeField, "the header does not begin with {");
   return static_cast<std::size_t>(size);
 }
 
@@ -38,7 +37,7 @@ std::uint64_t shape_bytes(const HeaderEntry& entry, const std::string& path) {
   std::uint64_t size = type_bytes(entry.type);
   for (const auto extent : entry.shape) {
     if (__builtin_mul_overflow(size, static_cast<std::uint64_t>(extent), &size)) {
-      fail(path, entry.offset, fmt::format("tensor \"{}\": its size overflows 64 bits", printable(entry.name)));
+      fail_at(path, entry.offset, fmt::format("tensor \"{}\": its size overflows 64 bits", printable(entry.name)));
     }
   }
   return size;
@@ -48,16 +47,16 @@ void check_data(const HeaderEntry& entry, std::uint64_t expected_begin, std::siz
                 const std::string& path) {
   const auto [begin, end] = entry.data;
   const auto where = fmt::format("tensor \"{}\": data_offsets [{}, {}]", printable(entry.name), begin, end);
-  if (begin > end) fail(path, entry.offset, where + " run backwards");
+  if (begin > end) fail_at(path, entry.offset, where + " run backwards");
   if (end > data_size) {
-    fail(path, entry.offset, fmt::format("{} end beyond the {} bytes of data in the file", where, data_size));
+    fail_at(path, entry.offset, fmt::format("{} end beyond the {} bytes of data in the file", where, data_size));
   }
   if (const auto size = shape_bytes(entry, path); end - begin != size) {
-    fail(path, entry.offset, fmt::format("{} hold {} bytes, but the shape asks for {}", where, end - begin, size));
+    fail_at(path, entry.offset, fmt::format("{} hold {} bytes, but the shape asks for {}", where, end - begin, size));
   }
-  if (begin < expected_begin) fail(path, entry.offset, where + " overlap those of another tensor");
+  if (begin < expected_begin) fail_at(path, entry.offset, where + " overlap those of another tensor");
   if (begin > expected_begin) {
-    fail(path, entry.offset, fmt::format("{} leave a gap: the data before it ends at {}", where, expected_begin));
+    fail_at(path, entry.offset, fmt::format("{} leave a gap: the data before it ends at {}", where, expected_begin));
   }
 }
 
@@ -80,8 +79,8 @@ SafetensorsContent parse_safetensors(ByteView bytes, const std::string& path) {
     position = end;
   }
   if (position != data.size()) {
-    fail(path, kSizeField + size + position,
-         fmt::format("{} bytes after the end of the last tensor", data.size() - position));
+    fail_at(path, kSizeField + size + position,
+            fmt::format("{} bytes after the end of the last tensor", data.size() - position));
   }
   return content;
 }

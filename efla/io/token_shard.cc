@@ -14,6 +14,7 @@
 #include <fmt/format.h>
 
 #include "efla/base/error.h"
+#include "efla/io/content_error.h"
 
 namespace efla::io {
 namespace {
@@ -21,28 +22,30 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "token shards are mapped as they are: little-endian");
 
 constexpr std::array<char, 8> kMagic{'E', 'F', 'L', 'A', 'T', 'O', 'K', 'S'};
-constexpr std::uint32_t kVersion = 1;
+constexpr std::uint32_t kShardVersion = 1;
 constexpr std::int64_t kMaxVocabOf16Bits = 65536;
 constexpr std::size_t kEndBytes = sizeof(std::uint64_t);
 constexpr std::size_t kIdsAtATime = std::size_t{1} << 16;
 
 // The header as it lies in the file.
-struct Header {
+struct ShardHeader {
   std::array<char, 8> magic = kMagic;
-  std::uint32_t version = kVersion;
+  std::uint32_t version = kShardVersion;
   std::uint32_t token_bytes = 0;
   std::uint64_t tokens = 0, documents = 0, vocab_size = 0;
   std::array<std::uint8_t, 32> fingerprint{}, sha256{};
   std::array<std::uint8_t, 20> zeros{};
   std::uint32_t checksum = 0;  // crc32 of the bytes before it
 };
-static_assert(sizeof(Header) == kTokenShardHeader && std::is_trivially_copyable_v<Header>);
+static_assert(sizeof(ShardHeader) == kTokenShardHeader && std::is_trivially_copyable_v<ShardHeader>);
 
-ByteView bytes_of(const Header& header) { return {reinterpret_cast<const std::uint8_t*>(&header), sizeof(header)}; }
+ByteView bytes_of(const ShardHeader& header) {
+  return {reinterpret_cast<const std::uint8_t*>(&header), sizeof(header)};
+}
 
-std::uint32_t checksum_of(const Header& header) {
+std::uint32_t checksum_of(const ShardHeader& header) {
   return static_cast<std::uint32_t>(
-      ::crc32(0, reinterpret_cast<const Bytef*>(&header), static_cast<uInt>(offsetof(Header, checksum))));
+      ::crc32(0, reinterpret_cast<const Bytef*>(&header), static_cast<uInt>(offsetof(ShardHeader, checksum))));
 }
 
 std::string to_hex(const std::array<std::uint8_t, 32>& bytes) {
@@ -68,37 +71,33 @@ std::size_t token_bytes_for(std::int64_t vocab_size) { return vocab_size <= kMax
 
 std::size_t padding_behind(std::uint64_t ids_bytes) { return static_cast<std::size_t>(-ids_bytes % kEndBytes); }
 
-[[noreturn]] void fail(const std::string& path, std::uint64_t offset, const std::string& what) {
-  throw IoError(IoError::Kind::content, path, static_cast<std::int64_t>(offset), what);
-}
-
-Header read_header(ByteView bytes, const std::string& path) {
-  Header header;
-  if (bytes.size() < sizeof(header)) fail(path, bytes.size(), "the header of a token shard is cut short");
+ShardHeader read_header(ByteView bytes, const std::string& path) {
+  ShardHeader header;
+  if (bytes.size() < sizeof(header)) fail_at(path, bytes.size(), "the header of a token shard is cut short");
   std::memcpy(&header, bytes.data(), sizeof(header));
-  if (header.magic != kMagic) fail(path, 0, "not a token shard: it does not begin with EFLATOKS");
-  if (header.version != kVersion) {
-    fail(path, offsetof(Header, version),
-         fmt::format("version {} of the token shard format, expected {}", header.version, kVersion));
+  if (header.magic != kMagic) fail_at(path, 0, "not a token shard: it does not begin with EFLATOKS");
+  if (header.version != kShardVersion) {
+    fail_at(path, offsetof(ShardHeader, version),
+            fmt::format("version {} of the token shard format, expected {}", header.version, kShardVersion));
   }
   if (header.checksum != checksum_of(header)) {
-    fail(path, offsetof(Header, checksum), "the header of the token shard is corrupt: its checksum differs");
+    fail_at(path, offsetof(ShardHeader, checksum), "the header of the token shard is corrupt: its checksum differs");
   }
   if (header.vocab_size == 0 || header.vocab_size > std::numeric_limits<std::int32_t>::max()) {
-    fail(path, offsetof(Header, vocab_size), fmt::format("a vocabulary of {} tokens", header.vocab_size));
+    fail_at(path, offsetof(ShardHeader, vocab_size), fmt::format("a vocabulary of {} tokens", header.vocab_size));
   }
   const auto expected = token_bytes_for(static_cast<std::int64_t>(header.vocab_size));
   if (header.token_bytes != expected) {
-    fail(path, offsetof(Header, token_bytes),
-         fmt::format("{} bytes a token, expected {} for a vocabulary of {}", header.token_bytes, expected,
-                     header.vocab_size));
+    fail_at(path, offsetof(ShardHeader, token_bytes),
+            fmt::format("{} bytes a token, expected {} for a vocabulary of {}", header.token_bytes, expected,
+                        header.vocab_size));
   }
-  if (header.documents == 0) fail(path, offsetof(Header, documents), "a token shard without documents");
+  if (header.documents == 0) fail_at(path, offsetof(ShardHeader, documents), "a token shard without documents");
   return header;
 }
 
 // The bytes that the header asks for in all; SIZE_MAX where they overflow.
-std::size_t size_by(const Header& header) {
+std::size_t size_by(const ShardHeader& header) {
   std::uint64_t ids = 0, ends = 0, size = 0;
   if (__builtin_mul_overflow(header.tokens, std::uint64_t{header.token_bytes}, &ids) ||
       __builtin_mul_overflow(header.documents, std::uint64_t{kEndBytes}, &ends) ||
@@ -140,10 +139,10 @@ TokenShardContent parse_token_shard(ByteView bytes, const std::string& path) {
   const auto header = read_header(bytes, path);
   const auto size = size_by(header);
   if (bytes.size() < size) {
-    fail(path, bytes.size(), fmt::format("the token shard is cut short: {} bytes of {}", bytes.size(), size));
+    fail_at(path, bytes.size(), fmt::format("the token shard is cut short: {} bytes of {}", bytes.size(), size));
   }
   if (bytes.size() > size) {
-    fail(path, size, fmt::format("{} bytes after the end of the token shard", bytes.size() - size));
+    fail_at(path, size, fmt::format("{} bytes after the end of the token shard", bytes.size() - size));
   }
   TokenShardContent content;
   content.tokens = static_cast<std::int64_t>(header.tokens);
@@ -159,13 +158,13 @@ TokenShardContent parse_token_shard(ByteView bytes, const std::string& path) {
   for (std::size_t d = 0; d < header.documents; ++d) {
     const auto end = end_at(content.ends, d);
     if (end <= begin || end > header.tokens) {
-      fail(path, ends_at + d * kEndBytes,
-           fmt::format("document {} ends at token {}, but begins at {} of {}", d, end, begin, header.tokens));
+      fail_at(path, ends_at + d * kEndBytes,
+              fmt::format("document {} ends at token {}, but begins at {} of {}", d, end, begin, header.tokens));
     }
     begin = end;
   }
   if (begin != header.tokens) {
-    fail(path, size - kEndBytes, fmt::format("the last document ends at token {} of {}", begin, header.tokens));
+    fail_at(path, size - kEndBytes, fmt::format("the last document ends at token {} of {}", begin, header.tokens));
   }
   return content;
 }
@@ -197,8 +196,8 @@ void TokenShard::read(std::int64_t begin, std::span<std::int64_t> out) const { r
 void TokenShard::verify() const {
   const auto sum = sha256(file_.bytes().subspan(kTokenShardHeader));
   if (sum != content_.sha256) {
-    fail(path(), kTokenShardHeader,
-         fmt::format("the token shard is corrupt: sha256 {}, expected {}", sum, content_.sha256));
+    fail_at(path(), kTokenShardHeader,
+            fmt::format("the token shard is corrupt: sha256 {}, expected {}", sum, content_.sha256));
   }
   std::vector<std::int64_t> ids(kIdsAtATime);
   for (std::int64_t begin = 0; begin < tokens(); begin += static_cast<std::int64_t>(kIdsAtATime)) {
@@ -208,8 +207,8 @@ void TokenShard::verify() const {
     const auto bad = std::find_if(part.begin(), part.end(), [&](auto id) { return id >= content_.vocab_size; });
     if (bad == part.end()) continue;
     const auto token = static_cast<std::uint64_t>(begin + (bad - part.begin()));
-    fail(path(), kTokenShardHeader + token * content_.token_bytes,
-         fmt::format("token {} is {}, but the vocabulary has {}", token, *bad, content_.vocab_size));
+    fail_at(path(), kTokenShardHeader + token * content_.token_bytes,
+            fmt::format("token {} is {}, but the vocabulary has {}", token, *bad, content_.vocab_size));
   }
 }
 
@@ -219,7 +218,7 @@ TokenShardWriter::TokenShardWriter(const std::filesystem::path& path, const Toke
   if (tokenizer_.vocab_size < 1 || tokenizer_.vocab_size > std::numeric_limits<std::int32_t>::max()) {
     throw Error("token shard", "vocab_size", std::to_string(tokenizer_.vocab_size), "1 to 2^31 - 1");
   }
-  file_.write(bytes_of(Header{}));
+  file_.write(bytes_of(ShardHeader{}));
 }
 
 void TokenShardWriter::append(std::span<const std::int32_t> ids) {
@@ -249,7 +248,7 @@ std::string TokenShardWriter::commit() {
     throw Error("token shard", "documents", "tokens of a document that has not ended, or no document",
                 "whole documents");
   }
-  Header header;
+  ShardHeader header;
   header.token_bytes = static_cast<std::uint32_t>(token_bytes_for(tokenizer_.vocab_size));
   header.tokens = static_cast<std::uint64_t>(tokens_);
   header.documents = ends_.size();

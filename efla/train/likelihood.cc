@@ -13,17 +13,17 @@
 namespace efla::train {
 namespace {
 
-constexpr const char* kOperation = "eval lm";
+constexpr const char* kEvalLm = "eval lm";
 
 void check_bos(const data::Tokenizer& tokenizer, const TextOptions& options) {
-  if (options.bos && tokenizer.bos() < 0) throw Error(kOperation, "--bos", "a tokenizer without bos", "one with it");
+  if (options.bos && tokenizer.bos() < 0) throw Error(kEvalLm, "--bos", "a tokenizer without bos", "one with it");
 }
 
 // What a text without a context is given.
 std::int32_t prefix_token(const data::Tokenizer& tokenizer) {
   if (tokenizer.bos() >= 0) return tokenizer.bos();
   if (tokenizer.eos() >= 0) return tokenizer.eos();
-  throw Error(kOperation, "tokenizer", "'" + tokenizer.info().name + "' with neither bos nor eos", "one of them");
+  throw Error(kEvalLm, "tokenizer", "'" + tokenizer.info().name + "' with neither bos nor eos", "one of them");
 }
 
 std::vector<std::int32_t> encode(const data::Tokenizer& tokenizer, std::string_view text, bool bos) {
@@ -98,12 +98,12 @@ ScoreRequest continuation_request(const data::Tokenizer& tokenizer, std::string_
     }
   }
   if (request.tokens.size() <= before) {
-    throw Error(kOperation, "continuation '" + std::string(continuation) + "'", "no token of its own",
+    throw Error(kEvalLm, "continuation '" + std::string(continuation) + "'", "no token of its own",
                 "at least one behind its context's");
   }
   request.scored = static_cast<std::int64_t>(request.tokens.size() - before);
   if (request.scored > options.max_length) {
-    throw Error(kOperation, "--max-length", std::to_string(options.max_length),
+    throw Error(kEvalLm, "--max-length", std::to_string(options.max_length),
                 "at least the " + std::to_string(request.scored) + " tokens of an answer");
   }
   const auto excess = static_cast<std::int64_t>(request.tokens.size()) - options.max_length - 1;

@@ -14,10 +14,10 @@ namespace {
 
 using nlohmann::json;
 
-constexpr const char* kOperation = "train lm";
+constexpr const char* kTrainLm = "train lm";
 
 [[noreturn]] void refuse(const std::string& key, const json& got, const std::string& expected) {
-  throw Error(kOperation, key, got.dump(), expected);
+  throw Error(kTrainLm, key, got.dump(), expected);
 }
 
 void require(bool good, const char* key, const json& got, const std::string& expected) {
@@ -87,7 +87,7 @@ void for_each_training_key(Options& o, const Visit& visit) {
 void require_known(const std::string& prefix, const json& table, const std::vector<std::string>& names) {
   for (const auto& [key, value] : table.items()) {
     if (std::find(names.begin(), names.end(), key) == names.end()) {
-      throw Error(kOperation, prefix + key, "a key that is not known",
+      throw Error(kTrainLm, prefix + key, "a key that is not known",
                   "a known one; the nearest is " + prefix + nearest_name(key, names));
     }
   }

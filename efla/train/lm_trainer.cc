@@ -16,7 +16,7 @@
 namespace efla::train {
 namespace {
 
-constexpr const char* kFormat = "efla language model checkpoint 1";
+constexpr const char* kTrainerFormat = "efla language model checkpoint 1";
 constexpr const char* kOptimizerFile = "optimizer.safetensors";
 constexpr const char* kTrainerFile = "trainer.json";
 
@@ -219,9 +219,9 @@ void LmTrainer::save(const std::filesystem::path& folder, const nlohmann::json& 
     entries.push_back(nn::named_tensor("adamw.exp_avg." + entry.name, parameters.view(exp_avg, entry)));
     entries.push_back(nn::named_tensor("adamw.exp_avg_sq." + entry.name, parameters.view(exp_avg_sq, entry)));
   }
-  io::write_safetensors(folder / kOptimizerFile, entries, {{"format", kFormat}});
+  io::write_safetensors(folder / kOptimizerFile, entries, {{"format", kTrainerFormat}});
   const nlohmann::ordered_json trainer = {
-      {"format", kFormat},
+      {"format", kTrainerFormat},
       {"step", step_},
       {"tokens", tokens_},
       {"position", {{"epoch", batches_.position().epoch}, {"index", batches_.position().index}}},
@@ -232,8 +232,8 @@ void LmTrainer::save(const std::filesystem::path& folder, const nlohmann::json& 
 void LmTrainer::restore(const std::filesystem::path& folder, const nlohmann::json& config) {
   const std::string path = (folder / kTrainerFile).string();
   const nlohmann::json trainer = io::read_json(path);
-  if (!trainer.is_object() || trainer.value("format", nlohmann::json()) != kFormat) {
-    throw IoError(IoError::Kind::content, path, -1, std::string("its format is not \"") + kFormat + "\"");
+  if (!trainer.is_object() || trainer.value("format", nlohmann::json()) != kTrainerFormat) {
+    throw IoError(IoError::Kind::content, path, -1, std::string("its format is not \"") + kTrainerFormat + "\"");
   }
   require_same(config, field<nlohmann::json>(trainer, "config", path), "resume", path);
   const io::SafetensorsFile file(folder / kOptimizerFile);

@@ -179,7 +179,7 @@ TEST(Sampler, Mistakes) {
   refused({.top_p = 0.0}, "--top-p");
   refused({.top_p = 1.01}, "--top-p");
   refused({.repetition_penalty = 0.0}, "--repetition-penalty");
-  EXPECT_NO_THROW(validate({}));
+  EXPECT_NO_THROW(validate(SamplingOptions{}));
   const auto draw = [](const std::vector<float>& logits) {
     Random random(1);
     return sample(logits, SeenIds(8), {.temperature = 1.0}, random);

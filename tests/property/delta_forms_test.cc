@@ -87,6 +87,15 @@ TEST(DeltaForms, BitsDoNotDependOnTheThreads) {
       check_threads<float>(c);
       check_threads<bfloat16>(c);
     }
+    // A decode step large enough to be shared out, at columns within heads: three runs of four heads of three slices.
+    DeltaCase large = kCase;
+    large.batch = 1;
+    large.heads = 4;
+    large.key_dim = 200;
+    large.value_dim = 300;
+    large.tokens = 2;
+    check_threads<float>(large);
+    check_threads<bfloat16>(large);
     // Value heads of one query head: as many as threads and more, fewer, and query heads that do not come out even.
     for (const auto& [heads, group] : {std::array{1, 5}, {1, 2}, {3, 3}}) {
       for (const Decay decay : {Decay::none, Decay::scalar, Decay::channel}) {

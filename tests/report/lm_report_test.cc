@@ -5,6 +5,7 @@
 #include <string>
 
 #include "efla/report/lm_report.h"
+#include "tests/report/expect_text.h"
 #include "tests/report/synthetic_lm_runs.h"
 
 namespace efla::report {
@@ -12,9 +13,6 @@ namespace {
 
 using nlohmann::json;
 using test::synthetic_lm_run;
-
-#define EXPECT_CONTAINS(text, part) EXPECT_NE((text).find(part), std::string::npos)
-#define EXPECT_LACKS(text, part) EXPECT_EQ((text).find(part), std::string::npos)
 
 // The part of a page from one text to the next.
 std::string between(const std::string& page, const std::string& from, const std::string& to) {

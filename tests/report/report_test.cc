@@ -10,6 +10,7 @@
 #include "efla/report/smnist_report.h"
 #include "efla/report/smnist_study.h"
 #include "efla/report/smnist_summary.h"
+#include "tests/report/expect_text.h"
 #include "tests/report/synthetic_results.h"
 
 namespace efla::report {
@@ -24,9 +25,6 @@ std::size_t count(const std::string& text, const std::string& part) {
   for (auto at = text.find(part); at != std::string::npos; at = text.find(part, at + part.size())) ++n;
   return n;
 }
-
-#define EXPECT_CONTAINS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text)
-#define EXPECT_LACKS(text, part) EXPECT_EQ((text).find(part), std::string::npos) << (text)
 
 // Two mixers at one layer with these accuracies, one a seed, at one level of each test.
 json two_mixers(const std::vector<double>& efla, const std::vector<double>& deltanet) {

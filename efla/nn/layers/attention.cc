@@ -18,7 +18,7 @@ using torch::Tensor;
 // its keys is left out for its earlier half of queries.
 constexpr std::int64_t kQueries = 256;
 
-void require(bool holds, const char* field, const std::string& got, const std::string& expected) {
+void require_attention(bool holds, const char* field, const std::string& got, const std::string& expected) {
   if (!holds) throw Error("attention", field, got, expected);
 }
 
@@ -54,13 +54,13 @@ Tensor causal_attention(const Tensor& q, const Tensor& k, const Tensor& v) {
 }  // namespace
 
 void validate(const AttentionConfig& config) {
-  require(config.hidden >= 1, "hidden", std::to_string(config.hidden), "a positive width");
-  require(config.heads >= 1 && config.hidden % (2 * config.heads) == 0, "heads", std::to_string(config.heads),
-          "a number whose double divides hidden, " + std::to_string(config.hidden));
-  require(config.key_value_heads >= 1 && config.heads % config.key_value_heads == 0, "key_value_heads",
-          std::to_string(config.key_value_heads), "a divisor of heads, " + std::to_string(config.heads));
-  require(config.rope_theta > 1.0 && std::isfinite(config.rope_theta), "rope_theta", std::to_string(config.rope_theta),
-          "a number above 1");
+  require_attention(config.hidden >= 1, "hidden", std::to_string(config.hidden), "a positive width");
+  require_attention(config.heads >= 1 && config.hidden % (2 * config.heads) == 0, "heads", std::to_string(config.heads),
+                    "a number whose double divides hidden, " + std::to_string(config.hidden));
+  require_attention(config.key_value_heads >= 1 && config.heads % config.key_value_heads == 0, "key_value_heads",
+                    std::to_string(config.key_value_heads), "a divisor of heads, " + std::to_string(config.heads));
+  require_attention(config.rope_theta > 1.0 && std::isfinite(config.rope_theta), "rope_theta",
+                    std::to_string(config.rope_theta), "a number above 1");
 }
 
 KeyValueCache::KeyValueCache(std::int64_t batch, std::int64_t key_value_heads, std::int64_t dim)

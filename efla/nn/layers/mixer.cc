@@ -15,7 +15,7 @@ namespace {
 
 using torch::Tensor;
 
-constexpr std::int64_t kMaxTaps = 8, kMaxWidth = 1 << 16;
+constexpr std::int64_t kMaxTaps = 8, kMaxMixerWidth = 1 << 16;
 
 std::shared_ptr<Weight> projection_weight(torch::nn::Module& owner, const Initialiser& init, const std::string& name,
                                           std::int64_t out, std::int64_t in) {
@@ -41,12 +41,13 @@ Tensor initial_dt_bias(const Initialiser& init, std::int64_t count) {
   return dt + torch::log(-torch::expm1(-dt));
 }
 
-void require(bool holds, const char* field, const std::string& got, const std::string& expected) {
+void require_mixer(bool holds, const char* field, const std::string& got, const std::string& expected) {
   if (!holds) throw Error("mixer", field, got, expected);
 }
 
 void require_size(const char* field, std::int64_t got) {
-  require(got >= 1 && got <= kMaxWidth, field, std::to_string(got), "a size from 1 to " + std::to_string(kMaxWidth));
+  require_mixer(got >= 1 && got <= kMaxMixerWidth, field, std::to_string(got),
+                "a size from 1 to " + std::to_string(kMaxMixerWidth));
 }
 
 // Sizes that are 0 stand for others.
@@ -54,8 +55,8 @@ MixerConfig completed(MixerConfig config) {
   if (config.value_heads == 0) config.value_heads = config.heads;
   for (auto* size : {&config.key_dim, &config.value_dim}) {
     if (*size != 0) continue;
-    require(config.heads >= 1 && config.hidden % config.heads == 0, "heads", std::to_string(config.heads),
-            "a divisor of hidden, " + std::to_string(config.hidden));
+    require_mixer(config.heads >= 1 && config.hidden % config.heads == 0, "heads", std::to_string(config.heads),
+                  "a divisor of hidden, " + std::to_string(config.hidden));
     *size = config.hidden / config.heads;
   }
   return config;
@@ -103,25 +104,26 @@ void validate(const MixerConfig& given) {
   require_size("heads", config.heads);
   require_size("key_dim", config.key_dim);
   require_size("value_dim", config.value_dim);
-  require(config.value_heads >= 1 && config.value_heads <= kMaxWidth && config.value_heads % config.heads == 0,
-          "value_heads", std::to_string(config.value_heads), "a multiple of heads, " + std::to_string(config.heads));
-  require(config.conv >= 0 && config.conv <= kMaxTaps, "conv", std::to_string(config.conv),
-          "taps from 1 to " + std::to_string(kMaxTaps) + ", or 0 for none");
+  require_mixer(
+      config.value_heads >= 1 && config.value_heads <= kMaxMixerWidth && config.value_heads % config.heads == 0,
+      "value_heads", std::to_string(config.value_heads), "a multiple of heads, " + std::to_string(config.heads));
+  require_mixer(config.conv >= 0 && config.conv <= kMaxTaps, "conv", std::to_string(config.conv),
+                "taps from 1 to " + std::to_string(kMaxTaps) + ", or 0 for none");
   const auto& act = config.qk_activation;
-  require(act == "silu" || act == "relu" || act == "elu" || act == "identity", "qk_activation", "'" + act + "'",
-          "silu, relu, elu or identity");
+  require_mixer(act == "silu" || act == "relu" || act == "elu" || act == "identity", "qk_activation", "'" + act + "'",
+                "silu, relu, elu or identity");
   if (config.lower_bound) {
     const double bound = *config.lower_bound;
-    require(bound >= -5.0 && bound < 0.0, "lower_bound", std::to_string(bound), "a number in [-5, 0)");
-    require(preset.gate == Gate::channel || preset.gate == Gate::safe_channel, "lower_bound", std::to_string(bound),
-            "none, as " + config.mixer + " has no decay by channel");
+    require_mixer(bound >= -5.0 && bound < 0.0, "lower_bound", std::to_string(bound), "a number in [-5, 0)");
+    require_mixer(preset.gate == Gate::channel || preset.gate == Gate::safe_channel, "lower_bound",
+                  std::to_string(bound), "none, as " + config.mixer + " has no decay by channel");
   }
-  require(config.norm_eps > 0.0 && std::isfinite(config.norm_eps), "norm_eps", std::to_string(config.norm_eps),
-          "a positive number");
+  require_mixer(config.norm_eps > 0.0 && std::isfinite(config.norm_eps), "norm_eps", std::to_string(config.norm_eps),
+                "a positive number");
   if (preset.softmax) {
-    require(config.value_heads == config.heads && config.heads * config.key_dim == config.hidden &&
-                config.value_dim == config.key_dim,
-            "key_dim", std::to_string(config.key_dim), "hidden / heads for softmax attention");
+    require_mixer(config.value_heads == config.heads && config.heads * config.key_dim == config.hidden &&
+                      config.value_dim == config.key_dim,
+                  "key_dim", std::to_string(config.key_dim), "hidden / heads for softmax attention");
   }
 }
 

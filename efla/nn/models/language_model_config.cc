@@ -10,12 +10,12 @@
 namespace efla::nn {
 namespace {
 
-constexpr const char* kName = "language model";
+constexpr const char* kConfig = "language model";
 constexpr std::int64_t kMaxVocabulary = std::int64_t{1} << 24, kMaxWidth = 1 << 16, kMaxLayers = 1024;
 
 template <class T>
 void require(bool holds, const char* field, const T& got, const std::string& expected) {
-  if (!holds) throw Error(kName, field, fmt::format("{}", got), expected);
+  if (!holds) throw Error(kConfig, field, fmt::format("{}", got), expected);
 }
 
 void require_range(const char* field, std::int64_t got, std::int64_t largest) {

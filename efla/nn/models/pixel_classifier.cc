@@ -13,24 +13,24 @@ namespace {
 
 using nlohmann::json;
 
-constexpr const char* kName = "pixel classifier";
-constexpr std::int64_t kMaxLayers = 64, kMaxTokens = 1 << 20, kMaxClasses = 1 << 16;
+constexpr const char* kClassifier = "pixel classifier";
+constexpr std::int64_t kMaxClassifierLayers = 64, kMaxTokens = 1 << 20, kMaxClasses = 1 << 16;
 constexpr double kMaxMlpRatio = 64.0;
 
 // Small beside a pixel's own part of a token's vector.
 constexpr double kPositionDeviation = 0.02;
 
-void require_range(const char* field, std::int64_t got, std::int64_t largest) {
-  if (got < 1 || got > largest) throw Error(kName, field, std::to_string(got), "1 to " + std::to_string(largest));
+void require_classifier_range(const char* field, std::int64_t got, std::int64_t largest) {
+  if (got < 1 || got > largest) throw Error(kClassifier, field, std::to_string(got), "1 to " + std::to_string(largest));
 }
 
 template <class T>
 void read_field(const json& json, const char* field, T& value) {
-  if (!json.contains(field)) throw Error(kName, field, "nothing", "a value in the model's configuration");
+  if (!json.contains(field)) throw Error(kClassifier, field, "nothing", "a value in the model's configuration");
   try {
     json.at(field).get_to(value);
   } catch (const json::exception&) {
-    throw Error(kName, field, json.at(field).dump(), "a value of another type");
+    throw Error(kClassifier, field, json.at(field).dump(), "a value of another type");
   }
 }
 
@@ -38,14 +38,14 @@ void read_field(const json& json, const char* field, T& value) {
 
 void validate(const PixelClassifierConfig& config) {
   validate(config.mixer_config());
-  require_range("layers", config.layers, kMaxLayers);
-  require_range("tokens", config.tokens, kMaxTokens);
-  require_range("classes", config.classes, kMaxClasses);
+  require_classifier_range("layers", config.layers, kMaxClassifierLayers);
+  require_classifier_range("tokens", config.tokens, kMaxTokens);
+  require_classifier_range("classes", config.classes, kMaxClasses);
   if (!(config.mlp_ratio >= 0.0 && config.mlp_ratio <= kMaxMlpRatio)) {
-    throw Error(kName, "mlp_ratio", json(config.mlp_ratio).dump(), "0 (no MLP) to " + json(kMaxMlpRatio).dump());
+    throw Error(kClassifier, "mlp_ratio", json(config.mlp_ratio).dump(), "0 (no MLP) to " + json(kMaxMlpRatio).dump());
   }
   if (config.pooling != "mean" && config.pooling != "last") {
-    throw Error(kName, "pooling", "'" + config.pooling + "'", "mean or last");
+    throw Error(kClassifier, "pooling", "'" + config.pooling + "'", "mean or last");
   }
 }
 
@@ -59,7 +59,7 @@ PixelClassifierConfig pixel_classifier_config_from_json(const json& json) {
   PixelClassifierConfig c;
   const auto known = to_json(c);
   for (const auto& [field, value] : json.items()) {
-    if (!known.contains(field)) throw Error(kName, field, value.dump(), "a field of the model's configuration");
+    if (!known.contains(field)) throw Error(kClassifier, field, value.dump(), "a field of the model's configuration");
   }
   read_field(json, "mixer", c.mixer);
   read_field(json, "layers", c.layers);
