@@ -17,7 +17,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int kColors = 6;  // --mixer-0 … of page.css
+constexpr int kStudyColors = 6;  // --mixer-0 … of page.css
 
 const json& list_of(const json& object, const char* key) {
   static const json none = json::array();
@@ -38,7 +38,7 @@ std::vector<std::string> distinct(const json& list, const char* key) {
 
 Style style_of(const std::vector<std::string>& mixers, const std::string& mixer) {
   const auto i = static_cast<int>(std::find(mixers.begin(), mixers.end(), mixer) - mixers.begin());
-  return {"mixer", i % kColors, i, i / kColors % 2 == 1};
+  return {"mixer", i % kStudyColors, i, i / kStudyColors % 2 == 1};
 }
 
 const json* score_of(const json& scores, const std::string& task, const std::string& mixer) {
@@ -231,7 +231,7 @@ std::string curves_section(const json& results, Body& body) {
                  legend_of(mixers) + "<div class=\"charts\">\n" + charts + "</div>\n");
 }
 
-std::string repeat_section(const json& results) {
+std::string runs_section(const json& results) {
   std::string content;
   if (const auto command = text_of(results, "command"); !command.empty()) {
     content += "<pre tabindex=\"0\"><code>" + escape(command) + "</code></pre>\n";
@@ -272,7 +272,7 @@ std::string summary(const json& results) {
   return "<p class=\"summary\">" + none_or_count + " of " + std::to_string(runs.size()) + " runs diverged.</p>\n";
 }
 
-std::string preamble(const json& results) {
+std::string scale_note(const json& results) {
   const auto scale = text_of(results, "scale");
   if (scale == "tiny") {
     return "<p class=\"caveat\">This is a tiny run: it shows that everything works, and says nothing else.</p>\n";
@@ -302,8 +302,8 @@ std::string render_synthetic_report(const json& raw) {
   body.html += scores_section(list_of(results, "scores"), body);
   body.html += eigenvalues_section(results, body);
   body.html += curves_section(results, body);
-  body.html += repeat_section(results);
-  return page("efla reproduce " + study, title_of(study), preamble(results), body, results);
+  body.html += runs_section(results);
+  return page("efla reproduce " + study, title_of(study), scale_note(results), body, results);
 }
 
 }  // namespace efla::report

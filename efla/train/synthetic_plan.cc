@@ -3,6 +3,7 @@
 #include <cstdio>
 
 #include "efla/base/error.h"
+#include "efla/train/distinct.h"
 #include "efla/train/synthetic_study.h"
 
 namespace efla::train {
@@ -185,14 +186,6 @@ std::vector<std::string> compared_mixers(Study study) {
       return {"deltanet", "deltanet-neg", "deltanet-neg-fla", "trapezoid", "efla"};
   }
   return {};
-}
-
-template <class T>
-void require_distinct(const char* name, const std::vector<T>& values) {
-  for (auto value = values.begin(); value != values.end(); ++value) {
-    if (std::find(values.begin(), value, *value) == value) continue;
-    throw Error("reproduce", name, nlohmann::json(*value).dump() + " twice", "each value once");
-  }
 }
 
 // Apart from mixer, learning rate, weight decay and seed.

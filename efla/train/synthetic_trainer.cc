@@ -27,7 +27,7 @@ using data::synthetic::Task;
 // other bits.
 constexpr std::int64_t kPartTokens = 2048;
 
-void require(bool good, const char* name, const nlohmann::json& got, const char* expected) {
+void require_option(bool good, const char* name, const nlohmann::json& got, const char* expected) {
   if (!good) throw Error("train", name, got.dump(), expected);
 }
 
@@ -72,12 +72,6 @@ std::span<const Example> examples_of_part(const std::vector<Example>& examples, 
   return std::span(examples).subspan(first, std::min<std::size_t>(size, examples.size() - first));
 }
 
-std::vector<torch::Tensor> tensors_of(const NamedParameters& parameters) {
-  std::vector<torch::Tensor> tensors;
-  for (const auto& [name, tensor] : parameters) tensors.push_back(tensor);
-  return tensors;
-}
-
 torch::optim::AdamW adamw_of(const SequenceClassifier& model, const SyntheticTraining& training) {
   TrainOptions options;
   options.lr = training.lr;
@@ -118,14 +112,14 @@ std::map<std::int64_t, Count> count_right(const SequenceClassifier& model, const
 std::int64_t SyntheticTraining::steps_per_epoch() const { return (examples + batch_size - 1) / batch_size; }
 
 void validate(const SyntheticTraining& t) {
-  require(t.steps >= 1 && t.steps <= 1'000'000'000, "steps", t.steps, "1 to 10^9");
-  require(t.batch_size >= 1 && t.batch_size <= 65536, "batch-size", t.batch_size, "1 to 65536");
-  require(t.examples >= 0 && t.examples <= (1 << 30), "examples", t.examples, "0 (new ones each step) to 2^30");
-  require(t.lr > 0.0 && t.lr <= 1.0, "lr", t.lr, "a number above 0 and at most 1");
-  require(t.lr_floor >= 0.0 && t.lr_floor <= t.lr, "lr-floor", t.lr_floor, "0 to the learning rate");
-  require(t.weight_decay >= 0.0 && t.weight_decay <= 100.0, "weight-decay", t.weight_decay, "0 to 100");
-  require(t.warmup >= 0.0 && t.warmup < 1.0, "warmup", t.warmup, "a part of all steps, at least 0 and below 1");
-  require(t.clip >= 0.0 && std::isfinite(t.clip), "clip", t.clip, "a finite norm, or 0 for none");
+  require_option(t.steps >= 1 && t.steps <= 1'000'000'000, "steps", t.steps, "1 to 10^9");
+  require_option(t.batch_size >= 1 && t.batch_size <= 65536, "batch-size", t.batch_size, "1 to 65536");
+  require_option(t.examples >= 0 && t.examples <= (1 << 30), "examples", t.examples, "0 (new ones each step) to 2^30");
+  require_option(t.lr > 0.0 && t.lr <= 1.0, "lr", t.lr, "a number above 0 and at most 1");
+  require_option(t.lr_floor >= 0.0 && t.lr_floor <= t.lr, "lr-floor", t.lr_floor, "0 to the learning rate");
+  require_option(t.weight_decay >= 0.0 && t.weight_decay <= 100.0, "weight-decay", t.weight_decay, "0 to 100");
+  require_option(t.warmup >= 0.0 && t.warmup < 1.0, "warmup", t.warmup, "a part of all steps, at least 0 and below 1");
+  require_option(t.clip >= 0.0 && std::isfinite(t.clip), "clip", t.clip, "a finite norm, or 0 for none");
 }
 
 nlohmann::json to_json(const SyntheticTraining& t) {

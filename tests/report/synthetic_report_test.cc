@@ -7,6 +7,7 @@
 #include <string>
 
 #include "efla/base/error.h"
+#include "tests/report/expect_text.h"
 #include "tests/report/synthetic_study_results.h"
 
 namespace efla::report {
@@ -14,9 +15,6 @@ namespace {
 
 using nlohmann::json;
 using test::synthetic_study_results;
-
-#define EXPECT_CONTAINS(text, part) EXPECT_NE((text).find(part), std::string::npos)
-#define EXPECT_LACKS(text, part) EXPECT_EQ((text).find(part), std::string::npos)
 
 json charts_of(const std::string& page) {
   const std::string start = "id=\"charts\">";

@@ -8,8 +8,7 @@
 namespace efla::data::synthetic {
 namespace {
 
-constexpr const char* kName = "fuzzy-recall";
-constexpr std::int64_t kLongest = 3;  // tokens of a motif
+constexpr std::int64_t kLongestMotif = 3;  // tokens of a motif
 
 using Motif = std::vector<std::int32_t>;
 
@@ -36,11 +35,11 @@ class Drawing {
     const Motif key = draw_key(), value = draw_value();
     const auto pair = static_cast<std::int64_t>(key.size() + value.size());
     values_.emplace(key, value);
-    const std::int64_t end = fuzzy_.length - pair - 2 * kLongest;
+    const std::int64_t end = fuzzy_.length - pair - 2 * kLongestMotif;
     // MAD draws the place below length − 2 pair, where a short pair may find no room any more and be asked for without
     // having been there: such a place becomes the last that has room.
-    const auto place =
-        std::min<std::int64_t>(random_.below(static_cast<std::uint32_t>(fuzzy_.length - 2 * pair)), end - 2 * kLongest);
+    const auto place = std::min<std::int64_t>(random_.below(static_cast<std::uint32_t>(fuzzy_.length - 2 * pair)),
+                                              end - 2 * kLongestMotif);
     while (size() < end) {
       const bool probe = size() >= place && !seen_.contains(key);
       const Motif drawn = probe ? key : draw_key();
@@ -56,10 +55,10 @@ class Drawing {
 
   Motif draw_key() {
     const bool any = split_ == Split::train;  // tests ask for the longest keys only
-    const std::int64_t size = any ? 1 + random_.below(kLongest) : kLongest;
+    const std::int64_t size = any ? 1 + random_.below(kLongestMotif) : kLongestMotif;
     return draw_motif(random_, 0, fuzzy_.keys, size);
   }
-  Motif draw_value() { return draw_motif(random_, fuzzy_.keys, fuzzy_.values, 1 + random_.below(kLongest)); }
+  Motif draw_value() { return draw_motif(random_, fuzzy_.keys, fuzzy_.values, 1 + random_.below(kLongestMotif)); }
 
   void add(const Motif& key) {
     const Motif& value = values_.at(key);
@@ -93,11 +92,12 @@ class Drawing {
 }  // namespace
 
 Task fuzzy_recall(const Parameters& parameters) {
+  constexpr const char* kName = "fuzzy-recall";
   const std::int64_t vocab = whole(kName, parameters, "vocab", 2), length = whole(kName, parameters, "length", 1);
   const std::int64_t motifs = vocab - 1;
-  require_at_most(kName, "vocab", kLongest, motifs / 2, "tokens of the longest motif <= (vocab - 1) / 2");
+  require_at_most(kName, "vocab", kLongestMotif, motifs / 2, "tokens of the longest motif <= (vocab - 1) / 2");
   // Two pairs of the longest motifs, the second of which need not be a probe, and one that may overrun.
-  require_at_most(kName, "length", 6 * kLongest + 1, length, "three pairs of the longest motifs + 1 <= length");
+  require_at_most(kName, "length", 6 * kLongestMotif + 1, length, "three pairs of the longest motifs + 1 <= length");
   const Fuzzy fuzzy{motifs / 2, motifs - motifs / 2, length};
   Task task;
   task.vocab = vocab;

@@ -9,7 +9,6 @@
 namespace efla::data::synthetic {
 namespace {
 
-constexpr const char* kName = "mqar";
 constexpr double kPower = 0.01;  // a of p_i ∝ a·i^(a − 1): queries come soon after the pairs rather than late
 
 struct Mqar {
@@ -70,6 +69,7 @@ void draw(const Mqar& mqar, Random& random, Example& example) {
 }  // namespace
 
 Task mqar(const Parameters& parameters) {
+  constexpr const char* kName = "mqar";
   const std::int64_t vocab = whole(kName, parameters, "vocab", 4), length = whole(kName, parameters, "length", 4),
                      pairs = whole(kName, parameters, "pairs", 1);
   require_at_most(kName, "pairs", 4 * pairs, length, "4 pairs <= length");

@@ -14,19 +14,20 @@ namespace {
 
 using torch::Tensor;
 
-constexpr const char* kName = "sequence model";
-constexpr double kNormEps = 1e-5, kEmbeddingDeviation = 0.02;
+constexpr const char* kSequenceModel = "sequence model";
+constexpr double kSequenceNormEps = 1e-5, kEmbeddingDeviation = 0.02;
 constexpr std::int64_t kDecoderLayers = 2;
 
-void require_range(const char* field, std::int64_t got, std::int64_t largest) {
-  if (got < 1 || got > largest) throw Error(kName, field, std::to_string(got), "1 to " + std::to_string(largest));
+void require_sequence_range(const char* field, std::int64_t got, std::int64_t largest) {
+  if (got < 1 || got > largest)
+    throw Error(kSequenceModel, field, std::to_string(got), "1 to " + std::to_string(largest));
 }
 
-std::shared_ptr<Weight> add_norm(torch::nn::Module& owner, const std::string& name, std::int64_t width) {
+std::shared_ptr<Weight> add_ones(torch::nn::Module& owner, const std::string& name, std::int64_t width) {
   return owner.register_module(name, std::make_shared<Weight>(torch::ones({width})));
 }
 
-Tensor norm(const Tensor& x, const Weight& weight) { return autograd::rms_norm(x, weight.value, kNormEps); }
+Tensor normed(const Tensor& x, const Weight& weight) { return autograd::rms_norm(x, weight.value, kSequenceNormEps); }
 
 // sin and cos of t · 10000^(−i / (D/2 − 1)), i = 0 …: [T, D].
 Tensor sine_positions(std::int64_t tokens, std::int64_t width) {
@@ -44,18 +45,19 @@ MixerConfig SequenceModelConfig::mixer_config() const {
   config.hidden_size = hidden;
   config.num_heads = heads;
   config.head_dim = head_dim;
-  config.norm_eps = kNormEps;
+  config.norm_eps = kSequenceNormEps;
   return config.mixer_config();
 }
 
 void validate(const SequenceModelConfig& config) {
-  require_range("vocab", config.vocab, std::int64_t{1} << 24);
-  require_range("hidden", config.hidden, 1 << 14);
-  require_range("layers", config.layers, 64);
-  require_range("heads", config.heads, config.hidden);
+  require_sequence_range("vocab", config.vocab, std::int64_t{1} << 24);
+  require_sequence_range("hidden", config.hidden, 1 << 14);
+  require_sequence_range("layers", config.layers, 64);
+  require_sequence_range("heads", config.heads, config.hidden);
   validate(config.mixer_config());
   if (config.reconstructs && config.hidden % 2 != 0) {
-    throw Error(kName, "hidden", std::to_string(config.hidden), "an even number, for sines and cosines of positions");
+    throw Error(kSequenceModel, "hidden", std::to_string(config.hidden),
+                "an even number, for sines and cosines of positions");
   }
 }
 
@@ -77,7 +79,7 @@ SequenceModel::SequenceModel(const SequenceModelConfig& config, const Initialise
   for (std::int64_t i = 0; config.reconstructs && i < kDecoderLayers; ++i) {
     add_decoder_layer("decoder" + std::to_string(i), init);
   }
-  norm_ = add_norm(*this, "norm", config.hidden);
+  norm_ = add_ones(*this, "norm", config.hidden);
   head_ = register_module("head",
                           std::make_shared<Weight>(linear_weight(init.within("head"), config.vocab, config.hidden)));
   head_bias_ = head_->register_parameter("bias", torch::zeros({config.vocab}));
@@ -87,9 +89,9 @@ void SequenceModel::add_layer(const std::string& name, const Initialiser& init) 
   const auto module = register_module(name, std::make_shared<torch::nn::Module>());
   const auto part = init.within(name);
   Layer layer;
-  layer.mixer_norm = add_norm(*module, "mixer_norm", config_.hidden);
+  layer.mixer_norm = add_ones(*module, "mixer_norm", config_.hidden);
   layer.mixer = module->register_module("mixer", std::make_shared<Mixer>(config_.mixer_config(), part.within("mixer")));
-  layer.mlp_norm = add_norm(*module, "mlp_norm", config_.hidden);
+  layer.mlp_norm = add_ones(*module, "mlp_norm", config_.hidden);
   layer.mlp =
       module->register_module("mlp", std::make_shared<Mlp>(config_.hidden, config_.inner(), part.within("mlp")));
   layers_.push_back(std::move(layer));
@@ -98,7 +100,7 @@ void SequenceModel::add_layer(const std::string& name, const Initialiser& init) 
 void SequenceModel::add_decoder_layer(const std::string& name, const Initialiser& init) {
   const auto module = register_module(name, std::make_shared<torch::nn::Module>());
   DecoderLayer layer;
-  layer.norm = add_norm(*module, "norm", config_.hidden);
+  layer.norm = add_ones(*module, "norm", config_.hidden);
   const auto weight = linear_weight(init.within(name).within("linear"), config_.hidden, config_.hidden);
   layer.linear = module->register_module("linear", std::make_shared<Weight>(weight));
   layer.bias = layer.linear->register_parameter("bias", torch::zeros({config_.hidden}));
@@ -111,7 +113,7 @@ Tensor SequenceModel::decoded(const Tensor& x, const Tensor& places) const {
   auto y = x.select(1, tokens - 1).index_select(0, sequence) +
            sine_positions(tokens, config_.hidden).index_select(0, position);
   for (const auto& layer : decoder_) {
-    y = torch::gelu(torch::addmm(layer.bias, norm(y, *layer.norm), layer.linear->value.t()));
+    y = torch::gelu(torch::addmm(layer.bias, normed(y, *layer.norm), layer.linear->value.t()));
   }
   return y;
 }
@@ -119,11 +121,11 @@ Tensor SequenceModel::decoded(const Tensor& x, const Tensor& places) const {
 Tensor SequenceModel::logits(const Tensor& ids, const Tensor& places) const {
   auto x = torch::embedding(embeddings_->value, ids);
   for (const auto& layer : layers_) {
-    x = x + layer.mixer->forward(norm(x, *layer.mixer_norm));
-    x = x + layer.mlp->forward(norm(x, *layer.mlp_norm));
+    x = x + layer.mixer->forward(normed(x, *layer.mixer_norm));
+    x = x + layer.mlp->forward(normed(x, *layer.mlp_norm));
   }
   const auto read = config_.reconstructs ? decoded(x, places) : x.flatten(0, 1).index_select(0, places);
-  return torch::addmm(head_bias_, norm(read, *norm_), head_->value.t());
+  return torch::addmm(head_bias_, normed(read, *norm_), head_->value.t());
 }
 
 }  // namespace efla::nn
