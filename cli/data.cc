@@ -8,6 +8,7 @@
 #include <fmt/core.h>
 
 #include "cli/commands.h"
+#include "cli/synthetic_data.h"
 #include "cli/tokens.h"
 #include "efla/base/error.h"
 #include "efla/data/mnist_download.h"
@@ -74,7 +75,7 @@ void run_mnist(const std::string& out, const std::string& url) {
 }  // namespace
 
 void add_data(CLI::App& program) {
-  auto* command = program.add_subcommand("data", "Get data sets, turn text into tokens");
+  auto* command = program.add_subcommand("data", "Get data sets, turn text into tokens, look at synthetic tasks");
   command->require_subcommand(1);
 
   struct Options {
@@ -89,6 +90,7 @@ void add_data(CLI::App& program) {
       ->capture_default_str();
   mnist->callback([options] { run_mnist(options->out, options->url); });
   add_token_commands(*command);
+  add_show(*command);
 }
 
 }  // namespace efla::cli

@@ -1,18 +1,16 @@
 // efla reproduce smnist: the study of section 5.1 and appendix C of the EFLA paper, from training to the report.
 #include <fmt/core.h>
 
-#include <chrono>
-#include <ctime>
 #include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "cli/commands.h"
-#include "cli/environment.h"
 #include "cli/interrupt.h"
 #include "cli/progress.h"
 #include "cli/smnist.h"
+#include "cli/study.h"
 #include "efla/base/error.h"
 #include "efla/io/file.h"
 #include "efla/io/json.h"
@@ -69,18 +67,6 @@ json description(const Study& study, const SmnistData& data) {
           {"data", data.description}};
 }
 
-// Accepts an unfinished folder of the same study; makes and marks a new one otherwise.
-void prepare_study_folder(const Study& study, const SmnistData& data) {
-  const fs::path mark = study.folder / "study.json";
-  const json wanted = description(study, data);
-  if (fs::exists(mark)) {
-    train::require_same(wanted, io::read_json(mark), "reproduce smnist", mark.string());
-    return;
-  }
-  io::prepare_output_folder(study.folder, "reproduce smnist");
-  io::write_file_atomically(mark, wanted.dump(2) + "\n");
-}
-
 std::string train_command(const Study& study, const train::StudyRun& run, const train::RunSpec& spec) {
   const auto& data = spec.data;
   return fmt::format(
@@ -89,10 +75,6 @@ std::string train_command(const Study& study, const train::StudyRun& run, const 
       run.mixer, run.layers, spec.model.at("mlp_ratio").dump(), run.lr, run.seed, spec.training.epochs,
       spec.training.batch_size, shell_word(study.data), data.at("train_images").dump(), data.at("test_images").dump(),
       run.name);
-}
-
-[[noreturn]] void stop_study() {
-  end_interrupted("Stopped and saved. The same command goes on from here: " + command_line());
 }
 
 // Trains (or goes on with) one run, measures it, and keeps the entry of results.json's "runs" in its folder.
@@ -143,22 +125,8 @@ ordered_json train_run(const Study& study, const train::StudyRun& run, const std
   return entry;
 }
 
-std::string date_now() {
-  const std::time_t now = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
-  std::tm utc{};
-  gmtime_r(&now, &utc);
-  char text[32];
-  std::strftime(text, sizeof(text), "%Y-%m-%dT%H:%M:%SZ", &utc);
-  return text;
-}
-
 ordered_json results_of(const Study& study, const SmnistData& data, const std::vector<ordered_json>& runs,
                         const ThreadPool& pool) {
-  ordered_json surroundings = environment();
-  surroundings["threads"] = pool.threads();
-  surroundings["date"] = date_now();
-  surroundings["simd_target"] = surroundings.at("simd").at("target");
-  surroundings.erase("simd");
   // The data by the name that was given, which the results of another machine can be compared by; what it was, by its
   // digest.
   return {{"schema", 1},
@@ -168,7 +136,7 @@ ordered_json results_of(const Study& study, const SmnistData& data, const std::v
           {"test_images", data.description.at("test_images")},
           {"data_digest", data.description.at("digest")},
           {"quick", study.quick},
-          {"environment", surroundings},
+          {"environment", study_environment(pool)},
           {"mixers", train::summarize(study.options, runs)},
           {"runs", runs}};
 }
@@ -217,7 +185,7 @@ void reproduce_smnist(const Study& study) {
   }
   const SmnistData data = load_smnist(study.data, study.train_images, study.test_images);
   ThreadPool& pool = use_threads(study.threads);
-  prepare_study_folder(study, data);
+  prepare_study_folder(study.folder, description(study, data), "reproduce smnist");
   watch_for_interrupts();
 
   std::vector<ordered_json> runs;
@@ -238,7 +206,7 @@ void reproduce_smnist(const Study& study) {
 }  // namespace
 
 void add_reproduce(CLI::App& program) {
-  auto* reproduce = program.add_subcommand("reproduce", "Repeat a study of the paper");
+  auto* reproduce = program.add_subcommand("reproduce", "Repeat a study of the papers");
   reproduce->require_subcommand(1);
   auto* command = reproduce->add_subcommand("smnist", "Robustness of digits read pixel by pixel (figures 1 and 2)");
   auto given = std::make_shared<Study>();
@@ -269,6 +237,7 @@ void add_reproduce(CLI::App& program) {
   settings.push_back({command->add_option("--test-images", given->test_images, "First so many images; 0: all"),
                       [=](Study& s) { s.test_images = given->test_images; }});
   add_threads_option(*command, given->threads);
+  add_synthetic_studies(*reproduce);
   command->callback([=] {
     Study study;
     study.folder = *out;

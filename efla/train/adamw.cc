@@ -25,6 +25,12 @@ bool decays(const std::string& name, const torch::Tensor& parameter) {
 
 }  // namespace
 
+std::vector<torch::Tensor> tensors_of(const NamedParameters& parameters) {
+  std::vector<torch::Tensor> tensors;
+  for (const auto& [name, tensor] : parameters) tensors.push_back(tensor);
+  return tensors;
+}
+
 torch::optim::AdamW make_adamw(const NamedParameters& parameters, const TrainOptions& options) {
   std::vector<torch::Tensor> decaying, others;
   for (const auto& [name, parameter] : parameters) (decays(name, parameter) ? decaying : others).push_back(parameter);

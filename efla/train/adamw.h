@@ -13,6 +13,9 @@ namespace efla::train {
 
 using NamedParameters = std::vector<std::pair<std::string, torch::Tensor>>;
 
+// Without their names.
+std::vector<torch::Tensor> tensors_of(const NamedParameters& parameters);
+
 // betas 0.9 and 0.999, eps 1e-8. Weight decay acts on parameters of two and more dimensions except position tables;
 // biases and the scales of norms have one dimension.
 torch::optim::AdamW make_adamw(const NamedParameters& parameters, const TrainOptions& options);

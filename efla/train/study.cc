@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "efla/base/error.h"
+#include "efla/train/distinct.h"
 #include "efla/train/perturb.h"
 
 namespace efla::train {
@@ -15,12 +16,9 @@ using nlohmann::json;
 using nlohmann::ordered_json;
 
 template <class T>
-void require_distinct(const char* name, const std::vector<T>& values) {
+void require_values(const char* name, const std::vector<T>& values) {
   if (values.empty()) throw Error("reproduce", name, "an empty list", "at least one value");
-  for (auto value = values.begin(); value != values.end(); ++value) {
-    if (std::find(values.begin(), value, *value) == value) continue;
-    throw Error("reproduce", name, json(*value).dump() + " twice", "each value once");
-  }
+  require_distinct(name, values);
 }
 
 double headline_lr(const StudyOptions& options) { return *std::max_element(options.lrs.begin(), options.lrs.end()); }
@@ -60,10 +58,10 @@ ordered_json average_panel(const Panel& panel, const std::vector<const ordered_j
 }  // namespace
 
 std::vector<StudyRun> plan_study(const StudyOptions& options) {
-  require_distinct("mixers", options.mixers);
-  require_distinct("seeds", options.seeds);
-  require_distinct("lr", options.lrs);
-  require_distinct("layers", options.layers);
+  require_values("mixers", options.mixers);
+  require_values("seeds", options.seeds);
+  require_values("lr", options.lrs);
+  require_values("layers", options.layers);
   const double best = headline_lr(options);
   std::vector<StudyRun> runs;
   for (const auto seed : options.seeds) {

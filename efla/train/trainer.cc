@@ -16,12 +16,6 @@
 namespace efla::train {
 namespace {
 
-std::vector<torch::Tensor> tensors_of(const NamedParameters& parameters) {
-  std::vector<torch::Tensor> tensors;
-  for (const auto& [name, tensor] : parameters) tensors.push_back(tensor);
-  return tensors;
-}
-
 const TrainOptions& validated(const TrainOptions& options, const data::ImageSet& images) {
   validate(options);
   if (images.count == 0) throw Error("train", "training images", "none", "at least one");

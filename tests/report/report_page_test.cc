@@ -9,8 +9,10 @@
 
 #include "efla/report/lm_report.h"
 #include "efla/report/smnist_report.h"
+#include "efla/report/synthetic_report.h"
 #include "tests/report/synthetic_lm_runs.h"
 #include "tests/report/synthetic_results.h"
+#include "tests/report/synthetic_study_results.h"
 #include "tests/support/browser.h"
 #include "tests/support/report_check.h"
 
@@ -65,6 +67,15 @@ TEST_F(ReportPage, OfTrainingRunsDrawsEveryChartAtEveryWidthAndTheme) {
     SCOPED_TRACE(std::to_string(view.width) + (view.dark ? " dark" : " light"));
     EXPECT_EQ(report_faults(*browser_, path, view), Faults{});
     EXPECT_EQ(browser_->evaluate("document.documentElement.dataset.charts"), "3");
+  }
+}
+
+TEST_F(ReportPage, OfSyntheticTasksDrawsEveryChartAtEveryWidthAndTheme) {
+  const auto path = write(report::render_synthetic_report(synthetic_study_results()));
+  for (const auto& view : {kDesktop, kDesktopDark, kPhone, kPhoneDark}) {
+    SCOPED_TRACE(std::to_string(view.width) + (view.dark ? " dark" : " light"));
+    EXPECT_EQ(report_faults(*browser_, path, view), Faults{});
+    EXPECT_EQ(browser_->evaluate("document.documentElement.dataset.charts"), "5");
   }
 }
 

@@ -1,0 +1,131 @@
+#include "efla/nn/models/sequence_model.h"
+
+#include <torch/types.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "efla/autograd/rms_norm.h"
+#include "efla/base/error.h"
+#include "efla/nn/models/language_model_config.h"
+
+namespace efla::nn {
+namespace {
+
+using torch::Tensor;
+
+constexpr const char* kSequenceModel = "sequence model";
+constexpr double kSequenceNormEps = 1e-5, kEmbeddingDeviation = 0.02;
+constexpr std::int64_t kDecoderLayers = 2;
+
+void require_sequence_range(const char* field, std::int64_t got, std::int64_t largest) {
+  if (got < 1 || got > largest)
+    throw Error(kSequenceModel, field, std::to_string(got), "1 to " + std::to_string(largest));
+}
+
+std::shared_ptr<Weight> add_ones(torch::nn::Module& owner, const std::string& name, std::int64_t width) {
+  return owner.register_module(name, std::make_shared<Weight>(torch::ones({width})));
+}
+
+Tensor normed(const Tensor& x, const Weight& weight) { return autograd::rms_norm(x, weight.value, kSequenceNormEps); }
+
+// sin and cos of t · 10000^(−i / (D/2 − 1)), i = 0 …: [T, D].
+Tensor sine_positions(std::int64_t tokens, std::int64_t width) {
+  const std::int64_t half = width / 2;
+  const auto i = torch::arange(half, torch::kFloat) / static_cast<double>(std::max<std::int64_t>(half - 1, 1));
+  const auto angle = torch::arange(tokens, torch::kFloat).unsqueeze(1) * torch::exp(-std::log(10000.0) * i);
+  return torch::cat({angle.sin(), angle.cos()}, 1);
+}
+
+}  // namespace
+
+MixerConfig SequenceModelConfig::mixer_config() const {
+  LanguageModelConfig config;
+  config.mixer = mixer;
+  config.hidden_size = hidden;
+  config.num_heads = heads;
+  config.head_dim = head_dim;
+  config.norm_eps = kSequenceNormEps;
+  return config.mixer_config();
+}
+
+void validate(const SequenceModelConfig& config) {
+  require_sequence_range("vocab", config.vocab, std::int64_t{1} << 24);
+  require_sequence_range("hidden", config.hidden, 1 << 14);
+  require_sequence_range("layers", config.layers, 64);
+  require_sequence_range("heads", config.heads, config.hidden);
+  validate(config.mixer_config());
+  if (config.reconstructs && config.hidden % 2 != 0) {
+    throw Error(kSequenceModel, "hidden", std::to_string(config.hidden),
+                "an even number, for sines and cosines of positions");
+  }
+}
+
+nlohmann::json to_json(const SequenceModelConfig& c) {
+  return {{"mixer", c.mixer},
+          {"vocab", c.vocab},
+          {"hidden", c.hidden},
+          {"layers", c.layers},
+          {"heads", c.heads},
+          {"head_dim", c.head_dim},
+          {"reconstructs", c.reconstructs}};
+}
+
+SequenceModel::SequenceModel(const SequenceModelConfig& config, const Initialiser& init)
+    : config_((validate(config), config)) {
+  const auto embedding = init.within("embeddings").normal("weight", {config.vocab, config.hidden}, kEmbeddingDeviation);
+  embeddings_ = register_module("embeddings", std::make_shared<Weight>(embedding));
+  for (std::int64_t i = 0; i < config.layers; ++i) add_layer("layer" + std::to_string(i), init);
+  for (std::int64_t i = 0; config.reconstructs && i < kDecoderLayers; ++i) {
+    add_decoder_layer("decoder" + std::to_string(i), init);
+  }
+  norm_ = add_ones(*this, "norm", config.hidden);
+  head_ = register_module("head",
+                          std::make_shared<Weight>(linear_weight(init.within("head"), config.vocab, config.hidden)));
+  head_bias_ = head_->register_parameter("bias", torch::zeros({config.vocab}));
+}
+
+void SequenceModel::add_layer(const std::string& name, const Initialiser& init) {
+  const auto module = register_module(name, std::make_shared<torch::nn::Module>());
+  const auto part = init.within(name);
+  Layer layer;
+  layer.mixer_norm = add_ones(*module, "mixer_norm", config_.hidden);
+  layer.mixer = module->register_module("mixer", std::make_shared<Mixer>(config_.mixer_config(), part.within("mixer")));
+  layer.mlp_norm = add_ones(*module, "mlp_norm", config_.hidden);
+  layer.mlp =
+      module->register_module("mlp", std::make_shared<Mlp>(config_.hidden, config_.inner(), part.within("mlp")));
+  layers_.push_back(std::move(layer));
+}
+
+void SequenceModel::add_decoder_layer(const std::string& name, const Initialiser& init) {
+  const auto module = register_module(name, std::make_shared<torch::nn::Module>());
+  DecoderLayer layer;
+  layer.norm = add_ones(*module, "norm", config_.hidden);
+  const auto weight = linear_weight(init.within(name).within("linear"), config_.hidden, config_.hidden);
+  layer.linear = module->register_module("linear", std::make_shared<Weight>(weight));
+  layer.bias = layer.linear->register_parameter("bias", torch::zeros({config_.hidden}));
+  decoder_.push_back(std::move(layer));
+}
+
+Tensor SequenceModel::decoded(const Tensor& x, const Tensor& places) const {
+  const std::int64_t tokens = x.size(1);
+  const auto sequence = torch::div(places, tokens, "floor"), position = torch::remainder(places, tokens);
+  auto y = x.select(1, tokens - 1).index_select(0, sequence) +
+           sine_positions(tokens, config_.hidden).index_select(0, position);
+  for (const auto& layer : decoder_) {
+    y = torch::gelu(torch::addmm(layer.bias, normed(y, *layer.norm), layer.linear->value.t()));
+  }
+  return y;
+}
+
+Tensor SequenceModel::logits(const Tensor& ids, const Tensor& places) const {
+  auto x = torch::embedding(embeddings_->value, ids);
+  for (const auto& layer : layers_) {
+    x = x + layer.mixer->forward(normed(x, *layer.mixer_norm));
+    x = x + layer.mlp->forward(normed(x, *layer.mlp_norm));
+  }
+  const auto read = config_.reconstructs ? decoded(x, places) : x.flatten(0, 1).index_select(0, places);
+  return torch::addmm(head_bias_, normed(read, *norm_), head_->value.t());
+}
+
+}  // namespace efla::nn

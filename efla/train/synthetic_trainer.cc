@@ -1,0 +1,246 @@
+#include "efla/train/synthetic_trainer.h"
+
+#include <torch/nn/functional/loss.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <span>
+#include <string>
+
+#include "efla/base/error.h"
+#include "efla/train/checkpoint.h"
+#include "efla/train/data_order.h"
+#include "efla/train/one_thread.h"
+
+namespace efla::train {
+namespace {
+
+using data::synthetic::Example;
+using data::synthetic::kNoTarget;
+using data::synthetic::Task;
+
+// Tokens that one thread computes at a time. The sums over a batch are over groups of this many, so another value gives
+// other bits.
+constexpr std::int64_t kPartTokens = 2048;
+
+void require_option(bool good, const char* name, const nlohmann::json& got, const char* expected) {
+  if (!good) throw Error("train", name, got.dump(), expected);
+}
+
+std::vector<Example> draw(const Task& task, std::uint64_t seed, data::Split split,
+                          const std::vector<std::int64_t>& indices) {
+  std::vector<Example> examples;
+  for (const auto i : indices) examples.push_back(data::synthetic::example(task, seed, split, i));
+  return examples;
+}
+
+std::int64_t examples_a_part(const Task& task) { return std::max<std::int64_t>(kPartTokens / task.length, 1); }
+
+// Neighbouring examples of a batch, with the places at which something is asked.
+struct Part {
+  torch::Tensor ids;                   // [B, T] int64
+  torch::Tensor places;                // [M] int64
+  std::vector<std::int64_t> targets;   // [M]
+  std::vector<std::int64_t> sequence;  // [M]: of the part, from 0
+};
+
+Part make_part(std::span<const Example> examples) {
+  const auto batch = static_cast<std::int64_t>(examples.size());
+  const auto tokens = static_cast<std::int64_t>(examples.front().inputs.size());
+  Part part{torch::empty({batch, tokens}, torch::kLong), {}, {}, {}};
+  std::vector<std::int64_t> places;
+  auto* ids = part.ids.data_ptr<std::int64_t>();
+  for (std::int64_t b = 0; b < batch; ++b) {
+    std::copy(examples[b].inputs.begin(), examples[b].inputs.end(), ids + b * tokens);
+    for (std::int64_t t = 0; t < tokens; ++t) {
+      if (examples[b].targets[t] == kNoTarget) continue;
+      places.push_back(b * tokens + t);
+      part.targets.push_back(examples[b].targets[t]);
+      part.sequence.push_back(b);
+    }
+  }
+  part.places = torch::tensor(places, torch::kLong);
+  return part;
+}
+
+std::span<const Example> examples_of_part(const std::vector<Example>& examples, std::int64_t part, std::int64_t size) {
+  const auto first = static_cast<std::size_t>(part * size);
+  return std::span(examples).subspan(first, std::min<std::size_t>(size, examples.size() - first));
+}
+
+torch::optim::AdamW adamw_of(const SequenceClassifier& model, const SyntheticTraining& training) {
+  TrainOptions options;
+  options.lr = training.lr;
+  options.weight_decay = training.weight_decay;
+  return make_adamw(model.parameters, options);
+}
+
+struct Count {
+  std::int64_t right = 0, asked = 0;
+};
+
+// The mean over groups, classes or sequences, of the share that is right.
+double mean_share(const std::map<std::int64_t, Count>& groups) {
+  double sum = 0.0;
+  for (const auto& [group, count] : groups) sum += static_cast<double>(count.right) / static_cast<double>(count.asked);
+  return sum / static_cast<double>(groups.size());
+}
+
+// Counts the right answers of one part by class, or by sequence from `first` on.
+std::map<std::int64_t, Count> count_right(const SequenceClassifier& model, const Task& task,
+                                          std::span<const Example> examples, std::int64_t first) {
+  const Part part = make_part(examples);
+  std::map<std::int64_t, Count> groups;
+  if (part.targets.empty()) return groups;
+  const torch::Tensor answers = model.logits(part.ids, part.places).argmax(1);
+  const auto* answer = answers.data_ptr<std::int64_t>();
+  for (std::size_t i = 0; i < part.targets.size(); ++i) {
+    const bool by_class = task.accuracy == data::synthetic::Accuracy::classes;
+    Count& count = groups[by_class ? part.targets[i] : first + part.sequence[i]];
+    ++count.asked;
+    count.right += answer[i] == part.targets[i];
+  }
+  return groups;
+}
+
+}  // namespace
+
+std::int64_t SyntheticTraining::steps_per_epoch() const { return (examples + batch_size - 1) / batch_size; }
+
+void validate(const SyntheticTraining& t) {
+  require_option(t.steps >= 1 && t.steps <= 1'000'000'000, "steps", t.steps, "1 to 10^9");
+  require_option(t.batch_size >= 1 && t.batch_size <= 65536, "batch-size", t.batch_size, "1 to 65536");
+  require_option(t.examples >= 0 && t.examples <= (1 << 30), "examples", t.examples, "0 (new ones each step) to 2^30");
+  require_option(t.lr > 0.0 && t.lr <= 1.0, "lr", t.lr, "a number above 0 and at most 1");
+  require_option(t.lr_floor >= 0.0 && t.lr_floor <= t.lr, "lr-floor", t.lr_floor, "0 to the learning rate");
+  require_option(t.weight_decay >= 0.0 && t.weight_decay <= 100.0, "weight-decay", t.weight_decay, "0 to 100");
+  require_option(t.warmup >= 0.0 && t.warmup < 1.0, "warmup", t.warmup, "a part of all steps, at least 0 and below 1");
+  require_option(t.clip >= 0.0 && std::isfinite(t.clip), "clip", t.clip, "a finite norm, or 0 for none");
+}
+
+nlohmann::json to_json(const SyntheticTraining& t) {
+  return {{"steps", t.steps},
+          {"batch_size", t.batch_size},
+          {"examples", t.examples},
+          {"lr", t.lr},
+          {"lr_floor", t.lr_floor},
+          {"weight_decay", t.weight_decay},
+          {"schedule", schedule_name(t.schedule)},
+          {"warmup", t.warmup},
+          {"clip", t.clip},
+          {"seed", t.seed}};
+}
+
+SyntheticTrainer::SyntheticTrainer(const SequenceClassifier& model, const Task& task, const SyntheticTraining& training,
+                                   ThreadPool& pool)
+    : model_(model),
+      task_(task),
+      training_((validate(training), training)),
+      gradient_(tensors_of(model.parameters), pool),
+      optimizer_(adamw_of(model, training)) {}
+
+std::vector<std::int64_t> SyntheticTrainer::batch_indices() {
+  const std::int64_t size = training_.batch_size;
+  std::vector<std::int64_t> indices(static_cast<std::size_t>(size));
+  if (training_.examples == 0) {
+    std::iota(indices.begin(), indices.end(), step_ * size);
+    return indices;
+  }
+  const std::int64_t epoch = step_ / training_.steps_per_epoch(), first = step_ % training_.steps_per_epoch() * size;
+  const auto order = epoch_order(training_.seed, epoch, static_cast<std::uint32_t>(training_.examples));
+  indices.resize(static_cast<std::size_t>(std::min(size, training_.examples - first)));
+  std::copy_n(order.begin() + first, indices.size(), indices.begin());
+  return indices;
+}
+
+double SyntheticTrainer::learning_rate_now() const {
+  const std::int64_t unit = std::max<std::int64_t>(training_.steps_per_epoch(), 1);
+  return training_.lr_floor + learning_rate(training_.schedule, training_.lr - training_.lr_floor, training_.warmup,
+                                            step_ / unit, (training_.steps + unit - 1) / unit);
+}
+
+SyntheticStep SyntheticTrainer::step() {
+  compute_on_this_thread_only();
+  const auto examples = draw(task_, training_.seed, data::Split::train, batch_indices());
+  std::int64_t asked = 0;
+  for (const auto& example : examples) {
+    asked += std::count_if(example.targets.begin(), example.targets.end(), [](auto t) { return t != kNoTarget; });
+  }
+  const std::int64_t size = examples_a_part(task_);
+  const auto count = static_cast<std::int64_t>(examples.size());
+  const double loss = gradient_.compute((count + size - 1) / size, [&](std::int64_t i) {
+    namespace functional = torch::nn::functional;
+    const Part part = make_part(examples_of_part(examples, i, size));
+    // A loss that depends on the parameters where nothing is asked.
+    if (part.targets.empty()) return model_.logits(part.ids, torch::zeros({1}, torch::kLong)).sum() * 0.0;
+    const auto sum = functional::CrossEntropyFuncOptions().reduction(torch::kSum);
+    return functional::cross_entropy(model_.logits(part.ids, part.places), torch::tensor(part.targets, torch::kLong),
+                                     sum) /
+           static_cast<double>(asked);
+  });
+  SyntheticStep result{step_ + 1, loss, learning_rate_now(), gradient_.norm(), false};
+  if (!std::isfinite(loss) || !std::isfinite(result.grad_norm)) return result;
+  gradient_.clip(result.grad_norm, training_.clip);
+  set_learning_rate(optimizer_, result.lr);
+  optimizer_.step();
+  result.updated = true;
+  ++step_;
+  return result;
+}
+
+void SyntheticTrainer::save(const std::filesystem::path& path, const nlohmann::json& run) const {
+  write_checkpoint(path, model_.parameters, optimizer_, step_, run);
+}
+
+void SyntheticTrainer::restore(const std::filesystem::path& path, const nlohmann::json& run) {
+  const Checkpoint checkpoint(path);
+  require_same(run, checkpoint.run(), "resume", path.string());
+  checkpoint.read_parameters(model_.parameters);
+  checkpoint.read_moments(model_.parameters, optimizer_);
+  step_ = checkpoint.step();
+}
+
+double evaluate(const SequenceClassifier& model, const Task& task, std::uint64_t seed, std::int64_t examples,
+                std::int64_t batch_size, ThreadPool& pool, const StopFunction& stop) {
+  const bool by_class = task.accuracy == data::synthetic::Accuracy::classes;
+  double sum = 0.0, weights = 0.0;
+  for (std::int64_t first = 0; first < examples; first += batch_size) {
+    std::vector<std::int64_t> indices(static_cast<std::size_t>(std::min(batch_size, examples - first)));
+    std::iota(indices.begin(), indices.end(), first);
+    const auto batch = draw(task, seed, data::Split::test, indices);
+    const std::int64_t size = examples_a_part(task);
+    const auto parts = (static_cast<std::int64_t>(batch.size()) + size - 1) / size;
+    std::vector<std::map<std::int64_t, Count>> counts(static_cast<std::size_t>(parts));
+    std::atomic<bool> stopped = false;
+    pool.run(parts, [&](std::int64_t i, int) {
+      if (stopped || (stop && stop())) {
+        stopped = true;
+        return;
+      }
+      compute_on_this_thread_only();
+      const torch::NoGradGuard no_grad;
+      counts[i] = count_right(model, task, examples_of_part(batch, i, size), i * size);
+    });
+    if (stopped) throw Stopped();
+    std::map<std::int64_t, Count> groups;
+    for (const auto& part : counts) {
+      for (const auto& [group, count] : part) {
+        groups[group].right += count.right;
+        groups[group].asked += count.asked;
+      }
+    }
+    if (groups.empty()) continue;
+    // Batches weigh the same for classes, examples for examples.
+    const double weight = by_class ? 1.0 : static_cast<double>(groups.size());
+    sum += weight * mean_share(groups);
+    weights += weight;
+  }
+  if (weights == 0.0) throw Error("evaluate", "task", task.name, "one that asks for something in its test examples");
+  return sum / weights;
+}
+
+}  // namespace efla::train
