@@ -42,6 +42,7 @@ void make_quick(Study& study) {
   study.options.seeds = {1, 2};
   study.options.lrs = {3e-3, 1e-3};
   study.options.first_mixer_lrs = true;
+  study.options.layers = {1};
   study.training.epochs = 3;
   study.training.batch_size = 16;
   study.train_images = 2500;
