@@ -15,7 +15,7 @@ namespace {
 
 thread_local bool inside = false;
 
-// So often run looks for the end of the last task before it sleeps: some 20 us, as sleeping and waking takes as long.
+// So often run looks for the end of the last task before it sleeps: sleeping and waking would take longer.
 constexpr int kYields = 50;
 
 struct InsideTask {
