@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <memory>
 
 #include "efla/io/json.h"
@@ -94,6 +95,7 @@ class Training {
       if (done > 0 && (last || done % run_.evaluate_every == 0) && metrics.last_step("evaluation") < done) {
         save();
         accuracy = measure(run_.test_tasks.front());
+        if (std::isnan(*accuracy)) return false;
         metrics.write(
             {{"event", "evaluation"}, {"step", done}, {"accuracy", *accuracy}, {"seconds", metrics.seconds()}});
       }
@@ -126,15 +128,18 @@ class Training {
                        {"steps", steps},
                        {"train_seconds", metrics.seconds()},
                        {"sequences_per_second", static_cast<double>(sequences) / std::max(metrics.seconds(), 1e-9)},
-                       {"diverged", diverged},
+                       {"diverged", false},
                        {"tests", ordered_json::array()}};
     const auto curve = curve_of(folder_ / kMetricsFile);
     for (std::size_t i = 0; i < run_.test_tasks.size() && !diverged; ++i) {
       const auto& task = run_.test_tasks[i];
       // The first was measured at the end of the training.
       const double accuracy = i == 0 ? curve.back().at("accuracy").get<double>() : measure(task);
+      diverged = std::isnan(accuracy);
       entry["tests"].push_back({{"length", task.length}, {"accuracy", accuracy}});
     }
+    if (diverged) entry["tests"] = ordered_json::array();
+    entry["diverged"] = diverged;
     entry["curve"] = curve;
     return entry;
   }

@@ -37,8 +37,8 @@ struct SyntheticEvents {
 
 // Trains and measures, starting from the folder's checkpoint where there is one, and returns the entry of
 // results.json's "runs", which it keeps in the folder's result.json; one that is there already is returned as it is.
-// Nothing where it was stopped, with a checkpoint saved. A loss or gradient that is not finite ends the run: its entry
-// has "diverged", the step, and no accuracies. metrics.jsonl gets a line a step {"event": "step", step, loss, lr,
+// Nothing where it was stopped, with a checkpoint saved. A loss, gradient or logit that is not finite ends the run: its
+// entry has "diverged", the step, and no accuracies. metrics.jsonl gets a line a step {"event": "step", step, loss, lr,
 // grad_norm, seconds} and one an evaluation {"event": "evaluation", step, accuracy, seconds}, where seconds is the time
 // spent in steps.
 std::optional<nlohmann::ordered_json> run_in_folder(const std::filesystem::path& folder, const SyntheticRun& run,

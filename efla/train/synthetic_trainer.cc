@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -90,13 +92,15 @@ double mean_share(const std::map<std::int64_t, Count>& groups) {
   return sum / static_cast<double>(groups.size());
 }
 
-// Counts the right answers of one part by class, or by sequence from `first` on.
-std::map<std::int64_t, Count> count_right(const SequenceClassifier& model, const Task& task,
-                                          std::span<const Example> examples, std::int64_t first) {
+// Counts the right answers of one part by class, or by sequence from `first` on; nothing where a logit is not finite.
+std::optional<std::map<std::int64_t, Count>> count_right(const SequenceClassifier& model, const Task& task,
+                                                         std::span<const Example> examples, std::int64_t first) {
   const Part part = make_part(examples);
   std::map<std::int64_t, Count> groups;
   if (part.targets.empty()) return groups;
-  const torch::Tensor answers = model.logits(part.ids, part.places).argmax(1);
+  const torch::Tensor logits = model.logits(part.ids, part.places);
+  if (!logits.isfinite().all().item<bool>()) return {};
+  const torch::Tensor answers = logits.argmax(1);
   const auto* answer = answers.data_ptr<std::int64_t>();
   for (std::size_t i = 0; i < part.targets.size(); ++i) {
     const bool by_class = task.accuracy == data::synthetic::Accuracy::classes;
@@ -214,7 +218,7 @@ double evaluate(const SequenceClassifier& model, const Task& task, std::uint64_t
     const auto batch = draw(task, seed, data::Split::test, indices);
     const std::int64_t size = examples_a_part(task);
     const auto parts = (static_cast<std::int64_t>(batch.size()) + size - 1) / size;
-    std::vector<std::map<std::int64_t, Count>> counts(static_cast<std::size_t>(parts));
+    std::vector<std::optional<std::map<std::int64_t, Count>>> counts(static_cast<std::size_t>(parts));
     std::atomic<bool> stopped = false;
     pool.run(parts, [&](std::int64_t i, int) {
       if (stopped || (stop && stop())) {
@@ -228,7 +232,8 @@ double evaluate(const SequenceClassifier& model, const Task& task, std::uint64_t
     if (stopped) throw Stopped();
     std::map<std::int64_t, Count> groups;
     for (const auto& part : counts) {
-      for (const auto& [group, count] : part) {
+      if (!part) return std::numeric_limits<double>::quiet_NaN();
+      for (const auto& [group, count] : *part) {
         groups[group].right += count.right;
         groups[group].asked += count.asked;
       }

@@ -82,7 +82,8 @@ class SyntheticTrainer {
   std::int64_t step_ = 0;
 };
 
-// The accuracy, in [0, 1], on the first examples of the test split, as task.accuracy says. Throws Stopped.
+// The accuracy, in [0, 1], on the first examples of the test split, as task.accuracy says; NaN where a logit is not
+// finite, whatever is the largest. Throws Stopped.
 double evaluate(const SequenceClassifier& model, const data::synthetic::Task& task, std::uint64_t seed,
                 std::int64_t examples, std::int64_t batch_size, ThreadPool& pool, const StopFunction& stop = {});
 

@@ -112,6 +112,20 @@ SequenceClassifier constant_model() {
   return model;
 }
 
+TEST(SyntheticAccuracy, IsNotANumberWhereALogitIsNotFinite) {
+  ThreadPool pool(2);
+  for (const float bad : {NAN, INFINITY, -INFINITY}) {
+    const auto task = given_targets({{0, 0, 0, 1}, {0, 1, 1, 1}}, Accuracy::examples);
+    auto model = constant_model();
+    model.logits = [logits = model.logits, bad](const torch::Tensor& ids, const torch::Tensor& places) {
+      auto result = logits(ids, places);
+      result[1][3] = bad;  // not the class that is answered
+      return result;
+    };
+    EXPECT_TRUE(std::isnan(evaluate(model, task, 1, 2, 2, pool)));
+  }
+}
+
 TEST(SyntheticAccuracy, CountsByClassOrByExample) {
   constexpr auto kNo = kNoTarget;
   const std::vector<std::vector<std::int32_t>> targets{{0, 0, 0, 1}, {0, kNo, kNo, kNo}, {2, 2, kNo, 0}};
