@@ -1,0 +1,122 @@
+#!/usr/bin/env python3
+"""Table 1 of the EFLA paper at the size of a laptop: held-out perplexity of language models that differ in their mixer.
+
+    efla data tokenize TRAIN.txt --tokenizer bytes --out tokens/train
+    efla data tokenize VALID.txt --tokenizer bytes --out tokens/validation
+    bench/lm_table.py --efla build/bin/efla --out runs/table1 --results bench/results/lm-table1.json
+
+Each mixer is trained at three learning rates (appendix C of the paper), then with two more seeds at the best of them. The
+model is that of configs/table1.toml. A run that an interruption left is gone on with; one that is finished is not made again.
+"""
+
+import argparse
+import concurrent.futures
+import json
+import math
+import pathlib
+import statistics
+import subprocess
+import sys
+
+MIXERS = ["efla", "efla-adaptive", "efla-loose", "deltanet", "gdn"]
+RATES = [1e-3, 3e-3, 1e-2]
+SEEDS = [1, 2, 3]
+CONFIG = "configs/table1.toml"
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--efla", default="build/bin/efla", help="the program")
+    parser.add_argument("--tokens", default="tokens", help="folder that holds the shards train and validation")
+    parser.add_argument("--out", type=pathlib.Path, required=True, help="folder for the runs")
+    parser.add_argument("--results", type=pathlib.Path, required=True, help="JSON file for the table")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at a time, of one thread each")
+    return parser.parse_args()
+
+
+def settings(tokens, mixer, rate, seed):
+    values = {
+        "model.mixer": f'"{mixer}"',
+        "data.train": f'"{tokens}/train"',
+        "data.validation": f'"{tokens}/validation"',
+        "training.lr": repr(rate),
+        "training.min_lr": repr(rate / 10),
+        "training.seed": seed,
+    }
+    return [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
+
+
+def records(folder):
+    path = folder / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def final_evaluation(folder, steps):
+    """The evaluation after the last step, or None while the run is unfinished."""
+    found = [r for r in records(folder) if r["event"] == "evaluation" and r["step"] == steps]
+    return found[-1] if found and (folder / "checkpoints" / f"step-{steps:06d}").exists() else None
+
+
+def train(args, steps, mixer, rate, seed):
+    """One run of the table, trained where that is still to do. A loss that is not finite ends it: it has no perplexity."""
+    folder = args.out / f"{mixer}-lr{rate:g}-seed{seed}"
+    result = {"mixer": mixer, "lr": rate, "seed": seed}
+    log = folder.with_suffix(".log")
+    if final_evaluation(folder, steps) is None:
+        new = [args.efla, "train", "lm", CONFIG, *settings(args.tokens, mixer, rate, seed), "--out", str(folder)]
+        command = [args.efla, "train", "lm", "--resume", str(folder)] if (folder / "checkpoints").exists() else new
+        with log.open("a") as output:
+            code = subprocess.run([*command, "--threads", "1"], stdout=output, stderr=output).returncode
+        if code != 0:
+            if "finite" not in log.read_text():
+                sys.exit(f"lm_table: {' '.join(command)} exited with {code}; see {log}")
+            return result | {"diverged": True, "perplexity": None}
+    evaluation = final_evaluation(folder, steps)
+    return result | {
+        "diverged": False,
+        "tokens": evaluation["tokens"],
+        "perplexity": evaluation["perplexity"],
+        "bits_per_byte": evaluation["bits_per_byte"],
+    }
+
+
+def loss_of(run):
+    return math.inf if run["diverged"] else run["perplexity"]
+
+
+def row(mixer, runs):
+    values = [run["perplexity"] for run in runs if not run["diverged"]]
+    deviation = statistics.stdev(values) if len(values) > 1 else None
+    return {
+        "mixer": mixer,
+        "lr": runs[0]["lr"],
+        "seeds": [run["seed"] for run in runs],
+        "diverged": sum(run["diverged"] for run in runs),
+        "perplexity": statistics.fmean(values) if values else None,
+        "standard_error": None if deviation is None else deviation / math.sqrt(len(values)),
+    }
+
+
+def main():
+    args = arguments()
+    args.out.mkdir(parents=True, exist_ok=True)
+    lines = pathlib.Path(CONFIG).read_text().splitlines()
+    steps = next(int(line.split("=")[1].split("#")[0]) for line in lines if line.startswith("steps"))
+    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+        sweep = [pool.submit(train, args, steps, m, rate, SEEDS[0]) for rate in RATES for m in MIXERS]
+        sweep = [run.result() for run in sweep]
+        best = {m: min((r for r in sweep if r["mixer"] == m), key=loss_of) for m in MIXERS}
+        more = [pool.submit(train, args, steps, m, best[m]["lr"], seed) for seed in SEEDS[1:] for m in MIXERS]
+        more = [run.result() for run in more]
+    table = [row(m, [best[m], *(r for r in more if r["mixer"] == m)]) for m in MIXERS]
+    table.sort(key=lambda r: math.inf if r["perplexity"] is None else r["perplexity"])
+    version = json.loads(subprocess.run([args.efla, "info", "--json"], capture_output=True, check=True).stdout)
+    results = {"table": table, "runs": sweep + more, "environment": version, "command": " ".join(sys.argv)}
+    args.results.write_text(json.dumps(results, indent=1) + "\n")
+    for r in table:
+        error = "" if r["standard_error"] is None else f" ± {r['standard_error']:.3f}"
+        perplexity = "diverged" if r["perplexity"] is None else f"{r['perplexity']:.3f}{error}"
+        print(f"{r['mixer']:14} lr {r['lr']:g}  perplexity {perplexity}")
+
+
+main()
