@@ -36,9 +36,9 @@ def arguments():
 
 def settings(tokens, mixer, rate, seed):
     values = {
-        "model.mixer": f'"{mixer}"',
-        "data.train": f'"{tokens}/train"',
-        "data.validation": f'"{tokens}/validation"',
+        "model.mixer": mixer,
+        "data.train": f"{tokens}/train",
+        "data.validation": f"{tokens}/validation",
         "training.lr": repr(rate),
         "training.min_lr": repr(rate / 10),
         "training.seed": seed,
@@ -61,7 +61,7 @@ def train(args, steps, mixer, rate, seed):
     """One run of the table, trained where that is still to do. A loss that is not finite ends it: it has no perplexity."""
     folder = args.out / f"{mixer}-lr{rate:g}-seed{seed}"
     result = {"mixer": mixer, "lr": rate, "seed": seed}
-    log = folder.with_suffix(".log")
+    log = args.out / f"{folder.name}.log"
     if final_evaluation(folder, steps) is None:
         new = [args.efla, "train", "lm", CONFIG, *settings(args.tokens, mixer, rate, seed), "--out", str(folder)]
         command = [args.efla, "train", "lm", "--resume", str(folder)] if (folder / "checkpoints").exists() else new

@@ -1,9 +1,12 @@
 #include "cli/lm_run.h"
 
+#include <cctype>
+
 #include "efla/base/error.h"
 #include "efla/generate/generator.h"
 #include "efla/io/sha256.h"
 #include "efla/io/toml.h"
+#include "efla/nn/layers/mixer_preset.h"
 #include "efla/nn/models/language_model_file.h"
 #include "efla/nn/models/language_model_json.h"
 
@@ -38,15 +41,25 @@ std::string absolute(const std::string& path) {
   return path.empty() ? path : std::filesystem::absolute(path).lexically_normal().string();
 }
 
+// A word or a path needs no quotes, which a shell takes away: TABLE.KEY=efla is TABLE.KEY='efla' in TOML.
+std::string quoted_setting(const std::string& setting) {
+  const auto equals = setting.find('=');
+  if (equals == std::string::npos) {
+    throw Error(kTrainLm, "--set", "'" + setting + "'", "TABLE.KEY=VALUE, as in training.lr=1e-3");
+  }
+  const std::string value = setting.substr(equals + 1);
+  const bool word = !value.empty() && (std::isalpha(static_cast<unsigned char>(value[0])) || value[0] == '/' ||
+                                       value[0] == '.' || value[0] == '_');
+  if (!word || value == "true" || value == "false" || value.find('\'') != std::string::npos) return setting;
+  return setting.substr(0, equals) + "='" + value + "'";
+}
+
 }  // namespace
 
 json read_configuration(const std::string& path, const std::vector<std::string>& settings) {
   json config = io::read_toml(path);
   for (const std::string& setting : settings) {
-    if (setting.find('=') == std::string::npos) {
-      throw Error(kTrainLm, "--set", "'" + setting + "'", "TABLE.KEY=VALUE, as in training.lr=1e-3");
-    }
-    config.merge_patch(io::parse_toml(setting, "--set " + setting));
+    config.merge_patch(io::parse_toml(quoted_setting(setting), "--set " + setting));
   }
   return config;
 }
@@ -59,6 +72,10 @@ LmSetup::LmSetup(const json& config, torch::Device device)
     throw Error(
         kTrainLm, "model.vocab_size", std::to_string(model_config_.vocab_size),
         "at least " + std::to_string(train_->tokenizer().vocab_size) + ", the vocabulary of " + options_.data.train);
+  }
+  if (device.is_cuda() && !nn::mixer_preset(model_config_.mixer).softmax) {
+    throw Error(kTrainLm, "--device", "cuda with mixer " + model_config_.mixer,
+                "cpu: the delta rule has no GPU kernels yet (mixer softmax alone runs there)");
   }
 }
 

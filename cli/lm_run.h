@@ -19,7 +19,8 @@ namespace efla::cli {
 // The command, in messages.
 inline constexpr const char* kTrainLm = "train lm";
 
-// CONFIG.toml with "table.key=value" put over it, read as TOML. Throws IoError, and Error for a setting without "=".
+// CONFIG.toml with "table.key=value" put over it, read as TOML; a word or a path needs no quotes. Throws IoError, and
+// Error for a setting without "=".
 nlohmann::json read_configuration(const std::string& path, const std::vector<std::string>& settings);
 
 // What a configuration names, read and checked against each other.

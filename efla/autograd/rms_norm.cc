@@ -75,6 +75,13 @@ struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
   }
 };
 
+// By LibTorch's operators, on devices that have no kernel here.
+Tensor composite(const Tensor& x, const Tensor& weight, double eps) {
+  const Tensor wide = x.to(at::kFloat);
+  const Tensor y = wide * at::rsqrt(wide.square().mean(-1, true) + eps);
+  return (weight.defined() ? y * weight.to(at::kFloat) : y).to(x.scalar_type());
+}
+
 }  // namespace
 
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
@@ -83,12 +90,10 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
     throw Error(kRmsNorm, "x", std::string("dtype ") + c10::toString(x.scalar_type()), "Float or BFloat16");
   }
   if (x.dim() < 1 || x.numel() == 0) throw Error(kRmsNorm, "x", "shape " + shape_text(x), "[..., D] with elements");
-  check_tensor(kRmsNorm, "x", x, x.scalar_type(), x.dim(), "[..., D]");
-  if (weight.defined()) {
-    check_tensor(kRmsNorm, "weight", weight, weight.scalar_type(), 1, "[D]");
-    check_shape(kRmsNorm, "weight", weight, {x.size(-1)});
-  }
+  if (weight.defined()) check_shape(kRmsNorm, "weight", weight, {x.size(-1)});
   if (!(eps > 0) || !std::isfinite(eps)) throw Error(kRmsNorm, "eps", std::to_string(eps), "a positive number");
+  if (!x.device().is_cpu()) return composite(x, weight, eps);
+  if (weight.defined()) check_tensor(kRmsNorm, "weight", weight, weight.scalar_type(), 1, "[D]");
   return RmsNormFunction::apply(x, optional_of(weight), eps);
 }
 

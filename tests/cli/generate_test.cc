@@ -147,7 +147,10 @@ TEST_F(GenerateCommand, InteractiveKeepsTheState) {
   const auto lines = lines_of(two.out);
   ASSERT_EQ(lines.size(), 3U);
   EXPECT_EQ(lines[0].at("text").get<std::string>() + lines[1].at("text").get<std::string>(),
-            replies({"--prompt", "abc", "--max-tokens", "60", "--save-session", session}).at(0).at("text"));
+            replies({"--prompt", "abc", "--max-tokens", "60", "--save-session", session})
+                .at(0)
+                .at("text")
+                .get<std::string>());
   // The line after a text begins a line of its own.
   EXPECT_EQ(replies({"--prompt", "\nde", "--load-session", session, "--save-session", session}).at(0).at("text"),
             lines[2].at("text"));

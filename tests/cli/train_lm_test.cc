@@ -240,12 +240,17 @@ TEST_F(TrainLm, Mistakes) {
   EXPECT_TRUE(is_user_mistake(run_program(train("run", {"training.warmup=3"})), "nearest is training.warmup_steps"));
   EXPECT_TRUE(is_user_mistake(run_program(train("run", {"model.hiden_size=3"})), "hidden_size"));
   EXPECT_TRUE(is_user_mistake(run_program(train("run", {"data.train=\"nowhere\""})), "nowhere"));
+  EXPECT_TRUE(is_user_mistake(run_program(train("run", {"data.train=./no/where"})), "no/where")) << "without quotes";
+  EXPECT_TRUE(is_user_mistake(run_program(train("run", {"model.mixer=eflaa"})), "nearest: efla"));
   EXPECT_TRUE(is_user_mistake(run_program(train("run", {"model.vocab_size=100"})), "vocab_size = 100"));
   EXPECT_TRUE(is_user_mistake(
       run_program(train("run", {"model.vocab_size=100", "model.bos_token_id=1", "model.eos_token_id=2"})),
       "at least 258"));
   EXPECT_TRUE(is_user_mistake(run_program(train("run", {"training"})), "TABLE.KEY=VALUE"));
   EXPECT_TRUE(is_user_mistake(run_program(train("run", {"training.precision=\"bfloat16\""})), "--device cuda"));
+  auto on_gpu = train("run");
+  on_gpu.insert(on_gpu.end(), {"--device", "cuda"});
+  EXPECT_TRUE(is_user_mistake(run_program(on_gpu), "no GPU kernels yet"));
   EXPECT_TRUE(is_user_mistake(run_program({"train", "lm", path("config.toml")}), "--out"));
   EXPECT_TRUE(is_user_mistake(run_program({"train", "lm", "--out", path("run")}), "CONFIG"));
   EXPECT_TRUE(is_user_mistake(run_program({"train", "lm", "--resume", path("none")}), "none"));
