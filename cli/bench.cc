@@ -12,6 +12,7 @@
 
 #include "bench/generation.h"
 #include "bench/machine.h"
+#include "bench/model_speed.h"
 #include "bench/report.h"
 #include "bench/stability.h"
 #include "bench/suite.h"
@@ -192,14 +193,50 @@ void add_generation(CLI::App& bench) {
   command->callback([arguments] { bench_generate(*arguments); });
 }
 
+struct ModelArguments {
+  bench::ModelSpeedOptions options;
+  int threads = 0;
+  std::string out;
+};
+
+void bench_model(ModelArguments& arguments) {
+  auto& options = arguments.options;
+  if (options.model != bench::kPixelClassifier) nn::language_model_preset(options.model);  // a mistake is told at once
+  options.threads = arguments.threads == 0 ? available_processors() : arguments.threads;
+  const auto machine = surroundings(options.threads);
+  const Results results(arguments.out, false, machine);
+  bench::print_machine(machine);
+  bench::measure_model(options, [&](const auto& line) { results.write(line); });
+}
+
+void add_model(CLI::App& bench) {
+  auto* command = bench.add_subcommand(
+      "model", "Measure training and generating with a whole model, and where the time goes, beside eager LibTorch");
+  auto arguments = std::make_shared<ModelArguments>();
+  command
+      ->add_option("--model", arguments->options.model,
+                   std::string("Preset of a language model, or ") + bench::kPixelClassifier)
+      ->capture_default_str();
+  command->add_option("--length", arguments->options.length, "Tokens of a language model's training sequence")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  command->add_option("--reps", arguments->options.rounds, "Rounds in which both have a turn")
+      ->check(CLI::Range(1, 10000))
+      ->capture_default_str();
+  add_threads_option(*command, arguments->threads);
+  command->add_option("--out", arguments->out, "Append the results to this file as JSON lines");
+  command->callback([arguments] { bench_model(*arguments); });
+}
+
 }  // namespace
 
 void add_bench(CLI::App& program) {
-  auto* bench = program.add_subcommand("bench", "Measure the operator and generation on this machine");
+  auto* bench = program.add_subcommand("bench", "Measure the operator, training and generation on this machine");
   bench->require_subcommand(1);
   add_op(*bench);
   add_stability(*bench);
   add_generation(*bench);
+  add_model(*bench);
 }
 
 }  // namespace efla::cli

@@ -252,6 +252,7 @@ DeltaRuleGradients call_delta_rule_bwd(const DeltaRuleInput& in, const Tensor& c
 
 Tensor delta_rule_step(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& beta, const Tensor& g,
                        Tensor& state, const DeltaRule& given_rule, const std::string& implementation) {
+  RECORD_USER_SCOPE("efla::delta_rule_step");
   constexpr const char* name = "delta_rule_step";
   if (!q.defined()) throw Error(name, "q", "an undefined tensor", "a tensor [B, H, K]");
   const auto dtype = q.scalar_type();

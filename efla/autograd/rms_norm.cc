@@ -1,5 +1,6 @@
 #include "efla/autograd/rms_norm.h"
 
+#include <ATen/record_function.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
@@ -85,6 +86,7 @@ Tensor composite(const Tensor& x, const Tensor& weight, double eps) {
 }  // namespace
 
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
+  RECORD_USER_SCOPE("efla::rms_norm");
   if (!x.defined()) throw Error(kRmsNorm, "x", "an undefined tensor", "a tensor [..., D]");
   if (x.scalar_type() != at::kFloat && x.scalar_type() != at::kBFloat16) {
     throw Error(kRmsNorm, "x", std::string("dtype ") + c10::toString(x.scalar_type()), "Float or BFloat16");

@@ -1,5 +1,6 @@
 #include "efla/autograd/short_conv.h"
 
+#include <ATen/record_function.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
@@ -102,6 +103,7 @@ struct ShortConvFunction : torch::autograd::Function<ShortConvFunction> {
 
 std::pair<Tensor, Tensor> short_conv_split(const Tensor& x, const Tensor& weight, std::int64_t rest,
                                            const Tensor& cu_seqlens) {
+  RECORD_USER_SCOPE("efla::short_conv");
   if (!x.defined()) throw Error(kShortConv, "x", "an undefined tensor", "a tensor [B, T, D]");
   if (x.scalar_type() != at::kFloat && x.scalar_type() != at::kBFloat16) {
     throw Error(kShortConv, "x", std::string("dtype ") + c10::toString(x.scalar_type()), "Float or BFloat16");

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "efla/autograd/linear.h"
 #include "efla/base/error.h"
 
 namespace efla::nn {
@@ -94,7 +95,7 @@ Attention::Attention(const AttentionConfig& config, const Initialiser& init) : c
 
 Attention::Heads Attention::heads_of(const Tensor& x, const Tensor& positions) const {
   const auto split = [&](const Tensor& weight) {
-    return torch::matmul(x, weight.t()).unflatten(2, {-1, config_.hidden / config_.heads}).transpose(1, 2);
+    return autograd::linear(x, weight).unflatten(2, {-1, config_.hidden / config_.heads}).transpose(1, 2);
   };
   const auto on_device = positions.to(x.device());
   return {rotated(split(q_proj_->value), on_device, config_.rope_theta),
@@ -102,7 +103,7 @@ Attention::Heads Attention::heads_of(const Tensor& x, const Tensor& positions) c
 }
 
 Tensor Attention::output(const Tensor& o) const {
-  return torch::matmul(o.transpose(1, 2).flatten(2), o_proj_->value.t());
+  return autograd::linear(o.transpose(1, 2).flatten(2), o_proj_->value);
 }
 
 Tensor Attention::forward(const Tensor& x, const Tensor& cu_seqlens) const {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "efla/autograd/delta_rule.h"
+#include "efla/autograd/linear.h"
 #include "efla/autograd/rms_norm.h"
 #include "efla/autograd/short_conv.h"
 #include "efla/base/error.h"
@@ -247,7 +248,7 @@ Tensor Mixer::decay(const Tensor& x, const Tensor& gates) const {
     const auto a = gates.narrow(2, gates.size(2) - config_.value_heads, config_.value_heads);
     return -torch::exp(a_log_) * torch::softplus(a + dt_bias_);
   }
-  const auto f = torch::matmul(torch::matmul(x, f_proj_in_->value.t()), f_proj_out_->value.t()) + dt_bias_;
+  const auto f = autograd::linear(autograd::linear(x, f_proj_in_->value), f_proj_out_->value) + dt_bias_;
   const auto rate = torch::exp(a_log_).unsqueeze(-1);  // [HV, 1]
   const auto by_channel = f.unflatten(-1, {config_.value_heads, config_.key_dim});
   if (gate_ == Gate::safe_channel) {
@@ -269,18 +270,22 @@ Tensor Mixer::output(const Tensor& x, Tensor o) const {
   if (o_norm_) o = autograd::rms_norm(o, o_norm_->value, config_.norm_eps);
   o = o.reshape({x.size(0), x.size(1), values()});
   if (config_.output_gate == OutputGate::silu) {
-    o = o * torch::silu(torch::matmul(x, g_proj_out_->value.t()));
+    o = o * torch::silu(autograd::linear(x, g_proj_out_->value));
   } else if (config_.output_gate == OutputGate::sigmoid) {
-    const auto low = torch::matmul(x, g_proj_in_->value.t());
-    o = o * torch::sigmoid(torch::matmul(low, g_proj_out_->value.t()) + g_bias_);
+    const auto low = autograd::linear(x, g_proj_in_->value);
+    o = o * torch::sigmoid(autograd::linear(low, g_proj_out_->value) + g_bias_);
   }
-  return torch::matmul(o, o_proj_->value.t());
+  return autograd::linear(o, o_proj_->value);
 }
 
 Tensor Mixer::forward(const Tensor& x, const Tensor& cu_seqlens) const {
-  const auto projected = torch::matmul(x, torch::cat(projections()).t());  // [B, T, 2·H·K + HV·V + …]
+  const auto projected = autograd::linear(x, torch::cat(projections()));  // [B, T, 2·H·K + HV·V + …]
   const auto [qkv, gates] = convolved(projected, cu_seqlens);
   if (preset_.softmax) return output(x, causal_softmax(qkv));
+  if (recurrence_.sequence) {
+    const auto [q, k, v] = heads_of(qkv);
+    return output(x, recurrence_.sequence(q, k, v, beta(gates)));
+  }
   return output(x, autograd::delta_rule_packed(qkv, beta(gates), decay(x, gates), config_.heads, config_.key_dim, rule_,
                                                cu_seqlens));
 }
@@ -298,7 +303,7 @@ Tensor Mixer::forward(const Tensor& x, MixerState& state) const {
   const std::int64_t tokens = x.size(1);
   // Putting few tokens' columns side by side moves less than doing so with the weights.
   std::vector<Tensor> columns;
-  for (const auto& weight : projections()) columns.push_back(torch::matmul(x, weight.t()));
+  for (const auto& weight : projections()) columns.push_back(autograd::linear(x, weight));
   const auto inputs = torch::cat({columns[0], columns[1], columns[2]}, 2);  // [B, T, 2·H·K + HV·V]
   columns.erase(columns.begin(), columns.begin() + 3);
   const auto gates = columns.empty() ? x.narrow(2, 0, 0) : torch::cat(columns, 2);
@@ -315,6 +320,7 @@ Tensor Mixer::forward(const Tensor& x, MixerState& state) const {
   const auto b = beta(gates), g = decay(x, gates);
   if (tokens == 1) {
     const auto only = [](const Tensor& t) { return t.defined() ? t.select(1, 0) : t; };
+    if (recurrence_.step) return output(x, recurrence_.step(only(q), only(k), only(v), only(b), state.memory));
     return output(x, autograd::delta_rule_step(only(q), only(k), only(v), only(b), only(g), state.memory, rule_));
   }
   auto out = autograd::delta_rule({q, k, v, b, state.memory, g, {}}, rule_);

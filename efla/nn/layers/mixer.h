@@ -7,6 +7,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -54,6 +55,19 @@ struct MixerState {
   torch::Tensor conv;    // [B, W − 1, 2·H·K + HV·V], the convolution's last inputs; undefined without one
 };
 
+// Another way to compute a mixer's recurrence than the kernels, for one without decay: to compare forms of it inside a
+// model (efla bench model).
+struct Recurrence {
+  // q, k [B, T, H, K], v [B, T, HV, V], β [B, T, HV] → o [B, T, HV, V]; packed sequences are not told apart.
+  std::function<torch::Tensor(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v,
+                              const torch::Tensor& beta)>
+      sequence;
+  // One token: the same without T; memory [B, HV, K, V] goes on to include it.
+  std::function<torch::Tensor(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v,
+                              const torch::Tensor& beta, torch::Tensor& memory)>
+      step;
+};
+
 // y = o_proj(norm(rule(act(conv(q_proj x)), act(conv(k_proj x)), silu(conv(v_proj x)), β(b_proj x))) · gate).
 class Mixer : public torch::nn::Module {
  public:
@@ -69,6 +83,9 @@ class Mixer : public torch::nn::Module {
 
   // The state before the first token of each of B sequences.
   MixerState initial_state(std::int64_t batch) const;
+
+  // Empty functions: the kernels again.
+  void set_recurrence(Recurrence recurrence) { recurrence_ = std::move(recurrence); }
 
  private:
   std::int64_t keys() const { return config_.heads * config_.key_dim; }
@@ -95,6 +112,7 @@ class Mixer : public torch::nn::Module {
   const MixerPreset& preset_;
   Gate gate_;
   DeltaRule rule_;
+  Recurrence recurrence_;
   std::shared_ptr<Weight> q_proj_, k_proj_, v_proj_, b_proj_, q_conv_, k_conv_, v_conv_, o_norm_, o_proj_;
   std::shared_ptr<Weight> a_proj_, f_proj_in_, f_proj_out_, g_proj_in_, g_proj_out_;
   torch::Tensor alpha_;            // [HV] of an adaptive β

@@ -2,6 +2,8 @@
 
 #include <torch/types.h>
 
+#include "efla/autograd/linear.h"
+
 namespace efla::nn {
 
 Mlp::Mlp(std::int64_t hidden, std::int64_t inner, const Initialiser& init) {
@@ -14,8 +16,8 @@ Mlp::Mlp(std::int64_t hidden, std::int64_t inner, const Initialiser& init) {
 }
 
 torch::Tensor Mlp::forward(const torch::Tensor& x) const {
-  const auto gate = torch::silu(torch::matmul(x, gate_proj_->value.t()));
-  return torch::matmul(gate * torch::matmul(x, up_proj_->value.t()), down_proj_->value.t());
+  const auto gate = torch::silu(autograd::linear(x, gate_proj_->value));
+  return autograd::linear(gate * autograd::linear(x, up_proj_->value), down_proj_->value);
 }
 
 }  // namespace efla::nn

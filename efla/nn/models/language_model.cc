@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "efla/autograd/cross_entropy.h"
+#include "efla/autograd/linear.h"
 #include "efla/autograd/recompute.h"
 #include "efla/autograd/rms_norm.h"
 #include "efla/autograd/tensor_view.h"
@@ -109,7 +110,7 @@ Tensor LanguageModel::hidden(const Tensor& ids, const Tensor& cu_seqlens) const 
 }
 
 Tensor LanguageModel::logits(const Tensor& ids, const Tensor& cu_seqlens) const {
-  return torch::matmul(hidden(ids, cu_seqlens), head().t()).to(torch::kFloat);
+  return autograd::linear(hidden(ids, cu_seqlens), head()).to(torch::kFloat);
 }
 
 Tensor LanguageModel::loss(const Tensor& ids, const Tensor& targets, const Tensor& cu_seqlens) const {
@@ -169,7 +170,7 @@ Tensor LanguageModel::advance_in_parts(const Tensor& ids, LanguageModelState& st
     const auto x = advance(ids.slice(1, begin, end), state);
     if (all_logits || end == ids.size(1)) {
       const auto read = all_logits ? x : x.slice(1, end - begin - 1, end - begin);
-      parts.push_back(torch::matmul(read, head().t()).to(torch::kFloat));
+      parts.push_back(autograd::linear(read, head()).to(torch::kFloat));
     }
   }
   return torch::cat(parts, 1);

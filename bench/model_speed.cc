@@ -1,0 +1,293 @@
+#include "bench/model_speed.h"
+
+#include <fmt/format.h>
+#include <torch/types.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "bench/eager_delta.h"
+#include "bench/machine.h"
+#include "bench/op_times.h"
+#include "bench/timing.h"
+#include "efla/base/error.h"
+#include "efla/base/random.h"
+#include "efla/data/digits.h"
+#include "efla/generate/generator.h"
+#include "efla/generate/session.h"
+#include "efla/io/token_folder.h"
+#include "efla/nn/layers/mixer.h"
+#include "efla/nn/models/language_model.h"
+#include "efla/nn/models/language_model_json.h"
+#include "efla/nn/models/pixel_classifier.h"
+#include "efla/ops/delta.h"
+#include "efla/train/lm_trainer.h"
+#include "efla/train/one_thread.h"
+#include "efla/train/trainer.h"
+
+namespace efla::bench {
+namespace {
+
+using torch::Tensor;
+using Clock = std::chrono::steady_clock;
+
+constexpr std::int64_t kBatchesAThread = 2;  // micro-batches of a step of training
+constexpr std::int64_t kImages = 128;
+constexpr std::int64_t kPrompt = 256, kDraws = 32;  // tokens
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+// A folder of token shards that goes with the object.
+class RandomTokens {
+ public:
+  RandomTokens(std::int64_t tokens, std::int64_t vocab_size) {
+    std::string name = (std::filesystem::temp_directory_path() / "efla-bench-XXXXXX").string();
+    if (!mkdtemp(name.data())) throw Error("bench model", "the folder for temporary files", name, "one to write into");
+    path_ = name;
+    const io::TokenizerInfo tokenizer{"random", std::string(64, '0'), vocab_size};
+    io::TokenShardWriter writer(path_ / "shard", tokenizer);
+    Random random(1);
+    std::vector<std::int32_t> ids(static_cast<std::size_t>(tokens));
+    for (auto& id : ids) id = static_cast<std::int32_t>(random.below(static_cast<std::uint32_t>(vocab_size)));
+    writer.append(ids);
+    writer.end_document();
+    const auto sha256 = writer.commit();
+    io::write_token_index(path_, {tokenizer, {{"shard", tokens, 1, sha256}}, nlohmann::ordered_json::object(), {}});
+  }
+  ~RandomTokens() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  RandomTokens(const RandomTokens&) = delete;
+  RandomTokens& operator=(const RandomTokens&) = delete;
+
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+nn::Recurrence eager_recurrence(const EagerForm& form) {
+  nn::Recurrence recurrence;
+  recurrence.sequence = [form](const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& beta) {
+    return std::get<0>(eager_chunk(q, k, v, beta, form));
+  };
+  recurrence.step = [](const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& beta, Tensor& memory) {
+    Tensor o;
+    std::tie(o, memory) = eager_step(q, k, v, beta, memory);
+    return o;
+  };
+  return recurrence;
+}
+
+void set_recurrence(const torch::nn::Module& model, const nn::Recurrence& recurrence) {
+  for (const auto& module : model.modules(/*include_self=*/false)) {
+    if (auto* mixer = dynamic_cast<nn::Mixer*>(module.get())) mixer->set_recurrence(recurrence);
+  }
+}
+
+// The eager form that takes the least time, forward and backward, on one thread, at the model's shape.
+EagerForm fastest_form(std::int64_t batch, std::int64_t tokens, std::int64_t heads, std::int64_t dim) {
+  EagerForm fastest;
+  double least = 0.0;
+  for (const auto transform : {UtTransform::triangular_solve, UtTransform::row_loop}) {
+    for (const std::int64_t chunk : {16, 32, 64}) {
+      const EagerForm form{chunk, transform};
+      const auto x = [&] { return torch::randn({batch, tokens, heads, dim}).requires_grad_(); };
+      const auto run = [&] {
+        std::get<0>(eager_chunk(x(), x() * 0.1, x(), torch::rand({batch, tokens, heads}), form)).sum().backward();
+      };
+      run();
+      const auto start = Clock::now();
+      run();
+      const double seconds = seconds_since(start);
+      if (least == 0.0 || seconds < least) {
+        least = seconds;
+        fastest = form;
+      }
+    }
+  }
+  return fastest;
+}
+
+struct ModelResult {
+  std::string operation, unit, eager_form;
+  double amount = 0;  // tokens or images of a call
+  Timing kernels, eager;
+  std::vector<std::pair<std::string, double>> shares;  // of the threads' time, by part, then of the longest operators
+};
+
+// The share of the threads' time in each part of a step, and what is outside of every operator.
+std::vector<std::pair<std::string, double>> shares_of(const std::function<void()>& step, int threads) {
+  const auto start = Clock::now();
+  const auto ops = op_times(step);
+  const double all = seconds_since(start) * threads;
+  std::map<std::string, double> parts;
+  double inside = 0.0;
+  for (const auto& [op, seconds] : ops) {
+    parts[part_of(op)] += seconds / all;
+    inside += seconds / all;
+  }
+  parts["outside of operators (optimiser, waiting, the rest)"] = 1.0 - inside;
+  std::vector<std::pair<std::string, double>> sorted(parts.begin(), parts.end());
+  std::sort(sorted.begin(), sorted.end(), [](const auto& a, const auto& b) { return a.second > b.second; });
+  return sorted;
+}
+
+void report_model(const ModelSpeedOptions& options, std::int64_t parameters, const ModelResult& r,
+                  const std::function<void(const nlohmann::ordered_json&)>& write) {
+  const double kernels = r.amount / r.kernels.median, eager_rate = r.amount / r.eager.median;
+  fmt::print("{}: {:.0f} {}/s; with the operator in eager LibTorch ({}) {:.0f}: {:.2f} x\n", r.operation, kernels,
+             r.unit, r.eager_form, eager_rate, kernels / eager_rate);
+  nlohmann::ordered_json shares;
+  for (const auto& [part, share] : r.shares) {
+    fmt::print("  {:5.1f} %  {}\n", 1e2 * share, part);
+    shares[part] = share;
+  }
+  std::fflush(stdout);
+  write({{"study", "model"},
+         {"model", options.model},
+         {"parameters", parameters},
+         {"operation", r.operation},
+         {r.unit + "_per_s", kernels},
+         {"eager_" + r.unit + "_per_s", eager_rate},
+         {"times_eager", kernels / eager_rate},
+         {"eager_form", r.eager_form},
+         {"seconds", {{"median", r.kernels.median}, {"min", r.kernels.min}, {"samples", r.kernels.samples}}},
+         {"eager_seconds", {{"median", r.eager.median}, {"min", r.eager.min}, {"samples", r.eager.samples}}},
+         {"shares", shares}});
+}
+
+// step() with the kernels and with the eager form by turns, then where the time of the first goes.
+ModelResult measure_by_turns(const std::function<void(const nn::Recurrence&)>& set, const std::function<void()>& step,
+                             const EagerForm& form, const ModelSpeedOptions& options) {
+  ModelResult result;
+  result.eager_form = name_of(form);
+  const auto timings = take_turns({[&] {
+                                     set({});
+                                     step();
+                                   },
+                                   [&] {
+                                     set(eager_recurrence(form));
+                                     step();
+                                   }},
+                                  options.rounds);
+  result.kernels = timings[0];
+  result.eager = timings[1];
+  set({});
+  result.shares = shares_of(step, options.threads);
+  return result;
+}
+
+ModelResult train_language_model(const ModelSpeedOptions& options, const nn::LanguageModelConfig& config,
+                                 const EagerForm& form) {
+  std::vector<std::shared_ptr<nn::LanguageModel>> models;
+  const auto make = [&] {
+    models.push_back(std::make_shared<nn::LanguageModel>(config, nn::Initialiser(1)));
+    train::LmReplica replica;
+    for (const auto& p : models.back()->named_parameters()) replica.parameters.emplace_back(p.key(), p.value());
+    replica.loss = [model = models.back()](const train::LmBatch& batch) {
+      return model->loss(batch.inputs, batch.targets, batch.cu_seqlens);
+    };
+    return replica;
+  };
+  train::LmTrainOptions training;
+  training.sequence_length = options.length;
+  training.tokens_per_step = options.length * options.threads * kBatchesAThread;
+  training.steps = std::int64_t{1} << 20;
+  const RandomTokens tokens(16 * training.tokens_per_step, config.vocab_size);
+  const io::TokenFolder corpus(tokens.path());
+  train::Replicas replicas(options.threads, make, torch::kCPU, "float32", default_pool());
+  const auto ranks = train::Ranks::join({}, torch::kCPU);
+  train::LmTrainer trainer(replicas, corpus, training, *ranks);
+  auto result = measure_by_turns(
+      [&](const nn::Recurrence& recurrence) {
+        for (const auto& model : models) set_recurrence(*model, recurrence);
+      },
+      [&] { trainer.step(); }, form, options);
+  ranks->leave();
+  result.operation = "training";
+  result.unit = "tokens";
+  result.amount = static_cast<double>(training.tokens_per_step);
+  return result;
+}
+
+ModelResult generate_text(const ModelSpeedOptions& options, const nn::LanguageModel& model) {
+  use_threads(options.threads);
+  generate::Session session(model, 0);
+  model.prefill(torch::randint(model.config().vocab_size, {1, kPrompt}, torch::kLong), session.state);
+  session.pending = {0};
+  auto result = measure_by_turns([&](const nn::Recurrence& recurrence) { set_recurrence(model, recurrence); },
+                                 [&] {
+                                   for (std::int64_t n = 0; n < kDraws; ++n) {
+                                     generate::next_id(model, session, {}, model.config().vocab_size);
+                                   }
+                                 },
+                                 {}, options);
+  result.eager_form = "one token";
+  result.operation = "generating";
+  result.unit = "tokens";
+  result.amount = kDraws;
+  return result;
+}
+
+void measure_language_model(const ModelSpeedOptions& options,
+                            const std::function<void(const nlohmann::ordered_json&)>& write) {
+  auto config = nn::language_model_preset(options.model);
+  config.mixer = "efla";
+  const nn::LanguageModel model(config, nn::Initialiser(1));
+  const auto mixer = config.mixer_config();
+  fmt::print("{}, {} parameters, {} threads\n", options.model, model.parameter_count(), options.threads);
+  report_model(options, model.parameter_count(), generate_text(options, model), write);
+  use_threads(1);
+  const auto form = fastest_form(1, options.length, mixer.heads, mixer.key_dim);
+  use_threads(options.threads);
+  report_model(options, model.parameter_count(), train_language_model(options, config, form), write);
+}
+
+void measure_classifier(const ModelSpeedOptions& options,
+                        const std::function<void(const nlohmann::ordered_json&)>& write) {
+  const nn::PixelClassifierConfig config;
+  const auto model = std::make_shared<nn::PixelClassifier>(config, 1);
+  train::Classifier classifier;
+  std::int64_t parameters = 0;
+  for (const auto& p : model->named_parameters()) {
+    classifier.parameters.emplace_back(p.key(), p.value());
+    parameters += p.value().numel();
+  }
+  classifier.forward = [model](const Tensor& pixels) { return model->forward(pixels); };
+  const auto images = data::builtin_digits(data::Split::train, kImages);
+  train::TrainOptions training;
+  training.epochs = 1000000;
+  training.batch_size = kImages;
+  const auto mixer = config.mixer_config();
+  use_threads(1);
+  const auto form = fastest_form(train::kMicroBatch, config.tokens, mixer.heads, config.hidden / mixer.heads);
+  use_threads(options.threads);
+  train::Trainer trainer(classifier, images, training, default_pool());
+  fmt::print("{}, {} parameters, {} threads\n", options.model, parameters, options.threads);
+  auto result = measure_by_turns([&](const nn::Recurrence& recurrence) { set_recurrence(*model, recurrence); },
+                                 [&] { trainer.step(); }, form, options);
+  result.operation = "training";
+  result.unit = "images";
+  result.amount = static_cast<double>(kImages);
+  report_model(options, parameters, result, write);
+}
+
+}  // namespace
+
+void measure_model(const ModelSpeedOptions& options, const std::function<void(const nlohmann::ordered_json&)>& write) {
+  if (options.model == kPixelClassifier) {
+    measure_classifier(options, write);
+  } else {
+    measure_language_model(options, write);
+  }
+}
+
+}  // namespace efla::bench

@@ -1,0 +1,22 @@
+// The product of a few rows with a weight matrix: what decoding does with every weight of a model. The weight is read
+// once, from memory, and nothing else takes time; a general matrix product first copies it into another order.
+#pragma once
+
+#include <cstdint>
+
+#include "efla/base/threads.h"
+#include "efla/base/view.h"
+
+namespace efla::cpu {
+
+// y[m, n] = Σ_d x[m, d] · weight[n, d]. Columns are contiguous (stride 1).
+struct Linear {
+  View<const float, 2> x;       // [M, D], M small
+  View<const float, 2> weight;  // [N, D]
+  View<float, 2> y;             // [M, N]
+};
+
+// A sum's order depends on D alone: the same bits for any M and any pool.
+void linear(const Linear& problem, ThreadPool& pool);
+
+}  // namespace efla::cpu
