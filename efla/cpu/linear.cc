@@ -12,58 +12,45 @@
 HWY_BEFORE_NAMESPACE();
 namespace efla::cpu::HWY_NAMESPACE {
 
-// M rows of x with N rows of the weight, a sum in a register each.
-template <int M, int N>
+// A row of the weight with M rows of x. The weight is read in the order in which it lies, which is what the hardware
+// fetches ahead; kSums sums each, because an addition waits for the one before.
+template <int M>
 HWY_INLINE void dot_products(const Linear& p, std::int64_t m, std::int64_t n) {
+  constexpr int kSums = 4;
   const hn::ScalableTag<float> d;
   const hn::CappedTag<float, 1> d1;
-  const auto size = static_cast<std::size_t>(p.x.extent[1]);
-  const float *x[M], *weight[N];
-  hn::Vec<decltype(d)> sum[M][N];
-  for (int i = 0; i < M; ++i) x[i] = p.x.at(m + i);
-  for (int j = 0; j < N; ++j) weight[j] = p.weight.at(n + j);
+  const std::size_t size = static_cast<std::size_t>(p.x.extent[1]), lanes = hn::Lanes(d);
+  const float* weight = p.weight.at(n);
+  const float* x[M];
+  hn::Vec<decltype(d)> sum[M][kSums];
   for (int i = 0; i < M; ++i) {
-    for (int j = 0; j < N; ++j) sum[i][j] = hn::Zero(d);
+    x[i] = p.x.at(m + i);
+    for (int j = 0; j < kSums; ++j) sum[i][j] = hn::Zero(d);
   }
   std::size_t at = 0;
-  for (; at + hn::Lanes(d) <= size; at += hn::Lanes(d)) {
-    for (int j = 0; j < N; ++j) {
-      const auto w = hn::LoadU(d, weight[j] + at);
-      for (int i = 0; i < M; ++i) sum[i][j] = hn::MulAdd(w, hn::LoadU(d, x[i] + at), sum[i][j]);
+  for (; at + kSums * lanes <= size; at += kSums * lanes) {
+    for (int j = 0; j < kSums; ++j) {
+      const auto w = hn::LoadU(d, weight + at + j * lanes);
+      for (int i = 0; i < M; ++i) sum[i][j] = hn::MulAdd(w, hn::LoadU(d, x[i] + at + j * lanes), sum[i][j]);
     }
   }
   for (int i = 0; i < M; ++i) {
-    for (int j = 0; j < N; ++j) {
-      auto rest = hn::Set(d1, hn::GetLane(hn::SumOfLanes(d, sum[i][j])));
-      for (std::size_t c = at; c < size; ++c) {
-        rest = hn::MulAdd(hn::LoadU(d1, x[i] + c), hn::LoadU(d1, weight[j] + c), rest);
-      }
-      p.y(m + i, n + j) = hn::GetLane(rest);
-    }
+    auto all = hn::Add(hn::Add(sum[i][0], sum[i][1]), hn::Add(sum[i][2], sum[i][3]));
+    std::size_t c = at;
+    for (; c + lanes <= size; c += lanes) all = hn::MulAdd(hn::LoadU(d, weight + c), hn::LoadU(d, x[i] + c), all);
+    auto rest = hn::Set(d1, hn::GetLane(hn::SumOfLanes(d, all)));
+    for (; c < size; ++c) rest = hn::MulAdd(hn::LoadU(d1, weight + c), hn::LoadU(d1, x[i] + c), rest);
+    p.y(m + i, n) = hn::GetLane(rest);
   }
-}
-
-template <int N>
-HWY_INLINE void all_rows(const Linear& p, std::int64_t n) {
-  constexpr int kMost = 4;
-  const std::int64_t rows = p.x.extent[0];
-  std::int64_t m = 0;
-  for (; m + kMost <= rows; m += kMost) dot_products<kMost, N>(p, m, n);
-  for (; m < rows; ++m) dot_products<1, N>(p, m, n);
 }
 
 void linear_rows(const Linear& p, std::int64_t begin, std::int64_t end) {
-  constexpr int kTogether = 4;
-  std::int64_t n = begin;
-  for (; n + kTogether <= end; n += kTogether) {
-    if (p.x.extent[0] == 1) {
-      dot_products<1, kTogether>(p, 0, n);
-    } else {
-      all_rows<2>(p, n);
-      all_rows<2>(p, n + 2);
-    }
+  const std::int64_t rows = p.x.extent[0];
+  for (std::int64_t n = begin; n < end; ++n) {
+    std::int64_t m = 0;
+    for (; m + 2 <= rows; m += 2) dot_products<2>(p, m, n);
+    if (m < rows) dot_products<1>(p, m, n);
   }
-  for (; n < end; ++n) all_rows<1>(p, n);
 }
 
 }  // namespace efla::cpu::HWY_NAMESPACE
