@@ -10,6 +10,7 @@
 #include <fstream>
 #include <vector>
 
+#include "efla/autograd/one_thread.h"
 #include "efla/base/random.h"
 #include "efla/generate/generator.h"
 #include "efla/generate/session.h"
@@ -77,6 +78,7 @@ std::vector<std::int64_t> contexts_up_to(std::int64_t longest) {
 
 void measure_generation(const std::string& preset, const std::string& mixer, std::int64_t longest, std::int64_t draws,
                         const std::function<void(const nlohmann::ordered_json&)>& write) {
+  autograd::compute_on_this_thread_only();  // as efla generate does
   auto config = nn::language_model_preset(preset);
   config.mixer = nn::mixer_preset(mixer).name;
   const nn::LanguageModel model(config, nn::Initialiser(1));

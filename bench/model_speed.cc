@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "bench/eager_delta.h"
-#include "bench/machine.h"
 #include "bench/op_times.h"
 #include "bench/timing.h"
+#include "efla/autograd/one_thread.h"
 #include "efla/base/error.h"
 #include "efla/base/random.h"
 #include "efla/data/digits.h"
@@ -28,7 +28,6 @@
 #include "efla/nn/models/pixel_classifier.h"
 #include "efla/ops/delta.h"
 #include "efla/train/lm_trainer.h"
-#include "efla/train/one_thread.h"
 #include "efla/train/trainer.h"
 
 namespace efla::bench {
@@ -219,7 +218,6 @@ ModelResult train_language_model(const ModelSpeedOptions& options, const nn::Lan
 }
 
 ModelResult generate_text(const ModelSpeedOptions& options, const nn::LanguageModel& model) {
-  use_threads(options.threads);
   generate::Session session(model, 0);
   model.prefill(torch::randint(model.config().vocab_size, {1, kPrompt}, torch::kLong), session.state);
   session.pending = {0};
@@ -245,9 +243,7 @@ void measure_language_model(const ModelSpeedOptions& options,
   const auto mixer = config.mixer_config();
   fmt::print("{}, {} parameters, {} threads\n", options.model, model.parameter_count(), options.threads);
   report_model(options, model.parameter_count(), generate_text(options, model), write);
-  use_threads(1);
   const auto form = fastest_form(1, options.length, mixer.heads, mixer.key_dim);
-  use_threads(options.threads);
   report_model(options, model.parameter_count(), train_language_model(options, config, form), write);
 }
 
@@ -267,9 +263,7 @@ void measure_classifier(const ModelSpeedOptions& options,
   training.epochs = 1000000;
   training.batch_size = kImages;
   const auto mixer = config.mixer_config();
-  use_threads(1);
   const auto form = fastest_form(train::kMicroBatch, config.tokens, mixer.heads, config.hidden / mixer.heads);
-  use_threads(options.threads);
   train::Trainer trainer(classifier, images, training, default_pool());
   fmt::print("{}, {} parameters, {} threads\n", options.model, parameters, options.threads);
   auto result = measure_by_turns([&](const nn::Recurrence& recurrence) { set_recurrence(*model, recurrence); },
@@ -283,6 +277,7 @@ void measure_classifier(const ModelSpeedOptions& options,
 }  // namespace
 
 void measure_model(const ModelSpeedOptions& options, const std::function<void(const nlohmann::ordered_json&)>& write) {
+  autograd::compute_on_this_thread_only();  // as training and generating do; the threads are the operators'
   if (options.model == kPixelClassifier) {
     measure_classifier(options, write);
   } else {

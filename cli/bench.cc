@@ -203,6 +203,7 @@ void bench_model(ModelArguments& arguments) {
   auto& options = arguments.options;
   if (options.model != bench::kPixelClassifier) nn::language_model_preset(options.model);  // a mistake is told at once
   options.threads = arguments.threads == 0 ? available_processors() : arguments.threads;
+  use_threads(options.threads);
   const auto machine = surroundings(options.threads);
   const Results results(arguments.out, false, machine);
   bench::print_machine(machine);

@@ -1,5 +1,4 @@
 // efla generate: text from a language model, for one prompt, a file of them, or line by line.
-#include <ATen/Parallel.h>
 #include <fmt/core.h>
 
 #include <cmath>
@@ -16,6 +15,7 @@
 #include "cli/output_file.h"
 #include "cli/prompts.h"
 #include "cli/smnist.h"
+#include "efla/autograd/one_thread.h"
 #include "efla/base/error.h"
 #include "efla/data/tokenizer.h"
 #include "efla/generate/generator.h"
@@ -200,7 +200,8 @@ std::string tokenizer_name(const GenerateArguments& arguments) {
 
 void run(const GenerateArguments& arguments) {
   check(arguments);
-  at::set_num_threads(use_threads(arguments.threads).threads());
+  use_threads(arguments.threads);
+  autograd::compute_on_this_thread_only();  // beside the operators, which have threads of their own
   const auto model = nn::load_language_model(arguments.model);
   const auto tokenizer = data::load_tokenizer(tokenizer_name(arguments));
   Generate(arguments, *model, *tokenizer).run();

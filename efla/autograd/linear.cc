@@ -1,6 +1,9 @@
 #include "efla/autograd/linear.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/record_function.h>
+
+#include <algorithm>
 
 #include "efla/autograd/tensor_view.h"
 #include "efla/cpu/linear.h"
@@ -12,24 +15,45 @@ namespace {
 using at::Tensor;
 
 // With more rows a general product's copy of the weight pays.
-constexpr std::int64_t kMostRows = 8;
+constexpr std::int64_t kFewRows = 8;
 
-bool is_decoding(const Tensor& x, const Tensor& weight) {
-  const bool plain = x.device().is_cpu() && weight.device().is_cpu() && x.scalar_type() == at::kFloat &&
-                     weight.scalar_type() == at::kFloat && weight.dim() == 2 && weight.stride(1) == 1 && x.dim() >= 1 &&
-                     x.size(-1) == weight.size(1);
-  const bool differentiable = at::GradMode::is_enabled() && (x.requires_grad() || weight.requires_grad());
-  return plain && !differentiable && x.numel() > 0 && x.numel() <= kMostRows * x.size(-1);
+// Rows of a general product on one thread.
+constexpr std::int64_t kBlock = 256;
+
+bool is_plain(const Tensor& x, const Tensor& weight) {
+  return x.device().is_cpu() && weight.device().is_cpu() && x.scalar_type() == at::kFloat &&
+         weight.scalar_type() == at::kFloat && weight.dim() == 2 && weight.stride(1) == 1 && x.dim() >= 1 &&
+         x.numel() > 0 && x.size(-1) == weight.size(1);
+}
+
+// x [M, D], y [M, N].
+void product(const Tensor& x, const Tensor& weight, Tensor& y) {
+  if (x.size(0) <= kFewRows) {
+    cpu::linear({view_of<const float, 2>(x), view_of<const float, 2>(weight), view_of<float, 2>(y)}, default_pool());
+    return;
+  }
+  if (at::get_num_threads() > 1) {
+    at::mm_out(y, x, weight.t());
+    return;
+  }
+  default_pool().run((x.size(0) + kBlock - 1) / kBlock, [&](std::int64_t block, int) {
+    const at::NoGradGuard no_grad;  // of this thread
+    const std::int64_t begin = block * kBlock, end = std::min(x.size(0), begin + kBlock);
+    Tensor rows = y.slice(0, begin, end);
+    at::mm_out(rows, x.slice(0, begin, end), weight.t());
+  });
 }
 
 }  // namespace
 
 Tensor linear(const Tensor& x, const Tensor& weight) {
-  if (!is_decoding(x, weight)) return at::matmul(x, weight.t());
+  const bool differentiable = at::GradMode::is_enabled() && (x.requires_grad() || weight.requires_grad());
+  if (differentiable || !is_plain(x, weight)) return at::matmul(x, weight.t());
   RECORD_USER_SCOPE("efla::linear");
+  const at::NoGradGuard no_grad;
   const Tensor rows = with_contiguous_rows(x.reshape({-1, x.size(-1)}));
-  const Tensor y = at::empty({rows.size(0), weight.size(0)}, x.options());
-  cpu::linear({view_of<const float, 2>(rows), view_of<const float, 2>(weight), view_of<float, 2>(y)}, default_pool());
+  Tensor y = at::empty({rows.size(0), weight.size(0)}, x.options());
+  product(rows, weight, y);
   auto sizes = x.sizes().vec();
   sizes.back() = weight.size(0);
   return y.view(sizes);

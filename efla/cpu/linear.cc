@@ -62,9 +62,11 @@ namespace efla::cpu {
 HWY_EXPORT(linear_rows);
 
 void linear(const Linear& p, ThreadPool& pool) {
-  constexpr std::int64_t kTaskFloats = 16384;  // long beside a task's start
-  const std::int64_t rows = p.weight.extent[0];
-  const std::int64_t step = std::max<std::int64_t>(4, kTaskFloats / std::max<std::int64_t>(1, p.weight.extent[1]));
+  // A task is long beside its start, and the whole beside waking a thread (some 50 us): 1 MiB is read in as much.
+  constexpr std::int64_t kTaskFloats = 1 << 14, kLeastShared = 1 << 18;
+  const std::int64_t rows = p.weight.extent[0], columns = std::max<std::int64_t>(1, p.weight.extent[1]);
+  const bool shared = rows * columns >= kLeastShared;
+  const std::int64_t step = shared ? std::max<std::int64_t>(1, kTaskFloats / columns) : std::max<std::int64_t>(1, rows);
   pool.run((rows + step - 1) / step, [&](std::int64_t task, int) {
     HWY_DYNAMIC_DISPATCH(linear_rows)(p, task * step, std::min(rows, (task + 1) * step));
   });

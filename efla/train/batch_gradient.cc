@@ -6,7 +6,7 @@
 #include <cmath>
 #include <utility>
 
-#include "efla/train/one_thread.h"
+#include "efla/autograd/one_thread.h"
 
 namespace efla::train {
 
@@ -26,7 +26,7 @@ double BatchGradient::compute(std::int64_t parts, const std::function<torch::Ten
   part_.resize(static_cast<std::size_t>(parts * gradient_.numel()));
   part_losses_.assign(static_cast<std::size_t>(parts), 0.0);
   pool_.run(parts, [&](std::int64_t part, int) {
-    compute_on_this_thread_only();
+    autograd::compute_on_this_thread_only();
     const torch::Tensor loss = part_loss(part);
     part_losses_[part] = loss.item<double>();
     store_part(part, torch::autograd::grad({loss}, parameters_, /*grad_outputs=*/{}, /*retain_graph=*/false,

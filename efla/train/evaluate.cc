@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
-#include "efla/train/one_thread.h"
+#include "efla/autograd/one_thread.h"
 
 namespace efla::train {
 namespace {
@@ -30,7 +30,7 @@ Evaluation evaluate(const Classifier& classifier, const data::ImageSet& images, 
       stopped = true;
       return;
     }
-    compute_on_this_thread_only();
+    autograd::compute_on_this_thread_only();
     const torch::NoGradGuard no_grad;
     std::vector<std::uint32_t> indices(std::min(kMicroBatch, count - part * kMicroBatch));
     std::iota(indices.begin(), indices.end(), static_cast<std::uint32_t>(part * kMicroBatch));

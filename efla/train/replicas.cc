@@ -6,8 +6,8 @@
 
 #include <algorithm>
 
+#include "efla/autograd/one_thread.h"
 #include "efla/base/error.h"
-#include "efla/train/one_thread.h"
 
 namespace efla::train {
 namespace {
@@ -73,7 +73,7 @@ void Replicas::run(std::int64_t count, const std::function<void(std::int64_t, co
     return;
   }
   pool_.run(count, [&](std::int64_t i, int) {
-    compute_on_this_thread_only();
+    autograd::compute_on_this_thread_only();
     const LmReplica* replica = nullptr;
     {
       const std::lock_guard lock(mutex_);

@@ -13,10 +13,10 @@
 #include <span>
 #include <string>
 
+#include "efla/autograd/one_thread.h"
 #include "efla/base/error.h"
 #include "efla/train/checkpoint.h"
 #include "efla/train/data_order.h"
-#include "efla/train/one_thread.h"
 
 namespace efla::train {
 namespace {
@@ -168,7 +168,7 @@ double SyntheticTrainer::learning_rate_now() const {
 }
 
 SyntheticStep SyntheticTrainer::step() {
-  compute_on_this_thread_only();
+  autograd::compute_on_this_thread_only();
   const auto examples = draw(task_, training_.seed, data::Split::train, batch_indices());
   std::int64_t asked = 0;
   for (const auto& example : examples) {
@@ -225,7 +225,7 @@ double evaluate(const SequenceClassifier& model, const Task& task, std::uint64_t
         stopped = true;
         return;
       }
-      compute_on_this_thread_only();
+      autograd::compute_on_this_thread_only();
       const torch::NoGradGuard no_grad;
       counts[i] = count_right(model, task, examples_of_part(batch, i, size), i * size);
     });

@@ -8,10 +8,10 @@
 #include <span>
 #include <string>
 
+#include "efla/autograd/one_thread.h"
 #include "efla/base/error.h"
 #include "efla/train/checkpoint.h"
 #include "efla/train/data_order.h"
-#include "efla/train/one_thread.h"
 
 namespace efla::train {
 namespace {
@@ -34,7 +34,7 @@ Trainer::Trainer(const Classifier& classifier, const data::ImageSet& images, con
       steps_per_epoch_((images.count + options.batch_size - 1) / options.batch_size) {}
 
 StepResult Trainer::step() {
-  compute_on_this_thread_only();
+  autograd::compute_on_this_thread_only();
   const std::int64_t epoch = step_ / steps_per_epoch_;
   if (order_epoch_ != epoch) {
     order_ = epoch_order(options_.seed, epoch, static_cast<std::uint32_t>(images_.count));

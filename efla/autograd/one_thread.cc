@@ -1,11 +1,11 @@
-#include "efla/train/one_thread.h"
+#include "efla/autograd/one_thread.h"
 
 #include <ATen/Parallel.h>
 #include <dlfcn.h>
 
 #include <mutex>
 
-namespace efla::train {
+namespace efla::autograd {
 namespace {
 
 // Debian's LibTorch calls whichever BLAS is installed. OpenBLAS starts threads of its own, of which neither LibTorch
@@ -28,4 +28,4 @@ void compute_on_this_thread_only() {
   done = true;
 }
 
-}  // namespace efla::train
+}  // namespace efla::autograd
