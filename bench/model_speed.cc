@@ -122,7 +122,7 @@ struct ModelResult {
   std::vector<std::pair<std::string, double>> shares;  // of the threads' time, by part, then of the longest operators
 };
 
-// The share of the threads' time in each part of a step, and what is outside of every operator.
+// The share of the calling threads' time in each part of a step, and what is outside of every operator.
 std::vector<std::pair<std::string, double>> shares_of(const std::function<void()>& step, int threads) {
   const auto start = Clock::now();
   const auto ops = op_times(step);
@@ -163,9 +163,10 @@ void report_model(const ModelSpeedOptions& options, std::int64_t parameters, con
          {"shares", shares}});
 }
 
-// step() with the kernels and with the eager form by turns, then where the time of the first goes.
+// step() with the kernels and with the eager form by turns, then where the time of the first goes. `callers` threads
+// call LibTorch's operators.
 ModelResult measure_by_turns(const std::function<void(const nn::Recurrence&)>& set, const std::function<void()>& step,
-                             const EagerForm& form, const ModelSpeedOptions& options) {
+                             const EagerForm& form, const ModelSpeedOptions& options, int callers) {
   ModelResult result;
   result.eager_form = name_of(form);
   const auto timings = take_turns({[&] {
@@ -180,7 +181,7 @@ ModelResult measure_by_turns(const std::function<void(const nn::Recurrence&)>& s
   result.kernels = timings[0];
   result.eager = timings[1];
   set({});
-  result.shares = shares_of(step, options.threads);
+  result.shares = shares_of(step, callers);
   return result;
 }
 
@@ -209,7 +210,7 @@ ModelResult train_language_model(const ModelSpeedOptions& options, const nn::Lan
       [&](const nn::Recurrence& recurrence) {
         for (const auto& model : models) set_recurrence(*model, recurrence);
       },
-      [&] { trainer.step(); }, form, options);
+      [&] { trainer.step(); }, form, options, options.threads);
   ranks->leave();
   result.operation = "training";
   result.unit = "tokens";
@@ -227,7 +228,7 @@ ModelResult generate_text(const ModelSpeedOptions& options, const nn::LanguageMo
                                      generate::next_id(model, session, {}, model.config().vocab_size);
                                    }
                                  },
-                                 {}, options);
+                                 {}, options, 1);
   result.eager_form = "one token";
   result.operation = "generating";
   result.unit = "tokens";
@@ -267,7 +268,7 @@ void measure_classifier(const ModelSpeedOptions& options,
   train::Trainer trainer(classifier, images, training, default_pool());
   fmt::print("{}, {} parameters, {} threads\n", options.model, parameters, options.threads);
   auto result = measure_by_turns([&](const nn::Recurrence& recurrence) { set_recurrence(*model, recurrence); },
-                                 [&] { trainer.step(); }, form, options);
+                                 [&] { trainer.step(); }, form, options, options.threads);
   result.operation = "training";
   result.unit = "images";
   result.amount = static_cast<double>(kImages);
