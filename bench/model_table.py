@@ -1,0 +1,50 @@
+#!/usr/bin/env python3
+"""Writes the figures of bench/results/model.jsonl into a document, as a table between two marks.
+
+    bench/model_table.py bench/results/model.jsonl docs/speed.md
+    bench/model_table.py --check bench/results/model.jsonl docs/speed.md    says whether it has the recorded figures
+
+Of several results of a model and an operation the last counts.
+"""
+
+import json
+import re
+import sys
+
+MARKS = re.compile(r"(<!-- model_table\.py -->\n).*?(<!-- to here -->\n)", re.DOTALL)
+
+
+def rate(result, prefix=""):
+    unit = next(u for u in ("tokens", "images") if f"{u}_per_s" in result)
+    return f"{result[f'{prefix}{unit}_per_s']:.0f} {unit}/s"
+
+
+def rows(path):
+    with open(path, encoding="utf-8") as lines:
+        results = {(r["model"], r["operation"]): r for r in map(json.loads, lines)}.values()
+    yield ["", *(f"{r['model']}, {r['operation']}" for r in results)]
+    yield ["parameters", *(f"{r['parameters']:,}" for r in results)]
+    yield ["efla", *(rate(r) for r in results)]
+    yield ["eager operator", *(rate(r, "eager_") for r in results)]
+    yield ["times as fast", *(f"{r['times_eager']:.2f}" for r in results)]
+    first = next(iter(results))
+    for part in first["shares"]:
+        yield [part, *(f"{1e2 * r['shares'].get(part, 0.0):.1f} %" for r in results)]
+
+
+def main():
+    check = sys.argv[1] == "--check"
+    results, document = sys.argv[1 + check :]
+    table = [f"| {' | '.join(cells)} |" for cells in rows(results)]
+    table.insert(1, "|" + " --- |" * (table[0].count("|") - 1))
+    with open(document, encoding="utf-8") as file:
+        text = file.read()
+    new = MARKS.sub(lambda m: m[1] + "\n".join(table) + "\n" + m[2], text)
+    if check and new != text:
+        sys.exit(f"{document} does not have the figures of {results}: run bench/model_table.py {results} {document}")
+    if not check:
+        with open(document, "w", encoding="utf-8") as file:
+            file.write(new)
+
+
+main()
