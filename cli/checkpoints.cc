@@ -3,13 +3,16 @@
 #include <torch/types.h>
 
 #include <cstring>
+#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 
 #include "cli/commands.h"
+#include "cli/model_tokenizer.h"
 #include "cli/output_file.h"
 #include "efla/base/error.h"
+#include "efla/io/file.h"
 #include "efla/io/safetensors.h"
 #include "efla/nn/models/language_model_file.h"
 #include "efla/nn/models/language_model_json.h"
@@ -24,11 +27,17 @@ struct Arguments {
 
 void convert(const std::string& command, const Arguments& arguments) {
   const auto model = nn::load_language_model(arguments.model);
+  // A SentencePiece model goes along, for the folder to be complete in itself.
+  const auto tokenizer = find_tokenizer(arguments.model);
+  const bool has_file = !tokenizer.empty() && tokenizer != "bytes";
+  const io::Bytes tokenizer_file = has_file ? io::read_file(tokenizer) : io::Bytes();
   io::prepare_output_folder(arguments.out, command);
   nn::save_language_model(*model, arguments.out);
+  if (has_file) io::write_file_atomically(std::filesystem::path(arguments.out) / kTokenizerFile, tokenizer_file);
   const auto& config = model->config();
-  fmt::print("{}: {}, {} layers, {} parameters, model_type {}\n", arguments.out, config.mixer, config.num_hidden_layers,
-             model->parameter_count(), nn::to_json(config).at("model_type").get<std::string>());
+  fmt::print("{}: {}, {} layers, {} parameters, model_type {}{}\n", arguments.out, config.mixer,
+             config.num_hidden_layers, model->parameter_count(),
+             nn::to_json(config).at("model_type").get<std::string>(), has_file ? ", with its tokenizer" : "");
 }
 
 // input_ids [B, T] of the file.

@@ -2,19 +2,18 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "cli/commands.h"
 #include "cli/interrupt.h"
+#include "cli/model_tokenizer.h"
 #include "cli/output_file.h"
 #include "cli/progress_bar.h"
 #include "cli/smnist.h"
 #include "efla/base/error.h"
 #include "efla/io/file.h"
-#include "efla/io/json.h"
 #include "efla/nn/models/language_model_file.h"
 #include "efla/rule/validate.h"
 #include "efla/train/language_model_scorer.h"
@@ -52,24 +51,8 @@ void check_tasks(const std::vector<std::string>& tasks) {
   }
 }
 
-// The tokenizer beside the model, or the one that a training run names.
-std::string tokenizer_name(const EvalLmArguments& arguments) {
-  if (!arguments.tokenizer.empty()) return arguments.tokenizer;
-  const auto beside = nn::language_model_folder(arguments.model) / "tokenizer.model";
-  if (std::filesystem::exists(beside)) return beside.string();
-  const auto run = std::filesystem::path(arguments.model) / "run.json";
-  if (std::filesystem::exists(run)) {
-    const auto recorded = io::read_json(run);
-    for (const char* field : {"/config/data/tokenizer", "/data/train/tokenizer"}) {
-      const auto name = recorded.value(nlohmann::json::json_pointer(field), "");
-      if (!name.empty()) return name;
-    }
-  }
-  throw Error(kEvalLm, "--tokenizer", "none, and none in " + arguments.model, "a SentencePiece model, or bytes");
-}
-
 std::unique_ptr<data::Tokenizer> load_tokenizer(const EvalLmArguments& arguments, const nn::LanguageModel& model) {
-  auto tokenizer = data::load_tokenizer(tokenizer_name(arguments));
+  auto tokenizer = data::load_tokenizer(require_tokenizer(kEvalLm, arguments.model, arguments.tokenizer));
   if (tokenizer->vocab_size() > model.config().vocab_size) {
     throw Error(kEvalLm, "--tokenizer",
                 fmt::format("{} tokens, of {}", tokenizer->vocab_size(), tokenizer->info().name),

@@ -3,7 +3,6 @@
 
 #include <cmath>
 #include <cstdio>
-#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
@@ -12,6 +11,7 @@
 #include "cli/commands.h"
 #include "cli/dialogue.h"
 #include "cli/interrupt.h"
+#include "cli/model_tokenizer.h"
 #include "cli/output_file.h"
 #include "cli/prompts.h"
 #include "cli/smnist.h"
@@ -26,9 +26,6 @@
 
 namespace efla::cli {
 namespace {
-
-constexpr const char* kTokenizerFile = "tokenizer.model";  // as Hugging Face's folders have it
-constexpr const char* kRunFile = "run.json";               // of efla train lm
 
 using generate::Reply;
 using generate::Session;
@@ -183,27 +180,12 @@ class Generate {
   std::int64_t state_bytes_ = 0;
 };
 
-// The tokenizer beside the model, or the one that a training run names.
-std::string tokenizer_name(const GenerateArguments& arguments) {
-  if (!arguments.tokenizer.empty()) return arguments.tokenizer;
-  const auto beside = nn::language_model_folder(arguments.model) / kTokenizerFile;
-  if (std::filesystem::exists(beside)) return beside.string();
-  const auto run = std::filesystem::path(arguments.model) / kRunFile;
-  if (std::filesystem::exists(run)) {
-    const auto recorded = io::read_json(run);
-    const auto field = [&](const char* path) { return recorded.value(nlohmann::json::json_pointer(path), ""); };
-    if (const auto path = field("/config/data/tokenizer"); !path.empty()) return path;
-    if (field("/data/train/tokenizer") == "bytes") return "bytes";  // any other is a file's name without its folder
-  }
-  throw Error("generate", "--tokenizer", "none, and none in " + arguments.model, "a SentencePiece model, or bytes");
-}
-
 void run(const GenerateArguments& arguments) {
   check(arguments);
   use_threads(arguments.threads);
   autograd::compute_on_this_thread_only();  // beside the operators, which have threads of their own
   const auto model = nn::load_language_model(arguments.model);
-  const auto tokenizer = data::load_tokenizer(tokenizer_name(arguments));
+  const auto tokenizer = data::load_tokenizer(require_tokenizer("generate", arguments.model, arguments.tokenizer));
   Generate(arguments, *model, *tokenizer).run();
 }
 

@@ -72,6 +72,16 @@ class Checkpoints : public ::testing::Test {
   nlohmann::json config_;
 };
 
+TEST_F(Checkpoints, ATokenizerGoesAlong) {
+  ASSERT_EQ(run_program({"import", model_, "--out", folder_.file("without")}).exit_code, 0);
+  EXPECT_FALSE(fs::exists(folder_.file("without") + "/tokenizer.model"));
+  write_text(fs::path(model_) / "tokenizer.model", "bytes as they are");
+  const auto result = run_program({"export", model_, "--out", out_});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_NE(result.out.find("with its tokenizer"), std::string::npos) << result.out;
+  EXPECT_EQ(read_text(out_ + "/tokenizer.model"), "bytes as they are");
+}
+
 TEST_F(Checkpoints, LogitsSurviveImportAndExport) {
   const auto imported = folder_.file("imported"), exported = folder_.file("exported");
   const auto result = run_program({"import", model_, "--out", imported});

@@ -1,0 +1,33 @@
+#include "cli/model_tokenizer.h"
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "efla/base/error.h"
+#include "efla/io/json.h"
+#include "efla/nn/models/language_model_file.h"
+#include "efla/train/lm_run.h"
+
+namespace efla::cli {
+
+std::string find_tokenizer(const std::string& model, const std::string& given) {
+  if (!given.empty()) return given;
+  const auto beside = nn::language_model_folder(model) / kTokenizerFile;
+  if (std::filesystem::exists(beside)) return beside.string();
+  const auto run = std::filesystem::path(model) / train::kRunFile;
+  if (!std::filesystem::exists(run)) return "";
+  const auto recorded = io::read_json(run);
+  const auto field = [&](const char* path) { return recorded.value(nlohmann::json::json_pointer(path), ""); };
+  if (auto path = field("/config/data/tokenizer"); !path.empty()) return path;
+  // Any other is a file's name without its folder.
+  return field("/data/train/tokenizer") == "bytes" ? "bytes" : "";
+}
+
+std::string require_tokenizer(const std::string& command, const std::string& model, const std::string& given) {
+  auto name = find_tokenizer(model, given);
+  if (name.empty())
+    throw Error(command, "--tokenizer", "none, and none in " + model, "a SentencePiece model, or bytes");
+  return name;
+}
+
+}  // namespace efla::cli
