@@ -78,7 +78,7 @@ std::string percent_text(const ordered_json& point, const char* mean, const char
 }
 
 void print_scores(const ordered_json& scores) {
-  fmt::print("{:<18}{:<17}{:>8}{:>9}  {:>7}  {:>14}  {:>14}\n", "task", "mixer", "lr", "diverged", "length", "accuracy",
+  fmt::print("{:<18}{:<17}{:>8}{:>9}  {:>8}  {:>14}  {:>14}\n", "task", "mixer", "lr", "diverged", "length", "accuracy",
              "paper");
   for (const auto& score : scores) {
     const auto lr = score.at("lr").is_null() ? std::string("-") : fmt::format("{:g}", score.at("lr").get<double>());
@@ -87,8 +87,10 @@ void print_scores(const ordered_json& scores) {
                                     score.at("mixer").get<std::string>(), lr, diverged);
     if (score.at("accuracy").empty()) fmt::print("{}\n", start);
     for (const auto& point : score.at("accuracy")) {
-      fmt::print("{}  {:>7}  {:>14}  {:>14}\n", start, point.at("length").get<std::int64_t>(),
-                 percent_text(point, "mean", "std"), percent_text(point, "paper", "paper_std"));
+      auto length = std::to_string(point.at("length").get<std::int64_t>());
+      if (point.contains("pairs")) length += "/" + std::to_string(point.at("pairs").get<std::int64_t>());
+      fmt::print("{}  {:>8}  {:>14}  {:>14}\n", start, length, percent_text(point, "mean", "std"),
+                 percent_text(point, "paper", "paper_std"));
       start.assign(start.size(), ' ');
     }
   }
@@ -173,6 +175,8 @@ void add_study(CLI::App& reproduce, train::Study which, const std::string& about
 
 void add_synthetic_studies(CLI::App& reproduce) {
   add_study(reproduce, train::Study::mad, "MAD's six synthetic tasks (table 2 of the EFLA paper)");
+  add_study(reproduce, train::Study::mqar,
+            "Multi-query associative recall: the standard training set, tested at seven sizes");
   add_study(reproduce, train::Study::extrapolation,
             "Palindrome, MQAR and Stack at one, two and four times the training length (the second paper's table 1)");
   add_study(reproduce, train::Study::state_tracking,

@@ -106,6 +106,20 @@ std::string table_by_task(const json& scores) {
   return table("Accuracy", columns, cells);
 }
 
+// "Length 64", and how many pairs where tests of one length differ in them.
+std::string test_name(const json& point) {
+  const auto pairs = text_of(point, "pairs");
+  return "Length " + text_of(point, "length") + (pairs.empty() ? "" : ", " + pairs + " pairs");
+}
+
+// Whether a task's tests differ in their pairs.
+bool is_by_pairs(const json& scores, const std::string& task) {
+  for (const auto& score : scores) {
+    if (text_of(score, "task") == task && distinct(list_of(score, "accuracy"), "pairs").size() > 1) return true;
+  }
+  return false;
+}
+
 // Mixers by lengths, for one task.
 std::string table_by_length(const json& scores, const std::string& task) {
   std::vector<Column> columns{{"Mixer", false}};
@@ -115,7 +129,7 @@ std::string table_by_length(const json& scores, const std::string& task) {
     const auto& points = list_of(score, "accuracy");
     if (points.empty()) continue;
     if (columns.size() == 1) {
-      for (const auto& point : points) columns.push_back({"Length " + escape(text_of(point, "length")), true});
+      for (const auto& point : points) columns.push_back({escape(test_name(point)), true});
       for (const char* name : {"Learning rate", "Seeds", "Diverged"}) columns.push_back({name, true});
     }
     Rows rows;
@@ -158,13 +172,21 @@ std::string scores_section(const json& scores, Body& body) {
   const auto mixers = distinct(scores, "mixer");
   std::string content = legend_of(mixers) + "<div class=\"charts\">\n", tables;
   for (const auto& task : distinct(scores, "task")) {
-    Figure figure{"length-" + task, task, "tokens of the sequence", Figure::Unit::accuracy, true, false, {}};
+    const bool by_pairs = is_by_pairs(scores, task);
+    Figure figure{"length-" + task,
+                  task,
+                  by_pairs ? "keys with their values" : "tokens of the sequence",
+                  Figure::Unit::accuracy,
+                  true,
+                  false,
+                  {}};
     for (const auto& mixer : mixers) {
       const json* score = score_of(scores, task, mixer);
       Line line;
       for (const auto& p : score == nullptr ? list_of(json(), "") : list_of(*score, "accuracy")) {
         const double mean = number_of(p, "mean");
-        if (std::isfinite(mean)) line.push_back(point(number_of(p, "length"), mean, number_of(p, "std")));
+        if (std::isfinite(mean))
+          line.push_back(point(number_of(p, by_pairs ? "pairs" : "length"), mean, number_of(p, "std")));
       }
       if (!line.empty()) figure.series.push_back({mixer, style_of(mixers, mixer), line});
     }

@@ -25,11 +25,14 @@ struct TaskPlan {
   std::int64_t examples;          // of the training set; 0: new ones in every step
   std::int64_t epochs_or_steps;   // epochs where there is a training set
   std::vector<Setting> settings;  // the baseline first
+  std::string title = {};         // in the study's table; none: the task's name
+  std::int64_t hidden = 0;        // 0: the study's
 };
 
 struct StudyPlan {
   std::vector<TaskPlan> tasks;
-  std::vector<std::int64_t> times;  // lengths of the tests, as multiples of the training length
+  std::vector<std::int64_t> times;     // lengths of the tests, as multiples of the training length
+  std::vector<Parameters> mqar_tests;  // of mqar, in place of the training task at other lengths
   nn::SequenceModelConfig model;
   SyntheticTraining training;
   std::vector<double> lrs, weight_decays;
@@ -135,6 +138,40 @@ StudyPlan extrapolation(Scale scale) {
   return plan;
 }
 
+// The standard set of Arora et al. at the papers' scale; a quarter of its lengths at the others. A mixer's head has 64
+// dimensions, or the model's width.
+StudyPlan mqar_study(Scale scale) {
+  StudyPlan plan;
+  const bool paper = scale == Scale::paper, small = scale == Scale::small;
+  const double longest = paper ? 256 : 64, vocab = paper ? 8192 : 256;
+  const std::int64_t examples = paper ? 180000 : small ? 7200 : 256, epochs = paper ? 32 : small ? 8 : 2;
+  const std::vector<std::int64_t> widths =
+      paper ? std::vector<std::int64_t>{64, 128, 256} : std::vector<std::int64_t>{small ? 64 : 16};
+  for (const auto width : widths) {
+    plan.tasks.push_back({"mqar-set",
+                          {{"vocab", vocab}, {"length", longest}},
+                          examples,
+                          epochs,
+                          {{}},
+                          "mqar, width " + std::to_string(width),
+                          width});
+  }
+  const double shortest = longest / 4;
+  for (const auto& [length, pairs] :
+       {std::pair{1.0, 16.0}, {1.0, 8.0}, {1.0, 4.0}, {2.0, 4.0}, {4.0, 4.0}, {8.0, 4.0}, {16.0, 4.0}}) {
+    plan.mqar_tests.push_back({{"vocab", vocab}, {"length", length * shortest}, {"pairs", length * shortest / pairs}});
+  }
+  plan.model = {.layers = 2};
+  plan.training = {.batch_size = paper ? 256 : 64};
+  plan.lrs = paper   ? std::vector<double>{1e-3, 3.1623e-3, 1e-2, 3.1623e-2}
+             : small ? std::vector<double>{3e-3, 1e-2}
+                     : std::vector<double>{1e-2};
+  plan.weight_decays = {0.1};
+  plan.seeds = {123};
+  plan.test_examples = paper ? 1000 : small ? 500 : 32;
+  return plan;
+}
+
 StudyPlan state_tracking(Scale scale) {
   StudyPlan plan;
   const std::int64_t steps = scale == Scale::tiny ? 60 : scale == Scale::small ? 600 : 20000;
@@ -168,6 +205,8 @@ StudyPlan plan_of(Study study, Scale scale) {
   switch (study) {
     case Study::mad:
       return mad(scale);
+    case Study::mqar:
+      return mqar_study(scale);
     case Study::extrapolation:
       return extrapolation(scale);
     case Study::state_tracking:
@@ -179,6 +218,7 @@ StudyPlan plan_of(Study study, Scale scale) {
 std::vector<std::string> compared_mixers(Study study) {
   switch (study) {
     case Study::mad:
+    case Study::mqar:
       return {"efla", "deltanet"};
     case Study::extrapolation:
       return {"kda", "kda-exact", "kda-exact-nol2"};
@@ -191,7 +231,7 @@ std::vector<std::string> compared_mixers(Study study) {
 // Apart from mixer, learning rate, weight decay and seed.
 SyntheticRun run_of(const StudyPlan& plan, const TaskPlan& task, const Setting& setting) {
   SyntheticRun run;
-  run.task = task.name;
+  run.task = task.title.empty() ? task.name : task.title;
   run.setting = setting.label;
   Parameters parameters = task.parameters;
   for (const auto& [name, value] : setting.parameters) parameters[name] = value;
@@ -201,9 +241,14 @@ SyntheticRun run_of(const StudyPlan& plan, const TaskPlan& task, const Setting& 
     longer["length"] *= static_cast<double>(times);
     run.test_tasks.push_back(make_task(task.name, longer));
   }
+  for (const auto& test : plan.mqar_tests) run.test_tasks.push_back(make_task("mqar", test));
   run.test_examples = plan.test_examples;
   run.enough = plan.enough;
   run.model = plan.model;
+  if (task.hidden > 0) {
+    run.model.hidden = task.hidden;
+    run.model.heads = std::max<std::int64_t>(task.hidden / 64, 1);
+  }
   run.model.vocab = run.training_task.vocab;
   run.model.reconstructs = run.training_task.reconstructs;
   run.training = plan.training;
@@ -217,14 +262,27 @@ SyntheticRun run_of(const StudyPlan& plan, const TaskPlan& task, const Setting& 
 std::string name_of(const SyntheticRun& run) {
   std::string setting = run.setting;
   std::replace(setting.begin(), setting.end(), ' ', '-');
-  return run.task + (setting.empty() ? "" : "-" + setting) + "-" + run.model.mixer + "-lr" + shortest(run.training.lr) +
+  std::string task = run.task;
+  std::erase(task, ',');
+  std::replace(task.begin(), task.end(), ' ', '-');
+  return task + (setting.empty() ? "" : "-" + setting) + "-" + run.model.mixer + "-lr" + shortest(run.training.lr) +
          "-wd" + shortest(run.training.weight_decay) + "-seed" + std::to_string(run.training.seed);
 }
 
 }  // namespace
 
 std::string_view study_name(Study study) {
-  return study == Study::mad ? "mad" : study == Study::extrapolation ? "extrapolation" : "state-tracking";
+  switch (study) {
+    case Study::mad:
+      return "mad";
+    case Study::mqar:
+      return "mqar";
+    case Study::extrapolation:
+      return "extrapolation";
+    case Study::state_tracking:
+      return "state-tracking";
+  }
+  return {};
 }
 
 std::string_view scale_name(Scale scale) {

@@ -136,7 +136,10 @@ class Training {
       // The first was measured at the end of the training.
       const double accuracy = i == 0 ? curve.back().at("accuracy").get<double>() : measure(task);
       diverged = std::isnan(accuracy);
-      entry["tests"].push_back({{"length", task.length}, {"accuracy", accuracy}});
+      ordered_json test{{"length", task.length}};
+      if (task.name == "mqar") test["pairs"] = static_cast<std::int64_t>(task.parameters.at("pairs"));
+      test["accuracy"] = accuracy;
+      entry["tests"].push_back(test);
     }
     if (diverged) entry["tests"] = ordered_json::array();
     entry["diverged"] = diverged;

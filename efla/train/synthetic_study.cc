@@ -153,11 +153,13 @@ ordered_json score_of(Study study, const std::string& task, const std::string& m
   for (std::size_t i = 0; i < tests.size(); ++i) {
     const auto values = by_seed(settings, i);
     const bool known = paper != nullptr && i < paper->percent.size();
-    score["accuracy"].push_back({{"length", tests[i].at("length")},
-                                 {"mean", mean_of(values)},
-                                 {"std", deviation_of(values)},
-                                 {"paper", known ? share(paper->percent[i].first) : json()},
-                                 {"paper_std", known ? share(paper->percent[i].second) : json()}});
+    ordered_json point{{"length", tests[i].at("length")}};
+    if (tests[i].contains("pairs")) point["pairs"] = tests[i].at("pairs");
+    point["mean"] = mean_of(values);
+    point["std"] = deviation_of(values);
+    point["paper"] = known ? share(paper->percent[i].first) : json();
+    point["paper_std"] = known ? share(paper->percent[i].second) : json();
+    score["accuracy"].push_back(point);
   }
   return score;
 }

@@ -1,5 +1,5 @@
-// The synthetic studies: MAD (table 2 of the EFLA paper), length extrapolation (table 1 of the exponential-integrator
-// paper), and state tracking. Which runs each has at which scale, and their results.
+// The synthetic studies: MAD (table 2 of the EFLA paper), MQAR's standard set, length extrapolation (table 1 of the
+// exponential-integrator paper), and state tracking. Which runs each has at which scale, and their results.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace efla::train {
 
-enum class Study { mad, extrapolation, state_tracking };
+enum class Study { mad, mqar, extrapolation, state_tracking };
 
 // tiny: minutes on two cores, to see that everything runs. small: an hour or so. paper: the papers' sizes and steps.
 enum class Scale { tiny, small, paper };
@@ -37,7 +37,8 @@ SyntheticStudyOptions completed(SyntheticStudyOptions options);
 std::vector<SyntheticRun> plan_synthetic(const SyntheticStudyOptions& options);
 
 // The "scores" of results.json from its "runs": for each task and mixer {"task", "mixer", "settings", "seeds", "runs",
-// "diverged", "lr", "weight_decay", "accuracy": [{"length", "mean", "std", "paper", "paper_std"}]}. In each setting the
+// "diverged", "lr", "weight_decay", "accuracy": [{"length", "pairs", "mean", "std", "paper", "paper_std"}]}, pairs for
+// tests of mqar alone. In each setting the
 // learning rate and weight decay with the highest mean over seeds on the first test count, a run that diverged as 0; a
 // seed's figure is the mean over settings, and mean and std (n − 1; null for one seed) are over seeds whose runs did
 // not diverge. lr and weight_decay are null where settings differ in them, paper where the papers have no figure.

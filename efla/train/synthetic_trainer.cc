@@ -40,8 +40,6 @@ std::vector<Example> draw(const Task& task, std::uint64_t seed, data::Split spli
   return examples;
 }
 
-std::int64_t examples_a_part(const Task& task) { return std::max<std::int64_t>(kPartTokens / task.length, 1); }
-
 // Neighbouring examples of a batch, with the places at which something is asked.
 struct Part {
   torch::Tensor ids;                   // [B, T] int64
@@ -69,9 +67,18 @@ Part make_part(std::span<const Example> examples) {
   return part;
 }
 
-std::span<const Example> examples_of_part(const std::vector<Example>& examples, std::int64_t part, std::int64_t size) {
-  const auto first = static_cast<std::size_t>(part * size);
-  return std::span(examples).subspan(first, std::min<std::size_t>(size, examples.size() - first));
+// Examples side by side that one thread computes at a time: of one length, and kPartTokens at most unless it is one.
+std::vector<std::span<const Example>> parts_of(const std::vector<Example>& examples) {
+  std::vector<std::span<const Example>> parts;
+  std::size_t first = 0;
+  while (first < examples.size()) {
+    const std::size_t tokens = examples[first].inputs.size(), most = std::max<std::size_t>(kPartTokens / tokens, 1);
+    std::size_t count = 1;
+    while (count < most && first + count < examples.size() && examples[first + count].inputs.size() == tokens) ++count;
+    parts.push_back(std::span(examples).subspan(first, count));
+    first += count;
+  }
+  return parts;
 }
 
 torch::optim::AdamW adamw_of(const SequenceClassifier& model, const SyntheticTraining& training) {
@@ -169,16 +176,17 @@ double SyntheticTrainer::learning_rate_now() const {
 
 SyntheticStep SyntheticTrainer::step() {
   autograd::compute_on_this_thread_only();
-  const auto examples = draw(task_, training_.seed, data::Split::train, batch_indices());
+  auto examples = draw(task_, training_.seed, data::Split::train, batch_indices());
+  std::stable_sort(examples.begin(), examples.end(),
+                   [](const auto& a, const auto& b) { return a.inputs.size() < b.inputs.size(); });
   std::int64_t asked = 0;
   for (const auto& example : examples) {
     asked += std::count_if(example.targets.begin(), example.targets.end(), [](auto t) { return t != kNoTarget; });
   }
-  const std::int64_t size = examples_a_part(task_);
-  const auto count = static_cast<std::int64_t>(examples.size());
-  const double loss = gradient_.compute((count + size - 1) / size, [&](std::int64_t i) {
+  const auto parts = parts_of(examples);
+  const double loss = gradient_.compute(static_cast<std::int64_t>(parts.size()), [&](std::int64_t i) {
     namespace functional = torch::nn::functional;
-    const Part part = make_part(examples_of_part(examples, i, size));
+    const Part part = make_part(parts[i]);
     // A loss that depends on the parameters where nothing is asked.
     if (part.targets.empty()) return model_.logits(part.ids, torch::zeros({1}, torch::kLong)).sum() * 0.0;
     const auto sum = functional::CrossEntropyFuncOptions().reduction(torch::kSum);
@@ -216,18 +224,17 @@ double evaluate(const SequenceClassifier& model, const Task& task, std::uint64_t
     std::vector<std::int64_t> indices(static_cast<std::size_t>(std::min(batch_size, examples - first)));
     std::iota(indices.begin(), indices.end(), first);
     const auto batch = draw(task, seed, data::Split::test, indices);
-    const std::int64_t size = examples_a_part(task);
-    const auto parts = (static_cast<std::int64_t>(batch.size()) + size - 1) / size;
-    std::vector<std::optional<std::map<std::int64_t, Count>>> counts(static_cast<std::size_t>(parts));
+    const auto parts = parts_of(batch);
+    std::vector<std::optional<std::map<std::int64_t, Count>>> counts(parts.size());
     std::atomic<bool> stopped = false;
-    pool.run(parts, [&](std::int64_t i, int) {
+    pool.run(static_cast<std::int64_t>(parts.size()), [&](std::int64_t i, int) {
       if (stopped || (stop && stop())) {
         stopped = true;
         return;
       }
       autograd::compute_on_this_thread_only();
       const torch::NoGradGuard no_grad;
-      counts[i] = count_right(model, task, examples_of_part(batch, i, size), i * size);
+      counts[i] = count_right(model, task, parts[i], parts[i].data() - batch.data());
     });
     if (stopped) throw Stopped();
     std::map<std::int64_t, Count> groups;

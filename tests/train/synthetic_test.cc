@@ -222,6 +222,21 @@ TEST(SyntheticRun, GoesOnToTheSameBitsForAnyThreads) {
   }
 }
 
+TEST(SyntheticRun, TrainsOnExamplesOfSeveralLengthsToTheSameBitsForAnyThreads) {
+  const test::TempFolder folder;
+  auto run = small_run();
+  run.training_task = make_task("mqar-set", {{"vocab", 64}, {"length", 64}});
+  run.model.vocab = run.training_task.vocab;
+  run.test_tasks = {make_task("mqar", {{"vocab", 64}, {"length", 16}, {"pairs", 1}}),
+                    make_task("mqar", {{"vocab", 64}, {"length", 16}, {"pairs", 2}})};
+  ThreadPool one(1), three(3);
+  const auto first = run_in_folder(folder.path() / "one", run, one, {});
+  ASSERT_TRUE(first.has_value());
+  EXPECT_EQ(without_times(*first), without_times(*run_in_folder(folder.path() / "three", run, three, {})));
+  EXPECT_EQ(first->at("tests")[1].at("pairs"), 2);
+  EXPECT_LT(first->at("curve").back().at("loss"), first->at("curve")[0].at("loss").get<double>());
+}
+
 TEST(SyntheticRun, EndsWhenItIsGoodEnough) {
   const test::TempFolder folder;
   auto run = small_run();
@@ -245,6 +260,17 @@ TEST(SyntheticPlan, HasThePapersSettingsAtTheirScale) {
   EXPECT_EQ(first.training.steps, 200 * 100);
   EXPECT_EQ(first.enough, 0.999);
 
+  const auto recall = plan_synthetic({Study::mqar, Scale::paper, {"efla"}, {}, {}});
+  EXPECT_EQ(recall.size(), 3U * 4U);
+  EXPECT_EQ(recall.back().model.hidden, 256);
+  EXPECT_EQ(recall.back().training.steps, 32 * ((180000 + 255) / 256));
+  std::vector<std::pair<int, int>> sizes;
+  for (const auto& test : recall.front().test_tasks) {
+    sizes.emplace_back(test.length, static_cast<int>(test.parameters.at("pairs")));
+  }
+  EXPECT_EQ(sizes, (std::vector<std::pair<int, int>>{
+                       {64, 4}, {64, 8}, {64, 16}, {128, 32}, {256, 64}, {512, 128}, {1024, 256}}));
+
   const auto longer = plan_synthetic({Study::extrapolation, Scale::paper, {}, {}, {}});
   EXPECT_EQ(longer.size(), 27U);
   for (const auto& run : longer) {
@@ -255,7 +281,7 @@ TEST(SyntheticPlan, HasThePapersSettingsAtTheirScale) {
 }
 
 TEST(SyntheticPlan, EveryScaleOfEveryStudyIsWhole) {
-  for (const Study study : {Study::mad, Study::extrapolation, Study::state_tracking}) {
+  for (const Study study : {Study::mad, Study::mqar, Study::extrapolation, Study::state_tracking}) {
     for (const Scale scale : {Scale::tiny, Scale::small, Scale::paper}) {
       EXPECT_FALSE(plan_synthetic({study, scale, {}, {}, {}}).empty());
       EXPECT_EQ(scale_from_name(scale_name(scale)), scale);

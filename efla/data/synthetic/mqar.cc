@@ -4,6 +4,7 @@
 #include <cmath>
 #include <utility>
 
+#include "efla/base/error.h"
 #include "efla/data/synthetic/tasks.h"
 
 namespace efla::data::synthetic {
@@ -66,6 +67,24 @@ void draw(const Mqar& mqar, Random& random, Example& example) {
   example.targets.insert(example.targets.end(), targets.begin(), targets.end());
 }
 
+// Sizes of the standard training set over those of its longest examples: 5 in 9 are of a quarter of the length, one in
+// 9 is of each other size.
+struct SetPart {
+  std::int64_t length, pairs, share;
+};
+
+std::vector<SetPart> standard_parts(std::int64_t longest) {
+  return {{longest / 4, longest / 64, 5},
+          {longest / 2, longest / 32, 1},
+          {longest, longest / 16, 1},
+          {longest, longest / 8, 1},
+          {longest, longest / 4, 1}};
+}
+
+std::string key_or_value(std::int64_t vocab, std::int32_t token) {
+  return (token < vocab / 2 ? "k" : "v") + std::to_string(token);
+}
+
 }  // namespace
 
 Task mqar(const Parameters& parameters) {
@@ -79,7 +98,27 @@ Task mqar(const Parameters& parameters) {
   task.vocab = vocab;
   task.length = length;
   task.draw = [sizes](Random& random, Split, Example& example) { draw(sizes, random, example); };
-  task.text = [vocab](std::int32_t token) { return (token < vocab / 2 ? "k" : "v") + std::to_string(token); };
+  task.text = [vocab](std::int32_t token) { return key_or_value(vocab, token); };
+  return task;
+}
+
+Task mqar_set(const Parameters& parameters) {
+  constexpr const char* kName = "mqar-set";
+  const std::int64_t vocab = whole(kName, parameters, "vocab", 4), length = whole(kName, parameters, "length", 64);
+  if (length % 64 != 0) throw Error(kName, "length", std::to_string(length), "a multiple of 64");
+  require_at_most(kName, "vocab", length / 4, vocab / 2 - 1, "length / 4 pairs <= vocab / 2 - 1 keys");
+  std::vector<Mqar> ninths;
+  for (const auto& part : standard_parts(length)) {
+    ninths.insert(ninths.end(), static_cast<std::size_t>(part.share),
+                  Mqar{vocab, part.length, part.pairs, (part.length - 2 * part.pairs) / 2});
+  }
+  Task task;
+  task.vocab = vocab;
+  task.length = length;
+  task.draw = [ninths](Random& random, Split, Example& example) {
+    draw(ninths[random.below(static_cast<std::uint32_t>(ninths.size()))], random, example);
+  };
+  task.text = [vocab](std::int32_t token) { return key_or_value(vocab, token); };
   return task;
 }
 

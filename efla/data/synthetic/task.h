@@ -33,10 +33,10 @@ struct Task {
   std::string name;
   Parameters parameters;      // all of them
   std::int64_t vocab = 0;     // tokens, of inputs and targets
-  std::int64_t length = 0;    // T of every example
+  std::int64_t length = 0;    // T of every example; of the longest in mqar-set
   bool reconstructs = false;  // every token is to be told from the vector at the last
   Accuracy accuracy = Accuracy::examples;
-  // Appends T tokens to each of the two. What is drawn depends on the generator and the split alone.
+  // Appends T tokens, at most the length, to each of the two. What is drawn depends on the generator and the split alone.
   std::function<void(Random&, Split, Example&)> draw;
   std::function<std::string(std::int32_t)> text;  // of a token, for people
 };

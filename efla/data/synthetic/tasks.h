@@ -15,6 +15,7 @@ Task memorisation(const Parameters& parameters);
 Task compression(const Parameters& parameters);
 Task selective_copying(const Parameters& parameters);
 Task mqar(const Parameters& parameters);
+Task mqar_set(const Parameters& parameters);
 Task palindrome(const Parameters& parameters);
 Task stack(const Parameters& parameters);
 Task parity(const Parameters& parameters);
