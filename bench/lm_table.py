@@ -5,8 +5,9 @@
     efla data tokenize VALID.txt --tokenizer bytes --out tokens/validation
     bench/lm_table.py --efla build/bin/efla --out runs/table1 --results bench/results/lm-table1.json
 
-Each mixer is trained at three learning rates (appendix C of the paper), then with two more seeds at the best of them. The
-model is that of configs/table1.toml. A run that an interruption left is gone on with; one that is finished is not made again.
+Each mixer is trained at three learning rates (appendix C of the paper), then with two more seeds at the best of them, chosen on
+the held-out text that the table is of. The model is that of configs/table1.toml. A run that an interruption left is gone on
+with; one that is finished is not made again.
 """
 
 import argparse
@@ -22,6 +23,7 @@ MIXERS = ["efla", "efla-adaptive", "efla-loose", "deltanet", "gdn"]
 RATES = [1e-3, 3e-3, 1e-2]
 SEEDS = [1, 2, 3]
 CONFIG = "configs/table1.toml"
+COMMAND = "bench/lm_table.py --efla build/bin/efla --out runs/table1 --results bench/results/lm-table1.json"
 
 
 def arguments():
@@ -48,7 +50,10 @@ def settings(tokens, mixer, rate, seed):
 
 def records(folder):
     path = folder / "metrics.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    if not path.exists():
+        return []
+    lines = path.read_text().splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith("\n")]  # the last may be cut by a kill
 
 
 def final_evaluation(folder, steps):
@@ -57,21 +62,28 @@ def final_evaluation(folder, steps):
     return found[-1] if found and (folder / "checkpoints" / f"step-{steps:06d}").exists() else None
 
 
+def run_program(command, log):
+    """Whether the run came to its end: False where its loss was not finite, as the program says."""
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    log.write_text(done.stdout)
+    if done.returncode != 0 and "training stopped at step" not in done.stdout:
+        raise RuntimeError(f"{' '.join(command)} exited with {done.returncode}; see {log}")
+    return done.returncode == 0
+
+
 def train(args, steps, mixer, rate, seed):
     """One run of the table, trained where that is still to do. A loss that is not finite ends it: it has no perplexity."""
     folder = args.out / f"{mixer}-lr{rate:g}-seed{seed}"
     result = {"mixer": mixer, "lr": rate, "seed": seed}
-    log = args.out / f"{folder.name}.log"
-    if final_evaluation(folder, steps) is None:
+    diverged = args.out / f"{folder.name}.diverged"
+    if not diverged.exists() and final_evaluation(folder, steps) is None:
         new = [args.efla, "train", "lm", CONFIG, *settings(args.tokens, mixer, rate, seed), "--out", str(folder)]
-        command = [args.efla, "train", "lm", "--resume", str(folder)] if (folder / "checkpoints").exists() else new
-        with log.open("a") as output:
-            code = subprocess.run([*command, "--threads", "1"], stdout=output, stderr=output).returncode
-        if code != 0:
-            if "finite" not in log.read_text():
-                sys.exit(f"lm_table: {' '.join(command)} exited with {code}; see {log}")
-            return result | {"diverged": True, "perplexity": None}
-    evaluation = final_evaluation(folder, steps)
+        command = [args.efla, "train", "lm", "--resume", str(folder)] if (folder / "run.json").exists() else new
+        if not run_program([*command, "--threads", "1"], args.out / f"{folder.name}.log"):
+            diverged.touch()
+    evaluation = None if diverged.exists() else final_evaluation(folder, steps)
+    if evaluation is None or not math.isfinite(evaluation["perplexity"] or math.nan):
+        return result | {"diverged": True, "perplexity": None}
     return result | {
         "diverged": False,
         "tokens": evaluation["tokens"],
@@ -102,16 +114,19 @@ def main():
     args.out.mkdir(parents=True, exist_ok=True)
     lines = pathlib.Path(CONFIG).read_text().splitlines()
     steps = next(int(line.split("=")[1].split("#")[0]) for line in lines if line.startswith("steps"))
-    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+    pool = concurrent.futures.ThreadPoolExecutor(args.jobs)
+    try:
         sweep = [pool.submit(train, args, steps, m, rate, SEEDS[0]) for rate in RATES for m in MIXERS]
         sweep = [run.result() for run in sweep]
         best = {m: min((r for r in sweep if r["mixer"] == m), key=loss_of) for m in MIXERS}
         more = [pool.submit(train, args, steps, m, best[m]["lr"], seed) for seed in SEEDS[1:] for m in MIXERS]
         more = [run.result() for run in more]
+    finally:
+        pool.shutdown(cancel_futures=True)
     table = [row(m, [best[m], *(r for r in more if r["mixer"] == m)]) for m in MIXERS]
     table.sort(key=lambda r: math.inf if r["perplexity"] is None else r["perplexity"])
     version = json.loads(subprocess.run([args.efla, "info", "--json"], capture_output=True, check=True).stdout)
-    results = {"table": table, "runs": sweep + more, "environment": version, "command": " ".join(sys.argv)}
+    results = {"table": table, "runs": sweep + more, "environment": version, "command": COMMAND}
     args.results.write_text(json.dumps(results, indent=1) + "\n")
     for r in table:
         error = "" if r["standard_error"] is None else f" ± {r['standard_error']:.3f}"

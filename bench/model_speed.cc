@@ -1,14 +1,20 @@
 #include "bench/model_speed.h"
 
 #include <fmt/format.h>
+#include <torch/autograd.h>
 #include <torch/types.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <stdexcept>
+#include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -46,30 +52,38 @@ double seconds_since(Clock::time_point start) { return std::chrono::duration<dou
 class RandomTokens {
  public:
   RandomTokens(std::int64_t tokens, std::int64_t vocab_size) {
-    std::string name = (std::filesystem::temp_directory_path() / "efla-bench-XXXXXX").string();
-    if (!mkdtemp(name.data())) throw Error("bench model", "the folder for temporary files", name, "one to write into");
-    path_ = name;
     const io::TokenizerInfo tokenizer{"random", std::string(64, '0'), vocab_size};
-    io::TokenShardWriter writer(path_ / "shard", tokenizer);
+    io::TokenShardWriter writer(folder_.path / "shard", tokenizer);
     Random random(1);
     std::vector<std::int32_t> ids(static_cast<std::size_t>(tokens));
     for (auto& id : ids) id = static_cast<std::int32_t>(random.below(static_cast<std::uint32_t>(vocab_size)));
     writer.append(ids);
     writer.end_document();
     const auto sha256 = writer.commit();
-    io::write_token_index(path_, {tokenizer, {{"shard", tokens, 1, sha256}}, nlohmann::ordered_json::object(), {}});
+    io::write_token_index(folder_.path,
+                          {tokenizer, {{"shard", tokens, 1, sha256}}, nlohmann::ordered_json::object(), {}});
   }
-  ~RandomTokens() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  RandomTokens(const RandomTokens&) = delete;
-  RandomTokens& operator=(const RandomTokens&) = delete;
 
-  const std::filesystem::path& path() const { return path_; }
+  const std::filesystem::path& path() const { return folder_.path; }
 
  private:
-  std::filesystem::path path_;
+  struct Folder {
+    std::filesystem::path path;
+
+    Folder() {
+      std::string name = (std::filesystem::temp_directory_path() / "efla-bench-XXXXXX").string();
+      if (!mkdtemp(name.data())) throw Error("bench model", "temporary files", name, "a folder to write into");
+      path = name;
+    }
+    ~Folder() {
+      std::error_code ignored;
+      std::filesystem::remove_all(path, ignored);
+    }
+    Folder(const Folder&) = delete;
+    Folder& operator=(const Folder&) = delete;
+  };
+
+  Folder folder_;
 };
 
 nn::Recurrence eager_recurrence(const EagerForm& form) {
@@ -119,7 +133,7 @@ struct ModelResult {
   std::string operation, unit, eager_form;
   double amount = 0;  // tokens or images of a call
   Timing kernels, eager;
-  std::vector<std::pair<std::string, double>> shares;  // of the threads' time, by part, then of the longest operators
+  std::vector<std::pair<std::string, double>> shares;  // of the calling threads' time, by part, the longest first
 };
 
 // The share of the calling threads' time in each part of a step, and what is outside of every operator.
@@ -163,10 +177,34 @@ void report_model(const ModelSpeedOptions& options, std::int64_t parameters, con
          {"shares", shares}});
 }
 
+using Setter = std::function<void(const nn::Recurrence&)>;
+
+double gradient_norm(const Tensor& loss, const std::vector<Tensor>& parameters) {
+  double squares = 0.0;
+  for (const auto& gradient : torch::autograd::grad({loss}, parameters)) {
+    squares += gradient.to(torch::kDouble).square().sum().item<double>();
+  }
+  return std::sqrt(squares);
+}
+
+// Throws where the two forms do not give the same number.
+void require_agreement(const std::string& what, const Setter& set, const EagerForm& form,
+                       const std::function<double()>& number) {
+  constexpr double kTolerance = 1e-4;
+  set(eager_recurrence(form));
+  const double eager = number();
+  set({});
+  const double kernels = number();
+  if (!(std::abs(kernels - eager) <= kTolerance * std::abs(kernels))) {
+    throw std::runtime_error(
+        fmt::format("bench model: {}: {} with the kernels, {} with the eager form", what, kernels, eager));
+  }
+}
+
 // step() with the kernels and with the eager form by turns, then where the time of the first goes. `callers` threads
 // call LibTorch's operators.
-ModelResult measure_by_turns(const std::function<void(const nn::Recurrence&)>& set, const std::function<void()>& step,
-                             const EagerForm& form, const ModelSpeedOptions& options, int callers) {
+ModelResult measure_by_turns(const Setter& set, const std::function<void()>& step, const EagerForm& form,
+                             const ModelSpeedOptions& options, int callers) {
   ModelResult result;
   result.eager_form = name_of(form);
   const auto timings = take_turns({[&] {
@@ -206,11 +244,16 @@ ModelResult train_language_model(const ModelSpeedOptions& options, const nn::Lan
   train::Replicas replicas(options.threads, make, torch::kCPU, "float32", default_pool());
   const auto ranks = train::Ranks::join({}, torch::kCPU);
   train::LmTrainer trainer(replicas, corpus, training, *ranks);
+  const auto set = [&](const nn::Recurrence& recurrence) {
+    for (const auto& model : models) set_recurrence(*model, recurrence);
+  };
+  const auto ids = torch::randint(config.vocab_size, {1, options.length + 1}, torch::kLong);
+  require_agreement("training", set, form, [&] {
+    const auto& model = *models.front();
+    return gradient_norm(model.loss(ids.slice(1, 0, options.length), ids.slice(1, 1)), model.parameters());
+  });
   auto result = measure_by_turns(
-      [&](const nn::Recurrence& recurrence) {
-        for (const auto& model : models) set_recurrence(*model, recurrence);
-      },
-      [&] { trainer.step(); }, form, options, options.threads);
+      set, [&] { trainer.step(); }, form, options, options.threads);
   ranks->leave();
   result.operation = "training";
   result.unit = "tokens";
@@ -222,13 +265,15 @@ ModelResult generate_text(const ModelSpeedOptions& options, const nn::LanguageMo
   generate::Session session(model, 0);
   model.prefill(torch::randint(model.config().vocab_size, {1, kPrompt}, torch::kLong), session.state);
   session.pending = {0};
-  auto result = measure_by_turns([&](const nn::Recurrence& recurrence) { set_recurrence(model, recurrence); },
-                                 [&] {
-                                   for (std::int64_t n = 0; n < kDraws; ++n) {
-                                     generate::next_id(model, session, {}, model.config().vocab_size);
-                                   }
-                                 },
-                                 {}, options, 1);
+  const auto set = [&](const nn::Recurrence& recurrence) { set_recurrence(model, recurrence); };
+  require_agreement("generating", set, {}, [&] {
+    auto state = session.state.clone();
+    return model.step(torch::zeros({1}, torch::kLong), state).to(torch::kDouble).norm().item<double>();
+  });
+  const auto draw = [&] {
+    for (std::int64_t n = 0; n < kDraws; ++n) generate::next_id(model, session, {}, model.config().vocab_size);
+  };
+  auto result = measure_by_turns(set, draw, {}, options, 1);
   result.eager_form = "one token";
   result.operation = "generating";
   result.unit = "tokens";
@@ -267,8 +312,13 @@ void measure_classifier(const ModelSpeedOptions& options,
   const auto form = fastest_form(train::kMicroBatch, config.tokens, mixer.heads, config.hidden / mixer.heads);
   train::Trainer trainer(classifier, images, training, default_pool());
   fmt::print("{}, {} parameters, {} threads\n", options.model, parameters, options.threads);
-  auto result = measure_by_turns([&](const nn::Recurrence& recurrence) { set_recurrence(*model, recurrence); },
-                                 [&] { trainer.step(); }, form, options, options.threads);
+  const auto set = [&](const nn::Recurrence& recurrence) { set_recurrence(*model, recurrence); };
+  require_agreement("training", set, form, [&] {
+    const std::vector<std::uint32_t> first{0, 1};
+    return gradient_norm(model->forward(train::make_batch(images, first).pixels).square().sum(), model->parameters());
+  });
+  auto result = measure_by_turns(
+      set, [&] { trainer.step(); }, form, options, options.threads);
   result.operation = "training";
   result.unit = "images";
   result.amount = static_cast<double>(kImages);

@@ -27,8 +27,7 @@ def rows(path):
     yield ["efla", *(rate(r) for r in results)]
     yield ["eager operator", *(rate(r, "eager_") for r in results)]
     yield ["times as fast", *(f"{r['times_eager']:.2f}" for r in results)]
-    first = next(iter(results))
-    for part in first["shares"]:
+    for part in dict.fromkeys(part for r in results for part in r["shares"]):
         yield [part, *(f"{1e2 * r['shares'].get(part, 0.0):.1f} %" for r in results)]
 
 
@@ -39,7 +38,9 @@ def main():
     table.insert(1, "|" + " --- |" * (table[0].count("|") - 1))
     with open(document, encoding="utf-8") as file:
         text = file.read()
-    new = MARKS.sub(lambda m: m[1] + "\n".join(table) + "\n" + m[2], text)
+    new, tables = MARKS.subn(lambda m: m[1] + "\n".join(table) + "\n" + m[2], text)
+    if tables == 0:
+        sys.exit(f"{document} has no marks for a table")
     if check and new != text:
         sys.exit(f"{document} does not have the figures of {results}: run bench/model_table.py {results} {document}")
     if not check:

@@ -52,9 +52,14 @@ bool holds(const std::string& text, std::initializer_list<const char*> parts) {
 
 std::vector<std::pair<std::string, double>> op_times(const std::function<void()>& run) {
   op_seconds.clear();
-  const auto handle = at::addGlobalCallback(at::RecordFunctionCallback(begin_call, end_call));
-  run();
-  at::removeCallback(handle);
+  struct Recording {
+    at::CallbackHandle handle = at::addGlobalCallback(at::RecordFunctionCallback(begin_call, end_call));
+    ~Recording() { at::removeCallback(handle); }
+  };
+  {
+    const Recording recording;
+    run();
+  }
   std::vector<std::pair<std::string, double>> sorted(op_seconds.begin(), op_seconds.end());
   std::sort(sorted.begin(), sorted.end(), [](const auto& a, const auto& b) { return a.second > b.second; });
   return sorted;
@@ -67,9 +72,6 @@ std::string part_of(const std::string& op) {
   if (holds(op, {"delta_rule", "DeltaRule"})) return "delta rule";
   if (holds(op, {"short_conv", "ShortConv"})) return "short convolution";
   if (holds(op, {"rms_norm", "RmsNorm"})) return "RMS norms";
-  if (holds(op, {"triangular_solve", "solve_triangular", "cumsum", "aten::tril", "aten::triu"})) {
-    return "eager recurrence: solves, masks";
-  }
   return "element by element, sums, copies";
 }
 

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdio>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -195,13 +196,20 @@ void add_generation(CLI::App& bench) {
 
 struct ModelArguments {
   bench::ModelSpeedOptions options;
+  std::optional<std::int64_t> length;
   int threads = 0;
   std::string out;
 };
 
 void bench_model(ModelArguments& arguments) {
   auto& options = arguments.options;
-  if (options.model != bench::kPixelClassifier) nn::language_model_preset(options.model);  // a mistake is told at once
+  if (options.model == bench::kPixelClassifier) {
+    if (arguments.length)
+      throw Error("bench model", "--length", std::to_string(*arguments.length), "none: images have 784 tokens");
+  } else {
+    nn::language_model_preset(options.model);  // a mistake is told at once
+    options.length = arguments.length.value_or(options.length);
+  }
   options.threads = arguments.threads == 0 ? available_processors() : arguments.threads;
   use_threads(options.threads);
   const auto machine = surroundings(options.threads);
@@ -218,9 +226,8 @@ void add_model(CLI::App& bench) {
       ->add_option("--model", arguments->options.model,
                    std::string("Preset of a language model, or ") + bench::kPixelClassifier)
       ->capture_default_str();
-  command->add_option("--length", arguments->options.length, "Tokens of a language model's training sequence")
-      ->check(CLI::Range(1, 1 << 20))
-      ->capture_default_str();
+  command->add_option("--length", arguments->length, "Tokens of a language model's training sequence (512)")
+      ->check(CLI::Range(1, 1 << 20));
   command->add_option("--reps", arguments->options.rounds, "Rounds in which both have a turn")
       ->check(CLI::Range(1, 10000))
       ->capture_default_str();

@@ -27,9 +27,9 @@ struct Arguments {
 
 void convert(const std::string& command, const Arguments& arguments) {
   const auto model = nn::load_language_model(arguments.model);
-  // A SentencePiece model goes along, for the folder to be complete in itself.
+  // A SentencePiece model goes along, for the folder to be complete in itself. A run may name one that is elsewhere.
   const auto tokenizer = find_tokenizer(arguments.model);
-  const bool has_file = !tokenizer.empty() && tokenizer != "bytes";
+  const bool named = !tokenizer.empty() && tokenizer != "bytes", has_file = named && std::filesystem::exists(tokenizer);
   const io::Bytes tokenizer_file = has_file ? io::read_file(tokenizer) : io::Bytes();
   io::prepare_output_folder(arguments.out, command);
   nn::save_language_model(*model, arguments.out);
@@ -38,6 +38,7 @@ void convert(const std::string& command, const Arguments& arguments) {
   fmt::print("{}: {}, {} layers, {} parameters, model_type {}{}\n", arguments.out, config.mixer,
              config.num_hidden_layers, model->parameter_count(),
              nn::to_json(config).at("model_type").get<std::string>(), has_file ? ", with its tokenizer" : "");
+  if (named && !has_file) fmt::print("without its tokenizer: {} is not there\n", tokenizer);
 }
 
 // input_ids [B, T] of the file.
@@ -87,7 +88,7 @@ void add_checkpoints(CLI::App& program) {
                 "RUN", "New folder for the model, in float32");
   add_converter(program, "export", "Write a language model in Hugging Face's layout", "RUN",
                 "Folder of a model, or of a training run, of which the latest checkpoint is taken", "HF_DIR",
-                "New folder for config.json and model.safetensors");
+                "New folder for config.json, model.safetensors and, where there is one, tokenizer.model");
 
   auto arguments = std::make_shared<Arguments>();
   auto* logits = program.add_subcommand("logits", "A language model's logits for tokens in a file");

@@ -1,7 +1,5 @@
 #include "cli/lm_run.h"
 
-#include <cctype>
-
 #include "efla/base/error.h"
 #include "efla/generate/generator.h"
 #include "efla/io/sha256.h"
@@ -41,17 +39,27 @@ std::string absolute(const std::string& path) {
   return path.empty() ? path : std::filesystem::absolute(path).lexically_normal().string();
 }
 
-// A word or a path needs no quotes, which a shell takes away: TABLE.KEY=efla is TABLE.KEY='efla' in TOML.
+// A word or a path needs no quotes, which a shell takes away: TABLE.KEY=efla is TABLE.KEY='efla' in TOML. What holds
+// quotes or brackets is TOML as it stands.
 std::string quoted_setting(const std::string& setting) {
   const auto equals = setting.find('=');
   if (equals == std::string::npos) {
     throw Error(kTrainLm, "--set", "'" + setting + "'", "TABLE.KEY=VALUE, as in training.lr=1e-3");
   }
-  const std::string value = setting.substr(equals + 1);
-  const bool word = !value.empty() && (std::isalpha(static_cast<unsigned char>(value[0])) || value[0] == '/' ||
-                                       value[0] == '.' || value[0] == '_');
-  if (!word || value == "true" || value == "false" || value.find('\'') != std::string::npos) return setting;
-  return setting.substr(0, equals) + "='" + value + "'";
+  const auto first = setting.find_first_not_of(' ', equals + 1);
+  const std::string value = first == std::string::npos ? "" : setting.substr(first);
+  return value.empty() || value.find_first_of("'\"[]{}\n") != std::string::npos
+             ? setting
+             : setting.substr(0, equals) + "='" + value + "'";
+}
+
+json parse_setting(const std::string& setting) {
+  const std::string name = "--set " + setting, quoted = quoted_setting(setting);
+  try {
+    return io::parse_toml(setting, name);
+  } catch (const IoError&) {
+    return io::parse_toml(quoted, name);
+  }
 }
 
 }  // namespace
@@ -59,7 +67,7 @@ std::string quoted_setting(const std::string& setting) {
 json read_configuration(const std::string& path, const std::vector<std::string>& settings) {
   json config = io::read_toml(path);
   for (const std::string& setting : settings) {
-    config.merge_patch(io::parse_toml(quoted_setting(setting), "--set " + setting));
+    config.merge_patch(parse_setting(setting));
   }
   return config;
 }

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "efla/base/error.h"
+#include "efla/io/file.h"
 #include "efla/io/json.h"
 #include "efla/nn/models/language_model_file.h"
 #include "efla/train/lm_run.h"
@@ -17,7 +18,15 @@ std::string find_tokenizer(const std::string& model, const std::string& given) {
   const auto run = std::filesystem::path(model) / train::kRunFile;
   if (!std::filesystem::exists(run)) return "";
   const auto recorded = io::read_json(run);
-  const auto field = [&](const char* path) { return recorded.value(nlohmann::json::json_pointer(path), ""); };
+  const auto field = [&](const char* path) -> std::string {
+    const nlohmann::json::json_pointer pointer(path);
+    if (!recorded.is_object() || !recorded.contains(pointer)) return "";
+    const auto& value = recorded.at(pointer);
+    if (!value.is_string()) {
+      throw IoError(IoError::Kind::content, run.string(), -1, std::string(path) + " is not a text");
+    }
+    return value.get<std::string>();
+  };
   if (auto path = field("/config/data/tokenizer"); !path.empty()) return path;
   // Any other is a file's name without its folder.
   return field("/data/train/tokenizer") == "bytes" ? "bytes" : "";

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "efla/autograd/one_thread.h"
 #include "efla/autograd/tensor_view.h"
 #include "efla/cpu/linear.h"
 #include "efla/ops/delta.h"
@@ -37,6 +38,7 @@ void product(const Tensor& x, const Tensor& weight, Tensor& y) {
     return;
   }
   default_pool().run((x.size(0) + kBlock - 1) / kBlock, [&](std::int64_t block, int) {
+    compute_on_this_thread_only();
     const at::NoGradGuard no_grad;  // of this thread
     const std::int64_t begin = block * kBlock, end = std::min(x.size(0), begin + kBlock);
     Tensor rows = y.slice(0, begin, end);

@@ -94,6 +94,9 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
   if (x.dim() < 1 || x.numel() == 0) throw Error(kRmsNorm, "x", "shape " + shape_text(x), "[..., D] with elements");
   if (weight.defined()) check_shape(kRmsNorm, "weight", weight, {x.size(-1)});
   if (!(eps > 0) || !std::isfinite(eps)) throw Error(kRmsNorm, "eps", std::to_string(eps), "a positive number");
+  if (weight.defined() && weight.device() != x.device()) {
+    throw Error(kRmsNorm, "weight", "a tensor on " + weight.device().str(), "one on " + x.device().str() + ", as x");
+  }
   if (!x.device().is_cpu()) return composite(x, weight, eps);
   if (weight.defined()) check_tensor(kRmsNorm, "weight", weight, weight.scalar_type(), 1, "[D]");
   return RmsNormFunction::apply(x, optional_of(weight), eps);

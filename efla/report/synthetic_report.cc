@@ -106,10 +106,17 @@ std::string table_by_task(const json& scores) {
   return table("Accuracy", columns, cells);
 }
 
-// "Length 64", and how many pairs where tests of one length differ in them.
+// A task's name as part of an HTML id.
+std::string id_of(std::string task) {
+  std::erase(task, ',');
+  std::replace(task.begin(), task.end(), ' ', '-');
+  return task;
+}
+
+// "Length 64", and how many pairs where tests differ in them.
 std::string test_name(const json& point) {
   const auto pairs = text_of(point, "pairs");
-  return "Length " + text_of(point, "length") + (pairs.empty() ? "" : ", " + pairs + " pairs");
+  return "Length " + text_of(point, "length") + (pairs.empty() ? "" : ", pairs " + pairs);
 }
 
 // Whether a task's tests differ in their pairs.
@@ -166,14 +173,15 @@ bool is_by_length(const json& scores) {
 std::string scores_section(const json& scores, Body& body) {
   constexpr const char* kLead =
       "Accuracy in percent, mean ± standard deviation over seeds, at the learning rate and weight decay that are best "
-      "at the training length; in a row of their own the paper’s figures, whose sizes are those of --scale paper.";
+      "at the training length (MQAR: on the tests of at most the longest training examples); in a row of their own the "
+      "paper’s figures, whose sizes are those of --scale paper.";
   if (scores.empty()) return "";
   if (!is_by_length(scores)) return section("scores", "Accuracy", kLead, table_by_task(scores));
   const auto mixers = distinct(scores, "mixer");
   std::string content = legend_of(mixers) + "<div class=\"charts\">\n", tables;
   for (const auto& task : distinct(scores, "task")) {
     const bool by_pairs = is_by_pairs(scores, task);
-    Figure figure{"length-" + task,
+    Figure figure{"length-" + id_of(task),
                   task,
                   by_pairs ? "keys with their values" : "tokens of the sequence",
                   Figure::Unit::accuracy,
@@ -226,7 +234,7 @@ std::string curves_section(const json& results, Body& body) {
   const auto mixers = distinct(scores, "mixer");
   std::string charts;
   for (const auto& task : distinct(scores, "task")) {
-    Figure figure{"curve-" + task, task, "step", Figure::Unit::accuracy, false, false, {}};
+    Figure figure{"curve-" + id_of(task), task, "step", Figure::Unit::accuracy, false, false, {}};
     for (const auto& mixer : mixers) {
       const json* score = score_of(scores, task, mixer);
       if (score == nullptr) continue;
@@ -248,7 +256,7 @@ std::string curves_section(const json& results, Body& body) {
   }
   if (charts.empty()) return "";
   return section("curves", "Training",
-                 "Accuracy on test examples of the training length while training; lines are means over seeds, bands "
+                 "Accuracy on the first test while training; lines are means over seeds, bands "
                  "their ranges.",
                  legend_of(mixers) + "<div class=\"charts\">\n" + charts + "</div>\n");
 }
@@ -309,6 +317,7 @@ std::string scale_note(const json& results) {
 std::string title_of(const std::string& study) {
   if (study == "mad") return "MAD: six synthetic tasks";
   if (study == "extrapolation") return "Length extrapolation of the exponential integrator";
+  if (study == "mqar") return "Multi-query associative recall";
   return "State tracking beyond the training length";
 }
 

@@ -137,7 +137,7 @@ class Training {
       const double accuracy = i == 0 ? curve.back().at("accuracy").get<double>() : measure(task);
       diverged = std::isnan(accuracy);
       ordered_json test{{"length", task.length}};
-      if (task.name == "mqar") test["pairs"] = static_cast<std::int64_t>(task.parameters.at("pairs"));
+      if (run_.training_task.name == "mqar-set") test["pairs"] = static_cast<std::int64_t>(task.parameters.at("pairs"));
       test["accuracy"] = accuracy;
       entry["tests"].push_back(test);
     }

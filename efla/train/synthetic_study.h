@@ -37,11 +37,12 @@ SyntheticStudyOptions completed(SyntheticStudyOptions options);
 std::vector<SyntheticRun> plan_synthetic(const SyntheticStudyOptions& options);
 
 // The "scores" of results.json from its "runs": for each task and mixer {"task", "mixer", "settings", "seeds", "runs",
-// "diverged", "lr", "weight_decay", "accuracy": [{"length", "pairs", "mean", "std", "paper", "paper_std"}]}, pairs for
-// tests of mqar alone. In each setting the
-// learning rate and weight decay with the highest mean over seeds on the first test count, a run that diverged as 0; a
-// seed's figure is the mean over settings, and mean and std (n − 1; null for one seed) are over seeds whose runs did
-// not diverge. lr and weight_decay are null where settings differ in them, paper where the papers have no figure.
+// "diverged", "lr", "weight_decay", "accuracy": [{"length", "pairs", "mean", "std", "paper", "paper_std"}]}, pairs in
+// the study of MQAR's standard set alone. In each setting the learning rate and weight decay with the highest mean over
+// seeds on the first test count (for MQAR's standard set on the five of at most its longest examples), a run that
+// diverged as 0; a seed's figure is the mean over settings, and mean and std (n − 1; null for one seed) are over seeds
+// whose runs did not diverge. lr and weight_decay are null where settings differ in them, paper where the papers have
+// no figure.
 nlohmann::ordered_json summarize_synthetic(const SyntheticStudyOptions& options,
                                            const std::vector<nlohmann::ordered_json>& runs);
 

@@ -101,7 +101,32 @@ TEST(BenchOp, MistakesNameWhatThereIs) {
   EXPECT_TRUE(is_user_mistake(bench_op({"--scaling", "--filter", "decode"}), "forward+backward"));
   EXPECT_TRUE(is_user_mistake(bench_op({"--scaling", "--tokens", "64"}), "--scaling"));
   EXPECT_TRUE(is_user_mistake(bench_op({"--reps", "0"}), "--reps"));
-  EXPECT_TRUE(is_user_mistake(run_program({"bench"}), "expected one of op, stability, generate"));
+  EXPECT_TRUE(is_user_mistake(run_program({"bench"}), "expected one of op, stability, generate, model"));
+}
+
+TEST(BenchModel, TrainsAndGeneratesBesideTheEagerForm) {
+  const TempFolder folder;
+  const auto path = folder.file("model.jsonl");
+  const auto result =
+      run_program({"bench", "model", "--model", "efla-1m", "--length", "64", "--reps", "1", "--out", path});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const auto lines = io::read_json_lines(path);
+  ASSERT_EQ(lines.size(), 2U);
+  EXPECT_EQ(lines[0].at("operation"), "generating");
+  EXPECT_EQ(lines[1].at("operation"), "training");
+  for (const auto& line : lines) {
+    EXPECT_GT(line.at("tokens_per_s"), 0.0);
+    EXPECT_GT(line.at("eager_tokens_per_s"), 0.0);
+    double sum = 0.0;
+    for (const auto& [part, share] : line.at("shares").items()) sum += share.get<double>();
+    EXPECT_NEAR(sum, 1.0, 1e-9);
+    EXPECT_GT(line.at("shares").at("matrix products"), 0.05);
+    EXPECT_GT(line.at("shares").at("delta rule"), 0.001);
+    EXPECT_GT(line.at("shares").at("short convolution"), 0.001);
+  }
+  EXPECT_TRUE(is_user_mistake(run_program({"bench", "model", "--model", "efla-2m"}), "efla-1m"));
+  EXPECT_TRUE(is_user_mistake(run_program({"bench", "model", "--model", "pixel-classifier", "--length", "9"}), "784"));
+  EXPECT_TRUE(is_user_mistake(run_program({"bench", "model", "--reps", "0"}), "--reps"));
 }
 
 TEST(BenchStability, KeepsEverySweep) {

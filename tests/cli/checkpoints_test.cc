@@ -80,6 +80,14 @@ TEST_F(Checkpoints, ATokenizerGoesAlong) {
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_NE(result.out.find("with its tokenizer"), std::string::npos) << result.out;
   EXPECT_EQ(read_text(out_ + "/tokenizer.model"), "bytes as they are");
+
+  fs::remove(fs::path(model_) / "tokenizer.model");
+  write_text(fs::path(model_) / "run.json", R"({"config": {"data": {"tokenizer": "/no/where.model"}}})");
+  const auto moved = run_program({"export", model_, "--out", folder_.file("moved")});
+  ASSERT_EQ(moved.exit_code, 0) << moved.err;
+  EXPECT_NE(moved.out.find("without its tokenizer: /no/where.model is not there"), std::string::npos) << moved.out;
+  write_text(fs::path(model_) / "run.json", R"({"config": {"data": {"tokenizer": 3}}})");
+  EXPECT_TRUE(is_user_mistake(run_program({"export", model_, "--out", folder_.file("wrong")}), "run.json"));
 }
 
 TEST_F(Checkpoints, LogitsSurviveImportAndExport) {

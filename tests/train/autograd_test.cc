@@ -3,6 +3,7 @@
 #include <torch/autograd.h>
 #include <torch/types.h>
 
+#include <ATen/Parallel.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <cmath>
@@ -10,9 +11,11 @@
 #include <vector>
 
 #include "efla/autograd/delta_rule.h"
+#include "efla/autograd/linear.h"
 #include "efla/autograd/rms_norm.h"
 #include "efla/autograd/short_conv.h"
 #include "efla/base/error.h"
+#include "efla/ops/delta.h"
 #include "tests/support/torch_tensors.h"
 
 namespace efla::autograd {
@@ -257,6 +260,39 @@ TEST(RmsNorm, MatchesTensorOperations) {
       EXPECT_LE(max_difference(gradients[i], expected_gradients[i]), 3e-5) << i;
     }
   }
+}
+
+TEST(Linear, IsLibTorchsProductWithAndWithoutGradientsAndForAnyThreads) {
+  const int libtorch_threads = at::get_num_threads();
+  for (const int threads : {1, 3}) {
+    set_threads(threads);
+    for (const int others : {1, 2}) {
+      at::set_num_threads(others);
+      for (const std::int64_t rows : {1, 8, 9, 300, 600}) {
+        const auto x = random_tensor({rows, 2, 24}, 1).to(torch::kFloat).select(1, 1);  // rows further apart than 24
+        const auto weight = random_tensor({50, 24}, 2).to(torch::kFloat);
+        const auto expected = torch::matmul(x.to(torch::kDouble), weight.to(torch::kDouble).t());
+        EXPECT_LE(max_difference(autograd::linear(x, weight), expected), 1e-5) << rows;
+        EXPECT_LE(max_difference(autograd::linear(x, weight.t().contiguous().t()), expected), 1e-5)
+            << rows << ", transposed";
+        const auto a = x.clone().requires_grad_(), b = weight.clone().requires_grad_();
+        const auto target = random_tensor({rows, 50}, 3).to(torch::kFloat);
+        const auto gradients = torch::autograd::grad({(autograd::linear(a, b) * target).sum()}, {a, b});
+        EXPECT_LE(max_difference(gradients[0], torch::matmul(target, weight)), 1e-5);
+        EXPECT_LE(max_difference(gradients[1], torch::matmul(target.t(), x)), 1e-4);
+      }
+    }
+  }
+  at::set_num_threads(1);
+  const auto x = random_tensor({700, 24}, 1).to(torch::kFloat), weight = random_tensor({50, 24}, 2).to(torch::kFloat);
+  set_threads(1);
+  const auto alone = autograd::linear(x, weight);
+  set_threads(3);
+  EXPECT_TRUE(torch::equal(autograd::linear(x, weight), alone));
+  EXPECT_EQ(autograd::linear(x[0], weight).sizes(), at::IntArrayRef({50}));
+  EXPECT_THROW(autograd::linear(x, weight.narrow(1, 0, 23)), std::exception);
+  set_threads(available_processors());
+  at::set_num_threads(libtorch_threads);
 }
 
 TEST(Functions, RefuseSecondDerivatives) {

@@ -306,6 +306,15 @@ ordered_json entry_of(const std::string& setting, double lr, int seed, std::vect
   return entry;
 }
 
+TEST(SyntheticScores, OfTheStandardSetCountAllItsSizes) {
+  // Worse on the first test, better on the five that decide; the last two, which are longer than any example, do not.
+  const std::vector<ordered_json> runs{entry_of("", 0.1, 1, {1.0, 0.5, 0.5, 0.5, 0.5, 0.9, 0.9}),
+                                       entry_of("", 0.2, 1, {0.9, 0.7, 0.7, 0.7, 0.7, 0.1, 0.1})};
+  const auto scores = summarize_synthetic({Study::mqar, Scale::paper, {}, {}, {}}, runs);
+  ASSERT_EQ(scores.size(), 1U);
+  EXPECT_EQ(scores[0].at("lr"), 0.2);
+}
+
 TEST(SyntheticScores, TakeTheBestOfEachSettingOverSeeds) {
   const SyntheticStudyOptions options{Study::extrapolation, Scale::paper, {}, {}, {}};
   // The second learning rate is better at the training length, though not at twice the length.

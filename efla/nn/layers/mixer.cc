@@ -283,11 +283,18 @@ Tensor Mixer::forward(const Tensor& x, const Tensor& cu_seqlens) const {
   const auto [qkv, gates] = convolved(projected, cu_seqlens);
   if (preset_.softmax) return output(x, causal_softmax(qkv));
   if (recurrence_.sequence) {
+    require_mixer(!cu_seqlens.defined() || cu_seqlens.size(0) == 2, "cu_seqlens",
+                  "packed sequences, and a recurrence that was set", "one sequence");
     const auto [q, k, v] = heads_of(qkv);
     return output(x, recurrence_.sequence(q, k, v, beta(gates)));
   }
   return output(x, autograd::delta_rule_packed(qkv, beta(gates), decay(x, gates), config_.heads, config_.key_dim, rule_,
                                                cu_seqlens));
+}
+
+void Mixer::set_recurrence(Recurrence recurrence) {
+  require_mixer(gate_ == Gate::none, "recurrence", "one for " + config_.mixer, "a mixer without decay");
+  recurrence_ = std::move(recurrence);
 }
 
 MixerState Mixer::initial_state(std::int64_t batch) const {

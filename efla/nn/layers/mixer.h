@@ -56,9 +56,9 @@ struct MixerState {
 };
 
 // Another way to compute a mixer's recurrence than the kernels, for one without decay: to compare forms of it inside a
-// model (efla bench model).
+// model (efla bench model). Several tokens behind a state keep the kernels.
 struct Recurrence {
-  // q, k [B, T, H, K], v [B, T, HV, V], β [B, T, HV] → o [B, T, HV, V]; packed sequences are not told apart.
+  // q, k [B, T, H, K], v [B, T, HV, V], β [B, T, HV] → o [B, T, HV, V]; all of one sequence each.
   std::function<torch::Tensor(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v,
                               const torch::Tensor& beta)>
       sequence;
@@ -84,8 +84,8 @@ class Mixer : public torch::nn::Module {
   // The state before the first token of each of B sequences.
   MixerState initial_state(std::int64_t batch) const;
 
-  // Empty functions: the kernels again.
-  void set_recurrence(Recurrence recurrence) { recurrence_ = std::move(recurrence); }
+  // Empty functions: the kernels again. Throws Error for a mixer with a decay.
+  void set_recurrence(Recurrence recurrence);
 
  private:
   std::int64_t keys() const { return config_.heads * config_.key_dim; }
