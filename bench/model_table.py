@@ -8,10 +8,10 @@ Of several results of a model and an operation the last counts.
 """
 
 import json
-import re
 import sys
 
-MARKS = re.compile(r"(<!-- model_table\.py -->\n).*?(<!-- to here -->\n)", re.DOTALL)
+import marked_tables
+
 
 
 def rate(result, prefix=""):
@@ -31,21 +31,13 @@ def rows(path):
         yield [part, *(f"{1e2 * r['shares'].get(part, 0.0):.1f} %" for r in results)]
 
 
-def main():
-    check = sys.argv[1] == "--check"
-    results, document = sys.argv[1 + check :]
-    table = [f"| {' | '.join(cells)} |" for cells in rows(results)]
-    table.insert(1, "|" + " --- |" * (table[0].count("|") - 1))
-    with open(document, encoding="utf-8") as file:
-        text = file.read()
-    new, tables = MARKS.subn(lambda m: m[1] + "\n".join(table) + "\n" + m[2], text)
-    if tables == 0:
-        sys.exit(f"{document} has no marks for a table")
-    if check and new != text:
-        sys.exit(f"{document} does not have the figures of {results}: run bench/model_table.py {results} {document}")
-    if not check:
-        with open(document, "w", encoding="utf-8") as file:
-            file.write(new)
+def main(arguments):
+    check = arguments[:1] == ["--check"]
+    results, *documents = arguments[check:] or [None]
+    if not documents:
+        sys.exit(__doc__)
+    table = marked_tables.markdown(rows(results))
+    marked_tables.fill("model_table.py", results, documents, lambda which: table, check)
 
 
-main()
+main(sys.argv[1:])

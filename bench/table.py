@@ -8,12 +8,11 @@ The first mark says which table: `table.py: float32 without decay` or `table.py:
 file the last counts. Microseconds a token and head, medians.
 """
 
-import re
 import sys
 
+import marked_tables
 from svg import last_run
 
-MARKS = re.compile(r"(<!-- table\.py: ([^>]*) -->\n).*?(<!-- to here -->\n)", re.DOTALL)
 DECAYS = {"none": "", "scalar": ", decay per head", "channel": ", decay per key channel"}
 PEERS = ["eager", "ggml"]
 
@@ -74,29 +73,14 @@ def name(operation, contender):
     return f'{operation.replace("+", " + ")}, {contender}'.replace("decode, step", "decode step")
 
 
-def table(run, which):
-    lines = list({"float32 without decay": run.short, "everything": run.everything}[which]())
-    lines.insert(1, ["---"] * len(lines[0]))
-    return "".join("| " + " | ".join(cells) + " |\n" for cells in lines)
-
-
 def main(arguments):
     check = arguments[:1] == ["--check"]
     source, *targets = arguments[check:] or [None]
     if not targets:
         sys.exit(__doc__)
     run = Run(last_run(source))
-    for target in targets:
-        with open(target, encoding="utf-8") as file:
-            text = file.read()
-        made, tables = MARKS.subn(lambda m: m[1] + table(run, m[2]) + m[3], text)
-        if tables == 0:
-            sys.exit(f"table.py: {target} has no marks of a table")
-        if check and made != text:
-            sys.exit(f"table.py: {target} does not have the figures of {source}; run bench/table.py {source} {target}")
-        if not check:
-            with open(target, "w", encoding="utf-8") as file:
-                file.write(made)
+    rows = {"float32 without decay": run.short, "everything": run.everything}
+    marked_tables.fill("table.py", source, targets, lambda which: marked_tables.markdown(rows[which]()), check)
 
 
 if __name__ == "__main__":
