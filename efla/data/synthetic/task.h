@@ -36,7 +36,8 @@ struct Task {
   std::int64_t length = 0;    // T of every example; of the longest in mqar-set
   bool reconstructs = false;  // every token is to be told from the vector at the last
   Accuracy accuracy = Accuracy::examples;
-  // Appends T tokens, at most the length, to each of the two. What is drawn depends on the generator and the split alone.
+  // Appends T tokens, at most the length, to each of the two. What is drawn depends on the generator and the split
+  // alone.
   std::function<void(Random&, Split, Example&)> draw;
   std::function<std::string(std::int32_t)> text;  // of a token, for people
 };
