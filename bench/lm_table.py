@@ -23,7 +23,6 @@ MIXERS = ["efla", "efla-adaptive", "efla-loose", "deltanet", "gdn"]
 RATES = [1e-3, 3e-3, 1e-2]
 SEEDS = [1, 2, 3]
 CONFIG = "configs/table1.toml"
-COMMAND = "bench/lm_table.py --efla build/bin/efla --out runs/table1 --results bench/results/lm-table1.json"
 
 
 def arguments():
@@ -126,7 +125,7 @@ def main():
     table = [row(m, [best[m], *(r for r in more if r["mixer"] == m)]) for m in MIXERS]
     table.sort(key=lambda r: math.inf if r["perplexity"] is None else r["perplexity"])
     version = json.loads(subprocess.run([args.efla, "info", "--json"], capture_output=True, check=True).stdout)
-    results = {"table": table, "runs": sweep + more, "environment": version, "command": COMMAND}
+    results = {"table": table, "runs": sweep + more, "environment": version, "command": " ".join(["bench/lm_table.py", *sys.argv[1:]])}
     args.results.write_text(json.dumps(results, indent=1) + "\n")
     for r in table:
         error = "" if r["standard_error"] is None else f" ± {r['standard_error']:.3f}"
