@@ -1,184 +1,45 @@
-// The program efla. Nothing but this file prints errors or chooses the exit code: 0, 2 for a user's mistake, 1 for a
-// failure, 130 after Ctrl-C.
-#include <fcntl.h>
-#include <fmt/core.h>
+// The program efla. Loading LibTorch takes most of a second, so the commands that do without it run here, and
+// efla-torch, which has them all, takes the place of this program for the others and for what concerns them all.
+#include "cli/commands.h"
+#include "cli/program.h"
+
+#ifdef EFLA_TORCH
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
-#include <csignal>
-#include <cstdio>
-#include <new>
+#include <cstring>
+#include <filesystem>
 #include <string>
 #include <string_view>
 #include <system_error>
-#include <vector>
-
-#include "cli/commands.h"
-#include "cli/version.h"
-#include "efla/base/error.h"
-#include "efla/rule/validate.h"
 
 namespace efla::cli {
 namespace {
 
-constexpr int kFailure = 1;
-constexpr int kUserMistake = 2;
+constexpr std::array<std::string_view, 3> kWithoutTorch{"apply", "data", "report"};
 
-void add_commands(CLI::App& program) {
-  add_info(program);
-  add_apply(program);
-  add_data(program);
-  add_report(program);
-#ifdef EFLA_TORCH
-  add_train(program);
-  add_eval(program);
-  add_generate(program);
-  add_reproduce(program);
-  add_checkpoints(program);
-#endif
-#ifdef EFLA_BENCH
-  add_bench(program);
-#endif
-}
-
-// A standard stream that the caller closed would give its number to the next file opened, and prints would end in it.
-void open_standard_streams() {
-  for (int fd = 0; fd <= 2; ++fd) {
-    if (fcntl(fd, F_GETFD) < 0) open("/dev/null", O_RDWR);
-  }
-}
-
-// Prints one line: what follows in the exceptions of some libraries is a stack trace. Names in it may come from foreign
-// files and fill the screen or command the terminal.
-int report(int code, std::string_view message) {
-  constexpr std::size_t kLongest = 4000;
-  std::string line(message.substr(0, std::min(message.find('\n'), kLongest)));
-  for (auto& c : line) {
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
-  }
-  fmt::print(stderr, "efla: {}\n", line);
-  return code;
-}
-
-// The command line as far as it was understood: "apply", "eval robustness", "" for the program itself.
-struct Position {
-  const CLI::App* app;
-  std::string path;
-};
-
-Position deepest(const CLI::App& program) {
-  Position at{&program, ""};
-  while (!at.app->get_subcommands().empty()) {
-    at.app = at.app->get_subcommands().front();
-    at.path += (at.path.empty() ? "" : " ") + at.app->get_name();
-  }
-  return at;
-}
-
-std::vector<std::string> option_names(const CLI::App& app) {
-  std::vector<std::string> names;
-  for (const auto* option : app.get_options()) {
-    for (const auto& name : option->get_lnames()) names.push_back("--" + name);
-  }
-  return names;
-}
-
-std::vector<std::string> subcommand_names(const CLI::App& app) {
-  std::vector<std::string> names;
-  for (const auto* command : app.get_subcommands([](const CLI::App*) { return true; })) {
-    names.push_back(command->get_name());
-  }
-  return names;
-}
-
-std::string joined(const std::vector<std::string>& names) {
-  std::string text;
-  for (const auto& name : names) text += (text.empty() ? "" : ", ") + name;
-  return text;
-}
-
-// "--scale: got 'two', expected NUMBER", of CLI11's "Could not convert: --scale = two".
-std::string conversion_message(const CLI::App& app, std::string_view message) {
-  for (const auto* option : app.get_options()) {
-    const std::string start = "Could not convert: " + option->get_name() + " = ";
-    if (!message.starts_with(start)) continue;
-    const auto type = option->get_type_name();
-    return option->get_name() + ": got '" + std::string(message.substr(start.size())) + "', expected " +
-           (type.empty() ? "no value" : type);
-  }
-  return std::string(message);
-}
-
-// What is wrong with a command line that `program` could not parse.
-std::string usage_message(const CLI::App& program, const CLI::ParseError& error) {
-  const auto [app, path] = deepest(program);
-  const std::string prefix = path.empty() ? "" : path + ": ";
-  const std::string help = " (see efla " + (path.empty() ? "" : path + " ") + "--help)";
-  const auto commands = subcommand_names(*app);
-  const auto leftover = program.remaining(true);
-  if (!leftover.empty()) {
-    const std::string name = leftover.front().substr(0, leftover.front().find('='));
-    if (name.starts_with("-")) {
-      return prefix + "unknown option '" + name + "', nearest is " + nearest_name(name, option_names(*app)) + help;
-    }
-    if (!commands.empty()) {
-      return prefix + "unknown command '" + name + "', nearest is " + nearest_name(name, commands) + help;
-    }
-    return prefix + "unexpected argument '" + leftover.front() + "'" + help;
-  }
-  if (!commands.empty()) return prefix + "no command given, expected one of " + joined(commands) + help;
-  if (error.get_name() == "ConversionError") return prefix + conversion_message(*app, error.what()) + help;
-  return prefix + error.what() + help;
-}
-
-int parse_and_run(CLI::App& program, int argc, char** argv) {
-  try {
-    program.parse(argc, argv);
-  } catch (const CLI::CallForHelp&) {
-    fmt::print("{}", program.help());
-  } catch (const CLI::CallForVersion&) {
-    fmt::print("efla {}\n", version());
-  } catch (const CLI::RuntimeError& error) {  // a subcommand's own exit code, the user having been told
-    return error.get_exit_code();
-  } catch (const CLI::ParseError& error) {
-    return report(kUserMistake, usage_message(program, error));
-  }
-  if (std::fflush(stdout) != 0) throw std::system_error(errno, std::generic_category(), "standard output");
-  return 0;
-}
-
-int run(int argc, char** argv) {
-  CLI::App program("Error-free linear attention: the exact delta rule, models trained with it, and what they show.",
-                   "efla");
-  program.set_version_flag("--version", std::string(version()), "Print the version and exit");
-  program.set_help_flag("-h,--help", "Print this help and exit");
-  program.require_subcommand(1);
-  program.option_defaults()->take_last();  // of an option given twice the last counts, as in other programs
-  add_commands(program);
-  try {
-    return parse_and_run(program, argc, argv);
-  } catch (const Error& error) {
-    return report(kUserMistake, error.what());
-  } catch (const IoError& error) {
-    return report(error.kind() == IoError::Kind::system ? kFailure : kUserMistake, error.what());
-  } catch (const std::system_error& error) {
-    // Whoever read the output is gone and wants no more.
-    if (error.code() == std::errc::broken_pipe) return kFailure;
-    return report(kFailure, error.what());
-  } catch (const std::bad_alloc&) {
-    return report(kFailure, "not enough memory");
-  } catch (const std::exception& error) {
-    return report(kFailure, error.what());
-  }
+int become_efla_torch(char** argv) {
+  std::error_code failed;
+  const auto self = std::filesystem::read_symlink("/proc/self/exe", failed);
+  const auto program = self.parent_path() / EFLA_TORCH_PROGRAM;
+  execv(program.c_str(), argv);
+  return report(kFailure, "cannot run " + program.lexically_normal().string() +
+                              ", a part of this program: " + std::strerror(errno));
 }
 
 }  // namespace
 }  // namespace efla::cli
 
 int main(int argc, char** argv) {
-  efla::cli::open_standard_streams();
-  // A write beyond the limit on file sizes then fails like one to a full disk, and what was written is removed.
-  std::signal(SIGXFSZ, SIG_IGN);
-  return efla::cli::run(argc, argv);
+  using namespace efla::cli;
+  const bool here = argc > 1 && std::find(kWithoutTorch.begin(), kWithoutTorch.end(), argv[1]) != kWithoutTorch.end();
+  return here ? run_program(argc, argv, {add_apply, add_data, add_report}) : become_efla_torch(argv);
 }
+#else
+int main(int argc, char** argv) {
+  using namespace efla::cli;
+  return run_program(argc, argv, {add_info, add_apply, add_data, add_report});
+}
+#endif

@@ -60,5 +60,8 @@ install(FILES ${CMAKE_CURRENT_BINARY_DIR}/eflaConfig.cmake ${CMAKE_CURRENT_BINAR
   DESTINATION ${config_folder})
 if(EFLA_CLI)
   install(TARGETS efla RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+  if(EFLA_TORCH)
+    install(TARGETS efla-torch RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR}/../libexec/efla)  # where efla looks for it
+  endif()
 endif()
 install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})

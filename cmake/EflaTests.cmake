@@ -7,11 +7,9 @@ function(efla_test name)
   cmake_parse_arguments(ARG "WHOLE" "HEADERS;SHARDS" "SOURCES;DEPENDS;LABELS" ${ARGN})
   set(target test_${name})
   add_executable(${target} ${ARG_SOURCES})
-  target_compile_options(${target} PRIVATE ${EFLA_WARNINGS})
+  target_compile_options(${target} PRIVATE ${EFLA_WARNINGS} -O1)  # compiling tests takes longer than running them
   if(ARG_HEADERS)
     efla_reuse_headers(${target} ${ARG_HEADERS})
-  else()
-    target_compile_options(${target} PRIVATE -O1)  # compiling tests takes longer than running them
   endif()
   target_link_libraries(${target} PRIVATE ${ARG_DEPENDS} GTest::gtest_main)
   target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR})

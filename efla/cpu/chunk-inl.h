@@ -148,7 +148,7 @@ HWY_INLINE void exact_gains(std::int64_t tokens, const StepSize& step, ChunkScra
 }
 
 // a and b from β and λ.
-HWY_INLINE void compute_gains(std::int64_t tokens, const StepSize& step, ChunkScratch& s) {
+HWY_NOINLINE inline void compute_gains(std::int64_t tokens, const StepSize& step, ChunkScratch& s) {
   if (step.integrator == Integrator::exact) return exact_gains(tokens, step, s);
   for (std::int64_t r = 0; r < tokens; ++r) {
     const float alpha = gain_alpha(step, s.beta[r], s.lambda[r]);
@@ -178,7 +178,7 @@ HWY_INLINE void load_chunk(const Problem& p, const ChunkPlace& at, ChunkScratch&
 }
 
 // The rows of q and k beside the state, once load_chunk has filled q, k and the decays.
-HWY_INLINE void apply_decay(std::int64_t tokens, ChunkScratch& s) {
+HWY_NOINLINE inline void apply_decay(std::int64_t tokens, ChunkScratch& s) {
   if (s.decay.kind == Decay::none) return;
   multiply_decays(tokens, s.decay);
   const std::int64_t count = tokens * s.key_stride;
@@ -245,6 +245,8 @@ struct ScoreTiles {
   }
 };
 
+HWY_NOINLINE inline void multiply_scores(ScoreTiles tiles, std::int64_t rows) { for_tiles(rows, tiles); }
+
 HWY_INLINE void transpose_keys(const float* keys, std::int64_t tokens, ChunkScratch& s) {
   for (std::int64_t first = 0; first < tokens; first += kPanel) {
     transpose(keys + first * s.key_stride, s.key_stride, std::min(kPanel, tokens - first), s.key_stride,
@@ -252,15 +254,13 @@ HWY_INLINE void transpose_keys(const float* keys, std::int64_t tokens, ChunkScra
   }
 }
 
-HWY_INLINE void compute_scores(const ChunkPlace& at, std::int64_t key_dim, ChunkScratch& s) {
+HWY_NOINLINE inline void compute_scores(const ChunkPlace& at, std::int64_t key_dim, ChunkScratch& s) {
   float* l_scores = s.scores + kChunk * kChunk;
   apply_decay(at.tokens, s);
   if (s.decay.kind != Decay::channel) {
     transpose_keys(s.k, at.tokens, s);
-    ScoreTiles p{s, key_dim, s.scores, s.q};
-    for_tiles(at.tokens, p);
-    ScoreTiles l{s, key_dim, l_scores, s.k};
-    for_tiles(at.tokens, l);
+    multiply_scores({s, key_dim, s.scores, s.q}, at.tokens);
+    multiply_scores({s, key_dim, l_scores, s.k}, at.tokens);
     if (s.decay.kind == Decay::scalar) weigh_scores(at.tokens, s.decay, s.scores, l_scores);
     return;
   }
@@ -274,10 +274,8 @@ HWY_INLINE void compute_scores(const ChunkPlace& at, std::int64_t key_dim, Chunk
     multiply_rows(s.k + half, decay.half_prefix, rest * s.key_stride, decay.k_half);
     multiply_rows(s.k, decay.half_suffix, half, decay.k_tail);
     transpose_keys(decay.k_tail, kHalfChunk, s);
-    ScoreTiles p{s, key_dim, s.scores + kHalfChunk * kChunk, decay.q_half, kHalfChunk};
-    for_tiles(rest, p);
-    ScoreTiles l{s, key_dim, l_scores + kHalfChunk * kChunk, decay.k_half, kHalfChunk};
-    for_tiles(rest, l);
+    multiply_scores({s, key_dim, s.scores + kHalfChunk * kChunk, decay.q_half, kHalfChunk}, rest);
+    multiply_scores({s, key_dim, l_scores + kHalfChunk * kChunk, decay.k_half, kHalfChunk}, rest);
   }
   for (std::int64_t first = 0; first < at.tokens; first += kHalfChunk) {
     pair_scores(s.q, s.k, decay, first, std::min(first + kHalfChunk, at.tokens), s.scores, l_scores);

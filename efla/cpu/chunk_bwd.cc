@@ -98,11 +98,9 @@ HWY_INLINE void prefetch_chunk(const DeltaBackward<T>& p, const ChunkPlace& at, 
 }
 
 // Everything of one chunk that is done panel by panel of value columns.
-template <class T>
-HWY_INLINE void value_panel(const DeltaBackward<T>& p, const ChunkPlace& at, std::int64_t first, float* dstates,
-                            BwdScratch& s, float* errors) {
-  const std::int64_t key_dim = p.shape.key_dim, value_dim = p.shape.value_dim;
-  const std::int64_t padded_values = round_up(value_dim, kPanel);
+HWY_NOINLINE void value_panel(const DeltaShape& shape, const ChunkPlace& at, std::int64_t first, float* dstates,
+                              BwdScratch& s, float* errors) {
+  const std::int64_t key_dim = shape.key_dim, padded_values = round_up(shape.value_dim, kPanel);
   const float* state = s.state + first * key_dim;
   float* dstate = dstates + first * key_dim;
   float* values = s.values + first * kChunk;
@@ -134,7 +132,7 @@ HWY_INLINE void value_panel(const DeltaBackward<T>& p, const ChunkPlace& at, std
 
 // dP (half 0) or dL + dLᵀ (half 1), with zeros where the triangle ends; with a scalar decay times its weights. With one
 // per channel dL alone.
-HWY_INLINE void score_gradient(std::int64_t half, std::int64_t tokens, std::int64_t padded_values, BwdScratch& s) {
+HWY_NOINLINE void score_gradient(std::int64_t half, std::int64_t tokens, std::int64_t padded_values, BwdScratch& s) {
   const FloatTag d;
   const ChunkDecay& decay = s.chunk.decay;
   float* out = s.dscores + half * kChunk * kChunk;
@@ -157,7 +155,7 @@ HWY_INLINE void score_gradient(std::int64_t half, std::int64_t tokens, std::int6
 }
 
 // One key panel of dq, dk and what dg needs of it.
-HWY_INLINE void key_panel(std::int64_t tokens, std::int64_t padded_values, std::int64_t key, BwdScratch& s) {
+HWY_NOINLINE void key_panel(std::int64_t tokens, std::int64_t padded_values, std::int64_t key, BwdScratch& s) {
   QueryGradientTiles query{s, padded_values, key};
   for_tiles(tokens, query);
   KeyGradientTiles keys{s, padded_values, tokens, key};
@@ -209,7 +207,7 @@ HWY_INLINE void chunk_of_head(const DeltaBackward<T>& p, const ChunkPlace& at, c
     const std::int64_t first = panel * kPanel, last = std::min(first + kPanel, value_dim);
     if (team > 1) load_columns(p, at, saved, first, last, s);
     if (at.start > sequence.begin) prefetch_chunk(p, at, at.start - kChunk, saved - 1, panel, panels);
-    value_panel(p, at, first, dstate, s, s.errors + (team > 1 ? member : 0) * kChunk * kPanel);
+    value_panel(p.shape, at, first, dstate, s, s.errors + (team > 1 ? member : 0) * kChunk * kPanel);
     if (team > 1) store_values(s.values, at, first, last, 1.0F, p.dv);
   });
   if (team == 1) store_values(s.values, at, 0, value_dim, 1.0F, p.dv);

@@ -54,7 +54,7 @@ struct OutputTiles {
 };
 
 // One chunk of the panel at column v: its outputs, and its state moved on.
-HWY_INLINE void panel_chunk(std::int64_t tokens, std::int64_t key_dim, std::int64_t v, FwdScratch& s) {
+HWY_NOINLINE void panel_chunk(std::int64_t tokens, std::int64_t key_dim, std::int64_t v, FwdScratch& s) {
   float* state = s.state + v * key_dim;
   SubstitutionTiles<false> substitution{s.chunk, key_dim, state, s.values + v * kChunk, s.u, nullptr};
   for_tiles(tokens, substitution);

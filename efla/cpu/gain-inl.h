@@ -54,7 +54,8 @@ HWY_INLINE void exact_gain_slopes(std::int64_t count, const float* beta, const f
 }
 
 // β and λ hold kChunk elements, of which the tokens' count.
-HWY_INLINE GainSlopes gain_slopes(const StepSize& step, std::int64_t tokens, const float* beta, const float* lambda) {
+HWY_NOINLINE inline GainSlopes gain_slopes(const StepSize& step, std::int64_t tokens, const float* beta,
+                                           const float* lambda) {
   GainSlopes slopes;
   if (step.integrator == Integrator::exact) {
     exact_gain_slopes(round_up(tokens, kLanes), beta, lambda, slopes);

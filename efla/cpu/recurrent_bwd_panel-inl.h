@@ -221,8 +221,8 @@ HWY_INLINE PanelRow finish_values(const ChunkScratch& c, std::int64_t r, PanelRo
 
 // The tokens of a chunk, forward and back.
 template <bool kDecay>
-HWY_INLINE void walk(const ChunkScratch& c, std::int64_t tokens, std::int64_t rows, const PanelScratch& s,
-                     float* dstate, const PanelSums& sums) {
+HWY_NOINLINE void walk(const ChunkScratch& c, std::int64_t tokens, std::int64_t rows, const PanelScratch& s,
+                       float* dstate, const PanelSums& sums) {
   play<true, kDecay>(c, 0, rows, s);
   for (std::int64_t r = 1; r < tokens; ++r) play<false, kDecay>(c, r, rows, s);
   const PanelRow none{};

@@ -2,9 +2,11 @@
 #include <gtest/gtest.h>
 
 #include <csignal>
+#include <filesystem>
 #include <string>
 
 #include "tests/support/program.h"
+#include "tests/support/temp_folder.h"
 
 namespace efla::test {
 namespace {
@@ -40,6 +42,21 @@ TEST(Main, MistakesNameTheNearest) {
   EXPECT_TRUE(is_user_mistake(run_program({"info", "extra"}), "info: unexpected argument 'extra'"));
   EXPECT_TRUE(is_user_mistake(run_program({""}), "unknown command ''"));
 }
+
+#ifdef EFLA_TORCH
+// A copy of the program without the one beside it that has LibTorch.
+TEST(Main, ProgramByItselfAppliesOperatorsAndNamesWhatIsMissing) {
+  const TempFolder folder;
+  const auto alone = folder.path() / "bin" / "efla";
+  std::filesystem::create_directory(alone.parent_path());
+  std::filesystem::copy_file(EFLA_PROGRAM, alone);
+  EXPECT_EQ(run_command({alone.string(), "apply", "--help"}).exit_code, 0);
+  const auto result = run_command({alone.string(), "info"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_EQ(result.err, "efla: cannot run " + (folder.path() / "libexec/efla/efla-torch").string() +
+                            ", a part of this program: No such file or directory\n");
+}
+#endif
 
 TEST(Main, FullDiskUnderStandardOutputIsAFailure) {
   const auto result = run_program({"info"}, "/dev/full");

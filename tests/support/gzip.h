@@ -3,11 +3,20 @@
 
 #include <zlib.h>
 
+#include <cstdint>
 #include <stdexcept>
 #include <string>
 #include <string_view>
 
 namespace efla::test {
+
+// Text that packs to about half of its size.
+inline std::string sample(std::size_t size) {
+  std::string text(size, ' ');
+  std::uint32_t x = 1;
+  for (auto& c : text) c = static_cast<char>((x = x * 1664525U + 1013904223U) >> 28);
+  return text;
+}
 
 inline std::string gzip(std::string_view text) {
   z_stream z{};

@@ -13,6 +13,7 @@ namespace {
 
 using test::expect_bad_content;
 using test::gzip;
+using test::sample;
 using test::TempFolder;
 using test::write_text;
 
@@ -21,13 +22,6 @@ constexpr std::size_t kBound = 1 << 24;
 std::string unpack(const std::string& packed, std::size_t bound = kBound) {
   const auto bytes = gunzip(as_bytes(packed), "x.gz", bound);
   return {bytes.begin(), bytes.end()};
-}
-
-std::string sample(std::size_t size) {
-  std::string text(size, ' ');
-  std::uint32_t x = 1;
-  for (auto& c : text) c = static_cast<char>((x = x * 1664525U + 1013904223U) >> 26);
-  return text;
 }
 
 TEST(Gunzip, UnpacksWhatWasPacked) {

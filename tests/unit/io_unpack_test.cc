@@ -11,6 +11,7 @@ namespace efla::io {
 namespace {
 
 using test::expect_bad_content;
+using test::sample;
 using test::TempFolder;
 using test::write_text;
 
@@ -28,13 +29,6 @@ std::string unpack(const std::string& packed, std::size_t in, std::size_t out) {
     text.append(buffer.begin(), buffer.begin() + static_cast<std::ptrdiff_t>(count));
     if (count == 0 && rest.empty()) return text;
   }
-}
-
-std::string sample(std::size_t size) {
-  std::string text(size, ' ');
-  std::uint32_t x = 1;
-  for (auto& c : text) c = static_cast<char>((x = x * 1664525U + 1013904223U) >> 28);
-  return text;
 }
 
 struct Format {

@@ -1,0 +1,161 @@
+#include "cli/program.h"
+
+#include <fcntl.h>
+#include <fmt/core.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <new>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <vector>
+
+#include "cli/version.h"
+#include "efla/base/error.h"
+#include "efla/rule/validate.h"
+
+namespace efla::cli {
+
+// What follows the first line in the exceptions of some libraries is a stack trace. Names in it may come from foreign
+// files and fill the screen or command the terminal.
+int report(int code, std::string_view message) {
+  constexpr std::size_t kLongest = 4000;
+  std::string line(message.substr(0, std::min(message.find('\n'), kLongest)));
+  for (auto& c : line) {
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
+  }
+  fmt::print(stderr, "efla: {}\n", line);
+  return code;
+}
+
+namespace {
+
+// A standard stream that the caller closed would give its number to the next file opened, and prints would end in it.
+void open_standard_streams() {
+  for (int fd = 0; fd <= 2; ++fd) {
+    if (fcntl(fd, F_GETFD) < 0) open("/dev/null", O_RDWR);
+  }
+}
+
+// The command line as far as it was understood: "apply", "eval robustness", "" for the program itself.
+struct Position {
+  const CLI::App* app;
+  std::string path;
+};
+
+Position deepest(const CLI::App& program) {
+  Position at{&program, ""};
+  while (!at.app->get_subcommands().empty()) {
+    at.app = at.app->get_subcommands().front();
+    at.path += (at.path.empty() ? "" : " ") + at.app->get_name();
+  }
+  return at;
+}
+
+std::vector<std::string> option_names(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const auto* option : app.get_options()) {
+    for (const auto& name : option->get_lnames()) names.push_back("--" + name);
+  }
+  return names;
+}
+
+std::vector<std::string> subcommand_names(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const auto* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+    names.push_back(command->get_name());
+  }
+  return names;
+}
+
+std::string joined(const std::vector<std::string>& names) {
+  std::string text;
+  for (const auto& name : names) text += (text.empty() ? "" : ", ") + name;
+  return text;
+}
+
+// "--scale: got 'two', expected NUMBER", of CLI11's "Could not convert: --scale = two".
+std::string conversion_message(const CLI::App& app, std::string_view message) {
+  for (const auto* option : app.get_options()) {
+    const std::string start = "Could not convert: " + option->get_name() + " = ";
+    if (!message.starts_with(start)) continue;
+    const auto type = option->get_type_name();
+    return option->get_name() + ": got '" + std::string(message.substr(start.size())) + "', expected " +
+           (type.empty() ? "no value" : type);
+  }
+  return std::string(message);
+}
+
+// What is wrong with a command line that `program` could not parse.
+std::string usage_message(const CLI::App& program, const CLI::ParseError& error) {
+  const auto [app, path] = deepest(program);
+  const std::string prefix = path.empty() ? "" : path + ": ";
+  const std::string help = " (see efla " + (path.empty() ? "" : path + " ") + "--help)";
+  const auto commands = subcommand_names(*app);
+  const auto leftover = program.remaining(true);
+  if (!leftover.empty()) {
+    const std::string name = leftover.front().substr(0, leftover.front().find('='));
+    if (name.starts_with("-")) {
+      return prefix + "unknown option '" + name + "', nearest is " + nearest_name(name, option_names(*app)) + help;
+    }
+    if (!commands.empty()) {
+      return prefix + "unknown command '" + name + "', nearest is " + nearest_name(name, commands) + help;
+    }
+    return prefix + "unexpected argument '" + leftover.front() + "'" + help;
+  }
+  if (!commands.empty()) return prefix + "no command given, expected one of " + joined(commands) + help;
+  if (error.get_name() == "ConversionError") return prefix + conversion_message(*app, error.what()) + help;
+  return prefix + error.what() + help;
+}
+
+int parse_and_run(CLI::App& program, int argc, char** argv) {
+  try {
+    program.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    fmt::print("{}", program.help());
+  } catch (const CLI::CallForVersion&) {
+    fmt::print("efla {}\n", version());
+  } catch (const CLI::RuntimeError& error) {  // a subcommand's own exit code, the user having been told
+    return error.get_exit_code();
+  } catch (const CLI::ParseError& error) {
+    return report(kUserMistake, usage_message(program, error));
+  }
+  if (std::fflush(stdout) != 0) throw std::system_error(errno, std::generic_category(), "standard output");
+  return 0;
+}
+
+}  // namespace
+
+int run_program(int argc, char** argv, std::initializer_list<AddCommand> commands) {
+  open_standard_streams();
+  // A write beyond the limit on file sizes then fails like one to a full disk, and what was written is removed.
+  std::signal(SIGXFSZ, SIG_IGN);
+  CLI::App program("Error-free linear attention: the exact delta rule, models trained with it, and what they show.",
+                   "efla");
+  program.set_version_flag("--version", std::string(version()), "Print the version and exit");
+  program.set_help_flag("-h,--help", "Print this help and exit");
+  program.require_subcommand(1);
+  program.option_defaults()->take_last();  // of an option given twice the last counts, as in other programs
+  for (const auto add : commands) add(program);
+  try {
+    return parse_and_run(program, argc, argv);
+  } catch (const Error& error) {
+    return report(kUserMistake, error.what());
+  } catch (const IoError& error) {
+    return report(error.kind() == IoError::Kind::system ? kFailure : kUserMistake, error.what());
+  } catch (const std::system_error& error) {
+    // Whoever read the output is gone and wants no more.
+    if (error.code() == std::errc::broken_pipe) return kFailure;
+    return report(kFailure, error.what());
+  } catch (const std::bad_alloc&) {
+    return report(kFailure, "not enough memory");
+  } catch (const std::exception& error) {
+    return report(kFailure, error.what());
+  }
+}
+
+}  // namespace efla::cli

@@ -1,0 +1,22 @@
+// What the programs efla and efla-torch share: the command line, and what becomes of errors. Nothing else prints errors
+// or chooses the exit code: 0, 2 for a user's mistake, 1 for a failure, 130 after Ctrl-C.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <initializer_list>
+#include <string_view>
+
+namespace efla::cli {
+
+inline constexpr int kFailure = 1;
+inline constexpr int kUserMistake = 2;
+
+// Prints one line on standard error and returns the exit code.
+int report(int code, std::string_view message);
+
+using AddCommand = void (*)(CLI::App&);
+
+// Parses the command line with these commands, runs the one that is named, and returns the exit code.
+int run_program(int argc, char** argv, std::initializer_list<AddCommand> commands);
+
+}  // namespace efla::cli
