@@ -3,6 +3,7 @@ set(THREADS_PREFER_PTHREAD_FLAG ON)
 find_package(Threads REQUIRED)
 find_package(hwy REQUIRED)
 find_package(nlohmann_json 3 REQUIRED)
+# Where LibTorch is seen too, fmt::fmt-header-only: PyTorch 2 brings headers of another fmt than the system's library.
 find_package(fmt REQUIRED)
 find_package(tomlplusplus 3 REQUIRED)
 find_package(ZLIB REQUIRED)
