@@ -115,17 +115,28 @@ def main():
     steps = next(int(line.split("=")[1].split("#")[0]) for line in lines if line.startswith("steps"))
     pool = concurrent.futures.ThreadPoolExecutor(args.jobs)
     try:
-        sweep = [pool.submit(train, args, steps, m, rate, SEEDS[0]) for rate in RATES for m in MIXERS]
-        sweep = [run.result() for run in sweep]
-        best = {m: min((r for r in sweep if r["mixer"] == m), key=loss_of) for m in MIXERS}
-        more = [pool.submit(train, args, steps, m, best[m]["lr"], seed) for seed in SEEDS[1:] for m in MIXERS]
-        more = [run.result() for run in more]
+        sweep = {m: [] for m in MIXERS}
+        for rate in RATES:
+            for m in MIXERS:
+                sweep[m].append(pool.submit(train, args, steps, m, rate, SEEDS[0]))
+        # The other seeds of a mixer as soon as its own rates are done, so that no job waits for the slowest.
+        more, waiting = {}, list(MIXERS)
+        while waiting:
+            concurrent.futures.wait([sweep[m][-1] for m in waiting], return_when=concurrent.futures.FIRST_COMPLETED)
+            for m in [m for m in waiting if sweep[m][-1].done()]:
+                waiting.remove(m)
+                sweep[m] = [run.result() for run in sweep[m]]
+                best = min(sweep[m], key=loss_of)
+                more[m] = [pool.submit(train, args, steps, m, best["lr"], seed) for seed in SEEDS[1:]]
+        more = {m: [run.result() for run in more[m]] for m in MIXERS}
     finally:
         pool.shutdown(cancel_futures=True)
-    table = [row(m, [best[m], *(r for r in more if r["mixer"] == m)]) for m in MIXERS]
+    table = [row(m, [min(sweep[m], key=loss_of), *more[m]]) for m in MIXERS]
     table.sort(key=lambda r: math.inf if r["perplexity"] is None else r["perplexity"])
     version = json.loads(subprocess.run([args.efla, "info", "--json"], capture_output=True, check=True).stdout)
-    results = {"table": table, "runs": sweep + more, "environment": version, "command": " ".join(["bench/lm_table.py", *sys.argv[1:]])}
+    runs = [run for m in MIXERS for run in sweep[m] + more[m]]
+    command = " ".join(["bench/lm_table.py", *sys.argv[1:]])
+    results = {"table": table, "runs": runs, "environment": version, "command": command}
     args.results.write_text(json.dumps(results, indent=1) + "\n")
     for r in table:
         error = "" if r["standard_error"] is None else f" ± {r['standard_error']:.3f}"

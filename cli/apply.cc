@@ -1,7 +1,6 @@
 // efla apply: the operator on tensors in a file, for any language that reads and writes safetensors.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -15,6 +14,7 @@
 #include "cli/output_file.h"
 #include "cli/version.h"
 #include "efla/base/error.h"
+#include "efla/base/memory.h"
 #include "efla/io/safetensors.h"
 #include "efla/ops/delta.h"
 #include "efla/rule/validate.h"
@@ -59,9 +59,8 @@ DeltaRule rule_of(const Options& options) {
   return rule;
 }
 
-// Refuses a problem that exceeds the machine's memory: K x V states can be huge where the tensors read are small, a
-// file with holes claims sizes that nobody ever wrote, and the system would kill the program only after it has filled
-// memory.
+// Refuses a problem that exceeds the machine's memory: K x V states can be huge where the tensors read are small, and a
+// file with holes claims sizes that nobody ever wrote.
 void check_memory(const DeltaShape& shape, Decay decay, bool grad, std::size_t element_bytes, std::size_t state_bytes) {
   const double heads = double(shape.batch) * double(shape.value_heads), tokens = heads * double(shape.tokens);
   const double token = 2.0 * double(shape.key_dim) + 2.0 * double(shape.value_dim) + 1.0;  // q, k, v, o, beta
@@ -71,11 +70,7 @@ void check_memory(const DeltaShape& shape, Decay decay, bool grad, std::size_t e
       double(shape.sequences()) * (grad ? 3.0 : 2.0) + (grad ? double(shape.batch) * double(shape.chunks()) : 0.0);
   const double bytes = tokens * (token * double(element_bytes) + gates * double(state_bytes)) * (grad ? 2.0 : 1.0) +
                        state * double(state_bytes) * states;
-  const double memory = double(sysconf(_SC_PHYS_PAGES)) * double(sysconf(_SC_PAGE_SIZE));
-  if (!(bytes <= memory)) {
-    throw Error("apply", "sizes B, T, H, K, V", fmt::format("tensors and states of {:.4g} GB", bytes / 1e9),
-                fmt::format("at most this machine's memory of {:.1f} GB", memory / 1e9));
-  }
+  require_memory("apply", "sizes B, T, H, K, V", "tensors and states", bytes);
 }
 
 // What is computed, and where it is written from.

@@ -1,7 +1,9 @@
 // efla eval robustness: a trained classifier under pixel dropout, intensity scale and noise (figure 1 of the paper).
 #include <fmt/core.h>
 
+#include <cstdint>
 #include <filesystem>
+#include <limits>
 #include <memory>
 #include <string>
 
@@ -80,7 +82,9 @@ void add_eval(CLI::App& program) {
   command->add_option("run", arguments->run, "Folder of a run of efla train smnist")->required()->type_name("RUN");
   command->add_option("--data", arguments->data, "builtin, or a folder with MNIST's files; the run's own if not given");
   command->add_option("--test-images", arguments->test_images, "First so many test images; 0: those of the run");
-  command->add_option("--seed", arguments->seed, "Seed of the dropped pixels and the noise")->capture_default_str();
+  command->add_option("--seed", arguments->seed, "Seed of the dropped pixels and the noise")
+      ->check(CLI::Range(std::int64_t{0}, std::numeric_limits<std::int64_t>::max()))
+      ->capture_default_str();
   command->add_flag("--json", arguments->json, "Print one JSON object");
   add_threads_option(*command, arguments->threads);
   command->callback([arguments] { eval_robustness(*arguments); });

@@ -52,7 +52,9 @@ void check_tasks(const std::vector<std::string>& tasks) {
 }
 
 std::unique_ptr<data::Tokenizer> load_tokenizer(const EvalLmArguments& arguments, const nn::LanguageModel& model) {
-  auto tokenizer = data::load_tokenizer(require_tokenizer(kEvalLm, arguments.model, arguments.tokenizer));
+  const auto path = require_tokenizer(kEvalLm, arguments.model, arguments.tokenizer);
+  auto tokenizer = data::load_tokenizer(path);
+  require_tokenizer_of_run(kEvalLm, arguments.model, path, tokenizer->info());
   if (tokenizer->vocab_size() > model.config().vocab_size) {
     throw Error(kEvalLm, "--tokenizer",
                 fmt::format("{} tokens, of {}", tokenizer->vocab_size(), tokenizer->info().name),

@@ -2,7 +2,9 @@
 #include <fmt/core.h>
 
 #include <cmath>
+#include <cstdint>
 #include <cstdio>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -13,11 +15,13 @@
 #include "cli/interrupt.h"
 #include "cli/model_tokenizer.h"
 #include "cli/output_file.h"
+#include "cli/program.h"
 #include "cli/prompts.h"
 #include "cli/smnist.h"
 #include "efla/autograd/one_thread.h"
 #include "efla/base/error.h"
 #include "efla/data/tokenizer.h"
+#include "efla/data/utf8.h"
 #include "efla/generate/generator.h"
 #include "efla/generate/session.h"
 #include "efla/io/json.h"
@@ -76,7 +80,7 @@ class Generate {
     if (arguments.json) return;
     options_.on_text = [](std::string_view text) {
       fmt::print("{}", text);
-      std::fflush(stdout);
+      flush_standard_output();
     };
   }
 
@@ -137,6 +141,12 @@ class Generate {
       const bool begun = !session.last_ids.empty();
       if (line->empty() && !begun && !arguments_.bos) continue;
       const bool new_line = !line->empty() && begun && !tokenizer_.bytes_of(session.last_ids.back()).ends_with('\n');
+      if (const auto valid = data::utf8_prefix(*line); valid != line->size()) {
+        // What was said so far is worth more than the line.
+        cli::report(kUserMistake,
+                    fmt::format("the line: got a byte at {} that is not UTF-8, expected UTF-8; it is left out", valid));
+        continue;
+      }
       const auto prompt = (new_line ? "\n" : "") + *line;
       reply(session, *line, generator_.encode(session, prompt, arguments_.bos));
     }
@@ -158,7 +168,7 @@ class Generate {
     } else {
       fmt::print("\n");
     }
-    std::fflush(stdout);
+    flush_standard_output();
     prefill_.add(prefill);
     decode_.add(decode);
     state_bytes_ = session.state.bytes();
@@ -185,7 +195,9 @@ void run(const GenerateArguments& arguments) {
   use_threads(arguments.threads);
   autograd::compute_on_this_thread_only();  // beside the operators, which have threads of their own
   const auto model = nn::load_language_model(arguments.model);
-  const auto tokenizer = data::load_tokenizer(require_tokenizer("generate", arguments.model, arguments.tokenizer));
+  const auto path = require_tokenizer("generate", arguments.model, arguments.tokenizer);
+  const auto tokenizer = data::load_tokenizer(path);
+  require_tokenizer_of_run("generate", arguments.model, path, tokenizer->info());
   Generate(arguments, *model, *tokenizer).run();
 }
 
@@ -201,9 +213,11 @@ void add_sampling_options(CLI::App& command, GenerateArguments& arguments) {
       .add_option("--repetition-penalty", sampling.repetition_penalty,
                   "Over 1 makes tokens less probable that the text has held before")
       ->capture_default_str();
-  command.add_option("--seed", arguments.seed,
-                     "Seed of what is drawn (default: 0, or the session's); the prompts of a file\n"
-                     "have this seed, the next, and so on");
+  command
+      .add_option("--seed", arguments.seed,
+                  "Seed of what is drawn (default: 0, or the session's); the prompts of a file\n"
+                  "have this seed, the next, and so on")
+      ->check(CLI::Range(std::int64_t{0}, std::numeric_limits<std::int64_t>::max()));
 }
 
 }  // namespace

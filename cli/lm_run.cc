@@ -1,5 +1,6 @@
 #include "cli/lm_run.h"
 
+#include "cli/model_tokenizer.h"
 #include "efla/base/error.h"
 #include "efla/generate/generator.h"
 #include "efla/io/sha256.h"
@@ -85,6 +86,9 @@ LmSetup::LmSetup(const json& config, torch::Device device)
     throw Error(kTrainLm, "--device", "cuda with mixer " + model_config_.mixer,
                 "cpu: the delta rule has no GPU kernels yet (mixer softmax alone runs there)");
   }
+  // Damaged tokens would train all the same, or end the run hours later.
+  train_->verify();
+  if (validation_) validation_->verify();
 }
 
 void LmSetup::read_data() {
@@ -108,6 +112,8 @@ json LmSetup::full() const {
   config["model"] = nn::to_json(model_config_);
   return config;
 }
+
+json LmSetup::tokenizer_description() const { return tokenizer_of_run(train_->tokenizer()); }
 
 json LmSetup::data_description() const {
   json description = {{"train", describe(*train_)}};

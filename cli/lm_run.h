@@ -34,6 +34,9 @@ class LmSetup {
   // The configuration with every default filled in.
   nlohmann::json full() const;
 
+  // What run.json keeps of the tokenizer that made the tokens.
+  nlohmann::json tokenizer_description() const;
+
   // What the tokens are: {"train": {tokens, documents, sha256, tokenizer}, "validation": …}.
   nlohmann::json data_description() const;
 

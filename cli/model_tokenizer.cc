@@ -39,4 +39,20 @@ std::string require_tokenizer(const std::string& command, const std::string& mod
   return name;
 }
 
+nlohmann::json tokenizer_of_run(const io::TokenizerInfo& tokenizer) {
+  return {{"name", tokenizer.name}, {"fingerprint", tokenizer.fingerprint}, {"vocab_size", tokenizer.vocab_size}};
+}
+
+void require_tokenizer_of_run(const std::string& command, const std::string& model, const std::string& path,
+                              const io::TokenizerInfo& tokenizer) {
+  const auto run = std::filesystem::path(model) / train::kRunFile;
+  if (!std::filesystem::exists(run)) return;
+  const auto recorded = io::read_json(run);
+  if (!recorded.is_object() || !recorded.contains("tokenizer")) return;  // of a version that did not keep it
+  const auto& expected = recorded.at("tokenizer");
+  if (!expected.is_object() || expected.value("fingerprint", "") == tokenizer.fingerprint) return;
+  throw Error(command, "--tokenizer", path + ", which is not the tokenizer of " + model,
+              expected.value("name", "another") + " of " + std::to_string(expected.value("vocab_size", 0)) + " tokens");
+}
+
 }  // namespace efla::cli

@@ -1,7 +1,10 @@
 // Which tokenizer a language model goes with.
 #pragma once
 
+#include <nlohmann/json.hpp>
 #include <string>
+
+#include "efla/data/tokenizer.h"
 
 namespace efla::cli {
 
@@ -15,5 +18,12 @@ std::string find_tokenizer(const std::string& model, const std::string& given = 
 
 // The same. Throws Error naming --tokenizer where there is none.
 std::string require_tokenizer(const std::string& command, const std::string& model, const std::string& given);
+
+// What run.json keeps of a tokenizer: {name, fingerprint, vocab_size}.
+nlohmann::json tokenizer_of_run(const io::TokenizerInfo& tokenizer);
+
+// Throws Error naming --tokenizer where the run in the folder was trained with another than the one at `path`.
+void require_tokenizer_of_run(const std::string& command, const std::string& model, const std::string& path,
+                              const io::TokenizerInfo& tokenizer);
 
 }  // namespace efla::cli

@@ -32,7 +32,19 @@ int report(int code, std::string_view message) {
   return code;
 }
 
+void flush_standard_output() {
+  const bool failed_before = std::ferror(stdout) != 0;  // in a print that nobody looked at: why is not known
+  if (std::fflush(stdout) == 0 && !failed_before) return;
+  throw std::system_error(failed_before ? EIO : errno, std::generic_category(), "standard output");
+}
+
 namespace {
+
+// LibTorch's words for memory that it did not get.
+bool is_out_of_memory(std::string_view message) {
+  return message.find("DefaultCPUAllocator") != std::string_view::npos &&
+         message.find("can't allocate memory") != std::string_view::npos;
+}
 
 // A standard stream that the caller closed would give its number to the next file opened, and prints would end in it.
 void open_standard_streams() {
@@ -124,7 +136,7 @@ int parse_and_run(CLI::App& program, int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return report(kUserMistake, usage_message(program, error));
   }
-  if (std::fflush(stdout) != 0) throw std::system_error(errno, std::generic_category(), "standard output");
+  flush_standard_output();
   return 0;
 }
 
@@ -154,7 +166,7 @@ int run_program(int argc, char** argv, std::initializer_list<AddCommand> command
   } catch (const std::bad_alloc&) {
     return report(kFailure, "not enough memory");
   } catch (const std::exception& error) {
-    return report(kFailure, error.what());
+    return report(kFailure, is_out_of_memory(error.what()) ? "not enough memory" : error.what());
   }
 }
 

@@ -14,6 +14,9 @@ inline constexpr int kUserMistake = 2;
 // Prints one line on standard error and returns the exit code.
 int report(int code, std::string_view message);
 
+// Throws std::system_error where what was printed cannot be written.
+void flush_standard_output();
+
 using AddCommand = void (*)(CLI::App&);
 
 // Parses the command line with these commands, runs the one that is named, and returns the exit code.

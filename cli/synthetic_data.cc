@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -88,7 +89,9 @@ void add_show(CLI::App& data) {
     task->add_option("--split", options->split, "train or test, where they differ")
         ->check(CLI::IsMember({"train", "test"}))
         ->capture_default_str();
-    task->add_option("--seed", options->seed, "Seed of the examples")->capture_default_str();
+    task->add_option("--seed", options->seed, "Seed of the examples")
+        ->check(CLI::Range(std::int64_t{0}, std::numeric_limits<std::int64_t>::max()))
+        ->capture_default_str();
     task->add_option("--index", options->index, "Which example")
         ->check(CLI::Range(0L, 1L << 53))
         ->capture_default_str();

@@ -1,8 +1,10 @@
 // efla train smnist: one classifier of pixel sequences, in a folder of its own.
 #include <fmt/core.h>
 
+#include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -75,7 +77,8 @@ void add_settings(CLI::App& command, TrainArguments& a) {
   add_setting<std::string>(command, a, "--pooling", "/model/pooling", "What the head reads: mean or last");
   add_setting<std::int64_t>(command, a, "--epochs", "/training/epochs", "Passes over the training images");
   add_setting<double>(command, a, "--lr", "/training/lr", "Highest learning rate");
-  add_setting<std::uint64_t>(command, a, "--seed", "/training/seed", "Seed of parameters and order");
+  add_setting<std::uint64_t>(command, a, "--seed", "/training/seed", "Seed of parameters and order")
+      ->check(CLI::Range(std::int64_t{0}, std::numeric_limits<std::int64_t>::max()));
   add_setting<std::int64_t>(command, a, "--batch-size", "/training/batch_size", "Images a step");
   add_setting<double>(command, a, "--weight-decay", "/training/weight_decay", "AdamW's weight decay");
   add_setting<std::string>(command, a, "--schedule", "/training/schedule", "After the warm-up: cosine or constant");
@@ -165,7 +168,7 @@ void add_train(CLI::App& program) {
   command->add_option("--resume", arguments->resume, "Folder of the run to go on with, to the same bits");
   command
       ->add_option("--checkpoint-every", arguments->checkpoint_every, "Steps between checkpoints besides each epoch's")
-      ->check(CLI::NonNegativeNumber);
+      ->check(CLI::Range(std::int64_t{0}, std::numeric_limits<std::int64_t>::max()));
   add_threads_option(*command, arguments->threads);
   command->callback([=] {
     arguments->data_given = data->count() > 0;

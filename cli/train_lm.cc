@@ -90,6 +90,14 @@ int threads_of(int asked) {
   return std::max(1, available_processors() / processes);
 }
 
+// A part of run.json.
+json field_of(const json& run, const char* name, const std::filesystem::path& path) {
+  if (!run.is_object() || !run.contains(name) || !run.at(name).is_object()) {
+    throw IoError(IoError::Kind::content, path.string(), -1, std::string("it has no \"") + name + "\" of a run");
+  }
+  return run.at(name);
+}
+
 json asked_configuration(const TrainLmArguments& a) {
   if (a.out.empty() == a.resume.empty()) {
     throw Error(kTrainLm, "--out", a.out.empty() ? "nothing" : "both --out and --resume",
@@ -100,15 +108,16 @@ json asked_configuration(const TrainLmArguments& a) {
     throw Error(kTrainLm, "--set", a.settings.front(), "no setting: a run goes on as it began");
   }
   if (!a.config.empty()) return read_configuration(a.config, a.settings);
-  return io::read_json(std::filesystem::path(a.resume) / train::kRunFile).at("config");
+  const auto path = std::filesystem::path(a.resume) / train::kRunFile;
+  return field_of(io::read_json(path), "config", path);
 }
 
 // The configuration and the data of the run that goes on are those that it began with.
 void require_same_run(const std::filesystem::path& folder, const json& config, const json& data) {
   const auto path = folder / train::kRunFile;
   const json recorded = io::read_json(path);
-  train::require_same(config, recorded.at("config"), "resume", path.string());
-  train::require_same({{"data", data}}, {{"data", recorded.at("data")}}, "resume", path.string());
+  train::require_same(config, field_of(recorded, "config", path), "resume", path.string());
+  train::require_same({{"data", data}}, {{"data", field_of(recorded, "data", path)}}, "resume", path.string());
 }
 
 void write_run_file(const std::filesystem::path& folder, const LmSetup& setup, const train::Ranks& ranks, int threads,
@@ -117,6 +126,7 @@ void write_run_file(const std::filesystem::path& folder, const LmSetup& setup, c
                                       {"command", command_line()},
                                       {"config", setup.full()},
                                       {"data", setup.data_description()},
+                                      {"tokenizer", setup.tokenizer_description()},
                                       {"parameters", setup.parameter_count()},
                                       {"processes", ranks.size()},
                                       {"threads", threads},

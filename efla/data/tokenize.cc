@@ -32,6 +32,19 @@ ordered_json describe_source(const std::vector<fs::path>& files, const TokenizeO
           {"inputs", std::move(inputs)}};
 }
 
+// The files of the inputs. Shards below one of them would be text when the command is given again.
+std::vector<fs::path> inputs_outside(const fs::path& folder, const std::vector<std::string>& inputs) {
+  const auto out = fs::weakly_canonical(folder);
+  for (const auto& input : inputs) {
+    const auto in = fs::weakly_canonical(input);
+    if (!fs::is_directory(in)) continue;
+    if (std::mismatch(in.begin(), in.end(), out.begin(), out.end()).first == in.end()) {
+      throw Error(kOperation, "--out", folder.string() + ", inside the input " + input, "a folder outside of it");
+    }
+  }
+  return list_inputs(inputs);
+}
+
 // Files that a process which was killed left half-written (AtomicFile's names).
 void remove_left_overs(const fs::path& folder) {
   std::vector<fs::path> left;
@@ -84,7 +97,7 @@ class Tokenization {
         tokenizer_(tokenizer),
         pool_(pool),
         events_(events),
-        files_(list_inputs(options.inputs)),
+        files_(inputs_outside(folder_, options.inputs)),
         reader_(files_, options.format, tokenizer) {}
 
   TokenizeEnd run() {

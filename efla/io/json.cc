@@ -3,6 +3,7 @@
 #include <fcntl.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "efla/io/descriptor.h"
 
@@ -58,6 +59,11 @@ std::vector<nlohmann::json> read_json_lines(const std::filesystem::path& path) {
 
 std::string to_json_line(const nlohmann::ordered_json& value) {
   return value.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+}
+
+std::string shown(const nlohmann::json& value) {
+  const bool has_no_json = value.is_number_float() && !std::isfinite(value.get<double>());
+  return has_no_json ? std::to_string(value.get<double>()) : value.dump();
 }
 
 JsonLinesWriter::JsonLinesWriter(const std::filesystem::path& path) : path_(path) {

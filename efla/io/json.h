@@ -24,6 +24,9 @@ std::vector<nlohmann::json> read_json_lines(const std::filesystem::path& path);
 // The value on one line without a newline. JSON has no NaN and no infinity: they become null.
 std::string to_json_line(const nlohmann::ordered_json& value);
 
+// A value in a message: as JSON, but nan and inf by their names.
+std::string shown(const nlohmann::json& value);
+
 // Appends lines to a file, each in one write that is out of the process when it returns. On opening, a last line that
 // was cut short is cut off.
 class JsonLinesWriter {

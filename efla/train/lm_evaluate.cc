@@ -5,7 +5,9 @@
 #include <cmath>
 #include <numbers>
 #include <numeric>
+#include <string>
 
+#include "efla/base/error.h"
 #include "efla/data/packed_batches.h"
 
 namespace efla::train {
@@ -18,6 +20,10 @@ std::int64_t bytes_of_targets(const data::PackedBatch& batch, const TokenBytes& 
   std::int64_t bytes = 0;
   for (std::size_t i = 0; i < batch.targets.size(); ++i) {
     if (batch.targets[i] == data::kNoTarget) continue;
+    if (batch.targets[i] >= std::ssize(tokens.bytes)) {
+      throw Error("evaluate", "tokens", "token " + std::to_string(batch.targets[i]),
+                  "one of the tokenizer's " + std::to_string(tokens.bytes.size()));
+    }
     bytes += tokens.bytes[batch.targets[i]];
     if (batch.inputs[i] == tokens.space_after && tokens.bytes[batch.targets[i]] > 0) --bytes;
   }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "efla/base/error.h"
+#include "efla/io/json.h"
 #include "efla/rule/validate.h"
 
 namespace efla::train {
@@ -17,7 +18,7 @@ using nlohmann::json;
 constexpr const char* kTrainLm = "train lm";
 
 [[noreturn]] void refuse(const std::string& key, const json& got, const std::string& expected) {
-  throw Error(kTrainLm, key, got.dump(), expected);
+  throw Error(kTrainLm, key, io::shown(got), expected);
 }
 
 void require(bool good, const char* key, const json& got, const std::string& expected) {

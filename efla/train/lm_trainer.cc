@@ -250,6 +250,7 @@ void LmTrainer::restore(const std::filesystem::path& folder, const nlohmann::jso
   batches_.seek({field<std::int64_t>(position, "epoch", path), field<std::int64_t>(position, "index", path)});
   step_ = field<std::int64_t>(trainer, "step", path);
   tokens_ = field<std::int64_t>(trainer, "tokens", path);
+  if (step_ < 0 || tokens_ < 0) throw IoError(IoError::Kind::content, path, -1, "its step or its tokens are below 0");
   adamw_.set_steps(step_);
 }
 

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "efla/base/error.h"
+#include "efla/io/json.h"
 
 namespace efla::train {
 namespace {
@@ -11,7 +12,7 @@ namespace {
 using nlohmann::json;
 
 void require(bool good, const char* name, const json& got, const char* expected) {
-  if (!good) throw Error("train", name, got.dump(), expected);
+  if (!good) throw Error("train", name, io::shown(got), expected);
 }
 
 }  // namespace

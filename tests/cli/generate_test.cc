@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "efla/data/tokenizer.h"
 #include "efla/data/utf8.h"
 #include "efla/nn/models/language_model_file.h"
 #include "tests/generate/tiny_model.h"
@@ -156,6 +157,38 @@ TEST_F(GenerateCommand, InteractiveKeepsTheState) {
             lines[2].at("text"));
 }
 
+TEST_F(GenerateCommand, ALineThatIsNotUtf8IsLeftOut) {
+  const auto session = folder.file("session");
+  const auto result = shell("printf 'abc\\n\\377\\nde\\n' | ", {"--interactive", "--save-session", session}, "");
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_NE(result.err.find("the line: got a byte at 0 that is not UTF-8"), std::string::npos) << result.err;
+  const auto sound = shell("printf 'abc\\nde\\n' | ", {"--interactive"}, "");
+  EXPECT_EQ(result.out, sound.out);
+  EXPECT_TRUE(std::filesystem::exists(session));
+}
+
+TEST_F(GenerateCommand, FullDiskUnderTheTextIsAFailure) {
+  for (const char* json : {"", " --json"}) {
+    const auto result = shell("", {"--prompt", "abc"}, std::string(json) + " > /dev/full");
+    EXPECT_EQ(result.exit_code, 1);
+    EXPECT_EQ(result.err, "efla: standard output: No space left on device\n");
+  }
+}
+
+// A run keeps which tokenizer made its tokens.
+TEST_F(GenerateCommand, ATokenizerOfAnotherRunIsRefused) {
+  std::filesystem::create_directories(folder / "run/checkpoints");
+  std::filesystem::rename(model(), folder / "run/checkpoints/step-000010");
+  const auto run = [&](const std::string& fingerprint) {
+    write_text(folder / "run/run.json",
+               json{{"tokenizer", {{"name", "a.model"}, {"fingerprint", fingerprint}, {"vocab_size", 7}}}}.dump());
+    return run_program({"generate", folder.file("run"), "--tokenizer", "bytes", "--prompt", "a", "--max-tokens", "1"});
+  };
+  EXPECT_TRUE(is_user_mistake(run("00"), "--tokenizer: got bytes, which is not the tokenizer of " + folder.file("run") +
+                                             ", expected a.model of 7 tokens"));
+  EXPECT_EQ(run(data::load_tokenizer("bytes")->info().fingerprint).exit_code, 0);
+}
+
 TEST_F(GenerateCommand, CtrlCEndsAReply) {
   const auto out = folder.file("out"), session = folder.file("session");
   const std::string interrupt = " > '" + out + "' & efla=$!; while [ ! -s '" + out +
@@ -187,6 +220,7 @@ TEST_F(GenerateCommand, Mistakes) {
   EXPECT_TRUE(is_user_mistake(generate({"--prompt", "a", "--temperature", "-1"}), "--temperature"));
   EXPECT_TRUE(is_user_mistake(generate({"--prompt", "a", "--top-p", "0"}), "--top-p"));
   EXPECT_TRUE(is_user_mistake(generate({"--prompt", "a", "--max-tokens", "-3"}), "--max-tokens"));
+  EXPECT_TRUE(is_user_mistake(generate({"--prompt", "a", "--seed", "-1"}), "--seed"));
   EXPECT_TRUE(is_user_mistake(generate({"--prompt", "a", "--tokenizer", folder.file("none")}), "none"));
   EXPECT_TRUE(is_user_mistake(generate({"--prompt", "a", "--save-session", folder.file("no/file")}), "--save-session"));
   EXPECT_TRUE(is_user_mistake(generate({"--load-session", folder.file("none")}), "none"));

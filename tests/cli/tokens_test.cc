@@ -217,6 +217,10 @@ TEST_F(Tokens, BadInputIsNamed) {
   EXPECT_TRUE(
       is_user_mistake(tokenize({empty}, {"--shard-tokens", "0"}), "--shard-tokens: got 0, expected at least 1"));
   EXPECT_TRUE(is_user_mistake(tokenize({empty}, {"--separator", ""}), "--separator: got ''"));
+  const auto input = folder_.file("texts");
+  std::filesystem::create_directory(input);
+  write_text(folder_ / "texts/a.txt", "a text");
+  EXPECT_TRUE(is_user_mistake(tokenize({input}, {"--out", input + "/tokens"}), "inside the input " + input));
   EXPECT_TRUE(is_user_mistake(tokenize({empty}, {"--out", empty}), "which is not a folder"));
   EXPECT_TRUE(is_user_mistake(tokenize({empty}, {"--out", folder_.path().string()}), "which is not empty"));
   EXPECT_TRUE(is_user_mistake(run_program({"data", "tokenize", "--out", out_, "--tokenizer", "bytes"}),

@@ -253,6 +253,10 @@ TEST_F(TrainLm, Mistakes) {
       run_program(train("run", {"model.vocab_size=100", "model.bos_token_id=1", "model.eos_token_id=2"})),
       "at least 258"));
   EXPECT_TRUE(is_user_mistake(run_program(train("run", {"training"})), "TABLE.KEY=VALUE"));
+  EXPECT_TRUE(is_user_mistake(run_program(train("run", {"training.lr=nan"})), "training.lr: got nan"));
+  EXPECT_TRUE(is_user_mistake(
+      run_program(train("run", {"model.hidden_size=65536", "model.num_hidden_layers=1000", "model.num_heads=512"})),
+      "at most this machine's memory"));
   EXPECT_TRUE(is_user_mistake(run_program(train("run", {"training.precision=\"bfloat16\""})), "--device cuda"));
   auto on_gpu = train("run");
   on_gpu.insert(on_gpu.end(), {"--device", "cuda"});
@@ -261,9 +265,27 @@ TEST_F(TrainLm, Mistakes) {
   EXPECT_TRUE(is_user_mistake(run_program({"train", "lm", path("config.toml")}), "--out"));
   EXPECT_TRUE(is_user_mistake(run_program({"train", "lm", "--out", path("run")}), "CONFIG"));
   EXPECT_TRUE(is_user_mistake(run_program({"train", "lm", "--resume", path("none")}), "none"));
+  fs::create_directory(path("half"));
+  write_text(folder_ / "half/run.json", "{}");
+  EXPECT_TRUE(is_user_mistake(run_program(resume("half")), "run.json: it has no \"config\" of a run"));
   write_text(folder_ / "broken.toml", "[training\n");
   EXPECT_TRUE(is_user_mistake(run_program({"train", "lm", path("broken.toml"), "--out", path("run")}), "line 1"));
   EXPECT_FALSE(fs::exists(path("run"))) << "a mistake left a folder behind";
+}
+
+// Tokens that are damaged are as good as others to a model: they must be found before it trains on them.
+TEST_F(TrainLm, DamagedTokensAreFoundBeforeTraining) {
+  for (const char* split : {"train", "validation"}) {
+    const auto shard = folder_ / split / "shard-00000.tokens";
+    const auto sound = read_text(shard);
+    auto bytes = sound;
+    bytes[200] = static_cast<char>(bytes[200] ^ 1);  // another token of the vocabulary
+    write_text(shard, bytes);
+    EXPECT_TRUE(
+        is_user_mistake(run_program(train("run")), shard.string() + ": at byte 128: the token shard is corrupt"));
+    EXPECT_FALSE(fs::exists(path("run")));
+    write_text(shard, sound);
+  }
 }
 
 }  // namespace

@@ -100,6 +100,8 @@ TEST(TrainCommand, Mistakes) {
   EXPECT_TRUE(is_user_mistake(with({"--data", small.string()}), "28 x 28"));
   EXPECT_TRUE(is_user_mistake(with({"--lr", "-1"}), "lr"));
   EXPECT_TRUE(is_user_mistake(with({"--hidden", "1000000000"}), "hidden"));
+  EXPECT_TRUE(is_user_mistake(with({"--hidden", "65536", "--layers", "64"}), "at most this machine's memory"));
+  EXPECT_TRUE(is_user_mistake(with({"--seed", "-1"}), "--seed"));
   EXPECT_TRUE(is_user_mistake(with({"--heads", "3"}), "heads"));
   EXPECT_TRUE(is_user_mistake(with({"--pooling", "max"}), "pooling"));
   EXPECT_TRUE(is_user_mistake(run_program({"train", "smnist"}), "--out"));

@@ -37,7 +37,8 @@ INSTANTIATE_TEST_SUITE_P(All, Corpus,
                                          Target{"images", images}, Target{"json_lines", json_lines},
                                          Target{"results", results}, Target{"unpack", unpack},
                                          Target{"token_shard", token_shard}, Target{"token_index", token_index},
-                                         Target{"sentencepiece", sentencepiece}, Target{"documents", documents}),
+                                         Target{"sentencepiece", sentencepiece}, Target{"documents", documents},
+                                         Target{"lm_tasks", lm_tasks}, Target{"toml", toml}),
                          [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

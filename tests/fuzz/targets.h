@@ -27,5 +27,9 @@ void token_index(io::ByteView bytes);
 void sentencepiece(io::ByteView bytes);
 // Text, and JSON lines, that may be packed.
 void documents(io::ByteView bytes);
+// The file of a benchmark of language models, which the first byte chooses.
+void lm_tasks(io::ByteView bytes);
+// A configuration.
+void toml(io::ByteView bytes);
 
 }  // namespace efla::fuzz

@@ -32,7 +32,7 @@ SIGNATURES = {
     "lower_bound=None state_v_first=False cu_seqlens=None",
     "chunk_efla": "q k v beta g=None scale=None initial_state=None output_final_state=False "
     "use_qk_l2norm_in_kernel=False use_beta_sigmoid_in_kernel=False allow_neg_eigval=False state_v_first=False "
-    "cu_seqlens=None | step='exact' erase_scale=1.0 write_scale=1.0",
+    "cu_seqlens=None | step='exact' erase_scale=1.0 write_scale=1.0 return_intermediate_states=False chunk_size=64",
     "fused_recurrent_efla": "q k v beta g=None scale=None initial_state=None output_final_state=False "
     "use_qk_l2norm_in_kernel=False use_beta_sigmoid_in_kernel=False allow_neg_eigval=False state_v_first=False "
     "cu_seqlens=None | step='exact' erase_scale=1.0 write_scale=1.0",
@@ -153,6 +153,14 @@ class Mistakes(unittest.TestCase):
         )
         bias = {"A_log": torch.zeros(2), "dt_bias": torch.zeros(5)}
         self.refuses("dt_bias: got shape [5], expected [HV·K] = [24]", efla.chunk_kda, **x, **gate, **bias)
+        learned = {**x, "v": x["v"].clone().requires_grad_()}
+        self.refuses(
+            "return_intermediate_states: got True with tensors that require gradients, expected torch.no_grad() or "
+            "inference_mode()",
+            efla.chunk_kda,
+            **learned,
+            return_intermediate_states=True,
+        )
         self.refuses("cp_context: got 1, expected None: this is not implemented", efla.chunk_kda, **x, cp_context=1)
 
     def test_one_token(self):

@@ -71,6 +71,41 @@ class Values(unittest.TestCase):
         expected = delta_rule(**{**x, "g": x["g"].unsqueeze(-1) + gk})
         self.check(efla.fused_recurrent_gated_delta_rule(**x, gk=gk), expected)
 
+    def test_intermediate_states_are_where_a_prefix_ends(self):
+        for function, decay in ((efla.chunk_kda, "channel"), (efla.chunk_efla, None)):
+            for chunk in (32, 64):
+                for v_first in (False, True):
+                    x, s = inputs(decay=decay, tokens=150), state()
+                    s = s.transpose(-1, -2).contiguous() if v_first else s
+                    options = {"state_v_first": v_first, "output_final_state": True}
+                    o, final, states = function(
+                        **x, initial_state=s, return_intermediate_states=True, chunk_size=chunk, **options
+                    )
+                    plain = function(**x, initial_state=s, **options)
+                    self.assertTrue(torch.equal(o, plain[0]) and torch.equal(final, plain[1]))
+                    self.assertEqual(states.shape[1], -(-150 // chunk))
+                    for i in range(states.shape[1]):
+                        rest = {name: tensor[:, i * chunk :] for name, tensor in x.items()}
+                        got = function(**rest, initial_state=states[:, i], **options)
+                        assert_close(self, got[0], o[:, i * chunk :], what=f"{function.__name__} from {i * chunk}")
+                        assert_close(self, got[1], final, what=f"{function.__name__} from {i * chunk}, final_state")
+
+    def test_intermediate_states_of_packed_sequences(self):
+        ends, chunk = [0, 5, 5, 75, 170, 171], 64
+        x, s = inputs(batch=1, tokens=171, decay="channel"), state(sequences=5)
+        o, final, states = efla.chunk_kda(
+            **x, initial_state=s, cu_seqlens=torch.tensor(ends), output_final_state=True, return_intermediate_states=True
+        )
+        at = 0
+        for n, (begin, end) in enumerate(zip(ends, ends[1:])):
+            for start in range(begin, end, chunk):
+                part = {name: tensor[:, start:end] for name, tensor in x.items()}
+                got = efla.chunk_kda(**part, initial_state=states[:, at], output_final_state=True)
+                assert_close(self, got[0], o[:, start:end], what=f"sequence {n} from {start}")
+                assert_close(self, got[1], final[n : n + 1], what=f"sequence {n} from {start}, final_state")
+                at += 1
+        self.assertEqual(states.shape[1], at)
+
     def test_packed_sequences_are_separate_ones(self):
         for function, decay in (
             (efla.chunk_delta_rule, None),

@@ -12,6 +12,7 @@
 #include "efla/autograd/rms_norm.h"
 #include "efla/autograd/tensor_view.h"
 #include "efla/base/error.h"
+#include "efla/base/memory.h"
 
 namespace efla::nn {
 namespace {
@@ -29,8 +30,21 @@ std::shared_ptr<Weight> add_norm(torch::nn::Module& owner, const char* name, std
 
 }  // namespace
 
+namespace {
+
+// Refuses sizes whose embeddings, projections and MLPs alone exceed the machine.
+void require_room_for(const LanguageModelConfig& c) {
+  const double width = double(c.hidden_size), heads = double(c.mixer_config().heads * c.mixer_config().key_dim);
+  const double layer = width * (4.0 * heads + 3.0 * double(c.mlp_width()));
+  const double embeddings = double(c.vocab_size) * width * (c.tie_word_embeddings ? 1.0 : 2.0);
+  require_memory("language model", "sizes vocab_size, hidden_size, num_hidden_layers", "parameters",
+                 sizeof(float) * (embeddings + double(c.num_hidden_layers) * layer));
+}
+
+}  // namespace
+
 LanguageModel::LanguageModel(const LanguageModelConfig& config, const Initialiser& given)
-    : config_((validate(config), config)) {
+    : config_((validate(config), require_room_for(config), config)) {
   const Initialiser init = given.with_deviation(config.initializer_range);
   const auto table = [&](const Initialiser& part) {
     return std::make_shared<Weight>(part.weight({config.vocab_size, config.hidden_size}, config.hidden_size));

@@ -7,6 +7,7 @@
 
 #include "efla/autograd/rms_norm.h"
 #include "efla/base/error.h"
+#include "efla/base/memory.h"
 
 namespace efla::nn {
 namespace {
@@ -77,8 +78,11 @@ PixelClassifierConfig pixel_classifier_config_from_json(const json& json) {
 
 PixelClassifier::PixelClassifier(const PixelClassifierConfig& config, std::uint64_t seed) : config_(config) {
   validate(config);
-  const Initialiser init(seed);
   const std::int64_t width = config.hidden;
+  require_memory(
+      kClassifier, "sizes hidden, layers", "parameters",
+      sizeof(float) * double(config.layers) * double(width) * double(width) * (4.0 + 2.0 * config.mlp_ratio));
+  const Initialiser init(seed);
   const auto add_norm = [width](torch::nn::Module& owner, const char* name) {
     return owner.register_module(name, std::make_shared<Weight>(torch::ones({width})));
   };

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -90,6 +90,12 @@ def check_rule(function: str, scale: float | None, step: str, erase_scale: float
     for argument, value in (("scale", scale), ("erase_scale", erase_scale), ("write_scale", write_scale)):
         if value is not None and not -math.inf < value < math.inf:  # torch.compile traces no math.isfinite
             raise mistake(function, argument, value, "a finite number")
+
+
+def check_no_gradients(function: str, argument: str, tensors: Iterable[Tensor | None]) -> None:
+    """Raises ValueError where a gradient would be asked of what `argument` returns."""
+    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
+        raise mistake(function, argument, "True with tensors that require gradients", "torch.no_grad() or inference_mode()")
 
 
 def check_chunk_size(function: str, chunk_size: int, allowed: tuple[int, ...]) -> None:

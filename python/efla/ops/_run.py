@@ -9,6 +9,23 @@ from efla.ops import _check
 from efla.ops._gate import beta_of
 
 
+_TOKENS_OF_A_STATE = 32  # the operator's states lie before so many tokens of a sequence each
+
+
+def _states_between(states: Tensor, cu_seqlens: Tensor | None, chunk_size: int) -> Tensor:
+    """Of the operator's states [B, NC, HV, K, V] those before every chunk_size tokens of a sequence, a new tensor."""
+    every = chunk_size // _TOKENS_OF_A_STATE
+    if cu_seqlens is None:
+        return states[:, ::every].contiguous()
+    ends = cu_seqlens.tolist()
+    slots = [
+        begin // _TOKENS_OF_A_STATE + n + i  # a sequence's first slot, as Sequence of efla/rule/problem.h has it
+        for n, (begin, end) in enumerate(zip(ends, ends[1:]))
+        for i in range(0, -(-(end - begin) // _TOKENS_OF_A_STATE), every)
+    ]
+    return states[:, slots]
+
+
 def delta_rule(
     function: str,
     q: Tensor,
@@ -29,11 +46,15 @@ def delta_rule(
     write_scale: float = 1.0,
     state_v_first: bool = False,
     implementation: str = "auto",
-) -> tuple[Tensor, Tensor | None]:
+    return_intermediate_states: bool = False,
+    chunk_size: int = 64,
+) -> tuple[Tensor, Tensor | None] | tuple[Tensor, Tensor | None, Tensor]:
     """Checks the arguments, brings them to the operator's dtypes and layouts and runs it; errors name `function`.
 
-    beta is rounded to the dtype of q, g and initial_state are widened to float32. float64 runs the reference.
+    beta is rounded to the dtype of q, g and initial_state are widened to float32. float64 runs the reference. With
+    return_intermediate_states the third result is the states before every chunk_size tokens of a sequence.
     """
+    _check.check_chunk_size(function, chunk_size, (32, 64))
     sizes = _check.check_qkv(function, q, k, v)
     state_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     _check.check_rule(function, scale, step, erase_scale, write_scale)
@@ -52,7 +73,7 @@ def delta_rule(
         initial_state = initial_state.to(state_dtype)
         if state_v_first:
             initial_state = initial_state.transpose(-1, -2)
-    o, final_state = torch.ops.efla.delta_rule(
+    arguments = (
         q,
         k,
         v,
@@ -67,6 +88,14 @@ def delta_rule(
         use_qk_l2norm_in_kernel,
         "ref" if q.dtype == torch.float64 else implementation,
     )
-    if not output_final_state:
-        return o, None
-    return o, final_state.transpose(-1, -2).contiguous() if state_v_first else final_state
+
+    def laid_out(states: Tensor) -> Tensor:
+        return states.transpose(-1, -2).contiguous() if state_v_first else states
+
+    if not return_intermediate_states:
+        o, final_state = torch.ops.efla.delta_rule(*arguments)
+        return o, laid_out(final_state) if output_final_state else None
+    _check.check_no_gradients(function, "return_intermediate_states", (q, k, v, beta, g, initial_state))
+    o, final_state, states = torch.ops.efla.delta_rule_fwd(*arguments, True)
+    between = laid_out(_states_between(states, cu_seqlens, chunk_size))
+    return o, laid_out(final_state) if output_final_state else None, between

@@ -25,7 +25,9 @@ def chunk_efla(
     step: str = "exact",
     erase_scale: float = 1.0,
     write_scale: float = 1.0,
-) -> tuple[Tensor, Tensor | None]:
+    return_intermediate_states: bool = False,
+    chunk_size: int = 64,
+) -> tuple[Tensor, Tensor | None] | tuple[Tensor, Tensor | None, Tensor]:
     """S̃ = D S_{t−1}, S_t = S̃ + k (b v − a S̃ᵀ k)ᵀ, o_t = scale · S_tᵀ q_t, chunk by chunk; EFLA paper, equation 20.
 
     a = erase_scale · α and b = write_scale · α, where α(β, λ = ‖k‖²) is the gain of the step:
@@ -48,9 +50,12 @@ def chunk_efla(
         use_beta_sigmoid_in_kernel: β = σ(beta); with allow_neg_eigval 2σ(beta).
         state_v_first: the states are [N, HV, V, K].
         cu_seqlens: [N + 1], sequences packed one after the other into B = 1: 0, ends of sequences, T.
+        return_intermediate_states: return the states before every chunk_size (32 or 64) tokens of a sequence too, for
+            caches of prefixes; without gradients.
 
     Returns:
-        o [B, T, HV, V] in the dtype of q, and the final state in float32 or None.
+        o [B, T, HV, V] in the dtype of q, and the final state in float32 or None; with return_intermediate_states also
+        float32 [B, NT, HV, K, V], those of packed sequences one after the other.
 
     Gradients flow to q, k, v, beta, g and initial_state, from both outputs. Raises ValueError naming the argument.
     """
@@ -72,6 +77,8 @@ def chunk_efla(
         erase_scale=erase_scale,
         write_scale=write_scale,
         state_v_first=state_v_first,
+        return_intermediate_states=return_intermediate_states,
+        chunk_size=chunk_size,
     )
 
 

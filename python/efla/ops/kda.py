@@ -54,7 +54,7 @@ def chunk_kda(
     A_log: Tensor | None = None,
     dt_bias: Tensor | None = None,
     chunk_size: int = 64,
-) -> tuple[Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor | None] | tuple[Tensor, Tensor | None, Tensor]:
     """S̃ = diag(e^g) S_{t−1}, S_t = S̃ + β k (v − S̃ᵀ k)ᵀ, o_t = scale · S_tᵀ q_t, with one decay per key channel.
 
     Args:
@@ -65,18 +65,19 @@ def chunk_kda(
         use_beta_sigmoid_in_kernel: β = σ(beta); with allow_neg_eigval 2σ(beta).
         safe_gate: asks that lower_bound is in [−5, 0) with use_gate_in_kernel; the kernels here take any decay.
         state_v_first: the states are [N, HV, V, K].
-        disable_recompute, cu_seqlens_cpu, chunk_size (32, 64): taken for compatibility, without effect.
-        return_intermediate_states, cp_context: False and None; not implemented.
+        return_intermediate_states: return the states before every chunk_size (32 or 64) tokens of a sequence too, for
+            caches of prefixes; without gradients.
+        disable_recompute, cu_seqlens_cpu: taken for compatibility, without effect.
+        cp_context: None; not implemented.
 
     Returns:
-        o [B, T, HV, V] in the dtype of q, and the final state in float32 or None.
+        o [B, T, HV, V] in the dtype of q, and the final state in float32 or None; with return_intermediate_states also
+        float32 [B, NT, HV, K, V], those of packed sequences one after the other.
 
     Gradients flow to every floating-point tensor among the arguments. Raises ValueError naming the argument.
     """
     function = "chunk_kda"
-    _check.check_chunk_size(function, chunk_size, (32, 64))
     _check.check_absent(function, "cp_context", cp_context)
-    _check.check_absent(function, "return_intermediate_states", return_intermediate_states or None)
     if safe_gate and use_gate_in_kernel and (lower_bound is None or not -5 <= lower_bound < 0):
         raise _check.mistake(function, "lower_bound", lower_bound, "a number in [-5, 0) with safe_gate")
     sizes = _check.check_qkv(function, q, k, v)
@@ -95,6 +96,8 @@ def chunk_kda(
         use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel,
         allow_neg_eigval=allow_neg_eigval,
         state_v_first=state_v_first,
+        return_intermediate_states=return_intermediate_states,
+        chunk_size=chunk_size,
     )
 
 
