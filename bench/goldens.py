@@ -43,7 +43,8 @@ def logits_of(program, model, shape, ids):
 def main():
     program, folder = sys.argv[1], pathlib.Path(sys.argv[2])
     commit = json.loads(subprocess.run([program, "info", "--json"], capture_output=True, check=True).stdout)["commit"]
-    print(f"efla {commit}: largest difference of logits from flash-linear-attention's, and its greedy tokens\n")
+    print(f"efla {commit}: largest difference of logits from flash-linear-attention's, and its greedy tokens")
+    print("command: bench/goldens.py build/bin/efla FOLDER\n")
     for golden_path in sorted(folder.glob("*/golden.safetensors")):
         golden, source = read(golden_path), golden_path.parent
         with tempfile.TemporaryDirectory() as work:
