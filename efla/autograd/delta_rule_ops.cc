@@ -141,6 +141,15 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_kernel(
   return {gradients.q, gradients.k, gradients.v, gradients.beta, gradients.g, gradients.initial_state};
 }
 
+template <bool kMeta>
+Tensor step_kernel(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& beta, const OptionalTensor& g,
+                   Tensor state, c10::optional<double> scale, const std::string& step, double erase_scale,
+                   double write_scale, bool qk_l2norm, const std::string& implementation) {
+  const auto arguments = arguments_of(scale, step, erase_scale, write_scale, qk_l2norm, implementation);
+  if (kMeta) return at::empty(v.sizes(), v.options());
+  return delta_rule_step(q, k, v, beta, g.value_or(Tensor()), state, arguments.rule(Tensor()), implementation);
+}
+
 }  // namespace
 
 RuleArguments::RuleArguments(const DeltaRule& rule, const std::string& implementation)
@@ -320,25 +329,23 @@ TORCH_LIBRARY_FRAGMENT(efla, library) {
                 auto out = delta_rule(in, arguments.rule(in.g), implementation);
                 return std::make_tuple(std::move(out.o), std::move(out.final_state));
               });
-  library.def("delta_rule_step(" EFLA_INPUTS ", Tensor(a!) state, " EFLA_RULE ") -> Tensor",
-              [](const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& beta, const OptionalTensor& g,
-                 Tensor state, c10::optional<double> scale, const std::string& step, double erase_scale,
-                 double write_scale, bool qk_l2norm, const std::string& implementation) {
-                const auto arguments = arguments_of(scale, step, erase_scale, write_scale, qk_l2norm, implementation);
-                return delta_rule_step(q, k, v, beta, g.value_or(Tensor()), state, arguments.rule(Tensor()),
-                                       implementation);
-              });
+  library.def("delta_rule_step(" EFLA_INPUTS ", Tensor(a!) state, " EFLA_RULE ") -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(efla, CPU, library) {
   library.impl("delta_rule_fwd", forward_kernel<false>);
   library.impl("delta_rule_bwd", backward_kernel<false>);
+  library.impl("delta_rule_step", step_kernel<false>);
 }
 
 TORCH_LIBRARY_IMPL(efla, Meta, library) {
   library.impl("delta_rule_fwd", forward_kernel<true>);
   library.impl("delta_rule_bwd", backward_kernel<true>);
+  library.impl("delta_rule_step", step_kernel<true>);
 }
+
+// PyTorch 1.13 has no way past AutogradMeta by itself.
+TORCH_LIBRARY_IMPL(efla, Autograd, library) { library.impl("delta_rule_step", torch::CppFunction::makeFallthrough()); }
 
 #undef EFLA_INPUTS
 #undef EFLA_RULE

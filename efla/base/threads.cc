@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <exception>
 #include <mutex>
@@ -15,8 +16,20 @@ namespace {
 
 thread_local bool inside = false;
 
-// So often run looks for the end of the last task before it sleeps: sleeping and waking would take longer.
-constexpr int kYields = 50;
+// So long a thread that has nothing to do offers its processor to others before it sleeps: to wake one takes longer
+// than much of what the kernels do between two runs.
+constexpr std::chrono::microseconds kPatience(50);
+
+// Whether `met` held before patience ended.
+template <class Condition>
+bool met_soon(Condition met) {
+  const auto end = std::chrono::steady_clock::now() + kPatience;
+  while (!met()) {
+    if (std::chrono::steady_clock::now() >= end) return false;
+    std::this_thread::yield();
+  }
+  return true;
+}
 
 struct InsideTask {
   bool before = inside;
@@ -26,33 +39,49 @@ struct InsideTask {
 
 }  // namespace
 
+// The tasks [next, end) that fall to one thread first. Others take from them when theirs are done.
+struct alignas(64) Share {
+  std::atomic<std::int64_t> next{0};
+  std::int64_t end = 0;
+};
+
 struct ThreadPool::Impl {
+  explicit Impl(int threads) : shares(static_cast<std::size_t>(threads)) {}
+
   std::vector<std::thread> workers;
   std::mutex run_mutex;  // one run at a time
   std::mutex mutex;
   std::condition_variable wake, done;
-  std::uint64_t generation = 0;
+  std::atomic<std::uint64_t> generation{0};  // of the run, and one more at the end; changed under the mutex
+  int sleeping = 0;                          // threads that must be woken
   bool stopping = false;
   bool open = false;           // the run may still be joined
   std::atomic<int> active{0};  // threads that have joined it, without the caller
 
   const std::function<void(std::int64_t, int)>* task = nullptr;
-  std::int64_t count = 0;
-  std::atomic<std::int64_t> next{0};
+  std::vector<Share> shares;  // one a thread
   std::exception_ptr error;
 
+  // A thread's own share first, and the same in every run of as many tasks: what a task left in its cache is there.
   void work(int worker) {
     const InsideTask guard;
-    for (;;) {
-      const std::int64_t i = next.fetch_add(1, std::memory_order_relaxed);
-      if (i >= count) return;
-      try {
-        (*task)(i, worker);
-      } catch (...) {
-        const std::lock_guard lock(mutex);
-        if (!error) error = std::current_exception();
-        next.store(count, std::memory_order_relaxed);
+    const std::size_t first = static_cast<std::size_t>(worker);
+    for (std::size_t i = 0; i < shares.size(); ++i) {
+      Share& share = shares[(first + i) % shares.size()];
+      while (share.next.load(std::memory_order_relaxed) < share.end) {
+        const std::int64_t number = share.next.fetch_add(1, std::memory_order_relaxed);
+        if (number < share.end) run_task(number, worker);
       }
+    }
+  }
+
+  void run_task(std::int64_t number, int worker) {
+    try {
+      (*task)(number, worker);
+    } catch (...) {
+      const std::lock_guard lock(mutex);
+      if (!error) error = std::current_exception();
+      for (Share& share : shares) share.next.store(share.end, std::memory_order_relaxed);
     }
   }
 
@@ -60,7 +89,14 @@ struct ThreadPool::Impl {
     std::uint64_t seen = 0;
     std::unique_lock lock(mutex);
     for (;;) {
+      if (generation == seen) {
+        lock.unlock();
+        met_soon([&] { return generation != seen; });
+        lock.lock();
+      }
+      ++sleeping;
       wake.wait(lock, [&] { return stopping || generation != seen; });
+      --sleeping;
       if (stopping) return;
       seen = generation;
       if (!open) continue;
@@ -73,7 +109,7 @@ struct ThreadPool::Impl {
   }
 };
 
-ThreadPool::ThreadPool(int threads) : impl_(std::make_unique<Impl>()) {
+ThreadPool::ThreadPool(int threads) : impl_(std::make_unique<Impl>(std::max(threads, 1))) {
   for (int worker = 1; worker < std::max(threads, 1); ++worker) {
     impl_->workers.emplace_back([impl = impl_.get(), worker] { impl->loop(worker); });
   }
@@ -83,6 +119,7 @@ ThreadPool::~ThreadPool() {
   {
     const std::lock_guard lock(impl_->mutex);
     impl_->stopping = true;
+    ++impl_->generation;
   }
   impl_->wake.notify_all();
   for (auto& worker : impl_->workers) worker.join();
@@ -97,23 +134,28 @@ void ThreadPool::run(std::int64_t count, const std::function<void(std::int64_t, 
     return;
   }
   const std::lock_guard run_lock(impl_->run_mutex);
+  bool wake = false;
   {
     const std::lock_guard lock(impl_->mutex);
     impl_->task = &task;
-    impl_->count = count;
-    impl_->next.store(0, std::memory_order_relaxed);
+    for (std::int64_t i = 0; i < threads(); ++i) {
+      Share& share = impl_->shares[static_cast<std::size_t>(i)];
+      share.next.store(count * i / threads(), std::memory_order_relaxed);
+      share.end = count * (i + 1) / threads();
+    }
     impl_->error = nullptr;
     impl_->open = true;
     ++impl_->generation;
+    wake = impl_->sleeping > 0;
   }
-  impl_->wake.notify_all();
+  if (wake) impl_->wake.notify_all();
   impl_->work(0);
   {
     // A thread that wakes only now finds nothing to do, and nobody waits for it: waking may take longer than the tasks.
     const std::lock_guard lock(impl_->mutex);
     impl_->open = false;
   }
-  for (int i = 0; i < kYields && impl_->active != 0; ++i) std::this_thread::yield();
+  met_soon([&] { return impl_->active == 0; });
   std::unique_lock lock(impl_->mutex);
   impl_->done.wait(lock, [&] { return impl_->active == 0; });
   if (impl_->error) std::rethrow_exception(impl_->error);

@@ -59,7 +59,7 @@ constexpr std::int64_t kMaxRecurrentKeys = 256;
 template <class Problem, class T>
 std::string refuse_chunk_forward(const Problem& problem, bool named) {
   if (!named && !std::is_same_v<T, double> && problem.shape.key_dim <= kMaxRecurrentKeys) {
-    return "recurrent is faster for keys of at most " + std::to_string(kMaxRecurrentKeys) + " dimensions";
+    return "keys of at most " + std::to_string(kMaxRecurrentKeys) + " dimensions are left to recurrent";
   }
   return no_float64<T>("chunk");
 }

@@ -22,25 +22,6 @@ void check_size(const char* operation, const char* argument, std::int64_t size, 
   }
 }
 
-void check_shape(const char* operation, const DeltaShape& s) {
-  check_size(operation, "batch size B", s.batch, 1);
-  check_size(operation, "token count T", s.tokens, 1);
-  check_size(operation, "head count H", s.heads, 1);
-  check_size(operation, "key dim K", s.key_dim, 1);
-  check_size(operation, "value dim V", s.value_dim, 1);
-  if (s.value_heads < s.heads || s.value_heads % s.heads != 0) {
-    throw Error(operation, "value head count HV", std::to_string(s.value_heads),
-                "a multiple of H = " + std::to_string(s.heads));
-  }
-  std::int64_t elements = 1;
-  for (const auto n : {s.batch, s.tokens, s.value_heads, std::max(s.key_dim, s.value_dim)}) {
-    if (elements > kMaxElements / n) {
-      throw Error(operation, "sizes B, T, H, K, V", "more than 2^57 elements a tensor", "fewer");
-    }
-    elements *= n;
-  }
-}
-
 void check_rule(const char* operation, const DeltaRule& rule) {
   const auto& step = rule.step;
   if (step.integrator == Integrator::rk && (step.order < 1 || step.order > kMaxRungeKuttaOrder)) {
@@ -102,11 +83,30 @@ void check_sequences(const char* operation, const DeltaShape& s, const View<cons
 
 }  // namespace
 
+void validate(const char* operation, const DeltaShape& s) {
+  check_size(operation, "batch size B", s.batch, 1);
+  check_size(operation, "token count T", s.tokens, 1);
+  check_size(operation, "head count H", s.heads, 1);
+  check_size(operation, "key dim K", s.key_dim, 1);
+  check_size(operation, "value dim V", s.value_dim, 1);
+  if (s.value_heads < s.heads || s.value_heads % s.heads != 0) {
+    throw Error(operation, "value head count HV", std::to_string(s.value_heads),
+                "a multiple of H = " + std::to_string(s.heads));
+  }
+  std::int64_t elements = 1;
+  for (const auto n : {s.batch, s.tokens, s.value_heads, std::max(s.key_dim, s.value_dim)}) {
+    if (elements > kMaxElements / n) {
+      throw Error(operation, "sizes B, T, H, K, V", "more than 2^57 elements a tensor", "fewer");
+    }
+    elements *= n;
+  }
+}
+
 template <class T>
 void validate(const DeltaForward<T>& p) {
   constexpr const char* op = "delta_forward";
   const auto& s = p.shape;
-  check_shape(op, s);
+  validate(op, s);
   check_rule(op, p.rule);
   check_view(op, "q", p.q, {s.batch, s.tokens, s.heads, s.key_dim});
   check_view(op, "k", p.k, {s.batch, s.tokens, s.heads, s.key_dim});
@@ -126,7 +126,7 @@ template <class T>
 void validate(const DeltaBackward<T>& p) {
   constexpr const char* op = "delta_backward";
   const auto& s = p.shape;
-  check_shape(op, s);
+  validate(op, s);
   check_rule(op, p.rule);
   const std::array<std::int64_t, 4> keys{s.batch, s.tokens, s.heads, s.key_dim};
   const std::array<std::int64_t, 4> values{s.batch, s.tokens, s.value_heads, s.value_dim};
@@ -152,7 +152,7 @@ template <class T, class S>
 void validate(const DeltaStep<T, S>& p) {
   constexpr const char* op = "delta_step";
   const auto& s = p.shape;
-  check_shape(op, s);
+  validate(op, s);
   check_rule(op, p.rule);
   if (s.tokens != 1) throw Error(op, "token count T", std::to_string(s.tokens), "1");
   check_view(op, "q", p.q, {s.batch, s.heads, s.key_dim});

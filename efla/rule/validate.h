@@ -18,6 +18,9 @@ void validate(const DeltaBackward<T>& problem);
 template <class T, class S>
 void validate(const DeltaStep<T, S>& problem);
 
+// The same of a shape alone.
+void validate(const char* operation, const DeltaShape& shape);
+
 // Of `names`, the one with the smallest edit distance to `name`, which is at most 1 for one that begins with it.
 std::string nearest_name(std::string_view name, const std::vector<std::string>& names);
 

@@ -88,6 +88,24 @@ TEST_F(ApplyMistakes, SizesThatDoNotAgree) {
   expect("dfinal_state", {2, 2, 4, 3}, "[2, 2, 4, 3], expected [N, HV, K, V] = [1, 2, 4, 3]");
 }
 
+TEST_F(ApplyMistakes, PackedSequences) {
+  const auto expect = [&](std::vector<double> ends, const std::string& part, std::int64_t batch = 1) {
+    auto tensors = random_problem(batch, 6, 2, 4, 3);
+    tensors.erase("initial_state");
+    tensors.erase("dfinal_state");
+    tensors["cu_seqlens"] = {{static_cast<std::int64_t>(ends.size())}, ends};
+    expect_refused(tensors, part);
+  };
+  expect({1, 3, 6}, "cu_seqlens[0]: got 1, expected 0");
+  expect({0, 4, 3, 6}, "cu_seqlens[2]: got 3, expected at least cu_seqlens[1] = 4");
+  expect({0, 3, 5}, "cu_seqlens[2]: got 5, expected T = 6");
+  expect({0, -1, 6}, "cu_seqlens[1]: got -1, expected at least cu_seqlens[0] = 0");
+  expect({0, 6}, "batch size B: got 2, expected 1 with cu_seqlens", 2);
+  problem_["cu_seqlens"] = {{2}, {0, 6}};
+  expect_refused(problem_, "apply: cu_seqlens: got F32, expected I64", {}, TensorType::F32,
+                 {{"cu_seqlens", TensorType::F32}});
+}
+
 TEST_F(ApplyMistakes, SizesOfZero) {
   expect_refused(random_problem(0, 6, 2, 4, 3), "batch size B: got 0, expected 1 to 2147483647");
   expect_refused(random_problem(1, 0, 2, 4, 3), "token count T: got 0, expected 1 to 2147483647");
@@ -110,6 +128,8 @@ TEST_F(ApplyMistakes, WrongType) {
 }
 
 TEST_F(ApplyMistakes, NumbersThatAreNotFinite) {
+  Random random(1);
+  problem_["g"] = random_tensor({1, 6, 2, 4}, random);
   for (const auto& [name, tensor] : problem_) {
     for (const double bad : {double(NAN), double(INFINITY), -double(INFINITY)}) {
       auto tensors = problem_;

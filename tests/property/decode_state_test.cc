@@ -93,6 +93,9 @@ TEST(DecodeState, RemembersAsManyTokensAsAsked) {
   expect_error([&] { d.state.take_back(8); }, "count", "got 8, expected 0 to 7");
   expect_error([&] { d.state.take_back(-1); }, "count", "got -1");
   expect_error([&] { DecodeState<float>(c.shape(), c.rule(), -1); }, "memory", "got -1");
+  DeltaShape shape = c.shape();
+  shape.value_dim = -1;
+  expect_error([&] { DecodeState<float>(shape, c.rule(), 2); }, "value dim V", "got -1");
 }
 
 TEST(DecodeState, StartsFromAGivenState) {

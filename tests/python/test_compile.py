@@ -3,7 +3,7 @@
 import unittest
 
 import torch
-from support import assert_close, inputs
+from support import assert_close, inputs, state
 
 import efla
 from efla.layers import EFLA, GatedDeltaNet, KimiDeltaAttention
@@ -38,6 +38,17 @@ class Compile(unittest.TestCase):
             [inputs(40, batch=1).values()],
             True,
         )
+
+    def test_one_token(self):
+        torch._dynamo.reset()
+        compiled = torch.compile(efla.delta_rule_step, backend="aot_eager", fullgraph=True)
+        x = {name: tensor[:, 0] for name, tensor in inputs(2, decay="scalar").items()}
+        states = [state(), state()]
+        for _ in range(2):
+            got, expected = (f(**x, state=s) for f, s in zip((compiled, efla.delta_rule_step), states))
+            assert_close(self, got, expected)
+        assert_close(self, *states)
+        self.assertFalse(torch.equal(states[0], state()))
 
     def test_layers(self):
         for layer in (

@@ -196,6 +196,11 @@ class WithoutValues(unittest.TestCase):
                     for tensor in x.values():
                         self.assertEqual((tensor.grad.shape, tensor.grad.dtype), (tensor.shape, tensor.dtype))
 
+    def test_one_token(self):
+        x = {name: tensor[:, 0].to("meta") for name, tensor in inputs(decay="channel", value_heads=4).items()}
+        o = efla.delta_rule_step(**x, state=state(value_heads=4).to("meta"))
+        self.assertEqual((o.shape, o.dtype, o.device.type), (x["v"].shape, torch.float32, "meta"))
+
 
 if __name__ == "__main__":
     unittest.main()

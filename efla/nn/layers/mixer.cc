@@ -169,8 +169,9 @@ void Mixer::register_decay(const Initialiser& init) {
     f_proj_in_ = projection_weight(*f_proj, init.within("f_proj"), "0", config_.value_dim, width);
     f_proj_out_ = projection_weight(*f_proj, init.within("f_proj"), "1", channels, config_.value_dim);
   }
-  a_log_ = register_parameter("A_log", config_.lower_bound ? torch::zeros({value_heads})
-                                                           : initial_a_log(init, value_heads, scalar ? 0.0 : 1.0));
+  a_log_ =
+      register_parameter("A_log", gate_ == Gate::safe_channel ? torch::zeros({value_heads})
+                                                              : initial_a_log(init, value_heads, scalar ? 0.0 : 1.0));
   dt_bias_ = register_parameter("dt_bias", initial_dt_bias(init, channels));
 }
 

@@ -15,7 +15,7 @@ const std::vector<MixerPreset>& mixer_presets() {
       {.name = "deltanet-neg", .step = "euler", .erase_scale = 2.0, .qk_l2norm = true},
       // The same with twice β in the write too, as flash-linear-attention does it.
       {.name = "deltanet-neg-fla", .step = "euler", .erase_scale = 2.0, .write_scale = 2.0, .qk_l2norm = true},
-      // EFLA paper, equation 20; adaptive and loose: its section 6.
+      // EFLA paper, equation 20; adaptive and loose: its section 5.2.
       {.name = "efla", .step = "exact"},
       {.name = "efla-adaptive", .step = "exact", .adaptive = true},
       {.name = "efla-loose", .step = "exact", .beta = softplus},
