@@ -20,16 +20,25 @@ thread_local bool inside = false;
 // than much of what the kernels do between two runs.
 constexpr std::chrono::microseconds kPatience(50);
 
+using Clock = std::chrono::steady_clock;
+
 // Whether `met` held before patience ended.
 template <class Condition>
 bool met_soon(Condition met) {
-  const auto end = std::chrono::steady_clock::now() + kPatience;
+  const auto end = Clock::now() + kPatience;
   while (!met()) {
-    if (std::chrono::steady_clock::now() >= end) return false;
+    if (Clock::now() >= end) return false;
     std::this_thread::yield();
   }
   return true;
 }
+
+// Says at the end of a run until when the threads wait for the next.
+struct Patience {
+  std::atomic<Clock::rep>& end;
+  explicit Patience(std::atomic<Clock::rep>& end) : end(end) {}
+  ~Patience() { end = (Clock::now() + kPatience).time_since_epoch().count(); }
+};
 
 struct InsideTask {
   bool before = inside;
@@ -39,13 +48,13 @@ struct InsideTask {
 
 }  // namespace
 
-// The tasks [next, end) that fall to one thread first. Others take from them when theirs are done.
-struct alignas(64) Share {
-  std::atomic<std::int64_t> next{0};
-  std::int64_t end = 0;
-};
-
 struct ThreadPool::Impl {
+  // The tasks [next, end) that fall to one thread first. Others take from them when theirs are done.
+  struct alignas(64) Share {
+    std::atomic<std::int64_t> next{0};
+    std::int64_t end = 0;
+  };
+
   explicit Impl(int threads) : shares(static_cast<std::size_t>(threads)) {}
 
   std::vector<std::thread> workers;
@@ -55,8 +64,9 @@ struct ThreadPool::Impl {
   std::atomic<std::uint64_t> generation{0};  // of the run, and one more at the end; changed under the mutex
   int sleeping = 0;                          // threads that must be woken
   bool stopping = false;
-  bool open = false;           // the run may still be joined
-  std::atomic<int> active{0};  // threads that have joined it, without the caller
+  bool open = false;                         // the run may still be joined
+  std::atomic<Clock::rep> patient_until{0};  // when the threads may sleep after the last run
+  std::atomic<int> active{0};                // threads that have joined it, without the caller
 
   const std::function<void(std::int64_t, int)>* task = nullptr;
   std::vector<Share> shares;  // one a thread
@@ -127,19 +137,23 @@ ThreadPool::~ThreadPool() {
 
 int ThreadPool::threads() const { return static_cast<int>(impl_->workers.size()) + 1; }
 
+bool ThreadPool::in_use() const { return Clock::now().time_since_epoch().count() < impl_->patient_until; }
+
 void ThreadPool::run(std::int64_t count, const std::function<void(std::int64_t, int)>& task) {
   if (count <= 0) return;
-  if (inside || threads() == 1 || count == 1) {
+  if (inside || threads() == 1) {
     for (std::int64_t i = 0; i < count; ++i) task(i, 0);
     return;
   }
+  const Patience at_the_end(impl_->patient_until);
+  if (count == 1) return task(0, 0);
   const std::lock_guard run_lock(impl_->run_mutex);
   bool wake = false;
   {
     const std::lock_guard lock(impl_->mutex);
     impl_->task = &task;
     for (std::int64_t i = 0; i < threads(); ++i) {
-      Share& share = impl_->shares[static_cast<std::size_t>(i)];
+      auto& share = impl_->shares[static_cast<std::size_t>(i)];
       share.next.store(count * i / threads(), std::memory_order_relaxed);
       share.end = count * (i + 1) / threads();
     }

@@ -18,6 +18,10 @@ class ThreadPool {
 
   int threads() const;
 
+  // Whether runs follow one another so closely that the threads, which do not go to sleep at once, are awake when the
+  // next begins; small tasks are worth sharing out then.
+  bool in_use() const;
+
   // Runs task(i, worker) for every i in [0, count), worker in [0, threads()), and returns when all have ended. The
   // first exception thrown is rethrown. One task alone, or tasks of a run called from inside another run's tasks, are
   // run by the calling thread as worker 0.

@@ -228,9 +228,9 @@ HWY_AFTER_NAMESPACE();
 namespace efla::cpu {
 namespace {
 
-// Elements of state that are worth a thread: 10 us of work, in cache. Waking a thread takes 5 us and often far more:
-// one head of 256 took 11 us by one thread and 18, at times 60, by two.
-constexpr std::int64_t kRunElements = 1 << 16;
+// Elements of state that are worth a thread that is awake, 5 us of work in cache, and one that must be woken, which
+// takes 5 us and often far more: one head of 256 took 11 us by one thread and 18, at times 60, by two.
+constexpr std::int64_t kAwakeElements = 1 << 15, kAsleepElements = 1 << 16;
 
 HWY_EXPORT(StepBytesPerWorker);
 HWY_EXPORT(StepSlices);
@@ -255,7 +255,8 @@ std::size_t step_workspace_bytes(const DeltaShape& shape, const DeltaRule& rule,
 template <class T, class S>
 void step(const DeltaStep<T, S>& p, Workspace workspace, ThreadPool& pool) {
   const std::int64_t count = p.shape.batch * p.shape.value_heads * HWY_DYNAMIC_DISPATCH(StepSlices)(p.shape);
-  const std::int64_t runs = std::clamp<std::int64_t>(p.state.size() / kRunElements, 1, count);
+  const std::int64_t run_elements = pool.in_use() ? kAwakeElements : kAsleepElements;
+  const std::int64_t runs = std::clamp<std::int64_t>(p.state.size() / run_elements, 1, count);
   const std::size_t bytes = workspace.bytes / static_cast<std::size_t>(pool.threads());
   pool.run(runs, [&](std::int64_t run, int worker) {
     tasks(p, count * run / runs, count * (run + 1) / runs, workspace.data + bytes * static_cast<std::size_t>(worker));

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <limits>
 #include <stdexcept>
@@ -165,6 +166,21 @@ TEST(ThreadPool, AThreadTakesItsOwnShareFirst) {
       for (++begun; begun < 3;) std::this_thread::yield();  // nobody is free to take another's
     });
     EXPECT_EQ(elsewhere, 0);
+  }
+}
+
+TEST(ThreadPool, IsInUseForAWhileAfterARun) {
+  ThreadPool pool(2);
+  EXPECT_FALSE(pool.in_use());
+  for (const std::int64_t count : {1, 9}) {  // one task alone stays on the calling thread, and counts all the same
+    bool seen = false;
+    for (int tries = 0; !seen && tries < 1000; ++tries) {  // the machine may take longer than the while
+      pool.run(count, [](std::int64_t, int) {});
+      seen = pool.in_use();
+    }
+    EXPECT_TRUE(seen) << count;
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    EXPECT_FALSE(pool.in_use());
   }
 }
 
