@@ -219,7 +219,8 @@ bool lacks_gloo(const ProgramResult& result) { return result.err.find("this buil
 
 TEST_F(TrainLm, TwoProcessesTrainAsOneAndGoOnAsOne) {
   ASSERT_EQ(run_program(train("one")).exit_code, 0);
-  const auto two = run_two(shell_line(train("two", {"training.steps=24"})), "wait $rank1; code=$?; wait $rank0 && exit $code");
+  const auto two =
+      run_two(shell_line(train("two", {"training.steps=24"})), "wait $rank1; code=$?; wait $rank0 && exit $code");
   if (lacks_gloo(two)) GTEST_SKIP() << two.err;
   ASSERT_EQ(two.exit_code, 0) << two.err;
   const auto a = timeless_metrics("one"), b = timeless_metrics("two");
