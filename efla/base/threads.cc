@@ -61,7 +61,7 @@ struct ThreadPool::Impl {
   std::mutex run_mutex;  // one run at a time
   std::mutex mutex;
   std::condition_variable wake, done;
-  std::atomic<std::uint64_t> generation{0};  // of the run, and one more at the end; changed under the mutex
+  std::atomic<std::uint64_t> generation{0};  // of the run, and one more when the pool ends; changed under the mutex
   int sleeping = 0;                          // threads that must be woken
   bool stopping = false;
   bool open = false;                         // the run may still be joined

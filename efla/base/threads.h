@@ -18,13 +18,14 @@ class ThreadPool {
 
   int threads() const;
 
-  // Whether runs follow one another so closely that the threads, which do not go to sleep at once, are awake when the
-  // next begins; small tasks are worth sharing out then.
+  // Whether the last run ended so shortly ago that threads that took part in it have not gone to sleep. Where runs
+  // follow one another like that, small tasks are worth sharing out.
   bool in_use() const;
 
-  // Runs task(i, worker) for every i in [0, count), worker in [0, threads()), and returns when all have ended. The
-  // first exception thrown is rethrown. One task alone, or tasks of a run called from inside another run's tasks, are
-  // run by the calling thread as worker 0.
+  // Runs task(i, worker) for every i in [0, count), worker in [0, threads()), and returns when all have ended. A thread
+  // begins with the same share of the tasks in every run of as many, then helps others with theirs. The first exception
+  // thrown is rethrown. One task alone, or tasks of a run called from inside another run's tasks, are run by the
+  // calling thread as worker 0.
   void run(std::int64_t count, const std::function<void(std::int64_t task, int worker)>& task);
 
  private:

@@ -203,6 +203,9 @@ TEST(Mixer, OptionsAreTheirEquations) {
   sums.learned_beta = false;
   MixerConfig relu{.mixer = "efla", .hidden = 32, .heads = 2, .conv = 0};
   relu.qk_activation = "relu";
+  const Mixer unbounded({.mixer = "efla-kda", .hidden = 32, .heads = 2},
+                        Initialiser(3));  // its gate has a bound all the same
+  EXPECT_EQ(parameters_of(unbounded).at("A_log").abs().max().item<double>(), 0.0);
   for (const auto& config : {grouped, channel, sums, relu}) {
     SCOPED_TRACE(config.mixer);
     const Mixer mixer(config, Initialiser(3));
