@@ -282,7 +282,33 @@ HWY_NOINLINE inline void compute_scores(const ChunkPlace& at, std::int64_t key_d
   }
 }
 
-// One panel of U by forward substitution: u_r = b_r v_r − a_r e_r with e_r = S̃_rᵀ k_r = Sᵀ k_read_r + Σ_{i<r} L_ri u_i.
+// Rows r … of one panel of U by forward substitution: u_r = b_r v_r − a_r e_r with e_r = S̃_rᵀ k_r = Sᵀ k_read_r +
+// Σ_{i<r} L_ri u_i. `tile` comes with the first term of e. All arrays are [kChunk, kPanel].
+template <bool kKeepErrors, int M>
+HWY_INLINE void substitute(Tile<M>& tile, const ChunkScratch& s, std::int64_t r, const float* values, float* u,
+                           float* errors) {
+  const FloatTag d;
+  const float* l = s.l_scores() + r * kChunk;
+  tile.multiply_add(l, kChunk, 1, u, kPanel, r);
+  unroll<M>([&](auto m) EFLA_UNROLLED {
+    const FloatVec a = hn::Set(d, s.erase[r + m]);
+    const FloatVec b = hn::Set(d, s.write[r + m]);
+    const std::int64_t at = (r + m) * kPanel;
+    const FloatVec e0 = tile.acc[m][0];
+    const FloatVec e1 = tile.acc[m][1];
+    if constexpr (kKeepErrors) {
+      hn::Store(e0, d, errors + at);
+      hn::Store(e1, d, errors + at + kLanes);
+    }
+    const FloatVec u0 = hn::NegMulAdd(a, e0, hn::Mul(b, hn::Load(d, values + at)));
+    const FloatVec u1 = hn::NegMulAdd(a, e1, hn::Mul(b, hn::Load(d, values + at + kLanes)));
+    hn::Store(u0, d, u + at);
+    hn::Store(u1, d, u + at + kLanes);
+    unroll<M - 1 - m>([&](auto i) EFLA_UNROLLED { tile.add(m + 1 + i, l[(m + 1 + i) * kChunk + r + m], u0, u1); });
+  });
+}
+
+// One panel of U.
 template <bool kKeepErrors>
 struct SubstitutionTiles {
   const ChunkScratch& s;
@@ -294,28 +320,10 @@ struct SubstitutionTiles {
 
   template <int M>
   HWY_INLINE void run(std::int64_t r) {
-    const FloatTag d;
-    const float* l = s.l_scores() + r * kChunk;
     Tile<M> tile;
     tile.zero();
     tile.multiply_add(s.k_read + r * s.key_stride, s.key_stride, 1, state, kPanel, key_dim);
-    tile.multiply_add(l, kChunk, 1, u, kPanel, r);
-    unroll<M>([&](auto m) EFLA_UNROLLED {
-      const FloatVec a = hn::Set(d, s.erase[r + m]);
-      const FloatVec b = hn::Set(d, s.write[r + m]);
-      const std::int64_t at = (r + m) * kPanel;
-      const FloatVec e0 = tile.acc[m][0];
-      const FloatVec e1 = tile.acc[m][1];
-      if constexpr (kKeepErrors) {
-        hn::Store(e0, d, errors + at);
-        hn::Store(e1, d, errors + at + kLanes);
-      }
-      const FloatVec u0 = hn::NegMulAdd(a, e0, hn::Mul(b, hn::Load(d, values + at)));
-      const FloatVec u1 = hn::NegMulAdd(a, e1, hn::Mul(b, hn::Load(d, values + at + kLanes)));
-      hn::Store(u0, d, u + at);
-      hn::Store(u1, d, u + at + kLanes);
-      unroll<M - 1 - m>([&](auto i) EFLA_UNROLLED { tile.add(m + 1 + i, l[(m + 1 + i) * kChunk + r + m], u0, u1); });
-    });
+    substitute<kKeepErrors>(tile, s, r, values, u, errors);
   }
 };
 

@@ -90,22 +90,27 @@ HWY_INLINE void remaining_products(const ChunkDecay& s, std::int64_t last, float
   for (std::int64_t r = last - 2; r >= 0; --r) multiply_rows(out + (r + 1) * n, s.token + (r + 1) * n, n, out + r * n);
 }
 
+// Scalar decay: the weights of scores.
+HWY_INLINE void multiply_weights(std::int64_t tokens, const ChunkDecay& s) {
+  const FloatTag d;
+  std::fill_n(s.weights, kChunk * kChunk, 0.0F);
+  for (std::int64_t r = 0; r < tokens; ++r) {
+    float* row = s.weights + r * kChunk;
+    const FloatVec decay = hn::Set(d, s.token[r * s.key_stride]);
+    for (std::int64_t j = 0; r > 0 && j < kChunk; j += kLanes) {
+      hn::Store(hn::Mul(decay, hn::Load(d, row - kChunk + j)), d, row + j);
+    }
+    row[r] = 1.0F;
+  }
+}
+
 // Everything that follows from the tokens' decays.
 HWY_INLINE void multiply_decays(std::int64_t tokens, ChunkDecay& s) {
-  const FloatTag d;
   running_products(s, 0, tokens, s.prefix);
   remaining_products(s, tokens, s.suffix);
   std::copy_n(s.prefix + (tokens - 1) * s.key_stride, s.key_stride, s.whole);
   if (s.kind == Decay::scalar) {
-    std::fill_n(s.weights, kChunk * kChunk, 0.0F);
-    for (std::int64_t r = 0; r < tokens; ++r) {
-      float* row = s.weights + r * kChunk;
-      const FloatVec decay = hn::Set(d, s.token[r * s.key_stride]);
-      for (std::int64_t j = 0; r > 0 && j < kChunk; j += kLanes) {
-        hn::Store(hn::Mul(decay, hn::Load(d, row - kChunk + j)), d, row + j);
-      }
-      row[r] = 1.0F;
-    }
+    multiply_weights(tokens, s);
   } else if (tokens > kHalfChunk) {
     running_products(s, kHalfChunk, tokens, s.half_prefix);
     remaining_products(s, kHalfChunk, s.half_suffix);

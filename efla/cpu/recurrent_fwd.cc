@@ -17,6 +17,7 @@
 // c returns to 1, and S' to S, after every chunk and before a token that would take c out of [2⁻⁴⁰, 2⁴⁰]. So nothing
 // overflows or is lost at any decay, and rounding is that of products, not of differences of logarithms.
 #include "efla/cpu/delta.h"
+#include "efla/cpu/heads_parts.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "efla/cpu/recurrent_fwd.cc"
@@ -264,16 +265,10 @@ HWY_INLINE void load_tokens(const DeltaForward<T>& p, const ChunkPlace& at, std:
   }
 }
 
-// A part of the problem that one thread computes: of sequence n, value heads [head, head_end), value panels [panel,
-// panel_end).
-struct Part {
-  std::int64_t n, head, head_end, panel, panel_end;
-};
-
 // All tokens of a part, chunk by chunk and within a chunk head by head. A column's arithmetic does not depend on which
 // other columns are computed beside it, so neither do its bits.
 template <class T>
-void RecurrentFwdPart(const DeltaForward<T>& p, const Part& part, std::byte* memory) {
+void RecurrentFwdPart(const DeltaForward<T>& p, const HeadsPart& part, std::byte* memory) {
   Arena arena(memory);
   FwdScratch s;
   s.lay_out(arena, p.shape, p.rule.decay, part.head_end - part.head);
@@ -312,14 +307,12 @@ void RecurrentFwdPart(const DeltaForward<T>& p, const Part& part, std::byte* mem
   }
 }
 
-void RecurrentFwdFloat(const DeltaForward<float>& p, std::int64_t n, std::int64_t head, std::int64_t head_end,
-                       std::int64_t panel, std::int64_t panel_end, std::byte* memory) {
-  RecurrentFwdPart(p, {n, head, head_end, panel, panel_end}, memory);
+void RecurrentFwdFloat(const DeltaForward<float>& p, const HeadsPart& part, std::byte* memory) {
+  RecurrentFwdPart(p, part, memory);
 }
 
-void RecurrentFwdBfloat16(const DeltaForward<bfloat16>& p, std::int64_t n, std::int64_t head, std::int64_t head_end,
-                          std::int64_t panel, std::int64_t panel_end, std::byte* memory) {
-  RecurrentFwdPart(p, {n, head, head_end, panel, panel_end}, memory);
+void RecurrentFwdBfloat16(const DeltaForward<bfloat16>& p, const HeadsPart& part, std::byte* memory) {
+  RecurrentFwdPart(p, part, memory);
 }
 
 std::int64_t RecurrentPanelWidth() { return kPanel; }
@@ -337,20 +330,11 @@ HWY_EXPORT(RecurrentFwdBfloat16);
 HWY_EXPORT(FwdBytesPerWorker);
 HWY_EXPORT(RecurrentPanelWidth);
 
-void compute(const DeltaForward<float>& p, std::int64_t n, std::int64_t head, std::int64_t head_end, std::int64_t panel,
-             std::int64_t panel_end, std::byte* memory) {
-  HWY_DYNAMIC_DISPATCH(RecurrentFwdFloat)(p, n, head, head_end, panel, panel_end, memory);
+void compute(const DeltaForward<float>& p, const HeadsPart& part, std::byte* memory) {
+  HWY_DYNAMIC_DISPATCH(RecurrentFwdFloat)(p, part, memory);
 }
-void compute(const DeltaForward<bfloat16>& p, std::int64_t n, std::int64_t head, std::int64_t head_end,
-             std::int64_t panel, std::int64_t panel_end, std::byte* memory) {
-  HWY_DYNAMIC_DISPATCH(RecurrentFwdBfloat16)(p, n, head, head_end, panel, panel_end, memory);
-}
-
-// Heads of a sequence that a thread takes through a chunk one after the other: rows of neighbouring heads lie beside
-// each other in memory, so the pages of a chunk are looked up once for all of them. As many as leave the threads evenly
-// busy and the states in the second-level cache.
-std::int64_t heads_together(const DeltaShape& shape, int threads) {
-  return std::clamp<std::int64_t>(shape.sequences() * shape.value_heads / (2 * threads), 1, 4);
+void compute(const DeltaForward<bfloat16>& p, const HeadsPart& part, std::byte* memory) {
+  HWY_DYNAMIC_DISPATCH(RecurrentFwdBfloat16)(p, part, memory);
 }
 
 }  // namespace
@@ -362,22 +346,9 @@ std::size_t recurrent_fwd_workspace_bytes(const DeltaShape& shape, const DeltaRu
 
 template <class T>
 void recurrent_fwd(const DeltaForward<T>& p, Workspace workspace, ThreadPool& pool) {
-  const std::int64_t value_heads = p.shape.value_heads, heads = p.shape.sequences() * value_heads;
   const std::int64_t width = HWY_DYNAMIC_DISPATCH(RecurrentPanelWidth)();
-  const std::int64_t panels = (p.shape.value_dim + width - 1) / width;
-  const std::size_t bytes = workspace.bytes / static_cast<std::size_t>(pool.threads());
-  // Where heads are fewer than would keep the threads evenly busy, each is split into parts of the value panels, which
-  // all load the tokens anew.
-  const std::int64_t wanted =
-      pool.threads() == 1 || heads >= 4 * pool.threads() ? 1 : (2 * pool.threads() + heads - 1) / heads;
-  const std::int64_t parts = std::min(panels, wanted);
-  const std::int64_t together = heads_together(p.shape, pool.threads());
-  const std::int64_t groups = (value_heads + together - 1) / together;
-  pool.run(p.shape.sequences() * groups * parts, [&](std::int64_t task, int worker) {
-    const std::int64_t group = task / parts % groups, i = task % parts;
-    compute(p, task / parts / groups, value_heads * group / groups, value_heads * (group + 1) / groups,
-            panels * i / parts, panels * (i + 1) / parts, workspace.data + bytes * static_cast<std::size_t>(worker));
-  });
+  for_each_part(p.shape, (p.shape.value_dim + width - 1) / width, workspace, pool,
+                [&](const HeadsPart& part, std::byte* memory) { compute(p, part, memory); });
 }
 
 template void recurrent_fwd(const DeltaForward<float>&, Workspace, ThreadPool&);

@@ -7,8 +7,12 @@
 
 namespace efla::cpu {
 
-// The instruction set that the kernels use now, for example "AVX2" or "AVX3" (Highway's names; AVX3 is AVX-512).
+// The instruction set that the kernels use now, for example "AVX2" or "AVX3" (Highway's names; AVX3 is AVX-512), or
+// "AMX": AVX3, and for matrix products the processor's matrix unit.
 std::string target_name();
+
+// Whether target_name() is "AMX".
+bool uses_matrix_unit();
 
 // Those that this processor can run, best first.
 std::vector<std::string> supported_targets();

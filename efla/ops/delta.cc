@@ -50,16 +50,12 @@ std::string no_float64(const char* name) {
   return std::is_same_v<T, double> ? std::string(name) + " computes in float32; float64 inputs need ref" : "";
 }
 
-// Up to so many key dimensions the forward is the recurrence's. Microseconds a token and head by chunks and by the
-// recurrence at T = 2048, two threads, medians: d = 64 0.43 and 0.35, 128 1.49 and 1.03, 256 4.0 and 4.2 (AVX2 on a
-// Zen 3); 0.34 and 0.25, 0.67 and 0.52, about the same at 256 (AVX-512 on a Xeon). Shorter sequences and other sizes
-// are in docs/design/2026-11-recurrent-forward.md.
-constexpr std::int64_t kMaxRecurrentKeys = 256;
-
 template <class Problem, class T>
 std::string refuse_chunk_forward(const Problem& problem, bool named) {
-  if (!named && !std::is_same_v<T, double> && problem.shape.key_dim <= kMaxRecurrentKeys) {
-    return "keys of at most " + std::to_string(kMaxRecurrentKeys) + " dimensions are left to recurrent";
+  if constexpr (!std::is_same_v<T, double>) {
+    if (!named && !cpu::chunk_fwd_is_faster(problem)) {
+      return "recurrent is faster for keys of " + std::to_string(problem.shape.key_dim) + " dimensions";
+    }
   }
   return no_float64<T>("chunk");
 }

@@ -1,0 +1,473 @@
+// The chunkwise forward (chunk_fwd.cc) with its matrix products on a matrix unit (parts-inl.h). What stays float32's
+// are the substitution, gains and decays.
+#include "efla/cpu/amx.h"
+
+#include <cmath>
+#include <cstring>
+
+#include "efla/cpu/delta.h"
+#include "efla/cpu/heads_parts.h"
+#include "efla/cpu/target.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "efla/cpu/amx_chunk_fwd.cc"
+#include <hwy/foreach_target.h>  // must come before the -inl.h files
+
+#include "efla/cpu/chunk-inl.h"
+
+#if HWY_TARGET == HWY_AVX3
+#include "efla/cpu/parts-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace efla::cpu::HWY_NAMESPACE {
+namespace {
+
+// Parts of everything but keys.
+template <class T>
+inline constexpr int kStateParts = std::is_same_v<T, float> ? 3 : 2;
+
+// Factors of the rows of a chunk, each [kChunk].
+struct RowFactors {
+  float* k_norm = nullptr;   // of k's rows in L and P
+  float* q_norm = nullptr;   // of q's rows in P
+  float* k_read = nullptr;   // of the rows of K S
+  float* q_read = nullptr;   // of the rows of Q S
+  float* k_write = nullptr;  // of the rows of U that meet Kᵀ
+};
+
+struct FwdScratch {
+  ChunkScratch chunk;
+  RowFactors factors;  // in use where `scaled`
+  bool scaled = false;
+  bool scores_wanted = true;  // P and L, which a decay of channels may bring along
+  float* state = nullptr;     // panels [K, kPanel]
+  float* values = nullptr;    // panels [kChunk, kPanel]
+  float* out = nullptr;       // panels [kChunk, kPanel]
+  float* u = nullptr;         // [kChunk, kPanel]
+  float* errors = nullptr;    // [kChunk, kPanel] K_read S
+  PartTiles reads;            // left: K_read, then Q_read
+  PartTiles keys;             // right: Kᵀ, columns are tokens
+  PartTiles writes;           // left: K_writeᵀ, the depth is tokens
+  PartTiles write_keys;       // right: K_writeᵀ; only with a decay of channels
+  PartTiles p_scores;         // left
+  PartTiles state_parts;      // right: one panel of S
+  PartTiles u_parts;          // right: one panel of U
+  PartTiles u_writes;         // right: U times its factors; without factors u_parts
+  RowsAhead ahead;
+
+  bool has_scalar() const { return chunk.decay.kind == Decay::scalar; }
+
+  void lay_out(Arena& arena, const DeltaShape& shape, Decay decay, std::int64_t heads, int parts) {
+    chunk.lay_out(arena, shape, decay);
+    RowFactors& f = factors;
+    for (float** row : {&f.k_norm, &f.q_norm, &f.k_read, &f.q_read, &f.k_write}) *row = arena.floats(kChunk);
+    const std::int64_t padded_values = round_up(shape.value_dim, kPanel), depth = shape.key_dim / kTileDepth;
+    state = arena.floats(heads * shape.key_dim * padded_values);
+    for (float** panels : {&values, &out}) *panels = arena.floats(kChunk * padded_values);
+    for (float** panel : {&u, &errors}) *panel = arena.floats(kChunk * kPanel);
+    reads.lay_out(arena, parts, 4, depth);
+    keys.lay_out(arena, parts, 2, depth);
+    writes.lay_out(arena, parts, 2 * depth, 1);
+    if (decay == Decay::channel) write_keys.lay_out(arena, parts, 2, depth);
+    p_scores.lay_out(arena, parts, 2, 1);
+    state_parts.lay_out(arena, parts, 2, depth);
+    u_parts.lay_out(arena, parts, 2, 1);
+    u_writes.lay_out(arena, parts, 2, 1);
+  }
+};
+
+// A row of bfloat16 into left tiles; returns Σx².
+HWY_INLINE float copy_row(const bfloat16* row, std::int64_t stride, std::int64_t r, const PartTiles& out) {
+  Part* to = out.tile(0, r / kTileRows, 0) + r % kTileRows * kTileDepth;
+  __m512 sum0 = _mm512_setzero_ps(), sum1 = _mm512_setzero_ps();
+  for (std::int64_t along = 0; along < out.depth; ++along, to += kTileParts) {
+    if (stride == 1) {
+      _mm512_store_si512(to, _mm512_loadu_si512(row + along * kTileDepth));
+    } else {
+      for (std::int64_t i = 0; i < kTileDepth; ++i)
+        std::memcpy(to + i, row + (along * kTileDepth + i) * stride, sizeof(Part));
+    }
+    const __m512i pairs = _mm512_load_si512(to);
+    const __m512 even = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
+    const __m512 odd = _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xffff0000U))));
+    sum0 = _mm512_fmadd_ps(even, even, sum0);
+    sum1 = _mm512_fmadd_ps(odd, odd, sum1);
+  }
+  return _mm512_reduce_add_ps(_mm512_add_ps(sum0, sum1));
+}
+
+// Loads keys of one part into s.reads and the gains; the norm's factors.
+template <class T>
+HWY_INLINE void copy_keys(const DeltaForward<T>& p, const ChunkPlace& at, FwdScratch& s) {
+  ChunkScratch& c = s.chunk;
+  for (std::int64_t r = 0; r < at.tokens; ++r) {
+    const std::int64_t t = at.start + r;
+    const float k = copy_row(p.k.at(at.i_b, t, at.i_q), p.k.stride[3], r, s.reads);
+    const float q = copy_row(p.q.at(at.i_b, t, at.i_q), p.q.stride[3], kChunk + r, s.reads);
+    c.lambda[r] = k;
+    if (p.rule.qk_l2norm) {
+      c.q_factor[r] = 1.0F / std::sqrt(q + static_cast<float>(kL2NormEpsilon));
+      c.k_factor[r] = 1.0F / std::sqrt(k + static_cast<float>(kL2NormEpsilon));
+      c.lambda[r] = k * c.k_factor[r] * c.k_factor[r];
+    }
+    c.beta[r] = to_float(p.beta(at.i_b, t, at.i_h));
+    if (p.rule.decay != Decay::none) load_decay(p.g.at(at.i_b, t, at.i_h), p.g.stride[3], 1, r, c.decay);
+  }
+  compute_gains(at.tokens, p.rule.step, c);
+}
+
+// The factors of rows, from the norm's and the decays of a scalar.
+HWY_INLINE void compute_factors(std::int64_t tokens, bool norm, FwdScratch& s) {
+  const ChunkScratch& c = s.chunk;
+  const RowFactors& f = s.factors;
+  const auto decay = [&](std::int64_t r) { return s.has_scalar() ? c.decay.token[r * c.key_stride] : 1.0F; };
+  float before = 1.0F, after = 1.0F;
+  for (std::int64_t r = 0; r < tokens; ++r) {
+    before *= decay(r);
+    f.k_norm[r] = norm ? c.k_factor[r] : 1.0F;
+    f.q_norm[r] = norm ? c.q_factor[r] : 1.0F;
+    f.k_read[r] = before * f.k_norm[r];
+    f.q_read[r] = before * f.q_norm[r];
+  }
+  for (std::int64_t r = tokens - 1; r >= 0; --r) {
+    f.k_write[r] = after * f.k_norm[r];
+    after *= decay(r);
+  }
+  for (float* row : {f.k_norm, f.q_norm, f.k_read, f.q_read, f.k_write}) std::fill(row + tokens, row + kChunk, 0.0F);
+  if (!s.has_scalar()) return;
+  std::fill_n(c.decay.whole, c.key_stride, before);
+  multiply_weights(tokens, c.decay);
+}
+
+// Keysᵀ of a chunk, whose parts lie in the first blocks of s.reads, as a right operand.
+template <int kKeyParts>
+HWY_INLINE void transpose_keys(const PartTiles& reads, const PartTiles& keys) {
+  for (int part = 0; part < kKeyParts; ++part) {
+    for (std::int64_t along = 0; along < keys.depth; ++along) {
+      for (std::int64_t block = 0; block < 2; ++block) {
+        transpose_tile(reads.tile(part, block, along), keys.tile(part, block, along));
+      }
+    }
+  }
+}
+
+// The same as a left operand.
+template <int kKeyParts>
+HWY_INLINE void lay_keys_down(const PartTiles& keys, const PartTiles& writes) {
+  for (int part = 0; part < kKeyParts; ++part) {
+    for (std::int64_t along = 0; along < keys.depth; ++along) {
+      pairs_to_rows(keys.tile(part, 0, along), keys.tile(part, 1, along), writes.tile(part, 2 * along, 0),
+                    writes.tile(part, 2 * along + 1, 0));
+    }
+  }
+}
+
+// Rows of a chunk's keys or queries into s.reads from row `first` on, zeros behind the last token.
+template <int kKeyParts>
+HWY_INLINE void cut_keys(const float* rows, std::int64_t first, std::int64_t tokens, FwdScratch& s) {
+  cut_rows<kKeyParts>(rows, s.chunk.key_stride, first, tokens, s.reads);
+  clear_rows<kKeyParts>(first + tokens, first + kChunk, s.reads);
+}
+
+// A decay of channels: c_r = d_0 … d_r, Q_read and K_read, the rows times c, and in k_write the rows divided by c. Then
+// P and L are products of matrices, Q_read k_writeᵀ and K_read k_writeᵀ, each term as exact as any product. False where
+// c leaves the bounds within which nothing overflows or underflows.
+HWY_INLINE bool divide_keys(std::int64_t tokens, ChunkScratch& c) {
+  constexpr float kSmallest = 0x1p-60F, kLargest = 0x1p60F;
+  const FloatTag d;
+  running_products(c.decay, 0, tokens, c.decay.prefix);
+  FloatVec least = hn::Set(d, 1.0F), most = least;
+  for (std::int64_t i = 0; i < tokens * c.key_stride; i += kLanes) {
+    const FloatVec product = hn::Load(d, c.decay.prefix + i);
+    least = hn::Min(least, product);
+    most = hn::Max(most, product);
+    const FloatVec k = hn::Load(d, c.k + i);
+    hn::Store(hn::Mul(k, product), d, c.k_read + i);
+    hn::Store(hn::Mul(hn::Load(d, c.q + i), product), d, c.q_read + i);
+    hn::Store(hn::Div(k, product), d, c.k_write + i);
+  }
+  std::copy_n(c.decay.prefix + (tokens - 1) * c.key_stride, c.key_stride, c.decay.whole);
+  return hn::AllTrue(d, hn::Ge(least, hn::Set(d, kSmallest))) && hn::AllTrue(d, hn::Le(most, hn::Set(d, kLargest)));
+}
+
+// Q_read, K_read and K_write of a chunk with a decay of channels, cut; its scores, unless s.scores_wanted.
+template <int kKeyParts>
+HWY_INLINE void cut_decayed_keys(const ChunkPlace& at, std::int64_t key_dim, FwdScratch& s) {
+  ChunkScratch& c = s.chunk;
+  s.scores_wanted = divide_keys(at.tokens, c);
+  if (s.scores_wanted) {
+    cut_keys<kKeyParts>(c.k_write, 0, at.tokens, s);
+    transpose_keys<kKeyParts>(s.reads, s.keys);
+    for (std::int64_t r = 0; r < at.tokens; ++r) {
+      multiply_rows(c.k_write + r * c.key_stride, c.decay.whole, c.key_stride, c.decay.suffix + r * c.key_stride);
+    }
+    cut_keys<kKeyParts>(c.decay.suffix, 0, at.tokens, s);
+  } else {
+    std::fill_n(c.scores, 2 * kChunk * kChunk, 0.0F);
+    compute_scores(at, key_dim, c);
+    cut_keys<kKeyParts>(c.k_write, 0, at.tokens, s);
+  }
+  transpose_keys<kKeyParts>(s.reads, s.write_keys);
+  lay_keys_down<kKeyParts>(s.write_keys, s.writes);
+  cut_keys<kKeyParts>(c.k_read, 0, at.tokens, s);
+  cut_keys<kKeyParts>(c.q_read, kChunk, at.tokens, s);
+}
+
+// Loads q, k, gains and decays of a chunk, and cuts the keys; rows behind the last token are zeros.
+template <int kKeyParts, class T>
+HWY_NOINLINE void load_keys(const DeltaForward<T>& p, const ChunkPlace& at, FwdScratch& s) {
+  ChunkScratch& c = s.chunk;
+  if constexpr (kKeyParts == 1) {
+    copy_keys(p, at, s);
+  } else {
+    load_chunk(p, at, c);
+  }
+  for (float* gains : {c.erase, c.write}) std::fill(gains + at.tokens, gains + kChunk, 0.0F);
+  if (s.scaled) compute_factors(at.tokens, kKeyParts == 1 && p.rule.qk_l2norm, s);
+  s.scores_wanted = true;
+  if (p.rule.decay == Decay::channel) return cut_decayed_keys<kKeyParts>(at, p.shape.key_dim, s);
+  if constexpr (kKeyParts == 1) {
+    clear_rows<1>(at.tokens, kChunk, s.reads);
+    clear_rows<1>(kChunk + at.tokens, 2 * kChunk, s.reads);
+  } else {
+    cut_keys<kKeyParts>(c.k, 0, at.tokens, s);
+    cut_keys<kKeyParts>(c.q, kChunk, at.tokens, s);
+  }
+  transpose_keys<kKeyParts>(s.reads, s.keys);
+  lay_keys_down<kKeyParts>(s.keys, s.writes);
+}
+
+// P and L, unless they are there, and the parts of P.
+template <int kParts, int kKeyParts>
+HWY_NOINLINE void multiply_keys(std::int64_t tokens, FwdScratch& s) {
+  const FloatTag d;
+  const ChunkScratch& c = s.chunk;
+  const RowFactors& f = s.factors;
+  float* l_scores = c.scores + kChunk * kChunk;
+  if (s.scores_wanted) {
+    zero_sums();
+    add_products<kKeyParts, kKeyParts>(s.reads, 0, s.keys, 0, s.ahead);
+    store_sums(l_scores, kChunk);
+    zero_sums();
+    add_products<kKeyParts, kKeyParts>(s.reads, 2, s.keys, 0, s.ahead);
+    store_sums(c.scores, kChunk);
+  }
+  HWY_ALIGN float row[kChunk];
+  for (std::int64_t r = 0; r < kChunk; ++r) {
+    const std::int64_t count = r < tokens ? r + 1 : 0;
+    for (std::int64_t j = 0; j < kChunk; j += kLanes) {
+      const auto past = hn::FirstN(d, static_cast<std::size_t>(std::clamp<std::int64_t>(count - j, 0, kLanes)));
+      const std::int64_t i = r * kChunk + j;
+      FloatVec p = hn::Load(d, c.scores + i);
+      if (s.scaled) {
+        FloatVec column = hn::Load(d, f.k_norm + j);
+        if (s.has_scalar()) column = hn::Mul(column, hn::Load(d, c.decay.weights + i));
+        p = hn::Mul(p, hn::Mul(column, hn::Set(d, f.q_norm[r])));
+        const FloatVec l = hn::Load(d, l_scores + i);
+        hn::Store(hn::Mul(l, hn::Mul(column, hn::Set(d, f.k_norm[r]))), d, l_scores + i);
+      }
+      hn::Store(hn::IfThenElseZero(past, p), d, row + j);
+    }
+    cut_rows<kParts>(row, kChunk, r, 1, s.p_scores);
+  }
+}
+
+// One panel of S into its parts; S ← D S.
+template <int kParts>
+HWY_INLINE void cut_state(std::int64_t key_dim, float* state, FwdScratch& s) {
+  const float* whole = s.chunk.decay.whole;
+  for (std::int64_t i = 0; i < key_dim; i += 2) {
+    for (std::int64_t column = 0; column < 2; ++column) {
+      float* at = state + i * kPanel + column * kTileRows;
+      const __m512 x0 = _mm512_load_ps(at), x1 = _mm512_load_ps(at + kPanel);
+      cut_pair<kParts>(x0, x1, s.state_parts.tile(0, column, i / kTileDepth) + i % kTileDepth * 16,
+                       s.state_parts.part_stride());
+      if (whole == nullptr) continue;
+      _mm512_store_ps(at, _mm512_mul_ps(_mm512_set1_ps(whole[i]), x0));
+      _mm512_store_ps(at + kPanel, _mm512_mul_ps(_mm512_set1_ps(whole[i + 1]), x1));
+    }
+  }
+}
+
+struct SubstitutionTilesOfErrors {
+  const FwdScratch& s;
+  const float* values;
+
+  template <int M>
+  HWY_INLINE void run(std::int64_t r) {
+    const ChunkScratch& c = s.chunk;
+    Tile<M> tile;
+    tile.load(s.errors + r * kPanel);
+    if (s.scaled) tile.scale_rows(s.factors.k_read + r);
+    substitute<false>(tile, c, r, values, s.u, nullptr);
+  }
+};
+
+// The panel of U into its parts, and times its factors.
+template <int kParts>
+HWY_INLINE void cut_updates(FwdScratch& s) {
+  const std::int64_t stride = s.u_parts.part_stride();
+  for (std::int64_t r = 0; r < kChunk; r += 2) {
+    for (std::int64_t column = 0; column < 2; ++column) {
+      const float* from = s.u + r * kPanel + column * kTileRows;
+      const __m512 x0 = _mm512_load_ps(from), x1 = _mm512_load_ps(from + kPanel);
+      cut_pair<kParts>(x0, x1, s.u_parts.tile(0, column, 0) + r * 16, stride);
+      if (!s.scaled) continue;
+      const __m512 f0 = _mm512_set1_ps(s.factors.k_write[r]), f1 = _mm512_set1_ps(s.factors.k_write[r + 1]);
+      cut_pair<kParts>(_mm512_mul_ps(f0, x0), _mm512_mul_ps(f1, x1), s.u_writes.tile(0, column, 0) + r * 16, stride);
+    }
+  }
+}
+
+template <int kParts, int kKeyParts>
+HWY_NOINLINE void panel_chunk(std::int64_t key_dim, std::int64_t v, FwdScratch& s) {
+  float* state = s.state + v * key_dim;
+  float* out = s.out + v * kChunk;
+  cut_state<kParts>(key_dim, state, s);
+  zero_sums();
+  add_products<kKeyParts, kParts>(s.reads, 0, s.state_parts, 0, s.ahead);
+  store_sums(s.errors, kPanel);
+  // Q_read S stays in the tile registers, and is computed while the substitution runs.
+  zero_sums();
+  add_products<kKeyParts, kParts>(s.reads, 2, s.state_parts, 0, s.ahead);
+  if (s.scaled) {
+    store_sums(out, kPanel);
+    for (std::int64_t r = 0; r < kChunk; ++r) {
+      const __m512 factor = _mm512_set1_ps(s.factors.q_read[r]);
+      float* row = out + r * kPanel;
+      _mm512_store_ps(row, _mm512_mul_ps(factor, _mm512_load_ps(row)));
+      _mm512_store_ps(row + kLanes, _mm512_mul_ps(factor, _mm512_load_ps(row + kLanes)));
+    }
+    load_sums(out, kPanel);
+  }
+  SubstitutionTilesOfErrors substitution{s, s.values + v * kChunk};
+  for_tiles(kChunk, substitution);
+  cut_updates<kParts>(s);
+  add_products<kParts, kParts>(s.p_scores, 0, s.u_parts, 0, s.ahead);
+  store_sums(out, kPanel);
+  for (std::int64_t i = 0; i < key_dim; i += 2 * kTileRows) {
+    load_sums(state + i * kPanel, kPanel);
+    add_products<kKeyParts, kParts>(s.writes, i / kTileRows, s.scaled ? s.u_writes : s.u_parts, 0, s.ahead);
+    store_sums(state + i * kPanel, kPanel);
+  }
+}
+
+// The rows of V behind a chunk's last token.
+HWY_INLINE void clear_values(std::int64_t tokens, std::int64_t padded_values, float* panels) {
+  for (std::int64_t v = 0; v < padded_values; v += kPanel) {
+    std::fill_n(panels + v * kChunk + tokens * kPanel, (kChunk - tokens) * kPanel, 0.0F);
+  }
+}
+
+// Asks for the rows of the chunk at `next` that are read and, without their values, those of o that are written.
+template <class T>
+HWY_INLINE void look_ahead(const DeltaForward<T>& p, const ChunkPlace& next, std::int64_t first, std::int64_t last,
+                           RowsAhead& ahead) {
+  ahead.clear();
+  const auto size = static_cast<std::int64_t>(sizeof(T));
+  const std::int64_t keys = p.shape.key_dim * size, values = (last - first) * size;
+  for (std::int64_t t = next.start; t < next.start + next.tokens; ++t) {
+    if (p.q.stride[3] == 1) ahead.add(p.q.at(next.i_b, t, next.i_q), keys);
+    if (p.k.stride[3] == 1) ahead.add(p.k.at(next.i_b, t, next.i_q), keys);
+    if (p.v.stride[3] == 1) ahead.add(p.v.at(next.i_b, t, next.i_h, first), values);
+    if (p.o.stride[3] == 1) ahead.add(p.o.at(next.i_b, t, next.i_h, first), values);
+    if (p.rule.decay == Decay::channel && p.g.stride[3] == 1) {
+      ahead.add(p.g.at(next.i_b, t, next.i_h), p.shape.key_dim * static_cast<std::int64_t>(sizeof(float)));
+    }
+  }
+}
+
+// All tokens of a part, chunk by chunk and within a chunk head by head. A column's arithmetic does not depend on which
+// other columns are computed beside it, so neither do its bits.
+template <class T, int kKeyParts>
+void ForwardPart(const DeltaForward<T>& p, const HeadsPart& part, std::byte* memory) {
+  constexpr int kParts = kStateParts<T>;
+  const TilesInUse tiles;
+  Arena arena(memory);
+  FwdScratch s;
+  s.lay_out(arena, p.shape, p.rule.decay, part.head_end - part.head, kParts);
+  s.scaled = p.rule.decay == Decay::scalar || (kKeyParts == 1 && p.rule.qk_l2norm);
+  const Sequence sequence = sequence_of(p, part.n);
+  const std::int64_t key_dim = p.shape.key_dim, head = part.head, head_end = part.head_end;
+  const std::int64_t first = part.panel * kPanel, last = std::min(part.panel_end * kPanel, p.shape.value_dim);
+  const auto scale = static_cast<float>(p.rule.scale_for(key_dim));
+  float* const states = s.state;
+  const std::int64_t padded_values = round_up(p.shape.value_dim, kPanel), state_floats = key_dim * padded_values;
+  for (std::int64_t i_h = head; i_h < head_end; ++i_h) {
+    load_state_panels(p.initial_state, first, last, key_dim, states + (i_h - head) * state_floats, part.n, i_h);
+  }
+  for (std::int64_t start = sequence.begin; start < sequence.end; start += kChunk) {
+    for (std::int64_t i_h = head; i_h < head_end; ++i_h) {
+      const ChunkPlace at(p.shape, sequence, i_h, start);
+      s.state = states + (i_h - head) * state_floats;
+      const bool more_heads = i_h + 1 < head_end;
+      look_ahead(p, {p.shape, sequence, more_heads ? i_h + 1 : head, more_heads ? start : start + kChunk}, first, last,
+                 s.ahead);
+      load_keys<kKeyParts>(p, at, s);
+      load_values(p.v, at, first, last, 1.0F, s.values);
+      if (at.tokens < kChunk) clear_values(at.tokens, padded_values, s.values);
+      store_state_panels(s.state, p.chunk_states, first, last, key_dim, at.i_b, sequence.chunk(start), i_h);
+      multiply_keys<kParts, kKeyParts>(at.tokens, s);
+      for (std::int64_t v = first; v < last; v += kPanel) panel_chunk<kParts, kKeyParts>(key_dim, v, s);
+      store_values(s.out, at, first, last, scale, p.o);
+    }
+  }
+  for (std::int64_t i_h = head; i_h < head_end; ++i_h) {
+    store_state_panels(states + (i_h - head) * state_floats, p.final_state, first, last, key_dim, part.n, i_h);
+  }
+}
+
+}  // namespace
+
+std::size_t AmxFwdBytes(const DeltaShape& shape, Decay decay, std::int64_t heads) {
+  Arena arena;
+  FwdScratch().lay_out(arena, shape, decay, heads, kStateParts<float>);
+  return arena.bytes();
+}
+
+void AmxFwdPart(const DeltaForward<float>& p, const HeadsPart& part, std::byte* memory) {
+  ForwardPart<float, kStateParts<float>>(p, part, memory);
+}
+
+void AmxFwdPart(const DeltaForward<bfloat16>& p, const HeadsPart& part, std::byte* memory) {
+  // Keys are exact in one part where no decay of channels changes them: the L2 norm and a scalar decay are factors of
+  // whole rows, which sums and updates get.
+  if (p.rule.decay == Decay::channel) {
+    ForwardPart<bfloat16, 2>(p, part, memory);
+  } else {
+    ForwardPart<bfloat16, 1>(p, part, memory);
+  }
+}
+
+}  // namespace efla::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+#endif  // HWY_TARGET == HWY_AVX3
+
+#if HWY_ONCE
+namespace efla::cpu {
+
+#if HWY_TARGETS & HWY_AVX3
+bool amx_takes(const DeltaShape& shape) { return uses_matrix_unit() && shape.key_dim % N_AVX3::kTileDepth == 0; }
+
+std::size_t amx_chunk_fwd_workspace_bytes(const DeltaShape& shape, const DeltaRule& rule, int threads) {
+  return N_AVX3::AmxFwdBytes(shape, rule.decay, heads_together(shape, threads)) * static_cast<std::size_t>(threads);
+}
+
+template <class T>
+void amx_chunk_fwd(const DeltaForward<T>& p, Workspace workspace, ThreadPool& pool) {
+  const std::int64_t panels = (p.shape.value_dim + N_AVX3::kPanel - 1) / N_AVX3::kPanel;
+  for_each_part(p.shape, panels, workspace, pool,
+                [&](const HeadsPart& part, std::byte* memory) { N_AVX3::AmxFwdPart(p, part, memory); });
+}
+#else
+bool amx_takes(const DeltaShape&) { return false; }
+std::size_t amx_chunk_fwd_workspace_bytes(const DeltaShape&, const DeltaRule&, int) { return 0; }
+template <class T>
+void amx_chunk_fwd(const DeltaForward<T>&, Workspace, ThreadPool&) {}
+#endif
+
+template void amx_chunk_fwd(const DeltaForward<float>&, Workspace, ThreadPool&);
+template void amx_chunk_fwd(const DeltaForward<bfloat16>&, Workspace, ThreadPool&);
+
+}  // namespace efla::cpu
+#endif  // HWY_ONCE

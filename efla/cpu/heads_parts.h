@@ -1,0 +1,49 @@
+// How the heads of a forward are shared out to threads: some heads together, and their value columns in parts where
+// there are few heads.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "efla/base/threads.h"
+#include "efla/cpu/workspace.h"
+#include "efla/rule/problem.h"
+
+namespace efla::cpu {
+
+// A part of the problem that one thread computes: of sequence n, value heads [head, head_end), value panels [panel,
+// panel_end).
+struct HeadsPart {
+  std::int64_t n, head, head_end, panel, panel_end;
+};
+
+// Heads of a sequence that a thread takes through a chunk one after the other: rows of neighbouring heads lie beside
+// each other in memory, so the pages of a chunk are looked up once for all of them. As many as leave the threads evenly
+// busy and the states in the second-level cache.
+inline std::int64_t heads_together(const DeltaShape& shape, int threads) {
+  return std::clamp<std::int64_t>(shape.sequences() * shape.value_heads / (2 * threads), 1, 4);
+}
+
+// Calls compute(part, memory) for all parts, value columns being `panels` panels.
+template <class Compute>
+void for_each_part(const DeltaShape& shape, std::int64_t panels, Workspace workspace, ThreadPool& pool,
+                   const Compute& compute) {
+  const std::int64_t value_heads = shape.value_heads, heads = shape.sequences() * value_heads;
+  const std::size_t bytes = workspace.bytes / static_cast<std::size_t>(pool.threads());
+  // Where heads are fewer than would keep the threads evenly busy, each is split into parts of the value panels, which
+  // all load the tokens anew.
+  const std::int64_t wanted =
+      pool.threads() == 1 || heads >= 4 * pool.threads() ? 1 : (2 * pool.threads() + heads - 1) / heads;
+  const std::int64_t parts = std::min(panels, wanted);
+  const std::int64_t together = heads_together(shape, pool.threads());
+  const std::int64_t groups = (value_heads + together - 1) / together;
+  pool.run(shape.sequences() * groups * parts, [&](std::int64_t task, int worker) {
+    const std::int64_t group = task / parts % groups, i = task % parts;
+    const HeadsPart part{task / parts / groups, value_heads * group / groups, value_heads * (group + 1) / groups,
+                         panels * i / parts, panels * (i + 1) / parts};
+    compute(part, workspace.data + bytes * static_cast<std::size_t>(worker));
+  });
+}
+
+}  // namespace efla::cpu

@@ -1,0 +1,285 @@
+// Matrix products of float32 on a processor's matrix unit (Intel AMX), which multiplies tiles of bfloat16 and adds in
+// float32. A float32 is cut into parts, x = x₀ + x₁ + x₂ with bfloat16 xᵢ of falling size, and of a product of sums the
+// parts' products that matter are made: with three parts (i + j < 3, six products) it is as exact as float32's own,
+// with two (three products) it keeps 16 bits, more than the 8 of bfloat16 inputs and outputs. Included by the kernels
+// for AVX-512, which every such processor has.
+//
+// A left operand lies in tiles of [16 rows, 32 of the depth], a right one in tiles of [16 pairs of the depth, 16
+// columns, 2], the form that the unit takes. Tiles are 1 KB without gaps, along the depth first.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "efla/cpu/tile-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace efla::cpu::HWY_NAMESPACE {
+
+using Part = std::uint16_t;                     // a bfloat16's bits
+inline constexpr std::int64_t kTileRows = 16;   // of a left operand and of a sum; columns of a right one and of a sum
+inline constexpr std::int64_t kTileDepth = 32;  // of one product
+inline constexpr std::int64_t kTileParts = 16 * 32;  // elements of an operand's tile
+inline constexpr std::int64_t kTileBytes = 64;       // of a tile's row
+static_assert(kPanel == 2 * kTileRows);
+
+// An operand of `blocks` blocks of 16 rows (left) or columns (right) and `depth` tiles along the depth, in P parts.
+struct PartTiles {
+  Part* data = nullptr;
+  std::int64_t blocks = 0, depth = 0;
+
+  void lay_out(Arena& arena, int parts, std::int64_t block_count, std::int64_t depth_tiles) {
+    blocks = block_count;
+    depth = depth_tiles;
+    data = reinterpret_cast<Part*>(arena.floats(parts * part_stride() / 2));
+  }
+  std::int64_t block_stride() const { return depth * kTileParts; }
+  std::int64_t part_stride() const { return blocks * block_stride(); }
+  Part* tile(int part, std::int64_t block, std::int64_t along) const {
+    return data + part * part_stride() + block * block_stride() + along * kTileParts;
+  }
+};
+
+// All eight tile registers: 16 rows of 64 bytes.
+struct alignas(64) TileShapes {
+  std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  std::uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+
+// The unit's instructions. Not the compiler's own functions for them: GCC's do not say that they read memory, and
+// Clang's are not to be had in a function for AVX-512 alone.
+template <int kTile>
+HWY_INLINE void zero_tile() {
+  asm volatile("tilezero %%tmm%c0" ::"i"(kTile));
+}
+template <int kTile>
+HWY_INLINE void load_tile(const void* from, std::int64_t row_bytes) {
+  asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(row_bytes), "i"(kTile) : "memory");
+}
+template <int kTile>
+HWY_INLINE void store_tile(void* to, std::int64_t row_bytes) {
+  asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(row_bytes), "i"(kTile) : "memory");
+}
+// Tile kSum += tile kLeft · tile kRight.
+template <int kSum, int kLeft, int kRight>
+HWY_INLINE void add_tile_product() {
+  asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kSum), "i"(kLeft), "i"(kRight));
+}
+
+// The calling thread's tile registers are in use while this lives.
+class TilesInUse {
+ public:
+  TilesInUse() {
+    static constexpr TileShapes kShapes;
+    asm volatile("ldtilecfg (%0)" ::"r"(&kShapes) : "memory");
+  }
+  ~TilesInUse() { asm volatile("tilerelease" ::); }
+  TilesInUse(const TilesInUse&) = delete;
+  TilesInUse& operator=(const TilesInUse&) = delete;
+};
+
+// The sums of a product: 32 rows of 32 columns in tile registers 0 to 3.
+HWY_INLINE void zero_sums() {
+  zero_tile<0>();
+  zero_tile<1>();
+  zero_tile<2>();
+  zero_tile<3>();
+}
+
+HWY_INLINE void load_sums(const float* panel, std::int64_t row_floats) {
+  const std::int64_t bytes = row_floats * static_cast<std::int64_t>(sizeof(float));
+  load_tile<0>(panel, bytes);
+  load_tile<1>(panel + kTileRows, bytes);
+  load_tile<2>(panel + kTileRows * row_floats, bytes);
+  load_tile<3>(panel + kTileRows * row_floats + kTileRows, bytes);
+}
+
+HWY_INLINE void store_sums(float* panel, std::int64_t row_floats) {
+  const std::int64_t bytes = row_floats * static_cast<std::int64_t>(sizeof(float));
+  store_tile<0>(panel, bytes);
+  store_tile<1>(panel + kTileRows, bytes);
+  store_tile<2>(panel + kTileRows * row_floats, bytes);
+  store_tile<3>(panel + kTileRows * row_floats + kTileRows, bytes);
+}
+
+// Rows that will be needed soon, asked for line by line while the matrix unit works: all at once they would keep the
+// core waiting.
+class RowsAhead {
+ public:
+  void clear() { count_ = next_ = line_ = 0; }
+
+  // A row of `bytes` bytes; at most kMaxRows.
+  HWY_INLINE void add(const void* row, std::int64_t bytes) {
+    rows_[count_] = static_cast<const std::byte*>(row);
+    lines_[count_++] = (bytes + 63) / 64;
+  }
+
+  template <int kLines>
+  HWY_INLINE void ask() {
+    for (int i = 0; i < kLines && next_ < count_; ++i) {
+      __builtin_prefetch(rows_[next_] + 64 * line_, 0, 2);
+      if (++line_ == lines_[next_]) {
+        line_ = 0;
+        ++next_;
+      }
+    }
+  }
+
+  static constexpr std::int64_t kMaxRows = 6 * kChunk;
+
+ private:
+  const std::byte* rows_[kMaxRows];
+  std::int64_t lines_[kMaxRows];
+  std::int64_t count_ = 0, next_ = 0, line_ = 0;
+};
+
+// The sums += tiles 4 and 5, one above the other, times tiles 6 and 7, side by side.
+HWY_INLINE void add_tile_products() {
+  add_tile_product<0, 4, 6>();
+  add_tile_product<1, 4, 7>();
+  add_tile_product<2, 5, 6>();
+  add_tile_product<3, 5, 7>();
+}
+
+// The sums += the product of 32 rows of `left`, in L parts, and 32 columns of `right`, in R.
+template <int L, int R>
+HWY_INLINE void add_products(const PartTiles& left, std::int64_t left_block, const PartTiles& right,
+                             std::int64_t right_block, RowsAhead& ahead) {
+  constexpr int kParts = L > R ? L : R;
+  const Part* a = left.tile(0, left_block, 0);
+  const Part* b = right.tile(0, right_block, 0);
+  const std::int64_t next_a = left.block_stride(), part_a = left.part_stride();
+  const std::int64_t next_b = right.block_stride(), part_b = right.part_stride();
+  for (std::int64_t along = 0; along < left.depth; ++along, a += kTileParts, b += kTileParts) {
+    unroll<L>([&](auto i) EFLA_UNROLLED {
+      load_tile<4>(a + i * part_a, kTileBytes);
+      load_tile<5>(a + i * part_a + next_a, kTileBytes);
+      constexpr int kCount = kParts - i < R ? kParts - i : R;
+      // To and fro: an odd i begins with the right tiles that the one before ended with.
+      unroll<kCount>([&](auto step) EFLA_UNROLLED {
+        constexpr bool kUp = i % 2 == 1;
+        constexpr int j = kUp ? step : kCount - 1 - step;
+        if constexpr (!kUp || step > 0) {
+          load_tile<6>(b + j * part_b, kTileBytes);
+          load_tile<7>(b + j * part_b + next_b, kTileBytes);
+        }
+        add_tile_products();
+        ahead.ask<4>();
+      });
+    });
+  }
+}
+
+// Two vectors of float32, cut into P parts one after the other: f(part, bits of x0, bits of x1) takes the upper half of
+// every element. Parts are cut off, not rounded, but for the last of two: three hold all 24 bits of a float32 either
+// way.
+template <int P, class F>
+HWY_INLINE void cut(__m512 x0, __m512 x1, const F& f) {
+  const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000U));
+  unroll<P>([&](auto part) EFLA_UNROLLED {
+    __m512i bits0 = _mm512_castps_si512(x0), bits1 = _mm512_castps_si512(x1);
+    if constexpr (P == 2) {
+      const __m512i half = _mm512_set1_epi32(0x8000);
+      bits0 = _mm512_add_epi32(bits0, half);
+      bits1 = _mm512_add_epi32(bits1, half);
+    }
+    f(part, bits0, bits1);
+    if constexpr (part + 1 < P) {
+      x0 = _mm512_sub_ps(x0, _mm512_castsi512_ps(_mm512_and_si512(bits0, upper)));
+      x1 = _mm512_sub_ps(x1, _mm512_castsi512_ps(_mm512_and_si512(bits1, upper)));
+    }
+  });
+}
+
+// The words 0, 2, 4, … of two vectors, or with `odd` 1, 3, 5, …, as indices of _mm512_permutex2var_epi16.
+HWY_INLINE __m512i every_other_word(bool odd) {
+  alignas(64) static constexpr std::uint16_t kEven[32] = {0,  2,  4,  6,  8,  10, 12, 14, 16, 18, 20,
+                                                          22, 24, 26, 28, 30, 32, 34, 36, 38, 40, 42,
+                                                          44, 46, 48, 50, 52, 54, 56, 58, 60, 62};
+  return _mm512_add_epi16(_mm512_load_si512(kEven), _mm512_set1_epi16(odd ? 1 : 0));
+}
+
+// `count` rows of float32 [count, depth · 32], `stride` apart, into left tiles from row `first` on.
+template <int P>
+HWY_INLINE void cut_rows(const float* rows, std::int64_t stride, std::int64_t first, std::int64_t count,
+                         const PartTiles& out) {
+  const __m512i upper_words = every_other_word(true);
+  for (std::int64_t r = 0; r < count; ++r) {
+    Part* to = out.tile(0, (first + r) / kTileRows, 0) + (first + r) % kTileRows * kTileDepth;
+    const float* from = rows + r * stride;
+    for (std::int64_t along = 0; along < out.depth; ++along) {
+      cut<P>(_mm512_load_ps(from + along * kTileDepth), _mm512_load_ps(from + along * kTileDepth + kLanes),
+             [&](auto part, __m512i x0, __m512i x1) EFLA_UNROLLED {
+               _mm512_store_si512(to + along * kTileParts + part * out.part_stride(),
+                                  _mm512_permutex2var_epi16(x0, upper_words, x1));
+             });
+    }
+  }
+}
+
+// Rows [first, last) of left tiles.
+template <int P>
+HWY_INLINE void clear_rows(std::int64_t first, std::int64_t last, const PartTiles& out) {
+  for (std::int64_t r = first; r < last; ++r) {
+    for (int part = 0; part < P; ++part) {
+      for (std::int64_t along = 0; along < out.depth; ++along) {
+        Part* to = out.tile(part, r / kTileRows, along) + r % kTileRows * kTileDepth;
+        _mm512_store_si512(to, _mm512_setzero_si512());
+      }
+    }
+  }
+}
+
+// Two vectors that follow each other along the depth, into one row of a right tile.
+template <int P>
+HWY_INLINE void cut_pair(__m512 x0, __m512 x1, Part* to, std::int64_t part_stride) {
+  const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000U));
+  cut<P>(x0, x1, [&](auto part, __m512i bits0, __m512i bits1) EFLA_UNROLLED {
+    constexpr int kFirstOrBothOthers = 0xf8;
+    _mm512_store_si512(to + part * part_stride,
+                       _mm512_ternarylogic_epi32(_mm512_srli_epi32(bits0, 16), bits1, upper, kFirstOrBothOthers));
+  });
+}
+
+// Transposes 16 × 16 elements of four bytes, in rows of 64 bytes: pairs of a left tile into a right one, or back.
+HWY_INLINE void transpose_tile(const Part* from, Part* to) {
+  __m512i r[16], t[16];
+  unroll<16>([&](auto i) EFLA_UNROLLED { r[i] = _mm512_load_si512(from + i * 32); });
+  unroll<8>([&](auto i) EFLA_UNROLLED {
+    t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
+    t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
+  });
+  unroll<4>([&](auto i) EFLA_UNROLLED {
+    r[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
+    r[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
+    r[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
+    r[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
+  });
+  // r[4 b + c] holds column c of each group of four columns, for rows 4 b … 4 b + 3.
+  unroll<4>([&](auto c) EFLA_UNROLLED {
+    const __m512i even01 = _mm512_shuffle_i32x4(r[c], r[4 + c], 0x88),
+                  odd01 = _mm512_shuffle_i32x4(r[c], r[4 + c], 0xdd);
+    const __m512i even23 = _mm512_shuffle_i32x4(r[8 + c], r[12 + c], 0x88);
+    const __m512i odd23 = _mm512_shuffle_i32x4(r[8 + c], r[12 + c], 0xdd);
+    _mm512_store_si512(to + c * 32, _mm512_shuffle_i32x4(even01, even23, 0x88));
+    _mm512_store_si512(to + (c + 8) * 32, _mm512_shuffle_i32x4(even01, even23, 0xdd));
+    _mm512_store_si512(to + (c + 4) * 32, _mm512_shuffle_i32x4(odd01, odd23, 0x88));
+    _mm512_store_si512(to + (c + 12) * 32, _mm512_shuffle_i32x4(odd01, odd23, 0xdd));
+  });
+}
+
+// Two right tiles that are neighbours in their columns (32 of them), as 32 rows of left tiles: the transposed matrix.
+HWY_INLINE void pairs_to_rows(const Part* columns0, const Part* columns1, Part* rows0, Part* rows1) {
+  const __m512i even = every_other_word(false), odd = every_other_word(true);
+  for (std::int64_t i = 0; i < 16; ++i) {
+    const __m512i x0 = _mm512_load_si512(columns0 + i * 32), x1 = _mm512_load_si512(columns1 + i * 32);
+    Part* to = i < 8 ? rows0 + i * 64 : rows1 + (i - 8) * 64;
+    _mm512_store_si512(to, _mm512_permutex2var_epi16(x0, even, x1));
+    _mm512_store_si512(to + 32, _mm512_permutex2var_epi16(x0, odd, x1));
+  }
+}
+
+}  // namespace efla::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
