@@ -78,7 +78,7 @@ struct FwdScratch {
 
 // A row of bfloat16 into left tiles; returns Σx².
 HWY_INLINE float copy_row(const bfloat16* row, std::int64_t stride, std::int64_t r, const PartTiles& out) {
-  Part* to = out.tile(0, r / kTileRows, 0) + r % kTileRows * kTileDepth;
+  Part* to = out.row(r, 0);
   __m512 sum0 = _mm512_setzero_ps(), sum1 = _mm512_setzero_ps();
   for (std::int64_t along = 0; along < out.depth; ++along, to += kTileParts) {
     if (stride == 1) {
@@ -139,29 +139,6 @@ HWY_INLINE void compute_factors(std::int64_t tokens, bool norm, FwdScratch& s) {
   multiply_weights(tokens, c.decay);
 }
 
-// Keysᵀ of a chunk, whose parts lie in the first blocks of s.reads, as a right operand.
-template <int kKeyParts>
-HWY_INLINE void transpose_keys(const PartTiles& reads, const PartTiles& keys) {
-  for (int part = 0; part < kKeyParts; ++part) {
-    for (std::int64_t along = 0; along < keys.depth; ++along) {
-      for (std::int64_t block = 0; block < 2; ++block) {
-        transpose_tile(reads.tile(part, block, along), keys.tile(part, block, along));
-      }
-    }
-  }
-}
-
-// The same as a left operand.
-template <int kKeyParts>
-HWY_INLINE void lay_keys_down(const PartTiles& keys, const PartTiles& writes) {
-  for (int part = 0; part < kKeyParts; ++part) {
-    for (std::int64_t along = 0; along < keys.depth; ++along) {
-      pairs_to_rows(keys.tile(part, 0, along), keys.tile(part, 1, along), writes.tile(part, 2 * along, 0),
-                    writes.tile(part, 2 * along + 1, 0));
-    }
-  }
-}
-
 // Rows of a chunk's keys or queries into s.reads from row `first` on, zeros behind the last token.
 template <int kKeyParts>
 HWY_INLINE void cut_keys(const float* rows, std::int64_t first, std::int64_t tokens, FwdScratch& s) {
@@ -197,7 +174,7 @@ HWY_INLINE void cut_decayed_keys(const ChunkPlace& at, std::int64_t key_dim, Fwd
   s.scores_wanted = divide_keys(at.tokens, c);
   if (s.scores_wanted) {
     cut_keys<kKeyParts>(c.k_write, 0, at.tokens, s);
-    transpose_keys<kKeyParts>(s.reads, s.keys);
+    transpose_rows<kKeyParts>(s.reads, 0, s.keys, 0, s.keys.depth);
     for (std::int64_t r = 0; r < at.tokens; ++r) {
       multiply_rows(c.k_write + r * c.key_stride, c.decay.whole, c.key_stride, c.decay.suffix + r * c.key_stride);
     }
@@ -207,8 +184,8 @@ HWY_INLINE void cut_decayed_keys(const ChunkPlace& at, std::int64_t key_dim, Fwd
     compute_scores(at, key_dim, c);
     cut_keys<kKeyParts>(c.k_write, 0, at.tokens, s);
   }
-  transpose_keys<kKeyParts>(s.reads, s.write_keys);
-  lay_keys_down<kKeyParts>(s.write_keys, s.writes);
+  transpose_rows<kKeyParts>(s.reads, 0, s.write_keys, 0, s.write_keys.depth);
+  transpose_columns<kKeyParts>(s.write_keys, s.writes);
   cut_keys<kKeyParts>(c.k_read, 0, at.tokens, s);
   cut_keys<kKeyParts>(c.q_read, kChunk, at.tokens, s);
 }
@@ -233,8 +210,8 @@ HWY_NOINLINE void load_keys(const DeltaForward<T>& p, const ChunkPlace& at, FwdS
     cut_keys<kKeyParts>(c.k, 0, at.tokens, s);
     cut_keys<kKeyParts>(c.q, kChunk, at.tokens, s);
   }
-  transpose_keys<kKeyParts>(s.reads, s.keys);
-  lay_keys_down<kKeyParts>(s.keys, s.writes);
+  transpose_rows<kKeyParts>(s.reads, 0, s.keys, 0, s.keys.depth);
+  transpose_columns<kKeyParts>(s.keys, s.writes);
 }
 
 // P and L, unless they are there, and the parts of P.
@@ -391,6 +368,7 @@ void ForwardPart(const DeltaForward<T>& p, const HeadsPart& part, std::byte* mem
   const std::int64_t key_dim = p.shape.key_dim, head = part.head, head_end = part.head_end;
   const std::int64_t first = part.panel * kPanel, last = std::min(part.panel_end * kPanel, p.shape.value_dim);
   const auto scale = static_cast<float>(p.rule.scale_for(key_dim));
+  const bool streams = streams_states(p);
   float* const states = s.state;
   const std::int64_t padded_values = round_up(p.shape.value_dim, kPanel), state_floats = key_dim * padded_values;
   for (std::int64_t i_h = head; i_h < head_end; ++i_h) {
@@ -406,7 +384,7 @@ void ForwardPart(const DeltaForward<T>& p, const HeadsPart& part, std::byte* mem
       load_keys<kKeyParts>(p, at, s);
       load_values(p.v, at, first, last, 1.0F, s.values);
       if (at.tokens < kChunk) clear_values(at.tokens, padded_values, s.values);
-      store_state_panels(s.state, p.chunk_states, first, last, key_dim, at.i_b, sequence.chunk(start), i_h);
+      store_chunk_state(s.state, p.chunk_states, streams, first, last, key_dim, at.i_b, sequence.chunk(start), i_h);
       multiply_keys<kParts, kKeyParts>(at.tokens, s);
       for (std::int64_t v = first; v < last; v += kPanel) panel_chunk<kParts, kKeyParts>(key_dim, v, s);
       store_values(s.out, at, first, last, scale, p.o);
@@ -415,6 +393,7 @@ void ForwardPart(const DeltaForward<T>& p, const HeadsPart& part, std::byte* mem
   for (std::int64_t i_h = head; i_h < head_end; ++i_h) {
     store_state_panels(states + (i_h - head) * state_floats, p.final_state, first, last, key_dim, part.n, i_h);
   }
+  if (streams) hwy::FlushStream();
 }
 
 }  // namespace

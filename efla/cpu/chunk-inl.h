@@ -374,6 +374,34 @@ HWY_INLINE void store_state_panels(const float* panels, const View<float, Rank>&
   }
 }
 
+// Whether the states of a forward are so many that no cache holds them until somebody reads them: then they are written
+// past the caches, which saves reading the lines first.
+template <class T>
+bool streams_states(const DeltaForward<T>& p) {
+  constexpr std::int64_t kBytes = 8 << 20;
+  return p.chunk_states && p.chunk_states.size() * static_cast<std::int64_t>(sizeof(State<T>)) >= kBytes;
+}
+
+// store_state_panels of the state before a chunk. With `streams` the caller ends with hwy::FlushStream().
+template <class... Index>
+HWY_INLINE void store_chunk_state(const float* panels, const View<float, 5>& view, bool streams, std::int64_t first,
+                                  std::int64_t last, std::int64_t key_dim, Index... index) {
+  const FloatTag d;
+  const auto aligned = [&](std::int64_t i) HWY_ATTR {
+    return reinterpret_cast<std::uintptr_t>(view.at(index..., i, first)) % (kLanes * sizeof(float)) == 0;
+  };
+  if (!streams || view.stride[4] != 1 || (last - first) % kPanel != 0 || !aligned(0) || !aligned(1)) {
+    return store_state_panels(panels, view, first, last, key_dim, index...);
+  }
+  for (std::int64_t i = 0; i < key_dim; ++i) {
+    float* to = view.at(index..., i, first);
+    for (std::int64_t v = first; v < last; v += kPanel, to += kPanel) {
+      const float* row = panels + v * key_dim + i * kPanel;
+      for (std::int64_t j = 0; j < kPanel; j += kLanes) hn::Stream(hn::Load(d, row + j), d, to + j);
+    }
+  }
+}
+
 }  // namespace efla::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 

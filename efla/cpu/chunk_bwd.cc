@@ -10,6 +10,7 @@
 // and then through the gains a(β, λ), b(β, λ) with λ = ‖k‖², and through the L2 norm. With a decay, Q and K beside S or
 // dS carry its products (chunk-inl.h) and so do the gradients that come from there; what lies inside the chunk goes
 // through L's and P's own factors; chunk_bwd_decay-inl.h has the gradient of g.
+#include "efla/cpu/amx.h"
 #include "efla/cpu/delta.h"
 #include "efla/cpu/team.h"
 
@@ -116,8 +117,8 @@ HWY_NOINLINE void value_panel(const DeltaShape& shape, const ChunkPlace& at, std
   SubstitutionTiles<true> substitution{s.chunk, key_dim, state, values, u, errors};
   for_tiles(at.tokens, substitution);
   const std::int64_t sums = first / kPanel * kChunk * kLanes;
-  ReverseSubstitutionTiles reverse{s.chunk, key_dim, at.tokens, dstate,      errors,
-                                   values,  dout,    g,         s.da + sums, s.db + sums};
+  ReverseSubstitutionTiles<false> reverse{s.chunk, key_dim, at.tokens,   dstate,      errors, values,
+                                          dout,    g,       s.da + sums, s.db + sums, nullptr};
   for_tiles_reversed(at.tokens, reverse);
   if (s.chunk.decay.kind != Decay::none) {
     state_sums(state, dstate, key_dim, s.decay.state_sums + first / kPanel * key_dim * kLanes);
@@ -316,11 +317,13 @@ std::size_t head_bytes(const DeltaShape& shape, const DeltaRule& rule, int team)
 }  // namespace
 
 std::size_t chunk_bwd_workspace_bytes(const DeltaShape& shape, const DeltaRule& rule, int threads) {
+  if (amx_takes_backward(shape, rule)) return amx_chunk_bwd_workspace_bytes(shape, threads);
   return team_workspace_bytes(threads, [&](int team) { return head_bytes(shape, rule, team); });
 }
 
 template <class T>
 void chunk_bwd(const DeltaBackward<T>& p, Workspace workspace, ThreadPool& pool) {
+  if (amx_takes_backward(p.shape, p.rule)) return amx_chunk_bwd(p, workspace, pool);
   const std::int64_t busy = HWY_DYNAMIC_DISPATCH(ChunkBwdBusy)(p.shape, pool.threads());
   for_each_head(p.shape.sequences() * p.shape.heads, busy, workspace, pool,
                 [&](std::int64_t i, std::byte* memory, int team) {

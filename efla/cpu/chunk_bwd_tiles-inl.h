@@ -48,7 +48,9 @@ struct BwdScratch {
   }
 };
 
-// One panel of dR by backward substitution, and from it dV, G and the panel's part of da and db.
+// One panel of dR by backward substitution, and from it dV, G and the panel's part of da and db. dU is computed here,
+// or with kGivenUpdates given: then neither dS nor dO is read.
+template <bool kGivenUpdates>
 struct ReverseSubstitutionTiles {
   const ChunkScratch& c;
   std::int64_t key_dim, tokens;
@@ -59,24 +61,27 @@ struct ReverseSubstitutionTiles {
   float* g;             // [kChunk, kPanel]
   float* da_sums;       // [kChunk, kLanes]
   float* db_sums;       // [kChunk, kLanes]
+  const float* du;      // [kChunk, kPanel], with kGivenUpdates
 
   template <int M>
   HWY_INLINE void run(std::int64_t r) {
     const FloatTag d;
-    const float* p = c.p_scores() + r;
+    [[maybe_unused]] const float* p = c.p_scores() + r;
     const float* l = c.l_scores() + r;
     const std::int64_t below = r + M;  // rows from here on are done
     Tile<M> tile;
-    tile.zero();
-    tile.multiply_add(c.k_write + r * c.key_stride, c.key_stride, 1, dstate, kPanel, key_dim);
-    tile.multiply_add(p + below * kChunk, 1, kChunk, dout + below * kPanel, kPanel, tokens - below);
+    if constexpr (kGivenUpdates) {
+      tile.load(du + r * kPanel);
+    } else {
+      tile.zero();
+      tile.multiply_add(c.k_write + r * c.key_stride, c.key_stride, 1, dstate, kPanel, key_dim);
+      tile.multiply_add(p + below * kChunk, 1, kChunk, dout + below * kPanel, kPanel, tokens - below);
+    }
     tile.multiply_add(l + below * kChunk, 1, kChunk, g + below * kPanel, kPanel, tokens - below);
     unroll<M>([&](auto from_end) EFLA_UNROLLED {
       constexpr int m = M - 1 - from_end;
       const std::int64_t at = (r + m) * kPanel;
-      const FloatVec o0 = hn::Load(d, dout + at);
-      const FloatVec o1 = hn::Load(d, dout + at + kLanes);
-      tile.add(m, p[(r + m) * kChunk + m], o0, o1);
+      if constexpr (!kGivenUpdates) add_output<m>(tile, r, p);
       const FloatVec dr0 = tile.acc[m][0];
       const FloatVec dr1 = tile.acc[m][1];
       finish_row(r + m, dr0, dr1);
@@ -85,11 +90,17 @@ struct ReverseSubstitutionTiles {
       const FloatVec g1 = hn::Mul(a, dr1);
       hn::Store(g0, d, g + at);
       hn::Store(g1, d, g + at + kLanes);
-      unroll<m>([&](auto above) EFLA_UNROLLED {
-        tile.add(above, p[(r + m) * kChunk + above], o0, o1);
-        tile.add(above, l[(r + m) * kChunk + above], g0, g1);
-      });
+      unroll<m>([&](auto above) EFLA_UNROLLED { tile.add(above, l[(r + m) * kChunk + above], g0, g1); });
     });
+  }
+
+  // Row r + kRow of dO times its column of P, to rows 0 … kRow of the tile.
+  template <int kRow, int M>
+  HWY_INLINE void add_output(Tile<M>& tile, std::int64_t r, const float* p) {
+    const FloatTag d;
+    const std::int64_t at = (r + kRow) * kPanel;
+    const FloatVec o0 = hn::Load(d, dout + at), o1 = hn::Load(d, dout + at + kLanes);
+    unroll<kRow + 1>([&](auto above) EFLA_UNROLLED { tile.add(above, p[(r + kRow) * kChunk + above], o0, o1); });
   }
 
   // dV, and the row's share of da and db.

@@ -77,12 +77,13 @@ void ChunkFwdSlice(const DeltaForward<T>& p, std::int64_t n, std::int64_t i_h, s
   const std::int64_t key_dim = p.shape.key_dim;
   const std::int64_t first = panel_begin * kPanel, last = std::min(panel_end * kPanel, p.shape.value_dim);
   const auto scale = static_cast<float>(p.rule.scale_for(key_dim));
+  const bool streams = streams_states(p);
   load_state_panels(p.initial_state, first, last, key_dim, s.state, n, i_h);
   for (std::int64_t start = sequence.begin; start < sequence.end; start += kChunk) {
     const ChunkPlace at(p.shape, sequence, i_h, start);
     load_chunk(p, at, s.chunk);
     compute_scores(at, key_dim, s.chunk);
-    store_state_panels(s.state, p.chunk_states, first, last, key_dim, at.i_b, sequence.chunk(start), i_h);
+    store_chunk_state(s.state, p.chunk_states, streams, first, last, key_dim, at.i_b, sequence.chunk(start), i_h);
     load_values(p.v, at, first, last, 1.0F, s.values);
     const std::int64_t next = start + at.tokens, next_end = std::min(next + kChunk, sequence.end);
     std::int64_t asked = next;
@@ -94,6 +95,7 @@ void ChunkFwdSlice(const DeltaForward<T>& p, std::int64_t n, std::int64_t i_h, s
     store_values(s.out, at, first, last, scale, p.o);
   }
   store_state_panels(s.state, p.final_state, first, last, key_dim, n, i_h);
+  if (streams) hwy::FlushStream();
 }
 
 void ChunkFwdSliceFloat(const DeltaForward<float>& p, std::int64_t n, std::int64_t i_h, std::int64_t begin,

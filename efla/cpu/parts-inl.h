@@ -39,6 +39,21 @@ struct PartTiles {
   Part* tile(int part, std::int64_t block, std::int64_t along) const {
     return data + part * part_stride() + block * block_stride() + along * kTileParts;
   }
+  // A left operand from row r on, a right one from tile `along` of the depth on. Only to be written through.
+  PartTiles rows_from(std::int64_t r) const {
+    PartTiles rest = *this;
+    rest.data += r / kTileRows * block_stride();
+    return rest;
+  }
+  PartTiles depth_from(std::int64_t along) const {
+    PartTiles rest = *this;
+    rest.data += along * kTileParts;
+    return rest;
+  }
+  // Part 0 of a row of a left operand.
+  Part* row(std::int64_t r, std::int64_t along) const {
+    return tile(0, r / kTileRows, along) + r % kTileRows * kTileDepth;
+  }
 };
 
 // All eight tile registers: 16 rows of 64 bytes.
@@ -110,8 +125,9 @@ class RowsAhead {
  public:
   void clear() { count_ = next_ = line_ = 0; }
 
-  // A row of `bytes` bytes; at most kMaxRows.
+  // A row of `bytes` bytes. Of more than kMaxRows those added first are asked for.
   HWY_INLINE void add(const void* row, std::int64_t bytes) {
+    if (count_ == kMaxRows) return;
     rows_[count_] = static_cast<const std::byte*>(row);
     lines_[count_++] = (bytes + 63) / 64;
   }
@@ -127,7 +143,7 @@ class RowsAhead {
     }
   }
 
-  static constexpr std::int64_t kMaxRows = 6 * kChunk;
+  static constexpr std::int64_t kMaxRows = 512;
 
  private:
   const std::byte* rows_[kMaxRows];
@@ -166,7 +182,7 @@ HWY_INLINE void add_products(const PartTiles& left, std::int64_t left_block, con
           load_tile<7>(b + j * part_b + next_b, kTileBytes);
         }
         add_tile_products();
-        ahead.ask<4>();
+        ahead.ask<8>();
       });
     });
   }
@@ -201,21 +217,58 @@ HWY_INLINE __m512i every_other_word(bool odd) {
   return _mm512_add_epi16(_mm512_load_si512(kEven), _mm512_set1_epi16(odd ? 1 : 0));
 }
 
+// 32 floats into P rows of left tiles.
+template <int P>
+HWY_INLINE void cut_row(const float* from, Part* to, std::int64_t part_stride) {
+  const __m512i upper_words = every_other_word(true);
+  cut<P>(_mm512_load_ps(from), _mm512_load_ps(from + kLanes), [&](auto part, __m512i x0, __m512i x1) EFLA_UNROLLED {
+    _mm512_store_si512(to + part * part_stride, _mm512_permutex2var_epi16(x0, upper_words, x1));
+  });
+}
+
+// Row 2 i and row 2 i + 1 of a panel, 32 floats each, into P rows of left tiles, and into one row of pairs of two right
+// tiles beside each other: the same matrix as both operands.
+template <int P>
+HWY_INLINE void cut_row_pair(const float* even, const float* odd, Part* left, std::int64_t left_stride, Part* right,
+                             std::int64_t right_block, std::int64_t right_stride) {
+  alignas(64) static constexpr std::uint16_t kFirst[32] = {0,  32, 1,  33, 2,  34, 3,  35, 4,  36, 5,
+                                                           37, 6,  38, 7,  39, 8,  40, 9,  41, 10, 42,
+                                                           11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
+  const __m512i first = _mm512_load_si512(kFirst), second = _mm512_add_epi16(first, _mm512_set1_epi16(16));
+  const __m512i upper_words = every_other_word(true);
+  __m512i rows[P];
+  cut<P>(_mm512_loadu_ps(even), _mm512_loadu_ps(even + kLanes), [&](auto part, __m512i x0, __m512i x1) EFLA_UNROLLED {
+    rows[part] = _mm512_permutex2var_epi16(x0, upper_words, x1);
+    _mm512_store_si512(left + part * left_stride, rows[part]);
+  });
+  cut<P>(_mm512_loadu_ps(odd), _mm512_loadu_ps(odd + kLanes), [&](auto part, __m512i x0, __m512i x1) EFLA_UNROLLED {
+    const __m512i row = _mm512_permutex2var_epi16(x0, upper_words, x1);
+    _mm512_store_si512(left + part * left_stride + kTileDepth, row);
+    _mm512_store_si512(right + part * right_stride, _mm512_permutex2var_epi16(rows[part], first, row));
+    _mm512_store_si512(right + part * right_stride + right_block, _mm512_permutex2var_epi16(rows[part], second, row));
+  });
+}
+
 // `count` rows of float32 [count, depth · 32], `stride` apart, into left tiles from row `first` on.
 template <int P>
 HWY_INLINE void cut_rows(const float* rows, std::int64_t stride, std::int64_t first, std::int64_t count,
                          const PartTiles& out) {
-  const __m512i upper_words = every_other_word(true);
   for (std::int64_t r = 0; r < count; ++r) {
-    Part* to = out.tile(0, (first + r) / kTileRows, 0) + (first + r) % kTileRows * kTileDepth;
-    const float* from = rows + r * stride;
     for (std::int64_t along = 0; along < out.depth; ++along) {
-      cut<P>(_mm512_load_ps(from + along * kTileDepth), _mm512_load_ps(from + along * kTileDepth + kLanes),
-             [&](auto part, __m512i x0, __m512i x1) EFLA_UNROLLED {
-               _mm512_store_si512(to + along * kTileParts + part * out.part_stride(),
-                                  _mm512_permutex2var_epi16(x0, upper_words, x1));
-             });
+      cut_row<P>(rows + r * stride + along * kTileDepth, out.row(first + r, along), out.part_stride());
     }
+  }
+}
+
+// `count` rows of 32 floats, `stride` apart, an even number of them, into column tile `along` of `left` and into
+// `right`, which has these 32 columns alone.
+template <int P>
+HWY_INLINE void cut_panel(const float* rows, std::int64_t stride, std::int64_t count, std::int64_t along,
+                          const PartTiles& left, const PartTiles& right) {
+  for (std::int64_t i = 0; i < count; i += 2) {
+    cut_row_pair<P>(rows + i * stride, rows + (i + 1) * stride, left.row(i, along), left.part_stride(),
+                    right.tile(0, 0, i / kTileDepth) + i % kTileDepth * kTileRows, right.block_stride(),
+                    right.part_stride());
   }
 }
 
@@ -225,8 +278,7 @@ HWY_INLINE void clear_rows(std::int64_t first, std::int64_t last, const PartTile
   for (std::int64_t r = first; r < last; ++r) {
     for (int part = 0; part < P; ++part) {
       for (std::int64_t along = 0; along < out.depth; ++along) {
-        Part* to = out.tile(part, r / kTileRows, along) + r % kTileRows * kTileDepth;
-        _mm512_store_si512(to, _mm512_setzero_si512());
+        _mm512_store_si512(out.row(r, along) + part * out.part_stride(), _mm512_setzero_si512());
       }
     }
   }
@@ -278,6 +330,30 @@ HWY_INLINE void pairs_to_rows(const Part* columns0, const Part* columns1, Part* 
     Part* to = i < 8 ? rows0 + i * 64 : rows1 + (i - 8) * 64;
     _mm512_store_si512(to, _mm512_permutex2var_epi16(x0, even, x1));
     _mm512_store_si512(to + 32, _mm512_permutex2var_epi16(x0, odd, x1));
+  }
+}
+
+// Operands of a matrix M in P parts from each other. M's left tiles into right tiles of Mᵀ, for 32 rows of M from block
+// `block` on and its columns from tile `first` to `last`: columns of Mᵀ are then blocks 0 and 1.
+template <int P>
+HWY_INLINE void transpose_rows(const PartTiles& left, std::int64_t block, const PartTiles& right, std::int64_t first,
+                               std::int64_t last) {
+  for (int part = 0; part < P; ++part) {
+    for (std::int64_t along = first; along < last; ++along) {
+      for (std::int64_t i = 0; i < 2; ++i)
+        transpose_tile(left.tile(part, block + i, along), right.tile(part, i, along));
+    }
+  }
+}
+
+// Right tiles with 32 columns into left tiles of their transpose.
+template <int P>
+HWY_INLINE void transpose_columns(const PartTiles& right, const PartTiles& left) {
+  for (int part = 0; part < P; ++part) {
+    for (std::int64_t along = 0; along < right.depth; ++along) {
+      pairs_to_rows(right.tile(part, 0, along), right.tile(part, 1, along), left.tile(part, 2 * along, 0),
+                    left.tile(part, 2 * along + 1, 0));
+    }
   }
 }
 

@@ -277,6 +277,7 @@ void RecurrentFwdPart(const DeltaForward<T>& p, const HeadsPart& part, std::byte
   const std::int64_t key_dim = p.shape.key_dim;
   const std::int64_t first = part.panel * kPanel, last = std::min(part.panel_end * kPanel, p.shape.value_dim);
   const std::int64_t width = panels_per_slice(p.shape) * kPanel;
+  const bool streams = streams_states(p);
   const std::int64_t slices = (last - first + width - 1) / width;
   float* const states = s.state;
   const std::int64_t state_floats = key_dim * round_up(p.shape.value_dim, kPanel);
@@ -288,7 +289,7 @@ void RecurrentFwdPart(const DeltaForward<T>& p, const HeadsPart& part, std::byte
       const ChunkPlace at(p.shape, sequence, i_h, start);
       s.state = states + (i_h - part.head) * state_floats;
       load_tokens(p, at, first, last, s);
-      store_state_panels(s.state, p.chunk_states, first, last, key_dim, at.i_b, sequence.chunk(start), i_h);
+      store_chunk_state(s.state, p.chunk_states, streams, first, last, key_dim, at.i_b, sequence.chunk(start), i_h);
       const bool more_heads = i_h + 1 < part.head_end;
       const ChunkPlace next(p.shape, sequence, more_heads ? i_h + 1 : part.head, more_heads ? start : start + kChunk);
       std::int64_t asked = 0;
@@ -305,6 +306,7 @@ void RecurrentFwdPart(const DeltaForward<T>& p, const HeadsPart& part, std::byte
   for (std::int64_t i_h = part.head; i_h < part.head_end; ++i_h) {
     store_state_panels(states + (i_h - part.head) * state_floats, p.final_state, first, last, key_dim, part.n, i_h);
   }
+  if (streams) hwy::FlushStream();
 }
 
 void RecurrentFwdFloat(const DeltaForward<float>& p, const HeadsPart& part, std::byte* memory) {

@@ -1,0 +1,403 @@
+// The chunkwise backward (chunk_bwd.cc) without decays, with its matrix products on a matrix unit (parts-inl.h).
+//
+// Gradients are linear in dO and the final state's: they are computed for scale 1, from dO as it is, which bfloat16
+// holds in one part, and the final state's divided by the scale; what goes out is multiplied by it. dQ and dK are made
+// transposed, since S and dS would otherwise have to be: (dO Sᵀ)ᵀ = S dOᵀ.
+#include "efla/cpu/amx.h"
+#include "efla/cpu/delta.h"
+#include "efla/cpu/team.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "efla/cpu/amx_chunk_bwd.cc"
+#include <hwy/foreach_target.h>  // must come before the -inl.h files
+
+#include "efla/cpu/chunk_bwd_tiles-inl.h"
+
+#if HWY_TARGET == HWY_AVX3
+#include "efla/cpu/parts-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace efla::cpu::HWY_NAMESPACE {
+namespace {
+
+// Parts of S, dS, U, G and scores; of dO; of q and k, which bfloat16 holds in one part unless they are normalised.
+template <class T>
+inline constexpr int kStateParts = std::is_same_v<T, float> ? 3 : 2;
+template <class T>
+inline constexpr int kOutParts = std::is_same_v<T, float> ? 3 : 1;
+
+// One chunk of one value head.
+struct Scratch {
+  ChunkScratch chunk;
+  float* values = nullptr;   // panels [kChunk, kPanel]: V, then dV
+  float* dout = nullptr;     // panels [kChunk, kPanel]
+  float* u = nullptr;        // [kChunk, kPanel]
+  float* g = nullptr;        // [kChunk, kPanel]
+  float* errors = nullptr;   // [kChunk, kPanel]: K S, then E
+  float* du = nullptr;       // [kChunk, kPanel]
+  float* da = nullptr;       // for each panel [kChunk, kLanes]: partial sums
+  float* db = nullptr;       // for each panel [kChunk, kLanes]
+  float* dscores = nullptr;  // [2 kChunk, kChunk]: dP, then dL + dLᵀ
+  float* sums = nullptr;     // [kPanel, kChunk]
+  // Left operands are named by the matrix, right ones too, with _right; _t is the transpose.
+  PartTiles keys, keys_t_right, keys_t, queries_t;  // keys holds K, then Q
+  PartTiles p_scores, p_scores_right, p_scores_t;
+  PartTiles state, state_right;    // S; of a panel of columns
+  PartTiles dstate, dstate_right;  // dS
+  PartTiles douts, dout_right, dout_t_right;
+  PartTiles us, u_t_right;
+  PartTiles gs, g_right, g_t_right;
+  PartTiles dp, dp_right, dp_t_right;
+  PartTiles dl, dl_right;
+  RowsAhead ahead;
+
+  void lay_out(Arena& arena, const DeltaShape& shape, int parts) {
+    chunk.lay_out(arena, shape, Decay::none);
+    const std::int64_t padded_values = round_up(shape.value_dim, kPanel), panels = padded_values / kPanel;
+    const std::int64_t depth = shape.key_dim / kTileDepth;
+    for (float** all : {&values, &dout}) *all = arena.floats(kChunk * padded_values);
+    for (float** panel : {&u, &g, &errors, &du, &sums}) *panel = arena.floats(kChunk * kPanel);
+    for (float** partial : {&da, &db}) *partial = arena.floats(panels * kChunk * kLanes);
+    dscores = arena.floats(2 * kChunk * kChunk);
+    keys.lay_out(arena, parts, 4, depth);
+    keys_t_right.lay_out(arena, parts, 2, depth);
+    for (PartTiles* rows : {&keys_t, &queries_t}) rows->lay_out(arena, parts, 2 * depth, 1);
+    for (PartTiles* square : {&p_scores, &p_scores_right, &p_scores_t, &dout_right, &g_right, &dp, &dp_right,
+                              &dp_t_right, &dl, &dl_right}) {
+      square->lay_out(arena, parts, 2, 1);
+    }
+    for (PartTiles* rows : {&state, &dstate}) rows->lay_out(arena, parts, 2 * depth, panels);
+    for (PartTiles* columns : {&state_right, &dstate_right}) columns->lay_out(arena, parts, 2, depth);
+    for (PartTiles* tokens : {&douts, &dout_t_right, &us, &u_t_right, &gs, &g_t_right}) {
+      tokens->lay_out(arena, parts, 2, panels);
+    }
+  }
+};
+
+// A query head with its value heads.
+struct HeadScratch {
+  Scratch chunk;
+  std::int64_t state_floats, part_floats;
+  float* dstate;  // for each value head panels [K, kPanel] of dS
+  float* parts;   // [2 kChunk, Kp] dq and dk: their sum and the next value head's
+
+  HeadScratch(Arena& arena, const DeltaShape& shape)
+      : state_floats(shape.key_dim * round_up(shape.value_dim, kPanel)), part_floats(2 * kChunk * shape.key_dim) {
+    chunk.lay_out(arena, shape, kStateParts<float>);
+    dstate = arena.floats(shape.group() * state_floats);
+    parts = arena.floats(2 * part_floats);
+  }
+};
+
+// q, k and the gains of a chunk, zeros behind the last token, and the operands made of them.
+template <int kKeyParts, int kParts, class T>
+HWY_NOINLINE void load_keys(const DeltaBackward<T>& p, const ChunkPlace& at, Scratch& s) {
+  ChunkScratch& c = s.chunk;
+  load_chunk(p, at, c);
+  const std::int64_t rest = kChunk - at.tokens;
+  for (float* rows : {c.q, c.k}) std::fill_n(rows + at.tokens * c.key_stride, rest * c.key_stride, 0.0F);
+  for (float* gains : {c.erase, c.write}) std::fill_n(gains + at.tokens, rest, 0.0F);
+  cut_rows<kKeyParts>(c.k, c.key_stride, 0, kChunk, s.keys);
+  cut_rows<kKeyParts>(c.q, c.key_stride, kChunk, kChunk, s.keys);
+  transpose_rows<kKeyParts>(s.keys, 2, s.keys_t_right, 0, s.keys_t_right.depth);  // Qᵀ, on the way to its rows
+  transpose_columns<kKeyParts>(s.keys_t_right, s.queries_t);
+  transpose_rows<kKeyParts>(s.keys, 0, s.keys_t_right, 0, s.keys_t_right.depth);
+  transpose_columns<kKeyParts>(s.keys_t_right, s.keys_t);
+  zero_sums();
+  add_products<kKeyParts, kKeyParts>(s.keys, 0, s.keys_t_right, 0, s.ahead);
+  store_sums(c.scores + kChunk * kChunk, kChunk);
+  zero_sums();
+  add_products<kKeyParts, kKeyParts>(s.keys, 2, s.keys_t_right, 0, s.ahead);
+  store_sums(c.scores, kChunk);
+  for (std::int64_t r = 0; r < kChunk; ++r) {
+    std::fill(c.scores + r * kChunk + r + 1, c.scores + (r + 1) * kChunk, 0.0F);
+  }
+  cut_rows<kParts>(c.scores, kChunk, 0, kChunk, s.p_scores);
+  transpose_rows<kParts>(s.p_scores, 0, s.p_scores_right, 0, 1);
+  transpose_columns<kParts>(s.p_scores_right, s.p_scores_t);
+}
+
+struct SubstitutionOfErrors {
+  const Scratch& s;
+  const float* values;
+
+  template <int M>
+  HWY_INLINE void run(std::int64_t r) {
+    Tile<M> tile;
+    tile.load(s.errors + r * kPanel);
+    substitute<true>(tile, s.chunk, r, values, s.u, s.errors);
+  }
+};
+
+// Columns [first, first + kPanel) of the state before the chunk.
+template <class T>
+HWY_INLINE void load_state(const DeltaBackward<T>& p, const ChunkPlace& at, std::int64_t saved, std::int64_t first,
+                           Scratch& s) {
+  constexpr int kParts = kStateParts<T>;
+  const std::int64_t key_dim = p.shape.key_dim, columns = std::min(kPanel, p.shape.value_dim - first);
+  const std::int64_t row_stride = p.chunk_states.stride[3], stride = p.chunk_states.stride[4], panel = first / kPanel;
+  const float* state = p.chunk_states.at(at.i_b, saved, at.i_h, std::int64_t{0}, first);
+  if (stride == 1 && columns == kPanel)
+    return cut_panel<kParts>(state, row_stride, key_dim, panel, s.state, s.state_right);
+  for (std::int64_t i = 0; i < key_dim; i += kPanel) {
+    for (std::int64_t r = 0; r < kPanel; ++r) {
+      load_row(state + (i + r) * row_stride, stride, columns, kPanel, s.du + r * kPanel);
+    }
+    cut_panel<kParts>(s.du, kPanel, kPanel, panel, s.state.rows_from(i), s.state_right.depth_from(i / kTileDepth));
+  }
+}
+
+// Everything of one chunk that is done panel by panel of value columns; dstate: [K, kPanel].
+template <int kKeyParts, class T>
+HWY_NOINLINE void value_panel(const DeltaBackward<T>& p, const ChunkPlace& at, std::int64_t saved, std::int64_t first,
+                              float* dstate, Scratch& s) {
+  constexpr int kParts = kStateParts<T>;
+  const std::int64_t key_dim = p.shape.key_dim, panel = first / kPanel;
+  float* values = s.values + first * kChunk;
+  const float* dout = s.dout + first * kChunk;
+  load_state(p, at, saved, first, s);
+  cut_panel<kParts>(dstate, kPanel, key_dim, panel, s.dstate, s.dstate_right);
+  cut_panel<kOutParts<T>>(dout, kPanel, kChunk, panel, s.douts, s.dout_right);
+  zero_sums();
+  add_products<kKeyParts, kParts>(s.keys, 0, s.state_right, 0, s.ahead);
+  store_sums(s.errors, kPanel);
+  zero_sums();
+  add_products<kKeyParts, kParts>(s.keys, 0, s.dstate_right, 0, s.ahead);
+  add_products<kParts, kOutParts<T>>(s.p_scores_t, 0, s.dout_right, 0, s.ahead);
+  store_sums(s.du, kPanel);
+  SubstitutionOfErrors substitution{s, values};
+  for_tiles(kChunk, substitution);
+  const std::int64_t partial = panel * kChunk * kLanes;
+  ReverseSubstitutionTiles<true> reverse{s.chunk, key_dim, kChunk,         nullptr,        s.errors, values,
+                                         nullptr, s.g,     s.da + partial, s.db + partial, s.du};
+  for_tiles_reversed(kChunk, reverse);
+  for (std::int64_t r = 0; r < kChunk; ++r) {
+    cut_row<kParts>(s.u + r * kPanel, s.us.row(r, panel), s.us.part_stride());
+  }
+  cut_panel<kParts>(s.g, kPanel, kChunk, panel, s.gs, s.g_right);
+  for (std::int64_t i = 0; i < key_dim; i += 2 * kTileRows) {
+    load_sums(dstate + i * kPanel, kPanel);
+    add_products<kKeyParts, kOutParts<T>>(s.queries_t, i / kTileRows, s.dout_right, 0, s.ahead);
+    add_products<kKeyParts, kParts>(s.keys_t, i / kTileRows, s.g_right, 0, s.ahead);
+    store_sums(dstate + i * kPanel, kPanel);
+  }
+  transpose_rows<kParts>(s.us, 0, s.u_t_right, panel, panel + 1);
+  transpose_rows<kParts>(s.gs, 0, s.g_t_right, panel, panel + 1);
+  transpose_rows<kOutParts<T>>(s.douts, 0, s.dout_t_right, panel, panel + 1);
+}
+
+// dP, zeros above the diagonal, and dL + dLᵀ, zeros on it, in parts.
+template <class T>
+HWY_NOINLINE void score_gradients(Scratch& s) {
+  constexpr int kParts = kStateParts<T>;
+  float *dp = s.dscores, *dl = dp + kChunk * kChunk;
+  zero_sums();
+  add_products<kOutParts<T>, kParts>(s.douts, 0, s.u_t_right, 0, s.ahead);
+  store_sums(dp, kChunk);
+  zero_sums();
+  add_products<kParts, kParts>(s.gs, 0, s.u_t_right, 0, s.ahead);
+  store_sums(dl, kChunk);
+  for (std::int64_t r = 0; r < kChunk; ++r) {
+    std::fill(dp + r * kChunk + r + 1, dp + (r + 1) * kChunk, 0.0F);
+    dl[r * kChunk + r] = 0.0F;
+    for (std::int64_t j = 0; j < r; ++j) dl[j * kChunk + r] = dl[r * kChunk + j];
+  }
+  cut_panel<kParts>(dp, kChunk, kChunk, 0, s.dp, s.dp_right);
+  cut_panel<kParts>(dl, kChunk, kChunk, 0, s.dl, s.dl_right);
+  transpose_rows<kParts>(s.dp, 0, s.dp_t_right, 0, 1);
+}
+
+// The sums, [32 keys, kChunk], times `scale` to columns of dq or dk [kChunk, K].
+HWY_INLINE void store_gradient(float scale, std::int64_t key_dim, float* sums, float* out) {
+  constexpr std::int64_t kTileFloats = kTileRows * kTileRows;
+  store_tile<0>(sums, kTileBytes);
+  store_tile<1>(sums + kTileFloats, kTileBytes);
+  store_tile<2>(sums + 2 * kTileFloats, kTileBytes);
+  store_tile<3>(sums + 3 * kTileFloats, kTileBytes);
+  const __m512 factor = _mm512_set1_ps(scale);
+  HWY_ALIGN float tile[kTileFloats];
+  for (std::int64_t i = 0; i < 4; ++i) {
+    transpose_tile(reinterpret_cast<const Part*>(sums + i * kTileFloats), reinterpret_cast<Part*>(tile));
+    float* to = out + i % 2 * kTileRows * key_dim + i / 2 * kTileRows;
+    for (std::int64_t r = 0; r < kTileRows; ++r) {
+      _mm512_store_ps(to + r * key_dim, _mm512_mul_ps(factor, _mm512_load_ps(tile + r * kTileRows)));
+    }
+  }
+}
+
+template <int kKeyParts, class T>
+HWY_NOINLINE void key_gradients(std::int64_t key_dim, float scale, Scratch& s, float* dq, float* dk) {
+  constexpr int kParts = kStateParts<T>;
+  for (std::int64_t i = 0; i < key_dim; i += 2 * kTileRows) {
+    const std::int64_t block = i / kTileRows;
+    zero_sums();
+    add_products<kParts, kOutParts<T>>(s.state, block, s.dout_t_right, 0, s.ahead);
+    add_products<kKeyParts, kParts>(s.keys_t, block, s.dp_t_right, 0, s.ahead);
+    store_gradient(scale, key_dim, s.sums, dq + i);
+    zero_sums();
+    add_products<kParts, kParts>(s.dstate, block, s.u_t_right, 0, s.ahead);
+    add_products<kParts, kParts>(s.state, block, s.g_t_right, 0, s.ahead);
+    add_products<kKeyParts, kParts>(s.queries_t, block, s.dp_right, 0, s.ahead);
+    add_products<kKeyParts, kParts>(s.keys_t, block, s.dl_right, 0, s.ahead);
+    store_gradient(scale, key_dim, s.sums, dk + i);
+  }
+}
+
+// The end of dβ, and its share of dk.
+template <class T>
+HWY_INLINE void finish_chunk(const DeltaBackward<T>& p, const ChunkPlace& at, float scale, const Scratch& s,
+                             float* dk) {
+  const FloatTag d;
+  const GainSlopes slopes = gain_slopes(p.rule.step, at.tokens, s.chunk.beta, s.chunk.lambda);
+  for (std::int64_t r = 0; r < at.tokens; ++r) {
+    FloatVec da = hn::Zero(d), db = hn::Zero(d);
+    for (std::int64_t v = 0; v < p.shape.value_dim; v += kPanel) {
+      const std::int64_t partial = (v / kPanel * kChunk + r) * kLanes;
+      da = hn::Add(da, hn::Load(d, s.da + partial));
+      db = hn::Add(db, hn::Load(d, s.db + partial));
+    }
+    finish_gains(p, at, r, scale * hn::GetLane(hn::SumOfLanes(d, da)), scale * hn::GetLane(hn::SumOfLanes(d, db)),
+                 s.chunk, slopes, dk + r * s.chunk.key_stride);
+  }
+}
+
+// Asks for what the chunk at `next` reads and writes, and for the state before it.
+template <class T>
+HWY_INLINE void look_ahead(const DeltaBackward<T>& p, const ChunkPlace& next, std::int64_t saved, RowsAhead& ahead) {
+  ahead.clear();
+  const auto size = static_cast<std::int64_t>(sizeof(T)), state_size = static_cast<std::int64_t>(sizeof(State<T>));
+  const std::int64_t keys = p.shape.key_dim * size, values = p.shape.value_dim * size;
+  for (std::int64_t t = next.start; t < next.start + next.tokens; ++t) {
+    if (p.q.stride[3] == 1) ahead.add(p.q.at(next.i_b, t, next.i_q), keys);
+    if (p.k.stride[3] == 1) ahead.add(p.k.at(next.i_b, t, next.i_q), keys);
+    if (p.v.stride[3] == 1) ahead.add(p.v.at(next.i_b, t, next.i_h), values);
+    if (p.dout.stride[3] == 1) ahead.add(p.dout.at(next.i_b, t, next.i_h), values);
+    if (p.dq.stride[3] == 1) ahead.add(p.dq.at(next.i_b, t, next.i_q), keys);
+    if (p.dk.stride[3] == 1) ahead.add(p.dk.at(next.i_b, t, next.i_q), keys);
+    if (p.dv.stride[3] == 1) ahead.add(p.dv.at(next.i_b, t, next.i_h), values);
+  }
+  for (std::int64_t i = 0; i < p.shape.key_dim && p.chunk_states.stride[4] == 1; ++i) {
+    ahead.add(p.chunk_states.at(next.i_b, saved, next.i_h, i), p.shape.value_dim * state_size);
+  }
+}
+
+// One chunk of one value head: dq and dk get its share; dstate goes from the state after the chunk to the one before.
+template <int kKeyParts, class T>
+void chunk_of_head(const DeltaBackward<T>& p, const ChunkPlace& at, const Sequence& sequence, float scale,
+                   float* dstate, Scratch& s, float* dq, float* dk) {
+  const std::int64_t key_dim = p.shape.key_dim, value_dim = p.shape.value_dim;
+  const std::int64_t saved = sequence.chunk(at.start), rest = (kChunk - at.tokens) * kPanel;
+  load_keys<kKeyParts, kStateParts<T>>(p, at, s);
+  load_values(p.v, at, 0, value_dim, 1.0F, s.values);
+  load_values(p.dout, at, 0, value_dim, 1.0F, s.dout);
+  for (std::int64_t v = 0; v < value_dim; v += kPanel) {
+    for (float* panels : {s.values, s.dout}) std::fill_n(panels + v * kChunk + at.tokens * kPanel, rest, 0.0F);
+    value_panel<kKeyParts>(p, at, saved, v, dstate + v * key_dim, s);
+  }
+  store_values(s.values, at, 0, value_dim, scale, p.dv);
+  score_gradients<T>(s);
+  key_gradients<kKeyParts, T>(key_dim, scale, s, dq, dk);
+  finish_chunk(p, at, scale, s, dk);
+}
+
+// Query head i_q of sequence n with all of its value heads.
+template <class T, int kKeyParts>
+void BackwardHead(const DeltaBackward<T>& p, std::int64_t n, std::int64_t i_q, std::byte* memory) {
+  const TilesInUse tiles;
+  Arena arena(memory);
+  HeadScratch s(arena, p.shape);
+  const Sequence sequence = sequence_of(p, n);
+  const std::int64_t key_dim = p.shape.key_dim, value_dim = p.shape.value_dim, group = p.shape.group();
+  const auto scale = static_cast<float>(p.rule.scale_for(key_dim));
+  const auto scale_state = [&](std::int64_t i, float by) HWY_ATTR {
+    float* state = s.dstate + i * s.state_floats;
+    for (std::int64_t at = 0; at < s.state_floats; ++at) state[at] *= by;
+  };
+  for (std::int64_t i = 0; i < group; ++i) {
+    load_state_panels(p.dfinal_state, 0, value_dim, key_dim, s.dstate + i * s.state_floats, n, i_q * group + i);
+    if (p.dfinal_state) scale_state(i, 1.0F / scale);
+  }
+  const std::int64_t chunks = (sequence.end - sequence.begin + kChunk - 1) / kChunk;
+  for (std::int64_t chunk = chunks - 1; chunk >= 0; --chunk) {
+    const std::int64_t start = sequence.begin + chunk * kChunk;
+    float *dq = s.parts, *dk = s.parts + s.part_floats / 2;
+    for (std::int64_t i = 0; i < group; ++i) {
+      const std::int64_t more = i + 1 < group ? 1 : 0, next = start - (1 - more) * kChunk;
+      s.chunk.ahead.clear();
+      if (next >= sequence.begin) {
+        look_ahead(p, {p.shape, sequence, more != 0 ? i_q * group + i + 1 : i_q * group, next}, sequence.chunk(next),
+                   s.chunk.ahead);
+      }
+      const std::int64_t part = i == 0 ? 0 : s.part_floats;
+      chunk_of_head<kKeyParts>(p, {p.shape, sequence, i_q * group + i, start}, sequence, scale,
+                               s.dstate + i * s.state_floats, s.chunk, dq + part, dk + part);
+      if (i > 0) add_rows(s.parts + s.part_floats, s.part_floats, s.parts);
+    }
+    const ChunkPlace at(p.shape, sequence, i_q * group, start);
+    for (std::int64_t r = 0; r < at.tokens; ++r) {
+      finish_keys(p, at, r, s.chunk.chunk, dq + r * key_dim, dk + r * key_dim);
+    }
+  }
+  for (std::int64_t i = 0; i < group; ++i) {
+    if (p.dinitial_state) scale_state(i, scale);
+    store_state_panels(s.dstate + i * s.state_floats, p.dinitial_state, 0, value_dim, key_dim, n, i_q * group + i);
+  }
+}
+
+}  // namespace
+
+std::size_t AmxBwdBytes(const DeltaShape& shape) {
+  Arena arena;
+  const HeadScratch scratch(arena, shape);
+  return arena.bytes();
+}
+
+void AmxBwdHead(const DeltaBackward<float>& p, std::int64_t n, std::int64_t i_q, std::byte* memory) {
+  BackwardHead<float, 3>(p, n, i_q, memory);
+}
+
+void AmxBwdHead(const DeltaBackward<bfloat16>& p, std::int64_t n, std::int64_t i_q, std::byte* memory) {
+  if (p.rule.qk_l2norm) {
+    BackwardHead<bfloat16, 2>(p, n, i_q, memory);
+  } else {
+    BackwardHead<bfloat16, 1>(p, n, i_q, memory);
+  }
+}
+
+}  // namespace efla::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+#endif  // HWY_TARGET == HWY_AVX3
+
+#if HWY_ONCE
+namespace efla::cpu {
+
+#if HWY_TARGETS & HWY_AVX3
+bool amx_takes_backward(const DeltaShape& shape, const DeltaRule& rule) {
+  const double scale = std::abs(rule.scale_for(shape.key_dim));
+  return amx_takes(shape) && rule.decay == Decay::none && scale > 1e-20 && scale < 1e20;
+}
+
+std::size_t amx_chunk_bwd_workspace_bytes(const DeltaShape& shape, int threads) {
+  return N_AVX3::AmxBwdBytes(shape) * static_cast<std::size_t>(threads);
+}
+
+template <class T>
+void amx_chunk_bwd(const DeltaBackward<T>& p, Workspace workspace, ThreadPool& pool) {
+  const std::size_t bytes = workspace.bytes / static_cast<std::size_t>(pool.threads());
+  pool.run(p.shape.sequences() * p.shape.heads, [&](std::int64_t i, int worker) {
+    N_AVX3::AmxBwdHead(p, i / p.shape.heads, i % p.shape.heads,
+                       workspace.data + bytes * static_cast<std::size_t>(worker));
+  });
+}
+#else
+bool amx_takes_backward(const DeltaShape&, const DeltaRule&) { return false; }
+std::size_t amx_chunk_bwd_workspace_bytes(const DeltaShape&, int) { return 0; }
+template <class T>
+void amx_chunk_bwd(const DeltaBackward<T>&, Workspace, ThreadPool&) {}
+#endif
+
+template void amx_chunk_bwd(const DeltaBackward<float>&, Workspace, ThreadPool&);
+template void amx_chunk_bwd(const DeltaBackward<bfloat16>&, Workspace, ThreadPool&);
+
+}  // namespace efla::cpu
+#endif  // HWY_ONCE
