@@ -5,7 +5,7 @@
 // transposed, since S and dS would otherwise have to be: (dO Sᵀ)ᵀ = S dOᵀ.
 #include "efla/cpu/amx.h"
 #include "efla/cpu/delta.h"
-#include "efla/cpu/team.h"
+#include "efla/cpu/heads_parts.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "efla/cpu/amx_chunk_bwd.cc"
@@ -74,17 +74,17 @@ struct Scratch {
   }
 };
 
-// A query head with its value heads.
-struct HeadScratch {
+// Some query heads of a sequence with their value heads.
+struct HeadsScratch {
   Scratch chunk;
   std::int64_t state_floats, part_floats;
   float* dstate;  // for each value head panels [K, kPanel] of dS
   float* parts;   // [2 kChunk, Kp] dq and dk: their sum and the next value head's
 
-  HeadScratch(Arena& arena, const DeltaShape& shape)
+  HeadsScratch(Arena& arena, const DeltaShape& shape, std::int64_t query_heads)
       : state_floats(shape.key_dim * round_up(shape.value_dim, kPanel)), part_floats(2 * kChunk * shape.key_dim) {
     chunk.lay_out(arena, shape, kStateParts<float>);
-    dstate = arena.floats(shape.group() * state_floats);
+    dstate = arena.floats(query_heads * shape.group() * state_floats);
     parts = arena.floats(2 * part_floats);
   }
 };
@@ -300,67 +300,68 @@ void chunk_of_head(const DeltaBackward<T>& p, const ChunkPlace& at, const Sequen
   finish_chunk(p, at, scale, s, dk);
 }
 
-// Query head i_q of sequence n with all of its value heads.
+// Query heads [part.head, part.head_end) of a sequence with all of their value heads, chunk by chunk and within a chunk
+// head by head: rows of neighbouring heads lie beside each other in memory.
 template <class T, int kKeyParts>
-void BackwardHead(const DeltaBackward<T>& p, std::int64_t n, std::int64_t i_q, std::byte* memory) {
+void BackwardPart(const DeltaBackward<T>& p, const HeadsPart& part, std::byte* memory) {
   const TilesInUse tiles;
   Arena arena(memory);
-  HeadScratch s(arena, p.shape);
-  const Sequence sequence = sequence_of(p, n);
+  HeadsScratch s(arena, p.shape, part.head_end - part.head);
+  const Sequence sequence = sequence_of(p, part.n);
   const std::int64_t key_dim = p.shape.key_dim, value_dim = p.shape.value_dim, group = p.shape.group();
+  const std::int64_t head = part.head * group, head_end = part.head_end * group;  // value heads
   const auto scale = static_cast<float>(p.rule.scale_for(key_dim));
-  const auto scale_state = [&](std::int64_t i, float by) HWY_ATTR {
-    float* state = s.dstate + i * s.state_floats;
-    for (std::int64_t at = 0; at < s.state_floats; ++at) state[at] *= by;
+  const auto dstate = [&](std::int64_t i_h) { return s.dstate + (i_h - head) * s.state_floats; };
+  const auto scale_state = [&](std::int64_t i_h, float by) HWY_ATTR {
+    for (std::int64_t i = 0; i < s.state_floats; ++i) dstate(i_h)[i] *= by;
   };
-  for (std::int64_t i = 0; i < group; ++i) {
-    load_state_panels(p.dfinal_state, 0, value_dim, key_dim, s.dstate + i * s.state_floats, n, i_q * group + i);
-    if (p.dfinal_state) scale_state(i, 1.0F / scale);
+  for (std::int64_t i_h = head; i_h < head_end; ++i_h) {
+    load_state_panels(p.dfinal_state, 0, value_dim, key_dim, dstate(i_h), part.n, i_h);
+    if (p.dfinal_state) scale_state(i_h, 1.0F / scale);
   }
   const std::int64_t chunks = (sequence.end - sequence.begin + kChunk - 1) / kChunk;
-  for (std::int64_t chunk = chunks - 1; chunk >= 0; --chunk) {
-    const std::int64_t start = sequence.begin + chunk * kChunk;
-    float *dq = s.parts, *dk = s.parts + s.part_floats / 2;
-    for (std::int64_t i = 0; i < group; ++i) {
-      const std::int64_t more = i + 1 < group ? 1 : 0, next = start - (1 - more) * kChunk;
+  for (std::int64_t start = sequence.begin + (chunks - 1) * kChunk; start >= sequence.begin; start -= kChunk) {
+    for (std::int64_t i_h = head; i_h < head_end; ++i_h) {
+      const ChunkPlace at(p.shape, sequence, i_h, start);
+      const bool more_heads = i_h + 1 < head_end, first_of_group = i_h % group == 0;
+      const std::int64_t next = more_heads ? start : start - kChunk;
       s.chunk.ahead.clear();
       if (next >= sequence.begin) {
-        look_ahead(p, {p.shape, sequence, more != 0 ? i_q * group + i + 1 : i_q * group, next}, sequence.chunk(next),
-                   s.chunk.ahead);
+        look_ahead(p, {p.shape, sequence, more_heads ? i_h + 1 : head, next}, sequence.chunk(next), s.chunk.ahead);
       }
-      const std::int64_t part = i == 0 ? 0 : s.part_floats;
-      chunk_of_head<kKeyParts>(p, {p.shape, sequence, i_q * group + i, start}, sequence, scale,
-                               s.dstate + i * s.state_floats, s.chunk, dq + part, dk + part);
-      if (i > 0) add_rows(s.parts + s.part_floats, s.part_floats, s.parts);
-    }
-    const ChunkPlace at(p.shape, sequence, i_q * group, start);
-    for (std::int64_t r = 0; r < at.tokens; ++r) {
-      finish_keys(p, at, r, s.chunk.chunk, dq + r * key_dim, dk + r * key_dim);
+      float *dq = s.parts + (first_of_group ? 0 : s.part_floats), *dk = dq + s.part_floats / 2;
+      chunk_of_head<kKeyParts>(p, at, sequence, scale, dstate(i_h), s.chunk, dq, dk);
+      if (!first_of_group) add_rows(s.parts + s.part_floats, s.part_floats, s.parts);
+      if ((i_h + 1) % group != 0) continue;
+      for (std::int64_t r = 0; r < at.tokens; ++r) {
+        float* sum = s.parts + r * key_dim;
+        finish_keys(p, at, r, s.chunk.chunk, sum, sum + s.part_floats / 2);
+      }
     }
   }
-  for (std::int64_t i = 0; i < group; ++i) {
-    if (p.dinitial_state) scale_state(i, scale);
-    store_state_panels(s.dstate + i * s.state_floats, p.dinitial_state, 0, value_dim, key_dim, n, i_q * group + i);
+  for (std::int64_t i_h = head; i_h < head_end; ++i_h) {
+    if (p.dinitial_state) scale_state(i_h, scale);
+    store_state_panels(dstate(i_h), p.dinitial_state, 0, value_dim, key_dim, part.n, i_h);
   }
 }
 
 }  // namespace
 
-std::size_t AmxBwdBytes(const DeltaShape& shape) {
+std::size_t AmxBwdBytes(const DeltaShape& shape, std::int64_t query_heads) {
   Arena arena;
-  const HeadScratch scratch(arena, shape);
+  const HeadsScratch scratch(arena, shape, query_heads);
   return arena.bytes();
 }
 
-void AmxBwdHead(const DeltaBackward<float>& p, std::int64_t n, std::int64_t i_q, std::byte* memory) {
-  BackwardHead<float, 3>(p, n, i_q, memory);
+void AmxBwdPart(const DeltaBackward<float>& p, const HeadsPart& part, std::byte* memory) {
+  BackwardPart<float, 3>(p, part, memory);
 }
 
-void AmxBwdHead(const DeltaBackward<bfloat16>& p, std::int64_t n, std::int64_t i_q, std::byte* memory) {
+void AmxBwdPart(const DeltaBackward<bfloat16>& p, const HeadsPart& part, std::byte* memory) {
   if (p.rule.qk_l2norm) {
-    BackwardHead<bfloat16, 2>(p, n, i_q, memory);
+    BackwardPart<bfloat16, 2>(p, part, memory);
   } else {
-    BackwardHead<bfloat16, 1>(p, n, i_q, memory);
+    BackwardPart<bfloat16, 1>(p, part, memory);
   }
 }
 
@@ -377,17 +378,25 @@ bool amx_takes_backward(const DeltaShape& shape, const DeltaRule& rule) {
   return amx_takes(shape) && rule.decay == Decay::none && scale > 1e-20 && scale < 1e20;
 }
 
+namespace {
+
+// Shared out are query heads.
+DeltaShape query_heads_alone(DeltaShape shape) {
+  shape.value_heads = shape.heads;
+  return shape;
+}
+
+}  // namespace
+
 std::size_t amx_chunk_bwd_workspace_bytes(const DeltaShape& shape, int threads) {
-  return N_AVX3::AmxBwdBytes(shape) * static_cast<std::size_t>(threads);
+  return N_AVX3::AmxBwdBytes(shape, heads_together(query_heads_alone(shape), threads)) *
+         static_cast<std::size_t>(threads);
 }
 
 template <class T>
 void amx_chunk_bwd(const DeltaBackward<T>& p, Workspace workspace, ThreadPool& pool) {
-  const std::size_t bytes = workspace.bytes / static_cast<std::size_t>(pool.threads());
-  pool.run(p.shape.sequences() * p.shape.heads, [&](std::int64_t i, int worker) {
-    N_AVX3::AmxBwdHead(p, i / p.shape.heads, i % p.shape.heads,
-                       workspace.data + bytes * static_cast<std::size_t>(worker));
-  });
+  for_each_part(query_heads_alone(p.shape), 1, workspace, pool,
+                [&](const HeadsPart& part, std::byte* memory) { N_AVX3::AmxBwdPart(p, part, memory); });
 }
 #else
 bool amx_takes_backward(const DeltaShape&, const DeltaRule&) { return false; }

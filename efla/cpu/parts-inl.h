@@ -164,6 +164,8 @@ template <int L, int R>
 HWY_INLINE void add_products(const PartTiles& left, std::int64_t left_block, const PartTiles& right,
                              std::int64_t right_block, RowsAhead& ahead) {
   constexpr int kParts = L > R ? L : R;
+  constexpr int kLines =
+      kParts == 3 ? 4 : 8;  // of memory, a product of four tiles: fewer products have more to ask for
   const Part* a = left.tile(0, left_block, 0);
   const Part* b = right.tile(0, right_block, 0);
   const std::int64_t next_a = left.block_stride(), part_a = left.part_stride();
@@ -182,7 +184,7 @@ HWY_INLINE void add_products(const PartTiles& left, std::int64_t left_block, con
           load_tile<7>(b + j * part_b + next_b, kTileBytes);
         }
         add_tile_products();
-        ahead.ask<8>();
+        ahead.ask<kLines>();
       });
     });
   }
