@@ -1,8 +1,14 @@
-// The chunkwise backward (chunk_bwd.cc) without decays, with its matrix products on a matrix unit (parts-inl.h).
+// The chunkwise backward (chunk_bwd.cc) without decays or with one per head, with its matrix products on a matrix unit
+// (parts-inl.h).
 //
 // Gradients are linear in dO and the final state's: they are computed for scale 1, from dO as it is, which bfloat16
 // holds in one part, and the final state's divided by the scale; what goes out is multiplied by it. dQ and dK are made
 // transposed, since S and dS would otherwise have to be: (dO Sᵀ)ᵀ = S dOᵀ.
+//
+// A decay per head is a factor of whole rows: with c_r the decays from the chunk's start to row r and s_r those from
+// behind it to the end, E = c ⊙ K S + L U, dU = Pᵀ dO + s ⊙ K dS, dS ← d dS + Qᵀ (c ⊙ dO) + Kᵀ (c ⊙ G),
+// dQᵀ = S (c ⊙ dO)ᵀ + …, dKᵀ = dS (s ⊙ U)ᵀ + S (c ⊙ G)ᵀ + …, and of g's gradient (chunk_bwd_decay-inl.h)
+// x = rowsum(dO ∘ c ⊙ Q S + G ∘ c ⊙ K S), y = rowsum(U ∘ s ⊙ K dS).
 #include "efla/cpu/amx.h"
 #include "efla/cpu/delta.h"
 #include "efla/cpu/heads_parts.h"
@@ -25,6 +31,9 @@ template <class T>
 inline constexpr int kStateParts = std::is_same_v<T, float> ? 3 : 2;
 template <class T>
 inline constexpr int kOutParts = std::is_same_v<T, float> ? 3 : 1;
+// Parts of dO times factors of its rows.
+template <class T, bool kDecay>
+inline constexpr int kReadParts = kDecay ? kStateParts<T> : kOutParts<T>;
 
 // One chunk of one value head.
 struct Scratch {
@@ -39,6 +48,18 @@ struct Scratch {
   float* db = nullptr;       // for each panel [kChunk, kLanes]
   float* dscores = nullptr;  // [2 kChunk, kChunk]: dP, then dL + dLᵀ
   float* sums = nullptr;     // [kPanel, kChunk]
+  // With a decay, d = whole its product over the chunk.
+  float whole = 1.0F;
+  float* before = nullptr;    // [kChunk] c
+  float* after = nullptr;     // [kChunk] s
+  float* k_reads = nullptr;   // [kChunk, kPanel] c ⊙ K S
+  float* q_reads = nullptr;   // [kChunk, kPanel] c ⊙ Q S
+  float* k_writes = nullptr;  // [kChunk, kPanel] s ⊙ K dS
+  float* scaled = nullptr;    // [kChunk, kPanel] rows times c or s
+  float* x = nullptr;         // for each panel [kChunk, kLanes]: partial sums
+  float* y = nullptr;         // for each panel [kChunk, kLanes]
+  float* through = nullptr;   // for each panel [kLanes]: of dS ∘ S
+  float* pairs = nullptr;     // [2 kChunk, kChunk]: dP ∘ P, then dL ∘ L
   // Left operands are named by the matrix, right ones too, with _right; _t is the transpose.
   PartTiles keys, keys_t_right, keys_t, queries_t;  // keys holds K, then Q
   PartTiles p_scores, p_scores_right, p_scores_t;
@@ -49,10 +70,13 @@ struct Scratch {
   PartTiles gs, g_right, g_t_right;
   PartTiles dp, dp_right, dp_t_right;
   PartTiles dl, dl_right;
+  // c ⊙ dO, c ⊙ G and s ⊙ U, with a decay: from these come _read and _write right operands, otherwise from the above.
+  PartTiles dout_reads, g_reads, u_writes;
+  PartTiles dout_read_right, u_write_t_right;
   RowsAhead ahead;
 
-  void lay_out(Arena& arena, const DeltaShape& shape, int parts) {
-    chunk.lay_out(arena, shape, Decay::none);
+  void lay_out(Arena& arena, const DeltaShape& shape, Decay decay, int parts) {
+    chunk.lay_out(arena, shape, decay);
     const std::int64_t padded_values = round_up(shape.value_dim, kPanel), panels = padded_values / kPanel;
     const std::int64_t depth = shape.key_dim / kTileDepth;
     for (float** all : {&values, &dout}) *all = arena.floats(kChunk * padded_values);
@@ -71,6 +95,16 @@ struct Scratch {
     for (PartTiles* tokens : {&douts, &dout_t_right, &us, &u_t_right, &gs, &g_t_right}) {
       tokens->lay_out(arena, parts, 2, panels);
     }
+    if (decay == Decay::none) return;
+    for (float** factors : {&before, &after}) *factors = arena.floats(kChunk);
+    for (float** panel : {&k_reads, &q_reads, &k_writes, &scaled}) *panel = arena.floats(kChunk * kPanel);
+    for (float** partial : {&x, &y}) *partial = arena.floats(panels * kChunk * kLanes);
+    through = arena.floats(panels * kLanes);
+    pairs = arena.floats(2 * kChunk * kChunk);
+    dout_read_right.lay_out(arena, parts, 2, 1);
+    for (PartTiles* tokens : {&dout_reads, &g_reads, &u_writes, &u_write_t_right}) {
+      tokens->lay_out(arena, parts, 2, panels);
+    }
   }
 };
 
@@ -81,17 +115,34 @@ struct HeadsScratch {
   float* dstate;  // for each value head panels [K, kPanel] of dS
   float* parts;   // [2 kChunk, Kp] dq and dk: their sum and the next value head's
 
-  HeadsScratch(Arena& arena, const DeltaShape& shape, std::int64_t query_heads)
+  HeadsScratch(Arena& arena, const DeltaShape& shape, Decay decay, std::int64_t query_heads)
       : state_floats(shape.key_dim * round_up(shape.value_dim, kPanel)), part_floats(2 * kChunk * shape.key_dim) {
-    chunk.lay_out(arena, shape, kStateParts<float>);
+    chunk.lay_out(arena, shape, decay, kStateParts<float>);
     dstate = arena.floats(query_heads * shape.group() * state_floats);
     parts = arena.floats(2 * part_floats);
   }
 };
 
+// c, s, d and, of P and L, the decays between their tokens.
+HWY_INLINE void weigh_all_scores(std::int64_t tokens, Scratch& s) {
+  const ChunkDecay& decay = s.chunk.decay;
+  float product = 1.0F;
+  for (std::int64_t r = 0; r < tokens; ++r) s.before[r] = product *= decay.token[r * decay.key_stride];
+  s.whole = product;
+  product = 1.0F;
+  for (std::int64_t r = tokens - 1; r >= 0; --r) {
+    s.after[r] = product;
+    product *= decay.token[r * decay.key_stride];
+  }
+  for (float* factors : {s.before, s.after}) std::fill(factors + tokens, factors + kChunk, 0.0F);
+  multiply_weights(tokens, decay);
+  weigh_scores(tokens, decay, s.chunk.scores, s.chunk.scores + kChunk * kChunk);
+}
+
 // q, k and the gains of a chunk, zeros behind the last token, and the operands made of them.
-template <int kKeyParts, int kParts, class T>
+template <bool kDecay, int kKeyParts, class T>
 HWY_NOINLINE void load_keys(const DeltaBackward<T>& p, const ChunkPlace& at, Scratch& s) {
+  constexpr int kParts = kStateParts<T>;
   ChunkScratch& c = s.chunk;
   load_chunk(p, at, c);
   const std::int64_t rest = kChunk - at.tokens;
@@ -109,6 +160,7 @@ HWY_NOINLINE void load_keys(const DeltaBackward<T>& p, const ChunkPlace& at, Scr
   zero_sums();
   add_products<kKeyParts, kKeyParts>(s.keys, 2, s.keys_t_right, 0, s.ahead);
   store_sums(c.scores, kChunk);
+  if (kDecay) weigh_all_scores(at.tokens, s);
   for (std::int64_t r = 0; r < kChunk; ++r) {
     std::fill(c.scores + r * kChunk + r + 1, c.scores + (r + 1) * kChunk, 0.0F);
   }
@@ -147,12 +199,54 @@ HWY_INLINE void load_state(const DeltaBackward<T>& p, const ChunkPlace& at, std:
   }
 }
 
+// out = factors ⊙ the rows of a panel.
+HWY_INLINE void scale_rows(const float* panel, const float* factors, float* out) {
+  for (std::int64_t r = 0; r < kChunk; ++r) {
+    const __m512 factor = _mm512_set1_ps(factors[r]);
+    for (std::int64_t i = r * kPanel; i < (r + 1) * kPanel; i += kLanes) {
+      _mm512_store_ps(out + i, _mm512_mul_ps(factor, _mm512_load_ps(panel + i)));
+    }
+  }
+}
+
+// Partial sums of the rows of x ∘ y, [kChunk, kLanes], or added to them.
+template <bool kAdd>
+HWY_INLINE void row_products(const float* x, const float* y, float* sums) {
+  for (std::int64_t r = 0; r < kChunk; ++r) {
+    const std::int64_t at = r * kPanel;
+    const __m512 left = kAdd ? _mm512_load_ps(sums + r * kLanes) : _mm512_setzero_ps();
+    const __m512 sum = _mm512_fmadd_ps(_mm512_load_ps(x + at), _mm512_load_ps(y + at), left);
+    _mm512_store_ps(sums + r * kLanes,
+                    _mm512_fmadd_ps(_mm512_load_ps(x + at + kLanes), _mm512_load_ps(y + at + kLanes), sum));
+  }
+}
+
+// One panel of dS: the partial sums of dS ∘ S, then dS ← d dS.
+template <class T>
+HWY_INLINE void decay_state(const DeltaBackward<T>& p, const ChunkPlace& at, std::int64_t saved, std::int64_t first,
+                            float* dstate, const Scratch& s) {
+  const std::int64_t columns = std::min(kPanel, p.shape.value_dim - first);
+  const __m512 whole = _mm512_set1_ps(s.whole);
+  __m512 sum0 = _mm512_setzero_ps(), sum1 = _mm512_setzero_ps();
+  HWY_ALIGN float row[kPanel];
+  for (std::int64_t i = 0; i < p.shape.key_dim; ++i) {
+    load_row(p.chunk_states.at(at.i_b, saved, at.i_h, i, first), p.chunk_states.stride[4], columns, kPanel, row);
+    float* to = dstate + i * kPanel;
+    const __m512 d0 = _mm512_load_ps(to), d1 = _mm512_load_ps(to + kLanes);
+    sum0 = _mm512_fmadd_ps(d0, _mm512_load_ps(row), sum0);
+    sum1 = _mm512_fmadd_ps(d1, _mm512_load_ps(row + kLanes), sum1);
+    _mm512_store_ps(to, _mm512_mul_ps(whole, d0));
+    _mm512_store_ps(to + kLanes, _mm512_mul_ps(whole, d1));
+  }
+  _mm512_store_ps(s.through + first / kPanel * kLanes, _mm512_add_ps(sum0, sum1));
+}
+
 // Everything of one chunk that is done panel by panel of value columns; dstate: [K, kPanel].
-template <int kKeyParts, class T>
+template <bool kDecay, int kKeyParts, class T>
 HWY_NOINLINE void value_panel(const DeltaBackward<T>& p, const ChunkPlace& at, std::int64_t saved, std::int64_t first,
                               float* dstate, Scratch& s) {
   constexpr int kParts = kStateParts<T>;
-  const std::int64_t key_dim = p.shape.key_dim, panel = first / kPanel;
+  const std::int64_t key_dim = p.shape.key_dim, panel = first / kPanel, partial = panel * kChunk * kLanes;
   float* values = s.values + first * kChunk;
   const float* dout = s.dout + first * kChunk;
   load_state(p, at, saved, first, s);
@@ -163,31 +257,55 @@ HWY_NOINLINE void value_panel(const DeltaBackward<T>& p, const ChunkPlace& at, s
   store_sums(s.errors, kPanel);
   zero_sums();
   add_products<kKeyParts, kParts>(s.keys, 0, s.dstate_right, 0, s.ahead);
+  if constexpr (kDecay) {
+    store_sums(s.k_writes, kPanel);
+    scale_rows(s.k_writes, s.after, s.k_writes);
+    zero_sums();
+    add_products<kKeyParts, kParts>(s.keys, 2, s.state_right, 0, s.ahead);
+    store_sums(s.q_reads, kPanel);
+    scale_rows(s.q_reads, s.before, s.q_reads);
+    row_products<false>(dout, s.q_reads, s.x + partial);
+    scale_rows(s.errors, s.before, s.errors);
+    std::copy_n(s.errors, kChunk * kPanel, s.k_reads);
+    scale_rows(dout, s.before, s.scaled);
+    cut_panel<kParts>(s.scaled, kPanel, kChunk, panel, s.dout_reads, s.dout_read_right);
+    decay_state(p, at, saved, first, dstate, s);
+    load_sums(s.k_writes, kPanel);
+  }
   add_products<kParts, kOutParts<T>>(s.p_scores_t, 0, s.dout_right, 0, s.ahead);
   store_sums(s.du, kPanel);
   SubstitutionOfErrors substitution{s, values};
   for_tiles(kChunk, substitution);
-  const std::int64_t partial = panel * kChunk * kLanes;
   ReverseSubstitutionTiles<true> reverse{s.chunk, key_dim, kChunk,         nullptr,        s.errors, values,
                                          nullptr, s.g,     s.da + partial, s.db + partial, s.du};
   for_tiles_reversed(kChunk, reverse);
-  for (std::int64_t r = 0; r < kChunk; ++r) {
-    cut_row<kParts>(s.u + r * kPanel, s.us.row(r, panel), s.us.part_stride());
+  cut_panel_rows<kParts>(s.u, panel, s.us);
+  transpose_rows<kParts>(s.us, 0, s.u_t_right, panel, panel + 1);
+  if constexpr (kDecay) {
+    row_products<true>(s.g, s.k_reads, s.x + partial);
+    row_products<false>(s.u, s.k_writes, s.y + partial);
+    cut_panel_rows<kParts>(s.g, panel, s.gs);
+    scale_rows(s.g, s.before, s.scaled);
+    cut_panel<kParts>(s.scaled, kPanel, kChunk, panel, s.g_reads, s.g_right);
+    scale_rows(s.u, s.after, s.scaled);
+    cut_panel_rows<kParts>(s.scaled, panel, s.u_writes);
+    transpose_rows<kParts>(s.u_writes, 0, s.u_write_t_right, panel, panel + 1);
+  } else {
+    cut_panel<kParts>(s.g, kPanel, kChunk, panel, s.gs, s.g_right);
   }
-  cut_panel<kParts>(s.g, kPanel, kChunk, panel, s.gs, s.g_right);
+  const PartTiles& dout_read_right = kDecay ? s.dout_read_right : s.dout_right;
   for (std::int64_t i = 0; i < key_dim; i += 2 * kTileRows) {
     load_sums(dstate + i * kPanel, kPanel);
-    add_products<kKeyParts, kOutParts<T>>(s.queries_t, i / kTileRows, s.dout_right, 0, s.ahead);
+    add_products<kKeyParts, kReadParts<T, kDecay>>(s.queries_t, i / kTileRows, dout_read_right, 0, s.ahead);
     add_products<kKeyParts, kParts>(s.keys_t, i / kTileRows, s.g_right, 0, s.ahead);
     store_sums(dstate + i * kPanel, kPanel);
   }
-  transpose_rows<kParts>(s.us, 0, s.u_t_right, panel, panel + 1);
-  transpose_rows<kParts>(s.gs, 0, s.g_t_right, panel, panel + 1);
-  transpose_rows<kOutParts<T>>(s.douts, 0, s.dout_t_right, panel, panel + 1);
+  transpose_rows<kParts>(kDecay ? s.g_reads : s.gs, 0, s.g_t_right, panel, panel + 1);
+  transpose_rows<kReadParts<T, kDecay>>(kDecay ? s.dout_reads : s.douts, 0, s.dout_t_right, panel, panel + 1);
 }
 
 // dP, zeros above the diagonal, and dL + dLᵀ, zeros on it, in parts.
-template <class T>
+template <bool kDecay, class T>
 HWY_NOINLINE void score_gradients(Scratch& s) {
   constexpr int kParts = kStateParts<T>;
   float *dp = s.dscores, *dl = dp + kChunk * kChunk;
@@ -197,6 +315,10 @@ HWY_NOINLINE void score_gradients(Scratch& s) {
   zero_sums();
   add_products<kParts, kParts>(s.gs, 0, s.u_t_right, 0, s.ahead);
   store_sums(dl, kChunk);
+  if constexpr (kDecay) {
+    multiply_rows(dp, s.chunk.scores, 2 * kChunk * kChunk, s.pairs);
+    weigh_scores(kChunk, s.chunk.decay, dp, dl);
+  }
   for (std::int64_t r = 0; r < kChunk; ++r) {
     std::fill(dp + r * kChunk + r + 1, dp + (r + 1) * kChunk, 0.0F);
     dl[r * kChunk + r] = 0.0F;
@@ -225,17 +347,17 @@ HWY_INLINE void store_gradient(float scale, std::int64_t key_dim, float* sums, f
   }
 }
 
-template <int kKeyParts, class T>
+template <bool kDecay, int kKeyParts, class T>
 HWY_NOINLINE void key_gradients(std::int64_t key_dim, float scale, Scratch& s, float* dq, float* dk) {
   constexpr int kParts = kStateParts<T>;
   for (std::int64_t i = 0; i < key_dim; i += 2 * kTileRows) {
     const std::int64_t block = i / kTileRows;
     zero_sums();
-    add_products<kParts, kOutParts<T>>(s.state, block, s.dout_t_right, 0, s.ahead);
+    add_products<kParts, kReadParts<T, kDecay>>(s.state, block, s.dout_t_right, 0, s.ahead);
     add_products<kKeyParts, kParts>(s.keys_t, block, s.dp_t_right, 0, s.ahead);
     store_gradient(scale, key_dim, s.sums, dq + i);
     zero_sums();
-    add_products<kParts, kParts>(s.dstate, block, s.u_t_right, 0, s.ahead);
+    add_products<kParts, kParts>(s.dstate, block, kDecay ? s.u_write_t_right : s.u_t_right, 0, s.ahead);
     add_products<kParts, kParts>(s.state, block, s.g_t_right, 0, s.ahead);
     add_products<kKeyParts, kParts>(s.queries_t, block, s.dp_right, 0, s.ahead);
     add_products<kKeyParts, kParts>(s.keys_t, block, s.dl_right, 0, s.ahead);
@@ -261,6 +383,27 @@ HWY_INLINE void finish_chunk(const DeltaBackward<T>& p, const ChunkPlace& at, fl
   }
 }
 
+// dg of a chunk.
+template <class T>
+HWY_INLINE void finish_decay(const DeltaBackward<T>& p, const ChunkPlace& at, float scale, const Scratch& s) {
+  const std::int64_t panels = round_up(p.shape.value_dim, kPanel) / kPanel;
+  const auto sum = [&](const float* partial, std::int64_t r, std::int64_t rows) HWY_ATTR {
+    __m512 all = _mm512_setzero_ps();
+    for (std::int64_t i = 0; i < panels; ++i) {
+      all = _mm512_add_ps(all, _mm512_load_ps(partial + (i * rows + r) * kLanes));
+    }
+    return _mm512_reduce_add_ps(all);
+  };
+  float dg[kChunk] = {};
+  scalar_pairs(at.tokens, s.pairs, dg);
+  float reads = s.whole * sum(s.through, 0, 1), writes = 0.0F;
+  for (std::int64_t t = at.tokens - 1; t >= 0; --t) dg[t] += reads += sum(s.x, t, kChunk);
+  for (std::int64_t t = 0; t < at.tokens; ++t) {
+    p.dg(at.i_b, at.start + t, at.i_h, std::int64_t{0}) = scale * (dg[t] + writes);
+    writes += sum(s.y, t, kChunk);
+  }
+}
+
 // Asks for what the chunk at `next` reads and writes, and for the state before it.
 template <class T>
 HWY_INLINE void look_ahead(const DeltaBackward<T>& p, const ChunkPlace& next, std::int64_t saved, RowsAhead& ahead) {
@@ -282,31 +425,32 @@ HWY_INLINE void look_ahead(const DeltaBackward<T>& p, const ChunkPlace& next, st
 }
 
 // One chunk of one value head: dq and dk get its share; dstate goes from the state after the chunk to the one before.
-template <int kKeyParts, class T>
+template <bool kDecay, int kKeyParts, class T>
 void chunk_of_head(const DeltaBackward<T>& p, const ChunkPlace& at, const Sequence& sequence, float scale,
                    float* dstate, Scratch& s, float* dq, float* dk) {
   const std::int64_t key_dim = p.shape.key_dim, value_dim = p.shape.value_dim;
   const std::int64_t saved = sequence.chunk(at.start), rest = (kChunk - at.tokens) * kPanel;
-  load_keys<kKeyParts, kStateParts<T>>(p, at, s);
+  load_keys<kDecay, kKeyParts>(p, at, s);
   load_values(p.v, at, 0, value_dim, 1.0F, s.values);
   load_values(p.dout, at, 0, value_dim, 1.0F, s.dout);
   for (std::int64_t v = 0; v < value_dim; v += kPanel) {
     for (float* panels : {s.values, s.dout}) std::fill_n(panels + v * kChunk + at.tokens * kPanel, rest, 0.0F);
-    value_panel<kKeyParts>(p, at, saved, v, dstate + v * key_dim, s);
+    value_panel<kDecay, kKeyParts>(p, at, saved, v, dstate + v * key_dim, s);
   }
   store_values(s.values, at, 0, value_dim, scale, p.dv);
-  score_gradients<T>(s);
-  key_gradients<kKeyParts, T>(key_dim, scale, s, dq, dk);
+  score_gradients<kDecay, T>(s);
+  key_gradients<kDecay, kKeyParts, T>(key_dim, scale, s, dq, dk);
   finish_chunk(p, at, scale, s, dk);
+  if constexpr (kDecay) finish_decay(p, at, scale, s);
 }
 
 // Query heads [part.head, part.head_end) of a sequence with all of their value heads, chunk by chunk and within a chunk
 // head by head: rows of neighbouring heads lie beside each other in memory.
-template <class T, int kKeyParts>
+template <class T, int kKeyParts, bool kDecay>
 void BackwardPart(const DeltaBackward<T>& p, const HeadsPart& part, std::byte* memory) {
   const TilesInUse tiles;
   Arena arena(memory);
-  HeadsScratch s(arena, p.shape, part.head_end - part.head);
+  HeadsScratch s(arena, p.shape, p.rule.decay, part.head_end - part.head);
   const Sequence sequence = sequence_of(p, part.n);
   const std::int64_t key_dim = p.shape.key_dim, value_dim = p.shape.value_dim, group = p.shape.group();
   const std::int64_t head = part.head * group, head_end = part.head_end * group;  // value heads
@@ -330,7 +474,7 @@ void BackwardPart(const DeltaBackward<T>& p, const HeadsPart& part, std::byte* m
         look_ahead(p, {p.shape, sequence, more_heads ? i_h + 1 : head, next}, sequence.chunk(next), s.chunk.ahead);
       }
       float *dq = s.parts + (first_of_group ? 0 : s.part_floats), *dk = dq + s.part_floats / 2;
-      chunk_of_head<kKeyParts>(p, at, sequence, scale, dstate(i_h), s.chunk, dq, dk);
+      chunk_of_head<kDecay, kKeyParts>(p, at, sequence, scale, dstate(i_h), s.chunk, dq, dk);
       if (!first_of_group) add_rows(s.parts + s.part_floats, s.part_floats, s.parts);
       if ((i_h + 1) % group != 0) continue;
       for (std::int64_t r = 0; r < at.tokens; ++r) {
@@ -347,22 +491,24 @@ void BackwardPart(const DeltaBackward<T>& p, const HeadsPart& part, std::byte* m
 
 }  // namespace
 
-std::size_t AmxBwdBytes(const DeltaShape& shape, std::int64_t query_heads) {
+std::size_t AmxBwdBytes(const DeltaShape& shape, Decay decay, std::int64_t query_heads) {
   Arena arena;
-  const HeadsScratch scratch(arena, shape, query_heads);
+  const HeadsScratch scratch(arena, shape, decay, query_heads);
   return arena.bytes();
 }
 
 void AmxBwdPart(const DeltaBackward<float>& p, const HeadsPart& part, std::byte* memory) {
-  BackwardPart<float, 3>(p, part, memory);
+  auto* run = p.rule.decay == Decay::none ? BackwardPart<float, 3, false> : BackwardPart<float, 3, true>;
+  run(p, part, memory);
 }
 
 void AmxBwdPart(const DeltaBackward<bfloat16>& p, const HeadsPart& part, std::byte* memory) {
-  if (p.rule.qk_l2norm) {
-    BackwardPart<bfloat16, 2>(p, part, memory);
-  } else {
-    BackwardPart<bfloat16, 1>(p, part, memory);
+  if (p.rule.decay == Decay::none) {
+    auto* run = p.rule.qk_l2norm ? BackwardPart<bfloat16, 2, false> : BackwardPart<bfloat16, 1, false>;
+    return run(p, part, memory);
   }
+  auto* run = p.rule.qk_l2norm ? BackwardPart<bfloat16, 2, true> : BackwardPart<bfloat16, 1, true>;
+  run(p, part, memory);
 }
 
 }  // namespace efla::cpu::HWY_NAMESPACE
@@ -375,7 +521,7 @@ namespace efla::cpu {
 #if HWY_TARGETS & HWY_AVX3
 bool amx_takes_backward(const DeltaShape& shape, const DeltaRule& rule) {
   const double scale = std::abs(rule.scale_for(shape.key_dim));
-  return amx_takes(shape) && rule.decay == Decay::none && scale > 1e-20 && scale < 1e20;
+  return amx_takes(shape) && rule.decay != Decay::channel && scale > 1e-20 && scale < 1e20;
 }
 
 namespace {
@@ -388,8 +534,8 @@ DeltaShape query_heads_alone(DeltaShape shape) {
 
 }  // namespace
 
-std::size_t amx_chunk_bwd_workspace_bytes(const DeltaShape& shape, int threads) {
-  return N_AVX3::AmxBwdBytes(shape, heads_together(query_heads_alone(shape), threads)) *
+std::size_t amx_chunk_bwd_workspace_bytes(const DeltaShape& shape, const DeltaRule& rule, int threads) {
+  return N_AVX3::AmxBwdBytes(shape, rule.decay, heads_together(query_heads_alone(shape), threads)) *
          static_cast<std::size_t>(threads);
 }
 
@@ -400,7 +546,7 @@ void amx_chunk_bwd(const DeltaBackward<T>& p, Workspace workspace, ThreadPool& p
 }
 #else
 bool amx_takes_backward(const DeltaShape&, const DeltaRule&) { return false; }
-std::size_t amx_chunk_bwd_workspace_bytes(const DeltaShape&, int) { return 0; }
+std::size_t amx_chunk_bwd_workspace_bytes(const DeltaShape&, const DeltaRule&, int) { return 0; }
 template <class T>
 void amx_chunk_bwd(const DeltaBackward<T>&, Workspace, ThreadPool&) {}
 #endif

@@ -317,7 +317,7 @@ std::size_t head_bytes(const DeltaShape& shape, const DeltaRule& rule, int team)
 }  // namespace
 
 std::size_t chunk_bwd_workspace_bytes(const DeltaShape& shape, const DeltaRule& rule, int threads) {
-  if (amx_takes_backward(shape, rule)) return amx_chunk_bwd_workspace_bytes(shape, threads);
+  if (amx_takes_backward(shape, rule)) return amx_chunk_bwd_workspace_bytes(shape, rule, threads);
   return team_workspace_bytes(threads, [&](int team) { return head_bytes(shape, rule, team); });
 }
 

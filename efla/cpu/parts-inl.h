@@ -262,6 +262,12 @@ HWY_INLINE void cut_rows(const float* rows, std::int64_t stride, std::int64_t fi
   }
 }
 
+// The rows of a panel [kChunk, kPanel] into column tile `along` of `left`.
+template <int P>
+HWY_INLINE void cut_panel_rows(const float* rows, std::int64_t along, const PartTiles& left) {
+  for (std::int64_t r = 0; r < kChunk; ++r) cut_row<P>(rows + r * kPanel, left.row(r, along), left.part_stride());
+}
+
 // `count` rows of 32 floats, `stride` apart, an even number of them, into column tile `along` of `left` and into
 // `right`, which has these 32 columns alone.
 template <int P>
