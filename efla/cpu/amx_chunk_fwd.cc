@@ -3,7 +3,6 @@
 #include "efla/cpu/amx.h"
 
 #include <cmath>
-#include <cstring>
 
 #include "efla/cpu/delta.h"
 #include "efla/cpu/heads_parts.h"
@@ -26,7 +25,8 @@ namespace {
 template <class T>
 inline constexpr int kStateParts = std::is_same_v<T, float> ? 3 : 2;
 
-// Factors of the rows of a chunk, each [kChunk].
+// Factors of the rows of a chunk, each [kChunk]: the L2 norm's and the decays of a scalar, which sums and updates get
+// in place of the keys. With a decay of channels keys are normalised and decayed themselves.
 struct RowFactors {
   float* k_norm = nullptr;   // of k's rows in L and P
   float* q_norm = nullptr;   // of q's rows in P
@@ -76,34 +76,31 @@ struct FwdScratch {
   }
 };
 
-// A row of bfloat16 into left tiles; returns Σx².
-HWY_INLINE float copy_row(const bfloat16* row, std::int64_t stride, std::int64_t r, const PartTiles& out) {
-  Part* to = out.row(r, 0);
-  __m512 sum0 = _mm512_setzero_ps(), sum1 = _mm512_setzero_ps();
-  for (std::int64_t along = 0; along < out.depth; ++along, to += kTileParts) {
-    if (stride == 1) {
-      _mm512_store_si512(to, _mm512_loadu_si512(row + along * kTileDepth));
-    } else {
-      for (std::int64_t i = 0; i < kTileDepth; ++i)
-        std::memcpy(to + i, row + (along * kTileDepth + i) * stride, sizeof(Part));
-    }
-    const __m512i pairs = _mm512_load_si512(to);
-    const __m512 even = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
-    const __m512 odd = _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xffff0000U))));
-    sum0 = _mm512_fmadd_ps(even, even, sum0);
-    sum1 = _mm512_fmadd_ps(odd, odd, sum1);
+// A row of keys or queries into row r of s.reads; returns Σx².
+template <int kKeyParts, class T>
+HWY_INLINE float cut_key(const T* row, std::int64_t stride, std::int64_t r, const PartTiles& reads) {
+  const FloatTag d;
+  FloatVec sum0 = hn::Zero(d), sum1 = sum0;
+  HWY_ALIGN float gathered[kTileDepth];
+  for (std::int64_t along = 0; along < reads.depth; ++along, row += kTileDepth * stride) {
+    if (stride != 1) load_row(row, stride, kTileDepth, kTileDepth, gathered);
+    const FloatVec x0 = stride == 1 ? load(d, row) : hn::Load(d, gathered);
+    const FloatVec x1 = stride == 1 ? load(d, row + kLanes) : hn::Load(d, gathered + kLanes);
+    sum0 = hn::MulAdd(x0, x0, sum0);
+    sum1 = hn::MulAdd(x1, x1, sum1);
+    cut_row<kKeyParts>(x0.raw, x1.raw, reads.row(r, along), reads.part_stride());
   }
-  return _mm512_reduce_add_ps(_mm512_add_ps(sum0, sum1));
+  return hn::GetLane(hn::SumOfLanes(d, hn::Add(sum0, sum1)));
 }
 
-// Loads keys of one part into s.reads and the gains; the norm's factors.
-template <class T>
-HWY_INLINE void copy_keys(const DeltaForward<T>& p, const ChunkPlace& at, FwdScratch& s) {
+// Cuts the keys of a chunk as they are; its gains, decays and the norm's factors.
+template <int kKeyParts, class T>
+HWY_INLINE void cut_plain_keys(const DeltaForward<T>& p, const ChunkPlace& at, FwdScratch& s) {
   ChunkScratch& c = s.chunk;
   for (std::int64_t r = 0; r < at.tokens; ++r) {
     const std::int64_t t = at.start + r;
-    const float k = copy_row(p.k.at(at.i_b, t, at.i_q), p.k.stride[3], r, s.reads);
-    const float q = copy_row(p.q.at(at.i_b, t, at.i_q), p.q.stride[3], kChunk + r, s.reads);
+    const float k = cut_key<kKeyParts>(p.k.at(at.i_b, t, at.i_q), p.k.stride[3], r, s.reads);
+    const float q = cut_key<kKeyParts>(p.q.at(at.i_b, t, at.i_q), p.q.stride[3], kChunk + r, s.reads);
     c.lambda[r] = k;
     if (p.rule.qk_l2norm) {
       c.q_factor[r] = 1.0F / std::sqrt(q + static_cast<float>(kL2NormEpsilon));
@@ -114,6 +111,8 @@ HWY_INLINE void copy_keys(const DeltaForward<T>& p, const ChunkPlace& at, FwdScr
     if (p.rule.decay != Decay::none) load_decay(p.g.at(at.i_b, t, at.i_h), p.g.stride[3], 1, r, c.decay);
   }
   compute_gains(at.tokens, p.rule.step, c);
+  clear_rows<kKeyParts>(at.tokens, kChunk, s.reads);
+  clear_rows<kKeyParts>(kChunk + at.tokens, 2 * kChunk, s.reads);
 }
 
 // The factors of rows, from the norm's and the decays of a scalar.
@@ -194,22 +193,16 @@ HWY_INLINE void cut_decayed_keys(const ChunkPlace& at, std::int64_t key_dim, Fwd
 template <int kKeyParts, class T>
 HWY_NOINLINE void load_keys(const DeltaForward<T>& p, const ChunkPlace& at, FwdScratch& s) {
   ChunkScratch& c = s.chunk;
-  if constexpr (kKeyParts == 1) {
-    copy_keys(p, at, s);
-  } else {
+  const bool channel = p.rule.decay == Decay::channel;
+  if (channel) {
     load_chunk(p, at, c);
+  } else {
+    cut_plain_keys<kKeyParts>(p, at, s);
   }
   for (float* gains : {c.erase, c.write}) std::fill(gains + at.tokens, gains + kChunk, 0.0F);
-  if (s.scaled) compute_factors(at.tokens, kKeyParts == 1 && p.rule.qk_l2norm, s);
+  if (channel) return cut_decayed_keys<kKeyParts>(at, p.shape.key_dim, s);
   s.scores_wanted = true;
-  if (p.rule.decay == Decay::channel) return cut_decayed_keys<kKeyParts>(at, p.shape.key_dim, s);
-  if constexpr (kKeyParts == 1) {
-    clear_rows<1>(at.tokens, kChunk, s.reads);
-    clear_rows<1>(kChunk + at.tokens, 2 * kChunk, s.reads);
-  } else {
-    cut_keys<kKeyParts>(c.k, 0, at.tokens, s);
-    cut_keys<kKeyParts>(c.q, kChunk, at.tokens, s);
-  }
+  if (s.scaled) compute_factors(at.tokens, p.rule.qk_l2norm, s);
   transpose_rows<kKeyParts>(s.reads, 0, s.keys, 0, s.keys.depth);
   transpose_columns<kKeyParts>(s.keys, s.writes);
 }
@@ -363,7 +356,7 @@ void ForwardPart(const DeltaForward<T>& p, const HeadsPart& part, std::byte* mem
   Arena arena(memory);
   FwdScratch s;
   s.lay_out(arena, p.shape, p.rule.decay, part.head_end - part.head, kParts);
-  s.scaled = p.rule.decay == Decay::scalar || (kKeyParts == 1 && p.rule.qk_l2norm);
+  s.scaled = p.rule.decay == Decay::scalar || (p.rule.decay == Decay::none && p.rule.qk_l2norm);
   const Sequence sequence = sequence_of(p, part.n);
   const std::int64_t key_dim = p.shape.key_dim, head = part.head, head_end = part.head_end;
   const std::int64_t first = part.panel * kPanel, last = std::min(part.panel_end * kPanel, p.shape.value_dim);
@@ -409,8 +402,7 @@ void AmxFwdPart(const DeltaForward<float>& p, const HeadsPart& part, std::byte* 
 }
 
 void AmxFwdPart(const DeltaForward<bfloat16>& p, const HeadsPart& part, std::byte* memory) {
-  // Keys are exact in one part where no decay of channels changes them: the L2 norm and a scalar decay are factors of
-  // whole rows, which sums and updates get.
+  // Keys are exact in one part where no decay of channels changes them.
   if (p.rule.decay == Decay::channel) {
     ForwardPart<bfloat16, 2>(p, part, memory);
   } else {

@@ -221,11 +221,15 @@ HWY_INLINE __m512i every_other_word(bool odd) {
 
 // 32 floats into P rows of left tiles.
 template <int P>
-HWY_INLINE void cut_row(const float* from, Part* to, std::int64_t part_stride) {
+HWY_INLINE void cut_row(__m512 x0, __m512 x1, Part* to, std::int64_t part_stride) {
   const __m512i upper_words = every_other_word(true);
-  cut<P>(_mm512_load_ps(from), _mm512_load_ps(from + kLanes), [&](auto part, __m512i x0, __m512i x1) EFLA_UNROLLED {
-    _mm512_store_si512(to + part * part_stride, _mm512_permutex2var_epi16(x0, upper_words, x1));
+  cut<P>(x0, x1, [&](auto part, __m512i bits0, __m512i bits1) EFLA_UNROLLED {
+    _mm512_store_si512(to + part * part_stride, _mm512_permutex2var_epi16(bits0, upper_words, bits1));
   });
+}
+template <int P>
+HWY_INLINE void cut_row(const float* from, Part* to, std::int64_t part_stride) {
+  cut_row<P>(_mm512_load_ps(from), _mm512_load_ps(from + kLanes), to, part_stride);
 }
 
 // Row 2 i and row 2 i + 1 of a panel, 32 floats each, into P rows of left tiles, and into one row of pairs of two right
