@@ -2,6 +2,7 @@
 
 #include <hwy/targets.h>
 
+#include <algorithm>
 #include <atomic>
 
 #include "efla/base/error.h"
@@ -40,12 +41,13 @@ bool has_matrix_unit() {
   return has;
 }
 
-// The matrix unit's kernels are built for this target.
-bool is_amx_host(std::int64_t target) { return target == HWY_AVX3; }
+// Whether the matrix unit can be used beside the best of the targets in force: its kernels are built for AVX-512, which
+// Highway has in several kinds, all better (lower) than or equal to this one.
+bool best_takes_matrix_unit() { return supported().front() <= HWY_AVX3 && has_matrix_unit(); }
 
 // Asking Highway costs some CPUID instructions, dear in a virtual machine: once, not in every call.
 std::atomic<bool>& matrix_unit_in_use() {
-  static std::atomic<bool> in_use = is_amx_host(supported().front()) && has_matrix_unit();
+  static std::atomic<bool> in_use = best_takes_matrix_unit();
   return in_use;
 }
 
@@ -57,30 +59,27 @@ std::string target_name() { return uses_matrix_unit() ? kAmx : hwy::TargetName(s
 
 std::vector<std::string> supported_targets() {
   std::vector<std::string> names;
-  for (const std::int64_t target : supported()) {
-    if (is_amx_host(target) && has_matrix_unit()) names.emplace_back(kAmx);
-    names.emplace_back(hwy::TargetName(target));
-  }
+  if (best_takes_matrix_unit()) names.emplace_back(kAmx);
+  for (const std::int64_t target : supported()) names.emplace_back(hwy::TargetName(target));
   return names;
 }
 
 void use_target(const std::string& name) {
   hwy::SetSupportedTargetsForTest(0);
-  std::string expected;
-  bool found = name.empty();
+  const std::vector<std::string> names = supported_targets();
+  const bool found = name.empty() || std::find(names.begin(), names.end(), name) != names.end();
   for (const std::int64_t target : supported()) {
-    const bool amx = is_amx_host(target) && has_matrix_unit();
-    if (amx) expected += std::string(expected.empty() ? "" : ", ") + kAmx;
-    expected += (expected.empty() ? "" : ", ") + std::string(hwy::TargetName(target));
-    if (name == hwy::TargetName(target) || (amx && name == kAmx)) {
+    if (name == hwy::TargetName(target)) {
       hwy::SetSupportedTargetsForTest(target);
-      found = true;
       break;
     }
   }
   hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-  matrix_unit_in_use() = (name.empty() || name == kAmx) && is_amx_host(supported().front()) && has_matrix_unit();
-  if (!found) throw Error("use_target", "name", "'" + name + "'", expected);
+  matrix_unit_in_use() = (!found || name.empty() || name == kAmx) && best_takes_matrix_unit();
+  if (found) return;
+  std::string expected;
+  for (const std::string& one : names) expected += (expected.empty() ? "" : ", ") + one;
+  throw Error("use_target", "name", "'" + name + "'", expected);
 }
 
 }  // namespace efla::cpu
