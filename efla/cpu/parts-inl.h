@@ -159,13 +159,12 @@ HWY_INLINE void add_tile_products() {
   add_tile_product<3, 5, 7>();
 }
 
-// The sums += the product of 32 rows of `left`, in L parts, and 32 columns of `right`, in R.
+// The sums += the product of 32 rows of `left`, in L parts, and 32 columns of `right`, in R; asks for rows on the way.
 template <int L, int R>
 HWY_INLINE void add_products(const PartTiles& left, std::int64_t left_block, const PartTiles& right,
                              std::int64_t right_block, RowsAhead& ahead) {
   constexpr int kParts = L > R ? L : R;
-  constexpr int kLines =
-      kParts == 3 ? 4 : 8;  // of memory, a product of four tiles: fewer products have more to ask for
+  constexpr int kLines = kParts == 3 ? 4 : 8;  // fewer products have more to ask for
   const Part* a = left.tile(0, left_block, 0);
   const Part* b = right.tile(0, right_block, 0);
   const std::int64_t next_a = left.block_stride(), part_a = left.part_stride();

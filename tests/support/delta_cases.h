@@ -43,10 +43,12 @@ inline std::vector<DeltaCase> grouped_cases() {
   std::vector<DeltaCase> cases;
   for (const Decay decay : {Decay::none, Decay::scalar, Decay::channel}) {
     for (const std::int64_t group : {2, 3}) {
-      DeltaCase c{"exact", 1, 1, group == 2, 2, 45, 2, 24, 40, 2, sliced, true, true, true};
-      c.decay = decay;
-      c.group = group;
-      cases.push_back(c);
+      for (const std::int64_t keys : {24, 64}) {  // 64: also for a matrix unit, which takes multiples of 32
+        DeltaCase c{"exact", 1, 1, group == 2, 2, 45, 2, keys, 40, 2, sliced, true, true, true};
+        c.decay = decay;
+        c.group = group;
+        cases.push_back(c);
+      }
     }
   }
   return cases;
@@ -59,11 +61,13 @@ inline std::vector<DeltaCase> packed_cases() {
   for (const Decay decay : {Decay::none, Decay::scalar, Decay::channel}) {
     for (const auto& ends : std::vector<std::vector<std::int64_t>>{
              {0, 90}, {0, 1, 33, 97}, {0, 0, 32, 64, 64, 65, 130, 130}, {0, 20, 40, 60, 80}}) {
-      DeltaCase c{"exact", 1, 1, false, 1, ends.back(), 2, 16, 24, 2, sliced, true, true, true};
-      c.decay = decay;
-      c.cu_seqlens = ends;
-      c.group = decay == Decay::scalar ? 2 : 1;
-      cases.push_back(c);
+      for (const std::int64_t keys : {16, 32}) {
+        DeltaCase c{"exact", 1, 1, false, 1, ends.back(), 2, keys, 24, 2, sliced, true, true, true};
+        c.decay = decay;
+        c.cu_seqlens = ends;
+        c.group = decay == Decay::scalar ? 2 : 1;
+        cases.push_back(c);
+      }
     }
   }
   return cases;
@@ -85,6 +89,7 @@ inline std::vector<DeltaCase> delta_cases() {
       {"exact", 1, 1, false, 1, 1000, 1, 128, 128, 3, sliced, true, true, true},
       {"exact", 1, 1, false, 1, 1000, 1, 5, 256, 1, head_major, true, true, true, -0.3},
       {"exact", 1, 1, false, 4, 31, 5, 8, 8, 2, column_major, true, true, true, 1},
+      {"exact", 1, 1, true, 2, 70, 3, 96, 96, 2, contiguous, true, true, true, -0.3},
       {"exact", 1, 1, false, 1, 32, 2, 100, 100, 10, reversed, true, true, true},
       {"exact", 1, 1, true, 1, 63, 2, 100, 64, 1, sliced, true, true, true},
       {"exact", 1, 1, true, 3, 33, 1, 16, 100, 5, column_major, false, false, false},
