@@ -172,8 +172,11 @@ class Tokenization {
     if (writer_->tokens() >= options_.shard_tokens) end_shard();
   }
 
-  // The shard gets its name first: an index that does not have it yet makes the next run write the same bytes again.
+  // The shard gets its name first: an index that does not have it yet makes the next run write the same bytes again. So
+  // there is an index before the first one, or the next run would find a folder that is not its own.
   void end_shard() {
+    if (index_.shards.size() == 1)
+      io::write_token_index(folder_, {index_.tokenizer, {}, index_.source, io::TokenIndex::Position{}});
     auto& shard = index_.shards.back();
     shard.tokens = writer_->tokens();
     shard.documents = writer_->documents();

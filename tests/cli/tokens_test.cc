@@ -176,6 +176,23 @@ TEST_F(Tokens, SurviveKill9WithTheSameBytes) {
   std::printf("killed %d times, %d of them behind the first shard\n", kills, with_shards);
 }
 
+// What a run leaves that ends between the first shard and the index that has it.
+TEST_F(Tokens, GoOnFromAShardThatTheIndexDoesNotHave) {
+  write_text(folder_ / "a.txt", "abc\n<|endoftext|>\nbcd\n");
+  const std::vector<std::string> inputs{folder_.file("a.txt")};
+  ASSERT_EQ(tokenize(inputs, {"--shard-tokens", "1"}).exit_code, 0);
+  const auto whole = contents_of(out_);
+  auto index = io::read_token_index(out_);
+  ASSERT_EQ(index.shards.size(), 2U);
+  fs::remove(fs::path(out_) / index.shards[1].file);
+  index.shards.clear();
+  index.unfinished = io::TokenIndex::Position{};
+  io::write_token_index(out_, index);
+  const auto again = tokenize(inputs, {"--shard-tokens", "1"});
+  EXPECT_EQ(again.exit_code, 0) << again.err;
+  EXPECT_TRUE(same_contents(contents_of(out_), whole));
+}
+
 TEST_F(Tokens, GoOnOnlyWithTheSameArguments) {
   write_text(folder_ / "a.txt", "abc\n");
   write_text(folder_ / "b.txt", "abd\n");
