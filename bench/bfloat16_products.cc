@@ -1,7 +1,7 @@
 // efla_bfloat16_products: the rate of bfloat16 products beside float32's, on processors that have them
-// (docs/design/2026-11-matrix-unit.md). One thread, everything in the first-level cache; sixteen sums in registers, and a step of
-// eight broadcasts and two loads, as the kernels' tiles have it. AMX: four tiles of sums, four of operands loaded anew
-// at every step.
+// (docs/design/2026-11-matrix-unit.md). One thread, everything in the first-level cache; sixteen sums in registers, and
+// a step of eight broadcasts and two loads, as the kernels' tiles have it. AMX: four tiles of sums, four of operands
+// loaded anew at every step.
 #include <immintrin.h>
 #include <sys/syscall.h>
 #include <unistd.h>
