@@ -97,6 +97,23 @@ class Gradients(unittest.TestCase):
         delta_rule(**{**x, "g": wide})[0].sum().backward()
         assert_close(self, x["g"].grad, wide.grad, factor=4)
 
+    def test_the_backward_keeps_the_inputs_and_one_state_a_chunk(self):
+        for decay in (None, "scalar", "channel"):
+            x = inputs(tokens=100, batch=1, key_dim=32, value_dim=48, decay=decay)
+            x = {name: tensor.requires_grad_() for name, tensor in x.items()}
+            kept = {}
+
+            def keep(tensor):
+                kept[tensor.data_ptr()] = tensor.numel() * tensor.element_size()
+                return tensor
+
+            with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+                o, _ = efla.chunk_efla(**x)
+            states = 4 * 2 * 32 * 48 * 4  # chunks, heads, K, V, bytes
+            taken = sum(tensor.numel() * tensor.element_size() for tensor in (*x.values(), o))
+            self.assertGreaterEqual(sum(kept.values()), states, decay)
+            self.assertLessEqual(sum(kept.values()), taken + states, decay)
+
     def test_finite_differences_in_float64(self):
         x = inputs(tokens=5, key_dim=3, value_dim=2, decay="channel", dtype=torch.float64)
         x["g"] = x["g"].double()
