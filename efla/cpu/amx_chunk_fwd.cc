@@ -21,6 +21,9 @@ HWY_BEFORE_NAMESPACE();
 namespace efla::cpu::HWY_NAMESPACE {
 namespace {
 
+// Larger numbers may round to infinity in bfloat16.
+constexpr float kLargestPart = 0x1.fp127F;
+
 // Parts of everything but keys.
 template <class T>
 inline constexpr int kStateParts = std::is_same_v<T, float> ? 3 : 2;
@@ -45,6 +48,7 @@ struct FwdScratch {
   float* out = nullptr;       // panels [kChunk, kPanel]
   float* u = nullptr;         // [kChunk, kPanel]
   float* errors = nullptr;    // [kChunk, kPanel] K_read S
+  float* strange = nullptr;   // [kChunk, kPanel] what of U is not finite
   PartTiles reads;            // left: K_read, then Q_read
   PartTiles keys;             // right: Kᵀ, columns are tokens
   PartTiles writes;           // left: K_writeᵀ, the depth is tokens
@@ -64,7 +68,7 @@ struct FwdScratch {
     const std::int64_t padded_values = round_up(shape.value_dim, kPanel), depth = shape.key_dim / kTileDepth;
     state = arena.floats(heads * shape.key_dim * padded_values);
     for (float** panels : {&values, &out}) *panels = arena.floats(kChunk * padded_values);
-    for (float** panel : {&u, &errors}) *panel = arena.floats(kChunk * kPanel);
+    for (float** panel : {&u, &errors, &strange}) *panel = arena.floats(kChunk * kPanel);
     reads.lay_out(arena, parts, 4, depth);
     keys.lay_out(arena, parts, 2, depth);
     writes.lay_out(arena, parts, 2 * depth, 1);
@@ -222,7 +226,6 @@ HWY_NOINLINE void multiply_keys(std::int64_t tokens, FwdScratch& s) {
     add_products<kKeyParts, kKeyParts>(s.reads, 2, s.keys, 0, s.ahead);
     store_sums(c.scores, kChunk);
   }
-  HWY_ALIGN float row[kChunk];
   for (std::int64_t r = 0; r < kChunk; ++r) {
     const std::int64_t count = r < tokens ? r + 1 : 0;
     for (std::int64_t j = 0; j < kChunk; j += kLanes) {
@@ -236,10 +239,10 @@ HWY_NOINLINE void multiply_keys(std::int64_t tokens, FwdScratch& s) {
         const FloatVec l = hn::Load(d, l_scores + i);
         hn::Store(hn::Mul(l, hn::Mul(column, hn::Set(d, f.k_norm[r]))), d, l_scores + i);
       }
-      hn::Store(hn::IfThenElseZero(past, p), d, row + j);
+      hn::Store(hn::IfThenElseZero(past, p), d, c.scores + i);
     }
-    cut_rows<kParts>(row, kChunk, r, 1, s.p_scores);
   }
+  cut_rows<kParts>(c.scores, kChunk, 0, kChunk, s.p_scores);
 }
 
 // One panel of S into its parts; S ← D S.
@@ -273,21 +276,66 @@ struct SubstitutionTilesOfErrors {
   }
 };
 
-// The panel of U into its parts, and times its factors.
+// The panel of U into its parts, and times its factors; whether bfloat16 holds all of U.
 template <int kParts>
-HWY_INLINE void cut_updates(FwdScratch& s) {
+HWY_INLINE bool cut_updates(FwdScratch& s) {
+  const __m512 largest = _mm512_set1_ps(kLargestPart);
+  __mmask16 strange = 0;
   const std::int64_t stride = s.u_parts.part_stride();
   for (std::int64_t r = 0; r < kChunk; r += 2) {
     for (std::int64_t column = 0; column < 2; ++column) {
       const float* from = s.u + r * kPanel + column * kTileRows;
       const __m512 x0 = _mm512_load_ps(from), x1 = _mm512_load_ps(from + kPanel);
+      strange |= _mm512_cmp_ps_mask(_mm512_abs_ps(x0), largest, _CMP_NLE_UQ);
+      strange |= _mm512_cmp_ps_mask(_mm512_abs_ps(x1), largest, _CMP_NLE_UQ);
       cut_pair<kParts>(x0, x1, s.u_parts.tile(0, column, 0) + r * 16, stride);
       if (!s.scaled) continue;
       const __m512 f0 = _mm512_set1_ps(s.factors.k_write[r]), f1 = _mm512_set1_ps(s.factors.k_write[r + 1]);
       cut_pair<kParts>(_mm512_mul_ps(f0, x0), _mm512_mul_ps(f1, x1), s.u_writes.tile(0, column, 0) + r * 16, stride);
     }
   }
+  return strange == 0;
 }
+
+// Where cut_updates says no: P U adds 0 times what later tokens bring, and that may be NaN. The elements of U that are
+// not finite, or too large, go to s.strange, and in their place u_parts gets zeros; u_writes gets all of U.
+template <int kParts>
+HWY_NOINLINE void set_strange_apart(FwdScratch& s) {
+  if (!s.scaled) {  // u_parts would be both
+    for (int part = 0; part < kParts; ++part) {
+      std::copy_n(s.u_parts.tile(part, 0, 0), 2 * kTileParts, s.u_writes.tile(part, 0, 0));
+    }
+  }
+  HWY_ALIGN float finite[kChunk * kPanel];
+  for (std::int64_t i = 0; i < kChunk * kPanel; ++i) {
+    const bool strange = !(std::abs(s.u[i]) <= kLargestPart);
+    s.strange[i] = strange ? s.u[i] : 0.0F;
+    finite[i] = strange ? 0.0F : s.u[i];
+  }
+  for (std::int64_t r = 0; r < kChunk; r += 2) {
+    for (std::int64_t column = 0; column < 2; ++column) {
+      const float* from = finite + r * kPanel + column * kTileRows;
+      cut_pair<kParts>(_mm512_load_ps(from), _mm512_load_ps(from + kPanel), s.u_parts.tile(0, column, 0) + r * 16,
+                       s.u_parts.part_stride());
+    }
+  }
+}
+
+// O += P U of the elements set apart, each row from the tokens up to it alone.
+struct StrangeUpdateTiles {
+  const FwdScratch& s;
+  float* out;  // [kChunk, kPanel]
+
+  template <int M>
+  HWY_INLINE void run(std::int64_t r) {
+    const float* p = s.chunk.p_scores() + r * kChunk;
+    Tile<M> tile;
+    tile.load(out + r * kPanel);
+    tile.multiply_add(p, kChunk, 1, s.strange, kPanel, r);
+    tile.multiply_add_lower(p + r, kChunk, s.strange + r * kPanel);
+    tile.store(out + r * kPanel);
+  }
+};
 
 template <int kParts, int kKeyParts>
 HWY_NOINLINE void panel_chunk(std::int64_t key_dim, std::int64_t v, FwdScratch& s) {
@@ -312,12 +360,18 @@ HWY_NOINLINE void panel_chunk(std::int64_t key_dim, std::int64_t v, FwdScratch& 
   }
   SubstitutionTilesOfErrors substitution{s, s.values + v * kChunk};
   for_tiles(kChunk, substitution);
-  cut_updates<kParts>(s);
+  const bool ordinary = cut_updates<kParts>(s);
+  if (!ordinary) set_strange_apart<kParts>(s);
   add_products<kParts, kParts>(s.p_scores, 0, s.u_parts, 0, s.ahead);
   store_sums(out, kPanel);
+  if (!ordinary) {
+    StrangeUpdateTiles strange{s, out};
+    for_tiles(kChunk, strange);
+  }
   for (std::int64_t i = 0; i < key_dim; i += 2 * kTileRows) {
     load_sums(state + i * kPanel, kPanel);
-    add_products<kKeyParts, kParts>(s.writes, i / kTileRows, s.scaled ? s.u_writes : s.u_parts, 0, s.ahead);
+    add_products<kKeyParts, kParts>(s.writes, i / kTileRows, s.scaled || !ordinary ? s.u_writes : s.u_parts, 0,
+                                    s.ahead);
     store_sums(state + i * kPanel, kPanel);
   }
 }

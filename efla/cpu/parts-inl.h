@@ -1,8 +1,8 @@
 // Matrix products of float32 on a processor's matrix unit (Intel AMX), which multiplies tiles of bfloat16 and adds in
 // float32. A float32 is cut into parts, x = x₀ + x₁ + x₂ with bfloat16 xᵢ of falling size, and of a product of sums the
-// parts' products that matter are made: with three parts (i + j < 3, six products) it is as exact as float32's own,
-// with two (three products) it keeps 16 bits, more than the 8 of bfloat16 inputs and outputs. Included by the kernels
-// for AVX-512, which every such processor has.
+// parts' products that matter are made: with three parts (i + j < 3, six products) it is about as exact as float32's
+// own, with two (three products) it keeps 16 bits, more than the 8 of bfloat16 inputs and outputs. Included by the
+// kernels for AVX-512, which every such processor has.
 //
 // A left operand lies in tiles of [16 rows, 32 of the depth], a right one in tiles of [16 pairs of the depth, 16
 // columns, 2], the form that the unit takes. Tiles are 1 KB without gaps, along the depth first.
@@ -190,8 +190,8 @@ HWY_INLINE void add_products(const PartTiles& left, std::int64_t left_block, con
 }
 
 // Two vectors of float32, cut into P parts one after the other: f(part, bits of x0, bits of x1) takes the upper half of
-// every element. Parts are cut off, not rounded, but for the last of two: three hold all 24 bits of a float32 either
-// way.
+// every element. Three parts are cut off, as they hold all 24 bits; both of two are rounded, but for a NaN, whose bits
+// that might carry away.
 template <int P, class F>
 HWY_INLINE void cut(__m512 x0, __m512 x1, const F& f) {
   const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000U));
@@ -199,8 +199,10 @@ HWY_INLINE void cut(__m512 x0, __m512 x1, const F& f) {
     __m512i bits0 = _mm512_castps_si512(x0), bits1 = _mm512_castps_si512(x1);
     if constexpr (P == 2) {
       const __m512i half = _mm512_set1_epi32(0x8000);
-      bits0 = _mm512_add_epi32(bits0, half);
-      bits1 = _mm512_add_epi32(bits1, half);
+      const __mmask16 numbers0 = part == 0 ? _mm512_cmp_ps_mask(x0, x0, _CMP_ORD_Q) : 0xffff;
+      const __mmask16 numbers1 = part == 0 ? _mm512_cmp_ps_mask(x1, x1, _CMP_ORD_Q) : 0xffff;
+      bits0 = _mm512_mask_add_epi32(bits0, numbers0, bits0, half);
+      bits1 = _mm512_mask_add_epi32(bits1, numbers1, bits1, half);
     }
     f(part, bits0, bits1);
     if constexpr (part + 1 < P) {

@@ -1,5 +1,6 @@
 #include "efla/cpu/target.h"
 
+#include <hwy/highway.h>
 #include <hwy/targets.h>
 
 #include <algorithm>
@@ -41,9 +42,11 @@ bool has_matrix_unit() {
   return has;
 }
 
-// Whether the matrix unit can be used beside the best of the targets in force: its kernels are built for AVX-512, which
-// Highway has in several kinds, all better (lower) than or equal to this one.
-bool best_takes_matrix_unit() { return supported().front() <= HWY_AVX3 && has_matrix_unit(); }
+// Whether the matrix unit can be used beside the best of the targets in force: its kernels are built where this kind of
+// AVX-512 is, and every kind that is better (lower) includes it.
+bool best_takes_matrix_unit() {
+  return (HWY_TARGETS & HWY_AVX3) != 0 && supported().front() <= HWY_AVX3 && has_matrix_unit();
+}
 
 // Asking Highway costs some CPUID instructions, dear in a virtual machine: once, not in every call.
 std::atomic<bool>& matrix_unit_in_use() {

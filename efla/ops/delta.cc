@@ -54,7 +54,8 @@ template <class Problem, class T>
 std::string refuse_chunk_forward(const Problem& problem, bool named) {
   if constexpr (!std::is_same_v<T, double>) {
     if (!named && !cpu::chunk_fwd_is_faster(problem)) {
-      return "recurrent is faster for keys of " + std::to_string(problem.shape.key_dim) + " dimensions";
+      return "recurrent is faster for keys of " + std::to_string(problem.shape.key_dim) + " dimensions and " +
+             std::to_string(problem.shape.tokens) + " tokens";
     }
   }
   return no_float64<T>("chunk");

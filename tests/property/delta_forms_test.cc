@@ -13,14 +13,15 @@
 namespace efla::test {
 namespace {
 
-const DeltaCase kCase{"exact", 1, 1, false, 2, 100, 3, 40, 72, 2, Layout::sliced, true, true, true};
-
-// Runs `check` on every SIMD target.
-void on_every_target(const std::function<void()>& check) {
+// Runs `check` on every SIMD target, for a problem with keys of 40 dimensions and one with 64, which a matrix unit
+// takes.
+void on_every_target(const std::function<void(const DeltaCase&)>& check) {
   for (const std::string& target : cpu::supported_targets()) {
-    SCOPED_TRACE(target);
-    const OnTarget guard(target);
-    check();
+    for (const std::int64_t keys : {40, 64}) {
+      SCOPED_TRACE(testing::Message() << target << ", K = " << keys);
+      const OnTarget guard(target);
+      check({"exact", 1, 1, false, 2, 100, 3, keys, 72, 2, Layout::sliced, true, true, true});
+    }
   }
 }
 
@@ -36,9 +37,9 @@ bool same_backward(const DeltaData<T>& a, const DeltaData<T>& b) {
 }
 
 TEST(DeltaForms, ChunkwiseEqualsRecurrent) {
-  on_every_target([] {
+  on_every_target([](const DeltaCase& a_case) {
     ThreadPool pool(1);
-    DeltaData<float> chunk(kCase), recurrent(kCase);
+    DeltaData<float> chunk(a_case), recurrent(a_case);
     run_forward("chunk", chunk, pool);
     run_backward("chunk", chunk, pool);
     run_forward("recurrent", recurrent, pool);
@@ -76,10 +77,10 @@ void check_threads(const DeltaCase& c) {
 }
 
 TEST(DeltaForms, BitsDoNotDependOnTheThreads) {
-  on_every_target([] {
+  on_every_target([](const DeltaCase& a_case) {
     for (const auto& [batch, heads, value_dim] :
          {std::array{1, 1, 200}, {1, 1, 7}, {1, 2, 65}, {2, 3, 64}, {3, 4, 33}}) {
-      DeltaCase c = kCase;
+      DeltaCase c = a_case;
       c.batch = batch;
       c.heads = heads;
       c.value_dim = value_dim;
@@ -88,7 +89,7 @@ TEST(DeltaForms, BitsDoNotDependOnTheThreads) {
       check_threads<bfloat16>(c);
     }
     // A decode step large enough to be shared out, at columns within heads: three runs of four heads of three slices.
-    DeltaCase large = kCase;
+    DeltaCase large = a_case;
     large.batch = 1;
     large.heads = 4;
     large.key_dim = 200;
@@ -99,7 +100,7 @@ TEST(DeltaForms, BitsDoNotDependOnTheThreads) {
     // Value heads of one query head: as many as threads and more, fewer, and query heads that do not come out even.
     for (const auto& [heads, group] : {std::array{1, 5}, {1, 2}, {3, 3}}) {
       for (const Decay decay : {Decay::none, Decay::scalar, Decay::channel}) {
-        DeltaCase c = kCase;
+        DeltaCase c = a_case;
         c.batch = 1;
         c.heads = heads;
         c.group = group;
@@ -167,10 +168,10 @@ void run_split(const std::string& implementation, DeltaData<T>& data, std::int64
 }
 
 template <class T>
-void check_split(const std::string& implementation, std::int64_t at, bool to_the_bit) {
+void check_split(const DeltaCase& a_case, const std::string& implementation, std::int64_t at, bool to_the_bit) {
   SCOPED_TRACE(testing::Message() << implementation << ' ' << DTypeOf<T>::name << " split at " << at);
   ThreadPool pool(1);
-  DeltaData<T> whole(kCase), parts(kCase);
+  DeltaData<T> whole(a_case), parts(a_case);
   run_forward(implementation, whole, pool);
   run_backward(implementation, whole, pool);
   run_split(implementation, parts, at);
@@ -191,11 +192,11 @@ void check_split(const std::string& implementation, std::int64_t at, bool to_the
 }
 
 TEST(DeltaForms, ASequenceInTwoPartsEqualsTheWhole) {
-  on_every_target([] {
+  on_every_target([](const DeltaCase& a_case) {
     for (const std::string implementation : {"chunk", "recurrent"}) {
-      check_split<float>(implementation, 2 * kChunk, true);
-      check_split<bfloat16>(implementation, kChunk, true);
-      for (const std::int64_t at : {1, 45, 99}) check_split<float>(implementation, at, false);
+      check_split<float>(a_case, implementation, 2 * kChunk, true);
+      check_split<bfloat16>(a_case, implementation, kChunk, true);
+      for (const std::int64_t at : {1, 45, 99}) check_split<float>(a_case, implementation, at, false);
     }
   });
 }
@@ -228,40 +229,40 @@ std::vector<double> before(const Tensor& tensor, const DeltaShape& shape, std::i
 }
 
 template <class T>
-void check_causality(const std::string& implementation, std::int64_t end) {
+void check_causality(const DeltaCase& a_case, const std::string& implementation, std::int64_t end) {
   SCOPED_TRACE(testing::Message() << implementation << ' ' << DTypeOf<T>::name << " before " << end);
   ThreadPool pool(1);
-  DeltaData<T> data(kCase), other(kCase), unknown(kCase);
+  DeltaData<T> data(a_case), other(a_case), unknown(a_case);
   run_forward(implementation, data, pool);
   Random random(29);
   replace_later_tokens(other, end, [&] { return random.normal(); });
   run_forward(implementation, other, pool);
-  EXPECT_EQ(before(other.o, kCase.shape(), end), before(data.o, kCase.shape(), end));
+  EXPECT_EQ(before(other.o, a_case.shape(), end), before(data.o, a_case.shape(), end));
   replace_later_tokens(unknown, end, [] { return std::numeric_limits<double>::quiet_NaN(); });
   run_forward(implementation, unknown, pool);
-  EXPECT_EQ(before(unknown.o, kCase.shape(), end), before(data.o, kCase.shape(), end));
+  EXPECT_EQ(before(unknown.o, a_case.shape(), end), before(data.o, a_case.shape(), end));
   if (implementation == "step") return;
   run_backward(implementation, data, pool);
   run_backward(implementation, other, pool);
-  EXPECT_EQ(before(other.dq, kCase.shape(), end), before(data.dq, kCase.shape(), end));
+  EXPECT_EQ(before(other.dq, a_case.shape(), end), before(data.dq, a_case.shape(), end));
 }
 
 TEST(DeltaForms, OutputsDoNotKnowLaterTokens) {
-  on_every_target([] {
+  on_every_target([](const DeltaCase& a_case) {
     for (const std::string implementation : {"chunk", "recurrent", "step"}) {
       for (const std::int64_t end : {1, 13, 32, 45, 99}) {
-        check_causality<float>(implementation, end);
-        check_causality<bfloat16>(implementation, end);
+        check_causality<float>(a_case, implementation, end);
+        check_causality<bfloat16>(a_case, implementation, end);
       }
     }
   });
 }
 
 TEST(DeltaForms, LeavingOutputsOutChangesNothingElse) {
-  on_every_target([] {
+  on_every_target([](const DeltaCase& a_case) {
     ThreadPool pool(1);
     for (const std::string implementation : {"chunk", "recurrent"}) {
-      DeltaData<float> data(kCase), alone(kCase), dalone(kCase);
+      DeltaData<float> data(a_case), alone(a_case), dalone(a_case);
       run_forward(implementation, data, pool);
       run_backward(implementation, data, pool);
       DeltaForward<float> forward = alone.forward();
@@ -281,9 +282,9 @@ TEST(DeltaForms, LeavingOutputsOutChangesNothingElse) {
 
 // A step writes the very state that it reads; token after token it gives what the forward gives.
 TEST(DeltaForms, StepsEqualTheForward) {
-  on_every_target([] {
+  on_every_target([](const DeltaCase& a_case) {
     ThreadPool pool(2);
-    DeltaData<float> steps(kCase), forward(kCase);
+    DeltaData<float> steps(a_case), forward(a_case);
     run_forward("step", steps, pool);
     run_forward("recurrent", forward, pool);
     EXPECT_LE(distance(steps.o.values(), forward.o.values()).rms, 1e-6);
