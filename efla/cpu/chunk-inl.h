@@ -374,8 +374,8 @@ HWY_INLINE void store_state_panels(const float* panels, const View<float, Rank>&
   }
 }
 
-// Whether the states of a forward are so many that no cache holds them until somebody reads them: then they are written
-// past the caches, which saves reading the lines first.
+// Whether the states of a forward are so many that caches of the second level do not hold them until somebody reads
+// them: then they are written past the caches, which saves reading the lines first.
 template <class T>
 bool streams_states(const DeltaForward<T>& p) {
   constexpr std::int64_t kBytes = 8 << 20;

@@ -1,6 +1,6 @@
 // The operator's SIMD kernels (run-time dispatch by Google Highway). Problems are taken as valid (rule/validate.h); T
-// is float or bfloat16, arithmetic and states are float32. The bits of the outputs do not depend on the number of
-// threads.
+// is float or bfloat16, arithmetic and states are float32, but for factors of products on a matrix unit (parts-inl.h).
+// The bits of the outputs do not depend on the number of threads.
 #pragma once
 
 #include <cstddef>
