@@ -1,8 +1,12 @@
 """Signatures, errors, shapes without values, and the versions: what a caller relies on besides numbers."""
 
 import inspect
+import os
 import pathlib
 import re
+import subprocess
+import sys
+import tempfile
 import unittest
 
 import torch
@@ -75,6 +79,22 @@ class Contract(unittest.TestCase):
     def test_the_version_is_that_of_the_project(self):
         text = (pathlib.Path(__file__).parents[2] / "CMakeLists.txt").read_text(encoding="utf-8")
         self.assertEqual(efla.__version__, re.search(r"project\(efla VERSION ([0-9.]+)", text).group(1))
+
+
+class AnotherPyTorch(unittest.TestCase):
+    def test_is_refused_before_the_library_is_loaded(self):
+        with tempfile.TemporaryDirectory() as folder:
+            library = pathlib.Path(folder, "efla_torch.so")
+            library.touch()
+            library.with_suffix(".version").write_text("0.4.1\n")
+            got = subprocess.run(
+                [sys.executable, "-c", "import efla"],
+                env={**os.environ, "EFLA_TORCH_LIBRARY": str(library)},
+                capture_output=True,
+                text=True,
+            )
+        self.assertEqual(got.returncode, 1)
+        self.assertIn(f"was built with PyTorch 0.4.1, got {torch.__version__}, expected that one", got.stderr)
 
 
 class Mistakes(unittest.TestCase):
