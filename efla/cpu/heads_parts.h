@@ -1,5 +1,5 @@
-// How the heads of a forward are shared out to threads: some heads together, and their value columns in parts where
-// there are few heads.
+// How heads are shared out to threads: some together, and in a forward their value columns in parts where there are
+// few.
 #pragma once
 
 #include <algorithm>
