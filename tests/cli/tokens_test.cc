@@ -1,7 +1,10 @@
 // efla data tokenize and efla data verify.
 #include <gtest/gtest.h>
+#include <sys/inotify.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -174,6 +177,20 @@ TEST_F(Tokens, SurviveKill9WithTheSameBytes) {
   EXPECT_TRUE(same_contents(contents_of(out_), contents_of(folder_ / "whole")));
   EXPECT_GT(kills, 0);
   std::printf("killed %d times, %d of them behind the first shard\n", kills, with_shards);
+}
+
+// A folder with a shard and no index would be refused as somebody else's after an end between the two.
+TEST_F(Tokens, HaveAnIndexBeforeTheFirstShard) {
+  write_text(folder_ / "a.txt", "abc\n<|endoftext|>\nbcd\n");
+  fs::create_directory(out_);
+  const int watch = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
+  ASSERT_GE(watch, 0);
+  ASSERT_GE(inotify_add_watch(watch, out_.c_str(), IN_MOVED_TO), 0);
+  ASSERT_EQ(tokenize({folder_.file("a.txt")}, {"--shard-tokens", "1"}).exit_code, 0);
+  alignas(inotify_event) std::array<char, 4096> events;
+  ASSERT_GT(::read(watch, events.data(), events.size()), 0);
+  ::close(watch);
+  EXPECT_STREQ(reinterpret_cast<const inotify_event*>(events.data())->name, "index.json");
 }
 
 // What a run leaves that ends between the first shard and the index that has it.

@@ -2,8 +2,12 @@
 // parts of a sequence, and bit for bit with any number of threads; and no output knows of later tokens.
 #include <gtest/gtest.h>
 
+#include <bit>
+#include <cmath>
+#include <cstdint>
 #include <functional>
 #include <limits>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -254,6 +258,55 @@ TEST(DeltaForms, OutputsDoNotKnowLaterTokens) {
         check_causality<float>(a_case, implementation, end);
         check_causality<bfloat16>(a_case, implementation, end);
       }
+    }
+  });
+}
+
+// Rounding to bfloat16 must not carry a NaN's bits away.
+TEST(DeltaForms, ANaNOfAnyBitsInTheStateReachesTheOutputs) {
+  on_every_target([](const DeltaCase& a_case) {
+    ThreadPool pool(1);
+    for (const std::string implementation : {"chunk", "recurrent"}) {
+      for (const std::uint32_t bits : {0x7fc00000U, 0x7fffffffU, 0xffffffffU}) {
+        DeltaData<bfloat16> data(a_case);
+        DeltaForward<bfloat16> p = data.forward();
+        Tensor<float, 4> state({a_case.batch, a_case.heads, a_case.key_dim, a_case.value_dim});
+        state.assign(std::vector<double>(static_cast<std::size_t>(state.view().size())));
+        state.view()(0, 0, 5, 3) = std::bit_cast<float>(bits);
+        p.initial_state = state.view();
+        delta_forward(p, {implementation, &pool, nullptr});
+        EXPECT_TRUE(std::isnan(to_float(p.o(0, 0, 0, 3)))) << implementation << ' ' << bits;
+        EXPECT_FALSE(std::isnan(to_float(p.o(0, 0, 0, 4)))) << implementation << ' ' << bits;
+      }
+    }
+  });
+}
+
+// States of more than 8 MB are written past the caches where they are aligned, and otherwise as few are.
+TEST(DeltaForms, ManySavedStatesAreThoseThatAreWrittenOneByOne) {
+  on_every_target([](const DeltaCase& a_case) {
+    DeltaCase c = a_case;
+    c.batch = 1;
+    c.heads = 4;
+    c.value_dim = 64;
+    c.tokens = 9000 * 64 / a_case.key_dim;
+    c.layout = Layout::contiguous;
+    DeltaData<float> data(c);
+    ThreadPool pool(2);
+    for (const std::string implementation : {"chunk", "recurrent"}) {
+      DeltaForward<float> p = data.forward();
+      std::vector<float> memory(static_cast<std::size_t>(p.chunk_states.size()) + 32);
+      void* start = memory.data();
+      std::size_t space = memory.size() * sizeof(float);
+      float* const aligned = static_cast<float*>(std::align(64, 64, start, space));
+      ASSERT_GE(p.chunk_states.size() * std::int64_t{sizeof(float)}, 8 << 20);
+      std::vector<std::vector<float>> saved;
+      for (const std::ptrdiff_t offset : {0, 1}) {
+        p.chunk_states.data = aligned + offset;
+        delta_forward(p, {implementation, &pool, nullptr});
+        saved.emplace_back(p.chunk_states.data, p.chunk_states.data + p.chunk_states.size());
+      }
+      EXPECT_EQ(saved[0], saved[1]) << implementation;
     }
   });
 }
