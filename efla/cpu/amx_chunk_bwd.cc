@@ -26,9 +26,7 @@ HWY_BEFORE_NAMESPACE();
 namespace efla::cpu::HWY_NAMESPACE {
 namespace {
 
-// Parts of S, dS, U, G and scores; of dO; of q and k, which bfloat16 holds in one part unless they are normalised.
-template <class T>
-inline constexpr int kStateParts = std::is_same_v<T, float> ? 3 : 2;
+// Parts of dO.
 template <class T>
 inline constexpr int kOutParts = std::is_same_v<T, float> ? 3 : 1;
 // Parts of dO times factors of its rows.
@@ -169,18 +167,6 @@ HWY_NOINLINE void load_keys(const DeltaBackward<T>& p, const ChunkPlace& at, Scr
   transpose_columns<kParts>(s.p_scores_right, s.p_scores_t);
 }
 
-struct SubstitutionOfErrors {
-  const Scratch& s;
-  const float* values;
-
-  template <int M>
-  HWY_INLINE void run(std::int64_t r) {
-    Tile<M> tile;
-    tile.load(s.errors + r * kPanel);
-    substitute<true>(tile, s.chunk, r, values, s.u, s.errors);
-  }
-};
-
 // Columns [first, first + kPanel) of the state before the chunk.
 template <class T>
 HWY_INLINE void load_state(const DeltaBackward<T>& p, const ChunkPlace& at, std::int64_t saved, std::int64_t first,
@@ -196,16 +182,6 @@ HWY_INLINE void load_state(const DeltaBackward<T>& p, const ChunkPlace& at, std:
       load_row(state + (i + r) * row_stride, stride, columns, kPanel, s.du + r * kPanel);
     }
     cut_panel<kParts>(s.du, kPanel, kPanel, panel, s.state.rows_from(i), s.state_right.depth_from(i / kTileDepth));
-  }
-}
-
-// out = factors ⊙ the rows of a panel.
-HWY_INLINE void scale_rows(const float* panel, const float* factors, float* out) {
-  for (std::int64_t r = 0; r < kChunk; ++r) {
-    const __m512 factor = _mm512_set1_ps(factors[r]);
-    for (std::int64_t i = r * kPanel; i < (r + 1) * kPanel; i += kLanes) {
-      _mm512_store_ps(out + i, _mm512_mul_ps(factor, _mm512_load_ps(panel + i)));
-    }
   }
 }
 
@@ -274,7 +250,7 @@ HWY_NOINLINE void value_panel(const DeltaBackward<T>& p, const ChunkPlace& at, s
   }
   add_products<kParts, kOutParts<T>>(s.p_scores_t, 0, s.dout_right, 0, s.ahead);
   store_sums(s.du, kPanel);
-  SubstitutionOfErrors substitution{s, values};
+  ErrorSubstitutionTiles<true> substitution{s.chunk, s.errors, values, s.u};
   for_tiles(kChunk, substitution);
   ReverseSubstitutionTiles<true> reverse{s.chunk, key_dim, kChunk,         nullptr,        s.errors, values,
                                          nullptr, s.g,     s.da + partial, s.db + partial, s.du};

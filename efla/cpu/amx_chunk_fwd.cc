@@ -24,10 +24,6 @@ namespace {
 // Larger numbers may round to infinity in bfloat16.
 constexpr float kLargestPart = 0x1.fp127F;
 
-// Parts of everything but keys.
-template <class T>
-inline constexpr int kStateParts = std::is_same_v<T, float> ? 3 : 2;
-
 // Factors of the rows of a chunk, each [kChunk]: the L2 norm's and the decays of a scalar, which sums and updates get
 // in place of the keys. With a decay of channels keys are normalised and decayed themselves.
 struct RowFactors {
@@ -262,20 +258,6 @@ HWY_INLINE void cut_state(std::int64_t key_dim, float* state, FwdScratch& s) {
   }
 }
 
-struct SubstitutionTilesOfErrors {
-  const FwdScratch& s;
-  const float* values;
-
-  template <int M>
-  HWY_INLINE void run(std::int64_t r) {
-    const ChunkScratch& c = s.chunk;
-    Tile<M> tile;
-    tile.load(s.errors + r * kPanel);
-    if (s.scaled) tile.scale_rows(s.factors.k_read + r);
-    substitute<false>(tile, c, r, values, s.u, nullptr);
-  }
-};
-
 // The panel of U into its parts, and times its factors; whether bfloat16 holds all of U.
 template <int kParts>
 HWY_INLINE bool cut_updates(FwdScratch& s) {
@@ -350,15 +332,11 @@ HWY_NOINLINE void panel_chunk(std::int64_t key_dim, std::int64_t v, FwdScratch& 
   add_products<kKeyParts, kParts>(s.reads, 2, s.state_parts, 0, s.ahead);
   if (s.scaled) {
     store_sums(out, kPanel);
-    for (std::int64_t r = 0; r < kChunk; ++r) {
-      const __m512 factor = _mm512_set1_ps(s.factors.q_read[r]);
-      float* row = out + r * kPanel;
-      _mm512_store_ps(row, _mm512_mul_ps(factor, _mm512_load_ps(row)));
-      _mm512_store_ps(row + kLanes, _mm512_mul_ps(factor, _mm512_load_ps(row + kLanes)));
-    }
+    scale_rows(out, s.factors.q_read, out);
     load_sums(out, kPanel);
   }
-  SubstitutionTilesOfErrors substitution{s, s.values + v * kChunk};
+  ErrorSubstitutionTiles<false> substitution{s.chunk, s.errors, s.values + v * kChunk, s.u,
+                                             s.scaled ? s.factors.k_read : nullptr};
   for_tiles(kChunk, substitution);
   const bool ordinary = cut_updates<kParts>(s);
   if (!ordinary) set_strange_apart<kParts>(s);

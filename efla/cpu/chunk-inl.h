@@ -327,6 +327,24 @@ struct SubstitutionTiles {
   }
 };
 
+// One panel of U where somebody else made the first term of E, Sᵀ k_read.
+template <bool kKeepErrors>
+struct ErrorSubstitutionTiles {
+  const ChunkScratch& s;
+  float* errors;                   // [kChunk, kPanel], the first term; with kKeepErrors e afterwards
+  const float* values;             // [kChunk, kPanel]
+  float* u;                        // [kChunk, kPanel]
+  const float* factors = nullptr;  // [kChunk] of the first term's rows, where it has some
+
+  template <int M>
+  HWY_INLINE void run(std::int64_t r) {
+    Tile<M> tile;
+    tile.load(errors + r * kPanel);
+    if (factors != nullptr) tile.scale_rows(factors + r);
+    substitute<kKeepErrors>(tile, s, r, values, u, errors);
+  }
+};
+
 // S ← D S + K_writeᵀ U for one panel, D the decays of the whole chunk.
 struct StateTiles {
   const ChunkScratch& s;

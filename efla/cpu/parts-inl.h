@@ -24,6 +24,10 @@ inline constexpr std::int64_t kTileParts = 16 * 32;  // elements of an operand's
 inline constexpr std::int64_t kTileBytes = 64;       // of a tile's row
 static_assert(kPanel == 2 * kTileRows);
 
+// Parts of states, updates, scores and their gradients, whatever the parts of keys.
+template <class T>
+inline constexpr int kStateParts = std::is_same_v<T, float> ? 3 : 2;
+
 // An operand of `blocks` blocks of 16 rows (left) or columns (right) and `depth` tiles along the depth, in P parts.
 struct PartTiles {
   Part* data = nullptr;
@@ -282,6 +286,16 @@ HWY_INLINE void cut_panel(const float* rows, std::int64_t stride, std::int64_t c
     cut_row_pair<P>(rows + i * stride, rows + (i + 1) * stride, left.row(i, along), left.part_stride(),
                     right.tile(0, 0, i / kTileDepth) + i % kTileDepth * kTileRows, right.block_stride(),
                     right.part_stride());
+  }
+}
+
+// out = factors ⊙ the rows of a panel.
+HWY_INLINE void scale_rows(const float* panel, const float* factors, float* out) {
+  for (std::int64_t r = 0; r < kChunk; ++r) {
+    const __m512 factor = _mm512_set1_ps(factors[r]);
+    for (std::int64_t i = r * kPanel; i < (r + 1) * kPanel; i += kLanes) {
+      _mm512_store_ps(out + i, _mm512_mul_ps(factor, _mm512_load_ps(panel + i)));
+    }
   }
 }
 
