@@ -384,19 +384,17 @@ HWY_INLINE void finish_decay(const DeltaBackward<T>& p, const ChunkPlace& at, fl
 template <class T>
 HWY_INLINE void look_ahead(const DeltaBackward<T>& p, const ChunkPlace& next, std::int64_t saved, RowsAhead& ahead) {
   ahead.clear();
-  const auto size = static_cast<std::int64_t>(sizeof(T)), state_size = static_cast<std::int64_t>(sizeof(State<T>));
-  const std::int64_t keys = p.shape.key_dim * size, values = p.shape.value_dim * size;
-  for (std::int64_t t = next.start; t < next.start + next.tokens; ++t) {
-    if (p.q.stride[3] == 1) ahead.add(p.q.at(next.i_b, t, next.i_q), keys);
-    if (p.k.stride[3] == 1) ahead.add(p.k.at(next.i_b, t, next.i_q), keys);
-    if (p.v.stride[3] == 1) ahead.add(p.v.at(next.i_b, t, next.i_h), values);
-    if (p.dout.stride[3] == 1) ahead.add(p.dout.at(next.i_b, t, next.i_h), values);
-    if (p.dq.stride[3] == 1) ahead.add(p.dq.at(next.i_b, t, next.i_q), keys);
-    if (p.dk.stride[3] == 1) ahead.add(p.dk.at(next.i_b, t, next.i_q), keys);
-    if (p.dv.stride[3] == 1) ahead.add(p.dv.at(next.i_b, t, next.i_h), values);
-  }
-  for (std::int64_t i = 0; i < p.shape.key_dim && p.chunk_states.stride[4] == 1; ++i) {
-    ahead.add(p.chunk_states.at(next.i_b, saved, next.i_h, i), p.shape.value_dim * state_size);
+  const std::int64_t i_b = next.i_b, t = next.start, tokens = next.tokens, i_q = next.i_q, i_h = next.i_h;
+  const std::int64_t key_dim = p.shape.key_dim, value_dim = p.shape.value_dim;
+  if (p.q.stride[3] == 1) ahead.add(p.q.at(i_b, t, i_q), p.q.stride[1], tokens, key_dim);
+  if (p.k.stride[3] == 1) ahead.add(p.k.at(i_b, t, i_q), p.k.stride[1], tokens, key_dim);
+  if (p.v.stride[3] == 1) ahead.add(p.v.at(i_b, t, i_h), p.v.stride[1], tokens, value_dim);
+  if (p.dout.stride[3] == 1) ahead.add(p.dout.at(i_b, t, i_h), p.dout.stride[1], tokens, value_dim);
+  if (p.dq.stride[3] == 1) ahead.add(p.dq.at(i_b, t, i_q), p.dq.stride[1], tokens, key_dim);
+  if (p.dk.stride[3] == 1) ahead.add(p.dk.at(i_b, t, i_q), p.dk.stride[1], tokens, key_dim);
+  if (p.dv.stride[3] == 1) ahead.add(p.dv.at(i_b, t, i_h), p.dv.stride[1], tokens, value_dim);
+  if (p.chunk_states.stride[4] == 1) {
+    ahead.add(p.chunk_states.at(i_b, saved, i_h), p.chunk_states.stride[3], key_dim, value_dim);
   }
 }
 

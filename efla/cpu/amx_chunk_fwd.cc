@@ -366,16 +366,14 @@ template <class T>
 HWY_INLINE void look_ahead(const DeltaForward<T>& p, const ChunkPlace& next, std::int64_t first, std::int64_t last,
                            RowsAhead& ahead) {
   ahead.clear();
-  const auto size = static_cast<std::int64_t>(sizeof(T));
-  const std::int64_t keys = p.shape.key_dim * size, values = (last - first) * size;
-  for (std::int64_t t = next.start; t < next.start + next.tokens; ++t) {
-    if (p.q.stride[3] == 1) ahead.add(p.q.at(next.i_b, t, next.i_q), keys);
-    if (p.k.stride[3] == 1) ahead.add(p.k.at(next.i_b, t, next.i_q), keys);
-    if (p.v.stride[3] == 1) ahead.add(p.v.at(next.i_b, t, next.i_h, first), values);
-    if (p.o.stride[3] == 1) ahead.add(p.o.at(next.i_b, t, next.i_h, first), values);
-    if (p.rule.decay == Decay::channel && p.g.stride[3] == 1) {
-      ahead.add(p.g.at(next.i_b, t, next.i_h), p.shape.key_dim * static_cast<std::int64_t>(sizeof(float)));
-    }
+  if (next.tokens <= 0) return;
+  const std::int64_t i_b = next.i_b, t = next.start, tokens = next.tokens, key_dim = p.shape.key_dim;
+  if (p.q.stride[3] == 1) ahead.add(p.q.at(i_b, t, next.i_q), p.q.stride[1], tokens, key_dim);
+  if (p.k.stride[3] == 1) ahead.add(p.k.at(i_b, t, next.i_q), p.k.stride[1], tokens, key_dim);
+  if (p.v.stride[3] == 1) ahead.add(p.v.at(i_b, t, next.i_h, first), p.v.stride[1], tokens, last - first);
+  if (p.o.stride[3] == 1) ahead.add(p.o.at(i_b, t, next.i_h, first), p.o.stride[1], tokens, last - first);
+  if (p.rule.decay == Decay::channel && p.g.stride[3] == 1) {
+    ahead.add(p.g.at(i_b, t, next.i_h), p.g.stride[1], tokens, key_dim);
   }
 }
 

@@ -127,32 +127,47 @@ HWY_INLINE void store_sums(float* panel, std::int64_t row_floats) {
 // core waiting.
 class RowsAhead {
  public:
-  void clear() { count_ = next_ = line_ = 0; }
+  void clear() { count_ = next_ = 0; }
 
-  // A row of `bytes` bytes. Of more than kMaxRows those added first are asked for.
-  HWY_INLINE void add(const void* row, std::int64_t bytes) {
-    if (count_ == kMaxRows) return;
-    rows_[count_] = static_cast<const std::byte*>(row);
-    lines_[count_++] = (bytes + 63) / 64;
+  // `rows` rows of `count` elements, `stride` elements apart.
+  template <class T>
+  HWY_INLINE void add(const T* first, std::int64_t stride, std::int64_t rows, std::int64_t count) {
+    constexpr auto kSize = static_cast<std::int64_t>(sizeof(T));
+    blocks_[count_++] = {reinterpret_cast<const std::byte*>(first), stride * kSize, rows, (count * kSize + 63) / 64};
+    if (count_ == 1) start();
   }
 
   template <int kLines>
   HWY_INLINE void ask() {
     for (int i = 0; i < kLines && next_ < count_; ++i) {
-      __builtin_prefetch(rows_[next_] + 64 * line_, 0, 2);
-      if (++line_ == lines_[next_]) {
-        line_ = 0;
-        ++next_;
-      }
+      __builtin_prefetch(line_, 0, 2);
+      line_ += 64;
+      if (--lines_ == 0) next_row();
     }
   }
 
-  static constexpr std::int64_t kMaxRows = 512;
-
  private:
-  const std::byte* rows_[kMaxRows];
-  std::int64_t lines_[kMaxRows];
-  std::int64_t count_ = 0, next_ = 0, line_ = 0;
+  struct Block {
+    const std::byte* row;
+    std::int64_t stride, rows, lines;
+  };
+
+  HWY_INLINE void start() {
+    line_ = blocks_[next_].row;
+    lines_ = blocks_[next_].lines;
+  }
+  HWY_INLINE void next_row() {
+    Block& block = blocks_[next_];
+    block.row += block.stride;
+    if (--block.rows == 0) ++next_;
+    if (next_ < count_) start();
+  }
+
+  static constexpr int kMaxBlocks = 8;
+  Block blocks_[kMaxBlocks];
+  int count_ = 0, next_ = 0;
+  const std::byte* line_ = nullptr;  // the next
+  std::int64_t lines_ = 0;           // left of its row
 };
 
 // The sums += tiles 4 and 5, one above the other, times tiles 6 and 7, side by side.
