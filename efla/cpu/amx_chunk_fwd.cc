@@ -38,21 +38,22 @@ struct FwdScratch {
   ChunkScratch chunk;
   RowFactors factors;  // in use where `scaled`
   bool scaled = false;
-  bool scores_wanted = true;  // P and L, which a decay of channels may bring along
-  float* state = nullptr;     // panels [K, kPanel]
-  float* values = nullptr;    // panels [kChunk, kPanel]
-  float* out = nullptr;       // panels [kChunk, kPanel]
-  float* u = nullptr;         // [kChunk, kPanel]
-  float* errors = nullptr;    // [kChunk, kPanel] K_read S
-  float* strange = nullptr;   // [kChunk, kPanel] what of U is not finite
-  PartTiles reads;            // left: K_read, then Q_read
-  PartTiles keys;             // right: Kᵀ, columns are tokens
-  PartTiles writes;           // left: K_writeᵀ, the depth is tokens
-  PartTiles write_keys;       // right: K_writeᵀ; only with a decay of channels
-  PartTiles p_scores;         // left
-  PartTiles state_parts;      // right: one panel of S
-  PartTiles u_parts;          // right: one panel of U
-  PartTiles u_writes;         // right: U times its factors; without factors u_parts
+  float* state = nullptr;  // panels [K, kPanel]
+  // The scale is a factor of queries where these are cut from float32, and of outputs where bfloat16 holds queries.
+  float query_scale = 1.0F, out_scale = 1.0F;
+  float* values = nullptr;   // [kChunk, kPanel] V, and
+  float* out = nullptr;      // [kChunk, kPanel] O, where the caller's own rows cannot be used
+  float* u = nullptr;        // [kChunk, kPanel]
+  float* errors = nullptr;   // [kChunk, kPanel] K_read S
+  float* strange = nullptr;  // [kChunk, kPanel] what of U is not finite
+  PartTiles reads;           // left: K_read, then Q_read
+  PartTiles keys;            // right: Kᵀ, columns are tokens
+  PartTiles writes;          // left: K_writeᵀ, the depth is tokens
+  PartTiles write_keys;      // right: K_writeᵀ; only with a decay of channels
+  PartTiles p_scores;        // left
+  PartTiles state_parts;     // right: one panel of S
+  PartTiles u_parts;         // right: one panel of U
+  PartTiles u_writes;        // right: U times its factors; without factors u_parts
   RowsAhead ahead;
 
   bool has_scalar() const { return chunk.decay.kind == Decay::scalar; }
@@ -63,8 +64,7 @@ struct FwdScratch {
     for (float** row : {&f.k_norm, &f.q_norm, &f.k_read, &f.q_read, &f.k_write}) *row = arena.floats(kChunk);
     const std::int64_t padded_values = round_up(shape.value_dim, kPanel), depth = shape.key_dim / kTileDepth;
     state = arena.floats(heads * shape.key_dim * padded_values);
-    for (float** panels : {&values, &out}) *panels = arena.floats(kChunk * padded_values);
-    for (float** panel : {&u, &errors, &strange}) *panel = arena.floats(kChunk * kPanel);
+    for (float** panel : {&values, &out, &u, &errors, &strange}) *panel = arena.floats(kChunk * kPanel);
     reads.lay_out(arena, parts, 4, depth);
     keys.lay_out(arena, parts, 2, depth);
     writes.lay_out(arena, parts, 2 * depth, 1);
@@ -76,43 +76,49 @@ struct FwdScratch {
   }
 };
 
-// A row of keys or queries into row r of s.reads; returns Σx².
+// Rows of keys or queries, times `factor` if they are float32, into rows of left tiles from `first` on; zeros behind
+// the last token. With `squares` Σx² of each.
 template <int kKeyParts, class T>
-HWY_INLINE float cut_key(const T* row, std::int64_t stride, std::int64_t r, const PartTiles& reads) {
+HWY_INLINE void cut_tokens(const View<const T, 4>& view, const ChunkPlace& at, std::int64_t first, float factor,
+                           PartTiles reads, float* squares) {
   const FloatTag d;
-  FloatVec sum0 = hn::Zero(d), sum1 = sum0;
+  const std::int64_t stride = view.stride[3], part_stride = reads.part_stride();
+  const FloatVec factors = hn::Set(d, factor);
   HWY_ALIGN float gathered[kTileDepth];
-  for (std::int64_t along = 0; along < reads.depth; ++along, row += kTileDepth * stride) {
-    if (stride != 1) load_row(row, stride, kTileDepth, kTileDepth, gathered);
-    const FloatVec x0 = stride == 1 ? load(d, row) : hn::Load(d, gathered);
-    const FloatVec x1 = stride == 1 ? load(d, row + kLanes) : hn::Load(d, gathered + kLanes);
-    sum0 = hn::MulAdd(x0, x0, sum0);
-    sum1 = hn::MulAdd(x1, x1, sum1);
-    cut_row<kKeyParts>(x0.raw, x1.raw, reads.row(r, along), reads.part_stride());
+  for (std::int64_t r = 0; r < at.tokens; ++r) {
+    const T* row = view.at(at.i_b, at.start + r, at.i_q);
+    Part* to = reads.row(first + r, 0);
+    FloatVec sum = hn::Zero(d);
+    for (std::int64_t along = 0; along < reads.depth; ++along, row += kTileDepth * stride, to += kTileParts) {
+      if (stride != 1) load_row(row, stride, kTileDepth, kTileDepth, gathered);
+      FloatVec x0 = stride == 1 ? load(d, row) : hn::Load(d, gathered);
+      FloatVec x1 = stride == 1 ? load(d, row + kLanes) : hn::Load(d, gathered + kLanes);
+      if constexpr (std::is_same_v<T, float>) {
+        x0 = hn::Mul(x0, factors);
+        x1 = hn::Mul(x1, factors);
+      }
+      if (squares != nullptr) sum = hn::MulAdd(x0, x0, hn::MulAdd(x1, x1, sum));
+      cut_pairs<kKeyParts>(x0.raw, x1.raw, to, part_stride);
+    }
+    if (squares != nullptr) squares[r] = hn::GetLane(hn::SumOfLanes(d, sum));
   }
-  return hn::GetLane(hn::SumOfLanes(d, hn::Add(sum0, sum1)));
+  clear_rows<kKeyParts>(first + at.tokens, first + kChunk, reads);
 }
 
-// Cuts the keys of a chunk as they are; its gains, decays and the norm's factors.
-template <int kKeyParts, class T>
-HWY_INLINE void cut_plain_keys(const DeltaForward<T>& p, const ChunkPlace& at, FwdScratch& s) {
-  ChunkScratch& c = s.chunk;
+// Gains and decays of a chunk whose ‖k‖² are in lambda, ‖q‖² in q_factor where the norm is wanted; the norm's factors.
+template <class T>
+HWY_INLINE void load_gains(const DeltaForward<T>& p, const ChunkPlace& at, ChunkScratch& c) {
   for (std::int64_t r = 0; r < at.tokens; ++r) {
     const std::int64_t t = at.start + r;
-    const float k = cut_key<kKeyParts>(p.k.at(at.i_b, t, at.i_q), p.k.stride[3], r, s.reads);
-    const float q = cut_key<kKeyParts>(p.q.at(at.i_b, t, at.i_q), p.q.stride[3], kChunk + r, s.reads);
-    c.lambda[r] = k;
     if (p.rule.qk_l2norm) {
-      c.q_factor[r] = 1.0F / std::sqrt(q + static_cast<float>(kL2NormEpsilon));
-      c.k_factor[r] = 1.0F / std::sqrt(k + static_cast<float>(kL2NormEpsilon));
-      c.lambda[r] = k * c.k_factor[r] * c.k_factor[r];
+      c.q_factor[r] = 1.0F / std::sqrt(c.q_factor[r] + static_cast<float>(kL2NormEpsilon));
+      c.k_factor[r] = 1.0F / std::sqrt(c.lambda[r] + static_cast<float>(kL2NormEpsilon));
+      c.lambda[r] *= c.k_factor[r] * c.k_factor[r];
     }
     c.beta[r] = to_float(p.beta(at.i_b, t, at.i_h));
     if (p.rule.decay != Decay::none) load_decay(p.g.at(at.i_b, t, at.i_h), p.g.stride[3], 1, r, c.decay);
   }
   compute_gains(at.tokens, p.rule.step, c);
-  clear_rows<kKeyParts>(at.tokens, kChunk, s.reads);
-  clear_rows<kKeyParts>(kChunk + at.tokens, 2 * kChunk, s.reads);
 }
 
 // The factors of rows, from the norm's and the decays of a scalar.
@@ -124,7 +130,7 @@ HWY_INLINE void compute_factors(std::int64_t tokens, bool norm, FwdScratch& s) {
   for (std::int64_t r = 0; r < tokens; ++r) {
     before *= decay(r);
     f.k_norm[r] = norm ? c.k_factor[r] : 1.0F;
-    f.q_norm[r] = norm ? c.q_factor[r] : 1.0F;
+    f.q_norm[r] = s.query_scale * (norm ? c.q_factor[r] : 1.0F);
     f.k_read[r] = before * f.k_norm[r];
     f.q_read[r] = before * f.q_norm[r];
   }
@@ -166,12 +172,20 @@ HWY_INLINE bool divide_keys(std::int64_t tokens, ChunkScratch& c) {
   return hn::AllTrue(d, hn::Ge(least, hn::Set(d, kSmallest))) && hn::AllTrue(d, hn::Le(most, hn::Set(d, kLargest)));
 }
 
-// Q_read, K_read and K_write of a chunk with a decay of channels, cut; its scores, unless s.scores_wanted.
+// The rows of reads from `block` on times Kᵀ, as far as they are below the diagonal.
+template <int kKeyParts>
+HWY_INLINE void multiply_keys(std::int64_t block, FwdScratch& s, float* scores) {
+  zero_sums();
+  add_products<kKeyParts, kKeyParts, true>(s.reads, block, s.keys, 0, s.ahead);
+  store_sums(scores, kChunk);
+}
+
+// Q_read, K_read and K_write of a chunk with a decay of channels, cut, and its scores.
 template <int kKeyParts>
 HWY_INLINE void cut_decayed_keys(const ChunkPlace& at, std::int64_t key_dim, FwdScratch& s) {
   ChunkScratch& c = s.chunk;
-  s.scores_wanted = divide_keys(at.tokens, c);
-  if (s.scores_wanted) {
+  const bool factored = divide_keys(at.tokens, c);
+  if (factored) {
     cut_keys<kKeyParts>(c.k_write, 0, at.tokens, s);
     transpose_rows<kKeyParts>(s.reads, 0, s.keys, 0, s.keys.depth);
     for (std::int64_t r = 0; r < at.tokens; ++r) {
@@ -187,41 +201,50 @@ HWY_INLINE void cut_decayed_keys(const ChunkPlace& at, std::int64_t key_dim, Fwd
   transpose_columns<kKeyParts>(s.write_keys, s.writes);
   cut_keys<kKeyParts>(c.k_read, 0, at.tokens, s);
   cut_keys<kKeyParts>(c.q_read, kChunk, at.tokens, s);
+  if (!factored) return;
+  multiply_keys<kKeyParts>(0, s, c.scores + kChunk * kChunk);
+  multiply_keys<kKeyParts>(2, s, c.scores);
 }
 
-// Loads q, k, gains and decays of a chunk, and cuts the keys; rows behind the last token are zeros.
+// Where keys are not changed by a decay: a matrix is cut just before it is multiplied, since a core's first cache holds
+// little more. ‖k‖² are the diagonal of K Kᵀ.
+template <int kKeyParts, class T>
+HWY_INLINE void cut_plain_keys(const DeltaForward<T>& p, const ChunkPlace& at, FwdScratch& s) {
+  ChunkScratch& c = s.chunk;
+  float* l_scores = c.scores + kChunk * kChunk;
+  cut_tokens<kKeyParts>(p.k, at, 0, 1.0F, s.reads, nullptr);
+  transpose_rows<kKeyParts>(s.reads, 0, s.keys, 0, s.keys.depth);
+  multiply_keys<kKeyParts>(0, s, l_scores);
+  cut_tokens<kKeyParts>(p.q, at, kChunk, s.scaled ? 1.0F : s.query_scale, s.reads,
+                        p.rule.qk_l2norm ? c.q_factor : nullptr);
+  multiply_keys<kKeyParts>(2, s, c.scores);
+  transpose_columns<kKeyParts>(s.keys, s.writes);
+  for (std::int64_t r = 0; r < at.tokens; ++r) c.lambda[r] = l_scores[r * (kChunk + 1)];
+  load_gains(p, at, c);
+  if (s.scaled) compute_factors(at.tokens, p.rule.qk_l2norm, s);
+}
+
+// q, k, gains and decays of a chunk, its keys cut, and P and L; rows behind the last token are zeros.
 template <int kKeyParts, class T>
 HWY_NOINLINE void load_keys(const DeltaForward<T>& p, const ChunkPlace& at, FwdScratch& s) {
   ChunkScratch& c = s.chunk;
-  const bool channel = p.rule.decay == Decay::channel;
-  if (channel) {
+  if (p.rule.decay == Decay::channel) {
     load_chunk(p, at, c);
+    for (std::int64_t i = 0; i < at.tokens * c.key_stride; ++i) c.q[i] *= s.query_scale;
+    cut_decayed_keys<kKeyParts>(at, p.shape.key_dim, s);
   } else {
     cut_plain_keys<kKeyParts>(p, at, s);
   }
   for (float* gains : {c.erase, c.write}) std::fill(gains + at.tokens, gains + kChunk, 0.0F);
-  if (channel) return cut_decayed_keys<kKeyParts>(at, p.shape.key_dim, s);
-  s.scores_wanted = true;
-  if (s.scaled) compute_factors(at.tokens, p.rule.qk_l2norm, s);
-  transpose_rows<kKeyParts>(s.reads, 0, s.keys, 0, s.keys.depth);
-  transpose_columns<kKeyParts>(s.keys, s.writes);
 }
 
-// P and L, unless they are there, and the parts of P.
-template <int kParts, int kKeyParts>
-HWY_NOINLINE void multiply_keys(std::int64_t tokens, FwdScratch& s) {
+// The factors of P and L; P in parts.
+template <int kParts>
+HWY_NOINLINE void finish_scores(std::int64_t tokens, FwdScratch& s) {
   const FloatTag d;
   const ChunkScratch& c = s.chunk;
   const RowFactors& f = s.factors;
   float* l_scores = c.scores + kChunk * kChunk;
-  if (s.scores_wanted) {
-    zero_sums();
-    add_products<kKeyParts, kKeyParts>(s.reads, 0, s.keys, 0, s.ahead);
-    store_sums(l_scores, kChunk);
-    zero_sums();
-    add_products<kKeyParts, kKeyParts>(s.reads, 2, s.keys, 0, s.ahead);
-    store_sums(c.scores, kChunk);
-  }
   for (std::int64_t r = 0; r < kChunk; ++r) {
     const std::int64_t count = r < tokens ? r + 1 : 0;
     for (std::int64_t j = 0; j < kChunk; j += kLanes) {
@@ -245,15 +268,20 @@ HWY_NOINLINE void multiply_keys(std::int64_t tokens, FwdScratch& s) {
 template <int kParts>
 HWY_INLINE void cut_state(std::int64_t key_dim, float* state, FwdScratch& s) {
   const float* whole = s.chunk.decay.whole;
-  for (std::int64_t i = 0; i < key_dim; i += 2) {
-    for (std::int64_t column = 0; column < 2; ++column) {
-      float* at = state + i * kPanel + column * kTileRows;
-      const __m512 x0 = _mm512_load_ps(at), x1 = _mm512_load_ps(at + kPanel);
-      cut_pair<kParts>(x0, x1, s.state_parts.tile(0, column, i / kTileDepth) + i % kTileDepth * 16,
-                       s.state_parts.part_stride());
-      if (whole == nullptr) continue;
-      _mm512_store_ps(at, _mm512_mul_ps(_mm512_set1_ps(whole[i]), x0));
-      _mm512_store_ps(at + kPanel, _mm512_mul_ps(_mm512_set1_ps(whole[i + 1]), x1));
+  const PartTiles parts = s.state_parts;
+  const std::int64_t stride = parts.part_stride();
+  constexpr std::int64_t kPair = kTileRows * kPanel;  // from a row to the other of its pair
+  for (std::int64_t along = 0; along < key_dim / kTileDepth; ++along) {
+    for (std::int64_t i = 0; i < kTileRows; ++i) {
+      const std::int64_t row = along * kTileDepth + i;
+      for (std::int64_t column = 0; column < 2; ++column) {
+        float* at = state + row * kPanel + column * kTileRows;
+        const __m512 x0 = _mm512_load_ps(at), x1 = _mm512_load_ps(at + kPair);
+        cut_pairs<kParts>(x0, x1, parts.tile(0, column, along) + i * kTileDepth, stride);
+        if (whole == nullptr) continue;
+        _mm512_store_ps(at, _mm512_mul_ps(_mm512_set1_ps(whole[row]), x0));
+        _mm512_store_ps(at + kPair, _mm512_mul_ps(_mm512_set1_ps(whole[row + kTileRows]), x1));
+      }
     }
   }
 }
@@ -263,17 +291,20 @@ template <int kParts>
 HWY_INLINE bool cut_updates(FwdScratch& s) {
   const __m512 largest = _mm512_set1_ps(kLargestPart);
   __mmask16 strange = 0;
-  const std::int64_t stride = s.u_parts.part_stride();
-  for (std::int64_t r = 0; r < kChunk; r += 2) {
+  const PartTiles parts = s.u_parts, writes = s.u_writes;
+  const std::int64_t stride = parts.part_stride();
+  constexpr std::int64_t kPair = kTileRows * kPanel;
+  for (std::int64_t r = 0; r < kTileRows; ++r) {
     for (std::int64_t column = 0; column < 2; ++column) {
       const float* from = s.u + r * kPanel + column * kTileRows;
-      const __m512 x0 = _mm512_load_ps(from), x1 = _mm512_load_ps(from + kPanel);
+      const __m512 x0 = _mm512_load_ps(from), x1 = _mm512_load_ps(from + kPair);
       strange |= _mm512_cmp_ps_mask(_mm512_abs_ps(x0), largest, _CMP_NLE_UQ);
       strange |= _mm512_cmp_ps_mask(_mm512_abs_ps(x1), largest, _CMP_NLE_UQ);
-      cut_pair<kParts>(x0, x1, s.u_parts.tile(0, column, 0) + r * 16, stride);
+      cut_pairs<kParts>(x0, x1, parts.tile(0, column, 0) + r * kTileDepth, stride);
       if (!s.scaled) continue;
-      const __m512 f0 = _mm512_set1_ps(s.factors.k_write[r]), f1 = _mm512_set1_ps(s.factors.k_write[r + 1]);
-      cut_pair<kParts>(_mm512_mul_ps(f0, x0), _mm512_mul_ps(f1, x1), s.u_writes.tile(0, column, 0) + r * 16, stride);
+      const __m512 f0 = _mm512_set1_ps(s.factors.k_write[r]), f1 = _mm512_set1_ps(s.factors.k_write[r + kTileRows]);
+      cut_pairs<kParts>(_mm512_mul_ps(f0, x0), _mm512_mul_ps(f1, x1), writes.tile(0, column, 0) + r * kTileDepth,
+                        stride);
     }
   }
   return strange == 0;
@@ -294,11 +325,11 @@ HWY_NOINLINE void set_strange_apart(FwdScratch& s) {
     s.strange[i] = strange ? s.u[i] : 0.0F;
     finite[i] = strange ? 0.0F : s.u[i];
   }
-  for (std::int64_t r = 0; r < kChunk; r += 2) {
+  for (std::int64_t r = 0; r < kTileRows; ++r) {
     for (std::int64_t column = 0; column < 2; ++column) {
       const float* from = finite + r * kPanel + column * kTileRows;
-      cut_pair<kParts>(_mm512_load_ps(from), _mm512_load_ps(from + kPanel), s.u_parts.tile(0, column, 0) + r * 16,
-                       s.u_parts.part_stride());
+      cut_pairs<kParts>(_mm512_load_ps(from), _mm512_load_ps(from + kTileRows * kPanel),
+                        s.u_parts.tile(0, column, 0) + r * kTileDepth, s.u_parts.part_stride());
     }
   }
 }
@@ -319,10 +350,49 @@ struct StrangeUpdateTiles {
   }
 };
 
-template <int kParts, int kKeyParts>
-HWY_NOINLINE void panel_chunk(std::int64_t key_dim, std::int64_t v, FwdScratch& s) {
+// One panel of U; V is read where it lies if its rows fill the panel.
+template <class T>
+HWY_INLINE void substitute_panel(const DeltaForward<T>& p, const ChunkPlace& at, std::int64_t v, std::int64_t columns,
+                                 FwdScratch& s) {
+  const float* factors = s.scaled ? s.factors.k_read : nullptr;
+  if (at.tokens == kChunk && columns == kPanel && p.v.stride[3] == 1) {
+    ErrorSubstitutionTiles<false, T> substitution{s.chunk, s.errors, p.v.at(at.i_b, at.start, at.i_h, v),
+                                                  s.u,     factors,  p.v.stride[1]};
+    return for_tiles(kChunk, substitution);
+  }
+  for (std::int64_t r = 0; r < at.tokens; ++r) {
+    load_row(p.v.at(at.i_b, at.start + r, at.i_h, v), p.v.stride[3], columns, kPanel, s.values + r * kPanel);
+  }
+  std::fill_n(s.values + at.tokens * kPanel, (kChunk - at.tokens) * kPanel, 0.0F);
+  ErrorSubstitutionTiles<false> substitution{s.chunk, s.errors, s.values, s.u, factors};
+  for_tiles(kChunk, substitution);
+}
+
+// One panel of O in the tile registers, but for what was set apart: to where it belongs.
+template <class T>
+HWY_INLINE void store_output(const DeltaForward<T>& p, const ChunkPlace& at, std::int64_t v, std::int64_t columns,
+                             bool ordinary, FwdScratch& s) {
+  if constexpr (std::is_same_v<T, float>) {
+    if (ordinary && at.tokens == kChunk && columns == kPanel && p.o.stride[3] == 1 && s.out_scale == 1.0F) {
+      return store_sums(p.o.at(at.i_b, at.start, at.i_h, v), p.o.stride[1]);
+    }
+  }
+  store_sums(s.out, kPanel);
+  if (!ordinary) {
+    StrangeUpdateTiles strange{s, s.out};
+    for_tiles(kChunk, strange);
+  }
+  for (std::int64_t r = 0; r < at.tokens; ++r) {
+    store_row(s.out + r * kPanel, s.out_scale, columns, p.o.at(at.i_b, at.start + r, at.i_h, v), p.o.stride[3]);
+  }
+}
+
+// One chunk of the panel at column v: its outputs, and its state moved on.
+template <int kParts, int kKeyParts, class T>
+HWY_NOINLINE void panel_chunk(const DeltaForward<T>& p, const ChunkPlace& at, std::int64_t v, std::int64_t columns,
+                              FwdScratch& s) {
+  const std::int64_t key_dim = p.shape.key_dim;
   float* state = s.state + v * key_dim;
-  float* out = s.out + v * kChunk;
   cut_state<kParts>(key_dim, state, s);
   zero_sums();
   add_products<kKeyParts, kParts>(s.reads, 0, s.state_parts, 0, s.ahead);
@@ -331,33 +401,20 @@ HWY_NOINLINE void panel_chunk(std::int64_t key_dim, std::int64_t v, FwdScratch& 
   zero_sums();
   add_products<kKeyParts, kParts>(s.reads, 2, s.state_parts, 0, s.ahead);
   if (s.scaled) {
-    store_sums(out, kPanel);
-    scale_rows(out, s.factors.q_read, out);
-    load_sums(out, kPanel);
+    store_sums(s.out, kPanel);
+    scale_rows(s.out, s.factors.q_read, s.out);
+    load_sums(s.out, kPanel);
   }
-  ErrorSubstitutionTiles<false> substitution{s.chunk, s.errors, s.values + v * kChunk, s.u,
-                                             s.scaled ? s.factors.k_read : nullptr};
-  for_tiles(kChunk, substitution);
+  substitute_panel(p, at, v, columns, s);
   const bool ordinary = cut_updates<kParts>(s);
   if (!ordinary) set_strange_apart<kParts>(s);
   add_products<kParts, kParts>(s.p_scores, 0, s.u_parts, 0, s.ahead);
-  store_sums(out, kPanel);
-  if (!ordinary) {
-    StrangeUpdateTiles strange{s, out};
-    for_tiles(kChunk, strange);
-  }
+  store_output(p, at, v, columns, ordinary, s);
   for (std::int64_t i = 0; i < key_dim; i += 2 * kTileRows) {
     load_sums(state + i * kPanel, kPanel);
     add_products<kKeyParts, kParts>(s.writes, i / kTileRows, s.scaled || !ordinary ? s.u_writes : s.u_parts, 0,
                                     s.ahead);
     store_sums(state + i * kPanel, kPanel);
-  }
-}
-
-// The rows of V behind a chunk's last token.
-HWY_INLINE void clear_values(std::int64_t tokens, std::int64_t padded_values, float* panels) {
-  for (std::int64_t v = 0; v < padded_values; v += kPanel) {
-    std::fill_n(panels + v * kChunk + tokens * kPanel, (kChunk - tokens) * kPanel, 0.0F);
   }
 }
 
@@ -390,7 +447,7 @@ void ForwardPart(const DeltaForward<T>& p, const HeadsPart& part, std::byte* mem
   const Sequence sequence = sequence_of(p, part.n);
   const std::int64_t key_dim = p.shape.key_dim, head = part.head, head_end = part.head_end;
   const std::int64_t first = part.panel * kPanel, last = std::min(part.panel_end * kPanel, p.shape.value_dim);
-  const auto scale = static_cast<float>(p.rule.scale_for(key_dim));
+  (std::is_same_v<T, float> ? s.query_scale : s.out_scale) = static_cast<float>(p.rule.scale_for(key_dim));
   const bool streams = streams_states(p);
   float* const states = s.state;
   const std::int64_t padded_values = round_up(p.shape.value_dim, kPanel), state_floats = key_dim * padded_values;
@@ -405,12 +462,11 @@ void ForwardPart(const DeltaForward<T>& p, const HeadsPart& part, std::byte* mem
       look_ahead(p, {p.shape, sequence, more_heads ? i_h + 1 : head, more_heads ? start : start + kChunk}, first, last,
                  s.ahead);
       load_keys<kKeyParts>(p, at, s);
-      load_values(p.v, at, first, last, 1.0F, s.values);
-      if (at.tokens < kChunk) clear_values(at.tokens, padded_values, s.values);
       store_chunk_state(s.state, p.chunk_states, streams, first, last, key_dim, at.i_b, sequence.chunk(start), i_h);
-      multiply_keys<kParts, kKeyParts>(at.tokens, s);
-      for (std::int64_t v = first; v < last; v += kPanel) panel_chunk<kParts, kKeyParts>(key_dim, v, s);
-      store_values(s.out, at, first, last, scale, p.o);
+      finish_scores<kParts>(at.tokens, s);
+      for (std::int64_t v = first; v < last; v += kPanel) {
+        panel_chunk<kParts, kKeyParts>(p, at, v, std::min(kPanel, last - v), s);
+      }
     }
   }
   for (std::int64_t i_h = head; i_h < head_end; ++i_h) {

@@ -283,10 +283,11 @@ HWY_NOINLINE inline void compute_scores(const ChunkPlace& at, std::int64_t key_d
 }
 
 // Rows r … of one panel of U by forward substitution: u_r = b_r v_r − a_r e_r with e_r = S̃_rᵀ k_r = Sᵀ k_read_r +
-// Σ_{i<r} L_ri u_i. `tile` comes with the first term of e. All arrays are [kChunk, kPanel].
-template <bool kKeepErrors, int M>
-HWY_INLINE void substitute(Tile<M>& tile, const ChunkScratch& s, std::int64_t r, const float* values, float* u,
-                           float* errors) {
+// Σ_{i<r} L_ri u_i. `tile` comes with the first term of e. All arrays are [kChunk, kPanel], but for values, whose rows
+// may lie further apart.
+template <bool kKeepErrors, int M, class T>
+HWY_INLINE void substitute(Tile<M>& tile, const ChunkScratch& s, std::int64_t r, const T* values,
+                           std::int64_t values_stride, float* u, float* errors) {
   const FloatTag d;
   const float* l = s.l_scores() + r * kChunk;
   tile.multiply_add(l, kChunk, 1, u, kPanel, r);
@@ -300,8 +301,9 @@ HWY_INLINE void substitute(Tile<M>& tile, const ChunkScratch& s, std::int64_t r,
       hn::Store(e0, d, errors + at);
       hn::Store(e1, d, errors + at + kLanes);
     }
-    const FloatVec u0 = hn::NegMulAdd(a, e0, hn::Mul(b, hn::Load(d, values + at)));
-    const FloatVec u1 = hn::NegMulAdd(a, e1, hn::Mul(b, hn::Load(d, values + at + kLanes)));
+    const T* value = values + (r + m) * values_stride;
+    const FloatVec u0 = hn::NegMulAdd(a, e0, hn::Mul(b, load(d, value)));
+    const FloatVec u1 = hn::NegMulAdd(a, e1, hn::Mul(b, load(d, value + kLanes)));
     hn::Store(u0, d, u + at);
     hn::Store(u1, d, u + at + kLanes);
     unroll<M - 1 - m>([&](auto i) EFLA_UNROLLED { tile.add(m + 1 + i, l[(m + 1 + i) * kChunk + r + m], u0, u1); });
@@ -323,25 +325,26 @@ struct SubstitutionTiles {
     Tile<M> tile;
     tile.zero();
     tile.multiply_add(s.k_read + r * s.key_stride, s.key_stride, 1, state, kPanel, key_dim);
-    substitute<kKeepErrors>(tile, s, r, values, u, errors);
+    substitute<kKeepErrors>(tile, s, r, values, kPanel, u, errors);
   }
 };
 
 // One panel of U where somebody else made the first term of E, Sᵀ k_read.
-template <bool kKeepErrors>
+template <bool kKeepErrors, class T = float>
 struct ErrorSubstitutionTiles {
   const ChunkScratch& s;
   float* errors;                   // [kChunk, kPanel], the first term; with kKeepErrors e afterwards
-  const float* values;             // [kChunk, kPanel]
+  const T* values;                 // [kChunk, kPanel]
   float* u;                        // [kChunk, kPanel]
   const float* factors = nullptr;  // [kChunk] of the first term's rows, where it has some
+  std::int64_t values_stride = kPanel;
 
   template <int M>
   HWY_INLINE void run(std::int64_t r) {
     Tile<M> tile;
     tile.load(errors + r * kPanel);
     if (factors != nullptr) tile.scale_rows(factors + r);
-    substitute<kKeepErrors>(tile, s, r, values, u, errors);
+    substitute<kKeepErrors>(tile, s, r, values, values_stride, u, errors);
   }
 };
 

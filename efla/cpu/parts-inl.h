@@ -4,12 +4,16 @@
 // own, with two (three products) it keeps 16 bits, more than the 8 of bfloat16 inputs and outputs. Included by the
 // kernels for AVX-512, which every such processor has.
 //
-// A left operand lies in tiles of [16 rows, 32 of the depth], a right one in tiles of [16 pairs of the depth, 16
-// columns, 2], the form that the unit takes. Tiles are 1 KB without gaps, along the depth first.
+// A left operand lies in tiles of [16 rows, 16 pairs of the depth, 2], a right one in tiles of [16 pairs of the depth,
+// 16 columns, 2], the form that the unit takes. Which of 32 elements make a pair is free, as long as both operands
+// agree: i and i + 16, which come from two vectors without a permutation. Tiles are 1 KB without gaps, along the depth
+// first.
 #pragma once
 
 #include <immintrin.h>
 
+#include <algorithm>
+#include <array>
 #include <cstdint>
 
 #include "efla/cpu/tile-inl.h"
@@ -170,40 +174,59 @@ class RowsAhead {
   std::int64_t lines_ = 0;           // left of its row
 };
 
-// The sums += tiles 4 and 5, one above the other, times tiles 6 and 7, side by side.
+// The sums += tiles 4 and 5, one above the other, times tiles 6 and 7, side by side; with kLower but the one above the
+// diagonal.
+template <bool kLower>
 HWY_INLINE void add_tile_products() {
   add_tile_product<0, 4, 6>();
-  add_tile_product<1, 4, 7>();
+  if constexpr (!kLower) add_tile_product<1, 4, 7>();
   add_tile_product<2, 5, 6>();
   add_tile_product<3, 5, 7>();
 }
 
-// The sums += the product of 32 rows of `left`, in L parts, and 32 columns of `right`, in R; asks for rows on the way.
+// The products of parts, (i of the left operand, j of the right one), in an order in which neighbours share a part.
+struct PartPair {
+  int i, j;
+};
 template <int L, int R>
-HWY_INLINE void add_products(const PartTiles& left, std::int64_t left_block, const PartTiles& right,
-                             std::int64_t right_block, RowsAhead& ahead) {
-  constexpr int kParts = L > R ? L : R;
-  constexpr int kLines = kParts == 3 ? 4 : 8;  // fewer products have more to ask for
+inline constexpr auto kPartPairs = [] {
+  if constexpr (L == 3 && R == 3)
+    return std::array<PartPair, 6>{{{0, 2}, {0, 1}, {1, 1}, {1, 0}, {0, 0}, {2, 0}}};
+  else if constexpr (L == 3 && R == 1)
+    return std::array<PartPair, 3>{{{0, 0}, {1, 0}, {2, 0}}};
+  else if constexpr (L == 2 && R == 2)
+    return std::array<PartPair, 3>{{{0, 1}, {0, 0}, {1, 0}}};
+  else if constexpr (L == 2)
+    return std::array<PartPair, 2>{{{0, 0}, {1, 0}}};
+  else if constexpr (R == 2)
+    return std::array<PartPair, 2>{{{0, 0}, {0, 1}}};
+  else
+    return std::array<PartPair, 1>{{{0, 0}}};
+}();
+
+// The sums += the product of 32 rows of `left`, in L parts, and 32 columns of `right`, in R; asks for rows on the way.
+template <int L, int R, bool kLower = false>
+HWY_INLINE void add_products(PartTiles left, std::int64_t left_block, PartTiles right, std::int64_t right_block,
+                             RowsAhead& ahead) {
+  constexpr auto kPairs = kPartPairs<L, R>;
+  constexpr int kLines = std::max(L, R) == 3 ? 4 : 8;  // fewer products have more to ask for
   const Part* a = left.tile(0, left_block, 0);
   const Part* b = right.tile(0, right_block, 0);
   const std::int64_t next_a = left.block_stride(), part_a = left.part_stride();
   const std::int64_t next_b = right.block_stride(), part_b = right.part_stride();
   for (std::int64_t along = 0; along < left.depth; ++along, a += kTileParts, b += kTileParts) {
-    unroll<L>([&](auto i) EFLA_UNROLLED {
-      load_tile<4>(a + i * part_a, kTileBytes);
-      load_tile<5>(a + i * part_a + next_a, kTileBytes);
-      constexpr int kCount = kParts - i < R ? kParts - i : R;
-      // To and fro: an odd i begins with the right tiles that the one before ended with.
-      unroll<kCount>([&](auto step) EFLA_UNROLLED {
-        constexpr bool kUp = i % 2 == 1;
-        constexpr int j = kUp ? step : kCount - 1 - step;
-        if constexpr (!kUp || step > 0) {
-          load_tile<6>(b + j * part_b, kTileBytes);
-          load_tile<7>(b + j * part_b + next_b, kTileBytes);
-        }
-        add_tile_products();
-        ahead.ask<kLines>();
-      });
+    unroll<static_cast<int>(kPairs.size())>([&](auto step) EFLA_UNROLLED {
+      constexpr PartPair now = kPairs[step], before = step == 0 ? PartPair{-1, -1} : kPairs[step - 1];
+      if constexpr (now.i != before.i) {
+        load_tile<4>(a + now.i * part_a, kTileBytes);
+        load_tile<5>(a + now.i * part_a + next_a, kTileBytes);
+      }
+      if constexpr (now.j != before.j) {
+        load_tile<6>(b + now.j * part_b, kTileBytes);
+        load_tile<7>(b + now.j * part_b + next_b, kTileBytes);
+      }
+      add_tile_products<kLower>();
+      ahead.ask<kLines>();
     });
   }
 }
@@ -231,54 +254,52 @@ HWY_INLINE void cut(__m512 x0, __m512 x1, const F& f) {
   });
 }
 
-// The words 0, 2, 4, … of two vectors, or with `odd` 1, 3, 5, …, as indices of _mm512_permutex2var_epi16.
-HWY_INLINE __m512i every_other_word(bool odd) {
-  alignas(64) static constexpr std::uint16_t kEven[32] = {0,  2,  4,  6,  8,  10, 12, 14, 16, 18, 20,
-                                                          22, 24, 26, 28, 30, 32, 34, 36, 38, 40, 42,
-                                                          44, 46, 48, 50, 52, 54, 56, 58, 60, 62};
-  return _mm512_add_epi16(_mm512_load_si512(kEven), _mm512_set1_epi16(odd ? 1 : 0));
+// The upper, or the lower, halves of 16 pairs of elements.
+HWY_INLINE __m512i join_upper(__m512i x0, __m512i x1) {
+  constexpr int kFirstOrBothOthers = 0xf8;
+  return _mm512_ternarylogic_epi32(_mm512_srli_epi32(x0, 16), x1, _mm512_set1_epi32(static_cast<int>(0xffff0000U)),
+                                   kFirstOrBothOthers);
+}
+HWY_INLINE __m512i join_lower(__m512i x0, __m512i x1) {
+  constexpr int kFirstOrBothOthers = 0xf8;
+  return _mm512_ternarylogic_epi32(_mm512_slli_epi32(x1, 16), x0, _mm512_set1_epi32(0xffff), kFirstOrBothOthers);
 }
 
-// 32 floats into P rows of left tiles.
+// 16 pairs of the depth into P rows: 32 elements of a row of left tiles, or 16 columns of a pair of rows of right ones.
 template <int P>
-HWY_INLINE void cut_row(__m512 x0, __m512 x1, Part* to, std::int64_t part_stride) {
-  const __m512i upper_words = every_other_word(true);
+HWY_INLINE void cut_pairs(__m512 x0, __m512 x1, Part* to, std::int64_t part_stride) {
   cut<P>(x0, x1, [&](auto part, __m512i bits0, __m512i bits1) EFLA_UNROLLED {
-    _mm512_store_si512(to + part * part_stride, _mm512_permutex2var_epi16(bits0, upper_words, bits1));
+    _mm512_store_si512(to + part * part_stride, join_upper(bits0, bits1));
   });
 }
 template <int P>
 HWY_INLINE void cut_row(const float* from, Part* to, std::int64_t part_stride) {
-  cut_row<P>(_mm512_load_ps(from), _mm512_load_ps(from + kLanes), to, part_stride);
+  cut_pairs<P>(_mm512_load_ps(from), _mm512_load_ps(from + kLanes), to, part_stride);
 }
 
-// Row 2 i and row 2 i + 1 of a panel, 32 floats each, into P rows of left tiles, and into one row of pairs of two right
-// tiles beside each other: the same matrix as both operands.
+// Rows i and i + 16 of a panel, 32 floats each, into P rows of left tiles, and into a row of two right tiles beside
+// each other: the same matrix as both operands.
 template <int P>
-HWY_INLINE void cut_row_pair(const float* even, const float* odd, Part* left, std::int64_t left_stride, Part* right,
-                             std::int64_t right_block, std::int64_t right_stride) {
-  alignas(64) static constexpr std::uint16_t kFirst[32] = {0,  32, 1,  33, 2,  34, 3,  35, 4,  36, 5,
-                                                           37, 6,  38, 7,  39, 8,  40, 9,  41, 10, 42,
-                                                           11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
-  const __m512i first = _mm512_load_si512(kFirst), second = _mm512_add_epi16(first, _mm512_set1_epi16(16));
-  const __m512i upper_words = every_other_word(true);
-  __m512i rows[P];
-  cut<P>(_mm512_loadu_ps(even), _mm512_loadu_ps(even + kLanes), [&](auto part, __m512i x0, __m512i x1) EFLA_UNROLLED {
-    rows[part] = _mm512_permutex2var_epi16(x0, upper_words, x1);
-    _mm512_store_si512(left + part * left_stride, rows[part]);
+HWY_INLINE void cut_row_pair(const float* row0, const float* row1, Part* left, std::int64_t left_block,
+                             std::int64_t left_stride, Part* right, std::int64_t right_block,
+                             std::int64_t right_stride) {
+  __m512i first[P], second[P];
+  cut<P>(_mm512_loadu_ps(row0), _mm512_loadu_ps(row0 + kLanes), [&](auto part, __m512i x0, __m512i x1) EFLA_UNROLLED {
+    first[part] = x0;
+    second[part] = x1;
+    _mm512_store_si512(left + part * left_stride, join_upper(x0, x1));
   });
-  cut<P>(_mm512_loadu_ps(odd), _mm512_loadu_ps(odd + kLanes), [&](auto part, __m512i x0, __m512i x1) EFLA_UNROLLED {
-    const __m512i row = _mm512_permutex2var_epi16(x0, upper_words, x1);
-    _mm512_store_si512(left + part * left_stride + kTileDepth, row);
-    _mm512_store_si512(right + part * right_stride, _mm512_permutex2var_epi16(rows[part], first, row));
-    _mm512_store_si512(right + part * right_stride + right_block, _mm512_permutex2var_epi16(rows[part], second, row));
+  cut<P>(_mm512_loadu_ps(row1), _mm512_loadu_ps(row1 + kLanes), [&](auto part, __m512i x0, __m512i x1) EFLA_UNROLLED {
+    _mm512_store_si512(left + part * left_stride + left_block, join_upper(x0, x1));
+    _mm512_store_si512(right + part * right_stride, join_upper(first[part], x0));
+    _mm512_store_si512(right + part * right_stride + right_block, join_upper(second[part], x1));
   });
 }
 
 // `count` rows of float32 [count, depth · 32], `stride` apart, into left tiles from row `first` on.
 template <int P>
 HWY_INLINE void cut_rows(const float* rows, std::int64_t stride, std::int64_t first, std::int64_t count,
-                         const PartTiles& out) {
+                         PartTiles out) {
   for (std::int64_t r = 0; r < count; ++r) {
     for (std::int64_t along = 0; along < out.depth; ++along) {
       cut_row<P>(rows + r * stride + along * kTileDepth, out.row(first + r, along), out.part_stride());
@@ -288,19 +309,21 @@ HWY_INLINE void cut_rows(const float* rows, std::int64_t stride, std::int64_t fi
 
 // The rows of a panel [kChunk, kPanel] into column tile `along` of `left`.
 template <int P>
-HWY_INLINE void cut_panel_rows(const float* rows, std::int64_t along, const PartTiles& left) {
+HWY_INLINE void cut_panel_rows(const float* rows, std::int64_t along, PartTiles left) {
   for (std::int64_t r = 0; r < kChunk; ++r) cut_row<P>(rows + r * kPanel, left.row(r, along), left.part_stride());
 }
 
-// `count` rows of 32 floats, `stride` apart, an even number of them, into column tile `along` of `left` and into
+// `count` rows of 32 floats, `stride` apart, a multiple of 32 of them, into column tile `along` of `left` and into
 // `right`, which has these 32 columns alone.
 template <int P>
 HWY_INLINE void cut_panel(const float* rows, std::int64_t stride, std::int64_t count, std::int64_t along,
-                          const PartTiles& left, const PartTiles& right) {
-  for (std::int64_t i = 0; i < count; i += 2) {
-    cut_row_pair<P>(rows + i * stride, rows + (i + 1) * stride, left.row(i, along), left.part_stride(),
-                    right.tile(0, 0, i / kTileDepth) + i % kTileDepth * kTileRows, right.block_stride(),
-                    right.part_stride());
+                          PartTiles left, PartTiles right) {
+  for (std::int64_t first = 0; first < count; first += kTileDepth) {
+    Part *to_left = left.row(first, along), *to_right = right.tile(0, 0, first / kTileDepth);
+    for (std::int64_t i = first; i < first + kTileRows; ++i, to_left += kTileDepth, to_right += kTileDepth) {
+      cut_row_pair<P>(rows + i * stride, rows + (i + kTileRows) * stride, to_left, left.block_stride(),
+                      left.part_stride(), to_right, right.block_stride(), right.part_stride());
+    }
   }
 }
 
@@ -316,7 +339,7 @@ HWY_INLINE void scale_rows(const float* panel, const float* factors, float* out)
 
 // Rows [first, last) of left tiles.
 template <int P>
-HWY_INLINE void clear_rows(std::int64_t first, std::int64_t last, const PartTiles& out) {
+HWY_INLINE void clear_rows(std::int64_t first, std::int64_t last, PartTiles out) {
   for (std::int64_t r = first; r < last; ++r) {
     for (int part = 0; part < P; ++part) {
       for (std::int64_t along = 0; along < out.depth; ++along) {
@@ -324,17 +347,6 @@ HWY_INLINE void clear_rows(std::int64_t first, std::int64_t last, const PartTile
       }
     }
   }
-}
-
-// Two vectors that follow each other along the depth, into one row of a right tile.
-template <int P>
-HWY_INLINE void cut_pair(__m512 x0, __m512 x1, Part* to, std::int64_t part_stride) {
-  const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000U));
-  cut<P>(x0, x1, [&](auto part, __m512i bits0, __m512i bits1) EFLA_UNROLLED {
-    constexpr int kFirstOrBothOthers = 0xf8;
-    _mm512_store_si512(to + part * part_stride,
-                       _mm512_ternarylogic_epi32(_mm512_srli_epi32(bits0, 16), bits1, upper, kFirstOrBothOthers));
-  });
 }
 
 // Transposes 16 × 16 elements of four bytes, in rows of 64 bytes: pairs of a left tile into a right one, or back.
@@ -364,21 +376,19 @@ HWY_INLINE void transpose_tile(const Part* from, Part* to) {
   });
 }
 
-// Two right tiles that are neighbours in their columns (32 of them), as 32 rows of left tiles: the transposed matrix.
+// Two right tiles that are neighbours in their columns (32 of them), as 32 rows of left tiles: the same matrix.
 HWY_INLINE void pairs_to_rows(const Part* columns0, const Part* columns1, Part* rows0, Part* rows1) {
-  const __m512i even = every_other_word(false), odd = every_other_word(true);
-  for (std::int64_t i = 0; i < 16; ++i) {
-    const __m512i x0 = _mm512_load_si512(columns0 + i * 32), x1 = _mm512_load_si512(columns1 + i * 32);
-    Part* to = i < 8 ? rows0 + i * 64 : rows1 + (i - 8) * 64;
-    _mm512_store_si512(to, _mm512_permutex2var_epi16(x0, even, x1));
-    _mm512_store_si512(to + 32, _mm512_permutex2var_epi16(x0, odd, x1));
+  for (std::int64_t i = 0; i < kTileParts; i += kTileDepth) {
+    const __m512i x0 = _mm512_load_si512(columns0 + i), x1 = _mm512_load_si512(columns1 + i);
+    _mm512_store_si512(rows0 + i, join_lower(x0, x1));
+    _mm512_store_si512(rows1 + i, join_upper(x0, x1));
   }
 }
 
 // Operands of a matrix M in P parts from each other. M's left tiles into right tiles of Mᵀ, for 32 rows of M from block
 // `block` on and its columns from tile `first` to `last`: columns of Mᵀ are then blocks 0 and 1.
 template <int P>
-HWY_INLINE void transpose_rows(const PartTiles& left, std::int64_t block, const PartTiles& right, std::int64_t first,
+HWY_INLINE void transpose_rows(PartTiles left, std::int64_t block, PartTiles right, std::int64_t first,
                                std::int64_t last) {
   for (int part = 0; part < P; ++part) {
     for (std::int64_t along = first; along < last; ++along) {
@@ -388,9 +398,9 @@ HWY_INLINE void transpose_rows(const PartTiles& left, std::int64_t block, const 
   }
 }
 
-// Right tiles with 32 columns into left tiles of their transpose.
+// Right tiles with 32 columns into left tiles of the same matrix.
 template <int P>
-HWY_INLINE void transpose_columns(const PartTiles& right, const PartTiles& left) {
+HWY_INLINE void transpose_columns(PartTiles right, PartTiles left) {
   for (int part = 0; part < P; ++part) {
     for (std::int64_t along = 0; along < right.depth; ++along) {
       pairs_to_rows(right.tile(part, 0, along), right.tile(part, 1, along), left.tile(part, 2 * along, 0),
