@@ -133,7 +133,7 @@ HWY_INLINE void weigh_all_scores(std::int64_t tokens, Scratch& s) {
     product *= decay.token[r * decay.key_stride];
   }
   for (float* factors : {s.before, s.after}) std::fill(factors + tokens, factors + kChunk, 0.0F);
-  multiply_weights(tokens, decay);
+  multiply_weights(tokens, decay.token, decay.key_stride, decay.weights);
   weigh_scores(tokens, decay, s.chunk.scores, s.chunk.scores + kChunk * kChunk);
 }
 

@@ -27,6 +27,7 @@ constexpr float kLargestPart = 0x1.fp127F;
 // Factors of the rows of a chunk, each [kChunk]: the L2 norm's and the decays of a scalar, which sums and updates get
 // in place of the keys. With a decay of channels keys are normalised and decayed themselves.
 struct RowFactors {
+  float* decay = nullptr;    // d of a scalar
   float* k_norm = nullptr;   // of k's rows in L and P
   float* q_norm = nullptr;   // of q's rows in P
   float* k_read = nullptr;   // of the rows of K S
@@ -61,7 +62,7 @@ struct FwdScratch {
   void lay_out(Arena& arena, const DeltaShape& shape, Decay decay, std::int64_t heads, int parts) {
     chunk.lay_out(arena, shape, decay);
     RowFactors& f = factors;
-    for (float** row : {&f.k_norm, &f.q_norm, &f.k_read, &f.q_read, &f.k_write}) *row = arena.floats(kChunk);
+    for (float** row : {&f.decay, &f.k_norm, &f.q_norm, &f.k_read, &f.q_read, &f.k_write}) *row = arena.floats(kChunk);
     const std::int64_t padded_values = round_up(shape.value_dim, kPanel), depth = shape.key_dim / kTileDepth;
     state = arena.floats(heads * shape.key_dim * padded_values);
     for (float** panel : {&values, &out, &u, &errors, &strange}) *panel = arena.floats(kChunk * kPanel);
@@ -116,19 +117,35 @@ HWY_INLINE void load_gains(const DeltaForward<T>& p, const ChunkPlace& at, Chunk
       c.lambda[r] *= c.k_factor[r] * c.k_factor[r];
     }
     c.beta[r] = to_float(p.beta(at.i_b, t, at.i_h));
-    if (p.rule.decay != Decay::none) load_decay(p.g.at(at.i_b, t, at.i_h), p.g.stride[3], 1, r, c.decay);
   }
   compute_gains(at.tokens, p.rule.step, c);
+}
+
+// The decays of a scalar, e^g, in whole vectors of float64 as the gains are.
+template <class T>
+HWY_INLINE void load_scalar_decays(const DeltaForward<T>& p, const ChunkPlace& at, float* decays) {
+  const hn::ScalableTag<double> d;
+  const hn::Rebind<float, decltype(d)> d32;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  HWY_ALIGN float g[kChunk] = {};
+  for (std::int64_t r = 0; r < at.tokens; ++r) g[r] = p.g(at.i_b, at.start + r, at.i_h, std::int64_t{0});
+  for (std::int64_t r = 0; r < at.tokens; r += lanes) {
+    const auto x = hn::PromoteTo(d, hn::Load(d32, g + r));
+    // Beyond these bounds e^x is 0 or infinite in float32, and Highway's exp is not defined.
+    const auto bounded = hn::Clamp(x, hn::Set(d, -200.0), hn::Set(d, 200.0));
+    const auto decay = hn::IfThenElse(hn::IsNaN(x), x, hn::Exp(d, bounded));
+    hn::Store(hn::DemoteTo(d32, decay), d32, decays + r);
+  }
 }
 
 // The factors of rows, from the norm's and the decays of a scalar.
 HWY_INLINE void compute_factors(std::int64_t tokens, bool norm, FwdScratch& s) {
   const ChunkScratch& c = s.chunk;
   const RowFactors& f = s.factors;
-  const auto decay = [&](std::int64_t r) { return s.has_scalar() ? c.decay.token[r * c.key_stride] : 1.0F; };
+  if (!s.has_scalar()) std::fill_n(f.decay, tokens, 1.0F);
   float before = 1.0F, after = 1.0F;
   for (std::int64_t r = 0; r < tokens; ++r) {
-    before *= decay(r);
+    before *= f.decay[r];
     f.k_norm[r] = norm ? c.k_factor[r] : 1.0F;
     f.q_norm[r] = s.query_scale * (norm ? c.q_factor[r] : 1.0F);
     f.k_read[r] = before * f.k_norm[r];
@@ -136,12 +153,12 @@ HWY_INLINE void compute_factors(std::int64_t tokens, bool norm, FwdScratch& s) {
   }
   for (std::int64_t r = tokens - 1; r >= 0; --r) {
     f.k_write[r] = after * f.k_norm[r];
-    after *= decay(r);
+    after *= f.decay[r];
   }
   for (float* row : {f.k_norm, f.q_norm, f.k_read, f.q_read, f.k_write}) std::fill(row + tokens, row + kChunk, 0.0F);
   if (!s.has_scalar()) return;
   std::fill_n(c.decay.whole, c.key_stride, before);
-  multiply_weights(tokens, c.decay);
+  multiply_weights(tokens, f.decay, 1, c.decay.weights);
 }
 
 // Rows of a chunk's keys or queries into s.reads from row `first` on, zeros behind the last token.
@@ -221,7 +238,9 @@ HWY_INLINE void cut_plain_keys(const DeltaForward<T>& p, const ChunkPlace& at, F
   transpose_columns<kKeyParts>(s.keys, s.writes);
   for (std::int64_t r = 0; r < at.tokens; ++r) c.lambda[r] = l_scores[r * (kChunk + 1)];
   load_gains(p, at, c);
-  if (s.scaled) compute_factors(at.tokens, p.rule.qk_l2norm, s);
+  if (!s.scaled) return;
+  if (s.has_scalar()) load_scalar_decays(p, at, s.factors.decay);
+  compute_factors(at.tokens, p.rule.qk_l2norm, s);
 }
 
 // q, k, gains and decays of a chunk, its keys cut, and P and L; rows behind the last token are zeros.
@@ -368,7 +387,8 @@ HWY_INLINE void substitute_panel(const DeltaForward<T>& p, const ChunkPlace& at,
   for_tiles(kChunk, substitution);
 }
 
-// One panel of O in the tile registers, but for what was set apart: to where it belongs.
+// One panel of O in the tile registers, but for what was set apart: to where it
+// belongs.
 template <class T>
 HWY_INLINE void store_output(const DeltaForward<T>& p, const ChunkPlace& at, std::int64_t v, std::int64_t columns,
                              bool ordinary, FwdScratch& s) {

@@ -91,17 +91,22 @@ HWY_INLINE void remaining_products(const ChunkDecay& s, std::int64_t last, float
 }
 
 // Scalar decay: the weights of scores.
-HWY_INLINE void multiply_weights(std::int64_t tokens, const ChunkDecay& s) {
+HWY_INLINE void multiply_weights(std::int64_t tokens, const float* decays, std::int64_t stride, float* weights) {
   const FloatTag d;
-  std::fill_n(s.weights, kChunk * kChunk, 0.0F);
+  constexpr int kRowVectors = static_cast<int>(kChunk / kLanes);
+  FloatVec row[kRowVectors], column[kRowVectors];
+  unroll<kRowVectors>([&](auto i) EFLA_UNROLLED {
+    row[i] = hn::Zero(d);
+    column[i] = hn::Iota(d, static_cast<float>(i * kLanes));
+  });
   for (std::int64_t r = 0; r < tokens; ++r) {
-    float* row = s.weights + r * kChunk;
-    const FloatVec decay = hn::Set(d, s.token[r * s.key_stride]);
-    for (std::int64_t j = 0; r > 0 && j < kChunk; j += kLanes) {
-      hn::Store(hn::Mul(decay, hn::Load(d, row - kChunk + j)), d, row + j);
-    }
-    row[r] = 1.0F;
+    const FloatVec decay = hn::Set(d, decays[r * stride]), now = hn::Set(d, static_cast<float>(r));
+    unroll<kRowVectors>([&](auto i) EFLA_UNROLLED {
+      row[i] = hn::IfThenElse(hn::Eq(column[i], now), hn::Set(d, 1.0F), hn::Mul(decay, row[i]));
+      hn::Store(row[i], d, weights + r * kChunk + i * kLanes);
+    });
   }
+  std::fill_n(weights + tokens * kChunk, (kChunk - tokens) * kChunk, 0.0F);
 }
 
 // Everything that follows from the tokens' decays.
@@ -110,7 +115,7 @@ HWY_INLINE void multiply_decays(std::int64_t tokens, ChunkDecay& s) {
   remaining_products(s, tokens, s.suffix);
   std::copy_n(s.prefix + (tokens - 1) * s.key_stride, s.key_stride, s.whole);
   if (s.kind == Decay::scalar) {
-    multiply_weights(tokens, s);
+    multiply_weights(tokens, s.token, s.key_stride, s.weights);
   } else if (tokens > kHalfChunk) {
     running_products(s, kHalfChunk, tokens, s.half_prefix);
     remaining_products(s, kHalfChunk, s.half_suffix);
