@@ -26,14 +26,22 @@ constexpr float kLargestPart = 0x1.fp127F;
 
 // Factors of the rows of a chunk, each [kChunk]: the L2 norm's and the decays of a scalar, which sums and updates get
 // in place of the keys. With a decay of channels keys are normalised and decayed themselves.
+//
+// With c_r = d_0 … d_r and d = c_last, the decay between tokens j and r is c_r / c_j, so that c is a factor of rows
+// alone: with U' = U ⊘ c, E = c ⊙ (K S + stril(K Kᵀ) U'), O = c ⊙ (Q S + tril(Q Kᵀ) U') and S ← d (S + Kᵀ U'). Where c
+// leaves the bounds within which nothing overflows or underflows (`divided` is false), L and P get the decays between
+// their tokens one by one, and U as it is multiplies P, times those to the chunk's end Kᵀ.
 struct RowFactors {
-  float* decay = nullptr;    // d of a scalar
-  float* k_norm = nullptr;   // of k's rows in L and P
-  float* q_norm = nullptr;   // of q's rows in P
-  float* k_read = nullptr;   // of the rows of K S
-  float* q_read = nullptr;   // of the rows of Q S
-  float* k_write = nullptr;  // of the rows of U that meet Kᵀ
+  bool divided = true;
+  float* k_norm = nullptr;   // of k's rows in L and P; only if not `divided`
+  float* q_norm = nullptr;   // of q's rows in P; only if not `divided`
+  float* k_read = nullptr;   // of the rows of E
+  float* q_read = nullptr;   // of the rows of O; if not `divided` of Q S
+  float* k_write = nullptr;  // of the rows of U
 };
+
+// The products of a chunk's decays within which they are divided by.
+constexpr float kSmallestDivisor = 0x1p-60F, kLargestDivisor = 0x1p60F;
 
 struct FwdScratch {
   ChunkScratch chunk;
@@ -42,6 +50,9 @@ struct FwdScratch {
   float* state = nullptr;  // panels [K, kPanel]
   // The scale is a factor of queries where these are cut from float32, and of outputs where bfloat16 holds queries.
   float query_scale = 1.0F, out_scale = 1.0F;
+  // The factors that rows of queries get as they are cut, those of outputs as they are stored: all, if not `divided`
+  // the scale alone.
+  float *query_factors = nullptr, *out_factors = nullptr;
   float* values = nullptr;   // [kChunk, kPanel] V, and
   float* out = nullptr;      // [kChunk, kPanel] O, where the caller's own rows cannot be used
   float* u = nullptr;        // [kChunk, kPanel]
@@ -54,15 +65,18 @@ struct FwdScratch {
   PartTiles p_scores;        // left
   PartTiles state_parts;     // right: one panel of S
   PartTiles u_parts;         // right: one panel of U
-  PartTiles u_writes;        // right: U times its factors; without factors u_parts
+  PartTiles u_writes;        // right: what of U meets Kᵀ, where that is not u_parts
   RowsAhead ahead;
 
   bool has_scalar() const { return chunk.decay.kind == Decay::scalar; }
+  bool divided() const { return scaled && factors.divided; }
+  bool weighed() const { return scaled && !factors.divided; }
 
   void lay_out(Arena& arena, const DeltaShape& shape, Decay decay, std::int64_t heads, int parts) {
     chunk.lay_out(arena, shape, decay);
     RowFactors& f = factors;
-    for (float** row : {&f.decay, &f.k_norm, &f.q_norm, &f.k_read, &f.q_read, &f.k_write}) *row = arena.floats(kChunk);
+    for (float** row : {&query_factors, &out_factors, &f.k_norm, &f.q_norm, &f.k_read, &f.q_read, &f.k_write})
+      *row = arena.floats(kChunk);
     const std::int64_t padded_values = round_up(shape.value_dim, kPanel), depth = shape.key_dim / kTileDepth;
     state = arena.floats(heads * shape.key_dim * padded_values);
     for (float** panel : {&values, &out, &u, &errors, &strange}) *panel = arena.floats(kChunk * kPanel);
@@ -77,53 +91,71 @@ struct FwdScratch {
   }
 };
 
-// Rows of keys or queries, times `factor` if they are float32, into rows of left tiles from `first` on; zeros behind
-// the last token. With `squares` Σx² of each.
+// 32 elements of a row of keys or queries.
+template <class T>
+HWY_INLINE void load_key(const T* row, std::int64_t stride, FloatVec& x0, FloatVec& x1) {
+  const FloatTag d;
+  if (stride == 1) {
+    x0 = load(d, row);
+    x1 = load(d, row + kLanes);
+  } else {
+    HWY_ALIGN float gathered[kTileDepth];
+    load_row(row, stride, kTileDepth, kTileDepth, gathered);
+    x0 = hn::Load(d, gathered);
+    x1 = hn::Load(d, gathered + kLanes);
+  }
+}
+
+// Rows of keys or queries, times their factors if they are float32 and have some, into rows of left tiles from `first`
+// on; zeros behind the last token.
 template <int kKeyParts, class T>
-HWY_INLINE void cut_tokens(const View<const T, 4>& view, const ChunkPlace& at, std::int64_t first, float factor,
-                           PartTiles reads, float* squares) {
+HWY_INLINE void cut_tokens(const View<const T, 4>& view, const ChunkPlace& at, std::int64_t first,
+                           [[maybe_unused]] const float* factors, PartTiles reads) {
   const FloatTag d;
   const std::int64_t stride = view.stride[3], part_stride = reads.part_stride();
-  const FloatVec factors = hn::Set(d, factor);
-  HWY_ALIGN float gathered[kTileDepth];
   for (std::int64_t r = 0; r < at.tokens; ++r) {
     const T* row = view.at(at.i_b, at.start + r, at.i_q);
     Part* to = reads.row(first + r, 0);
-    FloatVec sum = hn::Zero(d);
     for (std::int64_t along = 0; along < reads.depth; ++along, row += kTileDepth * stride, to += kTileParts) {
-      if (stride != 1) load_row(row, stride, kTileDepth, kTileDepth, gathered);
-      FloatVec x0 = stride == 1 ? load(d, row) : hn::Load(d, gathered);
-      FloatVec x1 = stride == 1 ? load(d, row + kLanes) : hn::Load(d, gathered + kLanes);
+      FloatVec x0, x1;
+      load_key(row, stride, x0, x1);
       if constexpr (std::is_same_v<T, float>) {
-        x0 = hn::Mul(x0, factors);
-        x1 = hn::Mul(x1, factors);
+        if (factors != nullptr) {
+          x0 = hn::Mul(x0, hn::Set(d, factors[r]));
+          x1 = hn::Mul(x1, hn::Set(d, factors[r]));
+        }
       }
-      if (squares != nullptr) sum = hn::MulAdd(x0, x0, hn::MulAdd(x1, x1, sum));
       cut_pairs<kKeyParts>(x0.raw, x1.raw, to, part_stride);
     }
-    if (squares != nullptr) squares[r] = hn::GetLane(hn::SumOfLanes(d, sum));
   }
   clear_rows<kKeyParts>(first + at.tokens, first + kChunk, reads);
 }
 
-// Gains and decays of a chunk whose ‖k‖² are in lambda, ‖q‖² in q_factor where the norm is wanted; the norm's factors.
+// Gains of a chunk whose ‖k‖² are in lambda, and the norm's factors.
 template <class T>
 HWY_INLINE void load_gains(const DeltaForward<T>& p, const ChunkPlace& at, ChunkScratch& c) {
+  const FloatTag d;
+  const std::int64_t stride = p.q.stride[3];
   for (std::int64_t r = 0; r < at.tokens; ++r) {
     const std::int64_t t = at.start + r;
-    if (p.rule.qk_l2norm) {
-      c.q_factor[r] = 1.0F / std::sqrt(c.q_factor[r] + static_cast<float>(kL2NormEpsilon));
-      c.k_factor[r] = 1.0F / std::sqrt(c.lambda[r] + static_cast<float>(kL2NormEpsilon));
-      c.lambda[r] *= c.k_factor[r] * c.k_factor[r];
-    }
     c.beta[r] = to_float(p.beta(at.i_b, t, at.i_h));
+    if (!p.rule.qk_l2norm) continue;
+    const T* q = p.q.at(at.i_b, t, at.i_q);
+    FloatVec sum = hn::Zero(d), x0, x1;
+    for (std::int64_t i = 0; i < p.shape.key_dim; i += kTileDepth) {
+      load_key(q + i * stride, stride, x0, x1);
+      sum = hn::MulAdd(x0, x0, hn::MulAdd(x1, x1, sum));
+    }
+    c.q_factor[r] = 1.0F / std::sqrt(hn::GetLane(hn::SumOfLanes(d, sum)) + static_cast<float>(kL2NormEpsilon));
+    c.k_factor[r] = 1.0F / std::sqrt(c.lambda[r] + static_cast<float>(kL2NormEpsilon));
+    c.lambda[r] *= c.k_factor[r] * c.k_factor[r];
   }
   compute_gains(at.tokens, p.rule.step, c);
 }
 
 // The decays of a scalar, e^g, in whole vectors of float64 as the gains are.
 template <class T>
-HWY_INLINE void load_scalar_decays(const DeltaForward<T>& p, const ChunkPlace& at, float* decays) {
+HWY_INLINE void load_scalar_decays(const DeltaForward<T>& p, const ChunkPlace& at, double* decays) {
   const hn::ScalableTag<double> d;
   const hn::Rebind<float, decltype(d)> d32;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
@@ -133,32 +165,49 @@ HWY_INLINE void load_scalar_decays(const DeltaForward<T>& p, const ChunkPlace& a
     const auto x = hn::PromoteTo(d, hn::Load(d32, g + r));
     // Beyond these bounds e^x is 0 or infinite in float32, and Highway's exp is not defined.
     const auto bounded = hn::Clamp(x, hn::Set(d, -200.0), hn::Set(d, 200.0));
-    const auto decay = hn::IfThenElse(hn::IsNaN(x), x, hn::Exp(d, bounded));
-    hn::Store(hn::DemoteTo(d32, decay), d32, decays + r);
+    hn::Store(hn::IfThenElse(hn::IsNaN(x), x, hn::Exp(d, bounded)), d, decays + r);
   }
 }
 
 // The factors of rows, from the norm's and the decays of a scalar.
-HWY_INLINE void compute_factors(std::int64_t tokens, bool norm, FwdScratch& s) {
+template <class T>
+HWY_INLINE void compute_factors(const DeltaForward<T>& p, const ChunkPlace& at, FwdScratch& s) {
   const ChunkScratch& c = s.chunk;
-  const RowFactors& f = s.factors;
-  if (!s.has_scalar()) std::fill_n(f.decay, tokens, 1.0F);
-  float before = 1.0F, after = 1.0F;
-  for (std::int64_t r = 0; r < tokens; ++r) {
-    before *= f.decay[r];
-    f.k_norm[r] = norm ? c.k_factor[r] : 1.0F;
-    f.q_norm[r] = s.query_scale * (norm ? c.q_factor[r] : 1.0F);
-    f.k_read[r] = before * f.k_norm[r];
-    f.q_read[r] = before * f.q_norm[r];
+  RowFactors& f = s.factors;
+  const std::int64_t tokens = at.tokens;
+  HWY_ALIGN double decay[kChunk], product[kChunk];
+  if (s.has_scalar()) {
+    load_scalar_decays(p, at, decay);
+  } else {
+    std::fill_n(decay, kChunk, 1.0);
   }
+  double before = 1.0, least = 1.0, most = 1.0;
+  for (std::int64_t r = 0; r < tokens; ++r) {
+    product[r] = before *= decay[r];
+    least = std::min(least, before);
+    most = std::max(most, before);
+  }
+  f.divided = least >= kSmallestDivisor && most <= kLargestDivisor && !std::isnan(before);
+  double after = 1.0;
   for (std::int64_t r = tokens - 1; r >= 0; --r) {
-    f.k_write[r] = after * f.k_norm[r];
-    after *= f.decay[r];
+    const float k_norm = p.rule.qk_l2norm ? c.k_factor[r] : 1.0F;
+    const float q_norm = s.query_scale * (p.rule.qk_l2norm ? c.q_factor[r] : 1.0F);
+    f.k_norm[r] = k_norm;
+    f.q_norm[r] = q_norm;
+    f.k_read[r] = static_cast<float>(product[r] * k_norm);
+    f.q_read[r] = static_cast<float>(product[r] * q_norm);
+    f.k_write[r] = static_cast<float>(f.divided ? k_norm / product[r] : k_norm * after);
+    after *= decay[r];
   }
   for (float* row : {f.k_norm, f.q_norm, f.k_read, f.q_read, f.k_write}) std::fill(row + tokens, row + kChunk, 0.0F);
-  if (!s.has_scalar()) return;
-  std::fill_n(c.decay.whole, c.key_stride, before);
-  multiply_weights(tokens, f.decay, 1, c.decay.weights);
+  float* rows = std::is_same_v<T, float> ? s.query_factors : s.out_factors;
+  for (std::int64_t r = 0; r < kChunk; ++r) {
+    rows[r] = s.out_scale * (f.divided ? f.q_read[r] : 1.0F);
+  }
+  if (s.has_scalar()) std::fill_n(c.decay.whole, c.key_stride, static_cast<float>(before));
+  if (f.divided) return;
+  for (std::int64_t r = 0; r < tokens; ++r) c.decay.token[r] = static_cast<float>(decay[r]);
+  multiply_weights(tokens, c.decay.token, 1, c.decay.weights);
 }
 
 // Rows of a chunk's keys or queries into s.reads from row `first` on, zeros behind the last token.
@@ -172,7 +221,6 @@ HWY_INLINE void cut_keys(const float* rows, std::int64_t first, std::int64_t tok
 // P and L are products of matrices, Q_read k_writeᵀ and K_read k_writeᵀ, each term as exact as any product. False where
 // c leaves the bounds within which nothing overflows or underflows.
 HWY_INLINE bool divide_keys(std::int64_t tokens, ChunkScratch& c) {
-  constexpr float kSmallest = 0x1p-60F, kLargest = 0x1p60F;
   const FloatTag d;
   running_products(c.decay, 0, tokens, c.decay.prefix);
   FloatVec least = hn::Set(d, 1.0F), most = least;
@@ -186,7 +234,8 @@ HWY_INLINE bool divide_keys(std::int64_t tokens, ChunkScratch& c) {
     hn::Store(hn::Div(k, product), d, c.k_write + i);
   }
   std::copy_n(c.decay.prefix + (tokens - 1) * c.key_stride, c.key_stride, c.decay.whole);
-  return hn::AllTrue(d, hn::Ge(least, hn::Set(d, kSmallest))) && hn::AllTrue(d, hn::Le(most, hn::Set(d, kLargest)));
+  return hn::AllTrue(d, hn::Ge(least, hn::Set(d, kSmallestDivisor))) &&
+         hn::AllTrue(d, hn::Le(most, hn::Set(d, kLargestDivisor)));
 }
 
 // The rows of reads from `block` on times Kᵀ, as far as they are below the diagonal.
@@ -229,18 +278,15 @@ template <int kKeyParts, class T>
 HWY_INLINE void cut_plain_keys(const DeltaForward<T>& p, const ChunkPlace& at, FwdScratch& s) {
   ChunkScratch& c = s.chunk;
   float* l_scores = c.scores + kChunk * kChunk;
-  cut_tokens<kKeyParts>(p.k, at, 0, 1.0F, s.reads, nullptr);
+  cut_tokens<kKeyParts>(p.k, at, 0, nullptr, s.reads);
   transpose_rows<kKeyParts>(s.reads, 0, s.keys, 0, s.keys.depth);
   multiply_keys<kKeyParts>(0, s, l_scores);
-  cut_tokens<kKeyParts>(p.q, at, kChunk, s.scaled ? 1.0F : s.query_scale, s.reads,
-                        p.rule.qk_l2norm ? c.q_factor : nullptr);
-  multiply_keys<kKeyParts>(2, s, c.scores);
-  transpose_columns<kKeyParts>(s.keys, s.writes);
   for (std::int64_t r = 0; r < at.tokens; ++r) c.lambda[r] = l_scores[r * (kChunk + 1)];
   load_gains(p, at, c);
-  if (!s.scaled) return;
-  if (s.has_scalar()) load_scalar_decays(p, at, s.factors.decay);
-  compute_factors(at.tokens, p.rule.qk_l2norm, s);
+  if (s.scaled) compute_factors(p, at, s);
+  cut_tokens<kKeyParts>(p.q, at, kChunk, s.query_factors, s.reads);
+  multiply_keys<kKeyParts>(2, s, c.scores);
+  transpose_columns<kKeyParts>(s.keys, s.writes);
 }
 
 // q, k, gains and decays of a chunk, its keys cut, and P and L; rows behind the last token are zeros.
@@ -270,11 +316,13 @@ HWY_NOINLINE void finish_scores(std::int64_t tokens, FwdScratch& s) {
       const auto past = hn::FirstN(d, static_cast<std::size_t>(std::clamp<std::int64_t>(count - j, 0, kLanes)));
       const std::int64_t i = r * kChunk + j;
       FloatVec p = hn::Load(d, c.scores + i);
-      if (s.scaled) {
-        FloatVec column = hn::Load(d, f.k_norm + j);
-        if (s.has_scalar()) column = hn::Mul(column, hn::Load(d, c.decay.weights + i));
+      const FloatVec l = hn::Load(d, l_scores + i);
+      if (s.divided()) {
+        const FloatVec column = hn::Load(d, f.k_write + j);
+        hn::Store(hn::Mul(l, hn::Mul(column, hn::Set(d, f.k_read[r]))), d, l_scores + i);
+      } else if (s.scaled) {
+        const FloatVec column = hn::Mul(hn::Load(d, f.k_norm + j), hn::Load(d, c.decay.weights + i));
         p = hn::Mul(p, hn::Mul(column, hn::Set(d, f.q_norm[r])));
-        const FloatVec l = hn::Load(d, l_scores + i);
         hn::Store(hn::Mul(l, hn::Mul(column, hn::Set(d, f.k_norm[r]))), d, l_scores + i);
       }
       hn::Store(hn::IfThenElseZero(past, p), d, c.scores + i);
@@ -283,10 +331,10 @@ HWY_NOINLINE void finish_scores(std::int64_t tokens, FwdScratch& s) {
   cut_rows<kParts>(c.scores, kChunk, 0, kChunk, s.p_scores);
 }
 
-// One panel of S into its parts; S ← D S.
+// One panel of S into its parts; S ← D S, unless D comes later.
 template <int kParts>
 HWY_INLINE void cut_state(std::int64_t key_dim, float* state, FwdScratch& s) {
-  const float* whole = s.chunk.decay.whole;
+  const float* whole = s.divided() ? nullptr : s.chunk.decay.whole;
   const PartTiles parts = s.state_parts;
   const std::int64_t stride = parts.part_stride();
   constexpr std::int64_t kPair = kTileRows * kPanel;  // from a row to the other of its pair
@@ -305,7 +353,7 @@ HWY_INLINE void cut_state(std::int64_t key_dim, float* state, FwdScratch& s) {
   }
 }
 
-// The panel of U into its parts, and times its factors; whether bfloat16 holds all of U.
+// The panel of U, or U', into its parts, and times its factors where it is weighed; whether bfloat16 holds all of it.
 template <int kParts>
 HWY_INLINE bool cut_updates(FwdScratch& s) {
   const __m512 largest = _mm512_set1_ps(kLargestPart);
@@ -316,12 +364,16 @@ HWY_INLINE bool cut_updates(FwdScratch& s) {
   for (std::int64_t r = 0; r < kTileRows; ++r) {
     for (std::int64_t column = 0; column < 2; ++column) {
       const float* from = s.u + r * kPanel + column * kTileRows;
-      const __m512 x0 = _mm512_load_ps(from), x1 = _mm512_load_ps(from + kPair);
+      const __m512 f0 = _mm512_set1_ps(s.factors.k_write[r]), f1 = _mm512_set1_ps(s.factors.k_write[r + kTileRows]);
+      __m512 x0 = _mm512_load_ps(from), x1 = _mm512_load_ps(from + kPair);
+      if (s.divided()) {
+        x0 = _mm512_mul_ps(f0, x0);
+        x1 = _mm512_mul_ps(f1, x1);
+      }
       strange |= _mm512_cmp_ps_mask(_mm512_abs_ps(x0), largest, _CMP_NLE_UQ);
       strange |= _mm512_cmp_ps_mask(_mm512_abs_ps(x1), largest, _CMP_NLE_UQ);
       cut_pairs<kParts>(x0, x1, parts.tile(0, column, 0) + r * kTileDepth, stride);
-      if (!s.scaled) continue;
-      const __m512 f0 = _mm512_set1_ps(s.factors.k_write[r]), f1 = _mm512_set1_ps(s.factors.k_write[r + kTileRows]);
+      if (!s.weighed()) continue;
       cut_pairs<kParts>(_mm512_mul_ps(f0, x0), _mm512_mul_ps(f1, x1), writes.tile(0, column, 0) + r * kTileDepth,
                         stride);
     }
@@ -333,7 +385,8 @@ HWY_INLINE bool cut_updates(FwdScratch& s) {
 // not finite, or too large, go to s.strange, and in their place u_parts gets zeros; u_writes gets all of U.
 template <int kParts>
 HWY_NOINLINE void set_strange_apart(FwdScratch& s) {
-  if (!s.scaled) {  // u_parts would be both
+  if (s.divided()) scale_rows(s.u, s.factors.k_write, s.u);
+  if (!s.weighed()) {  // u_parts would be both
     for (int part = 0; part < kParts; ++part) {
       std::copy_n(s.u_parts.tile(part, 0, 0), 2 * kTileParts, s.u_writes.tile(part, 0, 0));
     }
@@ -393,7 +446,7 @@ template <class T>
 HWY_INLINE void store_output(const DeltaForward<T>& p, const ChunkPlace& at, std::int64_t v, std::int64_t columns,
                              bool ordinary, FwdScratch& s) {
   if constexpr (std::is_same_v<T, float>) {
-    if (ordinary && at.tokens == kChunk && columns == kPanel && p.o.stride[3] == 1 && s.out_scale == 1.0F) {
+    if (ordinary && at.tokens == kChunk && columns == kPanel && p.o.stride[3] == 1) {
       return store_sums(p.o.at(at.i_b, at.start, at.i_h, v), p.o.stride[1]);
     }
   }
@@ -403,7 +456,7 @@ HWY_INLINE void store_output(const DeltaForward<T>& p, const ChunkPlace& at, std
     for_tiles(kChunk, strange);
   }
   for (std::int64_t r = 0; r < at.tokens; ++r) {
-    store_row(s.out + r * kPanel, s.out_scale, columns, p.o.at(at.i_b, at.start + r, at.i_h, v), p.o.stride[3]);
+    store_row(s.out + r * kPanel, s.out_factors[r], columns, p.o.at(at.i_b, at.start + r, at.i_h, v), p.o.stride[3]);
   }
 }
 
@@ -420,7 +473,7 @@ HWY_NOINLINE void panel_chunk(const DeltaForward<T>& p, const ChunkPlace& at, st
   // Q_read S stays in the tile registers, and is computed while the substitution runs.
   zero_sums();
   add_products<kKeyParts, kParts>(s.reads, 2, s.state_parts, 0, s.ahead);
-  if (s.scaled) {
+  if (s.weighed()) {
     store_sums(s.out, kPanel);
     scale_rows(s.out, s.factors.q_read, s.out);
     load_sums(s.out, kPanel);
@@ -432,9 +485,10 @@ HWY_NOINLINE void panel_chunk(const DeltaForward<T>& p, const ChunkPlace& at, st
   store_output(p, at, v, columns, ordinary, s);
   for (std::int64_t i = 0; i < key_dim; i += 2 * kTileRows) {
     load_sums(state + i * kPanel, kPanel);
-    add_products<kKeyParts, kParts>(s.writes, i / kTileRows, s.scaled || !ordinary ? s.u_writes : s.u_parts, 0,
+    add_products<kKeyParts, kParts>(s.writes, i / kTileRows, s.weighed() || !ordinary ? s.u_writes : s.u_parts, 0,
                                     s.ahead);
     store_sums(state + i * kPanel, kPanel);
+    if (s.divided() && s.has_scalar()) scale_rows(state + i * kPanel, s.chunk.decay.whole, state + i * kPanel);
   }
 }
 
@@ -468,6 +522,8 @@ void ForwardPart(const DeltaForward<T>& p, const HeadsPart& part, std::byte* mem
   const std::int64_t key_dim = p.shape.key_dim, head = part.head, head_end = part.head_end;
   const std::int64_t first = part.panel * kPanel, last = std::min(part.panel_end * kPanel, p.shape.value_dim);
   (std::is_same_v<T, float> ? s.query_scale : s.out_scale) = static_cast<float>(p.rule.scale_for(key_dim));
+  std::fill_n(s.query_factors, kChunk, s.query_scale);
+  std::fill_n(s.out_factors, kChunk, s.out_scale);
   const bool streams = streams_states(p);
   float* const states = s.state;
   const std::int64_t padded_values = round_up(p.shape.value_dim, kPanel), state_floats = key_dim * padded_values;
