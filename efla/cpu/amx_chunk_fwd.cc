@@ -32,7 +32,6 @@ constexpr float kLargestPart = 0x1.fp127F;
 // leaves the bounds within which nothing overflows or underflows (`divided` is false), L and P get the decays between
 // their tokens one by one, and U as it is multiplies P, times those to the chunk's end Kᵀ.
 struct RowFactors {
-  bool divided = true;
   float* k_norm = nullptr;   // of k's rows in L and P; only if not `divided`
   float* q_norm = nullptr;   // of q's rows in P; only if not `divided`
   float* k_read = nullptr;   // of the rows of E
@@ -47,6 +46,7 @@ struct FwdScratch {
   ChunkScratch chunk;
   RowFactors factors;  // in use where `scaled`
   bool scaled = false;
+  bool divided = false;    // by c, if there is one
   float* state = nullptr;  // panels [K, kPanel]
   // The scale is a factor of queries where these are cut from float32, and of outputs where bfloat16 holds queries.
   float query_scale = 1.0F, out_scale = 1.0F;
@@ -61,7 +61,7 @@ struct FwdScratch {
   PartTiles reads;           // left: K_read, then Q_read
   PartTiles keys;            // right: Kᵀ, columns are tokens
   PartTiles writes;          // left: K_writeᵀ, the depth is tokens
-  PartTiles write_keys;      // right: K_writeᵀ; only with a decay of channels
+  PartTiles write_keys;      // left: K_write; only with a decay of channels
   PartTiles p_scores;        // left
   PartTiles state_parts;     // right: one panel of S
   PartTiles u_parts;         // right: one panel of U
@@ -69,8 +69,7 @@ struct FwdScratch {
   RowsAhead ahead;
 
   bool has_scalar() const { return chunk.decay.kind == Decay::scalar; }
-  bool divided() const { return scaled && factors.divided; }
-  bool weighed() const { return scaled && !factors.divided; }
+  bool weighed() const { return scaled && !divided; }
 
   void lay_out(Arena& arena, const DeltaShape& shape, Decay decay, std::int64_t heads, int parts) {
     chunk.lay_out(arena, shape, decay);
@@ -187,7 +186,7 @@ HWY_INLINE void compute_factors(const DeltaForward<T>& p, const ChunkPlace& at, 
     least = std::min(least, before);
     most = std::max(most, before);
   }
-  f.divided = least >= kSmallestDivisor && most <= kLargestDivisor && !std::isnan(before);
+  s.divided = least >= kSmallestDivisor && most <= kLargestDivisor && !std::isnan(before);
   double after = 1.0;
   for (std::int64_t r = tokens - 1; r >= 0; --r) {
     const float k_norm = p.rule.qk_l2norm ? c.k_factor[r] : 1.0F;
@@ -196,16 +195,16 @@ HWY_INLINE void compute_factors(const DeltaForward<T>& p, const ChunkPlace& at, 
     f.q_norm[r] = q_norm;
     f.k_read[r] = static_cast<float>(product[r] * k_norm);
     f.q_read[r] = static_cast<float>(product[r] * q_norm);
-    f.k_write[r] = static_cast<float>(f.divided ? k_norm / product[r] : k_norm * after);
+    f.k_write[r] = static_cast<float>(s.divided ? k_norm / product[r] : k_norm * after);
     after *= decay[r];
   }
   for (float* row : {f.k_norm, f.q_norm, f.k_read, f.q_read, f.k_write}) std::fill(row + tokens, row + kChunk, 0.0F);
   float* rows = std::is_same_v<T, float> ? s.query_factors : s.out_factors;
   for (std::int64_t r = 0; r < kChunk; ++r) {
-    rows[r] = s.out_scale * (f.divided ? f.q_read[r] : 1.0F);
+    rows[r] = s.out_scale * (s.divided ? f.q_read[r] : 1.0F);
   }
   if (s.has_scalar()) std::fill_n(c.decay.whole, c.key_stride, static_cast<float>(before));
-  if (f.divided) return;
+  if (s.divided) return;
   for (std::int64_t r = 0; r < tokens; ++r) c.decay.token[r] = static_cast<float>(decay[r]);
   multiply_weights(tokens, c.decay.token, 1, c.decay.weights);
 }
@@ -217,25 +216,45 @@ HWY_INLINE void cut_keys(const float* rows, std::int64_t first, std::int64_t tok
   clear_rows<kKeyParts>(first + tokens, first + kChunk, s.reads);
 }
 
-// A decay of channels: c_r = d_0 … d_r, Q_read and K_read, the rows times c, and in k_write the rows divided by c. Then
-// P and L are products of matrices, Q_read k_writeᵀ and K_read k_writeᵀ, each term as exact as any product. False where
-// c leaves the bounds within which nothing overflows or underflows.
-HWY_INLINE bool divide_keys(std::int64_t tokens, ChunkScratch& c) {
+// A decay of channels: c_r = d_0 … d_r, its last row, and whether a chunk's keys may be divided by it.
+HWY_INLINE bool multiply_channels(std::int64_t tokens, const ChunkDecay& decay) {
   const FloatTag d;
-  running_products(c.decay, 0, tokens, c.decay.prefix);
   FloatVec least = hn::Set(d, 1.0F), most = least;
-  for (std::int64_t i = 0; i < tokens * c.key_stride; i += kLanes) {
-    const FloatVec product = hn::Load(d, c.decay.prefix + i);
-    least = hn::Min(least, product);
-    most = hn::Max(most, product);
-    const FloatVec k = hn::Load(d, c.k + i);
-    hn::Store(hn::Mul(k, product), d, c.k_read + i);
-    hn::Store(hn::Mul(hn::Load(d, c.q + i), product), d, c.q_read + i);
-    hn::Store(hn::Div(k, product), d, c.k_write + i);
+  for (std::int64_t i = 0; i < decay.key_stride; i += kLanes) {
+    FloatVec product = hn::Set(d, 1.0F);
+    for (std::int64_t at = i; at < tokens * decay.key_stride; at += decay.key_stride) {
+      product = hn::Mul(product, hn::Load(d, decay.token + at));
+      least = hn::Min(least, product);
+      most = hn::Max(most, product);
+      hn::Store(product, d, decay.prefix + at);
+    }
+    hn::Store(product, d, decay.whole + i);
   }
-  std::copy_n(c.decay.prefix + (tokens - 1) * c.key_stride, c.key_stride, c.decay.whole);
   return hn::AllTrue(d, hn::Ge(least, hn::Set(d, kSmallestDivisor))) &&
          hn::AllTrue(d, hn::Le(most, hn::Set(d, kLargestDivisor)));
+}
+
+// K_read and Q_read, the rows times c, and K_write, the keys divided by it, cut.
+template <int kKeyParts>
+HWY_INLINE void cut_divided_keys(std::int64_t tokens, FwdScratch& s) {
+  const FloatTag d;
+  const ChunkScratch& c = s.chunk;
+  const PartTiles reads = s.reads, writes = s.write_keys;
+  for (std::int64_t r = 0; r < tokens; ++r) {
+    for (std::int64_t along = 0; along < reads.depth; ++along) {
+      const std::int64_t i = r * c.key_stride + along * kTileDepth, j = i + kLanes;
+      const FloatVec c0 = hn::Load(d, c.decay.prefix + i), c1 = hn::Load(d, c.decay.prefix + j);
+      const FloatVec k0 = hn::Load(d, c.k + i), k1 = hn::Load(d, c.k + j);
+      const FloatVec q0 = hn::Mul(hn::Load(d, c.q + i), c0), q1 = hn::Mul(hn::Load(d, c.q + j), c1);
+      cut_pairs<kKeyParts>(hn::Mul(k0, c0).raw, hn::Mul(k1, c1).raw, reads.row(r, along), reads.part_stride());
+      cut_pairs<kKeyParts>(q0.raw, q1.raw, reads.row(kChunk + r, along), reads.part_stride());
+      cut_pairs<kKeyParts>(hn::Div(k0, c0).raw, hn::Div(k1, c1).raw, writes.row(r, along), writes.part_stride());
+    }
+  }
+  for (const std::int64_t first : {std::int64_t{0}, kChunk}) {
+    clear_rows<kKeyParts>(first + tokens, first + kChunk, reads);
+  }
+  clear_rows<kKeyParts>(tokens, kChunk, writes);
 }
 
 // The rows of reads from `block` on times Kᵀ, as far as they are below the diagonal.
@@ -246,30 +265,30 @@ HWY_INLINE void multiply_keys(std::int64_t block, FwdScratch& s, float* scores) 
   store_sums(scores, kChunk);
 }
 
-// Q_read, K_read and K_write of a chunk with a decay of channels, cut, and its scores.
-template <int kKeyParts>
-HWY_INLINE void cut_decayed_keys(const ChunkPlace& at, std::int64_t key_dim, FwdScratch& s) {
+// Where a decay of channels changes the keys. With those divided by c, P = tril(Q_read K_writeᵀ) and
+// L = stril(K_read K_writeᵀ), each term as exact as any product.
+template <int kKeyParts, class T>
+HWY_INLINE void cut_decayed_keys(const DeltaForward<T>& p, const ChunkPlace& at, FwdScratch& s) {
   ChunkScratch& c = s.chunk;
-  const bool factored = divide_keys(at.tokens, c);
-  if (factored) {
-    cut_keys<kKeyParts>(c.k_write, 0, at.tokens, s);
-    transpose_rows<kKeyParts>(s.reads, 0, s.keys, 0, s.keys.depth);
-    for (std::int64_t r = 0; r < at.tokens; ++r) {
-      multiply_rows(c.k_write + r * c.key_stride, c.decay.whole, c.key_stride, c.decay.suffix + r * c.key_stride);
-    }
-    cut_keys<kKeyParts>(c.decay.suffix, 0, at.tokens, s);
+  load_chunk(p, at, c);
+  if (s.query_scale != 1.0F) {
+    for (std::int64_t i = 0; i < at.tokens * c.key_stride; ++i) c.q[i] *= s.query_scale;
+  }
+  s.divided = multiply_channels(at.tokens, c.decay);
+  if (s.divided) {
+    cut_divided_keys<kKeyParts>(at.tokens, s);
+    transpose_rows<kKeyParts>(s.write_keys, 0, s.keys, 0, s.keys.depth);
+    multiply_keys<kKeyParts>(0, s, c.scores + kChunk * kChunk);
+    multiply_keys<kKeyParts>(2, s, c.scores);
   } else {
     std::fill_n(c.scores, 2 * kChunk * kChunk, 0.0F);
-    compute_scores(at, key_dim, c);
+    compute_scores(at, p.shape.key_dim, c);
     cut_keys<kKeyParts>(c.k_write, 0, at.tokens, s);
+    transpose_rows<kKeyParts>(s.reads, 0, s.keys, 0, s.keys.depth);
+    cut_keys<kKeyParts>(c.k_read, 0, at.tokens, s);
+    cut_keys<kKeyParts>(c.q_read, kChunk, at.tokens, s);
   }
-  transpose_rows<kKeyParts>(s.reads, 0, s.write_keys, 0, s.write_keys.depth);
-  transpose_columns<kKeyParts>(s.write_keys, s.writes);
-  cut_keys<kKeyParts>(c.k_read, 0, at.tokens, s);
-  cut_keys<kKeyParts>(c.q_read, kChunk, at.tokens, s);
-  if (!factored) return;
-  multiply_keys<kKeyParts>(0, s, c.scores + kChunk * kChunk);
-  multiply_keys<kKeyParts>(2, s, c.scores);
+  transpose_columns<kKeyParts>(s.keys, s.writes);
 }
 
 // Where keys are not changed by a decay: a matrix is cut just before it is multiplied, since a core's first cache holds
@@ -294,9 +313,7 @@ template <int kKeyParts, class T>
 HWY_NOINLINE void load_keys(const DeltaForward<T>& p, const ChunkPlace& at, FwdScratch& s) {
   ChunkScratch& c = s.chunk;
   if (p.rule.decay == Decay::channel) {
-    load_chunk(p, at, c);
-    for (std::int64_t i = 0; i < at.tokens * c.key_stride; ++i) c.q[i] *= s.query_scale;
-    cut_decayed_keys<kKeyParts>(at, p.shape.key_dim, s);
+    cut_decayed_keys<kKeyParts>(p, at, s);
   } else {
     cut_plain_keys<kKeyParts>(p, at, s);
   }
@@ -317,7 +334,7 @@ HWY_NOINLINE void finish_scores(std::int64_t tokens, FwdScratch& s) {
       const std::int64_t i = r * kChunk + j;
       FloatVec p = hn::Load(d, c.scores + i);
       const FloatVec l = hn::Load(d, l_scores + i);
-      if (s.divided()) {
+      if (s.scaled && s.divided) {
         const FloatVec column = hn::Load(d, f.k_write + j);
         hn::Store(hn::Mul(l, hn::Mul(column, hn::Set(d, f.k_read[r]))), d, l_scores + i);
       } else if (s.scaled) {
@@ -334,7 +351,7 @@ HWY_NOINLINE void finish_scores(std::int64_t tokens, FwdScratch& s) {
 // One panel of S into its parts; S ← D S, unless D comes later.
 template <int kParts>
 HWY_INLINE void cut_state(std::int64_t key_dim, float* state, FwdScratch& s) {
-  const float* whole = s.divided() ? nullptr : s.chunk.decay.whole;
+  const float* whole = s.divided ? nullptr : s.chunk.decay.whole;
   const PartTiles parts = s.state_parts;
   const std::int64_t stride = parts.part_stride();
   constexpr std::int64_t kPair = kTileRows * kPanel;  // from a row to the other of its pair
@@ -366,7 +383,7 @@ HWY_INLINE bool cut_updates(FwdScratch& s) {
       const float* from = s.u + r * kPanel + column * kTileRows;
       const __m512 f0 = _mm512_set1_ps(s.factors.k_write[r]), f1 = _mm512_set1_ps(s.factors.k_write[r + kTileRows]);
       __m512 x0 = _mm512_load_ps(from), x1 = _mm512_load_ps(from + kPair);
-      if (s.divided()) {
+      if (s.scaled && s.divided) {
         x0 = _mm512_mul_ps(f0, x0);
         x1 = _mm512_mul_ps(f1, x1);
       }
@@ -385,7 +402,7 @@ HWY_INLINE bool cut_updates(FwdScratch& s) {
 // not finite, or too large, go to s.strange, and in their place u_parts gets zeros; u_writes gets all of U.
 template <int kParts>
 HWY_NOINLINE void set_strange_apart(FwdScratch& s) {
-  if (s.divided()) scale_rows(s.u, s.factors.k_write, s.u);
+  if (s.scaled && s.divided) scale_rows(s.u, s.factors.k_write, s.u);
   if (!s.weighed()) {  // u_parts would be both
     for (int part = 0; part < kParts; ++part) {
       std::copy_n(s.u_parts.tile(part, 0, 0), 2 * kTileParts, s.u_writes.tile(part, 0, 0));
@@ -465,6 +482,7 @@ template <int kParts, int kKeyParts, class T>
 HWY_NOINLINE void panel_chunk(const DeltaForward<T>& p, const ChunkPlace& at, std::int64_t v, std::int64_t columns,
                               FwdScratch& s) {
   const std::int64_t key_dim = p.shape.key_dim;
+  const float* whole = s.chunk.decay.whole;
   float* state = s.state + v * key_dim;
   cut_state<kParts>(key_dim, state, s);
   zero_sums();
@@ -488,7 +506,7 @@ HWY_NOINLINE void panel_chunk(const DeltaForward<T>& p, const ChunkPlace& at, st
     add_products<kKeyParts, kParts>(s.writes, i / kTileRows, s.weighed() || !ordinary ? s.u_writes : s.u_parts, 0,
                                     s.ahead);
     store_sums(state + i * kPanel, kPanel);
-    if (s.divided() && s.has_scalar()) scale_rows(state + i * kPanel, s.chunk.decay.whole, state + i * kPanel);
+    if (whole != nullptr && s.divided) scale_rows(state + i * kPanel, whole + i, state + i * kPanel);
   }
 }
 
