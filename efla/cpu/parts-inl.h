@@ -189,27 +189,23 @@ struct PartPair {
   int i, j;
 };
 template <int L, int R>
-inline constexpr auto kPartPairs = [] {
-  if constexpr (L == 3 && R == 3)
-    return std::array<PartPair, 6>{{{0, 2}, {0, 1}, {1, 1}, {1, 0}, {0, 0}, {2, 0}}};
-  else if constexpr (L == 3 && R == 1)
-    return std::array<PartPair, 3>{{{0, 0}, {1, 0}, {2, 0}}};
-  else if constexpr (L == 2 && R == 2)
-    return std::array<PartPair, 3>{{{0, 1}, {0, 0}, {1, 0}}};
-  else if constexpr (L == 2)
-    return std::array<PartPair, 2>{{{0, 0}, {1, 0}}};
-  else if constexpr (R == 2)
-    return std::array<PartPair, 2>{{{0, 0}, {0, 1}}};
-  else
-    return std::array<PartPair, 1>{{{0, 0}}};
-}();
+inline constexpr auto kPartPairs = std::to_array<PartPair>({{0, 0}});
+template <>
+inline constexpr auto kPartPairs<1, 2> = std::to_array<PartPair>({{0, 0}, {0, 1}});
+template <>
+inline constexpr auto kPartPairs<2, 1> = std::to_array<PartPair>({{0, 0}, {1, 0}});
+template <>
+inline constexpr auto kPartPairs<2, 2> = std::to_array<PartPair>({{0, 1}, {0, 0}, {1, 0}});
+template <>
+inline constexpr auto kPartPairs<3, 3> = std::to_array<PartPair>({{0, 2}, {0, 1}, {1, 1}, {1, 0}, {0, 0}, {2, 0}});
 
 // The sums += the product of 32 rows of `left`, in L parts, and 32 columns of `right`, in R; asks for rows on the way.
 template <int L, int R, bool kLower = false>
 HWY_INLINE void add_products(PartTiles left, std::int64_t left_block, PartTiles right, std::int64_t right_block,
                              RowsAhead& ahead) {
+  static_assert(L == R || L + R == 3);
   constexpr auto kPairs = kPartPairs<L, R>;
-  constexpr int kLines = std::max(L, R) == 3 ? 4 : 8;  // fewer products have more to ask for
+  constexpr int kLines = L == 3 ? 4 : 8;  // fewer products have more to ask for
   const Part* a = left.tile(0, left_block, 0);
   const Part* b = right.tile(0, right_block, 0);
   const std::int64_t next_a = left.block_stride(), part_a = left.part_stride();
