@@ -418,6 +418,32 @@ void chunk_of_head(const DeltaBackward<T>& p, const ChunkPlace& at, const Sequen
   if constexpr (kDecay) finish_decay(p, at, scale, s);
 }
 
+// dq and dk of a chunk's tokens from their sums over value heads, through the L2 norm, and out.
+template <class T>
+HWY_INLINE void store_keys(const DeltaBackward<T>& p, const ChunkPlace& at, const Scratch& s, float* dq, float* dk) {
+  for (std::int64_t r = 0; r < at.tokens; ++r) {
+    finish_keys(p, at, r, s.chunk, dq + r * p.shape.key_dim, dk + r * p.shape.key_dim);
+  }
+}
+
+HWY_INLINE void scale_state(float* state, std::int64_t count, float by) {
+  for (std::int64_t i = 0; i < count; ++i) state[i] *= by;
+}
+
+// dS after the last token of a value head, divided by the scale; dS before the first, times it.
+template <class T>
+HWY_INLINE void load_final(const DeltaBackward<T>& p, std::int64_t n, std::int64_t i_h, float scale,
+                           std::int64_t state_floats, float* dstate) {
+  load_state_panels(p.dfinal_state, 0, p.shape.value_dim, p.shape.key_dim, dstate, n, i_h);
+  if (p.dfinal_state) scale_state(dstate, state_floats, 1.0F / scale);
+}
+template <class T>
+HWY_INLINE void store_initial(const DeltaBackward<T>& p, std::int64_t n, std::int64_t i_h, float scale,
+                              std::int64_t state_floats, float* dstate) {
+  if (p.dinitial_state) scale_state(dstate, state_floats, scale);
+  store_state_panels(dstate, p.dinitial_state, 0, p.shape.value_dim, p.shape.key_dim, n, i_h);
+}
+
 // Query heads [part.head, part.head_end) of a sequence with all of their value heads, chunk by chunk and within a chunk
 // head by head: rows of neighbouring heads lie beside each other in memory.
 template <class T, int kKeyParts, bool kDecay>
@@ -430,12 +456,8 @@ void BackwardPart(const DeltaBackward<T>& p, const HeadsPart& part, std::byte* m
   const std::int64_t head = part.head * group, head_end = part.head_end * group;  // value heads
   const auto scale = static_cast<float>(p.rule.scale_for(key_dim));
   const auto dstate = [&](std::int64_t i_h) { return s.dstate + (i_h - head) * s.state_floats; };
-  const auto scale_state = [&](std::int64_t i_h, float by) HWY_ATTR {
-    for (std::int64_t i = 0; i < s.state_floats; ++i) dstate(i_h)[i] *= by;
-  };
   for (std::int64_t i_h = head; i_h < head_end; ++i_h) {
-    load_state_panels(p.dfinal_state, 0, value_dim, key_dim, dstate(i_h), part.n, i_h);
-    if (p.dfinal_state) scale_state(i_h, 1.0F / scale);
+    load_final(p, part.n, i_h, scale, s.state_floats, dstate(i_h));
   }
   const std::int64_t chunks = (sequence.end - sequence.begin + kChunk - 1) / kChunk;
   for (std::int64_t start = sequence.begin + (chunks - 1) * kChunk; start >= sequence.begin; start -= kChunk) {
@@ -450,17 +472,90 @@ void BackwardPart(const DeltaBackward<T>& p, const HeadsPart& part, std::byte* m
       float *dq = s.parts + (first_of_group ? 0 : s.part_floats), *dk = dq + s.part_floats / 2;
       chunk_of_head<kDecay, kKeyParts>(p, at, sequence, scale, dstate(i_h), s.chunk, dq, dk);
       if (!first_of_group) add_rows(s.parts + s.part_floats, s.part_floats, s.parts);
-      if ((i_h + 1) % group != 0) continue;
-      for (std::int64_t r = 0; r < at.tokens; ++r) {
-        float* sum = s.parts + r * key_dim;
-        finish_keys(p, at, r, s.chunk.chunk, sum, sum + s.part_floats / 2);
-      }
+      if ((i_h + 1) % group == 0) store_keys(p, at, s.chunk, s.parts, s.parts + s.part_floats / 2);
     }
   }
   for (std::int64_t i_h = head; i_h < head_end; ++i_h) {
-    if (p.dinitial_state) scale_state(i_h, scale);
-    store_state_panels(dstate(i_h), p.dinitial_state, 0, value_dim, key_dim, part.n, i_h);
+    store_initial(p, part.n, i_h, scale, s.state_floats, dstate(i_h));
   }
+}
+
+// The value heads of one query head, shared out to threads chunk by chunk.
+struct GroupScratch {
+  std::int64_t state_floats, part_floats;
+  float* dstate;  // for each value head panels [K, kPanel] of dS
+  float* parts;   // for each value head [2 kChunk, Kp] dq and dk
+  std::byte* members;
+  std::size_t member_bytes;  // of a thread's Scratch
+
+  GroupScratch(Arena& arena, const DeltaShape& shape, Decay decay, int threads)
+      : state_floats(shape.key_dim * round_up(shape.value_dim, kPanel)), part_floats(2 * kChunk * shape.key_dim) {
+    dstate = arena.floats(shape.group() * state_floats);
+    parts = arena.floats(shape.group() * part_floats);
+    Arena member;
+    Scratch().lay_out(member, shape, decay, kStateParts<float>);
+    member_bytes = member.bytes();
+    members =
+        reinterpret_cast<std::byte*>(arena.floats(static_cast<std::int64_t>(member_bytes / sizeof(float)) * threads));
+  }
+  Scratch member(const DeltaShape& shape, Decay decay, int i) const {
+    Arena arena(members + member_bytes * static_cast<std::size_t>(i));
+    Scratch s;
+    s.lay_out(arena, shape, decay, kStateParts<float>);
+    return s;
+  }
+};
+
+// Query head i_q of sequence n with all of its value heads, by all threads of the pool. dq and dk are summed in the
+// order of the heads, as one thread does.
+template <class T, int kKeyParts, bool kDecay>
+void BackwardGroup(const DeltaBackward<T>& p, std::int64_t n, std::int64_t i_q, std::byte* memory, ThreadPool& pool) {
+  Arena arena(memory);
+  const GroupScratch s(arena, p.shape, p.rule.decay, pool.threads());
+  const Sequence sequence = sequence_of(p, n);
+  const std::int64_t group = p.shape.group(), head = i_q * group;
+  const auto scale = static_cast<float>(p.rule.scale_for(p.shape.key_dim));
+  const auto dstate = [&](std::int64_t i) { return s.dstate + i * s.state_floats; };
+  for (std::int64_t i = 0; i < group; ++i) load_final(p, n, head + i, scale, s.state_floats, dstate(i));
+  const std::int64_t chunks = (sequence.end - sequence.begin + kChunk - 1) / kChunk;
+  for (std::int64_t start = sequence.begin + (chunks - 1) * kChunk; start >= sequence.begin; start -= kChunk) {
+    int with_keys = 0;  // a thread that has loaded the chunk's keys
+    pool.run(group, [&](std::int64_t i, int thread) HWY_ATTR {
+      const TilesInUse tiles;
+      Scratch scratch = s.member(p.shape, p.rule.decay, thread);
+      const ChunkPlace at(p.shape, sequence, head + i, start);
+      const std::int64_t next = start - kChunk;
+      if (next >= sequence.begin) {
+        look_ahead(p, {p.shape, sequence, head + i, next}, sequence.chunk(next), scratch.ahead);
+      }
+      float* dq = s.parts + i * s.part_floats;
+      chunk_of_head<kDecay, kKeyParts>(p, at, sequence, scale, dstate(i), scratch, dq, dq + s.part_floats / 2);
+      if (i == 0) with_keys = thread;
+    });
+    for (std::int64_t i = 1; i < group; ++i) add_rows(s.parts + i * s.part_floats, s.part_floats, s.parts);
+    store_keys(p, {p.shape, sequence, head, start}, s.member(p.shape, p.rule.decay, with_keys), s.parts,
+               s.parts + s.part_floats / 2);
+  }
+  for (std::int64_t i = 0; i < group; ++i) store_initial(p, n, head + i, scale, s.state_floats, dstate(i));
+}
+
+// The kernels of a rule.
+template <class T>
+struct Backward {
+  void (*part)(const DeltaBackward<T>& p, const HeadsPart& part, std::byte* memory);
+  void (*group)(const DeltaBackward<T>& p, std::int64_t n, std::int64_t i_q, std::byte* memory, ThreadPool& pool);
+};
+
+template <class T, int kKeyParts, bool kDecay>
+constexpr Backward<T> kBackward = {BackwardPart<T, kKeyParts, kDecay>, BackwardGroup<T, kKeyParts, kDecay>};
+
+Backward<float> backward_of(const DeltaRule& rule, float) {
+  return rule.decay == Decay::none ? kBackward<float, 3, false> : kBackward<float, 3, true>;
+}
+
+Backward<bfloat16> backward_of(const DeltaRule& rule, bfloat16) {
+  if (rule.decay == Decay::none) return rule.qk_l2norm ? kBackward<bfloat16, 2, false> : kBackward<bfloat16, 1, false>;
+  return rule.qk_l2norm ? kBackward<bfloat16, 2, true> : kBackward<bfloat16, 1, true>;
 }
 
 }  // namespace
@@ -471,18 +566,20 @@ std::size_t AmxBwdBytes(const DeltaShape& shape, Decay decay, std::int64_t query
   return arena.bytes();
 }
 
-void AmxBwdPart(const DeltaBackward<float>& p, const HeadsPart& part, std::byte* memory) {
-  auto* run = p.rule.decay == Decay::none ? BackwardPart<float, 3, false> : BackwardPart<float, 3, true>;
-  run(p, part, memory);
+std::size_t AmxBwdGroupBytes(const DeltaShape& shape, Decay decay, int threads) {
+  Arena arena;
+  const GroupScratch scratch(arena, shape, decay, threads);
+  return arena.bytes();
 }
 
-void AmxBwdPart(const DeltaBackward<bfloat16>& p, const HeadsPart& part, std::byte* memory) {
-  if (p.rule.decay == Decay::none) {
-    auto* run = p.rule.qk_l2norm ? BackwardPart<bfloat16, 2, false> : BackwardPart<bfloat16, 1, false>;
-    return run(p, part, memory);
-  }
-  auto* run = p.rule.qk_l2norm ? BackwardPart<bfloat16, 2, true> : BackwardPart<bfloat16, 1, true>;
-  run(p, part, memory);
+template <class T>
+void AmxBwdPart(const DeltaBackward<T>& p, const HeadsPart& part, std::byte* memory) {
+  backward_of(p.rule, T()).part(p, part, memory);
+}
+
+template <class T>
+void AmxBwdGroup(const DeltaBackward<T>& p, std::int64_t n, std::int64_t i_q, std::byte* memory, ThreadPool& pool) {
+  backward_of(p.rule, T()).group(p, n, i_q, memory, pool);
 }
 
 }  // namespace efla::cpu::HWY_NAMESPACE
@@ -500,23 +597,34 @@ bool amx_takes_backward(const DeltaShape& shape, const DeltaRule& rule) {
 
 namespace {
 
-// Shared out are query heads.
+// Shared out are query heads,
 DeltaShape query_heads_alone(DeltaShape shape) {
   shape.value_heads = shape.heads;
   return shape;
 }
 
+// but where these are fewer than threads, the value heads of one after the other.
+bool shares_out_groups(const DeltaShape& shape, int threads) {
+  return shape.group() > 1 && shape.sequences() * shape.heads < threads;
+}
+
 }  // namespace
 
 std::size_t amx_chunk_bwd_workspace_bytes(const DeltaShape& shape, const DeltaRule& rule, int threads) {
+  if (shares_out_groups(shape, threads)) return N_AVX3::AmxBwdGroupBytes(shape, rule.decay, threads);
   return N_AVX3::AmxBwdBytes(shape, rule.decay, heads_together(query_heads_alone(shape), threads)) *
          static_cast<std::size_t>(threads);
 }
 
 template <class T>
 void amx_chunk_bwd(const DeltaBackward<T>& p, Workspace workspace, ThreadPool& pool) {
-  for_each_part(query_heads_alone(p.shape), 1, workspace, pool,
-                [&](const HeadsPart& part, std::byte* memory) { N_AVX3::AmxBwdPart(p, part, memory); });
+  if (!shares_out_groups(p.shape, pool.threads())) {
+    return for_each_part(query_heads_alone(p.shape), 1, workspace, pool,
+                         [&](const HeadsPart& part, std::byte* memory) { N_AVX3::AmxBwdPart(p, part, memory); });
+  }
+  for (std::int64_t i = 0; i < p.shape.sequences() * p.shape.heads; ++i) {
+    N_AVX3::AmxBwdGroup(p, i / p.shape.heads, i % p.shape.heads, workspace.data, pool);
+  }
 }
 #else
 bool amx_takes_backward(const DeltaShape&, const DeltaRule&) { return false; }
