@@ -30,9 +30,8 @@ template <class T>
 void amx_chunk_fwd(const DeltaForward<T>& problem, Workspace workspace, ThreadPool& pool);
 std::size_t amx_chunk_fwd_workspace_bytes(const DeltaShape& shape, const DeltaRule& rule, int threads);
 
-// The same of the backward, which the matrix unit takes where there is no decay of channels and the scale is an
-// ordinary number: gradients are divided by it on the way. Of any length, so that a sequence in two parts has the bits
-// of the whole.
+// The same of the backward, which the matrix unit takes where the scale is an ordinary number: gradients are divided by
+// it on the way. Of any length, so that a sequence in two parts has the bits of the whole.
 bool amx_takes_backward(const DeltaShape& shape, const DeltaRule& rule);
 template <class T>
 void amx_chunk_bwd(const DeltaBackward<T>& problem, Workspace workspace, ThreadPool& pool);

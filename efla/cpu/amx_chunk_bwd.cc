@@ -1,5 +1,4 @@
-// The chunkwise backward (chunk_bwd.cc) without decays or with one per head, with its matrix products on a matrix unit
-// (parts-inl.h).
+// The chunkwise backward (chunk_bwd.cc) with its matrix products on a matrix unit (parts-inl.h).
 //
 // Gradients are linear in dO and the final state's: they are computed for scale 1, from dO as it is, which bfloat16
 // holds in one part, and the final state's divided by the scale; what goes out is multiplied by it. dQ and dK are made
@@ -9,6 +8,16 @@
 // behind it to the end, E = c ⊙ K S + L U, dU = Pᵀ dO + s ⊙ K dS, dS ← d dS + Qᵀ (c ⊙ dO) + Kᵀ (c ⊙ G),
 // dQᵀ = S (c ⊙ dO)ᵀ + …, dKᵀ = dS (s ⊙ U)ᵀ + S (c ⊙ G)ᵀ + …, and of g's gradient (chunk_bwd_decay-inl.h)
 // x = rowsum(dO ∘ c ⊙ Q S + G ∘ c ⊙ K S), y = rowsum(U ∘ s ⊙ K dS).
+//
+// With a decay of channels K_read, Q_read and K_write (decayed_keys-inl.h) are matrices of their own: with dŜ =
+// diag(c_last) dS, E = K_read S + L U, dU = Pᵀ dO + K_write dŜ, dS ← dŜ + Q_readᵀ dO + K_readᵀ G and, dP and dL
+// strictly below the diagonal,
+//
+//   dQ_read = dO Sᵀ + dP K_write,   dK_read = G Sᵀ + dL K_write,   dK_write = U dŜᵀ + B,   B = dPᵀ Q_read + dLᵀ K_read.
+//
+// The diagonal of dP meets q and k as they are. Of g's gradient x = Q_read ∘ dQ_read + K_read ∘ dK_read − K_write ∘ B,
+// in which pairs of tokens after t cancel, to the rounding of what lies inside of the chunk, and y = K_write ∘ U dŜᵀ.
+// Where keys are not divided by c the pairs are added one by one (chunk_bwd_decay-inl.h).
 #include "efla/cpu/amx.h"
 #include "efla/cpu/delta.h"
 #include "efla/cpu/heads_parts.h"
@@ -20,7 +29,7 @@
 #include "efla/cpu/chunk_bwd_tiles-inl.h"
 
 #if HWY_TARGET == HWY_AVX3
-#include "efla/cpu/parts-inl.h"
+#include "efla/cpu/decayed_keys-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace efla::cpu::HWY_NAMESPACE {
@@ -30,8 +39,8 @@ namespace {
 template <class T>
 inline constexpr int kOutParts = std::is_same_v<T, float> ? 3 : 1;
 // Parts of dO times factors of its rows.
-template <class T, bool kDecay>
-inline constexpr int kReadParts = kDecay ? kStateParts<T> : kOutParts<T>;
+template <class T, Decay kDecay>
+inline constexpr int kReadParts = kDecay == Decay::scalar ? kStateParts<T> : kOutParts<T>;
 
 // One chunk of one value head.
 struct Scratch {
@@ -46,7 +55,12 @@ struct Scratch {
   float* db = nullptr;       // for each panel [kChunk, kLanes]
   float* dscores = nullptr;  // [2 kChunk, kChunk]: dP, then dL + dLᵀ
   float* sums = nullptr;     // [kPanel, kChunk]
-  // With a decay, d = whole its product over the chunk.
+  // With a decay of channels.
+  bool divided = false;       // keys, by c
+  DecayGradient gradient;     // of g
+  float* diagonal = nullptr;  // [kChunk] of dP
+  PartTiles write_keys, write_keys_t, dl_t_right;
+  // With a decay per head, d = whole its product over the chunk.
   float whole = 1.0F;
   float* before = nullptr;    // [kChunk] c
   float* after = nullptr;     // [kChunk] s
@@ -68,7 +82,8 @@ struct Scratch {
   PartTiles gs, g_right, g_t_right;
   PartTiles dp, dp_right, dp_t_right;
   PartTiles dl, dl_right;
-  // c ⊙ dO, c ⊙ G and s ⊙ U, with a decay: from these come _read and _write right operands, otherwise from the above.
+  // c ⊙ dO, c ⊙ G and s ⊙ U, with a decay per head: from these come _read and _write right operands, otherwise from the
+  // above.
   PartTiles dout_reads, g_reads, u_writes;
   PartTiles dout_read_right, u_write_t_right;
   RowsAhead ahead;
@@ -93,7 +108,14 @@ struct Scratch {
     for (PartTiles* tokens : {&douts, &dout_t_right, &us, &u_t_right, &gs, &g_t_right}) {
       tokens->lay_out(arena, parts, 2, panels);
     }
-    if (decay == Decay::none) return;
+    if (decay == Decay::channel) {
+      gradient.lay_out(arena, shape.key_dim, shape.key_dim * panels);
+      diagonal = arena.floats(kChunk);
+      write_keys.lay_out(arena, parts, 2, depth);
+      write_keys_t.lay_out(arena, parts, 2 * depth, 1);
+      dl_t_right.lay_out(arena, parts, 2, 1);
+    }
+    if (decay != Decay::scalar) return;
     for (float** factors : {&before, &after}) *factors = arena.floats(kChunk);
     for (float** panel : {&k_reads, &q_reads, &k_writes, &scaled}) *panel = arena.floats(kChunk * kPanel);
     for (float** partial : {&x, &y}) *partial = arena.floats(panels * kChunk * kLanes);
@@ -137,28 +159,40 @@ HWY_INLINE void weigh_all_scores(std::int64_t tokens, Scratch& s) {
   weigh_scores(tokens, decay, s.chunk.scores, s.chunk.scores + kChunk * kChunk);
 }
 
+// Rows of s.keys from `block` on as a left operand of their transpose; s.keys_t_right is left with it too.
+template <int kKeyParts>
+HWY_INLINE void transpose_keys(PartTiles rows, std::int64_t block, PartTiles out, Scratch& s) {
+  transpose_rows<kKeyParts>(rows, block, s.keys_t_right, 0, s.keys_t_right.depth);
+  transpose_columns<kKeyParts>(s.keys_t_right, out);
+}
+
 // q, k and the gains of a chunk, zeros behind the last token, and the operands made of them.
-template <bool kDecay, int kKeyParts, class T>
+template <Decay kDecay, int kKeyParts, class T>
 HWY_NOINLINE void load_keys(const DeltaBackward<T>& p, const ChunkPlace& at, Scratch& s) {
   constexpr int kParts = kStateParts<T>;
   ChunkScratch& c = s.chunk;
   load_chunk(p, at, c);
   const std::int64_t rest = kChunk - at.tokens;
-  for (float* rows : {c.q, c.k}) std::fill_n(rows + at.tokens * c.key_stride, rest * c.key_stride, 0.0F);
   for (float* gains : {c.erase, c.write}) std::fill_n(gains + at.tokens, rest, 0.0F);
-  cut_rows<kKeyParts>(c.k, c.key_stride, 0, kChunk, s.keys);
-  cut_rows<kKeyParts>(c.q, c.key_stride, kChunk, kChunk, s.keys);
-  transpose_rows<kKeyParts>(s.keys, 2, s.keys_t_right, 0, s.keys_t_right.depth);  // Qᵀ, on the way to its rows
-  transpose_columns<kKeyParts>(s.keys_t_right, s.queries_t);
-  transpose_rows<kKeyParts>(s.keys, 0, s.keys_t_right, 0, s.keys_t_right.depth);
-  transpose_columns<kKeyParts>(s.keys_t_right, s.keys_t);
-  zero_sums();
-  add_products<kKeyParts, kKeyParts>(s.keys, 0, s.keys_t_right, 0, s.ahead);
-  store_sums(c.scores + kChunk * kChunk, kChunk);
-  zero_sums();
-  add_products<kKeyParts, kKeyParts>(s.keys, 2, s.keys_t_right, 0, s.ahead);
-  store_sums(c.scores, kChunk);
-  if (kDecay) weigh_all_scores(at.tokens, s);
+  if constexpr (kDecay == Decay::channel) {
+    s.divided = cut_decayed_keys<kKeyParts>(at, p.shape.key_dim, c, s.keys, s.write_keys);
+  } else {
+    for (float* rows : {c.q, c.k}) std::fill_n(rows + at.tokens * c.key_stride, rest * c.key_stride, 0.0F);
+    cut_rows<kKeyParts>(c.k, c.key_stride, 0, kChunk, s.keys);
+    cut_rows<kKeyParts>(c.q, c.key_stride, kChunk, kChunk, s.keys);
+  }
+  transpose_keys<kKeyParts>(s.keys, 2, s.queries_t, s);
+  transpose_keys<kKeyParts>(s.keys, 0, s.keys_t, s);
+  if constexpr (kDecay == Decay::channel) transpose_keys<kKeyParts>(s.write_keys, 0, s.write_keys_t, s);
+  if (kDecay != Decay::channel || s.divided) {
+    zero_sums();
+    add_products<kKeyParts, kKeyParts, Product::lower>(s.keys, 0, s.keys_t_right, 0, s.ahead);
+    store_sums(c.scores + kChunk * kChunk, kChunk);
+    zero_sums();
+    add_products<kKeyParts, kKeyParts, Product::lower>(s.keys, 2, s.keys_t_right, 0, s.ahead);
+    store_sums(c.scores, kChunk);
+  }
+  if (kDecay == Decay::scalar) weigh_all_scores(at.tokens, s);
   for (std::int64_t r = 0; r < kChunk; ++r) {
     std::fill(c.scores + r * kChunk + r + 1, c.scores + (r + 1) * kChunk, 0.0F);
   }
@@ -197,43 +231,54 @@ HWY_INLINE void row_products(const float* x, const float* y, float* sums) {
   }
 }
 
-// One panel of dS: the partial sums of dS ∘ S, then dS ← d dS.
-template <class T>
+// One panel of dS: the partial sums of dS ∘ S, then dS ← D dS.
+template <Decay kDecay, class T>
 HWY_INLINE void decay_state(const DeltaBackward<T>& p, const ChunkPlace& at, std::int64_t saved, std::int64_t first,
-                            float* dstate, const Scratch& s) {
-  const std::int64_t columns = std::min(kPanel, p.shape.value_dim - first);
-  const __m512 whole = _mm512_set1_ps(s.whole);
-  __m512 sum0 = _mm512_setzero_ps(), sum1 = _mm512_setzero_ps();
+                            float scale, float* dstate, const Scratch& s) {
+  const std::int64_t columns = std::min(kPanel, p.shape.value_dim - first), panel = first / kPanel;
+  const float* channels = s.chunk.decay.whole;
+  __m512 whole = _mm512_set1_ps(s.whole), sum = _mm512_setzero_ps();
   HWY_ALIGN float row[kPanel];
   for (std::int64_t i = 0; i < p.shape.key_dim; ++i) {
     load_row(p.chunk_states.at(at.i_b, saved, at.i_h, i, first), p.chunk_states.stride[4], columns, kPanel, row);
     float* to = dstate + i * kPanel;
     const __m512 d0 = _mm512_load_ps(to), d1 = _mm512_load_ps(to + kLanes);
-    sum0 = _mm512_fmadd_ps(d0, _mm512_load_ps(row), sum0);
-    sum1 = _mm512_fmadd_ps(d1, _mm512_load_ps(row + kLanes), sum1);
+    if constexpr (kDecay == Decay::channel) {
+      whole = _mm512_set1_ps(channels[i]);
+      sum = _mm512_setzero_ps();
+    }
+    sum = _mm512_fmadd_ps(d0, _mm512_load_ps(row), sum);
+    sum = _mm512_fmadd_ps(d1, _mm512_load_ps(row + kLanes), sum);
+    if constexpr (kDecay == Decay::channel) {
+      _mm512_store_ps(s.gradient.state_sums + (panel * p.shape.key_dim + i) * kLanes,
+                      _mm512_mul_ps(_mm512_set1_ps(scale), sum));
+    }
     _mm512_store_ps(to, _mm512_mul_ps(whole, d0));
     _mm512_store_ps(to + kLanes, _mm512_mul_ps(whole, d1));
   }
-  _mm512_store_ps(s.through + first / kPanel * kLanes, _mm512_add_ps(sum0, sum1));
+  if constexpr (kDecay == Decay::scalar) _mm512_store_ps(s.through + panel * kLanes, sum);
 }
 
 // Everything of one chunk that is done panel by panel of value columns; dstate: [K, kPanel].
-template <bool kDecay, int kKeyParts, class T>
+template <Decay kDecay, int kKeyParts, class T>
 HWY_NOINLINE void value_panel(const DeltaBackward<T>& p, const ChunkPlace& at, std::int64_t saved, std::int64_t first,
-                              float* dstate, Scratch& s) {
+                              float scale, float* dstate, Scratch& s) {
+  constexpr bool kFactors = kDecay == Decay::scalar;
   constexpr int kParts = kStateParts<T>;
   const std::int64_t key_dim = p.shape.key_dim, panel = first / kPanel, partial = panel * kChunk * kLanes;
   float* values = s.values + first * kChunk;
   const float* dout = s.dout + first * kChunk;
   load_state(p, at, saved, first, s);
+  if (kDecay == Decay::channel && s.divided) decay_state<kDecay>(p, at, saved, first, scale, dstate, s);
   cut_panel<kParts>(dstate, kPanel, key_dim, panel, s.dstate, s.dstate_right);
+  if (kDecay == Decay::channel && !s.divided) decay_state<kDecay>(p, at, saved, first, scale, dstate, s);
   cut_panel<kOutParts<T>>(dout, kPanel, kChunk, panel, s.douts, s.dout_right);
   zero_sums();
   add_products<kKeyParts, kParts>(s.keys, 0, s.state_right, 0, s.ahead);
   store_sums(s.errors, kPanel);
   zero_sums();
-  add_products<kKeyParts, kParts>(s.keys, 0, s.dstate_right, 0, s.ahead);
-  if constexpr (kDecay) {
+  add_products<kKeyParts, kParts>(kDecay == Decay::channel ? s.write_keys : s.keys, 0, s.dstate_right, 0, s.ahead);
+  if constexpr (kFactors) {
     store_sums(s.k_writes, kPanel);
     scale_rows(s.k_writes, s.after, s.k_writes);
     zero_sums();
@@ -245,7 +290,7 @@ HWY_NOINLINE void value_panel(const DeltaBackward<T>& p, const ChunkPlace& at, s
     std::copy_n(s.errors, kChunk * kPanel, s.k_reads);
     scale_rows(dout, s.before, s.scaled);
     cut_panel<kParts>(s.scaled, kPanel, kChunk, panel, s.dout_reads, s.dout_read_right);
-    decay_state(p, at, saved, first, dstate, s);
+    decay_state<kDecay>(p, at, saved, first, scale, dstate, s);
     load_sums(s.k_writes, kPanel);
   }
   add_products<kParts, kOutParts<T>>(s.p_scores_t, 0, s.dout_right, 0, s.ahead);
@@ -257,7 +302,7 @@ HWY_NOINLINE void value_panel(const DeltaBackward<T>& p, const ChunkPlace& at, s
   for_tiles_reversed(kChunk, reverse);
   cut_panel_rows<kParts>(s.u, panel, s.us);
   transpose_rows<kParts>(s.us, 0, s.u_t_right, panel, panel + 1);
-  if constexpr (kDecay) {
+  if constexpr (kFactors) {
     row_products<true>(s.g, s.k_reads, s.x + partial);
     row_products<false>(s.u, s.k_writes, s.y + partial);
     cut_panel_rows<kParts>(s.g, panel, s.gs);
@@ -269,40 +314,49 @@ HWY_NOINLINE void value_panel(const DeltaBackward<T>& p, const ChunkPlace& at, s
   } else {
     cut_panel<kParts>(s.g, kPanel, kChunk, panel, s.gs, s.g_right);
   }
-  const PartTiles& dout_read_right = kDecay ? s.dout_read_right : s.dout_right;
+  const PartTiles& dout_read_right = kFactors ? s.dout_read_right : s.dout_right;
   for (std::int64_t i = 0; i < key_dim; i += 2 * kTileRows) {
     load_sums(dstate + i * kPanel, kPanel);
     add_products<kKeyParts, kReadParts<T, kDecay>>(s.queries_t, i / kTileRows, dout_read_right, 0, s.ahead);
     add_products<kKeyParts, kParts>(s.keys_t, i / kTileRows, s.g_right, 0, s.ahead);
     store_sums(dstate + i * kPanel, kPanel);
   }
-  transpose_rows<kParts>(kDecay ? s.g_reads : s.gs, 0, s.g_t_right, panel, panel + 1);
-  transpose_rows<kReadParts<T, kDecay>>(kDecay ? s.dout_reads : s.douts, 0, s.dout_t_right, panel, panel + 1);
+  transpose_rows<kParts>(kFactors ? s.g_reads : s.gs, 0, s.g_t_right, panel, panel + 1);
+  transpose_rows<kReadParts<T, kDecay>>(kFactors ? s.dout_reads : s.douts, 0, s.dout_t_right, panel, panel + 1);
 }
 
-// dP, zeros above the diagonal, and dL + dLᵀ, zeros on it, in parts.
-template <bool kDecay, class T>
-HWY_NOINLINE void score_gradients(Scratch& s) {
+// dP, zeros above the diagonal, and dL + dLᵀ, zeros on it, in parts; with a decay of channels both strictly below the
+// diagonal and, where keys are not divided, times `scale` in s.dscores.
+template <Decay kDecay, class T>
+HWY_NOINLINE void score_gradients(float scale, Scratch& s) {
   constexpr int kParts = kStateParts<T>;
   float *dp = s.dscores, *dl = dp + kChunk * kChunk;
   zero_sums();
-  add_products<kOutParts<T>, kParts>(s.douts, 0, s.u_t_right, 0, s.ahead);
+  add_products<kOutParts<T>, kParts, Product::lower>(s.douts, 0, s.u_t_right, 0, s.ahead);
   store_sums(dp, kChunk);
   zero_sums();
-  add_products<kParts, kParts>(s.gs, 0, s.u_t_right, 0, s.ahead);
+  add_products<kParts, kParts, Product::lower>(s.gs, 0, s.u_t_right, 0, s.ahead);
   store_sums(dl, kChunk);
-  if constexpr (kDecay) {
+  if constexpr (kDecay == Decay::scalar) {
     multiply_rows(dp, s.chunk.scores, 2 * kChunk * kChunk, s.pairs);
     weigh_scores(kChunk, s.chunk.decay, dp, dl);
   }
   for (std::int64_t r = 0; r < kChunk; ++r) {
     std::fill(dp + r * kChunk + r + 1, dp + (r + 1) * kChunk, 0.0F);
     dl[r * kChunk + r] = 0.0F;
-    for (std::int64_t j = 0; j < r; ++j) dl[j * kChunk + r] = dl[r * kChunk + j];
+    for (std::int64_t j = 0; j < r; ++j) dl[j * kChunk + r] = kDecay == Decay::channel ? 0.0F : dl[r * kChunk + j];
+  }
+  if constexpr (kDecay == Decay::channel) {
+    if (!s.divided) {
+      for (std::int64_t i = 0; i < 2 * kChunk * kChunk; ++i) s.dscores[i] *= scale;
+      return;
+    }
+    for (std::int64_t r = 0; r < kChunk; ++r) s.diagonal[r] = scale * std::exchange(dp[r * (kChunk + 1)], 0.0F);
   }
   cut_panel<kParts>(dp, kChunk, kChunk, 0, s.dp, s.dp_right);
   cut_panel<kParts>(dl, kChunk, kChunk, 0, s.dl, s.dl_right);
   transpose_rows<kParts>(s.dp, 0, s.dp_t_right, 0, 1);
+  if constexpr (kDecay == Decay::channel) transpose_rows<kParts>(s.dl, 0, s.dl_t_right, 0, 1);
 }
 
 // The sums, [32 keys, kChunk], times `scale` to columns of dq or dk [kChunk, K].
@@ -323,9 +377,10 @@ HWY_INLINE void store_gradient(float scale, std::int64_t key_dim, float* sums, f
   }
 }
 
-template <bool kDecay, int kKeyParts, class T>
+template <Decay kDecay, int kKeyParts, class T>
 HWY_NOINLINE void key_gradients(std::int64_t key_dim, float scale, Scratch& s, float* dq, float* dk) {
   constexpr int kParts = kStateParts<T>;
+  constexpr bool kFactors = kDecay == Decay::scalar;
   for (std::int64_t i = 0; i < key_dim; i += 2 * kTileRows) {
     const std::int64_t block = i / kTileRows;
     zero_sums();
@@ -333,11 +388,76 @@ HWY_NOINLINE void key_gradients(std::int64_t key_dim, float scale, Scratch& s, f
     add_products<kKeyParts, kParts>(s.keys_t, block, s.dp_t_right, 0, s.ahead);
     store_gradient(scale, key_dim, s.sums, dq + i);
     zero_sums();
-    add_products<kParts, kParts>(s.dstate, block, kDecay ? s.u_write_t_right : s.u_t_right, 0, s.ahead);
+    add_products<kParts, kParts>(s.dstate, block, kFactors ? s.u_write_t_right : s.u_t_right, 0, s.ahead);
     add_products<kParts, kParts>(s.state, block, s.g_t_right, 0, s.ahead);
     add_products<kKeyParts, kParts>(s.queries_t, block, s.dp_right, 0, s.ahead);
     add_products<kKeyParts, kParts>(s.keys_t, block, s.dl_right, 0, s.ahead);
     store_gradient(scale, key_dim, s.sums, dk + i);
+  }
+}
+
+// dQ_read in dq, dK_read in dk, U dŜᵀ in gradient.writes, B in gradient.reads; without division the pairs are missing.
+template <int kKeyParts, class T>
+HWY_NOINLINE void decayed_key_gradients(std::int64_t key_dim, float scale, Scratch& s, float* dq, float* dk) {
+  constexpr int kParts = kStateParts<T>;
+  for (std::int64_t i = 0; i < key_dim; i += 2 * kTileRows) {
+    const std::int64_t block = i / kTileRows;
+    zero_sums();
+    add_products<kParts, kOutParts<T>>(s.state, block, s.dout_t_right, 0, s.ahead);
+    if (s.divided) add_products<kKeyParts, kParts, Product::exact>(s.write_keys_t, block, s.dp_t_right, 0, s.ahead);
+    store_gradient(scale, key_dim, s.sums, dq + i);
+    zero_sums();
+    add_products<kParts, kParts>(s.state, block, s.g_t_right, 0, s.ahead);
+    if (s.divided) add_products<kKeyParts, kParts, Product::exact>(s.write_keys_t, block, s.dl_t_right, 0, s.ahead);
+    store_gradient(scale, key_dim, s.sums, dk + i);
+    zero_sums();
+    add_products<kParts, kParts>(s.dstate, block, s.u_t_right, 0, s.ahead);
+    store_gradient(scale, key_dim, s.sums, s.gradient.writes + i);
+    if (!s.divided) continue;
+    zero_sums();
+    add_products<kKeyParts, kParts, Product::exact>(s.queries_t, block, s.dp_right, 0, s.ahead);
+    add_products<kKeyParts, kParts, Product::exact>(s.keys_t, block, s.dl_right, 0, s.ahead);
+    store_gradient(scale, key_dim, s.sums, s.gradient.reads + i);
+  }
+}
+
+// From the gradients of K_read, Q_read and K_write those of q and k, in place, and x and y. For pairs to cancel in x
+// their factors must be the parts that were multiplied, and products of parts as exact as these.
+template <int kKeyParts>
+HWY_NOINLINE void finish_decayed_keys(std::int64_t tokens, const Scratch& s, float* dqs, float* dks) {
+  const FloatTag d;
+  const ChunkScratch& c = s.chunk;
+  const DecayGradient& gradient = s.gradient;
+  for (float* rows : {gradient.half_reads, gradient.half_writes}) {
+    std::fill_n(rows, kHalfChunk * c.key_stride, 0.0F);
+  }
+  std::fill_n(gradient.dg, kChunk * c.key_stride, 0.0F);
+  const auto parts = [](FloatVec x) HWY_ATTR { return FloatVec{sum_of_parts<kKeyParts>(x.raw)}; };
+  for (std::int64_t i = 0; i < tokens * c.key_stride; i += kLanes) {
+    const FloatVec q = hn::Load(d, c.q + i), k = hn::Load(d, c.k + i), read = hn::Load(d, c.decay.prefix + i);
+    const FloatVec dq_read = hn::Load(d, dqs + i), dk_read = hn::Load(d, dks + i);
+    const FloatVec through = hn::Load(d, gradient.writes + i);
+    FloatVec x = hn::MulAdd(parts(hn::Mul(q, read)), dq_read, hn::Mul(parts(hn::Mul(k, read)), dk_read));
+    FloatVec dq = hn::Mul(read, dq_read), dk = hn::Mul(read, dk_read);
+    if (s.divided) {
+      const FloatVec pairs = hn::Load(d, gradient.reads + i), diagonal = hn::Set(d, s.diagonal[i / c.key_stride]);
+      const FloatVec k_write = hn::Div(k, read);
+      x = hn::NegMulAdd(parts(k_write), pairs, x);
+      hn::Store(hn::Mul(k_write, through), d, gradient.writes + i);
+      dq = hn::MulAdd(diagonal, k, dq);
+      dk = hn::MulAdd(diagonal, q, hn::Add(dk, hn::Div(hn::Add(through, pairs), read)));
+    } else {
+      const FloatVec dk_write = hn::Mul(hn::Load(d, c.decay.suffix + i), through);
+      hn::Store(hn::Mul(k, dk_write), d, gradient.writes + i);
+      dk = hn::Add(dk, dk_write);
+    }
+    hn::Store(x, d, gradient.reads + i);
+    hn::Store(dq, d, dqs + i);
+    hn::Store(dk, d, dks + i);
+  }
+  if (s.divided) return;
+  for (std::int64_t key = 0; key < c.key_stride; key += kPanel) {
+    channel_pairs({c, gradient, s.dscores, dqs, dks}, tokens, key);
   }
 }
 
@@ -359,9 +479,9 @@ HWY_INLINE void finish_chunk(const DeltaBackward<T>& p, const ChunkPlace& at, fl
   }
 }
 
-// dg of a chunk.
+// dg of a chunk with a decay per head.
 template <class T>
-HWY_INLINE void finish_decay(const DeltaBackward<T>& p, const ChunkPlace& at, float scale, const Scratch& s) {
+HWY_INLINE void finish_scalar_decay(const DeltaBackward<T>& p, const ChunkPlace& at, float scale, const Scratch& s) {
   const std::int64_t panels = round_up(p.shape.value_dim, kPanel) / kPanel;
   const auto sum = [&](const float* partial, std::int64_t r, std::int64_t rows) HWY_ATTR {
     __m512 all = _mm512_setzero_ps();
@@ -381,11 +501,14 @@ HWY_INLINE void finish_decay(const DeltaBackward<T>& p, const ChunkPlace& at, fl
 }
 
 // Asks for what the chunk at `next` reads and writes, and for the state before it.
-template <class T>
+template <Decay kDecay, class T>
 HWY_INLINE void look_ahead(const DeltaBackward<T>& p, const ChunkPlace& next, std::int64_t saved, RowsAhead& ahead) {
   ahead.clear();
   const std::int64_t i_b = next.i_b, t = next.start, tokens = next.tokens, i_q = next.i_q, i_h = next.i_h;
   const std::int64_t key_dim = p.shape.key_dim, value_dim = p.shape.value_dim;
+  if (kDecay == Decay::channel && p.g.stride[3] == 1) {
+    ahead.add(p.g.at(i_b, t, i_h), p.g.stride[1], tokens, key_dim);
+  }
   if (p.q.stride[3] == 1) ahead.add(p.q.at(i_b, t, i_q), p.q.stride[1], tokens, key_dim);
   if (p.k.stride[3] == 1) ahead.add(p.k.at(i_b, t, i_q), p.k.stride[1], tokens, key_dim);
   if (p.v.stride[3] == 1) ahead.add(p.v.at(i_b, t, i_h), p.v.stride[1], tokens, value_dim);
@@ -396,10 +519,13 @@ HWY_INLINE void look_ahead(const DeltaBackward<T>& p, const ChunkPlace& next, st
   if (p.chunk_states.stride[4] == 1) {
     ahead.add(p.chunk_states.at(i_b, saved, i_h), p.chunk_states.stride[3], key_dim, value_dim);
   }
+  if (kDecay == Decay::channel && p.dg.stride[3] == 1) {
+    ahead.add(p.dg.at(i_b, t, i_h), p.dg.stride[1], tokens, key_dim);
+  }
 }
 
 // One chunk of one value head: dq and dk get its share; dstate goes from the state after the chunk to the one before.
-template <bool kDecay, int kKeyParts, class T>
+template <Decay kDecay, int kKeyParts, class T>
 void chunk_of_head(const DeltaBackward<T>& p, const ChunkPlace& at, const Sequence& sequence, float scale,
                    float* dstate, Scratch& s, float* dq, float* dk) {
   const std::int64_t key_dim = p.shape.key_dim, value_dim = p.shape.value_dim;
@@ -409,13 +535,19 @@ void chunk_of_head(const DeltaBackward<T>& p, const ChunkPlace& at, const Sequen
   load_values(p.dout, at, 0, value_dim, 1.0F, s.dout);
   for (std::int64_t v = 0; v < value_dim; v += kPanel) {
     for (float* panels : {s.values, s.dout}) std::fill_n(panels + v * kChunk + at.tokens * kPanel, rest, 0.0F);
-    value_panel<kDecay, kKeyParts>(p, at, saved, v, dstate + v * key_dim, s);
+    value_panel<kDecay, kKeyParts>(p, at, saved, v, scale, dstate + v * key_dim, s);
   }
   store_values(s.values, at, 0, value_dim, scale, p.dv);
-  score_gradients<kDecay, T>(s);
-  key_gradients<kDecay, kKeyParts, T>(key_dim, scale, s, dq, dk);
+  score_gradients<kDecay, T>(scale, s);
+  if constexpr (kDecay == Decay::channel) {
+    decayed_key_gradients<kKeyParts, T>(key_dim, scale, s, dq, dk);
+    finish_decayed_keys<kKeyParts>(at.tokens, s, dq, dk);
+    finish_decay(p, at, s.chunk.decay, s.gradient);
+  } else {
+    key_gradients<kDecay, kKeyParts, T>(key_dim, scale, s, dq, dk);
+  }
   finish_chunk(p, at, scale, s, dk);
-  if constexpr (kDecay) finish_decay(p, at, scale, s);
+  if constexpr (kDecay == Decay::scalar) finish_scalar_decay(p, at, scale, s);
 }
 
 // dq and dk of a chunk's tokens from their sums over value heads, through the L2 norm, and out.
@@ -446,7 +578,7 @@ HWY_INLINE void store_initial(const DeltaBackward<T>& p, std::int64_t n, std::in
 
 // Query heads [part.head, part.head_end) of a sequence with all of their value heads, chunk by chunk and within a chunk
 // head by head: rows of neighbouring heads lie beside each other in memory.
-template <class T, int kKeyParts, bool kDecay>
+template <class T, int kKeyParts, Decay kDecay>
 void BackwardPart(const DeltaBackward<T>& p, const HeadsPart& part, std::byte* memory) {
   const TilesInUse tiles;
   Arena arena(memory);
@@ -467,7 +599,8 @@ void BackwardPart(const DeltaBackward<T>& p, const HeadsPart& part, std::byte* m
       const std::int64_t next = more_heads ? start : start - kChunk;
       s.chunk.ahead.clear();
       if (next >= sequence.begin) {
-        look_ahead(p, {p.shape, sequence, more_heads ? i_h + 1 : head, next}, sequence.chunk(next), s.chunk.ahead);
+        look_ahead<kDecay>(p, {p.shape, sequence, more_heads ? i_h + 1 : head, next}, sequence.chunk(next),
+                           s.chunk.ahead);
       }
       float *dq = s.parts + (first_of_group ? 0 : s.part_floats), *dk = dq + s.part_floats / 2;
       chunk_of_head<kDecay, kKeyParts>(p, at, sequence, scale, dstate(i_h), s.chunk, dq, dk);
@@ -508,7 +641,7 @@ struct GroupScratch {
 
 // Query head i_q of sequence n with all of its value heads, by all threads of the pool. dq and dk are summed in the
 // order of the heads, as one thread does.
-template <class T, int kKeyParts, bool kDecay>
+template <class T, int kKeyParts, Decay kDecay>
 void BackwardGroup(const DeltaBackward<T>& p, std::int64_t n, std::int64_t i_q, std::byte* memory, ThreadPool& pool) {
   Arena arena(memory);
   const GroupScratch s(arena, p.shape, p.rule.decay, pool.threads());
@@ -526,7 +659,7 @@ void BackwardGroup(const DeltaBackward<T>& p, std::int64_t n, std::int64_t i_q, 
       const ChunkPlace at(p.shape, sequence, head + i, start);
       const std::int64_t next = start - kChunk;
       if (next >= sequence.begin) {
-        look_ahead(p, {p.shape, sequence, head + i, next}, sequence.chunk(next), scratch.ahead);
+        look_ahead<kDecay>(p, {p.shape, sequence, head + i, next}, sequence.chunk(next), scratch.ahead);
       }
       float* dq = s.parts + i * s.part_floats;
       chunk_of_head<kDecay, kKeyParts>(p, at, sequence, scale, dstate(i), scratch, dq, dq + s.part_floats / 2);
@@ -546,16 +679,21 @@ struct Backward {
   void (*group)(const DeltaBackward<T>& p, std::int64_t n, std::int64_t i_q, std::byte* memory, ThreadPool& pool);
 };
 
-template <class T, int kKeyParts, bool kDecay>
+template <class T, int kKeyParts, Decay kDecay>
 constexpr Backward<T> kBackward = {BackwardPart<T, kKeyParts, kDecay>, BackwardGroup<T, kKeyParts, kDecay>};
 
-Backward<float> backward_of(const DeltaRule& rule, float) {
-  return rule.decay == Decay::none ? kBackward<float, 3, false> : kBackward<float, 3, true>;
+template <class T, int kKeyParts>
+Backward<T> backward_with(Decay decay) {
+  if (decay == Decay::none) return kBackward<T, kKeyParts, Decay::none>;
+  return decay == Decay::scalar ? kBackward<T, kKeyParts, Decay::scalar> : kBackward<T, kKeyParts, Decay::channel>;
 }
 
+Backward<float> backward_of(const DeltaRule& rule, float) { return backward_with<float, 3>(rule.decay); }
+
+// Keys are exact in one part where neither the norm nor a decay of channels changes them.
 Backward<bfloat16> backward_of(const DeltaRule& rule, bfloat16) {
-  if (rule.decay == Decay::none) return rule.qk_l2norm ? kBackward<bfloat16, 2, false> : kBackward<bfloat16, 1, false>;
-  return rule.qk_l2norm ? kBackward<bfloat16, 2, true> : kBackward<bfloat16, 1, true>;
+  if (rule.qk_l2norm || rule.decay == Decay::channel) return backward_with<bfloat16, 2>(rule.decay);
+  return backward_with<bfloat16, 1>(rule.decay);
 }
 
 }  // namespace
@@ -592,7 +730,7 @@ namespace efla::cpu {
 #if HWY_TARGETS & HWY_AVX3
 bool amx_takes_backward(const DeltaShape& shape, const DeltaRule& rule) {
   const double scale = std::abs(rule.scale_for(shape.key_dim));
-  return amx_takes(shape) && rule.decay != Decay::channel && scale > 1e-20 && scale < 1e20;
+  return amx_takes(shape) && scale > 1e-20 && scale < 1e20;
 }
 
 namespace {

@@ -15,7 +15,7 @@
 #include "efla/cpu/chunk-inl.h"
 
 #if HWY_TARGET == HWY_AVX3
-#include "efla/cpu/parts-inl.h"
+#include "efla/cpu/decayed_keys-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace efla::cpu::HWY_NAMESPACE {
@@ -38,9 +38,6 @@ struct RowFactors {
   float* q_read = nullptr;   // of the rows of O; if not `divided` of Q S
   float* k_write = nullptr;  // of the rows of U
 };
-
-// The products of a chunk's decays within which they are divided by.
-constexpr float kSmallestDivisor = 0x1p-60F, kLargestDivisor = 0x1p60F;
 
 struct FwdScratch {
   ChunkScratch chunk;
@@ -209,84 +206,27 @@ HWY_INLINE void compute_factors(const DeltaForward<T>& p, const ChunkPlace& at, 
   multiply_weights(tokens, c.decay.token, 1, c.decay.weights);
 }
 
-// Rows of a chunk's keys or queries into s.reads from row `first` on, zeros behind the last token.
-template <int kKeyParts>
-HWY_INLINE void cut_keys(const float* rows, std::int64_t first, std::int64_t tokens, FwdScratch& s) {
-  cut_rows<kKeyParts>(rows, s.chunk.key_stride, first, tokens, s.reads);
-  clear_rows<kKeyParts>(first + tokens, first + kChunk, s.reads);
-}
-
-// A decay of channels: c_r = d_0 … d_r, its last row, and whether a chunk's keys may be divided by it.
-HWY_INLINE bool multiply_channels(std::int64_t tokens, const ChunkDecay& decay) {
-  const FloatTag d;
-  FloatVec least = hn::Set(d, 1.0F), most = least;
-  for (std::int64_t i = 0; i < decay.key_stride; i += kLanes) {
-    FloatVec product = hn::Set(d, 1.0F);
-    for (std::int64_t at = i; at < tokens * decay.key_stride; at += decay.key_stride) {
-      product = hn::Mul(product, hn::Load(d, decay.token + at));
-      least = hn::Min(least, product);
-      most = hn::Max(most, product);
-      hn::Store(product, d, decay.prefix + at);
-    }
-    hn::Store(product, d, decay.whole + i);
-  }
-  return hn::AllTrue(d, hn::Ge(least, hn::Set(d, kSmallestDivisor))) &&
-         hn::AllTrue(d, hn::Le(most, hn::Set(d, kLargestDivisor)));
-}
-
-// K_read and Q_read, the rows times c, and K_write, the keys divided by it, cut.
-template <int kKeyParts>
-HWY_INLINE void cut_divided_keys(std::int64_t tokens, FwdScratch& s) {
-  const FloatTag d;
-  const ChunkScratch& c = s.chunk;
-  const PartTiles reads = s.reads, writes = s.write_keys;
-  for (std::int64_t r = 0; r < tokens; ++r) {
-    for (std::int64_t along = 0; along < reads.depth; ++along) {
-      const std::int64_t i = r * c.key_stride + along * kTileDepth, j = i + kLanes;
-      const FloatVec c0 = hn::Load(d, c.decay.prefix + i), c1 = hn::Load(d, c.decay.prefix + j);
-      const FloatVec k0 = hn::Load(d, c.k + i), k1 = hn::Load(d, c.k + j);
-      const FloatVec q0 = hn::Mul(hn::Load(d, c.q + i), c0), q1 = hn::Mul(hn::Load(d, c.q + j), c1);
-      cut_pairs<kKeyParts>(hn::Mul(k0, c0).raw, hn::Mul(k1, c1).raw, reads.row(r, along), reads.part_stride());
-      cut_pairs<kKeyParts>(q0.raw, q1.raw, reads.row(kChunk + r, along), reads.part_stride());
-      cut_pairs<kKeyParts>(hn::Div(k0, c0).raw, hn::Div(k1, c1).raw, writes.row(r, along), writes.part_stride());
-    }
-  }
-  for (const std::int64_t first : {std::int64_t{0}, kChunk}) {
-    clear_rows<kKeyParts>(first + tokens, first + kChunk, reads);
-  }
-  clear_rows<kKeyParts>(tokens, kChunk, writes);
-}
-
 // The rows of reads from `block` on times Kᵀ, as far as they are below the diagonal.
 template <int kKeyParts>
 HWY_INLINE void multiply_keys(std::int64_t block, FwdScratch& s, float* scores) {
   zero_sums();
-  add_products<kKeyParts, kKeyParts, true>(s.reads, block, s.keys, 0, s.ahead);
+  add_products<kKeyParts, kKeyParts, Product::lower>(s.reads, block, s.keys, 0, s.ahead);
   store_sums(scores, kChunk);
 }
 
-// Where a decay of channels changes the keys. With those divided by c, P = tril(Q_read K_writeᵀ) and
-// L = stril(K_read K_writeᵀ), each term as exact as any product.
+// Where a decay of channels changes the keys.
 template <int kKeyParts, class T>
-HWY_INLINE void cut_decayed_keys(const DeltaForward<T>& p, const ChunkPlace& at, FwdScratch& s) {
+HWY_INLINE void load_decayed_keys(const DeltaForward<T>& p, const ChunkPlace& at, FwdScratch& s) {
   ChunkScratch& c = s.chunk;
   load_chunk(p, at, c);
   if (s.query_scale != 1.0F) {
     for (std::int64_t i = 0; i < at.tokens * c.key_stride; ++i) c.q[i] *= s.query_scale;
   }
-  s.divided = multiply_channels(at.tokens, c.decay);
+  s.divided = cut_decayed_keys<kKeyParts>(at, p.shape.key_dim, c, s.reads, s.write_keys);
+  transpose_rows<kKeyParts>(s.write_keys, 0, s.keys, 0, s.keys.depth);
   if (s.divided) {
-    cut_divided_keys<kKeyParts>(at.tokens, s);
-    transpose_rows<kKeyParts>(s.write_keys, 0, s.keys, 0, s.keys.depth);
     multiply_keys<kKeyParts>(0, s, c.scores + kChunk * kChunk);
     multiply_keys<kKeyParts>(2, s, c.scores);
-  } else {
-    std::fill_n(c.scores, 2 * kChunk * kChunk, 0.0F);
-    compute_scores(at, p.shape.key_dim, c);
-    cut_keys<kKeyParts>(c.k_write, 0, at.tokens, s);
-    transpose_rows<kKeyParts>(s.reads, 0, s.keys, 0, s.keys.depth);
-    cut_keys<kKeyParts>(c.k_read, 0, at.tokens, s);
-    cut_keys<kKeyParts>(c.q_read, kChunk, at.tokens, s);
   }
   transpose_columns<kKeyParts>(s.keys, s.writes);
 }
@@ -294,7 +234,7 @@ HWY_INLINE void cut_decayed_keys(const DeltaForward<T>& p, const ChunkPlace& at,
 // Where keys are not changed by a decay: a matrix is cut just before it is multiplied, since a core's first cache holds
 // little more. ‖k‖² are the diagonal of K Kᵀ.
 template <int kKeyParts, class T>
-HWY_INLINE void cut_plain_keys(const DeltaForward<T>& p, const ChunkPlace& at, FwdScratch& s) {
+HWY_INLINE void load_plain_keys(const DeltaForward<T>& p, const ChunkPlace& at, FwdScratch& s) {
   ChunkScratch& c = s.chunk;
   float* l_scores = c.scores + kChunk * kChunk;
   cut_tokens<kKeyParts>(p.k, at, 0, nullptr, s.reads);
@@ -313,9 +253,9 @@ template <int kKeyParts, class T>
 HWY_NOINLINE void load_keys(const DeltaForward<T>& p, const ChunkPlace& at, FwdScratch& s) {
   ChunkScratch& c = s.chunk;
   if (p.rule.decay == Decay::channel) {
-    cut_decayed_keys<kKeyParts>(p, at, s);
+    load_decayed_keys<kKeyParts>(p, at, s);
   } else {
-    cut_plain_keys<kKeyParts>(p, at, s);
+    load_plain_keys<kKeyParts>(p, at, s);
   }
   for (float* gains : {c.erase, c.write}) std::fill(gains + at.tokens, gains + kChunk, 0.0F);
 }
@@ -517,13 +457,13 @@ HWY_INLINE void look_ahead(const DeltaForward<T>& p, const ChunkPlace& next, std
   ahead.clear();
   if (next.tokens <= 0) return;
   const std::int64_t i_b = next.i_b, t = next.start, tokens = next.tokens, key_dim = p.shape.key_dim;
+  if (p.rule.decay == Decay::channel && p.g.stride[3] == 1) {
+    ahead.add(p.g.at(i_b, t, next.i_h), p.g.stride[1], tokens, key_dim);
+  }
   if (p.q.stride[3] == 1) ahead.add(p.q.at(i_b, t, next.i_q), p.q.stride[1], tokens, key_dim);
   if (p.k.stride[3] == 1) ahead.add(p.k.at(i_b, t, next.i_q), p.k.stride[1], tokens, key_dim);
   if (p.v.stride[3] == 1) ahead.add(p.v.at(i_b, t, next.i_h, first), p.v.stride[1], tokens, last - first);
   if (p.o.stride[3] == 1) ahead.add(p.o.at(i_b, t, next.i_h, first), p.o.stride[1], tokens, last - first);
-  if (p.rule.decay == Decay::channel && p.g.stride[3] == 1) {
-    ahead.add(p.g.at(i_b, t, next.i_h), p.g.stride[1], tokens, key_dim);
-  }
 }
 
 // All tokens of a part, chunk by chunk and within a chunk head by head. A column's arithmetic does not depend on which

@@ -167,7 +167,7 @@ class RowsAhead {
     if (next_ < count_) start();
   }
 
-  static constexpr int kMaxBlocks = 8;
+  static constexpr int kMaxBlocks = 10;
   Block blocks_[kMaxBlocks];
   int count_ = 0, next_ = 0;
   const std::byte* line_ = nullptr;  // the next
@@ -196,16 +196,31 @@ template <>
 inline constexpr auto kPartPairs<2, 1> = std::to_array<PartPair>({{0, 0}, {1, 0}});
 template <>
 inline constexpr auto kPartPairs<2, 2> = std::to_array<PartPair>({{0, 1}, {0, 0}, {1, 0}});
+// With both of L = R = 2 the product of the second parts too.
+inline constexpr auto kAllPairs = std::to_array<PartPair>({{0, 1}, {0, 0}, {1, 0}, {1, 1}});
 template <>
 inline constexpr auto kPartPairs<3, 3> = std::to_array<PartPair>({{0, 2}, {0, 1}, {1, 1}, {1, 0}, {0, 0}, {2, 0}});
 
+// Which elements of a product are wanted, and how exact.
+enum class Product {
+  whole,
+  lower,  // not the block above the diagonal
+  exact   // of two parts with two: as exact as the parts
+};
+
 // The sums += the product of 32 rows of `left`, in L parts, and 32 columns of `right`, in R; asks for rows on the way.
-template <int L, int R, bool kLower = false>
+template <int L, int R, Product kProduct = Product::whole>
 HWY_INLINE void add_products(PartTiles left, std::int64_t left_block, PartTiles right, std::int64_t right_block,
                              RowsAhead& ahead) {
   static_assert(L == R || L + R == 3);
-  constexpr auto kPairs = kPartPairs<L, R>;
-  constexpr int kLines = L == 3 ? 4 : 8;  // fewer products have more to ask for
+  constexpr auto kPairs = [] {
+    if constexpr (kProduct == Product::exact && L == 2 && R == 2) {
+      return kAllPairs;
+    } else {
+      return kPartPairs<L, R>;
+    }
+  }();
+  constexpr int kLines = L == 3 ? 6 : 8;  // fewer products have more to ask for
   const Part* a = left.tile(0, left_block, 0);
   const Part* b = right.tile(0, right_block, 0);
   const std::int64_t next_a = left.block_stride(), part_a = left.part_stride();
@@ -221,7 +236,7 @@ HWY_INLINE void add_products(PartTiles left, std::int64_t left_block, PartTiles 
         load_tile<6>(b + now.j * part_b, kTileBytes);
         load_tile<7>(b + now.j * part_b + next_b, kTileBytes);
       }
-      add_tile_products<kLower>();
+      add_tile_products<kProduct == Product::lower>();
       ahead.ask<kLines>();
     });
   }
@@ -248,6 +263,18 @@ HWY_INLINE void cut(__m512 x0, __m512 x1, const F& f) {
       x1 = _mm512_sub_ps(x1, _mm512_castsi512_ps(_mm512_and_si512(bits1, upper)));
     }
   });
+}
+
+// The sum of the P parts of a vector: what is left of it in products.
+template <int P>
+HWY_INLINE __m512 sum_of_parts(__m512 x) {
+  if constexpr (P == 3) return x;
+  const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000U));
+  __m512 sum = _mm512_setzero_ps();
+  cut<P>(x, x, [&](auto, __m512i bits, __m512i) EFLA_UNROLLED {
+    sum = _mm512_add_ps(sum, _mm512_castsi512_ps(_mm512_and_si512(bits, upper)));
+  });
+  return sum;
 }
 
 // The upper, or the lower, halves of 16 pairs of elements.
