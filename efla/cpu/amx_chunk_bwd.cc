@@ -53,7 +53,7 @@ struct Scratch {
   float* du = nullptr;       // [kChunk, kPanel]
   float* da = nullptr;       // for each panel [kChunk, kLanes]: partial sums
   float* db = nullptr;       // for each panel [kChunk, kLanes]
-  float* dscores = nullptr;  // [2 kChunk, kChunk]: dP, then dL + dLᵀ
+  float* dscores = nullptr;  // [2 kChunk, kChunk]: dP, then dL + dLᵀ, or dL with a decay of channels
   float* sums = nullptr;     // [kPanel, kChunk]
   // With a decay of channels.
   bool divided = false;       // keys, by c
@@ -73,7 +73,7 @@ struct Scratch {
   float* through = nullptr;   // for each panel [kLanes]: of dS ∘ S
   float* pairs = nullptr;     // [2 kChunk, kChunk]: dP ∘ P, then dL ∘ L
   // Left operands are named by the matrix, right ones too, with _right; _t is the transpose.
-  PartTiles keys, keys_t_right, keys_t, queries_t;  // keys holds K, then Q
+  PartTiles keys, keys_t_right, keys_t, queries_t;  // keys holds K, then Q, or K_read and Q_read
   PartTiles p_scores, p_scores_right, p_scores_t;
   PartTiles state, state_right;    // S; of a panel of columns
   PartTiles dstate, dstate_right;  // dS
@@ -159,9 +159,9 @@ HWY_INLINE void weigh_all_scores(std::int64_t tokens, Scratch& s) {
   weigh_scores(tokens, decay, s.chunk.scores, s.chunk.scores + kChunk * kChunk);
 }
 
-// Rows of s.keys from `block` on as a left operand of their transpose; s.keys_t_right is left with it too.
+// 32 rows of a left operand from `block` on, transposed: as a left operand, and in s.keys_t_right.
 template <int kKeyParts>
-HWY_INLINE void transpose_keys(PartTiles rows, std::int64_t block, PartTiles out, Scratch& s) {
+HWY_INLINE void transpose_key_rows(PartTiles rows, std::int64_t block, PartTiles out, Scratch& s) {
   transpose_rows<kKeyParts>(rows, block, s.keys_t_right, 0, s.keys_t_right.depth);
   transpose_columns<kKeyParts>(s.keys_t_right, out);
 }
@@ -181,9 +181,9 @@ HWY_NOINLINE void load_keys(const DeltaBackward<T>& p, const ChunkPlace& at, Scr
     cut_rows<kKeyParts>(c.k, c.key_stride, 0, kChunk, s.keys);
     cut_rows<kKeyParts>(c.q, c.key_stride, kChunk, kChunk, s.keys);
   }
-  transpose_keys<kKeyParts>(s.keys, 2, s.queries_t, s);
-  transpose_keys<kKeyParts>(s.keys, 0, s.keys_t, s);
-  if constexpr (kDecay == Decay::channel) transpose_keys<kKeyParts>(s.write_keys, 0, s.write_keys_t, s);
+  transpose_key_rows<kKeyParts>(s.keys, 2, s.queries_t, s);
+  transpose_key_rows<kKeyParts>(s.keys, 0, s.keys_t, s);
+  if constexpr (kDecay == Decay::channel) transpose_key_rows<kKeyParts>(s.write_keys, 0, s.write_keys_t, s);
   if (kDecay != Decay::channel || s.divided) {
     zero_sums();
     add_products<kKeyParts, kKeyParts, Product::lower>(s.keys, 0, s.keys_t_right, 0, s.ahead);
@@ -326,7 +326,7 @@ HWY_NOINLINE void value_panel(const DeltaBackward<T>& p, const ChunkPlace& at, s
 }
 
 // dP, zeros above the diagonal, and dL + dLᵀ, zeros on it, in parts; with a decay of channels both strictly below the
-// diagonal and, where keys are not divided, times `scale` in s.dscores.
+// diagonal or, where keys are not divided, with dP's diagonal and times `scale` in s.dscores.
 template <Decay kDecay, class T>
 HWY_NOINLINE void score_gradients(float scale, Scratch& s) {
   constexpr int kParts = kStateParts<T>;
@@ -684,8 +684,10 @@ constexpr Backward<T> kBackward = {BackwardPart<T, kKeyParts, kDecay>, BackwardG
 
 template <class T, int kKeyParts>
 Backward<T> backward_with(Decay decay) {
-  if (decay == Decay::none) return kBackward<T, kKeyParts, Decay::none>;
-  return decay == Decay::scalar ? kBackward<T, kKeyParts, Decay::scalar> : kBackward<T, kKeyParts, Decay::channel>;
+  if constexpr (kKeyParts > 1) {
+    if (decay == Decay::channel) return kBackward<T, kKeyParts, Decay::channel>;
+  }
+  return decay == Decay::none ? kBackward<T, kKeyParts, Decay::none> : kBackward<T, kKeyParts, Decay::scalar>;
 }
 
 Backward<float> backward_of(const DeltaRule& rule, float) { return backward_with<float, 3>(rule.decay); }
@@ -741,9 +743,10 @@ DeltaShape query_heads_alone(DeltaShape shape) {
   return shape;
 }
 
-// but where these are fewer than threads, the value heads of one after the other.
+// but where these are so few that a thread would be longer at its own, the value heads of one after the other.
 bool shares_out_groups(const DeltaShape& shape, int threads) {
-  return shape.group() > 1 && shape.sequences() * shape.heads < threads;
+  const std::int64_t heads = shape.sequences() * shape.heads, rounds = (shape.group() + threads - 1) / threads;
+  return heads < threads && heads * rounds < shape.group();
 }
 
 }  // namespace

@@ -21,6 +21,8 @@ HWY_BEFORE_NAMESPACE();
 namespace efla::cpu::HWY_NAMESPACE {
 namespace {
 
+// Scales that queries can bear without numbers that the unit takes for 0.
+constexpr float kSmallestQueryScale = 0x1p-20F, kLargestQueryScale = 0x1p20F;
 // Larger numbers may round to infinity in bfloat16.
 constexpr float kLargestPart = 0x1.fp127F;
 
@@ -45,10 +47,9 @@ struct FwdScratch {
   bool scaled = false;
   bool divided = false;    // by c, if there is one
   float* state = nullptr;  // panels [K, kPanel]
-  // The scale is a factor of queries where these are cut from float32, and of outputs where bfloat16 holds queries.
+  // The scale is a factor of queries where these are cut from float32 and can bear it, otherwise of outputs.
   float query_scale = 1.0F, out_scale = 1.0F;
-  // The factors that rows of queries get as they are cut, those of outputs as they are stored: all, if not `divided`
-  // the scale alone.
+  // The factors that rows of queries get as they are cut, those of outputs as they are stored.
   float *query_factors = nullptr, *out_factors = nullptr;
   float* values = nullptr;   // [kChunk, kPanel] V, and
   float* out = nullptr;      // [kChunk, kPanel] O, where the caller's own rows cannot be used
@@ -160,7 +161,7 @@ HWY_INLINE void load_scalar_decays(const DeltaForward<T>& p, const ChunkPlace& a
   for (std::int64_t r = 0; r < at.tokens; r += lanes) {
     const auto x = hn::PromoteTo(d, hn::Load(d32, g + r));
     // Beyond these bounds e^x is 0 or infinite in float32, and Highway's exp is not defined.
-    const auto bounded = hn::Clamp(x, hn::Set(d, -200.0), hn::Set(d, 200.0));
+    const auto bounded = hn::Clamp(x, hn::Set(d, -700.0), hn::Set(d, 700.0));
     hn::Store(hn::IfThenElse(hn::IsNaN(x), x, hn::Exp(d, bounded)), d, decays + r);
   }
 }
@@ -196,9 +197,13 @@ HWY_INLINE void compute_factors(const DeltaForward<T>& p, const ChunkPlace& at, 
     after *= decay[r];
   }
   for (float* row : {f.k_norm, f.q_norm, f.k_read, f.q_read, f.k_write}) std::fill(row + tokens, row + kChunk, 0.0F);
-  float* rows = std::is_same_v<T, float> ? s.query_factors : s.out_factors;
   for (std::int64_t r = 0; r < kChunk; ++r) {
-    rows[r] = s.out_scale * (s.divided ? f.q_read[r] : 1.0F);
+    const float factor = s.divided ? f.q_read[r] : 1.0F;
+    if constexpr (std::is_same_v<T, float>) {
+      s.query_factors[r] = factor;
+    } else {
+      s.out_factors[r] = s.out_scale * factor;
+    }
   }
   if (s.has_scalar()) std::fill_n(c.decay.whole, c.key_stride, static_cast<float>(before));
   if (s.divided) return;
@@ -253,9 +258,9 @@ template <int kKeyParts, class T>
 HWY_NOINLINE void load_keys(const DeltaForward<T>& p, const ChunkPlace& at, FwdScratch& s) {
   ChunkScratch& c = s.chunk;
   if (p.rule.decay == Decay::channel) {
-    load_decayed_keys<kKeyParts>(p, at, s);
+    if constexpr (kKeyParts > 1) load_decayed_keys<kKeyParts>(p, at, s);
   } else {
-    load_plain_keys<kKeyParts>(p, at, s);
+    if constexpr (kKeyParts != 2) load_plain_keys<kKeyParts>(p, at, s);
   }
   for (float* gains : {c.erase, c.write}) std::fill(gains + at.tokens, gains + kChunk, 0.0F);
 }
@@ -276,7 +281,7 @@ HWY_NOINLINE void finish_scores(std::int64_t tokens, FwdScratch& s) {
       const FloatVec l = hn::Load(d, l_scores + i);
       if (s.scaled && s.divided) {
         const FloatVec column = hn::Load(d, f.k_write + j);
-        hn::Store(hn::Mul(l, hn::Mul(column, hn::Set(d, f.k_read[r]))), d, l_scores + i);
+        hn::Store(hn::Mul(hn::Mul(l, column), hn::Set(d, f.k_read[r])), d, l_scores + i);
       } else if (s.scaled) {
         const FloatVec column = hn::Mul(hn::Load(d, f.k_norm + j), hn::Load(d, c.decay.weights + i));
         p = hn::Mul(p, hn::Mul(column, hn::Set(d, f.q_norm[r])));
@@ -403,7 +408,7 @@ template <class T>
 HWY_INLINE void store_output(const DeltaForward<T>& p, const ChunkPlace& at, std::int64_t v, std::int64_t columns,
                              bool ordinary, FwdScratch& s) {
   if constexpr (std::is_same_v<T, float>) {
-    if (ordinary && at.tokens == kChunk && columns == kPanel && p.o.stride[3] == 1) {
+    if (ordinary && at.tokens == kChunk && columns == kPanel && p.o.stride[3] == 1 && s.out_scale == 1.0F) {
       return store_sums(p.o.at(at.i_b, at.start, at.i_h, v), p.o.stride[1]);
     }
   }
@@ -479,7 +484,9 @@ void ForwardPart(const DeltaForward<T>& p, const HeadsPart& part, std::byte* mem
   const Sequence sequence = sequence_of(p, part.n);
   const std::int64_t key_dim = p.shape.key_dim, head = part.head, head_end = part.head_end;
   const std::int64_t first = part.panel * kPanel, last = std::min(part.panel_end * kPanel, p.shape.value_dim);
-  (std::is_same_v<T, float> ? s.query_scale : s.out_scale) = static_cast<float>(p.rule.scale_for(key_dim));
+  const auto scale = static_cast<float>(p.rule.scale_for(key_dim));
+  const bool ordinary = std::abs(scale) >= kSmallestQueryScale && std::abs(scale) <= kLargestQueryScale;
+  (std::is_same_v<T, float> && ordinary ? s.query_scale : s.out_scale) = scale;
   std::fill_n(s.query_factors, kChunk, s.query_scale);
   std::fill_n(s.out_factors, kChunk, s.out_scale);
   const bool streams = streams_states(p);

@@ -88,13 +88,15 @@ HWY_INLINE void prefetch_row(const T* row, std::int64_t stride, std::int64_t cou
   for (std::int64_t i = 0; i < count; i += line) hwy::Prefetch(row + i);
 }
 
-// The rows of q, k and v of token i_t and the columns that are computed.
+// The rows of q, k, v and o of token i_t and the columns that are computed: a row that will be written must come from
+// memory too.
 template <class T>
 HWY_INLINE void prefetch_token(const DeltaForward<T>& p, const ChunkPlace& at, std::int64_t i_t, std::int64_t first,
                                std::int64_t last) {
   prefetch_row(p.q.at(at.i_b, i_t, at.i_q), p.q.stride[3], p.shape.key_dim);
   prefetch_row(p.k.at(at.i_b, i_t, at.i_q), p.k.stride[3], p.shape.key_dim);
   prefetch_row(p.v.at(at.i_b, i_t, at.i_h, first), p.v.stride[3], last - first);
+  prefetch_row(p.o.at(at.i_b, i_t, at.i_h, first), p.o.stride[3], last - first);
   hwy::Prefetch(p.beta.at(at.i_b, i_t, at.i_h));
   if (p.rule.decay != Decay::none) {
     prefetch_row(p.g.at(at.i_b, i_t, at.i_h), p.g.stride[3], p.rule.decay == Decay::channel ? p.shape.key_dim : 1);

@@ -82,7 +82,7 @@ std::int64_t ChunkBwdBusy(const DeltaShape& shape, int team) {
   return std::min<std::int64_t>(team, round_up(shape.value_dim, kPanel) / kPanel);
 }
 
-// Share `share` of `shares` of what the chunk at `start` reads.
+// Share `share` of `shares` of what the chunk at `start` reads and of the rows that it writes.
 template <class T>
 HWY_INLINE void prefetch_chunk(const DeltaBackward<T>& p, const ChunkPlace& at, std::int64_t start, std::int64_t saved,
                                std::int64_t share, std::int64_t shares) {
@@ -92,6 +92,9 @@ HWY_INLINE void prefetch_chunk(const DeltaBackward<T>& p, const ChunkPlace& at, 
     prefetch_row(p.k.at(at.i_b, t, at.i_q), p.k.stride[3], key_dim);
     prefetch_row(p.v.at(at.i_b, t, at.i_h), p.v.stride[3], value_dim);
     prefetch_row(p.dout.at(at.i_b, t, at.i_h), p.dout.stride[3], value_dim);
+    prefetch_row(p.dq.at(at.i_b, t, at.i_q), p.dq.stride[3], key_dim);
+    prefetch_row(p.dk.at(at.i_b, t, at.i_q), p.dk.stride[3], key_dim);
+    prefetch_row(p.dv.at(at.i_b, t, at.i_h), p.dv.stride[3], value_dim);
   }
   for (std::int64_t i = key_dim * share / shares; i < key_dim * (share + 1) / shares; ++i) {
     prefetch_row(p.chunk_states.at(at.i_b, saved, at.i_h, i), p.chunk_states.stride[4], value_dim);

@@ -61,16 +61,24 @@ HWY_INLINE void multiply_rows(const float* HWY_RESTRICT x, const float* HWY_REST
   }
 }
 
+// x ← e^x over a multiple of kLanes elements. Highway's exp takes a NaN for −∞, and is not defined beyond 104.
+HWY_INLINE void exponentials(float* x, std::int64_t count) {
+  const FloatTag d;
+  for (std::int64_t i = 0; i < count; i += kLanes) {
+    const FloatVec g = hn::Load(d, x + i);
+    hn::Store(hn::IfThenElse(hn::IsNaN(g), g, hn::Exp(d, hn::Min(g, hn::Set(d, 104.0F)))), d, x + i);
+  }
+}
+
 // Row r of the tokens' decays from g: one value, or one for each of `count` channels.
 HWY_INLINE void load_decay(const float* g, std::int64_t stride, std::int64_t count, std::int64_t r, ChunkDecay& s) {
-  const FloatTag d;
   float* row = s.token + r * s.key_stride;
   if (s.kind == Decay::scalar) {
     std::fill_n(row, s.key_stride, std::exp(*g));
     return;
   }
   load_row(g, stride, count, s.key_stride, row);
-  for (std::int64_t i = 0; i < s.key_stride; i += kLanes) hn::Store(hn::Exp(d, hn::Load(d, row + i)), d, row + i);
+  exponentials(row, s.key_stride);
 }
 
 // out rows r = first … last − 1: the products d_first … d_r.

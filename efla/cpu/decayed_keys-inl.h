@@ -15,25 +15,24 @@
 HWY_BEFORE_NAMESPACE();
 namespace efla::cpu::HWY_NAMESPACE {
 
-// The products of a chunk's decays within which they are divided by.
+// Between these a chunk's decays, multiplied up, may be divided by; a decay per head too.
 inline constexpr float kSmallestDivisor = 0x1p-60F, kLargestDivisor = 0x1p60F;
 
 // c, its last row, and whether keys may be divided by it.
 HWY_INLINE bool multiply_channels(std::int64_t tokens, const ChunkDecay& decay) {
   const FloatTag d;
-  FloatVec least = hn::Set(d, 1.0F), most = least;
+  auto inside = hn::FirstN(d, kLanes);
   for (std::int64_t i = 0; i < decay.key_stride; i += kLanes) {
     FloatVec product = hn::Set(d, 1.0F);
     for (std::int64_t at = i; at < tokens * decay.key_stride; at += decay.key_stride) {
       product = hn::Mul(product, hn::Load(d, decay.token + at));
-      least = hn::Min(least, product);
-      most = hn::Max(most, product);
+      inside = hn::And(inside, hn::Ge(product, hn::Set(d, kSmallestDivisor)));
+      inside = hn::And(inside, hn::Le(product, hn::Set(d, kLargestDivisor)));
       hn::Store(product, d, decay.prefix + at);
     }
     hn::Store(product, d, decay.whole + i);
   }
-  return hn::AllTrue(d, hn::Ge(least, hn::Set(d, kSmallestDivisor))) &&
-         hn::AllTrue(d, hn::Le(most, hn::Set(d, kLargestDivisor)));
+  return hn::AllTrue(d, inside);
 }
 
 template <int kKeyParts>

@@ -133,9 +133,10 @@ class RowsAhead {
  public:
   void clear() { count_ = next_ = 0; }
 
-  // `rows` rows of `count` elements, `stride` elements apart.
+  // `rows` rows of `count` elements, `stride` elements apart. Of more than kMaxBlocks those added first are asked for.
   template <class T>
   HWY_INLINE void add(const T* first, std::int64_t stride, std::int64_t rows, std::int64_t count) {
+    if (count_ == kMaxBlocks) return;
     constexpr auto kSize = static_cast<std::int64_t>(sizeof(T));
     blocks_[count_++] = {reinterpret_cast<const std::byte*>(first), stride * kSize, rows, (count * kSize + 63) / 64};
     if (count_ == 1) start();

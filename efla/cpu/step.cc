@@ -138,14 +138,13 @@ HWY_INLINE void write_state(const View<S, 4>& state, std::int64_t i_b, std::int6
 // e^g, and q and k times it.
 template <class Problem>
 HWY_INLINE void load_decays(const Problem& p, std::int64_t i_b, std::int64_t i_h, StepScratch& s) {
-  const FloatTag d;
   const std::int64_t n = s.key_stride;
   const float* g = p.g.at(i_b, i_h);
   if (p.rule.decay == Decay::scalar) {
     std::fill_n(s.decay, n, std::exp(*g));
   } else {
     load_row(g, p.g.stride[2], p.shape.key_dim, n, s.decay);
-    for (std::int64_t i = 0; i < n; i += kLanes) hn::Store(hn::Exp(d, hn::Load(d, s.decay + i)), d, s.decay + i);
+    exponentials(s.decay, n);
   }
   multiply_rows(s.q, s.decay, n, s.q_read);
   multiply_rows(s.k, s.decay, n, s.k_read);

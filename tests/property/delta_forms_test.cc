@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "efla/cpu/target.h"
 #include "tests/support/compare.h"
 #include "tests/support/delta_run.h"
 
@@ -112,6 +113,7 @@ TEST(DeltaForms, BitsDoNotDependOnTheThreads) {
         c.qk_l2norm = group == 3;
         c.tokens = 45;
         check_threads<float>(c);
+        check_threads<bfloat16>(c);
       }
     }
   });
@@ -257,6 +259,69 @@ TEST(DeltaForms, OutputsDoNotKnowLaterTokens) {
       for (const std::int64_t end : {1, 13, 32, 45, 99}) {
         check_causality<float>(a_case, implementation, end);
         check_causality<bfloat16>(a_case, implementation, end);
+      }
+    }
+  });
+}
+
+// The same of gates. On a matrix unit the decays of a chunk choose how its products are made, so there to rounding.
+TEST(DeltaForms, OutputsDoNotKnowLaterGates) {
+  on_every_target([](const DeltaCase& a_case) {
+    ThreadPool pool(1);
+    const double tolerance = cpu::uses_matrix_unit() ? 1e-6 : 0.0;
+    for (const Decay decay : {Decay::scalar, Decay::channel}) {
+      for (const std::string implementation : {"chunk", "recurrent", "step"}) {
+        for (const double strength : {0.01, 1.0, 5.0, std::numeric_limits<double>::quiet_NaN()}) {
+          SCOPED_TRACE(testing::Message() << implementation << ' ' << strength);
+          DeltaCase c = a_case;
+          c.decay = decay;
+          DeltaData<float> data(c), other(c);
+          constexpr std::int64_t kEnd = 45;
+          Random random(31);
+          replace_later_tokens(other, kEnd, [&] { return random.normal(); });
+          std::vector<double> g = other.g.values();
+          const auto per_token = g.size() / static_cast<std::size_t>(c.batch * c.tokens);
+          for (std::size_t i = 0; i < g.size(); ++i) {
+            if (static_cast<std::int64_t>(i / per_token) % c.tokens >= kEnd) g[i] = -strength;
+          }
+          other.g.assign(g);
+          run_forward(implementation, data, pool);
+          run_forward(implementation, other, pool);
+          const std::vector<double> known = before(data.o, c.shape(), kEnd), again = before(other.o, c.shape(), kEnd);
+          if (tolerance == 0.0) {
+            EXPECT_EQ(again, known);
+          } else {
+            EXPECT_LE(distance(again, known).rms, tolerance);
+          }
+        }
+      }
+    }
+  });
+}
+
+TEST(DeltaForms, AGateThatIsNotANumberReachesTheOutputs) {
+  on_every_target([](const DeltaCase& a_case) {
+    ThreadPool pool(1);
+    for (const Decay decay : {Decay::scalar, Decay::channel}) {
+      for (const std::string implementation : {"ref", "chunk", "recurrent", "step"}) {
+        SCOPED_TRACE(implementation);
+        DeltaCase c = a_case;
+        c.decay = decay;
+        DeltaData<float> data(c);
+        std::vector<double> g = data.g.values();
+        const auto per_token = g.size() / static_cast<std::size_t>(c.batch * c.tokens);
+        constexpr std::size_t kToken = 40;
+        for (std::size_t i = kToken * per_token; i < (kToken + 1) * per_token; i += 5) {
+          g[i] = std::numeric_limits<double>::quiet_NaN();
+        }
+        data.g.assign(g);
+        run_forward(implementation, data, pool);
+        for (const std::int64_t t : {std::int64_t{0}, std::int64_t{39}}) {
+          EXPECT_FALSE(std::isnan(data.o.view()(0, t, 0, 0))) << t;
+        }
+        for (const std::int64_t t : {std::int64_t{40}, std::int64_t{41}, c.tokens - 1}) {
+          EXPECT_TRUE(std::isnan(data.o.view()(0, t, 0, 0))) << t;
+        }
       }
     }
   });
