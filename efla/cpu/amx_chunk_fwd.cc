@@ -1,5 +1,5 @@
-// The chunkwise forward (chunk_fwd.cc) with its matrix products on a matrix unit (parts-inl.h). What stays float32's
-// are the substitution, gains and decays.
+// The chunkwise forward (chunk_fwd.cc) with its matrix products on a matrix unit (parts-inl.h). What is
+// no product of matrices, the substitution, gains and decays, is computed without it.
 #include "efla/cpu/amx.h"
 
 #include <cmath>
@@ -36,7 +36,7 @@ constexpr float kLargestPart = 0x1.fp127F;
 struct RowFactors {
   float* k_norm = nullptr;   // of k's rows in L and P; only if not `divided`
   float* q_norm = nullptr;   // of q's rows in P; only if not `divided`
-  float* k_read = nullptr;   // of the rows of E
+  float* k_read = nullptr;   // of the rows of K S and, if `divided`, of L
   float* q_read = nullptr;   // of the rows of O; if not `divided` of Q S
   float* k_write = nullptr;  // of the rows of U
 };
@@ -207,8 +207,9 @@ HWY_INLINE void compute_factors(const DeltaForward<T>& p, const ChunkPlace& at, 
   }
   if (s.has_scalar()) std::fill_n(c.decay.whole, c.key_stride, static_cast<float>(before));
   if (s.divided) return;
-  for (std::int64_t r = 0; r < tokens; ++r) c.decay.token[r] = static_cast<float>(decay[r]);
-  multiply_weights(tokens, c.decay.token, 1, c.decay.weights);
+  HWY_ALIGN float rounded[kChunk];
+  std::copy_n(decay, tokens, rounded);
+  multiply_weights(tokens, rounded, 1, c.decay.weights);
 }
 
 // The rows of reads from `block` on times Kᵀ, as far as they are below the diagonal.

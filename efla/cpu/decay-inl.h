@@ -1,9 +1,9 @@
 // The decays of a chunk, and the scores of rules that have one. Included once per target.
 //
-// With d_t = e^{g_t}, every factor that a chunk needs is a product of consecutive d_t, at most 1 where g ≤ 0: nothing
-// overflows, and where a product underflows the true factor is below 1e-38. Differences of a running sum of g over
-// the whole sequence would lose digits as it grows; weak decays that are all the same lose some by products too, each
-// rounded the same way (docs/numerics.md).
+// With d_t = e^{g_t}, every factor that a chunk needs here (decayed_keys-inl.h and recurrent_fwd.cc also divide) is a
+// product of consecutive d_t, at most 1 where g ≤ 0: nothing overflows, and where a product underflows the true factor
+// is below 1e-38. Differences of a running sum of g over the whole sequence would lose digits as it grows; weak decays
+// that are all the same lose some by products too, each rounded the same way (docs/numerics.md).
 #if defined(EFLA_CPU_DECAY_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef EFLA_CPU_DECAY_INL_H_
 #undef EFLA_CPU_DECAY_INL_H_

@@ -20,13 +20,13 @@ void chunk_fwd(const DeltaForward<T>& problem, Workspace workspace, ThreadPool& 
 std::size_t chunk_fwd_workspace_bytes(const DeltaShape& shape, const DeltaRule& rule, int threads);
 
 // Whether chunk_fwd is the faster of the two forwards: for more than 256 key dimensions; with a matrix unit (AMX),
-// which computes whole chunks, from 32 (bfloat16) or 64 (float32) on for multiples of 32, if chunks are filled: from
+// which computes whole chunks, from 32 (bfloat16) or 128 (float32) on for multiples of 32, if chunks are filled: from
 // 0.6 of their rows on, or 0.9.
 //
 // Microseconds a token and head by chunks and by the recurrence at T = 2048, two threads, medians: d = 64 0.43 and
 // 0.35, 128 1.49 and 1.03, 256 4.0 and 4.2 (AVX2 on a Zen 3); 0.34 and 0.25, 0.67 and 0.52, about the same at 256
 // (AVX-512 on a Xeon). AMX on a Xeon: bfloat16 0.03 and 0.04 (d = 32), 0.07 and 0.12, 0.19 and 0.44, 0.7 and 1.6;
-// float32 0.05 and 0.05, 0.12 and 0.14, 0.40 and 0.53, 1.4 and 1.7. Shorter sequences and other sizes are in
+// float32 0.05 and 0.05, 0.12 and 0.13, 0.39 and 0.47, 1.4 and 1.7. Shorter sequences and other sizes are in
 // docs/design/2026-11-recurrent-forward.md and docs/design/2026-11-matrix-unit.md.
 template <class T>
 bool chunk_fwd_is_faster(const DeltaForward<T>& problem);
