@@ -16,6 +16,8 @@
 //
 // c returns to 1, and S' to S, after every chunk and before a token that would take c out of [2⁻⁴⁰, 2⁴⁰]. So nothing
 // overflows or is lost at any decay, and rounding is that of products, not of differences of logarithms.
+#include <unistd.h>
+
 #include "efla/cpu/delta.h"
 #include "efla/cpu/heads_parts.h"
 
@@ -29,12 +31,15 @@ HWY_BEFORE_NAMESPACE();
 namespace efla::cpu::HWY_NAMESPACE {
 namespace {
 
-// The panels of a slice take at most half of a first-level cache of 32 KB.
-constexpr std::int64_t kSliceBytes = 16 << 10;
 constexpr float kSmallestScale = 0x1p-40F, kLargestScale = 0x1p40F;
+// Panels in one sweep: as many as AVX-512's 32 registers hold.
+constexpr int kTogether = HWY_TARGET <= HWY_AVX3 ? 2 : 1;
 
+// The panels of a slice take at most two thirds of the first-level cache.
 std::int64_t panels_per_slice(const DeltaShape& shape) {
-  return std::max<std::int64_t>(1, kSliceBytes / (shape.key_dim * kPanel * static_cast<std::int64_t>(sizeof(float))));
+  static const long cache = sysconf(_SC_LEVEL1_DCACHE_SIZE);
+  const std::int64_t bytes = (cache > 0 ? cache : 32 << 10) * 2 / 3;
+  return std::max<std::int64_t>(1, bytes / (shape.key_dim * kPanel * static_cast<std::int64_t>(sizeof(float))));
 }
 
 struct FwdScratch {
@@ -83,42 +88,48 @@ struct PairOfColumns {
   FloatVec of[2][kVectors];
 };
 
-// One panel: with kWrite, S' ← S' + Σ written uᵀ; then e = S'ᵀk and r = S'ᵀq.
-template <bool kWrite>
+// P neighbouring panels: with kWrite, S' ← S' + Σ written uᵀ; then e = S'ᵀk and r = S'ᵀq.
+template <bool kWrite, int P>
 HWY_INLINE void sweep(float* HWY_RESTRICT state, std::int64_t key_dim, const PairOfRows& written,
-                      const float* HWY_RESTRICT u, const PairOfRows& k, const PairOfRows& q, PairOfColumns& e,
-                      PairOfColumns& r) {
+                      const float* HWY_RESTRICT u, const PairOfRows& k, const PairOfRows& q, PairOfColumns* e,
+                      PairOfColumns* r) {
   const FloatTag d;
-  PairOfColumns update, errors, readings;
-  for (int t = 0; t < 2; ++t) {
-    for (int n = 0; n < kVectors; ++n) {
-      if constexpr (kWrite) update.of[t][n] = hn::Load(d, u + t * kPanel + n * kLanes);
-      errors.of[t][n] = readings.of[t][n] = hn::Zero(d);
-    }
-  }
+  constexpr int kAll = P * kVectors;
+  FloatVec update[2][kAll], errors[2][kAll], readings[2][kAll];
+  unroll<2>([&](auto t) EFLA_UNROLLED {
+    unroll<kAll>([&](auto n) EFLA_UNROLLED {
+      if constexpr (kWrite) {
+        update[t][n] = hn::Load(d, u + n / kVectors * 2 * kPanel + t * kPanel + n % kVectors * kLanes);
+      }
+      errors[t][n] = readings[t][n] = hn::Zero(d);
+    });
+  });
+  const std::int64_t next = key_dim * kPanel;
   for (std::int64_t i = 0; i < key_dim; ++i) {
     float* HWY_RESTRICT row = state + i * kPanel;
-    FloatVec x0 = hn::Load(d, row), x1 = hn::Load(d, row + kLanes);
+    FloatVec x[kAll];
+    unroll<kAll>([&](auto n) EFLA_UNROLLED { x[n] = hn::Load(d, row + n / kVectors * next + n % kVectors * kLanes); });
     if constexpr (kWrite) {
       unroll<2>([&](auto t) EFLA_UNROLLED {
         const FloatVec by = hn::Set(d, written.row[t][i]);
-        x0 = hn::MulAdd(by, update.of[t][0], x0);
-        x1 = hn::MulAdd(by, update.of[t][1], x1);
+        unroll<kAll>([&](auto n) EFLA_UNROLLED { x[n] = hn::MulAdd(by, update[t][n], x[n]); });
       });
-      hn::Store(x0, d, row);
-      hn::Store(x1, d, row + kLanes);
+      unroll<kAll>([&](auto n)
+                       EFLA_UNROLLED { hn::Store(x[n], d, row + n / kVectors * next + n % kVectors * kLanes); });
     }
     unroll<2>([&](auto t) EFLA_UNROLLED {
       const FloatVec key = hn::Set(d, k.row[t][i]);
-      errors.of[t][0] = hn::MulAdd(key, x0, errors.of[t][0]);
-      errors.of[t][1] = hn::MulAdd(key, x1, errors.of[t][1]);
+      unroll<kAll>([&](auto n) EFLA_UNROLLED { errors[t][n] = hn::MulAdd(key, x[n], errors[t][n]); });
       const FloatVec query = hn::Set(d, q.row[t][i]);
-      readings.of[t][0] = hn::MulAdd(query, x0, readings.of[t][0]);
-      readings.of[t][1] = hn::MulAdd(query, x1, readings.of[t][1]);
+      unroll<kAll>([&](auto n) EFLA_UNROLLED { readings[t][n] = hn::MulAdd(query, x[n], readings[t][n]); });
     });
   }
-  e = errors;
-  r = readings;
+  unroll<2>([&](auto t) EFLA_UNROLLED {
+    unroll<kAll>([&](auto n) EFLA_UNROLLED {
+      e[n / kVectors].of[t][n % kVectors] = errors[t][n];
+      r[n / kVectors].of[t][n % kVectors] = readings[t][n];
+    });
+  });
 }
 
 // The updates that are still to be made, and S' ← scales ⊙ S' where there is a decay.
@@ -187,15 +198,20 @@ HWY_INLINE void run_slice(const FwdScratch& s, std::int64_t tokens, std::int64_t
     if (s.settles[r]) settle_panels(written, s.scales + r * c.key_stride);
     const bool writes = updates && !s.settles[r];
     const PairOfRows k = rows(c.k_read, r, both), q = rows(c.q_read, r, both);
-    for (std::int64_t v = first; v < last; v += kPanel) {
-      PairOfColumns e, reading;
+    const auto sweep_panels = [&](std::int64_t v, auto count) EFLA_UNROLLED {
+      PairOfColumns e[count], reading[count];
       if (writes) {
-        sweep<true>(s.state + v * key_dim, key_dim, written, s.u + 2 * v, k, q, e, reading);
+        sweep<true, count>(s.state + v * key_dim, key_dim, written, s.u + 2 * v, k, q, e, reading);
       } else {
-        sweep<false>(s.state + v * key_dim, key_dim, written, s.u + 2 * v, k, q, e, reading);
+        sweep<false, count>(s.state + v * key_dim, key_dim, written, s.u + 2 * v, k, q, e, reading);
       }
-      finish_pair(s, v, r, both, e, reading);
+      for (int i = 0; i < count; ++i) finish_pair(s, v + i * kPanel, r, both, e[i], reading[i]);
+    };
+    std::int64_t v = first;
+    for (; kTogether > 1 && v + kTogether * kPanel <= last; v += kTogether * kPanel) {
+      sweep_panels(v, std::integral_constant<int, kTogether>());
     }
+    for (; v < last; v += kPanel) sweep_panels(v, std::integral_constant<int, 1>());
     written = rows(c.k_write, r, both);
     updates = true;
   }
