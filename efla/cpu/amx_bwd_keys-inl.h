@@ -1,0 +1,189 @@
+// The second half of a chunk of one value head in the backward on a matrix unit: from U, G, S and dS
+// (amx_bwd_values-inl.h, with the equations) the gradients of scores, queries, keys, β and g.
+#pragma once
+
+#include <utility>
+
+#include "efla/cpu/amx_bwd_values-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace efla::cpu::HWY_NAMESPACE {
+
+// dP, zeros above the diagonal, and dL + dLᵀ, zeros on it, in parts; with a decay of channels both strictly below the
+// diagonal or, where keys are not divided, with dP's diagonal and times `scale` in s.dscores.
+template <Decay kDecay, class T>
+HWY_NOINLINE void score_gradients(float scale, AmxBwdScratch& s) {
+  constexpr int kParts = kStateParts<T>;
+  float *dp = s.dscores, *dl = dp + kChunk * kChunk;
+  zero_sums();
+  add_products<kOutParts<T>, kParts, Product::lower>(s.douts, 0, s.u_t_right, 0, s.ahead);
+  store_sums(dp, kChunk);
+  zero_sums();
+  add_products<kParts, kParts, Product::lower>(s.gs, 0, s.u_t_right, 0, s.ahead);
+  store_sums(dl, kChunk);
+  if constexpr (kDecay == Decay::scalar) {
+    multiply_rows(dp, s.chunk.scores, 2 * kChunk * kChunk, s.pairs);
+    weigh_scores(kChunk, s.chunk.decay, dp, dl);
+  }
+  for (std::int64_t r = 0; r < kChunk; ++r) {
+    std::fill(dp + r * kChunk + r + 1, dp + (r + 1) * kChunk, 0.0F);
+    dl[r * kChunk + r] = 0.0F;
+    for (std::int64_t j = 0; j < r; ++j) dl[j * kChunk + r] = kDecay == Decay::channel ? 0.0F : dl[r * kChunk + j];
+  }
+  if constexpr (kDecay == Decay::channel) {
+    if (!s.divided) {
+      for (std::int64_t i = 0; i < 2 * kChunk * kChunk; ++i) s.dscores[i] *= scale;
+      return;
+    }
+    for (std::int64_t r = 0; r < kChunk; ++r) s.diagonal[r] = scale * std::exchange(dp[r * (kChunk + 1)], 0.0F);
+  }
+  cut_panel<kParts>(dp, kChunk, kChunk, 0, s.dp, s.dp_right);
+  cut_panel<kParts>(dl, kChunk, kChunk, 0, s.dl, s.dl_right);
+  transpose_rows<kParts>(s.dp, 0, s.dp_t_right, 0, 1);
+  if constexpr (kDecay == Decay::channel) transpose_rows<kParts>(s.dl, 0, s.dl_t_right, 0, 1);
+}
+
+// The sums, [32 keys, kChunk], times `scale` to columns of dq or dk [kChunk, K].
+HWY_INLINE void store_gradient(float scale, std::int64_t key_dim, float* sums, float* out) {
+  constexpr std::int64_t kTileFloats = kTileRows * kTileRows;
+  store_tile<0>(sums, kTileBytes);
+  store_tile<1>(sums + kTileFloats, kTileBytes);
+  store_tile<2>(sums + 2 * kTileFloats, kTileBytes);
+  store_tile<3>(sums + 3 * kTileFloats, kTileBytes);
+  const __m512 factor = _mm512_set1_ps(scale);
+  HWY_ALIGN float tile[kTileFloats];
+  for (std::int64_t i = 0; i < 4; ++i) {
+    transpose_tile(reinterpret_cast<const Part*>(sums + i * kTileFloats), reinterpret_cast<Part*>(tile));
+    float* to = out + i % 2 * kTileRows * key_dim + i / 2 * kTileRows;
+    for (std::int64_t r = 0; r < kTileRows; ++r) {
+      _mm512_store_ps(to + r * key_dim, _mm512_mul_ps(factor, _mm512_load_ps(tile + r * kTileRows)));
+    }
+  }
+}
+
+template <Decay kDecay, int kKeyParts, class T>
+HWY_NOINLINE void key_gradients(std::int64_t key_dim, float scale, AmxBwdScratch& s, float* dq, float* dk) {
+  constexpr int kParts = kStateParts<T>;
+  constexpr bool kFactors = kDecay == Decay::scalar;
+  for (std::int64_t i = 0; i < key_dim; i += 2 * kTileRows) {
+    const std::int64_t block = i / kTileRows;
+    zero_sums();
+    add_products<kParts, kReadParts<T, kDecay>>(s.state, block, s.dout_t_right, 0, s.ahead);
+    add_products<kKeyParts, kParts>(s.keys_t, block, s.dp_t_right, 0, s.ahead);
+    store_gradient(scale, key_dim, s.sums, dq + i);
+    zero_sums();
+    add_products<kParts, kParts>(s.dstate, block, kFactors ? s.u_write_t_right : s.u_t_right, 0, s.ahead);
+    add_products<kParts, kParts>(s.state, block, s.g_t_right, 0, s.ahead);
+    add_products<kKeyParts, kParts>(s.queries_t, block, s.dp_right, 0, s.ahead);
+    add_products<kKeyParts, kParts>(s.keys_t, block, s.dl_right, 0, s.ahead);
+    store_gradient(scale, key_dim, s.sums, dk + i);
+  }
+}
+
+// dQ_read in dq, dK_read in dk, U dŜᵀ in gradient.writes, B in gradient.reads; without division the pairs are missing.
+template <int kKeyParts, class T>
+HWY_NOINLINE void decayed_key_gradients(std::int64_t key_dim, float scale, AmxBwdScratch& s, float* dq, float* dk) {
+  constexpr int kParts = kStateParts<T>;
+  for (std::int64_t i = 0; i < key_dim; i += 2 * kTileRows) {
+    const std::int64_t block = i / kTileRows;
+    zero_sums();
+    add_products<kParts, kOutParts<T>>(s.state, block, s.dout_t_right, 0, s.ahead);
+    if (s.divided) add_products<kKeyParts, kParts, Product::exact>(s.write_keys_t, block, s.dp_t_right, 0, s.ahead);
+    store_gradient(scale, key_dim, s.sums, dq + i);
+    zero_sums();
+    add_products<kParts, kParts>(s.state, block, s.g_t_right, 0, s.ahead);
+    if (s.divided) add_products<kKeyParts, kParts, Product::exact>(s.write_keys_t, block, s.dl_t_right, 0, s.ahead);
+    store_gradient(scale, key_dim, s.sums, dk + i);
+    zero_sums();
+    add_products<kParts, kParts>(s.dstate, block, s.u_t_right, 0, s.ahead);
+    store_gradient(scale, key_dim, s.sums, s.gradient.writes + i);
+    if (!s.divided) continue;
+    zero_sums();
+    add_products<kKeyParts, kParts, Product::exact>(s.queries_t, block, s.dp_right, 0, s.ahead);
+    add_products<kKeyParts, kParts, Product::exact>(s.keys_t, block, s.dl_right, 0, s.ahead);
+    store_gradient(scale, key_dim, s.sums, s.gradient.reads + i);
+  }
+}
+
+// From the gradients of K_read, Q_read and K_write those of q and k, in place, and x and y. For pairs to cancel in x
+// their factors must be the parts that were multiplied, and products of parts as exact as these.
+template <int kKeyParts>
+HWY_NOINLINE void finish_decayed_keys(std::int64_t tokens, const AmxBwdScratch& s, float* dqs, float* dks) {
+  const FloatTag d;
+  const ChunkScratch& c = s.chunk;
+  const DecayGradient& gradient = s.gradient;
+  for (float* rows : {gradient.half_reads, gradient.half_writes}) {
+    std::fill_n(rows, kHalfChunk * c.key_stride, 0.0F);
+  }
+  std::fill_n(gradient.dg, kChunk * c.key_stride, 0.0F);
+  const auto parts = [](FloatVec x) HWY_ATTR { return FloatVec{sum_of_parts<kKeyParts>(x.raw)}; };
+  for (std::int64_t i = 0; i < tokens * c.key_stride; i += kLanes) {
+    const FloatVec q = hn::Load(d, c.q + i), k = hn::Load(d, c.k + i), read = hn::Load(d, c.decay.prefix + i);
+    const FloatVec dq_read = hn::Load(d, dqs + i), dk_read = hn::Load(d, dks + i);
+    const FloatVec through = hn::Load(d, gradient.writes + i);
+    FloatVec x = hn::MulAdd(parts(hn::Mul(q, read)), dq_read, hn::Mul(parts(hn::Mul(k, read)), dk_read));
+    FloatVec dq = hn::Mul(read, dq_read), dk = hn::Mul(read, dk_read);
+    if (s.divided) {
+      const FloatVec pairs = hn::Load(d, gradient.reads + i), diagonal = hn::Set(d, s.diagonal[i / c.key_stride]);
+      const FloatVec k_write = hn::Div(k, read);
+      x = hn::NegMulAdd(parts(k_write), pairs, x);
+      hn::Store(hn::Mul(k_write, through), d, gradient.writes + i);
+      dq = hn::MulAdd(diagonal, k, dq);
+      dk = hn::MulAdd(diagonal, q, hn::Add(dk, hn::Div(hn::Add(through, pairs), read)));
+    } else {
+      const FloatVec dk_write = hn::Mul(hn::Load(d, c.decay.suffix + i), through);
+      hn::Store(hn::Mul(k, dk_write), d, gradient.writes + i);
+      dk = hn::Add(dk, dk_write);
+    }
+    hn::Store(x, d, gradient.reads + i);
+    hn::Store(dq, d, dqs + i);
+    hn::Store(dk, d, dks + i);
+  }
+  if (s.divided) return;
+  for (std::int64_t key = 0; key < c.key_stride; key += kPanel) {
+    channel_pairs({c, gradient, s.dscores, dqs, dks}, tokens, key);
+  }
+}
+
+// The end of dβ, and its share of dk.
+template <class T>
+HWY_INLINE void finish_chunk(const DeltaBackward<T>& p, const ChunkPlace& at, float scale, const AmxBwdScratch& s,
+                             float* dk) {
+  const FloatTag d;
+  const GainSlopes slopes = gain_slopes(p.rule.step, at.tokens, s.chunk.beta, s.chunk.lambda);
+  for (std::int64_t r = 0; r < at.tokens; ++r) {
+    FloatVec da = hn::Zero(d), db = hn::Zero(d);
+    for (std::int64_t v = 0; v < p.shape.value_dim; v += kPanel) {
+      const std::int64_t partial = (v / kPanel * kChunk + r) * kLanes;
+      da = hn::Add(da, hn::Load(d, s.da + partial));
+      db = hn::Add(db, hn::Load(d, s.db + partial));
+    }
+    finish_gains(p, at, r, scale * hn::GetLane(hn::SumOfLanes(d, da)), scale * hn::GetLane(hn::SumOfLanes(d, db)),
+                 s.chunk, slopes, dk + r * s.chunk.key_stride);
+  }
+}
+
+// dg of a chunk with a decay per head.
+template <class T>
+HWY_INLINE void finish_scalar_decay(const DeltaBackward<T>& p, const ChunkPlace& at, float scale,
+                                    const AmxBwdScratch& s) {
+  const std::int64_t panels = round_up(p.shape.value_dim, kPanel) / kPanel;
+  const auto sum = [&](const float* partial, std::int64_t r, std::int64_t rows) HWY_ATTR {
+    __m512 all = _mm512_setzero_ps();
+    for (std::int64_t i = 0; i < panels; ++i) {
+      all = _mm512_add_ps(all, _mm512_load_ps(partial + (i * rows + r) * kLanes));
+    }
+    return _mm512_reduce_add_ps(all);
+  };
+  float dg[kChunk] = {};
+  scalar_pairs(at.tokens, s.pairs, dg);
+  float reads = s.whole * sum(s.through, 0, 1), writes = 0.0F;
+  for (std::int64_t t = at.tokens - 1; t >= 0; --t) dg[t] += reads += sum(s.x, t, kChunk);
+  for (std::int64_t t = 0; t < at.tokens; ++t) {
+    p.dg(at.i_b, at.start + t, at.i_h, std::int64_t{0}) = scale * (dg[t] + writes);
+    writes += sum(s.y, t, kChunk);
+  }
+}
+
+}  // namespace efla::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
