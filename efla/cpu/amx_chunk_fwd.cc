@@ -456,22 +456,6 @@ HWY_NOINLINE void panel_chunk(const DeltaForward<T>& p, const ChunkPlace& at, st
   }
 }
 
-// Asks for the rows of the chunk at `next` that are read and, without their values, those of o that are written.
-template <class T>
-HWY_INLINE void look_ahead(const DeltaForward<T>& p, const ChunkPlace& next, std::int64_t first, std::int64_t last,
-                           RowsAhead& ahead) {
-  ahead.clear();
-  if (next.tokens <= 0) return;
-  const std::int64_t i_b = next.i_b, t = next.start, tokens = next.tokens, key_dim = p.shape.key_dim;
-  if (p.rule.decay == Decay::channel && p.g.stride[3] == 1) {
-    ahead.add(p.g.at(i_b, t, next.i_h), p.g.stride[1], tokens, key_dim);
-  }
-  if (p.q.stride[3] == 1) ahead.add(p.q.at(i_b, t, next.i_q), p.q.stride[1], tokens, key_dim);
-  if (p.k.stride[3] == 1) ahead.add(p.k.at(i_b, t, next.i_q), p.k.stride[1], tokens, key_dim);
-  if (p.v.stride[3] == 1) ahead.add(p.v.at(i_b, t, next.i_h, first), p.v.stride[1], tokens, last - first);
-  if (p.o.stride[3] == 1) ahead.add(p.o.at(i_b, t, next.i_h, first), p.o.stride[1], tokens, last - first);
-}
-
 // All tokens of a part, chunk by chunk and within a chunk head by head. A column's arithmetic does not depend on which
 // other columns are computed beside it, so neither do its bits.
 template <class T, int kKeyParts>

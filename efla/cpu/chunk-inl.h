@@ -88,19 +88,21 @@ HWY_INLINE void prefetch_row(const T* row, std::int64_t stride, std::int64_t cou
   for (std::int64_t i = 0; i < count; i += line) hwy::Prefetch(row + i);
 }
 
-// The rows of q, k, v and o of token i_t and the columns that are computed: a row that will be written must come from
-// memory too.
-template <class T>
-HWY_INLINE void prefetch_token(const DeltaForward<T>& p, const ChunkPlace& at, std::int64_t i_t, std::int64_t first,
-                               std::int64_t last) {
-  prefetch_row(p.q.at(at.i_b, i_t, at.i_q), p.q.stride[3], p.shape.key_dim);
-  prefetch_row(p.k.at(at.i_b, i_t, at.i_q), p.k.stride[3], p.shape.key_dim);
-  prefetch_row(p.v.at(at.i_b, i_t, at.i_h, first), p.v.stride[3], last - first);
-  prefetch_row(p.o.at(at.i_b, i_t, at.i_h, first), p.o.stride[3], last - first);
-  hwy::Prefetch(p.beta.at(at.i_b, i_t, at.i_h));
-  if (p.rule.decay != Decay::none) {
-    prefetch_row(p.g.at(at.i_b, i_t, at.i_h), p.g.stride[3], p.rule.decay == Decay::channel ? p.shape.key_dim : 1);
+// Asks for the rows of the chunk at `next` and the columns [first, last) that are read, and for those of o: a row that
+// will be written must come from memory too.
+template <class T, class Ahead>
+HWY_INLINE void look_ahead(const DeltaForward<T>& p, const ChunkPlace& next, std::int64_t first, std::int64_t last,
+                           Ahead& ahead) {
+  ahead.clear();
+  if (next.tokens <= 0) return;
+  const std::int64_t i_b = next.i_b, t = next.start, tokens = next.tokens, key_dim = p.shape.key_dim;
+  if (p.rule.decay == Decay::channel && p.g.stride[3] == 1) {
+    ahead.add(p.g.at(i_b, t, next.i_h), p.g.stride[1], tokens, key_dim);
   }
+  if (p.q.stride[3] == 1) ahead.add(p.q.at(i_b, t, next.i_q), p.q.stride[1], tokens, key_dim);
+  if (p.k.stride[3] == 1) ahead.add(p.k.at(i_b, t, next.i_q), p.k.stride[1], tokens, key_dim);
+  if (p.v.stride[3] == 1) ahead.add(p.v.at(i_b, t, next.i_h, first), p.v.stride[1], tokens, last - first);
+  if (p.o.stride[3] == 1) ahead.add(p.o.at(i_b, t, next.i_h, first), p.o.stride[1], tokens, last - first);
 }
 
 // Rows of a chunk of v or dout [B, T, HV, V], columns [first, last), into their panels [kChunk, kPanel].
@@ -159,23 +161,63 @@ HWY_NOINLINE inline void compute_gains(std::int64_t tokens, const StepSize& step
   }
 }
 
-// Loads q, k and the gains of a chunk.
+// Rows of a chunk of q or k [B, T, H, K] into [kChunk, Kp].
+template <class T>
+HWY_INLINE void load_key_rows(const View<const T, 4>& view, const ChunkPlace& at, std::int64_t dim, std::int64_t padded,
+                              float* HWY_RESTRICT rows) {
+  const FloatTag d;
+  const T* HWY_RESTRICT from = view.at(at.i_b, at.start, at.i_q);
+  const std::int64_t next = view.stride[1], tokens = at.tokens;
+  if (view.stride[3] != 1 || dim != padded) {
+    for (std::int64_t r = 0; r < tokens; ++r) load_row(from + r * next, view.stride[3], dim, padded, rows + r * padded);
+    return;
+  }
+  for (std::int64_t r = 0; r < tokens; ++r, from += next, rows += padded) {
+    for (std::int64_t i = 0; i < padded; i += kPanel) {
+      hn::Store(load(d, from + i), d, rows + i);
+      hn::Store(load(d, from + i + kLanes), d, rows + i + kLanes);
+    }
+  }
+}
+
+// ‖row‖² of the first `tokens` rows of [kChunk, Kp], and of some more.
+HWY_INLINE void squared_norms(const float* rows, std::int64_t tokens, std::int64_t padded, float* out) {
+  const FloatTag d;
+  static_assert(kChunk % 4 == 0);
+  for (std::int64_t r = 0; r < tokens; r += 4) {
+    FloatVec sums[4];
+    unroll<4>([&](auto n) EFLA_UNROLLED { sums[n] = hn::Zero(d); });
+    for (std::int64_t i = 0; i < padded; i += kLanes) {
+      unroll<4>([&](auto n) EFLA_UNROLLED {
+        const FloatVec x = hn::Load(d, rows + (r + n) * padded + i);
+        sums[n] = hn::MulAdd(x, x, sums[n]);
+      });
+    }
+    store_lane_sums(sums, out + r);
+  }
+}
+
+// Loads q, k, β and the decays of a chunk.
+template <class Problem>
+HWY_INLINE void load_inputs(const Problem& p, const ChunkPlace& at, ChunkScratch& s) {
+  const std::int64_t dim = p.shape.key_dim, stride = s.key_stride;
+  load_key_rows(p.q, at, dim, stride, s.q);
+  load_key_rows(p.k, at, dim, stride, s.k);
+  for (std::int64_t r = 0; p.rule.qk_l2norm && r < at.tokens; ++r) {
+    s.q_factor[r] = l2_normalise(s.q + r * stride, stride);
+    s.k_factor[r] = l2_normalise(s.k + r * stride, stride);
+  }
+  for (std::int64_t r = 0; r < at.tokens; ++r) s.beta[r] = to_float(p.beta(at.i_b, at.start + r, at.i_h));
+  for (std::int64_t r = 0; p.rule.decay != Decay::none && r < at.tokens; ++r) {
+    load_decay(p.g.at(at.i_b, at.start + r, at.i_h), p.g.stride[3], dim, r, s.decay);
+  }
+}
+
+// The same and the gains.
 template <class Problem>
 HWY_INLINE void load_chunk(const Problem& p, const ChunkPlace& at, ChunkScratch& s) {
-  const std::int64_t dim = p.shape.key_dim, stride = s.key_stride;
-  for (std::int64_t r = 0; r < at.tokens; ++r) {
-    float* q = s.q + r * stride;
-    float* k = s.k + r * stride;
-    load_row(p.q.at(at.i_b, at.start + r, at.i_q), p.q.stride[3], dim, stride, q);
-    load_row(p.k.at(at.i_b, at.start + r, at.i_q), p.k.stride[3], dim, stride, k);
-    if (p.rule.qk_l2norm) {
-      s.q_factor[r] = l2_normalise(q, stride);
-      s.k_factor[r] = l2_normalise(k, stride);
-    }
-    s.beta[r] = to_float(p.beta(at.i_b, at.start + r, at.i_h));
-    s.lambda[r] = dot(k, k, stride);
-    if (p.rule.decay != Decay::none) load_decay(p.g.at(at.i_b, at.start + r, at.i_h), p.g.stride[3], dim, r, s.decay);
-  }
+  load_inputs(p, at, s);
+  squared_norms(s.k, at.tokens, s.key_stride, s.lambda);
   compute_gains(at.tokens, p.rule.step, s);
 }
 

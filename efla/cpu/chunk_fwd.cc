@@ -1,4 +1,5 @@
 // The chunkwise forward (EFLA paper, equations 21 to 32; delta.h has the form that is computed).
+#include "efla/cpu/addresses_ahead.h"
 #include "efla/cpu/amx.h"
 #include "efla/cpu/delta.h"
 
@@ -12,8 +13,10 @@ HWY_BEFORE_NAMESPACE();
 namespace efla::cpu::HWY_NAMESPACE {
 namespace {
 
+template <class T>
 struct FwdScratch {
   ChunkScratch chunk;
+  AddressesAhead<T> ahead;
   float* state = nullptr;   // panels [K, kPanel]
   float* values = nullptr;  // panels [kChunk, kPanel]
   float* out = nullptr;     // panels [kChunk, kPanel]
@@ -21,6 +24,7 @@ struct FwdScratch {
 
   void lay_out(Arena& arena, const DeltaShape& shape, Decay decay) {
     chunk.lay_out(arena, shape, decay);
+    ahead.lay_out(arena, shape);
     const std::int64_t padded_values = round_up(shape.value_dim, kPanel);
     state = arena.floats(shape.key_dim * padded_values);
     for (float** panels : {&values, &out}) *panels = arena.floats(kChunk * padded_values);
@@ -30,7 +34,7 @@ struct FwdScratch {
 
 std::size_t FwdBytesPerWorker(const DeltaShape& shape, Decay decay) {
   Arena arena;
-  FwdScratch().lay_out(arena, shape, decay);
+  FwdScratch<float>().lay_out(arena, shape, decay);
   return arena.bytes();
 }
 
@@ -55,7 +59,8 @@ struct OutputTiles {
 };
 
 // One chunk of the panel at column v: its outputs, and its state moved on.
-HWY_NOINLINE void panel_chunk(std::int64_t tokens, std::int64_t key_dim, std::int64_t v, FwdScratch& s) {
+template <class T>
+HWY_NOINLINE void panel_chunk(std::int64_t tokens, std::int64_t key_dim, std::int64_t v, FwdScratch<T>& s) {
   float* state = s.state + v * key_dim;
   SubstitutionTiles<false> substitution{s.chunk, key_dim, state, s.values + v * kChunk, s.u, nullptr};
   for_tiles(tokens, substitution);
@@ -71,7 +76,7 @@ template <class T>
 void ChunkFwdSlice(const DeltaForward<T>& p, std::int64_t n, std::int64_t i_h, std::int64_t panel_begin,
                    std::int64_t panel_end, std::byte* memory) {
   Arena arena(memory);
-  FwdScratch s;
+  FwdScratch<T> s;
   s.lay_out(arena, p.shape, p.rule.decay);
   const Sequence sequence = sequence_of(p, n);
   const std::int64_t key_dim = p.shape.key_dim;
@@ -85,11 +90,10 @@ void ChunkFwdSlice(const DeltaForward<T>& p, std::int64_t n, std::int64_t i_h, s
     compute_scores(at, key_dim, s.chunk);
     store_chunk_state(s.state, p.chunk_states, streams, first, last, key_dim, at.i_b, sequence.chunk(start), i_h);
     load_values(p.v, at, first, last, 1.0F, s.values);
-    const std::int64_t next = start + at.tokens, next_end = std::min(next + kChunk, sequence.end);
-    std::int64_t asked = next;
+    look_ahead(p, {p.shape, sequence, i_h, start + kChunk}, first, last, s.ahead);
+    const std::int64_t panels = panel_end - panel_begin, asks = (s.ahead.count() + panels - 1) / panels;
     for (std::int64_t v = first; v < last; v += kPanel) {
-      const std::int64_t until = next + kChunk * (v + kPanel - first) / (last - first);
-      for (; asked < std::min(until, next_end); ++asked) prefetch_token(p, at, asked, first, last);
+      for (std::int64_t i = 0; i < asks; ++i) s.ahead.ask();
       panel_chunk(at.tokens, key_dim, v, s);
     }
     store_values(s.out, at, first, last, scale, p.o);

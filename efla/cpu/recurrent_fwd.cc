@@ -18,6 +18,7 @@
 // overflows or is lost at any decay, and rounding is that of products, not of differences of logarithms.
 #include <unistd.h>
 
+#include "efla/cpu/addresses_ahead.h"
 #include "efla/cpu/delta.h"
 #include "efla/cpu/heads_parts.h"
 
@@ -35,6 +36,9 @@ constexpr float kSmallestScale = 0x1p-40F, kLargestScale = 0x1p40F;
 // Panels in one sweep: as many as AVX-512's 32 registers hold.
 constexpr int kTogether = HWY_TARGET <= HWY_AVX3 ? 2 : 1;
 
+// Rows of the state between two requests for rows of the next chunk.
+constexpr int kRowsAnAsk = 8;
+
 // The panels of a slice take at most two thirds of the first-level cache.
 std::int64_t panels_per_slice(const DeltaShape& shape) {
   static const long cache = sysconf(_SC_LEVEL1_DCACHE_SIZE);
@@ -42,39 +46,42 @@ std::int64_t panels_per_slice(const DeltaShape& shape) {
   return std::max<std::int64_t>(1, bytes / (shape.key_dim * kPanel * static_cast<std::int64_t>(sizeof(float))));
 }
 
+template <class T>
 struct FwdScratch {
   ChunkScratch chunk;
+  AddressesAhead<T> ahead;
   float* state = nullptr;       // panels [K, kPanel]: S'
   float* scales = nullptr;      // [kChunk, Kp]: rows of tokens with `settles`; laid out only where the rule has a decay
   float* no_key = nullptr;      // [Kp] zeros
   float* out_factor = nullptr;  // [kChunk] scale, times c where that is one number
-  float* kq = nullptr;          // [kChunk] k_t·q_t
-  float* before_k = nullptr;    // [kChunk] k_{t−1}·k_t, with the k_{t−1} that is written
-  float* before_q = nullptr;    // [kChunk] k_{t−1}·q_t
-  float* values = nullptr;      // panels [kChunk, kPanel]
-  float* out = nullptr;         // panels [kChunk, kPanel]
-  float* u = nullptr;           // panels [2, kPanel]: the updates that are still to be made
-  bool settles[kChunk] = {};    // S' ← scales ⊙ S' before the token
+  float* products = nullptr;  // [kChunk, 4] k_t·q_t, k_{t−1}·k_t, k_{t−1}·q_t (k as it is written) and ‖k_t‖²
+  float* values = nullptr;    // [kChunk, Vp] of v's type, where v or o cannot be used as they lie
+  float* out = nullptr;       // [kChunk, Vp], likewise
+  float* u = nullptr;         // [2, Vp]: the updates that are still to be made
+  std::int64_t value_stride = 0;  // Vp
+  bool settles[kChunk] = {};      // S' ← scales ⊙ S' before the token
 
   void lay_out(Arena& arena, const DeltaShape& shape, Decay decay, std::int64_t heads) {
     chunk.lay_out(arena, shape, decay);
+    ahead.lay_out(arena, shape);
     if (decay == Decay::scalar) {  // c is in the gains
       chunk.q_read = chunk.q;
       chunk.k_read = chunk.k_write = chunk.k;
     }
-    const std::int64_t padded_values = round_up(shape.value_dim, kPanel);
-    state = arena.floats(heads * shape.key_dim * padded_values);
+    value_stride = round_up(shape.value_dim, kPanel);
+    state = arena.floats(heads * shape.key_dim * value_stride);
     if (decay != Decay::none) scales = arena.floats(kChunk * chunk.key_stride);
     no_key = arena.floats(chunk.key_stride);
-    for (float** factors : {&out_factor, &kq, &before_k, &before_q}) *factors = arena.floats(kChunk);
-    for (float** panels : {&values, &out}) *panels = arena.floats(kChunk * padded_values);
-    u = arena.floats(2 * padded_values);
+    out_factor = arena.floats(kChunk);
+    products = arena.floats(4 * kChunk);
+    for (float** rows : {&values, &out}) *rows = arena.floats(kChunk * value_stride);
+    u = arena.floats(2 * value_stride);
   }
 };
 
 std::size_t FwdBytesPerWorker(const DeltaShape& shape, Decay decay, std::int64_t heads) {
   Arena arena;
-  FwdScratch().lay_out(arena, shape, decay, heads);
+  FwdScratch<float>().lay_out(arena, shape, decay, heads);
   return arena.bytes();
 }
 
@@ -83,30 +90,67 @@ struct PairOfRows {
   const float* row[2];
 };
 
-// Two vectors of columns for each of two tokens.
-struct PairOfColumns {
-  FloatVec of[2][kVectors];
+// Rows of v and o, from their first column on, and what the two tokens' updates and outputs take beside e and r.
+template <class T>
+struct PairOfTokens {
+  bool both;
+  const T* value[2];
+  T* out[2];
+  float erase[2], write[2], out_factor[2];
+  const float* products[2];
 };
 
-// P neighbouring panels: with kWrite, S' ← S' + Σ written uᵀ; then e = S'ᵀk and r = S'ᵀq.
-template <bool kWrite, int P>
-HWY_INLINE void sweep(float* HWY_RESTRICT state, std::int64_t key_dim, const PairOfRows& written,
-                      const float* HWY_RESTRICT u, const PairOfRows& k, const PairOfRows& q, PairOfColumns* e,
-                      PairOfColumns* r) {
+// u and o of the pair, from e and r.
+template <int kAll, class T>
+HWY_INLINE void finish_pair(const PairOfTokens<T>& pair, std::int64_t column, const FloatVec (&e)[2][kAll],
+                            const FloatVec (&r)[2][kAll], float* HWY_RESTRICT u, std::int64_t u_stride) {
+  const FloatTag d;
+  FloatVec u0[kAll];
+  {
+    const FloatVec erase = hn::Set(d, pair.erase[0]), write = hn::Set(d, pair.write[0]);
+    const FloatVec kq = hn::Set(d, pair.products[0][0]), factor = hn::Set(d, pair.out_factor[0]);
+    unroll<kAll>([&](auto n) EFLA_UNROLLED {
+      const std::int64_t at = column + n * kLanes;
+      u0[n] = hn::NegMulAdd(erase, e[0][n], hn::Mul(write, load(d, pair.value[0] + at)));
+      hn::Store(u0[n], d, u + at);
+      store(d, hn::Mul(factor, hn::MulAdd(kq, u0[n], r[0][n])), pair.out[0] + at);
+    });
+  }
+  if (!pair.both) {
+    unroll<kAll>([&](auto n) EFLA_UNROLLED { hn::Store(hn::Zero(d), d, u + u_stride + column + n * kLanes); });
+    return;
+  }
+  const FloatVec erase = hn::Set(d, pair.erase[1]), write = hn::Set(d, pair.write[1]);
+  const FloatVec kq = hn::Set(d, pair.products[1][0]), factor = hn::Set(d, pair.out_factor[1]);
+  const FloatVec before_k = hn::Set(d, pair.products[1][1]), before_q = hn::Set(d, pair.products[1][2]);
+  unroll<kAll>([&](auto n) EFLA_UNROLLED {
+    const std::int64_t at = column + n * kLanes;
+    const FloatVec error = hn::MulAdd(before_k, u0[n], e[1][n]);
+    const FloatVec u1 = hn::NegMulAdd(erase, error, hn::Mul(write, load(d, pair.value[1] + at)));
+    hn::Store(u1, d, u + u_stride + at);
+    store(d, hn::Mul(factor, hn::MulAdd(kq, u1, hn::MulAdd(before_q, u0[n], r[1][n]))), pair.out[1] + at);
+  });
+}
+
+// P neighbouring panels from `column` on: with kWrite, S' ← S' + Σ written uᵀ; then e = S'ᵀk and r = S'ᵀq, and u and o
+// of them. Asks for the next address every kRowsAnAsk rows of the state, `asks` times.
+template <bool kWrite, int P, class T>
+HWY_INLINE void sweep(float* state, std::int64_t key_dim, const PairOfRows& written, float* u, std::int64_t u_stride,
+                      const PairOfRows& k, const PairOfRows& q, const PairOfTokens<T>& pair, std::int64_t column,
+                      AddressesAhead<T>& ahead, std::int64_t asks) {
   const FloatTag d;
   constexpr int kAll = P * kVectors;
   FloatVec update[2][kAll], errors[2][kAll], readings[2][kAll];
   unroll<2>([&](auto t) EFLA_UNROLLED {
     unroll<kAll>([&](auto n) EFLA_UNROLLED {
-      if constexpr (kWrite) {
-        update[t][n] = hn::Load(d, u + n / kVectors * 2 * kPanel + t * kPanel + n % kVectors * kLanes);
-      }
+      if constexpr (kWrite) update[t][n] = hn::Load(d, u + t * u_stride + column + n * kLanes);
       errors[t][n] = readings[t][n] = hn::Zero(d);
     });
   });
   const std::int64_t next = key_dim * kPanel;
-  for (std::int64_t i = 0; i < key_dim; ++i) {
-    float* HWY_RESTRICT row = state + i * kPanel;
+  float* panels = state + column * key_dim;
+  const auto add_row = [&](std::int64_t i) EFLA_UNROLLED {
+    float* row = panels + i * kPanel;
     FloatVec x[kAll];
     unroll<kAll>([&](auto n) EFLA_UNROLLED { x[n] = hn::Load(d, row + n / kVectors * next + n % kVectors * kLanes); });
     if constexpr (kWrite) {
@@ -123,95 +167,101 @@ HWY_INLINE void sweep(float* HWY_RESTRICT state, std::int64_t key_dim, const Pai
       const FloatVec query = hn::Set(d, q.row[t][i]);
       unroll<kAll>([&](auto n) EFLA_UNROLLED { readings[t][n] = hn::MulAdd(query, x[n], readings[t][n]); });
     });
+  };
+  std::int64_t i = 0;
+  for (; i + kRowsAnAsk <= key_dim; i += kRowsAnAsk) {
+    for (std::int64_t n = 0; n < asks; ++n) ahead.ask();
+    unroll<kRowsAnAsk>([&](auto n) EFLA_UNROLLED { add_row(i + n); });
   }
-  unroll<2>([&](auto t) EFLA_UNROLLED {
-    unroll<kAll>([&](auto n) EFLA_UNROLLED {
-      e[n / kVectors].of[t][n % kVectors] = errors[t][n];
-      r[n / kVectors].of[t][n % kVectors] = readings[t][n];
-    });
-  });
+  for (; i < key_dim; ++i) add_row(i);
+  finish_pair<kAll>(pair, column, errors, readings, u, u_stride);
 }
 
-// The updates that are still to be made, and S' ← scales ⊙ S' where there is a decay.
+// The updates of P neighbouring panels from `column` on that are still to be made, and S' ← scales ⊙ S' where there is
+// a decay.
+template <int P>
 HWY_INLINE void settle(float* HWY_RESTRICT state, std::int64_t key_dim, const PairOfRows& written,
-                       const float* HWY_RESTRICT u, const float* HWY_RESTRICT scales) {
+                       const float* HWY_RESTRICT u, std::int64_t u_stride, std::int64_t column,
+                       const float* HWY_RESTRICT scales) {
   const FloatTag d;
-  for (int n = 0; n < kVectors; ++n) {
-    const FloatVec u0 = hn::Load(d, u + n * kLanes), u1 = hn::Load(d, u + kPanel + n * kLanes);
-    for (std::int64_t i = 0; i < key_dim; ++i) {
-      float* at = state + i * kPanel + n * kLanes;
-      FloatVec x = hn::MulAdd(hn::Set(d, written.row[0][i]), u0, hn::Load(d, at));
-      x = hn::MulAdd(hn::Set(d, written.row[1][i]), u1, x);
+  constexpr int kAll = P * kVectors;
+  FloatVec update[2][kAll];
+  unroll<2>([&](auto t) EFLA_UNROLLED {
+    unroll<kAll>([&](auto n) EFLA_UNROLLED { update[t][n] = hn::Load(d, u + t * u_stride + column + n * kLanes); });
+  });
+  const std::int64_t next = key_dim * kPanel;
+  float* HWY_RESTRICT panels = state + column * key_dim;
+  for (std::int64_t i = 0; i < key_dim; ++i) {
+    float* HWY_RESTRICT row = panels + i * kPanel;
+    const FloatVec by0 = hn::Set(d, written.row[0][i]), by1 = hn::Set(d, written.row[1][i]);
+    unroll<kAll>([&](auto n) EFLA_UNROLLED {
+      float* at = row + n / kVectors * next + n % kVectors * kLanes;
+      FloatVec x = hn::MulAdd(by1, update[1][n], hn::MulAdd(by0, update[0][n], hn::Load(d, at)));
       if (scales != nullptr) x = hn::Mul(hn::Set(d, scales[i]), x);
       hn::Store(x, d, at);
-    }
+    });
   }
 }
 
-// u and o of tokens r and, with `both`, r + 1 of the panel at column v.
-HWY_INLINE void finish_pair(const FwdScratch& s, std::int64_t v, std::int64_t r, bool both, const PairOfColumns& e,
-                            const PairOfColumns& reading) {
-  const FloatTag d;
-  const ChunkScratch& c = s.chunk;
-  for (int n = 0; n < kVectors; ++n) {
-    const std::int64_t at = v * kChunk + r * kPanel + n * kLanes;
-    float* u = s.u + 2 * v + n * kLanes;
-    const FloatVec u0 =
-        hn::NegMulAdd(hn::Set(d, c.erase[r]), e.of[0][n], hn::Mul(hn::Set(d, c.write[r]), hn::Load(d, s.values + at)));
-    const FloatVec o0 = hn::MulAdd(hn::Set(d, s.kq[r]), u0, reading.of[0][n]);
-    hn::Store(u0, d, u);
-    hn::Store(hn::Mul(hn::Set(d, s.out_factor[r]), o0), d, s.out + at);
-    if (!both) {
-      hn::Store(hn::Zero(d), d, u + kPanel);
-      continue;
-    }
-    const FloatVec e1 = hn::MulAdd(hn::Set(d, s.before_k[r + 1]), u0, e.of[1][n]);
-    const FloatVec u1 = hn::NegMulAdd(hn::Set(d, c.erase[r + 1]), e1,
-                                      hn::Mul(hn::Set(d, c.write[r + 1]), hn::Load(d, s.values + at + kPanel)));
-    const FloatVec o1 =
-        hn::MulAdd(hn::Set(d, s.kq[r + 1]), u1, hn::MulAdd(hn::Set(d, s.before_q[r + 1]), u0, reading.of[1][n]));
-    hn::Store(u1, d, u + kPanel);
-    hn::Store(hn::Mul(hn::Set(d, s.out_factor[r + 1]), o1), d, s.out + at + kPanel);
-  }
-}
-
-// The tokens of a chunk for the panels at columns [first, last), whose state is moved on. Calls ask(r) before token r.
+// f(column, P) for groups of P neighbouring panels that cover columns [first, last): kTogether, then one by one.
 template <class F>
-HWY_INLINE void run_slice(const FwdScratch& s, std::int64_t tokens, std::int64_t key_dim, std::int64_t first,
-                          std::int64_t last, const F& ask) {
+HWY_INLINE void for_panels(std::int64_t first, std::int64_t last, const F& f) {
+  std::int64_t v = first;
+  for (; kTogether > 1 && v + kTogether * kPanel <= last; v += kTogether * kPanel) {
+    f(v, std::integral_constant<int, kTogether>());
+  }
+  for (; v < last; v += kPanel) f(v, std::integral_constant<int, 1>());
+}
+
+// Rows of a chunk of v and of o, one token below the other.
+template <class T>
+struct ValueRows {
+  const T* v;
+  std::int64_t v_stride;
+  T* o;
+  std::int64_t o_stride;
+};
+
+// The tokens of a chunk for the panels at columns [first, last), whose state is moved on. Asks for the
+// next address every kRowsAnAsk rows of the state, `asks` times.
+template <class T>
+HWY_INLINE void run_slice(FwdScratch<T>& s, std::int64_t tokens, std::int64_t key_dim, std::int64_t first,
+                          std::int64_t last, const ValueRows<T>& values, std::int64_t asks) {
   const ChunkScratch& c = s.chunk;
   const auto rows = [&](const float* all, std::int64_t r, bool both) HWY_ATTR {
     return PairOfRows{{all + r * c.key_stride, both ? all + (r + 1) * c.key_stride : s.no_key}};
   };
   const auto settle_panels = [&](const PairOfRows& written, const float* scales) HWY_ATTR {
-    for (std::int64_t v = first; v < last; v += kPanel) {
-      settle(s.state + v * key_dim, key_dim, written, s.u + 2 * v, scales);
-    }
+    for_panels(first, last, [&](std::int64_t v, auto count) EFLA_UNROLLED {
+      settle<count>(s.state, key_dim, written, s.u, s.value_stride, v, scales);
+    });
   };
-  std::fill(s.u + 2 * first, s.u + 2 * last, 0.0F);
+  for (int t = 0; t < 2; ++t) std::fill(s.u + t * s.value_stride + first, s.u + t * s.value_stride + last, 0.0F);
   PairOfRows written{{s.no_key, s.no_key}};
   bool updates = false;  // whether some are still to be made
   for (std::int64_t r = 0, count = 0; r < tokens; r += count) {
     const bool both = r + 1 < tokens && !s.settles[r + 1];
     count = both ? 2 : 1;
-    ask(r);
     if (s.settles[r]) settle_panels(written, s.scales + r * c.key_stride);
     const bool writes = updates && !s.settles[r];
     const PairOfRows k = rows(c.k_read, r, both), q = rows(c.q_read, r, both);
-    const auto sweep_panels = [&](std::int64_t v, auto count) EFLA_UNROLLED {
-      PairOfColumns e[count], reading[count];
-      if (writes) {
-        sweep<true, count>(s.state + v * key_dim, key_dim, written, s.u + 2 * v, k, q, e, reading);
-      } else {
-        sweep<false, count>(s.state + v * key_dim, key_dim, written, s.u + 2 * v, k, q, e, reading);
-      }
-      for (int i = 0; i < count; ++i) finish_pair(s, v + i * kPanel, r, both, e[i], reading[i]);
-    };
-    std::int64_t v = first;
-    for (; kTogether > 1 && v + kTogether * kPanel <= last; v += kTogether * kPanel) {
-      sweep_panels(v, std::integral_constant<int, kTogether>());
+    PairOfTokens<T> pair{};
+    pair.both = both;
+    for (int t = 0; t < count; ++t) {
+      pair.value[t] = values.v + (r + t) * values.v_stride;
+      pair.out[t] = values.o + (r + t) * values.o_stride;
+      pair.erase[t] = c.erase[r + t];
+      pair.write[t] = c.write[r + t];
+      pair.out_factor[t] = s.out_factor[r + t];
+      pair.products[t] = s.products + 4 * (r + t);
     }
-    for (; v < last; v += kPanel) sweep_panels(v, std::integral_constant<int, 1>());
+    for_panels(first, last, [&](std::int64_t v, auto count) EFLA_UNROLLED {
+      if (writes) {
+        sweep<true, count>(s.state, key_dim, written, s.u, s.value_stride, k, q, pair, v, s.ahead, asks);
+      } else {
+        sweep<false, count>(s.state, key_dim, written, s.u, s.value_stride, k, q, pair, v, s.ahead, asks);
+      }
+    });
     written = rows(c.k_write, r, both);
     updates = true;
   }
@@ -219,7 +269,8 @@ HWY_INLINE void run_slice(const FwdScratch& s, std::int64_t tokens, std::int64_t
 }
 
 // A scalar decay: c goes into the gains. With u = c u', u' = (b / c) v − a S'ᵀk and o = scale c (S'ᵀq + (k·q) u').
-HWY_INLINE void scale_gains(std::int64_t tokens, FwdScratch& s) {
+template <class T>
+HWY_INLINE void scale_gains(std::int64_t tokens, FwdScratch<T>& s) {
   ChunkScratch& c = s.chunk;
   float scale = 1.0F;
   for (std::int64_t r = 0; r < tokens; ++r) {
@@ -236,7 +287,8 @@ HWY_INLINE void scale_gains(std::int64_t tokens, FwdScratch& s) {
 }
 
 // One decay a channel: the rows k ⊙ c, q ⊙ c and k ⊘ c.
-HWY_INLINE void scale_keys(std::int64_t tokens, FwdScratch& s) {
+template <class T>
+HWY_INLINE void scale_keys(std::int64_t tokens, FwdScratch<T>& s) {
   const FloatTag d;
   const ChunkScratch& c = s.chunk;
   std::fill_n(c.decay.whole, c.key_stride, 1.0F);
@@ -262,22 +314,51 @@ HWY_INLINE void scale_keys(std::int64_t tokens, FwdScratch& s) {
   }
 }
 
-// q, k, v, gains and decays of a chunk, and what the sweeps take of them.
+// q, k, gains and decays of a chunk, and what the sweeps take of them.
 template <class T>
-HWY_INLINE void load_tokens(const DeltaForward<T>& p, const ChunkPlace& at, std::int64_t first, std::int64_t last,
-                            FwdScratch& s) {
-  const ChunkScratch& c = s.chunk;
-  load_chunk(p, at, s.chunk);
-  load_values(p.v, at, first, last, 1.0F, s.values);
-  std::fill_n(s.out_factor, at.tokens, static_cast<float>(p.rule.scale_for(p.shape.key_dim)));
-  if (p.rule.decay == Decay::scalar) scale_gains(at.tokens, s);
+HWY_INLINE void load_tokens(const DeltaForward<T>& p, const ChunkPlace& at, FwdScratch<T>& s) {
+  const FloatTag d;
+  ChunkScratch& c = s.chunk;
+  load_inputs(p, at, c);
   if (p.rule.decay == Decay::channel) scale_keys(at.tokens, s);
+  const float* before = s.no_key;
   for (std::int64_t r = 0; r < at.tokens; ++r) {
     const std::int64_t row = r * c.key_stride;
-    s.kq[r] = dot(c.k_write + row, c.q_read + row, c.key_stride);
-    if (r == 0) continue;
-    s.before_k[r] = dot(c.k_write + row - c.key_stride, c.k_read + row, c.key_stride);
-    s.before_q[r] = dot(c.k_write + row - c.key_stride, c.q_read + row, c.key_stride);
+    FloatVec sums[4] = {hn::Zero(d), hn::Zero(d), hn::Zero(d), hn::Zero(d)};
+    for (std::int64_t i = 0; i < c.key_stride; i += kLanes) {
+      const FloatVec q = hn::Load(d, c.q_read + row + i), last = hn::Load(d, before + i);
+      const FloatVec k = hn::Load(d, c.k + row + i);
+      sums[0] = hn::MulAdd(hn::Load(d, c.k_write + row + i), q, sums[0]);
+      sums[1] = hn::MulAdd(last, hn::Load(d, c.k_read + row + i), sums[1]);
+      sums[2] = hn::MulAdd(last, q, sums[2]);
+      sums[3] = hn::MulAdd(k, k, sums[3]);
+    }
+    store_lane_sums(sums, s.products + 4 * r);
+    c.lambda[r] = s.products[4 * r + 3];
+    before = c.k_write + row;
+  }
+  compute_gains(at.tokens, p.rule.step, c);
+  std::fill_n(s.out_factor, at.tokens, static_cast<float>(p.rule.scale_for(p.shape.key_dim)));
+  if (p.rule.decay == Decay::scalar) scale_gains(at.tokens, s);
+}
+
+// Rows of a chunk of v, columns [first, last) and zeros up to the last panel's end, one below the other.
+template <class T>
+HWY_INLINE void copy_values(const View<const T, 4>& view, const ChunkPlace& at, std::int64_t first, std::int64_t last,
+                            T* rows, std::int64_t row_stride) {
+  for (std::int64_t r = 0; r < at.tokens; ++r, rows += row_stride) {
+    const T* from = view.at(at.i_b, at.start + r, at.i_h);
+    for (std::int64_t v = first; v < last; ++v) rows[v] = from[v * view.stride[3]];
+    std::fill(rows + last, rows + round_up(last, kPanel), T{});
+  }
+}
+
+template <class T>
+HWY_INLINE void copy_out(const ValueRows<T>& values, const ChunkPlace& at, std::int64_t first, std::int64_t last,
+                         const View<T, 4>& view) {
+  for (std::int64_t r = 0; r < at.tokens; ++r) {
+    T* to = view.at(at.i_b, at.start + r, at.i_h);
+    for (std::int64_t v = first; v < last; ++v) to[v * view.stride[3]] = values.o[r * values.o_stride + v];
   }
 }
 
@@ -286,7 +367,7 @@ HWY_INLINE void load_tokens(const DeltaForward<T>& p, const ChunkPlace& at, std:
 template <class T>
 void RecurrentFwdPart(const DeltaForward<T>& p, const HeadsPart& part, std::byte* memory) {
   Arena arena(memory);
-  FwdScratch s;
+  FwdScratch<T> s;
   s.lay_out(arena, p.shape, p.rule.decay, part.head_end - part.head);
   std::fill_n(s.no_key, s.chunk.key_stride, 0.0F);
   const Sequence sequence = sequence_of(p, part.n);
@@ -294,7 +375,7 @@ void RecurrentFwdPart(const DeltaForward<T>& p, const HeadsPart& part, std::byte
   const std::int64_t first = part.panel * kPanel, last = std::min(part.panel_end * kPanel, p.shape.value_dim);
   const std::int64_t width = panels_per_slice(p.shape) * kPanel;
   const bool streams = streams_states(p);
-  const std::int64_t slices = (last - first + width - 1) / width;
+  const bool in_place = p.v.stride[3] == 1 && p.o.stride[3] == 1 && last % kPanel == 0;
   float* const states = s.state;
   const std::int64_t state_floats = key_dim * round_up(p.shape.value_dim, kPanel);
   for (std::int64_t i_h = part.head; i_h < part.head_end; ++i_h) {
@@ -304,19 +385,24 @@ void RecurrentFwdPart(const DeltaForward<T>& p, const HeadsPart& part, std::byte
     for (std::int64_t i_h = part.head; i_h < part.head_end; ++i_h) {
       const ChunkPlace at(p.shape, sequence, i_h, start);
       s.state = states + (i_h - part.head) * state_floats;
-      load_tokens(p, at, first, last, s);
+      load_tokens(p, at, s);
       store_chunk_state(s.state, p.chunk_states, streams, first, last, key_dim, at.i_b, sequence.chunk(start), i_h);
       const bool more_heads = i_h + 1 < part.head_end;
       const ChunkPlace next(p.shape, sequence, more_heads ? i_h + 1 : part.head, more_heads ? start : start + kChunk);
-      std::int64_t asked = 0;
-      for (std::int64_t i = 0; i < slices; ++i) {
-        const std::int64_t v = first + i * width;
-        run_slice(s, at.tokens, key_dim, v, std::min(v + width, round_up(last, kPanel)), [&](std::int64_t r) HWY_ATTR {
-          const std::int64_t until = std::min((i * kChunk + r + 2) / slices, next.tokens);
-          for (; asked < until; ++asked) prefetch_token(p, next, next.start + asked, first, last);
-        });
+      look_ahead(p, next, first, last, s.ahead);
+      const std::int64_t sweeps =
+          (at.tokens + 1) / 2 * ((last - first + kTogether * kPanel - 1) / (kTogether * kPanel));
+      const std::int64_t times = std::max<std::int64_t>(1, sweeps * (key_dim / kRowsAnAsk));
+      const std::int64_t asks = (s.ahead.count() + times - 1) / times;
+      ValueRows<T> values{p.v.at(at.i_b, start, i_h), p.v.stride[1], p.o.at(at.i_b, start, i_h), p.o.stride[1]};
+      if (!in_place) {
+        values = {reinterpret_cast<T*>(s.values), s.value_stride, reinterpret_cast<T*>(s.out), s.value_stride};
+        copy_values(p.v, at, first, last, reinterpret_cast<T*>(s.values), s.value_stride);
       }
-      store_values(s.out, at, first, last, 1.0F, p.o);
+      for (std::int64_t v = first; v < last; v += width) {
+        run_slice(s, at.tokens, key_dim, v, std::min(v + width, round_up(last, kPanel)), values, asks);
+      }
+      if (!in_place) copy_out(values, at, first, last, p.o);
     }
   }
   for (std::int64_t i_h = part.head; i_h < part.head_end; ++i_h) {

@@ -289,6 +289,36 @@ HWY_INLINE float dot(const float* HWY_RESTRICT x, const float* HWY_RESTRICT y, s
   return hn::GetLane(hn::SumOfLanes(d, sum));
 }
 
+#if HWY_TARGET != HWY_SCALAR
+// The sums of blocks of four lanes: [x₀ + x₄ + …, x₁ + x₅ + …, x₂ + …, x₃ + …].
+template <class D>
+HWY_INLINE auto sum_blocks(D d, hn::Vec<D> x) {
+  if constexpr (hn::MaxLanes(D()) <= 4) {
+    return x;
+  } else {
+    const hn::Half<D> half;
+    return sum_blocks(half, hn::Add(hn::LowerHalf(half, x), hn::UpperHalf(half, x)));
+  }
+}
+#endif
+
+// out[n] = Σ x[n], the lanes of four vectors.
+HWY_INLINE void store_lane_sums(const FloatVec (&x)[4], float* out) {
+#if HWY_TARGET == HWY_SCALAR
+  for (int n = 0; n < 4; ++n) out[n] = hn::GetLane(x[n]);
+#else
+  const FloatTag d;
+  const hn::Repartition<double, FloatTag> pairs;
+  const hn::FixedTag<float, 4> d4;
+  const auto front =
+      hn::BitCast(pairs, hn::Add(hn::InterleaveLower(d, x[0], x[1]), hn::InterleaveUpper(d, x[0], x[1])));
+  const auto back = hn::BitCast(pairs, hn::Add(hn::InterleaveLower(d, x[2], x[3]), hn::InterleaveUpper(d, x[2], x[3])));
+  const auto even = hn::BitCast(d, hn::InterleaveLower(pairs, front, back));
+  const auto odd = hn::BitCast(d, hn::InterleaveUpper(pairs, front, back));
+  hn::StoreU(sum_blocks(d, hn::Add(even, odd)), d4, out);
+#endif
+}
+
 }  // namespace efla::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
