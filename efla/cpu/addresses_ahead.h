@@ -8,28 +8,30 @@
 #include <cstdint>
 
 #include "efla/cpu/workspace.h"
-#include "efla/rule/problem.h"
 
 namespace efla::cpu {
 
-// A list of addresses, 64 elements each, which is made ahead: what is left to do between multiplications takes hardly
-// any of the processor's ports from them.
-template <class T>
+// A list of addresses, 256 bytes each, which is made ahead: what is left to do between multiplications takes hardly any
+// of the processor's ports from them. A shorter row asks for some of its neighbour, the next head's, too.
 class AddressesAhead {
  public:
-  // For a chunk of g, q, k, v and o. Takes the same memory for all types; g may be twice as wide as T.
-  void lay_out(Arena& arena, const DeltaShape& shape) {
-    const auto addresses = [](std::int64_t dim) { return kChunk * ((dim + 63) / 64); };
-    first_ = next_ = end_ = reinterpret_cast<const std::byte**>(arena.floats(
-        2 * (addresses(2 * shape.key_dim) + 2 * addresses(shape.key_dim) + 2 * addresses(shape.value_dim))));
+  // So many are had for `rows` rows of `count` elements.
+  static std::int64_t of_rows(std::int64_t rows, std::int64_t count) {
+    return rows * ((count * static_cast<std::int64_t>(sizeof(float)) + kBytes - 1) / kBytes);
   }
+
+  // Without memory for them there are none.
+  explicit AddressesAhead(float* memory = nullptr)
+      : first_(reinterpret_cast<const std::byte**>(memory)), next_(first_), end_(first_) {}
+
+  static float* lay_out(Arena& arena, std::int64_t addresses) { return arena.floats(2 * addresses); }
 
   void clear() { next_ = end_ = first_; }
 
   // `rows` rows of `count` elements, `stride` elements apart.
-  template <class Element>
-  HWY_INLINE void add(const Element* first, std::int64_t stride, std::int64_t rows, std::int64_t count) {
-    constexpr auto kSize = static_cast<std::int64_t>(sizeof(Element));
+  template <class T>
+  HWY_INLINE void add(const T* first, std::int64_t stride, std::int64_t rows, std::int64_t count) {
+    constexpr auto kSize = static_cast<std::int64_t>(sizeof(T));
     const auto* row = reinterpret_cast<const std::byte*>(first);
     if (count * kSize <= kBytes) {
       for (std::int64_t r = 0; r < rows; ++r) *end_++ = row + r * stride * kSize;
@@ -40,6 +42,7 @@ class AddressesAhead {
     }
   }
 
+  // How many are left.
   std::int64_t count() const { return end_ - next_; }
 
   HWY_INLINE void ask() {
@@ -48,11 +51,15 @@ class AddressesAhead {
     for (std::int64_t i = 0; i < kBytes; i += 64) __builtin_prefetch(address + i, 0, 2);
   }
 
+  void ask_for_all() {
+    while (next_ != end_) ask();
+  }
+
  private:
-  static constexpr auto kBytes = static_cast<std::int64_t>(64 * sizeof(T));
-  const std::byte** first_ = nullptr;
-  const std::byte** next_ = nullptr;
-  const std::byte** end_ = nullptr;
+  static constexpr std::int64_t kBytes = 256;
+  const std::byte** first_;
+  const std::byte** next_;
+  const std::byte** end_;
 };
 
 }  // namespace efla::cpu

@@ -270,13 +270,8 @@ bool amx_takes_backward(const DeltaShape& shape, const DeltaRule& rule) {
 
 namespace {
 
-// Shared out are query heads,
-DeltaShape query_heads_alone(DeltaShape shape) {
-  shape.value_heads = shape.heads;
-  return shape;
-}
-
-// but where these are so few that a thread would be longer at its own, the value heads of one after the other.
+// Shared out are query heads, but where these are so few that a thread would be longer at its own, the value heads of
+// one after the other.
 bool shares_out_groups(const DeltaShape& shape, int threads) {
   const std::int64_t heads = shape.sequences() * shape.heads, rounds = (shape.group() + threads - 1) / threads;
   return heads < threads && heads * rounds < shape.group();

@@ -11,6 +11,7 @@
 
 #include <cmath>
 
+#include "efla/cpu/addresses_ahead.h"
 #include "efla/cpu/decay-inl.h"
 #include "efla/cpu/gain-inl.h"
 #include "efla/cpu/tile-inl.h"
@@ -86,6 +87,11 @@ HWY_INLINE void prefetch_row(const T* row, std::int64_t stride, std::int64_t cou
   if (stride != 1) return;
   constexpr std::int64_t line = 64 / sizeof(T);
   for (std::int64_t i = 0; i < count; i += line) hwy::Prefetch(row + i);
+}
+
+// At most so many of look_ahead.
+inline std::int64_t addresses_ahead(const DeltaShape& shape) {
+  return AddressesAhead::of_rows(kChunk, shape.key_dim) * 3 + AddressesAhead::of_rows(kChunk, shape.value_dim) * 2;
 }
 
 // Asks for the rows of the chunk at `next` and the columns [first, last) that are read, and for those of o: a row that
@@ -363,12 +369,13 @@ struct SubstitutionTiles {
   const float* values;  // [kChunk, kPanel]
   float* u;             // [kChunk, kPanel]
   float* errors;        // [kChunk, kPanel], e; written with kKeepErrors
+  AddressesAhead& ahead;
 
   template <int M>
   HWY_INLINE void run(std::int64_t r) {
     Tile<M> tile;
     tile.zero();
-    tile.multiply_add(s.k_read + r * s.key_stride, s.key_stride, 1, state, kPanel, key_dim);
+    tile.multiply_add(s.k_read + r * s.key_stride, s.key_stride, 1, state, kPanel, key_dim, ahead);
     substitute<kKeepErrors>(tile, s, r, values, kPanel, u, errors);
   }
 };

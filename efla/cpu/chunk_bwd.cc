@@ -12,6 +12,7 @@
 // through L's and P's own factors; chunk_bwd_decay-inl.h has the gradient of g.
 #include "efla/cpu/amx.h"
 #include "efla/cpu/delta.h"
+#include "efla/cpu/heads_parts.h"
 #include "efla/cpu/team.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -27,9 +28,9 @@ namespace {
 // A team adds up the value heads' dq and dk in so many shares of a chunk's tokens.
 constexpr std::int64_t kFinishShares = 4;
 
-// One query head with its value heads, for one thread or for a team. A team takes the value heads of a chunk at once
-// where there is one for every thread, and otherwise one after the other, the threads on its panels.
-struct HeadScratch {
+// Some query heads with their value heads, for one thread or for a team. A team takes the value heads of a chunk at
+// once where there is one for every thread, and otherwise one after the other, the threads on its panels.
+struct HeadsScratch {
   int team;
   bool heads_at_once;
   std::int64_t state_floats, part_floats;
@@ -39,7 +40,7 @@ struct HeadScratch {
   float* parts;   // [2 kChunk, Kp] dq and dk: of every value head; one after the other, their sum and the next one's
   float* member_scratch;
 
-  HeadScratch(Arena& arena, const DeltaShape& shape, Decay decay, int team)
+  HeadsScratch(Arena& arena, const DeltaShape& shape, Decay decay, std::int64_t query_heads, int team)
       : team(team),
         heads_at_once(team > 1 && shape.group() >= team),
         state_floats(shape.key_dim * round_up(shape.value_dim, kPanel)),
@@ -48,7 +49,7 @@ struct HeadScratch {
     Arena one;
     BwdScratch().lay_out(one, shape, decay, heads_at_once ? 1 : team);
     member_bytes = one.bytes();
-    dstate = arena.floats(shape.group() * state_floats);
+    dstate = arena.floats(query_heads * shape.group() * state_floats);
     parts = arena.floats((heads_at_once ? shape.group() : std::min<std::int64_t>(shape.group(), 2)) * part_floats);
     member_scratch = arena.floats(members * static_cast<std::int64_t>(member_bytes / sizeof(float)));
   }
@@ -68,9 +69,9 @@ struct HeadScratch {
   }
 };
 
-std::size_t ChunkBwdBytes(const DeltaShape& shape, Decay decay, int team) {
+std::size_t ChunkBwdBytes(const DeltaShape& shape, Decay decay, std::int64_t query_heads, int team) {
   Arena arena;
-  const HeadScratch scratch(arena, shape, decay, team);
+  const HeadsScratch scratch(arena, shape, decay, query_heads, team);
   return arena.bytes();
 }
 
@@ -82,28 +83,36 @@ std::int64_t ChunkBwdBusy(const DeltaShape& shape, int team) {
   return std::min<std::int64_t>(team, round_up(shape.value_dim, kPanel) / kPanel);
 }
 
-// Share `share` of `shares` of what the chunk at `start` reads and of the rows that it writes.
+// Asks for share `share` of `shares` of what the chunk at `next` reads, the saved state among it, and of the rows that
+// it writes.
 template <class T>
-HWY_INLINE void prefetch_chunk(const DeltaBackward<T>& p, const ChunkPlace& at, std::int64_t start, std::int64_t saved,
-                               std::int64_t share, std::int64_t shares) {
-  const std::int64_t key_dim = p.shape.key_dim, value_dim = p.shape.value_dim;
-  for (std::int64_t t = start + kChunk * share / shares; t < start + kChunk * (share + 1) / shares; ++t) {
-    prefetch_row(p.q.at(at.i_b, t, at.i_q), p.q.stride[3], key_dim);
-    prefetch_row(p.k.at(at.i_b, t, at.i_q), p.k.stride[3], key_dim);
-    prefetch_row(p.v.at(at.i_b, t, at.i_h), p.v.stride[3], value_dim);
-    prefetch_row(p.dout.at(at.i_b, t, at.i_h), p.dout.stride[3], value_dim);
-    prefetch_row(p.dq.at(at.i_b, t, at.i_q), p.dq.stride[3], key_dim);
-    prefetch_row(p.dk.at(at.i_b, t, at.i_q), p.dk.stride[3], key_dim);
-    prefetch_row(p.dv.at(at.i_b, t, at.i_h), p.dv.stride[3], value_dim);
+HWY_INLINE void look_ahead(const DeltaBackward<T>& p, const ChunkPlace& next, std::int64_t saved, std::int64_t share,
+                           std::int64_t shares, AddressesAhead& ahead) {
+  const std::int64_t key_dim = p.shape.key_dim, value_dim = p.shape.value_dim, i_b = next.i_b;
+  const std::int64_t first = next.tokens * share / shares, tokens = next.tokens * (share + 1) / shares - first;
+  const auto add = [&](const auto& view, std::int64_t head, std::int64_t count) HWY_ATTR {
+    if (view.stride[3] == 1) ahead.add(view.at(i_b, next.start + first, head), view.stride[1], tokens, count);
+  };
+  add(p.q, next.i_q, key_dim);
+  add(p.k, next.i_q, key_dim);
+  add(p.v, next.i_h, value_dim);
+  add(p.dout, next.i_h, value_dim);
+  add(p.dq, next.i_q, key_dim);
+  add(p.dk, next.i_q, key_dim);
+  add(p.dv, next.i_h, value_dim);
+  if (p.rule.decay == Decay::channel) {
+    add(p.g, next.i_h, key_dim);
+    add(p.dg, next.i_h, key_dim);
   }
-  for (std::int64_t i = key_dim * share / shares; i < key_dim * (share + 1) / shares; ++i) {
-    prefetch_row(p.chunk_states.at(at.i_b, saved, at.i_h, i), p.chunk_states.stride[4], value_dim);
+  const std::int64_t row = key_dim * share / shares, rows = key_dim * (share + 1) / shares - row;
+  if (p.chunk_states.stride[4] == 1) {
+    ahead.add(p.chunk_states.at(i_b, saved, next.i_h, row), p.chunk_states.stride[3], rows, value_dim);
   }
 }
 
 // Everything of one chunk that is done panel by panel of value columns.
 HWY_NOINLINE void value_panel(const DeltaShape& shape, const ChunkPlace& at, std::int64_t first, float* dstates,
-                              BwdScratch& s, float* errors) {
+                              BwdScratch& s, float* errors, AddressesAhead& ahead) {
   const std::int64_t key_dim = shape.key_dim, padded_values = round_up(shape.value_dim, kPanel);
   const float* state = s.state + first * key_dim;
   float* dstate = dstates + first * key_dim;
@@ -117,11 +126,11 @@ HWY_NOINLINE void value_panel(const DeltaShape& shape, const ChunkPlace& at, std
     transpose(state + i * kPanel, kPanel, rows, kPanel, s.state_t + column, kPanel);
     transpose(dstate + i * kPanel, kPanel, rows, kPanel, s.dstate_t + column, kPanel);
   }
-  SubstitutionTiles<true> substitution{s.chunk, key_dim, state, values, u, errors};
+  SubstitutionTiles<true> substitution{s.chunk, key_dim, state, values, u, errors, ahead};
   for_tiles(at.tokens, substitution);
   const std::int64_t sums = first / kPanel * kChunk * kLanes;
-  ReverseSubstitutionTiles<false> reverse{s.chunk, key_dim, at.tokens,   dstate,      errors, values,
-                                          dout,    g,       s.da + sums, s.db + sums, nullptr};
+  ReverseSubstitutionTiles<false> reverse{s.chunk, key_dim, at.tokens,   dstate,      errors,  values,
+                                          dout,    g,       s.da + sums, s.db + sums, nullptr, &ahead};
   for_tiles_reversed(at.tokens, reverse);
   if (s.chunk.decay.kind != Decay::none) {
     state_sums(state, dstate, key_dim, s.decay.state_sums + first / kPanel * key_dim * kLanes);
@@ -159,10 +168,11 @@ HWY_NOINLINE void score_gradient(std::int64_t half, std::int64_t tokens, std::in
 }
 
 // One key panel of dq, dk and what dg needs of it.
-HWY_NOINLINE void key_panel(std::int64_t tokens, std::int64_t padded_values, std::int64_t key, BwdScratch& s) {
-  QueryGradientTiles query{s, padded_values, key};
+HWY_NOINLINE void key_panel(std::int64_t tokens, std::int64_t padded_values, std::int64_t key, BwdScratch& s,
+                            AddressesAhead& ahead) {
+  QueryGradientTiles query{s, padded_values, key, ahead};
   for_tiles(tokens, query);
-  KeyGradientTiles keys{s, padded_values, tokens, key};
+  KeyGradientTiles keys{s, padded_values, tokens, key, ahead};
   for_tiles(tokens, keys);
   if (s.chunk.decay.kind == Decay::channel) channel_pairs({s.chunk, s.decay, s.dscores, s.dq, s.dk}, tokens, key);
 }
@@ -197,44 +207,63 @@ HWY_INLINE void load_columns(const DeltaBackward<T>& p, const ChunkPlace& at, st
 }
 
 // One chunk of one value head, its panels shared out to `team` threads of the pool. dq and dk get its share; dstate
-// goes from the state after the chunk to the one before.
+// goes from the state after the chunk to the one before. The chunk at `next` comes next, unless that
+// lies before the sequence.
 template <class T>
-HWY_INLINE void chunk_of_head(const DeltaBackward<T>& p, const ChunkPlace& at, const Sequence& sequence, float* dstate,
-                              BwdScratch& s, int team, ThreadPool& pool) {
+HWY_INLINE void chunk_of_head(const DeltaBackward<T>& p, const ChunkPlace& at, const ChunkPlace& next,
+                              const Sequence& sequence, float* dstate, BwdScratch& s, int team, ThreadPool& pool) {
   const std::int64_t key_dim = p.shape.key_dim, value_dim = p.shape.value_dim;
   const std::int64_t padded_values = round_up(value_dim, kPanel), panels = padded_values / kPanel;
   const std::int64_t saved = sequence.chunk(at.start);
   load_chunk(p, at, s.chunk);
   compute_scores(at, key_dim, s.chunk);
-  if (team == 1) load_columns(p, at, saved, 0, value_dim, s);
+  AddressesAhead ahead(s.addresses);
+  if (team == 1) {
+    load_columns(p, at, saved, 0, value_dim, s);
+    if (next.start >= sequence.begin) look_ahead(p, next, sequence.chunk(next.start), 0, 1, ahead);
+  }
   pool.run(panels, [&](std::int64_t panel, int member) HWY_ATTR {
     const std::int64_t first = panel * kPanel, last = std::min(first + kPanel, value_dim);
-    if (team > 1) load_columns(p, at, saved, first, last, s);
-    if (at.start > sequence.begin) prefetch_chunk(p, at, at.start - kChunk, saved - 1, panel, panels);
-    value_panel(p.shape, at, first, dstate, s, s.errors + (team > 1 ? member : 0) * kChunk * kPanel);
-    if (team > 1) store_values(s.values, at, first, last, 1.0F, p.dv);
+    if (team == 1) return value_panel(p.shape, at, first, dstate, s, s.errors, ahead);
+    AddressesAhead share(s.addresses + 2 * member * BwdScratch::addresses_ahead(p.shape));
+    if (next.start >= sequence.begin) look_ahead(p, next, sequence.chunk(next.start), panel, panels, share);
+    load_columns(p, at, saved, first, last, s);
+    value_panel(p.shape, at, first, dstate, s, s.errors + member * kChunk * kPanel, share);
+    share.ask_for_all();
+    store_values(s.values, at, first, last, 1.0F, p.dv);
   });
   if (team == 1) store_values(s.values, at, 0, value_dim, 1.0F, p.dv);
   pool.run(2, [&](std::int64_t half, int) HWY_ATTR { score_gradient(half, at.tokens, padded_values, s); });
   if (p.rule.decay != Decay::none) {
     std::fill_n(s.decay.dg, kChunk * s.chunk.key_stride, 0.0F);
   }
-  pool.run(s.chunk.key_stride / kPanel,
-           [&](std::int64_t panel, int) HWY_ATTR { key_panel(at.tokens, padded_values, panel * kPanel, s); });
+  pool.run(s.chunk.key_stride / kPanel, [&](std::int64_t panel, int) HWY_ATTR {
+    AddressesAhead none;
+    key_panel(at.tokens, padded_values, panel * kPanel, s, team == 1 ? ahead : none);
+  });
+  if (team == 1) ahead.ask_for_all();
   finish_chunk(p, at, s);
 }
 
-// The chunk at `start` of a query head: its value heads, and dq and dk, their sums in the order of the heads.
+// The chunk at `start` of query head i_q, whose value heads' dS are at dstate: its value heads, and dq and dk, their
+// sums in the order of the heads. The chunk at next_start of value head `next_head` comes next.
 template <class T>
 HWY_INLINE void chunk_of_group(const DeltaBackward<T>& p, const Sequence& sequence, std::int64_t i_q,
-                               std::int64_t start, const HeadScratch& s, ThreadPool& pool) {
+                               std::int64_t start, std::int64_t next_head, std::int64_t next_start, float* dstate,
+                               const HeadsScratch& s, ThreadPool& pool) {
   const std::int64_t group = p.shape.group();
   int first_member = 0;  // computed the first value head
   const auto compute = [&](std::int64_t i, int member) HWY_ATTR {
     if (i == 0) first_member = member;
     BwdScratch scratch = s.scratch(p.shape, p.rule.decay, member, i);
     const ChunkPlace at(p.shape, sequence, i_q * group + i, start);
-    chunk_of_head(p, at, sequence, s.dstate + i * s.state_floats, scratch, s.heads_at_once ? 1 : s.team, pool);
+    ChunkPlace next(p.shape, sequence, next_head, next_start);
+    if (s.heads_at_once) {
+      next = {p.shape, sequence, at.i_h, start - kChunk};
+    } else if (i + 1 < group) {
+      next = {p.shape, sequence, at.i_h + 1, start};
+    }
+    chunk_of_head(p, at, next, sequence, dstate + i * s.state_floats, scratch, s.heads_at_once ? 1 : s.team, pool);
   };
   if (s.heads_at_once) {
     pool.run(group, compute);
@@ -259,36 +288,41 @@ HWY_INLINE void chunk_of_group(const DeltaBackward<T>& p, const Sequence& sequen
   });
 }
 
-// Query head i_q of sequence n with all of its value heads, by the `team` threads of the pool; on the calling thread
-// alone inside a task.
+// Query heads [part.head, part.head_end) of a sequence with all of their value heads, chunk by chunk and within a chunk
+// head by head, by the `team` threads of the pool; on the calling thread alone inside a task.
 template <class T>
-void ChunkBwdHead(const DeltaBackward<T>& p, std::int64_t n, std::int64_t i_q, std::byte* memory, int team,
-                  ThreadPool& pool) {
+void ChunkBwdHeads(const DeltaBackward<T>& p, const HeadsPart& part, std::byte* memory, int team, ThreadPool& pool) {
   Arena arena(memory);
-  const HeadScratch s(arena, p.shape, p.rule.decay, team);
+  const HeadsScratch s(arena, p.shape, p.rule.decay, part.head_end - part.head, team);
   std::fill_n(memory, arena.bytes(), std::byte{0});  // padding beyond K and V must hold finite numbers
-  const Sequence sequence = sequence_of(p, n);
+  const Sequence sequence = sequence_of(p, part.n);
   const std::int64_t key_dim = p.shape.key_dim, value_dim = p.shape.value_dim, group = p.shape.group();
-  for (std::int64_t i = 0; i < group; ++i) {
-    load_state_panels(p.dfinal_state, 0, value_dim, key_dim, s.dstate + i * s.state_floats, n, i_q * group + i);
+  const std::int64_t head = part.head * group, head_end = part.head_end * group;  // value heads
+  const auto dstate = [&](std::int64_t i_h) { return s.dstate + (i_h - head) * s.state_floats; };
+  for (std::int64_t i_h = head; i_h < head_end; ++i_h) {
+    load_state_panels(p.dfinal_state, 0, value_dim, key_dim, dstate(i_h), part.n, i_h);
   }
   const std::int64_t chunks = (sequence.end - sequence.begin + kChunk - 1) / kChunk;
-  for (std::int64_t chunk = chunks - 1; chunk >= 0; --chunk) {
-    chunk_of_group(p, sequence, i_q, sequence.begin + chunk * kChunk, s, pool);
+  for (std::int64_t start = sequence.begin + (chunks - 1) * kChunk; start >= sequence.begin; start -= kChunk) {
+    for (std::int64_t i_q = part.head; i_q < part.head_end; ++i_q) {
+      const bool more_heads = i_q + 1 < part.head_end;
+      chunk_of_group(p, sequence, i_q, start, more_heads ? (i_q + 1) * group : head,
+                     more_heads ? start : start - kChunk, dstate(i_q * group), s, pool);
+    }
   }
-  for (std::int64_t i = 0; i < group; ++i) {
-    store_state_panels(s.dstate + i * s.state_floats, p.dinitial_state, 0, value_dim, key_dim, n, i_q * group + i);
+  for (std::int64_t i_h = head; i_h < head_end; ++i_h) {
+    store_state_panels(dstate(i_h), p.dinitial_state, 0, value_dim, key_dim, part.n, i_h);
   }
 }
 
-void ChunkBwdHeadFloat(const DeltaBackward<float>& p, std::int64_t n, std::int64_t i_q, std::byte* memory, int team,
-                       ThreadPool& pool) {
-  ChunkBwdHead(p, n, i_q, memory, team, pool);
+void ChunkBwdHeadsFloat(const DeltaBackward<float>& p, const HeadsPart& part, std::byte* memory, int team,
+                        ThreadPool& pool) {
+  ChunkBwdHeads(p, part, memory, team, pool);
 }
 
-void ChunkBwdHeadBfloat16(const DeltaBackward<bfloat16>& p, std::int64_t n, std::int64_t i_q, std::byte* memory,
-                          int team, ThreadPool& pool) {
-  ChunkBwdHead(p, n, i_q, memory, team, pool);
+void ChunkBwdHeadsBfloat16(const DeltaBackward<bfloat16>& p, const HeadsPart& part, std::byte* memory, int team,
+                           ThreadPool& pool) {
+  ChunkBwdHeads(p, part, memory, team, pool);
 }
 
 }  // namespace
@@ -299,38 +333,43 @@ HWY_AFTER_NAMESPACE();
 namespace efla::cpu {
 namespace {
 
-HWY_EXPORT(ChunkBwdHeadFloat);
-HWY_EXPORT(ChunkBwdHeadBfloat16);
+HWY_EXPORT(ChunkBwdHeadsFloat);
+HWY_EXPORT(ChunkBwdHeadsBfloat16);
 HWY_EXPORT(ChunkBwdBytes);
 HWY_EXPORT(ChunkBwdBusy);
 
-void head(const DeltaBackward<float>& p, std::int64_t n, std::int64_t i_q, std::byte* memory, int team,
-          ThreadPool& pool) {
-  HWY_DYNAMIC_DISPATCH(ChunkBwdHeadFloat)(p, n, i_q, memory, team, pool);
+void compute(const DeltaBackward<float>& p, const HeadsPart& part, std::byte* memory, int team, ThreadPool& pool) {
+  HWY_DYNAMIC_DISPATCH(ChunkBwdHeadsFloat)(p, part, memory, team, pool);
 }
-void head(const DeltaBackward<bfloat16>& p, std::int64_t n, std::int64_t i_q, std::byte* memory, int team,
-          ThreadPool& pool) {
-  HWY_DYNAMIC_DISPATCH(ChunkBwdHeadBfloat16)(p, n, i_q, memory, team, pool);
+void compute(const DeltaBackward<bfloat16>& p, const HeadsPart& part, std::byte* memory, int team, ThreadPool& pool) {
+  HWY_DYNAMIC_DISPATCH(ChunkBwdHeadsBfloat16)(p, part, memory, team, pool);
 }
 
-std::size_t head_bytes(const DeltaShape& shape, const DeltaRule& rule, int team) {
-  return HWY_DYNAMIC_DISPATCH(ChunkBwdBytes)(shape, rule.decay, team);
+std::size_t bytes(const DeltaShape& shape, const DeltaRule& rule, std::int64_t query_heads, int team) {
+  return HWY_DYNAMIC_DISPATCH(ChunkBwdBytes)(shape, rule.decay, query_heads, team);
 }
 
 }  // namespace
 
 std::size_t chunk_bwd_workspace_bytes(const DeltaShape& shape, const DeltaRule& rule, int threads) {
   if (amx_takes_backward(shape, rule)) return amx_chunk_bwd_workspace_bytes(shape, rule, threads);
-  return team_workspace_bytes(threads, [&](int team) { return head_bytes(shape, rule, team); });
+  const std::int64_t together = heads_together(query_heads_alone(shape), threads);
+  if (together > 1) return bytes(shape, rule, together, 1) * static_cast<std::size_t>(threads);
+  return team_workspace_bytes(threads, [&](int team) { return bytes(shape, rule, 1, team); });
 }
 
 template <class T>
 void chunk_bwd(const DeltaBackward<T>& p, Workspace workspace, ThreadPool& pool) {
   if (amx_takes_backward(p.shape, p.rule)) return amx_chunk_bwd(p, workspace, pool);
+  if (heads_together(query_heads_alone(p.shape), pool.threads()) > 1) {
+    return for_each_part(query_heads_alone(p.shape), 1, workspace, pool,
+                         [&](const HeadsPart& part, std::byte* memory) { compute(p, part, memory, 1, pool); });
+  }
   const std::int64_t busy = HWY_DYNAMIC_DISPATCH(ChunkBwdBusy)(p.shape, pool.threads());
   for_each_head(p.shape.sequences() * p.shape.heads, busy, workspace, pool,
                 [&](std::int64_t i, std::byte* memory, int team) {
-                  head(p, i / p.shape.heads, i % p.shape.heads, memory, team, pool);
+                  const std::int64_t head = i % p.shape.heads;
+                  compute(p, {i / p.shape.heads, head, head + 1, 0, 1}, memory, team, pool);
                 });
 }
 

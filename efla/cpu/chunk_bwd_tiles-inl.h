@@ -17,21 +17,28 @@ namespace efla::cpu::HWY_NAMESPACE {
 struct BwdScratch {
   std::int64_t key_dim = 0;
   ChunkScratch chunk;
-  float* state = nullptr;     // panels [K, kPanel] of S before the chunk
-  float* state_t = nullptr;   // Sᵀ: key panels of [Vp, kPanel]
-  float* dstate_t = nullptr;  // dSᵀ after the chunk: key panels of [Vp, kPanel]
-  float* errors = nullptr;    // for each thread that works on the head [kChunk, kPanel]: E
-  float* values = nullptr;    // panels [kChunk, kPanel]: V, then dV
-  float* u = nullptr;         // panels [kChunk, kPanel]
-  float* u_t = nullptr;       // Uᵀ: token panels of [Vp, kPanel]
-  float* dout = nullptr;      // panels [kChunk, kPanel]: scale · dO
-  float* g = nullptr;         // panels [kChunk, kPanel]: G
-  float* da = nullptr;        // for each panel [kChunk, kLanes]: partial sums
-  float* db = nullptr;        // for each panel [kChunk, kLanes]
-  float* dscores = nullptr;   // [2 kChunk, kChunk]: dP, zero above the diagonal, then dL + dLᵀ
-  float* dq = nullptr;        // [kChunk, Kp], the caller's
-  float* dk = nullptr;        // [kChunk, Kp], the caller's
-  DecayGradient decay;        // laid out only where the rule has a decay
+  float* state = nullptr;      // panels [K, kPanel] of S before the chunk
+  float* state_t = nullptr;    // Sᵀ: key panels of [Vp, kPanel]
+  float* dstate_t = nullptr;   // dSᵀ after the chunk: key panels of [Vp, kPanel]
+  float* errors = nullptr;     // for each thread that works on the head [kChunk, kPanel]: E
+  float* values = nullptr;     // panels [kChunk, kPanel]: V, then dV
+  float* u = nullptr;          // panels [kChunk, kPanel]
+  float* u_t = nullptr;        // Uᵀ: token panels of [Vp, kPanel]
+  float* dout = nullptr;       // panels [kChunk, kPanel]: scale · dO
+  float* g = nullptr;          // panels [kChunk, kPanel]: G
+  float* da = nullptr;         // for each panel [kChunk, kLanes]: partial sums
+  float* db = nullptr;         // for each panel [kChunk, kLanes]
+  float* dscores = nullptr;    // [2 kChunk, kChunk]: dP, zero above the diagonal, then dL + dLᵀ
+  float* dq = nullptr;         // [kChunk, Kp], the caller's
+  float* dk = nullptr;         // [kChunk, Kp], the caller's
+  float* addresses = nullptr;  // for each thread that works on the head a list of AddressesAhead
+  DecayGradient decay;         // laid out only where the rule has a decay
+
+  // At most so many of what a chunk reads and writes.
+  static std::int64_t addresses_ahead(const DeltaShape& shape) {
+    return AddressesAhead::of_rows(kChunk, shape.key_dim) * 6 + AddressesAhead::of_rows(kChunk, shape.value_dim) * 3 +
+           AddressesAhead::of_rows(shape.key_dim, shape.value_dim);
+  }
 
   void lay_out(Arena& arena, const DeltaShape& shape, Decay kind, int team) {
     chunk.lay_out(arena, shape, kind);
@@ -44,6 +51,7 @@ struct BwdScratch {
     u_t = arena.floats(round_up(kChunk, kPanel) * padded_values);
     for (float** sums : {&da, &db}) *sums = arena.floats(padded_values / kPanel * kChunk * kLanes);
     dscores = arena.floats(2 * kChunk * kChunk);
+    addresses = AddressesAhead::lay_out(arena, team * addresses_ahead(shape));
     if (kind != Decay::none) decay.lay_out(arena, padded_keys, key_dim * padded_values / kPanel);
   }
 };
@@ -54,14 +62,15 @@ template <bool kGivenUpdates>
 struct ReverseSubstitutionTiles {
   const ChunkScratch& c;
   std::int64_t key_dim, tokens;
-  const float* dstate;  // [K, kPanel] after the chunk
-  const float* errors;  // [kChunk, kPanel]
-  float* values;        // [kChunk, kPanel]: v, overwritten by dV
-  const float* dout;    // [kChunk, kPanel]
-  float* g;             // [kChunk, kPanel]
-  float* da_sums;       // [kChunk, kLanes]
-  float* db_sums;       // [kChunk, kLanes]
-  const float* du;      // [kChunk, kPanel], with kGivenUpdates
+  const float* dstate;              // [K, kPanel] after the chunk
+  const float* errors;              // [kChunk, kPanel]
+  float* values;                    // [kChunk, kPanel]: v, overwritten by dV
+  const float* dout;                // [kChunk, kPanel]
+  float* g;                         // [kChunk, kPanel]
+  float* da_sums;                   // [kChunk, kLanes]
+  float* db_sums;                   // [kChunk, kLanes]
+  const float* du;                  // [kChunk, kPanel], with kGivenUpdates
+  AddressesAhead* ahead = nullptr;  // without kGivenUpdates
 
   template <int M>
   HWY_INLINE void run(std::int64_t r) {
@@ -74,7 +83,7 @@ struct ReverseSubstitutionTiles {
       tile.load(du + r * kPanel);
     } else {
       tile.zero();
-      tile.multiply_add(c.k_write + r * c.key_stride, c.key_stride, 1, dstate, kPanel, key_dim);
+      tile.multiply_add(c.k_write + r * c.key_stride, c.key_stride, 1, dstate, kPanel, key_dim, *ahead);
       tile.multiply_add(p + below * kChunk, 1, kChunk, dout + below * kPanel, kPanel, tokens - below);
     }
     tile.multiply_add(l + below * kChunk, 1, kChunk, g + below * kPanel, kPanel, tokens - below);
@@ -162,6 +171,7 @@ struct ScoreGradientTiles {
 struct QueryGradientTiles {
   const BwdScratch& s;
   std::int64_t padded_values, key;  // key: first column of the panel
+  AddressesAhead& ahead;
 
   template <int M>
   HWY_INLINE void run(std::int64_t r) {
@@ -171,7 +181,7 @@ struct QueryGradientTiles {
     tile.zero();
     for (std::int64_t v = 0; v < padded_values; v += kPanel) {
       tile.multiply_add(s.dout + v * kChunk + r * kPanel, kPanel, 1, s.state_t + key * padded_values + v * kPanel,
-                        kPanel, kPanel);
+                        kPanel, kPanel, ahead);
     }
     if (c.decay.kind != Decay::none) {
       tile.multiply(c.decay.prefix + at, c.key_stride);
@@ -188,6 +198,7 @@ struct QueryGradientTiles {
 struct KeyGradientTiles {
   const BwdScratch& s;
   std::int64_t padded_values, tokens, key;
+  AddressesAhead& ahead;
 
   template <int M>
   HWY_INLINE void run(std::int64_t r) {
@@ -199,8 +210,8 @@ struct KeyGradientTiles {
       for (std::int64_t v = 0; v < padded_values; v += kPanel) {
         const std::int64_t rows = v * kChunk + r * kPanel;
         const std::int64_t columns = key * padded_values + v * kPanel;
-        tile.multiply_add(s.u + rows, kPanel, 1, s.dstate_t + columns, kPanel, kPanel);
-        tile.multiply_add(s.g + rows, kPanel, 1, s.state_t + columns, kPanel, kPanel);
+        tile.multiply_add(s.u + rows, kPanel, 1, s.dstate_t + columns, kPanel, kPanel, ahead);
+        tile.multiply_add(s.g + rows, kPanel, 1, s.state_t + columns, kPanel, kPanel, ahead);
       }
     } else {
       state_product(s.g, s.state_t, r, tile);
@@ -225,7 +236,7 @@ struct KeyGradientTiles {
   HWY_INLINE void state_product(const float* left, const float* right, std::int64_t r, Tile<M>& tile) {
     for (std::int64_t v = 0; v < padded_values; v += kPanel) {
       tile.multiply_add(left + v * kChunk + r * kPanel, kPanel, 1, right + key * padded_values + v * kPanel, kPanel,
-                        kPanel);
+                        kPanel, ahead);
     }
   }
 };

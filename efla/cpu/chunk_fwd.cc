@@ -13,10 +13,9 @@ HWY_BEFORE_NAMESPACE();
 namespace efla::cpu::HWY_NAMESPACE {
 namespace {
 
-template <class T>
 struct FwdScratch {
   ChunkScratch chunk;
-  AddressesAhead<T> ahead;
+  AddressesAhead ahead;
   float* state = nullptr;   // panels [K, kPanel]
   float* values = nullptr;  // panels [kChunk, kPanel]
   float* out = nullptr;     // panels [kChunk, kPanel]
@@ -24,7 +23,7 @@ struct FwdScratch {
 
   void lay_out(Arena& arena, const DeltaShape& shape, Decay decay) {
     chunk.lay_out(arena, shape, decay);
-    ahead.lay_out(arena, shape);
+    ahead = AddressesAhead(AddressesAhead::lay_out(arena, addresses_ahead(shape)));
     const std::int64_t padded_values = round_up(shape.value_dim, kPanel);
     state = arena.floats(shape.key_dim * padded_values);
     for (float** panels : {&values, &out}) *panels = arena.floats(kChunk * padded_values);
@@ -34,7 +33,7 @@ struct FwdScratch {
 
 std::size_t FwdBytesPerWorker(const DeltaShape& shape, Decay decay) {
   Arena arena;
-  FwdScratch<float>().lay_out(arena, shape, decay);
+  FwdScratch().lay_out(arena, shape, decay);
   return arena.bytes();
 }
 
@@ -45,13 +44,14 @@ struct OutputTiles {
   const float* state;  // [K, kPanel] before the chunk
   const float* u;      // [kChunk, kPanel]
   float* out;          // [kChunk, kPanel]
+  AddressesAhead& ahead;
 
   template <int M>
   HWY_INLINE void run(std::int64_t r) {
     const float* p = s.p_scores() + r * kChunk;
     Tile<M> tile;
     tile.zero();
-    tile.multiply_add(s.q_read + r * s.key_stride, s.key_stride, 1, state, kPanel, key_dim);
+    tile.multiply_add(s.q_read + r * s.key_stride, s.key_stride, 1, state, kPanel, key_dim, ahead);
     tile.multiply_add(p, kChunk, 1, u, kPanel, r);
     tile.multiply_add_lower(p + r, kChunk, u + r * kPanel);
     tile.store(out + r * kPanel);
@@ -59,12 +59,11 @@ struct OutputTiles {
 };
 
 // One chunk of the panel at column v: its outputs, and its state moved on.
-template <class T>
-HWY_NOINLINE void panel_chunk(std::int64_t tokens, std::int64_t key_dim, std::int64_t v, FwdScratch<T>& s) {
+HWY_NOINLINE void panel_chunk(std::int64_t tokens, std::int64_t key_dim, std::int64_t v, FwdScratch& s) {
   float* state = s.state + v * key_dim;
-  SubstitutionTiles<false> substitution{s.chunk, key_dim, state, s.values + v * kChunk, s.u, nullptr};
+  SubstitutionTiles<false> substitution{s.chunk, key_dim, state, s.values + v * kChunk, s.u, nullptr, s.ahead};
   for_tiles(tokens, substitution);
-  OutputTiles output{s.chunk, key_dim, state, s.u, s.out + v * kChunk};
+  OutputTiles output{s.chunk, key_dim, state, s.u, s.out + v * kChunk, s.ahead};
   for_tiles(tokens, output);
   StateTiles next{s.chunk, tokens, s.u, state};
   for_tiles(key_dim, next);
@@ -76,7 +75,7 @@ template <class T>
 void ChunkFwdSlice(const DeltaForward<T>& p, std::int64_t n, std::int64_t i_h, std::int64_t panel_begin,
                    std::int64_t panel_end, std::byte* memory) {
   Arena arena(memory);
-  FwdScratch<T> s;
+  FwdScratch s;
   s.lay_out(arena, p.shape, p.rule.decay);
   const Sequence sequence = sequence_of(p, n);
   const std::int64_t key_dim = p.shape.key_dim;
@@ -91,9 +90,7 @@ void ChunkFwdSlice(const DeltaForward<T>& p, std::int64_t n, std::int64_t i_h, s
     store_chunk_state(s.state, p.chunk_states, streams, first, last, key_dim, at.i_b, sequence.chunk(start), i_h);
     load_values(p.v, at, first, last, 1.0F, s.values);
     look_ahead(p, {p.shape, sequence, i_h, start + kChunk}, first, last, s.ahead);
-    const std::int64_t panels = panel_end - panel_begin, asks = (s.ahead.count() + panels - 1) / panels;
     for (std::int64_t v = first; v < last; v += kPanel) {
-      for (std::int64_t i = 0; i < asks; ++i) s.ahead.ask();
       panel_chunk(at.tokens, key_dim, v, s);
     }
     store_values(s.out, at, first, last, scale, p.o);

@@ -19,10 +19,23 @@ struct HeadsPart {
 };
 
 // Heads of a sequence that a thread takes through a chunk one after the other: rows of neighbouring heads lie beside
-// each other in memory, so the pages of a chunk are looked up once for all of them. As many as leave the threads evenly
-// busy and the states in the second-level cache.
+// each other in memory, so the pages of a chunk are looked up once for all of them. As many as leave the threads as
+// busy as heads one by one would, and the states in the second-level cache.
 inline std::int64_t heads_together(const DeltaShape& shape, int threads) {
-  return std::clamp<std::int64_t>(shape.sequences() * shape.value_heads / (2 * threads), 1, 4);
+  const std::int64_t sequences = shape.sequences(), heads = shape.value_heads;
+  const auto rounds = [&](std::int64_t groups) { return (sequences * groups + threads - 1) / threads; };
+  for (std::int64_t together = std::clamp<std::int64_t>(sequences * heads / (2 * threads), 1, 4); together > 1;
+       --together) {
+    const std::int64_t groups = (heads + together - 1) / together;
+    if (rounds(groups) * ((heads + groups - 1) / groups) <= rounds(heads)) return together;
+  }
+  return 1;
+}
+
+// The same of query heads.
+inline DeltaShape query_heads_alone(DeltaShape shape) {
+  shape.value_heads = shape.heads;
+  return shape;
 }
 
 // Calls compute(part, memory) for all parts, value columns being `panels` panels.

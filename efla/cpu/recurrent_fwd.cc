@@ -46,10 +46,9 @@ std::int64_t panels_per_slice(const DeltaShape& shape) {
   return std::max<std::int64_t>(1, bytes / (shape.key_dim * kPanel * static_cast<std::int64_t>(sizeof(float))));
 }
 
-template <class T>
 struct FwdScratch {
   ChunkScratch chunk;
-  AddressesAhead<T> ahead;
+  AddressesAhead ahead;
   float* state = nullptr;       // panels [K, kPanel]: S'
   float* scales = nullptr;      // [kChunk, Kp]: rows of tokens with `settles`; laid out only where the rule has a decay
   float* no_key = nullptr;      // [Kp] zeros
@@ -63,7 +62,7 @@ struct FwdScratch {
 
   void lay_out(Arena& arena, const DeltaShape& shape, Decay decay, std::int64_t heads) {
     chunk.lay_out(arena, shape, decay);
-    ahead.lay_out(arena, shape);
+    ahead = AddressesAhead(AddressesAhead::lay_out(arena, addresses_ahead(shape)));
     if (decay == Decay::scalar) {  // c is in the gains
       chunk.q_read = chunk.q;
       chunk.k_read = chunk.k_write = chunk.k;
@@ -81,7 +80,7 @@ struct FwdScratch {
 
 std::size_t FwdBytesPerWorker(const DeltaShape& shape, Decay decay, std::int64_t heads) {
   Arena arena;
-  FwdScratch<float>().lay_out(arena, shape, decay, heads);
+  FwdScratch().lay_out(arena, shape, decay, heads);
   return arena.bytes();
 }
 
@@ -133,11 +132,11 @@ HWY_INLINE void finish_pair(const PairOfTokens<T>& pair, std::int64_t column, co
 }
 
 // P neighbouring panels from `column` on: with kWrite, S' ← S' + Σ written uᵀ; then e = S'ᵀk and r = S'ᵀq, and u and o
-// of them. Asks for the next address every kRowsAnAsk rows of the state, `asks` times.
+// of them. Asks for the next address every kRowsAnAsk rows of the state.
 template <bool kWrite, int P, class T>
 HWY_INLINE void sweep(float* state, std::int64_t key_dim, const PairOfRows& written, float* u, std::int64_t u_stride,
                       const PairOfRows& k, const PairOfRows& q, const PairOfTokens<T>& pair, std::int64_t column,
-                      AddressesAhead<T>& ahead, std::int64_t asks) {
+                      AddressesAhead& ahead) {
   const FloatTag d;
   constexpr int kAll = P * kVectors;
   FloatVec update[2][kAll], errors[2][kAll], readings[2][kAll];
@@ -168,12 +167,14 @@ HWY_INLINE void sweep(float* state, std::int64_t key_dim, const PairOfRows& writ
       unroll<kAll>([&](auto n) EFLA_UNROLLED { readings[t][n] = hn::MulAdd(query, x[n], readings[t][n]); });
     });
   };
+  AddressesAhead next_rows = ahead;  // in registers
   std::int64_t i = 0;
   for (; i + kRowsAnAsk <= key_dim; i += kRowsAnAsk) {
-    for (std::int64_t n = 0; n < asks; ++n) ahead.ask();
+    next_rows.ask();
     unroll<kRowsAnAsk>([&](auto n) EFLA_UNROLLED { add_row(i + n); });
   }
   for (; i < key_dim; ++i) add_row(i);
+  ahead = next_rows;
   finish_pair<kAll>(pair, column, errors, readings, u, u_stride);
 }
 
@@ -222,10 +223,10 @@ struct ValueRows {
   std::int64_t o_stride;
 };
 
-// The tokens of a chunk for the panels at columns [first, last), whose state is moved on. Asks for the
-// next address every kRowsAnAsk rows of the state, `asks` times.
+// The tokens of a chunk for the panels at columns [first, last), whose state is moved on. Asks for `asks` addresses
+// before each pair of tokens, beside those of the sweeps.
 template <class T>
-HWY_INLINE void run_slice(FwdScratch<T>& s, std::int64_t tokens, std::int64_t key_dim, std::int64_t first,
+HWY_INLINE void run_slice(FwdScratch& s, std::int64_t tokens, std::int64_t key_dim, std::int64_t first,
                           std::int64_t last, const ValueRows<T>& values, std::int64_t asks) {
   const ChunkScratch& c = s.chunk;
   const auto rows = [&](const float* all, std::int64_t r, bool both) HWY_ATTR {
@@ -244,6 +245,7 @@ HWY_INLINE void run_slice(FwdScratch<T>& s, std::int64_t tokens, std::int64_t ke
     count = both ? 2 : 1;
     if (s.settles[r]) settle_panels(written, s.scales + r * c.key_stride);
     const bool writes = updates && !s.settles[r];
+    for (std::int64_t i = 0; i < asks; ++i) s.ahead.ask();
     const PairOfRows k = rows(c.k_read, r, both), q = rows(c.q_read, r, both);
     PairOfTokens<T> pair{};
     pair.both = both;
@@ -257,9 +259,9 @@ HWY_INLINE void run_slice(FwdScratch<T>& s, std::int64_t tokens, std::int64_t ke
     }
     for_panels(first, last, [&](std::int64_t v, auto count) EFLA_UNROLLED {
       if (writes) {
-        sweep<true, count>(s.state, key_dim, written, s.u, s.value_stride, k, q, pair, v, s.ahead, asks);
+        sweep<true, count>(s.state, key_dim, written, s.u, s.value_stride, k, q, pair, v, s.ahead);
       } else {
-        sweep<false, count>(s.state, key_dim, written, s.u, s.value_stride, k, q, pair, v, s.ahead, asks);
+        sweep<false, count>(s.state, key_dim, written, s.u, s.value_stride, k, q, pair, v, s.ahead);
       }
     });
     written = rows(c.k_write, r, both);
@@ -269,8 +271,7 @@ HWY_INLINE void run_slice(FwdScratch<T>& s, std::int64_t tokens, std::int64_t ke
 }
 
 // A scalar decay: c goes into the gains. With u = c u', u' = (b / c) v − a S'ᵀk and o = scale c (S'ᵀq + (k·q) u').
-template <class T>
-HWY_INLINE void scale_gains(std::int64_t tokens, FwdScratch<T>& s) {
+HWY_INLINE void scale_gains(std::int64_t tokens, FwdScratch& s) {
   ChunkScratch& c = s.chunk;
   float scale = 1.0F;
   for (std::int64_t r = 0; r < tokens; ++r) {
@@ -287,8 +288,7 @@ HWY_INLINE void scale_gains(std::int64_t tokens, FwdScratch<T>& s) {
 }
 
 // One decay a channel: the rows k ⊙ c, q ⊙ c and k ⊘ c.
-template <class T>
-HWY_INLINE void scale_keys(std::int64_t tokens, FwdScratch<T>& s) {
+HWY_INLINE void scale_keys(std::int64_t tokens, FwdScratch& s) {
   const FloatTag d;
   const ChunkScratch& c = s.chunk;
   std::fill_n(c.decay.whole, c.key_stride, 1.0F);
@@ -316,7 +316,7 @@ HWY_INLINE void scale_keys(std::int64_t tokens, FwdScratch<T>& s) {
 
 // q, k, gains and decays of a chunk, and what the sweeps take of them.
 template <class T>
-HWY_INLINE void load_tokens(const DeltaForward<T>& p, const ChunkPlace& at, FwdScratch<T>& s) {
+HWY_INLINE void load_tokens(const DeltaForward<T>& p, const ChunkPlace& at, FwdScratch& s) {
   const FloatTag d;
   ChunkScratch& c = s.chunk;
   load_inputs(p, at, c);
@@ -367,7 +367,7 @@ HWY_INLINE void copy_out(const ValueRows<T>& values, const ChunkPlace& at, std::
 template <class T>
 void RecurrentFwdPart(const DeltaForward<T>& p, const HeadsPart& part, std::byte* memory) {
   Arena arena(memory);
-  FwdScratch<T> s;
+  FwdScratch s;
   s.lay_out(arena, p.shape, p.rule.decay, part.head_end - part.head);
   std::fill_n(s.no_key, s.chunk.key_stride, 0.0F);
   const Sequence sequence = sequence_of(p, part.n);
@@ -390,10 +390,13 @@ void RecurrentFwdPart(const DeltaForward<T>& p, const HeadsPart& part, std::byte
       const bool more_heads = i_h + 1 < part.head_end;
       const ChunkPlace next(p.shape, sequence, more_heads ? i_h + 1 : part.head, more_heads ? start : start + kChunk);
       look_ahead(p, next, first, last, s.ahead);
-      const std::int64_t sweeps =
-          (at.tokens + 1) / 2 * ((last - first + kTogether * kPanel - 1) / (kTogether * kPanel));
-      const std::int64_t times = std::max<std::int64_t>(1, sweeps * (key_dim / kRowsAnAsk));
-      const std::int64_t asks = (s.ahead.count() + times - 1) / times;
+      // Sweeps of few rows ask for too little.
+      const std::int64_t pairs = (at.tokens + 1) / 2,
+                         sweeps = (last - first + kTogether * kPanel - 1) / (kTogether * kPanel);
+      const std::int64_t in_sweeps = pairs * sweeps * (key_dim / kRowsAnAsk),
+                         slices = (last - first + width - 1) / width;
+      const std::int64_t asks =
+          std::max<std::int64_t>(0, s.ahead.count() - in_sweeps + pairs * slices - 1) / (pairs * slices);
       ValueRows<T> values{p.v.at(at.i_b, start, i_h), p.v.stride[1], p.o.at(at.i_b, start, i_h), p.o.stride[1]};
       if (!in_place) {
         values = {reinterpret_cast<T*>(s.values), s.value_stride, reinterpret_cast<T*>(s.out), s.value_stride};

@@ -133,6 +133,18 @@ struct Tile {
     }
   }
 
+  // The same, asking for an address every kDepthAnAsk steps.
+  template <class Ahead>
+  HWY_INLINE void multiply_add(const float* HWY_RESTRICT a, std::ptrdiff_t a_row, std::ptrdiff_t a_depth,
+                               const float* HWY_RESTRICT b, std::ptrdiff_t b_row, std::int64_t depth, Ahead& ahead) {
+    constexpr std::int64_t kDepthAnAsk = 16;
+    for (; depth >= kDepthAnAsk; depth -= kDepthAnAsk, a += kDepthAnAsk * a_depth, b += kDepthAnAsk * b_row) {
+      ahead.ask();
+      multiply_add(a, a_row, a_depth, b, b_row, kDepthAnAsk);
+    }
+    multiply_add(a, a_row, a_depth, b, b_row, depth);
+  }
+
   // acc[m] += Σ_{i ≤ m} a[m·a_row + i] · b[i·kPanel …]: the diagonal block of a lower triangular product.
   HWY_INLINE void multiply_add_lower(const float* HWY_RESTRICT a, std::ptrdiff_t a_row, const float* HWY_RESTRICT b) {
     unroll<M>([&](auto i) EFLA_UNROLLED {
