@@ -135,7 +135,7 @@ HWY_NOINLINE void value_panel(const DeltaShape& shape, const ChunkPlace& at, std
   if (s.chunk.decay.kind != Decay::none) {
     state_sums(state, dstate, key_dim, s.decay.state_sums + first / kPanel * key_dim * kLanes);
   }
-  StateGradientTiles next{s.chunk, at.tokens, dout, g, dstate};
+  StateGradientTiles next{s.chunk, at.tokens, dout, g, dstate, ahead};
   for_tiles(key_dim, next);
   for (std::int64_t column = 0; column < at.tokens; column += kPanel) {
     transpose(u + column * kPanel, kPanel, std::min(kPanel, at.tokens - column), kPanel,

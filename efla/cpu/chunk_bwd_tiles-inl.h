@@ -133,14 +133,15 @@ struct StateGradientTiles {
   const float* dout;  // [kChunk, kPanel]
   const float* g;     // [kChunk, kPanel]
   float* dstate;      // [K, kPanel]
+  AddressesAhead& ahead;
 
   template <int M>
   HWY_INLINE void run(std::int64_t i) {
     Tile<M> tile;
     tile.load(dstate + i * kPanel);
     if (c.decay.whole != nullptr) tile.scale_rows(c.decay.whole + i);
-    tile.multiply_add(c.q_read + i, 1, c.key_stride, dout, kPanel, tokens);
-    tile.multiply_add(c.k_read + i, 1, c.key_stride, g, kPanel, tokens);
+    tile.multiply_add(c.q_read + i, 1, c.key_stride, dout, kPanel, tokens, ahead);
+    tile.multiply_add(c.k_read + i, 1, c.key_stride, g, kPanel, tokens, ahead);
     tile.store(dstate + i * kPanel);
   }
 };

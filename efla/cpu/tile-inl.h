@@ -224,6 +224,14 @@ struct TransposedBlocks {
     columns[3] = hn::BitCast(d, hn::InterleaveUpper(dd, hi01, hi23));
   }
 };
+
+// Blocks of four lanes of a and b beside each other: [a₀ b₀ a₂ b₂ …] and [a₁ b₁ a₃ b₃ …].
+struct BlockPairs {
+  FloatVec even, odd;
+
+  HWY_INLINE BlockPairs(FloatVec a, FloatVec b)
+      : even(hn::OddEvenBlocks(hn::SwapAdjacentBlocks(b), a)), odd(hn::OddEvenBlocks(b, hn::SwapAdjacentBlocks(a))) {}
+};
 #endif
 
 // dst[c·dst_row + r] = src[r·src_row + c] for r < rows, c < cols (a multiple of kLanes). A call costs nothing beside
@@ -235,6 +243,21 @@ HWY_NOINLINE inline void transpose(const float* HWY_RESTRICT src, std::ptrdiff_t
   const FloatTag d;
   const hn::FixedTag<float, 4> d4;
   HWY_ALIGN float block[4 * kLanes];
+  for (; kLanes == 16 && r + 16 <= rows; r += 16) {
+    for (std::int64_t c = 0; c < cols; c += kLanes) {
+      const float* from = src + r * src_row + c;
+      const TransposedBlocks first(from, src_row), second(from + 4 * src_row, src_row),
+          third(from + 8 * src_row, src_row), last(from + 12 * src_row, src_row);
+      float* out = dst + c * dst_row + r;
+      unroll<4>([&](auto i) EFLA_UNROLLED {
+        const BlockPairs upper(first.columns[i], second.columns[i]), lower(third.columns[i], last.columns[i]);
+        hn::StoreU(hn::ConcatLowerLower(d, lower.even, upper.even), d, out + i * dst_row);
+        hn::StoreU(hn::ConcatLowerLower(d, lower.odd, upper.odd), d, out + (i + 4) * dst_row);
+        hn::StoreU(hn::ConcatUpperUpper(d, lower.even, upper.even), d, out + (i + 8) * dst_row);
+        hn::StoreU(hn::ConcatUpperUpper(d, lower.odd, upper.odd), d, out + (i + 12) * dst_row);
+      });
+    }
+  }
   for (; kLanes == 8 && r + 8 <= rows; r += 8) {
     for (std::int64_t c = 0; c < cols; c += kLanes) {
       const TransposedBlocks top(src + r * src_row + c, src_row), bottom(src + (r + 4) * src_row + c, src_row);
