@@ -161,7 +161,7 @@ void chunk_fwd(const DeltaForward<T>& p, Workspace workspace, ThreadPool& pool) 
 
 template <class T>
 bool chunk_fwd_is_faster(const DeltaForward<T>& p) {
-  constexpr std::int64_t kMaxRecurrentKeys = 256, kMinMatrixKeys = std::is_same_v<T, float> ? 128 : 32;
+  constexpr std::int64_t kMaxRecurrentKeys = 256, kMinMatrixKeys = std::is_same_v<T, float> ? 160 : 32;
   constexpr double kFilled = std::is_same_v<T, float> ? 0.9 : 0.6;
   if (!amx_takes(p.shape)) return p.shape.key_dim > kMaxRecurrentKeys;
   return p.shape.key_dim >= kMinMatrixKeys && filled_rows(p.shape) >= kFilled;

@@ -20,7 +20,7 @@ void chunk_fwd(const DeltaForward<T>& problem, Workspace workspace, ThreadPool& 
 std::size_t chunk_fwd_workspace_bytes(const DeltaShape& shape, const DeltaRule& rule, int threads);
 
 // Whether chunk_fwd is the faster of the two forwards: for more than 256 key dimensions; with a matrix unit (AMX),
-// which computes whole chunks, from 32 (bfloat16) or 128 (float32) on for multiples of 32, if chunks are filled: from
+// which computes whole chunks, from 32 (bfloat16) or 160 (float32) on for multiples of 32, if chunks are filled: from
 // 0.6 of their rows on, or 0.9.
 //
 // Microseconds a token and head by chunks and by the recurrence at T = 2048, two threads, medians: d = 64 0.43 and
