@@ -12,7 +12,7 @@
 namespace efla::cpu {
 
 // A list of addresses, 256 bytes each, which is made ahead: what is left to do between multiplications takes hardly any
-// of the processor's ports from them. A shorter row asks for some of its neighbour, the next head's, too.
+// of the processor's ports from them.
 class AddressesAhead {
  public:
   // So many are had for `rows` rows of `count` elements.
@@ -26,13 +26,17 @@ class AddressesAhead {
 
   static float* lay_out(Arena& arena, std::int64_t addresses) { return arena.floats(2 * addresses); }
 
-  void clear() { next_ = end_ = first_; }
+  void clear() {
+    next_ = end_ = first_;
+    wide_ = false;
+  }
 
   // `rows` rows of `count` elements, `stride` elements apart.
   template <class T>
   HWY_INLINE void add(const T* first, std::int64_t stride, std::int64_t rows, std::int64_t count) {
     constexpr auto kSize = static_cast<std::int64_t>(sizeof(T));
     const auto* row = reinterpret_cast<const std::byte*>(first);
+    wide_ = wide_ || count * kSize > kBytes / 2;
     if (count * kSize <= kBytes) {
       for (std::int64_t r = 0; r < rows; ++r) *end_++ = row + r * stride * kSize;
       return;
@@ -48,7 +52,8 @@ class AddressesAhead {
   HWY_INLINE void ask() {
     if (next_ == end_) return;
     const std::byte* address = *next_++;
-    for (std::int64_t i = 0; i < kBytes; i += 64) __builtin_prefetch(address + i, 0, 2);
+    prefetch(address);
+    if (wide_) prefetch(address + kBytes / 2);
   }
 
   void ask_for_all() {
@@ -57,9 +62,15 @@ class AddressesAhead {
 
  private:
   static constexpr std::int64_t kBytes = 256;
+
+  HWY_INLINE static void prefetch(const std::byte* address) {
+    for (std::int64_t i = 0; i < kBytes / 2; i += 64) __builtin_prefetch(address + i, 0, 2);
+  }
+
   const std::byte** first_;
   const std::byte** next_;
   const std::byte** end_;
+  bool wide_ = false;  // whether any row takes more than half of an address's bytes
 };
 
 }  // namespace efla::cpu
