@@ -11,8 +11,8 @@
 
 namespace efla::cpu {
 
-// A list of addresses, 256 bytes each, which is made ahead: what is left to do between multiplications takes hardly any
-// of the processor's ports from them.
+// A list of addresses of 256 bytes each, or 128 where all rows are that short, which is made ahead: what is left to do
+// between multiplications takes hardly any of the processor's ports from them.
 class AddressesAhead {
  public:
   // So many are had for `rows` rows of `count` elements.

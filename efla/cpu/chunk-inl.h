@@ -80,22 +80,13 @@ HWY_INLINE float l2_normalise(float* row, std::int64_t padded) {
   return factor;
 }
 
-// Asks the processor for a row that will be needed soon: rows of a head lie far apart in memory, where no hardware
-// prefetcher finds the next.
-template <class T>
-HWY_INLINE void prefetch_row(const T* row, std::int64_t stride, std::int64_t count) {
-  if (stride != 1) return;
-  constexpr std::int64_t line = 64 / sizeof(T);
-  for (std::int64_t i = 0; i < count; i += line) hwy::Prefetch(row + i);
-}
-
 // At most so many of look_ahead.
 inline std::int64_t addresses_ahead(const DeltaShape& shape) {
   return AddressesAhead::of_rows(kChunk, shape.key_dim) * 3 + AddressesAhead::of_rows(kChunk, shape.value_dim) * 2;
 }
 
-// Asks for the rows of the chunk at `next` and the columns [first, last) that are read, and for those of o: a row that
-// will be written must come from memory too.
+// Lists, to be asked for, the rows of the chunk at `next` and the columns [first, last) that are read, and for those of
+// o: a row that will be written must come from memory too.
 template <class T, class Ahead>
 HWY_INLINE void look_ahead(const DeltaForward<T>& p, const ChunkPlace& next, std::int64_t first, std::int64_t last,
                            Ahead& ahead) {

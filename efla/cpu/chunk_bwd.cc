@@ -10,6 +10,7 @@
 // and then through the gains a(β, λ), b(β, λ) with λ = ‖k‖², and through the L2 norm. With a decay, Q and K beside S or
 // dS carry its products (chunk-inl.h) and so do the gradients that come from there; what lies inside the chunk goes
 // through L's and P's own factors; chunk_bwd_decay-inl.h has the gradient of g.
+#include "efla/cpu/addresses_ahead.h"
 #include "efla/cpu/amx.h"
 #include "efla/cpu/delta.h"
 #include "efla/cpu/heads_parts.h"
@@ -83,31 +84,33 @@ std::int64_t ChunkBwdBusy(const DeltaShape& shape, int team) {
   return std::min<std::int64_t>(team, round_up(shape.value_dim, kPanel) / kPanel);
 }
 
-// Asks for share `share` of `shares` of what the chunk at `next` reads, the saved state among it, and of the rows that
-// it writes.
+// Lists, to be asked for, share `share` of `shares` of what the chunk at `next` reads, the saved state among it, and of
+// the rows that it writes.
 template <class T>
 HWY_INLINE void look_ahead(const DeltaBackward<T>& p, const ChunkPlace& next, std::int64_t saved, std::int64_t share,
                            std::int64_t shares, AddressesAhead& ahead) {
   const std::int64_t key_dim = p.shape.key_dim, value_dim = p.shape.value_dim, i_b = next.i_b;
   const std::int64_t first = next.tokens * share / shares, tokens = next.tokens * (share + 1) / shares - first;
+  ahead.clear();
   const auto add = [&](const auto& view, std::int64_t head, std::int64_t count) HWY_ATTR {
     if (view.stride[3] == 1) ahead.add(view.at(i_b, next.start + first, head), view.stride[1], tokens, count);
   };
-  add(p.q, next.i_q, key_dim);
-  add(p.k, next.i_q, key_dim);
+  const std::int64_t row = key_dim * share / shares, rows = key_dim * (share + 1) / shares - row;
+  if (p.chunk_states.stride[4] == 1) {
+    ahead.add(p.chunk_states.at(i_b, saved, next.i_h, row), p.chunk_states.stride[3], rows, value_dim);
+  }
   add(p.v, next.i_h, value_dim);
   add(p.dout, next.i_h, value_dim);
-  add(p.dq, next.i_q, key_dim);
-  add(p.dk, next.i_q, key_dim);
   add(p.dv, next.i_h, value_dim);
   if (p.rule.decay == Decay::channel) {
     add(p.g, next.i_h, key_dim);
     add(p.dg, next.i_h, key_dim);
   }
-  const std::int64_t row = key_dim * share / shares, rows = key_dim * (share + 1) / shares - row;
-  if (p.chunk_states.stride[4] == 1) {
-    ahead.add(p.chunk_states.at(i_b, saved, next.i_h, row), p.chunk_states.stride[3], rows, value_dim);
-  }
+  // Another value head of the same query head finds these in cache.
+  add(p.q, next.i_q, key_dim);
+  add(p.k, next.i_q, key_dim);
+  add(p.dq, next.i_q, key_dim);
+  add(p.dk, next.i_q, key_dim);
 }
 
 // Everything of one chunk that is done panel by panel of value columns.
@@ -207,8 +210,8 @@ HWY_INLINE void load_columns(const DeltaBackward<T>& p, const ChunkPlace& at, st
 }
 
 // One chunk of one value head, its panels shared out to `team` threads of the pool. dq and dk get its share; dstate
-// goes from the state after the chunk to the one before. The chunk at `next` comes next, unless that
-// lies before the sequence.
+// goes from the state after the chunk to the one before. The chunk at `next` comes next, unless that lies before the
+// sequence.
 template <class T>
 HWY_INLINE void chunk_of_head(const DeltaBackward<T>& p, const ChunkPlace& at, const ChunkPlace& next,
                               const Sequence& sequence, float* dstate, BwdScratch& s, int team, ThreadPool& pool) {
@@ -237,9 +240,10 @@ HWY_INLINE void chunk_of_head(const DeltaBackward<T>& p, const ChunkPlace& at, c
   if (p.rule.decay != Decay::none) {
     std::fill_n(s.decay.dg, kChunk * s.chunk.key_stride, 0.0F);
   }
-  pool.run(s.chunk.key_stride / kPanel, [&](std::int64_t panel, int) HWY_ATTR {
+  // A head on its own may have its panels run by several threads: one of them asks.
+  pool.run(s.chunk.key_stride / kPanel, [&](std::int64_t panel, int member) HWY_ATTR {
     AddressesAhead none;
-    key_panel(at.tokens, padded_values, panel * kPanel, s, team == 1 ? ahead : none);
+    key_panel(at.tokens, padded_values, panel * kPanel, s, team == 1 && member == 0 ? ahead : none);
   });
   if (team == 1) ahead.ask_for_all();
   finish_chunk(p, at, s);

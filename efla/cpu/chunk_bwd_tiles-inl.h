@@ -7,6 +7,7 @@
 #define EFLA_CPU_CHUNK_BWD_TILES_INL_H_
 #endif
 
+#include "efla/cpu/addresses_ahead.h"
 #include "efla/cpu/chunk_bwd_decay-inl.h"
 
 HWY_BEFORE_NAMESPACE();

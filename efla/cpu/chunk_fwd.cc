@@ -93,6 +93,7 @@ void ChunkFwdSlice(const DeltaForward<T>& p, std::int64_t n, std::int64_t i_h, s
     for (std::int64_t v = first; v < last; v += kPanel) {
       panel_chunk(at.tokens, key_dim, v, s);
     }
+    s.ahead.ask_for_all();
     store_values(s.out, at, first, last, scale, p.o);
   }
   store_state_panels(s.state, p.final_state, first, last, key_dim, n, i_h);

@@ -12,22 +12,23 @@
 
 namespace efla::cpu {
 
-// A part of the problem that one thread computes: of sequence n, value heads [head, head_end), value panels [panel,
-// panel_end).
+// A part of the problem that one thread computes: of sequence n, value heads (in a backward query heads) [head,
+// head_end), value panels [panel, panel_end).
 struct HeadsPart {
   std::int64_t n, head, head_end, panel, panel_end;
 };
 
 // Heads of a sequence that a thread takes through a chunk one after the other: rows of neighbouring heads lie beside
-// each other in memory, so the pages of a chunk are looked up once for all of them. As many as leave the threads as
-// busy as heads one by one would, and the states in the second-level cache.
+// each other in memory, so the pages of a chunk are looked up once for all of them. At most four, and so many that the
+// threads have no more to do one after the other than with heads one by one.
 inline std::int64_t heads_together(const DeltaShape& shape, int threads) {
   const std::int64_t sequences = shape.sequences(), heads = shape.value_heads;
   const auto rounds = [&](std::int64_t groups) { return (sequences * groups + threads - 1) / threads; };
-  for (std::int64_t together = std::clamp<std::int64_t>(sequences * heads / (2 * threads), 1, 4); together > 1;
-       --together) {
+  const std::int64_t most = std::min({sequences * heads / (2 * threads), heads, std::int64_t{4}});
+  for (std::int64_t together = most; together > 1; --together) {
     const std::int64_t groups = (heads + together - 1) / together;
-    if (rounds(groups) * ((heads + groups - 1) / groups) <= rounds(heads)) return together;
+    const std::int64_t largest = (heads + groups - 1) / groups;
+    if (rounds(groups) * largest <= rounds(heads)) return largest;
   }
   return 1;
 }

@@ -19,9 +19,6 @@
 HWY_BEFORE_NAMESPACE();
 namespace efla::cpu::HWY_NAMESPACE {
 
-// Rows of a state whose sums over columns are reduced together.
-inline constexpr int kBlock = HWY_TARGET == HWY_SCALAR ? 1 : 4;
-
 // A panel [rows, kPanel] of a state has K rounded up to whole blocks, the rows beyond K zero.
 inline std::int64_t state_rows(const DeltaShape& shape) { return round_up(shape.key_dim, kBlock); }
 
@@ -61,36 +58,6 @@ struct PanelScratch {
 };
 
 HWY_INLINE float sum_of(FloatVec x) { return hn::GetLane(hn::SumOfLanes(FloatTag(), x)); }
-
-using BlockTag = hn::FixedTag<float, kBlock>;
-using BlockVec = hn::Vec<BlockTag>;
-
-#if HWY_TARGET == HWY_SCALAR
-HWY_INLINE BlockVec sums_of_lanes(const FloatVec (&x)[kBlock]) { return x[0]; }
-#else
-// The sum of the blocks of 128 bits.
-template <class D>
-HWY_INLINE BlockVec add_blocks(D d, hn::Vec<D> x) {
-  if constexpr (hn::MaxLanes(d) == std::size_t{kBlock}) {
-    return x;
-  } else {
-    const hn::Half<D> half;
-    return add_blocks(half, hn::Add(hn::LowerHalf(half, x), hn::UpperHalf(half, x)));
-  }
-}
-
-// Element m is the sum of x[m].
-HWY_INLINE BlockVec sums_of_lanes(const FloatVec (&x)[kBlock]) {
-  const FloatTag d;
-  const hn::Repartition<double, FloatTag> dd;
-  const auto pair = [&](FloatVec a, FloatVec b) HWY_ATTR {
-    return hn::BitCast(dd, hn::Add(hn::InterleaveLower(d, a, b), hn::InterleaveUpper(d, a, b)));
-  };
-  const auto a = pair(x[0], x[1]), b = pair(x[2], x[3]);
-  return add_blocks(
-      d, hn::Add(hn::BitCast(d, hn::InterleaveLower(dd, a, b)), hn::BitCast(d, hn::InterleaveUpper(dd, a, b))));
-}
-#endif
 
 // One row of a panel.
 struct PanelRow {

@@ -41,7 +41,11 @@ constexpr int kRowsAnAsk = 8;
 
 // The panels of a slice take at most two thirds of the first-level cache.
 std::int64_t panels_per_slice(const DeltaShape& shape) {
+#ifdef _SC_LEVEL1_DCACHE_SIZE  // glibc has it
   static const long cache = sysconf(_SC_LEVEL1_DCACHE_SIZE);
+#else
+  constexpr long cache = 0;
+#endif
   const std::int64_t bytes = (cache > 0 ? cache : 32 << 10) * 2 / 3;
   return std::max<std::int64_t>(1, bytes / (shape.key_dim * kPanel * static_cast<std::int64_t>(sizeof(float))));
 }

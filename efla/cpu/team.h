@@ -1,4 +1,5 @@
-// How the heads of a backward are shared out: one a thread, or one after the other to all threads together.
+// How the heads of a backward are shared out where none are taken together (heads_parts.h): one a thread, or one after
+// the other to all threads.
 #pragma once
 
 #include <algorithm>

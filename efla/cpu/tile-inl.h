@@ -324,16 +324,36 @@ HWY_INLINE float dot(const float* HWY_RESTRICT x, const float* HWY_RESTRICT y, s
   return hn::GetLane(hn::SumOfLanes(d, sum));
 }
 
-#if HWY_TARGET != HWY_SCALAR
-// The sums of blocks of four lanes: [x₀ + x₄ + …, x₁ + x₅ + …, x₂ + …, x₃ + …].
+// Vectors whose lanes are summed together.
+inline constexpr int kBlock = HWY_TARGET == HWY_SCALAR ? 1 : 4;
+
+using BlockTag = hn::FixedTag<float, kBlock>;
+using BlockVec = hn::Vec<BlockTag>;
+
+#if HWY_TARGET == HWY_SCALAR
+HWY_INLINE BlockVec sums_of_lanes(const FloatVec (&x)[kBlock]) { return x[0]; }
+#else
+// The sum of the blocks of 128 bits.
 template <class D>
-HWY_INLINE auto sum_blocks(D d, hn::Vec<D> x) {
-  if constexpr (hn::MaxLanes(D()) <= 4) {
+HWY_INLINE BlockVec add_blocks(D d, hn::Vec<D> x) {
+  if constexpr (hn::MaxLanes(d) == std::size_t{kBlock}) {
     return x;
   } else {
     const hn::Half<D> half;
-    return sum_blocks(half, hn::Add(hn::LowerHalf(half, x), hn::UpperHalf(half, x)));
+    return add_blocks(half, hn::Add(hn::LowerHalf(half, x), hn::UpperHalf(half, x)));
   }
+}
+
+// Element m is the sum of x[m].
+HWY_INLINE BlockVec sums_of_lanes(const FloatVec (&x)[kBlock]) {
+  const FloatTag d;
+  const hn::Repartition<double, FloatTag> dd;
+  const auto pair = [&](FloatVec a, FloatVec b) HWY_ATTR {
+    return hn::BitCast(dd, hn::Add(hn::InterleaveLower(d, a, b), hn::InterleaveUpper(d, a, b)));
+  };
+  const auto a = pair(x[0], x[1]), b = pair(x[2], x[3]);
+  return add_blocks(
+      d, hn::Add(hn::BitCast(d, hn::InterleaveLower(dd, a, b)), hn::BitCast(d, hn::InterleaveUpper(dd, a, b))));
 }
 #endif
 
@@ -342,15 +362,7 @@ HWY_INLINE void store_lane_sums(const FloatVec (&x)[4], float* out) {
 #if HWY_TARGET == HWY_SCALAR
   for (int n = 0; n < 4; ++n) out[n] = hn::GetLane(x[n]);
 #else
-  const FloatTag d;
-  const hn::Repartition<double, FloatTag> pairs;
-  const hn::FixedTag<float, 4> d4;
-  const auto front =
-      hn::BitCast(pairs, hn::Add(hn::InterleaveLower(d, x[0], x[1]), hn::InterleaveUpper(d, x[0], x[1])));
-  const auto back = hn::BitCast(pairs, hn::Add(hn::InterleaveLower(d, x[2], x[3]), hn::InterleaveUpper(d, x[2], x[3])));
-  const auto even = hn::BitCast(d, hn::InterleaveLower(pairs, front, back));
-  const auto odd = hn::BitCast(d, hn::InterleaveUpper(pairs, front, back));
-  hn::StoreU(sum_blocks(d, hn::Add(even, odd)), d4, out);
+  hn::StoreU(sums_of_lanes(x), BlockTag(), out);
 #endif
 }
 
