@@ -25,9 +25,9 @@ std::size_t chunk_fwd_workspace_bytes(const DeltaShape& shape, const DeltaRule& 
 //
 // Microseconds a token and head by chunks and by the recurrence at T = 2048, two threads, medians: d = 64 0.43 and
 // 0.35, 128 1.49 and 1.03, 256 4.0 and 4.2 (AVX2 on a Zen 3); 0.18 and 0.10, 0.46 and 0.37, 1.6 and 1.6, 2.5 and 2.5 at
-// 320 (AVX-512 on a Xeon). AMX there: bfloat16 0.03 and 0.035 (d = 32), 0.064 and 0.099, 0.19 and 0.37, 0.7 and 1.5;
-// float32 0.05 and 0.035, 0.12 and 0.098, 0.39 and 0.37, 1.35 and 1.53. Shorter sequences and other sizes are in
-// docs/design/2026-11-recurrent-forward.md and docs/design/2026-11-matrix-unit.md.
+// 320 (AVX-512 on a Xeon; these two not recorded). AMX there: bfloat16 0.03 and 0.035 (d = 32), 0.064 and 0.099, 0.19
+// and 0.37, 0.7 and 1.5; float32 0.05 and 0.035, 0.12 and 0.098, 0.39 and 0.37, 1.35 and 1.53. Shorter sequences and
+// other sizes are in docs/design/2026-11-recurrent-forward.md and docs/design/2026-11-matrix-unit.md.
 template <class T>
 bool chunk_fwd_is_faster(const DeltaForward<T>& problem);
 

@@ -128,7 +128,7 @@ HWY_INLINE void store_sums(float* panel, std::int64_t row_floats) {
 }
 
 // Rows that will be needed soon, asked for line by line while the matrix unit works: all at once they would keep the
-// core waiting.
+// core waiting. (Kernels whose arithmetic needs the ports that this takes have a list, addresses_ahead.h.)
 class RowsAhead {
  public:
   void clear() { count_ = next_ = 0; }
