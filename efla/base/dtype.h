@@ -13,12 +13,12 @@ struct bfloat16 {
 };
 static_assert(sizeof(bfloat16) == 2);
 
-inline float to_float(bfloat16 x) { return std::bit_cast<float>(static_cast<std::uint32_t>(x.bits) << 16); }
-inline float to_float(float x) { return x; }
-inline double to_float(double x) { return x; }
+constexpr float to_float(bfloat16 x) { return std::bit_cast<float>(static_cast<std::uint32_t>(x.bits) << 16); }
+constexpr float to_float(float x) { return x; }
+constexpr double to_float(double x) { return x; }
 
 // Rounds to nearest, ties to even; a NaN stays a NaN.
-inline bfloat16 to_bfloat16(float x) {
+constexpr bfloat16 to_bfloat16(float x) {
   const auto bits = std::bit_cast<std::uint32_t>(x);
   if ((bits & 0x7fffffffU) > 0x7f800000U) return {static_cast<std::uint16_t>((bits >> 16) | 0x40U)};
   return {static_cast<std::uint16_t>((bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16)};
@@ -47,7 +47,7 @@ template <class T>
 using State = typename DTypeOf<T>::State;
 
 template <class T>
-T from_state(State<T> x) {
+constexpr T from_state(State<T> x) {
   if constexpr (sizeof(T) == sizeof(bfloat16)) {
     return to_bfloat16(x);
   } else {

@@ -1,4 +1,5 @@
-// Strided views: a pointer, extents and strides, nothing owned.
+// Strided views: a pointer, extents and strides, nothing owned. Every function is constexpr, so that CUDA kernels call
+// it too.
 #pragma once
 
 #include <array>
@@ -15,7 +16,7 @@ struct View {
   std::array<std::int64_t, Rank> stride{};
 
   // A row-major contiguous view.
-  static View contiguous(T* data, const std::array<std::int64_t, Rank>& extent) {
+  static constexpr View contiguous(T* data, const std::array<std::int64_t, Rank>& extent) {
     View view{data, extent, {}};
     std::int64_t step = 1;
     for (int d = Rank - 1; d >= 0; --d) {
@@ -25,27 +26,27 @@ struct View {
     return view;
   }
 
-  explicit operator bool() const { return data != nullptr; }
+  constexpr explicit operator bool() const { return data != nullptr; }
 
   template <class... Index>
-  requires(sizeof...(Index) == Rank) T& operator()(Index... index) const { return data[offset(index...)]; }
+  requires(sizeof...(Index) == Rank) constexpr T& operator()(Index... index) const { return data[offset(index...)]; }
 
   // The address of the element at the leading indices given, the others 0.
   template <class... Index>
-  requires(sizeof...(Index) <= Rank) T* at(Index... index) const { return data + offset(index...); }
+  requires(sizeof...(Index) <= Rank) constexpr T* at(Index... index) const { return data + offset(index...); }
 
-  std::int64_t size() const {
+  constexpr std::int64_t size() const {
     std::int64_t n = 1;
     for (const auto e : extent) n *= e;
     return n;
   }
 
   // The same view, of constant elements.
-  operator View<const T, Rank>() const requires(!std::is_const_v<T>) { return {data, extent, stride}; }
+  constexpr operator View<const T, Rank>() const requires(!std::is_const_v<T>) { return {data, extent, stride}; }
 
  private:
   template <class... Index>
-  std::int64_t offset(Index... index) const {
+  constexpr std::int64_t offset(Index... index) const {
     std::int64_t sum = 0;
     int d = 0;
     ((sum += static_cast<std::int64_t>(index) * stride[d++]), ...);

@@ -28,10 +28,12 @@ struct DeltaShape {
   // Sequences packed one after the other into the tokens of one batch entry (cu_seqlens); 0: every batch entry is one.
   std::int64_t packed = 0;
 
-  std::int64_t sequences() const { return packed > 0 ? packed : batch; }
+  constexpr std::int64_t sequences() const { return packed > 0 ? packed : batch; }
   // Saved states of a batch entry: one a chunk; packed, where a sequence starts its own chunks, at most so many.
-  std::int64_t chunks() const { return packed > 0 ? tokens / kChunk + packed : (tokens + kChunk - 1) / kChunk; }
-  std::int64_t group() const { return value_heads / heads; }  // value heads of a query head
+  constexpr std::int64_t chunks() const {
+    return packed > 0 ? tokens / kChunk + packed : (tokens + kChunk - 1) / kChunk;
+  }
+  constexpr std::int64_t group() const { return value_heads / heads; }  // value heads of a query head
 };
 
 // Where a sequence lies: batch entry, tokens [begin, end), and the index of its first saved state.
@@ -39,7 +41,7 @@ struct Sequence {
   std::int64_t i_b = 0, begin = 0, end = 0, first_chunk = 0;
 
   // The index of the state before token t, the first of a chunk.
-  std::int64_t chunk(std::int64_t t) const { return first_chunk + (t - begin) / kChunk; }
+  constexpr std::int64_t chunk(std::int64_t t) const { return first_chunk + (t - begin) / kChunk; }
 };
 
 struct DeltaRule {
@@ -104,7 +106,7 @@ struct DeltaStep {
 
 // Sequence n of a forward or a backward.
 template <class Problem>
-Sequence sequence_of(const Problem& p, std::int64_t n) {
+constexpr Sequence sequence_of(const Problem& p, std::int64_t n) {
   if (p.shape.packed == 0) return {n, 0, p.shape.tokens, 0};
   const std::int64_t begin = p.cu_seqlens(n);
   return {0, begin, p.cu_seqlens(n + 1), begin / kChunk + n};

@@ -8,6 +8,8 @@
 //   exact           (1 − e^{−x})/x        e^{−x}                EFLA: the eigenvalue 1 − αλ = e^{−x} stays in (0, 1]
 //   implicit_euler  1/(1 + x)             φ²                    Longhorn
 //   trapezoid       1/(1 + x/2)           φ²                    bilinear: eigenvalue in (−1, 1]
+//
+// The functions are constexpr so that CUDA kernels call them too.
 #pragma once
 
 #include <algorithm>
@@ -45,14 +47,14 @@ namespace detail {
 
 // φ(x) of the exact step, (1 − e^{−x})/x.
 template <class Real>
-Real exact_phi(Real x) {
+constexpr Real exact_phi(Real x) {
   return std::abs(x) < Real(1e-30) ? Real(1) : -std::expm1(-x) / x;
 }
 
 // φ′(x) = (x e^{−x} − 1 + e^{−x})/x². Near 0 the numerator cancels, so there its Taylor series Σ (−1)ⁿ⁺¹ (n+1)/(n+2)!
 // xⁿ is summed: for |x| < 1 these many terms reach the rounding of Real.
 template <class Real>
-Real exact_phi_slope(Real x) {
+constexpr Real exact_phi_slope(Real x) {
   if (std::abs(x) >= Real(1)) return (std::exp(-x) - exact_phi(x)) / x;
   constexpr int terms = sizeof(Real) == sizeof(float) ? 11 : 20;
   Real sum = 0, term = Real(-0.5);
@@ -65,14 +67,14 @@ Real exact_phi_slope(Real x) {
 
 // φ(x) of rk(order), by Horner's scheme: 1 − x/2 (1 − x/3 (1 − …)).
 template <class Real>
-Real runge_kutta_phi(Real x, int order) {
+constexpr Real runge_kutta_phi(Real x, int order) {
   Real phi = 1;
   for (int n = order; n >= 2; --n) phi = 1 - phi * x / Real(n);
   return phi;
 }
 
 template <class Real>
-Real runge_kutta_phi_slope(Real x, int order) {
+constexpr Real runge_kutta_phi_slope(Real x, int order) {
   Real phi = 1, slope = 0;
   for (int n = order; n >= 2; --n) {
     slope = -(slope * x + phi) / Real(n);
@@ -83,14 +85,14 @@ Real runge_kutta_phi_slope(Real x, int order) {
 
 // (xφ)′ of rk(order), which is the eigenvalue of rk(order − 1): 1 − x (1 − x/2 (1 − …)).
 template <class Real>
-Real runge_kutta_time_slope(Real x, int order) {
+constexpr Real runge_kutta_time_slope(Real x, int order) {
   Real sum = 1;
   for (int n = order - 1; n >= 1; --n) sum = 1 - sum * x / Real(n);
   return sum;
 }
 
 template <class Real>
-Real phi(const StepSize& step, Real x) {
+constexpr Real phi(const StepSize& step, Real x) {
   switch (step.integrator) {
     case Integrator::euler:
       return 1;
@@ -107,7 +109,7 @@ Real phi(const StepSize& step, Real x) {
 }
 
 template <class Real>
-Real phi_slope(const StepSize& step, Real x) {
+constexpr Real phi_slope(const StepSize& step, Real x) {
   const Real value = phi(step, x);
   switch (step.integrator) {
     case Integrator::euler:
@@ -126,7 +128,7 @@ Real phi_slope(const StepSize& step, Real x) {
 
 // (xφ)′ in closed form: φ + x φ′ would cancel where x is large.
 template <class Real>
-Real time_slope(const StepSize& step, Real x) {
+constexpr Real time_slope(const StepSize& step, Real x) {
   const Real value = phi(step, x);
   switch (step.integrator) {
     case Integrator::euler:
@@ -146,13 +148,13 @@ Real time_slope(const StepSize& step, Real x) {
 
 // α(β, λ) by the integrator of `step`; the scales of `step` are not applied.
 template <class Real>
-Real gain_alpha(const StepSize& step, Real beta, Real lambda) {
+constexpr Real gain_alpha(const StepSize& step, Real beta, Real lambda) {
   return beta * detail::phi(step, beta * std::max(lambda, Real(kMinKeyNormSquared)));
 }
 
 // α and its derivatives.
 template <class Real>
-Gain<Real> gain(const StepSize& step, Real beta, Real lambda) {
+constexpr Gain<Real> gain(const StepSize& step, Real beta, Real lambda) {
   const Real x = beta * std::max(lambda, Real(kMinKeyNormSquared));
   return {beta * detail::phi(step, x), detail::time_slope(step, x), beta * beta * detail::phi_slope(step, x)};
 }

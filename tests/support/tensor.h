@@ -52,6 +52,10 @@ class Tensor {
     return {memory_.data() + first_, extent_, stride_};
   }
 
+  // All memory of the tensor, the sentinels too, and where the view begins in it.
+  std::vector<T>& memory() { return memory_; }
+  std::int64_t first() const { return first_; }
+
   // Every element becomes NaN and everything around them the sentinel.
   void poison() {
     if (memory_.empty()) return;

@@ -1,0 +1,24 @@
+#include "efla/cuda/delta.h"
+
+#include <limits>
+#include <string>
+
+#include "efla/base/error.h"
+#include "efla/cuda/launch.h"
+
+namespace efla::gpu {
+
+unsigned grid_of(const char* operation, std::int64_t blocks) {
+  if (blocks > std::numeric_limits<std::int32_t>::max()) {
+    throw Error(operation, "sizes B, HV, V", std::to_string(blocks) + " thread blocks", "at most 2^31 - 1");
+  }
+  return static_cast<unsigned>(blocks);
+}
+
+void require_key_dim(const char* operation, std::int64_t key_dim) {
+  if (key_dim > kMaxKeyDim) {
+    throw Error(operation, "key dim K", std::to_string(key_dim), "at most " + std::to_string(kMaxKeyDim) + " on a GPU");
+  }
+}
+
+}  // namespace efla::gpu

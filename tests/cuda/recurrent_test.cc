@@ -1,0 +1,69 @@
+// The recurrence on the GPU against the float64 reference, over the CPU's test matrix, with the CPU's tolerances.
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "efla/ref/delta.h"
+#include "tests/cuda/device.h"
+#include "tests/support/compare.h"
+#include "tests/support/delta_cases.h"
+#include "tests/support/plain_delta.h"
+
+namespace efla::test {
+namespace {
+
+class CudaRecurrent : public testing::TestWithParam<DeltaCase> {
+ protected:
+  template <class T>
+  void run() {
+    const DeltaCase& c = GetParam();
+    DeltaData<T> data(c), plain(c), again(c);
+    DeltaData<double> exact(c, data);
+    ref::recurrent_fwd(exact.forward());
+    plain_forward(plain.forward());
+    DeviceData<T> device(data), device_again(again);
+    for (auto* side : {&device, &device_again}) {
+      gpu::recurrent_fwd(side->forward(), nullptr);
+      side->download();
+    }
+    EXPECT_TRUE(data.sentinels_intact());
+    EXPECT_TRUE(data.o.same_bits(again.o) && data.final_state.same_bits(again.final_state));
+    const Tolerance& tolerance = tolerance_of(DTypeOf<T>::name);
+    EXPECT_EQ(disagreement(data.o.values(), exact.o.values(), plain.o.values(), tolerance), "");
+    if (c.final_state) {
+      EXPECT_EQ(
+          disagreement(data.final_state.values(), exact.final_state.values(), plain.final_state.values(), tolerance),
+          "");
+    }
+    for (std::int64_t n = 0; n < c.shape().sequences(); ++n) expect_chunk_states(data, exact, n, tolerance);
+  }
+
+  // Compares the states at the chunk boundaries of sequence n with the reference's.
+  template <class T>
+  void expect_chunk_states(DeltaData<T>& data, DeltaData<double>& exact, std::int64_t n, const Tolerance& tolerance) {
+    const Sequence at = sequence_of(data.forward(), n);
+    std::vector<double> got, expected;
+    const auto states = data.chunk_states.view();
+    const auto exact_states = exact.chunk_states.view();
+    for (std::int64_t t = at.begin; t < at.end; t += kChunk) {
+      for (std::int64_t h = 0; h < states.extent[2]; ++h) {
+        for (std::int64_t i = 0; i < states.extent[3]; ++i) {
+          for (std::int64_t j = 0; j < states.extent[4]; ++j) {
+            got.push_back(states(at.i_b, at.chunk(t), h, i, j));
+            expected.push_back(exact_states(at.i_b, at.chunk(t), h, i, j));
+          }
+        }
+      }
+    }
+    EXPECT_TRUE(got.empty() || distance(got, expected).rms <= tolerance.cap);
+  }
+};
+
+TEST_P(CudaRecurrent, Float32) { run<float>(); }
+TEST_P(CudaRecurrent, Bfloat16) { run<bfloat16>(); }
+
+INSTANTIATE_TEST_SUITE_P(Matrix, CudaRecurrent, testing::ValuesIn(delta_cases()),
+                         [](const auto& info) { return name_of(info.param); });
+
+}  // namespace
+}  // namespace efla::test
