@@ -31,7 +31,7 @@ struct LmStepResult {
 
 // AdamW on the mean cross-entropy of global batches. Each is cut into micro-batches, of which every rank computes its
 // share, and owns the moments of a share of the parameters. Loss and parameters have the same bits for any number of
-// replicas from two up, and for any number of threads; for other numbers of ranks they differ by rounding.
+// replicas and threads; for other numbers of ranks they differ by rounding.
 class LmTrainer {
  public:
   // All outlive the trainer. Throws Error for options that do not fit the data or the number of ranks.

@@ -5,6 +5,7 @@
 #include <torch/version.h>
 
 #include <algorithm>
+#include <atomic>
 
 #include "efla/autograd/one_thread.h"
 #include "efla/base/error.h"
@@ -64,28 +65,18 @@ Replicas::Replicas(int count, const std::function<LmReplica()>& make, torch::Dev
   for (int i = 0; i < count; ++i) replicas_.push_back(make());
   parameters_ = std::make_unique<FlatParameters>(replicas_.front().parameters, device);
   for (const auto& replica : replicas_) parameters_->share(replica.parameters);
-  for (const auto& replica : replicas_) free_.push_back(&replica);
 }
 
 void Replicas::run(std::int64_t count, const std::function<void(std::int64_t, const LmReplica&)>& task) {
-  if (replicas_.size() == 1) {  // which uses all threads inside its operators
-    for (std::int64_t i = 0; i < count; ++i) task(i, replicas_.front());
-    return;
-  }
-  pool_.run(count, [&](std::int64_t i, int) {
+  std::atomic<std::int64_t> next = 0;
+  pool_.run(std::min(count, static_cast<std::int64_t>(replicas_.size())), [&](std::int64_t replica, int) {
     autograd::compute_on_this_thread_only();
-    const LmReplica* replica = nullptr;
-    {
-      const std::lock_guard lock(mutex_);
-      replica = free_.back();
-      free_.pop_back();
+    try {
+      for (std::int64_t i = next++; i < count; i = next++) task(i, replicas_[replica]);
+    } catch (...) {
+      next = count;
+      throw;
     }
-    const auto give_back = [&](const LmReplica* r) {
-      const std::lock_guard lock(mutex_);
-      free_.push_back(r);
-    };
-    const std::unique_ptr<const LmReplica, decltype(give_back)> owner(replica, give_back);
-    task(i, *replica);
   });
 }
 

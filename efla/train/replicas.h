@@ -1,5 +1,5 @@
-// Copies of one language model that share their parameters, one a thread: each computes a micro-batch on its own, and
-// its gradients are its own.
+// Copies of one language model that share their parameters: each computes one micro-batch at a time on one thread, and
+// has gradients of its own.
 #pragma once
 
 #include <torch/types.h>
@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -46,7 +45,9 @@ class Replicas {
   torch::Device device() const { return device_; }
   ThreadPool& pool() const { return pool_; }
 
-  // task(i, replica) for every i in [0, count), side by side; each call has a replica to itself.
+  // Calls task(i, replica) for every i in [0, count), as many calls at a time as there are replicas and threads; each
+  // call has a replica to itself. BLAS and LibTorch keep to the calling thread, so that no sum depends on the number of
+  // threads.
   void run(std::int64_t count, const std::function<void(std::int64_t, const LmReplica&)>& task);
 
   // The loss under the precision asked for.
@@ -58,8 +59,6 @@ class Replicas {
   torch::Device device_;
   bool autocast_;
   ThreadPool& pool_;
-  std::mutex mutex_;
-  std::vector<const LmReplica*> free_;
 };
 
 }  // namespace efla::train
