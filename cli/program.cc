@@ -8,6 +8,8 @@
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
+#include <exception>
 #include <new>
 #include <string>
 #include <string_view>
@@ -31,6 +33,24 @@ int report(int code, std::string_view message) {
   fmt::print(stderr, "efla: {}\n", line);
   return code;
 }
+
+namespace {
+
+[[noreturn]] void end_at_uncaught_exception() {
+  try {
+    if (const auto exception = std::current_exception()) std::rethrow_exception(exception);
+    report(kFailure, "ended by std::terminate");
+  } catch (const std::exception& error) {
+    report(kFailure, error.what());
+  } catch (...) {
+    report(kFailure, "ended by an exception of an unknown type");
+  }
+  std::_Exit(kFailure);
+}
+
+}  // namespace
+
+void report_uncaught_exceptions() { std::set_terminate(end_at_uncaught_exception); }
 
 void flush_standard_output() {
   const bool failed_before = std::ferror(stdout) != 0;  // in a print that nobody looked at: why is not known
@@ -144,6 +164,7 @@ int parse_and_run(CLI::App& program, int argc, char** argv) {
 
 int run_program(int argc, char** argv, std::initializer_list<AddCommand> commands) {
   open_standard_streams();
+  report_uncaught_exceptions();
   // A write beyond the limit on file sizes then fails like one to a full disk, and what was written is removed.
   std::signal(SIGXFSZ, SIG_IGN);
   CLI::App program("Error-free linear attention: the exact delta rule, models trained with it, and what they show.",

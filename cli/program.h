@@ -14,6 +14,10 @@ inline constexpr int kUserMistake = 2;
 // Prints one line on standard error and returns the exit code.
 int report(int code, std::string_view message);
 
+// Makes the program report an exception that nobody catches, on any thread, and end with kFailure: some libraries throw
+// on threads of their own.
+void report_uncaught_exceptions();
+
 // Throws std::system_error where what was printed cannot be written.
 void flush_standard_output();
 

@@ -14,9 +14,11 @@
 #include "cli/lm_run.h"
 #include "cli/progress_bar.h"
 #include "cli/smnist.h"
+#include "cli/version.h"
 #include "efla/base/error.h"
 #include "efla/io/file.h"
 #include "efla/io/json.h"
+#include "efla/io/sha256.h"
 #include "efla/train/options.h"
 #include "efla/train/ranks.h"
 
@@ -176,6 +178,26 @@ train::RunEnd train_with(const TrainLmArguments& a, LmSetup& setup, train::Ranks
   return end;
 }
 
+// What the ranks must agree on before they train together.
+json description(const TrainLmArguments& a, const LmSetup& setup) {
+  json description = setup.full();
+  description["tokens"] = setup.data_description();
+  description["program"] = std::string(version()) + " " + std::string(commit());
+  description["--device"] = a.device;
+  description["--resume"] =
+      a.resume.empty() ? json() : json(io::sha256(io::read_file(std::filesystem::path(a.resume) / train::kRunFile)));
+  return description;
+}
+
+std::unique_ptr<train::Ranks> join(const TrainLmArguments& a, const LmSetup& setup,
+                                   const train::RankEnvironment& environment, torch::Device device) {
+  try {
+    return train::Ranks::join(environment, device, description(a, setup), interrupted);
+  } catch (const train::Stopped&) {
+    end_interrupted("Stopped while waiting for the other ranks; nothing was written.");
+  }
+}
+
 void train_lm(const TrainLmArguments& a) {
   const json config = asked_configuration(a);
   const auto environment = train::RankEnvironment::read();
@@ -183,7 +205,7 @@ void train_lm(const TrainLmArguments& a) {
   LmSetup setup(config, device);
   if (!a.resume.empty()) require_same_run(a.resume, setup.full(), setup.data_description());
   watch_for_interrupts();
-  const auto ranks = train::Ranks::join(environment, device);
+  const auto ranks = join(a, setup, environment, device);
   auto end = train::RunEnd::finished;
   try {
     end = train_with(a, setup, *ranks, device);

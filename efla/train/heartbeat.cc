@@ -25,25 +25,43 @@ std::string left_key(int rank) { return "efla/left/" + std::to_string(rank); }
 
 }  // namespace
 
-Heartbeat::Heartbeat(c10::intrusive_ptr<c10d::Store> store, int rank, int size)
+Heartbeat::Heartbeat(c10::intrusive_ptr<c10d::Store> store, int rank, int size, const StopFunction& stop)
     : store_(std::move(store)), rank_(rank), size_(size), beats_(size), last_seen_(size, Clock::now()) {
-  const auto start = Clock::now();
   beat();
-  for (;;) {
-    std::string missing;
-    for (int r = 0; r < size_; ++r) {
-      beats_[r] = store_->add(beats_key(r), 0);
-      if (beats_[r] == 0) missing += (missing.empty() ? "" : ", ") + std::to_string(r);
-    }
-    if (missing.empty()) break;
+  meet(stop);
+  std::fill(last_seen_.begin(), last_seen_.end(), Clock::now());
+  thread_ = std::thread([this] { run(); });
+}
+
+void Heartbeat::meet(const StopFunction& stop) {
+  const auto start = Clock::now();
+  for (std::string absent = missing(); !absent.empty(); absent = missing()) {
+    check();
     if (Clock::now() - start > kJoin) {
       throw std::runtime_error("rank " + std::to_string(rank_) + " of " + std::to_string(size_) +
-                               " waited for five minutes; these ranks have not come: " + missing);
+                               " waited for five minutes; these ranks have not come: " + absent);
+    }
+    if (stop && stop()) {
+      tell("stopped: it was asked to before all ranks had come");
+      throw Stopped();
     }
     std::this_thread::sleep_for(kBeat);
   }
-  std::fill(last_seen_.begin(), last_seen_.end(), Clock::now());
-  thread_ = std::thread([this] { run(); });
+}
+
+std::string Heartbeat::missing() {
+  std::string ranks;
+  try {
+    for (int r = 0; r < size_; ++r) {
+      beats_[r] = store_->add(beats_key(r), 0);
+      if (beats_[r] == 0) ranks += (ranks.empty() ? "" : ", ") + std::to_string(r);
+      if (r != rank_) has_left(r);
+    }
+  } catch (const std::exception&) {
+    lost(0, "does not answer any more");  // it holds the store
+    check();
+  }
+  return ranks;
 }
 
 Heartbeat::~Heartbeat() {
@@ -77,8 +95,7 @@ void Heartbeat::leave(const std::string& reason) noexcept {
   stopping_ = true;
   if (thread_.joinable()) thread_.join();
   try {
-    const std::string text = reason.empty() ? "done" : "stopped: " + reason;
-    store_->set(left_key(rank_), std::vector<std::uint8_t>(text.begin(), text.end()));
+    tell(reason.empty() ? "done" : "stopped: " + reason);
     // The store ends with this process.
     const auto end = Clock::now() + kLeave;
     for (int r = 1; rank_ == 0 && r < size_; ++r) {
@@ -87,6 +104,10 @@ void Heartbeat::leave(const std::string& reason) noexcept {
   } catch (const std::exception&) {
     // The store is gone, and with it everyone who could be told.
   }
+}
+
+void Heartbeat::tell(const std::string& text) {
+  store_->set(left_key(rank_), std::vector<std::uint8_t>(text.begin(), text.end()));
 }
 
 void Heartbeat::run() {
@@ -106,12 +127,16 @@ void Heartbeat::run() {
 
 void Heartbeat::beat() { store_->add(beats_key(rank_), 1); }
 
+bool Heartbeat::has_left(int rank) {
+  if (!store_->check({left_key(rank)})) return false;
+  const auto bytes = store_->get(left_key(rank));
+  const std::string text(bytes.begin(), bytes.end());
+  if (text != "done") lost(rank, text);
+  return true;
+}
+
 void Heartbeat::look(int rank) {
-  if (store_->check({left_key(rank)})) {
-    const auto bytes = store_->get(left_key(rank));
-    const std::string text(bytes.begin(), bytes.end());
-    return text == "done" ? void() : lost(rank, text);
-  }
+  if (has_left(rank)) return;
   const std::int64_t beats = store_->add(beats_key(rank), 0);
   const auto now = Clock::now();
   {

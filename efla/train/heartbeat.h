@@ -11,13 +11,16 @@
 #include <thread>
 #include <vector>
 
+#include "efla/train/stop.h"
+
 namespace efla::train {
 
 class Heartbeat {
  public:
   // The store is this object's own connection; rank 0's process holds the store itself. Returns when every rank has
-  // beaten once. Throws std::runtime_error naming the ranks that have not come in time.
-  Heartbeat(c10::intrusive_ptr<c10d::Store> store, int rank, int size);
+  // beaten once. Throws std::runtime_error naming the ranks that have not come in time, RankLost when another rank
+  // stops before all have come, and Stopped when `stop` says so, which the others get to know.
+  Heartbeat(c10::intrusive_ptr<c10d::Store> store, int rank, int size, const StopFunction& stop);
   ~Heartbeat();
   Heartbeat(const Heartbeat&) = delete;
   Heartbeat& operator=(const Heartbeat&) = delete;
@@ -34,8 +37,16 @@ class Heartbeat {
   void leave(const std::string& reason) noexcept;
 
  private:
+  // Waits until every rank has beaten once.
+  void meet(const StopFunction& stop);
+  // The ranks that have not come yet, as "1, 2".
+  std::string missing();
+  // Tells the others that this rank stops.
+  void tell(const std::string& text);
   void run();
   void beat();
+  // Whether the rank said that it stops; the reason becomes the message of RankLost, unless all is done.
+  bool has_left(int rank);
   void look(int rank);
   void lost(int rank, const std::string& how);
 

@@ -60,27 +60,34 @@ TrainOptions train_options_from_json(const json& j) {
 
 namespace {
 
-void require_same_at(const std::string& path, const json& asked, const json& found, std::string_view operation,
-                     std::string_view where) {
+std::optional<Difference> difference_at(const std::string& path, const json& asked, const json& found) {
   if (asked.is_object() && found.is_object()) {
     const auto below = [&](const std::string& key) { return path.empty() ? key : path + "." + key; };
     for (const auto& [key, value] : asked.items()) {
-      require_same_at(below(key), value, found.value(key, json()), operation, where);
+      if (auto difference = difference_at(below(key), value, found.value(key, json()))) return difference;
     }
     for (const auto& [key, value] : found.items()) {
-      if (!asked.contains(key)) require_same_at(below(key), json(), value, operation, where);
+      if (asked.contains(key)) continue;
+      if (auto difference = difference_at(below(key), json(), value)) return difference;
     }
-    return;
+    return std::nullopt;
   }
-  if (asked == found) return;
+  if (asked == found) return std::nullopt;
   const auto shown = [](const json& value) { return value.is_null() ? "nothing" : value.dump(); };
-  throw Error(std::string(operation), path, shown(asked), shown(found) + " as in " + std::string(where));
+  return Difference{path, shown(asked), shown(found)};
 }
 
 }  // namespace
 
+std::optional<Difference> first_difference(const json& asked, const json& found) {
+  return difference_at("", asked, found);
+}
+
 void require_same(const json& asked, const json& found, std::string_view operation, std::string_view where) {
-  require_same_at("", asked, found, operation, where);
+  if (const auto difference = first_difference(asked, found)) {
+    throw Error(std::string(operation), difference->field, difference->asked,
+                difference->found + " as in " + std::string(where));
+  }
 }
 
 }  // namespace efla::train

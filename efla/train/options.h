@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -31,8 +32,15 @@ Schedule schedule_from_name(std::string_view name);
 nlohmann::json to_json(const TrainOptions& options);
 TrainOptions train_options_from_json(const nlohmann::json& json);
 
-// Throws Error with the first field (by its path, as in "model.hidden") whose values differ, and both values; a field
-// that only one of the objects has differs. operation and where ("checkpoint RUN/checkpoint.safetensors") are for the
+// A field (by its path, as in "model.hidden") and its values in two objects, as text; "nothing" where it is missing.
+struct Difference {
+  std::string field, asked, found;
+};
+
+// Returns the first field whose values differ; a field that only one of the objects has differs.
+std::optional<Difference> first_difference(const nlohmann::json& asked, const nlohmann::json& found);
+
+// Throws Error with the first difference. operation and where ("checkpoint RUN/checkpoint.safetensors") are for the
 // message.
 void require_same(const nlohmann::json& asked, const nlohmann::json& found, std::string_view operation,
                   std::string_view where);

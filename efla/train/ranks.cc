@@ -17,6 +17,7 @@ class Alone : public Ranks {
   std::function<void()> start_sum(torch::Tensor, int) override { return nothing; }
   std::function<void()> start_broadcast(torch::Tensor, int) override { return nothing; }
   std::vector<std::vector<double>> gather(const std::vector<double>& values) override { return {values}; }
+  std::string broadcast(const std::string& text, int) override { return text; }
   void leave() override {}
   void leave(const std::string&) noexcept override {}
 
@@ -66,9 +67,10 @@ RankEnvironment RankEnvironment::read() {
   return e;
 }
 
-std::unique_ptr<Ranks> Ranks::join(const RankEnvironment& environment, torch::Device device) {
+std::unique_ptr<Ranks> Ranks::join(const RankEnvironment& environment, torch::Device device,
+                                   const nlohmann::json& description, const StopFunction& stop) {
   if (environment.size == 1) return std::make_unique<Alone>();
-  return join_c10d(environment, device);
+  return join_c10d(environment, device, description, stop);
 }
 
 }  // namespace efla::train

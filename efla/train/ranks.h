@@ -7,9 +7,12 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <string>
 #include <vector>
+
+#include "efla/train/stop.h"
 
 namespace efla::train {
 
@@ -36,8 +39,12 @@ struct RankEnvironment {
 // part in it is done. All throw RankLost, within seconds, when another rank is gone.
 class Ranks {
  public:
-  // Waits until all have come, at most five minutes. Throws Error where this LibTorch has no c10d for the device.
-  static std::unique_ptr<Ranks> join(const RankEnvironment& environment, torch::Device device);
+  // Waits until all ranks have come, at most five minutes, and have compared what they are about to do: where
+  // `description` is not that of rank 0, every rank throws Error with the first key that differs and the lowest rank
+  // where it does. Throws Error where this LibTorch has no c10d for the device, and Stopped as soon as `stop` says so
+  // (asked until all have joined, not afterwards: a run is stopped by all ranks after the same step).
+  static std::unique_ptr<Ranks> join(const RankEnvironment& environment, torch::Device device,
+                                     const nlohmann::json& description = {}, const StopFunction& stop = {});
 
   virtual ~Ranks() = default;
 
@@ -51,6 +58,9 @@ class Ranks {
   virtual std::function<void()> start_broadcast(torch::Tensor tensor, int from) = 0;
   // Every rank's values, in the order of the ranks.
   virtual std::vector<std::vector<double>> gather(const std::vector<double>& values) = 0;
+
+  // Returns the text of rank `from`.
+  virtual std::string broadcast(const std::string& text, int from) = 0;
 
   // To be called last: with all the others, where training ended well; and where this rank stops alone, with the
   // reason, which the others get to know.

@@ -6,12 +6,14 @@
 
 #include <algorithm>
 #include <chrono>
+#include <future>
 #include <string>
 #include <thread>
 #include <utility>
 
 #include "efla/base/error.h"
 #include "efla/train/heartbeat.h"
+#include "efla/train/options.h"
 
 // LibTorch's header of Gloo's ranks includes Gloo's own, which LibTorch does not always bring along; so with NCCL.
 #if defined(USE_C10D_GLOO) && __has_include(<gloo/algorithm.h>)
@@ -37,6 +39,24 @@ using StorePointer = c10::intrusive_ptr<c10d::Store>;
 // Longer than any rank keeps the others waiting, as with an evaluation or a slow disk: who is gone is told by
 // heartbeat.
 constexpr auto kTimeout = std::chrono::hours(24);
+
+// Returns make(), which runs on a thread of its own because what it waits for cannot be interrupted. Calls check
+// meanwhile; an exception of check leaves that thread behind.
+template <class Make>
+auto make_watched(const Make& make, const std::function<void()>& check) {
+  std::packaged_task<decltype(make())()> task(make);
+  auto result = task.get_future();
+  std::thread thread(std::move(task));
+  try {
+    while (result.wait_for(std::chrono::milliseconds(50)) != std::future_status::ready) check();
+    check();  // a signal may be what ended make()
+  } catch (...) {
+    thread.detach();
+    throw;
+  }
+  thread.join();
+  return result.get();
+}
 
 StorePointer connect(const RankEnvironment& environment, bool listen) {
   c10d::TCPStoreOptions options;
@@ -92,13 +112,15 @@ c10::intrusive_ptr<Backend> make_backend(const StorePointer& store, const RankEn
 
 class C10dRanks : public Ranks {
  public:
-  C10dRanks(const RankEnvironment& environment, torch::Device device)
+  C10dRanks(const RankEnvironment& environment, torch::Device device, StopFunction stop)
       : rank_(environment.rank),
         size_(environment.size),
         device_(device),
-        store_(connect(environment, environment.rank == 0 && !environment.launcher_has_store)),
-        heartbeat_(connect(environment, false), rank_, size_),
-        backend_(make_backend(store_, environment, device)) {}
+        stop_(std::move(stop)),
+        store_(reach(environment, environment.rank == 0 && !environment.launcher_has_store)),
+        heartbeat_(reach(environment, false), rank_, size_, stop_),
+        backend_(make_watched([=, store = store_] { return make_backend(store, environment, device); },
+                              [this] { check(); })) {}
 
   // A rank that hangs would keep the threads of Gloo waiting, and the destructor waits for them.
   ~C10dRanks() override {
@@ -136,15 +158,45 @@ class C10dRanks : public Ranks {
     return gathered;
   }
 
+  std::string broadcast(const std::string& text, int from) override {
+    const auto sizes = gather({static_cast<double>(text.size())});
+    std::string bytes = text;
+    bytes.resize(static_cast<std::size_t>(sizes[from].front()));
+    const torch::Tensor host = torch::from_blob(bytes.data(), {static_cast<std::int64_t>(bytes.size())}, torch::kUInt8);
+    const torch::Tensor sent = host.to(device_);
+    if (!bytes.empty()) start_broadcast(sent, from)();
+    host.copy_(sent);
+    return bytes;
+  }
+
   void leave() override {
     gather({0.0});
     heartbeat_.leave("");
+#if defined(EFLA_NCCL) && TORCH_VERSION_MAJOR >= 2
+    if (device_.is_cuda()) static_cast<c10d::ProcessGroupNCCL&>(*backend_).shutdown();
+#endif
     left_ = true;
   }
 
   void leave(const std::string& reason) noexcept override { heartbeat_.leave(reason); }
 
+  // From here on a wait ends only when all ranks have done their part, or one of them is lost.
+  void wait_for_all() { stop_ = {}; }
+
  private:
+  StorePointer reach(const RankEnvironment& environment, bool listen) const {
+    return make_watched([=] { return connect(environment, listen); }, [this] { stop_if_asked(); });
+  }
+
+  void stop_if_asked() const {
+    if (stop_ && stop_()) throw Stopped();
+  }
+
+  void check() const {
+    heartbeat_.check();
+    stop_if_asked();
+  }
+
   template <class Start>
   std::function<void()> start(const Start& start) {
     try {
@@ -158,11 +210,13 @@ class C10dRanks : public Ranks {
     using std::chrono::microseconds;
     try {
       for (microseconds pause(20); !work.isCompleted(); pause = std::min(pause * 2, microseconds(1000))) {
-        heartbeat_.check();
+        check();
         std::this_thread::sleep_for(pause);
       }
       work.wait();
     } catch (const RankLost&) {
+      throw;
+    } catch (const Stopped&) {
       throw;
     } catch (const std::exception& error) {
       heartbeat_.find_lost(error.what());
@@ -171,16 +225,40 @@ class C10dRanks : public Ranks {
 
   int rank_, size_;
   torch::Device device_;
+  StopFunction stop_;
   StorePointer store_;
   Heartbeat heartbeat_;
   c10::intrusive_ptr<Backend> backend_;
   bool left_ = false;
 };
 
+// Throws Error on all ranks where a rank's description is not that of rank 0.
+void require_same_on_all(Ranks& ranks, const nlohmann::json& description) {
+  const auto text = [](const nlohmann::json& json) {
+    return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  };
+  const std::string mine = text(description);
+  const auto difference =
+      first_difference(nlohmann::json::parse(mine), nlohmann::json::parse(ranks.broadcast(mine, 0)));
+  const auto differs = ranks.gather({difference ? 1.0 : 0.0});
+  const auto rank =
+      static_cast<int>(std::find(differs.begin(), differs.end(), std::vector<double>{1.0}) - differs.begin());
+  if (rank == ranks.size()) return;
+  const nlohmann::json own =
+      difference ? nlohmann::json{difference->field, difference->asked, difference->found} : nlohmann::json();
+  const auto first = nlohmann::json::parse(ranks.broadcast(text(own), rank)).get<std::vector<std::string>>();
+  ranks.leave();
+  throw Error("train lm", first[0], first[1] + " on rank " + std::to_string(rank), first[2] + " as on rank 0");
+}
+
 }  // namespace
 
-std::unique_ptr<Ranks> join_c10d(const RankEnvironment& environment, torch::Device device) {
-  return std::make_unique<C10dRanks>(environment, device);
+std::unique_ptr<Ranks> join_c10d(const RankEnvironment& environment, torch::Device device,
+                                 const nlohmann::json& description, const StopFunction& stop) {
+  auto ranks = std::make_unique<C10dRanks>(environment, device, stop);
+  require_same_on_all(*ranks, description);
+  ranks->wait_for_all();
+  return ranks;
 }
 
 }  // namespace efla::train

@@ -7,6 +7,8 @@
 
 namespace efla::train {
 
-std::unique_ptr<Ranks> join_c10d(const RankEnvironment& environment, torch::Device device);
+// As Ranks::join, for two ranks or more.
+std::unique_ptr<Ranks> join_c10d(const RankEnvironment& environment, torch::Device device,
+                                 const nlohmann::json& description, const StopFunction& stop);
 
 }  // namespace efla::train

@@ -205,14 +205,22 @@ TEST_F(TrainLm, AFullDiskLeavesTheCheckpointBefore) {
   EXPECT_EQ(run_program(resume("run")).exit_code, 0);
 }
 
-// Two processes on this machine as torchrun starts them; `after` is shell that may use $rank0 and $rank1 (process ids).
-ProgramResult run_two(const std::string& line, const std::string& after) {
-  const std::string port = std::to_string(20000 + getpid() % 20000);
-  const std::string common = "MASTER_ADDR=127.0.0.1 MASTER_PORT=" + port + " WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 ";
-  return run_command({"bash", "-c",
-                      common + "RANK=1 LOCAL_RANK=1 " + line + " >/dev/null 2>&1 & rank1=$!\n" + common +
-                          "RANK=0 LOCAL_RANK=0 " + line + " & rank0=$!\n" + after});
+// The environment of one of two processes on this machine, as torchrun gives it; a shell's assignments.
+std::string environment_of_rank(int rank) {
+  return "MASTER_ADDR=127.0.0.1 MASTER_PORT=" + std::to_string(20000 + getpid() % 20000) +
+         " WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 RANK=" + std::to_string(rank) + " LOCAL_RANK=" + std::to_string(rank) + " ";
 }
+
+// Two processes; `after` is shell that may use $rank0 and $rank1 (process ids). The result is that of rank 0; err1 is
+// the file for the standard error of rank 1.
+ProgramResult run_two(const std::string& line0, const std::string& line1, const std::string& after,
+                      const std::string& err1 = "/dev/null") {
+  return run_command({"bash", "-c",
+                      environment_of_rank(1) + line1 + " >/dev/null 2>'" + err1 + "' & rank1=$!\n" +
+                          environment_of_rank(0) + line0 + " & rank0=$!\n" + after});
+}
+
+ProgramResult run_two(const std::string& line, const std::string& after) { return run_two(line, line, after); }
 
 // Processes talk through Gloo, whose headers not every LibTorch brings along (ranks_c10d.cc).
 bool lacks_gloo(const ProgramResult& result) { return result.err.find("this build has no Gloo") != std::string::npos; }
@@ -240,6 +248,74 @@ TEST_F(TrainLm, AKilledProcessEndsTheOtherWithItsRank) {
   if (lacks_gloo(result)) GTEST_SKIP() << result.err;
   EXPECT_EQ(result.exit_code, 1) << result.err;
   EXPECT_NE(result.err.find("rank 1 of 2 does not answer any more"), std::string::npos) << result.err;
+}
+
+// A rank that trained with another rate, or another number of steps, would be noticed late or never.
+TEST_F(TrainLm, ProcessesThatDisagreeEndBeforeTheyBegin) {
+  const auto other = [&](const std::string& setting) {
+    const auto result =
+        run_two("timeout 60 " + shell_line(train("run")), "timeout 60 " + shell_line(train("run", {setting})),
+                "wait $rank1; code=$?; wait $rank0; [ $? = $code ] && exit $code", path("err1"));
+    return std::pair(result, read_text(path("err1")));
+  };
+  for (const auto& [setting, message] : std::vector<std::pair<std::string, std::string>>{
+           {"training.lr=1e-3", "train lm: training.lr: got 0.001 on rank 1, expected 0.01 as on rank 0"},
+           {"training.steps=30", "training.steps: got 30 on rank 1, expected 24 as on rank 0"},
+           {"model.hidden_size=64", "model.hidden_size: got 64 on rank 1, expected 32 as on rank 0"},
+           {"data.train=" + path("validation"), "data.train: got"}}) {
+    const auto [result, err1] = other(setting);
+    if (lacks_gloo(result)) GTEST_SKIP() << result.err;
+    EXPECT_TRUE(is_user_mistake(result, message));
+    EXPECT_EQ(err1, result.err) << "rank 1 says the same";
+    EXPECT_FALSE(fs::exists(path("run")));
+  }
+}
+
+TEST_F(TrainLm, AProcessThatWaitsForTheOthersEndsAtOnceWhenAsked) {
+  const auto line = shell_line(train("run"));
+  const std::string wait =
+      "sleep 2; kill -TERM $rank0; SECONDS=0; wait $rank0; code=$?; [ $SECONDS -le 1 ] || exit 98; "
+      "exit $code";
+  const auto alone = [&](const std::string& environment) {
+    return run_command({"bash", "-c", environment + " " + line + " & rank0=$!\n" + wait});
+  };
+  const auto first = alone(environment_of_rank(0));
+  if (lacks_gloo(first)) GTEST_SKIP() << first.err;
+  EXPECT_EQ(first.exit_code, 130) << first.err;
+  EXPECT_NE(first.err.find("waiting for the other ranks"), std::string::npos) << first.err;
+  EXPECT_EQ(alone(environment_of_rank(1)).exit_code, 130) << "nobody listens at the address";
+  EXPECT_EQ(alone(environment_of_rank(1) + "MASTER_ADDR=does-not-exist.invalid").exit_code, 130);
+  EXPECT_FALSE(fs::exists(path("run")));
+}
+
+// Replicas are as many as micro-batches in a step; an evaluation has more batches than that.
+TEST_F(TrainLm, AnyNumberOfThreadsTrainsToTheSameBits) {
+  const std::vector<std::string> settings{"training.tokens_per_step=128", "training.evaluate_tokens=1024"};
+  const auto with_threads = [&](const std::string& run, const std::string& threads) {
+    auto command = train(run, settings);
+    command.insert(command.end(), {"--threads", threads});
+    return run_program(command);
+  };
+  for (const char* threads : {"1", "2", "3", "7"}) {
+    const auto result = with_threads(threads, threads);
+    ASSERT_EQ(result.exit_code, 0) << threads << " threads: " << result.err;
+    expect_same_run("1", threads);
+  }
+}
+
+// LibTorch and BLAS split a sum over the threads they find, and an evaluation or a sample must not change how many.
+TEST_F(TrainLm, NothingThatIsObservedChangesWhatIsTrained) {
+  const auto with = [&](const std::string& run, std::vector<std::string> settings) {
+    settings.insert(settings.end(), {"model.hidden_size=64", "training.sequence_length=128",
+                                     "training.tokens_per_step=1024", "training.micro_batch=4", "training.steps=8"});
+    auto command = train(run, settings);
+    command.insert(command.end(), {"--threads", "1"});
+    ASSERT_EQ(run_program(command).exit_code, 0);
+  };
+  with("observed", {"training.evaluate_every=2", "training.sample_every=3"});
+  with("unobserved", {"training.evaluate_every=0", "training.sample_every=0"});
+  const std::string model = "/checkpoints/step-000008/model.safetensors";
+  EXPECT_EQ(read_text(path("observed") + model), read_text(path("unobserved") + model));
 }
 
 TEST_F(TrainLm, Mistakes) {

@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "cli/program.h"
 #include "efla/train/ranks.h"
 #include "tests/support/expect_error.h"
 #include "tests/train/lm_training.h"
@@ -129,6 +130,18 @@ TEST_F(SeveralRanks, ARankThatStopsEndsTheOthersWithItsReason) {
   });
   EXPECT_EQ(errors[1], "the disk is full");
   EXPECT_EQ(errors[0], "rank 1 of 2 stopped: the disk is full");
+}
+
+// Gloo throws on a thread of its own where a message is longer than the one expected.
+TEST_F(SeveralRanks, AnExceptionOnAnotherThreadIsAMessageAndExitCode1) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(
+      {
+        cli::report_uncaught_exceptions();
+        as_ranks(2, [](Ranks& ranks) { ranks.gather(std::vector<double>(ranks.rank() == 0 ? 1 : 100000)); });
+        std::exit(0);
+      },
+      testing::ExitedWithCode(cli::kFailure), "efla: .*gloo");
 }
 
 TEST(RankEnvironment, IsWhatLaunchersSay) {
