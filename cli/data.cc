@@ -8,6 +8,7 @@
 #include <fmt/core.h>
 
 #include "cli/commands.h"
+#include "cli/print.h"
 #include "cli/synthetic_data.h"
 #include "cli/tokens.h"
 #include "efla/base/error.h"
@@ -28,14 +29,13 @@ class DownloadReport {
     clear();
     const bool done = event.kind == DownloadEvent::Kind::done;
     downloaded_ += done;
-    fmt::print("{}: {} ({:.2f} MB)\n", event.name, done ? "downloaded" : "already there",
-               static_cast<double>(event.bytes) / kMegabyte);
-    std::fflush(stdout);
+    print_or_drop(stdout, fmt::format("{}: {} ({:.2f} MB)\n", event.name, done ? "downloaded" : "already there",
+                                      static_cast<double>(event.bytes) / kMegabyte));
   }
 
   void clear() {
     if (shown_ < 0) return;
-    fmt::print(stderr, "\r\x1b[K");
+    print_or_drop(stderr, "\r\x1b[K");
     shown_ = -1;
   }
 
@@ -48,8 +48,8 @@ class DownloadReport {
     if (!terminal_ || now == shown_) return;
     shown_ = now;
     const auto of = event.total > 0 ? fmt::format(" of {:.1f}", static_cast<double>(event.total) / kMegabyte) : "";
-    fmt::print(stderr, "\r\x1b[K{}: {:.1f}{} MB", event.name, static_cast<double>(event.bytes) / kMegabyte, of);
-    std::fflush(stderr);
+    print_or_drop(stderr,
+                  fmt::format("\r\x1b[K{}: {:.1f}{} MB", event.name, static_cast<double>(event.bytes) / kMegabyte, of));
   }
 
   const bool terminal_ = ::isatty(STDERR_FILENO) == 1;

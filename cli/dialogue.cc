@@ -1,6 +1,5 @@
 #include "cli/dialogue.h"
 
-#include <fmt/core.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -10,6 +9,7 @@
 #include <system_error>
 
 #include "cli/interrupt.h"
+#include "cli/print.h"
 
 namespace efla::cli {
 
@@ -17,8 +17,7 @@ std::optional<std::string> read_line() {
   const bool terminal = isatty(STDIN_FILENO) == 1;
   for (;;) {
     if (terminal) {
-      fmt::print(stderr, "> ");
-      std::fflush(stderr);
+      print_or_drop(stderr, "> ");
     }
     char* text = nullptr;
     std::size_t room = 0;
@@ -32,13 +31,13 @@ std::optional<std::string> read_line() {
       return line;
     }
     if (std::feof(stdin) != 0) {
-      if (terminal) fmt::print(stderr, "\n");
+      if (terminal) print_or_drop(stderr, "\n");
       return std::nullopt;
     }
     if (error != EINTR) throw std::system_error(error, std::generic_category(), "standard input");
     std::clearerr(stdin);
     forget_interrupt();
-    fmt::print(stderr, "\nCtrl-D ends the program.\n");
+    print_or_drop(stderr, "\nCtrl-D ends the program.\n");
   }
 }
 

@@ -15,6 +15,7 @@
 #include "cli/interrupt.h"
 #include "cli/model_tokenizer.h"
 #include "cli/output_file.h"
+#include "cli/print.h"
 #include "cli/program.h"
 #include "cli/prompts.h"
 #include "cli/smnist.h"
@@ -94,11 +95,12 @@ class Generate {
     } else {
       reply_to_one(session);
     }
-    fmt::print(stderr, "prompt: {}; reply: {}; state: {} bytes{}\n", prefill_.text(), decode_.text(), state_bytes_,
-               grows() ? ", which grows with the text: softmax attention keeps keys and values" : "");
+    print_or_drop(
+        stderr, fmt::format("prompt: {}; reply: {}; state: {} bytes{}\n", prefill_.text(), decode_.text(), state_bytes_,
+                            grows() ? ", which grows with the text: softmax attention keeps keys and values" : ""));
     if (!arguments_.save.empty()) {
       const auto size = generate::save_session(arguments_.save, session, model_);
-      fmt::print(stderr, "session: {} bytes in {}\n", size, arguments_.save);
+      print_or_drop(stderr, fmt::format("session: {} bytes in {}\n", size, arguments_.save));
     }
     if (!arguments_.interactive && interrupted()) end_interrupted("Stopped.");
   }

@@ -1,11 +1,10 @@
 #include "cli/interrupt.h"
 
-#include <fmt/core.h>
-
 #include <CLI/CLI.hpp>
 #include <atomic>
 #include <csignal>
-#include <cstdio>
+
+#include "cli/print.h"
 
 namespace efla::cli {
 namespace {
@@ -38,7 +37,7 @@ void watch_for_ctrl_c() {
 void forget_interrupt() { asked_to_stop = false; }
 
 void end_interrupted(const std::string& how_to_continue) {
-  fmt::print(stderr, "{}\n", how_to_continue);
+  print_or_drop(stderr, how_to_continue + "\n");
   throw CLI::RuntimeError(kInterruptedExitCode);
 }
 

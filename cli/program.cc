@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -16,6 +15,7 @@
 #include <system_error>
 #include <vector>
 
+#include "cli/print.h"
 #include "cli/version.h"
 #include "efla/base/error.h"
 #include "efla/rule/validate.h"
@@ -30,7 +30,7 @@ int report(int code, std::string_view message) {
   for (auto& c : line) {
     if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
   }
-  fmt::print(stderr, "efla: {}\n", line);
+  print_or_drop(stderr, "efla: " + line + "\n");
   return code;
 }
 
@@ -51,12 +51,6 @@ namespace {
 }  // namespace
 
 void report_uncaught_exceptions() { std::set_terminate(end_at_uncaught_exception); }
-
-void flush_standard_output() {
-  const bool failed_before = std::ferror(stdout) != 0;  // in a print that nobody looked at: why is not known
-  if (std::fflush(stdout) == 0 && !failed_before) return;
-  throw std::system_error(failed_before ? EIO : errno, std::generic_category(), "standard output");
-}
 
 namespace {
 
@@ -167,6 +161,8 @@ int run_program(int argc, char** argv, std::initializer_list<AddCommand> command
   report_uncaught_exceptions();
   // A write beyond the limit on file sizes then fails like one to a full disk, and what was written is removed.
   std::signal(SIGXFSZ, SIG_IGN);
+  // Whoever reads what a command says of its course may leave before the command ends.
+  const auto at_closed_pipe = std::signal(SIGPIPE, SIG_IGN);
   CLI::App program("Error-free linear attention: the exact delta rule, models trained with it, and what they show.",
                    "efla");
   program.set_version_flag("--version", std::string(version()), "Print the version and exit");
@@ -181,9 +177,11 @@ int run_program(int argc, char** argv, std::initializer_list<AddCommand> command
   } catch (const IoError& error) {
     return report(error.kind() == IoError::Kind::system ? kFailure : kUserMistake, error.what());
   } catch (const std::system_error& error) {
-    // Whoever read the output is gone and wants no more.
-    if (error.code() == std::errc::broken_pipe) return kFailure;
-    return report(kFailure, error.what());
+    if (error.code() != std::errc::broken_pipe) return report(kFailure, error.what());
+    // Whoever read the results is gone and wants no more: the end that the system gives to such programs.
+    std::signal(SIGPIPE, at_closed_pipe);
+    std::raise(SIGPIPE);
+    return kFailure;
   } catch (const std::bad_alloc&) {
     return report(kFailure, "not enough memory");
   } catch (const std::exception& error) {

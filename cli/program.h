@@ -18,9 +18,6 @@ int report(int code, std::string_view message);
 // on threads of their own.
 void report_uncaught_exceptions();
 
-// Throws std::system_error where what was printed cannot be written.
-void flush_standard_output();
-
 using AddCommand = void (*)(CLI::App&);
 
 // Parses the command line with these commands, runs the one that is named, and returns the exit code.

@@ -5,8 +5,9 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdio>
 #include <utility>
+
+#include "cli/print.h"
 
 namespace efla::cli {
 namespace {
@@ -32,7 +33,7 @@ std::string duration(double seconds) {
 ProgressBar::ProgressBar(std::string title) : title_(std::move(title)), terminal_(isatty(STDERR_FILENO) == 1) {}
 
 void ProgressBar::clear() {
-  if (terminal_) fmt::print(stderr, "\r\x1b[K");
+  if (terminal_) print_or_drop(stderr, "\r\x1b[K");
 }
 
 void ProgressBar::draw(double share, const std::string& text, bool plain_line) {
@@ -43,12 +44,11 @@ void ProgressBar::draw(double share, const std::string& text, bool plain_line) {
   const auto now = Clock::now();
   if (share < 1.0 && now - last_drawn_ < kRedraw) return;
   last_drawn_ = now;
-  fmt::print(stderr, "\r\x1b[K{}  {} {:3.0f} %  {}", title_, bar(share), 100.0 * share, text);
-  std::fflush(stderr);
+  print_or_drop(stderr, fmt::format("\r\x1b[K{}  {} {:3.0f} %  {}", title_, bar(share), 100.0 * share, text));
 }
 
 void ProgressBar::line(const std::string& text) {
-  fmt::print(stderr, "{}{}  {}\n", terminal_ ? "\r\x1b[K" : "", title_, text);
+  print_or_drop(stderr, fmt::format("{}{}  {}\n", terminal_ ? "\r\x1b[K" : "", title_, text));
 }
 
 }  // namespace efla::cli
