@@ -7,7 +7,7 @@
 
 namespace efla {
 
-// A bfloat16 number as stored; arithmetic happens in float32.
+// A bfloat16 number as stored. Arithmetic happens in float32.
 struct bfloat16 {
   std::uint16_t bits = 0;
 };
@@ -42,7 +42,7 @@ struct DTypeOf<double> {
   static constexpr std::string_view name = "float64";
 };
 
-// What states, gates and accumulations of an operator on T are kept in: float32, or float64 in the reference.
+// The type of an operator's states, gates and accumulators: float32, or float64 in the reference.
 template <class T>
 using State = typename DTypeOf<T>::State;
 

@@ -21,11 +21,11 @@ class Error : public std::runtime_error {
   std::string operation_, argument_, got_, expected_;
 };
 
-// A file that cannot be read or written: its path, the byte offset where it went wrong (−1: none), and why.
+// A file that cannot be read or written: its path, the byte offset of the problem (−1: none), and the reason.
 class IoError : public std::runtime_error {
  public:
-  // kind::content: the bytes are not what the format asks for (the user's file, exit code 2);
-  // kind::system: the operating system refused (exit code 1 for a failure, 2 for a missing file).
+  // Kind::content: the bytes do not follow the format (the user's file, exit code 2).
+  // Kind::missing: no such file (exit code 2). Kind::system: the operating system refused (exit code 1).
   enum class Kind { content, missing, system };
 
   IoError(Kind kind, std::string path, std::int64_t offset, std::string what);

@@ -3,11 +3,11 @@
 
 namespace efla {
 
-// Its size in bytes.
+// Returns the size of the machine's memory in bytes.
 double machine_memory_bytes();
 
-// Throws Error(operation, argument) where `bytes` of `what` exceed it: the system would kill the program only after it
-// has filled memory.
+// Throws Error(operation, argument) if `bytes` of `what` exceed the machine's memory. Without this check the system
+// kills the program, but only after it has filled memory.
 void require_memory(const char* operation, const char* argument, const char* what, double bytes);
 
 }  // namespace efla

@@ -1,5 +1,5 @@
 // The numbers of Python's random.Random(seed): MT19937 (Matsumoto and Nishimura, "Mersenne Twister", 1998), seeded by
-// its authors' init_by_array. lm-evaluation-harness draws its standard errors with them.
+// its authors' init_by_array. lm-evaluation-harness bootstraps its standard errors with these numbers.
 #pragma once
 
 #include <array>
@@ -28,7 +28,7 @@ class PythonRandom {
     state_[0] = 0x80000000U;
   }
 
-  // 32 uniformly random bits: getrandbits(32).
+  // Returns 32 uniformly random bits, as getrandbits(32) does.
   std::uint32_t bits() {
     if (at_ == kSize) twist();
     std::uint32_t y = state_[at_++];
@@ -38,7 +38,7 @@ class PythonRandom {
     return y ^ (y >> 18);
   }
 
-  // Uniform in [0, 1), a multiple of 2⁻⁵³: random().
+  // Returns a uniform number in [0, 1), a multiple of 2⁻⁵³, as random() does.
   double uniform() {
     const double high = bits() >> 5;
     return (high * 0x1p26 + (bits() >> 6)) * 0x1p-53;

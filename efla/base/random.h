@@ -1,6 +1,6 @@
-// Counter-based random numbers (Philox 4x32-10: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011):
-// the n-th number of a stream depends on the seed, the stream and n alone, so results repeat on any machine and thread
-// count.
+// Counter-based random numbers (Philox 4x32-10: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011).
+// Number n of a stream depends only on the seed, the stream and n, so results repeat on any machine and with any number
+// of threads.
 #pragma once
 
 #include <array>
@@ -14,7 +14,7 @@ class Random {
  public:
   explicit Random(std::uint64_t seed, std::uint64_t stream = 0) : seed_(seed), stream_(stream) {}
 
-  // 32 uniformly random bits.
+  // Returns 32 uniformly random bits.
   std::uint32_t bits() {
     if (used_ == 4) {
       block_ = philox(counter_++);
@@ -23,11 +23,11 @@ class Random {
     return block_[used_++];
   }
 
-  // Uniform in [0, 1), a multiple of 2⁻²⁴ (exact in float32).
+  // Returns a uniform number in [0, 1), a multiple of 2⁻²⁴ (exact in float32).
   double uniform() { return (bits() >> 8) * 0x1p-24; }
   double uniform(double low, double high) { return low + (high - low) * uniform(); }
 
-  // Uniform in [0, n), n ≥ 1, without bias (rejection).
+  // Returns a uniform integer in [0, n), n ≥ 1, without bias (by rejection).
   std::uint32_t below(std::uint32_t n) {
     const std::uint32_t threshold = (0U - n) % n;
     for (;;) {
@@ -36,7 +36,7 @@ class Random {
     }
   }
 
-  // Standard normal (Box and Muller's transform, both values used).
+  // Returns a standard normal number (the Box-Muller transform; both of its values are used).
   double normal() {
     if (has_spare_) {
       has_spare_ = false;

@@ -16,13 +16,13 @@ namespace {
 
 thread_local bool inside = false;
 
-// So long a thread that has nothing to do offers its processor to others before it sleeps: to wake one takes longer
+// An idle thread yields its processor for this long before it sleeps, because waking a sleeping thread takes longer
 // than much of what the kernels do between two runs.
 constexpr std::chrono::microseconds kPatience(50);
 
 using Clock = std::chrono::steady_clock;
 
-// Whether `met` held before patience ended.
+// Returns whether the condition became true before kPatience had passed.
 template <class Condition>
 bool met_soon(Condition met) {
   const auto end = Clock::now() + kPatience;
@@ -33,7 +33,7 @@ bool met_soon(Condition met) {
   return true;
 }
 
-// Says at the end of a run until when the threads wait for the next.
+// On destruction, at the end of a run, sets the time until which the threads wait for the next run.
 struct Patience {
   std::atomic<Clock::rep>& end;
   explicit Patience(std::atomic<Clock::rep>& end) : end(end) {}
@@ -49,7 +49,7 @@ struct InsideTask {
 }  // namespace
 
 struct ThreadPool::Impl {
-  // The tasks [next, end) that fall to one thread first. Others take from them when theirs are done.
+  // The tasks [next, end) that one thread runs first. Other threads take from them when they have no tasks left.
   struct alignas(64) Share {
     std::atomic<std::int64_t> next{0};
     std::int64_t end = 0;
@@ -61,18 +61,18 @@ struct ThreadPool::Impl {
   std::mutex run_mutex;  // one run at a time
   std::mutex mutex;
   std::condition_variable wake, done;
-  std::atomic<std::uint64_t> generation{0};  // of the run, and one more when the pool ends; changed under the mutex
+  std::atomic<std::uint64_t> generation{0};  // number of runs, plus one when the pool ends; changed under the mutex
   int sleeping = 0;                          // threads that must be woken
   bool stopping = false;
   bool open = false;                         // the run may still be joined
-  std::atomic<Clock::rep> patient_until{0};  // when the threads may sleep after the last run
-  std::atomic<int> active{0};                // threads that have joined it, without the caller
+  std::atomic<Clock::rep> patient_until{0};  // time at which the threads may sleep after the last run
+  std::atomic<int> active{0};                // threads that have joined the run, without the caller
 
   const std::function<void(std::int64_t, int)>* task = nullptr;
-  std::vector<Share> shares;  // one a thread
+  std::vector<Share> shares;  // one per thread
   std::exception_ptr error;
 
-  // A thread's own share first, and the same in every run of as many tasks: what a task left in its cache is there.
+  // Runs the thread's own range first. The range is the same in every run, so its data may still be in the cache.
   void work(int worker) {
     const InsideTask guard;
     const std::size_t first = static_cast<std::size_t>(worker);
@@ -165,7 +165,8 @@ void ThreadPool::run(std::int64_t count, const std::function<void(std::int64_t, 
   if (wake) impl_->wake.notify_all();
   impl_->work(0);
   {
-    // A thread that wakes only now finds nothing to do, and nobody waits for it: waking may take longer than the tasks.
+    // A thread that wakes after this point finds no tasks. The caller does not wait for it, because waking a thread may
+    // take longer than the tasks.
     const std::lock_guard lock(impl_->mutex);
     impl_->open = false;
   }

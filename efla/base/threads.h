@@ -1,5 +1,5 @@
-// A fixed pool of threads that runs numbered tasks. Which thread runs a task never changes its result: each output
-// is written by one task, by the same operations in the same order however the work was cut.
+// A fixed pool of threads that runs numbered tasks. The result does not depend on which thread runs which task: each
+// output is written by one task, with the same operations in the same order for any number of threads.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@ namespace efla {
 
 class ThreadPool {
  public:
-  // threads ≥ 1, counting the caller of run.
+  // threads ≥ 1 includes the thread that calls run.
   explicit ThreadPool(int threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -18,14 +18,14 @@ class ThreadPool {
 
   int threads() const;
 
-  // Whether the last run ended so shortly ago that threads that took part in it have not gone to sleep. Where runs
-  // follow one another like that, small tasks are worth sharing out.
+  // Returns whether the threads of the last run are still awake. While runs follow one another closely, distributing
+  // even small tasks pays off.
   bool in_use() const;
 
-  // Runs task(i, worker) for every i in [0, count), worker in [0, threads()), and returns when all have ended. A thread
-  // begins with the same share of the tasks in every run of as many, then helps others with theirs. The first exception
-  // thrown is rethrown. One task alone, or tasks of a run called from inside another run's tasks, are run by the
-  // calling thread as worker 0.
+  // Runs task(i, worker) for every i in [0, count), with worker in [0, threads()), and returns when all have ended.
+  // Each thread starts with the same range of tasks in every run with the same count, then takes tasks from the other
+  // threads' ranges. The first exception thrown is rethrown. The calling thread runs the tasks itself, as worker 0, if
+  // count is 1 or if run is called from inside a task.
   void run(std::int64_t count, const std::function<void(std::int64_t task, int worker)>& task);
 
  private:
@@ -33,7 +33,7 @@ class ThreadPool {
   std::unique_ptr<Impl> impl_;
 };
 
-// The processors that this process may use, at least 1.
+// Returns the number of processors that this process may use, at least 1.
 int available_processors();
 
 }  // namespace efla

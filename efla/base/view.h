@@ -1,5 +1,5 @@
-// Strided views: a pointer, extents and strides, nothing owned. Every function is constexpr, so that CUDA kernels call
-// it too.
+// Strided views: a pointer, extents and strides, without ownership. Every function is constexpr, so that CUDA kernels
+// can call it.
 #pragma once
 
 #include <array>
@@ -8,14 +8,14 @@
 
 namespace efla {
 
-// A view of a Rank-dimensional array; strides in elements, of any sign, need not be contiguous.
+// A view of a Rank-dimensional array. Strides are in elements, may have any sign and need not be contiguous.
 template <class T, int Rank>
 struct View {
   T* data = nullptr;
   std::array<std::int64_t, Rank> extent{};
   std::array<std::int64_t, Rank> stride{};
 
-  // A row-major contiguous view.
+  // Returns a row-major contiguous view.
   static constexpr View contiguous(T* data, const std::array<std::int64_t, Rank>& extent) {
     View view{data, extent, {}};
     std::int64_t step = 1;
@@ -31,7 +31,7 @@ struct View {
   template <class... Index>
   requires(sizeof...(Index) == Rank) constexpr T& operator()(Index... index) const { return data[offset(index...)]; }
 
-  // The address of the element at the leading indices given, the others 0.
+  // Returns the address of the element at the given leading indices; the other indices are 0.
   template <class... Index>
   requires(sizeof...(Index) <= Rank) constexpr T* at(Index... index) const { return data + offset(index...); }
 
@@ -41,7 +41,7 @@ struct View {
     return n;
   }
 
-  // The same view, of constant elements.
+  // Converts to a view of constant elements.
   constexpr operator View<const T, Rank>() const requires(!std::is_const_v<T>) { return {data, extent, stride}; }
 
  private:

@@ -1,4 +1,4 @@
-// Says where a file's content is not what it should be.
+// Reports the place at which a file's content is wrong.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// A POSIX file descriptor with an owner, and errno as an exception. For this folder.
+// An owned POSIX file descriptor, and errno as an exception. Used inside this folder only.
 #pragma once
 
 #include <cerrno>
@@ -29,13 +29,13 @@ class Descriptor {
   int fd_;
 };
 
-// "cannot WHAT: Permission denied", from errno; kind missing for a file or folder that does not exist.
+// Returns the error "cannot WHAT: Permission denied" for an errno; its kind is missing if the file does not exist.
 inline IoError system_error(const std::string& path, const std::string& what, int error = errno) {
   const auto kind = error == ENOENT || error == ENOTDIR ? IoError::Kind::missing : IoError::Kind::system;
   return IoError(kind, path, -1, "cannot " + what + ": " + std::strerror(error));
 }
 
-// Writes all of the bytes at the descriptor's position; path is for the message.
+// Writes all of the bytes at the descriptor's position. path is for messages.
 void write_all(int fd, ByteView bytes, const std::string& path);
 
 }  // namespace efla::io

@@ -21,21 +21,21 @@ constexpr long kOk = 200, kPartialContent = 206, kRangeNotSatisfiable = 416;
 using Handle = std::unique_ptr<CURL, decltype(&curl_easy_cleanup)>;
 
 Handle make_handle() {
-  // Once, and before any other thread uses libcurl; C++ makes the static's initialization safe.
+  // Runs once, before any other thread uses libcurl. C++ makes the initialization of a static thread-safe.
   static const CURLcode initialized = curl_global_init(CURL_GLOBAL_DEFAULT);
   Handle handle(initialized == CURLE_OK ? curl_easy_init() : nullptr, &curl_easy_cleanup);
   if (!handle) throw std::bad_alloc();
   return handle;
 }
 
-// What libcurl's C callbacks work on. They may not throw: an exception waits here until the transfer has ended.
+// The state of libcurl's C callbacks. They may not throw, so an exception is kept here until the transfer has ended.
 struct Transfer {
   CURL* handle;
   const Descriptor& file;
   const std::string& path;
   const DownloadProgress& progress;
   std::int64_t max_bytes;
-  std::int64_t size;  // of the file now
+  std::int64_t size;  // current size of the file
   bool too_big = false;
   std::exception_ptr error{};
 
@@ -45,7 +45,7 @@ struct Transfer {
     return code;
   }
 
-  // Not so for the page that comes with an error, which nobody wants.
+  // False for the page that comes with an error, which is not wanted.
   bool is_file() const { return status() == kOk || status() == kPartialContent; }
 
   bool write(ByteView bytes) {
@@ -80,7 +80,7 @@ std::size_t on_bytes(char* data, std::size_t, std::size_t size, void* transfer) 
 
 int on_progress(void* transfer, curl_off_t total, curl_off_t now, curl_off_t, curl_off_t) {
   auto& t = *static_cast<Transfer*>(transfer);
-  // libcurl counts what this transfer brings; the rest of the file was there before.
+  // libcurl counts only the bytes of this transfer; the file holds the bytes before them.
   return t.report(total == 0 ? 0 : t.size - now + total) ? 0 : 1;
 }
 
@@ -132,8 +132,8 @@ void truncate(const Descriptor& file, const std::string& path) {
   if (::ftruncate(file.get(), 0) != 0) throw system_error(path, "empty it");
 }
 
-// One request for what follows the bytes that are there. False where the server cannot send that: it knows no ranges,
-// or its file ends before.
+// Requests the bytes that follow those in the file. Returns false if the server cannot send them: it does not support
+// ranges, or its file is shorter.
 bool request(const std::string& url, const Descriptor& file, const std::string& path, const DownloadProgress& progress,
              const DownloadLimits& limits) {
   if (file_size(file, path) > limits.max_bytes) truncate(file, path);
@@ -167,7 +167,7 @@ void download(const std::string& url, const std::filesystem::path& path, const D
       truncate(file, path);
       request(url, file, path, progress, limits);
     }
-    if (::fsync(file.get()) != 0) throw system_error(path, "bring it to the disk");
+    if (::fsync(file.get()) != 0) throw system_error(path, "fsync it");
   } catch (...) {
     if (file_size(file, path) == 0) ::unlink(path.c_str());
     throw;

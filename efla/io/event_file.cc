@@ -36,7 +36,7 @@ std::string masked_checksum(std::string_view data) {
   return little_endian<std::uint32_t>(std::rotr(crc32c(as_bytes(data)), 15) + 0xa282ead8U);
 }
 
-// The encoding of protobuf messages: a field is its number and kind in a varint, then its value.
+// Encode protobuf messages: a field is its number and kind in a varint, followed by its value.
 std::string varint(std::uint64_t x) {
   std::string text;
   for (; x >= 0x80; x >>= 7) text += static_cast<char>(x | 0x80U);

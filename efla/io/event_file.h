@@ -1,5 +1,5 @@
-// TensorBoard's event files: scalars over steps. TFRecord framing (tensorflow/core/lib/io/record_writer.h) around
-// protobuf messages Event (tensorflow/core/util/event.proto), of which only what scalars need is written.
+// TensorBoard's event files, for scalars over steps. TFRecord framing (tensorflow/core/lib/io/record_writer.h) around
+// protobuf messages Event (tensorflow/core/util/event.proto), of which only the fields for scalars are written.
 #pragma once
 
 #include <cstdint>
@@ -12,11 +12,11 @@
 
 namespace efla::io {
 
-// CRC-32C (Castagnoli; RFC 3720, appendix B.4).
+// Returns the CRC-32C of the bytes (Castagnoli; RFC 3720, appendix B.4).
 std::uint32_t crc32c(ByteView bytes);
 
-// A record: its length, the length's checksum, the data, the data's checksum. The checksums are masked: rotated right
-// by 15 bits, plus 0xa282ead8.
+// Returns a record: its length, the length's checksum, the data, the data's checksum. A checksum is masked: it is
+// rotated right by 15 bits, then 0xa282ead8 is added.
 std::string tf_record(std::string_view data);
 
 struct Scalar {
@@ -24,17 +24,17 @@ struct Scalar {
   float value = 0.0F;
 };
 
-// Messages of type Event. wall_time in seconds since 1970.
+// Return messages of type Event. wall_time is in seconds since 1970.
 std::string version_event(double wall_time);
-// From here on steps are counted anew from `step`: readers drop what earlier files say about it and later ones.
+// Returns a message that restarts the count at `step`: readers drop earlier values of this and of later steps.
 std::string start_event(double wall_time, std::int64_t step);
 std::string scalars_event(double wall_time, std::int64_t step, std::span<const Scalar> scalars);
 
-// A new file in a folder, "events.out.tfevents.SECONDS.HOST.PROCESS"; each event is out of the process when the call
-// returns. Throws IoError.
+// A new file in a folder, "events.out.tfevents.SECONDS.HOST.PROCESS". Each call writes its event before it returns.
+// Throws IoError.
 class EventFile {
  public:
-  // first_step: the first that will be written.
+  // first_step is the first step that will be written.
   EventFile(const std::filesystem::path& folder, std::int64_t first_step);
   ~EventFile();
   EventFile(const EventFile&) = delete;

@@ -34,7 +34,7 @@ Descriptor open_to_read(const std::string& path, struct ::stat& status, int flag
                 "the file goes on, expected at most " + std::to_string(max_bytes) + " bytes");
 }
 
-// Renames last only once the folder's entry is on the disk. Some file systems cannot sync a folder: not an error.
+// Calls fsync for a folder, without which a rename may be lost. Ignores file systems that cannot fsync a folder.
 void sync_folder(const fs::path& folder) {
   const Descriptor descriptor(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (descriptor.get() >= 0) ::fsync(descriptor.get());
@@ -42,7 +42,7 @@ void sync_folder(const fs::path& folder) {
 
 fs::path folder_of(const fs::path& path) { return path.has_parent_path() ? path.parent_path() : fs::path("."); }
 
-// Where a write to path ends up: behind the link, if it is one.
+// Returns the path that a write to `path` changes: the target if `path` is a link.
 fs::path resolve_target(const fs::path& path) {
   std::error_code error;
   const auto status = fs::status(path, error);
@@ -61,7 +61,7 @@ void write_all(int fd, ByteView bytes, const std::string& path) {
   while (!bytes.empty()) {
     const auto n = ::write(fd, bytes.data(), std::min(bytes.size(), kMaxTransfer));
     if (n < 0 && errno == EINTR) continue;
-    // A write that moves nothing sets no errno; waiting for it to change would never end.
+    // A write of 0 bytes sets no errno. It is an error, because repeating it might never end.
     if (n <= 0) throw system_error(path, "write to it", n == 0 ? ENOSPC : errno);
     bytes = bytes.subspan(static_cast<std::size_t>(n));
   }
@@ -70,7 +70,7 @@ void write_all(int fd, ByteView bytes, const std::string& path) {
 Bytes read_file(const fs::path& path, std::size_t max_bytes) {
   struct ::stat status {};
   const auto file = open_to_read(path, status);
-  // The size is a hint only: pipes have none, and a file may grow while it is read.
+  // The size is only a hint: a pipe has none, and a file may grow while it is read.
   const auto hint = S_ISREG(status.st_mode) ? static_cast<std::size_t>(status.st_size) : 0;
   if (hint > max_bytes) throw_too_big(path, max_bytes);
   Bytes bytes(hint + 1);
@@ -90,7 +90,7 @@ Bytes read_file(const fs::path& path, std::size_t max_bytes) {
 
 MappedFile::MappedFile(const fs::path& path) : path_(path) {
   struct ::stat status {};
-  const auto file = open_to_read(path_, status, O_NONBLOCK);  // a pipe is refused, not waited for
+  const auto file = open_to_read(path_, status, O_NONBLOCK);  // refuses a pipe instead of waiting for it
   if (!S_ISREG(status.st_mode)) throw IoError(IoError::Kind::content, path_, -1, "is not a regular file");
   if (status.st_size == 0) return;  // mmap refuses a length of 0
   size_ = static_cast<std::size_t>(status.st_size);
@@ -153,9 +153,9 @@ void AtomicFile::write_through(ByteView bytes) { write_all(descriptor_, bytes, t
 
 void AtomicFile::commit() {
   flush();
-  if (::fsync(descriptor_) != 0) throw system_error(target_, "bring it to the disk");
-  // From here on the destructor has nothing to close, so a failure removes the temporary file itself. A network file
-  // system may report a full disk only now.
+  if (::fsync(descriptor_) != 0) throw system_error(target_, "fsync it");
+  // From this point the destructor has nothing to close, so a failure removes the temporary file itself. A network file
+  // system may report a full disk only in close.
   const int error = ::close(std::exchange(descriptor_, -1)) != 0 ? errno : 0;
   if (error == 0 && ::rename(temporary_.c_str(), target_.c_str()) == 0) return sync_folder(folder_of(target_));
   const auto failure = system_error(target_, error != 0 ? "write to it" : "give it its name", error ? error : errno);
@@ -166,7 +166,7 @@ void AtomicFile::commit() {
 AtomicFolder::AtomicFolder(const fs::path& path)
     : target_(path), temporary_(folder_of(path) / fmt::format(".{}.tmp-{}", path.filename().string(), ::getpid())) {
   std::error_code error;
-  fs::remove_all(temporary_, error);  // of an earlier process with this number
+  fs::remove_all(temporary_, error);  // of an earlier process with the same process id
   if (::mkdir(temporary_.c_str(), 0777) != 0) throw system_error(target_, "create a folder beside it");
 }
 

@@ -1,5 +1,5 @@
-// Files: reading whole or mapped, and writing so that a reader sees the old content or the new, never a half.
-// Everything here throws efla::IoError with the path and what the system said.
+// Files: reading them whole or mapped, and writing them so that a reader sees the old content or the new, never a part.
+// Every function throws efla::IoError with the path and the system's message.
 #pragma once
 
 #include <cstdint>
@@ -18,11 +18,12 @@ inline ByteView as_bytes(std::string_view text) {
   return {reinterpret_cast<const std::uint8_t*>(text.data()), text.size()};
 }
 
-// The whole of a file, or IoError(content) where it has more than max_bytes.
+// Returns the content of a file. Throws IoError(content) if it has more than max_bytes.
 Bytes read_file(const std::filesystem::path& path, std::size_t max_bytes = SIZE_MAX);
 
-// A regular file mapped read-only. The bytes stay where they are when the object moves. A file that another process
-// cuts short while it is mapped ends the program (SIGBUS): map files that are replaced by renaming, as AtomicFile does.
+// A regular file, mapped read-only. The bytes stay in place if the object is moved. The program ends with SIGBUS if
+// another process truncates the file while it is mapped, so map only files that are replaced by renaming, as AtomicFile
+// does.
 class MappedFile {
  public:
   explicit MappedFile(const std::filesystem::path& path);
@@ -39,9 +40,9 @@ class MappedFile {
   std::size_t size_ = 0;
 };
 
-// A file under a temporary name beside its target. commit() brings it to the disk and renames it to the target; without
-// commit() it is removed and the target stays as it was. A target that is a link is written where the link points; one
-// that is not a regular file is refused.
+// A file under a temporary name beside its target. commit() fsyncs it and renames it to the target. Without commit()
+// the file is removed and the target is unchanged. If the target is a link, the file that it points to is written. A
+// target that is not a regular file is refused.
 class AtomicFile {
  public:
   explicit AtomicFile(const std::filesystem::path& path);
@@ -51,7 +52,7 @@ class AtomicFile {
 
   void write(ByteView bytes);
   void write(std::string_view text) { write(as_bytes(text)); }
-  // Over bytes that were written before, for a header that counts what follows it.
+  // Overwrites bytes that were written before, such as a header that counts what follows it.
   void overwrite(std::uint64_t offset, ByteView bytes);
   void commit();
 
@@ -67,8 +68,8 @@ class AtomicFile {
   std::uint64_t written_ = 0;
 };
 
-// A folder under a hidden temporary name beside its target, for files that belong together. commit() brings it to the
-// disk and renames it to the target, which must not exist; without commit() it is removed with what is in it.
+// A folder under a hidden temporary name beside its target, for files that belong together. commit() fsyncs it and
+// renames it to the target, which must not exist. Without commit() the folder and its files are removed.
 class AtomicFolder {
  public:
   explicit AtomicFolder(const std::filesystem::path& path);
@@ -87,8 +88,8 @@ class AtomicFolder {
 void write_file_atomically(const std::filesystem::path& path, ByteView bytes);
 void write_file_atomically(const std::filesystem::path& path, std::string_view text);
 
-// Makes the folder and its parents, or accepts an empty one. Throws efla::Error(operation, "--out", …) where it is
-// something else or has anything in it.
+// Creates the folder and its parents, or accepts an empty folder. Throws efla::Error(operation, "--out", …) if the path
+// is something else or the folder is not empty.
 void prepare_output_folder(const std::filesystem::path& path, std::string_view operation = "output folder");
 
 }  // namespace efla::io

@@ -13,7 +13,7 @@ namespace {
 // zlib counts in 32 bits.
 constexpr std::size_t kMaxStep = std::size_t{1} << 30;
 constexpr std::size_t kFirstOutput = std::size_t{1} << 16;
-constexpr int kGzipOnly = 16;  // added to the window bits: no raw deflate, no zlib header
+constexpr int kGzipOnly = 16;  // added to the window bits: refuses raw deflate and zlib headers
 
 struct Inflate {
   z_stream stream{};
@@ -39,7 +39,7 @@ Bytes gunzip(ByteView packed, const std::string& path, std::size_t max_bytes) {
   };
   Bytes out(std::min(max_bytes, kFirstOutput));
   for (;;) {
-    // One byte past the bound shows that there is more than the bound allows.
+    // One byte more than the limit shows whether the limit is exceeded.
     if (written == out.size()) out.resize(std::min(out.size() * 2 + 1, max_bytes + 1));
     const auto in_step = std::min(packed.size() - read, kMaxStep);
     const auto out_step = std::min(out.size() - written, kMaxStep);

@@ -13,10 +13,10 @@ namespace {
 
 constexpr std::uint32_t kImagesMagic = 0x803;
 constexpr std::uint32_t kLabelsMagic = 0x801;
-// Far above any data set in this format (MNIST's largest file has 47 MB), and a bound on what a bad file can cost.
+// Far above any data set in this format. Limits the memory that a bad file can allocate.
 constexpr std::size_t kMaxBytes = std::size_t{1} << 32;
 
-// The extents and the data of an IDX file of Rank dimensions.
+// Returns the extents and the data of an IDX file of Rank dimensions.
 template <int Rank>
 struct Idx {
   std::array<std::uint32_t, Rank> extent{};
@@ -52,7 +52,7 @@ Idx<Rank> parse(ByteView bytes, const std::string& path, std::uint32_t magic, co
   return idx;
 }
 
-// Reads a file and parses it; errors within an unpacked file say that their offsets are not those of the file.
+// Reads a file and parses it. Errors inside an unpacked file say that their offsets count unpacked bytes.
 template <class Parse>
 auto read(const std::filesystem::path& path, const Parse& parse) {
   const auto file = read_maybe_gzip(path, kMaxBytes);

@@ -14,12 +14,12 @@ struct IdxImages {
   Bytes pixels;  // [count, rows, cols]
 };
 
-// From memory; path is for messages. Throw IoError(content) with the byte offset where the magic is not that of images
-// (00000803) or labels (00000801), an image has no pixels, or the data is shorter or longer than the header says.
+// Parse a file in memory; path is for messages. Throw IoError(content) with the byte offset if the magic is not that of
+// images (00000803) or labels (00000801), if an image has no pixels, or if the size of the data contradicts the header.
 IdxImages parse_idx_images(ByteView bytes, const std::string& path);
 Bytes parse_idx_labels(ByteView bytes, const std::string& path);
 
-// From a file, plain or gzip; of gzip, offsets count unpacked bytes, and the message says so.
+// Read a file, plain or gzip. For gzip, offsets in messages count unpacked bytes, and the message says so.
 IdxImages read_idx_images(const std::filesystem::path& path);
 Bytes read_idx_labels(const std::filesystem::path& path);
 

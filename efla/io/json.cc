@@ -10,10 +10,10 @@
 namespace efla::io {
 namespace {
 
-// Past this depth a value is no metric or configuration; nlohmann's values are destroyed with a stack that grows too.
+// No metric or configuration is nested deeper. nlohmann's destructor of nested values is recursive.
 constexpr int kMaxDepth = 256;
 
-// The size of a text up to and with its last newline.
+// Returns the size of a text up to and including its last newline.
 std::size_t whole_lines(ByteView text) {
   return static_cast<std::size_t>(text.rend() - std::find(text.rbegin(), text.rend(), '\n'));
 }
@@ -31,7 +31,7 @@ nlohmann::json parse_json(ByteView text, const std::string& path, std::size_t st
   try {
     return nlohmann::json::parse(text.begin(), text.end(), limit_depth);
   } catch (const nlohmann::json::parse_error& error) {
-    // nlohmann counts bytes from 1, and 0 for an empty text.
+    // nlohmann counts bytes from 1, and returns 0 for an empty text.
     const auto offset = start + (error.byte > 0 ? error.byte - 1 : 0);
     throw IoError(IoError::Kind::content, path, static_cast<std::int64_t>(offset), "not JSON");
   } catch (const nlohmann::json::out_of_range&) {
@@ -84,7 +84,7 @@ void JsonLinesWriter::write(const nlohmann::ordered_json& value) {
 }
 
 void JsonLinesWriter::sync() {
-  if (::fsync(descriptor_) != 0) throw system_error(path_, "bring it to the disk");
+  if (::fsync(descriptor_) != 0) throw system_error(path_, "fsync it");
 }
 
 }  // namespace efla::io

@@ -1,4 +1,4 @@
-// JSON files and JSON lines (one value a line, as metrics are kept).
+// JSON files and JSON lines (one value per line, the format of metrics).
 #pragma once
 
 #include <filesystem>
@@ -11,24 +11,24 @@
 
 namespace efla::io {
 
-// The value in a text that begins at byte `start` of a file. Throws IoError(content) with the byte offset where it is
-// not JSON, nested deeper than 256, or has a number beyond float64.
+// Parses a text that starts at byte `start` of a file. Throws IoError(content) with the byte offset if the text is not
+// JSON, is nested deeper than 256 levels, or has a number beyond float64.
 nlohmann::json parse_json(ByteView text, const std::string& path, std::size_t start = 0);
 
-// The value in a file. Throws IoError(content) with the byte offset where it is not JSON.
+// Reads the value in a file. Throws IoError(content) with the byte offset if the file is not JSON.
 nlohmann::json read_json(const std::filesystem::path& path);
 
-// The values in a file of JSON lines, in order. A last line without its newline was cut short by a crash: left out.
+// Reads the values in a file of JSON lines, in order. Skips a last line without newline, which a crash has truncated.
 std::vector<nlohmann::json> read_json_lines(const std::filesystem::path& path);
 
-// The value on one line without a newline. JSON has no NaN and no infinity: they become null.
+// Returns a value as one line without newline. NaN and infinity become null because JSON has neither.
 std::string to_json_line(const nlohmann::ordered_json& value);
 
-// A value in a message: as JSON, but nan and inf by their names.
+// Returns a value for a message: as JSON, except that nan and inf are shown by name.
 std::string shown(const nlohmann::json& value);
 
-// Appends lines to a file, each in one write that is out of the process when it returns. On opening, a last line that
-// was cut short is cut off.
+// Appends lines to a file. Each line is written in one call before the function returns. The constructor removes a last
+// line that was truncated.
 class JsonLinesWriter {
  public:
   explicit JsonLinesWriter(const std::filesystem::path& path);
@@ -38,7 +38,7 @@ class JsonLinesWriter {
 
   void write(const nlohmann::ordered_json& value);
 
-  // Brings what was written to the disk.
+  // Calls fsync for the lines written so far.
   void sync();
 
  private:

@@ -1,4 +1,4 @@
-// The tensors of a checkpoint's folder as Hugging Face writes it: model.safetensors, or shards and their index.
+// The tensors in a checkpoint's folder as Hugging Face writes it: model.safetensors, or shards and their index.
 #pragma once
 
 #include <filesystem>
@@ -14,15 +14,15 @@ namespace efla::io {
 
 class SafetensorsFolder {
  public:
-  // Throws IoError(missing) where there is neither, and IoError(content) for an index that is not one, names a file
-  // outside of the folder, or does not say what its files hold.
+  // Throws IoError(missing) if there is neither, and IoError(content) for an index that is invalid, names a file
+  // outside of the folder, or contradicts its files.
   explicit SafetensorsFolder(const std::filesystem::path& folder);
 
-  // What names the whole in messages: the file, or the index.
+  // Returns the path for messages: that of the file, or that of the index.
   const std::string& path() const { return path_; }
-  // Null where there is no tensor of that name.
+  // Returns the file that holds the tensor of that name, or null.
   const SafetensorsFile* file_with(std::string_view name) const;
-  // In the order of names.
+  // Returns the sorted names of all tensors.
   std::vector<std::string> names() const;
 
  private:

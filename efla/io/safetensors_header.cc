@@ -13,8 +13,8 @@
 namespace efla::io {
 namespace {
 
-// Walks over the header and leaves its position where the handler below can see it: nlohmann's parser reports where a
-// text is not JSON, but not where a value of it is.
+// An iterator that makes its position visible to the handler below, because nlohmann's parser reports the position of a
+// syntax error, but not the position of a value.
 class PositionIterator {
  public:
   using iterator_category = std::forward_iterator_tag;
@@ -75,7 +75,7 @@ class HeaderHandler : public nlohmann::json_sax<nlohmann::json> {
       if (name == "__metadata__") return go(Place::metadata_entry);
       header_.entries.emplace_back();
       header_.entries.back().name = name;
-      // The position is behind the closing quote; escapes may make the key longer in the file than the name is.
+      // The position is behind the closing quote. With escapes the key is longer in the file than the name.
       header_.entries.back().offset = offset();
       fields_.clear();
       return go(Place::tensor_entry);
@@ -163,7 +163,7 @@ class HeaderHandler : public nlohmann::json_sax<nlohmann::json> {
   }
 
   HeaderEntry& tensor() { return header_.entries.back(); }
-  // Of the last byte that the parser took.
+  // Returns the offset of the last byte that the parser consumed.
   std::size_t offset() const {
     const auto taken = static_cast<std::size_t>(position_ - text_.data());
     return start_ + (taken > 0 ? taken - 1 : 0);
@@ -199,7 +199,7 @@ std::string printable(const std::string& name) {
   constexpr std::size_t kLongest = 200;
   auto size = std::min(name.size(), kLongest);
   const auto continues = [&](std::size_t i) { return (static_cast<unsigned char>(name[i]) & 0xc0) == 0x80; };
-  while (size > 0 && size < name.size() && continues(size)) --size;  // not within a character
+  while (size > 0 && size < name.size() && continues(size)) --size;  // do not cut inside a character
   std::string shown = name.substr(0, size);
   for (auto& c : shown) {
     if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';

@@ -1,4 +1,4 @@
-// The JSON header of a safetensors file, read in one pass with the place of every entry. For safetensors_read.cc.
+// The JSON header of a safetensors file, parsed in one pass with the place of every entry. Used by safetensors_read.cc.
 #pragma once
 
 #include <array>
@@ -24,7 +24,7 @@ struct Header {
   std::map<std::string, std::string> metadata;
 };
 
-// text is the header, which begins at byte `start` of the file. Throws IoError(content).
+// Parses the text of the header, which starts at byte `start` of the file. Throws IoError(content).
 Header parse_safetensors_header(ByteView text, std::size_t start, const std::string& path);
 
 }  // namespace efla::io

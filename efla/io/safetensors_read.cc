@@ -12,7 +12,7 @@ namespace efla::io {
 namespace {
 
 constexpr std::size_t kSizeField = 8;
-// The bound of the format's first implementation.
+// The limit of the reference implementation.
 constexpr std::uint64_t kMaxHeader = 100'000'000;
 
 std::size_t header_size(ByteView bytes, const std::string& path) {
@@ -27,12 +27,12 @@ std::size_t header_size(ByteView bytes, const std::string& path) {
     fail_at(path, bytes.size(),
             fmt::format("the header is cut short: {} bytes of {}", bytes.size() - kSizeField, size));
   }
-  // The format asks for it, and it tells foreign files from broken ones.
+  // The format requires the brace. The check also tells foreign files from truncated ones.
   if (size == 0 || bytes[kSizeField] != '{') fail_at(path, kSizeField, "the header does not begin with {");
   return static_cast<std::size_t>(size);
 }
 
-// The bytes that a tensor's shape asks for.
+// Returns the number of bytes that a tensor's shape needs.
 std::uint64_t shape_bytes(const HeaderEntry& entry, const std::string& path) {
   std::uint64_t size = type_bytes(entry.type);
   for (const auto extent : entry.shape) {

@@ -53,7 +53,7 @@ void check_size(const NamedTensor& tensor) {
 
 std::string header_text(std::span<const NamedTensor> tensors, const std::map<std::string, std::string>& metadata) {
   std::set<std::string_view> names;
-  // Written by hand around nlohmann's strings: an ordered_json of many keys takes quadratic time.
+  // The object is written by hand, because an ordered_json of many keys takes quadratic time.
   std::string text = "{";
   if (!metadata.empty()) text += "\"__metadata__\":" + nlohmann::json(metadata).dump();
   std::uint64_t begin = 0;

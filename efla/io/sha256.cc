@@ -14,8 +14,8 @@ using State = std::array<std::uint32_t, 8>;
 
 using uint128 = unsigned __int128;
 
-// The first 32 bits of the fraction of the square (power 2) or cube (power 3) root of n: the largest r with
-// r^power ≤ n · 2^(32 · power), less its whole part.
+// Returns the first 32 bits of the fractional part of the square root (power 2) or cube root (power 3) of n: the
+// largest r with r^power ≤ n · 2^(32 · power), without its integer part.
 constexpr std::uint32_t root_fraction(std::uint32_t n, int power) {
   std::uint64_t root = 0;
   for (int bit = 36; bit >= 0; --bit) {

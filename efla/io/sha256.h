@@ -1,4 +1,4 @@
-// SHA-256 (FIPS 180-4), to check what was downloaded and what was written.
+// SHA-256 (FIPS 180-4), which checks files that were downloaded or written.
 #pragma once
 
 #include <array>
@@ -9,20 +9,20 @@
 
 namespace efla::io {
 
-// 64 hexadecimal digits in lower case.
+// Returns the digest as 64 lower-case hexadecimal digits.
 std::string sha256(ByteView bytes);
 
-// The same of bytes that come in parts.
+// Computes the digest of bytes that arrive in pieces.
 class Sha256 {
  public:
   Sha256();
   void update(ByteView bytes);
-  // Of everything so far; ends the use of the object.
+  // Returns the digest of all bytes so far. The object must not be used afterwards.
   std::string digest();
 
  private:
   std::array<std::uint32_t, 8> state_;
-  std::array<std::uint8_t, 64> block_{};  // bytes that fill no block yet
+  std::array<std::uint8_t, 64> block_{};  // bytes that do not fill a block yet
   std::uint64_t size_ = 0;
 };
 

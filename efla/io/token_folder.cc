@@ -17,9 +17,9 @@ using nlohmann::ordered_json;
 
 constexpr const char* kFormat = "efla token shards";
 constexpr int kVersion = 1;
-constexpr std::int64_t kMaxCount = std::int64_t{1} << 50;  // sums of counts stay far from overflow
+constexpr std::int64_t kMaxCount = std::int64_t{1} << 50;  // keeps sums of counts far from overflow
 
-// Reads fields of a JSON object and says where one is missing or of another type.
+// Reads the fields of a JSON object. Reports a field that is missing or has another type.
 class Fields {
  public:
   Fields(const json& object, std::string path, std::string where)
@@ -81,7 +81,7 @@ TokenizerInfo read_tokenizer(const Fields& fields) {
 TokenIndex::Shard read_shard(const Fields& fields) {
   TokenIndex::Shard shard;
   shard.file = fields.text("file");
-  // A name only: an index from elsewhere opens nothing outside of its folder.
+  // A plain name: an index from elsewhere must not open files outside of its folder.
   const bool plain = !shard.file.empty() && shard.file.front() != '.' &&
                      shard.file.find_first_of(std::string_view("/\\\0", 3)) == std::string::npos;
   if (!plain) fields.fail(fmt::format("the name \"{}\" of a shard is not a plain one", printable(shard.file)));

@@ -28,23 +28,23 @@ struct TokenIndex {
 
   TokenizerInfo tokenizer;
   std::vector<Shard> shards;      // in the order of the documents
-  nlohmann::ordered_json source;  // what made them; compared as a whole before making more
-  // Where its writer goes on: at a document of an input file. Nothing once every shard is there.
+  nlohmann::ordered_json source;  // how the shards were made; must be equal before more shards are added
+  // The position at which the writer resumes, in a document of an input file. Empty when every shard is written.
   std::optional<Position> unfinished;
 
   std::int64_t tokens() const;
   std::int64_t documents() const;
 };
 
-// The index of a folder. read throws IoError: missing where there is none, content for anything that is not as written.
+// Read and write the index of a folder. read throws IoError: missing if there is none, content if it is invalid.
 TokenIndex read_token_index(const std::filesystem::path& folder);
 void write_token_index(const std::filesystem::path& folder, const TokenIndex& index);
 
-// The folder's documents as one row of tokens, from the first shard's first to the last shard's last.
+// The folder's documents as one row of tokens, from the first token of the first shard to the last of the last shard.
 class TokenFolder {
  public:
-  // Maps every shard and checks it against the index (sizes, counts, tokenizer; not the contents: verify). Throws
-  // IoError as read_token_index and TokenShard do, and for a folder that is not finished or holds no token.
+  // Maps every shard and checks it against the index: sizes, counts and tokenizer, but not the contents (see verify).
+  // Throws IoError like read_token_index and TokenShard, and for a folder that is unfinished or holds no token.
   explicit TokenFolder(const std::filesystem::path& folder);
 
   const TokenIndex& index() const { return index_; }
@@ -53,12 +53,12 @@ class TokenFolder {
   std::int64_t tokens() const { return begins_.back(); }
   std::int64_t documents() const { return index_.documents(); }
 
-  // Where the document that holds a token in [0, tokens()) ends.
+  // Returns the end of the document that holds the token, which is in [0, tokens()).
   std::int64_t document_end(std::int64_t token) const;
   // Copies ids [begin, begin + out.size()).
   void read(std::int64_t begin, std::span<std::int64_t> out) const;
 
-  // TokenShard::verify of every shard.
+  // Calls TokenShard::verify for every shard.
   void verify() const;
 
  private:
@@ -66,7 +66,7 @@ class TokenFolder {
 
   TokenIndex index_;
   std::vector<TokenShard> shards_;
-  std::vector<std::int64_t> begins_;  // [shards + 1] first token of each
+  std::vector<std::int64_t> begins_;  // [shards + 1] first token of each shard
 };
 
 }  // namespace efla::io

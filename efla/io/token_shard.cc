@@ -27,7 +27,7 @@ constexpr std::int64_t kMaxVocabOf16Bits = 65536;
 constexpr std::size_t kEndBytes = sizeof(std::uint64_t);
 constexpr std::size_t kIdsAtATime = std::size_t{1} << 16;
 
-// The header as it lies in the file.
+// The header as it is stored in the file.
 struct ShardHeader {
   std::array<char, 8> magic = kMagic;
   std::uint32_t version = kShardVersion;
@@ -96,7 +96,7 @@ ShardHeader read_header(ByteView bytes, const std::string& path) {
   return header;
 }
 
-// The bytes that the header asks for in all; SIZE_MAX where they overflow.
+// Returns the total number of bytes that the header describes; SIZE_MAX if it overflows.
 std::size_t size_by(const ShardHeader& header) {
   std::uint64_t ids = 0, ends = 0, size = 0;
   if (__builtin_mul_overflow(header.tokens, std::uint64_t{header.token_bytes}, &ids) ||

@@ -1,4 +1,4 @@
-// Token shards: the ids of tokenized documents in files that are mapped, not read. docs/token-shards.md has the format.
+// Token shards: the ids of tokenized documents in files that are mapped. docs/token-shards.md describes the format.
 #pragma once
 
 #include <cstdint>
@@ -13,10 +13,10 @@
 
 namespace efla::io {
 
-// Which tokenizer made ids. bos and eos are −1 where there is none.
+// The tokenizer that made the ids. bos and eos are −1 if the tokenizer has none.
 struct TokenizerInfo {
   std::string name;         // "bytes", or the model's file name
-  std::string fingerprint;  // sha256 of what defines it, 64 hexadecimal digits
+  std::string fingerprint;  // sha256 of its definition, 64 hexadecimal digits
   std::int64_t vocab_size = 0;
   std::int32_t bos = -1, eos = -1;
 
@@ -25,8 +25,8 @@ struct TokenizerInfo {
 
 inline constexpr std::size_t kTokenShardHeader = 128;
 
-// A shard in memory. ends[d] is where document d ends, counted in tokens from the shard's start; d begins where d − 1
-// ends. Both ranges point into the file's bytes: little-endian, aligned as the mapping is.
+// A shard in memory. ends[d] is the end of document d, counted in tokens from the start of the shard; document d begins
+// at the end of document d − 1. Both ranges point into the bytes of the file: little-endian, aligned like the mapping.
 struct TokenShardContent {
   std::int64_t tokens = 0, documents = 0, vocab_size = 0;
   std::size_t token_bytes = 0;  // 2 or 4
@@ -35,11 +35,12 @@ struct TokenShardContent {
   ByteView ends;  // [documents] uint64, rising, the last one `tokens`
 };
 
-// Reads the header and checks all but the checksum and the ids: magic, version, the header's own checksum, sizes
-// against the file's, the documents' ends. Throws IoError(content) with the byte offset. path is for messages.
+// Parses the header and checks everything except the checksum and the ids: magic, version, the header's own checksum,
+// sizes against the size of the file, the ends of the documents. Throws IoError(content) with the byte offset. path is
+// for messages.
 TokenShardContent parse_token_shard(ByteView bytes, const std::string& path);
 
-// A mapped shard. Throws as parse_token_shard and MappedFile do.
+// A mapped shard. Throws like parse_token_shard and MappedFile.
 class TokenShard {
  public:
   explicit TokenShard(const std::filesystem::path& path);
@@ -49,7 +50,7 @@ class TokenShard {
   std::int64_t tokens() const { return content_.tokens; }
   std::int64_t documents() const { return content_.documents; }
 
-  // End of a document in [0, documents()), and the document that holds a token in [0, tokens()).
+  // Return the end of a document in [0, documents()), and the document that holds a token in [0, tokens()).
   std::int64_t document_end(std::int64_t document) const;
   std::int64_t document_of(std::int64_t token) const;
 
@@ -57,7 +58,7 @@ class TokenShard {
   void read(std::int64_t begin, std::span<std::int32_t> out) const;
   void read(std::int64_t begin, std::span<std::int64_t> out) const;
 
-  // Reads everything: throws IoError(content) where the checksum differs or an id is not below the vocabulary's size.
+  // Reads everything. Throws IoError(content) if the checksum differs or an id is not below the vocabulary's size.
   void verify() const;
 
  private:
@@ -65,20 +66,20 @@ class TokenShard {
   TokenShardContent content_;
 };
 
-// Writes a shard under a temporary name; commit() gives it its own. Memory: 8 bytes a document.
+// Writes a shard under a temporary name; commit() renames it. Memory: 8 bytes per document.
 class TokenShardWriter {
  public:
   TokenShardWriter(const std::filesystem::path& path, const TokenizerInfo& tokenizer);
 
-  // Ids of the document at hand. Throws Error for one outside of the vocabulary.
+  // Appends ids of the current document. Throws Error for an id outside of the vocabulary.
   void append(std::span<const std::int32_t> ids);
-  // Ends the document at hand; one without ids is refused with an Error.
+  // Ends the current document. Throws Error if it has no ids.
   void end_document();
 
   std::int64_t tokens() const { return tokens_; }
   std::int64_t documents() const { return static_cast<std::int64_t>(ends_.size()); }
 
-  // Writes the rest and the header; returns the payload's sha256.
+  // Writes the rest and the header. Returns the payload's sha256.
   std::string commit();
 
  private:

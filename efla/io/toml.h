@@ -8,11 +8,11 @@
 
 namespace efla::io {
 
-// Throws IoError(content) with line, column and byte offset where the text is not TOML, and for dates and times, which
-// JSON does not have.
+// Reads a TOML file. Throws IoError(content) with line, column and byte offset if the text is not TOML, and for dates
+// and times, because JSON has neither.
 nlohmann::json read_toml(const std::filesystem::path& path);
 
-// The same of a text; name is for messages.
+// Parses a text in the same way. name is for messages.
 nlohmann::json parse_toml(std::string_view text, const std::string& name);
 
 }  // namespace efla::io

@@ -21,7 +21,7 @@ constexpr std::uint64_t kXzMemory = std::uint64_t{1} << 30;
 constexpr std::size_t kMaxStep = std::size_t{1} << 30;  // zlib counts in 32 bits
 constexpr int kGzipOnly = 16;                           // added to the window bits
 
-// What the unpackers share: the count of packed bytes, for messages.
+// The common base of the unpackers: counts packed bytes, for messages.
 class Counting : public Unpacker {
  public:
   explicit Counting(std::string path) : path_(std::move(path)) {}

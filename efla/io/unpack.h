@@ -1,4 +1,4 @@
-// Files read in a stream, unpacked on the way: gzip, xz, zstd, or as they are.
+// Files read as a stream that is unpacked on the way: gzip, xz, zstd, or plain.
 #pragma once
 
 #include <cstdint>
@@ -14,32 +14,33 @@ namespace efla::io {
 
 enum class Packing { none, gzip, xz, zstd };
 
-// By the first bytes.
+// Returns the packing by the first bytes of a file.
 Packing packing_of(ByteView bytes);
 
-// Turns packed bytes into what they stand for, part by part: one stream, or several one after the other.
+// Unpacks bytes piece by piece. The packed data is one stream or several concatenated streams.
 class Unpacker {
  public:
   virtual ~Unpacker() = default;
 
-  // Takes bytes from the front of `in`, fills `out` as far as they go and returns how far. `last` says that nothing
-  // will follow `in`. Throws IoError(content) with the offset in the packed bytes where a stream is corrupt, cut short,
-  // followed by anything else, or asks for more memory than its format is allowed here.
+  // Consumes bytes from the front of `in`, writes to `out` as many as they give and returns their number. `last` says
+  // that nothing follows `in`. Throws IoError(content) with the offset in the packed bytes if a stream is corrupt,
+  // truncated, followed by other data, or needs more memory than the limit for its format.
   virtual std::size_t unpack(ByteView& in, bool last, std::span<std::uint8_t> out) = 0;
 };
 
-// path is for messages.
+// Returns the unpacker for a packing. path is for messages.
 std::unique_ptr<Unpacker> make_unpacker(Packing packing, const std::string& path);
 
-// A file, unpacked. Memory: what its packing needs, at most 1 GiB for xz and 128 MiB for zstd.
+// A file, unpacked. Memory: what the packing needs, at most 1 GiB for xz and 128 MiB for zstd.
 class UnpackedFile {
  public:
   explicit UnpackedFile(const std::filesystem::path& path);
 
-  // Fills `out` and returns how much: less only at the end. Throws as Unpacker does, and IoError for the disk.
+  // Fills `out` and returns the number of bytes, which is smaller only at the end. Throws like Unpacker, and IoError if
+  // the disk fails.
   std::size_t read(std::span<std::uint8_t> out);
 
-  // Bytes of the file that have been taken.
+  // Returns the number of bytes of the file that were consumed.
   std::uint64_t position() const { return position_ - unread_.size(); }
   Packing packing() const { return packing_; }
 

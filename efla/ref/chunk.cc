@@ -1,5 +1,5 @@
-// The chunkwise form of the EFLA paper, equations 21 to 32, in the paper's own symbols (with a_t for α_t where it
-// erases and b_t where it writes; the paper has a = b = α).
+// The chunk algorithm of EFLA (arXiv 2512.12602), equations 21 to 32, with the symbols of the paper. The paper has one
+// gain α; here a_t is the erase gain and b_t the write gain.
 #include <algorithm>
 #include <vector>
 
@@ -10,7 +10,7 @@
 namespace efla::ref {
 namespace {
 
-// One chunk: returns O (unscaled) and moves S on.
+// Computes one chunk: returns O (unscaled) and advances S.
 Matrix chunk_step(const std::vector<Token>& tokens, Matrix& s) {
   const auto c = static_cast<std::int64_t>(tokens.size());
   Matrix q(c, s.rows), k(c, s.rows), v(c, s.cols);
@@ -22,7 +22,7 @@ Matrix chunk_step(const std::vector<Token>& tokens, Matrix& s) {
     a.push_back(tokens[r].a);
     b.push_back(tokens[r].b);
   }
-  // Equation 31, the UT transform; its trailing diag(α) is applied to K and V in equation 32.
+  // Equation 31, the UT transform. Its trailing diag(α) is applied to K and V in equation 32.
   const Matrix t = inverse_of_unit_lower(lower_triangle(scale_rows(a, k * transpose(k)), false));
   const Matrix w = t * scale_rows(a, k);                                         // equations 25 and 32
   const Matrix u = t * scale_rows(b, v);                                         // equations 26 and 32

@@ -1,26 +1,26 @@
-// The operator in float64, written to be read beside the paper and never to be fast: the fast kernels are tested
-// against it. Elements of T are widened to float64 on the way in and rounded once on the way out.
+// The operator in float64, written to be read beside the paper, never to be fast. The fast kernels are tested against
+// it. Inputs of type T are widened to float64, outputs are rounded once.
 #pragma once
 
 #include "efla/rule/problem.h"
 
 namespace efla::ref {
 
-// The token recurrence: EFLA paper, equation 20 (and 5, 11 to 13 with the other step sizes).
+// Computes the token recurrence: equation 20 of EFLA (arXiv 2512.12602); equations 5 and 11 to 13 for other steps.
 template <class T>
 void recurrent_fwd(const DeltaForward<T>& problem);
 
-// Its gradients, by walking the tokens back over the stored states. Of a sequence's chunk states only the first is
-// read.
+// Computes the gradients of the token recurrence by walking back over the stored states of all tokens. Reads only the
+// first chunk state of each sequence.
 template <class T>
 void recurrent_bwd(const DeltaBackward<T>& problem);
 
-// The chunkwise form with W, U and T written out: equations 21 to 32. chunk ≥ 1 tokens at a time. For rules without
-// decay, as the paper's.
+// Computes the chunk algorithm with W, U and T written out: equations 21 to 32 of EFLA. Takes chunk ≥ 1 tokens at a
+// time. Supports rules without decay only, like the paper.
 template <class T>
 void chunk_fwd(const DeltaForward<T>& problem, std::int64_t chunk);
 
-// The decode step: one token of the recurrence.
+// Computes a decode step: one token of the recurrence.
 template <class T, class S>
 void step(const DeltaStep<T, S>& problem);
 

@@ -45,7 +45,7 @@ inline Matrix operator-(Matrix a, const Matrix& b) {
   return a;
 }
 
-// diag(d) · a.
+// Returns diag(d) · a.
 inline Matrix scale_rows(const std::vector<double>& d, Matrix a) {
   for (std::int64_t i = 0; i < a.rows; ++i) {
     for (std::int64_t j = 0; j < a.cols; ++j) a(i, j) *= d[i];
@@ -53,7 +53,7 @@ inline Matrix scale_rows(const std::vector<double>& d, Matrix a) {
   return a;
 }
 
-// The entries below the diagonal, or also those on it.
+// Returns the entries below the diagonal, and on request those on it.
 inline Matrix lower_triangle(Matrix a, bool with_diagonal) {
   for (std::int64_t i = 0; i < a.rows; ++i) {
     for (std::int64_t j = i + (with_diagonal ? 1 : 0); j < a.cols; ++j) a(i, j) = 0.0;
@@ -61,7 +61,7 @@ inline Matrix lower_triangle(Matrix a, bool with_diagonal) {
   return a;
 }
 
-// (I + l)⁻¹ for a strictly lower triangular l, row by row.
+// Returns (I + l)⁻¹ of a strictly lower triangular l, row by row.
 inline Matrix inverse_of_unit_lower(const Matrix& l) {
   Matrix inverse(l.rows, l.rows);
   for (std::int64_t i = 0; i < l.rows; ++i) {

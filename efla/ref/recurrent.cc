@@ -8,7 +8,7 @@
 namespace efla::ref {
 namespace {
 
-// Sᵀ x.
+// Returns Sᵀ x.
 std::vector<double> transposed_times(const Matrix& s, const std::vector<double>& x) {
   std::vector<double> y(s.cols, 0.0);
   for (std::int64_t i = 0; i < s.rows; ++i) {
@@ -17,7 +17,7 @@ std::vector<double> transposed_times(const Matrix& s, const std::vector<double>&
   return y;
 }
 
-// S y.
+// Returns S y.
 std::vector<double> times(const Matrix& s, const std::vector<double>& y) {
   std::vector<double> x(s.rows, 0.0);
   for (std::int64_t i = 0; i < s.rows; ++i) {
@@ -26,7 +26,7 @@ std::vector<double> times(const Matrix& s, const std::vector<double>& y) {
   return x;
 }
 
-// S += x yᵀ.
+// Computes S += x yᵀ.
 void add_outer(Matrix& s, const std::vector<double>& x, const std::vector<double>& y) {
   for (std::int64_t i = 0; i < s.rows; ++i) {
     for (std::int64_t j = 0; j < s.cols; ++j) s(i, j) += x[i] * y[j];
@@ -39,14 +39,14 @@ double dot(const std::vector<double>& x, const std::vector<double>& y) {
   return sum;
 }
 
-// S̃_t = D S_{t−1}.
+// Computes S̃_t = D S_{t−1} in place.
 void decay(Matrix& s, const Token& token) {
   for (std::int64_t i = 0; i < s.rows; ++i) {
     for (std::int64_t j = 0; j < s.cols; ++j) s(i, j) *= token.decay[i];
   }
 }
 
-// u_t = b v − a S̃_tᵀ k; S_t = S̃_t + k uᵀ. Returns u_t, leaves S_t in s.
+// Computes u_t = b v − a S̃_tᵀ k and S_t = S̃_t + k uᵀ. Returns u_t and leaves S_t in s.
 std::vector<double> advance(Matrix& s, const Token& token) {
   decay(s, token);
   std::vector<double> u = transposed_times(s, token.k);
@@ -73,7 +73,7 @@ void write_state(const Matrix& s, const View<S, 4>& state, std::int64_t i_b, std
   }
 }
 
-// The view of one chunk's states.
+// Returns the view of the saved states of one chunk.
 template <class S>
 View<S, 4> chunk_state(const View<S, 5>& states, std::int64_t chunk) {
   return {states.at(std::int64_t{0}, chunk),
@@ -81,7 +81,7 @@ View<S, 4> chunk_state(const View<S, 5>& states, std::int64_t chunk) {
           {states.stride[0], states.stride[2], states.stride[3], states.stride[4]}};
 }
 
-// The gradient of x/√(Σx² + ε) from that of its result y: (dy − y (y·dy)) · factor; dy as it is when the norm is off.
+// Returns the gradient of x/√(Σx² + ε) from its result y: (dy − y (y·dy)) · factor; dy unchanged if the norm is off.
 std::vector<double> l2_normalise_bwd(const std::vector<double>& y, std::vector<double> dy, double factor, bool on) {
   if (!on) return dy;
   const double along = dot(y, dy);
@@ -91,7 +91,7 @@ std::vector<double> l2_normalise_bwd(const std::vector<double>& y, std::vector<d
 
 using Rows = std::vector<std::vector<double>>;
 
-// One value head; what it gives to dq and dk is added to their sums [T, K] over the value heads of its query head.
+// Computes the gradients of one value head. Adds its dq and dk to the sums [T, K] over the value heads of a query head.
 template <class T>
 void head_bwd(const DeltaBackward<T>& p, std::int64_t n, std::int64_t i_h, Rows& dq_sum, Rows& dk_sum) {
   const Sequence at = sequence_of(p, n);
@@ -211,7 +211,7 @@ void step(const DeltaStep<T, S>& p) {
   forward.beta = with_token_axis(p.beta);
   forward.g = with_token_axis(p.g);
   forward.o = with_token_axis(p.o);
-  std::vector<State<T>> copy(p.state.size());  // the state as the forward takes it
+  std::vector<State<T>> copy(p.state.size());  // the state in the type that the forward takes
   const auto state = View<State<T>, 4>::contiguous(copy.data(), p.state.extent);
   const auto for_each_element = [&](auto&& f) {
     const auto [batch, heads, key_dim, value_dim] = p.state.extent;
@@ -224,7 +224,7 @@ void step(const DeltaStep<T, S>& p) {
     }
   };
   for_each_element([](State<T>& to, const S& from) { to = static_cast<State<T>>(to_float(from)); });
-  forward.initial_state = state;  // read whole before final_state is written
+  forward.initial_state = state;  // read completely before final_state is written
   forward.final_state = state;
   recurrent_fwd(forward);
   for_each_element([](const State<T>& from, S& to) { to = from_state<S>(static_cast<State<S>>(from)); });

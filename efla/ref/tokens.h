@@ -1,4 +1,4 @@
-// What a token brings to the recurrence, widened to float64: q, k, v, the decay and the gains.
+// The inputs of one token of the recurrence, widened to float64: q, k, v, the decay and the gains.
 #pragma once
 
 #include <cmath>
@@ -8,7 +8,7 @@
 
 namespace efla::ref {
 
-// x/√(Σx² + ε) when `on`; the factor 1/√(Σx² + ε) is returned (1 when off).
+// Divides x by √(Σx² + ε) if `on`. Returns the factor 1/√(Σx² + ε), or 1 if not `on`.
 inline double l2_normalise(std::vector<double>& x, bool on) {
   if (!on) return 1.0;
   double sum = kL2NormEpsilon;
@@ -19,8 +19,8 @@ inline double l2_normalise(std::vector<double>& x, bool on) {
 }
 
 struct Token {
-  std::vector<double> q, k, v;        // q and k after the L2 norm where the rule asks for it; q not yet scaled
-  double q_factor = 1, k_factor = 1;  // of the L2 norm
+  std::vector<double> q, k, v;        // q and k after the L2 norm if the rule has one; q is not scaled yet
+  double q_factor = 1, k_factor = 1;  // factors of the L2 norm
   double beta = 0, lambda = 0;        // λ = ‖k‖²
   Gain<double> gain{};                // α and its derivatives
   double a = 0, b = 0;                // erase and write gains

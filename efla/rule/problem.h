@@ -1,4 +1,4 @@
-// The contract of the operator: what a forward, a backward and a decode step read and write.
+// The contract of the operator: the inputs and outputs of a forward, a backward and a decode step.
 //
 //   S̃_t = D_t S_{t−1},    S_t = S̃_t + k_t (b_t v_t − a_t S̃_tᵀ k_t)ᵀ,    o_t = scale · S_tᵀ q_t
 //
@@ -17,7 +17,7 @@
 
 namespace efla {
 
-// Tokens between two saved states, and the chunk of the chunkwise form.
+// Tokens per chunk of the chunk algorithm, which is also the number of tokens between two saved states.
 inline constexpr std::int64_t kChunk = 32;
 
 // ε of the L2 norm, x/√(Σx² + ε).
@@ -25,38 +25,38 @@ inline constexpr double kL2NormEpsilon = 1e-6;
 
 struct DeltaShape {
   std::int64_t batch = 0, tokens = 0, heads = 0, value_heads = 0, key_dim = 0, value_dim = 0;
-  // Sequences packed one after the other into the tokens of one batch entry (cu_seqlens); 0: every batch entry is one.
+  // Number of sequences packed into the tokens of a single batch entry (cu_seqlens); 0: each batch entry is a sequence.
   std::int64_t packed = 0;
 
   constexpr std::int64_t sequences() const { return packed > 0 ? packed : batch; }
-  // Saved states of a batch entry: one a chunk; packed, where a sequence starts its own chunks, at most so many.
+  // Returns the number of saved states per batch entry: one per chunk; an upper bound if sequences are packed.
   constexpr std::int64_t chunks() const {
     return packed > 0 ? tokens / kChunk + packed : (tokens + kChunk - 1) / kChunk;
   }
-  constexpr std::int64_t group() const { return value_heads / heads; }  // value heads of a query head
+  constexpr std::int64_t group() const { return value_heads / heads; }  // value heads per query head
 };
 
-// Where a sequence lies: batch entry, tokens [begin, end), and the index of its first saved state.
+// The place of a sequence: its batch entry, its tokens [begin, end), and the index of its first saved state.
 struct Sequence {
   std::int64_t i_b = 0, begin = 0, end = 0, first_chunk = 0;
 
-  // The index of the state before token t, the first of a chunk.
+  // Returns the index of the saved state before token t, which is the first token of a chunk.
   constexpr std::int64_t chunk(std::int64_t t) const { return first_chunk + (t - begin) / kChunk; }
 };
 
 struct DeltaRule {
   StepSize step;
   Decay decay = Decay::none;
-  bool qk_l2norm = false;  // q and k are divided by √(Σx² + kL2NormEpsilon) first
-  double scale = NAN;      // of the output; NaN stands for K^(−1/2)
+  bool qk_l2norm = false;  // divide q and k by √(Σx² + kL2NormEpsilon) first
+  double scale = NAN;      // factor on the output; NaN: K^(−1/2)
 
   double scale_for(std::int64_t key_dim) const {
     return std::isnan(scale) ? 1.0 / std::sqrt(static_cast<double>(key_dim)) : scale;
   }
 };
 
-// Inputs first, outputs last. A view without data is absent; outputs present are fully overwritten (of chunk_states the
-// slots that sequences use).
+// Inputs first, outputs last. A view without data is absent. Outputs that are present are fully overwritten, except the
+// slots of chunk_states that no sequence uses.
 template <class T>
 struct DeltaForward {
   DeltaShape shape;
@@ -65,14 +65,14 @@ struct DeltaForward {
   View<const T, 4> v;                      // [B, T, HV, V]
   View<const T, 3> beta;                   // [B, T, HV]
   View<const State<T>, 4> g;               // [B, T, HV, 1 or K] by rule.decay; absent without decay
-  View<const std::int64_t, 1> cu_seqlens;  // [N + 1] where sequences are packed: 0, ends of sequences, T
-  View<const State<T>, 4> initial_state;   // [N, HV, K, V], optional: zeros
+  View<const std::int64_t, 1> cu_seqlens;  // [N + 1] if sequences are packed: 0, the end of each sequence
+  View<const State<T>, 4> initial_state;   // [N, HV, K, V], optional; absent: zeros
   View<T, 4> o;                            // [B, T, HV, V]
   View<State<T>, 4> final_state;           // [N, HV, K, V], optional
   View<State<T>, 5> chunk_states;  // [B, NC, HV, K, V], optional: the state before every kChunk tokens of a sequence
 };
 
-// The gradients of a loss whose gradient with respect to o and the final state is dout and dfinal_state.
+// The gradients of a loss. dout and dfinal_state are its gradients with respect to o and to the final state.
 template <class T>
 struct DeltaBackward {
   DeltaShape shape;
@@ -83,15 +83,15 @@ struct DeltaBackward {
   View<const std::int64_t, 1> cu_seqlens;
   View<const State<T>, 5> chunk_states;  // [B, NC, HV, K, V], as the forward wrote them
   View<const T, 4> dout;                 // [B, T, HV, V]
-  View<const State<T>, 4> dfinal_state;  // [N, HV, K, V], optional: zeros
+  View<const State<T>, 4> dfinal_state;  // [N, HV, K, V], optional; absent: zeros
   View<T, 4> dq, dk, dv;                 // as q, k, v; dq and dk are summed over the value heads of a query head
   View<T, 3> dbeta;                      // as beta
   View<State<T>, 4> dg;                  // as g
   View<State<T>, 4> dinitial_state;      // [N, HV, K, V], optional
 };
 
-// One token for every batch entry; the state is read and overwritten. A state kept in bfloat16 (S) is widened, updated
-// in float32 and rounded back at every token.
+// One token per batch entry; the state is updated in place. A state of type bfloat16 (S) is widened to float32, updated
+// and rounded back at every token.
 template <class T, class S = State<T>>
 struct DeltaStep {
   DeltaShape shape;  // tokens is 1
@@ -104,7 +104,7 @@ struct DeltaStep {
   View<T, 3> o;               // [B, HV, V]
 };
 
-// Sequence n of a forward or a backward.
+// Returns the place of sequence n of a forward or a backward.
 template <class Problem>
 constexpr Sequence sequence_of(const Problem& p, std::int64_t n) {
   if (p.shape.packed == 0) return {n, 0, p.shape.tokens, 0};

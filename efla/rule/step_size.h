@@ -1,5 +1,5 @@
-// The step size: which integrator of dS/dτ = −k kᵀ S + k vᵀ over a time β turns (β, λ = ‖k‖²) into the gain α of
-// S_t = (I − α k kᵀ) S_{t−1} + α k vᵀ. EFLA paper, equations 5 (euler), 11 to 13 (rk), 20 (exact).
+// The step size: the integrator of dS/dτ = −k kᵀ S + k vᵀ over a time β, which turns (β, λ = ‖k‖²) into the gain α of
+// S_t = (I − α k kᵀ) S_{t−1} + α k vᵀ. Equations 5 (euler), 11 to 13 (rk) and 20 (exact) of EFLA (arXiv 2512.12602).
 //
 // With x = βλ every integrator is α = β φ(x), so dα/dβ = (xφ)′ and dα/dλ = β² φ′; a row below gives φ and (xφ)′:
 //
@@ -21,7 +21,7 @@ namespace efla {
 
 enum class Integrator { euler, rk, exact, implicit_euler, trapezoid };
 
-// λ below this counts as this (EFLA paper, appendix A).
+// A smaller λ is replaced by this value (EFLA, appendix A).
 inline constexpr double kMinKeyNormSquared = 1e-12;
 inline constexpr int kMaxRungeKuttaOrder = 64;
 
@@ -33,7 +33,7 @@ struct StepSize {
   double write_scale = 1.0;
 };
 
-// Reads euler, rkN (rk2, rk4, …), exact, implicit_euler, trapezoid; throws Error with the nearest name otherwise.
+// Parses euler, rkN (rk2, rk4, …), exact, implicit_euler or trapezoid. Throws Error with the nearest name otherwise.
 StepSize parse_step_size(std::string_view name);
 std::string name_of(const StepSize& step);
 
@@ -45,14 +45,14 @@ struct Gain {
 
 namespace detail {
 
-// φ(x) of the exact step, (1 − e^{−x})/x.
+// Returns φ(x) of the exact step, (1 − e^{−x})/x.
 template <class Real>
 constexpr Real exact_phi(Real x) {
   return std::abs(x) < Real(1e-30) ? Real(1) : -std::expm1(-x) / x;
 }
 
-// φ′(x) = (x e^{−x} − 1 + e^{−x})/x². Near 0 the numerator cancels, so there its Taylor series Σ (−1)ⁿ⁺¹ (n+1)/(n+2)!
-// xⁿ is summed: for |x| < 1 these many terms reach the rounding of Real.
+// Returns φ′(x) = (x e^{−x} − 1 + e^{−x})/x² of the exact step. The numerator cancels near 0. For |x| < 1 the function
+// therefore sums the Taylor series Σ (−1)ⁿ⁺¹ (n+1)/(n+2)! xⁿ, with enough terms for the rounding of Real.
 template <class Real>
 constexpr Real exact_phi_slope(Real x) {
   if (std::abs(x) >= Real(1)) return (std::exp(-x) - exact_phi(x)) / x;
@@ -65,7 +65,7 @@ constexpr Real exact_phi_slope(Real x) {
   return sum;
 }
 
-// φ(x) of rk(order), by Horner's scheme: 1 − x/2 (1 − x/3 (1 − …)).
+// Returns φ(x) of rk(order) by Horner's scheme: 1 − x/2 (1 − x/3 (1 − …)).
 template <class Real>
 constexpr Real runge_kutta_phi(Real x, int order) {
   Real phi = 1;
@@ -83,7 +83,7 @@ constexpr Real runge_kutta_phi_slope(Real x, int order) {
   return slope;
 }
 
-// (xφ)′ of rk(order), which is the eigenvalue of rk(order − 1): 1 − x (1 − x/2 (1 − …)).
+// Returns (xφ)′ of rk(order), which is the eigenvalue of rk(order − 1): 1 − x (1 − x/2 (1 − …)).
 template <class Real>
 constexpr Real runge_kutta_time_slope(Real x, int order) {
   Real sum = 1;
@@ -126,7 +126,7 @@ constexpr Real phi_slope(const StepSize& step, Real x) {
   return 0;
 }
 
-// (xφ)′ in closed form: φ + x φ′ would cancel where x is large.
+// Returns (xφ)′ in closed form, because φ + x φ′ would cancel for large x.
 template <class Real>
 constexpr Real time_slope(const StepSize& step, Real x) {
   const Real value = phi(step, x);
@@ -146,13 +146,13 @@ constexpr Real time_slope(const StepSize& step, Real x) {
 
 }  // namespace detail
 
-// α(β, λ) by the integrator of `step`; the scales of `step` are not applied.
+// Returns α(β, λ) of the integrator of `step`, without the scales of `step`.
 template <class Real>
 constexpr Real gain_alpha(const StepSize& step, Real beta, Real lambda) {
   return beta * detail::phi(step, beta * std::max(lambda, Real(kMinKeyNormSquared)));
 }
 
-// α and its derivatives.
+// Returns α and its derivatives, without the scales of `step`.
 template <class Real>
 constexpr Gain<Real> gain(const StepSize& step, Real beta, Real lambda) {
   const Real x = beta * std::max(lambda, Real(kMinKeyNormSquared));

@@ -12,7 +12,7 @@
 namespace efla {
 namespace {
 
-// No tensor of a problem may have more elements than this: products of extents and byte counts stay within int64.
+// The largest number of elements of a tensor. It keeps products of extents and byte counts within int64.
 constexpr std::int64_t kMaxElements = std::numeric_limits<std::int64_t>::max() / 64;
 
 void check_size(const char* operation, const char* argument, std::int64_t size, std::int64_t least) {
@@ -49,7 +49,7 @@ void check_view(const char* operation, const char* name, const View<T, Rank>& vi
   }
 }
 
-// g, and dg where there is one.
+// Checks g, and dg if there is one.
 template <class T, int Rank>
 void check_decay(const char* operation, const char* name, const DeltaRule& rule, const View<T, Rank>& view,
                  std::array<std::int64_t, Rank> expected) {
@@ -191,7 +191,7 @@ std::string nearest_name(std::string_view name, const std::vector<std::string>& 
         diagonal = above;
       }
     }
-    const bool begun = !name.empty() && candidate.starts_with(name);  // "warmup" means "warmup_steps", not "lr"
+    const bool begun = !name.empty() && candidate.starts_with(name);  // "warmup" suggests "warmup_steps", not "lr"
     const std::size_t distance = begun ? std::min<std::size_t>(row.back(), 1) : row.back();
     if (distance < least) {
       least = distance;

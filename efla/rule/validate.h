@@ -9,7 +9,7 @@
 
 namespace efla {
 
-// Throw Error naming the operation, the first argument that is wrong, what was got and what was expected. T is float,
+// Throws Error that names the operation, the first wrong argument, what it got and what it expected. T is float,
 // bfloat16 or double.
 template <class T>
 void validate(const DeltaForward<T>& problem);
@@ -18,13 +18,14 @@ void validate(const DeltaBackward<T>& problem);
 template <class T, class S>
 void validate(const DeltaStep<T, S>& problem);
 
-// The same of a shape alone.
+// Checks a shape alone, in the same way.
 void validate(const char* operation, const DeltaShape& shape);
 
-// Of `names`, the one with the smallest edit distance to `name`, which is at most 1 for one that begins with it.
+// Returns the name of `names` with the smallest edit distance to `name`. A name that starts with `name` has at most
+// distance 1.
 std::string nearest_name(std::string_view name, const std::vector<std::string>& names);
 
-// "[2, 16, 4, 64]".
+// Returns a shape as text, such as "[2, 16, 4, 64]".
 std::string shape_text(const std::int64_t* extent, int rank);
 
 }  // namespace efla
