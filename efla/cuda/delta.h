@@ -10,6 +10,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
+#include <string>
 
 #include "efla/rule/problem.h"
 
@@ -27,5 +28,18 @@ template <class T>
 void recurrent_fwd(const DeltaForward<T>& problem, cudaStream_t stream);
 
 inline constexpr std::int64_t kMaxKeyDim = 256;
+
+// The chunkwise form (EFLA paper, equations 21 to 32; Gated DeltaNet with a decay) on the tensor cores: products of
+// bfloat16 summed in float32, the state in float32. K up to kChunkMaxKeyDim, no decay or one per head; a non-finite
+// token reaches its own chunk of 64 tokens and what comes after, never an earlier chunk nor another sequence.
+void chunk_fwd(const DeltaForward<bfloat16>& problem, const Workspace& workspace, cudaStream_t stream);
+
+// Returns the bytes of workspace that chunk_fwd needs.
+std::size_t chunk_fwd_workspace_bytes(const DeltaShape& shape);
+
+// Returns what of the problem chunk_fwd does not take, or "" where it takes the problem.
+std::string chunk_fwd_refusal(const DeltaForward<bfloat16>& problem);
+
+inline constexpr std::int64_t kChunkMaxKeyDim = 128;
 
 }  // namespace efla::gpu

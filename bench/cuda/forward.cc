@@ -1,0 +1,338 @@
+// Times the delta rule's forward on a GPU at the sizes at which other projects' kernels were timed, and checks every
+// result before its time is printed.
+//
+//     efla_bench_cuda [--rows 1,2,…] [--repeats N] [--algorithms chunk,recurrent] [--commit TEXT]
+//
+// One JSON object per line: the median, least and 90th percentile of N replays of a CUDA graph, in ms, each after the
+// L2 cache was overwritten; the relative RMS error of sampled heads against float64.
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "efla/base/random.h"
+#include "efla/cuda/delta.h"
+#include "efla/cuda/error.h"
+#include "efla/ref/delta.h"
+
+namespace {
+
+using namespace efla;
+using gpu::check;
+
+struct Row {
+  const char* name;
+  std::int64_t batch, tokens, heads, value_heads, packed;
+};
+constexpr Row kRows[] = {
+    {"1x8192x16", 1, 8192, 16, 16, 0},           {"16x2048x8", 16, 2048, 8, 8, 0},
+    {"1x8192x96", 1, 8192, 96, 96, 0},           {"1x32768x16", 1, 32768, 16, 16, 0},
+    {"1x8192x16/64", 1, 8192, 16, 64, 0},        {"1x2048x16", 1, 2048, 16, 16, 0},
+    {"packed 8x1024x16/64", 1, 8192, 16, 64, 8}, {"packed 8x1024x16", 1, 8192, 16, 16, 8},
+};
+
+// The same numbers for every run: floats in [-√3, √3], of variance 1, and as bfloat16.
+std::vector<bfloat16> random_values(std::size_t count, std::uint64_t stream) {
+  std::vector<bfloat16> values(count);
+  std::uint64_t x = 0x9E3779B97F4A7C15U * (stream + 1);
+  for (auto& value : values) {
+    x ^= x << 13;
+    x ^= x >> 7;
+    x ^= x << 17;
+    value = to_bfloat16((static_cast<float>(x >> 40) * 0x1p-23F - 1.0F) * 1.7320508F);
+  }
+  return values;
+}
+
+// Scales rows of `dim` elements to the length 1.
+void normalise(std::vector<bfloat16>& values, std::int64_t dim) {
+  for (std::size_t row = 0; row < values.size(); row += dim) {
+    float sum = 0;
+    for (std::int64_t i = 0; i < dim; ++i) sum += to_float(values[row + i]) * to_float(values[row + i]);
+    for (std::int64_t i = 0; i < dim; ++i) values[row + i] = to_bfloat16(to_float(values[row + i]) / std::sqrt(sum));
+  }
+}
+
+template <class T>
+struct Both {
+  std::vector<T> host;
+  T* device = nullptr;
+
+  explicit Both(std::vector<T> values) : host(std::move(values)) {
+    if (host.empty()) return;
+    void* memory = nullptr;
+    check(cudaMalloc(&memory, host.size() * sizeof(T)), "cudaMalloc");
+    device = static_cast<T*>(memory);
+    check(cudaMemcpy(device, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice), "cudaMemcpy");
+  }
+  ~Both() { cudaFree(device); }
+  Both(const Both&) = delete;
+  Both& operator=(const Both&) = delete;
+  void poison() { check(cudaMemset(device, 0xff, host.size() * sizeof(T)), "cudaMemset"); }
+  void download() {
+    check(cudaMemcpy(host.data(), device, host.size() * sizeof(T), cudaMemcpyDeviceToHost), "cudaMemcpy");
+  }
+};
+
+// What is timed: a rule at a row.
+struct Rule {
+  const char* name;
+  DeltaRule rule;
+};
+
+std::vector<Rule> rules() {
+  DeltaRule deltanet, efla, gdn;
+  deltanet.step = parse_step_size("euler");
+  deltanet.qk_l2norm = true;
+  efla.step = parse_step_size("exact");
+  gdn.step = parse_step_size("euler");
+  gdn.decay = Decay::scalar;
+  return {{"deltanet l2norm", deltanet}, {"efla", efla}, {"gdn", gdn}};
+}
+
+struct Case {
+  DeltaShape shape;
+  Both<bfloat16> q, k, v, beta, o;
+  Both<float> g;
+  Both<std::int64_t> cu_seqlens;
+
+  Case(const Row& row, std::int64_t dim, const Rule& rule)
+      : shape{row.batch, row.tokens, row.heads, row.value_heads, dim, dim, row.packed},
+        q(unit_rows(shape.heads, 1)),
+        k(unit_rows(shape.heads, 2)),
+        v(random_values(values(), 3)),
+        beta(betas()),
+        o(std::vector<bfloat16>(values())),
+        g(gates(rule)),
+        cu_seqlens(ends()) {}
+
+  // The problem with its pointers on the device or on the host.
+  DeltaForward<bfloat16> forward(const Rule& rule, bool device) {
+    const std::int64_t b = shape.batch, t = shape.tokens, h = shape.heads, hv = shape.value_heads;
+    const auto at = [&](auto& both) { return device ? both.device : both.host.data(); };
+    DeltaForward<bfloat16> p;
+    p.shape = shape;
+    p.rule = rule.rule;
+    p.q = View<const bfloat16, 4>::contiguous(at(q), {b, t, h, shape.key_dim});
+    p.k = View<const bfloat16, 4>::contiguous(at(k), {b, t, h, shape.key_dim});
+    p.v = View<const bfloat16, 4>::contiguous(at(v), {b, t, hv, shape.value_dim});
+    p.beta = View<const bfloat16, 3>::contiguous(at(beta), {b, t, hv});
+    if (!g.host.empty()) p.g = View<const float, 4>::contiguous(at(g), {b, t, hv, 1});
+    if (shape.packed > 0) p.cu_seqlens = View<const std::int64_t, 1>::contiguous(at(cu_seqlens), {shape.packed + 1});
+    p.o = View<bfloat16, 4>::contiguous(at(o), {b, t, hv, shape.value_dim});
+    return p;
+  }
+
+ private:
+  std::size_t values() const { return shape.batch * shape.tokens * shape.value_heads * shape.value_dim; }
+  std::vector<bfloat16> unit_rows(std::int64_t heads, std::uint64_t stream) const {
+    auto rows = random_values(shape.batch * shape.tokens * heads * shape.key_dim, stream);
+    normalise(rows, shape.key_dim);
+    return rows;
+  }
+  std::vector<bfloat16> betas() const {
+    auto x = random_values(shape.batch * shape.tokens * shape.value_heads, 4);
+    for (auto& e : x) e = to_bfloat16(1 / (1 + std::exp(-to_float(e))));
+    return x;
+  }
+  std::vector<float> gates(const Rule& rule) const {
+    if (rule.rule.decay == Decay::none) return {};
+    std::vector<float> g;
+    for (const auto e : random_values(shape.batch * shape.tokens * shape.value_heads, 5)) {
+      g.push_back(-std::log1p(std::exp(-to_float(e))) / 16);
+    }
+    return g;
+  }
+  std::vector<std::int64_t> ends() const {
+    std::vector<std::int64_t> ends;
+    for (std::int64_t n = 0; n <= shape.packed && shape.packed > 0; ++n)
+      ends.push_back(n * shape.tokens / shape.packed);
+    return ends;
+  }
+};
+
+// The view's head i_h alone, of tokens [begin, begin + tokens) of batch entry i_b.
+template <class View>
+View head_of(View view, std::int64_t i_b, std::int64_t begin, std::int64_t tokens, std::int64_t i_h) {
+  view.data = view.at(i_b, begin, i_h);
+  view.extent[0] = view.extent[2] = 1;
+  view.extent[1] = tokens;
+  return view;
+}
+
+// The relative RMS error of some heads of some sequences against the reference.
+double sampled_error(Case& c, const Rule& rule) {
+  c.o.download();
+  const DeltaForward<bfloat16> all = c.forward(rule, false);
+  double error = 0, size = 0;
+  const std::int64_t last = c.shape.sequences() - 1, head = c.shape.value_heads - 1;
+  for (const auto& [n, i_h] : {std::pair{std::int64_t{0}, std::int64_t{0}}, {last, head}, {last / 2, head / 2}}) {
+    const Sequence at = sequence_of(all, n);
+    const std::int64_t tokens = std::min<std::int64_t>(at.end - at.begin, 4096), i_q = i_h / c.shape.group();
+    DeltaForward<double> one;
+    one.shape = {1, tokens, 1, 1, c.shape.key_dim, c.shape.value_dim, 0};
+    one.rule = rule.rule;
+    std::vector<double> q, k, v, beta, g, o(tokens * c.shape.value_dim);
+    for (std::int64_t t = at.begin; t < at.begin + tokens; ++t) {
+      for (std::int64_t i = 0; i < c.shape.key_dim; ++i) {
+        q.push_back(to_float(all.q(at.i_b, t, i_q, i)));
+        k.push_back(to_float(all.k(at.i_b, t, i_q, i)));
+      }
+      for (std::int64_t j = 0; j < c.shape.value_dim; ++j) v.push_back(to_float(all.v(at.i_b, t, i_h, j)));
+      beta.push_back(to_float(all.beta(at.i_b, t, i_h)));
+      if (all.g) g.push_back(all.g(at.i_b, t, i_h, 0));
+    }
+    one.q = View<const double, 4>::contiguous(q.data(), {1, tokens, 1, c.shape.key_dim});
+    one.k = View<const double, 4>::contiguous(k.data(), {1, tokens, 1, c.shape.key_dim});
+    one.v = View<const double, 4>::contiguous(v.data(), {1, tokens, 1, c.shape.value_dim});
+    one.beta = View<const double, 3>::contiguous(beta.data(), {1, tokens, 1});
+    if (all.g) one.g = View<const double, 4>::contiguous(g.data(), {1, tokens, 1, 1});
+    one.o = View<double, 4>::contiguous(o.data(), {1, tokens, 1, c.shape.value_dim});
+    ref::recurrent_fwd(one);
+    for (std::int64_t t = 0; t < tokens; ++t) {
+      for (std::int64_t j = 0; j < c.shape.value_dim; ++j) {
+        const double difference = to_float(all.o(at.i_b, at.begin + t, i_h, j)) - one.o(0, t, 0, j);
+        error += difference * difference;
+        size += one.o(0, t, 0, j) * one.o(0, t, 0, j);
+      }
+    }
+  }
+  return std::sqrt(error / size);
+}
+
+struct Times {
+  double median, least, p90;
+};
+
+// Replays of a captured call, each timed after the L2 cache was overwritten.
+template <class Call>
+Times time_graph(int repeats, Call&& call) {
+  cudaStream_t stream = nullptr;
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t replay = nullptr;
+  cudaEvent_t begin = nullptr, end = nullptr;
+  void* flush = nullptr;
+  constexpr std::size_t kFlush = std::size_t{256} << 20;
+  check(cudaMalloc(&flush, kFlush), "cudaMalloc");
+  check(cudaStreamCreate(&stream), "cudaStreamCreate");
+  check(cudaEventCreate(&begin), "cudaEventCreate");
+  check(cudaEventCreate(&end), "cudaEventCreate");
+  check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+  call(stream);
+  check(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
+  check(cudaGraphInstantiate(&replay, graph, 0), "cudaGraphInstantiate");
+  std::vector<double> times;
+  for (int i = -3; i < repeats; ++i) {
+    check(cudaMemsetAsync(flush, i & 1, kFlush, stream), "cudaMemsetAsync");
+    check(cudaEventRecord(begin, stream), "cudaEventRecord");
+    check(cudaGraphLaunch(replay, stream), "cudaGraphLaunch");
+    check(cudaEventRecord(end, stream), "cudaEventRecord");
+    check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+    float ms = 0;
+    check(cudaEventElapsedTime(&ms, begin, end), "cudaEventElapsedTime");
+    if (i >= 0) times.push_back(ms);
+  }
+  std::sort(times.begin(), times.end());
+  check(cudaGraphExecDestroy(replay), "cudaGraphExecDestroy");
+  check(cudaGraphDestroy(graph), "cudaGraphDestroy");
+  check(cudaEventDestroy(begin), "cudaEventDestroy");
+  check(cudaEventDestroy(end), "cudaEventDestroy");
+  check(cudaStreamDestroy(stream), "cudaStreamDestroy");
+  check(cudaFree(flush), "cudaFree");
+  return {times[times.size() / 2], times.front(), times[times.size() * 9 / 10]};
+}
+
+struct Options {
+  std::string rows = "1,2,3,4,5,6,7,8", algorithms = "chunk", commit = "?", dims = "128",
+              rules = "deltanet l2norm,efla,gdn";
+  int repeats = 30;
+};
+
+bool lists(const std::string& list, const std::string& word) {
+  return ("," + list + ",").find("," + word + ",") != std::string::npos;
+}
+
+void run(const Options& options, const char* gpu_name, int index, std::int64_t dim, const Rule& rule,
+         const std::string& algorithm) {
+  const Row& row = kRows[index];
+  Case c(row, dim, rule);
+  const DeltaForward<bfloat16> p = c.forward(rule, true);
+  const std::size_t bytes = algorithm == "chunk" ? gpu::chunk_fwd_workspace_bytes(c.shape) : 0;
+  void* workspace = nullptr;
+  if (bytes > 0) check(cudaMalloc(&workspace, bytes), "cudaMalloc");
+  const auto call = [&](cudaStream_t stream) {
+    if (algorithm == "chunk") return gpu::chunk_fwd(p, {workspace, bytes}, stream);
+    gpu::recurrent_fwd(p, stream);
+  };
+  c.o.poison();
+  call(nullptr);
+  check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  const double error = sampled_error(c, rule);
+  if (!(error <= 6e-3)) {
+    std::printf(
+        "{\"row\": %d, \"rule\": \"%s\", \"dim\": %d, \"algorithm\": \"%s\", \"error\": \"%.2e\", \"wrong\": true}\n",
+        index + 1, rule.name, static_cast<int>(dim), algorithm.c_str(), error);
+  } else {
+    const Times times = time_graph(options.repeats, call);
+    std::printf(
+        "{\"op\": \"delta_forward\", \"row\": %d, \"shape\": \"%s\", \"dim\": %d, \"rule\": \"%s\", \"algorithm\": "
+        "\"%s\", "
+        "\"dtype\": \"bfloat16\", \"ms\": %.4f, \"ms_least\": %.4f, \"ms_p90\": %.4f, \"error\": %.2e, \"repeats\": "
+        "%d, "
+        "\"gpu\": \"%s\", \"commit\": \"%s\"}\n",
+        index + 1, row.name, static_cast<int>(dim), rule.name, algorithm.c_str(), times.median, times.least, times.p90,
+        error, options.repeats, gpu_name, options.commit.c_str());
+  }
+  std::fflush(stdout);
+  check(cudaFree(workspace), "cudaFree");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+  Options options;
+  for (int i = 1; i + 1 < argc; i += 2) {
+    const std::string name = argv[i], value = argv[i + 1];
+    if (name == "--rows")
+      options.rows = value;
+    else if (name == "--dims")
+      options.dims = value;
+    else if (name == "--rules")
+      options.rules = value;
+    else if (name == "--algorithms")
+      options.algorithms = value;
+    else if (name == "--commit")
+      options.commit = value;
+    else if (name == "--repeats")
+      options.repeats = std::max(1, std::atoi(value.c_str()));
+    else {
+      std::fprintf(stderr,
+                   "efla_bench_cuda: unknown option %s; options are --rows, --dims, --rules, --algorithms, --repeats, "
+                   "--commit\n",
+                   name.c_str());
+      return 2;
+    }
+  }
+  cudaDeviceProp properties{};
+  check(cudaGetDeviceProperties(&properties, 0), "cudaGetDeviceProperties");
+  for (int index = 0; index < static_cast<int>(std::size(kRows)); ++index) {
+    if (!lists(options.rows, std::to_string(index + 1))) continue;
+    for (const std::int64_t dim : {64, 128}) {
+      if (!lists(options.dims, std::to_string(dim))) continue;
+      for (const Rule& rule : rules()) {
+        if (!lists(options.rules, rule.name)) continue;
+        for (const char* algorithm : {"chunk", "recurrent"}) {
+          if (lists(options.algorithms, algorithm)) run(options, properties.name, index, dim, rule, algorithm);
+        }
+      }
+    }
+  }
+  return 0;
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "efla_bench_cuda: %s\n", error.what());
+  return 1;
+}

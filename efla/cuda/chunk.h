@@ -1,0 +1,53 @@
+// How the chunkwise kernels cut a problem: chunks of kChunkTokens tokens of a sequence, each with a slot, and per slot
+// and value head a record in the workspace that `prepare` writes and a sweep over the state reads.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "efla/cuda/delta.h"
+#include "efla/rule/problem.h"
+
+namespace efla::gpu {
+
+inline constexpr int kChunkTokens = 64;
+
+// What a chunk brings to the sweep besides q, k and v. With γ_i the decay from the chunk's start to token i, γ_C the
+// whole chunk's, n_k and n_q the factors of the L2 norm and Γ_ij = γ_i/γ_j, the chunk maps the state S before it to
+//
+//   E = kᵀ S,  R = b∘v − read∘E,  U = T R,  o = out∘(qᵀ S) + P U,  S ← γ_C S + k (write∘U)
+//
+// T and P are images of the swizzled tile (tile.cuh) in bfloat16.
+struct ChunkRecord {
+  alignas(128) unsigned char t[kChunkTokens * kChunkTokens * 2];  // (I + stril(a_i n_i n_j Γ_ij k_iᵀ k_j))⁻¹
+  unsigned char p[kChunkTokens * kChunkTokens * 2];               // scale n_q,i n_k,j Γ_ij q_iᵀ k_j for i ≥ j
+  float b[kChunkTokens];                                          // write gain
+  float read[kChunkTokens];                                       // a_i γ_i n_k,i
+  float write[kChunkTokens];                                      // n_k,i γ_C/γ_i
+  float out[kChunkTokens];                                        // scale γ_i n_q,i
+  alignas(128) float decay;                                       // γ_C
+};
+static_assert(sizeof(ChunkRecord) % 128 == 0);
+
+struct ChunkProblem {
+  DeltaForward<bfloat16> p;
+  ChunkRecord* records = nullptr;  // [slots][HV]
+  std::int64_t slots = 0;
+  std::int64_t slots_per_sequence = 0;  // 0: packed
+  float scale = 0;
+  bool q_rows = false, k_rows = false, v_rows = false, o_rows = false;  // rows that 16-byte accesses can read or write
+};
+
+// Slots of all sequences: of packed ones a bound that needs no look at cu_seqlens.
+constexpr std::int64_t chunk_slots(const DeltaShape& s) {
+  if (s.packed > 0) return s.tokens / kChunkTokens + s.packed;
+  return s.batch * ((s.tokens + kChunkTokens - 1) / kChunkTokens);
+}
+
+// Launches the kernel that writes every record.
+void launch_prepare(const ChunkProblem& problem, cudaStream_t stream);
+
+// Launch the sweep over the state: with mma.sync on any GPU.
+void launch_sweep_portable(const ChunkProblem& problem, cudaStream_t stream);
+
+}  // namespace efla::gpu

@@ -1,0 +1,59 @@
+#include <cmath>
+#include <cstdint>
+
+#include "efla/base/error.h"
+#include "efla/cuda/chunk.h"
+#include "efla/cuda/delta.h"
+
+namespace efla::gpu {
+namespace {
+
+// Whether every row of a view can be read or written in pieces of 16 bytes.
+template <class T>
+bool has_aligned_rows(const View<T, 4>& view) {
+  constexpr std::int64_t kPiece = 16 / sizeof(T);
+  bool aligned =
+      view.stride[3] == 1 && view.extent[3] % kPiece == 0 && reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0;
+  for (int d = 0; d < 3; ++d) aligned = aligned && (view.extent[d] == 1 || view.stride[d] % kPiece == 0);
+  return aligned;
+}
+
+std::size_t workspace_bytes(const DeltaShape& shape) {
+  return static_cast<std::size_t>(chunk_slots(shape) * shape.value_heads) * sizeof(ChunkRecord);
+}
+
+}  // namespace
+
+std::size_t chunk_fwd_workspace_bytes(const DeltaShape& shape) { return workspace_bytes(shape); }
+
+std::string chunk_fwd_refusal(const DeltaForward<bfloat16>& p) {
+  if (p.shape.key_dim > kChunkMaxKeyDim) return "keys of more than " + std::to_string(kChunkMaxKeyDim) + " dimensions";
+  if (p.rule.decay == Decay::channel) return "a decay per key channel";
+  if (p.chunk_states) return "states at chunk boundaries";
+  return "";
+}
+
+void chunk_fwd(const DeltaForward<bfloat16>& p, const Workspace& workspace, cudaStream_t stream) {
+  constexpr const char* kOperation = "chunk_fwd";
+  if (const std::string refusal = chunk_fwd_refusal(p); !refusal.empty()) {
+    throw Error(kOperation, "problem", refusal, "what the chunkwise kernels take");
+  }
+  const std::size_t needed = workspace_bytes(p.shape);
+  if (workspace.bytes < needed || reinterpret_cast<std::uintptr_t>(workspace.data) % 256 != 0) {
+    throw Error(kOperation, "workspace", std::to_string(workspace.bytes) + " bytes",
+                "at least " + std::to_string(needed) + " bytes, aligned to 256");
+  }
+  ChunkProblem c{p};
+  c.records = static_cast<ChunkRecord*>(workspace.data);
+  c.slots = chunk_slots(p.shape);
+  c.slots_per_sequence = p.shape.packed > 0 ? 0 : c.slots / p.shape.batch;
+  c.scale = static_cast<float>(p.rule.scale_for(p.shape.key_dim));
+  c.q_rows = has_aligned_rows(p.q);
+  c.k_rows = has_aligned_rows(p.k);
+  c.v_rows = has_aligned_rows(p.v);
+  c.o_rows = has_aligned_rows(p.o);
+  launch_prepare(c, stream);
+  launch_sweep_portable(c, stream);
+}
+
+}  // namespace efla::gpu

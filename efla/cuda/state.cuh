@@ -1,0 +1,102 @@
+// The transposed state and the matrices of a chunk as a warp holds them: as accumulators of mma or wgmma, 16 rows
+// (value columns) per warp. Element 8·b + 4·h + 2·r + e of a thread is row lane/4 + 8·r, column 16·b + 8·h + 2 (lane %
+// 4) + e.
+#pragma once
+
+#include "efla/cuda/tile.cuh"
+
+namespace efla::gpu {
+
+// The operand of mma or wgmma made of the 16 × 16 block whose accumulators are x[0] to x[7].
+__device__ __forceinline__ void to_operand(std::uint32_t (&operand)[4], const float* x) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) operand[i] = pack_bf16(x[2 * i], x[2 * i + 1]);
+}
+
+// x_ij ← x_ij factors_j; factors in shared memory, one per column.
+__device__ __forceinline__ void scale_columns(float (&x)[32], const float* factors, int lane) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const float2 factor = *reinterpret_cast<const float2*>(factors + 8 * i + 2 * (lane % 4));
+    x[4 * i] *= factor.x;
+    x[4 * i + 1] *= factor.y;
+    x[4 * i + 2] *= factor.x;
+    x[4 * i + 3] *= factor.y;
+  }
+}
+
+// Rᵀ = b∘vᵀ − read∘Eᵀ as operands, with v a tile of tokens by value columns.
+__device__ __forceinline__ void residual(std::uint32_t (&operand)[4][4], const float (&e)[32], std::uint32_t v,
+                                         const ChunkRecord& record, int warp, int lane) {
+#pragma unroll
+  for (int block = 0; block < 4; ++block) {
+    // Matrices: tokens 0 to 7 of rows 0 to 7, tokens 0 to 7 of rows 8 to 15, then tokens 8 to 15.
+    std::uint32_t values[4];
+    load_matrices_transposed(values,
+                             v + piece_offset(16 * block + lane % 8 + 8 * (lane / 16), 2 * warp + lane / 8 % 2));
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int column = 16 * block + 8 * half + 2 * (lane % 4);
+      const float2 b = *reinterpret_cast<const float2*>(record.b + column);
+      const float2 read = *reinterpret_cast<const float2*>(record.read + column);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float* from = e + 8 * block + 4 * half + 2 * r;
+        const std::uint32_t pair = values[2 * half + r];
+        operand[block][2 * half + r] =
+            pack_bf16(b.x * low_bf16(pair) - read.x * from[0], b.y * high_bf16(pair) - read.y * from[1]);
+      }
+    }
+  }
+}
+
+// Writes Oᵀ to a tile of tokens by value columns.
+__device__ __forceinline__ void write_outputs(const float (&o)[32], unsigned char* tile, int warp, int lane) {
+#pragma unroll
+  for (int block = 0; block < 4; ++block) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {  // i % 2: rows 8 to 15; i / 2: tokens 8 to 15
+      const std::uint32_t pair = pack_bf16(o[8 * block + 2 * i], o[8 * block + 2 * i + 1]);
+      const int token = 16 * block + 8 * (i / 2) + 2 * (lane % 4);
+      const int inside = lane / 4 * 2;
+      *reinterpret_cast<bfloat16*>(tile + piece_offset(token, 2 * warp + i % 2) +
+                                   inside) = {static_cast<std::uint16_t>(pair)};
+      *reinterpret_cast<bfloat16*>(tile + piece_offset(token + 1, 2 * warp + i % 2) +
+                                   inside) = {static_cast<std::uint16_t>(pair >> 16)};
+    }
+  }
+}
+
+// Calls f(element of s, address in `state`) for the 16 rows of a warp, of which the first is value column `column`; for
+// elements that the state does not have, nothing.
+template <int kTiles, class T, class F>
+__device__ __forceinline__ void for_each_element(float (&s)[32 * kTiles], const View<T, 4>& state, std::int64_t n,
+                                                 std::int64_t i_h, std::int64_t column, int lane, F&& f) {
+  const std::int64_t at = column + lane / 4;
+  const int first = 2 * (lane % 4), keys = static_cast<int>(state.extent[2]) - first;
+  T* from = state.at(n, i_h, first, at);
+  const std::int64_t stride = state.stride[2];
+#pragma unroll
+  for (int i = 0; i < 32 * kTiles; ++i) {
+    const int key = i / 4 * 8 + i % 2, below = 8 * (i / 2 % 2);
+    if (key < keys && at + below < state.extent[3]) f(s[i], from + key * stride + below * state.stride[3]);
+  }
+}
+
+template <int kTiles>
+__device__ __forceinline__ void read_state(float (&s)[32 * kTiles], const View<const float, 4>& state, std::int64_t n,
+                                           std::int64_t i_h, std::int64_t column, int lane) {
+#pragma unroll
+  for (float& x : s) x = 0;
+  if (!state) return;
+  for_each_element<kTiles>(s, state, n, i_h, column, lane, [](float& x, const float* from) { x = *from; });
+}
+
+template <int kTiles>
+__device__ __forceinline__ void write_state(float (&s)[32 * kTiles], const View<float, 4>& state, std::int64_t n,
+                                            std::int64_t i_h, std::int64_t column, int lane) {
+  if (!state) return;
+  for_each_element<kTiles>(s, state, n, i_h, column, lane, [](float x, float* to) { *to = x; });
+}
+
+}  // namespace efla::gpu

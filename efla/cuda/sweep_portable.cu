@@ -1,0 +1,201 @@
+// The sweep over the state on any GPU from sm_80 on: products by mma.sync, copies by cp.async.
+//
+// One thread block per sequence, value head and slice of 64 value columns walks the chunks of the sequence. Each of its
+// four warps keeps 16 rows of the transposed state Sᵀ [V, K] in registers, as the accumulators of mma; converted to
+// bfloat16 they are its first operand, so neither the state nor R nor U ever leave the registers. Everything below is
+// the transposed of the equations at ChunkRecord: rows are value columns, columns are tokens.
+#include "efla/cuda/chunk.h"
+#include "efla/cuda/error.h"
+#include "efla/cuda/launch.h"
+#include "efla/cuda/state.cuh"
+#include "efla/cuda/tile.cuh"
+
+namespace efla::gpu {
+namespace {
+
+constexpr int kThreads = 128;
+
+// What a chunk's products read.
+template <int kTiles>
+struct Stage {
+  alignas(1024) unsigned char k[kTiles * kTileBytes];
+  unsigned char q[kTiles * kTileBytes];
+  unsigned char v[kTileBytes];  // afterwards the outputs
+  ChunkRecord record;
+};
+
+template <int kTiles>
+__device__ __forceinline__ void start_loads(const ChunkProblem& c, const ChunkAt& at, std::int64_t slot,
+                                            std::int64_t i_h, std::int64_t column, Stage<kTiles>& stage) {
+  const DeltaForward<bfloat16>& p = c.p;
+  const std::int64_t i_q = i_h / p.shape.group();
+  const int thread = threadIdx.x;
+  load_rows<kTiles, kThreads>(stage.k, p.k, at.i_b, at.start, at.rows, i_q, 0, c.k_rows, thread);
+  load_rows<kTiles, kThreads>(stage.q, p.q, at.i_b, at.start, at.rows, i_q, 0, c.q_rows, thread);
+  load_rows<1, kThreads>(stage.v, p.v, at.i_b, at.start, at.rows, i_h, column, c.v_rows, thread);
+  const auto* from = reinterpret_cast<const unsigned char*>(&c.records[slot * p.shape.value_heads + i_h]);
+  const std::uint32_t to = shared_address(&stage.record);
+  for (int at_byte = 16 * thread; at_byte < static_cast<int>(sizeof(ChunkRecord)); at_byte += 16 * kThreads) {
+    copy_async_16(to + at_byte, from + at_byte, 16);
+  }
+  copy_async_commit();
+}
+
+// d [16 rows, 64 columns] += a bᵀ, with a step of 16 of the common dimension per operand, and b a row-major matrix of
+// 64 rows.
+template <int kSteps>
+__device__ __forceinline__ void multiply_rows(float (&d)[32], const std::uint32_t (&a)[kSteps][4], std::uint32_t b,
+                                              int lane, int first = 0) {
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+    for (int block = 0; block < 4; ++block) {
+      std::uint32_t columns[4];
+      load_matrices(columns, block_address(b, 16 * block, 2 * (first + step), lane));
+      mma_bf16(d + 8 * block, a[step], columns[0], columns[2]);
+      mma_bf16(d + 8 * block + 4, a[step], columns[1], columns[3]);
+    }
+  }
+}
+
+// d [16 rows, 64 columns] += Sᵀ bᵀ, the state converted on the way.
+template <int kTiles>
+__device__ __forceinline__ void multiply_state(float (&d)[32], const float (&s)[32 * kTiles], std::uint32_t b,
+                                               int lane) {
+#pragma unroll
+  for (int step = 0; step < 4 * kTiles; ++step) {
+    std::uint32_t state[1][4];
+    to_operand(state[0], s + 8 * step);
+    multiply_rows(d, state, b, lane, step);
+  }
+}
+
+// s += (write∘U) k, with k row-major, tokens by keys.
+template <int kTiles>
+__device__ __forceinline__ void update_state(float (&s)[32 * kTiles], const std::uint32_t (&u)[4][4], std::uint32_t k,
+                                             int lane) {
+#pragma unroll
+  for (int step = 0; step < 4; ++step) {
+#pragma unroll
+    for (int block = 0; block < 4 * kTiles; ++block) {
+      std::uint32_t keys[4];
+      load_matrices_transposed(keys, block_address(k, 16 * step, 2 * block, lane));
+      mma_bf16(s + 8 * block, u[step], keys[0], keys[1]);
+      mma_bf16(s + 8 * block + 4, u[step], keys[2], keys[3]);
+    }
+  }
+}
+
+// One chunk: adds to the state s and leaves o in the place of v.
+template <int kTiles>
+__device__ __forceinline__ void sweep_chunk(float (&s)[32 * kTiles], Stage<kTiles>& stage, int warp, int lane) {
+  const ChunkRecord& record = stage.record;
+  std::uint32_t u[4][4], written[4][4];  // U and write∘U
+  {
+    float e[32] = {}, sum[32] = {};
+    multiply_state<kTiles>(e, s, shared_address(stage.k), lane);
+    residual(written, e, shared_address(stage.v), record, warp, lane);
+    multiply_rows(sum, written, shared_address(record.t), lane);
+#pragma unroll
+    for (int step = 0; step < 4; ++step) to_operand(u[step], sum + 8 * step);
+    scale_columns(sum, record.write, lane);
+#pragma unroll
+    for (int step = 0; step < 4; ++step) to_operand(written[step], sum + 8 * step);
+  }
+  float o[32] = {};
+  multiply_state<kTiles>(o, s, shared_address(stage.q), lane);
+  scale_columns(o, record.out, lane);
+  multiply_rows(o, u, shared_address(record.p), lane);
+  __syncwarp();  // the warp's own columns of v have been read
+  write_outputs(o, stage.v, warp, lane);
+#pragma unroll
+  for (float& x : s) x *= record.decay;
+  update_state<kTiles>(s, written, shared_address(stage.k), lane);
+}
+
+// Copies the outputs of a chunk from a tile to global memory.
+__device__ __forceinline__ void store_outputs(const ChunkProblem& c, const ChunkAt& at, std::int64_t i_h,
+                                              std::int64_t column, const unsigned char* tile) {
+  const View<bfloat16, 4>& o = c.p.o;
+  const int piece = threadIdx.x % 8, count = static_cast<int>(min(o.extent[3] - column - 8 * piece, std::int64_t{8}));
+  for (int row = threadIdx.x / 8; row < at.rows; row += kThreads / 8) {
+    const uint4 values = *reinterpret_cast<const uint4*>(tile + piece_offset(row, piece));
+    if (count <= 0) continue;
+    bfloat16* to = o.at(at.i_b, at.start + row, i_h, column + 8 * piece);
+    if (c.o_rows) {
+      *reinterpret_cast<uint4*>(to) = values;
+    } else {
+      const std::uint32_t words[4] = {values.x, values.y, values.z, values.w};
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        if (i < count) to[i * o.stride[3]] = {static_cast<std::uint16_t>(words[i / 2] >> (16 * (i % 2)))};
+      }
+    }
+  }
+}
+
+template <int kTiles, int kStages>
+__global__ void __launch_bounds__(kThreads, 1) sweep_kernel(const __grid_constant__ ChunkProblem c, int slices) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  auto* stages = reinterpret_cast<Stage<kTiles>*>(shared);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const std::int64_t column = static_cast<std::int64_t>(blockIdx.x % slices) * 64;
+  const std::int64_t i_h = blockIdx.x / slices % c.p.shape.value_heads, n = blockIdx.x / slices / c.p.shape.value_heads;
+  const Sequence sequence = sequence_of(c.p, n);
+  const std::int64_t slot = first_slot(c, n),
+                     chunks = (sequence.end - sequence.begin + kChunkTokens - 1) / kChunkTokens;
+  const auto place = [&](std::int64_t chunk) {
+    const std::int64_t start = sequence.begin + chunk * kChunkTokens;
+    return ChunkAt{n,
+                   sequence.i_b,
+                   sequence.begin,
+                   sequence.end,
+                   start,
+                   static_cast<int>(min(sequence.end - start, std::int64_t{kChunkTokens}))};
+  };
+
+  float s[32 * kTiles];
+  read_state<kTiles>(s, c.p.initial_state, n, i_h, column + 16 * warp, lane);
+  if (kStages > 1 && chunks > 0) start_loads<kTiles>(c, place(0), slot, i_h, column, stages[0]);
+  for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
+    Stage<kTiles>& stage = stages[chunk % kStages];
+    if constexpr (kStages > 1) {
+      if (chunk + 1 < chunks) {
+        start_loads<kTiles>(c, place(chunk + 1), slot + chunk + 1, i_h, column, stages[(chunk + 1) % kStages]);
+        copy_async_wait<1>();
+      } else {
+        copy_async_wait<0>();
+      }
+    } else {
+      start_loads<kTiles>(c, place(chunk), slot + chunk, i_h, column, stage);
+      copy_async_wait<0>();
+    }
+    __syncthreads();
+    sweep_chunk<kTiles>(s, stage, warp, lane);
+    __syncthreads();
+    store_outputs(c, place(chunk), i_h, column, stage.v);
+    __syncthreads();
+  }
+  write_state<kTiles>(s, c.p.final_state, n, i_h, column + 16 * warp, lane);
+}
+
+template <int kTiles, int kStages>
+void launch(const ChunkProblem& c, cudaStream_t stream) {
+  constexpr int kBytes = kStages * sizeof(Stage<kTiles>);
+  const auto kernel = sweep_kernel<kTiles, kStages>;
+  const std::int64_t slices = (c.p.shape.value_dim + 63) / 64;
+  const unsigned grid = grid_of("chunk_fwd", c.p.shape.sequences() * c.p.shape.value_heads * slices);
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "cudaFuncSetAttribute");
+  kernel<<<grid, kThreads, kBytes, stream>>>(c, static_cast<int>(slices));
+  check_launch("sweep");
+}
+
+}  // namespace
+
+void launch_sweep_portable(const ChunkProblem& c, cudaStream_t stream) {
+  // Two stages where they fit into the 99 KB that every GPU from sm_80 on has.
+  if (c.p.shape.key_dim <= 64) return launch<1, 2>(c, stream);
+  launch<2, 1>(c, stream);
+}
+
+}  // namespace efla::gpu

@@ -1,0 +1,94 @@
+// Tiles in shared memory. A tile is 64 rows of 64 elements of 16 bits, 128 bytes per row; the 16-byte piece p of row r
+// lies at piece p ^ (r & 7), which is the 128-byte swizzle of wgmma and free of bank conflicts for ldmatrix. A matrix
+// of 64 rows and more columns is several tiles side by side.
+#pragma once
+
+#include <cstdint>
+
+#include "efla/base/dtype.h"
+#include "efla/base/view.h"
+#include "efla/cuda/chunk.h"
+#include "efla/cuda/ptx.cuh"
+
+namespace efla::gpu {
+
+inline constexpr int kTileBytes = kChunkTokens * 128;
+
+// The byte offset of 16-byte piece `piece` of row `row`; pieces 8 and on are in the tiles beside.
+__device__ __forceinline__ int piece_offset(int row, int piece) {
+  return (piece >> 3) * kTileBytes + row * 128 + (((piece & 7) ^ (row & 7)) << 4);
+}
+
+// The address that lane `lane` gives to load_matrices for the 16 × 16 block at (row, 8·piece): matrices in the order of
+// the A operand of mma (rows 0 to 7, rows 8 to 15, then the same of columns 8 to 15).
+__device__ __forceinline__ std::uint32_t block_address(std::uint32_t tile, int row, int piece, int lane) {
+  return tile + piece_offset(row + (lane & 15), piece + (lane >> 4));
+}
+
+// Where a chunk lies: sequence n, its tokens, the chunk's first token and how many tokens it has (none: no such chunk).
+struct ChunkAt {
+  std::int64_t n, i_b, begin, end, start;
+  int rows;
+};
+
+// The slot of the first chunk of a sequence.
+__device__ __forceinline__ std::int64_t first_slot(const ChunkProblem& c, std::int64_t n) {
+  return c.slots_per_sequence > 0 ? n * c.slots_per_sequence : c.p.cu_seqlens(n) / kChunkTokens + n;
+}
+
+// The sequence whose slots hold `slot`; all lanes of a warp take part.
+__device__ inline std::int64_t sequence_of_slot(const ChunkProblem& c, std::int64_t slot) {
+  if (c.slots_per_sequence > 0) return slot / c.slots_per_sequence;
+  std::int64_t low = 0, high = c.p.shape.packed;  // first_slot(low) ≤ slot, and the answer is below high
+  while (high - low > 1) {
+    const std::int64_t step = (high - low + 31) / 32, n = low + static_cast<int>(threadIdx.x % 32) * step;
+    const unsigned below = __ballot_sync(0xffffffffU, n < high && first_slot(c, n) <= slot);
+    low += (__popc(below) - 1) * step;
+    high = min(high, low + step);
+  }
+  return low;
+}
+
+__device__ inline ChunkAt chunk_at(const ChunkProblem& c, std::int64_t slot) {
+  const std::int64_t n = sequence_of_slot(c, slot);
+  const Sequence s = sequence_of(c.p, n);
+  const std::int64_t start = s.begin + (slot - first_slot(c, n)) * kChunkTokens;
+  return {n,     s.i_b, s.begin,
+          s.end, start, static_cast<int>(max(std::int64_t{0}, min(s.end - start, std::int64_t{kChunkTokens})))};
+}
+
+// Starts the copies of rows [t, t + rows) and columns [column, column + 64·kTiles) of a head into tiles; rows and
+// columns that do not exist become zeros. `aligned` says that rows are contiguous and aligned to 16 bytes; otherwise
+// the elements are copied one by one, before the function returns. The caller commits and waits.
+template <int kTiles, int kThreads>
+__device__ __forceinline__ void load_rows(unsigned char* tiles, const View<const bfloat16, 4>& view, std::int64_t i_b,
+                                          std::int64_t t, int rows, std::int64_t i_h, std::int64_t column, bool aligned,
+                                          int thread) {
+  constexpr int kPieces = 8 * kTiles, kStep = kThreads / kPieces;  // pieces per row, rows per pass
+  const int piece = thread % kPieces,
+            columns = static_cast<int>(min(view.extent[3] - column, std::int64_t{64 * kTiles}));
+  const int count = min(max(columns - 8 * piece, 0), 8);  // columns of the piece that exist
+  const bfloat16* from = view.at(i_b, t, i_h, column) + static_cast<std::int64_t>(8 * piece) * view.stride[3];
+  const std::int64_t stride = view.stride[1];
+#pragma unroll
+  for (int pass = 0; pass < kChunkTokens / kStep; ++pass) {
+    const int row = thread / kPieces + pass * kStep;
+    const bool exists = row < rows && count > 0;
+    unsigned char* to = tiles + piece_offset(row, piece);
+    if (aligned) {
+      copy_async_16(shared_address(to), exists ? from + row * stride : view.data, exists ? 16 : 0);
+    } else {
+      uint4 values = {0, 0, 0, 0};
+      auto* elements = reinterpret_cast<bfloat16*>(&values);
+      if (exists) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          if (i < count) elements[i] = from[row * stride + i * view.stride[3]];
+        }
+      }
+      *reinterpret_cast<uint4*>(to) = values;
+    }
+  }
+}
+
+}  // namespace efla::gpu

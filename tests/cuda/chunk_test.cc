@@ -1,0 +1,165 @@
+// The chunkwise kernels: against their rounding oracle (chunk_oracle.h), which isolates faults from rounding, and
+// against the float64 reference, with the oracle's own error as the yardstick.
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "efla/ref/delta.h"
+#include "tests/cuda/device.h"
+#include "tests/support/chunk_oracle.h"
+#include "tests/support/compare.h"
+#include "tests/support/delta_cases.h"
+
+namespace efla::test {
+namespace {
+
+// A kernel sums in another order than the oracle, so that now and then a rounding falls to the other side. Over one
+// chunk that changes little; over several the states drift apart by as much as rounding changes them.
+double oracle_distance(std::int64_t tokens) { return tokens <= 64 ? 1e-3 : 8e-3; }
+
+// What the kernels compute with bfloat16 products: twice the oracle's error, and never more than this.
+constexpr Tolerance kTolerance{"bfloat16 by chunks", 1e-4, 2e-2, 0.3};
+
+// A case's problem without the states at chunk boundaries, which these kernels do not save.
+DeltaForward<bfloat16> without_chunk_states(DeltaForward<bfloat16> p) {
+  p.chunk_states = {};
+  return p;
+}
+
+void run_chunk_fwd(const DeviceData<bfloat16>& device, const PoisonedWorkspace& workspace) {
+  gpu::chunk_fwd(without_chunk_states(device.forward()), workspace.get(), nullptr);
+  device.download();
+}
+
+class CudaChunk : public testing::TestWithParam<DeltaCase> {};
+
+TEST_P(CudaChunk, Forward) {
+  const DeltaCase& c = GetParam();
+  DeltaData<bfloat16> data(c), again(c), oracle(c);
+  DeltaData<double> exact(c, data);
+  ref::recurrent_fwd(exact.forward());
+  chunk_oracle_forward(without_chunk_states(oracle.forward()));
+  DeviceData<bfloat16> device(data), device_again(again);
+  PoisonedWorkspace workspace(gpu::chunk_fwd_workspace_bytes(c.shape()));
+  run_chunk_fwd(device, workspace);
+  EXPECT_TRUE(workspace.guards_intact());
+  run_chunk_fwd(device_again, workspace);  // the workspace now holds the first run's records
+  EXPECT_TRUE(data.sentinels_intact());
+  EXPECT_TRUE(data.o.same_bits(again.o) && data.final_state.same_bits(again.final_state));
+  EXPECT_LE(distance(data.o.values(), oracle.o.values()).rms, oracle_distance(c.tokens));
+  EXPECT_EQ(disagreement(data.o.values(), exact.o.values(), oracle.o.values(), kTolerance), "");
+  if (c.final_state) {
+    EXPECT_LE(distance(data.final_state.values(), oracle.final_state.values()).rms, oracle_distance(c.tokens));
+    EXPECT_EQ(
+        disagreement(data.final_state.values(), exact.final_state.values(), oracle.final_state.values(), kTolerance),
+        "");
+  }
+}
+
+std::vector<DeltaCase> chunk_cases() {
+  using enum Layout;
+  std::vector<DeltaCase> cases;
+  for (const DeltaCase& c : delta_cases()) {
+    if (c.decay != Decay::channel && c.key_dim <= gpu::kChunkMaxKeyDim) cases.push_back(c);
+  }
+  // Sizes that the fast paths take, with lengths around the chunk of 64 tokens.
+  for (const std::int64_t dim : {64, 128}) {
+    for (const std::int64_t tokens : {1, 63, 64, 65, 127, 128, 129, 1000, 4097}) {
+      cases.push_back({"exact", 1, 1, true, 1, tokens, 2, dim, dim, 1, contiguous, true, true, false});
+    }
+    for (const Decay decay : {Decay::none, Decay::scalar}) {
+      DeltaCase grouped{"exact", 1, 1, false, 2, 200, 2, dim, dim, 1.5, contiguous, true, true, false};
+      grouped.decay = decay;
+      grouped.gate = 0.1;
+      grouped.group = 4;
+      cases.push_back(grouped);
+      DeltaCase packed{"euler", 1, 1, true, 1, 900, 2, dim, dim, 1, contiguous, true, true, false};
+      packed.decay = decay;
+      packed.gate = 0.05;
+      packed.cu_seqlens = {0, 0, 1, 64, 65, 193, 400, 400, 837, 900, 900};
+      cases.push_back(packed);
+      DeltaCase many{"exact", 1, 1, true, 3, 700, 5, dim, dim, 1, head_major, false, true, false};
+      many.decay = decay;
+      many.gate = 20;
+      cases.push_back(many);
+    }
+  }
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(Matrix, CudaChunk, testing::ValuesIn(chunk_cases()),
+                         [](const auto& info) { return std::to_string(info.index) + "_" + name_of(info.param); });
+
+// A NaN token reaches its own chunk and later ones of its sequence and head, and nothing else.
+TEST(CudaChunkContainment, NanToken) {
+  DeltaCase c{"exact", 1, 1, true, 1, 600, 2, 128, 128, 1, Layout::contiguous, false, true, false};
+  c.cu_seqlens = {0, 150, 400, 600};
+  DeltaData<bfloat16> clean(c), spoiled(c);
+  constexpr std::int64_t kToken = 150 + 70;  // in the second chunk of sequence 1
+  for (std::int64_t i = 0; i < c.key_dim; ++i) {
+    spoiled.k.view()(0, kToken, 1, i) = to_bfloat16(std::numeric_limits<float>::quiet_NaN());
+  }
+  PoisonedWorkspace workspace(gpu::chunk_fwd_workspace_bytes(c.shape()));
+  DeviceData<bfloat16> device(clean), device_spoiled(spoiled);
+  run_chunk_fwd(device, workspace);
+  run_chunk_fwd(device_spoiled, workspace);
+  const auto got = spoiled.o.view(), expected = clean.o.view();
+  for (std::int64_t t = 0; t < 600; ++t) {
+    for (std::int64_t h = 0; h < 2; ++h) {
+      const bool reached = h == 1 && t >= 150 + 64 && t < 400;
+      for (std::int64_t j = 0; j < c.value_dim; ++j) {
+        if (!reached) {
+          ASSERT_EQ(got(0, t, h, j).bits, expected(0, t, h, j).bits) << t << ' ' << h << ' ' << j;
+        } else if (t >= kToken) {
+          ASSERT_TRUE(std::isnan(to_float(got(0, t, h, j)))) << t << ' ' << h << ' ' << j;
+        }
+      }
+    }
+  }
+}
+
+// A gate of minus infinity clears the state.
+TEST(CudaChunkContainment, InfiniteDecay) {
+  DeltaCase c{"exact", 1, 1, true, 1, 200, 1, 64, 64, 1, Layout::contiguous, true, true, false};
+  c.decay = Decay::scalar;
+  c.gate = 0.1;
+  DeltaData<bfloat16> data(c);
+  data.g.view()(0, 100, 0, 0) = -std::numeric_limits<float>::infinity();
+  DeltaData<double> exact(c, data);
+  ref::recurrent_fwd(exact.forward());
+  DeviceData<bfloat16> device(data);
+  PoisonedWorkspace workspace(gpu::chunk_fwd_workspace_bytes(c.shape()));
+  run_chunk_fwd(device, workspace);
+  EXPECT_LE(distance(data.o.values(), exact.o.values()).rms, 6e-3);
+  EXPECT_LE(distance(data.final_state.values(), exact.final_state.values()).rms, 6e-3);
+}
+
+// More sequences than a grid has rows in its second dimension, and a graph that replays the call.
+TEST(CudaChunkLaunch, ManySequencesInAGraph) {
+  constexpr std::int64_t kSequences = 70'000;
+  DeltaCase c{"exact", 1, 1, true, 1, kSequences, 1, 64, 8, 1, Layout::contiguous, false, false, false};
+  for (std::int64_t n = 0; n <= kSequences; ++n) c.cu_seqlens.push_back(n);
+  DeltaData<bfloat16> data(c), again(c), oracle(c);
+  chunk_oracle_forward(without_chunk_states(oracle.forward()));
+  DeviceData<bfloat16> device(data);
+  PoisonedWorkspace workspace(gpu::chunk_fwd_workspace_bytes(c.shape()));
+  cudaStream_t stream = nullptr;
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t replay = nullptr;
+  gpu::check(cudaStreamCreate(&stream), "cudaStreamCreate");
+  gpu::check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+  gpu::chunk_fwd(without_chunk_states(device.forward()), workspace.get(), stream);
+  gpu::check(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
+  gpu::check(cudaGraphInstantiate(&replay, graph, 0), "cudaGraphInstantiate");
+  for (int i = 0; i < 2; ++i) gpu::check(cudaGraphLaunch(replay, stream), "cudaGraphLaunch");
+  device.download();
+  EXPECT_LE(distance(data.o.values(), oracle.o.values()).rms, oracle_distance(1));
+  gpu::check(cudaGraphExecDestroy(replay), "cudaGraphExecDestroy");
+  gpu::check(cudaGraphDestroy(graph), "cudaGraphDestroy");
+  gpu::check(cudaStreamDestroy(stream), "cudaStreamDestroy");
+}
+
+}  // namespace
+}  // namespace efla::test

@@ -1,0 +1,113 @@
+// The accuracy of the CUDA kernels' chunkwise algorithm against float64, where no GPU is: its rounding oracle over the
+// test matrix and over the keys that are hard for it.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "efla/ref/delta.h"
+#include "tests/support/chunk_oracle.h"
+#include "tests/support/compare.h"
+#include "tests/support/delta_cases.h"
+
+namespace efla::test {
+namespace {
+
+struct Errors {
+  Distance o, state;
+};
+
+// The oracle's distance from the reference.
+Errors oracle_errors(const DeltaCase& c, DeltaData<bfloat16>& data) {
+  DeltaData<double> exact(c, data);
+  ref::recurrent_fwd(exact.forward());
+  chunk_oracle_forward(data.forward());
+  EXPECT_TRUE(data.sentinels_intact());
+  return {distance(data.o.values(), exact.o.values()), distance(data.final_state.values(), exact.final_state.values())};
+}
+
+// Sums over a chunk round relative to what its tokens wrote and erased. Where few dimensions or long keys make every
+// token erase nearly all that the ones before it wrote, little is left of those sums, and the error relative to it is
+// larger.
+TEST(ChunkRounding, Matrix) {
+  double worst = 0, worst_erasing = 0;
+  for (const DeltaCase& c : delta_cases()) {
+    if (c.decay == Decay::channel) continue;
+    DeltaData<bfloat16> data(c);
+    const Errors errors = oracle_errors(c, data);
+    const double error = std::max(errors.o.rms, c.final_state ? errors.state.rms : 0.0);
+    const bool erasing = c.key_dim < 16 || c.key_norm > 5;
+    EXPECT_LE(error, erasing ? 1.5e-2 : 6e-3) << name_of(c);
+    (erasing ? worst_erasing : worst) = std::max(erasing ? worst_erasing : worst, error);
+  }
+  std::printf("largest relative RMS error over the matrix: %.2e, where tokens erase nearly all %.2e\n", worst,
+              worst_erasing);
+}
+
+// Keys and queries around one direction: the unit vector along u + spread · ε with ε standard normal in every
+// component, times a length; log-normal lengths where asked for.
+void draw_cone(DeltaData<bfloat16>& data, double spread, bool log_normal) {
+  const DeltaShape& s = data.shape;
+  Random random(23);
+  const std::vector<double> u = drawn_keys(1, s.key_dim, 1, random);
+  double length_of_u = 0;
+  for (const double x : u) length_of_u += x * x / static_cast<double>(s.key_dim);
+  for (auto* tensor : {&data.q, &data.k}) {
+    std::vector<double> values;
+    for (std::int64_t row = 0; row < s.batch * s.tokens * s.heads; ++row) {
+      std::vector<double> x;
+      double squares = 0;
+      for (std::int64_t i = 0; i < s.key_dim; ++i) {
+        x.push_back(u[i] / std::sqrt(length_of_u * static_cast<double>(s.key_dim)) + spread * random.normal());
+        squares += x.back() * x.back();
+      }
+      const double length = log_normal && tensor == &data.k ? std::exp(0.5 * random.normal()) : 1.0;
+      for (const double e : x) values.push_back(e * length / std::sqrt(squares));
+    }
+    tensor->assign(values);
+  }
+}
+
+// Limits are what flash-linear-attention's chunk kernel was measured to reach on such keys with the gain of the exact
+// step.
+TEST(ChunkRounding, HardKeys) {
+  struct Keys {
+    const char* name;
+    double spread;
+    bool log_normal;
+    double limit;
+  };
+  for (const Keys& keys :
+       {Keys{"random", 1e3, false, 4.1e-3}, {"cone .3", 0.3, true, 6.0e-3}, {"cone .05", 0.05, false, 1.7e-2}}) {
+    for (const char* step : {"exact", "euler"}) {
+      DeltaCase c{step, 1, 1, false, 1, 1024, 1, 128, 64, 1, Layout::contiguous, false, true, false};
+      DeltaData<bfloat16> data(c);
+      draw_cone(data, keys.spread, keys.log_normal && std::string(step) == "exact");
+      const Errors errors = oracle_errors(c, data);
+      std::printf("%s, %s: o %.2e, state %.2e\n", step, keys.name, errors.o.rms, errors.state.rms);
+      EXPECT_LE(errors.o.rms, keys.limit) << step << ' ' << keys.name;
+      EXPECT_LE(errors.state.rms, keys.limit) << step << ' ' << keys.name;
+    }
+  }
+}
+
+// The case that grew without bound in a kernel whose diagonal inverse was rounded: one unit key repeated. Here the
+// error is that of rounding, and does not grow.
+TEST(ChunkRounding, RepeatedKeyStaysBounded) {
+  DeltaCase c{"euler", 1, 1, false, 1, 4096, 1, 64, 16, 1, Layout::contiguous, false, true, false};
+  c.decay = Decay::scalar;
+  DeltaData<bfloat16> data(c);
+  std::vector<double> one(c.key_dim, 1 / std::sqrt(static_cast<double>(c.key_dim))), keys;
+  for (std::int64_t t = 0; t < c.tokens; ++t) keys.insert(keys.end(), one.begin(), one.end());
+  data.k.assign(keys);
+  data.beta.assign(std::vector<double>(c.tokens, 0.835));
+  data.g.assign(std::vector<double>(c.tokens, -1e-3));
+  const Errors errors = oracle_errors(c, data);
+  EXPECT_LE(errors.state.rms, 0.1);
+  EXPECT_LE(errors.o.rms, 0.1);
+}
+
+}  // namespace
+}  // namespace efla::test

@@ -1,0 +1,153 @@
+// The chunkwise forward of the CUDA kernels (efla/cuda/chunk.h) in float32 on the CPU, with bfloat16 rounding at
+// exactly the kernels' points: T and P, the state as an operand, the residual R, U and write∘U, and the outputs. What
+// differs from a kernel is the order of sums. Its distance from the float64 reference is the accuracy of the algorithm;
+// a kernel's distance from it is a fault of the kernel.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "efla/rule/problem.h"
+
+namespace efla::test {
+
+inline float through_bfloat16(float x) { return to_float(to_bfloat16(x)); }
+
+// One value head of one sequence.
+class ChunkOracle {
+ public:
+  static constexpr int kTokens = 64;
+
+  ChunkOracle(const DeltaForward<bfloat16>& p, std::int64_t n, std::int64_t i_h)
+      : p_(p),
+        at_(sequence_of(p, n)),
+        n_(n),
+        i_h_(i_h),
+        i_q_(i_h / p.shape.group()),
+        keys_(p.shape.key_dim),
+        columns_(p.shape.value_dim),
+        state_(keys_ * columns_) {}
+
+  void run() {
+    for (std::int64_t i = 0; i < keys_ * columns_ && p_.initial_state; ++i) {
+      state_[i] = p_.initial_state(n_, i_h_, i / columns_, i % columns_);
+    }
+    for (std::int64_t start = at_.begin; start < at_.end; start += kTokens) {
+      const int rows = static_cast<int>(std::min<std::int64_t>(kTokens, at_.end - start));
+      prepare(start, rows);
+      sweep(start, rows);
+    }
+    for (std::int64_t i = 0; i < keys_ * columns_ && p_.final_state; ++i) {
+      p_.final_state(n_, i_h_, i / columns_, i % columns_) = state_[i];
+    }
+  }
+
+ private:
+  using Matrix = std::array<std::array<float, kTokens>, kTokens>;
+
+  float key(std::int64_t t, std::int64_t i) const { return to_float(p_.k(at_.i_b, t, i_q_, i)); }
+  float query(std::int64_t t, std::int64_t i) const { return to_float(p_.q(at_.i_b, t, i_q_, i)); }
+
+  // Fills T, P and the vectors.
+  void prepare(std::int64_t start, int rows) {
+    const auto& step = p_.rule.step;
+    const auto scale = static_cast<float>(p_.rule.scale_for(keys_));
+    const auto epsilon = static_cast<float>(kL2NormEpsilon);
+    std::array<float, kTokens> prefix{}, g{}, erase{}, n_k{}, n_q{};
+    for (int r = 0; r < rows; ++r) {
+      float k = 0, q = 0;
+      for (std::int64_t i = 0; i < keys_; ++i) {
+        k += key(start + r, i) * key(start + r, i);
+        q += query(start + r, i) * query(start + r, i);
+      }
+      n_k[r] = p_.rule.qk_l2norm ? 1 / std::sqrt(k + epsilon) : 1.0F;
+      n_q[r] = p_.rule.qk_l2norm ? 1 / std::sqrt(q + epsilon) : 1.0F;
+      if (p_.g) g[r] = std::max(p_.g(at_.i_b, start + r, i_h_, 0), -120.0F);
+      prefix[r] = (r > 0 ? prefix[r - 1] : 0.0F) + g[r];
+      const float alpha = gain_alpha(step, to_float(p_.beta(at_.i_b, start + r, i_h_)), k * n_k[r] * n_k[r]);
+      erase[r] = static_cast<float>(step.erase_scale) * alpha;
+      b_[r] = static_cast<float>(step.write_scale) * alpha;
+      read_[r] = erase[r] * std::exp(prefix[r]) * n_k[r];
+      out_[r] = scale * std::exp(prefix[r]) * n_q[r];
+    }
+    decay_ = std::exp(prefix[rows - 1]);
+    float suffix = 0;
+    for (int r = rows - 1; r >= 0; --r) {
+      write_[r] = n_k[r] * std::exp(suffix);
+      suffix += g[r];
+    }
+    Matrix a{}, t{};
+    for (int i = 0; i < rows; ++i) {
+      for (int j = 0; j <= i; ++j) {
+        float kk = 0, qk = 0;
+        for (std::int64_t x = 0; x < keys_; ++x) {
+          kk += key(start + i, x) * key(start + j, x);
+          qk += query(start + i, x) * key(start + j, x);
+        }
+        const float decay = std::exp(prefix[i] - prefix[j]);
+        if (j < i) a[i][j] = erase[i] * n_k[i] * n_k[j] * kk * decay;
+        p_matrix_[i][j] = through_bfloat16(scale * n_q[i] * n_k[j] * qk * decay);
+      }
+    }
+    for (int j = 0; j < rows; ++j) {
+      for (int i = j; i < rows; ++i) {
+        float sum = i == j ? 1.0F : 0.0F;
+        for (int x = j; x < i; ++x) sum -= a[i][x] * t[x][j];
+        t[i][j] = sum;
+      }
+    }
+    for (int i = 0; i < rows; ++i) {
+      for (int j = 0; j <= i; ++j) t_[i][j] = through_bfloat16(t[i][j]);
+    }
+  }
+
+  void sweep(std::int64_t start, int rows) {
+    for (std::int64_t column = 0; column < columns_; ++column) {
+      std::array<float, kTokens> residual{}, u{}, written{};
+      for (int r = 0; r < rows; ++r) {
+        float e = 0;
+        for (std::int64_t i = 0; i < keys_; ++i)
+          e += through_bfloat16(state_[i * columns_ + column]) * key(start + r, i);
+        residual[r] = through_bfloat16(b_[r] * to_float(p_.v(at_.i_b, start + r, i_h_, column)) - read_[r] * e);
+      }
+      for (int i = 0; i < rows; ++i) {
+        float sum = 0;
+        for (int j = 0; j <= i; ++j) sum += t_[i][j] * residual[j];
+        u[i] = through_bfloat16(sum);
+        written[i] = through_bfloat16(write_[i] * sum);
+      }
+      for (int i = 0; i < rows; ++i) {
+        float old = 0, sum = 0;
+        for (std::int64_t x = 0; x < keys_; ++x)
+          old += through_bfloat16(state_[x * columns_ + column]) * query(start + i, x);
+        for (int j = 0; j <= i; ++j) sum += p_matrix_[i][j] * u[j];
+        p_.o(at_.i_b, start + i, i_h_, column) = to_bfloat16(out_[i] * old + sum);
+      }
+      for (std::int64_t x = 0; x < keys_; ++x) {
+        float sum = decay_ * state_[x * columns_ + column];
+        for (int i = 0; i < rows; ++i) sum += written[i] * key(start + i, x);
+        state_[x * columns_ + column] = sum;
+      }
+    }
+  }
+
+  const DeltaForward<bfloat16>& p_;
+  Sequence at_;
+  std::int64_t n_, i_h_, i_q_, keys_, columns_;
+  std::vector<float> state_;
+  Matrix t_{}, p_matrix_{};
+  std::array<float, kTokens> b_{}, read_{}, write_{}, out_{};
+  float decay_ = 1;
+};
+
+// Runs the oracle on a problem in the host's memory.
+inline void chunk_oracle_forward(const DeltaForward<bfloat16>& p) {
+  for (std::int64_t n = 0; n < p.shape.sequences(); ++n) {
+    for (std::int64_t i_h = 0; i_h < p.shape.value_heads; ++i_h) ChunkOracle(p, n, i_h).run();
+  }
+}
+
+}  // namespace efla::test
