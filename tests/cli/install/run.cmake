@@ -8,8 +8,12 @@ function(run)
 endfunction()
 
 run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${prefix})
+# The operators need Highway alone.
+foreach(package IN ITEMS CURL OpenSSL ZLIB LibLZMA zstd fmt tomlplusplus nlohmann_json Torch)
+  list(APPEND without -DCMAKE_DISABLE_FIND_PACKAGE_${package}=ON)
+endforeach()
 run(${CMAKE_COMMAND} -S ${CMAKE_CURRENT_LIST_DIR} -B ${WORK}/outside -G ${GENERATOR} -DCMAKE_CXX_COMPILER=${CXX}
-  -DCMAKE_PREFIX_PATH=${prefix})
+  -DCMAKE_PREFIX_PATH=${prefix} ${without})
 run(${CMAKE_COMMAND} --build ${WORK}/outside)
 run(${WORK}/outside/outside)
 run(${prefix}/bin/efla --version)
