@@ -1,29 +1,32 @@
-// SHA-256 (FIPS 180-4), which checks files that were downloaded or written.
+// SHA-256 (FIPS 180-4) through libcrypto, to check what was downloaded and what was written.
 #pragma once
 
-#include <array>
-#include <cstdint>
+#include <memory>
 #include <string>
 
 #include "efla/io/file.h"
 
 namespace efla::io {
 
-// Returns the digest as 64 lower-case hexadecimal digits.
+// Returns 64 hexadecimal digits in lower case.
 std::string sha256(ByteView bytes);
 
-// Computes the digest of bytes that arrive in pieces.
+// The digest of bytes that come in several pieces.
 class Sha256 {
  public:
   Sha256();
+  ~Sha256();
+  Sha256(Sha256&&) noexcept;
+  Sha256& operator=(Sha256&&) noexcept;
+
   void update(ByteView bytes);
-  // Returns the digest of all bytes so far. The object must not be used afterwards.
+
+  // Returns the digest of all bytes so far. The object may not be used afterwards.
   std::string digest();
 
  private:
-  std::array<std::uint32_t, 8> state_;
-  std::array<std::uint8_t, 64> block_{};  // bytes that do not fill a block yet
-  std::uint64_t size_ = 0;
+  struct Context;
+  std::unique_ptr<Context> context_;
 };
 
 }  // namespace efla::io
