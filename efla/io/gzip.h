@@ -1,4 +1,4 @@
-// gzip (RFC 1952) through zlib, with a bound on the unpacked size of a file.
+// gzip files (RFC 1952) in memory, with a bound on what a file may unpack to.
 #pragma once
 
 #include <filesystem>
@@ -8,11 +8,8 @@
 
 namespace efla::io {
 
-// Returns whether the bytes start like a gzip file (1f 8b).
-bool is_gzip(ByteView bytes);
-
-// Unpacks a gzip file of one or more members. Throws IoError(content) with the offset in the packed bytes if the stream
-// is truncated, corrupt, followed by other data, or unpacks to more than max_bytes.
+// Unpacks a gzip file of one or more members. Throws IoError(content) with the offset in the packed bytes where the
+// stream is cut short, corrupt, followed by anything else, or unpacks to more than max_bytes.
 Bytes gunzip(ByteView packed, const std::string& path, std::size_t max_bytes);
 
 struct MaybeGzip {
@@ -20,7 +17,7 @@ struct MaybeGzip {
   bool packed = false;
 };
 
-// Reads a file and unpacks it if it is gzip; at most max_bytes either way.
+// Reads a file, and unpacks it if it is gzip; either way at most max_bytes.
 MaybeGzip read_maybe_gzip(const std::filesystem::path& path, std::size_t max_bytes);
 
 }  // namespace efla::io

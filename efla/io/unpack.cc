@@ -20,6 +20,7 @@ constexpr std::size_t kReadStep = std::size_t{1} << 18;
 constexpr std::uint64_t kXzMemory = std::uint64_t{1} << 30;
 constexpr std::size_t kMaxStep = std::size_t{1} << 30;  // zlib counts in 32 bits
 constexpr int kGzipOnly = 16;                           // added to the window bits
+constexpr std::array<std::uint8_t, 2> kGzipMagic{0x1f, 0x8b};
 
 // The common base of the unpackers: counts packed bytes, for messages.
 class Counting : public Unpacker {
@@ -65,6 +66,7 @@ class Gzip final : public Counting {
     while (written < out.size()) {
       if (ended_) {
         if (in.empty()) break;
+        if (in.front() != kGzipMagic.front()) fail("bytes after the end of the gzip stream");
         inflateReset(&z_);
         ended_ = false;
       }
@@ -173,13 +175,12 @@ Descriptor open_input(const std::string& path) {
 }  // namespace
 
 Packing packing_of(ByteView bytes) {
-  constexpr std::array<std::uint8_t, 2> kGzip{0x1f, 0x8b};
   constexpr std::array<std::uint8_t, 6> kXz{0xfd, '7', 'z', 'X', 'Z', 0};
   constexpr std::array<std::uint8_t, 4> kZstd{0x28, 0xb5, 0x2f, 0xfd};
   const auto begins_with = [&](ByteView magic) {
     return bytes.size() >= magic.size() && std::equal(magic.begin(), magic.end(), bytes.begin());
   };
-  if (begins_with(kGzip)) return Packing::gzip;
+  if (begins_with(kGzipMagic)) return Packing::gzip;
   if (begins_with(kXz)) return Packing::xz;
   if (begins_with(kZstd)) return Packing::zstd;
   return Packing::none;
