@@ -15,11 +15,6 @@ BatchGradient::BatchGradient(std::vector<torch::Tensor> parameters, ThreadPool& 
   std::int64_t size = 0;
   for (const auto& parameter : parameters_) size += parameter.numel();
   gradient_ = torch::zeros({size}, torch::kFloat32);
-  std::int64_t offset = 0;
-  for (auto& parameter : parameters_) {
-    parameter.mutable_grad() = gradient_.narrow(0, offset, parameter.numel()).view(parameter.sizes());
-    offset += parameter.numel();
-  }
 }
 
 double BatchGradient::compute(std::int64_t parts, const std::function<torch::Tensor(std::int64_t part)>& part_loss) {
@@ -74,8 +69,12 @@ double BatchGradient::norm() const {
   return std::sqrt(sum);
 }
 
-void BatchGradient::clip(double norm, double limit) {
-  if (limit > 0.0 && norm > limit) gradient_.mul_(limit / norm);
+double clip_factor(double norm, double limit) { return limit > 0.0 && norm > limit ? limit / norm : 1.0; }
+
+std::vector<torch::Tensor> tensors_of(const NamedParameters& parameters) {
+  std::vector<torch::Tensor> tensors;
+  for (const auto& [name, tensor] : parameters) tensors.push_back(tensor);
+  return tensors;
 }
 
 }  // namespace efla::train

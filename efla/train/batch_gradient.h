@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "efla/base/threads.h"
+#include "efla/train/flat_parameters.h"
 
 namespace efla::train {
 
@@ -16,7 +17,7 @@ namespace efla::train {
 // for any number of threads.
 class BatchGradient {
  public:
-  // parameters: float32 leaves on the CPU. Their grad() become views of gradient(). pool outlives this object.
+  // parameters: float32 leaves on the CPU. pool outlives this object.
   BatchGradient(std::vector<torch::Tensor> parameters, ThreadPool& pool);
 
   // gradient() = Σ_i ∂ part_loss(i) / ∂ parameters over i in [0, parts); part_loss builds a scalar's graph, is called
@@ -30,9 +31,6 @@ class BatchGradient {
   // The gradient's Euclidean norm.
   double norm() const;
 
-  // Multiplies the gradient by limit / norm where norm > limit; limit 0 leaves it.
-  void clip(double norm, double limit);
-
  private:
   void store_part(std::int64_t part, const std::vector<torch::Tensor>& gradients);
   void sum_parts(std::int64_t parts);
@@ -43,5 +41,11 @@ class BatchGradient {
   std::vector<float> part_;          // [parts, N]
   std::vector<double> part_losses_;  // [parts]
 };
+
+// Returns the factor that brings a gradient of this norm down to the limit; 1 where it is below, and for limit 0.
+double clip_factor(double norm, double limit);
+
+// Returns the parameters without their names.
+std::vector<torch::Tensor> tensors_of(const NamedParameters& parameters);
 
 }  // namespace efla::train

@@ -17,14 +17,16 @@ constexpr const char* kFormat = "efla checkpoint 1";
 
 }  // namespace
 
-void write_checkpoint(const std::filesystem::path& path, const NamedParameters& parameters,
-                      torch::optim::AdamW& optimizer, std::int64_t step, const nlohmann::json& run) {
+void write_checkpoint(const std::filesystem::path& path, const FlatParameters& parameters, const FlatAdamW& optimizer,
+                      std::int64_t step, const nlohmann::json& run) {
   std::vector<io::NamedTensor> entries;
-  for (const auto& [name, parameter] : parameters) entries.push_back(nn::named_tensor("model." + name, parameter));
-  for (const auto& [name, parameter] : parameters) {
-    const auto& state = adamw_state(optimizer, parameter);
-    entries.push_back(nn::named_tensor("adamw.exp_avg." + name, state.exp_avg()));
-    entries.push_back(nn::named_tensor("adamw.exp_avg_sq." + name, state.exp_avg_sq()));
+  const auto add = [&](const std::string& prefix, const torch::Tensor& flat, const FlatParameters::Entry& entry) {
+    entries.push_back(nn::named_tensor(prefix + entry.name, parameters.view(flat, entry)));
+  };
+  for (const auto& entry : parameters.entries()) add("model.", parameters.values(), entry);
+  for (const auto& entry : parameters.entries()) {
+    add("adamw.exp_avg.", optimizer.exp_avg(), entry);
+    add("adamw.exp_avg_sq.", optimizer.exp_avg_sq(), entry);
   }
   io::write_safetensors(path, entries, {{"format", kFormat}, {"step", std::to_string(step)}, {"run", run.dump()}});
 }
@@ -50,13 +52,12 @@ void Checkpoint::read_parameters(const NamedParameters& parameters) const {
   for (const auto& [name, parameter] : parameters) nn::read_tensor(file_, "model." + name, parameter);
 }
 
-void Checkpoint::read_moments(const NamedParameters& parameters, torch::optim::AdamW& optimizer) const {
-  for (const auto& [name, parameter] : parameters) {
-    auto& state = adamw_state(optimizer, parameter);
-    nn::read_tensor(file_, "adamw.exp_avg." + name, state.exp_avg());
-    nn::read_tensor(file_, "adamw.exp_avg_sq." + name, state.exp_avg_sq());
-    state.step(step_);
+void Checkpoint::read_moments(const FlatParameters& parameters, FlatAdamW& optimizer) const {
+  for (const auto& entry : parameters.entries()) {
+    nn::read_tensor(file_, "adamw.exp_avg." + entry.name, parameters.view(optimizer.exp_avg(), entry));
+    nn::read_tensor(file_, "adamw.exp_avg_sq." + entry.name, parameters.view(optimizer.exp_avg_sq(), entry));
   }
+  optimizer.set_steps(step_);
 }
 
 }  // namespace efla::train

@@ -7,14 +7,14 @@
 #include <string>
 
 #include "efla/io/safetensors.h"
-#include "efla/train/adamw.h"
+#include "efla/train/flat_parameters.h"
 
 namespace efla::train {
 
 // Writes model.NAME, adamw.exp_avg.NAME and adamw.exp_avg_sq.NAME of every parameter, and the metadata format, step and
 // run. The bytes depend on the arguments alone. Throws IoError; the file is whole or as before.
-void write_checkpoint(const std::filesystem::path& path, const NamedParameters& parameters,
-                      torch::optim::AdamW& optimizer, std::int64_t step, const nlohmann::json& run);
+void write_checkpoint(const std::filesystem::path& path, const FlatParameters& parameters, const FlatAdamW& optimizer,
+                      std::int64_t step, const nlohmann::json& run);
 
 // An open checkpoint. Every function throws IoError(content) for what write_checkpoint would not have written.
 class Checkpoint {
@@ -25,7 +25,7 @@ class Checkpoint {
   const nlohmann::json& run() const { return run_; }  // what was trained, as given to write_checkpoint
 
   void read_parameters(const NamedParameters& parameters) const;
-  void read_moments(const NamedParameters& parameters, torch::optim::AdamW& optimizer) const;
+  void read_moments(const FlatParameters& parameters, FlatAdamW& optimizer) const;
 
  private:
   io::SafetensorsFile file_;

@@ -8,7 +8,7 @@
 #include <span>
 
 #include "efla/data/images.h"
-#include "efla/train/adamw.h"
+#include "efla/train/flat_parameters.h"
 #include "efla/train/perturb.h"
 
 namespace efla::train {

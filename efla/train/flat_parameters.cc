@@ -17,7 +17,8 @@ Range block_of(Range range, std::int64_t block) {
 }  // namespace
 
 bool weight_decays(const std::string& name, const torch::Tensor& parameter) {
-  return parameter.dim() >= 2 && !name.ends_with("A_log") && !name.ends_with("dt_bias");
+  return parameter.dim() >= 2 && !name.ends_with("A_log") && !name.ends_with("dt_bias") &&
+         name.find("position") == std::string::npos;
 }
 
 FlatParameters::FlatParameters(const NamedParameters& parameters, torch::Device device) {

@@ -1,16 +1,18 @@
-// A model's parameters behind one another in one buffer, and AdamW over a part of it.
+// A model's parameters one after another in one buffer, and AdamW over a range of it.
 #pragma once
 
 #include <torch/types.h>
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "efla/base/threads.h"
-#include "efla/train/adamw.h"
 
 namespace efla::train {
+
+using NamedParameters = std::vector<std::pair<std::string, torch::Tensor>>;
 
 // [begin, end) of a flat buffer.
 struct Range {
@@ -46,8 +48,9 @@ class FlatParameters {
   torch::Tensor values_;
 };
 
-// AdamW decays what has two and more dimensions, embeddings and convolutions among it: not the scales of norms, biases,
-// A_log, dt_bias and other gates of a number a head.
+// Returns whether weight decay acts on a parameter: on every parameter of two or more dimensions, embeddings and
+// convolutions included, except learned positions, A_log and dt_bias. Biases and the scales of norms have one
+// dimension.
 bool weight_decays(const std::string& name, const torch::Tensor& parameter);
 
 struct AdamWSettings {

@@ -16,7 +16,7 @@ struct TrainOptions {
   double lr = 3e-3;
   std::uint64_t seed = 1;  // of the initial parameters and of the order of the images
   std::int64_t batch_size = 128;
-  double weight_decay = 0.01;  // AdamW's, of weight matrices; biases, norms and positions do not decay
+  double weight_decay = 0.01;  // AdamW's, of the parameters that weight_decays says
   Schedule schedule = Schedule::cosine;
   double warmup = 0.05;  // the part of all steps over which the learning rate rises
   double clip = 1.0;     // largest gradient norm; 0 does not clip

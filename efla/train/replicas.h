@@ -12,7 +12,6 @@
 
 #include "efla/base/threads.h"
 #include "efla/data/packed_batches.h"
-#include "efla/train/adamw.h"
 #include "efla/train/flat_parameters.h"
 
 namespace efla::train {

@@ -293,7 +293,7 @@ Scale scale_from_name(std::string_view name) {
   for (const Scale scale : {Scale::tiny, Scale::small, Scale::paper}) {
     if (name == scale_name(scale)) return scale;
   }
-  throw Error("reproduce", "--scale", "'" + std::string(name) + "'", "tiny, small or paper");
+  throw Error("reproduce", "--scale", std::string("'").append(name).append("'"), "tiny, small or paper");
 }
 
 SyntheticStudyOptions completed(SyntheticStudyOptions options) {

@@ -81,13 +81,6 @@ std::vector<std::span<const Example>> parts_of(const std::vector<Example>& examp
   return parts;
 }
 
-torch::optim::AdamW adamw_of(const SequenceClassifier& model, const SyntheticTraining& training) {
-  TrainOptions options;
-  options.lr = training.lr;
-  options.weight_decay = training.weight_decay;
-  return make_adamw(model.parameters, options);
-}
-
 struct Count {
   std::int64_t right = 0, asked = 0;
 };
@@ -151,8 +144,10 @@ SyntheticTrainer::SyntheticTrainer(const SequenceClassifier& model, const Task& 
     : model_(model),
       task_(task),
       training_((validate(training), training)),
+      pool_(pool),
+      parameters_(model.parameters, torch::kCPU),
       gradient_(tensors_of(model.parameters), pool),
-      optimizer_(adamw_of(model, training)) {}
+      optimizer_(parameters_, {.beta2 = 0.999, .weight_decay = training.weight_decay}, {0, parameters_.size()}) {}
 
 std::vector<std::int64_t> SyntheticTrainer::batch_indices() {
   const std::int64_t size = training_.batch_size;
@@ -196,23 +191,21 @@ SyntheticStep SyntheticTrainer::step() {
   });
   SyntheticStep result{step_ + 1, loss, learning_rate_now(), gradient_.norm(), false};
   if (!std::isfinite(loss) || !std::isfinite(result.grad_norm)) return result;
-  gradient_.clip(result.grad_norm, training_.clip);
-  set_learning_rate(optimizer_, result.lr);
-  optimizer_.step();
+  optimizer_.step(gradient_.gradient(), clip_factor(result.grad_norm, training_.clip), result.lr, pool_);
   result.updated = true;
   ++step_;
   return result;
 }
 
 void SyntheticTrainer::save(const std::filesystem::path& path, const nlohmann::json& run) const {
-  write_checkpoint(path, model_.parameters, optimizer_, step_, run);
+  write_checkpoint(path, parameters_, optimizer_, step_, run);
 }
 
 void SyntheticTrainer::restore(const std::filesystem::path& path, const nlohmann::json& run) {
   const Checkpoint checkpoint(path);
   require_same(run, checkpoint.run(), "resume", path.string());
   checkpoint.read_parameters(model_.parameters);
-  checkpoint.read_moments(model_.parameters, optimizer_);
+  checkpoint.read_moments(parameters_, optimizer_);
   step_ = checkpoint.step();
 }
 

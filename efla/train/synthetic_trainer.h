@@ -11,8 +11,8 @@
 
 #include "efla/base/threads.h"
 #include "efla/data/synthetic/task.h"
-#include "efla/train/adamw.h"
 #include "efla/train/batch_gradient.h"
+#include "efla/train/flat_parameters.h"
 #include "efla/train/schedule.h"
 #include "efla/train/stop.h"
 
@@ -77,8 +77,10 @@ class SyntheticTrainer {
   const SequenceClassifier& model_;
   const data::synthetic::Task& task_;
   SyntheticTraining training_;
+  ThreadPool& pool_;
+  FlatParameters parameters_;
   BatchGradient gradient_;
-  mutable torch::optim::AdamW optimizer_;  // LibTorch gives parameter states through a non-const object only
+  FlatAdamW optimizer_;
   std::int64_t step_ = 0;
 };
 

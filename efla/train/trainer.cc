@@ -29,8 +29,10 @@ Trainer::Trainer(const Classifier& classifier, const data::ImageSet& images, con
     : classifier_(classifier),
       images_(images),
       options_(validated(options, images)),
+      pool_(pool),
+      parameters_(classifier.parameters, torch::kCPU),
       gradient_(tensors_of(classifier.parameters), pool),
-      optimizer_(make_adamw(classifier.parameters, options)),
+      optimizer_(parameters_, {.beta2 = 0.999, .weight_decay = options.weight_decay}, {0, parameters_.size()}),
       steps_per_epoch_((images.count + options.batch_size - 1) / options.batch_size) {}
 
 StepResult Trainer::step() {
@@ -60,23 +62,21 @@ StepResult Trainer::step() {
   for (const std::int64_t n : correct) result.accuracy += static_cast<double>(n) / static_cast<double>(count);
   result.lr = learning_rate(options_.schedule, options_.lr, options_.warmup, step_, total_steps());
   if (!std::isfinite(loss) || !std::isfinite(result.grad_norm)) return result;
-  gradient_.clip(result.grad_norm, options_.clip);
-  set_learning_rate(optimizer_, result.lr);
-  optimizer_.step();
+  optimizer_.step(gradient_.gradient(), clip_factor(result.grad_norm, options_.clip), result.lr, pool_);
   result.updated = true;
   ++step_;
   return result;
 }
 
 void Trainer::save(const std::filesystem::path& path, const nlohmann::json& run) const {
-  write_checkpoint(path, classifier_.parameters, optimizer_, step_, run);
+  write_checkpoint(path, parameters_, optimizer_, step_, run);
 }
 
 void Trainer::restore(const std::filesystem::path& path, const nlohmann::json& run) {
   const Checkpoint checkpoint(path);
   require_same(run, checkpoint.run(), "resume", path.string());
   checkpoint.read_parameters(classifier_.parameters);
-  checkpoint.read_moments(classifier_.parameters, optimizer_);
+  checkpoint.read_moments(parameters_, optimizer_);
   step_ = checkpoint.step();
   order_epoch_ = -1;
 }

@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "efla/base/threads.h"
-#include "efla/train/adamw.h"
 #include "efla/train/batch_gradient.h"
 #include "efla/train/classifier.h"
+#include "efla/train/flat_parameters.h"
 #include "efla/train/options.h"
 
 namespace efla::train {
@@ -52,8 +52,10 @@ class Trainer {
   const Classifier& classifier_;
   const data::ImageSet& images_;
   TrainOptions options_;
+  ThreadPool& pool_;
+  FlatParameters parameters_;
   BatchGradient gradient_;
-  mutable torch::optim::AdamW optimizer_;  // LibTorch gives parameter states through a non-const object only
+  FlatAdamW optimizer_;
   std::int64_t steps_per_epoch_, step_ = 0;
   std::int64_t order_epoch_ = -1;     // whose order order_ is, from 0
   std::vector<std::uint32_t> order_;  // [images]
