@@ -1,4 +1,4 @@
-// The shapes of the ten digits as strokes, before anything random happens to them. For digits.cc.
+// The shapes of the ten digits as strokes, before any random change. Used by digits.cc.
 #pragma once
 
 #include <vector>
@@ -17,7 +17,7 @@ struct Stroke {
 
 using Glyph = std::vector<Stroke>;
 
-// The ways in which a digit is written, in a box of height 1 (y down) and centre 0.
+// Returns the ways in which a digit is written, in a box of height 1 (y down) with its centre at 0.
 const std::vector<Glyph>& digit_glyphs(int digit);
 
 }  // namespace efla::data

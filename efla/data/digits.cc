@@ -19,14 +19,14 @@ constexpr int kSide = 28;
 constexpr std::size_t kPixels = kSide * kSide;
 constexpr std::int64_t kMaxCount = 100'000'000;
 
-// Pieces of a spline between two of its points.
+// Line segments between two points of a spline.
 constexpr int kPieces = 5;
-// The warp's grid covers the glyph's box with this many nodes a side.
+// Nodes per side of the grid of the warp, which covers the glyph's box.
 constexpr int kNodes = 4;
 // Width in pixels of the ramp between ink and background, about that of MNIST.
 constexpr double kEdge = 1.4;
 
-// How far apart two writers are: standard deviations or ranges, lengths in pixels, and glyph lengths in its box of 1.
+// How much writers differ: standard deviations or ranges, in pixels, or relative to a glyph's box of height 1.
 constexpr double kHeight = 18.5;
 constexpr double kWarp = 0.062;
 constexpr double kPointJitter = 0.012;
@@ -36,10 +36,10 @@ constexpr double kScaleSpread = 0.09;
 constexpr double kAspectSpread = 0.13;
 constexpr double kShift = 1.2;
 constexpr double kThinnest = 1.3, kThickest = 3.4;
-// Ink at the middle of a stroke, of full ink; what is beyond 1 only makes the edges steeper.
+// Ink in the middle of a stroke, relative to full ink; values above 1 only make the edges steeper.
 constexpr double kFaintest = 0.75, kStrongest = 1.35;
 
-// Kept within this many deviations, so that no digit leaves the image or stops being one.
+// Deviations are limited to this many standard deviations, so that no digit leaves the image or becomes unreadable.
 constexpr double kMaxDeviation = 2.0;
 
 double bounded_normal(Random& random) {
@@ -49,7 +49,7 @@ double bounded_normal(Random& random) {
   }
 }
 
-// Random numbers: one stream an image, and one for the order of the classes of every ten.
+// Streams of random numbers: one per image, and one for the order of the classes of every ten images.
 enum class Use { image, order };
 Random stream(Split split, std::uint64_t seed, Use use, std::int64_t index) {
   const std::uint64_t side = split == Split::train ? 0 : 1;
@@ -57,7 +57,7 @@ Random stream(Split split, std::uint64_t seed, Use use, std::int64_t index) {
 }
 
 // A smooth displacement of the plane: random at the nodes of a grid over the glyph's box, bilinear between them. Points
-// that are the same in two strokes stay so.
+// that two strokes share stay shared.
 class Warp {
  public:
   explicit Warp(Random& random) {
@@ -91,7 +91,7 @@ struct Segment {
   Point from, to;
 };
 
-// Catmull and Rom's spline between p1 and p2 at t in [0, 1].
+// Returns the Catmull-Rom spline between p1 and p2 at t in [0, 1].
 Point spline(const Point& p0, const Point& p1, const Point& p2, const Point& p3, double t) {
   const auto mix = [t](double a, double b, double c, double d) {
     return b + 0.5 * t * (c - a + t * (2 * a - 5 * b + 4 * c - d + t * (3 * (b - c) + d - a)));
@@ -116,8 +116,8 @@ void append_stroke(const std::vector<Point>& points, bool smooth, std::vector<Se
   }
 }
 
-// Moves strokes whose lengths are in pixels to where MNIST has them: shrunk into its box of 20 × 20, the middle of the
-// ink at the middle of the image plus the shift, but not so far that the pen would reach the border.
+// Moves strokes, whose lengths are in pixels, to the place that MNIST gives them: shrunk into its box of 20 × 20, with
+// the centre of the ink in the centre of the image plus the shift, but not so far that the pen would reach the border.
 void place_strokes(const Point& shift, std::vector<Segment>& segments) {
   constexpr double kBox = 20.0, kMargin = 2.5, kMiddle = (kSide - 1) / 2.0;  // pixel (i, j) has its centre at (j, i)
   Point low{1e9, 1e9}, high{-1e9, -1e9}, sum;
@@ -141,7 +141,7 @@ void place_strokes(const Point& shift, std::vector<Segment>& segments) {
   }
 }
 
-// The strokes of one digit as line segments in pixels, in place.
+// Draws the strokes of one digit as line segments in pixels, at their place.
 void draw_strokes(int digit, Random& random, std::vector<Segment>& segments) {
   const auto& variants = digit_glyphs(digit);
   const auto& glyph = variants[random.below(static_cast<std::uint32_t>(variants.size()))];
@@ -170,7 +170,7 @@ void draw_strokes(int digit, Random& random, std::vector<Segment>& segments) {
   place_strokes(shift, segments);
 }
 
-// Lowers each pixel's squared distance to the strokes where the segment is nearer, within `reach` of it.
+// Lowers each pixel's squared distance to the strokes if this segment is nearer, within `reach` of the segment.
 void measure(const Segment& s, float reach, std::array<float, kPixels>& distance) {
   const auto ax = static_cast<float>(s.from.x), ay = static_cast<float>(s.from.y);
   const auto bx = static_cast<float>(s.to.x) - ax, by = static_cast<float>(s.to.y) - ay;

@@ -65,7 +65,7 @@ bool DocumentReader::next(DocumentPart& part) {
   return true;
 }
 
-// Adds to the document at hand, or begins one; false after the last.
+// Appends to the current document, or starts one. Returns false after the last document.
 bool DocumentReader::read_chunk() {
   for (; input_ < files_.size(); ++input_) {
     if (open_ == nullptr) {
@@ -86,14 +86,14 @@ bool DocumentReader::read_chunk() {
   return false;
 }
 
-// The next part of what is pending, as soon as there is one.
+// Takes the next part of the pending text, as soon as it has one.
 bool DocumentReader::take_part(DocumentPart& part) {
   const auto text = std::string_view(pending_).substr(taken_);
   if (text.empty() && !ended_) return false;
   auto cut = TextCut{text.size(), text.size()};
   bool last = ended_;
   if (text.size() > kPart) {
-    // Twice as far each time, so that a text without a cut is not searched again and again.
+    // Waits for twice as much text each time, so that a text without a cut is not searched again and again.
     if (!ended_ && text.size() < 2 * uncut_) return false;
     auto reach = std::max(kPart, std::min(2 * uncut_, text.size()));
     while ((cut = tokenizer_.last_cut(text.substr(0, reach))).end == 0 && reach < text.size()) {

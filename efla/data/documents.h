@@ -1,4 +1,4 @@
-// Documents of text files and JSON lines, packed or not, in parts that a tokenizer takes one by one.
+// Documents of text files and JSON lines, packed or not, in parts that a tokenizer can take one by one.
 #pragma once
 
 #include <cstdint>
@@ -12,11 +12,11 @@
 namespace efla::data {
 
 struct DocumentFormat {
-  std::string field = "text";               // of a line of JSON
-  std::string separator = "<|endoftext|>";  // the line between two documents of a text file
+  std::string field = "text";               // field of a JSON line that holds the document
+  std::string separator = "<|endoftext|>";  // line between two documents of a text file
 };
 
-// A stretch of a document: the ids of all its parts, one after the other, are those of the document.
+// A part of a document. The ids of all its parts, concatenated, are the ids of the document.
 struct DocumentPart {
   std::string text;
   std::size_t input = 0;      // index of the file
@@ -24,34 +24,34 @@ struct DocumentPart {
   bool first = false, last = false;
 };
 
-// The files that are meant: those named, and for a folder every file below it whose name does not begin with a dot, in
-// the order of their paths' bytes. Throws IoError for one that does not exist, and Error for a folder without files.
+// Returns the input files: the files named, and for a folder every file below it whose name does not start with a dot,
+// sorted by the bytes of their paths. Throws IoError for a missing file and Error for a folder without files.
 std::vector<std::filesystem::path> list_inputs(const std::vector<std::string>& inputs);
 
-// The documents of one file, read as a stream; for documents.cc.
+// The documents of one file, read as a stream. Used by documents.cc.
 class FileDocuments;
 
-// Files ending in .jsonl or .ndjson hold a JSON object a line; all others text, documents apart by a line that is
-// exactly the separator. Either may be packed with gzip, xz or zstd (and end in .gz, .xz or .zst behind that).
-// Everything between two separators is the document's, byte for byte; one without a byte is left out. Memory: a part, a
-// line of JSON, and what cannot be cut; more than 64 MiB of that is refused. next throws IoError(content) with the file
-// and the byte offset for text that is not UTF-8 or a line that is not JSON, and with the line's number for one without
-// the field.
+// Reads the documents of files. A file that ends in .jsonl or .ndjson has one JSON object per line. Every other file is
+// text, with documents separated by a line that equals the separator. Both may be packed with gzip, xz or zstd (then
+// .gz, .xz or .zst follows). Everything between two separators belongs to the document, byte for byte; empty documents
+// are skipped. Memory: a part, a line of JSON, and text that cannot be cut; more than 64 MiB of that is refused. next
+// throws IoError(content) with the file and the byte offset for text that is not UTF-8 or a line that is not JSON, and
+// with the line number if the field is missing.
 class DocumentReader {
  public:
-  // The tokenizer must outlive it.
+  // The tokenizer must outlive the reader.
   DocumentReader(std::vector<std::filesystem::path> files, DocumentFormat format, const Tokenizer& tokenizer);
   ~DocumentReader();
   DocumentReader(const DocumentReader&) = delete;
   DocumentReader& operator=(const DocumentReader&) = delete;
 
-  // False after the last part.
+  // Reads the next part. Returns false after the last one.
   bool next(DocumentPart& part);
 
-  // Before the first next: goes to a document of a file. Throws Error where the file has fewer.
+  // Moves to a document of a file, before the first call of next. Throws Error if the file has fewer documents.
   void skip_to(std::size_t input, std::int64_t document);
 
-  // Bytes of the files that were read.
+  // Returns the number of bytes of the files that were read.
   std::uint64_t position() const;
 
  private:
@@ -64,10 +64,10 @@ class DocumentReader {
   std::unique_ptr<FileDocuments> open_;
   std::size_t input_ = 0;
   std::int64_t document_ = 0;
-  std::uint64_t bytes_before_ = 0;  // of the files before this one
-  std::string pending_;             // text of the document at hand
-  std::size_t taken_ = 0;           // of pending_
-  std::size_t uncut_ = 0;           // bytes behind taken_ that are known to have no cut
+  std::uint64_t bytes_before_ = 0;  // size of the files before this one
+  std::string pending_;             // text of the current document
+  std::size_t taken_ = 0;           // bytes of pending_ that were returned
+  std::size_t uncut_ = 0;           // bytes behind taken_ in which no cut was found
   bool begun_ = false, ended_ = false;
 };
 

@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
 constexpr std::size_t kReadStep = std::size_t{1} << 18;
 constexpr std::size_t kMaxLine = std::size_t{1} << 28;
 
-// The unpacked text of a file, in a buffer that grows at its end and is taken from its front.
+// The unpacked text of a file, in a buffer that grows at its end and is consumed from its front.
 class TextBuffer {
  public:
   explicit TextBuffer(const fs::path& path)
@@ -90,7 +90,7 @@ class TextDocuments final : public FileDocuments {
  private:
   bool is_separator(std::string_view line) const { return line_is_whole_ && line == separator_; }
 
-  // The document ends `size` bytes on, and the next one begins at `next`. False where there is no document.
+  // Ends the document after `size` bytes; the next one starts at `next`. Returns false if there is no document.
   bool end_document(Chunk& chunk, std::size_t size, std::size_t next) {
     const bool exists = begun_ || size > 0;
     chunk.text = buffer_.text().substr(0, size);
@@ -101,8 +101,8 @@ class TextDocuments final : public FileDocuments {
     return exists;
   }
 
-  // What is of the document at hand, whatever follows: whole lines, or of a line that is longer than the separator what
-  // there is. False where that is nothing.
+  // Takes the text that certainly belongs to the current document: whole lines, or what is there of a line that is
+  // longer than the separator. Returns false if there is none.
   bool take_front(Chunk& chunk) {
     const auto text = buffer_.text();
     const bool long_line = !line_is_whole_ || text.size() - line_ > separator_.size();
@@ -122,7 +122,7 @@ class TextDocuments final : public FileDocuments {
     line_ = 0;
   }
 
-  // That what was read is UTF-8, up to a character that is not whole yet.
+  // Checks that the text read is UTF-8, except for an incomplete last character.
   void check() {
     const auto text = buffer_.text();
     valid_ += utf8_prefix(text.substr(valid_));
@@ -132,9 +132,9 @@ class TextDocuments final : public FileDocuments {
 
   TextBuffer buffer_;
   std::string separator_;
-  std::size_t line_ = 0;       // where the line at hand begins in the buffer's text
-  std::size_t valid_ = 0;      // bytes of it that are UTF-8
-  bool line_is_whole_ = true;  // no part of that line was taken
+  std::size_t line_ = 0;       // start of the current line in the buffer's text
+  std::size_t valid_ = 0;      // bytes of the text that are UTF-8
+  bool line_is_whole_ = true;  // no part of the current line was taken
   bool begun_ = false;         // a part of the document was taken
 };
 
@@ -183,7 +183,7 @@ class JsonDocuments final : public FileDocuments {
   TextBuffer buffer_;
   std::string field_;
   std::size_t searched_ = 0;  // bytes of the buffer's text without a newline
-  std::int64_t line_ = 0;     // number of the line at hand, from 1
+  std::int64_t line_ = 0;     // number of the current line, from 1
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The documents of one file, as a stream. For documents.cc.
+// The documents of one file, as a stream. Used by documents.cc.
 #pragma once
 
 #include <cstdint>
@@ -19,14 +19,14 @@ class FileDocuments {
     bool ends = false;  // the document ends here
   };
 
-  // False after the last document, which has ended. No document is empty.
+  // Reads the next chunk. Returns false after the end of the last document. No document is empty.
   virtual bool next(Chunk& chunk) = 0;
 
-  // Bytes of the file that were read.
+  // Returns the number of bytes of the file that were read.
   virtual std::uint64_t position() const = 0;
 };
 
-// Of JSON lines or text, by the file's name. Throws IoError, here or in next.
+// Opens JSON lines or text, by the file's name. Throws IoError, here or in next.
 std::unique_ptr<FileDocuments> open_documents(const std::filesystem::path& path, const DocumentFormat& format);
 
 }  // namespace efla::data

@@ -39,7 +39,8 @@ ImageSet load_mnist(const fs::path& folder, Split split) {
   };
   if (images.count == 0) fail(images_path, -1, "holds no images");
   if (std::cmp_not_equal(labels.size(), images.count)) {
-    fail(labels_path, -1, fmt::format("holds {} labels, expected {} as there are images", labels.size(), images.count));
+    fail(labels_path, -1,
+         fmt::format("holds {} labels, expected {}, the number of images", labels.size(), images.count));
   }
   const auto bad = std::find_if(labels.begin(), labels.end(), [](auto label) { return label >= kClasses; });
   if (bad != labels.end()) {

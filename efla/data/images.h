@@ -18,8 +18,8 @@ struct ImageSet {
 };
 
 // Reads train-images-idx3-ubyte and train-labels-idx1-ubyte, or t10k-… for the test split, each plain or with .gz; the
-// plain one where there are both. Throws IoError: missing with the names looked for; content for a broken file, an
-// empty one, counts that differ, or a label above 9.
+// plain file if both exist. Throws IoError: missing, with the names that were tried; content, for a broken or empty
+// file, counts that differ, or a label above 9.
 ImageSet load_mnist(const std::filesystem::path& folder, Split split);
 
 }  // namespace efla::data

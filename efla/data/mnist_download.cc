@@ -13,10 +13,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Packed bytes may be a little more than the unpacked ones, where nothing can be packed.
+// Incompressible data makes the packed file slightly larger than its content.
 constexpr std::int64_t kPackingRoom = 1 << 16;
 
-// Why a file is not the one expected; empty where it is.
+// Returns why a file is not the expected one; empty if it is.
 std::string mismatch(const fs::path& path, const RemoteFile& file) {
   try {
     const auto packed = io::read_file(path);
@@ -36,7 +36,7 @@ bool is_right(const fs::path& path, const RemoteFile& file) { return fs::exists(
 void fetch(const fs::path& path, const std::string& url, const RemoteFile& file, const DownloadCallback& report,
            const io::DownloadLimits& limits) {
   const fs::path part = path.string() + ".part";
-  // A part that is whole, left when the program ended just before giving it its name, has no rest to ask for.
+  // A complete part is left if the program ended just before renaming it. There is nothing more to request for it.
   if (!is_right(part, file)) {
     const auto progress = [&](std::int64_t done, std::int64_t total) {
       if (report) report({DownloadEvent::Kind::progress, file.name, done, total});
@@ -44,7 +44,7 @@ void fetch(const fs::path& path, const std::string& url, const RemoteFile& file,
     io::download(url, part, progress, limits);
     if (const auto why = mismatch(part, file); !why.empty()) {
       fs::remove(part);
-      throw IoError(IoError::Kind::system, url, -1, "not the file expected, removed: " + why);
+      throw IoError(IoError::Kind::system, url, -1, "not the expected file, removed: " + why);
     }
   }
   fs::rename(part, path);

@@ -1,4 +1,4 @@
-// Brings MNIST's four files to a folder.
+// Downloads MNIST's four files to a folder.
 #pragma once
 
 #include <array>
@@ -13,7 +13,7 @@
 
 namespace efla::data {
 
-// A file to download, gzip, known by what it unpacks to: the packed bytes differ from mirror to mirror.
+// A gzip file to download. The checksum is that of the unpacked content, because the packed bytes differ by mirror.
 struct RemoteFile {
   std::string_view name;
   std::int64_t unpacked_bytes = 0;
@@ -31,18 +31,18 @@ inline constexpr std::array<RemoteFile, 4> kMnistFiles{
 struct DownloadEvent {
   enum class Kind { already_there, progress, done } kind = Kind::progress;
   std::string_view name;
-  std::int64_t bytes = 0, total = 0;  // packed; total is 0 where the server does not say
+  std::int64_t bytes = 0, total = 0;  // packed; total is 0 if the server does not report it
 };
 using DownloadCallback = std::function<void(const DownloadEvent&)>;
 
-// Downloads each file from base_url + name, unless the folder holds it already with the right content. A file arrives
-// as NAME.part, from where a later call continues, and gets its name once what it unpacks to has the right checksum;
-// one with the wrong content is removed. Throws Error where folder is something else, and IoError as io::download does,
-// also for the wrong content.
+// Downloads each file from base_url + name, unless the folder already holds it with the right content. A file arrives
+// as NAME.part, from which a later call resumes, and is renamed when the checksum of its unpacked content is right. A
+// file with the wrong content is removed. Throws Error if `folder` is not a folder, and IoError like io::download, also
+// for wrong content.
 void download_files(const std::filesystem::path& folder, const std::string& base_url, std::span<const RemoteFile> files,
                     const DownloadCallback& callback = {}, const io::DownloadLimits& limits = {});
 
-// MNIST's four files.
+// Downloads MNIST's four files.
 void download_mnist(const std::filesystem::path& folder, const std::string& base_url = std::string(kMnistUrl),
                     const DownloadCallback& callback = {});
 

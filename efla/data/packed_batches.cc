@@ -11,7 +11,7 @@
 namespace efla::data {
 namespace {
 
-constexpr std::uint64_t kWindowStream = std::uint64_t{0x7E57} << 48;  // apart from other uses of the seed
+constexpr std::uint64_t kWindowStream = std::uint64_t{0x7E57} << 48;  // separates this use of the seed from others
 
 void require(bool good, const char* argument, std::int64_t got, const std::string& expected) {
   if (!good) throw Error("packed batches", argument, std::to_string(got), expected);
@@ -39,7 +39,7 @@ PackedBatch TokenWindows::read(std::span<const std::int64_t> windows) const {
 
 void TokenWindows::read_row(std::int64_t window, std::int64_t row, PackedBatch& batch) const {
   const auto begin = window * length_, end = std::min(begin + length_, folder_.tokens());
-  const auto offset = row * length_ - begin;  // of a token's place in the batch from its place in the corpus
+  const auto offset = row * length_ - begin;  // from a token's place in the corpus to its place in the batch
   const auto inputs = std::span(batch.inputs).subspan(static_cast<std::size_t>(begin + offset));
   const auto targets = std::span(batch.targets).subspan(static_cast<std::size_t>(begin + offset));
   folder_.read(begin, inputs.first(static_cast<std::size_t>(end - begin)));
@@ -47,7 +47,8 @@ void TokenWindows::read_row(std::int64_t window, std::int64_t row, PackedBatch& 
   for (auto token = begin; token < end;) {
     const auto document_end = folder_.document_end(token);
     const auto stop = std::min(document_end, end);
-    // Targets are the inputs one token on; that of the row's last token is the next window's first.
+    // The targets are the inputs shifted by one token; the target of the last one is the first token of the next
+    // window.
     const auto first = static_cast<std::size_t>(token - begin), last = static_cast<std::size_t>(stop - begin) - 1;
     std::copy(inputs.begin() + static_cast<std::ptrdiff_t>(first) + 1,
               inputs.begin() + static_cast<std::ptrdiff_t>(last) + 1,
@@ -56,7 +57,7 @@ void TokenWindows::read_row(std::int64_t window, std::int64_t row, PackedBatch& 
     batch.cu_seqlens.push_back(stop + offset);
     token = stop;
   }
-  if (end < begin + length_) batch.cu_seqlens.push_back((row + 1) * length_);  // the padding, apart
+  if (end < begin + length_) batch.cu_seqlens.push_back((row + 1) * length_);  // the padding is a sequence of its own
 }
 
 PackedBatches::PackedBatches(const io::TokenFolder& folder, const PackedOptions& options)
@@ -70,7 +71,7 @@ PackedBatches::PackedBatches(const io::TokenFolder& folder, const PackedOptions&
 
 PackedBatch PackedBatches::next() {
   const auto rows = options_.batch / options_.world_size;
-  const auto first = position_.index + options_.rank * rows;  // counted on beyond the epoch's end
+  const auto first = position_.index + options_.rank * rows;  // may be beyond the end of the epoch
   std::vector<std::int64_t> chosen;
   auto epoch = position_.epoch + first / windows();
   auto index = first % windows();

@@ -9,30 +9,30 @@
 
 namespace efla::data {
 
-// A target that has no loss: PyTorch's ignore_index.
+// The target of a token without loss: PyTorch's ignore_index.
 inline constexpr std::int64_t kNoTarget = -100;
 
 // B sequences of T tokens, row after row. Flattened to [1, B·T] they are packed sequences: cu_seqlens has a boundary at
-// every row's start and wherever a document ends, so that no document sees another.
+// the start of every row and at the end of every document, so that no document sees another.
 struct PackedBatch {
   std::int64_t batch = 0, length = 0;
-  std::vector<std::int64_t> inputs;      // [B, T]; 0 where a row has no token
-  std::vector<std::int64_t> targets;     // [B, T] the next token of the same document; kNoTarget at its last
+  std::vector<std::int64_t> inputs;      // [B, T]; 0 for padding
+  std::vector<std::int64_t> targets;     // [B, T] the next token of the same document; kNoTarget at its last token
   std::vector<std::int64_t> cu_seqlens;  // [N + 1], from 0 to B·T
-  std::int64_t tokens = 0;               // inputs that are tokens: all but the padding of the corpus's last window
+  std::int64_t tokens = 0;               // inputs without the padding of the corpus's last window
 };
 
-// The corpus cut into windows of `length` tokens, in order; the last one may be shorter. Documents are cut where a
-// window ends: the next window goes on without what came before.
+// The corpus cut into consecutive windows of `length` tokens; the last one may be shorter. A document that does not fit
+// into a window is cut, and the next window starts without the state of its beginning.
 class TokenWindows {
  public:
-  // folder must outlive it. Throws Error for a length below 1.
+  // folder must outlive the object. Throws Error for a length below 1.
   TokenWindows(const io::TokenFolder& folder, std::int64_t length);
 
   std::int64_t count() const { return count_; }
   std::int64_t length() const { return length_; }
 
-  // The windows, each in [0, count()), as the rows of one batch.
+  // Returns a batch whose rows are these windows, each in [0, count()).
   PackedBatch read(std::span<const std::int64_t> windows) const;
 
  private:
@@ -49,27 +49,27 @@ struct PackedOptions {
   int rank = 0, world_size = 1;
 };
 
-// What the next batch begins with: the windows before `index` of this epoch have been used. The same for every rank.
+// The position of the next batch: the windows before `index` of this epoch have been used. Equal for all ranks.
 struct PackedPosition {
   std::int64_t epoch = 0, index = 0;
 
   bool operator==(const PackedPosition&) const = default;
 };
 
-// Batch after batch without end. Each epoch visits every window once, in an order of its own that depends on seed,
-// epoch and their number; a batch at an epoch's end is filled from the next. All ranks' rows, in the order of the
-// ranks, are the batch of a single rank.
+// An endless sequence of batches. Each epoch visits every window once, in an order that depends only on the seed, the
+// epoch and the number of windows. A batch at the end of an epoch is filled from the next epoch. The rows of all ranks,
+// in the order of the ranks, are the batch of a single rank.
 class PackedBatches {
  public:
-  // folder must outlive it. Throws Error for options that do not fit.
+  // folder must outlive the object. Throws Error for invalid options.
   PackedBatches(const io::TokenFolder& folder, const PackedOptions& options);
 
-  std::int64_t windows() const { return windows_.count(); }  // of an epoch
+  std::int64_t windows() const { return windows_.count(); }  // per epoch
 
   PackedBatch next();
 
   const PackedPosition& position() const { return position_; }
-  // Goes on from a position that position() returned. Throws Error where there is no such window.
+  // Resumes at a position that position() returned. Throws Error if there is no such window.
   void seek(const PackedPosition& position);
 
  private:

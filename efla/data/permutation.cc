@@ -7,7 +7,7 @@
 namespace efla::data {
 namespace {
 
-// All bits of the result depend on all of x (the finalizer of Steele, Lea and Flood's SplitMix, 2014).
+// Returns a value each bit of which depends on all of x (the finalizer of Steele, Lea and Flood's SplitMix, 2014).
 std::uint64_t mix(std::uint64_t x) {
   x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9U;
   x = (x ^ x >> 27) * 0x94D049BB133111EBU;
@@ -18,7 +18,7 @@ std::uint64_t mix(std::uint64_t x) {
 
 Permutation::Permutation(std::int64_t count, std::uint64_t seed, std::uint64_t stream)
     : count_(static_cast<std::uint64_t>(count)) {
-  // Halves of equal width: fewer than 4 · count values, so that a walk takes 4 steps on average at most.
+  // Two halves of equal width give fewer than 4 · count values, so on average at most 4 applications are needed.
   half_bits_ = (std::bit_width(count_ - 1) + 1) / 2;
   Random random(seed, stream);
   for (auto& key : keys_) {

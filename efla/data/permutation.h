@@ -1,4 +1,4 @@
-// A random order of many things that takes no memory.
+// A random permutation that needs no memory.
 #pragma once
 
 #include <array>
@@ -6,13 +6,13 @@
 
 namespace efla::data {
 
-// A permutation of [0, count) that depends on (count, seed, stream) alone: a Feistel network on the next power of 4,
-// walked until it is inside (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002, section 3).
+// A permutation of [0, count) that depends only on (count, seed, stream): a Feistel network on the next power of 4,
+// applied until the result is in range (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002, section 3).
 class Permutation {
  public:
   Permutation(std::int64_t count, std::uint64_t seed, std::uint64_t stream);
 
-  // Of an index in [0, count).
+  // Returns the image of an index in [0, count).
   std::int64_t operator()(std::int64_t index) const;
 
  private:

@@ -16,16 +16,16 @@ namespace {
 using Kind = SentencePieceModel::Kind;
 using Type = SentencePieceModel::Type;
 
-// Pieces are ids of 32 bits, and no vocabulary comes near.
+// Ids have 32 bits, and no vocabulary is nearly as large.
 constexpr std::size_t kMaxPieces = std::size_t{1} << 24;
 
-// One message of a protocol buffer's wire format, field by field.
+// One message of a protocol buffer's wire format, read field by field.
 class Message {
  public:
   Message(io::ByteView file, std::size_t begin, std::size_t end, const std::string& path)
       : file_(file), at_(begin), end_(end), path_(path) {}
 
-  // Goes to the next field; false at the end.
+  // Goes to the next field. Returns false at the end.
   bool next() {
     if (at_ == end_) return false;
     start_ = at_;
@@ -73,7 +73,7 @@ class Message {
     return static_cast<Enum>(value);
   }
 
-  // Throws, with the place of the field at hand.
+  // Throws with the place of the current field.
   [[noreturn]] void fail(const std::string& what) const {
     throw IoError(IoError::Kind::content, path_, static_cast<std::int64_t>(start_),
                   "not a SentencePiece model: " + what);
@@ -106,7 +106,7 @@ class Message {
   io::ByteView file_;
   std::size_t at_, end_, start_ = 0;
   const std::string& path_;
-  std::uint64_t field_ = 0, value_ = 0;  // value_: a number, or where bytes begin
+  std::uint64_t field_ = 0, value_ = 0;  // value_: a number, or the start of bytes
   int wire_ = 0;
 };
 
@@ -142,7 +142,7 @@ void read_trainer(Message message, SentencePieceModel& model) {
         model.eos_piece = message.text();
         break;
       default:
-        break;  // how it was trained
+        break;  // training parameters
     }
   }
 }
@@ -176,7 +176,7 @@ SentencePieceModel parse_sentencepiece_model(io::ByteView bytes, const std::stri
       if (piece.text.empty()) message.fail(fmt::format("piece {} is empty", id));
       if (utf8_prefix(piece.text) != piece.text.size()) message.fail(fmt::format("piece {} is not UTF-8", id));
       if (!std::isfinite(piece.score)) message.fail(fmt::format("the score of piece {} is not finite", id));
-      if (!seen.insert(piece.text).second) message.fail(fmt::format("piece {} is there twice", id));
+      if (!seen.insert(piece.text).second) message.fail(fmt::format("piece {} occurs twice", id));
       model.pieces.push_back(std::move(piece));
     } else if (message.field() == 2) {
       read_trainer(message.message(), model);

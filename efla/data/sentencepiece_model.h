@@ -23,13 +23,12 @@ struct SentencePieceModel {
   Type type = Type::unigram;
   bool byte_fallback = false, whitespace_as_suffix = false;
   std::string unknown_surface = " \u2047 ", bos_piece = "<s>", eos_piece = "</s>";
-  bool normalizes = false, denormalizes = false;  // maps characters to others
+  bool normalizes = false, denormalizes = false;  // whether characters are mapped to others
   bool add_dummy_prefix = true, remove_extra_whitespaces = true, escape_whitespaces = true;
 };
 
-// Throws IoError(content) with the byte offset for bytes that are no protocol buffer or not this one: without pieces, a
-// piece that is empty, not UTF-8 or there twice, a score that is no number, an unknown kind or type. path is for
-// messages.
+// Parses a model. Throws IoError(content) with the byte offset for bytes that are not this protocol buffer: no pieces;
+// a piece that is empty, not UTF-8 or given twice; a score that is NaN; an unknown kind or type. path is for messages.
 SentencePieceModel parse_sentencepiece_model(io::ByteView bytes, const std::string& path);
 
 }  // namespace efla::data

@@ -21,14 +21,14 @@ namespace {
 using Kind = SentencePieceModel::Kind;
 using Type = SentencePieceModel::Type;
 
-constexpr std::string_view kSpace = "\u2581";  // what stands for a space inside of pieces
-constexpr std::size_t kLongestKept = 64;       // bytes of a word whose ids are looked up when it comes again
+constexpr std::string_view kSpace = "\u2581";  // stands for a space inside of pieces
+constexpr std::size_t kLongestKept = 64;       // bytes of the longest word whose ids are cached
 
 [[noreturn]] void refuse(const std::string& path, const std::string& what) {
   throw IoError(IoError::Kind::content, path, -1, "a SentencePiece model with " + what + ", which is not supported");
 }
 
-// Everything of the format that encode and bytes_of do not do is refused by name.
+// Refuses by name every feature of the format that encode and bytes_of do not implement.
 void check_supported(const SentencePieceModel& model, const std::string& path) {
   static constexpr std::array<const char*, 5> kTypes{"", "unigram", "BPE", "word", "character"};
   if (model.type != Type::bpe) {
@@ -54,13 +54,13 @@ std::string spaces_for(std::string_view piece) {
   return text;
 }
 
-// Where the word ends that begins at a place: spaces, and what follows up to the next space.
+// Returns the end of the word that starts at a place: spaces, and what follows up to the next space.
 std::size_t word_end(std::string_view text, std::size_t begin) {
   while (text.substr(begin).starts_with(kSpace)) begin += kSpace.size();
   return std::min(text.find(kSpace, begin), text.size());
 }
 
-// The byte of a piece "<0x0A>"; −1 for another.
+// Returns the byte of a piece such as "<0x0A>"; −1 for any other piece.
 int byte_of(std::string_view piece) {
   if (piece.size() != 6 || !piece.starts_with("<0x") || !piece.ends_with('>')) return -1;
   std::uint8_t value = 0;
@@ -68,9 +68,9 @@ int byte_of(std::string_view piece) {
   return std::from_chars(digits, digits + 2, value, 16).ptr == digits + 2 ? value : -1;
 }
 
-// Byte-pair encoding (Sennrich et al., "Neural machine translation of rare words with subword units", 2016) with pieces
-// scored as SentencePiece does: of all neighbours that make up a piece, those of the highest score are joined, the
-// leftmost of equals first, until there are none.
+// Byte-pair encoding (Sennrich et al., "Neural machine translation of rare words with subword units", 2016) with scored
+// pieces as in SentencePiece: of all neighbours that form a piece, the pair with the highest score is joined, the
+// leftmost of equals first, until no pair is left.
 class SentencePieceTokenizer final : public Tokenizer {
  public:
   SentencePieceTokenizer(SentencePieceModel model, io::TokenizerInfo info, const std::string& path)
@@ -83,8 +83,8 @@ class SentencePieceTokenizer final : public Tokenizer {
     if (byte_fallback_ && std::count(byte_ids_.begin(), byte_ids_.end(), -1) > 0) {
       refuse(path, "byte_fallback and without a piece for every byte");
     }
-    // Where no piece holds a space behind something else, no join crosses a word's start: words are independent. The
-    // space itself has to be a piece, as a run of unknown characters is one token.
+    // If no piece has a space after another character, no join crosses the start of a word, so words are independent.
+    // The space itself must be a piece, because a run of unknown characters is one token.
     const auto crosses = [](const auto& entry) { return word_end(entry.first, 0) != entry.first.size(); };
     words_ = ids_.contains(kSpace) && std::none_of(ids_.begin(), ids_.end(), crosses);
   }
@@ -108,10 +108,10 @@ class SentencePieceTokenizer final : public Tokenizer {
     const auto is_space = [](std::string_view at) { return at.starts_with(' ') || at.starts_with(kSpace); };
     for (auto i = text.rfind(' '); i != std::string_view::npos && i > 0; i = text.rfind(' ', i - 1)) {
       const auto before = text.substr(0, i), behind = text.substr(i + 1);
-      // A character that is not whole yet may become a space.
+      // An incomplete character may still become a space.
       if (behind.empty() || utf8_character(behind) < 1 || is_space(behind)) continue;
       if (before.ends_with(' ') || before.ends_with(kSpace)) continue;
-      // encode puts the space back where it adds a prefix.
+      // If encode adds a prefix, it restores the space.
       return {i, add_prefix_ ? i + 1 : i};
     }
     return {};
@@ -176,12 +176,12 @@ class SentencePieceTokenizer final : public Tokenizer {
   void encode_word(std::string_view word, Workspace& work, std::vector<std::int32_t>& out) const;
 
   std::vector<SentencePieceModel::Piece> pieces_;
-  std::vector<std::string> bytes_;                          // [vocab_size] what a token stands for
-  std::unordered_map<std::string_view, std::int32_t> ids_;  // of the normal pieces; the keys are in pieces_
+  std::vector<std::string> bytes_;                          // [vocab_size] bytes of each token
+  std::unordered_map<std::string_view, std::int32_t> ids_;  // of the normal pieces; keys point into pieces_
   std::array<std::int32_t, 256> byte_ids_{};                // −1: none
   std::int32_t unknown_ = -1;
   bool add_prefix_, byte_fallback_ = false;
-  bool words_ = false;  // a text may be cut into words
+  bool words_ = false;  // whether a text may be cut into words
 };
 
 void SentencePieceTokenizer::encode_word(std::string_view word, Workspace& work, std::vector<std::int32_t>& out) const {
@@ -201,7 +201,7 @@ void SentencePieceTokenizer::encode_word(std::string_view word, Workspace& work,
     work.joins.pop();
     auto& left = symbols[static_cast<std::size_t>(join.left)];
     auto& right = symbols[static_cast<std::size_t>(join.right)];
-    // One of the two may have been joined to another neighbour since.
+    // Another join may have consumed one of the two.
     if (left.size == 0 || right.size == 0 || left.size + right.size != join.size) continue;
     left.size = join.size;
     left.id = join.id;
@@ -240,7 +240,7 @@ std::vector<std::int32_t> SentencePieceTokenizer::encode(std::string_view text) 
     }
   }
 
-  // Words that were seen in this text: where their ids are in out.
+  // Words that occurred in this text, and the place of their ids in out.
   std::unordered_map<std::string_view, std::pair<std::size_t, std::size_t>> seen;
   Workspace work;
   const std::string_view rest = escaped;

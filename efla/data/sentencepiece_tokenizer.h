@@ -1,4 +1,4 @@
-// The tokenizer of a SentencePiece model. For tokenizer.cc.
+// The tokenizer of a SentencePiece model. Used by tokenizer.cc.
 #pragma once
 
 #include <memory>
@@ -9,7 +9,7 @@
 
 namespace efla::data {
 
-// bytes are those of the model's file; path is for messages and gives the tokenizer its name.
+// Makes a tokenizer from the bytes of the model's file. path is for messages and names the tokenizer.
 std::unique_ptr<Tokenizer> make_sentencepiece_tokenizer(io::ByteView bytes, const std::string& path);
 
 }  // namespace efla::data

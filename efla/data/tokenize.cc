@@ -19,9 +19,10 @@ using nlohmann::json;
 using nlohmann::ordered_json;
 
 constexpr const char* kOperation = "data tokenize";
-constexpr std::size_t kTextAThread = std::size_t{1} << 19;  // of one round
+constexpr std::size_t kTextPerThread = std::size_t{1} << 19;  // bytes of text per thread and round
 
-// What a shard folder says of its making; another is refused. A file that changes but keeps its size is not noticed.
+// Describes how a shard folder is made. A folder made in another way is refused. A file that changes but keeps its size
+// is not noticed.
 ordered_json describe_source(const std::vector<fs::path>& files, const TokenizeOptions& options) {
   ordered_json inputs = ordered_json::array();
   for (const auto& file : files) inputs.push_back({{"path", file.string()}, {"bytes", fs::file_size(file)}});
@@ -32,7 +33,7 @@ ordered_json describe_source(const std::vector<fs::path>& files, const TokenizeO
           {"inputs", std::move(inputs)}};
 }
 
-// The files of the inputs. Shards below one of them would be text when the command is given again.
+// Lists the input files. Refuses a folder inside of an input, because its shards would be text for the next call.
 std::vector<fs::path> inputs_outside(const fs::path& folder, const std::vector<std::string>& inputs) {
   const auto out = fs::weakly_canonical(folder);
   for (const auto& input : inputs) {
@@ -45,7 +46,7 @@ std::vector<fs::path> inputs_outside(const fs::path& folder, const std::vector<s
   return list_inputs(inputs);
 }
 
-// Files that a process which was killed left half-written (AtomicFile's names).
+// Removes files that a killed process left half-written (names of AtomicFile).
 void remove_left_overs(const fs::path& folder) {
   std::vector<fs::path> left;
   bool others = false;
@@ -60,7 +61,7 @@ void remove_left_overs(const fs::path& folder) {
   for (const auto& path : left) fs::remove(path);
 }
 
-// What is in the folder already, which has to be of the same making; an empty index where there is nothing.
+// Reads the index of the folder, which must be made in the same way; an empty index if there is none.
 io::TokenIndex open_output(const fs::path& folder, const io::TokenizerInfo& tokenizer, const ordered_json& source) {
   if (fs::is_directory(folder)) remove_left_overs(folder);
   if (!fs::exists(folder / io::kTokenIndexFile)) {
@@ -79,7 +80,7 @@ io::TokenIndex open_output(const fs::path& folder, const io::TokenizerInfo& toke
     if (name == "inputs") refuse("INPUT, or its files have changed");
     refuse("--" + (name == "shard_tokens" ? "shard-tokens" : name));
   }
-  index.source = source;  // in the order of a new one: the same bytes
+  index.source = source;  // in the order of a new index: the same bytes
   return index;
 }
 
@@ -115,7 +116,7 @@ class Tokenization {
   }
 
  private:
-  // Rounds of jobs: while the pool tokenizes one, a task of it reads the next. False where it was stopped.
+  // Runs rounds of jobs: while the pool tokenizes one round, one of its tasks reads the next. Returns false if stopped.
   bool tokenize_all() {
     std::vector<Job> now, next;
     read_round(now);
@@ -131,7 +132,7 @@ class Tokenization {
         try {
           read_round(next);
         } catch (...) {
-          unreadable = std::current_exception();  // what was read before it is whole
+          unreadable = std::current_exception();  // the text read before it is complete
         }
       });
       for (const auto& job : now) write(job);
@@ -144,7 +145,7 @@ class Tokenization {
   }
 
   void read_round(std::vector<Job>& jobs) {
-    const auto enough = kTextAThread * static_cast<std::size_t>(pool_.threads());
+    const auto enough = kTextPerThread * static_cast<std::size_t>(pool_.threads());
     DocumentPart part;
     for (std::size_t size = 0; size < enough && reader_.next(part); size += jobs.back().part.text.size()) {
       jobs.push_back({std::move(part), {}});
@@ -172,8 +173,8 @@ class Tokenization {
     if (writer_->tokens() >= options_.shard_tokens) end_shard();
   }
 
-  // The shard gets its name first: an index that does not have it yet makes the next run write the same bytes again. So
-  // there is an index before the first one, or the next run would find a folder that is not its own.
+  // Renames the shard before it writes the index. If the process ends between the two, the next run writes the same
+  // bytes again. There is an index before the first shard, because the next run would not recognise its folder without.
   void end_shard() {
     if (index_.shards.size() == 1)
       io::write_token_index(folder_, {index_.tokenizer, {}, index_.source, io::TokenIndex::Position{}});
@@ -195,7 +196,7 @@ class Tokenization {
   DocumentReader reader_;
   io::TokenIndex index_;
   std::optional<io::TokenShardWriter> writer_;
-  io::TokenIndex::Position position_;  // behind the last document that was written
+  io::TokenIndex::Position position_;  // after the last document that was written
   TokenizeProgress progress_;
 };
 
@@ -207,10 +208,10 @@ TokenizeEnd tokenize(const fs::path& folder, const TokenizeOptions& options, con
     throw Error(kOperation, "--shard-tokens", std::to_string(options.shard_tokens), "at least 1");
   }
   if (options.format.separator.empty() || options.format.separator.find('\n') != std::string::npos) {
-    throw Error(kOperation, "--separator", "'" + options.format.separator + "'", "one line with something in it");
+    throw Error(kOperation, "--separator", "'" + options.format.separator + "'", "one line that is not empty");
   }
-  if (tokenizer.eos() < 0) throw Error(kOperation, "--tokenizer", "one without an eos token", "one with it");
-  if (options.bos && tokenizer.bos() < 0) throw Error(kOperation, "--bos", "a tokenizer without bos", "one with it");
+  if (tokenizer.eos() < 0) throw Error(kOperation, "--tokenizer", "a tokenizer without eos", "one with eos");
+  if (options.bos && tokenizer.bos() < 0) throw Error(kOperation, "--bos", "a tokenizer without bos", "one with bos");
   return Tokenization(folder, options, tokenizer, pool, events).run();
 }
 

@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::int32_t kBytes = 256;
 constexpr const char* kBytesName = "bytes";
-// Far above any model (Mistral's has 0.5 MB), and a bound on what a wrong file can cost.
+// Far above any model. Limits the memory that a wrong file can allocate.
 constexpr std::size_t kMaxModelBytes = std::size_t{1} << 30;
 
 class ByteTokenizer final : public Tokenizer {

@@ -1,4 +1,4 @@
-// Text to token ids and back: SentencePiece models and bytes.
+// Converts text to token ids and back: SentencePiece models and bytes.
 #pragma once
 
 #include <cstddef>
@@ -14,27 +14,28 @@
 
 namespace efla::data {
 
-// The ids of head = text[0, end) followed by those of text[next, …) are the ids of the whole text.
+// A place to cut: the ids of text[0, end) followed by those of text[next, …) are the ids of the whole text.
 struct TextCut {
   std::size_t end = 0, next = 0;
 };
 
-// May be used from several threads at once.
+// Its functions may be called by several threads at once.
 class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
 
-  // SentencePiece: throws Error with the byte offset for a text that is not UTF-8, or of more than 700 MB.
+  // Returns the ids of a text. SentencePiece: throws Error with the byte offset if the text is not UTF-8, or if it is
+  // longer than 700 MB.
   virtual std::vector<std::int32_t> encode(std::string_view text) const = 0;
 
-  // The bytes that a token stands for, often only a part of a character; none for bos, eos and their like. Throws Error
+  // Returns the bytes of a token, often only a part of a character; empty for bos, eos and similar ids. Throws Error
   // for an id outside of [0, vocab_size()).
   virtual std::string_view bytes_of(std::int32_t id) const = 0;
 
-  // Whether this token's bytes begin with a space that encode put there where the token is the first of a text.
+  // Returns whether the token's bytes start with a space that encode adds if the token is the first one of a text.
   virtual bool begins_with_added_space(std::int32_t id) const = 0;
 
-  // The last place where a long text, of which more may follow, can be cut; end is 0 where there is none.
+  // Returns the last place where a long text, more of which may follow, can be cut; end is 0 if there is none.
   virtual TextCut last_cut(std::string_view text) const = 0;
 
   const io::TokenizerInfo& info() const { return info_; }
@@ -42,7 +43,7 @@ class Tokenizer {
   std::int32_t bos() const { return info_.bos; }
   std::int32_t eos() const { return info_.eos; }
 
-  // Always UTF-8: every byte that belongs to no character becomes U+FFFD.
+  // Returns the text of ids. It is always UTF-8: every byte that belongs to no character becomes U+FFFD.
   std::string decode(std::span<const std::int32_t> ids) const;
 
  protected:
@@ -52,15 +53,15 @@ class Tokenizer {
   io::TokenizerInfo info_;
 };
 
-// decode, token by token: what is returned is UTF-8 as it is, and all parts together are what decode returns.
+// Decodes token by token. Each piece is UTF-8, and all pieces together are the result of decode.
 class StreamDecoder {
  public:
-  // The tokenizer must outlive it.
+  // The tokenizer must outlive the decoder.
   explicit StreamDecoder(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
 
-  // The text that this token completes; the bytes of an unfinished character are held back.
+  // Returns the text that this token completes. The bytes of an unfinished character are held back.
   std::string push(std::int32_t id);
-  // What was held back, as U+FFFD; the next push begins a new text.
+  // Returns what was held back, as U+FFFD. The next push starts a new text.
   std::string finish();
 
  private:
@@ -71,12 +72,12 @@ class StreamDecoder {
   bool begun_ = false;
 };
 
-// "bytes" (ids 0 to 255 are the bytes, 256 is bos, 257 eos), or the path of a SentencePiece model: BPE with the
-// identity normalizer, as Llama's and Mistral's are. Throws IoError for a file that is missing, broken, or of another
-// kind.
+// Loads "bytes" (ids 0 to 255 are the bytes, 256 is bos, 257 eos) or the SentencePiece model at a path: BPE with the
+// identity normalizer, like the models of Llama and Mistral. Throws IoError for a file that is missing, broken, or of
+// another kind.
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& name);
 
-// Throws Error naming both where ids of one tokenizer would be read with another's vocabulary.
+// Throws Error that names both tokenizers if they differ, because ids of one must not be read with the other.
 void require_same_tokenizer(const io::TokenizerInfo& expected, const io::TokenizerInfo& got,
                             const std::string& operation);
 

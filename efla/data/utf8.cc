@@ -11,7 +11,7 @@ int utf8_character(std::string_view text) {
   if (first < 0x80) return 1;
   if (first < 0xC2 || first > 0xF4) return 0;
   const int size = first < 0xE0 ? 2 : first < 0xF0 ? 3 : 4;
-  // The second byte's range leaves out what fewer bytes could say, surrogates, and what is above U+10FFFF.
+  // The range of the second byte excludes overlong forms, surrogates, and code points above U+10FFFF.
   std::uint8_t low = 0x80, high = 0xBF;
   if (first == 0xE0) low = 0xA0;
   if (first == 0xED) high = 0x9F;

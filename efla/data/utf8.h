@@ -8,11 +8,11 @@ namespace efla::data {
 
 inline constexpr std::string_view kReplacementCharacter = "\uFFFD";
 
-// The bytes of the character that a text begins with, 1 to 4; 0 where it begins with none, −1 where the text ends
-// before the character does. The text is not empty.
+// Returns the size of the character at the start of a text, 1 to 4 bytes; 0 if the text starts with no valid character;
+// −1 if the text ends before the character does. The text must not be empty.
 int utf8_character(std::string_view text);
 
-// The bytes of the whole characters that a text begins with: its size where all of it is UTF-8.
+// Returns the size of the valid whole characters at the start of a text: its own size if all of it is UTF-8.
 std::size_t utf8_prefix(std::string_view text);
 
 }  // namespace efla::data

@@ -158,7 +158,8 @@ void AtomicFile::commit() {
   // system may report a full disk only in close.
   const int error = ::close(std::exchange(descriptor_, -1)) != 0 ? errno : 0;
   if (error == 0 && ::rename(temporary_.c_str(), target_.c_str()) == 0) return sync_folder(folder_of(target_));
-  const auto failure = system_error(target_, error != 0 ? "write to it" : "give it its name", error ? error : errno);
+  const auto failure =
+      system_error(target_, error != 0 ? "write to it" : "rename it into place", error ? error : errno);
   ::unlink(temporary_.c_str());
   throw failure;
 }
@@ -177,7 +178,7 @@ AtomicFolder::~AtomicFolder() {
 
 void AtomicFolder::commit() {
   sync_folder(temporary_);
-  if (::rename(temporary_.c_str(), target_.c_str()) != 0) throw system_error(target_, "give it its name");
+  if (::rename(temporary_.c_str(), target_.c_str()) != 0) throw system_error(target_, "rename it into place");
   committed_ = true;
   sync_folder(folder_of(target_));
 }

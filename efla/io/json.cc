@@ -72,7 +72,7 @@ JsonLinesWriter::JsonLinesWriter(const std::filesystem::path& path) : path_(path
   const auto text = read_file(path);
   const auto keep = whole_lines(text);
   if (keep < text.size() && ::ftruncate(file.get(), static_cast<off_t>(keep)) != 0) {
-    throw system_error(path_, "cut off its broken last line");
+    throw system_error(path_, "remove its truncated last line");
   }
   descriptor_ = file.release();
 }

@@ -71,7 +71,7 @@ class HeaderHandler : public nlohmann::json_sax<nlohmann::json> {
 
   bool key(std::string& name) override {
     if (place_ == Place::top) {
-      if (!names_.insert(name).second) fail("the name \"" + printable(name) + "\" is there twice");
+      if (!names_.insert(name).second) fail("the name \"" + printable(name) + "\" occurs twice");
       if (name == "__metadata__") return go(Place::metadata_entry);
       header_.entries.emplace_back();
       header_.entries.back().name = name;
@@ -81,7 +81,7 @@ class HeaderHandler : public nlohmann::json_sax<nlohmann::json> {
       return go(Place::tensor_entry);
     }
     if (place_ == Place::metadata) {
-      if (!header_.metadata.emplace(name, "").second) fail("the key \"" + printable(name) + "\" is there twice");
+      if (!header_.metadata.emplace(name, "").second) fail("the key \"" + printable(name) + "\" occurs twice");
       key_ = name;
       return go(Place::metadata_value);
     }

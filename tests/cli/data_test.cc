@@ -88,7 +88,7 @@ TEST_F(RealData, ContinuesWhereTheConnectionBroke) {
 
 TEST_F(Data, WrongContentIsRemoved) {
   serve(kFirst, {test::gzip("something else")});
-  EXPECT_TRUE(is_failure(run(), server_.url("/mnist/" + kFirst) + ": not the file expected, removed: unpacks to 14"));
+  EXPECT_TRUE(is_failure(run(), server_.url("/mnist/" + kFirst) + ": not the expected file, removed: unpacks to 14"));
   EXPECT_EQ(files(), Names{});
 }
 
@@ -98,7 +98,7 @@ TEST_F(Data, WhatArrivedStaysForTheNextRun) {
   EXPECT_TRUE(is_failure(run(), "run it again to continue"));
   EXPECT_EQ(read_text(out_ + "/" + kFirst + ".part"), body.substr(0, 1000));
   serve(kFirst, {body});
-  EXPECT_TRUE(is_failure(run(), "not the file expected, removed"));
+  EXPECT_TRUE(is_failure(run(), "not the expected file, removed"));
   EXPECT_EQ(server_.requests(), (Names{"/mnist/" + kFirst, "/mnist/" + kFirst + " from 1000"}));
   EXPECT_EQ(files(), Names{});
 }

@@ -129,7 +129,7 @@ TEST_F(Download, NeedsNoServerForAWholePart) {
 TEST_F(Download, RemovesTheWrongContent) {
   server_.set("/d/a.gz", {test::gzip("something else")});
   expect_io_error([&] { run(); }, kSystem, -1,
-                  server_.url("/d/a.gz") + ": not the file expected, removed: unpacks to 14");
+                  server_.url("/d/a.gz") + ": not the expected file, removed: unpacks to 14");
   server_.set("/d/a.gz", {"<html>login</html>"});
   expect_io_error([&] { run(); }, kSystem, -1, "incorrect header check");
   server_.set("/d/a.gz", {first_packed_.substr(0, 1000)});

@@ -59,7 +59,7 @@ TEST(LoadMnist, FindsImagesAndLabelsThatDoNotBelongTogether) {
   const auto load = [&] { load_mnist(folder.path(), Split::train); };
   write_images(folder, "train-images-idx3-ubyte");
   write_labels(folder, "train-labels-idx1-ubyte", "\1\2\3");
-  expect_bad_content(load, -1, "holds 3 labels, expected 2 as there are images");
+  expect_bad_content(load, -1, "holds 3 labels, expected 2, the number of images");
   write_labels(folder, "train-labels-idx1-ubyte", "\1\12");
   expect_bad_content(load, 9, "label 1 is 10, expected 0 to 9");
   write_text(folder / "train-images-idx3-ubyte", idx_bytes(0x803, {0, 28, 28}, ""));

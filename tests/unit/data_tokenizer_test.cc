@@ -197,7 +197,7 @@ TEST(SentencePiece, RefusesFilesThatAreNoModel) {
   refused("\x08" + std::string(10, '\xff'), 0, "a number of more than 64 bits");
   const auto a = test::piece_field("a", -1.0F, Kind::normal);
   const auto size = static_cast<std::int64_t>(a.size());
-  refused(a + a, size, "piece 1 is there twice");
+  refused(a + a, size, "piece 1 occurs twice");
   refused(test::piece_field("", 0, Kind::normal), 0, "piece 0 is empty");
   refused(test::piece_field("\xff", 0, Kind::normal), 0, "piece 0 is not UTF-8");
   refused(a + test::piece_field("b", std::bit_cast<float>(0x7fc00000U), Kind::normal), size,

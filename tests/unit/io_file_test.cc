@@ -197,7 +197,7 @@ TEST(AtomicFolder, AppearsWholeOrNotAtAll) {
   EXPECT_EQ(folder.files(), 1U);
   {
     AtomicFolder taken(target);
-    expect_io_error([&] { taken.commit(); }, IoError::Kind::system, -1, "cannot give it its name");
+    expect_io_error([&] { taken.commit(); }, IoError::Kind::system, -1, "cannot rename it into place");
   }
   EXPECT_EQ(read_text(target / "a"), "2");
   expect_io_error([&] { AtomicFolder nowhere(folder / "none" / "t"); }, IoError::Kind::missing, -1,

@@ -147,7 +147,7 @@ TEST(SafetensorsReader, RefusesAbsurdAndForeignHeaders) {
 TEST(SafetensorsReader, RefusesEntriesOfTheWrongForm) {
   const std::string good = R"("a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]})";
   EXPECT_EQ(parse(file_of("{" + good + "}", 2)).tensors.size(), 1U);
-  expect_refused("{" + good + "," + good + "}", 4, good + ",\"a\"", "the name \"a\" is there twice");
+  expect_refused("{" + good + "," + good + "}", 4, good + ",\"a\"", "the name \"a\" occurs twice");
   expect_refused(R"({"a":{"dtype":"F33","shape":[2],"data_offsets":[0,2]}})", 2, "\"F33\"", "unknown dtype \"F33\"");
   expect_refused(R"({"a":{"dtype":"U8","dtype":"U8"}})", 2, "\"U8\",\"dtype\"", "the field \"dtype\" twice");
   expect_refused(R"({"a":{"dtype":"U8","stride":[2]}})", 2, "\"stride\"", "the unknown field \"stride\"");
@@ -167,7 +167,7 @@ TEST(SafetensorsReader, RefusesEntriesOfTheWrongForm) {
   expect_refused(R"({"a":{"dtype":null}})", 2, "null", "a JSON null");
   expect_refused(R"({"a":{"dtype":true}})", 2, "true", "a JSON boolean");
   expect_refused(R"({"a":5})", 2, "5}", "a JSON number");
-  expect_refused(R"({"__metadata__":{"a":"b","a":"c"}})", 0, "\"b\",\"a\"", "the key \"a\" is there twice");
+  expect_refused(R"({"__metadata__":{"a":"b","a":"c"}})", 0, "\"b\",\"a\"", "the key \"a\" occurs twice");
   expect_refused(R"({"__metadata__":{"a":1}})", 0, "1}", "a JSON number");
   expect_refused(R"({"__metadata__":{"a":{}}})", 0, "a\":{", "a JSON object");
 }

@@ -13,7 +13,7 @@ MultipleChoice arc_example(const Record& record) {
     choices.fail("label",
                  fmt::format("holds {} texts, expected {} as there are answers", labels.size(), answers.size()));
   }
-  // Labels are letters in some rows and figures in others.
+  // Labels are letters in some rows and digits in others.
   const auto gold = record.place(record.text("answerKey"), labels, "answerKey");
   return choose_answer("Question: " + record.text("question") + "\nAnswer:", answers, gold);
 }

@@ -1,4 +1,4 @@
-// HellaSwag: how a description of a scene goes on.
+// HellaSwag: how the description of a scene continues.
 #include <fmt/format.h>
 
 #include "efla/data/lm_tasks/readers.h"
@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::size_t kEndings = 4;
 
-// Takes out the marks of WikiHow's articles: "[title]" begins a sentence, all others go.
+// Removes the marks of WikiHow's articles: "[title]" starts a sentence, all others are deleted.
 std::string without_marks(std::string_view text) {
   auto rest = replace_all(strip(text), " [title]", ". ");
   std::string result;
@@ -24,8 +24,8 @@ std::string without_marks(std::string_view text) {
   return replace_all(result, "  ", " ");
 }
 
-// The harness capitalizes ctx_b, the begun sentence that ends a context of ActivityNet. In a joined context it is what
-// follows the last ". " where the text does not end with a full stop itself, as those of WikiHow do.
+// Capitalizes ctx_b, the unfinished sentence at the end of an ActivityNet context, as the harness does. In a joined
+// context it is the text after the last ". ", unless the text itself ends with a full stop, as WikiHow's texts do.
 std::string with_begun_sentence(const std::string& context) {
   const auto stop = context.rfind(". ");
   if (stop == std::string::npos || context.ends_with('.')) return context;

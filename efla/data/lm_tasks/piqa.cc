@@ -1,4 +1,4 @@
-// PIQA: which of two solutions serves a goal.
+// PIQA: which of two solutions reaches a goal.
 #include "efla/data/lm_tasks/readers.h"
 
 namespace efla::data {

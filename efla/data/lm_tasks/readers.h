@@ -1,4 +1,4 @@
-// One function a task family: an example of a record, or of the task's whole text.
+// One function per task family, which reads an example from a record, or from the whole text of the task.
 #pragma once
 
 #include <string>
@@ -10,17 +10,17 @@
 
 namespace efla::data {
 
-// The question followed by each answer, a space before it.
+// Returns a question followed by each answer, with a space before the answer.
 MultipleChoice choose_answer(const std::string& context, const std::vector<std::string>& answers, std::size_t gold);
 
-// {goal, sol1, sol2}; whether the second is right is in another file.
+// {goal, sol1, sol2}; another file says whether the second solution is right.
 MultipleChoice piqa_example(const Record& record, bool second);
 
-// {activity_label, ctx_a, ctx_b, endings[4], label} of the data set's authors, or {activity_label, ctx, endings[4],
-// label} with the marks in brackets taken out already.
+// {activity_label, ctx_a, ctx_b, endings[4], label} as published by the authors, or {activity_label, ctx, endings[4],
+// label} from which the marks in brackets were removed already.
 MultipleChoice hellaswag_example(const Record& record);
 
-// {sentence, option1, option2, answer}: what follows the blank "_" is scored behind either option.
+// {sentence, option1, option2, answer}: the text after the blank "_" is scored after each option.
 MultipleChoice winogrande_example(const Record& record);
 
 // {question, choices {text[], label[]}, answerKey}
@@ -38,10 +38,10 @@ MultipleChoice sciq_example(const Record& record);
 // {text}: its last word, after a space, is the continuation.
 Cloze lambada_example(const Record& record);
 
-// WikiText's articles, each begun by a line " = Title = ".
+// Returns WikiText's articles, each of which starts with a line " = Title = ".
 std::vector<Document> wikitext_documents(std::string_view text);
 
-// WikiText's tokens as running text, by the harness's rules.
+// Converts WikiText's tokens to running text by the harness's rules.
 std::string detokenize_wikitext(std::string_view text);
 
 }  // namespace efla::data

@@ -1,4 +1,4 @@
-// SciQ: crowd-sourced science questions behind a passage that may be empty.
+// SciQ: crowd-sourced science questions after a passage that may be empty.
 #include "efla/data/lm_tasks/readers.h"
 #include "efla/data/lm_tasks/text.h"
 

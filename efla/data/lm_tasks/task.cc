@@ -16,7 +16,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// How many of `all` a limit leaves.
+// Returns the number of examples that a limit leaves of `all`.
 std::size_t limited(std::size_t all, std::int64_t limit) {
   return limit == 0 ? all : std::min(all, static_cast<std::size_t>(limit));
 }
@@ -33,7 +33,7 @@ LmTask read_records(const fs::path& path, std::int64_t limit,
   return {"", path.string(), std::move(examples)};
 }
 
-// A task of one file.
+// Reads a task that consists of one file.
 template <auto kReader>
 LmTask read_task(const fs::path& folder, const char* file, std::int64_t limit) {
   using Example = decltype(kReader(std::declval<const Record&>()));

@@ -6,13 +6,13 @@
 namespace efla::data {
 namespace {
 
-// White space in UTF-8: what str.isspace() of Python 3 says, code points up to U+3000.
+// White space in UTF-8, as defined by str.isspace() of Python 3, for code points up to U+3000.
 constexpr std::array<std::string_view, 29> kSpaces{
     " ",      "\t",     "\n",     "\v",     "\f",     "\r",     "\x1c",   "\x1d",   "\x1e",   "\x1f",
     "\u0085", "\u00a0", "\u1680", "\u2000", "\u2001", "\u2002", "\u2003", "\u2004", "\u2005", "\u2006",
     "\u2007", "\u2008", "\u2009", "\u200a", "\u2028", "\u2029", "\u202f", "\u205f", "\u3000"};
 
-// The bytes of the white space that a text begins or ends with; 0 where it does not.
+// Return the size of the white-space character at the start or at the end of a text; 0 if there is none.
 std::size_t space_at_start(std::string_view text) {
   const auto found =
       std::find_if(kSpaces.begin(), kSpaces.end(), [&](std::string_view space) { return text.starts_with(space); });

@@ -1,4 +1,4 @@
-// Text as Python's str methods see it, on UTF-8: what the harness's prompts are made with.
+// String functions with the semantics of Python's str, on UTF-8, as the harness's prompts need them.
 #pragma once
 
 #include <cstdint>
@@ -7,21 +7,22 @@
 
 namespace efla::data {
 
-// Without the white space (Unicode's) at the start, the end, or both.
+// Remove the (Unicode) white space at the start, at the end, or both.
 std::string_view lstrip(std::string_view text);
 std::string_view rstrip(std::string_view text);
 std::string_view strip(std::string_view text);
 
-// Pieces between runs of white space, with an empty one before a run at the start and after one at the end: 1 for "".
+// Returns the number of pieces between runs of white space. A run at the start or at the end adds an empty piece; ""
+// has one piece.
 std::int64_t count_words(std::string_view text);
 
-// Unicode code points.
+// Returns the number of Unicode code points.
 std::int64_t count_characters(std::string_view text);
 
-// The first letter in upper case and the others in lower case, where they are ASCII's; other letters stay.
+// Changes the first letter to upper case and the others to lower case; letters outside of ASCII stay.
 std::string capitalize(std::string_view text);
 
-// Every occurrence, left to right; none overlaps the one before.
+// Replaces every occurrence, from left to right, without overlaps.
 std::string replace_all(std::string_view text, std::string_view from, std::string_view to);
 
 }  // namespace efla::data

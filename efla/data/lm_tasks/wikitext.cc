@@ -1,5 +1,5 @@
-// WikiText: whole articles, scored token by token. Articles are found and made readable as in the harness's task
-// "wikitext" and the data set that it reads, EleutherAI/wikitext_document_level.
+// WikiText: whole articles, scored token by token. Articles are found and detokenized as in the harness's task
+// "wikitext" and in its data set, EleutherAI/wikitext_document_level.
 #include <array>
 #include <utility>
 
@@ -11,7 +11,7 @@ namespace {
 
 using Replacement = std::pair<std::string_view, std::string_view>;
 
-// " = Title = ", and neither " = = Section = = " nor deeper ones.
+// Returns whether a line is " = Title = ", and not " = = Section = = " or a deeper heading.
 bool is_title(std::string_view line) {
   const auto joined = replace_all(replace_all(line, "= = =", "==="), "= =", "==");
   const auto heading = strip(joined);
@@ -23,7 +23,7 @@ std::string replace_in_order(std::string text, const auto& replacements) {
   return text;
 }
 
-// Without the white space behind every `open` and before the next `close`.
+// Removes the white space after every `open` and before the next `close`.
 std::string tighten(std::string_view text, char open, char close) {
   std::string result;
   for (;;) {
@@ -38,15 +38,15 @@ std::string tighten(std::string_view text, char open, char close) {
 std::int64_t count_unknown(std::string_view text) {
   constexpr std::string_view kUnknown = " <unk> ";
   std::int64_t count = 0;
-  // Neighbours share a space.
+  // Neighbouring occurrences share a space.
   for (auto at = text.find(kUnknown); at != std::string_view::npos; at = text.find(kUnknown, at + 1)) ++count;
   return count;
 }
 
 }  // namespace
 
-// The rules are the harness's, in its order. One of them, for "/' 5/", is left out: it was meant as a regular
-// expression for quoted figures, matches a figure between slashes alone, and puts "[0-9]" in its place.
+// Applies the rules of the harness in its order. One rule, for "/' 5/", is left out: it was meant as a regular
+// expression for quoted numbers, but matches only a literal text, and replaces that by "[0-9]".
 std::string detokenize_wikitext(std::string_view text) {
   constexpr std::array<Replacement, 10> kBefore{{{"s '", "s'"},
                                                  {" @-@ ", "-"},
@@ -83,7 +83,7 @@ std::vector<Document> wikitext_documents(std::string_view text) {
   for (std::size_t line = 0; line < text.size();) {
     const auto end = std::min(text.find('\n', line), text.size());
     if (is_title(text.substr(line, end - line)) && line > page) {
-      const auto before = text.substr(page, line - 1 - page);  // its last newline belongs to neither
+      const auto before = text.substr(page, line - 1 - page);  // the newline at its end belongs to neither article
       if (!strip(before).empty()) add(before);
       page = line;
     }

@@ -1,5 +1,5 @@
-// WinoGrande: whom a blank means. The sentence up to it, with either option, is the context of what follows ("partial
-// evaluation": Trinh and Le, "A simple method for commonsense reasoning", 2018).
+// WinoGrande: which person a blank stands for. The sentence up to the blank, with either option, is the context of the
+// rest ("partial evaluation": Trinh and Le, "A simple method for commonsense reasoning", 2018).
 #include "efla/data/lm_tasks/readers.h"
 #include "efla/data/lm_tasks/text.h"
 

@@ -1,4 +1,4 @@
-// Compression of MAD: all tokens are to be told from the vector at the last one, which ends the sequence.
+// Compression of MAD: all tokens are reconstructed from the output at the last token, which ends the sequence.
 #include "efla/data/synthetic/tasks.h"
 
 namespace efla::data::synthetic {

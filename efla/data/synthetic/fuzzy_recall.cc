@@ -13,11 +13,11 @@ constexpr std::int64_t kLongestMotif = 3;  // tokens of a motif
 using Motif = std::vector<std::int32_t>;
 
 struct Fuzzy {
-  std::int64_t keys, values;  // tokens of keys, then of values; the pad token comes last
+  std::int64_t keys, values;  // number of key tokens, then of value tokens; the pad token comes last
   std::int64_t length;
 };
 
-// Different tokens of [first, first + count), as many as `size`.
+// Draws `size` different tokens of [first, first + count).
 Motif draw_motif(Random& random, std::int64_t first, std::int64_t count, std::int64_t size) {
   Motif motif;
   while (static_cast<std::int64_t>(motif.size()) < size) {
@@ -36,8 +36,8 @@ class Drawing {
     const auto pair = static_cast<std::int64_t>(key.size() + value.size());
     values_.emplace(key, value);
     const std::int64_t end = fuzzy_.length - pair - 2 * kLongestMotif;
-    // MAD draws the place below length − 2 pair, where a short pair may find no room any more and be asked for without
-    // having been there: such a place becomes the last that has room.
+    // MAD draws the place below length − 2 pair, where a short pair may not fit and may then be a probe without having
+    // occurred. Here such a place becomes the last place with enough room.
     const auto place = std::min<std::int64_t>(random_.below(static_cast<std::uint32_t>(fuzzy_.length - 2 * pair)),
                                               end - 2 * kLongestMotif);
     while (size() < end) {
@@ -54,7 +54,7 @@ class Drawing {
   std::int64_t size() const { return static_cast<std::int64_t>(tokens_.size()); }
 
   Motif draw_key() {
-    const bool any = split_ == Split::train;  // tests ask for the longest keys only
+    const bool any = split_ == Split::train;  // the test has probes of the longest keys only
     const std::int64_t size = any ? 1 + random_.below(kLongestMotif) : kLongestMotif;
     return draw_motif(random_, 0, fuzzy_.keys, size);
   }
@@ -96,7 +96,7 @@ Task fuzzy_recall(const Parameters& parameters) {
   const std::int64_t vocab = whole(kName, parameters, "vocab", 2), length = whole(kName, parameters, "length", 1);
   const std::int64_t motifs = vocab - 1;
   require_at_most(kName, "vocab", kLongestMotif, motifs / 2, "tokens of the longest motif <= (vocab - 1) / 2");
-  // Two pairs of the longest motifs, the second of which need not be a probe, and one that may overrun.
+  // Two pairs of the longest motifs, the second of which may not be a probe, and one pair that may overrun.
   require_at_most(kName, "length", 6 * kLongestMotif + 1, length, "three pairs of the longest motifs + 1 <= length");
   const Fuzzy fuzzy{motifs / 2, motifs - motifs / 2, length};
   Task task;

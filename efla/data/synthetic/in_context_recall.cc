@@ -5,11 +5,11 @@
 
 namespace efla::data::synthetic {
 
-// Slots of two tokens: a key and its value, drawn at the key's first sight, or noise; the last asks for a key seen
-// before. Training asks for every next token, the test for the values of keys seen before alone.
+// Draws slots of two tokens: noise, or a key and its value, which is drawn when the key occurs for the first time. The
+// last slot repeats a key. In training every next token is a target; in the test only the values of repeated keys are.
 void draw_recall(const Recall& recall, Random& random, Split split, Example& example) {
   const auto keys = static_cast<std::uint32_t>(recall.keys), values = static_cast<std::uint32_t>(recall.values);
-  std::vector<std::int32_t> tokens, answers;  // an answer is the token itself where a model can know it
+  std::vector<std::int32_t> tokens, answers;  // an answer is the token itself if a model can know it
   std::vector<std::int32_t> value_of(keys, kNoTarget), seen;
   const auto add_pair = [&](std::int32_t key) {
     std::int32_t& value = value_of[key];
@@ -21,7 +21,7 @@ void draw_recall(const Recall& recall, Random& random, Split split, Example& exa
     tokens.insert(tokens.end(), {key, value});
     answers.insert(answers.end(), {kNoTarget, known ? value : kNoTarget});
   };
-  // One slot before the last is a pair whatever the noise, for the probe to ask for.
+  // One slot before the last is always a pair, because the probe needs a key.
   const std::int64_t slots = recall.slots - 1, certain = random.below(static_cast<std::uint32_t>(slots));
   for (std::int64_t slot = 0; slot < slots; ++slot) {
     if (slot != certain && recall.noise > 0.0 && random.uniform() < recall.noise) {

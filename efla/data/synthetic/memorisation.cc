@@ -1,4 +1,4 @@
-// Memorisation of MAD: which value a key has is the same in every sequence, and nothing in the sequence tells it.
+// Memorisation of MAD: each key has the same value in every sequence, and no sequence contains the value.
 #include "efla/data/permutation.h"
 #include "efla/data/synthetic/tasks.h"
 
@@ -12,7 +12,7 @@ Task memorisation(const Parameters& parameters) {
   const std::int64_t vocab = whole(kName, parameters, "vocab", 3), length = even(kName, parameters, "length", 2);
   const std::int64_t keys = (vocab - 1) / 2;
   const auto insert = static_cast<std::int32_t>(vocab - 1);
-  // Values [keys, vocab − 1), at least as many as keys; each belongs to one key at most.
+  // Values are [keys, vocab − 1), at least as many as keys; each belongs to at most one key.
   const Permutation value_index(vocab - 1 - keys, kMapSeed, kMapStream);
   Task task;
   task.vocab = vocab;

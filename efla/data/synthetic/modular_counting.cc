@@ -6,7 +6,7 @@
 
 namespace efla::data::synthetic {
 
-// Zeros and ones; at each, the number of ones so far modulo m.
+// Zeros and ones; the answer at each token is the number of ones so far modulo m.
 Task modular_counting(const Parameters& parameters) {
   constexpr const char* kName = "modular-counting";
   const std::int64_t length = whole(kName, parameters, "length", 1), modulus = whole(kName, parameters, "modulus", 2);

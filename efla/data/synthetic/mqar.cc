@@ -10,13 +10,13 @@
 namespace efla::data::synthetic {
 namespace {
 
-constexpr double kPower = 0.01;  // a of p_i ∝ a·i^(a − 1): queries come soon after the pairs rather than late
+constexpr double kPower = 0.01;  // a of p_i ∝ a·i^(a − 1): most queries come soon after the pairs
 
 struct Mqar {
   std::int64_t vocab, length, pairs, slots;
 };
 
-// `count` different numbers of [first, first + range), in random order.
+// Draws `count` different numbers of [first, first + range), in random order.
 std::vector<std::int32_t> draw_distinct(Random& random, std::int64_t first, std::int64_t range, std::int64_t count) {
   // Floyd's sampling (Bentley and Floyd, "A sample of brilliance", 1987), then a shuffle.
   std::vector<std::int32_t> drawn;
@@ -33,8 +33,8 @@ std::vector<std::int32_t> draw_distinct(Random& random, std::int64_t first, std:
   return drawn;
 }
 
-// Slots without replacement with probability ∝ i^(a − 1), i = 1 …, in the order in which they were drawn: those with
-// the largest log(u)/w (Efraimidis and Spirakis, "Weighted random sampling with a reservoir", 2006).
+// Draws slots without replacement with probability ∝ i^(a − 1), i = 1 …: those with the largest log(u)/w, in this order
+// (Efraimidis and Spirakis, "Weighted random sampling with a reservoir", 2006).
 std::vector<std::int64_t> draw_slots(Random& random, const Mqar& mqar) {
   std::vector<std::pair<double, std::int64_t>> order;
   for (std::int64_t i = 0; i < mqar.slots; ++i) {
@@ -67,8 +67,8 @@ void draw(const Mqar& mqar, Random& random, Example& example) {
   example.targets.insert(example.targets.end(), targets.begin(), targets.end());
 }
 
-// Sizes of the standard training set over those of its longest examples: 5 in 9 are of a quarter of the length, one in
-// 9 is of each other size.
+// Sizes in the standard training set, relative to its longest examples: 5 of 9 examples have a quarter of the length, 1
+// of 9 has each other size.
 struct SetPart {
   std::int64_t length, pairs, share;
 };

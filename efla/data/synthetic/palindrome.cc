@@ -1,10 +1,11 @@
-// Palindrome: Kimi team, "Kimi Linear: an expressive, efficient attention architecture", 2025, section 5.1.
+// Palindrome: Kimi Team, "Kimi Linear: an expressive, efficient attention architecture", 2025 (arXiv 2510.26692),
+// section 5.1.
 #include "efla/data/synthetic/tasks.h"
 
 namespace efla::data::synthetic {
 
-// s₁ … s_n SEP s_n … s₂, and after each token of the second half the next is asked for; s_n, which no token of that
-// half precedes, is given.
+// s₁ … s_n SEP s_n … s₂. The target at each token of the second half is the next token; s_n is given, because no token
+// of the second half precedes it.
 Task palindrome(const Parameters& parameters) {
   constexpr const char* kName = "palindrome";
   const std::int64_t symbols = whole(kName, parameters, "symbols", 2), half = even(kName, parameters, "length", 4) / 2;

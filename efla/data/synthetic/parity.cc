@@ -1,4 +1,4 @@
-// Parity: modular counting modulo two, the simplest task that needs an eigenvalue below zero.
+// Parity: counting modulo two, the simplest task that needs a negative eigenvalue.
 #include "efla/data/synthetic/tasks.h"
 
 namespace efla::data::synthetic {

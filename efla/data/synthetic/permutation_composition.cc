@@ -1,5 +1,5 @@
 // The word problem of the symmetric groups S₃ and S₅: Merrill et al., "The illusion of state in state-space models",
-// 2024. S₅ is not solvable, so that no fixed number of layers without a changing state can follow it.
+// 2024. S₅ is not solvable, so a fixed number of layers whose transitions do not depend on the input cannot solve it.
 #include <algorithm>
 #include <memory>
 #include <numeric>
@@ -9,7 +9,7 @@
 namespace efla::data::synthetic {
 namespace {
 
-using Images = std::vector<int>;  // of 0, 1, …
+using Images = std::vector<int>;  // images of 0, 1, …
 
 struct Group {
   std::vector<Images> elements;                    // in lexicographic order: the tokens
@@ -35,7 +35,7 @@ Group symmetric_group(int n) {
   return group;
 }
 
-// Elements of the group; at each, the product of those so far: p_t ∘ … ∘ p₁.
+// Elements of the group; the answer at each is the product of the elements so far: p_t ∘ … ∘ p₁.
 Task composition(const char* name, int n, const Parameters& parameters) {
   const std::int64_t length = whole(name, parameters, "length", 1);
   const auto group = std::make_shared<const Group>(symmetric_group(n));

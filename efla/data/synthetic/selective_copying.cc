@@ -1,4 +1,4 @@
-// Selective copying of MAD: tokens with blanks between them, to be repeated without the blanks.
+// Selective copying of MAD: tokens with blanks between them must be repeated without the blanks.
 #include "efla/data/synthetic/tasks.h"
 
 namespace efla::data::synthetic {
@@ -15,7 +15,7 @@ Task selective_copying(const Parameters& parameters) {
   task.accuracy = Accuracy::classes;
   task.draw = [=](Random& random, Split, Example& example) {
     const auto count = static_cast<std::uint32_t>(copied);
-    // Each blank stands before one of the tokens, so that none follows the last.
+    // Each blank is placed before one of the tokens, so that none follows the last token.
     std::vector<std::int64_t> blanks_before(count, 0);
     for (std::int64_t i = 0; i < length - 2 * copied - 1; ++i) ++blanks_before[random.below(count)];
     example.targets.insert(example.targets.end(), static_cast<std::size_t>(length - copied), kNoTarget);

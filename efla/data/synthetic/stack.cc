@@ -1,4 +1,5 @@
-// Stack: Kimi team, "Kimi Linear: an expressive, efficient attention architecture", 2025, section 5.1.
+// Stack: Kimi Team, "Kimi Linear: an expressive, efficient attention architecture", 2025 (arXiv 2510.26692), section
+// 5.1.
 #include <algorithm>
 
 #include "efla/data/synthetic/tasks.h"
@@ -9,16 +10,16 @@ namespace {
 struct Sizes {
   std::int64_t vocab, length, stacks;
 };
-constexpr std::int32_t kPush = 0, kPop = 1, kFirstStack = 2;  // then the elements
+constexpr std::int32_t kPush = 0, kPop = 1, kFirstStack = 2;  // elements follow the stacks
 
-// PUSH stack element, or POP stack element, either as likely while any stack holds something; a POP takes from a stack
-// that is not empty. What a POP gives is asked for at the stack's name. The last operation is cut where the sequence
-// ends.
+// Draws operations: PUSH stack element, or POP stack element, with equal probability unless all stacks are empty. A POP
+// takes an element from a stack that is not empty; the target at the stack's name is that element. The end of the
+// sequence cuts the last operation.
 void draw(const Sizes& sizes, Random& random, Example& example) {
   const auto first_element = static_cast<std::int32_t>(kFirstStack + sizes.stacks);
   const auto elements = static_cast<std::uint32_t>(sizes.vocab - first_element);
   std::vector<std::vector<std::int32_t>> content(static_cast<std::size_t>(sizes.stacks));
-  std::vector<std::int32_t> filled;  // stacks that hold something, in any order
+  std::vector<std::int32_t> filled;  // stacks that are not empty, in any order
   const std::size_t begin = example.inputs.size(), end = begin + static_cast<std::size_t>(sizes.length);
   while (example.inputs.size() < end) {
     const bool pop = !filled.empty() && random.below(2) == 1;

@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::int64_t kLargest = std::int64_t{1} << 24;
 
-// 12, or 0.25 where it is not whole.
+// Returns a number as text: 12, or 0.25 if it is not an integer.
 std::string number_text(double value) {
   if (std::abs(value) < 1e15 && value == std::floor(value)) return std::to_string(static_cast<std::int64_t>(value));
   return std::to_string(value);
@@ -49,53 +49,62 @@ void require_at_most(const char* task, const char* parameter, std::int64_t left,
 
 const std::vector<TaskKind>& task_kinds() {
   static const ParameterKind kLength128{"length", 128, "tokens of the sequence"};
-  static const ParameterKind kVocab16{"vocab", 16, "tokens of the vocabulary"};
+  static const ParameterKind kVocab16{"vocab", 16, "vocabulary size"};
   static const std::vector<TaskKind> kinds{
-      {"in-context-recall", "MAD: the value that a key had before", {kVocab16, kLength128}, in_context_recall},
+      {"in-context-recall",
+       "MAD: the value that followed the same key before",
+       {kVocab16, kLength128},
+       in_context_recall},
       {"noisy-recall",
        "MAD: in-context recall with noise between the pairs",
-       {{"vocab", 32, "tokens of the vocabulary, 16 of them noise"}, kLength128, {"noise", 0.2, "share of the pairs"}},
+       {{"vocab", 32, "vocabulary size, 16 tokens of it noise"}, kLength128, {"noise", 0.2, "fraction of the slots"}},
        noisy_recall},
       {"fuzzy-recall", "MAD: keys and values of up to three tokens", {kVocab16, kLength128}, fuzzy_recall},
       {"memorisation",
-       "MAD: values of keys that are the same in every sequence",
-       {{"vocab", 256, "tokens of the vocabulary"}, {"length", 32, "tokens of the sequence"}},
+       "MAD: the value of a key, which is the same in every sequence",
+       {{"vocab", 256, "vocabulary size"}, {"length", 32, "tokens of the sequence"}},
        memorisation},
       {"compression",
-       "MAD: all tokens from the vector at the last",
+       "MAD: reconstruct all tokens from the last position's output",
        {kVocab16, {"length", 32, "tokens of the sequence"}},
        compression},
       {"selective-copying",
-       "MAD: the tokens between blanks, in order",
+       "MAD: repeat the tokens between the blanks, in order",
        {kVocab16, {"length", 256, "tokens of the sequence"}, {"copied", 16, "tokens to copy"}},
        selective_copying},
       {"mqar",
        "multi-query associative recall: the values of many keys",
-       {{"vocab", 8192, "tokens of the vocabulary"},
+       {{"vocab", 8192, "vocabulary size"},
         {"length", 64, "tokens of the sequence"},
         {"pairs", 4, "keys with their values"}},
        mqar},
       {"mqar-set",
-       "the standard training set of mqar: examples of five sizes, the shortest in five of nine cases",
-       {{"vocab", 8192, "tokens of the vocabulary"}, {"length", 256, "tokens of the longest, a multiple of 64"}},
+       "the standard training set of mqar: examples of five sizes, five of nine of them short",
+       {{"vocab", 8192, "vocabulary size"}, {"length", 256, "tokens of the longest examples, a multiple of 64"}},
        mqar_set},
       {"palindrome",
-       "a sequence, then the same backwards",
-       {{"symbols", 64, "different symbols"}, {"length", 64, "tokens of the sequence, an even number"}},
+       "a sequence, then the same sequence backwards",
+       {{"symbols", 64, "different symbols"}, {"length", 64, "tokens of the sequence, even"}},
        palindrome},
       {"stack",
-       "many stacks: the element that a POP takes off",
-       {{"vocab", 130, "PUSH, POP, a name for each stack, and elements"},
+       "many stacks: the element that a POP returns",
+       {{"vocab", 130, "vocabulary size: PUSH, POP, a name per stack, and elements"},
         {"length", 64, "tokens of the sequence"},
         {"stacks", 64, "independent stacks"}},
        stack},
-      {"parity", "whether the ones so far are odd", {{"length", 64, "tokens of the sequence"}}, parity},
+      {"parity", "whether the number of ones so far is odd", {{"length", 64, "tokens of the sequence"}}, parity},
       {"modular-counting",
-       "the ones so far, modulo a number",
-       {{"length", 64, "tokens of the sequence"}, {"modulus", 5, "the number"}},
+       "the number of ones so far, modulo a number",
+       {{"length", 64, "tokens of the sequence"}, {"modulus", 5, "the modulus"}},
        modular_counting},
-      {"s3", "the product of permutations of three", {{"length", 64, "tokens of the sequence"}}, permutations_of_3},
-      {"s5", "the product of permutations of five", {{"length", 64, "tokens of the sequence"}}, permutations_of_5},
+      {"s3",
+       "the product so far of permutations of three",
+       {{"length", 64, "tokens of the sequence"}},
+       permutations_of_3},
+      {"s5",
+       "the product so far of permutations of five",
+       {{"length", 64, "tokens of the sequence"}},
+       permutations_of_5},
   };
   return kinds;
 }

@@ -1,4 +1,4 @@
-// Synthetic tasks: sequences drawn from a seed, and what a model is to answer at which of their tokens.
+// Synthetic tasks: sequences drawn from a seed, and the answers that a model must give at some of their tokens.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace efla::data::synthetic {
 
-// The target of a token at which nothing is asked.
+// The target of a token without a question.
 inline constexpr std::int32_t kNoTarget = -100;
 
 struct Example {
@@ -23,26 +23,26 @@ struct Example {
 
 using Parameters = std::map<std::string, double, std::less<>>;
 
-// What of the right answers is counted.
+// How the accuracy is averaged.
 //
-//   classes   per batch, the mean over the classes that are asked for of the share that is right (MAD)
-//   examples  the mean over examples of the share of its targets that is right (MQAR and all others)
+//   classes   per batch, the mean over the target classes of the fraction of correct answers (MAD)
+//   examples  the mean over examples of the fraction of correct answers (MQAR and all others)
 enum class Accuracy { classes, examples };
 
 struct Task {
   std::string name;
   Parameters parameters;      // all of them
-  std::int64_t vocab = 0;     // tokens, of inputs and targets
-  std::int64_t length = 0;    // T of every example; of the longest in mqar-set
-  bool reconstructs = false;  // every token is to be told from the vector at the last
+  std::int64_t vocab = 0;     // number of tokens, of inputs and targets
+  std::int64_t length = 0;    // T of every example; in mqar-set T of the longest
+  bool reconstructs = false;  // whether every token is predicted from the output at the last token
   Accuracy accuracy = Accuracy::examples;
-  // Appends T tokens, at most the length, to each of the two. What is drawn depends on the generator and the split
-  // alone.
+  // Appends T tokens, at most the length, to inputs and targets. The result depends only on the generator and the
+  // split.
   std::function<void(Random&, Split, Example&)> draw;
-  std::function<std::string(std::int32_t)> text;  // of a token, for people
+  std::function<std::string(std::int32_t)> text;  // of a token, for display
 };
 
-// Example i of a split: the same wherever and in whatever order it is asked for. The splits share no random numbers.
+// Returns example i of a split. It does not depend on earlier calls. The splits share no random numbers.
 Example example(const Task& task, std::uint64_t seed, Split split, std::int64_t i);
 
 struct ParameterKind {
@@ -55,14 +55,14 @@ struct TaskKind {
   std::string_view name;
   std::string_view summary;
   std::vector<ParameterKind> parameters;
-  Task (*make)(const Parameters&);  // of all parameters
+  Task (*make)(const Parameters&);  // gets all parameters
 };
 
-// Every task, in the order in which they are shown.
+// Returns every task, in display order.
 const std::vector<TaskKind>& task_kinds();
 
-// The task of that name with these parameters, the standard ones where it has no others. Throws Error for an unknown
-// name or parameter and, with the inequality that fails, for sizes that the task cannot hold.
+// Returns the task of that name with these parameters; standard values replace those that are not given. Throws Error
+// for an unknown name or parameter and, with the violated inequality, for sizes that the task cannot hold.
 Task make_task(std::string_view name, const Parameters& parameters = {});
 
 }  // namespace efla::data::synthetic

@@ -23,22 +23,22 @@ Task modular_counting(const Parameters& parameters);
 Task permutations_of_3(const Parameters& parameters);
 Task permutations_of_5(const Parameters& parameters);
 
-// A whole parameter; throws Error where it is not one from least to 2²⁴.
+// Returns an integer parameter. Throws Error unless it is an integer from `least` to 2²⁴.
 std::int64_t whole(const char* task, const Parameters& parameters, const char* name, std::int64_t least);
 
-// The same for an even number.
+// Returns an even integer parameter, checked in the same way.
 std::int64_t even(const char* task, const Parameters& parameters, const char* name, std::int64_t least);
 
-// Throws Error about the parameter, with the inequality ("4 pairs <= length") and the numbers on its sides, unless
-// left ≤ right.
+// Throws Error about the parameter unless left ≤ right. The message has the inequality ("4 pairs <= length") and the
+// numbers on its sides.
 void require_at_most(const char* task, const char* parameter, std::int64_t left, std::int64_t right,
                      const std::string& inequality);
 
-// The sequence of in-context recall with noise (the noise is a share of 0 in the plain one).
+// The sequence of in-context recall with noise (in the plain task the noise fraction is 0).
 struct Recall {
   std::int64_t keys, values, noise_tokens;  // in this order in the vocabulary
-  std::int64_t slots;                       // pairs or pieces of noise, the last of them the probe
-  double noise;                             // share of the slots
+  std::int64_t slots;                       // pairs or pieces of noise; the last slot is the probe
+  double noise;                             // fraction of the slots
 };
 void draw_recall(const Recall& recall, Random& random, Split split, Example& example);
 
