@@ -16,14 +16,14 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Of a prompt, between two looks at whether to stop. The model cuts it further.
+// Tokens of a prompt between two calls of `interrupted`. The model cuts them further.
 constexpr std::size_t kPrefillPiece = 16384;
 
 double ms_since(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
 }
 
-// Takes in the first `count` pending ids; returns the logits [vocab_size] after them.
+// Prefills the first `count` pending ids. Returns the logits [vocab_size] after them.
 torch::Tensor take_in(const nn::LanguageModel& model, Session& session, std::size_t count) {
   const auto begin = session.pending.begin();
   const auto ids =
@@ -33,19 +33,19 @@ torch::Tensor take_in(const nn::LanguageModel& model, Session& session, std::siz
   return logits.squeeze(0).to(torch::kCPU).contiguous();
 }
 
-// What writing keeps of ids: the last three that stand for bytes hold every byte of an unfinished character.
+// Keeps the last three ids that stand for bytes, because they hold every byte of an unfinished character.
 void remember(std::vector<std::int32_t>& last_ids, const data::Tokenizer& tokenizer, std::int32_t id) {
   if (tokenizer.bytes_of(id).empty()) return;
   last_ids.push_back(id);
   if (last_ids.size() > kLastIds) last_ids.erase(last_ids.begin());
 }
 
-// From ids to the text that is passed on.
+// Converts ids to text, up to a stop string.
 class Writer {
  public:
   Writer(const data::Tokenizer& tokenizer, const Session& session, const ReplyOptions& options, std::string& text)
       : decoder_(tokenizer), stop_(options.stop, session.held), on_text_(options.on_text), text_(text) {
-    for (const auto id : session.last_ids) decoder_.push(id);  // to what is unfinished; the text is written already
+    for (const auto id : session.last_ids) decoder_.push(id);  // restores the unfinished character
   }
 
   // Returns false once a stop string is there.
@@ -135,7 +135,7 @@ std::vector<std::int32_t> Generator::encode(const Session& session, std::string_
   return ids;
 }
 
-// All of a prompt but its last piece, so that an interruption has effect; all but its last id where no token is drawn.
+// Prefills all but the last piece of a prompt, so that it can be interrupted; all but the last id if nothing is drawn.
 void Generator::prefill(Session& session, const ReplyOptions& options, Reply& reply) const {
   const std::size_t left = options.max_tokens == 0 ? 1 : kPrefillPiece;
   while (session.pending.size() > left && reply.end != ReplyEnd::interrupted) {
@@ -160,7 +160,7 @@ Reply Generator::reply(Session& session, std::span<const std::int32_t> prompt, c
   Reply reply;
   Writer writer(tokenizer_, session, options, reply.text);
   prefill(session, options, reply);
-  bool of_prompt = !prompt.empty() || session.pending.size() > 1;  // what is pending
+  bool of_prompt = !prompt.empty() || session.pending.size() > 1;  // whether pending ids are of the prompt
   while (reply.end == ReplyEnd::max_tokens && std::cmp_less(reply.ids.size(), options.max_tokens)) {
     if (options.interrupted && options.interrupted()) {
       reply.end = ReplyEnd::interrupted;

@@ -1,4 +1,4 @@
-// Text from a language model: prompts are taken in by chunks, then token after token with a state of constant size.
+// Generates text with a language model: prefills the prompt in pieces, then decodes with a state of constant size.
 #pragma once
 
 #include <cstdint>
@@ -15,21 +15,21 @@
 
 namespace efla::generate {
 
-// Takes in the session's pending ids and draws the next, in [0, limit), which is pending then. Throws Error where
-// nothing is pending.
+// Advances the state by the session's pending ids and draws the next id, in [0, limit), which becomes pending. Throws
+// Error if nothing is pending.
 std::int64_t next_id(const nn::LanguageModel& model, Session& session, const SamplingOptions& options,
                      std::int64_t limit);
 
 struct ReplyOptions {
   SamplingOptions sampling = {};
   std::int64_t max_tokens = 0;
-  std::vector<std::string> stop = {};  // UTF-8; the text goes up to the first of them and no further
-  bool to_be_continued = false;  // what could be the start of a character or of a stop string stays in the session
-  std::function<void(std::string_view)> on_text = {};  // gets the text piece by piece, each of them UTF-8
-  std::function<bool()> interrupted = {};              // asked before every token and every 16384 tokens of a prompt
+  std::vector<std::string> stop = {};  // UTF-8; the text ends before the first of them
+  bool to_be_continued = false;        // keep the possible start of a character or of a stop string in the session
+  std::function<void(std::string_view)> on_text = {};  // called for each piece of text; every piece is UTF-8
+  std::function<bool()> interrupted = {};              // called before every token and every 16384 tokens of a prompt
 };
 
-// Throws Error, naming the option as the command line does.
+// Throws Error that names the option as the command line does.
 void validate(const ReplyOptions& options);
 
 enum class ReplyEnd { max_tokens, end_of_text, stop_string, interrupted };
@@ -37,23 +37,23 @@ std::string_view name_of(ReplyEnd end);
 
 struct Reply {
   std::string text;
-  std::vector<std::int32_t> ids;  // drawn, an end of the text included
+  std::vector<std::int32_t> ids;  // the ids drawn, including the end of the text
   ReplyEnd end = ReplyEnd::max_tokens;
-  std::int64_t prefill_tokens = 0, decode_tokens = 0;  // taken in: of the prompt, and of the reply
+  std::int64_t prefill_tokens = 0, decode_tokens = 0;  // tokens of the prompt and of the reply that the state has seen
   double prefill_ms = 0.0, decode_ms = 0.0;
 };
 
 class Generator {
  public:
-  // Both must outlive it. Throws Error where the tokenizer has ids that the model has not.
+  // Both must outlive the generator. Throws Error if the tokenizer has ids that the model does not have.
   Generator(const nn::LanguageModel& model, const data::Tokenizer& tokenizer);
 
-  // The ids of a prompt, with bos behind the id that begins a text where the session holds none. Throws Error for a
-  // prompt that is not UTF-8, and where there is no such id.
+  // Returns the ids of a prompt, with the id that starts a text before them if `bos` and the session is empty. Throws
+  // Error if the prompt is not UTF-8 or there is no such id.
   std::vector<std::int32_t> encode(const Session& session, std::string_view prompt, bool bos) const;
 
-  // Goes on with the session's text, after a prompt where one is given. Throws Error for options that do not fit and
-  // where there is neither a prompt nor a text to go on with.
+  // Continues the session's text, after a prompt if one is given. Throws Error for invalid options and if there is
+  // neither a prompt nor a text to continue.
   Reply reply(Session& session, std::span<const std::int32_t> prompt, const ReplyOptions& options) const;
 
  private:
@@ -61,7 +61,7 @@ class Generator {
 
   const nn::LanguageModel& model_;
   const data::Tokenizer& tokenizer_;
-  std::int64_t bos_, eos_;  // the tokenizer's, or else the model's; −1: none
+  std::int64_t bos_, eos_;  // the tokenizer's, otherwise the model's; −1: none
 };
 
 }  // namespace efla::generate

@@ -17,7 +17,7 @@ struct Candidate {
   double weight;  // e^{(logit − largest) / T}
 };
 
-// The order of candidates: the largest logit first, of equals the lowest id.
+// Orders candidates: the largest logit first, of equal logits the lowest id.
 bool before(const Candidate& a, const Candidate& b) { return a.logit > b.logit || (a.logit == b.logit && a.id < b.id); }
 
 double total_weight(const std::vector<Candidate>& candidates) {
@@ -49,7 +49,7 @@ void keep_top_p(std::vector<Candidate>& candidates, double p) {
 }
 
 std::int64_t drawn(const std::vector<Candidate>& candidates, Random& random) {
-  // 53 bits: those of Random::uniform alone would never reach the tail of a large vocabulary.
+  // Draws 53 bits, because those of Random::uniform would never reach the tail of a large vocabulary.
   const std::uint64_t high = random.bits(), low = random.bits();
   const double place = static_cast<double>((high << 21) | (low >> 11)) * 0x1p-53 * total_weight(candidates);
   double sum = 0.0;
@@ -59,7 +59,7 @@ std::int64_t drawn(const std::vector<Candidate>& candidates, Random& random) {
     if (place < sum) return candidate.id;
     if (candidate.weight > 0.0) last = candidate.id;
   }
-  return last;  // place was rounded up to the sum of all
+  return last;  // rounding made `place` as large as the sum of all weights
 }
 
 std::vector<Candidate> penalised(std::span<const float> logits, const SeenIds& seen, double penalty) {

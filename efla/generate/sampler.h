@@ -1,4 +1,4 @@
-// The next token from a row of logits: repetition penalty, temperature, top-k and top-p, in this order.
+// Draws the next token from a row of logits: repetition penalty, temperature, top-k and top-p, in this order.
 #pragma once
 
 #include <cstdint>
@@ -10,16 +10,16 @@
 namespace efla::generate {
 
 struct SamplingOptions {
-  double temperature = 0.0;         // T of softmax(logits / T); 0: the largest logit, without chance
-  std::int64_t top_k = 0;           // only the k largest logits; 0: all
-  double top_p = 1.0;               // only the smallest set of largest probabilities that sum to p or more
-  double repetition_penalty = 1.0;  // over 1: what was there before becomes less probable
+  double temperature = 0.0;         // T of softmax(logits / T); 0: the largest logit, no randomness
+  std::int64_t top_k = 0;           // keep only the k largest logits; 0: all
+  double top_p = 1.0;               // keep only the smallest set of largest probabilities with sum ≥ p
+  double repetition_penalty = 1.0;  // above 1: tokens that occurred before become less probable
 };
 
-// Throws Error, naming the option as the command line does.
+// Throws Error that names the option as the command line does.
 void validate(const SamplingOptions& options);
 
-// Which ids a text has held. Of constant size, whatever the text's length.
+// The ids that occur in a text. Its size does not depend on the length of the text.
 class SeenIds {
  public:
   explicit SeenIds(std::int64_t vocab_size) : bits_((vocab_size + 7) / 8) {}
@@ -35,12 +35,12 @@ class SeenIds {
   std::vector<std::uint8_t> bits_;
 };
 
-// The id drawn from a row of logits. Logits of ids seen are divided by the penalty where they are positive and
-// multiplied where they are negative (Keskar et al., "CTRL: a conditional transformer language model for controllable
-// generation", 2019, section 4.1, in the form of Hugging Face's RepetitionPenaltyLogitsProcessor). top-p is of Holtzman
-// et al., "The curious case of neural text degeneration", 2020, section 3.1; it counts probabilities after top-k. Of
-// equal logits that of the lower id comes first. The same logits and numbers give the same id on every machine. Throws
-// std::runtime_error where a logit is NaN or +infinity, or all are −infinity.
+// Draws an id from a row of logits. Logits of seen ids are divided by the penalty if positive and multiplied if
+// negative (Keskar et al., "CTRL: a conditional transformer language model for controllable generation", 2019,
+// section 4.1, in the form of Hugging Face's RepetitionPenaltyLogitsProcessor). top-p follows Holtzman et al., "The
+// curious case of neural text degeneration", 2020, section 3.1; it counts probabilities after top-k. Of equal logits
+// the lower id comes first. The same logits and random numbers give the same id on every machine. Throws
+// std::runtime_error if a logit is NaN or +infinity, or all are −infinity.
 std::int64_t sample(std::span<const float> logits, const SeenIds& seen, const SamplingOptions& options, Random& random);
 
 }  // namespace efla::generate

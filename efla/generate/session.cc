@@ -34,7 +34,7 @@ NamedTensor entry(const char* name, TensorType type, const std::vector<T>& value
   throw IoError(IoError::Kind::content, file.path(), -1, what);
 }
 
-// A vector [any size, or `size`] of the file.
+// Reads a vector of the file, of any size or of `size`.
 template <class T>
 std::vector<T> vector_of(const io::SafetensorsFile& file, const char* name, TensorType type, std::int64_t size = -1) {
   const auto* tensor = file.find(name);

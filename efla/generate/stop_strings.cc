@@ -6,7 +6,7 @@
 namespace efla::generate {
 namespace {
 
-// The length of the longest end of the text that a string, longer than it, begins with.
+// Returns the length of the longest suffix of the text that is a proper prefix of the string.
 std::size_t begun(std::string_view text, std::string_view string) {
   for (std::size_t size = std::min(text.size(), string.size() - 1); size > 0; --size) {
     if (text.ends_with(string.substr(0, size))) return size;

@@ -1,4 +1,4 @@
-// Strings that end a text, found while the text comes in pieces.
+// Finds the strings that end a text while the text arrives in pieces.
 #pragma once
 
 #include <string>
@@ -7,20 +7,20 @@
 
 namespace efla::generate {
 
-// Passes on a text up to the stop string that is complete first; where several end at the same byte, up to the longest.
-// What may be the beginning of a stop string is held back until that is known. How the text is cut into pieces does not
-// change what is passed on.
+// Returns a text up to the stop string that is complete first; if several end at the same byte, up to the longest.
+// Holds back what may be the start of a stop string until more text decides it. The result does not depend on how the
+// text is cut into pieces.
 class StopStrings {
  public:
-  // None is empty. held: what another one, with the same strings, had held back.
+  // No string may be empty. held: the text that another object with the same strings held back.
   explicit StopStrings(std::vector<std::string> strings, std::string held = {});
 
-  // The text that is certain now. Nothing once it has stopped.
+  // Returns the text that is certain now. Returns nothing after a stop.
   std::string push(std::string_view piece);
   bool stopped() const { return stopped_; }
 
   const std::string& held() const { return held_; }
-  // What was held back, for the end of a text that no stop string ended.
+  // Returns the text held back, at the end of a text that no stop string ended.
   std::string finish();
 
  private:

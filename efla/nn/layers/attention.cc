@@ -15,15 +15,14 @@ namespace {
 
 using torch::Tensor;
 
-// Queries whose scores are computed at a time: the scores of a sequence are never held whole, and the later half of
-// its keys is left out for its earlier half of queries.
+// Queries per block: the scores of a sequence are never stored as a whole, and a block of queries skips later keys.
 constexpr std::int64_t kQueries = 256;
 
 void require_attention(bool holds, const char* field, const std::string& got, const std::string& expected) {
   if (!holds) throw Error("attention", field, got, expected);
 }
 
-// x [B, H, T, E], positions [T].
+// Rotates x [B, H, T, E] by positions [T].
 Tensor rotated(const Tensor& x, const Tensor& positions, double theta) {
   const std::int64_t half = x.size(-1) / 2;
   const auto exponents =
@@ -34,7 +33,7 @@ Tensor rotated(const Tensor& x, const Tensor& positions, double theta) {
   return torch::cat({a * cos - b * sin, b * cos + a * sin}, -1);
 }
 
-// q [B, H, T, E] are the last T of the tokens of k and v [B, HKV, S, E], S ≥ T. Returns [B, H, T, E].
+// Computes attention for q [B, H, T, E], the last T tokens of k and v [B, HKV, S, E], S ≥ T. Returns [B, H, T, E].
 Tensor causal_attention(const Tensor& q, const Tensor& k, const Tensor& v) {
   const std::int64_t tokens = q.size(2), before = k.size(2) - tokens, key_value_heads = k.size(1);
   const auto grouped = q.unflatten(1, {key_value_heads, q.size(1) / key_value_heads});  // [B, HKV, G, T, E]

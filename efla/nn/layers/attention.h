@@ -1,5 +1,5 @@
-// Causal softmax attention with rotary positions: the baseline that the delta rule is compared with, and a layer of
-// hybrids. Parameter names and shapes are those of flash-linear-attention's Attention.
+// Causal softmax attention with rotary positions: the baseline for the delta rule, and a layer of hybrid models.
+// Parameter names and shapes are those of flash-linear-attention's Attention.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -14,12 +14,12 @@ namespace efla::nn {
 
 struct AttentionConfig {
   std::int64_t hidden = 64;          // width D of input and output
-  std::int64_t heads = 1;            // H, of hidden / heads each, an even number
+  std::int64_t heads = 1;            // H; hidden / heads must be even
   std::int64_t key_value_heads = 1;  // a divisor of heads: query head h uses h / (heads / key_value_heads)
   double rope_theta = 10000.0;       // base of the rotation's wavelengths
 };
 
-// Throws Error, naming the field.
+// Throws Error that names the field.
 void validate(const AttentionConfig& config);
 
 // The keys and values of the tokens so far.
@@ -31,29 +31,29 @@ class KeyValueCache {
   torch::Tensor keys() const { return keys_.narrow(2, 0, tokens_); }  // [B, HKV, tokens, D/H], rotated
   torch::Tensor values() const { return values_.narrow(2, 0, tokens_); }
 
-  // keys, values [B, HKV, T, D/H]. Room is doubled when it runs out.
+  // Appends keys and values [B, HKV, T, D/H]. Doubles the capacity when it is exhausted.
   void append(const torch::Tensor& keys, const torch::Tensor& values);
 
  private:
   std::int64_t tokens_ = 0;
-  torch::Tensor keys_, values_;  // [B, HKV, room, D/H]
+  torch::Tensor keys_, values_;  // [B, HKV, capacity, D/H]
 };
 
-// o_proj(softmax(R(q) R(k)ᵀ / √(D/H)) v) over the tokens up to each, with R the rotation of Su et al., "RoFormer:
-// enhanced transformer with rotary position embedding", 2021, of element i with i + D/(2H).
+// o_proj(softmax(R(q) R(k)ᵀ / √(D/H)) v) over the tokens up to each token. R is the rotation of Su et al., "RoFormer:
+// enhanced transformer with rotary position embedding", 2021, which pairs element i with element i + D/(2H).
 class Attention : public torch::nn::Module {
  public:
   // Throws Error for a configuration that validate refuses.
   Attention(const AttentionConfig& config, const Initialiser& init);
 
-  // x [B, T, D] → [B, T, D], without the residual. cu_seqlens as Mixer's; positions count from each sequence's first
-  // token. May be called by several threads at once.
+  // Maps x [B, T, D] to [B, T, D], without the residual. cu_seqlens as in Mixer; positions start at 0 in each sequence.
+  // Several threads may call it at once.
   torch::Tensor forward(const torch::Tensor& x, const torch::Tensor& cu_seqlens = {}) const;
 
-  // The same for tokens after those in the cache, which goes on to include them. Not differentiable.
+  // Does the same for tokens that follow those in the cache, and appends them to the cache. Not differentiable.
   torch::Tensor forward(const torch::Tensor& x, KeyValueCache& cache) const;
 
-  // The cache before the first token of each of B sequences.
+  // Returns an empty cache for B sequences.
   KeyValueCache initial_cache(std::int64_t batch) const;
 
  private:

@@ -29,13 +29,13 @@ std::shared_ptr<Weight> conv_weight(Mixer& mixer, const Initialiser& init, const
   return mixer.register_module(name, std::make_shared<Weight>(init.within(name).weight({channels, 1, taps}, taps)));
 }
 
-// A_log with exp(A_log) uniform in (least, 16).
+// Draws A_log so that exp(A_log) is uniform in (least, 16).
 Tensor initial_a_log(const Initialiser& init, std::int64_t heads, double least) {
   const auto unit = 0.5 + 0.5 * init.uniform("A_log", {heads}, 1.0);
   return torch::log(least + (16.0 - least) * unit).clamp_min(-20.0);
 }
 
-// softplus(dt_bias) log-uniform in (0.001, 0.1).
+// Draws dt_bias so that softplus(dt_bias) is log-uniform in (0.001, 0.1).
 Tensor initial_dt_bias(const Initialiser& init, std::int64_t count) {
   const auto unit = 0.5 + 0.5 * init.uniform("dt_bias", {count}, 1.0);
   const auto dt = torch::exp(std::log(1e-3) + unit * (std::log(1e-1) - std::log(1e-3))).clamp_min(1e-4);
@@ -51,7 +51,7 @@ void require_size(const char* field, std::int64_t got) {
                 "a size from 1 to " + std::to_string(kMaxMixerWidth));
 }
 
-// Sizes that are 0 stand for others.
+// Replaces sizes that are 0 by their defaults.
 MixerConfig completed(MixerConfig config) {
   if (config.value_heads == 0) config.value_heads = config.heads;
   for (auto* size : {&config.key_dim, &config.value_dim}) {
@@ -74,7 +74,7 @@ Tensor activation(const std::string& name, const Tensor& x) {
   return x;
 }
 
-// The sums of a depthwise causal convolution, without an activation. x [1 or B, T, C], taps [C, 1, W].
+// Computes a depthwise causal convolution without activation. x [1 or B, T, C], taps [C, 1, W].
 Tensor plain_conv(const Tensor& x, const Tensor& taps) {
   const std::int64_t width = taps.size(2), tokens = x.size(1);
   const auto padded = torch::constant_pad_nd(x, {0, 0, width - 1, 0});
@@ -309,7 +309,7 @@ Tensor Mixer::forward(const Tensor& x, MixerState& state) const {
   if (preset_.softmax) throw Error("mixer", "state", "one of " + config_.mixer, "one of a delta rule");
   const torch::NoGradGuard no_grad;
   const std::int64_t tokens = x.size(1);
-  // Putting few tokens' columns side by side moves less than doing so with the weights.
+  // For few tokens, concatenating the results moves less data than concatenating the weights.
   std::vector<Tensor> columns;
   for (const auto& weight : projections()) columns.push_back(autograd::linear(x, weight));
   const auto inputs = torch::cat({columns[0], columns[1], columns[2]}, 2);  // [B, T, 2·H·K + HV·V]

@@ -20,49 +20,49 @@
 
 namespace efla::nn {
 
-// What multiplies the normed output of each head.
+// The factor on the normalised output of each head.
 //
 //   none
 //   silu      silu(g_proj x)                  Gated DeltaNet
-//   sigmoid   sigmoid(g_proj.1 g_proj.0 x)    Kimi Delta Attention: of rank V, with a bias
+//   sigmoid   sigmoid(g_proj.1 g_proj.0 x)    Kimi Delta Attention: rank V, with a bias
 enum class OutputGate { none, silu, sigmoid };
 
 struct MixerConfig {
   std::string mixer = "efla";  // a name of mixer_presets()
   std::int64_t hidden = 64;    // width D of input and output
   std::int64_t heads = 1;      // H, of queries and keys
-  std::int64_t conv = 4;       // taps of the short convolution on q, k and v; 0 leaves it out, the activations stay
+  std::int64_t conv = 4;       // taps of the short convolution on q, k and v; 0: none, the activations stay
   bool output_norm = true;     // RMS norm of each head's output
 
-  std::int64_t value_heads = 0;             // HV, a multiple of heads; 0: as many
+  std::int64_t value_heads = 0;             // HV, a multiple of heads; 0: equal to heads
   std::int64_t key_dim = 0, value_dim = 0;  // K and V; 0: hidden / heads
   OutputGate output_gate = OutputGate::none;
-  bool learned_beta = true;            // false: β is 1 whatever the preset says
+  bool learned_beta = true;            // false: β = 1 for every preset
   double beta_scale = 1.0;             // factor on β
   std::string qk_activation = "silu";  // silu, relu, elu (which is elu(x) + 1) or identity
-  bool qk_sum_norm = false;            // q and k are divided by their sums, in place of the preset's norm
-  // Of a decay by channel, in [−5, 0): its safe gate with this bound, and A_log 0 at the start.
+  bool qk_sum_norm = false;            // divide q and k by their sums instead of the preset's norm
+  // In [−5, 0), for mixers with a channel gate: use the safe gate with this bound, and start A_log at 0.
   std::optional<double> lower_bound = {};
-  double norm_eps = 1e-6;  // of the output's norm
+  double norm_eps = 1e-6;  // of the output norm
 };
 
-// Throws Error, naming the field.
+// Throws Error that names the field.
 void validate(const MixerConfig& config);
 
-// What a mixer keeps of the tokens so far.
+// A mixer's state after the tokens so far.
 struct MixerState {
   torch::Tensor memory;  // [B, HV, K, V]
-  torch::Tensor conv;    // [B, W − 1, 2·H·K + HV·V], the convolution's last inputs; undefined without one
+  torch::Tensor conv;    // [B, W − 1, 2·H·K + HV·V], the last inputs of the convolution; undefined without one
 };
 
-// Another way to compute a mixer's recurrence than the kernels, for one without decay: to compare forms of it inside a
-// model (efla bench model). Several tokens behind a state keep the kernels.
+// Replaces the kernels for mixers without decay, to compare implementations inside a model (efla bench model). A
+// prefill with a state still uses the kernels.
 struct Recurrence {
-  // q, k [B, T, H, K], v [B, T, HV, V], β [B, T, HV] → o [B, T, HV, V]; all of one sequence each.
+  // Maps q, k [B, T, H, K], v [B, T, HV, V] and β [B, T, HV] to o [B, T, HV, V]; each batch entry is one sequence.
   std::function<torch::Tensor(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v,
                               const torch::Tensor& beta)>
       sequence;
-  // One token: the same without T; memory [B, HV, K, V] goes on to include it.
+  // Computes one token (without the axis T) and updates memory [B, HV, K, V].
   std::function<torch::Tensor(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v,
                               const torch::Tensor& beta, torch::Tensor& memory)>
       step;
@@ -74,36 +74,37 @@ class Mixer : public torch::nn::Module {
   // Throws Error for a configuration that validate refuses.
   Mixer(const MixerConfig& config, const Initialiser& init);
 
-  // x [B, T, D] float32 → [B, T, D], without the residual. cu_seqlens [N + 1] int64 with B = 1: 0, the ends of packed
-  // sequences, which do not see each other. May be called by several threads at once.
+  // Maps x [B, T, D] float32 to [B, T, D], without the residual. cu_seqlens [N + 1] int64 with B = 1: 0 and the ends of
+  // packed sequences, which do not see each other. Several threads may call it at once.
   torch::Tensor forward(const torch::Tensor& x, const torch::Tensor& cu_seqlens = {}) const;
 
-  // The same for tokens after those in the state, which goes on to include them. Not differentiable; not for softmax.
+  // Does the same for tokens that follow those in the state, and updates the state. Not differentiable; not for
+  // softmax.
   torch::Tensor forward(const torch::Tensor& x, MixerState& state) const;
 
-  // The state before the first token of each of B sequences.
+  // Returns the state of B empty sequences.
   MixerState initial_state(std::int64_t batch) const;
 
-  // Empty functions: the kernels again. Throws Error for a mixer with a decay.
+  // Sets another recurrence; empty functions restore the kernels. Throws Error for a mixer with a decay.
   void set_recurrence(Recurrence recurrence);
 
  private:
   std::int64_t keys() const { return config_.heads * config_.key_dim; }
   std::int64_t values() const { return config_.value_heads * config_.value_dim; }
-  // The parts of a tensor [B, T, 2·H·K + HV·V] by heads: q, k [B, T, H, K], v [B, T, HV, V].
+  // Splits a tensor [B, T, 2·H·K + HV·V] by heads: q, k [B, T, H, K], v [B, T, HV, V].
   std::array<torch::Tensor, 3> heads_of(const torch::Tensor& qkv) const;
 
   void register_decay(const Initialiser& init);
   void register_output(const Initialiser& init);
-  std::vector<torch::Tensor> projections() const;  // [·, D]: of q, k, v and, where there are such, b and a
+  std::vector<torch::Tensor> projections() const;  // [·, D]: of q, k, v and, if they exist, b and a
   torch::Tensor taps() const;                      // [2·H·K + HV·V, 1, W]
-  // Convolution and activation of the first columns of projected, [B, T, 2·H·K + HV·V], and the other columns.
+  // Returns convolution and activation of the first columns of projected, [B, T, 2·H·K + HV·V], and the other columns.
   std::pair<torch::Tensor, torch::Tensor> convolved(const torch::Tensor& projected,
                                                     const torch::Tensor& cu_seqlens) const;
-  torch::Tensor activated(const torch::Tensor& qkv) const;   // of a convolution's plain sums
-  torch::Tensor sum_normed(const torch::Tensor& qkv) const;  // q and k over their sums
+  torch::Tensor activated(const torch::Tensor& qkv) const;   // applied to sums of the convolution
+  torch::Tensor sum_normed(const torch::Tensor& qkv) const;  // q and k divided by their sums
   torch::Tensor beta(const torch::Tensor& gates) const;      // gates [B, T, HV + …] → [B, T, HV]
-  // The decay [B, T, HV] or [B, T, HV, K] from x and gates; undefined without one.
+  // Returns the decay [B, T, HV] or [B, T, HV, K] from x and gates; undefined without a decay.
   torch::Tensor decay(const torch::Tensor& x, const torch::Tensor& gates) const;
   torch::Tensor causal_softmax(const torch::Tensor& qkv) const;         // [B, T, 3·D] → [B, T, H, D/H]
   torch::Tensor output(const torch::Tensor& x, torch::Tensor o) const;  // o [B, T, HV, V] → [B, T, D]
@@ -116,7 +117,7 @@ class Mixer : public torch::nn::Module {
   std::shared_ptr<Weight> q_proj_, k_proj_, v_proj_, b_proj_, q_conv_, k_conv_, v_conv_, o_norm_, o_proj_;
   std::shared_ptr<Weight> a_proj_, f_proj_in_, f_proj_out_, g_proj_in_, g_proj_out_;
   torch::Tensor alpha_;            // [HV] of an adaptive β
-  torch::Tensor a_log_, dt_bias_;  // of a decay: [HV] and [HV], or [HV·K] by channel
+  torch::Tensor a_log_, dt_bias_;  // of a decay: [HV] and [HV], or [HV·K] with a channel gate
   torch::Tensor g_bias_;           // [HV·V] of the sigmoid gate
 };
 

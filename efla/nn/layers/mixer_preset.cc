@@ -8,33 +8,32 @@ namespace efla::nn {
 const std::vector<MixerPreset>& mixer_presets() {
   using enum BetaActivation;
   static const std::vector<MixerPreset> presets{
-      // Yang et al., "Parallelizing linear transformers with the delta rule over sequence length", 2024.
+      // DeltaNet: Yang et al., 2024 (arXiv 2406.06484).
       {.name = "deltanet", .step = "euler", .qk_l2norm = true},
-      // Eigenvalues down to −1 by erasing twice what is written: Grazzi et al., "Unlocking state-tracking in linear
-      // RNNs through negative eigenvalues", 2024.
+      // Eigenvalues down to −1 by erasing twice as much as is written: Grazzi et al., 2024 (arXiv 2411.12537).
       {.name = "deltanet-neg", .step = "euler", .erase_scale = 2.0, .qk_l2norm = true},
-      // The same with twice β in the write too, as flash-linear-attention does it.
+      // The same with 2β in the write as well, as flash-linear-attention does it.
       {.name = "deltanet-neg-fla", .step = "euler", .erase_scale = 2.0, .write_scale = 2.0, .qk_l2norm = true},
-      // EFLA paper, equation 20; adaptive and loose: its section 5.2.
+      // EFLA (arXiv 2512.12602), equation 20; adaptive and loose: section 5.2.
       {.name = "efla", .step = "exact"},
       {.name = "efla-adaptive", .step = "exact", .adaptive = true},
       {.name = "efla-loose", .step = "exact", .beta = softplus},
-      // EFLA paper, equations 11 and 12.
+      // EFLA, equations 11 and 12.
       {.name = "rk2", .step = "rk2"},
       {.name = "rk4", .step = "rk4"},
-      // Liu et al., "Longhorn: state space models are amortized online learners", 2024.
+      // Longhorn: Liu et al., 2024 (arXiv 2407.14207).
       {.name = "longhorn", .step = "implicit_euler"},
       {.name = "trapezoid", .step = "trapezoid"},
-      // Yang et al., "Gated delta networks: improving Mamba2 with delta rule", 2024, and its exact step.
+      // Gated DeltaNet: Yang et al., 2024 (arXiv 2412.06464); with its exact step.
       {.name = "gdn", .step = "euler", .qk_l2norm = true, .gate = Gate::scalar},
       {.name = "efla-gdn", .step = "exact", .gate = Gate::scalar},
-      // Kimi team, "Kimi Linear", 2025; the second paper's conditions C1 (kda), C2 (kda-exact) and C3 (kda-exact-nol2),
-      // and C3 with the safe gate.
+      // KDA: Kimi Team, 2025 (arXiv 2510.26692). kda, kda-exact and kda-exact-nol2 are the conditions C1, C2 and C3 of
+      // the study of exponential integrators in KDA (docs/equations.md); efla-kda is C3 with the safe gate.
       {.name = "kda", .step = "euler", .qk_l2norm = true, .gate = Gate::channel},
       {.name = "kda-exact", .step = "exact", .qk_l2norm = true, .gate = Gate::channel},
       {.name = "kda-exact-nol2", .step = "exact", .gate = Gate::channel},
       {.name = "efla-kda", .step = "exact", .gate = Gate::safe_channel},
-      // Katharopoulos et al., "Transformers are RNNs", 2020: S_t = S_{t−1} + k_t v_tᵀ.
+      // Linear attention: Katharopoulos et al., 2020 (arXiv 2006.16236): S_t = S_{t−1} + k_t v_tᵀ.
       {.name = "linear", .step = "euler", .erase_scale = 0.0, .beta = one},
       {.name = "softmax", .step = "euler", .beta = one, .softmax = true},
   };

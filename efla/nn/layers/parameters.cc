@@ -9,7 +9,7 @@
 namespace efla::nn {
 namespace {
 
-// FNV-1a, 64 bits: the same on every machine.
+// Returns the 64-bit FNV-1a hash, which is equal on every machine.
 std::uint64_t hash(const std::string& name) {
   std::uint64_t h = 0xcbf29ce484222325U;
   for (const char c : name) h = (h ^ static_cast<unsigned char>(c)) * 0x100000001b3U;

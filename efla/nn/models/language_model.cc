@@ -21,7 +21,7 @@ using torch::Tensor;
 
 constexpr const char* kName = "language model";
 
-// Tokens that a prefill takes in at a time, over all sequences.
+// Tokens per step of a prefill, over all sequences.
 constexpr std::int64_t kPrefillTokens = 2048;
 
 std::shared_ptr<Weight> add_norm(torch::nn::Module& owner, const char* name, std::int64_t width) {
@@ -32,7 +32,7 @@ std::shared_ptr<Weight> add_norm(torch::nn::Module& owner, const char* name, std
 
 namespace {
 
-// Refuses sizes whose embeddings, projections and MLPs alone exceed the machine.
+// Refuses sizes whose embeddings, projections and MLPs alone exceed the machine's memory.
 void require_room_for(const LanguageModelConfig& c) {
   const double width = double(c.hidden_size), heads = double(c.mixer_config().heads * c.mixer_config().key_dim);
   const double layer = width * (4.0 * heads + 3.0 * double(c.mlp_width()));
@@ -112,7 +112,7 @@ Tensor LanguageModel::hidden(const Tensor& ids, const Tensor& cu_seqlens) const 
   if (cu_seqlens.defined()) autograd::check_cu_seqlens(kName, cu_seqlens, ids.size(0), ids.size(1));
   auto x = torch::embedding(embeddings_->value, ids);
   for (const auto& layer : layers_) {
-    // Called again in the backward, when this function has returned.
+    // The backward calls it again after this function has returned.
     const auto output = [this, &layer, cu_seqlens](const Tensor& input) {
       return layer_output(layer, input, [&](const Tensor& normed) {
         return layer.mixer ? layer.mixer->forward(normed, cu_seqlens) : layer.attention->forward(normed, cu_seqlens);
@@ -176,7 +176,7 @@ Tensor LanguageModel::advance_in_parts(const Tensor& ids, LanguageModelState& st
   const torch::NoGradGuard no_grad;
   check_ids(ids, 2);
   check_state(state, ids.size(0));
-  // Whole chunks of the operator, so that its results do not depend on where a prefill is cut.
+  // A multiple of the operator's chunk, so that the result does not depend on where a prefill is cut.
   const std::int64_t step = std::max(kChunk, kPrefillTokens / ids.size(0) / kChunk * kChunk);
   std::vector<Tensor> parts;
   for (std::int64_t begin = 0; begin < ids.size(1); begin += step) {

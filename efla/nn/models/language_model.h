@@ -1,5 +1,5 @@
-// The language model of section 5.2 of the EFLA paper, with any mixer. Parameter names and shapes are those of
-// flash-linear-attention's models; docs/models.md has them.
+// The language model of section 5.2 of EFLA (arXiv 2512.12602), with any mixer. Parameter names and shapes are those of
+// flash-linear-attention's models; docs/checkpoints.md lists them.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -21,47 +21,46 @@ namespace efla::nn {
 // x = embeddings[ids]; per layer x += attn(attn_norm(x)), x += mlp(mlp_norm(x)); logits = lm_head norm(x). attn is the
 // mixer, or softmax attention with rotary positions; norms are RMS norms.
 //
-// ids are int64 tokens below vocab_size. cu_seqlens [N + 1] int64 with B = 1: 0, the ends of packed documents, which do
-// not see each other. Functions throw Error naming the argument, and may be called by several threads at once, those
-// with a state as long as it is another one.
+// ids are int64 tokens below vocab_size. cu_seqlens [N + 1] int64 with B = 1: 0 and the ends of packed documents, which
+// do not see each other. Functions throw Error that names the argument. Several threads may call them at once;
+// functions with a state need a different state per thread.
 class LanguageModel : public torch::nn::Module {
  public:
-  // Weights are normal with initializer_range, biases 0, norms 1. Throws Error for a configuration that validate
-  // refuses.
+  // Draws weights normal with initializer_range; biases are 0, norms 1. Throws Error for an invalid configuration.
   LanguageModel(const LanguageModelConfig& config, const Initialiser& init);
 
   const LanguageModelConfig& config() const { return config_; }
   std::int64_t parameter_count() const;
 
-  // Keeps of each layer its input alone for the backward, which computes the layer again.
+  // Sets activation checkpointing: only each layer's input is kept, and the backward computes the layer again.
   void set_recompute(bool recompute) { recompute_ = recompute; }
 
-  // ids [B, T] → what the head reads, [B, T, D].
+  // Maps ids [B, T] to the input of the head, [B, T, D].
   torch::Tensor hidden(const torch::Tensor& ids, const torch::Tensor& cu_seqlens = {}) const;
-  // ids [B, T] → [B, T, vocab_size] float32.
+  // Maps ids [B, T] to logits [B, T, vocab_size] float32.
   torch::Tensor logits(const torch::Tensor& ids, const torch::Tensor& cu_seqlens = {}) const;
-  // The mean of −log p(targets) over targets [B, T] other than −100, a float32 scalar, 0 where there is none. The
-  // logits are never held whole (autograd::linear_cross_entropy).
+  // Returns the mean of −log p(targets) over targets [B, T] other than −100, a float32 scalar; 0 if there is none. The
+  // logits are never stored as a whole (autograd::linear_cross_entropy).
   torch::Tensor loss(const torch::Tensor& ids, const torch::Tensor& targets,
                      const torch::Tensor& cu_seqlens = {}) const;
 
-  // The head [vocab_size, D]: logits = hidden · headᵀ.
+  // Returns the head [vocab_size, D]: logits = hidden · headᵀ.
   const torch::Tensor& head() const { return head_->value; }
 
-  // Decoding, without gradients.
+  // Returns the state of empty sequences, for decoding without gradients.
   LanguageModelState initial_state(std::int64_t batch) const;
-  // Takes in ids [B, T], T ≥ 1, a bounded number of tokens at a time; returns the logits after the last, [B,
+  // Prefills ids [B, T], T ≥ 1, a bounded number of tokens at a time. Returns the logits after the last token, [B,
   // vocab_size] float32.
   torch::Tensor prefill(const torch::Tensor& ids, LanguageModelState& state) const;
-  // The same, with the logits after every token: [B, T, vocab_size].
+  // Prefills in the same way, and returns the logits after every token: [B, T, vocab_size].
   torch::Tensor prefill_all(const torch::Tensor& ids, LanguageModelState& state) const;
-  // Takes in one token of each sequence, ids [B] → [B, vocab_size] float32.
+  // Decodes one token per sequence: maps ids [B] to [B, vocab_size] float32.
   torch::Tensor step(const torch::Tensor& ids, LanguageModelState& state) const;
 
  private:
   struct Layer {
     std::shared_ptr<Weight> attn_norm, mlp_norm;
-    std::shared_ptr<Mixer> mixer;  // one of these two
+    std::shared_ptr<Mixer> mixer;  // either a mixer or an attention
     std::shared_ptr<Attention> attention;
     std::shared_ptr<Mlp> mlp;
     std::vector<torch::Tensor> parameters;
@@ -69,12 +68,12 @@ class LanguageModel : public torch::nn::Module {
 
   Layer add_layer(torch::nn::Module& stack, std::int64_t index, const Initialiser& init) const;
   torch::Tensor norm(const torch::Tensor& x, const Weight& weight) const;
-  // The layer with `mix` for its attn.
+  // Computes a layer with `mix` as its attn.
   torch::Tensor layer_output(const Layer& layer, const torch::Tensor& x,
                              const std::function<torch::Tensor(const torch::Tensor&)>& mix) const;
   void check_ids(const torch::Tensor& ids, std::int64_t rank) const;
   void check_state(const LanguageModelState& state, std::int64_t batch) const;
-  // ids [B, T] in one go → [B, T, D].
+  // Maps ids [B, T] to [B, T, D] in one call of each layer.
   torch::Tensor advance(const torch::Tensor& ids, LanguageModelState& state) const;
   torch::Tensor advance_in_parts(const torch::Tensor& ids, LanguageModelState& state, bool all_logits) const;
 

@@ -22,7 +22,7 @@ void require_range(const char* field, std::int64_t got, std::int64_t largest) {
   require(got >= 1 && got <= largest, field, got, fmt::format("1 to {}", largest));
 }
 
-// The whole number that `size` should be.
+// Returns `size` as an integer. Throws Error if it is not one.
 std::int64_t whole(const char* field, double factor, double size, const char* what) {
   const double rounded = std::round(size);
   require(rounded >= 1.0 && rounded <= kMaxWidth && std::abs(size - rounded) <= 1e-5 * rounded, field, factor,

@@ -1,4 +1,4 @@
-// What a language model is made of. Fields have the names of flash-linear-attention's config.json where it has them.
+// The configuration of a language model. Fields have the names of flash-linear-attention's config.json if it has them.
 #pragma once
 
 #include <cstdint>
@@ -12,34 +12,34 @@
 namespace efla::nn {
 
 struct LanguageModelConfig {
-  std::string mixer = "efla";  // a name of mixer_presets(); softmax is Attention in every layer
+  std::string mixer = "efla";  // a name of mixer_presets(); softmax: Attention in every layer
   std::int64_t vocab_size = 32000;
   std::int64_t hidden_size = 2048;  // D
   std::int64_t num_hidden_layers = 24;
 
   std::int64_t num_heads = 16;   // H, of queries and keys
-  std::int64_t num_v_heads = 0;  // HV, a multiple of num_heads; 0: as many
+  std::int64_t num_v_heads = 0;  // HV, a multiple of num_heads; 0: equal to num_heads
   std::int64_t head_dim = 0;     // 0: hidden_size / num_heads
   double expand_k = 1.0;         // K = expand_k · head_dim
   double expand_v = 1.0;         // V = expand_v · head_dim
   bool use_short_conv = true;
   std::int64_t conv_size = 4;         // taps
-  std::optional<bool> use_gate = {};  // of the output; unset: where the mixer has a decay
+  std::optional<bool> use_gate = {};  // output gate; unset: true for mixers with a decay
   bool use_beta = true;               // false: β = 1
   bool use_output_norm = true;
-  bool allow_neg_eigval = false;       // twice β, for steps of Euler's
-  std::string qk_norm = {};            // "sum" in place of the mixer's "l2"; empty: the mixer's
+  bool allow_neg_eigval = false;       // double β, for euler steps
+  std::string qk_norm = {};            // "sum" instead of the mixer's "l2"; empty: the mixer's
   std::string qk_activation = "silu";  // as MixerConfig
-  bool safe_gate = false;              // of a decay by channel, with its lower_bound, −5 where unset
+  bool safe_gate = false;              // safe channel gate with lower_bound, −5 if unset
   std::optional<double> lower_bound = {};
 
-  std::vector<std::int64_t> attention_layers = {};  // of a hybrid: which layers are softmax attention, from 0
-  std::int64_t attention_heads = 0;                 // of those layers; 0: num_heads
+  std::vector<std::int64_t> attention_layers = {};  // of a hybrid: indices of the layers of softmax attention, from 0
+  std::int64_t attention_heads = 0;                 // heads of those layers; 0: num_heads
   std::int64_t attention_kv_heads = 0;              // 0: attention_heads
   double rope_theta = 10000.0;
 
-  double hidden_ratio = 4.0;           // of the MLP, 256 ⌈⌊2/3 · hidden_ratio · hidden_size⌋ / 256⌉ wide
-  std::int64_t intermediate_size = 0;  // its width where not 0
+  double hidden_ratio = 4.0;           // the MLP has the width 256 ⌈⌊2/3 · hidden_ratio · hidden_size⌋ / 256⌉
+  std::int64_t intermediate_size = 0;  // width of the MLP; 0: by hidden_ratio
   double norm_eps = 1e-6;
   bool tie_word_embeddings = false;
   double initializer_range = 0.02;
@@ -49,11 +49,11 @@ struct LanguageModelConfig {
 
   bool is_attention(std::int64_t layer) const;
   std::int64_t mlp_width() const;
-  MixerConfig mixer_config() const;  // throws Error where sizes are not whole
+  MixerConfig mixer_config() const;  // throws Error if sizes are not integers
   AttentionConfig attention_config() const;
 };
 
-// Throws Error, naming the field.
+// Throws Error that names the field.
 void validate(const LanguageModelConfig& config);
 
 }  // namespace efla::nn

@@ -25,7 +25,7 @@ constexpr const char* kConfigFile = "config.json";
 constexpr const char* kWeightsFile = "model.safetensors";
 constexpr const char* kCheckpoints = "checkpoints";
 
-// N of a folder "step-N"; −1 for any other name.
+// Returns N for a folder "step-N"; −1 for any other name.
 std::int64_t step_of(const std::string& name) {
   constexpr std::string_view prefix = "step-";
   if (!name.starts_with(prefix)) return -1;
@@ -38,7 +38,7 @@ std::int64_t step_of(const std::string& name) {
   throw IoError(IoError::Kind::content, path, -1, what);
 }
 
-// The model has every tensor of the folder, and the folder every one of the model.
+// Checks that the model and the folder have the same tensors.
 void check_names(const io::SafetensorsFolder& folder, const LanguageModel& model) {
   std::vector<std::string> names;
   for (const auto& parameter : model.named_parameters()) names.push_back(parameter.key());

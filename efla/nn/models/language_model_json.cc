@@ -16,14 +16,14 @@ namespace {
 
 using nlohmann::json;
 
-// The fields of an object, of which each that is asked for is known.
+// Reads the fields of an object and remembers which names are known.
 class Fields {
  public:
   Fields(const json& object, std::string source) : object_(object), source_(std::move(source)) {
     if (!object.is_object()) throw Error(source_, "content", object.dump().substr(0, 40), "an object");
   }
 
-  // Null stands for the default.
+  // Reads a field; null stands for the default.
   template <class T>
   void read(const char* name, T& value) {
     known_.insert(name);
@@ -43,7 +43,7 @@ class Fields {
     read(name, value.emplace());
   }
 
-  // A field of which these models have these values alone.
+  // Reads a field for which only these values are supported.
   void allow(const char* name, std::initializer_list<json> values) {
     known_.insert(name);
     const auto found = object_.find(name);
@@ -53,7 +53,7 @@ class Fields {
     throw Error(source_, name, found->dump(), list + ", all that is supported");
   }
 
-  // Fields that change nothing in what a model computes.
+  // Accepts fields that do not change what a model computes.
   void pass_over(std::initializer_list<const char*> names) { known_.insert(names.begin(), names.end()); }
 
   const json* find(const char* name) {
@@ -62,7 +62,7 @@ class Fields {
     return found == object_.end() || found->is_null() ? nullptr : &*found;
   }
 
-  // Throws for a field that was never asked for.
+  // Throws for a field that was never read.
   void finish() const {
     for (const auto& [name, value] : object_.items()) {
       if (known_.count(name)) continue;
@@ -99,7 +99,7 @@ class Fields {
   std::set<std::string> known_;
 };
 
-// {"layers": […], "num_heads": n, "num_kv_heads": n, "rope_theta": x}, or a list of one of these.
+// Reads {"layers": […], "num_heads": n, "num_kv_heads": n, "rope_theta": x}, or a list with one such object.
 void read_attention(const json& given, const std::string& source, LanguageModelConfig& config) {
   const json& object = given.is_array() && given.size() == 1 ? given.front() : given;
   Fields fields(object, source + ": attn");
@@ -132,7 +132,7 @@ void read_common(Fields& fields, const std::string& source, LanguageModelConfig&
   if (const json* attention = fields.find("attn")) read_attention(*attention, source, config);
 }
 
-// What Hugging Face and flash-linear-attention write besides.
+// Reads the other fields that Hugging Face and flash-linear-attention write.
 void read_rest(Fields& fields) {
   fields.allow("hidden_act", {"swish", "silu"});
   fields.allow("attnres_block_size", {nullptr});
@@ -169,7 +169,7 @@ void read_rest(Fields& fields) {
                     "_name_or_path"});
 }
 
-// Fields of all model types.
+// Reads the fields that all model types share.
 void read_efla(Fields& fields, LanguageModelConfig& config) {
   fields.read("mixer", config.mixer);
   fields.read("num_v_heads", config.num_v_heads);
@@ -252,12 +252,12 @@ json common_json(const LanguageModelConfig& c) {
   return out;
 }
 
-// Whether int(unit · (size / unit)), as flash-linear-attention computes sizes, is the size.
+// Returns whether int(unit · (size / unit)), which is how flash-linear-attention computes sizes, equals the size.
 bool is_product(double unit, std::int64_t size) {
   return static_cast<std::int64_t>(unit * (static_cast<double>(size) / unit)) == size;
 }
 
-// flash-linear-attention's type of the model: a mixer that it has, with the parts that its layer has.
+// Returns flash-linear-attention's model type, if it has the mixer and the layer has the same parts.
 const char* model_type_of(const LanguageModelConfig& c, const MixerConfig& mixer) {
   const bool gated = mixer.output_gate != OutputGate::none;
   const bool plain = c.use_beta && c.use_output_norm && c.qk_activation == "silu" && c.qk_norm != "sum";

@@ -18,7 +18,7 @@ constexpr const char* kClassifier = "pixel classifier";
 constexpr std::int64_t kMaxClassifierLayers = 64, kMaxTokens = 1 << 20, kMaxClasses = 1 << 16;
 constexpr double kMaxMlpRatio = 64.0;
 
-// Small beside a pixel's own part of a token's vector.
+// Small compared with a pixel's contribution to a token's vector.
 constexpr double kPositionDeviation = 0.02;
 
 void require_classifier_range(const char* field, std::int64_t got, std::int64_t largest) {
@@ -114,7 +114,7 @@ PixelClassifier::PixelClassifier(const PixelClassifierConfig& config, std::uint6
 }
 
 torch::Tensor PixelClassifier::forward(const torch::Tensor& pixels) const {
-  // A product of matrices, whose gradient with respect to the embedding is one too and needs no large temporary.
+  // A matrix product: its gradient with respect to the embedding is also one and needs no large temporary.
   auto x = torch::matmul(pixels.unsqueeze(-1), embedding_);  // [B, T, D]
   x = x + (positions_.defined() ? positions_ + bias_ : bias_);
   for (const auto& layer : layers_) {

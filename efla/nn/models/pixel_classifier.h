@@ -1,5 +1,5 @@
-// The classifier of images read pixel by pixel: section 5.1 of the EFLA paper. docs/model.md has the choices that the
-// paper leaves open.
+// The classifier of images that are read pixel by pixel: section 5.1 of EFLA (arXiv 2512.12602). docs/layers.md lists
+// the choices that the paper leaves open.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -20,17 +20,17 @@ namespace efla::nn {
 struct PixelClassifierConfig {
   std::string mixer = "efla";
   std::int64_t layers = 1, hidden = 64, heads = 1;
-  double mlp_ratio = 0.0;        // inner width of each layer's MLP over hidden; 0: no MLP
-  std::int64_t conv = 4;         // as MixerConfig
-  bool positions = true;         // a learned vector for each token
-  bool output_norm = true;       // as MixerConfig
-  std::string pooling = "mean";  // what the head reads: "mean" over the tokens, or the "last"
+  double mlp_ratio = 0.0;        // inner width of each layer's MLP, relative to hidden; 0: no MLP
+  std::int64_t conv = 4;         // as in MixerConfig
+  bool positions = true;         // add a learned vector per position
+  bool output_norm = true;       // as in MixerConfig
+  std::string pooling = "mean";  // input of the head: "mean" over the tokens, or "last"
   std::int64_t tokens = 784, classes = 10;
 
   MixerConfig mixer_config() const { return {mixer, hidden, heads, conv, output_norm}; }
 };
 
-// Throws Error, naming the field.
+// Throws Error that names the field.
 void validate(const PixelClassifierConfig& config);
 
 nlohmann::json to_json(const PixelClassifierConfig& config);
@@ -41,10 +41,10 @@ PixelClassifierConfig pixel_classifier_config_from_json(const nlohmann::json& js
 // head(pool(norm(x))). Norms are RMS norms.
 class PixelClassifier : public torch::nn::Module {
  public:
-  // Throws Error for a configuration that validate refuses.
+  // Throws Error for an invalid configuration.
   PixelClassifier(const PixelClassifierConfig& config, std::uint64_t seed);
 
-  // pixels [B, tokens] float32 → logits [B, classes]. May be called by several threads at once.
+  // Maps pixels [B, tokens] float32 to logits [B, classes]. Several threads may call it at once.
   torch::Tensor forward(const torch::Tensor& pixels) const;
 
  private:

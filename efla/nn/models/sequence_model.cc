@@ -29,7 +29,7 @@ std::shared_ptr<Weight> add_ones(torch::nn::Module& owner, const std::string& na
 
 Tensor normed(const Tensor& x, const Weight& weight) { return autograd::rms_norm(x, weight.value, kSequenceNormEps); }
 
-// sin and cos of t · 10000^(−i / (D/2 − 1)), i = 0 …: [T, D].
+// Returns sin and cos of t · 10000^(−i / (D/2 − 1)), i = 0 …: [T, D].
 Tensor sine_positions(std::int64_t tokens, std::int64_t width) {
   const std::int64_t half = width / 2;
   const auto i = torch::arange(half, torch::kFloat) / static_cast<double>(std::max<std::int64_t>(half - 1, 1));

@@ -1,5 +1,5 @@
-// The small model of the synthetic tasks: that of MAD (Poli et al., "Mechanistic design and scaling of hybrid
-// architectures", 2024), with any mixer and any width.
+// The small model for the synthetic tasks: that of MAD (Poli et al., "Mechanistic design and scaling of hybrid
+// architectures", 2024, arXiv 2403.17844), with any mixer and any width.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -20,32 +20,32 @@ struct SequenceModelConfig {
   std::string mixer = "efla";  // a name of mixer_presets(); softmax has no positions
   std::int64_t vocab = 16;
   std::int64_t hidden = 128;  // D
-  std::int64_t layers = 2;    // of a mixer and an MLP each
+  std::int64_t layers = 2;    // each a mixer and an MLP
   std::int64_t heads = 4;
   std::int64_t head_dim = 0;  // 0: hidden / heads
-  bool reconstructs = false;  // every token is told from the vector at the last
+  bool reconstructs = false;  // every token is predicted from the output at the last token
 
-  // The MLP's inner width: 352 at D = 128, as MAD has it.
+  // Returns the inner width of the MLP: 352 for D = 128, as in MAD.
   std::int64_t inner() const { return hidden * 11 / 4; }
   MixerConfig mixer_config() const;
 };
 
-// Throws Error, naming the field.
+// Throws Error that names the field.
 void validate(const SequenceModelConfig& config);
 
 nlohmann::json to_json(const SequenceModelConfig& config);
 
 // x = embeddings[ids]; per layer x += mixer(norm(x)), x += mlp(norm(x)); logits = head(norm(x)) + bias. Norms are RMS
-// norms with eps 1e-5. A model that reconstructs replaces x by the vector at the sequence's last token + a sine and
-// cosine of the position, and that by [norm, linear, GELU] twice, before the head.
+// norms with eps 1e-5. A model that reconstructs replaces x by the output at the last token plus a sine and cosine of
+// the position, applies [norm, linear, GELU] twice, and then the head.
 class SequenceModel : public torch::nn::Module {
  public:
-  // Embeddings are normal with deviation 0.02, the other weights as PyTorch's Linear starts, biases 0, norms 1. Throws
-  // Error for a configuration that validate refuses.
+  // Draws embeddings normal with deviation 0.02 and the other weights like PyTorch's Linear; biases are 0, norms 1.
+  // Throws Error for an invalid configuration.
   SequenceModel(const SequenceModelConfig& config, const Initialiser& init);
 
-  // ids [B, T] int64 below vocab; places [M] int64 below B · T: token t of sequence b is b · T + t. The logits at those
-  // places alone, [M, vocab] float32. May be called by several threads at once.
+  // Maps ids [B, T] int64 below vocab to the logits [M, vocab] float32 at `places` [M] int64 only; token t of sequence
+  // b is place b · T + t. Several threads may call it at once.
   torch::Tensor logits(const torch::Tensor& ids, const torch::Tensor& places) const;
 
  private:
