@@ -1,77 +1,38 @@
 #!/usr/bin/env python3
-"""Draws bench/results/generation.jsonl as an SVG: time a token, memory and prefill against the context's length.
+"""Draws time per token, memory and prefill of a language model against the length of its context.
 
-    bench/plot_generation.py bench/results/generation.jsonl docs/images/generation.svg
+    bench/plot_generation.py bench/results/MACHINE/generation.jsonl docs/images/generation.svg
 
-Of several results of a mixer and a context the last is drawn.
+The last result of each mixer and context counts. Needs matplotlib.
 """
 
-import json
-import math
 import sys
 
-import svg
-from svg import line, rule, text
+import plots
+import results
 
+PANELS = {"ms per token, median": lambda r: r["ms_per_token"]["median"], "bytes of state": lambda r: r["state_bytes"],
+          "prefill, tokens/s": lambda r: r["prefill_tokens_per_s"]}
 COLOURS = {"efla": "#0050a0", "softmax": "#d55e00"}
-OTHERS = ["#009e73", "#7a5195", "#e6a000"]
-WIDTH, PANEL, TOP, BASE, LEFT, GAP = 1080, 280, 60, 320, 66, 346
-SHORTEST, LONGEST = 2**10, 2**20
-
-
-def x_of(left, context):
-    return left + PANEL * math.log(context / SHORTEST) / math.log(LONGEST / SHORTEST)
-
-
-def label(value):
-    """A power of ten as a reader writes it: 0.1, 10, 10 k, 1 M."""
-    for size, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
-        if value >= size:
-            return f"{value / size:g}{unit}"
-    return f"{value:g}"
-
-
-def panel(number, title, results, colours, value):
-    """One quantity, on two logarithmic axes; the vertical one spans whole powers of ten."""
-    left = LEFT + number * GAP
-    values = [value(r) for r in results]
-    low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
-    high = max(high, low + 1)
-    y_of = lambda v: BASE - (math.log10(v) - low) / (high - low) * (BASE - TOP)
-    parts = [text(left, TOP - 20, title, 14, more='font-weight="600"'),
-             text(left + PANEL / 2, BASE + 38, "tokens taken in", 12, "middle")]
-    for power in range(low, high + 1):
-        parts += [rule(left, y_of(10.0**power), left + PANEL, y_of(10.0**power)),
-                  text(left - 6, y_of(10.0**power) + 4, label(10.0**power), 11, "end")]
-    for context, name in ((2**10, "1 k"), (2**14, "16 k"), (2**17, "128 k"), (2**20, "1 M")):
-        parts += [rule(x_of(left, context), BASE, x_of(left, context), BASE + 4, "#999999"),
-                  text(x_of(left, context), BASE + 17, name, 11, "middle")]
-    for mixer, colour in colours.items():
-        points = [(x_of(left, r["context"]), y_of(value(r))) for r in results if r["mixer"] == mixer]
-        parts.append(line(points, colour))
-        parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.6" fill="#ffffff" stroke="{colour}"/>' for x, y in points]
-    return parts
 
 
 def main(source, target):
-    with open(source, encoding="utf-8") as lines:
-        found = {(r["mixer"], r["context"]): r for r in map(json.loads, lines)}
-    results = [found[key] for key in sorted(found)]
-    others = iter(OTHERS)
-    colours = {}
-    for r in results:
-        if r["mixer"] not in colours:
-            colours[r["mixer"]] = COLOURS.get(r["mixer"]) or next(others)
-    parts = panel(0, "Time a token, ms", results, colours, lambda r: r["ms_per_token"]["median"])
-    parts += panel(1, "State, bytes", results, colours, lambda r: r["state_bytes"])
-    parts += panel(2, "Prefill, tokens/s", results, colours, lambda r: r["prefill_tokens_per_s"])
-    for n, (mixer, colour) in enumerate(colours.items()):
-        x, y = LEFT + n * 150, BASE + 66
-        parts += [rule(x, y - 4, x + 22, y - 4, colour), text(x + 28, y, mixer)]
-    svg.write(target, WIDTH, BASE + 84, parts)
+    found = sorted(results.newest(source, lambda r: (r["mixer"], r["context"])), key=lambda r: r["context"])
+    figure, axes = plots.figure(1, len(PANELS), 11, 3.4)
+    for each, (title, value) in zip(axes, PANELS.items()):
+        for mixer in dict.fromkeys(r["mixer"] for r in found):
+            chosen = [r for r in found if r["mixer"] == mixer]
+            each.loglog([r["context"] for r in chosen], [value(r) for r in chosen], "o-", markersize=4, label=mixer,
+                        color=COLOURS.get(mixer))
+        each.set_title(title, fontsize=9)
+        each.set_xlabel("tokens of context")
+        each.set_xscale("log", base=2)
+        each.set_xticks([2**10, 2**14, 2**17, 2**20], ["1k", "16k", "128k", "1M"])
+    axes[0].legend(frameon=False)
+    plots.save(figure, target)
 
 
 if __name__ == "__main__":
     if len(sys.argv) != 3:
         sys.exit(__doc__)
-    main(sys.argv[1], sys.argv[2])
+    main(*sys.argv[1:])

@@ -1,0 +1,176 @@
+#!/usr/bin/env python3
+"""Renders the benchmark results of each machine as tables.
+
+    bench/tables.py bench/results/*/            writes README.md into each of these folders
+    bench/tables.py --readme README.md bench/results/*/    also replaces the small table of figures in README.md
+
+A folder holds op.jsonl and, if they were measured, scaling.jsonl, model.jsonl and generation.jsonl. The last run in
+op.jsonl and scaling.jsonl counts, and in the other files the last result of each case.
+"""
+
+import argparse
+import pathlib
+import re
+
+import results
+from results import median
+
+GATES = {"none": "no gate", "scalar": "scalar gate", "channel": "channel gate"}
+PEERS = ("eager", "ggml")
+MARKS = re.compile(r"(<!-- bench/tables.py: begin -->\n).*?(<!-- bench/tables.py: end -->\n)", re.DOTALL)
+
+
+def figure(x):
+    return f"{x:#.3g}".rstrip(".")
+
+
+def markdown(rows):
+    """Returns rows of cells, the first of them the header, as a table."""
+    lines = [[str(cell) for cell in row] for row in rows]
+    lines.insert(1, ["---"] * len(lines[0]))
+    return "".join("| " + " | ".join(cells) + " |\n" for cells in lines) + "\n"
+
+
+def environment_text(result):
+    e = result["environment"]
+    commit = e["commit"].removesuffix("-dirty")
+    modified = ", **from a modified source tree**" if e["commit"].endswith("-dirty") else ""
+    return (f'Commit {commit}{modified}, {e["time"][:10]}; {e["cpu"]} ({e["processor_signature"]}), kernels for '
+            f'{e["simd"]["target"]}, {e["threads"]} threads; {e["compiler"]}, LibTorch {e["libtorch"]}, BLAS core '
+            f'{e["blas_core"]}, ggml {e["ggml"] or "none"}; load average {e["load_average"]:.1f}.\n\n'
+            f'    {e["command"]}\n\n')
+
+
+class Op:
+    """The last run of `efla bench op` in a file."""
+
+    def __init__(self, path):
+        self.results = {(r["dtype"], r["operation"], r["contender"], r.get("decay", "none"), r["key_dim"]): r
+                        for r in results.last_run(path)}
+        self.first = next(iter(self.results.values()))
+        self.dims = sorted({key[4] for key in self.results})
+
+    def peer(self, case, dim, peer):
+        dtype, operation, _, decay = case
+        return self.results.get((dtype, operation, peer, decay, dim))
+
+    def table(self, dtype):
+        columns = ["% of peak", "eager", "ggml", "stream", "error"]
+        yield ["operation", "algorithm", "gate"] + [c for d in self.dims for c in [f"d = {d}: µs"] + columns]
+        cases = dict.fromkeys(key[:4] for key in self.results if key[0] == dtype and key[2] not in PEERS)
+        for case in cases:
+            yield [case[1], case[2], GATES[case[3]]] + [cell for dim in self.dims for cell in self.cells(case, dim)]
+
+    def cells(self, case, dim):
+        ours = self.results[(*case, dim)]
+        peers = [self.peer(case, dim, name) for name in PEERS]
+        return [figure(median(ours)), f'{100 * ours["share_of_matrix_peak"]:.0f}'] + [
+            f"{median(p) / median(ours):.1f} ×" if p else "" for p in peers] + [
+            f'{ours["times_stream"]:.2f} ×' if "times_stream" in ours else "", f'{ours["relative_rms_error"]:.1e}']
+
+    def fastest(self, operation, dim, dtype="float32"):
+        """Returns our fastest result without a gate, other than on cold states."""
+        mine = [r for key, r in self.results.items()
+                if key[:2] == (dtype, operation) and key[3:] == ("none", dim) and key[2] not in (*PEERS, "step, cold states")]
+        return min(mine, key=median)
+
+    def peers(self, operation, dim, dtype="float32"):
+        """Returns the peers' results without a gate."""
+        return {peer: r for peer in PEERS if (r := self.results.get((dtype, operation, peer, "none", dim)))}
+
+
+def op_section(path):
+    op = Op(path)
+    text = "## Operator\n\n" + environment_text(op.first)
+    text += (f'B = {op.first["batch"]}, T = {op.first["tokens"]}, H = {op.first["heads"]}, K = V = d, the exact step. '
+             "Columns ([method](../../../docs/performance.md)): *µs*: median microseconds per token and head; *% of peak*: "
+             "arithmetic per second relative to a large float32 matrix product of the BLAS; *eager*, *ggml*: how many times "
+             "as long this peer takes in the same run; *stream*: time relative to reading and writing the state once on "
+             "one core; *error*: relative RMS error against float64.\n\n")
+    for dtype in dict.fromkeys(key[0] for key in op.results):
+        text += f"### {dtype}\n\n" + markdown(op.table(dtype))
+    return text
+
+
+def scaling_section(path):
+    run = results.last_run(path)
+    tokens = sorted({r["tokens"] for r in run})
+    cases = list(dict.fromkeys((r["operation"], r["contender"], r["key_dim"]) for r in run))
+    found = {(r["operation"], r["contender"], r["key_dim"], r["tokens"]): r for r in run}
+    rows = [["operation", "algorithm", "d"] + [f"T = {t:,}" for t in tokens]]
+    rows += [[*case] + [figure(median(found[(*case, t)])) if (*case, t) in found else "" for t in tokens] for case in cases]
+    return ("## Cost against the length of the sequence\n\n" + environment_text(run[0]) +
+            f'float32, H = {run[0]["heads"]}; median microseconds per token and head.\n\n' + markdown(rows))
+
+
+def rate(result, prefix=""):
+    unit = next(u for u in ("tokens", "images") if f"{u}_per_s" in result)
+    return f"{result[f'{prefix}{unit}_per_s']:.0f} {unit}/s"
+
+
+def model_section(path):
+    found = results.newest(path, lambda r: (r["model"], r["operation"]))
+    rows = [["", *(f"{r['model']}, {r['operation']}" for r in found)],
+            ["parameters", *(f"{r['parameters']:,}" for r in found)],
+            ["efla", *(rate(r) for r in found)],
+            ["operator in eager LibTorch", *(rate(r, "eager_") for r in found)],
+            ["speedup", *(f"{r['times_eager']:.2f} ×" for r in found)]]
+    for part in dict.fromkeys(part for r in found for part in r["shares"]):
+        rows.append([f"time in: {part}", *(f"{100 * r['shares'].get(part, 0.0):.1f} %" for r in found)])
+    return "## Whole models\n\n" + environment_text(found[-1]) + markdown(rows)
+
+
+def generation_section(path):
+    found = results.newest(path, lambda r: (r["mixer"], r["context"]))
+    rows = [["mixer", "context", "prefill, tokens/s", "ms per token, median", "least", "bytes of state", "resident MB"]]
+    rows += [[r["mixer"], f'{r["context"]:,}', f'{r["prefill_tokens_per_s"]:,.0f}', f'{r["ms_per_token"]["median"]:.2f}',
+              f'{r["ms_per_token"]["min"]:.2f}', f'{r["state_bytes"]:,}', f'{r["resident_bytes"] / 1e6:.0f}'] for r in found]
+    return (f'## Generation, {found[0]["preset"]} with random weights\n\n' + environment_text(found[-1]) + markdown(rows))
+
+
+SECTIONS = {"op.jsonl": op_section, "scaling.jsonl": scaling_section, "model.jsonl": model_section,
+            "generation.jsonl": generation_section}
+
+
+def page(folder):
+    op = Op(folder / "op.jsonl")
+    text = f"# Benchmark results: {results.machine(op.first['environment'])}\n\n"
+    text += "Generated by bench/tables.py from the JSON lines in this folder. Do not edit.\n\n"
+    for name, section in SECTIONS.items():
+        if (folder / name).exists():
+            text += section(folder / name)
+    return text.rstrip("\n") + "\n"
+
+
+def readme_table(folders):
+    """The operator at d = 128 on each machine: our microseconds per token and head, and the fastest peer's."""
+    rows = [["machine", "forward, µs", "fastest peer", "forward + backward, µs", "fastest peer", "decode step, µs",
+             "fastest peer"]]
+    for folder in folders:
+        op = Op(folder / "op.jsonl")
+        cells = [f'[{results.machine(op.first["environment"])}]({folder / "README.md"})']
+        for operation in ("forward", "forward+backward", "decode"):
+            ours, peers = op.fastest(operation, 128), op.peers(operation, 128)
+            best = min(peers, key=lambda p: median(peers[p]))
+            cells += [figure(median(ours)), f"{best}, {median(peers[best]) / median(ours):.1f} × as long"]
+        rows.append(cells)
+    return markdown(rows).rstrip("\n") + "\n"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--readme", type=pathlib.Path)
+    parser.add_argument("folders", nargs="+", type=pathlib.Path)
+    arguments = parser.parse_args()
+    folders = [folder for folder in arguments.folders if (folder / "op.jsonl").exists()]
+    if arguments.readme:
+        text, count = MARKS.subn(lambda m: m[1] + readme_table(folders) + m[2], arguments.readme.read_text("utf-8"))
+        if count != 1:
+            parser.error(f"{arguments.readme} does not have one pair of marks of this tool")
+        arguments.readme.write_text(text, "utf-8")
+    for folder in folders:
+        (folder / "README.md").write_text(page(folder), "utf-8")
+
+
+if __name__ == "__main__":
+    main()
