@@ -271,7 +271,7 @@ TEST(LanguageModel, PresetsAreOfTheirSize) {
   const auto parameters = [](const char* name) {  // not a page of the large ones is touched
     return LanguageModel(language_model_preset(name), Initialiser::open()).parameter_count();
   };
-  EXPECT_EQ(parameters("efla-1m"), 1'090'176);  // as docs/models.md has them
+  EXPECT_EQ(parameters("efla-1m"), 1'090'176);  // as docs/checkpoints.md lists them
   EXPECT_EQ(parameters("efla-20m"), 20'918'272);
   EXPECT_EQ(parameters("efla-340m"), 341'594'112);
   EXPECT_EQ(parameters("efla-1.3b"), 1'365'677'056);
