@@ -1,5 +1,5 @@
-// Rows that the vector kernels will need soon. Rows of a head lie far apart in memory, where no hardware prefetcher
-// finds the next; all asked for at once they would keep the core waiting, which has about 16 lines under way.
+// Prefetch lists of the vector kernels. Rows of a head lie far apart in memory, so no hardware prefetcher finds the
+// next one. Prefetching many rows at once would stall the core, which has only about 16 cache lines in flight.
 #pragma once
 
 #include <hwy/base.h>
@@ -11,16 +11,16 @@
 
 namespace efla::cpu {
 
-// A list of addresses of 256 bytes each, or 128 where all rows are that short, which is made ahead: what is left to do
-// between multiplications takes hardly any of the processor's ports from them.
+// A prefetch list: addresses of 256 bytes each, or of 128 if all rows are that short. Planning the list ahead leaves
+// hardly any integer instructions between multiplications, which would compete with them for the processor's ports.
 class AddressesAhead {
  public:
-  // So many are had for `rows` rows of `count` elements.
+  // Returns the number of addresses for `rows` rows of `count` elements.
   static std::int64_t of_rows(std::int64_t rows, std::int64_t count) {
     return rows * ((count * static_cast<std::int64_t>(sizeof(float)) + kBytes - 1) / kBytes);
   }
 
-  // Without memory for them there are none.
+  // Without memory the list stays empty.
   explicit AddressesAhead(float* memory = nullptr)
       : first_(reinterpret_cast<const std::byte**>(memory)), next_(first_), end_(first_) {}
 
@@ -31,7 +31,7 @@ class AddressesAhead {
     wide_ = false;
   }
 
-  // `rows` rows of `count` elements, `stride` elements apart.
+  // Adds `rows` rows of `count` elements, `stride` elements apart.
   template <class T>
   HWY_INLINE void add(const T* first, std::int64_t stride, std::int64_t rows, std::int64_t count) {
     constexpr auto kSize = static_cast<std::int64_t>(sizeof(T));
@@ -46,7 +46,7 @@ class AddressesAhead {
     }
   }
 
-  // How many are left.
+  // Returns the number of addresses that are left.
   std::int64_t count() const { return end_ - next_; }
 
   HWY_INLINE void ask() {
@@ -70,7 +70,7 @@ class AddressesAhead {
   const std::byte** first_;
   const std::byte** next_;
   const std::byte** end_;
-  bool wide_ = false;  // whether any row takes more than half of an address's bytes
+  bool wide_ = false;  // whether any row is longer than half of the bytes of an address
 };
 
 }  // namespace efla::cpu

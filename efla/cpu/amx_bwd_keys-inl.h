@@ -1,5 +1,5 @@
-// The second half of a chunk of one value head in the backward on a matrix unit: from U, G, S and dS
-// (amx_bwd_values-inl.h, with the equations) the gradients of scores, queries, keys, β and g.
+// The second half of a chunk of one value head in the backward on AMX: computes the gradients of scores, queries, keys,
+// β and g from U, G, S and dS (amx_bwd_values-inl.h, with the equations).
 #pragma once
 
 #include <utility>
@@ -9,8 +9,8 @@
 HWY_BEFORE_NAMESPACE();
 namespace efla::cpu::HWY_NAMESPACE {
 
-// dP, zeros above the diagonal, and dL + dLᵀ, zeros on it, in parts; with a decay of channels both strictly below the
-// diagonal or, where keys are not divided, with dP's diagonal and times `scale` in s.dscores.
+// Computes dP, zero above the diagonal, and dL + dLᵀ, zero on it, in parts. With a channel gate both are strictly below
+// the diagonal or, if keys are not divided, in s.dscores with dP's diagonal and times `scale`.
 template <Decay kDecay, class T>
 HWY_NOINLINE void score_gradients(float scale, AmxBwdScratch& s) {
   constexpr int kParts = kStateParts<T>;
@@ -43,7 +43,7 @@ HWY_NOINLINE void score_gradients(float scale, AmxBwdScratch& s) {
   if constexpr (kDecay == Decay::channel) transpose_rows<kParts>(s.dl, 0, s.dl_t_right, 0, 1);
 }
 
-// The sums, [32 keys, kChunk], times `scale` to columns of dq or dk [kChunk, K].
+// Stores the sums, [32 keys, kChunk], times `scale` to columns of dq or dk [kChunk, K].
 HWY_INLINE void store_gradient(float scale, std::int64_t key_dim, float* sums, float* out) {
   constexpr std::int64_t kTileFloats = kTileRows * kTileRows;
   store_tile<0>(sums, kTileBytes);
@@ -80,7 +80,8 @@ HWY_NOINLINE void key_gradients(std::int64_t key_dim, float scale, AmxBwdScratch
   }
 }
 
-// dQ_read in dq, dK_read in dk, U dŜᵀ in gradient.writes, B in gradient.reads; without division the pairs are missing.
+// Computes dQ_read in dq, dK_read in dk, U dŜᵀ in gradient.writes and B in gradient.reads. Without division the pairs
+// are missing.
 template <int kKeyParts, class T>
 HWY_NOINLINE void decayed_key_gradients(std::int64_t key_dim, float scale, AmxBwdScratch& s, float* dq, float* dk) {
   constexpr int kParts = kStateParts<T>;
@@ -105,8 +106,8 @@ HWY_NOINLINE void decayed_key_gradients(std::int64_t key_dim, float scale, AmxBw
   }
 }
 
-// From the gradients of K_read, Q_read and K_write those of q and k, in place, and x and y. For pairs to cancel in x
-// their factors must be the parts that were multiplied, and products of parts as exact as these.
+// Computes in place the gradients of q and k from those of K_read, Q_read and K_write, and x and y. Pairs cancel in x
+// only if their factors are the parts that were multiplied, and products of parts are equally exact.
 template <int kKeyParts>
 HWY_NOINLINE void finish_decayed_keys(std::int64_t tokens, const AmxBwdScratch& s, float* dqs, float* dks) {
   const FloatTag d;
@@ -145,7 +146,7 @@ HWY_NOINLINE void finish_decayed_keys(std::int64_t tokens, const AmxBwdScratch& 
   }
 }
 
-// The end of dβ, and its share of dk.
+// Finishes dβ and its contribution to dk.
 template <class T>
 HWY_INLINE void finish_chunk(const DeltaBackward<T>& p, const ChunkPlace& at, float scale, const AmxBwdScratch& s,
                              float* dk) {
@@ -163,7 +164,7 @@ HWY_INLINE void finish_chunk(const DeltaBackward<T>& p, const ChunkPlace& at, fl
   }
 }
 
-// dg of a chunk with a decay per head.
+// Computes dg of a chunk with a scalar gate.
 template <class T>
 HWY_INLINE void finish_scalar_decay(const DeltaBackward<T>& p, const ChunkPlace& at, float scale,
                                     const AmxBwdScratch& s) {

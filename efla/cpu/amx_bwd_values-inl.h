@@ -1,24 +1,24 @@
-// One chunk of one value head in the backward on a matrix unit (amx_chunk_bwd.cc): its operands and, panel by panel of
-// value columns, U, G, dV and dS. amx_bwd_keys-inl.h goes on from there.
+// One chunk of one value head in the backward on AMX (amx_chunk_bwd.cc): its operands and, per panel of value columns,
+// U, G, dV and dS. amx_bwd_keys-inl.h continues from there.
 //
-// Gradients are linear in dO and the final state's: they are computed for scale 1, from dO as it is, which bfloat16
-// holds in one part, and the final state's divided by the scale; what goes out is multiplied by it. dQ and dK are made
-// transposed, since S and dS would otherwise have to be: (dO Sᵀ)ᵀ = S dOᵀ.
+// Gradients are linear in dO and in the gradient of the final state. They are computed for scale 1: from dO itself,
+// which is one part in bfloat16, and from the final state's gradient divided by the scale. Results are multiplied by
+// the scale. dQ and dK are computed transposed, because otherwise S and dS would have to be: (dO Sᵀ)ᵀ = S dOᵀ.
 //
-// A decay per head is a factor of whole rows: with c_r the decays from the chunk's start to row r and s_r those from
-// behind it to the end, E = c ⊙ K S + L U, dU = Pᵀ dO + s ⊙ K dS, dS ← d dS + Qᵀ (c ⊙ dO) + Kᵀ (c ⊙ G),
-// dQᵀ = S (c ⊙ dO)ᵀ + …, dKᵀ = dS (s ⊙ U)ᵀ + S (c ⊙ G)ᵀ + …, and of g's gradient (chunk_bwd_decay-inl.h)
+// A scalar gate is a factor of whole rows: with c_r the decays from the chunk's start to row r and s_r those after row
+// r to the end, E = c ⊙ K S + L U, dU = Pᵀ dO + s ⊙ K dS, dS ← d dS + Qᵀ (c ⊙ dO) + Kᵀ (c ⊙ G), dQᵀ = S (c ⊙ dO)ᵀ + …,
+// dKᵀ = dS (s ⊙ U)ᵀ + S (c ⊙ G)ᵀ + …, and of g's gradient (chunk_bwd_decay-inl.h)
 // x = rowsum(dO ∘ c ⊙ Q S + G ∘ c ⊙ K S), y = rowsum(U ∘ s ⊙ K dS).
 //
-// With a decay of channels K_read, Q_read and K_write (decayed_keys-inl.h) are matrices of their own: with dŜ =
+// With a channel gate K_read, Q_read and K_write (decayed_keys-inl.h) are separate matrices: with dŜ =
 // diag(c_last) dS, E = K_read S + L U, dU = Pᵀ dO + K_write dŜ, dS ← dŜ + Q_readᵀ dO + K_readᵀ G and, dP and dL
 // strictly below the diagonal,
 //
 //   dQ_read = dO Sᵀ + dP K_write,   dK_read = G Sᵀ + dL K_write,   dK_write = U dŜᵀ + B,   B = dPᵀ Q_read + dLᵀ K_read.
 //
-// The diagonal of dP meets q and k as they are. Of g's gradient x = Q_read ∘ dQ_read + K_read ∘ dK_read − K_write ∘ B,
-// in which pairs of tokens after t cancel, to the rounding of what lies inside of the chunk, and y = K_write ∘ U dŜᵀ.
-// Where keys are not divided by c the pairs are added one by one (chunk_bwd_decay-inl.h).
+// The diagonal of dP multiplies q and k without decay. In the gradient of g, x = Q_read ∘ dQ_read + K_read ∘ dK_read −
+// K_write ∘ B, in which pairs of tokens after t cancel, up to the rounding of terms inside of the chunk, and
+// y = K_write ∘ U dŜᵀ. If keys are not divided by c, pairs are added one by one (chunk_bwd_decay-inl.h).
 #pragma once
 
 #include "efla/cpu/chunk_bwd_tiles-inl.h"
@@ -27,14 +27,14 @@
 HWY_BEFORE_NAMESPACE();
 namespace efla::cpu::HWY_NAMESPACE {
 
-// Parts of dO.
+// Number of parts of dO.
 template <class T>
 inline constexpr int kOutParts = std::is_same_v<T, float> ? 3 : 1;
-// Parts of dO times factors of its rows.
+// Number of parts of dO times factors of its rows.
 template <class T, Decay kDecay>
 inline constexpr int kReadParts = kDecay == Decay::scalar ? kStateParts<T> : kOutParts<T>;
 
-// One chunk of one value head.
+// Scratch for one chunk of one value head.
 struct AmxBwdScratch {
   ChunkScratch chunk;
   float* values = nullptr;   // panels [kChunk, kPanel]: V, then dV
@@ -43,16 +43,16 @@ struct AmxBwdScratch {
   float* g = nullptr;        // [kChunk, kPanel]
   float* errors = nullptr;   // [kChunk, kPanel]: K S, then E
   float* du = nullptr;       // [kChunk, kPanel]
-  float* da = nullptr;       // for each panel [kChunk, kLanes]: partial sums
-  float* db = nullptr;       // for each panel [kChunk, kLanes]
-  float* dscores = nullptr;  // [2 kChunk, kChunk]: dP, then dL + dLᵀ, or dL with a decay of channels
+  float* da = nullptr;       // per panel [kChunk, kLanes]: partial sums
+  float* db = nullptr;       // per panel [kChunk, kLanes]
+  float* dscores = nullptr;  // [2 kChunk, kChunk]: dP, then dL + dLᵀ, or dL with a channel gate
   float* sums = nullptr;     // [kPanel, kChunk]
-  // With a decay of channels.
-  bool divided = false;       // keys, by c
+  // With a channel gate.
+  bool divided = false;       // whether keys are divided by c
   DecayGradient gradient;     // of g
-  float* diagonal = nullptr;  // [kChunk] of dP
+  float* diagonal = nullptr;  // [kChunk] diagonal of dP
   PartTiles write_keys, write_keys_t, dl_t_right;
-  // With a decay per head, d = whole its product over the chunk.
+  // With a scalar gate; d = whole is its product over the chunk.
   float whole = 1.0F;
   float* before = nullptr;    // [kChunk] c
   float* after = nullptr;     // [kChunk] s
@@ -60,11 +60,11 @@ struct AmxBwdScratch {
   float* q_reads = nullptr;   // [kChunk, kPanel] c ⊙ Q S
   float* k_writes = nullptr;  // [kChunk, kPanel] s ⊙ K dS
   float* scaled = nullptr;    // [kChunk, kPanel] rows times c or s
-  float* x = nullptr;         // for each panel [kChunk, kLanes]: partial sums
-  float* y = nullptr;         // for each panel [kChunk, kLanes]
-  float* through = nullptr;   // for each panel [kLanes]: of dS ∘ S
+  float* x = nullptr;         // per panel [kChunk, kLanes]: partial sums
+  float* y = nullptr;         // per panel [kChunk, kLanes]
+  float* through = nullptr;   // per panel [kLanes]: sums of dS ∘ S
   float* pairs = nullptr;     // [2 kChunk, kChunk]: dP ∘ P, then dL ∘ L
-  // Left operands are named by the matrix, right ones too, with _right; _t is the transpose.
+  // Left operands have the name of the matrix, right operands end in _right, transposes in _t.
   PartTiles keys, keys_t_right, keys_t, queries_t;  // keys holds K, then Q, or K_read and Q_read
   PartTiles p_scores, p_scores_right, p_scores_t;
   PartTiles state, state_right;    // S; of a panel of columns
@@ -74,8 +74,8 @@ struct AmxBwdScratch {
   PartTiles gs, g_right, g_t_right;
   PartTiles dp, dp_right, dp_t_right;
   PartTiles dl, dl_right;
-  // c ⊙ dO, c ⊙ G and s ⊙ U, with a decay per head: from these come _read and _write right operands, otherwise from the
-  // above.
+  // c ⊙ dO, c ⊙ G and s ⊙ U, with a scalar gate: the right operands _read and _write come from these, otherwise from
+  // the operands above.
   PartTiles dout_reads, g_reads, u_writes;
   PartTiles dout_read_right, u_write_t_right;
   RowsAhead ahead;
@@ -120,7 +120,7 @@ struct AmxBwdScratch {
   }
 };
 
-// c, s, d and, of P and L, the decays between their tokens.
+// Computes c, s, d and the decays between the tokens of P and L.
 HWY_INLINE void weigh_all_scores(std::int64_t tokens, AmxBwdScratch& s) {
   const ChunkDecay& decay = s.chunk.decay;
   float product = 1.0F;
@@ -136,14 +136,14 @@ HWY_INLINE void weigh_all_scores(std::int64_t tokens, AmxBwdScratch& s) {
   weigh_scores(tokens, decay, s.chunk.scores, s.chunk.scores + kChunk * kChunk);
 }
 
-// 32 rows of a left operand from `block` on, transposed: as a left operand, and in s.keys_t_right.
+// Transposes 32 rows of a left operand from `block` on: into a left operand, and into s.keys_t_right.
 template <int kKeyParts>
 HWY_INLINE void transpose_key_rows(PartTiles rows, std::int64_t block, PartTiles out, AmxBwdScratch& s) {
   transpose_rows<kKeyParts>(rows, block, s.keys_t_right, 0, s.keys_t_right.depth);
   transpose_columns<kKeyParts>(s.keys_t_right, out);
 }
 
-// q, k and the gains of a chunk, zeros behind the last token, and the operands made of them.
+// Loads q, k and the gains of a chunk, with zeros after the last token, and builds their operands.
 template <Decay kDecay, int kKeyParts, class T>
 HWY_NOINLINE void load_keys(const DeltaBackward<T>& p, const ChunkPlace& at, AmxBwdScratch& s) {
   constexpr int kParts = kStateParts<T>;
@@ -178,7 +178,7 @@ HWY_NOINLINE void load_keys(const DeltaBackward<T>& p, const ChunkPlace& at, Amx
   transpose_columns<kParts>(s.p_scores_right, s.p_scores_t);
 }
 
-// Columns [first, first + kPanel) of the state before the chunk.
+// Loads columns [first, first + kPanel) of the state before the chunk.
 template <class T>
 HWY_INLINE void load_state(const DeltaBackward<T>& p, const ChunkPlace& at, std::int64_t saved, std::int64_t first,
                            AmxBwdScratch& s) {
@@ -196,7 +196,7 @@ HWY_INLINE void load_state(const DeltaBackward<T>& p, const ChunkPlace& at, std:
   }
 }
 
-// Partial sums of the rows of x ∘ y, [kChunk, kLanes], or added to them.
+// Stores, or adds, partial sums of the rows of x ∘ y, [kChunk, kLanes].
 template <bool kAdd>
 HWY_INLINE void row_products(const float* x, const float* y, float* sums) {
   for (std::int64_t r = 0; r < kChunk; ++r) {
@@ -208,7 +208,7 @@ HWY_INLINE void row_products(const float* x, const float* y, float* sums) {
   }
 }
 
-// One panel of dS: the partial sums of dS ∘ S, then dS ← D dS.
+// Computes one panel of dS: the partial sums of dS ∘ S, then dS ← D dS.
 template <Decay kDecay, class T>
 HWY_INLINE void decay_state(const DeltaBackward<T>& p, const ChunkPlace& at, std::int64_t saved, std::int64_t first,
                             float scale, float* dstate, const AmxBwdScratch& s) {
@@ -236,7 +236,7 @@ HWY_INLINE void decay_state(const DeltaBackward<T>& p, const ChunkPlace& at, std
   if constexpr (kDecay == Decay::scalar) _mm512_store_ps(s.through + panel * kLanes, sum);
 }
 
-// Everything of one chunk that is done panel by panel of value columns; dstate: [K, kPanel].
+// Computes everything of one chunk that is done per panel of value columns; dstate: [K, kPanel].
 template <Decay kDecay, int kKeyParts, class T>
 HWY_NOINLINE void value_panel(const DeltaBackward<T>& p, const ChunkPlace& at, std::int64_t saved, std::int64_t first,
                               float scale, float* dstate, AmxBwdScratch& s) {

@@ -1,5 +1,5 @@
-// The chunkwise backward (chunk_bwd.cc) with its matrix products on a matrix unit (parts-inl.h): how heads are shared
-// out to threads. amx_bwd_values-inl.h has the equations.
+// The backward of the chunk algorithm (chunk_bwd.cc) with its matrix products on AMX (parts-inl.h): how heads are
+// distributed to threads. amx_bwd_values-inl.h has the equations.
 #include "efla/cpu/amx.h"
 #include "efla/cpu/delta.h"
 #include "efla/cpu/heads_parts.h"
@@ -17,12 +17,12 @@ HWY_BEFORE_NAMESPACE();
 namespace efla::cpu::HWY_NAMESPACE {
 namespace {
 
-// Some query heads of a sequence with their value heads.
+// Scratch for some query heads of a sequence with their value heads.
 struct HeadsScratch {
   AmxBwdScratch chunk;
   std::int64_t state_floats, part_floats;
-  float* dstate;  // for each value head panels [K, kPanel] of dS
-  float* parts;   // [2 kChunk, Kp] dq and dk: their sum and the next value head's
+  float* dstate;  // per value head panels [K, kPanel] of dS
+  float* parts;   // [2 kChunk, Kp] dq and dk: of the sum and of the current value head
 
   HeadsScratch(Arena& arena, const DeltaShape& shape, Decay decay, std::int64_t query_heads)
       : state_floats(shape.key_dim * round_up(shape.value_dim, kPanel)), part_floats(2 * kChunk * shape.key_dim) {
@@ -32,7 +32,7 @@ struct HeadsScratch {
   }
 };
 
-// Asks for what the chunk at `next` reads and writes, and for the state before it.
+// Prefetches what the chunk at `next` reads and writes, and the state before it.
 template <Decay kDecay, class T>
 HWY_INLINE void look_ahead(const DeltaBackward<T>& p, const ChunkPlace& next, std::int64_t saved, RowsAhead& ahead) {
   ahead.clear();
@@ -56,7 +56,8 @@ HWY_INLINE void look_ahead(const DeltaBackward<T>& p, const ChunkPlace& next, st
   }
 }
 
-// One chunk of one value head: dq and dk get its share; dstate goes from the state after the chunk to the one before.
+// Computes one chunk of one value head. Adds to dq and dk, and turns dstate from the gradient of the state after the
+// chunk into that of the state before it.
 template <Decay kDecay, int kKeyParts, class T>
 void chunk_of_head(const DeltaBackward<T>& p, const ChunkPlace& at, const Sequence& sequence, float scale,
                    float* dstate, AmxBwdScratch& s, float* dq, float* dk) {
@@ -82,7 +83,7 @@ void chunk_of_head(const DeltaBackward<T>& p, const ChunkPlace& at, const Sequen
   if constexpr (kDecay == Decay::scalar) finish_scalar_decay(p, at, scale, s);
 }
 
-// dq and dk of a chunk's tokens from their sums over value heads, through the L2 norm, and out.
+// Computes dq and dk of a chunk's tokens from their sums over value heads, applies the L2 norm and stores them.
 template <class T>
 HWY_INLINE void store_keys(const DeltaBackward<T>& p, const ChunkPlace& at, const AmxBwdScratch& s, float* dq,
                            float* dk) {
@@ -95,7 +96,7 @@ HWY_INLINE void scale_state(float* state, std::int64_t count, float by) {
   for (std::int64_t i = 0; i < count; ++i) state[i] *= by;
 }
 
-// dS after the last token of a value head, divided by the scale; dS before the first, times it.
+// Load dS after the last token of a value head, divided by the scale; store dS before the first, times the scale.
 template <class T>
 HWY_INLINE void load_final(const DeltaBackward<T>& p, std::int64_t n, std::int64_t i_h, float scale,
                            std::int64_t state_floats, float* dstate) {
@@ -109,8 +110,8 @@ HWY_INLINE void store_initial(const DeltaBackward<T>& p, std::int64_t n, std::in
   store_state_panels(dstate, p.dinitial_state, 0, p.shape.value_dim, p.shape.key_dim, n, i_h);
 }
 
-// Query heads [part.head, part.head_end) of a sequence with all of their value heads, chunk by chunk and within a chunk
-// head by head: rows of neighbouring heads lie beside each other in memory.
+// Computes query heads [part.head, part.head_end) of a sequence with all of their value heads, chunk by chunk and
+// within a chunk head by head, because rows of neighbouring heads lie beside each other in memory.
 template <class T, int kKeyParts, Decay kDecay>
 void BackwardPart(const DeltaBackward<T>& p, const HeadsPart& part, std::byte* memory) {
   const TilesInUse tiles;
@@ -146,13 +147,13 @@ void BackwardPart(const DeltaBackward<T>& p, const HeadsPart& part, std::byte* m
   }
 }
 
-// The value heads of one query head, shared out to threads chunk by chunk.
+// Scratch for the value heads of one query head, which are distributed to threads chunk by chunk.
 struct GroupScratch {
   std::int64_t state_floats, part_floats;
-  float* dstate;  // for each value head panels [K, kPanel] of dS
-  float* parts;   // for each value head [2 kChunk, Kp] dq and dk
+  float* dstate;  // per value head panels [K, kPanel] of dS
+  float* parts;   // per value head [2 kChunk, Kp] dq and dk
   std::byte* members;
-  std::size_t member_bytes;  // of a thread's AmxBwdScratch
+  std::size_t member_bytes;  // bytes of a thread's AmxBwdScratch
 
   GroupScratch(Arena& arena, const DeltaShape& shape, Decay decay, int threads)
       : state_floats(shape.key_dim * round_up(shape.value_dim, kPanel)), part_floats(2 * kChunk * shape.key_dim) {
@@ -172,8 +173,8 @@ struct GroupScratch {
   }
 };
 
-// Query head i_q of sequence n with all of its value heads, by all threads of the pool. dq and dk are summed in the
-// order of the heads, as one thread does.
+// Computes query head i_q of sequence n with all of its value heads, with all threads of the pool. dq and dk are summed
+// in the order of the heads, as one thread does.
 template <class T, int kKeyParts, Decay kDecay>
 void BackwardGroup(const DeltaBackward<T>& p, std::int64_t n, std::int64_t i_q, std::byte* memory, ThreadPool& pool) {
   Arena arena(memory);
@@ -185,7 +186,7 @@ void BackwardGroup(const DeltaBackward<T>& p, std::int64_t n, std::int64_t i_q, 
   for (std::int64_t i = 0; i < group; ++i) load_final(p, n, head + i, scale, s.state_floats, dstate(i));
   const std::int64_t chunks = (sequence.end - sequence.begin + kChunk - 1) / kChunk;
   for (std::int64_t start = sequence.begin + (chunks - 1) * kChunk; start >= sequence.begin; start -= kChunk) {
-    int with_keys = 0;  // a thread that has loaded the chunk's keys
+    int with_keys = 0;  // a thread that has loaded the keys of the chunk
     pool.run(group, [&](std::int64_t i, int thread) HWY_ATTR {
       const TilesInUse tiles;
       AmxBwdScratch scratch = s.member(p.shape, p.rule.decay, thread);
@@ -205,7 +206,7 @@ void BackwardGroup(const DeltaBackward<T>& p, std::int64_t n, std::int64_t i_q, 
   for (std::int64_t i = 0; i < group; ++i) store_initial(p, n, head + i, scale, s.state_floats, dstate(i));
 }
 
-// The kernels of a rule.
+// Returns the kernels of a rule.
 template <class T>
 struct Backward {
   void (*part)(const DeltaBackward<T>& p, const HeadsPart& part, std::byte* memory);
@@ -225,7 +226,7 @@ Backward<T> backward_with(Decay decay) {
 
 Backward<float> backward_of(const DeltaRule& rule, float) { return backward_with<float, 3>(rule.decay); }
 
-// Keys are exact in one part where neither the norm nor a decay of channels changes them.
+// Keys are exact in one part if neither the norm nor a channel gate changes them.
 Backward<bfloat16> backward_of(const DeltaRule& rule, bfloat16) {
   if (rule.qk_l2norm || rule.decay == Decay::channel) return backward_with<bfloat16, 2>(rule.decay);
   return backward_with<bfloat16, 1>(rule.decay);
@@ -270,8 +271,8 @@ bool amx_takes_backward(const DeltaShape& shape, const DeltaRule& rule) {
 
 namespace {
 
-// Shared out are query heads, but where these are so few that a thread would be longer at its own, the value heads of
-// one after the other.
+// Returns whether the value heads of one query head at a time are distributed, because query heads are so few that a
+// thread would need longer for its own.
 bool shares_out_groups(const DeltaShape& shape, int threads) {
   const std::int64_t heads = shape.sequences() * shape.heads, rounds = (shape.group() + threads - 1) / threads;
   return heads < threads && heads * rounds < shape.group();

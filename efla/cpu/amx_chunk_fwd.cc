@@ -1,5 +1,5 @@
-// The chunkwise forward (chunk_fwd.cc) with its matrix products on a matrix unit (parts-inl.h). What is
-// no product of matrices, the substitution, gains and decays, is computed without it.
+// The forward of the chunk algorithm (chunk_fwd.cc) with its matrix products on AMX (parts-inl.h). The substitution,
+// the gains and the decays, which are no matrix products, run on AVX-512.
 #include "efla/cpu/amx.h"
 
 #include <cmath>
@@ -21,49 +21,49 @@ HWY_BEFORE_NAMESPACE();
 namespace efla::cpu::HWY_NAMESPACE {
 namespace {
 
-// Scales that queries can bear without numbers that the unit takes for 0.
+// The range of scales that may be applied to queries without numbers that AMX takes for 0.
 constexpr float kSmallestQueryScale = 0x1p-20F, kLargestQueryScale = 0x1p20F;
 // Larger numbers may round to infinity in bfloat16.
 constexpr float kLargestPart = 0x1.fp127F;
 
-// Factors of the rows of a chunk, each [kChunk]: the L2 norm's and the decays of a scalar, which sums and updates get
-// in place of the keys. With a decay of channels keys are normalised and decayed themselves.
+// Factors of the rows of a chunk, each [kChunk]: of the L2 norm and of a scalar gate. They are applied to sums and
+// updates instead of keys. With a channel gate the keys themselves are normalised and decayed.
 //
-// With c_r = d_0 … d_r and d = c_last, the decay between tokens j and r is c_r / c_j, so that c is a factor of rows
-// alone: with U' = U ⊘ c, E = c ⊙ (K S + stril(K Kᵀ) U'), O = c ⊙ (Q S + tril(Q Kᵀ) U') and S ← d (S + Kᵀ U'). Where c
-// leaves the bounds within which nothing overflows or underflows (`divided` is false), L and P get the decays between
-// their tokens one by one, and U as it is multiplies P, times those to the chunk's end Kᵀ.
+// With c_r = d_0 … d_r and d = c_last, the decay between tokens j and r is c_r / c_j, so c is a factor of rows only:
+// with U' = U ⊘ c, E = c ⊙ (K S + stril(K Kᵀ) U'), O = c ⊙ (Q S + tril(Q Kᵀ) U') and S ← d (S + Kᵀ U'). If c leaves the
+// bounds within which nothing overflows or underflows (`divided` is false), L and P get the decays between their tokens
+// one by one, P is multiplied by U, and Kᵀ by U times the decays to the end of the chunk.
 struct RowFactors {
   float* k_norm = nullptr;   // of k's rows in L and P; only if not `divided`
   float* q_norm = nullptr;   // of q's rows in P; only if not `divided`
   float* k_read = nullptr;   // of the rows of K S and, if `divided`, of L
-  float* q_read = nullptr;   // of the rows of O; if not `divided` of Q S
+  float* q_read = nullptr;   // of the rows of O; if not `divided`, of Q S
   float* k_write = nullptr;  // of the rows of U
 };
 
 struct FwdScratch {
   ChunkScratch chunk;
-  RowFactors factors;  // in use where `scaled`
+  RowFactors factors;  // used if `scaled`
   bool scaled = false;
-  bool divided = false;    // by c, if there is one
+  bool divided = false;    // whether the chunk is divided by c, if there is one
   float* state = nullptr;  // panels [K, kPanel]
-  // The scale is a factor of queries where these are cut from float32 and can bear it, otherwise of outputs.
+  // The scale is applied to queries if these are split from float32 and its size allows it, otherwise to outputs.
   float query_scale = 1.0F, out_scale = 1.0F;
-  // The factors that rows of queries get as they are cut, those of outputs as they are stored.
+  // Factors of the rows of queries when they are split, and of the rows of outputs when they are stored.
   float *query_factors = nullptr, *out_factors = nullptr;
-  float* values = nullptr;   // [kChunk, kPanel] V, and
-  float* out = nullptr;      // [kChunk, kPanel] O, where the caller's own rows cannot be used
+  float* values = nullptr;   // [kChunk, kPanel] V, if the caller's own rows cannot be used
+  float* out = nullptr;      // [kChunk, kPanel] O, likewise
   float* u = nullptr;        // [kChunk, kPanel]
   float* errors = nullptr;   // [kChunk, kPanel] K_read S
-  float* strange = nullptr;  // [kChunk, kPanel] what of U is not finite
+  float* strange = nullptr;  // [kChunk, kPanel] the non-finite elements of U
   PartTiles reads;           // left: K_read, then Q_read
   PartTiles keys;            // right: Kᵀ, columns are tokens
   PartTiles writes;          // left: K_writeᵀ, the depth is tokens
-  PartTiles write_keys;      // left: K_write; only with a decay of channels
+  PartTiles write_keys;      // left: K_write; only with a channel gate
   PartTiles p_scores;        // left
   PartTiles state_parts;     // right: one panel of S
   PartTiles u_parts;         // right: one panel of U
-  PartTiles u_writes;        // right: what of U meets Kᵀ, where that is not u_parts
+  PartTiles u_writes;        // right: the operand that multiplies Kᵀ, if it is not u_parts
   RowsAhead ahead;
 
   bool has_scalar() const { return chunk.decay.kind == Decay::scalar; }
@@ -88,7 +88,7 @@ struct FwdScratch {
   }
 };
 
-// 32 elements of a row of keys or queries.
+// Loads 32 elements of a row of keys or queries.
 template <class T>
 HWY_INLINE void load_key(const T* row, std::int64_t stride, FloatVec& x0, FloatVec& x1) {
   const FloatTag d;
@@ -103,8 +103,8 @@ HWY_INLINE void load_key(const T* row, std::int64_t stride, FloatVec& x0, FloatV
   }
 }
 
-// Rows of keys or queries, times their factors if they are float32 and have some, into rows of left tiles from `first`
-// on; zeros behind the last token.
+// Splits rows of keys or queries, times their factors if they are float32 and have any, into rows of left tiles from
+// `first` on, with zeros after the last token.
 template <int kKeyParts, class T>
 HWY_INLINE void cut_tokens(const View<const T, 4>& view, const ChunkPlace& at, std::int64_t first,
                            [[maybe_unused]] const float* factors, PartTiles reads) {
@@ -128,7 +128,7 @@ HWY_INLINE void cut_tokens(const View<const T, 4>& view, const ChunkPlace& at, s
   clear_rows<kKeyParts>(first + at.tokens, first + kChunk, reads);
 }
 
-// Gains of a chunk whose ‖k‖² are in lambda, and the norm's factors.
+// Computes the gains of a chunk whose ‖k‖² are in lambda, and the factors of the norm.
 template <class T>
 HWY_INLINE void load_gains(const DeltaForward<T>& p, const ChunkPlace& at, ChunkScratch& c) {
   const FloatTag d;
@@ -150,7 +150,7 @@ HWY_INLINE void load_gains(const DeltaForward<T>& p, const ChunkPlace& at, Chunk
   compute_gains(at.tokens, p.rule.step, c);
 }
 
-// The decays of a scalar, e^g, in whole vectors of float64 as the gains are.
+// Computes the decays of a scalar gate, e^g, in whole vectors of float64 like the gains.
 template <class T>
 HWY_INLINE void load_scalar_decays(const DeltaForward<T>& p, const ChunkPlace& at, double* decays) {
   const hn::ScalableTag<double> d;
@@ -166,7 +166,7 @@ HWY_INLINE void load_scalar_decays(const DeltaForward<T>& p, const ChunkPlace& a
   }
 }
 
-// The factors of rows, from the norm's and the decays of a scalar.
+// Computes the factors of rows from those of the norm and of a scalar gate.
 template <class T>
 HWY_INLINE void compute_factors(const DeltaForward<T>& p, const ChunkPlace& at, FwdScratch& s) {
   const ChunkScratch& c = s.chunk;
@@ -212,7 +212,7 @@ HWY_INLINE void compute_factors(const DeltaForward<T>& p, const ChunkPlace& at, 
   multiply_weights(tokens, rounded, 1, c.decay.weights);
 }
 
-// The rows of reads from `block` on times Kᵀ, as far as they are below the diagonal.
+// Multiplies the rows of reads from `block` on by Kᵀ, below the diagonal.
 template <int kKeyParts>
 HWY_INLINE void multiply_keys(std::int64_t block, FwdScratch& s, float* scores) {
   zero_sums();
@@ -220,7 +220,7 @@ HWY_INLINE void multiply_keys(std::int64_t block, FwdScratch& s, float* scores) 
   store_sums(scores, kChunk);
 }
 
-// Where a decay of channels changes the keys.
+// Prepares the keys of a chunk with a channel gate.
 template <int kKeyParts, class T>
 HWY_INLINE void load_decayed_keys(const DeltaForward<T>& p, const ChunkPlace& at, FwdScratch& s) {
   ChunkScratch& c = s.chunk;
@@ -237,8 +237,8 @@ HWY_INLINE void load_decayed_keys(const DeltaForward<T>& p, const ChunkPlace& at
   transpose_columns<kKeyParts>(s.keys, s.writes);
 }
 
-// Where keys are not changed by a decay: a matrix is cut just before it is multiplied, since a core's first cache holds
-// little more. ‖k‖² are the diagonal of K Kᵀ.
+// Prepares the keys of a chunk without a channel gate. A matrix is split just before it is multiplied, because the
+// first-level cache holds little more. ‖k‖² is the diagonal of K Kᵀ.
 template <int kKeyParts, class T>
 HWY_INLINE void load_plain_keys(const DeltaForward<T>& p, const ChunkPlace& at, FwdScratch& s) {
   ChunkScratch& c = s.chunk;
@@ -254,7 +254,7 @@ HWY_INLINE void load_plain_keys(const DeltaForward<T>& p, const ChunkPlace& at, 
   transpose_columns<kKeyParts>(s.keys, s.writes);
 }
 
-// q, k, gains and decays of a chunk, its keys cut, and P and L; rows behind the last token are zeros.
+// Loads q, k, gains and decays of a chunk, splits its keys and computes P and L; rows after the last token are zero.
 template <int kKeyParts, class T>
 HWY_NOINLINE void load_keys(const DeltaForward<T>& p, const ChunkPlace& at, FwdScratch& s) {
   ChunkScratch& c = s.chunk;
@@ -266,7 +266,7 @@ HWY_NOINLINE void load_keys(const DeltaForward<T>& p, const ChunkPlace& at, FwdS
   for (float* gains : {c.erase, c.write}) std::fill(gains + at.tokens, gains + kChunk, 0.0F);
 }
 
-// The factors of P and L; P in parts.
+// Applies the factors to P and L, and splits P.
 template <int kParts>
 HWY_NOINLINE void finish_scores(std::int64_t tokens, FwdScratch& s) {
   const FloatTag d;
@@ -294,13 +294,13 @@ HWY_NOINLINE void finish_scores(std::int64_t tokens, FwdScratch& s) {
   cut_rows<kParts>(c.scores, kChunk, 0, kChunk, s.p_scores);
 }
 
-// One panel of S into its parts; S ← D S, unless D comes later.
+// Splits one panel of S, and computes S ← D S unless D is applied later.
 template <int kParts>
 HWY_INLINE void cut_state(std::int64_t key_dim, float* state, FwdScratch& s) {
   const float* whole = s.divided ? nullptr : s.chunk.decay.whole;
   const PartTiles parts = s.state_parts;
   const std::int64_t stride = parts.part_stride();
-  constexpr std::int64_t kPair = kTileRows * kPanel;  // from a row to the other of its pair
+  constexpr std::int64_t kPair = kTileRows * kPanel;  // from a row to the other row of its pair
   for (std::int64_t along = 0; along < key_dim / kTileDepth; ++along) {
     for (std::int64_t i = 0; i < kTileRows; ++i) {
       const std::int64_t row = along * kTileDepth + i;
@@ -316,7 +316,8 @@ HWY_INLINE void cut_state(std::int64_t key_dim, float* state, FwdScratch& s) {
   }
 }
 
-// The panel of U, or U', into its parts, and times its factors where it is weighed; whether bfloat16 holds all of it.
+// Splits the panel of U, or U', and the panel times its factors if it has any. Returns whether bfloat16 can hold all of
+// it.
 template <int kParts>
 HWY_INLINE bool cut_updates(FwdScratch& s) {
   const __m512 largest = _mm512_set1_ps(kLargestPart);
@@ -344,12 +345,13 @@ HWY_INLINE bool cut_updates(FwdScratch& s) {
   return strange == 0;
 }
 
-// Where cut_updates says no: P U adds 0 times what later tokens bring, and that may be NaN. The elements of U that are
-// not finite, or too large, go to s.strange, and in their place u_parts gets zeros; u_writes gets all of U.
+// Handles updates for which cut_updates returns false: P U would add 0 times the updates of later tokens, which may be
+// NaN. Moves elements of U that are non-finite or too large to s.strange and sets them to zero in u_parts. u_writes
+// gets all of U.
 template <int kParts>
 HWY_NOINLINE void set_strange_apart(FwdScratch& s) {
   if (s.scaled && s.divided) scale_rows(s.u, s.factors.k_write, s.u);
-  if (!s.weighed()) {  // u_parts would be both
+  if (!s.weighed()) {  // otherwise u_parts is used for both
     for (int part = 0; part < kParts; ++part) {
       std::copy_n(s.u_parts.tile(part, 0, 0), 2 * kTileParts, s.u_writes.tile(part, 0, 0));
     }
@@ -369,7 +371,7 @@ HWY_NOINLINE void set_strange_apart(FwdScratch& s) {
   }
 }
 
-// O += P U of the elements set apart, each row from the tokens up to it alone.
+// Adds P U of the elements in s.strange to O, for each row from the tokens up to it only.
 struct StrangeUpdateTiles {
   const FwdScratch& s;
   float* out;  // [kChunk, kPanel]
@@ -385,7 +387,7 @@ struct StrangeUpdateTiles {
   }
 };
 
-// One panel of U; V is read where it lies if its rows fill the panel.
+// Computes one panel of U. V is read from the caller's rows if they fill the panel.
 template <class T>
 HWY_INLINE void substitute_panel(const DeltaForward<T>& p, const ChunkPlace& at, std::int64_t v, std::int64_t columns,
                                  FwdScratch& s) {
@@ -403,8 +405,7 @@ HWY_INLINE void substitute_panel(const DeltaForward<T>& p, const ChunkPlace& at,
   for_tiles(kChunk, substitution);
 }
 
-// One panel of O in the tile registers, but for what was set apart: to where it
-// belongs.
+// Computes one panel of O in the tile registers, without the elements in s.strange, and stores it.
 template <class T>
 HWY_INLINE void store_output(const DeltaForward<T>& p, const ChunkPlace& at, std::int64_t v, std::int64_t columns,
                              bool ordinary, FwdScratch& s) {
@@ -423,7 +424,7 @@ HWY_INLINE void store_output(const DeltaForward<T>& p, const ChunkPlace& at, std
   }
 }
 
-// One chunk of the panel at column v: its outputs, and its state moved on.
+// Computes one chunk of the panel at column v: its outputs and its next state.
 template <int kParts, int kKeyParts, class T>
 HWY_NOINLINE void panel_chunk(const DeltaForward<T>& p, const ChunkPlace& at, std::int64_t v, std::int64_t columns,
                               FwdScratch& s) {
@@ -434,7 +435,7 @@ HWY_NOINLINE void panel_chunk(const DeltaForward<T>& p, const ChunkPlace& at, st
   zero_sums();
   add_products<kKeyParts, kParts>(s.reads, 0, s.state_parts, 0, s.ahead);
   store_sums(s.errors, kPanel);
-  // Q_read S stays in the tile registers, and is computed while the substitution runs.
+  // Q_read S stays in the tile registers and is computed while the substitution runs.
   zero_sums();
   add_products<kKeyParts, kParts>(s.reads, 2, s.state_parts, 0, s.ahead);
   if (s.weighed()) {
@@ -456,8 +457,8 @@ HWY_NOINLINE void panel_chunk(const DeltaForward<T>& p, const ChunkPlace& at, st
   }
 }
 
-// All tokens of a part, chunk by chunk and within a chunk head by head. A column's arithmetic does not depend on which
-// other columns are computed beside it, so neither do its bits.
+// Computes all tokens of a part, chunk by chunk and within a chunk head by head. The arithmetic of a column, and so its
+// bits, does not depend on the other columns.
 template <class T, int kKeyParts>
 void ForwardPart(const DeltaForward<T>& p, const HeadsPart& part, std::byte* memory) {
   constexpr int kParts = kStateParts<T>;
@@ -514,7 +515,7 @@ void AmxFwdPart(const DeltaForward<float>& p, const HeadsPart& part, std::byte* 
 }
 
 void AmxFwdPart(const DeltaForward<bfloat16>& p, const HeadsPart& part, std::byte* memory) {
-  // Keys are exact in one part where no decay of channels changes them.
+  // Keys are exact in one part if no channel gate changes them.
   if (p.rule.decay == Decay::channel) {
     ForwardPart<bfloat16, 2>(p, part, memory);
   } else {

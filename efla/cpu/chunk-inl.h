@@ -1,5 +1,5 @@
-// What the chunkwise forward and backward share: a chunk's q, k, gains and decays in scratch, its score matrices, and
-// the substitution that yields U. Included once per target.
+// What the forward and the backward of the chunk algorithm share: a chunk's q, k, gains and decays in scratch, its
+// score matrices, and the substitution that computes U. Included once per target.
 #if defined(EFLA_CPU_CHUNK_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef EFLA_CPU_CHUNK_INL_H_
 #undef EFLA_CPU_CHUNK_INL_H_
@@ -21,7 +21,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace efla::cpu::HWY_NAMESPACE {
 
-// Where a chunk lies: batch entry, value head, its query head, first token, number of tokens (at most kChunk).
+// The place of a chunk: batch entry, value head, its query head, first token, number of tokens (at most kChunk).
 struct ChunkPlace {
   std::int64_t i_b, i_h, i_q, start, tokens;
 
@@ -33,19 +33,19 @@ struct ChunkPlace {
         tokens(std::min(kChunk, sequence.end - start)) {}
 };
 
-// Scratch that holds one chunk of one head. Kp is K rounded up to whole panels; row r is token start + r.
+// Scratch for one chunk of one head. Kp is K rounded up to whole panels; row r is token start + r.
 struct ChunkScratch {
   std::int64_t key_stride = 0;  // Kp
-  float* q = nullptr;           // [kChunk, Kp] after the L2 norm, where the rule asks for it; not scaled
+  float* q = nullptr;           // [kChunk, Kp] after the L2 norm if the rule has one; not scaled
   float* k = nullptr;           // [kChunk, Kp]; follows q, so both are one matrix of 2 kChunk rows
   // Without decay the next three are q, k and k.
-  float* q_read = nullptr;        // [kChunk, Kp] q ⊙ prefix: what meets the state before the chunk
+  float* q_read = nullptr;        // [kChunk, Kp] q ⊙ prefix: multiplies the state before the chunk
   float* k_read = nullptr;        // [kChunk, Kp] k ⊙ prefix
-  float* k_write = nullptr;       // [kChunk, Kp] k ⊙ suffix: what enters the state after the chunk
-  ChunkDecay decay;               // laid out only where the rule has a decay
+  float* k_write = nullptr;       // [kChunk, Kp] k ⊙ suffix: enters the state after the chunk
+  ChunkDecay decay;               // allocated only if the rule has a decay
   float* k_transposed = nullptr;  // panels of [Kp, kPanel] that cover kChunk tokens
-  // [2 kChunk, kChunk]: P_rj = Σ_i q_ri k_ji Π_{j<t≤r} e^{g_ti}, then L likewise of k and k; only j ≤ r of P and j < r
-  // of L are right.
+  // [2 kChunk, kChunk]: P_rj = Σ_i q_ri k_ji Π_{j<t≤r} e^{g_ti}, then L, which has k in place of q. Only j ≤ r of P and
+  // j < r of L are valid.
   float* scores = nullptr;
   float* q_factor = nullptr;  // [kChunk] of the L2 norm
   float* k_factor = nullptr;  // [kChunk]
@@ -80,13 +80,13 @@ HWY_INLINE float l2_normalise(float* row, std::int64_t padded) {
   return factor;
 }
 
-// At most so many of look_ahead.
+// Returns an upper bound on the number of addresses that look_ahead adds.
 inline std::int64_t addresses_ahead(const DeltaShape& shape) {
   return AddressesAhead::of_rows(kChunk, shape.key_dim) * 3 + AddressesAhead::of_rows(kChunk, shape.value_dim) * 2;
 }
 
-// Lists, to be asked for, the rows of the chunk at `next` and the columns [first, last) that are read, and for those of
-// o: a row that will be written must come from memory too.
+// Plans prefetches of the chunk at `next`: its rows of q and k, and the columns [first, last) of v and of o. Rows that
+// will be written are prefetched too, because they also come from memory.
 template <class T, class Ahead>
 HWY_INLINE void look_ahead(const DeltaForward<T>& p, const ChunkPlace& next, std::int64_t first, std::int64_t last,
                            Ahead& ahead) {
@@ -102,7 +102,7 @@ HWY_INLINE void look_ahead(const DeltaForward<T>& p, const ChunkPlace& next, std
   if (p.o.stride[3] == 1) ahead.add(p.o.at(i_b, t, next.i_h, first), p.o.stride[1], tokens, last - first);
 }
 
-// Rows of a chunk of v or dout [B, T, HV, V], columns [first, last), into their panels [kChunk, kPanel].
+// Copies rows of a chunk of v or dout [B, T, HV, V], columns [first, last), to their panels [kChunk, kPanel].
 template <class T>
 HWY_INLINE void load_values(const View<const T, 4>& view, const ChunkPlace& at, std::int64_t first, std::int64_t last,
                             float factor, float* panels) {
@@ -148,7 +148,7 @@ HWY_INLINE void exact_gains(std::int64_t tokens, const StepSize& step, ChunkScra
   }
 }
 
-// a and b from β and λ.
+// Computes a and b from β and λ.
 HWY_NOINLINE inline void compute_gains(std::int64_t tokens, const StepSize& step, ChunkScratch& s) {
   if (step.integrator == Integrator::exact) return exact_gains(tokens, step, s);
   for (std::int64_t r = 0; r < tokens; ++r) {
@@ -158,7 +158,7 @@ HWY_NOINLINE inline void compute_gains(std::int64_t tokens, const StepSize& step
   }
 }
 
-// Rows of a chunk of q or k [B, T, H, K] into [kChunk, Kp].
+// Copies rows of a chunk of q or k [B, T, H, K] to [kChunk, Kp].
 template <class T>
 HWY_INLINE void load_key_rows(const View<const T, 4>& view, const ChunkPlace& at, std::int64_t dim, std::int64_t padded,
                               float* HWY_RESTRICT rows) {
@@ -177,7 +177,7 @@ HWY_INLINE void load_key_rows(const View<const T, 4>& view, const ChunkPlace& at
   }
 }
 
-// ‖row‖² of the first `tokens` rows of [kChunk, Kp], and of some more.
+// Computes ‖row‖² of at least the first `tokens` rows of [kChunk, Kp].
 HWY_INLINE void squared_norms(const float* rows, std::int64_t tokens, std::int64_t padded, float* out) {
   const FloatTag d;
   static_assert(kChunk % 4 == 0);
@@ -210,7 +210,7 @@ HWY_INLINE void load_inputs(const Problem& p, const ChunkPlace& at, ChunkScratch
   }
 }
 
-// The same and the gains.
+// Loads the same inputs and computes the gains.
 template <class Problem>
 HWY_INLINE void load_chunk(const Problem& p, const ChunkPlace& at, ChunkScratch& s) {
   load_inputs(p, at, s);
@@ -218,7 +218,7 @@ HWY_INLINE void load_chunk(const Problem& p, const ChunkPlace& at, ChunkScratch&
   compute_gains(at.tokens, p.rule.step, s);
 }
 
-// The rows of q and k beside the state, once load_chunk has filled q, k and the decays.
+// Computes q_read, k_read and k_write, after load_chunk has filled q, k and the decays.
 HWY_NOINLINE inline void apply_decay(std::int64_t tokens, ChunkScratch& s) {
   if (s.decay.kind == Decay::none) return;
   multiply_decays(tokens, s.decay);
@@ -228,7 +228,7 @@ HWY_NOINLINE inline void apply_decay(std::int64_t tokens, ChunkScratch& s) {
   multiply_rows(s.k, s.decay.suffix, count, s.k_write);
 }
 
-// The gradient through x/√(Σx² + ε), in place: (dy − y (y·dy)) · factor.
+// Computes the gradient through x/√(Σx² + ε) in place: (dy − y (y·dy)) · factor.
 HWY_INLINE void l2_normalise_bwd(const float* y, float factor, std::int64_t padded, float* dy) {
   const FloatTag d;
   const FloatVec along = hn::Set(d, dot(y, dy, padded));
@@ -238,8 +238,8 @@ HWY_INLINE void l2_normalise_bwd(const float* y, float factor, std::int64_t padd
   }
 }
 
-// The end of a value head's backward of token r of a chunk: da and db through the gains to dbeta and, by λ = ‖k‖², to
-// dk [Kp].
+// Finishes the backward of token r for a value head: computes dbeta from da and db through the gains and, through
+// λ = ‖k‖², adds to dk [Kp].
 template <class T>
 HWY_INLINE void finish_gains(const DeltaBackward<T>& p, const ChunkPlace& at, std::int64_t r, float da, float db,
                              const ChunkScratch& c, const GainSlopes& slopes, float* dk) {
@@ -254,7 +254,7 @@ HWY_INLINE void finish_gains(const DeltaBackward<T>& p, const ChunkPlace& at, st
   }
 }
 
-// The end of a query head's backward of a token: dq and dk [Kp] through the L2 norm, and out.
+// Finishes the backward of a token for a query head: applies the L2 norm to dq and dk [Kp] and stores them.
 template <class T>
 HWY_INLINE void finish_keys(const DeltaBackward<T>& p, const ChunkPlace& at, std::int64_t r, const ChunkScratch& c,
                             float* dq, float* dk) {
@@ -266,11 +266,11 @@ HWY_INLINE void finish_keys(const DeltaBackward<T>& p, const ChunkPlace& at, std
   store_row(dk, 1.0F, p.shape.key_dim, p.dk.at(at.i_b, at.start + r, at.i_q), p.dk.stride[3]);
 }
 
-// Rows of [Q; K] Kᵀ: so many columns, or those up to the diagonal.
+// Computes rows of [Q; K] Kᵀ: a given number of columns, or those up to the diagonal.
 struct ScoreTiles {
   const ChunkScratch& s;
   std::int64_t key_dim;
-  float* out;         // the half of the scores that these rows belong to
+  float* out;         // the half of the scores with these rows
   const float* rows;  // q or k
   std::int64_t columns = 0;
 
@@ -305,8 +305,8 @@ HWY_NOINLINE inline void compute_scores(const ChunkPlace& at, std::int64_t key_d
     if (s.decay.kind == Decay::scalar) weigh_scores(at.tokens, s.decay, s.scores, l_scores);
     return;
   }
-  // The rows of the second half with the columns of the first, each side decayed from or to the boundary between the
-  // halves; then, in each half, pair by pair.
+  // Rows of the second half with columns of the first are a product, with each side decayed to the boundary between the
+  // halves. Inside of each half, pairs are computed one by one.
   const ChunkDecay& decay = s.decay;
   const std::int64_t rest = at.tokens - kHalfChunk;
   if (rest > 0) {
@@ -323,9 +323,9 @@ HWY_NOINLINE inline void compute_scores(const ChunkPlace& at, std::int64_t key_d
   }
 }
 
-// Rows r … of one panel of U by forward substitution: u_r = b_r v_r − a_r e_r with e_r = S̃_rᵀ k_r = Sᵀ k_read_r +
-// Σ_{i<r} L_ri u_i. `tile` comes with the first term of e. All arrays are [kChunk, kPanel], but for values, whose rows
-// may lie further apart.
+// Computes rows r … of one panel of U by forward substitution: u_r = b_r v_r − a_r e_r with e_r = S̃_rᵀ k_r =
+// Sᵀ k_read_r + Σ_{i<r} L_ri u_i. `tile` holds the first term of e. All arrays are [kChunk, kPanel], except values,
+// whose rows may be further apart.
 template <bool kKeepErrors, int M, class T>
 HWY_INLINE void substitute(Tile<M>& tile, const ChunkScratch& s, std::int64_t r, const T* values,
                            std::int64_t values_stride, float* u, float* errors) {
@@ -351,7 +351,7 @@ HWY_INLINE void substitute(Tile<M>& tile, const ChunkScratch& s, std::int64_t r,
   });
 }
 
-// One panel of U.
+// Computes one panel of U.
 template <bool kKeepErrors>
 struct SubstitutionTiles {
   const ChunkScratch& s;
@@ -371,14 +371,14 @@ struct SubstitutionTiles {
   }
 };
 
-// One panel of U where somebody else made the first term of E, Sᵀ k_read.
+// Computes one panel of U if the first term of E, Sᵀ k_read, is given.
 template <bool kKeepErrors, class T = float>
 struct ErrorSubstitutionTiles {
   const ChunkScratch& s;
   float* errors;                   // [kChunk, kPanel], the first term; with kKeepErrors e afterwards
   const T* values;                 // [kChunk, kPanel]
   float* u;                        // [kChunk, kPanel]
-  const float* factors = nullptr;  // [kChunk] of the first term's rows, where it has some
+  const float* factors = nullptr;  // [kChunk] of the first term's rows, if there are any
   std::int64_t values_stride = kPanel;
 
   template <int M>
@@ -390,7 +390,7 @@ struct ErrorSubstitutionTiles {
   }
 };
 
-// S ← D S + K_writeᵀ U for one panel, D the decays of the whole chunk.
+// Computes S ← D S + K_writeᵀ U for one panel, with D the decays of the whole chunk.
 struct StateTiles {
   const ChunkScratch& s;
   std::int64_t tokens;
@@ -408,8 +408,8 @@ struct StateTiles {
 };
 
 // Copies columns [first, last) of a [K, V] state, first a multiple of kPanel, to their panels in `panels` (all of them,
-// [K, kPanel] each), zeros up to the last panel's end; zeros if there is no state. Row by row over all of the panels:
-// the saved states come from memory, which is read fastest as it lies.
+// [K, kPanel] each). Fills with zeros up to the end of the last panel, or everywhere if there is no state. Copies row
+// by row over all panels, because the saved states come from memory, which is fastest in its order.
 template <int Rank, class Float, class... Index>
 HWY_INLINE void load_state_panels(const View<Float, Rank>& view, std::int64_t first, std::int64_t last,
                                   std::int64_t key_dim, float* panels, Index... index) {
@@ -437,15 +437,15 @@ HWY_INLINE void store_state_panels(const float* panels, const View<float, Rank>&
   }
 }
 
-// Whether the states of a forward are so many that caches of the second level do not hold them until somebody reads
-// them: then they are written past the caches, which saves reading the lines first.
+// Returns whether the states of a forward are too many for the second-level caches to hold them until they are read.
+// They are then written past the caches, which saves reading the lines first.
 template <class T>
 bool streams_states(const DeltaForward<T>& p) {
   constexpr std::int64_t kBytes = 8 << 20;
   return p.chunk_states && p.chunk_states.size() * static_cast<std::int64_t>(sizeof(State<T>)) >= kBytes;
 }
 
-// store_state_panels of the state before a chunk. With `streams` the caller ends with hwy::FlushStream().
+// Calls store_state_panels for the state before a chunk. With `streams` the caller ends with hwy::FlushStream().
 template <class... Index>
 HWY_INLINE void store_chunk_state(const float* panels, const View<float, 5>& view, bool streams, std::int64_t first,
                                   std::int64_t last, std::int64_t key_dim, Index... index) {

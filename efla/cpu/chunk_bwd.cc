@@ -1,5 +1,5 @@
-// The chunkwise backward. Per chunk, with the forward's U, E (e_r = S_{r−1}ᵀ k_r), P, L and S recomputed from the state
-// saved before the chunk, and dS the gradient with respect to the state after it:
+// The backward of the chunk algorithm. Per chunk, with the forward's U, E (e_r = S_{r−1}ᵀ k_r), P, L and S recomputed
+// from the state saved before the chunk, and dS the gradient with respect to the state after it:
 //
 //   dU = scale Pᵀ dO + K dS,   (I + diag(a) L)ᵀ dR = dU,   G = −diag(a) dR
 //   dV = diag(b) dR,   db = rowsum(V ∘ dR),   da = −rowsum(E ∘ dR)
@@ -8,8 +8,8 @@
 //   dS ← dS + scale Qᵀ dO + Kᵀ G
 //
 // and then through the gains a(β, λ), b(β, λ) with λ = ‖k‖², and through the L2 norm. With a decay, Q and K beside S or
-// dS carry its products (chunk-inl.h) and so do the gradients that come from there; what lies inside the chunk goes
-// through L's and P's own factors; chunk_bwd_decay-inl.h has the gradient of g.
+// dS carry its products (chunk-inl.h), and so do the gradients from there. Inside of the chunk the decays are in L and
+// P. chunk_bwd_decay-inl.h computes the gradient of g.
 #include "efla/cpu/addresses_ahead.h"
 #include "efla/cpu/amx.h"
 #include "efla/cpu/delta.h"
@@ -26,19 +26,20 @@ HWY_BEFORE_NAMESPACE();
 namespace efla::cpu::HWY_NAMESPACE {
 namespace {
 
-// A team adds up the value heads' dq and dk in so many shares of a chunk's tokens.
+// Number of parts of a chunk's tokens in which a thread group sums dq and dk of the value heads.
 constexpr std::int64_t kFinishShares = 4;
 
-// Some query heads with their value heads, for one thread or for a team. A team takes the value heads of a chunk at
-// once where there is one for every thread, and otherwise one after the other, the threads on its panels.
+// Scratch for some query heads with their value heads, used by one thread or by a thread group. A group computes all
+// value heads of a chunk at once if there is one per thread. Otherwise it takes them one by one and distributes the
+// panels.
 struct HeadsScratch {
   int team;
   bool heads_at_once;
   std::int64_t state_floats, part_floats;
-  std::int64_t members;  // value heads that are computed at a time
+  std::int64_t members;  // value heads computed at a time
   std::size_t member_bytes;
-  float* dstate;  // for each value head panels [K, kPanel] of dS
-  float* parts;   // [2 kChunk, Kp] dq and dk: of every value head; one after the other, their sum and the next one's
+  float* dstate;  // per value head panels [K, kPanel] of dS
+  float* parts;   // [2 kChunk, Kp] dq and dk of every value head; one by one: of their sum and of the current one
   float* member_scratch;
 
   HeadsScratch(Arena& arena, const DeltaShape& shape, Decay decay, std::int64_t query_heads, int team)
@@ -59,7 +60,7 @@ struct HeadsScratch {
     return parts + (heads_at_once ? head : std::min<std::int64_t>(head, 1)) * part_floats;
   }
 
-  // What `member` computes value head `head` in.
+  // Returns the scratch in which thread `member` of the group computes value head `head`.
   BwdScratch scratch(const DeltaShape& shape, Decay decay, int member, std::int64_t head) const {
     Arena arena(reinterpret_cast<std::byte*>(member_scratch) + member_bytes * static_cast<std::size_t>(member));
     BwdScratch s;
@@ -76,16 +77,16 @@ std::size_t ChunkBwdBytes(const DeltaShape& shape, Decay decay, std::int64_t que
   return arena.bytes();
 }
 
-// How many threads of a team have work, where a team is of use: panels are small tasks, which pay only where threads
-// would have no head.
+// Returns the number of active threads of a group. A group is only useful if threads would have no head otherwise,
+// because panels are small tasks.
 std::int64_t ChunkBwdBusy(const DeltaShape& shape, int team) {
   if (shape.group() >= team) return team;
   if (shape.sequences() * shape.heads >= team) return 0;
   return std::min<std::int64_t>(team, round_up(shape.value_dim, kPanel) / kPanel);
 }
 
-// Lists, to be asked for, share `share` of `shares` of what the chunk at `next` reads, the saved state among it, and of
-// the rows that it writes.
+// Plans prefetches of part `share` of `shares` of what the chunk at `next` reads, including its saved state, and of the
+// rows that it writes.
 template <class T>
 HWY_INLINE void look_ahead(const DeltaBackward<T>& p, const ChunkPlace& next, std::int64_t saved, std::int64_t share,
                            std::int64_t shares, AddressesAhead& ahead) {
@@ -106,14 +107,14 @@ HWY_INLINE void look_ahead(const DeltaBackward<T>& p, const ChunkPlace& next, st
     add(p.g, next.i_h, key_dim);
     add(p.dg, next.i_h, key_dim);
   }
-  // Another value head of the same query head finds these in cache.
+  // These stay in the cache for the other value heads of the same query head.
   add(p.q, next.i_q, key_dim);
   add(p.k, next.i_q, key_dim);
   add(p.dq, next.i_q, key_dim);
   add(p.dk, next.i_q, key_dim);
 }
 
-// Everything of one chunk that is done panel by panel of value columns.
+// Computes everything of one chunk that is done per panel of value columns.
 HWY_NOINLINE void value_panel(const DeltaShape& shape, const ChunkPlace& at, std::int64_t first, float* dstates,
                               BwdScratch& s, float* errors, AddressesAhead& ahead) {
   const std::int64_t key_dim = shape.key_dim, padded_values = round_up(shape.value_dim, kPanel);
@@ -146,8 +147,8 @@ HWY_NOINLINE void value_panel(const DeltaShape& shape, const ChunkPlace& at, std
   }
 }
 
-// dP (half 0) or dL + dLᵀ (half 1), with zeros where the triangle ends; with a scalar decay times its weights. With one
-// per channel dL alone.
+// Computes dP (half 0) or dL + dLᵀ (half 1), with zeros outside of the triangle. With a scalar gate it is multiplied by
+// the weights; with a channel gate half 1 is dL alone.
 HWY_NOINLINE void score_gradient(std::int64_t half, std::int64_t tokens, std::int64_t padded_values, BwdScratch& s) {
   const FloatTag d;
   const ChunkDecay& decay = s.chunk.decay;
@@ -170,7 +171,7 @@ HWY_NOINLINE void score_gradient(std::int64_t half, std::int64_t tokens, std::in
   }
 }
 
-// One key panel of dq, dk and what dg needs of it.
+// Computes one key panel of dq, dk and of the inputs of dg.
 HWY_NOINLINE void key_panel(std::int64_t tokens, std::int64_t padded_values, std::int64_t key, BwdScratch& s,
                             AddressesAhead& ahead) {
   QueryGradientTiles query{s, padded_values, key, ahead};
@@ -199,7 +200,7 @@ HWY_INLINE void finish_chunk(const DeltaBackward<T>& p, const ChunkPlace& at, Bw
   if (s.chunk.decay.kind != Decay::none) finish_decay(p, at, s.chunk.decay, s.decay);
 }
 
-// Columns [first, last) of what the chunk reads.
+// Copies columns [first, last) of the inputs of the chunk.
 template <class T>
 HWY_INLINE void load_columns(const DeltaBackward<T>& p, const ChunkPlace& at, std::int64_t saved, std::int64_t first,
                              std::int64_t last, BwdScratch& s) {
@@ -209,9 +210,9 @@ HWY_INLINE void load_columns(const DeltaBackward<T>& p, const ChunkPlace& at, st
   load_values(p.dout, at, first, last, static_cast<float>(p.rule.scale_for(key_dim)), s.dout);
 }
 
-// One chunk of one value head, its panels shared out to `team` threads of the pool. dq and dk get its share; dstate
-// goes from the state after the chunk to the one before. The chunk at `next` comes next, unless that lies before the
-// sequence.
+// Computes one chunk of one value head, with its panels distributed to `team` threads of the pool. Adds to dq and dk,
+// and turns dstate from the gradient of the state after the chunk into that of the state before it. Prefetches the
+// chunk at `next`, unless that is before the sequence.
 template <class T>
 HWY_INLINE void chunk_of_head(const DeltaBackward<T>& p, const ChunkPlace& at, const ChunkPlace& next,
                               const Sequence& sequence, float* dstate, BwdScratch& s, int team, ThreadPool& pool) {
@@ -240,7 +241,7 @@ HWY_INLINE void chunk_of_head(const DeltaBackward<T>& p, const ChunkPlace& at, c
   if (p.rule.decay != Decay::none) {
     std::fill_n(s.decay.dg, kChunk * s.chunk.key_stride, 0.0F);
   }
-  // A head on its own may have its panels run by several threads: one of them asks.
+  // If several threads compute the panels, only the first one issues prefetches.
   pool.run(s.chunk.key_stride / kPanel, [&](std::int64_t panel, int member) HWY_ATTR {
     AddressesAhead none;
     key_panel(at.tokens, padded_values, panel * kPanel, s, team == 1 && member == 0 ? ahead : none);
@@ -249,14 +250,14 @@ HWY_INLINE void chunk_of_head(const DeltaBackward<T>& p, const ChunkPlace& at, c
   finish_chunk(p, at, s);
 }
 
-// The chunk at `start` of query head i_q, whose value heads' dS are at dstate: its value heads, and dq and dk, their
-// sums in the order of the heads. The chunk at next_start of value head `next_head` comes next.
+// Computes the chunk at `start` of query head i_q: its value heads, whose dS are at dstate, then dq and dk as sums in
+// the order of the heads. The next chunk is the one at next_start of value head `next_head`.
 template <class T>
 HWY_INLINE void chunk_of_group(const DeltaBackward<T>& p, const Sequence& sequence, std::int64_t i_q,
                                std::int64_t start, std::int64_t next_head, std::int64_t next_start, float* dstate,
                                const HeadsScratch& s, ThreadPool& pool) {
   const std::int64_t group = p.shape.group();
-  int first_member = 0;  // computed the first value head
+  int first_member = 0;  // the thread that computed the first value head
   const auto compute = [&](std::int64_t i, int member) HWY_ATTR {
     if (i == 0) first_member = member;
     BwdScratch scratch = s.scratch(p.shape, p.rule.decay, member, i);
@@ -292,8 +293,8 @@ HWY_INLINE void chunk_of_group(const DeltaBackward<T>& p, const Sequence& sequen
   });
 }
 
-// Query heads [part.head, part.head_end) of a sequence with all of their value heads, chunk by chunk and within a chunk
-// head by head, by the `team` threads of the pool; on the calling thread alone inside a task.
+// Computes query heads [part.head, part.head_end) of a sequence with all of their value heads, chunk by chunk and
+// within a chunk head by head, with `team` threads of the pool; inside of a task with the calling thread alone.
 template <class T>
 void ChunkBwdHeads(const DeltaBackward<T>& p, const HeadsPart& part, std::byte* memory, int team, ThreadPool& pool) {
   Arena arena(memory);

@@ -1,7 +1,7 @@
-// The chunkwise backward through the decays: the pairs of tokens of a channel decay, and the gradient of g. It gathers
-// every term whose product of decays holds d_t (docs/equations.md derives it): z (from before the chunk to after it)
-// + Σ_{r≥t} x_r (from before to row r) + Σ_{j<t} y_j (from row j to after) + the pairs r ≥ t > j. Included once per
-// target.
+// The decays in the backward of the chunk algorithm: the pairs of tokens of a channel gate, and the gradient of g. dg_t
+// sums every term whose product of decays contains d_t (docs/equations.md derives it): z (from before the chunk to
+// after it) + Σ_{r≥t} x_r (from before to row r) + Σ_{j<t} y_j (from row j to after) + the pairs r ≥ t > j. Included
+// once per target.
 #if defined(EFLA_CPU_CHUNK_BWD_DECAY_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef EFLA_CPU_CHUNK_BWD_DECAY_INL_H_
 #undef EFLA_CPU_CHUNK_BWD_DECAY_INL_H_
@@ -14,11 +14,11 @@
 HWY_BEFORE_NAMESPACE();
 namespace efla::cpu::HWY_NAMESPACE {
 
-// What the gradient of g is gathered from.
+// The inputs and the scratch of the gradient of g.
 struct DecayGradient {
-  float* state_sums = nullptr;   // for each panel [K, kLanes]: sums of dS ∘ S over its columns
-  float* reads = nullptr;        // [kChunk, Kp] x: what meets the state before the chunk
-  float* writes = nullptr;       // [kChunk, Kp] y: what enters the state after it
+  float* state_sums = nullptr;   // per panel [K, kLanes]: sums of dS ∘ S over its columns
+  float* reads = nullptr;        // [kChunk, Kp] x: reads of the state before the chunk
+  float* writes = nullptr;       // [kChunk, Kp] y: writes to the state after it
   float* half_reads = nullptr;   // channel: [kHalfChunk, Kp] rows of the second half with those of the first
   float* half_writes = nullptr;  // channel: [kHalfChunk, Kp] rows of the first half with those of the second
   float* dg = nullptr;           // [kChunk, Kp]
@@ -32,7 +32,7 @@ struct DecayGradient {
   }
 };
 
-// What the pairs of a chunk take from and add to.
+// The inputs and outputs of the pairs of a chunk.
 struct ChunkGradients {
   const ChunkScratch& chunk;
   const DecayGradient& decay;
@@ -41,8 +41,8 @@ struct ChunkGradients {
   float* dk;             // [kChunk, Kp]
 };
 
-// Channel decay, one key panel: the pairs of a row of the second half with one of the first. Their gradients go through
-// q_half, k_half and k_tail (chunk-inl.h).
+// Computes one key panel of the pairs of a row of the second half and a row of the first, with a channel gate. Their
+// gradients go through q_half, k_half and k_tail (chunk-inl.h).
 struct SecondHalfTiles {
   const ChunkGradients& s;
   std::int64_t key;
@@ -89,8 +89,8 @@ struct FirstHalfTiles {
   }
 };
 
-// Channel decay, one key panel: the pairs first ≤ j ≤ r < last of one half, one by one. w is the product of the decays
-// between them.
+// Adds one key panel of the pairs first ≤ j ≤ r < last of one half, one by one, with a channel gate. w is the product
+// of the decays between them.
 HWY_INLINE void half_pairs(const ChunkGradients& s, std::int64_t key, std::int64_t first, std::int64_t last) {
   const FloatTag d;
   const ChunkScratch& c = s.chunk;
@@ -127,7 +127,7 @@ HWY_INLINE void half_pairs(const ChunkGradients& s, std::int64_t key, std::int64
   }
 }
 
-// Channel decay, one key panel: what dq, dk and dg get from inside the chunk.
+// Adds to one key panel of dq, dk and dg the terms from inside of the chunk, with a channel gate.
 HWY_INLINE void channel_pairs(const ChunkGradients& s, std::int64_t tokens, std::int64_t key) {
   const std::int64_t rest = tokens - kHalfChunk;
   if (rest > 0) {
@@ -141,7 +141,7 @@ HWY_INLINE void channel_pairs(const ChunkGradients& s, std::int64_t tokens, std:
   }
 }
 
-// Sums of dS ∘ S over the columns of one panel, before dS moves on.
+// Sums dS ∘ S over the columns of one panel, before dS changes.
 HWY_INLINE void state_sums(const float* state, const float* dstate, std::int64_t key_dim, float* sums) {
   const FloatTag d;
   for (std::int64_t i = 0; i < key_dim; ++i) {
@@ -151,7 +151,7 @@ HWY_INLINE void state_sums(const float* state, const float* dstate, std::int64_t
   }
 }
 
-// Scalar decay: Σ over r ≥ t > j of dP_rj P_rj + dL_rj L_rj for every token t > 0.
+// Computes Σ over r ≥ t > j of dP_rj P_rj + dL_rj L_rj for every token t > 0, with a scalar gate.
 HWY_INLINE void scalar_pairs(std::int64_t tokens, const float* pairs, float* sums) {
   float columns[kChunk] = {};  // Σ_{r≥t} of column j
   for (std::int64_t t = tokens - 1; t > 0; --t) {
@@ -163,7 +163,7 @@ HWY_INLINE void scalar_pairs(std::int64_t tokens, const float* pairs, float* sum
   }
 }
 
-// dg of a chunk from its parts.
+// Computes dg of a chunk from its terms.
 template <class T>
 HWY_INLINE void finish_decay(const DeltaBackward<T>& p, const ChunkPlace& at, const ChunkDecay& decay,
                              DecayGradient& s) {

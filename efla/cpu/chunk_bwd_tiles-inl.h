@@ -1,4 +1,4 @@
-// The scratch of the chunkwise backward and its matrix products, tile by tile (chunk_bwd.cc has the equations).
+// The scratch of the backward of the chunk algorithm and its matrix products in tiles (chunk_bwd.cc has the equations).
 // Included once per target.
 #if defined(EFLA_CPU_CHUNK_BWD_TILES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef EFLA_CPU_CHUNK_BWD_TILES_INL_H_
@@ -13,29 +13,29 @@
 HWY_BEFORE_NAMESPACE();
 namespace efla::cpu::HWY_NAMESPACE {
 
-// One chunk of one value head. Arrays over value columns are lists of panels. Vp, Kp: V and K rounded up to whole
-// panels.
+// Scratch for one chunk of one value head. Arrays over value columns are lists of panels. Vp and Kp are V and K rounded
+// up to whole panels.
 struct BwdScratch {
   std::int64_t key_dim = 0;
   ChunkScratch chunk;
   float* state = nullptr;      // panels [K, kPanel] of S before the chunk
   float* state_t = nullptr;    // Sᵀ: key panels of [Vp, kPanel]
   float* dstate_t = nullptr;   // dSᵀ after the chunk: key panels of [Vp, kPanel]
-  float* errors = nullptr;     // for each thread that works on the head [kChunk, kPanel]: E
+  float* errors = nullptr;     // per thread that works on the head [kChunk, kPanel]: E
   float* values = nullptr;     // panels [kChunk, kPanel]: V, then dV
   float* u = nullptr;          // panels [kChunk, kPanel]
   float* u_t = nullptr;        // Uᵀ: token panels of [Vp, kPanel]
   float* dout = nullptr;       // panels [kChunk, kPanel]: scale · dO
   float* g = nullptr;          // panels [kChunk, kPanel]: G
-  float* da = nullptr;         // for each panel [kChunk, kLanes]: partial sums
-  float* db = nullptr;         // for each panel [kChunk, kLanes]
+  float* da = nullptr;         // per panel [kChunk, kLanes]: partial sums
+  float* db = nullptr;         // per panel [kChunk, kLanes]
   float* dscores = nullptr;    // [2 kChunk, kChunk]: dP, zero above the diagonal, then dL + dLᵀ
   float* dq = nullptr;         // [kChunk, Kp], the caller's
   float* dk = nullptr;         // [kChunk, Kp], the caller's
-  float* addresses = nullptr;  // for each thread that works on the head a list of AddressesAhead
-  DecayGradient decay;         // laid out only where the rule has a decay
+  float* addresses = nullptr;  // memory of a prefetch list per thread that works on the head
+  DecayGradient decay;         // allocated only if the rule has a decay
 
-  // At most so many of what a chunk reads and writes.
+  // Returns an upper bound on the addresses of what a chunk reads and writes.
   static std::int64_t addresses_ahead(const DeltaShape& shape) {
     return AddressesAhead::of_rows(kChunk, shape.key_dim) * 6 + AddressesAhead::of_rows(kChunk, shape.value_dim) * 3 +
            AddressesAhead::of_rows(shape.key_dim, shape.value_dim);
@@ -57,8 +57,8 @@ struct BwdScratch {
   }
 };
 
-// One panel of dR by backward substitution, and from it dV, G and the panel's part of da and db. dU is computed here,
-// or with kGivenUpdates given: then neither dS nor dO is read.
+// Computes one panel of dR by backward substitution, and from it dV, G and the panel's contribution to da and db. With
+// kGivenUpdates dU is given, and dS and dO are not read.
 template <bool kGivenUpdates>
 struct ReverseSubstitutionTiles {
   const ChunkScratch& c;
@@ -78,7 +78,7 @@ struct ReverseSubstitutionTiles {
     const FloatTag d;
     [[maybe_unused]] const float* p = c.p_scores() + r;
     const float* l = c.l_scores() + r;
-    const std::int64_t below = r + M;  // rows from here on are done
+    const std::int64_t below = r + M;  // rows from this one on are done
     Tile<M> tile;
     if constexpr (kGivenUpdates) {
       tile.load(du + r * kPanel);
@@ -104,7 +104,7 @@ struct ReverseSubstitutionTiles {
     });
   }
 
-  // Row r + kRow of dO times its column of P, to rows 0 … kRow of the tile.
+  // Adds row r + kRow of dO times its column of P to rows 0 … kRow of the tile.
   template <int kRow, int M>
   HWY_INLINE void add_output(Tile<M>& tile, std::int64_t r, const float* p) {
     const FloatTag d;
@@ -113,7 +113,7 @@ struct ReverseSubstitutionTiles {
     unroll<kRow + 1>([&](auto above) EFLA_UNROLLED { tile.add(above, p[(r + kRow) * kChunk + above], o0, o1); });
   }
 
-  // dV, and the row's share of da and db.
+  // Computes dV and adds the row's contribution to da and db.
   HWY_INLINE void finish_row(std::int64_t row, FloatVec dr0, FloatVec dr1) {
     const FloatTag d;
     const std::int64_t at = row * kPanel;
@@ -127,7 +127,7 @@ struct ReverseSubstitutionTiles {
   }
 };
 
-// One panel of dS ← D dS + scale Q_readᵀ dO + K_readᵀ G, D the decays of the whole chunk.
+// Computes one panel of dS ← D dS + scale Q_readᵀ dO + K_readᵀ G, with D the decays of the whole chunk.
 struct StateGradientTiles {
   const ChunkScratch& c;
   std::int64_t tokens;
@@ -147,7 +147,7 @@ struct StateGradientTiles {
   }
 };
 
-// Rows of `left` · Uᵀ, all columns that the lower triangle needs; left is dO or G as panels.
+// Computes rows of `left` · Uᵀ, in all columns that the lower triangle needs. left is dO or G as panels.
 struct ScoreGradientTiles {
   const BwdScratch& s;
   std::int64_t padded_values;
@@ -168,8 +168,8 @@ struct ScoreGradientTiles {
   }
 };
 
-// One key panel of dQ = scale dO Sᵀ + dP K. With a decay the first term carries its products, and with one per channel
-// the second is left to channel_pairs.
+// Computes one key panel of dQ = scale dO Sᵀ + dP K. With a decay the first term includes its products. With a channel
+// gate channel_pairs adds the second term.
 struct QueryGradientTiles {
   const BwdScratch& s;
   std::int64_t padded_values, key;  // key: first column of the panel
@@ -196,7 +196,7 @@ struct QueryGradientTiles {
   }
 };
 
-// One key panel of dK = U dSᵀ + G Sᵀ + dPᵀ Q + (dL + dLᵀ) K, with decays as QueryGradientTiles.
+// Computes one key panel of dK = U dSᵀ + G Sᵀ + dPᵀ Q + (dL + dLᵀ) K, with decays as in QueryGradientTiles.
 struct KeyGradientTiles {
   const BwdScratch& s;
   std::int64_t padded_values, tokens, key;
@@ -233,7 +233,7 @@ struct KeyGradientTiles {
     tile.store(s.dk + at, c.key_stride);
   }
 
-  // tile += rows r … of `left` times the transposed state.
+  // Adds rows r … of `left` times the transposed state to the tile.
   template <int M>
   HWY_INLINE void state_product(const float* left, const float* right, std::int64_t r, Tile<M>& tile) {
     for (std::int64_t v = 0; v < padded_values; v += kPanel) {

@@ -1,4 +1,4 @@
-// The chunkwise forward (EFLA paper, equations 21 to 32; delta.h has the form that is computed).
+// The forward of the chunk algorithm (equations 21 to 32 of EFLA, arXiv 2512.12602), on vector units.
 #include "efla/cpu/addresses_ahead.h"
 #include "efla/cpu/amx.h"
 #include "efla/cpu/delta.h"
@@ -37,7 +37,7 @@ std::size_t FwdBytesPerWorker(const DeltaShape& shape, Decay decay) {
   return arena.bytes();
 }
 
-// One panel of O = scale (Q_read S + P U); the scale is left to the store.
+// Computes one panel of O = scale (Q_read S + P U), without the scale, which the store applies.
 struct OutputTiles {
   const ChunkScratch& s;
   std::int64_t key_dim;
@@ -58,7 +58,7 @@ struct OutputTiles {
   }
 };
 
-// One chunk of the panel at column v: its outputs, and its state moved on.
+// Computes one chunk of the panel at column v: its outputs and its next state.
 HWY_NOINLINE void panel_chunk(std::int64_t tokens, std::int64_t key_dim, std::int64_t v, FwdScratch& s) {
   float* state = s.state + v * key_dim;
   SubstitutionTiles<false> substitution{s.chunk, key_dim, state, s.values + v * kChunk, s.u, nullptr, s.ahead};
@@ -69,8 +69,8 @@ HWY_NOINLINE void panel_chunk(std::int64_t tokens, std::int64_t key_dim, std::in
   for_tiles(key_dim, next);
 }
 
-// All tokens of value head i_h of sequence n, for the value panels [panel_begin, panel_end). A column's arithmetic does
-// not depend on which other columns are computed beside it, so neither do its bits.
+// Computes all tokens of value head i_h of sequence n, for the value panels [panel_begin, panel_end). The arithmetic of
+// a column, and so its bits, does not depend on the other columns.
 template <class T>
 void ChunkFwdSlice(const DeltaForward<T>& p, std::int64_t n, std::int64_t i_h, std::int64_t panel_begin,
                    std::int64_t panel_end, std::byte* memory) {

@@ -1,9 +1,9 @@
-// The decays of a chunk, and the scores of rules that have one. Included once per target.
+// The decays of a chunk, and the scores of rules with a decay. Included once per target.
 //
-// With d_t = e^{g_t}, every factor that a chunk needs here (decayed_keys-inl.h and recurrent_fwd.cc also divide) is a
-// product of consecutive d_t, at most 1 where g ≤ 0: nothing overflows, and where a product underflows the true factor
-// is below 1e-38. Differences of a running sum of g over the whole sequence would lose digits as it grows; weak decays
-// that are all the same lose some by products too, each rounded the same way (docs/numerics.md).
+// With d_t = e^{g_t}, every factor here is a product of consecutive d_t (decayed_keys-inl.h and recurrent_fwd.cc also
+// divide), which is at most 1 for g ≤ 0. Nothing overflows, and a product underflows only if the true factor is below
+// 1e-38. Differences of a running sum of g over the whole sequence would lose digits as the sum grows. Products of many
+// equal weak decays lose some digits too, because each is rounded in the same direction (docs/numerics.md).
 #if defined(EFLA_CPU_DECAY_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef EFLA_CPU_DECAY_INL_H_
 #undef EFLA_CPU_DECAY_INL_H_
@@ -21,10 +21,10 @@
 HWY_BEFORE_NAMESPACE();
 namespace efla::cpu::HWY_NAMESPACE {
 
-// Scores of decayed channels factor over two sub-chunks of so many tokens, and are summed pair by pair inside of them.
+// With a channel gate, scores are products between two sub-chunks of this many tokens, and sums over pairs inside them.
 inline constexpr std::int64_t kHalfChunk = kChunk / 2;
 
-// Rows are [Kp], for a scalar decay with one value in all places.
+// Rows are [Kp]. A scalar gate has the same value in all places.
 struct ChunkDecay {
   Decay kind = Decay::none;
   std::int64_t key_stride = 0;   // Kp
@@ -33,8 +33,8 @@ struct ChunkDecay {
   float* suffix = nullptr;       // [kChunk, Kp] d_{r+1} … d_last
   float* whole = nullptr;        // [Kp] d_0 … d_last
   float* weights = nullptr;      // scalar: [kChunk, kChunk] d_{j+1} … d_r for j ≤ r, 0 elsewhere
-  float* half_prefix = nullptr;  // channel: [kHalfChunk, Kp] products from the second half's first token to row's
-  float* half_suffix = nullptr;  // channel: [kHalfChunk, Kp] products after row's token to the first half's last
+  float* half_prefix = nullptr;  // channel: [kHalfChunk, Kp] products from the second half's first token to this row
+  float* half_suffix = nullptr;  // channel: [kHalfChunk, Kp] products after this row to the first half's last token
   float* q_half = nullptr;       // channel: [kHalfChunk, Kp] the second half's q ⊙ half_prefix
   float* k_half = nullptr;       // channel: [kHalfChunk, Kp] the second half's k ⊙ half_prefix
   float* k_tail = nullptr;       // channel: [kHalfChunk, Kp] the first half's k ⊙ half_suffix
@@ -52,7 +52,7 @@ struct ChunkDecay {
   }
 };
 
-// out = x ⊙ y over a multiple of kLanes elements.
+// Computes out = x ⊙ y over a multiple of kLanes elements.
 HWY_INLINE void multiply_rows(const float* HWY_RESTRICT x, const float* HWY_RESTRICT y, std::int64_t count,
                               float* HWY_RESTRICT out) {
   const FloatTag d;
@@ -61,7 +61,7 @@ HWY_INLINE void multiply_rows(const float* HWY_RESTRICT x, const float* HWY_REST
   }
 }
 
-// x ← e^x over a multiple of kLanes elements. Highway's exp takes a NaN for −∞, and is not defined beyond 104.
+// Computes x ← e^x over a multiple of kLanes elements. Highway's exp treats a NaN as −∞ and is not defined above 104.
 HWY_INLINE void exponentials(float* x, std::int64_t count) {
   const FloatTag d;
   for (std::int64_t i = 0; i < count; i += kLanes) {
@@ -70,7 +70,7 @@ HWY_INLINE void exponentials(float* x, std::int64_t count) {
   }
 }
 
-// Row r of the tokens' decays from g: one value, or one for each of `count` channels.
+// Loads row r of the tokens' decays from g: one value, or one per each of `count` channels.
 HWY_INLINE void load_decay(const float* g, std::int64_t stride, std::int64_t count, std::int64_t r, ChunkDecay& s) {
   float* row = s.token + r * s.key_stride;
   if (s.kind == Decay::scalar) {
@@ -81,7 +81,7 @@ HWY_INLINE void load_decay(const float* g, std::int64_t stride, std::int64_t cou
   exponentials(row, s.key_stride);
 }
 
-// out rows r = first … last − 1: the products d_first … d_r.
+// Computes rows r = first … last − 1 of out: the products d_first … d_r.
 HWY_INLINE void running_products(const ChunkDecay& s, std::int64_t first, std::int64_t last, float* out) {
   const std::int64_t n = s.key_stride;
   if (first < last) std::copy_n(s.token + first * n, n, out);
@@ -91,14 +91,14 @@ HWY_INLINE void running_products(const ChunkDecay& s, std::int64_t first, std::i
   }
 }
 
-// out rows r = 0 … last − 1: the products d_{r+1} … d_{last−1}.
+// Computes rows r = 0 … last − 1 of out: the products d_{r+1} … d_{last−1}.
 HWY_INLINE void remaining_products(const ChunkDecay& s, std::int64_t last, float* out) {
   const std::int64_t n = s.key_stride;
   std::fill_n(out + (last - 1) * n, n, 1.0F);
   for (std::int64_t r = last - 2; r >= 0; --r) multiply_rows(out + (r + 1) * n, s.token + (r + 1) * n, n, out + r * n);
 }
 
-// Scalar decay: the weights of scores.
+// Computes the weights of scores, with a scalar gate.
 HWY_INLINE void multiply_weights(std::int64_t tokens, const float* decays, std::int64_t stride, float* weights) {
   const FloatTag d;
   constexpr int kRowVectors = static_cast<int>(kChunk / kLanes);
@@ -117,7 +117,7 @@ HWY_INLINE void multiply_weights(std::int64_t tokens, const float* decays, std::
   std::fill_n(weights + tokens * kChunk, (kChunk - tokens) * kChunk, 0.0F);
 }
 
-// Everything that follows from the tokens' decays.
+// Computes all products from the tokens' decays.
 HWY_INLINE void multiply_decays(std::int64_t tokens, ChunkDecay& s) {
   running_products(s, 0, tokens, s.prefix);
   remaining_products(s, tokens, s.suffix);
@@ -130,7 +130,7 @@ HWY_INLINE void multiply_decays(std::int64_t tokens, ChunkDecay& s) {
   }
 }
 
-// Scalar decay: the scores without decay times its weights.
+// Multiplies scores without decay by their weights, with a scalar gate.
 HWY_INLINE void weigh_scores(std::int64_t tokens, const ChunkDecay& s, float* p_scores, float* l_scores) {
   const FloatTag d;
   for (std::int64_t r = 0; r < tokens; ++r) {
@@ -142,7 +142,7 @@ HWY_INLINE void weigh_scores(std::int64_t tokens, const ChunkDecay& s, float* p_
   }
 }
 
-// Channel decay: the scores of the pairs first ≤ j ≤ r < last, P with j ≤ r and L with j < r.
+// Computes the scores of the pairs first ≤ j ≤ r < last, P with j ≤ r and L with j < r, with a channel gate.
 HWY_INLINE void pair_scores(const float* q, const float* k, const ChunkDecay& s, std::int64_t first, std::int64_t last,
                             float* p_scores, float* l_scores) {
   const FloatTag d;

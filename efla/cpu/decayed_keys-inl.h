@@ -1,11 +1,11 @@
-// Keys and queries with a decay of channels as operands of the matrix unit. With c_r = d_0 … d_r over a chunk,
-// K_read = K ⊙ c and Q_read = Q ⊙ c meet the state before it. Where c stays within bounds between which nothing
-// overflows or underflows, keys are divided by it: with K_write = K ⊘ c
+// Keys and queries with a channel gate as operands of AMX. With c_r = d_0 … d_r over a chunk, K_read = K ⊙ c and
+// Q_read = Q ⊙ c multiply the state before it. While c stays within bounds in which nothing overflows or underflows,
+// keys are divided by it: with K_write = K ⊘ c
 //
 //   L = stril(K_read K_writeᵀ),   P = tril(Q_read K_writeᵀ),   S ← diag(c_last) (S + K_writeᵀ U)
 //
-// are products of matrices, each term as exact as any product. Elsewhere L and P are made as they are without a matrix
-// unit (chunk-inl.h), and K_write are the keys times the decays to the chunk's end. Included by the kernels that
+// are matrix products, each term as exact as in any product. Otherwise L and P are computed as without AMX
+// (chunk-inl.h), and K_write are the keys times the decays to the end of the chunk. Included by the kernels that
 // include parts-inl.h.
 #pragma once
 
@@ -15,10 +15,10 @@
 HWY_BEFORE_NAMESPACE();
 namespace efla::cpu::HWY_NAMESPACE {
 
-// Between these a chunk's decays, multiplied up, may be divided by; a decay per head too.
+// The range of products of a chunk's decays by which keys may be divided; also for a scalar gate.
 inline constexpr float kSmallestDivisor = 0x1p-60F, kLargestDivisor = 0x1p60F;
 
-// c, its last row, and whether keys may be divided by it.
+// Computes c and its last row. Returns whether keys may be divided by c.
 HWY_INLINE bool multiply_channels(std::int64_t tokens, const ChunkDecay& decay) {
   const FloatTag d;
   auto inside = hn::FirstN(d, kLanes);
@@ -51,8 +51,9 @@ HWY_INLINE void cut_divided_keys(std::int64_t tokens, const ChunkScratch& c, Par
   }
 }
 
-// Once load_chunk has filled q, k and the decays: K_read and under it Q_read into the left operand `reads`, K_write
-// into `writes`, rows behind the last token zeros. Whether keys are divided by c; if not P and L are made.
+// Writes K_read and below it Q_read to the left operand `reads`, and K_write to `writes`, with zeros after the last
+// token. load_chunk must have filled q, k and the decays. Returns whether keys are divided by c; if not, computes P and
+// L.
 template <int kKeyParts>
 HWY_INLINE bool cut_decayed_keys(const ChunkPlace& at, std::int64_t key_dim, ChunkScratch& c, PartTiles reads,
                                  PartTiles writes) {

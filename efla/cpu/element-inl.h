@@ -35,7 +35,7 @@ HWY_INLINE void store(D d, hn::Vec<D> x, float* to) {
   hn::StoreU(x, d, to);
 }
 
-// Rounds as to_bfloat16 does: to nearest, ties to even; a NaN stays a NaN.
+// Rounds to nearest, ties to even, as to_bfloat16 does; a NaN stays a NaN.
 template <class D>
 HWY_INLINE void store([[maybe_unused]] D d, hn::Vec<D> x, bfloat16* to) {
   const hn::Rebind<std::uint16_t, D> d16;
@@ -48,7 +48,7 @@ HWY_INLINE void store([[maybe_unused]] D d, hn::Vec<D> x, bfloat16* to) {
   hn::StoreU(hn::TruncateTo(d16, chosen), d16, reinterpret_cast<std::uint16_t*>(to));
 }
 
-// Calls f(d, i) for every full vector of `count` elements, then with one-lane vectors for what is left.
+// Calls f(d, i) for every full vector of `count` elements, then with one-lane vectors for the rest.
 template <class F>
 HWY_INLINE void for_each_vector(std::size_t count, F&& f) {
   const hn::ScalableTag<float> d;

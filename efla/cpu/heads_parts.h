@@ -1,5 +1,5 @@
-// How heads are shared out to threads: some together, and in a forward their value columns in parts where there are
-// few.
+// How heads are distributed to threads: several heads together, and in a forward also slices of the value columns if
+// there are few heads.
 #pragma once
 
 #include <algorithm>
@@ -12,15 +12,15 @@
 
 namespace efla::cpu {
 
-// A part of the problem that one thread computes: of sequence n, value heads (in a backward query heads) [head,
-// head_end), value panels [panel, panel_end).
+// A part of the problem that one thread computes: of sequence n, the value heads (in a backward the query heads) [head,
+// head_end) and the value panels [panel, panel_end).
 struct HeadsPart {
   std::int64_t n, head, head_end, panel, panel_end;
 };
 
-// Heads of a sequence that a thread takes through a chunk one after the other: rows of neighbouring heads lie beside
-// each other in memory, so the pages of a chunk are looked up once for all of them. At most four, and so many that the
-// threads have no more to do one after the other than with heads one by one.
+// Returns the number of neighbouring heads of a sequence that a thread takes through a chunk together. Rows of
+// neighbouring heads lie beside each other in memory, so the pages of a chunk are looked up once for all of them. It is
+// at most four, and never so large that a thread gets more work than with single heads.
 inline std::int64_t heads_together(const DeltaShape& shape, int threads) {
   const std::int64_t sequences = shape.sequences(), heads = shape.value_heads;
   const auto rounds = [&](std::int64_t groups) { return (sequences * groups + threads - 1) / threads; };
@@ -33,20 +33,20 @@ inline std::int64_t heads_together(const DeltaShape& shape, int threads) {
   return 1;
 }
 
-// The same of query heads.
+// Returns `shape` with one value head per query head.
 inline DeltaShape query_heads_alone(DeltaShape shape) {
   shape.value_heads = shape.heads;
   return shape;
 }
 
-// Calls compute(part, memory) for all parts, value columns being `panels` panels.
+// Calls compute(part, memory) for all parts; the value columns are `panels` panels.
 template <class Compute>
 void for_each_part(const DeltaShape& shape, std::int64_t panels, Workspace workspace, ThreadPool& pool,
                    const Compute& compute) {
   const std::int64_t value_heads = shape.value_heads, heads = shape.sequences() * value_heads;
   const std::size_t bytes = workspace.bytes / static_cast<std::size_t>(pool.threads());
-  // Where heads are fewer than would keep the threads evenly busy, each is split into parts of the value panels, which
-  // all load the tokens anew.
+  // If there are too few heads to keep the threads evenly busy, each is split into slices of the value panels. Every
+  // slice loads the tokens again.
   const std::int64_t wanted =
       pool.threads() == 1 || heads >= 4 * pool.threads() ? 1 : (2 * pool.threads() + heads - 1) / heads;
   const std::int64_t parts = std::min(panels, wanted);

@@ -12,8 +12,8 @@
 HWY_BEFORE_NAMESPACE();
 namespace efla::cpu::HWY_NAMESPACE {
 
-// A row of the weight with M rows of x. The weight is read in the order in which it lies, which is what the hardware
-// fetches ahead; kSums sums each, because an addition waits for the one before.
+// Computes a row of the weight with M rows of x. The weight is read in its order in memory, which the hardware
+// prefetches. Each sum has kSums accumulators, because an addition waits for the previous one.
 template <int M>
 HWY_INLINE void dot_products(const Linear& p, std::int64_t m, std::int64_t n) {
   constexpr int kSums = 4;
@@ -62,7 +62,7 @@ namespace efla::cpu {
 HWY_EXPORT(linear_rows);
 
 void linear(const Linear& p, ThreadPool& pool) {
-  // A task is long beside its start, and the whole beside waking a thread (some 50 us): 1 MiB is read in as much.
+  // A task must be long compared with its start, and the whole compared with waking a thread.
   constexpr std::int64_t kTaskFloats = 1 << 14, kLeastShared = 1 << 18;
   const std::int64_t rows = p.weight.extent[0], columns = std::max<std::int64_t>(1, p.weight.extent[1]);
   const bool shared = rows * columns >= kLeastShared;

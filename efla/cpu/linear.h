@@ -1,5 +1,5 @@
-// The product of a few rows with a weight matrix: what decoding does with every weight of a model. The weight is read
-// once, from memory, and nothing else takes time; a general matrix product first copies it into another order.
+// The product of a few rows with a weight matrix, which decoding computes for every weight of a model. The weight is
+// read once from memory. A general matrix product would first copy it into another order.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ struct Linear {
   View<float, 2> y;             // [M, N]
 };
 
-// A sum's order depends on D alone: the same bits for any M and any pool.
+// The order of a sum depends only on D: the same bits for any M and any pool.
 void linear(const Linear& problem, ThreadPool& pool);
 
 }  // namespace efla::cpu

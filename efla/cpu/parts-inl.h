@@ -1,13 +1,12 @@
-// Matrix products of float32 on a processor's matrix unit (Intel AMX), which multiplies tiles of bfloat16 and adds in
-// float32. A float32 is cut into parts, x = x₀ + x₁ + x₂ with bfloat16 xᵢ of falling size, and of a product of sums the
-// parts' products that matter are made: with three parts (i + j < 3, six products) it is about as exact as float32's
-// own, with two (three products) it keeps 16 bits, more than the 8 of bfloat16 inputs and outputs. Included by the
-// kernels for AVX-512, which every such processor has.
+// Matrix products of float32 on Intel AMX, which multiplies tiles of bfloat16 and adds in float32. A float32 is split
+// into bfloat16 numbers of decreasing size, x = x₀ + x₁ + x₂, its bf16 splits, which this file calls parts. Of a
+// product of two such sums, only the products that matter are computed. With three parts (i + j < 3, six products) the
+// result is about as exact as in float32. With two parts (three products) it keeps 16 bits, more than the 8 of bfloat16
+// inputs and outputs. Included by the kernels for AVX-512, which every processor with AMX has.
 //
 // A left operand lies in tiles of [16 rows, 16 pairs of the depth, 2], a right one in tiles of [16 pairs of the depth,
-// 16 columns, 2], the form that the unit takes. Which of 32 elements make a pair is free, as long as both operands
-// agree: i and i + 16, which come from two vectors without a permutation. Tiles are 1 KB without gaps, along the depth
-// first.
+// 16 columns, 2], as AMX requires. Any two of 32 elements may be a pair if both operands agree: here i and i + 16,
+// which come from two vectors without a permutation. Tiles have 1 KB without gaps, first along the depth.
 #pragma once
 
 #include <immintrin.h>
@@ -21,14 +20,15 @@
 HWY_BEFORE_NAMESPACE();
 namespace efla::cpu::HWY_NAMESPACE {
 
-using Part = std::uint16_t;                     // a bfloat16's bits
-inline constexpr std::int64_t kTileRows = 16;   // of a left operand and of a sum; columns of a right one and of a sum
-inline constexpr std::int64_t kTileDepth = 32;  // of one product
+using Part = std::uint16_t;  // the bits of a bfloat16
+inline constexpr std::int64_t kTileRows =
+    16;  // rows of a left operand and of a sum, columns of a right one and of a sum
+inline constexpr std::int64_t kTileDepth = 32;       // depth of one product
 inline constexpr std::int64_t kTileParts = 16 * 32;  // elements of an operand's tile
 inline constexpr std::int64_t kTileBytes = 64;       // of a tile's row
 static_assert(kPanel == 2 * kTileRows);
 
-// Parts of states, updates, scores and their gradients, whatever the parts of keys.
+// Number of parts of states, updates, scores and their gradients, for any number of parts of the keys.
 template <class T>
 inline constexpr int kStateParts = std::is_same_v<T, float> ? 3 : 2;
 
@@ -47,7 +47,7 @@ struct PartTiles {
   Part* tile(int part, std::int64_t block, std::int64_t along) const {
     return data + part * part_stride() + block * block_stride() + along * kTileParts;
   }
-  // A left operand from row r on, a right one from tile `along` of the depth on. Only to be written through.
+  // Returns a left operand from row r on, or a right one from tile `along` of the depth on. Only for writing.
   PartTiles rows_from(std::int64_t r) const {
     PartTiles rest = *this;
     rest.data += r / kTileRows * block_stride();
@@ -58,21 +58,21 @@ struct PartTiles {
     rest.data += along * kTileParts;
     return rest;
   }
-  // Part 0 of a row of a left operand.
+  // Returns part 0 of a row of a left operand.
   Part* row(std::int64_t r, std::int64_t along) const {
     return tile(0, r / kTileRows, along) + r % kTileRows * kTileDepth;
   }
 };
 
-// All eight tile registers: 16 rows of 64 bytes.
+// The shapes of all eight tile registers: 16 rows of 64 bytes.
 struct alignas(64) TileShapes {
   std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
   std::uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
   std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 };
 
-// The unit's instructions. Not the compiler's own functions for them: GCC's do not say that they read memory, and
-// Clang's are not to be had in a function for AVX-512 alone.
+// The AMX instructions. The compilers' own functions are not used: GCC's do not declare that they read memory, and
+// Clang's are not available in a function for AVX-512 alone.
 template <int kTile>
 HWY_INLINE void zero_tile() {
   asm volatile("tilezero %%tmm%c0" ::"i"(kTile));
@@ -85,13 +85,13 @@ template <int kTile>
 HWY_INLINE void store_tile(void* to, std::int64_t row_bytes) {
   asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(row_bytes), "i"(kTile) : "memory");
 }
-// Tile kSum += tile kLeft · tile kRight.
+// Computes tile kSum += tile kLeft · tile kRight.
 template <int kSum, int kLeft, int kRight>
 HWY_INLINE void add_tile_product() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kSum), "i"(kLeft), "i"(kRight));
 }
 
-// The calling thread's tile registers are in use while this lives.
+// Reserves the tile registers of the calling thread during its lifetime.
 class TilesInUse {
  public:
   TilesInUse() {
@@ -103,7 +103,7 @@ class TilesInUse {
   TilesInUse& operator=(const TilesInUse&) = delete;
 };
 
-// The sums of a product: 32 rows of 32 columns in tile registers 0 to 3.
+// Sets the sums of a product to zero: 32 rows of 32 columns in tile registers 0 to 3.
 HWY_INLINE void zero_sums() {
   zero_tile<0>();
   zero_tile<1>();
@@ -127,13 +127,13 @@ HWY_INLINE void store_sums(float* panel, std::int64_t row_floats) {
   store_tile<3>(panel + kTileRows * row_floats + kTileRows, bytes);
 }
 
-// Rows that will be needed soon, asked for line by line while the matrix unit works: all at once they would keep the
-// core waiting. (Kernels whose arithmetic needs the ports that this takes have a list, addresses_ahead.h.)
+// Prefetches rows line by line while AMX works, because prefetching them all at once would stall the core. (Kernels
+// whose arithmetic needs the ports that this takes have a prefetch list, addresses_ahead.h.)
 class RowsAhead {
  public:
   void clear() { count_ = next_ = 0; }
 
-  // `rows` rows of `count` elements, `stride` elements apart. Of more than kMaxBlocks those added first are asked for.
+  // Adds `rows` rows of `count` elements, `stride` elements apart. Keeps only the first kMaxBlocks that are added.
   template <class T>
   HWY_INLINE void add(const T* first, std::int64_t stride, std::int64_t rows, std::int64_t count) {
     if (count_ == kMaxBlocks) return;
@@ -171,11 +171,11 @@ class RowsAhead {
   static constexpr int kMaxBlocks = 10;
   Block blocks_[kMaxBlocks];
   int count_ = 0, next_ = 0;
-  const std::byte* line_ = nullptr;  // the next
-  std::int64_t lines_ = 0;           // left of its row
+  const std::byte* line_ = nullptr;  // the next line
+  std::int64_t lines_ = 0;           // lines left of its row
 };
 
-// The sums += tiles 4 and 5, one above the other, times tiles 6 and 7, side by side; with kLower but the one above the
+// Adds tiles 4 and 5, stacked, times tiles 6 and 7, side by side, to the sums; with kLower without the block above the
 // diagonal.
 template <bool kLower>
 HWY_INLINE void add_tile_products() {
@@ -185,7 +185,7 @@ HWY_INLINE void add_tile_products() {
   add_tile_product<3, 5, 7>();
 }
 
-// The products of parts, (i of the left operand, j of the right one), in an order in which neighbours share a part.
+// A product of parts: i of the left operand, j of the right one. Neighbours in the order share a part.
 struct PartPair {
   int i, j;
 };
@@ -197,19 +197,20 @@ template <>
 inline constexpr auto kPartPairs<2, 1> = std::to_array<PartPair>({{0, 0}, {1, 0}});
 template <>
 inline constexpr auto kPartPairs<2, 2> = std::to_array<PartPair>({{0, 1}, {0, 0}, {1, 0}});
-// With both of L = R = 2 the product of the second parts too.
+// For L = R = 2 also the product of the second parts.
 inline constexpr auto kAllPairs = std::to_array<PartPair>({{0, 1}, {0, 0}, {1, 0}, {1, 1}});
 template <>
 inline constexpr auto kPartPairs<3, 3> = std::to_array<PartPair>({{0, 2}, {0, 1}, {1, 1}, {1, 0}, {0, 0}, {2, 0}});
 
-// Which elements of a product are wanted, and how exact.
+// Which elements of a product are computed, and how exactly.
 enum class Product {
   whole,
-  lower,  // not the block above the diagonal
-  exact   // of two parts with two: as exact as the parts
+  lower,  // without the block above the diagonal
+  exact   // with two parts each: as exact as the parts
 };
 
-// The sums += the product of 32 rows of `left`, in L parts, and 32 columns of `right`, in R; asks for rows on the way.
+// Adds the product of 32 rows of `left`, in L parts, and 32 columns of `right`, in R parts, to the sums; prefetches
+// rows.
 template <int L, int R, Product kProduct = Product::whole>
 HWY_INLINE void add_products(PartTiles left, std::int64_t left_block, PartTiles right, std::int64_t right_block,
                              RowsAhead& ahead) {
@@ -221,7 +222,7 @@ HWY_INLINE void add_products(PartTiles left, std::int64_t left_block, PartTiles 
       return kPartPairs<L, R>;
     }
   }();
-  constexpr int kLines = L == 3 ? 6 : 8;  // fewer products have more to ask for
+  constexpr int kLines = L == 3 ? 6 : 8;  // with fewer products, more lines per product
   const Part* a = left.tile(0, left_block, 0);
   const Part* b = right.tile(0, right_block, 0);
   const std::int64_t next_a = left.block_stride(), part_a = left.part_stride();
@@ -243,9 +244,9 @@ HWY_INLINE void add_products(PartTiles left, std::int64_t left_block, PartTiles 
   }
 }
 
-// Two vectors of float32, cut into P parts one after the other: f(part, bits of x0, bits of x1) takes the upper half of
-// every element. Three parts are cut off, as they hold all 24 bits; both of two are rounded, but for a NaN, whose bits
-// that might carry away.
+// Splits two vectors of float32 into P parts: f(part, bits of x0, bits of x1) takes the upper half of every element.
+// Three parts are truncated, because they hold all 24 bits. Two parts are rounded, except for a NaN, whose bits might
+// carry over.
 template <int P, class F>
 HWY_INLINE void cut(__m512 x0, __m512 x1, const F& f) {
   const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000U));
@@ -266,7 +267,7 @@ HWY_INLINE void cut(__m512 x0, __m512 x1, const F& f) {
   });
 }
 
-// The sum of the P parts of a vector: what is left of it in products.
+// Returns the sum of the P parts of a vector, which is its value in products.
 template <int P>
 HWY_INLINE __m512 sum_of_parts(__m512 x) {
   if constexpr (P == 3) return x;
@@ -278,7 +279,7 @@ HWY_INLINE __m512 sum_of_parts(__m512 x) {
   return sum;
 }
 
-// The upper, or the lower, halves of 16 pairs of elements.
+// Join the upper, or the lower, halves of 16 pairs of elements.
 HWY_INLINE __m512i join_upper(__m512i x0, __m512i x1) {
   constexpr int kFirstOrBothOthers = 0xf8;
   return _mm512_ternarylogic_epi32(_mm512_srli_epi32(x0, 16), x1, _mm512_set1_epi32(static_cast<int>(0xffff0000U)),
@@ -289,7 +290,8 @@ HWY_INLINE __m512i join_lower(__m512i x0, __m512i x1) {
   return _mm512_ternarylogic_epi32(_mm512_slli_epi32(x1, 16), x0, _mm512_set1_epi32(0xffff), kFirstOrBothOthers);
 }
 
-// 16 pairs of the depth into P rows: 32 elements of a row of left tiles, or 16 columns of a pair of rows of right ones.
+// Splits 16 pairs of the depth into P rows: 32 elements of a row of left tiles, or 16 columns of a pair of rows of
+// right tiles.
 template <int P>
 HWY_INLINE void cut_pairs(__m512 x0, __m512 x1, Part* to, std::int64_t part_stride) {
   cut<P>(x0, x1, [&](auto part, __m512i bits0, __m512i bits1) EFLA_UNROLLED {
@@ -301,8 +303,8 @@ HWY_INLINE void cut_row(const float* from, Part* to, std::int64_t part_stride) {
   cut_pairs<P>(_mm512_load_ps(from), _mm512_load_ps(from + kLanes), to, part_stride);
 }
 
-// Rows i and i + 16 of a panel, 32 floats each, into P rows of left tiles, and into a row of two right tiles beside
-// each other: the same matrix as both operands.
+// Splits rows i and i + 16 of a panel, 32 floats each, into P rows of left tiles, and into a row of two neighbouring
+// right tiles: the same matrix as both operands.
 template <int P>
 HWY_INLINE void cut_row_pair(const float* row0, const float* row1, Part* left, std::int64_t left_block,
                              std::int64_t left_stride, Part* right, std::int64_t right_block,
@@ -320,7 +322,7 @@ HWY_INLINE void cut_row_pair(const float* row0, const float* row1, Part* left, s
   });
 }
 
-// `count` rows of float32 [count, depth · 32], `stride` apart, into left tiles from row `first` on.
+// Splits `count` rows of float32 [count, depth · 32], `stride` apart, into left tiles from row `first` on.
 template <int P>
 HWY_INLINE void cut_rows(const float* rows, std::int64_t stride, std::int64_t first, std::int64_t count,
                          PartTiles out) {
@@ -331,14 +333,14 @@ HWY_INLINE void cut_rows(const float* rows, std::int64_t stride, std::int64_t fi
   }
 }
 
-// The rows of a panel [kChunk, kPanel] into column tile `along` of `left`.
+// Splits the rows of a panel [kChunk, kPanel] into column tile `along` of `left`.
 template <int P>
 HWY_INLINE void cut_panel_rows(const float* rows, std::int64_t along, PartTiles left) {
   for (std::int64_t r = 0; r < kChunk; ++r) cut_row<P>(rows + r * kPanel, left.row(r, along), left.part_stride());
 }
 
-// `count` rows of 32 floats, `stride` apart, a multiple of 32 of them, into column tile `along` of `left` and into
-// `right`, which has these 32 columns alone.
+// Splits `count` rows of 32 floats (a multiple of 32), `stride` apart, into column tile `along` of `left` and into
+// `right`, which has only these 32 columns.
 template <int P>
 HWY_INLINE void cut_panel(const float* rows, std::int64_t stride, std::int64_t count, std::int64_t along,
                           PartTiles left, PartTiles right) {
@@ -351,7 +353,7 @@ HWY_INLINE void cut_panel(const float* rows, std::int64_t stride, std::int64_t c
   }
 }
 
-// out = factors ⊙ the rows of a panel.
+// Computes out = factors ⊙ the rows of a panel.
 HWY_INLINE void scale_rows(const float* panel, const float* factors, float* out) {
   for (std::int64_t r = 0; r < kChunk; ++r) {
     const __m512 factor = _mm512_set1_ps(factors[r]);
@@ -361,7 +363,7 @@ HWY_INLINE void scale_rows(const float* panel, const float* factors, float* out)
   }
 }
 
-// Rows [first, last) of left tiles.
+// Sets rows [first, last) of left tiles to zero.
 template <int P>
 HWY_INLINE void clear_rows(std::int64_t first, std::int64_t last, PartTiles out) {
   for (std::int64_t r = first; r < last; ++r) {
@@ -373,7 +375,7 @@ HWY_INLINE void clear_rows(std::int64_t first, std::int64_t last, PartTiles out)
   }
 }
 
-// Transposes 16 × 16 elements of four bytes, in rows of 64 bytes: pairs of a left tile into a right one, or back.
+// Transposes 16 × 16 elements of four bytes, in rows of 64 bytes: turns pairs of a left tile into a right one, or back.
 HWY_INLINE void transpose_tile(const Part* from, Part* to) {
   __m512i r[16], t[16];
   unroll<16>([&](auto i) EFLA_UNROLLED { r[i] = _mm512_load_si512(from + i * 32); });
@@ -400,7 +402,7 @@ HWY_INLINE void transpose_tile(const Part* from, Part* to) {
   });
 }
 
-// Two right tiles that are neighbours in their columns (32 of them), as 32 rows of left tiles: the same matrix.
+// Turns two right tiles with neighbouring columns (32 of them) into 32 rows of left tiles: the same matrix.
 HWY_INLINE void pairs_to_rows(const Part* columns0, const Part* columns1, Part* rows0, Part* rows1) {
   for (std::int64_t i = 0; i < kTileParts; i += kTileDepth) {
     const __m512i x0 = _mm512_load_si512(columns0 + i), x1 = _mm512_load_si512(columns1 + i);
@@ -409,8 +411,8 @@ HWY_INLINE void pairs_to_rows(const Part* columns0, const Part* columns1, Part* 
   }
 }
 
-// Operands of a matrix M in P parts from each other. M's left tiles into right tiles of Mᵀ, for 32 rows of M from block
-// `block` on and its columns from tile `first` to `last`: columns of Mᵀ are then blocks 0 and 1.
+// Turns left tiles of a matrix M in P parts into right tiles of Mᵀ, for 32 rows of M from block `block` on and its
+// columns from tile `first` to `last`. The columns of Mᵀ are then blocks 0 and 1.
 template <int P>
 HWY_INLINE void transpose_rows(PartTiles left, std::int64_t block, PartTiles right, std::int64_t first,
                                std::int64_t last) {
@@ -422,7 +424,7 @@ HWY_INLINE void transpose_rows(PartTiles left, std::int64_t block, PartTiles rig
   }
 }
 
-// Right tiles with 32 columns into left tiles of the same matrix.
+// Turns right tiles with 32 columns into left tiles of the same matrix.
 template <int P>
 HWY_INLINE void transpose_columns(PartTiles right, PartTiles left) {
   for (int part = 0; part < P; ++part) {

@@ -1,5 +1,5 @@
-// The gradients of the token recurrence (EFLA paper, equation 20): a query head's chunks from the last to the first,
-// each panel by panel of value columns (recurrent_bwd_panel-inl.h).
+// The gradients of the token recurrence (equation 20 of EFLA, arXiv 2512.12602): the chunks of a query head from the
+// last to the first, each in panels of value columns (recurrent_bwd_panel-inl.h).
 #include "efla/cpu/delta.h"
 
 #include <numeric>
@@ -16,17 +16,17 @@ HWY_BEFORE_NAMESPACE();
 namespace efla::cpu::HWY_NAMESPACE {
 namespace {
 
-// One query head, for one thread or for a team. A team computes the panels of all value heads at once, each with sums
-// of its own; one thread adds a panel's sums before it takes the next panel.
+// Scratch for one query head, used by one thread or by a thread group. A group computes the panels of all value heads
+// at once, each with its own sums. A single thread adds the sums of a panel before it starts the next panel.
 struct BwdScratch {
   int team;
-  std::int64_t rows, key_stride, panels, heads;  // of a state, of a row, of a value head, computed at a time
+  std::int64_t rows, key_stride, panels, heads;  // of a state, of a row, per value head, computed at a time
   std::int64_t chunk_floats;
-  float* dstate;   // for each value head panels [rows, kPanel]
+  float* dstate;   // per value head panels [rows, kPanel]
   float* sums;     // PanelSums
-  float* parts;    // PanelSums of every panel that is computed at a time
+  float* parts;    // PanelSums of every panel computed at a time
   float* members;  // PanelScratch of every thread
-  float* chunks;   // ChunkScratch of every value head that is computed at a time
+  float* chunks;   // ChunkScratch of every value head computed at a time
 
   BwdScratch(Arena& arena, const DeltaShape& shape, Decay decay, int team)
       : team(team),
@@ -58,13 +58,13 @@ std::size_t RecurrentBwdBytes(const DeltaShape& shape, Decay decay, int team) {
   return arena.bytes();
 }
 
-// How many threads of a team have work, where a team is of use: where threads would have no head.
+// Returns the number of active threads of a group. A group is only useful if threads would have no head otherwise.
 std::int64_t RecurrentBwdBusy(const DeltaShape& shape, int team) {
   if (shape.sequences() * shape.heads >= team) return 0;
   return std::min<std::int64_t>(team, shape.group() * (round_up(shape.value_dim, kPanel) / kPanel));
 }
 
-// The panel at column `first` of a [K, V] state, zeros beyond K and V or if there is no state.
+// Loads the panel at column `first` of a [K, V] state; zeros beyond K and V or without a state.
 template <int Rank, class Float, class... Index>
 HWY_INLINE void load_panel(const View<Float, Rank>& view, const DeltaShape& shape, std::int64_t first, float* panel,
                            Index... index) {
@@ -86,7 +86,7 @@ HWY_INLINE void store_panel(const float* panel, const View<float, Rank>& view, c
   }
 }
 
-// One chunk of the panel at column `first` of a value head.
+// Computes one chunk of the panel at column `first` of a value head.
 template <class T>
 HWY_INLINE void panel_of_head(const DeltaBackward<T>& p, const ChunkPlace& at, std::int64_t saved, std::int64_t first,
                               const ChunkScratch& c, const PanelScratch& s, float* dstate, const PanelSums& sums) {
@@ -109,7 +109,8 @@ HWY_INLINE void panel_of_head(const DeltaBackward<T>& p, const ChunkPlace& at, s
   }
 }
 
-// The end of a chunk of a value head: from its sums over the panels to dbeta and dg, and by λ = ‖k‖² to dk.
+// Finishes a chunk of a value head: computes dbeta and dg from its sums over the panels and, through λ = ‖k‖², adds to
+// dk.
 template <class T>
 HWY_INLINE void finish_head(const DeltaBackward<T>& p, const ChunkPlace& at, const ChunkScratch& c,
                             const PanelSums& sums) {
@@ -130,8 +131,8 @@ HWY_INLINE void finish_head(const DeltaBackward<T>& p, const ChunkPlace& at, con
   }
 }
 
-// The chunk at `start` of value heads first … first + s.heads − 1. What they give to dq and dk is added to the sums,
-// panel after panel in their order.
+// Computes the chunk at `start` of value heads first … first + s.heads − 1. Adds their dq and dk to the sums, panel
+// after panel in their order.
 template <class T>
 HWY_INLINE void chunk_of_heads(const DeltaBackward<T>& p, const Sequence& sequence, std::int64_t first,
                                std::int64_t start, float* dstate, const BwdScratch& s, ThreadPool& pool) {
@@ -162,8 +163,8 @@ HWY_INLINE void chunk_of_heads(const DeltaBackward<T>& p, const Sequence& sequen
   }
 }
 
-// Query head i_q of sequence n with all of its value heads, by the `team` threads of the pool; on the calling thread
-// alone inside a task.
+// Computes query head i_q of sequence n with all of its value heads, with `team` threads of the pool; inside of a task
+// with the calling thread alone.
 template <class T>
 void RecurrentBwdHead(const DeltaBackward<T>& p, std::int64_t n, std::int64_t i_q, std::byte* memory, int team,
                       ThreadPool& pool) {

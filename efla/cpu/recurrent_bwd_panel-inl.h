@@ -1,12 +1,12 @@
-// The gradients of the token recurrence for a panel of value columns and a chunk of tokens: forward from the state
-// saved before the chunk, keeping S̃_t = D_t S_{t−1} and u_t = b v − a e, e = S̃ᵀ k, of every token; then back, with dS
-// the gradient with respect to S_t and dO scaled:
+// The gradients of the token recurrence for a panel of value columns and a chunk of tokens. Walks forward from the
+// state saved before the chunk and keeps S̃_t = D_t S_{t−1} and u_t = b v − a e, e = S̃ᵀ k, of every token. Then walks
+// back, with dS the gradient with respect to S_t and dO scaled:
 //
 //   dS += q dOᵀ,   dk = dS u,   du = dSᵀ k,   dv = b du,   db = vᵀ du,   da = −eᵀ du,   de = −a du
 //   dS += k deᵀ,   dq = S̃ dO + k (uᵀ dO),   dk += S̃ de,   dg = rowsum(dS ∘ S̃),   dS ← D dS
 //
-// The first line reads dS whole before the second changes it, so a sweep over the rows of dS ends one token (its second
-// line) and begins the token before it (the first). Included once per target.
+// The first line reads all of dS before the second changes it. One sweep over the rows of dS therefore ends a token
+// (its second line) and begins the token before it (the first line). Included once per target.
 #if defined(EFLA_CPU_RECURRENT_BWD_PANEL_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef EFLA_CPU_RECURRENT_BWD_PANEL_INL_H_
 #undef EFLA_CPU_RECURRENT_BWD_PANEL_INL_H_
@@ -19,14 +19,14 @@
 HWY_BEFORE_NAMESPACE();
 namespace efla::cpu::HWY_NAMESPACE {
 
-// A panel [rows, kPanel] of a state has K rounded up to whole blocks, the rows beyond K zero.
+// Returns the rows of a state's panel [rows, kPanel]: K rounded up to whole blocks; the rows beyond K are zero.
 inline std::int64_t state_rows(const DeltaShape& shape) { return round_up(shape.key_dim, kBlock); }
 
-// What panels add to the gradients of a chunk, one array after the other.
+// The sums of panels for the gradients of a chunk, as consecutive arrays.
 struct PanelSums {
   float *da, *db;  // [kChunk, kLanes] partial sums of a value head
   float *dq, *dk;  // [kChunk, Kp] of the query head
-  float* dg;       // [kChunk, Kp] of a value head, with a decay; a scalar one's is summed over channels at the end
+  float* dg;       // [kChunk, Kp] of a value head, with a decay; for a scalar gate the channels are summed at the end
   float* end;
 
   static std::int64_t floats(std::int64_t key_stride, Decay decay) {
@@ -42,7 +42,7 @@ struct PanelSums {
         end(memory + floats(key_stride, decay)) {}
 };
 
-// What a thread computes a panel in.
+// Scratch of one thread for a panel.
 struct PanelScratch {
   float *values, *dout, *u, *errors;  // [kChunk, kPanel]: V and then dV, scale · dO, u and e
   float* states;                      // [kChunk, rows, kPanel] S̃ of every token
@@ -80,17 +80,17 @@ struct PanelRow {
     v0 = hn::Mul(f, v0);
     v1 = hn::Mul(f, v1);
   }
-  // Sums whose lanes add up to the inner product with x.
+  // Returns sums whose lanes add up to the inner product with x.
   HWY_INLINE FloatVec dot(const PanelRow& x) const { return hn::MulAdd(v1, x.v1, hn::Mul(v0, x.v0)); }
 };
 
-// The row [Kp] of token r.
+// Returns the row [Kp] of token r.
 HWY_INLINE const float* row_of(const float* rows, const ChunkScratch& c, std::int64_t r) {
   return rows + r * c.key_stride;
 }
 
-// S̃_r from the state after the token before, S̃_{r−1} + k uᵀ (for the first token the chunk's own, in states[0]), and
-// with it e and u.
+// Computes S̃_r from the state after the previous token, S̃_{r−1} + k uᵀ (for the first token from the chunk's own state
+// in states[0]), and with it e and u.
 template <bool kFirst, bool kDecay>
 HWY_INLINE void play(const ChunkScratch& c, std::int64_t r, std::int64_t rows, const PanelScratch& s) {
   const FloatTag d;
@@ -109,7 +109,7 @@ HWY_INLINE void play(const ChunkScratch& c, std::int64_t r, std::int64_t rows, c
       if constexpr (!kFirst) x.add(k_before[i], written);
       if constexpr (kDecay) x.multiply(decay[i]);
       x.store(state + i * kPanel);
-      PanelRow& error = (kBlock == 1 ? first : m) % 2 == 0 ? even : odd;  // the forward's order, so its states' bits
+      PanelRow& error = (kBlock == 1 ? first : m) % 2 == 0 ? even : odd;  // in the forward's order, for the same bits
       error.add(k[i], x);
     });
   }
@@ -122,8 +122,8 @@ HWY_INLINE void play(const ChunkScratch& c, std::int64_t r, std::int64_t rows, c
   u.store(s.u + r * kPanel);
 }
 
-// One sweep over a panel of dS: ends token `r` (kEnd) with the gradient de of its error, and begins token r − 1
-// (kBegin), whose du is returned.
+// Sweeps once over a panel of dS: ends token `r` (kEnd) with the gradient de of its error, and begins token r − 1
+// (kBegin). Returns du of token r − 1.
 template <bool kEnd, bool kBegin, bool kDecay>
 HWY_INLINE PanelRow sweep(const ChunkScratch& c, std::int64_t r, std::int64_t rows, const PanelScratch& s, PanelRow de,
                           float* dstate, const PanelSums& sums) {
@@ -172,7 +172,7 @@ HWY_INLINE PanelRow sweep(const ChunkScratch& c, std::int64_t r, std::int64_t ro
   return du;
 }
 
-// From du of token r: dv, the token's part of da and db, and de, which is returned.
+// Computes dv from du of token r and adds the token's terms to da and db. Returns de.
 HWY_INLINE PanelRow finish_values(const ChunkScratch& c, std::int64_t r, PanelRow du, const PanelScratch& s,
                                   const PanelSums& sums) {
   const FloatTag d;
@@ -186,7 +186,7 @@ HWY_INLINE PanelRow finish_values(const ChunkScratch& c, std::int64_t r, PanelRo
   return du;
 }
 
-// The tokens of a chunk, forward and back.
+// Walks over the tokens of a chunk, forward and back.
 template <bool kDecay>
 HWY_NOINLINE void walk(const ChunkScratch& c, std::int64_t tokens, std::int64_t rows, const PanelScratch& s,
                        float* dstate, const PanelSums& sums) {

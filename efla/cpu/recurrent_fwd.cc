@@ -1,21 +1,21 @@
-// The token recurrence (EFLA paper, equation 20), two tokens at a time: the state is swept once for both, with one
-// load, one store and six multiply-adds an element. The sweep makes the updates of the two tokens before, S ← S + k uᵀ,
-// and sums e = Sᵀk and r = Sᵀq for the next two, t and t + 1, from the state before them. Then
+// The token recurrence (equation 20 of EFLA, arXiv 2512.12602), two tokens at a time: one sweep of the state for both,
+// with one load, one store and six multiply-adds per element. The sweep applies the updates of the two previous tokens,
+// S ← S + k uᵀ, and sums e = Sᵀk and r = Sᵀq of the next two, t and t + 1, from the state before them. Then
 //
 //   u_t = b_t v_t − a_t e_t,                                o_t = r_t + (k_t·q_t) u_t,
 //   u_{t+1} = b_{t+1} v_{t+1} − a_{t+1} (e_{t+1} + (k_t·k_{t+1}) u_t),
 //   o_{t+1} = r_{t+1} + (k_t·q_{t+1}) u_t + (k_{t+1}·q_{t+1}) u_{t+1}.
 //
-// (Token by token the stores of the state take longer than the arithmetic.) V is cut into slices whose state stays in
-// the first-level cache for a chunk of tokens.
+// (Token by token, the stores of the state would take longer than the arithmetic.) V is cut into slices whose state
+// stays in the first-level cache for a chunk of tokens.
 //
-// A decay leaves the sweep as it is: what is kept is S' with S_t = diag(c_t) S'_t, c_t the product of the decays so
-// far, and the tokens' rows carry c:
+// A decay does not change the sweep: the stored state is S' with S_t = diag(c_t) S'_t, where c_t is the product of the
+// decays so far, and the tokens' rows carry c:
 //
 //   S̃_tᵀk_t = S'_{t−1}ᵀ (c_t ⊙ k_t),    S'_t = S'_{t−1} + (k_t ⊘ c_t) u_tᵀ
 //
-// c returns to 1, and S' to S, after every chunk and before a token that would take c out of [2⁻⁴⁰, 2⁴⁰]. So nothing
-// overflows or is lost at any decay, and rounding is that of products, not of differences of logarithms.
+// c is reset to 1, and S' to S, after every chunk and before a token that would take c out of [2⁻⁴⁰, 2⁴⁰]. Nothing
+// overflows or is lost for any decay, and rounding is that of products, not of differences of logarithms.
 #include <unistd.h>
 
 #include "efla/cpu/addresses_ahead.h"
@@ -33,13 +33,13 @@ namespace efla::cpu::HWY_NAMESPACE {
 namespace {
 
 constexpr float kSmallestScale = 0x1p-40F, kLargestScale = 0x1p40F;
-// Panels in one sweep: as many as AVX-512's 32 registers hold.
+// Panels per sweep: as many as AVX-512's 32 registers hold.
 constexpr int kTogether = HWY_TARGET <= HWY_AVX3 ? 2 : 1;
 
-// Rows of the state between two requests for rows of the next chunk.
+// Rows of the state between two prefetches for the next chunk.
 constexpr int kRowsAnAsk = 8;
 
-// The panels of a slice take at most two thirds of the first-level cache.
+// Returns the panels per slice: a slice takes at most two thirds of the first-level cache.
 std::int64_t panels_per_slice(const DeltaShape& shape) {
 #ifdef _SC_LEVEL1_DCACHE_SIZE  // glibc has it
   static const long cache = sysconf(_SC_LEVEL1_DCACHE_SIZE);
@@ -54,15 +54,15 @@ struct FwdScratch {
   ChunkScratch chunk;
   AddressesAhead ahead;
   float* state = nullptr;       // panels [K, kPanel]: S'
-  float* scales = nullptr;      // [kChunk, Kp]: rows of tokens with `settles`; laid out only where the rule has a decay
+  float* scales = nullptr;      // [kChunk, Kp]: rows of tokens with `settles`; allocated only if the rule has a decay
   float* no_key = nullptr;      // [Kp] zeros
-  float* out_factor = nullptr;  // [kChunk] scale, times c where that is one number
-  float* products = nullptr;  // [kChunk, 4] k_t·q_t, k_{t−1}·k_t, k_{t−1}·q_t (k as it is written) and ‖k_t‖²
-  float* values = nullptr;    // [kChunk, Vp] of v's type, where v or o cannot be used as they lie
+  float* out_factor = nullptr;  // [kChunk] scale, times c if c is one number
+  float* products = nullptr;  // [kChunk, 4] k_t·q_t, k_{t−1}·k_t, k_{t−1}·q_t (with the written k) and ‖k_t‖²
+  float* values = nullptr;    // [kChunk, Vp] of v's type, if the caller's v or o cannot be used directly
   float* out = nullptr;       // [kChunk, Vp], likewise
-  float* u = nullptr;         // [2, Vp]: the updates that are still to be made
+  float* u = nullptr;         // [2, Vp]: the pending updates
   std::int64_t value_stride = 0;  // Vp
-  bool settles[kChunk] = {};      // S' ← scales ⊙ S' before the token
+  bool settles[kChunk] = {};      // whether S' ← scales ⊙ S' before the token
 
   void lay_out(Arena& arena, const DeltaShape& shape, Decay decay, std::int64_t heads) {
     chunk.lay_out(arena, shape, decay);
@@ -88,12 +88,12 @@ std::size_t FwdBytesPerWorker(const DeltaShape& shape, Decay decay, std::int64_t
   return arena.bytes();
 }
 
-// One row of K for each of two tokens; the second is FwdScratch::no_key where there is one token alone.
+// One row of K of each of two tokens. The second one is FwdScratch::no_key if there is only one token.
 struct PairOfRows {
   const float* row[2];
 };
 
-// Rows of v and o, from their first column on, and what the two tokens' updates and outputs take beside e and r.
+// Rows of v and o, from their first column on, and the factors of the two tokens' updates and outputs.
 template <class T>
 struct PairOfTokens {
   bool both;
@@ -103,7 +103,7 @@ struct PairOfTokens {
   const float* products[2];
 };
 
-// u and o of the pair, from e and r.
+// Computes u and o of the pair from e and r.
 template <int kAll, class T>
 HWY_INLINE void finish_pair(const PairOfTokens<T>& pair, std::int64_t column, const FloatVec (&e)[2][kAll],
                             const FloatVec (&r)[2][kAll], float* HWY_RESTRICT u, std::int64_t u_stride) {
@@ -135,8 +135,8 @@ HWY_INLINE void finish_pair(const PairOfTokens<T>& pair, std::int64_t column, co
   });
 }
 
-// P neighbouring panels from `column` on: with kWrite, S' ← S' + Σ written uᵀ; then e = S'ᵀk and r = S'ᵀq, and u and o
-// of them. Asks for the next address every kRowsAnAsk rows of the state.
+// Sweeps over P neighbouring panels from `column` on: with kWrite, S' ← S' + Σ written uᵀ; then e = S'ᵀk and r = S'ᵀq,
+// and from them u and o. Prefetches one address per kRowsAnAsk rows of the state.
 template <bool kWrite, int P, class T>
 HWY_INLINE void sweep(float* state, std::int64_t key_dim, const PairOfRows& written, float* u, std::int64_t u_stride,
                       const PairOfRows& k, const PairOfRows& q, const PairOfTokens<T>& pair, std::int64_t column,
@@ -171,7 +171,7 @@ HWY_INLINE void sweep(float* state, std::int64_t key_dim, const PairOfRows& writ
       unroll<kAll>([&](auto n) EFLA_UNROLLED { readings[t][n] = hn::MulAdd(query, x[n], readings[t][n]); });
     });
   };
-  AddressesAhead next_rows = ahead;  // in registers
+  AddressesAhead next_rows = ahead;  // a copy in registers
   std::int64_t i = 0;
   for (; i + kRowsAnAsk <= key_dim; i += kRowsAnAsk) {
     next_rows.ask();
@@ -182,8 +182,7 @@ HWY_INLINE void sweep(float* state, std::int64_t key_dim, const PairOfRows& writ
   finish_pair<kAll>(pair, column, errors, readings, u, u_stride);
 }
 
-// The updates of P neighbouring panels from `column` on that are still to be made, and S' ← scales ⊙ S' where there is
-// a decay.
+// Applies the pending updates of P neighbouring panels from `column` on, and with a decay S' ← scales ⊙ S'.
 template <int P>
 HWY_INLINE void settle(float* HWY_RESTRICT state, std::int64_t key_dim, const PairOfRows& written,
                        const float* HWY_RESTRICT u, std::int64_t u_stride, std::int64_t column,
@@ -208,7 +207,7 @@ HWY_INLINE void settle(float* HWY_RESTRICT state, std::int64_t key_dim, const Pa
   }
 }
 
-// f(column, P) for groups of P neighbouring panels that cover columns [first, last): kTogether, then one by one.
+// Calls f(column, P) for groups of P neighbouring panels that cover columns [first, last): kTogether, then one by one.
 template <class F>
 HWY_INLINE void for_panels(std::int64_t first, std::int64_t last, const F& f) {
   std::int64_t v = first;
@@ -218,7 +217,7 @@ HWY_INLINE void for_panels(std::int64_t first, std::int64_t last, const F& f) {
   for (; v < last; v += kPanel) f(v, std::integral_constant<int, 1>());
 }
 
-// Rows of a chunk of v and of o, one token below the other.
+// Rows of a chunk of v and of o, with one row per token.
 template <class T>
 struct ValueRows {
   const T* v;
@@ -227,8 +226,8 @@ struct ValueRows {
   std::int64_t o_stride;
 };
 
-// The tokens of a chunk for the panels at columns [first, last), whose state is moved on. Asks for `asks` addresses
-// before each pair of tokens, beside those of the sweeps.
+// Computes the tokens of a chunk for the panels at columns [first, last) and advances their state. Prefetches `asks`
+// addresses before each pair of tokens, in addition to those of the sweeps.
 template <class T>
 HWY_INLINE void run_slice(FwdScratch& s, std::int64_t tokens, std::int64_t key_dim, std::int64_t first,
                           std::int64_t last, const ValueRows<T>& values, std::int64_t asks) {
@@ -243,7 +242,7 @@ HWY_INLINE void run_slice(FwdScratch& s, std::int64_t tokens, std::int64_t key_d
   };
   for (int t = 0; t < 2; ++t) std::fill(s.u + t * s.value_stride + first, s.u + t * s.value_stride + last, 0.0F);
   PairOfRows written{{s.no_key, s.no_key}};
-  bool updates = false;  // whether some are still to be made
+  bool updates = false;  // whether there are pending updates
   for (std::int64_t r = 0, count = 0; r < tokens; r += count) {
     const bool both = r + 1 < tokens && !s.settles[r + 1];
     count = both ? 2 : 1;
@@ -274,7 +273,7 @@ HWY_INLINE void run_slice(FwdScratch& s, std::int64_t tokens, std::int64_t key_d
   settle_panels(written, c.decay.whole);
 }
 
-// A scalar decay: c goes into the gains. With u = c u', u' = (b / c) v − a S'ᵀk and o = scale c (S'ᵀq + (k·q) u').
+// Puts the c of a scalar gate into the gains. With u = c u', u' = (b / c) v − a S'ᵀk and o = scale c (S'ᵀq + (k·q) u').
 HWY_INLINE void scale_gains(std::int64_t tokens, FwdScratch& s) {
   ChunkScratch& c = s.chunk;
   float scale = 1.0F;
@@ -291,7 +290,7 @@ HWY_INLINE void scale_gains(std::int64_t tokens, FwdScratch& s) {
   std::fill_n(c.decay.whole, c.key_stride, scale);
 }
 
-// One decay a channel: the rows k ⊙ c, q ⊙ c and k ⊘ c.
+// Puts the c of a channel gate into rows: k ⊙ c, q ⊙ c and k ⊘ c.
 HWY_INLINE void scale_keys(std::int64_t tokens, FwdScratch& s) {
   const FloatTag d;
   const ChunkScratch& c = s.chunk;
@@ -318,7 +317,7 @@ HWY_INLINE void scale_keys(std::int64_t tokens, FwdScratch& s) {
   }
 }
 
-// q, k, gains and decays of a chunk, and what the sweeps take of them.
+// Loads q, k, gains and decays of a chunk, and computes the inputs of the sweeps.
 template <class T>
 HWY_INLINE void load_tokens(const DeltaForward<T>& p, const ChunkPlace& at, FwdScratch& s) {
   const FloatTag d;
@@ -346,7 +345,7 @@ HWY_INLINE void load_tokens(const DeltaForward<T>& p, const ChunkPlace& at, FwdS
   if (p.rule.decay == Decay::scalar) scale_gains(at.tokens, s);
 }
 
-// Rows of a chunk of v, columns [first, last) and zeros up to the last panel's end, one below the other.
+// Copies rows of a chunk of v, columns [first, last), with zeros up to the end of the last panel.
 template <class T>
 HWY_INLINE void copy_values(const View<const T, 4>& view, const ChunkPlace& at, std::int64_t first, std::int64_t last,
                             T* rows, std::int64_t row_stride) {
@@ -366,8 +365,8 @@ HWY_INLINE void copy_out(const ValueRows<T>& values, const ChunkPlace& at, std::
   }
 }
 
-// All tokens of a part, chunk by chunk and within a chunk head by head. A column's arithmetic does not depend on which
-// other columns are computed beside it, so neither do its bits.
+// Computes all tokens of a part, chunk by chunk and within a chunk head by head. The arithmetic of a column, and so its
+// bits, does not depend on the other columns.
 template <class T>
 void RecurrentFwdPart(const DeltaForward<T>& p, const HeadsPart& part, std::byte* memory) {
   Arena arena(memory);
@@ -394,7 +393,7 @@ void RecurrentFwdPart(const DeltaForward<T>& p, const HeadsPart& part, std::byte
       const bool more_heads = i_h + 1 < part.head_end;
       const ChunkPlace next(p.shape, sequence, more_heads ? i_h + 1 : part.head, more_heads ? start : start + kChunk);
       look_ahead(p, next, first, last, s.ahead);
-      // Sweeps of few rows ask for too little.
+      // Sweeps over few rows prefetch too little.
       const std::int64_t pairs = (at.tokens + 1) / 2,
                          sweeps = (last - first + kTogether * kPanel - 1) / (kTogether * kPanel);
       const std::int64_t in_sweeps = pairs * sweeps * (key_dim / kRowsAnAsk),

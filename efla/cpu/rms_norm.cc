@@ -13,7 +13,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace efla::cpu::HWY_NAMESPACE {
 
-// f(d, i) added up over a row of n: full vectors by lane, then what is left.
+// Sums f(d, i) over a row of n elements: full vectors per lane, then the rest.
 template <class F>
 HWY_INLINE float sum_over(std::int64_t n, F&& f) {
   const hn::ScalableTag<float> d;
@@ -62,7 +62,7 @@ void norm_forward(const RmsNormForward<T>& p, std::int64_t begin, std::int64_t e
   }
 }
 
-// dweight_part, if not null, gets dy·x·r of the rows added.
+// Adds dy·x·r of the rows to dweight_part, unless it is null.
 template <class T>
 void norm_backward(const RmsNormBackward<T>& p, std::int64_t begin, std::int64_t end, float* dweight_part) {
   const std::int64_t n = p.x.extent[1];
@@ -108,7 +108,7 @@ HWY_AFTER_NAMESPACE();
 namespace efla::cpu {
 namespace {
 
-// Rows of one task: at least so many that a part's sum is small beside the work, at most 64 parts.
+// Returns the rows per task: enough to make the sum of a part cheap compared with its work; at most 64 parts.
 std::int64_t rows_per_part(std::int64_t rows) {
   constexpr std::int64_t kLeast = 128, kMostParts = 64;
   return std::max(kLeast, (rows + kMostParts - 1) / kMostParts);

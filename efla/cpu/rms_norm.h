@@ -18,7 +18,7 @@ struct RmsNormForward {
   View<T, 2> y;  // [N, D]
 };
 
-// The gradients of a loss whose gradient with respect to y is dy. r is computed again.
+// The gradients of a loss; dy is its gradient with respect to y. r is computed again.
 //   dx = r (weight·dy − x r² mean(weight·dy·x)),    dweight = Σ_rows dy·x·r
 template <class T>
 struct RmsNormBackward {
@@ -31,10 +31,10 @@ struct RmsNormBackward {
   View<float, 2> dweight_part;  // [rms_norm_parts(N), D], contiguous: workspace, present with dweight
 };
 
-// The parts in which dweight is summed, by the number of rows alone.
+// Returns the number of parts in which dweight is summed. It depends only on the number of rows.
 std::int64_t rms_norm_parts(std::int64_t rows);
 
-// T: float or bfloat16 (arithmetic in float32). Work is split by shape alone: the same bits for any pool.
+// T: float or bfloat16 (arithmetic in float32). The work is split by shape only: the same bits for any pool.
 template <class T>
 void rms_norm(const RmsNormForward<T>& problem, ThreadPool& pool);
 template <class T>

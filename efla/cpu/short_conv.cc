@@ -13,8 +13,8 @@
 #define EFLA_CPU_SHORT_CONV_ONCE_
 namespace efla::cpu {
 
-// Channels of one task. Tokens are the outer loop and channels the inner one, so that memory is read in the order in
-// which it lies; the rows that a task keeps (weights, their gradient, the last gradients of the sums) stay in L1.
+// Channels per task. Tokens are the outer loop and channels the inner one, so that memory is read in its order. The
+// rows that a task keeps (weights, their gradient, the last gradients of the sums) stay in the first-level cache.
 inline constexpr std::int64_t kStrip = 256;
 
 inline std::int64_t strips(std::int64_t channels) { return (channels + kStrip - 1) / kStrip; }
@@ -30,8 +30,8 @@ struct Taps {
 HWY_BEFORE_NAMESPACE();
 namespace efla::cpu::HWY_NAMESPACE {
 
-// e^x for x ≤ 0 to 2 ulp, 0 below e^−87: x = n ln 2 + r, e^r by its Taylor series, whose next term is below 2⁻²⁷.
-// Half the instructions of hwy/contrib/math, which serves all of float32.
+// Returns e^x for x ≤ 0 to 2 ulp, and 0 below e^−87: x = n ln 2 + r, with e^r by its Taylor series, whose next term is
+// below 2⁻²⁷. It needs half the instructions of hwy/contrib/math, which covers all of float32.
 template <class D>
 HWY_INLINE hn::Vec<D> exp_of_negative(D d, hn::Vec<D> x) {
   const hn::Rebind<std::int32_t, D> di;
@@ -49,7 +49,7 @@ HWY_INLINE hn::Vec<D> exp_of_negative(D d, hn::Vec<D> x) {
   return hn::IfThenElseZero(hn::Ge(x, hn::Set(d, -87.0F)), scaled);
 }
 
-// By e^−|a|, which never overflows.
+// Returns the sigmoid through e^−|a|, which never overflows.
 template <class D>
 HWY_INLINE hn::Vec<D> sigmoid(D d, hn::Vec<D> a) {
   const auto one = hn::Set(d, 1.0F);
@@ -57,7 +57,7 @@ HWY_INLINE hn::Vec<D> sigmoid(D d, hn::Vec<D> a) {
   return hn::Div(hn::IfThenElse(hn::Lt(a, hn::Zero(d)), exp, one), hn::Add(one, exp));
 }
 
-// The weights of `count` channels from `first` on.
+// Returns the weights of `count` channels from `first` on.
 inline Taps taps_of(const View<const float, 2>& weight, std::int64_t first, std::int64_t count) {
   Taps taps;
   for (std::int64_t j = 0; j < weight.extent[1]; ++j) {
@@ -66,7 +66,7 @@ inline Taps taps_of(const View<const float, 2>& weight, std::int64_t first, std:
   return taps;
 }
 
-// Rows t−(W−1) … t of a strip, oldest first; zeros before the first token.
+// Loads rows t−(W−1) … t of a strip, oldest first; zeros before the first token.
 template <class T>
 struct Window {
   const T* row[kMaxConvWidth];
@@ -80,7 +80,7 @@ struct Window {
   }
 };
 
-// Σ_j weight[j]·x[t−(W−1)+j] of the vector of channels at c.
+// Returns Σ_j weight[j]·x[t−(W−1)+j] for the vector of channels at c.
 template <class D, class T>
 HWY_INLINE hn::Vec<D> weighted_sum(D d, const Taps& weight, const Window<T>& x, std::size_t c, std::int64_t width) {
   auto a = hn::Mul(hn::LoadU(d, weight.row[0] + c), load(d, x.row[0] + c));
@@ -90,7 +90,7 @@ HWY_INLINE hn::Vec<D> weighted_sum(D d, const Taps& weight, const Window<T>& x, 
   return a;
 }
 
-// W is the number of taps, or 0 where it is known at run time only.
+// Computes the forward of a strip. W is the number of taps, or 0 if it is only known at run time.
 template <int W, class T>
 void forward_strip(const ShortConvForward<T>& p, std::int64_t i_b, std::int64_t first, std::int64_t count) {
   const std::int64_t width = W > 0 ? W : p.weight.extent[1];
@@ -105,8 +105,9 @@ void forward_strip(const ShortConvForward<T>& p, std::int64_t i_b, std::int64_t 
   }
 }
 
-// One strip of all sequences: dweight is summed over them in order. With a as in the forward and da = dy·silu′(a):
-// dweight[j] += Σ_t da[t]·x[t−(W−1)+j], and dx[t−(W−1)] = Σ_j weight[W−1−j]·da[t−(W−1)+j], known when da[t] is.
+// Computes the backward of one strip of all sequences; dweight is summed over them in order. With a as in the forward
+// and da = dy·silu′(a): dweight[j] += Σ_t da[t]·x[t−(W−1)+j], and dx[t−(W−1)] = Σ_j weight[W−1−j]·da[t−(W−1)+j], which
+// is known after da[t].
 template <int W, class T>
 void backward_strip(const ShortConvBackward<T>& p, std::int64_t first, std::int64_t count) {
   const std::int64_t width = W > 0 ? W : p.weight.extent[1], tokens = p.x.extent[1];

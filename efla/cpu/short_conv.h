@@ -20,8 +20,8 @@ struct ShortConvForward {
   View<T, 3> y;                 // [B, T, D]
 };
 
-// The gradients of a loss whose gradient with respect to y is dy. a is computed again. Channels are contiguous in x, dy
-// and dx; dx overlaps neither.
+// The gradients of a loss; dy is its gradient with respect to y. a is computed again. Channels are contiguous in x, dy
+// and dx; dx overlaps neither of the others.
 template <class T>
 struct ShortConvBackward {
   View<const T, 3> x;           // [B, T, D]
@@ -31,7 +31,7 @@ struct ShortConvBackward {
   View<float, 2> dweight;       // [D, W]
 };
 
-// T: float or bfloat16 (arithmetic in float32). Work is split by shape alone: the same bits for any pool.
+// T: float or bfloat16 (arithmetic in float32). The work is split by shape only: the same bits for any pool.
 template <class T>
 void short_conv(const ShortConvForward<T>& problem, ThreadPool& pool);
 template <class T>

@@ -1,5 +1,5 @@
-// The decode step: one token of the recurrence, the state streamed through the core once for reading and once for
-// writing. Figures are microseconds a head on a Zen 3 (AVX2, one thread, 16 heads of 64 or 128 in cache).
+// The decode step: one token of the recurrence. The state is read once for both sums, and read and written once more
+// for the update.
 #include "efla/cpu/delta.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -12,7 +12,7 @@ HWY_BEFORE_NAMESPACE();
 namespace efla::cpu::HWY_NAMESPACE {
 namespace {
 
-// Value columns of a task, so that a few large heads make work for several threads.
+// Value columns per task, so that a few large heads give work to several threads.
 constexpr std::int64_t kStepColumns = 128;
 
 std::int64_t step_slices(const DeltaShape& shape) { return (shape.value_dim + kStepColumns - 1) / kStepColumns; }
@@ -23,7 +23,7 @@ struct StepScratch {
   float q_dot_k = 0.0F;
   float* q = nullptr;       // [Kp]
   float* k = nullptr;       // [Kp]
-  float* decay = nullptr;   // [Kp] e^g; laid out only where the rule has a decay
+  float* decay = nullptr;   // [Kp] e^g; allocated only if the rule has a decay
   float* q_read = nullptr;  // [Kp] q ⊙ e^g, or q
   float* k_read = nullptr;  // [Kp] k ⊙ e^g, or k
   float* v = nullptr;       // [kStepColumns]
@@ -48,12 +48,12 @@ std::size_t StepBytesPerWorker(const DeltaShape& shape, Decay decay) {
   return arena.bytes();
 }
 
-// error = S̃ᵀk and out = S̃ᵀq over N vectors of columns; S̃ is never stored: the decays are in k_read and q_read.
+// Computes error = S̃ᵀk and out = S̃ᵀq over N vectors of columns. S̃ is never stored: k_read and q_read hold the decays.
 template <int N, class S>
 HWY_INLINE void read_columns(const S* HWY_RESTRICT state, std::int64_t row_stride, std::int64_t key_dim, StepScratch& s,
                              std::int64_t column) {
   const FloatTag d;
-  const float* k_read = s.k_read;  // not through s: those pointers are loaded anew after every fence
+  const float* k_read = s.k_read;  // a local copy, because pointers in s are loaded again after every fence
   const float* q_read = s.q_read;
   FloatVec error[N], out[N];
   unroll<N>([&](auto n) EFLA_UNROLLED { error[n] = out[n] = hn::Zero(d); });
@@ -63,7 +63,7 @@ HWY_INLINE void read_columns(const S* HWY_RESTRICT state, std::int64_t row_strid
     const S* row = state + i * row_stride + column;
     FloatVec x[N];
     unroll<N>([&](auto n) EFLA_UNROLLED { x[n] = load(d, row + n * kLanes); });
-    HWY_FENCE;  // without it GCC makes x an operand of both sums, so loads it twice: 0.04 and 0.25 us slower
+    HWY_FENCE;  // without it GCC makes x an operand of both sums and loads it twice, which is slower
     unroll<N>([&](auto n) EFLA_UNROLLED {
       error[n] = hn::MulAdd(k, x[n], error[n]);
       out[n] = hn::MulAdd(q, x[n], out[n]);
@@ -75,8 +75,9 @@ HWY_INLINE void read_columns(const S* HWY_RESTRICT state, std::int64_t row_strid
   });
 }
 
-// S ← D S + k uᵀ over N vectors of columns. Last row first: what was read last is still in the first-level cache.
-// Product and sum apart (the build forbids contraction): on a Zen 3 a fused one takes a third more time beside a store.
+// Computes S ← D S + k uᵀ over N vectors of columns. Starts with the last row, because what was read last is still in
+// the first-level cache. The build forbids contraction of product and sum, because a fused one is slower beside a store
+// on Zen 3.
 template <int N, bool kDecays, class S>
 HWY_INLINE void write_columns(S* HWY_RESTRICT state, std::int64_t row_stride, std::int64_t key_dim,
                               const StepScratch& s, std::int64_t column) {
@@ -95,7 +96,7 @@ HWY_INLINE void write_columns(S* HWY_RESTRICT state, std::int64_t row_stride, st
   }
 }
 
-// Columns of a state whose last stride is 1; any others, and the last few, one by one.
+// Computes the columns of a state whose last stride is 1 in vectors; any others, and the last few, one by one.
 template <class S>
 HWY_INLINE void read_state(const View<S, 4>& state, std::int64_t i_b, std::int64_t i_h, std::int64_t first,
                            std::int64_t count, std::int64_t key_dim, StepScratch& s) {
@@ -135,7 +136,7 @@ HWY_INLINE void write_state(const View<S, 4>& state, std::int64_t i_b, std::int6
   }
 }
 
-// e^g, and q and k times it.
+// Computes e^g, and q and k times e^g.
 template <class Problem>
 HWY_INLINE void load_decays(const Problem& p, std::int64_t i_b, std::int64_t i_h, StepScratch& s) {
   const std::int64_t n = s.key_stride;
@@ -150,7 +151,7 @@ HWY_INLINE void load_decays(const Problem& p, std::int64_t i_b, std::int64_t i_h
   multiply_rows(s.k, s.decay, n, s.k_read);
 }
 
-// The token's q, k and gains of one head.
+// Loads the token's q, k and gains of one head.
 template <class T, class S>
 HWY_INLINE void load_keys(const DeltaStep<T, S>& p, std::int64_t i_b, std::int64_t i_h, StepScratch& s) {
   const std::int64_t key_dim = p.shape.key_dim, i_q = i_h / p.shape.group();
@@ -167,8 +168,8 @@ HWY_INLINE void load_keys(const DeltaStep<T, S>& p, std::int64_t i_b, std::int64
   s.q_dot_k = dot(s.q, s.k, s.key_stride);
 }
 
-// Columns [first, first + count) of one head. With r = S̃ᵀq, o = scale · (r + (q·k) u): the updated state need not be
-// read again.
+// Computes columns [first, first + count) of one head. With r = S̃ᵀq, o = scale · (r + (q·k) u), so the updated state
+// need not be read again.
 template <class T, class S>
 HWY_INLINE void step_columns(const DeltaStep<T, S>& p, std::int64_t i_b, std::int64_t i_h, std::int64_t first,
                              std::int64_t count, float scale, StepScratch& s) {
@@ -190,7 +191,7 @@ HWY_INLINE void step_columns(const DeltaStep<T, S>& p, std::int64_t i_b, std::in
   store_row(s.out, scale, count, p.o.at(i_b, i_h, first), p.o.stride[2]);
 }
 
-// Tasks [begin, end): slices of columns, head after head.
+// Runs tasks [begin, end): slices of columns, head after head.
 template <class T, class S>
 HWY_INLINE void step_tasks(const DeltaStep<T, S>& p, std::int64_t begin, std::int64_t end, std::byte* memory) {
   Arena arena(memory);
@@ -206,7 +207,7 @@ HWY_INLINE void step_tasks(const DeltaStep<T, S>& p, std::int64_t begin, std::in
   }
 }
 
-// Name: of the element type T of the inputs and S of the state.
+// Instantiates Name for the element types T of the inputs and S of the state.
 #define EFLA_FOR_TYPES(Name, T, S)                                                                     \
   void Step##Name(const DeltaStep<T, S>& p, std::int64_t begin, std::int64_t end, std::byte* memory) { \
     step_tasks(p, begin, end, memory);                                                                 \
@@ -227,8 +228,8 @@ HWY_AFTER_NAMESPACE();
 namespace efla::cpu {
 namespace {
 
-// Elements of state that are worth a thread that is awake, 5 us of work in cache, and one that must be woken, which
-// takes 5 us and often far more: one head of 256 took 11 us by one thread and 18, at times 60, by two.
+// Elements of state that justify a thread that is awake, and a thread that must be woken. Waking a thread often takes
+// longer than the work on a few heads.
 constexpr std::int64_t kAwakeElements = 1 << 15, kAsleepElements = 1 << 16;
 
 HWY_EXPORT(StepBytesPerWorker);

@@ -19,11 +19,11 @@ namespace {
 
 constexpr const char* kAmx = "AMX";
 
-// Bits of the targets that the kernels are built for and this processor can run, best (lowest) first.
+// Returns the bits of the targets that are built and that this processor supports, best (lowest) first.
 std::vector<std::int64_t> supported() { return hwy::SupportedAndGeneratedTargets(); }
 
-// Whether the processor has the tiles and their bfloat16 products, and the kernel of the operating system
-// lets this process use the tiles' registers, which it must ask for.
+// Returns whether the processor has AMX with bfloat16, and the operating system lets this process use the tile
+// registers, for which it must ask.
 bool ask_for_matrix_unit() {
 #if HWY_ARCH_X86_64 && defined(__linux__)
   constexpr unsigned kAmxBfloat16 = 1U << 22U, kAmxTile = 1U << 24U;  // of leaf 7's d
@@ -42,13 +42,13 @@ bool has_matrix_unit() {
   return has;
 }
 
-// Whether the matrix unit can be used beside the best of the targets in force: its kernels are built where this kind of
-// AVX-512 is, and every kind that is better (lower) includes it.
+// Returns whether AMX can be used beside the best of the active targets. Its kernels are built for this kind of
+// AVX-512, and every better (lower) kind includes it.
 bool best_takes_matrix_unit() {
   return (HWY_TARGETS & HWY_AVX3) != 0 && supported().front() <= HWY_AVX3 && has_matrix_unit();
 }
 
-// Asking Highway costs some CPUID instructions, dear in a virtual machine: once, not in every call.
+// Asks Highway once instead of in every call, because CPUID instructions are slow in a virtual machine.
 std::atomic<bool>& matrix_unit_in_use() {
   static std::atomic<bool> in_use = best_takes_matrix_unit();
   return in_use;

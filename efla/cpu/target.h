@@ -1,4 +1,4 @@
-// Which SIMD instruction sets the kernels have been built for and which one runs.
+// The SIMD instruction sets for which the kernels are built, and the one that runs.
 #pragma once
 
 #include <cstdint>
@@ -7,18 +7,18 @@
 
 namespace efla::cpu {
 
-// The instruction set that the kernels use now, for example "AVX2" or "AVX3" (Highway's names; AVX3 is AVX-512), or
-// "AMX": AVX3, and for matrix products the processor's matrix unit.
+// Returns the instruction set that the kernels use, for example "AVX2" or "AVX3" (Highway's names; AVX3 is AVX-512), or
+// "AMX", which is AVX3 with AMX for matrix products.
 std::string target_name();
 
-// Whether target_name() is "AMX".
+// Returns whether target_name() is "AMX".
 bool uses_matrix_unit();
 
-// Those that this processor can run, best first.
+// Returns the instruction sets that this processor supports, best first.
 std::vector<std::string> supported_targets();
 
-// Restricts the kernels to one of supported_targets() ("" lifts that); throws Error for another name. For tests: it is
-// process-wide and must not be called while a kernel runs.
+// Restricts the kernels to one of supported_targets(); "" removes the restriction. Throws Error for another name. For
+// tests: it changes the whole process and must not be called while a kernel runs.
 void use_target(const std::string& name);
 
 }  // namespace efla::cpu

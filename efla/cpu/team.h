@@ -1,5 +1,5 @@
-// How the heads of a backward are shared out where none are taken together (heads_parts.h): one a thread, or one after
-// the other to all threads.
+// How the heads of a backward are distributed if none are computed together (heads_parts.h): one head per thread, or
+// one head at a time for a group of all threads.
 #pragma once
 
 #include <algorithm>
@@ -11,15 +11,15 @@
 
 namespace efla::cpu {
 
-// bytes(team) is the scratch of one head computed by so many threads.
+// Returns the scratch for all threads; bytes(team) is the scratch of one head that `team` threads compute.
 template <class Bytes>
 std::size_t team_workspace_bytes(int threads, Bytes bytes) {
   return std::max(bytes(1) * static_cast<std::size_t>(threads), bytes(threads));
 }
 
-// Calls head(i, memory, team) for every i in [0, heads), heads one a thread. Those left over when all threads have had
-// as many are computed by all threads, one head after the other, where that keeps more of them at work: `busy` threads
-// of a team have work, and it is reckoned at half the speed of threads with heads of their own.
+// Calls head(i, memory, team) for every i in [0, heads), one head per thread. The last heads % threads heads are
+// computed by all threads together, one after the other, if that is faster: `busy` threads of a group have work, and a
+// shared head is assumed half as fast.
 template <class Head>
 void for_each_head(std::int64_t heads, std::int64_t busy, Workspace workspace, ThreadPool& pool, Head head) {
   const int threads = pool.threads();

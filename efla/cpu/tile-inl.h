@@ -1,4 +1,4 @@
-// Register tiles for small matrix products, and rows in and out of scratch. Included once per target by the kernels.
+// Register tiles for small matrix products, and the transfer of rows to and from scratch. Included once per target.
 //
 // A panel is a matrix slice kPanel columns wide, stored row after row: [rows, kPanel]. A tile is M rows of a panel held
 // in registers. Every product is acc[m] += Σ_d a(m, d) · panel[d], with a(m, d) broadcast and a panel row of kVectors
@@ -37,8 +37,8 @@ inline constexpr int kRows = HWY_TARGET <= HWY_AVX3 ? 8 : 6;
 
 inline std::int64_t round_up(std::int64_t n, std::int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-// f(0), …, f(N − 1) with the index a compile-time constant: a tile stays in registers only if every index into it is
-// one.
+// Calls f(0), …, f(N − 1) with the index as a compile-time constant, because a tile stays in registers only if every
+// index into it is one.
 template <int... I, class F>
 HWY_INLINE void unroll_sequence(std::integer_sequence<int, I...>, [[maybe_unused]] F f) {
   (f(std::integral_constant<int, I>()), ...);
@@ -48,7 +48,7 @@ HWY_INLINE void unroll(F f) {
   unroll_sequence(std::make_integer_sequence<int, N>(), f);
 }
 
-// The attributes of a lambda given to unroll.
+// The attributes of a lambda passed to unroll.
 #define EFLA_UNROLLED HWY_ATTR __attribute__((always_inline))
 
 template <int M>
@@ -133,7 +133,7 @@ struct Tile {
     }
   }
 
-  // The same, asking for an address every kDepthAnAsk steps.
+  // Does the same and prefetches an address every kDepthAnAsk steps.
   template <class Ahead>
   HWY_INLINE void multiply_add(const float* HWY_RESTRICT a, std::ptrdiff_t a_row, std::ptrdiff_t a_depth,
                                const float* HWY_RESTRICT b, std::ptrdiff_t b_row, std::int64_t depth, Ahead& ahead) {
@@ -155,7 +155,7 @@ struct Tile {
   }
 };
 
-// A tile of fewer than kRows rows.
+// Runs a tile of fewer than kRows rows.
 template <int M, class Body>
 HWY_INLINE void smaller_tile(std::int64_t rows, std::int64_t first, Body& body) {
   if constexpr (M > 0) {
@@ -176,8 +176,8 @@ HWY_INLINE void run_tile(std::int64_t rows, std::int64_t first, Body& body) {
   }
 }
 
-// Rows of the next tile where so many are left: kRows, but two tiles of about the same height at the end, since one of
-// one or two rows has too few sums to hide the latency of their additions.
+// Returns the rows of the next tile if `left` rows are left: kRows, or two tiles of about the same height at the end,
+// because a tile of one or two rows has too few sums to hide the latency of their additions.
 HWY_INLINE std::int64_t next_tile(std::int64_t left) {
   if (left >= 2 * kRows || left == kRows) return kRows;
   return left > kRows ? (left + 1) / 2 : left;
@@ -192,7 +192,7 @@ HWY_INLINE void for_tiles(std::int64_t rows, Body& body) {
   }
 }
 
-// The same from the last row to the first.
+// Does the same from the last row to the first.
 template <class Body>
 HWY_INLINE void for_tiles_reversed(std::int64_t rows, Body& body) {
   while (rows > 0) {
@@ -203,7 +203,7 @@ HWY_INLINE void for_tiles_reversed(std::int64_t rows, Body& body) {
 }
 
 #if HWY_TARGET != HWY_SCALAR
-// Four rows of kLanes columns, transposed in blocks of 4 × 4: column 4 b + i of the rows is block b of columns[i].
+// Four rows of kLanes columns, transposed in blocks of 4 × 4: block b of columns[i] is column 4 b + i of the rows.
 struct TransposedBlocks {
   FloatVec columns[4];
 
@@ -225,7 +225,7 @@ struct TransposedBlocks {
   }
 };
 
-// Blocks of four lanes of a and b beside each other: [a₀ b₀ a₂ b₂ …] and [a₁ b₁ a₃ b₃ …].
+// Blocks of four lanes of a and b in alternation: [a₀ b₀ a₂ b₂ …] and [a₁ b₁ a₃ b₃ …].
 struct BlockPairs {
   FloatVec even, odd;
 
@@ -234,8 +234,8 @@ struct BlockPairs {
 };
 #endif
 
-// dst[c·dst_row + r] = src[r·src_row + c] for r < rows, c < cols (a multiple of kLanes). A call costs nothing beside
-// the panel that it moves, and GCC 12, where it inlines this, warns of rows that do not exist.
+// Computes dst[c·dst_row + r] = src[r·src_row + c] for r < rows, c < cols (a multiple of kLanes). It is not inlined,
+// because GCC 12 would then warn of rows that do not exist, and a call is cheap compared with the panel.
 HWY_NOINLINE inline void transpose(const float* HWY_RESTRICT src, std::ptrdiff_t src_row, std::int64_t rows,
                                    std::int64_t cols, float* HWY_RESTRICT dst, std::ptrdiff_t dst_row) {
   std::int64_t r = 0;
@@ -284,7 +284,7 @@ HWY_NOINLINE inline void transpose(const float* HWY_RESTRICT src, std::ptrdiff_t
   }
 }
 
-// Reads `count` elements `stride` apart into float32, and zeros up to `padded`.
+// Reads `count` elements `stride` apart as float32, and fills with zeros up to `padded`.
 template <class T>
 HWY_INLINE void load_row(const T* HWY_RESTRICT src, std::int64_t stride, std::int64_t count, std::int64_t padded,
                          float* HWY_RESTRICT dst) {
@@ -310,13 +310,13 @@ HWY_INLINE void store_row(const float* HWY_RESTRICT src, float factor, std::int6
   for (; i < count; ++i) dst[i * stride] = from_state<T>(factor * src[i]);
 }
 
-// y += x over a multiple of kLanes elements.
+// Computes y += x over a multiple of kLanes elements.
 HWY_INLINE void add_rows(const float* HWY_RESTRICT x, std::int64_t count, float* HWY_RESTRICT y) {
   const FloatTag d;
   for (std::int64_t i = 0; i < count; i += kLanes) hn::Store(hn::Add(hn::Load(d, x + i), hn::Load(d, y + i)), d, y + i);
 }
 
-// Σ x[i]·y[i] over a multiple of kLanes elements.
+// Returns Σ x[i]·y[i] over a multiple of kLanes elements.
 HWY_INLINE float dot(const float* HWY_RESTRICT x, const float* HWY_RESTRICT y, std::int64_t count) {
   const FloatTag d;
   FloatVec sum = hn::Zero(d);
@@ -324,7 +324,7 @@ HWY_INLINE float dot(const float* HWY_RESTRICT x, const float* HWY_RESTRICT y, s
   return hn::GetLane(hn::SumOfLanes(d, sum));
 }
 
-// Vectors whose lanes are summed together.
+// Number of vectors whose lanes are summed together.
 inline constexpr int kBlock = HWY_TARGET == HWY_SCALAR ? 1 : 4;
 
 using BlockTag = hn::FixedTag<float, kBlock>;
@@ -333,7 +333,7 @@ using BlockVec = hn::Vec<BlockTag>;
 #if HWY_TARGET == HWY_SCALAR
 HWY_INLINE BlockVec sums_of_lanes(const FloatVec (&x)[kBlock]) { return x[0]; }
 #else
-// The sum of the blocks of 128 bits.
+// Returns the sum of the blocks of 128 bits.
 template <class D>
 HWY_INLINE BlockVec add_blocks(D d, hn::Vec<D> x) {
   if constexpr (hn::MaxLanes(d) == std::size_t{kBlock}) {
@@ -344,7 +344,7 @@ HWY_INLINE BlockVec add_blocks(D d, hn::Vec<D> x) {
   }
 }
 
-// Element m is the sum of x[m].
+// Returns a vector whose element m is the sum of x[m].
 HWY_INLINE BlockVec sums_of_lanes(const FloatVec (&x)[kBlock]) {
   const FloatTag d;
   const hn::Repartition<double, FloatTag> dd;
@@ -357,7 +357,7 @@ HWY_INLINE BlockVec sums_of_lanes(const FloatVec (&x)[kBlock]) {
 }
 #endif
 
-// out[n] = Σ x[n], the lanes of four vectors.
+// Stores out[n] = Σ x[n], the sums of the lanes of four vectors.
 HWY_INLINE void store_lane_sums(const FloatVec (&x)[4], float* out) {
 #if HWY_TARGET == HWY_SCALAR
   for (int n = 0; n < 4; ++n) out[n] = hn::GetLane(x[n]);

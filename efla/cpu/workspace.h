@@ -1,4 +1,4 @@
-// Scratch memory that a kernel is given, and the arena that lays its arrays out in it.
+// The scratch memory of a kernel, and the arena that allocates its arrays.
 #pragma once
 
 #include <cstddef>
@@ -13,8 +13,8 @@ struct Workspace {
   std::size_t bytes = 0;
 };
 
-// Hands out consecutive aligned arrays. Built on no memory it only counts, so one layout function serves both to size a
-// workspace and to carve it.
+// Allocates consecutive aligned arrays. Without memory it only counts bytes, so one layout function both computes the
+// size of a workspace and allocates its arrays.
 class Arena {
  public:
   explicit Arena(std::byte* base = nullptr) : base_(base) {}
