@@ -13,6 +13,7 @@
 #include "cli/output_file.h"
 #include "efla/base/error.h"
 #include "efla/io/file.h"
+#include "efla/io/folder_lock.h"
 #include "efla/io/safetensors.h"
 #include "efla/nn/models/language_model_file.h"
 #include "efla/nn/models/language_model_json.h"
@@ -31,7 +32,7 @@ void convert(const std::string& command, const Arguments& arguments) {
   const auto tokenizer = find_tokenizer(arguments.model);
   const bool named = !tokenizer.empty() && tokenizer != "bytes", has_file = named && std::filesystem::exists(tokenizer);
   const io::Bytes tokenizer_file = has_file ? io::read_file(tokenizer) : io::Bytes();
-  io::prepare_output_folder(arguments.out, command);
+  const auto lock = io::prepare_output_folder(arguments.out, command);
   nn::save_language_model(*model, arguments.out);
   if (has_file) io::write_file_atomically(std::filesystem::path(arguments.out) / kTokenizerFile, tokenizer_file);
   const auto& config = model->config();

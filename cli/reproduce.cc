@@ -13,6 +13,7 @@
 #include "cli/study.h"
 #include "efla/base/error.h"
 #include "efla/io/file.h"
+#include "efla/io/folder_lock.h"
 #include "efla/io/json.h"
 #include "efla/report/smnist_report.h"
 #include "efla/train/run.h"
@@ -25,6 +26,7 @@ using nlohmann::json;
 using nlohmann::ordered_json;
 namespace fs = std::filesystem;
 
+constexpr const char* kReproduceSmnist = "reproduce smnist";
 constexpr std::int64_t kCurvePoints = 60;
 
 struct Study {
@@ -85,6 +87,8 @@ ordered_json train_run(const Study& study, const train::StudyRun& run, const std
   const fs::path kept = folder / "result.json";
   if (fs::exists(kept)) return ordered_json(io::read_json(kept));
   fs::create_directories(folder);
+  const io::FolderLock lock(folder, kReproduceSmnist,
+                            "--out");  // efla train smnist --resume may be given this folder too
 
   train::RunSpec spec{model_of(run), data.description, study.training, /*checkpoint_every=*/0};
   spec.training.lr = run.lr;
@@ -146,7 +150,7 @@ double accuracy_at(const ordered_json& entry, const char* panel, const char* lev
   for (const auto& point : entry.at(panel)) {
     if (point.at(level_name) == level) return point.at("accuracy");
   }
-  throw Error("reproduce smnist", panel, "no measurement", fmt::format("one at {} {}", level_name, level));
+  throw Error(kReproduceSmnist, panel, "no measurement", fmt::format("one at {} {}", level_name, level));
 }
 
 void print_row(const std::string& mixer, const ordered_json& entry, const std::string& seeds) {
@@ -186,7 +190,7 @@ void reproduce_smnist(const Study& study) {
   }
   const SmnistData data = load_smnist(study.data, study.train_images, study.test_images);
   ThreadPool& pool = use_threads(study.threads);
-  prepare_study_folder(study.folder, description(study, data), "reproduce smnist");
+  const auto lock = prepare_study_folder(study.folder, description(study, data), kReproduceSmnist);
   watch_for_interrupts();
 
   std::vector<ordered_json> runs;

@@ -135,7 +135,7 @@ void reproduce_synthetic(const SyntheticStudy& study) {
               {"lr", options.lrs}};
   // Another version of the program may plan other runs.
   for (const auto& run : plan) wanted["training"][run.name] = train::description(run);
-  prepare_study_folder(folder, wanted, "reproduce " + name);
+  const auto lock = prepare_study_folder(folder, wanted, "reproduce " + name);
   watch_for_interrupts();
 
   const auto runs = run_all(plan, folder / "runs", name, pool);

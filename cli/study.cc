@@ -14,6 +14,8 @@
 namespace efla::cli {
 namespace {
 
+constexpr const char* kStudyFile = "study.json";  // what the folder must agree on to be continued
+
 std::string date_now() {
   const std::time_t now = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
   std::tm utc{};
@@ -25,15 +27,16 @@ std::string date_now() {
 
 }  // namespace
 
-void prepare_study_folder(const std::filesystem::path& folder, const nlohmann::json& wanted,
-                          std::string_view operation) {
-  const auto mark = folder / "study.json";
+io::FolderLock prepare_study_folder(const std::filesystem::path& folder, const nlohmann::json& wanted,
+                                    std::string_view operation) {
+  auto lock = io::prepare_output_folder(folder, operation, kStudyFile);
+  const auto mark = folder / kStudyFile;
   if (std::filesystem::exists(mark)) {
     train::require_same(wanted, io::read_json(mark), operation, mark.string());
-    return;
+  } else {
+    io::write_file_atomically(mark, wanted.dump(2) + "\n");
   }
-  io::prepare_output_folder(folder, operation);
-  io::write_file_atomically(mark, wanted.dump(2) + "\n");
+  return lock;
 }
 
 nlohmann::ordered_json study_environment(const ThreadPool& pool) {

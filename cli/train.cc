@@ -14,7 +14,7 @@
 #include "cli/progress.h"
 #include "cli/smnist.h"
 #include "efla/base/error.h"
-#include "efla/io/file.h"
+#include "efla/io/folder_lock.h"
 #include "efla/io/json.h"
 #include "efla/nn/layers/mixer_preset.h"
 #include "efla/train/checkpoint.h"
@@ -24,6 +24,8 @@ namespace efla::cli {
 namespace {
 
 using nlohmann::json;
+
+constexpr const char* kTrainSmnist = "train smnist";
 
 struct TrainArguments {
   std::string out, resume, data = "builtin";
@@ -126,12 +128,13 @@ Plan make_plan(TrainArguments a) {
 
 void train_smnist(const TrainArguments& arguments) {
   if (arguments.out.empty() == arguments.resume.empty()) {
-    throw Error("train smnist", "--out", arguments.out.empty() ? "nothing" : "both --out and --resume",
+    throw Error(kTrainSmnist, "--out", arguments.out.empty() ? "nothing" : "both --out and --resume",
                 "--out RUN for a new run, or --resume RUN to go on with one");
   }
   const Plan plan = make_plan(arguments);
   ThreadPool& pool = use_threads(arguments.threads);
-  if (arguments.resume.empty()) io::prepare_output_folder(plan.folder, "train smnist");
+  const auto lock = arguments.resume.empty() ? io::prepare_output_folder(plan.folder, kTrainSmnist)
+                                             : io::FolderLock(plan.folder, kTrainSmnist, "--resume");
 
   const std::int64_t batch = plan.spec.training.batch_size;
   const std::int64_t steps = (plan.data.train.count + batch - 1) / batch;

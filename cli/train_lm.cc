@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,7 @@
 #include "cli/version.h"
 #include "efla/base/error.h"
 #include "efla/io/file.h"
+#include "efla/io/folder_lock.h"
 #include "efla/io/json.h"
 #include "efla/io/sha256.h"
 #include "efla/train/options.h"
@@ -165,8 +167,10 @@ train::RunEnd train_with(const TrainLmArguments& a, LmSetup& setup, train::Ranks
   const auto copies = static_cast<int>(std::clamp<std::int64_t>(micro_batches, 1, device.is_cpu() ? threads : 1));
   train::Replicas replicas(
       copies, [&] { return setup.make_replica(); }, device, options.precision, pool);
+  std::optional<io::FolderLock> lock;  // rank 0 holds it for all ranks
+  if (ranks.rank() == 0 && !a.resume.empty()) lock.emplace(folder, kTrainLm, "--resume");
   if (ranks.rank() == 0 && a.resume.empty()) {
-    io::prepare_output_folder(folder, kTrainLm);
+    lock.emplace(io::prepare_output_folder(folder, kTrainLm));
     write_run_file(folder, setup, ranks, threads, a.device);
   }
   LmProgress progress(options.total_steps());

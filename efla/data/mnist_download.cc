@@ -1,10 +1,12 @@
 #include "efla/data/mnist_download.h"
 
 #include <algorithm>
+#include <optional>
 
 #include <fmt/format.h>
 
 #include "efla/base/error.h"
+#include "efla/io/folder_lock.h"
 #include "efla/io/gzip.h"
 #include "efla/io/sha256.h"
 
@@ -62,10 +64,16 @@ void download_files(const fs::path& folder, const std::string& base_url, std::sp
   fs::create_directories(folder, error);
   if (error) throw IoError(IoError::Kind::system, folder.string(), -1, "cannot make the folder: " + error.message());
   const std::string base = base_url.ends_with('/') ? base_url : base_url + "/";
+  std::optional<io::FolderLock> lock;  // none for a folder that has every file: its user may not be able to write it
   for (const auto& file : files) {
     const auto path = folder / file.name;
     auto kind = DownloadEvent::Kind::already_there;
-    if (!is_right(path, file)) {
+    bool right = is_right(path, file);
+    if (!right && !lock) {
+      lock.emplace(folder, "download", "--out");
+      right = is_right(path, file);  // another process may have brought it meanwhile
+    }
+    if (!right) {
       auto bounded = limits;
       bounded.max_bytes = std::min(limits.max_bytes, file.unpacked_bytes + kPackingRoom);
       fetch(path, base + std::string(file.name), file, callback, bounded);

@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "efla/base/error.h"
+#include "efla/io/folder_lock.h"
 
 namespace efla::data {
 namespace {
@@ -46,28 +47,20 @@ std::vector<fs::path> inputs_outside(const fs::path& folder, const std::vector<s
   return list_inputs(inputs);
 }
 
-// Removes files that a killed process left half-written (names of AtomicFile).
+// Removes the shards and indices that a killed process left half-written, in a locked folder.
 void remove_left_overs(const fs::path& folder) {
   std::vector<fs::path> left;
-  bool others = false;
   for (const auto& entry : fs::directory_iterator(folder)) {
     const auto name = entry.path().filename().string();
-    const bool temporary = name.starts_with(".index.json.tmp-") ||
-                           (name.starts_with(".shard-") && name.find(".tokens.tmp-") != std::string::npos);
-    if (temporary) left.push_back(entry.path());
-    others = others || !temporary;
+    const bool ours = name.starts_with(".index.json.") || name.starts_with(".shard-");
+    if (ours && io::is_temporary_name(name)) left.push_back(entry.path());
   }
-  if (others && !fs::exists(folder / io::kTokenIndexFile)) return;
   for (const auto& path : left) fs::remove(path);
 }
 
 // Reads the index of the folder, which must be made in the same way; an empty index if there is none.
-io::TokenIndex open_output(const fs::path& folder, const io::TokenizerInfo& tokenizer, const ordered_json& source) {
-  if (fs::is_directory(folder)) remove_left_overs(folder);
-  if (!fs::exists(folder / io::kTokenIndexFile)) {
-    io::prepare_output_folder(folder, kOperation);
-    return {tokenizer, {}, source, io::TokenIndex::Position{}};
-  }
+io::TokenIndex read_output(const fs::path& folder, const io::TokenizerInfo& tokenizer, const ordered_json& source) {
+  if (!fs::exists(folder / io::kTokenIndexFile)) return {tokenizer, {}, source, io::TokenIndex::Position{}};
   auto index = io::read_token_index(folder);
   const auto refuse = [&](const std::string& what) {
     throw Error(kOperation, "--out", fmt::format("{}, which was made with another {}", folder.string(), what),
@@ -102,7 +95,12 @@ class Tokenization {
         reader_(files_, options.format, tokenizer) {}
 
   TokenizeEnd run() {
-    index_ = open_output(folder_, tokenizer_.info(), describe_source(files_, options_));
+    const auto source = describe_source(files_, options_);
+    // A folder that is complete needs no lock: its user may not be able to write it.
+    if (!read_output(folder_, tokenizer_.info(), source).unfinished) return TokenizeEnd::was_complete;
+    const auto lock = io::prepare_output_folder(folder_, kOperation, io::kTokenIndexFile);
+    remove_left_overs(folder_);
+    index_ = read_output(folder_, tokenizer_.info(), source);  // another process may have changed it meanwhile
     if (!index_.unfinished) return TokenizeEnd::was_complete;
     for (const auto& file : files_) progress_.size += fs::file_size(file);
     position_ = *index_.unfinished;

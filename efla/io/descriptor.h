@@ -1,4 +1,4 @@
-// An owned POSIX file descriptor, and errno as an exception. Used inside this folder only.
+// An owned POSIX file descriptor, errno as an exception, and this machine's name. Used inside this folder only.
 #pragma once
 
 #include <cerrno>
@@ -34,6 +34,9 @@ inline IoError system_error(const std::string& path, const std::string& what, in
   const auto kind = error == ENOENT || error == ENOTDIR ? IoError::Kind::missing : IoError::Kind::system;
   return IoError(kind, path, -1, "cannot " + what + ": " + std::strerror(error));
 }
+
+// Returns the name of this machine.
+std::string host_name();
 
 // Writes all of the bytes at the descriptor's position. path is for messages.
 void write_all(int fd, ByteView bytes, const std::string& path);

@@ -55,11 +55,6 @@ std::string field(std::uint32_t number, const std::string& bytes) {
 
 double now() { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); }
 
-std::string host_name() {
-  std::array<char, 256> name{};
-  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "localhost";
-}
-
 }  // namespace
 
 std::uint32_t crc32c(ByteView bytes) {

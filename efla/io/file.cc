@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 
 #include <fmt/format.h>
@@ -20,6 +21,7 @@ constexpr std::size_t kReadStep = std::size_t{1} << 20;
 constexpr std::size_t kWriteBuffer = std::size_t{1} << 18;
 // Linux moves at most 2^31 − 4096 bytes in one call.
 constexpr std::size_t kMaxTransfer = std::size_t{1} << 30;
+constexpr std::string_view kTemporaryMark = ".tmp-";  // in ".NAME.tmp-PROCESS-COUNT"
 
 Descriptor open_to_read(const std::string& path, struct ::stat& status, int flags = 0) {
   Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | flags));
@@ -56,6 +58,11 @@ fs::path resolve_target(const fs::path& path) {
 }
 
 }  // namespace
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "localhost";
+}
 
 void write_all(int fd, ByteView bytes, const std::string& path) {
   while (!bytes.empty()) {
@@ -113,11 +120,26 @@ MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   return *this;
 }
 
+bool is_temporary_name(std::string_view name) {
+  const auto digits = [&name] {
+    const auto end = std::min(name.find_first_not_of("0123456789"), name.size());
+    name.remove_prefix(end);
+    return end > 0;
+  };
+  const auto mark = name.rfind(kTemporaryMark);
+  if (!name.starts_with('.') || mark == std::string_view::npos || mark < 2) return false;
+  name.remove_prefix(mark + kTemporaryMark.size());
+  if (!digits() || !name.starts_with('-')) return false;
+  name.remove_prefix(1);
+  return digits() && name.empty();
+}
+
 AtomicFile::AtomicFile(const fs::path& path) : target_(resolve_target(path)) {
   static std::atomic<unsigned> count{0};
   const auto folder = folder_of(target_);
   do {
-    temporary_ = folder / fmt::format(".{}.tmp-{}-{}", target_.filename().string(), ::getpid(), count.fetch_add(1));
+    temporary_ =
+        folder / fmt::format(".{}{}{}-{}", target_.filename().string(), kTemporaryMark, ::getpid(), count.fetch_add(1));
     descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
   } while (descriptor_ < 0 && errno == EEXIST);
   if (descriptor_ < 0) throw system_error(target_, "create a file in its folder");
@@ -190,23 +212,5 @@ void write_file_atomically(const fs::path& path, ByteView bytes) {
 }
 
 void write_file_atomically(const fs::path& path, std::string_view text) { write_file_atomically(path, as_bytes(text)); }
-
-void prepare_output_folder(const fs::path& path, std::string_view operation) {
-  const auto refuse = [&](const std::string& why) {
-    throw Error(std::string(operation), "--out", why, "a new or empty folder");
-  };
-  if (path.empty()) refuse("an empty name");
-  std::error_code error;
-  const auto status = fs::status(path, error);
-  if (fs::exists(status)) {
-    if (!fs::is_directory(status)) refuse(path.string() + ", which is not a folder");
-    const bool empty = fs::is_empty(path, error);
-    if (error) throw system_error(path.string(), "look into the folder", error.value());
-    if (!empty) refuse(path.string() + ", which is not empty");
-    return;
-  }
-  fs::create_directories(path, error);
-  if (error) throw system_error(path.string(), "make the folder", error.value());
-}
 
 }  // namespace efla::io

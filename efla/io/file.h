@@ -68,6 +68,9 @@ class AtomicFile {
   std::uint64_t written_ = 0;
 };
 
+// Returns whether AtomicFile gives such a name to its temporary files. A process that was killed leaves them.
+bool is_temporary_name(std::string_view name);
+
 // A folder under a hidden temporary name beside its target, for files that belong together. commit() fsyncs it and
 // renames it to the target, which must not exist. Without commit() the folder and its files are removed.
 class AtomicFolder {
@@ -87,9 +90,5 @@ class AtomicFolder {
 
 void write_file_atomically(const std::filesystem::path& path, ByteView bytes);
 void write_file_atomically(const std::filesystem::path& path, std::string_view text);
-
-// Creates the folder and its parents, or accepts an empty folder. Throws efla::Error(operation, "--out", …) if the path
-// is something else or the folder is not empty.
-void prepare_output_folder(const std::filesystem::path& path, std::string_view operation = "output folder");
 
 }  // namespace efla::io

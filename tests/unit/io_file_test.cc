@@ -161,22 +161,15 @@ TEST(AtomicFile, AFullDiskLeavesTheOldContentAndNothingElse) {
   }
 }
 
-TEST(PrepareOutputFolder, MakesItOrTakesAnEmptyOne) {
+TEST(AtomicFile, HasATemporaryNameThatIsKnown) {
   const TempFolder folder;
-  prepare_output_folder(folder / "x" / "y");
-  EXPECT_TRUE(std::filesystem::is_directory(folder / "x" / "y"));
-  prepare_output_folder(folder / "x" / "y");
-}
-
-TEST(PrepareOutputFolder, RefusesWhatIsInUse) {
-  const TempFolder folder;
-  write_text(folder / "file", "x");
-  expect_error([&] { prepare_output_folder(folder.path(), "train"); }, "--out",
-               "train: --out: got " + folder.path().string() + ", which is not empty, expected a new or empty folder");
-  expect_error([&] { prepare_output_folder(folder / "file"); }, "--out", "which is not a folder");
-  expect_error([&] { prepare_output_folder(""); }, "--out", "an empty name");
-  expect_io_error([&] { prepare_output_folder(folder / "file" / "x"); }, IoError::Kind::missing, -1,
-                  "cannot make the folder: Not a directory");
+  AtomicFile file(folder / "a.tmp-1.json");
+  EXPECT_TRUE(is_temporary_name(std::filesystem::directory_iterator(folder.path())->path().filename().string()));
+  EXPECT_TRUE(is_temporary_name(".a.tmp-12-0"));
+  for (const char* name : {"", "a", "a.tmp-12-0", ".tmp-12-0", ".a.tmp-12", ".a.tmp-12-", ".a.tmp--0", ".a.tmp-12-0b",
+                           ".a.tmp-1b-0", ".a.tmp-12-0-0"}) {
+    EXPECT_FALSE(is_temporary_name(name)) << name;
+  }
 }
 
 TEST(AtomicFolder, AppearsWholeOrNotAtAll) {

@@ -1,0 +1,114 @@
+#include "efla/io/folder_lock.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+
+#include <sstream>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "efla/io/descriptor.h"
+#include "efla/io/file.h"
+#include "efla/io/safetensors.h"
+
+namespace efla::io {
+namespace {
+
+namespace fs = std::filesystem;
+
+// "which process 12 is writing", from what the holder wrote into the file.
+std::string holder_of(const std::string& path) {
+  std::istringstream words;
+  try {
+    constexpr std::size_t kLongest = 4096;
+    const auto text = read_file(path, kLongest);
+    words.str({text.begin(), text.end()});
+  } catch (const IoError&) {  // the holder has just ended, or locked bytes cannot be read
+  }
+  long process = 0;
+  std::string host;
+  if (!(words >> process >> host)) return "which another process is writing";
+  return fmt::format("which process {}{} is writing", process, host == host_name() ? "" : " on " + printable(host));
+}
+
+bool has_no_locks(int error) { return error == ENOSYS || error == EOPNOTSUPP || error == ENOLCK; }
+
+// Whether the name still leads to the file: its holder removes the file when it ends.
+bool is_at(const std::string& path, int descriptor) {
+  struct ::stat named {
+  }, opened{};
+  return ::fstat(descriptor, &opened) == 0 && ::stat(path.c_str(), &named) == 0 && named.st_ino == opened.st_ino &&
+         named.st_dev == opened.st_dev;
+}
+
+bool is_unused(const fs::path& folder) {
+  std::error_code error;
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
+    const auto name = entry->path().filename().string();
+    if (name != FolderLock::kFile && !is_temporary_name(name)) return false;
+  }
+  if (error) throw system_error(folder.string(), "look into the folder", error.value());
+  return true;
+}
+
+}  // namespace
+
+FolderLock::FolderLock(const fs::path& folder, std::string_view operation, std::string_view argument)
+    : path_((folder / kFile).string()) {
+  for (;;) {
+    Descriptor file(::open(path_.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666));
+    if (file.get() < 0) throw system_error(path_, "open it for writing");
+    int failed = 0;
+    do {
+      failed = ::flock(file.get(), LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
+    } while (failed == EINTR);
+    if (failed == EWOULDBLOCK) {
+      throw Error(std::string(operation), std::string(argument), folder.string() + ", " + holder_of(path_),
+                  "a folder that no other process writes");
+    }
+    if (failed != 0 && !has_no_locks(failed)) throw system_error(path_, "lock it", failed);
+    if (!is_at(path_, file.get())) continue;
+    if (::ftruncate(file.get(), 0) != 0) throw system_error(path_, "empty it");
+    write_all(file.get(), as_bytes(fmt::format("{} {}\n", ::getpid(), host_name())), path_);
+    ::fsync(file.get());  // for the readers of a network file system
+    descriptor_ = file.release();
+    return;
+  }
+}
+
+// Removes the file first: whoever locks it behind this sees that the name is gone, and makes another.
+FolderLock::~FolderLock() {
+  if (descriptor_ < 0) return;
+  ::unlink(path_.c_str());
+  ::close(descriptor_);
+}
+
+FolderLock::FolderLock(FolderLock&& other) noexcept
+    : path_(std::move(other.path_)), descriptor_(std::exchange(other.descriptor_, -1)) {}
+
+FolderLock prepare_output_folder(const fs::path& path, std::string_view operation, std::string_view mark) {
+  const auto refuse = [&](const std::string& why) {
+    throw Error(std::string(operation), "--out", why, "a new or empty folder");
+  };
+  if (path.empty()) refuse("an empty name");
+  const auto require_free = [&] {
+    if (!(!mark.empty() && fs::exists(path / mark)) && !is_unused(path)) refuse(path.string() + ", which is not empty");
+  };
+  std::error_code error;
+  const auto status = fs::status(path, error);
+  if (fs::exists(status)) {
+    if (!fs::is_directory(status)) refuse(path.string() + ", which is not a folder");
+    // A folder with a lock is refused by what the lock says, and one of somebody else gets none.
+    if (!fs::exists(path / FolderLock::kFile)) require_free();
+  } else {
+    fs::create_directories(path, error);
+    if (error) throw system_error(path.string(), "make the folder", error.value());
+  }
+  FolderLock lock(path, operation, "--out");
+  require_free();
+  return lock;
+}
+
+}  // namespace efla::io

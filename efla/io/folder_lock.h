@@ -1,0 +1,37 @@
+// A lock on a folder that one process writes, and the folders that commands write.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <string_view>
+
+namespace efla::io {
+
+// Keeps other processes from writing a folder. The kernel holds the lock (flock) on the file .efla-lock in the folder,
+// so the end of the process frees it, whatever ended the process. The file holds the process id and the host name, and
+// the destructor removes it. Only a process that was killed leaves the file, and a file that nobody locks does not
+// count. A program that this process starts does not inherit the lock; a fork of this process does. Where the file
+// system has no locks, the folder is used without one.
+class FolderLock {
+ public:
+  static constexpr const char* kFile = ".efla-lock";
+
+  // Locks a folder that exists. Throws Error(operation, argument, …) with the process id of the holder where another
+  // FolderLock holds the folder, and IoError where the file cannot be made.
+  FolderLock(const std::filesystem::path& folder, std::string_view operation, std::string_view argument);
+  ~FolderLock();
+  FolderLock(FolderLock&& other) noexcept;
+  FolderLock& operator=(FolderLock&&) = delete;
+
+ private:
+  std::string path_;
+  int descriptor_ = -1;
+};
+
+// Makes the folder and its parents, or accepts a folder that is empty or holds the file `mark`, and locks the folder.
+// Files that AtomicFile and FolderLock of a killed process left do not count. Throws Error(operation, "--out", …) for
+// anything else, with nothing written.
+[[nodiscard]] FolderLock prepare_output_folder(const std::filesystem::path& path, std::string_view operation,
+                                               std::string_view mark = "");
+
+}  // namespace efla::io
