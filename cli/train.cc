@@ -14,6 +14,7 @@
 #include "cli/progress.h"
 #include "cli/smnist.h"
 #include "efla/base/error.h"
+#include "efla/io/file.h"
 #include "efla/io/folder_lock.h"
 #include "efla/io/json.h"
 #include "efla/nn/layers/mixer_preset.h"
@@ -26,6 +27,9 @@ namespace {
 using nlohmann::json;
 
 constexpr const char* kTrainSmnist = "train smnist";
+// In a run's folder: what is trained, as in the checkpoint's metadata. Until the first checkpoint it says that the
+// folder is a run.
+constexpr const char* kTrainingFile = "training.json";
 
 struct TrainArguments {
   std::string out, resume, data = "builtin";
@@ -88,6 +92,18 @@ void add_settings(CLI::App& command, TrainArguments& a) {
   add_setting<double>(command, a, "--clip", "/training/clip", "Largest gradient norm; 0: no clipping");
 }
 
+// Returns what a run was begun with, from the file that says so: its checkpoint, or kTrainingFile before there is one.
+json recorded_run(const std::filesystem::path& path) {
+  if (path.filename() != kTrainingFile) return train::Checkpoint(path).run();
+  json run = io::read_json(path);
+  for (const char* part : {"model", "data", "training"}) {
+    if (!run.is_object() || !run.contains(part) || !run.at(part).is_object()) {
+      throw IoError(IoError::Kind::content, path.string(), -1, std::string("it has no \"") + part + "\" of a run");
+    }
+  }
+  return run;
+}
+
 struct Plan {
   std::filesystem::path folder;
   train::RunSpec spec;
@@ -102,8 +118,9 @@ Plan make_plan(TrainArguments a) {
   plan.folder = a.resume.empty() ? a.out : a.resume;
   json recorded;
   if (!a.resume.empty()) {
-    const auto path = plan.folder / train::kCheckpointFile;
-    recorded = train::Checkpoint(path).run();
+    auto path = plan.folder / train::kCheckpointFile;
+    if (const auto begun = plan.folder / kTrainingFile; !exists(path) && exists(begun)) path = begun;
+    recorded = recorded_run(path);
     a.run = recorded;
     for (const auto& set : a.given) set(a.run);
     train::require_same(a.run, recorded, "resume", path.string());
@@ -126,6 +143,22 @@ Plan make_plan(TrainArguments a) {
   return plan;
 }
 
+// Locks the folder of --out: a new one, or one in which the same run was killed before its first checkpoint.
+io::FolderLock begin(const Plan& plan) {
+  auto lock = io::prepare_output_folder(plan.folder, kTrainSmnist, kTrainingFile);
+  const auto begun = plan.folder / kTrainingFile;
+  const json run = train::description(plan.spec);
+  if (!exists(begun)) {
+    io::write_file_atomically(begun, run.dump(2) + "\n");
+  } else if (exists(plan.folder / train::kCheckpointFile)) {
+    throw Error(kTrainSmnist, "--out", plan.folder.string() + ", which has a checkpoint",
+                "a new or empty folder, or --resume in place of --out");
+  } else {
+    train::require_same(run, recorded_run(begun), kTrainSmnist, begun.string());
+  }
+  return lock;
+}
+
 void train_smnist(const TrainArguments& arguments) {
   if (arguments.out.empty() == arguments.resume.empty()) {
     throw Error(kTrainSmnist, "--out", arguments.out.empty() ? "nothing" : "both --out and --resume",
@@ -133,8 +166,7 @@ void train_smnist(const TrainArguments& arguments) {
   }
   const Plan plan = make_plan(arguments);
   ThreadPool& pool = use_threads(arguments.threads);
-  const auto lock = arguments.resume.empty() ? io::prepare_output_folder(plan.folder, kTrainSmnist)
-                                             : io::FolderLock(plan.folder, kTrainSmnist, "--resume");
+  const auto lock = arguments.resume.empty() ? begin(plan) : io::FolderLock(plan.folder, kTrainSmnist, "--resume");
 
   const std::int64_t batch = plan.spec.training.batch_size;
   const std::int64_t steps = (plan.data.train.count + batch - 1) / batch;

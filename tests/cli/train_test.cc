@@ -1,9 +1,12 @@
 // efla train, eval and reproduce as a user meets them: runs, what they leave behind, Ctrl-C, and mistakes.
+#include <chrono>
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "tests/support/idx.h"
@@ -83,6 +86,42 @@ TEST(TrainCommand, CtrlCSavesAndResumeGoesOnToTheSameBits) {
   ASSERT_EQ(resumed.exit_code, 0) << resumed.err;
   EXPECT_EQ(metrics_of(broken).size(), metrics_of(whole).size());
   EXPECT_EQ(read_text(broken + "/checkpoint.safetensors"), read_text(whole + "/checkpoint.safetensors"));
+}
+
+// What is begun anew gives the same bits, keeps other files, and is the same run.
+TEST(TrainCommand, KilledBeforeItsFirstCheckpointBeginsAnew) {
+  const TempFolder folder;
+  const Arguments longer{"--train-images", "400", "--epochs", "1"};
+  const auto whole = folder.file("whole");
+  ASSERT_EQ(run_program(small_run(whole) + longer).exit_code, 0);
+  for (const bool resumes : {false, true}) {
+    const auto run = folder.file(resumes ? "resumed" : "again");
+    const auto child =
+        start_command(Arguments{EFLA_PROGRAM} + small_run(run) + longer, "/dev/null", folder.file("err"));
+    const auto begun = [&] { return std::filesystem::exists(run + "/metrics.jsonl") && !metrics_of(run).empty(); };
+    while (!begun() && ::kill(child, 0) == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    ::kill(child, SIGKILL);
+    ASSERT_EQ(wait_for(child), 128 + SIGKILL) << read_text(folder.file("err"));
+    ASSERT_FALSE(std::filesystem::exists(run + "/checkpoint.safetensors"));
+    write_text(run + "/mine", "precious");
+
+    const auto other = Arguments{"--lr", "0.02"};
+    EXPECT_TRUE(is_user_mistake(run_program(small_run(run) + longer + other), "training.lr"));
+    EXPECT_TRUE(is_user_mistake(run_program(Arguments{"train", "smnist", "--resume", run} + other), "training.lr"));
+    const auto result = run_program(resumes ? Arguments{"train", "smnist", "--resume", run} : small_run(run) + longer);
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_EQ(read_text(run + "/checkpoint.safetensors"), read_text(whole + "/checkpoint.safetensors"));
+    EXPECT_EQ(metrics_of(run).size(), metrics_of(whole).size());
+    EXPECT_EQ(read_text(run + "/mine"), "precious");
+    EXPECT_TRUE(is_user_mistake(run_program(small_run(run) + longer), "which has a checkpoint"));
+  }
+  const auto damaged = folder.path() / "damaged";
+  std::filesystem::create_directory(damaged);
+  write_text(damaged / "training.json", R"({"model": {}, "data": 1})");
+  for (const auto& command :
+       {small_run(damaged.string()), Arguments{"train", "smnist", "--resume", damaged.string()}}) {
+    EXPECT_TRUE(is_user_mistake(run_program(command), "training.json: it has no \"data\" of a run"));
+  }
 }
 
 TEST(TrainCommand, Mistakes) {
