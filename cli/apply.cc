@@ -135,24 +135,24 @@ struct Problem {
 };
 
 template <class T>
-void forward(Problem<T>& p, const DeltaRule& rule, const RunOptions& run) {
-  delta_forward<T>({.shape = p.shape,
-                    .rule = rule,
-                    .q = p.keys(p.q),
-                    .k = p.keys(p.k),
-                    .v = p.values(p.v),
-                    .beta = p.steps(p.beta),
-                    .g = p.gates(p.g),
-                    .cu_seqlens = p.ends(),
-                    .initial_state = p.states(p.initial_state),
-                    .o = p.values(p.o),
-                    .final_state = p.states(p.final_state),
-                    .chunk_states = p.chunks(p.chunk_states)},
-                   run);
+Choice forward(Problem<T>& p, const DeltaRule& rule, const RunOptions& run) {
+  return delta_forward<T>({.shape = p.shape,
+                           .rule = rule,
+                           .q = p.keys(p.q),
+                           .k = p.keys(p.k),
+                           .v = p.values(p.v),
+                           .beta = p.steps(p.beta),
+                           .g = p.gates(p.g),
+                           .cu_seqlens = p.ends(),
+                           .initial_state = p.states(p.initial_state),
+                           .o = p.values(p.o),
+                           .final_state = p.states(p.final_state),
+                           .chunk_states = p.chunks(p.chunk_states)},
+                          run);
 }
 
 template <class T>
-void backward(Problem<T>& p, const DeltaRule& rule, const RunOptions& run) {
+Choice backward(Problem<T>& p, const DeltaRule& rule, const RunOptions& run) {
   p.dout.resize(p.o.size());  // zeros where only dfinal_state was given
   p.dq.resize(p.q.size());
   p.dk.resize(p.k.size());
@@ -160,24 +160,24 @@ void backward(Problem<T>& p, const DeltaRule& rule, const RunOptions& run) {
   p.dbeta.resize(p.beta.size());
   p.dg.resize(p.g.size());
   p.dinitial_state.resize(p.state_size());
-  delta_backward<T>({.shape = p.shape,
-                     .rule = rule,
-                     .q = p.keys(p.q),
-                     .k = p.keys(p.k),
-                     .v = p.values(p.v),
-                     .beta = p.steps(p.beta),
-                     .g = p.gates(p.g),
-                     .cu_seqlens = p.ends(),
-                     .chunk_states = p.chunks(p.chunk_states),
-                     .dout = p.values(p.dout),
-                     .dfinal_state = p.states(p.dfinal_state),
-                     .dq = p.keys(p.dq),
-                     .dk = p.keys(p.dk),
-                     .dv = p.values(p.dv),
-                     .dbeta = p.steps(p.dbeta),
-                     .dg = p.gates(p.dg),
-                     .dinitial_state = p.states(p.dinitial_state)},
-                    run);
+  return delta_backward<T>({.shape = p.shape,
+                            .rule = rule,
+                            .q = p.keys(p.q),
+                            .k = p.keys(p.k),
+                            .v = p.values(p.v),
+                            .beta = p.steps(p.beta),
+                            .g = p.gates(p.g),
+                            .cu_seqlens = p.ends(),
+                            .chunk_states = p.chunks(p.chunk_states),
+                            .dout = p.values(p.dout),
+                            .dfinal_state = p.states(p.dfinal_state),
+                            .dq = p.keys(p.dq),
+                            .dk = p.keys(p.dk),
+                            .dv = p.values(p.dv),
+                            .dbeta = p.steps(p.dbeta),
+                            .dg = p.gates(p.dg),
+                            .dinitial_state = p.states(p.dinitial_state)},
+                           run);
 }
 
 template <class T>
@@ -212,16 +212,12 @@ std::vector<NamedTensor> outputs(Problem<T>& p, bool grad, bool channel_decay) {
   return all;
 }
 
-// Says what "auto" passed over and what ran in the end.
-void print_choice(const char* form, const std::string& asked, const std::vector<Refusal>& refusals) {
-  for (const auto& refusal : refusals) fmt::print("{}: not {}: {}\n", form, refusal.implementation, refusal.reason);
-  std::string ran = asked;
-  for (const auto& name : delta_implementations()) {
-    const auto refused = [&](const Refusal& refusal) { return refusal.implementation == name; };
-    if (ran != "auto") break;
-    if (name != "auto" && std::none_of(refusals.begin(), refusals.end(), refused)) ran = name;
+// Prints which implementation ran, after those that "auto" passed over.
+void print_choice(const char* direction, const Choice& choice) {
+  for (const auto& refusal : choice.refusals) {
+    fmt::print("{}: not {}: {}\n", direction, refusal.implementation, refusal.reason);
   }
-  fmt::print("{}: {}\n", form, ran);
+  fmt::print("{}: {}\n", direction, choice.implementation);
 }
 
 template <class T>
@@ -232,14 +228,12 @@ void apply(const Options& options, const DeltaRule& rule, const ApplyInputs& inp
     const DeltaShape& s = inputs.shape;
     problem.chunk_states.resize(s.batch * s.chunks() * s.value_heads * s.key_dim * s.value_dim);
   }
-  std::vector<Refusal> refusals;
-  const RunOptions run{.implementation = options.implementation, .refusals = &refusals};
-  forward(problem, rule, run);
-  if (options.verbose) print_choice("forward", options.implementation, refusals);
+  const RunOptions run{.implementation = options.implementation};
+  const Choice ran = forward(problem, rule, run);
+  if (options.verbose) print_choice("forward", ran);
   if (options.grad) {
-    refusals.clear();
-    backward(problem, rule, run);
-    if (options.verbose) print_choice("backward", options.implementation, refusals);
+    const Choice backward_ran = backward(problem, rule, run);
+    if (options.verbose) print_choice("backward", backward_ran);
   }
   io::write_safetensors(options.out, outputs(problem, options.grad, rule.decay == Decay::channel),
                         {{"efla", std::string(version())},
@@ -252,11 +246,7 @@ void apply(const Options& options, const DeltaRule& rule, const ApplyInputs& inp
 }
 
 void run(const Options& options) {
-  std::vector<std::string> implementations = delta_implementations();
-  if (std::find(implementations.begin(), implementations.end(), "auto") == implementations.end()) {
-    implementations.insert(implementations.begin(), "auto");
-  }
-  check_name("--impl", options.implementation, implementations);
+  check_name("--impl", options.implementation, selectable_names(delta_forward_implementations()));
   if (options.dtype) check_name("--dtype", *options.dtype, {"float32", "bfloat16"});
   DeltaRule rule = rule_of(options);
   if (options.decay) check_name("--decay", *options.decay, {"none", "scalar", "channel"});
@@ -320,7 +310,10 @@ void add_apply(CLI::App& program) {
       ->type_name("NAME");
   command->add_flag("--qk-l2norm", options->qk_l2norm, "Divide q and k by their L2 norms first (default: no)");
   command->add_option("--scale", options->scale, "Factor on the output (default: K^(-1/2))")->type_name("NUMBER");
-  command->add_option("--impl", options->implementation, "Implementation: auto, chunk, recurrent or ref")
+  command
+      ->add_option("--impl", options->implementation,
+                   fmt::format("Algorithm, or one of its implementations:\n{}",
+                               fmt::join(selectable_names(delta_forward_implementations()), ", ")))
       ->type_name("NAME")
       ->capture_default_str();
   command

@@ -1,5 +1,5 @@
-// The kernels that use a processor's matrix unit, Intel AMX. Where target.h's uses_matrix_unit() is false nothing here
-// may be called.
+// The kernels that use Intel AMX. They need target.h's uses_matrix_unit(). Arithmetic and states are float32, but for
+// the factors of products (parts-inl.h).
 #pragma once
 
 #include <algorithm>
@@ -13,25 +13,25 @@
 
 namespace efla::cpu {
 
-// Whether the chunkwise forward takes its products from the matrix unit: where that is in use, for keys of a multiple
-// of 32 dimensions, the depth of one product.
+// Whether AMX is in use and computes such shapes: those with keys of a multiple of 32 dimensions, the depth of one
+// product.
 bool amx_takes(const DeltaShape& shape);
 
-// How many of the rows of chunks hold a token, from 0 to 1, if all sequences are of the same length. The matrix unit
-// computes all rows, other kernels those with tokens.
+// Returns how many of the rows of chunks hold a token, from 0 to 1, if all sequences have the same length. AMX computes
+// all rows, other kernels those with tokens.
 inline double filled_rows(const DeltaShape& shape) {
   const double tokens =
       static_cast<double>(shape.tokens) / static_cast<double>(std::max<std::int64_t>(shape.packed, 1));
   return tokens / (std::ceil(tokens / kChunk) * kChunk);
 }
 
-// chunk_fwd of such shapes (delta.h).
+// The chunkwise forward of kernels.h, for shapes that amx_takes.
 template <class T>
 void amx_chunk_fwd(const DeltaForward<T>& problem, Workspace workspace, ThreadPool& pool);
 std::size_t amx_chunk_fwd_workspace_bytes(const DeltaShape& shape, const DeltaRule& rule, int threads);
 
-// The same of the backward, which the matrix unit takes where the scale is an ordinary number: gradients are divided by
-// it on the way. Of any length, so that a sequence in two parts has the bits of the whole.
+// The chunkwise backward of kernels.h, for shapes that amx_takes and a scale between 1e-20 and 1e20, because gradients
+// are divided by it on the way. Sequences may have any length, so that one in two pieces has the bits of the whole.
 bool amx_takes_backward(const DeltaShape& shape, const DeltaRule& rule);
 template <class T>
 void amx_chunk_bwd(const DeltaBackward<T>& problem, Workspace workspace, ThreadPool& pool);

@@ -1,8 +1,8 @@
 // The backward of the chunk algorithm (chunk_bwd.cc) with its matrix products on AMX (parts-inl.h): how heads are
 // distributed to threads. amx_bwd_values-inl.h has the equations.
 #include "efla/cpu/amx.h"
-#include "efla/cpu/delta.h"
 #include "efla/cpu/heads_parts.h"
+#include "efla/cpu/kernels.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "efla/cpu/amx_chunk_bwd.cc"

@@ -4,8 +4,8 @@
 
 #include <cmath>
 
-#include "efla/cpu/delta.h"
 #include "efla/cpu/heads_parts.h"
+#include "efla/cpu/kernels.h"
 #include "efla/cpu/target.h"
 
 #undef HWY_TARGET_INCLUDE

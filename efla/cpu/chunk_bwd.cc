@@ -11,9 +11,8 @@
 // dS carry its products (chunk-inl.h), and so do the gradients from there. Inside of the chunk the decays are in L and
 // P. chunk_bwd_decay-inl.h computes the gradient of g.
 #include "efla/cpu/addresses_ahead.h"
-#include "efla/cpu/amx.h"
-#include "efla/cpu/delta.h"
 #include "efla/cpu/heads_parts.h"
+#include "efla/cpu/kernels.h"
 #include "efla/cpu/team.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -357,7 +356,6 @@ std::size_t bytes(const DeltaShape& shape, const DeltaRule& rule, std::int64_t q
 }  // namespace
 
 std::size_t chunk_bwd_workspace_bytes(const DeltaShape& shape, const DeltaRule& rule, int threads) {
-  if (amx_takes_backward(shape, rule)) return amx_chunk_bwd_workspace_bytes(shape, rule, threads);
   const std::int64_t together = heads_together(query_heads_alone(shape), threads);
   if (together > 1) return bytes(shape, rule, together, 1) * static_cast<std::size_t>(threads);
   return team_workspace_bytes(threads, [&](int team) { return bytes(shape, rule, 1, team); });
@@ -365,7 +363,6 @@ std::size_t chunk_bwd_workspace_bytes(const DeltaShape& shape, const DeltaRule& 
 
 template <class T>
 void chunk_bwd(const DeltaBackward<T>& p, Workspace workspace, ThreadPool& pool) {
-  if (amx_takes_backward(p.shape, p.rule)) return amx_chunk_bwd(p, workspace, pool);
   if (heads_together(query_heads_alone(p.shape), pool.threads()) > 1) {
     return for_each_part(query_heads_alone(p.shape), 1, workspace, pool,
                          [&](const HeadsPart& part, std::byte* memory) { compute(p, part, memory, 1, pool); });

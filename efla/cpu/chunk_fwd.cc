@@ -1,7 +1,6 @@
 // The forward of the chunk algorithm (equations 21 to 32 of EFLA, arXiv 2512.12602), on vector units.
 #include "efla/cpu/addresses_ahead.h"
-#include "efla/cpu/amx.h"
-#include "efla/cpu/delta.h"
+#include "efla/cpu/kernels.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "efla/cpu/chunk_fwd.cc"
@@ -137,13 +136,11 @@ void slice(const DeltaForward<bfloat16>& p, std::int64_t n, std::int64_t i_h, st
 }  // namespace
 
 std::size_t chunk_fwd_workspace_bytes(const DeltaShape& shape, const DeltaRule& rule, int threads) {
-  if (amx_takes(shape)) return amx_chunk_fwd_workspace_bytes(shape, rule, threads);
   return HWY_DYNAMIC_DISPATCH(FwdBytesPerWorker)(shape, rule.decay) * static_cast<std::size_t>(threads);
 }
 
 template <class T>
 void chunk_fwd(const DeltaForward<T>& p, Workspace workspace, ThreadPool& pool) {
-  if (amx_takes(p.shape)) return amx_chunk_fwd(p, workspace, pool);
   const std::int64_t heads = p.shape.sequences() * p.shape.value_heads;
   const std::int64_t width = HWY_DYNAMIC_DISPATCH(PanelWidth)();
   const std::int64_t panels = (p.shape.value_dim + width - 1) / width;
@@ -160,16 +157,6 @@ void chunk_fwd(const DeltaForward<T>& p, Workspace workspace, ThreadPool& pool) 
   });
 }
 
-template <class T>
-bool chunk_fwd_is_faster(const DeltaForward<T>& p) {
-  constexpr std::int64_t kMaxRecurrentKeys = 256, kMinMatrixKeys = std::is_same_v<T, float> ? 160 : 32;
-  constexpr double kFilled = std::is_same_v<T, float> ? 0.9 : 0.6;
-  if (!amx_takes(p.shape)) return p.shape.key_dim > kMaxRecurrentKeys;
-  return p.shape.key_dim >= kMinMatrixKeys && filled_rows(p.shape) >= kFilled;
-}
-
-template bool chunk_fwd_is_faster(const DeltaForward<float>&);
-template bool chunk_fwd_is_faster(const DeltaForward<bfloat16>&);
 template void chunk_fwd(const DeltaForward<float>&, Workspace, ThreadPool&);
 template void chunk_fwd(const DeltaForward<bfloat16>&, Workspace, ThreadPool&);
 

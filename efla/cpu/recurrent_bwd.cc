@@ -1,6 +1,6 @@
 // The gradients of the token recurrence (equation 20 of EFLA, arXiv 2512.12602): the chunks of a query head from the
 // last to the first, each in panels of value columns (recurrent_bwd_panel-inl.h).
-#include "efla/cpu/delta.h"
+#include "efla/cpu/kernels.h"
 
 #include <numeric>
 

@@ -19,8 +19,8 @@
 #include <unistd.h>
 
 #include "efla/cpu/addresses_ahead.h"
-#include "efla/cpu/delta.h"
 #include "efla/cpu/heads_parts.h"
+#include "efla/cpu/kernels.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "efla/cpu/recurrent_fwd.cc"

@@ -1,6 +1,6 @@
 // The decode step: one token of the recurrence. The state is read once for both sums, and read and written once more
 // for the update.
-#include "efla/cpu/delta.h"
+#include "efla/cpu/kernels.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "efla/cpu/step.cc"

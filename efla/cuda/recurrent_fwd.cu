@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(kThreads)
     for (int r = warp; r < rows; r += kWarps) stage_token(p, at, start + r, i_h, first, r, lane, stage);
     __syncthreads();
     for (int r = 0; r < rows; ++r) {
-      if (p.chunk_states && (start + r - at.begin) % kChunk == 0) {
+      if (p.chunk_states && (start + r - at.begin) % at.interval == 0) {
         columns.for_each(p.shape.key_dim, p.shape.value_dim, [&](float& s, std::int64_t key, std::int64_t column) {
           p.chunk_states(at.i_b, at.chunk(start + r), i_h, key, column) = s;
         });

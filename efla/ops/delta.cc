@@ -1,162 +1,193 @@
 #include "efla/ops/delta.h"
 
-#include <array>
-#include <memory>
-#include <mutex>
-#include <new>
+#include <string>
 #include <type_traits>
 
-#include "efla/base/error.h"
-#include "efla/cpu/delta.h"
+#include "efla/cpu/amx.h"
+#include "efla/cpu/kernels.h"
+#include "efla/cpu/target.h"
+#include "efla/ops/scratch.h"
 #include "efla/ref/delta.h"
 #include "efla/rule/validate.h"
 
 namespace efla {
 namespace {
 
-std::mutex pool_mutex;
-std::unique_ptr<ThreadPool> process_pool;
-
-// Aligned scratch for one call.
-class Scratch {
- public:
-  explicit Scratch(std::size_t bytes)
-      : bytes_(bytes), data_(static_cast<std::byte*>(::operator new(bytes, std::align_val_t(cpu::kAlignment)))) {}
-  cpu::Workspace workspace() const { return {data_.get(), bytes_}; }
-
- private:
-  struct Free {
-    void operator()(std::byte* p) const { ::operator delete(p, std::align_val_t(cpu::kAlignment)); }
-  };
-  std::size_t bytes_;
-  std::unique_ptr<std::byte, Free> data_;
-};
-
-// One way of computing an operation. `refuse` says in words why it does not take a problem ("" if it does).
-template <class Problem>
-struct Implementation {
-  const char* name;
-  std::string (*refuse)(const Problem& problem, bool named);
-  void (*run)(const Problem& problem, ThreadPool& pool);
-};
-
-template <class Problem>
-std::string only_when_named(const Problem&, bool named) {
-  return named ? "" : "the float64 reference runs only when asked for by name";
-}
+constexpr auto kCpu = Device::Kind::cpu, kCuda = Device::Kind::cuda;
+constexpr SavedStates kSavedOnCpu{};
 
 template <class T>
-std::string no_float64(const char* name) {
-  return std::is_same_v<T, double> ? std::string(name) + " computes in float32; float64 inputs need ref" : "";
+std::string refuse_float64() {
+  return std::is_same_v<T, double> ? "it computes in float32; float64 inputs need ref" : "";
 }
 
-template <class Problem, class T>
-std::string refuse_chunk_forward(const Problem& problem, bool named) {
-  if constexpr (!std::is_same_v<T, double>) {
-    if (!named && !cpu::chunk_fwd_is_faster(problem)) {
-      return "recurrent is faster for keys of " + std::to_string(problem.shape.key_dim) + " dimensions and " +
-             std::to_string(problem.shape.tokens) + " tokens";
-    }
+std::string text_of(const SavedStates& saved) {
+  return "a state per " + std::to_string(saved.interval) + " tokens" + (saved.narrow ? " in bfloat16" : "");
+}
+
+// Refuses states that are saved in another way than the row's.
+template <class Problem>
+std::string refuse_saved(const Problem& p, const SavedStates& own) {
+  if (p.saved == own || (!p.chunk_states && !p.narrow_states)) return "";
+  return "it saves " + text_of(own) + ", and the problem has " + text_of(p.saved);
+}
+
+// What every SIMD kernel refuses.
+template <class T, class Problem>
+std::string refuse_simd(const Problem& p, bool) {
+  const std::string reason = refuse_float64<T>();
+  return reason.empty() ? refuse_saved(p, kSavedOnCpu) : reason;
+}
+
+std::string dimensions(const DeltaShape& shape) { return "keys of " + std::to_string(shape.key_dim) + " dimensions"; }
+
+// What both AMX kernels refuse.
+template <class T, class Problem>
+std::string refuse_amx(const Problem& p) {
+  if (!cpu::uses_matrix_unit()) return "this processor has no AMX, or it is not in use";
+  if (!cpu::amx_takes(p.shape)) return "AMX takes keys of a multiple of 32 dimensions";
+  return refuse_simd<T>(p, true);
+}
+
+// "auto" takes AMX from 32 (bfloat16) or 160 (float32) key dimensions on, if most rows of the chunks hold tokens,
+// because AMX computes all rows.
+template <class T>
+std::string refuse_amx_forward(const DeltaForward<T>& p, bool named) {
+  constexpr std::int64_t kMinKeys = std::is_same_v<T, float> ? 160 : 32;
+  constexpr double kFilled = std::is_same_v<T, float> ? 0.9 : 0.6;
+  const std::string reason = refuse_amx<T>(p);
+  if (!reason.empty() || named) return reason;
+  if (p.shape.key_dim < kMinKeys) return "recurrent is faster for " + dimensions(p.shape);
+  if (cpu::filled_rows(p.shape) < kFilled) {
+    return "recurrent is faster for " + std::to_string(p.shape.tokens) + " tokens, which leave chunks unfilled";
   }
-  return no_float64<T>("chunk");
+  return "";
+}
+
+// "auto" takes chunks without AMX for more than 256 key dimensions. Where AMX takes the shape but not its few tokens,
+// the recurrence is faster too.
+template <class T>
+std::string refuse_simd_chunk_forward(const DeltaForward<T>& p, bool named) {
+  constexpr std::int64_t kMaxRecurrentKeys = 256;
+  const std::string reason = refuse_simd<T>(p, named);
+  if (!reason.empty() || named || (p.shape.key_dim > kMaxRecurrentKeys && !cpu::amx_takes(p.shape))) return reason;
+  return "recurrent is faster for " + dimensions(p.shape) + " and " + std::to_string(p.shape.tokens) + " tokens";
 }
 
 // With keys of one or two dimensions the sums between chunks may cancel (docs/numerics.md), and the recurrence is no
 // slower.
-template <class Problem, class T>
-std::string refuse_chunk_backward(const Problem& problem, bool named) {
-  if (!named && problem.shape.key_dim <= 2) return "chunk is less exact for keys of one or two dimensions";
-  return no_float64<T>("chunk");
+template <class T>
+std::string refuse_chunk_backward(const DeltaBackward<T>& p, bool named) {
+  if (!named && p.shape.key_dim <= 2) return "chunk is less exact for keys of one or two dimensions";
+  return refuse_simd<T>(p, named);
 }
 
-// The SIMD kernels exist for float32 and bfloat16.
+// The AMX kernel divides gradients by the scale.
+template <class T>
+std::string refuse_amx_backward(const DeltaBackward<T>& p, bool named) {
+  const std::string reason = refuse_amx<T>(p);
+  if (!reason.empty()) return reason;
+  if (!cpu::amx_takes_backward(p.shape, p.rule)) return "AMX takes a scale between 1e-20 and 1e20";
+  return refuse_chunk_backward(p, named);
+}
+
+// Runs a kernel on the CPU with the scratch memory that it needs. The kernels exist for float32 and bfloat16.
 #define EFLA_CPU_KERNEL(T, function)                                                                       \
-  [](const auto& problem, [[maybe_unused]] ThreadPool& pool) {                                             \
+  [](const auto& problem, [[maybe_unused]] const ExecutionContext& context) {                              \
     if constexpr (!std::is_same_v<T, double>) {                                                            \
+      ThreadPool& pool = context.threads();                                                                \
       const Scratch scratch(cpu::function##_workspace_bytes(problem.shape, problem.rule, pool.threads())); \
       cpu::function(problem, scratch.workspace(), pool);                                                   \
     }                                                                                                      \
   }
 
-// The first implementation in the list that takes the problem, or the one asked for.
-template <class Problem, std::size_t N>
-void choose_and_run(const char* operation, const std::array<Implementation<Problem>, N>& list, const Problem& problem,
-                    const RunOptions& options) {
-  validate(problem);
-  const bool named = options.implementation != "auto";
-  std::string names = "auto", reasons;
-  for (const auto& implementation : list) {
-    names += std::string(", ") + implementation.name;
-    if (named && options.implementation != implementation.name) continue;
-    const std::string reason = implementation.refuse(problem, named);
-    if (reason.empty()) return implementation.run(problem, options.pool != nullptr ? *options.pool : default_pool());
-    if (options.refusals != nullptr) options.refusals->push_back({implementation.name, reason});
-    reasons += (reasons.empty() ? "" : "; ") + reason;
-  }
-  const std::string got = "'" + std::string(options.implementation) + "'";
-  if (reasons.empty()) throw Error(operation, "implementation", got, "one of " + names);
-  throw Error(operation, "implementation", got, "one that takes this problem (" + reasons + ")");
+template <class T, class Problem = DeltaForward<T>>
+std::span<const Implementation<Problem>> forward_rows() {
+  static const Implementation<Problem> rows[]{
+      {"chunk_amx", "chunk", kCpu, refuse_amx_forward<T>, EFLA_CPU_KERNEL(T, amx_chunk_fwd)},
+      {"chunk_simd", "chunk", kCpu, refuse_simd_chunk_forward<T>, EFLA_CPU_KERNEL(T, chunk_fwd)},
+      {"recurrent_simd", "recurrent", kCpu, refuse_simd<T, Problem>, EFLA_CPU_KERNEL(T, recurrent_fwd)},
+      {"recurrent_cuda", "recurrent", kCuda, refuse_without_cuda<Problem>, run_nothing<Problem>},
+      {"ref", "ref", kCpu, refuse_unless_named<Problem>,
+       [](const Problem& p, const ExecutionContext&) { ref::recurrent_fwd(p); }},
+  };
+  return rows;
 }
 
-}  // namespace
-
-template <class T>
-void delta_forward(const DeltaForward<T>& problem, const RunOptions& options) {
-  using Problem = DeltaForward<T>;
-  static const std::array<Implementation<Problem>, 3> list{{
-      {"chunk", refuse_chunk_forward<Problem, T>, EFLA_CPU_KERNEL(T, chunk_fwd)},
-      {"recurrent", [](const Problem&, bool) { return no_float64<T>("recurrent"); }, EFLA_CPU_KERNEL(T, recurrent_fwd)},
-      {"ref", only_when_named<Problem>, [](const Problem& p, ThreadPool&) { ref::recurrent_fwd(p); }},
-  }};
-  choose_and_run("delta_forward", list, problem, options);
+template <class T, class Problem = DeltaBackward<T>>
+std::span<const Implementation<Problem>> backward_rows() {
+  static const Implementation<Problem> rows[]{
+      {"chunk_amx", "chunk", kCpu, refuse_amx_backward<T>, EFLA_CPU_KERNEL(T, amx_chunk_bwd)},
+      {"chunk_simd", "chunk", kCpu, refuse_chunk_backward<T>, EFLA_CPU_KERNEL(T, chunk_bwd)},
+      {"recurrent_simd", "recurrent", kCpu, refuse_simd<T, Problem>, EFLA_CPU_KERNEL(T, recurrent_bwd)},
+      {"recurrent_cuda", "recurrent", kCuda, refuse_without_cuda<Problem>, run_nothing<Problem>},
+      {"ref", "ref", kCpu, refuse_unless_named<Problem>,
+       [](const Problem& p, const ExecutionContext&) { ref::recurrent_bwd(p); }},
+  };
+  return rows;
 }
 
-template <class T>
-void delta_backward(const DeltaBackward<T>& problem, const RunOptions& options) {
-  using Problem = DeltaBackward<T>;
-  static const std::array<Implementation<Problem>, 3> list{{
-      {"chunk", refuse_chunk_backward<Problem, T>, EFLA_CPU_KERNEL(T, chunk_bwd)},
-      {"recurrent", [](const Problem&, bool) { return no_float64<T>("recurrent"); }, EFLA_CPU_KERNEL(T, recurrent_bwd)},
-      {"ref", only_when_named<Problem>, [](const Problem& p, ThreadPool&) { ref::recurrent_bwd(p); }},
-  }};
-  choose_and_run("delta_backward", list, problem, options);
-}
-
-template <class T, class S>
-void delta_step(const DeltaStep<T, S>& problem, const RunOptions& options) {
-  using Problem = DeltaStep<T, S>;
-  static const std::array<Implementation<Problem>, 2> list{{
-      {"recurrent", [](const Problem&, bool) { return no_float64<T>("recurrent"); }, EFLA_CPU_KERNEL(T, step)},
-      {"ref", only_when_named<Problem>, [](const Problem& p, ThreadPool&) { ref::step(p); }},
-  }};
-  choose_and_run("delta_step", list, problem, options);
+template <class T, class S, class Problem = DeltaStep<T, S>>
+std::span<const Implementation<Problem>> step_rows() {
+  static const Implementation<Problem> rows[]{
+      {"recurrent_simd", "recurrent", kCpu, [](const Problem&, bool) { return refuse_float64<T>(); },
+       EFLA_CPU_KERNEL(T, step)},
+      {"recurrent_cuda", "recurrent", kCuda, refuse_without_cuda<Problem>, run_nothing<Problem>},
+      {"ref", "ref", kCpu, refuse_unless_named<Problem>,
+       [](const Problem& p, const ExecutionContext&) { ref::step(p); }},
+  };
+  return rows;
 }
 
 #undef EFLA_CPU_KERNEL
 
-#define EFLA_INSTANTIATE(T)                                                 \
-  template void delta_forward(const DeltaForward<T>&, const RunOptions&);   \
-  template void delta_backward(const DeltaBackward<T>&, const RunOptions&); \
-  template void delta_step(const DeltaStep<T, State<T>>&, const RunOptions&);
+}  // namespace
+
+template <class T>
+Choice delta_forward(const DeltaForward<T>& problem, const RunOptions& options) {
+  validate(problem, options.context.device);
+  return choose_and_run("delta_forward", forward_rows<T>(), problem, options);
+}
+
+template <class T>
+Choice choose_delta_forward(const DeltaForward<T>& problem, const RunOptions& options) {
+  validate("delta_forward", problem.shape, problem.rule);
+  std::vector<Implementation<DeltaForward<T>>> rows;
+  for (const auto& row : forward_rows<T>()) {
+    if (row.saved.interval > 0) rows.push_back(row);
+  }
+  Choice choice;
+  choose("delta_forward", rows, problem, options, choice);
+  return choice;
+}
+
+template <class T>
+Choice delta_backward(const DeltaBackward<T>& problem, const RunOptions& options) {
+  validate(problem, options.context.device);
+  return choose_and_run("delta_backward", backward_rows<T>(), problem, options);
+}
+
+template <class T, class S>
+Choice delta_step(const DeltaStep<T, S>& problem, const RunOptions& options) {
+  validate(problem);
+  return choose_and_run("delta_step", step_rows<T, S>(), problem, options);
+}
+
+#define EFLA_INSTANTIATE(T)                                                        \
+  template Choice delta_forward(const DeltaForward<T>&, const RunOptions&);        \
+  template Choice choose_delta_forward(const DeltaForward<T>&, const RunOptions&); \
+  template Choice delta_backward(const DeltaBackward<T>&, const RunOptions&);      \
+  template Choice delta_step(const DeltaStep<T, State<T>>&, const RunOptions&);
 EFLA_INSTANTIATE(float)
 EFLA_INSTANTIATE(bfloat16)
 EFLA_INSTANTIATE(double)
 #undef EFLA_INSTANTIATE
-template void delta_step(const DeltaStep<float, bfloat16>&, const RunOptions&);
-template void delta_step(const DeltaStep<bfloat16, bfloat16>&, const RunOptions&);
+template Choice delta_step(const DeltaStep<float, bfloat16>&, const RunOptions&);
+template Choice delta_step(const DeltaStep<bfloat16, bfloat16>&, const RunOptions&);
 
-ThreadPool& default_pool() {
-  const std::lock_guard lock(pool_mutex);
-  if (!process_pool) process_pool = std::make_unique<ThreadPool>(available_processors());
-  return *process_pool;
-}
-
-void set_threads(int threads) {
-  if (threads < 1 || threads > 1024) throw Error("set_threads", "threads", std::to_string(threads), "1 to 1024");
-  const std::lock_guard lock(pool_mutex);
-  process_pool = std::make_unique<ThreadPool>(threads);
-}
-
-std::vector<std::string> delta_implementations() { return {"chunk", "recurrent", "ref"}; }
+// The rows are those of every element type.
+std::vector<ImplementationName> delta_forward_implementations() { return names_of(forward_rows<float>()); }
+std::vector<ImplementationName> delta_backward_implementations() { return names_of(backward_rows<float>()); }
+std::vector<ImplementationName> delta_step_implementations() { return names_of(step_rows<float, float>()); }
 
 }  // namespace efla

@@ -1,48 +1,57 @@
-// The public operator: validates a problem, chooses an implementation, runs it.
+// The delta rule: validates a problem, chooses a row of the operation's list, runs it and returns which one ran.
+//
+//   DeltaForward<float> p = …;                                   // views of q, k, v, beta, o (rule/problem.h)
+//   Choice ran = delta_forward(p);                               // the process's thread pool
+//   Choice ran = delta_forward(p, {.implementation = "chunk"});  // the first row of this algorithm
+//
+// A forward whose states a backward needs asks first how they are saved:
+//
+//   RunOptions options = …;
+//   p.saved = choose_delta_forward(p, options).saved;            // then allocate p.chunk_states (or p.narrow_states)
+//   delta_forward(p, options);                                   // runs the same row
+//
+// A backend is its folder, its part of CMake and one row per list. For example, a kernel
+// `gpu::chunk_fwd(const DeltaForward<T>&, cudaStream_t)` that saves a bfloat16 state per 64 tokens is this row of
+// forward_rows in delta.cc, in place of the one that says that there are no CUDA kernels:
+//
+//   {"chunk_cuda", "chunk", Device::Kind::cuda,
+//    [](const Problem& p, bool named) { return p.shape.key_dim > 256 ? "K exceeds 256" : refuse_saved(p, kSaved); },
+//    [](const Problem& p, const ExecutionContext& context) { gpu::chunk_fwd(p, context.stream); },
+//    kSaved}  // constexpr SavedStates kSaved{.interval = 64, .narrow = true};
+//
+// Nothing else changes: commands, Python and tests read the list, and a row is never asked about tensors elsewhere.
 #pragma once
 
-#include <string>
-#include <string_view>
 #include <vector>
 
-#include "efla/base/threads.h"
+#include "efla/ops/implementation.h"
 #include "efla/rule/problem.h"
 
 namespace efla {
 
-// Why an implementation was passed over.
-struct Refusal {
-  std::string implementation, reason;
-};
-
-struct RunOptions {
-  std::string_view implementation = "auto";  // "auto", "chunk", "recurrent" or "ref"
-  ThreadPool* pool = nullptr;                // nullptr: the process's own pool (default_pool)
-  std::vector<Refusal>* refusals = nullptr;  // where the reasons of those passed over go
-};
-
-// Forward over T tokens: outputs, and the final and the chunk states where their views are present.
+// Forward over T tokens: outputs, and the final and the saved states where their views are present.
 // T: float, bfloat16, or double ("ref" alone computes in double; the others refuse it).
 // Throws Error for a bad argument or an implementation that refuses the problem. Equations 20 and 21 to 32 of the EFLA
 // paper.
 template <class T>
-void delta_forward(const DeltaForward<T>& problem, const RunOptions& options = {});
+Choice delta_forward(const DeltaForward<T>& problem, const RunOptions& options = {});
 
-// Gradients of every input, from the chunk states that the forward saved.
+// Returns what delta_forward would run for a problem with saved states, computing nothing. The problem's views may be
+// absent.
 template <class T>
-void delta_backward(const DeltaBackward<T>& problem, const RunOptions& options = {});
+Choice choose_delta_forward(const DeltaForward<T>& problem, const RunOptions& options = {});
 
-// Decoding: one token a batch entry, the state updated in place. S, of the state: State<T> or bfloat16.
+// Gradients of every input, from the states that the forward saved.
+template <class T>
+Choice delta_backward(const DeltaBackward<T>& problem, const RunOptions& options = {});
+
+// Decoding: one token per batch entry, the state updated in place. S, of the state: State<T> or bfloat16.
 template <class T, class S>
-void delta_step(const DeltaStep<T, S>& problem, const RunOptions& options = {});
+Choice delta_step(const DeltaStep<T, S>& problem, const RunOptions& options = {});
 
-// The pool that operators use when told of no other; as many threads as processors, or as set_threads says.
-ThreadPool& default_pool();
-
-// Replaces the default pool; not while an operator runs. threads in [1, 1024].
-void set_threads(int threads);
-
-// Names that RunOptions::implementation takes, in the order in which "auto" tries them.
-std::vector<std::string> delta_implementations();
+// Return the lists, in the order in which "auto" asks their rows.
+std::vector<ImplementationName> delta_forward_implementations();
+std::vector<ImplementationName> delta_backward_implementations();
+std::vector<ImplementationName> delta_step_implementations();
 
 }  // namespace efla

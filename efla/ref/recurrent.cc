@@ -60,7 +60,7 @@ Matrix read_state(const View<const S, 4>& state, const DeltaShape& shape, std::i
   Matrix s(shape.key_dim, shape.value_dim);
   if (!state) return s;
   for (std::int64_t i = 0; i < s.rows; ++i) {
-    for (std::int64_t j = 0; j < s.cols; ++j) s(i, j) = state(i_b, i_h, i, j);
+    for (std::int64_t j = 0; j < s.cols; ++j) s(i, j) = to_float(state(i_b, i_h, i, j));
   }
   return s;
 }
@@ -69,7 +69,7 @@ template <class S>
 void write_state(const Matrix& s, const View<S, 4>& state, std::int64_t i_b, std::int64_t i_h) {
   if (!state) return;
   for (std::int64_t i = 0; i < s.rows; ++i) {
-    for (std::int64_t j = 0; j < s.cols; ++j) state(i_b, i_h, i, j) = static_cast<S>(s(i, j));
+    for (std::int64_t j = 0; j < s.cols; ++j) state(i_b, i_h, i, j) = round_to<S>(s(i, j));
   }
 }
 
@@ -97,7 +97,10 @@ void head_bwd(const DeltaBackward<T>& p, std::int64_t n, std::int64_t i_h, Rows&
   const Sequence at = sequence_of(p, n);
   const double scale = p.rule.scale_for(p.shape.key_dim);
   Matrix s(p.shape.key_dim, p.shape.value_dim);
-  if (at.begin < at.end) s = read_state(chunk_state(p.chunk_states, at.first_chunk), p.shape, at.i_b, i_h);
+  if (at.begin < at.end) {
+    s = p.saved.narrow ? read_state(chunk_state(p.narrow_states, at.first_chunk), p.shape, at.i_b, i_h)
+                       : read_state(chunk_state(p.chunk_states, at.first_chunk), p.shape, at.i_b, i_h);
+  }
   std::vector<Matrix> states{s};  // S_0 … S_T
   Rows us;
   for (std::int64_t t = at.begin; t < at.end; ++t) {
@@ -154,8 +157,9 @@ void recurrent_fwd(const DeltaForward<T>& p) {
     for (std::int64_t i_h = 0; i_h < p.shape.value_heads; ++i_h) {
       Matrix s = read_state(p.initial_state, p.shape, n, i_h);
       for (std::int64_t t = at.begin; t < at.end; ++t) {
-        if (p.chunk_states && (t - at.begin) % kChunk == 0) {
-          write_state(s, chunk_state(p.chunk_states, at.chunk(t)), at.i_b, i_h);
+        if ((t - at.begin) % p.saved.interval == 0) {
+          if (p.chunk_states) write_state(s, chunk_state(p.chunk_states, at.chunk(t)), at.i_b, i_h);
+          if (p.narrow_states) write_state(s, chunk_state(p.narrow_states, at.chunk(t)), at.i_b, i_h);
         }
         const Token token = read_token(p, at.i_b, t, i_h);
         advance(s, token);

@@ -17,7 +17,7 @@
 
 namespace efla {
 
-// Tokens per chunk of the chunk algorithm, which is also the number of tokens between two saved states.
+// The chunk of the kernels on the CPU, and the tokens between two states that they save.
 inline constexpr std::int64_t kChunk = 32;
 
 // ε of the L2 norm, x/√(Σx² + ε).
@@ -29,19 +29,28 @@ struct DeltaShape {
   std::int64_t packed = 0;
 
   constexpr std::int64_t sequences() const { return packed > 0 ? packed : batch; }
-  // Returns the number of saved states per batch entry: one per chunk; an upper bound if sequences are packed.
-  constexpr std::int64_t chunks() const {
-    return packed > 0 ? tokens / kChunk + packed : (tokens + kChunk - 1) / kChunk;
+  // Returns the number of saved states per batch entry: one per `interval` tokens; an upper bound if sequences are
+  // packed.
+  constexpr std::int64_t chunks(std::int64_t interval = kChunk) const {
+    return packed > 0 ? tokens / interval + packed : (tokens + interval - 1) / interval;
   }
   constexpr std::int64_t group() const { return value_heads / heads; }  // value heads per query head
 };
 
+// How an implementation saves the states from which its backward starts.
+struct SavedStates {
+  std::int64_t interval = kChunk;  // tokens of a sequence between two states; of an implementation, 0: it saves none
+  bool narrow = false;             // elements are bfloat16 and not State<T>
+
+  constexpr bool operator==(const SavedStates&) const = default;
+};
+
 // The place of a sequence: its batch entry, its tokens [begin, end), and the index of its first saved state.
 struct Sequence {
-  std::int64_t i_b = 0, begin = 0, end = 0, first_chunk = 0;
+  std::int64_t i_b = 0, begin = 0, end = 0, first_chunk = 0, interval = kChunk;
 
-  // Returns the index of the saved state before token t, which is the first token of a chunk.
-  constexpr std::int64_t chunk(std::int64_t t) const { return first_chunk + (t - begin) / kChunk; }
+  // Returns the index of the saved state before token t, which is the first token of an interval.
+  constexpr std::int64_t chunk(std::int64_t t) const { return first_chunk + (t - begin) / interval; }
 };
 
 struct DeltaRule {
@@ -61,15 +70,21 @@ template <class T>
 struct DeltaForward {
   DeltaShape shape;
   DeltaRule rule;
-  View<const T, 4> q, k;                   // [B, T, H, K]
-  View<const T, 4> v;                      // [B, T, HV, V]
-  View<const T, 3> beta;                   // [B, T, HV]
-  View<const State<T>, 4> g;               // [B, T, HV, 1 or K] by rule.decay; absent without decay
-  View<const std::int64_t, 1> cu_seqlens;  // [N + 1] if sequences are packed: 0, the end of each sequence
-  View<const State<T>, 4> initial_state;   // [N, HV, K, V], optional; absent: zeros
-  View<T, 4> o;                            // [B, T, HV, V]
-  View<State<T>, 4> final_state;           // [N, HV, K, V], optional
-  View<State<T>, 5> chunk_states;  // [B, NC, HV, K, V], optional: the state before every kChunk tokens of a sequence
+  View<const T, 4> q, k;      // [B, T, H, K]
+  View<const T, 4> v;         // [B, T, HV, V]
+  View<const T, 3> beta;      // [B, T, HV]
+  View<const State<T>, 4> g;  // [B, T, HV, 1 or K] by rule.decay; absent without decay
+  // [N + 1] if sequences are packed: 0, the end of each sequence. In the memory of the problem's device, like all
+  // views.
+  View<const std::int64_t, 1> cu_seqlens;
+  View<const State<T>, 4> initial_state;  // [N, HV, K, V], optional; absent: zeros
+  View<T, 4> o;                           // [B, T, HV, V]
+  View<State<T>, 4> final_state;          // [N, HV, K, V], optional
+  // [B, NC, HV, K, V], optional: the state before every saved.interval tokens of a sequence. Where saved.narrow, they
+  // are written to narrow_states instead.
+  View<State<T>, 5> chunk_states;
+  View<bfloat16, 5> narrow_states = {};
+  SavedStates saved = {};  // as the implementation saves them: Choice::saved of choose_delta_forward (ops/delta.h)
 };
 
 // The gradients of a loss. dout and dfinal_state are its gradients with respect to o and to the final state.
@@ -81,13 +96,15 @@ struct DeltaBackward {
   View<const T, 3> beta;
   View<const State<T>, 4> g;
   View<const std::int64_t, 1> cu_seqlens;
-  View<const State<T>, 5> chunk_states;  // [B, NC, HV, K, V], as the forward wrote them
-  View<const T, 4> dout;                 // [B, T, HV, V]
-  View<const State<T>, 4> dfinal_state;  // [N, HV, K, V], optional; absent: zeros
-  View<T, 4> dq, dk, dv;                 // as q, k, v; dq and dk are summed over the value heads of a query head
-  View<T, 3> dbeta;                      // as beta
-  View<State<T>, 4> dg;                  // as g
-  View<State<T>, 4> dinitial_state;      // [N, HV, K, V], optional
+  View<const State<T>, 5> chunk_states;        // [B, NC, HV, K, V], as the forward wrote them
+  View<const T, 4> dout;                       // [B, T, HV, V]
+  View<const State<T>, 4> dfinal_state;        // [N, HV, K, V], optional; absent: zeros
+  View<T, 4> dq, dk, dv;                       // as q, k, v; dq and dk are summed over the value heads of a query head
+  View<T, 3> dbeta;                            // as beta
+  View<State<T>, 4> dg;                        // as g
+  View<State<T>, 4> dinitial_state;            // [N, HV, K, V], optional
+  View<const bfloat16, 5> narrow_states = {};  // in place of chunk_states where saved.narrow
+  SavedStates saved = {};                      // as in DeltaForward
 };
 
 // One token per batch entry; the state is updated in place. A state of type bfloat16 (S) is widened to float32, updated
@@ -107,9 +124,10 @@ struct DeltaStep {
 // Returns the place of sequence n of a forward or a backward.
 template <class Problem>
 constexpr Sequence sequence_of(const Problem& p, std::int64_t n) {
-  if (p.shape.packed == 0) return {n, 0, p.shape.tokens, 0};
+  const std::int64_t interval = p.saved.interval;
+  if (p.shape.packed == 0) return {n, 0, p.shape.tokens, 0, interval};
   const std::int64_t begin = p.cu_seqlens(n);
-  return {0, begin, p.cu_seqlens(n + 1), begin / kChunk + n};
+  return {0, begin, p.cu_seqlens(n + 1), begin / interval + n, interval};
 }
 
 }  // namespace efla

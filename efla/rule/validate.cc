@@ -4,23 +4,16 @@
 #include <array>
 #include <limits>
 #include <numeric>
-#include <type_traits>
 #include <utility>
 
 #include "efla/base/error.h"
+#include "efla/rule/check.h"
 
 namespace efla {
 namespace {
 
 // The largest number of elements of a tensor. It keeps products of extents and byte counts within int64.
 constexpr std::int64_t kMaxElements = std::numeric_limits<std::int64_t>::max() / 64;
-
-void check_size(const char* operation, const char* argument, std::int64_t size, std::int64_t least) {
-  if (size < least || size > std::numeric_limits<std::int32_t>::max()) {
-    throw Error(operation, argument, std::to_string(size),
-                std::to_string(least) + " to " + std::to_string(std::numeric_limits<std::int32_t>::max()));
-  }
-}
 
 void check_rule(const char* operation, const DeltaRule& rule) {
   const auto& step = rule.step;
@@ -31,22 +24,6 @@ void check_rule(const char* operation, const DeltaRule& rule) {
     if (!std::isfinite(value)) throw Error(operation, name, std::to_string(value), "a finite number");
   }
   if (std::isinf(rule.scale)) throw Error(operation, "scale", std::to_string(rule.scale), "a finite number");
-}
-
-enum class Presence { required, optional };
-
-template <class T, int Rank>
-void check_view(const char* operation, const char* name, const View<T, Rank>& view,
-                const std::type_identity_t<std::array<std::int64_t, Rank>>& expected,
-                Presence presence = Presence::required) {
-  if (!view) {
-    if (presence == Presence::optional) return;
-    throw Error(operation, name, "nothing", "a tensor of shape " + shape_text(expected.data(), Rank));
-  }
-  if (view.extent != expected) {
-    throw Error(operation, name, "shape " + shape_text(view.extent.data(), Rank),
-                "shape " + shape_text(expected.data(), Rank));
-  }
 }
 
 // Checks g, and dg if there is one.
@@ -61,27 +38,36 @@ void check_decay(const char* operation, const char* name, const DeltaRule& rule,
   check_view(operation, name, view, expected);
 }
 
-void check_sequences(const char* operation, const DeltaShape& s, const View<const std::int64_t, 1>& cu_seqlens) {
+void check_sequences(const char* operation, const DeltaShape& s, const View<const std::int64_t, 1>& cu_seqlens,
+                     const Device& device) {
   if (s.packed == 0) {
     if (cu_seqlens) throw Error(operation, "cu_seqlens", "a tensor", "nothing, as the shape has no packed sequences");
     return;
   }
-  check_size(operation, "packed sequence count N", s.packed, 1);
-  if (s.batch != 1) throw Error(operation, "batch size B", std::to_string(s.batch), "1 with cu_seqlens");
-  check_view(operation, "cu_seqlens", cu_seqlens, {s.packed + 1});
-  const auto fail = [&](std::int64_t i, const std::string& expected) {
-    throw Error(operation, "cu_seqlens[" + std::to_string(i) + "]", std::to_string(cu_seqlens(i)), expected);
-  };
-  if (cu_seqlens(0) != 0) fail(0, "0");
-  for (std::int64_t i = 1; i <= s.packed; ++i) {
-    if (cu_seqlens(i) < cu_seqlens(i - 1)) {
-      fail(i, "at least cu_seqlens[" + std::to_string(i - 1) + "] = " + std::to_string(cu_seqlens(i - 1)));
-    }
+  check_cu_seqlens(operation, cu_seqlens, s.packed, s.batch, s.tokens, device);
+}
+
+// chunk_states or narrow_states, whichever `saved` says; the other one is absent.
+template <class S, class N>
+void check_saved_states(const char* operation, const DeltaShape& s, const SavedStates& saved, const View<S, 5>& wide,
+                        const View<N, 5>& narrow, Presence presence) {
+  check_size(operation, "interval of saved states", saved.interval, 1);
+  const std::array<std::int64_t, 5> expected{s.batch, s.chunks(saved.interval), s.value_heads, s.key_dim, s.value_dim};
+  if (saved.narrow) {
+    if (wide) throw Error(operation, "chunk_states", "a tensor", "nothing, as states are saved in bfloat16");
+    check_view(operation, "narrow_states", narrow, expected, presence);
+  } else {
+    if (narrow) throw Error(operation, "narrow_states", "a tensor", "nothing, as states are not saved in bfloat16");
+    check_view(operation, "chunk_states", wide, expected, presence);
   }
-  if (cu_seqlens(s.packed) != s.tokens) fail(s.packed, "T = " + std::to_string(s.tokens));
 }
 
 }  // namespace
+
+void validate(const char* operation, const DeltaShape& s, const DeltaRule& rule) {
+  validate(operation, s);
+  check_rule(operation, rule);
+}
 
 void validate(const char* operation, const DeltaShape& s) {
   check_size(operation, "batch size B", s.batch, 1);
@@ -103,31 +89,28 @@ void validate(const char* operation, const DeltaShape& s) {
 }
 
 template <class T>
-void validate(const DeltaForward<T>& p) {
+void validate(const DeltaForward<T>& p, const Device& device) {
   constexpr const char* op = "delta_forward";
   const auto& s = p.shape;
-  validate(op, s);
-  check_rule(op, p.rule);
+  validate(op, s, p.rule);
   check_view(op, "q", p.q, {s.batch, s.tokens, s.heads, s.key_dim});
   check_view(op, "k", p.k, {s.batch, s.tokens, s.heads, s.key_dim});
   check_view(op, "v", p.v, {s.batch, s.tokens, s.value_heads, s.value_dim});
   check_view(op, "beta", p.beta, {s.batch, s.tokens, s.value_heads});
   check_decay(op, "g", p.rule, p.g, {s.batch, s.tokens, s.value_heads, s.key_dim});
-  check_sequences(op, s, p.cu_seqlens);
+  check_sequences(op, s, p.cu_seqlens, device);
   const std::array<std::int64_t, 4> state{s.sequences(), s.value_heads, s.key_dim, s.value_dim};
   check_view(op, "initial_state", p.initial_state, state, Presence::optional);
   check_view(op, "o", p.o, {s.batch, s.tokens, s.value_heads, s.value_dim});
   check_view(op, "final_state", p.final_state, state, Presence::optional);
-  check_view(op, "chunk_states", p.chunk_states, {s.batch, s.chunks(), s.value_heads, s.key_dim, s.value_dim},
-             Presence::optional);
+  check_saved_states(op, s, p.saved, p.chunk_states, p.narrow_states, Presence::optional);
 }
 
 template <class T>
-void validate(const DeltaBackward<T>& p) {
+void validate(const DeltaBackward<T>& p, const Device& device) {
   constexpr const char* op = "delta_backward";
   const auto& s = p.shape;
-  validate(op, s);
-  check_rule(op, p.rule);
+  validate(op, s, p.rule);
   const std::array<std::int64_t, 4> keys{s.batch, s.tokens, s.heads, s.key_dim};
   const std::array<std::int64_t, 4> values{s.batch, s.tokens, s.value_heads, s.value_dim};
   const std::array<std::int64_t, 4> state{s.sequences(), s.value_heads, s.key_dim, s.value_dim};
@@ -136,8 +119,8 @@ void validate(const DeltaBackward<T>& p) {
   check_view(op, "v", p.v, values);
   check_view(op, "beta", p.beta, {s.batch, s.tokens, s.value_heads});
   check_decay(op, "g", p.rule, p.g, {s.batch, s.tokens, s.value_heads, s.key_dim});
-  check_sequences(op, s, p.cu_seqlens);
-  check_view(op, "chunk_states", p.chunk_states, {s.batch, s.chunks(), s.value_heads, s.key_dim, s.value_dim});
+  check_sequences(op, s, p.cu_seqlens, device);
+  check_saved_states(op, s, p.saved, p.chunk_states, p.narrow_states, Presence::required);
   check_view(op, "dout", p.dout, values);
   check_view(op, "dfinal_state", p.dfinal_state, state, Presence::optional);
   check_view(op, "dq", p.dq, keys);
@@ -152,8 +135,7 @@ template <class T, class S>
 void validate(const DeltaStep<T, S>& p) {
   constexpr const char* op = "delta_step";
   const auto& s = p.shape;
-  validate(op, s);
-  check_rule(op, p.rule);
+  validate(op, s, p.rule);
   if (s.tokens != 1) throw Error(op, "token count T", std::to_string(s.tokens), "1");
   check_view(op, "q", p.q, {s.batch, s.heads, s.key_dim});
   check_view(op, "k", p.k, {s.batch, s.heads, s.key_dim});
@@ -164,12 +146,12 @@ void validate(const DeltaStep<T, S>& p) {
   check_view(op, "o", p.o, {s.batch, s.value_heads, s.value_dim});
 }
 
-template void validate(const DeltaForward<float>&);
-template void validate(const DeltaForward<bfloat16>&);
-template void validate(const DeltaForward<double>&);
-template void validate(const DeltaBackward<float>&);
-template void validate(const DeltaBackward<bfloat16>&);
-template void validate(const DeltaBackward<double>&);
+template void validate(const DeltaForward<float>&, const Device&);
+template void validate(const DeltaForward<bfloat16>&, const Device&);
+template void validate(const DeltaForward<double>&, const Device&);
+template void validate(const DeltaBackward<float>&, const Device&);
+template void validate(const DeltaBackward<bfloat16>&, const Device&);
+template void validate(const DeltaBackward<double>&, const Device&);
 template void validate(const DeltaStep<float>&);
 template void validate(const DeltaStep<bfloat16>&);
 template void validate(const DeltaStep<double>&);

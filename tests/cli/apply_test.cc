@@ -281,7 +281,7 @@ TEST_F(Apply, VerboseSaysWhatRan) {
   apply(in, TensorType::F32, {"--impl", "ref", "--grad", "--verbose"});
   EXPECT_EQ(result_.out, "forward: ref\nbackward: ref\n");
   apply(in, TensorType::F32, {"--verbose"});
-  EXPECT_TRUE(result_.out.ends_with("forward: chunk\n") || result_.out.ends_with("forward: recurrent\n"))
+  EXPECT_TRUE(result_.out.ends_with("forward: chunk_amx\n") || result_.out.ends_with("forward: recurrent_simd\n"))
       << result_.out;
   apply(in, TensorType::F32, {});
   EXPECT_EQ(result_.out, "");

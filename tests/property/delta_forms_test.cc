@@ -131,7 +131,7 @@ View<T, Rank> tokens_of(View<T, Rank> view, std::int64_t start, std::int64_t cou
 template <class T>
 void run_split(const std::string& implementation, DeltaData<T>& data, std::int64_t at) {
   ThreadPool pool(1);
-  const RunOptions options{implementation, &pool, nullptr};
+  const RunOptions options{implementation, {.pool = &pool}};
   const std::int64_t total = data.shape.tokens;
   const std::array<std::int64_t, 4> states{data.shape.batch, data.shape.heads, data.shape.key_dim,
                                            data.shape.value_dim};
@@ -339,7 +339,7 @@ TEST(DeltaForms, ANaNOfAnyBitsInTheStateReachesTheOutputs) {
         state.assign(std::vector<double>(static_cast<std::size_t>(state.view().size())));
         state.view()(0, 0, 5, 3) = std::bit_cast<float>(bits);
         p.initial_state = state.view();
-        delta_forward(p, {implementation, &pool, nullptr});
+        delta_forward(p, {implementation, {.pool = &pool}});
         EXPECT_TRUE(std::isnan(to_float(p.o(0, 0, 0, 3)))) << implementation << ' ' << bits;
         EXPECT_FALSE(std::isnan(to_float(p.o(0, 0, 0, 4)))) << implementation << ' ' << bits;
       }
@@ -368,7 +368,7 @@ TEST(DeltaForms, ManySavedStatesAreThoseThatAreWrittenOneByOne) {
       std::vector<std::vector<float>> saved;
       for (const std::ptrdiff_t offset : {0, 1}) {
         p.chunk_states.data = aligned + offset;
-        delta_forward(p, {implementation, &pool, nullptr});
+        delta_forward(p, {implementation, {.pool = &pool}});
         saved.emplace_back(p.chunk_states.data, p.chunk_states.data + p.chunk_states.size());
       }
       EXPECT_EQ(saved[0], saved[1]) << implementation;
@@ -386,12 +386,12 @@ TEST(DeltaForms, LeavingOutputsOutChangesNothingElse) {
       DeltaForward<float> forward = alone.forward();
       forward.final_state = {};
       forward.chunk_states = {};
-      delta_forward(forward, {implementation, &pool, nullptr});
+      delta_forward(forward, {implementation, {.pool = &pool}});
       EXPECT_TRUE(alone.o.same_bits(data.o)) << implementation;
       DeltaBackward<float> backward = dalone.backward();
       backward.chunk_states = data.chunk_states.view();
       backward.dinitial_state = {};
-      delta_backward(backward, {implementation, &pool, nullptr});
+      delta_backward(backward, {implementation, {.pool = &pool}});
       dalone.dinitial_state = data.dinitial_state;
       EXPECT_TRUE(same_backward(dalone, data)) << implementation;
     }

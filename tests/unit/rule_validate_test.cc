@@ -143,18 +143,87 @@ TEST_F(Validate, AStepTakesOneToken) {
   expect_error([&] { delta_step(p); }, "state", "got nothing, expected a tensor of shape [2, 4, 5, 6]");
 }
 
+TEST_F(Validate, SavedStatesAreThoseOfTheProblem) {
+  forward([](auto& p) { p.saved.interval = 0; }, "interval of saved states", "got 0, expected 1 to");
+  forward([](auto& p) { p.saved.interval = 2; }, "chunk_states", "expected shape [2, 2, 4, 5, 6]");
+  forward([](auto& p) { p.saved.narrow = true; }, "chunk_states", "got a tensor, expected nothing");
+  bfloat16 element;
+  forward(
+      [&](auto& p) {
+        p.narrow_states = {&element, {2, 1, 4, 5, 6}, {}};
+      },
+      "narrow_states", "got a tensor, expected nothing, as states are not saved in bfloat16");
+  backward(
+      [](auto& p) {
+        p.saved.narrow = true;
+        p.chunk_states = {};
+      },
+      "narrow_states", "got nothing");
+}
+
+// The host must not read tensors of a GPU: here every address of one is invalid.
+TEST_F(Validate, OfTensorsOnAGpuOnlyTheShapesAreRead) {
+  DeltaCase c = kCase;
+  c.batch = 1;
+  c.tokens = 9;
+  c.cu_seqlens = {0, 5, 9};
+  DeltaData<float> packed(c);
+  DeltaForward<float> p = packed.forward();
+  p.cu_seqlens.data = reinterpret_cast<const std::int64_t*>(std::uintptr_t{64});
+  EXPECT_NO_THROW(validate(p, {Device::Kind::cuda}));
+  p.cu_seqlens.extent[0] = 4;
+  expect_error([&] { validate(p, {Device::Kind::cuda}); }, "cu_seqlens", "got shape [4], expected shape [3]");
+}
+
 TEST_F(Validate, ImplementationsSayWhyTheyRefuse) {
   expect_error([&] { delta_forward(data_.forward(), {.implementation = "fast"}); }, "implementation",
-               "got 'fast', expected one of auto, chunk, recurrent, ref");
+               "got 'fast', expected one of auto, chunk, recurrent, ref, chunk_amx, chunk_simd");
   DeltaData<double> wide(kCase);
   expect_error([&] { delta_forward(wide.forward()); }, "implementation", "float64 inputs need ref");
-  std::vector<Refusal> refusals;
-  EXPECT_NO_THROW(delta_forward(wide.forward(), {.implementation = "ref", .refusals = &refusals}));
-  EXPECT_TRUE(refusals.empty());
-  EXPECT_THROW(delta_forward(wide.forward(), {.refusals = &refusals}), Error);
-  ASSERT_EQ(refusals.size(), 3U);
-  EXPECT_EQ(refusals[0].implementation, "chunk");
-  EXPECT_EQ(refusals[2].reason, "the float64 reference runs only when asked for by name");
+  expect_error([&] { delta_forward(wide.forward()); }, "implementation",
+               "ref: the float64 reference runs only when asked for by name");
+  EXPECT_TRUE(delta_forward(wide.forward(), {.implementation = "ref"}).refusals.empty());
+  expect_error([&] { delta_forward(data_.forward(), {.implementation = "recurrent_cuda"}); }, "implementation",
+               "recurrent_cuda: it computes on a GPU, and the tensors are on the CPU");
+  expect_error(
+      [&] {
+        delta_forward(data_.forward(), {.context = {.device = {Device::Kind::cuda, 1}}});
+      },
+      "implementation", "recurrent_simd: it computes on the CPU, and the tensors are on cuda:1");
+}
+
+TEST_F(Validate, StatesAreSavedAsTheImplementationDoes) {
+  DeltaForward<float> p = data_.forward();
+  p.saved.interval = 2;
+  p.chunk_states = {};
+  EXPECT_EQ(choose_delta_forward(p).saved, SavedStates{}) << "no views, so nothing is refused";
+  const std::array<std::int64_t, 5> extent{2, 2, 4, 5, 6};
+  std::vector<float> memory(2 * 2 * 4 * 5 * 6);
+  p.chunk_states = View<float, 5>::contiguous(memory.data(), extent);
+  expect_error([&] { delta_forward(p, {.implementation = "chunk_simd"}); }, "implementation",
+               "it saves a state per 32 tokens, and the problem has a state per 2 tokens");
+  EXPECT_NO_THROW(delta_forward(p, {.implementation = "ref"}));
+}
+
+TEST_F(Validate, TheRowThatRanIsReturned) {
+  for (const auto& row : delta_forward_implementations()) {
+    for (const std::string_view name : {row.name, row.algorithm}) {
+      try {
+        const Choice choice = delta_forward(data_.forward(), {.implementation = name});
+        EXPECT_EQ(choice.algorithm, row.algorithm) << name;
+        EXPECT_TRUE(name == row.algorithm || choice.implementation == row.name) << choice.implementation;
+        EXPECT_EQ(choice.device, Device::Kind::cpu);
+      } catch (const Error& error) {
+        EXPECT_TRUE(row.name == "chunk_amx" || row.device == Device::Kind::cuda) << error.what();
+      }
+    }
+  }
+  const Choice choice = delta_forward(data_.forward());
+  EXPECT_EQ(choice.implementation, "recurrent_simd");
+  ASSERT_EQ(choice.refusals.size(), 2U);
+  EXPECT_EQ(choice.refusals[1].implementation, "chunk_simd");
+  EXPECT_EQ(choice.refusals[1].reason, "recurrent is faster for keys of 5 dimensions and 3 tokens");
+  EXPECT_EQ(delta_backward(data_.backward()).implementation, "chunk_simd");
 }
 
 TEST(NearestName, IsTheOneWithTheFewestEdits) {

@@ -1,0 +1,25 @@
+// Where an operator runs: the device of its tensors, and the threads or the stream that do the work.
+#pragma once
+
+#include "efla/base/device.h"
+#include "efla/base/threads.h"
+
+struct CUstream_st;  // cudaStream_t points to one
+
+namespace efla {
+
+struct ExecutionContext {
+  Device device = {};             // every pointer of a problem refers to memory of this device
+  ThreadPool* pool = nullptr;     // for the CPU; nullptr: the process's pool (default_pool)
+  CUstream_st* stream = nullptr;  // for a GPU, a cudaStream_t: kernels are enqueued there, and the call does not wait
+
+  ThreadPool& threads() const;
+};
+
+// The pool that operators use without another one; as many threads as processors, or as set_threads says.
+ThreadPool& default_pool();
+
+// Replaces the default pool; not while an operator runs. threads in [1, 1024].
+void set_threads(int threads);
+
+}  // namespace efla

@@ -1,0 +1,34 @@
+#include "efla/ops/implementation.h"
+
+namespace efla {
+
+std::vector<std::string> selectable_names(const std::vector<ImplementationName>& rows) {
+  std::vector<std::string> names{"auto"};
+  const auto add = [&](std::string_view name) {
+    if (std::find(names.begin(), names.end(), name) == names.end()) names.emplace_back(name);
+  };
+  for (const auto& row : rows) add(row.algorithm);
+  for (const auto& row : rows) add(row.name);
+  return names;
+}
+
+std::string refuse_device(Device::Kind row, const Device& tensors) {
+  if (row == tensors.kind) return "";
+  return std::string(row == Device::Kind::cpu ? "it computes on the CPU" : "it computes on a GPU") +
+         ", and the tensors are on " + name_of(tensors);
+}
+
+void throw_no_implementation(const char* operation, std::string_view named, const std::vector<ImplementationName>& rows,
+                             const std::vector<Refusal>& refusals) {
+  const std::string got = "'" + std::string(named) + "'";
+  std::string text;
+  const auto add = [&](const std::string& part, const char* between) { text += (text.empty() ? "" : between) + part; };
+  if (refusals.empty()) {
+    for (const auto& name : selectable_names(rows)) add(name, ", ");
+    throw Error(operation, "implementation", got, "one of " + text);
+  }
+  for (const auto& refusal : refusals) add(std::string(refusal.implementation) + ": " + refusal.reason, "; ");
+  throw Error(operation, "implementation", got, "one that takes this problem (" + text + ")");
+}
+
+}  // namespace efla

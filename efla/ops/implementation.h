@@ -1,0 +1,125 @@
+// The lists from which every operation chooses its kernel, and how it chooses. An operation has one ordered list of
+// rows (efla/ops/delta.cc, short_conv.cc, …); the commands, the Python package and the tests read the same list.
+#pragma once
+
+#include <algorithm>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "efla/base/error.h"
+#include "efla/ops/context.h"
+#include "efla/rule/problem.h"
+
+namespace efla {
+
+// One row of an operation's list: one kernel on one kind of device.
+template <class Problem>
+struct Implementation {
+  const char* name;       // unique in the list, for example "chunk_amx"
+  const char* algorithm;  // "chunk", "recurrent", …: what rows of several kernels or devices have in common
+  Device::Kind device;    // where the tensors of its problems lie
+  // Returns in words why the row does not take a problem, or "". A row that was named refuses only what it cannot
+  // compute; "auto" also needs to hear where a row further down is faster or more exact.
+  std::string (*refuse)(const Problem& problem, bool named);
+  // Computes a validated problem that the row does not refuse.
+  void (*run)(const Problem& problem, const ExecutionContext& context);
+  SavedStates saved = {};  // of the delta rule: how its forward saves states
+};
+
+// Why a row was passed over.
+struct Refusal {
+  std::string_view implementation;
+  std::string reason;
+};
+
+// The row that ran, or that a run would take.
+struct Choice {
+  std::string_view implementation;  // the row's name
+  std::string_view algorithm;
+  Device::Kind device = Device::Kind::cpu;
+  SavedStates saved = {};         // of the delta rule's forward
+  std::vector<Refusal> refusals;  // rows that were asked before, in their order
+};
+
+struct RunOptions {
+  // "auto": the first row that takes the problem; the name of a row; or an algorithm, of which the first row that takes
+  // the problem runs.
+  std::string_view implementation = "auto";
+  ExecutionContext context = {};
+};
+
+// A row without its functions.
+struct ImplementationName {
+  std::string_view name, algorithm;
+  Device::Kind device;
+};
+
+// Returns "auto", the algorithms and the rows of a list: everything that RunOptions::implementation may be.
+std::vector<std::string> selectable_names(const std::vector<ImplementationName>& rows);
+
+// Returns what a row refuses because of where its tensors lie, or "".
+std::string refuse_device(Device::Kind row, const Device& tensors);
+
+template <class Problem>
+std::vector<ImplementationName> names_of(std::span<const Implementation<Problem>> rows) {
+  std::vector<ImplementationName> names;
+  for (const auto& row : rows) names.push_back({row.name, row.algorithm, row.device});
+  return names;
+}
+
+// Throws Error for an implementation that is not in the list, or of which no row takes the problem.
+[[noreturn]] void throw_no_implementation(const char* operation, std::string_view named,
+                                          const std::vector<ImplementationName>& rows,
+                                          const std::vector<Refusal>& refusals);
+
+// Returns the row that computes a validated problem and fills `choice`. Throws Error where there is none.
+template <class Problem>
+const Implementation<Problem>& choose(const char* operation,
+                                      std::type_identity_t<std::span<const Implementation<Problem>>> rows,
+                                      const Problem& problem, const RunOptions& options, Choice& choice) {
+  const std::string_view wanted = options.implementation;
+  const bool named = wanted != "auto";
+  for (const auto& row : rows) {
+    if (named && wanted != row.name && wanted != row.algorithm) continue;
+    std::string reason = refuse_device(row.device, options.context.device);
+    if (reason.empty()) reason = row.refuse(problem, named);
+    if (reason.empty()) {
+      choice.implementation = row.name;
+      choice.algorithm = row.algorithm;
+      choice.device = row.device;
+      choice.saved = row.saved;
+      return row;
+    }
+    choice.refusals.push_back({row.name, std::move(reason)});
+  }
+  throw_no_implementation(operation, wanted, names_of(rows), choice.refusals);
+}
+
+// Runs the row that `choose` returns.
+template <class Problem>
+Choice choose_and_run(const char* operation, std::type_identity_t<std::span<const Implementation<Problem>>> rows,
+                      const Problem& problem, const RunOptions& options) {
+  Choice choice;
+  choose(operation, rows, problem, options, choice).run(problem, options.context);
+  return choice;
+}
+
+// For a `ref` row.
+template <class Problem>
+std::string refuse_unless_named(const Problem&, bool named) {
+  return named ? "" : "the float64 reference runs only when asked for by name";
+}
+
+// For the row of a backend that this build leaves out.
+template <class Problem>
+std::string refuse_without_cuda(const Problem&, bool) {
+  return "this build has no CUDA kernel for it";
+}
+template <class Problem>
+void run_nothing(const Problem&, const ExecutionContext&) {}
+
+}  // namespace efla

@@ -1,0 +1,60 @@
+// The checks of which validations are made.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <type_traits>
+
+#include "efla/base/device.h"
+#include "efla/base/error.h"
+#include "efla/base/view.h"
+#include "efla/rule/validate.h"
+
+namespace efla {
+
+inline void check_size(const char* operation, const char* argument, std::int64_t size, std::int64_t least,
+                       std::int64_t most = std::numeric_limits<std::int32_t>::max()) {
+  if (size < least || size > most) {
+    throw Error(operation, argument, std::to_string(size), std::to_string(least) + " to " + std::to_string(most));
+  }
+}
+
+enum class Presence { required, optional };
+
+template <class T, int Rank>
+void check_view(const char* operation, const char* name, const View<T, Rank>& view,
+                const std::type_identity_t<std::array<std::int64_t, Rank>>& expected,
+                Presence presence = Presence::required) {
+  if (!view) {
+    if (presence == Presence::optional) return;
+    throw Error(operation, name, "nothing", "a tensor of shape " + shape_text(expected.data(), Rank));
+  }
+  if (view.extent != expected) {
+    throw Error(operation, name, "shape " + shape_text(view.extent.data(), Rank),
+                "shape " + shape_text(expected.data(), Rank));
+  }
+}
+
+// Checks cu_seqlens [N + 1] of `sequences` sequences packed into `tokens` tokens of one batch entry. The values are
+// read on the CPU alone.
+inline void check_cu_seqlens(const char* operation, const View<const std::int64_t, 1>& cu_seqlens,
+                             std::int64_t sequences, std::int64_t batch, std::int64_t tokens, const Device& device) {
+  check_size(operation, "packed sequence count N", sequences, 1);
+  if (batch != 1) throw Error(operation, "batch size B", std::to_string(batch), "1 with cu_seqlens");
+  check_view(operation, "cu_seqlens", cu_seqlens, {sequences + 1});
+  if (!device.is_cpu()) return;
+  const auto fail = [&](std::int64_t i, const std::string& expected) {
+    throw Error(operation, "cu_seqlens[" + std::to_string(i) + "]", std::to_string(cu_seqlens(i)), expected);
+  };
+  if (cu_seqlens(0) != 0) fail(0, "0");
+  for (std::int64_t i = 1; i <= sequences; ++i) {
+    if (cu_seqlens(i) < cu_seqlens(i - 1)) {
+      fail(i, "at least cu_seqlens[" + std::to_string(i - 1) + "] = " + std::to_string(cu_seqlens(i - 1)));
+    }
+  }
+  if (cu_seqlens(sequences) != tokens) fail(sequences, "T = " + std::to_string(tokens));
+}
+
+}  // namespace efla
