@@ -4,10 +4,12 @@
 
 #include <memory>
 
+#include "bench/machine.h"
+
 namespace efla::bench {
 namespace {
 
-// With the widest vectors of the processor: in cache the instructions would be the limit otherwise.
+// Uses the widest vectors of the processor, because instructions would limit the rate in the cache otherwise.
 #if defined(__x86_64__) && defined(__GNUC__)
 __attribute__((target_clones("avx512f", "avx2", "default")))
 #endif
@@ -17,10 +19,13 @@ void update_in_place(float* data, std::int64_t count) {
 
 }  // namespace
 
-std::function<void()> matrix_product() {
+std::function<void()> matrix_product(int threads) {
   const at::Tensor a = at::full({1024, 1024}, 0.5F), b = at::full({1024, 1024}, 0.25F);
   at::Tensor c = at::empty({1024, 1024});
-  return [=]() mutable { at::mm_out(c, a, b); };
+  return [=]() mutable {
+    use_blas_threads(threads);
+    at::mm_out(c, a, b);
+  };
 }
 
 std::function<void()> memory_stream(std::int64_t bytes, ThreadPool& pool) {

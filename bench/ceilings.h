@@ -1,4 +1,4 @@
-// What the machine can do at most, measured in the same turns as the contenders.
+// The limits of the machine, measured in interleaved runs with the contenders.
 #pragma once
 
 #include <cstdint>
@@ -8,15 +8,16 @@
 
 namespace efla::bench {
 
-// LibTorch's float32 product of two 1024 × 1024 matrices.
+// Returns LibTorch's float32 product of two 1024 × 1024 matrices. Each call sets the BLAS to `threads` threads, because
+// other calls may have left it with one.
 inline constexpr double kMatrixFlops = 2.0 * 1024 * 1024 * 1024;
-std::function<void()> matrix_product();
+std::function<void()> matrix_product(int threads);
 
-// Larger than any cache here.
+// Larger than any cache of the processors in bench/results.
 inline constexpr std::int64_t kLargeBytes = std::int64_t{256} << 20;
 
-// Reads and writes every float of `bytes` of memory in place, split evenly over the pool's threads: what a decode step
-// does to its states. 2 · bytes move.
+// Returns a function that reads and writes every float of `bytes` of memory in place, distributed evenly over the
+// pool's threads, as a decode step does with its states. It moves 2 · bytes.
 std::function<void()> memory_stream(std::int64_t bytes, ThreadPool& pool);
 
 }  // namespace efla::bench

@@ -233,7 +233,8 @@ Measured measure(const Case& c, const std::string& filter, int rounds) {
   Gate gate(c, inputs);
 
   ThreadPool one_core(1);
-  std::vector<std::function<void()>> functions{matrix_product(), memory_stream(kLargeBytes, default_pool())};
+  std::vector<std::function<void()>> functions{matrix_product(default_pool().threads()),
+                                               memory_stream(kLargeBytes, default_pool())};
   if (is_decode(c)) {
     functions.push_back(memory_stream(state_bytes * c.heads, one_core));
     functions.push_back(memory_stream(kLargeBytes, one_core));
