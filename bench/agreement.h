@@ -1,4 +1,4 @@
-// The gate before every time: a contender that answers wrongly gets none.
+// The check before every time: a contender with wrong results gets no time.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -12,12 +12,12 @@ namespace efla::bench {
 // Named results of a contender, for example o, final_state, dq.
 using Outputs = std::vector<std::pair<std::string, at::Tensor>>;
 
-// The largest relative RMS error ‖got − want‖ / ‖want‖, in float64, that a correct result in the dtype may have.
+// Returns the largest relative RMS error ‖got − want‖ / ‖want‖, in float64, of a correct result in the dtype.
 double tolerance(at::ScalarType dtype);
 
 struct Agreement {
-  double error = 0;   // the largest over the outputs; NaN where got or want are not finite
-  std::string fault;  // "" if all agree; else which output does not and by how much
+  double error = 0;   // the largest over the outputs; NaN if got or want are non-finite
+  std::string fault;  // "" if all agree; otherwise the output that differs and by how much
 };
 
 // Compares outputs of the same names and shapes. Infinities and NaN never agree, nor does an output that `want` lacks.

@@ -1,4 +1,4 @@
-// The gate of the benchmarks must be able to fail.
+// The check of the benchmarks must be able to fail.
 #include "bench/agreement.h"
 
 #include <gtest/gtest.h>

@@ -1,7 +1,7 @@
 // efla_bfloat16_products: the rate of bfloat16 products beside float32's, on processors that have them
-// (docs/design/2026-11-matrix-unit.md). One thread, everything in the first-level cache; sixteen sums in registers, and
-// a step of eight broadcasts and two loads, as the kernels' tiles have it. AMX: four tiles of sums, four of operands
-// loaded anew at every step.
+// (docs/design/2026-11-matrix-unit.md). One thread, with all data in the first-level cache; sixteen sums in registers,
+// and eight broadcasts and two loads per step, as in the kernels' tiles. AMX: four tiles of sums, and four of operands
+// that are loaded again at every step.
 #include <immintrin.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -18,7 +18,7 @@ alignas(64) float operands[kFloats], sink[kFloats];
 #define EFLA_AVX512 __attribute__((target("avx512f,avx512bf16"), noinline))
 #define EFLA_AMX __attribute__((target("amx-tile,amx-bf16"), noinline))
 
-// Where a step's operands lie: two rows of 16 floats, then the eight that are broadcast.
+// Returns the operands of a step: two rows of 16 floats, then eight floats to broadcast.
 const float* operands_of(long step) { return operands + (step & 15) * 64; }
 
 EFLA_AVX512 void add_float32_products() {
@@ -81,11 +81,11 @@ EFLA_AMX void add_bfloat16_tiles() {
 double seconds(void (*run)()) {
   const auto start = std::chrono::steady_clock::now();
   run();
-  asm volatile("" : : "r"(sink) : "memory");  // as if somebody read the sums
+  asm volatile("" : : "r"(sink) : "memory");  // makes the compiler keep the sums
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// Linux gives a process the tiles' registers when it asks for them.
+// Asks Linux for the tile registers. Returns whether the process may use them.
 bool get_tiles() {
   constexpr int kRequest = 0x1023, kTileData = 18;
   return syscall(SYS_arch_prctl, kRequest, kTileData) == 0;

@@ -15,14 +15,14 @@ namespace {
 
 using autograd::view_of;
 
-// Calls f with a value of the C++ type that goes with the dtype.
+// Calls f with a value of the C++ type of the dtype.
 template <class F>
 auto with_type(at::ScalarType dtype, F f) {
   if (dtype == at::kDouble) return f(double{});
   return dtype == at::kBFloat16 ? f(bfloat16{}) : f(float{});
 }
 
-// ATen's dtype of states beside elements of `dtype`.
+// Returns ATen's dtype of states for elements of `dtype`.
 at::ScalarType state_type(at::ScalarType dtype) { return dtype == at::kDouble ? at::kDouble : at::kFloat; }
 
 at::Tensor normal(at::IntArrayRef extents, double factor, Random& random) {
@@ -32,7 +32,7 @@ at::Tensor normal(at::IntArrayRef extents, double factor, Random& random) {
   return values;
 }
 
-// Everything that a run writes, allocated.
+// The memory for everything that a run writes.
 struct Buffers {
   Inputs in;
   at::Tensor o, final_state, chunk_states, dq, dk, dv, dbeta, dg;
@@ -88,7 +88,7 @@ void backward(const Buffers& b, const RunOptions& options) {
   delta_backward(p, options);
 }
 
-// The one token that is decoded.
+// The token to decode.
 struct Token {
   at::Tensor q, k, v, beta, g, o;
 

@@ -12,7 +12,7 @@ using at::indexing::Ellipsis;
 using at::indexing::None;
 using at::indexing::Slice;
 
-// [B, T, H, ...] to float32 chunks [B, H, NC, C, ...], zeros beyond T: a token with k = 0 and q = 0 changes nothing.
+// Returns [B, T, H, ...] as float32 chunks [B, H, NC, C, ...]. Tokens beyond T are zeros, which change nothing.
 at::Tensor to_chunks(const at::Tensor& x, std::int64_t chunk) {
   at::Tensor y = x.to(at::kFloat).transpose(1, 2);
   const std::int64_t tokens = y.size(2), padding = (chunk - tokens % chunk) % chunk;
@@ -27,7 +27,7 @@ at::Tensor to_chunks(const at::Tensor& x, std::int64_t chunk) {
   return y.reshape(extents);
 }
 
-// (I + A)⁻¹ for strictly lower triangular A, row by row: row i is −A_i + Σ_{j<i} (−A_ij) row j.
+// Returns (I + A)⁻¹ of a strictly lower triangular A, row by row: row i is −A_i + Σ_{j<i} (−A_ij) row j.
 at::Tensor inverse_by_rows(const at::Tensor& a) {
   const std::int64_t size = a.size(-1);
   at::Tensor inverse = -a;
@@ -43,7 +43,7 @@ struct WritingPair {
   at::Tensor w, u;  // [B, H, NC, C, K], [B, H, NC, C, V]
 };
 
-// Equations 31 and 32.
+// Computes equations 31 and 32.
 WritingPair ut_transform(const at::Tensor& k, const at::Tensor& v, const at::Tensor& beta, UtTransform transform) {
   const at::Tensor alpha = exact_alpha(k, beta).unsqueeze(-1);
   const at::Tensor alpha_k = alpha * k;

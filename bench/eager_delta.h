@@ -1,5 +1,5 @@
-// The operator as a user of LibTorch would write it: batched tensor operations, gradients by autograd. The peer that
-// the kernels are timed against, so it is meant to be good of its kind.
+// The operator as a user of LibTorch would write it: batched tensor operations, gradients by autograd. It is a peer of
+// the kernels, so it is meant to be a good one of its kind.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -10,7 +10,7 @@
 
 namespace efla::bench {
 
-// How T of equation 31 is found: by one triangular solve for W and U together, or row by row.
+// How T of equation 31 is computed: by one triangular solve for W and U together, or row by row.
 enum class UtTransform { triangular_solve, row_loop };
 
 struct EagerForm {
@@ -18,20 +18,20 @@ struct EagerForm {
   UtTransform transform = UtTransform::triangular_solve;
 };
 
-// For example "chunk 32, triangular solve".
+// Returns, for example, "chunk 32, triangular solve".
 std::string name_of(const EagerForm& form);
 
-// α of equation 20 in the dtype of k [..., K] and beta [...].
+// Returns α of equation 20 in the dtype of k [..., K] and beta [...].
 at::Tensor exact_alpha(const at::Tensor& k, const at::Tensor& beta);
 
-// The chunkwise form with the exact step: EFLA paper, equations 20 and 29 to 32, scale K^(−1/2), no initial state.
-// q, k [B, T, H, K], v [B, T, H, V], beta [B, T, H]; returns o [B, T, H, V] in v's dtype and the final state
-// [B, H, K, V] in float32. Computes in float32.
+// Computes the chunk algorithm with the exact step: equations 20 and 29 to 32 of EFLA (arXiv 2512.12602), scale
+// K^(−1/2), no initial state. q, k [B, T, H, K], v [B, T, H, V], beta [B, T, H]. Returns o [B, T, H, V] in v's dtype
+// and the final state [B, H, K, V] in float32. Computes in float32.
 std::tuple<at::Tensor, at::Tensor> eager_chunk(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                                const at::Tensor& beta, const EagerForm& form);
 
-// One token: q, k [B, H, K], v [B, H, V], beta [B, H], state [B, H, K, V] float32; returns o [B, H, V] and the new
-// state.
+// Computes one token: q, k [B, H, K], v [B, H, V], beta [B, H], state [B, H, K, V] float32. Returns o [B, H, V] and the
+// new state.
 std::tuple<at::Tensor, at::Tensor> eager_step(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                               const at::Tensor& beta, const at::Tensor& state);
 

@@ -23,15 +23,15 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::int64_t kShortest = 1024;       // context
-constexpr std::int64_t kPrefillPiece = 65536;  // ids made at a time
-constexpr std::int64_t kWarmUp = 8;            // tokens drawn before any is timed
+constexpr std::int64_t kShortest = 1024;       // first context
+constexpr std::int64_t kPrefillPiece = 65536;  // ids drawn at a time
+constexpr std::int64_t kWarmUp = 8;            // tokens drawn before the clock starts
 
 double ms_since(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
 }
 
-// Takes in random tokens; returns ms.
+// Prefills random tokens. Returns milliseconds.
 double prefill(const nn::LanguageModel& model, std::int64_t tokens, Random& random, generate::Session& session) {
   double ms = 0.0;
   while (tokens > 0) {
@@ -48,7 +48,7 @@ double prefill(const nn::LanguageModel& model, std::int64_t tokens, Random& rand
   return ms;
 }
 
-// ms of each token drawn after the session's text.
+// Returns the milliseconds of each token drawn after the session's text.
 std::vector<double> decode(const nn::LanguageModel& model, std::int64_t draws, generate::Session session) {
   std::vector<double> ms;
   session.pending = {0};

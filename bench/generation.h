@@ -1,4 +1,4 @@
-// Memory and time a token of generation against the length of the context.
+// Memory and time per token of generation against the length of the context.
 #pragma once
 
 #include <cstdint>
@@ -8,9 +8,9 @@
 
 namespace efla::bench {
 
-// Takes in random tokens with a model of random weights, up to 1024, 4096, … and at last the longest context, and at
-// each draws so many from a copy of the state. Prints a line a context and hands over its result as one object
-// (bench/README.md). Throws Error for a preset or a mixer that there is not.
+// Prefills random tokens with a model of random weights, up to 1024, 4096, … and finally the longest context, and at
+// each context draws `draws` tokens from a copy of the state. Prints a line per context and passes its result to
+// `write` as one object (docs/performance.md). Throws Error for an unknown preset or mixer.
 void measure_generation(const std::string& preset, const std::string& mixer, std::int64_t longest, std::int64_t draws,
                         const std::function<void(const nlohmann::ordered_json&)>& write);
 

@@ -16,16 +16,16 @@ struct Free {
   void operator()(ggml_threadpool* pool) const { ggml_threadpool_free(pool); }
 };
 
-// One call of the operator as a graph of its own. ggml names extents from the innermost, so that our row-major [T, H,
-// K] is its [K, H, T].
+// One call of the operator as a ggml graph. ggml lists extents from the innermost, so our row-major [T, H, K] is its
+// [K, H, T].
 class Graph {
  public:
-  // g undefined: no decay, which ggml knows as g = 0. state [H, K, V].
+  // g undefined: no decay, which is g = 0 in ggml. state [H, K, V].
   Graph(const Inputs& in, const at::Tensor& state, int threads) : in_(in) {
     const DeltaShape s = in.shape();
     const at::Tensor alpha = exact_alpha(in.k.to(at::kDouble), in.beta.to(at::kDouble)).to(at::kFloat);
     const at::Tensor g = in.g.defined() ? in.g : at::zeros({1, s.tokens, s.heads, 1}, at::kFloat);
-    const at::Tensor transposed = state.transpose(1, 2);  // ggml keeps S column by column: [H, V, K]
+    const at::Tensor transposed = state.transpose(1, 2);  // ggml stores S by columns: [H, V, K]
     const std::int64_t results = in.v.numel() + state.numel();
     std::int64_t floats = results;
     for (const at::Tensor& x : {in.q, in.k, in.v, g, alpha, transposed}) floats += x.numel();

@@ -1,4 +1,4 @@
-// ggml's gated_delta_net, a token recurrence on the CPU, as a peer: built with -DEFLA_BENCH_GGML alone.
+// ggml's gated_delta_net, a token recurrence on the CPU, as a peer. Only built with -DEFLA_BENCH_GGML.
 #pragma once
 
 #include <string>
@@ -7,12 +7,12 @@
 
 namespace efla::bench {
 
-// "0.21.0, commit d99724f2".
+// Returns, for example, "0.21.0, commit d99724f2".
 std::string ggml_version_text();
 
-// ggml takes Euler steps and sees α of the exact step as its β, so that it computes what the others do; α is made
-// outside of the time. Float32 only, K = V, H = HV. A decode step reads one state and writes another, without the copy
-// that the next token needs.
+// ggml computes Euler steps. It gets α of the exact step as β, computed outside of the time, so that its results are
+// comparable. Float32 only, K = V, H = HV. A decode step reads one state and writes another, without the copy that the
+// next token needs.
 Contender ggml_forward(const Inputs& inputs, int threads);
 Contender ggml_step(const Inputs& inputs, int threads);
 

@@ -17,7 +17,8 @@
 namespace efla::bench {
 namespace {
 
-// "AuthenticAMD family 25 model 1 stepping 1": names of virtual machines' processors often say less.
+// Returns, for example, "AuthenticAMD family 25 model 1 stepping 1", because names of virtual processors often say
+// less.
 std::string processor_signature() {
   std::ifstream file("/proc/cpuinfo");
   std::string signature;
@@ -33,7 +34,7 @@ std::string processor_signature() {
   return signature;
 }
 
-// The kernels that OpenBLAS chose, null for another BLAS.
+// Returns the kernels that OpenBLAS chose; null for another BLAS.
 nlohmann::ordered_json openblas_core() {
   using CoreName = char* (*)();
   const auto core_name = reinterpret_cast<CoreName>(dlsym(RTLD_DEFAULT, "openblas_get_corename"));

@@ -42,13 +42,13 @@ namespace {
 using torch::Tensor;
 using Clock = std::chrono::steady_clock;
 
-constexpr std::int64_t kBatchesAThread = 2;  // micro-batches of a step of training
+constexpr std::int64_t kBatchesAThread = 2;  // micro-batches per thread in a step of training
 constexpr std::int64_t kImages = 128;
 constexpr std::int64_t kPrompt = 256, kDraws = 32;  // tokens
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
-// A folder of token shards that goes with the object.
+// A folder of random token shards, removed with the object.
 class RandomTokens {
  public:
   RandomTokens(std::int64_t tokens, std::int64_t vocab_size) {
@@ -105,7 +105,7 @@ void set_recurrence(const torch::nn::Module& model, const nn::Recurrence& recurr
   }
 }
 
-// The eager form that takes the least time, forward and backward, on one thread, at the model's shape.
+// Returns the fastest variant of the eager operator, forward and backward, on one thread, at the model's shape.
 EagerForm fastest_form(std::int64_t batch, std::int64_t tokens, std::int64_t heads, std::int64_t dim) {
   EagerForm fastest;
   double least = 0.0;
@@ -131,12 +131,12 @@ EagerForm fastest_form(std::int64_t batch, std::int64_t tokens, std::int64_t hea
 
 struct ModelResult {
   std::string operation, unit, eager_form;
-  double amount = 0;  // tokens or images of a call
+  double amount = 0;  // tokens or images per call
   Timing kernels, eager;
-  std::vector<std::pair<std::string, double>> shares;  // of the calling threads' time, by part, the longest first
+  std::vector<std::pair<std::string, double>> shares;  // of the calling threads' time by part, the largest first
 };
 
-// The share of the calling threads' time in each part of a step, and what is outside of every operator.
+// Returns the share of the calling threads' time in each part of a step, and outside of all operators.
 std::vector<std::pair<std::string, double>> shares_of(const std::function<void()>& step, int threads) {
   const auto start = Clock::now();
   const auto ops = op_times(step);
@@ -187,7 +187,7 @@ double gradient_norm(const Tensor& loss, const std::vector<Tensor>& parameters) 
   return std::sqrt(squares);
 }
 
-// Throws where the two forms do not give the same number.
+// Throws unless the kernels and the eager operator give the same number.
 void require_agreement(const std::string& what, const Setter& set, const EagerForm& form,
                        const std::function<double()>& number) {
   constexpr double kTolerance = 1e-4;
@@ -201,8 +201,8 @@ void require_agreement(const std::string& what, const Setter& set, const EagerFo
   }
 }
 
-// step() with the kernels and with the eager form by turns, then where the time of the first goes. `callers` threads
-// call LibTorch's operators.
+// Times step() with the kernels and with the eager operator in interleaved runs, then profiles the kernels. `callers`
+// threads call LibTorch's operators.
 ModelResult measure_by_turns(const Setter& set, const std::function<void()>& step, const EagerForm& form,
                              const ModelSpeedOptions& options, int callers) {
   ModelResult result;
@@ -328,7 +328,7 @@ void measure_classifier(const ModelSpeedOptions& options,
 }  // namespace
 
 void measure_model(const ModelSpeedOptions& options, const std::function<void(const nlohmann::ordered_json&)>& write) {
-  autograd::compute_on_this_thread_only();  // as training and generating do; the threads are the operators'
+  autograd::compute_on_this_thread_only();  // as in training and generating; the threads are for the operators
   if (options.model == kPixelClassifier) {
     measure_classifier(options, write);
   } else {

@@ -1,4 +1,4 @@
-// Training and generating with a whole model: tokens a second, beside the same model with its operator in eager
+// Training and generating with a whole model: tokens per second, beside the same model with its operator in eager
 // LibTorch, and where the time goes.
 #pragma once
 
@@ -9,20 +9,20 @@
 
 namespace efla::bench {
 
-// Name of the pixel-sequence classifier among the models that can be measured; the others are presets of language
-// models.
+// The name of the pixel-sequence classifier among the models; the others are presets of language models.
 inline constexpr const char* kPixelClassifier = "pixel-classifier";
 
 struct ModelSpeedOptions {
   std::string model = "efla-20m";
   std::int64_t length = 512;  // T of a language model's training
-  int rounds = 3;             // in each, the kernels and the eager form have a turn
+  int rounds = 3;             // each with a turn of the kernels and one of the eager operator
   int threads = 1;
 };
 
-// Of a model with mixer efla and random weights. Language models: a step of training (AdamW; a sequence a micro-batch,
-// two for each thread) and tokens drawn one by one after a short prompt. The classifier: a step on 128 images. Prints
-// what it found and hands each result over as one object (bench/README.md). Throws Error for a model that there is not.
+// Measures a model with mixer efla and random weights. A language model: a step of training (AdamW; one sequence per
+// micro-batch, two micro-batches per thread) and tokens drawn one by one after a short prompt. The classifier: a step
+// on 128 images. Prints the results and passes each to `write` as one object (docs/performance.md). Throws Error for an
+// unknown model.
 void measure_model(const ModelSpeedOptions& options, const std::function<void(const nlohmann::ordered_json&)>& write);
 
 }  // namespace efla::bench

@@ -22,7 +22,7 @@ struct Call : at::ObserverContext {
 
 thread_local Call* innermost_call = nullptr;
 
-// LibTorch calls plain functions: what they write is global. One profile at a time.
+// LibTorch calls plain functions, so their results are global. Only one profile at a time.
 std::mutex op_seconds_mutex;
 std::map<std::string, double> op_seconds;
 

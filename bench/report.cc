@@ -9,7 +9,7 @@ namespace {
 
 bool is_decode(const Measured& m) { return m.of.operation == Operation::decode; }
 
-// From seconds a call to microseconds a token and head.
+// Converts seconds per call to microseconds per token and head.
 double per_token_head(const Measured& m, double seconds) {
   return 1e6 * seconds / static_cast<double>(m.of.heads * (is_decode(m) ? 1 : m.of.tokens));
 }
@@ -18,7 +18,7 @@ double flops_per_second(const Measured& m, const Result& r) {
   return r.flops / (1e-6 * per_token_head(m, r.timing.median));
 }
 
-// How many times longer a peer takes than this contender; 0 where it has no time.
+// Returns the peer's time divided by this contender's; 0 without a time of the peer.
 double times(const char* peer, const Measured& m, const Result& r) {
   for (const Result& other : m.results) {
     if (other.contender == peer) return other.timing.median / r.timing.median;

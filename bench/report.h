@@ -1,4 +1,4 @@
-// Results as a table on the standard output and as JSON.
+// Prints results as tables and converts them to JSON.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -9,12 +9,12 @@
 
 namespace efla::bench {
 
-// One object for every contender, without what is the same for the whole run.
+// Returns one object per contender, without the fields of the whole run.
 std::vector<nlohmann::ordered_json> to_json(const Measured& measured);
 
 void print_case(const Measured& measured);
 
-// One line for every size, operation and contender; a column for every T.
+// Prints one line per size, operation and contender, with a column per T.
 void print_scaling(const std::vector<Measured>& all);
 
 }  // namespace efla::bench

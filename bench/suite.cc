@@ -13,12 +13,12 @@
 namespace efla::bench {
 namespace {
 
-constexpr std::int64_t kSmallTokens = 2 * kChunk + 13;  // whole chunks and a part of one, for 32 and 64
+constexpr std::int64_t kSmallTokens = 2 * kChunk + 13;  // whole chunks and a part of one, for chunks of 32 and 64
 constexpr std::int64_t kSmallHeads = 2;
 constexpr int kFormTrials = 3;
-constexpr std::int64_t kMostReferenceTokens = 4096;  // its backward holds a state for every token
+constexpr std::int64_t kMostReferenceTokens = 4096;  // the reference's backward holds a state per token
 
-// One way of computing a contender: a peer has several, of which the fastest is timed.
+// One variant of a contender: a peer has several, and the fastest one is timed.
 struct Form {
   std::string detail;
   std::function<Contender(const Inputs&)> make;
@@ -26,12 +26,13 @@ struct Form {
 
 struct Entry {
   std::string name;
-  double flops;  // a token and head
+  double flops;  // per token and head
   bool cold;     // decode: states from memory, not from cache
   std::vector<Form> forms;
 };
 
-// Multiplications and additions that a form needs a token and head, of triangular products only the triangle.
+// Return the multiplications and additions that an algorithm needs per token and head; triangular products count as
+// triangles.
 double recurrence_flops(const Case& c) {
   const auto d = static_cast<double>(c.dim);
   return c.operation == Operation::forward_backward ? 20 * d * d : 6 * d * d;
@@ -40,15 +41,15 @@ double chunk_flops(const Case& c) {
   const auto d = static_cast<double>(c.dim), chunk = static_cast<double>(kChunk);
   return c.operation == Operation::forward_backward ? 20 * d * d + 15 * chunk * d : 6 * d * d + 4 * chunk * d;
 }
-// With the backward, `auto` is the recurrence's forward and the chunks' backward; 4 C d of their sums are the
-// forward's.
+// With the backward, `auto` is the forward of the recurrence and the backward of the chunks; 4 C d of their sum belong
+// to the chunk forward.
 double auto_flops(const Case& c) {
   return chunk_flops(c) - 4 * static_cast<double>(kChunk) * static_cast<double>(c.dim);
 }
 
 bool is_decode(const Case& c) { return c.operation == Operation::decode; }
 
-// Where matrices and heads are small, one thread may beat all.
+// For small matrices and few heads one thread may be faster than all.
 std::vector<int> thread_choices() {
   const int all = default_pool().threads();
   return all > 1 ? std::vector<int>{1, all} : std::vector<int>{1};
@@ -78,7 +79,7 @@ Entry eager_entry(const Case& c) {
       ways.push_back({chunk, transform});
     }
   }
-  if (is_decode(c)) ways.resize(1);  // one token knows no chunks
+  if (is_decode(c)) ways.resize(1);  // one token has no chunks
   for (const EagerForm& way : ways) {
     for (const int threads : thread_choices()) entry.forms.push_back(eager_form(c, way, threads));
   }
@@ -116,7 +117,7 @@ std::vector<Entry> entries(const Case& c) {
     };
     add_form("chunk", chunk_flops(c));
     add_form("recurrent", recurrence_flops(c));
-    if (backward) add_form("auto", auto_flops(c));  // the forward alone is one of the two
+    if (backward) add_form("auto", auto_flops(c));  // the forward alone is one of the two above
   }
   if (!c.with_peers) return list;
   if (c.decay == Decay::none) list.push_back(eager_entry(c));
@@ -133,7 +134,7 @@ std::vector<Entry> wanted_entries(const Case& c, const std::string& filter) {
   return list;
 }
 
-// The fastest form on a quarter of the tokens, and what every form took there.
+// The fastest variant on a quarter of the tokens, and the time of every variant there.
 struct Chosen {
   Form form;
   std::vector<std::string> trials;
@@ -156,13 +157,13 @@ Chosen fastest_form(const Case& c, const std::vector<Form>& forms) {
   return {forms[best], trials};
 }
 
-// A contender after one checked call, or why it has none.
+// A contender after one checked call, or the reason why there is none.
 struct Checked {
   std::optional<Contender> contender;
   Agreement agreement;
 };
 
-// The outputs of the first head alone.
+// Returns the outputs of the first head.
 Outputs first_head(Outputs outputs, Operation operation) {
   for (auto& [name, value] : outputs) {
     const bool is_state = name == "state" || name == "final_state";
@@ -171,8 +172,8 @@ Outputs first_head(Outputs outputs, Operation operation) {
   return outputs;
 }
 
-// Checks one contender: a short sequence and, if it fits, the first head of the timed one against the reference; and
-// the timed one against the first contender that passed.
+// Checks contenders: on a short sequence and, if the reference fits into memory, on the first head of the timed inputs
+// against the reference; on the timed inputs against the first contender that passed.
 class Gate {
  public:
   Gate(const Case& c, const Inputs& inputs)

@@ -14,8 +14,8 @@ namespace {
 constexpr double kSampleSeconds = 1e-3;
 constexpr double kTurnSeconds = 0.1;
 constexpr std::size_t kSamplesPerTurn = 20;
-// Idle threads of OpenMP and OpenBLAS spin for some tens of milliseconds before they sleep; nobody's turn pays for
-// that.
+// Idle threads of OpenMP and OpenBLAS spin for some tens of milliseconds before they sleep. The pause keeps that out of
+// the next turn.
 constexpr std::chrono::milliseconds kSettle{80};
 
 double seconds(clockid_t clock) {
@@ -35,7 +35,7 @@ void sample(const std::function<void()>& function, int calls, Samples& samples) 
   samples.cpu.push_back((seconds(CLOCK_PROCESS_CPUTIME_ID) - cpu) / calls);
 }
 
-// The value below which a share of the sorted ones lies.
+// Returns the value below which this share of the values lies.
 double quantile(std::vector<double> values, double share) {
   std::sort(values.begin(), values.end());
   const double at = share * static_cast<double>(values.size() - 1);

@@ -1,4 +1,4 @@
-// Timing by turns: A B A B …, so that a change in the machine's speed meets every contender alike.
+// Timing in interleaved runs, A B A B …, so that a change of the machine's speed affects every contender.
 #pragma once
 
 #include <functional>
@@ -6,15 +6,15 @@
 
 namespace efla::bench {
 
-// Seconds a call.
+// Seconds per call.
 struct Timing {
   double median = 0, min = 0, p90 = 0;
   double cpu_median = 0;  // processor time of the whole process
   int samples = 0;
 };
 
-// Every function has a turn in each of `rounds` rounds, after warm-up. A turn takes one or more samples, for about 0.1
-// s or one call; a sample is as many calls as last a millisecond.
+// Times every function in each of `rounds` rounds, after a warm-up. In a round each function takes samples for about
+// 0.1 s, at least one. A sample is as many calls as take a millisecond.
 std::vector<Timing> take_turns(const std::vector<std::function<void()>>& functions, int rounds);
 
 }  // namespace efla::bench
