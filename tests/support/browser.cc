@@ -46,7 +46,7 @@ std::array<int, 2> make_pipe() {
   return ends;
 }
 
-// What the page printed, from the arguments of a console call.
+// Returns the text that the page printed, from the arguments of a console call.
 std::string console_text(const json& arguments) {
   std::string out;
   for (const auto& argument : arguments) {
@@ -64,9 +64,9 @@ std::string console_text(const json& arguments) {
 Browser::Browser() {
   profile_ = (std::filesystem::temp_directory_path() / "efla-browser-XXXXXX").string();
   if (!mkdtemp(profile_.data())) throw failure("no temporary folder");
-  signal(SIGPIPE, SIG_IGN);  // a browser that ended shows as a failed write
+  signal(SIGPIPE, SIG_IGN);  // a write to a browser that ended then fails instead of ending the test
   auto commands = make_pipe(), replies = make_pipe();
-  // Chromium wants the descriptors 3 and 4. Ours are moved out of the way first.
+  // Chromium expects the descriptors 3 and 4. The pipes are moved out of the way first.
   commands[0] = fcntl(commands[0], F_DUPFD_CLOEXEC, 10);
   replies[1] = fcntl(replies[1], F_DUPFD_CLOEXEC, 10);
   to_ = commands[1];
@@ -92,7 +92,7 @@ void Browser::start(int commands, int replies) {
   dup2(replies, 4);
   const int nowhere = ::open("/dev/null", O_RDWR);
   for (int fd = 0; fd < 3; ++fd) dup2(nowhere, fd);
-  // --no-sandbox: tests also run as root, in containers without user namespaces; the pages are our own.
+  // --no-sandbox, because tests may run as root in containers without user namespaces. The pages are our own.
   execlp("chromium", "chromium", "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
          "--no-first-run", "--disable-extensions", "--disable-background-networking", "--hide-scrollbars",
          "--remote-debugging-pipe", profile.c_str(), "about:blank", nullptr);
@@ -102,7 +102,7 @@ void Browser::start(int commands, int replies) {
 Browser::~Browser() { stop(); }
 
 void Browser::stop() {
-  close(to_);  // the end of the pipe tells chromium to quit
+  close(to_);  // makes chromium quit
   close(from_);
   for (int i = 0; i < 100 && waitpid(process_, nullptr, WNOHANG) == 0; ++i) {
     if (i == 99) {
@@ -125,7 +125,7 @@ void Browser::open(const std::string& path, const View& view, const std::string&
   target_ = call("Target.createTarget", {{"url", "about:blank"}})["targetId"];
   session_ = call("Target.attachToTarget", {{"targetId", target_}, {"flatten", true}})["sessionId"];
   for (const char* domain : {"Page", "Runtime", "Log", "Network"}) call(std::string(domain) + ".enable");
-  // A phone's viewport below 600 px; headless windows themselves are never narrower than 500.
+  // Emulates a phone below 600 px, because headless windows are never narrower than 500 px.
   call("Emulation.setDeviceMetricsOverride",
        {{"width", view.width}, {"height", view.height}, {"deviceScaleFactor", 1}, {"mobile", view.width < 600}});
   call("Emulation.setEmulatedMedia",

@@ -1,4 +1,4 @@
-// Debian's chromium, headless, driven over its DevTools pipe: opens local pages and says what happened there.
+// Drives Debian's chromium, headless, over its DevTools pipe: opens local pages and reports what happened there.
 #pragma once
 
 #include <sys/types.h>
@@ -21,21 +21,21 @@ struct ConsoleLine {
 
 class Browser {
  public:
-  // Starts chromium with an empty profile. Throws std::runtime_error where it cannot, naming the Debian package.
+  // Starts chromium with an empty profile. Throws std::runtime_error that names the Debian package if it cannot.
   Browser();
   ~Browser();
   Browser(const Browser&) = delete;
   Browser& operator=(const Browser&) = delete;
 
-  // Opens a file in a new tab, in place of the last one, and waits until the JavaScript expression ready is true.
+  // Opens a file in a new tab, which replaces the last one, and waits until the JavaScript expression `ready` is true.
   // Throws std::runtime_error after 30 seconds.
   void open(const std::string& path, const View& view, const std::string& ready = "document.readyState === 'complete'");
 
-  nlohmann::json evaluate(const std::string& expression);  // a JSON value; throws where the expression does
+  nlohmann::json evaluate(const std::string& expression);  // returns a JSON value; throws if the expression does
   std::string dom();
-  void screenshot(const std::string& path);  // the whole page, PNG
+  void screenshot(const std::string& path);  // saves the whole page as PNG
 
-  // Since open():
+  // Since the last open():
   const std::vector<ConsoleLine>& console() const { return console_; }
   const std::vector<std::string>& requests() const { return requests_; }  // URLs, the page itself first
 
@@ -47,7 +47,7 @@ class Browser {
   void stop();
 
   pid_t process_ = -1;
-  int to_ = -1, from_ = -1;  // pipes: JSON messages, each ended by a zero byte
+  int to_ = -1, from_ = -1;  // pipes of JSON messages, each terminated by a zero byte
   std::string profile_, session_, target_, buffer_;
   int last_id_ = 0;
   std::vector<ConsoleLine> console_;

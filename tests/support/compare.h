@@ -1,8 +1,9 @@
-// How far a result may lie from the float64 reference.
+// How much a result may differ from the float64 reference.
 //
-// The relative RMS error of an output, √(Σ(got − expected)²/Σ expected²), may be twice that of the plain algorithm in
-// the same dtype (plain_delta.h) plus a floor for outputs of a few elements, where the plain algorithm is exact by
-// luck; and whatever the plain algorithm does, neither it nor the error of a single element may pass a cap.
+// The relative RMS error of an output, √(Σ(got − expected)²/Σ expected²), may be twice that of the naive implementation
+// in the same dtype (plain_delta.h), plus a floor for outputs of a few elements, for which the naive implementation may
+// be exact by luck. Neither it nor the error of a single element may exceed a cap, whatever the naive implementation
+// does.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +19,7 @@ namespace efla::test {
 struct Tolerance {
   std::string_view dtype;
   double floor;        // relative RMS error that is always allowed
-  double cap;          // and that is never exceeded
+  double cap;          // relative RMS error that is never allowed
   double element_cap;  // error of an element, relative to the larger of itself and the output's RMS
 };
 
@@ -37,8 +38,8 @@ struct Distance {
   std::size_t where;
 };
 
-// Infinite if the sizes differ or either side holds anything but finite numbers. Below float32's smallest normal
-// number an expected value counts as that number: float32 cannot be relatively exact there.
+// Returns infinity if the sizes differ or either side has a non-finite number. An expected value below the smallest
+// normal float32 counts as that number, because float32 cannot be relatively exact there.
 inline Distance distance(const std::vector<double>& got, const std::vector<double>& expected) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   constexpr double kTiny = std::numeric_limits<float>::min();
@@ -62,7 +63,7 @@ inline Distance distance(const std::vector<double>& got, const std::vector<doubl
   return result;
 }
 
-// Why `got` is too far from `expected`, or "" if it is not; `plain` is the plain algorithm's result.
+// Returns why `got` is too far from `expected`, or "" if it is not. `plain` is the result of the naive implementation.
 inline std::string disagreement(const std::vector<double>& got, const std::vector<double>& expected,
                                 const std::vector<double>& plain, const Tolerance& tolerance) {
   const Distance error = distance(got, expected);

@@ -1,4 +1,4 @@
-// Cases of the operator for tests and benchmarks: what a case is, its name, and its tensors.
+// Cases of the operator for tests and benchmarks: the definition of a case, its name, and its tensors.
 #pragma once
 
 #include <array>
@@ -20,14 +20,14 @@ struct DeltaCase {
   double erase_scale = 1, write_scale = 1;
   bool qk_l2norm = false;
   std::int64_t batch = 1, tokens = 1, heads = 1, key_dim = 1, value_dim = 1;
-  double key_norm = 1;  // ‖k‖ of a token is uniform between half of this and this
+  double key_norm = 1;  // ‖k‖ of a token is uniform between key_norm/2 and key_norm
   Layout layout = Layout::contiguous;
   bool initial_state = false, final_state = false, dfinal_state = false;
-  double scale = NAN;  // of the output; NaN: the default
+  double scale = NAN;  // factor on the output; NaN: the default
   Decay decay = Decay::none;
   double gate = 1;                            // g is uniform between −gate and 0
-  std::int64_t group = 1;                     // value heads of a query head
-  std::vector<std::int64_t> cu_seqlens = {};  // packed sequences, where there are any; batch is 1
+  std::int64_t group = 1;                     // value heads per query head
+  std::vector<std::int64_t> cu_seqlens = {};  // packed sequences, if any; batch is then 1
 
   DeltaShape shape() const {
     const auto ends = static_cast<std::int64_t>(cu_seqlens.size());
@@ -44,8 +44,8 @@ struct DeltaCase {
   }
 };
 
-// For example exact_erase2_B1_T33_H2_K64_V32_norm100_sliced_in_out_dout; letters, digits and _ alone, as GoogleTest
-// asks.
+// Returns, for example, exact_erase2_B1_T33_H2_K64_V32_norm100_sliced_in_out_dout: letters, digits and _ only, as
+// GoogleTest requires.
 inline std::string name_of(const DeltaCase& c) {
   std::ostringstream name;
   name << c.step;
@@ -68,10 +68,10 @@ inline std::string name_of(const DeltaCase& c) {
   return text;
 }
 
-// How GoogleTest shows a case.
+// Prints a case for GoogleTest.
 inline std::ostream& operator<<(std::ostream& out, const DeltaCase& c) { return out << name_of(c); }
 
-// Values in row-major order from `draw`.
+// Returns values in row-major order from `draw`.
 template <class Draw>
 std::vector<double> drawn(std::int64_t count, Draw&& draw) {
   std::vector<double> values(count);
@@ -79,7 +79,7 @@ std::vector<double> drawn(std::int64_t count, Draw&& draw) {
   return values;
 }
 
-// `rows` random directions of `dim` components, of length between norm/2 and norm.
+// Returns `rows` random directions of `dim` components, with lengths between norm/2 and norm.
 inline std::vector<double> drawn_keys(std::int64_t rows, std::int64_t dim, double norm, Random& random) {
   std::vector<double> values = drawn(rows * dim, [&] { return random.normal(); });
   for (std::int64_t r = 0; r < rows; ++r) {
@@ -91,7 +91,7 @@ inline std::vector<double> drawn_keys(std::int64_t rows, std::int64_t dim, doubl
   return values;
 }
 
-// A case's tensors: the inputs drawn, the outputs poisoned. Tensors of arguments that the case leaves out are empty.
+// The tensors of a case: random inputs, poisoned outputs. Tensors of arguments that the case does not have are empty.
 template <class T>
 struct DeltaData {
   DeltaShape shape;
@@ -120,7 +120,7 @@ struct DeltaData {
     }
   }
 
-  // The inputs of another dtype's tensors, as they were rounded there.
+  // Copies the inputs from tensors of another dtype, as they were rounded there.
   template <class U>
   DeltaData(const DeltaCase& c, const DeltaData<U>& from) : DeltaData(c, Layout::contiguous) {
     q.assign(from.q.values());

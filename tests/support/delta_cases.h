@@ -1,5 +1,5 @@
-// The operator's test matrix: not every combination, but every value of every choice beside several values of the
-// others.
+// The operator's test matrix: not every combination, but every value of every choice together with several values of
+// the others.
 #pragma once
 
 #include <vector>
@@ -17,7 +17,7 @@ inline std::vector<DeltaCase> decay_cases() {
     cases.push_back(c);
   };
   for (const Decay decay : {Decay::scalar, Decay::channel}) {
-    for (const double gate : {0.0, 0.1, 1.0, 5.0, 20.0}) {  // 0: as without decay; 20: nothing survives a few tokens
+    for (const double gate : {0.0, 0.1, 1.0, 5.0, 20.0}) {  // 0: no decay; 20: nothing survives a few tokens
       add({"exact", 1, 1, false, 1, 100, 2, 32, 24, 2, sliced, true, true, true}, decay, gate);
       add({"euler", 1, 1, true, 2, 63, 1, 64, 16, 1, contiguous, true, true, true}, decay, gate);
     }
@@ -34,7 +34,7 @@ inline std::vector<DeltaCase> decay_cases() {
     add({"euler", 0, 1, false, 1, 63, 2, 5, 100, 1, sliced, true, false, true}, decay, 1);
     add({"exact", 1, 0.5, false, 1, 33, 1, 256, 16, 2, contiguous, true, true, true}, decay, 0.2);
     add({"exact", 1, 1, false, 1, 40, 2, 3, 1, 2, contiguous, true, true, true}, decay, 0.2);
-    // Products of a scale like this with queries and decays are below what a matrix unit has numbers for.
+    // Products of such a scale with queries and decays are below the smallest number of AMX.
     add({"exact", 1, 1, false, 1, 64, 1, 64, 64, 1, contiguous, true, true, false, 1e-21}, decay, 1);
   }
   return cases;
@@ -45,7 +45,7 @@ inline std::vector<DeltaCase> grouped_cases() {
   std::vector<DeltaCase> cases;
   for (const Decay decay : {Decay::none, Decay::scalar, Decay::channel}) {
     for (const std::int64_t group : {2, 3}) {
-      for (const std::int64_t keys : {24, 64}) {  // 64: also for a matrix unit, which takes multiples of 32
+      for (const std::int64_t keys : {24, 64}) {  // 64: also for AMX, which takes multiples of 32
         DeltaCase c{"exact", 1, 1, group == 2, 2, 45, 2, keys, 40, 2, sliced, true, true, true};
         c.decay = decay;
         c.group = group;
@@ -56,7 +56,7 @@ inline std::vector<DeltaCase> grouped_cases() {
   return cases;
 }
 
-// Empty sequences and such as end within a chunk among them.
+// Returns cases of packed sequences, some of them empty, some of them ending within a chunk.
 inline std::vector<DeltaCase> packed_cases() {
   using enum Layout;
   std::vector<DeltaCase> cases;
@@ -139,7 +139,7 @@ inline std::vector<DeltaCase> delta_cases() {
   return cases;
 }
 
-// Keys of one or two dimensions and strong erasure: every token erases most of what the ones before it wrote.
+// Returns cases of keys of one or two dimensions and strong erasure: every token erases most of the previous writes.
 inline std::vector<DeltaCase> erasing_cases() {
   using enum Layout;
   return {

@@ -11,7 +11,7 @@
 
 namespace efla::test {
 
-// action throws IoError of the kind, at the byte offset (−1: none), with a message that holds `says`.
+// Expects that action throws IoError of the kind, at the byte offset (−1: none), with a message that contains `says`.
 inline void expect_io_error(const std::function<void()>& action, IoError::Kind kind, std::int64_t offset,
                             const std::string& says) {
   try {
@@ -28,7 +28,7 @@ inline void expect_bad_content(const std::function<void()>& action, std::int64_t
   expect_io_error(action, IoError::Kind::content, offset, says);
 }
 
-// action throws efla::Error about the argument, with a message that holds `says`.
+// Expects that action throws efla::Error about the argument, with a message that contains `says`.
 inline void expect_error(const std::function<void()>& action, const std::string& argument, const std::string& says) {
   try {
     action();

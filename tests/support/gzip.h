@@ -1,4 +1,4 @@
-// Packs text for tests of what unpacks it.
+// Packs text with gzip for tests of the unpackers.
 #pragma once
 
 #include <zlib.h>
@@ -10,7 +10,7 @@
 
 namespace efla::test {
 
-// Text that packs to about half of its size.
+// Returns text that packs to about half of its size.
 inline std::string sample(std::size_t size) {
   std::string text(size, ' ');
   std::uint32_t x = 1;

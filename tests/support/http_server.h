@@ -1,4 +1,4 @@
-// A web server on 127.0.0.1 for tests of downloads, one connection at a time.
+// A web server on 127.0.0.1 for tests of downloads. It serves one connection at a time.
 #pragma once
 
 #include <arpa/inet.h>
@@ -20,19 +20,19 @@
 
 namespace efla::test {
 
-// What the server does with a request for a path.
+// The reply to requests for a path.
 struct Reply {
   std::string body;
-  int status = 200;            // or 206 when the request asks for a range and ranges is true
-  bool ranges = true;          // false: always sends everything
-  std::size_t cut = SIZE_MAX;  // sends this many bytes of the body and closes
-  int stall_ms = 0;            // waits before the body
+  int status = 200;            // 206 is sent instead if the request has a range and ranges is true
+  bool ranges = true;          // false: always send everything
+  std::size_t cut = SIZE_MAX;  // send this many bytes of the body and close
+  int stall_ms = 0;            // wait before the body
 };
 
 class HttpServer {
  public:
   HttpServer() {
-    // A proxy of the environment would be asked for 127.0.0.1 too.
+    // Otherwise a proxy in the environment would get requests for 127.0.0.1.
     ::setenv("no_proxy", "127.0.0.1", 1);
     socket_ = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     sockaddr_in address{};
@@ -50,7 +50,7 @@ class HttpServer {
   HttpServer(const HttpServer&) = delete;
   HttpServer& operator=(const HttpServer&) = delete;
 
-  // From here on, connections are refused.
+  // Refuses connections from now on.
   void stop() {
     stopping_ = true;
     if (thread_.joinable()) thread_.join();
@@ -65,7 +65,7 @@ class HttpServer {
     replies_[path] = std::move(reply);
   }
 
-  // The requests so far, as "/path" or "/path from FIRST".
+  // Returns the requests so far, as "/path" or "/path from FIRST".
   std::vector<std::string> requests() const {
     const std::lock_guard lock(mutex_);
     return requests_;

@@ -1,4 +1,4 @@
-// The bytes of an IDX file, right or wrong.
+// Builds the bytes of an IDX file, valid or not.
 #pragma once
 
 #include <cstdint>

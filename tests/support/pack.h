@@ -1,4 +1,4 @@
-// Packs text as xz and zstd, for tests of what unpacks it; gzip.h has gzip.
+// Packs text with xz and zstd for tests of the unpackers; gzip.h has gzip.
 #pragma once
 
 #include <lzma.h>

@@ -1,5 +1,5 @@
-// The plain algorithm in the operators' own precision: the token recurrence and its gradients in float32, sums taken
-// one term after another. Its error against float64 is the yardstick for the kernels' (compare.h).
+// The naive implementation in the operators' own precision: the token recurrence and its gradients in float32, with
+// sums in the order of their terms. Its error against float64 is the yardstick for that of the kernels (compare.h).
 #pragma once
 
 #include <cmath>
@@ -62,7 +62,7 @@ inline float plain_dot(const std::vector<float>& x, const std::vector<float>& y)
 
 struct PlainToken {
   std::vector<float> q, k, v;
-  float q_factor = 1, k_factor = 1;  // of the L2 norm
+  float q_factor = 1, k_factor = 1;  // factors of the L2 norm
   Gain<float> gain{};
   float a = 0, b = 0;
   std::vector<float> decay;  // [K]
@@ -100,7 +100,7 @@ PlainToken plain_token(const Problem& p, std::int64_t i_b, std::int64_t t, std::
   return token;
 }
 
-// Moves S one token on and returns u = b v − a (D S)ᵀk.
+// Advances S by one token and returns u = b v − a (D S)ᵀk.
 inline std::vector<float> plain_advance(PlainState& s, const PlainToken& token) {
   s.scale_rows(token.decay);
   std::vector<float> u = s.transposed_times(token.k);
@@ -138,7 +138,7 @@ inline void plain_normalise_bwd(const std::vector<float>& y, float factor, std::
   for (std::size_t i = 0; i < y.size(); ++i) dy[i] = factor * (dy[i] - along * y[i]);
 }
 
-// The gradients of one token; ds goes from that of S_t to that of S_{t−1}, and dq and dk are added to.
+// Computes the gradients of one token. Turns ds from the gradient of S_t into that of S_{t−1}, and adds to dq and dk.
 template <class T>
 void plain_token_backward(const DeltaBackward<T>& p, std::int64_t i_b, std::int64_t t, std::int64_t i_h,
                           const PlainState& before, const PlainState& after, const std::vector<float>& u,
@@ -177,7 +177,7 @@ void plain_token_backward(const DeltaBackward<T>& p, std::int64_t i_b, std::int6
   ds.scale_rows(token.decay);
 }
 
-// Value head i_h of sequence n; dq and dk [T][K] are added to.
+// Computes value head i_h of sequence n, and adds to dq and dk [T][K].
 template <class T>
 void plain_head_backward(const DeltaBackward<T>& p, const View<float, 4>& initial_state, std::int64_t n,
                          std::int64_t i_h, std::vector<std::vector<float>>& dq, std::vector<std::vector<float>>& dk) {
@@ -198,7 +198,7 @@ void plain_head_backward(const DeltaBackward<T>& p, const View<float, 4>& initia
   ds.write(p.dinitial_state, n, i_h);
 }
 
-// initial_state as in the forward; the chunk states are not read.
+// Computes all gradients. initial_state is that of the forward; chunk states are not read.
 template <class T>
 void plain_backward(const DeltaBackward<T>& p, const View<float, 4>& initial_state) {
   for (std::int64_t n = 0; n < p.shape.sequences(); ++n) {

@@ -19,11 +19,11 @@
 namespace efla::test {
 
 struct ProgramResult {
-  int exit_code = -1;  // 128 + N when signal N ended it
+  int exit_code = -1;  // 128 + N if signal N ended the program
   std::string out, err;
 };
 
-// Starts a command (its path first) with no input and its output in the files.
+// Starts a command (its path first) without input, and with its output in the files.
 inline pid_t start_command(const std::vector<std::string>& command, const std::string& out, const std::string& err) {
   posix_spawn_file_actions_t files;
   posix_spawn_file_actions_init(&files);
@@ -40,14 +40,14 @@ inline pid_t start_command(const std::vector<std::string>& command, const std::s
   return child;
 }
 
-// Waits for its end; its exit code, or 128 + N when signal N ended it.
+// Waits for its end. Returns its exit code, or 128 + N if signal N ended it.
 inline int wait_for(pid_t child) {
   int status = 0;
   if (waitpid(child, &status, 0) != child) throw std::runtime_error("lost track of a command");
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-// Runs a command and waits for it. Where out is given, standard output goes to that file and is not returned.
+// Runs a command and waits for it. If `out` is given, standard output goes to that file and is not returned.
 inline ProgramResult run_command(const std::vector<std::string>& command, const std::string& out = "") {
   const TempFolder folder;
   const std::string out_path = out.empty() ? folder.file("out") : out, err_path = folder.file("err");
@@ -58,11 +58,11 @@ inline ProgramResult run_command(const std::vector<std::string>& command, const 
   return result;
 }
 
-// Runs a command and ends it with SIGKILL when the time is over; its exit code as run_command gives it.
+// Runs a command and kills it with SIGKILL after the time. Returns its exit code like run_command.
 inline int run_command_for(const std::vector<std::string>& command, std::chrono::duration<double> time) {
   const auto child = start_command(command, "/dev/null", "/dev/null");
   std::this_thread::sleep_for(time);
-  kill(child, SIGKILL);  // of no effect where it has ended: it was not waited for yet
+  kill(child, SIGKILL);  // has no effect if the command has ended, because nobody has waited for it yet
   return wait_for(child);
 }
 
@@ -72,7 +72,7 @@ inline ProgramResult run_program(std::vector<std::string> arguments, const std::
   return run_command(arguments, out);
 }
 
-// Passes if the program told the user what is wrong, in one line that contains `part`, with exit code 2.
+// Passes if the program reported a user's mistake in one line that contains `part`, with exit code 2.
 inline ::testing::AssertionResult is_user_mistake(const ProgramResult& result, const std::string& part) {
   if (result.exit_code == 2 && result.out.empty() && result.err.starts_with("efla: ") &&
       result.err.find('\n') == result.err.size() - 1 && result.err.find(part) != std::string::npos) {

@@ -1,4 +1,4 @@
-// Writes small SentencePiece models, for tests that have no real one.
+// Writes small SentencePiece models for tests that have no real one.
 #pragma once
 
 #include <bit>
@@ -13,7 +13,7 @@
 
 namespace efla::test {
 
-// A field of a protocol buffer: a number (wire type 0), bytes (2) or four bytes (5).
+// Encode a field of a protocol buffer: a number (wire type 0), bytes (2) or four bytes (5).
 inline std::string varint(std::uint64_t value) {
   std::string bytes;
   for (; value >= 0x80; value >>= 7) bytes += static_cast<char>(value | 0x80);
@@ -43,7 +43,7 @@ struct ModelOptions {
   std::string more = "";  // bytes at the end of the file
 };
 
-// <unk>, <s>, </s>, the 256 bytes with byte_fallback, and the pieces in falling order of score.
+// Returns a model with <unk>, <s>, </s>, the 256 bytes with byte_fallback, and the pieces in decreasing order of score.
 inline std::string sentencepiece_model(const std::vector<std::string>& pieces, const ModelOptions& options = {}) {
   using Kind = data::SentencePieceModel::Kind;
   std::string file = piece_field("<unk>", 0.0F, Kind::unknown) + piece_field("<s>", 0.0F, Kind::control) +

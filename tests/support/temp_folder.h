@@ -31,7 +31,7 @@ class TempFolder {
   std::filesystem::path operator/(std::string_view name) const { return path_ / name; }
   std::string file(std::string_view name) const { return (path_ / name).string(); }
 
-  // The names in the folder, hidden ones too.
+  // Returns the number of names in the folder, including hidden ones.
   std::size_t files() const {
     return static_cast<std::size_t>(
         std::distance(std::filesystem::directory_iterator(path_), std::filesystem::directory_iterator()));

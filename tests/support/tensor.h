@@ -1,5 +1,5 @@
-// Arrays for the operators' tests, in any memory layout. Elements start as NaN, and around and between them lie
-// sentinels, themselves NaN: a kernel that reads a neighbour spoils its result, one that writes there is found out.
+// Arrays for the operators' tests, in any memory layout. Elements start as NaN, with sentinels around and between them
+// that are NaN too. A kernel that reads a neighbour gets a wrong result, and one that writes there is detected.
 #pragma once
 
 #include <algorithm>
@@ -29,7 +29,7 @@ inline const char* name_of(Layout layout) {
   return names[static_cast<std::size_t>(layout)];
 }
 
-// Rounds a float64 to T (through float32 for bfloat16).
+// Rounds a float64 to T (for bfloat16 through float32).
 template <class T>
 T rounded(double x) {
   return from_state<T>(static_cast<State<T>>(x));
@@ -46,24 +46,24 @@ class Tensor {
     poison();
   }
 
-  // Without elements if the tensor is empty, as an absent argument is.
+  // Returns the view; without elements if the tensor is empty, like an absent argument.
   View<T, Rank> view() {
     if (memory_.empty()) return {};
     return {memory_.data() + first_, extent_, stride_};
   }
 
-  // All memory of the tensor, the sentinels too, and where the view begins in it.
+  // Return all memory of the tensor including the sentinels, and the place of the view in it.
   std::vector<T>& memory() { return memory_; }
   std::int64_t first() const { return first_; }
 
-  // Every element becomes NaN and everything around them the sentinel.
+  // Sets every element to NaN and everything around the elements to the sentinel.
   void poison() {
     if (memory_.empty()) return;
     std::memset(static_cast<void*>(memory_.data()), 0xff, memory_.size() * sizeof(T));
     for_each_offset([this](std::int64_t at) { memory_[at] = rounded<T>(std::numeric_limits<double>::quiet_NaN()); });
   }
 
-  // Elements in row-major order.
+  // Returns the elements in row-major order.
   std::vector<double> values() const {
     std::vector<double> values;
     for_each_offset([&](std::int64_t at) { values.push_back(static_cast<double>(to_float(memory_[at]))); });

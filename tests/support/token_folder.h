@@ -11,7 +11,7 @@
 
 namespace efla::test {
 
-// Shards of the documents, `per_shard` of them each, in an existing folder.
+// Writes shards of the documents, `per_shard` documents each, to an existing folder.
 inline void write_token_folder(const std::filesystem::path& folder,
                                const std::vector<std::vector<std::int32_t>>& documents, std::size_t per_shard,
                                const io::TokenizerInfo& tokenizer) {

@@ -10,7 +10,7 @@
 
 namespace efla::test {
 
-// float64, standard normal.
+// Returns float64 standard normal values.
 inline torch::Tensor random_tensor(at::IntArrayRef sizes, std::uint64_t seed) {
   Random random(seed);
   torch::Tensor tensor = torch::empty(sizes, torch::kDouble);
@@ -18,7 +18,7 @@ inline torch::Tensor random_tensor(at::IntArrayRef sizes, std::uint64_t seed) {
   return tensor;
 }
 
-// The largest difference of two elements; infinite where the shapes differ or anything is not finite.
+// Returns the largest difference of two elements; infinity if the shapes differ or anything is non-finite.
 inline double max_difference(const torch::Tensor& a, const torch::Tensor& b) {
   if (a.sizes() != b.sizes()) return std::numeric_limits<double>::infinity();
   const auto difference = (a.detach().to(torch::kDouble) - b.detach().to(torch::kDouble)).abs();
