@@ -116,20 +116,21 @@ void bench_op(const OpArguments& arguments) {
 }
 
 void add_op(CLI::App& bench) {
-  auto* command = bench.add_subcommand("op", "Time the operator beside its peers and what the machine can do at most");
+  auto* command = bench.add_subcommand("op", "Time the operator beside its peers and the machine's limits");
   auto arguments = std::make_shared<OpArguments>();
-  command->add_flag("--json", arguments->json, "Print JSON lines, one a contender, in place of tables");
+  command->add_flag("--json", arguments->json, "Print JSON lines, one per contender, instead of tables");
   command->add_option("--out", arguments->out, "Append the JSON lines to this file");
   command->add_option("--filter", arguments->filter,
-                      "Only contenders whose name holds this text; a name is for example float32/d128/forward/chunk");
-  command->add_option("--reps", arguments->reps, "Rounds in which every contender has a turn")
+                      "Only contenders whose name contains this text, such as float32/d128/forward/chunk");
+  command->add_option("--reps", arguments->reps, "Rounds; in each, every contender has a turn")
       ->check(CLI::Range(1, 10000))
       ->capture_default_str();
   command
       ->add_option("--threads", arguments->threads,
-                   "Threads of the operator, LibTorch, its BLAS and ggml; 0: one for each processor")
+                   "Threads of the operator, LibTorch, its BLAS and ggml; 0: one per processor")
       ->check(CLI::Range(0, 1024));
-  auto* scaling = command->add_flag("--scaling", arguments->scaling, "Instead, T from 1024 to 131072, without peers");
+  auto* scaling =
+      command->add_flag("--scaling", arguments->scaling, "Measure T from 1024 to 131072 instead, without peers");
   command->add_option("--tokens", arguments->tokens, "T of forward and backward")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str()
@@ -154,7 +155,7 @@ void add_stability(CLI::App& bench) {
   auto* command = bench.add_subcommand(
       "stability", "Measure how the state grows over many tokens for each step size, key length and precision");
   auto arguments = std::make_shared<StabilityArguments>();
-  command->add_option("--tokens", arguments->tokens, "Tokens of a head")
+  command->add_option("--tokens", arguments->tokens, "Tokens per head")
       ->check(CLI::Range(1, 1 << 24))
       ->capture_default_str();
   command->add_option("--out", arguments->out, "Append the results to this file as JSON lines");
@@ -168,7 +169,7 @@ struct GenerateArguments {
 };
 
 void bench_generate(const GenerateArguments& arguments) {
-  nn::language_model_preset(arguments.preset);  // mistakes before anything is printed
+  nn::language_model_preset(arguments.preset);  // report mistakes before printing anything
   nn::mixer_preset(arguments.mixer);
   const auto machine = surroundings(arguments.threads == 0 ? available_processors() : arguments.threads);
   const Results results(arguments.out, false, machine);
@@ -179,11 +180,12 @@ void bench_generate(const GenerateArguments& arguments) {
 
 void add_generation(CLI::App& bench) {
   auto* command = bench.add_subcommand(
-      "generate", "Measure memory and time a token of a language model against the length of the context");
+      "generate", "Measure memory and time per token of a language model against the length of the context");
   auto arguments = std::make_shared<GenerateArguments>();
-  command->add_option("--preset", arguments->preset, "Size of the model, of random weights")->capture_default_str();
-  command->add_option("--mixer", arguments->mixer, "Its mixer")->capture_default_str();
-  command->add_option("--longest", arguments->longest, "Longest context, in tokens; those before are 1024, 4096, ...")
+  command->add_option("--preset", arguments->preset, "Preset of the model, which has random weights")
+      ->capture_default_str();
+  command->add_option("--mixer", arguments->mixer, "Mixer of the model")->capture_default_str();
+  command->add_option("--longest", arguments->longest, "Longest context in tokens, after 1024, 4096, ...")
       ->check(CLI::Range(1, 1 << 24))
       ->capture_default_str();
   command->add_option("--draws", arguments->draws, "Tokens drawn at each context")
@@ -207,7 +209,7 @@ void bench_model(ModelArguments& arguments) {
     if (arguments.length)
       throw Error("bench model", "--length", std::to_string(*arguments.length), "none: images have 784 tokens");
   } else {
-    nn::language_model_preset(options.model);  // a mistake is told at once
+    nn::language_model_preset(options.model);  // report a mistake at once
     options.length = arguments.length.value_or(options.length);
   }
   options.threads = arguments.threads == 0 ? available_processors() : arguments.threads;
@@ -220,7 +222,7 @@ void bench_model(ModelArguments& arguments) {
 
 void add_model(CLI::App& bench) {
   auto* command = bench.add_subcommand(
-      "model", "Measure training and generating with a whole model, and where the time goes, beside eager LibTorch");
+      "model", "Measure training and generating with a whole model beside eager LibTorch, and where the time goes");
   auto arguments = std::make_shared<ModelArguments>();
   command
       ->add_option("--model", arguments->options.model,
@@ -228,7 +230,7 @@ void add_model(CLI::App& bench) {
       ->capture_default_str();
   command->add_option("--length", arguments->length, "Tokens of a language model's training sequence (512)")
       ->check(CLI::Range(1, 1 << 20));
-  command->add_option("--reps", arguments->options.rounds, "Rounds in which both have a turn")
+  command->add_option("--reps", arguments->options.rounds, "Rounds; in each, both have a turn")
       ->check(CLI::Range(1, 10000))
       ->capture_default_str();
   add_threads_option(*command, arguments->threads);

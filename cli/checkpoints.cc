@@ -39,7 +39,7 @@ void convert(const std::string& command, const Arguments& arguments) {
   fmt::print("{}: {}, {} layers, {} parameters, model_type {}{}\n", arguments.out, config.mixer,
              config.num_hidden_layers, model->parameter_count(),
              nn::to_json(config).at("model_type").get<std::string>(), has_file ? ", with its tokenizer" : "");
-  if (named && !has_file) fmt::print("without its tokenizer: {} is not there\n", tokenizer);
+  if (named && !has_file) fmt::print("without its tokenizer: {} does not exist\n", tokenizer);
 }
 
 // input_ids [B, T] of the file.
@@ -83,13 +83,13 @@ void add_converter(CLI::App& program, const std::string& name, const std::string
 }  // namespace
 
 void add_checkpoints(CLI::App& program) {
-  add_converter(program, "import", "Read a language model in Hugging Face's layout into a folder of ours", "HF_DIR",
+  add_converter(program, "import", "Read a language model in Hugging Face's layout into a folder of efla", "HF_DIR",
                 "Folder with config.json (model_type delta_net, gated_deltanet, kda or efla) and\n"
                 "model.safetensors, or its shards with model.safetensors.index.json",
                 "RUN", "New folder for the model, in float32");
   add_converter(program, "export", "Write a language model in Hugging Face's layout", "RUN",
-                "Folder of a model, or of a training run, of which the latest checkpoint is taken", "HF_DIR",
-                "New folder for config.json, model.safetensors and, where there is one, tokenizer.model");
+                "Folder of a model, or of a training run (its latest checkpoint)", "HF_DIR",
+                "New folder for config.json, model.safetensors and, if it exists, tokenizer.model");
 
   auto arguments = std::make_shared<Arguments>();
   auto* logits = program.add_subcommand("logits", "A language model's logits for tokens in a file");

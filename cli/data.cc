@@ -84,9 +84,9 @@ void add_data(CLI::App& program) {
   };
   const auto options = std::make_shared<Options>();
   auto* mnist =
-      command->add_subcommand("mnist", "Download MNIST's four files and check them; continues where it stopped");
-  mnist->add_option("--out", options->out, "Folder for the files; made if there is none")->required();
-  mnist->add_option("--url", options->url, "Address of a mirror, to which the files' names are added")
+      command->add_subcommand("mnist", "Download MNIST's four files and check them; resumes after an interruption");
+  mnist->add_option("--out", options->out, "Folder for the files; created if it does not exist")->required();
+  mnist->add_option("--url", options->url, "Address of a mirror; the names of the files are appended")
       ->capture_default_str();
   mnist->callback([options] { run_mnist(options->out, options->url); });
   add_token_commands(*command);

@@ -147,12 +147,12 @@ void eval_lm(const EvalLmArguments& arguments) {
 }  // namespace
 
 void add_eval_lm(CLI::App& eval) {
-  auto* command = eval.add_subcommand("lm", "A language model on the tasks of table 1 of the paper");
+  auto* command = eval.add_subcommand("lm", "A language model on the tasks of table 1 of the EFLA paper");
   auto arguments = std::make_shared<EvalLmArguments>();
   command->add_option("RUN", arguments->model, "Folder of a run of efla train lm, or of a model")->required();
   command
       ->add_option("--tasks", arguments->tasks,
-                   "Tasks with commas between (default: all, which are wikitext,lambada,piqa,hellaswag,\n"
+                   "Tasks, separated by commas (default: all, which are wikitext,lambada,piqa,hellaswag,\n"
                    "winogrande,arc_easy,arc_challenge,boolq,openbookqa,sciq)")
       ->delimiter(',')
       ->allow_extra_args(false)
@@ -161,7 +161,7 @@ void add_eval_lm(CLI::App& eval) {
   command->add_option("--data", arguments->data, "Folder of the tasks' files (docs/evaluation.md)")
       ->capture_default_str()
       ->type_name("DIR");
-  command->add_option("--limit", arguments->limit, "Only the first so many examples of each task; 0: all")
+  command->add_option("--limit", arguments->limit, "Only this many examples of each task, the first ones; 0: all")
       ->check(CLI::NonNegativeNumber)
       ->type_name("N");
   command->add_option("--batch", arguments->options.batch_tokens, "Tokens that the model reads at once")
@@ -170,15 +170,15 @@ void add_eval_lm(CLI::App& eval) {
       ->type_name("TOKENS");
   command
       ->add_option("--max-length", arguments->options.text.max_length,
-                   "Longest text that the model reads; of longer ones the start is cut off")
+                   "Most tokens that the model reads; longer texts lose their start")
       ->check(CLI::PositiveNumber)
       ->capture_default_str()
       ->type_name("TOKENS");
   command->add_option("--tokenizer", arguments->tokenizer,
                       "A SentencePiece model, or bytes (default: what the model's folder names)");
-  command->add_flag("--bos", arguments->options.text.bos, "Begin every text with the token that begins texts");
+  command->add_flag("--bos", arguments->options.text.bos, "Start every text with the bos token");
   command->add_option("--out", arguments->out, "Write the scores to this file, as JSON")->type_name("FILE");
-  command->add_flag("--json", arguments->json, "Print the scores as JSON in place of the table");
+  command->add_flag("--json", arguments->json, "Print the scores as JSON instead of the table");
   add_threads_option(*command, arguments->threads);
   command->callback([arguments] { eval_lm(*arguments); });
 }

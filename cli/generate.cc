@@ -205,7 +205,9 @@ void run(const GenerateArguments& arguments) {
 
 void add_sampling_options(CLI::App& command, GenerateArguments& arguments) {
   auto& sampling = arguments.reply.sampling;
-  command.add_option("--temperature", sampling.temperature, "Divides the logits; 0: always the most probable token")
+  command
+      .add_option("--temperature", sampling.temperature,
+                  "Divide the logits by this; 0: always take the most probable token")
       ->capture_default_str();
   command.add_option("--top-k", sampling.top_k, "Draw from the k most probable tokens; 0: from all")
       ->capture_default_str();
@@ -213,11 +215,11 @@ void add_sampling_options(CLI::App& command, GenerateArguments& arguments) {
       ->capture_default_str();
   command
       .add_option("--repetition-penalty", sampling.repetition_penalty,
-                  "Over 1 makes tokens less probable that the text has held before")
+                  "Above 1: tokens that occurred in the text become less probable")
       ->capture_default_str();
   command
       .add_option("--seed", arguments.seed,
-                  "Seed of what is drawn (default: 0, or the session's); the prompts of a file\n"
+                  "Seed of the draws (default: 0, or the session's); the prompts of a file\n"
                   "have this seed, the next, and so on")
       ->check(CLI::Range(std::int64_t{0}, std::numeric_limits<std::int64_t>::max()));
 }
@@ -231,25 +233,25 @@ void add_generate(CLI::App& program) {
   command->add_option("--prompt", arguments->prompt, "The text to continue")->type_name("TEXT");
   command
       ->add_option("--prompts", arguments->prompts,
-                   "A file of prompts: one a line, or objects with a \"prompt\" where its name ends\n"
+                   "A file of prompts: one per line, or objects with a \"prompt\" if its name ends\n"
                    "in .jsonl")
       ->type_name("FILE");
   command->add_flag("--interactive", arguments->interactive,
                     "Read prompts from the terminal; Ctrl-C ends a reply, Ctrl-D the program");
   command->add_option("--tokenizer", arguments->tokenizer,
                       "A SentencePiece model, or bytes (default: what the model's folder names)");
-  command->add_flag("--bos", arguments->bos, "Begin the text with the token that begins texts");
-  command->add_option("--max-tokens", arguments->reply.max_tokens, "Longest reply")->capture_default_str();
+  command->add_flag("--bos", arguments->bos, "Start the text with the bos token");
+  command->add_option("--max-tokens", arguments->reply.max_tokens, "Most tokens of a reply")->capture_default_str();
   command->add_option("--stop", arguments->reply.stop, "End a reply before this text; may be given several times")
       ->type_name("TEXT")
       ->allow_extra_args(false)
       ->take_all();
   add_sampling_options(*command, *arguments);
-  command->add_option("--save-session", arguments->save, "Write what is needed to go on with the text to this file")
+  command->add_option("--save-session", arguments->save, "Save the session, to continue the text later, in this file")
       ->type_name("FILE");
-  command->add_option("--load-session", arguments->load, "Go on with the text of a file of --save-session")
+  command->add_option("--load-session", arguments->load, "Continue the text in a file of --save-session")
       ->type_name("FILE");
-  command->add_flag("--json", arguments->json, "Print one JSON object a reply");
+  command->add_flag("--json", arguments->json, "Print one JSON object per reply");
   add_threads_option(*command, arguments->threads);
   command->callback([arguments] { run(*arguments); });
 }

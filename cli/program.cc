@@ -163,8 +163,7 @@ int run_program(int argc, char** argv, std::initializer_list<AddCommand> command
   std::signal(SIGXFSZ, SIG_IGN);
   // Whoever reads what a command says of its course may leave before the command ends.
   const auto at_closed_pipe = std::signal(SIGPIPE, SIG_IGN);
-  CLI::App program("Error-free linear attention: the exact delta rule, models trained with it, and what they show.",
-                   "efla");
+  CLI::App program("Error-free linear attention: the exact delta rule, and models that are trained with it.", "efla");
   program.set_version_flag("--version", std::string(version()), "Print the version and exit");
   program.set_help_flag("-h,--help", "Print this help and exit");
   program.require_subcommand(1);

@@ -36,7 +36,7 @@ std::vector<std::string> read_prompts(const std::filesystem::path& path) {
     prompts.push_back(json ? prompt_of(line, path, begin) : std::string(line));
     begin = end + 1;
   }
-  if (prompts.empty()) throw Error("generate", "--prompts", path.string() + ", which is empty", "a prompt a line");
+  if (prompts.empty()) throw Error("generate", "--prompts", path.string() + ", which is empty", "one prompt per line");
   return prompts;
 }
 

@@ -46,7 +46,7 @@ void add_report(CLI::App& program) {
   auto* command = program.add_subcommand("report", "A page that compares training runs of language models");
   auto runs = std::make_shared<std::vector<std::string>>();
   auto out = std::make_shared<std::string>("report.html");
-  command->add_option("RUN", *runs, "Folders of runs, as efla train lm leaves them")->required()->take_all();
+  command->add_option("RUN", *runs, "Folders of runs of efla train lm")->required()->take_all();
   command->add_option("--out", *out, "HTML file, complete in itself")->capture_default_str();
   command->callback([=] { write_report(*runs, *out); });
 }

@@ -86,16 +86,16 @@ void add_show(CLI::App& data) {
       auto& value = options->parameters[std::string(parameter.name)] = parameter.standard;
       task->add_option("--" + std::string(parameter.name), value, std::string(parameter.help))->capture_default_str();
     }
-    task->add_option("--split", options->split, "train or test, where they differ")
+    task->add_option("--split", options->split, "Split: train or test")
         ->check(CLI::IsMember({"train", "test"}))
         ->capture_default_str();
     task->add_option("--seed", options->seed, "Seed of the examples")
         ->check(CLI::Range(std::int64_t{0}, std::numeric_limits<std::int64_t>::max()))
         ->capture_default_str();
-    task->add_option("--index", options->index, "Which example")
+    task->add_option("--index", options->index, "Number of the example")
         ->check(CLI::Range(0L, 1L << 53))
         ->capture_default_str();
-    task->add_option("--count", options->count, "Draw so many and say how long it took")
+    task->add_option("--count", options->count, "Draw this many examples and print the time")
         ->check(CLI::Range(0L, 1L << 53));
     task->callback([options, name = kind.name] { show(name, *options); });
   }

@@ -83,7 +83,7 @@ void tokenize(const TokenizeArguments& arguments) {
   }
   report.clear();
   if (end == data::TokenizeEnd::stopped) {
-    end_interrupted("Stopped; whole shards are kept. To go on: the same command again.");
+    end_interrupted("Stopped; whole shards are kept. To resume: the same command again.");
   }
   const auto index = io::read_token_index(arguments.out);
   const bool was_there = end == data::TokenizeEnd::was_complete;
@@ -105,7 +105,7 @@ void add_token_commands(CLI::App& data) {
   auto& options = arguments->options;
   auto* tokenize_command = data.add_subcommand(
       "tokenize",
-      "Turn text into token shards; goes on where it stopped, ends with the same bytes (docs/token-shards.md)");
+      "Turn text into token shards; resumes to the same bytes after an interruption (docs/token-shards.md)");
   tokenize_command
       ->add_option("input", options.inputs, "Text or JSON lines (.jsonl), also .gz, .xz, .zst; or a folder of them")
       ->required()
@@ -113,15 +113,17 @@ void add_token_commands(CLI::App& data) {
       ->take_all();
   tokenize_command->add_option("--tokenizer", arguments->tokenizer, "A SentencePiece model's file, or bytes")
       ->required();
-  tokenize_command->add_option("--out", arguments->out, "Folder for the shards; made if there is none")->required();
-  tokenize_command->add_option("--shard-tokens", options.shard_tokens, "A shard ends with the document that reaches it")
+  tokenize_command->add_option("--out", arguments->out, "Folder for the shards; created if it does not exist")
+      ->required();
+  tokenize_command
+      ->add_option("--shard-tokens", options.shard_tokens, "A shard ends with the document that reaches this number")
       ->capture_default_str();
-  tokenize_command->add_option("--field", options.format.field, "Field of a line of JSON that holds the text")
+  tokenize_command->add_option("--field", options.format.field, "Field of a JSON line that holds the text")
       ->capture_default_str();
   tokenize_command->add_option("--separator", options.format.separator, "Line between two documents of a text file")
       ->capture_default_str();
-  tokenize_command->add_flag("--bos", options.bos, "Put bos before each document; eos is always put behind it");
-  tokenize_command->add_option("--threads", arguments->threads, "Threads; 0: one a processor")
+  tokenize_command->add_flag("--bos", options.bos, "Put bos before each document; eos always follows it");
+  tokenize_command->add_option("--threads", arguments->threads, "Threads; 0: one per processor")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();
   tokenize_command->callback([arguments] { tokenize(*arguments); });
