@@ -8,7 +8,10 @@
 #include <condition_variable>
 #include <exception>
 #include <mutex>
-#include <thread>
+#include <stdexcept>
+#include <string>
+#include <system_error>
+#include <utility>
 #include <vector>
 
 namespace efla {
@@ -56,6 +59,18 @@ struct ThreadPool::Impl {
   };
 
   explicit Impl(int threads) : shares(static_cast<std::size_t>(threads)) {}
+  // Ends the threads that were started, all of them or those before one that the system did not start.
+  ~Impl() {
+    {
+      const std::lock_guard lock(mutex);
+      stopping = true;
+      ++generation;
+    }
+    wake.notify_all();
+    for (auto& worker : workers) worker.join();
+  }
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
 
   std::vector<std::thread> workers;
   std::mutex run_mutex;  // one run at a time
@@ -119,21 +134,22 @@ struct ThreadPool::Impl {
   }
 };
 
-ThreadPool::ThreadPool(int threads) : impl_(std::make_unique<Impl>(std::max(threads, 1))) {
-  for (int worker = 1; worker < std::max(threads, 1); ++worker) {
-    impl_->workers.emplace_back([impl = impl_.get(), worker] { impl->loop(worker); });
+std::thread start_thread(std::function<void()> run, int threads) {
+  try {
+    return std::thread(std::move(run));
+  } catch (const std::system_error& error) {
+    throw std::runtime_error("cannot start " + std::to_string(threads) + (threads == 1 ? " thread: " : " threads: ") +
+                             error.code().message());
   }
 }
 
-ThreadPool::~ThreadPool() {
-  {
-    const std::lock_guard lock(impl_->mutex);
-    impl_->stopping = true;
-    ++impl_->generation;
+ThreadPool::ThreadPool(int threads) : impl_(std::make_unique<Impl>(std::max(threads, 1))) {
+  for (int worker = 1; worker < std::max(threads, 1); ++worker) {
+    impl_->workers.push_back(start_thread([impl = impl_.get(), worker] { impl->loop(worker); }, threads));
   }
-  impl_->wake.notify_all();
-  for (auto& worker : impl_->workers) worker.join();
 }
+
+ThreadPool::~ThreadPool() = default;
 
 int ThreadPool::threads() const { return static_cast<int>(impl_->workers.size()) + 1; }
 

@@ -5,8 +5,13 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <thread>
 
 namespace efla {
+
+// Starts a thread, one of so many that the caller wants. Throws std::runtime_error "cannot start N threads: REASON"
+// where the system refuses it.
+std::thread start_thread(std::function<void()> run, int threads = 1);
 
 class ThreadPool {
  public:

@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "efla/base/threads.h"
 #include "efla/train/ranks.h"
 
 namespace efla::train {
@@ -30,7 +31,7 @@ Heartbeat::Heartbeat(c10::intrusive_ptr<c10d::Store> store, int rank, int size, 
   beat();
   meet(stop);
   std::fill(last_seen_.begin(), last_seen_.end(), Clock::now());
-  thread_ = std::thread([this] { run(); });
+  thread_ = start_thread([this] { run(); });
 }
 
 void Heartbeat::meet(const StopFunction& stop) {

@@ -1,11 +1,14 @@
 // Numbers, random numbers, views, errors and threads.
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <atomic>
 #include <chrono>
 #include <cmath>
+#include <filesystem>
 #include <limits>
 #include <stdexcept>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -236,6 +239,27 @@ TEST(PythonRandom, GivesPythonsNumbers) {
   for (int i = 0; i < 2000; ++i) answer.bits();  // beyond the generator's 624 words
   EXPECT_EQ(answer.uniform(), 0.6856802654812854);
 }
+
+// A sanitizer takes address space for itself.
+#ifndef __SANITIZE_ADDRESS__
+TEST(ThreadPool, SaysThatTheSystemStartsNoMoreThreadsAndLeavesNone) {
+  constexpr int kThreads = 4000;  // whose stacks take more than the limit
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_AS, &before), 0);
+  const rlimit limit{rlim_t{2} << 30, before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_AS, &limit), 0);
+  std::string message;
+  try {
+    ThreadPool pool(kThreads);
+  } catch (const std::runtime_error& error) {
+    message = error.what();
+  }
+  setrlimit(RLIMIT_AS, &before);
+  EXPECT_EQ(message, "cannot start 4000 threads: Resource temporarily unavailable");
+  const std::filesystem::directory_iterator threads("/proc/self/task");
+  EXPECT_EQ(std::distance(begin(threads), end(threads)), 1);
+}
+#endif
 
 TEST(ThreadPool, TheMachineHasAProcessor) { EXPECT_GE(available_processors(), 1); }
 
