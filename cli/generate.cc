@@ -21,8 +21,8 @@
 #include "cli/smnist.h"
 #include "efla/autograd/one_thread.h"
 #include "efla/base/error.h"
+#include "efla/base/utf8.h"
 #include "efla/data/tokenizer.h"
-#include "efla/data/utf8.h"
 #include "efla/generate/generator.h"
 #include "efla/generate/session.h"
 #include "efla/io/json.h"
@@ -143,7 +143,7 @@ class Generate {
       const bool begun = !session.last_ids.empty();
       if (line->empty() && !begun && !arguments_.bos) continue;
       const bool new_line = !line->empty() && begun && !tokenizer_.bytes_of(session.last_ids.back()).ends_with('\n');
-      if (const auto valid = data::utf8_prefix(*line); valid != line->size()) {
+      if (const auto valid = utf8_prefix(*line); valid != line->size()) {
         // What was said so far is worth more than the line.
         cli::report(kUserMistake,
                     fmt::format("the line: got a byte at {} that is not UTF-8, expected UTF-8; it is left out", valid));

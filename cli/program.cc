@@ -4,7 +4,6 @@
 #include <fmt/core.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -18,6 +17,7 @@
 #include "cli/print.h"
 #include "cli/version.h"
 #include "efla/base/error.h"
+#include "efla/base/printable.h"
 #include "efla/rule/validate.h"
 
 namespace efla::cli {
@@ -26,20 +26,20 @@ namespace efla::cli {
 // files and fill the screen or command the terminal.
 int report(int code, std::string_view message) {
   constexpr std::size_t kLongest = 4000;
-  std::string line(message.substr(0, std::min(message.find('\n'), kLongest)));
-  for (auto& c : line) {
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
-  }
-  print_or_drop(stderr, "efla: " + line + "\n");
+  print_or_drop(stderr, "efla: " + printable(message.substr(0, message.find('\n')), kLongest) + "\n");
   return code;
 }
 
 namespace {
 
+constexpr const char* kNoMemory = "not enough memory";
+
 [[noreturn]] void end_at_uncaught_exception() {
   try {
     if (const auto exception = std::current_exception()) std::rethrow_exception(exception);
     report(kFailure, "ended by std::terminate");
+  } catch (const std::bad_alloc&) {
+    report(kFailure, kNoMemory);
   } catch (const std::exception& error) {
     report(kFailure, error.what());
   } catch (...) {
@@ -182,9 +182,9 @@ int run_program(int argc, char** argv, std::initializer_list<AddCommand> command
     std::raise(SIGPIPE);
     return kFailure;
   } catch (const std::bad_alloc&) {
-    return report(kFailure, "not enough memory");
+    return report(kFailure, kNoMemory);
   } catch (const std::exception& error) {
-    return report(kFailure, is_out_of_memory(error.what()) ? "not enough memory" : error.what());
+    return report(kFailure, is_out_of_memory(error.what()) ? kNoMemory : error.what());
   }
 }
 

@@ -4,7 +4,7 @@
 #include <string_view>
 
 #include "efla/base/error.h"
-#include "efla/data/utf8.h"
+#include "efla/base/utf8.h"
 #include "efla/io/file.h"
 
 namespace efla::cli {
@@ -25,7 +25,7 @@ std::string prompt_of(std::string_view line, const std::filesystem::path& path, 
 std::vector<std::string> read_prompts(const std::filesystem::path& path) {
   const auto bytes = io::read_file(path);
   const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-  if (const auto valid = data::utf8_prefix(text); valid != text.size()) {
+  if (const auto valid = utf8_prefix(text); valid != text.size()) {
     throw IoError(IoError::Kind::content, path.string(), static_cast<std::int64_t>(valid), "not UTF-8");
   }
   const bool json = path.extension() == ".jsonl" || path.extension() == ".ndjson";

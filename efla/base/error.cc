@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "efla/base/printable.h"
+
 namespace efla {
 namespace {
 
@@ -13,13 +15,16 @@ std::string io_message(const std::string& path, std::int64_t offset, const std::
 }  // namespace
 
 Error::Error(std::string operation, std::string argument, std::string got, std::string expected)
-    : std::runtime_error(operation + ": " + argument + ": got " + got + ", expected " + expected),
+    : std::runtime_error(printable(operation + ": " + argument + ": got " + got + ", expected " + expected)),
       operation_(std::move(operation)),
       argument_(std::move(argument)),
       got_(std::move(got)),
       expected_(std::move(expected)) {}
 
 IoError::IoError(Kind kind, std::string path, std::int64_t offset, std::string what)
-    : std::runtime_error(io_message(path, offset, what)), kind_(kind), path_(std::move(path)), offset_(offset) {}
+    : std::runtime_error(printable(io_message(path, offset, what))),
+      kind_(kind),
+      path_(std::move(path)),
+      offset_(offset) {}
 
 }  // namespace efla

@@ -6,7 +6,7 @@
 #include <fmt/format.h>
 
 #include "efla/base/error.h"
-#include "efla/data/utf8.h"
+#include "efla/base/utf8.h"
 #include "efla/io/json.h"
 #include "efla/io/safetensors.h"
 #include "efla/io/unpack.h"

@@ -8,7 +8,7 @@
 #include <fmt/format.h>
 
 #include "efla/base/error.h"
-#include "efla/data/utf8.h"
+#include "efla/base/utf8.h"
 
 namespace efla::data {
 namespace {

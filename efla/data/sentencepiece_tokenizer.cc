@@ -11,8 +11,8 @@
 #include <fmt/format.h>
 
 #include "efla/base/error.h"
+#include "efla/base/utf8.h"
 #include "efla/data/sentencepiece_model.h"
-#include "efla/data/utf8.h"
 #include "efla/io/sha256.h"
 
 namespace efla::data {

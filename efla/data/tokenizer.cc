@@ -5,8 +5,8 @@
 #include <fmt/format.h>
 
 #include "efla/base/error.h"
+#include "efla/base/utf8.h"
 #include "efla/data/sentencepiece_tokenizer.h"
-#include "efla/data/utf8.h"
 #include "efla/io/sha256.h"
 
 namespace efla::data {

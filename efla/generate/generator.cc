@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "efla/base/error.h"
-#include "efla/data/utf8.h"
+#include "efla/base/utf8.h"
 #include "efla/generate/stop_strings.h"
 
 namespace efla::generate {
@@ -103,7 +103,7 @@ void validate(const ReplyOptions& options) {
     throw Error("generate", "--max-tokens", std::to_string(options.max_tokens), "a count of tokens");
   }
   for (const auto& string : options.stop) {
-    if (string.empty() || data::utf8_prefix(string) != string.size()) {
+    if (string.empty() || utf8_prefix(string) != string.size()) {
       throw Error("generate", "--stop", string.empty() ? "an empty text" : "a text that is not UTF-8",
                   "UTF-8 that ends the reply");
     }
@@ -123,7 +123,7 @@ Generator::Generator(const nn::LanguageModel& model, const data::Tokenizer& toke
 }
 
 std::vector<std::int32_t> Generator::encode(const Session& session, std::string_view prompt, bool bos) const {
-  if (const auto valid = data::utf8_prefix(prompt); valid != prompt.size()) {
+  if (const auto valid = utf8_prefix(prompt); valid != prompt.size()) {
     throw Error("generate", "--prompt", "a byte at " + std::to_string(valid) + " that is not UTF-8", "UTF-8");
   }
   auto ids = tokenizer_.encode(prompt);

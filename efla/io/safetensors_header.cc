@@ -1,6 +1,5 @@
 #include "efla/io/safetensors_header.h"
 
-#include <algorithm>
 #include <iterator>
 #include <limits>
 #include <optional>
@@ -9,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "efla/base/error.h"
+#include "efla/base/printable.h"
 
 namespace efla::io {
 namespace {
@@ -197,14 +197,7 @@ class HeaderHandler : public nlohmann::json_sax<nlohmann::json> {
 
 std::string printable(const std::string& name) {
   constexpr std::size_t kLongest = 200;
-  auto size = std::min(name.size(), kLongest);
-  const auto continues = [&](std::size_t i) { return (static_cast<unsigned char>(name[i]) & 0xc0) == 0x80; };
-  while (size > 0 && size < name.size() && continues(size)) --size;  // do not cut inside a character
-  std::string shown = name.substr(0, size);
-  for (auto& c : shown) {
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
-  }
-  return size < name.size() ? shown + "…" : shown;
+  return efla::printable(name, kLongest);
 }
 
 Header parse_safetensors_header(ByteView text, std::size_t start, const std::string& path) {

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "efla/base/utf8.h"
 #include "efla/data/tokenizer.h"
-#include "efla/data/utf8.h"
 #include "efla/nn/models/language_model_file.h"
 #include "tests/generate/tiny_model.h"
 #include "tests/support/program.h"
@@ -58,7 +58,7 @@ class GenerateCommand : public testing::Test {
 TEST_F(GenerateCommand, TextAndJsonOfOnePrompt) {
   const auto text = generate({"--prompt", "Once upon"});
   ASSERT_EQ(text.exit_code, 0) << text.err;
-  EXPECT_EQ(data::utf8_prefix(text.out), text.out.size());
+  EXPECT_EQ(utf8_prefix(text.out), text.out.size());
   for (const char* part : {"prompt: 9 tokens", "reply: 29 tokens", "tokens/s", "state: "}) {
     EXPECT_NE(text.err.find(part), std::string::npos) << text.err;
   }
@@ -82,8 +82,8 @@ TEST_F(GenerateCommand, SeedsAndStopStrings) {
   const auto text = with({"--seed", "5"}).at("text").get<std::string>();
   EXPECT_EQ(with({"--seed", "5"}).at("text").get<std::string>(), text);
   EXPECT_NE(with({"--seed", "6"}).at("text").get<std::string>(), text);
-  const auto begin = data::utf8_prefix(text.substr(0, 9));
-  const auto stop = text.substr(begin, data::utf8_prefix(text.substr(begin, 5)));
+  const auto begin = utf8_prefix(text.substr(0, 9));
+  const auto stop = text.substr(begin, utf8_prefix(text.substr(begin, 5)));
   const auto stopped = with({"--seed", "5", "--stop", "not in there", "--stop", stop});
   EXPECT_EQ(stopped.at("text").get<std::string>(), text.substr(0, text.find(stop)));
   EXPECT_EQ(stopped.at("end"), "stop_string");

@@ -1,6 +1,6 @@
 #include "efla/data/documents.h"
 
-#include "efla/data/utf8.h"
+#include "efla/base/utf8.h"
 #include "tests/fuzz/promises.h"
 #include "tests/fuzz/targets.h"
 
@@ -18,7 +18,7 @@ void read(const std::filesystem::path& path) {
           require(part.first == text.empty(), "a document's first part first");
           text += part.text;
           if (!part.last) continue;
-          require(!text.empty() && data::utf8_prefix(text) == text.size(), "documents that are UTF-8");
+          require(!text.empty() && utf8_prefix(text) == text.size(), "documents that are UTF-8");
           text.clear();
         }
       },

@@ -1,5 +1,7 @@
 #include "efla/data/images.h"
 
+#include <algorithm>
+
 #include "efla/io/gzip.h"
 #include "tests/fuzz/promises.h"
 #include "tests/fuzz/targets.h"

@@ -2,6 +2,8 @@
 #include "tests/fuzz/promises.h"
 #include "tests/fuzz/targets.h"
 
+#include <algorithm>
+
 namespace efla::fuzz {
 
 void json_lines(io::ByteView bytes) {

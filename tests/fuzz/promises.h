@@ -1,7 +1,6 @@
 // What every reader promises, whatever the bytes.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
@@ -12,6 +11,7 @@
 #include <unistd.h>
 
 #include "efla/base/error.h"
+#include "efla/base/printable.h"
 #include "efla/io/file.h"
 
 namespace efla::fuzz {
@@ -33,8 +33,7 @@ bool accepts(const Read& read, std::uint64_t end) {
     require(error.offset() >= -1 && (error.offset() < 0 || std::uint64_t(error.offset()) <= end),
             "an offset within the file: " + std::string(message));
     require(message.size() < 2000, "a message that fits a screen");
-    const auto is_control = [](unsigned char c) { return c < 0x20 || c == 0x7f; };
-    require(std::none_of(message.begin(), message.end(), is_control), "a message of one line, without escapes");
+    require(printable(message) == message, "a message of one line, without escapes");
     return false;
   }
 }

@@ -1,7 +1,9 @@
 #include <string_view>
 
+#include <algorithm>
+
+#include "efla/base/utf8.h"
 #include "efla/data/sentencepiece_tokenizer.h"
-#include "efla/data/utf8.h"
 #include "tests/fuzz/promises.h"
 #include "tests/fuzz/targets.h"
 
@@ -15,7 +17,7 @@ void sentencepiece(io::ByteView bytes) {
   const auto in_range = [&](auto id) { return id >= 0 && id < tokenizer->vocab_size(); };
   require(!ids.empty() && std::all_of(ids.begin(), ids.end(), in_range), "ids of the vocabulary");
   const auto text = tokenizer->decode(ids);
-  require(data::utf8_prefix(text) == text.size(), "text that is UTF-8");
+  require(utf8_prefix(text) == text.size(), "text that is UTF-8");
   if (const auto cut = tokenizer->last_cut(kText); cut.end > 0) {
     auto parts = tokenizer->encode(kText.substr(0, cut.end));
     const auto rest = tokenizer->encode(kText.substr(cut.next));

@@ -1,5 +1,7 @@
 #include "efla/io/token_shard.h"
 
+#include <algorithm>
+
 #include "tests/fuzz/promises.h"
 #include "tests/fuzz/targets.h"
 

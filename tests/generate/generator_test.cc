@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "efla/data/utf8.h"
+#include "efla/base/utf8.h"
 #include "efla/io/safetensors.h"
 #include "efla/nn/models/language_model_file.h"
 #include "tests/generate/tiny_model.h"
@@ -86,7 +86,7 @@ TEST_F(GeneratorTest, StreamsTheTextAsUtf8) {
   std::string streamed;
   const ReplyOptions options{.sampling = warm, .max_tokens = 200, .on_text = [&](std::string_view piece) {
                                EXPECT_FALSE(piece.empty());
-                               EXPECT_EQ(data::utf8_prefix(piece), piece.size());
+                               EXPECT_EQ(utf8_prefix(piece), piece.size());
                                streamed += piece;
                              }};
   const auto whole = reply("naïve", options);
@@ -101,8 +101,8 @@ TEST_F(GeneratorTest, StreamsTheTextAsUtf8) {
 
 TEST_F(GeneratorTest, EndsAtStopStringsAndAtTheEndOfText) {
   const auto whole = reply("abc", {.sampling = warm, .max_tokens = 60}).text;
-  const auto middle = data::utf8_prefix(whole.substr(0, 20));
-  const auto stop = whole.substr(middle, data::utf8_prefix(whole.substr(middle, 8)));
+  const auto middle = utf8_prefix(whole.substr(0, 20));
+  const auto stop = whole.substr(middle, utf8_prefix(whole.substr(middle, 8)));
   std::string streamed;
   const auto stopped = reply("abc", {.sampling = warm,
                                      .max_tokens = 60,

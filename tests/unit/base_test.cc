@@ -9,11 +9,13 @@
 #include <limits>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
 #include "efla/base/dtype.h"
 #include "efla/base/error.h"
+#include "efla/base/printable.h"
 #include "efla/base/python_random.h"
 #include "efla/base/random.h"
 #include "efla/base/threads.h"
@@ -260,6 +262,33 @@ TEST(ThreadPool, SaysThatTheSystemStartsNoMoreThreadsAndLeavesNone) {
   EXPECT_EQ(std::distance(begin(threads), end(threads)), 1);
 }
 #endif
+
+TEST(Printable, ReplacesWhatCommandsATerminalOrReordersALine) {
+  EXPECT_EQ(printable("a line, \u00e4\u2026\u4e2d\U0001f600"), "a line, \u00e4\u2026\u4e2d\U0001f600");
+  EXPECT_EQ(printable(std::string_view("\x1b[2J\r\n\t\x7f\0!", 10)),
+            "?[2J"
+            "?????"
+            "!");
+  EXPECT_EQ(printable("\u0080\u009b31m\u009f\u00a0"), "??31m?\u00a0");
+  EXPECT_EQ(printable("\u061c\u200e\u200f\u2028\u202a\u202e\u2066\u2069"), "????????");
+  EXPECT_EQ(printable("\u200d\u2010\u202f\u2065\u206a"), "\u200d\u2010\u202f\u2065\u206a");
+  EXPECT_EQ(printable("\x9b[1m \xc3 \xe2\x80"), "?[1m ? ??");  // not UTF-8
+}
+
+TEST(Printable, CutsAtACharacter) {
+  EXPECT_EQ(printable("abcd", 4), "abcd");
+  EXPECT_EQ(printable("abcde", 4), "abcd\u2026");
+  EXPECT_EQ(printable("abc\u4e2d", 4), "abc\u2026");
+}
+
+TEST(Errors, SayWhatTheyHoldInOneLineForATerminal) {
+  const Error error("apply", "name", "'\x1b[2J\n\u202e'", "a name");
+  EXPECT_STREQ(error.what(), "apply: name: got '?[2J?\?', expected a name");
+  EXPECT_EQ(error.got(), "'\x1b[2J\n\u202e'");
+  const IoError io_error(IoError::Kind::content, "a\u009bb", 3, "bad\x0f");
+  EXPECT_STREQ(io_error.what(), "a?b: at byte 3: bad?");
+  EXPECT_EQ(io_error.path(), "a\u009bb");
+}
 
 TEST(ThreadPool, TheMachineHasAProcessor) { EXPECT_GE(available_processors(), 1); }
 

@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "efla/base/random.h"
-#include "efla/data/utf8.h"
+#include "efla/base/utf8.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/sentencepiece.h"
 #include "tests/support/temp_folder.h"

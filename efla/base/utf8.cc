@@ -1,9 +1,9 @@
-#include "efla/data/utf8.h"
+#include "efla/base/utf8.h"
 
 #include <cstdint>
 #include <cstring>
 
-namespace efla::data {
+namespace efla {
 
 int utf8_character(std::string_view text) {
   const auto byte = [&](std::size_t i) { return static_cast<std::uint8_t>(text[i]); };
@@ -45,4 +45,4 @@ std::size_t utf8_prefix(std::string_view text) {
   return at;
 }
 
-}  // namespace efla::data
+}  // namespace efla

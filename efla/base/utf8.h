@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <string_view>
 
-namespace efla::data {
+namespace efla {
 
 inline constexpr std::string_view kReplacementCharacter = "\uFFFD";
 
@@ -15,4 +15,4 @@ int utf8_character(std::string_view text);
 // Returns the size of the valid whole characters at the start of a text: its own size if all of it is UTF-8.
 std::size_t utf8_prefix(std::string_view text);
 
-}  // namespace efla::data
+}  // namespace efla
