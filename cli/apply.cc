@@ -251,7 +251,7 @@ void run(const Options& options) {
   DeltaRule rule = rule_of(options);
   if (options.decay) check_name("--decay", *options.decay, {"none", "scalar", "channel"});
   if (options.threads) set_threads(*options.threads);
-  check_output_file("apply", "--out", options.out);
+  check_output_file("apply", "--out", options.out, options.in);
   if (options.in.empty()) throw Error("apply", "IN", "an empty name", "a file name");
 
   const io::SafetensorsFile file(options.in);

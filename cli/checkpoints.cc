@@ -58,7 +58,7 @@ torch::Tensor read_ids(const std::string& path) {
 }
 
 void run_logits(const Arguments& arguments) {
-  check_output_file("logits", "--out", arguments.out);
+  check_output_file("logits", "--out", arguments.out, arguments.ids);
   const auto ids = read_ids(arguments.ids);
   const auto model = nn::load_language_model(arguments.model);
   const torch::NoGradGuard no_grad;

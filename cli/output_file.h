@@ -6,8 +6,10 @@
 
 namespace efla::cli {
 
-// Throws Error about the option unless a regular file can be there: a long computation must not end with an output that
-// cannot be written.
-void check_output_file(const std::string& command, const std::string& option, const std::filesystem::path& out);
+// Throws Error about the option unless a regular file can be there that is not the command's input: a long computation
+// must not end with an output that cannot be written, or that replaces what it was computed from. Removes
+// what a killed process left of this output.
+void check_output_file(const std::string& command, const std::string& option, const std::filesystem::path& out,
+                       const std::filesystem::path& input = {});
 
 }  // namespace efla::cli

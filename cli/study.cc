@@ -32,6 +32,7 @@ io::FolderLock prepare_study_folder(const std::filesystem::path& folder, const n
   auto lock = io::prepare_output_folder(folder, operation, kStudyFile);
   const auto mark = folder / kStudyFile;
   if (std::filesystem::exists(mark)) {
+    io::remove_stale_temporaries(folder);
     train::require_same(wanted, io::read_json(mark), operation, mark.string());
   } else {
     io::write_file_atomically(mark, wanted.dump(2) + "\n");

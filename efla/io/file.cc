@@ -7,6 +7,9 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cerrno>
+#include <csignal>
+#include <regex>
 
 #include <fmt/format.h>
 
@@ -18,6 +21,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::size_t kReadStep = std::size_t{1} << 20;
+constexpr std::size_t kMostOfAStream = std::size_t{1} << 28;  // of a pipe or a device, which may have no end
 constexpr std::size_t kWriteBuffer = std::size_t{1} << 18;
 // Linux moves at most 2^31 − 4096 bytes in one call.
 constexpr std::size_t kMaxTransfer = std::size_t{1} << 30;
@@ -36,13 +40,29 @@ Descriptor open_to_read(const std::string& path, struct ::stat& status, int flag
                 "the file goes on, expected at most " + std::to_string(max_bytes) + " bytes");
 }
 
-// Calls fsync for a folder, without which a rename may be lost. Ignores file systems that cannot fsync a folder.
+// Calls fsync for a folder, without which a rename may be lost. Ignores file systems that cannot fsync a folder, and
+// folders that this user may write and not read.
 void sync_folder(const fs::path& folder) {
   const Descriptor descriptor(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (descriptor.get() >= 0) ::fsync(descriptor.get());
+  if (descriptor.get() < 0) {
+    if (errno == EACCES) return;
+    throw system_error(folder, "open it");
+  }
+  if (::fsync(descriptor.get()) != 0 && errno != EINVAL && errno != ENOTSUP) {
+    throw system_error(folder, "bring it to the disk");
+  }
 }
 
 fs::path folder_of(const fs::path& path) { return path.has_parent_path() ? path.parent_path() : fs::path("."); }
+
+// Returns the process of a temporary name ".TARGET.tmp-PROCESS-COUNT", 0 for other names. An empty target stands for
+// any.
+pid_t process_of_temporary(const std::string& name, const std::string& target) {
+  static const std::regex pattern(R"(\.(.+)\.tmp-([1-9][0-9]{0,8})-[0-9]+)");
+  std::smatch parts;
+  if (!std::regex_match(name, parts, pattern) || (!target.empty() && parts[1] != target)) return 0;
+  return std::stoi(parts[2]);
+}
 
 // Returns the path that a write to `path` changes: the target if `path` is a link.
 fs::path resolve_target(const fs::path& path) {
@@ -77,6 +97,7 @@ void write_all(int fd, ByteView bytes, const std::string& path) {
 Bytes read_file(const fs::path& path, std::size_t max_bytes) {
   struct ::stat status {};
   const auto file = open_to_read(path, status);
+  if (!S_ISREG(status.st_mode)) max_bytes = std::min(max_bytes, kMostOfAStream);
   // The size is only a hint: a pipe has none, and a file may grow while it is read.
   const auto hint = S_ISREG(status.st_mode) ? static_cast<std::size_t>(status.st_size) : 0;
   if (hint > max_bytes) throw_too_big(path, max_bytes);
@@ -120,19 +141,7 @@ MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   return *this;
 }
 
-bool is_temporary_name(std::string_view name) {
-  const auto digits = [&name] {
-    const auto end = std::min(name.find_first_not_of("0123456789"), name.size());
-    name.remove_prefix(end);
-    return end > 0;
-  };
-  const auto mark = name.rfind(kTemporaryMark);
-  if (!name.starts_with('.') || mark == std::string_view::npos || mark < 2) return false;
-  name.remove_prefix(mark + kTemporaryMark.size());
-  if (!digits() || !name.starts_with('-')) return false;
-  name.remove_prefix(1);
-  return digits() && name.empty();
-}
+bool is_temporary_name(const std::string& name) { return process_of_temporary(name, "") != 0; }
 
 AtomicFile::AtomicFile(const fs::path& path) : target_(resolve_target(path)) {
   static std::atomic<unsigned> count{0};
@@ -203,6 +212,16 @@ void AtomicFolder::commit() {
   if (::rename(temporary_.c_str(), target_.c_str()) != 0) throw system_error(target_, "rename it into place");
   committed_ = true;
   sync_folder(folder_of(target_));
+}
+
+void remove_stale_temporaries(const fs::path& folder, const std::string& name) {
+  std::error_code error;
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
+    const auto process = process_of_temporary(entry->path().filename().string(), name);
+    if (process == 0 || (process != ::getpid() && (::kill(process, 0) == 0 || errno != ESRCH))) continue;
+    std::error_code ignored;  // of another user
+    fs::remove(entry->path(), ignored);
+  }
 }
 
 void write_file_atomically(const fs::path& path, ByteView bytes) {

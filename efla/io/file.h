@@ -69,7 +69,7 @@ class AtomicFile {
 };
 
 // Returns whether AtomicFile gives such a name to its temporary files. A process that was killed leaves them.
-bool is_temporary_name(std::string_view name);
+bool is_temporary_name(const std::string& name);
 
 // A folder under a hidden temporary name beside its target, for files that belong together. commit() fsyncs it and
 // renames it to the target, which must not exist. Without commit() the folder and its files are removed.
@@ -87,6 +87,11 @@ class AtomicFolder {
   std::filesystem::path target_, temporary_;
   bool committed_ = false;
 };
+
+// Removes what AtomicFile and AtomicFolder left beside their targets in a folder when their processes were killed;
+// where a name is given, beside that target alone. Leaves the files of processes that run, except of this one: files
+// with its number are an earlier process's, so a command calls this before it writes there.
+void remove_stale_temporaries(const std::filesystem::path& folder, const std::string& name = {});
 
 void write_file_atomically(const std::filesystem::path& path, ByteView bytes);
 void write_file_atomically(const std::filesystem::path& path, std::string_view text);

@@ -9,6 +9,7 @@
 
 #include "efla/base/error.h"
 #include "efla/io/event_file.h"
+#include "efla/io/file.h"
 #include "efla/train/metrics.h"
 
 namespace efla::train {
@@ -102,7 +103,10 @@ class Runner {
 
   // Goes to the latest checkpoint, and makes up for what was due at its step.
   void start() {
-    if (writes()) checkpoints_.remove_leftovers();
+    if (writes()) {
+      io::remove_stale_temporaries(run_.folder);
+      checkpoints_.remove_leftovers();
+    }
     const auto latest = checkpoints_.latest();
     // Rank 0 says which one: the others might see one that it is about to remove.
     const auto known = ranks_.gather({latest ? static_cast<double>(latest->step) : -1.0}).front().front();

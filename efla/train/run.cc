@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "efla/io/file.h"
 #include "efla/train/metrics.h"
 
 namespace efla::train {
@@ -71,6 +72,7 @@ nlohmann::json describe(const std::string& source, const data::ImageSet& train, 
 RunEnd train_in_folder(const std::filesystem::path& folder, const RunSpec& spec, const Classifier& classifier,
                        const data::ImageSet& train, const data::ImageSet& test, ThreadPool& pool,
                        const RunEvents& events) {
+  io::remove_stale_temporaries(folder);
   const auto path = folder / kCheckpointFile;
   const auto run = description(spec);
   Trainer trainer(classifier, train, spec.training, pool);

@@ -209,12 +209,14 @@ TEST_F(ApplyMistakes, Files) {
 }
 
 TEST_F(ApplyMistakes, NamesInAFileDoNotReachTheTerminalAsTheyAre) {
-  for (const auto& name : {std::string("\x1b[2J\r\n"), std::string(1'000'000, 'x')}) {
+  for (const auto& name : {std::string("\x1b[2J\r\n\u009b31m\u202e"), std::string(1'000'000, 'x')}) {
     write_tensors(in_, {{name, {{1}, {1.0}}}}, TensorType::F32);
     const auto result = run();
     EXPECT_TRUE(is_user_mistake(result, "', expected q, k, v, beta, initial_state"));
     EXPECT_LT(result.err.size(), 5000U);
-    for (const char control : {'\x1b', '\r'}) EXPECT_EQ(result.err.find(control), std::string::npos) << result.err;
+    for (const char* control : {"\x1b", "\r", "\u009b", "\u202e"}) {
+      EXPECT_EQ(result.err.find(control), std::string::npos) << result.err;
+    }
   }
 }
 
@@ -232,6 +234,33 @@ TEST_F(ApplyMistakes, OutputThatCannotBeWritten) {
   EXPECT_TRUE(is_user_mistake(run_program({"apply", in_, "--out", folder_.file(std::string(300, 'x'))}),
                               "expected a file name that the system takes (File name too long)"));
   expect_nothing_written();
+}
+
+TEST_F(ApplyMistakes, OutputThatIsTheInput) {
+  write_tensors(in_, problem_, TensorType::F32);
+  const auto before = read_text(in_);
+  const auto link = folder_.file("link"), hard_link = folder_.file("hard_link");
+  std::filesystem::create_symlink(in_, link);
+  std::filesystem::create_hard_link(in_, hard_link);
+  for (const auto& name : {in_, folder_.file("./../" + folder_.path().filename().string() + "/link"), hard_link}) {
+    EXPECT_TRUE(is_user_mistake(run_program({"apply", in_, "--out", name}),
+                                "apply: --out: got " + name + ", which is the input " + in_ + ", expected another"));
+    EXPECT_TRUE(is_user_mistake(run_program({"apply", name, "--out", in_}), "which is the input " + name));
+  }
+  EXPECT_EQ(read_text(in_), before);
+}
+
+TEST_F(ApplyMistakes, LeftoversOfAKilledProcessGoAtTheNextStart) {
+  write_tensors(in_, problem_, TensorType::F32);
+  const auto ended = start_command({"true"}, "/dev/null", "/dev/null");
+  ASSERT_EQ(wait_for(ended), 0);
+  const auto count = folder_.files();
+  const auto other = folder_.file(".other.tmp-" + std::to_string(ended) + "-0");
+  write_text(folder_.file(".out.safetensors.tmp-" + std::to_string(ended) + "-0"), "half");
+  write_text(other, "of another output");
+  EXPECT_EQ(run_program({"apply", in_, "--out", folder_.file("out.safetensors")}).exit_code, 0);
+  EXPECT_EQ(folder_.files(), count + 2);  // the output and the other one
+  EXPECT_TRUE(std::filesystem::exists(other));
 }
 
 // A limit on the size of files stands for a full disk: either refuses a write that the program has begun.

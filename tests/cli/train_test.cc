@@ -52,6 +52,19 @@ TEST(TrainCommand, LeavesMetricsAndACheckpoint) {
   EXPECT_TRUE(std::filesystem::exists(run + "/checkpoint.safetensors"));
 }
 
+TEST(TrainCommand, RemovesWhatKilledProcessesLeft) {
+  const TempFolder folder;
+  const auto run = folder.file("run");
+  ASSERT_EQ(run_program(small_run(run)).exit_code, 0);
+  const auto ended = start_command({"true"}, "/dev/null", "/dev/null");
+  ASSERT_EQ(wait_for(ended), 0);
+  const auto left = run + "/.checkpoint.safetensors.tmp-" + std::to_string(ended) + "-0";
+  write_text(left, "half of a checkpoint");
+  const auto result = run_program({"train", "smnist", "--resume", run});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_FALSE(std::filesystem::exists(left));
+}
+
 TEST(TrainCommand, SameBitsForAnyThreadsAndEveryMixerRuns) {
   const TempFolder folder;
   for (const char* threads : {"1", "3"}) {

@@ -3,12 +3,31 @@
 #include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
 #include <csignal>
 
 #include <gtest/gtest.h>
 
 #include "tests/support/expect_error.h"
 #include "tests/support/temp_folder.h"
+
+namespace {
+int folder_fsync_error = 0;  // what fsync of a folder fails with
+}
+
+// Takes the place of libc's.
+extern "C" int fsync(int fd) {
+  struct ::stat status {};
+  if (folder_fsync_error != 0 && ::fstat(fd, &status) == 0 && S_ISDIR(status.st_mode)) {
+    errno = folder_fsync_error;
+    return -1;
+  }
+  return static_cast<int>(::syscall(SYS_fsync, fd));
+}
 
 namespace efla::io {
 namespace {
@@ -40,6 +59,50 @@ class FileSizeLimit {
 
 std::string text_of(ByteView bytes) { return {bytes.begin(), bytes.end()}; }
 
+TEST(AtomicFile, FailsWhereItsFolderDoesNotReachTheDisk) {
+  const TempFolder folder;
+  const auto path = folder / "file", parts = folder / "parts";
+  const auto write = [&] { write_file_atomically(path, "text"); };
+  for (const int unable : {EINVAL, ENOTSUP}) {  // file systems that cannot do it
+    folder_fsync_error = unable;
+    EXPECT_NO_THROW(write());
+  }
+  folder_fsync_error = EIO;
+  expect_io_error(write, IoError::Kind::system, -1,
+                  folder.path().string() + ": cannot bring it to the disk: Input/output error");
+  expect_io_error([&] { AtomicFolder(parts).commit(); }, IoError::Kind::system, -1,
+                  "cannot bring it to the disk: Input/output error");
+  folder_fsync_error = 0;
+  EXPECT_EQ(folder.files(), 1U);  // the file, and no part of the folder
+}
+
+TEST(StaleTemporaries, AreThoseOfProcessesThatHaveEnded) {
+  const TempFolder folder;
+  const pid_t ended = fork();
+  if (ended == 0) _exit(0);
+  ASSERT_EQ(waitpid(ended, nullptr, 0), ended);
+  const auto of = [](pid_t process) { return std::to_string(process); };
+  const std::vector<std::string> stale{".a.tmp-" + of(ended) + "-0", ".b.c.tmp-" + of(ended) + "-17",
+                                       ".a.tmp-" + of(getpid()) + "-3"};
+  const std::vector<std::string> others{".a.tmp-" + of(getppid()) + "-0",
+                                        "a.tmp-" + of(ended) + "-0",
+                                        ".a.tmp-" + of(ended) + "-",
+                                        ".a.tmp-" + of(ended) + "x",
+                                        ".tmp-" + of(ended) + "-0",
+                                        ".a.tmp--0",
+                                        "a"};
+  for (const auto& name : stale) write_text(folder / name, "");
+  for (const auto& name : others) write_text(folder / name, "");
+
+  remove_stale_temporaries(folder.path(), "b.c");
+  EXPECT_FALSE(std::filesystem::exists(folder / stale[1]));
+  EXPECT_EQ(folder.files(), stale.size() - 1 + others.size());
+  remove_stale_temporaries(folder.path());
+  EXPECT_EQ(folder.files(), others.size());
+  for (const auto& name : others) EXPECT_TRUE(std::filesystem::exists(folder / name)) << name;
+  remove_stale_temporaries(folder / "none");
+}
+
 TEST(ReadFile, GivesTheBytes) {
   const TempFolder folder;
   EXPECT_EQ(text_of(read_file(write_text(folder / "a", "some text"))), "some text");
@@ -50,6 +113,10 @@ TEST(ReadFile, GivesTheBytes) {
 TEST(ReadFile, ReadsAFileWithoutASize) {
   // /proc reports a size of 0.
   EXPECT_EQ(text_of(read_file("/proc/self/comm")).substr(0, 4), "test");
+}
+
+TEST(ReadFile, EndsWhereADeviceDoesNot) {
+  expect_bad_content([] { read_file("/dev/zero"); }, 1 << 28, "the file goes on, expected at most 268435456 bytes");
 }
 
 TEST(ReadFile, RefusesWhatItCannotRead) {
