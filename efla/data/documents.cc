@@ -46,8 +46,10 @@ std::vector<fs::path> list_inputs(const std::vector<std::string>& inputs) {
     if (fs::is_directory(status)) {
       const auto below = files_below(input);
       files.insert(files.end(), below.begin(), below.end());
-    } else {
+    } else if (fs::is_regular_file(status)) {
       files.emplace_back(input);
+    } else {  // its size is not known, and what was read of it is gone when the command is given again
+      throw IoError(IoError::Kind::content, input, -1, "is not a regular file");
     }
   }
   return files;

@@ -103,9 +103,11 @@ Session load_session(const std::filesystem::path& path, const nn::LanguageModel&
                 "a session of this model, " + own.substr(0, 12));
   }
   const auto counters = vector_of<std::uint64_t>(file, "counters", TensorType::U64, 3);
+  for (const auto counter : counters) {
+    if (counter > INT64_MAX) refuse(file, "not a session: a counter of " + std::to_string(counter));
+  }
   Session session(model, counters[0]);
   session.draws = counters[1];
-  if (counters[2] > INT64_MAX) refuse(file, "not a session: more tokens than there can be");
   session.state.read(file, static_cast<std::int64_t>(counters[2]));
   session.pending = vector_of<std::int64_t>(file, "pending", TensorType::I64);
   session.last_ids = vector_of<std::int32_t>(file, "last_ids", TensorType::I32);

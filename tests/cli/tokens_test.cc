@@ -1,6 +1,7 @@
 // efla data tokenize and efla data verify.
 #include <gtest/gtest.h>
 #include <sys/inotify.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -251,6 +252,10 @@ TEST_F(Tokens, BadInputIsNamed) {
   EXPECT_TRUE(
       is_user_mistake(tokenize({empty}, {"--shard-tokens", "0"}), "--shard-tokens: got 0, expected at least 1"));
   EXPECT_TRUE(is_user_mistake(tokenize({empty}, {"--separator", ""}), "--separator: got ''"));
+  const auto pipe = folder_.file("pipe");
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  EXPECT_TRUE(is_user_mistake(tokenize({pipe}), pipe + ": is not a regular file"));
+  EXPECT_TRUE(is_user_mistake(tokenize({"/dev/null"}), "/dev/null: is not a regular file"));
   const auto input = folder_.file("texts");
   std::filesystem::create_directory(input);
   write_text(folder_ / "texts/a.txt", "a text");

@@ -105,6 +105,15 @@ TEST(Session, RefusesAnotherModelsAndOtherFiles) {
     weights[0] = std::nextafter(weights[0].item<float>(), 1e9F);
     test::expect_error([&] { load_session(path, near); }, "--load-session", "this model");
   }
+  constexpr auto kTooMany = std::uint64_t{1} << 63;
+  for (const auto change : {+[](Session& s) { s.seed = kTooMany; }, +[](Session& s) { s.draws = kTooMany; },
+                            +[](Session& s) { s.state.tokens = INT64_MIN; }}) {
+    Session changed = session.clone();
+    change(changed);
+    save_session(path, changed, model);
+    test::expect_bad_content([&] { load_session(path, model); }, -1, "a counter of 9223372036854775808");
+  }
+  save_session(path, session, model);
   const auto bytes = test::read_text(path);
   test::write_text(path, bytes.substr(0, bytes.size() / 2));
   EXPECT_THROW(load_session(path, model), IoError);

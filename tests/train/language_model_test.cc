@@ -329,7 +329,9 @@ TEST(LanguageModel, NamesWhatIsWrong) {
   wrong("attention_layers", "layers from 0 to 1", [](auto& c) { c.attention_layers = {2}; });
   wrong("heads", "divides hidden", [](auto& c) { c.attention_layers = {0}, c.attention_heads = 5; });
   wrong("eos_token_id", "below vocab_size", [](auto& c) { c.eos_token_id = kVocabulary; });
-  wrong("norm_eps", "positive", [](auto& c) { c.norm_eps = 0.0; });
+  for (const double eps : {0.0, -1e-5, 1e-60, 1.5, 1e308, std::numeric_limits<double>::quiet_NaN()}) {
+    wrong("norm_eps", "positive", [=](auto& c) { c.norm_eps = eps; });
+  }
 
   const LanguageModel model(small("efla"), Initialiser(1));
   const auto ids = random_ids({1, 8}, 1);
@@ -360,6 +362,9 @@ TEST(LanguageModel, ConfigJsonNamesWhatIsNotSupported) {
   wrong("attnres_block_size", "got 4", {{"attnres_block_size", 4}});
   wrong("hidden_sizes", "nearest: hidden_size", {{"hidden_sizes", 64}});
   wrong("hidden_size", "a whole number", {{"hidden_size", "64"}});
+  wrong("hidden_size", "got 9223372036854775808, expected a whole number below 2^63",
+        {{"hidden_size", std::uint64_t{1} << 63}});
+  wrong("layers", "whole numbers below 2^63", {{"attn", {{"layers", {std::uint64_t{1} << 63}}, {"num_heads", 2}}}});
   wrong("window_size", "got 512", {{"attn", {{"layers", {0}}, {"num_heads", 2}, {"window_size", 512}}}});
 }
 

@@ -86,7 +86,8 @@ void validate(const LanguageModelConfig& config) {
   require(config.hidden_ratio > 0.0 && config.hidden_ratio <= 64.0, "hidden_ratio", config.hidden_ratio, "0 to 64");
   require(config.intermediate_size >= 0, "intermediate_size", config.intermediate_size, "a positive size");
   require_range("intermediate_size", config.mlp_width(), 64 * kMaxWidth);
-  require(config.norm_eps > 0.0 && std::isfinite(config.norm_eps), "norm_eps", config.norm_eps, "a positive number");
+  require(static_cast<float>(config.norm_eps) > 0.0F && config.norm_eps <= 1.0, "norm_eps", config.norm_eps,
+          "a positive number of float32, at most 1");
   require(config.initializer_range > 0.0 && std::isfinite(config.initializer_range), "initializer_range",
           config.initializer_range, "a positive number");
   require(!config.allow_neg_eigval || preset.step == "euler", "allow_neg_eigval", true,

@@ -73,25 +73,28 @@ class Fields {
   }
 
  private:
+  static bool is_int64(const json& value) {
+    return value.is_number_integer() && (!value.is_number_unsigned() || value.get<std::uint64_t>() <= INT64_MAX);
+  }
+
   template <class T>
   static bool has_type(const json& value) {
     if constexpr (std::is_same_v<T, bool>) return value.is_boolean();
-    if constexpr (std::is_same_v<T, std::int64_t>) return value.is_number_integer();
+    if constexpr (std::is_same_v<T, std::int64_t>) return is_int64(value);
     if constexpr (std::is_same_v<T, double>) return value.is_number();
     if constexpr (std::is_same_v<T, std::string>) return value.is_string();
     if constexpr (std::is_same_v<T, std::vector<std::int64_t>>) {
-      return value.is_array() &&
-             std::all_of(value.begin(), value.end(), [](const json& item) { return item.is_number_integer(); });
+      return value.is_array() && std::all_of(value.begin(), value.end(), is_int64);
     }
   }
 
   template <class T>
   static std::string type_text() {
     if constexpr (std::is_same_v<T, bool>) return "true or false";
-    if constexpr (std::is_same_v<T, std::int64_t>) return "a whole number";
+    if constexpr (std::is_same_v<T, std::int64_t>) return "a whole number below 2^63";
     if constexpr (std::is_same_v<T, double>) return "a number";
     if constexpr (std::is_same_v<T, std::string>) return "a text";
-    return "a list of whole numbers";
+    return "a list of whole numbers below 2^63";
   }
 
   const json& object_;
