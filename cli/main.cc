@@ -1,6 +1,7 @@
 // The program efla. Loading LibTorch takes most of a second, so the commands that do without it run here, and
 // efla-torch, which has them all, takes the place of this program for the others and for what concerns them all.
 #include "cli/commands.h"
+#include "cli/limits.h"
 #include "cli/program.h"
 
 #ifdef EFLA_TORCH
@@ -21,6 +22,7 @@ namespace {
 constexpr std::array<std::string_view, 3> kWithoutTorch{"apply", "data", "report"};
 
 int become_efla_torch(char** argv) {
+  if (const auto lacking = lacking_for_libtorch(); !lacking.empty()) return report(kFailure, lacking);
   std::error_code failed;
   const auto self = std::filesystem::read_symlink("/proc/self/exe", failed);
   const auto program = self.parent_path() / EFLA_TORCH_PROGRAM;

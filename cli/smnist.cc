@@ -7,6 +7,7 @@
 #include <fstream>
 #include <iterator>
 
+#include "efla/autograd/one_thread.h"
 #include "efla/base/error.h"
 #include "efla/data/digits.h"
 #include "efla/ops/delta.h"
@@ -57,7 +58,9 @@ ThreadPool& use_threads(int threads) {
   mallopt(M_MMAP_THRESHOLD, 32 << 20);
   mallopt(M_TRIM_THRESHOLD, 1 << 30);
   set_threads(threads == 0 ? available_processors() : threads);
-  return default_pool();
+  ThreadPool& pool = default_pool();
+  autograd::reserve_product_buffers(pool.threads());
+  return pool;
 }
 
 void add_threads_option(CLI::App& command, int& threads) {

@@ -2,8 +2,14 @@
 
 #include <ATen/Parallel.h>
 #include <dlfcn.h>
+#include <sys/mman.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <mutex>
+#include <stdexcept>
+#include <string>
+#include <vector>
 
 namespace efla::autograd {
 namespace {
@@ -17,7 +23,34 @@ void limit_openblas() {
   }
 }
 
+// Whether the system gives a process so much address space more.
+bool has_room(std::size_t bytes) {
+  void* const room = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  return room != MAP_FAILED && munmap(room, bytes) == 0;
+}
+
 }  // namespace
+
+void reserve_product_buffers(int threads) {
+  using Allocate = void* (*)(int);
+  using Release = void (*)(void*);
+  const auto allocate = reinterpret_cast<Allocate>(dlsym(RTLD_DEFAULT, "blas_memory_alloc"));
+  const auto release = reinterpret_cast<Release>(dlsym(RTLD_DEFAULT, "blas_memory_free"));
+  if (allocate == nullptr || release == nullptr) return;
+  constexpr int kMost = 48;                              // OpenBLAS has room for 50 or more
+  constexpr std::size_t kRoom = std::size_t{256} << 20;  // twice the size of a buffer
+  std::vector<void*> buffers;
+  bool enough = true;
+  for (int i = 0; enough && i < std::min(threads, kMost); ++i) {
+    enough = has_room(kRoom);
+    if (enough) buffers.push_back(allocate(0));
+  }
+  for (void* buffer : buffers) release(buffer);  // to OpenBLAS, which keeps it
+  if (!enough) {
+    throw std::runtime_error("not enough memory for matrix products on " + std::to_string(threads) +
+                             (threads == 1 ? " thread" : " threads"));
+  }
+}
 
 void compute_on_this_thread_only() {
   thread_local bool done = false;

@@ -8,4 +8,8 @@ namespace efla::autograd {
 // second call on). LibTorch's and OpenMP's settings belong to the thread, OpenBLAS's to the process.
 void compute_on_this_thread_only();
 
+// Makes OpenBLAS take the memory that products on so many threads at once need, because it would wait for ever for what
+// it cannot have later. Throws std::runtime_error where there is not enough. Nothing to do with another BLAS.
+void reserve_product_buffers(int threads);
+
 }  // namespace efla::autograd

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <string>
 
+#include "tests/cli/apply_case.h"
 #include "tests/support/program.h"
 #include "tests/support/temp_folder.h"
 
@@ -56,6 +57,50 @@ TEST(StandardOutput, ThatTakesNoResultIsAFailureAfterTheTraining) {
   EXPECT_TRUE(result.err.ends_with("efla: standard output: No space left on device\n")) << result.err;
   EXPECT_TRUE(std::filesystem::exists(folder / "run" / "checkpoint.safetensors"));
 }
+#endif
+
+// A sanitizer takes address space for itself.
+#ifndef __SANITIZE_ADDRESS__
+TEST(Threads, ThatCannotBeStartedAreAFailure) {
+  const TempFolder folder;
+  const auto in = folder.file("in");
+  write_tensors(in, random_problem(1, 64, 4, 16, 16), io::TensorType::F32);
+  const auto result =
+      run_line("ulimit -v 400000; exec $EFLA apply " + in + " --out " + folder.file("out") + " --threads 1000");
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_EQ(result.err, "efla: cannot start 1000 threads: Resource temporarily unavailable\n");
+}
+
+#ifdef EFLA_TORCH
+TEST(Limits, TooLowForLibTorchAreAFailure) {
+  for (const char* limit : {"-v 60000", "-v 300000", "-v 600000", "-s 128"}) {
+    const auto result = run_line(std::string("ulimit ") + limit + "; exec $EFLA info");
+    EXPECT_EQ(result.exit_code, 1) << limit;
+    EXPECT_TRUE(result.err.starts_with(limit[1] == 'v' ? "efla: address space: got a limit of "
+                                                       : "efla: stack: got a limit of 128 kB (ulimit -s), expected "))
+        << result.err;
+    EXPECT_EQ(result.err.find('\n'), result.err.size() - 1) << result.err;
+  }
+}
+
+// Either there is enough memory or a message says that there is not: OpenBLAS would wait for it for ever.
+TEST(Limits, OnMemoryLetATrainingEnd) {
+  const TempFolder folder;
+  int failures = 0, successes = 0;
+  for (int megabytes = 700; megabytes <= 1600; megabytes += 100) {
+    const auto run = folder.file(std::to_string(megabytes));
+    const auto result = run_line("ulimit -v " + std::to_string(megabytes * 1024) +
+                                 "; export OPENBLAS_NUM_THREADS=1; timeout -s KILL 60 " + training(run) +
+                                 " --threads 2 2>&1 >/dev/null | tail -1");
+    ++(result.exit_code == 0 ? successes : failures);
+    if (result.exit_code == 0) continue;
+    EXPECT_EQ(result.exit_code, 1) << megabytes << " MB";
+    EXPECT_TRUE(result.out.starts_with("efla: ")) << megabytes << " MB: " << result.out;
+  }
+  EXPECT_GT(failures, 0);
+  EXPECT_GT(successes, 0);
+}
+#endif
 #endif
 
 }  // namespace
