@@ -1,7 +1,7 @@
 // Times the delta rule's forward on a GPU at the sizes at which other projects' kernels were timed, and checks every
 // result before its time is printed.
 //
-//     efla_bench_cuda [--rows 1,2,…] [--repeats N] [--algorithms chunk,recurrent] [--commit TEXT]
+//     efla_bench_cuda [--rows 1,2,…] [--repeats N] [--algorithms chunk,portable,sweep,fused,recurrent] [--commit TEXT]
 //
 // One JSON object per line: the median, least and 90th percentile of N replays of a CUDA graph, in ms, each after the
 // L2 cache was overwritten; the relative RMS error of sampled heads against float64.
@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <cstring>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "efla/base/random.h"
@@ -246,6 +247,9 @@ Times time_graph(int repeats, Call&& call) {
   return {times[times.size() / 2], times.front(), times[times.size() * 9 / 10]};
 }
 
+// Names of ChunkKernel, in its order.
+constexpr std::string_view kKernels[] = {"chunk", "portable", "sweep", "fused"};
+
 struct Options {
   std::string rows = "1,2,3,4,5,6,7,8", algorithms = "chunk", commit = "?", dims = "128",
               rules = "deltanet l2norm,efla,gdn";
@@ -261,11 +265,14 @@ void run(const Options& options, const char* gpu_name, int index, std::int64_t d
   const Row& row = kRows[index];
   Case c(row, dim, rule);
   const DeltaForward<bfloat16> p = c.forward(rule, true);
-  const std::size_t bytes = algorithm == "chunk" ? gpu::chunk_fwd_workspace_bytes(c.shape) : 0;
+  const auto found = std::find(std::begin(kKernels), std::end(kKernels), algorithm);
+  const bool chunks = found != std::end(kKernels);
+  const auto kernel = static_cast<gpu::ChunkKernel>(found - std::begin(kKernels));
+  const std::size_t bytes = chunks ? gpu::chunk_fwd_workspace_bytes(c.shape) : 0;
   void* workspace = nullptr;
   if (bytes > 0) check(cudaMalloc(&workspace, bytes), "cudaMalloc");
   const auto call = [&](cudaStream_t stream) {
-    if (algorithm == "chunk") return gpu::chunk_fwd(p, {workspace, bytes}, stream);
+    if (chunks) return gpu::chunk_fwd(p, {workspace, bytes}, stream, kernel);
     gpu::recurrent_fwd(p, stream);
   };
   c.o.poison();
@@ -325,7 +332,7 @@ int main(int argc, char** argv) try {
       if (!lists(options.dims, std::to_string(dim))) continue;
       for (const Rule& rule : rules()) {
         if (!lists(options.rules, rule.name)) continue;
-        for (const char* algorithm : {"chunk", "recurrent"}) {
+        for (const char* algorithm : {"chunk", "portable", "sweep", "fused", "recurrent"}) {
           if (lists(options.algorithms, algorithm)) run(options, properties.name, index, dim, rule, algorithm);
         }
       }

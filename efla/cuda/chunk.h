@@ -47,7 +47,10 @@ constexpr std::int64_t chunk_slots(const DeltaShape& s) {
 // Launches the kernel that writes every record.
 void launch_prepare(const ChunkProblem& problem, cudaStream_t stream);
 
-// Launch the sweep over the state: with mma.sync on any GPU.
+// Launches the sweep over the state on any GPU.
 void launch_sweep_portable(const ChunkProblem& problem, cudaStream_t stream);
+
+// Launches the sweep on a Hopper GPU. `fused` computes the records on the way, so that `prepare` is not needed.
+void launch_sweep_sm90(const ChunkProblem& problem, bool fused, cudaStream_t stream);
 
 }  // namespace efla::gpu

@@ -4,6 +4,7 @@
 #include "efla/base/error.h"
 #include "efla/cuda/chunk.h"
 #include "efla/cuda/delta.h"
+#include "efla/cuda/error.h"
 
 namespace efla::gpu {
 namespace {
@@ -16,6 +17,22 @@ bool has_aligned_rows(const View<T, 4>& view) {
       view.stride[3] == 1 && view.extent[3] % kPiece == 0 && reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0;
   for (int d = 0; d < 3; ++d) aligned = aligned && (view.extent[d] == 1 || view.stride[d] % kPiece == 0);
   return aligned;
+}
+
+int device_attribute(cudaDeviceAttr attribute) {
+  int device = 0, value = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  check(cudaDeviceGetAttribute(&value, attribute, device), "cudaDeviceGetAttribute");
+  return value;
+}
+
+// The kernels that are fastest for a shape on the current device.
+ChunkKernel choose_kernel(const DeltaShape& s) {
+  if (device_attribute(cudaDevAttrComputeCapabilityMajor) != 9) return ChunkKernel::portable;
+  // One kernel saves most of the memory traffic, and has one thread block per head and 128 value columns to fill the
+  // GPU with.
+  const std::int64_t blocks = s.sequences() * s.value_heads * ((s.value_dim + 127) / 128);
+  return blocks >= device_attribute(cudaDevAttrMultiProcessorCount) / 3 ? ChunkKernel::fused : ChunkKernel::sweep;
 }
 
 std::size_t workspace_bytes(const DeltaShape& shape) {
@@ -33,7 +50,7 @@ std::string chunk_fwd_refusal(const DeltaForward<bfloat16>& p) {
   return "";
 }
 
-void chunk_fwd(const DeltaForward<bfloat16>& p, const Workspace& workspace, cudaStream_t stream) {
+void chunk_fwd(const DeltaForward<bfloat16>& p, const Workspace& workspace, cudaStream_t stream, ChunkKernel kernel) {
   constexpr const char* kOperation = "chunk_fwd";
   if (const std::string refusal = chunk_fwd_refusal(p); !refusal.empty()) {
     throw Error(kOperation, "problem", refusal, "what the chunkwise kernels take");
@@ -52,8 +69,11 @@ void chunk_fwd(const DeltaForward<bfloat16>& p, const Workspace& workspace, cuda
   c.k_rows = has_aligned_rows(p.k);
   c.v_rows = has_aligned_rows(p.v);
   c.o_rows = has_aligned_rows(p.o);
-  launch_prepare(c, stream);
-  launch_sweep_portable(c, stream);
+  if (!c.q_rows || !c.k_rows || !c.v_rows || !c.o_rows) kernel = ChunkKernel::portable;
+  if (kernel == ChunkKernel::automatic) kernel = choose_kernel(p.shape);
+  if (kernel != ChunkKernel::fused) launch_prepare(c, stream);
+  if (kernel == ChunkKernel::portable) return launch_sweep_portable(c, stream);
+  launch_sweep_sm90(c, kernel == ChunkKernel::fused, stream);
 }
 
 }  // namespace efla::gpu

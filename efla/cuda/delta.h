@@ -29,10 +29,20 @@ void recurrent_fwd(const DeltaForward<T>& problem, cudaStream_t stream);
 
 inline constexpr std::int64_t kMaxKeyDim = 256;
 
+// Which kernels compute the chunkwise form: `automatic` chooses by shapes and GPU, the others are for tests and
+// measurements.
+enum class ChunkKernel {
+  automatic,
+  portable,  // prepare, then a sweep with mma.sync
+  sweep,     // Hopper: prepare, then a sweep with wgmma, 64 value columns per thread block
+  fused      // Hopper: one kernel
+};
+
 // The chunkwise form (EFLA paper, equations 21 to 32; Gated DeltaNet with a decay) on the tensor cores: products of
 // bfloat16 summed in float32, the state in float32. K up to kChunkMaxKeyDim, no decay or one per head; a non-finite
 // token reaches its own chunk of 64 tokens and what comes after, never an earlier chunk nor another sequence.
-void chunk_fwd(const DeltaForward<bfloat16>& problem, const Workspace& workspace, cudaStream_t stream);
+void chunk_fwd(const DeltaForward<bfloat16>& problem, const Workspace& workspace, cudaStream_t stream,
+               ChunkKernel kernel = ChunkKernel::automatic);
 
 // Returns the bytes of workspace that chunk_fwd needs.
 std::size_t chunk_fwd_workspace_bytes(const DeltaShape& shape);

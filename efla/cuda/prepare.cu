@@ -36,8 +36,8 @@ __global__ void __launch_bounds__(kPrepareThreads, kGrouped ? 2 : 4)
   __syncthreads();
 
   BlockProducts products;
-  block_products<kTiles>(shared_address(memory.rows[0]), shared_address(memory.rows[1]), warp, lane, products);
-  row_norms<kTiles>(memory.rows[0], memory.rows[1], p.rule.qk_l2norm, thread, scratch);
+  block_products<kTiles>(shared_address(memory.rows[0]), shared_address(memory.rows[1]), p.rule.qk_l2norm, warp, lane,
+                         products, scratch);
   __syncthreads();
   clear_upper_blocks(memory.record, thread);
   for (std::int64_t i = 0; i < (kGrouped ? group : 1); ++i) {

@@ -30,15 +30,17 @@ struct BlockPlace {
   __device__ BlockPlace(int w, int b) : of_keys(b <= w), row(b <= w ? w : 3 - w), column(b <= w ? b : b - w - 1) {}
 };
 
-// Computes the blocks of K Kᵀ and Q Kᵀ of this warp from tiles of 64 · kTiles columns.
+// Computes the blocks of K Kᵀ and Q Kᵀ of this warp from tiles of 64 · kTiles columns, and from the diagonals of K Kᵀ
+// and Q Qᵀ λ and the factors of the L2 norm of every token.
 template <int kTiles>
-__device__ __forceinline__ void block_products(std::uint32_t k_tile, std::uint32_t q_tile, int warp, int lane,
-                                               BlockProducts& products) {
+__device__ __forceinline__ void block_products(std::uint32_t k_tile, std::uint32_t q_tile, bool l2norm, int warp,
+                                               int lane, BlockProducts& products, PrepareScratch& scratch) {
 #pragma unroll
   for (auto& block : products) {
 #pragma unroll
     for (float& x : block) x = 0;
   }
+  float squares[8] = {};
 #pragma unroll
   for (int step = 0; step < 4 * kTiles; ++step) {
     std::uint32_t keys[4], queries[4];
@@ -57,42 +59,29 @@ __device__ __forceinline__ void block_products(std::uint32_t k_tile, std::uint32
         mma_bf16(products[b] + 4, queries, columns[1], columns[3]);
       }
     }
+    if (l2norm) {
+      mma_bf16(squares, queries, queries[0], queries[2]);
+      mma_bf16(squares + 4, queries, queries[1], queries[3]);
+    }
   }
-}
-
-// Half of the sum of the squares of a row; the thread beside has the other half.
-template <int kTiles>
-__device__ __forceinline__ float half_row_squares(const unsigned char* tiles, int row, int half) {
-  float sum = 0;
-#pragma unroll
-  for (int i = 0; i < 4 * kTiles; ++i) {
-    const uint4 piece = *reinterpret_cast<const uint4*>(tiles + piece_offset(row, half * 4 * kTiles + i));
-    const std::uint32_t words[4] = {piece.x, piece.y, piece.z, piece.w};
-#pragma unroll
-    for (const std::uint32_t w : words) sum += low_bf16(w) * low_bf16(w) + high_bf16(w) * high_bf16(w);
-  }
-  return sum;
-}
-
-// Computes λ and the factors of the L2 norm of every token.
-template <int kTiles>
-__device__ __forceinline__ void row_norms(const unsigned char* k_tiles, const unsigned char* q_tiles, bool l2norm,
-                                          int thread, PrepareScratch& scratch) {
-  const int row = thread / 2;
+  // Of a diagonal block the lane with 2 (lane % 4) + e = lane / 4 owns the elements lane / 4 and lane / 4 + 8 of the
+  // diagonal.
+  if (lane % 4 != lane / 8) return;
+  const int e = lane / 4 % 2;
   const auto epsilon = static_cast<float>(kL2NormEpsilon);
-  float k = half_row_squares<kTiles>(k_tiles, row, thread % 2);
-  k += __shfl_xor_sync(0xffffffffU, k, 1);
-  float k_factor = 1, q_factor = 1;
-  if (l2norm) {
-    float q = half_row_squares<kTiles>(q_tiles, row, thread % 2);
-    q += __shfl_xor_sync(0xffffffffU, q, 1);
-    k_factor = 1 / sqrtf(k + epsilon);
-    q_factor = 1 / sqrtf(q + epsilon);
-  }
-  if (thread % 2 == 0) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float k = 0;
+#pragma unroll
+    for (int b = 0; b < 4; ++b) {
+      if (b == warp) k = e == 0 ? products[b][6 * half] : products[b][6 * half + 1];
+    }
+    const float q = e == 0 ? squares[6 * half] : squares[6 * half + 1];
+    const int row = 16 * warp + lane / 4 + 8 * half;
+    const float k_factor = l2norm ? 1 / sqrtf(k + epsilon) : 1.0F;
     scratch.lambda[row] = k * k_factor * k_factor;
     scratch.key_factor[row] = k_factor;
-    scratch.query_factor[row] = q_factor;
+    scratch.query_factor[16 * (3 - warp) + lane / 4 + 8 * half] = l2norm ? 1 / sqrtf(q + epsilon) : 1.0F;
   }
 }
 
@@ -167,35 +156,49 @@ __device__ __forceinline__ void clear_upper_blocks(ChunkRecord& record, int thre
 // Writes A, transposed, to the scratch and P to the record.
 __device__ __forceinline__ void write_blocks(const BlockProducts& products, bool gated, float scale, int warp, int lane,
                                              PrepareScratch& scratch, ChunkRecord& record) {
+  float factor[2][2], prefix[2][2];  // of rows lane / 4 and lane / 4 + 8 of the queries' block row, then the keys'
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int query = 16 * (3 - warp) + lane / 4 + 8 * r, key = 16 * warp + lane / 4 + 8 * r;
+    factor[0][r] = scale * scratch.query_factor[query];
+    factor[1][r] = scratch.row[key];
+    prefix[0][r] = scratch.prefix[query];
+    prefix[1][r] = scratch.prefix[key];
+  }
 #pragma unroll
   for (int b = 0; b < 5; ++b) {
     const BlockPlace at(warp, b);
+    const bool diagonal = at.row == at.column;
 #pragma unroll
-    for (int half = 0; half < 4; ++half) {  // pairs of neighbouring columns
-      const int row = 16 * at.row + lane / 4 + 8 * (half % 2),
-                column = 16 * at.column + 2 * (lane % 4) + 8 * (half / 2);
-      const float row_factor = at.of_keys ? scratch.row[row] : scale * scratch.query_factor[row];
-      float pair[2];
+    for (int half = 0; half < 2; ++half) {
+      const int column = 16 * at.column + 8 * half + 2 * (lane % 4);
+      const float2 key = *reinterpret_cast<const float2*>(&scratch.key_factor[column]);
+      const float2 before = *reinterpret_cast<const float2*>(&scratch.prefix[column]);
 #pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        float x = row_factor * scratch.key_factor[column + e] * products[b][2 * half + e];
-        if (gated) x *= exp2_fast(scratch.prefix[row] - scratch.prefix[column + e]);
-        pair[e] = column + e < row || (!at.of_keys && column + e == row) ? x : 0.0F;
-      }
-      if (at.of_keys) {
-        scratch.transposed[column][row] = pair[0];
-        scratch.transposed[column + 1][row] = pair[1];
-      } else {
-        *reinterpret_cast<std::uint32_t*>(record.p + piece_offset(row, column / 8) + column % 8 * 2) =
-            pack_bf16(pair[0], pair[1]);
+      for (int r = 0; r < 2; ++r) {
+        const int row = 16 * at.row + lane / 4 + 8 * r;
+        const float row_factor = at.of_keys ? factor[1][r] : factor[0][r];
+        float x = row_factor * key.x * products[b][4 * half + 2 * r],
+              y = row_factor * key.y * products[b][4 * half + 2 * r + 1];
+        if (gated) {
+          const float row_prefix = at.of_keys ? prefix[1][r] : prefix[0][r];
+          x *= exp2_fast(row_prefix - before.x);
+          y *= exp2_fast(row_prefix - before.y);
+        }
+        if (diagonal) {
+          x = column < row || (!at.of_keys && column == row) ? x : 0.0F;
+          y = column + 1 < row || (!at.of_keys && column + 1 == row) ? y : 0.0F;
+        }
+        if (at.of_keys) {
+          scratch.transposed[column][row] = x;
+          scratch.transposed[column + 1][row] = y;
+        } else {
+          *reinterpret_cast<std::uint32_t*>(record.p + piece_offset(row, column / 8) + column % 8 * 2) =
+              pack_bf16(x, y);
+        }
       }
     }
   }
-}
-
-__device__ __forceinline__ void write_t(ChunkRecord& record, int row, int column, float x) {
-  *reinterpret_cast<bfloat16*>(record.t + piece_offset(row, column / 8) +
-                               column % 8 * 2) = {static_cast<std::uint16_t>(pack_bf16(x, 0.0F))};
 }
 
 // Inverts diagonal block w of I + A by forward substitution, one column per lane (twice, by both halves of the warp).
@@ -217,51 +220,50 @@ __device__ __forceinline__ void invert_diagonal(int warp, int lane, PrepareScrat
     }
   }
   __syncwarp();
-  if (lane < 16) {
+  // The first half of the warp writes rows 0 to 7, the second rows 8 to 15.
+  const bool second = lane >= 16;
 #pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      scratch.transposed[first + column][first + i] = x[i];
-      write_t(record, first + i, first + column, x[i]);
+  for (int i = 0; i < 8; ++i) x[i] = second ? x[i + 8] : x[i];
+  const int row = first + (second ? 8 : 0);
+  auto* to = reinterpret_cast<float4*>(&scratch.transposed[first + column][row]);
+  to[0] = float4{x[0], x[1], x[2], x[3]};
+  to[1] = float4{x[4], x[5], x[6], x[7]};
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    *reinterpret_cast<bfloat16*>(record.t + piece_offset(row + i, (first + column) / 8) +
+                                 column % 8 * 2) = {static_cast<std::uint16_t>(pack_bf16(x[i], 0.0F))};
+  }
+}
+
+// d += a bᵀ, where element (column, row) of b is matrix[first + row][second + column] of the scratch, and a are the
+// accumulators of a 16 × 16 block in TF32.
+__device__ __forceinline__ void add_product(float (&d)[8], const std::uint32_t (&a)[8], const PrepareScratch& scratch,
+                                            int first, int second, int lane) {
+#pragma unroll
+  for (int step = 0; step < 2; ++step) {
+    const std::uint32_t operand[4] = {a[4 * step], a[4 * step + 2], a[4 * step + 1], a[4 * step + 3]};
+    const int row = first + 8 * step + 2 * (lane % 4);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int column = second + 8 * half + lane / 4;
+      mma_tf32(d + 4 * half, operand, to_tf32(scratch.transposed[row][column]),
+               to_tf32(scratch.transposed[row + 1][column]));
     }
   }
 }
 
-// A 16 × 16 operand of mma in two bfloat16 parts, of which the second is what the first rounds off.
-struct SplitOperand {
-  std::uint32_t high[4], low[4];
-  __device__ __forceinline__ void set(int i, float x, float y) {
-    high[i] = pack_bf16(x, y);
-    low[i] = pack_bf16(x - low_bf16(high[i]), y - high_bf16(high[i]));
-  }
-};
-
-// d += a bᵀ, where element (column, row) of b is matrix[first + row][second + column] of the scratch; to about float32.
-__device__ __forceinline__ void add_product(float (&d)[8], const SplitOperand& a, const PrepareScratch& scratch,
-                                            int first, int second, int lane) {
-  SplitOperand b;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int row = first + 2 * (lane % 4) + 8 * (i % 2), column = second + lane / 4 + 8 * (i / 2);
-    b.set(i, scratch.transposed[row][column], scratch.transposed[row + 1][column]);
-  }
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    mma_bf16(d + 4 * half, a.high, b.high[2 * half], b.high[2 * half + 1]);
-    mma_bf16(d + 4 * half, a.low, b.high[2 * half], b.high[2 * half + 1]);
-    mma_bf16(d + 4 * half, a.high, b.low[2 * half], b.low[2 * half + 1]);
-  }
-}
-
 // Computes the blocks of T below the diagonal, T_ij = −T_ii Σ_{j≤k<i} A_ik T_kj, one block column j = 3 − w per warp.
-// What is multiplied are the transposes, so that an accumulator is the next product's operand.
+// What is multiplied are the transposes, so that an accumulator is the next product's operand. TF32 is enough, because
+// T is rounded to bfloat16.
 __device__ __forceinline__ void invert_below(int warp, int lane, const PrepareScratch& scratch, ChunkRecord& record) {
   const int j = 3 - warp;
-  SplitOperand column[3];  // T_kjᵀ of k = j, j + 1, j + 2
+  std::uint32_t column[3][8];  // T_kjᵀ of k = j, j + 1, j + 2
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const float2 pair = *reinterpret_cast<const float2*>(
         &scratch.transposed[16 * j + lane / 4 + 8 * (i % 2)][16 * j + 2 * (lane % 4) + 8 * (i / 2)]);
-    column[0].set(i, pair.x, pair.y);
+    column[0][2 * i] = to_tf32(pair.x);
+    column[0][2 * i + 1] = to_tf32(pair.y);
   }
 #pragma unroll
   for (int step = 1; step < 4; ++step) {
@@ -270,16 +272,18 @@ __device__ __forceinline__ void invert_below(int warp, int lane, const PrepareSc
     float sum[8] = {}, block[8] = {};
 #pragma unroll
     for (int k = 0; k < step; ++k) add_product(sum, column[k], scratch, 16 * (j + k), 16 * i_block, lane);
-    SplitOperand sums;
+    std::uint32_t sums[8];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) sums.set(i, -sum[2 * i], -sum[2 * i + 1]);
+    for (int i = 0; i < 8; ++i) sums[i] = to_tf32(-sum[i]);
     add_product(block, sums, scratch, 16 * i_block, 16 * i_block, lane);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      if (step < 3) column[step < 3 ? step : 0].set(i, block[2 * i], block[2 * i + 1]);
-      const int row = 16 * i_block + 2 * (lane % 4) + 8 * (i / 2), at = 16 * j + lane / 4 + 8 * (i % 2);
-      write_t(record, row, at, block[2 * i]);
-      write_t(record, row + 1, at, block[2 * i + 1]);
+      if (step < 3) {
+        column[step < 3 ? step : 0][2 * i] = to_tf32(block[2 * i]);
+        column[step < 3 ? step : 0][2 * i + 1] = to_tf32(block[2 * i + 1]);
+      }
+      write_transposed(record.t, 16 * i_block + 8 * (i / 2), 2 * j + i % 2, pack_bf16(block[2 * i], block[2 * i + 1]),
+                       lane);
     }
   }
 }

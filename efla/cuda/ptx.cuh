@@ -45,6 +45,28 @@ __device__ __forceinline__ void mma_bf16(float* d, const std::uint32_t* a, std::
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// d += a b: a [16, 8] and b [8, 8] in TF32, d [16, 8] in float32. Element k of a's columns and b's rows is k / 2 + 4 (k
+// % 2), so that an accumulator of mma is an operand: a takes its four registers in the order 0, 2, 1, 3.
+__device__ __forceinline__ void mma_tf32(float* d, const std::uint32_t* a, std::uint32_t b0, std::uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
+      "%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+__device__ __forceinline__ std::uint32_t to_tf32(float x) {
+  std::uint32_t y;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(x));
+  return y;
+}
+
+// Transposes an 8 × 8 matrix of 16-bit elements that a warp holds.
+__device__ __forceinline__ std::uint32_t transpose_matrix(std::uint32_t x) {
+  std::uint32_t y;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+  return y;
+}
+
 // Two float32 rounded to bfloat16: `low` in the lower half. Volatile, because a state converted twice is meant to be:
 // kept converted it would need registers that are not there.
 __device__ __forceinline__ std::uint32_t pack_bf16(float low, float high) {

@@ -56,13 +56,8 @@ __device__ __forceinline__ void write_outputs(const float (&o)[32], unsigned cha
   for (int block = 0; block < 4; ++block) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {  // i % 2: rows 8 to 15; i / 2: tokens 8 to 15
-      const std::uint32_t pair = pack_bf16(o[8 * block + 2 * i], o[8 * block + 2 * i + 1]);
-      const int token = 16 * block + 8 * (i / 2) + 2 * (lane % 4);
-      const int inside = lane / 4 * 2;
-      *reinterpret_cast<bfloat16*>(tile + piece_offset(token, 2 * warp + i % 2) +
-                                   inside) = {static_cast<std::uint16_t>(pair)};
-      *reinterpret_cast<bfloat16*>(tile + piece_offset(token + 1, 2 * warp + i % 2) +
-                                   inside) = {static_cast<std::uint16_t>(pair >> 16)};
+      write_transposed(tile, 16 * block + 8 * (i / 2), 2 * warp + i % 2,
+                       pack_bf16(o[8 * block + 2 * i], o[8 * block + 2 * i + 1]), lane);
     }
   }
 }

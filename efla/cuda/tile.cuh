@@ -25,6 +25,13 @@ __device__ __forceinline__ std::uint32_t block_address(std::uint32_t tile, int r
   return tile + piece_offset(row + (lane & 15), piece + (lane >> 4));
 }
 
+// Writes the transposed of an 8 × 8 block, two neighbouring elements of a row per lane, to rows [row, row + 8) of a
+// piece.
+__device__ __forceinline__ void write_transposed(unsigned char* tile, int row, int piece, std::uint32_t pair,
+                                                 int lane) {
+  *reinterpret_cast<std::uint32_t*>(tile + piece_offset(row + lane / 4, piece) + lane % 4 * 4) = transpose_matrix(pair);
+}
+
 // Where a chunk lies: sequence n, its tokens, the chunk's first token and how many tokens it has (none: no such chunk).
 struct ChunkAt {
   std::int64_t n, i_b, begin, end, start;
@@ -57,10 +64,26 @@ __device__ inline ChunkAt chunk_at(const ChunkProblem& c, std::int64_t slot) {
           s.end, start, static_cast<int>(max(std::int64_t{0}, min(s.end - start, std::int64_t{kChunkTokens})))};
 }
 
+// Copies a piece of every step-th row from `row` on, element by element; elements that do not exist become zeros. A
+// loop, because it is the rare way and would fill the instruction cache.
+__device__ __forceinline__ void copy_elements(unsigned char* tiles, const bfloat16* from, int row, int step, int rows,
+                                              int count, std::int64_t row_stride, std::int64_t stride, int piece) {
+#pragma unroll 1
+  for (; row < kChunkTokens; row += step) {
+    std::uint32_t words[4] = {0, 0, 0, 0};
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if (row < rows && i < count)
+        words[i / 2] |= static_cast<std::uint32_t>(from[row * row_stride + i * stride].bits) << (16 * (i % 2));
+    }
+    *reinterpret_cast<uint4*>(tiles + piece_offset(row, piece)) = uint4{words[0], words[1], words[2], words[3]};
+  }
+}
+
 // Starts the copies of rows [t, t + rows) and columns [column, column + 64·kTiles) of a head into tiles; rows and
 // columns that do not exist become zeros. `aligned` says that rows are contiguous and aligned to 16 bytes; otherwise
 // the elements are copied one by one, before the function returns. The caller commits and waits.
-template <int kTiles, int kThreads>
+template <int kTiles, int kThreads, bool kAlwaysAligned = false>
 __device__ __forceinline__ void load_rows(unsigned char* tiles, const View<const bfloat16, 4>& view, std::int64_t i_b,
                                           std::int64_t t, int rows, std::int64_t i_h, std::int64_t column, bool aligned,
                                           int thread) {
@@ -70,24 +93,16 @@ __device__ __forceinline__ void load_rows(unsigned char* tiles, const View<const
   const int count = min(max(columns - 8 * piece, 0), 8);  // columns of the piece that exist
   const bfloat16* from = view.at(i_b, t, i_h, column) + static_cast<std::int64_t>(8 * piece) * view.stride[3];
   const std::int64_t stride = view.stride[1];
-#pragma unroll
+  if (!kAlwaysAligned && !aligned) {
+    copy_elements(tiles, from, thread / kPieces, kStep, rows, count, stride, view.stride[3], piece);
+    return;
+  }
+#pragma unroll 2
   for (int pass = 0; pass < kChunkTokens / kStep; ++pass) {
     const int row = thread / kPieces + pass * kStep;
     const bool exists = row < rows && count > 0;
-    unsigned char* to = tiles + piece_offset(row, piece);
-    if (aligned) {
-      copy_async_16(shared_address(to), exists ? from + row * stride : view.data, exists ? 16 : 0);
-    } else {
-      uint4 values = {0, 0, 0, 0};
-      auto* elements = reinterpret_cast<bfloat16*>(&values);
-      if (exists) {
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-          if (i < count) elements[i] = from[row * stride + i * view.stride[3]];
-        }
-      }
-      *reinterpret_cast<uint4*>(to) = values;
-    }
+    copy_async_16(shared_address(tiles + piece_offset(row, piece)), exists ? from + row * stride : view.data,
+                  exists ? 16 : 0);
   }
 }
 

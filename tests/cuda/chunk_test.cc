@@ -28,14 +28,25 @@ DeltaForward<bfloat16> without_chunk_states(DeltaForward<bfloat16> p) {
   return p;
 }
 
-void run_chunk_fwd(const DeviceData<bfloat16>& device, const PoisonedWorkspace& workspace) {
-  gpu::chunk_fwd(without_chunk_states(device.forward()), workspace.get(), nullptr);
+void run_chunk_fwd(const DeviceData<bfloat16>& device, const PoisonedWorkspace& workspace,
+                   gpu::ChunkKernel kernel = gpu::ChunkKernel::automatic) {
+  gpu::chunk_fwd(without_chunk_states(device.forward()), workspace.get(), nullptr, kernel);
   device.download();
 }
 
-class CudaChunk : public testing::TestWithParam<DeltaCase> {};
+bool is_hopper() {
+  int major = 0;
+  gpu::check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0), "cudaDeviceGetAttribute");
+  return major == 9;
+}
 
-TEST_P(CudaChunk, Forward) {
+class CudaChunk : public testing::TestWithParam<DeltaCase> {
+ protected:
+  void run(gpu::ChunkKernel kernel);
+};
+
+void CudaChunk::run(gpu::ChunkKernel kernel) {
+  if (kernel != gpu::ChunkKernel::portable && !is_hopper()) GTEST_SKIP() << "not a Hopper GPU";
   const DeltaCase& c = GetParam();
   DeltaData<bfloat16> data(c), again(c), oracle(c);
   DeltaData<double> exact(c, data);
@@ -43,9 +54,9 @@ TEST_P(CudaChunk, Forward) {
   chunk_oracle_forward(without_chunk_states(oracle.forward()));
   DeviceData<bfloat16> device(data), device_again(again);
   PoisonedWorkspace workspace(gpu::chunk_fwd_workspace_bytes(c.shape()));
-  run_chunk_fwd(device, workspace);
+  run_chunk_fwd(device, workspace, kernel);
   EXPECT_TRUE(workspace.guards_intact());
-  run_chunk_fwd(device_again, workspace);  // the workspace now holds the first run's records
+  run_chunk_fwd(device_again, workspace, kernel);  // the workspace now holds the first run's records
   EXPECT_TRUE(data.sentinels_intact());
   EXPECT_TRUE(data.o.same_bits(again.o) && data.final_state.same_bits(again.final_state));
   EXPECT_LE(distance(data.o.values(), oracle.o.values()).rms, oracle_distance(c.tokens));
@@ -57,6 +68,10 @@ TEST_P(CudaChunk, Forward) {
         "");
   }
 }
+
+TEST_P(CudaChunk, Portable) { run(gpu::ChunkKernel::portable); }
+TEST_P(CudaChunk, Sweep) { run(gpu::ChunkKernel::sweep); }
+TEST_P(CudaChunk, Fused) { run(gpu::ChunkKernel::fused); }
 
 std::vector<DeltaCase> chunk_cases() {
   using enum Layout;

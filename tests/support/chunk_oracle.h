@@ -1,11 +1,12 @@
 // The chunkwise forward of the CUDA kernels (efla/cuda/chunk.h) in float32 on the CPU, with bfloat16 rounding at
-// exactly the kernels' points: T and P, the state as an operand, the residual R, U and write∘U, and the outputs. What
-// differs from a kernel is the order of sums. Its distance from the float64 reference is the accuracy of the algorithm;
-// a kernel's distance from it is a fault of the kernel.
+// exactly the kernels' points: the blocks of the inverse in TF32, T and P, the state as an operand, the residual R, U
+// and write∘U, and the outputs. What differs from a kernel is the order of sums. Its distance from the float64
+// reference is the accuracy of the algorithm; a kernel's distance from it is a fault of the kernel.
 #pragma once
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <vector>
@@ -15,6 +16,11 @@
 namespace efla::test {
 
 inline float through_bfloat16(float x) { return to_float(to_bfloat16(x)); }
+
+// Rounds to TF32, to nearest, ties away from zero.
+inline float through_tf32(float x) {
+  return std::bit_cast<float>((std::bit_cast<std::uint32_t>(x) + 0x1000U) & 0xffffe000U);
+}
 
 // One value head of one sequence.
 class ChunkOracle {
@@ -92,16 +98,44 @@ class ChunkOracle {
         p_matrix_[i][j] = through_bfloat16(scale * n_q[i] * n_k[j] * qk * decay);
       }
     }
-    for (int j = 0; j < rows; ++j) {
-      for (int i = j; i < rows; ++i) {
+    invert(a, t);
+    for (int i = 0; i < rows; ++i) {
+      for (int j = 0; j <= i; ++j) t_[i][j] = through_bfloat16(t[i][j]);
+    }
+  }
+
+  // t = (I + a)⁻¹ by blocks of 16: those on the diagonal by forward substitution, T_ij = −T_ii Σ_{j≤k<i} A_ik T_kj in
+  // TF32.
+  static void invert(const Matrix& a, Matrix& t) {
+    constexpr int kBlock = 16;
+    for (int j = 0; j < kTokens; ++j) {
+      for (int i = j; i < (j / kBlock + 1) * kBlock; ++i) {
         float sum = i == j ? 1.0F : 0.0F;
         for (int x = j; x < i; ++x) sum -= a[i][x] * t[x][j];
         t[i][j] = sum;
       }
+      for (int block = (j / kBlock + 1) * kBlock; block < kTokens; block += kBlock) {
+        std::array<float, kBlock> sums{};
+        for (int i = 0; i < kBlock; ++i) {
+          for (int x = j / kBlock * kBlock; x < block; ++x)
+            sums[i] += through_tf32(a[block + i][x]) * through_tf32(t[x][j]);
+        }
+        for (int i = 0; i < kBlock; ++i) {
+          for (int x = 0; x <= i; ++x)
+            t[block + i][j] -= through_tf32(diagonal(a, block, i, x)) * through_tf32(sums[x]);
+        }
+      }
     }
-    for (int i = 0; i < rows; ++i) {
-      for (int j = 0; j <= i; ++j) t_[i][j] = through_bfloat16(t[i][j]);
+  }
+
+  // Element (i, x) of the inverse of a diagonal block.
+  static float diagonal(const Matrix& a, int block, int i, int x) {
+    std::array<float, 16> column{};
+    for (int r = x; r <= i; ++r) {
+      column[r] = r == x ? 1.0F : 0.0F;
+      for (int y = x; y < r; ++y) column[r] -= a[block + r][block + y] * column[y];
     }
+    return column[i];
   }
 
   void sweep(std::int64_t start, int rows) {
