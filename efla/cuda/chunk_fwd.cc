@@ -19,20 +19,11 @@ bool has_aligned_rows(const View<T, 4>& view) {
   return aligned;
 }
 
-int device_attribute(cudaDeviceAttr attribute) {
-  int device = 0, value = 0;
+bool is_hopper() {
+  int device = 0, major = 0;
   check(cudaGetDevice(&device), "cudaGetDevice");
-  check(cudaDeviceGetAttribute(&value, attribute, device), "cudaDeviceGetAttribute");
-  return value;
-}
-
-// The kernels that are fastest for a shape on the current device.
-ChunkKernel choose_kernel(const DeltaShape& s) {
-  if (device_attribute(cudaDevAttrComputeCapabilityMajor) != 9) return ChunkKernel::portable;
-  // One kernel saves most of the memory traffic, and has one thread block per head and 128 value columns to fill the
-  // GPU with.
-  const std::int64_t blocks = s.sequences() * s.value_heads * ((s.value_dim + 127) / 128);
-  return blocks >= device_attribute(cudaDevAttrMultiProcessorCount) / 3 ? ChunkKernel::fused : ChunkKernel::sweep;
+  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
+  return major == 9;
 }
 
 std::size_t workspace_bytes(const DeltaShape& shape) {
@@ -70,7 +61,8 @@ void chunk_fwd(const DeltaForward<bfloat16>& p, const Workspace& workspace, cuda
   c.v_rows = has_aligned_rows(p.v);
   c.o_rows = has_aligned_rows(p.o);
   if (!c.q_rows || !c.k_rows || !c.v_rows || !c.o_rows) kernel = ChunkKernel::portable;
-  if (kernel == ChunkKernel::automatic) kernel = choose_kernel(p.shape);
+  // The fused kernel is slower at every shape measured so far (docs/design/2026-11-cuda-forward.md).
+  if (kernel == ChunkKernel::automatic) kernel = is_hopper() ? ChunkKernel::sweep : ChunkKernel::portable;
   if (kernel != ChunkKernel::fused) launch_prepare(c, stream);
   if (kernel == ChunkKernel::portable) return launch_sweep_portable(c, stream);
   launch_sweep_sm90(c, kernel == ChunkKernel::fused, stream);
