@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Writes the figures of bench/results/lm-table1.json into a document, as tables between marks.
 
-    bench/perplexity_table.py bench/results/lm-table1.json docs/table1.md
-    bench/perplexity_table.py --check bench/results/lm-table1.json docs/table1.md    says whether it has the recorded figures
+    bench/perplexity_table.py bench/results/lm-table1.json experiments/table1/README.md
+    bench/perplexity_table.py --check bench/results/lm-table1.json experiments/table1/README.md    says whether it has the recorded figures
 
 Tables: "ranking", the mean of the seeds at each mixer's best learning rate with its standard error; "rates", the first seed
 at every learning rate.

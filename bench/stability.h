@@ -1,4 +1,4 @@
-// How the state grows over many tokens for each step size, ‖k‖² and precision (docs/stability.md).
+// How the state grows over many tokens for each step size, ‖k‖² and precision (experiments/stability/README.md).
 #pragma once
 
 #include <cstdint>
