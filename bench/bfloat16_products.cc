@@ -105,7 +105,7 @@ int main() {
     std::printf("float32 %.0f GFLOP/s, pairs of bfloat16 %.0f, ratio %.2f\n", fma / 1e9, pairs / 1e9, pairs / fma);
   }
   if (!get_tiles()) {
-    std::puts("no matrix unit");
+    std::puts("no AMX");
     return 0;
   }
   std::printf("tiles of bfloat16 %.0f GFLOP/s\n",

@@ -118,7 +118,7 @@ void print_scaling(const std::vector<Measured>& all) {
   for (const Measured& first : all) {
     if (first.of.name() == previous) continue;
     previous = first.of.name();
-    fmt::print("\n{}: B = 1, H = {}; us a token and head (median), and that over the first\n  {:<12}", previous,
+    fmt::print("\n{}: B = 1, H = {}; us per token and head (median), and relative to the first\n  {:<12}", previous,
                first.of.heads, "T");
     for (const Result& r : first.results) fmt::print("{:>18}", r.contender);
     fmt::print("\n");

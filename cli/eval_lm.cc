@@ -122,7 +122,7 @@ void eval_lm(const EvalLmArguments& arguments) {
   const auto names = arguments.tasks.empty() ? all_tasks() : arguments.tasks;
   check_tasks(names);
   if (!arguments.out.empty()) check_output_file(kEvalLm, "--out", arguments.out);
-  std::vector<data::LmTask> tasks;  // all read before the first is scored: a mistake in the last shows at once
+  std::vector<data::LmTask> tasks;  // all read before the first is scored, to report a mistake in the last one early
   for (const auto& name : names) tasks.push_back(data::load_lm_task(name, arguments.data, arguments.limit));
   ThreadPool& pool = use_threads(arguments.threads);
   const auto model = nn::load_language_model(arguments.model);

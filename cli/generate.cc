@@ -116,7 +116,7 @@ class Generate {
     }
   }
 
-  // Each prompt goes on from the same session, with a seed of its own.
+  // Each prompt continues the same session, with its own seed.
   void reply_to_each(const Session& session, const std::vector<std::string>& prompts) {
     std::vector<std::vector<std::int32_t>> ids;
     for (std::size_t i = 0; i < prompts.size(); ++i) {
@@ -134,7 +134,7 @@ class Generate {
     }
   }
 
-  // What the user types continues the text, on a line of its own; after an empty line the model goes on by itself.
+  // A line of the user continues the text on a new line; after an empty line the model continues by itself.
   void converse(Session& session) {
     options_.to_be_continued = true;
     watch_for_ctrl_c();

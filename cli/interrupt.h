@@ -1,4 +1,4 @@
-// Ctrl-C: the first asks for a stop at the next safe place, the second ends the program at once.
+// Ctrl-C: the first one requests a stop at the next safe place, the second one ends the program at once.
 #pragma once
 
 #include <string>

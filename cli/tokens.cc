@@ -33,7 +33,7 @@ class TokenizeReport {
   void operator()(const data::TokenizeProgress& progress) {
     last_ = progress;
     const double seconds = std::max(this->seconds(), 1e-9);
-    // A run that goes on begins where the one before it stopped.
+    // A resumed run starts where the previous one stopped.
     if (first_read_ < 0) first_read_ = static_cast<double>(progress.read);
     const auto read = static_cast<double>(progress.read), size = std::max(static_cast<double>(progress.size), 1.0);
     const double speed = (read - first_read_) / std::max(seconds - first_seconds_, 1e-9);

@@ -37,7 +37,7 @@ Descriptor open_to_read(const std::string& path, struct ::stat& status, int flag
 
 [[noreturn]] void throw_too_big(const std::string& path, std::size_t max_bytes) {
   throw IoError(IoError::Kind::content, path, static_cast<std::int64_t>(max_bytes),
-                "the file goes on, expected at most " + std::to_string(max_bytes) + " bytes");
+                "more data, expected at most " + std::to_string(max_bytes) + " bytes");
 }
 
 // Calls fsync for a folder, without which a rename may be lost. Ignores file systems that cannot fsync a folder, and

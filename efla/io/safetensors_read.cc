@@ -52,7 +52,7 @@ void check_data(const HeaderEntry& entry, std::uint64_t expected_begin, std::siz
     fail_at(path, entry.offset, fmt::format("{} end beyond the {} bytes of data in the file", where, data_size));
   }
   if (const auto size = shape_bytes(entry, path); end - begin != size) {
-    fail_at(path, entry.offset, fmt::format("{} hold {} bytes, but the shape asks for {}", where, end - begin, size));
+    fail_at(path, entry.offset, fmt::format("{} hold {} bytes, but the shape needs {}", where, end - begin, size));
   }
   if (begin < expected_begin) fail_at(path, entry.offset, where + " overlap those of another tensor");
   if (begin > expected_begin) {

@@ -117,7 +117,7 @@ class Xz final : public Counting {
       written = out.size() - z_.avail_out;
       ended_ = status == LZMA_STREAM_END;
       if (status == LZMA_MEM_ERROR) throw std::bad_alloc();
-      if (status == LZMA_MEMLIMIT_ERROR) fail("xz stream asks for more than 1 GiB of memory");
+      if (status == LZMA_MEMLIMIT_ERROR) fail("xz stream needs more than 1 GiB of memory");
       if (status != LZMA_OK && status != LZMA_BUF_ERROR && !ended_) {
         fail("xz stream is corrupt, or followed by something else");
       }

@@ -183,7 +183,7 @@ TEST(SafetensorsReader, RefusesDataThatDoesNotFit) {
   expect_refused(one("U8", "2", "2,0"), 2, "\"a\"", "[2, 0] run backwards");
   expect_refused(one("U8", "3", "0,3"), 2, "\"a\"", "end beyond the 2 bytes of data in the file");
   expect_refused(one("U8", "2", "0,18446744073709551615"), 2, "\"a\"", "end beyond");
-  expect_refused(one("F32", "2", "0,4"), 4, "\"a\"", "hold 4 bytes, but the shape asks for 8");
+  expect_refused(one("F32", "2", "0,4"), 4, "\"a\"", "hold 4 bytes, but the shape needs 8");
   expect_refused(one("F32", "4294967296,4294967296", "0,4"), 4, "\"a\"", "its size overflows 64 bits");
   expect_refused(one("F64", "2305843009213693952", "0,4"), 4, "\"a\"", "its size overflows 64 bits");
   expect_refused(one("U8", "2", "1,3"), 3, "\"a\"", "leave a gap: the data before it ends at 0");
