@@ -128,34 +128,9 @@ HWY_INLINE void store_values(const float* panels, const ChunkPlace& at, std::int
   }
 }
 
-// The gains of the exact step, α = (1 − e^{−βλ})/λ, in whole vectors of float64: an exponential of float32 vectors is
-// off by several units in the last place. β and λ beyond `tokens` are made up.
-HWY_INLINE void exact_gains(std::int64_t tokens, const StepSize& step, ChunkScratch& s) {
-  const hn::ScalableTag<double> d;
-  const hn::Rebind<float, decltype(d)> d32;
-  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
-  std::fill(s.beta + tokens, s.beta + kChunk, 0.0F);
-  std::fill(s.lambda + tokens, s.lambda + kChunk, 0.0F);
-  for (std::int64_t r = 0; r < tokens; r += lanes) {
-    const auto beta = hn::PromoteTo(d, hn::Load(d32, s.beta + r));
-    const auto lambda = hn::Max(hn::Set(d, kMinKeyNormSquared), hn::PromoteTo(d, hn::Load(d32, s.lambda + r)));
-    const auto x = hn::Neg(hn::Mul(beta, lambda));
-    // Beyond these bounds 1 − e^x is 1 or overflows float32, and Highway's expm1 is not defined.
-    const auto bounded = hn::Clamp(x, hn::Set(d, -60.0), hn::Set(d, 700.0));
-    const auto alpha = hn::IfThenElse(hn::IsNaN(x), x, hn::Neg(hn::Div(hn::Expm1(d, bounded), lambda)));
-    hn::Store(hn::DemoteTo(d32, hn::Mul(alpha, hn::Set(d, step.erase_scale))), d32, s.erase + r);
-    hn::Store(hn::DemoteTo(d32, hn::Mul(alpha, hn::Set(d, step.write_scale))), d32, s.write + r);
-  }
-}
-
-// Computes a and b from β and λ.
-HWY_NOINLINE inline void compute_gains(std::int64_t tokens, const StepSize& step, ChunkScratch& s) {
-  if (step.integrator == Integrator::exact) return exact_gains(tokens, step, s);
-  for (std::int64_t r = 0; r < tokens; ++r) {
-    const float alpha = gain_alpha(step, s.beta[r], s.lambda[r]);
-    s.erase[r] = static_cast<float>(step.erase_scale) * alpha;
-    s.write[r] = static_cast<float>(step.write_scale) * alpha;
-  }
+// Computes a and b of a chunk's tokens from β and λ.
+HWY_INLINE void compute_gains(std::int64_t tokens, const StepSize& step, ChunkScratch& s) {
+  compute_gains(tokens, step, s.beta, s.lambda, s.erase, s.write);
 }
 
 // Copies rows of a chunk of q or k [B, T, H, K] to [kChunk, Kp].
@@ -246,11 +221,13 @@ HWY_INLINE void finish_gains(const DeltaBackward<T>& p, const ChunkPlace& at, st
   const FloatTag d;
   const auto& step = p.rule.step;
   const float dalpha = static_cast<float>(step.erase_scale) * da + static_cast<float>(step.write_scale) * db;
-  p.dbeta(at.i_b, at.start + r, at.i_h) = from_state<T>(dalpha * slopes.dbeta[r]);
-  const FloatVec twice_dlambda = hn::Set(d, 2.0F * dalpha * slopes.dlambda[r]);
+  const float beta_unit = slopes.beta_unit[r], lambda_unit = slopes.lambda_unit[r];
+  p.dbeta(at.i_b, at.start + r, at.i_h) = from_state<T>(dalpha * beta_unit * slopes.beta_slope[r] * beta_unit);
+  const FloatVec twice_dlambda = hn::Set(d, 2.0F * dalpha * slopes.lambda_slope[r] * lambda_unit);
+  const FloatVec unit = hn::Set(d, lambda_unit);
   const float* k = c.k + r * c.key_stride;
   for (std::int64_t i = 0; i < c.key_stride; i += kLanes) {
-    hn::Store(hn::MulAdd(twice_dlambda, hn::Load(d, k + i), hn::Load(d, dk + i)), d, dk + i);
+    hn::Store(hn::MulAdd(twice_dlambda, hn::Mul(hn::Load(d, k + i), unit), hn::Load(d, dk + i)), d, dk + i);
   }
 }
 

@@ -1,4 +1,5 @@
-// The derivatives of the gain α(β, λ) of rule/step_size.h for many tokens at once. Included once per target.
+// The gain α(β, λ) of rule/step_size.h and its derivatives for the tokens of a chunk: the exact step's in whole
+// vectors, the others' token by token. Arrays hold kChunk elements. Included once per target.
 #if defined(EFLA_CPU_GAIN_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef EFLA_CPU_GAIN_INL_H_
 #undef EFLA_CPU_GAIN_INL_H_
@@ -6,6 +7,7 @@
 #define EFLA_CPU_GAIN_INL_H_
 #endif
 
+#include <algorithm>
 #include <array>
 
 #include "efla/cpu/tile-inl.h"
@@ -27,19 +29,61 @@ inline constexpr auto kExactPhiSeries = [] {
   return series;
 }();
 
-// The derivatives of α of a chunk's tokens.
+// The gains of the exact step, α = (1 − e^{−βλ})/λ, in whole vectors of float64: an exponential of float32 vectors is
+// off by several units in the last place. β and λ beyond `tokens` are made up. An infinite λ gives NaN.
+HWY_INLINE void exact_gains(std::int64_t tokens, const StepSize& step, float* beta, float* lambda, float* erase,
+                            float* write) {
+  const hn::ScalableTag<double> d;
+  const hn::Rebind<float, decltype(d)> d32;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  std::fill(beta + tokens, beta + kChunk, 0.0F);
+  std::fill(lambda + tokens, lambda + kChunk, 0.0F);
+  for (std::int64_t r = 0; r < tokens; r += lanes) {
+    const auto b = hn::PromoteTo(d, hn::Load(d32, beta + r));
+    const auto l = hn::Max(hn::Set(d, kMinKeyNormSquared), hn::PromoteTo(d, hn::Load(d32, lambda + r)));
+    const auto x = hn::Neg(hn::Mul(b, l));
+    // Beyond these bounds 1 − e^x is 1 or overflows float32, and Highway's expm1 is not defined.
+    const auto bounded = hn::Clamp(x, hn::Set(d, -60.0), hn::Set(d, 700.0));
+    const auto defined = hn::And(hn::IsFinite(l), hn::Not(hn::IsNaN(x)));
+    const auto alpha = hn::IfThenElse(defined, hn::Neg(hn::Div(hn::Expm1(d, bounded), l)), hn::NaN(d));
+    hn::Store(hn::DemoteTo(d32, hn::Mul(alpha, hn::Set(d, step.erase_scale))), d32, erase + r);
+    hn::Store(hn::DemoteTo(d32, hn::Mul(alpha, hn::Set(d, step.write_scale))), d32, write + r);
+  }
+}
+
+// Computes the erase and write gains a and b of `tokens` tokens from β and λ, whose elements beyond `tokens` may
+// change.
+HWY_NOINLINE inline void compute_gains(std::int64_t tokens, const StepSize& step, float* beta, float* lambda,
+                                       float* erase, float* write) {
+  if (step.integrator == Integrator::exact) return exact_gains(tokens, step, beta, lambda, erase, write);
+  for (std::int64_t r = 0; r < tokens; ++r) {
+    const float alpha = gain_alpha(step, beta[r], lambda[r]);
+    erase[r] = static_cast<float>(step.erase_scale) * alpha;
+    write[r] = static_cast<float>(step.write_scale) * alpha;
+  }
+}
+
+// The derivatives of α of a chunk's tokens, as Gain has them: slopes times squares of powers of two.
 struct GainSlopes {
-  HWY_ALIGN float dbeta[kChunk], dlambda[kChunk];
+  HWY_ALIGN float beta_slope[kChunk], beta_unit[kChunk], lambda_slope[kChunk], lambda_unit[kChunk];
 };
 
 // dα/dβ = e^{−x} and dα/dλ = β² φ′(x), x = βλ, of the exact step for `count` tokens, a multiple of kLanes. φ′ is
 // (e^{−x} − φ)/x, and near 0, where that cancels, Taylor's series, by Horner's scheme for φ and φ′ together.
 HWY_INLINE void exact_gain_slopes(std::int64_t count, const float* beta, const float* lambda, GainSlopes& slopes) {
   const FloatTag d;
+  HWY_ALIGN float longest_steps[kChunk];
+  for (std::int64_t r = 0; r < count; ++r) {
+    const float unit = detail::lambda_unit(std::max(lambda[r], static_cast<float>(kMinKeyNormSquared)));
+    slopes.lambda_unit[r] = unit;
+    longest_steps[r] = detail::longest_step(unit);
+  }
   const FloatVec one = hn::Set(d, 1.0F), least = hn::Set(d, static_cast<float>(kMinKeyNormSquared));
   for (std::int64_t i = 0; i < count; i += kLanes) {
-    const FloatVec b = hn::Load(d, beta + i);
-    const FloatVec x = hn::Mul(b, hn::Max(hn::Load(d, lambda + i), least));
+    const FloatVec time = hn::Load(d, beta + i), l = hn::Max(hn::Load(d, lambda + i), least);
+    const FloatVec unit = hn::Load(d, slopes.lambda_unit + i), longest = hn::Load(d, longest_steps + i);
+    const FloatVec b = hn::IfThenElse(hn::Gt(time, longest), longest, time);
+    const FloatVec x = hn::Mul(b, l);
     FloatVec phi = hn::Zero(d), slope = hn::Zero(d);
     for (std::size_t n = kExactPhiSeries.size(); n-- > 0;) {
       slope = hn::MulAdd(slope, x, phi);
@@ -48,12 +92,15 @@ HWY_INLINE void exact_gain_slopes(std::int64_t count, const float* beta, const f
     const FloatVec eigenvalue = hn::Exp(d, hn::Min(hn::Neg(x), hn::Set(d, 100.0F)));  // infinite long before
     const FloatVec far_phi = hn::Div(hn::Sub(one, eigenvalue), x);
     const FloatVec far_slope = hn::Div(hn::Sub(eigenvalue, far_phi), x);
-    hn::Store(eigenvalue, d, slopes.dbeta + i);
-    hn::Store(hn::Mul(hn::Mul(b, b), hn::IfThenElse(hn::Lt(hn::Abs(x), one), slope, far_slope)), d, slopes.dlambda + i);
+    const FloatVec scaled = hn::Div(b, unit);
+    hn::Store(eigenvalue, d, slopes.beta_slope + i);
+    hn::Store(one, d, slopes.beta_unit + i);
+    hn::Store(hn::Mul(hn::Mul(scaled, scaled), hn::IfThenElse(hn::Lt(hn::Abs(x), one), slope, far_slope)), d,
+              slopes.lambda_slope + i);
   }
 }
 
-// β and λ hold kChunk elements, of which the tokens' count.
+// Returns the derivatives of the tokens' gains.
 HWY_NOINLINE inline GainSlopes gain_slopes(const StepSize& step, std::int64_t tokens, const float* beta,
                                            const float* lambda) {
   GainSlopes slopes;
@@ -63,8 +110,10 @@ HWY_NOINLINE inline GainSlopes gain_slopes(const StepSize& step, std::int64_t to
   }
   for (std::int64_t r = 0; r < tokens; ++r) {
     const Gain<float> gains = gain(step, beta[r], lambda[r]);
-    slopes.dbeta[r] = gains.dalpha_dbeta;
-    slopes.dlambda[r] = gains.dalpha_dlambda;
+    slopes.beta_slope[r] = gains.beta_slope;
+    slopes.beta_unit[r] = gains.beta_unit;
+    slopes.lambda_slope[r] = gains.lambda_slope;
+    slopes.lambda_unit[r] = gains.lambda_unit;
   }
   return slopes;
 }

@@ -127,8 +127,8 @@ void head_bwd(const DeltaBackward<T>& p, std::int64_t n, std::int64_t i_h, Rows&
     const std::vector<double> dk_erase = times(decayed, du);
     add_outer(ds, token.k, du);
     const double dalpha = p.rule.step.erase_scale * da + p.rule.step.write_scale * db;
-    const double dlambda = dalpha * token.gain.dalpha_dlambda;
-    p.dbeta(at.i_b, t, i_h) = round_to<T>(dalpha * token.gain.dalpha_dbeta);
+    const double dlambda = dalpha * token.gain.dalpha_dlambda();
+    p.dbeta(at.i_b, t, i_h) = round_to<T>(dalpha * token.gain.dalpha_dbeta());
     for (std::size_t i = 0; i < dk.size(); ++i) {
       dq_sum[r][i] += dq[i];
       dk_sum[r][i] += dk[i] + dk_erase[i] + 2.0 * dlambda * token.k[i];

@@ -9,13 +9,19 @@
 //   implicit_euler  1/(1 + x)             φ²                    Longhorn
 //   trapezoid       1/(1 + x/2)           φ²                    bilinear: eigenvalue in (−1, 1]
 //
+// For large x the last three have α = c/λ and dα/dλ = −c/λ² to rounding, with c = 1, 1 and 2, whatever β is.
+//
 // The functions are constexpr so that CUDA kernels call them too.
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <cstdint>
+#include <limits>
 #include <string>
 #include <string_view>
+#include <type_traits>
 
 namespace efla {
 
@@ -37,13 +43,40 @@ struct StepSize {
 StepSize parse_step_size(std::string_view name);
 std::string name_of(const StepSize& step);
 
-// α and its derivatives.
+// α and its derivatives. Each derivative is a slope times the square of a power of two. For λ = 1e36 the derivative by
+// λ is 1e-72, which underflows in float32. The key's gradient is its product with da ≈ λ and k ≈ √λ and does not
+// underflow.
 template <class Real>
 struct Gain {
-  Real alpha, dalpha_dbeta, dalpha_dlambda;
+  Real alpha;
+  Real beta_slope, beta_unit;      // dα/dβ = beta_slope · beta_unit²
+  Real lambda_slope, lambda_unit;  // dα/dλ = lambda_slope · lambda_unit²
+
+  constexpr Real dalpha_dbeta() const { return beta_slope * beta_unit * beta_unit; }
+  constexpr Real dalpha_dlambda() const { return lambda_slope * lambda_unit * lambda_unit; }
 };
 
 namespace detail {
+
+template <class Real>
+using Bits = std::conditional_t<sizeof(Real) == sizeof(std::uint32_t), std::uint32_t, std::uint64_t>;
+template <class Real>
+inline constexpr auto kExponentBits = std::bit_cast<Bits<Real>>(std::numeric_limits<Real>::infinity());
+
+// Returns the largest power of two that is at most |x|, or the smallest normal number.
+template <class Real>
+constexpr Real power_of_two_below(Real x) {
+  const Bits<Real> bits = std::bit_cast<Bits<Real>>(x) & kExponentBits<Real>;
+  return std::max(std::bit_cast<Real>(bits), std::numeric_limits<Real>::min());
+}
+
+// Returns a power of two near 1/√λ, for λ of at least kMinKeyNormSquared; 0 for infinity.
+template <class Real>
+constexpr Real lambda_unit(Real lambda) {
+  const Bits<Real> bits = std::bit_cast<Bits<Real>>(lambda) & kExponentBits<Real>;
+  if (bits == kExponentBits<Real>) return 0;
+  return std::bit_cast<Real>((3 * std::bit_cast<Bits<Real>>(Real(1)) - bits) / 2 & kExponentBits<Real>);
+}
 
 // Returns φ(x) of the exact step, (1 − e^{−x})/x.
 template <class Real>
@@ -144,19 +177,46 @@ constexpr Real time_slope(const StepSize& step, Real x) {
   return 1;
 }
 
+// Returns the largest step for keys of λ, from lambda_unit(λ): a power of two for which x is 16/ε to 64/ε. There exact,
+// implicit_euler and trapezoid have reached α = c/λ to rounding.
+template <class Real>
+constexpr Real longest_step(Real unit) {
+  return unit * (32 / std::numeric_limits<Real>::epsilon()) * unit;
+}
+
+// Returns β, or longest_step where that is less, because βλ, β² and φ² may leave the range of Real. For an infinite λ
+// that is 0, so that x and α are NaN. Otherwise α would be 0 and the token would have no effect.
+template <class Real>
+constexpr Real bounded_beta(const StepSize& step, Real beta, Real lambda) {
+  if (step.integrator == Integrator::euler || step.integrator == Integrator::rk) return beta;
+  return std::min(beta, longest_step(lambda_unit(lambda)));
+}
+
 }  // namespace detail
 
 // Returns α(β, λ) of the integrator of `step`, without the scales of `step`.
 template <class Real>
 constexpr Real gain_alpha(const StepSize& step, Real beta, Real lambda) {
-  return beta * detail::phi(step, beta * std::max(lambda, Real(kMinKeyNormSquared)));
+  const Real clipped = std::max(lambda, Real(kMinKeyNormSquared));
+  const Real bounded = detail::bounded_beta(step, beta, clipped);
+  return bounded * detail::phi(step, bounded * clipped);
 }
 
 // Returns α and its derivatives, without the scales of `step`.
 template <class Real>
 constexpr Gain<Real> gain(const StepSize& step, Real beta, Real lambda) {
-  const Real x = beta * std::max(lambda, Real(kMinKeyNormSquared));
-  return {beta * detail::phi(step, x), detail::time_slope(step, x), beta * beta * detail::phi_slope(step, x)};
+  const Real clipped = std::max(lambda, Real(kMinKeyNormSquared)), x = beta * clipped;
+  const Real bounded = detail::bounded_beta(step, beta, clipped);
+  Gain<Real> result{gain_alpha(step, beta, lambda), detail::time_slope(step, x), 1, 0, detail::lambda_unit(clipped)};
+  if (step.integrator == Integrator::implicit_euler || step.integrator == Integrator::trapezoid) {
+    const Real value = detail::phi(step, x);
+    result.beta_unit = detail::power_of_two_below(value);
+    result.beta_slope = (value / result.beta_unit) * (value / result.beta_unit);
+  }
+  if (step.integrator == Integrator::euler) return result;  // its slope is 0, and β² may be infinite
+  const Real scaled = bounded / result.lambda_unit;
+  result.lambda_slope = scaled * scaled * detail::phi_slope(step, bounded * clipped);
+  return result;
 }
 
 }  // namespace efla

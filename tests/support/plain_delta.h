@@ -161,9 +161,9 @@ void plain_token_backward(const DeltaBackward<T>& p, std::int64_t i_b, std::int6
   const std::vector<float> erased = decayed.times(du);
   ds.add_outer(token.k, du);
   const float dalpha = static_cast<float>(step.erase_scale) * da + static_cast<float>(step.write_scale) * db;
-  const float dlambda = dalpha * token.gain.dalpha_dlambda;
+  const float dlambda = dalpha * token.gain.dalpha_dlambda();
   for (std::size_t i = 0; i < dk.size(); ++i) dk[i] += erased[i] + 2 * dlambda * token.k[i];
-  p.dbeta(i_b, t, i_h) = from_state<T>(dalpha * token.gain.dalpha_dbeta);
+  p.dbeta(i_b, t, i_h) = from_state<T>(dalpha * token.gain.dalpha_dbeta());
   float dg_sum = 0;
   for (std::int64_t i = 0; i < ds.rows; ++i) {
     dq_sum[i] += dq[i];

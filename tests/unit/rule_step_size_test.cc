@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/support/expect_error.h"
@@ -85,10 +86,10 @@ void check_gains() {
       const auto by_beta = slope([&](long double y) { return formula(step, y, l); }, b);
       const auto by_lambda = slope([&](long double y) { return formula(step, b, y); }, l);
       const double difference = 1e-12 * static_cast<double>(formula(step, b, l));
-      const double beta_slope = static_cast<double>(got.dalpha_dbeta - by_beta);
-      EXPECT_LE(std::abs(beta_slope), (8 + x) * epsilon * std::abs(got.dalpha_dbeta) + difference / beta) << where;
-      const double lambda_slope = static_cast<double>(got.dalpha_dlambda - by_lambda);
-      EXPECT_LE(std::abs(lambda_slope), 12 * epsilon * std::abs(got.dalpha_dlambda) + difference / lambda) << where;
+      const double beta_slope = static_cast<double>(got.dalpha_dbeta() - by_beta);
+      EXPECT_LE(std::abs(beta_slope), (8 + x) * epsilon * std::abs(got.dalpha_dbeta()) + difference / beta) << where;
+      const double lambda_slope = static_cast<double>(got.dalpha_dlambda() - by_lambda);
+      EXPECT_LE(std::abs(lambda_slope), 12 * epsilon * std::abs(got.dalpha_dlambda()) + difference / lambda) << where;
     }
   }
 }
@@ -100,12 +101,12 @@ TEST(StepSize, Float32GainsAndTheirDerivatives) { check_gains<float>(); }
 TEST(StepSize, TheDerivativeByTimeDoesNotCancel) {
   const StepSize exact{Integrator::exact}, implicit{Integrator::implicit_euler}, trapezoid{Integrator::trapezoid};
   for (const double x : {0.5, 3.0, 20.0, 80.0}) {
-    expect_relatively_near(gain(exact, 1.0F, static_cast<float>(x)).dalpha_dbeta, std::exp(-x), 2e-7, "exact");
-    expect_relatively_near(gain(exact, 1.0, x).dalpha_dbeta, std::exp(-static_cast<long double>(x)), 1e-15, "exact");
+    expect_relatively_near(gain(exact, 1.0F, static_cast<float>(x)).dalpha_dbeta(), std::exp(-x), 2e-7, "exact");
+    expect_relatively_near(gain(exact, 1.0, x).dalpha_dbeta(), std::exp(-static_cast<long double>(x)), 1e-15, "exact");
   }
-  EXPECT_EQ(gain(exact, 1.0, 1e8).dalpha_dbeta, 0.0);
-  expect_relatively_near(gain(implicit, 1.0F, 1e8F).dalpha_dbeta, 1e-16, 1e-6, "implicit_euler");
-  expect_relatively_near(gain(trapezoid, 1.0F, 1e8F).dalpha_dbeta, 4e-16, 1e-6, "trapezoid");
+  EXPECT_EQ(gain(exact, 1.0, 1e8).dalpha_dbeta(), 0.0);
+  expect_relatively_near(gain(implicit, 1.0F, 1e8F).dalpha_dbeta(), 1e-16, 1e-6, "implicit_euler");
+  expect_relatively_near(gain(trapezoid, 1.0F, 1e8F).dalpha_dbeta(), 4e-16, 1e-6, "trapezoid");
 }
 
 TEST(StepSize, EveryGainIsBetaWhereTheKeyVanishes) {
@@ -114,12 +115,12 @@ TEST(StepSize, EveryGainIsBetaWhereTheKeyVanishes) {
     const StepSize step = parse_step_size(name);
     for (const double lambda : {0.0, 1e-30, 1e-16}) {
       EXPECT_NEAR(gain(step, 0.7, lambda).alpha, 0.7, kClip) << name << ' ' << lambda;
-      EXPECT_NEAR(gain(step, 0.7, lambda).dalpha_dbeta, 1.0, kClip) << name << ' ' << lambda;
+      EXPECT_NEAR(gain(step, 0.7, lambda).dalpha_dbeta(), 1.0, kClip) << name << ' ' << lambda;
       EXPECT_FLOAT_EQ(gain(step, 0.7F, static_cast<float>(lambda)).alpha, 0.7F) << name << ' ' << lambda;
-      EXPECT_FLOAT_EQ(gain(step, 0.7F, static_cast<float>(lambda)).dalpha_dbeta, 1.0F) << name << ' ' << lambda;
+      EXPECT_FLOAT_EQ(gain(step, 0.7F, static_cast<float>(lambda)).dalpha_dbeta(), 1.0F) << name << ' ' << lambda;
     }
     EXPECT_EQ(gain(step, 0.0, 3.0).alpha, 0.0) << name;
-    EXPECT_DOUBLE_EQ(gain(step, 0.0, 3.0).dalpha_dbeta, 1.0) << name;
+    EXPECT_DOUBLE_EQ(gain(step, 0.0, 3.0).dalpha_dbeta(), 1.0) << name;
   }
 }
 
@@ -130,7 +131,40 @@ TEST(StepSize, GainsOfHugeKeysStayFinite) {
     EXPECT_FLOAT_EQ(gain_alpha(StepSize{Integrator::trapezoid}, 0.5F, lambda), 2 / lambda);
     for (const auto* name : {"exact", "implicit_euler", "trapezoid"}) {
       const Gain<float> g = gain(parse_step_size(name), 0.5F, lambda);
-      EXPECT_TRUE(std::isfinite(g.dalpha_dbeta) && std::isfinite(g.dalpha_dlambda)) << name << ' ' << lambda;
+      EXPECT_TRUE(std::isfinite(g.dalpha_dbeta()) && std::isfinite(g.dalpha_dlambda())) << name << ' ' << lambda;
+    }
+  }
+}
+
+// x = βλ is infinite in float32, β² and φ² leave its range, and a λ that is infinite itself gives NaN.
+TEST(StepSize, GainsWhereFloat32OverflowsAreTheirLimits) {
+  for (const float beta : {1e15F, 1e20F, 3e38F}) {
+    for (const float lambda : {1e20F, 1e24F, 1e30F, 1e36F}) {
+      for (const auto& [name, limit] :
+           std::vector<std::pair<std::string, float>>{{"exact", 1}, {"implicit_euler", 1}, {"trapezoid", 2}}) {
+        const std::string where = name + " β " + std::to_string(beta) + " λ " + std::to_string(lambda);
+        const Gain<float> got = gain(parse_step_size(name), beta, lambda);
+        EXPECT_FLOAT_EQ(got.alpha, limit / lambda) << where;
+        const long double unit = got.lambda_unit;
+        const long double expected = -static_cast<long double>(limit) / lambda / lambda;
+        expect_relatively_near(static_cast<double>(got.lambda_slope * unit * unit), expected, 3e-7, where);
+      }
+    }
+  }
+  for (const auto* name : {"exact", "implicit_euler", "trapezoid"}) {
+    EXPECT_TRUE(std::isnan(gain_alpha(parse_step_size(name), 0.5F, std::numeric_limits<float>::infinity()))) << name;
+  }
+}
+
+// The derivative by β of implicit_euler and trapezoid is φ², which underflows in float32 from x = 1e19 on.
+TEST(StepSize, TheDerivativeByTimeDoesNotUnderflow) {
+  for (const float beta : {1e-6F, 1.0F, 1e6F}) {
+    constexpr float kLambda = 1e30F;
+    for (const auto& [name, limit] :
+         std::vector<std::pair<std::string, long double>>{{"implicit_euler", 1}, {"trapezoid", 2}}) {
+      const Gain<float> got = gain(parse_step_size(name), beta, kLambda);
+      const long double unit = got.beta_unit, x = static_cast<long double>(beta) * kLambda;
+      expect_relatively_near(static_cast<double>(got.beta_slope * unit * unit), limit * limit / x / x, 1e-6, name);
     }
   }
 }
