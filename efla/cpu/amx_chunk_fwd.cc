@@ -15,6 +15,7 @@
 #include "efla/cpu/chunk-inl.h"
 
 #if HWY_TARGET == HWY_AVX3
+#include "efla/cpu/amx_fading-inl.h"
 #include "efla/cpu/decayed_keys-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -56,6 +57,7 @@ struct FwdScratch {
   float* u = nullptr;        // [kChunk, kPanel]
   float* errors = nullptr;   // [kChunk, kPanel] K_read S
   float* strange = nullptr;  // [kChunk, kPanel] the non-finite elements of U
+  float* weights = nullptr;  // [kChunk] of the squares of rows of K S
   PartTiles reads;           // left: K_read, then Q_read
   PartTiles keys;            // right: Kᵀ, columns are tokens
   PartTiles writes;          // left: K_writeᵀ, the depth is tokens
@@ -72,7 +74,7 @@ struct FwdScratch {
   void lay_out(Arena& arena, const DeltaShape& shape, Decay decay, std::int64_t heads, int parts) {
     chunk.lay_out(arena, shape, decay);
     RowFactors& f = factors;
-    for (float** row : {&query_factors, &out_factors, &f.k_norm, &f.q_norm, &f.k_read, &f.q_read, &f.k_write})
+    for (float** row : {&query_factors, &out_factors, &f.k_norm, &f.q_norm, &f.k_read, &f.q_read, &f.k_write, &weights})
       *row = arena.floats(kChunk);
     const std::int64_t padded_values = round_up(shape.value_dim, kPanel), depth = shape.key_dim / kTileDepth;
     state = arena.floats(heads * shape.key_dim * padded_values);
@@ -387,21 +389,21 @@ struct StrangeUpdateTiles {
   }
 };
 
-// Computes one panel of U. V is read from the caller's rows if they fill the panel.
-template <class T>
+// Computes one panel of U. V is read from the caller's rows if they fill the panel. With kKeepErrors s.errors gets E.
+template <bool kKeepErrors, class T>
 HWY_INLINE void substitute_panel(const DeltaForward<T>& p, const ChunkPlace& at, std::int64_t v, std::int64_t columns,
                                  FwdScratch& s) {
   const float* factors = s.scaled ? s.factors.k_read : nullptr;
   if (at.tokens == kChunk && columns == kPanel && p.v.stride[3] == 1) {
-    ErrorSubstitutionTiles<false, T> substitution{s.chunk, s.errors, p.v.at(at.i_b, at.start, at.i_h, v),
-                                                  s.u,     factors,  p.v.stride[1]};
+    ErrorSubstitutionTiles<kKeepErrors, T> substitution{s.chunk, s.errors, p.v.at(at.i_b, at.start, at.i_h, v),
+                                                        s.u,     factors,  p.v.stride[1]};
     return for_tiles(kChunk, substitution);
   }
   for (std::int64_t r = 0; r < at.tokens; ++r) {
     load_row(p.v.at(at.i_b, at.start + r, at.i_h, v), p.v.stride[3], columns, kPanel, s.values + r * kPanel);
   }
   std::fill_n(s.values + at.tokens * kPanel, (kChunk - at.tokens) * kPanel, 0.0F);
-  ErrorSubstitutionTiles<false> substitution{s.chunk, s.errors, s.values, s.u, factors};
+  ErrorSubstitutionTiles<kKeepErrors> substitution{s.chunk, s.errors, s.values, s.u, factors};
   for_tiles(kChunk, substitution);
 }
 
@@ -424,10 +426,12 @@ HWY_INLINE void store_output(const DeltaForward<T>& p, const ChunkPlace& at, std
   }
 }
 
-// Computes one chunk of the panel at column v: its outputs and its next state.
+// Computes one chunk of the panel at column v: its outputs and its next state. Returns false, without either, if two
+// splits are too few. Not checked are channel gates, and scalar gates that are no divisors, because S is D S already.
 template <int kParts, int kKeyParts, class T>
-HWY_NOINLINE void panel_chunk(const DeltaForward<T>& p, const ChunkPlace& at, std::int64_t v, std::int64_t columns,
+HWY_NOINLINE bool panel_chunk(const DeltaForward<T>& p, const ChunkPlace& at, std::int64_t v, std::int64_t columns,
                               FwdScratch& s) {
+  constexpr bool kChecks = kParts == 2 && kKeyParts == 1;
   const std::int64_t key_dim = p.shape.key_dim;
   const float* whole = s.chunk.decay.whole;
   float* state = s.state + v * key_dim;
@@ -443,7 +447,12 @@ HWY_NOINLINE void panel_chunk(const DeltaForward<T>& p, const ChunkPlace& at, st
     scale_rows(s.out, s.factors.q_read, s.out);
     load_sums(s.out, kPanel);
   }
-  substitute_panel(p, at, v, columns, s);
+  [[maybe_unused]] const float before = kChecks ? norm_before(s.errors, s.weights) : 0.0F;
+  substitute_panel<kChecks>(p, at, v, columns, s);
+  if constexpr (kChecks) {
+    if ((whole == nullptr || s.divided) && leaves_little(s.errors, s.u, at.tokens - 1, s.chunk.lambda, before))
+      return false;
+  }
   const bool ordinary = cut_updates<kParts>(s);
   if (!ordinary) set_strange_apart<kParts>(s);
   add_products<kParts, kParts>(s.p_scores, 0, s.u_parts, 0, s.ahead);
@@ -455,17 +464,18 @@ HWY_NOINLINE void panel_chunk(const DeltaForward<T>& p, const ChunkPlace& at, st
     store_sums(state + i * kPanel, kPanel);
     if (whole != nullptr && s.divided) scale_rows(state + i * kPanel, whole + i, state + i * kPanel);
   }
+  return true;
 }
 
-// Computes all tokens of a part, chunk by chunk and within a chunk head by head. The arithmetic of a column, and so its
-// bits, does not depend on the other columns.
+// Computes all tokens of a part, chunk by chunk and within a chunk head by head. The arithmetic of a panel, and so its
+// bits, does not depend on the other panels.
 template <class T, int kKeyParts>
 void ForwardPart(const DeltaForward<T>& p, const HeadsPart& part, std::byte* memory) {
   constexpr int kParts = kStateParts<T>;
   const TilesInUse tiles;
   Arena arena(memory);
   FwdScratch s;
-  s.lay_out(arena, p.shape, p.rule.decay, part.head_end - part.head, kParts);
+  s.lay_out(arena, p.shape, p.rule.decay, part.head_end - part.head, kStateParts<float>);
   s.scaled = p.rule.decay == Decay::scalar || (p.rule.decay == Decay::none && p.rule.qk_l2norm);
   const Sequence sequence = sequence_of(p, part.n);
   const std::int64_t key_dim = p.shape.key_dim, head = part.head, head_end = part.head_end;
@@ -491,8 +501,19 @@ void ForwardPart(const DeltaForward<T>& p, const HeadsPart& part, std::byte* mem
       load_keys<kKeyParts>(p, at, s);
       store_chunk_state(s.state, p.chunk_states, streams, first, last, key_dim, at.i_b, sequence.chunk(start), i_h);
       finish_scores<kParts>(at.tokens, s);
+      if constexpr (kKeyParts == 1) {
+        weigh_reads(at.tokens, s.chunk, s.scaled ? s.factors.k_norm : nullptr, s.weights);
+      }
       for (std::int64_t v = first; v < last; v += kPanel) {
-        panel_chunk<kParts, kKeyParts>(p, at, v, std::min(kPanel, last - v), s);
+        const std::int64_t columns = std::min(kPanel, last - v);
+        if (panel_chunk<kParts, kKeyParts>(p, at, v, columns, s)) continue;
+        if constexpr (kKeyParts == 1) {
+          load_keys<3>(p, at, s);
+          finish_scores<3>(at.tokens, s);
+          panel_chunk<3, 3>(p, at, v, columns, s);
+          load_keys<1>(p, at, s);  // for the panels that follow
+          finish_scores<kParts>(at.tokens, s);
+        }
       }
     }
   }

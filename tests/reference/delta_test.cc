@@ -42,7 +42,9 @@ const auto* const kPrinter = testing::AddGlobalTestEnvironment(new PrintWorstErr
 class DeltaReference : public testing::TestWithParam<DeltaCase> {
  protected:
   ThreadPool pool_{1};
-  double chunk_floor_ = 0;
+  // At least these, of tolerance_of.
+  double floor_ = 0, chunk_floor_ = 0, cap_ = 0, element_cap_ = 0;
+  bool adds_auto_ = false;
 
   void check(const Key& key, const std::string& target, const Results& got, const Results& expected,
              const Results& plain) {
@@ -52,7 +54,10 @@ class DeltaReference : public testing::TestWithParam<DeltaCase> {
       const auto& [output, values] = got[i];
       const Distance error = distance(values, expected[i].second);
       Tolerance tolerance = tolerance_of(dtype);
+      tolerance.floor = std::max(tolerance.floor, floor_);
       if (implementation.starts_with("chunk")) tolerance.floor = std::max(tolerance.floor, chunk_floor_);
+      tolerance.cap = std::max(tolerance.cap, cap_);
+      tolerance.element_cap = std::max(tolerance.element_cap, element_cap_);
       const std::string why = disagreement(values, expected[i].second, plain[i].second, tolerance);
       const auto* test = testing::UnitTest::GetInstance()->current_test_info();
       EXPECT_EQ(why, "") << implementation << ' ' << dtype << ' ' << target << ' ' << output
@@ -83,7 +88,9 @@ class DeltaReference : public testing::TestWithParam<DeltaCase> {
         check({implementation, dtype, direction}, target, got, expected, simple);
         EXPECT_TRUE(data.sentinels_intact()) << implementation << ' ' << dtype << ' ' << target;
       };
-      for (const auto& row : fast_rows(delta_forward_implementations())) {
+      auto rows = fast_rows(delta_forward_implementations());
+      if (adds_auto_) rows.emplace_back("auto");
+      for (const auto& row : rows) {
         data.poison_outputs();
         if (!run_unless_refused(row, [&] { run_forward(row, data, pool_); })) continue;
         compare(row, "forward", forward_results(data), forward_results(exact), forward_results(plain));
@@ -105,16 +112,38 @@ INSTANTIATE_TEST_SUITE_P(Matrix, DeltaReference, testing::ValuesIn(delta_cases()
                          [](const auto& info) { return name_of(info.param); });
 
 // The chunkwise form sums what the tokens of a chunk wrote and erased, so where they erase nearly all, it rounds
-// relative to those terms and not to the little that is left. The other forms keep the common tolerance.
+// relative to those terms and not to the little that is left. The other forms keep the common tolerance, and so does
+// what is chosen for these problems.
 class DeltaReferenceErasing : public DeltaReference {
  protected:
-  DeltaReferenceErasing() { chunk_floor_ = 1e-5; }
+  DeltaReferenceErasing() {
+    chunk_floor_ = 1e-5;
+    adds_auto_ = true;
+  }
 };
 
 TEST_P(DeltaReferenceErasing, Float32) { run<float>(); }
 TEST_P(DeltaReferenceErasing, Bfloat16) { run<bfloat16>(); }
 
 INSTANTIATE_TEST_SUITE_P(Matrix, DeltaReferenceErasing, testing::ValuesIn(erasing_cases()),
+                         [](const auto& info) { return name_of(info.param); });
+
+// Of the state that is left where all was erased every form has lost digits, the plain algorithm too: the common rule
+// of twice its error holds, but not the caps.
+class DeltaReferenceFading : public DeltaReference {
+ protected:
+  DeltaReferenceFading() {
+    floor_ = 1e-6;
+    cap_ = 1e-2;
+    element_cap_ = 1e-1;
+    adds_auto_ = true;
+  }
+};
+
+TEST_P(DeltaReferenceFading, Float32) { run<float>(); }
+TEST_P(DeltaReferenceFading, Bfloat16) { run<bfloat16>(); }
+
+INSTANTIATE_TEST_SUITE_P(Matrix, DeltaReferenceFading, testing::ValuesIn(fading_cases()),
                          [](const auto& info) { return name_of(info.param); });
 
 }  // namespace

@@ -28,6 +28,8 @@ struct DeltaCase {
   double gate = 1;                            // g is uniform between −gate and 0
   std::int64_t group = 1;                     // value heads per query head
   std::vector<std::int64_t> cu_seqlens = {};  // packed sequences, if any; batch is then 1
+  std::int64_t directions = 0;                // of all keys; 0: one per key
+  double fade = 1;                            // factor of the values of the last kChunk tokens
 
   DeltaShape shape() const {
     const auto ends = static_cast<std::int64_t>(cu_seqlens.size());
@@ -63,6 +65,8 @@ inline std::string name_of(const DeltaCase& c) {
   if (c.group != 1) name << "_group" << c.group;
   if (!c.cu_seqlens.empty()) name << "_packed";
   for (std::size_t i = 1; i < c.cu_seqlens.size(); ++i) name << '_' << c.cu_seqlens[i];
+  if (c.directions != 0) name << "_directions" << c.directions;
+  if (c.fade != 1) name << "_fade" << c.fade;
   std::string text = name.str();
   for (char& letter : text) letter = letter == '.' ? 'p' : letter == '-' ? 'm' : letter == '+' ? 'e' : letter;
   return text;
@@ -79,14 +83,29 @@ std::vector<double> drawn(std::int64_t count, Draw&& draw) {
   return values;
 }
 
-// Returns `rows` random directions of `dim` components, with lengths between norm/2 and norm.
-inline std::vector<double> drawn_keys(std::int64_t rows, std::int64_t dim, double norm, Random& random) {
+// Returns `rows` keys of `dim` components with lengths between norm/2 and norm. Their random directions repeat after
+// `directions` keys, or never if that is 0.
+inline std::vector<double> drawn_keys(std::int64_t rows, std::int64_t dim, double norm, std::int64_t directions,
+                                      Random& random) {
   std::vector<double> values = drawn(rows * dim, [&] { return random.normal(); });
+  for (std::int64_t i = directions * dim; directions > 0 && i < rows * dim; ++i)
+    values[i] = values[i - directions * dim];
   for (std::int64_t r = 0; r < rows; ++r) {
     double sum = 0;
     for (std::int64_t i = 0; i < dim; ++i) sum += values[r * dim + i] * values[r * dim + i];
     const double factor = norm * random.uniform(0.5, 1.0) / std::sqrt(sum);
     for (std::int64_t i = 0; i < dim; ++i) values[r * dim + i] *= factor;
+  }
+  return values;
+}
+
+// Returns the values of a case, those of the last tokens times `fade`.
+template <class Draw>
+std::vector<double> drawn_values(const DeltaCase& c, Draw&& draw) {
+  const std::int64_t row = c.heads * c.group * c.value_dim;
+  std::vector<double> values = drawn(c.batch * c.tokens * row, draw);
+  for (std::int64_t i = 0; i < std::ssize(values); ++i) {
+    if (i / row % c.tokens >= c.tokens - kChunk) values[i] *= c.fade;
   }
   return values;
 }
@@ -109,8 +128,8 @@ struct DeltaData {
     const std::int64_t state = shape.sequences() * shape.value_heads * c.key_dim * c.value_dim;
     const auto normal = [&] { return random.normal(); };
     q.assign(drawn(key_rows * c.key_dim, normal));
-    k.assign(drawn_keys(key_rows, c.key_dim, c.key_norm, random));
-    v.assign(drawn(rows * c.value_dim, normal));
+    k.assign(drawn_keys(key_rows, c.key_dim, c.key_norm, c.directions, random));
+    v.assign(drawn_values(c, normal));
     beta.assign(drawn(rows, [&] { return random.uniform(0.05, 1.0); }));
     dout.assign(drawn(rows * c.value_dim, normal));
     if (c.initial_state) initial_state.assign(drawn(state, normal));

@@ -147,7 +147,24 @@ inline std::vector<DeltaCase> erasing_cases() {
       {"exact", 1, 1, false, 2, 63, 2, 2, 5, 3, sliced, true, true, true},
       {"implicit_euler", 1, 1, false, 2, 63, 2, 2, 5, 3, head_major, true, true, true},
       {"trapezoid", 1, 1, false, 2, 31, 2, 1, 5, 2, contiguous, true, true, false},
+      {"exact", 1, 1, false, 2, 63, 2, 1, 5, 100, contiguous, false, true, true},
   };
+}
+
+// Keys in two directions erase all of the state that was, and the last values are small: so is what is left, and all
+// algorithms round relative to what was.
+inline std::vector<DeltaCase> fading_cases() {
+  std::vector<DeltaCase> cases;
+  for (const bool qk_l2norm : {false, true}) {
+    for (const double fade : {1e-2, 1e-4}) {
+      DeltaCase c{qk_l2norm ? "euler" : "exact", 1, 1, qk_l2norm, 1, 96, 2, 128, 128, 3};
+      c.final_state = c.dfinal_state = true;
+      c.directions = 2;
+      c.fade = fade;
+      cases.push_back(c);
+    }
+  }
+  return cases;
 }
 
 }  // namespace efla::test

@@ -1,0 +1,57 @@
+// Whether a chunk erases so much of a state that rounding the state to two parts would be seen in what is left
+// (docs/numerics.md). Included by amx_chunk_fwd.cc, once.
+#pragma once
+
+#include <immintrin.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "efla/cpu/chunk-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace efla::cpu::HWY_NAMESPACE {
+
+// Two parts have errors of 2⁻¹⁷ of the state before a chunk. A chunk that leaves a smaller share of ‖S‖² takes three.
+inline constexpr float kLittleLeft = 0x1p-12F;
+
+// Computes the weights [kChunk] for norm_before. k_norm holds the factors of the L2 norm, or is nullptr.
+HWY_INLINE void weigh_reads(std::int64_t tokens, const ChunkScratch& c, const float* k_norm, float* weights) {
+  const FloatTag d;
+  const FloatVec decay = hn::Set(d, c.decay.whole == nullptr ? 1.0F : *c.decay.whole);
+  for (std::int64_t r = 0; r < kChunk; r += kLanes) {
+    const FloatVec lambda = hn::Load(d, c.lambda + r);
+    const FloatVec factor = k_norm == nullptr ? decay : hn::Mul(decay, hn::Load(d, k_norm + r));
+    const auto used = hn::And(hn::FirstN(d, static_cast<std::size_t>(std::clamp<std::int64_t>(tokens - r, 0, kLanes))),
+                              hn::Gt(lambda, hn::Zero(d)));
+    hn::Store(hn::IfThenElseZero(used, hn::Div(hn::Mul(factor, factor), lambda)), d, weights + r);
+  }
+}
+
+// Returns about ‖D S‖² as far as the chunk's keys read S, from a panel of K S.
+HWY_INLINE float norm_before(const float* reads, const float* weights) {
+  __m512 sum0 = _mm512_setzero_ps(), sum1 = sum0;
+  for (std::int64_t r = 0; r < kChunk; ++r, reads += kPanel) {
+    const __m512 weight = _mm512_set1_ps(weights[r]);
+    const __m512 x0 = _mm512_load_ps(reads), x1 = _mm512_load_ps(reads + kLanes);
+    sum0 = _mm512_fmadd_ps(_mm512_mul_ps(weight, x0), x0, sum0);
+    sum1 = _mm512_fmadd_ps(_mm512_mul_ps(weight, x1), x1, sum1);
+  }
+  return _mm512_reduce_add_ps(_mm512_add_ps(sum0, sum1));
+}
+
+// Returns whether the tokens up to `last` leave little of a state with this norm_before. They leave at least what the
+// last key reads, ‖Sᵀk‖²/λ with Sᵀk = e + λu. A NaN is not little.
+HWY_INLINE bool leaves_little(const float* errors, const float* u, std::int64_t last, const float* lambda,
+                              float before) {
+  __m512 norm = _mm512_setzero_ps();
+  for (std::int64_t i = last * kPanel; i < (last + 1) * kPanel; i += kLanes) {
+    const __m512 read =
+        _mm512_fmadd_ps(_mm512_set1_ps(lambda[last]), _mm512_load_ps(u + i), _mm512_load_ps(errors + i));
+    norm = _mm512_fmadd_ps(read, read, norm);
+  }
+  return _mm512_reduce_add_ps(norm) < kLittleLeft * lambda[last] * before;
+}
+
+}  // namespace efla::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
