@@ -2,7 +2,6 @@
 """Writes the figures of bench/results/lm-table1.json into a document, as tables between marks.
 
     bench/perplexity_table.py bench/results/lm-table1.json experiments/table1/README.md
-    bench/perplexity_table.py --check bench/results/lm-table1.json experiments/table1/README.md    says whether it has the recorded figures
 
 Tables: "ranking", the mean of the seeds at each mixer's best learning rate with its standard error; "rates", the first seed
 at every learning rate.
@@ -36,14 +35,13 @@ def rates(results):
 
 
 def main(arguments):
-    check = arguments[:1] == ["--check"]
-    path, *documents = arguments[check:] or [None]
-    if not documents:
+    if len(arguments) < 2:
         sys.exit(__doc__)
+    path, *documents = arguments
     with open(path, encoding="utf-8") as file:
         results = json.load(file)
     tables = {"ranking": ranking, "rates": rates}
-    marked_tables.fill("perplexity_table.py", path, documents, lambda which: marked_tables.markdown(tables[which](results)), check)
+    marked_tables.fill("perplexity_table.py", documents, lambda which: marked_tables.markdown(tables[which](results)))
 
 
 main(sys.argv[1:])
