@@ -16,6 +16,7 @@ there is a difference or a failure, and the folders of such trials stay. Ctrl-C 
 
 import argparse
 import json
+import math
 import os
 import pathlib
 import random
@@ -65,6 +66,7 @@ class Case:
         self.name, self.begin, self.resume = name, begin, resume or (lambda folder, rng: begin(folder))
         self.kills = {signal.SIGKILL: 0, signal.SIGTERM: 0, signal.SIGINT: 0}
         self.wanted = self.planned = 0  # kills in all, and of the trials under way
+        self.seconds = math.inf  # of a run that nobody kills
         self.trials = self.differences = self.failures = self.leftovers = 0
 
     def killed(self):
@@ -169,8 +171,8 @@ def differences(got, expected):
 class Trial:
     """A run that is killed at most so often and then ends by itself, in a folder of its own."""
 
-    def __init__(self, efla, case, folder, seconds, most, rng):
-        self.efla, self.case, self.folder, self.seconds, self.rng = efla, case, folder, seconds, rng
+    def __init__(self, efla, case, folder, most, rng):
+        self.efla, self.case, self.folder, self.rng = efla, case, folder, rng
         self.most, self.signals = most, []  # of the kills so far
 
     def start(self, arguments):
@@ -181,9 +183,9 @@ class Trial:
 
     def wait_for_moment(self, process):
         """Waits for a random time in the run, or a little longer than one of the next changes in the folder."""
-        end = time.monotonic() + self.rng.uniform(0, self.seconds)
+        end = time.monotonic() + self.rng.uniform(0, self.case.seconds)
         if self.rng.random() < 0.5:
-            end = time.monotonic() + 2 * self.seconds
+            end = time.monotonic() + 2 * self.case.seconds
             changes, before = self.rng.choice((1, 2, 3, 5, 10, 20, 50)), tree(self.folder)
             while changes > 0 and time.monotonic() < end and process.poll() is None:
                 time.sleep(0.003)
@@ -209,12 +211,14 @@ class Trial:
         """Returns what went wrong, None where nothing did."""
         command = self.case.begin(self.folder)
         while True:
-            process, sent = self.start(command), None
+            begin, process, sent = time.monotonic(), self.start(command), None
             if len(self.signals) < self.most:
                 self.wait_for_moment(process)
                 sent = self.kill(process)
             code = process.wait()
             if code == 0:
+                if not self.signals:  # the machine is less busy than it was
+                    self.case.seconds = min(self.case.seconds, time.monotonic() - begin)
                 return None
             if sent is None or code not in (-sent, 130):
                 message = self.stderr.read_text(errors="replace").strip().splitlines()[-1:]
@@ -225,11 +229,9 @@ class Trial:
 
 def run_whole(efla, work, case):
     """Runs the case without a kill, for its files and its time."""
-    begin = time.monotonic()
     case.whole = work / (case.name.replace(" ", "-") + "-whole")
-    if failure := Trial(efla, case, case.whole, 0.0, 0, random.Random()).run():
+    if failure := Trial(efla, case, case.whole, 0, random.Random()).run():
         sys.exit(f"{case.name}: {failure}")
-    case.seconds = time.monotonic() - begin
 
 
 class Trials:
@@ -250,7 +252,7 @@ class Trials:
             folder = self.work / f"{case.name.replace(' ', '-')}-{case.trials}"
             case.trials += 1
             case.planned += most
-            return Trial(self.efla, case, folder, case.seconds, most, rng)
+            return Trial(self.efla, case, folder, most, rng)
 
     def work_on(self):
         while (trial := self.next()) is not None:
