@@ -7,15 +7,14 @@
 
 #include "efla/autograd/one_thread.h"
 #include "efla/autograd/tensor_view.h"
-#include "efla/cpu/linear.h"
-#include "efla/ops/delta.h"
+#include "efla/ops/linear.h"
 
 namespace efla::autograd {
 namespace {
 
 using at::Tensor;
 
-// With more rows a general product's copy of the weight pays.
+// For more rows LibTorch's product is faster, although it copies the weight.
 constexpr std::int64_t kFewRows = 8;
 
 // Rows of a general product on one thread.
@@ -30,7 +29,7 @@ bool is_plain(const Tensor& x, const Tensor& weight) {
 // x [M, D], y [M, N].
 void product(const Tensor& x, const Tensor& weight, Tensor& y) {
   if (x.size(0) <= kFewRows) {
-    cpu::linear({view_of<const float, 2>(x), view_of<const float, 2>(weight), view_of<float, 2>(y)}, default_pool());
+    linear_forward({view_of<const float, 2>(x), view_of<const float, 2>(weight), view_of<float, 2>(y)});
     return;
   }
   if (at::get_num_threads() > 1) {

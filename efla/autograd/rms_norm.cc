@@ -8,8 +8,7 @@
 #include <string>
 
 #include "efla/autograd/tensor_view.h"
-#include "efla/cpu/rms_norm.h"
-#include "efla/ops/delta.h"
+#include "efla/ops/rms_norm.h"
 
 namespace efla::autograd {
 namespace {
@@ -27,18 +26,15 @@ Tensor float_of(const Tensor& weight) { return weight.defined() ? weight.to(at::
 
 template <class T>
 void run_forward(const Tensor& x, const Tensor& weight, double eps, const Tensor& y) {
-  cpu::rms_norm(cpu::RmsNormForward<T>{view_of<const T, 2>(x), view_of<const float, 1>(weight), static_cast<float>(eps),
-                                       view_of<T, 2>(y)},
-                default_pool());
+  rms_norm_forward(RmsNormForward<T>{view_of<const T, 2>(x), view_of<const float, 1>(weight), static_cast<float>(eps),
+                                     view_of<T, 2>(y)});
 }
 
 template <class T>
 void run_backward(const Tensor& x, const Tensor& weight, double eps, const Tensor& dy, const Tensor& dx,
-                  const Tensor& dweight, const Tensor& dweight_part) {
-  cpu::rms_norm(cpu::RmsNormBackward<T>{view_of<const T, 2>(x), view_of<const float, 1>(weight),
-                                        static_cast<float>(eps), view_of<const T, 2>(dy), view_of<T, 2>(dx),
-                                        view_of<float, 1>(dweight), view_of<float, 2>(dweight_part)},
-                default_pool());
+                  const Tensor& dweight) {
+  rms_norm_backward(RmsNormBackward<T>{view_of<const T, 2>(x), view_of<const float, 1>(weight), static_cast<float>(eps),
+                                       view_of<const T, 2>(dy), view_of<T, 2>(dx), view_of<float, 1>(dweight)});
 }
 
 struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
@@ -62,15 +58,11 @@ struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
     const Tensor &x = saved[0], &weight = saved[1];
     const Tensor dy = rows_of(grads[0]), dx = at::empty(x.sizes(), x.options());
     const double eps = ctx->saved_data["eps"].toDouble();
-    Tensor dweight, part;
-    if (weight.defined()) {
-      dweight = at::empty({x.size(1)}, x.options().dtype(at::kFloat));
-      part = at::empty({cpu::rms_norm_parts(x.size(0)), x.size(1)}, dweight.options());
-    }
+    const Tensor dweight = weight.defined() ? at::empty({x.size(1)}, x.options().dtype(at::kFloat)) : Tensor();
     if (x.scalar_type() == at::kFloat) {
-      run_backward<float>(x, float_of(weight), eps, dy, dx, dweight, part);
+      run_backward<float>(x, float_of(weight), eps, dy, dx, dweight);
     } else {
-      run_backward<bfloat16>(x, float_of(weight), eps, dy, dx, dweight, part);
+      run_backward<bfloat16>(x, float_of(weight), eps, dy, dx, dweight);
     }
     return {dx.view(grads[0].sizes()), weight.defined() ? dweight.to(weight.scalar_type()) : Tensor(), {}};
   }
@@ -93,11 +85,13 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
   }
   if (x.dim() < 1 || x.numel() == 0) throw Error(kRmsNorm, "x", "shape " + shape_text(x), "[..., D] with elements");
   if (weight.defined()) check_shape(kRmsNorm, "weight", weight, {x.size(-1)});
-  if (!(eps > 0) || !std::isfinite(eps)) throw Error(kRmsNorm, "eps", std::to_string(eps), "a positive number");
   if (weight.defined() && weight.device() != x.device()) {
     throw Error(kRmsNorm, "weight", "a tensor on " + weight.device().str(), "one on " + x.device().str() + ", as x");
   }
-  if (!x.device().is_cpu()) return composite(x, weight, eps);
+  if (!x.device().is_cpu()) {
+    if (!(eps > 0) || !std::isfinite(eps)) throw Error(kRmsNorm, "eps", std::to_string(eps), "a positive number");
+    return composite(x, weight, eps);
+  }
   if (weight.defined()) check_tensor(kRmsNorm, "weight", weight, weight.scalar_type(), 1, "[D]");
   return RmsNormFunction::apply(x, optional_of(weight), eps);
 }

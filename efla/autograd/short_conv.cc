@@ -6,11 +6,9 @@
 
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "efla/autograd/tensor_view.h"
-#include "efla/cpu/short_conv.h"
-#include "efla/ops/delta.h"
+#include "efla/ops/short_conv.h"
 
 namespace efla::autograd {
 namespace {
@@ -25,28 +23,22 @@ constexpr const char* kShortConv = "short_conv";
 // [D, W] in float32, whatever the weight is.
 Tensor taps_of(const Tensor& weight) { return weight.reshape({weight.size(0), weight.size(-1)}).to(at::kFloat); }
 
-// The tokens [begin, end) of each sequence: all of them as one without cu_seqlens.
-std::vector<std::pair<std::int64_t, std::int64_t>> sequences_of(const Tensor& cu_seqlens, std::int64_t tokens) {
-  if (!cu_seqlens.defined()) return {{0, tokens}};
-  std::vector<std::pair<std::int64_t, std::int64_t>> sequences;
-  const auto* ends = cu_seqlens.data_ptr<std::int64_t>();
-  for (std::int64_t n = 0; n + 1 < cu_seqlens.size(0); ++n) {
-    if (ends[n] < ends[n + 1]) sequences.emplace_back(ends[n], ends[n + 1]);
-  }
-  return sequences;
+View<const std::int64_t, 1> view_of_cu_seqlens(const Tensor& cu_seqlens) {
+  return view_of<const std::int64_t, 1>(cu_seqlens);
 }
 
 template <class T>
-void run_forward(const Tensor& x, const Tensor& taps, const Tensor& y) {
-  cpu::short_conv(cpu::ShortConvForward<T>{view_of<const T, 3>(x), view_of<const float, 2>(taps), view_of<T, 3>(y)},
-                  default_pool());
+void run_forward(const Tensor& x, const Tensor& taps, const Tensor& cu_seqlens, const Tensor& y) {
+  short_conv_forward(ShortConvForward<T>{view_of<const T, 3>(x), view_of<const float, 2>(taps), view_of<T, 3>(y),
+                                         view_of_cu_seqlens(cu_seqlens)});
 }
 
 template <class T>
-void run_backward(const Tensor& x, const Tensor& taps, const Tensor& dy, const Tensor& dx, const Tensor& dtaps) {
-  cpu::short_conv(cpu::ShortConvBackward<T>{view_of<const T, 3>(x), view_of<const float, 2>(taps),
-                                            view_of<const T, 3>(dy), view_of<T, 3>(dx), view_of<float, 2>(dtaps)},
-                  default_pool());
+void run_backward(const Tensor& x, const Tensor& taps, const Tensor& cu_seqlens, const Tensor& dy, const Tensor& dx,
+                  const Tensor& dtaps) {
+  short_conv_backward(ShortConvBackward<T>{view_of<const T, 3>(x), view_of<const float, 2>(taps),
+                                           view_of<const T, 3>(dy), view_of<T, 3>(dx), view_of<float, 2>(dtaps),
+                                           view_of_cu_seqlens(cu_seqlens)});
 }
 
 struct ShortConvFunction : torch::autograd::Function<ShortConvFunction> {
@@ -57,13 +49,10 @@ struct ShortConvFunction : torch::autograd::Function<ShortConvFunction> {
     const std::int64_t channels = weight.size(0);
     const Tensor y = at::empty({x.size(0), x.size(1), channels}, x.options());
     const Tensor columns = x.narrow(2, 0, channels), taps = taps_of(weight);
-    for (const auto& [begin, end] : sequences_of(cu_seqlens, x.size(1))) {
-      const Tensor from = columns.slice(1, begin, end), to = y.slice(1, begin, end);
-      if (x.scalar_type() == at::kFloat) {
-        run_forward<float>(from, taps, to);
-      } else {
-        run_forward<bfloat16>(from, taps, to);
-      }
+    if (x.scalar_type() == at::kFloat) {
+      run_forward<float>(columns, taps, cu_seqlens, y);
+    } else {
+      run_forward<bfloat16>(columns, taps, cu_seqlens, y);
     }
     ctx->save_for_backward({x, weight, cu_seqlens});
     ctx->set_materialize_grads(false);
@@ -78,18 +67,12 @@ struct ShortConvFunction : torch::autograd::Function<ShortConvFunction> {
     const Tensor dx = at::empty(x.sizes(), x.options());
     const Tensor columns = x.narrow(2, 0, channels), dcolumns = dx.narrow(2, 0, channels);
     const Tensor dy = grads[0].defined() ? with_contiguous_rows(grads[0]) : at::zeros_like(columns);
-    Tensor dtaps;
-    for (const auto& [begin, end] : sequences_of(saved[2], x.size(1))) {
-      const Tensor part = at::empty(taps.sizes(), taps.options());
-      const auto tokens = [begin = begin, end = end](const Tensor& t) { return t.slice(1, begin, end); };
-      if (x.scalar_type() == at::kFloat) {
-        run_backward<float>(tokens(columns), taps, tokens(dy), tokens(dcolumns), part);
-      } else {
-        run_backward<bfloat16>(tokens(columns), taps, tokens(dy), tokens(dcolumns), part);
-      }
-      dtaps = dtaps.defined() ? dtaps.add_(part) : part;
+    const Tensor dtaps = at::empty(taps.sizes(), taps.options());
+    if (x.scalar_type() == at::kFloat) {
+      run_backward<float>(columns, taps, saved[2], dy, dcolumns, dtaps);
+    } else {
+      run_backward<bfloat16>(columns, taps, saved[2], dy, dcolumns, dtaps);
     }
-    if (!dtaps.defined()) dtaps = at::zeros(taps.sizes(), taps.options());
     Tensor tail = dx.narrow(2, channels, x.size(2) - channels);
     if (tail.size(2) > 0) {
       tail.zero_();
@@ -111,9 +94,9 @@ std::pair<Tensor, Tensor> short_conv_split(const Tensor& x, const Tensor& weight
   check_tensor(kShortConv, "x", x, x.scalar_type(), 3, "[B, T, D]");
   if (!weight.defined()) throw Error(kShortConv, "weight", "an undefined tensor", "a tensor [D, W]");
   const bool middle = weight.dim() == 3 && weight.size(1) == 1;
-  if (!(weight.dim() == 2 || middle) || weight.size(-1) < 1 || weight.size(-1) > cpu::kMaxConvWidth) {
+  if (!(weight.dim() == 2 || middle) || weight.size(-1) < 1 || weight.size(-1) > kMaxConvWidth) {
     throw Error(kShortConv, "weight", "shape " + shape_text(weight),
-                "[D, W] or [D, 1, W] with W from 1 to " + std::to_string(cpu::kMaxConvWidth));
+                "[D, W] or [D, 1, W] with W from 1 to " + std::to_string(kMaxConvWidth));
   }
   check_tensor(kShortConv, "weight", weight, weight.scalar_type(), weight.dim(), "[D, W]");
   if (rest < 0 || weight.size(0) + rest > x.size(2)) {
@@ -121,9 +104,8 @@ std::pair<Tensor, Tensor> short_conv_split(const Tensor& x, const Tensor& weight
         kShortConv, "x", "shape " + shape_text(x),
         "at least " + std::to_string(weight.size(0) + rest) + " columns (weight has shape " + shape_text(weight) + ")");
   }
-  if (cu_seqlens.defined()) check_cu_seqlens(kShortConv, cu_seqlens, x.size(0), x.size(1));
-  auto out = ShortConvFunction::apply(x, weight, rest,
-                                      optional_of(cu_seqlens.defined() ? cu_seqlens.contiguous() : cu_seqlens));
+  if (cu_seqlens.defined()) check_tensor(kShortConv, "cu_seqlens", cu_seqlens, at::kLong, 1, "[N + 1]");
+  auto out = ShortConvFunction::apply(x, weight, rest, optional_of(cu_seqlens));
   return {out[0], out[1]};
 }
 

@@ -15,7 +15,7 @@ namespace efla::cpu::HWY_NAMESPACE {
 // Computes a row of the weight with M rows of x. The weight is read in its order in memory, which the hardware
 // prefetches. Each sum has kSums accumulators, because an addition waits for the previous one.
 template <int M>
-HWY_INLINE void dot_products(const Linear& p, std::int64_t m, std::int64_t n) {
+HWY_INLINE void dot_products(const LinearForward& p, std::int64_t m, std::int64_t n) {
   constexpr int kSums = 4;
   const hn::ScalableTag<float> d;
   const hn::CappedTag<float, 1> d1;
@@ -44,7 +44,7 @@ HWY_INLINE void dot_products(const Linear& p, std::int64_t m, std::int64_t n) {
   }
 }
 
-void linear_rows(const Linear& p, std::int64_t begin, std::int64_t end) {
+void linear_rows(const LinearForward& p, std::int64_t begin, std::int64_t end) {
   const std::int64_t rows = p.x.extent[0];
   for (std::int64_t n = begin; n < end; ++n) {
     std::int64_t m = 0;
@@ -61,7 +61,7 @@ namespace efla::cpu {
 
 HWY_EXPORT(linear_rows);
 
-void linear(const Linear& p, ThreadPool& pool) {
+void linear(const LinearForward& p, ThreadPool& pool) {
   // A task must be long compared with its start, and the whole compared with waking a thread.
   constexpr std::int64_t kTaskFloats = 1 << 14, kLeastShared = 1 << 18;
   const std::int64_t rows = p.weight.extent[0], columns = std::max<std::int64_t>(1, p.weight.extent[1]);

@@ -114,6 +114,9 @@ std::int64_t rows_per_part(std::int64_t rows) {
   return std::max(kLeast, (rows + kMostParts - 1) / kMostParts);
 }
 
+// Tasks, each with a partial sum of dweight, by the number of rows alone.
+std::int64_t partial_sums(std::int64_t rows) { return (rows + rows_per_part(rows) - 1) / rows_per_part(rows); }
+
 }  // namespace
 
 HWY_EXPORT(norm_forward_f32);
@@ -121,12 +124,14 @@ HWY_EXPORT(norm_forward_bf16);
 HWY_EXPORT(norm_backward_f32);
 HWY_EXPORT(norm_backward_bf16);
 
-std::int64_t rms_norm_parts(std::int64_t rows) { return (rows + rows_per_part(rows) - 1) / rows_per_part(rows); }
+std::size_t rms_norm_workspace_bytes(std::int64_t rows, std::int64_t columns) {
+  return static_cast<std::size_t>(partial_sums(rows) * columns) * sizeof(float);
+}
 
 template <class T>
 void rms_norm(const RmsNormForward<T>& p, ThreadPool& pool) {
   const std::int64_t rows = p.x.extent[0], step = rows_per_part(rows);
-  pool.run(rms_norm_parts(rows), [&](std::int64_t part, int) {
+  pool.run(partial_sums(rows), [&](std::int64_t part, int) {
     const std::int64_t begin = part * step, end = std::min(rows, begin + step);
     if constexpr (sizeof(T) == sizeof(float)) {
       HWY_DYNAMIC_DISPATCH(norm_forward_f32)(p, begin, end);
@@ -137,12 +142,13 @@ void rms_norm(const RmsNormForward<T>& p, ThreadPool& pool) {
 }
 
 template <class T>
-void rms_norm(const RmsNormBackward<T>& p, ThreadPool& pool) {
+void rms_norm(const RmsNormBackward<T>& p, Workspace workspace, ThreadPool& pool) {
   const std::int64_t rows = p.x.extent[0], columns = p.x.extent[1], step = rows_per_part(rows);
-  const std::int64_t parts = rms_norm_parts(rows);
+  const std::int64_t parts = partial_sums(rows);
+  const auto sums = View<float, 2>::contiguous(reinterpret_cast<float*>(workspace.data), {parts, columns});
   pool.run(parts, [&](std::int64_t part, int) {
     const std::int64_t begin = part * step, end = std::min(rows, begin + step);
-    float* dweight_part = p.dweight ? p.dweight_part.at(part) : nullptr;
+    float* dweight_part = p.dweight ? sums.at(part) : nullptr;
     if (dweight_part) std::fill_n(dweight_part, columns, 0.0F);
     if constexpr (sizeof(T) == sizeof(float)) {
       HWY_DYNAMIC_DISPATCH(norm_backward_f32)(p, begin, end, dweight_part);
@@ -153,15 +159,15 @@ void rms_norm(const RmsNormBackward<T>& p, ThreadPool& pool) {
   if (!p.dweight) return;
   std::fill_n(p.dweight.data, columns, 0.0F);
   for (std::int64_t part = 0; part < parts; ++part) {
-    const float* from = p.dweight_part.at(part);
+    const float* from = sums.at(part);
     for (std::int64_t i = 0; i < columns; ++i) p.dweight.data[i] += from[i];
   }
 }
 
 template void rms_norm(const RmsNormForward<float>&, ThreadPool&);
 template void rms_norm(const RmsNormForward<bfloat16>&, ThreadPool&);
-template void rms_norm(const RmsNormBackward<float>&, ThreadPool&);
-template void rms_norm(const RmsNormBackward<bfloat16>&, ThreadPool&);
+template void rms_norm(const RmsNormBackward<float>&, Workspace, ThreadPool&);
+template void rms_norm(const RmsNormBackward<bfloat16>&, Workspace, ThreadPool&);
 
 }  // namespace efla::cpu
 #endif

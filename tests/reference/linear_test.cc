@@ -1,16 +1,19 @@
-// A few rows times a weight matrix against float64, on every SIMD target of this machine.
-#include "efla/cpu/linear.h"
+// Every implementation of a linear layer against float64, on every SIMD target of this machine.
+#include "efla/ops/linear.h"
 
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <limits>
+#include <string>
 #include <vector>
 
 #include "efla/base/random.h"
 #include "efla/cpu/target.h"
+#include "tests/support/delta_run.h"
+#include "tests/support/expect_error.h"
 
-namespace efla::cpu {
+namespace efla {
 namespace {
 
 constexpr float kUnwritten = std::numeric_limits<float>::quiet_NaN();
@@ -31,17 +34,17 @@ struct Matrix {
   View<const float, 2> const_view() { return {data.data(), {rows, columns}, {columns + kGap, 1}}; }
 };
 
-Matrix product(Matrix& x, Matrix& weight, int threads) {
+Matrix product(Matrix& x, Matrix& weight, int threads, const std::string& implementation = "auto") {
   Matrix y(x.rows, weight.rows);
   ThreadPool pool(threads);
-  linear({x.const_view(), weight.const_view(), y.view()}, pool);
+  linear_forward({x.const_view(), weight.const_view(), y.view()}, {implementation, {.pool = &pool}});
   return y;
 }
 
 class LinearOnTarget : public testing::TestWithParam<std::string> {
  protected:
-  void SetUp() override { use_target(GetParam()); }
-  void TearDown() override { use_target(""); }
+  void SetUp() override { cpu::use_target(GetParam()); }
+  void TearDown() override { cpu::use_target(""); }
 };
 
 TEST_P(LinearOnTarget, IsTheFloat64Product) {
@@ -49,18 +52,21 @@ TEST_P(LinearOnTarget, IsTheFloat64Product) {
   for (const std::int64_t rows : {1, 2, 4, 5, 8}) {
     for (const std::int64_t n : {1, 3, 4, 7, 130}) {
       for (const std::int64_t d : {1, 7, 16, 100, 384}) {
-        Matrix x(rows, d, random), weight(n, d, random), y = product(x, weight, 2);
-        for (std::int64_t r = 0; r < rows; ++r) {
-          for (std::int64_t c = 0; c < n; ++c) {
-            double expected = 0.0, size = 0.0;
-            for (std::int64_t i = 0; i < d; ++i) {
-              const double term = static_cast<double>(x.at(r, i)) * weight.at(c, i);
-              expected += term;
-              size += std::abs(term);
+        Matrix x(rows, d, random), weight(n, d, random);
+        for (const std::string implementation : {"simd", "ref"}) {
+          Matrix y = product(x, weight, 2, implementation);
+          for (std::int64_t r = 0; r < rows; ++r) {
+            for (std::int64_t c = 0; c < n; ++c) {
+              double expected = 0.0, size = 0.0;
+              for (std::int64_t i = 0; i < d; ++i) {
+                const double term = static_cast<double>(x.at(r, i)) * weight.at(c, i);
+                expected += term;
+                size += std::abs(term);
+              }
+              ASSERT_LE(std::abs(y.at(r, c) - expected), 1e-6 * size) << rows << " " << n << " " << d;
             }
-            ASSERT_LE(std::abs(y.at(r, c) - expected), 1e-6 * size) << rows << " " << n << " " << d;
+            for (std::int64_t gap = 0; gap < kGap; ++gap) ASSERT_TRUE(std::isnan(y.at(r, n + gap)));
           }
-          for (std::int64_t gap = 0; gap < kGap; ++gap) ASSERT_TRUE(std::isnan(y.at(r, n + gap)));
         }
       }
     }
@@ -82,8 +88,20 @@ TEST_P(LinearOnTarget, ARowHasTheSameBitsWhateverIsBesideItAndForAnyNumberOfThre
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Targets, LinearOnTarget, testing::ValuesIn(supported_targets()),
+TEST(Linear, RefusesWhatDoesNotFit) {
+  Random random(9);
+  Matrix x(2, 5, random), weight(3, 4, random), y(2, 3);
+  test::expect_error(
+      [&] {
+        linear_forward({x.const_view(), weight.const_view(), y.view()});
+      },
+      "weight", "got shape [3, 4], expected shape [3, 5]");
+  Matrix fitting(3, 5, random);
+  EXPECT_EQ(linear_forward({x.const_view(), fitting.const_view(), y.view()}).implementation, "simd");
+}
+
+INSTANTIATE_TEST_SUITE_P(Targets, LinearOnTarget, testing::ValuesIn(cpu::supported_targets()),
                          [](const auto& info) { return info.param; });
 
 }  // namespace
-}  // namespace efla::cpu
+}  // namespace efla

@@ -1,17 +1,20 @@
-// RMS normalisation against float64, on every SIMD target of this machine.
-#include "efla/cpu/rms_norm.h"
+// Every implementation of RMS normalisation against float64, on every SIMD target of this machine.
+#include "efla/ops/rms_norm.h"
 
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <string>
 #include <vector>
 
 #include "efla/base/random.h"
 #include "efla/cpu/target.h"
+#include "tests/support/delta_run.h"
+#include "tests/support/expect_error.h"
 
-namespace efla::cpu {
+namespace efla {
 namespace {
 
 constexpr float kPoison = std::numeric_limits<float>::quiet_NaN();
@@ -61,32 +64,32 @@ template <class T>
 struct Case {
   Random random{3};
   Rows<T> x, y, dy, dx;
-  std::vector<float> weight, dweight, part;
+  std::vector<float> weight, dweight;
 
   Case(std::int64_t n, std::int64_t d)
       : x(n, d, 5), y(n, d, 3), dy(n, d, 0), dx(n, d, 8), weight(d), dweight(d, kPoison) {
     x.randomise(random);
     dy.randomise(random);
     for (auto& w : weight) w = static_cast<float>(random.normal());
-    part.assign(rms_norm_parts(n) * d, kPoison);
   }
-  void run(int threads, bool weighted) {
+  void run(int threads, bool weighted, const std::string& implementation = "auto") {
     ThreadPool pool(threads);
+    const RunOptions options{implementation, {.pool = &pool}};
     const std::int64_t d = x.columns;
     const auto w = View<const float, 1>::contiguous(weighted ? weight.data() : nullptr, {d});
-    rms_norm(RmsNormForward<T>{x.view(), w, kEps, y.view()}, pool);
+    rms_norm_forward(RmsNormForward<T>{x.view(), w, kEps, y.view()}, options);
     const auto dw = View<float, 1>::contiguous(weighted ? dweight.data() : nullptr, {d});
-    const auto dw_part = View<float, 2>::contiguous(part.data(), {rms_norm_parts(x.rows), d});
-    rms_norm(RmsNormBackward<T>{x.view(), w, kEps, dy.view(), dx.view(), dw, dw_part}, pool);
+    rms_norm_backward(RmsNormBackward<T>{x.view(), w, kEps, dy.view(), dx.view(), dw}, options);
   }
   static constexpr float kEps = 1e-2F;
 };
 
 template <class T>
-void check(std::int64_t n, std::int64_t d, bool weighted, double tolerance) {
-  SCOPED_TRACE(testing::Message() << "N " << n << " D " << d << " weighted " << weighted << ' ' << target_name());
+void check(const std::string& implementation, std::int64_t n, std::int64_t d, bool weighted, double tolerance) {
+  SCOPED_TRACE(testing::Message() << implementation << " N " << n << " D " << d << " weighted " << weighted << ' '
+                                  << cpu::target_name());
   Case<T> p(n, d);
-  p.run(2, weighted);
+  p.run(2, weighted, implementation);
   RelativeError y_error, dx_error, dweight_error;
   std::vector<double> dweight(d), dweight_terms(d);
   for (std::int64_t row = 0; row < n; ++row) {
@@ -115,18 +118,40 @@ void check(std::int64_t n, std::int64_t d, bool weighted, double tolerance) {
 }
 
 TEST(RmsNorm, AgreesWithFloat64OnEveryTarget) {
-  for (const auto& target : supported_targets()) {
-    use_target(target);
+  const auto check_sizes = [](const std::string& implementation) {
     for (const bool weighted : {true, false}) {
       for (const std::int64_t d : {2, 7, 16, 33, 64, 250}) {
         for (const std::int64_t n : {1, 3, 129, 700}) {
-          check<float>(n, d, weighted, 4e-7);
-          check<bfloat16>(n, d, weighted, 3e-3);
+          check<float>(implementation, n, d, weighted, 4e-7);
+          check<bfloat16>(implementation, n, d, weighted, 3e-3);
         }
       }
     }
+  };
+  for (const std::string& target : cpu::supported_targets()) {
+    const test::OnTarget guard(target);
+    for (const std::string& implementation : test::fast_rows(rms_norm_implementations())) check_sizes(implementation);
   }
-  use_target("");
+  check_sizes("ref");
+}
+
+TEST(RmsNorm, RefusesWhatDoesNotFit) {
+  using test::expect_error;
+  Case<float> p(3, 8);
+  const RmsNormForward<float> good{p.x.view(), {}, 1e-6F, p.y.view()};
+  RmsNormForward<float> bad = good;
+  bad.eps = 0;
+  expect_error([&] { rms_norm_forward(bad); }, "eps", "got 0.000000, expected a positive number");
+  bad = good;
+  bad.weight = View<const float, 1>::contiguous(p.weight.data(), {7});
+  expect_error([&] { rms_norm_forward(bad); }, "weight", "got shape [7], expected shape [8]");
+  bad = good;
+  bad.y.data = nullptr;
+  expect_error([&] { rms_norm_forward(bad); }, "y", "got nothing");
+  bad = good;
+  bad.x.stride[1] = 2;
+  expect_error([&] { rms_norm_forward(bad); }, "implementation", "side by side");
+  EXPECT_EQ(rms_norm_forward(good).implementation, "simd");
 }
 
 TEST(RmsNorm, GivesTheSameBitsForAnyNumberOfThreads) {
@@ -142,4 +167,4 @@ TEST(RmsNorm, GivesTheSameBitsForAnyNumberOfThreads) {
 }
 
 }  // namespace
-}  // namespace efla::cpu
+}  // namespace efla

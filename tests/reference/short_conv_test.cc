@@ -1,17 +1,22 @@
-// The short convolution against float64, on every SIMD target of this machine.
-#include "efla/cpu/short_conv.h"
+// Every implementation of the short convolution against float64, on every SIMD target of this machine.
+#include "efla/ops/short_conv.h"
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "efla/base/random.h"
 #include "efla/cpu/target.h"
+#include "tests/support/delta_run.h"
+#include "tests/support/expect_error.h"
 
-namespace efla::cpu {
+namespace efla {
 namespace {
 
 constexpr float kPoison = std::numeric_limits<float>::quiet_NaN();
@@ -80,21 +85,26 @@ struct Case {
     dy.randomise(random, 1.0);
     for (auto& tap : weight) tap = static_cast<float>(random.normal());
   }
-  void run(int threads) {
+  void run(int threads, const std::string& implementation = "auto", const std::vector<std::int64_t>& cu_seqlens = {}) {
     ThreadPool pool(threads);
+    const RunOptions options{implementation, {.pool = &pool}};
+    View<const std::int64_t, 1> ends;
+    if (!cu_seqlens.empty()) ends = {cu_seqlens.data(), {static_cast<std::int64_t>(cu_seqlens.size())}, {1}};
     const auto taps = View<const float, 2>::contiguous(weight.data(), {x.channels, width});
-    short_conv(ShortConvForward<T>{x.view(), taps, y.view()}, pool);
-    short_conv(ShortConvBackward<T>{x.view(), taps, dy.view(), dx.view(),
-                                    View<float, 2>::contiguous(dweight.data(), {x.channels, width})},
-               pool);
+    short_conv_forward(ShortConvForward<T>{x.view(), taps, y.view(), ends}, options);
+    short_conv_backward(ShortConvBackward<T>{x.view(), taps, dy.view(), dx.view(),
+                                             View<float, 2>::contiguous(dweight.data(), {x.channels, width}), ends},
+                        options);
   }
 };
 
 template <class T>
-void check(std::int64_t b, std::int64_t t, std::int64_t d, std::int64_t w, double tolerance) {
-  SCOPED_TRACE(testing::Message() << "B " << b << " T " << t << " D " << d << " W " << w << ' ' << target_name());
+void check(const std::string& implementation, std::int64_t b, std::int64_t t, std::int64_t d, std::int64_t w,
+           double tolerance) {
+  SCOPED_TRACE(testing::Message() << implementation << " B " << b << " T " << t << " D " << d << " W " << w << ' '
+                                  << cpu::target_name());
   Case<T> p(b, t, d, w);
-  p.run(2);
+  p.run(2, implementation);
   std::vector<Sum> dx(b * t * d), dweight(d * w);
   RelativeError y_error, dx_error, dweight_error;
   for (std::int64_t i_b = 0; i_b < b; ++i_b) {
@@ -125,18 +135,74 @@ void check(std::int64_t b, std::int64_t t, std::int64_t d, std::int64_t w, doubl
 }
 
 TEST(ShortConv, AgreesWithFloat64OnEveryTarget) {
-  for (const auto& target : supported_targets()) {
-    use_target(target);
+  const auto check_sizes = [](const std::string& implementation) {
     for (const std::int64_t w : {1, 2, 3, 4, 5, 8}) {
       for (const std::int64_t d : {1, 7, 32, 45, 192}) {
         for (const std::int64_t t : {1, 2, 7, 130}) {
-          check<float>(2, t, d, w, 4e-7);
-          check<bfloat16>(2, t, d, w, 3e-3);
+          check<float>(implementation, 2, t, d, w, 4e-7);
+          check<bfloat16>(implementation, 2, t, d, w, 3e-3);
         }
       }
     }
+  };
+  for (const std::string& target : cpu::supported_targets()) {
+    const test::OnTarget guard(target);
+    for (const std::string& implementation : test::fast_rows(short_conv_implementations())) check_sizes(implementation);
   }
-  use_target("");
+  check_sizes("ref");
+}
+
+TEST(ShortConv, PackedSequencesAreThoseOneByOne) {
+  const std::vector<std::int64_t> ends{0, 3, 3, 40, 45};
+  for (const std::string implementation : {"simd", "ref"}) {
+    SCOPED_TRACE(implementation);
+    Case<float> packed(1, 45, 37, 4);
+    packed.run(2, implementation, ends);
+    std::vector<float> dweight(packed.dweight.size());
+    for (std::size_t n = 0; n + 1 < ends.size(); ++n) {
+      const std::int64_t tokens = ends[n + 1] - ends[n];
+      if (tokens == 0) continue;
+      Case<float> alone(1, tokens, 37, 4);
+      for (const auto& [from, to] : {std::pair(&packed.x, &alone.x), std::pair(&packed.dy, &alone.dy)}) {
+        std::copy_n(from->data.begin() + ends[n] * from->stride, to->data.size(), to->data.begin());
+      }
+      alone.weight = packed.weight;
+      alone.run(2, implementation);
+      for (std::size_t i = 0; i < dweight.size(); ++i) dweight[i] += alone.dweight[i];
+      for (std::int64_t t = 0; t < tokens; ++t) {
+        for (std::int64_t c = 0; c < 37; ++c) {
+          ASSERT_EQ(packed.y(0, ends[n] + t, c), alone.y(0, t, c)) << n << ' ' << t << ' ' << c;
+          ASSERT_EQ(packed.dx(0, ends[n] + t, c), alone.dx(0, t, c)) << n << ' ' << t << ' ' << c;
+        }
+      }
+    }
+    for (std::size_t i = 0; i < dweight.size(); ++i) EXPECT_NEAR(packed.dweight[i], dweight[i], 1e-5) << i;
+  }
+}
+
+TEST(ShortConv, RefusesWhatDoesNotFit) {
+  using test::expect_error;
+  Case<float> p(1, 6, 9, 3);
+  const auto taps = View<const float, 2>::contiguous(p.weight.data(), {9, 3});
+  ShortConvForward<float> good{p.x.view(), taps, p.y.view()}, bad = good;
+  bad.weight.extent[0] = 8;
+  expect_error([&] { short_conv_forward(bad); }, "weight", "got shape [8, 3], expected shape [9, 3]");
+  bad = good;
+  bad.weight.extent[1] = 9;
+  expect_error([&] { short_conv_forward(bad); }, "filter width W", "got 9, expected 1 to 8");
+  bad = good;
+  bad.y.extent[1] = 5;
+  expect_error([&] { short_conv_forward(bad); }, "y", "expected shape [1, 6, 9]");
+  bad = good;
+  const std::int64_t ends[] = {0, 4, 5};
+  bad.cu_seqlens = {ends, {3}, {1}};
+  expect_error([&] { short_conv_forward(bad); }, "cu_seqlens[2]", "got 5, expected T = 6");
+  bad = good;
+  bad.x.stride[2] = 2;
+  expect_error([&] { short_conv_forward(bad, {.implementation = "simd"}); }, "implementation", "side by side");
+  expect_error([&] { short_conv_forward(good, {.implementation = "fast"}); }, "implementation",
+               "one of auto, simd, cuda, ref");
+  EXPECT_EQ(short_conv_forward(good).implementation, "simd");
 }
 
 TEST(ShortConv, GivesTheSameBitsForAnyNumberOfThreads) {
@@ -169,4 +235,4 @@ TEST(ShortConv, SaturatesWithoutOverflow) {
 }
 
 }  // namespace
-}  // namespace efla::cpu
+}  // namespace efla

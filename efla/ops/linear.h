@@ -1,0 +1,19 @@
+// A linear layer without bias: validates a problem, chooses a row of the operation's list (implementation.h) and runs
+// it.
+#pragma once
+
+#include <vector>
+
+#include "efla/ops/implementation.h"
+#include "efla/rule/linear.h"
+
+namespace efla {
+
+// For a few rows of x, as in decoding; for many rows the general product of a BLAS is faster. Throws Error for a bad
+// argument or an implementation that refuses the problem.
+Choice linear_forward(const LinearForward& problem, const RunOptions& options = {});
+
+// Returns the list, in the order in which "auto" asks its rows.
+std::vector<ImplementationName> linear_implementations();
+
+}  // namespace efla

@@ -1,0 +1,75 @@
+#include "efla/ops/rms_norm.h"
+
+#include <string>
+
+#include "efla/cpu/rms_norm.h"
+#include "efla/ops/scratch.h"
+#include "efla/ref/rms_norm.h"
+
+namespace efla {
+namespace {
+
+template <class T, int Rank>
+bool has_contiguous_columns(const View<T, Rank>& view) {
+  return !view || view.extent[Rank - 1] == 1 || view.stride[Rank - 1] == 1;
+}
+
+template <class... Views>
+std::string refuse_strided_columns(const Views&... views) {
+  return (has_contiguous_columns(views) && ...) ? "" : "it needs the columns of a row side by side in memory";
+}
+
+template <class T>
+std::string refuse_strided_norm(const RmsNormForward<T>& p, bool) {
+  return refuse_strided_columns(p.x, p.weight, p.y);
+}
+
+template <class T>
+std::string refuse_strided_norm(const RmsNormBackward<T>& p, bool) {
+  return refuse_strided_columns(p.x, p.weight, p.dy, p.dx, p.dweight);
+}
+
+template <class T>
+void run_simd_norm(const RmsNormForward<T>& p, const ExecutionContext& context) {
+  cpu::rms_norm(p, context.threads());
+}
+
+template <class T>
+void run_simd_norm(const RmsNormBackward<T>& p, const ExecutionContext& context) {
+  const Scratch scratch(p.dweight ? cpu::rms_norm_workspace_bytes(p.x.extent[0], p.x.extent[1]) : 0);
+  cpu::rms_norm(p, scratch.workspace(), context.threads());
+}
+
+template <class Problem>
+std::span<const Implementation<Problem>> rms_norm_rows() {
+  static const Implementation<Problem> rows[]{
+      {"simd", "simd", Device::Kind::cpu, refuse_strided_norm, run_simd_norm},
+      {"cuda", "cuda", Device::Kind::cuda, refuse_without_cuda<Problem>, run_nothing<Problem>},
+      {"ref", "ref", Device::Kind::cpu, refuse_unless_named<Problem>,
+       [](const Problem& p, const ExecutionContext&) { ref::rms_norm(p); }},
+  };
+  return rows;
+}
+
+}  // namespace
+
+template <class T>
+Choice rms_norm_forward(const RmsNormForward<T>& problem, const RunOptions& options) {
+  validate(problem);
+  return choose_and_run("rms_norm_forward", rms_norm_rows<RmsNormForward<T>>(), problem, options);
+}
+
+template <class T>
+Choice rms_norm_backward(const RmsNormBackward<T>& problem, const RunOptions& options) {
+  validate(problem);
+  return choose_and_run("rms_norm_backward", rms_norm_rows<RmsNormBackward<T>>(), problem, options);
+}
+
+template Choice rms_norm_forward(const RmsNormForward<float>&, const RunOptions&);
+template Choice rms_norm_forward(const RmsNormForward<bfloat16>&, const RunOptions&);
+template Choice rms_norm_backward(const RmsNormBackward<float>&, const RunOptions&);
+template Choice rms_norm_backward(const RmsNormBackward<bfloat16>&, const RunOptions&);
+
+std::vector<ImplementationName> rms_norm_implementations() { return names_of(rms_norm_rows<RmsNormForward<float>>()); }
+
+}  // namespace efla

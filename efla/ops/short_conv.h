@@ -1,0 +1,20 @@
+// The short convolution: validates a problem, chooses a row of the operation's list (implementation.h) and runs it.
+#pragma once
+
+#include <vector>
+
+#include "efla/ops/implementation.h"
+#include "efla/rule/short_conv.h"
+
+namespace efla {
+
+// T: float or bfloat16. Both throw Error for a bad argument or an implementation that refuses the problem.
+template <class T>
+Choice short_conv_forward(const ShortConvForward<T>& problem, const RunOptions& options = {});
+template <class T>
+Choice short_conv_backward(const ShortConvBackward<T>& problem, const RunOptions& options = {});
+
+// Returns the list of the forward and of the backward, which have the same rows.
+std::vector<ImplementationName> short_conv_implementations();
+
+}  // namespace efla

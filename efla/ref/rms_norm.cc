@@ -1,0 +1,64 @@
+#include "efla/ref/rms_norm.h"
+
+#include <cmath>
+#include <vector>
+
+#include "efla/ref/tokens.h"
+
+namespace efla::ref {
+namespace {
+
+// 1/√(mean(x²) + eps) of a row.
+template <class Problem>
+double inverse_rms(const Problem& p, std::int64_t row) {
+  double squares = 0;
+  for (std::int64_t d = 0; d < p.x.extent[1]; ++d) {
+    const double x = to_float(p.x(row, d));
+    squares += x * x;
+  }
+  return 1 / std::sqrt(squares / static_cast<double>(p.x.extent[1]) + p.eps);
+}
+
+template <class Problem>
+double weight_at(const Problem& p, std::int64_t d) {
+  return p.weight ? p.weight(d) : 1.0;
+}
+
+}  // namespace
+
+template <class T>
+void rms_norm(const RmsNormForward<T>& p) {
+  for (std::int64_t row = 0; row < p.x.extent[0]; ++row) {
+    const double r = inverse_rms(p, row);
+    for (std::int64_t d = 0; d < p.x.extent[1]; ++d) {
+      p.y(row, d) = round_to<T>(to_float(p.x(row, d)) * r * weight_at(p, d));
+    }
+  }
+}
+
+template <class T>
+void rms_norm(const RmsNormBackward<T>& p) {
+  const std::int64_t columns = p.x.extent[1];
+  std::vector<double> dweight(static_cast<std::size_t>(columns));
+  for (std::int64_t row = 0; row < p.x.extent[0]; ++row) {
+    const double r = inverse_rms(p, row);
+    double mean = 0;  // of weight·dy·x
+    for (std::int64_t d = 0; d < columns; ++d) {
+      const double product = static_cast<double>(to_float(p.dy(row, d))) * to_float(p.x(row, d));
+      dweight[static_cast<std::size_t>(d)] += product * r;
+      mean += weight_at(p, d) * product / static_cast<double>(columns);
+    }
+    for (std::int64_t d = 0; d < columns; ++d) {
+      p.dx(row, d) = round_to<T>(r * (weight_at(p, d) * to_float(p.dy(row, d)) - to_float(p.x(row, d)) * r * r * mean));
+    }
+  }
+  if (!p.dweight) return;
+  for (std::int64_t d = 0; d < columns; ++d) p.dweight(d) = static_cast<float>(dweight[static_cast<std::size_t>(d)]);
+}
+
+template void rms_norm(const RmsNormForward<float>&);
+template void rms_norm(const RmsNormForward<bfloat16>&);
+template void rms_norm(const RmsNormBackward<float>&);
+template void rms_norm(const RmsNormBackward<bfloat16>&);
+
+}  // namespace efla::ref

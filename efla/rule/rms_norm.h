@@ -1,0 +1,37 @@
+// The contract of root-mean-square normalisation (Zhang and Sennrich, "Root mean square layer normalization", 2019,
+// arXiv 1910.07467).
+#pragma once
+
+#include "efla/base/dtype.h"
+#include "efla/base/view.h"
+
+namespace efla {
+
+// y = x · r · weight with r = 1/√(mean(x²) + eps), row by row. y may be x.
+template <class T>
+struct RmsNormForward {
+  View<const T, 2> x;           // [N, D]
+  View<const float, 1> weight;  // [D], optional; absent: ones
+  float eps = 1e-6F;
+  View<T, 2> y;  // [N, D]
+};
+
+// The gradients of a loss whose gradient with respect to y is dy. r is computed again.
+//   dx = r (weight·dy − x r² mean(weight·dy·x)),    dweight = Σ_rows dy·x·r
+template <class T>
+struct RmsNormBackward {
+  View<const T, 2> x;           // [N, D]
+  View<const float, 1> weight;  // [D], optional; absent: ones
+  float eps = 1e-6F;
+  View<const T, 2> dy;     // [N, D]
+  View<T, 2> dx;           // [N, D], may be dy
+  View<float, 1> dweight;  // [D], optional
+};
+
+// Throws Error as validate of rule/validate.h does. T is float or bfloat16.
+template <class T>
+void validate(const RmsNormForward<T>& problem);
+template <class T>
+void validate(const RmsNormBackward<T>& problem);
+
+}  // namespace efla

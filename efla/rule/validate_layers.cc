@@ -1,0 +1,87 @@
+#include <cmath>
+#include <string>
+
+#include "efla/base/error.h"
+#include "efla/rule/check.h"
+#include "efla/rule/linear.h"
+#include "efla/rule/rms_norm.h"
+#include "efla/rule/short_conv.h"
+
+namespace efla {
+namespace {
+
+// Tensors without elements may have no address.
+template <class T, int Rank>
+void check_filled(const char* operation, const char* name, const View<T, Rank>& view,
+                  const std::type_identity_t<std::array<std::int64_t, Rank>>& expected) {
+  check_view(operation, name, view, expected, view.size() == 0 ? Presence::optional : Presence::required);
+}
+
+// What a forward and a backward have in common.
+template <class Problem>
+void check_short_conv(const char* operation, const Problem& p, const Device& device) {
+  check_filled(operation, "x", p.x, p.x.extent);
+  check_size(operation, "filter width W", p.weight.extent[1], 1, kMaxConvWidth);
+  check_filled(operation, "weight", p.weight, {p.x.extent[2], p.weight.extent[1]});
+  if (!p.cu_seqlens) return;
+  check_cu_seqlens(operation, p.cu_seqlens, p.cu_seqlens.extent[0] - 1, p.x.extent[0], p.x.extent[1], device);
+}
+
+template <class Problem>
+void check_rms_norm(const char* operation, const Problem& p) {
+  check_filled(operation, "x", p.x, p.x.extent);
+  check_view(operation, "weight", p.weight, {p.x.extent[1]}, Presence::optional);
+  if (!(p.eps > 0) || !std::isfinite(p.eps)) throw Error(operation, "eps", std::to_string(p.eps), "a positive number");
+}
+
+}  // namespace
+
+template <class T>
+void validate(const ShortConvForward<T>& p, const Device& device) {
+  constexpr const char* op = "short_conv_forward";
+  check_short_conv(op, p, device);
+  check_filled(op, "y", p.y, p.x.extent);
+}
+
+template <class T>
+void validate(const ShortConvBackward<T>& p, const Device& device) {
+  constexpr const char* op = "short_conv_backward";
+  check_short_conv(op, p, device);
+  check_filled(op, "dy", p.dy, p.x.extent);
+  check_filled(op, "dx", p.dx, p.x.extent);
+  check_filled(op, "dweight", p.dweight, p.weight.extent);
+}
+
+template <class T>
+void validate(const RmsNormForward<T>& p) {
+  constexpr const char* op = "rms_norm_forward";
+  check_rms_norm(op, p);
+  check_filled(op, "y", p.y, p.x.extent);
+}
+
+template <class T>
+void validate(const RmsNormBackward<T>& p) {
+  constexpr const char* op = "rms_norm_backward";
+  check_rms_norm(op, p);
+  check_filled(op, "dy", p.dy, p.x.extent);
+  check_filled(op, "dx", p.dx, p.x.extent);
+  check_view(op, "dweight", p.dweight, {p.x.extent[1]}, Presence::optional);
+}
+
+void validate(const LinearForward& p) {
+  constexpr const char* op = "linear_forward";
+  check_filled(op, "x", p.x, p.x.extent);
+  check_filled(op, "weight", p.weight, {p.weight.extent[0], p.x.extent[1]});
+  check_filled(op, "y", p.y, {p.x.extent[0], p.weight.extent[0]});
+}
+
+template void validate(const ShortConvForward<float>&, const Device&);
+template void validate(const ShortConvForward<bfloat16>&, const Device&);
+template void validate(const ShortConvBackward<float>&, const Device&);
+template void validate(const ShortConvBackward<bfloat16>&, const Device&);
+template void validate(const RmsNormForward<float>&);
+template void validate(const RmsNormForward<bfloat16>&);
+template void validate(const RmsNormBackward<float>&);
+template void validate(const RmsNormBackward<bfloat16>&);
+
+}  // namespace efla
