@@ -18,13 +18,12 @@ using torch::autograd::variable_list;
 
 constexpr const char* kDeltaRule = "delta_rule";
 
-// What a forward knows besides its tensors, kept for the backward.
-struct Settings : torch::CustomClassHolder {
-  RuleArguments rule;
+// What a forward keeps for its backward besides tensors.
+struct Settings : torch::CustomClassHolder, DeltaRuleSettings {
   std::int64_t heads = 0, key_dim = 0;  // of a packed tensor
 
-  explicit Settings(RuleArguments r, std::int64_t h = 0, std::int64_t k = 0)
-      : rule(std::move(r)), heads(h), key_dim(k) {}
+  explicit Settings(DeltaRuleSettings settings, std::int64_t h = 0, std::int64_t k = 0)
+      : DeltaRuleSettings(std::move(settings)), heads(h), key_dim(k) {}
 };
 
 void keep(AutogradContext* ctx, const c10::intrusive_ptr<Settings>& settings) {
@@ -54,13 +53,12 @@ DeltaRuleInput unpack(const Tensor& qkv, const Tensor& beta, const Tensor& g, co
 struct DeltaRuleFunction : torch::autograd::Function<DeltaRuleFunction> {
   static variable_list forward(AutogradContext* ctx, const Tensor& q, const Tensor& k, const Tensor& v,
                                const Tensor& beta, const OptionalTensor& g, const OptionalTensor& initial_state,
-                               const OptionalTensor& cu_seqlens, const c10::intrusive_ptr<Settings>& settings,
-                               bool needs_gradient) {
+                               const OptionalTensor& cu_seqlens, const c10::intrusive_ptr<Settings>& settings) {
     const at::AutoDispatchBelowADInplaceOrView below;
     const DeltaRuleInput in{
         q, k, v, beta, initial_state.value_or(Tensor()), g.value_or(Tensor()), cu_seqlens.value_or(Tensor())};
-    const ForwardTensors out = call_delta_rule_fwd(in, settings->rule, needs_gradient);
-    if (needs_gradient) {
+    const ForwardTensors out = call_delta_rule_fwd(in, *settings);
+    if (settings->save_states) {
       ctx->save_for_backward({q, k, v, beta, in.g, in.initial_state, in.cu_seqlens, out.chunk_states});
       ctx->set_materialize_grads(false);
       keep(ctx, settings);
@@ -74,22 +72,23 @@ struct DeltaRuleFunction : torch::autograd::Function<DeltaRuleFunction> {
     const auto saved = ctx->get_saved_variables();
     const DeltaRuleInput in{saved[0], saved[1], saved[2], saved[3], saved[5], saved[4], saved[6]};
     const Tensor dout = grads[0].defined() ? grads[0] : at::zeros_like(in.v);
-    const auto gradients = call_delta_rule_bwd(in, saved[7], dout, grads[1], kept(ctx)->rule);
-    return {gradients.q, gradients.k, gradients.v, gradients.beta, gradients.g, gradients.initial_state, {}, {}, {}};
+    const auto gradients = call_delta_rule_bwd(in, saved[7], dout, grads[1], *kept(ctx));
+    return {gradients.q, gradients.k, gradients.v, gradients.beta, gradients.g, gradients.initial_state, {}, {}};
   }
 };
 
 struct PackedDeltaRuleFunction : torch::autograd::Function<PackedDeltaRuleFunction> {
   static Tensor forward(AutogradContext* ctx, const Tensor& qkv, const Tensor& beta, const OptionalTensor& given_g,
-                        const OptionalTensor& given_cu_seqlens, const c10::intrusive_ptr<Settings>& settings,
-                        bool needs_gradient) {
+                        const OptionalTensor& given_cu_seqlens, const c10::intrusive_ptr<Settings>& settings) {
     const Tensor g = given_g.value_or(Tensor()), cu_seqlens = given_cu_seqlens.value_or(Tensor());
     const DeltaRuleInput in = unpack(qkv, beta, g, cu_seqlens, *settings);
     check(in);
-    const ForwardTensors out{
-        at::empty(in.v.sizes(), in.v.options()), {}, needs_gradient ? empty_chunk_states(in) : Tensor()};
-    run_forward(in, settings->rule.rule(g), settings->rule.implementation, out);
-    if (needs_gradient) {
+    if (settings->save_states) settings->saved = saved_states(in, settings->rule, settings->implementation);
+    const ForwardTensors out{at::empty(in.v.sizes(), in.v.options()),
+                             {},
+                             settings->save_states ? empty_chunk_states(in, settings->saved) : Tensor()};
+    run_forward(in, *settings, out);
+    if (settings->save_states) {
       ctx->save_for_backward({qkv, beta, g, cu_seqlens, out.chunk_states});
       keep(ctx, settings);
     }
@@ -104,10 +103,9 @@ struct PackedDeltaRuleFunction : torch::autograd::Function<PackedDeltaRuleFuncti
     const Tensor dbeta = at::empty(saved[1].sizes(), saved[1].options());
     const Tensor dg = saved[2].defined() ? at::empty(saved[2].sizes(), saved[2].options()) : Tensor();
     const DeltaRuleInput parts = unpack(dqkv, dbeta, dg, {}, *settings);
-    run_backward(unpack(saved[0], saved[1], saved[2], saved[3], *settings), settings->rule.rule(saved[2]),
-                 settings->rule.implementation, saved[4], grads[0], {},
+    run_backward(unpack(saved[0], saved[1], saved[2], saved[3], *settings), *settings, saved[4], grads[0], {},
                  {parts.q, parts.k, parts.v, parts.beta, dg, {}});
-    return {dqkv, dbeta, dg, {}, {}, {}};
+    return {dqkv, dbeta, dg, {}, {}};
   }
 };
 
@@ -119,11 +117,15 @@ bool any_needs_gradient(std::initializer_list<Tensor> tensors) {
 }  // namespace
 
 DeltaRuleOutput delta_rule(const DeltaRuleInput& in, const DeltaRule& rule, const std::string& implementation) {
-  if (!in.q.defined() || !in.q.is_meta()) check(in);
+  for (const auto& [name, tensor] :
+       {std::pair("q", &in.q), std::pair("k", &in.k), std::pair("v", &in.v), std::pair("beta", &in.beta)}) {
+    if (!tensor->defined()) throw Error(kDeltaRule, name, "an undefined tensor", "a tensor");  // a Function takes none
+  }
+  DeltaRuleSettings settings{rule, implementation,
+                             any_needs_gradient({in.q, in.k, in.v, in.beta, in.g, in.initial_state})};
+  if (settings.save_states) settings.saved = saved_states(in, rule, implementation);
   const auto out = DeltaRuleFunction::apply(in.q, in.k, in.v, in.beta, optional_of(in.g), optional_of(in.initial_state),
-                                            optional_of(in.cu_seqlens),
-                                            c10::make_intrusive<Settings>(RuleArguments(rule, implementation)),
-                                            any_needs_gradient({in.q, in.k, in.v, in.beta, in.g, in.initial_state}));
+                                            optional_of(in.cu_seqlens), c10::make_intrusive<Settings>(settings));
   return {out[0], out[1]};
 }
 
@@ -140,10 +142,9 @@ Tensor delta_rule_packed(const Tensor& qkv, const Tensor& beta, const Tensor& g,
                 "2·H·K + HV·V columns with H = " + std::to_string(heads) + ", K = " + std::to_string(key_dim) +
                     " and HV = " + std::to_string(value_heads));
   }
-  return PackedDeltaRuleFunction::apply(
-      qkv, beta, optional_of(g), optional_of(cu_seqlens),
-      c10::make_intrusive<Settings>(RuleArguments(rule, implementation), heads, key_dim),
-      any_needs_gradient({qkv, beta, g}));
+  const DeltaRuleSettings settings{rule, implementation, any_needs_gradient({qkv, beta, g})};
+  return PackedDeltaRuleFunction::apply(qkv, beta, optional_of(g), optional_of(cu_seqlens),
+                                        c10::make_intrusive<Settings>(settings, heads, key_dim));
 }
 
 }  // namespace efla::autograd

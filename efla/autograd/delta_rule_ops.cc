@@ -4,6 +4,8 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "efla/autograd/tensor_view.h"
@@ -52,144 +54,9 @@ void with_element_type(const char* name, const Tensor& q, F&& f) {
   }
 }
 
-// What a forward and a backward problem have in common.
-template <class T, class Problem>
-void fill(Problem& problem, const DeltaRuleInput& in, const DeltaRule& rule) {
-  problem.shape = shape_of(in);
-  problem.rule = rule;
-  problem.q = view_of<const T, 4>(in.q);
-  problem.k = view_of<const T, 4>(in.k);
-  problem.v = view_of<const T, 4>(in.v);
-  problem.beta = view_of<const T, 3>(in.beta);
-  problem.g = view_of<const State<T>, 4>(with_channels(in.g, 4));
-  if (is_packed(in)) problem.cu_seqlens = view_of<const std::int64_t, 1>(in.cu_seqlens);
-}
-
-// No elements: what an op returns for a tensor that is not there.
-Tensor nothing(const DeltaRuleInput& in) { return at::empty({0}, state_options(in)); }
-
-ForwardTensors empty_outputs(const DeltaRuleInput& in, bool save_states) {
-  return {at::empty_symint(in.v.sym_sizes(), in.v.options()), empty_state(in),
-          save_states ? empty_chunk_states(in) : nothing(in)};
-}
-
-DeltaRuleGradients empty_gradients(const DeltaRuleInput& in) {
-  const auto like = [](const Tensor& t) { return t.defined() ? at::empty_like(t) : Tensor(); };
-  return {like(in.q), like(in.k), like(in.v), like(in.beta), like(in.g), like(in.initial_state)};
-}
-
-// The ops' arguments as tensors that may be undefined.
-DeltaRuleInput input_of(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& beta, const OptionalTensor& g,
-                        const OptionalTensor& initial_state, const OptionalTensor& cu_seqlens) {
-  return {q, k, v, beta, initial_state.value_or(Tensor()), g.value_or(Tensor()), cu_seqlens.value_or(Tensor())};
-}
-
-using ForwardOp = std::tuple<Tensor, Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                                                     const OptionalTensor&, const OptionalTensor&,
-                                                     const OptionalTensor&, c10::optional<double>, const std::string&,
-                                                     double, double, bool, const std::string&, bool);
-using BackwardOp = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>(
-    const Tensor&, const Tensor&, const Tensor&, const Tensor&, const OptionalTensor&, const OptionalTensor&,
-    const OptionalTensor&, const Tensor&, const Tensor&, const OptionalTensor&, c10::optional<double>,
-    const std::string&, double, double, bool, const std::string&);
-
-RuleArguments arguments_of(c10::optional<double> scale, const std::string& step, double erase_scale, double write_scale,
-                           bool qk_l2norm, const std::string& implementation) {
-  DeltaRule rule;
-  rule.step = parse_step_size(step);
-  rule.step.erase_scale = erase_scale;
-  rule.step.write_scale = write_scale;
-  rule.qk_l2norm = qk_l2norm;
-  rule.scale = scale.value_or(NAN);
-  return {rule, implementation};
-}
-
-template <bool kMeta>
-std::tuple<Tensor, Tensor, Tensor> forward_kernel(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& beta,
-                                                  const OptionalTensor& g, const OptionalTensor& initial_state,
-                                                  const OptionalTensor& cu_seqlens, c10::optional<double> scale,
-                                                  const std::string& step, double erase_scale, double write_scale,
-                                                  bool qk_l2norm, const std::string& implementation, bool save_states) {
-  const DeltaRuleInput in = input_of(q, k, v, beta, g, initial_state, cu_seqlens);
-  const RuleArguments arguments = arguments_of(scale, step, erase_scale, write_scale, qk_l2norm, implementation);
-  if (!kMeta) check(in);
-  const ForwardTensors out = empty_outputs(in, save_states);
-  if (!kMeta) {
-    run_forward(in, arguments.rule(in.g), implementation,
-                {out.o, out.final_state, save_states ? out.chunk_states : Tensor()});
-  }
-  return {out.o, out.final_state, out.chunk_states};
-}
-
-template <bool kMeta>
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_kernel(
-    const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& beta, const OptionalTensor& g,
-    const OptionalTensor& initial_state, const OptionalTensor& cu_seqlens, const Tensor& chunk_states,
-    const Tensor& dout, const OptionalTensor& dfinal_state, c10::optional<double> scale, const std::string& step,
-    double erase_scale, double write_scale, bool qk_l2norm, const std::string& implementation) {
-  const DeltaRuleInput in = input_of(q, k, v, beta, g, initial_state, cu_seqlens);
-  const RuleArguments arguments = arguments_of(scale, step, erase_scale, write_scale, qk_l2norm, implementation);
-  DeltaRuleGradients gradients = empty_gradients(in);
-  if (!kMeta) {
-    check(in);
-    run_backward(in, arguments.rule(in.g), implementation, chunk_states, dout, dfinal_state.value_or(Tensor()),
-                 gradients);
-  }
-  for (Tensor* gradient : {&gradients.g, &gradients.initial_state}) {
-    if (!gradient->defined()) *gradient = nothing(in);
-  }
-  return {gradients.q, gradients.k, gradients.v, gradients.beta, gradients.g, gradients.initial_state};
-}
-
-template <bool kMeta>
-Tensor step_kernel(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& beta, const OptionalTensor& g,
-                   Tensor state, c10::optional<double> scale, const std::string& step, double erase_scale,
-                   double write_scale, bool qk_l2norm, const std::string& implementation) {
-  const auto arguments = arguments_of(scale, step, erase_scale, write_scale, qk_l2norm, implementation);
-  if (kMeta) return at::empty(v.sizes(), v.options());
-  return delta_rule_step(q, k, v, beta, g.value_or(Tensor()), state, arguments.rule(Tensor()), implementation);
-}
-
-}  // namespace
-
-RuleArguments::RuleArguments(const DeltaRule& rule, const std::string& implementation)
-    : step(name_of(rule.step)),
-      erase_scale(rule.step.erase_scale),
-      write_scale(rule.step.write_scale),
-      qk_l2norm(rule.qk_l2norm),
-      implementation(implementation) {
-  if (!std::isnan(rule.scale)) scale = rule.scale;
-}
-
-DeltaRule RuleArguments::rule(const Tensor& g) const {
-  DeltaRule rule;
-  rule.step = parse_step_size(step);
-  rule.step.erase_scale = erase_scale;
-  rule.step.write_scale = write_scale;
-  rule.qk_l2norm = qk_l2norm;
-  rule.scale = scale.value_or(NAN);
-  if (g.defined()) rule.decay = g.dim() == 3 ? Decay::scalar : Decay::channel;
-  return rule;
-}
-
-void check(const DeltaRuleInput& in) {
-  if (!in.q.defined()) throw Error(kOperation, "q", "an undefined tensor", "a tensor [B, T, H, K]");
-  const auto dtype = in.q.scalar_type();
-  check_tensor(kOperation, "q", in.q, dtype, 4, "[B, T, H, K]");
-  check_tensor(kOperation, "k", in.k, dtype, 4, "[B, T, H, K]");
-  check_tensor(kOperation, "v", in.v, dtype, 4, "[B, T, HV, V]");
-  check_tensor(kOperation, "beta", in.beta, dtype, 3, "[B, T, HV]");
-  const auto state = c10::typeMetaToScalarType(state_options(in).dtype());
-  if (in.g.defined()) {
-    const bool scalar = in.g.dim() == 3;
-    check_tensor(kOperation, "g", in.g, state, scalar ? 3 : 4, "[B, T, HV] or [B, T, HV, K]");
-  }
-  if (in.initial_state.defined())
-    check_tensor(kOperation, "initial_state", in.initial_state, state, 4, "[N, HV, K, V]");
-  if (is_packed(in)) {
-    check_tensor(kOperation, "cu_seqlens", in.cu_seqlens, at::kLong, 1, "[N + 1]");
-    if (in.cu_seqlens.size(0) == 0) throw Error(kOperation, "cu_seqlens", "shape [0]", "shape [N + 1]");
-  }
+Decay decay_of(const Tensor& g, std::int64_t scalar_axes) {
+  if (!g.defined()) return Decay::none;
+  return g.dim() == scalar_axes ? Decay::scalar : Decay::channel;
 }
 
 DeltaShape shape_of(const DeltaRuleInput& in) {
@@ -202,33 +69,220 @@ DeltaShape shape_of(const DeltaRuleInput& in) {
           is_packed(in) ? std::max<std::int64_t>(in.cu_seqlens.size(0) - 1, 1) : 0};
 }
 
-Tensor empty_chunk_states(const DeltaRuleInput& in) {
-  const c10::SymInt tokens = in.q.sym_size(1);  // as DeltaShape::chunks
-  const c10::SymInt chunks = is_packed(in) ? tokens / kChunk + sequences(in) : (tokens + (kChunk - 1)) / kChunk;
-  return at::empty_symint({in.q.sym_size(0), chunks, in.v.sym_size(2), in.q.sym_size(3), in.v.sym_size(3)},
-                          state_options(in));
+// What a forward and a backward problem have in common.
+template <class T, class Problem>
+void fill(Problem& problem, const DeltaRuleInput& in, const DeltaRuleSettings& settings) {
+  problem.shape = shape_of(in);
+  problem.rule = settings.rule;
+  problem.rule.decay = decay_of(in.g, 3);
+  if (settings.save_states) problem.saved = settings.saved;
+  problem.q = view_of<const T, 4>(in.q);
+  problem.k = view_of<const T, 4>(in.k);
+  problem.v = view_of<const T, 4>(in.v);
+  problem.beta = view_of<const T, 3>(in.beta);
+  problem.g = view_of<const State<T>, 4>(with_channels(in.g, 4));
+  if (is_packed(in)) problem.cu_seqlens = view_of<const std::int64_t, 1>(in.cu_seqlens);
 }
 
-void run_forward(const DeltaRuleInput& in, const DeltaRule& rule, const std::string& implementation,
-                 const ForwardTensors& out) {
+// No elements: what an op returns for a tensor that is not there.
+Tensor nothing(const DeltaRuleInput& in) { return at::empty({0}, state_options(in)); }
+
+DeltaRuleGradients empty_gradients(const DeltaRuleInput& in) {
+  const auto like = [](const Tensor& t) { return t.defined() ? at::empty_like(t) : Tensor(); };
+  return {like(in.q), like(in.k), like(in.v), like(in.beta), like(in.g), like(in.initial_state)};
+}
+
+// The ops' arguments as tensors that may be undefined.
+DeltaRuleInput input_of(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& beta, const OptionalTensor& g,
+                        const OptionalTensor& initial_state, const OptionalTensor& cu_seqlens) {
+  return {q, k, v, beta, initial_state.value_or(Tensor()), g.value_or(Tensor()), cu_seqlens.value_or(Tensor())};
+}
+
+// The rule of an op's arguments. A step size travels between ops as its integrator and order; only the ops that a user
+// calls take its name.
+DeltaRule rule_of(c10::optional<double> scale, std::int64_t integrator, std::int64_t order, double erase_scale,
+                  double write_scale, bool qk_l2norm) {
+  if (integrator < 0 || integrator > static_cast<std::int64_t>(Integrator::trapezoid)) {
+    throw Error(kOperation, "integrator", std::to_string(integrator), "one of enum Integrator");
+  }
+  DeltaRule rule;
+  rule.step = {static_cast<Integrator>(integrator), static_cast<int>(order), erase_scale, write_scale};
+  rule.qk_l2norm = qk_l2norm;
+  rule.scale = scale.value_or(NAN);
+  return rule;
+}
+
+DeltaRule rule_of(c10::optional<double> scale, const std::string& step, double erase_scale, double write_scale,
+                  bool qk_l2norm) {
+  DeltaRule rule;
+  rule.step = parse_step_size(step);
+  rule.step.erase_scale = erase_scale;
+  rule.step.write_scale = write_scale;
+  rule.qk_l2norm = qk_l2norm;
+  rule.scale = scale.value_or(NAN);
+  return rule;
+}
+
+c10::optional<double> scale_of(const DeltaRule& rule) {
+  return std::isnan(rule.scale) ? c10::nullopt : c10::optional<double>(rule.scale);
+}
+
+template <bool kMeta>
+std::tuple<Tensor, Tensor, Tensor> forward_op(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& beta,
+                                              const OptionalTensor& g, const OptionalTensor& initial_state,
+                                              const OptionalTensor& cu_seqlens, c10::optional<double> scale,
+                                              std::int64_t integrator, std::int64_t order, double erase_scale,
+                                              double write_scale, bool qk_l2norm, const std::string& implementation,
+                                              std::int64_t state_interval, bool narrow_states) {
+  const DeltaRuleInput in = input_of(q, k, v, beta, g, initial_state, cu_seqlens);
+  const DeltaRuleSettings settings{rule_of(scale, integrator, order, erase_scale, write_scale, qk_l2norm),
+                                   implementation,
+                                   state_interval != 0,
+                                   {state_interval, narrow_states}};
+  if (state_interval < 0) throw Error(kOperation, "state_interval", std::to_string(state_interval), "at least 0");
+  if (!kMeta) check(in);
+  const Tensor o = at::empty_symint(in.v.sym_sizes(), in.v.options()), final_state = empty_state(in);
+  const Tensor states = settings.save_states ? empty_chunk_states(in, settings.saved) : Tensor();
+  if (!kMeta) run_forward(in, settings, {o, final_state, states});
+  return {o, final_state, states.defined() ? states : nothing(in)};
+}
+
+template <bool kMeta>
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_op(
+    const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& beta, const OptionalTensor& g,
+    const OptionalTensor& initial_state, const OptionalTensor& cu_seqlens, const Tensor& chunk_states,
+    const Tensor& dout, const OptionalTensor& dfinal_state, c10::optional<double> scale, std::int64_t integrator,
+    std::int64_t order, double erase_scale, double write_scale, bool qk_l2norm, const std::string& implementation,
+    std::int64_t state_interval, bool narrow_states) {
+  const DeltaRuleInput in = input_of(q, k, v, beta, g, initial_state, cu_seqlens);
+  DeltaRuleGradients gradients = empty_gradients(in);
+  if (!kMeta) {
+    check(in);
+    run_backward(in,
+                 {rule_of(scale, integrator, order, erase_scale, write_scale, qk_l2norm),
+                  implementation,
+                  true,
+                  {state_interval, narrow_states}},
+                 chunk_states, dout, dfinal_state.value_or(Tensor()), gradients);
+  }
+  for (Tensor* gradient : {&gradients.g, &gradients.initial_state}) {
+    if (!gradient->defined()) *gradient = nothing(in);
+  }
+  return {gradients.q, gradients.k, gradients.v, gradients.beta, gradients.g, gradients.initial_state};
+}
+
+template <bool kMeta>
+Tensor step_op(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& beta, const OptionalTensor& g,
+               Tensor state, c10::optional<double> scale, const std::string& step, double erase_scale,
+               double write_scale, bool qk_l2norm, const std::string& implementation) {
+  const DeltaRule rule = rule_of(scale, step, erase_scale, write_scale, qk_l2norm);
+  if (kMeta) return at::empty(v.sizes(), v.options());
+  return delta_rule_step(q, k, v, beta, g.value_or(Tensor()), state, rule, implementation);
+}
+
+// The ops that a user calls: differentiable, or with the states before every state_interval tokens of a sequence.
+std::tuple<Tensor, Tensor> user_op(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& beta,
+                                   const OptionalTensor& g, const OptionalTensor& initial_state,
+                                   const OptionalTensor& cu_seqlens, c10::optional<double> scale,
+                                   const std::string& step, double erase_scale, double write_scale, bool qk_l2norm,
+                                   const std::string& implementation) {
+  auto out = delta_rule(input_of(q, k, v, beta, g, initial_state, cu_seqlens),
+                        rule_of(scale, step, erase_scale, write_scale, qk_l2norm), implementation);
+  return {std::move(out.o), std::move(out.final_state)};
+}
+
+std::tuple<Tensor, Tensor, Tensor> user_op_with_states(const Tensor& q, const Tensor& k, const Tensor& v,
+                                                       const Tensor& beta, const OptionalTensor& g,
+                                                       const OptionalTensor& initial_state,
+                                                       const OptionalTensor& cu_seqlens, c10::optional<double> scale,
+                                                       const std::string& step, double erase_scale, double write_scale,
+                                                       bool qk_l2norm, const std::string& implementation,
+                                                       std::int64_t state_interval) {
+  if (state_interval < 1) throw Error(kOperation, "state_interval", std::to_string(state_interval), "at least 1");
+  auto out = call_delta_rule_fwd(
+      input_of(q, k, v, beta, g, initial_state, cu_seqlens),
+      {rule_of(scale, step, erase_scale, write_scale, qk_l2norm), implementation, true, {state_interval, false}});
+  return {std::move(out.o), std::move(out.final_state), std::move(out.chunk_states)};
+}
+
+}  // namespace
+
+void check(const DeltaRuleInput& in) {
+  if (!in.q.defined()) throw Error(kOperation, "q", "an undefined tensor", "a tensor [B, T, H, K]");
+  const auto dtype = in.q.scalar_type();
+  const auto state = c10::typeMetaToScalarType(state_options(in).dtype());
+  const auto check_one = [&](const char* name, const Tensor& tensor, at::ScalarType type, std::int64_t rank,
+                             const char* axes) {
+    check_tensor(kOperation, name, tensor, type, rank, axes, in.q.device());
+  };
+  check_one("q", in.q, dtype, 4, "[B, T, H, K]");
+  check_one("k", in.k, dtype, 4, "[B, T, H, K]");
+  check_one("v", in.v, dtype, 4, "[B, T, HV, V]");
+  check_one("beta", in.beta, dtype, 3, "[B, T, HV]");
+  if (in.g.defined()) check_one("g", in.g, state, in.g.dim() == 3 ? 3 : 4, "[B, T, HV] or [B, T, HV, K]");
+  if (in.initial_state.defined()) check_one("initial_state", in.initial_state, state, 4, "[N, HV, K, V]");
+  if (is_packed(in)) {
+    check_one("cu_seqlens", in.cu_seqlens, at::kLong, 1, "[N + 1]");
+    if (in.cu_seqlens.size(0) == 0) throw Error(kOperation, "cu_seqlens", "shape [0]", "shape [N + 1]");
+  }
+}
+
+SavedStates saved_states(const DeltaRuleInput& in, const DeltaRule& rule, const std::string& implementation) {
+  SavedStates saved;
+  const bool known = in.q.defined() && in.v.defined() && in.q.dim() == 4 && in.v.dim() == 4 &&
+                     c10::asIntArrayRefSlowOpt(in.q.sym_sizes()) && c10::asIntArrayRefSlowOpt(in.v.sym_sizes());
+  if (!known || in.q.is_meta()) return saved;
   with_element_type(kOperation, in.q, [&]<class T>(T) {
     DeltaForward<T> problem;
-    fill<T>(problem, in, rule);
+    problem.shape = shape_of(in);
+    problem.rule = rule;
+    problem.rule.decay = decay_of(in.g, 3);
+    saved = choose_delta_forward(problem, {implementation, context_of(in.q)}).saved;
+  });
+  return saved;
+}
+
+Tensor empty_chunk_states(const DeltaRuleInput& in, const SavedStates& saved) {
+  const c10::SymInt tokens = in.q.sym_size(1);  // as DeltaShape::chunks
+  const c10::SymInt chunks =
+      is_packed(in) ? tokens / saved.interval + sequences(in) : (tokens + (saved.interval - 1)) / saved.interval;
+  return at::empty_symint({in.q.sym_size(0), chunks, in.v.sym_size(2), in.q.sym_size(3), in.v.sym_size(3)},
+                          saved.narrow ? state_options(in).dtype(at::kBFloat16) : state_options(in));
+}
+
+void run_forward(const DeltaRuleInput& in, const DeltaRuleSettings& settings, const ForwardTensors& out) {
+  with_element_type(kOperation, in.q, [&]<class T>(T) {
+    DeltaForward<T> problem;
+    fill<T>(problem, in, settings);
     problem.initial_state = view_of<const State<T>, 4>(in.initial_state);
     problem.o = view_of<T, 4>(out.o);
     problem.final_state = view_of<State<T>, 4>(out.final_state);
-    problem.chunk_states = view_of<State<T>, 5>(out.chunk_states);
-    delta_forward(problem, {.implementation = implementation});
+    if (settings.saved.narrow) {
+      problem.narrow_states = view_of<bfloat16, 5>(out.chunk_states);
+    } else {
+      problem.chunk_states = view_of<State<T>, 5>(out.chunk_states);
+    }
+    delta_forward(problem, {settings.implementation, context_of(in.q)});
   });
 }
 
-void run_backward(const DeltaRuleInput& in, const DeltaRule& rule, const std::string& implementation,
-                  const Tensor& chunk_states, const Tensor& dout, const Tensor& dfinal_state,
-                  const DeltaRuleGradients& gradients) {
+void run_backward(const DeltaRuleInput& in, const DeltaRuleSettings& settings, const Tensor& chunk_states,
+                  const Tensor& dout, const Tensor& dfinal_state, const DeltaRuleGradients& gradients) {
+  const auto state_type = c10::typeMetaToScalarType(state_options(in).dtype());
+  check_tensor(kOperation, "chunk_states", chunk_states, settings.saved.narrow ? at::kBFloat16 : state_type, 5,
+               "[B, NC, HV, K, V]", in.q.device());
+  check_tensor(kOperation, "dout", dout, in.q.scalar_type(), 4, "[B, T, HV, V]", in.q.device());
+  if (dfinal_state.defined()) {
+    check_tensor(kOperation, "dfinal_state", dfinal_state, state_type, 4, "[N, HV, K, V]", in.q.device());
+  }
   with_element_type(kOperation, in.q, [&]<class T>(T) {
     DeltaBackward<T> problem;
-    fill<T>(problem, in, rule);
-    problem.chunk_states = view_of<const State<T>, 5>(chunk_states);
+    fill<T>(problem, in, settings);
+    if (settings.saved.narrow) {
+      problem.narrow_states = view_of<const bfloat16, 5>(chunk_states);
+    } else {
+      problem.chunk_states = view_of<const State<T>, 5>(chunk_states);
+    }
     problem.dout = view_of<const T, 4>(dout);
     problem.dfinal_state = view_of<const State<T>, 4>(dfinal_state);
     problem.dq = view_of<T, 4>(gradients.q);
@@ -237,25 +291,32 @@ void run_backward(const DeltaRuleInput& in, const DeltaRule& rule, const std::st
     problem.dbeta = view_of<T, 3>(gradients.beta);
     problem.dg = view_of<State<T>, 4>(with_channels(gradients.g, 4));
     problem.dinitial_state = view_of<State<T>, 4>(gradients.initial_state);
-    delta_backward(problem, {.implementation = implementation});
+    delta_backward(problem, {settings.implementation, context_of(in.q)});
   });
 }
 
-ForwardTensors call_delta_rule_fwd(const DeltaRuleInput& in, const RuleArguments& rule, bool save_states) {
-  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("efla::delta_rule_fwd", "").typed<ForwardOp>();
-  auto [o, final_state, chunk_states] = op.call(
-      in.q, in.k, in.v, in.beta, optional_of(in.g), optional_of(in.initial_state), optional_of(in.cu_seqlens),
-      rule.scale, rule.step, rule.erase_scale, rule.write_scale, rule.qk_l2norm, rule.implementation, save_states);
+ForwardTensors call_delta_rule_fwd(const DeltaRuleInput& in, const DeltaRuleSettings& settings) {
+  static const auto op =
+      c10::Dispatcher::singleton().findSchemaOrThrow("efla::delta_rule_fwd", "").typed<decltype(forward_op<false>)>();
+  const DeltaRule& rule = settings.rule;
+  auto [o, final_state, chunk_states] =
+      op.call(in.q, in.k, in.v, in.beta, optional_of(in.g), optional_of(in.initial_state), optional_of(in.cu_seqlens),
+              scale_of(rule), static_cast<std::int64_t>(rule.step.integrator), rule.step.order, rule.step.erase_scale,
+              rule.step.write_scale, rule.qk_l2norm, settings.implementation,
+              settings.save_states ? settings.saved.interval : 0, settings.saved.narrow);
   return {std::move(o), std::move(final_state), std::move(chunk_states)};
 }
 
 DeltaRuleGradients call_delta_rule_bwd(const DeltaRuleInput& in, const Tensor& chunk_states, const Tensor& dout,
-                                       const Tensor& dfinal_state, const RuleArguments& rule) {
-  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("efla::delta_rule_bwd", "").typed<BackwardOp>();
-  auto [dq, dk, dv, dbeta, dg, dinitial_state] =
-      op.call(in.q, in.k, in.v, in.beta, optional_of(in.g), optional_of(in.initial_state), optional_of(in.cu_seqlens),
-              chunk_states, dout, optional_of(dfinal_state), rule.scale, rule.step, rule.erase_scale, rule.write_scale,
-              rule.qk_l2norm, rule.implementation);
+                                       const Tensor& dfinal_state, const DeltaRuleSettings& settings) {
+  static const auto op =
+      c10::Dispatcher::singleton().findSchemaOrThrow("efla::delta_rule_bwd", "").typed<decltype(backward_op<false>)>();
+  const DeltaRule& rule = settings.rule;
+  auto [dq, dk, dv, dbeta, dg, dinitial_state] = op.call(
+      in.q, in.k, in.v, in.beta, optional_of(in.g), optional_of(in.initial_state), optional_of(in.cu_seqlens),
+      chunk_states, dout, optional_of(dfinal_state), scale_of(rule), static_cast<std::int64_t>(rule.step.integrator),
+      rule.step.order, rule.step.erase_scale, rule.step.write_scale, rule.qk_l2norm, settings.implementation,
+      settings.saved.interval, settings.saved.narrow);
   return {dq, dk, dv, dbeta, in.g.defined() ? dg : Tensor(), in.initial_state.defined() ? dinitial_state : Tensor()};
 }
 
@@ -266,18 +327,15 @@ Tensor delta_rule_step(const Tensor& q, const Tensor& k, const Tensor& v, const 
   if (!q.defined()) throw Error(name, "q", "an undefined tensor", "a tensor [B, H, K]");
   const auto dtype = q.scalar_type();
   const auto state_dtype = dtype == at::kDouble ? at::kDouble : at::kFloat;
-  check_tensor(name, "q", q, dtype, 3, "[B, H, K]");
-  check_tensor(name, "k", k, dtype, 3, "[B, H, K]");
-  check_tensor(name, "v", v, dtype, 3, "[B, HV, V]");
-  check_tensor(name, "beta", beta, dtype, 2, "[B, HV]");
+  check_tensor(name, "q", q, dtype, 3, "[B, H, K]", q.device());
+  check_tensor(name, "k", k, dtype, 3, "[B, H, K]", q.device());
+  check_tensor(name, "v", v, dtype, 3, "[B, HV, V]", q.device());
+  check_tensor(name, "beta", beta, dtype, 2, "[B, HV]", q.device());
+  if (g.defined()) check_tensor(name, "g", g, state_dtype, g.dim() == 2 ? 2 : 3, "[B, HV] or [B, HV, K]", q.device());
   DeltaRule rule = given_rule;
-  rule.decay = Decay::none;
-  if (g.defined()) {
-    check_tensor(name, "g", g, state_dtype, g.dim() == 2 ? 2 : 3, "[B, HV] or [B, HV, K]");
-    rule.decay = g.dim() == 2 ? Decay::scalar : Decay::channel;
-  }
+  rule.decay = decay_of(g, 2);
   const bool narrow = state.defined() && state.scalar_type() == at::kBFloat16;
-  check_tensor(name, "state", state, narrow ? at::kBFloat16 : state_dtype, 4, "[B, HV, K, V]");
+  check_tensor(name, "state", state, narrow ? at::kBFloat16 : state_dtype, 4, "[B, HV, K, V]", q.device());
   const at::NoGradGuard no_grad;
   Tensor o = at::empty(v.sizes(), v.options());
   with_element_type(name, q, [&]<class T>(T) {
@@ -292,7 +350,7 @@ Tensor delta_rule_step(const Tensor& q, const Tensor& k, const Tensor& v, const 
       problem.g = view_of<const State<T>, 3>(with_channels(g, 3));
       problem.state = view_of<S, 4>(state);
       problem.o = view_of<T, 3>(o);
-      delta_step(problem, {.implementation = implementation});
+      delta_step(problem, {implementation, context_of(q)});
     };
     if constexpr (std::is_same_v<T, double>) {
       if (narrow) throw Error(name, "state", "dtype BFloat16", "Double, as q");
@@ -310,38 +368,46 @@ Tensor delta_rule_step(const Tensor& q, const Tensor& k, const Tensor& v, const 
 #define EFLA_RULE                                                                                             \
   "float? scale=None, str step='exact', float erase_scale=1.0, float write_scale=1.0, bool qk_l2norm=False, " \
   "str implementation='auto'"
+#define EFLA_PARSED_RULE                                                                            \
+  "float? scale, int integrator, int order, float erase_scale, float write_scale, bool qk_l2norm, " \
+  "str implementation, int state_interval, bool narrow_states"
 
 TORCH_LIBRARY_FRAGMENT(efla, library) {
-  library.def("delta_rule_fwd(" EFLA_INPUTS "=None, Tensor? initial_state=None, Tensor? cu_seqlens=None, " EFLA_RULE
-              ", bool save_states=False) -> (Tensor o, Tensor final_state, Tensor chunk_states)");
+  library.def("delta_rule_fwd(" EFLA_INPUTS ", Tensor? initial_state, Tensor? cu_seqlens, " EFLA_PARSED_RULE
+              ") -> (Tensor o, Tensor final_state, Tensor chunk_states)");
   library.def("delta_rule_bwd(" EFLA_INPUTS
               ", Tensor? initial_state, Tensor? cu_seqlens, Tensor chunk_states, Tensor dout, "
-              "Tensor? dfinal_state, " EFLA_RULE
+              "Tensor? dfinal_state, " EFLA_PARSED_RULE
               ") -> (Tensor dq, Tensor dk, Tensor dv, Tensor dbeta, Tensor dg, Tensor dinitial_state)");
   library.def("delta_rule(" EFLA_INPUTS "=None, Tensor? initial_state=None, Tensor? cu_seqlens=None, " EFLA_RULE
               ") -> (Tensor o, Tensor final_state)",
-              [](const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& beta, const OptionalTensor& g,
-                 const OptionalTensor& initial_state, const OptionalTensor& cu_seqlens, c10::optional<double> scale,
-                 const std::string& step, double erase_scale, double write_scale, bool qk_l2norm,
-                 const std::string& implementation) {
-                const DeltaRuleInput in = input_of(q, k, v, beta, g, initial_state, cu_seqlens);
-                const auto arguments = arguments_of(scale, step, erase_scale, write_scale, qk_l2norm, implementation);
-                auto out = delta_rule(in, arguments.rule(in.g), implementation);
-                return std::make_tuple(std::move(out.o), std::move(out.final_state));
-              });
+              user_op);
+  library.def("delta_rule_with_states(" EFLA_INPUTS
+              "=None, Tensor? initial_state=None, Tensor? cu_seqlens=None, " EFLA_RULE
+              ", int state_interval=32) -> (Tensor o, Tensor final_state, Tensor states)",
+              user_op_with_states);
   library.def("delta_rule_step(" EFLA_INPUTS ", Tensor(a!) state, " EFLA_RULE ") -> Tensor");
+  library.def("delta_rule_implementations() -> str[]",
+              [] { return selectable_names(delta_forward_implementations()); });
 }
 
+// The same functions for tensors on the CPU and on a GPU: ops chooses an implementation by the device.
 TORCH_LIBRARY_IMPL(efla, CPU, library) {
-  library.impl("delta_rule_fwd", forward_kernel<false>);
-  library.impl("delta_rule_bwd", backward_kernel<false>);
-  library.impl("delta_rule_step", step_kernel<false>);
+  library.impl("delta_rule_fwd", forward_op<false>);
+  library.impl("delta_rule_bwd", backward_op<false>);
+  library.impl("delta_rule_step", step_op<false>);
+}
+
+TORCH_LIBRARY_IMPL(efla, CUDA, library) {
+  library.impl("delta_rule_fwd", forward_op<false>);
+  library.impl("delta_rule_bwd", backward_op<false>);
+  library.impl("delta_rule_step", step_op<false>);
 }
 
 TORCH_LIBRARY_IMPL(efla, Meta, library) {
-  library.impl("delta_rule_fwd", forward_kernel<true>);
-  library.impl("delta_rule_bwd", backward_kernel<true>);
-  library.impl("delta_rule_step", step_kernel<true>);
+  library.impl("delta_rule_fwd", forward_op<true>);
+  library.impl("delta_rule_bwd", backward_op<true>);
+  library.impl("delta_rule_step", step_op<true>);
 }
 
 // PyTorch 1.13 has no way past AutogradMeta by itself.
@@ -349,5 +415,6 @@ TORCH_LIBRARY_IMPL(efla, Autograd, library) { library.impl("delta_rule_step", to
 
 #undef EFLA_INPUTS
 #undef EFLA_RULE
+#undef EFLA_PARSED_RULE
 
 }  // namespace efla::autograd

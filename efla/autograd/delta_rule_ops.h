@@ -1,5 +1,5 @@
-// The dispatcher's ops under the differentiable functions: one call of the operator each, with kernels for the CPU and
-// for meta tensors, which have shapes alone. Compilers trace a forward or a backward as one of these.
+// The dispatcher's ops under the differentiable functions: one call of the operator each, with kernels for tensors with
+// data and for meta tensors, which have shapes alone. Compilers trace a forward or a backward as one of these.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -11,16 +11,12 @@
 
 namespace efla::autograd {
 
-// A rule and an implementation as an op's arguments.
-struct RuleArguments {
-  c10::optional<double> scale;
-  std::string step;
-  double erase_scale = 1, write_scale = 1;
-  bool qk_l2norm = false;
+// What a call knows besides its tensors. The rule's decay follows from g.
+struct DeltaRuleSettings {
+  DeltaRule rule;
   std::string implementation;
-
-  RuleArguments(const DeltaRule& rule, const std::string& implementation);
-  DeltaRule rule(const at::Tensor& g) const;
+  bool save_states = false;  // for a backward
+  SavedStates saved = {};    // how, if so
 };
 
 struct DeltaRuleGradients {
@@ -28,27 +24,29 @@ struct DeltaRuleGradients {
 };
 
 struct ForwardTensors {
-  at::Tensor o, final_state, chunk_states;  // the last without elements unless asked for
+  at::Tensor o, final_state, chunk_states;  // the last without elements unless states are saved
 };
 
 // efla::delta_rule_fwd and efla::delta_rule_bwd, through the dispatcher.
-ForwardTensors call_delta_rule_fwd(const DeltaRuleInput& input, const RuleArguments& rule, bool save_states);
+ForwardTensors call_delta_rule_fwd(const DeltaRuleInput& input, const DeltaRuleSettings& settings);
 DeltaRuleGradients call_delta_rule_bwd(const DeltaRuleInput& input, const at::Tensor& chunk_states,
                                        const at::Tensor& dout, const at::Tensor& dfinal_state,
-                                       const RuleArguments& rule);
+                                       const DeltaRuleSettings& settings);
 
-// The operator on CPU tensors, without the dispatcher; outputs are allocated by the caller, undefined ones left out.
-void run_forward(const DeltaRuleInput& input, const DeltaRule& rule, const std::string& implementation,
-                 const ForwardTensors& out);
-void run_backward(const DeltaRuleInput& input, const DeltaRule& rule, const std::string& implementation,
-                  const at::Tensor& chunk_states, const at::Tensor& dout, const at::Tensor& dfinal_state,
-                  const DeltaRuleGradients& gradients);
+// The operator without the dispatcher; outputs are allocated by the caller, undefined ones left out.
+void run_forward(const DeltaRuleInput& input, const DeltaRuleSettings& settings, const ForwardTensors& out);
+void run_backward(const DeltaRuleInput& input, const DeltaRuleSettings& settings, const at::Tensor& chunk_states,
+                  const at::Tensor& dout, const at::Tensor& dfinal_state, const DeltaRuleGradients& gradients);
 
-// Throws Error unless every tensor has the rank and the dtype that DeltaRuleInput says.
+// Throws Error unless every tensor has the rank, the dtype and the device that a view of it takes for granted. The
+// operator checks everything else.
 void check(const DeltaRuleInput& input);
 
-DeltaShape shape_of(const DeltaRuleInput& input);
-// [B, NC, HV, K, V] in the options of states.
-at::Tensor empty_chunk_states(const DeltaRuleInput& input);
+// Returns how the implementation that will run saves states. Tensors whose sizes a compiler does not know are taken as
+// those of the CPU.
+SavedStates saved_states(const DeltaRuleInput& input, const DeltaRule& rule, const std::string& implementation);
+
+// Returns room for the saved states [B, NC, HV, K, V].
+at::Tensor empty_chunk_states(const DeltaRuleInput& input, const SavedStates& saved);
 
 }  // namespace efla::autograd

@@ -10,6 +10,7 @@
 #include "efla/base/dtype.h"
 #include "efla/base/error.h"
 #include "efla/base/view.h"
+#include "efla/ops/context.h"
 
 namespace efla::autograd {
 
@@ -43,12 +44,21 @@ inline std::string shape_text(const at::Tensor& tensor) {
   return text + "]";
 }
 
-// Throws Error unless the tensor is on the CPU and has the dtype and the rank; `axes` names them, for example
-// "[B, T, H, K]".
+// Returns the context of operators on a tensor's device: the process's threads, or the GPU's default stream.
+inline ExecutionContext context_of(const at::Tensor& tensor) {
+  if (!tensor.is_cuda()) return {};
+  return {.device = {Device::Kind::cuda, tensor.device().index()}};
+}
+
+// Throws Error unless the tensor is on the device (the CPU or a GPU) and has the dtype and the rank; `axes` names its
+// axes, for example "[B, T, H, K]".
 inline void check_tensor(const char* operation, const char* name, const at::Tensor& tensor, at::ScalarType dtype,
-                         std::int64_t rank, const char* axes) {
+                         std::int64_t rank, const char* axes, const at::Device& device = at::kCPU) {
   if (!tensor.defined()) throw Error(operation, name, "an undefined tensor", std::string("a tensor ") + axes);
-  if (!tensor.device().is_cpu()) throw Error(operation, name, "a tensor on " + tensor.device().str(), "one on the CPU");
+  if (tensor.device() != device || !(device.is_cpu() || device.is_cuda())) {
+    throw Error(operation, name, "a tensor on " + tensor.device().str(),
+                "one on " + (device.is_cuda() ? device.str() : "the CPU"));
+  }
   if (tensor.dim() != rank) {
     throw Error(operation, name, "shape " + shape_text(tensor), std::to_string(rank) + " dimensions " + axes);
   }

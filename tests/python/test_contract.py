@@ -1,5 +1,6 @@
 """Signatures, errors, shapes without values, and the versions: what a caller relies on besides numbers."""
 
+import functools
 import inspect
 import os
 import pathlib
@@ -95,6 +96,20 @@ class AnotherPyTorch(unittest.TestCase):
             )
         self.assertEqual(got.returncode, 1)
         self.assertIn(f"was built with PyTorch 0.4.1, got {torch.__version__}, expected that one", got.stderr)
+
+
+class Implementations(unittest.TestCase):
+    def test_are_those_of_the_operators_list(self):
+        names = torch.ops.efla.delta_rule_implementations()
+        self.assertEqual(names[:4], ["auto", "chunk", "recurrent", "ref"])
+        self.assertIn("chunk_simd", names)
+        x = inputs()
+        call = functools.partial(torch.ops.efla.delta_rule, x["q"], x["k"], x["v"], x["beta"])
+        expected = call(implementation="ref")[0]
+        for name in set(names) - {"chunk_amx", "recurrent_cuda"}:
+            torch.testing.assert_close(call(implementation=name)[0], expected, rtol=1e-4, atol=1e-4)
+        with self.assertRaisesRegex(RuntimeError, "got 'fast', expected one of " + ", ".join(names)):
+            call(implementation="fast")
 
 
 class Mistakes(unittest.TestCase):

@@ -199,6 +199,29 @@ TEST(DeltaRuleFunction, IsAnOpOfTheDispatcher) {
   EXPECT_TRUE(torch::equal(stack[0].toTensor(), delta_rule({c.q, c.k, c.v, c.beta, c.state}, exact_rule()).o));
 }
 
+TEST(DeltaRuleFunction, ReturnsTheStatesBeforeEveryInterval) {
+  const torch::NoGradGuard no_grad;
+  const Case c = make_case(1, 40, 2, 4, 4, torch::kFloat);
+  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("efla::delta_rule_with_states", "");
+  const auto call = [&](std::int64_t interval, const char* implementation) {
+    torch::jit::Stack stack{c.q,           c.k,     c.v, c.beta, c10::IValue(), c.state,        c10::IValue(),
+                            c10::IValue(), "exact", 1.0, 1.0,    false,         implementation, interval};
+    op.callBoxed(&stack);
+    return stack[2].toTensor();
+  };
+  const auto head = [&](const Tensor& t) { return t.narrow(1, 0, 32); };
+  const auto first = delta_rule({head(c.q), head(c.k), head(c.v), head(c.beta), c.state}, exact_rule());
+  const auto states = call(32, "auto");
+  ASSERT_EQ(states.sizes(), at::IntArrayRef({1, 2, 2, 4, 4}));
+  EXPECT_TRUE(torch::equal(states.select(1, 0), c.state));
+  EXPECT_LE(max_difference(states.select(1, 1), first.final_state), 1e-6);
+  const auto fine = call(8, "ref");
+  ASSERT_EQ(fine.sizes(), at::IntArrayRef({1, 5, 2, 4, 4}));
+  EXPECT_LE(max_difference(fine.select(1, 4), first.final_state), 1e-5);
+  EXPECT_THROW(call(8, "recurrent"), Error) << "the SIMD kernels save a state per 32 tokens";
+  EXPECT_THROW(call(0, "auto"), Error);
+}
+
 TEST(DeltaRuleFunction, NamesTheTensorThatIsWrong) {
   const Case c = make_case(1, 10, 1, 4, 4, torch::kFloat);
   const auto message = [&](const std::function<void()>& action) -> std::string {

@@ -9,19 +9,19 @@ from efla.ops import _check
 from efla.ops._gate import beta_of
 
 
-_TOKENS_OF_A_STATE = 32  # the operator's states lie before so many tokens of a sequence each
+_INTERVAL = 32  # tokens between the states that the operator is asked for; divides every chunk_size
 
 
 def _states_between(states: Tensor, cu_seqlens: Tensor | None, chunk_size: int) -> Tensor:
     """Of the operator's states [B, NC, HV, K, V] those before every chunk_size tokens of a sequence, a new tensor."""
-    every = chunk_size // _TOKENS_OF_A_STATE
+    every = chunk_size // _INTERVAL
     if cu_seqlens is None:
         return states[:, ::every].contiguous()
     ends = cu_seqlens.tolist()
     slots = [
-        begin // _TOKENS_OF_A_STATE + n + i  # a sequence's first slot, as Sequence of efla/rule/problem.h has it
+        begin // _INTERVAL + n + i  # a sequence's first slot, as Sequence of efla/rule/problem.h has it
         for n, (begin, end) in enumerate(zip(ends, ends[1:]))
-        for i in range(0, -(-(end - begin) // _TOKENS_OF_A_STATE), every)
+        for i in range(0, -(-(end - begin) // _INTERVAL), every)
     ]
     return states[:, slots]
 
@@ -34,6 +34,7 @@ def delta_rule(
     beta: Tensor,
     g: Tensor | None = None,
     *,
+    sizes: dict[str, int] | None = None,
     scale: float | None,
     initial_state: Tensor | None,
     output_final_state: bool,
@@ -51,11 +52,12 @@ def delta_rule(
 ) -> tuple[Tensor, Tensor | None] | tuple[Tensor, Tensor | None, Tensor]:
     """Checks the arguments, brings them to the operator's dtypes and layouts and runs it; errors name `function`.
 
-    beta is rounded to the dtype of q, g and initial_state are widened to float32. float64 runs the reference. With
-    return_intermediate_states the third result is the states before every chunk_size tokens of a sequence.
+    sizes is what check_qkv returned, if the caller has checked q, k and v. beta is rounded to the dtype of q, g and
+    initial_state are widened to float32. float64 runs the reference. With return_intermediate_states the third result is
+    the states before every chunk_size tokens of a sequence.
     """
     _check.check_chunk_size(function, chunk_size, (32, 64))
-    sizes = _check.check_qkv(function, q, k, v)
+    sizes = sizes or _check.check_qkv(function, q, k, v)
     state_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     _check.check_rule(function, scale, step, erase_scale, write_scale)
     _check.check_shape(function, "beta", beta, "B T HV", sizes)
@@ -96,6 +98,6 @@ def delta_rule(
         o, final_state = torch.ops.efla.delta_rule(*arguments)
         return o, laid_out(final_state) if output_final_state else None
     _check.check_no_gradients(function, "return_intermediate_states", (q, k, v, beta, g, initial_state))
-    o, final_state, states = torch.ops.efla.delta_rule_fwd(*arguments, True)
+    o, final_state, states = torch.ops.efla.delta_rule_with_states(*arguments, _INTERVAL)
     between = laid_out(_states_between(states, cu_seqlens, chunk_size))
     return o, laid_out(final_state) if output_final_state else None, between

@@ -69,13 +69,14 @@ def fused_recurrent_delta_rule(
 ) -> tuple[Tensor, Tensor | None]:
     """chunk_delta_rule token by token; for short sequences and decoding. beta None stands for ones."""
     function = "fused_recurrent_delta_rule"
-    check_qkv(function, q, k, v)
+    sizes = check_qkv(function, q, k, v)
     return delta_rule(
         function,
         q,
         k,
         v,
         v.new_ones(v.shape[:-1]) if beta is None else beta,
+        sizes=sizes,
         scale=scale,
         initial_state=initial_state,
         output_final_state=output_final_state,

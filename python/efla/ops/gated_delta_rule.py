@@ -9,9 +9,10 @@ from efla.ops._gate import scalar_gate
 from efla.ops._run import delta_rule
 
 
-def _decay(function: str, g: Tensor, v: Tensor, use_gate: bool, A_log: Tensor | None, dt_bias: Tensor | None) -> Tensor:
+def _decay(
+    function: str, g: Tensor, sizes: dict[str, int], use_gate: bool, A_log: Tensor | None, dt_bias: Tensor | None
+) -> Tensor:
     """g [B, T, HV] as it is, or the gate of it."""
-    sizes = dict(zip(("B", "T", "HV"), v.shape))
     _check.check_shape(function, "g", g, "B T HV", sizes)
     if not use_gate:
         return g
@@ -63,14 +64,15 @@ def chunk_gated_delta_rule(
     function = "chunk_gated_delta_rule"
     _check.check_chunk_size(function, chunk_size, (16, 32, 64))
     _check.check_absent(function, "cp_context", cp_context)
-    _check.check_qkv(function, q, k, v)
+    sizes = _check.check_qkv(function, q, k, v)
     return delta_rule(
         function,
         q,
         k,
         v,
         beta,
-        _decay(function, g, v, use_gate_in_kernel, A_log, dt_bias),
+        _decay(function, g, sizes, use_gate_in_kernel, A_log, dt_bias),
+        sizes=sizes,
         scale=scale,
         initial_state=initial_state,
         output_final_state=output_final_state,
@@ -111,7 +113,7 @@ def fused_recurrent_gated_delta_rule(
     _check.check_absent(function, "gv", gv)
     sizes = _check.check_qkv(function, q, k, v)
     if g is not None or use_gate_in_kernel:
-        g = _decay(function, g, v, use_gate_in_kernel, A_log, dt_bias)
+        g = _decay(function, g, sizes, use_gate_in_kernel, A_log, dt_bias)
     if gk is not None:
         _check.check_shape(function, "gk", gk, "B T HV K", sizes)
         g = gk if g is None else gk + g.unsqueeze(-1)
@@ -123,6 +125,7 @@ def fused_recurrent_gated_delta_rule(
         v,
         beta,
         g,
+        sizes=sizes,
         scale=scale,
         initial_state=initial_state,
         output_final_state=output_final_state,
