@@ -1,4 +1,5 @@
-// Every rule is bounded up to its limit of x = β‖k‖² and breaks above it (experiments/stability/README.md), in each precision.
+// Every rule is bounded up to its limit of x = β‖k‖² and breaks above it (experiments/stability/README.md), in each
+// precision.
 #include "bench/state_growth.h"
 
 #include <gtest/gtest.h>

@@ -51,7 +51,7 @@ TEST(ChunkRounding, Matrix) {
 void draw_cone(DeltaData<bfloat16>& data, double spread, bool log_normal) {
   const DeltaShape& s = data.shape;
   Random random(23);
-  const std::vector<double> u = drawn_keys(1, s.key_dim, 1, random);
+  const std::vector<double> u = drawn_keys(1, s.key_dim, 1, 0, random);
   double length_of_u = 0;
   for (const double x : u) length_of_u += x * x / static_cast<double>(s.key_dim);
   for (auto* tensor : {&data.q, &data.k}) {
