@@ -116,7 +116,7 @@ TEST(ReadFile, ReadsAFileWithoutASize) {
 }
 
 TEST(ReadFile, EndsWhereADeviceDoesNot) {
-  expect_bad_content([] { read_file("/dev/zero"); }, 1 << 28, "the file goes on, expected at most 268435456 bytes");
+  expect_bad_content([] { read_file("/dev/zero"); }, 1 << 28, "more data, expected at most 268435456 bytes");
 }
 
 TEST(ReadFile, RefusesWhatItCannotRead) {
