@@ -280,13 +280,6 @@ TEST_F(ApplyMistakes, FullDiskKeepsAnOlderOutput) {
   }
 }
 
-TEST_F(ApplyMistakes, OutputOverTheInput) {
-  write_tensors(in_, problem_, TensorType::F32);
-  ASSERT_EQ(run().exit_code, 0);
-  ASSERT_EQ(run_program({"apply", in_, "--out", in_}).exit_code, 0);
-  EXPECT_EQ(read_text(in_), read_text(out_));
-}
-
 TEST_F(ApplyMistakes, FailureKeepsAnOlderOutput) {
   std::ofstream(out_) << "older";
   problem_["q"].values[0] = NAN;

@@ -85,7 +85,7 @@ TEST_F(Checkpoints, ATokenizerGoesAlong) {
   write_text(fs::path(model_) / "run.json", R"({"config": {"data": {"tokenizer": "/no/where.model"}}})");
   const auto moved = run_program({"export", model_, "--out", folder_.file("moved")});
   ASSERT_EQ(moved.exit_code, 0) << moved.err;
-  EXPECT_NE(moved.out.find("without its tokenizer: /no/where.model is not there"), std::string::npos) << moved.out;
+  EXPECT_NE(moved.out.find("without its tokenizer: /no/where.model does not exist"), std::string::npos) << moved.out;
   write_text(fs::path(model_) / "run.json", R"({"config": {"data": {"tokenizer": 3}}})");
   EXPECT_TRUE(is_user_mistake(run_program({"export", model_, "--out", folder_.file("wrong")}), "run.json"));
 }
