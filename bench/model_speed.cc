@@ -33,7 +33,8 @@
 #include "efla/nn/models/language_model_json.h"
 #include "efla/nn/models/pixel_classifier.h"
 #include "efla/ops/delta.h"
-#include "efla/train/lm_trainer.h"
+#include "efla/train/tasks/image_task.h"
+#include "efla/train/tasks/lm_task.h"
 #include "efla/train/trainer.h"
 
 namespace efla::bench {
@@ -228,12 +229,9 @@ ModelResult train_language_model(const ModelSpeedOptions& options, const nn::Lan
   std::vector<std::shared_ptr<nn::LanguageModel>> models;
   const auto make = [&] {
     models.push_back(std::make_shared<nn::LanguageModel>(config, nn::Initialiser(1)));
-    train::LmReplica replica;
-    for (const auto& p : models.back()->named_parameters()) replica.parameters.emplace_back(p.key(), p.value());
-    replica.loss = [model = models.back()](const train::LmBatch& batch) {
-      return model->loss(batch.inputs, batch.targets, batch.cu_seqlens);
-    };
-    return replica;
+    return train::LmReplica{nn::named_parameters(*models.back()), [model = models.back()](const train::LmBatch& batch) {
+                              return model->loss(batch.inputs, batch.targets, batch.cu_seqlens);
+                            }};
   };
   train::LmTrainOptions training;
   training.sequence_length = options.length;
@@ -241,9 +239,11 @@ ModelResult train_language_model(const ModelSpeedOptions& options, const nn::Lan
   training.steps = std::int64_t{1} << 20;
   const RandomTokens tokens(16 * training.tokens_per_step, config.vocab_size);
   const io::TokenFolder corpus(tokens.path());
-  train::Replicas replicas(options.threads, make, torch::kCPU, "float32", default_pool());
-  const auto ranks = train::Ranks::join({}, torch::kCPU);
-  train::LmTrainer trainer(replicas, corpus, training, *ranks);
+  const auto group = train::ProcessGroup::join({}, torch::kCPU);
+  train::LmTask task(make, {&corpus, nullptr, {}}, training, *group);
+  train::DataParallel copies(
+      options.threads, [&] { return task.add_copy(); }, default_pool());
+  train::Trainer trainer(task, copies, train::update_options(training), *group);
   const auto set = [&](const nn::Recurrence& recurrence) {
     for (const auto& model : models) set_recurrence(*model, recurrence);
   };
@@ -254,7 +254,7 @@ ModelResult train_language_model(const ModelSpeedOptions& options, const nn::Lan
   });
   auto result = measure_by_turns(
       set, [&] { trainer.step(); }, form, options, options.threads);
-  ranks->leave();
+  group->shutdown();
   result.operation = "training";
   result.unit = "tokens";
   result.amount = static_cast<double>(training.tokens_per_step);
@@ -296,26 +296,32 @@ void measure_language_model(const ModelSpeedOptions& options,
 void measure_classifier(const ModelSpeedOptions& options,
                         const std::function<void(const nlohmann::ordered_json&)>& write) {
   const nn::PixelClassifierConfig config;
-  const auto model = std::make_shared<nn::PixelClassifier>(config, 1);
-  train::Classifier classifier;
-  std::int64_t parameters = 0;
-  for (const auto& p : model->named_parameters()) {
-    classifier.parameters.emplace_back(p.key(), p.value());
-    parameters += p.value().numel();
-  }
-  classifier.forward = [model](const Tensor& pixels) { return model->forward(pixels); };
+  std::vector<std::shared_ptr<nn::PixelClassifier>> models;
+  const auto make = [&] {
+    models.push_back(std::make_shared<nn::PixelClassifier>(config, 1));
+    return eval::Classifier{nn::named_parameters(*models.back()),
+                            [model = models.back()](const Tensor& pixels) { return model->forward(pixels); }};
+  };
   const auto images = data::builtin_digits(data::Split::train, kImages);
-  train::TrainOptions training;
+  train::ImageTraining training;
   training.epochs = 1000000;
   training.batch_size = kImages;
   const auto mixer = config.mixer_config();
-  const auto form = fastest_form(train::kMicroBatch, config.tokens, mixer.heads, config.hidden / mixer.heads);
-  train::Trainer trainer(classifier, images, training, default_pool());
+  const auto form = fastest_form(eval::kMicroBatch, config.tokens, mixer.heads, config.hidden / mixer.heads);
+  train::ImageTask task(make, images, images, training);
+  train::DataParallel copies(
+      options.threads, [&] { return task.add_copy(); }, default_pool());
+  const auto group = train::ProcessGroup::join({}, torch::kCPU);
+  train::Trainer trainer(task, copies, train::update_options(training), *group);
+  const std::int64_t parameters = copies.parameters().size();
   fmt::print("{}, {} parameters, {} threads\n", options.model, parameters, options.threads);
-  const auto set = [&](const nn::Recurrence& recurrence) { set_recurrence(*model, recurrence); };
+  const auto set = [&](const nn::Recurrence& recurrence) {
+    for (const auto& model : models) set_recurrence(*model, recurrence);
+  };
   require_agreement("training", set, form, [&] {
     const std::vector<std::uint32_t> first{0, 1};
-    return gradient_norm(model->forward(train::make_batch(images, first).pixels).square().sum(), model->parameters());
+    const auto& model = *models.front();
+    return gradient_norm(model.forward(eval::make_batch(images, first).pixels).square().sum(), model.parameters());
   });
   auto result = measure_by_turns(
       set, [&] { trainer.step(); }, form, options, options.threads);

@@ -9,11 +9,13 @@
 
 #include "cli/commands.h"
 #include "cli/interrupt.h"
+#include "cli/pixel_model.h"
 #include "cli/progress.h"
-#include "cli/smnist.h"
+#include "cli/support/threads.h"
+#include "efla/eval/robustness.h"
 #include "efla/train/checkpoint.h"
-#include "efla/train/evaluate.h"
-#include "efla/train/run.h"
+#include "efla/train/checkpoint_folder.h"
+#include "efla/train/tasks/image_task.h"
 
 namespace efla::cli {
 namespace {
@@ -26,9 +28,9 @@ struct EvalArguments {
   bool json = false;
 };
 
-void print_table(const train::Robustness& robustness, std::int64_t images) {
+void print_table(const eval::Robustness& robustness, std::int64_t images) {
   fmt::print("clean accuracy {:.4f} on {} images\n", robustness.clean.accuracy, images);
-  const auto& panels = train::robustness_panels();
+  const auto& panels = eval::robustness_panels();
   for (std::size_t i = 0; i < panels.size(); ++i) {
     fmt::print("\n{:<10}", panels[i].level_name);
     for (const double level : panels[i].levels) fmt::print("{:>8g}", level);
@@ -39,24 +41,25 @@ void print_table(const train::Robustness& robustness, std::int64_t images) {
 }
 
 void eval_robustness(const EvalArguments& arguments) {
-  const train::Checkpoint checkpoint(std::filesystem::path(arguments.run) / train::kCheckpointFile);
-  const auto& recorded = checkpoint.run().at("data");
+  const auto checkpoint = train::CheckpointFolder(arguments.run).require_latest().path;
+  const auto trained = train::read_image_config(checkpoint);
+  const auto& recorded = trained.at("data");
   const bool other_data = !arguments.data.empty();
   const auto source = other_data ? arguments.data : recorded.at("source").get<std::string>();
   std::int64_t count = arguments.test_images;
   if (count == 0 && !other_data) count = recorded.at("test_images").get<std::int64_t>();
   const auto images = load_images(source, data::Split::test, count);
-  const auto classifier = make_classifier(checkpoint.run().at("model"), 0);
-  checkpoint.read_parameters(classifier.parameters);
+  const auto classifier = make_classifier(trained.at("model"), 0);
+  train::read_parameters(checkpoint, classifier.parameters);
   ThreadPool& pool = use_threads(arguments.threads);
 
   watch_for_interrupts();
   Progress progress("robustness", 0, 0);
-  train::Robustness robustness;
+  eval::Robustness robustness;
   try {
-    robustness = train::measure_robustness(classifier, images, pool, arguments.seed, interrupted,
-                                           [&](int done, int all) { progress.count("evaluation", done, all); });
-  } catch (const train::Stopped&) {
+    robustness = eval::measure_robustness(classifier, images, pool, arguments.seed, interrupted,
+                                          [&](int done, int all) { progress.count("evaluation", done, all); });
+  } catch (const Stopped&) {
     end_interrupted("Stopped. Nothing was written.");
   }
   progress.clear();
@@ -64,10 +67,13 @@ void eval_robustness(const EvalArguments& arguments) {
     print_table(robustness, images.count);
     return;
   }
-  nlohmann::ordered_json all{{"run", arguments.run},        {"data", source},
-                             {"test_images", images.count}, {"seed", arguments.seed},
-                             {"step", checkpoint.step()},   {"model", checkpoint.run().at("model")}};
-  all.update(train::to_json(robustness));
+  nlohmann::ordered_json all{{"run", arguments.run},
+                             {"data", source},
+                             {"test_images", images.count},
+                             {"seed", arguments.seed},
+                             {"step", train::read_trainer_state(checkpoint).step},
+                             {"model", trained.at("model")}};
+  all.update(eval::to_json(robustness));
   fmt::print("{}\n", all.dump(2));
 }
 

@@ -11,13 +11,13 @@
 #include "cli/model_tokenizer.h"
 #include "cli/output_file.h"
 #include "cli/progress_bar.h"
-#include "cli/smnist.h"
+#include "cli/support/threads.h"
 #include "efla/base/error.h"
+#include "efla/eval/language_model_scorer.h"
+#include "efla/eval/lm_benchmark.h"
 #include "efla/io/file.h"
 #include "efla/nn/models/language_model_file.h"
 #include "efla/rule/validate.h"
-#include "efla/train/language_model_scorer.h"
-#include "efla/train/lm_benchmark.h"
 
 namespace efla::cli {
 namespace {
@@ -27,7 +27,7 @@ constexpr const char* kEvalLm = "eval lm";
 struct EvalLmArguments {
   std::string model, data = ".", tokenizer, out;
   std::vector<std::string> tasks;
-  train::LmEvalOptions options;
+  eval::LmEvalOptions options;
   std::int64_t limit = 0;
   int threads = 0;
   bool json = false;
@@ -63,24 +63,24 @@ std::unique_ptr<data::Tokenizer> load_tokenizer(const EvalLmArguments& arguments
   return tokenizer;
 }
 
-std::vector<train::LmTaskResult> evaluate(const EvalLmArguments& arguments, const std::vector<data::LmTask>& tasks,
-                                          const data::Tokenizer& tokenizer, const train::Scorer& scorer,
-                                          ThreadPool& pool) {
+std::vector<eval::LmTaskResult> evaluate(const EvalLmArguments& arguments, const std::vector<data::LmTask>& tasks,
+                                         const data::Tokenizer& tokenizer, const eval::Scorer& scorer,
+                                         ThreadPool& pool) {
   ProgressBar bar("eval");
-  std::vector<train::LmTaskResult> results;
+  std::vector<eval::LmTaskResult> results;
   for (const auto& task : tasks) {
-    const train::ScoreEvents events{interrupted, [&](std::int64_t done, std::int64_t all) {
-                                      bar.draw(static_cast<double>(done) / static_cast<double>(all),
-                                               fmt::format("{} {} of {}", task.name, done, all), done == all);
-                                    }};
-    results.push_back(train::evaluate_lm_task(task, tokenizer, scorer, arguments.options, pool, events));
+    const eval::ScoreEvents events{interrupted, [&](std::int64_t done, std::int64_t all) {
+                                     bar.draw(static_cast<double>(done) / static_cast<double>(all),
+                                              fmt::format("{} {} of {}", task.name, done, all), done == all);
+                                   }};
+    results.push_back(eval::evaluate_lm_task(task, tokenizer, scorer, arguments.options, pool, events));
   }
   bar.clear();
   return results;
 }
 
 nlohmann::ordered_json report(const EvalLmArguments& arguments, const nn::LanguageModel& model,
-                              const data::Tokenizer& tokenizer, const std::vector<train::LmTaskResult>& results) {
+                              const data::Tokenizer& tokenizer, const std::vector<eval::LmTaskResult>& results) {
   nlohmann::ordered_json all{{"model", nn::language_model_folder(arguments.model).string()},
                              {"mixer", model.config().mixer},
                              {"parameters", model.parameter_count()},
@@ -88,19 +88,19 @@ nlohmann::ordered_json report(const EvalLmArguments& arguments, const nn::Langua
                              {"max_length", arguments.options.text.max_length},
                              {"bos", arguments.options.text.bos},
                              {"limit", arguments.limit},
-                             {"tasks", train::to_json(results)}};
+                             {"tasks", eval::to_json(results)}};
   all["table_1"] = nlohmann::ordered_json::object();
   for (const auto& result : results) {
     for (const auto metric : data::lm_task_info(result.task).table_metrics) {
       all["table_1"][result.task + " " + std::string(metric)] = result.score(metric).value;
     }
   }
-  const auto average = train::table_average(results);
+  const auto average = eval::table_average(results);
   if (average) all["table_1"]["average"] = *average;
   return all;
 }
 
-void print_table(const std::vector<train::LmTaskResult>& results) {
+void print_table(const std::vector<eval::LmTaskResult>& results) {
   fmt::print("{:<14} {:<16} {:>12} {:>10} {:>9}\n", "task", "metric", "value", "stderr", "examples");
   for (const auto& result : results) {
     for (const auto& [name, value, standard_error] : result.scores) {
@@ -108,7 +108,7 @@ void print_table(const std::vector<train::LmTaskResult>& results) {
                  standard_error ? fmt::format("{:.4g}", *standard_error) : "-", result.examples);
     }
   }
-  if (const auto average = train::table_average(results)) {
+  if (const auto average = eval::table_average(results)) {
     fmt::print("{:<14} {:<16} {:>12.6g}\n", "average", "of table 1", *average);
   }
   for (const auto& result : results) {
@@ -129,10 +129,10 @@ void eval_lm(const EvalLmArguments& arguments) {
   const auto tokenizer = load_tokenizer(arguments, *model);
 
   watch_for_interrupts();
-  std::vector<train::LmTaskResult> results;
+  std::vector<eval::LmTaskResult> results;
   try {
-    results = evaluate(arguments, tasks, *tokenizer, train::make_scorer(*model), pool);
-  } catch (const train::Stopped&) {
+    results = evaluate(arguments, tasks, *tokenizer, eval::make_scorer(*model), pool);
+  } catch (const Stopped&) {
     end_interrupted("Stopped. Nothing was written.");
   }
   const auto text = report(arguments, *model, *tokenizer, results).dump(2) + "\n";

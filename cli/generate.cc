@@ -18,7 +18,7 @@
 #include "cli/print.h"
 #include "cli/program.h"
 #include "cli/prompts.h"
-#include "cli/smnist.h"
+#include "cli/support/threads.h"
 #include "efla/autograd/one_thread.h"
 #include "efla/base/error.h"
 #include "efla/base/utf8.h"

@@ -125,19 +125,13 @@ train::LmReplica LmSetup::make_replica() {
   const auto model = std::make_shared<nn::LanguageModel>(model_config_, nn::Initialiser(options_.training.seed));
   model->set_recompute(options_.training.recompute);
   models_.push_back(model);
-  train::LmReplica replica;
-  for (const auto& parameter : model->named_parameters()) {
-    replica.parameters.emplace_back(parameter.key(), parameter.value());
-  }
-  replica.loss = [model](const train::LmBatch& batch) {
-    return model->loss(batch.inputs, batch.targets, batch.cu_seqlens);
-  };
-  return replica;
+  return {nn::named_parameters(*model),
+          [model](const train::LmBatch& batch) { return model->loss(batch.inputs, batch.targets, batch.cu_seqlens); }};
 }
 
 std::int64_t LmSetup::parameter_count() const { return models_.front()->parameter_count(); }
 
-train::LmRunModel LmSetup::run_model() {
+train::LmFiles LmSetup::files() {
   const auto on_cpu = [this] {
     const auto model = std::make_shared<nn::LanguageModel>(model_config_, nn::Initialiser::open());
     const torch::NoGradGuard no_grad;
@@ -146,23 +140,23 @@ train::LmRunModel LmSetup::run_model() {
     }
     return model;
   };
-  train::LmRunModel model;
-  model.write = [this, on_cpu](const std::filesystem::path& folder) {
+  train::LmFiles files;
+  files.write = [this, on_cpu](const std::filesystem::path& folder) {
     nn::save_language_model(device_.is_cpu() ? *models_.front() : *on_cpu(), folder);
   };
-  model.read = [this](const std::filesystem::path& folder) {
+  files.read = [this](const std::filesystem::path& folder) {
     const auto saved = nn::load_language_model(folder);
     const torch::NoGradGuard no_grad;
     for (auto& parameter : models_.front()->named_parameters()) {
       parameter.value().copy_(saved->named_parameters()[parameter.key()]);
     }
   };
-  model.sample = [this] { return sample(); };
-  return model;
+  files.sample = [this] { return sample(); };
+  return files;
 }
 
-train::LmRunData LmSetup::run_data() const {
-  train::LmRunData data{train_.get(), validation_.get(), {}};
+train::LmData LmSetup::run_data() const {
+  train::LmData data{train_.get(), validation_.get(), {}};
   if (!tokenizer_) return data;
   for (std::int32_t id = 0; id < tokenizer_->vocab_size(); ++id) {
     data.token_bytes.bytes.push_back(static_cast<std::int64_t>(tokenizer_->bytes_of(id).size()));

@@ -10,9 +10,7 @@
 #include "efla/data/tokenizer.h"
 #include "efla/io/token_folder.h"
 #include "efla/nn/models/language_model.h"
-#include "efla/train/lm_options.h"
-#include "efla/train/lm_run.h"
-#include "efla/train/replicas.h"
+#include "efla/train/tasks/lm_task.h"
 
 namespace efla::cli {
 
@@ -46,8 +44,8 @@ class LmSetup {
   std::int64_t parameter_count() const;
 
   // Of the replicas made; they outlive what is returned.
-  train::LmRunModel run_model();
-  train::LmRunData run_data() const;
+  train::LmFiles files();
+  train::LmData run_data() const;
 
  private:
   void read_data();

@@ -7,7 +7,7 @@
 #include "efla/io/file.h"
 #include "efla/io/json.h"
 #include "efla/nn/models/language_model_file.h"
-#include "efla/train/lm_run.h"
+#include "efla/train/run.h"
 
 namespace efla::cli {
 

@@ -17,12 +17,13 @@ Progress::Progress(std::string title, std::int64_t steps_per_epoch, std::int64_t
 
 train::RunEvents Progress::events() {
   train::RunEvents events;
-  events.step = [this](const train::StepResult& result, double rate, double) { step(result, rate); };
-  events.evaluating = [this](std::int64_t epoch) {
-    if (bar_.terminal()) bar_.draw(1.0, fmt::format("epoch {}: testing", epoch), false);
+  events.step = [this](const train::StepResult& result, double rate) { step(result, rate); };
+  events.evaluating = [this](std::int64_t step) {
+    if (bar_.terminal()) bar_.draw(1.0, fmt::format("epoch {}: testing", step / steps_per_epoch_), false);
   };
-  events.evaluated = [this](std::int64_t epoch, const train::Evaluation& e) {
-    bar_.line(fmt::format("epoch {}: test accuracy {:.2f} %, test loss {:.4f}", epoch, 100.0 * e.accuracy, e.loss));
+  events.evaluated = [this](std::int64_t step, const nlohmann::ordered_json& e) {
+    bar_.line(fmt::format("epoch {}: test accuracy {:.2f} %, test loss {:.4f}", step / steps_per_epoch_,
+                          100.0 * e.at("accuracy").get<double>(), e.at("loss").get<double>()));
   };
   return events;
 }
@@ -34,13 +35,13 @@ void Progress::step(const train::StepResult& result, double images_per_second) {
   follow(loss_, result.loss);
   follow(accuracy_, result.accuracy);
   follow(images_per_second_, images_per_second);
-  follow(seconds_per_step_, static_cast<double>(result.images) / images_per_second);
+  follow(seconds_per_step_, static_cast<double>(result.step_examples) / images_per_second);
   const std::int64_t in_epoch = (result.step - 1) % steps_per_epoch_ + 1;
   const bool plain_line =
       in_epoch * kPlainLinesPerEpoch / steps_per_epoch_ != (in_epoch - 1) * kPlainLinesPerEpoch / steps_per_epoch_;
   bar_.draw(static_cast<double>(result.step) / static_cast<double>(steps_),
-            fmt::format("epoch {}  loss {:.4f}  accuracy {:.1f} %  {:.0f} images/s  {} left", result.epoch, loss_,
-                        100.0 * accuracy_, images_per_second_,
+            fmt::format("epoch {}  loss {:.4f}  accuracy {:.1f} %  {:.0f} images/s  {} left",
+                        (result.step - 1) / steps_per_epoch_ + 1, loss_, 100.0 * accuracy_, images_per_second_,
                         duration(seconds_per_step_ * static_cast<double>(steps_ - result.step))),
             plain_line);
 }

@@ -8,16 +8,19 @@
 
 #include "cli/commands.h"
 #include "cli/interrupt.h"
+#include "cli/pixel_model.h"
 #include "cli/progress.h"
-#include "cli/smnist.h"
 #include "cli/study.h"
+#include "cli/support/command_line.h"
+#include "cli/support/threads.h"
 #include "efla/base/error.h"
+#include "efla/eval/robustness.h"
 #include "efla/io/file.h"
 #include "efla/io/folder_lock.h"
 #include "efla/io/json.h"
 #include "efla/report/smnist_report.h"
-#include "efla/train/run.h"
 #include "efla/train/study.h"
+#include "efla/train/tasks/image_task.h"
 
 namespace efla::cli {
 namespace {
@@ -34,7 +37,7 @@ struct Study {
   bool quick = false;
   std::string data = "builtin";
   train::StudyOptions options;
-  train::TrainOptions training;
+  train::ImageTraining training;
   std::int64_t train_images = 0, test_images = 0;
   int threads = 0;
 };
@@ -61,7 +64,7 @@ json model_of(const train::StudyRun& run) {
 }
 
 // What a folder must agree on to be continued.
-json description(const Study& study, const SmnistData& data) {
+json description(const Study& study, const PixelData& data) {
   json training = train::to_json(study.training);
   training.erase("lr");
   training.erase("seed");
@@ -70,7 +73,7 @@ json description(const Study& study, const SmnistData& data) {
           {"data", data.description}};
 }
 
-std::string train_command(const Study& study, const train::StudyRun& run, const train::RunSpec& spec) {
+std::string train_command(const Study& study, const train::StudyRun& run, const train::ImageRun& spec) {
   const auto& data = spec.data;
   return fmt::format(
       "efla train smnist --mixer {} --layers {} --mlp-ratio {} --lr {} --seed {} --epochs {} --batch-size {} --data {} "
@@ -81,7 +84,7 @@ std::string train_command(const Study& study, const train::StudyRun& run, const 
 }
 
 // Trains (or goes on with) one run, measures it, and keeps the entry of results.json's "runs" in its folder.
-ordered_json train_run(const Study& study, const train::StudyRun& run, const std::string& title, const SmnistData& data,
+ordered_json train_run(const Study& study, const train::StudyRun& run, const std::string& title, const PixelData& data,
                        ThreadPool& pool) {
   const fs::path folder = study.folder / "runs" / run.name;
   const fs::path kept = folder / "result.json";
@@ -90,17 +93,16 @@ ordered_json train_run(const Study& study, const train::StudyRun& run, const std
   const io::FolderLock lock(folder, kReproduceSmnist,
                             "--out");  // efla train smnist --resume may be given this folder too
 
-  train::RunSpec spec{model_of(run), data.description, study.training, /*checkpoint_every=*/0};
+  train::ImageRun spec{folder, model_of(run), data.description, study.training};
   spec.training.lr = run.lr;
   spec.training.seed = run.seed;
-  const auto classifier = make_classifier(spec.model, run.seed);
   const std::int64_t steps = (data.train.count + spec.training.batch_size - 1) / spec.training.batch_size;
   Progress progress(title, steps, steps * spec.training.epochs);
   auto events = progress.events();
   events.stop = interrupted;
-  if (train_in_folder(folder, spec, classifier, data.train, data.test, pool, events) == train::RunEnd::stopped) {
-    stop_study();
-  }
+  const auto make = [&] { return make_classifier(spec.model, run.seed); };
+  const auto [end, classifier] = train::train_images(spec, make, data.train, data.test, pool, events);
+  if (end == train::RunEnd::stopped) stop_study();
 
   std::int64_t parameters = 0;
   for (const auto& [name, tensor] : classifier.parameters) parameters += tensor.numel();
@@ -118,11 +120,10 @@ ordered_json train_run(const Study& study, const train::StudyRun& run, const std
   entry["curve"] = train::training_curve(metrics, steps, kCurvePoints);
   entry["command"] = train_command(study, run, spec);
   try {
-    const auto measured =
-        train::measure_robustness(classifier, data.test, pool, 0, interrupted,
-                                  [&](int done, int all) { progress.count("robustness", done, all); });
-    entry.update(train::to_json(measured));
-  } catch (const train::Stopped&) {
+    const auto measured = eval::measure_robustness(classifier, data.test, pool, 0, interrupted,
+                                                   [&](int done, int all) { progress.count("robustness", done, all); });
+    entry.update(eval::to_json(measured));
+  } catch (const Stopped&) {
     stop_study();
   }
   progress.clear();
@@ -130,7 +131,7 @@ ordered_json train_run(const Study& study, const train::StudyRun& run, const std
   return entry;
 }
 
-ordered_json results_of(const Study& study, const SmnistData& data, const std::vector<ordered_json>& runs,
+ordered_json results_of(const Study& study, const PixelData& data, const std::vector<ordered_json>& runs,
                         const ThreadPool& pool) {
   // The data by the name that was given, which the results of another machine can be compared by; what it was, by its
   // digest.
@@ -188,7 +189,7 @@ void reproduce_smnist(const Study& study) {
     train::validate(training);
     make_classifier(model_of(run), run.seed);  // throws for what no run could be made of
   }
-  const SmnistData data = load_smnist(study.data, study.train_images, study.test_images);
+  const PixelData data = load_pixel_data(study.data, study.train_images, study.test_images);
   ThreadPool& pool = use_threads(study.threads);
   const auto lock = prepare_study_folder(study.folder, description(study, data), kReproduceSmnist);
   watch_for_interrupts();

@@ -12,8 +12,9 @@
 #include "cli/commands.h"
 #include "cli/interrupt.h"
 #include "cli/progress_bar.h"
-#include "cli/smnist.h"
 #include "cli/study.h"
+#include "cli/support/command_line.h"
+#include "cli/support/threads.h"
 #include "efla/io/file.h"
 #include "efla/io/json.h"
 #include "efla/report/synthetic_report.h"
@@ -37,7 +38,7 @@ class StudyProgress {
  public:
   StudyProgress(const std::string& title, std::size_t runs) : bar_(title), done_(runs, 0.0) {}
 
-  void step(std::size_t run, const train::SyntheticRun& spec, const train::SyntheticStep& step) {
+  void step(std::size_t run, const train::SyntheticRun& spec, const train::StepResult& step) {
     const std::lock_guard lock(mutex_);
     done_[run] = static_cast<double>(step.step) / static_cast<double>(spec.training.steps);
     draw(fmt::format("{}: loss {:.4f}", spec.name, step.loss));
@@ -105,7 +106,7 @@ std::vector<ordered_json> run_all(const std::vector<train::SyntheticRun>& plan, 
     if (interrupted()) return;
     train::SyntheticEvents events;
     events.stop = interrupted;
-    events.step = [&](const train::SyntheticRun& run, const train::SyntheticStep& step) {
+    events.step = [&](const train::SyntheticRun& run, const train::StepResult& step) {
       progress.step(static_cast<std::size_t>(i), run, step);
     };
     const auto entry = train::run_in_folder(folder / plan[i].name, plan[i], pool, events);

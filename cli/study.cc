@@ -6,10 +6,9 @@
 
 #include "cli/environment.h"
 #include "cli/interrupt.h"
-#include "cli/smnist.h"
+#include "cli/support/command_line.h"
 #include "efla/io/file.h"
 #include "efla/io/json.h"
-#include "efla/train/options.h"
 
 namespace efla::cli {
 namespace {
@@ -33,7 +32,7 @@ io::FolderLock prepare_study_folder(const std::filesystem::path& folder, const n
   const auto mark = folder / kStudyFile;
   if (std::filesystem::exists(mark)) {
     io::remove_stale_temporaries(folder);
-    train::require_same(wanted, io::read_json(mark), operation, mark.string());
+    io::require_same(wanted, io::read_json(mark), operation, mark.string());
   } else {
     io::write_file_atomically(mark, wanted.dump(2) + "\n");
   }

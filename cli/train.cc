@@ -11,15 +11,17 @@
 
 #include "cli/commands.h"
 #include "cli/interrupt.h"
+#include "cli/pixel_model.h"
 #include "cli/progress.h"
-#include "cli/smnist.h"
+#include "cli/support/command_line.h"
+#include "cli/support/threads.h"
 #include "efla/base/error.h"
 #include "efla/io/file.h"
 #include "efla/io/folder_lock.h"
 #include "efla/io/json.h"
 #include "efla/nn/layers/mixer_preset.h"
 #include "efla/train/checkpoint.h"
-#include "efla/train/run.h"
+#include "efla/train/tasks/image_task.h"
 
 namespace efla::cli {
 namespace {
@@ -27,7 +29,7 @@ namespace {
 using nlohmann::json;
 
 constexpr const char* kTrainSmnist = "train smnist";
-// In a run's folder: what is trained, as in the checkpoint's metadata. Until the first checkpoint it says that the
+// In a run's folder: what is trained, as in a checkpoint. Until the first checkpoint it says that the
 // folder is a run.
 constexpr const char* kTrainingFile = "training.json";
 
@@ -37,7 +39,7 @@ struct TrainArguments {
   int threads = 0;
   bool data_given = false, train_images_given = false, test_images_given = false;
   // The defaults.
-  json run = {{"model", default_model()}, {"training", train::to_json(train::TrainOptions{})}};
+  json run = {{"model", default_model()}, {"training", train::to_json(train::ImageTraining{})}};
   // Puts the options that were given into run.
   std::vector<std::function<void(json& run)>> given;
 };
@@ -92,38 +94,37 @@ void add_settings(CLI::App& command, TrainArguments& a) {
   add_setting<double>(command, a, "--clip", "/training/clip", "Largest gradient norm; 0: no clipping");
 }
 
-// Returns what a run was begun with, from the file that says so: its checkpoint, or kTrainingFile before there is one.
+// Returns the path of what says with what a run began: its latest checkpoint, or kTrainingFile before there is one.
+std::filesystem::path record_of(const std::filesystem::path& folder) {
+  const train::CheckpointFolder checkpoints(folder);
+  const auto begun = folder / kTrainingFile;
+  return !checkpoints.latest() && exists(begun) ? begun : checkpoints.require_latest().path;
+}
+
 json recorded_run(const std::filesystem::path& path) {
-  if (path.filename() != kTrainingFile) return train::Checkpoint(path).run();
+  if (path.filename() != kTrainingFile) return train::read_image_config(path);
   json run = io::read_json(path);
-  for (const char* part : {"model", "data", "training"}) {
-    if (!run.is_object() || !run.contains(part) || !run.at(part).is_object()) {
-      throw IoError(IoError::Kind::content, path.string(), -1, std::string("it has no \"") + part + "\" of a run");
-    }
-  }
+  train::require_image_config(run, path);
   return run;
 }
 
 struct Plan {
-  std::filesystem::path folder;
-  train::RunSpec spec;
-  SmnistData data;
-  train::Classifier classifier;
+  train::ImageRun run;
+  PixelData data;
 };
 
 // What the command line asks for; the images are read and the model is made, so that bad input is found before
 // anything is written.
 Plan make_plan(TrainArguments a) {
   Plan plan;
-  plan.folder = a.resume.empty() ? a.out : a.resume;
+  plan.run.folder = a.resume.empty() ? a.out : a.resume;
   json recorded;
   if (!a.resume.empty()) {
-    auto path = plan.folder / train::kCheckpointFile;
-    if (const auto begun = plan.folder / kTrainingFile; !exists(path) && exists(begun)) path = begun;
+    const auto path = record_of(plan.run.folder);
     recorded = recorded_run(path);
     a.run = recorded;
     for (const auto& set : a.given) set(a.run);
-    train::require_same(a.run, recorded, "resume", path.string());
+    io::require_same(a.run, recorded, "resume", path.string());
     const json& data = recorded.at("data");
     if (!a.data_given) a.data = data.at("source").get<std::string>();
     if (!a.train_images_given) a.train_images = data.at("train_images").get<std::int64_t>();
@@ -131,30 +132,30 @@ Plan make_plan(TrainArguments a) {
   } else {
     for (const auto& set : a.given) set(a.run);
   }
-  plan.spec.model = a.run.at("model");
-  plan.spec.training = train::train_options_from_json(a.run.at("training"));
-  plan.spec.checkpoint_every = a.checkpoint_every;
-  train::validate(plan.spec.training);
-  plan.classifier = make_classifier(plan.spec.model, plan.spec.training.seed);
-  plan.data = load_smnist(a.data, a.train_images, a.test_images);
-  plan.spec.data = plan.data.description;
+  plan.run.model = a.run.at("model");
+  plan.run.training = train::image_training_from_json(a.run.at("training"));
+  plan.run.checkpoint_every = a.checkpoint_every;
+  train::validate(plan.run.training);
+  make_classifier(plan.run.model, plan.run.training.seed);  // throws where no model could be made of it
+  plan.data = load_pixel_data(a.data, a.train_images, a.test_images);
+  plan.run.data = plan.data.description;
   // The same images at another place are the same data.
-  if (!recorded.is_null()) plan.spec.data["source"] = recorded.at("data").at("source");
+  if (!recorded.is_null()) plan.run.data["source"] = recorded.at("data").at("source");
   return plan;
 }
 
 // Locks the folder of --out: a new one, or one in which the same run was killed before its first checkpoint.
 io::FolderLock begin(const Plan& plan) {
-  auto lock = io::prepare_output_folder(plan.folder, kTrainSmnist, kTrainingFile);
-  const auto begun = plan.folder / kTrainingFile;
-  const json run = train::description(plan.spec);
+  auto lock = io::prepare_output_folder(plan.run.folder, kTrainSmnist, kTrainingFile);
+  const auto begun = plan.run.folder / kTrainingFile;
+  const json run = train::description(plan.run);
   if (!exists(begun)) {
     io::write_file_atomically(begun, run.dump(2) + "\n");
-  } else if (exists(plan.folder / train::kCheckpointFile)) {
-    throw Error(kTrainSmnist, "--out", plan.folder.string() + ", which has a checkpoint",
+  } else if (train::CheckpointFolder(plan.run.folder).latest()) {
+    throw Error(kTrainSmnist, "--out", plan.run.folder.string() + ", which has a checkpoint",
                 "a new or empty folder, or --resume in place of --out");
   } else {
-    train::require_same(run, recorded_run(begun), kTrainSmnist, begun.string());
+    io::require_same(run, recorded_run(begun), kTrainSmnist, begun.string());
   }
   return lock;
 }
@@ -166,23 +167,23 @@ void train_smnist(const TrainArguments& arguments) {
   }
   const Plan plan = make_plan(arguments);
   ThreadPool& pool = use_threads(arguments.threads);
-  const auto lock = arguments.resume.empty() ? begin(plan) : io::FolderLock(plan.folder, kTrainSmnist, "--resume");
+  const auto lock = arguments.resume.empty() ? begin(plan) : io::FolderLock(plan.run.folder, kTrainSmnist, "--resume");
 
-  const std::int64_t batch = plan.spec.training.batch_size;
+  const std::int64_t batch = plan.run.training.batch_size;
   const std::int64_t steps = (plan.data.train.count + batch - 1) / batch;
-  Progress progress(plan.spec.model.at("mixer").get<std::string>(), steps, steps * plan.spec.training.epochs);
+  Progress progress(plan.run.model.at("mixer").get<std::string>(), steps, steps * plan.run.training.epochs);
   auto events = progress.events();
   events.stop = interrupted;
   watch_for_interrupts();
-  const auto end =
-      train_in_folder(plan.folder, plan.spec, plan.classifier, plan.data.train, plan.data.test, pool, events);
-  const std::string folder = shell_word(plan.folder.string());
-  if (end == train::RunEnd::stopped) {
+  const auto make = [&] { return make_classifier(plan.run.model, plan.run.training.seed); };
+  const auto trained = train::train_images(plan.run, make, plan.data.train, plan.data.test, pool, events);
+  const std::string folder = shell_word(plan.run.folder.string());
+  if (trained.end == train::RunEnd::stopped) {
     end_interrupted("Stopped and saved. To go on: efla train smnist --resume " + folder);
   }
-  const auto metrics = io::read_json_lines(plan.folder / train::kMetricsFile);
+  const auto metrics = io::read_json_lines(plan.run.folder / train::kMetricsFile);
   fmt::print("test accuracy {:.4f} on {} images\ncheckpoint    {}\n", metrics.back().at("accuracy").get<double>(),
-             plan.data.test.count, (plan.folder / train::kCheckpointFile).string());
+             plan.data.test.count, train::CheckpointFolder(plan.run.folder).require_latest().path.string());
 }
 
 }  // namespace

@@ -14,15 +14,15 @@
 #include "cli/interrupt.h"
 #include "cli/lm_run.h"
 #include "cli/progress_bar.h"
-#include "cli/smnist.h"
+#include "cli/support/command_line.h"
+#include "cli/support/threads.h"
 #include "cli/version.h"
 #include "efla/base/error.h"
 #include "efla/io/file.h"
 #include "efla/io/folder_lock.h"
 #include "efla/io/json.h"
 #include "efla/io/sha256.h"
-#include "efla/train/options.h"
-#include "efla/train/ranks.h"
+#include "efla/train/distributed/process_group.h"
 
 namespace efla::cli {
 namespace {
@@ -39,11 +39,11 @@ class LmProgress {
  public:
   explicit LmProgress(std::int64_t steps) : bar_("train"), steps_(steps) {}
 
-  train::LmRunEvents events() {
-    train::LmRunEvents events;
-    events.step = [this](const train::LmStepResult& result, double rate) { step(result, rate); };
-    events.evaluating = [this] { bar_.draw(1.0, "evaluating", false); };
-    events.evaluated = [this](std::int64_t step, const train::LmEvaluation& e) {
+  train::RunEvents events() {
+    train::RunEvents events;
+    events.step = [this](const train::StepResult& result, double rate) { step(result, rate); };
+    events.evaluating = [this](std::int64_t) { bar_.draw(1.0, "evaluating", false); };
+    events.evaluated = [this](std::int64_t step, const nlohmann::ordered_json& e) {
       bar_.line(fmt::format("step {}: {}", step, text(e)));
     };
     events.sampled = [this](std::int64_t step, const std::string& text) {
@@ -52,21 +52,23 @@ class LmProgress {
     return events;
   }
 
-  static std::string text(const train::LmEvaluation& e) {
-    return fmt::format("validation perplexity {:.3f}, loss {:.4f}{}", e.perplexity, e.loss,
-                       e.bits_per_byte ? fmt::format(", {:.4f} bits a byte", *e.bits_per_byte) : "");
+  static std::string text(const nlohmann::ordered_json& e) {
+    std::string text = fmt::format("validation perplexity {:.3f}, loss {:.4f}", e.at("perplexity").get<double>(),
+                                   e.at("loss").get<double>());
+    if (e.contains("bits_per_byte")) text += fmt::format(", {:.4f} bits per byte", e.at("bits_per_byte").get<double>());
+    return text;
   }
 
  private:
   static constexpr std::int64_t kPlainLines = 100;
 
-  void step(const train::LmStepResult& result, double tokens_per_second) {
+  void step(const train::StepResult& result, double tokens_per_second) {
     // Weights of the newest step: that of a plain mean first, a twentieth later on.
     const double weight = std::max(1.0 / static_cast<double>(++drawn_), 0.05);
     const auto follow = [weight](double& mean, double value) { mean += weight * (value - mean); };
     follow(loss_, result.loss);
     follow(tokens_per_second_, tokens_per_second);
-    follow(seconds_per_step_, static_cast<double>(result.step_tokens) / tokens_per_second);
+    follow(seconds_per_step_, static_cast<double>(result.step_examples) / tokens_per_second);
     const bool plain_line =
         result.step == 1 || result.step * kPlainLines / steps_ != (result.step - 1) * kPlainLines / steps_;
     bar_.draw(static_cast<double>(result.step) / static_cast<double>(steps_),
@@ -120,19 +122,19 @@ json asked_configuration(const TrainLmArguments& a) {
 void require_same_run(const std::filesystem::path& folder, const json& config, const json& data) {
   const auto path = folder / train::kRunFile;
   const json recorded = io::read_json(path);
-  train::require_same(config, field_of(recorded, "config", path), "resume", path.string());
-  train::require_same({{"data", data}}, {{"data", field_of(recorded, "data", path)}}, "resume", path.string());
+  io::require_same(config, field_of(recorded, "config", path), "resume", path.string());
+  io::require_same({{"data", data}}, {{"data", field_of(recorded, "data", path)}}, "resume", path.string());
 }
 
-void write_run_file(const std::filesystem::path& folder, const LmSetup& setup, const train::Ranks& ranks, int threads,
-                    const std::string& device) {
+void write_run_file(const std::filesystem::path& folder, const LmSetup& setup, const train::ProcessGroup& group,
+                    int threads, const std::string& device) {
   const nlohmann::ordered_json run = {{"format", "efla language model run 1"},
                                       {"command", command_line()},
                                       {"config", setup.full()},
                                       {"data", setup.data_description()},
                                       {"tokenizer", setup.tokenizer_description()},
                                       {"parameters", setup.parameter_count()},
-                                      {"processes", ranks.size()},
+                                      {"processes", group.size()},
                                       {"threads", threads},
                                       {"device", device},
                                       {"environment", environment()}};
@@ -149,7 +151,7 @@ void print_summary(const std::filesystem::path& folder) {
   if (const auto evaluation = last("evaluation"); evaluation != metrics.rend()) {
     fmt::print("validation  perplexity {:.3f}", evaluation->at("perplexity").get<double>());
     if (evaluation->contains("bits_per_byte")) {
-      fmt::print(", {:.4f} bits a byte", evaluation->at("bits_per_byte").get<double>());
+      fmt::print(", {:.4f} bits per byte", evaluation->at("bits_per_byte").get<double>());
     }
     fmt::print("\n");
   }
@@ -158,27 +160,28 @@ void print_summary(const std::filesystem::path& folder) {
 
 std::filesystem::path folder_of(const TrainLmArguments& a) { return a.resume.empty() ? a.out : a.resume; }
 
-train::RunEnd train_with(const TrainLmArguments& a, LmSetup& setup, train::Ranks& ranks, torch::Device device) {
+train::RunEnd train_with(const TrainLmArguments& a, LmSetup& setup, train::ProcessGroup& group, torch::Device device) {
   const auto folder = folder_of(a);
   const auto& options = setup.options().training;
   const int threads = threads_of(a.threads);
   ThreadPool& pool = use_threads(threads);
-  const std::int64_t micro_batches = options.rows_per_step() / options.micro_batch / ranks.size();
+  const std::int64_t micro_batches = options.rows_per_step() / options.micro_batch / group.size();
   const auto copies = static_cast<int>(std::clamp<std::int64_t>(micro_batches, 1, device.is_cpu() ? threads : 1));
-  train::Replicas replicas(
-      copies, [&] { return setup.make_replica(); }, device, options.precision, pool);
+  train::LmTask task([&] { return setup.make_replica(); }, setup.run_data(), options, group, device, setup.files());
+  train::DataParallel model(
+      copies, [&] { return task.add_copy(); }, pool, device, options.precision);
   std::optional<io::FolderLock> lock;  // rank 0 holds it for all ranks
-  if (ranks.rank() == 0 && !a.resume.empty()) lock.emplace(folder, kTrainLm, "--resume");
-  if (ranks.rank() == 0 && a.resume.empty()) {
+  if (group.rank() == 0 && !a.resume.empty()) lock.emplace(folder, kTrainLm, "--resume");
+  if (group.rank() == 0 && a.resume.empty()) {
     lock.emplace(io::prepare_output_folder(folder, kTrainLm));
-    write_run_file(folder, setup, ranks, threads, a.device);
+    write_run_file(folder, setup, group, threads, a.device);
   }
   LmProgress progress(options.total_steps());
-  auto events = ranks.rank() == 0 ? progress.events() : train::LmRunEvents{};
+  auto events = group.rank() == 0 ? progress.events() : train::RunEvents{};
   events.stop = interrupted;
-  const auto end =
-      train::train_lm({folder, setup.full(), options, setup.run_data(), setup.run_model()}, replicas, ranks, events);
-  ranks.leave();
+  const train::Run run{folder, setup.full(), train::run_options(options, !setup.options().data.validation.empty())};
+  const auto end = train::train_in_folder(run, task, model, train::update_options(options), group, events);
+  group.shutdown();
   return end;
 }
 
@@ -193,11 +196,11 @@ json description(const TrainLmArguments& a, const LmSetup& setup) {
   return description;
 }
 
-std::unique_ptr<train::Ranks> join(const TrainLmArguments& a, const LmSetup& setup,
-                                   const train::RankEnvironment& environment, torch::Device device) {
+std::unique_ptr<train::ProcessGroup> join(const TrainLmArguments& a, const LmSetup& setup,
+                                          const train::RankEnvironment& environment, torch::Device device) {
   try {
-    return train::Ranks::join(environment, device, description(a, setup), interrupted);
-  } catch (const train::Stopped&) {
+    return train::ProcessGroup::join(environment, device, description(a, setup), interrupted);
+  } catch (const Stopped&) {
     end_interrupted("Stopped while waiting for the other ranks; nothing was written.");
   }
 }
@@ -209,19 +212,19 @@ void train_lm(const TrainLmArguments& a) {
   LmSetup setup(config, device);
   if (!a.resume.empty()) require_same_run(a.resume, setup.full(), setup.data_description());
   watch_for_interrupts();
-  const auto ranks = join(a, setup, environment, device);
+  const auto group = join(a, setup, environment, device);
   auto end = train::RunEnd::finished;
   try {
-    end = train_with(a, setup, *ranks, device);
+    end = train_with(a, setup, *group, device);
   } catch (const std::exception& error) {
-    ranks->leave(error.what());
+    group->shutdown(error.what());
     throw;
   }
   const auto folder = folder_of(a);
   if (end == train::RunEnd::stopped) {
     end_interrupted("Stopped and saved. To go on: efla train lm --resume " + shell_word(folder.string()));
   }
-  if (ranks->rank() == 0) print_summary(folder);
+  if (group->rank() == 0) print_summary(folder);
 }
 
 }  // namespace

@@ -18,6 +18,24 @@ std::size_t whole_lines(ByteView text) {
   return static_cast<std::size_t>(text.rend() - std::find(text.rbegin(), text.rend(), '\n'));
 }
 
+std::optional<Difference> difference_at(const std::string& path, const nlohmann::json& asked,
+                                        const nlohmann::json& found) {
+  if (asked.is_object() && found.is_object()) {
+    const auto below = [&](const std::string& key) { return path.empty() ? key : path + "." + key; };
+    for (const auto& [key, value] : asked.items()) {
+      if (auto difference = difference_at(below(key), value, found.value(key, nlohmann::json()))) return difference;
+    }
+    for (const auto& [key, value] : found.items()) {
+      if (asked.contains(key)) continue;
+      if (auto difference = difference_at(below(key), nlohmann::json(), value)) return difference;
+    }
+    return std::nullopt;
+  }
+  if (asked == found) return std::nullopt;
+  const auto shown = [](const nlohmann::json& value) { return value.is_null() ? "nothing" : value.dump(); };
+  return Difference{path, shown(asked), shown(found)};
+}
+
 }  // namespace
 
 nlohmann::json parse_json(ByteView text, const std::string& path, std::size_t start) {
@@ -64,6 +82,18 @@ std::string to_json_line(const nlohmann::ordered_json& value) {
 std::string shown(const nlohmann::json& value) {
   const bool has_no_json = value.is_number_float() && !std::isfinite(value.get<double>());
   return has_no_json ? std::to_string(value.get<double>()) : value.dump();
+}
+
+std::optional<Difference> first_difference(const nlohmann::json& asked, const nlohmann::json& found) {
+  return difference_at("", asked, found);
+}
+
+void require_same(const nlohmann::json& asked, const nlohmann::json& found, std::string_view operation,
+                  std::string_view where) {
+  if (const auto difference = first_difference(asked, found)) {
+    throw Error(std::string(operation), difference->field, difference->asked,
+                difference->found + " as in " + std::string(where));
+  }
 }
 
 JsonLinesWriter::JsonLinesWriter(const std::filesystem::path& path) : path_(path) {

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <filesystem>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -26,6 +28,18 @@ std::string to_json_line(const nlohmann::ordered_json& value);
 
 // Returns a value for a message: as JSON, except that nan and inf are shown by name.
 std::string shown(const nlohmann::json& value);
+
+// A field of two objects (by its path, as in "model.hidden") with both values as text, "nothing" for a missing one.
+struct Difference {
+  std::string field, asked, found;
+};
+
+// Returns the first field whose values differ. A field that only one of the objects has differs.
+std::optional<Difference> first_difference(const nlohmann::json& asked, const nlohmann::json& found);
+
+// Throws Error with the first difference; `operation` and `where` (the file with `found`) are parts of its message.
+void require_same(const nlohmann::json& asked, const nlohmann::json& found, std::string_view operation,
+                  std::string_view where);
 
 // Appends lines to a file. Each line is written in one call before the function returns. The constructor removes a last
 // line that was truncated.

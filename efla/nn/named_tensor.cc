@@ -19,6 +19,12 @@ using io::TensorType;
 
 }  // namespace
 
+NamedParameters named_parameters(const torch::nn::Module& model) {
+  NamedParameters parameters;
+  for (const auto& parameter : model.named_parameters()) parameters.emplace_back(parameter.key(), parameter.value());
+  return parameters;
+}
+
 io::NamedTensor named_tensor(const std::string& name, const torch::Tensor& tensor) {
   return {name,
           tensor.scalar_type() == torch::kLong ? TensorType::I64 : TensorType::F32,

@@ -1,13 +1,21 @@
-// Converts tensors to and from entries of safetensors files.
+// Names the parameters of a model, and converts tensors to and from entries of safetensors files.
 #pragma once
 
+#include <torch/nn/module.h>
 #include <torch/types.h>
 
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "efla/io/safetensors.h"
 
 namespace efla::nn {
+
+using NamedParameters = std::vector<std::pair<std::string, torch::Tensor>>;
+
+// Returns the parameters of a model, in the order in which they were registered.
+NamedParameters named_parameters(const torch::nn::Module& model);
 
 // Returns an entry that shares the tensor's bytes. The tensor is float32 or int64, contiguous, on the CPU and outlives
 // the entry.

@@ -1,36 +1,42 @@
-// Checkpoints: one safetensors file with all that the next step depends on.
+// A checkpoint: a folder with everything that the next step depends on.
+//   model.safetensors      the parameters (a task may add files that belong to its model)
+//   optimizer.safetensors  adamw.exp_avg.NAME and adamw.exp_avg_sq.NAME of every parameter
+//   trainer.json           {"format", "step", "examples", "position", "config"}
 #pragma once
+
+#include <torch/types.h>
 
 #include <cstdint>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "efla/io/safetensors.h"
 #include "efla/train/flat_parameters.h"
 
 namespace efla::train {
 
-// Writes model.NAME, adamw.exp_avg.NAME and adamw.exp_avg_sq.NAME of every parameter, and the metadata format, step and
-// run. The bytes depend on the arguments alone. Throws IoError; the file is whole or as before.
-void write_checkpoint(const std::filesystem::path& path, const FlatParameters& parameters, const FlatAdamW& optimizer,
-                      std::int64_t step, const nlohmann::json& run);
+inline constexpr const char* kModelFile = "model.safetensors";
 
-// An open checkpoint. Every function throws IoError(content) for what write_checkpoint would not have written.
-class Checkpoint {
- public:
-  explicit Checkpoint(const std::filesystem::path& path);
-
-  std::int64_t step() const { return step_; }         // updates made
-  const nlohmann::json& run() const { return run_; }  // what was trained, as given to write_checkpoint
-
-  void read_parameters(const NamedParameters& parameters) const;
-  void read_moments(const FlatParameters& parameters, FlatAdamW& optimizer) const;
-
- private:
-  io::SafetensorsFile file_;
-  std::int64_t step_ = 0;
-  nlohmann::json run_;
+struct TrainerState {
+  std::int64_t step = 0;      // updates made
+  std::int64_t examples = 0;  // that the updates saw
+  nlohmann::json position;    // Task::position
+  nlohmann::json config;      // what is trained: must be the same to resume
 };
+
+// Writes everything but the model, of which the task writes the files. exp_avg and exp_avg_sq have the size of
+// parameters and are on the CPU. The bytes depend on the arguments alone. Throws IoError.
+void write_checkpoint(const std::filesystem::path& folder, const TrainerState& state, const FlatParameters& parameters,
+                      const torch::Tensor& exp_avg, const torch::Tensor& exp_avg_sq);
+
+// Throws IoError(content) where trainer.json is not that of a checkpoint.
+TrainerState read_trainer_state(const std::filesystem::path& folder);
+
+// Reads AdamW's moments into two flat buffers of the size of parameters. Throws IoError(content).
+void read_moments(const std::filesystem::path& folder, const FlatParameters& parameters, const torch::Tensor& exp_avg,
+                  const torch::Tensor& exp_avg_sq);
+
+// Reads model.safetensors into the parameters. Throws IoError(content).
+void read_parameters(const std::filesystem::path& folder, const nn::NamedParameters& parameters);
 
 }  // namespace efla::train

@@ -61,6 +61,12 @@ std::optional<CheckpointFolder::Saved> CheckpointFolder::latest() const {
   return found.back();
 }
 
+CheckpointFolder::Saved CheckpointFolder::require_latest() const {
+  const auto found = latest();
+  if (!found) throw IoError(IoError::Kind::missing, folder_.string(), -1, "has no checkpoint of a training run");
+  return *found;
+}
+
 void CheckpointFolder::add(std::int64_t step, const std::function<void(const fs::path&)>& write) {
   std::error_code error;
   fs::create_directories(folder_, error);

@@ -1,4 +1,4 @@
-// A run's folder of checkpoints: checkpoints/step-000100, step-000200, …, each of them whole or not there.
+// The checkpoints of a run: checkpoints/step-000100, step-000200, … in its folder. A checkpoint is complete or absent.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +9,8 @@
 
 namespace efla::train {
 
+inline constexpr const char* kCheckpointsFolder = "checkpoints";  // of a run's folder
+
 class CheckpointFolder {
  public:
   struct Saved {
@@ -16,23 +18,25 @@ class CheckpointFolder {
     std::filesystem::path path;
   };
 
-  // Of a run's folder; made with the first checkpoint.
-  explicit CheckpointFolder(const std::filesystem::path& run) : folder_(run / "checkpoints") {}
+  // `run` is the run's folder. The first checkpoint makes the folder of checkpoints.
+  explicit CheckpointFolder(const std::filesystem::path& run) : folder_(run / kCheckpointsFolder) {}
 
   std::filesystem::path path_of(std::int64_t step) const;
 
-  // By rising step.
+  // Returns the checkpoints, by rising step.
   std::vector<Saved> list() const;
   std::optional<Saved> latest() const;
+  // Returns the newest checkpoint. Throws IoError if there is none.
+  Saved require_latest() const;
 
-  // write(folder) fills a folder under a temporary name, which then gets its own. What write throws, and IoError, leave
-  // the other checkpoints as they were. One of the same step is replaced.
+  // Calls write(folder) with a folder under a temporary name, then renames the folder. Replaces a checkpoint of the
+  // same step. If write throws, the other checkpoints stay as they were. Throws IoError.
   void add(std::int64_t step, const std::function<void(const std::filesystem::path&)>& write);
 
-  // Removes all but the newest so many.
+  // Removes all but the newest `count` checkpoints.
   void keep_newest(std::int64_t count);
 
-  // Removes what processes that were killed left behind. Nobody else may be writing.
+  // Removes the temporary folders of processes that were killed. No other process may be writing.
   void remove_leftovers();
 
  private:

@@ -21,7 +21,7 @@ bool weight_decays(const std::string& name, const torch::Tensor& parameter) {
          name.find("position") == std::string::npos;
 }
 
-FlatParameters::FlatParameters(const NamedParameters& parameters, torch::Device device) {
+FlatParameters::FlatParameters(const nn::NamedParameters& parameters, torch::Device device) {
   std::int64_t size = 0;
   for (const auto& [name, parameter] : parameters) {
     entries_.push_back(
@@ -34,7 +34,7 @@ FlatParameters::FlatParameters(const NamedParameters& parameters, torch::Device 
   share(parameters);
 }
 
-void FlatParameters::share(const NamedParameters& copy) const {
+void FlatParameters::share(const nn::NamedParameters& copy) const {
   for (std::size_t i = 0; i < entries_.size(); ++i) {
     torch::Tensor parameter = copy[i].second;
     parameter.set_data(view(values_, entries_[i]));

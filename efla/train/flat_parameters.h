@@ -5,14 +5,12 @@
 
 #include <cstdint>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "efla/base/threads.h"
+#include "efla/nn/named_tensor.h"
 
 namespace efla::train {
-
-using NamedParameters = std::vector<std::pair<std::string, torch::Tensor>>;
 
 // [begin, end) of a flat buffer.
 struct Range {
@@ -31,16 +29,16 @@ class FlatParameters {
   };
 
   // Copies float32 parameters to the device and makes each a view of values().
-  FlatParameters(const NamedParameters& parameters, torch::Device device);
+  FlatParameters(const nn::NamedParameters& parameters, torch::Device device);
 
-  // The same for the parameters of a copy of the model: from here on both are the same numbers.
-  void share(const NamedParameters& copy) const;
+  // Makes the parameters of a copy of the model views of values() too.
+  void share(const nn::NamedParameters& copy) const;
 
   const std::vector<Entry>& entries() const { return entries_; }
   std::int64_t size() const { return values_.numel(); }
   const torch::Tensor& values() const { return values_; }  // [size()] float32
 
-  // An entry's part of a flat buffer [size()], in its shape.
+  // Returns an entry's range of a flat buffer [size()], in the entry's shape.
   torch::Tensor view(const torch::Tensor& flat, const Entry& entry) const;
 
  private:
@@ -65,7 +63,7 @@ class FlatAdamW {
 
   const Range& range() const { return range_; }
 
-  // gradient [parameters.size()] is multiplied by `scale` first. The same bits for any number of threads.
+  // Updates the parameters with gradient [parameters.size()] times `scale`. The same bits for any number of threads.
   void step(const torch::Tensor& gradient, double scale, double lr, ThreadPool& pool);
 
   std::int64_t steps() const { return steps_; }
@@ -94,7 +92,7 @@ class FlatAdamW {
   std::int64_t steps_ = 0;
 };
 
-// Σ x² over a range of a flat float32 buffer. The same bits for any number of threads.
+// Returns Σ x² over a range of a flat float32 buffer. The same bits for any number of threads.
 double sum_of_squares(const torch::Tensor& flat, Range range, ThreadPool& pool);
 
 }  // namespace efla::train

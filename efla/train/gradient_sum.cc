@@ -22,8 +22,8 @@ GradientSum::GradientSum(const FlatParameters& parameters, std::vector<Range> bu
   }
 }
 
-void GradientSum::begin(std::int64_t micro_batches) {
-  micro_batches_ = micro_batches;
+void GradientSum::begin(std::int64_t parts) {
+  parts_ = parts;
   missing_.assign(buckets_.size(), 0);
   next_bucket_ = 0;
   for (auto& sum : sums_) {
@@ -33,14 +33,14 @@ void GradientSum::begin(std::int64_t micro_batches) {
   }
 }
 
-void GradientSum::add(std::size_t parameter, std::int64_t micro_batch, torch::Tensor gradient) {
+void GradientSum::add(std::size_t parameter, std::int64_t part, torch::Tensor gradient) {
   Parameter& sum = sums_[parameter];
   const std::lock_guard lock(sum.mutex);
-  sum.waiting.emplace(micro_batch, std::move(gradient));
+  sum.waiting.emplace(part, std::move(gradient));
   while (!sum.waiting.empty() && sum.waiting.begin()->first == sum.next) {
     accumulate(parameter, sum.waiting.begin()->second);
     sum.waiting.erase(sum.waiting.begin());
-    if (++sum.next == micro_batches_) complete(sum);
+    if (++sum.next == parts_) complete(sum);
   }
 }
 
@@ -55,7 +55,7 @@ void GradientSum::accumulate(std::size_t parameter, const torch::Tensor& gradien
       into.copy_(gradient);
     }
     sum.written = true;
-  } else if (!sum.written && sum.next + 1 == micro_batches_) {
+  } else if (!sum.written && sum.next + 1 == parts_) {
     into.zero_();
   }
 }

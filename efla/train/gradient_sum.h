@@ -1,4 +1,4 @@
-// The gradient of a step, summed over micro-batches that are computed side by side, and ready in parts while the
+// The gradient of a step, summed over parts that are computed side by side, and ready bucket by bucket while the
 // backward passes still run.
 #pragma once
 
@@ -14,20 +14,21 @@
 
 namespace efla::train {
 
-// Each parameter's gradients are added in the order of the micro-batches, whichever thread comes first, so the sum has
-// the same bits for any number of threads. Early ones wait: at most one gradient a thread.
+// Each parameter's gradients are added in the order of the parts, whichever thread comes first, so the sum has
+// the same bits for any number of threads. Gradients that come early wait, at most one per thread.
 class GradientSum {
  public:
-  // buckets: stretches that cover the flat gradient, in the order in which `ready` is to see them. ready(bucket) is
-  // called, once a step and one at a time, when all parameters in it are complete and the buckets before it were ready.
+  // buckets: ranges that cover the flat gradient, in the order in which `ready` is called for them. ready(bucket) is
+  // called, once per step and one at a time, when all parameters in it are complete and the buckets before it were
+  // ready.
   GradientSum(const FlatParameters& parameters, std::vector<Range> buckets, std::function<void(std::size_t)> ready);
 
-  // Starts a step of so many micro-batches.
-  void begin(std::int64_t micro_batches);
+  // Starts a step of `parts` parts.
+  void begin(std::int64_t parts);
 
-  // The gradient of one parameter (its index among the entries) in one micro-batch; an undefined tensor is zero.
-  // Exactly once a step for every pair; may be called from several threads.
-  void add(std::size_t parameter, std::int64_t micro_batch, torch::Tensor gradient);
+  // Adds the gradient of one parameter (its index among the entries) in one part; an undefined tensor is zero.
+  // Exactly once per step for every pair; may be called from several threads.
+  void add(std::size_t parameter, std::int64_t part, torch::Tensor gradient);
 
   // [parameters.size()] float32
   const torch::Tensor& gradient() const { return gradient_; }
@@ -35,8 +36,8 @@ class GradientSum {
  private:
   struct Parameter {
     std::mutex mutex;
-    std::map<std::int64_t, torch::Tensor> waiting;  // by micro-batch
-    std::int64_t next = 0;                          // the first micro-batch that is not in the sum
+    std::map<std::int64_t, torch::Tensor> waiting;  // by part
+    std::int64_t next = 0;                          // the first part that is not in the sum
     bool written = false;
     std::size_t first_bucket = 0, last_bucket = 0;
   };
@@ -49,14 +50,14 @@ class GradientSum {
   std::function<void(std::size_t)> ready_;
   torch::Tensor gradient_;
   std::vector<Parameter> sums_;
-  std::int64_t micro_batches_ = 0;
+  std::int64_t parts_ = 0;
   std::mutex bucket_mutex_;
   std::vector<std::size_t> missing_;  // parameters of each bucket that are not complete
   std::size_t next_bucket_ = 0;
 };
 
-// The stretches between the owners' boundaries (rising; the first is 0, the last the size), cut to at most `longest`
-// floats: the last first, as a backward pass completes them.
+// Returns the ranges between the owners' boundaries (rising; the first is 0, the last the size), cut to at most
+// `longest` floats. The last range comes first because a backward pass completes it first.
 std::vector<Range> gradient_buckets(const std::vector<std::int64_t>& boundaries, std::int64_t longest);
 
 }  // namespace efla::train

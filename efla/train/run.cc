@@ -1,118 +1,187 @@
 #include "efla/train/run.h"
 
-#include <array>
 #include <chrono>
-#include <cstdio>
+#include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
 
+#include "efla/base/error.h"
 #include "efla/io/file.h"
-#include "efla/train/metrics.h"
 
 namespace efla::train {
 namespace {
 
+using nlohmann::ordered_json;
 using Clock = std::chrono::steady_clock;
 
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
-
-// FNV-1a over eight bytes at a time: tells data sets apart, guards against nothing.
-class Digest {
+class Runner {
  public:
-  void add(const std::vector<std::uint8_t>& bytes) {
-    for (std::size_t i = 0; i < bytes.size(); ++i) hash_ = (hash_ ^ bytes[i]) * 0x100000001B3U;
-  }
-  std::string text() const {
-    std::array<char, 17> digits{};
-    std::snprintf(digits.data(), digits.size(), "%016llx", static_cast<unsigned long long>(hash_));
-    return digits.data();
+  Runner(const Run& run, Task& task, DataParallel& model, const UpdateOptions& update, ProcessGroup& group,
+         const RunEvents& events)
+      : run_(run),
+        task_(task),
+        model_(model),
+        group_(group),
+        events_(events),
+        trainer_(task, model, update, group),
+        checkpoints_(run.folder) {}
+
+  RunEnd train() {
+    try {
+      start();
+      while (!enough_ && !last()) {
+        const StepResult result = step();
+        if (result.stop) throw Stopped();
+        if (last() || every(run_.options.checkpoint_every)) save();
+        observe();
+      }
+      return RunEnd::finished;
+    } catch (const Stopped&) {
+      save();
+      return RunEnd::stopped;
+    }
   }
 
  private:
-  std::uint64_t hash_ = 0xCBF29CE484222325U;
+  bool writes() const { return group_.rank() == 0; }
+  bool last() const { return trainer_.steps_done() >= task_.steps(); }
+  bool every(std::int64_t steps) const { return steps > 0 && trainer_.steps_done() % steps == 0; }
+
+  // Resumes from the latest checkpoint, and does what was due at its step.
+  void start() {
+    if (writes()) {
+      io::remove_stale_temporaries(run_.folder);
+      checkpoints_.remove_leftovers();
+    }
+    const auto latest = checkpoints_.latest();
+    // Rank 0 says which one: the others might see one that it is about to remove.
+    const auto known = group_.gather({latest ? static_cast<double>(latest->step) : -1.0}).front().front();
+    if (known >= 0.0) {
+      for (const auto& saved : checkpoints_.list()) {
+        if (saved.step == static_cast<std::int64_t>(known)) restore(saved);
+      }
+      if (!saved_) throw Error("train lm", "RUN", "no checkpoint that rank 0 sees", "a folder that all processes see");
+    }
+    if (writes()) log_ = std::make_unique<MetricsLog>(run_.folder, trainer_.steps_done());
+    const auto seen = group_.gather(seen_so_far()).front();
+    evaluated_ = static_cast<std::int64_t>(seen[0]);
+    sampled_ = static_cast<std::int64_t>(seen[1]);
+    enough_ = seen[2] > 0.0;
+    if (trainer_.steps_done() > 0 && !enough_) observe();
+  }
+
+  void restore(const CheckpointFolder::Saved& saved) {
+    trainer_.restore(saved.path, run_.config);
+    saved_ = saved;
+  }
+
+  // The steps of the last evaluation and the last sample, and whether that evaluation was enough.
+  std::vector<double> seen_so_far() const {
+    if (!log_) return {0.0, 0.0, 0.0};
+    const auto evaluation = log_->last("evaluation"), sample = log_->last("sample");
+    const auto step_of = [](const auto& line) { return line ? line->at("step").template get<double>() : 0.0; };
+    return {step_of(evaluation), step_of(sample), evaluation && task_.enough(*evaluation) ? 1.0 : 0.0};
+  }
+
+  // The beginning of a line of metrics.
+  ordered_json line_of(const char* event) const {
+    ordered_json line = {{"event", event}, {"step", trainer_.steps_done()}};
+    line.update(task_.progress(trainer_.steps_done(), trainer_.examples_done()));
+    return line;
+  }
+
+  StepResult step() {
+    const auto start = Clock::now();
+    const StepResult result = trainer_.step(events_.stop);
+    if (!result.updated) {
+      throw NonFinite("training stopped at step " + std::to_string(result.step) + ": loss " +
+                      std::to_string(result.loss) + ", gradient norm " + std::to_string(result.grad_norm) + "; " +
+                      last_good());
+    }
+    const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+    const double rate = static_cast<double>(result.step_examples) / seconds;
+    if (log_) {
+      ordered_json line = line_of("step");
+      line["loss"] = result.loss;
+      if (task_.counts_correct()) line["accuracy"] = result.accuracy;
+      line["lr"] = result.lr;
+      line["grad_norm"] = result.grad_norm;
+      line[task_.unit() + "_per_second"] = rate;
+      log_->write(line, "train", seconds);
+    }
+    if (events_.step) events_.step(result, rate);
+    return result;
+  }
+
+  // Makes the evaluation and the sample that are due after the steps so far.
+  void observe() {
+    const RunOptions& options = run_.options;
+    const std::int64_t done = trainer_.steps_done();
+    if (options.evaluate && (last() || every(options.evaluate_every)) && evaluated_ < done) {
+      if (options.checkpoint_evaluated) save();
+      if (events_.evaluating) events_.evaluating(done);
+      const ordered_json evaluation = task_.evaluate(model_, group_, events_.stop);
+      if (log_) {
+        ordered_json line = line_of("evaluation");
+        line.update(evaluation);
+        log_->write(line, "validation");
+      }
+      if (events_.evaluated) events_.evaluated(done, evaluation);
+      evaluated_ = done;
+      enough_ = task_.enough(evaluation);
+    }
+    if (every(options.sample_every) && sampled_ < done) {
+      sampled_ = done;
+      if (!writes()) return;
+      ordered_json line = line_of("sample");
+      line["text"] = task_.sample();
+      log_->write(line, "sample");
+      if (events_.sampled) events_.sampled(done, line.at("text").get<std::string>());
+    }
+  }
+
+  void save() {
+    const std::int64_t step = trainer_.steps_done();
+    if (saved_ && saved_->step == step) return;
+    try {
+      if (writes()) {
+        log_->sync();
+        checkpoints_.add(step, [&](const std::filesystem::path& folder) { trainer_.save(folder, run_.config); });
+        checkpoints_.keep_newest(run_.options.keep_checkpoints);
+      } else {
+        trainer_.save({}, run_.config);
+      }
+      saved_ = {step, checkpoints_.path_of(step)};
+    } catch (const IoError& error) {
+      throw std::runtime_error("the checkpoint of step " + std::to_string(step) + " was not saved: " + error.what() +
+                               "; " + last_good());
+    }
+  }
+
+  std::string last_good() const {
+    if (!saved_) return "no checkpoint had been written";
+    return "the last good checkpoint is " + saved_->path.string();
+  }
+
+  const Run& run_;
+  Task& task_;
+  DataParallel& model_;
+  ProcessGroup& group_;
+  const RunEvents& events_;
+  Trainer trainer_;
+  CheckpointFolder checkpoints_;
+  std::unique_ptr<MetricsLog> log_;  // rank 0's
+  std::optional<CheckpointFolder::Saved> saved_;
+  std::int64_t evaluated_ = 0, sampled_ = 0;  // the steps of the last ones
+  bool enough_ = false;
 };
-
-nlohmann::ordered_json line_of(const StepResult& r, double images_per_second, double seconds) {
-  return {
-      {"event", "step"},        {"step", r.step}, {"epoch", r.epoch},         {"loss", r.loss},
-      {"accuracy", r.accuracy}, {"lr", r.lr},     {"grad_norm", r.grad_norm}, {"images_per_second", images_per_second},
-      {"seconds", seconds}};
-}
-
-nlohmann::ordered_json line_of(std::int64_t step, std::int64_t epoch, const Evaluation& e, double seconds) {
-  return {{"event", "evaluation"}, {"step", step},           {"epoch", epoch},
-          {"loss", e.loss},        {"accuracy", e.accuracy}, {"seconds", seconds}};
-}
-
-[[noreturn]] void stop_at_non_finite(const StepResult& r, const std::filesystem::path& checkpoint,
-                                     std::optional<std::int64_t> saved) {
-  std::string message = "training stopped at step " + std::to_string(r.step) + ": loss " + std::to_string(r.loss) +
-                        ", gradient norm " + std::to_string(r.grad_norm) + "; ";
-  message += saved ? "the last good checkpoint is " + checkpoint.string() + " of step " + std::to_string(*saved)
-                   : "no checkpoint had been written";
-  throw std::runtime_error(message);
-}
 
 }  // namespace
 
-nlohmann::json description(const RunSpec& spec) {
-  return {{"model", spec.model}, {"data", spec.data}, {"training", to_json(spec.training)}};
-}
-
-nlohmann::json describe(const std::string& source, const data::ImageSet& train, const data::ImageSet& test) {
-  Digest digest;
-  for (const auto* set : {&train, &test}) {
-    digest.add(set->pixels);
-    digest.add(set->labels);
-  }
-  return {{"source", source}, {"train_images", train.count}, {"test_images", test.count}, {"digest", digest.text()}};
-}
-
-RunEnd train_in_folder(const std::filesystem::path& folder, const RunSpec& spec, const Classifier& classifier,
-                       const data::ImageSet& train, const data::ImageSet& test, ThreadPool& pool,
-                       const RunEvents& events) {
-  io::remove_stale_temporaries(folder);
-  const auto path = folder / kCheckpointFile;
-  const auto run = description(spec);
-  Trainer trainer(classifier, train, spec.training, pool);
-  std::optional<std::int64_t> saved;
-  if (std::filesystem::exists(path)) {
-    trainer.restore(path, run);
-    saved = trainer.steps_done();
-  }
-  Metrics metrics(folder / kMetricsFile, trainer.steps_done());
-  const auto save = [&] {
-    if (saved == trainer.steps_done()) return;
-    trainer.save(path, run);
-    saved = trainer.steps_done();
-  };
-  try {
-    for (;;) {
-      const std::int64_t done = trainer.steps_done();
-      if (done > 0 && done % trainer.steps_per_epoch() == 0 && metrics.last_step("evaluation") < done) {
-        save();
-        const std::int64_t epoch = done / trainer.steps_per_epoch();
-        if (events.evaluating) events.evaluating(epoch);
-        const Evaluation evaluation = evaluate(classifier, test, pool, {}, 0, events.stop);
-        metrics.write(line_of(done, epoch, evaluation, metrics.seconds()));
-        if (events.evaluated) events.evaluated(epoch, evaluation);
-      }
-      if (done == trainer.total_steps()) return RunEnd::finished;
-      if (spec.checkpoint_every > 0 && done % spec.checkpoint_every == 0) save();
-      if (events.stop && events.stop()) throw Stopped();
-      const auto start = Clock::now();
-      const StepResult result = trainer.step();
-      if (!result.updated) stop_at_non_finite(result, path, saved);
-      const double seconds = seconds_since(start);
-      const double rate = static_cast<double>(result.images) / seconds;
-      metrics.write(line_of(result, rate, metrics.seconds() + seconds));
-      if (events.step) events.step(result, rate, metrics.seconds());
-    }
-  } catch (const Stopped&) {
-    save();
-    return RunEnd::stopped;
-  }
+RunEnd train_in_folder(const Run& run, Task& task, DataParallel& model, const UpdateOptions& update,
+                       ProcessGroup& group, const RunEvents& events) {
+  return Runner(run, task, model, update, group, events).train();
 }
 
 }  // namespace efla::train

@@ -1,50 +1,58 @@
-// A training run in a folder of its own: metrics.jsonl grows, checkpoint.safetensors is replaced, and what was
-// interrupted goes on to the same bits.
+// A training run in a folder of its own, which continues to the same bits after any interruption:
+//   metrics.jsonl               one line per step, evaluation and sample
+//   tensorboard/                the same numbers for TensorBoard
+//   checkpoints/step-NNNNNN/    checkpoint.h
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <string>
 
-#include "efla/train/evaluate.h"
-#include "efla/train/metrics.h"
+#include "efla/train/checkpoint_folder.h"
+#include "efla/train/metrics_log.h"
 #include "efla/train/trainer.h"
 
 namespace efla::train {
 
-inline constexpr const char* kCheckpointFile = "checkpoint.safetensors";
-
-struct RunSpec {
-  nlohmann::json model;  // the classifier's configuration
-  nlohmann::json data;   // what the images are (describe)
-  TrainOptions training;
-  std::int64_t checkpoint_every = 0;  // steps; besides these, every epoch's end. Does not change the results
+struct RunOptions {
+  bool evaluate = true;               // after the last step, and every so many:
+  std::int64_t evaluate_every = 0;    // steps; 0: after the last only
+  std::int64_t sample_every = 0;      // steps; 0: never
+  std::int64_t checkpoint_every = 0;  // steps; 0: after the last only
+  bool checkpoint_evaluated = false;  // also before each evaluation
+  std::int64_t keep_checkpoints = 1;  // the newest
 };
-
-// {"model": …, "data": …, "training": …}: what a checkpoint must agree on to be continued.
-nlohmann::json description(const RunSpec& spec);
-
-// {"source": …, "train_images": n, "test_images": n, "digest": sixteen hexadecimal digits of all pixels and labels}.
-nlohmann::json describe(const std::string& source, const data::ImageSet& train, const data::ImageSet& test);
 
 struct RunEvents {
-  StopFunction stop;  // asked after each step and during evaluation
-  std::function<void(const StepResult&, double images_per_second, double seconds)> step;
-  std::function<void(std::int64_t epoch)> evaluating;
-  std::function<void(std::int64_t epoch, const Evaluation&)> evaluated;
+  StopFunction stop;  // asked at the end of each step and during evaluation
+  std::function<void(const StepResult&, double examples_per_second)> step;
+  std::function<void(std::int64_t step)> evaluating;
+  std::function<void(std::int64_t step, const nlohmann::ordered_json& evaluation)> evaluated;
+  std::function<void(std::int64_t step, const std::string& text)> sampled;
 };
+
+// The arguments that stay the same over a run.
+struct Run {
+  std::filesystem::path folder;  // exists
+  nlohmann::json config;         // what is trained: a checkpoint must agree on it to be resumed
+  RunOptions options;
+};
+
+// What a command keeps about a run, in the run's folder.
+inline constexpr const char* kRunFile = "run.json";
 
 enum class RunEnd { finished, stopped };
 
-// Trains classifier (fresh, as its seed made it) for all epochs, evaluating on test after each, starting from the
-// folder's checkpoint where there is one; the folder exists. A stop saves a checkpoint and returns. metrics.jsonl gets
-// one line a step {"event": "step", step, epoch, loss, accuracy, lr, grad_norm, images_per_second, seconds} and one an
-// evaluation {"event": "evaluation", step, epoch, loss, accuracy, seconds}; only images_per_second and seconds (the
-// time spent in steps so far) differ between two runs. Throws std::runtime_error at a loss or gradient that is not
-// finite, naming the step and the last good checkpoint, and what Trainer throws.
-RunEnd train_in_folder(const std::filesystem::path& folder, const RunSpec& spec, const Classifier& classifier,
-                       const data::ImageSet& train, const data::ImageSet& test, ThreadPool& pool,
-                       const RunEvents& events);
+// Trains for all steps, or until an evaluation is enough for the task, beginning with the folder's latest checkpoint if
+// it has one. Called by all ranks, of which rank 0 alone writes. metrics.jsonl gets lines {"event": "step", step,
+// [progress], loss, [accuracy], lr, grad_norm, UNIT_per_second, seconds}, {"event": "evaluation", step, [progress],
+// [evaluation], seconds} and {"event": "sample", step, [progress], text, seconds}; only UNIT_per_second and seconds
+// (the time spent in steps) differ between two runs. A stop saves a checkpoint and returns. Throws NonFinite at a loss
+// or gradient that is not finite, and std::runtime_error where a checkpoint cannot be written; both name the last good
+// one.
+RunEnd train_in_folder(const Run& run, Task& task, DataParallel& model, const UpdateOptions& update,
+                       ProcessGroup& group, const RunEvents& events);
 
 }  // namespace efla::train

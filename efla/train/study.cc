@@ -6,8 +6,8 @@
 #include <string_view>
 
 #include "efla/base/error.h"
+#include "efla/eval/perturb.h"
 #include "efla/train/distinct.h"
-#include "efla/train/perturb.h"
 
 namespace efla::train {
 namespace {
@@ -43,7 +43,7 @@ Spread spread_of(const std::vector<double>& values) {
   return {sum / n, values.size() > 1 ? json(std::sqrt(squares / (n - 1.0))) : json()};
 }
 
-ordered_json average_panel(const Panel& panel, const std::vector<const ordered_json*>& runs) {
+ordered_json average_panel(const eval::Panel& panel, const std::vector<const ordered_json*>& runs) {
   auto points = ordered_json::array();
   for (std::size_t level = 0; level < panel.levels.size(); ++level) {
     std::vector<double> accuracy;
@@ -126,7 +126,7 @@ ordered_json summarize(const StudyOptions& options, const std::vector<ordered_js
     const Spread spread = spread_of(clean);
     entry["clean_accuracy"] = spread.mean;
     entry["clean_std"] = spread.std;
-    for (const auto& panel : robustness_panels()) entry[std::string(panel.name)] = average_panel(panel, chosen);
+    for (const auto& panel : eval::robustness_panels()) entry[std::string(panel.name)] = average_panel(panel, chosen);
   }
   return mixers;
 }

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "efla/nn/models/sequence_model.h"
-#include "efla/train/synthetic_trainer.h"
+#include "efla/train/tasks/sequence_task.h"
 
 namespace efla::train {
 
@@ -31,16 +31,15 @@ struct SyntheticRun {
 nlohmann::json description(const SyntheticRun& run);
 
 struct SyntheticEvents {
-  StopFunction stop;  // asked after each step and during evaluation
-  std::function<void(const SyntheticRun&, const SyntheticStep&)> step;
+  StopFunction stop;  // asked at the end of each step and during evaluation
+  std::function<void(const SyntheticRun&, const StepResult&)> step;
 };
 
 // Trains and measures, starting from the folder's checkpoint where there is one, and returns the entry of
 // results.json's "runs", which it keeps in the folder's result.json; one that is there already is returned as it is.
 // Nothing where it was stopped, with a checkpoint saved. A loss, gradient or logit that is not finite ends the run: its
-// entry has "diverged", the step, and no accuracies. metrics.jsonl gets a line a step {"event": "step", step, loss, lr,
-// grad_norm, seconds} and one an evaluation {"event": "evaluation", step, accuracy, seconds}, where seconds is the time
-// spent in steps.
+// entry has "diverged", the step, and no accuracies. run.h says
+// what else the folder gets; an evaluation has the accuracy on the first test.
 std::optional<nlohmann::ordered_json> run_in_folder(const std::filesystem::path& folder, const SyntheticRun& run,
                                                     ThreadPool& pool, const SyntheticEvents& events);
 

@@ -1,84 +1,209 @@
 #include "efla/train/trainer.h"
 
-#include <torch/nn/functional/loss.h>
+#include <torch/csrc/autograd/utils/lambda_post_hook.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <cmath>
-#include <nlohmann/json.hpp>
-#include <span>
 #include <string>
+#include <utility>
 
-#include "efla/autograd/one_thread.h"
-#include "efla/base/error.h"
+#include "efla/io/json.h"
 #include "efla/train/checkpoint.h"
-#include "efla/train/data_order.h"
 
 namespace efla::train {
 namespace {
 
-const TrainOptions& validated(const TrainOptions& options, const data::ImageSet& images) {
-  validate(options);
-  if (images.count == 0) throw Error("train", "training images", "none", "at least one");
-  return options;
+// A bucket of gradients that is sent as one: 8 MiB.
+constexpr std::int64_t kBucketFloats = std::int64_t{1} << 21;
+
+using torch::autograd::Node;
+using torch::autograd::Variable;
+
+// Hands the gradients of one backward pass to a sum, each as soon as it is known.
+class GradientHooks {
+ public:
+  GradientHooks(const nn::NamedParameters& parameters, std::int64_t part, GradientSum& sum)
+      : parameters_(parameters), part_(part), sum_(sum), seen_(parameters.size()) {
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+      // The parameter itself does not keep its accumulator alive.
+      accumulators_.push_back(torch::autograd::impl::grad_accumulator(parameters_[i].second));
+      hooks_.push_back(accumulators_.back()->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(
+          [this, i](const std::vector<Variable>& outputs, const std::vector<Variable>&) {
+            hand_over(i);
+            return outputs;
+          })));
+    }
+  }
+  ~GradientHooks() {
+    for (std::size_t i = 0; i < hooks_.size(); ++i) accumulators_[i]->del_post_hook(hooks_[i]);
+  }
+  GradientHooks(const GradientHooks&) = delete;
+  GradientHooks& operator=(const GradientHooks&) = delete;
+
+  // Called after the backward pass: parameters without a path to the loss have gradient zero.
+  void finish() {
+    for (std::size_t i = 0; i < seen_.size(); ++i) {
+      if (!seen_[i]) sum_.add(i, part_, {});
+    }
+  }
+
+ private:
+  void hand_over(std::size_t i) {
+    torch::Tensor parameter = parameters_[i].second;
+    torch::Tensor gradient = parameter.grad();
+    parameter.mutable_grad().reset();
+    seen_[i] = true;
+    sum_.add(i, part_, std::move(gradient));
+  }
+
+  const nn::NamedParameters& parameters_;
+  std::int64_t part_;
+  GradientSum& sum_;
+  std::vector<bool> seen_;
+  std::vector<std::shared_ptr<Node>> accumulators_;
+  std::vector<std::uintptr_t> hooks_;
+};
+
+std::vector<std::int64_t> partition(std::int64_t size, int ranks) {
+  constexpr std::int64_t kAlignment = 16;  // floats of a cache line
+  std::vector<std::int64_t> boundaries;
+  for (int r = 0; r < ranks; ++r) boundaries.push_back(size * r / ranks / kAlignment * kAlignment);
+  boundaries.push_back(size);
+  return boundaries;
 }
 
 }  // namespace
 
-Trainer::Trainer(const Classifier& classifier, const data::ImageSet& images, const TrainOptions& options,
-                 ThreadPool& pool)
-    : classifier_(classifier),
-      images_(images),
-      options_(validated(options, images)),
-      pool_(pool),
-      parameters_(classifier.parameters, torch::kCPU),
-      gradient_(tensors_of(classifier.parameters), pool),
-      optimizer_(parameters_, {.beta2 = 0.999, .weight_decay = options.weight_decay}, {0, parameters_.size()}),
-      steps_per_epoch_((images.count + options.batch_size - 1) / options.batch_size) {}
+struct Trainer::Sums {
+  double loss = 0.0;  // over targets
+  std::int64_t targets = 0, examples = 0, correct = 0;
+};
 
-StepResult Trainer::step() {
-  autograd::compute_on_this_thread_only();
-  const std::int64_t epoch = step_ / steps_per_epoch_;
-  if (order_epoch_ != epoch) {
-    order_ = epoch_order(options_.seed, epoch, static_cast<std::uint32_t>(images_.count));
-    order_epoch_ = epoch;
-  }
-  const std::int64_t first = step_ % steps_per_epoch_ * options_.batch_size;
-  const std::int64_t count = std::min(options_.batch_size, images_.count - first);
-  const std::span<const std::uint32_t> batch(order_.data() + first, static_cast<std::size_t>(count));
+Trainer::Trainer(Task& task, DataParallel& model, const UpdateOptions& options, ProcessGroup& group)
+    : task_(task),
+      model_(model),
+      options_(options),
+      group_(group),
+      rate_(task.learning_rate()),
+      boundaries_(partition(model.parameters().size(), group.size())),
+      buckets_(gradient_buckets(boundaries_, kBucketFloats)),
+      sum_(model.parameters(), buckets_, [this](std::size_t bucket) { send(buckets_[bucket]); }),
+      adamw_(model.parameters(), options.adamw, {boundaries_[group.rank()], boundaries_[group.rank() + 1]}) {}
 
-  const std::int64_t parts = (count + kMicroBatch - 1) / kMicroBatch;
-  std::vector<std::int64_t> correct(parts);
-  const double loss = gradient_.compute(parts, [&](std::int64_t part) {
-    const auto from = static_cast<std::size_t>(part * kMicroBatch);
-    const Batch images = make_batch(images_, batch.subspan(from, std::min<std::size_t>(kMicroBatch, count - from)));
-    const torch::Tensor logits = classifier_.forward(images.pixels);
-    correct[part] = count_correct(logits, images.labels);
-    namespace functional = torch::nn::functional;
-    const auto sum = functional::CrossEntropyFuncOptions().reduction(torch::kSum);
-    return functional::cross_entropy(logits, images.labels, sum) / static_cast<double>(count);
+void Trainer::send(const Range& bucket) {
+  int owner = 0;
+  while (boundaries_[owner + 1] <= bucket.begin) ++owner;
+  pending_.push_back(group_.start_sum(sum_.gradient().narrow(0, bucket.begin, bucket.size()), owner));
+}
+
+Trainer::Sums Trainer::accumulate() {
+  const std::int64_t parts = task_.draw(step_);
+  std::vector<Sums> sums(static_cast<std::size_t>(parts));
+  pending_.clear();
+  sum_.begin(parts);
+  model_.run(parts, [&](std::int64_t i, int copy) {
+    GradientHooks hooks(model_.copy(copy), i, sum_);
+    PartLoss part;
+    {
+      const auto precision = model_.use_precision();
+      part = task_.loss(i, copy);
+    }
+    if (part.objective.defined()) part.objective.backward();
+    sums[i] = {part.loss, part.targets, part.examples, part.correct};
+    hooks.finish();
   });
+  for (const auto& wait : pending_) wait();
+  Sums all;
+  for (const auto& sum : sums) {
+    all.loss += sum.loss;
+    all.targets += sum.targets;
+    all.examples += sum.examples;
+    all.correct += sum.correct;
+  }
+  return all;
+}
 
-  StepResult result{step_ + 1, epoch + 1, count, loss, 0.0, 0.0, gradient_.norm(), false};
-  for (const std::int64_t n : correct) result.accuracy += static_cast<double>(n) / static_cast<double>(count);
-  result.lr = learning_rate(options_.schedule, options_.lr, options_.warmup, step_, total_steps());
-  if (!std::isfinite(loss) || !std::isfinite(result.grad_norm)) return result;
-  optimizer_.step(gradient_.gradient(), clip_factor(result.grad_norm, options_.clip), result.lr, pool_);
+StepResult Trainer::step(const StopFunction& stop) {
+  const nlohmann::json before = task_.position();
+  const Sums sums = accumulate();
+  const double squares = sum_of_squares(sum_.gradient(), adamw_.range(), model_.pool());
+  StepResult result;
+  double loss = 0.0, targets = 0.0, correct = 0.0, norm = 0.0;
+  for (const auto& of_rank :
+       group_.gather({sums.loss, static_cast<double>(sums.targets), static_cast<double>(sums.examples),
+                      static_cast<double>(sums.correct), squares, stop && stop() ? 1.0 : 0.0})) {
+    loss += of_rank[0];
+    targets += of_rank[1];
+    result.step_examples += static_cast<std::int64_t>(of_rank[2]);
+    correct += of_rank[3];
+    norm += of_rank[4];
+    result.stop = result.stop || of_rank[5] > 0.0;
+  }
+  // Corrects an estimated normaliser; 1 where the number of targets was known.
+  const double scale = task_.normaliser() / std::max(targets, 1.0);
+  result.step = step_ + 1;
+  result.examples = examples_ + result.step_examples;
+  result.loss = loss / std::max(targets, 1.0);
+  result.accuracy = correct / std::max(targets, 1.0);
+  result.lr = rate_.at(task_.schedule_step(step_));
+  result.grad_norm = std::sqrt(norm) * scale;
+  if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm)) {
+    task_.seek(before);
+    return result;
+  }
+  const bool clips = options_.clip > 0.0 && result.grad_norm > options_.clip;
+  update(clips ? scale * options_.clip / result.grad_norm : scale, result.lr);
   result.updated = true;
   ++step_;
+  examples_ = result.examples;
   return result;
 }
 
-void Trainer::save(const std::filesystem::path& path, const nlohmann::json& run) const {
-  write_checkpoint(path, parameters_, optimizer_, step_, run);
+void Trainer::update(double scale, double lr) {
+  adamw_.step(sum_.gradient(), scale, lr, model_.pool());
+  std::vector<std::function<void()>> waits;
+  for (int owner = 0; owner < group_.size(); ++owner) {
+    const Range range{boundaries_[owner], boundaries_[owner + 1]};
+    waits.push_back(group_.start_broadcast(model_.parameters().values().narrow(0, range.begin, range.size()), owner));
+  }
+  for (const auto& wait : waits) wait();
 }
 
-void Trainer::restore(const std::filesystem::path& path, const nlohmann::json& run) {
-  const Checkpoint checkpoint(path);
-  require_same(run, checkpoint.run(), "resume", path.string());
-  checkpoint.read_parameters(classifier_.parameters);
-  checkpoint.read_moments(parameters_, optimizer_);
-  step_ = checkpoint.step();
-  order_epoch_ = -1;
+torch::Tensor Trainer::collect(const torch::Tensor& owned) {
+  if (group_.size() == 1) return owned.to(torch::kCPU);
+  torch::Tensor whole;
+  if (group_.rank() == 0) whole = torch::empty({model_.parameters().size()}, torch::kFloat32);
+  for (int owner = 0; owner < group_.size(); ++owner) {
+    const std::int64_t size = boundaries_[owner + 1] - boundaries_[owner];
+    const torch::Tensor part = owner == group_.rank() ? owned : torch::empty({size}, owned.options());
+    if (owner != 0) group_.start_broadcast(part, owner)();
+    if (whole.defined()) whole.narrow(0, boundaries_[owner], size).copy_(part);
+  }
+  return whole;
+}
+
+void Trainer::save(const std::filesystem::path& folder, const nlohmann::json& config) {
+  const torch::Tensor exp_avg = collect(adamw_.exp_avg()), exp_avg_sq = collect(adamw_.exp_avg_sq());
+  if (group_.rank() != 0) return;
+  task_.write_model(folder, model_.parameters());
+  write_checkpoint(folder, {step_, examples_, task_.position(), config}, model_.parameters(), exp_avg, exp_avg_sq);
+}
+
+void Trainer::restore(const std::filesystem::path& folder, const nlohmann::json& config) {
+  const TrainerState state = read_trainer_state(folder);
+  io::require_same(config, state.config, "resume", folder.string());
+  task_.read_model(folder, model_.parameters());
+  const torch::Tensor exp_avg = torch::empty({model_.parameters().size()}, torch::kFloat32);
+  const torch::Tensor exp_avg_sq = torch::empty_like(exp_avg);
+  read_moments(folder, model_.parameters(), exp_avg, exp_avg_sq);
+  const Range& owned = adamw_.range();
+  adamw_.exp_avg().copy_(exp_avg.narrow(0, owned.begin, owned.size()));
+  adamw_.exp_avg_sq().copy_(exp_avg_sq.narrow(0, owned.begin, owned.size()));
+  adamw_.set_steps(state.step);
+  task_.seek(state.position);
+  step_ = state.step;
+  examples_ = state.examples;
 }
 
 }  // namespace efla::train

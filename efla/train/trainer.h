@@ -1,64 +1,67 @@
-// Trains a classifier step by step: the update of one batch, and checkpoints from which the next step has the same
-// bits.
+// Trains a task's model step by step, on one process or several: the update of one batch, and checkpoints from which
+// the next step has the same bits.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
-#include <nlohmann/json_fwd.hpp>
+#include <functional>
+#include <nlohmann/json.hpp>
 #include <vector>
 
-#include "efla/base/threads.h"
-#include "efla/train/batch_gradient.h"
-#include "efla/train/classifier.h"
+#include "efla/train/distributed/data_parallel.h"
+#include "efla/train/distributed/process_group.h"
 #include "efla/train/flat_parameters.h"
-#include "efla/train/options.h"
+#include "efla/train/gradient_sum.h"
+#include "efla/train/task.h"
 
 namespace efla::train {
 
-struct StepResult {
-  std::int64_t step = 0;   // updates made so far, this one included
-  std::int64_t epoch = 0;  // the epoch that the batch belongs to, from 1
-  std::int64_t images = 0;
-  double loss = 0.0;      // mean cross-entropy of the batch before the update
-  double accuracy = 0.0;  // of the batch before the update
-  double lr = 0.0;
-  double grad_norm = 0.0;  // before clipping
-  bool updated = false;    // false: loss or gradient is not finite, and the parameters stay as they were
+struct UpdateOptions {
+  AdamWSettings adamw;
+  double clip = 1.0;  // largest gradient norm; 0 does not clip
 };
 
-// AdamW on the mean cross-entropy of batches in the order of epoch_order, the last batch of an epoch being smaller
-// where the batch size does not divide the images. Everything but time is the same for any number of threads.
+// AdamW on the mean loss of each step's targets. A step is cut into parts, of which every rank computes its own, and
+// every rank owns the moments of a range of the parameters. Loss and parameters have the same bits for any number of
+// copies and threads; for other numbers of ranks they differ by rounding.
 class Trainer {
  public:
-  // classifier, images and pool outlive the trainer. Throws Error for options out of range and for an empty set.
-  Trainer(const Classifier& classifier, const data::ImageSet& images, const TrainOptions& options, ThreadPool& pool);
+  // All but the options outlive the trainer. The model's copies are those that the task made.
+  Trainer(Task& task, DataParallel& model, const UpdateOptions& options, ProcessGroup& group);
 
-  std::int64_t steps_per_epoch() const { return steps_per_epoch_; }
-  std::int64_t total_steps() const { return options_.epochs * steps_per_epoch_; }
   std::int64_t steps_done() const { return step_; }
+  std::int64_t examples_done() const { return examples_; }
 
-  StepResult step();
+  // stop is asked at the step's end.
+  StepResult step(const StopFunction& stop = {});
 
-  // One safetensors file: model.NAME, adamw.exp_avg.NAME and adamw.exp_avg_sq.NAME for each parameter; metadata format,
-  // step (which with the seed in run gives the place in the data) and run, the JSON that says what is trained. Written
-  // to a temporary name, then renamed.
-  void save(const std::filesystem::path& path, const nlohmann::json& run) const;
+  // Writes a checkpoint into an existing folder. Called by all ranks; rank 0 alone writes.
+  void save(const std::filesystem::path& folder, const nlohmann::json& config);
 
-  // The reverse. Throws Error, naming the field with both values, where the checkpoint is of another run, and IoError
-  // where it is no checkpoint.
-  void restore(const std::filesystem::path& path, const nlohmann::json& run);
+  // Reads a checkpoint. Called by all ranks. Throws Error, naming the field, where the checkpoint is of another
+  // configuration, and IoError where it is no checkpoint.
+  void restore(const std::filesystem::path& folder, const nlohmann::json& config);
 
  private:
-  const Classifier& classifier_;
-  const data::ImageSet& images_;
-  TrainOptions options_;
-  ThreadPool& pool_;
-  FlatParameters parameters_;
-  BatchGradient gradient_;
-  FlatAdamW optimizer_;
-  std::int64_t steps_per_epoch_, step_ = 0;
-  std::int64_t order_epoch_ = -1;     // whose order order_ is, from 0
-  std::vector<std::uint32_t> order_;  // [images]
+  struct Sums;
+
+  Sums accumulate();
+  void send(const Range& bucket);
+  void update(double scale, double lr);
+  // Gathers a flat buffer of which each rank has the range that it owns: whole on rank 0, undefined on the others.
+  torch::Tensor collect(const torch::Tensor& owned);
+
+  Task& task_;
+  DataParallel& model_;
+  UpdateOptions options_;
+  ProcessGroup& group_;
+  LearningRate rate_;
+  std::vector<std::int64_t> boundaries_;  // [ranks + 1] of the ranges that the ranks own
+  std::vector<Range> buckets_;
+  std::vector<std::function<void()>> pending_;  // sums of buckets that other ranks still add to
+  GradientSum sum_;
+  FlatAdamW adamw_;
+  std::int64_t step_ = 0, examples_ = 0;
 };
 
 }  // namespace efla::train

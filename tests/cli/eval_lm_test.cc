@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
+#include "efla/eval/language_model_scorer.h"
+#include "efla/eval/lm_benchmark.h"
 #include "efla/io/json.h"
 #include "efla/nn/models/language_model_file.h"
-#include "efla/train/language_model_scorer.h"
-#include "efla/train/lm_benchmark.h"
 #include "tests/support/program.h"
 
 namespace efla::test {
@@ -63,16 +63,16 @@ TEST_F(EvalLm, GivesTheScoresOfTheLibrary) {
   const auto model = nn::load_language_model(folder_ / "model");
   const auto tokenizer = data::load_tokenizer("bytes");
   ThreadPool pool(2);
-  std::vector<train::LmTaskResult> results;
+  std::vector<eval::LmTaskResult> results;
   for (const auto& info : data::lm_tasks()) {
-    results.push_back(train::evaluate_lm_task(data::load_lm_task(info.name, kData), *tokenizer,
-                                              train::make_scorer(*model), {{.max_length = 64}, 100'000}, pool));
+    results.push_back(eval::evaluate_lm_task(data::load_lm_task(info.name, kData), *tokenizer,
+                                             eval::make_scorer(*model), {{.max_length = 64}, 100'000}, pool));
     for (const auto& score : results.back().scores) {
       const double value = found.at("tasks").at(results.back().task).at(score.name).get<double>();
       EXPECT_NEAR(value, score.value, 1e-5 * score.value) << info.name << " " << score.name;
     }
   }
-  EXPECT_NEAR(found.at("table_1").at("average").get<double>(), train::table_average(results).value(), 1e-12);
+  EXPECT_NEAR(found.at("table_1").at("average").get<double>(), eval::table_average(results).value(), 1e-12);
 }
 
 TEST_F(EvalLm, PrintsATable) {

@@ -46,7 +46,7 @@ TEST(StandardError, ThatTakesNothingEndsNoTraining) {
   EXPECT_NE(result.out.find("test accuracy"), std::string::npos) << result.out;
   EXPECT_EQ(run_line(training(folder.file("closed")) + " 2>&1 >/dev/null | true").exit_code, 0);
   for (const char* run : {"full", "closed"}) {
-    EXPECT_TRUE(std::filesystem::exists(folder / run / "checkpoint.safetensors")) << run;
+    EXPECT_TRUE(std::filesystem::exists(folder / run / "checkpoints" / "step-000004")) << run;
   }
 }
 
@@ -55,7 +55,7 @@ TEST(StandardOutput, ThatTakesNoResultIsAFailureAfterTheTraining) {
   const auto result = run_line(training(folder.file("run")) + " >/dev/full");
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_TRUE(result.err.ends_with("efla: standard output: No space left on device\n")) << result.err;
-  EXPECT_TRUE(std::filesystem::exists(folder / "run" / "checkpoint.safetensors"));
+  EXPECT_TRUE(std::filesystem::exists(folder / "run" / "checkpoints" / "step-000004"));
 }
 #endif
 

@@ -36,6 +36,17 @@ std::vector<json> metrics_of(const std::string& run) {
   return lines;
 }
 
+// The files of a run's only checkpoint, one after another.
+std::string checkpoint_bytes(const std::string& run) {
+  std::vector<std::filesystem::path> paths;
+  for (const auto& entry : std::filesystem::directory_iterator(run + "/checkpoints")) paths.push_back(entry.path());
+  EXPECT_EQ(paths.size(), 1U) << run;
+  std::string bytes = paths.at(0).filename().string();
+  for (const char* file : {"model.safetensors", "optimizer.safetensors", "trainer.json"})
+    bytes += read_text(paths.at(0) / file);
+  return bytes;
+}
+
 TEST(TrainCommand, LeavesMetricsAndACheckpoint) {
   const TempFolder folder;
   const auto run = folder.file("run");
@@ -49,7 +60,7 @@ TEST(TrainCommand, LeavesMetricsAndACheckpoint) {
   EXPECT_EQ(metrics[0].at("event"), "step");
   EXPECT_GT(metrics[0].at("loss").get<double>(), 0.0);
   EXPECT_EQ(metrics[11].at("event"), "evaluation");
-  EXPECT_TRUE(std::filesystem::exists(run + "/checkpoint.safetensors"));
+  EXPECT_TRUE(std::filesystem::exists(run + "/checkpoints/step-000010/model.safetensors"));
 }
 
 TEST(TrainCommand, RemovesWhatKilledProcessesLeft) {
@@ -58,8 +69,8 @@ TEST(TrainCommand, RemovesWhatKilledProcessesLeft) {
   ASSERT_EQ(run_program(small_run(run)).exit_code, 0);
   const auto ended = start_command({"true"}, "/dev/null", "/dev/null");
   ASSERT_EQ(wait_for(ended), 0);
-  const auto left = run + "/.checkpoint.safetensors.tmp-" + std::to_string(ended) + "-0";
-  write_text(left, "half of a checkpoint");
+  const auto left = run + "/.training.json.tmp-" + std::to_string(ended) + "-0";
+  write_text(left, "half of a file");
   const auto result = run_program({"train", "smnist", "--resume", run});
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_FALSE(std::filesystem::exists(left));
@@ -70,7 +81,7 @@ TEST(TrainCommand, SameBitsForAnyThreadsAndEveryMixerRuns) {
   for (const char* threads : {"1", "3"}) {
     ASSERT_EQ(run_program(small_run(folder.file(threads)) + Arguments{"--threads", threads}).exit_code, 0);
   }
-  EXPECT_EQ(read_text(folder.file("1/checkpoint.safetensors")), read_text(folder.file("3/checkpoint.safetensors")));
+  EXPECT_EQ(checkpoint_bytes(folder.file("1")), checkpoint_bytes(folder.file("3")));
   for (const char* mixer : {"deltanet-neg", "efla-adaptive", "efla-loose", "rk4", "longhorn", "trapezoid", "softmax"}) {
     const auto result = run_program(small_run(folder.file(mixer)) + Arguments{"--mixer", mixer, "--epochs", "1"});
     EXPECT_EQ(result.exit_code, 0) << result.err;
@@ -98,7 +109,7 @@ TEST(TrainCommand, CtrlCSavesAndResumeGoesOnToTheSameBits) {
   const auto resumed = run_program({"train", "smnist", "--resume", broken});
   ASSERT_EQ(resumed.exit_code, 0) << resumed.err;
   EXPECT_EQ(metrics_of(broken).size(), metrics_of(whole).size());
-  EXPECT_EQ(read_text(broken + "/checkpoint.safetensors"), read_text(whole + "/checkpoint.safetensors"));
+  EXPECT_EQ(checkpoint_bytes(broken), checkpoint_bytes(whole));
 }
 
 // What is begun anew gives the same bits, keeps other files, and is the same run.
@@ -115,7 +126,7 @@ TEST(TrainCommand, KilledBeforeItsFirstCheckpointBeginsAnew) {
     while (!begun() && ::kill(child, 0) == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     ::kill(child, SIGKILL);
     ASSERT_EQ(wait_for(child), 128 + SIGKILL) << read_text(folder.file("err"));
-    ASSERT_FALSE(std::filesystem::exists(run + "/checkpoint.safetensors"));
+    ASSERT_FALSE(std::filesystem::exists(run + "/checkpoints"));
     write_text(run + "/mine", "precious");
 
     const auto other = Arguments{"--lr", "0.02"};
@@ -123,7 +134,7 @@ TEST(TrainCommand, KilledBeforeItsFirstCheckpointBeginsAnew) {
     EXPECT_TRUE(is_user_mistake(run_program(Arguments{"train", "smnist", "--resume", run} + other), "training.lr"));
     const auto result = run_program(resumes ? Arguments{"train", "smnist", "--resume", run} : small_run(run) + longer);
     ASSERT_EQ(result.exit_code, 0) << result.err;
-    EXPECT_EQ(read_text(run + "/checkpoint.safetensors"), read_text(whole + "/checkpoint.safetensors"));
+    EXPECT_EQ(checkpoint_bytes(run), checkpoint_bytes(whole));
     EXPECT_EQ(metrics_of(run).size(), metrics_of(whole).size());
     EXPECT_EQ(read_text(run + "/mine"), "precious");
     EXPECT_TRUE(is_user_mistake(run_program(small_run(run) + longer), "which has a checkpoint"));
@@ -182,10 +193,19 @@ TEST(EvalCommand, MeasuresARun) {
   }
   EXPECT_EQ(run_program({"eval", "robustness", run, "--json"}).out, result.out);
 
-  std::filesystem::resize_file(run + "/checkpoint.safetensors", 100);
+  const auto other = folder.file("other");
+  std::filesystem::create_directories(other + "/checkpoints/step-000001");
+  write_text(
+      other + "/checkpoints/step-000001/trainer.json",
+      R"({"format": "efla checkpoint 2", "step": 1, "examples": 1, "position": {}, "config": {"model": {}, "data": {}, "training": {}}})");
+  EXPECT_TRUE(is_user_mistake(run_program({"eval", "robustness", other}), "not of a classifier of images"));
+  EXPECT_TRUE(is_user_mistake(run_program({"train", "smnist", "--resume", other}), "not of a classifier of images"));
+  EXPECT_TRUE(is_user_mistake(run_program({"eval", "robustness", folder.path()}), "has no checkpoint"));
+
+  std::filesystem::resize_file(run + "/checkpoints/step-000010/model.safetensors", 100);
   const auto cut = run_program({"eval", "robustness", run});
   EXPECT_EQ(cut.exit_code, 2) << cut.err;
-  EXPECT_NE(cut.err.find("checkpoint.safetensors"), std::string::npos) << cut.err;
+  EXPECT_NE(cut.err.find("step-000010/model.safetensors"), std::string::npos) << cut.err;
 }
 
 TEST(ReproduceCommand, WritesResultsAndReportAndGoesOn) {

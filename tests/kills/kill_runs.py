@@ -111,7 +111,7 @@ def make_cases(efla, work):
 
     def resume_smnist(folder, rng):
         # Before the first checkpoint the same command begins anew, and --resume may do so too.
-        if (folder / "checkpoint.safetensors").exists():
+        if list(folder.glob("checkpoints/step-*")):
             return ["train", "smnist", "--resume", folder, "--checkpoint-every", "20", "--threads", "2"]
         if (folder / "training.json").exists() and rng.random() < 0.5:
             return ["train", "smnist", "--resume", folder, "--checkpoint-every", "20", "--threads", "2"]

@@ -1,9 +1,9 @@
-#include "efla/train/language_model_scorer.h"
+#include "efla/eval/language_model_scorer.h"
 
 #include <gtest/gtest.h>
 #include <torch/autograd.h>
 
-namespace efla::train {
+namespace efla::eval {
 namespace {
 
 // A language model's scores are those of its logits, row by row.
@@ -33,4 +33,4 @@ TEST(LanguageModelScorer, ReadsTheLogits) {
 }
 
 }  // namespace
-}  // namespace efla::train
+}  // namespace efla::eval

@@ -1,4 +1,4 @@
-#include "efla/train/lm_benchmark.h"
+#include "efla/eval/lm_benchmark.h"
 
 #include <algorithm>
 #include <array>
@@ -14,7 +14,7 @@
 #include "tests/support/expect_error.h"
 #include "tests/support/python_shuffle.h"
 
-namespace efla::train {
+namespace efla::eval {
 namespace {
 
 using test::expect_error;
@@ -310,4 +310,4 @@ TEST(LmBenchmark, CountsTheTokensOfDocuments) {
 }
 
 }  // namespace
-}  // namespace efla::train
+}  // namespace efla::eval

@@ -9,7 +9,7 @@
 
 #include "efla/train/flat_parameters.h"
 #include "efla/train/gradient_sum.h"
-#include "efla/train/lm_options.h"
+#include "efla/train/tasks/lm_options.h"
 #include "tests/support/expect_error.h"
 #include "tests/train/lm_stand_in.h"
 
@@ -27,25 +27,26 @@ torch::Tensor random_tensor(std::vector<std::int64_t> shape, std::uint64_t seed)
   return tensor;
 }
 
-NamedParameters some_parameters() {
+nn::NamedParameters some_parameters() {
   return {{"embeddings.weight", random_tensor({300, 200}, 1)},
           {"norm.weight", random_tensor({200}, 2)},
           {"attn.A_log", random_tensor({4, 1}, 3)},
           {"attn.dt_bias", random_tensor({4}, 4)},
           {"q_conv1d.weight", random_tensor({40, 1, 4}, 5)},
-          {"lm_head.weight", random_tensor({70, 200}, 6)}};
+          {"lm_head.weight", random_tensor({70, 200}, 6)},
+          {"positions", random_tensor({3, 2}, 7)}};
 }
 
 TEST(FlatParameters, AreTheModelsParameters) {
   const auto parameters = some_parameters(), copy = some_parameters();
   const FlatParameters flat(parameters, torch::kCPU);
   flat.share(copy);
-  EXPECT_EQ(flat.size(), 300 * 200 + 200 + 4 + 4 + 160 + 70 * 200);
+  EXPECT_EQ(flat.size(), 300 * 200 + 200 + 4 + 4 + 160 + 70 * 200 + 6);
   EXPECT_TRUE(torch::equal(parameters[0].second, random_tensor({300, 200}, 1)));
   flat.values().fill_(3.0);
   EXPECT_EQ(parameters[4].second.sum().item<float>(), 480.0F);
   EXPECT_EQ(copy[4].second.sum().item<float>(), 480.0F);
-  const std::vector<bool> decays{true, false, false, false, true, true};
+  const std::vector<bool> decays{true, false, false, false, true, true, false};
   for (std::size_t i = 0; i < decays.size(); ++i) EXPECT_EQ(flat.entries()[i].decays, decays[i]) << i;
 }
 
@@ -205,12 +206,13 @@ TEST(LearningRate, RisesFromTheFloorAndFallsToIt) {
   options.warmup_steps = 10;
   options.lr = 1.0;
   options.min_lr = 0.1;
-  EXPECT_DOUBLE_EQ(learning_rate(options, 0), 0.19);
-  EXPECT_DOUBLE_EQ(learning_rate(options, 9), 1.0);
-  EXPECT_DOUBLE_EQ(learning_rate(options, 10), 1.0);
-  EXPECT_NEAR(learning_rate(options, 60), 0.55, 1e-12);
-  EXPECT_NEAR(learning_rate(options, 109), 0.1, 1e-3);
-  EXPECT_GT(learning_rate(options, 109), 0.1);
+  const LearningRate rate = learning_rate(options);
+  EXPECT_DOUBLE_EQ(rate.at(0), 0.19);
+  EXPECT_DOUBLE_EQ(rate.at(9), 1.0);
+  EXPECT_DOUBLE_EQ(rate.at(10), 1.0);
+  EXPECT_NEAR(rate.at(60), 0.55, 1e-12);
+  EXPECT_NEAR(rate.at(109), 0.1, 1e-3);
+  EXPECT_GT(rate.at(109), 0.1);
 }
 
 }  // namespace

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "cli/program.h"
-#include "efla/train/ranks.h"
+#include "efla/train/distributed/process_group.h"
 #include "tests/support/expect_error.h"
 #include "tests/train/lm_training.h"
 
@@ -28,8 +28,8 @@ class SeveralRanks : public LmTraining {
   void SetUp() override { GTEST_SKIP() << "this build has no Gloo"; }
 #endif
 
-  // work(ranks) as every rank of `size`; the first exception of each.
-  std::vector<std::string> as_ranks(int size, const std::function<void(Ranks&)>& work) {
+  // Calls work(group) as every rank of `size`; the first exception of each.
+  std::vector<std::string> as_ranks(int size, const std::function<void(ProcessGroup&)>& work) {
     RankEnvironment environment;
     environment.size = size;
     environment.port = free_port();
@@ -39,12 +39,12 @@ class SeveralRanks : public LmTraining {
       threads.emplace_back([&, r] {
         RankEnvironment mine = environment;
         mine.rank = r;
-        const auto ranks = Ranks::join(mine, torch::kCPU);
+        const auto group = ProcessGroup::join(mine, torch::kCPU);
         try {
-          work(*ranks);
-          ranks->leave();
+          work(*group);
+          group->shutdown();
         } catch (const std::exception& error) {
-          ranks->leave(error.what());
+          group->shutdown(error.what());
           errors[r] = error.what();
         }
       });
@@ -72,7 +72,7 @@ TEST_F(SeveralRanks, TrainAsOneDoes) {
   const auto one = train(1, 6, *alone_);
   for (const int size : {2, 4}) {
     std::vector<Course> courses(size);
-    const auto errors = as_ranks(size, [&](Ranks& ranks) { courses[ranks.rank()] = train(1, 6, ranks); });
+    const auto errors = as_ranks(size, [&](ProcessGroup& group) { courses[group.rank()] = train(1, 6, group); });
     EXPECT_EQ(errors, std::vector<std::string>(size));
     for (const auto& course : courses) {
       EXPECT_EQ(course.losses, courses[0].losses);
@@ -94,18 +94,10 @@ TEST_F(SeveralRanks, WriteOneRunThatAnyNumberOfRanksGoesOnWith) {
   std::int64_t seen = 0;
   const auto run_as = [&](int size, std::int64_t stop_after) {
     seen = 0;
-    return as_ranks(size, [&](Ranks& ranks) {
-      ThreadPool pool(1);
-      Replicas replicas(
-          1, [] { return small_language_model(1); }, torch::kCPU, "float32", pool);
-      LmRunEvents events;
-      if (ranks.rank() == 1) events.stop = [&] { return ++seen > stop_after; };
-      train_lm({folder_ / "several",
-                {{"seed", options.seed}},
-                options,
-                {&*corpus_, &*validation_, {}},
-                test::small_run_model(replicas)},
-               replicas, ranks, events);
+    return as_ranks(size, [&](ProcessGroup& group) {
+      RunEvents events;
+      if (group.rank() == 1) events.stop = [&] { return ++seen > stop_after; };
+      run_in(group, folder_ / "several", options, 1, events);
     });
   };
   EXPECT_EQ(run_as(2, 5), std::vector<std::string>(2)) << "rank 1 alone was asked to stop";
@@ -123,10 +115,10 @@ TEST_F(SeveralRanks, WriteOneRunThatAnyNumberOfRanksGoesOnWith) {
 }
 
 TEST_F(SeveralRanks, ARankThatStopsEndsTheOthersWithItsReason) {
-  const auto errors = as_ranks(2, [&](Ranks& ranks) {
-    ranks.gather({1.0});
-    if (ranks.rank() == 1) throw std::runtime_error("the disk is full");
-    ranks.gather({2.0});
+  const auto errors = as_ranks(2, [&](ProcessGroup& group) {
+    group.gather({1.0});
+    if (group.rank() == 1) throw std::runtime_error("the disk is full");
+    group.gather({2.0});
   });
   EXPECT_EQ(errors[1], "the disk is full");
   EXPECT_EQ(errors[0], "rank 1 of 2 stopped: the disk is full");
@@ -138,7 +130,7 @@ TEST_F(SeveralRanks, AnExceptionOnAnotherThreadIsAMessageAndExitCode1) {
   EXPECT_EXIT(
       {
         cli::report_uncaught_exceptions();
-        as_ranks(2, [](Ranks& ranks) { ranks.gather(std::vector<double>(ranks.rank() == 0 ? 1 : 100000)); });
+        as_ranks(2, [](ProcessGroup& group) { group.gather(std::vector<double>(group.rank() == 0 ? 1 : 100000)); });
         std::exit(0);
       },
       testing::ExitedWithCode(cli::kFailure), "efla: .*gloo");

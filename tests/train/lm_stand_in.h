@@ -14,9 +14,7 @@
 #include "efla/base/random.h"
 #include "efla/io/token_folder.h"
 #include "efla/io/token_shard.h"
-#include "efla/nn/named_tensor.h"
-#include "efla/train/lm_run.h"
-#include "efla/train/replicas.h"
+#include "efla/train/tasks/lm_task.h"
 
 namespace efla::test {
 
@@ -80,27 +78,6 @@ inline train::LmTrainOptions small_options() {
   options.warmup_steps = 3;
   options.keep_checkpoints = 2;
   return options;
-}
-
-// The parameters of the first replica, to and from model.safetensors.
-inline train::LmRunModel small_run_model(const train::Replicas& replicas) {
-  const train::FlatParameters& parameters = replicas.parameters();
-  train::LmRunModel model;
-  model.write = [&](const std::filesystem::path& folder) {
-    std::vector<io::NamedTensor> entries;
-    for (const auto& entry : parameters.entries()) {
-      entries.push_back(nn::named_tensor(entry.name, parameters.view(parameters.values(), entry)));
-    }
-    io::write_safetensors(folder / "model.safetensors", entries);
-  };
-  model.read = [&](const std::filesystem::path& folder) {
-    const io::SafetensorsFile file(folder / "model.safetensors");
-    for (const auto& entry : parameters.entries()) {
-      nn::read_tensor(file, entry.name, parameters.view(parameters.values(), entry));
-    }
-  };
-  model.sample = [] { return std::string("a sample"); };
-  return model;
 }
 
 inline std::vector<float> values_of(const torch::Tensor& tensor) {

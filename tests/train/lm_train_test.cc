@@ -10,9 +10,8 @@
 #include <string>
 
 #include "efla/io/json.h"
-#include "efla/train/lm_run.h"
-#include "efla/train/lm_trainer.h"
-#include "efla/train/metrics.h"
+#include "efla/train/run.h"
+#include "efla/train/tasks/lm_task.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/temp_folder.h"
 #include "tests/train/lm_stand_in.h"
@@ -109,13 +108,13 @@ TEST_F(LmTraining, InterruptedAndResumedEqualsUninterrupted) {
   options.sample_every = 3;
   ASSERT_EQ(run(folder_ / "whole", options), RunEnd::finished);
   std::int64_t seen = 0;
-  LmRunEvents events;
-  events.step = [&](const LmStepResult&, double) { ++seen; };
+  RunEvents events;
+  events.step = [&](const StepResult&, double) { ++seen; };
   events.stop = [&] { return seen >= 3; };  // in the fourth step, and at once in the evaluation after it
   ASSERT_EQ(run(folder_ / "parts", options, 2, events), RunEnd::stopped);
   EXPECT_EQ(CheckpointFolder(folder_ / "parts").latest()->step, 4);
   seen = -10;
-  events.step = [&](const LmStepResult& result, double) {
+  events.step = [&](const StepResult& result, double) {
     if (result.step == 9) throw std::runtime_error("died");
   };
   EXPECT_THROW(run(folder_ / "parts", options, 3, events), std::runtime_error);
@@ -188,11 +187,12 @@ TEST_F(LmTraining, ACheckpointOfAnotherRunIsRefused) {
 
 TEST_F(LmTraining, EvaluationIsTheMeanOverTheTargets) {
   ThreadPool pool(2);
-  Replicas replicas(
-      2, [] { return small_language_model(1); }, torch::kCPU, "float32", pool);
+  std::vector<LmReplica> copies;
+  const DataParallel model_copies(
+      2, [&] { return copies.emplace_back(small_language_model(1)).parameters; }, pool);
   auto options = small_options();
   const TokenBytes bytes{std::vector<std::int64_t>(test::kSmallVocabulary, 3), -1};
-  const auto result = evaluate(replicas, *validation_, options, *alone_, bytes);
+  const auto result = evaluate(model_copies, copies, *validation_, options, *alone_, bytes);
 
   const data::TokenWindows windows(*validation_, options.sequence_length);
   const auto model = small_language_model(1);
@@ -209,8 +209,8 @@ TEST_F(LmTraining, EvaluationIsTheMeanOverTheTargets) {
   ASSERT_TRUE(result.bits_per_byte.has_value());
   EXPECT_NEAR(*result.bits_per_byte, result.loss / std::log(2.0) / 3.0, 1e-9);
   options.evaluate_tokens = 33;  // three windows
-  EXPECT_LE(evaluate(replicas, *validation_, options, *alone_).tokens, 48);
-  EXPECT_FALSE(evaluate(replicas, *validation_, options, *alone_).bits_per_byte.has_value());
+  EXPECT_LE(evaluate(model_copies, copies, *validation_, options, *alone_).tokens, 48);
+  EXPECT_FALSE(evaluate(model_copies, copies, *validation_, options, *alone_).bits_per_byte.has_value());
 }
 
 }  // namespace

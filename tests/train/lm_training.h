@@ -11,8 +11,9 @@
 #include <vector>
 
 #include "efla/io/json.h"
-#include "efla/train/lm_run.h"
-#include "efla/train/lm_trainer.h"
+#include "efla/train/run.h"
+#include "efla/train/tasks/lm_task.h"
+#include "efla/train/trainer.h"
 #include "tests/support/temp_folder.h"
 #include "tests/train/lm_stand_in.h"
 
@@ -37,11 +38,12 @@ class LmTraining : public testing::Test {
     std::vector<float> parameters;
   };
 
-  Course train(int copies, int steps, Ranks& ranks, const LmTrainOptions& options = small_options()) {
+  Course train(int copies, int steps, ProcessGroup& group, const LmTrainOptions& options = small_options()) {
     ThreadPool pool(copies);
-    Replicas replicas(
-        copies, [] { return small_language_model(1); }, torch::kCPU, "float32", pool);
-    LmTrainer trainer(replicas, *corpus_, options, ranks);
+    LmTask task([] { return small_language_model(1); }, {&*corpus_, nullptr, {}}, options, group);
+    DataParallel model(
+        copies, [&] { return task.add_copy(); }, pool);
+    Trainer trainer(task, model, update_options(options), group);
     Course course;
     for (int i = 0; i < steps; ++i) {
       const auto result = trainer.step();
@@ -50,25 +52,33 @@ class LmTraining : public testing::Test {
       course.losses.push_back(result.loss);
       course.norms.push_back(result.grad_norm);
     }
-    course.parameters = values_of(replicas.parameters().values());
+    course.parameters = values_of(model.parameters().values());
     return course;
   }
 
   RunEnd run(const std::filesystem::path& folder, const LmTrainOptions& options, int copies = 2,
-             const LmRunEvents& events = {}, const std::function<LmReplica()>& make = {}) {
+             const RunEvents& events = {}, const std::function<LmReplica()>& make = {}) {
     std::filesystem::create_directories(folder);
+    return run_in(*alone_, folder, options, copies, events, make);
+  }
+
+  RunEnd run_in(ProcessGroup& group, const std::filesystem::path& folder, const LmTrainOptions& options, int copies,
+                const RunEvents& events, const std::function<LmReplica()>& make = {}) {
     ThreadPool pool(copies);
-    Replicas replicas(
-        copies, make ? make : [] { return small_language_model(1); }, torch::kCPU, "float32", pool);
-    const auto alone = Ranks::join({}, torch::kCPU);
-    return train_lm(
-        {folder, {{"seed", options.seed}}, options, {&*corpus_, &*validation_, {}}, test::small_run_model(replicas)},
-        replicas, *alone, events);
+    LmFiles files;
+    files.sample = [] { return std::string("a sample"); };
+    LmTask task(
+        make ? make : [] { return small_language_model(1); }, {&*corpus_, &*validation_, {}}, options, group,
+        torch::kCPU, files);
+    DataParallel model(
+        copies, [&] { return task.add_copy(); }, pool);
+    return train_in_folder({folder, {{"seed", options.seed}}, run_options(options, true)}, task, model,
+                           update_options(options), group, events);
   }
 
   test::TempFolder folder_;
   std::optional<io::TokenFolder> corpus_, validation_;
-  std::unique_ptr<Ranks> alone_ = Ranks::join({}, torch::kCPU);
+  std::unique_ptr<ProcessGroup> alone_ = ProcessGroup::join({}, torch::kCPU);
 };
 
 // The metrics without what depends on the clock.

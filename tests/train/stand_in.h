@@ -9,7 +9,7 @@
 
 #include "efla/base/random.h"
 #include "efla/data/images.h"
-#include "efla/train/classifier.h"
+#include "efla/eval/classifier.h"
 
 namespace efla::test {
 
@@ -30,7 +30,7 @@ inline data::ImageSet small_images(std::int64_t count, std::uint64_t seed) {
 }
 
 // logits = W₂ tanh(W₁ (x + position) + b₁) + b₂, and a parameter that nothing uses.
-inline train::Classifier small_classifier(std::uint64_t seed) {
+inline eval::Classifier small_classifier(std::uint64_t seed) {
   Random random(seed);
   const auto parameter = [&](std::vector<std::int64_t> shape) {
     torch::Tensor tensor = torch::empty(shape);
@@ -49,7 +49,7 @@ inline train::Classifier small_classifier(std::uint64_t seed) {
 }
 
 // The bytes of every parameter, behind one another.
-inline std::string parameter_bytes(const train::Classifier& classifier) {
+inline std::string parameter_bytes(const eval::Classifier& classifier) {
   std::string bytes;
   for (const auto& [name, tensor] : classifier.parameters) {
     bytes.append(static_cast<const char*>(tensor.data_ptr()), tensor.nbytes());

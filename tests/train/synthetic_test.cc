@@ -17,13 +17,13 @@ using data::synthetic::Accuracy;
 using data::synthetic::Example;
 using data::synthetic::kNoTarget;
 using data::synthetic::make_task;
-using data::synthetic::Task;
+using SyntheticTask = data::synthetic::Task;
 using nlohmann::json;
 using nlohmann::ordered_json;
 using test::expect_error;
 using torch::Tensor;
 
-nn::SequenceModelConfig small_model(const Task& task, const std::string& mixer = "efla") {
+nn::SequenceModelConfig small_model(const SyntheticTask& task, const std::string& mixer = "efla") {
   return {.mixer = mixer,
           .vocab = task.vocab,
           .hidden = 16,
@@ -33,7 +33,7 @@ nn::SequenceModelConfig small_model(const Task& task, const std::string& mixer =
           .reconstructs = task.reconstructs};
 }
 
-Tensor random_ids(const Task& task, std::int64_t batch) {
+Tensor random_ids(const SyntheticTask& task, std::int64_t batch) {
   torch::manual_seed(1);
   return torch::randint(task.vocab, {batch, task.length}, torch::kLong);
 }
@@ -88,8 +88,8 @@ TEST(SequenceModel, RefusesWhatItCannotBe) {
 }
 
 // A task of four tokens a sequence that asks for what `targets` says, and a model that always answers 0.
-Task given_targets(std::vector<std::vector<std::int32_t>> targets, Accuracy accuracy) {
-  Task task;
+SyntheticTask given_targets(std::vector<std::vector<std::int32_t>> targets, Accuracy accuracy) {
+  SyntheticTask task;
   task.name = "given";
   task.vocab = 4;
   task.length = 4;
@@ -141,16 +141,24 @@ TEST(SyntheticAccuracy, CountsByClassOrByExample) {
   }
 }
 
-TEST(SyntheticTrainer, StopsAtALossThatIsNotFinite) {
-  const auto task = make_task("parity", {{"length", 8}});
-  SequenceClassifier model;
+TEST(SequenceTask, StopsAtALossThatIsNotFinite) {
+  const auto synthetic = make_task("parity", {{"length", 8}});
   const auto weight = torch::zeros({2}, torch::requires_grad());
-  model.parameters = {{"weight", weight}};
-  model.logits = [&](const Tensor&, const Tensor& places) {
-    return weight.unsqueeze(0).expand({places.size(0), 2}) / 0.0;
+  const auto make = [&] {
+    SequenceClassifier model;
+    model.parameters = {{"weight", weight}};
+    model.logits = [&](const Tensor&, const Tensor& places) {
+      return weight.unsqueeze(0).expand({places.size(0), 2}) / 0.0;
+    };
+    return model;
   };
+  const SyntheticTraining training{.steps = 2, .batch_size = 2};
   ThreadPool pool(1);
-  SyntheticTrainer trainer(model, task, {.steps = 2, .batch_size = 2}, pool);
+  SequenceTask task(make, synthetic, training);
+  DataParallel model(
+      1, [&] { return task.add_copy(); }, pool);
+  const auto alone = ProcessGroup::join({}, torch::kCPU);
+  Trainer trainer(task, model, update_options(training), *alone);
   EXPECT_FALSE(trainer.step().updated);
   EXPECT_EQ(trainer.steps_done(), 0);
   EXPECT_TRUE(torch::equal(weight, torch::zeros({2})));
@@ -193,7 +201,7 @@ TEST(SyntheticRun, LearnsAndWritesWhatItSaw) {
   EXPECT_LT(entry->at("curve")[2].at("loss"), 0.8 * entry->at("curve")[0].at("loss").get<double>());
   EXPECT_GT(entry->at("tests")[0].at("accuracy"), 0.3);  // one of seven values is chance
   EXPECT_EQ(io::read_json(folder.path() / "run/result.json"), json(*entry));
-  EXPECT_FALSE(std::filesystem::exists(folder.path() / "run/checkpoint.safetensors"));
+  EXPECT_FALSE(std::filesystem::exists(folder.path() / "run/checkpoints"));
 }
 
 TEST(SyntheticRun, GoesOnToTheSameBitsForAnyThreads) {
@@ -210,7 +218,7 @@ TEST(SyntheticRun, GoesOnToTheSameBitsForAnyThreads) {
       SyntheticEvents events;
       int steps = 0;
       events.stop = [&] { return steps >= stop_after; };
-      events.step = [&](const SyntheticRun&, const SyntheticStep&) { ++steps; };
+      events.step = [&](const SyntheticRun&, const StepResult&) { ++steps; };
       const auto entry = run_in_folder(broken, run, one, events);
       EXPECT_EQ(entry.has_value(), stop_after == 1000);
       if (entry) {

@@ -8,10 +8,11 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "efla/eval/perturb.h"
 #include "efla/io/json.h"
 #include "efla/train/checkpoint.h"
-#include "efla/train/run.h"
 #include "efla/train/study.h"
+#include "efla/train/tasks/image_task.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/temp_folder.h"
 #include "tests/train/stand_in.h"
@@ -19,6 +20,7 @@
 namespace efla::train {
 namespace {
 
+using eval::Classifier;
 using nlohmann::json;
 using test::expect_bad_content;
 using test::expect_error;
@@ -31,8 +33,8 @@ using test::write_text;
 
 const data::ImageSet kTrain = small_images(100, 1), kTest = small_images(60, 2);  // 7 steps an epoch
 
-RunSpec small_spec() {
-  RunSpec spec;
+ImageRun small_spec() {
+  ImageRun spec;
   spec.model = {{"kind", "small"}, {"hidden", 24}};
   spec.data = describe("small", kTrain, kTest);
   spec.training.epochs = 3;
@@ -41,10 +43,23 @@ RunSpec small_spec() {
   return spec;
 }
 
-RunEnd run(const std::filesystem::path& folder, const RunSpec& spec, int threads, const RunEvents& events = {},
-           Classifier classifier = small_classifier(1)) {
+RunEnd run(
+    const std::filesystem::path& folder, ImageRun spec, int threads, const RunEvents& events = {},
+    const ImageTask::MakeClassifier& make = [] { return small_classifier(1); }) {
   ThreadPool pool(threads);
-  return train_in_folder(folder, spec, classifier, kTrain, kTest, pool, events);
+  spec.folder = folder;
+  return train_images(spec, make, kTrain, kTest, pool, events).end;
+}
+
+std::int64_t last_checkpoint(const std::filesystem::path& folder) {
+  return CheckpointFolder(folder).require_latest().step;
+}
+
+// The files of the latest checkpoint, one after another.
+std::string checkpoint_bytes(const std::filesystem::path& folder) {
+  const auto path = CheckpointFolder(folder).require_latest().path;
+  return read_text(path / "model.safetensors") + read_text(path / "optimizer.safetensors") +
+         read_text(path / "trainer.json");
 }
 
 // The metrics without what depends on the clock.
@@ -58,14 +73,14 @@ std::vector<json> timeless_metrics(const std::filesystem::path& folder) {
 }
 
 void expect_same_run(const std::filesystem::path& a, const std::filesystem::path& b) {
-  EXPECT_EQ(read_text(a / kCheckpointFile), read_text(b / kCheckpointFile));
+  EXPECT_EQ(checkpoint_bytes(a), checkpoint_bytes(b));
   EXPECT_EQ(timeless_metrics(a), timeless_metrics(b));
 }
 
-// Stops after `steps` steps of this call.
+// Stops in the step after `steps` steps of this call, or in the evaluation before it.
 RunEvents stop_after(std::int64_t steps, std::int64_t& seen) {
   RunEvents events;
-  events.step = [&seen](const StepResult&, double, double) { ++seen; };
+  events.step = [&seen](const StepResult&, double) { ++seen; };
   events.stop = [&seen, steps] { return seen >= steps; };
   return events;
 }
@@ -96,11 +111,12 @@ TEST(Run, InterruptedAndResumedEqualsUninterrupted) {
   const TempFolder whole, parts;
   ASSERT_EQ(run(whole.path(), small_spec(), 1), RunEnd::finished);
   std::int64_t seen = 0;
-  ASSERT_EQ(run(parts.path(), small_spec(), 1, stop_after(4, seen)), RunEnd::stopped);
-  EXPECT_EQ(Checkpoint(parts / kCheckpointFile).step(), 4);
+  ASSERT_EQ(run(parts.path(), small_spec(), 1, stop_after(3, seen)), RunEnd::stopped);
+  EXPECT_EQ(last_checkpoint(parts.path()), 4);
   seen = 0;  // the next one stops at an epoch's end, in its evaluation
-  ASSERT_EQ(run(parts.path(), small_spec(), 2, stop_after(10, seen), small_classifier(9)), RunEnd::stopped);
-  EXPECT_EQ(Checkpoint(parts / kCheckpointFile).step(), 14);
+  ASSERT_EQ(run(parts.path(), small_spec(), 2, stop_after(10, seen), [] { return small_classifier(9); }),
+            RunEnd::stopped);
+  EXPECT_EQ(last_checkpoint(parts.path()), 14);
   EXPECT_EQ(timeless_metrics(parts.path()).size(), 15U) << "the second evaluation was stopped";
   ASSERT_EQ(run(parts.path(), small_spec(), 1), RunEnd::finished);
   expect_same_run(whole.path(), parts.path());
@@ -114,11 +130,11 @@ TEST(Run, RepeatsTheStepsAfterTheLastCheckpointWhenTheProcessDied) {
   ASSERT_EQ(run(whole.path(), spec, 1), RunEnd::finished);
   spec.checkpoint_every = 5;
   RunEvents events;
-  events.step = [](const StepResult& result, double, double) {
+  events.step = [](const StepResult& result, double) {
     if (result.step == 9) throw std::runtime_error("died");
   };
   EXPECT_THROW(run(died.path(), spec, 1, events), std::runtime_error);
-  EXPECT_EQ(Checkpoint(died / kCheckpointFile).step(), 7);
+  EXPECT_EQ(last_checkpoint(died.path()), 7);
   EXPECT_EQ(timeless_metrics(died.path()).size(), 10U);
   ASSERT_EQ(run(died.path(), spec, 1), RunEnd::finished);
   expect_same_run(whole.path(), died.path());
@@ -142,46 +158,56 @@ TEST(Run, DependsOnItsSeed) {
 
 TEST(Run, StopsAtALossThatIsNotFiniteAndNamesTheLastCheckpoint) {
   const TempFolder folder;
-  auto classifier = small_classifier(1);
   auto calls = std::make_shared<int>(0);
-  const auto forward = classifier.forward;
-  classifier.forward = [=](const torch::Tensor& x) {
-    return forward(x) * (++*calls > 20 ? std::numeric_limits<double>::infinity() : 1.0);
+  const auto make = [=] {
+    auto classifier = small_classifier(1);
+    classifier.forward = [=, forward = classifier.forward](const torch::Tensor& x) {
+      return forward(x) * (++*calls > 20 ? std::numeric_limits<double>::infinity() : 1.0);
+    };
+    return classifier;
   };
   try {
-    run(folder.path(), small_spec(), 1, {}, classifier);
+    run(folder.path(), small_spec(), 1, {}, make);
     FAIL() << "went on";
-  } catch (const std::runtime_error& error) {
+  } catch (const NonFinite& error) {
     const std::string text = error.what();
     EXPECT_NE(text.find("step 8"), std::string::npos) << text;
-    EXPECT_NE(text.find((folder / kCheckpointFile).string() + " of step 7"), std::string::npos) << text;
+    EXPECT_NE(text.find((folder / "checkpoints/step-000007").string()), std::string::npos) << text;
   }
-  EXPECT_EQ(Checkpoint(folder / kCheckpointFile).step(), 7);
+  EXPECT_EQ(last_checkpoint(folder.path()), 7);
 }
 
 TEST(Checkpoint, GivesBackParametersMomentsAndStep) {
   const TempFolder folder;
-  const auto classifier = small_classifier(1);
-  ThreadPool pool(1);
-  Trainer trainer(classifier, kTrain, small_spec().training, pool);
-  for (int i = 0; i < 3; ++i) trainer.step();
-  trainer.save(folder / "a", {{"x", 1}});
-  const auto other = small_classifier(2);
-  Trainer restored(other, kTrain, small_spec().training, pool);
-  restored.restore(folder / "a", {{"x", 1}});
-  EXPECT_EQ(restored.steps_done(), 3);
-  EXPECT_EQ(parameter_bytes(other), parameter_bytes(classifier));
-  restored.save(folder / "b", {{"x", 1}});
-  EXPECT_EQ(read_text(folder / "a"), read_text(folder / "b"));
-  EXPECT_EQ(folder.files(), 2U);
+  const auto save = [&](const std::string& from, const std::string& to, std::uint64_t seed, int steps) {
+    ThreadPool pool(1);
+    ImageTask task([=] { return small_classifier(seed); }, kTrain, kTest, small_spec().training);
+    DataParallel model(
+        1, [&] { return task.add_copy(); }, pool);
+    const auto alone = ProcessGroup::join({}, torch::kCPU);
+    Trainer trainer(task, model, update_options(small_spec().training), *alone);
+    if (!from.empty()) trainer.restore(folder / from, {{"x", 1}});
+    for (int i = 0; i < steps; ++i) trainer.step();
+    EXPECT_EQ(trainer.steps_done(), 3);
+    EXPECT_EQ(trainer.examples_done(), 48);
+    std::filesystem::create_directory(folder / to);
+    trainer.save(folder / to, {{"x", 1}});
+    return parameter_bytes(task.classifier());
+  };
+  const auto saved = save("", "a", 1, 3);
+  EXPECT_EQ(save("a", "b", 2, 0), saved);
+  for (const char* file : {"model.safetensors", "optimizer.safetensors", "trainer.json"}) {
+    EXPECT_EQ(read_text(folder / "a" / file), read_text(folder / "b" / file)) << file;
+  }
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder / "a"), {}), 3);
 }
 
 TEST(Checkpoint, OfAnotherConfigurationIsRefusedWithTheFieldAndBothValues) {
   const TempFolder folder;
   std::int64_t seen = 0;
   ASSERT_EQ(run(folder.path(), small_spec(), 1, stop_after(4, seen)), RunEnd::stopped);
-  const auto before = read_text(folder / kCheckpointFile);
-  const auto refused = [&](const std::string& field, const std::string& says, const std::function<void(RunSpec&)>& f) {
+  const auto before = checkpoint_bytes(folder.path());
+  const auto refused = [&](const std::string& field, const std::string& says, const std::function<void(ImageRun&)>& f) {
     auto spec = small_spec();
     f(spec);
     expect_error([&] { run(folder.path(), spec, 1); }, field, says);
@@ -192,34 +218,49 @@ TEST(Checkpoint, OfAnotherConfigurationIsRefusedWithTheFieldAndBothValues) {
   refused("data.source", "got \"other\", expected \"small\"", [](auto& s) { s.data["source"] = "other"; });
   refused("model.extra", "got true, expected nothing", [](auto& s) { s.model["extra"] = true; });
   refused("model.kind", "got nothing, expected \"small\"", [](auto& s) { s.model.erase("kind"); });
-  EXPECT_EQ(read_text(folder / kCheckpointFile), before);
+  EXPECT_EQ(checkpoint_bytes(folder.path()), before);
 }
 
-TEST(Checkpoint, RefusesFilesThatAreNone) {
+TEST(Checkpoint, RefusesFoldersThatAreNone) {
   const TempFolder folder;
-  const auto path = folder / "file.safetensors";
-  const auto open = [&] { Checkpoint checkpoint(path); };
-  io::write_safetensors(path, {}, {});
-  expect_bad_content(open, -1, "not a checkpoint");
-  io::write_safetensors(path, {}, {{"format", "efla checkpoint 1"}, {"step", "3"}});
-  expect_bad_content(open, -1, "no step or no run");
-  io::write_safetensors(path, {}, {{"format", "efla checkpoint 1"}, {"step", "3x"}, {"run", "{}"}});
-  expect_bad_content(open, -1, "\"3x\"");
-  io::write_safetensors(path, {}, {{"format", "efla checkpoint 1"}, {"step", "-3"}, {"run", "{}"}});
-  expect_bad_content(open, -1, "\"-3\"");
-  io::write_safetensors(path, {}, {{"format", "efla checkpoint 1"}, {"step", "3"}, {"run", "{"}});
-  expect_bad_content(open, -1, "not a JSON object");
-  io::write_safetensors(path, {}, {{"format", "efla checkpoint 1"}, {"step", "3"}, {"run", "{}"}});
-  const Checkpoint empty(path);
+  const auto refused = [&](const std::string& trainer, const std::string& says) {
+    write_text(folder / "trainer.json", trainer);
+    expect_bad_content([&] { read_trainer_state(folder.path()); }, -1, says);
+  };
+  refused("{}", "its format is not \"efla checkpoint 2\"");
+  const json whole = {{"format", "efla checkpoint 2"},
+                      {"step", 3},
+                      {"examples", 7},
+                      {"position", json::object()},
+                      {"config", {{"x", 1}}}};
+  const auto changed = [&](const char* field, const json& value) {
+    json trainer = whole;
+    trainer[field] = value;
+    return trainer.dump();
+  };
+  json without = whole;
+  without.erase("step");
+  refused(without.dump(), "its step is not a count");
+  refused(changed("step", "3x"), "its step is not a count");
+  refused(changed("step", -3), "its step is not a count");
+  refused(changed("examples", 1.5), "its examples is not a count");
+  refused(changed("config", 1), "its config is not a JSON object");
+  without.erase("config");
+  without["step"] = 3;
+  refused(without.dump(), "has no config");
+  write_text(folder / "trainer.json", whole.dump());
+  EXPECT_EQ(read_trainer_state(folder.path()).step, 3);
+
   const auto classifier = small_classifier(1);
-  expect_bad_content([&] { empty.read_parameters(classifier.parameters); }, -1, "has no tensor model.w1");
+  const auto model = folder / "model.safetensors";
+  io::write_safetensors(model, {});
+  expect_bad_content([&] { read_parameters(folder.path(), classifier.parameters); }, -1, "has no tensor w1");
   const std::vector<float> values(6);
   const io::ByteView bytes(reinterpret_cast<const std::uint8_t*>(values.data()), 24);
-  const std::vector<io::NamedTensor> tensors{{"model.w1", io::TensorType::F32, {2, 3}, bytes}};
-  io::write_safetensors(path, tensors, {{"format", "efla checkpoint 1"}, {"step", "3"}, {"run", "{}"}});
-  const Checkpoint other(path);
-  expect_bad_content([&] { other.read_parameters(classifier.parameters); }, -1,
-                     "model.w1 is F32 [2, 3], expected F32 [24, 16]");
+  const std::vector<io::NamedTensor> tensors{{"w1", io::TensorType::F32, {2, 3}, bytes}};
+  io::write_safetensors(model, tensors);
+  expect_bad_content([&] { read_parameters(folder.path(), classifier.parameters); }, -1,
+                     "w1 is F32 [2, 3], expected F32 [24, 16]");
 }
 
 TEST(Study, RunsTheHeadlineOverSeedsAndTheRestOnce) {
@@ -272,7 +313,7 @@ TEST(Study, SummarizesTheHeadlineOverSeeds) {
     const double accuracy = run.lr < 3e-3 || run.layers > 1 ? 0.1 : run.seed == 1 ? 0.8 : 0.9;
     nlohmann::ordered_json entry{
         {"mixer", run.mixer}, {"layers", run.layers}, {"lr", run.lr}, {"seed", run.seed}, {"clean_accuracy", accuracy}};
-    for (const auto& panel : robustness_panels()) {
+    for (const auto& panel : eval::robustness_panels()) {
       for (const double level : panel.levels) {
         entry[std::string(panel.name)].push_back({{std::string(panel.level_name), level}, {"accuracy", accuracy}});
       }

@@ -6,21 +6,31 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <numeric>
 
-#include "efla/train/batch_gradient.h"
+#include "efla/eval/robustness.h"
+#include "efla/train/checkpoint.h"
 #include "efla/train/data_order.h"
-#include "efla/train/evaluate.h"
-#include "efla/train/perturb.h"
-#include "efla/train/schedule.h"
+#include "efla/train/learning_rate.h"
+#include "efla/train/tasks/image_task.h"
 #include "efla/train/trainer.h"
 #include "tests/support/expect_error.h"
+#include "tests/support/temp_folder.h"
 #include "tests/train/stand_in.h"
 
 namespace efla::train {
 namespace {
 
+using eval::Batch;
+using eval::Classifier;
+using eval::count_correct;
+using eval::make_batch;
+using eval::measure_robustness;
+using eval::Perturbation;
+using eval::robustness_panels;
+using nlohmann::json;
 using test::expect_error;
 using test::parameter_bytes;
 using test::small_classifier;
@@ -43,64 +53,88 @@ TEST(DataOrder, IsAPermutationOfItsOwnForEverySeedAndEpoch) {
 }
 
 TEST(Schedule, RisesThenFallsToZeroOrStays) {
-  const auto cosine = [](std::int64_t step) { return learning_rate(Schedule::cosine, 2.0, 0.1, step, 100); };
+  const auto rate = [](Schedule schedule, std::int64_t warmup, std::int64_t step, std::int64_t steps) {
+    return LearningRate{schedule, 2.0, 0.0, warmup, steps}.at(step);
+  };
+  const auto cosine = [&](std::int64_t step) { return rate(Schedule::cosine, steps_of(0.1, 100), step, 100); };
   EXPECT_DOUBLE_EQ(cosine(0), 0.2);
   EXPECT_DOUBLE_EQ(cosine(9), 2.0);
   EXPECT_DOUBLE_EQ(cosine(10), 2.0);
   EXPECT_DOUBLE_EQ(cosine(55), 1.0);
   EXPECT_GT(cosine(99), 0.0);
   EXPECT_LT(cosine(99), 0.001);
-  EXPECT_DOUBLE_EQ(learning_rate(Schedule::constant, 2.0, 0.1, 4, 100), 1.0);
-  EXPECT_DOUBLE_EQ(learning_rate(Schedule::constant, 2.0, 0.1, 99, 100), 2.0);
-  EXPECT_DOUBLE_EQ(learning_rate(Schedule::cosine, 2.0, 0.0, 0, 1), 2.0);
+  EXPECT_DOUBLE_EQ(rate(Schedule::constant, 10, 4, 100), 1.0);
+  EXPECT_DOUBLE_EQ(rate(Schedule::constant, 10, 99, 100), 2.0);
+  EXPECT_DOUBLE_EQ(rate(Schedule::cosine, 0, 0, 1), 2.0);
 }
 
-TEST(BatchGradient, IsThatOfTheWholeBatch) {
+// A task with the copies of its model, on threads of its own.
+struct Training {
+  Training(ImageTask::MakeClassifier make, const data::ImageSet& images, const ImageTraining& options, int threads = 1)
+      : Training(std::move(make), images, options, update_options(options), threads) {}
+  Training(ImageTask::MakeClassifier make, const data::ImageSet& images, const ImageTraining& options,
+           const UpdateOptions& update, int threads)
+      : pool(threads),
+        task(std::move(make), images, images, options),
+        model(
+            threads, [this] { return task.add_copy(); }, pool),
+        trainer(task, model, update, *group) {}
+
+  ThreadPool pool;
+  std::unique_ptr<ProcessGroup> group = ProcessGroup::join({}, torch::kCPU);
+  ImageTask task;
+  DataParallel model;
+  Trainer trainer;
+};
+
+Classifier first_classifier() { return small_classifier(1); }
+
+TEST(Trainer, UpdatesByTheClippedGradientOfTheWholeBatch) {
   const auto images = small_images(21, 3);
   std::vector<std::uint32_t> indices(21);
   std::iota(indices.begin(), indices.end(), 0U);
-  const auto classifier = small_classifier(1), whole = small_classifier(1);
-  const auto loss_of = [&](const Classifier& c, std::span<const std::uint32_t> some) {
-    const Batch batch = make_batch(images, some);
-    return torch::nn::functional::cross_entropy(c.forward(batch.pixels), batch.labels) *
-           (static_cast<double>(some.size()) / 21.0);
-  };
-  ThreadPool pool(2);
-  const FlatParameters parameters(classifier.parameters, torch::kCPU);
-  BatchGradient gradient(tensors_of(classifier.parameters), pool);
-  const std::span<const std::uint32_t> all(indices);
-  const double loss =
-      gradient.compute(3, [&](std::int64_t part) { return loss_of(classifier, all.subspan(7 * part, 7)); });
-  const torch::Tensor whole_loss = loss_of(whole, all);
-  whole_loss.backward();
-  EXPECT_NEAR(loss, whole_loss.item<double>(), 1e-6);
+  const auto whole = small_classifier(1);
+  const Batch batch = make_batch(images, indices);
+  const auto loss = torch::nn::functional::cross_entropy(whole.forward(batch.pixels), batch.labels);
+  loss.backward();
   double squares = 0.0;
-  for (std::size_t i = 0; i < parameters.entries().size(); ++i) {
-    const auto expected = whole.parameters[i].second.grad();
-    const auto found = parameters.view(gradient.gradient(), parameters.entries()[i]);
-    SCOPED_TRACE(whole.parameters[i].first);
-    if (!expected.defined()) {
-      EXPECT_EQ(found.abs().max().item<float>(), 0.0F);
-      continue;
-    }
-    const double error = (found - expected).abs().max().item<double>();
-    EXPECT_TRUE(error <= 1e-6) << error;
-    squares += expected.pow(2).sum().item<double>();
+  for (const auto& [name, tensor] : whole.parameters) {
+    if (tensor.grad().defined()) squares += tensor.grad().pow(2).sum().item<double>();
   }
-  EXPECT_NEAR(gradient.norm(), std::sqrt(squares), 1e-5);
+  const double norm = std::sqrt(squares);
+  ImageTraining options;
+  options.batch_size = 21;  // three parts, the last of which is smaller
+  for (const double clip : {0.0, 0.01, 100.0}) {
+    // Without a memory of its own AdamW's first moment is the gradient.
+    Training training(first_classifier, images, options, {{.beta1 = 0.0}, clip}, /*threads=*/2);
+    const StepResult result = training.trainer.step();
+    EXPECT_NEAR(result.loss, loss.item<double>(), 1e-6);
+    EXPECT_NEAR(result.grad_norm, norm, 1e-5) << "the norm is that before clipping";
+    const test::TempFolder folder;
+    training.trainer.save(folder.path(), json::object());
+    const FlatParameters& parameters = training.model.parameters();
+    const auto gradient = torch::empty({parameters.size()}), squared = torch::empty({parameters.size()});
+    read_moments(folder.path(), parameters, gradient, squared);
+    const double scale = clip == 0.01 ? clip / norm : 1.0;
+    for (std::size_t i = 0; i < whole.parameters.size(); ++i) {
+      SCOPED_TRACE(whole.parameters[i].first);
+      const auto found = parameters.view(gradient, parameters.entries()[i]);
+      const auto expected = whole.parameters[i].second.grad();
+      if (!expected.defined()) {
+        EXPECT_EQ(found.abs().max().item<float>(), 0.0F);
+        continue;
+      }
+      const double error = (found - expected * scale).abs().max().item<double>();
+      EXPECT_TRUE(error <= 1e-6) << error;
+    }
+  }
 }
 
-TEST(ClipFactor, BringsTheNormDownToTheLimit) {
-  EXPECT_DOUBLE_EQ(clip_factor(4.0, 0.5), 0.125);
-  EXPECT_EQ(clip_factor(0.25, 0.5), 1.0);
-  EXPECT_EQ(clip_factor(4.0, 0.0), 1.0) << "0 does not clip";
-}
-
-TEST(BatchGradient, PassesOnWhatAPartThrows) {
+TEST(DataParallel, PassesOnWhatATaskThrows) {
   ThreadPool pool(2);
-  BatchGradient gradient({torch::zeros({2}, torch::requires_grad())}, pool);
-  EXPECT_THROW(gradient.compute(4, [](std::int64_t) -> torch::Tensor { throw std::runtime_error("no"); }),
-               std::runtime_error);
+  const DataParallel model(
+      2, [] { return small_classifier(1).parameters; }, pool);
+  EXPECT_THROW(model.run(4, [](std::int64_t, int) { throw std::runtime_error("no"); }), std::runtime_error);
 }
 
 TEST(FlatAdamW, DecaysMatricesAlone) {
@@ -120,57 +154,54 @@ TEST(FlatAdamW, DecaysMatricesAlone) {
 
 TEST(Trainer, OverfitsOneBatch) {
   const auto images = small_images(16, 5);
-  const auto classifier = small_classifier(1);
-  ThreadPool pool(1);
-  TrainOptions options;
+  ImageTraining options;
   options.epochs = 300;
   options.batch_size = 16;
   options.lr = 0.02;
-  Trainer trainer(classifier, images, options, pool);
-  StepResult result = trainer.step();
+  Training training(first_classifier, images, options);
+  StepResult result = training.trainer.step();
   EXPECT_GT(result.loss, 1.5);
-  while (trainer.steps_done() < trainer.total_steps()) result = trainer.step();
+  while (training.trainer.steps_done() < training.task.steps()) result = training.trainer.step();
   EXPECT_TRUE(result.loss < 0.01) << result.loss;
   EXPECT_EQ(result.accuracy, 1.0);
   EXPECT_EQ(result.step, 300);
-  EXPECT_EQ(result.epoch, 300);
+  EXPECT_EQ(training.task.progress(result.step, result.examples), nlohmann::ordered_json({{"epoch", 300}}));
 }
 
 TEST(Trainer, TakesEveryImageOnceAnEpochAndASmallerLastBatch) {
   const auto images = small_images(21, 5);
-  const auto classifier = small_classifier(1);
-  ThreadPool pool(1);
-  TrainOptions options;
+  ImageTraining options;
   options.epochs = 2;
   options.batch_size = 8;
-  Trainer trainer(classifier, images, options, pool);
-  EXPECT_EQ(trainer.steps_per_epoch(), 3);
+  Training training(first_classifier, images, options);
+  EXPECT_EQ(training.task.steps_per_epoch(), 3);
   std::vector<std::int64_t> sizes;
-  for (int i = 0; i < 6; ++i) sizes.push_back(trainer.step().images);
+  for (int i = 0; i < 6; ++i) sizes.push_back(training.trainer.step().step_examples);
+  EXPECT_EQ(training.trainer.examples_done(), 42);
   EXPECT_EQ(sizes, (std::vector<std::int64_t>{8, 8, 5, 8, 8, 5}));
 }
 
 TEST(Trainer, LeavesParametersAloneWhereTheLossIsNotFinite) {
   const auto images = small_images(16, 5);
-  auto classifier = small_classifier(1);
-  const auto forward = classifier.forward;
-  classifier.forward = [=](const torch::Tensor& x) { return forward(x) * std::numeric_limits<double>::quiet_NaN(); };
-  const auto before = parameter_bytes(classifier);
-  ThreadPool pool(1);
-  Trainer trainer(classifier, images, {}, pool);
-  EXPECT_FALSE(trainer.step().updated);
-  EXPECT_EQ(trainer.steps_done(), 0);
-  EXPECT_EQ(parameter_bytes(classifier), before);
+  const auto make = [] {
+    auto classifier = small_classifier(1);
+    classifier.forward = [forward = classifier.forward](const torch::Tensor& x) {
+      return forward(x) * std::numeric_limits<double>::quiet_NaN();
+    };
+    return classifier;
+  };
+  Training training(make, images, {});
+  EXPECT_FALSE(training.trainer.step().updated);
+  EXPECT_EQ(training.trainer.steps_done(), 0);
+  EXPECT_EQ(parameter_bytes(training.task.classifier()), parameter_bytes(small_classifier(1)));
 }
 
 TEST(Trainer, NamesTheOptionThatIsOutOfRange) {
   const auto images = small_images(16, 5);
-  const auto classifier = small_classifier(1);
-  ThreadPool pool(1);
   const auto make = [&](auto change) {
-    TrainOptions options;
+    ImageTraining options;
     change(options);
-    Trainer(classifier, images, options, pool);
+    ImageTask(first_classifier, images, images, options);
   };
   expect_error([&] { make([](auto& o) { o.epochs = 0; }); }, "epochs", "got 0");
   expect_error([&] { make([](auto& o) { o.lr = -1.0; }); }, "lr", "got -1.0");
@@ -179,13 +210,13 @@ TEST(Trainer, NamesTheOptionThatIsOutOfRange) {
   expect_error([&] { make([](auto& o) { o.weight_decay = -0.1; }); }, "weight-decay", "got -0.1");
   expect_error([&] { make([](auto& o) { o.warmup = 1.0; }); }, "warmup", "below 1");
   expect_error([&] { make([](auto& o) { o.clip = std::nan(""); }); }, "clip", "finite");
-  expect_error([&] { Trainer(classifier, data::ImageSet{}, {}, pool); }, "training images", "none");
+  expect_error([&] { ImageTask(first_classifier, data::ImageSet{}, images, {}); }, "training images", "none");
 }
 
 TEST(Perturb, DropoutDropsItsShareAndKeepsTheRest) {
   std::vector<float> pixels(200'000, 0.5F), more = pixels;
-  perturb({Perturbation::Kind::dropout, 0.3}, 1, 7, pixels);
-  perturb({Perturbation::Kind::dropout, 0.6}, 1, 7, more);
+  eval::perturb({Perturbation::Kind::dropout, 0.3}, 1, 7, pixels);
+  eval::perturb({Perturbation::Kind::dropout, 0.6}, 1, 7, more);
   std::int64_t dropped = 0;
   for (std::size_t i = 0; i < pixels.size(); ++i) {
     ASSERT_TRUE(pixels[i] == 0.0F || pixels[i] == 0.5F);
@@ -197,8 +228,8 @@ TEST(Perturb, DropoutDropsItsShareAndKeepsTheRest) {
 
 TEST(Perturb, NoiseHasItsMeanAndDeviationAndIsNotClipped) {
   std::vector<float> pixels(200'000, 0.25F), other = pixels;
-  perturb({Perturbation::Kind::noise, 0.4}, 1, 7, pixels);
-  perturb({Perturbation::Kind::noise, 0.4}, 1, 8, other);
+  eval::perturb({Perturbation::Kind::noise, 0.4}, 1, 7, pixels);
+  eval::perturb({Perturbation::Kind::noise, 0.4}, 1, 8, other);
   double sum = 0.0, squares = 0.0, product = 0.0;
   for (std::size_t i = 0; i < pixels.size(); ++i) {
     const double x = pixels[i] - 0.25, y = other[i] - 0.25;
@@ -213,7 +244,7 @@ TEST(Perturb, NoiseHasItsMeanAndDeviationAndIsNotClipped) {
 
 TEST(Perturb, ScaleMultiplies) {
   std::vector<float> pixels{0.0F, 0.25F, 1.0F};
-  perturb({Perturbation::Kind::scale, 16.0}, 1, 7, pixels);
+  eval::perturb({Perturbation::Kind::scale, 16.0}, 1, 7, pixels);
   EXPECT_EQ(pixels, (std::vector<float>{0.0F, 4.0F, 16.0F}));
 }
 
@@ -238,13 +269,15 @@ TEST(Evaluate, IsThatOfTheWholeSetAndTheSameOnAnyThreads) {
   const double loss = torch::nn::functional::cross_entropy(logits, all.labels).item<double>();
   const double accuracy = logits.argmax(1).eq(all.labels).to(torch::kFloat64).mean().item<double>();
   ThreadPool one(1), three(3);
-  const Evaluation result = evaluate(classifier, images, one);
+  const eval::Evaluation result = eval::evaluate(classifier, images, one);
   EXPECT_NEAR(result.loss, loss, 1e-6);
   EXPECT_DOUBLE_EQ(result.accuracy, accuracy);
   const Perturbation noise{Perturbation::Kind::noise, 0.2};
-  EXPECT_EQ(evaluate(classifier, images, one, noise, 9).loss, evaluate(classifier, images, three, noise, 9).loss);
-  EXPECT_NE(evaluate(classifier, images, one, noise, 9).loss, evaluate(classifier, images, one, noise, 8).loss);
-  EXPECT_THROW(evaluate(classifier, images, three, {}, 0, [] { return true; }), Stopped);
+  EXPECT_EQ(eval::evaluate(classifier, images, one, noise, 9).loss,
+            eval::evaluate(classifier, images, three, noise, 9).loss);
+  EXPECT_NE(eval::evaluate(classifier, images, one, noise, 9).loss,
+            eval::evaluate(classifier, images, one, noise, 8).loss);
+  EXPECT_THROW(eval::evaluate(classifier, images, three, {}, 0, [] { return true; }), Stopped);
 }
 
 TEST(Robustness, HasEveryLevelAndTheCleanAccuracyWhereNothingIsDisturbed) {
@@ -252,7 +285,7 @@ TEST(Robustness, HasEveryLevelAndTheCleanAccuracyWhereNothingIsDisturbed) {
   const auto classifier = small_classifier(2);
   ThreadPool pool(2);
   int last = 0, expected = 0;
-  const auto result = to_json(measure_robustness(classifier, images, pool, 1, {}, [&](int done, int all) {
+  const auto result = eval::to_json(measure_robustness(classifier, images, pool, 1, {}, [&](int done, int all) {
     EXPECT_EQ(done, ++last);
     expected = all;
   }));
@@ -264,7 +297,7 @@ TEST(Robustness, HasEveryLevelAndTheCleanAccuracyWhereNothingIsDisturbed) {
     EXPECT_EQ(points[0]["accuracy"], result["clean_accuracy"]);
     for (std::size_t i = 0; i < points.size(); ++i) {
       EXPECT_EQ(points[i][std::string(panel.level_name)], panel.levels[i]);
-      const double direct = evaluate(classifier, images, pool, {panel.kind, panel.levels[i]}, 1).accuracy;
+      const double direct = eval::evaluate(classifier, images, pool, {panel.kind, panel.levels[i]}, 1).accuracy;
       EXPECT_EQ(points[i]["accuracy"], direct);
     }
   }

@@ -1,0 +1,27 @@
+#include "cli/support/threads.h"
+
+#include <malloc.h>
+
+#include "efla/autograd/one_thread.h"
+#include "efla/ops/delta.h"
+
+namespace efla::cli {
+
+ThreadPool& use_threads(int threads) {
+  // A step allocates and frees the same tensors of a few MB over and over. By default glibc returns them to the system
+  // each time, and the system clears their pages again.
+  mallopt(M_ARENA_MAX, 1);
+  mallopt(M_MMAP_THRESHOLD, 32 << 20);
+  mallopt(M_TRIM_THRESHOLD, 1 << 30);
+  set_threads(threads == 0 ? available_processors() : threads);
+  ThreadPool& pool = default_pool();
+  autograd::reserve_product_buffers(pool.threads());
+  return pool;
+}
+
+void add_threads_option(CLI::App& command, int& threads) {
+  command.add_option("--threads", threads, "Threads; 0: one for each processor. Does not change results")
+      ->check(CLI::Range(0, 1024));
+}
+
+}  // namespace efla::cli

@@ -1,0 +1,73 @@
+// Log-likelihoods of texts under a language model, tokenized and cut as EleutherAI's lm-evaluation-harness does.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string_view>
+#include <vector>
+
+#include "efla/base/stop.h"
+#include "efla/data/tokenizer.h"
+
+namespace efla::eval {
+
+// Rows of tokens, padded with 0 on the right to one length, and what is asked of them.
+struct ScoreBatch {
+  // p(token | the row up to and with position)
+  struct Target {
+    std::int64_t row = 0, position = 0, token = 0;
+  };
+
+  std::int64_t rows = 0, length = 0;
+  std::vector<std::int64_t> tokens;  // [rows, length]
+  std::vector<Target> targets;
+};
+
+struct TargetScore {
+  double log_probability = 0.0;  // natural logarithm
+  bool greedy = false;           // whether no other token is more probable
+};
+
+// A model: one score a target. The score of a target must not depend on the tokens behind its position.
+using Scorer = std::function<std::vector<TargetScore>(const ScoreBatch&)>;
+
+// Tokens of which the last `scored` are scored, each given all before it; there is at least one before.
+struct ScoreRequest {
+  std::vector<std::int32_t> tokens;
+  std::int64_t scored = 0;
+};
+
+struct TextOptions {
+  std::int64_t max_length = 2048;  // of what the model reads at once; more is cut off at the start
+  bool bos = false;                // every text begins with the tokenizer's bos
+};
+
+// log p(continuation | context). White space at the context's end is taken to the continuation; both are tokenized as
+// one text, of which the tokens of the context alone are not scored. Without a context, bos takes its place, or eos
+// where the tokenizer has none. Throws Error where the tokenizer lacks what is asked of it, and where nothing is left
+// to score or more than max_length tokens.
+ScoreRequest continuation_request(const data::Tokenizer& tokenizer, std::string_view context,
+                                  std::string_view continuation, const TextOptions& options);
+
+// log p(text), every token once, in windows of at most max_length: the first begins with bos (or eos), the last reaches
+// back as far as a window does, and those between begin with the token before them.
+std::vector<ScoreRequest> document_requests(const data::Tokenizer& tokenizer, std::string_view text,
+                                            const TextOptions& options);
+
+struct Likelihood {
+  double log_likelihood = 0.0;
+  bool greedy = true;  // whether every scored token is
+};
+
+struct ScoreEvents {
+  StopFunction stop;                                                  // asked before every batch; ends with Stopped
+  std::function<void(std::int64_t done, std::int64_t all)> progress;  // counts requests
+};
+
+// In the order of the requests. They go to the scorer longest first, in batches of as many rows as batch_tokens hold,
+// at least one; requests that differ only in their last token share a row. Throws std::runtime_error where the scorer
+// returns what is no log-probability.
+std::vector<Likelihood> score(const std::vector<ScoreRequest>& requests, const Scorer& scorer,
+                              std::int64_t batch_tokens, const ScoreEvents& events = {});
+
+}  // namespace efla::eval

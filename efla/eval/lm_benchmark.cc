@@ -1,0 +1,141 @@
+#include "efla/eval/lm_benchmark.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+
+namespace efla::eval {
+namespace {
+
+// An example's requests and metrics, for each kind of task.
+class TaskEvaluator {
+ public:
+  TaskEvaluator(const data::Tokenizer& tokenizer, const Scorer& scorer, const LmEvalOptions& options, ThreadPool& pool,
+                const ScoreEvents& events, bool normalized)
+      : tokenizer_(tokenizer),
+        scorer_(scorer),
+        options_(options),
+        pool_(pool),
+        events_(events),
+        normalized_(normalized) {}
+
+  std::vector<Score> operator()(const std::vector<data::MultipleChoice>& examples) const {
+    std::vector<Texts> texts;
+    for (const auto& example : examples) {
+      for (const auto& choice : example.choices) texts.push_back({choice.context, choice.continuation});
+    }
+    return choice_metrics(examples, scored(requests_of(texts)), normalized_);
+  }
+
+  std::vector<Score> operator()(const std::vector<data::Cloze>& examples) const {
+    std::vector<Texts> texts;
+    for (const auto& example : examples) texts.push_back({example.context, example.continuation});
+    return cloze_metrics(scored(requests_of(texts)), pool_);
+  }
+
+  std::vector<Score> operator()(const std::vector<data::Document>& documents) const {
+    std::vector<ScoreRequest> requests;
+    std::vector<std::size_t> ends;  // of each document's requests
+    for (const auto& document : documents) {
+      for (auto& window : document_requests(tokenizer_, document.text, options_.text)) {
+        requests.push_back(std::move(window));
+      }
+      ends.push_back(requests.size());
+    }
+    const auto likelihoods = scored(requests);
+    std::vector<double> log_likelihoods(documents.size());
+    std::vector<std::int64_t> tokens(documents.size());
+    for (std::size_t i = 0, request = 0; i < documents.size(); ++i) {
+      for (; request < ends[i]; ++request) {
+        log_likelihoods[i] += likelihoods[request].log_likelihood;
+        tokens[i] += requests[request].scored;
+      }
+    }
+    return document_metrics(documents, log_likelihoods, tokens);
+  }
+
+ private:
+  struct Texts {
+    std::string_view context, continuation;
+  };
+
+  std::vector<ScoreRequest> requests_of(const std::vector<Texts>& texts) const {
+    std::vector<ScoreRequest> requests(texts.size());
+    pool_.run(static_cast<std::int64_t>(texts.size()), [&](std::int64_t i, int) {
+      const auto& [context, continuation] = texts[static_cast<std::size_t>(i)];
+      requests[static_cast<std::size_t>(i)] = continuation_request(tokenizer_, context, continuation, options_.text);
+    });
+    return requests;
+  }
+
+  std::vector<Likelihood> scored(const std::vector<ScoreRequest>& requests) const {
+    return score(requests, scorer_, options_.batch_tokens, events_);
+  }
+
+  const data::Tokenizer& tokenizer_;
+  const Scorer& scorer_;
+  const LmEvalOptions& options_;
+  ThreadPool& pool_;
+  const ScoreEvents& events_;
+  bool normalized_;
+};
+
+std::int64_t count_unknown_words(const data::LmTask& task) {
+  std::int64_t words = 0;
+  if (const auto* documents = std::get_if<std::vector<data::Document>>(&task.examples)) {
+    for (const auto& document : *documents) words += document.unknown_words;
+  }
+  return words;
+}
+
+bool is_accuracy(std::string_view metric) { return metric.starts_with("acc"); }
+
+}  // namespace
+
+const Score& LmTaskResult::score(std::string_view name) const {
+  const auto found = std::find_if(scores.begin(), scores.end(), [&](const Score& score) { return score.name == name; });
+  if (found == scores.end()) throw std::out_of_range("no score " + std::string(name) + " of " + task);
+  return *found;
+}
+
+LmTaskResult evaluate_lm_task(const data::LmTask& task, const data::Tokenizer& tokenizer, const Scorer& scorer,
+                              const LmEvalOptions& options, ThreadPool& pool, const ScoreEvents& events) {
+  const TaskEvaluator evaluate(tokenizer, scorer, options, pool, events, data::lm_task_info(task.name).normalized);
+  LmTaskResult result{task.name, task.file, 0, std::visit(evaluate, task.examples), count_unknown_words(task)};
+  std::visit([&](const auto& examples) { result.examples = static_cast<std::int64_t>(examples.size()); },
+             task.examples);
+  return result;
+}
+
+std::optional<double> table_average(std::span<const LmTaskResult> results) {
+  double sum = 0.0;
+  int count = 0;
+  for (const auto& info : data::lm_tasks()) {
+    for (const auto metric : info.table_metrics) {
+      if (!is_accuracy(metric)) continue;
+      const auto found =
+          std::find_if(results.begin(), results.end(), [&](const LmTaskResult& r) { return r.task == info.name; });
+      if (found == results.end()) return {};
+      sum += found->score(metric).value;
+      ++count;
+    }
+  }
+  return sum / count;
+}
+
+nlohmann::ordered_json to_json(std::span<const LmTaskResult> results) {
+  auto all = nlohmann::ordered_json::object();
+  for (const auto& result : results) {
+    auto& task = all[result.task];
+    task = {{"file", result.file}, {"examples", result.examples}};
+    if (result.unknown_words > 0) task["unknown_words"] = result.unknown_words;
+    for (const auto& [name, value, standard_error] : result.scores) {
+      task[name] = value;
+      task[name + "_stderr"] = nullptr;
+      if (standard_error) task[name + "_stderr"] = *standard_error;
+    }
+  }
+  return all;
+}
+
+}  // namespace efla::eval

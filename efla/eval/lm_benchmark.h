@@ -1,0 +1,45 @@
+// Evaluates a language model on the tasks of table 1 of the EFLA paper.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "efla/base/threads.h"
+#include "efla/data/lm_tasks/task.h"
+#include "efla/data/tokenizer.h"
+#include "efla/eval/benchmark_metrics.h"
+#include "efla/eval/likelihood.h"
+
+namespace efla::eval {
+
+struct LmEvalOptions {
+  TextOptions text;
+  std::int64_t batch_tokens = 8192;
+};
+
+struct LmTaskResult {
+  std::string task, file;
+  std::int64_t examples = 0;
+  std::vector<Score> scores;
+  std::int64_t unknown_words = 0;  // of a text that has <unk> in place of them: its perplexities are nobody else's
+
+  // Throws std::out_of_range for a name that is not there.
+  const Score& score(std::string_view name) const;
+};
+
+// Throws what continuation_request, document_requests and score throw.
+LmTaskResult evaluate_lm_task(const data::LmTask& task, const data::Tokenizer& tokenizer, const Scorer& scorer,
+                              const LmEvalOptions& options, ThreadPool& pool, const ScoreEvents& events = {});
+
+// The mean of table 1's accuracies, its last column; unset where a task of it is missing.
+std::optional<double> table_average(std::span<const LmTaskResult> results);
+
+// {"piqa": {"file": …, "examples": n, "acc": …, "acc_stderr": …, "acc_norm": …, …}, …}; a standard error that the
+// harness has not is null.
+nlohmann::ordered_json to_json(std::span<const LmTaskResult> results);
+
+}  // namespace efla::eval

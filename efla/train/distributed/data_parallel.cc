@@ -1,0 +1,71 @@
+#include "efla/train/distributed/data_parallel.h"
+
+#include <ATen/autocast_mode.h>
+#include <torch/cuda.h>
+#include <torch/version.h>
+
+#include <algorithm>
+#include <atomic>
+
+#include "efla/autograd/one_thread.h"
+#include "efla/base/error.h"
+
+namespace efla::train {
+namespace {
+
+void set_autocast(bool enabled) {
+#if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 4)
+  at::autocast::set_autocast_dtype(at::kCUDA, at::kBFloat16);
+  at::autocast::set_autocast_enabled(at::kCUDA, enabled);
+#else
+  at::autocast::set_autocast_gpu_dtype(at::kBFloat16);
+  at::autocast::set_enabled(enabled);
+#endif
+}
+
+torch::Device usable(torch::Device device, const std::string& precision) {
+  if (device.is_cuda() && !torch::cuda::is_available()) {
+    throw Error("train lm", "--device", "cuda", "cpu: this LibTorch finds no GPU that it can use");
+  }
+  if (precision == "bfloat16" && !device.is_cuda()) {
+    throw Error("train lm", "training.precision", "bfloat16 on " + device.str(),
+                "float32, or --device cuda: on the CPU the operators keep float32 numbers");
+  }
+  return device;
+}
+
+}  // namespace
+
+Bfloat16OnGpu::Bfloat16OnGpu() { set_autocast(true); }
+
+Bfloat16OnGpu::~Bfloat16OnGpu() {
+  at::autocast::clear_cache();
+  set_autocast(false);
+}
+
+DataParallel::DataParallel(int copies, const std::function<nn::NamedParameters()>& make, ThreadPool& pool,
+                           torch::Device device, const std::string& precision)
+    : device_(usable(device, precision)), autocast_(precision == "bfloat16"), pool_(pool) {
+  for (int i = 0; i < copies; ++i) copies_.push_back(make());
+  parameters_ = std::make_unique<FlatParameters>(copies_.front(), device);
+  for (const auto& copy : copies_) parameters_->share(copy);
+}
+
+void DataParallel::run(std::int64_t count, const std::function<void(std::int64_t i, int copy)>& task) const {
+  std::atomic<std::int64_t> next = 0;
+  pool_.run(std::min(count, static_cast<std::int64_t>(copies_.size())), [&](std::int64_t copy, int) {
+    autograd::compute_on_this_thread_only();
+    try {
+      for (std::int64_t i = next++; i < count; i = next++) task(i, static_cast<int>(copy));
+    } catch (...) {
+      next = count;
+      throw;
+    }
+  });
+}
+
+std::unique_ptr<Bfloat16OnGpu> DataParallel::use_precision() const {
+  return autocast_ ? std::make_unique<Bfloat16OnGpu>() : nullptr;
+}
+
+}  // namespace efla::train

@@ -1,0 +1,159 @@
+#include "efla/train/distributed/heartbeat.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "efla/base/threads.h"
+#include "efla/train/distributed/process_group.h"
+
+namespace efla::train {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr auto kBeat = std::chrono::milliseconds(250);
+// A rank that still has its processor beats every kBeat; one that is stopped or cut off is given up after this.
+constexpr auto kSilence = std::chrono::seconds(15);
+// After a connection broke: whoever has not beaten for so long is the one that is gone.
+constexpr auto kSilenceAfterError = std::chrono::milliseconds(1500);
+constexpr auto kJoin = std::chrono::minutes(5);
+constexpr auto kLeave = std::chrono::seconds(5);
+
+std::string beats_key(int rank) { return "efla/beats/" + std::to_string(rank); }
+std::string left_key(int rank) { return "efla/left/" + std::to_string(rank); }
+
+}  // namespace
+
+Heartbeat::Heartbeat(c10::intrusive_ptr<c10d::Store> store, int rank, int size, const StopFunction& stop)
+    : store_(std::move(store)), rank_(rank), size_(size), beats_(size), last_seen_(size, Clock::now()) {
+  beat();
+  meet(stop);
+  std::fill(last_seen_.begin(), last_seen_.end(), Clock::now());
+  thread_ = start_thread([this] { run(); });
+}
+
+void Heartbeat::meet(const StopFunction& stop) {
+  const auto start = Clock::now();
+  for (std::string absent = missing(); !absent.empty(); absent = missing()) {
+    check();
+    if (Clock::now() - start > kJoin) {
+      throw std::runtime_error("rank " + std::to_string(rank_) + " of " + std::to_string(size_) +
+                               " waited for five minutes; these ranks have not come: " + absent);
+    }
+    if (stop && stop()) {
+      tell("stopped: it was asked to before all ranks had come");
+      throw Stopped();
+    }
+    std::this_thread::sleep_for(kBeat);
+  }
+}
+
+std::string Heartbeat::missing() {
+  std::string ranks;
+  try {
+    for (int r = 0; r < size_; ++r) {
+      beats_[r] = store_->add(beats_key(r), 0);
+      if (beats_[r] == 0) ranks += (ranks.empty() ? "" : ", ") + std::to_string(r);
+      if (r != rank_) has_left(r);
+    }
+  } catch (const std::exception&) {
+    lost(0, "does not answer any more");  // it holds the store
+    check();
+  }
+  return ranks;
+}
+
+Heartbeat::~Heartbeat() {
+  stopping_ = true;
+  if (thread_.joinable()) thread_.join();
+}
+
+void Heartbeat::check() const {
+  const std::lock_guard lock(mutex_);
+  if (!lost_.empty()) throw RankLost(lost_);
+}
+
+void Heartbeat::find_lost(const std::string& why) {
+  const auto failed = Clock::now();
+  while (Clock::now() < failed + kSilenceAfterError + 2 * kBeat) {
+    check();
+    std::this_thread::sleep_for(kBeat);
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    for (int r = 0; r < size_; ++r) {
+      if (r != rank_ && last_seen_[r] < Clock::now() - kSilenceAfterError) {
+        throw RankLost("rank " + std::to_string(r) + " of " + std::to_string(size_) + " does not answer any more");
+      }
+    }
+  }
+  throw RankLost("the connection between the ranks broke, though all answer: " + why.substr(0, why.find('\n')));
+}
+
+void Heartbeat::leave(const std::string& reason) noexcept {
+  stopping_ = true;
+  if (thread_.joinable()) thread_.join();
+  try {
+    tell(reason.empty() ? "done" : "stopped: " + reason);
+    // The store ends with this process.
+    const auto end = Clock::now() + kLeave;
+    for (int r = 1; rank_ == 0 && r < size_; ++r) {
+      while (!store_->check({left_key(r)}) && Clock::now() < end) std::this_thread::sleep_for(kBeat / 5);
+    }
+  } catch (const std::exception&) {
+    // The store is gone, and with it everyone who could be told.
+  }
+}
+
+void Heartbeat::tell(const std::string& text) {
+  store_->set(left_key(rank_), std::vector<std::uint8_t>(text.begin(), text.end()));
+}
+
+void Heartbeat::run() {
+  while (!stopping_) {
+    int asked = rank_;
+    try {
+      beat();
+      for (asked = 0; asked < size_; ++asked) {
+        if (asked != rank_) look(asked);
+      }
+    } catch (const std::exception&) {
+      return lost(0, "does not answer any more");  // it holds the store
+    }
+    std::this_thread::sleep_for(kBeat);
+  }
+}
+
+void Heartbeat::beat() { store_->add(beats_key(rank_), 1); }
+
+bool Heartbeat::has_left(int rank) {
+  if (!store_->check({left_key(rank)})) return false;
+  const auto bytes = store_->get(left_key(rank));
+  const std::string text(bytes.begin(), bytes.end());
+  if (text != "done") lost(rank, text);
+  return true;
+}
+
+void Heartbeat::look(int rank) {
+  if (has_left(rank)) return;
+  const std::int64_t beats = store_->add(beats_key(rank), 0);
+  const auto now = Clock::now();
+  {
+    const std::lock_guard lock(mutex_);
+    if (beats != beats_[rank]) {
+      beats_[rank] = beats;
+      last_seen_[rank] = now;
+    }
+    if (now - last_seen_[rank] < kSilence) return;
+  }
+  lost(rank, "does not answer any more");
+}
+
+void Heartbeat::lost(int rank, const std::string& how) {
+  const std::lock_guard lock(mutex_);
+  if (lost_.empty()) lost_ = "rank " + std::to_string(rank) + " of " + std::to_string(size_) + " " + how;
+}
+
+}  // namespace efla::train

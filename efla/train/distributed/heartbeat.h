@@ -1,0 +1,63 @@
+// Who of the ranks is still there: each counts up a number of its own in a store that all reach.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "efla/base/stop.h"
+
+namespace efla::train {
+
+class Heartbeat {
+ public:
+  // The store is this object's own connection; rank 0's process holds the store itself. Returns when every rank has
+  // beaten once. Throws std::runtime_error naming the ranks that have not come in time, RankLost when another rank
+  // stops before all have come, and Stopped when `stop` says so, which the others get to know.
+  Heartbeat(c10::intrusive_ptr<c10d::Store> store, int rank, int size, const StopFunction& stop);
+  ~Heartbeat();
+  Heartbeat(const Heartbeat&) = delete;
+  Heartbeat& operator=(const Heartbeat&) = delete;
+
+  // Throws RankLost when a rank has been silent for long, or has said that it stops.
+  void check() const;
+
+  // To be called when something that needs the others failed: waits for a few beats, and throws RankLost naming the
+  // silent ones. `why` is what failed, for where all are there.
+  [[noreturn]] void find_lost(const std::string& why);
+
+  // Tells the others that this rank stops, and why ("" for: all is done), and waits a few seconds until they have heard
+  // it where this process holds the store.
+  void leave(const std::string& reason) noexcept;
+
+ private:
+  // Waits until every rank has beaten once.
+  void meet(const StopFunction& stop);
+  // The ranks that have not come yet, as "1, 2".
+  std::string missing();
+  // Tells the others that this rank stops.
+  void tell(const std::string& text);
+  void run();
+  void beat();
+  // Whether the rank said that it stops; the reason becomes the message of RankLost, unless all is done.
+  bool has_left(int rank);
+  void look(int rank);
+  void lost(int rank, const std::string& how);
+
+  c10::intrusive_ptr<c10d::Store> store_;
+  int rank_, size_;
+  std::vector<std::int64_t> beats_;                               // of each rank, as last seen
+  std::vector<std::chrono::steady_clock::time_point> last_seen_;  // when they rose
+  mutable std::mutex mutex_;
+  std::string lost_;  // the message of RankLost
+  std::atomic<bool> stopping_ = false;
+  std::thread thread_;
+};
+
+}  // namespace efla::train

@@ -1,0 +1,193 @@
+#include "efla/train/tasks/image_task.h"
+
+#include <torch/nn/functional/loss.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdio>
+#include <utility>
+
+#include "efla/base/error.h"
+#include "efla/eval/robustness.h"
+#include "efla/io/json.h"
+#include "efla/train/checkpoint.h"
+#include "efla/train/data_order.h"
+
+namespace efla::train {
+namespace {
+
+using nlohmann::json;
+
+void require_training(bool good, const char* name, const json& got, const char* expected) {
+  if (!good) throw Error("train", name, io::shown(got), expected);
+}
+
+// FNV-1a over eight bytes at a time: tells data sets apart, guards against nothing.
+class Digest {
+ public:
+  void add(const std::vector<std::uint8_t>& bytes) {
+    for (std::size_t i = 0; i < bytes.size(); ++i) hash_ = (hash_ ^ bytes[i]) * 0x100000001B3U;
+  }
+  std::string text() const {
+    std::array<char, 17> digits{};
+    std::snprintf(digits.data(), digits.size(), "%016llx", static_cast<unsigned long long>(hash_));
+    return digits.data();
+  }
+
+ private:
+  std::uint64_t hash_ = 0xCBF29CE484222325U;
+};
+
+const ImageTraining& validated(const ImageTraining& training, const data::ImageSet& images) {
+  validate(training);
+  if (images.count == 0) throw Error("train", "training images", "none", "at least one");
+  return training;
+}
+
+}  // namespace
+
+void validate(const ImageTraining& t) {
+  require_training(t.epochs >= 1 && t.epochs <= 1'000'000, "epochs", t.epochs, "1 to 1000000");
+  require_training(t.lr > 0.0 && t.lr <= 1.0, "lr", t.lr, "a number above 0 and at most 1");
+  require_training(t.batch_size >= 1 && t.batch_size <= 65536, "batch-size", t.batch_size, "1 to 65536");
+  require_training(t.weight_decay >= 0.0 && t.weight_decay <= 100.0, "weight-decay", t.weight_decay, "0 to 100");
+  require_training(t.warmup >= 0.0 && t.warmup < 1.0, "warmup", t.warmup,
+                   "a part of all steps, at least 0 and below 1");
+  require_training(t.clip >= 0.0 && std::isfinite(t.clip), "clip", t.clip, "a finite norm, or 0 for none");
+}
+
+json to_json(const ImageTraining& t) {
+  return {{"epochs", t.epochs},
+          {"lr", t.lr},
+          {"seed", t.seed},
+          {"batch_size", t.batch_size},
+          {"weight_decay", t.weight_decay},
+          {"schedule", schedule_name(t.schedule)},
+          {"warmup", t.warmup},
+          {"clip", t.clip}};
+}
+
+ImageTraining image_training_from_json(const json& j) {
+  ImageTraining t;
+  t.epochs = j.at("epochs").get<std::int64_t>();
+  t.lr = j.at("lr").get<double>();
+  t.seed = j.at("seed").get<std::uint64_t>();
+  t.batch_size = j.at("batch_size").get<std::int64_t>();
+  t.weight_decay = j.at("weight_decay").get<double>();
+  t.schedule = schedule_from_name(j.at("schedule").get<std::string>());
+  t.warmup = j.at("warmup").get<double>();
+  t.clip = j.at("clip").get<double>();
+  return t;
+}
+
+json describe(const std::string& source, const data::ImageSet& train, const data::ImageSet& test) {
+  Digest digest;
+  for (const auto* set : {&train, &test}) {
+    digest.add(set->pixels);
+    digest.add(set->labels);
+  }
+  return {{"source", source}, {"train_images", train.count}, {"test_images", test.count}, {"digest", digest.text()}};
+}
+
+ImageTask::ImageTask(MakeClassifier make, const data::ImageSet& train, const data::ImageSet& test,
+                     const ImageTraining& training)
+    : make_(std::move(make)),
+      train_(train),
+      test_(test),
+      training_(validated(training, train)),
+      steps_per_epoch_((train.count + training.batch_size - 1) / training.batch_size) {}
+
+nn::NamedParameters ImageTask::add_copy() {
+  copies_.push_back(make_());
+  return copies_.back().parameters;
+}
+
+LearningRate ImageTask::learning_rate() const {
+  return {training_.schedule, training_.lr, /*floor=*/0.0, steps_of(training_.warmup, steps()), steps()};
+}
+
+nlohmann::ordered_json ImageTask::progress(std::int64_t step, std::int64_t /*examples*/) const {
+  return {{"epoch", (step - 1) / steps_per_epoch_ + 1}};
+}
+
+std::int64_t ImageTask::draw(std::int64_t step) {
+  const std::int64_t epoch = step / steps_per_epoch_;
+  if (order_epoch_ != epoch) {
+    order_ = epoch_order(training_.seed, epoch, static_cast<std::uint32_t>(train_.count));
+    order_epoch_ = epoch;
+  }
+  const std::int64_t first = step % steps_per_epoch_ * training_.batch_size;
+  const std::int64_t count = std::min(training_.batch_size, train_.count - first);
+  batch_ = std::span(order_).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count));
+  return (count + eval::kMicroBatch - 1) / eval::kMicroBatch;
+}
+
+PartLoss ImageTask::loss(std::int64_t part, int copy) {
+  const auto from = static_cast<std::size_t>(part * eval::kMicroBatch);
+  const auto size = std::min<std::size_t>(eval::kMicroBatch, batch_.size() - from);
+  const eval::Batch images = eval::make_batch(train_, batch_.subspan(from, size));
+  const torch::Tensor logits = copies_[static_cast<std::size_t>(copy)].forward(images.pixels);
+  namespace functional = torch::nn::functional;
+  const auto sum = functional::CrossEntropyFuncOptions().reduction(torch::kSum);
+  PartLoss result;
+  result.objective = functional::cross_entropy(logits, images.labels, sum) / normaliser();
+  result.loss = result.objective.item<double>() * normaliser();
+  result.targets = result.examples = static_cast<std::int64_t>(size);
+  result.correct = eval::count_correct(logits, images.labels);
+  return result;
+}
+
+nlohmann::ordered_json ImageTask::evaluate(const DataParallel& model, ProcessGroup& /*group*/,
+                                           const StopFunction& stop) {
+  const eval::Evaluation measured = eval::evaluate(classifier(), test_, model.pool(), {}, 0, stop);
+  return {{"loss", measured.loss}, {"accuracy", measured.accuracy}};
+}
+
+UpdateOptions update_options(const ImageTraining& training) {
+  return {{.beta2 = 0.999, .weight_decay = training.weight_decay}, training.clip};
+}
+
+json description(const ImageRun& run) {
+  return {{"model", run.model}, {"data", run.data}, {"training", to_json(run.training)}};
+}
+
+void require_image_config(const json& config, const std::filesystem::path& path) {
+  const auto refuse = [&](const std::string& what) { throw IoError(IoError::Kind::content, path.string(), -1, what); };
+  for (const char* part : {"model", "data", "training"}) {
+    if (!config.is_object() || !config.contains(part) || !config.at(part).is_object()) {
+      refuse(std::string("it has no \"") + part + "\" of a run");
+    }
+  }
+  try {
+    image_training_from_json(config.at("training"));
+    config.at("model").at("mixer").get<std::string>();
+    config.at("data").at("source").get<std::string>();
+    for (const char* count : {"train_images", "test_images"}) config.at("data").at(count).get<std::int64_t>();
+  } catch (const std::exception&) {
+    refuse("it is not of a classifier of images");
+  }
+}
+
+json read_image_config(const std::filesystem::path& checkpoint) {
+  json config = read_trainer_state(checkpoint).config;
+  require_image_config(config, checkpoint);
+  return config;
+}
+
+ImageRunResult train_images(const ImageRun& run, const ImageTask::MakeClassifier& make, const data::ImageSet& train,
+                            const data::ImageSet& test, ThreadPool& pool, const RunEvents& events) {
+  ImageTask task(make, train, test, run.training);
+  DataParallel model(
+      pool.threads(), [&] { return task.add_copy(); }, pool);
+  const auto alone = ProcessGroup::join({}, torch::kCPU);
+  RunOptions options;
+  options.evaluate_every = task.steps_per_epoch();
+  options.checkpoint_evaluated = true;
+  options.checkpoint_every = run.checkpoint_every;
+  const RunEnd end = train_in_folder({run.folder, description(run), options}, task, model, update_options(run.training),
+                                     *alone, events);
+  return {end, task.classifier()};
+}
+
+}  // namespace efla::train

@@ -1,0 +1,93 @@
+#include "efla/train/tasks/lm_evaluate.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <numbers>
+#include <numeric>
+#include <string>
+
+#include "efla/base/error.h"
+
+namespace efla::train {
+namespace {
+
+// What a batch adds to the sums, as a rank's gathered values have it.
+enum Value : std::size_t { kLoss, kCounted, kBytes, kValues };
+
+std::int64_t bytes_of_targets(const data::PackedBatch& batch, const TokenBytes& tokens) {
+  std::int64_t bytes = 0;
+  for (std::size_t i = 0; i < batch.targets.size(); ++i) {
+    if (batch.targets[i] == data::kNoTarget) continue;
+    if (batch.targets[i] >= std::ssize(tokens.bytes)) {
+      throw Error("evaluate", "tokens", "token " + std::to_string(batch.targets[i]),
+                  "one of the tokenizer's " + std::to_string(tokens.bytes.size()));
+    }
+    bytes += tokens.bytes[batch.targets[i]];
+    if (batch.inputs[i] == tokens.space_after && tokens.bytes[batch.targets[i]] > 0) --bytes;
+  }
+  return bytes;
+}
+
+}  // namespace
+
+LmBatch make_batch(const data::PackedBatch& batch, torch::Device device) {
+  const auto tensor = [](const std::vector<std::int64_t>& values) {
+    return torch::tensor(at::ArrayRef<std::int64_t>(values), torch::kInt64);
+  };
+  const auto counted = std::count_if(batch.targets.begin(), batch.targets.end(),
+                                     [](std::int64_t target) { return target != data::kNoTarget; });
+  return {tensor(batch.inputs).unsqueeze(0).to(device), tensor(batch.targets).unsqueeze(0).to(device),
+          tensor(batch.cu_seqlens), counted, batch.tokens};
+}
+
+LmEvaluation evaluate(const DataParallel& model, const std::vector<LmReplica>& copies, const io::TokenFolder& corpus,
+                      const LmTrainOptions& options, ProcessGroup& group, const TokenBytes& token_bytes,
+                      const StopFunction& stop) {
+  const data::TokenWindows windows(corpus, options.sequence_length);
+  const std::int64_t asked = (options.evaluate_tokens + options.sequence_length - 1) / options.sequence_length;
+  const std::int64_t rows = options.evaluate_tokens == 0 ? windows.count() : std::min(asked, windows.count());
+  const std::int64_t batches = (rows + options.micro_batch - 1) / options.micro_batch;
+  std::vector<double> values(batches * kValues + 1);  // the last one: whether this rank was stopped
+  const std::int64_t mine = (batches - group.rank() + group.size() - 1) / group.size();
+  std::atomic<bool> stopped = false;
+  model.run(mine, [&](std::int64_t i, int copy) {
+    if (stopped || (stop && stop())) {
+      stopped = true;
+      return;
+    }
+    const torch::NoGradGuard no_grad;
+    const auto precision = model.use_precision();
+    const std::int64_t index = i * group.size() + group.rank(), first = index * options.micro_batch;
+    std::vector<std::int64_t> batch_rows(std::min(options.micro_batch, rows - first));
+    std::iota(batch_rows.begin(), batch_rows.end(), first);
+    const data::PackedBatch packed = windows.read(batch_rows);
+    const LmBatch batch = make_batch(packed, model.device());
+    if (batch.counted == 0) return;
+    double* sums = values.data() + index * kValues;
+    sums[kLoss] =
+        copies[static_cast<std::size_t>(copy)].loss(batch).item<double>() * static_cast<double>(batch.counted);
+    sums[kCounted] = static_cast<double>(batch.counted);
+    if (!token_bytes.bytes.empty()) sums[kBytes] = static_cast<double>(bytes_of_targets(packed, token_bytes));
+  });
+  values.back() = stopped ? 1.0 : 0.0;
+  double loss = 0.0, counted = 0.0, bytes = 0.0;
+  const auto gathered = group.gather(values);
+  for (const auto& of_rank : gathered) {
+    if (of_rank.back() > 0.0) throw Stopped();
+  }
+  for (std::int64_t i = 0; i < batches; ++i) {
+    const double* sums = gathered[i % group.size()].data() + i * kValues;
+    loss += sums[kLoss];
+    counted += sums[kCounted];
+    bytes += sums[kBytes];
+  }
+  LmEvaluation result;
+  result.tokens = static_cast<std::int64_t>(counted);
+  result.loss = loss / counted;
+  result.perplexity = std::exp(result.loss);
+  if (bytes > 0.0) result.bits_per_byte = loss / std::numbers::ln2 / bytes;
+  return result;
+}
+
+}  // namespace efla::train

@@ -1,0 +1,180 @@
+#include "efla/train/tasks/lm_options.h"
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "efla/base/error.h"
+#include "efla/io/json.h"
+#include "efla/rule/validate.h"
+
+namespace efla::train {
+namespace {
+
+using nlohmann::json;
+
+constexpr const char* kTrainLm = "train lm";
+
+[[noreturn]] void refuse(const std::string& key, const json& got, const std::string& expected) {
+  throw Error(kTrainLm, key, io::shown(got), expected);
+}
+
+void require(bool good, const char* key, const json& got, const std::string& expected) {
+  if (!good) refuse(std::string("training.") + key, got, expected);
+}
+
+void read(const json& value, const std::string& key, std::string& into) {
+  if (!value.is_string()) refuse(key, value, "a string");
+  into = value.get<std::string>();
+}
+
+void read(const json& value, const std::string& key, bool& into) {
+  if (!value.is_boolean()) refuse(key, value, "true or false");
+  into = value.get<bool>();
+}
+
+void read(const json& value, const std::string& key, double& into) {
+  if (!value.is_number()) refuse(key, value, "a number");
+  into = value.get<double>();
+}
+
+void read(const json& value, const std::string& key, std::int64_t& into) {
+  if (!value.is_number_integer()) refuse(key, value, "a whole number");
+  into = value.get<std::int64_t>();
+}
+
+void read(const json& value, const std::string& key, std::uint64_t& into) {
+  if (!value.is_number_integer() || value < 0) refuse(key, value, "a whole number from 0");
+  into = value.get<std::uint64_t>();
+}
+
+// Every key of the tables and its place: visit(name, member).
+template <class Options, class Visit>
+void for_each_data_key(Options& o, const Visit& visit) {
+  visit("train", o.train);
+  visit("validation", o.validation);
+  visit("tokenizer", o.tokenizer);
+}
+
+template <class Options, class Visit>
+void for_each_training_key(Options& o, const Visit& visit) {
+  visit("sequence_length", o.sequence_length);
+  visit("tokens_per_step", o.tokens_per_step);
+  visit("micro_batch", o.micro_batch);
+  visit("steps", o.steps);
+  visit("tokens", o.tokens);
+  visit("lr", o.lr);
+  visit("min_lr", o.min_lr);
+  visit("warmup_steps", o.warmup_steps);
+  visit("weight_decay", o.weight_decay);
+  visit("beta1", o.beta1);
+  visit("beta2", o.beta2);
+  visit("eps", o.eps);
+  visit("clip", o.clip);
+  visit("seed", o.seed);
+  visit("recompute", o.recompute);
+  visit("precision", o.precision);
+  visit("evaluate_every", o.evaluate_every);
+  visit("evaluate_tokens", o.evaluate_tokens);
+  visit("sample_every", o.sample_every);
+  visit("sample_tokens", o.sample_tokens);
+  visit("sample_prompt", o.sample_prompt);
+  visit("checkpoint_every", o.checkpoint_every);
+  visit("keep_checkpoints", o.keep_checkpoints);
+}
+
+void require_known(const std::string& prefix, const json& table, const std::vector<std::string>& names) {
+  for (const auto& [key, value] : table.items()) {
+    if (std::find(names.begin(), names.end(), key) == names.end()) {
+      throw Error(kTrainLm, prefix + key, "a key that is not known",
+                  "a known one; the nearest is " + prefix + nearest_name(key, names));
+    }
+  }
+}
+
+template <class ForEach, class Options>
+void read_table(const json& config, const std::string& name, const ForEach& for_each, Options& options) {
+  if (!config.contains(name)) return;
+  const json& table = config.at(name);
+  if (!table.is_object()) refuse(name, table, "a table");
+  std::vector<std::string> names;
+  for_each(options, [&](const char* key, const auto&) { names.emplace_back(key); });
+  require_known(name + ".", table, names);
+  for_each(options, [&](const char* key, auto& member) {
+    if (table.contains(key)) read(table.at(key), name + "." + key, member);
+  });
+}
+
+void validate_sizes(const LmTrainOptions& o) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 40;
+  require(o.sequence_length >= 1 && o.sequence_length <= 1 << 24, "sequence_length", o.sequence_length, "1 to 2^24");
+  require(o.micro_batch >= 1 && o.micro_batch <= 65536, "micro_batch", o.micro_batch, "1 to 65536");
+  const std::int64_t rows = o.sequence_length * o.micro_batch;
+  require(o.tokens_per_step >= rows && o.tokens_per_step <= kMost && o.tokens_per_step % rows == 0, "tokens_per_step",
+          o.tokens_per_step, "a multiple of micro_batch x sequence_length = " + std::to_string(rows));
+  require((o.steps > 0) != (o.tokens > 0), "steps", o.steps,
+          "either steps or tokens above 0 (tokens is " + std::to_string(o.tokens) + ")");
+  require(o.steps >= 0 && o.steps <= kMost, "steps", o.steps, "1 to 2^40");
+  require(o.tokens >= 0, "tokens", o.tokens, "a number above 0");
+}
+
+void validate_rates(const LmTrainOptions& o) {
+  require(o.lr > 0.0 && o.lr <= 1.0, "lr", o.lr, "a number above 0 and at most 1");
+  require(o.min_lr >= 0.0 && o.min_lr <= o.lr, "min_lr", o.min_lr, "0 to lr = " + json(o.lr).dump());
+  require(o.warmup_steps >= 0 && o.warmup_steps < o.total_steps(), "warmup_steps", o.warmup_steps,
+          "0 or more and below the number of steps, " + std::to_string(o.total_steps()));
+  require(o.weight_decay >= 0.0 && o.weight_decay <= 100.0, "weight_decay", o.weight_decay, "0 to 100");
+  require(o.beta1 >= 0.0 && o.beta1 < 1.0, "beta1", o.beta1, "0 or more and below 1");
+  require(o.beta2 >= 0.0 && o.beta2 < 1.0, "beta2", o.beta2, "0 or more and below 1");
+  require(o.eps > 0.0 && o.eps <= 1.0, "eps", o.eps, "a number above 0 and at most 1");
+  require(o.clip >= 0.0 && std::isfinite(o.clip), "clip", o.clip, "a finite norm, or 0 for none");
+  require(o.precision == "float32" || o.precision == "bfloat16", "precision", o.precision, "float32 or bfloat16");
+}
+
+void validate_events(const LmOptions& options) {
+  const LmTrainOptions& o = options.training;
+  if (options.data.train.empty()) refuse("data.train", "", "a folder of token shards");
+  require(o.evaluate_every >= 0, "evaluate_every", o.evaluate_every, "a number of steps, or 0");
+  require(o.evaluate_tokens >= 0, "evaluate_tokens", o.evaluate_tokens, "a number of tokens, or 0 for all");
+  require(o.evaluate_every == 0 || !options.data.validation.empty(), "evaluate_every", o.evaluate_every,
+          "0 where there is no data.validation");
+  require(o.sample_every >= 0, "sample_every", o.sample_every, "a number of steps, or 0");
+  require(o.sample_every == 0 || !options.data.tokenizer.empty(), "sample_every", o.sample_every,
+          "0 where there is no data.tokenizer");
+  require(o.sample_tokens >= 1 && o.sample_tokens <= 65536, "sample_tokens", o.sample_tokens, "1 to 65536");
+  require(o.checkpoint_every >= 0, "checkpoint_every", o.checkpoint_every, "a number of steps, or 0");
+  require(o.keep_checkpoints >= 1, "keep_checkpoints", o.keep_checkpoints, "1 or more");
+}
+
+}  // namespace
+
+std::int64_t LmTrainOptions::total_steps() const {
+  return steps > 0 ? steps : tokens / tokens_per_step + (tokens % tokens_per_step != 0 ? 1 : 0);
+}
+
+LmOptions lm_options_from_json(const json& config) {
+  require_known("", config, {"model", "data", "training"});
+  LmOptions options;
+  read_table(
+      config, "data", [](auto& o, const auto& visit) { for_each_data_key(o, visit); }, options.data);
+  read_table(
+      config, "training", [](auto& o, const auto& visit) { for_each_training_key(o, visit); }, options.training);
+  validate_sizes(options.training);
+  validate_rates(options.training);
+  validate_events(options);
+  return options;
+}
+
+json to_json(const LmOptions& options) {
+  json data, training;
+  for_each_data_key(options.data, [&](const char* key, const auto& value) { data[key] = value; });
+  for_each_training_key(options.training, [&](const char* key, const auto& value) { training[key] = value; });
+  return {{"data", data}, {"training", training}};
+}
+
+LearningRate learning_rate(const LmTrainOptions& o) {
+  return {Schedule::cosine, o.lr, o.min_lr, o.warmup_steps, o.total_steps()};
+}
+
+}  // namespace efla::train

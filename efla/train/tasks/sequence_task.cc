@@ -1,0 +1,258 @@
+#include "efla/train/tasks/sequence_task.h"
+
+#include <torch/nn/functional/loss.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "efla/autograd/one_thread.h"
+#include "efla/base/error.h"
+#include "efla/train/data_order.h"
+
+namespace efla::train {
+namespace {
+
+using data::synthetic::Example;
+using data::synthetic::kNoTarget;
+using SyntheticTask = data::synthetic::Task;
+
+// Tokens that one thread computes at a time. The sums over a batch are over groups of this many, so another value gives
+// other bits.
+constexpr std::int64_t kPartTokens = 2048;
+
+void require_option(bool good, const char* name, const nlohmann::json& got, const char* expected) {
+  if (!good) throw Error("train", name, got.dump(), expected);
+}
+
+std::vector<Example> draw_examples(const SyntheticTask& task, std::uint64_t seed, data::Split split,
+                                   const std::vector<std::int64_t>& indices) {
+  std::vector<Example> examples;
+  for (const auto i : indices) examples.push_back(data::synthetic::example(task, seed, split, i));
+  return examples;
+}
+
+// Neighbouring examples of a batch, with the places at which something is asked.
+struct Part {
+  torch::Tensor ids;                   // [B, T] int64
+  torch::Tensor places;                // [M] int64
+  std::vector<std::int64_t> targets;   // [M]
+  std::vector<std::int64_t> sequence;  // [M]: of the part, from 0
+};
+
+Part make_part(std::span<const Example> examples) {
+  const auto batch = static_cast<std::int64_t>(examples.size());
+  const auto tokens = static_cast<std::int64_t>(examples.front().inputs.size());
+  Part part{torch::empty({batch, tokens}, torch::kLong), {}, {}, {}};
+  std::vector<std::int64_t> places;
+  auto* ids = part.ids.data_ptr<std::int64_t>();
+  for (std::int64_t b = 0; b < batch; ++b) {
+    std::copy(examples[b].inputs.begin(), examples[b].inputs.end(), ids + b * tokens);
+    for (std::int64_t t = 0; t < tokens; ++t) {
+      if (examples[b].targets[t] == kNoTarget) continue;
+      places.push_back(b * tokens + t);
+      part.targets.push_back(examples[b].targets[t]);
+      part.sequence.push_back(b);
+    }
+  }
+  part.places = torch::tensor(places, torch::kLong);
+  return part;
+}
+
+// Examples side by side that one thread computes at a time: of one length, and kPartTokens at most unless it is one.
+std::vector<std::span<const Example>> parts_of(const std::vector<Example>& examples) {
+  std::vector<std::span<const Example>> parts;
+  std::size_t first = 0;
+  while (first < examples.size()) {
+    const std::size_t tokens = examples[first].inputs.size(), most = std::max<std::size_t>(kPartTokens / tokens, 1);
+    std::size_t count = 1;
+    while (count < most && first + count < examples.size() && examples[first + count].inputs.size() == tokens) ++count;
+    parts.push_back(std::span(examples).subspan(first, count));
+    first += count;
+  }
+  return parts;
+}
+
+struct Count {
+  std::int64_t right = 0, asked = 0;
+};
+
+// The mean over groups, classes or sequences, of the share that is right.
+double mean_share(const std::map<std::int64_t, Count>& groups) {
+  double sum = 0.0;
+  for (const auto& [group, count] : groups) sum += static_cast<double>(count.right) / static_cast<double>(count.asked);
+  return sum / static_cast<double>(groups.size());
+}
+
+// Counts the right answers of one part by class, or by sequence from `first` on; nothing where a logit is not finite.
+std::optional<std::map<std::int64_t, Count>> count_right(const SequenceClassifier& model, const SyntheticTask& task,
+                                                         std::span<const Example> examples, std::int64_t first) {
+  const Part part = make_part(examples);
+  std::map<std::int64_t, Count> groups;
+  if (part.targets.empty()) return groups;
+  const torch::Tensor logits = model.logits(part.ids, part.places);
+  if (!logits.isfinite().all().item<bool>()) return {};
+  const torch::Tensor answers = logits.argmax(1);
+  const auto* answer = answers.data_ptr<std::int64_t>();
+  for (std::size_t i = 0; i < part.targets.size(); ++i) {
+    const bool by_class = task.accuracy == data::synthetic::Accuracy::classes;
+    Count& count = groups[by_class ? part.targets[i] : first + part.sequence[i]];
+    ++count.asked;
+    count.right += answer[i] == part.targets[i];
+  }
+  return groups;
+}
+
+}  // namespace
+
+std::int64_t SyntheticTraining::steps_per_epoch() const { return (examples + batch_size - 1) / batch_size; }
+
+void validate(const SyntheticTraining& t) {
+  require_option(t.steps >= 1 && t.steps <= 1'000'000'000, "steps", t.steps, "1 to 10^9");
+  require_option(t.batch_size >= 1 && t.batch_size <= 65536, "batch-size", t.batch_size, "1 to 65536");
+  require_option(t.examples >= 0 && t.examples <= (1 << 30), "examples", t.examples, "0 (new ones each step) to 2^30");
+  require_option(t.lr > 0.0 && t.lr <= 1.0, "lr", t.lr, "a number above 0 and at most 1");
+  require_option(t.lr_floor >= 0.0 && t.lr_floor <= t.lr, "lr-floor", t.lr_floor, "0 to the learning rate");
+  require_option(t.weight_decay >= 0.0 && t.weight_decay <= 100.0, "weight-decay", t.weight_decay, "0 to 100");
+  require_option(t.warmup >= 0.0 && t.warmup < 1.0, "warmup", t.warmup, "a part of all steps, at least 0 and below 1");
+  require_option(t.clip >= 0.0 && std::isfinite(t.clip), "clip", t.clip, "a finite norm, or 0 for none");
+}
+
+nlohmann::json to_json(const SyntheticTraining& t) {
+  return {{"steps", t.steps},
+          {"batch_size", t.batch_size},
+          {"examples", t.examples},
+          {"lr", t.lr},
+          {"lr_floor", t.lr_floor},
+          {"weight_decay", t.weight_decay},
+          {"schedule", schedule_name(t.schedule)},
+          {"warmup", t.warmup},
+          {"clip", t.clip},
+          {"seed", t.seed}};
+}
+
+SequenceTask::SequenceTask(MakeModel make, const SyntheticTask& task, const SyntheticTraining& training,
+                           const SyntheticTest& test)
+    : make_(std::move(make)), task_(task), training_((validate(training), training)), test_(test) {}
+
+nn::NamedParameters SequenceTask::add_copy() {
+  copies_.push_back(make_());
+  return copies_.back().parameters;
+}
+
+LearningRate SequenceTask::learning_rate() const {
+  const std::int64_t unit = std::max<std::int64_t>(training_.steps_per_epoch(), 1);
+  const std::int64_t units = (training_.steps + unit - 1) / unit;
+  return {training_.schedule, training_.lr, training_.lr_floor, steps_of(training_.warmup, units), units};
+}
+
+std::int64_t SequenceTask::schedule_step(std::int64_t step) const {
+  return step / std::max<std::int64_t>(training_.steps_per_epoch(), 1);
+}
+
+std::vector<std::int64_t> SequenceTask::batch_indices(std::int64_t step) const {
+  const std::int64_t size = training_.batch_size;
+  std::vector<std::int64_t> indices(static_cast<std::size_t>(size));
+  if (training_.examples == 0) {
+    std::iota(indices.begin(), indices.end(), step * size);
+    return indices;
+  }
+  const std::int64_t epoch = step / training_.steps_per_epoch(), first = step % training_.steps_per_epoch() * size;
+  const auto order = epoch_order(training_.seed, epoch, static_cast<std::uint32_t>(training_.examples));
+  indices.resize(static_cast<std::size_t>(std::min(size, training_.examples - first)));
+  std::copy_n(order.begin() + first, indices.size(), indices.begin());
+  return indices;
+}
+
+std::int64_t SequenceTask::draw(std::int64_t step) {
+  batch_ = draw_examples(task_, training_.seed, data::Split::train, batch_indices(step));
+  std::stable_sort(batch_.begin(), batch_.end(),
+                   [](const auto& a, const auto& b) { return a.inputs.size() < b.inputs.size(); });
+  std::int64_t targets = 0;
+  for (const auto& example : batch_) {
+    targets += std::count_if(example.targets.begin(), example.targets.end(), [](auto t) { return t != kNoTarget; });
+  }
+  targets_ = static_cast<double>(targets);
+  parts_ = parts_of(batch_);
+  return std::ssize(parts_);
+}
+
+PartLoss SequenceTask::loss(std::int64_t part, int copy) {
+  const auto& examples = parts_[static_cast<std::size_t>(part)];
+  const Part batch = make_part(examples);
+  PartLoss result;
+  result.examples = std::ssize(examples);
+  if (batch.targets.empty()) return result;
+  namespace functional = torch::nn::functional;
+  const auto sum = functional::CrossEntropyFuncOptions().reduction(torch::kSum);
+  const torch::Tensor logits = copies_[static_cast<std::size_t>(copy)].logits(batch.ids, batch.places);
+  result.objective = functional::cross_entropy(logits, torch::tensor(batch.targets, torch::kLong), sum) / normaliser();
+  result.loss = result.objective.item<double>() * normaliser();
+  result.targets = std::ssize(batch.targets);
+  return result;
+}
+
+nlohmann::ordered_json SequenceTask::evaluate(const DataParallel& model, ProcessGroup& /*group*/,
+                                              const StopFunction& stop) {
+  const double accuracy = train::evaluate(copies_.front(), *test_.task, training_.seed, test_.examples,
+                                          training_.batch_size, model.pool(), stop);
+  if (std::isnan(accuracy))
+    throw NonFinite("a test of the task " + test_.task->name + " has a logit that is not finite");
+  return {{"accuracy", accuracy}};
+}
+
+bool SequenceTask::enough(const nlohmann::ordered_json& evaluation) const {
+  return test_.enough && evaluation.at("accuracy").get<double>() >= *test_.enough;
+}
+
+UpdateOptions update_options(const SyntheticTraining& training) {
+  return {{.beta2 = 0.999, .weight_decay = training.weight_decay}, training.clip};
+}
+
+double evaluate(const SequenceClassifier& model, const SyntheticTask& task, std::uint64_t seed, std::int64_t examples,
+                std::int64_t batch_size, ThreadPool& pool, const StopFunction& stop) {
+  const bool by_class = task.accuracy == data::synthetic::Accuracy::classes;
+  double sum = 0.0, weights = 0.0;
+  for (std::int64_t first = 0; first < examples; first += batch_size) {
+    std::vector<std::int64_t> indices(static_cast<std::size_t>(std::min(batch_size, examples - first)));
+    std::iota(indices.begin(), indices.end(), first);
+    const auto batch = draw_examples(task, seed, data::Split::test, indices);
+    const auto parts = parts_of(batch);
+    std::vector<std::optional<std::map<std::int64_t, Count>>> counts(parts.size());
+    std::atomic<bool> stopped = false;
+    pool.run(static_cast<std::int64_t>(parts.size()), [&](std::int64_t i, int) {
+      if (stopped || (stop && stop())) {
+        stopped = true;
+        return;
+      }
+      autograd::compute_on_this_thread_only();
+      const torch::NoGradGuard no_grad;
+      counts[i] = count_right(model, task, parts[i], parts[i].data() - batch.data());
+    });
+    if (stopped) throw Stopped();
+    std::map<std::int64_t, Count> groups;
+    for (const auto& part : counts) {
+      if (!part) return std::numeric_limits<double>::quiet_NaN();
+      for (const auto& [group, count] : *part) {
+        groups[group].right += count.right;
+        groups[group].asked += count.asked;
+      }
+    }
+    if (groups.empty()) continue;
+    // Batches weigh the same for classes, examples for examples.
+    const double weight = by_class ? 1.0 : static_cast<double>(groups.size());
+    sum += weight * mean_share(groups);
+    weights += weight;
+  }
+  if (weights == 0.0) throw Error("evaluate", "task", task.name, "one that asks for something in its test examples");
+  return sum / weights;
+}
+
+}  // namespace efla::train
