@@ -1,6 +1,9 @@
 // Where an operator runs: the device of its tensors, and the threads or the stream that do the work.
 #pragma once
 
+#include <cstddef>
+#include <memory>
+
 #include "efla/base/device.h"
 #include "efla/base/threads.h"
 
@@ -12,6 +15,9 @@ struct ExecutionContext {
   Device device = {};             // every pointer of a problem refers to memory of this device
   ThreadPool* pool = nullptr;     // for the CPU; nullptr: the process's pool (default_pool)
   CUstream_st* stream = nullptr;  // for a GPU, a cudaStream_t: kernels are enqueued there, and the call does not wait
+  // For a GPU: returns memory of the device for the kernels of one call, aligned to 256 bytes. When the result goes,
+  // the memory is free for later work of the stream. nullptr: the CUDA runtime's own pool.
+  std::shared_ptr<void> (*allocate)(std::size_t bytes, const ExecutionContext& context) = nullptr;
 
   ThreadPool& threads() const;
 };

@@ -10,11 +10,16 @@
 #include "efla/ref/delta.h"
 #include "efla/rule/validate.h"
 
+#ifdef EFLA_HAS_CUDA
+#include "efla/ops/delta_cuda.h"
+#endif
+
 namespace efla {
 namespace {
 
 constexpr auto kCpu = Device::Kind::cpu, kCuda = Device::Kind::cuda;
 constexpr SavedStates kSavedOnCpu{};
+constexpr SavedStates kNoneSaved{.interval = 0};
 
 template <class T>
 std::string refuse_float64() {
@@ -107,7 +112,10 @@ std::span<const Implementation<Problem>> forward_rows() {
       {"chunk_amx", "chunk", kCpu, refuse_amx_forward<T>, EFLA_CPU_KERNEL(T, amx_chunk_fwd)},
       {"chunk_simd", "chunk", kCpu, refuse_simd_chunk_forward<T>, EFLA_CPU_KERNEL(T, chunk_fwd)},
       {"recurrent_simd", "recurrent", kCpu, refuse_simd<T, Problem>, EFLA_CPU_KERNEL(T, recurrent_fwd)},
-      {"recurrent_cuda", "recurrent", kCuda, refuse_without_cuda<Problem>, run_nothing<Problem>},
+      {"chunk_cuda", "chunk", kCuda, EFLA_CUDA_ROW(refuse_cuda_chunk_forward<T>, run_cuda_chunk_forward<T>),
+       kNoneSaved},
+      {"recurrent_cuda", "recurrent", kCuda,
+       EFLA_CUDA_ROW(refuse_cuda_recurrent_forward<T>, run_cuda_recurrent_forward<T>)},
       {"ref", "ref", kCpu, refuse_unless_named<Problem>,
        [](const Problem& p, const ExecutionContext&) { ref::recurrent_fwd(p); }},
   };
@@ -162,6 +170,20 @@ Choice choose_delta_forward(const DeltaForward<T>& problem, const RunOptions& op
 }
 
 template <class T>
+SavedStates choose_saved_states(const DeltaShape& shape, const DeltaRule& rule, const RunOptions& options) {
+  DeltaForward<T> forward;
+  forward.shape = shape;
+  forward.rule = rule;
+  DeltaBackward<T> backward;
+  backward.shape = shape;
+  backward.rule = rule;
+  backward.saved = choose_delta_forward(forward, options).saved;
+  Choice choice;
+  choose("delta_backward", backward_rows<T>(), backward, options, choice);
+  return backward.saved;
+}
+
+template <class T>
 Choice delta_backward(const DeltaBackward<T>& problem, const RunOptions& options) {
   validate(problem, options.context.device);
   return choose_and_run("delta_backward", backward_rows<T>(), problem, options);
@@ -173,10 +195,11 @@ Choice delta_step(const DeltaStep<T, S>& problem, const RunOptions& options) {
   return choose_and_run("delta_step", step_rows<T, S>(), problem, options);
 }
 
-#define EFLA_INSTANTIATE(T)                                                        \
-  template Choice delta_forward(const DeltaForward<T>&, const RunOptions&);        \
-  template Choice choose_delta_forward(const DeltaForward<T>&, const RunOptions&); \
-  template Choice delta_backward(const DeltaBackward<T>&, const RunOptions&);      \
+#define EFLA_INSTANTIATE(T)                                                                            \
+  template Choice delta_forward(const DeltaForward<T>&, const RunOptions&);                            \
+  template Choice choose_delta_forward(const DeltaForward<T>&, const RunOptions&);                     \
+  template SavedStates choose_saved_states<T>(const DeltaShape&, const DeltaRule&, const RunOptions&); \
+  template Choice delta_backward(const DeltaBackward<T>&, const RunOptions&);                          \
   template Choice delta_step(const DeltaStep<T, State<T>>&, const RunOptions&);
 EFLA_INSTANTIATE(float)
 EFLA_INSTANTIATE(bfloat16)

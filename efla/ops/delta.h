@@ -7,19 +7,18 @@
 // A forward whose states a backward needs asks first how they are saved:
 //
 //   RunOptions options = …;
-//   p.saved = choose_delta_forward(p, options).saved;            // then allocate p.chunk_states (or p.narrow_states)
+//   p.saved = choose_saved_states<T>(p.shape, p.rule, options);  // then allocate p.chunk_states (or p.narrow_states)
 //   delta_forward(p, options);                                   // runs the same row
 //
-// A backend is its folder, its part of CMake and one row per list. For example, a kernel
-// `gpu::chunk_fwd(const DeltaForward<T>&, cudaStream_t)` that saves a bfloat16 state per 64 tokens is this row of
-// forward_rows in delta.cc, in place of the one that says that there are no CUDA kernels:
+// A backend is its folder, its part of CMake and one row per list. For example, a CUDA kernel that saves a bfloat16
+// state per 64 tokens is this row of forward_rows in delta.cc:
 //
 //   {"chunk_cuda", "chunk", Device::Kind::cuda,
-//    [](const Problem& p, bool named) { return p.shape.key_dim > 256 ? "K exceeds 256" : refuse_saved(p, kSaved); },
-//    [](const Problem& p, const ExecutionContext& context) { gpu::chunk_fwd(p, context.stream); },
+//    EFLA_CUDA_ROW(refuse_cuda_chunk_forward<T>, run_cuda_chunk_forward<T>),  // both in delta_cuda.h
 //    kSaved}  // constexpr SavedStates kSaved{.interval = 64, .narrow = true};
 //
-// Nothing else changes: commands, Python and tests read the list, and a row is never asked about tensors elsewhere.
+// Nothing else changes: commands, Python and tests read the list, and a row is never asked about tensors elsewhere. A
+// build without nvcc has the row too, which then refuses.
 #pragma once
 
 #include <vector>
@@ -40,6 +39,11 @@ Choice delta_forward(const DeltaForward<T>& problem, const RunOptions& options =
 // absent.
 template <class T>
 Choice choose_delta_forward(const DeltaForward<T>& problem, const RunOptions& options = {});
+
+// Returns how delta_forward saves the states that delta_backward needs. Throws Error where no row computes the forward,
+// or none the backward.
+template <class T>
+SavedStates choose_saved_states(const DeltaShape& shape, const DeltaRule& rule, const RunOptions& options = {});
 
 // Gradients of every input, from the states that the forward saved.
 template <class T>

@@ -114,12 +114,20 @@ std::string refuse_unless_named(const Problem&, bool named) {
   return named ? "" : "the float64 reference runs only when asked for by name";
 }
 
-// For the row of a backend that this build leaves out.
+// For the row of a kernel that does not exist yet.
 template <class Problem>
 std::string refuse_without_cuda(const Problem&, bool) {
   return "this build has no CUDA kernel for it";
 }
 template <class Problem>
 void run_nothing(const Problem&, const ExecutionContext&) {}
+
+// The functions of a row of efla/cuda, for a list over problems of the type Problem. A build without CUDA kernels has
+// the row too and refuses there.
+#ifdef EFLA_HAS_CUDA
+#define EFLA_CUDA_ROW(refuse, run) refuse, run
+#else
+#define EFLA_CUDA_ROW(refuse, run) refuse_without_cuda<Problem>, run_nothing<Problem>
+#endif
 
 }  // namespace efla

@@ -187,7 +187,7 @@ TEST_F(Validate, ImplementationsSayWhyTheyRefuse) {
                "recurrent_cuda: it computes on a GPU, and the tensors are on the CPU");
   expect_error(
       [&] {
-        delta_forward(data_.forward(), {.context = {.device = {Device::Kind::cuda, 1}}});
+        delta_forward(data_.forward(), {.implementation = "recurrent_simd", .context = {{Device::Kind::cuda, 1}}});
       },
       "implementation", "recurrent_simd: it computes on the CPU, and the tensors are on cuda:1");
 }

@@ -1,0 +1,45 @@
+// GPUs and their memory, for callers without a framework that manages both.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace efla::gpu {
+
+// Makes a GPU the current one of the calling thread while it lives.
+class OnDevice {
+ public:
+  explicit OnDevice(int device);
+  ~OnDevice();
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
+
+ private:
+  int before_ = 0;
+};
+
+// Returns memory of the current device for work on the stream, from the runtime's pool, aligned to 256 bytes. When the
+// result goes, the memory is free for later work of the stream. Throws CudaError.
+std::shared_ptr<void> allocate_on_stream(std::size_t bytes, cudaStream_t stream);
+
+// Returns memory of the current device. Throws CudaError.
+std::shared_ptr<void> allocate(std::size_t bytes);
+
+// Copies between host and device and waits for the copy and for all work before it. Throw CudaError.
+void copy_to_device(void* device, const void* host, std::size_t bytes);
+void copy_to_host(void* host, const void* device, std::size_t bytes);
+
+struct Properties {
+  std::string name;
+  std::size_t memory_bytes = 0;
+  int major = 0, minor = 0;  // compute capability
+};
+
+// Returns the GPUs in the order of their indices. Where there are none, `absence` is the runtime's reason.
+std::vector<Properties> find_devices(std::string& absence);
+
+}  // namespace efla::gpu

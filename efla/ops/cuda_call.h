@@ -1,0 +1,26 @@
+// Runs the kernels of efla/cuda for the rows of the lists. Included only where the build has them.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+#include "efla/cuda/delta.h"
+#include "efla/cuda/device.h"
+#include "efla/ops/context.h"
+
+namespace efla {
+
+// Calls f(workspace, stream) on the context's device with a workspace that lives as long as the kernels that f
+// enqueues.
+template <class F>
+void call_on_gpu(const ExecutionContext& context, std::size_t workspace_bytes, F&& f) {
+  const gpu::OnDevice current(context.device.index);
+  std::shared_ptr<void> memory;
+  if (workspace_bytes > 0) {
+    memory = context.allocate != nullptr ? context.allocate(workspace_bytes, context)
+                                         : gpu::allocate_on_stream(workspace_bytes, context.stream);
+  }
+  f(gpu::Workspace{memory.get(), workspace_bytes}, context.stream);
+}
+
+}  // namespace efla

@@ -1,0 +1,52 @@
+// The delta rule's rows of efla/cuda: what their kernels refuse, and how they run. Included only where the build has
+// them.
+#pragma once
+
+#include <string>
+#include <type_traits>
+
+#include "efla/cuda/delta.h"
+#include "efla/ops/cuda_call.h"
+
+namespace efla {
+
+// Returns what a kernel's refusal function says as a sentence, or "".
+inline std::string sentence_of(const std::string& refusal) {
+  return refusal.empty() ? "" : "it does not take " + refusal;
+}
+
+template <class T>
+std::string refuse_cuda_chunk_forward(const DeltaForward<T>& p, bool) {
+  if constexpr (std::is_same_v<T, bfloat16>) {
+    if (p.narrow_states) return sentence_of("states at chunk boundaries");
+    return sentence_of(gpu::chunk_fwd_refusal(p));
+  } else {
+    return "it takes bfloat16 alone";
+  }
+}
+
+template <class T>
+void run_cuda_chunk_forward(const DeltaForward<T>& p, const ExecutionContext& context) {
+  if constexpr (std::is_same_v<T, bfloat16>) {
+    call_on_gpu(context, gpu::chunk_fwd_workspace_bytes(p.shape),
+                [&](const gpu::Workspace& workspace, cudaStream_t stream) { gpu::chunk_fwd(p, workspace, stream); });
+  }
+}
+
+template <class T>
+std::string refuse_cuda_recurrent_forward(const DeltaForward<T>& p, bool) {
+  if (std::is_same_v<T, double>) return "it takes float32 and bfloat16";
+  if (p.shape.key_dim > gpu::kMaxKeyDim) {
+    return sentence_of("keys of more than " + std::to_string(gpu::kMaxKeyDim) + " dimensions");
+  }
+  return p.narrow_states ? "it saves states in float32" : "";
+}
+
+template <class T>
+void run_cuda_recurrent_forward(const DeltaForward<T>& p, const ExecutionContext& context) {
+  if constexpr (!std::is_same_v<T, double>) {
+    call_on_gpu(context, 0, [&](const gpu::Workspace&, cudaStream_t stream) { gpu::recurrent_fwd(p, stream); });
+  }
+}
+
+}  // namespace efla

@@ -1,0 +1,112 @@
+// The operators on tensors of a GPU: which rows run, that they are the kernels' results, and where memory comes from.
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+
+#include "efla/cuda/device.h"
+#include "efla/ops/delta.h"
+#include "efla/ops/gpu.h"
+#include "tests/cuda/device.h"
+#include "tests/support/delta_cases.h"
+
+namespace efla::test {
+namespace {
+
+constexpr ExecutionContext kGpu{.device = {Device::Kind::cuda, 0}};
+
+DeltaCase small_case() {
+  DeltaCase c;
+  c.batch = 2;
+  c.tokens = 70;
+  c.heads = 2;
+  c.key_dim = c.value_dim = 64;
+  c.final_state = true;
+  return c;
+}
+
+template <class T>
+DeltaForward<T> without_states(DeltaForward<T> p) {
+  p.chunk_states = {};
+  return p;
+}
+
+TEST(CudaOps, ChunksInBfloat16AreTheKernels) {
+  const DeltaCase c = small_case();
+  DeltaData<bfloat16> data(c), direct(c);
+  DeviceData<bfloat16> device(data), device_direct(direct);
+  const Choice ran = delta_forward(without_states(device.forward()), {.context = kGpu});
+  device.download();
+  EXPECT_EQ(ran.implementation, "chunk_cuda");
+  EXPECT_EQ(ran.device, Device::Kind::cuda);
+  PoisonedWorkspace workspace(gpu::chunk_fwd_workspace_bytes(c.shape()));
+  gpu::chunk_fwd(without_states(device_direct.forward()), workspace.get(), nullptr);
+  device_direct.download();
+  EXPECT_TRUE(data.o.same_bits(direct.o) && data.final_state.same_bits(direct.final_state));
+}
+
+TEST(CudaOps, EveryRowIsRunOrSaysWhyNot) {
+  DeltaCase c = small_case();
+  c.decay = Decay::channel;
+  DeltaData<bfloat16> data(c);
+  DeviceData<bfloat16> device(data);
+  const DeltaForward<bfloat16> p = without_states(device.forward());
+  const Choice ran = delta_forward(p, {.context = kGpu});
+  EXPECT_EQ(ran.implementation, "recurrent_cuda");
+  EXPECT_EQ(ran.refusals.back().implementation, "chunk_cuda");
+  EXPECT_EQ(ran.refusals.back().reason, "it does not take a decay per key channel");
+  DeltaData<float> wide(small_case());
+  DeviceData<float> device_wide(wide);
+  EXPECT_EQ(delta_forward(without_states(device_wide.forward()), {.context = kGpu}).implementation, "recurrent_cuda");
+  for (const std::string name : {"chunk", "chunk_simd", "ref"}) {
+    EXPECT_THROW(delta_forward(without_states(device_wide.forward()), {.implementation = name, .context = kGpu}),
+                 Error);
+  }
+  gpu::check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+}
+
+TEST(CudaOps, SavedStatesAreThoseOfTheRowThatIsChosen) {
+  const DeltaCase c = small_case();
+  DeltaData<bfloat16> data(c);
+  DeviceData<bfloat16> device(data);
+  DeltaForward<bfloat16> p = device.forward();
+  const Choice choice = choose_delta_forward(p, {.context = kGpu});
+  p.saved = choice.saved;
+  EXPECT_EQ(delta_forward(p, {.context = kGpu}).implementation, choice.implementation);
+  gpu::check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+}
+
+TEST(CudaOps, TheCallerGivesTheWorkspace) {
+  static int calls;
+  calls = 0;
+  ExecutionContext context = kGpu;
+  context.allocate = [](std::size_t bytes, const ExecutionContext& given) {
+    ++calls;
+    EXPECT_EQ(given.device.index, 0);
+    return gpu::allocate(bytes);
+  };
+  DeltaData<bfloat16> data(small_case()), again(small_case());
+  DeviceData<bfloat16> device(data), device_again(again);
+  delta_forward(without_states(device.forward()), {.context = context});
+  delta_forward(without_states(device_again.forward()), {.context = kGpu});
+  device.download();
+  device_again.download();
+  EXPECT_EQ(calls, 1);
+  EXPECT_TRUE(data.o.same_bits(again.o));
+}
+
+TEST(CudaOps, MemoryIsCopiedThereAndBack) {
+  const Gpus gpus = find_gpus();
+  ASSERT_FALSE(gpus.found.empty());
+  EXPECT_EQ(gpus.absence, "");
+  EXPECT_GT(gpus.found.front().memory_bytes, std::size_t{1} << 30);
+  const std::vector<int> written{1, 2, 3};
+  std::vector<int> read(3);
+  const GpuMemory memory(kGpu.device, sizeof(int) * 3);
+  memory.write(written.data());
+  memory.read(read.data());
+  EXPECT_EQ(read, written);
+}
+
+}  // namespace
+}  // namespace efla::test
