@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cli/apply_inputs.h"
+#include "cli/apply_place.h"
 #include "cli/commands.h"
 #include "cli/output_file.h"
 #include "cli/version.h"
@@ -17,6 +18,7 @@
 #include "efla/base/memory.h"
 #include "efla/io/safetensors.h"
 #include "efla/ops/delta.h"
+#include "efla/ops/gpu.h"
 #include "efla/rule/validate.h"
 
 namespace efla::cli {
@@ -32,7 +34,7 @@ struct Options {
   std::optional<double> scale;
   bool qk_l2norm = false;
   std::optional<std::string> decay;  // none: that of the file's g
-  std::string implementation = "auto";
+  std::string implementation = "auto", device = "cpu";
   std::optional<std::string> dtype;  // none: that of the file
   bool grad = false, verbose = false;
   std::optional<int> threads;
@@ -42,6 +44,17 @@ void check_name(const char* option, const std::string& name, const std::vector<s
   if (std::find(names.begin(), names.end(), name) != names.end()) return;
   throw Error("apply", option, "'" + name + "'",
               fmt::format("{} (nearest: {})", fmt::join(names, ", "), nearest_name(name, names)));
+}
+
+Device device_of(const Options& options) { return {options.device == "cuda" ? Device::Kind::cuda : Device::Kind::cpu}; }
+
+// Refuses --device cuda where no GPU can be used.
+void check_device(const Options& options) {
+  check_name("--device", options.device, {"cpu", "cuda"});
+  if (options.device == "cpu") return;
+  const Gpus gpus = find_gpus();
+  if (gpus.found.empty())
+    throw Error("apply", "--device", "cuda", "cpu, because no GPU can be used here: " + gpus.absence);
 }
 
 DeltaRule rule_of(const Options& options) {
@@ -79,6 +92,8 @@ struct Problem {
   DeltaShape shape;
   std::vector<T> q, k, v, beta, dout, o, dq, dk, dv, dbeta;
   std::vector<State<T>> g, dg, initial_state, dfinal_state, final_state, chunk_states, dinitial_state;
+  std::vector<bfloat16> narrow_states;  // in place of chunk_states where saved.narrow
+  SavedStates saved;
   std::vector<std::int64_t> cu_seqlens;
   std::int64_t channels = 1;  // of g
 
@@ -122,7 +137,14 @@ struct Problem {
   }
   template <class U>
   auto chunks(U& x) const {
-    return view<5>(x, {shape.batch, shape.chunks(), shape.value_heads, shape.key_dim, shape.value_dim});
+    return view<5>(x, {shape.batch, shape.chunks(saved.interval), shape.value_heads, shape.key_dim, shape.value_dim});
+  }
+  // Makes room for the states that a backward needs.
+  void save_states(const SavedStates& as) {
+    saved = as;
+    const std::size_t size =
+        shape.batch * shape.chunks(saved.interval) * shape.value_heads * shape.key_dim * shape.value_dim;
+    saved.narrow ? narrow_states.resize(size) : chunk_states.resize(size);
   }
   auto ends() { return view<1>(cu_seqlens, {static_cast<std::int64_t>(cu_seqlens.size())}); }
 
@@ -136,19 +158,24 @@ struct Problem {
 
 template <class T>
 Choice forward(Problem<T>& p, const DeltaRule& rule, const RunOptions& run) {
-  return delta_forward<T>({.shape = p.shape,
-                           .rule = rule,
-                           .q = p.keys(p.q),
-                           .k = p.keys(p.k),
-                           .v = p.values(p.v),
-                           .beta = p.steps(p.beta),
-                           .g = p.gates(p.g),
-                           .cu_seqlens = p.ends(),
-                           .initial_state = p.states(p.initial_state),
-                           .o = p.values(p.o),
-                           .final_state = p.states(p.final_state),
-                           .chunk_states = p.chunks(p.chunk_states)},
-                          run);
+  Place place(run.context.device);
+  const Choice ran = delta_forward<T>({.shape = p.shape,
+                                       .rule = rule,
+                                       .q = place.input(p.keys(p.q)),
+                                       .k = place.input(p.keys(p.k)),
+                                       .v = place.input(p.values(p.v)),
+                                       .beta = place.input(p.steps(p.beta)),
+                                       .g = place.input(p.gates(p.g)),
+                                       .cu_seqlens = place.input(p.ends()),
+                                       .initial_state = place.input(p.states(p.initial_state)),
+                                       .o = place.output(p.values(p.o)),
+                                       .final_state = place.output(p.states(p.final_state)),
+                                       .chunk_states = place.output(p.chunks(p.chunk_states)),
+                                       .narrow_states = place.output(p.chunks(p.narrow_states)),
+                                       .saved = p.saved},
+                                      run);
+  place.fetch_outputs();
+  return ran;
 }
 
 template <class T>
@@ -160,24 +187,29 @@ Choice backward(Problem<T>& p, const DeltaRule& rule, const RunOptions& run) {
   p.dbeta.resize(p.beta.size());
   p.dg.resize(p.g.size());
   p.dinitial_state.resize(p.state_size());
-  return delta_backward<T>({.shape = p.shape,
-                            .rule = rule,
-                            .q = p.keys(p.q),
-                            .k = p.keys(p.k),
-                            .v = p.values(p.v),
-                            .beta = p.steps(p.beta),
-                            .g = p.gates(p.g),
-                            .cu_seqlens = p.ends(),
-                            .chunk_states = p.chunks(p.chunk_states),
-                            .dout = p.values(p.dout),
-                            .dfinal_state = p.states(p.dfinal_state),
-                            .dq = p.keys(p.dq),
-                            .dk = p.keys(p.dk),
-                            .dv = p.values(p.dv),
-                            .dbeta = p.steps(p.dbeta),
-                            .dg = p.gates(p.dg),
-                            .dinitial_state = p.states(p.dinitial_state)},
-                           run);
+  Place place(run.context.device);
+  const Choice ran = delta_backward<T>({.shape = p.shape,
+                                        .rule = rule,
+                                        .q = place.input(p.keys(p.q)),
+                                        .k = place.input(p.keys(p.k)),
+                                        .v = place.input(p.values(p.v)),
+                                        .beta = place.input(p.steps(p.beta)),
+                                        .g = place.input(p.gates(p.g)),
+                                        .cu_seqlens = place.input(p.ends()),
+                                        .chunk_states = place.input(p.chunks(p.chunk_states)),
+                                        .dout = place.input(p.values(p.dout)),
+                                        .dfinal_state = place.input(p.states(p.dfinal_state)),
+                                        .dq = place.output(p.keys(p.dq)),
+                                        .dk = place.output(p.keys(p.dk)),
+                                        .dv = place.output(p.values(p.dv)),
+                                        .dbeta = place.output(p.steps(p.dbeta)),
+                                        .dg = place.output(p.gates(p.dg)),
+                                        .dinitial_state = place.output(p.states(p.dinitial_state)),
+                                        .narrow_states = place.input(p.chunks(p.narrow_states)),
+                                        .saved = p.saved},
+                                       run);
+  place.fetch_outputs();
+  return ran;
 }
 
 template <class T>
@@ -224,11 +256,8 @@ template <class T>
 void apply(const Options& options, const DeltaRule& rule, const ApplyInputs& inputs) {
   check_memory(inputs.shape, rule.decay, options.grad, sizeof(T), sizeof(State<T>));
   Problem<T> problem(inputs);
-  if (options.grad) {
-    const DeltaShape& s = inputs.shape;
-    problem.chunk_states.resize(s.batch * s.chunks() * s.value_heads * s.key_dim * s.value_dim);
-  }
-  const RunOptions run{.implementation = options.implementation};
+  const RunOptions run{.implementation = options.implementation, .context = {.device = device_of(options)}};
+  if (options.grad) problem.save_states(choose_saved_states<T>(inputs.shape, rule, run));
   const Choice ran = forward(problem, rule, run);
   if (options.verbose) print_choice("forward", ran);
   if (options.grad) {
@@ -248,6 +277,7 @@ void apply(const Options& options, const DeltaRule& rule, const ApplyInputs& inp
 void run(const Options& options) {
   check_name("--impl", options.implementation, selectable_names(delta_forward_implementations()));
   if (options.dtype) check_name("--dtype", *options.dtype, {"float32", "bfloat16"});
+  check_device(options);
   DeltaRule rule = rule_of(options);
   if (options.decay) check_name("--decay", *options.decay, {"none", "scalar", "channel"});
   if (options.threads) set_threads(*options.threads);
@@ -324,6 +354,9 @@ void add_apply(CLI::App& program) {
   command->add_flag("--grad", options->grad,
                     "Also write dq, dk, dv, dbeta, dg and dinitial_state (default: no); needs\n"
                     "dout or dfinal_state, and takes the one missing as zeros");
+  command->add_option("--device", options->device, "Where to compute: cpu or cuda, the first GPU")
+      ->type_name("NAME")
+      ->capture_default_str();
   command->add_option("--threads", options->threads, "Threads, 1 to 1024 (default: as many as processors)")
       ->type_name("INTEGER");
   command->add_flag("--verbose", options->verbose, "Print which implementation ran and why others did not");

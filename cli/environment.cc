@@ -6,6 +6,7 @@
 #include "cli/version.h"
 #include "efla/base/threads.h"
 #include "efla/cpu/target.h"
+#include "efla/ops/gpu.h"
 
 #ifdef EFLA_TORCH
 #include <dlfcn.h>
@@ -33,6 +34,16 @@ std::string cpu_model() {
     if (line.starts_with("model name") && colon != std::string::npos) return line.substr(colon + 2);
   }
   return "unknown";
+}
+
+nlohmann::ordered_json gpus() {
+  auto all = nlohmann::ordered_json::array();
+  for (const auto& gpu : find_gpus().found) {
+    all.push_back({{"name", gpu.name},
+                   {"memory_bytes", gpu.memory_bytes},
+                   {"compute_capability", std::to_string(gpu.major) + "." + std::to_string(gpu.minor)}});
+  }
+  return all;
 }
 
 #ifdef EFLA_TORCH
@@ -67,6 +78,7 @@ nlohmann::ordered_json environment() {
   all["blas"] = nullptr;
   all["cuda"] = false;
 #endif
+  all["gpus"] = gpus();
   return all;
 }
 

@@ -6,7 +6,8 @@
 namespace efla::cli {
 
 // version, commit, compiler, build_type, cpu, simd {target, supported}, threads, libtorch and blas (null: not built
-// in), cuda.
+// in), cuda (whether LibTorch can use a GPU), gpus [{name, memory_bytes, compute_capability}] that the operators can
+// use.
 nlohmann::ordered_json environment();
 
 }  // namespace efla::cli

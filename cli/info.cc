@@ -8,12 +8,25 @@
 
 #include "cli/commands.h"
 #include "cli/environment.h"
+#include "efla/ops/gpu.h"
 
 namespace efla::cli {
 namespace {
 
 std::string text_or(const nlohmann::ordered_json& value, const std::string& otherwise) {
   return value.is_null() ? otherwise : value.get<std::string>();
+}
+
+// For example "NVIDIA H200 (140 GiB, compute capability 9.0)", or why there are none.
+std::string gpus_text(const nlohmann::ordered_json& gpus) {
+  if (gpus.empty()) return "none: " + find_gpus().absence;
+  std::vector<std::string> names;
+  for (const auto& gpu : gpus) {
+    names.push_back(fmt::format("{} ({:.0f} GiB, compute capability {})", gpu["name"].get<std::string>(),
+                                gpu["memory_bytes"].get<double>() / double(1 << 30),
+                                gpu["compute_capability"].get<std::string>()));
+  }
+  return fmt::format("{}", fmt::join(names, ", "));
 }
 
 void print_text(const nlohmann::ordered_json& all) {
@@ -28,6 +41,7 @@ void print_text(const nlohmann::ordered_json& all) {
   line("libtorch", text_or(all["libtorch"], "not built in"));
   line("blas", text_or(all["blas"], "not used"));
   line("cuda", all["cuda"].get<bool>() ? "yes" : "no");
+  line("gpus", gpus_text(all["gpus"]));
 }
 
 }  // namespace

@@ -113,6 +113,23 @@ TEST_F(Apply, ForwardOfEveryImplementation) {
   EXPECT_TRUE(close(apply(in, TensorType::F64, {"--impl", "ref"}), expected, 1e-13));
 }
 
+TEST_F(Apply, OnAGpuWhereThereIsOne) {
+  const auto in = random_problem(2, 137, 3, 40, 24);
+  if (run_program({"info"}).out.find("\ngpus        none") != std::string::npos) {
+    write_tensors(folder_.file("in"), in, TensorType::F32);
+    EXPECT_TRUE(
+        is_user_mistake(run_program({"apply", folder_.file("in"), "--out", folder_.file("out"), "--device", "cuda"}),
+                        "apply: --device: got cuda, expected cpu, because no GPU can be used here: "));
+    return;
+  }
+  const auto expected = recurrence(in, {});
+  EXPECT_TRUE(close(apply(in, TensorType::F32, {"--device", "cuda", "--verbose"}), expected, 2e-6));
+  EXPECT_NE(result_.out.find("forward: recurrent_cuda\n"), std::string::npos) << result_.out;
+  const auto chunks = apply(in, TensorType::BF16, {"--device", "cuda", "--verbose"});
+  EXPECT_NE(result_.out.find("forward: chunk_cuda\n"), std::string::npos) << result_.out;
+  EXPECT_TRUE(close({{"o", chunks.at("o")}}, {{"o", expected.at("o")}}, 0x1p-6));
+}
+
 TEST_F(Apply, ConvertsBetweenTypes) {
   const auto in = random_problem(1, 40, 2, 16, 16);
   const auto expected = recurrence(in, {});

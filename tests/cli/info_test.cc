@@ -15,7 +15,8 @@ TEST(Info, TextHasALineForEachFact) {
   const auto result = run_program({"info"});
   EXPECT_EQ(result.exit_code, 0);
   EXPECT_EQ(result.err, "");
-  for (const char* name : {"version", "commit", "compiler", "cpu", "simd", "threads", "libtorch", "blas", "cuda"}) {
+  for (const char* name :
+       {"version", "commit", "compiler", "cpu", "simd", "threads", "libtorch", "blas", "cuda", "gpus"}) {
     EXPECT_NE(("\n" + result.out).find(std::string("\n") + name + " "), std::string::npos) << name;
   }
 }
@@ -38,6 +39,8 @@ TEST(Info, JsonIsTrueOfThisBuild) {
   EXPECT_FALSE(info.at("cuda").get<bool>());
 #endif
   EXPECT_TRUE(info.at("cuda").is_boolean());  // LibTorch's word where it is there
+  ASSERT_TRUE(info.at("gpus").is_array());
+  for (const auto& gpu : info.at("gpus")) EXPECT_GT(gpu.at("memory_bytes").get<double>(), 1e9) << gpu;
 }
 
 TEST(Info, CommitIsTheCheckouts) {
