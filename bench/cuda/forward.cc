@@ -260,10 +260,10 @@ bool lists(const std::string& list, const std::string& word) {
   return ("," + list + ",").find("," + word + ",") != std::string::npos;
 }
 
-void run(const Options& options, const char* gpu_name, int index, std::int64_t dim, const Rule& rule,
+void run(const Options& options, const char* gpu_name, int index, Case& c, const Rule& rule,
          const std::string& algorithm) {
   const Row& row = kRows[index];
-  Case c(row, dim, rule);
+  const std::int64_t dim = c.shape.key_dim;
   const DeltaForward<bfloat16> p = c.forward(rule, true);
   const auto found = std::find(std::begin(kKernels), std::end(kKernels), algorithm);
   const bool chunks = found != std::end(kKernels);
@@ -332,8 +332,9 @@ int main(int argc, char** argv) try {
       if (!lists(options.dims, std::to_string(dim))) continue;
       for (const Rule& rule : rules()) {
         if (!lists(options.rules, rule.name)) continue;
+        Case c(kRows[index], dim, rule);
         for (const char* algorithm : {"chunk", "portable", "sweep", "fused", "recurrent"}) {
-          if (lists(options.algorithms, algorithm)) run(options, properties.name, index, dim, rule, algorithm);
+          if (lists(options.algorithms, algorithm)) run(options, properties.name, index, c, rule, algorithm);
         }
       }
     }

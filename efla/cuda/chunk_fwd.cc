@@ -5,6 +5,7 @@
 #include "efla/cuda/chunk.h"
 #include "efla/cuda/delta.h"
 #include "efla/cuda/error.h"
+#include "efla/cuda/tensor_map.h"
 
 namespace efla::gpu {
 namespace {
@@ -60,7 +61,9 @@ void chunk_fwd(const DeltaForward<bfloat16>& p, const Workspace& workspace, cuda
   c.k_rows = has_aligned_rows(p.k);
   c.v_rows = has_aligned_rows(p.v);
   c.o_rows = has_aligned_rows(p.o);
-  if (!c.q_rows || !c.k_rows || !c.v_rows || !c.o_rows) kernel = ChunkKernel::portable;
+  const bool rows =
+      c.q_rows && c.k_rows && c.v_rows && c.o_rows && can_map_rows(p.q) && can_map_rows(p.k) && can_map_rows(p.v);
+  if (!rows) kernel = ChunkKernel::portable;
   // The fused kernel is slower at every shape measured so far (docs/design/2026-11-cuda-forward.md).
   if (kernel == ChunkKernel::automatic) kernel = is_hopper() ? ChunkKernel::sweep : ChunkKernel::portable;
   if (kernel != ChunkKernel::fused) launch_prepare(c, stream);

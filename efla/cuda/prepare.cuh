@@ -1,10 +1,11 @@
 // What a chunk brings to the sweep (ChunkRecord), computed by 128 threads from its keys and queries in shared memory.
 //
-// Matrices of 64 × 64 are cut in 16 × 16 blocks, of which only those on and below the diagonal are computed. Warp w has
-// block row w of K Kᵀ and block row 3 − w of Q Kᵀ, five blocks together.
+// Matrices of 64 × 64 are cut in 16 × 16 blocks, of which only those on and below the diagonal are used. Warp w has
+// block row w of K Kᵀ and of Q Kᵀ, w + 1 blocks each, and block column w of T below the diagonal, 3 − w blocks.
 #pragma once
 
 #include "efla/cuda/tile.cuh"
+#include "efla/cuda/wgmma.cuh"
 #include "efla/rule/step_size.h"
 
 namespace efla::gpu {
@@ -12,77 +13,83 @@ namespace efla::gpu {
 inline constexpr int kPrepareThreads = 128;
 
 struct PrepareScratch {
-  // Aᵀ below the diagonal blocks, which become those of Tᵀ: the element (row, column) of A is transposed[column][row].
-  float transposed[kChunkTokens][kChunkTokens + 4];
-  float lambda[kChunkTokens], key_factor[kChunkTokens],
-      query_factor[kChunkTokens];  // Σk², and the factors of the L2 norm
-  float row[kChunkTokens];         // a_i n_k,i
-  float prefix[kChunkTokens];      // log2 γ_i
+  // −A below the diagonal blocks; on the diagonal −A, then the transposed of the inverse. The length of a row keeps
+  // reads of float2 free of bank conflicts.
+  float matrix[kChunkTokens][kChunkTokens + 8];
+  float key_factor[kChunkTokens], query_factor[kChunkTokens];  // n_k, and scale n_q
+  float row[kChunkTokens];                                     // −a_i n_k,i
+  float prefix[kChunkTokens];                                  // log2 γ_i
 };
 
-// The five blocks of a warp: of block b, the elements that a thread owns of the accumulators of mma.
-using BlockProducts = float[5][8];
-
-// The block row and block column of block b of warp w; of K Kᵀ where of_keys is set, of Q Kᵀ otherwise.
-struct BlockPlace {
-  bool of_keys;
-  int row, column;
-  __device__ BlockPlace(int w, int b) : of_keys(b <= w), row(b <= w ? w : 3 - w), column(b <= w ? b : b - w - 1) {}
+// A block row of K Kᵀ and of Q Kᵀ, as the accumulators of mma or wgmma: of block column b, element 8·b + 4·h + 2·r + e
+// is row lane/4 + 8·r, column 8·h + 2 (lane % 4) + e.
+struct BlockProducts {
+  float keys[32], queries[32];
 };
 
-// Computes the blocks of K Kᵀ and Q Kᵀ of this warp from tiles of 64 · kTiles columns, and from the diagonals of K Kᵀ
-// and Q Qᵀ λ and the factors of the L2 norm of every token.
+// Returns the warp's number as a value of which the compiler knows that all lanes have the same.
+__device__ __forceinline__ int warp_of(int thread) { return __shfl_sync(0xffffffffU, thread / 32, 0); }
+
+// Computes the products of this warp from tiles of 64 · kTiles columns.
 template <int kTiles>
-__device__ __forceinline__ void block_products(std::uint32_t k_tile, std::uint32_t q_tile, bool l2norm, int warp,
-                                               int lane, BlockProducts& products, PrepareScratch& scratch) {
+__device__ __forceinline__ void block_products(std::uint32_t k_tile, std::uint32_t q_tile, int warp, int lane,
+                                               BlockProducts& products) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  const std::uint64_t keys = row_operand(k_tile), queries = row_operand(q_tile);
+  leave_undefined(products.keys);
+  leave_undefined(products.queries);
+  products_fence();
 #pragma unroll
-  for (auto& block : products) {
-#pragma unroll
-    for (float& x : block) x = 0;
+  for (int step = 0; step < 4 * kTiles; ++step) {
+    const int at = step / 4 * (kTileBytes >> 4) + step % 4 * kRowStep;
+    multiply_tiles(products.keys, keys + at, keys + at, step > 0);
+    multiply_tiles(products.queries, queries + at, keys + at, step > 0);
   }
-  float squares[8] = {};
+  products_commit();
+  products_wait<0>();
+#else
+#pragma unroll
+  for (int i = 0; i < 32; ++i) products.keys[i] = products.queries[i] = 0;
 #pragma unroll
   for (int step = 0; step < 4 * kTiles; ++step) {
     std::uint32_t keys[4], queries[4];
     load_matrices(keys, block_address(k_tile, 16 * warp, 2 * step, lane));
-    load_matrices(queries, block_address(q_tile, 16 * (3 - warp), 2 * step, lane));
-#pragma unroll
-    for (int b = 0; b < 5; ++b) {
-      const BlockPlace at(warp, b);
-      std::uint32_t columns[4];
-      load_matrices(columns, block_address(k_tile, 16 * at.column, 2 * step, lane));
-      if (at.of_keys) {
-        mma_bf16(products[b], keys, columns[0], columns[2]);
-        mma_bf16(products[b] + 4, keys, columns[1], columns[3]);
-      } else {
-        mma_bf16(products[b], queries, columns[0], columns[2]);
-        mma_bf16(products[b] + 4, queries, columns[1], columns[3]);
-      }
-    }
-    if (l2norm) {
-      mma_bf16(squares, queries, queries[0], queries[2]);
-      mma_bf16(squares + 4, queries, queries[1], queries[3]);
-    }
-  }
-  // Of a diagonal block the lane with 2 (lane % 4) + e = lane / 4 owns the elements lane / 4 and lane / 4 + 8 of the
-  // diagonal.
-  if (lane % 4 != lane / 8) return;
-  const int e = lane / 4 % 2;
-  const auto epsilon = static_cast<float>(kL2NormEpsilon);
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    float k = 0;
+    load_matrices(queries, block_address(q_tile, 16 * warp, 2 * step, lane));
 #pragma unroll
     for (int b = 0; b < 4; ++b) {
-      if (b == warp) k = e == 0 ? products[b][6 * half] : products[b][6 * half + 1];
+      if (b > warp) break;
+      std::uint32_t columns[4];
+      load_matrices(columns, block_address(k_tile, 16 * b, 2 * step, lane));
+      mma_bf16(products.keys + 8 * b, keys, columns[0], columns[2]);
+      mma_bf16(products.keys + 8 * b + 4, keys, columns[1], columns[3]);
+      mma_bf16(products.queries + 8 * b, queries, columns[0], columns[2]);
+      mma_bf16(products.queries + 8 * b + 4, queries, columns[1], columns[3]);
     }
-    const float q = e == 0 ? squares[6 * half] : squares[6 * half + 1];
-    const int row = 16 * warp + lane / 4 + 8 * half;
-    const float k_factor = l2norm ? 1 / sqrtf(k + epsilon) : 1.0F;
-    scratch.lambda[row] = k * k_factor * k_factor;
-    scratch.key_factor[row] = k_factor;
-    scratch.query_factor[16 * (3 - warp) + lane / 4 + 8 * half] = l2norm ? 1 / sqrtf(q + epsilon) : 1.0F;
   }
+#endif
+}
+
+// The diagonal of a 16 × 16 block of which `block` are the accumulators: element lane % 16.
+__device__ __forceinline__ float diagonal_of(const float* block, int lane) {
+  const bool odd = lane / 4 % 2 == 1;  // of row lane / 4 the diagonal is with the lane for which 2 (lane % 4) + e is it
+  const float low = odd ? block[1] : block[0], high = odd ? block[7] : block[6];
+  const int from = 4 * (lane % 8) + lane % 8 / 2;
+  const float first = __shfl_sync(0xffffffffU, low, from), second = __shfl_sync(0xffffffffU, high, from);
+  return lane % 16 < 8 ? first : second;
+}
+
+// Returns Σq² of query 16·warp + lane % 16.
+template <int kTiles>
+__device__ __forceinline__ float query_squares(std::uint32_t q_tile, int warp, int lane) {
+  float squares[8] = {};
+#pragma unroll
+  for (int step = 0; step < 4 * kTiles; ++step) {
+    std::uint32_t queries[4];
+    load_matrices(queries, block_address(q_tile, 16 * warp, 2 * step, lane));
+    mma_bf16(squares, queries, queries[0], queries[2]);
+    mma_bf16(squares + 4, queries, queries[1], queries[3]);
+  }
+  return diagonal_of(squares, lane);
 }
 
 // Decays below e^kMinDecay are zero in float32 whatever their exponent; a smaller one would cost the others digits.
@@ -96,21 +103,34 @@ struct TokenPair {
 __device__ __forceinline__ TokenPair read_tokens(const DeltaForward<bfloat16>& p, const ChunkAt& at, std::int64_t i_h,
                                                  int lane) {
   TokenPair pair{};
+  const bfloat16* beta = p.beta.at(at.i_b, at.start + 2 * lane, i_h);
+  const float* g = p.g ? p.g.at(at.i_b, at.start + 2 * lane, i_h, 0) : nullptr;
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
     if (2 * lane + e >= at.rows) continue;
-    pair.beta[e] = to_float(p.beta(at.i_b, at.start + 2 * lane + e, i_h));
-    if (p.g) {
-      const float g = p.g(at.i_b, at.start + 2 * lane + e, i_h, 0);
-      pair.g[e] = (g < kMinDecay ? kMinDecay : g) * 1.44269504F;  // to base 2; NaN stays
+    pair.beta[e] = to_float(beta[e * p.beta.stride[1]]);
+    if (g) {
+      const float x = g[e * p.g.stride[1]];
+      pair.g[e] = (x < kMinDecay ? kMinDecay : x) * 1.44269504F;  // to base 2; NaN stays
     }
   }
   return pair;
 }
 
-// Computes the gains and decays of all tokens; run by one warp.
-__device__ __forceinline__ void token_vectors(const DeltaRule& rule, float scale, const TokenPair& pair, int lane,
-                                              PrepareScratch& scratch, ChunkRecord& record) {
+// A token's β and the log2 of its decays: from the chunk's start to it, and from it to the chunk's end.
+struct Token {
+  float beta, prefix, suffix;
+};
+
+// Returns token 16·warp + lane % 16, and the sum of all g in `total`.
+__device__ __forceinline__ Token token_of(const TokenPair& pair, bool gated, int warp, int lane, float& total) {
+  const int from = 8 * warp + lane % 16 / 2;
+  const auto mine = [&](float even, float odd) {
+    const float first = __shfl_sync(0xffffffffU, even, from), second = __shfl_sync(0xffffffffU, odd, from);
+    return lane % 2 == 0 ? first : second;
+  };
+  total = 0;
+  if (!gated) return {mine(pair.beta[0], pair.beta[1]), 0, 0};
   float before = pair.g[0] + pair.g[1], after = before;  // sums over the lanes up to this one, and from it on
 #pragma unroll
   for (int offset = 1; offset < 32; offset *= 2) {
@@ -119,26 +139,45 @@ __device__ __forceinline__ void token_vectors(const DeltaRule& rule, float scale
     before += lane >= offset ? below : 0.0F;
     after += lane < 32 - offset ? above : 0.0F;
   }
-  const float total = __shfl_sync(0xffffffffU, before, 31);
+  total = __shfl_sync(0xffffffffU, before, 31);
   before = __shfl_up_sync(0xffffffffU, before, 1);
   after = __shfl_down_sync(0xffffffffU, after, 1);
   before = lane == 0 ? 0.0F : before;
   after = lane == 31 ? 0.0F : after;
-  const float prefix[2] = {before + pair.g[0], before + pair.g[0] + pair.g[1]}, suffix[2] = {after + pair.g[1], after};
+  return {mine(pair.beta[0], pair.beta[1]), mine(before + pair.g[0], before + pair.g[0] + pair.g[1]),
+          mine(after + pair.g[1], after)};
+}
+
+// Computes the gains and decays of the warp's 16 tokens; `squares` is Σq² of the lane's token (query_squares).
+__device__ __forceinline__ void token_vectors(const DeltaRule& rule, float scale, const TokenPair& pair,
+                                              const BlockProducts& products, float squares, int warp, int lane,
+                                              PrepareScratch& scratch, ChunkRecord& record) {
+  float total = 0;
+  const Token token = token_of(pair, rule.decay == Decay::scalar, warp, lane, total);
+  float lambda = 0, n_k = 1, n_q = scale;
 #pragma unroll
-  for (int e = 0; e < 2; ++e) {
-    const int t = 2 * lane + e;
-    const float alpha = gain_alpha(rule.step, pair.beta[e], scratch.lambda[t]);
-    const float a = static_cast<float>(rule.step.erase_scale) * alpha, n_k = scratch.key_factor[t];
-    const float decay = exp2f(prefix[e]);
-    scratch.row[t] = a * n_k;
-    scratch.prefix[t] = prefix[e];
-    record.b[t] = static_cast<float>(rule.step.write_scale) * alpha;
-    record.read[t] = a * decay * n_k;
-    record.write[t] = n_k * exp2f(suffix[e]);
-    record.out[t] = scale * decay * scratch.query_factor[t];
+  for (int b = 0; b < 4; ++b) {
+    if (b == warp) lambda = diagonal_of(products.keys + 8 * b, lane);
   }
-  if (lane == 0) record.decay = exp2f(total);
+  if (rule.qk_l2norm) {
+    constexpr auto kEpsilon = static_cast<float>(kL2NormEpsilon);
+    n_k = rsqrtf(lambda + kEpsilon);
+    n_q *= rsqrtf(squares + kEpsilon);
+    lambda *= n_k * n_k;
+  }
+  const float alpha = gain_alpha(rule.step, token.beta, lambda);
+  const float a = static_cast<float>(rule.step.erase_scale) * alpha * n_k, decay = exp2_fast(token.prefix);
+  if (lane >= 16) return;
+  const int t = 16 * warp + lane;
+  scratch.row[t] = -a;
+  scratch.prefix[t] = token.prefix;
+  scratch.key_factor[t] = n_k;
+  scratch.query_factor[t] = n_q;
+  record.b[t] = static_cast<float>(rule.step.write_scale) * alpha;
+  record.read[t] = a * decay;
+  record.write[t] = n_k * exp2_fast(token.suffix);
+  record.out[t] = n_q * decay;
+  if (t == 0) record.decay = exp2_fast(total);
 }
 
 // Zeros the blocks above the diagonal of T and P.
@@ -146,76 +185,129 @@ __device__ __forceinline__ void clear_upper_blocks(ChunkRecord& record, int thre
 #pragma unroll
   for (int i = 0; i < kTileBytes / 16 / kPrepareThreads; ++i) {
     const int row = (thread + i * kPrepareThreads) / 8, piece = thread % 8;
-    if (piece / 2 > row / 16) {
+    if (piece / 2 > i) {  // rows of pass i are block row i
       *reinterpret_cast<uint4*>(record.t + piece_offset(row, piece)) = uint4{0, 0, 0, 0};
       *reinterpret_cast<uint4*>(record.p + piece_offset(row, piece)) = uint4{0, 0, 0, 0};
     }
   }
 }
 
-// Writes A, transposed, to the scratch and P to the record.
-__device__ __forceinline__ void write_blocks(const BlockProducts& products, bool gated, float scale, int warp, int lane,
-                                             PrepareScratch& scratch, ChunkRecord& record) {
-  float factor[2][2], prefix[2][2];  // of rows lane / 4 and lane / 4 + 8 of the queries' block row, then the keys'
+// The factors of rows lane / 4 and lane / 4 + 8 of a warp's block row: of blocks below the diagonal with the decay from
+// the token before the block row, and of the block on the diagonal without.
+struct RowFactors {
+  float below[2], diagonal[2], prefix[2], before;
+
+  __device__ __forceinline__ RowFactors(const float* factors, const PrepareScratch& scratch, bool gated, int warp,
+                                        int lane)
+      : before(warp > 0 ? scratch.prefix[16 * warp - 1] : 0.0F) {
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const int query = 16 * (3 - warp) + lane / 4 + 8 * r, key = 16 * warp + lane / 4 + 8 * r;
-    factor[0][r] = scale * scratch.query_factor[query];
-    factor[1][r] = scratch.row[key];
-    prefix[0][r] = scratch.prefix[query];
-    prefix[1][r] = scratch.prefix[key];
+    for (int r = 0; r < 2; ++r) {
+      const int row = 16 * warp + lane / 4 + 8 * r;
+      diagonal[r] = below[r] = factors[row];
+      prefix[r] = scratch.prefix[row];
+      if (gated) below[r] *= exp2_fast(prefix[r] - before);
+    }
   }
+};
+
+// Multiplies a 16 × 16 block of products with factors of its rows and columns and with Γ, the decay between their
+// tokens.
+//
+// Γ_ij is a factor of i times one of j, the decays to and from a token between them: neither exceeds 1. On the diagonal
+// there is no such token.
+__device__ __forceinline__ void scale_block(float (&x)[8], const float* block, const RowFactors& rows,
+                                            const float* columns, const float* prefixes, bool gated, bool diagonal,
+                                            int lane) {
+  float factors[4];
+  float2 decays[2];
 #pragma unroll
-  for (int b = 0; b < 5; ++b) {
-    const BlockPlace at(warp, b);
-    const bool diagonal = at.row == at.column;
+  for (int h = 0; h < 2; ++h) {
+    const int column = 8 * h + 2 * (lane % 4);
+    const float2 factor = *reinterpret_cast<const float2*>(columns + column);
+    decays[h] = *reinterpret_cast<const float2*>(prefixes + column);
+    factors[2 * h] = factor.x;
+    factors[2 * h + 1] = factor.y;
+  }
+  if (gated && !diagonal) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int column = 16 * at.column + 8 * half + 2 * (lane % 4);
-      const float2 key = *reinterpret_cast<const float2*>(&scratch.key_factor[column]);
-      const float2 before = *reinterpret_cast<const float2*>(&scratch.prefix[column]);
+    for (int h = 0; h < 2; ++h) {
+      factors[2 * h] *= exp2_fast(rows.before - decays[h].x);
+      factors[2 * h + 1] *= exp2_fast(rows.before - decays[h].y);
+    }
+  }
+  const float low = diagonal ? rows.diagonal[0] : rows.below[0], high = diagonal ? rows.diagonal[1] : rows.below[1];
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const int row = 16 * at.row + lane / 4 + 8 * r;
-        const float row_factor = at.of_keys ? factor[1][r] : factor[0][r];
-        float x = row_factor * key.x * products[b][4 * half + 2 * r],
-              y = row_factor * key.y * products[b][4 * half + 2 * r + 1];
-        if (gated) {
-          const float row_prefix = at.of_keys ? prefix[1][r] : prefix[0][r];
-          x *= exp2_fast(row_prefix - before.x);
-          y *= exp2_fast(row_prefix - before.y);
-        }
-        if (diagonal) {
-          x = column < row || (!at.of_keys && column == row) ? x : 0.0F;
-          y = column + 1 < row || (!at.of_keys && column + 1 == row) ? y : 0.0F;
-        }
-        if (at.of_keys) {
-          scratch.transposed[column][row] = x;
-          scratch.transposed[column + 1][row] = y;
-        } else {
-          *reinterpret_cast<std::uint32_t*>(record.p + piece_offset(row, column / 8) + column % 8 * 2) =
-              pack_bf16(x, y);
-        }
-      }
+  for (int i = 0; i < 8; ++i) x[i] = block[i] * ((i / 2 % 2 == 0 ? low : high) * factors[i / 4 * 2 + i % 2]);
+  if (gated && diagonal) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const float2 decay = decays[i / 4];
+      x[i] *= exp2_fast(rows.prefix[i / 2 % 2] - (i % 2 == 0 ? decay.x : decay.y));
     }
   }
 }
 
-// Inverts diagonal block w of I + A by forward substitution, one column per lane (twice, by both halves of the warp).
-__device__ __forceinline__ void invert_diagonal(int warp, int lane, PrepareScratch& scratch, ChunkRecord& record) {
+// Writes the warp's block row of −A to the scratch.
+__device__ __forceinline__ void write_keys(const BlockProducts& products, bool gated, int warp, int lane,
+                                           PrepareScratch& scratch) {
+  const RowFactors rows(scratch.row, scratch, gated, warp, lane);
+#pragma unroll
+  for (int b = 0; b < 4; ++b) {
+    if (b > warp) break;
+    float x[8];
+    const bool diagonal = b == warp;
+    scale_block(x, products.keys + 8 * b, rows, scratch.key_factor + 16 * b, scratch.prefix + 16 * b, gated, diagonal,
+                lane);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      *reinterpret_cast<float2*>(
+          &scratch.matrix[16 * warp + lane / 4 + 8 * (i % 2)][16 * b + 8 * (i / 2) + 2 * (lane % 4)]) =
+          float2{x[2 * i], x[2 * i + 1]};
+    }
+  }
+}
+
+// Writes the warp's block row of P to the record.
+__device__ __forceinline__ void write_queries(const BlockProducts& products, bool gated, int warp, int lane,
+                                              const PrepareScratch& scratch, ChunkRecord& record) {
+  const RowFactors rows(scratch.query_factor, scratch, gated, warp, lane);
+#pragma unroll
+  for (int b = 0; b < 4; ++b) {
+    if (b > warp) break;
+    float x[8];
+    const bool diagonal = b == warp;
+    scale_block(x, products.queries + 8 * b, rows, scratch.key_factor + 16 * b, scratch.prefix + 16 * b, gated,
+                diagonal, lane);
+    if (diagonal) {
+      const int row = lane / 4, column = 2 * (lane % 4);
+#pragma unroll
+      for (int i : {0, 6}) {
+        x[i] = column <= row ? x[i] : 0.0F;
+        x[i + 1] = column < row ? x[i + 1] : 0.0F;
+      }
+      x[4] = x[5] = 0;
+    }
+    write_block(record.p, 16 * warp, 2 * b,
+                {pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7])}, lane);
+  }
+}
+
+// Inverts diagonal block `warp` of I + A by forward substitution, one column per lane (twice, by both halves of the
+// warp), and leaves the transposed.
+__device__ __forceinline__ void invert_diagonal(int warp, int lane, PrepareScratch& scratch) {
   const int first = 16 * warp, column = lane % 16;
   float x[16];
 #pragma unroll
-  for (int i = 0; i < 16; ++i) x[i] = i == column ? 1.0F : 0.0F;
+  for (int i = 0; i < 16; ++i) {
+    x[i] = one_if_equal(i, column);
 #pragma unroll
-  for (int k = 0; k < 15; ++k) {
-#pragma unroll
-    for (int quad = (k + 1) / 4; quad < 4; ++quad) {
-      const float4 a = *reinterpret_cast<const float4*>(&scratch.transposed[first + k][first + 4 * quad]);
+    for (int quad = 0; quad < 4; ++quad) {
+      if (4 * quad >= i) break;
+      const float4 a = *reinterpret_cast<const float4*>(&scratch.matrix[first + i][first + 4 * quad]);
       const float row[4] = {a.x, a.y, a.z, a.w};
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        if (4 * quad + i > k) x[4 * quad + i] -= row[i] * x[k];
+      for (int k = 0; k < 4; ++k) {
+        if (4 * quad + k < i) x[i] += row[k] * x[4 * quad + k];
       }
     }
   }
@@ -224,84 +316,97 @@ __device__ __forceinline__ void invert_diagonal(int warp, int lane, PrepareScrat
   const bool second = lane >= 16;
 #pragma unroll
   for (int i = 0; i < 8; ++i) x[i] = second ? x[i + 8] : x[i];
-  const int row = first + (second ? 8 : 0);
-  auto* to = reinterpret_cast<float4*>(&scratch.transposed[first + column][row]);
+  auto* to = reinterpret_cast<float4*>(&scratch.matrix[first + column][first + (second ? 8 : 0)]);
   to[0] = float4{x[0], x[1], x[2], x[3]};
   to[1] = float4{x[4], x[5], x[6], x[7]};
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    *reinterpret_cast<bfloat16*>(record.t + piece_offset(row + i, (first + column) / 8) +
-                                 column % 8 * 2) = {static_cast<std::uint16_t>(pack_bf16(x[i], 0.0F))};
-  }
 }
 
-// d += a bᵀ, where element (column, row) of b is matrix[first + row][second + column] of the scratch, and a are the
-// accumulators of a 16 × 16 block in TF32.
-__device__ __forceinline__ void add_product(float (&d)[8], const std::uint32_t (&a)[8], const PrepareScratch& scratch,
-                                            int first, int second, int lane) {
+// The accumulators of a 16 × 16 block as an operand of mma_tf32, which drops the bits that TF32 does not have.
+struct Tf32Block {
+  std::uint32_t x[8];
+
+  __device__ __forceinline__ void set(int i, float value) { x[i] = __float_as_uint(value); }
+};
+
+// d = a bᵀ, plus d where kAdd is set, with b a block of the scratch's matrix. kTransposed: the scratch has the
+// transposed of b.
+template <bool kAdd, bool kTransposed>
+__device__ __forceinline__ void multiply_blocks(float (&d)[8], const Tf32Block& a, const PrepareScratch& scratch,
+                                                int row, int column, int lane) {
 #pragma unroll
   for (int step = 0; step < 2; ++step) {
-    const std::uint32_t operand[4] = {a[4 * step], a[4 * step + 2], a[4 * step + 1], a[4 * step + 3]};
-    const int row = first + 8 * step + 2 * (lane % 4);
+    const std::uint32_t operand[4] = {a.x[4 * step], a.x[4 * step + 2], a.x[4 * step + 1], a.x[4 * step + 3]};
+    const int common = 8 * step + 2 * (lane % 4);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int column = second + 8 * half + lane / 4;
-      mma_tf32(d + 4 * half, operand, to_tf32(scratch.transposed[row][column]),
-               to_tf32(scratch.transposed[row + 1][column]));
+      const int other = 8 * half + lane / 4;
+      float2 b;
+      if constexpr (kTransposed) {
+        b = {scratch.matrix[row + common][column + other], scratch.matrix[row + common + 1][column + other]};
+      } else {
+        b = *reinterpret_cast<const float2*>(&scratch.matrix[row + other][column + common]);
+      }
+      mma_tf32(d + 4 * half, operand, kAdd || step > 0, __float_as_uint(b.x), __float_as_uint(b.y));
     }
   }
 }
 
-// Computes the blocks of T below the diagonal, T_ij = −T_ii Σ_{j≤k<i} A_ik T_kj, one block column j = 3 − w per warp.
-// What is multiplied are the transposes, so that an accumulator is the next product's operand. TF32 is enough, because
-// T is rounded to bfloat16.
-__device__ __forceinline__ void invert_below(int warp, int lane, const PrepareScratch& scratch, ChunkRecord& record) {
-  const int j = 3 - warp;
-  std::uint32_t column[3][8];  // T_kjᵀ of k = j, j + 1, j + 2
+// Computes block column j of T, T_ij = T_ii Σ_{j≤k<i} (−A_ik) T_kj for i > j, and writes it to the record. What is
+// multiplied are the transposes, so that an accumulator is the next product's operand. TF32 is enough, because T is
+// rounded to bfloat16.
+__device__ __forceinline__ void invert_below(int j, int lane, const PrepareScratch& scratch, ChunkRecord& record) {
+  Tf32Block column[3];  // T_kjᵀ of k = j, j + 1, j + 2
+  const auto write = [&](int i_block, const float* x) {
+    write_block_transposed(record.t, 16 * i_block, 2 * j,
+                           {pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7])},
+                           lane);
+  };
+  float block[8];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const float2 pair = *reinterpret_cast<const float2*>(
-        &scratch.transposed[16 * j + lane / 4 + 8 * (i % 2)][16 * j + 2 * (lane % 4) + 8 * (i / 2)]);
-    column[0][2 * i] = to_tf32(pair.x);
-    column[0][2 * i + 1] = to_tf32(pair.y);
+        &scratch.matrix[16 * j + lane / 4 + 8 * (i % 2)][16 * j + 2 * (lane % 4) + 8 * (i / 2)]);
+    block[2 * i] = pair.x;
+    block[2 * i + 1] = pair.y;
   }
+  write(j, block);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) column[0].set(i, block[i]);
 #pragma unroll
   for (int step = 1; step < 4; ++step) {
     const int i_block = j + step;
-    if (i_block > 3) return;
-    float sum[8] = {}, block[8] = {};
+    if (i_block > 3) break;
+    float sum[8];
+    multiply_blocks<false, false>(sum, column[0], scratch, 16 * i_block, 16 * j, lane);
 #pragma unroll
-    for (int k = 0; k < step; ++k) add_product(sum, column[k], scratch, 16 * (j + k), 16 * i_block, lane);
-    std::uint32_t sums[8];
+    for (int k = 1; k < step; ++k)
+      multiply_blocks<true, false>(sum, column[k], scratch, 16 * i_block, 16 * (j + k), lane);
+    Tf32Block sums;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) sums[i] = to_tf32(-sum[i]);
-    add_product(block, sums, scratch, 16 * i_block, 16 * i_block, lane);
+    for (int i = 0; i < 8; ++i) sums.set(i, sum[i]);
+    multiply_blocks<false, true>(block, sums, scratch, 16 * i_block, 16 * i_block, lane);
+    write(i_block, block);
+    if (step == 3) break;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (step < 3) {
-        column[step < 3 ? step : 0][2 * i] = to_tf32(block[2 * i]);
-        column[step < 3 ? step : 0][2 * i + 1] = to_tf32(block[2 * i + 1]);
-      }
-      write_transposed(record.t, 16 * i_block + 8 * (i / 2), 2 * j + i % 2, pack_bf16(block[2 * i], block[2 * i + 1]),
-                       lane);
-    }
+    for (int i = 0; i < 8; ++i) column[step < 3 ? step : 0].set(i, block[i]);
   }
 }
 
 // Fills T, P and the vectors of a record from the products and norms of the chunk's keys and queries, and β and g of
-// one value head, which warp 0 has read. `sync` is a barrier of the 128 threads. Ends without a barrier.
+// one value head. `sync` is a barrier of the 128 threads. Ends without a barrier.
 template <class Sync>
 __device__ __forceinline__ void fill_record(const BlockProducts& products, const DeltaRule& rule, float scale,
-                                            const TokenPair& tokens, int thread, PrepareScratch& scratch,
-                                            ChunkRecord& record, Sync&& sync) {
-  const int warp = thread / 32, lane = thread % 32;
-  if (warp == 0) token_vectors(rule, scale, tokens, lane, scratch, record);
+                                            const TokenPair& tokens, float squares, int warp, int lane,
+                                            PrepareScratch& scratch, ChunkRecord& record, Sync&& sync) {
+  const bool gated = rule.decay == Decay::scalar;
+  token_vectors(rule, scale, tokens, products, squares, warp, lane, scratch, record);
   sync();
-  write_blocks(products, rule.decay == Decay::scalar, scale, warp, lane, scratch, record);
+  write_keys(products, gated, warp, lane, scratch);
   __syncwarp();
-  invert_diagonal(warp, lane, scratch, record);
+  invert_diagonal(warp, lane, scratch);
   sync();
   invert_below(warp, lane, scratch, record);
+  write_queries(products, gated, warp, lane, scratch, record);
 }
 
 }  // namespace efla::gpu

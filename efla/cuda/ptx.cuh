@@ -36,6 +36,18 @@ __device__ __forceinline__ void load_matrices_transposed(std::uint32_t (&r)[4], 
                : "memory");
 }
 
+// Stores four 8 × 8 matrices, the reverse of load_matrices (sm_90).
+__device__ __forceinline__ void store_matrices(std::uint32_t row, const std::uint32_t (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(r[0]), "r"(r[1]),
+               "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+__device__ __forceinline__ void store_matrices_transposed(std::uint32_t row, const std::uint32_t (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(r[0]),
+               "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+
 // d += a b: a [16, 16] and b [16, 8] in bfloat16, d [16, 8] in float32.
 __device__ __forceinline__ void mma_bf16(float* d, const std::uint32_t* a, std::uint32_t b0, std::uint32_t b1) {
   asm volatile(
@@ -45,19 +57,17 @@ __device__ __forceinline__ void mma_bf16(float* d, const std::uint32_t* a, std::
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// d += a b: a [16, 8] and b [8, 8] in TF32, d [16, 8] in float32. Element k of a's columns and b's rows is k / 2 + 4 (k
-// % 2), so that an accumulator of mma is an operand: a takes its four registers in the order 0, 2, 1, 3.
-__device__ __forceinline__ void mma_tf32(float* d, const std::uint32_t* a, std::uint32_t b0, std::uint32_t b1) {
+// d = a b, plus d where `add` is set: a [16, 8] and b [8, 8] in TF32, d [16, 8] in float32. The operands are float32,
+// of which the tensor cores drop the bits that TF32 does not have. Element k of a's columns and b's rows is k / 2 + 4
+// (k % 2), so that an accumulator of mma is an operand: a takes its four registers in the order 0, 2, 1, 3.
+__device__ __forceinline__ void mma_tf32(float* d, const std::uint32_t* a, bool add, std::uint32_t b0,
+                                         std::uint32_t b1) {
+  const float c[4] = {add ? d[0] : 0.0F, add ? d[1] : 0.0F, add ? d[2] : 0.0F, add ? d[3] : 0.0F};
   asm volatile(
-      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
-      "%3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-__device__ __forceinline__ std::uint32_t to_tf32(float x) {
-  std::uint32_t y;
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(x));
-  return y;
+      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, "
+      "%12, %13};"
+      : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]));
 }
 
 // Transposes an 8 × 8 matrix of 16-bit elements that a warp holds.
@@ -82,6 +92,26 @@ __device__ __forceinline__ float exp2_fast(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+
+// Returns 1 where a = b, 0 elsewhere.
+__device__ __forceinline__ float one_if_equal(int a, int b) {
+  float y;
+  asm("set.eq.f32.s32 %0, %1, %2;" : "=f"(y) : "r"(a), "r"(b));
+  return y;
+}
+
+// Starts and commits a copy of `bytes` bytes, a multiple of 16, from shared to global memory.
+__device__ __forceinline__ void store_bulk(void* to, const void* from, int bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(__cvta_generic_to_global(to)),
+               "r"(shared_address(from)), "r"(bytes)
+               : "memory");
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+// Waits until all bulk copies of this thread have read their source.
+__device__ __forceinline__ void store_bulk_wait() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+
+// Makes writes to shared memory by this thread visible to wgmma and bulk copies.
+__device__ __forceinline__ void fence_for_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // A barrier of `threads` threads, a multiple of 32; ids 1 to 15 (0 is __syncthreads).
 __device__ __forceinline__ void named_barrier(int id, int threads) {

@@ -67,14 +67,20 @@ __device__ __forceinline__ void write_outputs(const float (&o)[32], unsigned cha
 template <int kTiles, class T, class F>
 __device__ __forceinline__ void for_each_element(float (&s)[32 * kTiles], const View<T, 4>& state, std::int64_t n,
                                                  std::int64_t i_h, std::int64_t column, int lane, F&& f) {
-  const std::int64_t at = column + lane / 4;
-  const int first = 2 * (lane % 4), keys = static_cast<int>(state.extent[2]) - first;
+  const std::int64_t at = column + lane / 4, stride = state.stride[2];
+  const int first = 2 * (lane % 4), keys = at < state.extent[3] ? static_cast<int>(state.extent[2]) - first : 0,
+            keys_below = at + 8 < state.extent[3] ? keys : 0;
   T* from = state.at(n, i_h, first, at);
-  const std::int64_t stride = state.stride[2];
+  T* below = from + 8 * state.stride[3];
 #pragma unroll
-  for (int i = 0; i < 32 * kTiles; ++i) {
-    const int key = i / 4 * 8 + i % 2, below = 8 * (i / 2 % 2);
-    if (key < keys && at + below < state.extent[3]) f(s[i], from + key * stride + below * state.stride[3]);
+  for (int i = 0; i < 8 * kTiles; ++i) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      if (8 * i + e < keys) f(s[4 * i + e], from + e * stride);
+      if (8 * i + e < keys_below) f(s[4 * i + 2 + e], below + e * stride);
+    }
+    from += 8 * stride;
+    below += 8 * stride;
   }
 }
 

@@ -1,18 +1,19 @@
-// The sweep over the state on Hopper GPUs: products by wgmma.
+// The sweep over the state on Hopper GPUs: products by wgmma, copies by the copy engine.
 //
 // One thread block per sequence, value head and slice of 64 · kGroups value columns walks the chunks of the sequence.
-// Its first warpgroup copies the chunk's rows to shared memory and brings the chunk's record: where kFused is set it
-// computes the record there (prepare.cuh), so that neither T nor P travel through memory, otherwise it copies what the
-// kernel `prepare` wrote. The other warpgroups keep 64 rows each of the transposed state Sᵀ [V, K] in registers, as in
-// sweep_portable.cu.
+// Its first kGroups warpgroups keep 64 rows each of the transposed state Sᵀ [V, K] in registers, as in
+// sweep_portable.cu. One thread of the warps after them copies the chunk's rows to shared memory. Where kFused is set
+// these warps are a warpgroup that also computes the chunk's record (prepare.cuh), so that neither T nor P travel
+// through memory; otherwise they are one warp, which copies the record that the kernel `prepare` wrote.
 //
-// Rows of q, k, v and o are aligned to 16 bytes. Chunk c has stage c % kStages for its rows and record c % kRecords.
-// Barriers say that rows or a record are there, and that every warp that reads them has finished.
+// Chunk c has stage c % kStages for its rows and record c % kRecords. Barriers say that rows or a record are there, and
+// that every warp that reads them has finished.
 #include "efla/cuda/chunk.h"
 #include "efla/cuda/error.h"
 #include "efla/cuda/launch.h"
 #include "efla/cuda/prepare.cuh"
 #include "efla/cuda/state.cuh"
+#include "efla/cuda/tensor_map.h"
 #include "efla/cuda/tile.cuh"
 #include "efla/cuda/wgmma.cuh"
 
@@ -21,12 +22,16 @@ namespace {
 
 constexpr int kGroupThreads = 128, kGroupWarps = 4;
 constexpr int kStages = 3;
-constexpr int kProducerBarrier = 1, kStoreBarrier = 2;  // ids of named barriers; state group g has kStoreBarrier + g
+constexpr int kProducerBarrier = 1;  // id of a named barrier
+
+struct RowMaps {
+  CUtensorMap q, k, v;
+};
 
 template <int kTiles, int kGroups>
 struct Rows {
   unsigned char k[kTiles * kTileBytes], q[kTiles * kTileBytes];
-  unsigned char v[kGroups * kTileBytes];  // afterwards the outputs
+  unsigned char v[kGroups * kTileBytes];  // afterwards outputs
 };
 
 // The chunks of one sequence that a thread block walks.
@@ -50,6 +55,7 @@ struct Shared {
   PrepareScratch scratch[kFused ? 1 : 0];
   Walk walk;
   std::uint64_t rows_full[kStages], rows_free[kStages], record_full[kRecords], record_free[kRecords];
+  std::uint64_t tail;  // of the copies of a chunk that the sequence does not fill
 };
 
 // What the thread block walks.
@@ -71,83 +77,105 @@ __device__ __forceinline__ Walk walk_of(const ChunkProblem& c, int slices) {
 // Which use of its stage a chunk is, as the parity that a wait for that use takes.
 __device__ __forceinline__ unsigned parity(int chunk, int stages) { return static_cast<unsigned>(chunk / stages) & 1U; }
 
+// Waits for the stage of a chunk and starts the copies of its rows; run by one thread.
 template <int kTiles, int kGroups, bool kFused>
-__device__ __forceinline__ void start_rows(const ChunkProblem& c, int chunk, int thread,
+__device__ __forceinline__ void start_rows(const RowMaps& maps, int group, int chunk,
                                            Shared<kTiles, kGroups, kFused>& shared) {
   const Walk& walk = shared.walk;
-  const ChunkAt at = walk.at(chunk);
-  Rows<kTiles, kGroups>& rows = shared.rows[chunk % kStages];
-  const std::int64_t i_q = walk.i_h / c.p.shape.group();
-  load_rows<kTiles, kGroupThreads, true>(rows.k, c.p.k, at.i_b, at.start, at.rows, i_q, 0, true, thread);
-  load_rows<kTiles, kGroupThreads, true>(rows.q, c.p.q, at.i_b, at.start, at.rows, i_q, 0, true, thread);
-  load_rows<kGroups, kGroupThreads, true>(rows.v, c.p.v, at.i_b, at.start, at.rows, walk.i_h, walk.column, true,
-                                          thread);
+  if (chunk >= walk.chunks) return;
+  const int stage = chunk % kStages;
+  Rows<kTiles, kGroups>& rows = shared.rows[stage];
+  barrier_wait(&shared.rows_free[stage], parity(chunk, kStages) ^ 1U);
+  std::uint64_t* full = walk.rows(chunk) == kChunkTokens ? &shared.rows_full[stage] : &shared.tail;
+  barrier_expect(full, sizeof(Rows<kTiles, kGroups>));
+  const int t = static_cast<int>(walk.start(chunk)), i_b = static_cast<int>(walk.i_b), i_h = static_cast<int>(walk.i_h),
+            column = static_cast<int>(walk.column);
+#pragma unroll
+  for (int tile = 0; tile < kTiles; ++tile) {
+    load_tile(rows.k + tile * kTileBytes, &maps.k, 64 * tile, i_h / group, t, i_b, full);
+    load_tile(rows.q + tile * kTileBytes, &maps.q, 64 * tile, i_h / group, t, i_b, full);
+  }
+#pragma unroll
+  for (int tile = 0; tile < kGroups; ++tile) {
+    load_tile(rows.v + tile * kTileBytes, &maps.v, column + 64 * tile, i_h, t, i_b, full);
+  }
 }
 
-// Returns x as a value of which the compiler knows nothing, so that what is computed from it is computed where it is
-// used, instead of before a loop, where it would take registers.
-__device__ __forceinline__ int opaque(int x) {
-  asm volatile("" : "+r"(x));
-  return x;
-}
-
-// The first warpgroup.
+// Zeros the rows of keys and values after the sequence's end, which are another sequence's; run by one warp.
 template <int kTiles, int kGroups, bool kFused>
-__device__ __forceinline__ void produce(const ChunkProblem& c, int own_thread,
-                                        Shared<kTiles, kGroups, kFused>& shared) {
+__device__ __forceinline__ void finish_tail(int lane, Shared<kTiles, kGroups, kFused>& shared) {
+  const int chunk = shared.walk.chunks - 1, first = shared.walk.rows(chunk), stage = chunk % kStages;
+  Rows<kTiles, kGroups>& rows = shared.rows[stage];
+  barrier_wait(&shared.tail, 0);
+  for (int at = 8 * first + lane; at < 8 * kChunkTokens; at += 32) {
+    for (int tile = 0; tile < kTiles; ++tile) reinterpret_cast<uint4*>(rows.k + tile * kTileBytes)[at] = uint4{};
+    for (int tile = 0; tile < kGroups; ++tile) reinterpret_cast<uint4*>(rows.v + tile * kTileBytes)[at] = uint4{};
+  }
+  fence_for_products();
+  __syncwarp();
+  if (lane == 0) barrier_arrive(&shared.rows_full[stage]);
+}
+
+template <int kTiles, int kGroups, bool kFused>
+__device__ __forceinline__ bool is_tail(int chunk, const Shared<kTiles, kGroups, kFused>& shared) {
+  return chunk == shared.walk.chunks - 1 && shared.walk.rows(chunk) < kChunkTokens;
+}
+
+// The warp that copies rows and records.
+template <int kTiles, int kGroups>
+__device__ __forceinline__ void copy_chunks(const ChunkProblem& c, const RowMaps& maps, int lane,
+                                            Shared<kTiles, kGroups, false>& shared) {
   const Walk& walk = shared.walk;
-  constexpr int kRecords = Shared<kTiles, kGroups, kFused>::kRecords;
-  const auto sync = [] { named_barrier(kProducerBarrier, kGroupThreads); };
-  if constexpr (kFused) {
-    for (auto& record : shared.record) clear_upper_blocks(record, own_thread);
-  }
-  const auto start_copies = [&](int chunk) {
-    if (chunk >= walk.chunks) return;
-    const int thread = opaque(own_thread);
-    barrier_wait(&shared.rows_free[chunk % kStages], parity(chunk, kStages) ^ 1U);
-    start_rows(c, chunk, thread, shared);
-    if constexpr (!kFused) {
-      barrier_wait(&shared.record_free[chunk % kRecords], parity(chunk, kRecords) ^ 1U);
-      const auto* from =
-          reinterpret_cast<const unsigned char*>(&c.records[(walk.slot + chunk) * c.p.shape.value_heads + walk.i_h]);
-      const std::uint32_t to = shared_address(&shared.record[chunk % kRecords]);
-      for (int byte = 16 * thread; byte < static_cast<int>(sizeof(ChunkRecord)); byte += 16 * kGroupThreads) {
-        copy_async_16(to + byte, from + byte, 16);
-      }
+  constexpr int kRecords = Shared<kTiles, kGroups, false>::kRecords;
+  if (lane == 0) {
+    const ChunkRecord* from = &c.records[walk.slot * c.p.shape.value_heads + walk.i_h];
+    const int group = static_cast<int>(c.p.shape.group());
+#pragma unroll 1
+    for (int chunk = 0; chunk < walk.chunks; ++chunk) {
+      start_rows(maps, group, chunk, shared);
+      const int record = chunk % kRecords;
+      barrier_wait(&shared.record_free[record], parity(chunk, kRecords) ^ 1U);
+      barrier_expect(&shared.record_full[record], sizeof(ChunkRecord));
+      load_bulk(&shared.record[record], from, sizeof(ChunkRecord), &shared.record_full[record]);
+      from += c.p.shape.value_heads;
     }
-  };
-  for (int chunk = 0; chunk < 2; ++chunk) {
-    start_copies(chunk);
-    copy_async_commit();
   }
+  __syncwarp();
+  if (walk.chunks > 0 && is_tail(walk.chunks - 1, shared)) finish_tail(lane, shared);
+}
+
+// The warpgroup that computes records and copies rows.
+template <int kTiles, int kGroups>
+__device__ __forceinline__ void prepare_chunks(const ChunkProblem& c, const RowMaps& maps, int thread,
+                                               Shared<kTiles, kGroups, true>& shared) {
+  const Walk& walk = shared.walk;
+  constexpr int kRecords = Shared<kTiles, kGroups, true>::kRecords;
+  const auto sync = [] { named_barrier(kProducerBarrier, kGroupThreads); };
+  const int warp = warp_of(thread), lane = thread % 32, group = static_cast<int>(c.p.shape.group());
+  for (auto& record : shared.record) clear_upper_blocks(record, thread);
+  if (thread == 0) start_rows(maps, group, 0, shared);
   const auto tokens_of = [&](int chunk) {
-    return kFused && chunk < walk.chunks ? read_tokens(c.p, walk.at(chunk), walk.i_h, own_thread % 32) : TokenPair{};
+    return chunk < walk.chunks ? read_tokens(c.p, walk.at(chunk), walk.i_h, lane) : TokenPair{};
   };
   TokenPair tokens = tokens_of(0);
 #pragma unroll 1
   for (int chunk = 0; chunk < walk.chunks; ++chunk) {
-    const int thread = opaque(own_thread), warp = thread / 32, lane = thread % 32;
+    if (thread == 0) start_rows(maps, group, chunk + 1, shared);
+    __syncwarp();
+    if (warp == 0 && is_tail(chunk, shared)) finish_tail(lane, shared);
     const TokenPair next = tokens_of(chunk + 1);
-    copy_async_wait<1>();
+    Rows<kTiles, kGroups>& rows = shared.rows[chunk % kStages];
+    ChunkRecord& record = shared.record[chunk % kRecords];
+    barrier_wait(&shared.rows_full[chunk % kStages], parity(chunk, kStages));
+    BlockProducts products;
+    block_products<kTiles>(shared_address(rows.k), shared_address(rows.q), warp, lane, products);
+    const float squares = c.p.rule.qk_l2norm ? query_squares<kTiles>(shared_address(rows.q), warp, lane) : 0.0F;
+    barrier_wait(&shared.record_free[chunk % kRecords], parity(chunk, kRecords) ^ 1U);
+    fill_record(products, c.p.rule, c.scale, tokens, squares, warp, lane, shared.scratch[0], record, sync);
     fence_for_products();
     sync();
-    if (thread == 0) barrier_arrive(&shared.rows_full[chunk % kStages]);
-    if constexpr (kFused) {
-      Rows<kTiles, kGroups>& rows = shared.rows[chunk % kStages];
-      ChunkRecord& record = shared.record[chunk % kRecords];
-      BlockProducts products;
-      block_products<kTiles>(shared_address(rows.k), shared_address(rows.q), c.p.rule.qk_l2norm, warp, lane, products,
-                             shared.scratch[0]);
-      barrier_wait(&shared.record_free[chunk % kRecords], parity(chunk, kRecords) ^ 1U);
-      sync();
-      fill_record(products, c.p.rule, c.scale, tokens, thread, shared.scratch[0], record, sync);
-      fence_for_products();
-      sync();
-    }
     if (thread == 0) barrier_arrive(&shared.record_full[chunk % kRecords]);
     tokens = next;
-    start_copies(chunk + 2);
-    copy_async_commit();
   }
 }
 
@@ -161,58 +189,126 @@ __device__ __forceinline__ void multiply_state(float (&d)[32], const std::uint32
   }
 }
 
-// Writes `rows` rows of outputs from the tile of a state group; `to` is the thread's piece of the first row.
-__device__ __forceinline__ void store_tile(bfloat16* to, std::int64_t stride, int rows, int thread,
-                                           const unsigned char* tile) {
+// d = a bᵀ, plus d where `add` is set, with b a matrix of 64 × 64.
+__device__ __forceinline__ void multiply_chunk(float (&d)[32], const std::uint32_t (&a)[4][4], const unsigned char* b,
+                                               bool add) {
+  const std::uint64_t operand = row_operand(shared_address(b));
 #pragma unroll
-  for (int pass = 0; pass < 4; ++pass) {
-    const int row = thread / 8 + 16 * pass;
-    if (row >= rows) break;
-    *reinterpret_cast<uint4*>(to + 16 * pass * stride) =
-        *reinterpret_cast<const uint4*>(tile + piece_offset(row, thread % 8));
+  for (int step = 0; step < 4; ++step) multiply_64<false>(d, a[step], operand + step * kRowStep, add || step > 0);
+}
+
+// s += (write∘U) k.
+template <int kTiles>
+__device__ __forceinline__ void update_state(float (&s)[32 * kTiles], const std::uint32_t (&written)[4][4],
+                                             std::uint32_t tiles) {
+  const std::uint64_t k = column_operand(tiles);
+#pragma unroll
+  for (int step = 0; step < 4; ++step) {
+    if constexpr (kTiles == 2) {
+      multiply_128<true>(s, written[step], k + step * kColumnStep, true);
+    } else {
+      multiply_64<true>(s, written[step], k + step * kColumnStep, true);
+    }
   }
 }
 
-// A warpgroup of the state, number `group`.
+// Where a warp writes its 16 value columns of the outputs, through a tile in which no other warp touches them.
+struct OutputColumns {
+  bfloat16* to;  // the lane's piece of the lane's first row
+  std::int64_t stride;
+  int piece, row;
+  bool exists;
+
+  __device__ __forceinline__ OutputColumns(const View<bfloat16, 4>& o, const Walk& walk, std::int64_t column, int warp,
+                                           int lane)
+      : stride(o.stride[1]),
+        piece(2 * warp + lane % 2),
+        row(lane / 2 % 4 * 2 + lane / 8 % 2 + lane / 16 * 8),  // without bank conflicts
+        exists(column + 8 * piece < o.extent[3]) {
+    to = o.at(walk.i_b, walk.begin + row, walk.i_h, exists ? column + 8 * piece : 0);
+  }
+
+  // Writes the first `rows` tokens of a chunk.
+  __device__ __forceinline__ void write(const float (&x)[32], unsigned char* tile, int rows, int warp, int lane) const {
+#pragma unroll
+    for (int block = 0; block < 4; ++block) {
+      const float* from = x + 8 * block;
+      write_block_transposed(tile, 16 * block, 2 * warp,
+                             {pack_bf16(from[0], from[1]), pack_bf16(from[2], from[3]), pack_bf16(from[4], from[5]),
+                              pack_bf16(from[6], from[7])},
+                             lane);
+    }
+    __syncwarp();
+    if (!exists) return;
+#pragma unroll
+    for (int pass = 0; pass < 4; ++pass) {
+      if (row + 16 * pass >= rows) break;
+      *reinterpret_cast<uint4*>(to + 16 * pass * stride) =
+          *reinterpret_cast<const uint4*>(tile + piece_offset(row + 16 * pass, piece));
+    }
+  }
+};
+
+// A warpgroup of the state, number `group`. kDeferred: the product P U of a chunk is made while the next chunk's
+// residual is computed.
 template <int kTiles, int kGroups, bool kFused>
-__device__ __forceinline__ void consume(const ChunkProblem& c, int group, int own_thread,
+__device__ __forceinline__ void consume(const ChunkProblem& c, int group, int thread,
                                         Shared<kTiles, kGroups, kFused>& shared) {
   constexpr int kRecords = Shared<kTiles, kGroups, kFused>::kRecords;
-  float s[32 * kTiles];
-  bfloat16* to;
+  constexpr bool kDeferred = kGroups == 1 && !kFused;
+  const int warp = warp_of(thread), lane = thread % 32;
   const Walk& walk = shared.walk;
-  {
-    const std::int64_t column = walk.column + 64 * group;
-    read_state<kTiles>(s, c.p.initial_state, walk.n, walk.i_h, column + 16 * (own_thread / 32), own_thread % 32);
-    to = c.p.o.at(walk.i_b, walk.begin + own_thread / 8, walk.i_h, column + 8 * (own_thread % 8));
-  }
+  const std::int64_t column = walk.column + 64 * group;
+  float s[32 * kTiles], e[32], o[32];
+  std::uint32_t u[4][4] = {};
+  read_state<kTiles>(s, c.p.initial_state, walk.n, walk.i_h, column + 16 * warp, lane);
+  OutputColumns outputs(c.p.o, walk, column, warp, lane);
+  leave_undefined(e);
+  leave_undefined(o);
+  const auto free_record = [&](int chunk) {
+    __syncwarp();
+    if (lane == 0) barrier_arrive(&shared.record_free[chunk % kRecords]);
+  };
+  const auto write_chunk = [&](int chunk, unsigned char* tile) {
+    outputs.write(o, tile, walk.rows(chunk), warp, lane);
+    outputs.to += kChunkTokens * outputs.stride;
+  };
 #pragma unroll 1
   for (int chunk = 0; chunk < walk.chunks; ++chunk) {
-    const int thread = opaque(own_thread), warp = thread / 32, lane = thread % 32;
     Rows<kTiles, kGroups>& rows = shared.rows[chunk % kStages];
     const ChunkRecord& record = shared.record[chunk % kRecords];
     unsigned char* tile = rows.v + group * kTileBytes;
-    std::uint32_t operand[4 * kTiles][4], u[4][4], written[4][4];
-    float e[32], o[32];
+    std::uint32_t operand[4 * kTiles][4], written[4][4];
 #pragma unroll
     for (int step = 0; step < 4 * kTiles; ++step) to_operand(operand[step], s + 8 * step);
-    leave_undefined(e);
-    leave_undefined(o);
     barrier_wait(&shared.rows_full[chunk % kStages], parity(chunk, kStages));
     products_fence();
     multiply_state<kTiles>(e, operand, shared_address(rows.k));
     products_commit();
-    multiply_state<kTiles>(o, operand, shared_address(rows.q));
-    products_commit();
+    if constexpr (!kDeferred) {
+      multiply_state<kTiles>(o, operand, shared_address(rows.q));
+      products_commit();
+    } else {  // of the chunk before; of the first chunk nothing comes of it
+      multiply_chunk(o, u, shared.record[(chunk + kRecords - 1) % kRecords].p, true);
+      products_commit();
+    }
     barrier_wait(&shared.record_full[chunk % kRecords], parity(chunk, kRecords));
-    products_wait<kGroups == 1 ? 1 : 0>();  // two groups hide the wait for o, and have no registers to spare
+    products_wait<kDeferred ? 1 : 0>();  // two groups hide the wait for o, and have no registers to spare
     residual(written, e, shared_address(tile), record, warp, lane);
-    const std::uint64_t t = row_operand(shared_address(record.t)), p = row_operand(shared_address(record.p));
     products_fence();
-#pragma unroll
-    for (int step = 0; step < 4; ++step) multiply_64<false>(e, written[step], t + step * kRowStep, step > 0);
+    multiply_chunk(e, written, record.t, false);
     products_commit();
-    products_wait<0>();
+    if constexpr (kDeferred) {
+      products_wait<1>();
+      if (chunk > 0) {
+        free_record(chunk - 1);
+        write_chunk(chunk - 1, tile);
+      }
+      products_fence();
+      multiply_state<kTiles>(o, operand, shared_address(rows.q));
+      products_commit();
+    }
+    products_wait<kDeferred ? 1 : 0>();
 #pragma unroll
     for (int step = 0; step < 4; ++step) to_operand(u[step], e + 8 * step);
     scale_columns(e, record.write, lane);
@@ -221,41 +317,43 @@ __device__ __forceinline__ void consume(const ChunkProblem& c, int group, int ow
     const float decay = record.decay;
 #pragma unroll
     for (float& x : s) x *= decay;
-    scale_columns(o, record.out, lane);
     products_fence();
-#pragma unroll
-    for (int step = 0; step < 4; ++step) multiply_64<false>(o, u[step], p + step * kRowStep, true);
+    update_state<kTiles>(s, written, shared_address(rows.k));
     products_commit();
-    const std::uint64_t k = column_operand(shared_address(rows.k));
-#pragma unroll
-    for (int step = 0; step < 4; ++step) {
-      if constexpr (kTiles == 2) {
-        multiply_128<true>(s, written[step], k + step * kColumnStep, true);
-      } else {
-        multiply_64<true>(s, written[step], k + step * kColumnStep, true);
-      }
+    if constexpr (kDeferred) products_wait<1>();
+    scale_columns(o, record.out, lane);
+    if constexpr (!kDeferred) {
+      products_fence();
+      multiply_chunk(o, u, record.p, true);
+      products_commit();
     }
-    products_commit();
-    products_wait<1>();
-    __syncwarp();
-    if (lane == 0) barrier_arrive(&shared.record_free[chunk % kRecords]);
-    write_outputs(o, tile, warp, lane);
-    named_barrier(kStoreBarrier + group, kGroupThreads);
-    if (walk.column + 64 * group + 8 * (thread % 8) < c.p.o.extent[3]) {
-      store_tile(to, c.p.o.stride[1], walk.rows(chunk), thread, tile);
-    }
-    to += kChunkTokens * c.p.o.stride[1];
     products_wait<0>();
+    if constexpr (!kDeferred) {
+      free_record(chunk);
+      write_chunk(chunk, tile);
+    }
     __syncwarp();
     if (lane == 0) barrier_arrive(&shared.rows_free[chunk % kStages]);
   }
-  write_state<kTiles>(s, c.p.final_state, walk.n, walk.i_h, walk.column + 64 * group + 16 * (own_thread / 32),
-                      own_thread % 32);
+  if (kDeferred && walk.chunks > 0) {
+    const int chunk = walk.chunks - 1;
+    products_fence();
+    multiply_chunk(o, u, shared.record[chunk % kRecords].p, true);
+    products_commit();
+    products_wait<0>();
+    write_chunk(chunk, shared.rows[chunk % kStages].v + group * kTileBytes);
+  }
+  write_state<kTiles>(s, c.p.final_state, walk.n, walk.i_h, column + 16 * warp, lane);
+}
+
+template <int kGroups, bool kFused>
+constexpr int threads() {
+  return kGroupThreads * kGroups + (kFused || kGroups == 2 ? kGroupThreads : 32);
 }
 
 template <int kTiles, int kGroups, bool kFused>
-__global__ void __launch_bounds__(kGroupThreads*(kGroups + 1), 1)
-    sweep_kernel(const __grid_constant__ ChunkProblem c, int slices) {
+__global__ void __launch_bounds__(threads<kGroups, kFused>(), 1)
+    sweep_kernel(const __grid_constant__ ChunkProblem c, const __grid_constant__ RowMaps maps, int slices) {
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared<kTiles, kGroups, kFused>*>(memory);
   if (threadIdx.x == 0) {
@@ -268,47 +366,52 @@ __global__ void __launch_bounds__(kGroupThreads*(kGroups + 1), 1)
       barrier_init(&shared.record_full[i], 1);
       barrier_init(&shared.record_free[i], kGroups * kGroupWarps);
     }
+    barrier_init(&shared.tail, 1);
     fence_for_products();
   }
   __syncthreads();
+  const int group = threadIdx.x / kGroupThreads, thread = threadIdx.x % kGroupThreads;
   // What the warpgroups take together must be no more than what the block was started with, 168 for each of 384
   // threads.
-  const int group = threadIdx.x / kGroupThreads, thread = threadIdx.x % kGroupThreads;
-  if (group == 0) {
+  if (group == kGroups) {
     if constexpr (kGroups == 2) give_registers<kFused ? 120 : 40>();
-    produce(c, thread, shared);
+    if constexpr (kFused) {
+      prepare_chunks(c, maps, thread, shared);
+    } else if (thread < 32) {
+      copy_chunks(c, maps, thread, shared);
+    }
   } else {
     if constexpr (kGroups == 2) take_registers<kFused ? 192 : 232>();
-    consume(c, group - 1, thread, shared);
+    consume(c, group, thread, shared);
   }
 }
 
 template <int kTiles, int kGroups, bool kFused>
-void launch(const ChunkProblem& c, cudaStream_t stream) {
+void launch(const ChunkProblem& c, const RowMaps& maps, cudaStream_t stream) {
   constexpr int kBytes = sizeof(Shared<kTiles, kGroups, kFused>);
   static_assert(kBytes <= 227 * 1024);
   const auto kernel = sweep_kernel<kTiles, kGroups, kFused>;
   const std::int64_t slices = (c.p.shape.value_dim + 64 * kGroups - 1) / (64 * kGroups);
   const unsigned grid = grid_of("chunk_fwd", c.p.shape.sequences() * c.p.shape.value_heads * slices);
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "cudaFuncSetAttribute");
-  kernel<<<grid, kGroupThreads*(kGroups + 1), kBytes, stream>>>(c, static_cast<int>(slices));
+  kernel<<<grid, threads<kGroups, kFused>(), kBytes, stream>>>(c, maps, static_cast<int>(slices));
   check_launch("sweep");
 }
 
-template <int kTiles>
-void launch(const ChunkProblem& c, bool fused, cudaStream_t stream) {
-  if (fused) {
-    if (c.p.shape.value_dim > 64) return launch<kTiles, 2, true>(c, stream);
-    return launch<kTiles, 1, true>(c, stream);
+template <int kTiles, bool kFused>
+void launch(const ChunkProblem& c, const RowMaps& maps, cudaStream_t stream) {
+  if (c.p.shape.value_dim > 64 && (kFused || c.p.shape.sequences() * c.p.shape.value_heads >= 96)) {
+    return launch<kTiles, 2, kFused>(c, maps, stream);
   }
-  launch<kTiles, 1, false>(c, stream);
+  launch<kTiles, 1, kFused>(c, maps, stream);
 }
 
 }  // namespace
 
 void launch_sweep_sm90(const ChunkProblem& c, bool fused, cudaStream_t stream) {
-  if (c.p.shape.key_dim <= 64) return launch<1>(c, fused, stream);
-  launch<2>(c, fused, stream);
+  const RowMaps maps{map_rows(c.p.q), map_rows(c.p.k), map_rows(c.p.v)};
+  if (c.p.shape.key_dim <= 64) return fused ? launch<1, true>(c, maps, stream) : launch<1, false>(c, maps, stream);
+  return fused ? launch<2, true>(c, maps, stream) : launch<2, false>(c, maps, stream);
 }
 
 }  // namespace efla::gpu

@@ -32,6 +32,33 @@ __device__ __forceinline__ void write_transposed(unsigned char* tile, int row, i
   *reinterpret_cast<std::uint32_t*>(tile + piece_offset(row + lane / 4, piece) + lane % 4 * 4) = transpose_matrix(pair);
 }
 
+// Writes a 16 × 16 block, as accumulators of mma packed in pairs along a row, to rows [row, row + 16) and pieces
+// `piece` and the next.
+__device__ __forceinline__ void write_block(unsigned char* tile, int row, int piece, const std::uint32_t (&x)[4],
+                                            int lane) {
+#if __CUDA_ARCH__ >= 900
+  store_matrices(block_address(shared_address(tile), row, piece, lane), x);
+#else
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    *reinterpret_cast<std::uint32_t*>(tile + piece_offset(row + lane / 4 + 8 * (i % 2), piece + i / 2) + lane % 4 * 4) =
+        x[i];
+  }
+#endif
+}
+
+// The same of the transposed block.
+__device__ __forceinline__ void write_block_transposed(unsigned char* tile, int row, int piece,
+                                                       const std::uint32_t (&x)[4], int lane) {
+#if __CUDA_ARCH__ >= 900
+  store_matrices_transposed(shared_address(tile) + piece_offset(row + lane % 8 + 8 * (lane / 16), piece + lane / 8 % 2),
+                            x);
+#else
+#pragma unroll
+  for (int i = 0; i < 4; ++i) write_transposed(tile, row + 8 * (i / 2), piece + i % 2, x[i], lane);
+#endif
+}
+
 // Where a chunk lies: sequence n, its tokens, the chunk's first token and how many tokens it has (none: no such chunk).
 struct ChunkAt {
   std::int64_t n, i_b, begin, end, start;

@@ -50,7 +50,21 @@ __device__ __forceinline__ void multiply_64(float (&d)[32], const std::uint32_t 
         "n"(static_cast<int>(kTransposed)));
 }
 
-// The same with 128 columns, two tiles.
+// The same with the first operand in tiles: d = a bᵀ, both by row_operand.
+__device__ __forceinline__ void multiply_tiles(float (&d)[32], std::uint64_t a, std::uint64_t b, bool add) {
+  asm volatile(
+      "{ .reg .pred p; setp.ne.b32 p, %34, 0;"
+      " wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "
+      "%13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+      "%32, %33, p, 1, 1, 0, 0; }"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
+        "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),
+        "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]),
+        "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+      : "l"(a), "l"(b), "r"(static_cast<int>(add)));
+}
+
+// The same as multiply_64 with 128 columns, two tiles.
 template <bool kTransposed>
 __device__ __forceinline__ void multiply_128(float (&d)[64], const std::uint32_t (&a)[4], std::uint64_t b, bool add) {
   asm volatile(
@@ -79,15 +93,33 @@ __device__ __forceinline__ void leave_undefined(float (&d)[kCount]) {
   for (float& x : d) asm volatile("" : "=f"(x));
 }
 
-// Makes writes to shared memory by this thread visible to products and bulk copies.
-__device__ __forceinline__ void fence_for_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-
 // A barrier in shared memory that `count` arrivals complete.
 __device__ __forceinline__ void barrier_init(std::uint64_t* barrier, int count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count) : "memory");
 }
 __device__ __forceinline__ void barrier_arrive(std::uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+// Arrives at a barrier whose phase then also waits for `bytes` bytes of copies.
+__device__ __forceinline__ void barrier_expect(std::uint64_t* barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
+               : "memory");
+}
+// Starts copies that `barrier` counts: of `bytes` bytes, a multiple of 16, and of 64 tokens from t on of 64 columns of
+// a head into a tile (tensor_map.h).
+__device__ __forceinline__ void load_bulk(void* to, const void* from, int bytes, std::uint64_t* barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   shared_address(to)),
+               "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(shared_address(barrier))
+               : "memory");
+}
+__device__ __forceinline__ void load_tile(void* to, const void* map, int column, int i_h, int t, int i_b,
+                                          std::uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], "
+      "[%6];" ::"r"(shared_address(to)),
+      "l"(map), "r"(column), "r"(i_h), "r"(t), "r"(i_b), "r"(shared_address(barrier))
+      : "memory");
 }
 // Waits until the barrier's phase of this parity has completed.
 __device__ __forceinline__ void barrier_wait(std::uint64_t* barrier, unsigned parity) {

@@ -1,0 +1,61 @@
+#include "efla/cuda/tensor_map.h"
+
+#include <cudaTypedefs.h>
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+#include "efla/cuda/chunk.h"
+#include "efla/cuda/error.h"
+
+namespace efla::gpu {
+namespace {
+
+// Of the dimensions in the order h, t, b; a dimension of one element has any stride.
+std::int64_t stride_bytes(const View<const bfloat16, 4>& view, int i) {
+  const int d = 2 - i;
+  return view.extent[d] == 1 ? 16 : view.stride[d] * static_cast<std::int64_t>(sizeof(bfloat16));
+}
+
+// The driver's function, which the runtime finds, so that nothing links to the driver.
+PFN_cuTensorMapEncodeTiled_v12000 encoder() {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult found{};
+#if CUDART_VERSION >= 12050
+  check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found),
+        "cudaGetDriverEntryPointByVersion");
+#else
+  check(cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &function, cudaEnableDefault, &found),
+        "cudaGetDriverEntryPoint");
+#endif
+  if (found != cudaDriverEntryPointSuccess) throw std::runtime_error("the driver has no cuTensorMapEncodeTiled");
+  return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(function);
+}
+
+}  // namespace
+
+bool can_map_rows(const View<const bfloat16, 4>& view) {
+  for (int i = 0; i < 3; ++i) {
+    const std::int64_t bytes = stride_bytes(view, i);
+    if (bytes <= 0 || bytes >= std::int64_t{1} << 40 || view.extent[i] >= std::int64_t{1} << 31) return false;
+  }
+  return true;
+}
+
+CUtensorMap map_rows(const View<const bfloat16, 4>& view) {
+  static const PFN_cuTensorMapEncodeTiled_v12000 encode = encoder();
+  cuuint64_t extents[4], strides[3];
+  const cuuint32_t box[4] = {64, 1, kChunkTokens, 1}, steps[4] = {1, 1, 1, 1};
+  for (int i = 0; i < 4; ++i) extents[i] = static_cast<cuuint64_t>(view.extent[3 - i]);
+  for (int i = 0; i < 3; ++i) strides[i] = static_cast<cuuint64_t>(stride_bytes(view, i));
+  CUtensorMap map;
+  const CUresult code = encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<bfloat16*>(view.data), extents,
+                               strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                               CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (code != CUDA_SUCCESS) throw CudaError("cuTensorMapEncodeTiled", cudaErrorInvalidValue);
+  return map;
+}
+
+}  // namespace efla::gpu

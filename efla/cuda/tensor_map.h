@@ -1,0 +1,18 @@
+// Descriptors with which Hopper's copy engine reads rows of a tensor into tiles (tile.cuh).
+#pragma once
+
+#include <cuda.h>
+
+#include "efla/base/dtype.h"
+#include "efla/base/view.h"
+
+namespace efla::gpu {
+
+// Whether map_rows takes a view whose rows are contiguous and aligned to 16 bytes.
+bool can_map_rows(const View<const bfloat16, 4>& view);
+
+// Returns the descriptor of a view [B, T, H, D], of which a copy takes 64 tokens of one head and 64 elements of each;
+// elements outside of the view become zeros. Coordinates in the order d, h, t, b.
+CUtensorMap map_rows(const View<const bfloat16, 4>& view);
+
+}  // namespace efla::gpu
