@@ -32,6 +32,11 @@ static_assert(sizeof(ChunkRecord) % 128 == 0);
 struct ChunkProblem {
   DeltaForward<bfloat16> p;
   ChunkRecord* records = nullptr;  // [slots][HV]
+  // Of sequences that are cut into segments of whole chunks (segments.cu), the state before every segment but the first
+  // [N, HV · (segments − 1), K, V], and the product of a segment's chunks as a map of the state
+  // [N, HV · (segments − 2), K, K], from the second segment to the last but one.
+  View<float, 4> segment_states, segment_maps;
+  int segments = 1;
   std::int64_t slots = 0;
   std::int64_t slots_per_sequence = 0;  // 0: packed
   float scale = 0;
@@ -43,6 +48,16 @@ constexpr std::int64_t chunk_slots(const DeltaShape& s) {
   if (s.packed > 0) return s.tokens / kChunkTokens + s.packed;
   return s.batch * ((s.tokens + kChunkTokens - 1) / kChunkTokens);
 }
+
+// The chunks of a sequence of `chunks` chunks that each of `segments` segments has; the last ones may have fewer.
+constexpr std::int64_t segment_chunks(std::int64_t chunks, int segments) { return (chunks + segments - 1) / segments; }
+
+// Returns into how many segments the sequences of a problem are cut, a function of the sizes alone; 1: they are not.
+int segments_of(const DeltaShape& shape);
+
+// Launches the kernel that makes of the states that segments would end with, had they begun with zeros, and of the
+// segments' maps the states before segments.
+void launch_segment_states(const ChunkProblem& problem, cudaStream_t stream);
 
 // Launches the kernel that writes every record.
 void launch_prepare(const ChunkProblem& problem, cudaStream_t stream);

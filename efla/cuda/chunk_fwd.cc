@@ -27,13 +27,23 @@ bool is_hopper() {
   return major == 9;
 }
 
-std::size_t workspace_bytes(const DeltaShape& shape) {
-  return static_cast<std::size_t>(chunk_slots(shape) * shape.value_heads) * sizeof(ChunkRecord);
-}
+// What is in the workspace, one after the other, in bytes.
+struct Parts {
+  std::size_t records, states = 0, maps = 0;
+
+  explicit Parts(const DeltaShape& s)
+      : records(static_cast<std::size_t>(chunk_slots(s) * s.value_heads) * sizeof(ChunkRecord)) {
+    const std::int64_t segments = segments_of(s), heads = s.sequences() * s.value_heads;
+    if (segments == 1) return;
+    states = static_cast<std::size_t>(heads * (segments - 1) * s.key_dim * s.value_dim) * sizeof(float);
+    maps = static_cast<std::size_t>(heads * (segments - 2) * s.key_dim * s.key_dim) * sizeof(float);
+  }
+  std::size_t total() const { return records + states + maps; }
+};
 
 }  // namespace
 
-std::size_t chunk_fwd_workspace_bytes(const DeltaShape& shape) { return workspace_bytes(shape); }
+std::size_t chunk_fwd_workspace_bytes(const DeltaShape& shape) { return Parts(shape).total(); }
 
 std::string chunk_fwd_refusal(const DeltaForward<bfloat16>& p) {
   if (p.shape.key_dim > kChunkMaxKeyDim) return "keys of more than " + std::to_string(kChunkMaxKeyDim) + " dimensions";
@@ -47,13 +57,22 @@ void chunk_fwd(const DeltaForward<bfloat16>& p, const Workspace& workspace, cuda
   if (const std::string refusal = chunk_fwd_refusal(p); !refusal.empty()) {
     throw Error(kOperation, "problem", refusal, "what the chunkwise kernels take");
   }
-  const std::size_t needed = workspace_bytes(p.shape);
+  const Parts parts(p.shape);
+  const std::size_t needed = parts.total();
   if (workspace.bytes < needed || reinterpret_cast<std::uintptr_t>(workspace.data) % 256 != 0) {
     throw Error(kOperation, "workspace", std::to_string(workspace.bytes) + " bytes",
                 "at least " + std::to_string(needed) + " bytes, aligned to 256");
   }
-  ChunkProblem c{p};
+  ChunkProblem c;
+  c.p = p;
   c.records = static_cast<ChunkRecord*>(workspace.data);
+  auto* after_records = static_cast<std::byte*>(workspace.data) + parts.records;
+  c.segments = segments_of(p.shape);
+  const std::int64_t n = p.shape.sequences(), heads = p.shape.value_heads, keys = p.shape.key_dim;
+  c.segment_states = View<float, 4>::contiguous(reinterpret_cast<float*>(after_records),
+                                                {n, heads * (c.segments - 1), keys, p.shape.value_dim});
+  c.segment_maps = View<float, 4>::contiguous(reinterpret_cast<float*>(after_records + parts.states),
+                                              {n, heads * (c.segments - 2), keys, keys});
   c.slots = chunk_slots(p.shape);
   c.slots_per_sequence = p.shape.packed > 0 ? 0 : c.slots / p.shape.batch;
   c.scale = static_cast<float>(p.rule.scale_for(p.shape.key_dim));

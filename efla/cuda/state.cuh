@@ -93,6 +93,14 @@ __device__ __forceinline__ void read_state(float (&s)[32 * kTiles], const View<c
   for_each_element<kTiles>(s, state, n, i_h, column, lane, [](float& x, const float* from) { x = *from; });
 }
 
+// Makes s the identity.
+template <int kTiles>
+__device__ __forceinline__ void set_identity(float (&s)[32 * kTiles], std::int64_t column, int lane) {
+  const int at = static_cast<int>(column) + lane / 4 - 2 * (lane % 4);
+#pragma unroll
+  for (int i = 0; i < 32 * kTiles; ++i) s[i] = at == i / 4 * 8 + i % 2 - 8 * (i / 2 % 2) ? 1.0F : 0.0F;
+}
+
 template <int kTiles>
 __device__ __forceinline__ void write_state(float (&s)[32 * kTiles], const View<float, 4>& state, std::int64_t n,
                                             std::int64_t i_h, std::int64_t column, int lane) {

@@ -6,8 +6,14 @@
 // these warps are a warpgroup that also computes the chunk's record (prepare.cuh), so that neither T nor P travel
 // through memory; otherwise they are one warp, which copies the record that the kernel `prepare` wrote.
 //
+// Where sequences are cut into segments (segments.cu), a thread block walks one segment. Where kOutputs is not set it
+// makes no outputs but the segment's map of the state: what becomes of zeros, or of the state before the sequence, and
+// what becomes of the identity without any values.
+//
 // Chunk c has stage c % kStages for its rows and record c % kRecords. Barriers say that rows or a record are there, and
 // that every warp that reads them has finished.
+#include <cstddef>
+
 #include "efla/cuda/chunk.h"
 #include "efla/cuda/error.h"
 #include "efla/cuda/launch.h"
@@ -34,10 +40,11 @@ struct Rows {
   unsigned char v[kGroups * kTileBytes];  // afterwards outputs
 };
 
-// The chunks of one sequence that a thread block walks.
+// The chunks of one segment of a sequence that a thread block walks.
 struct Walk {
   std::int64_t n, i_b, begin, end, slot, i_h, column;
-  int chunks;
+  int chunks, segment;
+  bool map;  // of the identity, without values
 
   __device__ std::int64_t start(int chunk) const { return begin + static_cast<std::int64_t>(chunk) * kChunkTokens; }
   __device__ int rows(int chunk) const { return static_cast<int>(min(end - start(chunk), std::int64_t{kChunkTokens})); }
@@ -58,19 +65,30 @@ struct Shared {
   std::uint64_t tail;  // of the copies of a chunk that the sequence does not fill
 };
 
-// What the thread block walks.
-template <int kGroups>
-__device__ __forceinline__ Walk walk_of(const ChunkProblem& c, int slices) {
+// What the thread block walks; `parts` are the thread blocks of a segment: slices of the values, then, where no outputs
+// are made, of the identity.
+template <int kGroups, bool kOutputs>
+__device__ __forceinline__ Walk walk_of(const ChunkProblem& c, int parts) {
+  constexpr int kColumns = 64 * kGroups;
   Walk walk;
-  walk.column = static_cast<std::int64_t>(blockIdx.x % slices) * 64 * kGroups;
-  walk.i_h = blockIdx.x / slices % c.p.shape.value_heads;
-  walk.n = blockIdx.x / slices / c.p.shape.value_heads;
+  const int part = static_cast<int>(blockIdx.x % parts), segments = kOutputs ? c.segments : c.segments - 1;
+  const int slices = static_cast<int>((c.p.shape.value_dim + kColumns - 1) / kColumns);
+  unsigned block = blockIdx.x / parts;
+  walk.segment = static_cast<int>(block % segments);
+  block /= segments;
+  const auto heads = static_cast<unsigned>(c.p.shape.value_heads);
+  walk.i_h = block % heads;
+  walk.n = block / heads;
+  walk.map = !kOutputs && part >= slices;
+  walk.column = static_cast<std::int64_t>(walk.map ? part - slices : part) * kColumns;
   const Sequence sequence = sequence_of(c.p, walk.n);
+  const std::int64_t chunks = (sequence.end - sequence.begin + kChunkTokens - 1) / kChunkTokens;
+  const std::int64_t length = segment_chunks(chunks, c.segments), first = walk.segment * length;
   walk.i_b = sequence.i_b;
-  walk.begin = sequence.begin;
-  walk.end = sequence.end;
-  walk.slot = first_slot(c, walk.n);
-  walk.chunks = static_cast<int>((sequence.end - sequence.begin + kChunkTokens - 1) / kChunkTokens);
+  walk.begin = sequence.begin + first * kChunkTokens;
+  walk.end = min(sequence.end, walk.begin + length * kChunkTokens);
+  walk.slot = first_slot(c, walk.n) + first;
+  walk.chunks = static_cast<int>(max(std::int64_t{0}, min(length, chunks - first)));
   return walk;
 }
 
@@ -78,7 +96,7 @@ __device__ __forceinline__ Walk walk_of(const ChunkProblem& c, int slices) {
 __device__ __forceinline__ unsigned parity(int chunk, int stages) { return static_cast<unsigned>(chunk / stages) & 1U; }
 
 // Waits for the stage of a chunk and starts the copies of its rows; run by one thread.
-template <int kTiles, int kGroups, bool kFused>
+template <bool kOutputs, int kTiles, int kGroups, bool kFused>
 __device__ __forceinline__ void start_rows(const RowMaps& maps, int group, int chunk,
                                            Shared<kTiles, kGroups, kFused>& shared) {
   const Walk& walk = shared.walk;
@@ -87,14 +105,18 @@ __device__ __forceinline__ void start_rows(const RowMaps& maps, int group, int c
   Rows<kTiles, kGroups>& rows = shared.rows[stage];
   barrier_wait(&shared.rows_free[stage], parity(chunk, kStages) ^ 1U);
   std::uint64_t* full = walk.rows(chunk) == kChunkTokens ? &shared.rows_full[stage] : &shared.tail;
-  barrier_expect(full, sizeof(Rows<kTiles, kGroups>));
+  const bool values = kOutputs || !walk.map;
+  barrier_expect(full, kTileBytes * (kTiles + (kOutputs ? kTiles : 0) + (values ? kGroups : 0)));
   const int t = static_cast<int>(walk.start(chunk)), i_b = static_cast<int>(walk.i_b), i_h = static_cast<int>(walk.i_h),
             column = static_cast<int>(walk.column);
 #pragma unroll
   for (int tile = 0; tile < kTiles; ++tile) {
     load_tile(rows.k + tile * kTileBytes, &maps.k, 64 * tile, i_h / group, t, i_b, full);
-    load_tile(rows.q + tile * kTileBytes, &maps.q, 64 * tile, i_h / group, t, i_b, full);
+    if constexpr (kOutputs) {
+      load_tile(rows.q + tile * kTileBytes, &maps.q, 64 * tile, i_h / group, t, i_b, full);
+    }
   }
+  if (!values) return;
 #pragma unroll
   for (int tile = 0; tile < kGroups; ++tile) {
     load_tile(rows.v + tile * kTileBytes, &maps.v, column + 64 * tile, i_h, t, i_b, full);
@@ -122,7 +144,7 @@ __device__ __forceinline__ bool is_tail(int chunk, const Shared<kTiles, kGroups,
 }
 
 // The warp that copies rows and records.
-template <int kTiles, int kGroups>
+template <bool kOutputs, int kTiles, int kGroups>
 __device__ __forceinline__ void copy_chunks(const ChunkProblem& c, const RowMaps& maps, int lane,
                                             Shared<kTiles, kGroups, false>& shared) {
   const Walk& walk = shared.walk;
@@ -132,11 +154,19 @@ __device__ __forceinline__ void copy_chunks(const ChunkProblem& c, const RowMaps
     const int group = static_cast<int>(c.p.shape.group());
 #pragma unroll 1
     for (int chunk = 0; chunk < walk.chunks; ++chunk) {
-      start_rows(maps, group, chunk, shared);
-      const int record = chunk % kRecords;
-      barrier_wait(&shared.record_free[record], parity(chunk, kRecords) ^ 1U);
-      barrier_expect(&shared.record_full[record], sizeof(ChunkRecord));
-      load_bulk(&shared.record[record], from, sizeof(ChunkRecord), &shared.record_full[record]);
+      start_rows<kOutputs>(maps, group, chunk, shared);
+      RecordAt& record = shared.record[chunk % kRecords];
+      std::uint64_t* full = &shared.record_full[chunk % kRecords];
+      barrier_wait(&shared.record_free[chunk % kRecords], parity(chunk, kRecords) ^ 1U);
+      if constexpr (kOutputs) {
+        barrier_expect(full, sizeof(ChunkRecord));
+        load_bulk(&record, from, sizeof(ChunkRecord), full);
+      } else {  // without P
+        constexpr int kVectors = sizeof(ChunkRecord) - offsetof(ChunkRecord, b);
+        barrier_expect(full, kTileBytes + kVectors);
+        load_bulk(record.t, from->t, kTileBytes, full);
+        load_bulk(record.b, from->b, kVectors, full);
+      }
       from += c.p.shape.value_heads;
     }
   }
@@ -153,14 +183,14 @@ __device__ __forceinline__ void prepare_chunks(const ChunkProblem& c, const RowM
   const auto sync = [] { named_barrier(kProducerBarrier, kGroupThreads); };
   const int warp = warp_of(thread), lane = thread % 32, group = static_cast<int>(c.p.shape.group());
   for (auto& record : shared.record) clear_upper_blocks(record, thread);
-  if (thread == 0) start_rows(maps, group, 0, shared);
+  if (thread == 0) start_rows<true>(maps, group, 0, shared);
   const auto tokens_of = [&](int chunk) {
     return chunk < walk.chunks ? read_tokens(c.p, walk.at(chunk), walk.i_h, lane) : TokenPair{};
   };
   TokenPair tokens = tokens_of(0);
 #pragma unroll 1
   for (int chunk = 0; chunk < walk.chunks; ++chunk) {
-    if (thread == 0) start_rows(maps, group, chunk + 1, shared);
+    if (thread == 0) start_rows<true>(maps, group, chunk + 1, shared);
     __syncwarp();
     if (warp == 0 && is_tail(chunk, shared)) finish_tail(lane, shared);
     const TokenPair next = tokens_of(chunk + 1);
@@ -249,6 +279,22 @@ struct OutputColumns {
   }
 };
 
+// Returns the state of one sequence and head from all states, of which each head has `per_head`.
+template <class T>
+__device__ __forceinline__ View<T, 4> state_of(View<T, 4> states, const Walk& walk, int per_head = 1, int index = 0) {
+  if (states) states.data = states.at(walk.n, walk.i_h * per_head + index);
+  return states;
+}
+
+// The state before the segment that a thread block walks, and where the state after the sequence's last segment goes.
+__device__ __forceinline__ View<const float, 4> state_before(const ChunkProblem& c, const Walk& walk) {
+  if (walk.segment == 0) return state_of(c.p.initial_state, walk);
+  return state_of(c.segment_states, walk, c.segments - 1, walk.segment - 1);
+}
+__device__ __forceinline__ View<float, 4> state_after(const ChunkProblem& c, const Walk& walk) {
+  return walk.segment == c.segments - 1 ? state_of(c.p.final_state, walk) : View<float, 4>{};
+}
+
 // A warpgroup of the state, number `group`. kDeferred: the product P U of a chunk is made while the next chunk's
 // residual is computed.
 template <int kTiles, int kGroups, bool kFused>
@@ -261,7 +307,7 @@ __device__ __forceinline__ void consume(const ChunkProblem& c, int group, int th
   const std::int64_t column = walk.column + 64 * group;
   float s[32 * kTiles], e[32], o[32];
   std::uint32_t u[4][4] = {};
-  read_state<kTiles>(s, c.p.initial_state, walk.n, walk.i_h, column + 16 * warp, lane);
+  read_state<kTiles>(s, state_before(c, walk), 0, 0, column + 16 * warp, lane);
   OutputColumns outputs(c.p.o, walk, column, warp, lane);
   leave_undefined(e);
   leave_undefined(o);
@@ -343,7 +389,59 @@ __device__ __forceinline__ void consume(const ChunkProblem& c, int group, int th
     products_wait<0>();
     write_chunk(chunk, shared.rows[chunk % kStages].v + group * kTileBytes);
   }
-  write_state<kTiles>(s, c.p.final_state, walk.n, walk.i_h, column + 16 * warp, lane);
+  write_state<kTiles>(s, state_after(c, walk), 0, 0, column + 16 * warp, lane);
+}
+
+// A warpgroup of the state where no outputs are made.
+template <int kTiles, int kGroups>
+__device__ __forceinline__ void transform(const ChunkProblem& c, int group, int thread,
+                                          Shared<kTiles, kGroups, false>& shared) {
+  constexpr int kRecords = Shared<kTiles, kGroups, false>::kRecords;
+  const int warp = warp_of(thread), lane = thread % 32;
+  const Walk& walk = shared.walk;
+  const std::int64_t column = walk.column + 64 * group + 16 * warp;
+  float s[32 * kTiles], e[32];
+  const View<const float, 4> before = walk.segment == 0 ? state_before(c, walk) : View<const float, 4>{};
+  read_state<kTiles>(s, before, 0, 0, column, lane);
+  if (walk.map) set_identity<kTiles>(s, column, lane);
+  leave_undefined(e);
+#pragma unroll 1
+  for (int chunk = 0; chunk < walk.chunks; ++chunk) {
+    Rows<kTiles, kGroups>& rows = shared.rows[chunk % kStages];
+    const ChunkRecord& record = shared.record[chunk % kRecords];
+    std::uint32_t operand[4 * kTiles][4], written[4][4];
+#pragma unroll
+    for (int step = 0; step < 4 * kTiles; ++step) to_operand(operand[step], s + 8 * step);
+    barrier_wait(&shared.rows_full[chunk % kStages], parity(chunk, kStages));
+    products_fence();
+    multiply_state<kTiles>(e, operand, shared_address(rows.k));
+    products_commit();
+    barrier_wait(&shared.record_full[chunk % kRecords], parity(chunk, kRecords));
+    const float decay = record.decay;
+    products_wait<0>();
+    residual(written, e, shared_address(rows.v + group * kTileBytes), record, warp, lane);
+    products_fence();
+    multiply_chunk(e, written, record.t, false);
+    products_commit();
+#pragma unroll
+    for (float& x : s) x *= decay;
+    products_wait<0>();
+    scale_columns(e, record.write, lane);
+#pragma unroll
+    for (int step = 0; step < 4; ++step) to_operand(written[step], e + 8 * step);
+    products_fence();
+    update_state<kTiles>(s, written, shared_address(rows.k));
+    products_commit();
+    products_wait<0>();
+    __syncwarp();
+    if (lane == 0) {
+      barrier_arrive(&shared.record_free[chunk % kRecords]);
+      barrier_arrive(&shared.rows_free[chunk % kStages]);
+    }
+  }
+  const View<float, 4> after = walk.map ? state_of(c.segment_maps, walk, c.segments - 2, walk.segment - 1)
+                                        : state_of(c.segment_states, walk, c.segments - 1, walk.segment);
+  write_state<kTiles>(s, after, 0, 0, column, lane);
 }
 
 template <int kGroups, bool kFused>
@@ -351,13 +449,13 @@ constexpr int threads() {
   return kGroupThreads * kGroups + (kFused || kGroups == 2 ? kGroupThreads : 32);
 }
 
-template <int kTiles, int kGroups, bool kFused>
+template <int kTiles, int kGroups, bool kFused, bool kOutputs>
 __global__ void __launch_bounds__(threads<kGroups, kFused>(), 1)
-    sweep_kernel(const __grid_constant__ ChunkProblem c, const __grid_constant__ RowMaps maps, int slices) {
+    sweep_kernel(const __grid_constant__ ChunkProblem c, const __grid_constant__ RowMaps maps, int parts) {
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared<kTiles, kGroups, kFused>*>(memory);
   if (threadIdx.x == 0) {
-    shared.walk = walk_of<kGroups>(c, slices);
+    shared.walk = walk_of<kGroups, kOutputs>(c, parts);
     for (int i = 0; i < kStages; ++i) {
       barrier_init(&shared.rows_full[i], 1);
       barrier_init(&shared.rows_free[i], kGroups * kGroupWarps);
@@ -371,6 +469,17 @@ __global__ void __launch_bounds__(threads<kGroups, kFused>(), 1)
   }
   __syncthreads();
   const int group = threadIdx.x / kGroupThreads, thread = threadIdx.x % kGroupThreads;
+  if constexpr (!kOutputs) {
+    if (shared.walk.map && shared.walk.segment == 0) return;  // the state before is known
+    if (shared.walk.map) {
+      for (auto& rows : shared.rows) {
+        for (int at = threadIdx.x; at < static_cast<int>(sizeof(rows.v) / 16); at += threads<kGroups, kFused>()) {
+          reinterpret_cast<uint4*>(rows.v)[at] = uint4{};
+        }
+      }
+      __syncthreads();
+    }
+  }
   // What the warpgroups take together must be no more than what the block was started with, 168 for each of 384
   // threads.
   if (group == kGroups) {
@@ -378,40 +487,61 @@ __global__ void __launch_bounds__(threads<kGroups, kFused>(), 1)
     if constexpr (kFused) {
       prepare_chunks(c, maps, thread, shared);
     } else if (thread < 32) {
-      copy_chunks(c, maps, thread, shared);
+      copy_chunks<kOutputs>(c, maps, thread, shared);
     }
   } else {
     if constexpr (kGroups == 2) take_registers<kFused ? 192 : 232>();
-    consume(c, group, thread, shared);
+    if constexpr (kOutputs) {
+      consume(c, group, thread, shared);
+    } else {
+      transform(c, group, thread, shared);
+    }
   }
 }
 
-template <int kTiles, int kGroups, bool kFused>
+template <int kTiles, int kGroups, bool kFused, bool kOutputs = true>
 void launch(const ChunkProblem& c, const RowMaps& maps, cudaStream_t stream) {
-  constexpr int kBytes = sizeof(Shared<kTiles, kGroups, kFused>);
+  constexpr int kBytes = sizeof(Shared<kTiles, kGroups, kFused>), kColumns = 64 * kGroups;
   static_assert(kBytes <= 227 * 1024);
-  const auto kernel = sweep_kernel<kTiles, kGroups, kFused>;
-  const std::int64_t slices = (c.p.shape.value_dim + 64 * kGroups - 1) / (64 * kGroups);
-  const unsigned grid = grid_of("chunk_fwd", c.p.shape.sequences() * c.p.shape.value_heads * slices);
+  const auto kernel = sweep_kernel<kTiles, kGroups, kFused, kOutputs>;
+  std::int64_t parts = (c.p.shape.value_dim + kColumns - 1) / kColumns;
+  if (!kOutputs) parts += (c.p.shape.key_dim + kColumns - 1) / kColumns;
+  const int segments = kOutputs ? c.segments : c.segments - 1;
+  const unsigned grid = grid_of("chunk_fwd", c.p.shape.sequences() * c.p.shape.value_heads * segments * parts);
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "cudaFuncSetAttribute");
-  kernel<<<grid, threads<kGroups, kFused>(), kBytes, stream>>>(c, maps, static_cast<int>(slices));
+  kernel<<<grid, threads<kGroups, kFused>(), kBytes, stream>>>(c, maps, static_cast<int>(parts));
   check_launch("sweep");
 }
 
-template <int kTiles, bool kFused>
-void launch(const ChunkProblem& c, const RowMaps& maps, cudaStream_t stream) {
-  if (c.p.shape.value_dim > 64 && (kFused || c.p.shape.sequences() * c.p.shape.value_heads >= 96)) {
-    return launch<kTiles, 2, kFused>(c, maps, stream);
+template <int kTiles>
+void launch_fused(const ChunkProblem& c, const RowMaps& maps, cudaStream_t stream) {
+  if (c.p.shape.value_dim > 64) return launch<kTiles, 2, true>(c, maps, stream);
+  launch<kTiles, 1, true>(c, maps, stream);
+}
+
+template <int kTiles>
+void launch_sweep(const ChunkProblem& c, const RowMaps& maps, cudaStream_t stream) {
+  if (c.segments > 1) {
+    launch<kTiles, 2, false, false>(c, maps, stream);
+    launch_segment_states(c, stream);
   }
-  launch<kTiles, 1, kFused>(c, maps, stream);
+  if (c.p.shape.value_dim > 64 && c.p.shape.sequences() * c.p.shape.value_heads * c.segments >= 96) {
+    return launch<kTiles, 2, false>(c, maps, stream);
+  }
+  launch<kTiles, 1, false>(c, maps, stream);
 }
 
 }  // namespace
 
-void launch_sweep_sm90(const ChunkProblem& c, bool fused, cudaStream_t stream) {
-  const RowMaps maps{map_rows(c.p.q), map_rows(c.p.k), map_rows(c.p.v)};
-  if (c.p.shape.key_dim <= 64) return fused ? launch<1, true>(c, maps, stream) : launch<1, false>(c, maps, stream);
-  return fused ? launch<2, true>(c, maps, stream) : launch<2, false>(c, maps, stream);
+void launch_sweep_sm90(const ChunkProblem& problem, bool fused, cudaStream_t stream) {
+  const RowMaps maps{map_rows(problem.p.q), map_rows(problem.p.k), map_rows(problem.p.v)};
+  const bool narrow = problem.p.shape.key_dim <= 64;
+  if (fused) {
+    ChunkProblem c = problem;
+    c.segments = 1;
+    return narrow ? launch_fused<1>(c, maps, stream) : launch_fused<2>(c, maps, stream);
+  }
+  return narrow ? launch_sweep<1>(problem, maps, stream) : launch_sweep<2>(problem, maps, stream);
 }
 
 }  // namespace efla::gpu

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "efla/cuda/chunk.h"
 #include "efla/ref/delta.h"
 #include "tests/cuda/device.h"
 #include "tests/support/chunk_oracle.h"
@@ -51,7 +52,8 @@ void CudaChunk::run(gpu::ChunkKernel kernel) {
   DeltaData<bfloat16> data(c), again(c), oracle(c);
   DeltaData<double> exact(c, data);
   ref::recurrent_fwd(exact.forward());
-  chunk_oracle_forward(without_chunk_states(oracle.forward()));
+  chunk_oracle_forward(without_chunk_states(oracle.forward()),
+                       kernel == gpu::ChunkKernel::sweep ? gpu::segments_of(c.shape()) : 1);
   DeviceData<bfloat16> device(data), device_again(again);
   PoisonedWorkspace workspace(gpu::chunk_fwd_workspace_bytes(c.shape()));
   run_chunk_fwd(device, workspace, kernel);

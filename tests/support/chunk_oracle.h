@@ -25,32 +25,63 @@ class ChunkOracle {
  public:
   static constexpr int kTokens = 64;
 
-  ChunkOracle(const DeltaForward<bfloat16>& p, std::int64_t n, std::int64_t i_h)
+  ChunkOracle(const DeltaForward<bfloat16>& p, std::int64_t n, std::int64_t i_h, int segments)
       : p_(p),
         at_(sequence_of(p, n)),
         n_(n),
         i_h_(i_h),
         i_q_(i_h / p.shape.group()),
+        segments_(segments),
         keys_(p.shape.key_dim),
-        columns_(p.shape.value_dim),
-        state_(keys_ * columns_) {}
+        columns_(p.shape.value_dim) {}
 
+  // Segments (efla/cuda/segments.cu): the state before each of them first, then all outputs.
   void run() {
+    State state(keys_ * columns_);
     for (std::int64_t i = 0; i < keys_ * columns_ && p_.initial_state; ++i) {
-      state_[i] = p_.initial_state(n_, i_h_, i / columns_, i % columns_);
+      state[i] = p_.initial_state(n_, i_h_, i / columns_, i % columns_);
     }
-    for (std::int64_t start = at_.begin; start < at_.end; start += kTokens) {
-      const int rows = static_cast<int>(std::min<std::int64_t>(kTokens, at_.end - start));
-      prepare(start, rows);
-      sweep(start, rows);
+    const std::int64_t chunks = (at_.end - at_.begin + kTokens - 1) / kTokens;
+    const std::int64_t length = (chunks + segments_ - 1) / segments_ * kTokens;
+    for (int i = 0; i < segments_; ++i) {
+      const std::int64_t begin = std::min(at_.begin + i * length, at_.end), end = std::min(begin + length, at_.end);
+      State before = state;
+      if (i == 0) {
+        walk(begin, end, state, columns_, true, true);
+        continue;
+      }
+      if (i + 1 < segments_) {
+        State map(keys_ * keys_), zeros(keys_ * columns_);
+        for (std::int64_t x = 0; x < keys_; ++x) map[x * keys_ + x] = 1;
+        walk(begin, end, map, keys_, false, false);
+        walk(begin, end, zeros, columns_, true, false);
+        state = zeros;
+        for (std::int64_t x = 0; x < keys_; ++x) {
+          for (std::int64_t y = 0; y < keys_; ++y) {
+            for (std::int64_t j = 0; j < columns_; ++j)
+              state[x * columns_ + j] += map[x * keys_ + y] * before[y * columns_ + j];
+          }
+        }
+      }
+      walk(begin, end, i + 1 < segments_ ? before : state, columns_, true, true);
     }
     for (std::int64_t i = 0; i < keys_ * columns_ && p_.final_state; ++i) {
-      p_.final_state(n_, i_h_, i / columns_, i % columns_) = state_[i];
+      p_.final_state(n_, i_h_, i / columns_, i % columns_) = state[i];
     }
   }
 
  private:
   using Matrix = std::array<std::array<float, kTokens>, kTokens>;
+  using State = std::vector<float>;
+
+  // Walks the chunks of [begin, end) with a state of `columns` columns, with values or without, and writes outputs.
+  void walk(std::int64_t begin, std::int64_t end, State& state, std::int64_t columns, bool values, bool outputs) {
+    for (std::int64_t start = begin; start < end; start += kTokens) {
+      const int rows = static_cast<int>(std::min<std::int64_t>(kTokens, at_.end - start));
+      prepare(start, rows);
+      sweep(start, rows, state, columns, values, outputs);
+    }
+  }
 
   float key(std::int64_t t, std::int64_t i) const { return to_float(p_.k(at_.i_b, t, i_q_, i)); }
   float query(std::int64_t t, std::int64_t i) const { return to_float(p_.q(at_.i_b, t, i_q_, i)); }
@@ -96,23 +127,23 @@ class ChunkOracle {
         p_matrix_[i][j] = through_bfloat16(scale * n_q[i] * n_k[j] * qk * decay);
       }
     }
-    invert(a, t);
+    invert(a, t, rows);
     for (int i = 0; i < rows; ++i) {
       for (int j = 0; j <= i; ++j) t_[i][j] = through_bfloat16(t[i][j]);
     }
   }
 
-  // t = (I + a)⁻¹ by blocks of 16: those on the diagonal by forward substitution, T_ij = −T_ii Σ_{j≤k<i} A_ik T_kj in
-  // TF32.
-  static void invert(const Matrix& a, Matrix& t) {
+  // t = (I + a)⁻¹ of `rows` rows, by blocks of 16: those on the diagonal by forward substitution, T_ij = −T_ii
+  // Σ_{j≤k<i} A_ik T_kj in TF32.
+  static void invert(const Matrix& a, Matrix& t, int rows) {
     constexpr int kBlock = 16;
-    for (int j = 0; j < kTokens; ++j) {
+    for (int j = 0; j < rows; ++j) {
       for (int i = j; i < (j / kBlock + 1) * kBlock; ++i) {
         float sum = i == j ? 1.0F : 0.0F;
         for (int x = j; x < i; ++x) sum -= a[i][x] * t[x][j];
         t[i][j] = sum;
       }
-      for (int block = (j / kBlock + 1) * kBlock; block < kTokens; block += kBlock) {
+      for (int block = (j / kBlock + 1) * kBlock; block < rows; block += kBlock) {
         std::array<float, kBlock> sums{};
         for (int i = 0; i < kBlock; ++i) {
           for (int x = j / kBlock * kBlock; x < block; ++x)
@@ -136,14 +167,14 @@ class ChunkOracle {
     return column[i];
   }
 
-  void sweep(std::int64_t start, int rows) {
-    for (std::int64_t column = 0; column < columns_; ++column) {
+  void sweep(std::int64_t start, int rows, State& state, std::int64_t columns, bool values, bool outputs) {
+    for (std::int64_t column = 0; column < columns; ++column) {
       std::array<float, kTokens> residual{}, u{}, written{};
       for (int r = 0; r < rows; ++r) {
         float e = 0;
-        for (std::int64_t i = 0; i < keys_; ++i)
-          e += through_bfloat16(state_[i * columns_ + column]) * key(start + r, i);
-        residual[r] = through_bfloat16(b_[r] * to_float(p_.v(at_.i_b, start + r, i_h_, column)) - read_[r] * e);
+        for (std::int64_t i = 0; i < keys_; ++i) e += through_bfloat16(state[i * columns + column]) * key(start + r, i);
+        const float v = values ? to_float(p_.v(at_.i_b, start + r, i_h_, column)) : 0.0F;
+        residual[r] = through_bfloat16(b_[r] * v - read_[r] * e);
       }
       for (int i = 0; i < rows; ++i) {
         float sum = 0;
@@ -151,34 +182,33 @@ class ChunkOracle {
         u[i] = through_bfloat16(sum);
         written[i] = through_bfloat16(write_[i] * sum);
       }
-      for (int i = 0; i < rows; ++i) {
+      for (int i = 0; i < rows && outputs; ++i) {
         float old = 0, sum = 0;
         for (std::int64_t x = 0; x < keys_; ++x)
-          old += through_bfloat16(state_[x * columns_ + column]) * query(start + i, x);
+          old += through_bfloat16(state[x * columns + column]) * query(start + i, x);
         for (int j = 0; j <= i; ++j) sum += p_matrix_[i][j] * u[j];
         p_.o(at_.i_b, start + i, i_h_, column) = to_bfloat16(out_[i] * old + sum);
       }
       for (std::int64_t x = 0; x < keys_; ++x) {
-        float sum = decay_ * state_[x * columns_ + column];
+        float sum = decay_ * state[x * columns + column];
         for (int i = 0; i < rows; ++i) sum += written[i] * key(start + i, x);
-        state_[x * columns_ + column] = sum;
+        state[x * columns + column] = sum;
       }
     }
   }
 
   const DeltaForward<bfloat16>& p_;
   Sequence at_;
-  std::int64_t n_, i_h_, i_q_, keys_, columns_;
-  std::vector<float> state_;
+  std::int64_t n_, i_h_, i_q_, segments_, keys_, columns_;
   Matrix t_{}, p_matrix_{};
   std::array<float, kTokens> b_{}, read_{}, write_{}, out_{};
   float decay_ = 1;
 };
 
-// Runs the oracle on a problem in the host's memory.
-inline void chunk_oracle_forward(const DeltaForward<bfloat16>& p) {
+// Runs the oracle on a problem in the host's memory, with sequences cut into segments.
+inline void chunk_oracle_forward(const DeltaForward<bfloat16>& p, int segments = 1) {
   for (std::int64_t n = 0; n < p.shape.sequences(); ++n) {
-    for (std::int64_t i_h = 0; i_h < p.shape.value_heads; ++i_h) ChunkOracle(p, n, i_h).run();
+    for (std::int64_t i_h = 0; i_h < p.shape.value_heads; ++i_h) ChunkOracle(p, n, i_h, segments).run();
   }
 }
 
