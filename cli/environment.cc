@@ -5,7 +5,7 @@
 
 #include "cli/version.h"
 #include "efla/base/threads.h"
-#include "efla/cpu/target.h"
+#include "efla/cpu/common/target.h"
 #include "efla/ops/gpu.h"
 
 #ifdef EFLA_TORCH

@@ -107,9 +107,9 @@ def check(root):
 
 
 GOOD = {
-    "efla/cpu/chunk_fwd.cc": '#include "hwy/highway.h"\n#include "efla/rule/problem.h"\n',
+    "efla/cpu/delta/chunk_fwd.cc": '#include "hwy/highway.h"\n#include "efla/rule/problem.h"\n',
     "efla/autograd/delta.cc": '#include "efla/ops/delta.h"\n#include "efla/rule/problem.h"\n',
-    "efla/ops/delta.cc": '#include "efla/cpu/kernels.h"\n#include "efla/ref/delta.h"\n',
+    "efla/ops/delta.cc": '#include "efla/cpu/delta/kernels.h"\n#include "efla/ref/delta.h"\n',
     "efla/train/loop.cc": '#include <torch/torch.h>\n#include "efla/base/error.h"\n',
     "efla/nn/mixer.h": '#include "efla/ops/delta.h"\n#include "efla/io/safetensors.h"\n#include <vector>\n',
     "cli/main.cc": '#include <CLI/CLI.hpp>\n#include "cli/commands.h"\n#include "efla/train/loop.h"\n',

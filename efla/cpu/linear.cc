@@ -6,7 +6,7 @@
 #define HWY_TARGET_INCLUDE "efla/cpu/linear.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 // After foreach_target.h.
-#include "efla/cpu/element-inl.h"
+#include "efla/cpu/common/element-inl.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "efla/base/threads.h"
-#include "efla/cpu/workspace.h"
+#include "efla/cpu/common/workspace.h"
 #include "efla/rule/rms_norm.h"
 
 namespace efla::cpu {

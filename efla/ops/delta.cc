@@ -3,9 +3,9 @@
 #include <string>
 #include <type_traits>
 
-#include "efla/cpu/amx.h"
-#include "efla/cpu/kernels.h"
-#include "efla/cpu/target.h"
+#include "efla/cpu/delta/amx/amx.h"
+#include "efla/cpu/delta/kernels.h"
+#include "efla/cpu/common/target.h"
 #include "efla/ops/scratch.h"
 #include "efla/ref/delta.h"
 #include "efla/rule/validate.h"
@@ -49,7 +49,7 @@ std::string dimensions(const DeltaShape& shape) { return "keys of " + std::to_st
 // What both AMX kernels refuse.
 template <class T, class Problem>
 std::string refuse_amx(const Problem& p) {
-  if (!cpu::uses_matrix_unit()) return "this processor has no AMX, or it is not in use";
+  if (!cpu::uses_amx()) return "this processor has no AMX, or it is not in use";
   if (!cpu::amx_takes(p.shape)) return "AMX takes keys of a multiple of 32 dimensions";
   return refuse_simd<T>(p, true);
 }

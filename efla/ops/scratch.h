@@ -5,7 +5,7 @@
 #include <memory>
 #include <new>
 
-#include "efla/cpu/workspace.h"
+#include "efla/cpu/common/workspace.h"
 
 namespace efla {
 

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "efla/cpu/target.h"
+#include "efla/cpu/common/target.h"
 #include "tests/support/compare.h"
 #include "tests/support/delta_run.h"
 
@@ -268,7 +268,7 @@ TEST(DeltaForms, OutputsDoNotKnowLaterTokens) {
 TEST(DeltaForms, OutputsDoNotKnowLaterGates) {
   on_every_target([](const DeltaCase& a_case) {
     ThreadPool pool(1);
-    const double tolerance = cpu::uses_matrix_unit() ? 1e-6 : 0.0;
+    const double tolerance = cpu::uses_amx() ? 1e-6 : 0.0;
     for (const Decay decay : {Decay::scalar, Decay::channel}) {
       for (const std::string implementation : {"chunk", "recurrent", "step"}) {
         for (const double strength : {0.01, 1.0, 5.0, std::numeric_limits<double>::quiet_NaN()}) {

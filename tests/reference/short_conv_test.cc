@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "efla/base/random.h"
-#include "efla/cpu/target.h"
+#include "efla/cpu/common/target.h"
 #include "tests/support/delta_run.h"
 #include "tests/support/expect_error.h"
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "efla/base/error.h"
-#include "efla/cpu/target.h"
+#include "efla/cpu/common/target.h"
 #include "efla/ops/delta.h"
 #include "tests/support/delta_case.h"
 

@@ -1,22 +1,22 @@
-// The forward of the chunk algorithm (chunk_fwd.cc) with its matrix products on AMX (parts-inl.h). The substitution,
-// the gains and the decays, which are no matrix products, run on AVX-512.
-#include "efla/cpu/amx.h"
+// The forward of the chunk algorithm (chunk_fwd.cc) with its matrix products on AMX (amx/bf16_split-inl.h). The
+// substitution, the gains and the decays, which are no matrix products, run on AVX-512.
+#include "efla/cpu/delta/amx/amx.h"
 
 #include <cmath>
 
-#include "efla/cpu/heads_parts.h"
-#include "efla/cpu/kernels.h"
-#include "efla/cpu/target.h"
+#include "efla/cpu/common/head_range.h"
+#include "efla/cpu/common/target.h"
+#include "efla/cpu/delta/kernels.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "efla/cpu/amx_chunk_fwd.cc"
+#define HWY_TARGET_INCLUDE "efla/cpu/delta/amx/chunk_fwd.cc"
 #include <hwy/foreach_target.h>  // must come before the -inl.h files
 
-#include "efla/cpu/chunk-inl.h"
+#include "efla/cpu/delta/chunk-inl.h"
 
 #if HWY_TARGET == HWY_AVX3
-#include "efla/cpu/amx_fading-inl.h"
-#include "efla/cpu/decayed_keys-inl.h"
+#include "efla/cpu/delta/amx/decayed_keys-inl.h"
+#include "efla/cpu/delta/amx/fading-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace efla::cpu::HWY_NAMESPACE {
@@ -25,7 +25,7 @@ namespace {
 // The range of scales that may be applied to queries without numbers that AMX takes for 0.
 constexpr float kSmallestQueryScale = 0x1p-20F, kLargestQueryScale = 0x1p20F;
 // Larger numbers may round to infinity in bfloat16.
-constexpr float kLargestPart = 0x1.fp127F;
+constexpr float kLargestSplit = 0x1.fp127F;
 
 // Factors of the rows of a chunk, each [kChunk]: of the L2 norm and of a scalar gate. They are applied to sums and
 // updates instead of keys. With a channel gate the keys themselves are normalised and decayed.
@@ -52,41 +52,41 @@ struct FwdScratch {
   float query_scale = 1.0F, out_scale = 1.0F;
   // Factors of the rows of queries when they are split, and of the rows of outputs when they are stored.
   float *query_factors = nullptr, *out_factors = nullptr;
-  float* values = nullptr;   // [kChunk, kPanel] V, if the caller's own rows cannot be used
-  float* out = nullptr;      // [kChunk, kPanel] O, likewise
-  float* u = nullptr;        // [kChunk, kPanel]
-  float* errors = nullptr;   // [kChunk, kPanel] K_read S
-  float* strange = nullptr;  // [kChunk, kPanel] the non-finite elements of U
-  float* weights = nullptr;  // [kChunk] of the squares of rows of K S
-  PartTiles reads;           // left: K_read, then Q_read
-  PartTiles keys;            // right: Kᵀ, columns are tokens
-  PartTiles writes;          // left: K_writeᵀ, the depth is tokens
-  PartTiles write_keys;      // left: K_write; only with a channel gate
-  PartTiles p_scores;        // left
-  PartTiles state_parts;     // right: one panel of S
-  PartTiles u_parts;         // right: one panel of U
-  PartTiles u_writes;        // right: the operand that multiplies Kᵀ, if it is not u_parts
-  RowsAhead ahead;
+  float* values = nullptr;      // [kChunk, kPanel] V, if the caller's own rows cannot be used
+  float* out = nullptr;         // [kChunk, kPanel] O, likewise
+  float* u = nullptr;           // [kChunk, kPanel]
+  float* errors = nullptr;      // [kChunk, kPanel] K_read S
+  float* non_finite = nullptr;  // [kChunk, kPanel] the non-finite elements of U
+  float* weights = nullptr;     // [kChunk] of the squares of rows of K S
+  SplitTiles reads;             // left: K_read, then Q_read
+  SplitTiles keys;              // right: Kᵀ, columns are tokens
+  SplitTiles writes;            // left: K_writeᵀ, the depth is tokens
+  SplitTiles write_keys;        // left: K_write; only with a channel gate
+  SplitTiles p_scores;          // left
+  SplitTiles state_splits;      // right: one panel of S
+  SplitTiles u_splits;          // right: one panel of U
+  SplitTiles u_writes;          // right: the operand that multiplies Kᵀ, if it is not u_splits
+  RowPrefetches prefetches;
 
   bool has_scalar() const { return chunk.decay.kind == Decay::scalar; }
   bool weighed() const { return scaled && !divided; }
 
-  void lay_out(Arena& arena, const DeltaShape& shape, Decay decay, std::int64_t heads, int parts) {
+  void lay_out(Arena& arena, const DeltaShape& shape, Decay decay, std::int64_t heads, int splits) {
     chunk.lay_out(arena, shape, decay);
     RowFactors& f = factors;
     for (float** row : {&query_factors, &out_factors, &f.k_norm, &f.q_norm, &f.k_read, &f.q_read, &f.k_write, &weights})
       *row = arena.floats(kChunk);
     const std::int64_t padded_values = round_up(shape.value_dim, kPanel), depth = shape.key_dim / kTileDepth;
     state = arena.floats(heads * shape.key_dim * padded_values);
-    for (float** panel : {&values, &out, &u, &errors, &strange}) *panel = arena.floats(kChunk * kPanel);
-    reads.lay_out(arena, parts, 4, depth);
-    keys.lay_out(arena, parts, 2, depth);
-    writes.lay_out(arena, parts, 2 * depth, 1);
-    if (decay == Decay::channel) write_keys.lay_out(arena, parts, 2, depth);
-    p_scores.lay_out(arena, parts, 2, 1);
-    state_parts.lay_out(arena, parts, 2, depth);
-    u_parts.lay_out(arena, parts, 2, 1);
-    u_writes.lay_out(arena, parts, 2, 1);
+    for (float** panel : {&values, &out, &u, &errors, &non_finite}) *panel = arena.floats(kChunk * kPanel);
+    reads.lay_out(arena, splits, 4, depth);
+    keys.lay_out(arena, splits, 2, depth);
+    writes.lay_out(arena, splits, 2 * depth, 1);
+    if (decay == Decay::channel) write_keys.lay_out(arena, splits, 2, depth);
+    p_scores.lay_out(arena, splits, 2, 1);
+    state_splits.lay_out(arena, splits, 2, depth);
+    u_splits.lay_out(arena, splits, 2, 1);
+    u_writes.lay_out(arena, splits, 2, 1);
   }
 };
 
@@ -107,15 +107,15 @@ HWY_INLINE void load_key(const T* row, std::int64_t stride, FloatVec& x0, FloatV
 
 // Splits rows of keys or queries, times their factors if they are float32 and have any, into rows of left tiles from
 // `first` on, with zeros after the last token.
-template <int kKeyParts, class T>
-HWY_INLINE void cut_tokens(const View<const T, 4>& view, const ChunkPlace& at, std::int64_t first,
-                           [[maybe_unused]] const float* factors, PartTiles reads) {
+template <int kKeySplits, class T>
+HWY_INLINE void split_tokens(const View<const T, 4>& view, const ChunkPlace& at, std::int64_t first,
+                             [[maybe_unused]] const float* factors, SplitTiles reads) {
   const FloatTag d;
-  const std::int64_t stride = view.stride[3], part_stride = reads.part_stride();
+  const std::int64_t stride = view.stride[3], split_stride = reads.split_stride();
   for (std::int64_t r = 0; r < at.tokens; ++r) {
     const T* row = view.at(at.i_b, at.start + r, at.i_q);
-    Part* to = reads.row(first + r, 0);
-    for (std::int64_t along = 0; along < reads.depth; ++along, row += kTileDepth * stride, to += kTileParts) {
+    Bf16Bits* to = reads.row(first + r, 0);
+    for (std::int64_t along = 0; along < reads.depth; ++along, row += kTileDepth * stride, to += kTileElements) {
       FloatVec x0, x1;
       load_key(row, stride, x0, x1);
       if constexpr (std::is_same_v<T, float>) {
@@ -124,10 +124,10 @@ HWY_INLINE void cut_tokens(const View<const T, 4>& view, const ChunkPlace& at, s
           x1 = hn::Mul(x1, hn::Set(d, factors[r]));
         }
       }
-      cut_pairs<kKeyParts>(x0.raw, x1.raw, to, part_stride);
+      split_pairs<kKeySplits>(x0.raw, x1.raw, to, split_stride);
     }
   }
-  clear_rows<kKeyParts>(first + at.tokens, first + kChunk, reads);
+  clear_rows<kKeySplits>(first + at.tokens, first + kChunk, reads);
 }
 
 // Computes the gains of a chunk whose ‖k‖² are in lambda, and the factors of the norm.
@@ -215,61 +215,61 @@ HWY_INLINE void compute_factors(const DeltaForward<T>& p, const ChunkPlace& at, 
 }
 
 // Multiplies the rows of reads from `block` on by Kᵀ, below the diagonal.
-template <int kKeyParts>
+template <int kKeySplits>
 HWY_INLINE void multiply_keys(std::int64_t block, FwdScratch& s, float* scores) {
   zero_sums();
-  add_products<kKeyParts, kKeyParts, Product::lower>(s.reads, block, s.keys, 0, s.ahead);
+  add_products<kKeySplits, kKeySplits, Product::lower>(s.reads, block, s.keys, 0, s.prefetches);
   store_sums(scores, kChunk);
 }
 
 // Prepares the keys of a chunk with a channel gate.
-template <int kKeyParts, class T>
+template <int kKeySplits, class T>
 HWY_INLINE void load_decayed_keys(const DeltaForward<T>& p, const ChunkPlace& at, FwdScratch& s) {
   ChunkScratch& c = s.chunk;
   load_chunk(p, at, c);
   if (s.query_scale != 1.0F) {
     for (std::int64_t i = 0; i < at.tokens * c.key_stride; ++i) c.q[i] *= s.query_scale;
   }
-  s.divided = cut_decayed_keys<kKeyParts>(at, p.shape.key_dim, c, s.reads, s.write_keys);
-  transpose_rows<kKeyParts>(s.write_keys, 0, s.keys, 0, s.keys.depth);
+  s.divided = split_decayed_keys<kKeySplits>(at, p.shape.key_dim, c, s.reads, s.write_keys);
+  transpose_rows<kKeySplits>(s.write_keys, 0, s.keys, 0, s.keys.depth);
   if (s.divided) {
-    multiply_keys<kKeyParts>(0, s, c.scores + kChunk * kChunk);
-    multiply_keys<kKeyParts>(2, s, c.scores);
+    multiply_keys<kKeySplits>(0, s, c.scores + kChunk * kChunk);
+    multiply_keys<kKeySplits>(2, s, c.scores);
   }
-  transpose_columns<kKeyParts>(s.keys, s.writes);
+  transpose_columns<kKeySplits>(s.keys, s.writes);
 }
 
 // Prepares the keys of a chunk without a channel gate. A matrix is split just before it is multiplied, because the
 // first-level cache holds little more. ‖k‖² is the diagonal of K Kᵀ.
-template <int kKeyParts, class T>
+template <int kKeySplits, class T>
 HWY_INLINE void load_plain_keys(const DeltaForward<T>& p, const ChunkPlace& at, FwdScratch& s) {
   ChunkScratch& c = s.chunk;
   float* l_scores = c.scores + kChunk * kChunk;
-  cut_tokens<kKeyParts>(p.k, at, 0, nullptr, s.reads);
-  transpose_rows<kKeyParts>(s.reads, 0, s.keys, 0, s.keys.depth);
-  multiply_keys<kKeyParts>(0, s, l_scores);
+  split_tokens<kKeySplits>(p.k, at, 0, nullptr, s.reads);
+  transpose_rows<kKeySplits>(s.reads, 0, s.keys, 0, s.keys.depth);
+  multiply_keys<kKeySplits>(0, s, l_scores);
   for (std::int64_t r = 0; r < at.tokens; ++r) c.lambda[r] = l_scores[r * (kChunk + 1)];
   load_gains(p, at, c);
   if (s.scaled) compute_factors(p, at, s);
-  cut_tokens<kKeyParts>(p.q, at, kChunk, s.query_factors, s.reads);
-  multiply_keys<kKeyParts>(2, s, c.scores);
-  transpose_columns<kKeyParts>(s.keys, s.writes);
+  split_tokens<kKeySplits>(p.q, at, kChunk, s.query_factors, s.reads);
+  multiply_keys<kKeySplits>(2, s, c.scores);
+  transpose_columns<kKeySplits>(s.keys, s.writes);
 }
 
 // Loads q, k, gains and decays of a chunk, splits its keys and computes P and L; rows after the last token are zero.
-template <int kKeyParts, class T>
+template <int kKeySplits, class T>
 HWY_NOINLINE void load_keys(const DeltaForward<T>& p, const ChunkPlace& at, FwdScratch& s) {
   ChunkScratch& c = s.chunk;
   if (p.rule.decay == Decay::channel) {
-    if constexpr (kKeyParts > 1) load_decayed_keys<kKeyParts>(p, at, s);
+    if constexpr (kKeySplits > 1) load_decayed_keys<kKeySplits>(p, at, s);
   } else {
-    if constexpr (kKeyParts != 2) load_plain_keys<kKeyParts>(p, at, s);
+    if constexpr (kKeySplits != 2) load_plain_keys<kKeySplits>(p, at, s);
   }
   for (float* gains : {c.erase, c.write}) std::fill(gains + at.tokens, gains + kChunk, 0.0F);
 }
 
 // Applies the factors to P and L, and splits P.
-template <int kParts>
+template <int kSplits>
 HWY_NOINLINE void finish_scores(std::int64_t tokens, FwdScratch& s) {
   const FloatTag d;
   const ChunkScratch& c = s.chunk;
@@ -293,15 +293,15 @@ HWY_NOINLINE void finish_scores(std::int64_t tokens, FwdScratch& s) {
       hn::Store(hn::IfThenElseZero(past, p), d, c.scores + i);
     }
   }
-  cut_rows<kParts>(c.scores, kChunk, 0, kChunk, s.p_scores);
+  split_rows<kSplits>(c.scores, kChunk, 0, kChunk, s.p_scores);
 }
 
 // Splits one panel of S, and computes S ← D S unless D is applied later.
-template <int kParts>
-HWY_INLINE void cut_state(std::int64_t key_dim, float* state, FwdScratch& s) {
+template <int kSplits>
+HWY_INLINE void split_state(std::int64_t key_dim, float* state, FwdScratch& s) {
   const float* whole = s.divided ? nullptr : s.chunk.decay.whole;
-  const PartTiles parts = s.state_parts;
-  const std::int64_t stride = parts.part_stride();
+  const SplitTiles splits = s.state_splits;
+  const std::int64_t stride = splits.split_stride();
   constexpr std::int64_t kPair = kTileRows * kPanel;  // from a row to the other row of its pair
   for (std::int64_t along = 0; along < key_dim / kTileDepth; ++along) {
     for (std::int64_t i = 0; i < kTileRows; ++i) {
@@ -309,7 +309,7 @@ HWY_INLINE void cut_state(std::int64_t key_dim, float* state, FwdScratch& s) {
       for (std::int64_t column = 0; column < 2; ++column) {
         float* at = state + row * kPanel + column * kTileRows;
         const __m512 x0 = _mm512_load_ps(at), x1 = _mm512_load_ps(at + kPair);
-        cut_pairs<kParts>(x0, x1, parts.tile(0, column, along) + i * kTileDepth, stride);
+        split_pairs<kSplits>(x0, x1, splits.tile(0, column, along) + i * kTileDepth, stride);
         if (whole == nullptr) continue;
         _mm512_store_ps(at, _mm512_mul_ps(_mm512_set1_ps(whole[row]), x0));
         _mm512_store_ps(at + kPair, _mm512_mul_ps(_mm512_set1_ps(whole[row + kTileRows]), x1));
@@ -320,12 +320,12 @@ HWY_INLINE void cut_state(std::int64_t key_dim, float* state, FwdScratch& s) {
 
 // Splits the panel of U, or U', and the panel times its factors if it has any. Returns whether bfloat16 can hold all of
 // it.
-template <int kParts>
-HWY_INLINE bool cut_updates(FwdScratch& s) {
-  const __m512 largest = _mm512_set1_ps(kLargestPart);
-  __mmask16 strange = 0;
-  const PartTiles parts = s.u_parts, writes = s.u_writes;
-  const std::int64_t stride = parts.part_stride();
+template <int kSplits>
+HWY_INLINE bool split_updates(FwdScratch& s) {
+  const __m512 largest = _mm512_set1_ps(kLargestSplit);
+  __mmask16 non_finite = 0;
+  const SplitTiles splits = s.u_splits, writes = s.u_writes;
+  const std::int64_t stride = splits.split_stride();
   constexpr std::int64_t kPair = kTileRows * kPanel;
   for (std::int64_t r = 0; r < kTileRows; ++r) {
     for (std::int64_t column = 0; column < 2; ++column) {
@@ -336,45 +336,45 @@ HWY_INLINE bool cut_updates(FwdScratch& s) {
         x0 = _mm512_mul_ps(f0, x0);
         x1 = _mm512_mul_ps(f1, x1);
       }
-      strange |= _mm512_cmp_ps_mask(_mm512_abs_ps(x0), largest, _CMP_NLE_UQ);
-      strange |= _mm512_cmp_ps_mask(_mm512_abs_ps(x1), largest, _CMP_NLE_UQ);
-      cut_pairs<kParts>(x0, x1, parts.tile(0, column, 0) + r * kTileDepth, stride);
+      non_finite |= _mm512_cmp_ps_mask(_mm512_abs_ps(x0), largest, _CMP_NLE_UQ);
+      non_finite |= _mm512_cmp_ps_mask(_mm512_abs_ps(x1), largest, _CMP_NLE_UQ);
+      split_pairs<kSplits>(x0, x1, splits.tile(0, column, 0) + r * kTileDepth, stride);
       if (!s.weighed()) continue;
-      cut_pairs<kParts>(_mm512_mul_ps(f0, x0), _mm512_mul_ps(f1, x1), writes.tile(0, column, 0) + r * kTileDepth,
-                        stride);
+      split_pairs<kSplits>(_mm512_mul_ps(f0, x0), _mm512_mul_ps(f1, x1), writes.tile(0, column, 0) + r * kTileDepth,
+                           stride);
     }
   }
-  return strange == 0;
+  return non_finite == 0;
 }
 
-// Handles updates for which cut_updates returns false: P U would add 0 times the updates of later tokens, which may be
-// NaN. Moves elements of U that are non-finite or too large to s.strange and sets them to zero in u_parts. u_writes
-// gets all of U.
-template <int kParts>
-HWY_NOINLINE void set_strange_apart(FwdScratch& s) {
+// Handles updates for which split_updates returns false: P U would add 0 times the updates of later tokens, which may
+// be NaN. Moves elements of U that are non-finite or too large to s.non_finite and sets them to zero in u_splits.
+// u_writes gets all of U.
+template <int kSplits>
+HWY_NOINLINE void isolate_non_finite(FwdScratch& s) {
   if (s.scaled && s.divided) scale_rows(s.u, s.factors.k_write, s.u);
-  if (!s.weighed()) {  // otherwise u_parts is used for both
-    for (int part = 0; part < kParts; ++part) {
-      std::copy_n(s.u_parts.tile(part, 0, 0), 2 * kTileParts, s.u_writes.tile(part, 0, 0));
+  if (!s.weighed()) {  // otherwise u_splits is used for both
+    for (int split = 0; split < kSplits; ++split) {
+      std::copy_n(s.u_splits.tile(split, 0, 0), 2 * kTileElements, s.u_writes.tile(split, 0, 0));
     }
   }
   HWY_ALIGN float finite[kChunk * kPanel];
   for (std::int64_t i = 0; i < kChunk * kPanel; ++i) {
-    const bool strange = !(std::abs(s.u[i]) <= kLargestPart);
-    s.strange[i] = strange ? s.u[i] : 0.0F;
-    finite[i] = strange ? 0.0F : s.u[i];
+    const bool non_finite = !(std::abs(s.u[i]) <= kLargestSplit);
+    s.non_finite[i] = non_finite ? s.u[i] : 0.0F;
+    finite[i] = non_finite ? 0.0F : s.u[i];
   }
   for (std::int64_t r = 0; r < kTileRows; ++r) {
     for (std::int64_t column = 0; column < 2; ++column) {
       const float* from = finite + r * kPanel + column * kTileRows;
-      cut_pairs<kParts>(_mm512_load_ps(from), _mm512_load_ps(from + kTileRows * kPanel),
-                        s.u_parts.tile(0, column, 0) + r * kTileDepth, s.u_parts.part_stride());
+      split_pairs<kSplits>(_mm512_load_ps(from), _mm512_load_ps(from + kTileRows * kPanel),
+                           s.u_splits.tile(0, column, 0) + r * kTileDepth, s.u_splits.split_stride());
     }
   }
 }
 
-// Adds P U of the elements in s.strange to O, for each row from the tokens up to it only.
-struct StrangeUpdateTiles {
+// Adds P U of the elements in s.non_finite to O, for each row from the tokens up to it only.
+struct NonFiniteUpdateTiles {
   const FwdScratch& s;
   float* out;  // [kChunk, kPanel]
 
@@ -383,8 +383,8 @@ struct StrangeUpdateTiles {
     const float* p = s.chunk.p_scores() + r * kChunk;
     Tile<M> tile;
     tile.load(out + r * kPanel);
-    tile.multiply_add(p, kChunk, 1, s.strange, kPanel, r);
-    tile.multiply_add_lower(p + r, kChunk, s.strange + r * kPanel);
+    tile.multiply_add(p, kChunk, 1, s.non_finite, kPanel, r);
+    tile.multiply_add_lower(p + r, kChunk, s.non_finite + r * kPanel);
     tile.store(out + r * kPanel);
   }
 };
@@ -407,7 +407,7 @@ HWY_INLINE void substitute_panel(const DeltaForward<T>& p, const ChunkPlace& at,
   for_tiles(kChunk, substitution);
 }
 
-// Computes one panel of O in the tile registers, without the elements in s.strange, and stores it.
+// Computes one panel of O in the tile registers, without the elements in s.non_finite, and stores it.
 template <class T>
 HWY_INLINE void store_output(const DeltaForward<T>& p, const ChunkPlace& at, std::int64_t v, std::int64_t columns,
                              bool ordinary, FwdScratch& s) {
@@ -418,8 +418,8 @@ HWY_INLINE void store_output(const DeltaForward<T>& p, const ChunkPlace& at, std
   }
   store_sums(s.out, kPanel);
   if (!ordinary) {
-    StrangeUpdateTiles strange{s, s.out};
-    for_tiles(kChunk, strange);
+    NonFiniteUpdateTiles non_finite{s, s.out};
+    for_tiles(kChunk, non_finite);
   }
   for (std::int64_t r = 0; r < at.tokens; ++r) {
     store_row(s.out + r * kPanel, s.out_factors[r], columns, p.o.at(at.i_b, at.start + r, at.i_h, v), p.o.stride[3]);
@@ -428,20 +428,20 @@ HWY_INLINE void store_output(const DeltaForward<T>& p, const ChunkPlace& at, std
 
 // Computes one chunk of the panel at column v: its outputs and its next state. Returns false, without either, if two
 // splits are too few. Not checked are channel gates, and scalar gates that are no divisors, because S is D S already.
-template <int kParts, int kKeyParts, class T>
+template <int kSplits, int kKeySplits, class T>
 HWY_NOINLINE bool panel_chunk(const DeltaForward<T>& p, const ChunkPlace& at, std::int64_t v, std::int64_t columns,
                               FwdScratch& s) {
-  constexpr bool kChecks = kParts == 2 && kKeyParts == 1;
+  constexpr bool kChecks = kSplits == 2 && kKeySplits == 1;
   const std::int64_t key_dim = p.shape.key_dim;
   const float* whole = s.chunk.decay.whole;
   float* state = s.state + v * key_dim;
-  cut_state<kParts>(key_dim, state, s);
+  split_state<kSplits>(key_dim, state, s);
   zero_sums();
-  add_products<kKeyParts, kParts>(s.reads, 0, s.state_parts, 0, s.ahead);
+  add_products<kKeySplits, kSplits>(s.reads, 0, s.state_splits, 0, s.prefetches);
   store_sums(s.errors, kPanel);
   // Q_read S stays in the tile registers and is computed while the substitution runs.
   zero_sums();
-  add_products<kKeyParts, kParts>(s.reads, 2, s.state_parts, 0, s.ahead);
+  add_products<kKeySplits, kSplits>(s.reads, 2, s.state_splits, 0, s.prefetches);
   if (s.weighed()) {
     store_sums(s.out, kPanel);
     scale_rows(s.out, s.factors.q_read, s.out);
@@ -453,33 +453,33 @@ HWY_NOINLINE bool panel_chunk(const DeltaForward<T>& p, const ChunkPlace& at, st
     if ((whole == nullptr || s.divided) && leaves_little(s.errors, s.u, at.tokens - 1, s.chunk.lambda, before))
       return false;
   }
-  const bool ordinary = cut_updates<kParts>(s);
-  if (!ordinary) set_strange_apart<kParts>(s);
-  add_products<kParts, kParts>(s.p_scores, 0, s.u_parts, 0, s.ahead);
+  const bool ordinary = split_updates<kSplits>(s);
+  if (!ordinary) isolate_non_finite<kSplits>(s);
+  add_products<kSplits, kSplits>(s.p_scores, 0, s.u_splits, 0, s.prefetches);
   store_output(p, at, v, columns, ordinary, s);
   for (std::int64_t i = 0; i < key_dim; i += 2 * kTileRows) {
     load_sums(state + i * kPanel, kPanel);
-    add_products<kKeyParts, kParts>(s.writes, i / kTileRows, s.weighed() || !ordinary ? s.u_writes : s.u_parts, 0,
-                                    s.ahead);
+    add_products<kKeySplits, kSplits>(s.writes, i / kTileRows, s.weighed() || !ordinary ? s.u_writes : s.u_splits, 0,
+                                      s.prefetches);
     store_sums(state + i * kPanel, kPanel);
     if (whole != nullptr && s.divided) scale_rows(state + i * kPanel, whole + i, state + i * kPanel);
   }
   return true;
 }
 
-// Computes all tokens of a part, chunk by chunk and within a chunk head by head. The arithmetic of a panel, and so its
+// Computes all tokens of a range, chunk by chunk and within a chunk head by head. The arithmetic of a panel, and so its
 // bits, does not depend on the other panels.
-template <class T, int kKeyParts>
-void ForwardPart(const DeltaForward<T>& p, const HeadsPart& part, std::byte* memory) {
-  constexpr int kParts = kStateParts<T>;
+template <class T, int kKeySplits>
+void ForwardRange(const DeltaForward<T>& p, const HeadRange& range, std::byte* memory) {
+  constexpr int kSplits = kStateSplits<T>;
   const TilesInUse tiles;
   Arena arena(memory);
   FwdScratch s;
-  s.lay_out(arena, p.shape, p.rule.decay, part.head_end - part.head, kStateParts<float>);
+  s.lay_out(arena, p.shape, p.rule.decay, range.head_end - range.head, kStateSplits<float>);
   s.scaled = p.rule.decay == Decay::scalar || (p.rule.decay == Decay::none && p.rule.qk_l2norm);
-  const Sequence sequence = sequence_of(p, part.n);
-  const std::int64_t key_dim = p.shape.key_dim, head = part.head, head_end = part.head_end;
-  const std::int64_t first = part.panel * kPanel, last = std::min(part.panel_end * kPanel, p.shape.value_dim);
+  const Sequence sequence = sequence_of(p, range.n);
+  const std::int64_t key_dim = p.shape.key_dim, head = range.head, head_end = range.head_end;
+  const std::int64_t first = range.panel * kPanel, last = std::min(range.panel_end * kPanel, p.shape.value_dim);
   const auto scale = static_cast<float>(p.rule.scale_for(key_dim));
   const bool ordinary = std::abs(scale) >= kSmallestQueryScale && std::abs(scale) <= kLargestQueryScale;
   (std::is_same_v<T, float> && ordinary ? s.query_scale : s.out_scale) = scale;
@@ -489,36 +489,36 @@ void ForwardPart(const DeltaForward<T>& p, const HeadsPart& part, std::byte* mem
   float* const states = s.state;
   const std::int64_t padded_values = round_up(p.shape.value_dim, kPanel), state_floats = key_dim * padded_values;
   for (std::int64_t i_h = head; i_h < head_end; ++i_h) {
-    load_state_panels(p.initial_state, first, last, key_dim, states + (i_h - head) * state_floats, part.n, i_h);
+    load_state_panels(p.initial_state, first, last, key_dim, states + (i_h - head) * state_floats, range.n, i_h);
   }
   for (std::int64_t start = sequence.begin; start < sequence.end; start += kChunk) {
     for (std::int64_t i_h = head; i_h < head_end; ++i_h) {
       const ChunkPlace at(p.shape, sequence, i_h, start);
       s.state = states + (i_h - head) * state_floats;
       const bool more_heads = i_h + 1 < head_end;
-      look_ahead(p, {p.shape, sequence, more_heads ? i_h + 1 : head, more_heads ? start : start + kChunk}, first, last,
-                 s.ahead);
-      load_keys<kKeyParts>(p, at, s);
+      plan_prefetches(p, {p.shape, sequence, more_heads ? i_h + 1 : head, more_heads ? start : start + kChunk}, first,
+                      last, s.prefetches);
+      load_keys<kKeySplits>(p, at, s);
       store_chunk_state(s.state, p.chunk_states, streams, first, last, key_dim, at.i_b, sequence.chunk(start), i_h);
-      finish_scores<kParts>(at.tokens, s);
-      if constexpr (kKeyParts == 1) {
+      finish_scores<kSplits>(at.tokens, s);
+      if constexpr (kKeySplits == 1) {
         weigh_reads(at.tokens, s.chunk, s.scaled ? s.factors.k_norm : nullptr, s.weights);
       }
       for (std::int64_t v = first; v < last; v += kPanel) {
         const std::int64_t columns = std::min(kPanel, last - v);
-        if (panel_chunk<kParts, kKeyParts>(p, at, v, columns, s)) continue;
-        if constexpr (kKeyParts == 1) {
+        if (panel_chunk<kSplits, kKeySplits>(p, at, v, columns, s)) continue;
+        if constexpr (kKeySplits == 1) {
           load_keys<3>(p, at, s);
           finish_scores<3>(at.tokens, s);
           panel_chunk<3, 3>(p, at, v, columns, s);
           load_keys<1>(p, at, s);  // for the panels that follow
-          finish_scores<kParts>(at.tokens, s);
+          finish_scores<kSplits>(at.tokens, s);
         }
       }
     }
   }
   for (std::int64_t i_h = head; i_h < head_end; ++i_h) {
-    store_state_panels(states + (i_h - head) * state_floats, p.final_state, first, last, key_dim, part.n, i_h);
+    store_state_panels(states + (i_h - head) * state_floats, p.final_state, first, last, key_dim, range.n, i_h);
   }
   if (streams) hwy::FlushStream();
 }
@@ -527,20 +527,20 @@ void ForwardPart(const DeltaForward<T>& p, const HeadsPart& part, std::byte* mem
 
 std::size_t AmxFwdBytes(const DeltaShape& shape, Decay decay, std::int64_t heads) {
   Arena arena;
-  FwdScratch().lay_out(arena, shape, decay, heads, kStateParts<float>);
+  FwdScratch().lay_out(arena, shape, decay, heads, kStateSplits<float>);
   return arena.bytes();
 }
 
-void AmxFwdPart(const DeltaForward<float>& p, const HeadsPart& part, std::byte* memory) {
-  ForwardPart<float, kStateParts<float>>(p, part, memory);
+void AmxFwdRange(const DeltaForward<float>& p, const HeadRange& range, std::byte* memory) {
+  ForwardRange<float, kStateSplits<float>>(p, range, memory);
 }
 
-void AmxFwdPart(const DeltaForward<bfloat16>& p, const HeadsPart& part, std::byte* memory) {
-  // Keys are exact in one part if no channel gate changes them.
+void AmxFwdRange(const DeltaForward<bfloat16>& p, const HeadRange& range, std::byte* memory) {
+  // Keys are exact in one split if no channel gate changes them.
   if (p.rule.decay == Decay::channel) {
-    ForwardPart<bfloat16, 2>(p, part, memory);
+    ForwardRange<bfloat16, 2>(p, range, memory);
   } else {
-    ForwardPart<bfloat16, 1>(p, part, memory);
+    ForwardRange<bfloat16, 1>(p, range, memory);
   }
 }
 
@@ -552,17 +552,17 @@ HWY_AFTER_NAMESPACE();
 namespace efla::cpu {
 
 #if HWY_TARGETS & HWY_AVX3
-bool amx_takes(const DeltaShape& shape) { return uses_matrix_unit() && shape.key_dim % N_AVX3::kTileDepth == 0; }
+bool amx_takes(const DeltaShape& shape) { return uses_amx() && shape.key_dim % N_AVX3::kTileDepth == 0; }
 
 std::size_t amx_chunk_fwd_workspace_bytes(const DeltaShape& shape, const DeltaRule& rule, int threads) {
-  return N_AVX3::AmxFwdBytes(shape, rule.decay, heads_together(shape, threads)) * static_cast<std::size_t>(threads);
+  return N_AVX3::AmxFwdBytes(shape, rule.decay, heads_per_block(shape, threads)) * static_cast<std::size_t>(threads);
 }
 
 template <class T>
 void amx_chunk_fwd(const DeltaForward<T>& p, Workspace workspace, ThreadPool& pool) {
   const std::int64_t panels = (p.shape.value_dim + N_AVX3::kPanel - 1) / N_AVX3::kPanel;
-  for_each_part(p.shape, panels, workspace, pool,
-                [&](const HeadsPart& part, std::byte* memory) { N_AVX3::AmxFwdPart(p, part, memory); });
+  for_each_head_range(p.shape, panels, workspace, pool,
+                      [&](const HeadRange& range, std::byte* memory) { N_AVX3::AmxFwdRange(p, range, memory); });
 }
 #else
 bool amx_takes(const DeltaShape&) { return false; }

@@ -19,7 +19,7 @@
 #include <utility>
 
 #include "efla/base/dtype.h"
-#include "efla/cpu/element-inl.h"
+#include "efla/cpu/common/element-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace efla::cpu::HWY_NAMESPACE {
@@ -134,12 +134,13 @@ struct Tile {
   }
 
   // Does the same and prefetches an address every kDepthAnAsk steps.
-  template <class Ahead>
+  template <class Prefetches>
   HWY_INLINE void multiply_add(const float* HWY_RESTRICT a, std::ptrdiff_t a_row, std::ptrdiff_t a_depth,
-                               const float* HWY_RESTRICT b, std::ptrdiff_t b_row, std::int64_t depth, Ahead& ahead) {
+                               const float* HWY_RESTRICT b, std::ptrdiff_t b_row, std::int64_t depth,
+                               Prefetches& prefetches) {
     constexpr std::int64_t kDepthAnAsk = 16;
     for (; depth >= kDepthAnAsk; depth -= kDepthAnAsk, a += kDepthAnAsk * a_depth, b += kDepthAnAsk * b_row) {
-      ahead.ask();
+      prefetches.prefetch_next();
       multiply_add(a, a_row, a_depth, b, b_row, kDepthAnAsk);
     }
     multiply_add(a, a_row, a_depth, b, b_row, depth);

@@ -7,8 +7,8 @@
 #define EFLA_CPU_CHUNK_BWD_TILES_INL_H_
 #endif
 
-#include "efla/cpu/addresses_ahead.h"
-#include "efla/cpu/chunk_bwd_decay-inl.h"
+#include "efla/cpu/common/prefetch_list.h"
+#include "efla/cpu/delta/chunk_bwd_decay-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace efla::cpu::HWY_NAMESPACE {
@@ -36,23 +36,23 @@ struct BwdScratch {
   DecayGradient decay;         // allocated only if the rule has a decay
 
   // Returns an upper bound on the addresses of what a chunk reads and writes.
-  static std::int64_t addresses_ahead(const DeltaShape& shape) {
-    return AddressesAhead::of_rows(kChunk, shape.key_dim) * 6 + AddressesAhead::of_rows(kChunk, shape.value_dim) * 3 +
-           AddressesAhead::of_rows(shape.key_dim, shape.value_dim);
+  static std::int64_t prefetch_addresses(const DeltaShape& shape) {
+    return PrefetchList::of_rows(kChunk, shape.key_dim) * 6 + PrefetchList::of_rows(kChunk, shape.value_dim) * 3 +
+           PrefetchList::of_rows(shape.key_dim, shape.value_dim);
   }
 
-  void lay_out(Arena& arena, const DeltaShape& shape, Decay kind, int team) {
+  void lay_out(Arena& arena, const DeltaShape& shape, Decay kind, int group_threads) {
     chunk.lay_out(arena, shape, kind);
     key_dim = shape.key_dim;
     const std::int64_t padded_keys = round_up(key_dim, kPanel), padded_values = round_up(shape.value_dim, kPanel);
-    errors = arena.floats(team * kChunk * kPanel);
+    errors = arena.floats(group_threads * kChunk * kPanel);
     state = arena.floats(key_dim * padded_values);
     for (float** t : {&state_t, &dstate_t}) *t = arena.floats(padded_keys * padded_values);
     for (float** panels : {&values, &u, &dout, &g}) *panels = arena.floats(kChunk * padded_values);
     u_t = arena.floats(round_up(kChunk, kPanel) * padded_values);
     for (float** sums : {&da, &db}) *sums = arena.floats(padded_values / kPanel * kChunk * kLanes);
     dscores = arena.floats(2 * kChunk * kChunk);
-    addresses = AddressesAhead::lay_out(arena, team * addresses_ahead(shape));
+    addresses = PrefetchList::lay_out(arena, group_threads * prefetch_addresses(shape));
     if (kind != Decay::none) decay.lay_out(arena, padded_keys, key_dim * padded_values / kPanel);
   }
 };
@@ -63,15 +63,15 @@ template <bool kGivenUpdates>
 struct ReverseSubstitutionTiles {
   const ChunkScratch& c;
   std::int64_t key_dim, tokens;
-  const float* dstate;              // [K, kPanel] after the chunk
-  const float* errors;              // [kChunk, kPanel]
-  float* values;                    // [kChunk, kPanel]: v, overwritten by dV
-  const float* dout;                // [kChunk, kPanel]
-  float* g;                         // [kChunk, kPanel]
-  float* da_sums;                   // [kChunk, kLanes]
-  float* db_sums;                   // [kChunk, kLanes]
-  const float* du;                  // [kChunk, kPanel], with kGivenUpdates
-  AddressesAhead* ahead = nullptr;  // without kGivenUpdates
+  const float* dstate;                 // [K, kPanel] after the chunk
+  const float* errors;                 // [kChunk, kPanel]
+  float* values;                       // [kChunk, kPanel]: v, overwritten by dV
+  const float* dout;                   // [kChunk, kPanel]
+  float* g;                            // [kChunk, kPanel]
+  float* da_sums;                      // [kChunk, kLanes]
+  float* db_sums;                      // [kChunk, kLanes]
+  const float* du;                     // [kChunk, kPanel], with kGivenUpdates
+  PrefetchList* prefetches = nullptr;  // without kGivenUpdates
 
   template <int M>
   HWY_INLINE void run(std::int64_t r) {
@@ -84,7 +84,7 @@ struct ReverseSubstitutionTiles {
       tile.load(du + r * kPanel);
     } else {
       tile.zero();
-      tile.multiply_add(c.k_write + r * c.key_stride, c.key_stride, 1, dstate, kPanel, key_dim, *ahead);
+      tile.multiply_add(c.k_write + r * c.key_stride, c.key_stride, 1, dstate, kPanel, key_dim, *prefetches);
       tile.multiply_add(p + below * kChunk, 1, kChunk, dout + below * kPanel, kPanel, tokens - below);
     }
     tile.multiply_add(l + below * kChunk, 1, kChunk, g + below * kPanel, kPanel, tokens - below);
@@ -134,15 +134,15 @@ struct StateGradientTiles {
   const float* dout;  // [kChunk, kPanel]
   const float* g;     // [kChunk, kPanel]
   float* dstate;      // [K, kPanel]
-  AddressesAhead& ahead;
+  PrefetchList& prefetches;
 
   template <int M>
   HWY_INLINE void run(std::int64_t i) {
     Tile<M> tile;
     tile.load(dstate + i * kPanel);
     if (c.decay.whole != nullptr) tile.scale_rows(c.decay.whole + i);
-    tile.multiply_add(c.q_read + i, 1, c.key_stride, dout, kPanel, tokens, ahead);
-    tile.multiply_add(c.k_read + i, 1, c.key_stride, g, kPanel, tokens, ahead);
+    tile.multiply_add(c.q_read + i, 1, c.key_stride, dout, kPanel, tokens, prefetches);
+    tile.multiply_add(c.k_read + i, 1, c.key_stride, g, kPanel, tokens, prefetches);
     tile.store(dstate + i * kPanel);
   }
 };
@@ -173,7 +173,7 @@ struct ScoreGradientTiles {
 struct QueryGradientTiles {
   const BwdScratch& s;
   std::int64_t padded_values, key;  // key: first column of the panel
-  AddressesAhead& ahead;
+  PrefetchList& prefetches;
 
   template <int M>
   HWY_INLINE void run(std::int64_t r) {
@@ -183,7 +183,7 @@ struct QueryGradientTiles {
     tile.zero();
     for (std::int64_t v = 0; v < padded_values; v += kPanel) {
       tile.multiply_add(s.dout + v * kChunk + r * kPanel, kPanel, 1, s.state_t + key * padded_values + v * kPanel,
-                        kPanel, kPanel, ahead);
+                        kPanel, kPanel, prefetches);
     }
     if (c.decay.kind != Decay::none) {
       tile.multiply(c.decay.prefix + at, c.key_stride);
@@ -200,7 +200,7 @@ struct QueryGradientTiles {
 struct KeyGradientTiles {
   const BwdScratch& s;
   std::int64_t padded_values, tokens, key;
-  AddressesAhead& ahead;
+  PrefetchList& prefetches;
 
   template <int M>
   HWY_INLINE void run(std::int64_t r) {
@@ -212,8 +212,8 @@ struct KeyGradientTiles {
       for (std::int64_t v = 0; v < padded_values; v += kPanel) {
         const std::int64_t rows = v * kChunk + r * kPanel;
         const std::int64_t columns = key * padded_values + v * kPanel;
-        tile.multiply_add(s.u + rows, kPanel, 1, s.dstate_t + columns, kPanel, kPanel, ahead);
-        tile.multiply_add(s.g + rows, kPanel, 1, s.state_t + columns, kPanel, kPanel, ahead);
+        tile.multiply_add(s.u + rows, kPanel, 1, s.dstate_t + columns, kPanel, kPanel, prefetches);
+        tile.multiply_add(s.g + rows, kPanel, 1, s.state_t + columns, kPanel, kPanel, prefetches);
       }
     } else {
       state_product(s.g, s.state_t, r, tile);
@@ -238,7 +238,7 @@ struct KeyGradientTiles {
   HWY_INLINE void state_product(const float* left, const float* right, std::int64_t r, Tile<M>& tile) {
     for (std::int64_t v = 0; v < padded_values; v += kPanel) {
       tile.multiply_add(left + v * kChunk + r * kPanel, kPanel, 1, right + key * padded_values + v * kPanel, kPanel,
-                        kPanel, ahead);
+                        kPanel, prefetches);
     }
   }
 };

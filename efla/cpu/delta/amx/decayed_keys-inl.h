@@ -6,11 +6,11 @@
 //
 // are matrix products, each term as exact as in any product. Otherwise L and P are computed as without AMX
 // (chunk-inl.h), and K_write are the keys times the decays to the end of the chunk. Included by the kernels that
-// include parts-inl.h.
+// include amx/bf16_split-inl.h.
 #pragma once
 
-#include "efla/cpu/chunk-inl.h"
-#include "efla/cpu/parts-inl.h"
+#include "efla/cpu/delta/amx/bf16_split-inl.h"
+#include "efla/cpu/delta/chunk-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace efla::cpu::HWY_NAMESPACE {
@@ -35,8 +35,8 @@ HWY_INLINE bool multiply_channels(std::int64_t tokens, const ChunkDecay& decay) 
   return hn::AllTrue(d, inside);
 }
 
-template <int kKeyParts>
-HWY_INLINE void cut_divided_keys(std::int64_t tokens, const ChunkScratch& c, PartTiles reads, PartTiles writes) {
+template <int kKeySplits>
+HWY_INLINE void split_divided_keys(std::int64_t tokens, const ChunkScratch& c, SplitTiles reads, SplitTiles writes) {
   const FloatTag d;
   for (std::int64_t r = 0; r < tokens; ++r) {
     for (std::int64_t along = 0; along < reads.depth; ++along) {
@@ -44,9 +44,9 @@ HWY_INLINE void cut_divided_keys(std::int64_t tokens, const ChunkScratch& c, Par
       const FloatVec c0 = hn::Load(d, c.decay.prefix + i), c1 = hn::Load(d, c.decay.prefix + j);
       const FloatVec k0 = hn::Load(d, c.k + i), k1 = hn::Load(d, c.k + j);
       const FloatVec q0 = hn::Mul(hn::Load(d, c.q + i), c0), q1 = hn::Mul(hn::Load(d, c.q + j), c1);
-      cut_pairs<kKeyParts>(hn::Mul(k0, c0).raw, hn::Mul(k1, c1).raw, reads.row(r, along), reads.part_stride());
-      cut_pairs<kKeyParts>(q0.raw, q1.raw, reads.row(kChunk + r, along), reads.part_stride());
-      cut_pairs<kKeyParts>(hn::Div(k0, c0).raw, hn::Div(k1, c1).raw, writes.row(r, along), writes.part_stride());
+      split_pairs<kKeySplits>(hn::Mul(k0, c0).raw, hn::Mul(k1, c1).raw, reads.row(r, along), reads.split_stride());
+      split_pairs<kKeySplits>(q0.raw, q1.raw, reads.row(kChunk + r, along), reads.split_stride());
+      split_pairs<kKeySplits>(hn::Div(k0, c0).raw, hn::Div(k1, c1).raw, writes.row(r, along), writes.split_stride());
     }
   }
 }
@@ -54,23 +54,23 @@ HWY_INLINE void cut_divided_keys(std::int64_t tokens, const ChunkScratch& c, Par
 // Writes K_read and below it Q_read to the left operand `reads`, and K_write to `writes`, with zeros after the last
 // token. load_chunk must have filled q, k and the decays. Returns whether keys are divided by c; if not, computes P and
 // L.
-template <int kKeyParts>
-HWY_INLINE bool cut_decayed_keys(const ChunkPlace& at, std::int64_t key_dim, ChunkScratch& c, PartTiles reads,
-                                 PartTiles writes) {
+template <int kKeySplits>
+HWY_INLINE bool split_decayed_keys(const ChunkPlace& at, std::int64_t key_dim, ChunkScratch& c, SplitTiles reads,
+                                   SplitTiles writes) {
   const std::int64_t tokens = at.tokens;
   const bool divided = multiply_channels(tokens, c.decay);
   if (divided) {
-    cut_divided_keys<kKeyParts>(tokens, c, reads, writes);
+    split_divided_keys<kKeySplits>(tokens, c, reads, writes);
   } else {
     std::fill_n(c.scores, 2 * kChunk * kChunk, 0.0F);
     compute_scores(at, key_dim, c);
-    cut_rows<kKeyParts>(c.k_read, c.key_stride, 0, tokens, reads);
-    cut_rows<kKeyParts>(c.q_read, c.key_stride, kChunk, tokens, reads);
-    cut_rows<kKeyParts>(c.k_write, c.key_stride, 0, tokens, writes);
+    split_rows<kKeySplits>(c.k_read, c.key_stride, 0, tokens, reads);
+    split_rows<kKeySplits>(c.q_read, c.key_stride, kChunk, tokens, reads);
+    split_rows<kKeySplits>(c.k_write, c.key_stride, 0, tokens, writes);
   }
-  clear_rows<kKeyParts>(tokens, kChunk, reads);
-  clear_rows<kKeyParts>(kChunk + tokens, 2 * kChunk, reads);
-  clear_rows<kKeyParts>(tokens, kChunk, writes);
+  clear_rows<kKeySplits>(tokens, kChunk, reads);
+  clear_rows<kKeySplits>(kChunk + tokens, 2 * kChunk, reads);
+  clear_rows<kKeySplits>(tokens, kChunk, writes);
   return divided;
 }
 

@@ -18,15 +18,15 @@
 // overflows or is lost for any decay, and rounding is that of products, not of differences of logarithms.
 #include <unistd.h>
 
-#include "efla/cpu/addresses_ahead.h"
-#include "efla/cpu/heads_parts.h"
-#include "efla/cpu/kernels.h"
+#include "efla/cpu/common/head_range.h"
+#include "efla/cpu/common/prefetch_list.h"
+#include "efla/cpu/delta/kernels.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "efla/cpu/recurrent_fwd.cc"
+#define HWY_TARGET_INCLUDE "efla/cpu/delta/recurrent_fwd.cc"
 #include <hwy/foreach_target.h>  // must come before the -inl.h files
 
-#include "efla/cpu/chunk-inl.h"
+#include "efla/cpu/delta/chunk-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace efla::cpu::HWY_NAMESPACE {
@@ -52,21 +52,21 @@ std::int64_t panels_per_slice(const DeltaShape& shape) {
 
 struct FwdScratch {
   ChunkScratch chunk;
-  AddressesAhead ahead;
+  PrefetchList prefetches;
   float* state = nullptr;       // panels [K, kPanel]: S'
-  float* scales = nullptr;      // [kChunk, Kp]: rows of tokens with `settles`; allocated only if the rule has a decay
+  float* scales = nullptr;      // [kChunk, Kp]: rows of tokens with `applies_pending`; only if the rule has a decay
   float* no_key = nullptr;      // [Kp] zeros
   float* out_factor = nullptr;  // [kChunk] scale, times c if c is one number
   float* products = nullptr;  // [kChunk, 4] k_t·q_t, k_{t−1}·k_t, k_{t−1}·q_t (with the written k) and ‖k_t‖²
   float* values = nullptr;    // [kChunk, Vp] of v's type, if the caller's v or o cannot be used directly
   float* out = nullptr;       // [kChunk, Vp], likewise
   float* u = nullptr;         // [2, Vp]: the pending updates
-  std::int64_t value_stride = 0;  // Vp
-  bool settles[kChunk] = {};      // whether S' ← scales ⊙ S' before the token
+  std::int64_t value_stride = 0;      // Vp
+  bool applies_pending[kChunk] = {};  // whether S' ← scales ⊙ S' before the token
 
   void lay_out(Arena& arena, const DeltaShape& shape, Decay decay, std::int64_t heads) {
     chunk.lay_out(arena, shape, decay);
-    ahead = AddressesAhead(AddressesAhead::lay_out(arena, addresses_ahead(shape)));
+    prefetches = PrefetchList(PrefetchList::lay_out(arena, prefetch_addresses(shape)));
     if (decay == Decay::scalar) {  // c is in the gains
       chunk.q_read = chunk.q;
       chunk.k_read = chunk.k_write = chunk.k;
@@ -140,7 +140,7 @@ HWY_INLINE void finish_pair(const PairOfTokens<T>& pair, std::int64_t column, co
 template <bool kWrite, int P, class T>
 HWY_INLINE void sweep(float* state, std::int64_t key_dim, const PairOfRows& written, float* u, std::int64_t u_stride,
                       const PairOfRows& k, const PairOfRows& q, const PairOfTokens<T>& pair, std::int64_t column,
-                      AddressesAhead& ahead) {
+                      PrefetchList& prefetches) {
   const FloatTag d;
   constexpr int kAll = P * kVectors;
   FloatVec update[2][kAll], errors[2][kAll], readings[2][kAll];
@@ -171,22 +171,22 @@ HWY_INLINE void sweep(float* state, std::int64_t key_dim, const PairOfRows& writ
       unroll<kAll>([&](auto n) EFLA_UNROLLED { readings[t][n] = hn::MulAdd(query, x[n], readings[t][n]); });
     });
   };
-  AddressesAhead next_rows = ahead;  // a copy in registers
+  PrefetchList next_rows = prefetches;  // a copy in registers
   std::int64_t i = 0;
   for (; i + kRowsAnAsk <= key_dim; i += kRowsAnAsk) {
-    next_rows.ask();
+    next_rows.prefetch_next();
     unroll<kRowsAnAsk>([&](auto n) EFLA_UNROLLED { add_row(i + n); });
   }
   for (; i < key_dim; ++i) add_row(i);
-  ahead = next_rows;
+  prefetches = next_rows;
   finish_pair<kAll>(pair, column, errors, readings, u, u_stride);
 }
 
 // Applies the pending updates of P neighbouring panels from `column` on, and with a decay S' ← scales ⊙ S'.
 template <int P>
-HWY_INLINE void settle(float* HWY_RESTRICT state, std::int64_t key_dim, const PairOfRows& written,
-                       const float* HWY_RESTRICT u, std::int64_t u_stride, std::int64_t column,
-                       const float* HWY_RESTRICT scales) {
+HWY_INLINE void apply_pending(float* HWY_RESTRICT state, std::int64_t key_dim, const PairOfRows& written,
+                              const float* HWY_RESTRICT u, std::int64_t u_stride, std::int64_t column,
+                              const float* HWY_RESTRICT scales) {
   const FloatTag d;
   constexpr int kAll = P * kVectors;
   FloatVec update[2][kAll];
@@ -226,29 +226,29 @@ struct ValueRows {
   std::int64_t o_stride;
 };
 
-// Computes the tokens of a chunk for the panels at columns [first, last) and advances their state. Prefetches `asks`
-// addresses before each pair of tokens, in addition to those of the sweeps.
+// Computes the tokens of a chunk for the panels at columns [first, last) and advances their state. Prefetches
+// `prefetch_count` addresses before each pair of tokens, in addition to those of the sweeps.
 template <class T>
 HWY_INLINE void run_slice(FwdScratch& s, std::int64_t tokens, std::int64_t key_dim, std::int64_t first,
-                          std::int64_t last, const ValueRows<T>& values, std::int64_t asks) {
+                          std::int64_t last, const ValueRows<T>& values, std::int64_t prefetch_count) {
   const ChunkScratch& c = s.chunk;
   const auto rows = [&](const float* all, std::int64_t r, bool both) HWY_ATTR {
     return PairOfRows{{all + r * c.key_stride, both ? all + (r + 1) * c.key_stride : s.no_key}};
   };
-  const auto settle_panels = [&](const PairOfRows& written, const float* scales) HWY_ATTR {
+  const auto apply_pending_panels = [&](const PairOfRows& written, const float* scales) HWY_ATTR {
     for_panels(first, last, [&](std::int64_t v, auto count) EFLA_UNROLLED {
-      settle<count>(s.state, key_dim, written, s.u, s.value_stride, v, scales);
+      apply_pending<count>(s.state, key_dim, written, s.u, s.value_stride, v, scales);
     });
   };
   for (int t = 0; t < 2; ++t) std::fill(s.u + t * s.value_stride + first, s.u + t * s.value_stride + last, 0.0F);
   PairOfRows written{{s.no_key, s.no_key}};
   bool updates = false;  // whether there are pending updates
   for (std::int64_t r = 0, count = 0; r < tokens; r += count) {
-    const bool both = r + 1 < tokens && !s.settles[r + 1];
+    const bool both = r + 1 < tokens && !s.applies_pending[r + 1];
     count = both ? 2 : 1;
-    if (s.settles[r]) settle_panels(written, s.scales + r * c.key_stride);
-    const bool writes = updates && !s.settles[r];
-    for (std::int64_t i = 0; i < asks; ++i) s.ahead.ask();
+    if (s.applies_pending[r]) apply_pending_panels(written, s.scales + r * c.key_stride);
+    const bool writes = updates && !s.applies_pending[r];
+    for (std::int64_t i = 0; i < prefetch_count; ++i) s.prefetches.prefetch_next();
     const PairOfRows k = rows(c.k_read, r, both), q = rows(c.q_read, r, both);
     PairOfTokens<T> pair{};
     pair.both = both;
@@ -262,15 +262,15 @@ HWY_INLINE void run_slice(FwdScratch& s, std::int64_t tokens, std::int64_t key_d
     }
     for_panels(first, last, [&](std::int64_t v, auto count) EFLA_UNROLLED {
       if (writes) {
-        sweep<true, count>(s.state, key_dim, written, s.u, s.value_stride, k, q, pair, v, s.ahead);
+        sweep<true, count>(s.state, key_dim, written, s.u, s.value_stride, k, q, pair, v, s.prefetches);
       } else {
-        sweep<false, count>(s.state, key_dim, written, s.u, s.value_stride, k, q, pair, v, s.ahead);
+        sweep<false, count>(s.state, key_dim, written, s.u, s.value_stride, k, q, pair, v, s.prefetches);
       }
     });
     written = rows(c.k_write, r, both);
     updates = true;
   }
-  settle_panels(written, c.decay.whole);
+  apply_pending_panels(written, c.decay.whole);
 }
 
 // Puts the c of a scalar gate into the gains. With u = c u', u' = (b / c) v − a S'ᵀk and o = scale c (S'ᵀq + (k·q) u').
@@ -279,8 +279,8 @@ HWY_INLINE void scale_gains(std::int64_t tokens, FwdScratch& s) {
   float scale = 1.0F;
   for (std::int64_t r = 0; r < tokens; ++r) {
     scale *= c.decay.token[r * c.key_stride];
-    s.settles[r] = !(scale >= kSmallestScale && scale <= kLargestScale);
-    if (s.settles[r]) {
+    s.applies_pending[r] = !(scale >= kSmallestScale && scale <= kLargestScale);
+    if (s.applies_pending[r]) {
       std::fill_n(s.scales + r * c.key_stride, c.key_stride, scale);
       scale = 1.0F;
     }
@@ -305,9 +305,9 @@ HWY_INLINE void scale_keys(std::int64_t tokens, FwdScratch& s) {
       inside = hn::And(inside, hn::Ge(scale, hn::Set(d, kSmallestScale)));
       inside = hn::And(inside, hn::Le(scale, hn::Set(d, kLargestScale)));
     }
-    s.settles[r] = !hn::AllTrue(d, inside);
+    s.applies_pending[r] = !hn::AllTrue(d, inside);
     for (std::int64_t i = 0; i < c.key_stride; i += kLanes) {
-      const FloatVec scale = s.settles[r] ? hn::Set(d, 1.0F) : hn::Load(d, scales + i);
+      const FloatVec scale = s.applies_pending[r] ? hn::Set(d, 1.0F) : hn::Load(d, scales + i);
       const FloatVec k = hn::Load(d, c.k + row + i);
       hn::Store(scale, d, c.decay.whole + i);
       hn::Store(hn::Mul(scale, k), d, c.k_read + row + i);
@@ -365,64 +365,64 @@ HWY_INLINE void copy_out(const ValueRows<T>& values, const ChunkPlace& at, std::
   }
 }
 
-// Computes all tokens of a part, chunk by chunk and within a chunk head by head. The arithmetic of a column, and so its
-// bits, does not depend on the other columns.
+// Computes all tokens of a range, chunk by chunk and within a chunk head by head. The arithmetic of a column, and so
+// its bits, does not depend on the other columns.
 template <class T>
-void RecurrentFwdPart(const DeltaForward<T>& p, const HeadsPart& part, std::byte* memory) {
+void RecurrentFwdRange(const DeltaForward<T>& p, const HeadRange& range, std::byte* memory) {
   Arena arena(memory);
   FwdScratch s;
-  s.lay_out(arena, p.shape, p.rule.decay, part.head_end - part.head);
+  s.lay_out(arena, p.shape, p.rule.decay, range.head_end - range.head);
   std::fill_n(s.no_key, s.chunk.key_stride, 0.0F);
-  const Sequence sequence = sequence_of(p, part.n);
+  const Sequence sequence = sequence_of(p, range.n);
   const std::int64_t key_dim = p.shape.key_dim;
-  const std::int64_t first = part.panel * kPanel, last = std::min(part.panel_end * kPanel, p.shape.value_dim);
+  const std::int64_t first = range.panel * kPanel, last = std::min(range.panel_end * kPanel, p.shape.value_dim);
   const std::int64_t width = panels_per_slice(p.shape) * kPanel;
   const bool streams = streams_states(p);
   const bool in_place = p.v.stride[3] == 1 && p.o.stride[3] == 1 && last % kPanel == 0;
   float* const states = s.state;
   const std::int64_t state_floats = key_dim * round_up(p.shape.value_dim, kPanel);
-  for (std::int64_t i_h = part.head; i_h < part.head_end; ++i_h) {
-    load_state_panels(p.initial_state, first, last, key_dim, states + (i_h - part.head) * state_floats, part.n, i_h);
+  for (std::int64_t i_h = range.head; i_h < range.head_end; ++i_h) {
+    load_state_panels(p.initial_state, first, last, key_dim, states + (i_h - range.head) * state_floats, range.n, i_h);
   }
   for (std::int64_t start = sequence.begin; start < sequence.end; start += kChunk) {
-    for (std::int64_t i_h = part.head; i_h < part.head_end; ++i_h) {
+    for (std::int64_t i_h = range.head; i_h < range.head_end; ++i_h) {
       const ChunkPlace at(p.shape, sequence, i_h, start);
-      s.state = states + (i_h - part.head) * state_floats;
+      s.state = states + (i_h - range.head) * state_floats;
       load_tokens(p, at, s);
       store_chunk_state(s.state, p.chunk_states, streams, first, last, key_dim, at.i_b, sequence.chunk(start), i_h);
-      const bool more_heads = i_h + 1 < part.head_end;
-      const ChunkPlace next(p.shape, sequence, more_heads ? i_h + 1 : part.head, more_heads ? start : start + kChunk);
-      look_ahead(p, next, first, last, s.ahead);
+      const bool more_heads = i_h + 1 < range.head_end;
+      const ChunkPlace next(p.shape, sequence, more_heads ? i_h + 1 : range.head, more_heads ? start : start + kChunk);
+      plan_prefetches(p, next, first, last, s.prefetches);
       // Sweeps over few rows prefetch too little.
       const std::int64_t pairs = (at.tokens + 1) / 2,
                          sweeps = (last - first + kTogether * kPanel - 1) / (kTogether * kPanel);
       const std::int64_t in_sweeps = pairs * sweeps * (key_dim / kRowsAnAsk),
                          slices = (last - first + width - 1) / width;
-      const std::int64_t asks =
-          std::max<std::int64_t>(0, s.ahead.count() - in_sweeps + pairs * slices - 1) / (pairs * slices);
+      const std::int64_t prefetch_count =
+          std::max<std::int64_t>(0, s.prefetches.count() - in_sweeps + pairs * slices - 1) / (pairs * slices);
       ValueRows<T> values{p.v.at(at.i_b, start, i_h), p.v.stride[1], p.o.at(at.i_b, start, i_h), p.o.stride[1]};
       if (!in_place) {
         values = {reinterpret_cast<T*>(s.values), s.value_stride, reinterpret_cast<T*>(s.out), s.value_stride};
         copy_values(p.v, at, first, last, reinterpret_cast<T*>(s.values), s.value_stride);
       }
       for (std::int64_t v = first; v < last; v += width) {
-        run_slice(s, at.tokens, key_dim, v, std::min(v + width, round_up(last, kPanel)), values, asks);
+        run_slice(s, at.tokens, key_dim, v, std::min(v + width, round_up(last, kPanel)), values, prefetch_count);
       }
       if (!in_place) copy_out(values, at, first, last, p.o);
     }
   }
-  for (std::int64_t i_h = part.head; i_h < part.head_end; ++i_h) {
-    store_state_panels(states + (i_h - part.head) * state_floats, p.final_state, first, last, key_dim, part.n, i_h);
+  for (std::int64_t i_h = range.head; i_h < range.head_end; ++i_h) {
+    store_state_panels(states + (i_h - range.head) * state_floats, p.final_state, first, last, key_dim, range.n, i_h);
   }
   if (streams) hwy::FlushStream();
 }
 
-void RecurrentFwdFloat(const DeltaForward<float>& p, const HeadsPart& part, std::byte* memory) {
-  RecurrentFwdPart(p, part, memory);
+void RecurrentFwdFloat(const DeltaForward<float>& p, const HeadRange& range, std::byte* memory) {
+  RecurrentFwdRange(p, range, memory);
 }
 
-void RecurrentFwdBfloat16(const DeltaForward<bfloat16>& p, const HeadsPart& part, std::byte* memory) {
-  RecurrentFwdPart(p, part, memory);
+void RecurrentFwdBfloat16(const DeltaForward<bfloat16>& p, const HeadRange& range, std::byte* memory) {
+  RecurrentFwdRange(p, range, memory);
 }
 
 std::int64_t RecurrentPanelWidth() { return kPanel; }
@@ -440,25 +440,25 @@ HWY_EXPORT(RecurrentFwdBfloat16);
 HWY_EXPORT(FwdBytesPerWorker);
 HWY_EXPORT(RecurrentPanelWidth);
 
-void compute(const DeltaForward<float>& p, const HeadsPart& part, std::byte* memory) {
-  HWY_DYNAMIC_DISPATCH(RecurrentFwdFloat)(p, part, memory);
+void compute(const DeltaForward<float>& p, const HeadRange& range, std::byte* memory) {
+  HWY_DYNAMIC_DISPATCH(RecurrentFwdFloat)(p, range, memory);
 }
-void compute(const DeltaForward<bfloat16>& p, const HeadsPart& part, std::byte* memory) {
-  HWY_DYNAMIC_DISPATCH(RecurrentFwdBfloat16)(p, part, memory);
+void compute(const DeltaForward<bfloat16>& p, const HeadRange& range, std::byte* memory) {
+  HWY_DYNAMIC_DISPATCH(RecurrentFwdBfloat16)(p, range, memory);
 }
 
 }  // namespace
 
 std::size_t recurrent_fwd_workspace_bytes(const DeltaShape& shape, const DeltaRule& rule, int threads) {
-  return HWY_DYNAMIC_DISPATCH(FwdBytesPerWorker)(shape, rule.decay, heads_together(shape, threads)) *
+  return HWY_DYNAMIC_DISPATCH(FwdBytesPerWorker)(shape, rule.decay, heads_per_block(shape, threads)) *
          static_cast<std::size_t>(threads);
 }
 
 template <class T>
 void recurrent_fwd(const DeltaForward<T>& p, Workspace workspace, ThreadPool& pool) {
   const std::int64_t width = HWY_DYNAMIC_DISPATCH(RecurrentPanelWidth)();
-  for_each_part(p.shape, (p.shape.value_dim + width - 1) / width, workspace, pool,
-                [&](const HeadsPart& part, std::byte* memory) { compute(p, part, memory); });
+  for_each_head_range(p.shape, (p.shape.value_dim + width - 1) / width, workspace, pool,
+                      [&](const HeadRange& range, std::byte* memory) { compute(p, range, memory); });
 }
 
 template void recurrent_fwd(const DeltaForward<float>&, Workspace, ThreadPool&);

@@ -1,12 +1,12 @@
 // The forward of the chunk algorithm (equations 21 to 32 of EFLA, arXiv 2512.12602), on vector units.
-#include "efla/cpu/addresses_ahead.h"
-#include "efla/cpu/kernels.h"
+#include "efla/cpu/common/prefetch_list.h"
+#include "efla/cpu/delta/kernels.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "efla/cpu/chunk_fwd.cc"
+#define HWY_TARGET_INCLUDE "efla/cpu/delta/chunk_fwd.cc"
 #include <hwy/foreach_target.h>  // must come before the -inl.h files
 
-#include "efla/cpu/chunk-inl.h"
+#include "efla/cpu/delta/chunk-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace efla::cpu::HWY_NAMESPACE {
@@ -14,7 +14,7 @@ namespace {
 
 struct FwdScratch {
   ChunkScratch chunk;
-  AddressesAhead ahead;
+  PrefetchList prefetches;
   float* state = nullptr;   // panels [K, kPanel]
   float* values = nullptr;  // panels [kChunk, kPanel]
   float* out = nullptr;     // panels [kChunk, kPanel]
@@ -22,7 +22,7 @@ struct FwdScratch {
 
   void lay_out(Arena& arena, const DeltaShape& shape, Decay decay) {
     chunk.lay_out(arena, shape, decay);
-    ahead = AddressesAhead(AddressesAhead::lay_out(arena, addresses_ahead(shape)));
+    prefetches = PrefetchList(PrefetchList::lay_out(arena, prefetch_addresses(shape)));
     const std::int64_t padded_values = round_up(shape.value_dim, kPanel);
     state = arena.floats(shape.key_dim * padded_values);
     for (float** panels : {&values, &out}) *panels = arena.floats(kChunk * padded_values);
@@ -43,14 +43,14 @@ struct OutputTiles {
   const float* state;  // [K, kPanel] before the chunk
   const float* u;      // [kChunk, kPanel]
   float* out;          // [kChunk, kPanel]
-  AddressesAhead& ahead;
+  PrefetchList& prefetches;
 
   template <int M>
   HWY_INLINE void run(std::int64_t r) {
     const float* p = s.p_scores() + r * kChunk;
     Tile<M> tile;
     tile.zero();
-    tile.multiply_add(s.q_read + r * s.key_stride, s.key_stride, 1, state, kPanel, key_dim, ahead);
+    tile.multiply_add(s.q_read + r * s.key_stride, s.key_stride, 1, state, kPanel, key_dim, prefetches);
     tile.multiply_add(p, kChunk, 1, u, kPanel, r);
     tile.multiply_add_lower(p + r, kChunk, u + r * kPanel);
     tile.store(out + r * kPanel);
@@ -60,9 +60,9 @@ struct OutputTiles {
 // Computes one chunk of the panel at column v: its outputs and its next state.
 HWY_NOINLINE void panel_chunk(std::int64_t tokens, std::int64_t key_dim, std::int64_t v, FwdScratch& s) {
   float* state = s.state + v * key_dim;
-  SubstitutionTiles<false> substitution{s.chunk, key_dim, state, s.values + v * kChunk, s.u, nullptr, s.ahead};
+  SubstitutionTiles<false> substitution{s.chunk, key_dim, state, s.values + v * kChunk, s.u, nullptr, s.prefetches};
   for_tiles(tokens, substitution);
-  OutputTiles output{s.chunk, key_dim, state, s.u, s.out + v * kChunk, s.ahead};
+  OutputTiles output{s.chunk, key_dim, state, s.u, s.out + v * kChunk, s.prefetches};
   for_tiles(tokens, output);
   StateTiles next{s.chunk, tokens, s.u, state};
   for_tiles(key_dim, next);
@@ -88,11 +88,11 @@ void ChunkFwdSlice(const DeltaForward<T>& p, std::int64_t n, std::int64_t i_h, s
     compute_scores(at, key_dim, s.chunk);
     store_chunk_state(s.state, p.chunk_states, streams, first, last, key_dim, at.i_b, sequence.chunk(start), i_h);
     load_values(p.v, at, first, last, 1.0F, s.values);
-    look_ahead(p, {p.shape, sequence, i_h, start + kChunk}, first, last, s.ahead);
+    plan_prefetches(p, {p.shape, sequence, i_h, start + kChunk}, first, last, s.prefetches);
     for (std::int64_t v = first; v < last; v += kPanel) {
       panel_chunk(at.tokens, key_dim, v, s);
     }
-    s.ahead.ask_for_all();
+    s.prefetches.prefetch_all();
     store_values(s.out, at, first, last, scale, p.o);
   }
   store_state_panels(s.state, p.final_state, first, last, key_dim, n, i_h);
@@ -144,8 +144,8 @@ void chunk_fwd(const DeltaForward<T>& p, Workspace workspace, ThreadPool& pool) 
   const std::int64_t heads = p.shape.sequences() * p.shape.value_heads;
   const std::int64_t width = HWY_DYNAMIC_DISPATCH(PanelWidth)();
   const std::int64_t panels = (p.shape.value_dim + width - 1) / width;
-  // Where heads are fewer than would keep the threads evenly busy, each is split into slices of value panels; a slice
-  // costs the scores anew, so no more slices than needed.
+  // Where heads are fewer than would keep the threads evenly busy, each is split into slices of value panels;
+  // a slice costs the scores anew, so no more slices than needed.
   const std::int64_t wanted =
       pool.threads() == 1 || heads >= 4 * pool.threads() ? 1 : (2 * pool.threads() + heads - 1) / heads;
   const std::int64_t slices = std::min(panels, wanted);

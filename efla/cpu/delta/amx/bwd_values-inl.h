@@ -1,8 +1,8 @@
-// One chunk of one value head in the backward on AMX (amx_chunk_bwd.cc): its operands and, per panel of value columns,
-// U, G, dV and dS. amx_bwd_keys-inl.h continues from there.
+// One chunk of one value head in the backward on AMX (amx/chunk_bwd.cc): its operands and, per panel of value columns,
+// U, G, dV and dS. amx/bwd_keys-inl.h continues from there.
 //
 // Gradients are linear in dO and in the gradient of the final state. They are computed for scale 1: from dO itself,
-// which is one part in bfloat16, and from the final state's gradient divided by the scale. Results are multiplied by
+// which is one split in bfloat16, and from the final state's gradient divided by the scale. Results are multiplied by
 // the scale. dQ and dK are computed transposed, because otherwise S and dS would have to be: (dO Sᵀ)ᵀ = S dOᵀ.
 //
 // A scalar gate is a factor of whole rows: with c_r the decays from the chunk's start to row r and s_r those after row
@@ -21,18 +21,18 @@
 // y = K_write ∘ U dŜᵀ. If keys are not divided by c, pairs are added one by one (chunk_bwd_decay-inl.h).
 #pragma once
 
-#include "efla/cpu/chunk_bwd_tiles-inl.h"
-#include "efla/cpu/decayed_keys-inl.h"
+#include "efla/cpu/delta/amx/decayed_keys-inl.h"
+#include "efla/cpu/delta/chunk_bwd_tiles-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace efla::cpu::HWY_NAMESPACE {
 
-// Number of parts of dO.
+// Number of splits of dO.
 template <class T>
-inline constexpr int kOutParts = std::is_same_v<T, float> ? 3 : 1;
-// Number of parts of dO times factors of its rows.
+inline constexpr int kOutSplits = std::is_same_v<T, float> ? 3 : 1;
+// Number of splits of dO times factors of its rows.
 template <class T, Decay kDecay>
-inline constexpr int kReadParts = kDecay == Decay::scalar ? kStateParts<T> : kOutParts<T>;
+inline constexpr int kReadSplits = kDecay == Decay::scalar ? kStateSplits<T> : kOutSplits<T>;
 
 // Scratch for one chunk of one value head.
 struct AmxBwdScratch {
@@ -51,7 +51,7 @@ struct AmxBwdScratch {
   bool divided = false;       // whether keys are divided by c
   DecayGradient gradient;     // of g
   float* diagonal = nullptr;  // [kChunk] diagonal of dP
-  PartTiles write_keys, write_keys_t, dl_t_right;
+  SplitTiles write_keys, write_keys_t, dl_t_right;
   // With a scalar gate; d = whole is its product over the chunk.
   float whole = 1.0F;
   float* before = nullptr;    // [kChunk] c
@@ -65,22 +65,22 @@ struct AmxBwdScratch {
   float* through = nullptr;   // per panel [kLanes]: sums of dS ∘ S
   float* pairs = nullptr;     // [2 kChunk, kChunk]: dP ∘ P, then dL ∘ L
   // Left operands have the name of the matrix, right operands end in _right, transposes in _t.
-  PartTiles keys, keys_t_right, keys_t, queries_t;  // keys holds K, then Q, or K_read and Q_read
-  PartTiles p_scores, p_scores_right, p_scores_t;
-  PartTiles state, state_right;    // S; of a panel of columns
-  PartTiles dstate, dstate_right;  // dS
-  PartTiles douts, dout_right, dout_t_right;
-  PartTiles us, u_t_right;
-  PartTiles gs, g_right, g_t_right;
-  PartTiles dp, dp_right, dp_t_right;
-  PartTiles dl, dl_right;
+  SplitTiles keys, keys_t_right, keys_t, queries_t;  // keys holds K, then Q, or K_read and Q_read
+  SplitTiles p_scores, p_scores_right, p_scores_t;
+  SplitTiles state, state_right;    // S; of a panel of columns
+  SplitTiles dstate, dstate_right;  // dS
+  SplitTiles douts, dout_right, dout_t_right;
+  SplitTiles us, u_t_right;
+  SplitTiles gs, g_right, g_t_right;
+  SplitTiles dp, dp_right, dp_t_right;
+  SplitTiles dl, dl_right;
   // c ⊙ dO, c ⊙ G and s ⊙ U, with a scalar gate: the right operands _read and _write come from these, otherwise from
   // the operands above.
-  PartTiles dout_reads, g_reads, u_writes;
-  PartTiles dout_read_right, u_write_t_right;
-  RowsAhead ahead;
+  SplitTiles dout_reads, g_reads, u_writes;
+  SplitTiles dout_read_right, u_write_t_right;
+  RowPrefetches prefetches;
 
-  void lay_out(Arena& arena, const DeltaShape& shape, Decay decay, int parts) {
+  void lay_out(Arena& arena, const DeltaShape& shape, Decay decay, int splits) {
     chunk.lay_out(arena, shape, decay);
     const std::int64_t padded_values = round_up(shape.value_dim, kPanel), panels = padded_values / kPanel;
     const std::int64_t depth = shape.key_dim / kTileDepth;
@@ -88,24 +88,24 @@ struct AmxBwdScratch {
     for (float** panel : {&u, &g, &errors, &du, &sums}) *panel = arena.floats(kChunk * kPanel);
     for (float** partial : {&da, &db}) *partial = arena.floats(panels * kChunk * kLanes);
     dscores = arena.floats(2 * kChunk * kChunk);
-    keys.lay_out(arena, parts, 4, depth);
-    keys_t_right.lay_out(arena, parts, 2, depth);
-    for (PartTiles* rows : {&keys_t, &queries_t}) rows->lay_out(arena, parts, 2 * depth, 1);
-    for (PartTiles* square : {&p_scores, &p_scores_right, &p_scores_t, &dout_right, &g_right, &dp, &dp_right,
-                              &dp_t_right, &dl, &dl_right}) {
-      square->lay_out(arena, parts, 2, 1);
+    keys.lay_out(arena, splits, 4, depth);
+    keys_t_right.lay_out(arena, splits, 2, depth);
+    for (SplitTiles* rows : {&keys_t, &queries_t}) rows->lay_out(arena, splits, 2 * depth, 1);
+    for (SplitTiles* square : {&p_scores, &p_scores_right, &p_scores_t, &dout_right, &g_right, &dp, &dp_right,
+                               &dp_t_right, &dl, &dl_right}) {
+      square->lay_out(arena, splits, 2, 1);
     }
-    for (PartTiles* rows : {&state, &dstate}) rows->lay_out(arena, parts, 2 * depth, panels);
-    for (PartTiles* columns : {&state_right, &dstate_right}) columns->lay_out(arena, parts, 2, depth);
-    for (PartTiles* tokens : {&douts, &dout_t_right, &us, &u_t_right, &gs, &g_t_right}) {
-      tokens->lay_out(arena, parts, 2, panels);
+    for (SplitTiles* rows : {&state, &dstate}) rows->lay_out(arena, splits, 2 * depth, panels);
+    for (SplitTiles* columns : {&state_right, &dstate_right}) columns->lay_out(arena, splits, 2, depth);
+    for (SplitTiles* tokens : {&douts, &dout_t_right, &us, &u_t_right, &gs, &g_t_right}) {
+      tokens->lay_out(arena, splits, 2, panels);
     }
     if (decay == Decay::channel) {
       gradient.lay_out(arena, shape.key_dim, shape.key_dim * panels);
       diagonal = arena.floats(kChunk);
-      write_keys.lay_out(arena, parts, 2, depth);
-      write_keys_t.lay_out(arena, parts, 2 * depth, 1);
-      dl_t_right.lay_out(arena, parts, 2, 1);
+      write_keys.lay_out(arena, splits, 2, depth);
+      write_keys_t.lay_out(arena, splits, 2 * depth, 1);
+      dl_t_right.lay_out(arena, splits, 2, 1);
     }
     if (decay != Decay::scalar) return;
     for (float** factors : {&before, &after}) *factors = arena.floats(kChunk);
@@ -113,9 +113,9 @@ struct AmxBwdScratch {
     for (float** partial : {&x, &y}) *partial = arena.floats(panels * kChunk * kLanes);
     through = arena.floats(panels * kLanes);
     pairs = arena.floats(2 * kChunk * kChunk);
-    dout_read_right.lay_out(arena, parts, 2, 1);
-    for (PartTiles* tokens : {&dout_reads, &g_reads, &u_writes, &u_write_t_right}) {
-      tokens->lay_out(arena, parts, 2, panels);
+    dout_read_right.lay_out(arena, splits, 2, 1);
+    for (SplitTiles* tokens : {&dout_reads, &g_reads, &u_writes, &u_write_t_right}) {
+      tokens->lay_out(arena, splits, 2, panels);
     }
   }
 };
@@ -137,62 +137,62 @@ HWY_INLINE void weigh_all_scores(std::int64_t tokens, AmxBwdScratch& s) {
 }
 
 // Transposes 32 rows of a left operand from `block` on: into a left operand, and into s.keys_t_right.
-template <int kKeyParts>
-HWY_INLINE void transpose_key_rows(PartTiles rows, std::int64_t block, PartTiles out, AmxBwdScratch& s) {
-  transpose_rows<kKeyParts>(rows, block, s.keys_t_right, 0, s.keys_t_right.depth);
-  transpose_columns<kKeyParts>(s.keys_t_right, out);
+template <int kKeySplits>
+HWY_INLINE void transpose_key_rows(SplitTiles rows, std::int64_t block, SplitTiles out, AmxBwdScratch& s) {
+  transpose_rows<kKeySplits>(rows, block, s.keys_t_right, 0, s.keys_t_right.depth);
+  transpose_columns<kKeySplits>(s.keys_t_right, out);
 }
 
 // Loads q, k and the gains of a chunk, with zeros after the last token, and builds their operands.
-template <Decay kDecay, int kKeyParts, class T>
+template <Decay kDecay, int kKeySplits, class T>
 HWY_NOINLINE void load_keys(const DeltaBackward<T>& p, const ChunkPlace& at, AmxBwdScratch& s) {
-  constexpr int kParts = kStateParts<T>;
+  constexpr int kSplits = kStateSplits<T>;
   ChunkScratch& c = s.chunk;
   load_chunk(p, at, c);
   const std::int64_t rest = kChunk - at.tokens;
   for (float* gains : {c.erase, c.write}) std::fill_n(gains + at.tokens, rest, 0.0F);
   if constexpr (kDecay == Decay::channel) {
-    s.divided = cut_decayed_keys<kKeyParts>(at, p.shape.key_dim, c, s.keys, s.write_keys);
+    s.divided = split_decayed_keys<kKeySplits>(at, p.shape.key_dim, c, s.keys, s.write_keys);
   } else {
     for (float* rows : {c.q, c.k}) std::fill_n(rows + at.tokens * c.key_stride, rest * c.key_stride, 0.0F);
-    cut_rows<kKeyParts>(c.k, c.key_stride, 0, kChunk, s.keys);
-    cut_rows<kKeyParts>(c.q, c.key_stride, kChunk, kChunk, s.keys);
+    split_rows<kKeySplits>(c.k, c.key_stride, 0, kChunk, s.keys);
+    split_rows<kKeySplits>(c.q, c.key_stride, kChunk, kChunk, s.keys);
   }
-  transpose_key_rows<kKeyParts>(s.keys, 2, s.queries_t, s);
-  transpose_key_rows<kKeyParts>(s.keys, 0, s.keys_t, s);
-  if constexpr (kDecay == Decay::channel) transpose_key_rows<kKeyParts>(s.write_keys, 0, s.write_keys_t, s);
+  transpose_key_rows<kKeySplits>(s.keys, 2, s.queries_t, s);
+  transpose_key_rows<kKeySplits>(s.keys, 0, s.keys_t, s);
+  if constexpr (kDecay == Decay::channel) transpose_key_rows<kKeySplits>(s.write_keys, 0, s.write_keys_t, s);
   if (kDecay != Decay::channel || s.divided) {
     zero_sums();
-    add_products<kKeyParts, kKeyParts, Product::lower>(s.keys, 0, s.keys_t_right, 0, s.ahead);
+    add_products<kKeySplits, kKeySplits, Product::lower>(s.keys, 0, s.keys_t_right, 0, s.prefetches);
     store_sums(c.scores + kChunk * kChunk, kChunk);
     zero_sums();
-    add_products<kKeyParts, kKeyParts, Product::lower>(s.keys, 2, s.keys_t_right, 0, s.ahead);
+    add_products<kKeySplits, kKeySplits, Product::lower>(s.keys, 2, s.keys_t_right, 0, s.prefetches);
     store_sums(c.scores, kChunk);
   }
   if (kDecay == Decay::scalar) weigh_all_scores(at.tokens, s);
   for (std::int64_t r = 0; r < kChunk; ++r) {
     std::fill(c.scores + r * kChunk + r + 1, c.scores + (r + 1) * kChunk, 0.0F);
   }
-  cut_rows<kParts>(c.scores, kChunk, 0, kChunk, s.p_scores);
-  transpose_rows<kParts>(s.p_scores, 0, s.p_scores_right, 0, 1);
-  transpose_columns<kParts>(s.p_scores_right, s.p_scores_t);
+  split_rows<kSplits>(c.scores, kChunk, 0, kChunk, s.p_scores);
+  transpose_rows<kSplits>(s.p_scores, 0, s.p_scores_right, 0, 1);
+  transpose_columns<kSplits>(s.p_scores_right, s.p_scores_t);
 }
 
 // Loads columns [first, first + kPanel) of the state before the chunk.
 template <class T>
 HWY_INLINE void load_state(const DeltaBackward<T>& p, const ChunkPlace& at, std::int64_t saved, std::int64_t first,
                            AmxBwdScratch& s) {
-  constexpr int kParts = kStateParts<T>;
+  constexpr int kSplits = kStateSplits<T>;
   const std::int64_t key_dim = p.shape.key_dim, columns = std::min(kPanel, p.shape.value_dim - first);
   const std::int64_t row_stride = p.chunk_states.stride[3], stride = p.chunk_states.stride[4], panel = first / kPanel;
   const float* state = p.chunk_states.at(at.i_b, saved, at.i_h, std::int64_t{0}, first);
   if (stride == 1 && columns == kPanel)
-    return cut_panel<kParts>(state, row_stride, key_dim, panel, s.state, s.state_right);
+    return split_panel<kSplits>(state, row_stride, key_dim, panel, s.state, s.state_right);
   for (std::int64_t i = 0; i < key_dim; i += kPanel) {
     for (std::int64_t r = 0; r < kPanel; ++r) {
       load_row(state + (i + r) * row_stride, stride, columns, kPanel, s.du + r * kPanel);
     }
-    cut_panel<kParts>(s.du, kPanel, kPanel, panel, s.state.rows_from(i), s.state_right.depth_from(i / kTileDepth));
+    split_panel<kSplits>(s.du, kPanel, kPanel, panel, s.state.rows_from(i), s.state_right.depth_from(i / kTileDepth));
   }
 }
 
@@ -237,69 +237,70 @@ HWY_INLINE void decay_state(const DeltaBackward<T>& p, const ChunkPlace& at, std
 }
 
 // Computes everything of one chunk that is done per panel of value columns; dstate: [K, kPanel].
-template <Decay kDecay, int kKeyParts, class T>
+template <Decay kDecay, int kKeySplits, class T>
 HWY_NOINLINE void value_panel(const DeltaBackward<T>& p, const ChunkPlace& at, std::int64_t saved, std::int64_t first,
                               float scale, float* dstate, AmxBwdScratch& s) {
   constexpr bool kFactors = kDecay == Decay::scalar;
-  constexpr int kParts = kStateParts<T>;
+  constexpr int kSplits = kStateSplits<T>;
   const std::int64_t key_dim = p.shape.key_dim, panel = first / kPanel, partial = panel * kChunk * kLanes;
   float* values = s.values + first * kChunk;
   const float* dout = s.dout + first * kChunk;
   load_state(p, at, saved, first, s);
   if (kDecay == Decay::channel && s.divided) decay_state<kDecay>(p, at, saved, first, scale, dstate, s);
-  cut_panel<kParts>(dstate, kPanel, key_dim, panel, s.dstate, s.dstate_right);
+  split_panel<kSplits>(dstate, kPanel, key_dim, panel, s.dstate, s.dstate_right);
   if (kDecay == Decay::channel && !s.divided) decay_state<kDecay>(p, at, saved, first, scale, dstate, s);
-  cut_panel<kOutParts<T>>(dout, kPanel, kChunk, panel, s.douts, s.dout_right);
+  split_panel<kOutSplits<T>>(dout, kPanel, kChunk, panel, s.douts, s.dout_right);
   zero_sums();
-  add_products<kKeyParts, kParts>(s.keys, 0, s.state_right, 0, s.ahead);
+  add_products<kKeySplits, kSplits>(s.keys, 0, s.state_right, 0, s.prefetches);
   store_sums(s.errors, kPanel);
   zero_sums();
-  add_products<kKeyParts, kParts>(kDecay == Decay::channel ? s.write_keys : s.keys, 0, s.dstate_right, 0, s.ahead);
+  add_products<kKeySplits, kSplits>(kDecay == Decay::channel ? s.write_keys : s.keys, 0, s.dstate_right, 0,
+                                    s.prefetches);
   if constexpr (kFactors) {
     store_sums(s.k_writes, kPanel);
     scale_rows(s.k_writes, s.after, s.k_writes);
     zero_sums();
-    add_products<kKeyParts, kParts>(s.keys, 2, s.state_right, 0, s.ahead);
+    add_products<kKeySplits, kSplits>(s.keys, 2, s.state_right, 0, s.prefetches);
     store_sums(s.q_reads, kPanel);
     scale_rows(s.q_reads, s.before, s.q_reads);
     row_products<false>(dout, s.q_reads, s.x + partial);
     scale_rows(s.errors, s.before, s.errors);
     std::copy_n(s.errors, kChunk * kPanel, s.k_reads);
     scale_rows(dout, s.before, s.scaled);
-    cut_panel<kParts>(s.scaled, kPanel, kChunk, panel, s.dout_reads, s.dout_read_right);
+    split_panel<kSplits>(s.scaled, kPanel, kChunk, panel, s.dout_reads, s.dout_read_right);
     decay_state<kDecay>(p, at, saved, first, scale, dstate, s);
     load_sums(s.k_writes, kPanel);
   }
-  add_products<kParts, kOutParts<T>>(s.p_scores_t, 0, s.dout_right, 0, s.ahead);
+  add_products<kSplits, kOutSplits<T>>(s.p_scores_t, 0, s.dout_right, 0, s.prefetches);
   store_sums(s.du, kPanel);
   ErrorSubstitutionTiles<true> substitution{s.chunk, s.errors, values, s.u};
   for_tiles(kChunk, substitution);
   ReverseSubstitutionTiles<true> reverse{s.chunk, key_dim, kChunk,         nullptr,        s.errors, values,
                                          nullptr, s.g,     s.da + partial, s.db + partial, s.du};
   for_tiles_reversed(kChunk, reverse);
-  cut_panel_rows<kParts>(s.u, panel, s.us);
-  transpose_rows<kParts>(s.us, 0, s.u_t_right, panel, panel + 1);
+  split_panel_rows<kSplits>(s.u, panel, s.us);
+  transpose_rows<kSplits>(s.us, 0, s.u_t_right, panel, panel + 1);
   if constexpr (kFactors) {
     row_products<true>(s.g, s.k_reads, s.x + partial);
     row_products<false>(s.u, s.k_writes, s.y + partial);
-    cut_panel_rows<kParts>(s.g, panel, s.gs);
+    split_panel_rows<kSplits>(s.g, panel, s.gs);
     scale_rows(s.g, s.before, s.scaled);
-    cut_panel<kParts>(s.scaled, kPanel, kChunk, panel, s.g_reads, s.g_right);
+    split_panel<kSplits>(s.scaled, kPanel, kChunk, panel, s.g_reads, s.g_right);
     scale_rows(s.u, s.after, s.scaled);
-    cut_panel_rows<kParts>(s.scaled, panel, s.u_writes);
-    transpose_rows<kParts>(s.u_writes, 0, s.u_write_t_right, panel, panel + 1);
+    split_panel_rows<kSplits>(s.scaled, panel, s.u_writes);
+    transpose_rows<kSplits>(s.u_writes, 0, s.u_write_t_right, panel, panel + 1);
   } else {
-    cut_panel<kParts>(s.g, kPanel, kChunk, panel, s.gs, s.g_right);
+    split_panel<kSplits>(s.g, kPanel, kChunk, panel, s.gs, s.g_right);
   }
-  const PartTiles& dout_read_right = kFactors ? s.dout_read_right : s.dout_right;
+  const SplitTiles& dout_read_right = kFactors ? s.dout_read_right : s.dout_right;
   for (std::int64_t i = 0; i < key_dim; i += 2 * kTileRows) {
     load_sums(dstate + i * kPanel, kPanel);
-    add_products<kKeyParts, kReadParts<T, kDecay>>(s.queries_t, i / kTileRows, dout_read_right, 0, s.ahead);
-    add_products<kKeyParts, kParts>(s.keys_t, i / kTileRows, s.g_right, 0, s.ahead);
+    add_products<kKeySplits, kReadSplits<T, kDecay>>(s.queries_t, i / kTileRows, dout_read_right, 0, s.prefetches);
+    add_products<kKeySplits, kSplits>(s.keys_t, i / kTileRows, s.g_right, 0, s.prefetches);
     store_sums(dstate + i * kPanel, kPanel);
   }
-  transpose_rows<kParts>(kFactors ? s.g_reads : s.gs, 0, s.g_t_right, panel, panel + 1);
-  transpose_rows<kReadParts<T, kDecay>>(kFactors ? s.dout_reads : s.douts, 0, s.dout_t_right, panel, panel + 1);
+  transpose_rows<kSplits>(kFactors ? s.g_reads : s.gs, 0, s.g_t_right, panel, panel + 1);
+  transpose_rows<kReadSplits<T, kDecay>>(kFactors ? s.dout_reads : s.douts, 0, s.dout_t_right, panel, panel + 1);
 }
 
 }  // namespace efla::cpu::HWY_NAMESPACE

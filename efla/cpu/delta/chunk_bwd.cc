@@ -10,16 +10,16 @@
 // and then through the gains a(β, λ), b(β, λ) with λ = ‖k‖², and through the L2 norm. With a decay, Q and K beside S or
 // dS carry its products (chunk-inl.h), and so do the gradients from there. Inside of the chunk the decays are in L and
 // P. chunk_bwd_decay-inl.h computes the gradient of g.
-#include "efla/cpu/addresses_ahead.h"
-#include "efla/cpu/heads_parts.h"
-#include "efla/cpu/kernels.h"
-#include "efla/cpu/team.h"
+#include "efla/cpu/common/head_range.h"
+#include "efla/cpu/common/prefetch_list.h"
+#include "efla/cpu/common/thread_group.h"
+#include "efla/cpu/delta/kernels.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "efla/cpu/chunk_bwd.cc"
+#define HWY_TARGET_INCLUDE "efla/cpu/delta/chunk_bwd.cc"
 #include <hwy/foreach_target.h>  // must come before the -inl.h files
 
-#include "efla/cpu/chunk_bwd_tiles-inl.h"
+#include "efla/cpu/delta/chunk_bwd_tiles-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace efla::cpu::HWY_NAMESPACE {
@@ -32,72 +32,73 @@ constexpr std::int64_t kFinishShares = 4;
 // value heads of a chunk at once if there is one per thread. Otherwise it takes them one by one and distributes the
 // panels.
 struct HeadsScratch {
-  int team;
+  int group_threads;
   bool heads_at_once;
-  std::int64_t state_floats, part_floats;
-  std::int64_t members;  // value heads computed at a time
-  std::size_t member_bytes;
-  float* dstate;  // per value head panels [K, kPanel] of dS
-  float* parts;   // [2 kChunk, Kp] dq and dk of every value head; one by one: of their sum and of the current one
-  float* member_scratch;
+  std::int64_t state_floats, partial_floats;
+  std::int64_t scratches;  // value heads computed at a time
+  std::size_t thread_bytes;
+  float* dstate;    // per value head panels [K, kPanel] of dS
+  float* partials;  // [2 kChunk, Kp] dq and dk of every value head; one by one: of their sum and of the current one
+  float* thread_scratch;
 
-  HeadsScratch(Arena& arena, const DeltaShape& shape, Decay decay, std::int64_t query_heads, int team)
-      : team(team),
-        heads_at_once(team > 1 && shape.group() >= team),
+  HeadsScratch(Arena& arena, const DeltaShape& shape, Decay decay, std::int64_t query_heads, int group_threads)
+      : group_threads(group_threads),
+        heads_at_once(group_threads > 1 && shape.group() >= group_threads),
         state_floats(shape.key_dim * round_up(shape.value_dim, kPanel)),
-        part_floats(2 * kChunk * round_up(shape.key_dim, kPanel)),
-        members(heads_at_once ? team : 1) {
+        partial_floats(2 * kChunk * round_up(shape.key_dim, kPanel)),
+        scratches(heads_at_once ? group_threads : 1) {
     Arena one;
-    BwdScratch().lay_out(one, shape, decay, heads_at_once ? 1 : team);
-    member_bytes = one.bytes();
+    BwdScratch().lay_out(one, shape, decay, heads_at_once ? 1 : group_threads);
+    thread_bytes = one.bytes();
     dstate = arena.floats(query_heads * shape.group() * state_floats);
-    parts = arena.floats((heads_at_once ? shape.group() : std::min<std::int64_t>(shape.group(), 2)) * part_floats);
-    member_scratch = arena.floats(members * static_cast<std::int64_t>(member_bytes / sizeof(float)));
+    partials =
+        arena.floats((heads_at_once ? shape.group() : std::min<std::int64_t>(shape.group(), 2)) * partial_floats);
+    thread_scratch = arena.floats(scratches * static_cast<std::int64_t>(thread_bytes / sizeof(float)));
   }
 
-  float* part(std::int64_t head) const {
-    return parts + (heads_at_once ? head : std::min<std::int64_t>(head, 1)) * part_floats;
+  float* partial(std::int64_t head) const {
+    return partials + (heads_at_once ? head : std::min<std::int64_t>(head, 1)) * partial_floats;
   }
 
-  // Returns the scratch in which thread `member` of the group computes value head `head`.
-  BwdScratch scratch(const DeltaShape& shape, Decay decay, int member, std::int64_t head) const {
-    Arena arena(reinterpret_cast<std::byte*>(member_scratch) + member_bytes * static_cast<std::size_t>(member));
+  // Returns the scratch in which thread `thread` of the group computes value head `head`.
+  BwdScratch scratch(const DeltaShape& shape, Decay decay, int thread, std::int64_t head) const {
+    Arena arena(reinterpret_cast<std::byte*>(thread_scratch) + thread_bytes * static_cast<std::size_t>(thread));
     BwdScratch s;
-    s.lay_out(arena, shape, decay, heads_at_once ? 1 : team);
-    s.dq = part(head);
-    s.dk = s.dq + part_floats / 2;
+    s.lay_out(arena, shape, decay, heads_at_once ? 1 : group_threads);
+    s.dq = partial(head);
+    s.dk = s.dq + partial_floats / 2;
     return s;
   }
 };
 
-std::size_t ChunkBwdBytes(const DeltaShape& shape, Decay decay, std::int64_t query_heads, int team) {
+std::size_t ChunkBwdBytes(const DeltaShape& shape, Decay decay, std::int64_t query_heads, int group_threads) {
   Arena arena;
-  const HeadsScratch scratch(arena, shape, decay, query_heads, team);
+  const HeadsScratch scratch(arena, shape, decay, query_heads, group_threads);
   return arena.bytes();
 }
 
 // Returns the number of active threads of a group. A group is only useful if threads would have no head otherwise,
 // because panels are small tasks.
-std::int64_t ChunkBwdBusy(const DeltaShape& shape, int team) {
-  if (shape.group() >= team) return team;
-  if (shape.sequences() * shape.heads >= team) return 0;
-  return std::min<std::int64_t>(team, round_up(shape.value_dim, kPanel) / kPanel);
+std::int64_t ChunkBwdActiveThreads(const DeltaShape& shape, int group_threads) {
+  if (shape.group() >= group_threads) return group_threads;
+  if (shape.sequences() * shape.heads >= group_threads) return 0;
+  return std::min<std::int64_t>(group_threads, round_up(shape.value_dim, kPanel) / kPanel);
 }
 
 // Plans prefetches of part `share` of `shares` of what the chunk at `next` reads, including its saved state, and of the
 // rows that it writes.
 template <class T>
-HWY_INLINE void look_ahead(const DeltaBackward<T>& p, const ChunkPlace& next, std::int64_t saved, std::int64_t share,
-                           std::int64_t shares, AddressesAhead& ahead) {
+HWY_INLINE void plan_prefetches(const DeltaBackward<T>& p, const ChunkPlace& next, std::int64_t saved,
+                                std::int64_t share, std::int64_t shares, PrefetchList& prefetches) {
   const std::int64_t key_dim = p.shape.key_dim, value_dim = p.shape.value_dim, i_b = next.i_b;
   const std::int64_t first = next.tokens * share / shares, tokens = next.tokens * (share + 1) / shares - first;
-  ahead.clear();
+  prefetches.clear();
   const auto add = [&](const auto& view, std::int64_t head, std::int64_t count) HWY_ATTR {
-    if (view.stride[3] == 1) ahead.add(view.at(i_b, next.start + first, head), view.stride[1], tokens, count);
+    if (view.stride[3] == 1) prefetches.add(view.at(i_b, next.start + first, head), view.stride[1], tokens, count);
   };
   const std::int64_t row = key_dim * share / shares, rows = key_dim * (share + 1) / shares - row;
   if (p.chunk_states.stride[4] == 1) {
-    ahead.add(p.chunk_states.at(i_b, saved, next.i_h, row), p.chunk_states.stride[3], rows, value_dim);
+    prefetches.add(p.chunk_states.at(i_b, saved, next.i_h, row), p.chunk_states.stride[3], rows, value_dim);
   }
   add(p.v, next.i_h, value_dim);
   add(p.dout, next.i_h, value_dim);
@@ -115,7 +116,7 @@ HWY_INLINE void look_ahead(const DeltaBackward<T>& p, const ChunkPlace& next, st
 
 // Computes everything of one chunk that is done per panel of value columns.
 HWY_NOINLINE void value_panel(const DeltaShape& shape, const ChunkPlace& at, std::int64_t first, float* dstates,
-                              BwdScratch& s, float* errors, AddressesAhead& ahead) {
+                              BwdScratch& s, float* errors, PrefetchList& prefetches) {
   const std::int64_t key_dim = shape.key_dim, padded_values = round_up(shape.value_dim, kPanel);
   const float* state = s.state + first * key_dim;
   float* dstate = dstates + first * key_dim;
@@ -129,16 +130,16 @@ HWY_NOINLINE void value_panel(const DeltaShape& shape, const ChunkPlace& at, std
     transpose(state + i * kPanel, kPanel, rows, kPanel, s.state_t + column, kPanel);
     transpose(dstate + i * kPanel, kPanel, rows, kPanel, s.dstate_t + column, kPanel);
   }
-  SubstitutionTiles<true> substitution{s.chunk, key_dim, state, values, u, errors, ahead};
+  SubstitutionTiles<true> substitution{s.chunk, key_dim, state, values, u, errors, prefetches};
   for_tiles(at.tokens, substitution);
   const std::int64_t sums = first / kPanel * kChunk * kLanes;
   ReverseSubstitutionTiles<false> reverse{s.chunk, key_dim, at.tokens,   dstate,      errors,  values,
-                                          dout,    g,       s.da + sums, s.db + sums, nullptr, &ahead};
+                                          dout,    g,       s.da + sums, s.db + sums, nullptr, &prefetches};
   for_tiles_reversed(at.tokens, reverse);
   if (s.chunk.decay.kind != Decay::none) {
     state_sums(state, dstate, key_dim, s.decay.state_sums + first / kPanel * key_dim * kLanes);
   }
-  StateGradientTiles next{s.chunk, at.tokens, dout, g, dstate, ahead};
+  StateGradientTiles next{s.chunk, at.tokens, dout, g, dstate, prefetches};
   for_tiles(key_dim, next);
   for (std::int64_t column = 0; column < at.tokens; column += kPanel) {
     transpose(u + column * kPanel, kPanel, std::min(kPanel, at.tokens - column), kPanel,
@@ -172,10 +173,10 @@ HWY_NOINLINE void score_gradient(std::int64_t half, std::int64_t tokens, std::in
 
 // Computes one key panel of dq, dk and of the inputs of dg.
 HWY_NOINLINE void key_panel(std::int64_t tokens, std::int64_t padded_values, std::int64_t key, BwdScratch& s,
-                            AddressesAhead& ahead) {
-  QueryGradientTiles query{s, padded_values, key, ahead};
+                            PrefetchList& prefetches) {
+  QueryGradientTiles query{s, padded_values, key, prefetches};
   for_tiles(tokens, query);
-  KeyGradientTiles keys{s, padded_values, tokens, key, ahead};
+  KeyGradientTiles keys{s, padded_values, tokens, key, prefetches};
   for_tiles(tokens, keys);
   if (s.chunk.decay.kind == Decay::channel) channel_pairs({s.chunk, s.decay, s.dscores, s.dq, s.dk}, tokens, key);
 }
@@ -209,43 +210,44 @@ HWY_INLINE void load_columns(const DeltaBackward<T>& p, const ChunkPlace& at, st
   load_values(p.dout, at, first, last, static_cast<float>(p.rule.scale_for(key_dim)), s.dout);
 }
 
-// Computes one chunk of one value head, with its panels distributed to `team` threads of the pool. Adds to dq and dk,
-// and turns dstate from the gradient of the state after the chunk into that of the state before it. Prefetches the
-// chunk at `next`, unless that is before the sequence.
+// Computes one chunk of one value head, with its panels distributed to `group_threads` threads of the pool. Adds to dq
+// and dk, and turns dstate from the gradient of the state after the chunk into that of the state before it. Prefetches
+// the chunk at `next`, unless that is before the sequence.
 template <class T>
 HWY_INLINE void chunk_of_head(const DeltaBackward<T>& p, const ChunkPlace& at, const ChunkPlace& next,
-                              const Sequence& sequence, float* dstate, BwdScratch& s, int team, ThreadPool& pool) {
+                              const Sequence& sequence, float* dstate, BwdScratch& s, int group_threads,
+                              ThreadPool& pool) {
   const std::int64_t key_dim = p.shape.key_dim, value_dim = p.shape.value_dim;
   const std::int64_t padded_values = round_up(value_dim, kPanel), panels = padded_values / kPanel;
   const std::int64_t saved = sequence.chunk(at.start);
   load_chunk(p, at, s.chunk);
   compute_scores(at, key_dim, s.chunk);
-  AddressesAhead ahead(s.addresses);
-  if (team == 1) {
+  PrefetchList prefetches(s.addresses);
+  if (group_threads == 1) {
     load_columns(p, at, saved, 0, value_dim, s);
-    if (next.start >= sequence.begin) look_ahead(p, next, sequence.chunk(next.start), 0, 1, ahead);
+    if (next.start >= sequence.begin) plan_prefetches(p, next, sequence.chunk(next.start), 0, 1, prefetches);
   }
-  pool.run(panels, [&](std::int64_t panel, int member) HWY_ATTR {
+  pool.run(panels, [&](std::int64_t panel, int thread) HWY_ATTR {
     const std::int64_t first = panel * kPanel, last = std::min(first + kPanel, value_dim);
-    if (team == 1) return value_panel(p.shape, at, first, dstate, s, s.errors, ahead);
-    AddressesAhead share(s.addresses + 2 * member * BwdScratch::addresses_ahead(p.shape));
-    if (next.start >= sequence.begin) look_ahead(p, next, sequence.chunk(next.start), panel, panels, share);
+    if (group_threads == 1) return value_panel(p.shape, at, first, dstate, s, s.errors, prefetches);
+    PrefetchList share(s.addresses + 2 * thread * BwdScratch::prefetch_addresses(p.shape));
+    if (next.start >= sequence.begin) plan_prefetches(p, next, sequence.chunk(next.start), panel, panels, share);
     load_columns(p, at, saved, first, last, s);
-    value_panel(p.shape, at, first, dstate, s, s.errors + member * kChunk * kPanel, share);
-    share.ask_for_all();
+    value_panel(p.shape, at, first, dstate, s, s.errors + thread * kChunk * kPanel, share);
+    share.prefetch_all();
     store_values(s.values, at, first, last, 1.0F, p.dv);
   });
-  if (team == 1) store_values(s.values, at, 0, value_dim, 1.0F, p.dv);
+  if (group_threads == 1) store_values(s.values, at, 0, value_dim, 1.0F, p.dv);
   pool.run(2, [&](std::int64_t half, int) HWY_ATTR { score_gradient(half, at.tokens, padded_values, s); });
   if (p.rule.decay != Decay::none) {
     std::fill_n(s.decay.dg, kChunk * s.chunk.key_stride, 0.0F);
   }
   // If several threads compute the panels, only the first one issues prefetches.
-  pool.run(s.chunk.key_stride / kPanel, [&](std::int64_t panel, int member) HWY_ATTR {
-    AddressesAhead none;
-    key_panel(at.tokens, padded_values, panel * kPanel, s, team == 1 && member == 0 ? ahead : none);
+  pool.run(s.chunk.key_stride / kPanel, [&](std::int64_t panel, int thread) HWY_ATTR {
+    PrefetchList none;
+    key_panel(at.tokens, padded_values, panel * kPanel, s, group_threads == 1 && thread == 0 ? prefetches : none);
   });
-  if (team == 1) ahead.ask_for_all();
+  if (group_threads == 1) prefetches.prefetch_all();
   finish_chunk(p, at, s);
 }
 
@@ -256,10 +258,10 @@ HWY_INLINE void chunk_of_group(const DeltaBackward<T>& p, const Sequence& sequen
                                std::int64_t start, std::int64_t next_head, std::int64_t next_start, float* dstate,
                                const HeadsScratch& s, ThreadPool& pool) {
   const std::int64_t group = p.shape.group();
-  int first_member = 0;  // the thread that computed the first value head
-  const auto compute = [&](std::int64_t i, int member) HWY_ATTR {
-    if (i == 0) first_member = member;
-    BwdScratch scratch = s.scratch(p.shape, p.rule.decay, member, i);
+  int first_thread = 0;  // the thread that computed the first value head
+  const auto compute = [&](std::int64_t i, int thread) HWY_ATTR {
+    if (i == 0) first_thread = thread;
+    BwdScratch scratch = s.scratch(p.shape, p.rule.decay, thread, i);
     const ChunkPlace at(p.shape, sequence, i_q * group + i, start);
     ChunkPlace next(p.shape, sequence, next_head, next_start);
     if (s.heads_at_once) {
@@ -267,66 +269,69 @@ HWY_INLINE void chunk_of_group(const DeltaBackward<T>& p, const Sequence& sequen
     } else if (i + 1 < group) {
       next = {p.shape, sequence, at.i_h + 1, start};
     }
-    chunk_of_head(p, at, next, sequence, dstate + i * s.state_floats, scratch, s.heads_at_once ? 1 : s.team, pool);
+    chunk_of_head(p, at, next, sequence, dstate + i * s.state_floats, scratch, s.heads_at_once ? 1 : s.group_threads,
+                  pool);
   };
   if (s.heads_at_once) {
     pool.run(group, compute);
   } else {
     for (std::int64_t i = 0; i < group; ++i) {
       compute(i, 0);
-      if (i > 0) add_rows(s.part(i), s.part_floats, s.part(0));
+      if (i > 0) add_rows(s.partial(i), s.partial_floats, s.partial(0));
     }
   }
   const ChunkPlace at(p.shape, sequence, i_q * group, start);
-  const BwdScratch sum = s.scratch(p.shape, p.rule.decay, first_member, 0);
+  const BwdScratch sum = s.scratch(p.shape, p.rule.decay, first_thread, 0);
   const std::int64_t stride = sum.chunk.key_stride, shares = s.heads_at_once ? kFinishShares : 1;
   pool.run(shares, [&](std::int64_t share, int) HWY_ATTR {
     for (std::int64_t r = at.tokens * share / shares; r < at.tokens * (share + 1) / shares; ++r) {
       float *dq = sum.dq + r * stride, *dk = sum.dk + r * stride;
       for (std::int64_t i = 1; s.heads_at_once && i < group; ++i) {
-        add_rows(s.part(i) + r * stride, stride, dq);
-        add_rows(s.part(i) + s.part_floats / 2 + r * stride, stride, dk);
+        add_rows(s.partial(i) + r * stride, stride, dq);
+        add_rows(s.partial(i) + s.partial_floats / 2 + r * stride, stride, dk);
       }
       finish_keys(p, at, r, sum.chunk, dq, dk);
     }
   });
 }
 
-// Computes query heads [part.head, part.head_end) of a sequence with all of their value heads, chunk by chunk and
-// within a chunk head by head, with `team` threads of the pool; inside of a task with the calling thread alone.
+// Computes query heads [range.head, range.head_end) of a sequence with all of their value heads, chunk by chunk and
+// within a chunk head by head, with `group_threads` threads of the pool; inside of a task with the calling thread
+// alone.
 template <class T>
-void ChunkBwdHeads(const DeltaBackward<T>& p, const HeadsPart& part, std::byte* memory, int team, ThreadPool& pool) {
+void ChunkBwdHeads(const DeltaBackward<T>& p, const HeadRange& range, std::byte* memory, int group_threads,
+                   ThreadPool& pool) {
   Arena arena(memory);
-  const HeadsScratch s(arena, p.shape, p.rule.decay, part.head_end - part.head, team);
+  const HeadsScratch s(arena, p.shape, p.rule.decay, range.head_end - range.head, group_threads);
   std::fill_n(memory, arena.bytes(), std::byte{0});  // padding beyond K and V must hold finite numbers
-  const Sequence sequence = sequence_of(p, part.n);
+  const Sequence sequence = sequence_of(p, range.n);
   const std::int64_t key_dim = p.shape.key_dim, value_dim = p.shape.value_dim, group = p.shape.group();
-  const std::int64_t head = part.head * group, head_end = part.head_end * group;  // value heads
+  const std::int64_t head = range.head * group, head_end = range.head_end * group;  // value heads
   const auto dstate = [&](std::int64_t i_h) { return s.dstate + (i_h - head) * s.state_floats; };
   for (std::int64_t i_h = head; i_h < head_end; ++i_h) {
-    load_state_panels(p.dfinal_state, 0, value_dim, key_dim, dstate(i_h), part.n, i_h);
+    load_state_panels(p.dfinal_state, 0, value_dim, key_dim, dstate(i_h), range.n, i_h);
   }
   const std::int64_t chunks = (sequence.end - sequence.begin + kChunk - 1) / kChunk;
   for (std::int64_t start = sequence.begin + (chunks - 1) * kChunk; start >= sequence.begin; start -= kChunk) {
-    for (std::int64_t i_q = part.head; i_q < part.head_end; ++i_q) {
-      const bool more_heads = i_q + 1 < part.head_end;
+    for (std::int64_t i_q = range.head; i_q < range.head_end; ++i_q) {
+      const bool more_heads = i_q + 1 < range.head_end;
       chunk_of_group(p, sequence, i_q, start, more_heads ? (i_q + 1) * group : head,
                      more_heads ? start : start - kChunk, dstate(i_q * group), s, pool);
     }
   }
   for (std::int64_t i_h = head; i_h < head_end; ++i_h) {
-    store_state_panels(dstate(i_h), p.dinitial_state, 0, value_dim, key_dim, part.n, i_h);
+    store_state_panels(dstate(i_h), p.dinitial_state, 0, value_dim, key_dim, range.n, i_h);
   }
 }
 
-void ChunkBwdHeadsFloat(const DeltaBackward<float>& p, const HeadsPart& part, std::byte* memory, int team,
+void ChunkBwdHeadsFloat(const DeltaBackward<float>& p, const HeadRange& range, std::byte* memory, int group_threads,
                         ThreadPool& pool) {
-  ChunkBwdHeads(p, part, memory, team, pool);
+  ChunkBwdHeads(p, range, memory, group_threads, pool);
 }
 
-void ChunkBwdHeadsBfloat16(const DeltaBackward<bfloat16>& p, const HeadsPart& part, std::byte* memory, int team,
-                           ThreadPool& pool) {
-  ChunkBwdHeads(p, part, memory, team, pool);
+void ChunkBwdHeadsBfloat16(const DeltaBackward<bfloat16>& p, const HeadRange& range, std::byte* memory,
+                           int group_threads, ThreadPool& pool) {
+  ChunkBwdHeads(p, range, memory, group_threads, pool);
 }
 
 }  // namespace
@@ -340,38 +345,40 @@ namespace {
 HWY_EXPORT(ChunkBwdHeadsFloat);
 HWY_EXPORT(ChunkBwdHeadsBfloat16);
 HWY_EXPORT(ChunkBwdBytes);
-HWY_EXPORT(ChunkBwdBusy);
+HWY_EXPORT(ChunkBwdActiveThreads);
 
-void compute(const DeltaBackward<float>& p, const HeadsPart& part, std::byte* memory, int team, ThreadPool& pool) {
-  HWY_DYNAMIC_DISPATCH(ChunkBwdHeadsFloat)(p, part, memory, team, pool);
+void compute(const DeltaBackward<float>& p, const HeadRange& range, std::byte* memory, int group_threads,
+             ThreadPool& pool) {
+  HWY_DYNAMIC_DISPATCH(ChunkBwdHeadsFloat)(p, range, memory, group_threads, pool);
 }
-void compute(const DeltaBackward<bfloat16>& p, const HeadsPart& part, std::byte* memory, int team, ThreadPool& pool) {
-  HWY_DYNAMIC_DISPATCH(ChunkBwdHeadsBfloat16)(p, part, memory, team, pool);
+void compute(const DeltaBackward<bfloat16>& p, const HeadRange& range, std::byte* memory, int group_threads,
+             ThreadPool& pool) {
+  HWY_DYNAMIC_DISPATCH(ChunkBwdHeadsBfloat16)(p, range, memory, group_threads, pool);
 }
 
-std::size_t bytes(const DeltaShape& shape, const DeltaRule& rule, std::int64_t query_heads, int team) {
-  return HWY_DYNAMIC_DISPATCH(ChunkBwdBytes)(shape, rule.decay, query_heads, team);
+std::size_t bytes(const DeltaShape& shape, const DeltaRule& rule, std::int64_t query_heads, int group_threads) {
+  return HWY_DYNAMIC_DISPATCH(ChunkBwdBytes)(shape, rule.decay, query_heads, group_threads);
 }
 
 }  // namespace
 
 std::size_t chunk_bwd_workspace_bytes(const DeltaShape& shape, const DeltaRule& rule, int threads) {
-  const std::int64_t together = heads_together(query_heads_alone(shape), threads);
+  const std::int64_t together = heads_per_block(query_heads_alone(shape), threads);
   if (together > 1) return bytes(shape, rule, together, 1) * static_cast<std::size_t>(threads);
-  return team_workspace_bytes(threads, [&](int team) { return bytes(shape, rule, 1, team); });
+  return group_workspace_bytes(threads, [&](int group_threads) { return bytes(shape, rule, 1, group_threads); });
 }
 
 template <class T>
 void chunk_bwd(const DeltaBackward<T>& p, Workspace workspace, ThreadPool& pool) {
-  if (heads_together(query_heads_alone(p.shape), pool.threads()) > 1) {
-    return for_each_part(query_heads_alone(p.shape), 1, workspace, pool,
-                         [&](const HeadsPart& part, std::byte* memory) { compute(p, part, memory, 1, pool); });
+  if (heads_per_block(query_heads_alone(p.shape), pool.threads()) > 1) {
+    return for_each_head_range(query_heads_alone(p.shape), 1, workspace, pool,
+                               [&](const HeadRange& range, std::byte* memory) { compute(p, range, memory, 1, pool); });
   }
-  const std::int64_t busy = HWY_DYNAMIC_DISPATCH(ChunkBwdBusy)(p.shape, pool.threads());
-  for_each_head(p.shape.sequences() * p.shape.heads, busy, workspace, pool,
-                [&](std::int64_t i, std::byte* memory, int team) {
+  const std::int64_t active_threads = HWY_DYNAMIC_DISPATCH(ChunkBwdActiveThreads)(p.shape, pool.threads());
+  for_each_head(p.shape.sequences() * p.shape.heads, active_threads, workspace, pool,
+                [&](std::int64_t i, std::byte* memory, int group_threads) {
                   const std::int64_t head = i % p.shape.heads;
-                  compute(p, {i / p.shape.heads, head, head + 1, 0, 1}, memory, team, pool);
+                  compute(p, {i / p.shape.heads, head, head + 1, 0, 1}, memory, group_threads, pool);
                 });
 }
 

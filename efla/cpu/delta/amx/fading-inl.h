@@ -1,5 +1,5 @@
-// Whether a chunk erases so much of a state that rounding the state to two parts would be seen in what is left
-// (docs/numerics.md). Included by amx_chunk_fwd.cc, once.
+// Whether a chunk erases so much of a state that rounding the state to two splits would be seen in what is left
+// (docs/numerics.md). Included by amx/chunk_fwd.cc, once.
 #pragma once
 
 #include <immintrin.h>
@@ -7,12 +7,12 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "efla/cpu/chunk-inl.h"
+#include "efla/cpu/delta/chunk-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace efla::cpu::HWY_NAMESPACE {
 
-// Two parts have errors of 2⁻¹⁷ of the state before a chunk. A chunk that leaves a smaller share of ‖S‖² takes three.
+// Two splits have errors of 2⁻¹⁷ of the state before a chunk. A chunk that leaves a smaller share of ‖S‖² takes three.
 inline constexpr float kLittleLeft = 0x1p-12F;
 
 // Computes the weights [kChunk] for norm_before. k_norm holds the factors of the L2 norm, or is nullptr.

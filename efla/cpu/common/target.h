@@ -12,7 +12,7 @@ namespace efla::cpu {
 std::string target_name();
 
 // Returns whether target_name() is "AMX".
-bool uses_matrix_unit();
+bool uses_amx();
 
 // Returns the instruction sets that this processor supports, best first.
 std::vector<std::string> supported_targets();

@@ -13,8 +13,8 @@
 
 #include <cmath>
 
-#include "efla/cpu/tile-inl.h"
-#include "efla/cpu/workspace.h"
+#include "efla/cpu/common/tile-inl.h"
+#include "efla/cpu/common/workspace.h"
 #include "efla/rule/problem.h"
 #include "hwy/contrib/math/math-inl.h"
 

@@ -1,17 +1,17 @@
-// The backward of the chunk algorithm (chunk_bwd.cc) with its matrix products on AMX (parts-inl.h): how heads are
-// distributed to threads. amx_bwd_values-inl.h has the equations.
-#include "efla/cpu/amx.h"
-#include "efla/cpu/heads_parts.h"
-#include "efla/cpu/kernels.h"
+// The backward of the chunk algorithm (chunk_bwd.cc) with its matrix products on AMX (amx/bf16_split-inl.h): how heads
+// are distributed to threads. amx/bwd_values-inl.h has the equations.
+#include "efla/cpu/common/head_range.h"
+#include "efla/cpu/delta/amx/amx.h"
+#include "efla/cpu/delta/kernels.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "efla/cpu/amx_chunk_bwd.cc"
+#define HWY_TARGET_INCLUDE "efla/cpu/delta/amx/chunk_bwd.cc"
 #include <hwy/foreach_target.h>  // must come before the -inl.h files
 
-#include "efla/cpu/chunk_bwd_tiles-inl.h"
+#include "efla/cpu/delta/chunk_bwd_tiles-inl.h"
 
 #if HWY_TARGET == HWY_AVX3
-#include "efla/cpu/amx_bwd_keys-inl.h"
+#include "efla/cpu/delta/amx/bwd_keys-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace efla::cpu::HWY_NAMESPACE {
@@ -20,64 +20,65 @@ namespace {
 // Scratch for some query heads of a sequence with their value heads.
 struct HeadsScratch {
   AmxBwdScratch chunk;
-  std::int64_t state_floats, part_floats;
-  float* dstate;  // per value head panels [K, kPanel] of dS
-  float* parts;   // [2 kChunk, Kp] dq and dk: of the sum and of the current value head
+  std::int64_t state_floats, partial_floats;
+  float* dstate;    // per value head panels [K, kPanel] of dS
+  float* partials;  // [2 kChunk, Kp] dq and dk: of the sum and of the current value head
 
   HeadsScratch(Arena& arena, const DeltaShape& shape, Decay decay, std::int64_t query_heads)
-      : state_floats(shape.key_dim * round_up(shape.value_dim, kPanel)), part_floats(2 * kChunk * shape.key_dim) {
-    chunk.lay_out(arena, shape, decay, kStateParts<float>);
+      : state_floats(shape.key_dim * round_up(shape.value_dim, kPanel)), partial_floats(2 * kChunk * shape.key_dim) {
+    chunk.lay_out(arena, shape, decay, kStateSplits<float>);
     dstate = arena.floats(query_heads * shape.group() * state_floats);
-    parts = arena.floats(2 * part_floats);
+    partials = arena.floats(2 * partial_floats);
   }
 };
 
 // Prefetches what the chunk at `next` reads and writes, and the state before it.
 template <Decay kDecay, class T>
-HWY_INLINE void look_ahead(const DeltaBackward<T>& p, const ChunkPlace& next, std::int64_t saved, RowsAhead& ahead) {
-  ahead.clear();
+HWY_INLINE void plan_prefetches(const DeltaBackward<T>& p, const ChunkPlace& next, std::int64_t saved,
+                                RowPrefetches& prefetches) {
+  prefetches.clear();
   const std::int64_t i_b = next.i_b, t = next.start, tokens = next.tokens, i_q = next.i_q, i_h = next.i_h;
   const std::int64_t key_dim = p.shape.key_dim, value_dim = p.shape.value_dim;
   if (kDecay == Decay::channel && p.g.stride[3] == 1) {
-    ahead.add(p.g.at(i_b, t, i_h), p.g.stride[1], tokens, key_dim);
+    prefetches.add(p.g.at(i_b, t, i_h), p.g.stride[1], tokens, key_dim);
   }
-  if (p.q.stride[3] == 1) ahead.add(p.q.at(i_b, t, i_q), p.q.stride[1], tokens, key_dim);
-  if (p.k.stride[3] == 1) ahead.add(p.k.at(i_b, t, i_q), p.k.stride[1], tokens, key_dim);
-  if (p.v.stride[3] == 1) ahead.add(p.v.at(i_b, t, i_h), p.v.stride[1], tokens, value_dim);
-  if (p.dout.stride[3] == 1) ahead.add(p.dout.at(i_b, t, i_h), p.dout.stride[1], tokens, value_dim);
-  if (p.dq.stride[3] == 1) ahead.add(p.dq.at(i_b, t, i_q), p.dq.stride[1], tokens, key_dim);
-  if (p.dk.stride[3] == 1) ahead.add(p.dk.at(i_b, t, i_q), p.dk.stride[1], tokens, key_dim);
-  if (p.dv.stride[3] == 1) ahead.add(p.dv.at(i_b, t, i_h), p.dv.stride[1], tokens, value_dim);
+  if (p.q.stride[3] == 1) prefetches.add(p.q.at(i_b, t, i_q), p.q.stride[1], tokens, key_dim);
+  if (p.k.stride[3] == 1) prefetches.add(p.k.at(i_b, t, i_q), p.k.stride[1], tokens, key_dim);
+  if (p.v.stride[3] == 1) prefetches.add(p.v.at(i_b, t, i_h), p.v.stride[1], tokens, value_dim);
+  if (p.dout.stride[3] == 1) prefetches.add(p.dout.at(i_b, t, i_h), p.dout.stride[1], tokens, value_dim);
+  if (p.dq.stride[3] == 1) prefetches.add(p.dq.at(i_b, t, i_q), p.dq.stride[1], tokens, key_dim);
+  if (p.dk.stride[3] == 1) prefetches.add(p.dk.at(i_b, t, i_q), p.dk.stride[1], tokens, key_dim);
+  if (p.dv.stride[3] == 1) prefetches.add(p.dv.at(i_b, t, i_h), p.dv.stride[1], tokens, value_dim);
   if (p.chunk_states.stride[4] == 1) {
-    ahead.add(p.chunk_states.at(i_b, saved, i_h), p.chunk_states.stride[3], key_dim, value_dim);
+    prefetches.add(p.chunk_states.at(i_b, saved, i_h), p.chunk_states.stride[3], key_dim, value_dim);
   }
   if (kDecay == Decay::channel && p.dg.stride[3] == 1) {
-    ahead.add(p.dg.at(i_b, t, i_h), p.dg.stride[1], tokens, key_dim);
+    prefetches.add(p.dg.at(i_b, t, i_h), p.dg.stride[1], tokens, key_dim);
   }
 }
 
 // Computes one chunk of one value head. Adds to dq and dk, and turns dstate from the gradient of the state after the
 // chunk into that of the state before it.
-template <Decay kDecay, int kKeyParts, class T>
+template <Decay kDecay, int kKeySplits, class T>
 void chunk_of_head(const DeltaBackward<T>& p, const ChunkPlace& at, const Sequence& sequence, float scale,
                    float* dstate, AmxBwdScratch& s, float* dq, float* dk) {
   const std::int64_t key_dim = p.shape.key_dim, value_dim = p.shape.value_dim;
   const std::int64_t saved = sequence.chunk(at.start), rest = (kChunk - at.tokens) * kPanel;
-  load_keys<kDecay, kKeyParts>(p, at, s);
+  load_keys<kDecay, kKeySplits>(p, at, s);
   load_values(p.v, at, 0, value_dim, 1.0F, s.values);
   load_values(p.dout, at, 0, value_dim, 1.0F, s.dout);
   for (std::int64_t v = 0; v < value_dim; v += kPanel) {
     for (float* panels : {s.values, s.dout}) std::fill_n(panels + v * kChunk + at.tokens * kPanel, rest, 0.0F);
-    value_panel<kDecay, kKeyParts>(p, at, saved, v, scale, dstate + v * key_dim, s);
+    value_panel<kDecay, kKeySplits>(p, at, saved, v, scale, dstate + v * key_dim, s);
   }
   store_values(s.values, at, 0, value_dim, scale, p.dv);
   score_gradients<kDecay, T>(scale, s);
   if constexpr (kDecay == Decay::channel) {
-    decayed_key_gradients<kKeyParts, T>(key_dim, scale, s, dq, dk);
-    finish_decayed_keys<kKeyParts>(at.tokens, s, dq, dk);
+    decayed_key_gradients<kKeySplits, T>(key_dim, scale, s, dq, dk);
+    finish_decayed_keys<kKeySplits>(at.tokens, s, dq, dk);
     finish_decay(p, at, s.chunk.decay, s.gradient);
   } else {
-    key_gradients<kDecay, kKeyParts, T>(key_dim, scale, s, dq, dk);
+    key_gradients<kDecay, kKeySplits, T>(key_dim, scale, s, dq, dk);
   }
   finish_chunk(p, at, scale, s, dk);
   if constexpr (kDecay == Decay::scalar) finish_scalar_decay(p, at, scale, s);
@@ -110,20 +111,20 @@ HWY_INLINE void store_initial(const DeltaBackward<T>& p, std::int64_t n, std::in
   store_state_panels(dstate, p.dinitial_state, 0, p.shape.value_dim, p.shape.key_dim, n, i_h);
 }
 
-// Computes query heads [part.head, part.head_end) of a sequence with all of their value heads, chunk by chunk and
+// Computes query heads [range.head, range.head_end) of a sequence with all of their value heads, chunk by chunk and
 // within a chunk head by head, because rows of neighbouring heads lie beside each other in memory.
-template <class T, int kKeyParts, Decay kDecay>
-void BackwardPart(const DeltaBackward<T>& p, const HeadsPart& part, std::byte* memory) {
+template <class T, int kKeySplits, Decay kDecay>
+void BackwardRange(const DeltaBackward<T>& p, const HeadRange& range, std::byte* memory) {
   const TilesInUse tiles;
   Arena arena(memory);
-  HeadsScratch s(arena, p.shape, p.rule.decay, part.head_end - part.head);
-  const Sequence sequence = sequence_of(p, part.n);
+  HeadsScratch s(arena, p.shape, p.rule.decay, range.head_end - range.head);
+  const Sequence sequence = sequence_of(p, range.n);
   const std::int64_t key_dim = p.shape.key_dim, value_dim = p.shape.value_dim, group = p.shape.group();
-  const std::int64_t head = part.head * group, head_end = part.head_end * group;  // value heads
+  const std::int64_t head = range.head * group, head_end = range.head_end * group;  // value heads
   const auto scale = static_cast<float>(p.rule.scale_for(key_dim));
   const auto dstate = [&](std::int64_t i_h) { return s.dstate + (i_h - head) * s.state_floats; };
   for (std::int64_t i_h = head; i_h < head_end; ++i_h) {
-    load_final(p, part.n, i_h, scale, s.state_floats, dstate(i_h));
+    load_final(p, range.n, i_h, scale, s.state_floats, dstate(i_h));
   }
   const std::int64_t chunks = (sequence.end - sequence.begin + kChunk - 1) / kChunk;
   for (std::int64_t start = sequence.begin + (chunks - 1) * kChunk; start >= sequence.begin; start -= kChunk) {
@@ -131,51 +132,51 @@ void BackwardPart(const DeltaBackward<T>& p, const HeadsPart& part, std::byte* m
       const ChunkPlace at(p.shape, sequence, i_h, start);
       const bool more_heads = i_h + 1 < head_end, first_of_group = i_h % group == 0;
       const std::int64_t next = more_heads ? start : start - kChunk;
-      s.chunk.ahead.clear();
+      s.chunk.prefetches.clear();
       if (next >= sequence.begin) {
-        look_ahead<kDecay>(p, {p.shape, sequence, more_heads ? i_h + 1 : head, next}, sequence.chunk(next),
-                           s.chunk.ahead);
+        plan_prefetches<kDecay>(p, {p.shape, sequence, more_heads ? i_h + 1 : head, next}, sequence.chunk(next),
+                                s.chunk.prefetches);
       }
-      float *dq = s.parts + (first_of_group ? 0 : s.part_floats), *dk = dq + s.part_floats / 2;
-      chunk_of_head<kDecay, kKeyParts>(p, at, sequence, scale, dstate(i_h), s.chunk, dq, dk);
-      if (!first_of_group) add_rows(s.parts + s.part_floats, s.part_floats, s.parts);
-      if ((i_h + 1) % group == 0) store_keys(p, at, s.chunk, s.parts, s.parts + s.part_floats / 2);
+      float *dq = s.partials + (first_of_group ? 0 : s.partial_floats), *dk = dq + s.partial_floats / 2;
+      chunk_of_head<kDecay, kKeySplits>(p, at, sequence, scale, dstate(i_h), s.chunk, dq, dk);
+      if (!first_of_group) add_rows(s.partials + s.partial_floats, s.partial_floats, s.partials);
+      if ((i_h + 1) % group == 0) store_keys(p, at, s.chunk, s.partials, s.partials + s.partial_floats / 2);
     }
   }
   for (std::int64_t i_h = head; i_h < head_end; ++i_h) {
-    store_initial(p, part.n, i_h, scale, s.state_floats, dstate(i_h));
+    store_initial(p, range.n, i_h, scale, s.state_floats, dstate(i_h));
   }
 }
 
 // Scratch for the value heads of one query head, which are distributed to threads chunk by chunk.
 struct GroupScratch {
-  std::int64_t state_floats, part_floats;
-  float* dstate;  // per value head panels [K, kPanel] of dS
-  float* parts;   // per value head [2 kChunk, Kp] dq and dk
-  std::byte* members;
-  std::size_t member_bytes;  // bytes of a thread's AmxBwdScratch
+  std::int64_t state_floats, partial_floats;
+  float* dstate;    // per value head panels [K, kPanel] of dS
+  float* partials;  // per value head [2 kChunk, Kp] dq and dk
+  std::byte* thread_scratches;
+  std::size_t thread_bytes;  // bytes of a thread's AmxBwdScratch
 
   GroupScratch(Arena& arena, const DeltaShape& shape, Decay decay, int threads)
-      : state_floats(shape.key_dim * round_up(shape.value_dim, kPanel)), part_floats(2 * kChunk * shape.key_dim) {
+      : state_floats(shape.key_dim * round_up(shape.value_dim, kPanel)), partial_floats(2 * kChunk * shape.key_dim) {
     dstate = arena.floats(shape.group() * state_floats);
-    parts = arena.floats(shape.group() * part_floats);
-    Arena member;
-    AmxBwdScratch().lay_out(member, shape, decay, kStateParts<float>);
-    member_bytes = member.bytes();
-    members =
-        reinterpret_cast<std::byte*>(arena.floats(static_cast<std::int64_t>(member_bytes / sizeof(float)) * threads));
+    partials = arena.floats(shape.group() * partial_floats);
+    Arena one;
+    AmxBwdScratch().lay_out(one, shape, decay, kStateSplits<float>);
+    thread_bytes = one.bytes();
+    thread_scratches =
+        reinterpret_cast<std::byte*>(arena.floats(static_cast<std::int64_t>(thread_bytes / sizeof(float)) * threads));
   }
-  AmxBwdScratch member(const DeltaShape& shape, Decay decay, int i) const {
-    Arena arena(members + member_bytes * static_cast<std::size_t>(i));
+  AmxBwdScratch scratch(const DeltaShape& shape, Decay decay, int i) const {
+    Arena arena(thread_scratches + thread_bytes * static_cast<std::size_t>(i));
     AmxBwdScratch s;
-    s.lay_out(arena, shape, decay, kStateParts<float>);
+    s.lay_out(arena, shape, decay, kStateSplits<float>);
     return s;
   }
 };
 
 // Computes query head i_q of sequence n with all of its value heads, with all threads of the pool. dq and dk are summed
 // in the order of the heads, as one thread does.
-template <class T, int kKeyParts, Decay kDecay>
+template <class T, int kKeySplits, Decay kDecay>
 void BackwardGroup(const DeltaBackward<T>& p, std::int64_t n, std::int64_t i_q, std::byte* memory, ThreadPool& pool) {
   Arena arena(memory);
   const GroupScratch s(arena, p.shape, p.rule.decay, pool.threads());
@@ -189,19 +190,19 @@ void BackwardGroup(const DeltaBackward<T>& p, std::int64_t n, std::int64_t i_q, 
     int with_keys = 0;  // a thread that has loaded the keys of the chunk
     pool.run(group, [&](std::int64_t i, int thread) HWY_ATTR {
       const TilesInUse tiles;
-      AmxBwdScratch scratch = s.member(p.shape, p.rule.decay, thread);
+      AmxBwdScratch scratch = s.scratch(p.shape, p.rule.decay, thread);
       const ChunkPlace at(p.shape, sequence, head + i, start);
       const std::int64_t next = start - kChunk;
       if (next >= sequence.begin) {
-        look_ahead<kDecay>(p, {p.shape, sequence, head + i, next}, sequence.chunk(next), scratch.ahead);
+        plan_prefetches<kDecay>(p, {p.shape, sequence, head + i, next}, sequence.chunk(next), scratch.prefetches);
       }
-      float* dq = s.parts + i * s.part_floats;
-      chunk_of_head<kDecay, kKeyParts>(p, at, sequence, scale, dstate(i), scratch, dq, dq + s.part_floats / 2);
+      float* dq = s.partials + i * s.partial_floats;
+      chunk_of_head<kDecay, kKeySplits>(p, at, sequence, scale, dstate(i), scratch, dq, dq + s.partial_floats / 2);
       if (i == 0) with_keys = thread;
     });
-    for (std::int64_t i = 1; i < group; ++i) add_rows(s.parts + i * s.part_floats, s.part_floats, s.parts);
-    store_keys(p, {p.shape, sequence, head, start}, s.member(p.shape, p.rule.decay, with_keys), s.parts,
-               s.parts + s.part_floats / 2);
+    for (std::int64_t i = 1; i < group; ++i) add_rows(s.partials + i * s.partial_floats, s.partial_floats, s.partials);
+    store_keys(p, {p.shape, sequence, head, start}, s.scratch(p.shape, p.rule.decay, with_keys), s.partials,
+               s.partials + s.partial_floats / 2);
   }
   for (std::int64_t i = 0; i < group; ++i) store_initial(p, n, head + i, scale, s.state_floats, dstate(i));
 }
@@ -209,24 +210,24 @@ void BackwardGroup(const DeltaBackward<T>& p, std::int64_t n, std::int64_t i_q, 
 // Returns the kernels of a rule.
 template <class T>
 struct Backward {
-  void (*part)(const DeltaBackward<T>& p, const HeadsPart& part, std::byte* memory);
+  void (*compute)(const DeltaBackward<T>& p, const HeadRange& range, std::byte* memory);
   void (*group)(const DeltaBackward<T>& p, std::int64_t n, std::int64_t i_q, std::byte* memory, ThreadPool& pool);
 };
 
-template <class T, int kKeyParts, Decay kDecay>
-constexpr Backward<T> kBackward = {BackwardPart<T, kKeyParts, kDecay>, BackwardGroup<T, kKeyParts, kDecay>};
+template <class T, int kKeySplits, Decay kDecay>
+constexpr Backward<T> kBackward = {BackwardRange<T, kKeySplits, kDecay>, BackwardGroup<T, kKeySplits, kDecay>};
 
-template <class T, int kKeyParts>
+template <class T, int kKeySplits>
 Backward<T> backward_with(Decay decay) {
-  if constexpr (kKeyParts > 1) {
-    if (decay == Decay::channel) return kBackward<T, kKeyParts, Decay::channel>;
+  if constexpr (kKeySplits > 1) {
+    if (decay == Decay::channel) return kBackward<T, kKeySplits, Decay::channel>;
   }
-  return decay == Decay::none ? kBackward<T, kKeyParts, Decay::none> : kBackward<T, kKeyParts, Decay::scalar>;
+  return decay == Decay::none ? kBackward<T, kKeySplits, Decay::none> : kBackward<T, kKeySplits, Decay::scalar>;
 }
 
 Backward<float> backward_of(const DeltaRule& rule, float) { return backward_with<float, 3>(rule.decay); }
 
-// Keys are exact in one part if neither the norm nor a channel gate changes them.
+// Keys are exact in one split if neither the norm nor a channel gate changes them.
 Backward<bfloat16> backward_of(const DeltaRule& rule, bfloat16) {
   if (rule.qk_l2norm || rule.decay == Decay::channel) return backward_with<bfloat16, 2>(rule.decay);
   return backward_with<bfloat16, 1>(rule.decay);
@@ -247,8 +248,8 @@ std::size_t AmxBwdGroupBytes(const DeltaShape& shape, Decay decay, int threads) 
 }
 
 template <class T>
-void AmxBwdPart(const DeltaBackward<T>& p, const HeadsPart& part, std::byte* memory) {
-  backward_of(p.rule, T()).part(p, part, memory);
+void AmxBwdRange(const DeltaBackward<T>& p, const HeadRange& range, std::byte* memory) {
+  backward_of(p.rule, T()).compute(p, range, memory);
 }
 
 template <class T>
@@ -282,15 +283,16 @@ bool shares_out_groups(const DeltaShape& shape, int threads) {
 
 std::size_t amx_chunk_bwd_workspace_bytes(const DeltaShape& shape, const DeltaRule& rule, int threads) {
   if (shares_out_groups(shape, threads)) return N_AVX3::AmxBwdGroupBytes(shape, rule.decay, threads);
-  return N_AVX3::AmxBwdBytes(shape, rule.decay, heads_together(query_heads_alone(shape), threads)) *
+  return N_AVX3::AmxBwdBytes(shape, rule.decay, heads_per_block(query_heads_alone(shape), threads)) *
          static_cast<std::size_t>(threads);
 }
 
 template <class T>
 void amx_chunk_bwd(const DeltaBackward<T>& p, Workspace workspace, ThreadPool& pool) {
   if (!shares_out_groups(p.shape, pool.threads())) {
-    return for_each_part(query_heads_alone(p.shape), 1, workspace, pool,
-                         [&](const HeadsPart& part, std::byte* memory) { N_AVX3::AmxBwdPart(p, part, memory); });
+    return for_each_head_range(
+        query_heads_alone(p.shape), 1, workspace, pool,
+        [&](const HeadRange& range, std::byte* memory) { N_AVX3::AmxBwdRange(p, range, memory); });
   }
   for (std::int64_t i = 0; i < p.shape.sequences() * p.shape.heads; ++i) {
     N_AVX3::AmxBwdGroup(p, i / p.shape.heads, i % p.shape.heads, workspace.data, pool);

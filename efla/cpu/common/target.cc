@@ -1,4 +1,4 @@
-#include "efla/cpu/target.h"
+#include "efla/cpu/common/target.h"
 
 #include <hwy/highway.h>
 #include <hwy/targets.h>
@@ -24,7 +24,7 @@ std::vector<std::int64_t> supported() { return hwy::SupportedAndGeneratedTargets
 
 // Returns whether the processor has AMX with bfloat16, and the operating system lets this process use the tile
 // registers, for which it must ask.
-bool ask_for_matrix_unit() {
+bool request_amx() {
 #if HWY_ARCH_X86_64 && defined(__linux__)
   constexpr unsigned kAmxBfloat16 = 1U << 22U, kAmxTile = 1U << 24U;  // of leaf 7's d
   unsigned a = 0, b = 0, c = 0, d = 0;
@@ -37,32 +37,30 @@ bool ask_for_matrix_unit() {
 #endif
 }
 
-bool has_matrix_unit() {
-  static const bool has = ask_for_matrix_unit();
+bool has_amx() {
+  static const bool has = request_amx();
   return has;
 }
 
 // Returns whether AMX can be used beside the best of the active targets. Its kernels are built for this kind of
 // AVX-512, and every better (lower) kind includes it.
-bool best_takes_matrix_unit() {
-  return (HWY_TARGETS & HWY_AVX3) != 0 && supported().front() <= HWY_AVX3 && has_matrix_unit();
-}
+bool best_takes_amx() { return (HWY_TARGETS & HWY_AVX3) != 0 && supported().front() <= HWY_AVX3 && has_amx(); }
 
 // Asks Highway once instead of in every call, because CPUID instructions are slow in a virtual machine.
-std::atomic<bool>& matrix_unit_in_use() {
-  static std::atomic<bool> in_use = best_takes_matrix_unit();
+std::atomic<bool>& amx_in_use() {
+  static std::atomic<bool> in_use = best_takes_amx();
   return in_use;
 }
 
 }  // namespace
 
-bool uses_matrix_unit() { return matrix_unit_in_use().load(std::memory_order_relaxed); }
+bool uses_amx() { return amx_in_use().load(std::memory_order_relaxed); }
 
-std::string target_name() { return uses_matrix_unit() ? kAmx : hwy::TargetName(supported().front()); }
+std::string target_name() { return uses_amx() ? kAmx : hwy::TargetName(supported().front()); }
 
 std::vector<std::string> supported_targets() {
   std::vector<std::string> names;
-  if (best_takes_matrix_unit()) names.emplace_back(kAmx);
+  if (best_takes_amx()) names.emplace_back(kAmx);
   for (const std::int64_t target : supported()) names.emplace_back(hwy::TargetName(target));
   return names;
 }
@@ -78,7 +76,7 @@ void use_target(const std::string& name) {
     }
   }
   hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-  matrix_unit_in_use() = (!found || name.empty() || name == kAmx) && best_takes_matrix_unit();
+  amx_in_use() = (!found || name.empty() || name == kAmx) && best_takes_amx();
   if (found) return;
   std::string expected;
   for (const std::string& one : names) expected += (expected.empty() ? "" : ", ") + one;

@@ -10,7 +10,7 @@
 #include <algorithm>
 #include <array>
 
-#include "efla/cpu/tile-inl.h"
+#include "efla/cpu/common/tile-inl.h"
 #include "efla/rule/problem.h"
 #include "hwy/contrib/math/math-inl.h"
 

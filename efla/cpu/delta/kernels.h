@@ -6,7 +6,7 @@
 #include <cstddef>
 
 #include "efla/base/threads.h"
-#include "efla/cpu/workspace.h"
+#include "efla/cpu/common/workspace.h"
 #include "efla/rule/problem.h"
 
 namespace efla::cpu {

@@ -7,21 +7,21 @@
 #include <cstdint>
 
 #include "efla/base/threads.h"
-#include "efla/cpu/workspace.h"
+#include "efla/cpu/common/workspace.h"
 #include "efla/rule/problem.h"
 
 namespace efla::cpu {
 
 // A part of the problem that one thread computes: of sequence n, the value heads (in a backward the query heads) [head,
 // head_end) and the value panels [panel, panel_end).
-struct HeadsPart {
+struct HeadRange {
   std::int64_t n, head, head_end, panel, panel_end;
 };
 
 // Returns the number of neighbouring heads of a sequence that a thread takes through a chunk together. Rows of
 // neighbouring heads lie beside each other in memory, so the pages of a chunk are looked up once for all of them. It is
 // at most four, and never so large that a thread gets more work than with single heads.
-inline std::int64_t heads_together(const DeltaShape& shape, int threads) {
+inline std::int64_t heads_per_block(const DeltaShape& shape, int threads) {
   const std::int64_t sequences = shape.sequences(), heads = shape.value_heads;
   const auto rounds = [&](std::int64_t groups) { return (sequences * groups + threads - 1) / threads; };
   const std::int64_t most = std::min({sequences * heads / (2 * threads), heads, std::int64_t{4}});
@@ -39,24 +39,24 @@ inline DeltaShape query_heads_alone(DeltaShape shape) {
   return shape;
 }
 
-// Calls compute(part, memory) for all parts; the value columns are `panels` panels.
+// Calls compute(range, memory) for all ranges; the value columns are `panels` panels.
 template <class Compute>
-void for_each_part(const DeltaShape& shape, std::int64_t panels, Workspace workspace, ThreadPool& pool,
-                   const Compute& compute) {
+void for_each_head_range(const DeltaShape& shape, std::int64_t panels, Workspace workspace, ThreadPool& pool,
+                         const Compute& compute) {
   const std::int64_t value_heads = shape.value_heads, heads = shape.sequences() * value_heads;
   const std::size_t bytes = workspace.bytes / static_cast<std::size_t>(pool.threads());
-  // If there are too few heads to keep the threads evenly busy, each is split into slices of the value panels. Every
-  // slice loads the tokens again.
+  // If there are too few heads to keep the threads evenly busy, each is split into slices of the value
+  // panels. Every slice loads the tokens again.
   const std::int64_t wanted =
       pool.threads() == 1 || heads >= 4 * pool.threads() ? 1 : (2 * pool.threads() + heads - 1) / heads;
-  const std::int64_t parts = std::min(panels, wanted);
-  const std::int64_t together = heads_together(shape, pool.threads());
+  const std::int64_t slices = std::min(panels, wanted);
+  const std::int64_t together = heads_per_block(shape, pool.threads());
   const std::int64_t groups = (value_heads + together - 1) / together;
-  pool.run(shape.sequences() * groups * parts, [&](std::int64_t task, int worker) {
-    const std::int64_t group = task / parts % groups, i = task % parts;
-    const HeadsPart part{task / parts / groups, value_heads * group / groups, value_heads * (group + 1) / groups,
-                         panels * i / parts, panels * (i + 1) / parts};
-    compute(part, workspace.data + bytes * static_cast<std::size_t>(worker));
+  pool.run(shape.sequences() * groups * slices, [&](std::int64_t task, int worker) {
+    const std::int64_t group = task / slices % groups, i = task % slices;
+    const HeadRange range{task / slices / groups, value_heads * group / groups, value_heads * (group + 1) / groups,
+                          panels * i / slices, panels * (i + 1) / slices};
+    compute(range, workspace.data + bytes * static_cast<std::size_t>(worker));
   });
 }
 

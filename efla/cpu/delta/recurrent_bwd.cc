@@ -1,16 +1,16 @@
 // The gradients of the token recurrence (equation 20 of EFLA, arXiv 2512.12602): the chunks of a query head from the
 // last to the first, each in panels of value columns (recurrent_bwd_panel-inl.h).
-#include "efla/cpu/kernels.h"
+#include "efla/cpu/delta/kernels.h"
 
 #include <numeric>
 
-#include "efla/cpu/team.h"
+#include "efla/cpu/common/thread_group.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "efla/cpu/recurrent_bwd.cc"
+#define HWY_TARGET_INCLUDE "efla/cpu/delta/recurrent_bwd.cc"
 #include <hwy/foreach_target.h>  // must come before the -inl.h files
 
-#include "efla/cpu/recurrent_bwd_panel-inl.h"
+#include "efla/cpu/delta/recurrent_bwd_panel-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace efla::cpu::HWY_NAMESPACE {
@@ -19,28 +19,28 @@ namespace {
 // Scratch for one query head, used by one thread or by a thread group. A group computes the panels of all value heads
 // at once, each with its own sums. A single thread adds the sums of a panel before it starts the next panel.
 struct BwdScratch {
-  int team;
+  int group_threads;
   std::int64_t rows, key_stride, panels, heads;  // of a state, of a row, per value head, computed at a time
   std::int64_t chunk_floats;
-  float* dstate;   // per value head panels [rows, kPanel]
-  float* sums;     // PanelSums
-  float* parts;    // PanelSums of every panel computed at a time
-  float* members;  // PanelScratch of every thread
-  float* chunks;   // ChunkScratch of every value head computed at a time
+  float* dstate;            // per value head panels [rows, kPanel]
+  float* sums;              // PanelSums
+  float* partials;          // PanelSums of every panel computed at a time
+  float* thread_scratches;  // PanelScratch of every thread
+  float* chunks;            // ChunkScratch of every value head computed at a time
 
-  BwdScratch(Arena& arena, const DeltaShape& shape, Decay decay, int team)
-      : team(team),
+  BwdScratch(Arena& arena, const DeltaShape& shape, Decay decay, int group_threads)
+      : group_threads(group_threads),
         rows(state_rows(shape)),
         key_stride(round_up(shape.key_dim, kPanel)),
         panels(round_up(shape.value_dim, kPanel) / kPanel),
-        heads(team > 1 ? shape.group() : 1) {
+        heads(group_threads > 1 ? shape.group() : 1) {
     Arena one;
     ChunkScratch().lay_out(one, shape, decay);
     chunk_floats = static_cast<std::int64_t>(one.bytes() / sizeof(float));
     dstate = arena.floats(shape.group() * panels * rows * kPanel);
     sums = arena.floats(PanelSums::floats(key_stride, decay));
-    parts = arena.floats(PanelSums::floats(key_stride, decay) * (team > 1 ? heads * panels : 1));
-    members = arena.floats(PanelScratch::floats(rows) * team);
+    partials = arena.floats(PanelSums::floats(key_stride, decay) * (group_threads > 1 ? heads * panels : 1));
+    thread_scratches = arena.floats(PanelScratch::floats(rows) * group_threads);
     chunks = arena.floats(chunk_floats * heads);
   }
 
@@ -52,16 +52,16 @@ struct BwdScratch {
   }
 };
 
-std::size_t RecurrentBwdBytes(const DeltaShape& shape, Decay decay, int team) {
+std::size_t RecurrentBwdBytes(const DeltaShape& shape, Decay decay, int group_threads) {
   Arena arena;
-  const BwdScratch scratch(arena, shape, decay, team);
+  const BwdScratch scratch(arena, shape, decay, group_threads);
   return arena.bytes();
 }
 
 // Returns the number of active threads of a group. A group is only useful if threads would have no head otherwise.
-std::int64_t RecurrentBwdBusy(const DeltaShape& shape, int team) {
-  if (shape.sequences() * shape.heads >= team) return 0;
-  return std::min<std::int64_t>(team, shape.group() * (round_up(shape.value_dim, kPanel) / kPanel));
+std::int64_t RecurrentBwdActiveThreads(const DeltaShape& shape, int group_threads) {
+  if (shape.sequences() * shape.heads >= group_threads) return 0;
+  return std::min<std::int64_t>(group_threads, shape.group() * (round_up(shape.value_dim, kPanel) / kPanel));
 }
 
 // Loads the panel at column `first` of a [K, V] state; zeros beyond K and V or without a state.
@@ -140,36 +140,36 @@ HWY_INLINE void chunk_of_heads(const DeltaBackward<T>& p, const Sequence& sequen
   const PanelSums sums(s.sums, s.key_stride, decay);
   const std::int64_t floats = PanelSums::floats(s.key_stride, decay);
   const auto place = [&](std::int64_t head) { return ChunkPlace(p.shape, sequence, first + head, start); };
-  const auto part = [&](std::int64_t unit) { return s.parts + (s.team > 1 ? unit * floats : 0); };
-  const auto compute = [&](std::int64_t unit, int member) HWY_ATTR {
+  const auto partial = [&](std::int64_t unit) { return s.partials + (s.group_threads > 1 ? unit * floats : 0); };
+  const auto compute = [&](std::int64_t unit, int thread) HWY_ATTR {
     const std::int64_t head = unit / s.panels, panel = unit % s.panels;
     panel_of_head(p, place(head), sequence.chunk(start), panel * kPanel, s.chunk(p.shape, decay, head),
-                  PanelScratch(s.members + member * PanelScratch::floats(s.rows)), dstate + unit * s.rows * kPanel,
-                  PanelSums(part(unit), s.key_stride, decay));
+                  PanelScratch(s.thread_scratches + thread * PanelScratch::floats(s.rows)),
+                  dstate + unit * s.rows * kPanel, PanelSums(partial(unit), s.key_stride, decay));
   };
   pool.run(s.heads, [&](std::int64_t head, int) HWY_ATTR {
     ChunkScratch c = s.chunk(p.shape, decay, head);
     load_chunk(p, place(head), c);
   });
-  if (s.team > 1) pool.run(s.heads * s.panels, compute);
+  if (s.group_threads > 1) pool.run(s.heads * s.panels, compute);
   for (std::int64_t head = 0; head < s.heads; ++head) {
     std::fill(sums.da, sums.dq, 0.0F);
     std::fill(sums.dg, sums.end, 0.0F);
     for (std::int64_t unit = head * s.panels; unit < (head + 1) * s.panels; ++unit) {
-      if (s.team == 1) compute(unit, 0);
-      add_rows(part(unit), floats, s.sums);
+      if (s.group_threads == 1) compute(unit, 0);
+      add_rows(partial(unit), floats, s.sums);
     }
     finish_head(p, place(head), s.chunk(p.shape, decay, head), sums);
   }
 }
 
-// Computes query head i_q of sequence n with all of its value heads, with `team` threads of the pool; inside of a task
-// with the calling thread alone.
+// Computes query head i_q of sequence n with all of its value heads, with `group_threads` threads of the pool; inside
+// of a task with the calling thread alone.
 template <class T>
-void RecurrentBwdHead(const DeltaBackward<T>& p, std::int64_t n, std::int64_t i_q, std::byte* memory, int team,
+void RecurrentBwdHead(const DeltaBackward<T>& p, std::int64_t n, std::int64_t i_q, std::byte* memory, int group_threads,
                       ThreadPool& pool) {
   Arena arena(memory);
-  const BwdScratch s(arena, p.shape, p.rule.decay, team);
+  const BwdScratch s(arena, p.shape, p.rule.decay, group_threads);
   std::fill_n(memory, arena.bytes(), std::byte{0});  // rows beyond a chunk's tokens must hold finite numbers
   const Sequence sequence = sequence_of(p, n);
   const std::int64_t group = p.shape.group(), panel_floats = s.rows * kPanel;
@@ -197,14 +197,14 @@ void RecurrentBwdHead(const DeltaBackward<T>& p, std::int64_t n, std::int64_t i_
   }
 }
 
-void RecurrentBwdFloat(const DeltaBackward<float>& p, std::int64_t n, std::int64_t i_q, std::byte* memory, int team,
-                       ThreadPool& pool) {
-  RecurrentBwdHead(p, n, i_q, memory, team, pool);
+void RecurrentBwdFloat(const DeltaBackward<float>& p, std::int64_t n, std::int64_t i_q, std::byte* memory,
+                       int group_threads, ThreadPool& pool) {
+  RecurrentBwdHead(p, n, i_q, memory, group_threads, pool);
 }
 
 void RecurrentBwdBfloat16(const DeltaBackward<bfloat16>& p, std::int64_t n, std::int64_t i_q, std::byte* memory,
-                          int team, ThreadPool& pool) {
-  RecurrentBwdHead(p, n, i_q, memory, team, pool);
+                          int group_threads, ThreadPool& pool) {
+  RecurrentBwdHead(p, n, i_q, memory, group_threads, pool);
 }
 
 }  // namespace
@@ -218,33 +218,33 @@ namespace {
 HWY_EXPORT(RecurrentBwdFloat);
 HWY_EXPORT(RecurrentBwdBfloat16);
 HWY_EXPORT(RecurrentBwdBytes);
-HWY_EXPORT(RecurrentBwdBusy);
+HWY_EXPORT(RecurrentBwdActiveThreads);
 
-void head(const DeltaBackward<float>& p, std::int64_t n, std::int64_t i_q, std::byte* memory, int team,
+void head(const DeltaBackward<float>& p, std::int64_t n, std::int64_t i_q, std::byte* memory, int group_threads,
           ThreadPool& pool) {
-  HWY_DYNAMIC_DISPATCH(RecurrentBwdFloat)(p, n, i_q, memory, team, pool);
+  HWY_DYNAMIC_DISPATCH(RecurrentBwdFloat)(p, n, i_q, memory, group_threads, pool);
 }
-void head(const DeltaBackward<bfloat16>& p, std::int64_t n, std::int64_t i_q, std::byte* memory, int team,
+void head(const DeltaBackward<bfloat16>& p, std::int64_t n, std::int64_t i_q, std::byte* memory, int group_threads,
           ThreadPool& pool) {
-  HWY_DYNAMIC_DISPATCH(RecurrentBwdBfloat16)(p, n, i_q, memory, team, pool);
+  HWY_DYNAMIC_DISPATCH(RecurrentBwdBfloat16)(p, n, i_q, memory, group_threads, pool);
 }
 
-std::size_t head_bytes(const DeltaShape& shape, const DeltaRule& rule, int team) {
-  return HWY_DYNAMIC_DISPATCH(RecurrentBwdBytes)(shape, rule.decay, team);
+std::size_t head_bytes(const DeltaShape& shape, const DeltaRule& rule, int group_threads) {
+  return HWY_DYNAMIC_DISPATCH(RecurrentBwdBytes)(shape, rule.decay, group_threads);
 }
 
 }  // namespace
 
 std::size_t recurrent_bwd_workspace_bytes(const DeltaShape& shape, const DeltaRule& rule, int threads) {
-  return team_workspace_bytes(threads, [&](int team) { return head_bytes(shape, rule, team); });
+  return group_workspace_bytes(threads, [&](int group_threads) { return head_bytes(shape, rule, group_threads); });
 }
 
 template <class T>
 void recurrent_bwd(const DeltaBackward<T>& p, Workspace workspace, ThreadPool& pool) {
-  const std::int64_t busy = HWY_DYNAMIC_DISPATCH(RecurrentBwdBusy)(p.shape, pool.threads());
-  for_each_head(p.shape.sequences() * p.shape.heads, busy, workspace, pool,
-                [&](std::int64_t i, std::byte* memory, int team) {
-                  head(p, i / p.shape.heads, i % p.shape.heads, memory, team, pool);
+  const std::int64_t active_threads = HWY_DYNAMIC_DISPATCH(RecurrentBwdActiveThreads)(p.shape, pool.threads());
+  for_each_head(p.shape.sequences() * p.shape.heads, active_threads, workspace, pool,
+                [&](std::int64_t i, std::byte* memory, int group_threads) {
+                  head(p, i / p.shape.heads, i % p.shape.heads, memory, group_threads, pool);
                 });
 }
 

@@ -1,12 +1,12 @@
 // The decode step: one token of the recurrence. The state is read once for both sums, and read and written once more
 // for the update.
-#include "efla/cpu/kernels.h"
+#include "efla/cpu/delta/kernels.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "efla/cpu/step.cc"
+#define HWY_TARGET_INCLUDE "efla/cpu/delta/step.cc"
 #include <hwy/foreach_target.h>  // must come before the -inl.h files
 
-#include "efla/cpu/chunk-inl.h"
+#include "efla/cpu/delta/chunk-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace efla::cpu::HWY_NAMESPACE {

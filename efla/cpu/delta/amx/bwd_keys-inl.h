@@ -1,25 +1,25 @@
 // The second half of a chunk of one value head in the backward on AMX: computes the gradients of scores, queries, keys,
-// β and g from U, G, S and dS (amx_bwd_values-inl.h, with the equations).
+// β and g from U, G, S and dS (amx/bwd_values-inl.h, with the equations).
 #pragma once
 
 #include <utility>
 
-#include "efla/cpu/amx_bwd_values-inl.h"
+#include "efla/cpu/delta/amx/bwd_values-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace efla::cpu::HWY_NAMESPACE {
 
-// Computes dP, zero above the diagonal, and dL + dLᵀ, zero on it, in parts. With a channel gate both are strictly below
-// the diagonal or, if keys are not divided, in s.dscores with dP's diagonal and times `scale`.
+// Computes dP, zero above the diagonal, and dL + dLᵀ, zero on it, in splits. With a channel gate both are strictly
+// below the diagonal or, if keys are not divided, in s.dscores with dP's diagonal and times `scale`.
 template <Decay kDecay, class T>
 HWY_NOINLINE void score_gradients(float scale, AmxBwdScratch& s) {
-  constexpr int kParts = kStateParts<T>;
+  constexpr int kSplits = kStateSplits<T>;
   float *dp = s.dscores, *dl = dp + kChunk * kChunk;
   zero_sums();
-  add_products<kOutParts<T>, kParts, Product::lower>(s.douts, 0, s.u_t_right, 0, s.ahead);
+  add_products<kOutSplits<T>, kSplits, Product::lower>(s.douts, 0, s.u_t_right, 0, s.prefetches);
   store_sums(dp, kChunk);
   zero_sums();
-  add_products<kParts, kParts, Product::lower>(s.gs, 0, s.u_t_right, 0, s.ahead);
+  add_products<kSplits, kSplits, Product::lower>(s.gs, 0, s.u_t_right, 0, s.prefetches);
   store_sums(dl, kChunk);
   if constexpr (kDecay == Decay::scalar) {
     multiply_rows(dp, s.chunk.scores, 2 * kChunk * kChunk, s.pairs);
@@ -37,10 +37,10 @@ HWY_NOINLINE void score_gradients(float scale, AmxBwdScratch& s) {
     }
     for (std::int64_t r = 0; r < kChunk; ++r) s.diagonal[r] = scale * std::exchange(dp[r * (kChunk + 1)], 0.0F);
   }
-  cut_panel<kParts>(dp, kChunk, kChunk, 0, s.dp, s.dp_right);
-  cut_panel<kParts>(dl, kChunk, kChunk, 0, s.dl, s.dl_right);
-  transpose_rows<kParts>(s.dp, 0, s.dp_t_right, 0, 1);
-  if constexpr (kDecay == Decay::channel) transpose_rows<kParts>(s.dl, 0, s.dl_t_right, 0, 1);
+  split_panel<kSplits>(dp, kChunk, kChunk, 0, s.dp, s.dp_right);
+  split_panel<kSplits>(dl, kChunk, kChunk, 0, s.dl, s.dl_right);
+  transpose_rows<kSplits>(s.dp, 0, s.dp_t_right, 0, 1);
+  if constexpr (kDecay == Decay::channel) transpose_rows<kSplits>(s.dl, 0, s.dl_t_right, 0, 1);
 }
 
 // Stores the sums, [32 keys, kChunk], times `scale` to columns of dq or dk [kChunk, K].
@@ -53,7 +53,7 @@ HWY_INLINE void store_gradient(float scale, std::int64_t key_dim, float* sums, f
   const __m512 factor = _mm512_set1_ps(scale);
   HWY_ALIGN float tile[kTileFloats];
   for (std::int64_t i = 0; i < 4; ++i) {
-    transpose_tile(reinterpret_cast<const Part*>(sums + i * kTileFloats), reinterpret_cast<Part*>(tile));
+    transpose_tile(reinterpret_cast<const Bf16Bits*>(sums + i * kTileFloats), reinterpret_cast<Bf16Bits*>(tile));
     float* to = out + i % 2 * kTileRows * key_dim + i / 2 * kTileRows;
     for (std::int64_t r = 0; r < kTileRows; ++r) {
       _mm512_store_ps(to + r * key_dim, _mm512_mul_ps(factor, _mm512_load_ps(tile + r * kTileRows)));
@@ -61,54 +61,56 @@ HWY_INLINE void store_gradient(float scale, std::int64_t key_dim, float* sums, f
   }
 }
 
-template <Decay kDecay, int kKeyParts, class T>
+template <Decay kDecay, int kKeySplits, class T>
 HWY_NOINLINE void key_gradients(std::int64_t key_dim, float scale, AmxBwdScratch& s, float* dq, float* dk) {
-  constexpr int kParts = kStateParts<T>;
+  constexpr int kSplits = kStateSplits<T>;
   constexpr bool kFactors = kDecay == Decay::scalar;
   for (std::int64_t i = 0; i < key_dim; i += 2 * kTileRows) {
     const std::int64_t block = i / kTileRows;
     zero_sums();
-    add_products<kParts, kReadParts<T, kDecay>>(s.state, block, s.dout_t_right, 0, s.ahead);
-    add_products<kKeyParts, kParts>(s.keys_t, block, s.dp_t_right, 0, s.ahead);
+    add_products<kSplits, kReadSplits<T, kDecay>>(s.state, block, s.dout_t_right, 0, s.prefetches);
+    add_products<kKeySplits, kSplits>(s.keys_t, block, s.dp_t_right, 0, s.prefetches);
     store_gradient(scale, key_dim, s.sums, dq + i);
     zero_sums();
-    add_products<kParts, kParts>(s.dstate, block, kFactors ? s.u_write_t_right : s.u_t_right, 0, s.ahead);
-    add_products<kParts, kParts>(s.state, block, s.g_t_right, 0, s.ahead);
-    add_products<kKeyParts, kParts>(s.queries_t, block, s.dp_right, 0, s.ahead);
-    add_products<kKeyParts, kParts>(s.keys_t, block, s.dl_right, 0, s.ahead);
+    add_products<kSplits, kSplits>(s.dstate, block, kFactors ? s.u_write_t_right : s.u_t_right, 0, s.prefetches);
+    add_products<kSplits, kSplits>(s.state, block, s.g_t_right, 0, s.prefetches);
+    add_products<kKeySplits, kSplits>(s.queries_t, block, s.dp_right, 0, s.prefetches);
+    add_products<kKeySplits, kSplits>(s.keys_t, block, s.dl_right, 0, s.prefetches);
     store_gradient(scale, key_dim, s.sums, dk + i);
   }
 }
 
 // Computes dQ_read in dq, dK_read in dk, U dŜᵀ in gradient.writes and B in gradient.reads. Without division the pairs
 // are missing.
-template <int kKeyParts, class T>
+template <int kKeySplits, class T>
 HWY_NOINLINE void decayed_key_gradients(std::int64_t key_dim, float scale, AmxBwdScratch& s, float* dq, float* dk) {
-  constexpr int kParts = kStateParts<T>;
+  constexpr int kSplits = kStateSplits<T>;
   for (std::int64_t i = 0; i < key_dim; i += 2 * kTileRows) {
     const std::int64_t block = i / kTileRows;
     zero_sums();
-    add_products<kParts, kOutParts<T>>(s.state, block, s.dout_t_right, 0, s.ahead);
-    if (s.divided) add_products<kKeyParts, kParts, Product::exact>(s.write_keys_t, block, s.dp_t_right, 0, s.ahead);
+    add_products<kSplits, kOutSplits<T>>(s.state, block, s.dout_t_right, 0, s.prefetches);
+    if (s.divided)
+      add_products<kKeySplits, kSplits, Product::exact>(s.write_keys_t, block, s.dp_t_right, 0, s.prefetches);
     store_gradient(scale, key_dim, s.sums, dq + i);
     zero_sums();
-    add_products<kParts, kParts>(s.state, block, s.g_t_right, 0, s.ahead);
-    if (s.divided) add_products<kKeyParts, kParts, Product::exact>(s.write_keys_t, block, s.dl_t_right, 0, s.ahead);
+    add_products<kSplits, kSplits>(s.state, block, s.g_t_right, 0, s.prefetches);
+    if (s.divided)
+      add_products<kKeySplits, kSplits, Product::exact>(s.write_keys_t, block, s.dl_t_right, 0, s.prefetches);
     store_gradient(scale, key_dim, s.sums, dk + i);
     zero_sums();
-    add_products<kParts, kParts>(s.dstate, block, s.u_t_right, 0, s.ahead);
+    add_products<kSplits, kSplits>(s.dstate, block, s.u_t_right, 0, s.prefetches);
     store_gradient(scale, key_dim, s.sums, s.gradient.writes + i);
     if (!s.divided) continue;
     zero_sums();
-    add_products<kKeyParts, kParts, Product::exact>(s.queries_t, block, s.dp_right, 0, s.ahead);
-    add_products<kKeyParts, kParts, Product::exact>(s.keys_t, block, s.dl_right, 0, s.ahead);
+    add_products<kKeySplits, kSplits, Product::exact>(s.queries_t, block, s.dp_right, 0, s.prefetches);
+    add_products<kKeySplits, kSplits, Product::exact>(s.keys_t, block, s.dl_right, 0, s.prefetches);
     store_gradient(scale, key_dim, s.sums, s.gradient.reads + i);
   }
 }
 
 // Computes in place the gradients of q and k from those of K_read, Q_read and K_write, and x and y. Pairs cancel in x
-// only if their factors are the parts that were multiplied, and products of parts are equally exact.
-template <int kKeyParts>
+// only if their factors are the splits that were multiplied, and products of splits are equally exact.
+template <int kKeySplits>
 HWY_NOINLINE void finish_decayed_keys(std::int64_t tokens, const AmxBwdScratch& s, float* dqs, float* dks) {
   const FloatTag d;
   const ChunkScratch& c = s.chunk;
@@ -117,17 +119,17 @@ HWY_NOINLINE void finish_decayed_keys(std::int64_t tokens, const AmxBwdScratch& 
     std::fill_n(rows, kHalfChunk * c.key_stride, 0.0F);
   }
   std::fill_n(gradient.dg, kChunk * c.key_stride, 0.0F);
-  const auto parts = [](FloatVec x) HWY_ATTR { return FloatVec{sum_of_parts<kKeyParts>(x.raw)}; };
+  const auto splits = [](FloatVec x) HWY_ATTR { return FloatVec{sum_of_splits<kKeySplits>(x.raw)}; };
   for (std::int64_t i = 0; i < tokens * c.key_stride; i += kLanes) {
     const FloatVec q = hn::Load(d, c.q + i), k = hn::Load(d, c.k + i), read = hn::Load(d, c.decay.prefix + i);
     const FloatVec dq_read = hn::Load(d, dqs + i), dk_read = hn::Load(d, dks + i);
     const FloatVec through = hn::Load(d, gradient.writes + i);
-    FloatVec x = hn::MulAdd(parts(hn::Mul(q, read)), dq_read, hn::Mul(parts(hn::Mul(k, read)), dk_read));
+    FloatVec x = hn::MulAdd(splits(hn::Mul(q, read)), dq_read, hn::Mul(splits(hn::Mul(k, read)), dk_read));
     FloatVec dq = hn::Mul(read, dq_read), dk = hn::Mul(read, dk_read);
     if (s.divided) {
       const FloatVec pairs = hn::Load(d, gradient.reads + i), diagonal = hn::Set(d, s.diagonal[i / c.key_stride]);
       const FloatVec k_write = hn::Div(k, read);
-      x = hn::NegMulAdd(parts(k_write), pairs, x);
+      x = hn::NegMulAdd(splits(k_write), pairs, x);
       hn::Store(hn::Mul(k_write, through), d, gradient.writes + i);
       dq = hn::MulAdd(diagonal, k, dq);
       dk = hn::MulAdd(diagonal, q, hn::Add(dk, hn::Div(hn::Add(through, pairs), read)));

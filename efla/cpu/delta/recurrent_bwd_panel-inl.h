@@ -14,7 +14,7 @@
 #define EFLA_CPU_RECURRENT_BWD_PANEL_INL_H_
 #endif
 
-#include "efla/cpu/chunk-inl.h"
+#include "efla/cpu/delta/chunk-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace efla::cpu::HWY_NAMESPACE {

@@ -7,13 +7,14 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "efla/cpu/workspace.h"
+#include "efla/cpu/common/workspace.h"
 
 namespace efla::cpu {
 
-// A prefetch list: addresses of 256 bytes each, or of 128 if all rows are that short. Planning the list ahead leaves
-// hardly any integer instructions between multiplications, which would compete with them for the processor's ports.
-class AddressesAhead {
+// A prefetch list: addresses of 256 bytes each, or of 128 if all rows are that short. Planning the list beforehand
+// leaves hardly any integer instructions between multiplications, which would compete with them for the processor's
+// ports.
+class PrefetchList {
  public:
   // Returns the number of addresses for `rows` rows of `count` elements.
   static std::int64_t of_rows(std::int64_t rows, std::int64_t count) {
@@ -21,7 +22,7 @@ class AddressesAhead {
   }
 
   // Without memory the list stays empty.
-  explicit AddressesAhead(float* memory = nullptr)
+  explicit PrefetchList(float* memory = nullptr)
       : first_(reinterpret_cast<const std::byte**>(memory)), next_(first_), end_(first_) {}
 
   static float* lay_out(Arena& arena, std::int64_t addresses) { return arena.floats(2 * addresses); }
@@ -49,15 +50,15 @@ class AddressesAhead {
   // Returns the number of addresses that are left.
   std::int64_t count() const { return end_ - next_; }
 
-  HWY_INLINE void ask() {
+  HWY_INLINE void prefetch_next() {
     if (next_ == end_) return;
     const std::byte* address = *next_++;
     prefetch(address);
     if (wide_) prefetch(address + kBytes / 2);
   }
 
-  void ask_for_all() {
-    while (next_ != end_) ask();
+  void prefetch_all() {
+    while (next_ != end_) prefetch_next();
   }
 
  private:

@@ -11,11 +11,11 @@
 
 #include <cmath>
 
-#include "efla/cpu/addresses_ahead.h"
-#include "efla/cpu/decay-inl.h"
-#include "efla/cpu/gain-inl.h"
-#include "efla/cpu/tile-inl.h"
-#include "efla/cpu/workspace.h"
+#include "efla/cpu/common/prefetch_list.h"
+#include "efla/cpu/common/tile-inl.h"
+#include "efla/cpu/common/workspace.h"
+#include "efla/cpu/delta/decay-inl.h"
+#include "efla/cpu/delta/gain-inl.h"
 #include "efla/rule/problem.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -80,26 +80,26 @@ HWY_INLINE float l2_normalise(float* row, std::int64_t padded) {
   return factor;
 }
 
-// Returns an upper bound on the number of addresses that look_ahead adds.
-inline std::int64_t addresses_ahead(const DeltaShape& shape) {
-  return AddressesAhead::of_rows(kChunk, shape.key_dim) * 3 + AddressesAhead::of_rows(kChunk, shape.value_dim) * 2;
+// Returns an upper bound on the number of addresses that plan_prefetches adds.
+inline std::int64_t prefetch_addresses(const DeltaShape& shape) {
+  return PrefetchList::of_rows(kChunk, shape.key_dim) * 3 + PrefetchList::of_rows(kChunk, shape.value_dim) * 2;
 }
 
 // Plans prefetches of the chunk at `next`: its rows of q and k, and the columns [first, last) of v and of o. Rows that
 // will be written are prefetched too, because they also come from memory.
-template <class T, class Ahead>
-HWY_INLINE void look_ahead(const DeltaForward<T>& p, const ChunkPlace& next, std::int64_t first, std::int64_t last,
-                           Ahead& ahead) {
-  ahead.clear();
+template <class T, class Prefetches>
+HWY_INLINE void plan_prefetches(const DeltaForward<T>& p, const ChunkPlace& next, std::int64_t first, std::int64_t last,
+                                Prefetches& prefetches) {
+  prefetches.clear();
   if (next.tokens <= 0) return;
   const std::int64_t i_b = next.i_b, t = next.start, tokens = next.tokens, key_dim = p.shape.key_dim;
   if (p.rule.decay == Decay::channel && p.g.stride[3] == 1) {
-    ahead.add(p.g.at(i_b, t, next.i_h), p.g.stride[1], tokens, key_dim);
+    prefetches.add(p.g.at(i_b, t, next.i_h), p.g.stride[1], tokens, key_dim);
   }
-  if (p.q.stride[3] == 1) ahead.add(p.q.at(i_b, t, next.i_q), p.q.stride[1], tokens, key_dim);
-  if (p.k.stride[3] == 1) ahead.add(p.k.at(i_b, t, next.i_q), p.k.stride[1], tokens, key_dim);
-  if (p.v.stride[3] == 1) ahead.add(p.v.at(i_b, t, next.i_h, first), p.v.stride[1], tokens, last - first);
-  if (p.o.stride[3] == 1) ahead.add(p.o.at(i_b, t, next.i_h, first), p.o.stride[1], tokens, last - first);
+  if (p.q.stride[3] == 1) prefetches.add(p.q.at(i_b, t, next.i_q), p.q.stride[1], tokens, key_dim);
+  if (p.k.stride[3] == 1) prefetches.add(p.k.at(i_b, t, next.i_q), p.k.stride[1], tokens, key_dim);
+  if (p.v.stride[3] == 1) prefetches.add(p.v.at(i_b, t, next.i_h, first), p.v.stride[1], tokens, last - first);
+  if (p.o.stride[3] == 1) prefetches.add(p.o.at(i_b, t, next.i_h, first), p.o.stride[1], tokens, last - first);
 }
 
 // Copies rows of a chunk of v or dout [B, T, HV, V], columns [first, last), to their panels [kChunk, kPanel].
@@ -337,13 +337,13 @@ struct SubstitutionTiles {
   const float* values;  // [kChunk, kPanel]
   float* u;             // [kChunk, kPanel]
   float* errors;        // [kChunk, kPanel], e; written with kKeepErrors
-  AddressesAhead& ahead;
+  PrefetchList& prefetches;
 
   template <int M>
   HWY_INLINE void run(std::int64_t r) {
     Tile<M> tile;
     tile.zero();
-    tile.multiply_add(s.k_read + r * s.key_stride, s.key_stride, 1, state, kPanel, key_dim, ahead);
+    tile.multiply_add(s.k_read + r * s.key_stride, s.key_stride, 1, state, kPanel, key_dim, prefetches);
     substitute<kKeepErrors>(tile, s, r, values, kPanel, u, errors);
   }
 };

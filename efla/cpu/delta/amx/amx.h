@@ -1,5 +1,5 @@
-// The kernels that use Intel AMX. They need target.h's uses_matrix_unit(). Arithmetic and states are float32, but for
-// the factors of products (parts-inl.h).
+// The kernels that use Intel AMX. They need target.h's uses_amx(). Arithmetic and states are float32, but for
+// the factors of products (amx/bf16_split-inl.h).
 #pragma once
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 #include <cstdint>
 
 #include "efla/base/threads.h"
-#include "efla/cpu/workspace.h"
+#include "efla/cpu/common/workspace.h"
 #include "efla/rule/problem.h"
 
 namespace efla::cpu {

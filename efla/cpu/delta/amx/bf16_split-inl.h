@@ -1,8 +1,8 @@
 // Matrix products of float32 on Intel AMX, which multiplies tiles of bfloat16 and adds in float32. A float32 is split
-// into bfloat16 numbers of decreasing size, x = x₀ + x₁ + x₂, its bf16 splits, which this file calls parts. Of a
-// product of two such sums, only the products that matter are computed. With three parts (i + j < 3, six products) the
-// result is about as exact as in float32. With two parts (three products) it keeps 16 bits, more than the 8 of bfloat16
-// inputs and outputs. Included by the kernels for AVX-512, which every processor with AMX has.
+// into bfloat16 numbers of decreasing size, x = x₀ + x₁ + x₂, its splits. Of a product of two such sums, only the
+// products that matter are computed. With three splits (i + j < 3, six products) the result is about as exact as in
+// float32. With two splits (three products) it keeps 16 bits, more than the 8 of bfloat16 inputs and outputs. Included
+// by the kernels for AVX-512, which every processor with AMX has.
 //
 // A left operand lies in tiles of [16 rows, 16 pairs of the depth, 2], a right one in tiles of [16 pairs of the depth,
 // 16 columns, 2], as AMX requires. Any two of 32 elements may be a pair if both operands agree: here i and i + 16,
@@ -15,51 +15,51 @@
 #include <array>
 #include <cstdint>
 
-#include "efla/cpu/tile-inl.h"
+#include "efla/cpu/common/tile-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace efla::cpu::HWY_NAMESPACE {
 
-using Part = std::uint16_t;  // the bits of a bfloat16
+using Bf16Bits = std::uint16_t;  // the bits of a bfloat16
 inline constexpr std::int64_t kTileRows =
     16;  // rows of a left operand and of a sum, columns of a right one and of a sum
-inline constexpr std::int64_t kTileDepth = 32;       // depth of one product
-inline constexpr std::int64_t kTileParts = 16 * 32;  // elements of an operand's tile
-inline constexpr std::int64_t kTileBytes = 64;       // of a tile's row
+inline constexpr std::int64_t kTileDepth = 32;          // depth of one product
+inline constexpr std::int64_t kTileElements = 16 * 32;  // elements of an operand's tile
+inline constexpr std::int64_t kTileBytes = 64;          // of a tile's row
 static_assert(kPanel == 2 * kTileRows);
 
-// Number of parts of states, updates, scores and their gradients, for any number of parts of the keys.
+// Number of splits of states, updates, scores and their gradients, for any number of splits of the keys.
 template <class T>
-inline constexpr int kStateParts = std::is_same_v<T, float> ? 3 : 2;
+inline constexpr int kStateSplits = std::is_same_v<T, float> ? 3 : 2;
 
-// An operand of `blocks` blocks of 16 rows (left) or columns (right) and `depth` tiles along the depth, in P parts.
-struct PartTiles {
-  Part* data = nullptr;
+// An operand of `blocks` blocks of 16 rows (left) or columns (right) and `depth` tiles along the depth, in P splits.
+struct SplitTiles {
+  Bf16Bits* data = nullptr;
   std::int64_t blocks = 0, depth = 0;
 
-  void lay_out(Arena& arena, int parts, std::int64_t block_count, std::int64_t depth_tiles) {
+  void lay_out(Arena& arena, int splits, std::int64_t block_count, std::int64_t depth_tiles) {
     blocks = block_count;
     depth = depth_tiles;
-    data = reinterpret_cast<Part*>(arena.floats(parts * part_stride() / 2));
+    data = reinterpret_cast<Bf16Bits*>(arena.floats(splits * split_stride() / 2));
   }
-  std::int64_t block_stride() const { return depth * kTileParts; }
-  std::int64_t part_stride() const { return blocks * block_stride(); }
-  Part* tile(int part, std::int64_t block, std::int64_t along) const {
-    return data + part * part_stride() + block * block_stride() + along * kTileParts;
+  std::int64_t block_stride() const { return depth * kTileElements; }
+  std::int64_t split_stride() const { return blocks * block_stride(); }
+  Bf16Bits* tile(int split, std::int64_t block, std::int64_t along) const {
+    return data + split * split_stride() + block * block_stride() + along * kTileElements;
   }
   // Returns a left operand from row r on, or a right one from tile `along` of the depth on. Only for writing.
-  PartTiles rows_from(std::int64_t r) const {
-    PartTiles rest = *this;
+  SplitTiles rows_from(std::int64_t r) const {
+    SplitTiles rest = *this;
     rest.data += r / kTileRows * block_stride();
     return rest;
   }
-  PartTiles depth_from(std::int64_t along) const {
-    PartTiles rest = *this;
-    rest.data += along * kTileParts;
+  SplitTiles depth_from(std::int64_t along) const {
+    SplitTiles rest = *this;
+    rest.data += along * kTileElements;
     return rest;
   }
-  // Returns part 0 of a row of a left operand.
-  Part* row(std::int64_t r, std::int64_t along) const {
+  // Returns split 0 of a row of a left operand.
+  Bf16Bits* row(std::int64_t r, std::int64_t along) const {
     return tile(0, r / kTileRows, along) + r % kTileRows * kTileDepth;
   }
 };
@@ -128,8 +128,8 @@ HWY_INLINE void store_sums(float* panel, std::int64_t row_floats) {
 }
 
 // Prefetches rows line by line while AMX works, because prefetching them all at once would stall the core. (Kernels
-// whose arithmetic needs the ports that this takes have a prefetch list, addresses_ahead.h.)
-class RowsAhead {
+// whose arithmetic needs the ports that this takes have a prefetch list, prefetch_list.h.)
+class RowPrefetches {
  public:
   void clear() { count_ = next_ = 0; }
 
@@ -143,7 +143,7 @@ class RowsAhead {
   }
 
   template <int kLines>
-  HWY_INLINE void ask() {
+  HWY_INLINE void prefetch_next() {
     for (int i = 0; i < kLines && next_ < count_; ++i) {
       __builtin_prefetch(line_, 0, 2);
       line_ += 64;
@@ -185,91 +185,91 @@ HWY_INLINE void add_tile_products() {
   add_tile_product<3, 5, 7>();
 }
 
-// A product of parts: i of the left operand, j of the right one. Neighbours in the order share a part.
-struct PartPair {
+// A product of splits: i of the left operand, j of the right one. Neighbours in the order share a split.
+struct SplitPair {
   int i, j;
 };
 template <int L, int R>
-inline constexpr auto kPartPairs = std::to_array<PartPair>({{0, 0}});
+inline constexpr auto kSplitPairs = std::to_array<SplitPair>({{0, 0}});
 template <>
-inline constexpr auto kPartPairs<1, 2> = std::to_array<PartPair>({{0, 0}, {0, 1}});
+inline constexpr auto kSplitPairs<1, 2> = std::to_array<SplitPair>({{0, 0}, {0, 1}});
 template <>
-inline constexpr auto kPartPairs<2, 1> = std::to_array<PartPair>({{0, 0}, {1, 0}});
+inline constexpr auto kSplitPairs<2, 1> = std::to_array<SplitPair>({{0, 0}, {1, 0}});
 template <>
-inline constexpr auto kPartPairs<2, 2> = std::to_array<PartPair>({{0, 1}, {0, 0}, {1, 0}});
-// For L = R = 2 also the product of the second parts.
-inline constexpr auto kAllPairs = std::to_array<PartPair>({{0, 1}, {0, 0}, {1, 0}, {1, 1}});
+inline constexpr auto kSplitPairs<2, 2> = std::to_array<SplitPair>({{0, 1}, {0, 0}, {1, 0}});
+// For L = R = 2 also the product of the second splits.
+inline constexpr auto kAllPairs = std::to_array<SplitPair>({{0, 1}, {0, 0}, {1, 0}, {1, 1}});
 template <>
-inline constexpr auto kPartPairs<3, 3> = std::to_array<PartPair>({{0, 2}, {0, 1}, {1, 1}, {1, 0}, {0, 0}, {2, 0}});
+inline constexpr auto kSplitPairs<3, 3> = std::to_array<SplitPair>({{0, 2}, {0, 1}, {1, 1}, {1, 0}, {0, 0}, {2, 0}});
 
 // Which elements of a product are computed, and how exactly.
 enum class Product {
   whole,
   lower,  // without the block above the diagonal
-  exact   // with two parts each: as exact as the parts
+  exact   // with two splits each: as exact as the splits
 };
 
-// Adds the product of 32 rows of `left`, in L parts, and 32 columns of `right`, in R parts, to the sums; prefetches
+// Adds the product of 32 rows of `left`, in L splits, and 32 columns of `right`, in R splits, to the sums; prefetches
 // rows.
 template <int L, int R, Product kProduct = Product::whole>
-HWY_INLINE void add_products(PartTiles left, std::int64_t left_block, PartTiles right, std::int64_t right_block,
-                             RowsAhead& ahead) {
+HWY_INLINE void add_products(SplitTiles left, std::int64_t left_block, SplitTiles right, std::int64_t right_block,
+                             RowPrefetches& prefetches) {
   static_assert(L == R || L + R == 3);
   constexpr auto kPairs = [] {
     if constexpr (kProduct == Product::exact && L == 2 && R == 2) {
       return kAllPairs;
     } else {
-      return kPartPairs<L, R>;
+      return kSplitPairs<L, R>;
     }
   }();
   constexpr int kLines = L == 3 ? 6 : 8;  // with fewer products, more lines per product
-  const Part* a = left.tile(0, left_block, 0);
-  const Part* b = right.tile(0, right_block, 0);
-  const std::int64_t next_a = left.block_stride(), part_a = left.part_stride();
-  const std::int64_t next_b = right.block_stride(), part_b = right.part_stride();
-  for (std::int64_t along = 0; along < left.depth; ++along, a += kTileParts, b += kTileParts) {
+  const Bf16Bits* a = left.tile(0, left_block, 0);
+  const Bf16Bits* b = right.tile(0, right_block, 0);
+  const std::int64_t next_a = left.block_stride(), split_a = left.split_stride();
+  const std::int64_t next_b = right.block_stride(), split_b = right.split_stride();
+  for (std::int64_t along = 0; along < left.depth; ++along, a += kTileElements, b += kTileElements) {
     unroll<static_cast<int>(kPairs.size())>([&](auto step) EFLA_UNROLLED {
-      constexpr PartPair now = kPairs[step], before = step == 0 ? PartPair{-1, -1} : kPairs[step - 1];
+      constexpr SplitPair now = kPairs[step], before = step == 0 ? SplitPair{-1, -1} : kPairs[step - 1];
       if constexpr (now.i != before.i) {
-        load_tile<4>(a + now.i * part_a, kTileBytes);
-        load_tile<5>(a + now.i * part_a + next_a, kTileBytes);
+        load_tile<4>(a + now.i * split_a, kTileBytes);
+        load_tile<5>(a + now.i * split_a + next_a, kTileBytes);
       }
       if constexpr (now.j != before.j) {
-        load_tile<6>(b + now.j * part_b, kTileBytes);
-        load_tile<7>(b + now.j * part_b + next_b, kTileBytes);
+        load_tile<6>(b + now.j * split_b, kTileBytes);
+        load_tile<7>(b + now.j * split_b + next_b, kTileBytes);
       }
       add_tile_products<kProduct == Product::lower>();
-      ahead.ask<kLines>();
+      prefetches.prefetch_next<kLines>();
     });
   }
 }
 
-// Splits two vectors of float32 into P parts: f(part, bits of x0, bits of x1) takes the upper half of every element.
-// Three parts are truncated, because they hold all 24 bits. Two parts are rounded, except for a NaN, whose bits might
+// Splits two vectors of float32 into P splits: f(split, bits of x0, bits of x1) takes the upper half of every element.
+// Three splits are truncated, because they hold all 24 bits. Two splits are rounded, except for a NaN, whose bits might
 // carry over.
 template <int P, class F>
 HWY_INLINE void cut(__m512 x0, __m512 x1, const F& f) {
   const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000U));
-  unroll<P>([&](auto part) EFLA_UNROLLED {
+  unroll<P>([&](auto split) EFLA_UNROLLED {
     __m512i bits0 = _mm512_castps_si512(x0), bits1 = _mm512_castps_si512(x1);
     if constexpr (P == 2) {
       const __m512i half = _mm512_set1_epi32(0x8000);
-      const __mmask16 numbers0 = part == 0 ? _mm512_cmp_ps_mask(x0, x0, _CMP_ORD_Q) : 0xffff;
-      const __mmask16 numbers1 = part == 0 ? _mm512_cmp_ps_mask(x1, x1, _CMP_ORD_Q) : 0xffff;
+      const __mmask16 numbers0 = split == 0 ? _mm512_cmp_ps_mask(x0, x0, _CMP_ORD_Q) : 0xffff;
+      const __mmask16 numbers1 = split == 0 ? _mm512_cmp_ps_mask(x1, x1, _CMP_ORD_Q) : 0xffff;
       bits0 = _mm512_mask_add_epi32(bits0, numbers0, bits0, half);
       bits1 = _mm512_mask_add_epi32(bits1, numbers1, bits1, half);
     }
-    f(part, bits0, bits1);
-    if constexpr (part + 1 < P) {
+    f(split, bits0, bits1);
+    if constexpr (split + 1 < P) {
       x0 = _mm512_sub_ps(x0, _mm512_castsi512_ps(_mm512_and_si512(bits0, upper)));
       x1 = _mm512_sub_ps(x1, _mm512_castsi512_ps(_mm512_and_si512(bits1, upper)));
     }
   });
 }
 
-// Returns the sum of the P parts of a vector, which is its value in products.
+// Returns the sum of the P splits of a vector, which is its value in products.
 template <int P>
-HWY_INLINE __m512 sum_of_parts(__m512 x) {
+HWY_INLINE __m512 sum_of_splits(__m512 x) {
   if constexpr (P == 3) return x;
   const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000U));
   __m512 sum = _mm512_setzero_ps();
@@ -293,62 +293,62 @@ HWY_INLINE __m512i join_lower(__m512i x0, __m512i x1) {
 // Splits 16 pairs of the depth into P rows: 32 elements of a row of left tiles, or 16 columns of a pair of rows of
 // right tiles.
 template <int P>
-HWY_INLINE void cut_pairs(__m512 x0, __m512 x1, Part* to, std::int64_t part_stride) {
-  cut<P>(x0, x1, [&](auto part, __m512i bits0, __m512i bits1) EFLA_UNROLLED {
-    _mm512_store_si512(to + part * part_stride, join_upper(bits0, bits1));
+HWY_INLINE void split_pairs(__m512 x0, __m512 x1, Bf16Bits* to, std::int64_t split_stride) {
+  cut<P>(x0, x1, [&](auto split, __m512i bits0, __m512i bits1) EFLA_UNROLLED {
+    _mm512_store_si512(to + split * split_stride, join_upper(bits0, bits1));
   });
 }
 template <int P>
-HWY_INLINE void cut_row(const float* from, Part* to, std::int64_t part_stride) {
-  cut_pairs<P>(_mm512_load_ps(from), _mm512_load_ps(from + kLanes), to, part_stride);
+HWY_INLINE void split_row(const float* from, Bf16Bits* to, std::int64_t split_stride) {
+  split_pairs<P>(_mm512_load_ps(from), _mm512_load_ps(from + kLanes), to, split_stride);
 }
 
 // Splits rows i and i + 16 of a panel, 32 floats each, into P rows of left tiles, and into a row of two neighbouring
 // right tiles: the same matrix as both operands.
 template <int P>
-HWY_INLINE void cut_row_pair(const float* row0, const float* row1, Part* left, std::int64_t left_block,
-                             std::int64_t left_stride, Part* right, std::int64_t right_block,
-                             std::int64_t right_stride) {
+HWY_INLINE void split_row_pair(const float* row0, const float* row1, Bf16Bits* left, std::int64_t left_block,
+                               std::int64_t left_stride, Bf16Bits* right, std::int64_t right_block,
+                               std::int64_t right_stride) {
   __m512i first[P], second[P];
-  cut<P>(_mm512_loadu_ps(row0), _mm512_loadu_ps(row0 + kLanes), [&](auto part, __m512i x0, __m512i x1) EFLA_UNROLLED {
-    first[part] = x0;
-    second[part] = x1;
-    _mm512_store_si512(left + part * left_stride, join_upper(x0, x1));
+  cut<P>(_mm512_loadu_ps(row0), _mm512_loadu_ps(row0 + kLanes), [&](auto split, __m512i x0, __m512i x1) EFLA_UNROLLED {
+    first[split] = x0;
+    second[split] = x1;
+    _mm512_store_si512(left + split * left_stride, join_upper(x0, x1));
   });
-  cut<P>(_mm512_loadu_ps(row1), _mm512_loadu_ps(row1 + kLanes), [&](auto part, __m512i x0, __m512i x1) EFLA_UNROLLED {
-    _mm512_store_si512(left + part * left_stride + left_block, join_upper(x0, x1));
-    _mm512_store_si512(right + part * right_stride, join_upper(first[part], x0));
-    _mm512_store_si512(right + part * right_stride + right_block, join_upper(second[part], x1));
+  cut<P>(_mm512_loadu_ps(row1), _mm512_loadu_ps(row1 + kLanes), [&](auto split, __m512i x0, __m512i x1) EFLA_UNROLLED {
+    _mm512_store_si512(left + split * left_stride + left_block, join_upper(x0, x1));
+    _mm512_store_si512(right + split * right_stride, join_upper(first[split], x0));
+    _mm512_store_si512(right + split * right_stride + right_block, join_upper(second[split], x1));
   });
 }
 
 // Splits `count` rows of float32 [count, depth · 32], `stride` apart, into left tiles from row `first` on.
 template <int P>
-HWY_INLINE void cut_rows(const float* rows, std::int64_t stride, std::int64_t first, std::int64_t count,
-                         PartTiles out) {
+HWY_INLINE void split_rows(const float* rows, std::int64_t stride, std::int64_t first, std::int64_t count,
+                           SplitTiles out) {
   for (std::int64_t r = 0; r < count; ++r) {
     for (std::int64_t along = 0; along < out.depth; ++along) {
-      cut_row<P>(rows + r * stride + along * kTileDepth, out.row(first + r, along), out.part_stride());
+      split_row<P>(rows + r * stride + along * kTileDepth, out.row(first + r, along), out.split_stride());
     }
   }
 }
 
 // Splits the rows of a panel [kChunk, kPanel] into column tile `along` of `left`.
 template <int P>
-HWY_INLINE void cut_panel_rows(const float* rows, std::int64_t along, PartTiles left) {
-  for (std::int64_t r = 0; r < kChunk; ++r) cut_row<P>(rows + r * kPanel, left.row(r, along), left.part_stride());
+HWY_INLINE void split_panel_rows(const float* rows, std::int64_t along, SplitTiles left) {
+  for (std::int64_t r = 0; r < kChunk; ++r) split_row<P>(rows + r * kPanel, left.row(r, along), left.split_stride());
 }
 
 // Splits `count` rows of 32 floats (a multiple of 32), `stride` apart, into column tile `along` of `left` and into
 // `right`, which has only these 32 columns.
 template <int P>
-HWY_INLINE void cut_panel(const float* rows, std::int64_t stride, std::int64_t count, std::int64_t along,
-                          PartTiles left, PartTiles right) {
+HWY_INLINE void split_panel(const float* rows, std::int64_t stride, std::int64_t count, std::int64_t along,
+                            SplitTiles left, SplitTiles right) {
   for (std::int64_t first = 0; first < count; first += kTileDepth) {
-    Part *to_left = left.row(first, along), *to_right = right.tile(0, 0, first / kTileDepth);
+    Bf16Bits *to_left = left.row(first, along), *to_right = right.tile(0, 0, first / kTileDepth);
     for (std::int64_t i = first; i < first + kTileRows; ++i, to_left += kTileDepth, to_right += kTileDepth) {
-      cut_row_pair<P>(rows + i * stride, rows + (i + kTileRows) * stride, to_left, left.block_stride(),
-                      left.part_stride(), to_right, right.block_stride(), right.part_stride());
+      split_row_pair<P>(rows + i * stride, rows + (i + kTileRows) * stride, to_left, left.block_stride(),
+                        left.split_stride(), to_right, right.block_stride(), right.split_stride());
     }
   }
 }
@@ -365,18 +365,18 @@ HWY_INLINE void scale_rows(const float* panel, const float* factors, float* out)
 
 // Sets rows [first, last) of left tiles to zero.
 template <int P>
-HWY_INLINE void clear_rows(std::int64_t first, std::int64_t last, PartTiles out) {
+HWY_INLINE void clear_rows(std::int64_t first, std::int64_t last, SplitTiles out) {
   for (std::int64_t r = first; r < last; ++r) {
-    for (int part = 0; part < P; ++part) {
+    for (int split = 0; split < P; ++split) {
       for (std::int64_t along = 0; along < out.depth; ++along) {
-        _mm512_store_si512(out.row(r, along) + part * out.part_stride(), _mm512_setzero_si512());
+        _mm512_store_si512(out.row(r, along) + split * out.split_stride(), _mm512_setzero_si512());
       }
     }
   }
 }
 
 // Transposes 16 × 16 elements of four bytes, in rows of 64 bytes: turns pairs of a left tile into a right one, or back.
-HWY_INLINE void transpose_tile(const Part* from, Part* to) {
+HWY_INLINE void transpose_tile(const Bf16Bits* from, Bf16Bits* to) {
   __m512i r[16], t[16];
   unroll<16>([&](auto i) EFLA_UNROLLED { r[i] = _mm512_load_si512(from + i * 32); });
   unroll<8>([&](auto i) EFLA_UNROLLED {
@@ -403,34 +403,34 @@ HWY_INLINE void transpose_tile(const Part* from, Part* to) {
 }
 
 // Turns two right tiles with neighbouring columns (32 of them) into 32 rows of left tiles: the same matrix.
-HWY_INLINE void pairs_to_rows(const Part* columns0, const Part* columns1, Part* rows0, Part* rows1) {
-  for (std::int64_t i = 0; i < kTileParts; i += kTileDepth) {
+HWY_INLINE void pairs_to_rows(const Bf16Bits* columns0, const Bf16Bits* columns1, Bf16Bits* rows0, Bf16Bits* rows1) {
+  for (std::int64_t i = 0; i < kTileElements; i += kTileDepth) {
     const __m512i x0 = _mm512_load_si512(columns0 + i), x1 = _mm512_load_si512(columns1 + i);
     _mm512_store_si512(rows0 + i, join_lower(x0, x1));
     _mm512_store_si512(rows1 + i, join_upper(x0, x1));
   }
 }
 
-// Turns left tiles of a matrix M in P parts into right tiles of Mᵀ, for 32 rows of M from block `block` on and its
+// Turns left tiles of a matrix M in P splits into right tiles of Mᵀ, for 32 rows of M from block `block` on and its
 // columns from tile `first` to `last`. The columns of Mᵀ are then blocks 0 and 1.
 template <int P>
-HWY_INLINE void transpose_rows(PartTiles left, std::int64_t block, PartTiles right, std::int64_t first,
+HWY_INLINE void transpose_rows(SplitTiles left, std::int64_t block, SplitTiles right, std::int64_t first,
                                std::int64_t last) {
-  for (int part = 0; part < P; ++part) {
+  for (int split = 0; split < P; ++split) {
     for (std::int64_t along = first; along < last; ++along) {
       for (std::int64_t i = 0; i < 2; ++i)
-        transpose_tile(left.tile(part, block + i, along), right.tile(part, i, along));
+        transpose_tile(left.tile(split, block + i, along), right.tile(split, i, along));
     }
   }
 }
 
 // Turns right tiles with 32 columns into left tiles of the same matrix.
 template <int P>
-HWY_INLINE void transpose_columns(PartTiles right, PartTiles left) {
-  for (int part = 0; part < P; ++part) {
+HWY_INLINE void transpose_columns(SplitTiles right, SplitTiles left) {
+  for (int split = 0; split < P; ++split) {
     for (std::int64_t along = 0; along < right.depth; ++along) {
-      pairs_to_rows(right.tile(part, 0, along), right.tile(part, 1, along), left.tile(part, 2 * along, 0),
-                    left.tile(part, 2 * along + 1, 0));
+      pairs_to_rows(right.tile(split, 0, along), right.tile(split, 1, along), left.tile(split, 2 * along, 0),
+                    left.tile(split, 2 * along + 1, 0));
     }
   }
 }
