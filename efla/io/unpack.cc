@@ -21,6 +21,7 @@ constexpr std::uint64_t kXzMemory = std::uint64_t{1} << 30;
 constexpr std::size_t kMaxStep = std::size_t{1} << 30;  // zlib counts in 32 bits
 constexpr int kGzipOnly = 16;                           // added to the window bits
 constexpr std::array<std::uint8_t, 2> kGzipMagic{0x1f, 0x8b};
+constexpr std::size_t kZstdHeader = 18;  // bytes of a frame's header at most
 
 // The common base of the unpackers: counts packed bytes, for messages.
 class Counting : public Unpacker {
@@ -143,13 +144,19 @@ class Zstd final : public Counting {
   std::size_t unpack(ByteView& in, bool last, std::span<std::uint8_t> out) override {
     ZSTD_outBuffer to{out.data(), out.size(), 0};
     while (to.pos < to.size && !(ended_ && in.empty())) {
-      ZSTD_inBuffer from{in.data(), in.size(), 0};
+      // A frame's first bytes one by one: a frame that the library gets whole is checked more strictly than one in
+      // pieces.
+      ZSTD_inBuffer from{in.data(), header_.size() < kZstdHeader ? std::min<std::size_t>(in.size(), 1) : in.size(), 0};
+      const auto before = to.pos;
       const auto status = ZSTD_decompressStream(z_.get(), &to, &from);
+      if (header_.size() < kZstdHeader) header_.insert(header_.end(), in.begin(), in.begin() + from.pos);
+      frame_bytes_ += to.pos - before;
       take(in, from.pos);
       if (ZSTD_isError(status) != 0) {
         fail(std::string("zstd stream is corrupt, or followed by something else (") + ZSTD_getErrorName(status) + ")");
       }
       ended_ = status == 0;
+      if (ended_) end_frame();
       if (!ended_ && in.empty() && to.pos < to.size) {
         if (last) fail("zstd stream is cut short");
         break;
@@ -159,7 +166,21 @@ class Zstd final : public Counting {
   }
 
  private:
+  // Compares the size that the frame's header declares with that of what came out, because the library does so only
+  // where the last block is not empty.
+  void end_frame() {
+    const auto declared = ZSTD_getFrameContentSize(header_.data(), header_.size());
+    if (declared != ZSTD_CONTENTSIZE_UNKNOWN && declared != frame_bytes_) {
+      fail("zstd frame of " + std::to_string(frame_bytes_) + " bytes, expected the " + std::to_string(declared) +
+           " that its header declares");
+    }
+    header_.clear();
+    frame_bytes_ = 0;
+  }
+
   std::unique_ptr<ZSTD_DCtx, decltype(&ZSTD_freeDCtx)> z_;
+  Bytes header_;  // of the current frame, as far as it was read
+  std::uint64_t frame_bytes_ = 0;
   bool ended_ = false;
 };
 
