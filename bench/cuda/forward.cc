@@ -1,10 +1,12 @@
 // Times the delta rule's forward on a GPU at the sizes at which other projects' kernels were timed, and checks every
 // result before its time is printed.
 //
-//     efla_bench_cuda [--rows 1,2,…] [--repeats N] [--algorithms chunk,portable,sweep,fused,recurrent] [--commit TEXT]
+//     efla_bench_cuda [--rows 1,2,…] [--repeats N] [--algorithms chunk,portable,sweep,fused,recurrent,step]
+//                     [--commit TEXT]
 //
 // One JSON object per line: the median, least and 90th percentile of N replays of a CUDA graph, in ms, each after the
-// L2 cache was overwritten; the relative RMS error of sampled heads against float64.
+// L2 cache was overwritten; the relative RMS error of sampled heads against float64. `step` times decode steps
+// (decode.cc) and does not depend on --rows.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -15,7 +17,7 @@
 #include <string_view>
 #include <vector>
 
-#include "efla/base/random.h"
+#include "bench/cuda/timing.h"
 #include "efla/cuda/delta.h"
 #include "efla/cuda/error.h"
 #include "efla/ref/delta.h"
@@ -23,6 +25,7 @@
 namespace {
 
 using namespace efla;
+using bench::Both, bench::random_values, bench::time_graph, bench::Times;
 using gpu::check;
 
 struct Row {
@@ -36,19 +39,6 @@ constexpr Row kRows[] = {
     {"packed 8x1024x16/64", 1, 8192, 16, 64, 8}, {"packed 8x1024x16", 1, 8192, 16, 16, 8},
 };
 
-// The same numbers for every run: floats in [-√3, √3], of variance 1, and as bfloat16.
-std::vector<bfloat16> random_values(std::size_t count, std::uint64_t stream) {
-  std::vector<bfloat16> values(count);
-  std::uint64_t x = 0x9E3779B97F4A7C15U * (stream + 1);
-  for (auto& value : values) {
-    x ^= x << 13;
-    x ^= x >> 7;
-    x ^= x << 17;
-    value = to_bfloat16((static_cast<float>(x >> 40) * 0x1p-23F - 1.0F) * 1.7320508F);
-  }
-  return values;
-}
-
 // Scales rows of `dim` elements to the length 1.
 void normalise(std::vector<bfloat16>& values, std::int64_t dim) {
   for (std::size_t row = 0; row < values.size(); row += dim) {
@@ -57,27 +47,6 @@ void normalise(std::vector<bfloat16>& values, std::int64_t dim) {
     for (std::int64_t i = 0; i < dim; ++i) values[row + i] = to_bfloat16(to_float(values[row + i]) / std::sqrt(sum));
   }
 }
-
-template <class T>
-struct Both {
-  std::vector<T> host;
-  T* device = nullptr;
-
-  explicit Both(std::vector<T> values) : host(std::move(values)) {
-    if (host.empty()) return;
-    void* memory = nullptr;
-    check(cudaMalloc(&memory, host.size() * sizeof(T)), "cudaMalloc");
-    device = static_cast<T*>(memory);
-    check(cudaMemcpy(device, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice), "cudaMemcpy");
-  }
-  ~Both() { cudaFree(device); }
-  Both(const Both&) = delete;
-  Both& operator=(const Both&) = delete;
-  void poison() { check(cudaMemset(device, 0xff, host.size() * sizeof(T)), "cudaMemset"); }
-  void download() {
-    check(cudaMemcpy(host.data(), device, host.size() * sizeof(T), cudaMemcpyDeviceToHost), "cudaMemcpy");
-  }
-};
 
 // What is timed: a rule at a row.
 struct Rule {
@@ -205,48 +174,6 @@ double sampled_error(Case& c, const Rule& rule) {
   return std::sqrt(error / size);
 }
 
-struct Times {
-  double median, least, p90;
-};
-
-// Replays of a captured call, each timed after the L2 cache was overwritten.
-template <class Call>
-Times time_graph(int repeats, Call&& call) {
-  cudaStream_t stream = nullptr;
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t replay = nullptr;
-  cudaEvent_t begin = nullptr, end = nullptr;
-  void* flush = nullptr;
-  constexpr std::size_t kFlush = std::size_t{256} << 20;
-  check(cudaMalloc(&flush, kFlush), "cudaMalloc");
-  check(cudaStreamCreate(&stream), "cudaStreamCreate");
-  check(cudaEventCreate(&begin), "cudaEventCreate");
-  check(cudaEventCreate(&end), "cudaEventCreate");
-  check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
-  call(stream);
-  check(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
-  check(cudaGraphInstantiate(&replay, graph, 0), "cudaGraphInstantiate");
-  std::vector<double> times;
-  for (int i = -3; i < repeats; ++i) {
-    check(cudaMemsetAsync(flush, i & 1, kFlush, stream), "cudaMemsetAsync");
-    check(cudaEventRecord(begin, stream), "cudaEventRecord");
-    check(cudaGraphLaunch(replay, stream), "cudaGraphLaunch");
-    check(cudaEventRecord(end, stream), "cudaEventRecord");
-    check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
-    float ms = 0;
-    check(cudaEventElapsedTime(&ms, begin, end), "cudaEventElapsedTime");
-    if (i >= 0) times.push_back(ms);
-  }
-  std::sort(times.begin(), times.end());
-  check(cudaGraphExecDestroy(replay), "cudaGraphExecDestroy");
-  check(cudaGraphDestroy(graph), "cudaGraphDestroy");
-  check(cudaEventDestroy(begin), "cudaEventDestroy");
-  check(cudaEventDestroy(end), "cudaEventDestroy");
-  check(cudaStreamDestroy(stream), "cudaStreamDestroy");
-  check(cudaFree(flush), "cudaFree");
-  return {times[times.size() / 2], times.front(), times[times.size() * 9 / 10]};
-}
-
 // Names of ChunkKernel, in its order.
 constexpr std::string_view kKernels[] = {"chunk", "portable", "sweep", "fused"};
 
@@ -339,6 +266,7 @@ int main(int argc, char** argv) try {
       }
     }
   }
+  if (lists(options.algorithms, "step")) bench::time_steps(options.repeats, options.commit, properties.name);
   return 0;
 } catch (const std::exception& error) {
   std::fprintf(stderr, "efla_bench_cuda: %s\n", error.what());

@@ -5,20 +5,11 @@
 #include "efla/cuda/chunk.h"
 #include "efla/cuda/delta.h"
 #include "efla/cuda/error.h"
+#include "efla/cuda/launch.h"
 #include "efla/cuda/tensor_map.h"
 
 namespace efla::gpu {
 namespace {
-
-// Whether every row of a view can be read or written in pieces of 16 bytes.
-template <class T>
-bool has_aligned_rows(const View<T, 4>& view) {
-  constexpr std::int64_t kPiece = 16 / sizeof(T);
-  bool aligned =
-      view.stride[3] == 1 && view.extent[3] % kPiece == 0 && reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0;
-  for (int d = 0; d < 3; ++d) aligned = aligned && (view.extent[d] == 1 || view.stride[d] % kPiece == 0);
-  return aligned;
-}
 
 bool is_hopper() {
   int device = 0, major = 0;
@@ -58,11 +49,7 @@ void chunk_fwd(const DeltaForward<bfloat16>& p, const Workspace& workspace, cuda
     throw Error(kOperation, "problem", refusal, "what the chunkwise kernels take");
   }
   const Parts parts(p.shape);
-  const std::size_t needed = parts.total();
-  if (workspace.bytes < needed || reinterpret_cast<std::uintptr_t>(workspace.data) % 256 != 0) {
-    throw Error(kOperation, "workspace", std::to_string(workspace.bytes) + " bytes",
-                "at least " + std::to_string(needed) + " bytes, aligned to 256");
-  }
+  require_workspace(kOperation, workspace, parts.total());
   ChunkProblem c;
   c.p = p;
   c.records = static_cast<ChunkRecord*>(workspace.data);

@@ -1,5 +1,6 @@
 #include "efla/cuda/delta.h"
 
+#include <cstdint>
 #include <limits>
 #include <string>
 
@@ -18,6 +19,13 @@ unsigned grid_of(const char* operation, std::int64_t blocks) {
 void require_key_dim(const char* operation, std::int64_t key_dim) {
   if (key_dim > kMaxKeyDim) {
     throw Error(operation, "key dim K", std::to_string(key_dim), "at most " + std::to_string(kMaxKeyDim) + " on a GPU");
+  }
+}
+
+void require_workspace(const char* operation, const Workspace& workspace, std::size_t needed) {
+  if (workspace.bytes < needed || reinterpret_cast<std::uintptr_t>(workspace.data) % 256 != 0) {
+    throw Error(operation, "workspace", std::to_string(workspace.bytes) + " bytes",
+                "at least " + std::to_string(needed) + " bytes, aligned to 256");
   }
 }
 

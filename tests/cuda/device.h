@@ -64,24 +64,35 @@ class PoisonedWorkspace {
   DeviceBytes memory_;
 };
 
-// A copy of a host tensor's memory on the device, sentinels included.
+// A copy of a host tensor's memory on the device, sentinels included. The first element of the view is aligned to 256
+// bytes, so that contiguous rows take the kernels' paths for aligned rows.
 template <class T, int Rank>
 class DeviceTensor {
  public:
-  explicit DeviceTensor(Tensor<T, Rank>& host) : host_(host), memory_(host.memory().size() * sizeof(T)) { upload(); }
+  explicit DeviceTensor(Tensor<T, Rank>& host)
+      : host_(host), memory_(host.memory().empty() ? 0 : host.memory().size() * sizeof(T) + kAlignment) {
+    upload();
+  }
 
   // As the host tensor's view, in device memory.
   View<T, Rank> view() const {
     View<T, Rank> view = host_.view();
-    if (view) view.data = static_cast<T*>(memory_.data()) + host_.first();
+    if (view) view.data = data() + host_.first();
     return view;
   }
-  void upload() const { copy(memory_.data(), host_.memory().data(), cudaMemcpyHostToDevice); }
-  void download() const { copy(host_.memory().data(), memory_.data(), cudaMemcpyDeviceToHost); }
+  void upload() const { copy(data(), host_.memory().data(), cudaMemcpyHostToDevice); }
+  void download() const { copy(host_.memory().data(), data(), cudaMemcpyDeviceToHost); }
 
  private:
+  static constexpr std::size_t kAlignment = 256;
+
+  T* data() const {
+    const std::size_t before = kAlignment - host_.first() * sizeof(T) % kAlignment;
+    return reinterpret_cast<T*>(static_cast<std::byte*>(memory_.data()) + before);
+  }
   void copy(void* to, const void* from, cudaMemcpyKind kind) const {
-    if (memory_.bytes() > 0) gpu::check(cudaMemcpy(to, from, memory_.bytes(), kind), "cudaMemcpy");
+    const std::size_t bytes = host_.memory().size() * sizeof(T);
+    if (bytes > 0) gpu::check(cudaMemcpy(to, from, bytes, kind), "cudaMemcpy");
   }
 
   Tensor<T, Rank>& host_;
@@ -103,6 +114,14 @@ class DeviceData {
         initial_state_(host.initial_state),
         final_state_(host.final_state),
         chunk_states_(host.chunk_states),
+        dout_(host.dout),
+        dq_(host.dq),
+        dk_(host.dk),
+        dv_(host.dv),
+        dbeta_(host.dbeta),
+        dg_(host.dg),
+        dfinal_state_(host.dfinal_state),
+        dinitial_state_(host.dinitial_state),
         cu_seqlens_(host.cu_seqlens.size() * sizeof(std::int64_t)) {
     if (cu_seqlens_.bytes() > 0) {
       gpu::check(cudaMemcpy(cu_seqlens_.data(), host.cu_seqlens.data(), cu_seqlens_.bytes(), cudaMemcpyHostToDevice),
@@ -125,19 +144,33 @@ class DeviceData {
     return p;
   }
 
-  // Copies the host's outputs, poisoned by the caller, to the device.
-  void upload_outputs() const {
-    o_.upload();
-    final_state_.upload();
-    chunk_states_.upload();
+  DeltaBackward<T> backward() const {
+    DeltaBackward<T> p = host_.backward();
+    p.q = q_.view();
+    p.k = k_.view();
+    p.v = v_.view();
+    p.beta = beta_.view();
+    p.g = g_.view();
+    p.cu_seqlens.data = static_cast<const std::int64_t*>(cu_seqlens_.data());
+    p.chunk_states = chunk_states_.view();
+    p.dout = dout_.view();
+    p.dfinal_state = dfinal_state_.view();
+    p.dq = dq_.view();
+    p.dk = dk_.view();
+    p.dv = dv_.view();
+    p.dbeta = dbeta_.view();
+    p.dg = dg_.view();
+    p.dinitial_state = dinitial_state_.view();
+    return p;
   }
 
   // Waits for the device and copies the outputs to the host.
   void download() const {
     gpu::check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-    o_.download();
-    final_state_.download();
+    for (const auto* tensor : {&o_, &dq_, &dk_, &dv_}) tensor->download();
+    for (const auto* tensor : {&final_state_, &dg_, &dinitial_state_}) tensor->download();
     chunk_states_.download();
+    dbeta_.download();
   }
 
  private:
@@ -146,6 +179,9 @@ class DeviceData {
   DeviceTensor<T, 3> beta_;
   DeviceTensor<State<T>, 4> g_, initial_state_, final_state_;
   DeviceTensor<State<T>, 5> chunk_states_;
+  DeviceTensor<T, 4> dout_, dq_, dk_, dv_;
+  DeviceTensor<T, 3> dbeta_;
+  DeviceTensor<State<T>, 4> dg_, dfinal_state_, dinitial_state_;
   DeviceBytes cu_seqlens_;
 };
 

@@ -1,0 +1,99 @@
+// What the benchmarks on a GPU share: inputs, memory on both sides, and times of graph replays.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "efla/base/dtype.h"
+#include "efla/cuda/error.h"
+
+namespace efla::bench {
+
+using gpu::check;
+
+// The same numbers for every run: floats in [-√3, √3], of variance 1, and as bfloat16.
+inline std::vector<bfloat16> random_values(std::size_t count, std::uint64_t stream) {
+  std::vector<bfloat16> values(count);
+  std::uint64_t x = 0x9E3779B97F4A7C15U * (stream + 1);
+  for (auto& value : values) {
+    x ^= x << 13;
+    x ^= x >> 7;
+    x ^= x << 17;
+    value = to_bfloat16((static_cast<float>(x >> 40) * 0x1p-23F - 1.0F) * 1.7320508F);
+  }
+  return values;
+}
+
+// A vector and its copy on the device.
+template <class T>
+struct Both {
+  std::vector<T> host;
+  T* device = nullptr;
+
+  explicit Both(std::vector<T> values) : host(std::move(values)) {
+    if (host.empty()) return;
+    void* memory = nullptr;
+    check(cudaMalloc(&memory, host.size() * sizeof(T)), "cudaMalloc");
+    device = static_cast<T*>(memory);
+    check(cudaMemcpy(device, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice), "cudaMemcpy");
+  }
+  ~Both() { cudaFree(device); }
+  Both(const Both&) = delete;
+  Both& operator=(const Both&) = delete;
+  void poison() { check(cudaMemset(device, 0xff, host.size() * sizeof(T)), "cudaMemset"); }
+  void download() {
+    check(cudaMemcpy(host.data(), device, host.size() * sizeof(T), cudaMemcpyDeviceToHost), "cudaMemcpy");
+  }
+};
+
+struct Times {
+  double median, least, p90;
+};
+
+// Replays of a captured call, each timed after the L2 cache was overwritten.
+template <class Call>
+Times time_graph(int repeats, Call&& call) {
+  cudaStream_t stream = nullptr;
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t replay = nullptr;
+  cudaEvent_t begin = nullptr, end = nullptr;
+  void* flush = nullptr;
+  constexpr std::size_t kFlush = std::size_t{256} << 20;
+  check(cudaMalloc(&flush, kFlush), "cudaMalloc");
+  check(cudaStreamCreate(&stream), "cudaStreamCreate");
+  check(cudaEventCreate(&begin), "cudaEventCreate");
+  check(cudaEventCreate(&end), "cudaEventCreate");
+  check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+  call(stream);
+  check(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
+  check(cudaGraphInstantiate(&replay, graph, 0), "cudaGraphInstantiate");
+  std::vector<double> times;
+  for (int i = -3; i < repeats; ++i) {
+    check(cudaMemsetAsync(flush, i & 1, kFlush, stream), "cudaMemsetAsync");
+    check(cudaEventRecord(begin, stream), "cudaEventRecord");
+    check(cudaGraphLaunch(replay, stream), "cudaGraphLaunch");
+    check(cudaEventRecord(end, stream), "cudaEventRecord");
+    check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+    float ms = 0;
+    check(cudaEventElapsedTime(&ms, begin, end), "cudaEventElapsedTime");
+    if (i >= 0) times.push_back(ms);
+  }
+  std::sort(times.begin(), times.end());
+  check(cudaGraphExecDestroy(replay), "cudaGraphExecDestroy");
+  check(cudaGraphDestroy(graph), "cudaGraphDestroy");
+  check(cudaEventDestroy(begin), "cudaEventDestroy");
+  check(cudaEventDestroy(end), "cudaEventDestroy");
+  check(cudaStreamDestroy(stream), "cudaStreamDestroy");
+  check(cudaFree(flush), "cudaFree");
+  return {times[times.size() / 2], times.front(), times[times.size() * 9 / 10]};
+}
+
+// Times decode steps (decode.cc): one token per batch entry, one JSON object per line.
+void time_steps(int repeats, const std::string& commit, const char* gpu_name);
+
+}  // namespace efla::bench

@@ -1,0 +1,129 @@
+// What the kernels of the token recurrence share: the inputs of tokens as a warp reads them, lane l the elements l,
+// l + 32 and so on of a row, and the state in registers.
+#pragma once
+
+#include <cstdint>
+
+#include "efla/base/dtype.h"
+#include "efla/base/view.h"
+#include "efla/rule/problem.h"
+
+namespace efla::gpu {
+
+__device__ __forceinline__ float warp_sum(float x) {
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffffU, x, offset);
+  return x;
+}
+
+// Reads row [K] of a token, zeros beyond K, and returns the sum of its squares.
+template <int KD, class T>
+__device__ __forceinline__ float read_row(const View<const T, 4>& view, std::int64_t i_b, std::int64_t t,
+                                          std::int64_t i_h, int lane, float (&row)[KD / 32]) {
+  const T* from = view.at(i_b, t, i_h, lane);
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < KD / 32; ++i) {
+    row[i] = lane + 32 * i < view.extent[3] ? to_float(from[32 * i * view.stride[3]]) : 0.0F;
+    sum += row[i] * row[i];
+  }
+  return warp_sum(sum);
+}
+
+// Returns the sum over all elements of a row.
+template <int kCount>
+__device__ __forceinline__ float dot_rows(const float (&x)[kCount], const float (&y)[kCount]) {
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) sum += x[i] * y[i];
+  return warp_sum(sum);
+}
+
+// A token's query and key after the L2 norm, where the rule has one, and the factors of that norm.
+template <int KD>
+struct TokenRows {
+  float q[KD / 32], k[KD / 32];
+  float q_factor = 1, k_factor = 1;
+  float lambda;  // Σk²
+};
+
+template <int KD, class T>
+__device__ __forceinline__ TokenRows<KD> read_rows(const View<const T, 4>& q, const View<const T, 4>& k, bool l2norm,
+                                                   std::int64_t i_b, std::int64_t t, std::int64_t i_q, int lane) {
+  TokenRows<KD> rows;
+  const float q_squares = read_row<KD>(q, i_b, t, i_q, lane, rows.q);
+  rows.lambda = read_row<KD>(k, i_b, t, i_q, lane, rows.k);
+  if (l2norm) {
+    const auto epsilon = static_cast<float>(kL2NormEpsilon);
+    rows.q_factor = 1 / sqrtf(q_squares + epsilon);
+    rows.k_factor = 1 / sqrtf(rows.lambda + epsilon);
+#pragma unroll
+    for (int i = 0; i < KD / 32; ++i) {
+      rows.q[i] *= rows.q_factor;
+      rows.k[i] *= rows.k_factor;
+    }
+    rows.lambda = dot_rows(rows.k, rows.k);
+  }
+  return rows;
+}
+
+// What kTokens tokens bring to the recurrence over kSlice value columns, widened to float32, after the L2 norm; keys
+// beyond K and columns beyond V are zeros.
+template <int KD, bool kChannel, int kSlice, int kTokens>
+struct TokenStage {
+  float q[kTokens][KD], k[kTokens][KD];
+  float decay[kTokens][kChannel ? KD : 1];
+  float v[kTokens][kSlice];
+  float a[kTokens], b[kTokens];
+};
+
+// Fills row r of the stage from token t of a forward or a backward problem; run by one warp.
+template <int KD, bool kChannel, int kSlice, int kTokens, class Problem>
+__device__ void stage_token(const Problem& p, std::int64_t i_b, std::int64_t t, std::int64_t i_h, std::int64_t first,
+                            int r, int lane, TokenStage<KD, kChannel, kSlice, kTokens>& stage) {
+  const TokenRows<KD> rows = read_rows<KD>(p.q, p.k, p.rule.qk_l2norm, i_b, t, i_h / p.shape.group(), lane);
+#pragma unroll
+  for (int i = 0; i < KD / 32; ++i) {
+    const int key = lane + 32 * i;
+    stage.q[r][key] = rows.q[i];
+    stage.k[r][key] = rows.k[i];
+    if constexpr (kChannel) stage.decay[r][key] = key < p.shape.key_dim ? expf(p.g(i_b, t, i_h, key)) : 1.0F;
+  }
+  for (int j = lane; j < kSlice; j += 32) {
+    stage.v[r][j] = first + j < p.shape.value_dim ? to_float(p.v(i_b, t, i_h, first + j)) : 0.0F;
+  }
+  if (lane == 0) {
+    const float alpha = gain_alpha(p.rule.step, to_float(p.beta(i_b, t, i_h)), rows.lambda);
+    stage.a[r] = static_cast<float>(p.rule.step.erase_scale) * alpha;
+    stage.b[r] = static_cast<float>(p.rule.step.write_scale) * alpha;
+    if constexpr (!kChannel) stage.decay[r][0] = p.g ? expf(p.g(i_b, t, i_h, 0)) : 1.0F;
+  }
+}
+
+inline constexpr int kParts = 8;    // threads that share a column of a state
+inline constexpr int kColumns = 2;  // columns per thread
+
+// The columns of a state that a thread owns: key 4·kParts·i + 4·part + c of column j is s[j][4·i + c].
+template <int KD>
+struct Columns {
+  static constexpr int kKeys = KD / kParts;
+  float s[kColumns][kKeys];
+  int part;
+  std::int64_t column;
+
+  __device__ int key(int i) const { return i / 4 * 4 * kParts + 4 * part + i % 4; }
+
+  // Calls f(element, key, column) for the elements that the state has.
+  template <class F>
+  __device__ void for_each(std::int64_t key_dim, std::int64_t value_dim, F&& f) {
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) {
+#pragma unroll
+      for (int i = 0; i < kKeys; ++i) {
+        if (key(i) < key_dim && column + j < value_dim) f(s[j][i], key(i), column + j);
+      }
+    }
+  }
+};
+
+}  // namespace efla::gpu

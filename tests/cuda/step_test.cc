@@ -1,0 +1,227 @@
+// Decode steps on the GPU against the float64 recurrence, over the CPU's test matrix, token after token and several
+// tokens per call.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "efla/ref/delta.h"
+#include "tests/cuda/device.h"
+#include "tests/support/compare.h"
+#include "tests/support/delta_cases.h"
+#include "tests/support/plain_delta.h"
+
+namespace efla::test {
+namespace {
+
+constexpr std::int64_t kPoolStates = 3;  // beside those of the batch entries
+
+// What several calls leave in the outputs and in the pool.
+template <class T, class S>
+struct Decoded {
+  std::vector<double> o;
+  Tensor<S, 4> states;
+};
+
+template <class T, int Rank>
+View<T, Rank> tokens_of(View<T, Rank> view, std::int64_t t, std::int64_t count) {
+  if (!view) return view;
+  view.data = view.at(std::int64_t{0}, t);
+  view.extent[1] = count;
+  return view;
+}
+
+// Entry b has slot B − 1 − b + kPoolStates.
+std::vector<std::int64_t> slots_of(std::int64_t batch) {
+  std::vector<std::int64_t> slots(batch);
+  for (std::int64_t b = 0; b < batch; ++b) slots[b] = batch - 1 - b + kPoolStates;
+  return slots;
+}
+
+template <class S>
+std::vector<double> state_values(Tensor<S, 4>& states, std::int64_t batch) {
+  const View<S, 4> pool = states.view();
+  std::vector<double> values;
+  for (const std::int64_t slot : slots_of(batch)) {
+    for (std::int64_t h = 0; h < pool.extent[1]; ++h) {
+      for (std::int64_t i = 0; i < pool.extent[2]; ++i) {
+        for (std::int64_t j = 0; j < pool.extent[3]; ++j) values.push_back(to_float(pool(slot, h, i, j)));
+      }
+    }
+  }
+  return values;
+}
+
+// Decodes all tokens of a case, `per_call` in each call (0: one, two, … eight and again); `skip`: an entry without a
+// state.
+template <class T, class S>
+Decoded<T, S> decode(const DeltaCase& c, std::int64_t per_call, std::int64_t skip = -1) {
+  DeltaData<T> data(c);
+  Decoded<T, S> result{{},
+                       Tensor<S, 4>({c.batch + kPoolStates, data.shape.value_heads, c.key_dim, c.value_dim}, c.layout)};
+  std::vector<std::int64_t> slots = slots_of(c.batch);
+  const View<S, 4> pool = result.states.view();
+  for (std::int64_t b = 0; b < c.batch; ++b) {
+    for (std::int64_t h = 0; h < pool.extent[1]; ++h) {
+      for (std::int64_t i = 0; i < pool.extent[2]; ++i) {
+        for (std::int64_t j = 0; j < pool.extent[3]; ++j) {
+          const float x = data.initial_state.view() ? data.initial_state.view()(b, h, i, j) : 0.0F;
+          pool(slots[b], h, i, j) = from_state<S>(x);
+        }
+      }
+    }
+  }
+  if (skip >= 0) slots[skip] = -1;
+  const DeviceData<T> device(data);
+  const DeviceTensor<S, 4> device_pool(result.states);
+  const DeviceBytes device_slots(slots.size() * sizeof(std::int64_t));
+  gpu::check(cudaMemcpy(device_slots.data(), slots.data(), device_slots.bytes(), cudaMemcpyHostToDevice), "cudaMemcpy");
+  const DeltaForward<T> all = device.forward();
+  std::int64_t call = 0;
+  for (std::int64_t t = 0; t < c.tokens; ++call) {
+    const std::int64_t count = std::min(c.tokens - t, per_call > 0 ? per_call : call % gpu::kMaxStepTokens + 1);
+    gpu::DeltaSteps<T, S> p;
+    p.shape = all.shape;
+    p.shape.tokens = count;
+    p.rule = all.rule;
+    p.q = tokens_of(all.q, t, count);
+    p.k = tokens_of(all.k, t, count);
+    p.v = tokens_of(all.v, t, count);
+    p.beta = tokens_of(all.beta, t, count);
+    p.g = tokens_of(all.g, t, count);
+    p.slots = View<const std::int64_t, 1>::contiguous(static_cast<const std::int64_t*>(device_slots.data()),
+                                                      {static_cast<std::int64_t>(slots.size())});
+    p.states = device_pool.view();
+    p.o = tokens_of(all.o, t, count);
+    gpu::step_fwd(p, nullptr);
+    t += count;
+  }
+  device.download();
+  device_pool.download();
+  EXPECT_TRUE(data.sentinels_intact() && result.states.sentinels_intact());
+  result.o = data.o.values();
+  return result;
+}
+
+class CudaStep : public testing::TestWithParam<DeltaCase> {
+ protected:
+  template <class T, class S>
+  void run(const Tolerance& tolerance) {
+    const DeltaCase& c = GetParam();
+    DeltaCase with_final = c;
+    with_final.final_state = true;
+    DeltaData<T> data(with_final), naive(with_final);
+    DeltaData<double> exact(with_final, data);
+    ref::recurrent_fwd(exact.forward());
+    naive_steps<T, S>(naive);
+    Decoded<T, S> together = decode<T, S>(c, 0), single = decode<T, S>(c, 1);
+    EXPECT_EQ(together.o, single.o);
+    EXPECT_TRUE(together.states.same_bits(single.states));
+    EXPECT_EQ(disagreement(together.o, exact.o.values(), naive.o.values(), tolerance), "");
+    EXPECT_EQ(disagreement(state_values(together.states, c.batch), exact.final_state.values(),
+                           naive.final_state.values(), tolerance),
+              "");
+  }
+
+ private:
+  // The naive recurrence, whose state passes through S after every token.
+  template <class T, class S>
+  static void naive_steps(DeltaData<T>& data) {
+    if constexpr (sizeof(S) == sizeof(float)) return plain_forward(data.forward());
+    const DeltaForward<T> all = data.forward();
+    Tensor<S, 4> states(all.final_state.extent);
+    states.assign(data.initial_state.view() ? data.initial_state.values()
+                                            : std::vector<double>(all.final_state.size()));
+    const auto without_tokens = [](const auto& view, std::int64_t t) {
+      using V = std::remove_cvref_t<decltype(view)>;
+      constexpr int kRank = std::tuple_size_v<decltype(V::extent)>;
+      View<std::remove_pointer_t<decltype(V::data)>, kRank - 1> token;
+      if (!view) return token;
+      token.data = view.at(std::int64_t{0}, t);
+      for (int d = 0, from = 0; from < kRank; ++from) {
+        if (from == 1) continue;
+        token.extent[d] = view.extent[from];
+        token.stride[d++] = view.stride[from];
+      }
+      return token;
+    };
+    for (std::int64_t t = 0; t < data.shape.tokens; ++t) {
+      DeltaStep<T, S> p;
+      p.shape = data.shape;
+      p.shape.tokens = 1;
+      p.rule = data.rule;
+      p.q = without_tokens(all.q, t);
+      p.k = without_tokens(all.k, t);
+      p.v = without_tokens(all.v, t);
+      p.beta = without_tokens(all.beta, t);
+      p.g = without_tokens(all.g, t);
+      p.state = states.view();
+      p.o = without_tokens(all.o, t);
+      ref::step(p);
+    }
+    data.final_state.assign(states.values());
+  }
+};
+
+// A state rounded to bfloat16 after every token: twice the naive implementation's error, and never more than this.
+constexpr Tolerance kNarrowTolerance{"bfloat16 states", 1e-5, 0.1, 1.0};
+
+TEST_P(CudaStep, Float32) { run<float, float>(tolerance_of("float32")); }
+TEST_P(CudaStep, Bfloat16) { run<bfloat16, float>(tolerance_of("bfloat16")); }
+TEST_P(CudaStep, Float32NarrowState) { run<float, bfloat16>(kNarrowTolerance); }
+TEST_P(CudaStep, Bfloat16NarrowState) { run<bfloat16, bfloat16>(kNarrowTolerance); }
+
+std::vector<DeltaCase> step_cases() {
+  std::vector<DeltaCase> cases;
+  for (DeltaCase c : delta_cases()) {
+    if (!c.cu_seqlens.empty()) continue;
+    c.tokens = std::min<std::int64_t>(c.tokens, 40);
+    cases.push_back(c);
+  }
+  for (const std::int64_t dim : {64, 128, 256}) {
+    for (const Decay decay : {Decay::none, Decay::scalar, Decay::channel}) {
+      DeltaCase c{"exact", 1, 1, true, 3, 12, 2, dim, dim, 1, Layout::contiguous, true, true, false};
+      c.decay = decay;
+      c.gate = 0.5;
+      c.group = 2;
+      cases.push_back(c);
+    }
+  }
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(Matrix, CudaStep, testing::ValuesIn(step_cases()),
+                         [](const auto& info) { return std::to_string(info.index) + "_" + name_of(info.param); });
+
+// An entry without a slot has zeros for outputs, and nothing else changes.
+TEST(CudaStepPool, SkippedEntry) {
+  const DeltaCase c{"exact", 1, 1, true, 4, 3, 2, 128, 128, 1, Layout::contiguous, true, true, false};
+  constexpr std::int64_t kSkipped = 2;
+  Decoded<bfloat16, float> all = decode<bfloat16, float>(c, 3), some = decode<bfloat16, float>(c, 3, kSkipped);
+  const std::int64_t row = c.tokens * c.heads * c.value_dim;
+  for (std::int64_t i = 0; i < std::ssize(all.o); ++i) {
+    ASSERT_EQ(some.o[i], i / row == kSkipped ? 0.0 : all.o[i]) << i;
+  }
+  DeltaData<bfloat16> data(c);
+  const std::vector<double> got = state_values(some.states, c.batch), expected = state_values(all.states, c.batch),
+                            initial = data.initial_state.values();
+  const std::int64_t size = c.heads * c.key_dim * c.value_dim;
+  for (std::int64_t i = 0; i < std::ssize(got); ++i) {
+    ASSERT_EQ(got[i], i / size == kSkipped ? initial[i] : expected[i]) << i;
+  }
+}
+
+// More batch entries than a grid has rows in its second dimension.
+TEST(CudaStepPool, ManyEntries) {
+  const DeltaCase c{"exact", 1, 1, true, 70'000, 1, 1, 16, 8, 1, Layout::contiguous, true, true, false};
+  DeltaData<float> data(c), plain(c);
+  DeltaData<double> exact(c, data);
+  ref::recurrent_fwd(exact.forward());
+  plain_forward(plain.forward());
+  EXPECT_EQ(disagreement(decode<float, float>(c, 1).o, exact.o.values(), plain.o.values(), tolerance_of("float32")),
+            "");
+}
+
+}  // namespace
+}  // namespace efla::test
