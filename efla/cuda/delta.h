@@ -29,6 +29,17 @@ void recurrent_fwd(const DeltaForward<T>& problem, cudaStream_t stream);
 
 inline constexpr std::int64_t kMaxKeyDim = 256;
 
+// The gradients of the token recurrence in float32, for the same problems, from the states that the forward saved every
+// kRecurrentInterval tokens or fewer (saved.narrow too). Where more than one value head or slice of value columns adds
+// to a gradient, they are added in a fixed order. T is float or bfloat16.
+template <class T>
+void recurrent_bwd(const DeltaBackward<T>& problem, const Workspace& workspace, cudaStream_t stream);
+
+// Returns the bytes of workspace that recurrent_bwd needs.
+std::size_t recurrent_bwd_workspace_bytes(const DeltaShape& shape, const DeltaRule& rule);
+
+inline constexpr std::int64_t kRecurrentInterval = 32;
+
 // Decode steps: one to kMaxStepTokens tokens per batch entry, whose states are in a pool and updated in place.
 template <class T, class S = State<T>>
 struct DeltaSteps {

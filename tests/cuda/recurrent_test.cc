@@ -1,4 +1,5 @@
-// The recurrence on the GPU against the float64 reference, over the CPU's test matrix, with the CPU's tolerances.
+// The recurrence and its gradients on the GPU against the float64 reference, over the CPU's test matrix, with the CPU's
+// tolerances.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -7,6 +8,7 @@
 #include "tests/cuda/device.h"
 #include "tests/support/compare.h"
 #include "tests/support/delta_cases.h"
+#include "tests/support/delta_results.h"
 #include "tests/support/plain_delta.h"
 
 namespace efla::test {
@@ -36,6 +38,21 @@ class CudaRecurrent : public testing::TestWithParam<DeltaCase> {
           "");
     }
     for (std::int64_t n = 0; n < c.shape().sequences(); ++n) expect_chunk_states(data, exact, n, tolerance);
+
+    ref::recurrent_bwd(exact.backward());
+    plain_backward(plain.backward(), plain.initial_state.view());
+    const PoisonedWorkspace workspace(gpu::recurrent_bwd_workspace_bytes(c.shape(), c.rule()));
+    for (auto* side : {&device, &device_again}) {
+      gpu::recurrent_bwd(side->backward(), workspace.get(), nullptr);
+      side->download();
+    }
+    EXPECT_TRUE(data.sentinels_intact() && workspace.guards_intact());
+    const Results got = backward_results(data), repeated = backward_results(again), expected = backward_results(exact),
+                  naive = backward_results(plain);
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      EXPECT_EQ(disagreement(got[i].second, expected[i].second, naive[i].second, tolerance), "") << got[i].first;
+      EXPECT_EQ(got[i].second, repeated[i].second) << got[i].first;
+    }
   }
 
   // Compares the states at the chunk boundaries of sequence n with the reference's.

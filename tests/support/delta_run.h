@@ -10,6 +10,7 @@
 #include "efla/cpu/common/target.h"
 #include "efla/ops/delta.h"
 #include "tests/support/delta_case.h"
+#include "tests/support/delta_results.h"
 
 namespace efla::test {
 
@@ -88,27 +89,6 @@ void run_forward(const std::string& implementation, DeltaData<T>& data, ThreadPo
 template <class T>
 void run_backward(const std::string& implementation, DeltaData<T>& data, ThreadPool& pool) {
   delta_backward(data.backward(), {implementation, {.pool = &pool}});
-}
-
-// The forward's or the backward's results by name, in row-major order.
-using Results = std::vector<std::pair<std::string, std::vector<double>>>;
-
-template <class T>
-Results forward_results(const DeltaData<T>& data) {
-  Results results{{"o", data.o.values()}};
-  if (auto values = data.final_state.values(); !values.empty()) results.emplace_back("final_state", std::move(values));
-  return results;
-}
-
-template <class T>
-Results backward_results(const DeltaData<T>& data) {
-  Results results{
-      {"dq", data.dq.values()}, {"dk", data.dk.values()}, {"dv", data.dv.values()}, {"dbeta", data.dbeta.values()}};
-  if (auto values = data.dg.values(); !values.empty()) results.emplace_back("dg", std::move(values));
-  if (auto values = data.dinitial_state.values(); !values.empty()) {
-    results.emplace_back("dinitial_state", std::move(values));
-  }
-  return results;
 }
 
 }  // namespace efla::test
