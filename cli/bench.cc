@@ -15,16 +15,15 @@
 #include "bench/machine.h"
 #include "bench/model_speed.h"
 #include "bench/report.h"
-#include "bench/stability.h"
 #include "bench/suite.h"
 #include "cli/commands.h"
 #include "cli/environment.h"
-#include "cli/support/command_line.h"
 #include "cli/support/threads.h"
 #include "efla/base/error.h"
 #include "efla/io/json.h"
 #include "efla/nn/layers/mixer_preset.h"
 #include "efla/nn/models/language_model_json.h"
+#include "experiments/stability/stability.h"
 
 namespace efla::cli {
 namespace {
@@ -149,7 +148,7 @@ void bench_stability(const StabilityArguments& arguments) {
   const auto machine = surroundings(1);
   const Results results(arguments.out, false, machine);
   bench::print_machine(machine);
-  bench::measure_stability(arguments.tokens, [&](const auto& line) { results.write(line); });
+  experiments::measure_stability(arguments.tokens, [&](const auto& line) { results.write(line); });
 }
 
 void add_stability(CLI::App& bench) {

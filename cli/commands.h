@@ -16,7 +16,6 @@ void add_eval(CLI::App& program);
 void add_eval_lm(CLI::App& eval);  // of the subcommand eval
 void add_generate(CLI::App& program);
 void add_reproduce(CLI::App& program);
-void add_synthetic_studies(CLI::App& reproduce);  // below reproduce
 void add_bench(CLI::App& program);
 void add_checkpoints(CLI::App& program);
 

@@ -1,9 +1,11 @@
 #include "cli/environment.h"
 
 #include <fstream>
+#include <iterator>
 #include <string>
 
 #include "cli/version.h"
+#include "efla/base/shell_word.h"
 #include "efla/base/threads.h"
 #include "efla/cpu/common/target.h"
 #include "efla/ops/gpu.h"
@@ -80,6 +82,17 @@ nlohmann::ordered_json environment() {
 #endif
   all["gpus"] = gpus();
   return all;
+}
+
+std::string command_line() {
+  std::ifstream file("/proc/self/cmdline", std::ios::binary);
+  const std::string words((std::istreambuf_iterator<char>(file)), {});
+  std::string line;
+  for (std::size_t at = 0; at < words.size(); at = words.find('\0', at) + 1) {
+    line += (line.empty() ? "" : " ") + shell_word(words.c_str() + at);
+    if (words.find('\0', at) == std::string::npos) break;
+  }
+  return line;
 }
 
 }  // namespace efla::cli

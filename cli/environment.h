@@ -2,6 +2,7 @@
 #pragma once
 
 #include <nlohmann/json.hpp>
+#include <string>
 
 namespace efla::cli {
 
@@ -9,5 +10,8 @@ namespace efla::cli {
 // in), cuda (whether LibTorch can use a GPU), gpus [{name, memory_bytes, compute_capability}] that the operators can
 // use.
 nlohmann::ordered_json environment();
+
+// Returns the command line of this process, as a shell reads it.
+std::string command_line();
 
 }  // namespace efla::cli

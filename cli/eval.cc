@@ -9,13 +9,13 @@
 
 #include "cli/commands.h"
 #include "cli/interrupt.h"
-#include "cli/pixel_model.h"
 #include "cli/progress.h"
 #include "cli/support/threads.h"
 #include "efla/eval/robustness.h"
 #include "efla/train/checkpoint.h"
 #include "efla/train/checkpoint_folder.h"
 #include "efla/train/tasks/image_task.h"
+#include "experiments/smnist/digits.h"
 
 namespace efla::cli {
 namespace {
@@ -48,8 +48,8 @@ void eval_robustness(const EvalArguments& arguments) {
   const auto source = other_data ? arguments.data : recorded.at("source").get<std::string>();
   std::int64_t count = arguments.test_images;
   if (count == 0 && !other_data) count = recorded.at("test_images").get<std::int64_t>();
-  const auto images = load_images(source, data::Split::test, count);
-  const auto classifier = make_classifier(trained.at("model"), 0);
+  const auto images = experiments::load_digit_images(source, data::Split::test, count);
+  const auto classifier = experiments::make_digit_classifier(trained.at("model"), 0);
   train::read_parameters(checkpoint, classifier.parameters);
   ThreadPool& pool = use_threads(arguments.threads);
 

@@ -1,8 +1,13 @@
 #include "cli/lm_run.h"
 
+#include <fmt/core.h>
+
+#include "cli/environment.h"
 #include "cli/model_tokenizer.h"
 #include "efla/base/error.h"
 #include "efla/generate/generator.h"
+#include "efla/io/file.h"
+#include "efla/io/json.h"
 #include "efla/io/sha256.h"
 #include "efla/io/toml.h"
 #include "efla/nn/layers/mixer_preset.h"
@@ -174,6 +179,52 @@ std::string LmSetup::sample() const {
       generator.encode(session, options_.training.sample_prompt, tokenizer_->bos() >= 0);
   if (prompt.empty()) throw Error(kTrainLm, "training.sample_prompt", "\"\"", "a prompt: the tokenizer has no bos");
   return generator.reply(session, prompt, {.max_tokens = options_.training.sample_tokens}).text;
+}
+
+void write_run_file(const std::filesystem::path& folder, const LmSetup& setup, int processes, int threads,
+                    const std::string& device) {
+  const nlohmann::ordered_json run = {{"format", "efla language model run 1"},
+                                      {"command", command_line()},
+                                      {"config", setup.full()},
+                                      {"data", setup.data_description()},
+                                      {"tokenizer", setup.tokenizer_description()},
+                                      {"parameters", setup.parameter_count()},
+                                      {"processes", processes},
+                                      {"threads", threads},
+                                      {"device", device},
+                                      {"environment", environment()}};
+  io::write_file_atomically(folder / train::kRunFile, run.dump(2) + "\n");
+}
+
+experiments::LmEnd train_lm_of_study(const json& config, const std::filesystem::path& folder,
+                                     const experiments::RunContext& context) {
+  LmSetup setup(config, torch::kCPU);
+  const auto& options = setup.options().training;
+  const auto group = train::ProcessGroup::join({}, torch::kCPU);
+  train::LmTask task([&] { return setup.make_replica(); }, setup.run_data(), options, *group, torch::kCPU,
+                     setup.files());
+  train::DataParallel model(
+      1, [&] { return task.add_copy(); }, context.pool);
+  if (const auto file = folder / train::kRunFile; std::filesystem::exists(file)) {
+    // The tokens are those that the run began with.
+    io::require_same({{"data", setup.data_description()}}, {{"data", io::read_json(file).at("data")}}, "reproduce",
+                     file.string());
+  } else {
+    write_run_file(folder, setup, 1, 1, "cpu");
+  }
+  train::RunEvents events;
+  events.stop = context.stop;
+  events.step = [&](const train::StepResult& step, double) {
+    context.progress(static_cast<double>(step.step) / static_cast<double>(options.total_steps()),
+                     fmt::format("loss {:.4f}", step.loss));
+  };
+  const train::Run run{folder, setup.full(), train::run_options(options, !setup.options().data.validation.empty())};
+  try {
+    const auto end = train::train_in_folder(run, task, model, train::update_options(options), *group, events);
+    return end == train::RunEnd::stopped ? experiments::LmEnd::stopped : experiments::LmEnd::finished;
+  } catch (const train::NonFinite&) {
+    return experiments::LmEnd::diverged;
+  }
 }
 
 }  // namespace efla::cli

@@ -11,6 +11,7 @@
 #include "efla/io/token_folder.h"
 #include "efla/nn/models/language_model.h"
 #include "efla/train/tasks/lm_task.h"
+#include "experiments/table1/study.h"
 
 namespace efla::cli {
 
@@ -58,5 +59,13 @@ class LmSetup {
   std::unique_ptr<data::Tokenizer> tokenizer_;
   std::vector<std::shared_ptr<nn::LanguageModel>> models_;
 };
+
+// Writes the run.json of a new run.
+void write_run_file(const std::filesystem::path& folder, const LmSetup& setup, int processes, int threads,
+                    const std::string& device);
+
+// Trains the model of a configuration as one of several runs of a study, on the CPU, by the calling thread.
+experiments::LmEnd train_lm_of_study(const nlohmann::json& config, const std::filesystem::path& folder,
+                                     const experiments::RunContext& context);
 
 }  // namespace efla::cli

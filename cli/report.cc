@@ -1,6 +1,4 @@
 // efla report: a page that compares training runs of language models.
-#include "efla/report/lm_report.h"
-
 #include <fmt/core.h>
 
 #include <filesystem>
@@ -11,7 +9,7 @@
 
 #include "cli/commands.h"
 #include "efla/io/file.h"
-#include "efla/io/json.h"
+#include "experiments/common/lm_runs.h"
 
 namespace efla::cli {
 namespace {
@@ -31,12 +29,11 @@ std::vector<std::string> names_of(const std::vector<std::string>& runs) {
 
 void write_report(const std::vector<std::string>& runs, const std::string& out) {
   const auto names = names_of(runs);
-  std::vector<report::LmRunRecord> records;
+  std::vector<experiments::LmRunRecord> records;
   for (std::size_t i = 0; i < runs.size(); ++i) {
-    const fs::path folder = runs[i];
-    records.push_back({names[i], io::read_json(folder / "run.json"), io::read_json_lines(folder / "metrics.jsonl")});
+    records.push_back(experiments::read_lm_run(names[i], runs[i]));
   }
-  io::write_file_atomically(out, report::render_lm_report(records));
+  io::write_file_atomically(out, report::render(experiments::compare_lm_runs(records)));
   fmt::print("report: {}\n", out);
 }
 

@@ -1,24 +1,16 @@
-// What the studies of `efla reproduce` share.
+// Runs a study in a folder, as the commands of `efla reproduce` do.
 #pragma once
 
 #include <filesystem>
-#include <nlohmann/json.hpp>
-#include <string_view>
 
 #include "efla/base/threads.h"
-#include "efla/io/folder_lock.h"
+#include "experiments/common/study.h"
 
 namespace efla::cli {
 
-// Locks an unfinished folder of the study that `wanted` describes, or makes, locks and marks a new one. Throws Error
-// where the folder is of another study, has anything else in it, or has another process that writes it.
-[[nodiscard]] io::FolderLock prepare_study_folder(const std::filesystem::path& folder, const nlohmann::json& wanted,
-                                                  std::string_view operation);
-
-// The "environment" of results.json.
-nlohmann::ordered_json study_environment(const ThreadPool& pool);
-
-// Ends the subcommand after an interrupt, saying how to go on.
-[[noreturn]] void stop_study();
+// Makes the folder or continues an unfinished one, and leaves results.json and report.html in it. Prints the tables of
+// the report. Throws Error where the folder is of another study, holds anything else, or has another
+// process that writes it.
+void run_study(const experiments::Study& study, const std::filesystem::path& folder, ThreadPool& pool);
 
 }  // namespace efla::cli

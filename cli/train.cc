@@ -11,17 +11,17 @@
 
 #include "cli/commands.h"
 #include "cli/interrupt.h"
-#include "cli/pixel_model.h"
 #include "cli/progress.h"
-#include "cli/support/command_line.h"
 #include "cli/support/threads.h"
 #include "efla/base/error.h"
+#include "efla/base/shell_word.h"
 #include "efla/io/file.h"
 #include "efla/io/folder_lock.h"
 #include "efla/io/json.h"
 #include "efla/nn/layers/mixer_preset.h"
 #include "efla/train/checkpoint.h"
 #include "efla/train/tasks/image_task.h"
+#include "experiments/smnist/digits.h"
 
 namespace efla::cli {
 namespace {
@@ -39,7 +39,7 @@ struct TrainArguments {
   int threads = 0;
   bool data_given = false, train_images_given = false, test_images_given = false;
   // The defaults.
-  json run = {{"model", default_model()}, {"training", train::to_json(train::ImageTraining{})}};
+  json run = {{"model", experiments::default_digit_model()}, {"training", train::to_json(train::ImageTraining{})}};
   // Puts the options that were given into run.
   std::vector<std::function<void(json& run)>> given;
 };
@@ -110,7 +110,7 @@ json recorded_run(const std::filesystem::path& path) {
 
 struct Plan {
   train::ImageRun run;
-  PixelData data;
+  experiments::DigitData data;
 };
 
 // What the command line asks for; the images are read and the model is made, so that bad input is found before
@@ -136,8 +136,9 @@ Plan make_plan(TrainArguments a) {
   plan.run.training = train::image_training_from_json(a.run.at("training"));
   plan.run.checkpoint_every = a.checkpoint_every;
   train::validate(plan.run.training);
-  make_classifier(plan.run.model, plan.run.training.seed);  // throws where no model could be made of it
-  plan.data = load_pixel_data(a.data, a.train_images, a.test_images);
+  experiments::make_digit_classifier(plan.run.model,
+                                     plan.run.training.seed);  // throws where no model could be made of it
+  plan.data = experiments::load_digits(a.data, a.train_images, a.test_images);
   plan.run.data = plan.data.description;
   // The same images at another place are the same data.
   if (!recorded.is_null()) plan.run.data["source"] = recorded.at("data").at("source");
@@ -175,7 +176,7 @@ void train_smnist(const TrainArguments& arguments) {
   auto events = progress.events();
   events.stop = interrupted;
   watch_for_interrupts();
-  const auto make = [&] { return make_classifier(plan.run.model, plan.run.training.seed); };
+  const auto make = [&] { return experiments::make_digit_classifier(plan.run.model, plan.run.training.seed); };
   const auto trained = train::train_images(plan.run, make, plan.data.train, plan.data.test, pool, events);
   const std::string folder = shell_word(plan.run.folder.string());
   if (trained.end == train::RunEnd::stopped) {

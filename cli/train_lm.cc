@@ -10,14 +10,13 @@
 #include <vector>
 
 #include "cli/commands.h"
-#include "cli/environment.h"
 #include "cli/interrupt.h"
 #include "cli/lm_run.h"
 #include "cli/progress_bar.h"
-#include "cli/support/command_line.h"
 #include "cli/support/threads.h"
 #include "cli/version.h"
 #include "efla/base/error.h"
+#include "efla/base/shell_word.h"
 #include "efla/io/file.h"
 #include "efla/io/folder_lock.h"
 #include "efla/io/json.h"
@@ -126,21 +125,6 @@ void require_same_run(const std::filesystem::path& folder, const json& config, c
   io::require_same({{"data", data}}, {{"data", field_of(recorded, "data", path)}}, "resume", path.string());
 }
 
-void write_run_file(const std::filesystem::path& folder, const LmSetup& setup, const train::ProcessGroup& group,
-                    int threads, const std::string& device) {
-  const nlohmann::ordered_json run = {{"format", "efla language model run 1"},
-                                      {"command", command_line()},
-                                      {"config", setup.full()},
-                                      {"data", setup.data_description()},
-                                      {"tokenizer", setup.tokenizer_description()},
-                                      {"parameters", setup.parameter_count()},
-                                      {"processes", group.size()},
-                                      {"threads", threads},
-                                      {"device", device},
-                                      {"environment", environment()}};
-  io::write_file_atomically(folder / train::kRunFile, run.dump(2) + "\n");
-}
-
 void print_summary(const std::filesystem::path& folder) {
   const auto metrics = io::read_json_lines(folder / train::kMetricsFile);
   const auto last = [&](const char* event) {
@@ -174,7 +158,7 @@ train::RunEnd train_with(const TrainLmArguments& a, LmSetup& setup, train::Proce
   if (group.rank() == 0 && !a.resume.empty()) lock.emplace(folder, kTrainLm, "--resume");
   if (group.rank() == 0 && a.resume.empty()) {
     lock.emplace(io::prepare_output_folder(folder, kTrainLm));
-    write_run_file(folder, setup, group, threads, a.device);
+    write_run_file(folder, setup, group.size(), threads, a.device);
   }
   LmProgress progress(options.total_steps());
   auto events = group.rank() == 0 ? progress.events() : train::RunEvents{};

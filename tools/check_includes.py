@@ -4,8 +4,8 @@
     tools/check_includes.py [ROOT]      prints file:line and the rule broken; exit code 1 if any
     tools/check_includes.py --self-test checks that a tree with one violation of each kind is told from a clean one
 
-A folder of efla/ may include itself, the folders below, and what those may include, without what they hide. Tests,
-benches, cli and python may include any of them.
+A folder of efla/ may include itself, the folders below, and what those may include, without what they hide. The studies
+in experiments/ may include all of efla/. Tests, benches, cli and python may include any of them.
 """
 
 import pathlib
@@ -32,11 +32,13 @@ ALLOWED = {
 }
 # Folders below that are not for those above: efla/ops is the only way to a kernel.
 HIDDEN = {"ops": ["ref", "cpu", "cuda"]}
-OUTERMOST = ["cli", "tests", "bench", "python"]  # included by nobody in efla/
+OUTERMOST = ["cli", "tests", "bench", "python"]  # included by nobody in efla/ or experiments/
+EXPERIMENTS = "experiments"  # included by the outermost alone
 
 # Outside libraries that only some folders may include, by how the header's name begins.
 OUTSIDE = {
-    "LibTorch": (("torch/", "ATen/", "c10/", "caffe2/"), ["autograd", "nn", "eval", "train", "generate", "cli", "python"]),
+    "LibTorch": (("torch/", "ATen/", "c10/", "caffe2/"),
+                 ["autograd", "nn", "eval", "train", "generate", "experiments", "cli", "python"]),
     "Highway": (("hwy/",), ["cpu"]),
     "CUDA": (("cuda", "cublas", "nccl"), ["cuda"]),
     "CLI11": (("CLI/",), ["cli"]),
@@ -71,12 +73,14 @@ def violation(folder, bracket, header):
             return f"there is no folder efla/{target} in the table of tools/check_includes.py"
         if bracket == "<" and folder != "tests":  # tests hold an outside project too
             return "the project's own headers are included in quotes"
-        if free or target in reachable(folder):
+        if free or folder == EXPERIMENTS or target in reachable(folder):
             return None
         return f"{folder} may include {', '.join(sorted(reachable(folder)))}; not {target}"
     if bracket == '"':
         outer = header.split("/")[0]
-        if outer in OUTERMOST:
+        if outer == EXPERIMENTS and folder == EXPERIMENTS:
+            return None
+        if outer in [*OUTERMOST, EXPERIMENTS]:
             return None if free else f"{folder} may not include {outer}/"
         if not header.startswith("hwy/"):
             return "a header in quotes is named from the root of the checkout"
@@ -89,7 +93,7 @@ def violation(folder, bracket, header):
 def check(root):
     """Every broken rule below `root`, as "file:line: rule"."""
     problems = []
-    for top in ["efla", *OUTERMOST]:
+    for top in ["efla", EXPERIMENTS, *OUTERMOST]:
         for path in sorted((root / top).rglob("*")):
             if path.suffix not in EXTENSIONS:
                 continue
@@ -113,6 +117,8 @@ GOOD = {
     "efla/train/loop.cc": '#include <torch/torch.h>\n#include "efla/base/error.h"\n',
     "efla/nn/mixer.h": '#include "efla/ops/delta.h"\n#include "efla/io/safetensors.h"\n#include <vector>\n',
     "cli/main.cc": '#include <CLI/CLI.hpp>\n#include "cli/commands.h"\n#include "efla/train/loop.h"\n',
+    "experiments/mad/mad.cc": '#include "efla/train/loop.h"\n#include "experiments/common/study.h"\n',
+    "bench/stability.cc": '#include "experiments/stability/growth.h"\n',
     "tests/unit/chunk_test.cc": '#include "efla/ref/delta.h"\n#include "tests/support/compare.h"\n',
 }
 BAD = {
@@ -130,6 +136,8 @@ BAD = {
     "efla/train/l.cc": '#include "efla/report/page.h"\n',
     "efla/autograd/n.cc": '#include "efla/cpu/linear.h"\n',
     "efla/nn/o.cc": '#include "efla/ref/delta.h"\n',
+    "efla/train/l2.cc": '#include "experiments/common/study.h"\n',
+    "experiments/mad/n.cc": '#include "cli/commands.h"\n',
     "efla/nn/m.cc": '#include "efla/kernels/chunk.h"\n',
 }
 

@@ -3,15 +3,15 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <nlohmann/json.hpp>
 #include <set>
 
 #include "efla/report/html.h"
+#include "efla/report/table.h"
 
 namespace efla::report {
 namespace {
 
-using nlohmann::json;
+using nlohmann::ordered_json;
 
 constexpr std::size_t kTableRows = 12;
 
@@ -45,30 +45,25 @@ std::vector<double> picked(const std::vector<double>& values) {
   return out;
 }
 
-std::string table_html(const Figure& figure) {
+std::string numbers_html(const Figure& figure) {
   const auto x = all_x(figure), rows = picked(x);
-  std::string html =
-      "<div class=\"scroll\" role=\"region\" tabindex=\"0\" aria-label=\"Numbers: " + escape(figure.title) +
-      "\"><table><thead><tr><th scope=\"col\">" + escape(figure.x_label) + "</th>";
-  for (const auto& series : figure.series) html += "<th scope=\"col\" class=\"n\">" + escape(series.label) + "</th>";
-  html += "</tr></thead><tbody>";
-  for (const double row : rows) {
-    html += "<tr><th scope=\"row\">" + compact(row) + "</th>";
+  Table table{"Numbers: " + figure.title, {{figure.x_label, false}}};
+  for (const auto& series : figure.series) table.columns.push_back({series.label});
+  for (const double at : rows) {
+    auto& row = table.rows.emplace_back(1, compact(at));
     for (const auto& series : figure.series) {
       const auto point =
-          std::find_if(series.line.begin(), series.line.end(), [&](const Point& p) { return p.x == row; });
-      html += "<td class=\"n\">" + (point == series.line.end() ? "–" : cell_text(figure, point->y)) + "</td>";
+          std::find_if(series.line.begin(), series.line.end(), [&](const Point& p) { return p.x == at; });
+      row.push_back(point == series.line.end() ? "–" : cell_text(figure, point->y));
     }
-    html += "</tr>";
   }
-  html += "</tbody></table></div>";
-  if (rows.size() < x.size()) {
-    html += "<p class=\"note\">" + std::to_string(rows.size()) + " of " + std::to_string(x.size()) + " points.</p>";
-  }
-  return html;
+  const auto note = rows.size() == x.size() ? ""
+                                            : "<p class=\"note\">" + std::to_string(rows.size()) + " of " +
+                                                  std::to_string(x.size()) + " points.</p>";
+  return table_html(table) + note;
 }
 
-// What a chart shows, in a sentence: each line's first and last value.
+// Describes a chart in a sentence: the first and the last value of each line.
 std::string description(const Figure& figure) {
   static constexpr std::array kUnits{"accuracy", "loss", "value"};
   std::string text = "Line chart “" + figure.title + "”, " + kUnits[static_cast<std::size_t>(figure.unit)] + " by " +
@@ -91,21 +86,20 @@ std::string swatch_html(const Style& style) {
       "<path d=\"M14 1.4 18.6 6 14 10.6 9.4 6Z\"/>",
       "<path d=\"M14 1.8 18.4 9.6H9.6Z\"/>",
   };
-  return std::string("<svg class=\"swatch\" viewBox=\"0 0 28 12\" aria-hidden=\"true\" style=\"--line:var(--") +
-         style.palette + "-" + std::to_string(style.color) + ")\"><path d=\"M1 6H27\"" +
-         (style.dashed ? " stroke-dasharray=\"5 3\"" : "") + "/>" +
+  return "<svg class=\"swatch\" viewBox=\"0 0 28 12\" aria-hidden=\"true\" style=\"--line:var(" + style.color +
+         ")\"><path d=\"M1 6H27\"" + (style.dashed ? " stroke-dasharray=\"5 3\"" : "") + "/>" +
          kMarkers[static_cast<std::size_t>(style.marker) % kMarkers.size()] + "</svg>";
 }
 
 }  // namespace
 
-json chart_json(const Figure& figure) {
-  json series = json::array();
+ordered_json chart_json(const Figure& figure) {
+  auto series = ordered_json::array();
   for (const auto& s : figure.series) {
-    json points = json::array();
+    auto points = ordered_json::array();
     for (const auto& p : s.line) points.push_back({p.x, p.y.mean, p.y.low, p.y.high});
     series.push_back({{"label", s.label},
-                      {"color", std::string("--") + s.style.palette + "-" + std::to_string(s.style.color)},
+                      {"color", s.style.color},
                       {"marker", s.style.marker},
                       {"dashed", s.style.dashed},
                       {"points", points}});
@@ -115,20 +109,25 @@ json chart_json(const Figure& figure) {
           {"accuracy", figure.unit == Figure::Unit::accuracy},
           {"logX", figure.log_x},
           {"logY", figure.unit == Figure::Unit::loss},
-          {"fromZero", figure.from_zero},
+          {"chance", figure.chance ? ordered_json(*figure.chance) : ordered_json()},
           {"series", series}};
 }
 
 std::string chart_html(const Figure& figure) {
   return "<figure><figcaption>" + escape(figure.title) + "</figcaption><div class=\"plot\"><canvas id=\"" +
          escape(figure.id) + "\" role=\"img\" aria-label=\"" + escape(description(figure)) +
-         "\"></canvas></div><details><summary>Numbers</summary>" + table_html(figure) + "</details></figure>\n";
+         "\"></canvas></div><details><summary>Numbers</summary>" + numbers_html(figure) + "</details></figure>\n";
 }
 
-std::string legend_html(const std::vector<Series>& series) {
-  std::string html = "<ul class=\"legend\">";
-  for (const auto& s : series) html += "<li>" + swatch_html(s.style) + escape(s.label) + "</li>";
-  return html + "</ul>\n";
+std::string legend_html(const std::vector<Figure>& figures) {
+  std::set<std::string> named;
+  std::string html;
+  for (const auto& figure : figures) {
+    for (const auto& s : figure.series) {
+      if (named.insert(s.label).second) html += "<li>" + swatch_html(s.style) + escape(s.label) + "</li>";
+    }
+  }
+  return "<ul class=\"legend\">" + html + "</ul>\n";
 }
 
 }  // namespace efla::report

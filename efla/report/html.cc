@@ -3,11 +3,16 @@
 #include <array>
 #include <cmath>
 #include <cstdio>
-#include <nlohmann/json.hpp>
 #include <stdexcept>
 
 namespace efla::report {
 namespace {
+
+using nlohmann::json;
+
+std::string dumped(const nlohmann::ordered_json& value) {
+  return value.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+}
 
 std::string print(const char* format, int digits, double value) {
   std::array<char, 400> buffer{};  // a double in %f has at most 309 digits before the point
@@ -25,9 +30,10 @@ std::string with_minus(std::string text) {
 }  // namespace
 
 std::string escape(std::string_view text) {
+  // Through JSON, which replaces what is not UTF-8.
+  const auto clean = json::parse(dumped(std::string(text))).get<std::string>();
   std::string out;
-  out.reserve(text.size());
-  for (const char c : text) {
+  for (const char c : clean) {
     switch (c) {
       case '&':
         out += "&amp;";
@@ -51,9 +57,9 @@ std::string escape(std::string_view text) {
   return out;
 }
 
-std::string script_json(const nlohmann::json& value) {
+std::string script_json(const nlohmann::ordered_json& value) {
   std::string out;
-  for (const char c : value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)) {
+  for (const char c : dumped(value)) {
     if (c == '<') {
       out += "\\u003c";
     } else {
@@ -101,6 +107,30 @@ std::string thousands(double value) {
     out += digits[i];
   }
   return out;
+}
+
+std::string plus_minus(const Spread& spread, double scale, int digits) {
+  const auto mean = fixed(scale * spread.mean, digits);
+  if (!std::isfinite(spread.mean) || !std::isfinite(spread.deviation)) return mean;
+  return mean + "\u00a0±\u00a0" + fixed(scale * spread.deviation, digits);
+}
+
+std::string joined(const std::vector<std::string>& parts, const std::string& separator) {
+  std::string out;
+  for (const auto& part : parts) out += (out.empty() ? "" : separator) + part;
+  return out;
+}
+
+std::string string_of(const json& value) { return value.is_string() ? value.get<std::string>() : dumped(value); }
+
+std::string text_of(const json& object, const char* key) {
+  const auto it = object.find(key);
+  return it == object.end() || it->is_null() ? "" : string_of(*it);
+}
+
+double number_of(const json& object, const char* key) {
+  const auto it = object.find(key);
+  return it != object.end() && it->is_number() ? it->get<double>() : NAN;
 }
 
 }  // namespace efla::report

@@ -52,9 +52,9 @@
     return [...new Set(all)].sort((a, b) => a - b);
   }
 
-  function chanceLine(x) {
+  function chanceLine(x, chance) {
     return {
-      data: [{ x: x[0], y: 0.1 }, { x: x[x.length - 1], y: 0.1 }],
+      data: [{ x: x[0], y: chance }, { x: x[x.length - 1], y: chance }],
       borderColor: css("--quiet"), borderWidth: 1, borderDash: [2, 3], pointRadius: 0, pointHitRadius: 0, isBand: true,
     };
   }
@@ -86,7 +86,7 @@
       ticks: { color: css("--quiet"), maxTicksLimit: 6 },
     };
     if (figure.accuracy) axis.ticks.callback = (value) => +(100 * value).toFixed(1) + "\u00a0%";
-    if (figure.fromZero) Object.assign(axis, { min: 0, max: 1 });
+    if (figure.chance !== null) Object.assign(axis, { min: 0, max: 1 });
     if (logarithmic) {
       axis.min = 0.9 * Math.min(...values);
       axis.ticks.maxTicksLimit = 100;
@@ -114,7 +114,7 @@
   function draw(figure) {
     const x = levels(figure);
     const sets = figure.series.flatMap(datasets);
-    if (figure.fromZero) sets.push(chanceLine(x));
+    if (figure.chance !== null) sets.push(chanceLine(x, figure.chance));
     return new Chart(document.getElementById(figure.id), {
       type: "line",
       data: { datasets: sets },

@@ -82,7 +82,7 @@ TEST(SyntheticStudyCommand, CtrlCSavesAndTheSameCommandGoesOn) {
                                         "'/runs/*/metrics.jsonl 2>/dev/null | grep -q loss; do sleep 0.02; kill -0 "
                                         "$efla || exit 99; done; kill -INT $efla; wait $efla"});
   ASSERT_EQ(stopped.exit_code, 130) << stopped.err;
-  EXPECT_NE(stopped.err.find("The same command goes on from here: "), std::string::npos) << stopped.err;
+  EXPECT_NE(stopped.err.find("The same command continues from here: "), std::string::npos) << stopped.err;
   EXPECT_FALSE(std::filesystem::exists(broken + "/results.json"));
   ASSERT_EQ(run_program(tiny("extrapolation", broken, "kda")).exit_code, 0);
   const auto scores = [](const std::string& out) { return json::parse(read_text(out + "/results.json")).at("scores"); };
@@ -93,7 +93,7 @@ TEST(SyntheticStudyCommand, TrainsOnAllOfMad) {
   const TempFolder folder;
   const auto result = run_program(tiny("mad", folder.file("study"), "deltanet"));
   ASSERT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_NE(result.out.find("selective-copying deltanet"), std::string::npos) << result.out;
+  EXPECT_NE(result.out.find("selective-copying"), std::string::npos) << result.out;
 }
 
 TEST(SyntheticStudyCommand, Mistakes) {
@@ -101,7 +101,7 @@ TEST(SyntheticStudyCommand, Mistakes) {
   const auto out = folder.file("study");
   EXPECT_TRUE(is_user_mistake(run_program(tiny("mad", out, "elfa")), "nearest: efla"));
   EXPECT_TRUE(
-      is_user_mistake(run_program({"reproduce", "mad", "--scale", "huge", "--out", out}), "tiny, small or paper"));
+      is_user_mistake(run_program({"reproduce", "mad", "--scale", "huge", "--out", out}), "one of paper, small, tiny"));
   EXPECT_TRUE(is_user_mistake(run_program({"reproduce", "mad", "--lr", "0", "--out", out}), "lr"));
   EXPECT_TRUE(is_user_mistake(run_program({"reproduce", "mda", "--out", out}), "nearest is mad"));
   EXPECT_FALSE(std::filesystem::exists(out)) << "a mistake left a folder behind";

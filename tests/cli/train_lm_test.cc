@@ -365,5 +365,35 @@ TEST_F(TrainLm, DamagedTokensAreFoundBeforeTraining) {
   }
 }
 
+TEST_F(TrainLm, Table1IsTheSameAfterAnInterruption) {
+  const auto command = [&](const std::string& out) {
+    return std::vector<std::string>{"reproduce", "table1",    "--scale", "tiny",  "--tokens",
+                                    path(""),    "--threads", "2",       "--out", path(out)};
+  };
+  const auto whole = run_program(command("whole"));
+  ASSERT_EQ(whole.exit_code, 0) << whole.err;
+  EXPECT_NE(whole.err.find("6 of 6: "), std::string::npos) << whole.err;  // two rates and a second seed, two mixers
+  EXPECT_NE(whole.out.find("Perplexity"), std::string::npos) << whole.out;
+
+  std::string line = EFLA_PROGRAM;
+  for (const auto& word : command("broken")) line += " '" + word + "'";
+  const auto stopped = run_command({"sh", "-c",
+                                    line + " & efla=$!; while ! cat '" + path("broken") +
+                                        "'/runs/*/metrics.jsonl 2>/dev/null | grep -q loss; do sleep 0.02; kill -0 "
+                                        "$efla || exit 99; done; kill -INT $efla; wait $efla"});
+  ASSERT_EQ(stopped.exit_code, 130) << stopped.err;
+  EXPECT_FALSE(fs::exists(path("broken") + "/results.json"));
+  const auto resumed = run_program(command("broken"));
+  ASSERT_EQ(resumed.exit_code, 0) << resumed.err;
+  const auto scores = [&](const std::string& out) {
+    return json::parse(read_text(path(out) + "/results.json")).at("scores");
+  };
+  ASSERT_EQ(scores("whole").size(), 2U);
+  EXPECT_EQ(scores("broken"), scores("whole"));
+  EXPECT_TRUE(is_user_mistake(run_program({"reproduce", "table1", "--out", path("x"), "--tokens", path("nowhere")}),
+                              "nowhere"));
+  EXPECT_FALSE(fs::exists(path("x"))) << "a mistake left a folder behind";
+}
+
 }  // namespace
 }  // namespace efla::test

@@ -218,24 +218,23 @@ TEST(ReproduceCommand, WritesResultsAndReportAndGoesOn) {
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_NE(result.out.find("report: " + out + "/report.html"), std::string::npos) << result.out;
   const auto results = json::parse(read_text(out + "/results.json"));
-  ASSERT_EQ(results.at("mixers").size(), 2U);
-  for (const char* mixer : {"efla", "deltanet"}) {
-    const auto& entry = results.at("mixers").at(mixer);
-    EXPECT_EQ(entry.at("lr"), 0.01);
-    EXPECT_TRUE(entry.at("clean_accuracy") >= 0.0 && entry.at("clean_accuracy") <= 1.0);
-    EXPECT_EQ(entry.at("dropout").at(0).at("p"), 0.0);
-    EXPECT_EQ(entry.at("scale").at(0).at("factor"), 1.0);
-    EXPECT_EQ(entry.at("noise").at(0).at("sigma"), 0.0);
+  EXPECT_EQ(results.at("study"), "smnist");
+  ASSERT_EQ(results.at("scores").size(), 18U);  // three tests of two mixers: the headline, a learning rate, two layers
+  for (const auto& score : results.at("scores")) {
+    const auto& clean = score.at("accuracy").at(0);
+    const auto level = score.at("task") == "dropout" ? "p" : score.at("task") == "scale" ? "factor" : "sigma";
+    EXPECT_EQ(clean.at(level), score.at("task") == "scale" ? 1.0 : 0.0) << score;
+    EXPECT_TRUE(clean.at("mean") >= 0.0 && clean.at("mean") <= 1.0) << score;
   }
   EXPECT_EQ(results.at("runs").size(), 8U);  // two mixers: two seeds, another learning rate, two layers
-  EXPECT_EQ(results.at("data"), "builtin");
+  EXPECT_EQ(results.at("settings").at("data"), "builtin");
   EXPECT_TRUE(results.at("environment").is_object());
   EXPECT_NE(results.at("command").get<std::string>().find("reproduce smnist"), std::string::npos);
   EXPECT_NE(read_text(out + "/report.html").find("built-in digit sequences"), std::string::npos);
 
   const auto again = run_program(command);
   ASSERT_EQ(again.exit_code, 0) << again.err;
-  EXPECT_EQ(json::parse(read_text(out + "/results.json")).at("mixers"), results.at("mixers"));
+  EXPECT_EQ(json::parse(read_text(out + "/results.json")).at("scores"), results.at("scores"));
   EXPECT_TRUE(is_user_mistake(run_program(command + Arguments{"--epochs", "2"}), "epochs"));
   EXPECT_TRUE(is_user_mistake(run_program({"reproduce", "smnist", "--out", folder.file("x"), "--mixers", "elfa"}),
                               "nearest: efla"));

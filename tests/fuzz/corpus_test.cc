@@ -35,7 +35,7 @@ TEST_P(Corpus, HoldsWhatReadersPromise) {
 INSTANTIATE_TEST_SUITE_P(All, Corpus,
                          testing::Values(Target{"safetensors", safetensors}, Target{"gzip", gzip}, Target{"idx", idx},
                                          Target{"images", images}, Target{"json_lines", json_lines},
-                                         Target{"results", results}, Target{"unpack", unpack},
+                                         Target{"lm_run", lm_run}, Target{"unpack", unpack},
                                          Target{"token_shard", token_shard}, Target{"token_index", token_index},
                                          Target{"sentencepiece", sentencepiece}, Target{"documents", documents},
                                          Target{"lm_tasks", lm_tasks}, Target{"toml", toml}),

@@ -16,8 +16,9 @@ void idx(io::ByteView bytes);
 void images(io::ByteView bytes);
 // A file of metrics, read and opened for appending.
 void json_lines(io::ByteView bytes);
-// A results.json, read for the report.
-void results(io::ByteView bytes);
+// A run of a language model, read for the report that compares runs: metrics.jsonl, whose first line is taken as
+// run.json.
+void lm_run(io::ByteView bytes);
 // gzip, xz or zstd as streams.
 void unpack(io::ByteView bytes);
 // A shard of tokens, and the index of a folder of them.

@@ -11,7 +11,6 @@
 #include "efla/eval/perturb.h"
 #include "efla/io/json.h"
 #include "efla/train/checkpoint.h"
-#include "efla/train/study.h"
 #include "efla/train/tasks/image_task.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/temp_folder.h"
@@ -261,77 +260,6 @@ TEST(Checkpoint, RefusesFoldersThatAreNone) {
   io::write_safetensors(model, tensors);
   expect_bad_content([&] { read_parameters(folder.path(), classifier.parameters); }, -1,
                      "w1 is F32 [2, 3], expected F32 [24, 16]");
-}
-
-TEST(Study, RunsTheHeadlineOverSeedsAndTheRestOnce) {
-  StudyOptions options;
-  options.seeds = {4, 5};
-  options.lrs = {1e-3, 3e-3};
-  std::vector<std::string> names;
-  for (const auto& run : plan_study(options)) names.push_back(run.name);
-  const std::vector<std::string> expected{"efla-layers1-lr0.003-seed4", "deltanet-layers1-lr0.003-seed4",
-                                          "efla-layers1-lr0.003-seed5", "deltanet-layers1-lr0.003-seed5",
-                                          "efla-layers1-lr0.001-seed4", "deltanet-layers1-lr0.001-seed4",
-                                          "efla-layers2-lr0.003-seed4", "deltanet-layers2-lr0.003-seed4"};
-  EXPECT_EQ(names, expected);
-  options.first_mixer_lrs = true;
-  EXPECT_EQ(plan_study(options).size(), 7U);
-  options.seeds = {4, 4};
-  expect_error([&] { plan_study(options); }, "seeds", "4 twice");
-  options.seeds.clear();
-  expect_error([&] { plan_study(options); }, "seeds", "an empty list");
-}
-
-TEST(Study, AveragesTheCurveOverStretchesOfAnEpoch) {
-  std::vector<json> metrics;
-  for (int step = 1; step <= 14; ++step) {
-    metrics.push_back(
-        {{"event", "step"}, {"step", step}, {"epoch", (step - 1) / 7 + 1}, {"loss", step}, {"accuracy", 0.5}});
-    if (step % 7 == 0)
-      metrics.push_back({{"event", "evaluation"}, {"step", step}, {"epoch", step / 7}, {"accuracy", 0.9}});
-  }
-  const auto curve = training_curve(metrics, 7, 4);
-  ASSERT_EQ(curve.size(), 4U);
-  EXPECT_EQ(curve[0]["step"], 4);
-  EXPECT_EQ(curve[0]["train_loss"], 2.5);
-  EXPECT_EQ(curve[0]["train_accuracy"], 0.5);
-  EXPECT_FALSE(curve[0].contains("test_accuracy"));
-  EXPECT_EQ(curve[1]["step"], 7);
-  EXPECT_EQ(curve[1]["epoch"], 1.0);
-  EXPECT_EQ(curve[1]["train_loss"], 6.0);
-  EXPECT_EQ(curve[1]["test_accuracy"], 0.9);
-  EXPECT_EQ(curve[3]["epoch"], 2.0);
-  EXPECT_EQ(training_curve(metrics, 7, 100).size(), 14U);
-}
-
-TEST(Study, SummarizesTheHeadlineOverSeeds) {
-  StudyOptions options;
-  options.mixers = {"efla"};
-  options.seeds = {1, 2};
-  std::vector<nlohmann::ordered_json> runs;
-  for (const auto& run : plan_study(options)) {
-    const double accuracy = run.lr < 3e-3 || run.layers > 1 ? 0.1 : run.seed == 1 ? 0.8 : 0.9;
-    nlohmann::ordered_json entry{
-        {"mixer", run.mixer}, {"layers", run.layers}, {"lr", run.lr}, {"seed", run.seed}, {"clean_accuracy", accuracy}};
-    for (const auto& panel : eval::robustness_panels()) {
-      for (const double level : panel.levels) {
-        entry[std::string(panel.name)].push_back({{std::string(panel.level_name), level}, {"accuracy", accuracy}});
-      }
-    }
-    runs.push_back(entry);
-  }
-  const auto mixers = summarize(options, runs);
-  const auto& efla = mixers.at("efla");
-  EXPECT_EQ(efla.at("lr"), 3e-3);
-  EXPECT_EQ(efla.at("layers"), 1);
-  EXPECT_EQ(efla.at("seeds"), json({1, 2}));
-  EXPECT_NEAR(efla.at("clean_accuracy").get<double>(), 0.85, 1e-12);
-  EXPECT_NEAR(efla.at("clean_std").get<double>(), std::sqrt(0.005), 1e-12);
-  ASSERT_EQ(efla.at("dropout").size(), 8U);
-  EXPECT_EQ(efla.at("dropout")[7].at("p"), 0.8);
-  EXPECT_NEAR(efla.at("noise")[1].at("accuracy").get<double>(), 0.85, 1e-12);
-  options.seeds = {1};
-  EXPECT_TRUE(summarize(options, {runs[0]}).at("efla").at("clean_std").is_null());
 }
 
 }  // namespace

@@ -1,0 +1,108 @@
+#include "experiments/common/study.h"
+
+#include <algorithm>
+#include <cmath>
+#include <mutex>
+#include <numeric>
+
+#include "efla/io/file.h"
+#include "efla/io/folder_lock.h"
+#include "efla/io/json.h"
+
+namespace efla::experiments {
+namespace {
+
+using nlohmann::json;
+using nlohmann::ordered_json;
+namespace fs = std::filesystem;
+
+constexpr int kSchema = 2;  // of results.json
+constexpr const char* kResultFile = "result.json";
+
+// Executes runs side by side and keeps their entries.
+class Runner {
+ public:
+  Runner(const Study& study, const fs::path& folder, ThreadPool& pool, const StudyEvents& events)
+      : study_(study), folder_(folder), pool_(pool), events_(events) {}
+
+  // Returns false where it was stopped.
+  bool execute(const std::vector<StudyRun>& runs) {
+    const std::size_t first = entries_.size();
+    entries_.resize(first + runs.size());
+    shares_.resize(first + runs.size());
+    pool_.run(static_cast<std::int64_t>(runs.size()), [&](std::int64_t task, int) {
+      const auto i = static_cast<std::size_t>(task);
+      if (!events_.stop()) execute(runs[i], first + i);
+    });
+    return std::none_of(entries_.begin(), entries_.end(), [](const ordered_json& entry) { return entry.is_null(); });
+  }
+
+  const std::vector<ordered_json>& entries() const { return entries_; }
+
+ private:
+  void execute(const StudyRun& run, std::size_t i) {
+    const fs::path folder = folder_ / run.name, kept = folder / kResultFile;
+    std::optional<ordered_json> entry;
+    if (fs::exists(kept)) {
+      entry = ordered_json(io::read_json(kept));
+    } else {
+      fs::create_directories(folder);
+      // Other commands may be given this folder too, as `efla train smnist --resume` is.
+      const io::FolderLock lock(folder, "reproduce " + study_.name, "--out");
+      const RunContext context{pool_, events_.stop, [&](double share, const std::string& text) {
+                                 const std::lock_guard lock(mutex_);
+                                 shares_[i] = share;
+                                 const double sum = std::accumulate(shares_.begin(), shares_.end(), 0.0);
+                                 events_.progress(sum / static_cast<double>(shares_.size()), run.name + ": " + text);
+                               }};
+      entry = run.execute(folder, context);
+      if (!entry) return;
+      io::write_file_atomically(kept, entry->dump(2) + "\n");
+    }
+    const std::lock_guard lock(mutex_);
+    shares_[i] = 1.0;
+    entries_[i] = *entry;
+    events_.finished(std::to_string(++finished_) + " of " + std::to_string(entries_.size()) + ": " + run.name + ": " +
+                     study_.brief(*entry));
+  }
+
+  const Study& study_;
+  fs::path folder_;
+  ThreadPool& pool_;
+  const StudyEvents& events_;
+  std::mutex mutex_;
+  std::vector<ordered_json> entries_;
+  std::vector<double> shares_;
+  std::size_t finished_ = 0;
+};
+
+}  // namespace
+
+json description(const Study& study) {
+  json description{{"study", study.name}, {"settings", study.settings}};
+  for (const auto& run : study.runs) description["runs"][run.name] = run.description;
+  return description;
+}
+
+std::optional<std::vector<ordered_json>> run_study(const Study& study, const fs::path& folder, ThreadPool& pool,
+                                                   const StudyEvents& events) {
+  Runner runner(study, folder / "runs", pool, events);
+  if (!runner.execute(study.runs)) return {};
+  if (study.more && !runner.execute(study.more(runner.entries()))) return {};
+  return runner.entries();
+}
+
+ordered_json results_of(const std::string& study, const json& settings, const Outcome& outcome,
+                        const ordered_json& scores) {
+  return {{"schema", kSchema},
+          {"study", study},
+          {"settings", settings},
+          {"command", outcome.command},
+          {"environment", outcome.environment},
+          {"scores", scores},
+          {"runs", outcome.runs}};
+}
+
+json number_or_null(double value) { return std::isfinite(value) ? json(value) : json(); }
+
+}  // namespace efla::experiments

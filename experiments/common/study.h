@@ -1,0 +1,72 @@
+// A study: training runs, several of them side by side, each in a folder of its own, and the report on them.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "efla/base/threads.h"
+#include "efla/report/report.h"
+
+namespace efla::experiments {
+
+struct RunContext {
+  ThreadPool& pool;
+  std::function<bool()> stop;                                           // asked between steps
+  std::function<void(double share, const std::string& text)> progress;  // share of the run's work, in [0, 1]
+};
+
+struct StudyRun {
+  std::string name;            // of its folder, another for each run
+  nlohmann::json description;  // what an unfinished folder must agree on
+
+  // Trains and measures in an existing folder, from the checkpoint there if there is one. Returns the run's entry of
+  // results.json, or nothing where it was stopped, with a checkpoint saved.
+  std::function<std::optional<nlohmann::ordered_json>(const std::filesystem::path& folder, const RunContext& context)>
+      execute;
+};
+
+// What a finished study knows.
+struct Outcome {
+  std::vector<nlohmann::ordered_json> runs;  // the entries, in the order of the runs
+  std::string command;
+  nlohmann::ordered_json environment;
+};
+
+struct Study {
+  std::string name;         // of its command, as in `efla reproduce mad`
+  nlohmann::json settings;  // what an unfinished folder must agree on, besides the runs
+  std::vector<StudyRun> runs;
+  // Returns the runs that depend on the entries of the first; none where it is empty.
+  std::function<std::vector<StudyRun>(const std::vector<nlohmann::ordered_json>& entries)> more = {};
+  std::function<std::string(const nlohmann::ordered_json& entry)> brief;  // what came out, in a few words
+  std::function<report::Report(const Outcome& outcome)> report;
+};
+
+struct StudyEvents {
+  std::function<bool()> stop;
+  // The mean share of all runs, and what one of them says. Called by one thread at a time.
+  std::function<void(double share, const std::string& text)> progress;
+  std::function<void(const std::string& text)> finished;  // a run, counted: "3 of 8: NAME: …"
+};
+
+// Returns what study.json keeps: a folder with another one is not continued.
+nlohmann::json description(const Study& study);
+
+// Executes the runs in folder/runs/NAME, one per thread of the pool; the last one alone has all threads. An entry is
+// kept in its folder's result.json, and a run that has one is not executed again. Returns the entries, or nothing where
+// it was stopped.
+std::optional<std::vector<nlohmann::ordered_json>> run_study(const Study& study, const std::filesystem::path& folder,
+                                                             ThreadPool& pool, const StudyEvents& events);
+
+// Returns results.json: {"schema", "study", "settings", "command", "environment", "scores", "runs"}.
+nlohmann::ordered_json results_of(const std::string& study, const nlohmann::json& settings, const Outcome& outcome,
+                                  const nlohmann::ordered_json& scores);
+
+// Returns a mean and a deviation as JSON numbers: null where they are not finite.
+nlohmann::json number_or_null(double value);
+
+}  // namespace efla::experiments

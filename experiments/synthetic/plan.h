@@ -1,0 +1,37 @@
+// Which runs a study of synthetic tasks has: its plan.toml, read.
+//
+// The settings of a scale are
+//   mixers, seeds, lr, weight_decay   lists; every combination is a run of each setting of each task
+//   tasks     {name, title, parameters, hidden, examples, epochs or steps, vary}. examples is the size of a training
+//   set
+//             that epochs go through; without it every step draws new examples. title stands in tables for the name.
+//             hidden is the model's width, with a head per 64. vary lists {parameter = values}: each value makes a
+//             setting that differs from the baseline in it alone (examples is the training set's size).
+//   times     lengths of the tests, as multiples of the training length
+//   tests     parameters of tests of the task mqar, in place of times
+//   deciding_tests   how many of the first tests choose learning rate and weight decay (1)
+//   test_examples    examples per test (1000)
+//   evaluations      during training without epochs (10); with epochs there is one after each
+//   enough    accuracy on the first test that ends a training
+//   model     {hidden, layers, heads, head_dim}
+//   training  {batch_size, lr_floor, clip}
+//   figures   accuracy in per cent in a paper: task → mixer → [[mean, deviation], ...] by test
+//   eigenvalues      whether the report shows those of the mixers
+//   caveat    what results of this scale cannot be taken for
+#pragma once
+
+#include <vector>
+
+#include "experiments/common/plan.h"
+#include "experiments/synthetic/run.h"
+
+namespace efla::experiments {
+
+// Returns every run: seeds × tasks × settings × mixers × learning rates × weight decays. Throws Error for a run that no
+// model or training can have.
+std::vector<SyntheticRun> plan_runs(const nlohmann::json& settings);
+
+// Returns the study of a plan: its runs, and its report.
+Study synthetic_study(const Plan& plan);
+
+}  // namespace efla::experiments

@@ -1,0 +1,212 @@
+#include "experiments/table1/study.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "efla/io/json.h"
+#include "efla/nn/layers/mixer_preset.h"
+#include "efla/report/html.h"
+#include "efla/train/tasks/lm_options.h"
+#include "experiments/common/lm_runs.h"
+
+namespace efla::experiments {
+namespace {
+
+using nlohmann::json;
+using nlohmann::ordered_json;
+using report::Table;
+namespace fs = std::filesystem;
+
+double loss_of(const json& run) {
+  return run.at("diverged") ? std::numeric_limits<double>::infinity() : run.at("perplexity").get<double>();
+}
+
+// Returns the runs of a mixer that have the learning rate at which the first seed has the lowest perplexity.
+std::vector<json> best_runs(const json& settings, const std::string& mixer, const std::vector<ordered_json>& entries) {
+  std::vector<json> sweep, best;
+  for (const json entry : entries) {
+    if (entry.at("mixer") == mixer && entry.at("seed") == settings.at("seeds").front()) sweep.push_back(entry);
+  }
+  const json lr = std::min_element(sweep.begin(), sweep.end(), [](const json& a, const json& b) {
+                    return loss_of(a) < loss_of(b);
+                  })->at("lr");
+  for (const json entry : entries) {
+    if (entry.at("mixer") == mixer && entry.at("lr") == lr) best.push_back(entry);
+  }
+  return best;
+}
+
+ordered_json entry_of(const std::string& name, const json& config, LmEnd end, const fs::path& folder) {
+  const auto run = read_lm_run(name, folder);
+  const json& training = config.at("training");
+  ordered_json entry{{"name", name},
+                     {"mixer", config.at("model").at("mixer")},
+                     {"lr", training.at("lr")},
+                     {"seed", training.at("seed")},
+                     {"parameters", run.run.at("parameters")},
+                     {"diverged", true},
+                     {"perplexity", nullptr}};
+  entry["curve"] = ordered_json::array();
+  for (const auto& point : loss_curve(run.metrics))
+    entry["curve"].push_back({{"tokens", point.x}, {"loss", point.y.mean}});
+  for (const auto& line : run.metrics) {
+    entry["train_seconds"] = line.at("seconds");
+    if (line.at("event") != "evaluation" || end == LmEnd::diverged || !line.at("perplexity").is_number()) continue;
+    for (const char* key : {"tokens", "perplexity", "bits_per_byte"}) entry[key] = line.value(key, json());
+    entry["diverged"] = false;
+  }
+  return entry;
+}
+
+StudyRun run_of(const json& settings, const fs::path& tokens, const json& mixer, const json& lr, const json& seed,
+                const TrainLm& train) {
+  json config = settings.at("config");
+  config["model"]["mixer"] = mixer;
+  config["data"]["train"] = (tokens / "train").string();
+  config["data"]["validation"] = (tokens / "validation").string();
+  config["training"]["lr"] = lr;
+  config["training"]["min_lr"] = lr.get<double>() / 10.0;
+  config["training"]["seed"] = seed;
+  nn::mixer_preset(mixer.get<std::string>());
+  train::lm_options_from_json(config);  // throws for what no run could be made of
+  const auto name = mixer.get<std::string>() + "-lr" + report::compact(lr) + "-seed" + seed.dump();
+  return {name, config, [=](const fs::path& folder, const RunContext& context) -> std::optional<ordered_json> {
+            const LmEnd end = train(config, folder, context);
+            if (end == LmEnd::stopped) return {};
+            return entry_of(name, config, end, folder);
+          }};
+}
+
+std::string perplexity_text(const json& value) {
+  return value.is_null() ? "diverged" : report::fixed(value.get<double>(), 3);
+}
+
+Table ranking_table(const ordered_json& scores, const std::vector<ordered_json>& runs) {
+  Table table{"Perplexity",
+              {{"Mixer", false}, {"Learning rate"}, {"Perplexity"}, {"Standard error"}, {"Seeds", false}}};
+  for (const auto& score : scores) {
+    std::vector<std::string> seeds;
+    for (const auto& run : runs) {
+      if (run.at("mixer") == score.at("mixer") && run.at("lr") == score.at("lr")) {
+        seeds.push_back(perplexity_text(run.at("perplexity")));
+      }
+    }
+    table.rows.push_back({score.at("mixer"), report::compact(score.at("lr")), perplexity_text(score.at("perplexity")),
+                          report::fixed(report::number_of(score, "standard_error"), 3), report::joined(seeds, ", ")});
+  }
+  return table;
+}
+
+Table rates_table(const json& settings, const ordered_json& scores, const std::vector<ordered_json>& runs) {
+  Table table{"Perplexity of the first seed by learning rate", {{"Mixer", false}}};
+  for (const auto& lr : settings.at("lr")) table.columns.push_back({report::compact(lr)});
+  for (const auto& score : scores) {
+    auto& row = table.rows.emplace_back(1, score.at("mixer").get<std::string>());
+    for (const auto& lr : settings.at("lr")) {
+      const auto run = std::find_if(runs.begin(), runs.end(), [&](const ordered_json& entry) {
+        return entry.at("mixer") == score.at("mixer") && json(entry.at("lr")) == lr &&
+               json(entry.at("seed")) == settings.at("seeds").front();
+      });
+      row.push_back(perplexity_text(run->at("perplexity")));
+    }
+  }
+  return table;
+}
+
+// Returns the training loss of the first seed at each mixer's best learning rate.
+report::Figure loss_figure(const ordered_json& scores, const std::vector<ordered_json>& runs) {
+  report::Figure figure{"loss", "Training loss, nats per token", "tokens"};
+  for (std::size_t i = 0; i < scores.size(); ++i) {
+    const auto run = std::find_if(runs.begin(), runs.end(), [&](const ordered_json& entry) {
+      return entry.at("mixer") == scores[i].at("mixer") && entry.at("lr") == scores[i].at("lr");
+    });
+    report::Line line;
+    for (const auto& point : run->at("curve")) {
+      const double loss = point.at("loss");
+      line.push_back({point.at("tokens"), spread_of({&loss, 1})});
+    }
+    figure.series.push_back({scores[i].at("mixer"), report::category_style(i), line});
+  }
+  return figure;
+}
+
+report::Report table1_report(const Plan& plan, const Outcome& outcome) {
+  const json& settings = plan.settings();
+  const auto& runs = outcome.runs;
+  const auto scores = score_models(settings, runs);
+  Table all{"", {{"Run", false}, {"Parameters"}, {"Training, s"}, {"Perplexity"}}};
+  for (const json run : runs) {
+    all.rows.push_back({run.at("name"), report::thousands(run.at("parameters")),
+                        report::thousands(report::number_of(run, "train_seconds")),
+                        perplexity_text(run.at("perplexity"))});
+  }
+  report::Report report{"efla reproduce " + plan.study(), plan.title()};
+  report.caveat = settings.value("caveat", "");
+  report.results = results_of(plan.study(), settings, outcome, scores);
+  report.sections = {
+      {"ranking",
+       "Perplexity on held-out text",
+       "table 1 of the paper",
+       "Mean over the seeds at each mixer’s best learning rate. The standard error is that of the mean, from the "
+       "spread of the seeds. The learning rate was chosen on the same text, for every mixer alike.",
+       {loss_figure(scores, runs)},
+       {ranking_table(scores, runs), rates_table(settings, scores, runs)}},
+      report::how_to_repeat(outcome.command, outcome.environment, std::move(all))};
+  return report;
+}
+
+}  // namespace
+
+ordered_json score_models(const json& settings, const std::vector<ordered_json>& runs) {
+  std::vector<ordered_json> scores;
+  for (const std::string mixer : settings.at("mixers")) {
+    std::vector<double> perplexities;
+    auto seeds = ordered_json::array();
+    const auto best = best_runs(settings, mixer, runs);
+    for (const auto& run : best) {
+      seeds.emplace_back(run.at("seed"));
+      if (!run.at("diverged").get<bool>()) perplexities.push_back(run.at("perplexity"));
+    }
+    const Spread spread = spread_of(perplexities);
+    scores.push_back({{"mixer", mixer},
+                      {"lr", best.front().at("lr")},
+                      {"seeds", seeds},
+                      {"diverged", best.size() - perplexities.size()},
+                      {"perplexity", number_or_null(spread.mean)},
+                      {"standard_error", number_or_null(standard_error(spread))}});
+  }
+  const auto place = [](const ordered_json& score) {
+    return score.at("perplexity").is_null() ? std::numeric_limits<double>::infinity()
+                                            : score.at("perplexity").get<double>();
+  };
+  std::stable_sort(scores.begin(), scores.end(), [&](const auto& a, const auto& b) { return place(a) < place(b); });
+  return scores;
+}
+
+Study table1_study(const Plan& plan, const fs::path& tokens, const TrainLm& train) {
+  const json settings = plan.settings();
+  const fs::path folder = fs::absolute(tokens).lexically_normal();
+  Study study{plan.study(), settings, {}, {}, {}, {}};
+  for (const json& lr : settings.at("lr")) {
+    for (const json& mixer : settings.at("mixers")) {
+      study.runs.push_back(run_of(settings, folder, mixer, lr, settings.at("seeds").front(), train));
+    }
+  }
+  study.more = [=](const std::vector<ordered_json>& entries) {
+    std::vector<StudyRun> runs;
+    for (const json& mixer : settings.at("mixers")) {
+      const json lr = best_runs(settings, mixer, entries).front().at("lr");
+      for (std::size_t i = 1; i < settings.at("seeds").size(); ++i) {
+        runs.push_back(run_of(settings, folder, mixer, lr, settings.at("seeds")[i], train));
+      }
+    }
+    return runs;
+  };
+  study.brief = [](const ordered_json& entry) { return "perplexity " + perplexity_text(entry.at("perplexity")); };
+  study.report = [plan](const Outcome& outcome) { return table1_report(plan, outcome); };
+  return study;
+}
+
+}  // namespace efla::experiments

@@ -1,0 +1,98 @@
+// The runner of studies: runs side by side, entries kept, runs that depend on others, stops.
+#include "experiments/common/study.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+
+#include "efla/io/json.h"
+#include "tests/support/temp_folder.h"
+
+namespace efla::experiments {
+namespace {
+
+using nlohmann::ordered_json;
+namespace fs = std::filesystem;
+
+StudyEvents quiet() {
+  return {[] { return false; }, [](double, const std::string&) {}, [](const std::string&) {}};
+}
+
+// A study of runs 0 … n − 1, which count how often they are executed.
+Study counting_study(int n, std::atomic<int>& executed) {
+  Study study{"counting", {{"n", n}}, {}, {}, [](const ordered_json& entry) { return entry.dump(); }, {}};
+  for (int i = 0; i < n; ++i) {
+    study.runs.push_back({std::to_string(i), {{"i", i}}, [i, &executed](const fs::path&, const RunContext& context) {
+                            ++executed;
+                            context.progress(0.5, "half");
+                            return std::optional<ordered_json>(ordered_json{{"square", i * i}});
+                          }});
+  }
+  return study;
+}
+
+TEST(Study, KeepsEntriesInTheOrderOfTheRuns) {
+  const test::TempFolder folder;
+  std::atomic<int> executed = 0;
+  const auto study = counting_study(7, executed);
+  ThreadPool pool(3);
+  auto events = quiet();
+  double share = 0.0;
+  std::vector<std::string> lines;
+  events.progress = [&](double s, const std::string&) { share = std::max(share, s); };
+  events.finished = [&](const std::string& text) { lines.push_back(text); };
+  const auto entries = run_study(study, folder.path(), pool, events);
+  ASSERT_TRUE(entries.has_value());
+  for (int i = 0; i < 7; ++i) EXPECT_EQ((*entries)[i].at("square"), i * i);
+  EXPECT_EQ(executed, 7);
+  EXPECT_GT(share, 0.0);
+  EXPECT_LE(share, 1.0);
+  ASSERT_EQ(lines.size(), 7U);
+  EXPECT_TRUE(lines.back().starts_with("7 of 7: ")) << lines.back();
+  EXPECT_EQ(io::read_json(folder.path() / "runs/2/result.json"), nlohmann::json({{"square", 4}}));
+  EXPECT_EQ(run_study(study, folder.path(), pool, events), entries);
+  EXPECT_EQ(executed, 7) << "a run with a result was executed again";
+}
+
+TEST(Study, ExecutesRunsThatDependOnTheFirst) {
+  const test::TempFolder folder;
+  std::atomic<int> executed = 0;
+  auto study = counting_study(2, executed);
+  study.more = [&](const std::vector<ordered_json>& entries) {
+    EXPECT_EQ(entries.size(), 2U);
+    return std::vector<StudyRun>{{"last", {}, [](const fs::path&, const RunContext&) {
+                                    return std::optional<ordered_json>(ordered_json{{"square", -1}});
+                                  }}};
+  };
+  ThreadPool pool(2);
+  const auto entries = run_study(study, folder.path(), pool, quiet());
+  ASSERT_TRUE(entries.has_value());
+  ASSERT_EQ(entries->size(), 3U);
+  EXPECT_EQ(entries->back().at("square"), -1);
+}
+
+TEST(Study, StopsAndContinues) {
+  const test::TempFolder folder;
+  std::atomic<int> executed = 0;
+  auto study = counting_study(4, executed);
+  bool stop = true;
+  auto events = quiet();
+  events.stop = [&] { return executed == 2 && stop; };
+  ThreadPool pool(1);
+  EXPECT_FALSE(run_study(study, folder.path(), pool, events).has_value());
+  EXPECT_EQ(executed, 2);
+  stop = false;
+  EXPECT_TRUE(run_study(study, folder.path(), pool, events).has_value());
+  EXPECT_EQ(executed, 4);
+}
+
+TEST(Study, DescribesItsSettingsAndRuns) {
+  std::atomic<int> executed = 0;
+  const auto wanted = description(counting_study(2, executed));
+  EXPECT_EQ(wanted.at("study"), "counting");
+  EXPECT_EQ(wanted.at("settings").at("n"), 2);
+  EXPECT_EQ(wanted.at("runs").at("1").at("i"), 1);
+}
+
+}  // namespace
+}  // namespace efla::experiments
