@@ -3,9 +3,9 @@
 #include <string>
 #include <type_traits>
 
+#include "efla/cpu/common/target.h"
 #include "efla/cpu/delta/amx/amx.h"
 #include "efla/cpu/delta/kernels.h"
-#include "efla/cpu/common/target.h"
 #include "efla/ops/scratch.h"
 #include "efla/ref/delta.h"
 #include "efla/rule/validate.h"
@@ -128,7 +128,8 @@ std::span<const Implementation<Problem>> backward_rows() {
       {"chunk_amx", "chunk", kCpu, refuse_amx_backward<T>, EFLA_CPU_KERNEL(T, amx_chunk_bwd)},
       {"chunk_simd", "chunk", kCpu, refuse_chunk_backward<T>, EFLA_CPU_KERNEL(T, chunk_bwd)},
       {"recurrent_simd", "recurrent", kCpu, refuse_simd<T, Problem>, EFLA_CPU_KERNEL(T, recurrent_bwd)},
-      {"recurrent_cuda", "recurrent", kCuda, refuse_without_cuda<Problem>, run_nothing<Problem>},
+      {"recurrent_cuda", "recurrent", kCuda,
+       EFLA_CUDA_ROW(refuse_cuda_recurrent_backward<T>, run_cuda_recurrent_backward<T>)},
       {"ref", "ref", kCpu, refuse_unless_named<Problem>,
        [](const Problem& p, const ExecutionContext&) { ref::recurrent_bwd(p); }},
   };
@@ -140,7 +141,7 @@ std::span<const Implementation<Problem>> step_rows() {
   static const Implementation<Problem> rows[]{
       {"recurrent_simd", "recurrent", kCpu, [](const Problem&, bool) { return refuse_float64<T>(); },
        EFLA_CPU_KERNEL(T, step)},
-      {"recurrent_cuda", "recurrent", kCuda, refuse_without_cuda<Problem>, run_nothing<Problem>},
+      {"recurrent_cuda", "recurrent", kCuda, EFLA_CUDA_ROW(refuse_cuda_step, run_cuda_step)},
       {"ref", "ref", kCpu, refuse_unless_named<Problem>,
        [](const Problem& p, const ExecutionContext&) { ref::step(p); }},
   };

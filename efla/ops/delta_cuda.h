@@ -33,19 +33,52 @@ void run_cuda_chunk_forward(const DeltaForward<T>& p, const ExecutionContext& co
   }
 }
 
+// What every kernel of the token recurrence refuses.
+template <class T>
+std::string refuse_cuda_recurrence(const DeltaShape& shape) {
+  if (std::is_same_v<T, double>) return "it takes float32 and bfloat16";
+  if (shape.key_dim <= gpu::kMaxKeyDim) return "";
+  return sentence_of("keys of more than " + std::to_string(gpu::kMaxKeyDim) + " dimensions");
+}
+
 template <class T>
 std::string refuse_cuda_recurrent_forward(const DeltaForward<T>& p, bool) {
-  if (std::is_same_v<T, double>) return "it takes float32 and bfloat16";
-  if (p.shape.key_dim > gpu::kMaxKeyDim) {
-    return sentence_of("keys of more than " + std::to_string(gpu::kMaxKeyDim) + " dimensions");
-  }
-  return p.narrow_states ? "it saves states in float32" : "";
+  const std::string reason = refuse_cuda_recurrence<T>(p.shape);
+  return reason.empty() && p.narrow_states ? "it saves states in float32" : reason;
 }
 
 template <class T>
 void run_cuda_recurrent_forward(const DeltaForward<T>& p, const ExecutionContext& context) {
   if constexpr (!std::is_same_v<T, double>) {
     call_on_gpu(context, 0, [&](const gpu::Workspace&, cudaStream_t stream) { gpu::recurrent_fwd(p, stream); });
+  }
+}
+
+template <class T>
+std::string refuse_cuda_recurrent_backward(const DeltaBackward<T>& p, bool) {
+  const std::string reason = refuse_cuda_recurrence<T>(p.shape);
+  if (!reason.empty() || p.saved.interval <= gpu::kRecurrentInterval) return reason;
+  return "it needs a state per " + std::to_string(gpu::kRecurrentInterval) + " tokens or fewer";
+}
+
+template <class T>
+void run_cuda_recurrent_backward(const DeltaBackward<T>& p, const ExecutionContext& context) {
+  if constexpr (!std::is_same_v<T, double>) {
+    call_on_gpu(
+        context, gpu::recurrent_bwd_workspace_bytes(p.shape, p.rule),
+        [&](const gpu::Workspace& workspace, cudaStream_t stream) { gpu::recurrent_bwd(p, workspace, stream); });
+  }
+}
+
+template <class T, class S>
+std::string refuse_cuda_step(const DeltaStep<T, S>& p, bool) {
+  return refuse_cuda_recurrence<T>(p.shape);
+}
+
+template <class T, class S>
+void run_cuda_step(const DeltaStep<T, S>& p, const ExecutionContext& context) {
+  if constexpr (!std::is_same_v<T, double>) {
+    call_on_gpu(context, 0, [&](const gpu::Workspace&, cudaStream_t stream) { gpu::step_fwd(p, stream); });
   }
 }
 

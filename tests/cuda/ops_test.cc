@@ -8,7 +8,9 @@
 #include "efla/ops/delta.h"
 #include "efla/ops/gpu.h"
 #include "tests/cuda/device.h"
+#include "tests/support/compare.h"
 #include "tests/support/delta_cases.h"
+#include "tests/support/delta_run.h"
 
 namespace efla::test {
 namespace {
@@ -74,6 +76,47 @@ TEST(CudaOps, SavedStatesAreThoseOfTheRowThatIsChosen) {
   p.saved = choice.saved;
   EXPECT_EQ(delta_forward(p, {.context = kGpu}).implementation, choice.implementation);
   gpu::check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+}
+
+TEST(CudaOps, GradientsAreThoseOfTheReference) {
+  DeltaCase c = small_case();
+  c.decay = Decay::scalar;
+  c.group = 2;
+  c.initial_state = c.dfinal_state = true;
+  DeltaData<float> data(c);
+  DeltaData<double> exact(c, data);
+  delta_forward(exact.forward(), {.implementation = "ref"});
+  delta_backward(exact.backward(), {.implementation = "ref"});
+  DeviceData<float> device(data);
+  DeltaForward<float> forward = device.forward();
+  DeltaBackward<float> backward = device.backward();
+  forward.saved = backward.saved = choose_saved_states<float>(data.shape, data.rule, {.context = kGpu});
+  ASSERT_EQ(forward.saved, SavedStates{}) << "the case has room for these";
+  delta_forward(forward, {.context = kGpu});
+  EXPECT_EQ(delta_backward(backward, {.context = kGpu}).device, Device::Kind::cuda);
+  device.download();
+  const double cap = tolerance_of("float32").cap;
+  EXPECT_LE(distance(data.dq.values(), exact.dq.values()).rms, cap);
+  EXPECT_LE(distance(data.dk.values(), exact.dk.values()).rms, cap);
+  EXPECT_LE(distance(data.dv.values(), exact.dv.values()).rms, cap);
+  EXPECT_LE(distance(data.dbeta.values(), exact.dbeta.values()).rms, cap);
+  EXPECT_LE(distance(data.dg.values(), exact.dg.values()).rms, cap);
+  EXPECT_LE(distance(data.dinitial_state.values(), exact.dinitial_state.values()).rms, cap);
+}
+
+TEST(CudaOps, StepsAreTheForward) {
+  DeltaCase c = small_case();
+  c.tokens = 5;
+  DeltaData<float> data(c), steps(c);
+  DeviceData<float> device(data), device_steps(steps);
+  delta_forward(without_states(device.forward()), {.context = kGpu});
+  const DeltaForward<float> p = device_steps.forward();
+  gpu::check(cudaMemset(p.final_state.data, 0, p.final_state.size() * sizeof(float)), "cudaMemset");
+  run_steps(p, p.final_state, {.context = kGpu});
+  device.download();
+  device_steps.download();
+  EXPECT_LE(distance(steps.o.values(), data.o.values()).rms, 1e-6);
+  EXPECT_LE(distance(steps.final_state.values(), data.final_state.values()).rms, 1e-6);
 }
 
 TEST(CudaOps, TheCallerGivesTheWorkspace) {
