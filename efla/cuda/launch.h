@@ -18,12 +18,12 @@ void require_key_dim(const char* operation, std::int64_t key_dim);
 void require_workspace(const char* operation, const Workspace& workspace, std::size_t needed);
 
 // Whether every row of a view can be read or written in pieces of 16 bytes.
-template <class T>
-bool has_aligned_rows(const View<T, 4>& view) {
+template <class T, int Rank>
+bool has_aligned_rows(const View<T, Rank>& view) {
   constexpr std::int64_t kPiece = 16 / sizeof(T);
-  bool aligned =
-      view.stride[3] == 1 && view.extent[3] % kPiece == 0 && reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0;
-  for (int d = 0; d < 3; ++d) aligned = aligned && (view.extent[d] == 1 || view.stride[d] % kPiece == 0);
+  bool aligned = view.stride[Rank - 1] == 1 && view.extent[Rank - 1] % kPiece == 0 &&
+                 reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0;
+  for (int d = 0; d + 1 < Rank; ++d) aligned = aligned && (view.extent[d] == 1 || view.stride[d] % kPiece == 0);
   return aligned;
 }
 

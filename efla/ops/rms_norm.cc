@@ -6,6 +6,11 @@
 #include "efla/ops/scratch.h"
 #include "efla/ref/rms_norm.h"
 
+#ifdef EFLA_HAS_CUDA
+#include "efla/cuda/rms_norm.h"
+#include "efla/ops/cuda_call.h"
+#endif
+
 namespace efla {
 namespace {
 
@@ -40,11 +45,34 @@ void run_simd_norm(const RmsNormBackward<T>& p, const ExecutionContext& context)
   cpu::rms_norm(p, scratch.workspace(), context.threads());
 }
 
+#ifdef EFLA_HAS_CUDA
+
+template <class Problem>
+std::string refuse_cuda_norm(const Problem& p, bool named) {
+  if (p.x.extent[1] > gpu::kMaxNormColumns) {
+    return "it takes rows of at most " + std::to_string(gpu::kMaxNormColumns) + " columns";
+  }
+  return refuse_strided_norm(p, named);
+}
+
+template <class T>
+void run_cuda_norm(const RmsNormForward<T>& p, const ExecutionContext& context) {
+  call_on_gpu(context, 0, [&](const gpu::Workspace&, cudaStream_t stream) { gpu::rms_norm(p, stream); });
+}
+
+template <class T>
+void run_cuda_norm(const RmsNormBackward<T>& p, const ExecutionContext& context) {
+  call_on_gpu(context, gpu::rms_norm_workspace_bytes(p),
+              [&](const gpu::Workspace& workspace, cudaStream_t stream) { gpu::rms_norm(p, workspace, stream); });
+}
+
+#endif
+
 template <class Problem>
 std::span<const Implementation<Problem>> rms_norm_rows() {
   static const Implementation<Problem> rows[]{
       {"simd", "simd", Device::Kind::cpu, refuse_strided_norm, run_simd_norm},
-      {"cuda", "cuda", Device::Kind::cuda, refuse_without_cuda<Problem>, run_nothing<Problem>},
+      {"cuda", "cuda", Device::Kind::cuda, EFLA_CUDA_ROW(refuse_cuda_norm<Problem>, run_cuda_norm)},
       {"ref", "ref", Device::Kind::cpu, refuse_unless_named<Problem>,
        [](const Problem& p, const ExecutionContext&) { ref::rms_norm(p); }},
   };

@@ -7,6 +7,11 @@
 #include "efla/cpu/short_conv.h"
 #include "efla/ref/short_conv.h"
 
+#ifdef EFLA_HAS_CUDA
+#include "efla/cuda/short_conv.h"
+#include "efla/ops/cuda_call.h"
+#endif
+
 namespace efla {
 namespace {
 
@@ -74,11 +79,26 @@ void run_simd_conv(const ShortConvBackward<T>& p, const ExecutionContext& contex
   }
 }
 
+#ifdef EFLA_HAS_CUDA
+
+template <class T>
+void run_cuda_conv(const ShortConvForward<T>& p, const ExecutionContext& context) {
+  call_on_gpu(context, 0, [&](const gpu::Workspace&, cudaStream_t stream) { gpu::short_conv(p, stream); });
+}
+
+template <class T>
+void run_cuda_conv(const ShortConvBackward<T>& p, const ExecutionContext& context) {
+  call_on_gpu(context, gpu::short_conv_workspace_bytes(p),
+              [&](const gpu::Workspace& workspace, cudaStream_t stream) { gpu::short_conv(p, workspace, stream); });
+}
+
+#endif
+
 template <class Problem>
 std::span<const Implementation<Problem>> short_conv_rows() {
   static const Implementation<Problem> rows[]{
       {"simd", "simd", Device::Kind::cpu, refuse_strided_conv, run_simd_conv},
-      {"cuda", "cuda", Device::Kind::cuda, refuse_without_cuda<Problem>, run_nothing<Problem>},
+      {"cuda", "cuda", Device::Kind::cuda, EFLA_CUDA_ROW(refuse_strided_conv, run_cuda_conv)},
       {"ref", "ref", Device::Kind::cpu, refuse_unless_named<Problem>,
        [](const Problem& p, const ExecutionContext&) { ref::short_conv(p); }},
   };

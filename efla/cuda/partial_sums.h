@@ -1,0 +1,15 @@
+// The last step of sums over rows: adds parts in a fixed order.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "efla/base/view.h"
+
+namespace efla::gpu {
+
+// sum[i, j] = Σ_p parts[p, i · extent[1] + j]. parts [count, sum.size()].
+void launch_add_parts(const float* parts, std::int64_t count, const View<float, 2>& sum, cudaStream_t stream);
+
+}  // namespace efla::gpu

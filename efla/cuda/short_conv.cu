@@ -1,0 +1,272 @@
+// The short convolution. A thread computes kVector channels of a strip of tokens, and keeps what a token's taps reach
+// in registers: tap i is the one of the token i places before. i ≤ age, the number of tokens of the sequence before the
+// current one, keeps sequences apart.
+#include "efla/cuda/error.h"
+#include "efla/cuda/launch.h"
+#include "efla/cuda/partial_sums.h"
+#include "efla/cuda/pieces.cuh"
+#include "efla/cuda/short_conv.h"
+
+namespace efla::gpu {
+namespace {
+
+constexpr int kGroups = 32;  // of channels per thread block
+constexpr int kStrips = 8;   // of tokens per thread block
+constexpr int kStrip = 16;   // tokens per strip
+constexpr int kThreads = kGroups * kStrips;
+
+// Where a thread works.
+struct Place {
+  std::int64_t i_b, first_token, end_token, first_channel;
+};
+
+// Thread blocks are numbered by channels, then tokens, then batch entries.
+template <int kVector>
+__device__ Place place_of(const std::array<std::int64_t, 3>& extent, std::int64_t channel_blocks,
+                          std::int64_t token_blocks) {
+  const std::int64_t block = blockIdx.x;
+  const std::int64_t i_c = block % channel_blocks, i_t = block / channel_blocks % token_blocks;
+  const std::int64_t first = (i_t * kStrips + threadIdx.x / kGroups) * kStrip;
+  return {block / channel_blocks / token_blocks, first, min(first + kStrip, extent[1]),
+          (i_c * kGroups + threadIdx.x % kGroups) * kVector};
+}
+
+// Walks over the sequences of a batch entry, token by token.
+struct Sequences {
+  const View<const std::int64_t, 1>& ends;
+  std::int64_t begin = 0, end = 0, n = 0;
+
+  __device__ Sequences(const View<const std::int64_t, 1>& cu_seqlens, std::int64_t tokens, std::int64_t first)
+      : ends(cu_seqlens) {
+    if (!ends) {
+      end = tokens;
+      return;
+    }
+    std::int64_t least = 0, most = ends.extent[0] - 1;  // the first end after the token is in (least, most]
+    while (most - least > 1) {
+      const std::int64_t middle = (least + most) / 2;
+      (ends(middle) <= first ? least : most) = middle;
+    }
+    n = most;
+    begin = ends(n - 1);
+    end = ends(n);
+  }
+  // Moves on to the sequence of token t, which is not before the present one.
+  __device__ void reach(std::int64_t t) {
+    while (ends && t >= end && n + 1 < ends.extent[0]) {
+      begin = end;
+      end = ends(++n);
+    }
+  }
+};
+
+// The taps of a thread's channels, the current token's first; zeros beyond the width.
+template <int kVector, int kTaps>
+struct Taps {
+  float at[kTaps][kVector];
+
+  __device__ Taps(const View<const float, 2>& weight, std::int64_t first_channel) {
+    const std::int64_t width = weight.extent[1];
+#pragma unroll
+    for (int i = 0; i < kTaps; ++i) {
+#pragma unroll
+      for (int c = 0; c < kVector; ++c) at[i][c] = i < width ? weight(first_channel + c, width - 1 - i) : 0.0F;
+    }
+  }
+};
+
+// The last tokens, the newest first.
+template <int kVector, int kTaps>
+struct History {
+  float at[kTaps][kVector];
+
+  // Makes room for a token in at[0].
+  __device__ void shift() {
+#pragma unroll
+    for (int i = kTaps - 1; i > 0; --i) {
+#pragma unroll
+      for (int c = 0; c < kVector; ++c) at[i][c] = at[i - 1][c];
+    }
+  }
+  // Fills at[0] with token t − 1 and so on, as far as the sequence and the taps of token t reach.
+  template <class T>
+  __device__ void load_before(const View<const T, 3>& x, const Place& place, std::int64_t t, std::int64_t begin) {
+#pragma unroll
+    for (int i = 0; i < kTaps; ++i) {
+      if (i + 1 < kTaps && t - 1 - i >= begin) {
+        load_piece(x.at(place.i_b, t - 1 - i, place.first_channel), at[i]);
+      } else {
+#pragma unroll
+        for (int c = 0; c < kVector; ++c) at[i][c] = 0;
+      }
+    }
+  }
+};
+
+// a = Σ_i taps[i] x[t − i] over the taps that reach tokens of the sequence.
+template <int kVector, int kTaps>
+__device__ void weighted_sum(const Taps<kVector, kTaps>& taps, const History<kVector, kTaps>& x, std::int64_t width,
+                             std::int64_t age, float (&a)[kVector]) {
+#pragma unroll
+  for (int c = 0; c < kVector; ++c) a[c] = 0;
+#pragma unroll
+  for (int i = kTaps - 1; i >= 0; --i) {
+    if (i >= width || i > age) continue;
+#pragma unroll
+    for (int c = 0; c < kVector; ++c) a[c] += taps.at[i][c] * x.at[i][c];
+  }
+}
+
+template <class T, int kVector, int kTaps>
+__global__ void __launch_bounds__(kThreads) forward_kernel(const __grid_constant__ ShortConvForward<T> p,
+                                                           std::int64_t channel_blocks, std::int64_t token_blocks) {
+  const Place place = place_of<kVector>(p.x.extent, channel_blocks, token_blocks);
+  if (place.first_token >= place.end_token || place.first_channel >= p.x.extent[2]) return;
+  const Taps<kVector, kTaps> taps(p.weight, place.first_channel);
+  Sequences sequences(p.cu_seqlens, p.x.extent[1], place.first_token);
+  History<kVector, kTaps> x;
+  x.load_before(p.x, place, place.first_token, sequences.begin);
+#pragma unroll 4
+  for (std::int64_t t = place.first_token; t < place.end_token; ++t) {
+    x.shift();
+    load_piece(p.x.at(place.i_b, t, place.first_channel), x.at[0]);
+    sequences.reach(t);
+    float y[kVector];
+    weighted_sum(taps, x, p.weight.extent[1], t - sequences.begin, y);
+#pragma unroll
+    for (int c = 0; c < kVector; ++c) y[c] = y[c] / (1 + expf(-y[c]));
+    store_piece(p.y.at(place.i_b, t, place.first_channel), y);
+  }
+}
+
+// dx[s] is complete kTaps − 1 tokens after s, so that a strip walks that far beyond its end. parts [token blocks of all
+// batch entries][D][W].
+template <class T, int kVector, int kTaps>
+__global__ void __launch_bounds__(kThreads)
+    backward_kernel(const __grid_constant__ ShortConvBackward<T> p, float* parts, std::int64_t channel_blocks,
+                    std::int64_t token_blocks) {
+  __shared__ float sums[kStrips][kVector * kTaps][kGroups];
+  const Place place = place_of<kVector>(p.x.extent, channel_blocks, token_blocks);
+  const std::int64_t width = p.weight.extent[1], tokens = p.x.extent[1], channels = p.x.extent[2];
+  const int group = threadIdx.x % kGroups, strip = threadIdx.x / kGroups;
+  float dweight[kTaps][kVector] = {};
+  if (place.first_token < place.end_token && place.first_channel < channels) {
+    const Taps<kVector, kTaps> taps(p.weight, place.first_channel);
+    Sequences sequences(p.cu_seqlens, tokens, place.first_token);
+    History<kVector, kTaps> x, dx;
+    x.load_before(p.x, place, place.first_token, sequences.begin);
+#pragma unroll
+    for (int i = 0; i < kTaps; ++i) {
+#pragma unroll
+      for (int c = 0; c < kVector; ++c) dx.at[i][c] = 0;
+    }
+    for (std::int64_t t = place.first_token; t < place.end_token + kTaps - 1; ++t) {
+      x.shift();
+      dx.shift();
+#pragma unroll
+      for (int c = 0; c < kVector; ++c) dx.at[0][c] = 0;
+      if (t < tokens) {
+        load_piece(p.x.at(place.i_b, t, place.first_channel), x.at[0]);
+        float da[kVector], a[kVector];
+        load_piece(p.dy.at(place.i_b, t, place.first_channel), da);
+        sequences.reach(t);
+        const std::int64_t age = t - sequences.begin;
+        weighted_sum(taps, x, width, age, a);
+#pragma unroll
+        for (int c = 0; c < kVector; ++c) {
+          const float sigma = 1 / (1 + expf(-a[c]));
+          da[c] *= sigma * (1 + a[c] * (1 - sigma));
+        }
+#pragma unroll
+        for (int i = 0; i < kTaps; ++i) {
+          if (i >= width || i > age) continue;
+#pragma unroll
+          for (int c = 0; c < kVector; ++c) {
+            dx.at[i][c] += taps.at[i][c] * da[c];
+            if (t < place.end_token) dweight[i][c] += da[c] * x.at[i][c];
+          }
+        }
+      }
+      const std::int64_t complete = t - (kTaps - 1);
+      if (complete >= place.first_token)
+        store_piece(p.dx.at(place.i_b, complete, place.first_channel), dx.at[kTaps - 1]);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kTaps; ++i) {
+#pragma unroll
+    for (int c = 0; c < kVector; ++c) sums[strip][i * kVector + c][group] = dweight[i][c];
+  }
+  __syncthreads();
+  float* part = parts + blockIdx.x / channel_blocks * channels * width;
+  for (int own = threadIdx.x; own < kGroups * kVector * kTaps; own += kThreads) {
+    const int from = own % kGroups, i = own / kGroups / kVector, c = own / kGroups % kVector;
+    const std::int64_t channel = place.first_channel - group * kVector + from * kVector + c;
+    if (channel >= channels || i >= width) continue;
+    float sum = 0;
+    for (int s = 0; s < kStrips; ++s) sum += sums[s][i * kVector + c][from];
+    part[channel * width + width - 1 - i] = sum;
+  }
+}
+
+constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+template <class Problem>
+std::int64_t token_blocks_of(const Problem& p) {
+  return ceil_div(p.x.extent[1], kStrip * kStrips);
+}
+
+// Calls f<kVector, kTaps>(channel blocks).
+template <class T, class F>
+void with_shape(bool pieces, std::int64_t channels, std::int64_t width, F&& f) {
+  if (pieces && width <= 4) {
+    return f.template operator()<kPieceElements<T>, 4>(ceil_div(channels, kGroups * kPieceElements<T>));
+  }
+  f.template operator()<1, kMaxConvWidth>(ceil_div(channels, kGroups));
+}
+
+}  // namespace
+
+template <class T>
+void short_conv(const ShortConvForward<T>& p, cudaStream_t stream) {
+  if (p.x.size() == 0) return;
+  const bool pieces = has_aligned_rows(p.x) && has_aligned_rows(p.y);
+  with_shape<T>(pieces, p.x.extent[2], p.weight.extent[1], [&]<int kVector, int kTaps>(std::int64_t channel_blocks) {
+    const std::int64_t token_blocks = token_blocks_of(p);
+    const unsigned grid = grid_of("short_conv_forward", channel_blocks * token_blocks * p.x.extent[0]);
+    forward_kernel<T, kVector, kTaps><<<grid, kThreads, 0, stream>>>(p, channel_blocks, token_blocks);
+    check_launch("short_conv_forward");
+  });
+}
+
+template <class T>
+void short_conv(const ShortConvBackward<T>& p, const Workspace& workspace, cudaStream_t stream) {
+  require_workspace("short_conv_backward", workspace, short_conv_workspace_bytes(p));
+  auto* parts = static_cast<float*>(workspace.data);
+  const std::int64_t count = token_blocks_of(p) * p.x.extent[0];
+  if (p.x.size() > 0) {
+    const bool pieces = has_aligned_rows(p.x) && has_aligned_rows(p.dy) && has_aligned_rows(p.dx);
+    with_shape<T>(pieces, p.x.extent[2], p.weight.extent[1], [&]<int kVector, int kTaps>(std::int64_t channel_blocks) {
+      const unsigned grid = grid_of("short_conv_backward", channel_blocks * count);
+      backward_kernel<T, kVector, kTaps><<<grid, kThreads, 0, stream>>>(p, parts, channel_blocks, token_blocks_of(p));
+      check_launch("short_conv_backward");
+    });
+  }
+  launch_add_parts(parts, p.x.size() > 0 ? count : 0, p.dweight, stream);
+}
+
+template <class T>
+std::size_t short_conv_workspace_bytes(const ShortConvBackward<T>& p) {
+  return static_cast<std::size_t>(token_blocks_of(p) * p.x.extent[0] * p.weight.extent[0] * p.weight.extent[1]) *
+         sizeof(float);
+}
+
+#define EFLA_INSTANTIATE(T)                                                              \
+  template void short_conv(const ShortConvForward<T>&, cudaStream_t);                    \
+  template void short_conv(const ShortConvBackward<T>&, const Workspace&, cudaStream_t); \
+  template std::size_t short_conv_workspace_bytes(const ShortConvBackward<T>&);
+EFLA_INSTANTIATE(float)
+EFLA_INSTANTIATE(bfloat16)
+#undef EFLA_INSTANTIATE
+
+}  // namespace efla::gpu
