@@ -23,6 +23,8 @@ else()
       set(efla_no_cuda "the static CUDA runtime was not found")
     else()
       set(EFLA_HAS_CUDA ON)
+      # LibTorch's CMake adds the architectures of its own kernels; ours are options of each target.
+      string(REGEX REPLACE "-gencode[ =;]arch=[^ ;]+" "" CMAKE_CUDA_FLAGS "${CMAKE_CUDA_FLAGS}")
       set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
       set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
     endif()

@@ -133,8 +133,8 @@ Tensor delta_rule_packed(const Tensor& qkv, const Tensor& beta, const Tensor& g,
                          std::int64_t key_dim, const DeltaRule& rule, const Tensor& cu_seqlens,
                          const std::string& implementation) {
   if (!qkv.defined()) throw Error(kDeltaRule, "qkv", "an undefined tensor", "a tensor [B, T, 2·H·K + HV·V]");
-  check_tensor(kDeltaRule, "qkv", qkv, qkv.scalar_type(), 3, "[B, T, 2·H·K + HV·V]");
-  check_tensor(kDeltaRule, "beta", beta, qkv.scalar_type(), 3, "[B, T, HV]");
+  check_tensor(kDeltaRule, "qkv", qkv, qkv.scalar_type(), 3, "[B, T, 2·H·K + HV·V]", qkv.device());
+  check_tensor(kDeltaRule, "beta", beta, qkv.scalar_type(), 3, "[B, T, HV]", qkv.device());
   check_shape(kDeltaRule, "beta", beta, {qkv.size(0), qkv.size(1), beta.size(2)});
   const std::int64_t value_heads = beta.size(2), values = qkv.size(2) - 2 * heads * key_dim;
   if (key_dim < 1 || heads < 1 || values < value_heads || value_heads < 1 || values % value_heads != 0) {

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <utility>
 
+#include "efla/autograd/context.h"
 #include "efla/autograd/tensor_view.h"
 #include "efla/ops/delta.h"
 
@@ -233,11 +234,9 @@ SavedStates saved_states(const DeltaRuleInput& in, const DeltaRule& rule, const 
                      c10::asIntArrayRefSlowOpt(in.q.sym_sizes()) && c10::asIntArrayRefSlowOpt(in.v.sym_sizes());
   if (!known || in.q.is_meta()) return saved;
   with_element_type(kOperation, in.q, [&]<class T>(T) {
-    DeltaForward<T> problem;
-    problem.shape = shape_of(in);
-    problem.rule = rule;
-    problem.rule.decay = decay_of(in.g, 3);
-    saved = choose_delta_forward(problem, {implementation, context_of(in.q)}).saved;
+    DeltaRule full = rule;
+    full.decay = decay_of(in.g, 3);
+    saved = choose_saved_states<T>(shape_of(in), full, {implementation, context_of(in.q)});
   });
   return saved;
 }

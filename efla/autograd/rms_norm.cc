@@ -7,6 +7,7 @@
 #include <cmath>
 #include <string>
 
+#include "efla/autograd/context.h"
 #include "efla/autograd/tensor_view.h"
 #include "efla/ops/rms_norm.h"
 
@@ -27,14 +28,16 @@ Tensor float_of(const Tensor& weight) { return weight.defined() ? weight.to(at::
 template <class T>
 void run_forward(const Tensor& x, const Tensor& weight, double eps, const Tensor& y) {
   rms_norm_forward(RmsNormForward<T>{view_of<const T, 2>(x), view_of<const float, 1>(weight), static_cast<float>(eps),
-                                     view_of<T, 2>(y)});
+                                     view_of<T, 2>(y)},
+                   {.context = context_of(x)});
 }
 
 template <class T>
 void run_backward(const Tensor& x, const Tensor& weight, double eps, const Tensor& dy, const Tensor& dx,
                   const Tensor& dweight) {
   rms_norm_backward(RmsNormBackward<T>{view_of<const T, 2>(x), view_of<const float, 1>(weight), static_cast<float>(eps),
-                                       view_of<const T, 2>(dy), view_of<T, 2>(dx), view_of<float, 1>(dweight)});
+                                       view_of<const T, 2>(dy), view_of<T, 2>(dx), view_of<float, 1>(dweight)},
+                    {.context = context_of(x)});
 }
 
 struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
@@ -88,11 +91,11 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
   if (weight.defined() && weight.device() != x.device()) {
     throw Error(kRmsNorm, "weight", "a tensor on " + weight.device().str(), "one on " + x.device().str() + ", as x");
   }
-  if (!x.device().is_cpu()) {
+  if (!x.device().is_cpu() && !(x.is_cuda() && has_gpu_kernels())) {
     if (!(eps > 0) || !std::isfinite(eps)) throw Error(kRmsNorm, "eps", std::to_string(eps), "a positive number");
     return composite(x, weight, eps);
   }
-  if (weight.defined()) check_tensor(kRmsNorm, "weight", weight, weight.scalar_type(), 1, "[D]");
+  if (weight.defined()) check_tensor(kRmsNorm, "weight", weight, weight.scalar_type(), 1, "[D]", x.device());
   return RmsNormFunction::apply(x, optional_of(weight), eps);
 }
 

@@ -6,7 +6,7 @@
 namespace efla::autograd {
 
 // x / √(mean(x²) + eps) · weight over the last dimension. x [..., D] float32 or bfloat16; weight [D], undefined for
-// ones. On other devices than the CPU by LibTorch's operators. Throws Error naming the tensor.
+// ones. On devices for which this build has no kernel by LibTorch's operators. Throws Error naming the tensor.
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps = 1e-6);
 
 }  // namespace efla::autograd

@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "efla/autograd/context.h"
 #include "efla/autograd/tensor_view.h"
 #include "efla/ops/short_conv.h"
 
@@ -30,15 +31,17 @@ View<const std::int64_t, 1> view_of_cu_seqlens(const Tensor& cu_seqlens) {
 template <class T>
 void run_forward(const Tensor& x, const Tensor& taps, const Tensor& cu_seqlens, const Tensor& y) {
   short_conv_forward(ShortConvForward<T>{view_of<const T, 3>(x), view_of<const float, 2>(taps), view_of<T, 3>(y),
-                                         view_of_cu_seqlens(cu_seqlens)});
+                                         view_of_cu_seqlens(cu_seqlens)},
+                     {.context = context_of(x)});
 }
 
 template <class T>
 void run_backward(const Tensor& x, const Tensor& taps, const Tensor& cu_seqlens, const Tensor& dy, const Tensor& dx,
                   const Tensor& dtaps) {
-  short_conv_backward(ShortConvBackward<T>{view_of<const T, 3>(x), view_of<const float, 2>(taps),
-                                           view_of<const T, 3>(dy), view_of<T, 3>(dx), view_of<float, 2>(dtaps),
-                                           view_of_cu_seqlens(cu_seqlens)});
+  short_conv_backward(
+      ShortConvBackward<T>{view_of<const T, 3>(x), view_of<const float, 2>(taps), view_of<const T, 3>(dy),
+                           view_of<T, 3>(dx), view_of<float, 2>(dtaps), view_of_cu_seqlens(cu_seqlens)},
+      {.context = context_of(x)});
 }
 
 struct ShortConvFunction : torch::autograd::Function<ShortConvFunction> {
@@ -91,20 +94,20 @@ std::pair<Tensor, Tensor> short_conv_split(const Tensor& x, const Tensor& weight
   if (x.scalar_type() != at::kFloat && x.scalar_type() != at::kBFloat16) {
     throw Error(kShortConv, "x", std::string("dtype ") + c10::toString(x.scalar_type()), "Float or BFloat16");
   }
-  check_tensor(kShortConv, "x", x, x.scalar_type(), 3, "[B, T, D]");
+  check_tensor(kShortConv, "x", x, x.scalar_type(), 3, "[B, T, D]", x.device());
   if (!weight.defined()) throw Error(kShortConv, "weight", "an undefined tensor", "a tensor [D, W]");
   const bool middle = weight.dim() == 3 && weight.size(1) == 1;
   if (!(weight.dim() == 2 || middle) || weight.size(-1) < 1 || weight.size(-1) > kMaxConvWidth) {
     throw Error(kShortConv, "weight", "shape " + shape_text(weight),
                 "[D, W] or [D, 1, W] with W from 1 to " + std::to_string(kMaxConvWidth));
   }
-  check_tensor(kShortConv, "weight", weight, weight.scalar_type(), weight.dim(), "[D, W]");
+  check_tensor(kShortConv, "weight", weight, weight.scalar_type(), weight.dim(), "[D, W]", x.device());
   if (rest < 0 || weight.size(0) + rest > x.size(2)) {
     throw Error(
         kShortConv, "x", "shape " + shape_text(x),
         "at least " + std::to_string(weight.size(0) + rest) + " columns (weight has shape " + shape_text(weight) + ")");
   }
-  if (cu_seqlens.defined()) check_tensor(kShortConv, "cu_seqlens", cu_seqlens, at::kLong, 1, "[N + 1]");
+  if (cu_seqlens.defined()) check_tensor(kShortConv, "cu_seqlens", cu_seqlens, at::kLong, 1, "[N + 1]", x.device());
   auto out = ShortConvFunction::apply(x, weight, rest, optional_of(cu_seqlens));
   return {out[0], out[1]};
 }

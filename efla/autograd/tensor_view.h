@@ -10,7 +10,6 @@
 #include "efla/base/dtype.h"
 #include "efla/base/error.h"
 #include "efla/base/view.h"
-#include "efla/ops/context.h"
 
 namespace efla::autograd {
 
@@ -42,12 +41,6 @@ inline std::string shape_text(const at::Tensor& tensor) {
   std::string text = "[";
   for (std::int64_t d = 0; d < tensor.dim(); ++d) text += (d ? ", " : "") + std::to_string(tensor.size(d));
   return text + "]";
-}
-
-// Returns the context of operators on a tensor's device: the process's threads, or the GPU's default stream.
-inline ExecutionContext context_of(const at::Tensor& tensor) {
-  if (!tensor.is_cuda()) return {};
-  return {.device = {Device::Kind::cuda, tensor.device().index()}};
 }
 
 // Throws Error unless the tensor is on the device (the CPU or a GPU) and has the dtype and the rank; `axes` names its

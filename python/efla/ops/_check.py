@@ -55,8 +55,9 @@ def check_qkv(function: str, q: Tensor, k: Tensor, v: Tensor, tokens: str = "T "
         if tensor.dtype != q.dtype or q.dtype not in _DTYPES:
             expected = "float32, bfloat16 or float64" if q.dtype not in _DTYPES else f"{q.dtype}, as q has"
             raise mistake(function, argument, tensor.dtype, expected)
-        if tensor.device.type not in ("cpu", "meta"):
-            raise mistake(function, argument, f"a tensor on {tensor.device}", "one on the CPU")
+        if tensor.device != q.device or q.device.type not in ("cpu", "cuda", "meta"):
+            expected = f"one on {q.device}, as q" if q.device.type in ("cpu", "cuda", "meta") else "one on the CPU or a GPU"
+            raise mistake(function, argument, f"a tensor on {tensor.device}", expected)
         if 0 in tensor.shape:
             raise mistake(function, argument, f"shape {list(tensor.shape)}", "no dimension of 0")
     sizes = dict(zip(key_axes.split(), q.shape)) | dict(zip(value_axes.split()[-2:], v.shape[-2:]))

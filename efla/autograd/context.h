@@ -1,0 +1,17 @@
+// Where operators on a tensor run.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include "efla/ops/context.h"
+
+namespace efla::autograd {
+
+// Returns the context of operators on a tensor's device: the process's threads, or the GPU's current stream of LibTorch
+// with memory from LibTorch's allocator.
+ExecutionContext context_of(const at::Tensor& tensor);
+
+// Whether this build has kernels for LibTorch's tensors on a GPU.
+bool has_gpu_kernels();
+
+}  // namespace efla::autograd

@@ -1,0 +1,113 @@
+"""Tensors on a GPU: the numbers of the CPU's reference, the current stream, and reasons instead of silent copies."""
+
+import unittest
+
+import torch
+from support import assert_close, inputs
+
+import efla
+
+
+def on_gpu(tensors):
+    return {name: tensor.cuda() for name, tensor in tensors.items()}
+
+
+@unittest.skipUnless(torch.cuda.is_available(), "no GPU that this PyTorch can use")
+class Cuda(unittest.TestCase):
+    def compare(self, function, x, **named):
+        """Runs the function on the GPU and, in float64, on the CPU."""
+        exact = {name: tensor.double() for name, tensor in x.items()}
+        expected_o, expected_state = function(**exact, output_final_state=True, **named)
+        o, state = function(**on_gpu(x), output_final_state=True, **named)
+        self.assertEqual((o.device.type, o.dtype), ("cuda", x["q"].dtype))
+        self.assertEqual((state.device.type, state.dtype), ("cuda", torch.float32))
+        assert_close(self, o.cpu(), expected_o, x["q"].dtype, what=function.__name__)
+        assert_close(self, state.cpu(), expected_state, x["q"].dtype, what=function.__name__)
+
+    def test_forward_agrees_with_the_reference(self):
+        for dtype in (torch.float32, torch.bfloat16):
+            x = {name: inputs()[name].to(dtype) for name in ("q", "k", "v", "beta")}
+            self.compare(efla.chunk_efla, x)
+            self.compare(efla.fused_recurrent_efla, x)
+            self.compare(efla.chunk_delta_rule, x, use_qk_l2norm_in_kernel=True)
+            g = -torch.rand(x["beta"].shape)
+            self.compare(efla.chunk_gated_delta_rule, {**x, "g": g}, use_qk_l2norm_in_kernel=True)
+
+    def test_gradients_agree_with_the_reference(self):
+        for decay in (None, "scalar", "channel"):
+            x = inputs(decay=decay)
+            gradients = []
+            for device, dtype in (("cpu", torch.float64), ("cuda", torch.float32)):
+                leaves = {name: tensor.clone().to(device, dtype).requires_grad_() for name, tensor in x.items()}
+                o, state = efla.chunk_efla(**leaves, output_final_state=True, use_qk_l2norm_in_kernel=True)
+                (o.square().sum() + state.square().sum()).backward()
+                gradients.append({name: leaf.grad for name, leaf in leaves.items()})
+            for name, expected in gradients[0].items():
+                assert_close(self, gradients[1][name].cpu(), expected, factor=2, what=f"d{name}, decay {decay}")
+
+    def test_steps_are_the_forward(self):
+        x = on_gpu(inputs(tokens=4, decay="scalar"))
+        expected, expected_state = efla.chunk_efla(**x, output_final_state=True)
+        state = torch.zeros_like(expected_state)
+        o = torch.stack([efla.delta_rule_step(**{n: t[:, i] for n, t in x.items()}, state=state) for i in range(4)], dim=1)
+        assert_close(self, o.cpu(), expected.cpu(), what="o")
+        assert_close(self, state.cpu(), expected_state.cpu(), what="state")
+
+    def test_layers_agree_with_the_cpu(self):
+        torch.manual_seed(0)
+        x = torch.randn(2, 70, 64)
+        made = [make(hidden_size=64, num_heads=4) for make in (efla.layers.EFLA, efla.layers.DeltaNet)]
+        gated = (efla.layers.GatedDeltaNet, efla.layers.KimiDeltaAttention)
+        made += [make(hidden_size=64, head_dim=16, num_heads=4) for make in gated]
+        for layer in made:
+            layer.requires_grad_(False)
+            expected = layer(x)[0]
+            y = layer.cuda()(x.cuda())[0]
+            self.assertEqual(y.device.type, "cuda")
+            assert_close(self, y.cpu(), expected, factor=4, what=type(layer).__name__)
+
+    def test_gradients_of_convolution_and_norm(self):
+        for dtype in (torch.float32, torch.bfloat16):
+            torch.manual_seed(0)
+            x, dy = torch.randn(2, 70, 96).to(dtype), torch.randn(2, 70, 96).to(dtype)
+            taps, weight = torch.randn(96, 4), torch.randn(96)
+            for op, parameter in ((torch.ops.efla.short_conv, taps), (torch.ops.efla.rms_norm, weight)):
+                results = []
+                for device in ("cpu", "cuda"):
+                    leaves = [tensor.clone().to(device).requires_grad_() for tensor in (x, parameter)]
+                    y = op(*leaves)
+                    y.backward(dy.to(device))
+                    results.append([y] + [leaf.grad for leaf in leaves])
+                for expected, got in zip(*results):
+                    assert_close(self, got.cpu(), expected.detach(), dtype, what=str(op))
+
+    def test_runs_on_the_current_stream(self):
+        x = on_gpu({name: inputs()[name] for name in ("q", "k", "v", "beta")})
+        expected, _ = efla.chunk_efla(**x)
+        stream = torch.cuda.Stream()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(50_000_000)
+            o, _ = efla.chunk_efla(**x)
+            self.assertFalse(stream.query(), "the call waited for the stream")
+        stream.synchronize()
+        self.assertTrue(torch.equal(o, expected))
+
+    def test_is_captured_in_a_graph(self):
+        x = on_gpu({name: inputs()[name].bfloat16() for name in ("q", "k", "v", "beta")})
+        expected, _ = efla.chunk_efla(**x)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            o, _ = efla.chunk_efla(**x)
+        graph.replay()
+        torch.cuda.synchronize()
+        self.assertTrue(torch.equal(o, expected))
+
+    def test_says_what_it_does_not_take(self):
+        x = {name: inputs()[name] for name in ("q", "k", "v", "beta")}
+        with self.assertRaisesRegex(ValueError, "k: got a tensor on cpu, expected one on cuda:0, as q"):
+            efla.chunk_efla(**{**x, "q": x["q"].cuda()})
+        with self.assertRaisesRegex(RuntimeError, "beta.*got a tensor on cpu, expected one on cuda:0"):
+            efla.chunk_efla(**{**on_gpu(x), "beta": x["beta"]})
+        with self.assertRaisesRegex(RuntimeError, "ref: it computes on the CPU, and the tensors are on cuda:0"):
+            efla.chunk_efla(**{name: tensor.double() for name, tensor in on_gpu(x).items()})
