@@ -45,9 +45,9 @@ io::FolderLock prepare_folder(const fs::path& folder, const experiments::Study& 
   const auto wanted = experiments::description(study);
   auto lock = io::prepare_output_folder(folder, operation, kStudyFile);
   const auto mark = folder / kStudyFile;
+  io::remove_stale_temporaries(folder);
   if (fs::exists(mark)) {
     io::require_same(wanted, io::read_json(mark), operation, mark.string());
-    io::remove_stale_temporaries(folder);
   } else {
     io::write_file_atomically(mark, wanted.dump(2) + "\n");
   }

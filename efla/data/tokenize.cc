@@ -97,7 +97,10 @@ class Tokenization {
   TokenizeEnd run() {
     const auto source = describe_source(files_, options_);
     // A folder that is complete needs no lock: its user may not be able to write it.
-    if (!read_output(folder_, tokenizer_.info(), source).unfinished) return TokenizeEnd::was_complete;
+    if (!read_output(folder_, tokenizer_.info(), source).unfinished) {
+      io::remove_stale_lock(folder_);
+      return TokenizeEnd::was_complete;
+    }
     const auto lock = io::prepare_output_folder(folder_, kOperation, io::kTokenIndexFile);
     remove_left_overs(folder_);
     index_ = read_output(folder_, tokenizer_.info(), source);  // another process may have changed it meanwhile

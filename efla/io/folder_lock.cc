@@ -88,6 +88,14 @@ FolderLock::~FolderLock() {
 FolderLock::FolderLock(FolderLock&& other) noexcept
     : path_(std::move(other.path_)), descriptor_(std::exchange(other.descriptor_, -1)) {}
 
+void remove_stale_lock(const fs::path& folder) {
+  const auto path = folder / FolderLock::kFile;
+  const Descriptor file(::open(path.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC));
+  if (file.get() >= 0 && ::flock(file.get(), LOCK_EX | LOCK_NB) == 0 && is_at(path, file.get())) {
+    ::unlink(path.c_str());
+  }
+}
+
 FolderLock prepare_output_folder(const fs::path& path, std::string_view operation, std::string_view mark) {
   const auto refuse = [&](const std::string& why) {
     throw Error(std::string(operation), "--out", why, "a new or empty folder");

@@ -28,6 +28,10 @@ class FolderLock {
   int descriptor_ = -1;
 };
 
+// Removes the file of a lock that a killed process left in a folder, for commands that find their work done and write
+// nothing. Does nothing where a process holds the lock, or where this process may not remove the file.
+void remove_stale_lock(const std::filesystem::path& folder);
+
 // Makes the folder and its parents, or accepts a folder that is empty or holds the file `mark`, and locks the folder.
 // Files that AtomicFile and FolderLock of a killed process left do not count. Throws Error(operation, "--out", …) for
 // anything else, with nothing written.

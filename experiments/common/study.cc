@@ -45,6 +45,8 @@ class Runner {
     std::optional<ordered_json> entry;
     if (fs::exists(kept)) {
       entry = ordered_json(io::read_json(kept));
+      io::remove_stale_temporaries(folder);
+      io::remove_stale_lock(folder);
     } else {
       fs::create_directories(folder);
       // Other commands may be given this folder too, as `efla train smnist --resume` is.
@@ -59,6 +61,7 @@ class Runner {
       if (!entry) return;
       io::write_file_atomically(kept, entry->dump(2) + "\n");
     }
+    if (run.tidy) run.tidy(folder);
     const std::lock_guard lock(mutex_);
     shares_[i] = 1.0;
     entries_[i] = *entry;

@@ -27,6 +27,8 @@ struct StudyRun {
   // results.json, or nothing where it was stopped, with a checkpoint saved.
   std::function<std::optional<nlohmann::ordered_json>(const std::filesystem::path& folder, const RunContext& context)>
       execute;
+  // Removes what is not needed once the entry is kept.
+  std::function<void(const std::filesystem::path& folder)> tidy = {};
 };
 
 // What a finished study knows.

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "efla/report/html.h"
+#include "efla/train/checkpoint_folder.h"
 #include "experiments/synthetic/report.h"
 
 namespace efla::experiments {
@@ -135,10 +136,13 @@ std::vector<SyntheticRun> plan_runs(const json& settings) {
 Study synthetic_study(const Plan& plan) {
   Study study{plan.study(), plan.settings(), {}, {}, {}, {}};
   for (auto& run : plan_runs(plan.settings())) {
-    study.runs.push_back(
-        {run.name, description(run), [run](const std::filesystem::path& folder, const RunContext& context) {
-           return execute(run, folder, context);
-         }});
+    study.runs.push_back({run.name, description(run),
+                          [run](const std::filesystem::path& folder, const RunContext& context) {
+                            return execute(run, folder, context);
+                          },
+                          [](const std::filesystem::path& folder) {
+                            std::filesystem::remove_all(folder / train::kCheckpointsFolder);  // a study has hundreds
+                          }});
   }
   study.brief = [](const nlohmann::ordered_json& entry) {
     std::vector<std::string> accuracies;

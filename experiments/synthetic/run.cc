@@ -121,9 +121,7 @@ std::optional<ordered_json> execute(const SyntheticRun& run, const fs::path& fol
   std::int64_t steps = 0;  // made
   for (const auto& line : io::read_json_lines(metrics)) steps = line.at("step").get<std::int64_t>();
   try {
-    auto entry = entry_of(run, metrics, steps, task.model(), diverged, context);
-    fs::remove_all(folder / train::kCheckpointsFolder);  // a study has hundreds
-    return entry;
+    return entry_of(run, metrics, steps, task.model(), diverged, context);
   } catch (const Stopped&) {
     return {};
   }

@@ -86,6 +86,22 @@ TEST(Study, StopsAndContinues) {
   EXPECT_EQ(executed, 4);
 }
 
+TEST(Study, TidiesWhatKilledProcessesLeft) {
+  const test::TempFolder folder;
+  std::atomic<int> executed = 0;
+  auto study = counting_study(1, executed);
+  study.runs[0].tidy = [](const fs::path& run) { fs::remove(run / "checkpoint"); };
+  ThreadPool pool(1);
+  EXPECT_TRUE(run_study(study, folder.path(), pool, quiet()).has_value());
+  const auto run = folder.path() / "runs/0";
+  // As after a kill once the entry was kept.
+  for (const char* name : {"checkpoint", ".efla-lock", ".result.json.tmp-999999999-0"})
+    test::write_text(run / name, "");
+  EXPECT_TRUE(run_study(study, folder.path(), pool, quiet()).has_value());
+  EXPECT_EQ(executed, 1);
+  EXPECT_EQ(std::distance(fs::directory_iterator(run), fs::directory_iterator()), 1) << "result.json";
+}
+
 TEST(Study, DescribesItsSettingsAndRuns) {
   std::atomic<int> executed = 0;
   const auto wanted = description(counting_study(2, executed));

@@ -179,6 +179,17 @@ TEST(PrepareOutputFolder, TakesWhatAKilledProcessLeft) {
   expect_error([&] { (void)prepare_output_folder(folder.path(), "train", "other"); }, "--out", "which is not empty");
 }
 
+TEST(RemoveStaleLock, RemovesOneThatNobodyHolds) {
+  const TempFolder folder;
+  remove_stale_lock(folder.path());
+  write_text(folder / FolderLock::kFile, "1 here\n");
+  remove_stale_lock(folder.path());
+  EXPECT_EQ(folder.files(), 0U);
+  const FolderLock lock(folder.path(), "train", "--out");
+  remove_stale_lock(folder.path());
+  EXPECT_EQ(folder.files(), 1U);
+}
+
 TEST(PrepareOutputFolder, RefusesWhatIsInUse) {
   const TempFolder folder;
   write_text(folder / "file", "x");
