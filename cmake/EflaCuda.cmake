@@ -42,8 +42,8 @@ endif()
 # uses instructions of Hopper alone, for sm_90a only. tools/nvcc_gate.py fails the build where registers spill to memory or the tensor
 # cores' asynchronous instructions would be serialised.
 function(efla_cuda_sources target)
-  set_target_properties(${target} PROPERTIES UNITY_BUILD OFF
-    CUDA_COMPILER_LAUNCHER "python3;${PROJECT_SOURCE_DIR}/tools/nvcc_gate.py;${CMAKE_CXX_COMPILER_LAUNCHER}")
+  set(launcher python3 ${PROJECT_SOURCE_DIR}/tools/nvcc_gate.py ${CMAKE_CXX_COMPILER_LAUNCHER})
+  set_target_properties(${target} PROPERTIES UNITY_BUILD OFF CUDA_COMPILER_LAUNCHER "${launcher}")
   target_compile_options(${target} PRIVATE
     $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr -diag-suppress=554 -Xptxas=-v -Xcompiler=-Wall,-Wextra>)
   get_target_property(sources ${target} SOURCES)
