@@ -92,4 +92,16 @@ std::string chunk_fwd_refusal(const DeltaForward<bfloat16>& problem);
 
 inline constexpr std::int64_t kChunkMaxKeyDim = 128;
 
+// The gradients of the chunkwise form, for the same problems as chunk_fwd, from states that the forward saved at chunk
+// boundaries: every saved.interval tokens, a multiple of 64. The states of the chunks between are computed again, so
+// that a longer interval saves memory; of a sequence one saved state after another is computed, all saved states at
+// once.
+void chunk_bwd(const DeltaBackward<bfloat16>& problem, const Workspace& workspace, cudaStream_t stream);
+
+// Returns the bytes of workspace that chunk_bwd needs.
+std::size_t chunk_bwd_workspace_bytes(const DeltaShape& shape);
+
+// Returns what of the problem chunk_bwd does not take, or "" where it takes the problem.
+std::string chunk_bwd_refusal(const DeltaBackward<bfloat16>& problem);
+
 }  // namespace efla::gpu

@@ -7,6 +7,7 @@
 #include "efla/cuda/chunk.h"
 #include "efla/cuda/error.h"
 #include "efla/cuda/launch.h"
+#include "efla/cuda/products.cuh"
 #include "efla/cuda/state.cuh"
 #include "efla/cuda/tile.cuh"
 
@@ -41,51 +42,6 @@ __device__ __forceinline__ void start_loads(const ChunkProblem& c, const ChunkAt
   copy_async_commit();
 }
 
-// d [16 rows, 64 columns] += a bᵀ, with a step of 16 of the common dimension per operand, and b a row-major matrix of
-// 64 rows.
-template <int kSteps>
-__device__ __forceinline__ void multiply_rows(float (&d)[32], const std::uint32_t (&a)[kSteps][4], std::uint32_t b,
-                                              int lane, int first = 0) {
-#pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-#pragma unroll
-    for (int block = 0; block < 4; ++block) {
-      std::uint32_t columns[4];
-      load_matrices(columns, block_address(b, 16 * block, 2 * (first + step), lane));
-      mma_bf16(d + 8 * block, a[step], columns[0], columns[2]);
-      mma_bf16(d + 8 * block + 4, a[step], columns[1], columns[3]);
-    }
-  }
-}
-
-// d [16 rows, 64 columns] += Sᵀ bᵀ, the state converted on the way.
-template <int kTiles>
-__device__ __forceinline__ void multiply_state(float (&d)[32], const float (&s)[32 * kTiles], std::uint32_t b,
-                                               int lane) {
-#pragma unroll
-  for (int step = 0; step < 4 * kTiles; ++step) {
-    std::uint32_t state[1][4];
-    to_operand(state[0], s + 8 * step);
-    multiply_rows(d, state, b, lane, step);
-  }
-}
-
-// s += (write∘U) k, with k row-major, tokens by keys.
-template <int kTiles>
-__device__ __forceinline__ void update_state(float (&s)[32 * kTiles], const std::uint32_t (&u)[4][4], std::uint32_t k,
-                                             int lane) {
-#pragma unroll
-  for (int step = 0; step < 4; ++step) {
-#pragma unroll
-    for (int block = 0; block < 4 * kTiles; ++block) {
-      std::uint32_t keys[4];
-      load_matrices_transposed(keys, block_address(k, 16 * step, 2 * block, lane));
-      mma_bf16(s + 8 * block, u[step], keys[0], keys[1]);
-      mma_bf16(s + 8 * block + 4, u[step], keys[2], keys[3]);
-    }
-  }
-}
-
 // One chunk: adds to the state s and leaves o in the place of v.
 template <int kTiles>
 __device__ __forceinline__ void sweep_chunk(float (&s)[32 * kTiles], Stage<kTiles>& stage, int warp, int lane) {
@@ -110,7 +66,7 @@ __device__ __forceinline__ void sweep_chunk(float (&s)[32 * kTiles], Stage<kTile
   write_outputs(o, stage.v, warp, lane);
 #pragma unroll
   for (float& x : s) x *= record.decay;
-  update_state<kTiles>(s, written, shared_address(stage.k), lane);
+  multiply_columns<4 * kTiles>(s, written, shared_address(stage.k), lane);
 }
 
 // Copies the outputs of a chunk from a tile to global memory.

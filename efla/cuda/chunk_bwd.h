@@ -1,0 +1,40 @@
+// How the chunkwise backward cuts a problem: as the forward does (chunk.h), with what its three kernels hand over per
+// slot, value head and slice of 64 value columns.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "efla/cuda/chunk.h"
+#include "efla/rule/problem.h"
+
+namespace efla::gpu {
+
+// In the notation of ChunkRecord, with dO the gradient of o, dS' the one of the state after the chunk, and D the
+// gradient of the residual R, of which D_i is also the gradient of the token's own correction of the state:
+//
+//   dU = write∘(k dS') + Pᵀ dO,   D = Tᵀ dU,   dS = γ_C dS' + (out∘q)ᵀ dO − (read∘k)ᵀ D
+//
+// Images of swizzled tiles (tile.cuh) in bfloat16; of the states the transposed, value columns by keys.
+struct ChunkBackward {
+  DeltaBackward<bfloat16> p;
+  ChunkProblem forward;                                    // the same inputs, with records
+  unsigned char *states = nullptr, *dstates = nullptr;     // S before the chunk and dS' [slots][HV][slices], K/64 tiles
+  unsigned char *writes = nullptr, *dresiduals = nullptr;  // U and D [slots][HV][slices], tokens by value columns
+  int slices = 0;
+  bool v_rows = false, dout_rows = false, dq_rows = false, dk_rows = false;  // as in ChunkProblem; v and dv together
+};
+
+// The index of a slot's slice in `writes` and `dresiduals`, and of its first tile in the others after a product with
+// the tiles per state.
+constexpr std::int64_t slice_index(const ChunkBackward& c, std::int64_t slot, std::int64_t i_h, std::int64_t slice) {
+  return (slot * c.p.shape.value_heads + i_h) * c.slices + slice;
+}
+
+// Launch the kernels, in this order after `prepare`: the forward sweep that writes S and U from the saved states on,
+// the reverse sweep that writes dS' and D, and the products that give the gradients of the inputs.
+void launch_sweep_states(const ChunkBackward& problem, cudaStream_t stream);
+void launch_sweep_reverse(const ChunkBackward& problem, cudaStream_t stream);
+void launch_grads(const ChunkBackward& problem, cudaStream_t stream);
+
+}  // namespace efla::gpu

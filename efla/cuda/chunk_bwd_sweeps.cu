@@ -1,0 +1,277 @@
+// The two sweeps of the chunkwise backward on any GPU from sm_80 on, in the manner of sweep_portable.cu: a thread block
+// keeps 64 columns of a transposed state in registers, four warps with 16 rows of Sᵀ each.
+#include "efla/cuda/chunk_bwd.h"
+#include "efla/cuda/error.h"
+#include "efla/cuda/launch.h"
+#include "efla/cuda/products.cuh"
+#include "efla/cuda/state.cuh"
+#include "efla/cuda/tile.cuh"
+
+namespace efla::gpu {
+namespace {
+
+constexpr int kThreads = 128;
+
+// What the products of a chunk read, forwards: keys, values and afterwards U; in reverse: keys, queries, dO and
+// afterwards D.
+template <int kTiles, bool kReverse>
+struct Stage {
+  alignas(1024) unsigned char k[kTiles * kTileBytes];
+  unsigned char q[kReverse ? kTiles * kTileBytes : 1024];
+  unsigned char v[kTileBytes];
+  ChunkRecord record;
+};
+
+template <int kTiles, bool kReverse>
+__device__ __forceinline__ void start_loads(const ChunkBackward& c, const ChunkAt& at, std::int64_t slot,
+                                            std::int64_t i_h, std::int64_t column, Stage<kTiles, kReverse>& stage) {
+  const DeltaBackward<bfloat16>& p = c.p;
+  const std::int64_t i_q = i_h / p.shape.group();
+  const int thread = threadIdx.x;
+  load_rows<kTiles, kThreads>(stage.k, p.k, at.i_b, at.start, at.rows, i_q, 0, c.forward.k_rows, thread);
+  if constexpr (kReverse) {
+    load_rows<kTiles, kThreads>(stage.q, p.q, at.i_b, at.start, at.rows, i_q, 0, c.forward.q_rows, thread);
+    load_rows<1, kThreads>(stage.v, p.dout, at.i_b, at.start, at.rows, i_h, column, c.dout_rows, thread);
+  } else {
+    load_rows<1, kThreads>(stage.v, p.v, at.i_b, at.start, at.rows, i_h, column, c.v_rows, thread);
+  }
+  const auto* from = reinterpret_cast<const unsigned char*>(&c.forward.records[slot * p.shape.value_heads + i_h]);
+  const std::uint32_t to = shared_address(&stage.record);
+  for (int byte = 16 * thread; byte < static_cast<int>(sizeof(ChunkRecord)); byte += 16 * kThreads) {
+    copy_async_16(to + byte, from + byte, 16);
+  }
+  copy_async_commit();
+}
+
+// Writes the 16 rows of a warp of a transposed state to the image of its tiles.
+template <int kTiles>
+__device__ __forceinline__ void write_state_tiles(const float (&s)[32 * kTiles], unsigned char* tiles, int warp,
+                                                  int lane) {
+  const int row = 16 * warp + lane / 4;
+  unsigned char* to = tiles + row * 128 + lane % 4 * 4;
+#pragma unroll
+  for (int piece = 0; piece < 8; ++piece) {
+    const int offset = opaque((piece ^ (row & 7)) << 4);
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+      const float* from = s + 32 * tile + 4 * piece;
+      *reinterpret_cast<std::uint32_t*>(to + offset + tile * kTileBytes) = pack_bf16(from[0], from[1]);
+      *reinterpret_cast<std::uint32_t*>(to + offset + tile * kTileBytes + 8 * 128) = pack_bf16(from[2], from[3]);
+    }
+  }
+}
+
+__device__ __forceinline__ void copy_tile(unsigned char* to, const unsigned char* from) {
+#pragma unroll
+  for (int i = 0; i < kTileBytes / 16 / kThreads; ++i) {
+    const int byte = 16 * (threadIdx.x + i * kThreads);
+    *reinterpret_cast<uint4*>(to + byte) = *reinterpret_cast<const uint4*>(from + byte);
+  }
+}
+
+// One chunk forwards: writes S, leaves U in the place of v and moves the state s on.
+template <int kTiles>
+__device__ __forceinline__ void sweep_chunk(float (&s)[32 * kTiles], Stage<kTiles, false>& stage, unsigned char* states,
+                                            int warp, int lane) {
+  const ChunkRecord& record = stage.record;
+  std::uint32_t written[4][4];
+  write_state_tiles<kTiles>(s, states, warp, lane);
+  {
+    float e[32] = {};
+    multiply_state<kTiles>(e, s, shared_address(stage.k), lane);
+    residual(written, e, shared_address(stage.v), record, warp, lane);
+  }
+  float u[32] = {};
+  multiply_rows(u, written, shared_address(record.t), lane);
+  __syncwarp();  // the warp's own columns of v have been read
+  write_outputs(u, stage.v, warp, lane);
+  scale_columns(u, record.write, lane);
+#pragma unroll
+  for (int step = 0; step < 4; ++step) to_operand(written[step], u + 8 * step);
+#pragma unroll
+  for (float& x : s) x *= record.decay;
+  multiply_columns<4 * kTiles>(s, written, shared_address(stage.k), lane);
+}
+
+// One chunk in reverse: writes dS', leaves D in the place of dO and moves the gradient ds back.
+template <int kTiles>
+__device__ __forceinline__ void sweep_chunk(float (&ds)[32 * kTiles], Stage<kTiles, true>& stage,
+                                            unsigned char* dstates, int warp, int lane) {
+  const ChunkRecord& record = stage.record;
+  write_state_tiles<kTiles>(ds, dstates, warp, lane);
+  std::uint32_t operand[4][4];
+  float du[32] = {};
+  multiply_state<kTiles>(du, ds, shared_address(stage.k), lane);
+  scale_columns(du, record.write, lane);
+  column_operands(operand, shared_address(stage.v), warp, lane);
+  multiply_columns<4>(du, operand, shared_address(record.p), lane);
+#pragma unroll
+  for (int step = 0; step < 4; ++step) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float2 out = *reinterpret_cast<const float2*>(record.out + 16 * step + 8 * half + 2 * (lane % 4));
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        std::uint32_t& pair = operand[step][2 * half + r];
+        pair = pack_bf16(out.x * low_bf16(pair), out.y * high_bf16(pair));
+      }
+    }
+  }
+#pragma unroll
+  for (float& x : ds) x *= record.decay;
+  multiply_columns<4 * kTiles>(ds, operand, shared_address(stage.q), lane);
+#pragma unroll
+  for (int step = 0; step < 4; ++step) to_operand(operand[step], du + 8 * step);
+  float d[32] = {};
+  multiply_columns<4>(d, operand, shared_address(record.t), lane);
+  __syncwarp();  // the warp's own columns of dO have been read
+  write_outputs(d, stage.v, warp, lane);
+  scale_columns(d, record.read, lane);
+#pragma unroll
+  for (int step = 0; step < 4; ++step) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) operand[step][i] = pack_bf16(-d[8 * step + 2 * i], -d[8 * step + 2 * i + 1]);
+  }
+  multiply_columns<4 * kTiles>(ds, operand, shared_address(stage.k), lane);
+}
+
+// Walks `chunks` chunks with slots from `slot` on, in reverse from the last to the first; copies ahead where there are
+// two stages. `place` gives the place of a chunk.
+template <int kTiles, int kStages, bool kReverse, class Place>
+__device__ __forceinline__ void walk(const ChunkBackward& c, float (&s)[32 * kTiles], std::int64_t slot,
+                                     std::int64_t chunks, std::int64_t i_h, std::int64_t slice, Place&& place) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  auto* stages = reinterpret_cast<Stage<kTiles, kReverse>*>(shared);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const auto chunk_of = [&](std::int64_t i) { return kReverse ? chunks - 1 - i : i; };
+  const auto start = [&](std::int64_t i) {
+    const std::int64_t chunk = chunk_of(i);
+    start_loads(c, place(chunk), slot + chunk, i_h, 64 * slice, stages[i % kStages]);
+  };
+  if (kStages > 1 && chunks > 0) start(0);
+#pragma unroll 1
+  for (std::int64_t i = 0; i < chunks; ++i) {
+    if (kStages == 1) start(i);
+    if (kStages > 1 && i + 1 < chunks) {
+      start(i + 1);
+      copy_async_wait<1>();
+    } else {
+      copy_async_wait<0>();
+    }
+    __syncthreads();
+    Stage<kTiles, kReverse>& stage = stages[i % kStages];
+    const std::int64_t at = slice_index(c, slot + chunk_of(i), i_h, slice);
+    sweep_chunk<kTiles>(s, stage, (kReverse ? c.dstates : c.states) + at * kTiles * kTileBytes, warp, lane);
+    __syncthreads();
+    copy_tile((kReverse ? c.dresiduals : c.writes) + at * kTileBytes, stage.v);
+    __syncthreads();
+  }
+}
+
+__device__ __forceinline__ ChunkAt place_of(const Sequence& sequence, std::int64_t n, std::int64_t chunk) {
+  const std::int64_t start = sequence.begin + chunk * kChunkTokens;
+  return {n,
+          sequence.i_b,
+          sequence.begin,
+          sequence.end,
+          start,
+          static_cast<int>(min(sequence.end - start, std::int64_t{kChunkTokens}))};
+}
+
+// From one saved state to the next. Of packed sequences the blocks are those of all slots, because where a saved state
+// lies is known on the device alone.
+template <int kTiles, int kStages>
+__global__ void __launch_bounds__(kThreads, 1)
+    states_kernel(const __grid_constant__ ChunkBackward c, std::int64_t segments, std::int64_t segment_chunks) {
+  const DeltaBackward<bfloat16>& p = c.p;
+  const std::int64_t slice = blockIdx.x % c.slices, i_h = blockIdx.x / c.slices % p.shape.value_heads;
+  std::int64_t slot = blockIdx.x / c.slices / p.shape.value_heads;
+  if (segments > 0) slot = slot / segments * c.forward.slots_per_sequence + slot % segments * segment_chunks;
+  const ChunkAt first = chunk_at(c.forward, slot);
+  if (first.rows == 0 || (first.start - first.begin) % p.saved.interval != 0) return;
+  const Sequence sequence = sequence_of(p, first.n);
+  const std::int64_t before = (first.start - first.begin) / kChunkTokens,
+                     chunks = min((first.end - first.start + kChunkTokens - 1) / kChunkTokens, segment_chunks);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  float s[32 * kTiles];
+#pragma unroll
+  for (float& x : s) x = 0;
+  const auto read = [&](const auto& saved) {
+    auto view = saved;
+    view.data = saved.at(first.i_b, sequence.chunk(first.start));
+    using T = std::remove_pointer_t<decltype(view.data)>;
+    const View<T, 4> state{view.data,
+                           {1, view.extent[2], view.extent[3], view.extent[4]},
+                           {0, view.stride[2], view.stride[3], view.stride[4]}};
+    for_each_element<kTiles>(s, state, 0, i_h, 64 * slice + 16 * warp, lane,
+                             [](float& x, const T* from) { x = to_float(*from); });
+  };
+  if (p.saved.narrow) {
+    read(p.narrow_states);
+  } else {
+    read(p.chunk_states);
+  }
+  walk<kTiles, kStages, false>(c, s, slot, chunks, i_h, slice,
+                               [&](std::int64_t chunk) { return place_of(sequence, first.n, before + chunk); });
+}
+
+template <int kTiles, int kStages>
+__global__ void __launch_bounds__(kThreads, 1) reverse_kernel(const __grid_constant__ ChunkBackward c) {
+  const DeltaBackward<bfloat16>& p = c.p;
+  const std::int64_t slice = blockIdx.x % c.slices, i_h = blockIdx.x / c.slices % p.shape.value_heads;
+  const std::int64_t n = blockIdx.x / c.slices / p.shape.value_heads;
+  const Sequence sequence = sequence_of(p, n);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  float ds[32 * kTiles];
+  read_state<kTiles>(ds, p.dfinal_state, n, i_h, 64 * slice + 16 * warp, lane);
+  walk<kTiles, kStages, true>(c, ds, first_slot(c.forward, n),
+                              (sequence.end - sequence.begin + kChunkTokens - 1) / kChunkTokens, i_h, slice,
+                              [&](std::int64_t chunk) { return place_of(sequence, n, chunk); });
+  write_state<kTiles>(ds, p.dinitial_state, n, i_h, 64 * slice + 16 * warp, lane);
+}
+
+template <int kTiles, int kStages>
+void launch_states(const ChunkBackward& c, cudaStream_t stream) {
+  constexpr int kBytes = kStages * sizeof(Stage<kTiles, false>);
+  const auto kernel = states_kernel<kTiles, kStages>;
+  const std::int64_t chunks = c.p.saved.interval / kChunkTokens;
+  const std::int64_t segments = c.p.shape.packed > 0 ? 0 : (c.forward.slots_per_sequence + chunks - 1) / chunks;
+  const std::int64_t starts = segments > 0 ? segments * c.p.shape.batch : c.forward.slots;
+  const unsigned grid = grid_of("chunk_bwd", starts * c.p.shape.value_heads * c.slices);
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "cudaFuncSetAttribute");
+  kernel<<<grid, kThreads, kBytes, stream>>>(c, segments, chunks);
+  check_launch("chunk_bwd, states");
+}
+
+template <int kTiles, int kStages>
+void launch_reverse(const ChunkBackward& c, cudaStream_t stream) {
+  constexpr int kBytes = kStages * sizeof(Stage<kTiles, true>);
+  const auto kernel = reverse_kernel<kTiles, kStages>;
+  const unsigned grid = grid_of("chunk_bwd", c.p.shape.sequences() * c.p.shape.value_heads * c.slices);
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "cudaFuncSetAttribute");
+  kernel<<<grid, kThreads, kBytes, stream>>>(c);
+  check_launch("chunk_bwd, reverse");
+}
+
+// Whether a thread block may have `bytes` of shared memory.
+bool has_shared_memory(std::size_t bytes) {
+  int device = 0, most = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  check(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "cudaDeviceGetAttribute");
+  return bytes <= static_cast<std::size_t>(most);
+}
+
+}  // namespace
+
+void launch_sweep_states(const ChunkBackward& c, cudaStream_t stream) {
+  if (c.p.shape.key_dim <= 64) return launch_states<1, 2>(c, stream);
+  launch_states<2, 2>(c, stream);
+}
+
+void launch_sweep_reverse(const ChunkBackward& c, cudaStream_t stream) {
+  if (c.p.shape.key_dim <= 64) return launch_reverse<1, 2>(c, stream);
+  if (has_shared_memory(2 * sizeof(Stage<2, true>))) return launch_reverse<2, 2>(c, stream);
+  launch_reverse<2, 1>(c, stream);
+}
+
+}  // namespace efla::gpu

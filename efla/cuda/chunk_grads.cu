@@ -1,0 +1,646 @@
+// The gradients of the inputs of the chunkwise form from the states, writes and their gradients of every chunk, for all
+// chunks at once: one thread block per chunk and query head, which loops over the value heads of that head.
+//
+// In the notation of ChunkBackward, per token with k̂ = n_k k, q̂ = n_q q, ŝ_i = γ_C/γ_i and sums over value columns:
+//
+//   W_ij = scale Γ_ij dO_i·U_j  for i ≥ j,    H_ij = Γ_ij D_i·U_j  for i > j
+//   dq̂ = scale γ∘(dO Sᵀ) + W k̂,    X = γ∘(D Sᵀ) + H k̂,    dk̂ = ŝ∘(U dS'ᵀ) + Wᵀ q̂ − (a∘H)ᵀ k̂ − a∘X
+//   dv = b∘D,    db_i = v_i·D_i,    da_i = −k̂_i·X_i
+//
+// The gradient of a gate g_t is the sum of all terms of the loss whose decay spans token t: with M_ij = W_ij q̂_i·k̂_j −
+// a_i H_ij k̂_i·k̂_j, r_i the terms of token i that read S, w_j those of token j's write that S' has, and z = γ_C S·dS',
+//
+//   dg_t = z + Σ_{i≥t} r_i + Σ_{j<t} w_j + Σ_{i≥t>j} M_ij
+//
+// Products are in tiles of bfloat16 summed in float32 by eight warps: warp w has the 16 rows from 16 (w % 4) on, and of
+// the keys half w / 4; of the 64 × 64 matrices the first half of the warps has W and the other H, below the diagonal.
+#include "efla/cuda/chunk_bwd.h"
+#include "efla/cuda/error.h"
+#include "efla/cuda/launch.h"
+#include "efla/cuda/prepare.cuh"
+#include "efla/cuda/products.cuh"
+#include "efla/cuda/tile.cuh"
+
+namespace efla::gpu {
+namespace {
+
+constexpr int kWarps = 8, kThreads = 32 * kWarps;
+constexpr int kScoreStride = kChunkTokens + 1;
+
+// Sums over the keys of a token, of which every half of the warps has a part.
+enum Sum { kErase, kRead, kWritten, kSums };
+
+template <int kTiles>
+struct Memory {
+  static constexpr int kStageTiles = kTiles == 2 ? 4 : 3;
+  alignas(1024) unsigned char k[kTiles * kTileBytes], q[kTiles * kTileBytes];
+  unsigned char w_keys[kTileBytes], w_queries[kTileBytes];  // W_ij n_k,j and W_ij n_q,i
+  unsigned char h_keys[kTileBytes], h_erase[kTileBytes];    // H_ij n_k,j and −a_i n_k,i H_ij
+  unsigned char stage[kStageTiles * kTileBytes];            // tiles of one slice; M; outputs
+  float key_factor[kChunkTokens], query_factor[kChunkTokens];
+  float prefix[kChunkTokens], suffix[kChunkTokens];  // log2 γ_i, and ŝ_i
+  float a[kChunkTokens], b[kChunkTokens];
+  float sums[kSums][2][kChunkTokens];
+};
+
+// The two elements of a row of tiles that an accumulator pair has: of row `row`, columns 8·piece + 2 (lane % 4) and the
+// next.
+__device__ __forceinline__ float2 pair_of(const unsigned char* tiles, int row, int piece, int lane) {
+  const auto pair = *reinterpret_cast<const std::uint32_t*>(tiles + piece_offset(row, piece) + lane % 4 * 4);
+  return {low_bf16(pair), high_bf16(pair)};
+}
+
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(0xffffffffU, x, 1);
+  return x + __shfl_xor_sync(0xffffffffU, x, 2);
+}
+
+// x += a b and y += c b over steps [first, last] of the 64 rows of b, of which the columns from 8 · `piece` on.
+template <int kBlocks>
+__device__ __forceinline__ void multiply_both(float (&x)[8 * kBlocks], float (&y)[8 * kBlocks], std::uint32_t a,
+                                              std::uint32_t c, std::uint32_t b, int row, int lane, int piece,
+                                              int last) {
+#pragma unroll 1  // fewer addresses in registers
+  for (int step = 0; step <= last; ++step) {
+    std::uint32_t of_a[4], of_c[4];
+    load_matrices(of_a, block_address(a, 16 * row, 2 * step, lane));
+    load_matrices(of_c, block_address(c, 16 * row, 2 * step, lane));
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block) {
+      std::uint32_t rows[4];
+      load_matrices_transposed(rows, block_address(b, 16 * step, piece + 2 * block, lane));
+      mma_bf16(x + 8 * block, of_a, rows[0], rows[1]);
+      mma_bf16(x + 8 * block + 4, of_a, rows[2], rows[3]);
+      mma_bf16(y + 8 * block, of_c, rows[0], rows[1]);
+      mma_bf16(y + 8 * block + 4, of_c, rows[2], rows[3]);
+    }
+  }
+}
+
+// x += a b, where a are rows [16 · row, …) of a tile, or where kTransposed is set, columns of which only those below
+// the diagonal are not zero.
+template <bool kTransposed, int kBlocks>
+__device__ __forceinline__ void multiply_one(float (&x)[8 * kBlocks], std::uint32_t a, std::uint32_t b, int row,
+                                             int lane, int piece) {
+#pragma unroll 1
+  for (int step = kTransposed ? row : 0; step < 4; ++step) {
+    std::uint32_t of_a[4];
+    if constexpr (kTransposed) {
+      load_matrices_transposed(of_a, a + piece_offset(16 * step + lane % 8 + 8 * (lane / 16), 2 * row + lane / 8 % 2));
+    } else {
+      load_matrices(of_a, block_address(a, 16 * row, 2 * step, lane));
+    }
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block) {
+      std::uint32_t rows[4];
+      load_matrices_transposed(rows, block_address(b, 16 * step, piece + 2 * block, lane));
+      mma_bf16(x + 8 * block, of_a, rows[0], rows[1]);
+      mma_bf16(x + 8 * block + 4, of_a, rows[2], rows[3]);
+    }
+  }
+}
+
+template <int kTiles, bool kGrouped>
+class Grads {
+ public:
+  static constexpr int kBlocks = 2 * kTiles, kCount = 8 * kBlocks;  // of a warp's keys
+  using Sums = float[kCount];
+
+  __device__ Grads(const ChunkBackward& c, Memory<kTiles>& memory, const ChunkAt& at, int slot, int i_q)
+      : c_(c),
+        p_(c.p),
+        m_(memory),
+        at_(at),
+        slot_(slot),
+        i_q_(i_q),
+        thread_(threadIdx.x),
+        lane_(threadIdx.x % 32),
+        row_(threadIdx.x / 32 % 4),
+        half_(threadIdx.x / 128),
+        piece_(4 * kTiles * (threadIdx.x / 128)) {}
+
+  // Writes the gradients of all inputs. Where the query head has one value head, the gradient of q is stored before
+  // that of k is computed, so that two thread blocks fit into the registers of a multiprocessor.
+  __device__ void run() {
+    load_head();
+    if constexpr (kGrouped) {
+      Sums dq = {}, dk = {};
+      const int group = static_cast<int>(p_.shape.group());
+      for (i_h_ = i_q_ * group; i_h_ < (i_q_ + 1) * group; ++i_h_) {
+        Sums of_head, x;
+        read_part(of_head, x);
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) dq[i] += of_head[i];
+        write_gradients(x, of_head);
+        finish_tokens(of_head);
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) dk[i] += of_head[i];
+      }
+      store(dq, m_.q, m_.query_factor, p_.dq, c_.dq_rows);
+      store(dk, m_.k, m_.key_factor, p_.dk, c_.dk_rows);
+    } else {
+      i_h_ = i_q_;
+      Sums x, gradient;
+      read_part(gradient, x);
+      store(gradient, m_.q, m_.query_factor, p_.dq, c_.dq_rows);
+      write_gradients(x, gradient);
+      finish_tokens(gradient);
+      store(gradient, m_.k, m_.key_factor, p_.dk, c_.dk_rows);
+    }
+  }
+
+ private:
+  // Loads keys and queries and computes the factors of the L2 norm. Ends with a barrier.
+  __device__ void load_head() {
+    load_rows<kTiles, kThreads>(m_.k, p_.k, at_.i_b, at_.start, at_.rows, i_q_, 0, c_.forward.k_rows, thread_);
+    load_rows<kTiles, kThreads>(m_.q, p_.q, at_.i_b, at_.start, at_.rows, i_q_, 0, c_.forward.q_rows, thread_);
+    copy_async_commit();
+    copy_async_wait<0>();
+    __syncthreads();
+    const int row = thread_ / 4;
+    const float k = squares(m_.k, row), q = squares(m_.q, row);
+    constexpr auto kEpsilon = static_cast<float>(kL2NormEpsilon);
+    const float k_factor = p_.rule.qk_l2norm ? 1 / sqrtf(k + kEpsilon) : 1.0F;
+    if (thread_ % 4 == 0) {
+      m_.key_factor[row] = k_factor;
+      m_.query_factor[row] = p_.rule.qk_l2norm ? 1 / sqrtf(q + kEpsilon) : 1.0F;
+    }
+    __syncthreads();
+  }
+
+  // The gradients of a value head from what its tokens read: leaves the one of q̂ in dq.
+  __device__ void read_part(Sums& dq, Sums& x) {
+    token_vectors();
+    scores();
+    read_gradients(dq, x);
+  }
+
+  // Applies the L2 norm and stores the gradient of k or q.
+  __device__ void store(Sums& gradient, const unsigned char* tiles, const float* factors, const View<bfloat16, 4>& to,
+                        bool aligned) {
+    if (p_.rule.qk_l2norm) {
+      float along[2] = {};
+      for_pairs(
+          [&](int r, int row, int piece, float* pair) {
+            const float2 x = pair_of(tiles, row, piece, lane_);
+            along[r] += factors[row] * (x.x * pair[0] + x.y * pair[1]);
+          },
+          gradient);
+      __syncthreads();
+      put_sums(kWritten, along);
+      __syncthreads();
+      for_pairs(
+          [&](int, int row, int piece, float* pair) {
+            const float2 x = pair_of(tiles, row, piece, lane_);
+            const float factor = factors[row], sum = factor * (m_.sums[kWritten][0][row] + m_.sums[kWritten][1][row]);
+            pair[0] = factor * (pair[0] - sum * x.x);
+            pair[1] = factor * (pair[1] - sum * x.y);
+          },
+          gradient);
+    }
+    __syncthreads();
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block) {
+      std::uint32_t packed[4];
+      to_operand(packed, gradient + 8 * block);
+      write_block(m_.stage, 16 * row_, piece_ + 2 * block, packed, lane_);
+    }
+    __syncthreads();
+    constexpr int kPieces = 8 * kTiles;
+    const int piece = thread_ % kPieces, count = min(static_cast<int>(to.extent[3]) - 8 * piece, 8);
+    for (int row = thread_ / kPieces; row < at_.rows && count > 0; row += kThreads / kPieces) {
+      const uint4 values = *reinterpret_cast<const uint4*>(m_.stage + piece_offset(row, piece));
+      store_piece(to.at(at_.i_b, at_.start + row, i_q_, 8 * piece), to.stride[3], values, count, aligned);
+    }
+    __syncthreads();
+  }
+
+  // Calls f(r, row, piece, pair) for the accumulator pairs of a warp.
+  template <class F>
+  __device__ void for_pairs(F&& f, Sums& sums) {
+    const int row = opaque(16 * row_ + lane_ / 4);
+#pragma unroll
+    for (int i = 0; i < kCount / 2; ++i) f(i % 2, row + 8 * (i % 2), piece_ + i / 2, sums + 2 * i);
+  }
+
+  __device__ void put_sums(int kind, const float (&sums)[2]) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float sum = quad_sum(sums[r]);
+      if (lane_ % 4 == 0) m_.sums[kind][half_][16 * row_ + lane_ / 4 + 8 * r] = sum;
+    }
+  }
+
+  __device__ static void store_piece(bfloat16* to, std::int64_t stride, const uint4& values, int count, bool aligned) {
+    if (aligned) {
+      *reinterpret_cast<uint4*>(to) = values;
+      return;
+    }
+    const std::uint32_t words[4] = {values.x, values.y, values.z, values.w};
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if (i < count) to[i * stride] = {static_cast<std::uint16_t>(words[i / 2] >> (16 * (i % 2)))};
+    }
+  }
+
+  __device__ static float piece_squares(const unsigned char* tiles, int row, int piece) {
+    const uint4 words = *reinterpret_cast<const uint4*>(tiles + piece_offset(row, piece));
+    float sum = 0;
+    for (const std::uint32_t word : {words.x, words.y, words.z, words.w}) {
+      sum += low_bf16(word) * low_bf16(word) + high_bf16(word) * high_bf16(word);
+    }
+    return sum;
+  }
+
+  // The sum of the squares of a row, by four threads beside each other.
+  __device__ float squares(const unsigned char* tiles, int row) const {
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < 2 * kTiles; ++i) sum += piece_squares(tiles, row, 2 * kTiles * (thread_ % 4) + i);
+    return quad_sum(sum);
+  }
+
+  // λ of the token that the thread is; computed where it is needed, because no register is left to keep it.
+  __device__ float lambda() const {
+    float sum = 0;
+#pragma unroll 1
+    for (int piece = 0; piece < 8 * kTiles; ++piece) sum += piece_squares(m_.k, thread_, piece);
+    return sum * m_.key_factor[thread_] * m_.key_factor[thread_];
+  }
+
+  // β of the token that the thread is.
+  __device__ float beta() const {
+    return thread_ < at_.rows ? to_float(p_.beta(at_.i_b, at_.start + thread_, i_h_)) : 0.0F;
+  }
+
+  // Computes the decays and gains of the value head's tokens. Ends with a barrier.
+  __device__ void token_vectors() {
+    if (thread_ < 32) {
+      const TokenPair pair = read_tokens(c_.forward.p, at_, i_h_, lane_);
+      float before = pair.g[0] + pair.g[1], after = before;  // sums over the lanes up to this one, and from it on
+#pragma unroll
+      for (int offset = 1; offset < 32; offset *= 2) {
+        const float below = __shfl_up_sync(0xffffffffU, before, offset),
+                    above = __shfl_down_sync(0xffffffffU, after, offset);
+        before += lane_ >= offset ? below : 0.0F;
+        after += lane_ < 32 - offset ? above : 0.0F;
+      }
+      before = __shfl_up_sync(0xffffffffU, before, 1);
+      after = __shfl_down_sync(0xffffffffU, after, 1);
+      before = lane_ == 0 ? 0.0F : before;
+      after = lane_ == 31 ? 0.0F : after;
+      m_.prefix[2 * lane_] = before + pair.g[0];
+      m_.prefix[2 * lane_ + 1] = before + pair.g[0] + pair.g[1];
+      m_.suffix[2 * lane_] = exp2f(after + pair.g[1]);
+      m_.suffix[2 * lane_ + 1] = exp2f(after);
+    }
+    if (thread_ < kChunkTokens) {
+      const float alpha = gain_alpha(p_.rule.step, beta(), lambda());
+      m_.a[thread_] = static_cast<float>(p_.rule.step.erase_scale) * alpha;
+      m_.b[thread_] = static_cast<float>(p_.rule.step.write_scale) * alpha;
+    }
+    __syncthreads();
+  }
+
+  __device__ std::int64_t slice_at(int slice) const { return slice_index(c_, slot_, i_h_, slice); }
+
+  __device__ void load_dout(unsigned char* to, int slice) {
+    load_rows<1, kThreads>(to, p_.dout, at_.i_b, at_.start, at_.rows, i_h_, 64 * slice, c_.dout_rows, thread_);
+  }
+  __device__ void load_tiles(unsigned char* to, const unsigned char* from, int count) {
+    for (int byte = 16 * thread_; byte < count * kTileBytes; byte += 16 * kThreads) {
+      copy_async_16(shared_address(to) + byte, from + byte, 16);
+    }
+  }
+  __device__ void wait_for_loads() {
+    copy_async_commit();
+    copy_async_wait<0>();
+    __syncthreads();
+  }
+
+  // Writes dv of a slice from the tile of D, and returns the thread's part of db of token thread / 4.
+  __device__ float values(const unsigned char* d, int slice) {
+    const int row = thread_ / 4;
+    if (row >= at_.rows) return 0;
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int piece = 2 * (thread_ % 4) + i;
+      const int column = 64 * slice + 8 * piece, count = min(static_cast<int>(p_.shape.value_dim) - column, 8);
+      if (count <= 0) break;
+      const bfloat16* from = p_.v.at(at_.i_b, at_.start + row, i_h_, column);
+      uint4 v{0, 0, 0, 0};
+      if (c_.v_rows) {
+        v = *reinterpret_cast<const uint4*>(from);
+      } else {
+        std::uint32_t words[4] = {0, 0, 0, 0};
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          if (j < count) words[j / 2] |= static_cast<std::uint32_t>(from[j * p_.v.stride[3]].bits) << (16 * (j % 2));
+        }
+        v = uint4{words[0], words[1], words[2], words[3]};
+      }
+      const uint4 of_d = *reinterpret_cast<const uint4*>(d + piece_offset(row, piece));
+      const std::uint32_t values[4] = {v.x, v.y, v.z, v.w}, words[4] = {of_d.x, of_d.y, of_d.z, of_d.w};
+      std::uint32_t dv[4];
+      const float b = m_.b[row];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        sum += low_bf16(values[j]) * low_bf16(words[j]) + high_bf16(values[j]) * high_bf16(words[j]);
+        dv[j] = pack_bf16(b * low_bf16(words[j]), b * high_bf16(words[j]));
+      }
+      store_piece(p_.dv.at(at_.i_b, at_.start + row, i_h_, column), p_.dv.stride[3], uint4{dv[0], dv[1], dv[2], dv[3]},
+                  count, c_.v_rows);
+    }
+    return sum;
+  }
+
+  // Computes W and H, dv, db (in the place of b) and, in dg, Σ_{i≥t>j} M_ij. Ends with a barrier.
+  __device__ void scores() {
+    unsigned char* const dout = m_.stage;
+    unsigned char* const u = m_.stage + kTileBytes;
+    unsigned char* const d = m_.stage + 2 * kTileBytes;
+    float sum[32] = {}, db = 0;
+    for (int slice = 0; slice < c_.slices; ++slice) {
+      load_dout(dout, slice);
+      load_tiles(u, c_.writes + slice_at(slice) * kTileBytes, 1);
+      load_tiles(d, c_.dresiduals + slice_at(slice) * kTileBytes, 1);
+      wait_for_loads();
+      multiply_below<4>(sum, shared_address(half_ == 0 ? dout : d), shared_address(u));
+      db += values(d, slice);
+      __syncthreads();
+    }
+    db = quad_sum(db);
+    if (thread_ % 4 == 0) m_.b[thread_ / 4] = db;
+    const bool gated = p_.rule.decay == Decay::scalar;
+    float products[32] = {};
+    if (gated) multiply_below<4 * kTiles>(products, shared_address(half_ == 0 ? m_.q : m_.k), shared_address(m_.k));
+    auto* matrix = reinterpret_cast<float*>(m_.stage);
+    const auto scale = half_ == 0 ? c_.forward.scale : 1.0F;
+    unsigned char* const by_keys = half_ == 0 ? m_.w_keys : m_.h_keys;
+    unsigned char* const by_rows = half_ == 0 ? m_.w_queries : m_.h_erase;
+#pragma unroll
+    for (int block = 0; block < 4; ++block) {
+      if (block > row_) break;
+      std::uint32_t for_keys[4], for_rows[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int row = 16 * row_ + lane_ / 4 + 8 * (i % 2), column = 16 * block + 8 * (i / 2) + 2 * (lane_ % 4);
+        const float row_factor = half_ == 0 ? m_.query_factor[row] : -m_.a[row] * m_.key_factor[row];
+        float x[2];
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          float& element = sum[8 * block + 2 * i + e];
+          const bool below = column + e < row || (half_ == 0 && column + e == row);
+          element = below ? scale * exp2_fast(m_.prefix[row] - m_.prefix[column + e]) * element : 0.0F;
+          x[e] = element * m_.key_factor[column + e];
+          // From here on the element of M.
+          products[8 * block + 2 * i + e] *= x[e] * row_factor;
+        }
+        for_keys[i] = pack_bf16(x[0], x[1]);
+        for_rows[i] = pack_bf16(row_factor * sum[8 * block + 2 * i], row_factor * sum[8 * block + 2 * i + 1]);
+      }
+      write_block(by_keys, 16 * row_, 2 * block, for_keys, lane_);
+      write_block(by_rows, 16 * row_, 2 * block, for_rows, lane_);
+    }
+    if (gated) {
+      for (int turn = 0; turn < 2; ++turn) {
+        if (half_ == turn) {
+#pragma unroll
+          for (int i = 0; i < 32; ++i) {
+            const int row = 16 * row_ + lane_ / 4 + 8 * (i / 2 % 2),
+                      column = 16 * (i / 8) + 8 * (i / 4 % 2) + 2 * (lane_ % 4) + i % 2;
+            float& element = matrix[row * kScoreStride + column];
+            if (i / 8 <= row_) element = products[i] + (turn == 0 ? 0.0F : element);
+          }
+        }
+        __syncthreads();
+      }
+      spanning_sums(matrix);
+    }
+    __syncthreads();
+  }
+
+  // sum += a bᵀ for the block row of the warp, up to the diagonal; rows of kSteps · 16 elements.
+  template <int kSteps>
+  __device__ void multiply_below(float (&sum)[32], std::uint32_t a, std::uint32_t b) {
+#pragma unroll 1
+    for (int step = 0; step < kSteps; ++step) {
+      std::uint32_t rows[4];
+      load_matrices(rows, block_address(a, 16 * row_, 2 * step, lane_));
+#pragma unroll
+      for (int block = 0; block < 4; ++block) {
+        if (block > row_) break;
+        std::uint32_t columns[4];
+        load_matrices(columns, block_address(b, 16 * block, 2 * step, lane_));
+        mma_bf16(sum + 8 * block, rows, columns[0], columns[2]);
+        mma_bf16(sum + 8 * block + 4, rows, columns[1], columns[3]);
+      }
+    }
+  }
+
+  // Writes Σ_{i≥t>j} M_ij of every token t to dg; sums of sums, so that terms that do not span t are not in them.
+  __device__ void spanning_sums(float* matrix) {
+    if (thread_ < kChunkTokens) {
+      float before = 0;
+      for (int j = 0; j <= thread_; ++j) {
+        const float element = matrix[thread_ * kScoreStride + j];
+        matrix[thread_ * kScoreStride + j] = before;
+        before += element;
+      }
+    }
+    __syncthreads();
+    if (thread_ >= at_.rows) return;
+    float sum = 0;
+    for (int i = kChunkTokens - 1; i >= thread_; --i) sum += matrix[i * kScoreStride + thread_];
+    p_.dg(at_.i_b, at_.start + thread_, i_h_, 0) = sum;
+  }
+
+  // What reads the state before the chunk: the gradient of q̂, X, and the sums r and da.
+  __device__ void read_gradients(Sums& dq, Sums& x) {
+    unsigned char* const d = m_.stage + kTileBytes;
+    unsigned char* const s = m_.stage + 2 * kTileBytes;
+    static_assert((2 + kTiles) * kTileBytes <= sizeof(m_.stage));
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) dq[i] = x[i] = 0;
+    for (int slice = 0; slice < c_.slices; ++slice) {
+      load_dout(m_.stage, slice);
+      load_tiles(d, c_.dresiduals + slice_at(slice) * kTileBytes, 1);
+      load_tiles(s, c_.states + slice_at(slice) * kTiles * kTileBytes, kTiles);
+      wait_for_loads();
+      multiply_both<kBlocks>(dq, x, shared_address(m_.stage), shared_address(d), shared_address(s), row_, lane_, piece_,
+                             3);
+      __syncthreads();
+    }
+    float read[2] = {}, erase[2] = {};
+    const bool gated = p_.rule.decay == Decay::scalar;
+    for_pairs(
+        [&](int r, int row, int piece, float* pair) {
+          const float decay = exp2_fast(m_.prefix[row]), factor = c_.forward.scale * decay;
+          pair[0] *= factor;
+          pair[1] *= factor;
+          if (!gated) return;
+          const float2 q = pair_of(m_.q, row, piece, lane_);
+          read[r] += m_.query_factor[row] * (q.x * pair[0] + q.y * pair[1]);
+        },
+        dq);
+    for_pairs(
+        [&](int r, int row, int piece, float* pair) {
+          const float decay = exp2_fast(m_.prefix[row]);
+          pair[0] *= decay;
+          pair[1] *= decay;
+          if (!gated) return;
+          const float2 k = pair_of(m_.k, row, piece, lane_);
+          read[r] -= m_.a[row] * m_.key_factor[row] * (k.x * pair[0] + k.y * pair[1]);
+        },
+        x);
+    multiply_both<kBlocks>(dq, x, shared_address(m_.w_keys), shared_address(m_.h_keys), shared_address(m_.k), row_,
+                           lane_, piece_, row_);
+    for_pairs(
+        [&](int r, int row, int piece, float* pair) {
+          const float2 k = pair_of(m_.k, row, piece, lane_);
+          erase[r] += m_.key_factor[row] * (k.x * pair[0] + k.y * pair[1]);
+        },
+        x);
+    put_sums(kErase, erase);
+    if (gated) put_sums(kRead, read);
+  }
+
+  // What the state after the chunk has of the writes: leaves the gradient of k̂ in y, but for the gain's, and computes w
+  // and z.
+  __device__ void write_gradients(const Sums& x, Sums& y) {
+    unsigned char* const ds = m_.stage + kTileBytes;
+    const bool gated = p_.rule.decay == Decay::scalar;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) y[i] = 0;
+    float z = 0;
+    for (int slice = 0; slice < c_.slices; ++slice) {
+      load_tiles(m_.stage, c_.writes + slice_at(slice) * kTileBytes, 1);
+      load_tiles(ds, c_.dstates + slice_at(slice) * kTiles * kTileBytes, kTiles);
+      wait_for_loads();
+      multiply_one<false, kBlocks>(y, shared_address(m_.stage), shared_address(ds), row_, lane_, piece_);
+      if (gated) z += state_product(ds, c_.states + slice_at(slice) * kTiles * kTileBytes);
+      __syncthreads();
+    }
+    float written[2] = {};
+    for_pairs(
+        [&](int r, int row, int piece, float* pair) {
+          const float suffix = m_.suffix[row];
+          pair[0] *= suffix;
+          pair[1] *= suffix;
+          if (!gated) return;
+          const float2 k = pair_of(m_.k, row, piece, lane_);
+          written[r] += m_.key_factor[row] * (k.x * pair[0] + k.y * pair[1]);
+        },
+        y);
+    if (gated) {
+      put_sums(kWritten, written);
+      z = warp_total(z);
+      if (lane_ == 0) reinterpret_cast<float*>(m_.stage)[thread_ / 32] = z;
+    }
+    multiply_one<true, kBlocks>(y, shared_address(m_.w_queries), shared_address(m_.q), row_, lane_, piece_);
+    multiply_one<true, kBlocks>(y, shared_address(m_.h_erase), shared_address(m_.k), row_, lane_, piece_);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) y[i] -= m_.a[16 * row_ + lane_ / 4 + 8 * (i / 2 % 2)] * x[i];
+    __syncthreads();
+  }
+
+  // The thread's part of the sum over all elements of two states, one of them in global memory.
+  __device__ float state_product(const unsigned char* x, const unsigned char* y) {
+    float sum = 0;
+#pragma unroll 1
+    for (int i = 0; i < kTiles * kTileBytes / 16 / kThreads; ++i) {
+      const int byte = 16 * (thread_ + i * kThreads);
+      const uint4 a = *reinterpret_cast<const uint4*>(x + byte), b = *reinterpret_cast<const uint4*>(y + byte);
+      const std::uint32_t of_a[4] = {a.x, a.y, a.z, a.w}, of_b[4] = {b.x, b.y, b.z, b.w};
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        sum += low_bf16(of_a[j]) * low_bf16(of_b[j]) + high_bf16(of_a[j]) * high_bf16(of_b[j]);
+      }
+    }
+    return sum;
+  }
+
+  __device__ static float warp_total(float x) {
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffffU, x, offset);
+    return x;
+  }
+
+  // Writes dbeta and dg, and adds the gradient through λ to dk.
+  __device__ void finish_tokens(Sums& dk) {
+    if (p_.rule.decay == Decay::scalar && thread_ < at_.rows) {
+      float& dg = p_.dg(at_.i_b, at_.start + thread_, i_h_, 0);
+      float sum = dg, z = 0;
+      for (int w = 0; w < kWarps; ++w) z += reinterpret_cast<const float*>(m_.stage)[w];
+      z *= exp2f(m_.prefix[kChunkTokens - 1]);
+      for (int i = kChunkTokens - 1; i >= thread_; --i) sum += m_.sums[kRead][0][i] + m_.sums[kRead][1][i];
+      for (int j = 0; j < thread_; ++j) sum += m_.sums[kWritten][0][j] + m_.sums[kWritten][1][j];
+      dg = sum + z;
+    }
+    if (thread_ < kChunkTokens) {
+      const float da = -(m_.sums[kErase][0][thread_] + m_.sums[kErase][1][thread_]);
+      const float dalpha = static_cast<float>(p_.rule.step.erase_scale) * da +
+                           static_cast<float>(p_.rule.step.write_scale) * m_.b[thread_];
+      const Gain<float> of_token = gain(p_.rule.step, beta(), lambda());
+      if (thread_ < at_.rows) {
+        p_.dbeta(at_.i_b, at_.start + thread_, i_h_) =
+            to_bfloat16(dalpha * of_token.beta_unit * of_token.beta_slope * of_token.beta_unit);
+      }
+      m_.sums[kErase][0][thread_] = 2 * dalpha * of_token.lambda_slope * of_token.lambda_unit;
+      m_.sums[kErase][1][thread_] = of_token.lambda_unit * m_.key_factor[thread_];
+    }
+    __syncthreads();
+    for_pairs(
+        [&](int, int row, int piece, float* pair) {
+          const float2 k = pair_of(m_.k, row, piece, lane_);
+          const float twice_dlambda = m_.sums[kErase][0][row], unit = m_.sums[kErase][1][row];
+          pair[0] += twice_dlambda * (unit * k.x);
+          pair[1] += twice_dlambda * (unit * k.y);
+        },
+        dk);
+    __syncthreads();
+  }
+
+  const ChunkBackward& c_;
+  const DeltaBackward<bfloat16>& p_;
+  Memory<kTiles>& m_;
+  const ChunkAt at_;
+  const int slot_, i_q_;
+  const int thread_, lane_, row_, half_, piece_;
+  int i_h_ = 0;
+};
+
+template <int kTiles, bool kGrouped>
+__global__ void __launch_bounds__(kThreads, kGrouped ? 1 : 2) grads_kernel(const __grid_constant__ ChunkBackward c) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const int heads = static_cast<int>(c.p.shape.heads), slot = static_cast<int>(blockIdx.x) / heads,
+            i_q = static_cast<int>(blockIdx.x) % heads;
+  const ChunkAt at = chunk_at(c.forward, slot);
+  if (at.rows > 0) Grads<kTiles, kGrouped>(c, *reinterpret_cast<Memory<kTiles>*>(shared), at, slot, i_q).run();
+}
+
+template <int kTiles, bool kGrouped>
+void launch(const ChunkBackward& c, cudaStream_t stream) {
+  constexpr int kBytes = sizeof(Memory<kTiles>);
+  static_assert(kBytes <= 99 * 1024);
+  const auto kernel = grads_kernel<kTiles, kGrouped>;
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "cudaFuncSetAttribute");
+  kernel<<<grid_of("chunk_bwd", c.forward.slots * c.p.shape.heads), kThreads, kBytes, stream>>>(c);
+  check_launch("chunk_bwd, grads");
+}
+
+template <int kTiles>
+void launch(const ChunkBackward& c, cudaStream_t stream) {
+  if (c.p.shape.group() > 1) return launch<kTiles, true>(c, stream);
+  launch<kTiles, false>(c, stream);
+}
+
+}  // namespace
+
+void launch_grads(const ChunkBackward& c, cudaStream_t stream) {
+  if (c.p.shape.key_dim <= 64) return launch<1>(c, stream);
+  launch<2>(c, stream);
+}
+
+}  // namespace efla::gpu

@@ -1,0 +1,70 @@
+// Products by mma.sync of what a warp holds in registers (state.cuh) and tiles in shared memory (tile.cuh).
+#pragma once
+
+#include "efla/cuda/state.cuh"
+#include "efla/cuda/tile.cuh"
+
+namespace efla::gpu {
+
+// d [16 rows, 16 · kBlocks columns] += a bᵀ, with one step of 16 of the common dimension per operand, and b a row-major
+// matrix of 16 · kBlocks rows, from column 16 · `first` on.
+template <int kSteps, int kBlocks = 4>
+__device__ __forceinline__ void multiply_rows(float (&d)[8 * kBlocks], const std::uint32_t (&a)[kSteps][4],
+                                              std::uint32_t b, int lane, int first = 0) {
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block) {
+      std::uint32_t columns[4];
+      load_matrices(columns, block_address(b, 16 * block, 2 * (first + step), lane));
+      mma_bf16(d + 8 * block, a[step], columns[0], columns[2]);
+      mma_bf16(d + 8 * block + 4, a[step], columns[1], columns[3]);
+    }
+  }
+}
+
+// d [16 rows, 64 columns] += Sᵀ bᵀ, the state converted on the way.
+template <int kTiles>
+__device__ __forceinline__ void multiply_state(float (&d)[32], const float (&s)[32 * kTiles], std::uint32_t b,
+                                               int lane) {
+#pragma unroll
+  for (int step = 0; step < 4 * kTiles; ++step) {
+    std::uint32_t state[1][4];
+    to_operand(state[0], s + 8 * step);
+    multiply_rows(d, state, b, lane, step);
+  }
+}
+
+// d [16 rows, 16 · kBlocks columns] += a b, with b row-major: 64 rows, of which the columns from 8 · `piece` on.
+template <int kBlocks>
+__device__ __forceinline__ void multiply_columns(float (&d)[8 * kBlocks], const std::uint32_t (&a)[4][4],
+                                                 std::uint32_t b, int lane, int piece = 0) {
+#pragma unroll
+  for (int step = 0; step < 4; ++step) {
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block) {
+      std::uint32_t rows[4];
+      load_matrices_transposed(rows, block_address(b, 16 * step, piece + 2 * block, lane));
+      mma_bf16(d + 8 * block, a[step], rows[0], rows[1]);
+      mma_bf16(d + 8 * block + 4, a[step], rows[2], rows[3]);
+    }
+  }
+}
+
+// The operands of rows [16 · row, 16 · row + 16) of a tile.
+__device__ __forceinline__ void row_operands(std::uint32_t (&operand)[4][4], std::uint32_t tile, int row, int lane) {
+#pragma unroll
+  for (int step = 0; step < 4; ++step) load_matrices(operand[step], block_address(tile, 16 * row, 2 * step, lane));
+}
+
+// The same of the transposed tile: of its columns [16 · column, 16 · column + 16).
+__device__ __forceinline__ void column_operands(std::uint32_t (&operand)[4][4], std::uint32_t tile, int column,
+                                                int lane) {
+#pragma unroll
+  for (int step = 0; step < 4; ++step) {
+    load_matrices_transposed(operand[step],
+                             tile + piece_offset(16 * step + lane % 8 + 8 * (lane / 16), 2 * column + lane / 8 % 2));
+  }
+}
+
+}  // namespace efla::gpu

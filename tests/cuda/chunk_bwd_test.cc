@@ -1,0 +1,110 @@
+// The chunkwise backward on the GPU against the float64 reference.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "efla/ref/delta.h"
+#include "tests/cuda/device.h"
+#include "tests/support/compare.h"
+#include "tests/support/delta_cases.h"
+#include "tests/support/delta_results.h"
+
+namespace efla::test {
+namespace {
+
+class CudaChunkBackward : public testing::TestWithParam<DeltaCase> {};
+
+// Runs the forward, which saves states every `interval` tokens, and the backward with a poisoned workspace.
+void run_chunk_bwd(const DeltaData<bfloat16>& host, const DeviceData<bfloat16>& device,
+                   const PoisonedWorkspace& workspace, std::int64_t interval) {
+  const DeltaShape& s = host.shape;
+  const std::array<std::int64_t, 5> extent{s.batch, s.chunks(interval), s.value_heads, s.key_dim, s.value_dim};
+  const View<float, 5> shape = View<float, 5>::contiguous(nullptr, extent);
+  const DeviceBytes states(static_cast<std::size_t>(shape.size()) * sizeof(float));
+  DeltaForward<bfloat16> forward = device.forward();
+  forward.saved = {interval, false};
+  forward.chunk_states = View<float, 5>::contiguous(static_cast<float*>(states.data()), extent);
+  gpu::recurrent_fwd(forward, nullptr);
+  DeltaBackward<bfloat16> backward = device.backward();
+  backward.saved = forward.saved;
+  backward.chunk_states = forward.chunk_states;
+  workspace.poison();
+  gpu::chunk_bwd(backward, workspace.get(), nullptr);
+  device.download();
+}
+
+TEST_P(CudaChunkBackward, Gradients) {
+  const DeltaCase& c = GetParam();
+  DeltaData<bfloat16> data(c), again(c);
+  DeltaData<double> exact(c, data);
+  ref::recurrent_fwd(exact.forward());
+  ref::recurrent_bwd(exact.backward());
+  const DeviceData<bfloat16> device(data), device_again(again);
+  const PoisonedWorkspace workspace(gpu::chunk_bwd_workspace_bytes(c.shape()));
+  run_chunk_bwd(data, device, workspace, 64);
+  EXPECT_TRUE(workspace.guards_intact());
+  run_chunk_bwd(again, device_again, workspace, 64);
+  EXPECT_TRUE(data.sentinels_intact());
+  const Results got = backward_results(data), repeated = backward_results(again), expected = backward_results(exact);
+  const bool erasing = c.key_dim < 16 || c.key_norm > 5;
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    EXPECT_EQ(got[i].second, repeated[i].second) << got[i].first;
+    EXPECT_LE(distance(got[i].second, expected[i].second).rms, erasing ? 5e-2 : 1.2e-2) << got[i].first;
+  }
+}
+
+std::vector<DeltaCase> chunk_bwd_cases() {
+  using enum Layout;
+  std::vector<DeltaCase> cases;
+  for (const DeltaCase& c : delta_cases()) {
+    if (c.decay != Decay::channel && c.key_dim <= gpu::kChunkMaxKeyDim) cases.push_back(c);
+  }
+  for (const std::int64_t dim : {64, 128}) {
+    for (const std::int64_t tokens : {1, 63, 64, 65, 127, 129, 1000}) {
+      cases.push_back({"exact", 1, 1, true, 1, tokens, 2, dim, dim, 1, contiguous, true, true, true});
+    }
+    for (const Decay decay : {Decay::none, Decay::scalar}) {
+      DeltaCase grouped{"exact", 1, 1, false, 2, 200, 2, dim, dim, 1.5, contiguous, true, true, true};
+      grouped.decay = decay;
+      grouped.gate = 0.1;
+      grouped.group = 4;
+      cases.push_back(grouped);
+      DeltaCase packed{"euler", 1, 1, true, 1, 900, 2, dim, dim, 1, contiguous, true, true, true};
+      packed.decay = decay;
+      packed.gate = 0.05;
+      packed.cu_seqlens = {0, 0, 1, 64, 65, 193, 400, 400, 837, 900, 900};
+      cases.push_back(packed);
+      DeltaCase many{"exact", 1, 1, true, 3, 300, 5, dim, dim, 1, head_major, false, true, true};
+      many.decay = decay;
+      many.gate = 20;
+      cases.push_back(many);
+    }
+  }
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(Matrix, CudaChunkBackward, testing::ValuesIn(chunk_bwd_cases()),
+                         [](const auto& info) { return std::to_string(info.index) + "_" + name_of(info.param); });
+
+// States that are saved at longer intervals give the same as those of every chunk, to the rounding of the products.
+TEST(CudaChunkBackwardStates, Intervals) {
+  DeltaCase c{"exact", 1, 1, true, 1, 900, 2, 128, 128, 1, Layout::contiguous, true, true, true};
+  c.decay = Decay::scalar;
+  c.gate = 0.05;
+  for (const bool packed : {false, true}) {
+    if (packed) c.cu_seqlens = {0, 0, 1, 64, 65, 193, 400, 400, 837, 900, 900};
+    DeltaData<bfloat16> every(c), some(c);
+    const DeviceData<bfloat16> device_every(every), device_some(some);
+    const PoisonedWorkspace workspace(gpu::chunk_bwd_workspace_bytes(c.shape()));
+    run_chunk_bwd(every, device_every, workspace, 64);
+    run_chunk_bwd(some, device_some, workspace, 192);
+    const Results expected = backward_results(every), got = backward_results(some);
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      EXPECT_LE(distance(got[i].second, expected[i].second).rms, 8e-3) << got[i].first;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace efla::test
