@@ -2,6 +2,8 @@
 // them.
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
 #include <string>
 #include <type_traits>
 
@@ -15,11 +17,16 @@ inline std::string sentence_of(const std::string& refusal) {
   return refusal.empty() ? "" : "it does not take " + refusal;
 }
 
+// "auto" takes the chunk kernels from kFewTokens tokens per sequence on.
 template <class T>
-std::string refuse_cuda_chunk_forward(const DeltaForward<T>& p, bool) {
+std::string refuse_cuda_chunk_forward(const DeltaForward<T>& p, bool named) {
   if constexpr (std::is_same_v<T, bfloat16>) {
+    constexpr std::int64_t kFewTokens = 8;
     if (p.narrow_states) return sentence_of("states at chunk boundaries");
-    return sentence_of(gpu::chunk_fwd_refusal(p));
+    const std::string refusal = gpu::chunk_fwd_refusal(p);
+    const std::int64_t tokens = p.shape.tokens / std::max<std::int64_t>(p.shape.packed, 1);
+    if (!refusal.empty() || named || tokens >= kFewTokens) return sentence_of(refusal);
+    return "recurrent is faster for " + std::to_string(tokens) + " tokens per sequence";
   } else {
     return "it takes bfloat16 alone";
   }

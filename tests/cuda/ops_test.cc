@@ -67,6 +67,17 @@ TEST(CudaOps, EveryRowIsRunOrSaysWhyNot) {
   gpu::check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
 }
 
+TEST(CudaOps, FewTokensAreTheRecurrences) {
+  DeltaCase c = small_case();
+  c.tokens = 4;
+  DeltaData<bfloat16> data(c);
+  DeviceData<bfloat16> device(data);
+  const DeltaForward<bfloat16> p = without_states(device.forward());
+  EXPECT_EQ(delta_forward(p, {.context = kGpu}).implementation, "recurrent_cuda");
+  EXPECT_EQ(delta_forward(p, {.implementation = "chunk", .context = kGpu}).implementation, "chunk_cuda");
+  gpu::check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+}
+
 TEST(CudaOps, SavedStatesAreThoseOfTheRowThatIsChosen) {
   const DeltaCase c = small_case();
   DeltaData<bfloat16> data(c);
