@@ -12,7 +12,8 @@ namespace {
 
 constexpr int kGroups = 32;  // of channels per thread block
 constexpr int kStrips = 8;   // of tokens per thread block
-constexpr int kStrip = 16;   // tokens per strip
+constexpr int kStrip = 32;   // tokens per strip
+constexpr int kAhead = 4;    // tokens that are read before the first of them is computed
 constexpr int kThreads = kGroups * kStrips;
 
 // Where a thread works.
@@ -103,19 +104,28 @@ struct History {
   }
 };
 
-// a = Σ_i taps[i] x[t − i] over the taps that reach tokens of the sequence.
+// Returns the number of taps that reach tokens of the sequence.
+template <int kTaps>
+__device__ int reach_of(std::int64_t width, std::int64_t age) {
+  return static_cast<int>(min(width, min(age + 1, std::int64_t{kTaps})));
+}
+
+// a = Σ_i taps[i] x[t − i] over the first `reach` taps.
 template <int kVector, int kTaps>
-__device__ void weighted_sum(const Taps<kVector, kTaps>& taps, const History<kVector, kTaps>& x, std::int64_t width,
-                             std::int64_t age, float (&a)[kVector]) {
+__device__ void weighted_sum(const Taps<kVector, kTaps>& taps, const History<kVector, kTaps>& x, int reach,
+                             float (&a)[kVector]) {
 #pragma unroll
   for (int c = 0; c < kVector; ++c) a[c] = 0;
 #pragma unroll
   for (int i = kTaps - 1; i >= 0; --i) {
-    if (i >= width || i > age) continue;
+    if (i >= reach) continue;
 #pragma unroll
     for (int c = 0; c < kVector; ++c) a[c] += taps.at[i][c] * x.at[i][c];
   }
 }
+
+// σ(a). Where e^(−a) overflows the quotient is 0, as it should be.
+__device__ __forceinline__ float sigmoid(float a) { return __fdividef(1.0F, 1.0F + expf(-a)); }
 
 template <class T, int kVector, int kTaps>
 __global__ void __launch_bounds__(kThreads) forward_kernel(const __grid_constant__ ShortConvForward<T> p,
@@ -126,16 +136,30 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const __grid_constant
   Sequences sequences(p.cu_seqlens, p.x.extent[1], place.first_token);
   History<kVector, kTaps> x;
   x.load_before(p.x, place, place.first_token, sequences.begin);
-#pragma unroll 4
-  for (std::int64_t t = place.first_token; t < place.end_token; ++t) {
-    x.shift();
-    load_piece(p.x.at(place.i_b, t, place.first_channel), x.at[0]);
-    sequences.reach(t);
-    float y[kVector];
-    weighted_sum(taps, x, p.weight.extent[1], t - sequences.begin, y);
+  const T* from = p.x.at(place.i_b, place.first_token, place.first_channel);
+  T* to = p.y.at(place.i_b, place.first_token, place.first_channel);
+  for (std::int64_t first = place.first_token; first < place.end_token; first += kAhead) {
+    Piece<T, kVector> ahead[kAhead];
 #pragma unroll
-    for (int c = 0; c < kVector; ++c) y[c] = y[c] / (1 + expf(-y[c]));
-    store_piece(p.y.at(place.i_b, t, place.first_channel), y);
+    for (int i = 0; i < kAhead; ++i) {
+      if (first + i < place.end_token) ahead[i] = read_piece<kVector>(from);
+      from += p.x.stride[1];
+    }
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const std::int64_t t = first + i;
+      if (t < place.end_token) {
+        x.shift();
+        widen(ahead[i], x.at[0]);
+        sequences.reach(t);
+        float y[kVector];
+        weighted_sum(taps, x, reach_of<kTaps>(p.weight.extent[1], t - sequences.begin), y);
+#pragma unroll
+        for (int c = 0; c < kVector; ++c) y[c] *= sigmoid(y[c]);
+        store_piece(to, y);
+      }
+      to += p.y.stride[1];
+    }
   }
 }
 
@@ -160,36 +184,56 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
       for (int c = 0; c < kVector; ++c) dx.at[i][c] = 0;
     }
-    for (std::int64_t t = place.first_token; t < place.end_token + kTaps - 1; ++t) {
-      x.shift();
-      dx.shift();
+    const T* from_x = p.x.at(place.i_b, place.first_token, place.first_channel);
+    const T* from_dy = p.dy.at(place.i_b, place.first_token, place.first_channel);
+    T* to = p.dx.at(place.i_b, place.first_token, place.first_channel);
+    const std::int64_t end = place.end_token + kTaps - 1;
+    for (std::int64_t first = place.first_token; first < end; first += kAhead) {
+      Piece<T, kVector> ahead_x[kAhead], ahead_dy[kAhead];
 #pragma unroll
-      for (int c = 0; c < kVector; ++c) dx.at[0][c] = 0;
-      if (t < tokens) {
-        load_piece(p.x.at(place.i_b, t, place.first_channel), x.at[0]);
-        float da[kVector], a[kVector];
-        load_piece(p.dy.at(place.i_b, t, place.first_channel), da);
-        sequences.reach(t);
-        const std::int64_t age = t - sequences.begin;
-        weighted_sum(taps, x, width, age, a);
-#pragma unroll
-        for (int c = 0; c < kVector; ++c) {
-          const float sigma = 1 / (1 + expf(-a[c]));
-          da[c] *= sigma * (1 + a[c] * (1 - sigma));
+      for (int i = 0; i < kAhead; ++i) {
+        if (first + i < min(end, tokens)) {
+          ahead_x[i] = read_piece<kVector>(from_x);
+          ahead_dy[i] = read_piece<kVector>(from_dy);
         }
+        from_x += p.x.stride[1];
+        from_dy += p.dy.stride[1];
+      }
 #pragma unroll
-        for (int i = 0; i < kTaps; ++i) {
-          if (i >= width || i > age) continue;
+      for (int i = 0; i < kAhead; ++i) {
+        const std::int64_t t = first + i;
+        x.shift();
+        dx.shift();
+#pragma unroll
+        for (int c = 0; c < kVector; ++c) dx.at[0][c] = 0;
+        if (t < min(end, tokens)) {
+          widen(ahead_x[i], x.at[0]);
+          sequences.reach(t);
+          const int reach = reach_of<kTaps>(width, t - sequences.begin);
+          float da[kVector], a[kVector];
+          widen(ahead_dy[i], da);
+          weighted_sum(taps, x, reach, a);
 #pragma unroll
           for (int c = 0; c < kVector; ++c) {
-            dx.at[i][c] += taps.at[i][c] * da[c];
-            if (t < place.end_token) dweight[i][c] += da[c] * x.at[i][c];
+            const float sigma = sigmoid(a[c]);
+            da[c] *= sigma * (1 + a[c] * (1 - sigma));
+          }
+          const bool own = t < place.end_token;
+#pragma unroll
+          for (int j = 0; j < kTaps; ++j) {
+            if (j >= reach) continue;
+#pragma unroll
+            for (int c = 0; c < kVector; ++c) {
+              dx.at[j][c] += taps.at[j][c] * da[c];
+              if (own) dweight[j][c] += da[c] * x.at[j][c];
+            }
           }
         }
+        if (t >= place.first_token + kTaps - 1 && t < end) {
+          store_piece(to, dx.at[kTaps - 1]);
+          to += p.dx.stride[1];
+        }
       }
-      const std::int64_t complete = t - (kTaps - 1);
-      if (complete >= place.first_token)
-        store_piece(p.dx.at(place.i_b, complete, place.first_channel), dx.at[kTaps - 1]);
     }
   }
 #pragma unroll
@@ -216,12 +260,10 @@ std::int64_t token_blocks_of(const Problem& p) {
   return ceil_div(p.x.extent[1], kStrip * kStrips);
 }
 
-// Calls f<kVector, kTaps>(channel blocks).
-template <class T, class F>
+// Calls f<kVector, kTaps>(channel blocks); kVector is `kPiece` where there are pieces.
+template <int kPiece, class F>
 void with_shape(bool pieces, std::int64_t channels, std::int64_t width, F&& f) {
-  if (pieces && width <= 4) {
-    return f.template operator()<kPieceElements<T>, 4>(ceil_div(channels, kGroups * kPieceElements<T>));
-  }
+  if (pieces && width <= 4) return f.template operator()<kPiece, 4>(ceil_div(channels, kGroups * kPiece));
   f.template operator()<1, kMaxConvWidth>(ceil_div(channels, kGroups));
 }
 
@@ -231,12 +273,13 @@ template <class T>
 void short_conv(const ShortConvForward<T>& p, cudaStream_t stream) {
   if (p.x.size() == 0) return;
   const bool pieces = has_aligned_rows(p.x) && has_aligned_rows(p.y);
-  with_shape<T>(pieces, p.x.extent[2], p.weight.extent[1], [&]<int kVector, int kTaps>(std::int64_t channel_blocks) {
-    const std::int64_t token_blocks = token_blocks_of(p);
-    const unsigned grid = grid_of("short_conv_forward", channel_blocks * token_blocks * p.x.extent[0]);
-    forward_kernel<T, kVector, kTaps><<<grid, kThreads, 0, stream>>>(p, channel_blocks, token_blocks);
-    check_launch("short_conv_forward");
-  });
+  with_shape<kPieceElements<T>>(
+      pieces, p.x.extent[2], p.weight.extent[1], [&]<int kVector, int kTaps>(std::int64_t channel_blocks) {
+        const std::int64_t token_blocks = token_blocks_of(p);
+        const unsigned grid = grid_of("short_conv_forward", channel_blocks * token_blocks * p.x.extent[0]);
+        forward_kernel<T, kVector, kTaps><<<grid, kThreads, 0, stream>>>(p, channel_blocks, token_blocks);
+        check_launch("short_conv_forward");
+      });
 }
 
 template <class T>
@@ -246,7 +289,7 @@ void short_conv(const ShortConvBackward<T>& p, const Workspace& workspace, cudaS
   const std::int64_t count = token_blocks_of(p) * p.x.extent[0];
   if (p.x.size() > 0) {
     const bool pieces = has_aligned_rows(p.x) && has_aligned_rows(p.dy) && has_aligned_rows(p.dx);
-    with_shape<T>(pieces, p.x.extent[2], p.weight.extent[1], [&]<int kVector, int kTaps>(std::int64_t channel_blocks) {
+    with_shape<4>(pieces, p.x.extent[2], p.weight.extent[1], [&]<int kVector, int kTaps>(std::int64_t channel_blocks) {
       const unsigned grid = grid_of("short_conv_backward", channel_blocks * count);
       backward_kernel<T, kVector, kTaps><<<grid, kThreads, 0, stream>>>(p, parts, channel_blocks, token_blocks_of(p));
       check_launch("short_conv_backward");

@@ -24,6 +24,19 @@ double weight_at(const Problem& p, std::int64_t d) {
   return p.weight ? p.weight(d) : 1.0;
 }
 
+// act(gate) of an element and its derivative; 1 and 0 without a gate.
+struct Gate {
+  double value = 1, slope = 0;
+};
+
+template <class Problem>
+Gate gate_at(const Problem& p, std::int64_t row, std::int64_t d) {
+  if (!p.gate) return {};
+  const double z = to_float(p.gate(row, d)), sigma = 1 / (1 + std::exp(-z));
+  if (p.activation == GateActivation::sigmoid) return {sigma, sigma * (1 - sigma)};
+  return {z * sigma, sigma * (1 + z * (1 - sigma))};
+}
+
 }  // namespace
 
 template <class T>
@@ -31,7 +44,7 @@ void rms_norm(const RmsNormForward<T>& p) {
   for (std::int64_t row = 0; row < p.x.extent[0]; ++row) {
     const double r = inverse_rms(p, row);
     for (std::int64_t d = 0; d < p.x.extent[1]; ++d) {
-      p.y(row, d) = round_to<T>(to_float(p.x(row, d)) * r * weight_at(p, d));
+      p.y(row, d) = round_to<T>(to_float(p.x(row, d)) * r * weight_at(p, d) * gate_at(p, row, d).value);
     }
   }
 }
@@ -42,14 +55,20 @@ void rms_norm(const RmsNormBackward<T>& p) {
   std::vector<double> dweight(static_cast<std::size_t>(columns));
   for (std::int64_t row = 0; row < p.x.extent[0]; ++row) {
     const double r = inverse_rms(p, row);
-    double mean = 0;  // of weight·dy·x
+    double mean = 0;  // of weight·du·x
+    std::vector<double> du(static_cast<std::size_t>(columns));
     for (std::int64_t d = 0; d < columns; ++d) {
-      const double product = static_cast<double>(to_float(p.dy(row, d))) * to_float(p.x(row, d));
-      dweight[static_cast<std::size_t>(d)] += product * r;
-      mean += weight_at(p, d) * product / static_cast<double>(columns);
+      const auto i = static_cast<std::size_t>(d);
+      const double x = to_float(p.x(row, d)), dy = to_float(p.dy(row, d));
+      const Gate gate = gate_at(p, row, d);
+      du[i] = dy * gate.value;
+      dweight[i] += du[i] * x * r;
+      mean += weight_at(p, d) * du[i] * x / static_cast<double>(columns);
+      if (p.gate) p.dgate(row, d) = round_to<T>(dy * x * r * weight_at(p, d) * gate.slope);
     }
     for (std::int64_t d = 0; d < columns; ++d) {
-      p.dx(row, d) = round_to<T>(r * (weight_at(p, d) * to_float(p.dy(row, d)) - to_float(p.x(row, d)) * r * r * mean));
+      p.dx(row, d) =
+          round_to<T>(r * (weight_at(p, d) * du[static_cast<std::size_t>(d)] - to_float(p.x(row, d)) * r * r * mean));
     }
   }
   if (!p.dweight) return;

@@ -7,17 +7,23 @@
 
 namespace efla {
 
-// y = x · r · weight with r = 1/√(mean(x²) + eps), row by row. y may be x.
+// What a gate z of a normalisation goes through: silu(z) = z σ(z) or σ(z).
+enum class GateActivation { silu, sigmoid };
+
+// y = x · r · weight · act(gate) with r = 1/√(mean(x²) + eps), row by row. y may be x.
 template <class T>
 struct RmsNormForward {
   View<const T, 2> x;           // [N, D]
   View<const float, 1> weight;  // [D], optional; absent: ones
   float eps = 1e-6F;
-  View<T, 2> y;  // [N, D]
+  View<T, 2> y;                // [N, D]
+  View<const T, 2> gate = {};  // [N, D], optional; absent: without act(gate)
+  GateActivation activation = GateActivation::silu;
 };
 
 // The gradients of a loss whose gradient with respect to y is dy. r is computed again.
-//   dx = r (weight·dy − x r² mean(weight·dy·x)),    dweight = Σ_rows dy·x·r
+//   dx = r (weight·du − x r² mean(weight·du·x)),    dweight = Σ_rows du·x·r,    du = dy·act(gate)
+//   dgate = dy·x·r·weight·act′(gate)
 template <class T>
 struct RmsNormBackward {
   View<const T, 2> x;           // [N, D]
@@ -26,6 +32,9 @@ struct RmsNormBackward {
   View<const T, 2> dy;     // [N, D]
   View<T, 2> dx;           // [N, D], may be dy
   View<float, 1> dweight;  // [D], optional
+  View<const T, 2> gate = {};
+  GateActivation activation = GateActivation::silu;
+  View<T, 2> dgate = {};  // [N, D], as gate
 };
 
 // Throws Error as validate of rule/validate.h does. T is float or bfloat16.

@@ -31,6 +31,7 @@ template <class Problem>
 void check_rms_norm(const char* operation, const Problem& p) {
   check_filled(operation, "x", p.x, p.x.extent);
   check_view(operation, "weight", p.weight, {p.x.extent[1]}, Presence::optional);
+  check_view(operation, "gate", p.gate, p.x.extent, Presence::optional);
   if (!(p.eps > 0) || !std::isfinite(p.eps)) throw Error(operation, "eps", std::to_string(p.eps), "a positive number");
 }
 
@@ -66,6 +67,7 @@ void validate(const RmsNormBackward<T>& p) {
   check_filled(op, "dy", p.dy, p.x.extent);
   check_filled(op, "dx", p.dx, p.x.extent);
   check_view(op, "dweight", p.dweight, {p.x.extent[1]}, Presence::optional);
+  if (p.gate) check_filled(op, "dgate", p.dgate, p.x.extent);
 }
 
 void validate(const LinearForward& p) {

@@ -30,8 +30,9 @@ void randomise(Tensor<T, Rank>& tensor, Random& random) {
 // The tensors of a normalisation: inputs with random numbers, outputs with NaN.
 template <class T>
 struct NormData {
-  Tensor<T, 2> x, dy, y, dx;
+  Tensor<T, 2> x, dy, y, dx, gate, dgate;
   Tensor<float, 1> weight, dweight;
+  GateActivation activation = GateActivation::silu;
 
   NormData(std::int64_t rows, std::int64_t columns, bool weighted, Layout layout)
       : x({rows, columns}, layout),
@@ -45,53 +46,81 @@ struct NormData {
     weight = dweight = Tensor<float, 1>({columns});
     randomise(weight, random);
   }
-  RmsNormForward<T> forward() { return {x.view(), weight.view(), 1e-2F, y.view()}; }
-  RmsNormBackward<T> backward() { return {x.view(), weight.view(), 1e-2F, dy.view(), dx.view(), dweight.view()}; }
+  void add_gate(GateActivation with, Layout layout) {
+    Random random(5);
+    gate = dgate = Tensor<T, 2>(x.view().extent, layout);
+    randomise(gate, random);
+    activation = with;
+  }
+  RmsNormForward<T> forward() { return {x.view(), weight.view(), kEps, y.view(), gate.view(), activation}; }
+  RmsNormBackward<T> backward() {
+    return {x.view(), weight.view(), kEps, dy.view(), dx.view(), dweight.view(), gate.view(), activation, dgate.view()};
+  }
+  static constexpr float kEps = 1e-2F;
 };
 
 template <class T>
 void run_on_gpu(NormData<T>& data) {
-  const DeviceTensor<T, 2> x(data.x), dy(data.dy), y(data.y), dx(data.dx);
+  const DeviceTensor<T, 2> x(data.x), dy(data.dy), y(data.y), dx(data.dx), gate(data.gate), dgate(data.dgate);
   const DeviceTensor<float, 1> weight(data.weight), dweight(data.dweight);
-  gpu::rms_norm(RmsNormForward<T>{x.view(), weight.view(), 1e-2F, y.view()}, nullptr);
-  const RmsNormBackward<T> backward{x.view(), weight.view(), 1e-2F, dy.view(), dx.view(), dweight.view()};
+  gpu::rms_norm(RmsNormForward<T>{x.view(), weight.view(), data.kEps, y.view(), gate.view(), data.activation}, nullptr);
+  const RmsNormBackward<T> backward{x.view(),       weight.view(), data.kEps,       dy.view(),   dx.view(),
+                                    dweight.view(), gate.view(),   data.activation, dgate.view()};
   const PoisonedWorkspace workspace(gpu::rms_norm_workspace_bytes(backward));
   gpu::rms_norm(backward, workspace.get(), nullptr);
-  y.download();
-  dx.download();
+  for (const auto* tensor : {&y, &dx, &dgate}) tensor->download();
   dweight.download();
   EXPECT_TRUE(workspace.guards_intact());
 }
 
 template <class T>
-void check_norm(std::int64_t rows, std::int64_t columns, bool weighted, Layout layout) {
-  SCOPED_TRACE(testing::Message() << DTypeOf<T>::name << " N " << rows << " D " << columns << " weighted " << weighted
-                                  << ' ' << name_of(layout));
-  NormData<T> expected(rows, columns, weighted, layout), got(expected), again(expected);
+void check_norm(const NormData<T>& data) {
+  NormData<T> expected(data), got(data), again(data);
   ref::rms_norm(expected.forward());
   ref::rms_norm(expected.backward());
   run_on_gpu(got);
   run_on_gpu(again);
-  EXPECT_TRUE(got.y.sentinels_intact() && got.dx.sentinels_intact() && got.dweight.sentinels_intact());
-  EXPECT_TRUE(got.y.same_bits(again.y) && got.dx.same_bits(again.dx) && got.dweight.same_bits(again.dweight));
+  EXPECT_TRUE(got.y.sentinels_intact() && got.dx.sentinels_intact() && got.dweight.sentinels_intact() &&
+              got.dgate.sentinels_intact());
+  EXPECT_TRUE(got.y.same_bits(again.y) && got.dx.same_bits(again.dx) && got.dweight.same_bits(again.dweight) &&
+              got.dgate.same_bits(again.dgate));
   EXPECT_LE(distance(got.y.values(), expected.y.values()).rms, tolerance<T>());
   EXPECT_LE(distance(got.dx.values(), expected.dx.values()).rms, tolerance<T>());
+  EXPECT_LE(distance(got.dgate.values(), expected.dgate.values()).rms, tolerance<T>());
   EXPECT_LE(distance(got.dweight.values(), expected.dweight.values()).rms, kSumTolerance);
 }
 
-TEST(CudaRmsNorm, AgreesWithFloat64) {
+template <class T>
+void check_norms(std::int64_t rows, std::int64_t columns, bool weighted, Layout layout) {
+  SCOPED_TRACE(testing::Message() << DTypeOf<T>::name << " N " << rows << " D " << columns << " weighted " << weighted
+                                  << ' ' << name_of(layout));
+  NormData<T> data(rows, columns, weighted, layout);
+  check_norm(data);
+  for (const GateActivation activation : {GateActivation::silu, GateActivation::sigmoid}) {
+    SCOPED_TRACE(activation == GateActivation::silu ? "silu" : "sigmoid");
+    data.add_gate(activation, layout);
+    check_norm(data);
+  }
+}
+
+void check_rows(std::int64_t rows) {
   for (const Layout layout : {Layout::contiguous, Layout::sliced}) {
     for (const std::int64_t columns : {3, 7, 64, 128, 200, 256, 1000, 1024, 2048, 4096, 8192}) {
-      for (const std::int64_t rows : {1, 33, 2000}) {
-        if (rows * columns > (1 << 19)) continue;
-        for (const bool weighted : {true, false}) {
-          check_norm<float>(rows, columns, weighted, layout);
-          check_norm<bfloat16>(rows, columns, weighted, layout);
-        }
+      if (rows * columns > (1 << 19)) continue;
+      for (const bool weighted : {true, false}) {
+        check_norms<float>(rows, columns, weighted, layout);
+        check_norms<bfloat16>(rows, columns, weighted, layout);
       }
     }
   }
 }
+
+TEST(CudaRmsNorm, FewRowsAgreeWithFloat64) {
+  check_rows(1);
+  check_rows(33);
+}
+
+TEST(CudaRmsNorm, ManyRowsAgreeWithFloat64) { check_rows(2000); }
 
 TEST(CudaRmsNorm, RefusesLongRows) {
   NormData<float> data(1, gpu::kMaxNormColumns + 1, false, Layout::contiguous);

@@ -135,6 +135,38 @@ TEST(RmsNorm, AgreesWithFloat64OnEveryTarget) {
   check_sizes("ref");
 }
 
+// The gate multiplies y, so that the gated gradients are those of the plain norm for dy·act(gate).
+TEST(RmsNorm, GatesOnlyInTheReference) {
+  Case<float> gated(5, 8), plain(5, 8);
+  Rows<float> gate(5, 8, 0), dgate(5, 8, 2);
+  gate.randomise(gated.random);
+  const auto silu = [&](std::int64_t row, std::int64_t c) { return gate(row, c) / (1 + std::exp(-gate(row, c))); };
+  for (std::int64_t row = 0; row < 5; ++row) {
+    for (std::int64_t c = 0; c < 8; ++c) plain.dy.view()(row, c) = static_cast<float>(gated.dy(row, c) * silu(row, c));
+  }
+  plain.run(1, true, "ref");
+  const auto weight = View<const float, 1>::contiguous(gated.weight.data(), {8});
+  const RmsNormForward<float> forward{gated.x.view(), weight, Case<float>::kEps, gated.y.view(), gate.view()};
+  const auto dweight = View<float, 1>::contiguous(gated.dweight.data(), {8});
+  const RmsNormBackward<float> backward{gated.x.view(),  weight,  Case<float>::kEps, gated.dy.view(),
+                                        gated.dx.view(), dweight, gate.view(),       GateActivation::silu,
+                                        dgate.view()};
+  test::expect_error([&] { rms_norm_forward(forward); }, "implementation", "simd: it computes no gate");
+  rms_norm_forward(forward, {.implementation = "ref"});
+  rms_norm_backward(backward, {.implementation = "ref"});
+  for (std::int64_t row = 0; row < 5; ++row) {
+    for (std::int64_t c = 0; c < 8; ++c) {
+      const double z = gate(row, c), h = 1e-6, y = plain.y(row, c);
+      const double slope = ((z + h) / (1 + std::exp(-z - h)) - (z - h) / (1 + std::exp(-z + h))) / (2 * h);
+      EXPECT_NEAR(gated.y(row, c), y * silu(row, c), 1e-5 * (1 + std::abs(y)));
+      EXPECT_NEAR(gated.dx(row, c), plain.dx(row, c), 1e-4 * (1 + std::abs(plain.dx(row, c))));
+      EXPECT_NEAR(dgate(row, c), gated.dy(row, c) * y * slope, 1e-4 * (1 + std::abs(gated.dy(row, c) * y)));
+    }
+  }
+  for (std::int64_t c = 0; c < 8; ++c)
+    EXPECT_NEAR(gated.dweight[c], plain.dweight[c], 1e-4 * (1 + std::abs(plain.dweight[c])));
+}
+
 TEST(RmsNorm, RefusesWhatDoesNotFit) {
   using test::expect_error;
   Case<float> p(3, 8);
