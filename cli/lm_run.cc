@@ -4,6 +4,7 @@
 
 #include "cli/environment.h"
 #include "cli/model_tokenizer.h"
+#include "efla/autograd/context.h"
 #include "efla/base/error.h"
 #include "efla/generate/generator.h"
 #include "efla/io/file.h"
@@ -87,9 +88,9 @@ LmSetup::LmSetup(const json& config, torch::Device device)
         kTrainLm, "model.vocab_size", std::to_string(model_config_.vocab_size),
         "at least " + std::to_string(train_->tokenizer().vocab_size) + ", the vocabulary of " + options_.data.train);
   }
-  if (device.is_cuda() && !nn::mixer_preset(model_config_.mixer).softmax) {
+  if (device.is_cuda() && !autograd::has_gpu_kernels() && !nn::mixer_preset(model_config_.mixer).softmax) {
     throw Error(kTrainLm, "--device", "cuda with mixer " + model_config_.mixer,
-                "cpu: the delta rule has no GPU kernels yet (mixer softmax alone runs there)");
+                "cpu: this build has no GPU kernels of the delta rule (mixer softmax alone runs there)");
   }
   // Damaged tokens would train all the same, or end the run hours later.
   train_->verify();

@@ -289,8 +289,10 @@ Tensor Mixer::forward(const Tensor& x, const Tensor& cu_seqlens) const {
     const auto [q, k, v] = heads_of(qkv);
     return output(x, recurrence_.sequence(q, k, v, beta(gates)));
   }
-  return output(x, autograd::delta_rule_packed(qkv, beta(gates), decay(x, gates), config_.heads, config_.key_dim, rule_,
-                                               cu_seqlens));
+  // Under autocast softplus widens what it gets.
+  const auto b = beta(gates).to(qkv.scalar_type());
+  return output(
+      x, autograd::delta_rule_packed(qkv, b, decay(x, gates), config_.heads, config_.key_dim, rule_, cu_seqlens));
 }
 
 void Mixer::set_recurrence(Recurrence recurrence) {

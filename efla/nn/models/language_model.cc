@@ -109,13 +109,17 @@ Tensor LanguageModel::layer_output(const Layer& layer, const Tensor& x,
 
 Tensor LanguageModel::hidden(const Tensor& ids, const Tensor& cu_seqlens) const {
   check_ids(ids, 2);
-  if (cu_seqlens.defined()) autograd::check_cu_seqlens(kName, cu_seqlens, ids.size(0), ids.size(1));
+  Tensor ends = cu_seqlens;
+  if (ends.defined()) {
+    autograd::check_cu_seqlens(kName, ends, ids.size(0), ids.size(1));
+    ends = ends.to(ids.device());
+  }
   auto x = torch::embedding(embeddings_->value, ids);
   for (const auto& layer : layers_) {
     // The backward calls it again after this function has returned.
-    const auto output = [this, &layer, cu_seqlens](const Tensor& input) {
+    const auto output = [this, &layer, ends](const Tensor& input) {
       return layer_output(layer, input, [&](const Tensor& normed) {
-        return layer.mixer ? layer.mixer->forward(normed, cu_seqlens) : layer.attention->forward(normed, cu_seqlens);
+        return layer.mixer ? layer.mixer->forward(normed, ends) : layer.attention->forward(normed, ends);
       });
     };
     x = recompute_ ? autograd::recompute(output, x, layer.parameters) : output(x);
