@@ -59,13 +59,15 @@ int segments_of(const DeltaShape& shape);
 // segments' maps the states before segments.
 void launch_segment_states(const ChunkProblem& problem, cudaStream_t stream);
 
-// Launches the kernel that writes every record.
-void launch_prepare(const ChunkProblem& problem, cudaStream_t stream);
+struct RowMaps;
+
+// Launches the kernel that writes every record. With `maps` (on Hopper) it reads rows by them.
+void launch_prepare(const ChunkProblem& problem, const RowMaps* maps, cudaStream_t stream);
 
 // Launches the sweep over the state on any GPU.
 void launch_sweep_portable(const ChunkProblem& problem, cudaStream_t stream);
 
 // Launches the sweep on a Hopper GPU. `fused` computes the records on the way, so that `prepare` is not needed.
-void launch_sweep_sm90(const ChunkProblem& problem, bool fused, cudaStream_t stream);
+void launch_sweep_sm90(const ChunkProblem& problem, const RowMaps& maps, bool fused, cudaStream_t stream);
 
 }  // namespace efla::gpu

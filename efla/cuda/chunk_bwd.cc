@@ -69,7 +69,7 @@ void chunk_bwd(const DeltaBackward<bfloat16>& p, const Workspace& workspace, cud
   c.dstates = c.states + parts.states;
   c.writes = c.dstates + parts.states;
   c.dresiduals = c.writes + parts.writes;
-  launch_prepare(c.forward, stream);
+  launch_prepare(c.forward, nullptr, stream);
   launch_sweep_states(c, stream);
   launch_sweep_reverse(c, stream);
   launch_grads(c, stream);

@@ -72,9 +72,13 @@ void chunk_fwd(const DeltaForward<bfloat16>& p, const Workspace& workspace, cuda
   if (!rows) kernel = ChunkKernel::portable;
   // The fused kernel is slower at every shape measured so far (docs/design/2026-11-cuda-forward.md).
   if (kernel == ChunkKernel::automatic) kernel = is_hopper() ? ChunkKernel::sweep : ChunkKernel::portable;
-  if (kernel != ChunkKernel::fused) launch_prepare(c, stream);
-  if (kernel == ChunkKernel::portable) return launch_sweep_portable(c, stream);
-  launch_sweep_sm90(c, kernel == ChunkKernel::fused, stream);
+  if (kernel == ChunkKernel::portable) {
+    launch_prepare(c, nullptr, stream);
+    return launch_sweep_portable(c, stream);
+  }
+  const RowMaps maps{map_rows(p.q), map_rows(p.k), map_rows(p.v)};
+  if (kernel != ChunkKernel::fused) launch_prepare(c, &maps, stream);
+  launch_sweep_sm90(c, maps, kernel == ChunkKernel::fused, stream);
 }
 
 }  // namespace efla::gpu

@@ -276,23 +276,16 @@ class Grads {
   // Computes the decays and gains of the value head's tokens. Ends with a barrier.
   __device__ void token_vectors() {
     if (thread_ < 32) {
-      const TokenPair pair = read_tokens(c_.forward.p, at_, i_h_, lane_);
-      float before = pair.g[0] + pair.g[1], after = before;  // sums over the lanes up to this one, and from it on
+      const DeltaForward<bfloat16>& p = c_.forward.p;
+      const TokenPair pair = read_tokens(p, p.beta.at(at_.i_b, at_.start, i_h_),
+                                         p.g ? p.g.at(at_.i_b, at_.start, i_h_) : nullptr, 0, at_.rows, lane_);
+      Token tokens[2];
+      scan_tokens(pair, p.rule.decay == Decay::scalar, lane_, tokens);
 #pragma unroll
-      for (int offset = 1; offset < 32; offset *= 2) {
-        const float below = __shfl_up_sync(0xffffffffU, before, offset),
-                    above = __shfl_down_sync(0xffffffffU, after, offset);
-        before += lane_ >= offset ? below : 0.0F;
-        after += lane_ < 32 - offset ? above : 0.0F;
+      for (int e = 0; e < 2; ++e) {
+        m_.prefix[2 * lane_ + e] = tokens[e].prefix;
+        m_.suffix[2 * lane_ + e] = exp2f(tokens[e].suffix);
       }
-      before = __shfl_up_sync(0xffffffffU, before, 1);
-      after = __shfl_down_sync(0xffffffffU, after, 1);
-      before = lane_ == 0 ? 0.0F : before;
-      after = lane_ == 31 ? 0.0F : after;
-      m_.prefix[2 * lane_] = before + pair.g[0];
-      m_.prefix[2 * lane_ + 1] = before + pair.g[0] + pair.g[1];
-      m_.suffix[2 * lane_] = exp2f(after + pair.g[1]);
-      m_.suffix[2 * lane_ + 1] = exp2f(after);
     }
     if (thread_ < kChunkTokens) {
       const float alpha = gain_alpha(p_.rule.step, beta(), lambda());

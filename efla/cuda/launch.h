@@ -1,12 +1,35 @@
 // What the launches of kernels share.
 #pragma once
 
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
 #include <cstdint>
 
 #include "efla/base/view.h"
 #include "efla/cuda/delta.h"
+#include "efla/cuda/error.h"
 
 namespace efla::gpu {
+
+// Launches a kernel for Hopper GPUs that may begin before the kernel before it in the stream has ended. It calls
+// wait_for_kernels before it touches memory that other kernels touch.
+template <class... Parameters>
+void launch_early(const char* name, void (*kernel)(Parameters...), unsigned blocks, int threads, std::size_t bytes,
+                  cudaStream_t stream, Parameters... arguments) {
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(blocks);
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = bytes;
+  config.stream = stream;
+  config.attrs = &early;
+  config.numAttrs = 1;
+  void* pointers[] = {&arguments...};
+  check(cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), pointers), name);
+}
 
 // Returns `blocks` as the x extent of a grid; throws Error(operation, …) where it exceeds what CUDA allows, 2³¹ − 1.
 unsigned grid_of(const char* operation, std::int64_t blocks);

@@ -4,6 +4,7 @@
 #include "efla/cuda/error.h"
 #include "efla/cuda/launch.h"
 #include "efla/cuda/prepare.cuh"
+#include "efla/cuda/tensor_map.h"
 
 namespace efla::gpu {
 namespace {
@@ -39,9 +40,57 @@ __device__ __forceinline__ void fence_record() {
 #endif
 }
 
-template <int kTiles, bool kGrouped>
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+constexpr bool kCopyEngine = true;
+#else
+constexpr bool kCopyEngine = false;
+#endif
+
+// Starts to copy the keys and queries of a chunk; kMapped: by the copy engine.
+template <int kTiles, bool kMapped>
+__device__ __forceinline__ void start_rows(const ChunkProblem& c, const RowMaps& maps, const ChunkAt& at,
+                                           std::int64_t i_q, int thread, unsigned char (&rows)[2][kTiles * kTileBytes],
+                                           std::uint64_t* loaded) {
+  if constexpr (!kMapped || !kCopyEngine) {
+    load_rows<kTiles, kPrepareThreads>(rows[0], c.p.k, at.i_b, at.start, at.rows, i_q, 0, c.k_rows, thread);
+    load_rows<kTiles, kPrepareThreads>(rows[1], c.p.q, at.i_b, at.start, at.rows, i_q, 0, c.q_rows, thread);
+    copy_async_commit();
+  } else {
+    if (thread == 0) {
+      barrier_init(loaded, 1);
+      fence_for_products();
+      barrier_expect(loaded, 2 * kTiles * kTileBytes);
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+        for (int i = 0; i < 2; ++i) {
+          load_tile(rows[i] + tile * kTileBytes, i == 0 ? &maps.k : &maps.q, 64 * tile, static_cast<int>(i_q),
+                    static_cast<int>(at.start), static_cast<int>(at.i_b), loaded);
+        }
+      }
+    }
+    __syncthreads();
+  }
+}
+// Waits for them; rows after the sequence's end become zeros.
+template <int kTiles, bool kMapped>
+__device__ __forceinline__ void finish_rows(const ChunkAt& at, int thread,
+                                            unsigned char (&rows)[2][kTiles * kTileBytes], std::uint64_t* loaded) {
+  if constexpr (kMapped && kCopyEngine) {
+    barrier_wait(loaded, 0);
+    if (at.rows == kChunkTokens) return;
+    for (int tile = 0; tile < kTiles; ++tile) {
+      for (auto& matrix : rows) clear_rows(matrix + tile * kTileBytes, at.rows, thread, kPrepareThreads);
+    }
+  } else {
+    copy_async_wait<0>();
+  }
+  fence_record();
+  __syncthreads();
+}
+
+template <int kTiles, bool kGrouped, bool kMapped>
 __global__ void __launch_bounds__(kPrepareThreads, kGrouped ? 3 : 4)
-    prepare_kernel(const __grid_constant__ ChunkProblem c) {
+    prepare_kernel(const __grid_constant__ ChunkProblem c, const __grid_constant__ RowMaps maps) {
   extern __shared__ __align__(1024) unsigned char shared[];
   auto& memory = *reinterpret_cast<PrepareMemory<kTiles>*>(shared);
   auto& scratch = *reinterpret_cast<PrepareScratch*>(shared + sizeof(PrepareMemory<kTiles>));
@@ -50,25 +99,48 @@ __global__ void __launch_bounds__(kPrepareThreads, kGrouped ? 3 : 4)
   const unsigned heads = static_cast<unsigned>(p.shape.heads);
   const std::int64_t slot = blockIdx.x / heads, i_q = blockIdx.x % heads, group = kGrouped ? p.shape.group() : 1;
   const ChunkAt at = chunk_at(c, slot);
+#if __CUDA_ARCH__ >= 900
+  let_next_kernel_begin();
+#endif
   if (at.rows == 0) return;
-  load_rows<kTiles, kPrepareThreads>(memory.rows[0], p.k, at.i_b, at.start, at.rows, i_q, 0, c.k_rows, thread);
-  load_rows<kTiles, kPrepareThreads>(memory.rows[1], p.q, at.i_b, at.start, at.rows, i_q, 0, c.q_rows, thread);
-  copy_async_commit();
-  TokenPair tokens = read_tokens(p, at, i_q * group, lane);
-  copy_async_wait<0>();
-  fence_record();
-  __syncthreads();
+  __shared__ std::uint64_t loaded;
+  start_rows<kTiles, kMapped>(c, maps, at, i_q, thread, memory.rows, &loaded);
+  const auto tokens_of = [&](std::int64_t i_h) {
+    return read_tokens(p, p.beta.at(at.i_b, at.start, i_h), p.g ? p.g.at(at.i_b, at.start, i_h) : nullptr, 0, at.rows,
+                       lane);
+  };
+  TokenPair tokens = tokens_of(i_q * group);
+  finish_rows<kTiles, kMapped>(at, thread, memory.rows, &loaded);
 
-  BlockProducts products;
-  block_products<kTiles>(shared_address(memory.rows[0]), shared_address(memory.rows[1]), warp, lane, products);
-  const float squares = p.rule.qk_l2norm ? query_squares<kTiles>(shared_address(memory.rows[1]), warp, lane) : 0.0F;
+  BlockProducts keys, queries;
+  const std::uint32_t k_tile = shared_address(memory.rows[0]), q_tile = shared_address(memory.rows[1]);
+  leave_undefined(keys);
+  leave_undefined(queries);
+  start_products<kTiles>(k_tile, k_tile, warp, lane, keys);
+  start_products<kTiles>(q_tile, k_tile, warp, lane, queries);
+  const float squares = p.rule.qk_l2norm ? query_squares<kTiles>(q_tile, warp, lane) : 0.0F;
+  finish_products(keys);
+  finish_products(queries);
   __syncthreads();
   clear_upper_blocks(memory.record, thread);
+  const bool gated = p.rule.decay == Decay::scalar;
   for (std::int64_t i = 0; i < group; ++i) {
     const std::int64_t i_h = i_q * group + i;
-    fill_record(products, p.rule, c.scale, tokens, squares, warp, lane, scratch, memory.record,
-                [] { __syncthreads(); });
-    if (kGrouped && i + 1 < group) tokens = read_tokens(p, at, i_h + 1, lane);
+    const Token token = token_of(tokens, gated, warp, lane);
+    if (kGrouped && i + 1 < group) tokens = tokens_of(i_h + 1);
+    key_vectors(p.rule, token, keys, warp, lane, scratch, memory.record);
+    query_vectors(p.rule, c.scale, token, squares, warp, lane, scratch, memory.record);
+    __syncthreads();
+    write_keys(keys, gated, warp, lane, scratch);
+    __syncwarp();
+    invert_diagonal(warp, lane, scratch);
+    __syncthreads();
+    invert_below(warp, lane, scratch, memory.record);
+    const auto blocks_of = [&](int b, float(&blocks)[16]) {
+#pragma unroll
+      for (int j = 0; j < 16; ++j) blocks[j] = queries[8 * b + j];
+    };
+    write_queries(blocks_of, gated, warp, lane, scratch, memory.record);
     fence_record();
     __syncthreads();
     store_record(memory.record, &c.records[slot * p.shape.value_heads + i_h], thread);
@@ -77,26 +149,28 @@ __global__ void __launch_bounds__(kPrepareThreads, kGrouped ? 3 : 4)
   }
 }
 
-template <int kTiles, bool kGrouped>
-void launch(const ChunkProblem& c, cudaStream_t stream) {
+template <int kTiles, bool kGrouped, bool kMapped>
+void launch(const ChunkProblem& c, const RowMaps& maps, cudaStream_t stream) {
   constexpr int kBytes = sizeof(PrepareMemory<kTiles>) + sizeof(PrepareScratch);
-  const auto kernel = prepare_kernel<kTiles, kGrouped>;
+  const auto kernel = prepare_kernel<kTiles, kGrouped, kMapped>;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "cudaFuncSetAttribute");
-  kernel<<<grid_of("chunk_fwd", c.slots * c.p.shape.heads), kPrepareThreads, kBytes, stream>>>(c);
+  kernel<<<grid_of("chunk_fwd", c.slots * c.p.shape.heads), kPrepareThreads, kBytes, stream>>>(c, maps);
   check_launch("prepare");
 }
 
-template <int kTiles>
-void launch(const ChunkProblem& c, cudaStream_t stream) {
-  if (c.p.shape.group() > 1) return launch<kTiles, true>(c, stream);
-  launch<kTiles, false>(c, stream);
+template <int kTiles, bool kMapped>
+void launch(const ChunkProblem& c, const RowMaps& maps, cudaStream_t stream) {
+  if (c.p.shape.group() > 1) return launch<kTiles, true, kMapped>(c, maps, stream);
+  launch<kTiles, false, kMapped>(c, maps, stream);
 }
 
 }  // namespace
 
-void launch_prepare(const ChunkProblem& c, cudaStream_t stream) {
-  if (c.p.shape.key_dim <= 64) return launch<1>(c, stream);
-  launch<2>(c, stream);
+void launch_prepare(const ChunkProblem& c, const RowMaps* maps, cudaStream_t stream) {
+  const bool narrow = c.p.shape.key_dim <= 64;
+  if (maps) return narrow ? launch<1, true>(c, *maps, stream) : launch<2, true>(c, *maps, stream);
+  if (narrow) return launch<1, false>(c, {}, stream);
+  launch<2, false>(c, {}, stream);
 }
 
 }  // namespace efla::gpu

@@ -21,51 +21,61 @@ struct PrepareScratch {
   float prefix[kChunkTokens];                                  // log2 γ_i
 };
 
-// A block row of K Kᵀ and of Q Kᵀ, as the accumulators of mma or wgmma: of block column b, element 8·b + 4·h + 2·r + e
-// is row lane/4 + 8·r, column 8·h + 2 (lane % 4) + e.
-struct BlockProducts {
-  float keys[32], queries[32];
-};
+// A block row of K Kᵀ or Q Kᵀ, as the accumulators of mma or wgmma: of block column b, element 8·b + 4·h + 2·r + e is
+// row lane/4 + 8·r, column 8·h + 2 (lane % 4) + e.
+using BlockProducts = float[32];
 
 // Returns the warp's number as a value of which the compiler knows that all lanes have the same.
 __device__ __forceinline__ int warp_of(int thread) { return __shfl_sync(0xffffffffU, thread / 32, 0); }
 
-// Computes the products of this warp from tiles of 64 · kTiles columns.
+// Computes block columns b and b + 1 of the warp's block row of `rows` with all keys, with mma.
 template <int kTiles>
-__device__ __forceinline__ void block_products(std::uint32_t k_tile, std::uint32_t q_tile, int warp, int lane,
+__device__ __forceinline__ void multiply_blocks(std::uint32_t rows, std::uint32_t keys, int b, int warp, int lane,
+                                                float* blocks) {
+#pragma unroll
+  for (int i = 0; i < 16; ++i) blocks[i] = 0;
+#pragma unroll 2
+  for (int step = 0; step < 4 * kTiles; ++step) {
+    std::uint32_t row[4], columns[2][4];
+    load_matrices(row, block_address(rows, 16 * warp, 2 * step, lane));
+#pragma unroll
+    for (int i = 0; i < 2; ++i) load_matrices(columns[i], block_address(keys, 16 * (b + i), 2 * step, lane));
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      mma_bf16(blocks + 8 * i, row, columns[i][0], columns[i][2]);
+      mma_bf16(blocks + 8 * i + 4, row, columns[i][1], columns[i][3]);
+    }
+  }
+}
+
+// Starts the products of this warp's block row of `rows` with all keys, tiles of 64 · kTiles columns. The caller has
+// given `products` their registers (leave_undefined).
+template <int kTiles>
+__device__ __forceinline__ void start_products(std::uint32_t rows, std::uint32_t keys, int warp, int lane,
                                                BlockProducts& products) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  const std::uint64_t keys = row_operand(k_tile), queries = row_operand(q_tile);
-  leave_undefined(products.keys);
-  leave_undefined(products.queries);
+  const std::uint64_t a = row_operand(rows), b = row_operand(keys);
   products_fence();
 #pragma unroll
   for (int step = 0; step < 4 * kTiles; ++step) {
     const int at = step / 4 * (kTileBytes >> 4) + step % 4 * kRowStep;
-    multiply_tiles(products.keys, keys + at, keys + at, step > 0);
-    multiply_tiles(products.queries, queries + at, keys + at, step > 0);
+    multiply_tiles(products, a + at, b + at, step > 0);
   }
   products_commit();
-  products_wait<0>();
 #else
 #pragma unroll
-  for (int i = 0; i < 32; ++i) products.keys[i] = products.queries[i] = 0;
-#pragma unroll
-  for (int step = 0; step < 4 * kTiles; ++step) {
-    std::uint32_t keys[4], queries[4];
-    load_matrices(keys, block_address(k_tile, 16 * warp, 2 * step, lane));
-    load_matrices(queries, block_address(q_tile, 16 * warp, 2 * step, lane));
-#pragma unroll
-    for (int b = 0; b < 4; ++b) {
-      if (b > warp) break;
-      std::uint32_t columns[4];
-      load_matrices(columns, block_address(k_tile, 16 * b, 2 * step, lane));
-      mma_bf16(products.keys + 8 * b, keys, columns[0], columns[2]);
-      mma_bf16(products.keys + 8 * b + 4, keys, columns[1], columns[3]);
-      mma_bf16(products.queries + 8 * b, queries, columns[0], columns[2]);
-      mma_bf16(products.queries + 8 * b + 4, queries, columns[1], columns[3]);
-    }
+  for (int b = 0; b < 4; b += 2) {
+    if (b <= warp) multiply_blocks<kTiles>(rows, keys, b, warp, lane, products + 8 * b);
   }
+#endif
+}
+
+// Waits for all products that this warp started.
+__device__ __forceinline__ void finish_products(BlockProducts& products) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  products_wait<0>();
+#pragma unroll
+  for (float& x : products) asm volatile("" : "+f"(x));
 #endif
 }
 
@@ -82,7 +92,7 @@ __device__ __forceinline__ float diagonal_of(const float* block, int lane) {
 template <int kTiles>
 __device__ __forceinline__ float query_squares(std::uint32_t q_tile, int warp, int lane) {
   float squares[8] = {};
-#pragma unroll
+#pragma unroll 2
   for (int step = 0; step < 4 * kTiles; ++step) {
     std::uint32_t queries[4];
     load_matrices(queries, block_address(q_tile, 16 * warp, 2 * step, lane));
@@ -95,43 +105,42 @@ __device__ __forceinline__ float query_squares(std::uint32_t q_tile, int warp, i
 // Decays below e^kMinDecay are zero in float32 whatever their exponent; a smaller one would cost the others digits.
 inline constexpr float kMinDecay = -120.0F;
 
-// β and g of two neighbouring tokens, 2·lane and the next; tokens that do not exist change nothing.
+// β and g of two neighbouring tokens, 2·lane and the next; tokens that do not exist change nothing. As they are in
+// memory, so that nothing waits for them before they are needed.
 struct TokenPair {
-  float beta[2], g[2];
+  bfloat16 beta[2];
+  float g[2];
 };
 
-__device__ __forceinline__ TokenPair read_tokens(const DeltaForward<bfloat16>& p, const ChunkAt& at, std::int64_t i_h,
-                                                 int lane) {
+// Reads a lane's pair of the tokens [t, end) of a head whose first token's β and g are given; g may be null.
+__device__ __forceinline__ TokenPair read_tokens(const DeltaForward<bfloat16>& p, const bfloat16* beta, const float* g,
+                                                 int t, int end, int lane) {
   TokenPair pair{};
-  const bfloat16* beta = p.beta.at(at.i_b, at.start + 2 * lane, i_h);
-  const float* g = p.g ? p.g.at(at.i_b, at.start + 2 * lane, i_h, 0) : nullptr;
-#pragma unroll
-  for (int e = 0; e < 2; ++e) {
-    if (2 * lane + e >= at.rows) continue;
-    pair.beta[e] = to_float(beta[e * p.beta.stride[1]]);
-    if (g) {
-      const float x = g[e * p.g.stride[1]];
-      pair.g[e] = (x < kMinDecay ? kMinDecay : x) * 1.44269504F;  // to base 2; NaN stays
-    }
-  }
+  t += 2 * lane;
+  beta += t * p.beta.stride[1];
+  if (t < end) pair.beta[0] = *beta;
+  if (t + 1 < end) pair.beta[1] = beta[p.beta.stride[1]];
+  if (!g) return pair;
+  g += t * p.g.stride[1];
+  if (t < end) pair.g[0] = *g;
+  if (t + 1 < end) pair.g[1] = g[p.g.stride[1]];
   return pair;
 }
 
-// A token's β and the log2 of its decays: from the chunk's start to it, and from it to the chunk's end.
+// A token's β and the log2 of its decays: from the chunk's start to it, from it to the chunk's end, and over the chunk.
 struct Token {
-  float beta, prefix, suffix;
+  float beta, prefix, suffix, total;
 };
 
-// Returns token 16·warp + lane % 16, and the sum of all g in `total`.
-__device__ __forceinline__ Token token_of(const TokenPair& pair, bool gated, int warp, int lane, float& total) {
-  const int from = 8 * warp + lane % 16 / 2;
-  const auto mine = [&](float even, float odd) {
-    const float first = __shfl_sync(0xffffffffU, even, from), second = __shfl_sync(0xffffffffU, odd, from);
-    return lane % 2 == 0 ? first : second;
-  };
-  total = 0;
-  if (!gated) return {mine(pair.beta[0], pair.beta[1]), 0, 0};
-  float before = pair.g[0] + pair.g[1], after = before;  // sums over the lanes up to this one, and from it on
+// Returns both tokens of a lane.
+__device__ __forceinline__ void scan_tokens(const TokenPair& pair, bool gated, int lane, Token (&tokens)[2]) {
+#pragma unroll
+  for (int e = 0; e < 2; ++e) tokens[e] = {to_float(pair.beta[e]), 0, 0, 0};
+  if (!gated) return;
+  float g[2];
+#pragma unroll
+  for (int e = 0; e < 2; ++e) g[e] = (pair.g[e] < kMinDecay ? kMinDecay : pair.g[e]) * 1.44269504F;  // NaN stays
+  float before = g[0] + g[1], after = before;  // sums over the lanes up to this one, and from it on
 #pragma unroll
   for (int offset = 1; offset < 32; offset *= 2) {
     const float below = __shfl_up_sync(0xffffffffU, before, offset),
@@ -139,45 +148,72 @@ __device__ __forceinline__ Token token_of(const TokenPair& pair, bool gated, int
     before += lane >= offset ? below : 0.0F;
     after += lane < 32 - offset ? above : 0.0F;
   }
-  total = __shfl_sync(0xffffffffU, before, 31);
+  tokens[0].total = tokens[1].total = __shfl_sync(0xffffffffU, before, 31);
   before = __shfl_up_sync(0xffffffffU, before, 1);
   after = __shfl_down_sync(0xffffffffU, after, 1);
   before = lane == 0 ? 0.0F : before;
   after = lane == 31 ? 0.0F : after;
-  return {mine(pair.beta[0], pair.beta[1]), mine(before + pair.g[0], before + pair.g[0] + pair.g[1]),
-          mine(after + pair.g[1], after)};
+  tokens[0].prefix = before + g[0];
+  tokens[1].prefix = before + g[0] + g[1];
+  tokens[0].suffix = after + g[1];
+  tokens[1].suffix = after;
 }
 
-// Computes the gains and decays of the warp's 16 tokens; `squares` is Σq² of the lane's token (query_squares).
-__device__ __forceinline__ void token_vectors(const DeltaRule& rule, float scale, const TokenPair& pair,
-                                              const BlockProducts& products, float squares, int warp, int lane,
-                                              PrepareScratch& scratch, ChunkRecord& record) {
-  float total = 0;
-  const Token token = token_of(pair, rule.decay == Decay::scalar, warp, lane, total);
-  float lambda = 0, n_k = 1, n_q = scale;
+// Writes all tokens of a chunk, of which this warp has pairs.
+__device__ __forceinline__ void share_tokens(const TokenPair& pair, bool gated, int lane,
+                                             Token (&shared)[kChunkTokens]) {
+  Token tokens[2];
+  scan_tokens(pair, gated, lane, tokens);
+#pragma unroll
+  for (int e = 0; e < 2; ++e) shared[2 * lane + e] = tokens[e];
+}
+
+// Returns token 16·warp + lane % 16.
+__device__ __forceinline__ Token token_of(const TokenPair& pair, bool gated, int warp, int lane) {
+  const int from = 8 * warp + lane % 16 / 2;
+  const auto mine = [&](float even, float odd) {
+    const float first = __shfl_sync(0xffffffffU, even, from), second = __shfl_sync(0xffffffffU, odd, from);
+    return lane % 2 == 0 ? first : second;
+  };
+  Token tokens[2];
+  scan_tokens(pair, gated, lane, tokens);
+  const float beta = mine(tokens[0].beta, tokens[1].beta);
+  if (!gated) return {beta, 0, 0, 0};
+  return {beta, mine(tokens[0].prefix, tokens[1].prefix), mine(tokens[0].suffix, tokens[1].suffix), tokens[0].total};
+}
+
+// Computes what of the gains and decays of the warp's 16 tokens needs their keys.
+__device__ __forceinline__ void key_vectors(const DeltaRule& rule, const Token& token, const BlockProducts& keys,
+                                            int warp, int lane, PrepareScratch& scratch, ChunkRecord& record) {
+  float lambda = 0, n_k = 1;
 #pragma unroll
   for (int b = 0; b < 4; ++b) {
-    if (b == warp) lambda = diagonal_of(products.keys + 8 * b, lane);
+    if (b == warp) lambda = diagonal_of(keys + 8 * b, lane);
   }
   if (rule.qk_l2norm) {
-    constexpr auto kEpsilon = static_cast<float>(kL2NormEpsilon);
-    n_k = rsqrtf(lambda + kEpsilon);
-    n_q *= rsqrtf(squares + kEpsilon);
+    n_k = rsqrtf(lambda + static_cast<float>(kL2NormEpsilon));
     lambda *= n_k * n_k;
   }
   const float alpha = gain_alpha(rule.step, token.beta, lambda);
-  const float a = static_cast<float>(rule.step.erase_scale) * alpha * n_k, decay = exp2_fast(token.prefix);
+  const float a = static_cast<float>(rule.step.erase_scale) * alpha * n_k;
   if (lane >= 16) return;
   const int t = 16 * warp + lane;
   scratch.row[t] = -a;
   scratch.prefix[t] = token.prefix;
   scratch.key_factor[t] = n_k;
-  scratch.query_factor[t] = n_q;
   record.b[t] = static_cast<float>(rule.step.write_scale) * alpha;
-  record.read[t] = a * decay;
+  record.read[t] = a * exp2_fast(token.prefix);
   record.write[t] = n_k * exp2_fast(token.suffix);
-  record.out[t] = n_q * decay;
-  if (t == 0) record.decay = exp2_fast(total);
+  if (t == 0) record.decay = exp2_fast(token.total);
+}
+
+// Computes what of them needs their queries; `squares` is Σq² of the lane's token (query_squares).
+__device__ __forceinline__ void query_vectors(const DeltaRule& rule, float scale, const Token& token, float squares,
+                                              int warp, int lane, PrepareScratch& scratch, ChunkRecord& record) {
+  const float n_q = rule.qk_l2norm ? scale * rsqrtf(squares + static_cast<float>(kL2NormEpsilon)) : scale;
+  if (lane >= 16) return;
+  scratch.query_factor[16 * warp + lane] = n_q;
+  record.out[16 * warp + lane] = n_q * exp2_fast(token.prefix);
 }
 
 // Zeros the blocks above the diagonal of T and P.
@@ -256,8 +292,7 @@ __device__ __forceinline__ void write_keys(const BlockProducts& products, bool g
     if (b > warp) break;
     float x[8];
     const bool diagonal = b == warp;
-    scale_block(x, products.keys + 8 * b, rows, scratch.key_factor + 16 * b, scratch.prefix + 16 * b, gated, diagonal,
-                lane);
+    scale_block(x, products + 8 * b, rows, scratch.key_factor + 16 * b, scratch.prefix + 16 * b, gated, diagonal, lane);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       *reinterpret_cast<float2*>(
@@ -267,28 +302,35 @@ __device__ __forceinline__ void write_keys(const BlockProducts& products, bool g
   }
 }
 
-// Writes the warp's block row of P to the record.
-__device__ __forceinline__ void write_queries(const BlockProducts& products, bool gated, int warp, int lane,
+// Writes the warp's block row of P to the record; blocks_of(b, blocks) gives block columns b and b + 1 of Q Kᵀ.
+template <class F>
+__device__ __forceinline__ void write_queries(F&& blocks_of, bool gated, int warp, int lane,
                                               const PrepareScratch& scratch, ChunkRecord& record) {
-  const RowFactors rows(scratch.query_factor, scratch, gated, warp, lane);
 #pragma unroll
-  for (int b = 0; b < 4; ++b) {
-    if (b > warp) break;
-    float x[8];
-    const bool diagonal = b == warp;
-    scale_block(x, products.queries + 8 * b, rows, scratch.key_factor + 16 * b, scratch.prefix + 16 * b, gated,
-                diagonal, lane);
-    if (diagonal) {
-      const int row = lane / 4, column = 2 * (lane % 4);
+  for (int pair = 0; pair < 4; pair += 2) {
+    if (pair > warp) break;
+    float blocks[16];
+    blocks_of(pair, blocks);
+    const RowFactors rows(scratch.query_factor, scratch, gated, warp, lane);
 #pragma unroll
-      for (int i : {0, 6}) {
-        x[i] = column <= row ? x[i] : 0.0F;
-        x[i + 1] = column < row ? x[i + 1] : 0.0F;
+    for (int b = pair; b < pair + 2; ++b) {
+      if (b > warp) break;
+      float x[8];
+      const bool diagonal = b == warp;
+      scale_block(x, blocks + 8 * (b - pair), rows, scratch.key_factor + 16 * b, scratch.prefix + 16 * b, gated,
+                  diagonal, lane);
+      if (diagonal) {
+        const int row = lane / 4, column = 2 * (lane % 4);
+#pragma unroll
+        for (int i : {0, 6}) {
+          x[i] = column <= row ? x[i] : 0.0F;
+          x[i + 1] = column < row ? x[i + 1] : 0.0F;
+        }
+        x[4] = x[5] = 0;
       }
-      x[4] = x[5] = 0;
+      write_block(record.p, 16 * warp, 2 * b,
+                  {pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7])}, lane);
     }
-    write_block(record.p, 16 * warp, 2 * b,
-                {pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7])}, lane);
   }
 }
 
@@ -331,8 +373,8 @@ struct Tf32Block {
 // d = a bᵀ, plus d where kAdd is set, with b a block of the scratch's matrix. kTransposed: the scratch has the
 // transposed of b.
 template <bool kAdd, bool kTransposed>
-__device__ __forceinline__ void multiply_blocks(float (&d)[8], const Tf32Block& a, const PrepareScratch& scratch,
-                                                int row, int column, int lane) {
+__device__ __forceinline__ void multiply_tf32(float (&d)[8], const Tf32Block& a, const PrepareScratch& scratch, int row,
+                                              int column, int lane) {
 #pragma unroll
   for (int step = 0; step < 2; ++step) {
     const std::uint32_t operand[4] = {a.x[4 * step], a.x[4 * step + 2], a.x[4 * step + 1], a.x[4 * step + 3]};
@@ -377,36 +419,19 @@ __device__ __forceinline__ void invert_below(int j, int lane, const PrepareScrat
     const int i_block = j + step;
     if (i_block > 3) break;
     float sum[8];
-    multiply_blocks<false, false>(sum, column[0], scratch, 16 * i_block, 16 * j, lane);
+    multiply_tf32<false, false>(sum, column[0], scratch, 16 * i_block, 16 * j, lane);
 #pragma unroll
     for (int k = 1; k < step; ++k)
-      multiply_blocks<true, false>(sum, column[k], scratch, 16 * i_block, 16 * (j + k), lane);
+      multiply_tf32<true, false>(sum, column[k], scratch, 16 * i_block, 16 * (j + k), lane);
     Tf32Block sums;
 #pragma unroll
     for (int i = 0; i < 8; ++i) sums.set(i, sum[i]);
-    multiply_blocks<false, true>(block, sums, scratch, 16 * i_block, 16 * i_block, lane);
+    multiply_tf32<false, true>(block, sums, scratch, 16 * i_block, 16 * i_block, lane);
     write(i_block, block);
     if (step == 3) break;
 #pragma unroll
     for (int i = 0; i < 8; ++i) column[step < 3 ? step : 0].set(i, block[i]);
   }
-}
-
-// Fills T, P and the vectors of a record from the products and norms of the chunk's keys and queries, and β and g of
-// one value head. `sync` is a barrier of the 128 threads. Ends without a barrier.
-template <class Sync>
-__device__ __forceinline__ void fill_record(const BlockProducts& products, const DeltaRule& rule, float scale,
-                                            const TokenPair& tokens, float squares, int warp, int lane,
-                                            PrepareScratch& scratch, ChunkRecord& record, Sync&& sync) {
-  const bool gated = rule.decay == Decay::scalar;
-  token_vectors(rule, scale, tokens, products, squares, warp, lane, scratch, record);
-  sync();
-  write_keys(products, gated, warp, lane, scratch);
-  __syncwarp();
-  invert_diagonal(warp, lane, scratch);
-  sync();
-  invert_below(warp, lane, scratch, record);
-  write_queries(products, gated, warp, lane, scratch, record);
 }
 
 }  // namespace efla::gpu

@@ -120,6 +120,13 @@ __device__ __forceinline__ void store_bulk_wait() { asm volatile("cp.async.bulk.
 // Makes writes to shared memory by this thread visible to wgmma and bulk copies.
 __device__ __forceinline__ void fence_for_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+// Lets the kernel after this one begin, once all thread blocks have said so or ended (sm_90).
+__device__ __forceinline__ void let_next_kernel_begin() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+// Waits until the kernels before this one have ended and their writes are visible (sm_90).
+__device__ __forceinline__ void wait_for_kernels() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
 // A barrier of `threads` threads, a multiple of 32; ids 1 to 15 (0 is __syncthreads).
 __device__ __forceinline__ void named_barrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");

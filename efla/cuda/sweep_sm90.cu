@@ -3,8 +3,8 @@
 // One thread block per sequence, value head and slice of 64 · kGroups value columns walks the chunks of the sequence.
 // Its first kGroups warpgroups keep 64 rows each of the transposed state Sᵀ [V, K] in registers, as in
 // sweep_portable.cu. One thread of the warps after them copies the chunk's rows to shared memory. Where kFused is set
-// these warps are a warpgroup that also computes the chunk's record (prepare.cuh), so that neither T nor P travel
-// through memory; otherwise they are one warp, which copies the record that the kernel `prepare` wrote.
+// these warps are two warpgroups that also compute the chunk's record (prepare.cuh), one T and the other P, so that
+// neither travels through memory; otherwise they are one warp, which copies the record that the kernel `prepare` wrote.
 //
 // Where sequences are cut into segments (segments.cu), a thread block walks one segment. Where kOutputs is not set it
 // makes no outputs but the segment's map of the state: what becomes of zeros, or of the state before the sequence, and
@@ -28,11 +28,7 @@ namespace {
 
 constexpr int kGroupThreads = 128, kGroupWarps = 4;
 constexpr int kStages = 3;
-constexpr int kProducerBarrier = 1;  // id of a named barrier
-
-struct RowMaps {
-  CUtensorMap q, k, v;
-};
+constexpr int kRecordBarrier = 1, kKeysBarrier = 2;  // ids of named barriers
 
 template <int kTiles, int kGroups>
 struct Rows {
@@ -42,13 +38,15 @@ struct Rows {
 
 // The chunks of one segment of a sequence that a thread block walks.
 struct Walk {
-  std::int64_t n, i_b, begin, end, slot, i_h, column;
+  std::int64_t n, slot;
+  int i_b, i_h, i_q, column, begin, end;  // no coordinate of the copy engine exceeds 32 bits
   int chunks, segment;
-  bool map;  // of the identity, without values
+  bool map;              // of the identity, without values
+  const bfloat16* beta;  // of the segment's first token
+  const float* g;
 
-  __device__ std::int64_t start(int chunk) const { return begin + static_cast<std::int64_t>(chunk) * kChunkTokens; }
-  __device__ int rows(int chunk) const { return static_cast<int>(min(end - start(chunk), std::int64_t{kChunkTokens})); }
-  __device__ ChunkAt at(int chunk) const { return {n, i_b, begin, end, start(chunk), rows(chunk)}; }
+  __device__ int start(int chunk) const { return begin + chunk * kChunkTokens; }
+  __device__ int rows(int chunk) const { return min(end - start(chunk), kChunkTokens); }
 };
 
 // T and P at addresses of which the swizzle of the tensor cores is a function.
@@ -60,6 +58,7 @@ struct Shared {
   alignas(1024) Rows<kTiles, kGroups> rows[kStages];
   RecordAt record[kRecords];
   PrepareScratch scratch[kFused ? 1 : 0];
+  Token tokens[kFused ? 2 : 0][kChunkTokens];
   Walk walk;
   std::uint64_t rows_full[kStages], rows_free[kStages], record_full[kRecords], record_free[kRecords];
   std::uint64_t tail;  // of the copies of a chunk that the sequence does not fill
@@ -77,16 +76,20 @@ __device__ __forceinline__ Walk walk_of(const ChunkProblem& c, int parts) {
   walk.segment = static_cast<int>(block % segments);
   block /= segments;
   const auto heads = static_cast<unsigned>(c.p.shape.value_heads);
-  walk.i_h = block % heads;
+  walk.i_h = static_cast<int>(block % heads);
+  walk.i_q = walk.i_h / static_cast<int>(c.p.shape.group());
   walk.n = block / heads;
   walk.map = !kOutputs && part >= slices;
-  walk.column = static_cast<std::int64_t>(walk.map ? part - slices : part) * kColumns;
+  walk.column = (walk.map ? part - slices : part) * kColumns;
   const Sequence sequence = sequence_of(c.p, walk.n);
   const std::int64_t chunks = (sequence.end - sequence.begin + kChunkTokens - 1) / kChunkTokens;
   const std::int64_t length = segment_chunks(chunks, c.segments), first = walk.segment * length;
-  walk.i_b = sequence.i_b;
-  walk.begin = sequence.begin + first * kChunkTokens;
-  walk.end = min(sequence.end, walk.begin + length * kChunkTokens);
+  const std::int64_t begin = sequence.begin + first * kChunkTokens;
+  walk.i_b = static_cast<int>(sequence.i_b);
+  walk.begin = static_cast<int>(begin);
+  walk.end = static_cast<int>(min(sequence.end, begin + length * kChunkTokens));
+  walk.beta = c.p.beta.at(sequence.i_b, begin, walk.i_h);
+  walk.g = c.p.g ? c.p.g.at(sequence.i_b, begin, walk.i_h) : nullptr;
   walk.slot = first_slot(c, walk.n) + first;
   walk.chunks = static_cast<int>(max(std::int64_t{0}, min(length, chunks - first)));
   return walk;
@@ -97,8 +100,7 @@ __device__ __forceinline__ unsigned parity(int chunk, int stages) { return stati
 
 // Waits for the stage of a chunk and starts the copies of its rows; run by one thread.
 template <bool kOutputs, int kTiles, int kGroups, bool kFused>
-__device__ __forceinline__ void start_rows(const RowMaps& maps, int group, int chunk,
-                                           Shared<kTiles, kGroups, kFused>& shared) {
+__device__ __forceinline__ void start_rows(const RowMaps& maps, int chunk, Shared<kTiles, kGroups, kFused>& shared) {
   const Walk& walk = shared.walk;
   if (chunk >= walk.chunks) return;
   const int stage = chunk % kStages;
@@ -107,19 +109,18 @@ __device__ __forceinline__ void start_rows(const RowMaps& maps, int group, int c
   std::uint64_t* full = walk.rows(chunk) == kChunkTokens ? &shared.rows_full[stage] : &shared.tail;
   const bool values = kOutputs || !walk.map;
   barrier_expect(full, kTileBytes * (kTiles + (kOutputs ? kTiles : 0) + (values ? kGroups : 0)));
-  const int t = static_cast<int>(walk.start(chunk)), i_b = static_cast<int>(walk.i_b), i_h = static_cast<int>(walk.i_h),
-            column = static_cast<int>(walk.column);
+  const int t = walk.start(chunk);
 #pragma unroll
   for (int tile = 0; tile < kTiles; ++tile) {
-    load_tile(rows.k + tile * kTileBytes, &maps.k, 64 * tile, i_h / group, t, i_b, full);
+    load_tile(rows.k + tile * kTileBytes, &maps.k, 64 * tile, walk.i_q, t, walk.i_b, full);
     if constexpr (kOutputs) {
-      load_tile(rows.q + tile * kTileBytes, &maps.q, 64 * tile, i_h / group, t, i_b, full);
+      load_tile(rows.q + tile * kTileBytes, &maps.q, 64 * tile, walk.i_q, t, walk.i_b, full);
     }
   }
   if (!values) return;
 #pragma unroll
   for (int tile = 0; tile < kGroups; ++tile) {
-    load_tile(rows.v + tile * kTileBytes, &maps.v, column + 64 * tile, i_h, t, i_b, full);
+    load_tile(rows.v + tile * kTileBytes, &maps.v, walk.column + 64 * tile, walk.i_h, t, walk.i_b, full);
   }
 }
 
@@ -129,10 +130,8 @@ __device__ __forceinline__ void finish_tail(int lane, Shared<kTiles, kGroups, kF
   const int chunk = shared.walk.chunks - 1, first = shared.walk.rows(chunk), stage = chunk % kStages;
   Rows<kTiles, kGroups>& rows = shared.rows[stage];
   barrier_wait(&shared.tail, 0);
-  for (int at = 8 * first + lane; at < 8 * kChunkTokens; at += 32) {
-    for (int tile = 0; tile < kTiles; ++tile) reinterpret_cast<uint4*>(rows.k + tile * kTileBytes)[at] = uint4{};
-    for (int tile = 0; tile < kGroups; ++tile) reinterpret_cast<uint4*>(rows.v + tile * kTileBytes)[at] = uint4{};
-  }
+  for (int tile = 0; tile < kTiles; ++tile) clear_rows(rows.k + tile * kTileBytes, first, lane, 32);
+  for (int tile = 0; tile < kGroups; ++tile) clear_rows(rows.v + tile * kTileBytes, first, lane, 32);
   fence_for_products();
   __syncwarp();
   if (lane == 0) barrier_arrive(&shared.rows_full[stage]);
@@ -151,10 +150,9 @@ __device__ __forceinline__ void copy_chunks(const ChunkProblem& c, const RowMaps
   constexpr int kRecords = Shared<kTiles, kGroups, false>::kRecords;
   if (lane == 0) {
     const ChunkRecord* from = &c.records[walk.slot * c.p.shape.value_heads + walk.i_h];
-    const int group = static_cast<int>(c.p.shape.group());
 #pragma unroll 1
     for (int chunk = 0; chunk < walk.chunks; ++chunk) {
-      start_rows<kOutputs>(maps, group, chunk, shared);
+      start_rows<kOutputs>(maps, chunk, shared);
       RecordAt& record = shared.record[chunk % kRecords];
       std::uint64_t* full = &shared.record_full[chunk % kRecords];
       barrier_wait(&shared.record_free[chunk % kRecords], parity(chunk, kRecords) ^ 1U);
@@ -174,38 +172,99 @@ __device__ __forceinline__ void copy_chunks(const ChunkProblem& c, const RowMaps
   if (walk.chunks > 0 && is_tail(walk.chunks - 1, shared)) finish_tail(lane, shared);
 }
 
-// The warpgroup that computes records and copies rows.
+// Returns x as a value of which the compiler knows nothing, so that what is computed from it is computed where it is
+// used, instead of before a loop, where it would take registers.
+__device__ __forceinline__ int opaque(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
+// The warpgroup that computes T and the vectors of the keys.
 template <int kTiles, int kGroups>
-__device__ __forceinline__ void prepare_chunks(const ChunkProblem& c, const RowMaps& maps, int thread,
-                                               Shared<kTiles, kGroups, true>& shared) {
+__device__ __forceinline__ void prepare_keys(const ChunkProblem& c, int thread, Shared<kTiles, kGroups, true>& shared) {
   const Walk& walk = shared.walk;
   constexpr int kRecords = Shared<kTiles, kGroups, true>::kRecords;
-  const auto sync = [] { named_barrier(kProducerBarrier, kGroupThreads); };
-  const int warp = warp_of(thread), lane = thread % 32, group = static_cast<int>(c.p.shape.group());
+  const int warp = warp_of(thread);
+  const bool gated = c.p.rule.decay == Decay::scalar;
+  PrepareScratch& scratch = shared.scratch[0];
+  BlockProducts keys;
+  leave_undefined(keys);
   for (auto& record : shared.record) clear_upper_blocks(record, thread);
-  if (thread == 0) start_rows<true>(maps, group, 0, shared);
-  const auto tokens_of = [&](int chunk) {
-    return chunk < walk.chunks ? read_tokens(c.p, walk.at(chunk), walk.i_h, lane) : TokenPair{};
+  named_barrier(kRecordBarrier, 2 * kGroupThreads);
+  // The products of the next chunk are made while this chunk's record is finished; after the last one, its own again.
+  const auto start_keys = [&](int chunk) {
+    barrier_wait(&shared.rows_full[chunk % kStages], parity(chunk, kStages));
+    const std::uint32_t k_tile = shared_address(shared.rows[chunk % kStages].k);
+    start_products<kTiles>(k_tile, k_tile, warp, thread % 32, keys);
   };
-  TokenPair tokens = tokens_of(0);
+  if (walk.chunks == 0) return;
+  start_keys(0);
+  finish_products(keys);
 #pragma unroll 1
   for (int chunk = 0; chunk < walk.chunks; ++chunk) {
-    if (thread == 0) start_rows<true>(maps, group, chunk + 1, shared);
+    const int lane = opaque(thread % 32);
+    ChunkRecord& record = shared.record[chunk % kRecords];
+    const Token token = shared.tokens[chunk % 2][16 * warp + lane % 16];
+    barrier_wait(&shared.record_free[chunk % kRecords], parity(chunk, kRecords) ^ 1U);
+    key_vectors(c.p.rule, token, keys, warp, lane, scratch, record);
+    named_barrier(kRecordBarrier, 2 * kGroupThreads);
+    write_keys(keys, gated, warp, lane, scratch);
     __syncwarp();
-    if (warp == 0 && is_tail(chunk, shared)) finish_tail(lane, shared);
-    const TokenPair next = tokens_of(chunk + 1);
+    invert_diagonal(warp, lane, scratch);
+    named_barrier(kKeysBarrier, kGroupThreads);
+    invert_below(warp, lane, scratch, record);
+    start_keys(min(chunk + 1, walk.chunks - 1));
+    fence_for_products();
+    named_barrier(kRecordBarrier, 2 * kGroupThreads);
+    if (thread == 0) barrier_arrive(&shared.record_full[chunk % kRecords]);
+    finish_products(keys);
+  }
+}
+
+// The warpgroup that computes P and the vectors of the queries, reads β and g, and copies rows.
+template <int kTiles, int kGroups>
+__device__ __forceinline__ void prepare_queries(const ChunkProblem& c, const RowMaps& maps, int thread,
+                                                Shared<kTiles, kGroups, true>& shared) {
+  const Walk& walk = shared.walk;
+  constexpr int kRecords = Shared<kTiles, kGroups, true>::kRecords;
+  const int warp = warp_of(thread);
+  const bool gated = c.p.rule.decay == Decay::scalar;
+  PrepareScratch& scratch = shared.scratch[0];
+  if (thread == 0) start_rows<true>(maps, 0, shared);
+  const auto tokens_of = [&](int chunk) {
+    return read_tokens(c.p, walk.beta, walk.g, chunk * kChunkTokens, walk.end - walk.begin, opaque(thread % 32));
+  };
+  const auto share_token = [&](const TokenPair& pair, int chunk, int lane) {
+    const Token token = token_of(pair, gated, warp, lane);
+    if (lane < 16) shared.tokens[chunk % 2][16 * warp + lane] = token;
+  };
+  share_token(tokens_of(0), 0, thread % 32);
+  TokenPair next = tokens_of(1);
+  if (warp == 0 && is_tail(0, shared)) finish_tail(thread % 32, shared);
+  named_barrier(kRecordBarrier, 2 * kGroupThreads);
+#pragma unroll 1
+  for (int chunk = 0; chunk < walk.chunks; ++chunk) {
+    const int lane = opaque(thread % 32);
     Rows<kTiles, kGroups>& rows = shared.rows[chunk % kStages];
     ChunkRecord& record = shared.record[chunk % kRecords];
+    if (thread == 0) start_rows<true>(maps, chunk + 1, shared);
+    __syncwarp();
+    share_token(next, chunk + 1, lane);
+    next = tokens_of(chunk + 2);
     barrier_wait(&shared.rows_full[chunk % kStages], parity(chunk, kStages));
-    BlockProducts products;
-    block_products<kTiles>(shared_address(rows.k), shared_address(rows.q), warp, lane, products);
-    const float squares = c.p.rule.qk_l2norm ? query_squares<kTiles>(shared_address(rows.q), warp, lane) : 0.0F;
+    const std::uint32_t k_tile = shared_address(rows.k), q_tile = shared_address(rows.q);
+    const float squares = c.p.rule.qk_l2norm ? query_squares<kTiles>(q_tile, warp, lane) : 0.0F;
     barrier_wait(&shared.record_free[chunk % kRecords], parity(chunk, kRecords) ^ 1U);
-    fill_record(products, c.p.rule, c.scale, tokens, squares, warp, lane, shared.scratch[0], record, sync);
+    query_vectors(c.p.rule, c.scale, shared.tokens[chunk % 2][16 * warp + lane % 16], squares, warp, lane, scratch,
+                  record);
+    named_barrier(kRecordBarrier, 2 * kGroupThreads);
+    const auto blocks_of = [&](int b, float(&blocks)[16]) {
+      multiply_blocks<kTiles>(q_tile, k_tile, b, warp, lane, blocks);
+    };
+    write_queries(blocks_of, gated, warp, lane, scratch, record);
+    if (warp == 0 && is_tail(chunk + 1, shared)) finish_tail(lane, shared);
     fence_for_products();
-    sync();
-    if (thread == 0) barrier_arrive(&shared.record_full[chunk % kRecords]);
-    tokens = next;
+    named_barrier(kRecordBarrier, 2 * kGroupThreads);
   }
 }
 
@@ -301,7 +360,7 @@ template <int kTiles, int kGroups, bool kFused>
 __device__ __forceinline__ void consume(const ChunkProblem& c, int group, int thread,
                                         Shared<kTiles, kGroups, kFused>& shared) {
   constexpr int kRecords = Shared<kTiles, kGroups, kFused>::kRecords;
-  constexpr bool kDeferred = kGroups == 1 && !kFused;
+  constexpr bool kDeferred = kGroups == 1;
   const int warp = warp_of(thread), lane = thread % 32;
   const Walk& walk = shared.walk;
   const std::int64_t column = walk.column + 64 * group;
@@ -446,7 +505,7 @@ __device__ __forceinline__ void transform(const ChunkProblem& c, int group, int 
 
 template <int kGroups, bool kFused>
 constexpr int threads() {
-  return kGroupThreads * kGroups + (kFused || kGroups == 2 ? kGroupThreads : 32);
+  return kGroupThreads * kGroups + (kFused ? 2 * kGroupThreads : kGroups == 2 ? kGroupThreads : 32);
 }
 
 template <int kTiles, int kGroups, bool kFused, bool kOutputs>
@@ -454,6 +513,8 @@ __global__ void __launch_bounds__(threads<kGroups, kFused>(), 1)
     sweep_kernel(const __grid_constant__ ChunkProblem c, const __grid_constant__ RowMaps maps, int parts) {
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared<kTiles, kGroups, kFused>*>(memory);
+  let_next_kernel_begin();
+  wait_for_kernels();
   if (threadIdx.x == 0) {
     shared.walk = walk_of<kGroups, kOutputs>(c, parts);
     for (int i = 0; i < kStages; ++i) {
@@ -480,22 +541,24 @@ __global__ void __launch_bounds__(threads<kGroups, kFused>(), 1)
       __syncthreads();
     }
   }
-  // What the warpgroups take together must be no more than what the block was started with, 168 for each of 384
-  // threads.
-  if (group == kGroups) {
-    if constexpr (kGroups == 2) give_registers<kFused ? 120 : 40>();
-    if constexpr (kFused) {
-      prepare_chunks(c, maps, thread, shared);
-    } else if (thread < 32) {
-      copy_chunks<kOutputs>(c, maps, thread, shared);
-    }
-  } else {
+  // What the warpgroups take together must be no more than what the block was started with: 168 for each of 384
+  // threads, or 128 for each of 512.
+  if (group < kGroups) {
     if constexpr (kGroups == 2) take_registers<kFused ? 192 : 232>();
     if constexpr (kOutputs) {
       consume(c, group, thread, shared);
     } else {
       transform(c, group, thread, shared);
     }
+  } else if constexpr (!kFused) {
+    if constexpr (kGroups == 2) give_registers<40>();
+    if (thread < 32) copy_chunks<kOutputs>(c, maps, thread, shared);
+  } else if (group == kGroups) {
+    give_registers<64>();
+    prepare_keys(c, thread, shared);
+  } else {
+    give_registers<64>();
+    prepare_queries(c, maps, thread, shared);
   }
 }
 
@@ -509,14 +572,7 @@ void launch(const ChunkProblem& c, const RowMaps& maps, cudaStream_t stream) {
   const int segments = kOutputs ? c.segments : c.segments - 1;
   const unsigned grid = grid_of("chunk_fwd", c.p.shape.sequences() * c.p.shape.value_heads * segments * parts);
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "cudaFuncSetAttribute");
-  kernel<<<grid, threads<kGroups, kFused>(), kBytes, stream>>>(c, maps, static_cast<int>(parts));
-  check_launch("sweep");
-}
-
-template <int kTiles>
-void launch_fused(const ChunkProblem& c, const RowMaps& maps, cudaStream_t stream) {
-  if (c.p.shape.value_dim > 64) return launch<kTiles, 2, true>(c, maps, stream);
-  launch<kTiles, 1, true>(c, maps, stream);
+  launch_early("sweep", kernel, grid, threads<kGroups, kFused>(), kBytes, stream, c, maps, static_cast<int>(parts));
 }
 
 template <int kTiles>
@@ -533,15 +589,14 @@ void launch_sweep(const ChunkProblem& c, const RowMaps& maps, cudaStream_t strea
 
 }  // namespace
 
-void launch_sweep_sm90(const ChunkProblem& problem, bool fused, cudaStream_t stream) {
-  const RowMaps maps{map_rows(problem.p.q), map_rows(problem.p.k), map_rows(problem.p.v)};
-  const bool narrow = problem.p.shape.key_dim <= 64;
+void launch_sweep_sm90(const ChunkProblem& problem, const RowMaps& maps, bool fused, cudaStream_t stream) {
   if (fused) {
     ChunkProblem c = problem;
     c.segments = 1;
-    return narrow ? launch_fused<1>(c, maps, stream) : launch_fused<2>(c, maps, stream);
+    return launch<2, 2, true>(c, maps, stream);
   }
-  return narrow ? launch_sweep<1>(problem, maps, stream) : launch_sweep<2>(problem, maps, stream);
+  if (problem.p.shape.key_dim <= 64) return launch_sweep<1>(problem, maps, stream);
+  launch_sweep<2>(problem, maps, stream);
 }
 
 }  // namespace efla::gpu

@@ -15,4 +15,8 @@ bool can_map_rows(const View<const bfloat16, 4>& view);
 // elements outside of the view become zeros. Coordinates in the order d, h, t, b.
 CUtensorMap map_rows(const View<const bfloat16, 4>& view);
 
+struct RowMaps {
+  CUtensorMap q, k, v;
+};
+
 }  // namespace efla::gpu

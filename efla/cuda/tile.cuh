@@ -59,6 +59,11 @@ __device__ __forceinline__ void write_block_transposed(unsigned char* tile, int 
 #endif
 }
 
+// Zeros the rows of a tile from `first` on; `thread` of `threads`.
+__device__ __forceinline__ void clear_rows(unsigned char* tile, int first, int thread, int threads) {
+  for (int at = 8 * first + thread; at < 8 * kChunkTokens; at += threads) reinterpret_cast<uint4*>(tile)[at] = uint4{};
+}
+
 // Where a chunk lies: sequence n, its tokens, the chunk's first token and how many tokens it has (none: no such chunk).
 struct ChunkAt {
   std::int64_t n, i_b, begin, end, start;
