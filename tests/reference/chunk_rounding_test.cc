@@ -8,9 +8,11 @@
 #include <vector>
 
 #include "efla/ref/delta.h"
+#include "tests/support/chunk_bwd_oracle.h"
 #include "tests/support/chunk_oracle.h"
 #include "tests/support/compare.h"
 #include "tests/support/delta_cases.h"
+#include "tests/support/delta_results.h"
 
 namespace efla::test {
 namespace {
@@ -92,6 +94,55 @@ TEST(ChunkRounding, HardKeys) {
         EXPECT_LE(errors.o.rms, keys.limit) << step << ' ' << keys.name << ' ' << segments;
         EXPECT_LE(errors.state.rms, keys.limit) << step << ' ' << keys.name << ' ' << segments;
       }
+    }
+  }
+}
+
+// The largest error of the oracle's gradients, and whose it is.
+struct WorstGradient {
+  double error = 0;
+  std::string name;
+};
+
+WorstGradient oracle_gradient_error(const DeltaCase& c, DeltaData<bfloat16>& data) {
+  DeltaData<double> exact(c, data);
+  ref::recurrent_fwd(exact.forward());
+  ref::recurrent_bwd(exact.backward());
+  chunk_oracle_backward(data.forward(), data.backward());
+  EXPECT_TRUE(data.sentinels_intact());
+  const Results got = backward_results(data), expected = backward_results(exact);
+  WorstGradient worst;
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    const double error = distance(got[i].second, expected[i].second).rms;
+    if (error > worst.error) worst = {error, got[i].first};
+  }
+  return worst;
+}
+
+TEST(ChunkRounding, Gradients) {
+  WorstGradient worst, worst_erasing;
+  for (const DeltaCase& c : delta_cases()) {
+    if (c.decay == Decay::channel || c.key_dim > 128) continue;
+    DeltaData<bfloat16> data(c);
+    const WorstGradient of_case = oracle_gradient_error(c, data);
+    const bool erasing = c.key_dim < 16 || c.key_norm > 5;
+    EXPECT_LE(of_case.error, erasing ? 3e-2 : 1.2e-2) << name_of(c) << ' ' << of_case.name;
+    WorstGradient& largest = erasing ? worst_erasing : worst;
+    if (of_case.error > largest.error) largest = of_case;
+  }
+  std::printf("largest relative RMS error of gradients: %.2e (%s), where tokens erase nearly all %.2e (%s)\n",
+              worst.error, worst.name.c_str(), worst_erasing.error, worst_erasing.name.c_str());
+}
+
+TEST(ChunkRounding, GradientsOfHardKeys) {
+  for (const auto& [name, spread] : {std::pair{"random", 1e3}, {"cone .3", 0.3}, {"cone .05", 0.05}}) {
+    for (const char* step : {"exact", "euler"}) {
+      DeltaCase c{step, 1, 1, false, 1, 512, 1, 128, 64, 1, Layout::contiguous, false, true, true};
+      DeltaData<bfloat16> data(c);
+      draw_cone(data, spread, false);
+      const WorstGradient worst = oracle_gradient_error(c, data);
+      std::printf("%s, %s: largest gradient error %.2e (%s)\n", step, name, worst.error, worst.name.c_str());
+      EXPECT_LE(worst.error, spread < 0.1 ? 1.2e-2 : 6e-3) << step << ' ' << name << ' ' << worst.name;
     }
   }
 }

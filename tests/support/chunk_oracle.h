@@ -70,7 +70,7 @@ class ChunkOracle {
     }
   }
 
- private:
+ protected:  // for the backward's oracle (chunk_bwd_oracle.h)
   using Matrix = std::array<std::array<float, kTokens>, kTokens>;
   using State = std::vector<float>;
 
@@ -91,27 +91,27 @@ class ChunkOracle {
     const auto& step = p_.rule.step;
     const auto scale = static_cast<float>(p_.rule.scale_for(keys_));
     const auto epsilon = static_cast<float>(kL2NormEpsilon);
-    std::array<float, kTokens> prefix{}, g{}, erase{}, n_k{}, n_q{};
+    std::array<float, kTokens> g{};
     for (int r = 0; r < rows; ++r) {
       float k = 0, q = 0;
       for (std::int64_t i = 0; i < keys_; ++i) {
         k += key(start + r, i) * key(start + r, i);
         q += query(start + r, i) * query(start + r, i);
       }
-      n_k[r] = p_.rule.qk_l2norm ? 1 / std::sqrt(k + epsilon) : 1.0F;
-      n_q[r] = p_.rule.qk_l2norm ? 1 / std::sqrt(q + epsilon) : 1.0F;
+      n_k_[r] = p_.rule.qk_l2norm ? 1 / std::sqrt(k + epsilon) : 1.0F;
+      n_q_[r] = p_.rule.qk_l2norm ? 1 / std::sqrt(q + epsilon) : 1.0F;
       if (p_.g) g[r] = std::max(p_.g(at_.i_b, start + r, i_h_, 0), -120.0F);
-      prefix[r] = (r > 0 ? prefix[r - 1] : 0.0F) + g[r];
-      const float alpha = gain_alpha(step, to_float(p_.beta(at_.i_b, start + r, i_h_)), k * n_k[r] * n_k[r]);
-      erase[r] = static_cast<float>(step.erase_scale) * alpha;
+      prefix_[r] = (r > 0 ? prefix_[r - 1] : 0.0F) + g[r];
+      const float alpha = gain_alpha(step, to_float(p_.beta(at_.i_b, start + r, i_h_)), k * n_k_[r] * n_k_[r]);
+      erase_[r] = static_cast<float>(step.erase_scale) * alpha;
       b_[r] = static_cast<float>(step.write_scale) * alpha;
-      read_[r] = erase[r] * std::exp(prefix[r]) * n_k[r];
-      out_[r] = scale * std::exp(prefix[r]) * n_q[r];
+      read_[r] = erase_[r] * std::exp(prefix_[r]) * n_k_[r];
+      out_[r] = scale * std::exp(prefix_[r]) * n_q_[r];
     }
-    decay_ = std::exp(prefix[rows - 1]);
+    decay_ = std::exp(prefix_[rows - 1]);
     float suffix = 0;
     for (int r = rows - 1; r >= 0; --r) {
-      write_[r] = n_k[r] * std::exp(suffix);
+      write_[r] = n_k_[r] * std::exp(suffix);
       suffix += g[r];
     }
     Matrix a{}, t{};
@@ -122,9 +122,9 @@ class ChunkOracle {
           kk += key(start + i, x) * key(start + j, x);
           qk += query(start + i, x) * key(start + j, x);
         }
-        const float decay = std::exp(prefix[i] - prefix[j]);
-        if (j < i) a[i][j] = erase[i] * n_k[i] * n_k[j] * kk * decay;
-        p_matrix_[i][j] = through_bfloat16(scale * n_q[i] * n_k[j] * qk * decay);
+        const float decay = std::exp(prefix_[i] - prefix_[j]);
+        if (j < i) a[i][j] = erase_[i] * n_k_[i] * n_k_[j] * kk * decay;
+        p_matrix_[i][j] = through_bfloat16(scale * n_q_[i] * n_k_[j] * qk * decay);
       }
     }
     invert(a, t, rows);
@@ -201,7 +201,7 @@ class ChunkOracle {
   Sequence at_;
   std::int64_t n_, i_h_, i_q_, segments_, keys_, columns_;
   Matrix t_{}, p_matrix_{};
-  std::array<float, kTokens> b_{}, read_{}, write_{}, out_{};
+  std::array<float, kTokens> b_{}, read_{}, write_{}, out_{}, prefix_{}, erase_{}, n_k_{}, n_q_{};
   float decay_ = 1;
 };
 

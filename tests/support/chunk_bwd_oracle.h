@@ -1,0 +1,230 @@
+// The chunkwise backward of the CUDA kernels (efla/cuda/chunk_bwd.h) in float32 on the CPU, with bfloat16 rounding at
+// exactly the kernels' points: besides the forward's, U and D and their gradients as operands, dS' as an operand, the
+// scaled dO and D that change dS, and the scaled W and H. What differs from a kernel is the order of sums.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "tests/support/chunk_oracle.h"
+
+namespace efla::test {
+
+// One value head of one sequence.
+class ChunkBwdOracle : ChunkOracle {
+ public:
+  ChunkBwdOracle(const DeltaForward<bfloat16>& forward, const DeltaBackward<bfloat16>& p, std::int64_t n,
+                 std::int64_t i_h)
+      : ChunkOracle(forward, n, i_h, 1), bwd_(p) {}
+
+  // Writes the gradients of the value head's own inputs, and adds to those of q̂ and k̂ [T, K].
+  void run(std::vector<float>& dq, std::vector<float>& dk) {
+    State s(keys_ * columns_);
+    for (std::int64_t i = 0; i < keys_ * columns_ && p_.initial_state; ++i) {
+      s[i] = p_.initial_state(n_, i_h_, i / columns_, i % columns_);
+    }
+    std::vector<Chunk> chunks;
+    for (std::int64_t start = at_.begin; start < at_.end; start += kTokens) chunks.push_back(advance(start, s));
+    State ds(keys_ * columns_);
+    for (std::int64_t i = 0; i < keys_ * columns_ && bwd_.dfinal_state; ++i) {
+      ds[i] = bwd_.dfinal_state(n_, i_h_, i / columns_, i % columns_);
+    }
+    for (std::int64_t c = std::ssize(chunks) - 1; c >= 0; --c) {
+      const std::int64_t start = at_.begin + c * kTokens;
+      const int rows = static_cast<int>(std::min<std::int64_t>(kTokens, at_.end - start));
+      prepare(start, rows);
+      retreat(start, rows, chunks[c], ds);
+      gradients(start, rows, chunks[c], dq, dk);
+    }
+    for (std::int64_t i = 0; i < keys_ * columns_ && bwd_.dinitial_state; ++i) {
+      bwd_.dinitial_state(n_, i_h_, i / columns_, i % columns_) = ds[i];
+    }
+  }
+
+ private:
+  // What the kernels hand over, rounded: S before the chunk and dS' [K, V], U and D [tokens, V].
+  struct Chunk {
+    State s, ds, u, d;
+  };
+
+  static State rounded_state(const State& s) {
+    State result;
+    for (const float x : s) result.push_back(through_bfloat16(x));
+    return result;
+  }
+  float dout(std::int64_t t, std::int64_t j) const { return to_float(bwd_.dout(at_.i_b, t, i_h_, j)); }
+
+  Chunk advance(std::int64_t start, State& s) {
+    const int rows = static_cast<int>(std::min<std::int64_t>(kTokens, at_.end - start));
+    prepare(start, rows);
+    Chunk c{rounded_state(s), {}, State(rows * columns_), State(rows * columns_)};
+    for (std::int64_t j = 0; j < columns_; ++j) {
+      std::array<float, kTokens> residual{}, written{};
+      for (int r = 0; r < rows; ++r) {
+        float e = 0;
+        for (std::int64_t x = 0; x < keys_; ++x) e += c.s[x * columns_ + j] * key(start + r, x);
+        residual[r] = through_bfloat16(b_[r] * to_float(p_.v(at_.i_b, start + r, i_h_, j)) - read_[r] * e);
+      }
+      for (int i = 0; i < rows; ++i) {
+        float sum = 0;
+        for (int r = 0; r <= i; ++r) sum += t_[i][r] * residual[r];
+        c.u[i * columns_ + j] = through_bfloat16(sum);
+        written[i] = through_bfloat16(write_[i] * sum);
+      }
+      for (std::int64_t x = 0; x < keys_; ++x) {
+        float sum = decay_ * s[x * columns_ + j];
+        for (int i = 0; i < rows; ++i) sum += written[i] * key(start + i, x);
+        s[x * columns_ + j] = sum;
+      }
+    }
+    return c;
+  }
+
+  void retreat(std::int64_t start, int rows, Chunk& c, State& ds) const {
+    c.ds = rounded_state(ds);
+    for (std::int64_t j = 0; j < columns_; ++j) {
+      std::array<float, kTokens> du{}, d{}, written{};
+      for (int i = 0; i < rows; ++i) {
+        float sum = 0;
+        for (std::int64_t x = 0; x < keys_; ++x) sum += c.ds[x * columns_ + j] * key(start + i, x);
+        sum *= write_[i];
+        for (int r = i; r < rows; ++r) sum += p_matrix_[r][i] * dout(start + r, j);
+        du[i] = through_bfloat16(sum);
+      }
+      for (int i = 0; i < rows; ++i) {
+        for (int r = i; r < rows; ++r) d[i] += t_[r][i] * du[r];
+        c.d[i * columns_ + j] = through_bfloat16(d[i]);
+        written[i] = through_bfloat16(out_[i] * dout(start + i, j));
+      }
+      for (std::int64_t x = 0; x < keys_; ++x) {
+        float sum = decay_ * ds[x * columns_ + j];
+        for (int i = 0; i < rows; ++i) {
+          sum += written[i] * query(start + i, x) - through_bfloat16(read_[i] * d[i]) * key(start + i, x);
+        }
+        ds[x * columns_ + j] = sum;
+      }
+    }
+  }
+
+  // Σ_j of two rows of matrices of V columns.
+  float product(const State& x, std::int64_t i, const State& y, std::int64_t r) const {
+    float sum = 0;
+    for (std::int64_t j = 0; j < columns_; ++j) sum += x[i * columns_ + j] * y[r * columns_ + j];
+    return sum;
+  }
+
+  void gradients(std::int64_t start, int rows, const Chunk& c, std::vector<float>& dq_sum, std::vector<float>& dk_sum) {
+    const auto scale = static_cast<float>(p_.rule.scale_for(keys_));
+    State of_dout;
+    for (int i = 0; i < rows; ++i) {
+      for (std::int64_t j = 0; j < columns_; ++j) of_dout.push_back(dout(start + i, j));
+    }
+    Matrix w_keys{}, w_queries{}, h_keys{}, h_erase{}, m{};
+    for (int i = 0; i < rows; ++i) {
+      for (int j = 0; j <= i; ++j) {
+        const float decay = std::exp(prefix_[i] - prefix_[j]);
+        const float w = scale * decay * product(of_dout, i, c.u, j);
+        const float h = j < i ? decay * product(c.d, i, c.u, j) : 0.0F;
+        float qk = 0, kk = 0;
+        for (std::int64_t x = 0; x < keys_; ++x) {
+          qk += query(start + i, x) * key(start + j, x);
+          kk += key(start + i, x) * key(start + j, x);
+        }
+        w_keys[i][j] = through_bfloat16(w * n_k_[j]);
+        w_queries[i][j] = through_bfloat16(w * n_q_[i]);
+        h_keys[i][j] = through_bfloat16(h * n_k_[j]);
+        h_erase[i][j] = through_bfloat16(-erase_[i] * n_k_[i] * h);
+        m[i][j] = n_k_[j] * (w * n_q_[i] * qk - erase_[i] * n_k_[i] * h * kk);
+      }
+    }
+    std::array<float, kTokens> read{}, written{};
+    for (int i = 0; i < rows; ++i) {
+      const std::int64_t t = start + i;
+      float da = 0, db = 0;
+      std::vector<float> dk(keys_);
+      const float gamma = std::exp(prefix_[i]), suffix = write_[i] / n_k_[i];
+      for (std::int64_t x = 0; x < keys_; ++x) {
+        float dq = scale * gamma * product(of_dout, i, c.s, x), erase = gamma * product(c.d, i, c.s, x);
+        float y = suffix * product(c.u, i, c.ds, x);
+        read[i] += n_q_[i] * query(t, x) * dq - erase_[i] * n_k_[i] * key(t, x) * erase;
+        written[i] += n_k_[i] * key(t, x) * y;
+        for (int j = 0; j <= i; ++j) {
+          dq += w_keys[i][j] * key(start + j, x);
+          erase += h_keys[i][j] * key(start + j, x);
+        }
+        for (int r = i; r < rows; ++r) y += w_queries[r][i] * query(start + r, x) + h_erase[r][i] * key(start + r, x);
+        da -= n_k_[i] * key(t, x) * erase;
+        dk[x] = y - erase_[i] * erase;
+        dq_sum[t * keys_ + x] += dq;
+      }
+      for (std::int64_t j = 0; j < columns_; ++j) {
+        db += to_float(p_.v(at_.i_b, t, i_h_, j)) * c.d[i * columns_ + j];
+        bwd_.dv(at_.i_b, t, i_h_, j) = to_bfloat16(b_[i] * c.d[i * columns_ + j]);
+      }
+      finish_token(t, i, da, db, dk, dk_sum);
+    }
+    if (!bwd_.g) return;
+    float z = 0;
+    for (std::int64_t i = 0; i < keys_ * columns_; ++i) z += c.s[i] * c.ds[i];
+    for (int t = 0; t < rows; ++t) {
+      float dg = decay_ * z;
+      for (int i = t; i < rows; ++i) dg += read[i];
+      for (int j = 0; j < t; ++j) dg += written[j];
+      for (int i = t; i < rows; ++i) {
+        for (int j = 0; j < t; ++j) dg += m[i][j];
+      }
+      bwd_.dg(at_.i_b, start + t, i_h_, 0) = dg;
+    }
+  }
+
+  // Writes dbeta, and adds the gradient of k̂ with what comes through λ.
+  void finish_token(std::int64_t t, int i, float da, float db, const std::vector<float>& dk,
+                    std::vector<float>& dk_sum) const {
+    const auto& step = p_.rule.step;
+    float lambda = 0;
+    for (std::int64_t x = 0; x < keys_; ++x) lambda += key(t, x) * key(t, x);
+    const Gain<float> of_token = gain(step, to_float(p_.beta(at_.i_b, t, i_h_)), lambda * n_k_[i] * n_k_[i]);
+    const float dalpha = static_cast<float>(step.erase_scale) * da + static_cast<float>(step.write_scale) * db;
+    bwd_.dbeta(at_.i_b, t, i_h_) = to_bfloat16(dalpha * of_token.beta_unit * of_token.beta_slope * of_token.beta_unit);
+    const float twice_dlambda = 2 * dalpha * of_token.lambda_slope * of_token.lambda_unit;
+    for (std::int64_t x = 0; x < keys_; ++x) {
+      dk_sum[t * keys_ + x] += dk[x] + twice_dlambda * (of_token.lambda_unit * n_k_[i] * key(t, x));
+    }
+  }
+
+  const DeltaBackward<bfloat16>& bwd_;
+};
+
+// Runs the oracle on a problem in the host's memory; `forward` has the same inputs and the initial state.
+inline void chunk_oracle_backward(const DeltaForward<bfloat16>& forward, const DeltaBackward<bfloat16>& p) {
+  const std::int64_t keys = p.shape.key_dim, group = p.shape.group();
+  for (std::int64_t n = 0; n < p.shape.sequences(); ++n) {
+    const Sequence at = sequence_of(p, n);
+    for (std::int64_t i_q = 0; i_q < p.shape.heads; ++i_q) {
+      std::vector<float> dq(p.shape.tokens * keys), dk = dq;
+      for (std::int64_t i_h = i_q * group; i_h < (i_q + 1) * group; ++i_h)
+        ChunkBwdOracle(forward, p, n, i_h).run(dq, dk);
+      const auto store = [&](const std::vector<float>& gradient, const View<const bfloat16, 4>& x,
+                             const View<bfloat16, 4>& to, std::int64_t t) {
+        float squares = 0, along = 0;
+        for (std::int64_t i = 0; i < keys; ++i)
+          squares += to_float(x(at.i_b, t, i_q, i)) * to_float(x(at.i_b, t, i_q, i));
+        const float factor = p.rule.qk_l2norm ? 1 / std::sqrt(squares + static_cast<float>(kL2NormEpsilon)) : 1.0F;
+        for (std::int64_t i = 0; i < keys && p.rule.qk_l2norm; ++i) {
+          along += factor * to_float(x(at.i_b, t, i_q, i)) * gradient[t * keys + i];
+        }
+        for (std::int64_t i = 0; i < keys; ++i) {
+          to(at.i_b, t, i_q, i) =
+              to_bfloat16(factor * (gradient[t * keys + i] - along * factor * to_float(x(at.i_b, t, i_q, i))));
+        }
+      };
+      for (std::int64_t t = at.begin; t < at.end; ++t) {
+        store(dq, p.q, p.dq, t);
+        store(dk, p.k, p.dk, t);
+      }
+    }
+  }
+}
+
+}  // namespace efla::test
