@@ -16,10 +16,10 @@
 #include "cli/version.h"
 #include "efla/base/error.h"
 #include "efla/base/memory.h"
+#include "efla/base/text.h"
 #include "efla/io/safetensors.h"
 #include "efla/ops/delta.h"
 #include "efla/ops/gpu.h"
-#include "efla/rule/validate.h"
 
 namespace efla::cli {
 namespace {

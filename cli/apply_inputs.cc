@@ -10,7 +10,7 @@
 #include <string>
 
 #include "efla/base/error.h"
-#include "efla/rule/validate.h"
+#include "efla/base/text.h"
 
 namespace efla::cli {
 namespace {

@@ -13,11 +13,11 @@
 #include "cli/progress_bar.h"
 #include "cli/support/threads.h"
 #include "efla/base/error.h"
+#include "efla/base/text.h"
 #include "efla/eval/language_model_scorer.h"
 #include "efla/eval/lm_benchmark.h"
 #include "efla/io/file.h"
 #include "efla/nn/models/language_model_file.h"
-#include "efla/rule/validate.h"
 
 namespace efla::cli {
 namespace {

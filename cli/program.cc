@@ -18,7 +18,7 @@
 #include "cli/version.h"
 #include "efla/base/error.h"
 #include "efla/base/printable.h"
-#include "efla/rule/validate.h"
+#include "efla/base/text.h"
 
 namespace efla::cli {
 

@@ -23,7 +23,7 @@ struct CrossEntropyFunction : torch::autograd::Function<CrossEntropyFunction> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& weight, const Tensor& targets,
                         bool needs_gradient) {
     const std::int64_t rows = x.size(0), step = std::max<std::int64_t>(1, kSliceElements / weight.size(0));
-    const Tensor counts = targets.ne(kIgnoredTarget);
+    const Tensor counts = targets.ne(kIgnoreIndex);
     const Tensor share = counts.sum().clamp_min(1).to(at::kFloat).reciprocal();  // of a token in the mean
     const Tensor dx = needs_gradient ? at::empty_like(x) : Tensor();
     Tensor dweight = needs_gradient ? at::zeros(weight.sizes(), weight.options().dtype(at::kFloat)) : Tensor();
@@ -62,10 +62,10 @@ Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor&
     throw Error(kCrossEntropy, "targets", targets.defined() ? shape_text(targets) : "nothing",
                 "int64 [" + std::to_string(x.size(0)) + "]");
   }
-  const Tensor wrong = targets.ne(kIgnoredTarget).logical_and_(targets.lt(0).logical_or_(targets.ge(weight.size(0))));
+  const Tensor wrong = targets.ne(kIgnoreIndex).logical_and_(targets.lt(0).logical_or_(targets.ge(weight.size(0))));
   if (wrong.any().item<bool>()) {
     throw Error(kCrossEntropy, "targets", std::to_string(targets.masked_select(wrong)[0].item<std::int64_t>()),
-                "0 to " + std::to_string(weight.size(0) - 1) + ", or " + std::to_string(kIgnoredTarget) +
+                "0 to " + std::to_string(weight.size(0) - 1) + ", or " + std::to_string(kIgnoreIndex) +
                     " for a token that does not count");
   }
   const bool needs_gradient = at::GradMode::is_enabled() && (x.requires_grad() || weight.requires_grad());

@@ -9,6 +9,7 @@
 
 #include "efla/base/dtype.h"
 #include "efla/base/error.h"
+#include "efla/base/text.h"
 #include "efla/base/view.h"
 
 namespace efla::autograd {

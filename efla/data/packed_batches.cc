@@ -5,7 +5,7 @@
 
 #include <fmt/format.h>
 
-#include "efla/base/error.h"
+#include "efla/base/check.h"
 #include "efla/data/permutation.h"
 
 namespace efla::data {
@@ -13,13 +13,10 @@ namespace {
 
 constexpr std::uint64_t kWindowStream = std::uint64_t{0x7E57} << 48;  // separates this use of the seed from others
 
-void require(bool good, const char* argument, std::int64_t got, const std::string& expected) {
-  if (!good) throw Error("packed batches", argument, std::to_string(got), expected);
-}
-
 }  // namespace
 
 TokenWindows::TokenWindows(const io::TokenFolder& folder, std::int64_t length) : folder_(folder), length_(length) {
+  const Require require("packed batches");
   require(length >= 1, "length", length, "at least 1");
   count_ = (folder.tokens() - 1) / length + 1;
 }
@@ -29,7 +26,7 @@ PackedBatch TokenWindows::read(std::span<const std::int64_t> windows) const {
   batch.batch = static_cast<std::int64_t>(windows.size());
   batch.length = length_;
   batch.inputs.assign(windows.size() * static_cast<std::size_t>(length_), 0);
-  batch.targets.assign(batch.inputs.size(), kNoTarget);
+  batch.targets.assign(batch.inputs.size(), kIgnoreIndex);
   batch.cu_seqlens.push_back(0);
   for (std::size_t row = 0; row < windows.size(); ++row) {
     read_row(windows[row], static_cast<std::int64_t>(row), batch);
@@ -63,6 +60,7 @@ void TokenWindows::read_row(std::int64_t window, std::int64_t row, PackedBatch& 
 PackedBatches::PackedBatches(const io::TokenFolder& folder, const PackedOptions& options)
     : windows_(folder, options.length), options_(options) {
   const auto& o = options_;
+  const Require require("packed batches");
   require(o.world_size >= 1, "world_size", o.world_size, "at least 1");
   require(o.rank >= 0 && o.rank < o.world_size, "rank", o.rank, fmt::format("0 to {}", o.world_size - 1));
   require(o.batch >= 1 && o.batch % o.world_size == 0, "batch", o.batch,
@@ -87,6 +85,7 @@ PackedBatch PackedBatches::next() {
 }
 
 void PackedBatches::seek(const PackedPosition& position) {
+  const Require require("packed batches");
   require(position.epoch >= 0, "epoch", position.epoch, "at least 0");
   require(position.index >= 0 && position.index < windows(), "index", position.index,
           fmt::format("0 to {}", windows() - 1));

@@ -5,19 +5,17 @@
 #include <span>
 #include <vector>
 
+#include "efla/base/ignore_index.h"
 #include "efla/io/token_folder.h"
 
 namespace efla::data {
-
-// The target of a token without loss: PyTorch's ignore_index.
-inline constexpr std::int64_t kNoTarget = -100;
 
 // B sequences of T tokens, row after row. Flattened to [1, B·T] they are packed sequences: cu_seqlens has a boundary at
 // the start of every row and at the end of every document, so that no document sees another.
 struct PackedBatch {
   std::int64_t batch = 0, length = 0;
   std::vector<std::int64_t> inputs;      // [B, T]; 0 for padding
-  std::vector<std::int64_t> targets;     // [B, T] the next token of the same document; kNoTarget at its last token
+  std::vector<std::int64_t> targets;     // [B, T] the next token of the same document; kIgnoreIndex at its last token
   std::vector<std::int64_t> cu_seqlens;  // [N + 1], from 0 to B·T
   std::int64_t tokens = 0;               // inputs without the padding of the corpus's last window
 };

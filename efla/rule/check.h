@@ -9,6 +9,7 @@
 
 #include "efla/base/device.h"
 #include "efla/base/error.h"
+#include "efla/base/text.h"
 #include "efla/base/view.h"
 #include "efla/rule/validate.h"
 

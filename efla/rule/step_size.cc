@@ -3,7 +3,7 @@
 #include <charconv>
 
 #include "efla/base/error.h"
-#include "efla/rule/validate.h"
+#include "efla/base/text.h"
 
 namespace efla {
 

@@ -1,10 +1,6 @@
 // Checks a problem before any kernel sees it.
 #pragma once
 
-#include <string>
-#include <string_view>
-#include <vector>
-
 #include "efla/base/device.h"
 #include "efla/rule/problem.h"
 
@@ -25,12 +21,5 @@ void validate(const char* operation, const DeltaShape& shape, const DeltaRule& r
 
 // Checks a shape alone, in the same way.
 void validate(const char* operation, const DeltaShape& shape);
-
-// Returns the name of `names` with the smallest edit distance to `name`. A name that starts with `name` has at most
-// distance 1.
-std::string nearest_name(std::string_view name, const std::vector<std::string>& names);
-
-// Returns a shape as text, such as "[2, 16, 4, 64]".
-std::string shape_text(const std::int64_t* extent, int rank);
 
 }  // namespace efla

@@ -57,7 +57,7 @@ class PackedBatchesTest : public testing::Test {
         boundaries.insert(static_cast<std::int64_t>(i));
       }
       const bool has_next = input != 0 && last_of(input) != input;
-      EXPECT_EQ(batch.targets[i], has_next ? input + 1 : kNoTarget) << i;
+      EXPECT_EQ(batch.targets[i], has_next ? input + 1 : kIgnoreIndex) << i;
     }
     boundaries.insert(static_cast<std::int64_t>(rows * length));
     EXPECT_EQ(batch.cu_seqlens, std::vector<std::int64_t>(boundaries.begin(), boundaries.end()));

@@ -56,7 +56,7 @@ TEST(SyntheticTasks, HaveTheSizesTheySay) {
       std::int64_t asked = 0;
       for (std::size_t t = 0; t < e.inputs.size(); ++t) {
         ASSERT_TRUE(e.inputs[t] >= 0 && e.inputs[t] < task.vocab) << t << ": " << e.inputs[t];
-        if (e.targets[t] == kNoTarget) continue;
+        if (e.targets[t] == kIgnoreIndex) continue;
         ASSERT_TRUE(e.targets[t] >= 0 && e.targets[t] < task.vocab) << t << ": " << e.targets[t];
         EXPECT_FALSE(task.text(e.targets[t]).empty());
         ++asked;
@@ -94,7 +94,7 @@ void check_recall(const Task& task, std::int32_t first_value, std::int32_t first
         ASSERT_FALSE(last) << "the probe is noise";
         ASSERT_GE(e.inputs[t + 1], first_noise) << "half a slot is noise";
         if (split == Split::test) {
-          EXPECT_EQ(e.targets[t], kNoTarget);
+          EXPECT_EQ(e.targets[t], kIgnoreIndex);
         }
         continue;
       }
@@ -105,7 +105,7 @@ void check_recall(const Task& task, std::int32_t first_value, std::int32_t first
           EXPECT_EQ(e.targets[t], e.inputs[t + 1]);
         }
       } else {
-        EXPECT_EQ(e.targets[t], known == value_of.end() ? kNoTarget : known->second);
+        EXPECT_EQ(e.targets[t], known == value_of.end() ? kIgnoreIndex : known->second);
       }
       if (last) {
         ASSERT_NE(known, value_of.end()) << "the probe was never seen";
@@ -120,7 +120,7 @@ void check_recall(const Task& task, std::int32_t first_value, std::int32_t first
       value_of[key] = value;
     }
     for (std::size_t t = 1; t < e.inputs.size(); t += 2) {
-      EXPECT_EQ(e.targets[t], split == Split::train ? e.inputs[t + 1] : kNoTarget);
+      EXPECT_EQ(e.targets[t], split == Split::train ? e.inputs[t + 1] : kIgnoreIndex);
     }
   });
   const auto found = task.parameters.find("noise");
@@ -141,7 +141,7 @@ TEST(SyntheticTasks, FuzzyRecallAsksForTheValueOfTheSameMotif) {
     const auto task = make_task("fuzzy-recall", {{"length", length}});
     constexpr std::int32_t kFirstValue = 7, kPad = 15;
     for_examples(task, [&](const Example& e, Split split) {
-      Tokens tokens = e.inputs, asked(e.inputs.size() + 1, kNoTarget);
+      Tokens tokens = e.inputs, asked(e.inputs.size() + 1, kIgnoreIndex);
       tokens.push_back(e.targets.back());
       std::copy(e.targets.begin(), e.targets.end(), asked.begin() + 1);
       std::map<Tokens, Tokens> value_of;
@@ -170,7 +170,7 @@ TEST(SyntheticTasks, FuzzyRecallAsksForTheValueOfTheSameMotif) {
           EXPECT_EQ(value, known->second);
         }
         if (split == Split::test) {
-          EXPECT_EQ(asked_value, last_known ? value : Tokens(value.size(), kNoTarget));
+          EXPECT_EQ(asked_value, last_known ? value : Tokens(value.size(), kIgnoreIndex));
         }
         value_of[key] = value;
       }
@@ -189,7 +189,7 @@ TEST(SyntheticTasks, MemorisationHasOneMapForAll) {
   const auto check = [&](const Example& e, Split) {
     for (std::size_t t = 0; t < e.inputs.size(); t += 2) {
       EXPECT_LT(e.inputs[t], 127);
-      EXPECT_EQ(e.targets[t], kNoTarget);
+      EXPECT_EQ(e.targets[t], kIgnoreIndex);
       EXPECT_EQ(e.inputs[t + 1], 255);
       EXPECT_TRUE(e.targets[t + 1] >= 127 && e.targets[t + 1] < 255);
       const auto [known, fresh] = value_of.emplace(e.inputs[t], e.targets[t + 1]);
@@ -227,7 +227,7 @@ TEST(SyntheticTasks, SelectiveCopyingAsksForTheTokensWithoutTheBlanks) {
       ASSERT_EQ(content.size(), copied);
       EXPECT_TRUE(std::all_of(copy + 1, e.inputs.end(), [&](auto token) { return token == kBlank; }));
       EXPECT_TRUE(std::equal(content.begin(), content.end(), e.targets.end() - static_cast<std::int64_t>(copied)));
-      EXPECT_EQ(std::count(e.targets.begin(), e.targets.end(), kNoTarget), 256 - static_cast<std::int64_t>(copied));
+      EXPECT_EQ(std::count(e.targets.begin(), e.targets.end(), kIgnoreIndex), 256 - static_cast<std::int64_t>(copied));
     });
   }
 }
@@ -248,7 +248,7 @@ TEST(SyntheticTasks, MqarLabelsAreTheValuesBoundToTheKeys) {
       for (const auto& [key, value] : value_of) values.insert(value);
       EXPECT_EQ(values.size(), value_of.size()) << "a value twice";
       for (int t = 0; t < length; ++t) {
-        if (e.targets[t] == kNoTarget) continue;
+        if (e.targets[t] == kIgnoreIndex) continue;
         EXPECT_TRUE(t >= 2 * pairs && t % 2 == 0);
         ASSERT_TRUE(value_of.contains(e.inputs[t]));
         EXPECT_EQ(e.targets[t], value_of[e.inputs[t]]);
@@ -271,7 +271,7 @@ TEST(SyntheticTasks, MqarsStandardSetHasItsFiveSizes) {
   for (int i = 0; i < kDraws; ++i) {
     const auto e = example(task, 3, Split::train, i);
     ++count[{e.inputs.size(),
-             std::count_if(e.targets.begin(), e.targets.end(), [](auto t) { return t != kNoTarget; })}];
+             std::count_if(e.targets.begin(), e.targets.end(), [](auto t) { return t != kIgnoreIndex; })}];
   }
   ASSERT_EQ(count.size(), 5U);
   EXPECT_NEAR((count[{64, 4}]), 5000, 250);
@@ -287,7 +287,7 @@ TEST(SyntheticTasks, MqarSlotsFollowTheirWeights) {
   constexpr int kDraws = 20000;
   for (int i = 0; i < kDraws; ++i) {
     const auto e = example(task, 3, Split::train, i);
-    const auto at = std::find_if(e.targets.begin(), e.targets.end(), [](auto t) { return t != kNoTarget; });
+    const auto at = std::find_if(e.targets.begin(), e.targets.end(), [](auto t) { return t != kIgnoreIndex; });
     ++count[(at - e.targets.begin() - 2) / 2];
   }
   double sum = 0.0;
@@ -308,7 +308,7 @@ TEST(SyntheticTasks, PalindromeAsksForTheReverse) {
       answer.push_back(e.targets.back());
       EXPECT_TRUE(std::equal(answer.begin(), answer.end(), std::make_reverse_iterator(e.inputs.begin() + half)));
       for (std::ptrdiff_t t = 0; t + 1 < 2 * half; ++t) {
-        EXPECT_EQ(e.targets[t], t <= half ? kNoTarget : e.inputs[t + 1]);
+        EXPECT_EQ(e.targets[t], t <= half ? kIgnoreIndex : e.inputs[t + 1]);
       }
     });
   }
@@ -326,14 +326,14 @@ TEST(SyntheticTasks, PopReturnsWhatWasPushedLast) {
         const bool whole = t + 2 < e.inputs.size();
         ASSERT_TRUE(operation == 0 || operation == 1);
         ASSERT_TRUE(stack >= 2 && stack < first_element);
-        EXPECT_EQ(e.targets[t], kNoTarget);
+        EXPECT_EQ(e.targets[t], kIgnoreIndex);
         if (whole) {
           EXPECT_GE(e.inputs[t + 2], first_element);
-          EXPECT_EQ(e.targets[t + 2], kNoTarget);
+          EXPECT_EQ(e.targets[t + 2], kIgnoreIndex);
         }
         ++operations;
         if (operation == 0) {
-          EXPECT_EQ(e.targets[t + 1], kNoTarget);
+          EXPECT_EQ(e.targets[t + 1], kIgnoreIndex);
           if (whole) content[stack].push_back(e.inputs[t + 2]);
           continue;
         }

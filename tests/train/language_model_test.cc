@@ -148,7 +148,7 @@ TEST(LanguageModel, LossIsTheMeanCrossEntropyOfItsLogits) {
   const LanguageModel model(small("efla"), Initialiser(5));
   const auto ids = random_ids({2, 40}, 1);
   auto targets = random_ids({2, 40}, 2);
-  targets.slice(1, 7, 12).fill_(autograd::kIgnoredTarget);
+  targets.slice(1, 7, 12).fill_(kIgnoreIndex);
   const auto loss = model.loss(ids, targets);
   const auto expected = torch::nn::functional::cross_entropy(model.logits(ids).flatten(0, 1), targets.flatten());
   EXPECT_NEAR(loss.item<double>(), expected.item<double>(), 1e-6);
@@ -157,7 +157,7 @@ TEST(LanguageModel, LossIsTheMeanCrossEntropyOfItsLogits) {
   for (std::size_t i = 0; i < gradients.size(); ++i) {
     EXPECT_LE(max_difference(gradients[i], wanted[i]), 1e-5 * std::max(1.0, wanted[i].abs().max().item<double>()));
   }
-  EXPECT_EQ(model.loss(ids, torch::full_like(ids, autograd::kIgnoredTarget)).item<double>(), 0.0);
+  EXPECT_EQ(model.loss(ids, torch::full_like(ids, kIgnoreIndex)).item<double>(), 0.0);
 }
 
 // A vocabulary so large that the rows of one call are more than one slice.

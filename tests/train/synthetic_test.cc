@@ -13,7 +13,6 @@ namespace {
 
 using data::synthetic::Accuracy;
 using data::synthetic::Example;
-using data::synthetic::kNoTarget;
 using data::synthetic::make_task;
 using SyntheticTask = data::synthetic::Task;
 using test::expect_error;
@@ -123,7 +122,7 @@ TEST(SyntheticAccuracy, IsNotANumberWhereALogitIsNotFinite) {
 }
 
 TEST(SyntheticAccuracy, CountsByClassOrByExample) {
-  constexpr auto kNo = kNoTarget;
+  constexpr auto kNo = kIgnoreIndex;
   const std::vector<std::vector<std::int32_t>> targets{{0, 0, 0, 1}, {0, kNo, kNo, kNo}, {2, 2, kNo, 0}};
   ThreadPool pool(2);
   // In one batch: class 0 is right 5 of 5 times, classes 1 and 2 never are.

@@ -1,4 +1,5 @@
 // Bad problems: each is named with what was got and what was expected, before anything is computed.
+#include "efla/base/text.h"
 #include "efla/rule/validate.h"
 
 #include <gtest/gtest.h>

@@ -64,10 +64,10 @@ class Drawing {
     const Motif& value = values_.at(key);
     const bool asked = !seen_.insert(key).second;
     tokens_.insert(tokens_.end(), key.begin(), key.end());
-    answers_.insert(answers_.end(), key.size(), kNoTarget);
+    answers_.insert(answers_.end(), key.size(), kIgnoreIndex);
     for (const auto token : value) {
       tokens_.push_back(token);
-      answers_.push_back(asked ? token : kNoTarget);
+      answers_.push_back(asked ? token : kIgnoreIndex);
     }
   }
 
@@ -75,7 +75,7 @@ class Drawing {
     const auto pad = static_cast<std::int32_t>(fuzzy_.keys + fuzzy_.values);
     const auto padding = static_cast<std::size_t>(fuzzy_.length + 1 - size());
     tokens_.insert(tokens_.begin(), padding, pad);
-    answers_.insert(answers_.begin(), padding, kNoTarget);
+    answers_.insert(answers_.begin(), padding, kIgnoreIndex);
     const auto& targets = split_ == Split::train ? tokens_ : answers_;
     example.inputs.insert(example.inputs.end(), tokens_.begin(), tokens_.end() - 1);
     example.targets.insert(example.targets.end(), targets.begin() + 1, targets.end());

@@ -10,16 +10,16 @@ namespace efla::data::synthetic {
 void draw_recall(const Recall& recall, Random& random, Split split, Example& example) {
   const auto keys = static_cast<std::uint32_t>(recall.keys), values = static_cast<std::uint32_t>(recall.values);
   std::vector<std::int32_t> tokens, answers;  // an answer is the token itself if a model can know it
-  std::vector<std::int32_t> value_of(keys, kNoTarget), seen;
+  std::vector<std::int32_t> value_of(keys, kIgnoreIndex), seen;
   const auto add_pair = [&](std::int32_t key) {
     std::int32_t& value = value_of[key];
-    const bool known = value != kNoTarget;
+    const bool known = value != kIgnoreIndex;
     if (!known) {
       value = static_cast<std::int32_t>(keys + random.below(values));
       seen.push_back(key);
     }
     tokens.insert(tokens.end(), {key, value});
-    answers.insert(answers.end(), {kNoTarget, known ? value : kNoTarget});
+    answers.insert(answers.end(), {kIgnoreIndex, known ? value : kIgnoreIndex});
   };
   // One slot before the last is always a pair, because the probe needs a key.
   const std::int64_t slots = recall.slots - 1, certain = random.below(static_cast<std::uint32_t>(slots));
@@ -28,7 +28,7 @@ void draw_recall(const Recall& recall, Random& random, Split split, Example& exa
       for (int i = 0; i < 2; ++i) {
         const auto noise = random.below(static_cast<std::uint32_t>(recall.noise_tokens));
         tokens.push_back(static_cast<std::int32_t>(keys + values + noise));
-        answers.push_back(kNoTarget);
+        answers.push_back(kIgnoreIndex);
       }
     } else {
       add_pair(static_cast<std::int32_t>(random.below(keys)));

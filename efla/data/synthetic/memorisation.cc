@@ -22,7 +22,7 @@ Task memorisation(const Parameters& parameters) {
     for (std::int64_t pair = 0; pair < length / 2; ++pair) {
       const auto key = static_cast<std::int32_t>(random.below(static_cast<std::uint32_t>(keys)));
       example.inputs.insert(example.inputs.end(), {key, insert});
-      example.targets.insert(example.targets.end(), {kNoTarget, static_cast<std::int32_t>(keys + value_index(key))});
+      example.targets.insert(example.targets.end(), {kIgnoreIndex, static_cast<std::int32_t>(keys + value_index(key))});
     }
   };
   task.text = [keys, insert](std::int32_t token) {

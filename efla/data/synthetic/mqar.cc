@@ -51,7 +51,7 @@ void draw(const Mqar& mqar, Random& random, Example& example) {
   const auto keys = draw_distinct(random, 1, half - 1, mqar.pairs);
   const auto values = draw_distinct(random, half, mqar.vocab - half, mqar.pairs);
   std::vector<std::int32_t> inputs(static_cast<std::size_t>(mqar.length), 0),
-      targets(static_cast<std::size_t>(mqar.length), kNoTarget);
+      targets(static_cast<std::size_t>(mqar.length), kIgnoreIndex);
   const auto slots = draw_slots(random, mqar);
   for (std::int64_t i = 0; i < mqar.pairs; ++i) {
     inputs[2 * i] = keys[i];

@@ -19,7 +19,7 @@ Task palindrome(const Parameters& parameters) {
     example.inputs.insert(example.inputs.end(), symbol.begin(), symbol.end());
     example.inputs.push_back(separator);
     example.inputs.insert(example.inputs.end(), symbol.rbegin(), symbol.rend() - 1);
-    example.targets.insert(example.targets.end(), symbol.size() + 1, kNoTarget);
+    example.targets.insert(example.targets.end(), symbol.size() + 1, kIgnoreIndex);
     example.targets.insert(example.targets.end(), symbol.rbegin() + 1, symbol.rend());
   };
   task.text = [separator](std::int32_t token) { return token == separator ? "SEP" : std::to_string(token); };

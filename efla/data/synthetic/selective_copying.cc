@@ -18,7 +18,7 @@ Task selective_copying(const Parameters& parameters) {
     // Each blank is placed before one of the tokens, so that none follows the last token.
     std::vector<std::int64_t> blanks_before(count, 0);
     for (std::int64_t i = 0; i < length - 2 * copied - 1; ++i) ++blanks_before[random.below(count)];
-    example.targets.insert(example.targets.end(), static_cast<std::size_t>(length - copied), kNoTarget);
+    example.targets.insert(example.targets.end(), static_cast<std::size_t>(length - copied), kIgnoreIndex);
     for (const auto blanks : blanks_before) {
       const auto token = static_cast<std::int32_t>(random.below(static_cast<std::uint32_t>(blank)));
       example.inputs.insert(example.inputs.end(), static_cast<std::size_t>(blanks), blank);

@@ -40,7 +40,7 @@ void draw(const Sizes& sizes, Random& random, Example& example) {
       content[stack].push_back(element);
     }
     example.inputs.insert(example.inputs.end(), {pop ? kPop : kPush, kFirstStack + stack, element});
-    example.targets.insert(example.targets.end(), {kNoTarget, pop ? element : kNoTarget, kNoTarget});
+    example.targets.insert(example.targets.end(), {kIgnoreIndex, pop ? element : kIgnoreIndex, kIgnoreIndex});
   }
   example.inputs.resize(end);
   example.targets.resize(end);

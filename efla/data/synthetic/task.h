@@ -8,17 +8,15 @@
 #include <string_view>
 #include <vector>
 
+#include "efla/base/ignore_index.h"
 #include "efla/base/random.h"
 #include "efla/data/images.h"
 
 namespace efla::data::synthetic {
 
-// The target of a token without a question.
-inline constexpr std::int32_t kNoTarget = -100;
-
 struct Example {
   std::vector<std::int32_t> inputs;   // [T], in [0, vocab)
-  std::vector<std::int32_t> targets;  // [T], in [0, vocab) or kNoTarget
+  std::vector<std::int32_t> targets;  // [T], in [0, vocab) or kIgnoreIndex
 };
 
 using Parameters = std::map<std::string, double, std::less<>>;

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "efla/autograd/linear.h"
-#include "efla/base/error.h"
+#include "efla/base/check.h"
 
 namespace efla::nn {
 namespace {
@@ -17,10 +17,6 @@ using torch::Tensor;
 
 // Queries per block: the scores of a sequence are never stored as a whole, and a block of queries skips later keys.
 constexpr std::int64_t kQueries = 256;
-
-void require_attention(bool holds, const char* field, const std::string& got, const std::string& expected) {
-  if (!holds) throw Error("attention", field, got, expected);
-}
 
 // Rotates x [B, H, T, E] by positions [T].
 Tensor rotated(const Tensor& x, const Tensor& positions, double theta) {
@@ -54,13 +50,14 @@ Tensor causal_attention(const Tensor& q, const Tensor& k, const Tensor& v) {
 }  // namespace
 
 void validate(const AttentionConfig& config) {
-  require_attention(config.hidden >= 1, "hidden", std::to_string(config.hidden), "a positive width");
-  require_attention(config.heads >= 1 && config.hidden % (2 * config.heads) == 0, "heads", std::to_string(config.heads),
-                    "a number whose double divides hidden, " + std::to_string(config.hidden));
-  require_attention(config.key_value_heads >= 1 && config.heads % config.key_value_heads == 0, "key_value_heads",
-                    std::to_string(config.key_value_heads), "a divisor of heads, " + std::to_string(config.heads));
-  require_attention(config.rope_theta > 1.0 && std::isfinite(config.rope_theta), "rope_theta",
-                    std::to_string(config.rope_theta), "a number above 1");
+  const Require require("attention");
+  require(config.hidden >= 1, "hidden", config.hidden, "a positive width");
+  require(config.heads >= 1 && config.hidden % (2 * config.heads) == 0, "heads", config.heads,
+          "a number whose double divides hidden, " + std::to_string(config.hidden));
+  require(config.key_value_heads >= 1 && config.heads % config.key_value_heads == 0, "key_value_heads",
+          config.key_value_heads, "a divisor of heads, " + std::to_string(config.heads));
+  require(config.rope_theta > 1.0 && std::isfinite(config.rope_theta), "rope_theta", config.rope_theta,
+          "a number above 1");
 }
 
 KeyValueCache::KeyValueCache(std::int64_t batch, std::int64_t key_value_heads, std::int64_t dim)

@@ -9,6 +9,7 @@
 #include "efla/autograd/linear.h"
 #include "efla/autograd/rms_norm.h"
 #include "efla/autograd/short_conv.h"
+#include "efla/base/check.h"
 #include "efla/base/error.h"
 
 namespace efla::nn {
@@ -42,22 +43,14 @@ Tensor initial_dt_bias(const Initialiser& init, std::int64_t count) {
   return dt + torch::log(-torch::expm1(-dt));
 }
 
-void require_mixer(bool holds, const char* field, const std::string& got, const std::string& expected) {
-  if (!holds) throw Error("mixer", field, got, expected);
-}
-
-void require_size(const char* field, std::int64_t got) {
-  require_mixer(got >= 1 && got <= kMaxMixerWidth, field, std::to_string(got),
-                "a size from 1 to " + std::to_string(kMaxMixerWidth));
-}
-
 // Replaces sizes that are 0 by their defaults.
 MixerConfig completed(MixerConfig config) {
+  const Require require("mixer");
   if (config.value_heads == 0) config.value_heads = config.heads;
   for (auto* size : {&config.key_dim, &config.value_dim}) {
     if (*size != 0) continue;
-    require_mixer(config.heads >= 1 && config.hidden % config.heads == 0, "heads", std::to_string(config.heads),
-                  "a divisor of hidden, " + std::to_string(config.hidden));
+    require(config.heads >= 1 && config.hidden % config.heads == 0, "heads", config.heads,
+            "a divisor of hidden, " + std::to_string(config.hidden));
     *size = config.hidden / config.heads;
   }
   return config;
@@ -99,32 +92,31 @@ Tensor plain_conv(const Tensor& x, const Tensor& taps, const Tensor& cu_seqlens)
 }  // namespace
 
 void validate(const MixerConfig& given) {
+  const Require require("mixer");
   const auto& preset = mixer_preset(given.mixer);
-  require_size("hidden", given.hidden);
+  require.count("hidden", given.hidden, kMaxMixerWidth);
   const MixerConfig config = completed(given);
-  require_size("heads", config.heads);
-  require_size("key_dim", config.key_dim);
-  require_size("value_dim", config.value_dim);
-  require_mixer(
-      config.value_heads >= 1 && config.value_heads <= kMaxMixerWidth && config.value_heads % config.heads == 0,
-      "value_heads", std::to_string(config.value_heads), "a multiple of heads, " + std::to_string(config.heads));
-  require_mixer(config.conv >= 0 && config.conv <= kMaxTaps, "conv", std::to_string(config.conv),
-                "taps from 1 to " + std::to_string(kMaxTaps) + ", or 0 for none");
+  require.count("heads", config.heads, kMaxMixerWidth);
+  require.count("key_dim", config.key_dim, kMaxMixerWidth);
+  require.count("value_dim", config.value_dim, kMaxMixerWidth);
+  require(config.value_heads >= 1 && config.value_heads <= kMaxMixerWidth && config.value_heads % config.heads == 0,
+          "value_heads", config.value_heads, "a multiple of heads, " + std::to_string(config.heads));
+  require(config.conv >= 0 && config.conv <= kMaxTaps, "conv", config.conv,
+          "taps from 1 to " + std::to_string(kMaxTaps) + ", or 0 for none");
   const auto& act = config.qk_activation;
-  require_mixer(act == "silu" || act == "relu" || act == "elu" || act == "identity", "qk_activation", "'" + act + "'",
-                "silu, relu, elu or identity");
+  require(act == "silu" || act == "relu" || act == "elu" || act == "identity", "qk_activation", "'" + act + "'",
+          "silu, relu, elu or identity");
   if (config.lower_bound) {
     const double bound = *config.lower_bound;
-    require_mixer(bound >= -5.0 && bound < 0.0, "lower_bound", std::to_string(bound), "a number in [-5, 0)");
-    require_mixer(preset.gate == Gate::channel || preset.gate == Gate::safe_channel, "lower_bound",
-                  std::to_string(bound), "none, as " + config.mixer + " has no decay by channel");
+    require(bound >= -5.0 && bound < 0.0, "lower_bound", bound, "a number in [-5, 0)");
+    require(preset.gate == Gate::channel || preset.gate == Gate::safe_channel, "lower_bound", bound,
+            "none, as " + config.mixer + " has no decay by channel");
   }
-  require_mixer(config.norm_eps > 0.0 && std::isfinite(config.norm_eps), "norm_eps", std::to_string(config.norm_eps),
-                "a positive number");
+  require(config.norm_eps > 0.0 && std::isfinite(config.norm_eps), "norm_eps", config.norm_eps, "a positive number");
   if (preset.softmax) {
-    require_mixer(config.value_heads == config.heads && config.heads * config.key_dim == config.hidden &&
-                      config.value_dim == config.key_dim,
-                  "key_dim", std::to_string(config.key_dim), "hidden / heads for softmax attention");
+    require(config.value_heads == config.heads && config.heads * config.key_dim == config.hidden &&
+                config.value_dim == config.key_dim,
+            "key_dim", config.key_dim, "hidden / heads for softmax attention");
   }
 }
 
@@ -284,8 +276,8 @@ Tensor Mixer::forward(const Tensor& x, const Tensor& cu_seqlens) const {
   const auto [qkv, gates] = convolved(projected, cu_seqlens);
   if (preset_.softmax) return output(x, causal_softmax(qkv));
   if (recurrence_.sequence) {
-    require_mixer(!cu_seqlens.defined() || cu_seqlens.size(0) == 2, "cu_seqlens",
-                  "packed sequences, and a recurrence that was set", "one sequence");
+    Require("mixer")(!cu_seqlens.defined() || cu_seqlens.size(0) == 2, "cu_seqlens",
+                     "packed sequences, and a recurrence that was set", "one sequence");
     const auto [q, k, v] = heads_of(qkv);
     return output(x, recurrence_.sequence(q, k, v, beta(gates)));
   }
@@ -296,7 +288,7 @@ Tensor Mixer::forward(const Tensor& x, const Tensor& cu_seqlens) const {
 }
 
 void Mixer::set_recurrence(Recurrence recurrence) {
-  require_mixer(gate_ == Gate::none, "recurrence", "one for " + config_.mixer, "a mixer without decay");
+  Require("mixer")(gate_ == Gate::none, "recurrence", "one for " + config_.mixer, "a mixer without decay");
   recurrence_ = std::move(recurrence);
 }
 

@@ -1,7 +1,7 @@
 #include "efla/nn/layers/mixer_preset.h"
 
 #include "efla/base/error.h"
-#include "efla/rule/validate.h"
+#include "efla/base/text.h"
 
 namespace efla::nn {
 

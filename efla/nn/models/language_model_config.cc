@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "efla/base/error.h"
+#include "efla/base/check.h"
 
 namespace efla::nn {
 namespace {
@@ -13,17 +13,9 @@ namespace {
 constexpr const char* kConfig = "language model";
 constexpr std::int64_t kMaxVocabulary = std::int64_t{1} << 24, kMaxWidth = 1 << 16, kMaxLayers = 1024;
 
-template <class T>
-void require(bool holds, const char* field, const T& got, const std::string& expected) {
-  if (!holds) throw Error(kConfig, field, fmt::format("{}", got), expected);
-}
-
-void require_range(const char* field, std::int64_t got, std::int64_t largest) {
-  require(got >= 1 && got <= largest, field, got, fmt::format("1 to {}", largest));
-}
-
 // Returns `size` as an integer. Throws Error if it is not one.
 std::int64_t whole(const char* field, double factor, double size, const char* what) {
+  const Require require(kConfig);
   const double rounded = std::round(size);
   require(rounded >= 1.0 && rounded <= kMaxWidth && std::abs(size - rounded) <= 1e-5 * rounded, field, factor,
           fmt::format("a factor that gives heads a whole {} (got {:.6g})", what, size));
@@ -75,17 +67,18 @@ AttentionConfig LanguageModelConfig::attention_config() const {
 }
 
 void validate(const LanguageModelConfig& config) {
+  const Require require(kConfig);
   const auto& preset = mixer_preset(config.mixer);
-  require_range("vocab_size", config.vocab_size, kMaxVocabulary);
-  require_range("hidden_size", config.hidden_size, kMaxWidth);
-  require_range("num_hidden_layers", config.num_hidden_layers, kMaxLayers);
-  require_range("num_heads", config.num_heads, kMaxWidth);
+  require.count("vocab_size", config.vocab_size, kMaxVocabulary);
+  require.count("hidden_size", config.hidden_size, kMaxWidth);
+  require.count("num_hidden_layers", config.num_hidden_layers, kMaxLayers);
+  require.count("num_heads", config.num_heads, kMaxWidth);
   require(config.head_dim >= 0 && config.head_dim <= kMaxWidth, "head_dim", config.head_dim, "a positive size");
   require(config.num_v_heads >= 0, "num_v_heads", config.num_v_heads, "a positive number");
-  if (config.use_short_conv) require_range("conv_size", config.conv_size, 8);
+  if (config.use_short_conv) require.count("conv_size", config.conv_size, 8);
   require(config.hidden_ratio > 0.0 && config.hidden_ratio <= 64.0, "hidden_ratio", config.hidden_ratio, "0 to 64");
   require(config.intermediate_size >= 0, "intermediate_size", config.intermediate_size, "a positive size");
-  require_range("intermediate_size", config.mlp_width(), 64 * kMaxWidth);
+  require.count("intermediate_size", config.mlp_width(), 64 * kMaxWidth);
   require(static_cast<float>(config.norm_eps) > 0.0F && config.norm_eps <= 1.0, "norm_eps", config.norm_eps,
           "a positive number of float32, at most 1");
   require(config.initializer_range > 0.0 && std::isfinite(config.initializer_range), "initializer_range",

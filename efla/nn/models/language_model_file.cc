@@ -9,12 +9,12 @@
 #include <vector>
 
 #include "efla/base/error.h"
+#include "efla/base/text.h"
 #include "efla/io/file.h"
 #include "efla/io/json.h"
 #include "efla/io/safetensors_folder.h"
 #include "efla/nn/models/language_model_json.h"
 #include "efla/nn/named_tensor.h"
-#include "efla/rule/validate.h"
 
 namespace efla::nn {
 namespace {

@@ -9,6 +9,7 @@
 #include <set>
 
 #include "efla/base/error.h"
+#include "efla/base/text.h"
 #include "efla/rule/validate.h"
 
 namespace efla::nn {

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "efla/autograd/rms_norm.h"
+#include "efla/base/check.h"
 #include "efla/base/error.h"
 #include "efla/base/memory.h"
 
@@ -21,10 +22,6 @@ constexpr double kMaxMlpRatio = 64.0;
 // Small compared with a pixel's contribution to a token's vector.
 constexpr double kPositionDeviation = 0.02;
 
-void require_classifier_range(const char* field, std::int64_t got, std::int64_t largest) {
-  if (got < 1 || got > largest) throw Error(kClassifier, field, std::to_string(got), "1 to " + std::to_string(largest));
-}
-
 template <class T>
 void read_field(const json& json, const char* field, T& value) {
   if (!json.contains(field)) throw Error(kClassifier, field, "nothing", "a value in the model's configuration");
@@ -39,9 +36,10 @@ void read_field(const json& json, const char* field, T& value) {
 
 void validate(const PixelClassifierConfig& config) {
   validate(config.mixer_config());
-  require_classifier_range("layers", config.layers, kMaxClassifierLayers);
-  require_classifier_range("tokens", config.tokens, kMaxTokens);
-  require_classifier_range("classes", config.classes, kMaxClasses);
+  const Require require(kClassifier);
+  require.count("layers", config.layers, kMaxClassifierLayers);
+  require.count("tokens", config.tokens, kMaxTokens);
+  require.count("classes", config.classes, kMaxClasses);
   if (!(config.mlp_ratio >= 0.0 && config.mlp_ratio <= kMaxMlpRatio)) {
     throw Error(kClassifier, "mlp_ratio", json(config.mlp_ratio).dump(), "0 (no MLP) to " + json(kMaxMlpRatio).dump());
   }

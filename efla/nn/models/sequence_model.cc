@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "efla/autograd/rms_norm.h"
+#include "efla/base/check.h"
 #include "efla/base/error.h"
 #include "efla/nn/models/language_model_config.h"
 
@@ -17,11 +18,6 @@ using torch::Tensor;
 constexpr const char* kSequenceModel = "sequence model";
 constexpr double kSequenceNormEps = 1e-5, kEmbeddingDeviation = 0.02;
 constexpr std::int64_t kDecoderLayers = 2;
-
-void require_sequence_range(const char* field, std::int64_t got, std::int64_t largest) {
-  if (got < 1 || got > largest)
-    throw Error(kSequenceModel, field, std::to_string(got), "1 to " + std::to_string(largest));
-}
 
 std::shared_ptr<Weight> add_ones(torch::nn::Module& owner, const std::string& name, std::int64_t width) {
   return owner.register_module(name, std::make_shared<Weight>(torch::ones({width})));
@@ -50,10 +46,11 @@ MixerConfig SequenceModelConfig::mixer_config() const {
 }
 
 void validate(const SequenceModelConfig& config) {
-  require_sequence_range("vocab", config.vocab, std::int64_t{1} << 24);
-  require_sequence_range("hidden", config.hidden, 1 << 14);
-  require_sequence_range("layers", config.layers, 64);
-  require_sequence_range("heads", config.heads, config.hidden);
+  const Require require(kSequenceModel);
+  require.count("vocab", config.vocab, std::int64_t{1} << 24);
+  require.count("hidden", config.hidden, 1 << 14);
+  require.count("layers", config.layers, 64);
+  require.count("heads", config.heads, config.hidden);
   validate(config.mixer_config());
   if (config.reconstructs && config.hidden % 2 != 0) {
     throw Error(kSequenceModel, "hidden", std::to_string(config.hidden),

@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <utility>
 
+#include "efla/base/check.h"
 #include "efla/base/error.h"
 #include "efla/eval/robustness.h"
 #include "efla/io/json.h"
@@ -18,10 +19,6 @@ namespace efla::train {
 namespace {
 
 using nlohmann::json;
-
-void require_training(bool good, const char* name, const json& got, const char* expected) {
-  if (!good) throw Error("train", name, io::shown(got), expected);
-}
 
 // FNV-1a over eight bytes at a time: tells data sets apart, guards against nothing.
 class Digest {
@@ -48,13 +45,13 @@ const ImageTraining& validated(const ImageTraining& training, const data::ImageS
 }  // namespace
 
 void validate(const ImageTraining& t) {
-  require_training(t.epochs >= 1 && t.epochs <= 1'000'000, "epochs", t.epochs, "1 to 1000000");
-  require_training(t.lr > 0.0 && t.lr <= 1.0, "lr", t.lr, "a number above 0 and at most 1");
-  require_training(t.batch_size >= 1 && t.batch_size <= 65536, "batch-size", t.batch_size, "1 to 65536");
-  require_training(t.weight_decay >= 0.0 && t.weight_decay <= 100.0, "weight-decay", t.weight_decay, "0 to 100");
-  require_training(t.warmup >= 0.0 && t.warmup < 1.0, "warmup", t.warmup,
-                   "a part of all steps, at least 0 and below 1");
-  require_training(t.clip >= 0.0 && std::isfinite(t.clip), "clip", t.clip, "a finite norm, or 0 for none");
+  const Require require("train");
+  require(t.epochs >= 1 && t.epochs <= 1'000'000, "epochs", t.epochs, "1 to 1000000");
+  require(t.lr > 0.0 && t.lr <= 1.0, "lr", t.lr, "a number above 0 and at most 1");
+  require(t.batch_size >= 1 && t.batch_size <= 65536, "batch-size", t.batch_size, "1 to 65536");
+  require(t.weight_decay >= 0.0 && t.weight_decay <= 100.0, "weight-decay", t.weight_decay, "0 to 100");
+  require(t.warmup >= 0.0 && t.warmup < 1.0, "warmup", t.warmup, "a part of all steps, at least 0 and below 1");
+  require(t.clip >= 0.0 && std::isfinite(t.clip), "clip", t.clip, "a finite norm, or 0 for none");
 }
 
 json to_json(const ImageTraining& t) {

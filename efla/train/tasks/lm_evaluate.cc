@@ -18,7 +18,7 @@ enum Value : std::size_t { kLoss, kCounted, kBytes, kValues };
 std::int64_t bytes_of_targets(const data::PackedBatch& batch, const TokenBytes& tokens) {
   std::int64_t bytes = 0;
   for (std::size_t i = 0; i < batch.targets.size(); ++i) {
-    if (batch.targets[i] == data::kNoTarget) continue;
+    if (batch.targets[i] == kIgnoreIndex) continue;
     if (batch.targets[i] >= std::ssize(tokens.bytes)) {
       throw Error("evaluate", "tokens", "token " + std::to_string(batch.targets[i]),
                   "one of the tokenizer's " + std::to_string(tokens.bytes.size()));
@@ -36,7 +36,7 @@ LmBatch make_batch(const data::PackedBatch& batch, torch::Device device) {
     return torch::tensor(at::ArrayRef<std::int64_t>(values), torch::kInt64);
   };
   const auto counted = std::count_if(batch.targets.begin(), batch.targets.end(),
-                                     [](std::int64_t target) { return target != data::kNoTarget; });
+                                     [](std::int64_t target) { return target != kIgnoreIndex; });
   return {tensor(batch.inputs).unsqueeze(0).to(device), tensor(batch.targets).unsqueeze(0).to(device),
           tensor(batch.cu_seqlens), counted, batch.tokens};
 }

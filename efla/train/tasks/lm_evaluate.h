@@ -21,7 +21,7 @@ namespace efla::train {
 struct LmBatch {
   torch::Tensor inputs, targets;  // [1, N] int64
   torch::Tensor cu_seqlens;       // [sequences + 1] int64, on the CPU
-  std::int64_t counted = 0;       // targets that are not kNoTarget
+  std::int64_t counted = 0;       // targets that are not kIgnoreIndex
   std::int64_t tokens = 0;        // inputs that are tokens
 };
 

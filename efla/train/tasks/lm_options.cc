@@ -5,9 +5,9 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "efla/base/check.h"
 #include "efla/base/error.h"
 #include "efla/io/json.h"
-#include "efla/rule/validate.h"
 
 namespace efla::train {
 namespace {
@@ -18,10 +18,6 @@ constexpr const char* kTrainLm = "train lm";
 
 [[noreturn]] void refuse(const std::string& key, const json& got, const std::string& expected) {
   throw Error(kTrainLm, key, io::shown(got), expected);
-}
-
-void require(bool good, const char* key, const json& got, const std::string& expected) {
-  if (!good) refuse(std::string("training.") + key, got, expected);
 }
 
 void read(const json& value, const std::string& key, std::string& into) {
@@ -107,6 +103,7 @@ void read_table(const json& config, const std::string& name, const ForEach& for_
 }
 
 void validate_sizes(const LmTrainOptions& o) {
+  const Require require(kTrainLm, "training.");
   constexpr std::int64_t kMost = std::int64_t{1} << 40;
   require(o.sequence_length >= 1 && o.sequence_length <= 1 << 24, "sequence_length", o.sequence_length, "1 to 2^24");
   require(o.micro_batch >= 1 && o.micro_batch <= 65536, "micro_batch", o.micro_batch, "1 to 65536");
@@ -120,8 +117,9 @@ void validate_sizes(const LmTrainOptions& o) {
 }
 
 void validate_rates(const LmTrainOptions& o) {
+  const Require require(kTrainLm, "training.");
   require(o.lr > 0.0 && o.lr <= 1.0, "lr", o.lr, "a number above 0 and at most 1");
-  require(o.min_lr >= 0.0 && o.min_lr <= o.lr, "min_lr", o.min_lr, "0 to lr = " + json(o.lr).dump());
+  require(o.min_lr >= 0.0 && o.min_lr <= o.lr, "min_lr", o.min_lr, "0 to lr = " + value_text(o.lr));
   require(o.warmup_steps >= 0 && o.warmup_steps < o.total_steps(), "warmup_steps", o.warmup_steps,
           "0 or more and below the number of steps, " + std::to_string(o.total_steps()));
   require(o.weight_decay >= 0.0 && o.weight_decay <= 100.0, "weight_decay", o.weight_decay, "0 to 100");
@@ -129,10 +127,12 @@ void validate_rates(const LmTrainOptions& o) {
   require(o.beta2 >= 0.0 && o.beta2 < 1.0, "beta2", o.beta2, "0 or more and below 1");
   require(o.eps > 0.0 && o.eps <= 1.0, "eps", o.eps, "a number above 0 and at most 1");
   require(o.clip >= 0.0 && std::isfinite(o.clip), "clip", o.clip, "a finite norm, or 0 for none");
-  require(o.precision == "float32" || o.precision == "bfloat16", "precision", o.precision, "float32 or bfloat16");
+  require(o.precision == "float32" || o.precision == "bfloat16", "precision", "'" + o.precision + "'",
+          "float32 or bfloat16");
 }
 
 void validate_events(const LmOptions& options) {
+  const Require require(kTrainLm, "training.");
   const LmTrainOptions& o = options.training;
   if (options.data.train.empty()) refuse("data.train", "", "a folder of token shards");
   require(o.evaluate_every >= 0, "evaluate_every", o.evaluate_every, "a number of steps, or 0");

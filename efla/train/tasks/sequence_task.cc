@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "efla/autograd/one_thread.h"
+#include "efla/base/check.h"
 #include "efla/base/error.h"
 #include "efla/train/data_order.h"
 
@@ -21,16 +22,11 @@ namespace efla::train {
 namespace {
 
 using data::synthetic::Example;
-using data::synthetic::kNoTarget;
 using SyntheticTask = data::synthetic::Task;
 
 // Tokens that one thread computes at a time. The sums over a batch are over groups of this many, so another value gives
 // other bits.
 constexpr std::int64_t kPartTokens = 2048;
-
-void require_option(bool good, const char* name, const nlohmann::json& got, const char* expected) {
-  if (!good) throw Error("train", name, got.dump(), expected);
-}
 
 std::vector<Example> draw_examples(const SyntheticTask& task, std::uint64_t seed, data::Split split,
                                    const std::vector<std::int64_t>& indices) {
@@ -56,7 +52,7 @@ Part make_part(std::span<const Example> examples) {
   for (std::int64_t b = 0; b < batch; ++b) {
     std::copy(examples[b].inputs.begin(), examples[b].inputs.end(), ids + b * tokens);
     for (std::int64_t t = 0; t < tokens; ++t) {
-      if (examples[b].targets[t] == kNoTarget) continue;
+      if (examples[b].targets[t] == kIgnoreIndex) continue;
       places.push_back(b * tokens + t);
       part.targets.push_back(examples[b].targets[t]);
       part.sequence.push_back(b);
@@ -115,14 +111,15 @@ std::optional<std::map<std::int64_t, Count>> count_right(const SequenceClassifie
 std::int64_t SyntheticTraining::steps_per_epoch() const { return (examples + batch_size - 1) / batch_size; }
 
 void validate(const SyntheticTraining& t) {
-  require_option(t.steps >= 1 && t.steps <= 1'000'000'000, "steps", t.steps, "1 to 10^9");
-  require_option(t.batch_size >= 1 && t.batch_size <= 65536, "batch-size", t.batch_size, "1 to 65536");
-  require_option(t.examples >= 0 && t.examples <= (1 << 30), "examples", t.examples, "0 (new ones each step) to 2^30");
-  require_option(t.lr > 0.0 && t.lr <= 1.0, "lr", t.lr, "a number above 0 and at most 1");
-  require_option(t.lr_floor >= 0.0 && t.lr_floor <= t.lr, "lr-floor", t.lr_floor, "0 to the learning rate");
-  require_option(t.weight_decay >= 0.0 && t.weight_decay <= 100.0, "weight-decay", t.weight_decay, "0 to 100");
-  require_option(t.warmup >= 0.0 && t.warmup < 1.0, "warmup", t.warmup, "a part of all steps, at least 0 and below 1");
-  require_option(t.clip >= 0.0 && std::isfinite(t.clip), "clip", t.clip, "a finite norm, or 0 for none");
+  const Require require("train");
+  require(t.steps >= 1 && t.steps <= 1'000'000'000, "steps", t.steps, "1 to 10^9");
+  require(t.batch_size >= 1 && t.batch_size <= 65536, "batch-size", t.batch_size, "1 to 65536");
+  require(t.examples >= 0 && t.examples <= (1 << 30), "examples", t.examples, "0 (new ones each step) to 2^30");
+  require(t.lr > 0.0 && t.lr <= 1.0, "lr", t.lr, "a number above 0 and at most 1");
+  require(t.lr_floor >= 0.0 && t.lr_floor <= t.lr, "lr-floor", t.lr_floor, "0 to the learning rate");
+  require(t.weight_decay >= 0.0 && t.weight_decay <= 100.0, "weight-decay", t.weight_decay, "0 to 100");
+  require(t.warmup >= 0.0 && t.warmup < 1.0, "warmup", t.warmup, "a part of all steps, at least 0 and below 1");
+  require(t.clip >= 0.0 && std::isfinite(t.clip), "clip", t.clip, "a finite norm, or 0 for none");
 }
 
 nlohmann::json to_json(const SyntheticTraining& t) {
@@ -177,7 +174,7 @@ std::int64_t SequenceTask::draw(std::int64_t step) {
                    [](const auto& a, const auto& b) { return a.inputs.size() < b.inputs.size(); });
   std::int64_t targets = 0;
   for (const auto& example : batch_) {
-    targets += std::count_if(example.targets.begin(), example.targets.end(), [](auto t) { return t != kNoTarget; });
+    targets += std::count_if(example.targets.begin(), example.targets.end(), [](auto t) { return t != kIgnoreIndex; });
   }
   targets_ = static_cast<double>(targets);
   parts_ = parts_of(batch_);
