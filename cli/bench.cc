@@ -1,4 +1,4 @@
-// efla bench: what bench/README.md describes, and bench/results holds.
+// The commands of efla-bench: what bench/README.md describes, and bench/results holds.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -115,8 +115,8 @@ void bench_op(const OpArguments& arguments) {
   if (!wrong.empty()) throw std::runtime_error("bench op: wrong, and so without a time: " + wrong);
 }
 
-void add_op(CLI::App& bench) {
-  auto* command = bench.add_subcommand("op", "Time the operator beside its peers and the machine's limits");
+void add_op(CLI::App& program) {
+  auto* command = program.add_subcommand("op", "Time the operator beside its peers and the machine's limits");
   auto arguments = std::make_shared<OpArguments>();
   command->add_flag("--json", arguments->json, "Print JSON lines, one per contender, instead of tables");
   command->add_option("--out", arguments->out, "Append the JSON lines to this file");
@@ -151,8 +151,8 @@ void bench_stability(const StabilityArguments& arguments) {
   experiments::measure_stability(arguments.tokens, [&](const auto& line) { results.write(line); });
 }
 
-void add_stability(CLI::App& bench) {
-  auto* command = bench.add_subcommand(
+void add_stability(CLI::App& program) {
+  auto* command = program.add_subcommand(
       "stability", "Measure how the state grows over many tokens for each step size, key length and precision");
   auto arguments = std::make_shared<StabilityArguments>();
   command->add_option("--tokens", arguments->tokens, "Tokens per head")
@@ -178,8 +178,8 @@ void bench_generate(const GenerateArguments& arguments) {
                             [&](const auto& line) { results.write(line); });
 }
 
-void add_generation(CLI::App& bench) {
-  auto* command = bench.add_subcommand(
+void add_generation(CLI::App& program) {
+  auto* command = program.add_subcommand(
       "generate", "Measure memory and time per token of a language model against the length of the context");
   auto arguments = std::make_shared<GenerateArguments>();
   command->add_option("--preset", arguments->preset, "Preset of the model, which has random weights")
@@ -220,8 +220,8 @@ void bench_model(ModelArguments& arguments) {
   bench::measure_model(options, [&](const auto& line) { results.write(line); });
 }
 
-void add_model(CLI::App& bench) {
-  auto* command = bench.add_subcommand(
+void add_model(CLI::App& program) {
+  auto* command = program.add_subcommand(
       "model", "Measure training and generating with a whole model beside eager LibTorch, and where the time goes");
   auto arguments = std::make_shared<ModelArguments>();
   command
@@ -240,13 +240,11 @@ void add_model(CLI::App& bench) {
 
 }  // namespace
 
-void add_bench(CLI::App& program) {
-  auto* bench = program.add_subcommand("bench", "Measure the operator, training and generation on this machine");
-  bench->require_subcommand(1);
-  add_op(*bench);
-  add_stability(*bench);
-  add_generation(*bench);
-  add_model(*bench);
+void add_benchmarks(CLI::App& program) {
+  add_op(program);
+  add_stability(program);
+  add_generation(program);
+  add_model(program);
 }
 
 }  // namespace efla::cli

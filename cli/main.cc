@@ -1,5 +1,6 @@
 // The program efla. Loading LibTorch takes most of a second, so the commands that do without it run here, and
-// efla-torch, which has them all, takes the place of this program for the others and for what concerns them all.
+// efla-torch, which has them all, takes the place of this program for the others and for what concerns them all, and
+// efla-bench for measurements.
 #include "cli/commands.h"
 #include "cli/limits.h"
 #include "cli/program.h"
@@ -21,14 +22,18 @@ namespace {
 
 constexpr std::array<std::string_view, 3> kWithoutTorch{"apply", "data", "report"};
 
-int become_efla_torch(char** argv) {
-  if (const auto lacking = lacking_for_libtorch(); !lacking.empty()) return report(kFailure, lacking);
+// Returns the path of another program, which is known from the folder of this one.
+std::string beside(const char* path) {
   std::error_code failed;
   const auto self = std::filesystem::read_symlink("/proc/self/exe", failed);
-  const auto program = self.parent_path() / EFLA_TORCH_PROGRAM;
+  return (self.parent_path() / path).lexically_normal().string();
+}
+
+// Runs another program in place of this one.
+int become(const std::string& program, char** argv) {
+  if (const auto lacking = lacking_for_libtorch(); !lacking.empty()) return report(kFailure, lacking);
   execv(program.c_str(), argv);
-  return report(kFailure, "cannot run " + program.lexically_normal().string() +
-                              ", a part of this program: " + std::strerror(errno));
+  return report(kFailure, "cannot run " + program + ", a part of this program: " + std::strerror(errno));
 }
 
 }  // namespace
@@ -36,12 +41,22 @@ int become_efla_torch(char** argv) {
 
 int main(int argc, char** argv) {
   using namespace efla::cli;
-  const bool here = argc > 1 && std::find(kWithoutTorch.begin(), kWithoutTorch.end(), argv[1]) != kWithoutTorch.end();
-  return here ? run_program(argc, argv, {add_apply, add_data, add_report}) : become_efla_torch(argv);
+  const std::string_view command = argc > 1 ? argv[1] : "";
+  if (std::find(kWithoutTorch.begin(), kWithoutTorch.end(), command) != kWithoutTorch.end()) {
+    return run_efla(argc, argv, {add_apply, add_data, add_report});
+  }
+#ifdef EFLA_BENCH
+  if (command == "bench") {
+    auto program = beside("efla-bench");
+    argv[1] = program.data();
+    return become(program, argv + 1);
+  }
+#endif
+  return become(beside(EFLA_TORCH_PROGRAM), argv);
 }
 #else
 int main(int argc, char** argv) {
   using namespace efla::cli;
-  return run_program(argc, argv, {add_info, add_apply, add_data, add_report});
+  return run_efla(argc, argv, {add_info, add_apply, add_data, add_report});
 }
 #endif

@@ -120,7 +120,7 @@ std::string conversion_message(const CLI::App& app, std::string_view message) {
 std::string usage_message(const CLI::App& program, const CLI::ParseError& error) {
   const auto [app, path] = deepest(program);
   const std::string prefix = path.empty() ? "" : path + ": ";
-  const std::string help = " (see efla " + (path.empty() ? "" : path + " ") + "--help)";
+  const std::string help = " (see " + program.get_name() + " " + (path.empty() ? "" : path + " ") + "--help)";
   const auto commands = subcommand_names(*app);
   const auto leftover = program.remaining(true);
   if (!leftover.empty()) {
@@ -156,14 +156,15 @@ int parse_and_run(CLI::App& program, int argc, char** argv) {
 
 }  // namespace
 
-int run_program(int argc, char** argv, std::initializer_list<AddCommand> commands) {
+int run_program(const char* name, const char* about, int argc, char** argv,
+                std::initializer_list<AddCommand> commands) {
   open_standard_streams();
   report_uncaught_exceptions();
   // A write beyond the limit on file sizes then fails like one to a full disk, and what was written is removed.
   std::signal(SIGXFSZ, SIG_IGN);
   // Whoever reads what a command says of its course may leave before the command ends.
   const auto at_closed_pipe = std::signal(SIGPIPE, SIG_IGN);
-  CLI::App program("Error-free linear attention: the exact delta rule, and models that are trained with it.", "efla");
+  CLI::App program(about, name);
   program.set_version_flag("--version", std::string(version()), "Print the version and exit");
   program.set_help_flag("-h,--help", "Print this help and exit");
   program.require_subcommand(1);
@@ -186,6 +187,11 @@ int run_program(int argc, char** argv, std::initializer_list<AddCommand> command
   } catch (const std::exception& error) {
     return report(kFailure, is_out_of_memory(error.what()) ? kNoMemory : error.what());
   }
+}
+
+int run_efla(int argc, char** argv, std::initializer_list<AddCommand> commands) {
+  return run_program("efla", "Error-free linear attention: the exact delta rule, and models that are trained with it.",
+                     argc, argv, commands);
 }
 
 }  // namespace efla::cli

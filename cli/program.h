@@ -1,5 +1,5 @@
-// What the programs efla and efla-torch share: the command line, and what becomes of errors. Nothing else prints errors
-// or chooses the exit code: 0, 2 for a user's mistake, 1 for a failure, 130 after Ctrl-C.
+// What the programs efla, efla-torch and efla-bench share: the command line, and what becomes of errors. Nothing else
+// prints errors or chooses the exit code: 0, 2 for a user's mistake, 1 for a failure, 130 after Ctrl-C.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -20,7 +20,8 @@ void report_uncaught_exceptions();
 
 using AddCommand = void (*)(CLI::App&);
 
-// Parses the command line with these commands, runs the one that is named, and returns the exit code.
-int run_program(int argc, char** argv, std::initializer_list<AddCommand> commands);
+// Parses the command line of a program with these commands, runs the one that is named, and returns the exit code.
+int run_program(const char* name, const char* about, int argc, char** argv, std::initializer_list<AddCommand> commands);
+int run_efla(int argc, char** argv, std::initializer_list<AddCommand> commands);
 
 }  // namespace efla::cli

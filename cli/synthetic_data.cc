@@ -32,7 +32,7 @@ void print_example(const synthetic::Task& task, const synthetic::Example& exampl
   std::size_t cell = 1;
   for (std::size_t t = 0; t < example.inputs.size(); ++t) {
     inputs.push_back(task.text(example.inputs[t]));
-    targets.push_back(example.targets[t] == synthetic::kIgnoreIndex ? "." : task.text(example.targets[t]));
+    targets.push_back(example.targets[t] == kIgnoreIndex ? "." : task.text(example.targets[t]));
     cell = std::max({cell, inputs.back().size(), targets.back().size()});
   }
   const std::string indent(8, ' ');
@@ -67,7 +67,7 @@ void show(std::string_view name, const ShowOptions& options) {
   std::string sizes;
   for (const auto& [parameter, value] : task.parameters) sizes += fmt::format(", {} {:g}", parameter, value);
   const auto asked = std::count_if(example.targets.begin(), example.targets.end(),
-                                   [](auto target) { return target != synthetic::kIgnoreIndex; });
+                                   [](auto target) { return target != kIgnoreIndex; });
   fmt::print("{}{}; {} example {}, seed {}: {} tokens, {} targets\n", task.name, sizes, options.split, options.index,
              options.seed, example.inputs.size(), asked);
   print_example(task, example);

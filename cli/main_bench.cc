@@ -1,0 +1,9 @@
+// The program efla-bench, which `efla bench` runs.
+#include "cli/commands.h"
+#include "cli/program.h"
+
+int main(int argc, char** argv) {
+  using namespace efla::cli;
+  return run_program("efla-bench", "Measure the operator, training and generation on this machine.", argc, argv,
+                     {add_benchmarks});
+}
