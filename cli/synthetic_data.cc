@@ -66,8 +66,8 @@ void show(std::string_view name, const ShowOptions& options) {
   const auto example = synthetic::example(task, options.seed, split, options.index);
   std::string sizes;
   for (const auto& [parameter, value] : task.parameters) sizes += fmt::format(", {} {:g}", parameter, value);
-  const auto asked = std::count_if(example.targets.begin(), example.targets.end(),
-                                   [](auto target) { return target != kIgnoreIndex; });
+  const auto asked =
+      std::count_if(example.targets.begin(), example.targets.end(), [](auto target) { return target != kIgnoreIndex; });
   fmt::print("{}{}; {} example {}, seed {}: {} tokens, {} targets\n", task.name, sizes, options.split, options.index,
              options.seed, example.inputs.size(), asked);
   print_example(task, example);

@@ -11,7 +11,8 @@ SIGTERM or SIGINT, half of which come twice. Half of the kills come at a random 
 run's folder, where files are written and renamed. A difference is a file that is missing, not expected, or has other
 bytes; in JSON the times, the speeds and the command line do not count. A leftover is a temporary file that a kill left and
 no later process removed. A failure is an exit code that neither success nor the signal explains. The exit code is 1 where
-there is a difference or a failure, and the folders of such trials stay. Ctrl-C ends with the trials under way.
+there is a difference or a failure. The folders of such trials stay, and those of trials with leftovers. Ctrl-C ends with
+the trials under way.
 """
 
 import argparse
@@ -154,7 +155,7 @@ def content(path):
 
 
 def differences(got, expected):
-    """The files of a folder that are not as in the other, and the number of temporary files that kills left in it.
+    """The files of a folder that are not as in the other, and the temporary files that kills left in it.
 
     TensorBoard's files and the report hold times.
     """
@@ -165,7 +166,7 @@ def differences(got, expected):
     wrong = [f"{name} is not expected" for name in a.keys() - b.keys() if not TEMPORARY.fullmatch(name.name)]
     wrong += [f"{name} is missing" for name in b.keys() - a.keys()]
     wrong += [f"{name} differs" for name in a.keys() & b.keys() if content(a[name]) != content(b[name])]
-    return sorted(wrong), sum(TEMPORARY.fullmatch(name.name) is not None for name in a)
+    return sorted(wrong), sorted(f"{name} is left" for name in a if TEMPORARY.fullmatch(name.name))
 
 
 class Trial:
@@ -257,17 +258,18 @@ class Trials:
     def work_on(self):
         while (trial := self.next()) is not None:
             case, failure = trial.case, trial.run()
-            wrong, leftovers = ([], 0) if failure else differences(trial.folder, case.whole)
+            wrong, leftovers = ([], []) if failure else differences(trial.folder, case.whole)
             with self.lock:
                 case.planned -= trial.most
                 for which in trial.signals:
                     case.kills[which] += 1
                 case.failures += failure is not None
                 case.differences += len(wrong)
-                case.leftovers += leftovers
+                case.leftovers += len(leftovers)
                 print(f"{sum(c.killed() for c in self.cases)} kills", file=sys.stderr, flush=True)
-            if failure or wrong:
-                print(f"{case.name}, {trial.folder}, {len(trial.signals)} kills: {failure or '; '.join(wrong)}", flush=True)
+            if failure or wrong or leftovers:
+                what = failure or "; ".join(wrong + leftovers)
+                print(f"{case.name}, {trial.folder}, {len(trial.signals)} kills: {what}", flush=True)
             else:
                 shutil.rmtree(trial.folder)
 
