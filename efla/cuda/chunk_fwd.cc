@@ -32,6 +32,14 @@ struct Parts {
   std::size_t total() const { return records + states + maps; }
 };
 
+// The fused kernel wins where its thread blocks fill the GPU nearly and once
+// (docs/design/2026-11-cuda-forward.md).
+ChunkKernel best_sweep(const DeltaShape& s) {
+  const std::int64_t blocks = s.sequences() * s.value_heads * ((s.value_dim + 127) / 128);
+  const bool fills_once = blocks >= 112 && blocks <= 132;
+  return s.key_dim > 64 && s.value_dim > 64 && fills_once ? ChunkKernel::fused : ChunkKernel::sweep;
+}
+
 }  // namespace
 
 std::size_t chunk_fwd_workspace_bytes(const DeltaShape& shape) { return Parts(shape).total(); }
@@ -70,8 +78,7 @@ void chunk_fwd(const DeltaForward<bfloat16>& p, const Workspace& workspace, cuda
   const bool rows =
       c.q_rows && c.k_rows && c.v_rows && c.o_rows && can_map_rows(p.q) && can_map_rows(p.k) && can_map_rows(p.v);
   if (!rows) kernel = ChunkKernel::portable;
-  // The fused kernel is slower at every shape measured so far (docs/design/2026-11-cuda-forward.md).
-  if (kernel == ChunkKernel::automatic) kernel = is_hopper() ? ChunkKernel::sweep : ChunkKernel::portable;
+  if (kernel == ChunkKernel::automatic) kernel = is_hopper() ? best_sweep(p.shape) : ChunkKernel::portable;
   if (kernel == ChunkKernel::portable) {
     launch_prepare(c, nullptr, stream);
     return launch_sweep_portable(c, stream);
