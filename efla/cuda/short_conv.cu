@@ -32,33 +32,45 @@ __device__ Place place_of(const std::array<std::int64_t, 3>& extent, std::int64_
           (i_c * kGroups + threadIdx.x % kGroups) * kVector};
 }
 
-// Walks over the sequences of a batch entry, token by token.
+// Walks over the sequences of a batch entry, token by token. Counts are of int, because 64-bit arithmetic per token
+// takes as long as the convolution.
+template <bool kPacked>
 struct Sequences {
   const View<const std::int64_t, 1>& ends;
-  std::int64_t begin = 0, end = 0, n = 0;
+  std::int64_t begin = 0, n = 0;  // of the first token's sequence
+  int age = 0;                    // tokens of the sequence before the present one, kEnough for more
+  int left = kEnough;             // tokens of the sequence from the present one on, kEnough for more
 
-  __device__ Sequences(const View<const std::int64_t, 1>& cu_seqlens, std::int64_t tokens, std::int64_t first)
-      : ends(cu_seqlens) {
-    if (!ends) {
-      end = tokens;
-      return;
+  static constexpr int kEnough = 1 << 20;  // more than the taps and than a strip
+
+  __device__ Sequences(const View<const std::int64_t, 1>& cu_seqlens, std::int64_t first) : ends(cu_seqlens) {
+    if constexpr (kPacked) {
+      std::int64_t least = 0, most = ends.extent[0] - 1;  // the first end after the token is in (least, most]
+      while (most - least > 1) {
+        const std::int64_t middle = (least + most) / 2;
+        (ends(middle) <= first ? least : most) = middle;
+      }
+      n = most;
+      begin = ends(n - 1);
+      left = clamped(ends(n) - first);
     }
-    std::int64_t least = 0, most = ends.extent[0] - 1;  // the first end after the token is in (least, most]
-    while (most - least > 1) {
-      const std::int64_t middle = (least + most) / 2;
-      (ends(middle) <= first ? least : most) = middle;
-    }
-    n = most;
-    begin = ends(n - 1);
-    end = ends(n);
+    age = clamped(first - begin);
   }
-  // Moves on to the sequence of token t, which is not before the present one.
-  __device__ void reach(std::int64_t t) {
-    while (ends && t >= end && n + 1 < ends.extent[0]) {
-      begin = end;
-      end = ends(++n);
+  // Moves on to the next token.
+  __device__ void advance() {
+    ++age;
+    if constexpr (kPacked) {
+      if (--left > 0) return;
+      while (left == 0 && n + 1 < ends.extent[0]) {
+        left = clamped(ends(n + 1) - ends(n));
+        ++n;
+      }
+      age = 0;
     }
   }
+
+ private:
+  __device__ static int clamped(std::int64_t count) { return static_cast<int>(min(count, std::int64_t{kEnough})); }
 };
 
 // The taps of a thread's channels, the current token's first; zeros beyond the width.
@@ -104,12 +116,6 @@ struct History {
   }
 };
 
-// Returns the number of taps that reach tokens of the sequence.
-template <int kTaps>
-__device__ int reach_of(std::int64_t width, std::int64_t age) {
-  return static_cast<int>(min(width, min(age + 1, std::int64_t{kTaps})));
-}
-
 // a = Σ_i taps[i] x[t − i] over the first `reach` taps.
 template <int kVector, int kTaps>
 __device__ void weighted_sum(const Taps<kVector, kTaps>& taps, const History<kVector, kTaps>& x, int reach,
@@ -127,33 +133,34 @@ __device__ void weighted_sum(const Taps<kVector, kTaps>& taps, const History<kVe
 // σ(a). Where e^(−a) overflows the quotient is 0, as it should be.
 __device__ __forceinline__ float sigmoid(float a) { return __fdividef(1.0F, 1.0F + expf(-a)); }
 
-template <class T, int kVector, int kTaps>
+template <bool kPacked, class T, int kVector, int kTaps>
 __global__ void __launch_bounds__(kThreads) forward_kernel(const __grid_constant__ ShortConvForward<T> p,
                                                            std::int64_t channel_blocks, std::int64_t token_blocks) {
   const Place place = place_of<kVector>(p.x.extent, channel_blocks, token_blocks);
   if (place.first_token >= place.end_token || place.first_channel >= p.x.extent[2]) return;
   const Taps<kVector, kTaps> taps(p.weight, place.first_channel);
-  Sequences sequences(p.cu_seqlens, p.x.extent[1], place.first_token);
+  Sequences<kPacked> sequences(p.cu_seqlens, place.first_token);
   History<kVector, kTaps> x;
   x.load_before(p.x, place, place.first_token, sequences.begin);
+  const int tokens = static_cast<int>(place.end_token - place.first_token),
+            width = static_cast<int>(p.weight.extent[1]);
   const T* from = p.x.at(place.i_b, place.first_token, place.first_channel);
   T* to = p.y.at(place.i_b, place.first_token, place.first_channel);
-  for (std::int64_t first = place.first_token; first < place.end_token; first += kAhead) {
+  for (int first = 0; first < tokens; first += kAhead) {
     Piece<T, kVector> ahead[kAhead];
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
-      if (first + i < place.end_token) ahead[i] = read_piece<kVector>(from);
+      if (first + i < tokens) ahead[i] = read_piece<kVector>(from);
       from += p.x.stride[1];
     }
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
-      const std::int64_t t = first + i;
-      if (t < place.end_token) {
+      if (first + i < tokens) {
         x.shift();
         widen(ahead[i], x.at[0]);
-        sequences.reach(t);
         float y[kVector];
-        weighted_sum(taps, x, reach_of<kTaps>(p.weight.extent[1], t - sequences.begin), y);
+        weighted_sum(taps, x, min(width, sequences.age + 1), y);
+        sequences.advance();
 #pragma unroll
         for (int c = 0; c < kVector; ++c) y[c] *= sigmoid(y[c]);
         store_piece(to, y);
@@ -165,18 +172,19 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const __grid_constant
 
 // dx[s] is complete kTaps − 1 tokens after s, so that a strip walks that far beyond its end. parts [token blocks of all
 // batch entries][D][W].
-template <class T, int kVector, int kTaps>
+template <bool kPacked, class T, int kVector, int kTaps>
 __global__ void __launch_bounds__(kThreads)
     backward_kernel(const __grid_constant__ ShortConvBackward<T> p, float* parts, std::int64_t channel_blocks,
                     std::int64_t token_blocks) {
   __shared__ float sums[kStrips][kVector * kTaps][kGroups];
   const Place place = place_of<kVector>(p.x.extent, channel_blocks, token_blocks);
-  const std::int64_t width = p.weight.extent[1], tokens = p.x.extent[1], channels = p.x.extent[2];
+  const std::int64_t channels = p.x.extent[2];
+  const int width = static_cast<int>(p.weight.extent[1]);
   const int group = threadIdx.x % kGroups, strip = threadIdx.x / kGroups;
   float dweight[kTaps][kVector] = {};
   if (place.first_token < place.end_token && place.first_channel < channels) {
     const Taps<kVector, kTaps> taps(p.weight, place.first_channel);
-    Sequences sequences(p.cu_seqlens, tokens, place.first_token);
+    Sequences<kPacked> sequences(p.cu_seqlens, place.first_token);
     History<kVector, kTaps> x, dx;
     x.load_before(p.x, place, place.first_token, sequences.begin);
 #pragma unroll
@@ -187,12 +195,13 @@ __global__ void __launch_bounds__(kThreads)
     const T* from_x = p.x.at(place.i_b, place.first_token, place.first_channel);
     const T* from_dy = p.dy.at(place.i_b, place.first_token, place.first_channel);
     T* to = p.dx.at(place.i_b, place.first_token, place.first_channel);
-    const std::int64_t end = place.end_token + kTaps - 1;
-    for (std::int64_t first = place.first_token; first < end; first += kAhead) {
+    const int tokens = static_cast<int>(place.end_token - place.first_token), end = tokens + kTaps - 1;
+    const int readable = static_cast<int>(min(p.x.extent[1] - place.first_token, std::int64_t{end}));
+    for (int first = 0; first < end; first += kAhead) {
       Piece<T, kVector> ahead_x[kAhead], ahead_dy[kAhead];
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) {
-        if (first + i < min(end, tokens)) {
+        if (first + i < readable) {
           ahead_x[i] = read_piece<kVector>(from_x);
           ahead_dy[i] = read_piece<kVector>(from_dy);
         }
@@ -201,15 +210,15 @@ __global__ void __launch_bounds__(kThreads)
       }
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) {
-        const std::int64_t t = first + i;
+        const int t = first + i;
         x.shift();
         dx.shift();
 #pragma unroll
         for (int c = 0; c < kVector; ++c) dx.at[0][c] = 0;
-        if (t < min(end, tokens)) {
+        if (t < readable) {
           widen(ahead_x[i], x.at[0]);
-          sequences.reach(t);
-          const int reach = reach_of<kTaps>(width, t - sequences.begin);
+          const int reach = min(width, sequences.age + 1);
+          sequences.advance();
           float da[kVector], a[kVector];
           widen(ahead_dy[i], da);
           weighted_sum(taps, x, reach, a);
@@ -218,7 +227,7 @@ __global__ void __launch_bounds__(kThreads)
             const float sigma = sigmoid(a[c]);
             da[c] *= sigma * (1 + a[c] * (1 - sigma));
           }
-          const bool own = t < place.end_token;
+          const bool own = t < tokens;
 #pragma unroll
           for (int j = 0; j < kTaps; ++j) {
             if (j >= reach) continue;
@@ -229,7 +238,7 @@ __global__ void __launch_bounds__(kThreads)
             }
           }
         }
-        if (t >= place.first_token + kTaps - 1 && t < end) {
+        if (t >= kTaps - 1 && t < end) {
           store_piece(to, dx.at[kTaps - 1]);
           to += p.dx.stride[1];
         }
@@ -277,7 +286,9 @@ void short_conv(const ShortConvForward<T>& p, cudaStream_t stream) {
       pieces, p.x.extent[2], p.weight.extent[1], [&]<int kVector, int kTaps>(std::int64_t channel_blocks) {
         const std::int64_t token_blocks = token_blocks_of(p);
         const unsigned grid = grid_of("short_conv_forward", channel_blocks * token_blocks * p.x.extent[0]);
-        forward_kernel<T, kVector, kTaps><<<grid, kThreads, 0, stream>>>(p, channel_blocks, token_blocks);
+        const auto kernel =
+            p.cu_seqlens ? forward_kernel<true, T, kVector, kTaps> : forward_kernel<false, T, kVector, kTaps>;
+        kernel<<<grid, kThreads, 0, stream>>>(p, channel_blocks, token_blocks);
         check_launch("short_conv_forward");
       });
 }
@@ -291,7 +302,9 @@ void short_conv(const ShortConvBackward<T>& p, const Workspace& workspace, cudaS
     const bool pieces = has_aligned_rows(p.x) && has_aligned_rows(p.dy) && has_aligned_rows(p.dx);
     with_shape<4>(pieces, p.x.extent[2], p.weight.extent[1], [&]<int kVector, int kTaps>(std::int64_t channel_blocks) {
       const unsigned grid = grid_of("short_conv_backward", channel_blocks * count);
-      backward_kernel<T, kVector, kTaps><<<grid, kThreads, 0, stream>>>(p, parts, channel_blocks, token_blocks_of(p));
+      const auto kernel =
+          p.cu_seqlens ? backward_kernel<true, T, kVector, kTaps> : backward_kernel<false, T, kVector, kTaps>;
+      kernel<<<grid, kThreads, 0, stream>>>(p, parts, channel_blocks, token_blocks_of(p));
       check_launch("short_conv_backward");
     });
   }
