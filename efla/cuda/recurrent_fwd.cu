@@ -16,7 +16,7 @@ template <int KD, bool kChannel>
 using Stage = TokenStage<KD, kChannel, kSlice, kStage>;
 
 template <int KD, bool kChannel, class T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 1)
     recurrent_fwd_kernel(const __grid_constant__ DeltaForward<T> p, int slices, float scale) {
   extern __shared__ __align__(16) unsigned char memory[];
   auto& stage = *reinterpret_cast<Stage<KD, kChannel>*>(memory);

@@ -1,9 +1,12 @@
 // Decode: the token recurrence of rule/problem.h over one to eight tokens, bound by the reading and writing of states.
 //
-// One thread block per batch entry, value head and slice of value columns. Eight threads beside each other own the
-// columns of the slice in pieces of 16 bytes, and each group of eight threads every kGroups-th row [V] of the state,
-// which stays in registers over all tokens. All of a thread's pieces are requested before anything else is, because
-// bytes in flight decide the speed.
+// An item is a batch entry, a value head and a slice of value columns. Eight threads beside each other own the columns
+// of the slice in pieces of 16 bytes, and each group of eight threads every kGroups-th row [V] of the state, which
+// stays in registers over all tokens. Thread blocks stay and go from item to item: every thread copies its own pieces
+// of the next two items to shared memory while it computes one, because bytes in flight decide the speed, and one more
+// warp reads the next item's tokens.
+#include <algorithm>
+
 #include "efla/base/error.h"
 #include "efla/cuda/delta.h"
 #include "efla/cuda/error.h"
@@ -16,50 +19,69 @@ namespace {
 
 template <int KD, class S>
 struct Layout {
-  static constexpr int kThreads = KD * sizeof(float) > 128 * sizeof(S) ? 256 : 128;
+  static constexpr int kThreads = KD > 128 ? 256 : 128;  // with a part of the state
   static constexpr int kWarps = kThreads / 32, kGroups = kThreads / 8;
   static constexpr int kPiece = 16 / sizeof(S), kSlice = 8 * kPiece;  // columns per piece and per thread block
   static constexpr int kRows = KD / kGroups;                          // rows per thread
-  // Per multiprocessor: as many as registers allow.
-  static constexpr int kBlocks = (kRows * kPiece > 32 ? 256 : sizeof(S) == 2 ? 768 : 640) / kThreads;
+  static constexpr int kStages = 3;
+};
+
+// What a token brings.
+template <int KD, class S>
+struct Token {
+  float q[KD], k[KD], decay[KD];
+  float v[Layout<KD, S>::kSlice];
+  float a, b, q_dot_k, unused;
 };
 
 template <int KD, class S>
-struct Tokens {
-  float q[kMaxStepTokens][KD], k[kMaxStepTokens][KD];
-  float decay[kMaxStepTokens][KD];
-  float v[kMaxStepTokens][Layout<KD, S>::kSlice];
-  float a[kMaxStepTokens], b[kMaxStepTokens], q_dot_k[kMaxStepTokens];
-  float sums[Layout<KD, S>::kWarps][2][Layout<KD, S>::kSlice];  // S̃ᵀk and S̃ᵀq of the rows of each warp
-  float u[Layout<KD, S>::kSlice];
+struct Memory {
+  using L = Layout<KD, S>;
+  uint4 pieces[L::kStages][L::kRows][L::kThreads];  // every thread's own
+  // S̃ᵀk and S̃ᵀq of the rows of each warp; by the parity of the token, so that one barrier per token is enough
+  float sums[2][L::kWarps][2][L::kSlice];
+
+  // The tokens of the item that is computed and of the next, two times the number of tokens, are behind.
+  static constexpr int bytes(std::int64_t tokens) {
+    return static_cast<int>(sizeof(Memory) + 2 * tokens * sizeof(Token<KD, S>));
+  }
 };
 
 // Fills what token t brings; run by one warp.
 template <int KD, class T, class S>
-__device__ __forceinline__ void stage_token(const DeltaSteps<T, S>& p, std::int64_t i_b, int t, std::int64_t i_h,
-                                            std::int64_t first, int lane, Tokens<KD, S>& tokens) {
-  const TokenRows<KD> rows =
-      read_rows<KD>(p.q, p.k, p.rule.qk_l2norm, i_b, static_cast<std::int64_t>(t), i_h / p.shape.group(), lane);
-  float head_decay = 1;
-  if (p.rule.decay == Decay::scalar) head_decay = expf(p.g(i_b, t, i_h, 0));
+__device__ __forceinline__ void stage_token(const DeltaSteps<T, S>& p, std::int64_t i_b, std::int64_t t,
+                                            std::int64_t i_h, std::int64_t first, int lane, Token<KD, S>& token) {
+  // All of the token's inputs are read before any is used, so that one wait for memory is enough.
+  TokenRows<KD> rows = read_rows<KD>(p.q, p.k, i_b, t, i_h / p.shape.group(), lane);
+  const float beta = to_float(p.beta(i_b, t, i_h));
+  constexpr int kValues = Layout<KD, S>::kSlice / 32;
+  float g[KD / 32], v[kValues];
+#pragma unroll
+  for (int i = 0; i < KD / 32; ++i) {
+    const int channel = p.rule.decay == Decay::channel ? lane + 32 * i : 0;
+    g[i] = p.g && channel < p.shape.key_dim ? p.g(i_b, t, i_h, channel) : 0.0F;
+  }
+#pragma unroll
+  for (int i = 0; i < kValues; ++i) {
+    const std::int64_t column = first + lane + 32 * i;
+    v[i] = column < p.shape.value_dim ? to_float(p.v(i_b, t, i_h, column)) : 0.0F;
+  }
+  finish_rows(rows, p.rule.qk_l2norm);
 #pragma unroll
   for (int i = 0; i < KD / 32; ++i) {
     const int key = lane + 32 * i;
-    tokens.q[t][key] = rows.q[i];
-    tokens.k[t][key] = rows.k[i];
-    float decay = head_decay;
-    if (p.rule.decay == Decay::channel && key < p.shape.key_dim) decay = expf(p.g(i_b, t, i_h, key));
-    tokens.decay[t][key] = decay;
+    token.q[key] = rows.q[i];
+    token.k[key] = rows.k[i];
+    token.decay[key] = expf(g[i]);
   }
-  for (int j = lane; j < Layout<KD, S>::kSlice; j += 32) {
-    tokens.v[t][j] = first + j < p.shape.value_dim ? to_float(p.v(i_b, t, i_h, first + j)) : 0.0F;
-  }
+#pragma unroll
+  for (int i = 0; i < kValues; ++i) token.v[lane + 32 * i] = v[i];
   const float q_dot_k = dot_rows(rows.q, rows.k);
   if (lane == 0) {
-    const float alpha = gain_alpha(p.rule.step, to_float(p.beta(i_b, t, i_h)), rows.lambda);
-    tokens.a[t] = static_cast<float>(p.rule.step.erase_scale) * alpha;
-    tokens.b[t] = static_cast<float>(p.rule.step.write_scale) * alpha;
-    tokens.q_dot_k[t] = q_dot_k;
+    const float alpha = gain_alpha(p.rule.step, beta, rows.lambda);
+    token.a = static_cast<float>(p.rule.step.erase_scale) * alpha;
+    token.b = static_cast<float>(p.rule.step.write_scale) * alpha;
+    token.q_dot_k = q_dot_k;
   }
 }
 
@@ -84,72 +106,65 @@ __device__ __forceinline__ uint4 narrow(const float (&x)[8]) {
   return {pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7])};
 }
 
-// The piece at `from`, of which `count` elements exist; the others are zeros.
-template <bool kAligned, int kPiece, class S>
-__device__ __forceinline__ uint4 read_piece(const S* from, std::int64_t stride, int count) {
-  uint4 piece{0, 0, 0, 0};
-  if constexpr (kAligned) {
-    if (count > 0) piece = __ldcs(reinterpret_cast<const uint4*>(from));
-  } else {
-    float x[kPiece];
-#pragma unroll
-    for (int j = 0; j < kPiece; ++j) x[j] = j < count ? to_float(from[j * stride]) : 0.0F;
-    piece = narrow(x);
-  }
-  return piece;
-}
+// The place of a slice of a state. Of a batch entry without a state, `state` is null.
+template <class S>
+struct Item {
+  std::int64_t i_b = 0;
+  int i_h = 0, first = 0;  // first column
+  S* state = nullptr;      // the thread's first piece
+};
 
-template <bool kAligned, int kPiece, class S>
-__device__ __forceinline__ void write_piece(const float (&x)[kPiece], S* to, std::int64_t stride, int count) {
-  if constexpr (kAligned) {
-    if (count > 0) __stcs(reinterpret_cast<uint4*>(to), narrow(x));
-  } else {
+// Asks for the pieces of a thread: copies those that can be copied whole, reads the others element by element. Elements
+// that the state does not have become zeros.
+template <int KD, bool kAligned, class T, class S>
+__device__ __forceinline__ void start_pieces(const DeltaSteps<T, S>& p, const Item<S>& item, int thread,
+                                             uint4 (*pieces)[Layout<KD, S>::kThreads]) {
+  using L = Layout<KD, S>;
+  if (!item.state) return;
+  const std::int64_t step = L::kGroups * p.states.stride[2];
+  const int columns = static_cast<int>(p.shape.value_dim) - item.first - thread % 8 * L::kPiece;
 #pragma unroll
-    for (int j = 0; j < kPiece; ++j) {
-      if (j < count) to[j * stride] = from_state<S>(x[j]);
+  for (int i = 0; i < L::kRows; ++i) {
+    const bool exists = thread / 8 + i * L::kGroups < p.shape.key_dim && columns > 0;
+    const S* from = item.state + i * step;
+    if constexpr (kAligned) {
+      copy_async_16(shared_address(&pieces[i][thread]), exists ? from : p.states.data, exists ? 16 : 0);
+    } else {
+      float x[L::kPiece];
+#pragma unroll
+      for (int j = 0; j < L::kPiece; ++j) x[j] = exists && j < columns ? to_float(from[j * p.states.stride[3]]) : 0.0F;
+      pieces[i][thread] = narrow(x);
     }
   }
 }
 
+// Computes the tokens of an item and writes its state.
 template <int KD, bool kAligned, class T, class S>
-__global__ void __launch_bounds__(Layout<KD, S>::kThreads, kAligned ? Layout<KD, S>::kBlocks : 1)
-    step_kernel(const __grid_constant__ DeltaSteps<T, S> p, int slices, float scale) {
+__device__ __forceinline__ void compute(const DeltaSteps<T, S>& p, const Item<S>& item, float scale, int thread,
+                                        const uint4 (*pieces)[Layout<KD, S>::kThreads], const Token<KD, S>* tokens,
+                                        float (*sums)[Layout<KD, S>::kWarps][2][Layout<KD, S>::kSlice]) {
   using L = Layout<KD, S>;
   constexpr int kPiece = L::kPiece, kRows = L::kRows;
-  __shared__ __align__(16) Tokens<KD, S> tokens;
-  const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, own = thread % 8 * kPiece;
-  const std::int64_t first = static_cast<std::int64_t>(blockIdx.x % slices) * L::kSlice, column = first + own;
-  const std::int64_t i_h = blockIdx.x / slices % p.shape.value_heads, i_b = blockIdx.x / slices / p.shape.value_heads;
-  const std::int64_t slot = p.slots ? p.slots(i_b) : i_b;
-  const int count = static_cast<int>(p.shape.tokens);
-  if (slot < 0) {
-    for (int at = thread; at < count * L::kSlice; at += L::kThreads) {
-      const std::int64_t j = first + at % L::kSlice;
-      if (j < p.shape.value_dim) p.o(i_b, at / L::kSlice, i_h, j) = from_state<T>(0.0F);
+  const int warp = thread / 32, lane = thread % 32, own = thread % 8 * kPiece, count = static_cast<int>(p.shape.tokens);
+  const int columns = static_cast<int>(p.shape.value_dim) - item.first - own;
+  if (!item.state) {
+    for (int t = 0; t < count && thread < 8; ++t) {
+      for (int j = 0; j < min(kPiece, columns); ++j)
+        p.o(item.i_b, t, item.i_h, item.first + own + j) = from_state<T>(0.0F);
     }
     return;
   }
-  S* const state = p.states.at(slot, i_h, thread / 8, column);
-  const std::int64_t step = L::kGroups * p.states.stride[2], stride = p.states.stride[3];
-  const int rows = static_cast<int>(p.shape.key_dim - thread / 8 + L::kGroups - 1) / L::kGroups;
-  const int columns = static_cast<int>(min(p.shape.value_dim - column, std::int64_t{kPiece}));
-  uint4 pieces[kRows];
-#pragma unroll
-  for (int i = 0; i < kRows; ++i) {
-    pieces[i] = read_piece<kAligned, kPiece>(state + i * step, stride, i < rows ? columns : 0);
-  }
-  for (int t = warp; t < count; t += L::kWarps) stage_token(p, i_b, t, i_h, first, lane, tokens);
-  __syncthreads();
   float s[kRows][kPiece];
 #pragma unroll
-  for (int i = 0; i < kRows; ++i) widen(pieces[i], s[i]);
+  for (int i = 0; i < kRows; ++i) widen(pieces[i][thread], s[i]);
 #pragma unroll 1
   for (int t = 0; t < count; ++t) {
+    const Token<KD, S>& token = tokens[t];
     float error[kPiece] = {}, out[kPiece] = {};  // S̃ᵀk and S̃ᵀq
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       const int key = thread / 8 + i * L::kGroups;
-      const float decay = tokens.decay[t][key], k = tokens.k[t][key], q = tokens.q[t][key];
+      const float decay = token.decay[key], k = token.k[key], q = token.q[key];
 #pragma unroll
       for (int j = 0; j < kPiece; ++j) {
         s[i][j] *= decay;
@@ -157,58 +172,143 @@ __global__ void __launch_bounds__(Layout<KD, S>::kThreads, kAligned ? Layout<KD,
         out[j] += s[i][j] * q;
       }
     }
+    auto& of_token = sums[t % 2];
 #pragma unroll
     for (int j = 0; j < kPiece; ++j) {
       error[j] += __shfl_xor_sync(0xffffffffU, error[j], 8);
       out[j] += __shfl_xor_sync(0xffffffffU, out[j], 8);
       error[j] += __shfl_xor_sync(0xffffffffU, error[j], 16);
       out[j] += __shfl_xor_sync(0xffffffffU, out[j], 16);
-      if (lane < 8) {
-        tokens.sums[warp][0][own + j] = error[j];
-        tokens.sums[warp][1][own + j] = out[j];
+    }
+    if (lane < 8) {
+#pragma unroll
+      for (int j = 0; j < kPiece; ++j) {
+        of_token[warp][0][own + j] = error[j];
+        of_token[warp][1][own + j] = out[j];
       }
     }
-    __syncthreads();
-    if (thread < L::kSlice) {
-      float column_error = 0, column_out = 0;
+    named_barrier(1, L::kThreads);
 #pragma unroll
-      for (int w = 0; w < L::kWarps; ++w) {
-        column_error += tokens.sums[w][0][thread];
-        column_out += tokens.sums[w][1][thread];
-      }
-      const float u = tokens.b[t] * tokens.v[t][thread] - tokens.a[t] * column_error;
-      tokens.u[thread] = u;
-      if (first + thread < p.shape.value_dim) {
-        p.o(i_b, t, i_h, first + thread) = from_state<T>(scale * (column_out + tokens.q_dot_k[t] * u));
+    for (int j = 0; j < kPiece; ++j) error[j] = 0;
+#pragma unroll
+    for (int w = 0; w < L::kWarps; ++w) {
+#pragma unroll
+      for (int j = 0; j < kPiece; ++j) error[j] += of_token[w][0][own + j];
+    }
+#pragma unroll
+    for (int j = 0; j < kPiece; ++j) error[j] = token.b * token.v[own + j] - token.a * error[j];  // u
+    if (thread < 8) {
+#pragma unroll
+      for (int j = 0; j < kPiece; ++j) {
+        float sum = 0;
+#pragma unroll
+        for (int w = 0; w < L::kWarps; ++w) sum += of_token[w][1][own + j];
+        if (j < columns) {
+          p.o(item.i_b, t, item.i_h, item.first + own + j) = from_state<T>(scale * (sum + token.q_dot_k * error[j]));
+        }
       }
     }
-    __syncthreads();
-    float u[kPiece];
-#pragma unroll
-    for (int j = 0; j < kPiece; ++j) u[j] = tokens.u[own + j];
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
-      const float k = tokens.k[t][thread / 8 + i * L::kGroups];
+      const float k = token.k[thread / 8 + i * L::kGroups];
 #pragma unroll
-      for (int j = 0; j < kPiece; ++j) s[i][j] += k * u[j];
+      for (int j = 0; j < kPiece; ++j) s[i][j] += k * error[j];
       if constexpr (sizeof(S) == 2) widen(narrow(s[i]), s[i]);
     }
   }
+  const std::int64_t step = L::kGroups * p.states.stride[2];
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
-    write_piece<kAligned>(s[i], state + i * step, stride, i < rows ? columns : 0);
+    if (thread / 8 + i * L::kGroups >= p.shape.key_dim) break;
+    S* to = item.state + i * step;
+    if constexpr (kAligned) {
+      if (columns > 0) __stcs(reinterpret_cast<uint4*>(to), narrow(s[i]));
+    } else {
+#pragma unroll
+      for (int j = 0; j < kPiece; ++j) {
+        if (j < columns) to[j * p.states.stride[3]] = from_state<S>(s[i][j]);
+      }
+    }
   }
+}
+
+template <int KD, bool kAligned, class T, class S>
+__global__ void __launch_bounds__(Layout<KD, S>::kThreads + 32, 1)
+    step_kernel(const __grid_constant__ DeltaSteps<T, S> p, int items, int slices, float scale) {
+  using L = Layout<KD, S>;
+  extern __shared__ __align__(16) unsigned char shared[];
+  auto& memory = *reinterpret_cast<Memory<KD, S>*>(shared);
+  auto* tokens = reinterpret_cast<Token<KD, S>*>(shared + sizeof(memory));
+  const int thread = threadIdx.x, count = static_cast<int>(p.shape.tokens),
+            heads = static_cast<int>(p.shape.value_heads);
+  const auto item_of = [&](int index) {
+    Item<S> item;
+    if (index >= items) return item;
+    item.first = index % slices * L::kSlice;
+    item.i_h = index / slices % heads;
+    item.i_b = index / slices / heads;
+    const std::int64_t slot = p.slots ? p.slots(item.i_b) : item.i_b;
+    if (slot >= 0) item.state = p.states.at(slot, item.i_h, thread / 8, item.first + thread % 8 * L::kPiece);
+    return item;
+  };
+  const int stride = static_cast<int>(gridDim.x);
+  int index = static_cast<int>(blockIdx.x);
+  if (thread >= L::kThreads) {  // the warp that brings the tokens, one item ahead
+    for (int turn = 0;; ++turn, index += stride) {
+      if (index < items) {
+        const std::int64_t i_b = index / slices / heads;
+        for (int t = 0; t < count; ++t) {
+          stage_token(p, i_b, t, index / slices % heads, index % slices * L::kSlice, thread % 32,
+                      tokens[turn % 2 * count + t]);
+        }
+      }
+      __syncthreads();
+      if (index >= items) return;
+    }
+  }
+  Item<S> item = item_of(index), next = item_of(index + stride);
+  start_pieces<KD, kAligned>(p, item, thread, memory.pieces[0]);
+  copy_async_commit();
+  start_pieces<KD, kAligned>(p, next, thread, memory.pieces[1]);
+  copy_async_commit();
+  __syncthreads();
+#pragma unroll 1
+  for (int turn = 0; index < items; ++turn, index += stride) {
+    const Item<S> after = item_of(index + 2 * stride);
+    start_pieces<KD, kAligned>(p, after, thread, memory.pieces[(turn + 2) % L::kStages]);
+    copy_async_commit();
+    copy_async_wait<2>();
+    compute<KD, kAligned>(p, item, scale, thread, memory.pieces[turn % L::kStages], tokens + turn % 2 * count,
+                          memory.sums);
+    item = next;
+    next = after;
+    __syncthreads();
+  }
+}
+
+template <int KD, bool kAligned, class T, class S>
+void launch(const DeltaSteps<T, S>& p, cudaStream_t stream) {
+  using L = Layout<KD, S>;
+  const std::int64_t slices = (p.shape.value_dim + L::kSlice - 1) / L::kSlice;
+  const unsigned items = grid_of("step_fwd", p.shape.batch * p.shape.value_heads * slices);
+  const auto kernel = step_kernel<KD, kAligned, T, S>;
+  const int bytes = Memory<KD, S>::bytes(p.shape.tokens);
+  int device = 0, processors = 0, blocks = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "cudaFuncSetAttribute");
+  check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, L::kThreads + 32, bytes),
+        "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
+  const unsigned grid = std::min(items, static_cast<unsigned>(processors * std::max(blocks, 1)));
+  kernel<<<grid, L::kThreads + 32, bytes, stream>>>(p, static_cast<int>(items), static_cast<int>(slices),
+                                                    static_cast<float>(p.rule.scale_for(p.shape.key_dim)));
+  check_launch("step_fwd");
 }
 
 template <int KD, class T, class S>
 void launch(const DeltaSteps<T, S>& p, cudaStream_t stream) {
-  using L = Layout<KD, S>;
-  const std::int64_t slices = (p.shape.value_dim + L::kSlice - 1) / L::kSlice;
-  const unsigned grid = grid_of("step_fwd", p.shape.batch * p.shape.value_heads * slices);
-  const auto kernel = has_aligned_rows(p.states) ? step_kernel<KD, true, T, S> : step_kernel<KD, false, T, S>;
-  kernel<<<grid, L::kThreads, 0, stream>>>(p, static_cast<int>(slices),
-                                           static_cast<float>(p.rule.scale_for(p.shape.key_dim)));
-  check_launch("step_fwd");
+  if (has_aligned_rows(p.states)) return launch<KD, true>(p, stream);
+  launch<KD, false>(p, stream);
 }
 
 // A view of [B, …] as one of [B, 1, …].

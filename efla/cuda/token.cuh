@@ -16,18 +16,15 @@ __device__ __forceinline__ float warp_sum(float x) {
   return x;
 }
 
-// Reads row [K] of a token, zeros beyond K, and returns the sum of its squares.
+// Reads row [K] of a token, zeros beyond K.
 template <int KD, class T>
-__device__ __forceinline__ float read_row(const View<const T, 4>& view, std::int64_t i_b, std::int64_t t,
-                                          std::int64_t i_h, int lane, float (&row)[KD / 32]) {
+__device__ __forceinline__ void read_row(const View<const T, 4>& view, std::int64_t i_b, std::int64_t t,
+                                         std::int64_t i_h, int lane, float (&row)[KD / 32]) {
   const T* from = view.at(i_b, t, i_h, lane);
-  float sum = 0;
 #pragma unroll
   for (int i = 0; i < KD / 32; ++i) {
     row[i] = lane + 32 * i < view.extent[3] ? to_float(from[32 * i * view.stride[3]]) : 0.0F;
-    sum += row[i] * row[i];
   }
-  return warp_sum(sum);
 }
 
 // Returns the sum over all elements of a row.
@@ -47,24 +44,30 @@ struct TokenRows {
   float lambda;  // Σk²
 };
 
+// Reads both rows before it computes with either, so that one wait for memory is enough.
 template <int KD, class T>
-__device__ __forceinline__ TokenRows<KD> read_rows(const View<const T, 4>& q, const View<const T, 4>& k, bool l2norm,
+__device__ __forceinline__ TokenRows<KD> read_rows(const View<const T, 4>& q, const View<const T, 4>& k,
                                                    std::int64_t i_b, std::int64_t t, std::int64_t i_q, int lane) {
   TokenRows<KD> rows;
-  const float q_squares = read_row<KD>(q, i_b, t, i_q, lane, rows.q);
-  rows.lambda = read_row<KD>(k, i_b, t, i_q, lane, rows.k);
-  if (l2norm) {
-    const auto epsilon = static_cast<float>(kL2NormEpsilon);
-    rows.q_factor = 1 / sqrtf(q_squares + epsilon);
-    rows.k_factor = 1 / sqrtf(rows.lambda + epsilon);
-#pragma unroll
-    for (int i = 0; i < KD / 32; ++i) {
-      rows.q[i] *= rows.q_factor;
-      rows.k[i] *= rows.k_factor;
-    }
-    rows.lambda = dot_rows(rows.k, rows.k);
-  }
+  read_row<KD>(q, i_b, t, i_q, lane, rows.q);
+  read_row<KD>(k, i_b, t, i_q, lane, rows.k);
   return rows;
+}
+
+// Applies the L2 norm, where the rule has one, and computes λ.
+template <int KD>
+__device__ __forceinline__ void finish_rows(TokenRows<KD>& rows, bool l2norm) {
+  rows.lambda = dot_rows(rows.k, rows.k);
+  if (!l2norm) return;
+  constexpr auto kEpsilon = static_cast<float>(kL2NormEpsilon);
+  rows.q_factor = 1 / sqrtf(dot_rows(rows.q, rows.q) + kEpsilon);
+  rows.k_factor = 1 / sqrtf(rows.lambda + kEpsilon);
+#pragma unroll
+  for (int i = 0; i < KD / 32; ++i) {
+    rows.q[i] *= rows.q_factor;
+    rows.k[i] *= rows.k_factor;
+  }
+  rows.lambda = dot_rows(rows.k, rows.k);
 }
 
 // What kTokens tokens bring to the recurrence over kSlice value columns, widened to float32, after the L2 norm; keys
@@ -81,7 +84,8 @@ struct TokenStage {
 template <int KD, bool kChannel, int kSlice, int kTokens, class Problem>
 __device__ void stage_token(const Problem& p, std::int64_t i_b, std::int64_t t, std::int64_t i_h, std::int64_t first,
                             int r, int lane, TokenStage<KD, kChannel, kSlice, kTokens>& stage) {
-  const TokenRows<KD> rows = read_rows<KD>(p.q, p.k, p.rule.qk_l2norm, i_b, t, i_h / p.shape.group(), lane);
+  TokenRows<KD> rows = read_rows<KD>(p.q, p.k, i_b, t, i_h / p.shape.group(), lane);
+  finish_rows(rows, p.rule.qk_l2norm);
 #pragma unroll
   for (int i = 0; i < KD / 32; ++i) {
     const int key = lane + 32 * i;
