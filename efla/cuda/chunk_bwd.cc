@@ -32,7 +32,9 @@ std::size_t chunk_bwd_workspace_bytes(const DeltaShape& shape) { return Parts(sh
 std::string chunk_bwd_refusal(const DeltaBackward<bfloat16>& p) {
   if (p.shape.key_dim > kChunkMaxKeyDim) return "keys of more than " + std::to_string(kChunkMaxKeyDim) + " dimensions";
   if (p.rule.decay == Decay::channel) return "a decay per key channel";
-  if (p.saved.interval % kChunkTokens != 0) return "saved states at other tokens than chunk boundaries";
+  if (p.saved.interval % kChunkTokens != 0) {
+    return "states saved at other tokens than every " + std::to_string(kChunkTokens) + "th";
+  }
   return "";
 }
 

@@ -47,7 +47,10 @@ std::size_t chunk_fwd_workspace_bytes(const DeltaShape& shape) { return Parts(sh
 std::string chunk_fwd_refusal(const DeltaForward<bfloat16>& p) {
   if (p.shape.key_dim > kChunkMaxKeyDim) return "keys of more than " + std::to_string(kChunkMaxKeyDim) + " dimensions";
   if (p.rule.decay == Decay::channel) return "a decay per key channel";
-  if (p.chunk_states) return "states at chunk boundaries";
+  if (p.narrow_states) return "saved states in bfloat16";
+  if (p.chunk_states && p.saved.interval % kChunkTokens != 0) {
+    return "states saved at other tokens than every " + std::to_string(kChunkTokens) + "th";
+  }
   return "";
 }
 
@@ -77,7 +80,7 @@ void chunk_fwd(const DeltaForward<bfloat16>& p, const Workspace& workspace, cuda
   c.o_rows = has_aligned_rows(p.o);
   const bool rows =
       c.q_rows && c.k_rows && c.v_rows && c.o_rows && can_map_rows(p.q) && can_map_rows(p.k) && can_map_rows(p.v);
-  if (!rows) kernel = ChunkKernel::portable;
+  if (!rows || p.chunk_states) kernel = ChunkKernel::portable;
   if (kernel == ChunkKernel::automatic) kernel = is_hopper() ? best_sweep(p.shape) : ChunkKernel::portable;
   if (kernel == ChunkKernel::portable) {
     launch_prepare(c, nullptr, stream);
