@@ -1,12 +1,13 @@
 // Times the delta rule's forward on a GPU at the sizes at which other projects' kernels were timed, and checks every
 // result before its time is printed.
 //
-//     efla_bench_cuda [--rows 1,2,…] [--repeats N] [--algorithms chunk,portable,sweep,fused,recurrent,step]
+//     efla_bench_cuda [--rows 1,2,…] [--repeats N] [--algorithms chunk,portable,sweep,fused,recurrent,
+//                     backward,step]
 //                     [--commit TEXT]
 //
 // One JSON object per line: the median, least and 90th percentile of N replays of a CUDA graph, in ms, each after the
 // L2 cache was overwritten; the relative RMS error of sampled heads against float64. `step` times decode steps
-// (decode.cc) and does not depend on --rows.
+// (decode.cc) and does not depend on --rows, `backward` the chunkwise backward (backward.cc).
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -17,6 +18,7 @@
 #include <string_view>
 #include <vector>
 
+#include "bench/cuda/case.h"
 #include "bench/cuda/timing.h"
 #include "efla/cuda/delta.h"
 #include "efla/cuda/error.h"
@@ -25,105 +27,8 @@
 namespace {
 
 using namespace efla;
-using bench::Both, bench::random_values, bench::time_graph, bench::Times;
+using bench::Case, bench::kRows, bench::Row, bench::Rule, bench::rules, bench::time_graph, bench::Times;
 using gpu::check;
-
-struct Row {
-  const char* name;
-  std::int64_t batch, tokens, heads, value_heads, packed;
-};
-constexpr Row kRows[] = {
-    {"1x8192x16", 1, 8192, 16, 16, 0},           {"16x2048x8", 16, 2048, 8, 8, 0},
-    {"1x8192x96", 1, 8192, 96, 96, 0},           {"1x32768x16", 1, 32768, 16, 16, 0},
-    {"1x8192x16/64", 1, 8192, 16, 64, 0},        {"1x2048x16", 1, 2048, 16, 16, 0},
-    {"packed 8x1024x16/64", 1, 8192, 16, 64, 8}, {"packed 8x1024x16", 1, 8192, 16, 16, 8},
-};
-
-// Scales rows of `dim` elements to the length 1.
-void normalise(std::vector<bfloat16>& values, std::int64_t dim) {
-  for (std::size_t row = 0; row < values.size(); row += dim) {
-    float sum = 0;
-    for (std::int64_t i = 0; i < dim; ++i) sum += to_float(values[row + i]) * to_float(values[row + i]);
-    for (std::int64_t i = 0; i < dim; ++i) values[row + i] = to_bfloat16(to_float(values[row + i]) / std::sqrt(sum));
-  }
-}
-
-// What is timed: a rule at a row.
-struct Rule {
-  const char* name;
-  DeltaRule rule;
-};
-
-std::vector<Rule> rules() {
-  DeltaRule deltanet, efla, gdn;
-  deltanet.step = parse_step_size("euler");
-  deltanet.qk_l2norm = true;
-  efla.step = parse_step_size("exact");
-  gdn.step = parse_step_size("euler");
-  gdn.decay = Decay::scalar;
-  return {{"deltanet l2norm", deltanet}, {"efla", efla}, {"gdn", gdn}};
-}
-
-struct Case {
-  DeltaShape shape;
-  Both<bfloat16> q, k, v, beta, o;
-  Both<float> g;
-  Both<std::int64_t> cu_seqlens;
-
-  Case(const Row& row, std::int64_t dim, const Rule& rule)
-      : shape{row.batch, row.tokens, row.heads, row.value_heads, dim, dim, row.packed},
-        q(unit_rows(shape.heads, 1)),
-        k(unit_rows(shape.heads, 2)),
-        v(random_values(values(), 3)),
-        beta(betas()),
-        o(std::vector<bfloat16>(values())),
-        g(gates(rule)),
-        cu_seqlens(ends()) {}
-
-  // The problem with its pointers on the device or on the host.
-  DeltaForward<bfloat16> forward(const Rule& rule, bool device) {
-    const std::int64_t b = shape.batch, t = shape.tokens, h = shape.heads, hv = shape.value_heads;
-    const auto at = [&](auto& both) { return device ? both.device : both.host.data(); };
-    DeltaForward<bfloat16> p;
-    p.shape = shape;
-    p.rule = rule.rule;
-    p.q = View<const bfloat16, 4>::contiguous(at(q), {b, t, h, shape.key_dim});
-    p.k = View<const bfloat16, 4>::contiguous(at(k), {b, t, h, shape.key_dim});
-    p.v = View<const bfloat16, 4>::contiguous(at(v), {b, t, hv, shape.value_dim});
-    p.beta = View<const bfloat16, 3>::contiguous(at(beta), {b, t, hv});
-    if (!g.host.empty()) p.g = View<const float, 4>::contiguous(at(g), {b, t, hv, 1});
-    if (shape.packed > 0) p.cu_seqlens = View<const std::int64_t, 1>::contiguous(at(cu_seqlens), {shape.packed + 1});
-    p.o = View<bfloat16, 4>::contiguous(at(o), {b, t, hv, shape.value_dim});
-    return p;
-  }
-
- private:
-  std::size_t values() const { return shape.batch * shape.tokens * shape.value_heads * shape.value_dim; }
-  std::vector<bfloat16> unit_rows(std::int64_t heads, std::uint64_t stream) const {
-    auto rows = random_values(shape.batch * shape.tokens * heads * shape.key_dim, stream);
-    normalise(rows, shape.key_dim);
-    return rows;
-  }
-  std::vector<bfloat16> betas() const {
-    auto x = random_values(shape.batch * shape.tokens * shape.value_heads, 4);
-    for (auto& e : x) e = to_bfloat16(1 / (1 + std::exp(-to_float(e))));
-    return x;
-  }
-  std::vector<float> gates(const Rule& rule) const {
-    if (rule.rule.decay == Decay::none) return {};
-    std::vector<float> g;
-    for (const auto e : random_values(shape.batch * shape.tokens * shape.value_heads, 5)) {
-      g.push_back(-std::log1p(std::exp(-to_float(e))) / 16);
-    }
-    return g;
-  }
-  std::vector<std::int64_t> ends() const {
-    std::vector<std::int64_t> ends;
-    for (std::int64_t n = 0; n <= shape.packed && shape.packed > 0; ++n)
-      ends.push_back(n * shape.tokens / shape.packed);
-    return ends;
-  }
-};
 
 // The view's head i_h alone, of tokens [begin, begin + tokens) of batch entry i_b.
 template <class View>
@@ -262,6 +167,9 @@ int main(int argc, char** argv) try {
         Case c(kRows[index], dim, rule);
         for (const char* algorithm : {"chunk", "portable", "sweep", "fused", "recurrent"}) {
           if (lists(options.algorithms, algorithm)) run(options, properties.name, index, c, rule, algorithm);
+        }
+        if (lists(options.algorithms, "backward")) {
+          bench::time_backward(kRows[index], dim, rule, options.repeats, options.commit, properties.name);
         }
       }
     }

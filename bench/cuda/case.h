@@ -1,0 +1,115 @@
+// The sizes and rules at which the chunkwise kernels are timed, and their inputs.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "bench/cuda/timing.h"
+#include "efla/rule/problem.h"
+
+namespace efla::bench {
+
+struct Row {
+  const char* name;
+  std::int64_t batch, tokens, heads, value_heads, packed;
+};
+inline constexpr Row kRows[] = {
+    {"1x8192x16", 1, 8192, 16, 16, 0},           {"16x2048x8", 16, 2048, 8, 8, 0},
+    {"1x8192x96", 1, 8192, 96, 96, 0},           {"1x32768x16", 1, 32768, 16, 16, 0},
+    {"1x8192x16/64", 1, 8192, 16, 64, 0},        {"1x2048x16", 1, 2048, 16, 16, 0},
+    {"packed 8x1024x16/64", 1, 8192, 16, 64, 8}, {"packed 8x1024x16", 1, 8192, 16, 16, 8},
+};
+
+// Scales rows of `dim` elements to the length 1.
+inline void normalise(std::vector<bfloat16>& values, std::int64_t dim) {
+  for (std::size_t row = 0; row < values.size(); row += dim) {
+    float sum = 0;
+    for (std::int64_t i = 0; i < dim; ++i) sum += to_float(values[row + i]) * to_float(values[row + i]);
+    for (std::int64_t i = 0; i < dim; ++i) values[row + i] = to_bfloat16(to_float(values[row + i]) / std::sqrt(sum));
+  }
+}
+
+// What is timed: a rule at a row.
+struct Rule {
+  const char* name;
+  DeltaRule rule;
+};
+
+inline std::vector<Rule> rules() {
+  DeltaRule deltanet, efla, gdn;
+  deltanet.step = parse_step_size("euler");
+  deltanet.qk_l2norm = true;
+  efla.step = parse_step_size("exact");
+  gdn.step = parse_step_size("euler");
+  gdn.decay = Decay::scalar;
+  return {{"deltanet l2norm", deltanet}, {"efla", efla}, {"gdn", gdn}};
+}
+
+struct Case {
+  DeltaShape shape;
+  Both<bfloat16> q, k, v, beta, o;
+  Both<float> g;
+  Both<std::int64_t> cu_seqlens;
+
+  Case(const Row& row, std::int64_t dim, const Rule& rule)
+      : shape{row.batch, row.tokens, row.heads, row.value_heads, dim, dim, row.packed},
+        q(unit_rows(shape.heads, 1)),
+        k(unit_rows(shape.heads, 2)),
+        v(random_values(values(), 3)),
+        beta(betas()),
+        o(std::vector<bfloat16>(values())),
+        g(gates(rule)),
+        cu_seqlens(ends()) {}
+
+  // The problem with its pointers on the device or on the host.
+  DeltaForward<bfloat16> forward(const Rule& rule, bool device) {
+    const std::int64_t b = shape.batch, t = shape.tokens, h = shape.heads, hv = shape.value_heads;
+    const auto at = [&](auto& both) { return device ? both.device : both.host.data(); };
+    DeltaForward<bfloat16> p;
+    p.shape = shape;
+    p.rule = rule.rule;
+    p.q = View<const bfloat16, 4>::contiguous(at(q), {b, t, h, shape.key_dim});
+    p.k = View<const bfloat16, 4>::contiguous(at(k), {b, t, h, shape.key_dim});
+    p.v = View<const bfloat16, 4>::contiguous(at(v), {b, t, hv, shape.value_dim});
+    p.beta = View<const bfloat16, 3>::contiguous(at(beta), {b, t, hv});
+    if (!g.host.empty()) p.g = View<const float, 4>::contiguous(at(g), {b, t, hv, 1});
+    if (shape.packed > 0) p.cu_seqlens = View<const std::int64_t, 1>::contiguous(at(cu_seqlens), {shape.packed + 1});
+    p.o = View<bfloat16, 4>::contiguous(at(o), {b, t, hv, shape.value_dim});
+    return p;
+  }
+
+ private:
+  std::size_t values() const { return shape.batch * shape.tokens * shape.value_heads * shape.value_dim; }
+  std::vector<bfloat16> unit_rows(std::int64_t heads, std::uint64_t stream) const {
+    auto rows = random_values(shape.batch * shape.tokens * heads * shape.key_dim, stream);
+    normalise(rows, shape.key_dim);
+    return rows;
+  }
+  std::vector<bfloat16> betas() const {
+    auto x = random_values(shape.batch * shape.tokens * shape.value_heads, 4);
+    for (auto& e : x) e = to_bfloat16(1 / (1 + std::exp(-to_float(e))));
+    return x;
+  }
+  std::vector<float> gates(const Rule& rule) const {
+    if (rule.rule.decay == Decay::none) return {};
+    std::vector<float> g;
+    for (const auto e : random_values(shape.batch * shape.tokens * shape.value_heads, 5)) {
+      g.push_back(-std::log1p(std::exp(-to_float(e))) / 16);
+    }
+    return g;
+  }
+  std::vector<std::int64_t> ends() const {
+    std::vector<std::int64_t> ends;
+    for (std::int64_t n = 0; n <= shape.packed && shape.packed > 0; ++n)
+      ends.push_back(n * shape.tokens / shape.packed);
+    return ends;
+  }
+};
+
+// Times the chunkwise backward, and forward and backward together (backward.cc); prints one JSON object.
+void time_backward(const Row& row, std::int64_t dim, const Rule& rule, int repeats, const std::string& commit,
+                   const char* gpu_name);
+
+}  // namespace efla::bench
