@@ -19,7 +19,8 @@ namespace {
 
 constexpr auto kCpu = Device::Kind::cpu, kCuda = Device::Kind::cuda;
 constexpr SavedStates kSavedOnCpu{};
-constexpr SavedStates kNoneSaved{.interval = 0};
+// A quarter of what the inputs of as many tokens take, and enough intervals to compute side by side.
+constexpr SavedStates kSavedByCudaChunks{.interval = 256};
 
 template <class T>
 std::string refuse_float64() {
@@ -113,7 +114,7 @@ std::span<const Implementation<Problem>> forward_rows() {
       {"chunk_simd", "chunk", kCpu, refuse_simd_chunk_forward<T>, EFLA_CPU_KERNEL(T, chunk_fwd)},
       {"recurrent_simd", "recurrent", kCpu, refuse_simd<T, Problem>, EFLA_CPU_KERNEL(T, recurrent_fwd)},
       {"chunk_cuda", "chunk", kCuda, EFLA_CUDA_ROW(refuse_cuda_chunk_forward<T>, run_cuda_chunk_forward<T>),
-       kNoneSaved},
+       kSavedByCudaChunks},
       {"recurrent_cuda", "recurrent", kCuda,
        EFLA_CUDA_ROW(refuse_cuda_recurrent_forward<T>, run_cuda_recurrent_forward<T>)},
       {"ref", "ref", kCpu, refuse_unless_named<Problem>,
@@ -128,6 +129,7 @@ std::span<const Implementation<Problem>> backward_rows() {
       {"chunk_amx", "chunk", kCpu, refuse_amx_backward<T>, EFLA_CPU_KERNEL(T, amx_chunk_bwd)},
       {"chunk_simd", "chunk", kCpu, refuse_chunk_backward<T>, EFLA_CPU_KERNEL(T, chunk_bwd)},
       {"recurrent_simd", "recurrent", kCpu, refuse_simd<T, Problem>, EFLA_CPU_KERNEL(T, recurrent_bwd)},
+      {"chunk_cuda", "chunk", kCuda, EFLA_CUDA_ROW(refuse_cuda_chunk_backward<T>, run_cuda_chunk_backward<T>)},
       {"recurrent_cuda", "recurrent", kCuda,
        EFLA_CUDA_ROW(refuse_cuda_recurrent_backward<T>, run_cuda_recurrent_backward<T>)},
       {"ref", "ref", kCpu, refuse_unless_named<Problem>,

@@ -40,6 +40,24 @@ void run_cuda_chunk_forward(const DeltaForward<T>& p, const ExecutionContext& co
   }
 }
 
+template <class T>
+std::string refuse_cuda_chunk_backward(const DeltaBackward<T>& p, bool) {
+  if constexpr (std::is_same_v<T, bfloat16>) {
+    if (p.narrow_states) return "it needs states in float32";
+    return sentence_of(gpu::chunk_bwd_refusal(p));
+  } else {
+    return "it takes bfloat16 alone";
+  }
+}
+
+template <class T>
+void run_cuda_chunk_backward(const DeltaBackward<T>& p, const ExecutionContext& context) {
+  if constexpr (std::is_same_v<T, bfloat16>) {
+    call_on_gpu(context, gpu::chunk_bwd_workspace_bytes(p.shape),
+                [&](const gpu::Workspace& workspace, cudaStream_t stream) { gpu::chunk_bwd(p, workspace, stream); });
+  }
+}
+
 // What every kernel of the token recurrence refuses.
 template <class T>
 std::string refuse_cuda_recurrence(const DeltaShape& shape) {

@@ -23,7 +23,7 @@ double oracle_distance(std::int64_t tokens) { return tokens <= 64 ? 1e-3 : 8e-3;
 // What the kernels compute with bfloat16 products: twice the oracle's error, and never more than this.
 constexpr Tolerance kTolerance{"bfloat16 by chunks", 1e-4, 2e-2, 0.3};
 
-// A case's problem without the states at chunk boundaries, which these kernels do not save.
+// A case's problem without the states at chunk boundaries, which the portable kernels alone save.
 DeltaForward<bfloat16> without_chunk_states(DeltaForward<bfloat16> p) {
   p.chunk_states = {};
   return p;

@@ -33,6 +33,15 @@ DeltaForward<T> without_states(DeltaForward<T> p) {
   return p;
 }
 
+// Has the forward save states as `saved` says, in the memory that it has for more of them.
+template <class T>
+void save_states_as(const SavedStates& saved, DeltaForward<T>& p) {
+  const DeltaShape& s = p.shape;
+  p.saved = saved;
+  p.chunk_states = View<State<T>, 5>::contiguous(
+      p.chunk_states.data, {s.batch, s.chunks(saved.interval), s.value_heads, s.key_dim, s.value_dim});
+}
+
 TEST(CudaOps, ChunksInBfloat16AreTheKernels) {
   const DeltaCase c = small_case();
   DeltaData<bfloat16> data(c), direct(c);
@@ -84,7 +93,7 @@ TEST(CudaOps, SavedStatesAreThoseOfTheRowThatIsChosen) {
   DeviceData<bfloat16> device(data);
   DeltaForward<bfloat16> p = device.forward();
   const Choice choice = choose_delta_forward(p, {.context = kGpu});
-  p.saved = choice.saved;
+  save_states_as(choice.saved, p);
   EXPECT_EQ(delta_forward(p, {.context = kGpu}).implementation, choice.implementation);
   gpu::check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
 }
@@ -113,6 +122,36 @@ TEST(CudaOps, GradientsAreThoseOfTheReference) {
   EXPECT_LE(distance(data.dbeta.values(), exact.dbeta.values()).rms, cap);
   EXPECT_LE(distance(data.dg.values(), exact.dg.values()).rms, cap);
   EXPECT_LE(distance(data.dinitial_state.values(), exact.dinitial_state.values()).rms, cap);
+}
+
+TEST(CudaOps, GradientsByChunksAreThoseOfTheReference) {
+  DeltaCase c = small_case();
+  c.tokens = 600;
+  c.decay = Decay::scalar;
+  c.group = 2;
+  c.initial_state = c.dfinal_state = true;
+  DeltaData<bfloat16> data(c);
+  DeltaData<double> exact(c, data);
+  delta_forward(exact.forward(), {.implementation = "ref"});
+  delta_backward(exact.backward(), {.implementation = "ref"});
+  DeviceData<bfloat16> device(data);
+  DeltaForward<bfloat16> forward = device.forward();
+  DeltaBackward<bfloat16> backward = device.backward();
+  const SavedStates saved = choose_saved_states<bfloat16>(data.shape, data.rule, {.context = kGpu});
+  EXPECT_GT(saved.interval, SavedStates{}.interval);
+  save_states_as(saved, forward);
+  backward.saved = saved;
+  backward.chunk_states = forward.chunk_states;
+  EXPECT_EQ(delta_forward(forward, {.context = kGpu}).implementation, "chunk_cuda");
+  EXPECT_EQ(delta_backward(backward, {.context = kGpu}).implementation, "chunk_cuda");
+  device.download();
+  constexpr double kCap = 5e-3;  // the rounding oracle has 4.1e-3 on random keys
+  EXPECT_LE(distance(data.dq.values(), exact.dq.values()).rms, kCap);
+  EXPECT_LE(distance(data.dk.values(), exact.dk.values()).rms, kCap);
+  EXPECT_LE(distance(data.dv.values(), exact.dv.values()).rms, kCap);
+  EXPECT_LE(distance(data.dbeta.values(), exact.dbeta.values()).rms, kCap);
+  EXPECT_LE(distance(data.dg.values(), exact.dg.values()).rms, kCap);
+  EXPECT_LE(distance(data.dinitial_state.values(), exact.dinitial_state.values()).rms, kCap);
 }
 
 TEST(CudaOps, StepsAreTheForward) {
