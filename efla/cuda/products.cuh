@@ -67,4 +67,50 @@ __device__ __forceinline__ void column_operands(std::uint32_t (&operand)[4][4], 
   }
 }
 
+// x += a b and y += c b, where a and c are rows [16 · row, …) of tiles, over steps [0, last] of 16 of the 64 rows of b,
+// of which the columns from 8 · `piece` on.
+template <int kBlocks>
+__device__ __forceinline__ void multiply_both(float (&x)[8 * kBlocks], float (&y)[8 * kBlocks], std::uint32_t a,
+                                              std::uint32_t c, std::uint32_t b, int row, int lane, int piece,
+                                              int last) {
+#pragma unroll 1  // fewer addresses in registers
+  for (int step = 0; step <= last; ++step) {
+    std::uint32_t of_a[4], of_c[4];
+    load_matrices(of_a, block_address(a, 16 * row, 2 * step, lane));
+    load_matrices(of_c, block_address(c, 16 * row, 2 * step, lane));
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block) {
+      std::uint32_t rows[4];
+      load_matrices_transposed(rows, block_address(b, 16 * step, piece + 2 * block, lane));
+      mma_bf16(x + 8 * block, of_a, rows[0], rows[1]);
+      mma_bf16(x + 8 * block + 4, of_a, rows[2], rows[3]);
+      mma_bf16(y + 8 * block, of_c, rows[0], rows[1]);
+      mma_bf16(y + 8 * block + 4, of_c, rows[2], rows[3]);
+    }
+  }
+}
+
+// x += a b, where a are rows [16 · row, …) of a tile, or where kTransposed is set, columns of which only those below
+// the diagonal are not zero.
+template <bool kTransposed, int kBlocks>
+__device__ __forceinline__ void multiply_one(float (&x)[8 * kBlocks], std::uint32_t a, std::uint32_t b, int row,
+                                             int lane, int piece) {
+#pragma unroll 1
+  for (int step = kTransposed ? row : 0; step < 4; ++step) {
+    std::uint32_t of_a[4];
+    if constexpr (kTransposed) {
+      load_matrices_transposed(of_a, a + piece_offset(16 * step + lane % 8 + 8 * (lane / 16), 2 * row + lane / 8 % 2));
+    } else {
+      load_matrices(of_a, block_address(a, 16 * row, 2 * step, lane));
+    }
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block) {
+      std::uint32_t rows[4];
+      load_matrices_transposed(rows, block_address(b, 16 * step, piece + 2 * block, lane));
+      mma_bf16(x + 8 * block, of_a, rows[0], rows[1]);
+      mma_bf16(x + 8 * block + 4, of_a, rows[2], rows[3]);
+    }
+  }
+}
+
 }  // namespace efla::gpu

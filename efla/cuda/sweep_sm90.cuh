@@ -1,0 +1,160 @@
+// What the warps of a thread block of the sweep on Hopper share: the chunks that it walks, shared memory, and the
+// copies of rows and records (sweep_sm90.cu).
+#pragma once
+
+#include <cstddef>
+
+#include "efla/cuda/chunk.h"
+#include "efla/cuda/prepare.cuh"
+#include "efla/cuda/tensor_map.h"
+#include "efla/cuda/tile.cuh"
+
+namespace efla::gpu {
+
+inline constexpr int kGroupThreads = 128, kGroupWarps = 4;
+inline constexpr int kStages = 3;
+inline constexpr int kRecordBarrier = 1, kKeysBarrier = 2;  // ids of named barriers
+
+template <int kTiles, int kGroups>
+struct Rows {
+  unsigned char k[kTiles * kTileBytes], q[kTiles * kTileBytes];
+  unsigned char v[kGroups * kTileBytes];  // afterwards outputs
+};
+
+// The chunks of one segment of a sequence that a thread block walks.
+struct Walk {
+  std::int64_t n, slot;
+  int i_b, i_h, i_q, column, begin, end;  // no coordinate of the copy engine exceeds 32 bits
+  int chunks, segment;
+  bool map;              // of the identity, without values
+  const bfloat16* beta;  // of the segment's first token
+  const float* g;
+
+  __device__ int start(int chunk) const { return begin + chunk * kChunkTokens; }
+  __device__ int rows(int chunk) const { return min(end - start(chunk), kChunkTokens); }
+};
+
+// T and P at addresses of which the swizzle of the tensor cores is a function.
+struct alignas(1024) RecordAt : ChunkRecord {};
+
+template <int kTiles, int kGroups, bool kFused>
+struct Shared {
+  static constexpr int kRecords = kFused ? 2 : kStages;
+  alignas(1024) Rows<kTiles, kGroups> rows[kStages];
+  RecordAt record[kRecords];
+  PrepareScratch scratch[kFused ? 1 : 0];
+  Token tokens[kFused ? 2 : 0][kChunkTokens];
+  Walk walk;
+  std::uint64_t rows_full[kStages], rows_free[kStages], record_full[kRecords], record_free[kRecords];
+  std::uint64_t tail;  // of the copies of a chunk that the sequence does not fill
+};
+
+// What the thread block walks; `parts` are the thread blocks of a segment: slices of the values, then, where no outputs
+// are made, of the identity.
+template <int kGroups, bool kOutputs>
+__device__ __forceinline__ Walk walk_of(const ChunkProblem& c, int parts) {
+  constexpr int kColumns = 64 * kGroups;
+  Walk walk;
+  const int part = static_cast<int>(blockIdx.x % parts), segments = kOutputs ? c.segments : c.segments - 1;
+  const int slices = static_cast<int>((c.p.shape.value_dim + kColumns - 1) / kColumns);
+  unsigned block = blockIdx.x / parts;
+  walk.segment = static_cast<int>(block % segments);
+  block /= segments;
+  const auto heads = static_cast<unsigned>(c.p.shape.value_heads);
+  walk.i_h = static_cast<int>(block % heads);
+  walk.i_q = walk.i_h / static_cast<int>(c.p.shape.group());
+  walk.n = block / heads;
+  walk.map = !kOutputs && part >= slices;
+  walk.column = (walk.map ? part - slices : part) * kColumns;
+  const Sequence sequence = sequence_of(c.p, walk.n);
+  const std::int64_t chunks = (sequence.end - sequence.begin + kChunkTokens - 1) / kChunkTokens;
+  const std::int64_t length = segment_chunks(chunks, c.segments), first = walk.segment * length;
+  const std::int64_t begin = sequence.begin + first * kChunkTokens;
+  walk.i_b = static_cast<int>(sequence.i_b);
+  walk.begin = static_cast<int>(begin);
+  walk.end = static_cast<int>(min(sequence.end, begin + length * kChunkTokens));
+  walk.beta = c.p.beta.at(sequence.i_b, begin, walk.i_h);
+  walk.g = c.p.g ? c.p.g.at(sequence.i_b, begin, walk.i_h) : nullptr;
+  walk.slot = first_slot(c, walk.n) + first;
+  walk.chunks = static_cast<int>(max(std::int64_t{0}, min(length, chunks - first)));
+  return walk;
+}
+
+// Which use of its stage a chunk is, as the parity that a wait for that use takes.
+__device__ __forceinline__ unsigned parity(int chunk, int stages) { return static_cast<unsigned>(chunk / stages) & 1U; }
+
+// Waits for the stage of a chunk and starts the copies of its rows; run by one thread.
+template <bool kOutputs, int kTiles, int kGroups, bool kFused>
+__device__ __forceinline__ void start_rows(const RowMaps& maps, int chunk, Shared<kTiles, kGroups, kFused>& shared) {
+  const Walk& walk = shared.walk;
+  if (chunk >= walk.chunks) return;
+  const int stage = chunk % kStages;
+  Rows<kTiles, kGroups>& rows = shared.rows[stage];
+  barrier_wait(&shared.rows_free[stage], parity(chunk, kStages) ^ 1U);
+  std::uint64_t* full = walk.rows(chunk) == kChunkTokens ? &shared.rows_full[stage] : &shared.tail;
+  const bool values = kOutputs || !walk.map;
+  barrier_expect(full, kTileBytes * (kTiles + (kOutputs ? kTiles : 0) + (values ? kGroups : 0)));
+  const int t = walk.start(chunk);
+#pragma unroll
+  for (int tile = 0; tile < kTiles; ++tile) {
+    load_tile(rows.k + tile * kTileBytes, &maps.k, 64 * tile, walk.i_q, t, walk.i_b, full);
+    if constexpr (kOutputs) {
+      load_tile(rows.q + tile * kTileBytes, &maps.q, 64 * tile, walk.i_q, t, walk.i_b, full);
+    }
+  }
+  if (!values) return;
+#pragma unroll
+  for (int tile = 0; tile < kGroups; ++tile) {
+    load_tile(rows.v + tile * kTileBytes, &maps.v, walk.column + 64 * tile, walk.i_h, t, walk.i_b, full);
+  }
+}
+
+// Zeros the rows of keys and values after the sequence's end, which are another sequence's; run by one warp.
+template <int kTiles, int kGroups, bool kFused>
+__device__ __forceinline__ void finish_tail(int lane, Shared<kTiles, kGroups, kFused>& shared) {
+  const int chunk = shared.walk.chunks - 1, first = shared.walk.rows(chunk), stage = chunk % kStages;
+  Rows<kTiles, kGroups>& rows = shared.rows[stage];
+  barrier_wait(&shared.tail, 0);
+  for (int tile = 0; tile < kTiles; ++tile) clear_rows(rows.k + tile * kTileBytes, first, lane, 32);
+  for (int tile = 0; tile < kGroups; ++tile) clear_rows(rows.v + tile * kTileBytes, first, lane, 32);
+  fence_for_products();
+  __syncwarp();
+  if (lane == 0) barrier_arrive(&shared.rows_full[stage]);
+}
+
+template <int kTiles, int kGroups, bool kFused>
+__device__ __forceinline__ bool is_tail(int chunk, const Shared<kTiles, kGroups, kFused>& shared) {
+  return chunk == shared.walk.chunks - 1 && shared.walk.rows(chunk) < kChunkTokens;
+}
+
+// The warp that copies rows and records.
+template <bool kOutputs, int kTiles, int kGroups>
+__device__ __forceinline__ void copy_chunks(const ChunkProblem& c, const RowMaps& maps, int lane,
+                                            Shared<kTiles, kGroups, false>& shared) {
+  const Walk& walk = shared.walk;
+  constexpr int kRecords = Shared<kTiles, kGroups, false>::kRecords;
+  if (lane == 0) {
+    const ChunkRecord* from = &c.records[walk.slot * c.p.shape.value_heads + walk.i_h];
+#pragma unroll 1
+    for (int chunk = 0; chunk < walk.chunks; ++chunk) {
+      start_rows<kOutputs>(maps, chunk, shared);
+      RecordAt& record = shared.record[chunk % kRecords];
+      std::uint64_t* full = &shared.record_full[chunk % kRecords];
+      barrier_wait(&shared.record_free[chunk % kRecords], parity(chunk, kRecords) ^ 1U);
+      if constexpr (kOutputs) {
+        barrier_expect(full, sizeof(ChunkRecord));
+        load_bulk(&record, from, sizeof(ChunkRecord), full);
+      } else {  // without P
+        constexpr int kVectors = sizeof(ChunkRecord) - offsetof(ChunkRecord, b);
+        barrier_expect(full, kTileBytes + kVectors);
+        load_bulk(record.t, from->t, kTileBytes, full);
+        load_bulk(record.b, from->b, kVectors, full);
+      }
+      from += c.p.shape.value_heads;
+    }
+  }
+  __syncwarp();
+  if (walk.chunks > 0 && is_tail(walk.chunks - 1, shared)) finish_tail(lane, shared);
+}
+
+}  // namespace efla::gpu
