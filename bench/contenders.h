@@ -37,7 +37,7 @@ struct Inputs {
 // K = V = dim, batch 1.
 Inputs random_inputs(std::int64_t tokens, std::int64_t heads, std::int64_t dim, at::ScalarType dtype, Decay decay);
 
-// A function to time on fixed inputs. outputs() returns those of its last run.
+// A function to time on fixed inputs. outputs() returns the outputs of its last run.
 struct Contender {
   std::function<void()> run;
   std::function<Outputs()> outputs;

@@ -1,4 +1,4 @@
-// Times the chunkwise backward, and checks its gradients against those of the token recurrence in float32.
+// Times the chunkwise backward, and compares its gradients with the gradients of the token recurrence in float32.
 #include <cmath>
 #include <cstdio>
 #include <vector>

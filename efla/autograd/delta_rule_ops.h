@@ -43,7 +43,7 @@ void run_backward(const DeltaRuleInput& input, const DeltaRuleSettings& settings
 void check(const DeltaRuleInput& input);
 
 // Returns how the implementation that will run saves states. Throws Error where none computes the forward or the
-// backward. Tensors whose sizes a compiler does not know are taken as those of the CPU.
+// backward. Tensors without memory, which a compiler traces with, count as tensors on the CPU.
 SavedStates saved_states(const DeltaRuleInput& input, const DeltaRule& rule, const std::string& implementation);
 
 // Returns room for the saved states [B, NC, HV, K, V].

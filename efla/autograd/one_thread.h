@@ -8,8 +8,9 @@ namespace efla::autograd {
 // second call on). LibTorch's and OpenMP's settings belong to the thread, OpenBLAS's to the process.
 void compute_on_this_thread_only();
 
-// Makes OpenBLAS take the memory that products on so many threads at once need, because it would wait for ever for what
-// it cannot have later. Throws std::runtime_error where there is not enough. Nothing to do with another BLAS.
+// Makes OpenBLAS allocate its buffers for matrix products on `threads` threads at a time, because a later allocation
+// that fails would make it wait forever. Throws std::runtime_error where memory is short. Does nothing with another
+// BLAS.
 void reserve_product_buffers(int threads);
 
 }  // namespace efla::autograd
