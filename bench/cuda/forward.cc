@@ -3,11 +3,12 @@
 //
 //     efla_bench_cuda [--rows 1,2,…] [--repeats N] [--algorithms chunk,portable,sweep,fused,recurrent,
 //                     backward,step]
-//                     [--commit TEXT]
+//                     [--interval TOKENS] [--commit TEXT]
 //
 // One JSON object per line: the median, least and 90th percentile of N replays of a CUDA graph, in ms, each after the
-// L2 cache was overwritten; the relative RMS error of sampled heads against float64. `step` times decode steps
-// (decode.cc) and does not depend on --rows, `backward` the chunkwise backward (backward.cc).
+// L2 cache was overwritten; the relative RMS error of sampled heads against float64. With --interval the forward saves
+// a state every so many tokens of a sequence, a multiple of 64. `step` times decode steps (decode.cc) and does not
+// depend on --rows, `backward` the chunkwise backward (backward.cc).
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -85,7 +86,7 @@ constexpr std::string_view kKernels[] = {"chunk", "portable", "sweep", "fused"};
 struct Options {
   std::string rows = "1,2,3,4,5,6,7,8", algorithms = "chunk", commit = "?", dims = "128",
               rules = "deltanet l2norm,efla,gdn";
-  int repeats = 30;
+  int repeats = 30, interval = 0;
 };
 
 bool lists(const std::string& list, const std::string& word) {
@@ -96,7 +97,16 @@ void run(const Options& options, const char* gpu_name, int index, Case& c, const
          const std::string& algorithm) {
   const Row& row = kRows[index];
   const std::int64_t dim = c.shape.key_dim;
-  const DeltaForward<bfloat16> p = c.forward(rule, true);
+  DeltaForward<bfloat16> p = c.forward(rule, true);
+  void* states = nullptr;
+  if (options.interval > 0) {
+    const DeltaShape& s = c.shape;
+    p.saved = {options.interval, false};
+    p.chunk_states = View<float, 5>::contiguous(
+        nullptr, {s.batch, s.chunks(options.interval), s.value_heads, s.key_dim, s.value_dim});
+    check(cudaMalloc(&states, static_cast<std::size_t>(p.chunk_states.size()) * sizeof(float)), "cudaMalloc");
+    p.chunk_states.data = static_cast<float*>(states);
+  }
   const auto found = std::find(std::begin(kKernels), std::end(kKernels), algorithm);
   const bool chunks = found != std::end(kKernels);
   const auto kernel = static_cast<gpu::ChunkKernel>(found - std::begin(kKernels));
@@ -120,14 +130,16 @@ void run(const Options& options, const char* gpu_name, int index, Case& c, const
     std::printf(
         "{\"op\": \"delta_forward\", \"row\": %d, \"shape\": \"%s\", \"dim\": %d, \"rule\": \"%s\", \"algorithm\": "
         "\"%s\", "
-        "\"dtype\": \"bfloat16\", \"ms\": %.4f, \"ms_least\": %.4f, \"ms_p90\": %.4f, \"error\": %.2e, \"repeats\": "
+        "\"dtype\": \"bfloat16\", \"interval\": %d, \"ms\": %.4f, \"ms_least\": %.4f, \"ms_p90\": %.4f, \"error\": "
+        "%.2e, \"repeats\": "
         "%d, "
         "\"gpu\": \"%s\", \"commit\": \"%s\"}\n",
-        index + 1, row.name, static_cast<int>(dim), rule.name, algorithm.c_str(), times.median, times.least, times.p90,
-        error, options.repeats, gpu_name, options.commit.c_str());
+        index + 1, row.name, static_cast<int>(dim), rule.name, algorithm.c_str(), options.interval, times.median,
+        times.least, times.p90, error, options.repeats, gpu_name, options.commit.c_str());
   }
   std::fflush(stdout);
   check(cudaFree(workspace), "cudaFree");
+  check(cudaFree(states), "cudaFree");
 }
 
 }  // namespace
@@ -146,12 +158,14 @@ int main(int argc, char** argv) try {
       options.algorithms = value;
     else if (name == "--commit")
       options.commit = value;
+    else if (name == "--interval")
+      options.interval = std::atoi(value.c_str());
     else if (name == "--repeats")
       options.repeats = std::max(1, std::atoi(value.c_str()));
     else {
       std::fprintf(stderr,
                    "efla_bench_cuda: unknown option %s; options are --rows, --dims, --rules, --algorithms, --repeats, "
-                   "--commit\n",
+                   "--interval, --commit\n",
                    name.c_str());
       return 2;
     }

@@ -80,7 +80,7 @@ void chunk_fwd(const DeltaForward<bfloat16>& p, const Workspace& workspace, cuda
   c.o_rows = has_aligned_rows(p.o);
   const bool rows =
       c.q_rows && c.k_rows && c.v_rows && c.o_rows && can_map_rows(p.q) && can_map_rows(p.k) && can_map_rows(p.v);
-  if (!rows || p.chunk_states) kernel = ChunkKernel::portable;
+  if (!rows) kernel = ChunkKernel::portable;
   if (kernel == ChunkKernel::automatic) kernel = is_hopper() ? best_sweep(p.shape) : ChunkKernel::portable;
   if (kernel == ChunkKernel::portable) {
     launch_prepare(c, nullptr, stream);

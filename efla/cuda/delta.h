@@ -81,7 +81,7 @@ enum class ChunkKernel {
 // The chunkwise form (EFLA paper, equations 21 to 32; Gated DeltaNet with a decay) on the tensor cores: products of
 // bfloat16 summed in float32, the state in float32. K up to kChunkMaxKeyDim, no decay or one per head; a non-finite
 // token reaches its own chunk of 64 tokens and what comes after, never an earlier chunk nor another sequence. States
-// are saved every saved.interval tokens, a multiple of 64, by the portable kernels alone.
+// are saved every saved.interval tokens, a multiple of 64.
 void chunk_fwd(const DeltaForward<bfloat16>& problem, const Workspace& workspace, cudaStream_t stream,
                ChunkKernel kernel = ChunkKernel::automatic);
 

@@ -108,4 +108,19 @@ __device__ __forceinline__ void write_state(float (&s)[32 * kTiles], const View<
   for_each_element<kTiles>(s, state, n, i_h, column, lane, [](float x, float* to) { *to = x; });
 }
 
+// Writes the state before chunk `chunk` of a sequence where the forward saves it; `first` is the index of the
+// sequence's first saved state.
+template <int kTiles>
+__device__ __forceinline__ void save_state(float (&s)[32 * kTiles], const DeltaForward<bfloat16>& p, std::int64_t i_b,
+                                           std::int64_t i_h, int first, int chunk, std::int64_t column, int lane) {
+  const View<float, 5>& saved = p.chunk_states;
+  if (!saved) return;
+  const int every = static_cast<int>(p.saved.interval / kChunkTokens);
+  if (chunk % every != 0) return;
+  const View<float, 4> state{saved.at(i_b, first + chunk / every),
+                             {1, saved.extent[2], saved.extent[3], saved.extent[4]},
+                             {0, saved.stride[2], saved.stride[3], saved.stride[4]}};
+  write_state<kTiles>(s, state, 0, i_h, column, lane);
+}
+
 }  // namespace efla::gpu

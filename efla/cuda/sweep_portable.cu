@@ -110,8 +110,6 @@ __global__ void __launch_bounds__(kThreads, 1) sweep_kernel(const __grid_constan
                    static_cast<int>(min(sequence.end - start, std::int64_t{kChunkTokens}))};
   };
 
-  const View<float, 5>& saved = c.p.chunk_states;
-  const std::int64_t every = saved ? c.p.saved.interval / kChunkTokens : 0;
   float s[32 * kTiles];
   read_state<kTiles>(s, c.p.initial_state, n, i_h, column + 16 * warp, lane);
   if (kStages > 1 && chunks > 0) start_loads<kTiles>(c, place(0), slot, i_h, column, stages[0]);
@@ -129,12 +127,8 @@ __global__ void __launch_bounds__(kThreads, 1) sweep_kernel(const __grid_constan
       copy_async_wait<0>();
     }
     __syncthreads();
-    if (every > 0 && chunk % every == 0) {
-      const View<float, 4> state{saved.at(sequence.i_b, sequence.first_chunk + chunk / every),
-                                 {1, saved.extent[2], saved.extent[3], saved.extent[4]},
-                                 {0, saved.stride[2], saved.stride[3], saved.stride[4]}};
-      write_state<kTiles>(s, state, 0, i_h, column + 16 * warp, lane);
-    }
+    save_state<kTiles>(s, c.p, sequence.i_b, i_h, static_cast<int>(sequence.first_chunk), static_cast<int>(chunk),
+                       column + 16 * warp, lane);
     sweep_chunk<kTiles>(s, stage, warp, lane);
     __syncthreads();
     store_outputs(c, place(chunk), i_h, column, stage.v);

@@ -140,6 +140,8 @@ __device__ __forceinline__ void consume(const ChunkProblem& c, int group, int th
     Rows<kTiles, kGroups>& rows = shared.rows[chunk % kStages];
     const ChunkRecord& record = shared.record[chunk % kRecords];
     unsigned char* tile = rows.v + group * kTileBytes;
+    save_state<kTiles>(s, c.p, walk.i_b, walk.i_h, walk.first_saved, walk.first_chunk + chunk, column + 16 * warp,
+                       lane);
     std::uint32_t operand[4 * kTiles][4], written[4][4];
 #pragma unroll
     for (int step = 0; step < 4 * kTiles; ++step) to_operand(operand[step], s + 8 * step);

@@ -26,8 +26,9 @@ struct Walk {
   std::int64_t n, slot;
   int i_b, i_h, i_q, column, begin, end;  // no coordinate of the copy engine exceeds 32 bits
   int chunks, segment;
-  bool map;              // of the identity, without values
-  const bfloat16* beta;  // of the segment's first token
+  int first_chunk, first_saved;  // the number of the segment's first chunk, and the sequence's first saved state
+  bool map;                      // of the identity, without values
+  const bfloat16* beta;          // of the segment's first token
   const float* g;
 
   __device__ int start(int chunk) const { return begin + chunk * kChunkTokens; }
@@ -76,6 +77,8 @@ __device__ __forceinline__ Walk walk_of(const ChunkProblem& c, int parts) {
   walk.beta = c.p.beta.at(sequence.i_b, begin, walk.i_h);
   walk.g = c.p.g ? c.p.g.at(sequence.i_b, begin, walk.i_h) : nullptr;
   walk.slot = first_slot(c, walk.n) + first;
+  walk.first_chunk = static_cast<int>(first);
+  walk.first_saved = static_cast<int>(sequence.first_chunk);
   walk.chunks = static_cast<int>(max(std::int64_t{0}, min(length, chunks - first)));
   return walk;
 }

@@ -2,6 +2,9 @@
 // against the float64 reference, with the oracle's own error as the yardstick.
 #include <gtest/gtest.h>
 
+#include <array>
+#include <cstddef>
+#include <cstdint>
 #include <limits>
 #include <string>
 #include <vector>
@@ -23,7 +26,7 @@ double oracle_distance(std::int64_t tokens) { return tokens <= 64 ? 1e-3 : 8e-3;
 // What the kernels compute with bfloat16 products: twice the oracle's error, and never more than this.
 constexpr Tolerance kTolerance{"bfloat16 by chunks", 1e-4, 2e-2, 0.3};
 
-// A case's problem without the states at chunk boundaries, which the portable kernels alone save.
+// A case's problem without states at chunk boundaries.
 DeltaForward<bfloat16> without_chunk_states(DeltaForward<bfloat16> p) {
   p.chunk_states = {};
   return p;
@@ -33,6 +36,37 @@ void run_chunk_fwd(const DeviceData<bfloat16>& device, const PoisonedWorkspace& 
                    gpu::ChunkKernel kernel = gpu::ChunkKernel::automatic) {
   gpu::chunk_fwd(without_chunk_states(device.forward()), workspace.get(), nullptr, kernel);
   device.download();
+}
+
+// The states that a forward saves every `interval` tokens. Elements that no kernel writes are 1.
+struct SavedChunkStates {
+  std::int64_t interval;
+  std::array<std::int64_t, 5> extent;
+  std::vector<float> values;
+
+  SavedChunkStates(const DeltaShape& s, std::int64_t interval)
+      : interval(interval),
+        extent{s.batch, s.chunks(interval), s.value_heads, s.key_dim, s.value_dim},
+        values(View<float, 5>::contiguous(nullptr, extent).size(), 1.0F) {}
+
+  // Returns the problem with its states in `memory`, of the host or the device.
+  DeltaForward<bfloat16> problem(DeltaForward<bfloat16> p, void* memory) const {
+    p.chunk_states = View<float, 5>::contiguous(static_cast<float*>(memory), extent);
+    p.saved = {interval, false};
+    return p;
+  }
+  std::size_t bytes() const { return values.size() * sizeof(float); }
+  std::vector<double> as_double() const { return {values.begin(), values.end()}; }
+};
+
+// Runs the forward with states saved.
+void run_chunk_fwd(const DeviceData<bfloat16>& device, const PoisonedWorkspace& workspace, gpu::ChunkKernel kernel,
+                   SavedChunkStates& states) {
+  const DeviceBytes memory(states.bytes());
+  gpu::check(cudaMemcpy(memory.data(), states.values.data(), states.bytes(), cudaMemcpyHostToDevice), "cudaMemcpy");
+  gpu::chunk_fwd(states.problem(device.forward(), memory.data()), workspace.get(), nullptr, kernel);
+  device.download();
+  gpu::check(cudaMemcpy(states.values.data(), memory.data(), states.bytes(), cudaMemcpyDeviceToHost), "cudaMemcpy");
 }
 
 bool is_hopper() {
@@ -52,15 +86,17 @@ void CudaChunk::run(gpu::ChunkKernel kernel) {
   DeltaData<bfloat16> data(c), again(c), oracle(c);
   DeltaData<double> exact(c, data);
   ref::recurrent_fwd(exact.forward());
-  chunk_oracle_forward(without_chunk_states(oracle.forward()),
+  SavedChunkStates states(c.shape(), (c.tokens < 300 ? 1 : 3) * gpu::kChunkTokens), oracle_states = states;
+  chunk_oracle_forward(oracle_states.problem(oracle.forward(), oracle_states.values.data()),
                        kernel == gpu::ChunkKernel::sweep ? gpu::segments_of(c.shape()) : 1);
   DeviceData<bfloat16> device(data), device_again(again);
   PoisonedWorkspace workspace(gpu::chunk_fwd_workspace_bytes(c.shape()));
   run_chunk_fwd(device, workspace, kernel);
   EXPECT_TRUE(workspace.guards_intact());
-  run_chunk_fwd(device_again, workspace, kernel);  // the workspace now holds the first run's records
+  run_chunk_fwd(device_again, workspace, kernel, states);  // the workspace now holds the first run's records
   EXPECT_TRUE(data.sentinels_intact());
   EXPECT_TRUE(data.o.same_bits(again.o) && data.final_state.same_bits(again.final_state));
+  EXPECT_LE(distance(states.as_double(), oracle_states.as_double()).rms, oracle_distance(c.tokens));
   EXPECT_LE(distance(data.o.values(), oracle.o.values()).rms, oracle_distance(c.tokens));
   EXPECT_EQ(disagreement(data.o.values(), exact.o.values(), oracle.o.values(), kTolerance), "");
   if (c.final_state) {

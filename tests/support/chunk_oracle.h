@@ -78,9 +78,16 @@ class ChunkOracle {
   void walk(std::int64_t begin, std::int64_t end, State& state, std::int64_t columns, bool values, bool outputs) {
     for (std::int64_t start = begin; start < end; start += kTokens) {
       const int rows = static_cast<int>(std::min<std::int64_t>(kTokens, at_.end - start));
+      if (outputs) save(start, state);
       prepare(start, rows);
       sweep(start, rows, state, columns, values, outputs);
     }
+  }
+
+  void save(std::int64_t t, const State& state) const {
+    if (!p_.chunk_states || (t - at_.begin) % at_.interval != 0) return;
+    for (std::int64_t i = 0; i < keys_ * columns_; ++i)
+      p_.chunk_states(at_.i_b, at_.chunk(t), i_h_, i / columns_, i % columns_) = state[i];
   }
 
   float key(std::int64_t t, std::int64_t i) const { return to_float(p_.k(at_.i_b, t, i_q_, i)); }
