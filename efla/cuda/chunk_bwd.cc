@@ -6,6 +6,7 @@
 #include "efla/cuda/chunk_bwd.h"
 #include "efla/cuda/delta.h"
 #include "efla/cuda/launch.h"
+#include "efla/cuda/tensor_map.h"
 
 namespace efla::gpu {
 namespace {
@@ -38,7 +39,7 @@ std::string chunk_bwd_refusal(const DeltaBackward<bfloat16>& p) {
   return "";
 }
 
-void chunk_bwd(const DeltaBackward<bfloat16>& p, const Workspace& workspace, cudaStream_t stream) {
+void chunk_bwd(const DeltaBackward<bfloat16>& p, const Workspace& workspace, cudaStream_t stream, ChunkKernel kernel) {
   constexpr const char* kOperation = "chunk_bwd";
   if (const std::string refusal = chunk_bwd_refusal(p); !refusal.empty()) {
     throw Error(kOperation, "problem", refusal, "what the chunkwise kernels take");
@@ -71,9 +72,18 @@ void chunk_bwd(const DeltaBackward<bfloat16>& p, const Workspace& workspace, cud
   c.dstates = c.states + parts.states;
   c.writes = c.dstates + parts.states;
   c.dresiduals = c.writes + parts.writes;
-  launch_prepare(c.forward, nullptr, stream);
-  launch_sweep_states(c, stream);
-  launch_sweep_reverse(c, stream);
+  const bool rows = c.forward.q_rows && c.forward.k_rows && c.v_rows && c.dout_rows && can_map_rows(p.q) &&
+                    can_map_rows(p.k) && can_map_rows(p.v) && can_map_rows(p.dout);
+  if (kernel == ChunkKernel::automatic) kernel = is_hopper() ? ChunkKernel::sweep : ChunkKernel::portable;
+  if (!rows || kernel == ChunkKernel::portable) {
+    launch_prepare(c.forward, nullptr, stream);
+    launch_sweep_states(c, stream);
+    launch_sweep_reverse(c, stream);
+    return launch_grads(c, stream);
+  }
+  const RowMaps maps{map_rows(p.q), map_rows(p.k), map_rows(p.v)};
+  launch_prepare(c.forward, &maps, stream);
+  launch_sweeps_sm90(c, maps, map_rows(p.dout), stream);
   launch_grads(c, stream);
 }
 

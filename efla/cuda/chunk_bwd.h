@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "efla/cuda/chunk.h"
+#include "efla/cuda/tensor_map.h"
 #include "efla/rule/problem.h"
 
 namespace efla::gpu {
@@ -36,5 +37,9 @@ constexpr std::int64_t slice_index(const ChunkBackward& c, std::int64_t slot, st
 void launch_sweep_states(const ChunkBackward& problem, cudaStream_t stream);
 void launch_sweep_reverse(const ChunkBackward& problem, cudaStream_t stream);
 void launch_grads(const ChunkBackward& problem, cudaStream_t stream);
+
+// Launches both sweeps on a Hopper GPU; `dout` describes the rows of dO.
+void launch_sweeps_sm90(const ChunkBackward& problem, const RowMaps& maps, const CUtensorMap& dout,
+                        cudaStream_t stream);
 
 }  // namespace efla::gpu

@@ -11,13 +11,6 @@
 namespace efla::gpu {
 namespace {
 
-bool is_hopper() {
-  int device = 0, major = 0;
-  check(cudaGetDevice(&device), "cudaGetDevice");
-  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
-  return major == 9;
-}
-
 // What is in the workspace, one after the other, in bytes.
 struct Parts {
   std::size_t records, states = 0, maps = 0;

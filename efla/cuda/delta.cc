@@ -5,9 +5,17 @@
 #include <string>
 
 #include "efla/base/error.h"
+#include "efla/cuda/error.h"
 #include "efla/cuda/launch.h"
 
 namespace efla::gpu {
+
+bool is_hopper() {
+  int device = 0, major = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
+  return major == 9;
+}
 
 unsigned grid_of(const char* operation, std::int64_t blocks) {
   if (blocks > std::numeric_limits<std::int32_t>::max()) {

@@ -74,8 +74,8 @@ void step_fwd(const DeltaStep<T, S>& problem, cudaStream_t stream);
 enum class ChunkKernel {
   automatic,
   portable,  // prepare, then a sweep with mma.sync
-  sweep,     // Hopper: prepare, then a sweep with wgmma, 64 value columns per thread block
-  fused      // Hopper: one kernel
+  sweep,     // Hopper: prepare, then a sweep with wgmma
+  fused      // Hopper: one kernel; of the forward alone
 };
 
 // The chunkwise form (EFLA paper, equations 21 to 32; Gated DeltaNet with a decay) on the tensor cores: products of
@@ -97,7 +97,8 @@ inline constexpr std::int64_t kChunkMaxKeyDim = 128;
 // boundaries: every saved.interval tokens, a multiple of 64. The states of the chunks between are computed again, so
 // that a longer interval saves memory; of a sequence one saved state after another is computed, all saved states at
 // once.
-void chunk_bwd(const DeltaBackward<bfloat16>& problem, const Workspace& workspace, cudaStream_t stream);
+void chunk_bwd(const DeltaBackward<bfloat16>& problem, const Workspace& workspace, cudaStream_t stream,
+               ChunkKernel kernel = ChunkKernel::automatic);
 
 // Returns the bytes of workspace that chunk_bwd needs.
 std::size_t chunk_bwd_workspace_bytes(const DeltaShape& shape);

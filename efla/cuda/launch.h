@@ -31,6 +31,9 @@ void launch_early(const char* name, void (*kernel)(Parameters...), unsigned bloc
   check(cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), pointers), name);
 }
 
+// Whether the current device is a Hopper GPU.
+bool is_hopper();
+
 // Returns `blocks` as the x extent of a grid; throws Error(operation, …) where it exceeds what CUDA allows, 2³¹ − 1.
 unsigned grid_of(const char* operation, std::int64_t blocks);
 

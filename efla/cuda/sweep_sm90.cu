@@ -25,39 +25,6 @@
 namespace efla::gpu {
 namespace {
 
-template <int kTiles>
-__device__ __forceinline__ void multiply_state(float (&d)[32], const std::uint32_t (&s)[4 * kTiles][4],
-                                               std::uint32_t tiles) {
-  const std::uint64_t operand = row_operand(tiles);
-#pragma unroll
-  for (int step = 0; step < 4 * kTiles; ++step) {
-    multiply_64<false>(d, s[step], operand + step / 4 * (kTileBytes >> 4) + step % 4 * kRowStep, step > 0);
-  }
-}
-
-// d = a bᵀ, plus d where `add` is set, with b a matrix of 64 × 64.
-__device__ __forceinline__ void multiply_chunk(float (&d)[32], const std::uint32_t (&a)[4][4], const unsigned char* b,
-                                               bool add) {
-  const std::uint64_t operand = row_operand(shared_address(b));
-#pragma unroll
-  for (int step = 0; step < 4; ++step) multiply_64<false>(d, a[step], operand + step * kRowStep, add || step > 0);
-}
-
-// s += (write∘U) k.
-template <int kTiles>
-__device__ __forceinline__ void update_state(float (&s)[32 * kTiles], const std::uint32_t (&written)[4][4],
-                                             std::uint32_t tiles) {
-  const std::uint64_t k = column_operand(tiles);
-#pragma unroll
-  for (int step = 0; step < 4; ++step) {
-    if constexpr (kTiles == 2) {
-      multiply_128<true>(s, written[step], k + step * kColumnStep, true);
-    } else {
-      multiply_64<true>(s, written[step], k + step * kColumnStep, true);
-    }
-  }
-}
-
 // Where a warp writes its 16 value columns of the outputs, through a tile in which no other warp touches them.
 struct OutputColumns {
   bfloat16* to;  // the lane's piece of the lane's first row

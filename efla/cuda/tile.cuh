@@ -75,17 +75,24 @@ __device__ __forceinline__ std::int64_t first_slot(const ChunkProblem& c, std::i
   return c.slots_per_sequence > 0 ? n * c.slots_per_sequence : c.p.cu_seqlens(n) / kChunkTokens + n;
 }
 
-// The sequence whose slots hold `slot`; all lanes of a warp take part.
-__device__ inline std::int64_t sequence_of_slot(const ChunkProblem& c, std::int64_t slot) {
-  if (c.slots_per_sequence > 0) return slot / c.slots_per_sequence;
-  std::int64_t low = 0, high = c.p.shape.packed;  // first_slot(low) ≤ slot, and the answer is below high
+// The last of `sequences` sequences for which first(n), which grows with n, is at most `index`; all lanes of a warp
+// take part.
+template <class F>
+__device__ __forceinline__ std::int64_t find_sequence(std::int64_t sequences, std::int64_t index, F&& first) {
+  std::int64_t low = 0, high = sequences;  // first(low) ≤ index, and the answer is below high
   while (high - low > 1) {
     const std::int64_t step = (high - low + 31) / 32, n = low + static_cast<int>(threadIdx.x % 32) * step;
-    const unsigned below = __ballot_sync(0xffffffffU, n < high && first_slot(c, n) <= slot);
+    const unsigned below = __ballot_sync(0xffffffffU, n < high && first(n) <= index);
     low += (__popc(below) - 1) * step;
     high = min(high, low + step);
   }
   return low;
+}
+
+// The sequence whose slots hold `slot`; all lanes of a warp take part.
+__device__ inline std::int64_t sequence_of_slot(const ChunkProblem& c, std::int64_t slot) {
+  if (c.slots_per_sequence > 0) return slot / c.slots_per_sequence;
+  return find_sequence(c.p.shape.packed, slot, [&](std::int64_t n) { return first_slot(c, n); });
 }
 
 __device__ inline ChunkAt chunk_at(const ChunkProblem& c, std::int64_t slot) {

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "efla/ref/delta.h"
@@ -22,7 +23,8 @@ class CudaChunkBackward : public testing::TestWithParam<DeltaCase> {};
 
 // Runs the forward, which saves states every `interval` tokens, and the backward with a poisoned workspace.
 void run_chunk_bwd(const DeltaData<bfloat16>& host, const DeviceData<bfloat16>& device,
-                   const PoisonedWorkspace& workspace, std::int64_t interval, bool by_chunks = false) {
+                   const PoisonedWorkspace& workspace, std::int64_t interval,
+                   gpu::ChunkKernel kernel = gpu::ChunkKernel::automatic, bool by_chunks = false) {
   const DeltaShape& s = host.shape;
   const std::array<std::int64_t, 5> extent{s.batch, s.chunks(interval), s.value_heads, s.key_dim, s.value_dim};
   const View<float, 5> shape = View<float, 5>::contiguous(nullptr, extent);
@@ -41,29 +43,34 @@ void run_chunk_bwd(const DeltaData<bfloat16>& host, const DeviceData<bfloat16>& 
   backward.saved = forward.saved;
   backward.chunk_states = forward.chunk_states;
   workspace.poison();
-  gpu::chunk_bwd(backward, workspace.get(), nullptr);
+  gpu::chunk_bwd(backward, workspace.get(), nullptr, kernel);
   device.download();
 }
 
 TEST_P(CudaChunkBackward, Gradients) {
   const DeltaCase& c = GetParam();
-  DeltaData<bfloat16> data(c), again(c), oracle(c);
-  DeltaData<double> exact(c, data);
+  DeltaData<bfloat16> oracle(c);
+  DeltaData<double> exact(c, oracle);
   ref::recurrent_fwd(exact.forward());
   ref::recurrent_bwd(exact.backward());
   chunk_oracle_backward(oracle.forward(), oracle.backward());
-  const DeviceData<bfloat16> device(data), device_again(again);
+  const Results expected = backward_results(exact), of_oracle = backward_results(oracle);
   const PoisonedWorkspace workspace(gpu::chunk_bwd_workspace_bytes(c.shape()));
-  run_chunk_bwd(data, device, workspace, 64);
-  EXPECT_TRUE(workspace.guards_intact());
-  run_chunk_bwd(again, device_again, workspace, 64);
-  EXPECT_TRUE(data.sentinels_intact());
-  const Results got = backward_results(data), repeated = backward_results(again), expected = backward_results(exact),
-                of_oracle = backward_results(oracle);
-  for (std::size_t i = 0; i < got.size(); ++i) {
-    EXPECT_EQ(got[i].second, repeated[i].second) << got[i].first;
-    EXPECT_EQ(disagreement(got[i].second, expected[i].second, of_oracle[i].second, kGradientTolerance), "")
-        << got[i].first;
+  for (const auto& [name, kernel] :
+       {std::pair{"portable", gpu::ChunkKernel::portable}, std::pair{"automatic", gpu::ChunkKernel::automatic}}) {
+    SCOPED_TRACE(name);
+    DeltaData<bfloat16> data(c), again(c);
+    const DeviceData<bfloat16> device(data), device_again(again);
+    run_chunk_bwd(data, device, workspace, 64, kernel);
+    EXPECT_TRUE(workspace.guards_intact());
+    run_chunk_bwd(again, device_again, workspace, 64, kernel);
+    EXPECT_TRUE(data.sentinels_intact());
+    const Results got = backward_results(data), repeated = backward_results(again);
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      EXPECT_EQ(got[i].second, repeated[i].second) << got[i].first;
+      EXPECT_EQ(disagreement(got[i].second, expected[i].second, of_oracle[i].second, kGradientTolerance), "")
+          << got[i].first;
+    }
   }
 }
 
@@ -112,7 +119,7 @@ TEST(CudaChunkBackwardStates, Intervals) {
     const DeviceData<bfloat16> device_every(every), device_some(some);
     const PoisonedWorkspace workspace(gpu::chunk_bwd_workspace_bytes(c.shape()));
     run_chunk_bwd(every, device_every, workspace, 64);
-    run_chunk_bwd(some, device_some, workspace, 192, true);
+    run_chunk_bwd(some, device_some, workspace, 192, gpu::ChunkKernel::automatic, true);
     const Results expected = backward_results(every), got = backward_results(some);
     for (std::size_t i = 0; i < got.size(); ++i) {
       EXPECT_LE(distance(got[i].second, expected[i].second).rms, 8e-3) << got[i].first;

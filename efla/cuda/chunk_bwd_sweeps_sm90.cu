@@ -1,0 +1,419 @@
+// The two sweeps of the chunkwise backward on Hopper GPUs, as the walks of sweep_sm90.cu: kGroups warpgroups keep 64
+// rows each of a transposed state in registers, and one warp copies rows and records ahead.
+//
+// One walks whole sequences in reverse, the other from every saved state to the next. Neither needs the other, and both
+// run at once: where few heads leave the GPU empty in the first, the second fills it.
+#include "efla/cuda/chunk_bwd.h"
+#include "efla/cuda/error.h"
+#include "efla/cuda/launch.h"
+#include "efla/cuda/products.cuh"
+#include "efla/cuda/state.cuh"
+#include "efla/cuda/sweep_sm90.cuh"
+#include "efla/cuda/tensor_map.h"
+#include "efla/cuda/tile.cuh"
+#include "efla/cuda/wgmma.cuh"
+
+namespace efla::gpu {
+namespace {
+
+// `v` of a stage has the values or dO, afterwards U or D.
+template <int kTiles, int kGroups>
+struct BackwardShared {
+  static constexpr int kRecords = kGroups == 2 ? 2 : kStages;
+  alignas(1024) Rows<kTiles, kGroups> rows[kStages];
+  RecordAt record[kRecords];
+  unsigned char state[kGroups][kTiles * kTileBytes];  // S or dS' on its way to memory
+  Walk walk;
+  std::uint64_t rows_full[kStages], rows_free[kStages], record_full[kRecords], record_free[kRecords];
+  std::uint64_t tail;
+};
+
+// What a thread block walks, its number `block` among the blocks of its kind; all lanes of a warp take part. `interval`
+// is the tokens between saved states, and 0 for the walk of a whole sequence.
+__device__ __forceinline__ Walk backward_walk(const ChunkBackward& c, unsigned block, int parts, int columns,
+                                              std::int64_t interval) {
+  Walk walk{};
+  walk.column = static_cast<int>(block % parts) * columns;
+  block /= parts;
+  const auto heads = static_cast<unsigned>(c.p.shape.value_heads);
+  walk.i_h = static_cast<int>(block % heads);
+  walk.i_q = walk.i_h / static_cast<int>(c.p.shape.group());
+  std::int64_t index = block / heads;
+  walk.n = index;
+  if (interval > 0) {
+    const std::int64_t saved = c.p.shape.chunks(interval);
+    const auto first = [&](std::int64_t n) {
+      return c.p.shape.packed > 0 ? c.p.cu_seqlens(n) / interval + n : n * saved;
+    };
+    walk.n = c.p.shape.packed > 0 ? find_sequence(c.p.shape.packed, index, first) : index / saved;
+    index -= first(walk.n);
+  }
+  const Sequence sequence = sequence_of(c.p, walk.n);
+  const std::int64_t begin = interval > 0 ? sequence.begin + index * interval : sequence.begin,
+                     end = interval > 0 ? min(sequence.end, begin + interval) : sequence.end;
+  walk.i_b = static_cast<int>(sequence.i_b);
+  walk.begin = static_cast<int>(begin);
+  walk.end = static_cast<int>(end);
+  walk.slot = first_slot(c.forward, walk.n) + (begin - sequence.begin) / kChunkTokens;
+  walk.chunks = static_cast<int>(max(std::int64_t{0}, (end - begin + kChunkTokens - 1) / kChunkTokens));
+  return walk;
+}
+
+// The chunk that a walk comes to as number `i`.
+template <bool kReverse>
+__device__ __forceinline__ int chunk_of(const Walk& walk, int i) {
+  return kReverse ? walk.chunks - 1 - i : i;
+}
+
+// The warp that copies rows and records: in reverse of q, k and dO and all of the record, otherwise of k and v and the
+// record without P; `values` is the map of dO or of v. Rows after the sequence's end, which are another sequence's,
+// become zeros.
+template <bool kReverse, int kTiles, int kGroups>
+__device__ __forceinline__ void copy_chunks(const ChunkBackward& c, const RowMaps& maps, const CUtensorMap& values,
+                                            int lane, BackwardShared<kTiles, kGroups>& shared) {
+  const Walk& walk = shared.walk;
+  constexpr int kRecords = BackwardShared<kTiles, kGroups>::kRecords;
+  const ChunkRecord* records = &c.forward.records[walk.slot * c.p.shape.value_heads + walk.i_h];
+#pragma unroll 1
+  for (int i = 0; i < walk.chunks; ++i) {
+    const int chunk = chunk_of<kReverse>(walk, i), stage = i % kStages, count = walk.rows(chunk);
+    Rows<kTiles, kGroups>& rows = shared.rows[stage];
+    const bool is_tail = count < kChunkTokens;
+    if (lane == 0) {
+      std::uint64_t* full = is_tail ? &shared.tail : &shared.rows_full[stage];
+      barrier_wait(&shared.rows_free[stage], parity(i, kStages) ^ 1U);
+      barrier_expect(full, kTileBytes * (kTiles * (kReverse ? 2 : 1) + kGroups));
+      const int t = walk.start(chunk);
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+        load_tile(rows.k + tile * kTileBytes, &maps.k, 64 * tile, walk.i_q, t, walk.i_b, full);
+        if constexpr (kReverse) {
+          load_tile(rows.q + tile * kTileBytes, &maps.q, 64 * tile, walk.i_q, t, walk.i_b, full);
+        }
+      }
+#pragma unroll
+      for (int tile = 0; tile < kGroups; ++tile) {
+        load_tile(rows.v + tile * kTileBytes, &values, walk.column + 64 * tile, walk.i_h, t, walk.i_b, full);
+      }
+      RecordAt& record = shared.record[i % kRecords];
+      const ChunkRecord* from = records + chunk * c.p.shape.value_heads;
+      full = &shared.record_full[i % kRecords];
+      barrier_wait(&shared.record_free[i % kRecords], parity(i, kRecords) ^ 1U);
+      if constexpr (kReverse) {
+        barrier_expect(full, sizeof(ChunkRecord));
+        load_bulk(&record, from, sizeof(ChunkRecord), full);
+      } else {
+        constexpr int kVectors = sizeof(ChunkRecord) - offsetof(ChunkRecord, b);
+        barrier_expect(full, kTileBytes + kVectors);
+        load_bulk(record.t, from->t, kTileBytes, full);
+        load_bulk(record.b, from->b, kVectors, full);
+      }
+    }
+    __syncwarp();
+    if (is_tail) {
+      barrier_wait(&shared.tail, 0);
+      for (int tile = 0; tile < kTiles; ++tile) {
+        clear_rows(rows.k + tile * kTileBytes, count, lane, 32);
+        if constexpr (kReverse) clear_rows(rows.q + tile * kTileBytes, count, lane, 32);
+      }
+      for (int tile = 0; tile < kGroups; ++tile) clear_rows(rows.v + tile * kTileBytes, count, lane, 32);
+      fence_for_products();
+      __syncwarp();
+      if (lane == 0) barrier_arrive(&shared.rows_full[stage]);
+    }
+  }
+}
+
+// Starts to copy a warp's 16 rows of a state to the image of its tiles, through `tiles`.
+template <int kTiles>
+__device__ __forceinline__ void store_state(const std::uint32_t (&state)[4 * kTiles][4], unsigned char* tiles,
+                                            unsigned char* to, int warp, int lane) {
+  if (lane == 0) store_bulk_wait();
+  __syncwarp();
+#pragma unroll
+  for (int step = 0; step < 4 * kTiles; ++step) write_block(tiles, 16 * warp, 2 * step, state[step], lane);
+  fence_for_products();
+  __syncwarp();
+  if (lane != 0) return;
+#pragma unroll
+  for (int tile = 0; tile < kTiles; ++tile) {
+    const int at = tile * kTileBytes + 16 * warp * 128;
+    store_bulk(to + at, tiles + at, 16 * 128);
+  }
+}
+
+// Writes a warp's 16 value columns of U or D, which are operands, to the image of their tile, through `tile`.
+__device__ __forceinline__ void store_columns(const std::uint32_t (&x)[4][4], unsigned char* tile, unsigned char* to,
+                                              int warp, int lane) {
+#pragma unroll
+  for (int block = 0; block < 4; ++block) write_block_transposed(tile, 16 * block, 2 * warp, x[block], lane);
+  __syncwarp();
+  const int piece = 2 * warp + lane % 2, row = lane / 2 % 4 * 2 + lane / 8 % 2 + lane / 16 * 8;
+#pragma unroll
+  for (int pass = 0; pass < 4; ++pass) {
+    const int at = piece_offset(row + 16 * pass, piece);
+    *reinterpret_cast<uint4*>(to + at) = *reinterpret_cast<const uint4*>(tile + at);
+  }
+}
+
+// Where the slice of a warpgroup begins in states and writes or in their gradients, and how far the next chunk's is.
+template <int kTiles>
+struct Images {
+  unsigned char *states, *writes;
+  std::int64_t states_step, writes_step;
+
+  __device__ __forceinline__ Images(const ChunkBackward& c, bool gradients, const Walk& walk, int chunk, int group) {
+    const std::int64_t slice = walk.column / 64 + group, at = slice_index(c, walk.slot + chunk, walk.i_h, slice);
+    states = (gradients ? c.dstates : c.states) + at * kTiles * kTileBytes;
+    writes = (gradients ? c.dresiduals : c.writes) + at * kTileBytes;
+    writes_step = (gradients ? -1 : 1) * c.p.shape.value_heads * c.slices * kTileBytes;
+    states_step = writes_step * kTiles;
+  }
+  __device__ __forceinline__ void advance() {
+    states += states_step;
+    writes += writes_step;
+  }
+};
+
+template <int kCount>
+__device__ __forceinline__ void to_operands(std::uint32_t (&operand)[kCount][4], const float (&x)[8 * kCount]) {
+#pragma unroll
+  for (int step = 0; step < kCount; ++step) to_operand(operand[step], x + 8 * step);
+}
+
+// Reads a warp's 16 rows of the saved state before the walk.
+template <int kTiles, class T>
+__device__ __forceinline__ void read_saved(float (&s)[32 * kTiles], const View<T, 5>& saved, const ChunkBackward& c,
+                                           const Walk& walk, std::int64_t column, int lane) {
+  const Sequence sequence = sequence_of(c.p, walk.n);
+  const View<T, 4> state{saved.at(walk.i_b, sequence.chunk(walk.begin)),
+                         {1, saved.extent[2], saved.extent[3], saved.extent[4]},
+                         {0, saved.stride[2], saved.stride[3], saved.stride[4]}};
+  for_each_element<kTiles>(s, state, 0, walk.i_h, column, lane, [](float& x, const T* from) { x = to_float(*from); });
+}
+
+// A warpgroup that writes S and U of every chunk.
+template <int kTiles, int kGroups>
+__device__ __forceinline__ void walk_forwards(const ChunkBackward& c, int group, int thread,
+                                              BackwardShared<kTiles, kGroups>& shared) {
+  constexpr int kRecords = BackwardShared<kTiles, kGroups>::kRecords;
+  const int warp = warp_of(thread), lane = thread % 32;
+  const Walk& walk = shared.walk;
+  if (walk.chunks == 0) return;
+  const std::int64_t column = walk.column + 64 * group + 16 * warp;
+  float s[32 * kTiles], e[32];
+#pragma unroll
+  for (float& x : s) x = 0;
+  if (c.p.saved.narrow) {
+    read_saved<kTiles>(s, c.p.narrow_states, c, walk, column, lane);
+  } else {
+    read_saved<kTiles>(s, c.p.chunk_states, c, walk, column, lane);
+  }
+  leave_undefined(e);
+  Images<kTiles> images(c, false, walk, 0, group);
+#pragma unroll 1
+  for (int i = 0; i < walk.chunks; ++i) {
+    Rows<kTiles, kGroups>& rows = shared.rows[i % kStages];
+    const ChunkRecord& record = shared.record[i % kRecords];
+    unsigned char* tile = rows.v + group * kTileBytes;
+    std::uint32_t state[4 * kTiles][4], written[4][4], u[4][4];
+    to_operands(state, s);
+    barrier_wait(&shared.rows_full[i % kStages], parity(i, kStages));
+    products_fence();
+    multiply_state<kTiles>(e, state, shared_address(rows.k));
+    products_commit();
+    barrier_wait(&shared.record_full[i % kRecords], parity(i, kRecords));
+    const float decay = record.decay;
+    products_wait<0>();
+    residual(written, e, shared_address(tile), record, warp, lane);
+    products_fence();
+    multiply_chunk(e, written, record.t, false);
+    products_commit();
+    store_state<kTiles>(state, shared.state[group], images.states, warp, lane);
+#pragma unroll
+    for (float& x : s) x *= decay;
+    products_wait<0>();
+    to_operands(u, e);
+    scale_columns(e, record.write, lane);
+    to_operands(written, e);
+    products_fence();
+    update_state<kTiles>(s, written, shared_address(rows.k));
+    products_commit();
+    store_columns(u, tile, images.writes, warp, lane);
+    images.advance();
+    products_wait<0>();
+    __syncwarp();
+    if (lane == 0) {
+      barrier_arrive(&shared.record_free[i % kRecords]);
+      barrier_arrive(&shared.rows_free[i % kStages]);
+    }
+  }
+  if (lane == 0) store_bulk_wait();
+}
+
+// A warpgroup that writes dS' and D of every chunk.
+template <int kTiles, int kGroups>
+__device__ __forceinline__ void walk_in_reverse(const ChunkBackward& c, int group, int thread,
+                                                BackwardShared<kTiles, kGroups>& shared) {
+  constexpr int kRecords = BackwardShared<kTiles, kGroups>::kRecords;
+  const int warp = warp_of(thread), lane = thread % 32;
+  const Walk& walk = shared.walk;
+  const std::int64_t column = walk.column + 64 * group + 16 * warp;
+  float ds[32 * kTiles], e[32], of_outputs[32];
+  read_state<kTiles>(ds, c.p.dfinal_state, walk.n, walk.i_h, column, lane);
+  leave_undefined(e);
+  leave_undefined(of_outputs);
+  Images<kTiles> images(c, true, walk, walk.chunks - 1, group);
+#pragma unroll 1
+  for (int i = 0; i < walk.chunks; ++i) {
+    Rows<kTiles, kGroups>& rows = shared.rows[i % kStages];
+    const ChunkRecord& record = shared.record[i % kRecords];
+    unsigned char* tile = rows.v + group * kTileBytes;
+    std::uint32_t state[4 * kTiles][4], operand[4][4], scaled[4][4], of_read[4][4];
+    to_operands(state, ds);
+    barrier_wait(&shared.record_full[i % kRecords], parity(i, kRecords));
+    const float decay = record.decay;
+#pragma unroll
+    for (float& x : ds) {
+      x *= decay;
+      asm volatile("" : "+f"(x));  // before the first product, or the products would be serialised
+    }
+    barrier_wait(&shared.rows_full[i % kStages], parity(i, kStages));
+    products_fence();
+    multiply_state<kTiles>(e, state, shared_address(rows.k));
+    products_commit();
+    column_operands(operand, shared_address(tile), warp, lane);
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float2 out = *reinterpret_cast<const float2*>(record.out + 16 * step + 8 * half + 2 * (lane % 4));
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const std::uint32_t pair = operand[step][2 * half + r];
+          scaled[step][2 * half + r] = pack_bf16(out.x * low_bf16(pair), out.y * high_bf16(pair));
+        }
+      }
+    }
+    products_fence();
+    multiply_chunk_rows(of_outputs, operand, record.p);
+    products_commit();
+    products_wait<0>();
+    scale_columns(e, record.write, lane);
+#pragma unroll
+    for (int j = 0; j < 32; ++j) e[j] += of_outputs[j];
+    to_operands(operand, e);
+    products_fence();
+    multiply_chunk_rows(e, operand, record.t);
+    products_commit();
+    update_state<kTiles>(ds, scaled, shared_address(rows.q));
+    products_commit();
+    store_state<kTiles>(state, shared.state[group], images.states, warp, lane);
+    products_wait<1>();
+    to_operands(operand, e);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float2 read = *reinterpret_cast<const float2*>(record.read + 8 * j + 2 * (lane % 4));
+      of_read[j / 2][j % 2 * 2] = pack_bf16(-read.x * e[4 * j], -read.y * e[4 * j + 1]);
+      of_read[j / 2][j % 2 * 2 + 1] = pack_bf16(-read.x * e[4 * j + 2], -read.y * e[4 * j + 3]);
+    }
+    products_fence();
+    update_state<kTiles>(ds, of_read, shared_address(rows.k));
+    products_commit();
+    store_columns(operand, tile, images.writes, warp, lane);
+    images.advance();
+    __syncwarp();
+    if (lane == 0) barrier_arrive(&shared.record_free[i % kRecords]);
+    products_wait<0>();
+    __syncwarp();
+    if (lane == 0) barrier_arrive(&shared.rows_free[i % kStages]);
+  }
+  if (lane == 0) store_bulk_wait();
+  write_state<kTiles>(ds, c.p.dinitial_state, walk.n, walk.i_h, column, lane);
+}
+
+template <int kGroups>
+constexpr int threads() {
+  return kGroupThreads * kGroups + (kGroups == 2 ? kGroupThreads : 32);
+}
+
+// The reverse walk lets the other kernel begin once `prepare` has ended, so that the other needs no wait of its own
+// for its inputs. Its last thread block waits for the reverse walk, so that what comes after it finds both complete.
+template <int kTiles, int kGroups, bool kReverse>
+__global__ void __launch_bounds__(threads<kGroups>(), 1)
+    backward_kernel(const __grid_constant__ ChunkBackward c, const __grid_constant__ RowMaps maps,
+                    const __grid_constant__ CUtensorMap values, int parts) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  auto& shared = *reinterpret_cast<BackwardShared<kTiles, kGroups>*>(memory);
+  if constexpr (kReverse) {
+    wait_for_kernels();
+    let_next_kernel_begin();
+  }
+  if (threadIdx.x < 32) {
+    const Walk walk = backward_walk(c, blockIdx.x, parts, 64 * kGroups, kReverse ? 0 : c.p.saved.interval);
+    if (threadIdx.x == 0) {
+      shared.walk = walk;
+      for (int i = 0; i < kStages; ++i) {
+        barrier_init(&shared.rows_full[i], 1);
+        barrier_init(&shared.rows_free[i], kGroups * kGroupWarps);
+      }
+      for (int i = 0; i < shared.kRecords; ++i) {
+        barrier_init(&shared.record_full[i], 1);
+        barrier_init(&shared.record_free[i], kGroups * kGroupWarps);
+      }
+      barrier_init(&shared.tail, 1);
+      fence_for_products();
+    }
+  }
+  __syncthreads();
+  const int group = threadIdx.x / kGroupThreads, thread = threadIdx.x % kGroupThreads;
+  if (group < kGroups) {
+    if constexpr (kGroups == 2) take_registers<232>();
+    if constexpr (kReverse) {
+      walk_in_reverse(c, group, thread, shared);
+    } else {
+      walk_forwards(c, group, thread, shared);
+    }
+  } else {
+    if constexpr (kGroups == 2) give_registers<40>();
+    if (thread < 32) copy_chunks<kReverse>(c, maps, values, thread, shared);
+  }
+  if (!kReverse && blockIdx.x == gridDim.x - 1) wait_for_kernels();
+}
+
+template <int kTiles, int kGroups, bool kReverse>
+void launch(const ChunkBackward& c, const RowMaps& maps, const CUtensorMap& values, cudaStream_t stream) {
+  constexpr int kBytes = sizeof(BackwardShared<kTiles, kGroups>), kColumns = 64 * kGroups;
+  static_assert(kBytes <= 227 * 1024);
+  const auto kernel = backward_kernel<kTiles, kGroups, kReverse>;
+  const DeltaShape& s = c.p.shape;
+  const std::int64_t parts = (s.value_dim + kColumns - 1) / kColumns,
+                     walks = kReverse ? s.sequences() : s.batch * s.chunks(c.p.saved.interval);
+  const unsigned grid = grid_of("chunk_bwd", walks * s.value_heads * parts);
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "cudaFuncSetAttribute");
+  launch_early("chunk_bwd, sweeps", kernel, grid, threads<kGroups>(), kBytes, stream, c, maps, values,
+               static_cast<int>(parts));
+}
+
+template <int kTiles, int kGroups>
+void launch_both(const ChunkBackward& c, const RowMaps& maps, const CUtensorMap& dout, cudaStream_t stream) {
+  launch<kTiles, kGroups, true>(c, maps, dout, stream);
+  launch<kTiles, kGroups, false>(c, maps, maps.v, stream);
+}
+
+template <int kTiles>
+void launch(const ChunkBackward& c, const RowMaps& maps, const CUtensorMap& dout, cudaStream_t stream) {
+  if (c.slices % 2 == 0 && c.p.shape.sequences() * c.p.shape.value_heads >= 96) {
+    return launch_both<kTiles, 2>(c, maps, dout, stream);
+  }
+  launch_both<kTiles, 1>(c, maps, dout, stream);
+}
+
+}  // namespace
+
+void launch_sweeps_sm90(const ChunkBackward& c, const RowMaps& maps, const CUtensorMap& dout, cudaStream_t stream) {
+  if (c.p.shape.key_dim <= 64) return launch<1>(c, maps, dout, stream);
+  launch<2>(c, maps, dout, stream);
+}
+
+}  // namespace efla::gpu
