@@ -81,12 +81,22 @@ std::string refuse_simd_chunk_forward(const DeltaForward<T>& p, bool named) {
   return "recurrent is faster for " + dimensions(p.shape) + " and " + std::to_string(p.shape.tokens) + " tokens";
 }
 
-// With keys of one or two dimensions the sums between chunks may cancel (docs/numerics.md), and the recurrence is no
-// slower.
+// With keys of one or two dimensions the sums between chunks may cancel (docs/numerics.md).
+template <class T>
+bool chunks_may_cancel(const DeltaBackward<T>& p) {
+  return p.shape.key_dim <= 2;
+}
+
 template <class T>
 std::string refuse_chunk_backward(const DeltaBackward<T>& p, bool named) {
-  if (!named && p.shape.key_dim <= 2) return "chunk is less exact for keys of one or two dimensions";
+  if (!named && chunks_may_cancel(p)) return "chunk is less exact for keys of one or two dimensions";
   return refuse_simd<T>(p, named);
+}
+
+// "auto" takes the reference where the chunks may cancel: no other row computes the recurrence's gradients on a CPU.
+template <class T>
+std::string refuse_reference_backward(const DeltaBackward<T>& p, bool named) {
+  return !std::is_same_v<T, double> && chunks_may_cancel(p) ? "" : refuse_unless_named(p, named);
 }
 
 // The AMX kernel divides gradients by the scale.
@@ -129,11 +139,10 @@ std::span<const Implementation<Problem>> backward_rows() {
   static const Implementation<Problem> rows[]{
       {"chunk_amx", "chunk", kCpu, refuse_amx_backward<T>, EFLA_CPU_KERNEL(T, amx_chunk_bwd)},
       {"chunk_simd", "chunk", kCpu, refuse_chunk_backward<T>, EFLA_CPU_KERNEL(T, chunk_bwd)},
-      {"recurrent_simd", "recurrent", kCpu, refuse_simd<T, Problem>, EFLA_CPU_KERNEL(T, recurrent_bwd)},
       {"chunk_cuda", "chunk", kCuda, EFLA_CUDA_ROW(refuse_cuda_chunk_backward<T>, run_cuda_chunk_backward<T>)},
       {"recurrent_cuda", "recurrent", kCuda,
        EFLA_CUDA_ROW(refuse_cuda_recurrent_backward<T>, run_cuda_recurrent_backward<T>)},
-      {"ref", "ref", kCpu, refuse_unless_named<Problem>,
+      {"ref", "recurrent", kCpu, refuse_reference_backward<T>,
        [](const Problem& p, const ExecutionContext&) { ref::recurrent_bwd(p); }},
   };
   return rows;

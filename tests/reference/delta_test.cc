@@ -94,6 +94,7 @@ class DeltaReference : public testing::TestWithParam<DeltaCase> {
         data.poison_outputs();
         if (!run_unless_refused(row, [&] { run_forward(row, data, pool_); })) continue;
         compare(row, "forward", forward_results(data), forward_results(exact), forward_results(plain));
+        if (row == "recurrent_simd") continue;  // it has a forward only
         if (!run_unless_refused(row, [&] { run_backward(row, data, pool_); })) continue;
         compare(row, "backward", backward_results(data), backward_results(exact), backward_results(plain));
       }

@@ -227,6 +227,21 @@ TEST_F(Validate, TheRowThatRanIsReturned) {
   EXPECT_EQ(delta_backward(data_.backward()).implementation, "chunk_simd");
 }
 
+// On a CPU the reference is the only row of the recurrence's gradients.
+TEST_F(Validate, TheReferenceComputesGradientsOfKeysOfOneOrTwoDimensions) {
+  EXPECT_EQ(delta_backward(data_.backward(), {.implementation = "recurrent"}).implementation, "ref");
+  for (const std::int64_t keys : {1, 2, 3}) {
+    DeltaCase c = kCase;
+    c.key_dim = keys;
+    DeltaData<float> data(c);
+    delta_forward(data.forward());
+    EXPECT_EQ(delta_backward(data.backward()).implementation, keys <= 2 ? "ref" : "chunk_simd") << keys;
+    DeltaData<double> wide(c);
+    expect_error([&] { delta_backward(wide.backward()); }, "implementation",
+                 "ref: the float64 reference runs only when asked for by name");
+  }
+}
+
 TEST(NearestName, IsTheOneWithTheFewestEdits) {
   EXPECT_EQ(nearest_name("deltanett", {"efla", "deltanet", "softmax"}), "deltanet");
   EXPECT_EQ(nearest_name("", {"longhorn", "efla"}), "efla");

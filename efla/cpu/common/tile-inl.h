@@ -325,36 +325,16 @@ HWY_INLINE float dot(const float* HWY_RESTRICT x, const float* HWY_RESTRICT y, s
   return hn::GetLane(hn::SumOfLanes(d, sum));
 }
 
-// Number of vectors whose lanes are summed together.
-inline constexpr int kBlock = HWY_TARGET == HWY_SCALAR ? 1 : 4;
-
-using BlockTag = hn::FixedTag<float, kBlock>;
-using BlockVec = hn::Vec<BlockTag>;
-
-#if HWY_TARGET == HWY_SCALAR
-HWY_INLINE BlockVec sums_of_lanes(const FloatVec (&x)[kBlock]) { return x[0]; }
-#else
+#if HWY_TARGET != HWY_SCALAR
 // Returns the sum of the blocks of 128 bits.
 template <class D>
-HWY_INLINE BlockVec add_blocks(D d, hn::Vec<D> x) {
-  if constexpr (hn::MaxLanes(d) == std::size_t{kBlock}) {
+HWY_INLINE hn::Vec<hn::Full128<float>> add_blocks(D d, hn::Vec<D> x) {
+  if constexpr (hn::MaxLanes(d) == 4) {
     return x;
   } else {
     const hn::Half<D> half;
     return add_blocks(half, hn::Add(hn::LowerHalf(half, x), hn::UpperHalf(half, x)));
   }
-}
-
-// Returns a vector whose element m is the sum of x[m].
-HWY_INLINE BlockVec sums_of_lanes(const FloatVec (&x)[kBlock]) {
-  const FloatTag d;
-  const hn::Repartition<double, FloatTag> dd;
-  const auto pair = [&](FloatVec a, FloatVec b) HWY_ATTR {
-    return hn::BitCast(dd, hn::Add(hn::InterleaveLower(d, a, b), hn::InterleaveUpper(d, a, b)));
-  };
-  const auto a = pair(x[0], x[1]), b = pair(x[2], x[3]);
-  return add_blocks(
-      d, hn::Add(hn::BitCast(d, hn::InterleaveLower(dd, a, b)), hn::BitCast(d, hn::InterleaveUpper(dd, a, b))));
 }
 #endif
 
@@ -363,7 +343,15 @@ HWY_INLINE void store_lane_sums(const FloatVec (&x)[4], float* out) {
 #if HWY_TARGET == HWY_SCALAR
   for (int n = 0; n < 4; ++n) out[n] = hn::GetLane(x[n]);
 #else
-  hn::StoreU(sums_of_lanes(x), BlockTag(), out);
+  const FloatTag d;
+  const hn::Repartition<double, FloatTag> dd;
+  const auto pair = [&](FloatVec a, FloatVec b) HWY_ATTR {
+    return hn::BitCast(dd, hn::Add(hn::InterleaveLower(d, a, b), hn::InterleaveUpper(d, a, b)));
+  };
+  const auto a = pair(x[0], x[1]), b = pair(x[2], x[3]);
+  const auto blocks =
+      hn::Add(hn::BitCast(d, hn::InterleaveLower(dd, a, b)), hn::BitCast(d, hn::InterleaveUpper(dd, a, b)));
+  hn::StoreU(add_blocks(d, blocks), hn::Full128<float>(), out);
 #endif
 }
 

@@ -24,13 +24,10 @@ template <class T>
 void chunk_bwd(const DeltaBackward<T>& problem, Workspace workspace, ThreadPool& pool);
 std::size_t chunk_bwd_workspace_bytes(const DeltaShape& shape, const DeltaRule& rule, int threads);
 
-// The token recurrence (equation 20) and its gradients.
+// The token recurrence (equation 20). Its gradients are the chunks'.
 template <class T>
 void recurrent_fwd(const DeltaForward<T>& problem, Workspace workspace, ThreadPool& pool);
 std::size_t recurrent_fwd_workspace_bytes(const DeltaShape& shape, const DeltaRule& rule, int threads);
-template <class T>
-void recurrent_bwd(const DeltaBackward<T>& problem, Workspace workspace, ThreadPool& pool);
-std::size_t recurrent_bwd_workspace_bytes(const DeltaShape& shape, const DeltaRule& rule, int threads);
 
 // One decode step: the state is streamed through the core once.
 template <class T, class S>
