@@ -10,7 +10,7 @@
 #include <fstream>
 #include <string>
 
-#include "bench/ggml_delta.h"
+#include "bench/op/ggml_delta.h"
 #include "efla/base/threads.h"
 #include "efla/ops/delta.h"
 

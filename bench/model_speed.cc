@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-#include "bench/eager_delta.h"
+#include "bench/op/eager_delta.h"
 #include "bench/op_times.h"
 #include "bench/timing.h"
 #include "efla/autograd/one_thread.h"
@@ -27,7 +27,7 @@
 #include "efla/data/digits.h"
 #include "efla/generate/generator.h"
 #include "efla/generate/session.h"
-#include "efla/io/token_folder.h"
+#include "efla/io/tokens/token_folder.h"
 #include "efla/nn/layers/mixer.h"
 #include "efla/nn/models/language_model.h"
 #include "efla/nn/models/language_model_json.h"

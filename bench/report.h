@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "bench/suite.h"
+#include "bench/op/suite.h"
 
 namespace efla::bench {
 

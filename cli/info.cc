@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "cli/commands.h"
-#include "cli/environment.h"
+#include "cli/support/environment.h"
 #include "efla/ops/gpu.h"
 
 namespace efla::cli {

@@ -2,8 +2,8 @@
 // efla-torch, which has them all, takes the place of this program for the others and for what concerns them all, and
 // efla-bench for measurements.
 #include "cli/commands.h"
-#include "cli/limits.h"
-#include "cli/program.h"
+#include "cli/support/limits.h"
+#include "cli/support/program.h"
 
 #ifdef EFLA_TORCH
 #include <unistd.h>

@@ -1,6 +1,6 @@
 // The program efla-bench, which `efla bench` runs.
 #include "cli/commands.h"
-#include "cli/program.h"
+#include "cli/support/program.h"
 
 int main(int argc, char** argv) {
   using namespace efla::cli;

@@ -1,6 +1,6 @@
 // The program efla-torch: every command of efla (main.cc) but bench, which it names.
 #include "cli/commands.h"
-#include "cli/program.h"
+#include "cli/support/program.h"
 
 #ifdef EFLA_BENCH
 void efla::cli::add_bench(CLI::App& program) {

@@ -8,7 +8,7 @@
 #include "efla/base/error.h"
 #include "efla/base/utf8.h"
 #include "efla/io/json.h"
-#include "efla/io/safetensors.h"
+#include "efla/io/safetensors/safetensors.h"
 #include "efla/io/unpack.h"
 
 namespace efla::data {

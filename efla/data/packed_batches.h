@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "efla/base/ignore_index.h"
-#include "efla/io/token_folder.h"
+#include "efla/io/tokens/token_folder.h"
 
 namespace efla::data {
 

@@ -10,7 +10,7 @@
 #include "efla/base/threads.h"
 #include "efla/data/documents.h"
 #include "efla/data/tokenizer.h"
-#include "efla/io/token_folder.h"
+#include "efla/io/tokens/token_folder.h"
 
 namespace efla::data {
 

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "efla/io/token_shard.h"
+#include "efla/io/tokens/token_shard.h"
 
 namespace efla::data {
 

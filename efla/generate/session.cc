@@ -9,7 +9,7 @@
 #include <string>
 
 #include "efla/base/error.h"
-#include "efla/io/safetensors.h"
+#include "efla/io/safetensors/safetensors.h"
 #include "efla/io/sha256.h"
 #include "efla/nn/models/language_model_json.h"
 #include "efla/nn/named_tensor.h"

@@ -11,7 +11,7 @@
 
 #include "efla/io/descriptor.h"
 #include "efla/io/file.h"
-#include "efla/io/safetensors.h"
+#include "efla/io/safetensors/safetensors.h"
 
 namespace efla::io {
 namespace {

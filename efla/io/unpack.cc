@@ -16,7 +16,7 @@
 namespace efla::io {
 namespace {
 
-constexpr std::size_t kReadStep = std::size_t{1} << 18;
+constexpr std::size_t kUnpackStep = std::size_t{1} << 18;
 constexpr std::uint64_t kXzMemory = std::uint64_t{1} << 30;
 constexpr std::size_t kMaxStep = std::size_t{1} << 30;  // zlib counts in 32 bits
 constexpr int kGzipOnly = 16;                           // added to the window bits
@@ -239,7 +239,7 @@ std::size_t UnpackedFile::read(std::span<std::uint8_t> out) {
 }
 
 void UnpackedFile::refill() {
-  buffer_.resize(kReadStep);
+  buffer_.resize(kUnpackStep);
   std::size_t size = 0;
   while (size < buffer_.size() && !at_end_) {
     const auto n = ::read(file_.get(), buffer_.data() + size, buffer_.size() - size);

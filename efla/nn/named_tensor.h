@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "efla/io/safetensors.h"
+#include "efla/io/safetensors/safetensors.h"
 
 namespace efla::nn {
 

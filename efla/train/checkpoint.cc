@@ -4,7 +4,7 @@
 
 #include "efla/base/error.h"
 #include "efla/io/json.h"
-#include "efla/io/safetensors.h"
+#include "efla/io/safetensors/safetensors.h"
 
 namespace efla::train {
 namespace {

@@ -1,6 +1,6 @@
 #include "efla/train/task.h"
 
-#include "efla/io/safetensors.h"
+#include "efla/io/safetensors/safetensors.h"
 #include "efla/train/checkpoint.h"
 
 namespace efla::train {

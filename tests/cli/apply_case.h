@@ -11,7 +11,7 @@
 
 #include "efla/base/dtype.h"
 #include "efla/base/random.h"
-#include "efla/io/safetensors.h"
+#include "efla/io/safetensors/safetensors.h"
 
 namespace efla::test {
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "efla/io/json.h"
-#include "efla/io/safetensors.h"
+#include "efla/io/safetensors/safetensors.h"
 #include "tests/support/program.h"
 
 namespace efla::test {

@@ -16,7 +16,7 @@
 
 #include "efla/base/random.h"
 #include "efla/data/tokenizer.h"
-#include "efla/io/token_folder.h"
+#include "efla/io/tokens/token_folder.h"
 #include "tests/support/gzip.h"
 #include "tests/support/pack.h"
 #include "tests/support/program.h"

@@ -1,4 +1,4 @@
-#include "efla/io/token_folder.h"
+#include "efla/io/tokens/token_folder.h"
 #include "tests/fuzz/promises.h"
 #include "tests/fuzz/targets.h"
 

@@ -1,4 +1,4 @@
-#include "efla/io/token_shard.h"
+#include "efla/io/tokens/token_shard.h"
 
 #include <algorithm>
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "efla/base/utf8.h"
-#include "efla/io/safetensors.h"
+#include "efla/io/safetensors/safetensors.h"
 #include "efla/nn/models/language_model_file.h"
 #include "tests/generate/tiny_model.h"
 #include "tests/support/expect_error.h"

@@ -7,7 +7,7 @@
 
 #include <fmt/format.h>
 
-#include "efla/io/token_folder.h"
+#include "efla/io/tokens/token_folder.h"
 
 namespace efla::test {
 

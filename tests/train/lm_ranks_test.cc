@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include "cli/program.h"
+#include "cli/support/program.h"
 #include "efla/train/distributed/process_group.h"
 #include "tests/support/expect_error.h"
 #include "tests/train/lm_training.h"

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "efla/base/random.h"
-#include "efla/io/token_folder.h"
-#include "efla/io/token_shard.h"
+#include "efla/io/tokens/token_folder.h"
+#include "efla/io/tokens/token_shard.h"
 #include "efla/train/tasks/lm_task.h"
 
 namespace efla::test {

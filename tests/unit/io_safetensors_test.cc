@@ -1,4 +1,4 @@
-#include "efla/io/safetensors.h"
+#include "efla/io/safetensors/safetensors.h"
 
 #include <cstring>
 

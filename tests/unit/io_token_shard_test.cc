@@ -1,4 +1,4 @@
-#include "efla/io/token_shard.h"
+#include "efla/io/tokens/token_shard.h"
 
 #include <zlib.h>
 
@@ -7,7 +7,7 @@
 
 #include <gtest/gtest.h>
 
-#include "efla/io/token_folder.h"
+#include "efla/io/tokens/token_folder.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/temp_folder.h"
 

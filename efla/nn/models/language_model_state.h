@@ -9,7 +9,7 @@
 #include <variant>
 #include <vector>
 
-#include "efla/io/safetensors.h"
+#include "efla/io/safetensors/safetensors.h"
 #include "efla/nn/layers/attention.h"
 #include "efla/nn/layers/mixer.h"
 

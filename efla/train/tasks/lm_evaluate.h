@@ -10,7 +10,7 @@
 
 #include "efla/base/stop.h"
 #include "efla/data/packed_batches.h"
-#include "efla/io/token_folder.h"
+#include "efla/io/tokens/token_folder.h"
 #include "efla/train/distributed/data_parallel.h"
 #include "efla/train/distributed/process_group.h"
 #include "efla/train/tasks/lm_options.h"

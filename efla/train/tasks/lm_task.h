@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "efla/data/packed_batches.h"
-#include "efla/io/token_folder.h"
+#include "efla/io/tokens/token_folder.h"
 #include "efla/train/run.h"
 #include "efla/train/task.h"
 #include "efla/train/tasks/lm_evaluate.h"

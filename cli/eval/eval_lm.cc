@@ -1,0 +1,186 @@
+// efla eval lm: a language model on the tasks of table 1 of the paper.
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cli/commands.h"
+#include "cli/support/interrupt.h"
+#include "cli/support/model_tokenizer.h"
+#include "cli/support/output_file.h"
+#include "cli/support/progress_bar.h"
+#include "cli/support/threads.h"
+#include "efla/base/error.h"
+#include "efla/base/text.h"
+#include "efla/eval/language_model_scorer.h"
+#include "efla/eval/lm_benchmark.h"
+#include "efla/io/file.h"
+#include "efla/nn/models/language_model_file.h"
+
+namespace efla::cli {
+namespace {
+
+constexpr const char* kEvalLm = "eval lm";
+
+struct EvalLmArguments {
+  std::string model, data = ".", tokenizer, out;
+  std::vector<std::string> tasks;
+  eval::LmEvalOptions options;
+  std::int64_t limit = 0;
+  int threads = 0;
+  bool json = false;
+};
+
+std::vector<std::string> all_tasks() {
+  std::vector<std::string> names;
+  for (const auto& info : data::lm_tasks()) names.emplace_back(info.name);
+  return names;
+}
+
+void check_tasks(const std::vector<std::string>& tasks) {
+  const auto known = all_tasks();
+  for (const auto& task : tasks) {
+    if (std::find(known.begin(), known.end(), task) == known.end()) {
+      throw Error(kEvalLm, "--tasks", "'" + task + "'", "a task's name, nearest is " + nearest_name(task, known));
+    }
+    if (std::count(tasks.begin(), tasks.end(), task) > 1) {
+      throw Error(kEvalLm, "--tasks", "'" + task + "' twice", "each task once");
+    }
+  }
+}
+
+std::unique_ptr<data::Tokenizer> load_tokenizer(const EvalLmArguments& arguments, const nn::LanguageModel& model) {
+  const auto path = require_tokenizer(kEvalLm, arguments.model, arguments.tokenizer);
+  auto tokenizer = data::load_tokenizer(path);
+  require_tokenizer_of_run(kEvalLm, arguments.model, path, tokenizer->info());
+  if (tokenizer->vocab_size() > model.config().vocab_size) {
+    throw Error(kEvalLm, "--tokenizer",
+                fmt::format("{} tokens, of {}", tokenizer->vocab_size(), tokenizer->info().name),
+                fmt::format("at most the {} of the model", model.config().vocab_size));
+  }
+  return tokenizer;
+}
+
+std::vector<eval::LmTaskResult> evaluate(const EvalLmArguments& arguments, const std::vector<data::LmTask>& tasks,
+                                         const data::Tokenizer& tokenizer, const eval::Scorer& scorer,
+                                         ThreadPool& pool) {
+  ProgressBar bar("eval");
+  std::vector<eval::LmTaskResult> results;
+  for (const auto& task : tasks) {
+    const eval::ScoreEvents events{interrupted, [&](std::int64_t done, std::int64_t all) {
+                                     bar.draw(static_cast<double>(done) / static_cast<double>(all),
+                                              fmt::format("{} {} of {}", task.name, done, all), done == all);
+                                   }};
+    results.push_back(eval::evaluate_lm_task(task, tokenizer, scorer, arguments.options, pool, events));
+  }
+  bar.clear();
+  return results;
+}
+
+nlohmann::ordered_json report(const EvalLmArguments& arguments, const nn::LanguageModel& model,
+                              const data::Tokenizer& tokenizer, const std::vector<eval::LmTaskResult>& results) {
+  nlohmann::ordered_json all{{"model", nn::language_model_folder(arguments.model).string()},
+                             {"mixer", model.config().mixer},
+                             {"parameters", model.parameter_count()},
+                             {"tokenizer", tokenizer.info().name},
+                             {"max_length", arguments.options.text.max_length},
+                             {"bos", arguments.options.text.bos},
+                             {"limit", arguments.limit},
+                             {"tasks", eval::to_json(results)}};
+  all["table_1"] = nlohmann::ordered_json::object();
+  for (const auto& result : results) {
+    for (const auto metric : data::lm_task_info(result.task).table_metrics) {
+      all["table_1"][result.task + " " + std::string(metric)] = result.score(metric).value;
+    }
+  }
+  const auto average = eval::table_average(results);
+  if (average) all["table_1"]["average"] = *average;
+  return all;
+}
+
+void print_table(const std::vector<eval::LmTaskResult>& results) {
+  fmt::print("{:<14} {:<16} {:>12} {:>10} {:>9}\n", "task", "metric", "value", "stderr", "examples");
+  for (const auto& result : results) {
+    for (const auto& [name, value, standard_error] : result.scores) {
+      fmt::print("{:<14} {:<16} {:>12.6g} {:>10} {:>9}\n", result.task, name, value,
+                 standard_error ? fmt::format("{:.4g}", *standard_error) : "-", result.examples);
+    }
+  }
+  if (const auto average = eval::table_average(results)) {
+    fmt::print("{:<14} {:<16} {:>12.6g}\n", "average", "of table 1", *average);
+  }
+  for (const auto& result : results) {
+    if (result.unknown_words == 0) continue;
+    fmt::print("{}: the text has <unk> for {} words; compare with other models on this file alone\n", result.task,
+               result.unknown_words);
+  }
+}
+
+void eval_lm(const EvalLmArguments& arguments) {
+  const auto names = arguments.tasks.empty() ? all_tasks() : arguments.tasks;
+  check_tasks(names);
+  if (!arguments.out.empty()) check_output_file(kEvalLm, "--out", arguments.out);
+  std::vector<data::LmTask> tasks;  // all read before the first is scored, to report a mistake in the last one early
+  for (const auto& name : names) tasks.push_back(data::load_lm_task(name, arguments.data, arguments.limit));
+  ThreadPool& pool = use_threads(arguments.threads);
+  const auto model = nn::load_language_model(arguments.model);
+  const auto tokenizer = load_tokenizer(arguments, *model);
+
+  watch_for_interrupts();
+  std::vector<eval::LmTaskResult> results;
+  try {
+    results = evaluate(arguments, tasks, *tokenizer, eval::make_scorer(*model), pool);
+  } catch (const Stopped&) {
+    end_interrupted("Stopped. Nothing was written.");
+  }
+  const auto text = report(arguments, *model, *tokenizer, results).dump(2) + "\n";
+  if (!arguments.out.empty()) io::write_file_atomically(arguments.out, text);
+  if (arguments.json) {
+    fmt::print("{}", text);
+  } else {
+    print_table(results);
+  }
+}
+
+}  // namespace
+
+void add_eval_lm(CLI::App& eval) {
+  auto* command = eval.add_subcommand("lm", "A language model on the tasks of table 1 of the EFLA paper");
+  auto arguments = std::make_shared<EvalLmArguments>();
+  command->add_option("RUN", arguments->model, "Folder of a run of efla train lm, or of a model")->required();
+  command
+      ->add_option("--tasks", arguments->tasks,
+                   "Tasks, separated by commas (default: all, which are wikitext,lambada,piqa,hellaswag,\n"
+                   "winogrande,arc_easy,arc_challenge,boolq,openbookqa,sciq)")
+      ->delimiter(',')
+      ->allow_extra_args(false)
+      ->take_all()
+      ->type_name("NAMES");
+  command->add_option("--data", arguments->data, "Folder of the tasks' files (docs/evaluation.md)")
+      ->capture_default_str()
+      ->type_name("DIR");
+  command->add_option("--limit", arguments->limit, "Only this many examples of each task, the first ones; 0: all")
+      ->check(CLI::NonNegativeNumber)
+      ->type_name("N");
+  command->add_option("--batch", arguments->options.batch_tokens, "Tokens that the model reads at once")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str()
+      ->type_name("TOKENS");
+  command
+      ->add_option("--max-length", arguments->options.text.max_length,
+                   "Most tokens that the model reads; longer texts lose their start")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str()
+      ->type_name("TOKENS");
+  command->add_option("--tokenizer", arguments->tokenizer,
+                      "A SentencePiece model, or bytes (default: what the model's folder names)");
+  command->add_flag("--bos", arguments->options.text.bos, "Start every text with the bos token");
+  command->add_option("--out", arguments->out, "Write the scores to this file, as JSON")->type_name("FILE");
+  command->add_flag("--json", arguments->json, "Print the scores as JSON instead of the table");
+  add_threads_option(*command, arguments->threads);
+  command->callback([arguments] { eval_lm(*arguments); });
+}
+
+}  // namespace efla::cli

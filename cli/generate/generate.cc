@@ -1,0 +1,259 @@
+// efla generate: text from a language model, for one prompt, a file of them, or line by line.
+#include <fmt/core.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/commands.h"
+#include "cli/generate/dialogue.h"
+#include "cli/generate/prompts.h"
+#include "cli/support/interrupt.h"
+#include "cli/support/model_tokenizer.h"
+#include "cli/support/output_file.h"
+#include "cli/support/print.h"
+#include "cli/support/program.h"
+#include "cli/support/threads.h"
+#include "efla/autograd/one_thread.h"
+#include "efla/base/error.h"
+#include "efla/base/utf8.h"
+#include "efla/data/tokenizer.h"
+#include "efla/generate/generator.h"
+#include "efla/generate/session.h"
+#include "efla/io/json.h"
+#include "efla/nn/models/language_model.h"
+#include "efla/nn/models/language_model_file.h"
+
+namespace efla::cli {
+namespace {
+
+using generate::Reply;
+using generate::Session;
+
+struct GenerateArguments {
+  std::string model, prompts, tokenizer, save, load;
+  std::optional<std::string> prompt;
+  std::optional<std::uint64_t> seed;
+  bool interactive = false, bos = false, json = false;
+  generate::ReplyOptions reply{.max_tokens = 128};
+  int threads = 0;
+};
+
+void check(const GenerateArguments& arguments) {
+  const int sources = arguments.prompt.has_value() + !arguments.prompts.empty() + arguments.interactive;
+  if (sources > 1 || (sources == 0 && arguments.load.empty())) {
+    throw Error("generate", "--prompt",
+                sources == 0 ? "none" : "more than one of --prompt, --prompts and --interactive",
+                "one of --prompt, --prompts and --interactive, or --load-session alone");
+  }
+  if (!arguments.prompts.empty() && !arguments.save.empty()) {
+    throw Error("generate", "--save-session", "a file, with --prompts", "it with one text alone");
+  }
+  if (!arguments.save.empty()) check_output_file("generate", "--save-session", arguments.save);
+  validate(arguments.reply);
+}
+
+struct Pace {
+  std::int64_t tokens = 0;
+  double ms = 0.0;
+
+  void add(const Pace& other) {
+    tokens += other.tokens;
+    ms += other.ms;
+  }
+  double per_second() const { return tokens > 0 ? 1e3 * static_cast<double>(tokens) / ms : NAN; }
+  std::string text() const {
+    return tokens > 0 ? fmt::format("{} tokens, {:.4g} tokens/s", tokens, per_second()) : "0 tokens";
+  }
+};
+
+class Generate {
+ public:
+  Generate(const GenerateArguments& arguments, const nn::LanguageModel& model, const data::Tokenizer& tokenizer)
+      : arguments_(arguments), model_(model), tokenizer_(tokenizer), generator_(model, tokenizer) {
+    options_ = arguments.reply;
+    options_.interrupted = interrupted;
+    if (arguments.json) return;
+    options_.on_text = [](std::string_view text) {
+      fmt::print("{}", text);
+      flush_standard_output();
+    };
+  }
+
+  void run() {
+    Session session = arguments_.load.empty() ? Session(model_, 0) : generate::load_session(arguments_.load, model_);
+    if (arguments_.seed) session.seed = *arguments_.seed;
+    if (!arguments_.prompts.empty()) {
+      reply_to_each(session, read_prompts(arguments_.prompts));
+    } else if (arguments_.interactive) {
+      converse(session);
+    } else {
+      reply_to_one(session);
+    }
+    print_or_drop(
+        stderr, fmt::format("prompt: {}; reply: {}; state: {} bytes{}\n", prefill_.text(), decode_.text(), state_bytes_,
+                            grows() ? ", which grows with the text: softmax attention keeps keys and values" : ""));
+    if (!arguments_.save.empty()) {
+      const auto size = generate::save_session(arguments_.save, session, model_);
+      print_or_drop(stderr, fmt::format("session: {} bytes in {}\n", size, arguments_.save));
+    }
+    if (!arguments_.interactive && interrupted()) end_interrupted("Stopped.");
+  }
+
+ private:
+  void reply_to_one(Session& session) {
+    options_.to_be_continued = !arguments_.save.empty();
+    watch_for_interrupts();
+    if (arguments_.prompt) {
+      reply(session, *arguments_.prompt, generator_.encode(session, *arguments_.prompt, arguments_.bos));
+    } else {
+      reply(session, "", {});
+    }
+  }
+
+  // Each prompt continues the same session, with its own seed.
+  void reply_to_each(const Session& session, const std::vector<std::string>& prompts) {
+    std::vector<std::vector<std::int32_t>> ids;
+    for (std::size_t i = 0; i < prompts.size(); ++i) {
+      ids.push_back(generator_.encode(session, prompts[i], arguments_.bos));
+      if (ids.back().empty() && session.empty()) {
+        throw Error("generate", "--prompts", fmt::format("an empty prompt, number {}", i + 1), "a text, or --bos");
+      }
+    }
+    watch_for_interrupts();
+    for (std::size_t i = 0; i < prompts.size() && !interrupted(); ++i) {
+      if (!arguments_.json) fmt::print("{}==> prompt {} <==\n", i > 0 ? "\n" : "", i + 1);
+      Session own = session.clone();
+      own.seed += i;
+      reply(own, prompts[i], ids[i]);
+    }
+  }
+
+  // A line of the user continues the text on a new line; after an empty line the model continues by itself.
+  void converse(Session& session) {
+    options_.to_be_continued = true;
+    watch_for_ctrl_c();
+    while (const auto line = read_line()) {
+      forget_interrupt();
+      const bool begun = !session.last_ids.empty();
+      if (line->empty() && !begun && !arguments_.bos) continue;
+      const bool new_line = !line->empty() && begun && !tokenizer_.bytes_of(session.last_ids.back()).ends_with('\n');
+      if (const auto valid = utf8_prefix(*line); valid != line->size()) {
+        // What was said so far is worth more than the line.
+        cli::report(kUserMistake,
+                    fmt::format("the line: got a byte at {} that is not UTF-8, expected UTF-8; it is left out", valid));
+        continue;
+      }
+      const auto prompt = (new_line ? "\n" : "") + *line;
+      reply(session, *line, generator_.encode(session, prompt, arguments_.bos));
+    }
+  }
+
+  void reply(Session& session, const std::string& prompt, const std::vector<std::int32_t>& ids) {
+    const Reply reply = generator_.reply(session, ids, options_);
+    const Pace prefill{reply.prefill_tokens, reply.prefill_ms}, decode{reply.decode_tokens, reply.decode_ms};
+    if (arguments_.json) {
+      fmt::print("{}\n", io::to_json_line({{"prompt", prompt},
+                                           {"text", reply.text},
+                                           {"tokens", reply.ids.size()},
+                                           {"end", name_of(reply.end)},
+                                           {"seed", session.seed},
+                                           {"prefill_tokens", prefill.tokens},
+                                           {"prefill_tokens_per_s", prefill.per_second()},
+                                           {"decode_tokens_per_s", decode.per_second()},
+                                           {"state_bytes", session.state.bytes()}}));
+    } else {
+      fmt::print("\n");
+    }
+    flush_standard_output();
+    prefill_.add(prefill);
+    decode_.add(decode);
+    state_bytes_ = session.state.bytes();
+  }
+
+  bool grows() const {
+    const auto& config = model_.config();
+    bool softmax = false;
+    for (std::int64_t i = 0; i < config.num_hidden_layers; ++i) softmax = softmax || config.is_attention(i);
+    return softmax;
+  }
+
+  const GenerateArguments& arguments_;
+  const nn::LanguageModel& model_;
+  const data::Tokenizer& tokenizer_;
+  generate::Generator generator_;
+  generate::ReplyOptions options_;
+  Pace prefill_, decode_;  // of all replies
+  std::int64_t state_bytes_ = 0;
+};
+
+void run(const GenerateArguments& arguments) {
+  check(arguments);
+  use_threads(arguments.threads);
+  autograd::compute_on_this_thread_only();  // beside the operators, which have threads of their own
+  const auto model = nn::load_language_model(arguments.model);
+  const auto path = require_tokenizer("generate", arguments.model, arguments.tokenizer);
+  const auto tokenizer = data::load_tokenizer(path);
+  require_tokenizer_of_run("generate", arguments.model, path, tokenizer->info());
+  Generate(arguments, *model, *tokenizer).run();
+}
+
+void add_sampling_options(CLI::App& command, GenerateArguments& arguments) {
+  auto& sampling = arguments.reply.sampling;
+  command
+      .add_option("--temperature", sampling.temperature,
+                  "Divide the logits by this; 0: always take the most probable token")
+      ->capture_default_str();
+  command.add_option("--top-k", sampling.top_k, "Draw from the k most probable tokens; 0: from all")
+      ->capture_default_str();
+  command.add_option("--top-p", sampling.top_p, "Draw from the fewest tokens whose probabilities sum to p")
+      ->capture_default_str();
+  command
+      .add_option("--repetition-penalty", sampling.repetition_penalty,
+                  "Above 1: tokens that occurred in the text become less probable")
+      ->capture_default_str();
+  command
+      .add_option("--seed", arguments.seed,
+                  "Seed of the draws (default: 0, or the session's); the prompts of a file\n"
+                  "have this seed, the next, and so on")
+      ->check(CLI::Range(std::int64_t{0}, std::numeric_limits<std::int64_t>::max()));
+}
+
+}  // namespace
+
+void add_generate(CLI::App& program) {
+  auto arguments = std::make_shared<GenerateArguments>();
+  auto* command = program.add_subcommand("generate", "Continue texts with a language model");
+  command->add_option("MODEL", arguments->model, "Folder of a model, or of a run of efla train lm")->required();
+  command->add_option("--prompt", arguments->prompt, "The text to continue")->type_name("TEXT");
+  command
+      ->add_option("--prompts", arguments->prompts,
+                   "A file of prompts: one per line, or objects with a \"prompt\" if its name ends\n"
+                   "in .jsonl")
+      ->type_name("FILE");
+  command->add_flag("--interactive", arguments->interactive,
+                    "Read prompts from the terminal; Ctrl-C ends a reply, Ctrl-D the program");
+  command->add_option("--tokenizer", arguments->tokenizer,
+                      "A SentencePiece model, or bytes (default: what the model's folder names)");
+  command->add_flag("--bos", arguments->bos, "Start the text with the bos token");
+  command->add_option("--max-tokens", arguments->reply.max_tokens, "Most tokens of a reply")->capture_default_str();
+  command->add_option("--stop", arguments->reply.stop, "End a reply before this text; may be given several times")
+      ->type_name("TEXT")
+      ->allow_extra_args(false)
+      ->take_all();
+  add_sampling_options(*command, *arguments);
+  command->add_option("--save-session", arguments->save, "Save the session, to continue the text later, in this file")
+      ->type_name("FILE");
+  command->add_option("--load-session", arguments->load, "Continue the text in a file of --save-session")
+      ->type_name("FILE");
+  command->add_flag("--json", arguments->json, "Print one JSON object per reply");
+  add_threads_option(*command, arguments->threads);
+  command->callback([arguments] { run(*arguments); });
+}
+
+}  // namespace efla::cli

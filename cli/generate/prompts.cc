@@ -1,0 +1,43 @@
+#include "cli/generate/prompts.h"
+
+#include <nlohmann/json.hpp>
+#include <string_view>
+
+#include "efla/base/error.h"
+#include "efla/base/utf8.h"
+#include "efla/io/file.h"
+
+namespace efla::cli {
+namespace {
+
+std::string prompt_of(std::string_view line, const std::filesystem::path& path, std::size_t offset) {
+  const auto object = nlohmann::json::parse(line, nullptr, false);
+  const auto field = object.is_object() ? object.find("prompt") : object.end();
+  if (!object.is_object() || field == object.end() || !field->is_string()) {
+    throw IoError(IoError::Kind::content, path.string(), static_cast<std::int64_t>(offset),
+                  "not a JSON object with a text \"prompt\"");
+  }
+  return field->get<std::string>();
+}
+
+}  // namespace
+
+std::vector<std::string> read_prompts(const std::filesystem::path& path) {
+  const auto bytes = io::read_file(path);
+  const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  if (const auto valid = utf8_prefix(text); valid != text.size()) {
+    throw IoError(IoError::Kind::content, path.string(), static_cast<std::int64_t>(valid), "not UTF-8");
+  }
+  const bool json = path.extension() == ".jsonl" || path.extension() == ".ndjson";
+  std::vector<std::string> prompts;
+  for (std::size_t begin = 0; begin < text.size();) {
+    const auto end = std::min(text.find('\n', begin), text.size());
+    const auto line = text.substr(begin, end - begin);
+    prompts.push_back(json ? prompt_of(line, path, begin) : std::string(line));
+    begin = end + 1;
+  }
+  if (prompts.empty()) throw Error("generate", "--prompts", path.string() + ", which is empty", "one prompt per line");
+  return prompts;
+}
+
+}  // namespace efla::cli

@@ -1,0 +1,58 @@
+#include "cli/support/model_tokenizer.h"
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "efla/base/error.h"
+#include "efla/io/file.h"
+#include "efla/io/json.h"
+#include "efla/nn/models/language_model_file.h"
+#include "efla/train/run.h"
+
+namespace efla::cli {
+
+std::string find_tokenizer(const std::string& model, const std::string& given) {
+  if (!given.empty()) return given;
+  const auto beside = nn::language_model_folder(model) / kTokenizerFile;
+  if (std::filesystem::exists(beside)) return beside.string();
+  const auto run = std::filesystem::path(model) / train::kRunFile;
+  if (!std::filesystem::exists(run)) return "";
+  const auto recorded = io::read_json(run);
+  const auto field = [&](const char* path) -> std::string {
+    const nlohmann::json::json_pointer pointer(path);
+    if (!recorded.is_object() || !recorded.contains(pointer)) return "";
+    const auto& value = recorded.at(pointer);
+    if (!value.is_string()) {
+      throw IoError(IoError::Kind::content, run.string(), -1, std::string(path) + " is not a text");
+    }
+    return value.get<std::string>();
+  };
+  if (auto path = field("/config/data/tokenizer"); !path.empty()) return path;
+  // Any other is a file's name without its folder.
+  return field("/data/train/tokenizer") == "bytes" ? "bytes" : "";
+}
+
+std::string require_tokenizer(const std::string& command, const std::string& model, const std::string& given) {
+  auto name = find_tokenizer(model, given);
+  if (name.empty())
+    throw Error(command, "--tokenizer", "none, and none in " + model, "a SentencePiece model, or bytes");
+  return name;
+}
+
+nlohmann::json tokenizer_of_run(const io::TokenizerInfo& tokenizer) {
+  return {{"name", tokenizer.name}, {"fingerprint", tokenizer.fingerprint}, {"vocab_size", tokenizer.vocab_size}};
+}
+
+void require_tokenizer_of_run(const std::string& command, const std::string& model, const std::string& path,
+                              const io::TokenizerInfo& tokenizer) {
+  const auto run = std::filesystem::path(model) / train::kRunFile;
+  if (!std::filesystem::exists(run)) return;
+  const auto recorded = io::read_json(run);
+  if (!recorded.is_object() || !recorded.contains("tokenizer")) return;  // of a version that did not keep it
+  const auto& expected = recorded.at("tokenizer");
+  if (!expected.is_object() || expected.value("fingerprint", "") == tokenizer.fingerprint) return;
+  throw Error(command, "--tokenizer", path + ", which is not the tokenizer of " + model,
+              expected.value("name", "another") + " of " + std::to_string(expected.value("vocab_size", 0)) + " tokens");
+}
+
+}  // namespace efla::cli

@@ -1,0 +1,197 @@
+#include "cli/support/program.h"
+
+#include <fcntl.h>
+#include <fmt/core.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <new>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <vector>
+
+#include "cli/support/print.h"
+#include "cli/support/version.h"
+#include "efla/base/error.h"
+#include "efla/base/printable.h"
+#include "efla/base/text.h"
+
+namespace efla::cli {
+
+// What follows the first line in the exceptions of some libraries is a stack trace. Names in it may come from foreign
+// files and fill the screen or command the terminal.
+int report(int code, std::string_view message) {
+  constexpr std::size_t kLongest = 4000;
+  print_or_drop(stderr, "efla: " + printable(message.substr(0, message.find('\n')), kLongest) + "\n");
+  return code;
+}
+
+namespace {
+
+constexpr const char* kNoMemory = "not enough memory";
+
+[[noreturn]] void end_at_uncaught_exception() {
+  try {
+    if (const auto exception = std::current_exception()) std::rethrow_exception(exception);
+    report(kFailure, "ended by std::terminate");
+  } catch (const std::bad_alloc&) {
+    report(kFailure, kNoMemory);
+  } catch (const std::exception& error) {
+    report(kFailure, error.what());
+  } catch (...) {
+    report(kFailure, "ended by an exception of an unknown type");
+  }
+  std::_Exit(kFailure);
+}
+
+}  // namespace
+
+void report_uncaught_exceptions() { std::set_terminate(end_at_uncaught_exception); }
+
+namespace {
+
+// LibTorch's words for memory that it did not get.
+bool is_out_of_memory(std::string_view message) {
+  return message.find("DefaultCPUAllocator") != std::string_view::npos &&
+         message.find("can't allocate memory") != std::string_view::npos;
+}
+
+// A standard stream that the caller closed would give its number to the next file opened, and prints would end in it.
+void open_standard_streams() {
+  for (int fd = 0; fd <= 2; ++fd) {
+    if (fcntl(fd, F_GETFD) < 0) open("/dev/null", O_RDWR);
+  }
+}
+
+// The command line as far as it was understood: "apply", "eval robustness", "" for the program itself.
+struct Position {
+  const CLI::App* app;
+  std::string path;
+};
+
+Position deepest(const CLI::App& program) {
+  Position at{&program, ""};
+  while (!at.app->get_subcommands().empty()) {
+    at.app = at.app->get_subcommands().front();
+    at.path += (at.path.empty() ? "" : " ") + at.app->get_name();
+  }
+  return at;
+}
+
+std::vector<std::string> option_names(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const auto* option : app.get_options()) {
+    for (const auto& name : option->get_lnames()) names.push_back("--" + name);
+  }
+  return names;
+}
+
+std::vector<std::string> subcommand_names(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const auto* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+    names.push_back(command->get_name());
+  }
+  return names;
+}
+
+std::string joined(const std::vector<std::string>& names) {
+  std::string text;
+  for (const auto& name : names) text += (text.empty() ? "" : ", ") + name;
+  return text;
+}
+
+// "--scale: got 'two', expected NUMBER", of CLI11's "Could not convert: --scale = two".
+std::string conversion_message(const CLI::App& app, std::string_view message) {
+  for (const auto* option : app.get_options()) {
+    const std::string start = "Could not convert: " + option->get_name() + " = ";
+    if (!message.starts_with(start)) continue;
+    const auto type = option->get_type_name();
+    return option->get_name() + ": got '" + std::string(message.substr(start.size())) + "', expected " +
+           (type.empty() ? "no value" : type);
+  }
+  return std::string(message);
+}
+
+// What is wrong with a command line that `program` could not parse.
+std::string usage_message(const CLI::App& program, const CLI::ParseError& error) {
+  const auto [app, path] = deepest(program);
+  const std::string prefix = path.empty() ? "" : path + ": ";
+  const std::string help = " (see " + program.get_name() + " " + (path.empty() ? "" : path + " ") + "--help)";
+  const auto commands = subcommand_names(*app);
+  const auto leftover = program.remaining(true);
+  if (!leftover.empty()) {
+    const std::string name = leftover.front().substr(0, leftover.front().find('='));
+    if (name.starts_with("-")) {
+      return prefix + "unknown option '" + name + "', nearest is " + nearest_name(name, option_names(*app)) + help;
+    }
+    if (!commands.empty()) {
+      return prefix + "unknown command '" + name + "', nearest is " + nearest_name(name, commands) + help;
+    }
+    return prefix + "unexpected argument '" + leftover.front() + "'" + help;
+  }
+  if (!commands.empty()) return prefix + "no command given, expected one of " + joined(commands) + help;
+  if (error.get_name() == "ConversionError") return prefix + conversion_message(*app, error.what()) + help;
+  return prefix + error.what() + help;
+}
+
+int parse_and_run(CLI::App& program, int argc, char** argv) {
+  try {
+    program.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    fmt::print("{}", program.help());
+  } catch (const CLI::CallForVersion&) {
+    fmt::print("efla {}\n", version());
+  } catch (const CLI::RuntimeError& error) {  // a subcommand's own exit code, the user having been told
+    return error.get_exit_code();
+  } catch (const CLI::ParseError& error) {
+    return report(kUserMistake, usage_message(program, error));
+  }
+  flush_standard_output();
+  return 0;
+}
+
+}  // namespace
+
+int run_program(const char* name, const char* about, int argc, char** argv,
+                std::initializer_list<AddCommand> commands) {
+  open_standard_streams();
+  report_uncaught_exceptions();
+  // A write beyond the limit on file sizes then fails like one to a full disk, and what was written is removed.
+  std::signal(SIGXFSZ, SIG_IGN);
+  // Whoever reads what a command says of its course may leave before the command ends.
+  const auto at_closed_pipe = std::signal(SIGPIPE, SIG_IGN);
+  CLI::App program(about, name);
+  program.set_version_flag("--version", std::string(version()), "Print the version and exit");
+  program.set_help_flag("-h,--help", "Print this help and exit");
+  program.require_subcommand(1);
+  program.option_defaults()->take_last();  // of an option given twice the last counts, as in other programs
+  for (const auto add : commands) add(program);
+  try {
+    return parse_and_run(program, argc, argv);
+  } catch (const Error& error) {
+    return report(kUserMistake, error.what());
+  } catch (const IoError& error) {
+    return report(error.kind() == IoError::Kind::system ? kFailure : kUserMistake, error.what());
+  } catch (const std::system_error& error) {
+    if (error.code() != std::errc::broken_pipe) return report(kFailure, error.what());
+    // Whoever read the results is gone and wants no more: the end that the system gives to such programs.
+    std::signal(SIGPIPE, at_closed_pipe);
+    std::raise(SIGPIPE);
+    return kFailure;
+  } catch (const std::bad_alloc&) {
+    return report(kFailure, kNoMemory);
+  } catch (const std::exception& error) {
+    return report(kFailure, is_out_of_memory(error.what()) ? kNoMemory : error.what());
+  }
+}
+
+int run_efla(int argc, char** argv, std::initializer_list<AddCommand> commands) {
+  return run_program("efla", "Error-free linear attention: the exact delta rule, and models that are trained with it.",
+                     argc, argv, commands);
+}
+
+}  // namespace efla::cli

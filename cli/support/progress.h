@@ -1,0 +1,35 @@
+// The progress of a training run, as a bar.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "cli/support/progress_bar.h"
+#include "efla/train/run.h"
+
+namespace efla::cli {
+
+class Progress {
+ public:
+  // title opens each line ("efla, seed 1"); steps are those of the whole run.
+  Progress(std::string title, std::int64_t steps_per_epoch, std::int64_t steps);
+
+  // The events that draw it; stop is left empty. They point to this object.
+  train::RunEvents events();
+
+  // The same bar for work without a loss: "robustness  [====>   ]".
+  void count(const std::string& what, int done, int all);
+
+  // Takes the bar off a terminal.
+  void clear();
+
+ private:
+  void step(const train::StepResult& result, double images_per_second);
+
+  ProgressBar bar_;
+  std::int64_t steps_per_epoch_, steps_;
+  std::int64_t drawn_ = 0;  // steps since the start of this program
+  double loss_ = 0.0, accuracy_ = 0.0, images_per_second_ = 0.0, seconds_per_step_ = 0.0;  // moving averages
+};
+
+}  // namespace efla::cli

@@ -1,0 +1,108 @@
+// efla import, efla export and efla logits: language models to and from Hugging Face's layout, and their parity.
+#include <fmt/core.h>
+#include <torch/types.h>
+
+#include <cstring>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "cli/commands.h"
+#include "cli/support/model_tokenizer.h"
+#include "cli/support/output_file.h"
+#include "efla/base/error.h"
+#include "efla/io/file.h"
+#include "efla/io/folder_lock.h"
+#include "efla/io/safetensors/safetensors.h"
+#include "efla/nn/models/language_model_file.h"
+#include "efla/nn/models/language_model_json.h"
+#include "efla/nn/named_tensor.h"
+
+namespace efla::cli {
+namespace {
+
+struct Arguments {
+  std::string model, ids, out;
+};
+
+void convert(const std::string& command, const Arguments& arguments) {
+  const auto model = nn::load_language_model(arguments.model);
+  // A SentencePiece model goes along, for the folder to be complete in itself. A run may name one that is elsewhere.
+  const auto tokenizer = find_tokenizer(arguments.model);
+  const bool named = !tokenizer.empty() && tokenizer != "bytes", has_file = named && std::filesystem::exists(tokenizer);
+  const io::Bytes tokenizer_file = has_file ? io::read_file(tokenizer) : io::Bytes();
+  const auto lock = io::prepare_output_folder(arguments.out, command);
+  nn::save_language_model(*model, arguments.out);
+  if (has_file) io::write_file_atomically(std::filesystem::path(arguments.out) / kTokenizerFile, tokenizer_file);
+  const auto& config = model->config();
+  fmt::print("{}: {}, {} layers, {} parameters, model_type {}{}\n", arguments.out, config.mixer,
+             config.num_hidden_layers, model->parameter_count(),
+             nn::to_json(config).at("model_type").get<std::string>(), has_file ? ", with its tokenizer" : "");
+  if (named && !has_file) fmt::print("without its tokenizer: {} does not exist\n", tokenizer);
+}
+
+// input_ids [B, T] of the file.
+torch::Tensor read_ids(const std::string& path) {
+  const io::SafetensorsFile file(path);
+  const auto* ids = file.find("input_ids");
+  if (ids == nullptr) throw IoError(IoError::Kind::content, file.path(), -1, "has no tensor input_ids");
+  if (ids->type != io::TensorType::I64 || ids->shape.size() != 2) {
+    throw IoError(
+        IoError::Kind::content, file.path(), -1,
+        fmt::format("input_ids is {} with {} axes, expected I64 [B, T]", io::type_name(ids->type), ids->shape.size()));
+  }
+  const auto tensor = torch::empty(ids->shape, torch::kLong);
+  std::memcpy(tensor.data_ptr(), ids->bytes.data(), ids->bytes.size());
+  return tensor;
+}
+
+void run_logits(const Arguments& arguments) {
+  check_output_file("logits", "--out", arguments.out, arguments.ids);
+  const auto ids = read_ids(arguments.ids);
+  const auto model = nn::load_language_model(arguments.model);
+  const torch::NoGradGuard no_grad;
+  const auto logits = torch::empty({ids.size(0), ids.size(1), model->config().vocab_size});
+  // One sequence at a time: what is computed on the way takes the memory of one.
+  for (std::int64_t b = 0; b < ids.size(0); ++b) {
+    logits.narrow(0, b, 1).copy_(model->logits(ids.narrow(0, b, 1)));
+  }
+  const auto entry = nn::named_tensor("logits", logits);
+  io::write_safetensors(arguments.out, std::span(&entry, 1));
+}
+
+void add_converter(CLI::App& program, const std::string& name, const std::string& what, const char* argument,
+                   const char* argument_help, const char* out_name, const char* out_help) {
+  auto arguments = std::make_shared<Arguments>();
+  auto* command = program.add_subcommand(name, what);
+  command->add_option(argument, arguments->model, argument_help)->required()->type_name("FOLDER");
+  command->add_option("--out", arguments->out, out_help)->required()->type_name(out_name);
+  command->callback([name, arguments] { convert(name, *arguments); });
+}
+
+}  // namespace
+
+void add_checkpoints(CLI::App& program) {
+  add_converter(program, "import", "Read a language model in Hugging Face's layout into a folder of efla", "HF_DIR",
+                "Folder with config.json (model_type delta_net, gated_deltanet, kda or efla) and\n"
+                "model.safetensors, or its shards with model.safetensors.index.json",
+                "RUN", "New folder for the model, in float32");
+  add_converter(program, "export", "Write a language model in Hugging Face's layout", "RUN",
+                "Folder of a model, or of a training run (its latest checkpoint)", "HF_DIR",
+                "New folder for config.json, model.safetensors and, if it exists, tokenizer.model");
+
+  auto arguments = std::make_shared<Arguments>();
+  auto* logits = program.add_subcommand("logits", "A language model's logits for tokens in a file");
+  logits->add_option("MODEL", arguments->model, "Folder of a model, or of a training run")
+      ->required()
+      ->type_name("FOLDER");
+  logits->add_option("--ids", arguments->ids, "safetensors file with input_ids [B, T] of I64")
+      ->required()
+      ->type_name("FILE");
+  logits->add_option("--out", arguments->out, "safetensors file to write logits [B, T, vocabulary] of F32 to")
+      ->required()
+      ->type_name("FILE");
+  logits->callback([arguments] { run_logits(*arguments); });
+}
+
+}  // namespace efla::cli

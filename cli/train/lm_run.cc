@@ -1,0 +1,231 @@
+#include "cli/train/lm_run.h"
+
+#include <fmt/core.h>
+
+#include "cli/support/environment.h"
+#include "cli/support/model_tokenizer.h"
+#include "efla/autograd/context.h"
+#include "efla/base/error.h"
+#include "efla/generate/generator.h"
+#include "efla/io/file.h"
+#include "efla/io/json.h"
+#include "efla/io/sha256.h"
+#include "efla/io/toml.h"
+#include "efla/nn/layers/mixer_preset.h"
+#include "efla/nn/models/language_model_file.h"
+#include "efla/nn/models/language_model_json.h"
+
+namespace efla::cli {
+namespace {
+
+using nlohmann::json;
+
+// What a run's checkpoints are bound to: the same tokens.
+json describe(const io::TokenFolder& folder) {
+  std::string shards;
+  for (const auto& shard : folder.index().shards) shards += shard.sha256;
+  return {{"tokens", folder.tokens()},
+          {"documents", folder.documents()},
+          {"sha256", io::sha256(io::as_bytes(shards))},
+          {"tokenizer", folder.tokenizer().name}};
+}
+
+nn::LanguageModelConfig model_config(const json& config, const io::TokenFolder& corpus) {
+  json table = config.value("model", json::object());
+  if (table.contains("model_type")) return nn::language_model_config_from_json(table, kTrainLm);
+  const io::TokenizerInfo& tokenizer = corpus.tokenizer();
+  if (table.is_object()) {
+    if (!table.contains("vocab_size")) table["vocab_size"] = tokenizer.vocab_size;
+    if (!table.contains("bos_token_id") && tokenizer.bos >= 0) table["bos_token_id"] = tokenizer.bos;
+    if (!table.contains("eos_token_id") && tokenizer.eos >= 0) table["eos_token_id"] = tokenizer.eos;
+  }
+  return nn::language_model_config_from_table(table, kTrainLm);
+}
+
+std::string absolute(const std::string& path) {
+  return path.empty() ? path : std::filesystem::absolute(path).lexically_normal().string();
+}
+
+// A word or a path needs no quotes, which a shell takes away: TABLE.KEY=efla is TABLE.KEY='efla' in TOML. What holds
+// quotes or brackets is TOML as it stands.
+std::string quoted_setting(const std::string& setting) {
+  const auto equals = setting.find('=');
+  if (equals == std::string::npos) {
+    throw Error(kTrainLm, "--set", "'" + setting + "'", "TABLE.KEY=VALUE, as in training.lr=1e-3");
+  }
+  const auto first = setting.find_first_not_of(' ', equals + 1);
+  const std::string value = first == std::string::npos ? "" : setting.substr(first);
+  return value.empty() || value.find_first_of("'\"[]{}\n") != std::string::npos
+             ? setting
+             : setting.substr(0, equals) + "='" + value + "'";
+}
+
+json parse_setting(const std::string& setting) {
+  const std::string name = "--set " + setting, quoted = quoted_setting(setting);
+  try {
+    return io::parse_toml(setting, name);
+  } catch (const IoError&) {
+    return io::parse_toml(quoted, name);
+  }
+}
+
+}  // namespace
+
+json read_configuration(const std::string& path, const std::vector<std::string>& settings) {
+  json config = io::read_toml(path);
+  for (const std::string& setting : settings) {
+    config.merge_patch(parse_setting(setting));
+  }
+  return config;
+}
+
+LmSetup::LmSetup(const json& config, torch::Device device)
+    : options_(train::lm_options_from_json(config)), device_(device) {
+  read_data();
+  model_config_ = model_config(config, *train_);
+  if (model_config_.vocab_size < train_->tokenizer().vocab_size) {
+    throw Error(
+        kTrainLm, "model.vocab_size", std::to_string(model_config_.vocab_size),
+        "at least " + std::to_string(train_->tokenizer().vocab_size) + ", the vocabulary of " + options_.data.train);
+  }
+  if (device.is_cuda() && !autograd::has_gpu_kernels() && !nn::mixer_preset(model_config_.mixer).softmax) {
+    throw Error(kTrainLm, "--device", "cuda with mixer " + model_config_.mixer,
+                "cpu: this build has no GPU kernels of the delta rule (mixer softmax alone runs there)");
+  }
+  // Damaged tokens would train all the same, or end the run hours later.
+  train_->verify();
+  if (validation_) validation_->verify();
+}
+
+void LmSetup::read_data() {
+  train::LmDataOptions& data = options_.data;
+  data.train = absolute(data.train);
+  data.validation = absolute(data.validation);
+  if (data.tokenizer != "bytes") data.tokenizer = absolute(data.tokenizer);
+  train_ = std::make_unique<io::TokenFolder>(data.train);
+  if (!data.validation.empty()) {
+    validation_ = std::make_unique<io::TokenFolder>(data.validation);
+    data::require_same_tokenizer(train_->tokenizer(), validation_->tokenizer(), kTrainLm);
+  }
+  if (!data.tokenizer.empty()) {
+    tokenizer_ = data::load_tokenizer(data.tokenizer);
+    data::require_same_tokenizer(train_->tokenizer(), tokenizer_->info(), kTrainLm);
+  }
+}
+
+json LmSetup::full() const {
+  json config = train::to_json(options_);
+  config["model"] = nn::to_json(model_config_);
+  return config;
+}
+
+json LmSetup::tokenizer_description() const { return tokenizer_of_run(train_->tokenizer()); }
+
+json LmSetup::data_description() const {
+  json description = {{"train", describe(*train_)}};
+  if (validation_) description["validation"] = describe(*validation_);
+  return description;
+}
+
+train::LmReplica LmSetup::make_replica() {
+  const auto model = std::make_shared<nn::LanguageModel>(model_config_, nn::Initialiser(options_.training.seed));
+  model->set_recompute(options_.training.recompute);
+  models_.push_back(model);
+  return {nn::named_parameters(*model),
+          [model](const train::LmBatch& batch) { return model->loss(batch.inputs, batch.targets, batch.cu_seqlens); }};
+}
+
+std::int64_t LmSetup::parameter_count() const { return models_.front()->parameter_count(); }
+
+train::LmFiles LmSetup::files() {
+  const auto on_cpu = [this] {
+    const auto model = std::make_shared<nn::LanguageModel>(model_config_, nn::Initialiser::open());
+    const torch::NoGradGuard no_grad;
+    for (auto& parameter : model->named_parameters()) {
+      parameter.value().copy_(models_.front()->named_parameters()[parameter.key()]);
+    }
+    return model;
+  };
+  train::LmFiles files;
+  files.write = [this, on_cpu](const std::filesystem::path& folder) {
+    nn::save_language_model(device_.is_cpu() ? *models_.front() : *on_cpu(), folder);
+  };
+  files.read = [this](const std::filesystem::path& folder) {
+    const auto saved = nn::load_language_model(folder);
+    const torch::NoGradGuard no_grad;
+    for (auto& parameter : models_.front()->named_parameters()) {
+      parameter.value().copy_(saved->named_parameters()[parameter.key()]);
+    }
+  };
+  files.sample = [this] { return sample(); };
+  return files;
+}
+
+train::LmData LmSetup::run_data() const {
+  train::LmData data{train_.get(), validation_.get(), {}};
+  if (!tokenizer_) return data;
+  for (std::int32_t id = 0; id < tokenizer_->vocab_size(); ++id) {
+    data.token_bytes.bytes.push_back(static_cast<std::int64_t>(tokenizer_->bytes_of(id).size()));
+    if (tokenizer_->begins_with_added_space(id)) data.token_bytes.space_after = tokenizer_->bos();
+  }
+  return data;
+}
+
+// The likeliest token after each other one.
+std::string LmSetup::sample() const {
+  const nn::LanguageModel& model = *models_.front();
+  const generate::Generator generator(model, *tokenizer_);
+  generate::Session session(model, 0);
+  const std::vector<std::int32_t> prompt =
+      generator.encode(session, options_.training.sample_prompt, tokenizer_->bos() >= 0);
+  if (prompt.empty()) throw Error(kTrainLm, "training.sample_prompt", "\"\"", "a prompt: the tokenizer has no bos");
+  return generator.reply(session, prompt, {.max_tokens = options_.training.sample_tokens}).text;
+}
+
+void write_run_file(const std::filesystem::path& folder, const LmSetup& setup, int processes, int threads,
+                    const std::string& device) {
+  const nlohmann::ordered_json run = {{"format", "efla language model run 1"},
+                                      {"command", command_line()},
+                                      {"config", setup.full()},
+                                      {"data", setup.data_description()},
+                                      {"tokenizer", setup.tokenizer_description()},
+                                      {"parameters", setup.parameter_count()},
+                                      {"processes", processes},
+                                      {"threads", threads},
+                                      {"device", device},
+                                      {"environment", environment()}};
+  io::write_file_atomically(folder / train::kRunFile, run.dump(2) + "\n");
+}
+
+experiments::LmEnd train_lm_of_study(const json& config, const std::filesystem::path& folder,
+                                     const experiments::RunContext& context) {
+  LmSetup setup(config, torch::kCPU);
+  const auto& options = setup.options().training;
+  const auto group = train::ProcessGroup::join({}, torch::kCPU);
+  train::LmTask task([&] { return setup.make_replica(); }, setup.run_data(), options, *group, torch::kCPU,
+                     setup.files());
+  train::DataParallel model(
+      1, [&] { return task.add_copy(); }, context.pool);
+  if (const auto file = folder / train::kRunFile; std::filesystem::exists(file)) {
+    // The tokens are those that the run began with.
+    io::require_same({{"data", setup.data_description()}}, {{"data", io::read_json(file).at("data")}}, "reproduce",
+                     file.string());
+  } else {
+    write_run_file(folder, setup, 1, 1, "cpu");
+  }
+  train::RunEvents events;
+  events.stop = context.stop;
+  events.step = [&](const train::StepResult& step, double) {
+    context.progress(static_cast<double>(step.step) / static_cast<double>(options.total_steps()),
+                     fmt::format("loss {:.4f}", step.loss));
+  };
+  const train::Run run{folder, setup.full(), train::run_options(options, !setup.options().data.validation.empty())};
+  try {
+    const auto end = train::train_in_folder(run, task, model, train::update_options(options), *group, events);
+    return end == train::RunEnd::stopped ? experiments::LmEnd::stopped : experiments::LmEnd::finished;
+  } catch (const train::NonFinite&) {
+    return experiments::LmEnd::diverged;
+  }
+}
+
+}  // namespace efla::cli

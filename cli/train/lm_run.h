@@ -1,0 +1,71 @@
+// A training run of a language model as the command line describes it: configuration, data, model.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "efla/data/tokenizer.h"
+#include "efla/io/tokens/token_folder.h"
+#include "efla/nn/models/language_model.h"
+#include "efla/train/tasks/lm_task.h"
+#include "experiments/table1/study.h"
+
+namespace efla::cli {
+
+// The command, in messages.
+inline constexpr const char* kTrainLm = "train lm";
+
+// CONFIG.toml with "table.key=value" put over it, read as TOML; a word or a path needs no quotes. Throws IoError, and
+// Error for a setting without "=".
+nlohmann::json read_configuration(const std::string& path, const std::vector<std::string>& settings);
+
+// What a configuration names, read and checked against each other.
+class LmSetup {
+ public:
+  // config: {"model", "data", "training"} as a user writes it, or as full() returned it. Throws Error and IoError.
+  LmSetup(const nlohmann::json& config, torch::Device device);
+
+  const train::LmOptions& options() const { return options_; }
+
+  // The configuration with every default filled in.
+  nlohmann::json full() const;
+
+  // What run.json keeps of the tokenizer that made the tokens.
+  nlohmann::json tokenizer_description() const;
+
+  // What the tokens are: {"train": {tokens, documents, sha256, tokenizer}, "validation": …}.
+  nlohmann::json data_description() const;
+
+  // A copy of the model for a thread.
+  train::LmReplica make_replica();
+
+  std::int64_t parameter_count() const;
+
+  // Of the replicas made; they outlive what is returned.
+  train::LmFiles files();
+  train::LmData run_data() const;
+
+ private:
+  void read_data();
+  std::string sample() const;
+
+  train::LmOptions options_;
+  torch::Device device_;
+  nn::LanguageModelConfig model_config_;
+  std::unique_ptr<io::TokenFolder> train_, validation_;
+  std::unique_ptr<data::Tokenizer> tokenizer_;
+  std::vector<std::shared_ptr<nn::LanguageModel>> models_;
+};
+
+// Writes the run.json of a new run.
+void write_run_file(const std::filesystem::path& folder, const LmSetup& setup, int processes, int threads,
+                    const std::string& device);
+
+// Trains the model of a configuration as one of several runs of a study, on the CPU, by the calling thread.
+experiments::LmEnd train_lm_of_study(const nlohmann::json& config, const std::filesystem::path& folder,
+                                     const experiments::RunContext& context);
+
+}  // namespace efla::cli

@@ -1,0 +1,235 @@
+// efla train lm: a language model, in a folder of its own, by one process or several.
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/commands.h"
+#include "cli/support/interrupt.h"
+#include "cli/support/progress_bar.h"
+#include "cli/support/threads.h"
+#include "cli/support/version.h"
+#include "cli/train/lm_run.h"
+#include "efla/base/error.h"
+#include "efla/base/shell_word.h"
+#include "efla/io/file.h"
+#include "efla/io/folder_lock.h"
+#include "efla/io/json.h"
+#include "efla/io/sha256.h"
+#include "efla/train/distributed/process_group.h"
+
+namespace efla::cli {
+namespace {
+
+using nlohmann::json;
+
+struct TrainLmArguments {
+  std::string config, out, resume, device = "cpu";
+  std::vector<std::string> settings;
+  int threads = 0;
+};
+
+class LmProgress {
+ public:
+  explicit LmProgress(std::int64_t steps) : bar_("train"), steps_(steps) {}
+
+  train::RunEvents events() {
+    train::RunEvents events;
+    events.step = [this](const train::StepResult& result, double rate) { step(result, rate); };
+    events.evaluating = [this](std::int64_t) { bar_.draw(1.0, "evaluating", false); };
+    events.evaluated = [this](std::int64_t step, const nlohmann::ordered_json& e) {
+      bar_.line(fmt::format("step {}: {}", step, text(e)));
+    };
+    events.sampled = [this](std::int64_t step, const std::string& text) {
+      bar_.line(fmt::format("step {}: {}", step, json(text).dump(-1, ' ', false, json::error_handler_t::replace)));
+    };
+    return events;
+  }
+
+  static std::string text(const nlohmann::ordered_json& e) {
+    std::string text = fmt::format("validation perplexity {:.3f}, loss {:.4f}", e.at("perplexity").get<double>(),
+                                   e.at("loss").get<double>());
+    if (e.contains("bits_per_byte")) text += fmt::format(", {:.4f} bits per byte", e.at("bits_per_byte").get<double>());
+    return text;
+  }
+
+ private:
+  static constexpr std::int64_t kPlainLines = 100;
+
+  void step(const train::StepResult& result, double tokens_per_second) {
+    // Weights of the newest step: that of a plain mean first, a twentieth later on.
+    const double weight = std::max(1.0 / static_cast<double>(++drawn_), 0.05);
+    const auto follow = [weight](double& mean, double value) { mean += weight * (value - mean); };
+    follow(loss_, result.loss);
+    follow(tokens_per_second_, tokens_per_second);
+    follow(seconds_per_step_, static_cast<double>(result.step_examples) / tokens_per_second);
+    const bool plain_line =
+        result.step == 1 || result.step * kPlainLines / steps_ != (result.step - 1) * kPlainLines / steps_;
+    bar_.draw(static_cast<double>(result.step) / static_cast<double>(steps_),
+              fmt::format("step {}  loss {:.4f}  {:.0f} tokens/s  {} left", result.step, loss_, tokens_per_second_,
+                          duration(seconds_per_step_ * static_cast<double>(steps_ - result.step))),
+              plain_line);
+  }
+
+  ProgressBar bar_;
+  std::int64_t steps_, drawn_ = 0;
+  double loss_ = 0.0, tokens_per_second_ = 0.0, seconds_per_step_ = 0.0;  // moving averages
+};
+
+torch::Device device_of(const std::string& name, int local_rank) {
+  return name == "cuda" ? torch::Device(torch::kCUDA, static_cast<c10::DeviceIndex>(local_rank)) : torch::kCPU;
+}
+
+// Threads of this process: an equal part of the processors for each process of this machine.
+int threads_of(int asked) {
+  if (asked > 0) return asked;
+  int processes = 1;
+  for (const char* name : {"LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"}) {
+    if (const char* text = std::getenv(name)) processes = std::max(processes, std::atoi(text));
+  }
+  return std::max(1, available_processors() / processes);
+}
+
+// A part of run.json.
+json field_of(const json& run, const char* name, const std::filesystem::path& path) {
+  if (!run.is_object() || !run.contains(name) || !run.at(name).is_object()) {
+    throw IoError(IoError::Kind::content, path.string(), -1, std::string("it has no \"") + name + "\" of a run");
+  }
+  return run.at(name);
+}
+
+json asked_configuration(const TrainLmArguments& a) {
+  if (a.out.empty() == a.resume.empty()) {
+    throw Error(kTrainLm, "--out", a.out.empty() ? "nothing" : "both --out and --resume",
+                "--out RUN for a new run, or --resume RUN to go on with one");
+  }
+  if (a.config.empty() && a.resume.empty()) throw Error(kTrainLm, "CONFIG", "nothing", "a configuration's file");
+  if (a.config.empty() && !a.settings.empty()) {
+    throw Error(kTrainLm, "--set", a.settings.front(), "no setting: a run goes on as it began");
+  }
+  if (!a.config.empty()) return read_configuration(a.config, a.settings);
+  const auto path = std::filesystem::path(a.resume) / train::kRunFile;
+  return field_of(io::read_json(path), "config", path);
+}
+
+// The configuration and the data of the run that goes on are those that it began with.
+void require_same_run(const std::filesystem::path& folder, const json& config, const json& data) {
+  const auto path = folder / train::kRunFile;
+  const json recorded = io::read_json(path);
+  io::require_same(config, field_of(recorded, "config", path), "resume", path.string());
+  io::require_same({{"data", data}}, {{"data", field_of(recorded, "data", path)}}, "resume", path.string());
+}
+
+void print_summary(const std::filesystem::path& folder) {
+  const auto metrics = io::read_json_lines(folder / train::kMetricsFile);
+  const auto last = [&](const char* event) {
+    return std::find_if(metrics.rbegin(), metrics.rend(), [&](const json& line) { return line.at("event") == event; });
+  };
+  fmt::print("steps       {}, {} tokens, {:.0f} s\n", last("step")->at("step").get<std::int64_t>(),
+             last("step")->at("tokens").get<std::int64_t>(), last("step")->at("seconds").get<double>());
+  if (const auto evaluation = last("evaluation"); evaluation != metrics.rend()) {
+    fmt::print("validation  perplexity {:.3f}", evaluation->at("perplexity").get<double>());
+    if (evaluation->contains("bits_per_byte")) {
+      fmt::print(", {:.4f} bits per byte", evaluation->at("bits_per_byte").get<double>());
+    }
+    fmt::print("\n");
+  }
+  fmt::print("checkpoint  {}\n", train::CheckpointFolder(folder).latest()->path.string());
+}
+
+std::filesystem::path folder_of(const TrainLmArguments& a) { return a.resume.empty() ? a.out : a.resume; }
+
+train::RunEnd train_with(const TrainLmArguments& a, LmSetup& setup, train::ProcessGroup& group, torch::Device device) {
+  const auto folder = folder_of(a);
+  const auto& options = setup.options().training;
+  const int threads = threads_of(a.threads);
+  ThreadPool& pool = use_threads(threads);
+  const std::int64_t micro_batches = options.rows_per_step() / options.micro_batch / group.size();
+  const auto copies = static_cast<int>(std::clamp<std::int64_t>(micro_batches, 1, device.is_cpu() ? threads : 1));
+  train::LmTask task([&] { return setup.make_replica(); }, setup.run_data(), options, group, device, setup.files());
+  train::DataParallel model(
+      copies, [&] { return task.add_copy(); }, pool, device, options.precision);
+  std::optional<io::FolderLock> lock;  // rank 0 holds it for all ranks
+  if (group.rank() == 0 && !a.resume.empty()) lock.emplace(folder, kTrainLm, "--resume");
+  if (group.rank() == 0 && a.resume.empty()) {
+    lock.emplace(io::prepare_output_folder(folder, kTrainLm));
+    write_run_file(folder, setup, group.size(), threads, a.device);
+  }
+  LmProgress progress(options.total_steps());
+  auto events = group.rank() == 0 ? progress.events() : train::RunEvents{};
+  events.stop = interrupted;
+  const train::Run run{folder, setup.full(), train::run_options(options, !setup.options().data.validation.empty())};
+  const auto end = train::train_in_folder(run, task, model, train::update_options(options), group, events);
+  group.shutdown();
+  return end;
+}
+
+// What the ranks must agree on before they train together.
+json description(const TrainLmArguments& a, const LmSetup& setup) {
+  json description = setup.full();
+  description["tokens"] = setup.data_description();
+  description["program"] = std::string(version()) + " " + std::string(commit());
+  description["--device"] = a.device;
+  description["--resume"] =
+      a.resume.empty() ? json() : json(io::sha256(io::read_file(std::filesystem::path(a.resume) / train::kRunFile)));
+  return description;
+}
+
+std::unique_ptr<train::ProcessGroup> join(const TrainLmArguments& a, const LmSetup& setup,
+                                          const train::RankEnvironment& environment, torch::Device device) {
+  try {
+    return train::ProcessGroup::join(environment, device, description(a, setup), interrupted);
+  } catch (const Stopped&) {
+    end_interrupted("Stopped while waiting for the other ranks; nothing was written.");
+  }
+}
+
+void train_lm(const TrainLmArguments& a) {
+  const json config = asked_configuration(a);
+  const auto environment = train::RankEnvironment::read();
+  const torch::Device device = device_of(a.device, environment.local_rank);
+  LmSetup setup(config, device);
+  if (!a.resume.empty()) require_same_run(a.resume, setup.full(), setup.data_description());
+  watch_for_interrupts();
+  const auto group = join(a, setup, environment, device);
+  auto end = train::RunEnd::finished;
+  try {
+    end = train_with(a, setup, *group, device);
+  } catch (const std::exception& error) {
+    group->shutdown(error.what());
+    throw;
+  }
+  const auto folder = folder_of(a);
+  if (end == train::RunEnd::stopped) {
+    end_interrupted("Stopped and saved. To go on: efla train lm --resume " + shell_word(folder.string()));
+  }
+  if (group->rank() == 0) print_summary(folder);
+}
+
+}  // namespace
+
+void add_train_lm(CLI::App& train) {
+  auto* command = train.add_subcommand("lm", "A language model, from token shards (section 5.2 of the paper)");
+  auto arguments = std::make_shared<TrainLmArguments>();
+  command->add_option("CONFIG", arguments->config, "TOML file with tables [model], [data] and [training]");
+  command->add_option("--out", arguments->out, "Folder of the new run");
+  command->add_option("--resume", arguments->resume, "Folder of the run to go on with, to the same bits");
+  command->add_option("--set", arguments->settings, "TABLE.KEY=VALUE in place of the file's; may be given repeatedly")
+      ->allow_extra_args(false)
+      ->take_all();
+  command->add_option("--device", arguments->device, "cpu or cuda")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->capture_default_str();
+  command
+      ->add_option("--threads", arguments->threads,
+                   "Threads of this process; 0: its part of the machine's processors. Does not change results")
+      ->check(CLI::Range(0, 1024));
+  command->callback([=] { train_lm(*arguments); });
+}
+
+}  // namespace efla::cli

@@ -1,0 +1,74 @@
+#include "efla/io/safetensors/safetensors_folder.h"
+
+#include <nlohmann/json.hpp>
+
+#include "efla/base/error.h"
+#include "efla/io/json.h"
+
+namespace efla::io {
+namespace {
+
+constexpr const char* kFile = "model.safetensors";
+constexpr const char* kIndex = "model.safetensors.index.json";
+
+[[noreturn]] void refuse(const std::string& path, const std::string& what) {
+  throw IoError(IoError::Kind::content, path, -1, what);
+}
+
+}  // namespace
+
+SafetensorsFolder::SafetensorsFolder(const std::filesystem::path& folder) {
+  if (std::filesystem::exists(folder / kFile)) {
+    files_.push_back(std::make_unique<SafetensorsFile>(folder / kFile));
+    path_ = files_.back()->path();
+    for (const auto& tensor : files_.back()->tensors()) where_[tensor.name] = files_.back().get();
+  } else if (std::filesystem::exists(folder / kIndex)) {
+    open_shards(folder);
+  } else {
+    throw IoError(IoError::Kind::missing, folder.string(), -1, std::string("has neither ") + kFile + " nor " + kIndex);
+  }
+}
+
+void SafetensorsFolder::open_shards(const std::filesystem::path& folder) {
+  path_ = (folder / kIndex).string();
+  const auto index = read_json(folder / kIndex);
+  if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object()) {
+    refuse(path_, "has no object weight_map");
+  }
+  std::map<std::string, const SafetensorsFile*> opened;
+  for (const auto& [name, value] : index["weight_map"].items()) {
+    const auto shard = value.is_string() ? value.get<std::string>() : std::string();
+    if (shard.empty() || std::filesystem::path(shard).filename() != shard || shard == "." || shard == "..") {
+      refuse(path_, "gives tensor " + printable(name) + " the file " + printable(value.dump()) +
+                        ", expected the name of one beside it");
+    }
+    auto& file = opened[shard];
+    if (file == nullptr) {
+      files_.push_back(std::make_unique<SafetensorsFile>(folder / shard));
+      file = files_.back().get();
+    }
+    if (file->find(name) == nullptr)
+      refuse(file->path(), "has no tensor " + printable(name) + ", which the index names");
+    where_[name] = file;
+  }
+  for (const auto& file : files_) {
+    for (const auto& tensor : file->tensors()) {
+      if (file_with(tensor.name) != file.get()) {
+        refuse(file->path(), "has a tensor " + printable(tensor.name) + " that the index does not place there");
+      }
+    }
+  }
+}
+
+const SafetensorsFile* SafetensorsFolder::file_with(std::string_view name) const {
+  const auto found = where_.find(name);
+  return found == where_.end() ? nullptr : found->second;
+}
+
+std::vector<std::string> SafetensorsFolder::names() const {
+  std::vector<std::string> all;
+  for (const auto& [name, file] : where_) all.push_back(name);
+  return all;
+}
+
+}  // namespace efla::io

@@ -1,0 +1,195 @@
+#include "efla/io/tokens/token_folder.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include <fmt/format.h>
+
+#include "efla/base/error.h"
+#include "efla/io/json.h"
+#include "efla/io/safetensors/safetensors.h"
+
+namespace efla::io {
+namespace {
+
+using nlohmann::json;
+using nlohmann::ordered_json;
+
+constexpr const char* kFormat = "efla token shards";
+constexpr int kVersion = 1;
+constexpr std::int64_t kMaxCount = std::int64_t{1} << 50;  // keeps sums of counts far from overflow
+
+// Reads the fields of a JSON object. Reports a field that is missing or has another type.
+class Fields {
+ public:
+  Fields(const json& object, std::string path, std::string where)
+      : object_(object), path_(std::move(path)), where_(std::move(where)) {
+    if (!object_.is_object()) fail(where_ + " is not an object");
+  }
+
+  const json& at(const char* name) const {
+    const auto found = object_.find(name);
+    if (found == object_.end()) fail(fmt::format("{} has no field '{}'", where_, name));
+    return *found;
+  }
+
+  std::string text(const char* name) const {
+    const auto& value = at(name);
+    if (!value.is_string()) fail(fmt::format("'{}' of {} is not a string", name, where_));
+    return value.get<std::string>();
+  }
+
+  std::int64_t number(const char* name, std::int64_t low, std::int64_t high) const {
+    const auto& value = at(name);
+    const bool fits = value.is_number_integer() && value >= low && value <= high;
+    if (!fits) fail(fmt::format("'{}' of {} is not a whole number from {} to {}", name, where_, low, high));
+    return value.get<std::int64_t>();
+  }
+
+  const json& array(const char* name) const {
+    const auto& value = at(name);
+    if (!value.is_array()) fail(fmt::format("'{}' of {} is not an array", name, where_));
+    return value;
+  }
+
+  [[noreturn]] void fail(const std::string& what) const {
+    throw IoError(IoError::Kind::content, path_, -1, "not an index of token shards: " + what);
+  }
+
+ private:
+  const json& object_;
+  std::string path_, where_;
+};
+
+std::string read_sum(const Fields& fields, const char* name) {
+  auto sum = fields.text(name);
+  const bool good = sum.size() == 64 && sum.find_first_not_of("0123456789abcdef") == std::string::npos;
+  if (!good) fields.fail(fmt::format("'{}' is not 64 hexadecimal digits in lower case", name));
+  return sum;
+}
+
+TokenizerInfo read_tokenizer(const Fields& fields) {
+  TokenizerInfo info;
+  info.name = fields.text("name");
+  info.fingerprint = read_sum(fields, "sha256");
+  info.vocab_size = fields.number("vocab_size", 1, INT32_MAX);
+  info.bos = static_cast<std::int32_t>(fields.number("bos", -1, info.vocab_size - 1));
+  info.eos = static_cast<std::int32_t>(fields.number("eos", -1, info.vocab_size - 1));
+  return info;
+}
+
+TokenIndex::Shard read_shard(const Fields& fields) {
+  TokenIndex::Shard shard;
+  shard.file = fields.text("file");
+  // A plain name: an index from elsewhere must not open files outside of its folder.
+  const bool plain = !shard.file.empty() && shard.file.front() != '.' &&
+                     shard.file.find_first_of(std::string_view("/\\\0", 3)) == std::string::npos;
+  if (!plain) fields.fail(fmt::format("the name \"{}\" of a shard is not a plain one", printable(shard.file)));
+  shard.tokens = fields.number("tokens", 1, kMaxCount);
+  shard.documents = fields.number("documents", 1, shard.tokens);
+  shard.sha256 = read_sum(fields, "sha256");
+  return shard;
+}
+
+}  // namespace
+
+std::int64_t TokenIndex::tokens() const {
+  return std::accumulate(shards.begin(), shards.end(), std::int64_t{0},
+                         [](auto sum, const auto& shard) { return sum + shard.tokens; });
+}
+
+std::int64_t TokenIndex::documents() const {
+  return std::accumulate(shards.begin(), shards.end(), std::int64_t{0},
+                         [](auto sum, const auto& shard) { return sum + shard.documents; });
+}
+
+TokenIndex read_token_index(const std::filesystem::path& folder) {
+  const auto path = folder / kTokenIndexFile;
+  const auto value = read_json(path);
+  const Fields fields(value, path.string(), "it");
+  const auto format = fields.text("format");
+  if (format != kFormat) fields.fail(fmt::format("its format is \"{}\"", printable(format)));
+  fields.number("version", kVersion, kVersion);
+  TokenIndex index;
+  index.tokenizer = read_tokenizer(Fields(fields.at("tokenizer"), path.string(), "'tokenizer'"));
+  for (const auto& shard : fields.array("shards")) {
+    if (index.tokens() > kMaxCount) fields.fail("its shards hold too many tokens");
+    index.shards.push_back(read_shard(Fields(shard, path.string(), fmt::format("shard {}", index.shards.size()))));
+  }
+  fields.number("tokens", index.tokens(), index.tokens());
+  fields.number("documents", index.documents(), index.documents());
+  index.source = fields.at("source");
+  if (const auto& unfinished = fields.at("unfinished"); !unfinished.is_null()) {
+    const Fields position(unfinished, path.string(), "'unfinished'");
+    index.unfinished = {position.number("input", 0, kMaxCount), position.number("document", 0, kMaxCount)};
+  }
+  return index;
+}
+
+void write_token_index(const std::filesystem::path& folder, const TokenIndex& index) {
+  const auto& t = index.tokenizer;
+  ordered_json value{
+      {"format", kFormat},
+      {"version", kVersion},
+      {"tokenizer",
+       {{"name", t.name}, {"sha256", t.fingerprint}, {"vocab_size", t.vocab_size}, {"bos", t.bos}, {"eos", t.eos}}},
+      {"tokens", index.tokens()},
+      {"documents", index.documents()},
+      {"shards", ordered_json::array()},
+      {"source", index.source},
+      {"unfinished", nullptr}};
+  if (index.unfinished) {
+    value["unfinished"] = {{"input", index.unfinished->input}, {"document", index.unfinished->document}};
+  }
+  for (const auto& shard : index.shards) {
+    value["shards"].push_back(
+        {{"file", shard.file}, {"tokens", shard.tokens}, {"documents", shard.documents}, {"sha256", shard.sha256}});
+  }
+  write_file_atomically(folder / kTokenIndexFile,
+                        value.dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n");
+}
+
+TokenFolder::TokenFolder(const std::filesystem::path& folder) : index_(read_token_index(folder)) {
+  const auto fail = [](const std::filesystem::path& path, const std::string& what) {
+    throw IoError(IoError::Kind::content, path.string(), -1, what);
+  };
+  if (index_.unfinished) fail(folder, "its tokenization has not ended: run the same command again");
+  if (index_.shards.empty()) fail(folder, "holds no token shards");
+  begins_.push_back(0);
+  for (const auto& expected : index_.shards) {
+    const auto& shard = shards_.emplace_back(folder / expected.file);
+    const auto& got = shard.content();
+    if (got.tokens != expected.tokens || got.documents != expected.documents || got.sha256 != expected.sha256) {
+      fail(shard.path(), "is not the shard that index.json describes: tokens, documents or sha256 differ");
+    }
+    if (got.fingerprint != tokenizer().fingerprint || got.vocab_size != tokenizer().vocab_size) {
+      fail(shard.path(), "was made with another tokenizer than index.json says");
+    }
+    begins_.push_back(begins_.back() + got.tokens);
+  }
+}
+
+std::size_t TokenFolder::shard_of(std::int64_t token) const {
+  return static_cast<std::size_t>(std::upper_bound(begins_.begin(), begins_.end(), token) - begins_.begin()) - 1;
+}
+
+std::int64_t TokenFolder::document_end(std::int64_t token) const {
+  const auto s = shard_of(token);
+  const auto& shard = shards_[s];
+  return begins_[s] + shard.document_end(shard.document_of(token - begins_[s]));
+}
+
+void TokenFolder::read(std::int64_t begin, std::span<std::int64_t> out) const {
+  for (auto s = shard_of(begin); !out.empty(); ++s) {
+    const auto here = std::min(out.size(), static_cast<std::size_t>(begins_[s + 1] - begin));
+    shards_[s].read(begin - begins_[s], out.first(here));
+    out = out.subspan(here);
+    begin += static_cast<std::int64_t>(here);
+  }
+}
+
+void TokenFolder::verify() const {
+  for (const auto& shard : shards_) shard.verify();
+}
+
+}  // namespace efla::io
