@@ -115,6 +115,7 @@ DeltaRule rule_of(c10::optional<double> scale, std::int64_t integrator, std::int
 
 DeltaRule rule_of(c10::optional<double> scale, const std::string& step, double erase_scale, double write_scale,
                   bool qk_l2norm) {
+  if (scale && std::isnan(*scale)) throw Error(kOperation, "scale", "nan", "a finite number");  // NaN: the default
   DeltaRule rule;
   rule.step = parse_step_size(step);
   rule.step.erase_scale = erase_scale;
@@ -210,6 +211,7 @@ std::tuple<Tensor, Tensor, Tensor> user_op_with_states(const Tensor& q, const Te
 
 void check(const DeltaRuleInput& in) {
   if (!in.q.defined()) throw Error(kOperation, "q", "an undefined tensor", "a tensor [B, T, H, K]");
+  with_element_type(kOperation, in.q, [](auto) {});  // throws for other types
   const auto dtype = in.q.scalar_type();
   const auto state = c10::typeMetaToScalarType(state_options(in).dtype());
   const auto check_one = [&](const char* name, const Tensor& tensor, at::ScalarType type, std::int64_t rank,

@@ -22,7 +22,7 @@ StepSize parse_step_size(std::string_view name) {
     }
   }
   const std::vector<std::string> names{"euler", "rk2", "rk4", "exact", "implicit_euler", "trapezoid"};
-  throw Error("step size", "name", "'" + std::string(name) + "'",
+  throw Error("step size", "step", "'" + std::string(name) + "'",
               "euler, rkN, exact, implicit_euler or trapezoid (nearest: " + nearest_name(name, names) + ")");
 }
 

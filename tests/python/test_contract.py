@@ -122,42 +122,41 @@ class Mistakes(unittest.TestCase):
         x = inputs()
         f = efla.chunk_delta_rule
         for name, bad, message in (
-            ("q", x["q"][0], "q: got shape [70, 2, 12], expected a tensor [B, T, H, K]"),
-            ("q", None, "q: got NoneType, expected a tensor [B, T, H, K]"),
-            ("q", x["q"].half(), "q: got torch.float16, expected float32, bfloat16 or float64"),
-            ("k", x["k"][..., :5], "k: got shape [2, 70, 2, 5], expected [B, T, H, K] = [2, 70, 2, 12]"),
-            ("k", x["k"].bfloat16(), "k: got torch.bfloat16, expected torch.float32, as q has"),
-            ("v", x["v"][:, 1:], "v: got shape [2, 69, 2, 10], expected [B, T, HV, V] = [2, 70, 2, 10]"),
-            ("v", x["v"].repeat(1, 1, 2, 1)[:, :, 1:], "v: got 3 heads, expected a multiple of the 2 heads of q"),
-            ("v", x["v"][..., :0], "v: got shape [2, 70, 2, 0], expected no dimension of 0"),
-            ("beta", x["beta"][..., 0], "beta: got shape [2, 70], expected [B, T, HV] = [2, 70, 2]"),
-            ("beta", 1.0, "beta: got float, expected a tensor [B, T, HV]"),
-            ("initial_state", state(3), "initial_state: got shape [3, 2, 12, 10], expected [N, HV, K, V] = [2, 2, 12, 10]"),
+            ("q", x["q"][0], "q: got shape [70, 2, 12], expected 4 dimensions [B, T, H, K]"),
+            ("q", None, "q: got NoneType, expected a tensor"),
+            ("q", x["q"].half(), "q: got dtype Half, expected Float, BFloat16 or Double"),
+            ("k", x["k"][..., :5], "k: got shape [2, 70, 2, 5], expected shape [2, 70, 2, 12]"),
+            ("k", x["k"].bfloat16(), "k: got dtype BFloat16, expected Float"),
+            ("v", x["v"][:, 1:], "v: got shape [2, 69, 2, 10], expected shape [2, 70, 2, 10]"),
+            ("v", x["v"].repeat(1, 1, 2, 1)[:, :, 1:], "value head count HV: got 3, expected a multiple of H = 2"),
+            ("v", x["v"][..., :0], "value dim V: got 0, expected 1 to 2147483647"),
+            ("beta", x["beta"][..., 0], "beta: got shape [2, 70], expected 3 dimensions [B, T, HV]"),
+            ("beta", 1.0, "beta: got float, expected a tensor"),
+            ("initial_state", state(3), "initial_state: got shape [3, 2, 12, 10], expected shape [2, 2, 12, 10]"),
         ):
             self.refuses(message, f, **{**x, name: bad})
         g = inputs(decay="channel")["g"]
-        self.refuses(
-            "g: got shape [2, 70, 2, 12], expected [B, T, HV] = [2, 70, 2]", efla.chunk_gated_delta_rule, **x, g=g
-        )
-        self.refuses("g: got shape [2, 70, 2], expected [B, T, HV, K] = [2, 70, 2, 12]", efla.chunk_kda, **x, g=g[..., 0])
+        self.refuses("g: got shape [2, 70, 2, 12], expected a tensor [B, T, HV]", efla.chunk_gated_delta_rule, **x, g=g)
+        self.refuses("g: got shape [2, 70, 2], expected a tensor [B, T, HV, K]", efla.chunk_kda, **x, g=g[..., 0])
+        self.refuses("g: got shape [2, 70, 1, 12], expected shape [2, 70, 2, 12]", efla.chunk_kda, **x, g=g[:, :, :1])
         self.refuses("g: got NoneType, expected a tensor [B, T, HV, K]", efla.chunk_kda, **x, g=None)
 
     def test_packed_sequences(self):
         f, x = efla.chunk_delta_rule, inputs(batch=1)
         cu = torch.tensor
         self.refuses(
-            "cu_seqlens: got [0, 50, 40, 70], expected ascending numbers from 0 to T = 70",
+            "cu_seqlens[2]: got 40, expected at least cu_seqlens[1] = 50",
             f,
             **x,
             cu_seqlens=cu([0, 50, 40, 70]),
         )
-        self.refuses("cu_seqlens: got [0, 69], expected ascending numbers from 0 to T = 70", f, **x, cu_seqlens=cu([0, 69]))
-        self.refuses("cu_seqlens: got shape [1], expected a tensor [N + 1] with N at least 1", f, **x, cu_seqlens=cu([0]))
+        self.refuses("cu_seqlens[1]: got 69, expected T = 70", f, **x, cu_seqlens=cu([0, 69]))
+        self.refuses("cu_seqlens: got shape [1], expected shape [2]", f, **x, cu_seqlens=cu([0]))
         self.refuses(
             "cu_seqlens: got torch.float32, expected torch.int64 or torch.int32", f, **x, cu_seqlens=cu([0.0, 70.0])
         )
         self.refuses(
-            "q: got batch size 2, expected 1 with cu_seqlens: pack the sequences one after the other",
+            "batch size B: got 2, expected 1 with cu_seqlens",
             f,
             **inputs(),
             cu_seqlens=cu([0, 70]),
@@ -166,10 +165,12 @@ class Mistakes(unittest.TestCase):
     def test_choices(self):
         x = inputs()
         f = efla.chunk_efla
-        steps = "euler, rk1 to rk64, exact, implicit_euler or trapezoid"
-        for step in ("exakt", "rk", "rk0", "rk65", None):
-            self.refuses(f"step: got {step!r}, expected {steps}", f, **x, step=step)
-        self.refuses("scale: got inf, expected a finite number", f, **x, scale=float("inf"))
+        steps = "euler, rkN, exact, implicit_euler or trapezoid"
+        self.refuses(f"step: got 'exakt', expected {steps} (nearest: exact)", f, **x, step="exakt")
+        self.refuses("order of rk: got 65, expected 1 to 64", f, **x, step="rk65")
+        for scale in ("inf", "nan"):
+            self.refuses(f"scale: got {scale}, expected a finite number", f, **x, scale=float(scale))
+        self.refuses("erase_scale: got inf, expected a finite number", f, **x, erase_scale=float("inf"))
         self.refuses(
             "allow_neg_eigval: got True, expected False without use_beta_sigmoid_in_kernel", f, **x, allow_neg_eigval=True
         )
@@ -201,10 +202,10 @@ class Mistakes(unittest.TestCase):
     def test_one_token(self):
         x = {name: tensor[:, 0] for name, tensor in inputs().items()}
         f = efla.delta_rule_step
-        self.refuses("state: got torch.float64, expected float32 or bfloat16", f, **x, state=state().double())
-        self.refuses("state: got shape [1, 2, 12, 10], expected [B, HV, K, V] = [2, 2, 12, 10]", f, **x, state=state(1))
+        self.refuses("state: got dtype Double, expected Float", f, **x, state=state().double())
+        self.refuses("state: got shape [1, 2, 12, 10], expected shape [2, 2, 12, 10]", f, **x, state=state(1))
         x["q"] = x["q"].unsqueeze(1)
-        self.refuses("q: got shape [2, 1, 2, 12], expected a tensor [B, H, K]", f, **x, state=state())
+        self.refuses("q: got shape [2, 1, 2, 12], expected 3 dimensions [B, H, K]", f, **x, state=state())
 
 
 class WithoutValues(unittest.TestCase):

@@ -105,9 +105,9 @@ class Cuda(unittest.TestCase):
 
     def test_says_what_it_does_not_take(self):
         x = {name: inputs()[name] for name in ("q", "k", "v", "beta")}
-        with self.assertRaisesRegex(ValueError, "k: got a tensor on cpu, expected one on cuda:0, as q"):
+        with self.assertRaisesRegex(ValueError, "k: got a tensor on cpu, expected one on cuda:0"):
             efla.chunk_efla(**{**x, "q": x["q"].cuda()})
-        with self.assertRaisesRegex(RuntimeError, "beta.*got a tensor on cpu, expected one on cuda:0"):
+        with self.assertRaisesRegex(ValueError, "beta: got a tensor on cpu, expected one on cuda:0"):
             efla.chunk_efla(**{**on_gpu(x), "beta": x["beta"]})
-        with self.assertRaisesRegex(RuntimeError, "ref: it computes on the CPU, and the tensors are on cuda:0"):
+        with self.assertRaisesRegex(ValueError, "ref: it computes on the CPU, and the tensors are on cuda:0"):
             efla.chunk_efla(**{name: tensor.double() for name, tensor in on_gpu(x).items()})

@@ -201,18 +201,18 @@ TEST(StepSize, WrongNamesGetTheNearestOne) {
   const auto expect = [](const char* name, const char* argument, const char* says) {
     test::expect_error([&] { parse_step_size(name); }, argument, says);
   };
-  expect("exakt", "name", "got 'exakt', expected euler, rkN, exact, implicit_euler or trapezoid (nearest: exact)");
-  expect("Euler", "name", "nearest: euler");
-  expect("implicit-euler", "name", "nearest: implicit_euler");
-  expect("rk", "name", "nearest: rk2");
-  expect("rk4x", "name", "nearest: rk4");
-  expect("rk 4", "name", "nearest: rk4");
-  expect("rk+4", "name", "nearest: rk4");
-  expect("", "name", "got ''");
+  expect("exakt", "step", "got 'exakt', expected euler, rkN, exact, implicit_euler or trapezoid (nearest: exact)");
+  expect("Euler", "step", "nearest: euler");
+  expect("implicit-euler", "step", "nearest: implicit_euler");
+  expect("rk", "step", "nearest: rk2");
+  expect("rk4x", "step", "nearest: rk4");
+  expect("rk 4", "step", "nearest: rk4");
+  expect("rk+4", "step", "nearest: rk4");
+  expect("", "step", "got ''");
   expect("rk0", "order of rk", "got 0, expected 1 to 64");
   expect("rk-2", "order of rk", "got -2, expected 1 to 64");
   expect("rk65", "order of rk", "got 65, expected 1 to 64");
-  expect("rk99999999999", "name", "nearest: ");
+  expect("rk99999999999", "step", "nearest: ");
 }
 
 }  // namespace

@@ -34,7 +34,6 @@ def delta_rule(
     beta: Tensor,
     g: Tensor | None = None,
     *,
-    sizes: dict[str, int] | None = None,
     scale: float | None,
     initial_state: Tensor | None,
     output_final_state: bool,
@@ -50,28 +49,26 @@ def delta_rule(
     return_intermediate_states: bool = False,
     chunk_size: int = 64,
 ) -> tuple[Tensor, Tensor | None] | tuple[Tensor, Tensor | None, Tensor]:
-    """Checks the arguments, brings them to the operator's dtypes and layouts and runs it; errors name `function`.
+    """Brings the arguments to the operator's dtypes and layouts and runs it; errors name `function`.
 
-    sizes is what check_qkv returned, if the caller has checked q, k and v. beta is rounded to the dtype of q, g and
+    beta is rounded to the dtype of q, g and
     initial_state are widened to float32. float64 runs the reference. With return_intermediate_states the third result is
     the states before every chunk_size tokens of a sequence.
     """
     _check.check_chunk_size(function, chunk_size, (32, 64))
-    sizes = sizes or _check.check_qkv(function, q, k, v)
+    _check.check_tensors(function, q=q, k=k, v=v, beta=beta)
     state_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-    _check.check_rule(function, scale, step, erase_scale, write_scale)
-    _check.check_shape(function, "beta", beta, "B T HV", sizes)
     beta = beta_of(function, beta, use_beta_sigmoid_in_kernel, allow_neg_eigval)
     if g is not None:
-        _check.check_decay(function, g, "B T HV", sizes)
+        _check.check_tensors(function, g=g)
         g = g.to(state_dtype)
-    sizes["N"] = sizes["B"]
     if cu_seqlens is not None:
-        sizes["N"] = _check.check_cu_seqlens(function, cu_seqlens, sizes)
+        _check.check_tensors(function, cu_seqlens=cu_seqlens)
+        if cu_seqlens.dtype not in (torch.int64, torch.int32):
+            raise _check.mistake(function, "cu_seqlens", cu_seqlens.dtype, "torch.int64 or torch.int32")
         cu_seqlens = cu_seqlens.long()
     if initial_state is not None:
-        axes = "N HV V K" if state_v_first else "N HV K V"
-        _check.check_shape(function, "initial_state", initial_state, axes, sizes)
+        _check.check_axes(function, "initial_state", initial_state, "N HV V K" if state_v_first else "N HV K V")
         initial_state = initial_state.to(state_dtype)
         if state_v_first:
             initial_state = initial_state.transpose(-1, -2)
@@ -95,9 +92,9 @@ def delta_rule(
         return states.transpose(-1, -2).contiguous() if state_v_first else states
 
     if not return_intermediate_states:
-        o, final_state = torch.ops.efla.delta_rule(*arguments)
+        o, final_state = _check.call(function, torch.ops.efla.delta_rule, *arguments)
         return o, laid_out(final_state) if output_final_state else None
     _check.check_no_gradients(function, "return_intermediate_states", (q, k, v, beta, g, initial_state))
-    o, final_state, states = torch.ops.efla.delta_rule_with_states(*arguments, _INTERVAL)
+    o, final_state, states = _check.call(function, torch.ops.efla.delta_rule_with_states, *arguments, _INTERVAL)
     between = laid_out(_states_between(states, cu_seqlens, chunk_size))
     return o, laid_out(final_state) if output_final_state else None, between

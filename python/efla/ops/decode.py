@@ -33,18 +33,15 @@ def delta_rule_step(
         o [B, HV, V] in the dtype of q. Raises ValueError naming the argument.
     """
     function = "delta_rule_step"
-    sizes = _check.check_qkv(function, q, k, v, tokens="")
-    _check.check_rule(function, scale, step, erase_scale, write_scale)
-    _check.check_shape(function, "beta", beta, "B HV", sizes)
-    _check.check_shape(function, "state", state, "B HV K V", sizes)
+    _check.check_tensors(function, q=q, k=k, v=v, beta=beta, state=state)
     double = q.dtype == torch.float64
-    if state.dtype not in ((torch.float64,) if double else (torch.float32, torch.bfloat16)):
-        raise _check.mistake(function, "state", state.dtype, "float64, as q" if double else "float32 or bfloat16")
     if g is not None:
-        _check.check_decay(function, g, "B HV", sizes)
+        _check.check_tensors(function, g=g)
         g = g.to(torch.float64 if double else torch.float32)
     with torch.no_grad():
-        return torch.ops.efla.delta_rule_step(
+        return _check.call(
+            function,
+            torch.ops.efla.delta_rule_step,
             q,
             k,
             v,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from efla.ops._check import check_chunk_size, check_qkv
+from efla.ops._check import check_chunk_size, check_tensors
 from efla.ops._run import delta_rule
 
 
@@ -69,14 +69,13 @@ def fused_recurrent_delta_rule(
 ) -> tuple[Tensor, Tensor | None]:
     """chunk_delta_rule token by token; for short sequences and decoding. beta None stands for ones."""
     function = "fused_recurrent_delta_rule"
-    sizes = check_qkv(function, q, k, v)
+    check_tensors(function, v=v)
     return delta_rule(
         function,
         q,
         k,
         v,
         v.new_ones(v.shape[:-1]) if beta is None else beta,
-        sizes=sizes,
         scale=scale,
         initial_state=initial_state,
         output_final_state=output_final_state,

@@ -9,11 +9,9 @@ from efla.ops._gate import scalar_gate
 from efla.ops._run import delta_rule
 
 
-def _decay(
-    function: str, g: Tensor, sizes: dict[str, int], use_gate: bool, A_log: Tensor | None, dt_bias: Tensor | None
-) -> Tensor:
+def _decay(function: str, g: Tensor, use_gate: bool, A_log: Tensor | None, dt_bias: Tensor | None) -> Tensor:
     """g [B, T, HV] as it is, or the gate of it."""
-    _check.check_shape(function, "g", g, "B T HV", sizes)
+    sizes = _check.check_axes(function, "g", g, "B T HV")
     if not use_gate:
         return g
     _check.check_shape(function, "A_log", A_log, "HV", sizes)
@@ -64,15 +62,13 @@ def chunk_gated_delta_rule(
     function = "chunk_gated_delta_rule"
     _check.check_chunk_size(function, chunk_size, (16, 32, 64))
     _check.check_absent(function, "cp_context", cp_context)
-    sizes = _check.check_qkv(function, q, k, v)
     return delta_rule(
         function,
         q,
         k,
         v,
         beta,
-        _decay(function, g, sizes, use_gate_in_kernel, A_log, dt_bias),
-        sizes=sizes,
+        _decay(function, g, use_gate_in_kernel, A_log, dt_bias),
         scale=scale,
         initial_state=initial_state,
         output_final_state=output_final_state,
@@ -111,11 +107,13 @@ def fused_recurrent_gated_delta_rule(
     """
     function = "fused_recurrent_gated_delta_rule"
     _check.check_absent(function, "gv", gv)
-    sizes = _check.check_qkv(function, q, k, v)
+    _check.check_tensors(function, v=v)
     if g is not None or use_gate_in_kernel:
-        g = _decay(function, g, sizes, use_gate_in_kernel, A_log, dt_bias)
+        g = _decay(function, g, use_gate_in_kernel, A_log, dt_bias)
     if gk is not None:
-        _check.check_shape(function, "gk", gk, "B T HV K", sizes)
+        sizes = _check.check_axes(function, "gk", gk, "B T HV K")
+        if g is not None:
+            _check.check_shape(function, "g", g, "B T HV", sizes)
         g = gk if g is None else gk + g.unsqueeze(-1)
     beta = v.new_ones(v.shape[:-1]) if beta is None else beta
     return delta_rule(
@@ -125,7 +123,6 @@ def fused_recurrent_gated_delta_rule(
         v,
         beta,
         g,
-        sizes=sizes,
         scale=scale,
         initial_state=initial_state,
         output_final_state=output_final_state,

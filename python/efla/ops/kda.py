@@ -12,14 +12,13 @@ from efla.ops._run import delta_rule
 def _decay(
     function: str,
     g: Tensor,
-    sizes: dict[str, int],
     use_gate: bool,
     A_log: Tensor | None,
     dt_bias: Tensor | None,
     lower_bound: float | None,
 ) -> Tensor:
     """g [B, T, HV, K] as it is, or the gate of it."""
-    _check.check_shape(function, "g", g, "B T HV K", sizes)
+    sizes = _check.check_axes(function, "g", g, "B T HV K")
     if not use_gate:
         return g
     if A_log is not None or lower_bound is None:
@@ -80,15 +79,13 @@ def chunk_kda(
     _check.check_absent(function, "cp_context", cp_context)
     if safe_gate and use_gate_in_kernel and (lower_bound is None or not -5 <= lower_bound < 0):
         raise _check.mistake(function, "lower_bound", lower_bound, "a number in [-5, 0) with safe_gate")
-    sizes = _check.check_qkv(function, q, k, v)
     return delta_rule(
         function,
         q,
         k,
         v,
         beta,
-        _decay(function, g, sizes, use_gate_in_kernel, A_log, dt_bias, lower_bound),
-        sizes=sizes,
+        _decay(function, g, use_gate_in_kernel, A_log, dt_bias, lower_bound),
         scale=scale,
         initial_state=initial_state,
         output_final_state=output_final_state,
@@ -123,15 +120,13 @@ def fused_recurrent_kda(
 ) -> tuple[Tensor, Tensor | None]:
     """chunk_kda token by token; for short sequences and decoding. Unlike flash-linear-attention's, it has gradients."""
     function = "fused_recurrent_kda"
-    sizes = _check.check_qkv(function, q, k, v)
     return delta_rule(
         function,
         q,
         k,
         v,
         beta,
-        _decay(function, g, sizes, use_gate_in_kernel, A_log, dt_bias, lower_bound),
-        sizes=sizes,
+        _decay(function, g, use_gate_in_kernel, A_log, dt_bias, lower_bound),
         scale=scale,
         initial_state=initial_state,
         output_final_state=output_final_state,
