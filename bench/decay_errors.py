@@ -52,7 +52,7 @@ def unit(*shape):
 
 
 def bfloat16_state_error(size, g, largest_beta, first=0.0, tokens=1000, heads=8, axes=False):
-    """Of the state after so many tokens; `first` is the deviation of the first state, `axes` gives keys along one axis each."""
+    """Of the state after `tokens` tokens; `first` is the deviation of the first state, `axes` gives keys along one axis each."""
     torch.manual_seed(0)
     q, k = unit(1, tokens, heads, size), unit(1, tokens, heads, size)
     if axes:

@@ -87,7 +87,8 @@ void add_eval(CLI::App& program) {
   auto arguments = std::make_shared<EvalArguments>();
   command->add_option("run", arguments->run, "Folder of a run of efla train smnist")->required()->type_name("RUN");
   command->add_option("--data", arguments->data, "builtin, or a folder with MNIST's files; the run's own if not given");
-  command->add_option("--test-images", arguments->test_images, "First so many test images; 0: those of the run");
+  command->add_option("--test-images", arguments->test_images,
+                      "Number of test images, from the first; 0: as in the run");
   command->add_option("--seed", arguments->seed, "Seed of the dropped pixels and the noise")
       ->check(CLI::Range(std::int64_t{0}, std::numeric_limits<std::int64_t>::max()))
       ->capture_default_str();

@@ -11,7 +11,7 @@ namespace efla::cli {
 
 class Progress {
  public:
-  // title opens each line ("efla, seed 1"); steps are those of the whole run.
+  // title opens each line ("efla, seed 1"); steps counts the whole run.
   Progress(std::string title, std::int64_t steps_per_epoch, std::int64_t steps);
 
   // The events that draw it; stop is left empty. They point to this object.

@@ -164,7 +164,7 @@ io::FolderLock begin(const Plan& plan) {
 void train_smnist(const TrainArguments& arguments) {
   if (arguments.out.empty() == arguments.resume.empty()) {
     throw Error(kTrainSmnist, "--out", arguments.out.empty() ? "nothing" : "both --out and --resume",
-                "--out RUN for a new run, or --resume RUN to go on with one");
+                "--out RUN for a new run, or --resume RUN to continue one");
   }
   const Plan plan = make_plan(arguments);
   ThreadPool& pool = use_threads(arguments.threads);
@@ -199,10 +199,13 @@ void add_train(CLI::App& program) {
   add_settings(*command, *arguments);
   auto* data = command->add_option("--data", arguments->data, "builtin, or a folder with MNIST's files");
   data->capture_default_str();
-  auto* train_images = command->add_option("--train-images", arguments->train_images, "First so many images; 0: all");
-  auto* test_images = command->add_option("--test-images", arguments->test_images, "First so many images; 0: all");
+  auto* train_images =
+      command->add_option("--train-images", arguments->train_images, "Number of images, from the first; 0: all");
+  auto* test_images =
+      command->add_option("--test-images", arguments->test_images, "Number of images, from the first; 0: all");
   command->add_option("--out", arguments->out, "Folder of the new run");
-  command->add_option("--resume", arguments->resume, "Folder of the run to go on with, to the same bits");
+  command->add_option("--resume", arguments->resume,
+                      "Folder of the run to continue, with the bits of an uninterrupted run");
   command
       ->add_option("--checkpoint-every", arguments->checkpoint_every, "Steps between checkpoints besides each epoch's")
       ->check(CLI::Range(std::int64_t{0}, std::numeric_limits<std::int64_t>::max()));

@@ -106,7 +106,7 @@ json field_of(const json& run, const char* name, const std::filesystem::path& pa
 json asked_configuration(const TrainLmArguments& a) {
   if (a.out.empty() == a.resume.empty()) {
     throw Error(kTrainLm, "--out", a.out.empty() ? "nothing" : "both --out and --resume",
-                "--out RUN for a new run, or --resume RUN to go on with one");
+                "--out RUN for a new run, or --resume RUN to continue one");
   }
   if (a.config.empty() && a.resume.empty()) throw Error(kTrainLm, "CONFIG", "nothing", "a configuration's file");
   if (a.config.empty() && !a.settings.empty()) {
@@ -218,7 +218,8 @@ void add_train_lm(CLI::App& train) {
   auto arguments = std::make_shared<TrainLmArguments>();
   command->add_option("CONFIG", arguments->config, "TOML file with tables [model], [data] and [training]");
   command->add_option("--out", arguments->out, "Folder of the new run");
-  command->add_option("--resume", arguments->resume, "Folder of the run to go on with, to the same bits");
+  command->add_option("--resume", arguments->resume,
+                      "Folder of the run to continue, with the bits of an uninterrupted run");
   command->add_option("--set", arguments->settings, "TABLE.KEY=VALUE in place of the file's; may be given repeatedly")
       ->allow_extra_args(false)
       ->take_all();

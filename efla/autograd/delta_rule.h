@@ -35,7 +35,7 @@ DeltaRuleOutput delta_rule(const DeltaRuleInput& input, const DeltaRule& rule,
                            const std::string& implementation = "auto");
 
 // The same from a zero state with q, k and v side by side in one tensor, and their gradients likewise: a mixer's fused
-// projection goes in and out without a copy. qkv [B, T, 2·H·K + HV·V]: the heads of q, those of k, those of v; HV is
+// projection goes in and out without a copy. qkv [B, T, 2·H·K + HV·V]: the heads of q, then of k, then of v; HV is
 // beta's. g and cu_seqlens as above, or undefined. Returns o.
 at::Tensor delta_rule_packed(const at::Tensor& qkv, const at::Tensor& beta, const at::Tensor& g, std::int64_t heads,
                              std::int64_t key_dim, const DeltaRule& rule, const at::Tensor& cu_seqlens = {},

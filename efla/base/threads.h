@@ -9,7 +9,7 @@
 
 namespace efla {
 
-// Starts a thread, one of so many that the caller wants. Throws std::runtime_error "cannot start N threads: REASON"
+// Starts a thread, one of the N that the caller wants. Throws std::runtime_error "cannot start N threads: REASON"
 // where the system refuses it.
 std::thread start_thread(std::function<void()> run, int threads = 1);
 

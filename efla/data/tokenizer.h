@@ -14,7 +14,7 @@
 
 namespace efla::data {
 
-// A place to cut: the ids of text[0, end) followed by those of text[next, …) are the ids of the whole text.
+// A place to cut: the ids of text[0, end) followed by the ids of text[next, …) are the ids of the whole text.
 struct TextCut {
   std::size_t end = 0, next = 0;
 };

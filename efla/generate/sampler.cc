@@ -49,7 +49,7 @@ void keep_top_p(std::vector<Candidate>& candidates, double p) {
 }
 
 std::int64_t drawn(const std::vector<Candidate>& candidates, Random& random) {
-  // Draws 53 bits, because those of Random::uniform would never reach the tail of a large vocabulary.
+  // Draws 53 bits, because the bits of Random::uniform would never reach the tail of a large vocabulary.
   const std::uint64_t high = random.bits(), low = random.bits();
   const double place = static_cast<double>((high << 21) | (low >> 11)) * 0x1p-53 * total_weight(candidates);
   double sum = 0.0;

@@ -16,7 +16,7 @@ inline constexpr std::size_t kLastIds = 3;
 
 struct Session {
   nn::LanguageModelState state;        // after all ids of the text except the pending ones
-  std::vector<std::int64_t> pending;   // ids that the state has not seen: the last one drawn, or those of a prompt
+  std::vector<std::int64_t> pending;   // ids that the state has not seen: the last one drawn, or a prompt
   SeenIds seen;                        // of the prompts and the replies
   std::uint64_t seed = 0, draws = 0;   // seed, and number of ids drawn so far
   std::vector<std::int32_t> last_ids;  // the last kLastIds ids that stand for bytes

@@ -89,7 +89,7 @@ std::int64_t DecodeState<T, S>::returnable() const {
 }
 
 template <class T, class S>
-void DecodeState<T, S>::take_back(std::int64_t count, const RunOptions& options) {
+void DecodeState<T, S>::roll_back(std::int64_t count, const RunOptions& options) {
   if (count < 0 || count > returnable()) {
     throw Error("decode_state", "count", std::to_string(count), "0 to " + std::to_string(returnable()));
   }

@@ -28,7 +28,7 @@ class DecodeState {
             const RunOptions& options = {});
 
   // Takes back the last `count` tokens. Throws Error unless count is in [0, returnable()].
-  void take_back(std::int64_t count, const RunOptions& options = {});
+  void roll_back(std::int64_t count, const RunOptions& options = {});
 
   std::int64_t tokens() const { return tokens_; }  // taken since the start and not taken back
   std::int64_t returnable() const;                 // at most memory

@@ -221,7 +221,7 @@ EFLA_INSTANTIATE(double)
 template Choice delta_step(const DeltaStep<float, bfloat16>&, const RunOptions&);
 template Choice delta_step(const DeltaStep<bfloat16, bfloat16>&, const RunOptions&);
 
-// The rows are those of every element type.
+// Every element type has the same rows.
 std::vector<ImplementationName> delta_forward_implementations() { return names_of(forward_rows<float>()); }
 std::vector<ImplementationName> delta_backward_implementations() { return names_of(backward_rows<float>()); }
 std::vector<ImplementationName> delta_step_implementations() { return names_of(step_rows<float, float>()); }

@@ -17,8 +17,8 @@
 namespace efla::train {
 
 struct RunOptions {
-  bool evaluate = true;               // after the last step, and every so many:
-  std::int64_t evaluate_every = 0;    // steps; 0: after the last only
+  bool evaluate = true;               // after the last step
+  std::int64_t evaluate_every = 0;    // steps between further evaluations; 0: none
   std::int64_t sample_every = 0;      // steps; 0: never
   std::int64_t checkpoint_every = 0;  // steps; 0: after the last only
   bool checkpoint_evaluated = false;  // also before each evaluation

@@ -133,7 +133,7 @@ Section results_section(const std::vector<Run>& runs) {
   return {"results",
           "Results",
           "",
-          "Perplexity and bits per byte are those of the last evaluation. Training loss is the mean of the last tenth "
+          "Perplexity and bits per byte come from the last evaluation. Training loss is the mean of the last tenth "
           "of the steps. Tokens per second are the median of the steps.",
           {},
           {table}};

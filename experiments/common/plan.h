@@ -8,9 +8,9 @@
 
 namespace efla::experiments {
 
-// Reads plan.toml: the text under its key `title`, and the settings of a scale, which are those of the table [all] with
-// those of the table [scale] and then `given` put over them, where it is an object. Throws Error(reproduce) for a scale
-// that the plan does not have, and for one of the lists mixers, seeds, lr, layers that is empty or has a value twice.
+// Reads plan.toml: the text under its key `title`, and the settings of a scale: the table [all], overridden by the
+// table [scale] and then by `given`, where it is an object. Throws Error(reproduce) for a scale that the plan does not
+// have, and for one of the lists mixers, seeds, lr, layers that is empty or has a value twice.
 class Plan {
  public:
   Plan(std::string_view toml, const std::string& study, const std::string& scale, const nlohmann::json& given);

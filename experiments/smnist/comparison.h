@@ -9,7 +9,7 @@
 
 namespace efla::experiments {
 
-// The runs that share mixer, layers and learning rate. Accuracies are shares in [0, 1]; panels are those of
+// The runs that share mixer, layers and learning rate. Accuracies are shares in [0, 1]; panels are
 // eval::robustness_panels(), whose first level leaves the images as they are.
 struct Group {
   std::string mixer;

@@ -7,8 +7,8 @@
 
 namespace efla::experiments {
 
-// Runs every sweep of one head over so many tokens, prints an outcome a line, and hands over each sweep's results as
-// one object (bench/README.md). Measures no time.
+// Runs every sweep of one head over `tokens` tokens, prints an outcome per line, and hands over each sweep's results as
+// one object. Measures no time.
 void measure_stability(std::int64_t tokens, const std::function<void(const nlohmann::ordered_json&)>& write);
 
 }  // namespace efla::experiments

@@ -16,7 +16,7 @@
 //   model     {hidden, layers, heads, head_dim}
 //   training  {batch_size, lr_floor, clip}
 //   figures   accuracy in per cent in a paper: task → mixer → [[mean, deviation], ...] by test
-//   eigenvalues      whether the report shows those of the mixers
+//   eigenvalues      whether the report shows the mixers' eigenvalues
 //   caveat    what results of this scale cannot be taken for
 #pragma once
 

@@ -157,7 +157,7 @@ Section scores_section(const Scores& scores) {
       "scores", "Accuracy", "",
       "Accuracy in percent, mean ± standard deviation over seeds, at the learning rate and weight decay that "
       "are best at the training length (MQAR: on the tests of at most the longest training examples). A "
-      "row of its own has the paper’s figures, whose sizes are those of --scale paper."};
+      "row of its own has the paper’s figures, whose sizes are the sizes of --scale paper."};
   const auto several_tests = [](const json& score) { return score.at("accuracy").size() > 1; };
   if (std::none_of(scores.list.begin(), scores.list.end(), several_tests)) {
     section.tables.push_back(table_by_task(scores));

@@ -39,7 +39,7 @@ ordered_json curve_of(const fs::path& metrics) {
   return curve;
 }
 
-// Returns the entry of a run that made so many steps; the model has its parameters. Throws Stopped.
+// Returns the entry of a run that made `steps` steps; the model has its parameters. Throws Stopped.
 ordered_json entry_of(const SyntheticRun& run, const fs::path& metrics, std::int64_t steps,
                       const SequenceClassifier& model, bool diverged, const RunContext& context) {
   std::int64_t parameters = 0;

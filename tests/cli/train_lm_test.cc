@@ -79,7 +79,7 @@ class TrainLm : public testing::Test {
     return line;
   }
 
-  // Runs a command until metrics.jsonl has grown by so many lines, and then, so many seconds later, sends a signal.
+  // Runs a command until metrics.jsonl has grown by `lines` lines, and sends a signal `seconds` later.
   // Exit code kEndedBefore where it did not live that long.
   static constexpr int kEndedBefore = 99;
   ProgramResult interrupt(const std::vector<std::string>& command, const std::string& run, std::size_t lines,

@@ -1,4 +1,4 @@
-// Sessions: a text that is saved and gone on with is the text of one run.
+// Sessions: a text that is saved and resumed is the text of one run.
 #include "efla/generate/session.h"
 
 #include <gtest/gtest.h>

@@ -58,7 +58,7 @@ void check(Decay decay, std::int64_t memory) {
     ASSERT_LE(most, std::min(memory, t));
     if (t % 3 != 0) continue;
     const auto count = static_cast<std::int64_t>(random.uniform(0.0, static_cast<double>(most) + 0.999));
-    taken.state.take_back(count);
+    taken.state.roll_back(count);
     ASSERT_EQ(taken.state.tokens(), t - count);
     ASSERT_EQ(values_of(taken.state.states()), after[t - count]) << t << " tokens, " << count << " taken back";
     for (std::int64_t again = t - count; again < t; ++again) taken.step(again);
@@ -66,7 +66,7 @@ void check(Decay decay, std::int64_t memory) {
   }
   EXPECT_TRUE(taken.data.o.same_bits(whole.data.o));
   if (memory > 0) {
-    taken.state.take_back(std::min(memory, taken.state.returnable()));
+    taken.state.roll_back(std::min(memory, taken.state.returnable()));
     EXPECT_EQ(values_of(taken.state.states()), after[taken.state.tokens()]);
   }
 }
@@ -90,8 +90,8 @@ TEST(DecodeState, RemembersAsManyTokensAsAsked) {
     d.step(t);
     EXPECT_EQ(d.state.returnable(), std::min<std::int64_t>(7, t + 1)) << t;
   }
-  expect_error([&] { d.state.take_back(8); }, "count", "got 8, expected 0 to 7");
-  expect_error([&] { d.state.take_back(-1); }, "count", "got -1");
+  expect_error([&] { d.state.roll_back(8); }, "count", "got 8, expected 0 to 7");
+  expect_error([&] { d.state.roll_back(-1); }, "count", "got -1");
   expect_error([&] { DecodeState<float>(c.shape(), c.rule(), -1); }, "memory", "got -1");
   DeltaShape shape = c.shape();
   shape.value_dim = -1;

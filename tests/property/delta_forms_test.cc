@@ -18,8 +18,7 @@
 namespace efla::test {
 namespace {
 
-// Runs `check` on every SIMD target, for a problem with keys of 40 dimensions and one with 64, which a matrix unit
-// takes.
+// Runs `check` on every SIMD target, for a problem with keys of 40 dimensions and one with 64, which AMX takes.
 void on_every_target(const std::function<void(const DeltaCase&)>& check) {
   for (const std::string& target : cpu::supported_targets()) {
     for (const std::int64_t keys : {40, 64}) {
@@ -264,7 +263,7 @@ TEST(DeltaForms, OutputsDoNotKnowLaterTokens) {
   });
 }
 
-// The same of gates. On a matrix unit the decays of a chunk choose how its products are made, so there to rounding.
+// The same for gates. With AMX the decays of a chunk choose how its products are made, so there to rounding.
 TEST(DeltaForms, OutputsDoNotKnowLaterGates) {
   on_every_target([](const DeltaCase& a_case) {
     ThreadPool pool(1);

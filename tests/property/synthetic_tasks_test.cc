@@ -17,7 +17,7 @@ using Tokens = std::vector<std::int32_t>;
 
 constexpr std::int64_t kExamples = 200;
 
-// Calls check with so many examples of both splits.
+// Calls check with this number of examples of both splits.
 template <class Check>
 void for_examples(const Task& task, Check&& check) {
   for (const Split split : {Split::train, Split::test}) {

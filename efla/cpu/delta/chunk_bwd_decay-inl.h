@@ -19,8 +19,8 @@ struct DecayGradient {
   float* state_sums = nullptr;   // per panel [K, kLanes]: sums of dS ∘ S over its columns
   float* reads = nullptr;        // [kChunk, Kp] x: reads of the state before the chunk
   float* writes = nullptr;       // [kChunk, Kp] y: writes to the state after it
-  float* half_reads = nullptr;   // channel: [kHalfChunk, Kp] rows of the second half with those of the first
-  float* half_writes = nullptr;  // channel: [kHalfChunk, Kp] rows of the first half with those of the second
+  float* half_reads = nullptr;   // channel: [kHalfChunk, Kp] pairs of the second half's rows with the first half's
+  float* half_writes = nullptr;  // channel: [kHalfChunk, Kp] pairs of the first half's rows with the second half's
   float* dg = nullptr;           // [kChunk, Kp]
   float* pairs = nullptr;        // scalar: [2 kChunk, kChunk] dP ∘ P, then dL ∘ L
 

@@ -227,7 +227,7 @@ struct ValueRows {
 };
 
 // Computes the tokens of a chunk for the panels at columns [first, last) and advances their state. Prefetches
-// `prefetch_count` addresses before each pair of tokens, in addition to those of the sweeps.
+// `prefetch_count` addresses before each pair of tokens, in addition to the sweeps' prefetches.
 template <class T>
 HWY_INLINE void run_slice(FwdScratch& s, std::int64_t tokens, std::int64_t key_dim, std::int64_t first,
                           std::int64_t last, const ValueRows<T>& values, std::int64_t prefetch_count) {

@@ -28,7 +28,7 @@ struct Cloze {
   std::string context, continuation;
 };
 
-// A text scored as a whole. Words and bytes are those of the text before detokenization.
+// A text scored as a whole. Words and bytes are counted before detokenization.
 struct Document {
   std::string text;
   std::int64_t words = 0, bytes = 0;

@@ -1,5 +1,5 @@
 // Causal softmax attention with rotary positions: the baseline for the delta rule, and a layer of hybrid models.
-// Parameter names and shapes are those of flash-linear-attention's Attention.
+// Parameters have the names and shapes of flash-linear-attention's Attention.
 #pragma once
 
 #include <torch/nn/module.h>

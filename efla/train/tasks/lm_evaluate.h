@@ -48,8 +48,8 @@ struct TokenBytes {
 };
 
 // Measures the model on the first evaluate_tokens of the corpus, in rows of sequence_length that do not see each other,
-// micro_batch rows at a time, distributed over the ranks. `copies` are those of `model`. The same bits for any number
-// of ranks and copies. Throws Stopped where a rank's stop says so.
+// micro_batch rows at a time, distributed over the ranks. `copies` has the copies of `model`. The same bits for any
+// number of ranks and copies. Throws Stopped where a rank's stop says so.
 LmEvaluation evaluate(const DataParallel& model, const std::vector<LmReplica>& copies, const io::TokenFolder& corpus,
                       const LmTrainOptions& options, ProcessGroup& group, const TokenBytes& token_bytes = {},
                       const StopFunction& stop = {});

@@ -15,7 +15,7 @@ struct LmDataOptions {
   std::string tokenizer;   // as data::load_tokenizer: for bits per byte and for samples; "" for neither
 };
 
-// The defaults are those of the EFLA paper's appendix A where it has them.
+// The defaults are the values of EFLA's appendix A where it has them.
 struct LmTrainOptions {
   std::int64_t sequence_length = 2048;     // T, tokens of a row
   std::int64_t tokens_per_step = 1 << 20;  // of all processes together
@@ -34,12 +34,12 @@ struct LmTrainOptions {
       "float32";  // of matrix products: float32, or bfloat16 (autocast, on GPUs); parameters: float32
 
   std::int64_t evaluate_every = 0;   // steps; 0: at the end only
-  std::int64_t evaluate_tokens = 0;  // so many of the validation tokens; 0: all
+  std::int64_t evaluate_tokens = 0;  // number of validation tokens; 0: all
   std::int64_t sample_every = 0;     // steps; 0: never
   std::int64_t sample_tokens = 64;
   std::string sample_prompt;
   std::int64_t checkpoint_every = 0;  // steps; 0: at the end only
-  std::int64_t keep_checkpoints = 2;  // the newest so many
+  std::int64_t keep_checkpoints = 2;  // number of checkpoints kept, the newest ones
 
   std::int64_t total_steps() const;
   std::int64_t rows_per_step() const { return tokens_per_step / sequence_length; }

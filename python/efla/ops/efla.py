@@ -55,7 +55,7 @@ def chunk_efla(
 
     Returns:
         o [B, T, HV, V] in the dtype of q, and the final state in float32 or None; with return_intermediate_states also
-        float32 [B, NT, HV, K, V], those of packed sequences one after the other.
+        float32 [B, NT, HV, K, V], the states of packed sequences one after the other.
 
     Gradients flow to q, k, v, beta, g and initial_state, from both outputs. Raises ValueError naming the argument.
     """

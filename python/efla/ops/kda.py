@@ -71,7 +71,7 @@ def chunk_kda(
 
     Returns:
         o [B, T, HV, V] in the dtype of q, and the final state in float32 or None; with return_intermediate_states also
-        float32 [B, NT, HV, K, V], those of packed sequences one after the other.
+        float32 [B, NT, HV, K, V], the states of packed sequences one after the other.
 
     Gradients flow to every floating-point tensor among the arguments. Raises ValueError naming the argument.
     """

@@ -108,8 +108,8 @@ HWY_NOINLINE void decayed_key_gradients(std::int64_t key_dim, float scale, AmxBw
   }
 }
 
-// Computes in place the gradients of q and k from those of K_read, Q_read and K_write, and x and y. Pairs cancel in x
-// only if their factors are the splits that were multiplied, and products of splits are equally exact.
+// Computes in place the gradients of q and k from the gradients of K_read, Q_read and K_write, and x and y. Pairs
+// cancel in x only if their factors are the splits that were multiplied, and products of splits are equally exact.
 template <int kKeySplits>
 HWY_NOINLINE void finish_decayed_keys(std::int64_t tokens, const AmxBwdScratch& s, float* dqs, float* dks) {
   const FloatTag d;

@@ -168,7 +168,7 @@ HWY_INLINE void load_scalar_decays(const DeltaForward<T>& p, const ChunkPlace& a
   }
 }
 
-// Computes the factors of rows from those of the norm and of a scalar gate.
+// Computes the factors of rows from the factors of the norm and of a scalar gate.
 template <class T>
 HWY_INLINE void compute_factors(const DeltaForward<T>& p, const ChunkPlace& at, FwdScratch& s) {
   const ChunkScratch& c = s.chunk;
