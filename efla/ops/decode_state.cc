@@ -43,7 +43,7 @@ DecodeState<T, S>::DecodeState(const DeltaShape& shape, const DeltaRule& rule, s
 }
 
 template <class T, class S>
-void DecodeState<T, S>::start_from(const View<const S, 4>& states) {
+void DecodeState<T, S>::restore(const View<const S, 4>& states) {
   const std::array<std::int64_t, 4> expected{shape_.batch, shape_.value_heads, shape_.key_dim, shape_.value_dim};
   if (!states || states.extent != expected) {
     throw Error("decode_state", "states", states ? "another shape" : "nothing", "[B, HV, K, V] of the shape given");

@@ -102,13 +102,13 @@ TEST(DecodeState, StartsFromAGivenState) {
   DeltaCase c{"exact", 1, 1, false, 1, 30, 1, 4, 4, 1, Layout::sliced, true, false, false};
   Decoding<float, float> d(c, 3);
   d.step(0);
-  d.state.start_from(d.data.initial_state.view());
+  d.state.restore(d.data.initial_state.view());
   EXPECT_EQ(d.state.tokens(), 0);
   EXPECT_EQ(d.state.returnable(), 0);
   const auto expected = d.data.initial_state.values();
   const auto got = values_of(d.state.states());
   for (std::size_t i = 0; i < got.size(); ++i) EXPECT_EQ(got[i], static_cast<float>(expected[i]));
-  expect_error([&] { d.state.start_from({}); }, "states", "got nothing");
+  expect_error([&] { d.state.restore({}); }, "states", "got nothing");
 }
 
 }  // namespace
