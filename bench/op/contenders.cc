@@ -53,7 +53,7 @@ struct Buffers {
 };
 
 template <class T>
-void forward(const Buffers& b, const RunOptions& options) {
+DeltaForward<T> forward_of(const Buffers& b) {
   DeltaForward<T> p;
   p.shape = b.in.shape();
   p.rule = b.in.rule();
@@ -65,20 +65,14 @@ void forward(const Buffers& b, const RunOptions& options) {
   p.o = view_of<T, 4>(b.o);
   p.final_state = view_of<State<T>, 4>(b.final_state);
   p.chunk_states = view_of<State<T>, 5>(b.chunk_states);
-  delta_forward(p, options);
+  return p;
 }
 
 template <class T>
-void backward(const Buffers& b, const RunOptions& options) {
-  DeltaBackward<T> p;
-  p.shape = b.in.shape();
-  p.rule = b.in.rule();
-  p.q = view_of<const T, 4>(b.in.q);
-  p.k = view_of<const T, 4>(b.in.k);
-  p.v = view_of<const T, 4>(b.in.v);
-  p.beta = view_of<const T, 3>(b.in.beta);
-  p.g = view_of<const State<T>, 4>(b.in.g);
-  p.chunk_states = view_of<const State<T>, 5>(b.chunk_states);
+void forward_backward(const Buffers& b, const RunOptions& options) {
+  const DeltaForward<T> forward = forward_of<T>(b);
+  delta_forward(forward, options);
+  DeltaBackward<T> p = backward_of(forward);
   p.dout = view_of<const T, 4>(b.in.dout);
   p.dq = view_of<T, 4>(b.dq);
   p.dk = view_of<T, 4>(b.dk);
@@ -186,7 +180,8 @@ Inputs random_inputs(std::int64_t tokens, std::int64_t heads, std::int64_t dim, 
 Contender efla_forward(const Inputs& inputs, const std::string& implementation) {
   const auto b = std::make_shared<Buffers>(inputs, false);
   return {[b, implementation] {
-            with_type(b->in.q.scalar_type(), [&](auto t) { forward<decltype(t)>(*b, {implementation}); });
+            with_type(b->in.q.scalar_type(),
+                      [&](auto t) { delta_forward(forward_of<decltype(t)>(*b), {implementation}); });
           },
           [b] {
             return Outputs{{"o", b->o}, {"final_state", b->final_state}};
@@ -196,10 +191,7 @@ Contender efla_forward(const Inputs& inputs, const std::string& implementation) 
 Contender efla_forward_backward(const Inputs& inputs, const std::string& implementation) {
   const auto b = std::make_shared<Buffers>(inputs, true);
   return {[b, implementation] {
-            with_type(b->in.q.scalar_type(), [&](auto t) {
-              forward<decltype(t)>(*b, {implementation});
-              backward<decltype(t)>(*b, {implementation});
-            });
+            with_type(b->in.q.scalar_type(), [&](auto t) { forward_backward<decltype(t)>(*b, {implementation}); });
           },
           [b] { return gradients(b->o, b->dq, b->dk, b->dv, b->dbeta, b->dg); }};
 }

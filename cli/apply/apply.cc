@@ -157,29 +157,25 @@ struct Problem {
 };
 
 template <class T>
-Choice forward(Problem<T>& p, const DeltaRule& rule, const RunOptions& run) {
-  Place place(run.context.device);
-  const Choice ran = delta_forward<T>({.shape = p.shape,
-                                       .rule = rule,
-                                       .q = place.input(p.keys(p.q)),
-                                       .k = place.input(p.keys(p.k)),
-                                       .v = place.input(p.values(p.v)),
-                                       .beta = place.input(p.steps(p.beta)),
-                                       .g = place.input(p.gates(p.g)),
-                                       .cu_seqlens = place.input(p.ends()),
-                                       .initial_state = place.input(p.states(p.initial_state)),
-                                       .o = place.output(p.values(p.o)),
-                                       .final_state = place.output(p.states(p.final_state)),
-                                       .chunk_states = place.output(p.chunks(p.chunk_states)),
-                                       .narrow_states = place.output(p.chunks(p.narrow_states)),
-                                       .saved = p.saved},
-                                      run);
-  place.fetch_outputs();
-  return ran;
+DeltaForward<T> forward_of(Problem<T>& p, const DeltaRule& rule, Place& place) {
+  return {.shape = p.shape,
+          .rule = rule,
+          .q = place.input(p.keys(p.q)),
+          .k = place.input(p.keys(p.k)),
+          .v = place.input(p.values(p.v)),
+          .beta = place.input(p.steps(p.beta)),
+          .g = place.input(p.gates(p.g)),
+          .cu_seqlens = place.input(p.ends()),
+          .initial_state = place.input(p.states(p.initial_state)),
+          .o = place.output(p.values(p.o)),
+          .final_state = place.output(p.states(p.final_state)),
+          .chunk_states = place.output(p.chunks(p.chunk_states)),
+          .narrow_states = place.output(p.chunks(p.narrow_states)),
+          .saved = p.saved};
 }
 
 template <class T>
-Choice backward(Problem<T>& p, const DeltaRule& rule, const RunOptions& run) {
+DeltaBackward<T> backward_of(Problem<T>& p, const DeltaForward<T>& forward, Place& place) {
   p.dout.resize(p.o.size());  // zeros where only dfinal_state was given
   p.dq.resize(p.q.size());
   p.dk.resize(p.k.size());
@@ -187,29 +183,16 @@ Choice backward(Problem<T>& p, const DeltaRule& rule, const RunOptions& run) {
   p.dbeta.resize(p.beta.size());
   p.dg.resize(p.g.size());
   p.dinitial_state.resize(p.state_size());
-  Place place(run.context.device);
-  const Choice ran = delta_backward<T>({.shape = p.shape,
-                                        .rule = rule,
-                                        .q = place.input(p.keys(p.q)),
-                                        .k = place.input(p.keys(p.k)),
-                                        .v = place.input(p.values(p.v)),
-                                        .beta = place.input(p.steps(p.beta)),
-                                        .g = place.input(p.gates(p.g)),
-                                        .cu_seqlens = place.input(p.ends()),
-                                        .chunk_states = place.input(p.chunks(p.chunk_states)),
-                                        .dout = place.input(p.values(p.dout)),
-                                        .dfinal_state = place.input(p.states(p.dfinal_state)),
-                                        .dq = place.output(p.keys(p.dq)),
-                                        .dk = place.output(p.keys(p.dk)),
-                                        .dv = place.output(p.values(p.dv)),
-                                        .dbeta = place.output(p.steps(p.dbeta)),
-                                        .dg = place.output(p.gates(p.dg)),
-                                        .dinitial_state = place.output(p.states(p.dinitial_state)),
-                                        .narrow_states = place.input(p.chunks(p.narrow_states)),
-                                        .saved = p.saved},
-                                       run);
-  place.fetch_outputs();
-  return ran;
+  DeltaBackward<T> backward = efla::backward_of(forward);
+  backward.dout = place.input(p.values(p.dout));
+  backward.dfinal_state = place.input(p.states(p.dfinal_state));
+  backward.dq = place.output(p.keys(p.dq));
+  backward.dk = place.output(p.keys(p.dk));
+  backward.dv = place.output(p.values(p.dv));
+  backward.dbeta = place.output(p.steps(p.dbeta));
+  backward.dg = place.output(p.gates(p.dg));
+  backward.dinitial_state = place.output(p.states(p.dinitial_state));
+  return backward;
 }
 
 template <class T>
@@ -258,12 +241,15 @@ void apply(const Options& options, const DeltaRule& rule, const ApplyInputs& inp
   Problem<T> problem(inputs);
   const RunOptions run{.implementation = options.implementation, .context = {.device = device_of(options)}};
   if (options.grad) problem.save_states(choose_saved_states<T>(inputs.shape, rule, run));
-  const Choice ran = forward(problem, rule, run);
+  Place place(run.context.device);
+  const DeltaForward<T> forward = forward_of(problem, rule, place);
+  const Choice ran = delta_forward(forward, run);
   if (options.verbose) print_choice("forward", ran);
   if (options.grad) {
-    const Choice backward_ran = backward(problem, rule, run);
+    const Choice backward_ran = delta_backward(backward_of(problem, forward, place), run);
     if (options.verbose) print_choice("backward", backward_ran);
   }
+  place.fetch_outputs();
   io::write_safetensors(options.out, outputs(problem, options.grad, rule.decay == Decay::channel),
                         {{"efla", std::string(version())},
                          {"step", name_of(rule.step)},

@@ -1,4 +1,4 @@
-// Where efla apply has the tensors of a call: in the host's memory, or copied to a GPU's for as long as the call runs.
+// Where efla apply has the tensors of a call: in the host's memory, or copied to a GPU's for as long as its calls run.
 #pragma once
 
 #include <cstddef>
@@ -34,7 +34,7 @@ class Place {
     return host;
   }
 
-  // Waits for the call and copies the outputs to the host.
+  // Waits for the calls and copies the outputs to the host.
   void fetch_outputs() const {
     for (const auto& [memory, host] : results_) memory.read(host);
   }

@@ -107,6 +107,24 @@ struct DeltaBackward {
   SavedStates saved = {};                      // as in DeltaForward
 };
 
+// Returns a backward with the inputs and the saved states of a forward, and without gradients.
+template <class T>
+DeltaBackward<T> backward_of(const DeltaForward<T>& p) {
+  DeltaBackward<T> backward;
+  backward.shape = p.shape;
+  backward.rule = p.rule;
+  backward.q = p.q;
+  backward.k = p.k;
+  backward.v = p.v;
+  backward.beta = p.beta;
+  backward.g = p.g;
+  backward.cu_seqlens = p.cu_seqlens;
+  backward.chunk_states = p.chunk_states;
+  backward.narrow_states = p.narrow_states;
+  backward.saved = p.saved;
+  return backward;
+}
+
 // One token per batch entry; the state is updated in place. A state of type bfloat16 (S) is widened to float32, updated
 // and rounded back at every token.
 template <class T, class S = State<T>>

@@ -167,23 +167,16 @@ struct DeltaData {
             chunk_states.view()};
   }
   DeltaBackward<T> backward() {
-    return {shape,
-            rule,
-            q.view(),
-            k.view(),
-            v.view(),
-            beta.view(),
-            g.view(),
-            ends(),
-            chunk_states.view(),
-            dout.view(),
-            dfinal_state.view(),
-            dq.view(),
-            dk.view(),
-            dv.view(),
-            dbeta.view(),
-            dg.view(),
-            dinitial_state.view()};
+    DeltaBackward<T> p = backward_of(forward());
+    p.dout = dout.view();
+    p.dfinal_state = dfinal_state.view();
+    p.dq = dq.view();
+    p.dk = dk.view();
+    p.dv = dv.view();
+    p.dbeta = dbeta.view();
+    p.dg = dg.view();
+    p.dinitial_state = dinitial_state.view();
+    return p;
   }
 
   void poison_outputs() {
