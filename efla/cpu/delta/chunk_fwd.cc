@@ -1,4 +1,5 @@
 // The forward of the chunk algorithm (equations 21 to 32 of EFLA, arXiv 2512.12602), on vector units.
+#include "efla/cpu/common/head_range.h"
 #include "efla/cpu/common/prefetch_list.h"
 #include "efla/cpu/delta/kernels.h"
 
@@ -68,17 +69,13 @@ HWY_NOINLINE void panel_chunk(std::int64_t tokens, std::int64_t key_dim, std::in
   for_tiles(key_dim, next);
 }
 
-// Computes all tokens of value head i_h of sequence n, for the value panels [panel_begin, panel_end). The arithmetic of
+// Computes all tokens of value head i_h, for the sequence and the value panels of the range. The arithmetic of
 // a column, and so its bits, does not depend on the other columns.
 template <class T>
-void ChunkFwdSlice(const DeltaForward<T>& p, std::int64_t n, std::int64_t i_h, std::int64_t panel_begin,
-                   std::int64_t panel_end, std::byte* memory) {
-  Arena arena(memory);
-  FwdScratch s;
-  s.lay_out(arena, p.shape, p.rule.decay);
+HWY_INLINE void forward_head(const DeltaForward<T>& p, const HeadRange& range, std::int64_t i_h, FwdScratch& s) {
+  const std::int64_t n = range.n, key_dim = p.shape.key_dim;
+  const std::int64_t first = range.panel * kPanel, last = std::min(range.panel_end * kPanel, p.shape.value_dim);
   const Sequence sequence = sequence_of(p, n);
-  const std::int64_t key_dim = p.shape.key_dim;
-  const std::int64_t first = panel_begin * kPanel, last = std::min(panel_end * kPanel, p.shape.value_dim);
   const auto scale = static_cast<float>(p.rule.scale_for(key_dim));
   const bool streams = streams_states(p);
   load_state_panels(p.initial_state, first, last, key_dim, s.state, n, i_h);
@@ -99,14 +96,20 @@ void ChunkFwdSlice(const DeltaForward<T>& p, std::int64_t n, std::int64_t i_h, s
   if (streams) hwy::FlushStream();
 }
 
-void ChunkFwdSliceFloat(const DeltaForward<float>& p, std::int64_t n, std::int64_t i_h, std::int64_t begin,
-                        std::int64_t end, std::byte* memory) {
-  ChunkFwdSlice(p, n, i_h, begin, end, memory);
+template <class T>
+void ChunkFwdRange(const DeltaForward<T>& p, const HeadRange& range, std::byte* memory) {
+  Arena arena(memory);
+  FwdScratch s;
+  s.lay_out(arena, p.shape, p.rule.decay);
+  for (std::int64_t i_h = range.head; i_h < range.head_end; ++i_h) forward_head(p, range, i_h, s);
 }
 
-void ChunkFwdSliceBfloat16(const DeltaForward<bfloat16>& p, std::int64_t n, std::int64_t i_h, std::int64_t begin,
-                           std::int64_t end, std::byte* memory) {
-  ChunkFwdSlice(p, n, i_h, begin, end, memory);
+void ChunkFwdFloat(const DeltaForward<float>& p, const HeadRange& range, std::byte* memory) {
+  ChunkFwdRange(p, range, memory);
+}
+
+void ChunkFwdBfloat16(const DeltaForward<bfloat16>& p, const HeadRange& range, std::byte* memory) {
+  ChunkFwdRange(p, range, memory);
 }
 
 std::int64_t PanelWidth() { return kPanel; }
@@ -119,18 +122,16 @@ HWY_AFTER_NAMESPACE();
 namespace efla::cpu {
 namespace {
 
-HWY_EXPORT(ChunkFwdSliceFloat);
-HWY_EXPORT(ChunkFwdSliceBfloat16);
+HWY_EXPORT(ChunkFwdFloat);
+HWY_EXPORT(ChunkFwdBfloat16);
 HWY_EXPORT(FwdBytesPerWorker);
 HWY_EXPORT(PanelWidth);
 
-void slice(const DeltaForward<float>& p, std::int64_t n, std::int64_t i_h, std::int64_t begin, std::int64_t end,
-           std::byte* memory) {
-  HWY_DYNAMIC_DISPATCH(ChunkFwdSliceFloat)(p, n, i_h, begin, end, memory);
+void compute(const DeltaForward<float>& p, const HeadRange& range, std::byte* memory) {
+  HWY_DYNAMIC_DISPATCH(ChunkFwdFloat)(p, range, memory);
 }
-void slice(const DeltaForward<bfloat16>& p, std::int64_t n, std::int64_t i_h, std::int64_t begin, std::int64_t end,
-           std::byte* memory) {
-  HWY_DYNAMIC_DISPATCH(ChunkFwdSliceBfloat16)(p, n, i_h, begin, end, memory);
+void compute(const DeltaForward<bfloat16>& p, const HeadRange& range, std::byte* memory) {
+  HWY_DYNAMIC_DISPATCH(ChunkFwdBfloat16)(p, range, memory);
 }
 
 }  // namespace
@@ -141,20 +142,9 @@ std::size_t chunk_fwd_workspace_bytes(const DeltaShape& shape, const DeltaRule& 
 
 template <class T>
 void chunk_fwd(const DeltaForward<T>& p, Workspace workspace, ThreadPool& pool) {
-  const std::int64_t heads = p.shape.sequences() * p.shape.value_heads;
   const std::int64_t width = HWY_DYNAMIC_DISPATCH(PanelWidth)();
-  const std::int64_t panels = (p.shape.value_dim + width - 1) / width;
-  // Where heads are fewer than would keep the threads evenly busy, each is split into slices of value panels;
-  // a slice costs the scores anew, so no more slices than needed.
-  const std::int64_t wanted =
-      pool.threads() == 1 || heads >= 4 * pool.threads() ? 1 : (2 * pool.threads() + heads - 1) / heads;
-  const std::int64_t slices = std::min(panels, wanted);
-  const std::size_t bytes = workspace.bytes / static_cast<std::size_t>(pool.threads());
-  pool.run(heads * slices, [&](std::int64_t task, int worker) {
-    const std::int64_t head = task / slices, i = task % slices;
-    slice(p, head / p.shape.value_heads, head % p.shape.value_heads, panels * i / slices, panels * (i + 1) / slices,
-          workspace.data + bytes * static_cast<std::size_t>(worker));
-  });
+  for_each_head_range(p.shape, (p.shape.value_dim + width - 1) / width, workspace, pool,
+                      [&](const HeadRange& range, std::byte* memory) { compute(p, range, memory); });
 }
 
 template void chunk_fwd(const DeltaForward<float>&, Workspace, ThreadPool&);
