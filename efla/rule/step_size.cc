@@ -1,43 +1,54 @@
 #include "efla/rule/step_size.h"
 
 #include <charconv>
+#include <utility>
+#include <vector>
 
 #include "efla/base/error.h"
 #include "efla/base/text.h"
 
 namespace efla {
+namespace {
 
-StepSize parse_step_size(std::string_view name) {
-  if (name == "euler") return {Integrator::euler};
-  if (name == "exact") return {Integrator::exact};
-  if (name == "implicit_euler") return {Integrator::implicit_euler};
-  if (name == "trapezoid") return {Integrator::trapezoid};
-  if (name.starts_with("rk")) {
+constexpr std::pair<Integrator, const char*> kNames[]{{Integrator::euler, "euler"},
+                                                      {Integrator::rk, "rkN"},
+                                                      {Integrator::exact, "exact"},
+                                                      {Integrator::implicit_euler, "implicit_euler"},
+                                                      {Integrator::trapezoid, "trapezoid"}};
+
+[[noreturn]] void throw_unknown(std::string_view got) {
+  std::vector<std::string> candidates{"rk2", "rk4"};
+  std::string list;
+  for (const auto& [integrator, name] : kNames) {
+    if (integrator != Integrator::rk) candidates.emplace_back(name);
+    list += (list.empty() ? "" : ", ") + std::string(name);
+  }
+  throw Error("step size", "step", "'" + std::string(got) + "'",
+              "one of " + list + " (nearest: " + nearest_name(got, candidates) + ")");
+}
+
+}  // namespace
+
+StepSize parse_step_size(std::string_view step) {
+  for (const auto& [integrator, name] : kNames) {
+    if (step == name && integrator != Integrator::rk) return {integrator};
+  }
+  if (step.starts_with("rk")) {
     int order = 0;
-    const char* end = name.data() + name.size();
-    const auto [stop, status] = std::from_chars(name.data() + 2, end, order);
+    const char* end = step.data() + step.size();
+    const auto [stop, status] = std::from_chars(step.data() + 2, end, order);
     if (status == std::errc() && stop == end) {
       if (order >= 1 && order <= kMaxRungeKuttaOrder) return {Integrator::rk, order};
       throw Error("step size", "order of rk", std::to_string(order), "1 to " + std::to_string(kMaxRungeKuttaOrder));
     }
   }
-  const std::vector<std::string> names{"euler", "rk2", "rk4", "exact", "implicit_euler", "trapezoid"};
-  throw Error("step size", "step", "'" + std::string(name) + "'",
-              "euler, rkN, exact, implicit_euler or trapezoid (nearest: " + nearest_name(name, names) + ")");
+  throw_unknown(step);
 }
 
 std::string name_of(const StepSize& step) {
-  switch (step.integrator) {
-    case Integrator::euler:
-      return "euler";
-    case Integrator::rk:
-      return "rk" + std::to_string(step.order);
-    case Integrator::exact:
-      return "exact";
-    case Integrator::implicit_euler:
-      return "implicit_euler";
-    case Integrator::trapezoid:
-      return "trapezoid";
+  if (step.integrator == Integrator::rk) return "rk" + std::to_string(step.order);
+  for (const auto& [integrator, name] : kNames) {
+    if (step.integrator == integrator) return name;
   }
   return {};
 }

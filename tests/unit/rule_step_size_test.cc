@@ -201,7 +201,7 @@ TEST(StepSize, WrongNamesGetTheNearestOne) {
   const auto expect = [](const char* name, const char* argument, const char* says) {
     test::expect_error([&] { parse_step_size(name); }, argument, says);
   };
-  expect("exakt", "step", "got 'exakt', expected euler, rkN, exact, implicit_euler or trapezoid (nearest: exact)");
+  expect("exakt", "step", "got 'exakt', expected one of euler, rkN, exact, implicit_euler, trapezoid (nearest: exact)");
   expect("Euler", "step", "nearest: euler");
   expect("implicit-euler", "step", "nearest: implicit_euler");
   expect("rk", "step", "nearest: rk2");
