@@ -222,7 +222,7 @@ ProgramResult run_two(const std::string& line0, const std::string& line1, const 
 
 ProgramResult run_two(const std::string& line, const std::string& after) { return run_two(line, line, after); }
 
-// Processes talk through Gloo, whose headers not every LibTorch brings along (ranks_c10d.cc).
+// Processes talk through Gloo, whose headers not every LibTorch brings along (process_group_c10d.cc).
 bool lacks_gloo(const ProgramResult& result) { return result.err.find("this build has no Gloo") != std::string::npos; }
 
 TEST_F(TrainLm, TwoProcessesTrainAsOneAndGoOnAsOne) {
