@@ -17,7 +17,7 @@ std::string text_or(const nlohmann::ordered_json& value, const std::string& othe
   return value.is_null() ? otherwise : value.get<std::string>();
 }
 
-// For example "NVIDIA H200 (140 GiB, compute capability 9.0)", or why there are none.
+// Returns, for example, "NVIDIA H200 (140 GiB, compute capability 9.0)", or why there are none.
 std::string gpus_text(const nlohmann::ordered_json& gpus) {
   if (gpus.empty()) return "none: " + find_gpus().absence;
   std::vector<std::string> names;

@@ -18,7 +18,7 @@ double relative_rms(const at::Tensor& got, const at::Tensor& want) {
 
 }  // namespace
 
-// Rounding of correct outputs is far below these limits, a wrong term far above.
+// Returns the limit of errors: rounding of correct outputs is far below, a wrong term far above.
 double tolerance(at::ScalarType dtype) { return dtype == at::kBFloat16 ? 5e-3 : 1e-5; }
 
 Agreement compare(const Outputs& got, const Outputs& want, double tolerance) {

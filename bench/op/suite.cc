@@ -41,15 +41,15 @@ double chunk_flops(const Case& c) {
   const auto d = static_cast<double>(c.dim), chunk = static_cast<double>(kChunk);
   return c.operation == Operation::forward_backward ? 20 * d * d + 15 * chunk * d : 6 * d * d + 4 * chunk * d;
 }
-// With the backward, `auto` is the forward of the recurrence and the backward of the chunks; 4 C d of their sum belong
-// to the chunk forward.
+// Returns the operations of `auto` with the backward, which takes the forward of the recurrence: 4 C d fewer than with
+// the chunk forward.
 double auto_flops(const Case& c) {
   return chunk_flops(c) - 4 * static_cast<double>(kChunk) * static_cast<double>(c.dim);
 }
 
 bool is_decode(const Case& c) { return c.operation == Operation::decode; }
 
-// For small matrices and few heads one thread may be faster than all.
+// Returns one thread and all threads, because one may be faster for small matrices and few heads.
 std::vector<int> thread_choices() {
   const int all = default_pool().threads();
   return all > 1 ? std::vector<int>{1, all} : std::vector<int>{1};

@@ -52,7 +52,7 @@ void check_names(const io::SafetensorsFile& file) {
   }
 }
 
-// The extents that the sizes of q and v give to a tensor with these letters.
+// Returns the extents of a tensor with these letters, from the sizes of q and v.
 std::vector<std::int64_t> extents(const char* sizes, const DeltaShape& shape) {
   std::vector<std::int64_t> all;
   for (const char* letter = sizes; *letter != '\0'; ++letter) {
@@ -136,7 +136,7 @@ std::vector<T> converted_from(const NamedTensor& tensor) {
   return all;
 }
 
-// The number of packed sequences.
+// Sets the number of packed sequences.
 void read_sequences(ApplyInputs& inputs) {
   const auto* ends = inputs.cu_seqlens;
   if (ends == nullptr) return;

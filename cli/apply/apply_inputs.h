@@ -23,11 +23,12 @@ struct ApplyInputs {
 // Throws Error for a tensor that is missing, unknown, or of a wrong shape or type. The tensors stay the file's.
 ApplyInputs read_inputs(const io::SafetensorsFile& file);
 
-// The elements as T: float, bfloat16 or double. Throws Error with the index of the first that is not finite as T.
+// Returns the elements as T: float, bfloat16 or double. Throws Error with the index of the first that is not finite as
+// T.
 template <class T>
 std::vector<T> converted(const io::NamedTensor& tensor);
 
-// The elements of an I64 tensor.
+// Returns the elements of an I64 tensor.
 std::vector<std::int64_t> integers(const io::NamedTensor& tensor);
 
 }  // namespace efla::cli

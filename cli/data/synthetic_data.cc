@@ -26,7 +26,7 @@ struct ShowOptions {
   std::int64_t index = 0, count = 0;
 };
 
-// Two rows a line, inputs over targets; a dot where nothing is asked.
+// Prints pairs of rows, inputs above targets; a dot is a target that is not asked.
 void print_example(const synthetic::Task& task, const synthetic::Example& example) {
   std::vector<std::string> inputs, targets;
   std::size_t cell = 1;

@@ -7,7 +7,7 @@
 
 namespace efla::cli {
 
-// Of a file ending in .jsonl or .ndjson the field "prompt" of each line's object, of any other file each line. Throws
+// Returns the lines of a file; of .jsonl and .ndjson files the field "prompt" of each line's object. Throws
 // IoError(content) with the byte offset for a line that is not UTF-8, or not such an object, and Error for a file
 // without a line.
 std::vector<std::string> read_prompts(const std::filesystem::path& path);

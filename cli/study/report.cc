@@ -16,7 +16,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The last part of a run's path, or the whole path where another run has the same.
+// Returns the last part of each run's path, or the whole path if another run has the same last part.
 std::vector<std::string> names_of(const std::vector<std::string>& runs) {
   std::vector<std::string> names;
   for (const auto& run : runs) {

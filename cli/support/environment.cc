@@ -49,7 +49,7 @@ nlohmann::ordered_json gpus() {
 }
 
 #ifdef EFLA_TORCH
-// The file that the program's matrix products come from: which BLAS that is, the system decides when it loads LibTorch.
+// Returns the file of the BLAS, which the system chooses when it loads LibTorch.
 nlohmann::ordered_json blas_library() {
   Dl_info info;
   void* symbol = dlsym(RTLD_DEFAULT, "sgemm_");

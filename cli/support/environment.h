@@ -6,9 +6,9 @@
 
 namespace efla::cli {
 
-// version, commit, compiler, build_type, cpu, simd {target, supported}, threads, libtorch and blas (null: not built
-// in), cuda (whether LibTorch can use a GPU), gpus [{name, memory_bytes, compute_capability}] that the operators can
-// use.
+// Returns version, commit, compiler, build_type, cpu, simd {target, supported}, threads, libtorch and blas (null: not
+// built in), cuda (whether LibTorch can use a GPU), gpus [{name, memory_bytes, compute_capability}] that the operators
+// can use.
 nlohmann::ordered_json environment();
 
 // Returns the command line of this process, as a shell reads it.

@@ -7,12 +7,12 @@ namespace efla::cli {
 
 inline constexpr int kInterruptedExitCode = 130;
 
-// From here on the first SIGINT or SIGTERM sets interrupted().
+// Makes the first SIGINT or SIGTERM from now on set interrupted().
 void watch_for_interrupts();
 
 bool interrupted();
 
-// For a dialogue: from here on every SIGINT sets interrupted() and ends a read from the terminal. SIGTERM still ends
+// Makes every SIGINT from now on set interrupted() and end a read from the terminal, for a dialogue. SIGTERM still ends
 // the program.
 void watch_for_ctrl_c();
 void forget_interrupt();

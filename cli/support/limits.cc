@@ -24,7 +24,8 @@ std::uint64_t limit_on(decltype(RLIMIT_AS) resource) {
   return ::getrlimit(resource, &limit) == 0 ? limit.rlim_cur : RLIM_INFINITY;
 }
 
-// The threads that OpenBLAS starts when it is loaded, each of which waits for ever for a buffer that it cannot have.
+// Returns the number of threads that OpenBLAS starts when it is loaded. Each waits forever for a buffer that it cannot
+// allocate.
 std::uint64_t openblas_threads() {
   for (const char* name : {"OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS"}) {
     const char* text = std::getenv(name);

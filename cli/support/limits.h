@@ -1,12 +1,12 @@
-// Limits that the caller has set (ulimit) and that LibTorch does not bear.
+// Limits that the caller has set (ulimit) and under which LibTorch fails.
 #pragma once
 
 #include <string>
 
 namespace efla::cli {
 
-// Returns what a program that loads LibTorch lacks under the limits on stack and address space, empty where it lacks
-// nothing. LibTorch and OpenBLAS end by a signal or wait for ever where they cannot have what they need.
+// Returns what a program that loads LibTorch lacks under the limits on stack and address space, or "". Without what
+// they need LibTorch and OpenBLAS end by a signal or wait forever.
 std::string lacking_for_libtorch();
 
 }  // namespace efla::cli

@@ -1,4 +1,4 @@
-// Which tokenizer a language model goes with.
+// The tokenizer that belongs to a language model.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -11,15 +11,15 @@ namespace efla::cli {
 // A model's tokenizer as a file in its folder.
 inline constexpr const char* kTokenizerFile = "tokenizer.model";
 
-// `given` unless empty; else the file beside the model, or what the training run that the folder holds names ("bytes",
-// or a SentencePiece model's path); "" where there is none. Throws IoError where there is no model, and for a run.json
-// that cannot be read.
+// Returns `given` unless it is empty; otherwise the file beside the model, or the tokenizer that the folder's run.json
+// names ("bytes", or a SentencePiece model's path), or "". Throws IoError if there is no model, and for a run.json that
+// cannot be read.
 std::string find_tokenizer(const std::string& model, const std::string& given = "");
 
-// The same. Throws Error naming --tokenizer where there is none.
+// Returns the same as find_tokenizer. Throws Error naming --tokenizer if there is none.
 std::string require_tokenizer(const std::string& command, const std::string& model, const std::string& given);
 
-// What run.json keeps of a tokenizer: {name, fingerprint, vocab_size}.
+// Returns the entry of a tokenizer in run.json: {name, fingerprint, vocab_size}.
 nlohmann::json tokenizer_of_run(const io::TokenizerInfo& tokenizer);
 
 // Throws Error naming --tokenizer where the run in the folder was trained with another than the one at `path`.

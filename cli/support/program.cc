@@ -22,8 +22,8 @@
 
 namespace efla::cli {
 
-// What follows the first line in the exceptions of some libraries is a stack trace. Names in it may come from foreign
-// files and fill the screen or command the terminal.
+// Prints the first line of a message: some libraries append a stack trace. Names in it may come from foreign files and
+// command the terminal.
 int report(int code, std::string_view message) {
   constexpr std::size_t kLongest = 4000;
   print_or_drop(stderr, "efla: " + printable(message.substr(0, message.find('\n')), kLongest) + "\n");
@@ -54,13 +54,13 @@ void report_uncaught_exceptions() { std::set_terminate(end_at_uncaught_exception
 
 namespace {
 
-// LibTorch's words for memory that it did not get.
+// Returns whether LibTorch says that it got no memory.
 bool is_out_of_memory(std::string_view message) {
   return message.find("DefaultCPUAllocator") != std::string_view::npos &&
          message.find("can't allocate memory") != std::string_view::npos;
 }
 
-// A standard stream that the caller closed would give its number to the next file opened, and prints would end in it.
+// Opens standard streams that the caller closed, because the next file opened would get their number and the prints.
 void open_standard_streams() {
   for (int fd = 0; fd <= 2; ++fd) {
     if (fcntl(fd, F_GETFD) < 0) open("/dev/null", O_RDWR);
@@ -104,7 +104,7 @@ std::string joined(const std::vector<std::string>& names) {
   return text;
 }
 
-// "--scale: got 'two', expected NUMBER", of CLI11's "Could not convert: --scale = two".
+// Returns, for example, "--scale: got 'two', expected NUMBER" for CLI11's "Could not convert: --scale = two".
 std::string conversion_message(const CLI::App& app, std::string_view message) {
   for (const auto* option : app.get_options()) {
     const std::string start = "Could not convert: " + option->get_name() + " = ";
@@ -116,7 +116,7 @@ std::string conversion_message(const CLI::App& app, std::string_view message) {
   return std::string(message);
 }
 
-// What is wrong with a command line that `program` could not parse.
+// Returns what is wrong with a command line that `program` could not parse.
 std::string usage_message(const CLI::App& program, const CLI::ParseError& error) {
   const auto [app, path] = deepest(program);
   const std::string prefix = path.empty() ? "" : path + ": ";

@@ -14,7 +14,7 @@ class Progress {
   // title opens each line ("efla, seed 1"); steps counts the whole run.
   Progress(std::string title, std::int64_t steps_per_epoch, std::int64_t steps);
 
-  // The events that draw it; stop is left empty. They point to this object.
+  // Returns the events that draw the bar, without `stop`. They point to this object.
   train::RunEvents events();
 
   // The same bar for work without a loss: "robustness  [====>   ]".

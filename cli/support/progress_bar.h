@@ -11,7 +11,7 @@ class ProgressBar {
   // title opens each line.
   explicit ProgressBar(std::string title);
 
-  // "TITLE  [====>   ]  40 %  text"; a share of 1 is always drawn. Where there is no terminal: a line if plain_line.
+  // Draws "TITLE  [====>   ]  40 %  text"; always for a share of 1. Without a terminal it prints a line if plain_line.
   void draw(double share, const std::string& text, bool plain_line);
   void line(const std::string& text);
   // Takes the bar off a terminal.
@@ -25,7 +25,7 @@ class ProgressBar {
   std::chrono::steady_clock::time_point last_drawn_;
 };
 
-// "1:02" or "3:00:09".
+// Returns, for example, "1:02" or "3:00:09".
 std::string duration(double seconds);
 
 }  // namespace efla::cli

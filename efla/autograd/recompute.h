@@ -8,7 +8,7 @@
 
 namespace efla::autograd {
 
-// f(x), of which nothing but x is kept for the backward, which computes f again. f depends on x and on parameters alone
+// Returns f(x). Only x is kept for the backward, which computes f again. f depends on x and on parameters alone
 // (leaves) and gives the same bits every time; parameters holds every leaf whose gradient is wanted. Chen et al.,
 // "Training deep nets with sublinear memory cost", 2016.
 at::Tensor recompute(const std::function<at::Tensor(const at::Tensor&)>& f, const at::Tensor& x,

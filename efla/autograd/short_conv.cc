@@ -21,7 +21,7 @@ using torch::autograd::variable_list;
 
 constexpr const char* kShortConv = "short_conv";
 
-// [D, W] in float32, whatever the weight is.
+// Returns the weight as [D, W] in float32.
 Tensor taps_of(const Tensor& weight) { return weight.reshape({weight.size(0), weight.size(-1)}).to(at::kFloat); }
 
 View<const std::int64_t, 1> view_of_cu_seqlens(const Tensor& cu_seqlens) {

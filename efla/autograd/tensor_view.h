@@ -26,8 +26,8 @@ constexpr at::ScalarType scalar_type() {
   }
 }
 
-// A view of the tensor's elements, which it does not keep alive; without data for an undefined tensor. T may be const.
-// The dtype is T's and the rank is Rank: check_tensor comes first.
+// Returns a view of the tensor's elements, which does not keep them alive; without data for an undefined tensor.
+// T, which may be const, is the dtype and Rank the rank: call check_tensor first.
 template <class T, int Rank>
 View<T, Rank> view_of(const at::Tensor& tensor) {
   View<T, Rank> view;
@@ -91,17 +91,17 @@ inline void check_cu_seqlens(const char* operation, const at::Tensor& cu_seqlens
   }
 }
 
-// The tensor, or a copy of it if its last dimension is not contiguous.
+// Returns the tensor, or a copy of it if its last dimension is not contiguous.
 inline at::Tensor with_contiguous_rows(const at::Tensor& tensor) {
   return !tensor.defined() || tensor.size(-1) == 1 || tensor.stride(-1) == 1 ? tensor : tensor.contiguous();
 }
 
-// A Function takes no undefined tensors: an argument that may be absent is an optional one.
+// Returns none for an undefined tensor, because a Function takes no undefined tensors.
 inline c10::optional<at::Tensor> optional_of(const at::Tensor& tensor) {
   return tensor.defined() ? c10::optional<at::Tensor>(tensor) : c10::nullopt;
 }
 
-// For the backward of a Function, which is not differentiable itself.
+// Throws Error in the backward of a Function if its own gradient is asked for.
 inline void refuse_second_order(const char* operation) {
   if (at::GradMode::is_enabled()) {
     throw Error(operation, "create_graph", "true", "false: only first derivatives are implemented");

@@ -7,7 +7,7 @@
 namespace efla {
 namespace {
 
-// Whether a whole character of UTF-8 lies between two others in the order of code points, which is that of the bytes.
+// Returns whether a whole character of UTF-8 lies between two others in the order of code points, which the bytes have.
 bool is_within(std::string_view character, std::string_view first, std::string_view last) {
   return character.size() == first.size() && first <= character && character <= last;
 }

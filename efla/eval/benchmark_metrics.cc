@@ -23,7 +23,7 @@ double sample_deviation(std::span<const double> values) {
   return std::sqrt(squares / static_cast<double>(values.size() - 1));
 }
 
-// The place of the greatest value, the first of equal ones.
+// Returns the index of the greatest value, the first of equal ones.
 std::size_t best(std::span<const double> values) {
   return static_cast<std::size_t>(std::max_element(values.begin(), values.end()) - values.begin());
 }

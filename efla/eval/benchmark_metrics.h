@@ -1,4 +1,4 @@
-// What lm-evaluation-harness makes of log-likelihoods: accuracies, perplexities and their standard errors.
+// The metrics of lm-evaluation-harness from log-likelihoods: accuracies, perplexities and their standard errors.
 #pragma once
 
 #include <cstdint>
@@ -19,26 +19,26 @@ struct Score {
   std::optional<double> standard_error;  // unset where the harness has none
 };
 
-// acc and, where asked for, acc_norm. likelihoods has all choices, example after example. A choice's score is
+// Returns acc and, if wanted, acc_norm. likelihoods has all choices, example after example. A choice's score is
 // its log-likelihood, for acc_norm divided by its characters; of equal scores the first counts.
 std::vector<Score> choice_metrics(std::span<const data::MultipleChoice> examples,
                                   std::span<const Likelihood> likelihoods, bool normalized);
 
-// perplexity, exp of minus the mean log-likelihood of an answer, with a bootstrapped standard error; acc, the share of
-// answers that are greedy.
+// Returns perplexity, exp of minus the mean log-likelihood of an answer, with a bootstrapped standard error; and acc,
+// the share of answers that are greedy.
 std::vector<Score> cloze_metrics(std::span<const Likelihood> likelihoods, ThreadPool& pool);
 
-// word_perplexity, byte_perplexity, bits_per_byte over all documents together, and token_perplexity, which the harness
-// has not. log_likelihoods and tokens are one a document.
+// Returns word_perplexity, byte_perplexity and bits_per_byte over all documents, and token_perplexity, which the
+// harness does not have. log_likelihoods and tokens have one element per document.
 std::vector<Score> document_metrics(std::span<const data::Document> documents, std::span<const double> log_likelihoods,
                                     std::span<const std::int64_t> tokens);
 
-// The sample standard deviation over √n; unset below two values.
+// Returns the sample standard deviation over √n; unset below two values.
 std::optional<double> mean_standard_error(std::span<const double> values);
 
-// The sample standard deviation of exp(−mean) over resamples of the values, at least two, drawn with the harness's
-// random numbers: groups of 1000 resamples, or of all where they are fewer, the group's number its seed. resamples
-// beyond whole groups are left out. The same bits for any number of threads.
+// Returns the sample standard deviation of exp(−mean) over resamples of the values, at least two, drawn with the
+// harness's random numbers: groups of 1000 resamples, or of all if they are fewer. A group's number is its seed.
+// Resamples beyond whole groups are left out. The same bits for any number of threads.
 double bootstrapped_perplexity_error(std::span<const double> log_likelihoods, std::int64_t resamples, ThreadPool& pool);
 
 }  // namespace efla::eval

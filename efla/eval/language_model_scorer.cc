@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::int64_t kSliceLogits = 1 << 23;  // 32 MiB in float32
 
-// x [N, D] and their tokens → one score each.
+// Appends a score for each of x [N, D] and its token.
 void append_scores(const torch::Tensor& x, const torch::Tensor& head, const torch::Tensor& tokens,
                    std::vector<TargetScore>& scores) {
   const auto logits = torch::matmul(x, head.t()).to(torch::kFloat32);  // [N, vocab]

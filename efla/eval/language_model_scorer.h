@@ -6,8 +6,8 @@
 
 namespace efla::eval {
 
-// The model must outlive what is returned, and not train. Logits are computed for the positions that are asked for
-// alone, a slice of them at a time.
+// Returns a scorer, which the model must outlive without being trained. Logits are computed only for the positions that
+// are needed, a slice of them at a time.
 Scorer make_scorer(const nn::LanguageModel& model);
 
 }  // namespace efla::eval

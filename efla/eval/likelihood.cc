@@ -19,7 +19,7 @@ void check_bos(const data::Tokenizer& tokenizer, const TextOptions& options) {
   if (options.bos && tokenizer.bos() < 0) throw Error(kEvalLm, "--bos", "a tokenizer without bos", "one with it");
 }
 
-// What a text without a context is given.
+// Returns the token in front of a text without a context.
 std::int32_t prefix_token(const data::Tokenizer& tokenizer) {
   if (tokenizer.bos() >= 0) return tokenizer.bos();
   if (tokenizer.eos() >= 0) return tokenizer.eos();
@@ -32,12 +32,12 @@ std::vector<std::int32_t> encode(const data::Tokenizer& tokenizer, std::string_v
   return tokens;
 }
 
-// What the model reads: all but the last token.
+// Returns the tokens that the model reads: all but the last.
 std::span<const std::int32_t> inputs_of(const ScoreRequest& request) {
   return std::span(request.tokens).first(request.tokens.size() - 1);
 }
 
-// Longest first, and equal inputs side by side.
+// Returns an order of the requests: the longest first, and equal inputs side by side.
 std::vector<std::size_t> batch_order(const std::vector<ScoreRequest>& requests) {
   std::vector<std::size_t> order(requests.size());
   std::iota(order.begin(), order.end(), std::size_t{0});

@@ -28,7 +28,7 @@ struct TargetScore {
   bool greedy = false;           // whether no other token is more probable
 };
 
-// A model: one score a target. The score of a target must not depend on the tokens behind its position.
+// A model: one score per target. The score of a target must not depend on the tokens behind its position.
 using Scorer = std::function<std::vector<TargetScore>(const ScoreBatch&)>;
 
 // Tokens of which the last `scored` are scored, each given all before it; there is at least one before.
@@ -42,15 +42,15 @@ struct TextOptions {
   bool bos = false;                // every text begins with the tokenizer's bos
 };
 
-// log p(continuation | context). White space at the context's end is taken to the continuation; both are tokenized as
-// one text, of which the tokens of the context alone are not scored. Without a context, bos takes its place, or eos
-// where the tokenizer has none. Throws Error where the tokenizer lacks what is asked of it, and where nothing is left
-// to score or more than max_length tokens.
+// Returns the request for log p(continuation | context). White space at the context's end moves to the continuation.
+// Both are tokenized as one text, and the tokens of the context are not scored. Without a context, bos takes its place,
+// or eos if the tokenizer has no bos. Throws Error if the tokenizer lacks the token, and if nothing or more than
+// max_length tokens are left to score.
 ScoreRequest continuation_request(const data::Tokenizer& tokenizer, std::string_view context,
                                   std::string_view continuation, const TextOptions& options);
 
-// log p(text), every token once, in windows of at most max_length: the first begins with bos (or eos), the last reaches
-// back as far as a window does, and those between begin with the token before them.
+// Returns the requests for log p(text), every token once, in windows of at most max_length. The first window begins
+// with bos (or eos), the last one has full length, and the others begin with the token before them.
 std::vector<ScoreRequest> document_requests(const data::Tokenizer& tokenizer, std::string_view text,
                                             const TextOptions& options);
 
@@ -64,9 +64,9 @@ struct ScoreEvents {
   std::function<void(std::int64_t done, std::int64_t all)> progress;  // counts requests
 };
 
-// In the order of the requests. They go to the scorer longest first, in batches of as many rows as batch_tokens hold,
-// at least one; requests that differ only in their last token share a row. Throws std::runtime_error where the scorer
-// returns what is no log-probability.
+// Returns the scores in the order of the requests. These go to the scorer longest first, in batches of as many rows as
+// batch_tokens hold, at least one; requests that differ only in their last token share a row. Throws std::runtime_error
+// where the scorer returns a number that is no log-probability.
 std::vector<Likelihood> score(const std::vector<ScoreRequest>& requests, const Scorer& scorer,
                               std::int64_t batch_tokens, const ScoreEvents& events = {});
 

@@ -35,11 +35,11 @@ struct LmTaskResult {
 LmTaskResult evaluate_lm_task(const data::LmTask& task, const data::Tokenizer& tokenizer, const Scorer& scorer,
                               const LmEvalOptions& options, ThreadPool& pool, const ScoreEvents& events = {});
 
-// The mean of table 1's accuracies, its last column; unset where a task of it is missing.
+// Returns the mean of table 1's accuracies, its last column; unset if one of its tasks is missing.
 std::optional<double> table_average(std::span<const LmTaskResult> results);
 
-// {"piqa": {"file": …, "examples": n, "acc": …, "acc_stderr": …, "acc_norm": …, …}, …}; a standard error that the
-// harness has not is null.
+// Returns {"piqa": {"file": …, "examples": n, "acc": …, "acc_stderr": …, "acc_norm": …, …}, …}; a standard error that
+// the harness does not have is null.
 nlohmann::ordered_json to_json(std::span<const LmTaskResult> results);
 
 }  // namespace efla::eval

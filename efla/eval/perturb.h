@@ -31,7 +31,7 @@ struct Panel {
   std::vector<double> levels;
 };
 
-// dropout p, intensity scale factor, noise sigma.
+// Returns the panels dropout p, intensity scale factor and noise sigma.
 const std::vector<Panel>& robustness_panels();
 
 }  // namespace efla::eval

@@ -18,7 +18,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// "which process 12 is writing", from what the holder wrote into the file.
+// Returns, for example, "which process 12 is writing", from the holder's text in the file.
 std::string holder_of(const std::string& path) {
   std::istringstream words;
   try {
@@ -35,7 +35,7 @@ std::string holder_of(const std::string& path) {
 
 bool has_no_locks(int error) { return error == ENOSYS || error == EOPNOTSUPP || error == ENOLCK; }
 
-// Whether the name still leads to the file: its holder removes the file when it ends.
+// Returns whether the name still leads to the file, because its holder removes the file when it ends.
 bool is_at(const std::string& path, int descriptor) {
   struct ::stat named {
   }, opened{};

@@ -22,7 +22,7 @@ struct ExecutionContext {
   ThreadPool& threads() const;
 };
 
-// The pool that operators use without another one; as many threads as processors, or as set_threads says.
+// Returns the pool that operators use by default: as many threads as processors, or as set_threads says.
 ThreadPool& default_pool();
 
 // Replaces the default pool; not while an operator runs. threads in [1, 1024].

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::int64_t kMaxMemory = 1 << 20;
 
-// The elements in row-major order; none of an absent view.
+// Returns the elements in row-major order; none of an absent view.
 template <class T, int Rank>
 std::vector<std::remove_const_t<T>> elements(const View<T, Rank>& view) {
   std::vector<std::remove_const_t<T>> all;

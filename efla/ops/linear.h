@@ -9,8 +9,8 @@
 
 namespace efla {
 
-// For a few rows of x, as in decoding; for many rows the general product of a BLAS is faster. Throws Error for a bad
-// argument or an implementation that refuses the problem.
+// Computes a few rows of x, as in decoding; for many rows the general product of a BLAS is faster. Throws Error for a
+// bad argument or an implementation that refuses the problem.
 Choice linear_forward(const LinearForward& problem, const RunOptions& options = {});
 
 // Returns the list, in the order in which "auto" asks its rows.

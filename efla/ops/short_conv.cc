@@ -59,7 +59,7 @@ void run_simd_conv(const ShortConvForward<T>& p, const ExecutionContext& context
   });
 }
 
-// The gradient of the weight is the sum of the sequences' gradients, added in their order.
+// Adds the sequences' gradients of the weight in their order.
 template <class T>
 void run_simd_conv(const ShortConvBackward<T>& p, const ExecutionContext& context) {
   if (!p.cu_seqlens) return cpu::short_conv(p, context.threads());

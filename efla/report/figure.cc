@@ -19,7 +19,7 @@ std::string value_text(const Figure& figure, double value) {
   return figure.unit == Figure::Unit::accuracy ? percent(value) : fixed(value, 3);
 }
 
-// The mean, with the range over seeds where there are several.
+// Returns the mean, with the range over seeds if there are several.
 std::string cell_text(const Figure& figure, const Spread& y) {
   const auto mean = value_text(figure, y.mean);
   if (y.count < 2) return mean;
@@ -37,7 +37,7 @@ std::vector<double> all_x(const Figure& figure) {
   return {values.begin(), values.end()};
 }
 
-// At most kTableRows of them, evenly picked, with the first and the last.
+// Returns at most kTableRows of the values, evenly picked, with the first and the last.
 std::vector<double> picked(const std::vector<double>& values) {
   if (values.size() <= kTableRows) return values;
   std::vector<double> out;

@@ -20,7 +20,7 @@ std::string print(const char* format, int digits, double value) {
   return buffer.data();
 }
 
-// A true minus sign in front of negative numbers, and none in front of a zero.
+// Replaces a hyphen by a minus sign, and removes it in front of a zero.
 std::string with_minus(std::string text) {
   if (text.empty() || text[0] != '-') return text;
   if (text.find_first_of("123456789") == std::string::npos) return text.substr(1);

@@ -26,7 +26,7 @@ std::string listing_html(const Listing& listing) {
   return (listing.title.empty() ? "" : "<p class=\"note\">" + escape(listing.title) + "</p>") + text;
 }
 
-// Several tables that are not folded have their titles above them.
+// Returns the tables; if there are several, those that are not folded have their titles above them.
 std::string tables_html(const std::vector<Table>& tables) {
   const auto open = std::count_if(tables.begin(), tables.end(), [](const Table& table) { return !table.folded; });
   std::string html;

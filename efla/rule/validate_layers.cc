@@ -17,7 +17,7 @@ void check_filled(const char* operation, const char* name, const View<T, Rank>& 
   check_view(operation, name, view, expected, view.size() == 0 ? Presence::optional : Presence::required);
 }
 
-// What a forward and a backward have in common.
+// Checks what a forward and a backward have in common.
 template <class Problem>
 void check_short_conv(const char* operation, const Problem& p, const Device& device) {
   check_filled(operation, "x", p.x, p.x.extent);

@@ -93,7 +93,7 @@ void CheckpointFolder::remove_leftovers() {
   }
 }
 
-// Under a hidden name first: whoever is killed meanwhile leaves no half of a checkpoint under its name.
+// Renames the folder to a hidden name first, so that a kill leaves no half of a checkpoint under its name.
 void CheckpointFolder::remove(const fs::path& checkpoint) {
   fs::path hidden = checkpoint.parent_path() / ".";
   hidden += checkpoint.filename();

@@ -15,7 +15,7 @@ std::filesystem::path tensorboard_folder(const std::filesystem::path& folder) {
   return path;
 }
 
-// The numbers of a line that TensorBoard draws.
+// Returns the numbers of a line that TensorBoard draws.
 std::vector<io::Scalar> scalars_of(const nlohmann::ordered_json& line, const std::string& group) {
   std::vector<io::Scalar> scalars;
   for (const auto& [name, value] : line.items()) {

@@ -56,7 +56,7 @@ std::string setting_of(const Group& group) {
          compact(group.lr) + ", " + std::to_string(group.runs.size()) + (group.runs.size() == 1 ? " seed" : " seeds");
 }
 
-// Two configurations to set side by side: efla and deltanet at the headline, then with each other number of layers.
+// Returns the configurations to compare: efla and deltanet at the headline, then with each other number of layers.
 std::vector<std::pair<const Group*, const Group*>> pairs_of(const Configurations& study) {
   std::vector<std::pair<const Group*, const Group*>> pairs;
   const double lr = study.headline.front()->lr;
@@ -153,7 +153,7 @@ Section results_section(const Configurations& study) {
           {table}};
 }
 
-// The headline configurations beside those that differ from them in the number of layers alone.
+// Compares the headline configurations with the configurations that differ only in the number of layers.
 Section layers_section(const Configurations& study) {
   std::vector<Shape> lines;
   for (const Group* chosen : study.headline) {

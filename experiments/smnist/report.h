@@ -5,7 +5,7 @@
 
 namespace efla::experiments {
 
-// settings: of smnist/plan.toml, with data, data_digest, train_images and test_images as they were.
+// Returns the report. settings: of smnist/plan.toml, with data, data_digest, train_images and test_images as they were.
 report::Report digit_report(const std::string& title, const nlohmann::json& settings, const Outcome& outcome);
 
 }  // namespace efla::experiments

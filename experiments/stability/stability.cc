@@ -63,7 +63,7 @@ DeltaRule delta_rule(const char* step, double erase_scale) {
   return rule;
 }
 
-// Four significant digits: null where x is not finite.
+// Returns x with four significant digits, null if it is not finite.
 ordered_json rounded(double x) {
   return std::isfinite(x) ? ordered_json(std::stod(fmt::format("{:.3e}", x))) : nullptr;
 }
@@ -92,7 +92,7 @@ void add(Row& line, const Growth& growth) {
   line.add("not_finite", count(growth.not_finite));
 }
 
-// The largest x of those below every broken one, and the smallest broken one.
+// Returns the largest x below every broken one, and the smallest broken one.
 std::string outcome(const std::vector<double>& products, const std::vector<bool>& bounded) {
   const auto first_broken = std::find(bounded.begin(), bounded.end(), false) - bounded.begin();
   if (first_broken == static_cast<std::ptrdiff_t>(bounded.size())) return "bounded throughout";
@@ -115,7 +115,7 @@ Row products_line(const Stream& stream, const Rule& rule, const Keying& keying, 
            {"limit", rounded(rule.limit)}}};
 }
 
-// Every x for one rule and one way of choosing keys, in every precision.
+// Measures every x for one rule and one way of choosing keys, in every precision.
 void sweep_products(const Stream& stream, const Rule& rule, const Keying& keying, const Write& write) {
   std::vector<Row> lines;
   std::vector<std::vector<bool>> bounded(std::size(kNumbers));
@@ -218,8 +218,8 @@ void sweep_etas(const Stream& stream, const Normalised& way, Keys keys, const Wr
   write(to_json(std::move(line)));
 }
 
-// How far rounding to bfloat16 takes ‖k‖² of keys of unit length from 1, and with it the largest η whose eigenvalue
-// 1 − 2η‖k‖² is not below −1 for any of them.
+// Measures how far rounding to bfloat16 takes ‖k‖² of unit keys from 1, and the largest η whose eigenvalue 1 − 2η‖k‖²
+// is at least −1 for all of them.
 void measure_lengths(std::int64_t keys, const Write& write) {
   Row line{{{"study", "lengths"}, {"keys", keys}, {"seed", kSeed}}};
   for (const std::int64_t dim : {16, 64, 128, 256}) {

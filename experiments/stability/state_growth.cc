@@ -11,13 +11,13 @@ namespace {
 
 constexpr std::int64_t kKeyDim = kStateDim, kValueDim = kStateDim;
 
-// A number as it is handed to an operator on T.
+// Returns a number as an operator on T gets it.
 template <class T>
 T input(float x, const Precision& precision) {
   return from_state<T>(precision.bfloat16_inputs ? to_float(to_bfloat16(x)) : x);
 }
 
-// Element i of a key of squared length lambda.
+// Returns element i of a key of squared length lambda.
 float key_element(const Stream& stream, double lambda, std::int64_t direction, std::int64_t i) {
   return static_cast<float>(std::sqrt(lambda)) * stream.directions[direction * kKeyDim + i];
 }

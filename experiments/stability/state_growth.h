@@ -50,14 +50,14 @@ struct Growth {
 
 Growth grow(const Stream& stream, const HeadRun& head, const Precision& precision);
 
-// The last state [K, V] by the float64 reference, from the same inputs.
+// Returns the last state [K, V] by the float64 reference, from the same inputs.
 std::vector<double> reference_state(const Stream& stream, const HeadRun& head, bool bfloat16_inputs);
 
-// The eigenvalue 1 − aλ along a direction of the stream as the operator gets it: key and β rounded, and the key
-// normalised where the rule says so. In float64.
+// Returns in float64 the eigenvalue 1 − aλ along a direction of the stream as the operator gets it: key and β rounded,
+// and the key normalised if the rule says so.
 double eigenvalue(const Stream& stream, const HeadRun& head, const Precision& precision, std::int64_t direction);
 
-// ‖got − want‖/‖want‖ in the Frobenius norm.
+// Returns ‖got − want‖/‖want‖ in the Frobenius norm.
 double relative_error(const std::vector<double>& got, const std::vector<double>& want);
 
 }  // namespace efla::experiments

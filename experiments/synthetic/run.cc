@@ -22,7 +22,7 @@ SequenceClassifier make_sequence_classifier(const SyntheticRun& run) {
           [model](const torch::Tensor& ids, const torch::Tensor& places) { return model->logits(ids, places); }};
 }
 
-// [{"step", "loss", "accuracy"}]: each evaluation with the mean loss of the steps before it.
+// Returns [{"step", "loss", "accuracy"}]: each evaluation with the mean loss of the steps before it.
 ordered_json curve_of(const fs::path& metrics) {
   auto curve = ordered_json::array();
   double loss = 0.0, steps = 0.0;

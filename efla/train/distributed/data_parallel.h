@@ -33,7 +33,7 @@ class DataParallel {
                torch::Device device = torch::kCPU, const std::string& precision = "float32");
 
   const FlatParameters& parameters() const { return *parameters_; }
-  // The parameters of one copy: other leaves with the same values.
+  // Returns the parameters of one copy: other leaves with the same values.
   const nn::NamedParameters& copy(int i) const { return copies_[static_cast<std::size_t>(i)]; }
   torch::Device device() const { return device_; }
   ThreadPool& pool() const { return pool_; }

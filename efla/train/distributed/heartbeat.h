@@ -28,8 +28,8 @@ class Heartbeat {
   // Throws RankLost when a rank has been silent for long, or has said that it stops.
   void check() const;
 
-  // To be called when something that needs the others failed: waits for a few beats, and throws RankLost naming the
-  // silent ones. `why` is what failed, for where all are there.
+  // Waits for a few beats after something that needs the other ranks failed, and throws RankLost naming the silent
+  // ranks. `why` says what failed, for the case that no rank is silent.
   [[noreturn]] void find_lost(const std::string& why);
 
   // Tells the others that this rank stops, and why ("" for: all is done), and waits a few seconds until they have heard
@@ -39,13 +39,13 @@ class Heartbeat {
  private:
   // Waits until every rank has beaten once.
   void meet(const StopFunction& stop);
-  // The ranks that have not come yet, as "1, 2".
+  // Returns the ranks that have not come yet, as "1, 2".
   std::string missing();
   // Tells the others that this rank stops.
   void tell(const std::string& text);
   void run();
   void beat();
-  // Whether the rank said that it stops; the reason becomes the message of RankLost, unless all is done.
+  // Returns whether the rank said that it stops; the reason becomes the message of RankLost, unless all is done.
   bool has_left(int rank);
   void look(int rank);
   void lost(int rank, const std::string& how);

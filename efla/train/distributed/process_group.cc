@@ -25,7 +25,7 @@ class SingleProcess : public ProcessGroup {
   static void nothing() {}
 };
 
-// A whole number in an environment variable.
+// Returns the whole number in an environment variable.
 int number(const char* name, int smallest, int largest) {
   const std::string_view text = std::getenv(name) != nullptr ? std::getenv(name) : "";
   int value = 0;

@@ -7,7 +7,7 @@
 
 namespace efla::train {
 
-// As ProcessGroup::join, for two ranks or more.
+// Joins as ProcessGroup::join does, for two ranks or more.
 std::unique_ptr<ProcessGroup> join_c10d(const RankEnvironment& environment, torch::Device device,
                                         const nlohmann::json& description, const StopFunction& stop);
 

@@ -45,7 +45,7 @@ void read(const json& value, const std::string& key, std::uint64_t& into) {
   into = value.get<std::uint64_t>();
 }
 
-// Every key of the tables and its place: visit(name, member).
+// Calls visit(name, member) for every key of the tables.
 template <class Options, class Visit>
 void for_each_data_key(Options& o, const Visit& visit) {
   visit("train", o.train);

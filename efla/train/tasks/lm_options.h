@@ -50,11 +50,11 @@ struct LmOptions {
   LmTrainOptions training;
 };
 
-// Of a configuration {"model": …, "data": …, "training": …}. Throws Error(train lm) for an unknown table or key, naming
-// the nearest, and for a value of another type or out of range. [model] is left to the model.
+// Reads a configuration {"model": …, "data": …, "training": …}. Throws Error(train lm) for an unknown table or key,
+// naming the nearest, and for a value of another type or out of range. [model] is left to the model.
 LmOptions lm_options_from_json(const nlohmann::json& config);
 
-// Every key with its value, as lm_options_from_json reads it: {"data": …, "training": …}.
+// Returns every key with its value, as lm_options_from_json reads it: {"data": …, "training": …}.
 nlohmann::json to_json(const LmOptions& options);
 
 // Returns the rate of every step: a warm-up from min_lr to lr, then half a cosine back to min_lr.

@@ -49,7 +49,7 @@ class LmTask : public Task {
   std::string unit() const override { return "tokens"; }
   nlohmann::ordered_json progress(std::int64_t step, std::int64_t examples) const override;
   std::int64_t draw(std::int64_t step) override;
-  // Every target weighs the same, however many a micro-batch has. Their number is known only after the step.
+  // Returns the tokens of a step, an estimate: the number of targets, which all weigh the same, is known only after it.
   double normaliser() const override { return static_cast<double>(options_.tokens_per_step); }
   PartLoss loss(std::int64_t part, int copy) override;
   nlohmann::json position() const override;
