@@ -14,7 +14,7 @@ namespace {
 // What is in the workspace, one after the other, in bytes; each a multiple of 256.
 struct Parts {
   std::int64_t slices;
-  std::size_t records, states, writes;
+  std::size_t records, states, writes, counts;
 
   explicit Parts(const DeltaShape& s) : slices((s.value_dim + kChunkTokens - 1) / kChunkTokens) {
     constexpr std::size_t kTile = kChunkTokens * kChunkTokens * sizeof(bfloat16);
@@ -22,8 +22,9 @@ struct Parts {
     records = (heads * sizeof(ChunkRecord) + 255) / 256 * 256;
     writes = heads * static_cast<std::size_t>(slices) * kTile;
     states = writes * (s.key_dim <= 64 ? 1 : 2);
+    counts = (heads + 1) * sizeof(unsigned);
   }
-  std::size_t total() const { return records + 2 * states + 2 * writes; }
+  std::size_t total() const { return records + 2 * states + 2 * writes + counts; }
 };
 
 }  // namespace
@@ -72,6 +73,8 @@ void chunk_bwd(const DeltaBackward<bfloat16>& p, const Workspace& workspace, cud
   c.dstates = c.states + parts.states;
   c.writes = c.dstates + parts.states;
   c.dresiduals = c.writes + parts.writes;
+  c.begun = reinterpret_cast<unsigned*>(c.dresiduals + parts.writes);
+  c.ready = c.begun + 1;
   const bool rows = c.forward.q_rows && c.forward.k_rows && c.v_rows && c.dout_rows && can_map_rows(p.q) &&
                     can_map_rows(p.k) && can_map_rows(p.v) && can_map_rows(p.dout);
   if (kernel == ChunkKernel::automatic) kernel = is_hopper() ? ChunkKernel::sweep : ChunkKernel::portable;
@@ -81,9 +84,12 @@ void chunk_bwd(const DeltaBackward<bfloat16>& p, const Workspace& workspace, cud
     launch_sweep_reverse(c, stream);
     return launch_grads(c, stream);
   }
+  check(cudaMemsetAsync(c.begun, 0, parts.counts, stream), "cudaMemsetAsync");
   const RowMaps maps{map_rows(p.q), map_rows(p.k), map_rows(p.v)};
   launch_prepare(c.forward, &maps, stream);
-  launch_sweeps_sm90(c, maps, map_rows(p.dout), stream);
+  const CUtensorMap dout = map_rows(p.dout);
+  launch_sweeps_sm90(c, maps, dout, stream);
+  if (grads_sm90_take(c)) return launch_grads_sm90(c, maps, dout, stream);
   launch_grads(c, stream);
 }
 

@@ -22,6 +22,9 @@ struct ChunkBackward {
   ChunkProblem forward;                                    // the same inputs, with records
   unsigned char *states = nullptr, *dstates = nullptr;     // S before the chunk and dS' [slots][HV][slices], K/64 tiles
   unsigned char *writes = nullptr, *dresiduals = nullptr;  // U and D [slots][HV][slices], tokens by value columns
+  // On Hopper, where the gradients begin while the sweeps run: how many slices of the states and of their gradients a
+  // slot and head has [slots][HV], and how many chunks and query heads have been begun.
+  unsigned *ready = nullptr, *begun = nullptr;
   int slices = 0;
   bool v_rows = false, dout_rows = false, dq_rows = false, dk_rows = false;  // as in ChunkProblem; v and dv together
 };
@@ -41,5 +44,9 @@ void launch_grads(const ChunkBackward& problem, cudaStream_t stream);
 // Launches both sweeps on a Hopper GPU; `dout` describes the rows of dO.
 void launch_sweeps_sm90(const ChunkBackward& problem, const RowMaps& maps, const CUtensorMap& dout,
                         cudaStream_t stream);
+
+// Whether launch_grads_sm90, which takes the place of launch_grads on a Hopper GPU, takes the problem.
+bool grads_sm90_take(const ChunkBackward& problem);
+void launch_grads_sm90(const ChunkBackward& problem, const RowMaps& maps, const CUtensorMap& dout, cudaStream_t stream);
 
 }  // namespace efla::gpu

@@ -41,12 +41,14 @@ __device__ __forceinline__ Walk backward_walk(const ChunkBackward& c, unsigned b
   std::int64_t index = block / heads;
   walk.n = index;
   if (interval > 0) {
-    const std::int64_t saved = c.p.shape.chunks(interval);
-    const auto first = [&](std::int64_t n) {
-      return c.p.shape.packed > 0 ? c.p.cu_seqlens(n) / interval + n : n * saved;
-    };
-    walk.n = c.p.shape.packed > 0 ? find_sequence(c.p.shape.packed, index, first) : index / saved;
-    index -= first(walk.n);
+    if (c.p.shape.packed > 0) {
+      const auto first = [&](std::int64_t n) { return c.p.cu_seqlens(n) / interval + n; };
+      walk.n = find_sequence(c.p.shape.packed, index, first);
+      index -= first(walk.n);
+    } else {  // the last ones first, as the reverse sweep comes to them
+      walk.n = index % c.p.shape.batch;
+      index = c.p.shape.chunks(interval) - 1 - index / c.p.shape.batch;
+    }
   }
   const Sequence sequence = sequence_of(c.p, walk.n);
   const std::int64_t begin = interval > 0 ? sequence.begin + index * interval : sequence.begin,
@@ -73,6 +75,11 @@ __device__ __forceinline__ void copy_chunks(const ChunkBackward& c, const RowMap
                                             int lane, BackwardShared<kTiles, kGroups>& shared) {
   const Walk& walk = shared.walk;
   constexpr int kRecords = BackwardShared<kTiles, kGroups>::kRecords;
+  unsigned* ready = &c.ready[walk.slot * c.p.shape.value_heads + walk.i_h];
+  // Says of a chunk, whose rows are no longer in use, that it has been written.
+  const auto publish = [&](int i) {
+    add_release(ready + chunk_of<kReverse>(walk, i) * c.p.shape.value_heads, kGroups);
+  };
   const ChunkRecord* records = &c.forward.records[walk.slot * c.p.shape.value_heads + walk.i_h];
 #pragma unroll 1
   for (int i = 0; i < walk.chunks; ++i) {
@@ -108,6 +115,7 @@ __device__ __forceinline__ void copy_chunks(const ChunkBackward& c, const RowMap
         load_bulk(record.t, from->t, kTileBytes, full);
         load_bulk(record.b, from->b, kVectors, full);
       }
+      if (i >= kStages) publish(i - kStages);
     }
     __syncwarp();
     if (is_tail) {
@@ -122,23 +130,24 @@ __device__ __forceinline__ void copy_chunks(const ChunkBackward& c, const RowMap
       if (lane == 0) barrier_arrive(&shared.rows_full[stage]);
     }
   }
+  for (int i = max(walk.chunks - kStages, 0); i < walk.chunks && lane == 0; ++i) {
+    barrier_wait(&shared.rows_free[i % kStages], parity(i, kStages));
+    publish(i);
+  }
 }
 
-// Starts to copy a warp's 16 rows of a state to the image of its tiles, through `tiles`.
+// Writes a warp's 16 rows of a state to the image of its tiles, through `tiles`.
 template <int kTiles>
 __device__ __forceinline__ void store_state(const std::uint32_t (&state)[4 * kTiles][4], unsigned char* tiles,
                                             unsigned char* to, int warp, int lane) {
-  if (lane == 0) store_bulk_wait();
   __syncwarp();
 #pragma unroll
   for (int step = 0; step < 4 * kTiles; ++step) write_block(tiles, 16 * warp, 2 * step, state[step], lane);
-  fence_for_products();
   __syncwarp();
-  if (lane != 0) return;
 #pragma unroll
-  for (int tile = 0; tile < kTiles; ++tile) {
-    const int at = tile * kTileBytes + 16 * warp * 128;
-    store_bulk(to + at, tiles + at, 16 * 128);
+  for (int i = 0; i < 4 * kTiles; ++i) {
+    const int at = i / 4 * kTileBytes + 16 * warp * 128 + i % 4 * 512 + 16 * lane;
+    *reinterpret_cast<uint4*>(to + at) = *reinterpret_cast<const uint4*>(tiles + at);
   }
 }
 
@@ -155,25 +164,6 @@ __device__ __forceinline__ void store_columns(const std::uint32_t (&x)[4][4], un
     *reinterpret_cast<uint4*>(to + at) = *reinterpret_cast<const uint4*>(tile + at);
   }
 }
-
-// Where the slice of a warpgroup begins in states and writes or in their gradients, and how far the next chunk's is.
-template <int kTiles>
-struct Images {
-  unsigned char *states, *writes;
-  std::int64_t states_step, writes_step;
-
-  __device__ __forceinline__ Images(const ChunkBackward& c, bool gradients, const Walk& walk, int chunk, int group) {
-    const std::int64_t slice = walk.column / 64 + group, at = slice_index(c, walk.slot + chunk, walk.i_h, slice);
-    states = (gradients ? c.dstates : c.states) + at * kTiles * kTileBytes;
-    writes = (gradients ? c.dresiduals : c.writes) + at * kTileBytes;
-    writes_step = (gradients ? -1 : 1) * c.p.shape.value_heads * c.slices * kTileBytes;
-    states_step = writes_step * kTiles;
-  }
-  __device__ __forceinline__ void advance() {
-    states += states_step;
-    writes += writes_step;
-  }
-};
 
 template <int kCount>
 __device__ __forceinline__ void to_operands(std::uint32_t (&operand)[kCount][4], const float (&x)[8 * kCount]) {
@@ -210,7 +200,7 @@ __device__ __forceinline__ void walk_forwards(const ChunkBackward& c, int group,
     read_saved<kTiles>(s, c.p.chunk_states, c, walk, column, lane);
   }
   leave_undefined(e);
-  Images<kTiles> images(c, false, walk, 0, group);
+  std::int64_t image = slice_index(c, walk.slot, walk.i_h, walk.column / 64 + group);
 #pragma unroll 1
   for (int i = 0; i < walk.chunks; ++i) {
     Rows<kTiles, kGroups>& rows = shared.rows[i % kStages];
@@ -229,7 +219,7 @@ __device__ __forceinline__ void walk_forwards(const ChunkBackward& c, int group,
     products_fence();
     multiply_chunk(e, written, record.t, false);
     products_commit();
-    store_state<kTiles>(state, shared.state[group], images.states, warp, lane);
+    store_state<kTiles>(state, shared.state[group], c.states + image * kTiles * kTileBytes, warp, lane);
 #pragma unroll
     for (float& x : s) x *= decay;
     products_wait<0>();
@@ -239,8 +229,8 @@ __device__ __forceinline__ void walk_forwards(const ChunkBackward& c, int group,
     products_fence();
     update_state<kTiles>(s, written, shared_address(rows.k));
     products_commit();
-    store_columns(u, tile, images.writes, warp, lane);
-    images.advance();
+    store_columns(u, tile, c.writes + image * kTileBytes, warp, lane);
+    image += c.p.shape.value_heads * c.slices;
     products_wait<0>();
     __syncwarp();
     if (lane == 0) {
@@ -248,7 +238,6 @@ __device__ __forceinline__ void walk_forwards(const ChunkBackward& c, int group,
       barrier_arrive(&shared.rows_free[i % kStages]);
     }
   }
-  if (lane == 0) store_bulk_wait();
 }
 
 // A warpgroup that writes dS' and D of every chunk.
@@ -256,16 +245,17 @@ template <int kTiles, int kGroups>
 __device__ __forceinline__ void walk_in_reverse(const ChunkBackward& c, int group, int thread,
                                                 BackwardShared<kTiles, kGroups>& shared) {
   constexpr int kRecords = BackwardShared<kTiles, kGroups>::kRecords;
-  const int warp = warp_of(thread), lane = thread % 32;
+  const int warp = warp_of(thread);
   const Walk& walk = shared.walk;
   const std::int64_t column = walk.column + 64 * group + 16 * warp;
   float ds[32 * kTiles], e[32], of_outputs[32];
-  read_state<kTiles>(ds, c.p.dfinal_state, walk.n, walk.i_h, column, lane);
+  read_state<kTiles>(ds, c.p.dfinal_state, walk.n, walk.i_h, column, thread % 32);
   leave_undefined(e);
   leave_undefined(of_outputs);
-  Images<kTiles> images(c, true, walk, walk.chunks - 1, group);
+  std::int64_t image = slice_index(c, walk.slot + walk.chunks - 1, walk.i_h, walk.column / 64 + group);
 #pragma unroll 1
   for (int i = 0; i < walk.chunks; ++i) {
+    const int lane = opaque(thread % 32);
     Rows<kTiles, kGroups>& rows = shared.rows[i % kStages];
     const ChunkRecord& record = shared.record[i % kRecords];
     unsigned char* tile = rows.v + group * kTileBytes;
@@ -283,6 +273,11 @@ __device__ __forceinline__ void walk_in_reverse(const ChunkBackward& c, int grou
     multiply_state<kTiles>(e, state, shared_address(rows.k));
     products_commit();
     column_operands(operand, shared_address(tile), warp, lane);
+    products_fence();
+    multiply_chunk_rows(of_outputs, operand, record.p);
+    products_commit();
+    // Read again, because the operands of products under way may not be touched.
+    column_operands(scaled, shared_address(tile), warp, lane);
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
 #pragma unroll
@@ -290,25 +285,26 @@ __device__ __forceinline__ void walk_in_reverse(const ChunkBackward& c, int grou
         const float2 out = *reinterpret_cast<const float2*>(record.out + 16 * step + 8 * half + 2 * (lane % 4));
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-          const std::uint32_t pair = operand[step][2 * half + r];
-          scaled[step][2 * half + r] = pack_bf16(out.x * low_bf16(pair), out.y * high_bf16(pair));
+          std::uint32_t& pair = scaled[step][2 * half + r];
+          pair = pack_bf16(out.x * low_bf16(pair), out.y * high_bf16(pair));
         }
       }
     }
-    products_fence();
-    multiply_chunk_rows(of_outputs, operand, record.p);
-    products_commit();
     products_wait<0>();
-    scale_columns(e, record.write, lane);
 #pragma unroll
-    for (int j = 0; j < 32; ++j) e[j] += of_outputs[j];
+    for (int j = 0; j < 8; ++j) {
+      const float2 write = *reinterpret_cast<const float2*>(record.write + 8 * j + 2 * (lane % 4));
+#pragma unroll
+      for (int r = 0; r < 4; ++r)
+        e[4 * j + r] = (r % 2 == 0 ? write.x : write.y) * e[4 * j + r] + of_outputs[4 * j + r];
+    }
     to_operands(operand, e);
     products_fence();
     multiply_chunk_rows(e, operand, record.t);
     products_commit();
     update_state<kTiles>(ds, scaled, shared_address(rows.q));
     products_commit();
-    store_state<kTiles>(state, shared.state[group], images.states, warp, lane);
+    store_state<kTiles>(state, shared.state[group], c.dstates + image * kTiles * kTileBytes, warp, lane);
     products_wait<1>();
     to_operands(operand, e);
 #pragma unroll
@@ -320,16 +316,15 @@ __device__ __forceinline__ void walk_in_reverse(const ChunkBackward& c, int grou
     products_fence();
     update_state<kTiles>(ds, of_read, shared_address(rows.k));
     products_commit();
-    store_columns(operand, tile, images.writes, warp, lane);
-    images.advance();
+    store_columns(operand, tile, c.dresiduals + image * kTileBytes, warp, lane);
+    image -= c.p.shape.value_heads * c.slices;
     __syncwarp();
     if (lane == 0) barrier_arrive(&shared.record_free[i % kRecords]);
     products_wait<0>();
     __syncwarp();
     if (lane == 0) barrier_arrive(&shared.rows_free[i % kStages]);
   }
-  if (lane == 0) store_bulk_wait();
-  write_state<kTiles>(ds, c.p.dinitial_state, walk.n, walk.i_h, column, lane);
+  write_state<kTiles>(ds, c.p.dinitial_state, walk.n, walk.i_h, column, thread % 32);
 }
 
 template <int kGroups>
@@ -347,8 +342,8 @@ __global__ void __launch_bounds__(threads<kGroups>(), 1)
   auto& shared = *reinterpret_cast<BackwardShared<kTiles, kGroups>*>(memory);
   if constexpr (kReverse) {
     wait_for_kernels();
-    let_next_kernel_begin();
   }
+  let_next_kernel_begin();
   if (threadIdx.x < 32) {
     const Walk walk = backward_walk(c, blockIdx.x, parts, 64 * kGroups, kReverse ? 0 : c.p.saved.interval);
     if (threadIdx.x == 0) {

@@ -127,6 +127,24 @@ __device__ __forceinline__ void let_next_kernel_begin() {
 // Waits until the kernels before this one have ended and their writes are visible (sm_90).
 __device__ __forceinline__ void wait_for_kernels() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
+// Adds to a counter after all writes that this thread knows of.
+__device__ __forceinline__ void add_release(unsigned* counter, unsigned x) {
+  asm volatile("fence.acq_rel.gpu; red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(__cvta_generic_to_global(counter)),
+               "r"(x)
+               : "memory");
+}
+// Waits until a counter has reached `x`; what was written before is then visible, to the copy engine too.
+__device__ __forceinline__ void wait_for_count(const unsigned* counter, unsigned x) {
+  unsigned count;
+  do {
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
+                 : "=r"(count)
+                 : "l"(__cvta_generic_to_global(counter))
+                 : "memory");
+  } while (count < x);
+  asm volatile("fence.proxy.async;" ::: "memory");
+}
+
 // A barrier of `threads` threads, a multiple of 32; ids 1 to 15 (0 is __syncthreads).
 __device__ __forceinline__ void named_barrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");

@@ -1,6 +1,7 @@
 // The chunkwise backward of the CUDA kernels (efla/cuda/chunk_bwd.h) in float32 on the CPU, with bfloat16 rounding at
-// exactly the kernels' points: besides the forward's, U and D and their gradients as operands, dS' as an operand, the
-// scaled dO and D that change dS, and the scaled W and H. What differs from a kernel is the order of sums.
+// exactly the points of the kernels for Hopper: besides the forward's, U and D and their gradients as operands, dS' as
+// an operand, the scaled dO and D that change dS, and W and H with all their factors. What differs from a kernel is the
+// order of sums; the portable kernel rounds W and H twice, with one factor of the L2 norm each.
 #pragma once
 
 #include <cmath>
@@ -120,7 +121,8 @@ class ChunkBwdOracle : ChunkOracle {
     for (int i = 0; i < rows; ++i) {
       for (std::int64_t j = 0; j < columns_; ++j) of_dout.push_back(dout(start + i, j));
     }
-    Matrix w_keys{}, w_queries{}, h_keys{}, h_erase{}, m{};
+    Matrix w_rounded{}, h_rounded{}, m{};  // with the factors of the L2 norm, and h_rounded with −a
+    std::array<float, kTokens> key_key{};
     for (int i = 0; i < rows; ++i) {
       for (int j = 0; j <= i; ++j) {
         const float decay = std::exp(prefix_[i] - prefix_[j]);
@@ -131,10 +133,9 @@ class ChunkBwdOracle : ChunkOracle {
           qk += query(start + i, x) * key(start + j, x);
           kk += key(start + i, x) * key(start + j, x);
         }
-        w_keys[i][j] = through_bfloat16(w * n_k_[j]);
-        w_queries[i][j] = through_bfloat16(w * n_q_[i]);
-        h_keys[i][j] = through_bfloat16(h * n_k_[j]);
-        h_erase[i][j] = through_bfloat16(-erase_[i] * n_k_[i] * h);
+        w_rounded[i][j] = through_bfloat16(w * n_q_[i] * n_k_[j]);
+        h_rounded[i][j] = through_bfloat16(-erase_[i] * n_k_[i] * n_k_[j] * h);
+        key_key[i] += n_k_[i] * n_k_[j] * h * kk;
         m[i][j] = n_k_[j] * (w * n_q_[i] * qk - erase_[i] * n_k_[i] * h * kk);
       }
     }
@@ -149,15 +150,20 @@ class ChunkBwdOracle : ChunkOracle {
         float y = suffix * product(c.u, i, c.ds, x);
         read[i] += n_q_[i] * query(t, x) * dq - erase_[i] * n_k_[i] * key(t, x) * erase;
         written[i] += n_k_[i] * key(t, x) * y;
-        for (int j = 0; j <= i; ++j) {
-          dq += w_keys[i][j] * key(start + j, x);
-          erase += h_keys[i][j] * key(start + j, x);
-        }
-        for (int r = i; r < rows; ++r) y += w_queries[r][i] * query(start + r, x) + h_erase[r][i] * key(start + r, x);
         da -= n_k_[i] * key(t, x) * erase;
-        dk[x] = y - erase_[i] * erase;
-        dq_sum[t * keys_ + x] += dq;
+        y -= erase_[i] * erase;
+        float of_queries = 0, of_keys = 0;
+        for (int j = 0; j <= i; ++j) {
+          of_queries += w_rounded[i][j] * key(start + j, x);
+          of_keys += h_rounded[i][j] * key(start + j, x);
+        }
+        for (int r = i; r < rows; ++r) {
+          of_keys += w_rounded[r][i] * query(start + r, x) + h_rounded[r][i] * key(start + r, x);
+        }
+        dq_sum[t * keys_ + x] += dq + of_queries / n_q_[i];
+        dk[x] = y + of_keys / n_k_[i];
       }
+      da -= key_key[i];
       for (std::int64_t j = 0; j < columns_; ++j) {
         db += to_float(p_.v(at_.i_b, t, i_h_, j)) * c.d[i * columns_ + j];
         bwd_.dv(at_.i_b, t, i_h_, j) = to_bfloat16(b_[i] * c.d[i * columns_ + j]);
