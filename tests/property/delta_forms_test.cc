@@ -1,5 +1,5 @@
-// What the forms of the operator have in common, whatever the problem: they agree with each other, with themselves on
-// parts of a sequence, and bit for bit with any number of threads; and no output knows of later tokens.
+// What the algorithms of the operator have in common, whatever the problem: they agree with each other, with themselves
+// on parts of a sequence, and bit for bit with any number of threads; and no output knows of later tokens.
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -92,7 +92,7 @@ TEST(DeltaForms, BitsDoNotDependOnTheThreads) {
       check_threads<float>(c);
       check_threads<bfloat16>(c);
     }
-    // A decode step large enough to be shared out, at columns within heads: three runs of four heads of three slices.
+    // A decode step large enough to be distributed, at columns within heads: three runs of four heads of three slices.
     DeltaCase large = a_case;
     large.batch = 1;
     large.heads = 4;

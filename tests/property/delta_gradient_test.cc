@@ -1,4 +1,4 @@
-// The float64 reference against itself: its gradients against finite differences, and its chunkwise form, with the
+// The float64 reference against itself: its gradients against finite differences, and its chunk algorithm, with the
 // paper's W, U and T written out, against the token recurrence.
 #include <gtest/gtest.h>
 
@@ -100,7 +100,7 @@ TEST_P(DeltaGradient, AgreesWithFiniteDifferences) {
 
 TEST_P(DeltaGradient, ChunkwiseReferenceEqualsTheRecurrence) {
   if (GetParam().decay != Decay::none || !GetParam().cu_seqlens.empty()) {
-    GTEST_SKIP() << "the paper's chunkwise form has no decay and one sequence a batch entry";
+    GTEST_SKIP() << "the paper's chunk algorithm has no decay and one sequence a batch entry";
   }
   loss();
   DeltaData<double> chunkwise(GetParam());

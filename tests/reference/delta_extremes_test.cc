@@ -58,7 +58,7 @@ void expect_near(const Results& got, const Results& expected, double allowed, co
   }
 }
 
-// The chunk form is compared for keys of up to chunk_norm, with AMX of up to amx_norm.
+// The chunk algorithm is compared for keys of up to chunk_norm, with AMX of up to amx_norm.
 template <class T>
 void expect_right(const Extreme& extreme, double chunk_norm = 1e18, double amx_norm = 1e15) {
   const double allowed = std::is_same_v<T, float> ? 5e-6 : 3e-3;
@@ -93,8 +93,8 @@ TEST(DeltaExtremes, LongKeys) {
   }
 }
 
-// From nothing, keys of length ‖k‖ leave a state of 1/‖k‖. The chunk form's gradients of the scores are then 1/‖k‖³,
-// which float32 holds up to 1e12, and AMX with all of their digits up to 1e10.
+// From nothing, keys of length ‖k‖ leave a state of 1/‖k‖. The chunk algorithm's gradients of the scores are then
+// 1/‖k‖³, which float32 holds up to 1e12, and AMX with all of their digits up to 1e10.
 TEST(DeltaExtremes, LongKeysThatMakeASmallState) {
   for (const char* step : kBoundedSteps) {
     for (const double norm : {1e10, 1e12, 1e13, 1e15, 1e18}) {

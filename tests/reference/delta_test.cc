@@ -2,7 +2,7 @@
 // dtype and SIMD target of this machine, forward and backward. At the end the largest errors are printed, one line for
 // each implementation, dtype and direction:
 //
-//   error <implementation> <dtype> <direction> <relative RMS error> <plain algorithm's there> <output> <case>
+//   error <implementation> <dtype> <direction> <relative RMS error> <naive implementation's> <output> <case>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -112,9 +112,9 @@ TEST_P(DeltaReference, Bfloat16) { run<bfloat16>(); }
 INSTANTIATE_TEST_SUITE_P(Matrix, DeltaReference, testing::ValuesIn(delta_cases()),
                          [](const auto& info) { return name_of(info.param); });
 
-// The chunkwise form sums what the tokens of a chunk wrote and erased, so where they erase nearly all, it rounds
-// relative to those terms and not to the little that is left. The other forms keep the common tolerance, and so does
-// what is chosen for these problems.
+// The chunk algorithm sums what the tokens of a chunk wrote and erased, so where they erase nearly all, it rounds
+// relative to those terms and not to the little that is left. The other algorithms keep the common tolerance, and so
+// does what is chosen for these problems.
 class DeltaReferenceErasing : public DeltaReference {
  protected:
   DeltaReferenceErasing() {
@@ -129,8 +129,8 @@ TEST_P(DeltaReferenceErasing, Bfloat16) { run<bfloat16>(); }
 INSTANTIATE_TEST_SUITE_P(Matrix, DeltaReferenceErasing, testing::ValuesIn(erasing_cases()),
                          [](const auto& info) { return name_of(info.param); });
 
-// Of the state that is left where all was erased every form has lost digits, the plain algorithm too: the common rule
-// of twice its error holds, but not the caps.
+// Of the state that is left where all was erased every algorithm has lost digits, the naive implementation too: the
+// common rule of twice its error holds, but not the caps.
 class DeltaReferenceFading : public DeltaReference {
  protected:
   DeltaReferenceFading() {

@@ -75,7 +75,7 @@ TEST_P(LinearOnTarget, IsTheFloat64Product) {
 
 TEST_P(LinearOnTarget, ARowHasTheSameBitsWhateverIsBesideItAndForAnyNumberOfThreads) {
   Random random(8);
-  const std::int64_t n = 1317, d = 203;  // enough to be shared out
+  const std::int64_t n = 1317, d = 203;  // enough to be distributed
   Matrix x(7, d, random), weight(n, d, random), all = product(x, weight, 1), threaded = product(x, weight, 3);
   for (std::int64_t r = 0; r < x.rows; ++r) {
     Matrix row(1, d);

@@ -68,11 +68,11 @@ inline std::string disagreement(const std::vector<double>& got, const std::vecto
                                 const std::vector<double>& plain, const Tolerance& tolerance) {
   const Distance error = distance(got, expected);
   const double plain_error = distance(plain, expected).rms;
-  if (!std::isfinite(plain_error)) return "the plain algorithm gives no numbers to compare with";
+  if (!std::isfinite(plain_error)) return "the naive implementation gives no numbers to compare with";
   const double allowed = std::min(2 * plain_error + tolerance.floor, tolerance.cap);
   if (error.rms <= allowed && error.element <= tolerance.element_cap) return "";
   std::ostringstream text;
-  text << "relative RMS error " << error.rms << " (allowed " << allowed << ", plain algorithm " << plain_error
+  text << "relative RMS error " << error.rms << " (allowed " << allowed << ", naive implementation " << plain_error
        << "), element error " << error.element << " (allowed " << tolerance.element_cap << ')';
   if (got.size() != expected.size()) {
     text << ", got " << got.size() << " elements, expected " << expected.size();

@@ -11,7 +11,7 @@
 
 namespace efla::cpu {
 
-// The chunkwise form in chunks of kChunk tokens (EFLA paper, equations 21 to 32). With L = stril(K Kᵀ), P = tril(Q Kᵀ),
+// Computes chunks of kChunk tokens (EFLA paper, equations 21 to 32). With L = stril(K Kᵀ), P = tril(Q Kᵀ),
 // (I + diag(a) L) U = diag(b) V − diag(a) K S, O = scale (Q S + P U), S ← S + Kᵀ U. W and the inverse are never formed:
 // U comes from forward substitution. With a decay, K and Q beside S carry the decays from the chunk's start, K in Kᵀ U
 // those to its end, and an element of L and P those between its two tokens (decay-inl.h).
@@ -19,17 +19,17 @@ template <class T>
 void chunk_fwd(const DeltaForward<T>& problem, Workspace workspace, ThreadPool& pool);
 std::size_t chunk_fwd_workspace_bytes(const DeltaShape& shape, const DeltaRule& rule, int threads);
 
-// Gradients of the chunkwise form, last chunk first, from the state saved before each chunk (docs/equations.md).
+// Computes the gradients, last chunk first, from the state saved before each chunk (docs/equations.md).
 template <class T>
 void chunk_bwd(const DeltaBackward<T>& problem, Workspace workspace, ThreadPool& pool);
 std::size_t chunk_bwd_workspace_bytes(const DeltaShape& shape, const DeltaRule& rule, int threads);
 
-// The token recurrence (equation 20). Its gradients are the chunks'.
+// Computes the token recurrence (equation 20). chunk_bwd computes its gradients.
 template <class T>
 void recurrent_fwd(const DeltaForward<T>& problem, Workspace workspace, ThreadPool& pool);
 std::size_t recurrent_fwd_workspace_bytes(const DeltaShape& shape, const DeltaRule& rule, int threads);
 
-// One decode step: the state is streamed through the core once.
+// Computes a decode step: the state is streamed through the core once.
 template <class T, class S>
 void step(const DeltaStep<T, S>& problem, Workspace workspace, ThreadPool& pool);
 std::size_t step_workspace_bytes(const DeltaShape& shape, const DeltaRule& rule, int threads);

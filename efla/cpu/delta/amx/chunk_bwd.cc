@@ -274,7 +274,7 @@ namespace {
 
 // Returns whether the value heads of one query head at a time are distributed, because query heads are so few that a
 // thread would need longer for its own.
-bool shares_out_groups(const DeltaShape& shape, int threads) {
+bool distributes_groups(const DeltaShape& shape, int threads) {
   const std::int64_t heads = shape.sequences() * shape.heads, rounds = (shape.group() + threads - 1) / threads;
   return heads < threads && heads * rounds < shape.group();
 }
@@ -282,14 +282,14 @@ bool shares_out_groups(const DeltaShape& shape, int threads) {
 }  // namespace
 
 std::size_t amx_chunk_bwd_workspace_bytes(const DeltaShape& shape, const DeltaRule& rule, int threads) {
-  if (shares_out_groups(shape, threads)) return N_AVX3::AmxBwdGroupBytes(shape, rule.decay, threads);
+  if (distributes_groups(shape, threads)) return N_AVX3::AmxBwdGroupBytes(shape, rule.decay, threads);
   return N_AVX3::AmxBwdBytes(shape, rule.decay, heads_per_block(query_heads_alone(shape), threads)) *
          static_cast<std::size_t>(threads);
 }
 
 template <class T>
 void amx_chunk_bwd(const DeltaBackward<T>& p, Workspace workspace, ThreadPool& pool) {
-  if (!shares_out_groups(p.shape, pool.threads())) {
+  if (!distributes_groups(p.shape, pool.threads())) {
     return for_each_head_range(
         query_heads_alone(p.shape), 1, workspace, pool,
         [&](const HeadRange& range, std::byte* memory) { N_AVX3::AmxBwdRange(p, range, memory); });
