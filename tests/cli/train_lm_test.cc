@@ -273,9 +273,10 @@ TEST_F(TrainLm, ProcessesThatDisagreeEndBeforeTheyBegin) {
 
 TEST_F(TrainLm, AProcessThatWaitsForTheOthersEndsAtOnceWhenAsked) {
   const auto line = shell_line(train("run"));
+  // The signal comes when the process catches SIGTERM, bit 14 of SigCgt, and has had a second to begin to wait.
   const std::string wait =
-      "sleep 2; kill -TERM $rank0; SECONDS=0; wait $rank0; code=$?; [ $SECONDS -le 1 ] || exit 98; "
-      "exit $code";
+      "for i in $(seq 300); do grep -qE '^SigCgt:.*[4-7c-f].{3}$' /proc/$rank0/status && break; sleep 0.1; done; "
+      "sleep 1; kill -TERM $rank0; SECONDS=0; wait $rank0; code=$?; [ $SECONDS -le 1 ] || exit 98; exit $code";
   const auto alone = [&](const std::string& environment) {
     return run_command({"bash", "-c", environment + " " + line + " & rank0=$!\n" + wait});
   };
