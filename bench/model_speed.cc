@@ -307,7 +307,8 @@ void measure_classifier(const ModelSpeedOptions& options,
   training.epochs = 1000000;
   training.batch_size = kImages;
   const auto mixer = config.mixer_config();
-  const auto form = fastest_form(eval::kMicroBatch, config.tokens, mixer.heads, config.hidden / mixer.heads);
+  const auto form =
+      fastest_form(eval::micro_batch(torch::kCPU), config.tokens, mixer.heads, config.hidden / mixer.heads);
   train::ImageTask task(make, images, images, training);
   train::DataParallel copies(
       options.threads, [&] { return task.add_copy(); }, default_pool());

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "cli/commands.h"
+#include "cli/support/device.h"
 #include "cli/support/interrupt.h"
 #include "cli/support/progress.h"
 #include "cli/support/threads.h"
@@ -24,6 +25,7 @@ struct EvalArguments {
   std::string run, data;
   std::int64_t test_images = 0;
   std::uint64_t seed = 0;
+  std::string device = "auto";
   int threads = 0;
   bool json = false;
 };
@@ -51,6 +53,7 @@ void eval_robustness(const EvalArguments& arguments) {
   const auto images = experiments::load_digit_images(source, data::Split::test, count);
   const auto classifier = experiments::make_digit_classifier(trained.at("model"), 0);
   train::read_parameters(checkpoint, classifier.parameters);
+  nn::move_to(classifier.parameters, choose_device("eval robustness", arguments.device));
   ThreadPool& pool = use_threads(arguments.threads);
 
   watch_for_interrupts();
@@ -93,6 +96,7 @@ void add_eval(CLI::App& program) {
       ->check(CLI::Range(std::int64_t{0}, std::numeric_limits<std::int64_t>::max()))
       ->capture_default_str();
   command->add_flag("--json", arguments->json, "Print one JSON object");
+  add_device_option(*command, arguments->device);
   add_threads_option(*command, arguments->threads);
   command->callback([arguments] { eval_robustness(*arguments); });
   add_eval_lm(*eval);

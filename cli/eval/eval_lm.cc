@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cli/commands.h"
+#include "cli/support/device.h"
 #include "cli/support/interrupt.h"
 #include "cli/support/model_tokenizer.h"
 #include "cli/support/output_file.h"
@@ -25,7 +26,7 @@ namespace {
 constexpr const char* kEvalLm = "eval lm";
 
 struct EvalLmArguments {
-  std::string model, data = ".", tokenizer, out;
+  std::string model, data = ".", tokenizer, out, device = "auto";
   std::vector<std::string> tasks;
   eval::LmEvalOptions options;
   std::int64_t limit = 0;
@@ -125,7 +126,7 @@ void eval_lm(const EvalLmArguments& arguments) {
   std::vector<data::LmTask> tasks;  // all read before the first is scored, to report a mistake in the last one early
   for (const auto& name : names) tasks.push_back(data::load_lm_task(name, arguments.data, arguments.limit));
   ThreadPool& pool = use_threads(arguments.threads);
-  const auto model = nn::load_language_model(arguments.model);
+  const auto model = nn::load_language_model(arguments.model, choose_device(kEvalLm, arguments.device));
   const auto tokenizer = load_tokenizer(arguments, *model);
 
   watch_for_interrupts();
@@ -179,6 +180,7 @@ void add_eval_lm(CLI::App& eval) {
   command->add_flag("--bos", arguments->options.text.bos, "Start every text with the bos token");
   command->add_option("--out", arguments->out, "Write the scores to this file, as JSON")->type_name("FILE");
   command->add_flag("--json", arguments->json, "Print the scores as JSON instead of the table");
+  add_device_option(*command, arguments->device);
   add_threads_option(*command, arguments->threads);
   command->callback([arguments] { eval_lm(*arguments); });
 }

@@ -13,6 +13,7 @@
 #include "cli/commands.h"
 #include "cli/generate/dialogue.h"
 #include "cli/generate/prompts.h"
+#include "cli/support/device.h"
 #include "cli/support/interrupt.h"
 #include "cli/support/model_tokenizer.h"
 #include "cli/support/output_file.h"
@@ -36,7 +37,7 @@ using generate::Reply;
 using generate::Session;
 
 struct GenerateArguments {
-  std::string model, prompts, tokenizer, save, load;
+  std::string model, prompts, tokenizer, save, load, device = "auto";
   std::optional<std::string> prompt;
   std::optional<std::uint64_t> seed;
   bool interactive = false, bos = false, json = false;
@@ -196,7 +197,7 @@ void run(const GenerateArguments& arguments) {
   check(arguments);
   use_threads(arguments.threads);
   autograd::compute_on_this_thread_only();  // beside the operators, which have threads of their own
-  const auto model = nn::load_language_model(arguments.model);
+  const auto model = nn::load_language_model(arguments.model, choose_device("generate", arguments.device));
   const auto path = require_tokenizer("generate", arguments.model, arguments.tokenizer);
   const auto tokenizer = data::load_tokenizer(path);
   require_tokenizer_of_run("generate", arguments.model, path, tokenizer->info());
@@ -252,6 +253,7 @@ void add_generate(CLI::App& program) {
   command->add_option("--load-session", arguments->load, "Continue the text in a file of --save-session")
       ->type_name("FILE");
   command->add_flag("--json", arguments->json, "Print one JSON object per reply");
+  add_device_option(*command, arguments->device);
   add_threads_option(*command, arguments->threads);
   command->callback([arguments] { run(*arguments); });
 }

@@ -7,8 +7,10 @@
 
 #include "cli/commands.h"
 #include "cli/study/study.h"
+#include "cli/support/device.h"
 #include "cli/support/threads.h"
 #include "cli/train/lm_run.h"
+#include "efla/autograd/context.h"
 #include "efla/io/tokens/token_folder.h"
 #include "experiments/plans.h"
 #include "experiments/smnist/study.h"
@@ -22,6 +24,7 @@ struct StudyArguments {
   std::string out, scale = "small", data = "builtin", tokens = "tokens";
   bool quick = false;
   nlohmann::json given = nlohmann::json::object();  // settings in place of the plan's
+  std::string device = "auto";
   int threads = 0;
 };
 
@@ -47,10 +50,13 @@ CLI::App& add_study(CLI::App& reproduce, const std::string& name, const std::str
                                               "Mixers, with commas between");
   add_study_setting<std::vector<std::uint64_t>>(*command, arguments, "--seeds", "/seeds", "Seeds");
   add_study_setting<std::vector<double>>(*command, arguments, "--lr", "/lr", "Learning rates");
+  add_device_option(*command, arguments->device);
   add_threads_option(*command, arguments->threads);
   command->callback([=] {
     ThreadPool& pool = use_threads(arguments->threads);
-    run_study(make(*arguments), arguments->out, pool);
+    const auto study = make(*arguments);
+    const torch::Device device = choose_device("reproduce " + name, arguments->device);
+    run_study(study, arguments->out, pool, autograd::device_of(device));
   });
   return *command;
 }

@@ -67,7 +67,7 @@ void print_tables(const report::Report& report) {
 
 }  // namespace
 
-void run_study(const experiments::Study& study, const fs::path& folder, ThreadPool& pool) {
+void run_study(const experiments::Study& study, const fs::path& folder, ThreadPool& pool, const Device& device) {
   const auto lock = prepare_folder(folder, study);
   watch_for_interrupts();
   ProgressBar bar(study.name);
@@ -75,7 +75,7 @@ void run_study(const experiments::Study& study, const fs::path& folder, ThreadPo
   events.stop = interrupted;
   events.progress = [&](double share, const std::string& text) { bar.draw(share, text, /*plain_line=*/false); };
   events.finished = [&](const std::string& text) { bar.line(text); };
-  const auto runs = experiments::run_study(study, folder, pool, events);
+  const auto runs = experiments::run_study(study, folder, pool, events, device);
   bar.clear();
   if (!runs) end_interrupted("Stopped and saved. The same command continues from here: " + command_line());
   const auto report = study.report({*runs, command_line(), study_environment(pool)});

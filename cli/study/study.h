@@ -3,6 +3,7 @@
 
 #include <filesystem>
 
+#include "efla/base/device.h"
 #include "efla/base/threads.h"
 #include "experiments/common/study.h"
 
@@ -11,6 +12,7 @@ namespace efla::cli {
 // Makes the folder or continues an unfinished one, and leaves results.json and report.html in it. Prints the tables of
 // the report. Throws Error where the folder is of another study, holds anything else, or has another
 // process that writes it.
-void run_study(const experiments::Study& study, const std::filesystem::path& folder, ThreadPool& pool);
+void run_study(const experiments::Study& study, const std::filesystem::path& folder, ThreadPool& pool,
+               const Device& device);
 
 }  // namespace efla::cli

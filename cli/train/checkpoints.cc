@@ -9,6 +9,7 @@
 #include <string>
 
 #include "cli/commands.h"
+#include "cli/support/device.h"
 #include "cli/support/model_tokenizer.h"
 #include "cli/support/output_file.h"
 #include "efla/base/error.h"
@@ -23,7 +24,7 @@ namespace efla::cli {
 namespace {
 
 struct Arguments {
-  std::string model, ids, out;
+  std::string model, ids, out, device = "auto";
 };
 
 void convert(const std::string& command, const Arguments& arguments) {
@@ -59,8 +60,9 @@ torch::Tensor read_ids(const std::string& path) {
 
 void run_logits(const Arguments& arguments) {
   check_output_file("logits", "--out", arguments.out, arguments.ids);
-  const auto ids = read_ids(arguments.ids);
-  const auto model = nn::load_language_model(arguments.model);
+  const torch::Device device = choose_device("logits", arguments.device);
+  const auto ids = read_ids(arguments.ids).to(device);
+  const auto model = nn::load_language_model(arguments.model, device);
   const torch::NoGradGuard no_grad;
   const auto logits = torch::empty({ids.size(0), ids.size(1), model->config().vocab_size});
   // One sequence at a time: what is computed on the way takes the memory of one.
@@ -102,6 +104,7 @@ void add_checkpoints(CLI::App& program) {
   logits->add_option("--out", arguments->out, "safetensors file to write logits [B, T, vocabulary] of F32 to")
       ->required()
       ->type_name("FILE");
+  add_device_option(*logits, arguments->device);
   logits->callback([arguments] { run_logits(*arguments); });
 }
 

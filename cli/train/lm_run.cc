@@ -11,7 +11,6 @@
 #include "efla/io/json.h"
 #include "efla/io/sha256.h"
 #include "efla/io/toml.h"
-#include "efla/nn/layers/mixer_preset.h"
 #include "efla/nn/models/language_model_file.h"
 #include "efla/nn/models/language_model_json.h"
 
@@ -79,18 +78,13 @@ json read_configuration(const std::string& path, const std::vector<std::string>&
   return config;
 }
 
-LmSetup::LmSetup(const json& config, torch::Device device)
-    : options_(train::lm_options_from_json(config)), device_(device) {
+LmSetup::LmSetup(const json& config) : options_(train::lm_options_from_json(config)) {
   read_data();
   model_config_ = model_config(config, *train_);
   if (model_config_.vocab_size < train_->tokenizer().vocab_size) {
     throw Error(
         kTrainLm, "model.vocab_size", std::to_string(model_config_.vocab_size),
         "at least " + std::to_string(train_->tokenizer().vocab_size) + ", the vocabulary of " + options_.data.train);
-  }
-  if (device.is_cuda() && !autograd::has_gpu_kernels() && !nn::mixer_preset(model_config_.mixer).softmax) {
-    throw Error(kTrainLm, "--device", "cuda with mixer " + model_config_.mixer,
-                "cpu: this build has no GPU kernels of the delta rule (mixer softmax alone runs there)");
   }
   // Damaged tokens would train all the same, or end the run hours later.
   train_->verify();
@@ -138,18 +132,8 @@ train::LmReplica LmSetup::make_replica() {
 std::int64_t LmSetup::parameter_count() const { return models_.front()->parameter_count(); }
 
 train::LmFiles LmSetup::files() {
-  const auto on_cpu = [this] {
-    const auto model = std::make_shared<nn::LanguageModel>(model_config_, nn::Initialiser::open());
-    const torch::NoGradGuard no_grad;
-    for (auto& parameter : model->named_parameters()) {
-      parameter.value().copy_(models_.front()->named_parameters()[parameter.key()]);
-    }
-    return model;
-  };
   train::LmFiles files;
-  files.write = [this, on_cpu](const std::filesystem::path& folder) {
-    nn::save_language_model(device_.is_cpu() ? *models_.front() : *on_cpu(), folder);
-  };
+  files.write = [this](const std::filesystem::path& folder) { nn::save_language_model(*models_.front(), folder); };
   files.read = [this](const std::filesystem::path& folder) {
     const auto saved = nn::load_language_model(folder);
     const torch::NoGradGuard no_grad;
@@ -199,19 +183,19 @@ void write_run_file(const std::filesystem::path& folder, const LmSetup& setup, i
 
 experiments::LmEnd train_lm_of_study(const json& config, const std::filesystem::path& folder,
                                      const experiments::RunContext& context) {
-  LmSetup setup(config, torch::kCPU);
+  const torch::Device device = autograd::torch_device(context.device);
+  LmSetup setup(config);
   const auto& options = setup.options().training;
   const auto group = train::ProcessGroup::join({}, torch::kCPU);
-  train::LmTask task([&] { return setup.make_replica(); }, setup.run_data(), options, *group, torch::kCPU,
-                     setup.files());
+  train::LmTask task([&] { return setup.make_replica(); }, setup.run_data(), options, *group, device, setup.files());
   train::DataParallel model(
-      1, [&] { return task.add_copy(); }, context.pool);
+      1, [&] { return task.add_copy(); }, context.pool, device, options.precision);
   if (const auto file = folder / train::kRunFile; std::filesystem::exists(file)) {
     // The tokens are those that the run began with.
     io::require_same({{"data", setup.data_description()}}, {{"data", io::read_json(file).at("data")}}, "reproduce",
                      file.string());
   } else {
-    write_run_file(folder, setup, 1, 1, "cpu");
+    write_run_file(folder, setup, 1, 1, context.device.is_cpu() ? "cpu" : "cuda");
   }
   train::RunEvents events;
   events.stop = context.stop;

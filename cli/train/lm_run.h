@@ -26,7 +26,7 @@ nlohmann::json read_configuration(const std::string& path, const std::vector<std
 class LmSetup {
  public:
   // config: {"model", "data", "training"} as a user writes it, or as full() returned it. Throws Error and IoError.
-  LmSetup(const nlohmann::json& config, torch::Device device);
+  explicit LmSetup(const nlohmann::json& config);
 
   const train::LmOptions& options() const { return options_; }
 
@@ -53,7 +53,6 @@ class LmSetup {
   std::string sample() const;
 
   train::LmOptions options_;
-  torch::Device device_;
   nn::LanguageModelConfig model_config_;
   std::unique_ptr<io::TokenFolder> train_, validation_;
   std::unique_ptr<data::Tokenizer> tokenizer_;

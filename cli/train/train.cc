@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cli/commands.h"
+#include "cli/support/device.h"
 #include "cli/support/interrupt.h"
 #include "cli/support/progress.h"
 #include "cli/support/threads.h"
@@ -36,6 +37,7 @@ constexpr const char* kTrainingFile = "training.json";
 struct TrainArguments {
   std::string out, resume, data = "builtin";
   std::int64_t train_images = 0, test_images = 0, checkpoint_every = 0;
+  std::string device = "auto";
   int threads = 0;
   bool data_given = false, train_images_given = false, test_images_given = false;
   // The defaults.
@@ -168,6 +170,7 @@ void train_smnist(const TrainArguments& arguments) {
   }
   const Plan plan = make_plan(arguments);
   ThreadPool& pool = use_threads(arguments.threads);
+  const torch::Device device = choose_device(kTrainSmnist, arguments.device);
   const auto lock = arguments.resume.empty() ? begin(plan) : io::FolderLock(plan.run.folder, kTrainSmnist, "--resume");
 
   const std::int64_t batch = plan.run.training.batch_size;
@@ -177,7 +180,7 @@ void train_smnist(const TrainArguments& arguments) {
   events.stop = interrupted;
   watch_for_interrupts();
   const auto make = [&] { return experiments::make_digit_classifier(plan.run.model, plan.run.training.seed); };
-  const auto trained = train::train_images(plan.run, make, plan.data.train, plan.data.test, pool, events);
+  const auto trained = train::train_images(plan.run, make, plan.data.train, plan.data.test, pool, events, device);
   const std::string folder = shell_word(plan.run.folder.string());
   if (trained.end == train::RunEnd::stopped) {
     end_interrupted("Stopped and saved. To go on: efla train smnist --resume " + folder);
@@ -209,6 +212,7 @@ void add_train(CLI::App& program) {
   command
       ->add_option("--checkpoint-every", arguments->checkpoint_every, "Steps between checkpoints besides each epoch's")
       ->check(CLI::Range(std::int64_t{0}, std::numeric_limits<std::int64_t>::max()));
+  add_device_option(*command, arguments->device);
   add_threads_option(*command, arguments->threads);
   command->callback([=] {
     arguments->data_given = data->count() > 0;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cli/commands.h"
+#include "cli/support/device.h"
 #include "cli/support/interrupt.h"
 #include "cli/support/progress_bar.h"
 #include "cli/support/threads.h"
@@ -29,7 +30,7 @@ namespace {
 using nlohmann::json;
 
 struct TrainLmArguments {
-  std::string config, out, resume, device = "cpu";
+  std::string config, out, resume, device = "auto";
   std::vector<std::string> settings;
   int threads = 0;
 };
@@ -81,9 +82,7 @@ class LmProgress {
   double loss_ = 0.0, tokens_per_second_ = 0.0, seconds_per_step_ = 0.0;  // moving averages
 };
 
-torch::Device device_of(const std::string& name, int local_rank) {
-  return name == "cuda" ? torch::Device(torch::kCUDA, static_cast<c10::DeviceIndex>(local_rank)) : torch::kCPU;
-}
+std::string name_of(torch::Device device) { return device.is_cpu() ? "cpu" : "cuda"; }
 
 // Threads of this process: an equal part of the processors for each process of this machine.
 int threads_of(int asked) {
@@ -158,7 +157,7 @@ train::RunEnd train_with(const TrainLmArguments& a, LmSetup& setup, train::Proce
   if (group.rank() == 0 && !a.resume.empty()) lock.emplace(folder, kTrainLm, "--resume");
   if (group.rank() == 0 && a.resume.empty()) {
     lock.emplace(io::prepare_output_folder(folder, kTrainLm));
-    write_run_file(folder, setup, group.size(), threads, a.device);
+    write_run_file(folder, setup, group.size(), threads, name_of(device));
   }
   LmProgress progress(options.total_steps());
   auto events = group.rank() == 0 ? progress.events() : train::RunEvents{};
@@ -170,11 +169,11 @@ train::RunEnd train_with(const TrainLmArguments& a, LmSetup& setup, train::Proce
 }
 
 // What the ranks must agree on before they train together.
-json description(const TrainLmArguments& a, const LmSetup& setup) {
+json description(const TrainLmArguments& a, const LmSetup& setup, torch::Device device) {
   json description = setup.full();
   description["tokens"] = setup.data_description();
   description["program"] = std::string(version()) + " " + std::string(commit());
-  description["--device"] = a.device;
+  description["--device"] = name_of(device);
   description["--resume"] =
       a.resume.empty() ? json() : json(io::sha256(io::read_file(std::filesystem::path(a.resume) / train::kRunFile)));
   return description;
@@ -183,7 +182,7 @@ json description(const TrainLmArguments& a, const LmSetup& setup) {
 std::unique_ptr<train::ProcessGroup> join(const TrainLmArguments& a, const LmSetup& setup,
                                           const train::RankEnvironment& environment, torch::Device device) {
   try {
-    return train::ProcessGroup::join(environment, device, description(a, setup), interrupted);
+    return train::ProcessGroup::join(environment, device, description(a, setup, device), interrupted);
   } catch (const Stopped&) {
     end_interrupted("Stopped while waiting for the other ranks; nothing was written.");
   }
@@ -192,9 +191,9 @@ std::unique_ptr<train::ProcessGroup> join(const TrainLmArguments& a, const LmSet
 void train_lm(const TrainLmArguments& a) {
   const json config = asked_configuration(a);
   const auto environment = train::RankEnvironment::read();
-  const torch::Device device = device_of(a.device, environment.local_rank);
-  LmSetup setup(config, device);
+  LmSetup setup(config);
   if (!a.resume.empty()) require_same_run(a.resume, setup.full(), setup.data_description());
+  const torch::Device device = choose_device(kTrainLm, a.device, environment.local_rank);
   watch_for_interrupts();
   const auto group = join(a, setup, environment, device);
   auto end = train::RunEnd::finished;
@@ -223,9 +222,7 @@ void add_train_lm(CLI::App& train) {
   command->add_option("--set", arguments->settings, "TABLE.KEY=VALUE in place of the file's; may be given repeatedly")
       ->allow_extra_args(false)
       ->take_all();
-  command->add_option("--device", arguments->device, "cpu or cuda")
-      ->check(CLI::IsMember({"cpu", "cuda"}))
-      ->capture_default_str();
+  add_device_option(*command, arguments->device);
   command
       ->add_option("--threads", arguments->threads,
                    "Threads of this process; 0: its part of the machine's processors. Does not change results")

@@ -26,9 +26,17 @@ bool has_gpu_kernels() { return true; }
 bool has_gpu_kernels() { return false; }
 #endif
 
+at::Device torch_device(const Device& device) {
+  return device.is_cpu() ? at::Device(at::kCPU) : at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(device.index));
+}
+
+Device device_of(const at::Device& device) {
+  return device.is_cpu() ? Device{} : Device{Device::Kind::cuda, device.index()};
+}
+
 ExecutionContext context_of(const at::Tensor& tensor) {
   if (!tensor.is_cuda()) return {};
-  ExecutionContext context{.device = {Device::Kind::cuda, tensor.device().index()}};
+  ExecutionContext context{.device = device_of(tensor.device())};
 #ifdef EFLA_TORCH_CUDA
   context.stream = c10::cuda::getCurrentCUDAStream(tensor.device().index()).stream();
   context.allocate = allocate;

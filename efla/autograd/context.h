@@ -11,6 +11,10 @@ namespace efla::autograd {
 // with memory from LibTorch's allocator.
 ExecutionContext context_of(const at::Tensor& tensor);
 
+// The same device as LibTorch and as the operators name it.
+at::Device torch_device(const Device& device);
+Device device_of(const at::Device& device);
+
 // Whether this build has kernels for LibTorch's tensors on a GPU.
 bool has_gpu_kernels();
 

@@ -52,6 +52,18 @@ void reserve_product_buffers(int threads) {
   }
 }
 
+void run_tasks(ThreadPool& pool, const at::Device& device, std::int64_t count,
+               const std::function<void(std::int64_t task)>& task) {
+  if (!device.is_cpu()) {
+    for (std::int64_t i = 0; i < count; ++i) task(i);
+    return;
+  }
+  pool.run(count, [&](std::int64_t i, int) {
+    compute_on_this_thread_only();
+    task(i);
+  });
+}
+
 void compute_on_this_thread_only() {
   thread_local bool done = false;
   if (done) return;

@@ -3,7 +3,7 @@
 namespace efla::eval {
 
 Batch make_batch(const data::ImageSet& images, std::span<const std::uint32_t> indices, const Perturbation& perturbation,
-                 std::uint64_t seed) {
+                 std::uint64_t seed, torch::Device device) {
   const auto count = static_cast<std::int64_t>(indices.size());
   const std::int64_t size = images.rows * images.cols;
   Batch batch{torch::empty({count, size}, torch::kFloat32), torch::empty({count}, torch::kInt64)};
@@ -16,13 +16,13 @@ Batch make_batch(const data::ImageSet& images, std::span<const std::uint32_t> in
     *label++ = images.labels[index];
     to += size;
   }
-  return batch;
+  return {batch.pixels.to(device), batch.labels.to(device)};
 }
 
 std::int64_t count_correct(const torch::Tensor& logits, const torch::Tensor& labels) {
-  const torch::Tensor values = logits.detach().contiguous();
+  const torch::Tensor values = logits.detach().to(torch::kCPU).contiguous(), expected = labels.to(torch::kCPU);
   const float* row = values.data_ptr<float>();
-  const auto* label = labels.data_ptr<std::int64_t>();
+  const auto* label = expected.data_ptr<std::int64_t>();
   const std::int64_t classes = values.size(1);
   std::int64_t correct = 0;
   for (std::int64_t b = 0; b < values.size(0); ++b, row += classes) {

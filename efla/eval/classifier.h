@@ -20,18 +20,18 @@ struct Classifier {
   std::function<torch::Tensor(const torch::Tensor& pixels)> forward;
 };
 
-// Images that one thread computes at a time: few enough for their activations to stay in its cache. The sums over a
-// batch are over groups of this many, so another value gives other bits.
-inline constexpr std::int64_t kMicroBatch = 8;
+// Images that are computed at a time: on the CPU few enough for their activations to stay in a core's cache, on a GPU
+// enough to fill it. The sums over a batch are over groups of this many, so another value gives other bits.
+inline std::int64_t micro_batch(const torch::Device& device) { return device.is_cpu() ? 8 : 512; }
 
 struct Batch {
   torch::Tensor pixels;  // [B, rows · cols] float32 in [0, 1]
   torch::Tensor labels;  // [B] int64
 };
 
-// The images at the indices given, disturbed as perturbation says.
+// The images at the indices given, disturbed as perturbation says, on the device.
 Batch make_batch(const data::ImageSet& images, std::span<const std::uint32_t> indices,
-                 const Perturbation& perturbation = {}, std::uint64_t seed = 0);
+                 const Perturbation& perturbation = {}, std::uint64_t seed = 0, torch::Device device = torch::kCPU);
 
 // Images whose label's logit is above all others; a tie or a NaN counts as wrong.
 std::int64_t count_correct(const torch::Tensor& logits, const torch::Tensor& labels);

@@ -21,20 +21,20 @@ bool disturbs_nothing(const Perturbation& p) {
 Evaluation evaluate(const Classifier& classifier, const data::ImageSet& images, ThreadPool& pool,
                     const Perturbation& perturbation, std::uint64_t seed, const StopFunction& stop) {
   const std::int64_t count = images.count;
-  const std::int64_t parts = (count + kMicroBatch - 1) / kMicroBatch;
+  const torch::Device device = nn::device_of(classifier.parameters);
+  const std::int64_t size = micro_batch(device), parts = (count + size - 1) / size;
   std::vector<double> loss(parts);
   std::vector<std::int64_t> correct(parts);
   std::atomic<bool> stopped = false;
-  pool.run(parts, [&](std::int64_t part, int) {
+  autograd::run_tasks(pool, device, parts, [&](std::int64_t part) {
     if (stopped || (stop && stop())) {
       stopped = true;
       return;
     }
-    autograd::compute_on_this_thread_only();
     const torch::NoGradGuard no_grad;
-    std::vector<std::uint32_t> indices(std::min(kMicroBatch, count - part * kMicroBatch));
-    std::iota(indices.begin(), indices.end(), static_cast<std::uint32_t>(part * kMicroBatch));
-    const Batch batch = make_batch(images, indices, perturbation, seed);
+    std::vector<std::uint32_t> indices(std::min(size, count - part * size));
+    std::iota(indices.begin(), indices.end(), static_cast<std::uint32_t>(part * size));
+    const Batch batch = make_batch(images, indices, perturbation, seed, device);
     const torch::Tensor logits = classifier.forward(batch.pixels);
     namespace functional = torch::nn::functional;
     loss[part] =

@@ -25,6 +25,14 @@ NamedParameters named_parameters(const torch::nn::Module& model) {
   return parameters;
 }
 
+void move_to(const NamedParameters& parameters, torch::Device device) {
+  for (auto [name, parameter] : parameters) parameter.set_data(parameter.detach().to(device));
+}
+
+torch::Device device_of(const NamedParameters& parameters) {
+  return parameters.empty() ? torch::Device(torch::kCPU) : parameters.front().second.device();
+}
+
 io::NamedTensor named_tensor(const std::string& name, const torch::Tensor& tensor) {
   return {name,
           tensor.scalar_type() == torch::kLong ? TensorType::I64 : TensorType::F32,
@@ -42,14 +50,16 @@ void read_tensor(const io::SafetensorsFile& file, const std::string& name, const
                      efla::shape_text(from->shape.data(), static_cast<int>(from->shape.size())) + ", expected F32 " +
                      autograd::shape_text(into));
   }
-  if (!half) {
+  if (!half && into.device().is_cpu()) {
     std::memcpy(into.data_ptr(), from->bytes.data(), from->bytes.size());
     return;
   }
-  const auto narrow = torch::empty(into.sizes(), type == TensorType::F16 ? torch::kHalf : torch::kBFloat16);
-  std::memcpy(narrow.data_ptr(), from->bytes.data(), from->bytes.size());
+  const auto read = torch::empty(into.sizes(), type == TensorType::F32   ? torch::kFloat
+                                               : type == TensorType::F16 ? torch::kHalf
+                                                                         : torch::kBFloat16);
+  std::memcpy(read.data_ptr(), from->bytes.data(), from->bytes.size());
   const torch::NoGradGuard no_grad;
-  into.copy_(narrow);
+  into.copy_(read);
 }
 
 }  // namespace efla::nn

@@ -17,6 +17,11 @@ using NamedParameters = std::vector<std::pair<std::string, torch::Tensor>>;
 // Returns the parameters of a model, in the order in which they were registered.
 NamedParameters named_parameters(const torch::nn::Module& model);
 
+// Returns the device of a model's parameters; the CPU where there are none.
+torch::Device device_of(const NamedParameters& parameters);
+
+void move_to(const NamedParameters& parameters, torch::Device device);
+
 // Returns an entry that shares the tensor's bytes. The tensor is float32 or int64, contiguous, on the CPU and outlives
 // the entry.
 io::NamedTensor named_tensor(const std::string& name, const torch::Tensor& tensor);

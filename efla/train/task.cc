@@ -6,9 +6,10 @@
 namespace efla::train {
 
 void Task::write_model(const std::filesystem::path& folder, const FlatParameters& parameters) const {
+  const torch::Tensor values = parameters.values().to(torch::kCPU);
   std::vector<io::NamedTensor> entries;
   for (const auto& entry : parameters.entries()) {
-    entries.push_back(nn::named_tensor(entry.name, parameters.view(parameters.values(), entry)));
+    entries.push_back(nn::named_tensor(entry.name, parameters.view(values, entry)));
   }
   io::write_safetensors(folder / kModelFile, entries);
 }

@@ -22,8 +22,8 @@ constexpr const char* kResultFile = "result.json";
 // Executes runs side by side and keeps their entries.
 class Runner {
  public:
-  Runner(const Study& study, const fs::path& folder, ThreadPool& pool, const StudyEvents& events)
-      : study_(study), folder_(folder), pool_(pool), events_(events) {}
+  Runner(const Study& study, const fs::path& folder, ThreadPool& pool, const StudyEvents& events, const Device& device)
+      : study_(study), folder_(folder), pool_(pool), events_(events), device_(device) {}
 
   // Returns false where it was stopped.
   bool execute(const std::vector<StudyRun>& runs) {
@@ -51,7 +51,7 @@ class Runner {
       fs::create_directories(folder);
       // Other commands may be given this folder too, as `efla train smnist --resume` is.
       const io::FolderLock lock(folder, "reproduce " + study_.name, "--out");
-      const RunContext context{pool_, events_.stop, [&](double share, const std::string& text) {
+      const RunContext context{pool_, device_, events_.stop, [&](double share, const std::string& text) {
                                  const std::lock_guard lock(mutex_);
                                  shares_[i] = share;
                                  const double sum = std::accumulate(shares_.begin(), shares_.end(), 0.0);
@@ -73,6 +73,7 @@ class Runner {
   fs::path folder_;
   ThreadPool& pool_;
   const StudyEvents& events_;
+  Device device_;
   std::mutex mutex_;
   std::vector<ordered_json> entries_;
   std::vector<double> shares_;
@@ -88,8 +89,8 @@ json description(const Study& study) {
 }
 
 std::optional<std::vector<ordered_json>> run_study(const Study& study, const fs::path& folder, ThreadPool& pool,
-                                                   const StudyEvents& events) {
-  Runner runner(study, folder / "runs", pool, events);
+                                                   const StudyEvents& events, const Device& device) {
+  Runner runner(study, folder / "runs", pool, events, device);
   if (!runner.execute(study.runs)) return {};
   if (study.more && !runner.execute(study.more(runner.entries()))) return {};
   return runner.entries();

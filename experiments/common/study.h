@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "efla/base/device.h"
 #include "efla/base/threads.h"
 #include "efla/report/report.h"
 
@@ -15,6 +16,7 @@ namespace efla::experiments {
 
 struct RunContext {
   ThreadPool& pool;
+  Device device;                                                        // of models
   std::function<bool()> stop;                                           // asked between steps
   std::function<void(double share, const std::string& text)> progress;  // share of the run's work, in [0, 1]
 };
@@ -62,7 +64,8 @@ nlohmann::json description(const Study& study);
 // kept in its folder's result.json, and a run that has one is not executed again. Returns the entries, or nothing where
 // it was stopped.
 std::optional<std::vector<nlohmann::ordered_json>> run_study(const Study& study, const std::filesystem::path& folder,
-                                                             ThreadPool& pool, const StudyEvents& events);
+                                                             ThreadPool& pool, const StudyEvents& events,
+                                                             const Device& device = {});
 
 // Returns results.json: {"schema", "study", "settings", "command", "environment", "scores", "runs"}.
 nlohmann::ordered_json results_of(const std::string& study, const nlohmann::json& settings, const Outcome& outcome,

@@ -4,6 +4,7 @@
 #include <memory>
 #include <utility>
 
+#include "efla/autograd/context.h"
 #include "efla/base/shell_word.h"
 #include "efla/eval/robustness.h"
 #include "efla/io/json.h"
@@ -74,7 +75,8 @@ std::optional<ordered_json> execute(const DigitRun& run, train::ImageRun spec, c
                      "loss " + report::fixed(step.loss, 4) + "  accuracy " + report::fixed(step.accuracy, 2));
   };
   const auto make = [&] { return make_digit_classifier(spec.model, run.seed); };
-  const auto [end, classifier] = train::train_images(spec, make, data.train, data.test, context.pool, events);
+  const auto [end, classifier] = train::train_images(spec, make, data.train, data.test, context.pool, events,
+                                                     autograd::torch_device(context.device));
   if (end == train::RunEnd::stopped) return {};
   auto entry = entry_of(run, spec, classifier, io::read_json_lines(folder / train::kMetricsFile), steps);
   entry["command"] = train_command(run, spec, source);

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <memory>
 
+#include "efla/autograd/context.h"
 #include "efla/io/json.h"
 #include "efla/report/html.h"
 #include "efla/train/run.h"
@@ -97,8 +98,9 @@ json description(const SyntheticRun& run) {
 std::optional<ordered_json> execute(const SyntheticRun& run, const fs::path& folder, const RunContext& context) {
   train::SequenceTask task([&] { return make_sequence_classifier(run); }, run.training_task, run.training,
                            {&run.test_tasks.front(), run.test_examples, run.enough});
+  const int copies = context.device.is_cpu() ? context.pool.threads() : 1;
   train::DataParallel model(
-      context.pool.threads(), [&] { return task.add_copy(); }, context.pool);
+      copies, [&] { return task.add_copy(); }, context.pool, autograd::torch_device(context.device));
   const auto alone = train::ProcessGroup::join({}, torch::kCPU);
   train::RunOptions options;
   options.evaluate_every = run.evaluate_every;

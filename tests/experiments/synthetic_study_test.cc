@@ -28,7 +28,7 @@ struct Events {
 std::optional<ordered_json> run_in_folder(const std::filesystem::path& folder, const SyntheticRun& run,
                                           ThreadPool& pool, const Events& events) {
   std::filesystem::create_directories(folder);
-  return execute(run, folder, {pool, events.stop, [&](double, const std::string&) { events.step(); }});
+  return execute(run, folder, {pool, {}, events.stop, [&](double, const std::string&) { events.step(); }});
 }
 
 SyntheticRun small_run(const std::string& name = "mqar") {

@@ -60,8 +60,8 @@ void validate(const AttentionConfig& config) {
           "a number above 1");
 }
 
-KeyValueCache::KeyValueCache(std::int64_t batch, std::int64_t key_value_heads, std::int64_t dim)
-    : keys_(torch::empty({batch, key_value_heads, 0, dim})), values_(torch::empty_like(keys_)) {}
+KeyValueCache::KeyValueCache(std::int64_t batch, std::int64_t key_value_heads, std::int64_t dim, torch::Device device)
+    : keys_(torch::empty({batch, key_value_heads, 0, dim}, device)), values_(torch::empty_like(keys_)) {}
 
 void KeyValueCache::append(const Tensor& keys, const Tensor& values) {
   const std::int64_t added = keys.size(2), needed = tokens_ + added;
@@ -120,7 +120,7 @@ Tensor Attention::forward(const Tensor& x, const Tensor& cu_seqlens) const {
 }
 
 KeyValueCache Attention::initial_cache(std::int64_t batch) const {
-  return {batch, config_.key_value_heads, config_.hidden / config_.heads};
+  return {batch, config_.key_value_heads, config_.hidden / config_.heads, q_proj_->value.device()};
 }
 
 Tensor Attention::forward(const Tensor& x, KeyValueCache& cache) const {

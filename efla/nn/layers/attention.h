@@ -25,7 +25,7 @@ void validate(const AttentionConfig& config);
 // The keys and values of the tokens so far.
 class KeyValueCache {
  public:
-  KeyValueCache(std::int64_t batch, std::int64_t key_value_heads, std::int64_t dim);
+  KeyValueCache(std::int64_t batch, std::int64_t key_value_heads, std::int64_t dim, torch::Device device);
 
   std::int64_t tokens() const { return tokens_; }
   torch::Tensor keys() const { return keys_.narrow(2, 0, tokens_); }  // [B, HKV, tokens, D/H], rotated

@@ -254,7 +254,7 @@ Tensor Mixer::causal_softmax(const Tensor& qkv) const {
   const std::int64_t batch = qkv.size(0), tokens = qkv.size(1), dim = config_.key_dim;
   const auto parts = qkv.view({batch, tokens, 3, config_.heads, dim}).permute({2, 0, 3, 1, 4});  // [3, B, H, T, D/H]
   const auto scores = torch::matmul(parts[0], parts[1].transpose(-1, -2)) / std::sqrt(static_cast<double>(dim));
-  const auto future = torch::ones({tokens, tokens}, torch::kBool).triu(1);
+  const auto future = torch::ones({tokens, tokens}, scores.options().dtype(torch::kBool)).triu(1);
   const auto weights = torch::softmax(scores.masked_fill(future, -INFINITY), -1);
   return torch::matmul(weights, parts[2]).transpose(1, 2);
 }
@@ -294,8 +294,9 @@ void Mixer::set_recurrence(Recurrence recurrence) {
 
 MixerState Mixer::initial_state(std::int64_t batch) const {
   MixerState state;
-  state.memory = torch::zeros({batch, config_.value_heads, config_.key_dim, config_.value_dim});
-  if (config_.conv > 0) state.conv = torch::zeros({batch, config_.conv - 1, 2 * keys() + values()});
+  const auto options = q_proj_->value.options();
+  state.memory = torch::zeros({batch, config_.value_heads, config_.key_dim, config_.value_dim}, options);
+  if (config_.conv > 0) state.conv = torch::zeros({batch, config_.conv - 1, 2 * keys() + values()}, options);
   return state;
 }
 

@@ -82,7 +82,7 @@ LanguageModelConfig load_language_model_config(const fs::path& path) {
   return language_model_config_from_json(io::read_json(file), file.string());
 }
 
-std::shared_ptr<LanguageModel> load_language_model(const fs::path& path) {
+std::shared_ptr<LanguageModel> load_language_model(const fs::path& path, torch::Device device) {
   const auto folder = language_model_folder(path);
   const auto config = load_language_model_config(folder);
   const io::SafetensorsFolder weights(folder);
@@ -91,13 +91,16 @@ std::shared_ptr<LanguageModel> load_language_model(const fs::path& path) {
   for (const auto& parameter : model->named_parameters()) {
     read_tensor(*weights.file_with(parameter.key()), parameter.key(), parameter.value());
   }
+  model->to(device);
   return model;
 }
 
 void save_language_model(const LanguageModel& model, const fs::path& folder) {
+  std::vector<torch::Tensor> values;  // of the entries
   std::vector<io::NamedTensor> entries;
   for (const auto& parameter : model.named_parameters()) {
-    entries.push_back(named_tensor(parameter.key(), parameter.value()));
+    values.push_back(parameter.value().detach().to(torch::kCPU));
+    entries.push_back(named_tensor(parameter.key(), values.back()));
   }
   io::write_safetensors(folder / kWeightsFile, entries, {{"format", "pt"}});
   io::write_file_atomically(folder / kConfigFile, to_json(model.config()).dump(1) + "\n");

@@ -15,9 +15,10 @@ std::filesystem::path language_model_folder(const std::filesystem::path& path);
 // Loads the configuration of the model in that folder. Throws IoError, and Error like language_model_config_from_json.
 LanguageModelConfig load_language_model_config(const std::filesystem::path& path);
 
-// Loads the model in language_model_folder(path) and widens its weights to float32. Throws IoError(content) for a
-// tensor that is missing, unknown, or of another shape.
-std::shared_ptr<LanguageModel> load_language_model(const std::filesystem::path& path);
+// Loads the model in language_model_folder(path), widens its weights to float32 and puts them on the device. Throws
+// IoError(content) for a tensor that is missing, unknown, or of another shape.
+std::shared_ptr<LanguageModel> load_language_model(const std::filesystem::path& path,
+                                                   torch::Device device = torch::kCPU);
 
 // Writes config.json and model.safetensors (float32) to an existing folder. Each file is written whole or not at all.
 // Throws IoError.

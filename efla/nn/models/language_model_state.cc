@@ -24,7 +24,7 @@ LanguageModelState LanguageModelState::clone() const {
     } else {
       auto& cache = std::get<KeyValueCache>(layer);
       const KeyValueCache old = cache;
-      cache = KeyValueCache(old.keys().size(0), old.keys().size(1), old.keys().size(3));
+      cache = KeyValueCache(old.keys().size(0), old.keys().size(1), old.keys().size(3), old.keys().device());
       cache.append(old.keys(), old.values());
     }
   }
@@ -48,13 +48,16 @@ std::int64_t LanguageModelState::bytes() const {
 std::vector<std::pair<std::string, Tensor>> LanguageModelState::tensors() const {
   std::vector<std::pair<std::string, Tensor>> all;
   for (std::size_t i = 0; i < layers.size(); ++i) {
+    const auto add = [&](const char* name, const Tensor& tensor) {
+      all.emplace_back(prefix(i) + name, tensor.to(torch::kCPU).contiguous());
+    };
     if (const auto* mixer = std::get_if<MixerState>(&layers[i])) {
-      all.emplace_back(prefix(i) + "memory", mixer->memory.contiguous());
-      if (mixer->conv.defined()) all.emplace_back(prefix(i) + "conv", mixer->conv.contiguous());
+      add("memory", mixer->memory);
+      if (mixer->conv.defined()) add("conv", mixer->conv);
     } else {
       const auto& cache = std::get<KeyValueCache>(layers[i]);
-      all.emplace_back(prefix(i) + "keys", cache.keys().contiguous());
-      all.emplace_back(prefix(i) + "values", cache.values().contiguous());
+      add("keys", cache.keys());
+      add("values", cache.values());
     }
   }
   return all;
@@ -63,21 +66,22 @@ std::vector<std::pair<std::string, Tensor>> LanguageModelState::tensors() const 
 void LanguageModelState::read(const io::SafetensorsFile& file, std::int64_t read_tokens) {
   LanguageModelState own = *this;
   own.tokens = read_tokens;
-  const auto fresh = [&](const std::string& name, at::IntArrayRef sizes) {
+  const auto fresh = [&](const std::string& name, at::IntArrayRef sizes, torch::Device device) {
     const auto tensor = torch::empty(sizes);
     read_tensor(file, name, tensor);
-    return tensor;
+    return tensor.to(device);
   };
   for (std::size_t i = 0; i < layers.size(); ++i) {
     if (auto* mixer = std::get_if<MixerState>(&own.layers[i])) {
-      mixer->memory = fresh(prefix(i) + "memory", mixer->memory.sizes());
-      if (mixer->conv.defined()) mixer->conv = fresh(prefix(i) + "conv", mixer->conv.sizes());
+      mixer->memory = fresh(prefix(i) + "memory", mixer->memory.sizes(), mixer->memory.device());
+      if (mixer->conv.defined()) mixer->conv = fresh(prefix(i) + "conv", mixer->conv.sizes(), mixer->conv.device());
     } else {
       auto& cache = std::get<KeyValueCache>(own.layers[i]);
       auto sizes = cache.keys().sizes().vec();
       sizes[2] = read_tokens;
-      cache = KeyValueCache(sizes[0], sizes[1], sizes[3]);
-      cache.append(fresh(prefix(i) + "keys", sizes), fresh(prefix(i) + "values", sizes));
+      const torch::Device device = cache.keys().device();
+      cache = KeyValueCache(sizes[0], sizes[1], sizes[3], device);
+      cache.append(fresh(prefix(i) + "keys", sizes, device), fresh(prefix(i) + "values", sizes, device));
     }
   }
   *this = own;

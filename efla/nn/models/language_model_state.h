@@ -27,7 +27,7 @@ struct LanguageModelState {
   std::int64_t bytes() const;
 
   // Returns layers.I.memory [B, HV, K, V] and layers.I.conv [B, W − 1, 2·H·K + HV·V], or layers.I.keys and
-  // layers.I.values [B, HKV, tokens, D/H]; all contiguous.
+  // layers.I.values [B, HKV, tokens, D/H]; all contiguous, in the CPU's memory.
   std::vector<std::pair<std::string, torch::Tensor>> tensors() const;
 
   // Reads tensors() of a state after `tokens` tokens from a file into this state, which a model has made for the same

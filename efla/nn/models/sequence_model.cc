@@ -107,8 +107,8 @@ void SequenceModel::add_decoder_layer(const std::string& name, const Initialiser
 Tensor SequenceModel::decoded(const Tensor& x, const Tensor& places) const {
   const std::int64_t tokens = x.size(1);
   const auto sequence = torch::div(places, tokens, "floor"), position = torch::remainder(places, tokens);
-  auto y = x.select(1, tokens - 1).index_select(0, sequence) +
-           sine_positions(tokens, config_.hidden).index_select(0, position);
+  const auto positions = sine_positions(tokens, config_.hidden).to(x.device());
+  auto y = x.select(1, tokens - 1).index_select(0, sequence) + positions.index_select(0, position);
   for (const auto& layer : decoder_) {
     y = torch::gelu(torch::addmm(layer.bias, normed(y, *layer.norm), layer.linear->value.t()));
   }

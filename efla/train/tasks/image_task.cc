@@ -117,13 +117,14 @@ std::int64_t ImageTask::draw(std::int64_t step) {
   const std::int64_t first = step % steps_per_epoch_ * training_.batch_size;
   const std::int64_t count = std::min(training_.batch_size, train_.count - first);
   batch_ = std::span(order_).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count));
-  return (count + eval::kMicroBatch - 1) / eval::kMicroBatch;
+  const std::int64_t size = eval::micro_batch(device());
+  return (count + size - 1) / size;
 }
 
 PartLoss ImageTask::loss(std::int64_t part, int copy) {
-  const auto from = static_cast<std::size_t>(part * eval::kMicroBatch);
-  const auto size = std::min<std::size_t>(eval::kMicroBatch, batch_.size() - from);
-  const eval::Batch images = eval::make_batch(train_, batch_.subspan(from, size));
+  const auto most = static_cast<std::size_t>(eval::micro_batch(device())), from = static_cast<std::size_t>(part) * most;
+  const std::size_t size = std::min(most, batch_.size() - from);
+  const eval::Batch images = eval::make_batch(train_, batch_.subspan(from, size), {}, 0, device());
   const torch::Tensor logits = copies_[static_cast<std::size_t>(copy)].forward(images.pixels);
   namespace functional = torch::nn::functional;
   const auto sum = functional::CrossEntropyFuncOptions().reduction(torch::kSum);
@@ -173,10 +174,11 @@ json read_image_config(const std::filesystem::path& checkpoint) {
 }
 
 ImageRunResult train_images(const ImageRun& run, const ImageTask::MakeClassifier& make, const data::ImageSet& train,
-                            const data::ImageSet& test, ThreadPool& pool, const RunEvents& events) {
+                            const data::ImageSet& test, ThreadPool& pool, const RunEvents& events,
+                            torch::Device device) {
   ImageTask task(make, train, test, run.training);
   DataParallel model(
-      pool.threads(), [&] { return task.add_copy(); }, pool);
+      device.is_cpu() ? pool.threads() : 1, [&] { return task.add_copy(); }, pool, device);
   const auto alone = ProcessGroup::join({}, torch::kCPU);
   RunOptions options;
   options.evaluate_every = task.steps_per_epoch();

@@ -64,6 +64,8 @@ class ImageTask : public Task {
   nlohmann::ordered_json evaluate(const DataParallel& model, ProcessGroup& group, const StopFunction& stop) override;
 
  private:
+  torch::Device device() const { return nn::device_of(copies_.front().parameters); }
+
   MakeClassifier make_;
   const data::ImageSet& train_;
   const data::ImageSet& test_;
@@ -100,8 +102,9 @@ struct ImageRunResult {
   eval::Classifier classifier;
 };
 
-// Trains copies of the classifier that `make` makes, one per thread of the pool.
+// Trains copies of the classifier that `make` makes: one per thread of the pool, or one on a GPU.
 ImageRunResult train_images(const ImageRun& run, const ImageTask::MakeClassifier& make, const data::ImageSet& train,
-                            const data::ImageSet& test, ThreadPool& pool, const RunEvents& events);
+                            const data::ImageSet& test, ThreadPool& pool, const RunEvents& events,
+                            torch::Device device = torch::kCPU);
 
 }  // namespace efla::train

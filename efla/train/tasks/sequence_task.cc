@@ -24,9 +24,9 @@ namespace {
 using data::synthetic::Example;
 using SyntheticTask = data::synthetic::Task;
 
-// Tokens that one thread computes at a time. The sums over a batch are over groups of this many, so another value gives
-// other bits.
-constexpr std::int64_t kPartTokens = 2048;
+// Tokens that are computed at a time: by a thread of the CPU, or by a GPU. The sums over a batch are over groups of
+// this many, so another value gives other bits.
+std::int64_t part_tokens(const torch::Device& device) { return device.is_cpu() ? 2048 : 65536; }
 
 std::vector<Example> draw_examples(const SyntheticTask& task, std::uint64_t seed, data::Split split,
                                    const std::vector<std::int64_t>& indices) {
@@ -37,13 +37,13 @@ std::vector<Example> draw_examples(const SyntheticTask& task, std::uint64_t seed
 
 // Neighbouring examples of a batch, with the places at which something is asked.
 struct Part {
-  torch::Tensor ids;                   // [B, T] int64
-  torch::Tensor places;                // [M] int64
+  torch::Tensor ids;                   // [B, T] int64, on the model's device
+  torch::Tensor places;                // [M] int64, on the model's device
   std::vector<std::int64_t> targets;   // [M]
   std::vector<std::int64_t> sequence;  // [M]: of the part, from 0
 };
 
-Part make_part(std::span<const Example> examples) {
+Part make_part(std::span<const Example> examples, const torch::Device& device) {
   const auto batch = static_cast<std::int64_t>(examples.size());
   const auto tokens = static_cast<std::int64_t>(examples.front().inputs.size());
   Part part{torch::empty({batch, tokens}, torch::kLong), {}, {}, {}};
@@ -58,16 +58,17 @@ Part make_part(std::span<const Example> examples) {
       part.sequence.push_back(b);
     }
   }
-  part.places = torch::tensor(places, torch::kLong);
+  part.ids = part.ids.to(device);
+  part.places = torch::tensor(places, torch::kLong).to(device);
   return part;
 }
 
-// Examples side by side that one thread computes at a time: of one length, and kPartTokens at most unless it is one.
-std::vector<std::span<const Example>> parts_of(const std::vector<Example>& examples) {
+// Examples side by side that are computed at a time: of one length, and so many tokens at most unless it is one.
+std::vector<std::span<const Example>> parts_of(const std::vector<Example>& examples, std::int64_t part_tokens) {
   std::vector<std::span<const Example>> parts;
   std::size_t first = 0;
   while (first < examples.size()) {
-    const std::size_t tokens = examples[first].inputs.size(), most = std::max<std::size_t>(kPartTokens / tokens, 1);
+    const std::size_t tokens = examples[first].inputs.size(), most = std::max<std::size_t>(part_tokens / tokens, 1);
     std::size_t count = 1;
     while (count < most && first + count < examples.size() && examples[first + count].inputs.size() == tokens) ++count;
     parts.push_back(std::span(examples).subspan(first, count));
@@ -90,12 +91,12 @@ double mean_share(const std::map<std::int64_t, Count>& groups) {
 // Counts the right answers of one part by class, or by sequence from `first` on; nothing where a logit is not finite.
 std::optional<std::map<std::int64_t, Count>> count_right(const SequenceClassifier& model, const SyntheticTask& task,
                                                          std::span<const Example> examples, std::int64_t first) {
-  const Part part = make_part(examples);
+  const Part part = make_part(examples, nn::device_of(model.parameters));
   std::map<std::int64_t, Count> groups;
   if (part.targets.empty()) return groups;
   const torch::Tensor logits = model.logits(part.ids, part.places);
   if (!logits.isfinite().all().item<bool>()) return {};
-  const torch::Tensor answers = logits.argmax(1);
+  const torch::Tensor answers = logits.argmax(1).to(torch::kCPU);
   const auto* answer = answers.data_ptr<std::int64_t>();
   for (std::size_t i = 0; i < part.targets.size(); ++i) {
     const bool by_class = task.accuracy == data::synthetic::Accuracy::classes;
@@ -177,20 +178,23 @@ std::int64_t SequenceTask::draw(std::int64_t step) {
     targets += std::count_if(example.targets.begin(), example.targets.end(), [](auto t) { return t != kIgnoreIndex; });
   }
   targets_ = static_cast<double>(targets);
-  parts_ = parts_of(batch_);
+  parts_ = parts_of(batch_, part_tokens(nn::device_of(copies_.front().parameters)));
   return std::ssize(parts_);
 }
 
 PartLoss SequenceTask::loss(std::int64_t part, int copy) {
   const auto& examples = parts_[static_cast<std::size_t>(part)];
-  const Part batch = make_part(examples);
+  const SequenceClassifier& model = copies_[static_cast<std::size_t>(copy)];
+  const torch::Device device = nn::device_of(model.parameters);
+  const Part batch = make_part(examples, device);
   PartLoss result;
   result.examples = std::ssize(examples);
   if (batch.targets.empty()) return result;
   namespace functional = torch::nn::functional;
   const auto sum = functional::CrossEntropyFuncOptions().reduction(torch::kSum);
-  const torch::Tensor logits = copies_[static_cast<std::size_t>(copy)].logits(batch.ids, batch.places);
-  result.objective = functional::cross_entropy(logits, torch::tensor(batch.targets, torch::kLong), sum) / normaliser();
+  const torch::Tensor logits = model.logits(batch.ids, batch.places);
+  const torch::Tensor targets = torch::tensor(batch.targets, torch::kLong).to(device);
+  result.objective = functional::cross_entropy(logits, targets, sum) / normaliser();
   result.loss = result.objective.item<double>() * normaliser();
   result.targets = std::ssize(batch.targets);
   return result;
@@ -216,20 +220,20 @@ UpdateOptions update_options(const SyntheticTraining& training) {
 double evaluate(const SequenceClassifier& model, const SyntheticTask& task, std::uint64_t seed, std::int64_t examples,
                 std::int64_t batch_size, ThreadPool& pool, const StopFunction& stop) {
   const bool by_class = task.accuracy == data::synthetic::Accuracy::classes;
+  const torch::Device device = nn::device_of(model.parameters);
   double sum = 0.0, weights = 0.0;
   for (std::int64_t first = 0; first < examples; first += batch_size) {
     std::vector<std::int64_t> indices(static_cast<std::size_t>(std::min(batch_size, examples - first)));
     std::iota(indices.begin(), indices.end(), first);
     const auto batch = draw_examples(task, seed, data::Split::test, indices);
-    const auto parts = parts_of(batch);
+    const auto parts = parts_of(batch, part_tokens(device));
     std::vector<std::optional<std::map<std::int64_t, Count>>> counts(parts.size());
     std::atomic<bool> stopped = false;
-    pool.run(static_cast<std::int64_t>(parts.size()), [&](std::int64_t i, int) {
+    autograd::run_tasks(pool, device, std::ssize(parts), [&](std::int64_t i) {
       if (stopped || (stop && stop())) {
         stopped = true;
         return;
       }
-      autograd::compute_on_this_thread_only();
       const torch::NoGradGuard no_grad;
       counts[i] = count_right(model, task, parts[i], parts[i].data() - batch.data());
     });

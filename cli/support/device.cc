@@ -1,0 +1,43 @@
+#include "cli/support/device.h"
+
+#include <fmt/format.h>
+#include <torch/cuda.h>
+
+#include "cli/support/print.h"
+#include "efla/autograd/context.h"
+#include "efla/base/error.h"
+#include "efla/ops/gpu.h"
+
+namespace efla::cli {
+namespace {
+
+// Why no GPU can be used, or "".
+std::string absence() {
+  if (!autograd::has_gpu_kernels()) return "this build has no GPU kernels for models";
+  if (const Gpus gpus = find_gpus(); gpus.found.empty()) return gpus.absence;
+  return torch::cuda::is_available() ? "" : "this LibTorch finds no GPU that it can use";
+}
+
+}  // namespace
+
+void add_device_option(CLI::App& command, std::string& device) {
+  command.add_option("--device", device, "Where to compute: cpu, cuda, or auto, which is a GPU where there is one")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
+      ->capture_default_str();
+}
+
+torch::Device choose_device(const std::string& command, const std::string& device, int local_rank) {
+  if (device == "cpu") return torch::kCPU;
+  const std::string why = absence();
+  if (device == "auto" && !why.empty()) return torch::kCPU;
+  if (!why.empty()) throw Error(command, "--device", "cuda", "cpu, because " + why);
+  const auto gpus = find_gpus().found;
+  if (local_rank >= std::ssize(gpus)) {
+    throw Error(command, "--device", fmt::format("cuda:{}, by the process's local rank", local_rank),
+                fmt::format("at most {} processes per machine, one per GPU", gpus.size()));
+  }
+  print_or_drop(stderr, fmt::format("device: cuda:{}, {}\n", local_rank, gpus[local_rank].name));
+  return {torch::kCUDA, static_cast<c10::DeviceIndex>(local_rank)};
+}
+
+}  // namespace efla::cli
