@@ -145,14 +145,7 @@ class DeviceData {
   }
 
   DeltaBackward<T> backward() const {
-    DeltaBackward<T> p = host_.backward();
-    p.q = q_.view();
-    p.k = k_.view();
-    p.v = v_.view();
-    p.beta = beta_.view();
-    p.g = g_.view();
-    p.cu_seqlens.data = static_cast<const std::int64_t*>(cu_seqlens_.data());
-    p.chunk_states = chunk_states_.view();
+    DeltaBackward<T> p = backward_of(forward());
     p.dout = dout_.view();
     p.dfinal_state = dfinal_state_.view();
     p.dq = dq_.view();
