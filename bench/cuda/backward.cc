@@ -93,7 +93,8 @@ void time_backward(const Row& row, std::int64_t dim, const Rule& rule, int repea
       check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
     });
   }
-  const Memory workspace(gpu::chunk_bwd_workspace_bytes(s)), forward_workspace(gpu::chunk_fwd_workspace_bytes(s));
+  const Memory workspace(gpu::chunk_bwd_workspace_bytes(s)),
+      forward_workspace(gpu::chunk_fwd_workspace_bytes(s, rule.rule));
   Times backward{}, together{};
   run(got, kInterval, [&] {
     gpu::chunk_bwd(p, workspace.workspace(), nullptr);

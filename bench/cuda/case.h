@@ -38,13 +38,15 @@ struct Rule {
 };
 
 inline std::vector<Rule> rules() {
-  DeltaRule deltanet, efla, gdn;
+  DeltaRule deltanet, efla, gdn, kda;
   deltanet.step = parse_step_size("euler");
   deltanet.qk_l2norm = true;
   efla.step = parse_step_size("exact");
   gdn.step = parse_step_size("euler");
   gdn.decay = Decay::scalar;
-  return {{"deltanet l2norm", deltanet}, {"efla", efla}, {"gdn", gdn}};
+  kda.step = parse_step_size("euler");
+  kda.decay = Decay::channel;
+  return {{"deltanet l2norm", deltanet}, {"efla", efla}, {"gdn", gdn}, {"kda", kda}};
 }
 
 struct Case {
@@ -74,7 +76,7 @@ struct Case {
     p.k = View<const bfloat16, 4>::contiguous(at(k), {b, t, h, shape.key_dim});
     p.v = View<const bfloat16, 4>::contiguous(at(v), {b, t, hv, shape.value_dim});
     p.beta = View<const bfloat16, 3>::contiguous(at(beta), {b, t, hv});
-    if (!g.host.empty()) p.g = View<const float, 4>::contiguous(at(g), {b, t, hv, 1});
+    if (!g.host.empty()) p.g = View<const float, 4>::contiguous(at(g), {b, t, hv, channels(rule)});
     if (shape.packed > 0) p.cu_seqlens = View<const std::int64_t, 1>::contiguous(at(cu_seqlens), {shape.packed + 1});
     p.o = View<bfloat16, 4>::contiguous(at(o), {b, t, hv, shape.value_dim});
     return p;
@@ -92,10 +94,11 @@ struct Case {
     for (auto& e : x) e = to_bfloat16(1 / (1 + std::exp(-to_float(e))));
     return x;
   }
+  std::int64_t channels(const Rule& rule) const { return rule.rule.decay == Decay::channel ? shape.key_dim : 1; }
   std::vector<float> gates(const Rule& rule) const {
     if (rule.rule.decay == Decay::none) return {};
     std::vector<float> g;
-    for (const auto e : random_values(shape.batch * shape.tokens * shape.value_heads, 5)) {
+    for (const auto e : random_values(shape.batch * shape.tokens * shape.value_heads * channels(rule), 5)) {
       g.push_back(-std::log1p(std::exp(-to_float(e))) / 16);
     }
     return g;

@@ -49,6 +49,7 @@ double sampled_error(Case& c, const Rule& rule) {
   for (const auto& [n, i_h] : {std::pair{std::int64_t{0}, std::int64_t{0}}, {last, head}, {last / 2, head / 2}}) {
     const Sequence at = sequence_of(all, n);
     const std::int64_t tokens = std::min<std::int64_t>(at.end - at.begin, 4096), i_q = i_h / c.shape.group();
+    const std::int64_t channels = all.g ? all.g.extent[3] : 0;
     DeltaForward<double> one;
     one.shape = {1, tokens, 1, 1, c.shape.key_dim, c.shape.value_dim, 0};
     one.rule = rule.rule;
@@ -60,13 +61,13 @@ double sampled_error(Case& c, const Rule& rule) {
       }
       for (std::int64_t j = 0; j < c.shape.value_dim; ++j) v.push_back(to_float(all.v(at.i_b, t, i_h, j)));
       beta.push_back(to_float(all.beta(at.i_b, t, i_h)));
-      if (all.g) g.push_back(all.g(at.i_b, t, i_h, 0));
+      for (std::int64_t i = 0; i < channels; ++i) g.push_back(all.g(at.i_b, t, i_h, i));
     }
     one.q = View<const double, 4>::contiguous(q.data(), {1, tokens, 1, c.shape.key_dim});
     one.k = View<const double, 4>::contiguous(k.data(), {1, tokens, 1, c.shape.key_dim});
     one.v = View<const double, 4>::contiguous(v.data(), {1, tokens, 1, c.shape.value_dim});
     one.beta = View<const double, 3>::contiguous(beta.data(), {1, tokens, 1});
-    if (all.g) one.g = View<const double, 4>::contiguous(g.data(), {1, tokens, 1, 1});
+    if (all.g) one.g = View<const double, 4>::contiguous(g.data(), {1, tokens, 1, channels});
     one.o = View<double, 4>::contiguous(o.data(), {1, tokens, 1, c.shape.value_dim});
     ref::recurrent_fwd(one);
     for (std::int64_t t = 0; t < tokens; ++t) {
@@ -85,7 +86,7 @@ constexpr std::string_view kKernels[] = {"chunk", "portable", "sweep", "fused"};
 
 struct Options {
   std::string rows = "1,2,3,4,5,6,7,8", algorithms = "chunk", commit = "?", dims = "128",
-              rules = "deltanet l2norm,efla,gdn";
+              rules = "deltanet l2norm,efla,gdn,kda";
   int repeats = 30, interval = 0;
 };
 
@@ -110,7 +111,7 @@ void run(const Options& options, const char* gpu_name, int index, Case& c, const
   const auto found = std::find(std::begin(kKernels), std::end(kKernels), algorithm);
   const bool chunks = found != std::end(kKernels);
   const auto kernel = static_cast<gpu::ChunkKernel>(found - std::begin(kKernels));
-  const std::size_t bytes = chunks ? gpu::chunk_fwd_workspace_bytes(c.shape) : 0;
+  const std::size_t bytes = chunks ? gpu::chunk_fwd_workspace_bytes(c.shape, rule.rule) : 0;
   void* workspace = nullptr;
   if (bytes > 0) check(cudaMalloc(&workspace, bytes), "cudaMalloc");
   const auto call = [&](cudaStream_t stream) {

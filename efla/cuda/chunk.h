@@ -29,9 +29,20 @@ struct ChunkRecord {
 };
 static_assert(sizeof(ChunkRecord) % 128 == 0);
 
+// With a gate per key channel γ_i is a vector over the channels. The gates go into the keys and queries: E reads
+// γ_i∘k_i, o reads γ_i∘q_i, and the state gets γ_C/γ_i∘k_i. The record's vectors then are without γ, and γ_C is here.
+// Images of swizzled tiles in bfloat16, 64 channels each.
+template <int kTiles>
+struct ScaledRows {
+  static constexpr int kBytes = kTiles * kChunkTokens * 128;
+  alignas(128) unsigned char k[kBytes], written[kBytes], q[kBytes];
+  float decay[64 * kTiles];
+};
+
 struct ChunkProblem {
   DeltaForward<bfloat16> p;
-  ChunkRecord* records = nullptr;  // [slots][HV]
+  ChunkRecord* records = nullptr;   // [slots][HV]
+  unsigned char* scaled = nullptr;  // [slots][HV], ScaledRows with a gate per channel
   // Of sequences that are cut into segments of whole chunks (segments.cu), the state before every segment but the first
   // [N, HV · (segments − 1), K, V], and the product of a segment's chunks as a map of the state
   // [N, HV · (segments − 2), K, K], from the second segment to the last but one.
@@ -40,7 +51,8 @@ struct ChunkProblem {
   std::int64_t slots = 0;
   std::int64_t slots_per_sequence = 0;  // 0: packed
   float scale = 0;
-  bool q_rows = false, k_rows = false, v_rows = false, o_rows = false;  // rows that 16-byte accesses can read or write
+  // Rows that 16-byte accesses can read or write.
+  bool q_rows = false, k_rows = false, v_rows = false, o_rows = false, g_rows = false;
 };
 
 // Slots of all sequences: of packed ones a bound that needs no look at cu_seqlens.
@@ -51,6 +63,8 @@ constexpr std::int64_t chunk_slots(const DeltaShape& s) {
 
 // The chunks of a sequence of `chunks` chunks that each of `segments` segments has; the last ones may have fewer.
 constexpr std::int64_t segment_chunks(std::int64_t chunks, int segments) { return (chunks + segments - 1) / segments; }
+
+constexpr bool has_channel_gate(const ChunkProblem& c) { return c.p.rule.decay == Decay::channel; }
 
 // Returns into how many segments the sequences of a problem are cut, a function of the sizes alone; 1: they are not.
 int segments_of(const DeltaShape& shape);
@@ -63,6 +77,9 @@ struct RowMaps;
 
 // Launches the kernel that writes every record. With `maps` (on Hopper) it reads rows by them.
 void launch_prepare(const ChunkProblem& problem, const RowMaps* maps, cudaStream_t stream);
+
+// The same where every key channel has a gate: also writes the scaled rows.
+void launch_prepare_channel(const ChunkProblem& problem, cudaStream_t stream);
 
 // Launches the sweep over the state on any GPU.
 void launch_sweep_portable(const ChunkProblem& problem, cudaStream_t stream);

@@ -13,21 +13,26 @@ namespace {
 
 // What is in the workspace, one after the other, in bytes.
 struct Parts {
-  std::size_t records, states = 0, maps = 0;
+  std::size_t records, scaled = 0, states = 0, maps = 0;
 
-  explicit Parts(const DeltaShape& s)
-      : records(static_cast<std::size_t>(chunk_slots(s) * s.value_heads) * sizeof(ChunkRecord)) {
+  Parts(const DeltaShape& s, const DeltaRule& rule) {
+    const auto chunks = static_cast<std::size_t>(chunk_slots(s) * s.value_heads);
+    records = chunks * sizeof(ChunkRecord);
+    if (rule.decay == Decay::channel) {
+      scaled = chunks * (s.key_dim <= 64 ? sizeof(ScaledRows<1>) : sizeof(ScaledRows<2>));
+    }
     const std::int64_t segments = segments_of(s), heads = s.sequences() * s.value_heads;
     if (segments == 1) return;
     states = static_cast<std::size_t>(heads * (segments - 1) * s.key_dim * s.value_dim) * sizeof(float);
     maps = static_cast<std::size_t>(heads * (segments - 2) * s.key_dim * s.key_dim) * sizeof(float);
   }
-  std::size_t total() const { return records + states + maps; }
+  std::size_t total() const { return records + scaled + states + maps; }
 };
 
 // The fused kernel wins where its thread blocks fill the GPU nearly and once
 // (docs/design/2026-11-cuda-forward.md).
-ChunkKernel best_sweep(const DeltaShape& s) {
+ChunkKernel best_sweep(const DeltaShape& s, const DeltaRule& rule) {
+  if (rule.decay == Decay::channel) return ChunkKernel::sweep;
   const std::int64_t blocks = s.sequences() * s.value_heads * ((s.value_dim + 127) / 128);
   const bool fills_once = blocks >= 112 && blocks <= 132;
   return s.key_dim > 64 && s.value_dim > 64 && fills_once ? ChunkKernel::fused : ChunkKernel::sweep;
@@ -35,11 +40,12 @@ ChunkKernel best_sweep(const DeltaShape& s) {
 
 }  // namespace
 
-std::size_t chunk_fwd_workspace_bytes(const DeltaShape& shape) { return Parts(shape).total(); }
+std::size_t chunk_fwd_workspace_bytes(const DeltaShape& shape, const DeltaRule& rule) {
+  return Parts(shape, rule).total();
+}
 
 std::string chunk_fwd_refusal(const DeltaForward<bfloat16>& p) {
   if (p.shape.key_dim > kChunkMaxKeyDim) return "keys of more than " + std::to_string(kChunkMaxKeyDim) + " dimensions";
-  if (p.rule.decay == Decay::channel) return "a decay per key channel";
   if (p.narrow_states) return "saved states in bfloat16";
   if (p.chunk_states && p.saved.interval % kChunkTokens != 0) {
     return "states saved at other tokens than every " + std::to_string(kChunkTokens) + "th";
@@ -52,17 +58,18 @@ void chunk_fwd(const DeltaForward<bfloat16>& p, const Workspace& workspace, cuda
   if (const std::string refusal = chunk_fwd_refusal(p); !refusal.empty()) {
     throw Error(kOperation, "problem", refusal, "what the chunkwise kernels take");
   }
-  const Parts parts(p.shape);
+  const Parts parts(p.shape, p.rule);
   require_workspace(kOperation, workspace, parts.total());
   ChunkProblem c;
   c.p = p;
   c.records = static_cast<ChunkRecord*>(workspace.data);
-  auto* after_records = static_cast<std::byte*>(workspace.data) + parts.records;
+  c.scaled = static_cast<unsigned char*>(workspace.data) + parts.records;
+  auto* states = c.scaled + parts.scaled;
   c.segments = segments_of(p.shape);
   const std::int64_t n = p.shape.sequences(), heads = p.shape.value_heads, keys = p.shape.key_dim;
-  c.segment_states = View<float, 4>::contiguous(reinterpret_cast<float*>(after_records),
+  c.segment_states = View<float, 4>::contiguous(reinterpret_cast<float*>(states),
                                                 {n, heads * (c.segments - 1), keys, p.shape.value_dim});
-  c.segment_maps = View<float, 4>::contiguous(reinterpret_cast<float*>(after_records + parts.states),
+  c.segment_maps = View<float, 4>::contiguous(reinterpret_cast<float*>(states + parts.states),
                                               {n, heads * (c.segments - 2), keys, keys});
   c.slots = chunk_slots(p.shape);
   c.slots_per_sequence = p.shape.packed > 0 ? 0 : c.slots / p.shape.batch;
@@ -71,17 +78,20 @@ void chunk_fwd(const DeltaForward<bfloat16>& p, const Workspace& workspace, cuda
   c.k_rows = has_aligned_rows(p.k);
   c.v_rows = has_aligned_rows(p.v);
   c.o_rows = has_aligned_rows(p.o);
+  c.g_rows = p.rule.decay == Decay::channel && has_aligned_rows(p.g);
   const bool rows =
       c.q_rows && c.k_rows && c.v_rows && c.o_rows && can_map_rows(p.q) && can_map_rows(p.k) && can_map_rows(p.v);
   if (!rows) kernel = ChunkKernel::portable;
-  if (kernel == ChunkKernel::automatic) kernel = is_hopper() ? best_sweep(p.shape) : ChunkKernel::portable;
+  if (kernel == ChunkKernel::automatic) kernel = is_hopper() ? best_sweep(p.shape, p.rule) : ChunkKernel::portable;
+  const bool channel = p.rule.decay == Decay::channel, fused = kernel == ChunkKernel::fused && !channel;
+  if (channel) launch_prepare_channel(c, stream);
   if (kernel == ChunkKernel::portable) {
-    launch_prepare(c, nullptr, stream);
+    if (!channel) launch_prepare(c, nullptr, stream);
     return launch_sweep_portable(c, stream);
   }
   const RowMaps maps{map_rows(p.q), map_rows(p.k), map_rows(p.v)};
-  if (kernel != ChunkKernel::fused) launch_prepare(c, &maps, stream);
-  launch_sweep_sm90(c, maps, kernel == ChunkKernel::fused, stream);
+  if (!fused && !channel) launch_prepare(c, &maps, stream);
+  launch_sweep_sm90(c, maps, fused, stream);
 }
 
 }  // namespace efla::gpu

@@ -75,18 +75,18 @@ enum class ChunkKernel {
   automatic,
   portable,  // prepare, then a sweep with mma.sync
   sweep,     // Hopper: prepare, then a sweep with wgmma
-  fused      // Hopper: one kernel; of the forward alone
+  fused      // Hopper: one kernel; of the forward alone, and `sweep` where every key channel has a gate
 };
 
 // The chunkwise form (EFLA paper, equations 21 to 32; Gated DeltaNet with a decay) on the tensor cores: products of
-// bfloat16 summed in float32, the state in float32. K up to kChunkMaxKeyDim, no decay or one per head; a non-finite
+// bfloat16 summed in float32, the state in float32. K up to kChunkMaxKeyDim; a non-finite
 // token reaches its own chunk of 64 tokens and what comes after, never an earlier chunk nor another sequence. States
 // are saved every saved.interval tokens, a multiple of 64.
 void chunk_fwd(const DeltaForward<bfloat16>& problem, const Workspace& workspace, cudaStream_t stream,
                ChunkKernel kernel = ChunkKernel::automatic);
 
 // Returns the bytes of workspace that chunk_fwd needs.
-std::size_t chunk_fwd_workspace_bytes(const DeltaShape& shape);
+std::size_t chunk_fwd_workspace_bytes(const DeltaShape& shape, const DeltaRule& rule);
 
 // Returns what of the problem chunk_fwd does not take, or "" where it takes the problem.
 std::string chunk_fwd_refusal(const DeltaForward<bfloat16>& problem);

@@ -8,9 +8,11 @@ namespace efla::gpu {
 
 // The warpgroup that computes T and the vectors of the keys.
 template <int kTiles, int kGroups>
-__device__ __forceinline__ void prepare_keys(const ChunkProblem& c, int thread, Shared<kTiles, kGroups, true>& shared) {
+__device__ __forceinline__ void prepare_keys(const ChunkProblem& c, int thread,
+                                             Shared<kTiles, kGroups, true, false>& shared) {
   const Walk& walk = shared.walk;
-  constexpr int kRecords = Shared<kTiles, kGroups, true>::kRecords;
+  using Memory = Shared<kTiles, kGroups, true, false>;
+  constexpr int kStages = Memory::kStages, kRecords = Memory::kRecords;
   const int warp = warp_of(thread);
   const bool gated = c.p.rule.decay == Decay::scalar;
   PrepareScratch& scratch = shared.scratch[0];
@@ -33,7 +35,7 @@ __device__ __forceinline__ void prepare_keys(const ChunkProblem& c, int thread, 
     ChunkRecord& record = shared.record[chunk % kRecords];
     const Token token = shared.tokens[chunk % 2][16 * warp + lane % 16];
     barrier_wait(&shared.record_free[chunk % kRecords], parity(chunk, kRecords) ^ 1U);
-    key_vectors(c.p.rule, token, keys, warp, lane, scratch, record);
+    key_vectors(c.p.rule, token, key_squares(keys, warp, lane), warp, lane, scratch, record);
     named_barrier(kRecordBarrier, 2 * kGroupThreads);
     write_keys(keys, gated, warp, lane, scratch);
     __syncwarp();
@@ -51,13 +53,14 @@ __device__ __forceinline__ void prepare_keys(const ChunkProblem& c, int thread, 
 // The warpgroup that computes P and the vectors of the queries, reads β and g, and copies rows.
 template <int kTiles, int kGroups>
 __device__ __forceinline__ void prepare_queries(const ChunkProblem& c, const RowMaps& maps, int thread,
-                                                Shared<kTiles, kGroups, true>& shared) {
+                                                Shared<kTiles, kGroups, true, false>& shared) {
   const Walk& walk = shared.walk;
-  constexpr int kRecords = Shared<kTiles, kGroups, true>::kRecords;
+  using Memory = Shared<kTiles, kGroups, true, false>;
+  constexpr int kStages = Memory::kStages, kRecords = Memory::kRecords;
   const int warp = warp_of(thread);
   const bool gated = c.p.rule.decay == Decay::scalar;
   PrepareScratch& scratch = shared.scratch[0];
-  if (thread == 0) start_rows<true>(maps, 0, shared);
+  if (thread == 0) start_rows<true>(c, maps, 0, shared);
   const auto tokens_of = [&](int chunk) {
     return read_tokens(c.p, walk.beta, walk.g, chunk * kChunkTokens, walk.end - walk.begin, opaque(thread % 32));
   };
@@ -72,9 +75,9 @@ __device__ __forceinline__ void prepare_queries(const ChunkProblem& c, const Row
 #pragma unroll 1
   for (int chunk = 0; chunk < walk.chunks; ++chunk) {
     const int lane = opaque(thread % 32);
-    Rows<kTiles, kGroups>& rows = shared.rows[chunk % kStages];
+    auto& rows = shared.rows[chunk % kStages];
     ChunkRecord& record = shared.record[chunk % kRecords];
-    if (thread == 0) start_rows<true>(maps, chunk + 1, shared);
+    if (thread == 0) start_rows<true>(c, maps, chunk + 1, shared);
     __syncwarp();
     share_token(next, chunk + 1, lane);
     next = tokens_of(chunk + 2);

@@ -17,29 +17,6 @@ union PrepareMemory {
   __device__ PrepareMemory() {}
 };
 
-// Copies a record from shared to global memory; wait_for_record says when it may be overwritten.
-__device__ __forceinline__ void store_record(const ChunkRecord& record, ChunkRecord* to, int thread) {
-#if __CUDA_ARCH__ >= 900
-  if (thread == 0) store_bulk(to, &record, sizeof(ChunkRecord));
-#else
-  const auto* from = reinterpret_cast<const uint4*>(&record);
-  for (int piece = thread; piece < static_cast<int>(sizeof(ChunkRecord) / 16); piece += kPrepareThreads)
-    reinterpret_cast<uint4*>(to)[piece] = from[piece];
-#endif
-}
-__device__ __forceinline__ void wait_for_record(int thread) {
-#if __CUDA_ARCH__ >= 900
-  if (thread == 0) store_bulk_wait();
-#endif
-}
-
-// Makes what this thread wrote to shared memory visible to wgmma and bulk copies, which sm_80 does not have.
-__device__ __forceinline__ void fence_record() {
-#if __CUDA_ARCH__ >= 900
-  fence_for_products();
-#endif
-}
-
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 constexpr bool kCopyEngine = true;
 #else
@@ -128,7 +105,7 @@ __global__ void __launch_bounds__(kPrepareThreads, kGrouped ? 3 : 4)
     const std::int64_t i_h = i_q * group + i;
     const Token token = token_of(tokens, gated, warp, lane);
     if (kGrouped && i + 1 < group) tokens = tokens_of(i_h + 1);
-    key_vectors(p.rule, token, keys, warp, lane, scratch, memory.record);
+    key_vectors(p.rule, token, key_squares(keys, warp, lane), warp, lane, scratch, memory.record);
     query_vectors(p.rule, c.scale, token, squares, warp, lane, scratch, memory.record);
     __syncthreads();
     write_keys(keys, gated, warp, lane, scratch);
@@ -143,7 +120,7 @@ __global__ void __launch_bounds__(kPrepareThreads, kGrouped ? 3 : 4)
     write_queries(blocks_of, gated, warp, lane, scratch, memory.record);
     fence_record();
     __syncthreads();
-    store_record(memory.record, &c.records[slot * p.shape.value_heads + i_h], thread);
+    store_record<kPrepareThreads>(memory.record, &c.records[slot * p.shape.value_heads + i_h], thread);
     wait_for_record(thread);
     if constexpr (kGrouped) __syncthreads();
   }

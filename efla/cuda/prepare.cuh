@@ -182,14 +182,20 @@ __device__ __forceinline__ Token token_of(const TokenPair& pair, bool gated, int
   return {beta, mine(tokens[0].prefix, tokens[1].prefix), mine(tokens[0].suffix, tokens[1].suffix), tokens[0].total};
 }
 
-// Computes what of the gains and decays of the warp's 16 tokens needs their keys.
-__device__ __forceinline__ void key_vectors(const DeltaRule& rule, const Token& token, const BlockProducts& keys,
-                                            int warp, int lane, PrepareScratch& scratch, ChunkRecord& record) {
-  float lambda = 0, n_k = 1;
+// Returns Σk² of key 16·warp + lane % 16, which is on the diagonal of the warp's block row of K Kᵀ.
+__device__ __forceinline__ float key_squares(const BlockProducts& keys, int warp, int lane) {
+  float squares = 0;
 #pragma unroll
   for (int b = 0; b < 4; ++b) {
-    if (b == warp) lambda = diagonal_of(keys + 8 * b, lane);
+    if (b == warp) squares = diagonal_of(keys + 8 * b, lane);
   }
+  return squares;
+}
+
+// Computes what of the gains and decays of the warp's 16 tokens needs their keys, of which `lambda` is Σk².
+__device__ __forceinline__ void key_vectors(const DeltaRule& rule, const Token& token, float lambda, int warp, int lane,
+                                            PrepareScratch& scratch, ChunkRecord& record) {
+  float n_k = 1;
   if (rule.qk_l2norm) {
     n_k = rsqrtf(lambda + static_cast<float>(kL2NormEpsilon));
     lambda *= n_k * n_k;
@@ -432,6 +438,30 @@ __device__ __forceinline__ void invert_below(int j, int lane, const PrepareScrat
 #pragma unroll
     for (int i = 0; i < 8; ++i) column[step < 3 ? step : 0].set(i, block[i]);
   }
+}
+
+// Copies a record from shared to global memory; wait_for_record says when it may be overwritten.
+template <int kThreads>
+__device__ __forceinline__ void store_record(const ChunkRecord& record, ChunkRecord* to, int thread) {
+#if __CUDA_ARCH__ >= 900
+  if (thread == 0) store_bulk(to, &record, sizeof(ChunkRecord));
+#else
+  const auto* from = reinterpret_cast<const uint4*>(&record);
+  for (int piece = thread; piece < static_cast<int>(sizeof(ChunkRecord) / 16); piece += kThreads)
+    reinterpret_cast<uint4*>(to)[piece] = from[piece];
+#endif
+}
+__device__ __forceinline__ void wait_for_record(int thread) {
+#if __CUDA_ARCH__ >= 900
+  if (thread == 0) store_bulk_wait();
+#endif
+}
+
+// Makes what this thread wrote to shared memory visible to wgmma and bulk copies, which sm_80 does not have.
+__device__ __forceinline__ void fence_record() {
+#if __CUDA_ARCH__ >= 900
+  fence_for_products();
+#endif
 }
 
 }  // namespace efla::gpu

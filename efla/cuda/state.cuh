@@ -14,9 +14,10 @@ __device__ __forceinline__ void to_operand(std::uint32_t (&operand)[4], const fl
 }
 
 // x_ij ← x_ij factors_j; factors in shared memory, one per column.
-__device__ __forceinline__ void scale_columns(float (&x)[32], const float* factors, int lane) {
+template <int kCount>
+__device__ __forceinline__ void scale_columns(float (&x)[kCount], const float* factors, int lane) {
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
+  for (int i = 0; i < kCount / 4; ++i) {
     const float2 factor = *reinterpret_cast<const float2*>(factors + 8 * i + 2 * (lane % 4));
     x[4 * i] *= factor.x;
     x[4 * i + 1] *= factor.y;

@@ -16,35 +16,50 @@ namespace {
 
 constexpr int kThreads = 128;
 
-// What a chunk's products read.
-template <int kTiles>
+// What a chunk's products read; with a gate per key channel also ScaledRows.
+template <int kTiles, bool kChannel>
 struct Stage {
   alignas(1024) unsigned char k[kTiles * kTileBytes];
+  unsigned char w[kChannel ? kTiles * kTileBytes : 0];
   unsigned char q[kTiles * kTileBytes];
   unsigned char v[kTileBytes];  // afterwards the outputs
   ChunkRecord record;
+  alignas(16) float decay[kChannel ? 64 * kTiles : 0];
+
+  __device__ const unsigned char* written() const { return kChannel ? w : k; }
 };
 
-template <int kTiles>
+// Starts to copy `bytes` bytes, a multiple of 16.
+__device__ __forceinline__ void start_copy(void* to, const void* from, int bytes) {
+  const std::uint32_t first = shared_address(to);
+  for (int at = 16 * static_cast<int>(threadIdx.x); at < bytes; at += 16 * kThreads) {
+    copy_async_16(first + at, static_cast<const unsigned char*>(from) + at, 16);
+  }
+}
+
+template <int kTiles, bool kChannel>
 __device__ __forceinline__ void start_loads(const ChunkProblem& c, const ChunkAt& at, std::int64_t slot,
-                                            std::int64_t i_h, std::int64_t column, Stage<kTiles>& stage) {
+                                            std::int64_t i_h, std::int64_t column, Stage<kTiles, kChannel>& stage) {
   const DeltaForward<bfloat16>& p = c.p;
   const std::int64_t i_q = i_h / p.shape.group();
   const int thread = threadIdx.x;
-  load_rows<kTiles, kThreads>(stage.k, p.k, at.i_b, at.start, at.rows, i_q, 0, c.k_rows, thread);
-  load_rows<kTiles, kThreads>(stage.q, p.q, at.i_b, at.start, at.rows, i_q, 0, c.q_rows, thread);
-  load_rows<1, kThreads>(stage.v, p.v, at.i_b, at.start, at.rows, i_h, column, c.v_rows, thread);
-  const auto* from = reinterpret_cast<const unsigned char*>(&c.records[slot * p.shape.value_heads + i_h]);
-  const std::uint32_t to = shared_address(&stage.record);
-  for (int at_byte = 16 * thread; at_byte < static_cast<int>(sizeof(ChunkRecord)); at_byte += 16 * kThreads) {
-    copy_async_16(to + at_byte, from + at_byte, 16);
+  if constexpr (kChannel) {
+    const auto& from = reinterpret_cast<const ScaledRows<kTiles>*>(c.scaled)[slot * p.shape.value_heads + i_h];
+    start_copy(stage.k, from.k, 3 * kTiles * kTileBytes);
+    start_copy(stage.decay, from.decay, sizeof(stage.decay));
+  } else {
+    load_rows<kTiles, kThreads>(stage.k, p.k, at.i_b, at.start, at.rows, i_q, 0, c.k_rows, thread);
+    load_rows<kTiles, kThreads>(stage.q, p.q, at.i_b, at.start, at.rows, i_q, 0, c.q_rows, thread);
   }
+  load_rows<1, kThreads>(stage.v, p.v, at.i_b, at.start, at.rows, i_h, column, c.v_rows, thread);
+  start_copy(&stage.record, &c.records[slot * p.shape.value_heads + i_h], sizeof(ChunkRecord));
   copy_async_commit();
 }
 
 // One chunk: adds to the state s and leaves o in the place of v.
-template <int kTiles>
-__device__ __forceinline__ void sweep_chunk(float (&s)[32 * kTiles], Stage<kTiles>& stage, int warp, int lane) {
+template <int kTiles, bool kChannel>
+__device__ __forceinline__ void sweep_chunk(float (&s)[32 * kTiles], Stage<kTiles, kChannel>& stage, int warp,
+                                            int lane) {
   const ChunkRecord& record = stage.record;
   std::uint32_t u[4][4], written[4][4];  // U and write∘U
   {
@@ -64,9 +79,13 @@ __device__ __forceinline__ void sweep_chunk(float (&s)[32 * kTiles], Stage<kTile
   multiply_rows(o, u, shared_address(record.p), lane);
   __syncwarp();  // the warp's own columns of v have been read
   write_outputs(o, stage.v, warp, lane);
+  if constexpr (kChannel) {
+    scale_columns(s, stage.decay, lane);
+  } else {
 #pragma unroll
-  for (float& x : s) x *= record.decay;
-  multiply_columns<4 * kTiles>(s, written, shared_address(stage.k), lane);
+    for (float& x : s) x *= record.decay;
+  }
+  multiply_columns<4 * kTiles>(s, written, shared_address(stage.written()), lane);
 }
 
 // Copies the outputs of a chunk from a tile to global memory.
@@ -90,10 +109,10 @@ __device__ __forceinline__ void store_outputs(const ChunkProblem& c, const Chunk
   }
 }
 
-template <int kTiles, int kStages>
+template <int kTiles, int kStages, bool kChannel>
 __global__ void __launch_bounds__(kThreads, 1) sweep_kernel(const __grid_constant__ ChunkProblem c, int slices) {
   extern __shared__ __align__(1024) unsigned char shared[];
-  auto* stages = reinterpret_cast<Stage<kTiles>*>(shared);
+  auto* stages = reinterpret_cast<Stage<kTiles, kChannel>*>(shared);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const std::int64_t column = static_cast<std::int64_t>(blockIdx.x % slices) * 64;
   const std::int64_t i_h = blockIdx.x / slices % c.p.shape.value_heads, n = blockIdx.x / slices / c.p.shape.value_heads;
@@ -112,24 +131,24 @@ __global__ void __launch_bounds__(kThreads, 1) sweep_kernel(const __grid_constan
 
   float s[32 * kTiles];
   read_state<kTiles>(s, c.p.initial_state, n, i_h, column + 16 * warp, lane);
-  if (kStages > 1 && chunks > 0) start_loads<kTiles>(c, place(0), slot, i_h, column, stages[0]);
+  if (kStages > 1 && chunks > 0) start_loads(c, place(0), slot, i_h, column, stages[0]);
   for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
-    Stage<kTiles>& stage = stages[chunk % kStages];
+    Stage<kTiles, kChannel>& stage = stages[chunk % kStages];
     if constexpr (kStages > 1) {
       if (chunk + 1 < chunks) {
-        start_loads<kTiles>(c, place(chunk + 1), slot + chunk + 1, i_h, column, stages[(chunk + 1) % kStages]);
+        start_loads(c, place(chunk + 1), slot + chunk + 1, i_h, column, stages[(chunk + 1) % kStages]);
         copy_async_wait<1>();
       } else {
         copy_async_wait<0>();
       }
     } else {
-      start_loads<kTiles>(c, place(chunk), slot + chunk, i_h, column, stage);
+      start_loads(c, place(chunk), slot + chunk, i_h, column, stage);
       copy_async_wait<0>();
     }
     __syncthreads();
     save_state<kTiles>(s, c.p, sequence.i_b, i_h, static_cast<int>(sequence.first_chunk), static_cast<int>(chunk),
                        column + 16 * warp, lane);
-    sweep_chunk<kTiles>(s, stage, warp, lane);
+    sweep_chunk(s, stage, warp, lane);
     __syncthreads();
     store_outputs(c, place(chunk), i_h, column, stage.v);
     __syncthreads();
@@ -137,10 +156,10 @@ __global__ void __launch_bounds__(kThreads, 1) sweep_kernel(const __grid_constan
   write_state<kTiles>(s, c.p.final_state, n, i_h, column + 16 * warp, lane);
 }
 
-template <int kTiles, int kStages>
+template <int kTiles, int kStages, bool kChannel>
 void launch(const ChunkProblem& c, cudaStream_t stream) {
-  constexpr int kBytes = kStages * sizeof(Stage<kTiles>);
-  const auto kernel = sweep_kernel<kTiles, kStages>;
+  constexpr int kBytes = kStages * sizeof(Stage<kTiles, kChannel>);
+  const auto kernel = sweep_kernel<kTiles, kStages, kChannel>;
   const std::int64_t slices = (c.p.shape.value_dim + 63) / 64;
   const unsigned grid = grid_of("chunk_fwd", c.p.shape.sequences() * c.p.shape.value_heads * slices);
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "cudaFuncSetAttribute");
@@ -152,8 +171,9 @@ void launch(const ChunkProblem& c, cudaStream_t stream) {
 
 void launch_sweep_portable(const ChunkProblem& c, cudaStream_t stream) {
   // Two stages where they fit into the 99 KB that every GPU from sm_80 on has.
-  if (c.p.shape.key_dim <= 64) return launch<1, 2>(c, stream);
-  launch<2, 1>(c, stream);
+  const bool narrow = c.p.shape.key_dim <= 64;
+  if (has_channel_gate(c)) return narrow ? launch<1, 1, true>(c, stream) : launch<2, 1, true>(c, stream);
+  narrow ? launch<1, 2, false>(c, stream) : launch<2, 1, false>(c, stream);
 }
 
 }  // namespace efla::gpu

@@ -25,6 +25,19 @@
 namespace efla::gpu {
 namespace {
 
+// s ← γ_C s.
+template <int kTiles, int kGroups, bool kChannel>
+__device__ __forceinline__ void decay_state(float (&s)[32 * kTiles], const Rows<kTiles, kGroups, kChannel>& rows,
+                                            const ChunkRecord& record, int lane) {
+  if constexpr (kChannel) {
+    scale_columns(s, rows.decay, lane);
+  } else {
+    const float decay = record.decay;
+#pragma unroll
+    for (float& x : s) x *= decay;
+  }
+}
+
 // Where a warp writes its 16 value columns of the outputs, through a tile in which no other warp touches them.
 struct OutputColumns {
   bfloat16* to;  // the lane's piece of the lane's first row
@@ -80,10 +93,11 @@ __device__ __forceinline__ View<float, 4> state_after(const ChunkProblem& c, con
 
 // A warpgroup of the state, number `group`. kDeferred: the product P U of a chunk is made while the next chunk's
 // residual is computed.
-template <int kTiles, int kGroups, bool kFused>
+template <int kTiles, int kGroups, bool kFused, bool kChannel>
 __device__ __forceinline__ void consume(const ChunkProblem& c, int group, int thread,
-                                        Shared<kTiles, kGroups, kFused>& shared) {
-  constexpr int kRecords = Shared<kTiles, kGroups, kFused>::kRecords;
+                                        Shared<kTiles, kGroups, kFused, kChannel>& shared) {
+  constexpr int kStages = Shared<kTiles, kGroups, kFused, kChannel>::kStages,
+                kRecords = Shared<kTiles, kGroups, kFused, kChannel>::kRecords;
   constexpr bool kDeferred = kGroups == 1;
   const int warp = warp_of(thread), lane = thread % 32;
   const Walk& walk = shared.walk;
@@ -104,7 +118,7 @@ __device__ __forceinline__ void consume(const ChunkProblem& c, int group, int th
   };
 #pragma unroll 1
   for (int chunk = 0; chunk < walk.chunks; ++chunk) {
-    Rows<kTiles, kGroups>& rows = shared.rows[chunk % kStages];
+    auto& rows = shared.rows[chunk % kStages];
     const ChunkRecord& record = shared.record[chunk % kRecords];
     unsigned char* tile = rows.v + group * kTileBytes;
     save_state<kTiles>(s, c.p, walk.i_b, walk.i_h, walk.first_saved, walk.first_chunk + chunk, column + 16 * warp,
@@ -145,11 +159,9 @@ __device__ __forceinline__ void consume(const ChunkProblem& c, int group, int th
     scale_columns(e, record.write, lane);
 #pragma unroll
     for (int step = 0; step < 4; ++step) to_operand(written[step], e + 8 * step);
-    const float decay = record.decay;
-#pragma unroll
-    for (float& x : s) x *= decay;
+    decay_state(s, rows, record, lane);
     products_fence();
-    update_state<kTiles>(s, written, shared_address(rows.k));
+    update_state<kTiles>(s, written, shared_address(rows.written()));
     products_commit();
     if constexpr (kDeferred) products_wait<1>();
     scale_columns(o, record.out, lane);
@@ -178,10 +190,11 @@ __device__ __forceinline__ void consume(const ChunkProblem& c, int group, int th
 }
 
 // A warpgroup of the state where no outputs are made.
-template <int kTiles, int kGroups>
+template <int kTiles, int kGroups, bool kChannel>
 __device__ __forceinline__ void transform(const ChunkProblem& c, int group, int thread,
-                                          Shared<kTiles, kGroups, false>& shared) {
-  constexpr int kRecords = Shared<kTiles, kGroups, false>::kRecords;
+                                          Shared<kTiles, kGroups, false, kChannel>& shared) {
+  constexpr int kStages = Shared<kTiles, kGroups, false, kChannel>::kStages,
+                kRecords = Shared<kTiles, kGroups, false, kChannel>::kRecords;
   const int warp = warp_of(thread), lane = thread % 32;
   const Walk& walk = shared.walk;
   const std::int64_t column = walk.column + 64 * group + 16 * warp;
@@ -192,7 +205,7 @@ __device__ __forceinline__ void transform(const ChunkProblem& c, int group, int 
   leave_undefined(e);
 #pragma unroll 1
   for (int chunk = 0; chunk < walk.chunks; ++chunk) {
-    Rows<kTiles, kGroups>& rows = shared.rows[chunk % kStages];
+    auto& rows = shared.rows[chunk % kStages];
     const ChunkRecord& record = shared.record[chunk % kRecords];
     std::uint32_t operand[4 * kTiles][4], written[4][4];
 #pragma unroll
@@ -202,20 +215,18 @@ __device__ __forceinline__ void transform(const ChunkProblem& c, int group, int 
     multiply_state<kTiles>(e, operand, shared_address(rows.k));
     products_commit();
     barrier_wait(&shared.record_full[chunk % kRecords], parity(chunk, kRecords));
-    const float decay = record.decay;
     products_wait<0>();
     residual(written, e, shared_address(rows.v + group * kTileBytes), record, warp, lane);
     products_fence();
     multiply_chunk(e, written, record.t, false);
     products_commit();
-#pragma unroll
-    for (float& x : s) x *= decay;
+    decay_state(s, rows, record, lane);
     products_wait<0>();
     scale_columns(e, record.write, lane);
 #pragma unroll
     for (int step = 0; step < 4; ++step) to_operand(written[step], e + 8 * step);
     products_fence();
-    update_state<kTiles>(s, written, shared_address(rows.k));
+    update_state<kTiles>(s, written, shared_address(rows.written()));
     products_commit();
     products_wait<0>();
     __syncwarp();
@@ -234,16 +245,16 @@ constexpr int threads() {
   return kGroupThreads * kGroups + (kFused ? 2 * kGroupThreads : kGroups == 2 ? kGroupThreads : 32);
 }
 
-template <int kTiles, int kGroups, bool kFused, bool kOutputs>
+template <int kTiles, int kGroups, bool kFused, bool kOutputs, bool kChannel>
 __global__ void __launch_bounds__(threads<kGroups, kFused>(), 1)
     sweep_kernel(const __grid_constant__ ChunkProblem c, const __grid_constant__ RowMaps maps, int parts) {
   extern __shared__ __align__(1024) unsigned char memory[];
-  auto& shared = *reinterpret_cast<Shared<kTiles, kGroups, kFused>*>(memory);
+  auto& shared = *reinterpret_cast<Shared<kTiles, kGroups, kFused, kChannel>*>(memory);
   let_next_kernel_begin();
   wait_for_kernels();
   if (threadIdx.x == 0) {
     shared.walk = walk_of<kGroups, kOutputs>(c, parts);
-    for (int i = 0; i < kStages; ++i) {
+    for (int i = 0; i < shared.kStages; ++i) {
       barrier_init(&shared.rows_full[i], 1);
       barrier_init(&shared.rows_free[i], kGroups * kGroupWarps);
     }
@@ -288,11 +299,11 @@ __global__ void __launch_bounds__(threads<kGroups, kFused>(), 1)
   }
 }
 
-template <int kTiles, int kGroups, bool kFused, bool kOutputs = true>
+template <int kTiles, int kGroups, bool kFused, bool kChannel, bool kOutputs = true>
 void launch(const ChunkProblem& c, const RowMaps& maps, cudaStream_t stream) {
-  constexpr int kBytes = sizeof(Shared<kTiles, kGroups, kFused>), kColumns = 64 * kGroups;
+  constexpr int kBytes = sizeof(Shared<kTiles, kGroups, kFused, kChannel>), kColumns = 64 * kGroups;
   static_assert(kBytes <= 227 * 1024);
-  const auto kernel = sweep_kernel<kTiles, kGroups, kFused, kOutputs>;
+  const auto kernel = sweep_kernel<kTiles, kGroups, kFused, kOutputs, kChannel>;
   std::int64_t parts = (c.p.shape.value_dim + kColumns - 1) / kColumns;
   if (!kOutputs) parts += (c.p.shape.key_dim + kColumns - 1) / kColumns;
   const int segments = kOutputs ? c.segments : c.segments - 1;
@@ -301,16 +312,16 @@ void launch(const ChunkProblem& c, const RowMaps& maps, cudaStream_t stream) {
   launch_early("sweep", kernel, grid, threads<kGroups, kFused>(), kBytes, stream, c, maps, static_cast<int>(parts));
 }
 
-template <int kTiles>
+template <int kTiles, bool kChannel>
 void launch_sweep(const ChunkProblem& c, const RowMaps& maps, cudaStream_t stream) {
   if (c.segments > 1) {
-    launch<kTiles, 2, false, false>(c, maps, stream);
+    launch<kTiles, 2, false, kChannel, false>(c, maps, stream);
     launch_segment_states(c, stream);
   }
   if (c.p.shape.value_dim > 64 && c.p.shape.sequences() * c.p.shape.value_heads * c.segments >= 96) {
-    return launch<kTiles, 2, false>(c, maps, stream);
+    return launch<kTiles, 2, false, kChannel>(c, maps, stream);
   }
-  launch<kTiles, 1, false>(c, maps, stream);
+  launch<kTiles, 1, false, kChannel>(c, maps, stream);
 }
 
 }  // namespace
@@ -319,10 +330,13 @@ void launch_sweep_sm90(const ChunkProblem& problem, const RowMaps& maps, bool fu
   if (fused) {
     ChunkProblem c = problem;
     c.segments = 1;
-    return launch<2, 2, true>(c, maps, stream);
+    return launch<2, 2, true, false>(c, maps, stream);
   }
-  if (problem.p.shape.key_dim <= 64) return launch_sweep<1>(problem, maps, stream);
-  launch_sweep<2>(problem, maps, stream);
+  const bool narrow = problem.p.shape.key_dim <= 64;
+  if (has_channel_gate(problem)) {
+    return narrow ? launch_sweep<1, true>(problem, maps, stream) : launch_sweep<2, true>(problem, maps, stream);
+  }
+  narrow ? launch_sweep<1, false>(problem, maps, stream) : launch_sweep<2, false>(problem, maps, stream);
 }
 
 }  // namespace efla::gpu

@@ -15,10 +15,22 @@ inline constexpr int kGroupThreads = 128, kGroupWarps = 4;
 inline constexpr int kStages = 3;
 inline constexpr int kRecordBarrier = 1, kKeysBarrier = 2;  // ids of named barriers
 
-template <int kTiles, int kGroups>
+template <int kTiles, int kGroups, bool kChannel = false>
 struct Rows {
   unsigned char k[kTiles * kTileBytes], q[kTiles * kTileBytes];
   unsigned char v[kGroups * kTileBytes];  // afterwards outputs
+
+  __device__ const unsigned char* written() const { return k; }
+};
+
+// With a gate per key channel: ScaledRows, and values.
+template <int kTiles, int kGroups>
+struct alignas(1024) Rows<kTiles, kGroups, true> {
+  unsigned char k[kTiles * kTileBytes], w[kTiles * kTileBytes], q[kTiles * kTileBytes];
+  unsigned char v[kGroups * kTileBytes];
+  alignas(128) float decay[64 * kTiles];
+
+  __device__ const unsigned char* written() const { return w; }
 };
 
 // The chunks of one segment of a sequence that a thread block walks.
@@ -38,10 +50,11 @@ struct Walk {
 // T and P at addresses of which the swizzle of the tensor cores is a function.
 struct alignas(1024) RecordAt : ChunkRecord {};
 
-template <int kTiles, int kGroups, bool kFused>
+template <int kTiles, int kGroups, bool kFused, bool kChannel>
 struct Shared {
-  static constexpr int kRecords = kFused ? 2 : kStages;
-  alignas(1024) Rows<kTiles, kGroups> rows[kStages];
+  // With a gate per key channel three stages of two groups exceed the memory.
+  static constexpr int kStages = kChannel && kGroups == 2 ? 2 : gpu::kStages, kRecords = kFused ? 2 : kStages;
+  alignas(1024) Rows<kTiles, kGroups, kChannel> rows[kStages];
   RecordAt record[kRecords];
   PrepareScratch scratch[kFused ? 1 : 0];
   Token tokens[kFused ? 2 : 0][kChunkTokens];
@@ -87,22 +100,33 @@ __device__ __forceinline__ Walk walk_of(const ChunkProblem& c, int parts) {
 __device__ __forceinline__ unsigned parity(int chunk, int stages) { return static_cast<unsigned>(chunk / stages) & 1U; }
 
 // Waits for the stage of a chunk and starts the copies of its rows; run by one thread.
-template <bool kOutputs, int kTiles, int kGroups, bool kFused>
-__device__ __forceinline__ void start_rows(const RowMaps& maps, int chunk, Shared<kTiles, kGroups, kFused>& shared) {
+template <bool kOutputs, int kTiles, int kGroups, bool kFused, bool kChannel>
+__device__ __forceinline__ void start_rows(const ChunkProblem& c, const RowMaps& maps, int chunk,
+                                           Shared<kTiles, kGroups, kFused, kChannel>& shared) {
   const Walk& walk = shared.walk;
   if (chunk >= walk.chunks) return;
+  constexpr int kStages = Shared<kTiles, kGroups, kFused, kChannel>::kStages,
+                kScaled = kTiles * kTileBytes * (kOutputs ? 3 : 2);
   const int stage = chunk % kStages;
-  Rows<kTiles, kGroups>& rows = shared.rows[stage];
+  auto& rows = shared.rows[stage];
   barrier_wait(&shared.rows_free[stage], parity(chunk, kStages) ^ 1U);
   std::uint64_t* full = walk.rows(chunk) == kChunkTokens ? &shared.rows_full[stage] : &shared.tail;
   const bool values = kOutputs || !walk.map;
-  barrier_expect(full, kTileBytes * (kTiles + (kOutputs ? kTiles : 0) + (values ? kGroups : 0)));
-  const int t = walk.start(chunk);
+  const int t = walk.start(chunk), value_bytes = values ? kGroups * kTileBytes : 0;
+  if constexpr (kChannel) {
+    const auto& from =
+        reinterpret_cast<const ScaledRows<kTiles>*>(c.scaled)[(walk.slot + chunk) * c.p.shape.value_heads + walk.i_h];
+    barrier_expect(full, kScaled + static_cast<int>(sizeof(rows.decay)) + value_bytes);
+    load_bulk(rows.k, from.k, kScaled, full);
+    load_bulk(rows.decay, from.decay, sizeof(rows.decay), full);
+  } else {
+    barrier_expect(full, kTiles * kTileBytes * (kOutputs ? 2 : 1) + value_bytes);
 #pragma unroll
-  for (int tile = 0; tile < kTiles; ++tile) {
-    load_tile(rows.k + tile * kTileBytes, &maps.k, 64 * tile, walk.i_q, t, walk.i_b, full);
-    if constexpr (kOutputs) {
-      load_tile(rows.q + tile * kTileBytes, &maps.q, 64 * tile, walk.i_q, t, walk.i_b, full);
+    for (int tile = 0; tile < kTiles; ++tile) {
+      load_tile(rows.k + tile * kTileBytes, &maps.k, 64 * tile, walk.i_q, t, walk.i_b, full);
+      if constexpr (kOutputs) {
+        load_tile(rows.q + tile * kTileBytes, &maps.q, 64 * tile, walk.i_q, t, walk.i_b, full);
+      }
     }
   }
   if (!values) return;
@@ -113,10 +137,10 @@ __device__ __forceinline__ void start_rows(const RowMaps& maps, int chunk, Share
 }
 
 // Zeros the rows of keys and values after the sequence's end, which are another sequence's; run by one warp.
-template <int kTiles, int kGroups, bool kFused>
-__device__ __forceinline__ void finish_tail(int lane, Shared<kTiles, kGroups, kFused>& shared) {
-  const int chunk = shared.walk.chunks - 1, first = shared.walk.rows(chunk), stage = chunk % kStages;
-  Rows<kTiles, kGroups>& rows = shared.rows[stage];
+template <int kTiles, int kGroups, bool kFused, bool kChannel>
+__device__ __forceinline__ void finish_tail(int lane, Shared<kTiles, kGroups, kFused, kChannel>& shared) {
+  const int chunk = shared.walk.chunks - 1, first = shared.walk.rows(chunk), stage = chunk % shared.kStages;
+  auto& rows = shared.rows[stage];
   barrier_wait(&shared.tail, 0);
   for (int tile = 0; tile < kTiles; ++tile) clear_rows(rows.k + tile * kTileBytes, first, lane, 32);
   for (int tile = 0; tile < kGroups; ++tile) clear_rows(rows.v + tile * kTileBytes, first, lane, 32);
@@ -125,22 +149,22 @@ __device__ __forceinline__ void finish_tail(int lane, Shared<kTiles, kGroups, kF
   if (lane == 0) barrier_arrive(&shared.rows_full[stage]);
 }
 
-template <int kTiles, int kGroups, bool kFused>
-__device__ __forceinline__ bool is_tail(int chunk, const Shared<kTiles, kGroups, kFused>& shared) {
+template <int kTiles, int kGroups, bool kFused, bool kChannel>
+__device__ __forceinline__ bool is_tail(int chunk, const Shared<kTiles, kGroups, kFused, kChannel>& shared) {
   return chunk == shared.walk.chunks - 1 && shared.walk.rows(chunk) < kChunkTokens;
 }
 
 // The warp that copies rows and records.
-template <bool kOutputs, int kTiles, int kGroups>
+template <bool kOutputs, int kTiles, int kGroups, bool kChannel>
 __device__ __forceinline__ void copy_chunks(const ChunkProblem& c, const RowMaps& maps, int lane,
-                                            Shared<kTiles, kGroups, false>& shared) {
+                                            Shared<kTiles, kGroups, false, kChannel>& shared) {
   const Walk& walk = shared.walk;
-  constexpr int kRecords = Shared<kTiles, kGroups, false>::kRecords;
+  constexpr int kRecords = Shared<kTiles, kGroups, false, kChannel>::kRecords;
   if (lane == 0) {
     const ChunkRecord* from = &c.records[walk.slot * c.p.shape.value_heads + walk.i_h];
 #pragma unroll 1
     for (int chunk = 0; chunk < walk.chunks; ++chunk) {
-      start_rows<kOutputs>(maps, chunk, shared);
+      start_rows<kOutputs>(c, maps, chunk, shared);
       RecordAt& record = shared.record[chunk % kRecords];
       std::uint64_t* full = &shared.record_full[chunk % kRecords];
       barrier_wait(&shared.record_free[chunk % kRecords], parity(chunk, kRecords) ^ 1U);

@@ -35,7 +35,7 @@ std::string refuse_cuda_chunk_forward(const DeltaForward<T>& p, bool named) {
 template <class T>
 void run_cuda_chunk_forward(const DeltaForward<T>& p, const ExecutionContext& context) {
   if constexpr (std::is_same_v<T, bfloat16>) {
-    call_on_gpu(context, gpu::chunk_fwd_workspace_bytes(p.shape),
+    call_on_gpu(context, gpu::chunk_fwd_workspace_bytes(p.shape, p.rule),
                 [&](const gpu::Workspace& workspace, cudaStream_t stream) { gpu::chunk_fwd(p, workspace, stream); });
   }
 }

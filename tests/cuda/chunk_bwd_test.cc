@@ -33,7 +33,7 @@ void run_chunk_bwd(const DeltaData<bfloat16>& host, const DeviceData<bfloat16>& 
   forward.saved = {interval, false};
   forward.chunk_states = View<float, 5>::contiguous(static_cast<float*>(states.data()), extent);
   if (by_chunks) {
-    const PoisonedWorkspace own(gpu::chunk_fwd_workspace_bytes(s));
+    const PoisonedWorkspace own(gpu::chunk_fwd_workspace_bytes(s, host.rule));
     gpu::chunk_fwd(forward, own.get(), nullptr);
     gpu::check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   } else {

@@ -87,10 +87,12 @@ void CudaChunk::run(gpu::ChunkKernel kernel) {
   DeltaData<double> exact(c, data);
   ref::recurrent_fwd(exact.forward());
   SavedChunkStates states(c.shape(), (c.tokens < 300 ? 1 : 3) * gpu::kChunkTokens), oracle_states = states;
+  const bool cut =
+      kernel == gpu::ChunkKernel::sweep || (kernel == gpu::ChunkKernel::fused && c.decay == Decay::channel);
   chunk_oracle_forward(oracle_states.problem(oracle.forward(), oracle_states.values.data()),
-                       kernel == gpu::ChunkKernel::sweep ? gpu::segments_of(c.shape()) : 1);
+                       cut ? gpu::segments_of(c.shape()) : 1);
   DeviceData<bfloat16> device(data), device_again(again);
-  PoisonedWorkspace workspace(gpu::chunk_fwd_workspace_bytes(c.shape()));
+  PoisonedWorkspace workspace(gpu::chunk_fwd_workspace_bytes(c.shape(), c.rule()));
   run_chunk_fwd(device, workspace, kernel);
   EXPECT_TRUE(workspace.guards_intact());
   run_chunk_fwd(device_again, workspace, kernel, states);  // the workspace now holds the first run's records
@@ -115,14 +117,14 @@ std::vector<DeltaCase> chunk_cases() {
   using enum Layout;
   std::vector<DeltaCase> cases;
   for (const DeltaCase& c : delta_cases()) {
-    if (c.decay != Decay::channel && c.key_dim <= gpu::kChunkMaxKeyDim) cases.push_back(c);
+    if (c.key_dim <= gpu::kChunkMaxKeyDim) cases.push_back(c);
   }
   // Sizes that the fast paths take, with lengths around the chunk of 64 tokens.
   for (const std::int64_t dim : {64, 128}) {
     for (const std::int64_t tokens : {1, 63, 64, 65, 127, 128, 129, 1000, 4097}) {
       cases.push_back({"exact", 1, 1, true, 1, tokens, 2, dim, dim, 1, contiguous, true, true, false});
     }
-    for (const Decay decay : {Decay::none, Decay::scalar}) {
+    for (const Decay decay : {Decay::none, Decay::scalar, Decay::channel}) {
       DeltaCase grouped{"exact", 1, 1, false, 2, 200, 2, dim, dim, 1.5, contiguous, true, true, false};
       grouped.decay = decay;
       grouped.gate = 0.1;
@@ -154,7 +156,7 @@ TEST(CudaChunkContainment, NanToken) {
   for (std::int64_t i = 0; i < c.key_dim; ++i) {
     spoiled.k.view()(0, kToken, 1, i) = to_bfloat16(std::numeric_limits<float>::quiet_NaN());
   }
-  PoisonedWorkspace workspace(gpu::chunk_fwd_workspace_bytes(c.shape()));
+  PoisonedWorkspace workspace(gpu::chunk_fwd_workspace_bytes(c.shape(), c.rule()));
   DeviceData<bfloat16> device(clean), device_spoiled(spoiled);
   run_chunk_fwd(device, workspace);
   run_chunk_fwd(device_spoiled, workspace);
@@ -175,18 +177,22 @@ TEST(CudaChunkContainment, NanToken) {
 
 // A gate of minus infinity clears the state.
 TEST(CudaChunkContainment, InfiniteDecay) {
-  DeltaCase c{"exact", 1, 1, true, 1, 200, 1, 64, 64, 1, Layout::contiguous, true, true, false};
-  c.decay = Decay::scalar;
-  c.gate = 0.1;
-  DeltaData<bfloat16> data(c);
-  data.g.view()(0, 100, 0, 0) = -std::numeric_limits<float>::infinity();
-  DeltaData<double> exact(c, data);
-  ref::recurrent_fwd(exact.forward());
-  DeviceData<bfloat16> device(data);
-  PoisonedWorkspace workspace(gpu::chunk_fwd_workspace_bytes(c.shape()));
-  run_chunk_fwd(device, workspace);
-  EXPECT_LE(distance(data.o.values(), exact.o.values()).rms, 6e-3);
-  EXPECT_LE(distance(data.final_state.values(), exact.final_state.values()).rms, 6e-3);
+  for (const Decay decay : {Decay::scalar, Decay::channel}) {
+    DeltaCase c{"exact", 1, 1, true, 1, 200, 1, 64, 64, 1, Layout::contiguous, true, true, false};
+    c.decay = decay;
+    c.gate = 0.1;
+    DeltaData<bfloat16> data(c);
+    for (std::int64_t i = 0; i < data.g.view().extent[3]; ++i) {
+      data.g.view()(0, 100, 0, i) = -std::numeric_limits<float>::infinity();
+    }
+    DeltaData<double> exact(c, data);
+    ref::recurrent_fwd(exact.forward());
+    DeviceData<bfloat16> device(data);
+    PoisonedWorkspace workspace(gpu::chunk_fwd_workspace_bytes(c.shape(), c.rule()));
+    run_chunk_fwd(device, workspace);
+    EXPECT_LE(distance(data.o.values(), exact.o.values()).rms, 6e-3);
+    EXPECT_LE(distance(data.final_state.values(), exact.final_state.values()).rms, 6e-3);
+  }
 }
 
 // More sequences than a grid has rows in its second dimension, and a graph that replays the call.
@@ -197,7 +203,7 @@ TEST(CudaChunkLaunch, ManySequencesInAGraph) {
   DeltaData<bfloat16> data(c), again(c), oracle(c);
   chunk_oracle_forward(without_chunk_states(oracle.forward()));
   DeviceData<bfloat16> device(data);
-  PoisonedWorkspace workspace(gpu::chunk_fwd_workspace_bytes(c.shape()));
+  PoisonedWorkspace workspace(gpu::chunk_fwd_workspace_bytes(c.shape(), c.rule()));
   cudaStream_t stream = nullptr;
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t replay = nullptr;

@@ -51,7 +51,7 @@ TEST(CudaOps, ChunksInBfloat16AreTheKernels) {
   device.download();
   EXPECT_EQ(ran.implementation, "chunk_cuda");
   EXPECT_EQ(ran.device, Device::Kind::cuda);
-  PoisonedWorkspace workspace(gpu::chunk_fwd_workspace_bytes(c.shape()));
+  PoisonedWorkspace workspace(gpu::chunk_fwd_workspace_bytes(c.shape(), c.rule()));
   gpu::chunk_fwd(without_states(device_direct.forward()), workspace.get(), nullptr);
   device_direct.download();
   EXPECT_TRUE(data.o.same_bits(direct.o) && data.final_state.same_bits(direct.final_state));
@@ -59,14 +59,14 @@ TEST(CudaOps, ChunksInBfloat16AreTheKernels) {
 
 TEST(CudaOps, EveryRowIsRunOrSaysWhyNot) {
   DeltaCase c = small_case();
-  c.decay = Decay::channel;
+  c.key_dim = 256;
   DeltaData<bfloat16> data(c);
   DeviceData<bfloat16> device(data);
   const DeltaForward<bfloat16> p = without_states(device.forward());
   const Choice ran = delta_forward(p, {.context = kGpu});
   EXPECT_EQ(ran.implementation, "recurrent_cuda");
   EXPECT_EQ(ran.refusals.back().implementation, "chunk_cuda");
-  EXPECT_EQ(ran.refusals.back().reason, "it does not take a decay per key channel");
+  EXPECT_EQ(ran.refusals.back().reason, "it does not take keys of more than 128 dimensions");
   DeltaData<float> wide(small_case());
   DeviceData<float> device_wide(wide);
   EXPECT_EQ(delta_forward(without_states(device_wide.forward()), {.context = kGpu}).implementation, "recurrent_cuda");
@@ -140,7 +140,7 @@ TEST(CudaOps, GradientsByChunksAreTheKernels) {
   save_states_as(saved, forward);
   save_states_as(saved, forward_direct);
   EXPECT_EQ(delta_forward(forward, {.context = kGpu}).implementation, "chunk_cuda");
-  const PoisonedWorkspace forward_workspace(gpu::chunk_fwd_workspace_bytes(data.shape));
+  const PoisonedWorkspace forward_workspace(gpu::chunk_fwd_workspace_bytes(data.shape, data.rule));
   gpu::chunk_fwd(forward_direct, forward_workspace.get(), nullptr);
   DeltaBackward<bfloat16> backward = device.backward(), backward_direct = device_direct.backward();
   backward.saved = backward_direct.saved = saved;

@@ -36,7 +36,6 @@ Errors oracle_errors(const DeltaCase& c, DeltaData<bfloat16>& data, int segments
 TEST(ChunkRounding, Matrix) {
   double worst = 0, worst_erasing = 0;
   for (const DeltaCase& c : delta_cases()) {
-    if (c.decay == Decay::channel) continue;
     DeltaData<bfloat16> data(c);
     const Errors errors = oracle_errors(c, data);
     const double error = std::max(errors.o.rms, c.final_state ? errors.state.rms : 0.0);

@@ -1,7 +1,8 @@
 // The chunkwise forward of the CUDA kernels (efla/cuda/chunk.h) in float32 on the CPU, with bfloat16 rounding at
 // exactly the kernels' points: the blocks of the inverse in TF32, T and P, the state as an operand, the residual R, U
-// and write∘U, and the outputs. What differs from a kernel is the order of sums. Its distance from the float64
-// reference is the accuracy of the algorithm; a kernel's distance from it is a fault of the kernel.
+// and write∘U, the outputs, and with a gate per channel the decayed keys and queries. What differs from a kernel is the
+// order of sums. Its distance from the float64 reference is the accuracy of the algorithm; a kernel's distance from it
+// is a fault of the kernel.
 #pragma once
 
 #include <algorithm>
@@ -107,7 +108,7 @@ class ChunkOracle {
       }
       n_k_[r] = p_.rule.qk_l2norm ? 1 / std::sqrt(k + epsilon) : 1.0F;
       n_q_[r] = p_.rule.qk_l2norm ? 1 / std::sqrt(q + epsilon) : 1.0F;
-      if (p_.g) g[r] = std::max(p_.g(at_.i_b, start + r, i_h_, 0), -120.0F);
+      if (p_.rule.decay == Decay::scalar) g[r] = limited(p_.g(at_.i_b, start + r, i_h_, 0));
       prefix_[r] = (r > 0 ? prefix_[r - 1] : 0.0F) + g[r];
       const float alpha = gain_alpha(step, to_float(p_.beta(at_.i_b, start + r, i_h_)), k * n_k_[r] * n_k_[r]);
       erase_[r] = static_cast<float>(step.erase_scale) * alpha;
@@ -121,15 +122,15 @@ class ChunkOracle {
       write_[r] = n_k_[r] * std::exp(suffix);
       suffix += g[r];
     }
-    Matrix a{}, t{};
+    Matrix a{}, t{}, kk_matrix{}, qk_matrix{};
+    if (p_.rule.decay == Decay::channel) {
+      multiply_channels(start, rows, kk_matrix, qk_matrix);
+    } else {
+      multiply_rows(start, rows, kk_matrix, qk_matrix);
+    }
     for (int i = 0; i < rows; ++i) {
       for (int j = 0; j <= i; ++j) {
-        float kk = 0, qk = 0;
-        for (std::int64_t x = 0; x < keys_; ++x) {
-          kk += key(start + i, x) * key(start + j, x);
-          qk += query(start + i, x) * key(start + j, x);
-        }
-        const float decay = std::exp(prefix_[i] - prefix_[j]);
+        const float kk = kk_matrix[i][j], qk = qk_matrix[i][j], decay = std::exp(prefix_[i] - prefix_[j]);
         if (j < i) a[i][j] = erase_[i] * n_k_[i] * n_k_[j] * kk * decay;
         p_matrix_[i][j] = through_bfloat16(scale * n_q_[i] * n_k_[j] * qk * decay);
       }
@@ -137,6 +138,91 @@ class ChunkOracle {
     invert(a, t, rows);
     for (int i = 0; i < rows; ++i) {
       for (int j = 0; j <= i; ++j) t_[i][j] = through_bfloat16(t[i][j]);
+    }
+  }
+
+  static float limited(float g) { return g < -120.0F ? -120.0F : g; }
+
+  // K Kᵀ and Q Kᵀ, and the rows that the sweep multiplies.
+  void multiply_rows(std::int64_t start, int rows, Matrix& kk, Matrix& qk) {
+    read_keys_.assign(kTokens * keys_, 0);
+    read_queries_ = read_keys_;
+    for (int i = 0; i < rows; ++i) {
+      for (std::int64_t x = 0; x < keys_; ++x) {
+        read_keys_[i * keys_ + x] = key(start + i, x);
+        read_queries_[i * keys_ + x] = query(start + i, x);
+      }
+    }
+    write_keys_ = read_keys_;
+    decays_.assign(keys_, decay_);
+    for (int i = 0; i < rows; ++i) {
+      for (int j = 0; j <= i; ++j) {
+        for (std::int64_t x = 0; x < keys_; ++x) {
+          kk[i][j] += read_keys_[i * keys_ + x] * read_keys_[j * keys_ + x];
+          qk[i][j] += read_queries_[i * keys_ + x] * read_keys_[j * keys_ + x];
+        }
+      }
+    }
+  }
+
+  // The same with a gate per channel: Γ of tokens i and j is a factor of i times one of j, the decays from and to a
+  // token between them, both rounded with their rows. A block of 16 tokens i has one such token, the last before its
+  // first or, where no decay within the block leaves the range of exponents, its eighth. Where one does, pairs of the
+  // block's own tokens are added in float32.
+  void multiply_channels(std::int64_t start, int rows, Matrix& kk, Matrix& qk) {
+    constexpr int kBlock = 16, kBlocks = kTokens / kBlock;
+    constexpr float kRange = 60 * 0.6931472F;
+    read_keys_.assign(kTokens * keys_, 0);
+    read_queries_ = write_keys_ = read_keys_;
+    decays_.assign(keys_, 0);
+    for (std::int64_t x = 0; x < keys_; ++x) {
+      std::array<float, kTokens> local{};  // the sum of g from the block's start to the token
+      std::array<float, kBlocks> total{}, middle{};
+      std::array<bool, kBlocks> deep{};
+      for (int i = 0; i < kTokens; ++i) {
+        const float g = i < rows ? limited(p_.g(at_.i_b, start + i, i_h_, x)) : 0.0F;
+        local[i] = (i % kBlock > 0 ? local[i - 1] : 0.0F) + g;
+      }
+      for (int block = 0; block < kBlocks; ++block) {
+        total[block] = local[kBlock * block + kBlock - 1];
+        middle[block] = local[kBlock * block + 7];
+        deep[block] = std::abs(middle[block]) > kRange;
+        for (int i = kBlock * block; i < kBlock * (block + 1); ++i)
+          deep[block] = deep[block] || std::abs(local[i] - middle[block]) > kRange;
+        if (deep[block]) middle[block] = 0;
+      }
+      const auto between = [&](int first, int last) {  // decay over the blocks [first, last)
+        float sum = 0;
+        for (int block = first; block < last; ++block) sum += total[block];
+        return sum;
+      };
+      decays_[x] = std::exp(between(0, kBlocks));
+      for (int i = 0; i < rows; ++i) {
+        const int block = i / kBlock;
+        const float k = key(start + i, x), q = query(start + i, x);
+        const float before = std::exp(local[i]) * std::exp(between(0, block));
+        read_keys_[i * keys_ + x] = through_bfloat16(k * before);
+        read_queries_[i * keys_ + x] = through_bfloat16(q * before);
+        write_keys_[i * keys_ + x] =
+            through_bfloat16(k * (std::exp(total[block] - local[i]) * std::exp(between(block + 1, kBlocks))));
+        const float row = std::exp(local[i] - middle[block]);
+        const float k_row = through_bfloat16(k * row), q_row = through_bfloat16(q * row);
+        for (int j = 0; j <= i; ++j) {
+          const int other = j / kBlock;
+          const float k_j = key(start + j, x);
+          if (other == block && deep[block]) {
+            const float decay = std::exp(local[i] - local[j]);
+            kk[i][j] += k * k_j * decay;
+            qk[i][j] += q * k_j * decay;
+            continue;
+          }
+          const float to_middle = other == block ? middle[block] - local[j]
+                                                 : total[other] - local[j] + between(other + 1, block) + middle[block];
+          const float column = through_bfloat16(k_j * std::exp(to_middle));
+          kk[i][j] += k_row * column;
+          qk[i][j] += q_row * column;
+        }
+      }
     }
   }
 
@@ -179,7 +265,8 @@ class ChunkOracle {
       std::array<float, kTokens> residual{}, u{}, written{};
       for (int r = 0; r < rows; ++r) {
         float e = 0;
-        for (std::int64_t i = 0; i < keys_; ++i) e += through_bfloat16(state[i * columns + column]) * key(start + r, i);
+        for (std::int64_t i = 0; i < keys_; ++i)
+          e += through_bfloat16(state[i * columns + column]) * read_keys_[r * keys_ + i];
         const float v = values ? to_float(p_.v(at_.i_b, start + r, i_h_, column)) : 0.0F;
         residual[r] = through_bfloat16(b_[r] * v - read_[r] * e);
       }
@@ -192,13 +279,13 @@ class ChunkOracle {
       for (int i = 0; i < rows && outputs; ++i) {
         float old = 0, sum = 0;
         for (std::int64_t x = 0; x < keys_; ++x)
-          old += through_bfloat16(state[x * columns + column]) * query(start + i, x);
+          old += through_bfloat16(state[x * columns + column]) * read_queries_[i * keys_ + x];
         for (int j = 0; j <= i; ++j) sum += p_matrix_[i][j] * u[j];
         p_.o(at_.i_b, start + i, i_h_, column) = to_bfloat16(out_[i] * old + sum);
       }
       for (std::int64_t x = 0; x < keys_; ++x) {
-        float sum = decay_ * state[x * columns + column];
-        for (int i = 0; i < rows; ++i) sum += written[i] * key(start + i, x);
+        float sum = decays_[x] * state[x * columns + column];
+        for (int i = 0; i < rows; ++i) sum += written[i] * write_keys_[i * keys_ + x];
         state[x * columns + column] = sum;
       }
     }
@@ -210,6 +297,8 @@ class ChunkOracle {
   Matrix t_{}, p_matrix_{};
   std::array<float, kTokens> b_{}, read_{}, write_{}, out_{}, prefix_{}, erase_{}, n_k_{}, n_q_{};
   float decay_ = 1;
+  // What the sweep multiplies, with a gate per channel decayed from the chunk's start or to its end; γ_C per channel.
+  std::vector<float> read_keys_, read_queries_, write_keys_, decays_;
 };
 
 // Runs the oracle on a problem in the host's memory, with sequences cut into segments.

@@ -1,0 +1,369 @@
+// Everything of a chunk that does not depend on the state where every key channel has a gate: one thread block per
+// chunk and value head.
+//
+// Γ_ij = γ_i/γ_j, now per channel, is a factor of token i times one of token j, the decays from and to a token between
+// them, which go into their rows before the products. Blocks are of 16 tokens. For block row I that token is the eighth
+// of the block, if no decay within the block leaves the range of exponents of bfloat16 (a channel where one does is
+// *deep*), and the last before the block otherwise. So neither factor overflows, and where one underflows so does Γ. In
+// deep channels the factors of the block's own tokens are zeros, and their products are added pair by pair in float32.
+#include "efla/cuda/chunk.h"
+#include "efla/cuda/error.h"
+#include "efla/cuda/launch.h"
+#include "efla/cuda/prepare.cuh"
+
+namespace efla::gpu {
+namespace {
+
+constexpr int kThreads = 256, kBlock = 16, kBlocks = kChunkTokens / kBlock;
+constexpr float kRange = 60;  // of a decay's log2
+
+// Thread blocks per multiprocessor for which the compiler leaves registers.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+constexpr int kResident = 2;
+#else
+constexpr int kResident = 1;
+#endif
+
+// The rows of a block's tokens and of the tokens before it, decayed to the block's token: block row I has 16 (I + 1).
+constexpr int kColumnRows = kBlock * kBlocks * (kBlocks + 1) / 2;
+constexpr int column_row(int block) { return kBlock * block * (block + 1) / 2; }
+
+template <int kTiles>
+struct ChannelMemory {
+  union {
+    struct {
+      unsigned char keys[kTiles * kTileBytes], queries[kTiles * kTileBytes];
+      unsigned char columns[kTiles][kColumnRows * 128];
+    } rows;
+    struct {
+      ChunkRecord record;
+      PrepareScratch scratch;
+    } products;
+  };
+  float total[kBlocks][64 * kTiles], middle[kBlocks][64 * kTiles];  // log2 of decays from the block's start
+  unsigned deep[kBlocks][2 * kTiles];  // a bit per pair of channels, for the even and the odd ones of 64
+  float squares[kTiles][kBlocks][32];  // Σk² of the block's tokens, then Σq², over 64 channels
+  ChunkAt at;
+  __device__ ChannelMemory() {}
+};
+
+// Two channels of a block of 16 tokens.
+struct Channels {
+  float decay[kBlock][2];  // log2 of the decays from the block's start to the token
+  std::uint32_t k[kBlock], q[kBlock];
+};
+
+__device__ __forceinline__ float limited_gate(float g) { return (g < kMinDecay ? kMinDecay : g) * 1.44269504F; }
+
+// Reads two neighbouring elements of a row, of which `count` exist; kAligned: both or none do, at an aligned address.
+template <bool kAligned>
+__device__ __forceinline__ std::uint32_t read_pair(const bfloat16* from, std::int64_t stride, int count) {
+  if constexpr (kAligned) return count > 0 ? *reinterpret_cast<const std::uint32_t*>(from) : 0;
+  std::uint32_t pair = count > 0 ? from->bits : 0;
+  if (count > 1) pair |= static_cast<std::uint32_t>(from[stride].bits) << 16;
+  return pair;
+}
+template <bool kAligned>
+__device__ __forceinline__ float2 read_pair(const float* from, std::int64_t stride, int count) {
+  if constexpr (kAligned) return count > 0 ? *reinterpret_cast<const float2*>(from) : float2{};
+  return {count > 0 ? *from : 0.0F, count > 1 ? from[stride] : 0.0F};
+}
+
+template <bool kAligned>
+__device__ __forceinline__ void read_channels(const ChunkProblem& c, const ChunkAt& at, std::int64_t i_h, int block,
+                                              int channel, Channels& x) {
+  const DeltaForward<bfloat16>& p = c.p;
+  const std::int64_t t = at.start + kBlock * block, i_q = i_h / p.shape.group();
+  const int exist = min(max(static_cast<int>(p.shape.key_dim) - channel, 0), 2), tokens = at.rows - kBlock * block;
+  const bfloat16 *k = p.k.at(at.i_b, t, i_q, channel), *q = p.q.at(at.i_b, t, i_q, channel);
+  const float* g = p.g.at(at.i_b, t, i_h, channel);
+#pragma unroll
+  for (int i = 0; i < kBlock; ++i) {
+    const int count = i < tokens ? exist : 0;
+    const float2 gates = read_pair<kAligned>(g, p.g.stride[3], count);
+    x.k[i] = read_pair<kAligned>(k, p.k.stride[3], count);
+    x.q[i] = read_pair<kAligned>(q, p.q.stride[3], count);
+    g += p.g.stride[1];
+    k += p.k.stride[1];
+    q += p.q.stride[1];
+    x.decay[i][0] = gates.x;
+    x.decay[i][1] = gates.y;
+  }
+#pragma unroll
+  for (int i = 0; i < kBlock; ++i) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      x.decay[i][e] = limited_gate(x.decay[i][e]);
+      if (i > 0) x.decay[i][e] += x.decay[i - 1][e];
+    }
+  }
+}
+
+// Leaves in x[0] the sum over all lanes of element lane % 16.
+template <int kHalf = kBlock / 2>
+__device__ __forceinline__ void sum_over_lanes(float (&x)[kBlock], int lane) {
+  const bool upper = (lane & kHalf) != 0;
+#pragma unroll
+  for (int i = 0; i < kHalf; ++i) {
+    const float mine = upper ? x[i + kHalf] : x[i], other = upper ? x[i] : x[i + kHalf];
+    x[i] = mine + __shfl_xor_sync(0xffffffffU, other, kHalf);
+  }
+  if constexpr (kHalf > 1) {
+    sum_over_lanes<kHalf / 2>(x, lane);
+  } else {
+    x[0] += __shfl_xor_sync(0xffffffffU, x[0], kBlock);
+  }
+}
+
+// Computes what the blocks of a chunk need of each other's channels.
+template <int kTiles>
+__device__ __forceinline__ void share_channels(const Channels& x, int block, int channel, int lane,
+                                               ChannelMemory<kTiles>& memory) {
+  const auto share_squares = [&](const std::uint32_t(&pairs)[kBlock], float* to) {
+    float squares[kBlock];
+#pragma unroll
+    for (int i = 0; i < kBlock; ++i) {
+      squares[i] = low_bf16(pairs[i]) * low_bf16(pairs[i]) + high_bf16(pairs[i]) * high_bf16(pairs[i]);
+    }
+    sum_over_lanes(squares, lane);
+    if (lane < kBlock) to[lane] = squares[0];
+  };
+  share_squares(x.k, memory.squares[channel / 64][block]);
+  share_squares(x.q, memory.squares[channel / 64][block] + kBlock);
+#pragma unroll
+  for (int e = 0; e < 2; ++e) {
+    const float middle = x.decay[kBlock / 2 - 1][e];
+    bool deep = !(fabsf(middle) <= kRange);
+#pragma unroll
+    for (int i = 0; i < kBlock; ++i) deep = deep || !(fabsf(x.decay[i][e] - middle) <= kRange);
+    memory.total[block][channel + e] = x.decay[kBlock - 1][e];
+    memory.middle[block][channel + e] = deep ? 0.0F : middle;
+    const unsigned mask = __ballot_sync(0xffffffffU, deep);
+    if (lane == 0) memory.deep[block][channel / 64 * 2 + e] = mask;
+  }
+}
+
+// Writes two channels of a token, times the factors of both.
+__device__ __forceinline__ void write_scaled(unsigned char* to, std::uint32_t pair, const float (&x)[2],
+                                             const float (&y)[2]) {
+  *reinterpret_cast<std::uint32_t*>(to) = pack_bf16(low_bf16(pair) * (x[0] * y[0]), high_bf16(pair) * (x[1] * y[1]));
+}
+
+// Writes the block's two channels as rows of the operands and of the sweep.
+template <int kTiles>
+__device__ __forceinline__ void scale_channels(Channels& x, int block, int channel, int lane,
+                                               ChannelMemory<kTiles>& memory, ScaledRows<kTiles>& to) {
+  const int tile = channel / 64, in_tile = kBlock * block * 128;
+  const auto place = [](int i, int channel) { return piece_offset(i, channel % 64 / 8) + channel % 8 * 2; };
+  const auto log_total = [&](int first, int last, int e) {  // of the blocks [first, last)
+    float sum = 0;
+    for (int other = first; other < last; ++other) sum += memory.total[other][channel + e];
+    return sum;
+  };
+  float factor[2], middle[2];
+#pragma unroll
+  for (int e = 0; e < 2; ++e) {
+    if (block == 0) to.decay[channel + e] = exp2_fast(log_total(0, kBlocks, e));
+    factor[e] = exp2_fast(log_total(0, block, e));
+    middle[e] = exp2_fast(-memory.middle[block][channel + e]);
+  }
+#pragma unroll
+  for (int i = 0; i < kBlock; ++i) {
+    if (i % 4 == 0) __syncwarp();  // no exponentials of later tokens before, for which registers are short
+    const float from_start[2] = {exp2_fast(x.decay[i][0]), exp2_fast(x.decay[i][1])};
+    const int at = tile * kTileBytes + in_tile + place(i, channel);
+    write_scaled(memory.rows.queries + at, x.q[i], from_start, middle);
+    write_scaled(memory.rows.keys + at, x.k[i], from_start, middle);
+    write_scaled(to.q + at, x.q[i], from_start, factor);
+    write_scaled(to.k + at, x.k[i], from_start, factor);
+  }
+#pragma unroll
+  for (int i = 0; i < kBlock; ++i) {  // from here on the decays from the token to the block's end
+#pragma unroll
+    for (int e = 0; e < 2; ++e) x.decay[i][e] = exp2_fast(memory.total[block][channel + e] - x.decay[i][e]);
+  }
+#pragma unroll 1
+  for (int other = block; other < kBlocks; ++other) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const bool deep = other == block && (memory.deep[block][tile * 2 + e] >> lane & 1) != 0;
+      const float from_end = other == block ? -memory.total[block][channel + e] : log_total(block + 1, other, e);
+      factor[e] = deep ? 0.0F : exp2_fast(from_end + memory.middle[other][channel + e]);
+    }
+    unsigned char* rows = memory.rows.columns[tile] + column_row(other) * 128 + in_tile;
+#pragma unroll
+    for (int i = 0; i < kBlock; ++i) write_scaled(rows + place(i, opaque(channel)), x.k[i], x.decay[i], factor);
+  }
+  for (int e = 0; e < 2; ++e) factor[e] = exp2_fast(log_total(block + 1, kBlocks, e));
+  unsigned char* rows = to.written + tile * kTileBytes + in_tile;
+#pragma unroll
+  for (int i = 0; i < kBlock; ++i) write_scaled(rows + place(i, opaque(channel)), x.k[i], x.decay[i], factor);
+}
+
+// Computes the block row `warp` of the products of `rows` with the keys decayed to that block's token.
+template <int kTiles>
+__device__ __forceinline__ void multiply_channels(const unsigned char* rows, const ChannelMemory<kTiles>& memory,
+                                                  int warp, int lane, BlockProducts& products) {
+#pragma unroll
+  for (float& x : products) x = 0;
+#pragma unroll 2
+  for (int step = 0; step < 4 * kTiles; ++step) {
+    const std::uint32_t columns = shared_address(memory.rows.columns[step / 4]) + column_row(warp) * 128;
+    std::uint32_t row[4];
+    load_matrices(row,
+                  block_address(shared_address(rows + step / 4 * kTileBytes), kBlock * warp, 2 * (step % 4), lane));
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+      if (b > warp) break;
+      std::uint32_t column[4];
+      load_matrices(column, block_address(columns, kBlock * b, 2 * (step % 4), lane));
+      mma_bf16(products + 8 * b, row, column[0], column[2]);
+      mma_bf16(products + 8 * b + 4, row, column[1], column[3]);
+    }
+  }
+}
+
+// Adds the products of the tokens of block `warp` with each other in its deep channels: rows of `x` (keys or queries)
+// with keys. Half a warp per channel, a column per lane. `block` is memory for 16 rows of 16 floats, `stride` apart.
+template <int kTiles>
+__device__ __forceinline__ void add_deep_channels(const ChunkProblem& c, const View<const bfloat16, 4>& x,
+                                                  const ChunkAt& at, std::int64_t i_h, int warp, int lane,
+                                                  const ChannelMemory<kTiles>& memory, float* block, int stride,
+                                                  BlockProducts& products) {
+  const DeltaForward<bfloat16>& p = c.p;
+  const int column = lane % kBlock, token = kBlock * warp + column;
+  const std::int64_t t = at.start + token, i_q = i_h / p.shape.group();
+  float sums[kBlock] = {};
+  bool any = false;
+  for (int word = 0; word < 2 * kTiles; ++word) {
+    for (unsigned mask = memory.deep[warp][word]; mask != 0; mask &= mask - 1) {
+      any = true;
+      const int first = __ffs(mask) - 1;
+      mask &= mask - 1;
+      const int pair = lane < kBlock ? first : __ffs(mask) - 1;  // −1: there is none
+      const int channel = word / 2 * 64 + 2 * pair + word % 2;
+      const bool exists = pair >= 0 && token < at.rows;
+      float decay = exists ? limited_gate(*p.g.at(at.i_b, t, i_h, channel)) : 0.0F;
+      const float k = exists ? to_float(*p.k.at(at.i_b, t, i_q, channel)) : 0.0F;
+      const float row = exists ? to_float(*x.at(at.i_b, t, i_q, channel)) : 0.0F;
+#pragma unroll
+      for (int offset = 1; offset < kBlock; offset *= 2) {
+        const float below = __shfl_up_sync(0xffffffffU, decay, offset, kBlock);
+        decay += column >= offset ? below : 0.0F;
+      }
+#pragma unroll
+      for (int i = 0; i < kBlock; ++i) {
+        const float from = __shfl_sync(0xffffffffU, decay, i, kBlock),
+                    of_row = __shfl_sync(0xffffffffU, row, i, kBlock);
+        sums[i] += i >= column ? of_row * (k * exp2_fast(from - decay)) : 0.0F;
+      }
+    }
+  }
+  if (!any) return;
+#pragma unroll
+  for (int i = 0; i < kBlock; ++i) {
+    sums[i] += __shfl_xor_sync(0xffffffffU, sums[i], kBlock);
+    if (lane < kBlock) block[i * stride + column] = sums[i];
+  }
+  __syncwarp();
+#pragma unroll
+  for (int b = 0; b < kBlocks; ++b) {
+    if (b != warp) continue;
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+      products[8 * b + i] += block[(lane / 4 + i / 2 % 2 * 8) * stride + i / 4 * 8 + 2 * (lane % 4) + i % 2];
+  }
+  __syncwarp();
+}
+
+template <int kTiles, bool kAligned>
+__global__ void __launch_bounds__(kThreads, kAligned ? kResident : 1)
+    prepare_channel_kernel(const __grid_constant__ ChunkProblem c) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  auto& memory = *reinterpret_cast<ChannelMemory<kTiles>*>(shared);
+  constexpr int kPairs = 32 * kTiles;  // of channels
+  const DeltaForward<bfloat16>& p = c.p;
+  const int lane = threadIdx.x % 32, block = warp_of(threadIdx.x) / kTiles;
+  const int channel = 2 * (static_cast<int>(threadIdx.x) % kPairs);
+  const auto heads = static_cast<unsigned>(p.shape.value_heads);
+  const std::int64_t slot = blockIdx.x / heads, i_h = blockIdx.x % heads;
+#if __CUDA_ARCH__ >= 900
+  let_next_kernel_begin();
+#endif
+  {
+    const ChunkAt place = chunk_at(c, slot);
+    if (place.rows == 0) return;
+    if (threadIdx.x == 0) memory.at = place;
+    Channels x;
+    if (block < kBlocks) {
+      read_channels<kAligned>(c, place, i_h, block, channel, x);
+      share_channels(x, block, channel, lane, memory);
+    }
+    __syncthreads();
+    auto& scaled = reinterpret_cast<ScaledRows<kTiles>*>(c.scaled)[slot * p.shape.value_heads + i_h];
+    if (block < kBlocks) scale_channels(x, block, channel, lane, memory, scaled);
+    __syncthreads();
+  }
+  const ChunkAt& at = memory.at;
+  // The first four warps compute T from the keys, the others P from the queries; each has a block row.
+  const int warp = warp_of(threadIdx.x) % kBlocks;
+  const bool of_keys = threadIdx.x < kThreads / 2;
+  const int t = kBlock * warp + lane % kBlock;
+  const Token token{t < at.rows ? to_float(*p.beta.at(at.i_b, at.start + t, i_h)) : 0.0F, 0, 0, 0};
+  BlockProducts products;
+  multiply_channels(of_keys ? memory.rows.keys : memory.rows.queries, memory, warp, lane, products);
+  __syncthreads();
+  PrepareScratch& scratch = memory.products.scratch;
+  constexpr int kStride = sizeof(scratch.matrix[0]) / sizeof(float);
+  ChunkRecord& record = memory.products.record;
+  const auto squares_of = [&](int first) {
+    float sum = 0;
+    for (int tile = 0; tile < kTiles; ++tile) sum += memory.squares[tile][warp][first + lane % kBlock];
+    return sum;
+  };
+  add_deep_channels(c, of_keys ? p.k : p.q, at, i_h, warp, lane, memory,
+                    &scratch.matrix[kBlock * warp][of_keys ? 0 : 2 * kBlock], kStride, products);
+  if (of_keys) {
+    clear_upper_blocks(record, threadIdx.x);
+    key_vectors(p.rule, token, squares_of(0), warp, lane, scratch, record);
+  } else {
+    query_vectors(p.rule, c.scale, token, squares_of(kBlock), warp, lane, scratch, record);
+  }
+  __syncthreads();
+  if (of_keys) {
+    write_keys(products, false, warp, lane, scratch);
+    __syncwarp();
+    invert_diagonal(warp, lane, scratch);
+  } else {
+    const auto blocks_of = [&](int b, float(&blocks)[16]) {
+#pragma unroll
+      for (int i = 0; i < 16; ++i) blocks[i] = products[8 * b + i];
+    };
+    write_queries(blocks_of, false, warp, lane, scratch, record);
+  }
+  __syncthreads();
+  if (of_keys) invert_below(warp, lane, scratch, record);
+  fence_record();
+  __syncthreads();
+  store_record<kThreads>(record, &c.records[slot * p.shape.value_heads + i_h], threadIdx.x);
+  wait_for_record(threadIdx.x);
+}
+
+template <int kTiles, bool kAligned>
+void launch(const ChunkProblem& c, cudaStream_t stream) {
+  constexpr int kBytes = sizeof(ChannelMemory<kTiles>);
+  const auto kernel = prepare_channel_kernel<kTiles, kAligned>;
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "cudaFuncSetAttribute");
+  kernel<<<grid_of("chunk_fwd", c.slots * c.p.shape.value_heads), kThreads, kBytes, stream>>>(c);
+  check_launch("prepare_channel");
+}
+
+}  // namespace
+
+void launch_prepare_channel(const ChunkProblem& c, cudaStream_t stream) {
+  const bool narrow = c.p.shape.key_dim <= 64, aligned = c.q_rows && c.k_rows && c.g_rows;
+  if (aligned) return narrow ? launch<1, true>(c, stream) : launch<2, true>(c, stream);
+  narrow ? launch<1, false>(c, stream) : launch<2, false>(c, stream);
+}
+
+}  // namespace efla::gpu
