@@ -7,11 +7,13 @@
 // neither travels through memory; otherwise they are one warp, which copies the record that the kernel `prepare` wrote.
 //
 // Where sequences are cut into segments (segments.cu), a thread block walks one segment. Where kOutputs is not set it
-// makes no outputs but the segment's map of the state: what becomes of zeros, or of the state before the sequence, and
-// what becomes of the identity without any values.
+// makes no outputs but the segment's map of the state: what becomes of zeros, and what becomes of the identity without
+// any values. Beside those of the maps are the thread blocks of the first segment, whose outputs need no map.
 //
 // Chunk c has stage c % kStages for its rows and record c % kRecords. Barriers say that rows or a record are there, and
 // that every warp that reads them has finished.
+#include <algorithm>
+
 #include "efla/cuda/chunk.h"
 #include "efla/cuda/error.h"
 #include "efla/cuda/fused_record.cuh"
@@ -88,7 +90,8 @@ __device__ __forceinline__ View<const float, 4> state_before(const ChunkProblem&
   return state_of(c.segment_states, walk, c.segments - 1, walk.segment - 1);
 }
 __device__ __forceinline__ View<float, 4> state_after(const ChunkProblem& c, const Walk& walk) {
-  return walk.segment == c.segments - 1 ? state_of(c.p.final_state, walk) : View<float, 4>{};
+  if (walk.segment == c.segments - 1) return state_of(c.p.final_state, walk);
+  return walk.segment == 0 ? state_of(c.segment_states, walk, c.segments - 1, 0) : View<float, 4>{};
 }
 
 // A warpgroup of the state, number `group`. kDeferred: the product P U of a chunk is made while the next chunk's
@@ -199,8 +202,8 @@ __device__ __forceinline__ void transform(const ChunkProblem& c, int group, int 
   const Walk& walk = shared.walk;
   const std::int64_t column = walk.column + 64 * group + 16 * warp;
   float s[32 * kTiles], e[32];
-  const View<const float, 4> before = walk.segment == 0 ? state_before(c, walk) : View<const float, 4>{};
-  read_state<kTiles>(s, before, 0, 0, column, lane);
+#pragma unroll
+  for (float& x : s) x = 0;
   if (walk.map) set_identity<kTiles>(s, column, lane);
   leave_undefined(e);
 #pragma unroll 1
@@ -245,31 +248,44 @@ constexpr int threads() {
   return kGroupThreads * kGroups + (kFused ? 2 * kGroupThreads : kGroups == 2 ? kGroupThreads : 32);
 }
 
+// Prepares what the warps share; run by one thread.
+template <int kTiles, int kGroups, bool kFused, bool kChannel>
+__device__ __forceinline__ void start(const Walk& walk, Shared<kTiles, kGroups, kFused, kChannel>& shared) {
+  shared.walk = walk;
+  for (int i = 0; i < shared.kStages; ++i) {
+    barrier_init(&shared.rows_full[i], 1);
+    barrier_init(&shared.rows_free[i], kGroups * kGroupWarps);
+  }
+  for (int i = 0; i < shared.kRecords; ++i) {
+    barrier_init(&shared.record_full[i], 1);
+    barrier_init(&shared.record_free[i], kGroups * kGroupWarps);
+  }
+  barrier_init(&shared.tail, 1);
+  fence_for_products();
+}
+
 template <int kTiles, int kGroups, bool kFused, bool kOutputs, bool kChannel>
 __global__ void __launch_bounds__(threads<kGroups, kFused>(), 1)
-    sweep_kernel(const __grid_constant__ ChunkProblem c, const __grid_constant__ RowMaps maps, int parts) {
+    sweep_kernel(const __grid_constant__ ChunkProblem c, const __grid_constant__ RowMaps maps) {
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared<kTiles, kGroups, kFused, kChannel>*>(memory);
+  // What the first segment's blocks share among the maps'.
+  [[maybe_unused]] auto& first = *reinterpret_cast<Shared<kTiles, 1, false, kChannel>*>(memory);
+  __shared__ Walk walk;
   let_next_kernel_begin();
   wait_for_kernels();
   if (threadIdx.x == 0) {
-    shared.walk = walk_of<kGroups, kOutputs>(c, parts);
-    for (int i = 0; i < shared.kStages; ++i) {
-      barrier_init(&shared.rows_full[i], 1);
-      barrier_init(&shared.rows_free[i], kGroups * kGroupWarps);
+    walk = walk_of<kGroups, kOutputs>(c);
+    if (!kOutputs && walk.outputs) {
+      start(walk, first);
+    } else {
+      start(walk, shared);
     }
-    for (int i = 0; i < shared.kRecords; ++i) {
-      barrier_init(&shared.record_full[i], 1);
-      barrier_init(&shared.record_free[i], kGroups * kGroupWarps);
-    }
-    barrier_init(&shared.tail, 1);
-    fence_for_products();
   }
   __syncthreads();
   const int group = threadIdx.x / kGroupThreads, thread = threadIdx.x % kGroupThreads;
   if constexpr (!kOutputs) {
-    if (shared.walk.map && shared.walk.segment == 0) return;  // the state before is known
-    if (shared.walk.map) {
+    if (walk.map) {
       for (auto& rows : shared.rows) {
         for (int at = threadIdx.x; at < static_cast<int>(sizeof(rows.v) / 16); at += threads<kGroups, kFused>()) {
           reinterpret_cast<uint4*>(rows.v)[at] = uint4{};
@@ -284,12 +300,19 @@ __global__ void __launch_bounds__(threads<kGroups, kFused>(), 1)
     if constexpr (kGroups == 2) take_registers<kFused ? 192 : 232>();
     if constexpr (kOutputs) {
       consume(c, group, thread, shared);
-    } else {
+    } else if (!walk.outputs) {
       transform(c, group, thread, shared);
+    } else if (group == 0) {
+      consume(c, 0, thread, first);
     }
   } else if constexpr (!kFused) {
     if constexpr (kGroups == 2) give_registers<40>();
-    if (thread < 32) copy_chunks<kOutputs>(c, maps, thread, shared);
+    if (thread >= 32) return;
+    if (!kOutputs && walk.outputs) {
+      copy_chunks<true>(c, maps, thread, first);
+    } else {
+      copy_chunks<kOutputs>(c, maps, thread, shared);
+    }
   } else if (group == kGroups) {
     give_registers<64>();
     prepare_keys(c, thread, shared);
@@ -301,15 +324,15 @@ __global__ void __launch_bounds__(threads<kGroups, kFused>(), 1)
 
 template <int kTiles, int kGroups, bool kFused, bool kChannel, bool kOutputs = true>
 void launch(const ChunkProblem& c, const RowMaps& maps, cudaStream_t stream) {
-  constexpr int kBytes = sizeof(Shared<kTiles, kGroups, kFused, kChannel>), kColumns = 64 * kGroups;
-  static_assert(kBytes <= 227 * 1024);
+  constexpr int kBytes = std::max(sizeof(Shared<kTiles, kGroups, kFused, kChannel>),
+                                  kOutputs ? 0 : sizeof(Shared<kTiles, 1, false, kChannel>)),
+                kColumns = 64 * kGroups;
+  static_assert(kBytes + sizeof(Walk) <= 227 * 1024);
   const auto kernel = sweep_kernel<kTiles, kGroups, kFused, kOutputs, kChannel>;
-  std::int64_t parts = (c.p.shape.value_dim + kColumns - 1) / kColumns;
-  if (!kOutputs) parts += (c.p.shape.key_dim + kColumns - 1) / kColumns;
-  const int segments = kOutputs ? c.segments : c.segments - 1;
-  const unsigned grid = grid_of("chunk_fwd", c.p.shape.sequences() * c.p.shape.value_heads * segments * parts);
+  const int blocks = kOutputs ? sweep_blocks(c, kColumns) : map_blocks(c, kColumns);
+  const unsigned grid = grid_of("chunk_fwd", c.p.shape.sequences() * c.p.shape.value_heads * blocks);
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "cudaFuncSetAttribute");
-  launch_early("sweep", kernel, grid, threads<kGroups, kFused>(), kBytes, stream, c, maps, static_cast<int>(parts));
+  launch_early("sweep", kernel, grid, threads<kGroups, kFused>(), kBytes, stream, c, maps);
 }
 
 template <int kTiles, bool kChannel>
@@ -318,7 +341,8 @@ void launch_sweep(const ChunkProblem& c, const RowMaps& maps, cudaStream_t strea
     launch<kTiles, 2, false, kChannel, false>(c, maps, stream);
     launch_segment_states(c, stream);
   }
-  if (c.p.shape.value_dim > 64 && c.p.shape.sequences() * c.p.shape.value_heads * c.segments >= 96) {
+  if (c.p.shape.value_dim > 64 &&
+      c.p.shape.sequences() * c.p.shape.value_heads * (c.segments - (c.segments > 1 ? 1 : 0)) >= 96) {
     return launch<kTiles, 2, false, kChannel>(c, maps, stream);
   }
   launch<kTiles, 1, false, kChannel>(c, maps, stream);

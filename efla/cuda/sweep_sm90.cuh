@@ -39,6 +39,7 @@ struct Walk {
   int i_b, i_h, i_q, column, begin, end;  // no coordinate of the copy engine exceeds 32 bits
   int chunks, segment;
   int first_chunk, first_saved;  // the number of the segment's first chunk, and the sequence's first saved state
+  bool outputs;                  // outputs are made
   bool map;                      // of the identity, without values
   const bfloat16* beta;          // of the segment's first token
   const float* g;
@@ -63,23 +64,44 @@ struct Shared {
   std::uint64_t tail;  // of the copies of a chunk that the sequence does not fill
 };
 
-// What the thread block walks; `parts` are the thread blocks of a segment: slices of the values, then, where no outputs
-// are made, of the identity.
+// The thread blocks of a sequence and head: of the sweep those of every segment, but the first where there are several;
+// of the maps, which are slices of `columns` columns, those of the first segment's outputs, slices of 64 columns, and
+// of the values and the identity for every segment between the first and the last.
+constexpr int slices_of(std::int64_t size, int columns) { return static_cast<int>((size + columns - 1) / columns); }
+constexpr int sweep_blocks(const ChunkProblem& c, int columns) {
+  return slices_of(c.p.shape.value_dim, columns) * (c.segments - (c.segments > 1 ? 1 : 0));
+}
+constexpr int map_blocks(const ChunkProblem& c, int columns) {
+  const int slices = slices_of(c.p.shape.value_dim, columns) + slices_of(c.p.shape.key_dim, columns);
+  return slices_of(c.p.shape.value_dim, 64) + (c.segments - 2) * slices;
+}
+
+// What the thread block walks; kGroups and kOutputs as sweep_kernel has them.
 template <int kGroups, bool kOutputs>
-__device__ __forceinline__ Walk walk_of(const ChunkProblem& c, int parts) {
+__device__ __forceinline__ Walk walk_of(const ChunkProblem& c) {
   constexpr int kColumns = 64 * kGroups;
   Walk walk;
-  const int part = static_cast<int>(blockIdx.x % parts), segments = kOutputs ? c.segments : c.segments - 1;
-  const int slices = static_cast<int>((c.p.shape.value_dim + kColumns - 1) / kColumns);
-  unsigned block = blockIdx.x / parts;
-  walk.segment = static_cast<int>(block % segments);
-  block /= segments;
-  const auto heads = static_cast<unsigned>(c.p.shape.value_heads);
-  walk.i_h = static_cast<int>(block % heads);
+  const int slices = slices_of(c.p.shape.value_dim, kColumns);
+  const int blocks = kOutputs ? sweep_blocks(c, kColumns) : map_blocks(c, kColumns);
+  const unsigned head = blockIdx.x / blocks, heads = static_cast<unsigned>(c.p.shape.value_heads);
+  int part = static_cast<int>(blockIdx.x % blocks);
+  walk.i_h = static_cast<int>(head % heads);
   walk.i_q = walk.i_h / static_cast<int>(c.p.shape.group());
-  walk.n = block / heads;
-  walk.map = !kOutputs && part >= slices;
-  walk.column = (walk.map ? part - slices : part) * kColumns;
+  walk.n = head / heads;
+  walk.map = false;
+  if constexpr (kOutputs) {
+    walk.outputs = true;
+    walk.segment = part / slices + (c.segments > 1 ? 1 : 0);
+    walk.column = part % slices * kColumns;
+  } else {
+    const int first = slices_of(c.p.shape.value_dim, 64), all = slices + slices_of(c.p.shape.key_dim, kColumns);
+    walk.outputs = part < first;
+    part -= walk.outputs ? 0 : first;
+    walk.segment = walk.outputs ? 0 : part / all + 1;
+    part = walk.outputs ? part : part % all;
+    walk.map = !walk.outputs && part >= slices;
+    walk.column = walk.outputs ? 64 * part : (walk.map ? part - slices : part) * kColumns;
+  }
   const Sequence sequence = sequence_of(c.p, walk.n);
   const std::int64_t chunks = (sequence.end - sequence.begin + kChunkTokens - 1) / kChunkTokens;
   const std::int64_t length = segment_chunks(chunks, c.segments), first = walk.segment * length;
