@@ -6,6 +6,37 @@
 
 namespace efla::gpu {
 
+// Reads β and g of a chunk's tokens, two per lane.
+template <int kTiles, int kGroups>
+__device__ __forceinline__ TokenPair tokens_of(const ChunkProblem& c, int chunk, int lane,
+                                               const Shared<kTiles, kGroups, true, false>& shared) {
+  const Walk& walk = shared.walk;
+  return read_tokens(c.p, walk.beta, walk.g, chunk * kChunkTokens, walk.end - walk.begin, lane);
+}
+
+// Chunks whose tokens are shared before the warpgroups begin.
+inline constexpr int kFirstTokens = 2;
+
+// Starts the copies of the first chunk's rows and computes the decays of the first chunks' tokens; run by one warp,
+// before the warpgroups begin.
+template <int kTiles, int kGroups>
+__device__ __forceinline__ void start_records(const ChunkProblem& c, const RowMaps& maps, int lane,
+                                              Shared<kTiles, kGroups, true, false>& shared) {
+  if (lane == 0) start_rows<true>(c, maps, 0, shared);
+  __syncwarp();
+  for (int chunk = 0; chunk < kFirstTokens; ++chunk) {
+    share_tokens(tokens_of(c, chunk, lane, shared), c.p.rule.decay == Decay::scalar, lane, shared.tokens[chunk]);
+  }
+}
+
+// Waits for the tokens of a chunk and returns one of them.
+template <int kTiles, int kGroups>
+__device__ __forceinline__ Token wait_for_token(int chunk, int t, Shared<kTiles, kGroups, true, false>& shared) {
+  const int stage = chunk % kTokenStages;
+  if (chunk >= kFirstTokens) barrier_wait(&shared.tokens_full[stage], parity(chunk - kFirstTokens, kTokenStages));
+  return shared.tokens[stage][t];
+}
+
 // The warpgroup that computes T and the vectors of the keys.
 template <int kTiles, int kGroups>
 __device__ __forceinline__ void prepare_keys(const ChunkProblem& c, int thread,
@@ -15,14 +46,12 @@ __device__ __forceinline__ void prepare_keys(const ChunkProblem& c, int thread,
   constexpr int kStages = Memory::kStages, kRecords = Memory::kRecords;
   const int warp = warp_of(thread);
   const bool gated = c.p.rule.decay == Decay::scalar;
-  PrepareScratch& scratch = shared.scratch[0];
   BlockProducts keys;
   leave_undefined(keys);
   for (auto& record : shared.record) clear_upper_blocks(record, thread);
-  named_barrier(kRecordBarrier, 2 * kGroupThreads);
   // The products of the next chunk are made while this chunk's record is finished; after the last one, its own again.
   const auto start_keys = [&](int chunk) {
-    barrier_wait(&shared.rows_full[chunk % kStages], parity(chunk, kStages));
+    wait_for_rows(chunk, shared);
     const std::uint32_t k_tile = shared_address(shared.rows[chunk % kStages].k);
     start_products<kTiles>(k_tile, k_tile, warp, thread % 32, keys);
   };
@@ -33,10 +62,12 @@ __device__ __forceinline__ void prepare_keys(const ChunkProblem& c, int thread,
   for (int chunk = 0; chunk < walk.chunks; ++chunk) {
     const int lane = opaque(thread % 32);
     ChunkRecord& record = shared.record[chunk % kRecords];
-    const Token token = shared.tokens[chunk % 2][16 * warp + lane % 16];
+    PrepareScratch& scratch = shared.scratch[chunk % kRecords];
+    const Token token = wait_for_token(chunk, 16 * warp + lane % 16, shared);
     barrier_wait(&shared.record_free[chunk % kRecords], parity(chunk, kRecords) ^ 1U);
     key_vectors(c.p.rule, token, key_squares(keys, warp, lane), warp, lane, scratch, record);
-    named_barrier(kRecordBarrier, 2 * kGroupThreads);
+    barrier_arrive(&shared.vectors_full[chunk % kRecords]);
+    named_barrier(kKeysBarrier, kGroupThreads);
     write_keys(keys, gated, warp, lane, scratch);
     __syncwarp();
     invert_diagonal(warp, lane, scratch);
@@ -44,8 +75,7 @@ __device__ __forceinline__ void prepare_keys(const ChunkProblem& c, int thread,
     invert_below(warp, lane, scratch, record);
     start_keys(min(chunk + 1, walk.chunks - 1));
     fence_for_products();
-    named_barrier(kRecordBarrier, 2 * kGroupThreads);
-    if (thread == 0) barrier_arrive(&shared.record_full[chunk % kRecords]);
+    barrier_arrive(&shared.record_full[chunk % kRecords]);
     finish_products(keys);
   }
 }
@@ -59,42 +89,46 @@ __device__ __forceinline__ void prepare_queries(const ChunkProblem& c, const Row
   constexpr int kStages = Memory::kStages, kRecords = Memory::kRecords;
   const int warp = warp_of(thread);
   const bool gated = c.p.rule.decay == Decay::scalar;
-  PrepareScratch& scratch = shared.scratch[0];
-  if (thread == 0) start_rows<true>(c, maps, 0, shared);
-  const auto tokens_of = [&](int chunk) {
-    return read_tokens(c.p, walk.beta, walk.g, chunk * kChunkTokens, walk.end - walk.begin, opaque(thread % 32));
-  };
-  const auto share_token = [&](const TokenPair& pair, int chunk, int lane) {
-    const Token token = token_of(pair, gated, warp, lane);
-    if (lane < 16) shared.tokens[chunk % 2][16 * warp + lane] = token;
-  };
-  share_token(tokens_of(0), 0, thread % 32);
-  TokenPair next = tokens_of(1);
-  if (warp == 0 && is_tail(0, shared)) finish_tail(thread % 32, shared);
-  named_barrier(kRecordBarrier, 2 * kGroupThreads);
+  // The first warp, which has the least to do for P, computes the decays of all tokens.
+  TokenPair next{};
+  if (warp == 0) {
+    next = tokens_of(c, kFirstTokens, thread % 32, shared);
+    if (is_tail(0, shared)) finish_tail(thread % 32, shared);
+  }
 #pragma unroll 1
   for (int chunk = 0; chunk < walk.chunks; ++chunk) {
     const int lane = opaque(thread % 32);
     auto& rows = shared.rows[chunk % kStages];
     ChunkRecord& record = shared.record[chunk % kRecords];
+    PrepareScratch& scratch = shared.scratch[chunk % kRecords];
     if (thread == 0) start_rows<true>(c, maps, chunk + 1, shared);
     __syncwarp();
-    share_token(next, chunk + 1, lane);
-    next = tokens_of(chunk + 2);
-    barrier_wait(&shared.rows_full[chunk % kStages], parity(chunk, kStages));
+    wait_for_rows(chunk, shared);
     const std::uint32_t k_tile = shared_address(rows.k), q_tile = shared_address(rows.q);
     const float squares = c.p.rule.qk_l2norm ? query_squares<kTiles>(q_tile, warp, lane) : 0.0F;
     barrier_wait(&shared.record_free[chunk % kRecords], parity(chunk, kRecords) ^ 1U);
-    query_vectors(c.p.rule, c.scale, shared.tokens[chunk % 2][16 * warp + lane % 16], squares, warp, lane, scratch,
+    query_vectors(c.p.rule, c.scale, wait_for_token(chunk, 16 * warp + lane % 16, shared), squares, warp, lane, scratch,
                   record);
-    named_barrier(kRecordBarrier, 2 * kGroupThreads);
+    __syncwarp();
+    BlockProducts queries;
+    leave_undefined(queries);
+    start_products<kTiles>(q_tile, k_tile, warp, lane, queries);
+    barrier_wait(&shared.vectors_full[chunk % kRecords], parity(chunk, kRecords));
+    finish_products(queries);
     const auto blocks_of = [&](int b, float(&blocks)[16]) {
-      multiply_blocks<kTiles>(q_tile, k_tile, b, warp, lane, blocks);
+#pragma unroll
+      for (int i = 0; i < 16; ++i) blocks[i] = queries[8 * b + i];
     };
     write_queries(blocks_of, gated, warp, lane, scratch, record);
-    if (warp == 0 && is_tail(chunk + 1, shared)) finish_tail(lane, shared);
+    chunk = opaque(chunk);  // addresses kept from before would take registers that are not there
+    if (warp == 0) {
+      if (is_tail(chunk + 1, shared)) finish_tail(lane, shared);
+      share_tokens(next, gated, lane, shared.tokens[(chunk + kFirstTokens) % kTokenStages]);
+      barrier_arrive(&shared.tokens_full[(chunk + kFirstTokens) % kTokenStages]);
+      next = tokens_of(c, chunk + kFirstTokens + 1, lane, shared);
+    }
     fence_for_products();
-    named_barrier(kRecordBarrier, 2 * kGroupThreads);
+    barrier_arrive(&shared.record_full[chunk % kRecords]);
   }
 }
 

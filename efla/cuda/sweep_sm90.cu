@@ -113,7 +113,7 @@ __device__ __forceinline__ void consume(const ChunkProblem& c, int group, int th
   leave_undefined(o);
   const auto free_record = [&](int chunk) {
     __syncwarp();
-    if (lane == 0) barrier_arrive(&shared.record_free[chunk % kRecords]);
+    if (kFused || lane == 0) barrier_arrive(&shared.record_free[chunk % kRecords]);
   };
   const auto write_chunk = [&](int chunk, unsigned char* tile) {
     outputs.write(o, tile, walk.rows(chunk), warp, lane);
@@ -129,7 +129,7 @@ __device__ __forceinline__ void consume(const ChunkProblem& c, int group, int th
     std::uint32_t operand[4 * kTiles][4], written[4][4];
 #pragma unroll
     for (int step = 0; step < 4 * kTiles; ++step) to_operand(operand[step], s + 8 * step);
-    barrier_wait(&shared.rows_full[chunk % kStages], parity(chunk, kStages));
+    wait_for_rows(chunk, shared);
     products_fence();
     multiply_state<kTiles>(e, operand, shared_address(rows.k));
     products_commit();
@@ -213,7 +213,7 @@ __device__ __forceinline__ void transform(const ChunkProblem& c, int group, int 
     std::uint32_t operand[4 * kTiles][4], written[4][4];
 #pragma unroll
     for (int step = 0; step < 4 * kTiles; ++step) to_operand(operand[step], s + 8 * step);
-    barrier_wait(&shared.rows_full[chunk % kStages], parity(chunk, kStages));
+    wait_for_rows(chunk, shared);
     products_fence();
     multiply_state<kTiles>(e, operand, shared_address(rows.k));
     products_commit();
@@ -257,10 +257,13 @@ __device__ __forceinline__ void start(const Walk& walk, Shared<kTiles, kGroups, 
     barrier_init(&shared.rows_free[i], kGroups * kGroupWarps);
   }
   for (int i = 0; i < shared.kRecords; ++i) {
-    barrier_init(&shared.record_full[i], 1);
-    barrier_init(&shared.record_free[i], kGroups * kGroupWarps);
+    barrier_init(&shared.record_full[i], kFused ? 2 * kGroupThreads : 1);
+    barrier_init(&shared.record_free[i], kGroups * (kFused ? kGroupThreads : kGroupWarps));
   }
+  for (auto& barrier : shared.tokens_full) barrier_init(&barrier, 32);
+  for (auto& barrier : shared.vectors_full) barrier_init(&barrier, kGroupThreads);
   barrier_init(&shared.tail, 1);
+  barrier_init(&shared.tail_full, 32);
   fence_for_products();
 }
 
@@ -293,6 +296,10 @@ __global__ void __launch_bounds__(threads<kGroups, kFused>(), 1)
       }
       __syncthreads();
     }
+  }
+  if constexpr (kFused) {
+    if (threadIdx.x / 32 == (kGroups + 1) * kGroupWarps) start_records(c, maps, thread % 32, shared);
+    __syncthreads();
   }
   // What the warpgroups take together must be no more than what the block was started with: 168 for each of 384
   // threads, or 128 for each of 512.

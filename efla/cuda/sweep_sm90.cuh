@@ -13,7 +13,8 @@ namespace efla::gpu {
 
 inline constexpr int kGroupThreads = 128, kGroupWarps = 4;
 inline constexpr int kStages = 3;
-inline constexpr int kRecordBarrier = 1, kKeysBarrier = 2;  // ids of named barriers
+inline constexpr int kTokenStages = 4;  // of the fused kernel
+inline constexpr int kKeysBarrier = 1;  // id of a named barrier
 
 template <int kTiles, int kGroups, bool kChannel = false>
 struct Rows {
@@ -37,7 +38,7 @@ struct alignas(1024) Rows<kTiles, kGroups, true> {
 struct Walk {
   std::int64_t n, slot;
   int i_b, i_h, i_q, column, begin, end;  // no coordinate of the copy engine exceeds 32 bits
-  int chunks, segment;
+  int chunks, segment, tail;              // tail: the chunk that the sequence does not fill, or −1
   int first_chunk, first_saved;  // the number of the segment's first chunk, and the sequence's first saved state
   bool outputs;                  // outputs are made
   bool map;                      // of the identity, without values
@@ -57,11 +58,12 @@ struct Shared {
   static constexpr int kStages = kChannel && kGroups == 2 ? 2 : gpu::kStages, kRecords = kFused ? 2 : kStages;
   alignas(1024) Rows<kTiles, kGroups, kChannel> rows[kStages];
   RecordAt record[kRecords];
-  PrepareScratch scratch[kFused ? 1 : 0];
-  Token tokens[kFused ? 2 : 0][kChunkTokens];
+  PrepareScratch scratch[kFused ? kRecords : 0];
+  Token tokens[kFused ? kTokenStages : 0][kChunkTokens];
   Walk walk;
   std::uint64_t rows_full[kStages], rows_free[kStages], record_full[kRecords], record_free[kRecords];
-  std::uint64_t tail;  // of the copies of a chunk that the sequence does not fill
+  std::uint64_t tail, tail_full;  // of the copies of a chunk that the sequence does not fill; its rows are there
+  std::uint64_t tokens_full[kFused ? kTokenStages : 0], vectors_full[kFused ? kRecords : 0];
 };
 
 // The thread blocks of a sequence and head: of the sweep those of every segment, but the first where there are several;
@@ -115,6 +117,7 @@ __device__ __forceinline__ Walk walk_of(const ChunkProblem& c) {
   walk.first_chunk = static_cast<int>(first);
   walk.first_saved = static_cast<int>(sequence.first_chunk);
   walk.chunks = static_cast<int>(max(std::int64_t{0}, min(length, chunks - first)));
+  walk.tail = walk.chunks > 0 && walk.rows(walk.chunks - 1) < kChunkTokens ? walk.chunks - 1 : -1;
   return walk;
 }
 
@@ -132,7 +135,7 @@ __device__ __forceinline__ void start_rows(const ChunkProblem& c, const RowMaps&
   const int stage = chunk % kStages;
   auto& rows = shared.rows[stage];
   barrier_wait(&shared.rows_free[stage], parity(chunk, kStages) ^ 1U);
-  std::uint64_t* full = walk.rows(chunk) == kChunkTokens ? &shared.rows_full[stage] : &shared.tail;
+  std::uint64_t* full = chunk == walk.tail ? &shared.tail : &shared.rows_full[stage];
   const bool values = kOutputs || !walk.map;
   const int t = walk.start(chunk), value_bytes = values ? kGroups * kTileBytes : 0;
   if constexpr (kChannel) {
@@ -167,13 +170,23 @@ __device__ __forceinline__ void finish_tail(int lane, Shared<kTiles, kGroups, kF
   for (int tile = 0; tile < kTiles; ++tile) clear_rows(rows.k + tile * kTileBytes, first, lane, 32);
   for (int tile = 0; tile < kGroups; ++tile) clear_rows(rows.v + tile * kTileBytes, first, lane, 32);
   fence_for_products();
-  __syncwarp();
-  if (lane == 0) barrier_arrive(&shared.rows_full[stage]);
+  barrier_arrive(&shared.tail_full);
 }
 
 template <int kTiles, int kGroups, bool kFused, bool kChannel>
 __device__ __forceinline__ bool is_tail(int chunk, const Shared<kTiles, kGroups, kFused, kChannel>& shared) {
-  return chunk == shared.walk.chunks - 1 && shared.walk.rows(chunk) < kChunkTokens;
+  return chunk == shared.walk.tail;
+}
+
+// Waits for the rows of a chunk.
+template <int kTiles, int kGroups, bool kFused, bool kChannel>
+__device__ __forceinline__ void wait_for_rows(int chunk, Shared<kTiles, kGroups, kFused, kChannel>& shared) {
+  constexpr int kStages = Shared<kTiles, kGroups, kFused, kChannel>::kStages;
+  if (is_tail(chunk, shared)) {
+    barrier_wait(&shared.tail_full, 0);
+  } else {
+    barrier_wait(&shared.rows_full[chunk % kStages], parity(chunk, kStages));
+  }
 }
 
 // The warp that copies rows and records.
@@ -203,7 +216,7 @@ __device__ __forceinline__ void copy_chunks(const ChunkProblem& c, const RowMaps
     }
   }
   __syncwarp();
-  if (walk.chunks > 0 && is_tail(walk.chunks - 1, shared)) finish_tail(lane, shared);
+  if (walk.tail >= 0) finish_tail(lane, shared);
 }
 
 }  // namespace efla::gpu
