@@ -8,6 +8,7 @@
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 // After foreach_target.h.
 #include "efla/cpu/common/element-inl.h"
+#include "efla/cpu/common/sigmoid-inl.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -48,57 +49,83 @@ HWY_INLINE hn::Vec<D> weighted(D d, const float* weight, std::size_t i, hn::Vec<
   return weight ? hn::Mul(x, hn::LoadU(d, weight + i)) : x;
 }
 
-template <class T>
+// act(z) of a gate z and its derivative.
+template <class D>
+struct Gate {
+  hn::Vec<D> value, slope;
+};
+
+template <class D>
+HWY_INLINE Gate<D> gate_of(D d, hn::Vec<D> z, GateActivation activation) {
+  const auto sigma = sigmoid(d, z), rest = hn::Sub(hn::Set(d, 1.0F), sigma);
+  if (activation == GateActivation::sigmoid) return {sigma, hn::Mul(sigma, rest)};
+  return {hn::Mul(z, sigma), hn::Mul(sigma, hn::MulAdd(z, rest, hn::Set(d, 1.0F)))};
+}
+
+template <bool kGated, class T>
 void norm_forward(const RmsNormForward<T>& p, std::int64_t begin, std::int64_t end) {
   const std::int64_t n = p.x.extent[1];
   const float* weight = p.weight.data;
   for (std::int64_t row = begin; row < end; ++row) {
     const T* x = p.x.at(row);
+    const T* gate = kGated ? p.gate.at(row) : nullptr;
     T* y = p.y.at(row);
     const float r = inverse_rms(x, n, p.eps);
     for_each_vector(n, [&](auto d, std::size_t i) HWY_ATTR {
-      store(d, weighted(d, weight, i, hn::Mul(load(d, x + i), hn::Set(d, r))), y + i);
+      auto out = weighted(d, weight, i, hn::Mul(load(d, x + i), hn::Set(d, r)));
+      if constexpr (kGated) out = hn::Mul(out, gate_of(d, load(d, gate + i), p.activation).value);
+      store(d, out, y + i);
     });
   }
 }
 
-// Adds dy·x·r of the rows to dweight_part, unless it is null.
-template <class T>
+// Adds du·x·r of the rows to dweight_part, unless it is null.
+template <bool kGated, class T>
 void norm_backward(const RmsNormBackward<T>& p, std::int64_t begin, std::int64_t end, float* dweight_part) {
   const std::int64_t n = p.x.extent[1];
   const float* weight = p.weight.data;
   for (std::int64_t row = begin; row < end; ++row) {
     const T* x = p.x.at(row);
     const T* dy = p.dy.at(row);
+    const T* gate = kGated ? p.gate.at(row) : nullptr;
     T* dx = p.dx.at(row);
+    T* dgate = kGated ? p.dgate.at(row) : nullptr;
     const float r = inverse_rms(x, n, p.eps);
     const float dot = sum_over(n, [&](auto d, std::int64_t i, auto acc) HWY_ATTR {
-      return hn::MulAdd(weighted(d, weight, i, load(d, dy + i)), load(d, x + i), acc);
+      auto du = load(d, dy + i);
+      if constexpr (kGated) du = hn::Mul(du, gate_of(d, load(d, gate + i), p.activation).value);
+      return hn::MulAdd(weighted(d, weight, i, du), load(d, x + i), acc);
     });
     const float pull = r * r * (dot / static_cast<float>(n));
     for_each_vector(n, [&](auto d, std::size_t i) HWY_ATTR {
-      const auto vx = load(d, x + i), vdy = load(d, dy + i);
+      const auto vx = load(d, x + i), vdy = load(d, dy + i), vr = hn::Set(d, r);
+      auto du = vdy;
+      if constexpr (kGated) {
+        const auto act = gate_of(d, load(d, gate + i), p.activation);
+        du = hn::Mul(vdy, act.value);
+        store(d, hn::Mul(weighted(d, weight, i, hn::Mul(hn::Mul(vdy, vx), vr)), act.slope), dgate + i);
+      }
       if (dweight_part) {
-        const auto term = hn::Mul(hn::Mul(vdy, vx), hn::Set(d, r));
+        const auto term = hn::Mul(hn::Mul(du, vx), vr);
         hn::StoreU(hn::Add(hn::LoadU(d, dweight_part + i), term), d, dweight_part + i);
       }
-      const auto inner = hn::NegMulAdd(vx, hn::Set(d, pull), weighted(d, weight, i, vdy));
-      store(d, hn::Mul(inner, hn::Set(d, r)), dx + i);
+      const auto inner = hn::NegMulAdd(vx, hn::Set(d, pull), weighted(d, weight, i, du));
+      store(d, hn::Mul(inner, vr), dx + i);
     });
   }
 }
 
 void norm_forward_f32(const RmsNormForward<float>& p, std::int64_t begin, std::int64_t end) {
-  norm_forward(p, begin, end);
+  p.gate ? norm_forward<true>(p, begin, end) : norm_forward<false>(p, begin, end);
 }
 void norm_forward_bf16(const RmsNormForward<bfloat16>& p, std::int64_t begin, std::int64_t end) {
-  norm_forward(p, begin, end);
+  p.gate ? norm_forward<true>(p, begin, end) : norm_forward<false>(p, begin, end);
 }
 void norm_backward_f32(const RmsNormBackward<float>& p, std::int64_t begin, std::int64_t end, float* dweight_part) {
-  norm_backward(p, begin, end, dweight_part);
+  p.gate ? norm_backward<true>(p, begin, end, dweight_part) : norm_backward<false>(p, begin, end, dweight_part);
 }
 void norm_backward_bf16(const RmsNormBackward<bfloat16>& p, std::int64_t begin, std::int64_t end, float* dweight_part) {
-  norm_backward(p, begin, end, dweight_part);
+  p.gate ? norm_backward<true>(p, begin, end, dweight_part) : norm_backward<false>(p, begin, end, dweight_part);
 }
 
 }  // namespace efla::cpu::HWY_NAMESPACE

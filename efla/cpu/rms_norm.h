@@ -10,8 +10,8 @@
 
 namespace efla::cpu {
 
-// Columns are contiguous (stride 1), as are weight and dweight. T: float or bfloat16 (arithmetic in float32). Work is
-// split by shape alone: the same bits for any pool.
+// Columns are contiguous (stride 1), as are weight, dweight, gate and dgate. T: float or bfloat16 (arithmetic in
+// float32). Work is split by shape alone: the same bits for any pool.
 template <class T>
 void rms_norm(const RmsNormForward<T>& problem, ThreadPool& pool);
 template <class T>

@@ -34,12 +34,6 @@ std::string refuse_strided_norm(const RmsNormBackward<T>& p, bool) {
   return refuse_strided_columns(p.x, p.weight, p.dy, p.dx, p.dweight, p.gate, p.dgate);
 }
 
-// The kernel of the processor has no gate.
-template <class Problem>
-std::string refuse_simd_norm(const Problem& p, bool named) {
-  return p.gate ? "it computes no gate" : refuse_strided_norm(p, named);
-}
-
 template <class T>
 void run_simd_norm(const RmsNormForward<T>& p, const ExecutionContext& context) {
   cpu::rms_norm(p, context.threads());
@@ -77,7 +71,7 @@ void run_cuda_norm(const RmsNormBackward<T>& p, const ExecutionContext& context)
 template <class Problem>
 std::span<const Implementation<Problem>> rms_norm_rows() {
   static const Implementation<Problem> rows[]{
-      {"simd", "simd", Device::Kind::cpu, refuse_simd_norm<Problem>, run_simd_norm},
+      {"simd", "simd", Device::Kind::cpu, refuse_strided_norm, run_simd_norm},
       {"cuda", "cuda", Device::Kind::cuda, EFLA_CUDA_ROW(refuse_cuda_norm<Problem>, run_cuda_norm)},
       {"ref", "ref", Device::Kind::cpu, refuse_unless_named<Problem>,
        [](const Problem& p, const ExecutionContext&) { ref::rms_norm(p); }},

@@ -81,6 +81,20 @@ class Cuda(unittest.TestCase):
                 for expected, got in zip(*results):
                     assert_close(self, got.cpu(), expected.detach(), dtype, what=str(op))
 
+    def test_gradients_of_the_gated_norm(self):
+        for dtype in (torch.float32, torch.bfloat16):
+            for activation in ("silu", "sigmoid"):
+                torch.manual_seed(0)
+                x, gate, dy = (torch.randn(2, 70, 96).to(dtype) for _ in range(3))
+                results = []
+                for device in ("cpu", "cuda"):
+                    leaves = [tensor.clone().to(device).requires_grad_() for tensor in (x, gate, torch.ones(96))]
+                    y = torch.ops.efla.gated_rms_norm(*leaves, activation)
+                    y.backward(dy.to(device))
+                    results.append([y] + [leaf.grad for leaf in leaves])
+                for expected, got in zip(*results):
+                    assert_close(self, got.cpu(), expected.detach(), dtype, what=activation)
+
     def test_runs_on_the_current_stream(self):
         x = on_gpu({name: inputs()[name] for name in ("q", "k", "v", "beta")})
         expected, _ = efla.chunk_efla(**x)

@@ -136,35 +136,51 @@ TEST(RmsNorm, AgreesWithFloat64OnEveryTarget) {
 }
 
 // The gate multiplies y, so that the gated gradients are those of the plain norm for dy·act(gate).
-TEST(RmsNorm, GatesOnlyInTheReference) {
-  Case<float> gated(5, 8), plain(5, 8);
-  Rows<float> gate(5, 8, 0), dgate(5, 8, 2);
-  gate.randomise(gated.random);
-  const auto silu = [&](std::int64_t row, std::int64_t c) { return gate(row, c) / (1 + std::exp(-gate(row, c))); };
-  for (std::int64_t row = 0; row < 5; ++row) {
-    for (std::int64_t c = 0; c < 8; ++c) plain.dy.view()(row, c) = static_cast<float>(gated.dy(row, c) * silu(row, c));
-  }
-  plain.run(1, true, "ref");
-  const auto weight = View<const float, 1>::contiguous(gated.weight.data(), {8});
-  const RmsNormForward<float> forward{gated.x.view(), weight, Case<float>::kEps, gated.y.view(), gate.view()};
-  const auto dweight = View<float, 1>::contiguous(gated.dweight.data(), {8});
-  const RmsNormBackward<float> backward{gated.x.view(),  weight,  Case<float>::kEps, gated.dy.view(),
-                                        gated.dx.view(), dweight, gate.view(),       GateActivation::silu,
-                                        dgate.view()};
-  test::expect_error([&] { rms_norm_forward(forward); }, "implementation", "simd: it computes no gate");
-  rms_norm_forward(forward, {.implementation = "ref"});
-  rms_norm_backward(backward, {.implementation = "ref"});
-  for (std::int64_t row = 0; row < 5; ++row) {
-    for (std::int64_t c = 0; c < 8; ++c) {
-      const double z = gate(row, c), h = 1e-6, y = plain.y(row, c);
-      const double slope = ((z + h) / (1 + std::exp(-z - h)) - (z - h) / (1 + std::exp(-z + h))) / (2 * h);
-      EXPECT_NEAR(gated.y(row, c), y * silu(row, c), 1e-5 * (1 + std::abs(y)));
-      EXPECT_NEAR(gated.dx(row, c), plain.dx(row, c), 1e-4 * (1 + std::abs(plain.dx(row, c))));
-      EXPECT_NEAR(dgate(row, c), gated.dy(row, c) * y * slope, 1e-4 * (1 + std::abs(gated.dy(row, c) * y)));
+TEST(RmsNorm, GatesInEveryRow) {
+  constexpr std::int64_t kRows = 5, kColumns = 37;
+  const auto act = [](GateActivation activation, double z) {
+    return (activation == GateActivation::silu ? z : 1.0) / (1 + std::exp(-z));
+  };
+  const auto check_row = [&](const std::string& implementation, GateActivation activation) {
+    SCOPED_TRACE(testing::Message() << implementation << " activation " << static_cast<int>(activation) << ' '
+                                    << cpu::target_name());
+    Case<float> gated(kRows, kColumns), plain(kRows, kColumns);
+    Rows<float> gate(kRows, kColumns, 4), dgate(kRows, kColumns, 2);
+    gate.randomise(gated.random);
+    for (std::int64_t row = 0; row < kRows; ++row) {
+      for (std::int64_t c = 0; c < kColumns; ++c) {
+        plain.dy.view()(row, c) = static_cast<float>(gated.dy(row, c) * act(activation, gate(row, c)));
+      }
+    }
+    plain.run(1, true, "ref");
+    const auto weight = View<const float, 1>::contiguous(gated.weight.data(), {kColumns});
+    const auto dweight = View<float, 1>::contiguous(gated.dweight.data(), {kColumns});
+    rms_norm_forward(
+        RmsNormForward<float>{gated.x.view(), weight, Case<float>::kEps, gated.y.view(), gate.view(), activation},
+        {.implementation = implementation});
+    rms_norm_backward(RmsNormBackward<float>{gated.x.view(), weight, Case<float>::kEps, gated.dy.view(),
+                                             gated.dx.view(), dweight, gate.view(), activation, dgate.view()},
+                      {.implementation = implementation});
+    for (std::int64_t row = 0; row < kRows; ++row) {
+      for (std::int64_t c = 0; c < kColumns; ++c) {
+        const double z = gate(row, c), h = 1e-6, y = plain.y(row, c);
+        const double slope = (act(activation, z + h) - act(activation, z - h)) / (2 * h);
+        EXPECT_NEAR(gated.y(row, c), y * act(activation, z), 1e-5 * (1 + std::abs(y * act(activation, z))));
+        EXPECT_NEAR(gated.dx(row, c), plain.dx(row, c), 1e-4 * (1 + std::abs(plain.dx(row, c))));
+        EXPECT_NEAR(dgate(row, c), gated.dy(row, c) * y * slope, 1e-4 * (1 + std::abs(gated.dy(row, c) * y)));
+      }
+    }
+    for (std::int64_t c = 0; c < kColumns; ++c) {
+      EXPECT_NEAR(gated.dweight[c], plain.dweight[c], 1e-4 * (1 + std::abs(plain.dweight[c])));
+    }
+  };
+  for (const auto activation : {GateActivation::silu, GateActivation::sigmoid}) {
+    check_row("ref", activation);
+    for (const std::string& target : cpu::supported_targets()) {
+      const test::OnTarget guard(target);
+      for (const std::string& row : test::fast_rows(rms_norm_implementations())) check_row(row, activation);
     }
   }
-  for (std::int64_t c = 0; c < 8; ++c)
-    EXPECT_NEAR(gated.dweight[c], plain.dweight[c], 1e-4 * (1 + std::abs(plain.dweight[c])));
 }
 
 TEST(RmsNorm, RefusesWhatDoesNotFit) {

@@ -285,6 +285,26 @@ TEST(RmsNorm, MatchesTensorOperations) {
   }
 }
 
+TEST(RmsNorm, GatedMatchesTensorOperations) {
+  for (const auto activation : {GateActivation::silu, GateActivation::sigmoid}) {
+    const auto x = random_tensor({2, 30, 3, 20}, 1).to(torch::kFloat).requires_grad_(true);
+    const auto weight = random_tensor({20}, 2).to(torch::kFloat).requires_grad_(true);
+    const auto gate = random_tensor({2, 30, 3, 20}, 4).to(torch::kFloat).requires_grad_(true);
+    const auto y = gated_rms_norm(x, gate, weight, activation, 1e-6);
+    const auto act = activation == GateActivation::silu ? torch::silu(gate) : torch::sigmoid(gate);
+    const auto expected = x * torch::rsqrt(x.square().mean(-1, true) + 1e-6) * weight * act;
+    EXPECT_LE(max_difference(y, expected), 2e-6);
+    const auto target = random_tensor({2, 30, 3, 20}, 3).to(torch::kFloat);
+    const std::vector<Tensor> inputs{x, weight, gate};
+    const auto gradients = torch::autograd::grad({(y * target).sum()}, inputs);
+    const auto expected_gradients = torch::autograd::grad({(expected * target).sum()}, inputs);
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      EXPECT_LE(max_difference(gradients[i], expected_gradients[i]), 3e-5) << i;
+    }
+    EXPECT_THROW(gated_rms_norm(x, gate.narrow(0, 0, 1), weight, activation), Error);
+  }
+}
+
 TEST(Linear, IsLibTorchsProductWithAndWithoutGradientsAndForAnyThreads) {
   const int libtorch_threads = at::get_num_threads();
   for (const int threads : {1, 3}) {
