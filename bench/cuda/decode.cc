@@ -46,10 +46,10 @@ struct StepCase {
         g(gates(rule)),
         states(pool()) {}
 
-  gpu::DeltaSteps<bfloat16, S> problem(const DeltaRule& rule, bool device) {
+  DeltaSteps<bfloat16, S> problem(const DeltaRule& rule, bool device) {
     const auto at = [&](auto& both) { return device ? both.device : both.host.data(); };
     const std::array<std::int64_t, 4> extent{batch, tokens, kHeads, kDim};
-    gpu::DeltaSteps<bfloat16, S> p;
+    DeltaSteps<bfloat16, S> p;
     p.shape = {batch, tokens, kHeads, kHeads, kDim, kDim, 0};
     p.rule = rule;
     p.q = View<const bfloat16, 4>::contiguous(at(q), extent);
@@ -90,7 +90,7 @@ struct StepCase {
 // The relative RMS error of the outputs of the first batch entry against the float64 reference, of one call.
 template <class S>
 double step_error(StepCase<S>& c, const DeltaRule& rule) {
-  const gpu::DeltaSteps<bfloat16, S> p = c.problem(rule, false);
+  const DeltaSteps<bfloat16, S> p = c.problem(rule, false);
   const auto doubles = [](const auto& view) {
     std::vector<double> values;
     for (std::int64_t i = 0; view && i < view.size() / view.extent[0]; ++i) values.push_back(to_float(view.data[i]));
@@ -142,7 +142,7 @@ void time_step(std::int64_t batch, std::int64_t tokens, const StepRule& rule, in
   StepCase<S> c(batch, tokens, rule.rule);
   const double error = step_error(c, rule.rule);
   const bool wrong = !(error <= 6e-3);
-  const gpu::DeltaSteps<bfloat16, S> p = c.problem(rule.rule, true);
+  const DeltaSteps<bfloat16, S> p = c.problem(rule.rule, true);
   const Times times = time_graph(repeats, [&](cudaStream_t stream) { gpu::step_fwd(p, stream); });
   const double copy = copy_ms(repeats, 2 * c.states.host.size() * sizeof(S));
   std::printf(

@@ -182,6 +182,15 @@ Tensor step_op(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& 
   return delta_rule_step(q, k, v, beta, g.value_or(Tensor()), state, rule, implementation);
 }
 
+template <bool kMeta>
+Tensor steps_op(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& beta, const OptionalTensor& g,
+                Tensor states, const OptionalTensor& slots, c10::optional<double> scale, const std::string& step,
+                double erase_scale, double write_scale, bool qk_l2norm, const std::string& implementation) {
+  const DeltaRule rule = rule_of(scale, step, erase_scale, write_scale, qk_l2norm);
+  if (kMeta) return at::empty(v.sizes(), v.options());
+  return delta_rule_steps(q, k, v, beta, g.value_or(Tensor()), states, slots.value_or(Tensor()), rule, implementation);
+}
+
 // The ops that a user calls: differentiable, or with the states before every state_interval tokens of a sequence.
 std::tuple<Tensor, Tensor> user_op(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& beta,
                                    const OptionalTensor& g, const OptionalTensor& initial_state,
@@ -323,40 +332,58 @@ DeltaRuleGradients call_delta_rule_bwd(const DeltaRuleInput& in, const Tensor& c
   return {dq, dk, dv, dbeta, in.g.defined() ? dg : Tensor(), in.initial_state.defined() ? dinitial_state : Tensor()};
 }
 
-Tensor delta_rule_step(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& beta, const Tensor& g,
-                       Tensor& state, const DeltaRule& given_rule, const std::string& implementation) {
-  RECORD_USER_SCOPE("efla::delta_rule_step");
-  constexpr const char* name = "delta_rule_step";
-  if (!q.defined()) throw Error(name, "q", "an undefined tensor", "a tensor [B, H, K]");
+namespace {
+
+// One token per batch entry where kTokenAxes is 0, several where it is 1.
+template <int kTokenAxes>
+Tensor run_steps(const char* name, const DeltaRuleInput& in, Tensor& states, const Tensor& slots,
+                 const DeltaRule& given_rule, const std::string& implementation) {
+  constexpr bool kTokens = kTokenAxes == 1;
+  constexpr int kRank = 3 + kTokenAxes;
+  const Tensor& q = in.q;
+  if (!q.defined())
+    throw Error(name, "q", "an undefined tensor", kTokens ? "a tensor [B, T, H, K]" : "a tensor [B, H, K]");
   const auto dtype = q.scalar_type();
   const auto state_dtype = dtype == at::kDouble ? at::kDouble : at::kFloat;
-  check_tensor(name, "q", q, dtype, 3, "[B, H, K]", q.device());
-  check_tensor(name, "k", k, dtype, 3, "[B, H, K]", q.device());
-  check_tensor(name, "v", v, dtype, 3, "[B, HV, V]", q.device());
-  check_tensor(name, "beta", beta, dtype, 2, "[B, HV]", q.device());
-  if (g.defined()) check_tensor(name, "g", g, state_dtype, g.dim() == 2 ? 2 : 3, "[B, HV] or [B, HV, K]", q.device());
-  DeltaRule rule = given_rule;
-  rule.decay = decay_of(g, 2);
-  const bool narrow = state.defined() && state.scalar_type() == at::kBFloat16;
-  check_tensor(name, "state", state, narrow ? at::kBFloat16 : state_dtype, 4, "[B, HV, K, V]", q.device());
+  const auto check_one = [&](const char* argument, const Tensor& tensor, at::ScalarType type, std::int64_t rank,
+                             const char* axes) { check_tensor(name, argument, tensor, type, rank, axes, q.device()); };
+  check_one("q", q, dtype, kRank, kTokens ? "[B, T, H, K]" : "[B, H, K]");
+  check_one("k", in.k, dtype, kRank, kTokens ? "[B, T, H, K]" : "[B, H, K]");
+  check_one("v", in.v, dtype, kRank, kTokens ? "[B, T, HV, V]" : "[B, HV, V]");
+  check_one("beta", in.beta, dtype, kRank - 1, kTokens ? "[B, T, HV]" : "[B, HV]");
+  if (in.g.defined()) {
+    check_one("g", in.g, state_dtype, in.g.dim() == kRank - 1 ? kRank - 1 : kRank,
+              kTokens ? "[B, T, HV] or [B, T, HV, K]" : "[B, HV] or [B, HV, K]");
+  }
+  const bool narrow = states.defined() && states.scalar_type() == at::kBFloat16;
+  check_one(kTokens ? "states" : "state", states, narrow ? at::kBFloat16 : state_dtype, 4,
+            kTokens ? "[P, HV, K, V]" : "[B, HV, K, V]");
+  if (slots.defined()) check_one("slots", slots, at::kLong, 1, "[B]");
   const at::NoGradGuard no_grad;
-  Tensor o = at::empty(v.sizes(), v.options());
+  Tensor o = at::empty(in.v.sizes(), in.v.options());
   with_element_type(name, q, [&]<class T>(T) {
     const auto run = [&]<class S>(S) {
-      DeltaStep<T, S> problem;
-      problem.shape = {q.size(0), 1, q.size(1), v.size(1), q.size(2), v.size(2)};
-      problem.rule = rule;
-      problem.q = view_of<const T, 3>(q);
-      problem.k = view_of<const T, 3>(k);
-      problem.v = view_of<const T, 3>(v);
-      problem.beta = view_of<const T, 2>(beta);
-      problem.g = view_of<const State<T>, 3>(with_channels(g, 3));
-      problem.state = view_of<S, 4>(state);
-      problem.o = view_of<T, 3>(o);
-      delta_step(problem, {implementation, context_of(q)});
+      std::conditional_t<kTokens, DeltaSteps<T, S>, DeltaStep<T, S>> problem;
+      problem.shape = {q.size(0), kTokens ? q.size(1) : 1, q.size(-2), in.v.size(-2), q.size(-1), in.v.size(-1)};
+      problem.rule = given_rule;
+      problem.rule.decay = decay_of(in.g, kRank - 1);
+      problem.q = view_of<const T, kRank>(q);
+      problem.k = view_of<const T, kRank>(in.k);
+      problem.v = view_of<const T, kRank>(in.v);
+      problem.beta = view_of<const T, kRank - 1>(in.beta);
+      problem.g = view_of<const State<T>, kRank>(with_channels(in.g, kRank));
+      problem.slots = view_of<const std::int64_t, 1>(slots);
+      problem.o = view_of<T, kRank>(o);
+      if constexpr (kTokens) {
+        problem.states = view_of<S, 4>(states);
+        delta_steps(problem, {implementation, context_of(q)});
+      } else {
+        problem.state = view_of<S, 4>(states);
+        delta_step(problem, {implementation, context_of(q)});
+      }
     };
     if constexpr (std::is_same_v<T, double>) {
-      if (narrow) throw Error(name, "state", "dtype BFloat16", "Double, as q");
+      if (narrow) throw Error(name, kTokens ? "states" : "state", "dtype BFloat16", "Double, as q");
       run(State<T>{});
     } else if (narrow) {
       run(bfloat16{});
@@ -365,6 +392,20 @@ Tensor delta_rule_step(const Tensor& q, const Tensor& k, const Tensor& v, const 
     }
   });
   return o;
+}
+
+}  // namespace
+
+Tensor delta_rule_step(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& beta, const Tensor& g,
+                       Tensor& state, const DeltaRule& rule, const std::string& implementation) {
+  RECORD_USER_SCOPE("efla::delta_rule_step");
+  return run_steps<0>("delta_rule_step", {q, k, v, beta, {}, g, {}}, state, {}, rule, implementation);
+}
+
+Tensor delta_rule_steps(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& beta, const Tensor& g,
+                        Tensor& states, const Tensor& slots, const DeltaRule& rule, const std::string& implementation) {
+  RECORD_USER_SCOPE("efla::delta_rule_steps");
+  return run_steps<1>("delta_rule_steps", {q, k, v, beta, {}, g, {}}, states, slots, rule, implementation);
 }
 
 #define EFLA_INPUTS "Tensor q, Tensor k, Tensor v, Tensor beta, Tensor? g"
@@ -390,6 +431,7 @@ TORCH_LIBRARY_FRAGMENT(efla, library) {
               ", int state_interval=32) -> (Tensor o, Tensor final_state, Tensor states)",
               user_op_with_states);
   library.def("delta_rule_step(" EFLA_INPUTS ", Tensor(a!) state, " EFLA_RULE ") -> Tensor");
+  library.def("delta_rule_steps(" EFLA_INPUTS ", Tensor(a!) states, Tensor? slots=None, " EFLA_RULE ") -> Tensor");
   library.def("delta_rule_implementations() -> str[]",
               [] { return selectable_names(delta_forward_implementations()); });
 }
@@ -399,22 +441,28 @@ TORCH_LIBRARY_IMPL(efla, CPU, library) {
   library.impl("delta_rule_fwd", forward_op<false>);
   library.impl("delta_rule_bwd", backward_op<false>);
   library.impl("delta_rule_step", step_op<false>);
+  library.impl("delta_rule_steps", steps_op<false>);
 }
 
 TORCH_LIBRARY_IMPL(efla, CUDA, library) {
   library.impl("delta_rule_fwd", forward_op<false>);
   library.impl("delta_rule_bwd", backward_op<false>);
   library.impl("delta_rule_step", step_op<false>);
+  library.impl("delta_rule_steps", steps_op<false>);
 }
 
 TORCH_LIBRARY_IMPL(efla, Meta, library) {
   library.impl("delta_rule_fwd", forward_op<true>);
   library.impl("delta_rule_bwd", backward_op<true>);
   library.impl("delta_rule_step", step_op<true>);
+  library.impl("delta_rule_steps", steps_op<true>);
 }
 
 // PyTorch 1.13 has no way past AutogradMeta by itself.
-TORCH_LIBRARY_IMPL(efla, Autograd, library) { library.impl("delta_rule_step", torch::CppFunction::makeFallthrough()); }
+TORCH_LIBRARY_IMPL(efla, Autograd, library) {
+  library.impl("delta_rule_step", torch::CppFunction::makeFallthrough());
+  library.impl("delta_rule_steps", torch::CppFunction::makeFallthrough());
+}
 
 #undef EFLA_INPUTS
 #undef EFLA_RULE

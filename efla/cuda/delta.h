@@ -40,32 +40,14 @@ std::size_t recurrent_bwd_workspace_bytes(const DeltaShape& shape, const DeltaRu
 
 inline constexpr std::int64_t kRecurrentInterval = 32;
 
-// Decode steps: one to kMaxStepTokens tokens per batch entry, whose states are in a pool and updated in place.
-template <class T, class S = State<T>>
-struct DeltaSteps {
-  DeltaShape shape;  // not packed
-  DeltaRule rule;
-  View<const T, 4> q, k;      // [B, T, H, K]
-  View<const T, 4> v;         // [B, T, HV, V]
-  View<const T, 3> beta;      // [B, T, HV]
-  View<const State<T>, 4> g;  // [B, T, HV, 1 or K] by rule.decay; absent without decay
-  // [B], optional: the state of each batch entry, no two alike; absent: entry b has state b. An entry with −1 is
-  // skipped: its outputs are zeros.
-  View<const std::int64_t, 1> slots;
-  View<S, 4> states;  // [P, HV, K, V]
-  View<T, 4> o;       // [B, T, HV, V]
-};
-
-inline constexpr std::int64_t kMaxStepTokens = 8;
-
-// Every state is read once and written once. A state of type bfloat16 (S) is widened to float32, and rounded after
-// every token, so that several tokens in one call give the same bits as one call per token. Any sizes with K up to
+// Decode steps. Every state is read once and written once. Several tokens in one call give the same bits as one call
+// per token. Any sizes with K up to
 // kMaxKeyDim and any strides; fastest where rows [V] of the states can be read in pieces of 16 bytes. T and S are float
 // or bfloat16.
 template <class T, class S>
 void step_fwd(const DeltaSteps<T, S>& problem, cudaStream_t stream);
 
-// One token per batch entry, without a pool.
+// One token per batch entry.
 template <class T, class S>
 void step_fwd(const DeltaStep<T, S>& problem, cudaStream_t stream);
 

@@ -337,16 +337,8 @@ void step_fwd(const DeltaSteps<T, S>& p, cudaStream_t stream) {
 
 template <class T, class S>
 void step_fwd(const DeltaStep<T, S>& p, cudaStream_t stream) {
-  step_fwd(DeltaSteps<T, S>{p.shape,
-                            p.rule,
-                            with_token_axis(p.q),
-                            with_token_axis(p.k),
-                            with_token_axis(p.v),
-                            with_token_axis(p.beta),
-                            with_token_axis(p.g),
-                            {},
-                            p.state,
-                            with_token_axis(p.o)},
+  step_fwd(DeltaSteps<T, S>{p.shape, p.rule, with_token_axis(p.q), with_token_axis(p.k), with_token_axis(p.v),
+                            with_token_axis(p.beta), with_token_axis(p.g), p.slots, p.state, with_token_axis(p.o)},
            stream);
 }
 

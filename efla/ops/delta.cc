@@ -160,6 +160,46 @@ std::span<const Implementation<Problem>> step_rows() {
   return rows;
 }
 
+// Token t of a view over [B, T, …].
+template <class T, int Rank>
+View<T, Rank - 1> token_of(const View<T, Rank>& view, std::int64_t t) {
+  View<T, Rank - 1> token;
+  if (!view) return token;
+  token.data = view.at(std::int64_t{0}, t);
+  for (int d = 0; d < Rank - 1; ++d) {
+    token.extent[d] = view.extent[d == 0 ? 0 : d + 1];
+    token.stride[d] = view.stride[d == 0 ? 0 : d + 1];
+  }
+  return token;
+}
+
+// Calls f with every token of a problem as a problem of its own.
+template <class T, class S, class F>
+void for_each_token(const DeltaSteps<T, S>& p, F&& f) {
+  DeltaShape one = p.shape;
+  one.tokens = 1;
+  for (std::int64_t t = 0; t < p.shape.tokens; ++t) {
+    f(DeltaStep<T, S>{one, p.rule, token_of(p.q, t), token_of(p.k, t), token_of(p.v, t), token_of(p.beta, t),
+                      token_of(p.g, t), p.states, token_of(p.o, t), p.slots});
+  }
+}
+
+template <class T, class S, class Problem = DeltaSteps<T, S>>
+std::span<const Implementation<Problem>> steps_rows() {
+  static const Implementation<Problem> rows[]{
+      {"recurrent_simd", "recurrent", kCpu, [](const Problem&, bool) { return refuse_float64<T>(); },
+       [](const Problem& p, const ExecutionContext& context) {
+         for_each_token(p, [&](const DeltaStep<T, S>& token) { EFLA_CPU_KERNEL(T, step)(token, context); });
+       }},
+      {"recurrent_cuda", "recurrent", kCuda, EFLA_CUDA_ROW(refuse_cuda_step, run_cuda_step)},
+      {"ref", "ref", kCpu, refuse_unless_named<Problem>,
+       [](const Problem& p, const ExecutionContext&) {
+         for_each_token(p, [](const DeltaStep<T, S>& token) { ref::step(token); });
+       }},
+  };
+  return rows;
+}
+
 #undef EFLA_CPU_KERNEL
 
 }  // namespace
@@ -204,8 +244,14 @@ Choice delta_backward(const DeltaBackward<T>& problem, const RunOptions& options
 
 template <class T, class S>
 Choice delta_step(const DeltaStep<T, S>& problem, const RunOptions& options) {
-  validate(problem);
+  validate(problem, options.context.device);
   return choose_and_run("delta_step", step_rows<T, S>(), problem, options);
+}
+
+template <class T, class S>
+Choice delta_steps(const DeltaSteps<T, S>& problem, const RunOptions& options) {
+  validate(problem, options.context.device);
+  return choose_and_run("delta_steps", steps_rows<T, S>(), problem, options);
 }
 
 #define EFLA_INSTANTIATE(T)                                                                            \
@@ -213,13 +259,16 @@ Choice delta_step(const DeltaStep<T, S>& problem, const RunOptions& options) {
   template Choice choose_delta_forward(const DeltaForward<T>&, const RunOptions&);                     \
   template SavedStates choose_saved_states<T>(const DeltaShape&, const DeltaRule&, const RunOptions&); \
   template Choice delta_backward(const DeltaBackward<T>&, const RunOptions&);                          \
-  template Choice delta_step(const DeltaStep<T, State<T>>&, const RunOptions&);
+  template Choice delta_step(const DeltaStep<T, State<T>>&, const RunOptions&);                        \
+  template Choice delta_steps(const DeltaSteps<T, State<T>>&, const RunOptions&);
 EFLA_INSTANTIATE(float)
 EFLA_INSTANTIATE(bfloat16)
 EFLA_INSTANTIATE(double)
 #undef EFLA_INSTANTIATE
 template Choice delta_step(const DeltaStep<float, bfloat16>&, const RunOptions&);
 template Choice delta_step(const DeltaStep<bfloat16, bfloat16>&, const RunOptions&);
+template Choice delta_steps(const DeltaSteps<float, bfloat16>&, const RunOptions&);
+template Choice delta_steps(const DeltaSteps<bfloat16, bfloat16>&, const RunOptions&);
 
 // Every element type has the same rows.
 std::vector<ImplementationName> delta_forward_implementations() { return names_of(forward_rows<float>()); }

@@ -53,6 +53,10 @@ Choice delta_backward(const DeltaBackward<T>& problem, const RunOptions& options
 template <class T, class S>
 Choice delta_step(const DeltaStep<T, S>& problem, const RunOptions& options = {});
 
+// Decoding: a few tokens per batch entry. The same bits as one delta_step per token.
+template <class T, class S>
+Choice delta_steps(const DeltaSteps<T, S>& problem, const RunOptions& options = {});
+
 // Return the lists, in the order in which "auto" asks their rows.
 std::vector<ImplementationName> delta_forward_implementations();
 std::vector<ImplementationName> delta_backward_implementations();

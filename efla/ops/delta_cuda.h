@@ -95,13 +95,14 @@ void run_cuda_recurrent_backward(const DeltaBackward<T>& p, const ExecutionConte
   }
 }
 
-template <class T, class S>
-std::string refuse_cuda_step(const DeltaStep<T, S>& p, bool) {
+// Problem: DeltaStep or DeltaSteps.
+template <class T, class S, template <class, class> class Problem>
+std::string refuse_cuda_step(const Problem<T, S>& p, bool) {
   return refuse_cuda_recurrence<T>(p.shape);
 }
 
-template <class T, class S>
-void run_cuda_step(const DeltaStep<T, S>& p, const ExecutionContext& context) {
+template <class T, class S, template <class, class> class Problem>
+void run_cuda_step(const Problem<T, S>& p, const ExecutionContext& context) {
   if constexpr (!std::is_same_v<T, double>) {
     call_on_gpu(context, 0, [&](const gpu::Workspace&, cudaStream_t stream) { gpu::step_fwd(p, stream); });
   }

@@ -215,14 +215,17 @@ void step(const DeltaStep<T, S>& p) {
   forward.beta = with_token_axis(p.beta);
   forward.g = with_token_axis(p.g);
   forward.o = with_token_axis(p.o);
-  std::vector<State<T>> copy(p.state.size());  // the state in the type that the forward takes
-  const auto state = View<State<T>, 4>::contiguous(copy.data(), p.state.extent);
+  // The states of the batch entries in the type that the forward takes.
+  std::vector<State<T>> copy(p.shape.batch * p.state.size() / p.state.extent[0]);
+  const auto [_, heads, key_dim, value_dim] = p.state.extent;
+  const auto state = View<State<T>, 4>::contiguous(copy.data(), {p.shape.batch, heads, key_dim, value_dim});
   const auto for_each_element = [&](auto&& f) {
-    const auto [batch, heads, key_dim, value_dim] = p.state.extent;
-    for (std::int64_t i_b = 0; i_b < batch; ++i_b) {
+    for (std::int64_t i_b = 0; i_b < p.shape.batch; ++i_b) {
+      const std::int64_t slot = p.slot(i_b);
+      if (slot < 0) continue;
       for (std::int64_t i_h = 0; i_h < heads; ++i_h) {
         for (std::int64_t i_k = 0; i_k < key_dim; ++i_k) {
-          for (std::int64_t i_v = 0; i_v < value_dim; ++i_v) f(state(i_b, i_h, i_k, i_v), p.state(i_b, i_h, i_k, i_v));
+          for (std::int64_t i_v = 0; i_v < value_dim; ++i_v) f(state(i_b, i_h, i_k, i_v), p.state(slot, i_h, i_k, i_v));
         }
       }
     }
@@ -232,6 +235,11 @@ void step(const DeltaStep<T, S>& p) {
   forward.final_state = state;
   recurrent_fwd(forward);
   for_each_element([](const State<T>& from, S& to) { to = from_state<S>(static_cast<State<S>>(from)); });
+  for (std::int64_t i_b = 0; i_b < p.shape.batch; ++i_b) {
+    for (std::int64_t i_h = 0; i_h < heads && p.slot(i_b) < 0; ++i_h) {
+      for (std::int64_t i_v = 0; i_v < value_dim; ++i_v) p.o(i_b, i_h, i_v) = T{};
+    }
+  }
 }
 
 #define EFLA_INSTANTIATE(T)                             \

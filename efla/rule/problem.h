@@ -126,7 +126,7 @@ DeltaBackward<T> backward_of(const DeltaForward<T>& p) {
 }
 
 // One token per batch entry; the state is updated in place. A state of type bfloat16 (S) is widened to float32, updated
-// and rounded back at every token.
+// and rounded back at every token. With slots the states are a pool [P, HV, K, V].
 template <class T, class S = State<T>>
 struct DeltaStep {
   DeltaShape shape;  // tokens is 1
@@ -137,6 +137,27 @@ struct DeltaStep {
   View<const State<T>, 3> g;  // [B, HV, 1 or K] by rule.decay; absent without decay
   View<S, 4> state;           // [B, HV, K, V], updated in place
   View<T, 3> o;               // [B, HV, V]
+  // [B], optional: the index of each batch entry's state, no two alike. An entry with −1 has no state: its outputs are
+  // zeros. Absent: batch entry b has state b.
+  View<const std::int64_t, 1> slots = {};
+
+  std::int64_t slot(std::int64_t i_b) const { return slots ? slots(i_b) : i_b; }
+};
+
+inline constexpr std::int64_t kMaxStepTokens = 8;
+
+// One to kMaxStepTokens tokens per batch entry, each as a DeltaStep.
+template <class T, class S = State<T>>
+struct DeltaSteps {
+  DeltaShape shape;  // not packed
+  DeltaRule rule;
+  View<const T, 4> q, k;              // [B, T, H, K]
+  View<const T, 4> v;                 // [B, T, HV, V]
+  View<const T, 3> beta;              // [B, T, HV]
+  View<const State<T>, 4> g;          // [B, T, HV, 1 or K] by rule.decay; absent without decay
+  View<const std::int64_t, 1> slots;  // as in DeltaStep
+  View<S, 4> states;                  // [P, HV, K, V], updated in place; [B, HV, K, V] without slots
+  View<T, 4> o;                       // [B, T, HV, V]
 };
 
 // Returns the place of sequence n of a forward or a backward.

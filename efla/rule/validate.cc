@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <limits>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "efla/base/error.h"
 #include "efla/rule/check.h"
@@ -58,6 +60,26 @@ void check_saved_states(const char* operation, const DeltaShape& s, const SavedS
   } else {
     if (narrow) throw Error(operation, "narrow_states", "a tensor", "nothing, as states are not saved in bfloat16");
     check_view(operation, "chunk_states", wide, expected, presence);
+  }
+}
+
+// Checks the states [B, HV, K, V] of a decode step, or with slots a pool of them.
+template <class S>
+void check_states(const char* operation, const char* name, const DeltaShape& s, const View<S, 4>& states,
+                  const View<const std::int64_t, 1>& slots, const Device& device) {
+  const std::int64_t count = slots ? states.extent[0] : s.batch;
+  check_view(operation, name, states, {count, s.value_heads, s.key_dim, s.value_dim});
+  if (!slots) return;
+  check_view(operation, "slots", slots, {s.batch});
+  if (!device.is_cpu()) return;
+  std::vector<bool> taken(static_cast<std::size_t>(count));
+  for (std::int64_t i = 0; i < s.batch; ++i) {
+    const std::int64_t slot = slots(i);
+    if (slot < -1 || slot >= count || (slot >= 0 && taken[static_cast<std::size_t>(slot)])) {
+      throw Error(operation, "slots[" + std::to_string(i) + "]", std::to_string(slot),
+                  "-1 or a state of " + std::to_string(count) + " that no other entry has");
+    }
+    if (slot >= 0) taken[static_cast<std::size_t>(slot)] = true;
   }
 }
 
@@ -131,7 +153,7 @@ void validate(const DeltaBackward<T>& p, const Device& device) {
 }
 
 template <class T, class S>
-void validate(const DeltaStep<T, S>& p) {
+void validate(const DeltaStep<T, S>& p, const Device& device) {
   constexpr const char* op = "delta_step";
   const auto& s = p.shape;
   validate(op, s, p.rule);
@@ -141,8 +163,23 @@ void validate(const DeltaStep<T, S>& p) {
   check_view(op, "v", p.v, {s.batch, s.value_heads, s.value_dim});
   check_view(op, "beta", p.beta, {s.batch, s.value_heads});
   check_decay(op, "g", p.rule, p.g, {s.batch, s.value_heads, s.key_dim});
-  check_view(op, "state", p.state, {s.batch, s.value_heads, s.key_dim, s.value_dim});
+  check_states(op, "state", s, p.state, p.slots, device);
   check_view(op, "o", p.o, {s.batch, s.value_heads, s.value_dim});
+}
+
+template <class T, class S>
+void validate(const DeltaSteps<T, S>& p, const Device& device) {
+  constexpr const char* op = "delta_steps";
+  const auto& s = p.shape;
+  validate(op, s, p.rule);
+  check_size(op, "token count T", s.tokens, 1, kMaxStepTokens);
+  check_view(op, "q", p.q, {s.batch, s.tokens, s.heads, s.key_dim});
+  check_view(op, "k", p.k, {s.batch, s.tokens, s.heads, s.key_dim});
+  check_view(op, "v", p.v, {s.batch, s.tokens, s.value_heads, s.value_dim});
+  check_view(op, "beta", p.beta, {s.batch, s.tokens, s.value_heads});
+  check_decay(op, "g", p.rule, p.g, {s.batch, s.tokens, s.value_heads, s.key_dim});
+  check_states(op, "states", s, p.states, p.slots, device);
+  check_view(op, "o", p.o, {s.batch, s.tokens, s.value_heads, s.value_dim});
 }
 
 template void validate(const DeltaForward<float>&, const Device&);
@@ -151,10 +188,15 @@ template void validate(const DeltaForward<double>&, const Device&);
 template void validate(const DeltaBackward<float>&, const Device&);
 template void validate(const DeltaBackward<bfloat16>&, const Device&);
 template void validate(const DeltaBackward<double>&, const Device&);
-template void validate(const DeltaStep<float>&);
-template void validate(const DeltaStep<bfloat16>&);
-template void validate(const DeltaStep<double>&);
-template void validate(const DeltaStep<float, bfloat16>&);
-template void validate(const DeltaStep<bfloat16, bfloat16>&);
+
+#define EFLA_INSTANTIATE(T, S)                                   \
+  template void validate(const DeltaStep<T, S>&, const Device&); \
+  template void validate(const DeltaSteps<T, S>&, const Device&);
+EFLA_INSTANTIATE(float, float)
+EFLA_INSTANTIATE(float, bfloat16)
+EFLA_INSTANTIATE(bfloat16, float)
+EFLA_INSTANTIATE(bfloat16, bfloat16)
+EFLA_INSTANTIATE(double, double)
+#undef EFLA_INSTANTIATE
 
 }  // namespace efla

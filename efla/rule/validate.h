@@ -7,14 +7,16 @@
 namespace efla {
 
 // Throws Error that names the operation, the first wrong argument, what it got and what it expected. T is float,
-// bfloat16 or double. `device` has the problem's tensors: the values of cu_seqlens are checked on the CPU alone,
-// because the host cannot read them elsewhere.
+// bfloat16 or double. `device` has the problem's tensors: the values of cu_seqlens and slots are checked on the CPU
+// alone, because the host cannot read them elsewhere.
 template <class T>
 void validate(const DeltaForward<T>& problem, const Device& device = {});
 template <class T>
 void validate(const DeltaBackward<T>& problem, const Device& device = {});
 template <class T, class S>
-void validate(const DeltaStep<T, S>& problem);
+void validate(const DeltaStep<T, S>& problem, const Device& device = {});
+template <class T, class S>
+void validate(const DeltaSteps<T, S>& problem, const Device& device = {});
 
 // Checks a shape and a rule alone, for a caller that has no views yet.
 void validate(const char* operation, const DeltaShape& shape, const DeltaRule& rule);

@@ -80,8 +80,8 @@ Decoded<T, S> decode(const DeltaCase& c, std::int64_t per_call, std::int64_t ski
   const DeltaForward<T> all = device.forward();
   std::int64_t call = 0;
   for (std::int64_t t = 0; t < c.tokens; ++call) {
-    const std::int64_t count = std::min(c.tokens - t, per_call > 0 ? per_call : call % gpu::kMaxStepTokens + 1);
-    gpu::DeltaSteps<T, S> p;
+    const std::int64_t count = std::min(c.tokens - t, per_call > 0 ? per_call : call % kMaxStepTokens + 1);
+    DeltaSteps<T, S> p;
     p.shape = all.shape;
     p.shape.tokens = count;
     p.rule = all.rule;

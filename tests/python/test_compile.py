@@ -50,6 +50,16 @@ class Compile(unittest.TestCase):
         assert_close(self, *states)
         self.assertFalse(torch.equal(states[0], state()))
 
+    def test_tokens_of_a_pool(self):
+        torch._dynamo.reset()
+        compiled = torch.compile(efla.delta_rule_steps, backend="aot_eager", fullgraph=True)
+        x, slots = inputs(2, decay="scalar"), torch.tensor([2, 0])
+        pools = [state(3), state(3)]
+        got, expected = (f(**x, states=s, slots=slots) for f, s in zip((compiled, efla.delta_rule_steps), pools))
+        assert_close(self, got, expected)
+        assert_close(self, *pools)
+        self.assertFalse(torch.equal(pools[0], state(3)))
+
     def test_layers(self):
         for layer in (
             EFLA(hidden_size=24, num_heads=2),

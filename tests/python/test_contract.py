@@ -43,6 +43,8 @@ SIGNATURES = {
     "cu_seqlens=None | step='exact' erase_scale=1.0 write_scale=1.0",
     "delta_rule_step": "q k v beta state g=None scale=None use_qk_l2norm_in_kernel=False "
     "| step='exact' erase_scale=1.0 write_scale=1.0",
+    "delta_rule_steps": "q k v beta states slots=None g=None scale=None use_qk_l2norm_in_kernel=False "
+    "| step='exact' erase_scale=1.0 write_scale=1.0",
 }
 
 
@@ -206,6 +208,18 @@ class Mistakes(unittest.TestCase):
         self.refuses("state: got shape [1, 2, 12, 10], expected shape [2, 2, 12, 10]", f, **x, state=state(1))
         x["q"] = x["q"].unsqueeze(1)
         self.refuses("q: got shape [2, 1, 2, 12], expected 3 dimensions [B, H, K]", f, **x, state=state())
+
+    def test_tokens_of_a_pool(self):
+        x = inputs(tokens=3)
+        f = efla.delta_rule_steps
+        pool, slots = state(5), torch.tensor([4, -1])
+        self.refuses("states: got dtype Double, expected Float", f, **x, states=pool.double(), slots=slots)
+        self.refuses("states: got shape [5, 2, 12, 10], expected shape [2, 2, 12, 10]", f, **x, states=pool)
+        self.refuses("slots: got shape [1], expected shape [2]", f, **x, states=pool, slots=slots[:1])
+        self.refuses("slots: got dtype Int, expected Long", f, **x, states=pool, slots=slots.int())
+        for bad, index in (([4, 4], 1), ([5, 0], 0), ([-2, 0], 0)):
+            expected = f"slots[{index}]: got {bad[index]}, expected -1 or a state of 5 that no other entry has"
+            self.refuses(expected, f, **x, states=pool, slots=torch.tensor(bad))
 
 
 class WithoutValues(unittest.TestCase):

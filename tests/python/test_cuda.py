@@ -53,6 +53,16 @@ class Cuda(unittest.TestCase):
         assert_close(self, o.cpu(), expected.cpu(), what="o")
         assert_close(self, state.cpu(), expected_state.cpu(), what="state")
 
+    def test_tokens_of_a_pool_agree_with_the_cpu(self):
+        for state_dtype in (torch.float32, torch.bfloat16):
+            x = inputs(tokens=5, decay="scalar")
+            pool, slots = torch.randn(4, x["v"].shape[2], x["k"].shape[3], x["v"].shape[3]).to(state_dtype), [3, -1]
+            expected_pool, got_pool = pool.clone(), pool.cuda()
+            expected = efla.delta_rule_steps(**x, states=expected_pool, slots=torch.tensor(slots))
+            got = efla.delta_rule_steps(**on_gpu(x), states=got_pool, slots=torch.tensor(slots).cuda())
+            assert_close(self, got.cpu(), expected, state_dtype, factor=4, what="o")
+            assert_close(self, got_pool.cpu(), expected_pool, state_dtype, factor=4, what="states")
+
     def test_layers_agree_with_the_cpu(self):
         torch.manual_seed(0)
         x = torch.randn(2, 70, 64)

@@ -175,6 +175,21 @@ class Values(unittest.TestCase):
                 assert_close(self, got, expected[0][:, 0], what=f"{decay} o")
                 assert_close(self, s, expected[1], state_dtype, what=f"{decay} state")
 
+    def test_tokens_of_a_pool_are_the_single_tokens(self):
+        for decay in (None, "scalar", "channel"):
+            for state_dtype in (torch.float32, torch.bfloat16):
+                x = inputs(tokens=5, decay=decay, value_heads=4)
+                pool, slots = state(sequences=3, value_heads=4).to(state_dtype), torch.tensor([2, 0])
+                s, untouched = pool[slots].clone(), pool[1].clone()
+                steps = [efla.delta_rule_step(**{n: t[:, i] for n, t in x.items()}, state=s) for i in range(5)]
+                o = efla.delta_rule_steps(**x, states=pool, slots=slots)
+                self.assertTrue(torch.equal(o, torch.stack(steps, dim=1)))
+                self.assertTrue(torch.equal(pool[slots], s) and torch.equal(pool[1], untouched))
+                before = pool.clone()
+                o = efla.delta_rule_steps(**x, states=pool, slots=torch.tensor([-1, 1]))
+                self.assertEqual(o[0].abs().max(), 0)
+                self.assertTrue(torch.equal(pool[slots], before[slots]) and not torch.equal(pool[1], before[1]))
+
 
 if __name__ == "__main__":
     unittest.main()

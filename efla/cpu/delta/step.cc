@@ -98,9 +98,9 @@ HWY_INLINE void write_columns(S* HWY_RESTRICT state, std::int64_t row_stride, st
 
 // Computes the columns of a state whose last stride is 1 in vectors; any others, and the last few, one by one.
 template <class S>
-HWY_INLINE void read_state(const View<S, 4>& state, std::int64_t i_b, std::int64_t i_h, std::int64_t first,
+HWY_INLINE void read_state(const View<S, 4>& state, std::int64_t slot, std::int64_t i_h, std::int64_t first,
                            std::int64_t count, std::int64_t key_dim, StepScratch& s) {
-  const S* base = state.at(i_b, i_h, std::int64_t{0}, first);
+  const S* base = state.at(slot, i_h, std::int64_t{0}, first);
   std::int64_t j = 0;
   if (state.stride[3] == 1) {
     for (; j + 4 * kLanes <= count; j += 4 * kLanes) read_columns<4>(base, state.stride[2], key_dim, s, j);
@@ -119,9 +119,9 @@ HWY_INLINE void read_state(const View<S, 4>& state, std::int64_t i_b, std::int64
 }
 
 template <bool kDecays, class S>
-HWY_INLINE void write_state(const View<S, 4>& state, std::int64_t i_b, std::int64_t i_h, std::int64_t first,
+HWY_INLINE void write_state(const View<S, 4>& state, std::int64_t slot, std::int64_t i_h, std::int64_t first,
                             std::int64_t count, std::int64_t key_dim, const StepScratch& s) {
-  S* base = state.at(i_b, i_h, std::int64_t{0}, first);
+  S* base = state.at(slot, i_h, std::int64_t{0}, first);
   std::int64_t j = 0;
   if (state.stride[3] == 1) {
     for (; j + 8 * kLanes <= count; j += 8 * kLanes) write_columns<8, kDecays>(base, state.stride[2], key_dim, s, j);
@@ -174,9 +174,13 @@ template <class T, class S>
 HWY_INLINE void step_columns(const DeltaStep<T, S>& p, std::int64_t i_b, std::int64_t i_h, std::int64_t first,
                              std::int64_t count, float scale, StepScratch& s) {
   const FloatTag d;
-  const std::int64_t key_dim = p.shape.key_dim;
+  const std::int64_t key_dim = p.shape.key_dim, slot = p.slot(i_b);
+  if (slot < 0) {
+    std::fill_n(s.out, count, 0.0F);
+    return store_row(s.out, scale, count, p.o.at(i_b, i_h, first), p.o.stride[2]);
+  }
   load_row(p.v.at(i_b, i_h, first), p.v.stride[2], count, round_up(count, kLanes), s.v);
-  read_state(p.state, i_b, i_h, first, count, key_dim, s);
+  read_state(p.state, slot, i_h, first, count, key_dim, s);
   const FloatVec a = hn::Set(d, s.erase), b = hn::Set(d, s.write), q_dot_k = hn::Set(d, s.q_dot_k);
   for (std::int64_t j = 0; j < count; j += kLanes) {
     const FloatVec u = hn::NegMulAdd(a, hn::Load(d, s.error + j), hn::Mul(b, hn::Load(d, s.v + j)));
@@ -184,9 +188,9 @@ HWY_INLINE void step_columns(const DeltaStep<T, S>& p, std::int64_t i_b, std::in
     hn::Store(hn::MulAdd(q_dot_k, u, hn::Load(d, s.out + j)), d, s.out + j);
   }
   if (p.rule.decay != Decay::none) {
-    write_state<true>(p.state, i_b, i_h, first, count, key_dim, s);
+    write_state<true>(p.state, slot, i_h, first, count, key_dim, s);
   } else {
-    write_state<false>(p.state, i_b, i_h, first, count, key_dim, s);
+    write_state<false>(p.state, slot, i_h, first, count, key_dim, s);
   }
   store_row(s.out, scale, count, p.o.at(i_b, i_h, first), p.o.stride[2]);
 }
@@ -256,7 +260,8 @@ template <class T, class S>
 void step(const DeltaStep<T, S>& p, Workspace workspace, ThreadPool& pool) {
   const std::int64_t count = p.shape.batch * p.shape.value_heads * HWY_DYNAMIC_DISPATCH(StepSlices)(p.shape);
   const std::int64_t run_elements = pool.in_use() ? kAwakeElements : kAsleepElements;
-  const std::int64_t runs = std::clamp<std::int64_t>(p.state.size() / run_elements, 1, count);
+  const std::int64_t elements = p.shape.batch * p.shape.value_heads * p.shape.key_dim * p.shape.value_dim;
+  const std::int64_t runs = std::clamp<std::int64_t>(elements / run_elements, 1, count);
   const std::size_t bytes = workspace.bytes / static_cast<std::size_t>(pool.threads());
   pool.run(runs, [&](std::int64_t run, int worker) {
     tasks(p, count * run / runs, count * (run + 1) / runs, workspace.data + bytes * static_cast<std::size_t>(worker));

@@ -1,6 +1,6 @@
 """The delta rule as functions. One module for each of flash-linear-attention's, with its names, and efla.ops.efla."""
 
-from efla.ops.decode import delta_rule_step
+from efla.ops.decode import delta_rule_step, delta_rule_steps
 from efla.ops.delta_rule import chunk_delta_rule, fused_recurrent_delta_rule
 from efla.ops.efla import chunk_efla, fused_recurrent_efla
 from efla.ops.gated_delta_rule import (
@@ -18,6 +18,7 @@ __all__ = [
     "chunk_gdn",
     "chunk_kda",
     "delta_rule_step",
+    "delta_rule_steps",
     "fused_recurrent_delta_rule",
     "fused_recurrent_efla",
     "fused_recurrent_gated_delta_rule",

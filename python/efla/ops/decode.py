@@ -1,4 +1,4 @@
-"""One token at a time, with the state updated in place."""
+"""One or a few tokens at a time, with the states updated in place."""
 
 from __future__ import annotations
 
@@ -48,6 +48,62 @@ def delta_rule_step(
             beta.to(q.dtype),
             g,
             state,
+            scale,
+            step,
+            float(erase_scale),
+            float(write_scale),
+            use_qk_l2norm_in_kernel,
+            "ref" if double else "auto",
+        )
+
+
+def delta_rule_steps(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    states: Tensor,
+    slots: Tensor | None = None,
+    g: Tensor | None = None,
+    scale: float | None = None,
+    use_qk_l2norm_in_kernel: bool = False,
+    *,
+    step: str = "exact",
+    erase_scale: float = 1.0,
+    write_scale: float = 1.0,
+) -> Tensor:
+    """chunk_efla for 1 to 8 tokens of every batch entry, whose states lie in a pool; in place and without gradients.
+
+    Args:
+        q, k: [B, T, H, K], float32 or bfloat16; v: [B, T, HV, V]; beta: [B, T, HV]; g: [B, T, HV], [B, T, HV, K] or None.
+        states: [P, HV, K, V], float32 or bfloat16 (rounded at every token), of which those named are overwritten.
+        slots: [B] int64, the state of each batch entry, no two alike; −1 for an entry without a state, whose outputs are
+            zeros. None: entry b has state b of P = B. On a GPU the values are not checked.
+        scale, use_qk_l2norm_in_kernel, step, erase_scale, write_scale: as chunk_efla.
+
+    Returns:
+        o [B, T, HV, V] in the dtype of q, the same bits as of T calls of delta_rule_step. Raises ValueError naming the
+        argument.
+    """
+    function = "delta_rule_steps"
+    _check.check_tensors(function, q=q, k=k, v=v, beta=beta, states=states)
+    if slots is not None:
+        _check.check_tensors(function, slots=slots)
+    double = q.dtype == torch.float64
+    if g is not None:
+        _check.check_tensors(function, g=g)
+        g = g.to(torch.float64 if double else torch.float32)
+    with torch.no_grad():
+        return _check.call(
+            function,
+            torch.ops.efla.delta_rule_steps,
+            q,
+            k,
+            v,
+            beta.to(q.dtype),
+            g,
+            states,
+            slots,
             scale,
             step,
             float(erase_scale),

@@ -1,0 +1,113 @@
+// Several tokens of entries with states in a pool are single steps of those states, to the same bits.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "tests/support/delta_run.h"
+#include "tests/support/expect_error.h"
+
+namespace efla::test {
+namespace {
+
+constexpr std::int64_t kTokens = 5, kPool = 4;
+const std::vector<std::int64_t> kSlots{3, -1, 0};
+
+DeltaCase pool_case(Decay decay) {
+  DeltaCase c{"exact", 1, 1, true, std::ssize(kSlots), kTokens, 2, 12, 20, 2, Layout::sliced, false, false, false};
+  c.decay = decay;
+  c.group = 2;
+  return c;
+}
+
+template <class T, class S>
+DeltaSteps<T, S> steps_of(const DeltaForward<T>& f, const View<S, 4>& states,
+                          const View<const std::int64_t, 1>& slots) {
+  return {f.shape, f.rule, f.q, f.k, f.v, f.beta, f.g, slots, states, f.o};
+}
+
+template <class S>
+void fill(Tensor<S, 4>& states) {
+  Random random(5);
+  std::vector<double> values(states.view().size());
+  for (double& x : values) x = random.normal();
+  states.assign(values);
+}
+
+template <class T, class S>
+void check(Decay decay, const std::string& implementation) {
+  SCOPED_TRACE(testing::Message() << implementation << " decay " << static_cast<int>(decay) << ' '
+                                  << cpu::target_name());
+  const DeltaCase c = pool_case(decay);
+  DeltaData<T> together(c), single(c);
+  const std::array<std::int64_t, 4> extent{kPool, together.shape.value_heads, c.key_dim, c.value_dim};
+  Tensor<S, 4> pool(extent, Layout::sliced), initial(extent, Layout::sliced);
+  fill(pool);
+  fill(initial);
+  const auto slots = View<const std::int64_t, 1>::contiguous(kSlots.data(), {std::ssize(kSlots)});
+  delta_steps(steps_of(together.forward(), pool.view(), slots), {.implementation = implementation});
+
+  Tensor<S, 4> own({c.batch, extent[1], c.key_dim, c.value_dim}, Layout::contiguous);
+  const auto copy = [&](auto&& f) {
+    for (std::int64_t b = 0; b < c.batch; ++b) {
+      for (std::int64_t h = 0; h < extent[1]; ++h) {
+        for (std::int64_t i = 0; i < c.key_dim; ++i) {
+          for (std::int64_t j = 0; j < c.value_dim && kSlots[b] >= 0; ++j) {
+            f(own.view()(b, h, i, j), initial.view()(kSlots[b], h, i, j));
+          }
+        }
+      }
+    }
+  };
+  own.assign(std::vector<double>(own.view().size()));
+  copy([](S& to, const S& from) { to = from; });
+  run_steps(single.forward(), own.view(), {.implementation = implementation});
+  copy([](const S& from, S& to) { to = from; });
+  EXPECT_TRUE(pool.same_bits(initial));
+  for (std::int64_t b = 0; b < c.batch; ++b) {
+    for (std::int64_t t = 0; t < kTokens; ++t) {
+      for (std::int64_t h = 0; h < extent[1]; ++h) {
+        for (std::int64_t j = 0; j < c.value_dim; ++j) {
+          const float expected = kSlots[b] < 0 ? 0.0F : to_float(single.o.view()(b, t, h, j));
+          ASSERT_EQ(to_float(together.o.view()(b, t, h, j)), expected) << b << ' ' << t << ' ' << h << ' ' << j;
+        }
+      }
+    }
+  }
+  EXPECT_TRUE(together.sentinels_intact() && pool.sentinels_intact());
+}
+
+void check_all(const std::string& implementation) {
+  for (const Decay decay : {Decay::none, Decay::scalar, Decay::channel}) {
+    check<float, float>(decay, implementation);
+    check<float, bfloat16>(decay, implementation);
+    check<bfloat16, float>(decay, implementation);
+    check<bfloat16, bfloat16>(decay, implementation);
+  }
+}
+
+TEST(DeltaSteps, AreSingleStepsOfThePoolsStates) {
+  for (const std::string& target : cpu::supported_targets()) {
+    const OnTarget guard(target);
+    for (const std::string& row : fast_rows(delta_step_implementations())) check_all(row);
+  }
+  check_all("ref");
+}
+
+TEST(DeltaSteps, RefuseWhatDoesNotFit) {
+  DeltaData<float> data(pool_case(Decay::none));
+  Tensor<float, 4> pool({kPool, data.shape.value_heads, 12, 20}, Layout::contiguous);
+  std::vector<std::int64_t> bad = kSlots;
+  DeltaSteps<float> p = steps_of(data.forward(), pool.view(), View<const std::int64_t, 1>::contiguous(bad.data(), {3}));
+  for (const std::int64_t slot : {-2, 4, 3}) {
+    bad[2] = slot;
+    expect_error([&] { delta_steps(p); }, "slots[2]", "expected -1 or a state of 4 that no other entry has");
+  }
+  p.slots = {};
+  expect_error([&] { delta_steps(p); }, "states", "expected shape [3, 4, 12, 20]");
+  p.shape.tokens = kMaxStepTokens + 1;
+  expect_error([&] { delta_steps(p); }, "token count T", "got 9, expected 1 to 8");
+}
+
+}  // namespace
+}  // namespace efla::test
