@@ -51,7 +51,7 @@ __device__ __forceinline__ void prepare_keys(const ChunkProblem& c, int thread,
   for (auto& record : shared.record) clear_upper_blocks(record, thread);
   // The products of the next chunk are made while this chunk's record is finished; after the last one, its own again.
   const auto start_keys = [&](int chunk) {
-    wait_for_rows(chunk, shared);
+    wait_for_rows(chunk, walk.tail, shared);
     const std::uint32_t k_tile = shared_address(shared.rows[chunk % kStages].k);
     start_products<kTiles>(k_tile, k_tile, warp, thread % 32, keys);
   };
@@ -103,7 +103,7 @@ __device__ __forceinline__ void prepare_queries(const ChunkProblem& c, const Row
     PrepareScratch& scratch = shared.scratch[chunk % kRecords];
     if (thread == 0) start_rows<true>(c, maps, chunk + 1, shared);
     __syncwarp();
-    wait_for_rows(chunk, shared);
+    wait_for_rows(chunk, walk.tail, shared);
     const std::uint32_t k_tile = shared_address(rows.k), q_tile = shared_address(rows.q);
     const float squares = c.p.rule.qk_l2norm ? query_squares<kTiles>(q_tile, warp, lane) : 0.0F;
     barrier_wait(&shared.record_free[chunk % kRecords], parity(chunk, kRecords) ^ 1U);

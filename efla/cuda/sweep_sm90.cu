@@ -104,6 +104,7 @@ __device__ __forceinline__ void consume(const ChunkProblem& c, int group, int th
   constexpr bool kDeferred = kGroups == 1;
   const int warp = warp_of(thread), lane = thread % 32;
   const Walk& walk = shared.walk;
+  const int tail = walk.tail;
   const std::int64_t column = walk.column + 64 * group;
   float s[32 * kTiles], e[32], o[32];
   std::uint32_t u[4][4] = {};
@@ -129,7 +130,7 @@ __device__ __forceinline__ void consume(const ChunkProblem& c, int group, int th
     std::uint32_t operand[4 * kTiles][4], written[4][4];
 #pragma unroll
     for (int step = 0; step < 4 * kTiles; ++step) to_operand(operand[step], s + 8 * step);
-    wait_for_rows(chunk, shared);
+    wait_for_rows(chunk, tail, shared);
     products_fence();
     multiply_state<kTiles>(e, operand, shared_address(rows.k));
     products_commit();
@@ -179,7 +180,7 @@ __device__ __forceinline__ void consume(const ChunkProblem& c, int group, int th
       write_chunk(chunk, tile);
     }
     __syncwarp();
-    if (lane == 0) barrier_arrive(&shared.rows_free[chunk % kStages]);
+    if (kFused || lane == 0) barrier_arrive(&shared.rows_free[chunk % kStages]);
   }
   if (kDeferred && walk.chunks > 0) {
     const int chunk = walk.chunks - 1;
@@ -200,6 +201,7 @@ __device__ __forceinline__ void transform(const ChunkProblem& c, int group, int 
                 kRecords = Shared<kTiles, kGroups, false, kChannel>::kRecords;
   const int warp = warp_of(thread), lane = thread % 32;
   const Walk& walk = shared.walk;
+  const int tail = walk.tail;
   const std::int64_t column = walk.column + 64 * group + 16 * warp;
   float s[32 * kTiles], e[32];
 #pragma unroll
@@ -213,7 +215,7 @@ __device__ __forceinline__ void transform(const ChunkProblem& c, int group, int 
     std::uint32_t operand[4 * kTiles][4], written[4][4];
 #pragma unroll
     for (int step = 0; step < 4 * kTiles; ++step) to_operand(operand[step], s + 8 * step);
-    wait_for_rows(chunk, shared);
+    wait_for_rows(chunk, tail, shared);
     products_fence();
     multiply_state<kTiles>(e, operand, shared_address(rows.k));
     products_commit();
@@ -254,7 +256,7 @@ __device__ __forceinline__ void start(const Walk& walk, Shared<kTiles, kGroups, 
   shared.walk = walk;
   for (int i = 0; i < shared.kStages; ++i) {
     barrier_init(&shared.rows_full[i], 1);
-    barrier_init(&shared.rows_free[i], kGroups * kGroupWarps);
+    barrier_init(&shared.rows_free[i], kGroups * (kFused ? kGroupThreads : kGroupWarps));
   }
   for (int i = 0; i < shared.kRecords; ++i) {
     barrier_init(&shared.record_full[i], kFused ? 2 * kGroupThreads : 1);

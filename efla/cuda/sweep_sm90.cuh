@@ -178,11 +178,11 @@ __device__ __forceinline__ bool is_tail(int chunk, const Shared<kTiles, kGroups,
   return chunk == shared.walk.tail;
 }
 
-// Waits for the rows of a chunk.
+// Waits for the rows of a chunk; `tail` is the walk's.
 template <int kTiles, int kGroups, bool kFused, bool kChannel>
-__device__ __forceinline__ void wait_for_rows(int chunk, Shared<kTiles, kGroups, kFused, kChannel>& shared) {
+__device__ __forceinline__ void wait_for_rows(int chunk, int tail, Shared<kTiles, kGroups, kFused, kChannel>& shared) {
   constexpr int kStages = Shared<kTiles, kGroups, kFused, kChannel>::kStages;
-  if (is_tail(chunk, shared)) {
+  if (chunk == tail) {
     barrier_wait(&shared.tail_full, 0);
   } else {
     barrier_wait(&shared.rows_full[chunk % kStages], parity(chunk, kStages));
