@@ -340,18 +340,20 @@ __device__ __forceinline__ void write_queries(F&& blocks_of, bool gated, int war
   }
 }
 
-// Inverts diagonal block `warp` of I + A by forward substitution, one column per lane (twice, by both halves of the
-// warp), and leaves the transposed.
+// Inverts diagonal block `warp` of I + A and leaves the transposed. Its two blocks of 8 × 8 on the diagonal are
+// inverted by forward substitution, one column per lane and twice, by both halves of the warp; the block below them is
+// minus the product of the second inverse, the block itself and the first inverse, four rows per half.
 __device__ __forceinline__ void invert_diagonal(int warp, int lane, PrepareScratch& scratch) {
-  const int first = 16 * warp, column = lane % 16;
-  float x[16];
+  const int half = lane / 16, column = lane % 8, first = 16 * warp, second = first + 8;
+  const bool below = lane / 8 % 2 == 1;  // this lane has a column of the second block
+  const int own = below ? second : first;
+  float x[8];
 #pragma unroll
-  for (int i = 0; i < 16; ++i) {
+  for (int i = 0; i < 8; ++i) {
     x[i] = one_if_equal(i, column);
 #pragma unroll
-    for (int quad = 0; quad < 4; ++quad) {
-      if (4 * quad >= i) break;
-      const float4 a = *reinterpret_cast<const float4*>(&scratch.matrix[first + i][first + 4 * quad]);
+    for (int quad = 0; 4 * quad < i; ++quad) {
+      const float4 a = *reinterpret_cast<const float4*>(&scratch.matrix[own + i][own + 4 * quad]);
       const float row[4] = {a.x, a.y, a.z, a.w};
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
@@ -359,14 +361,41 @@ __device__ __forceinline__ void invert_diagonal(int warp, int lane, PrepareScrat
       }
     }
   }
-  __syncwarp();
-  // The first half of the warp writes rows 0 to 7, the second rows 8 to 15.
-  const bool second = lane >= 16;
+  float y[8], z[4] = {};  // rows 4·half and on of the products with the first inverse, then all rows
 #pragma unroll
-  for (int i = 0; i < 8; ++i) x[i] = second ? x[i + 8] : x[i];
-  auto* to = reinterpret_cast<float4*>(&scratch.matrix[first + column][first + (second ? 8 : 0)]);
-  to[0] = float4{x[0], x[1], x[2], x[3]};
-  to[1] = float4{x[4], x[5], x[6], x[7]};
+  for (int i = 0; i < 4; ++i) {
+    y[i] = 0;
+#pragma unroll
+    for (int quad = 0; quad < 2; ++quad) {
+      const float4 a = *reinterpret_cast<const float4*>(&scratch.matrix[second + 4 * half + i][first + 4 * quad]);
+      y[i] += a.x * x[4 * quad] + a.y * x[4 * quad + 1] + a.z * x[4 * quad + 2] + a.w * x[4 * quad + 3];
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float other = __shfl_xor_sync(0xffffffffU, y[i], 16);
+    y[i + 4] = half == 0 ? other : y[i];
+    y[i] = half == 0 ? y[i] : other;
+  }
+  __syncwarp();
+  const auto write = [&](int row, int column, const float* values) {
+    *reinterpret_cast<float4*>(&scratch.matrix[row][column]) = float4{values[0], values[1], values[2], values[3]};
+  };
+#pragma unroll
+  for (int i = 0; i < 4; ++i) x[i] = half == 0 ? x[i] : x[i + 4];
+  write(own + column, own + 4 * half, x);
+  __syncwarp();
+#pragma unroll
+  for (int k = 0; k < 8; ++k) {
+    const float4 t = *reinterpret_cast<const float4*>(&scratch.matrix[second + k][second + 4 * half]);
+    z[0] += t.x * y[k];
+    z[1] += t.y * y[k];
+    z[2] += t.z * y[k];
+    z[3] += t.w * y[k];
+  }
+#pragma unroll
+  for (float& e : z) e = below ? 0.0F : e;
+  write(own + column, (below ? first : second) + 4 * half, z);
 }
 
 // The accumulators of a 16 × 16 block as an operand of mma_tf32, which drops the bits that TF32 does not have.
