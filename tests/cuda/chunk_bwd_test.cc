@@ -2,6 +2,7 @@
 // (chunk_bwd_oracle.h) as the yardstick.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,10 +22,29 @@ constexpr Tolerance kGradientTolerance{"gradients by chunks", 1e-4, 5e-2, 1.0};
 
 class CudaChunkBackward : public testing::TestWithParam<DeltaCase> {};
 
+// Replays what `call` enqueues on a stream twice.
+template <class Call>
+void replay_twice(Call&& call) {
+  cudaStream_t stream = nullptr;
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t replay = nullptr;
+  gpu::check(cudaStreamCreate(&stream), "cudaStreamCreate");
+  gpu::check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+  call(stream);
+  gpu::check(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
+  gpu::check(cudaGraphInstantiate(&replay, graph, 0), "cudaGraphInstantiate");
+  for (int i = 0; i < 2; ++i) gpu::check(cudaGraphLaunch(replay, stream), "cudaGraphLaunch");
+  gpu::check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+  gpu::check(cudaGraphExecDestroy(replay), "cudaGraphExecDestroy");
+  gpu::check(cudaGraphDestroy(graph), "cudaGraphDestroy");
+  gpu::check(cudaStreamDestroy(stream), "cudaStreamDestroy");
+}
+
 // Runs the forward, which saves states every `interval` tokens, and the backward with a poisoned workspace.
 void run_chunk_bwd(const DeltaData<bfloat16>& host, const DeviceData<bfloat16>& device,
                    const PoisonedWorkspace& workspace, std::int64_t interval,
-                   gpu::ChunkKernel kernel = gpu::ChunkKernel::automatic, bool by_chunks = false) {
+                   gpu::ChunkKernel kernel = gpu::ChunkKernel::automatic, bool by_chunks = false,
+                   bool in_graph = false) {
   const DeltaShape& s = host.shape;
   const std::array<std::int64_t, 5> extent{s.batch, s.chunks(interval), s.value_heads, s.key_dim, s.value_dim};
   const View<float, 5> shape = View<float, 5>::contiguous(nullptr, extent);
@@ -43,7 +63,13 @@ void run_chunk_bwd(const DeltaData<bfloat16>& host, const DeviceData<bfloat16>& 
   backward.saved = forward.saved;
   backward.chunk_states = forward.chunk_states;
   workspace.poison();
-  gpu::chunk_bwd(backward, workspace.get(), nullptr, kernel);
+  const auto call = [&](cudaStream_t stream) { gpu::chunk_bwd(backward, workspace.get(), stream, kernel); };
+  gpu::check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  if (in_graph) {
+    replay_twice(call);
+  } else {
+    call(nullptr);
+  }
   device.download();
 }
 
@@ -123,6 +149,31 @@ TEST(CudaChunkBackwardStates, Intervals) {
     const Results expected = backward_results(every), got = backward_results(some);
     for (std::size_t i = 0; i < got.size(); ++i) {
       EXPECT_LE(distance(got[i].second, expected[i].second).rms, 8e-3) << got[i].first;
+    }
+  }
+}
+
+// Replays of a graph give the bits of a call, for more sequences than a grid has rows in its second dimension and for a
+// sequence that is long enough for all kernels to run at once.
+TEST(CudaChunkBackwardLaunch, InAGraph) {
+  constexpr std::int64_t kSequences = 70'000;
+  DeltaCase many{"exact", 1, 1, true, 1, kSequences, 1, 64, 8, 1, Layout::contiguous, false, false, false};
+  for (std::int64_t n = 0; n <= kSequences; ++n) many.cu_seqlens.push_back(n);
+  DeltaCase deep{"exact", 1, 1, false, 2, 20'000, 2, 128, 128, 1, Layout::contiguous, true, true, true};
+  deep.decay = Decay::scalar;
+  deep.gate = 0.05;
+  for (const DeltaCase& c : {many, deep}) {
+    SCOPED_TRACE(name_of(c));
+    DeltaData<bfloat16> called(c), replayed(c);
+    const DeviceData<bfloat16> device_called(called), device_replayed(replayed);
+    const PoisonedWorkspace workspace(gpu::chunk_bwd_workspace_bytes(c.shape()));
+    constexpr auto kAutomatic = gpu::ChunkKernel::automatic;
+    run_chunk_bwd(called, device_called, workspace, 1024, kAutomatic, true);
+    run_chunk_bwd(replayed, device_replayed, workspace, 1024, kAutomatic, true, true);
+    const Results expected = backward_results(called), got = backward_results(replayed);
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      EXPECT_TRUE(got[i].second == expected[i].second) << got[i].first;
+      for (const double x : got[i].second) ASSERT_TRUE(std::isfinite(x)) << got[i].first;
     }
   }
 }
