@@ -26,29 +26,24 @@ constexpr int kThreads = 4 * kGroupThreads;
 
 // The warpgroup of the gradient of q, which also computes W.
 template <int kTiles, int kSlices>
-__device__ __forceinline__ void
-query_gradients(const ChunkBackward &c, int thread,
-                GradsShared<kTiles, kSlices> &shared) {
+__device__ __forceinline__ void query_gradients(const ChunkBackward& c, int thread,
+                                                GradsShared<kTiles, kSlices>& shared) {
   const int warp = warp_of(thread), lane = thread % 32;
   const RowsOfWarp rows(warp, lane);
-  const bool gated = c.p.rule.decay == Decay::scalar,
-             l2norm = c.p.rule.qk_l2norm;
+  const bool gated = c.p.rule.decay == Decay::scalar, l2norm = c.p.rule.qk_l2norm;
   const int group = static_cast<int>(c.p.shape.group());
   Follower<kTiles, kSlices> follow{shared, lane};
   float dq[32 * kTiles];
   for (;; follow.finish_item()) {
-    const Item &item = follow.next_item();
-    if (item.rows == 0)
-      return;
-    const unsigned char *k = shared.k[follow.count & 1U],
-                        *q = shared.q[follow.count & 1U];
+    const Item& item = follow.next_item();
+    if (item.rows == 0) return;
+    const unsigned char *k = shared.k[follow.count & 1U], *q = shared.q[follow.count & 1U];
     float2 factor{1, 1};
 #pragma unroll
-    for (float &x : dq)
-      x = 0;
+    for (float& x : dq) x = 0;
 #pragma unroll 1
     for (int i = 0; i < group; ++i, ++follow.step) {
-      TokenSums &sums = shared.sums[follow.step & 1U];
+      TokenSums& sums = shared.sums[follow.step & 1U];
       {
         float of_head[32 * kTiles];
         leave_undefined(of_head);
@@ -67,8 +62,7 @@ query_gradients(const ChunkBackward &c, int thread,
           rows.put(sums.read_q, read.x, read.y);
         }
 #pragma unroll
-        for (int j = 0; j < 32 * kTiles; ++j)
-          dq[j] += of_head[j];
+        for (int j = 0; j < 32 * kTiles; ++j) dq[j] += of_head[j];
       }
       float w[32], products[32];
       leave_undefined(w);
@@ -78,11 +72,8 @@ query_gradients(const ChunkBackward &c, int thread,
       multiply_rows_of<kTiles>(products, q, k);
       products_commit();
       if (l2norm && i == 0) {
-        const float squares =
-            query_squares<kTiles>(shared_address(q), warp, lane);
-        if (lane < 16)
-          sums.query_factor[16 * warp + lane] =
-              rsqrtf(squares + static_cast<float>(kL2NormEpsilon));
+        const float squares = query_squares<kTiles>(shared_address(q), warp, lane);
+        if (lane < 16) sums.query_factor[16 * warp + lane] = rsqrtf(squares + static_cast<float>(kL2NormEpsilon));
         __syncwarp();
         factor = rows.of(sums.query_factor);
       }
@@ -95,28 +86,18 @@ query_gradients(const ChunkBackward &c, int thread,
       for (int block = 0; block < 4; ++block) {
 #pragma unroll
         for (int j = 8 * block; j < 8 * block + 8; j += 2) {
-          const int column = 16 * block + j / 4 % 2 * 8 + 2 * (lane % 4),
-                    row = rows.first + j / 2 % 2 * 8;
-          const float2 columns =
-              *reinterpret_cast<const float2 *>(sums.prefix + column);
-          const float2 n_k =
-              *reinterpret_cast<const float2 *>(sums.key_factor + column);
+          const int column = 16 * block + j / 4 % 2 * 8 + 2 * (lane % 4), row = rows.first + j / 2 % 2 * 8;
+          const float2 columns = *reinterpret_cast<const float2*>(sums.prefix + column);
+          const float2 n_k = *reinterpret_cast<const float2*>(sums.key_factor + column);
           const float before = j / 2 % 2 == 0 ? prefix.x : prefix.y;
-          const float n_q =
-              c.forward.scale * (j / 2 % 2 == 0 ? factor.x : factor.y);
-          w[j] = column <= row
-                     ? w[j] * (n_q * n_k.x * exp2_fast(before - columns.x))
-                     : 0.0F;
-          w[j + 1] =
-              column + 1 <= row
-                  ? w[j + 1] * (n_q * n_k.y * exp2_fast(before - columns.y))
-                  : 0.0F;
+          const float n_q = c.forward.scale * (j / 2 % 2 == 0 ? factor.x : factor.y);
+          w[j] = column <= row ? w[j] * (n_q * n_k.x * exp2_fast(before - columns.x)) : 0.0F;
+          w[j + 1] = column + 1 <= row ? w[j + 1] * (n_q * n_k.y * exp2_fast(before - columns.y)) : 0.0F;
           products[j] *= w[j];
           products[j + 1] *= w[j + 1];
         }
         to_operand(operand[block], w + 8 * block);
-        if (block <= warp)
-          write_block(shared.w, 16 * warp, 2 * block, operand[block], lane);
+        if (block <= warp) write_block(shared.w, 16 * warp, 2 * block, operand[block], lane);
       }
       fence_for_products();
       named_arrive(kTilesBarrier, 3 * kGroupThreads);
@@ -135,27 +116,23 @@ query_gradients(const ChunkBackward &c, int thread,
 
 // The warpgroup of the gradient of k.
 template <int kTiles, int kSlices>
-__device__ __forceinline__ void
-key_gradients(const ChunkBackward &c, int thread,
-              GradsShared<kTiles, kSlices> &shared) {
+__device__ __forceinline__ void key_gradients(const ChunkBackward& c, int thread,
+                                              GradsShared<kTiles, kSlices>& shared) {
   const int warp = warp_of(thread), lane = thread % 32;
   const RowsOfWarp rows(warp, lane);
   const int group = static_cast<int>(c.p.shape.group());
   Follower<kTiles, kSlices> follow{shared, lane};
   float dk[32 * kTiles];
   for (;; follow.finish_item()) {
-    const Item &item = follow.next_item();
-    if (item.rows == 0)
-      return;
-    const unsigned char *k = shared.k[follow.count & 1U],
-                        *q = shared.q[follow.count & 1U];
+    const Item& item = follow.next_item();
+    if (item.rows == 0) return;
+    const unsigned char *k = shared.k[follow.count & 1U], *q = shared.q[follow.count & 1U];
     float2 factor{1, 1};
 #pragma unroll
-    for (float &x : dk)
-      x = 0;
+    for (float& x : dk) x = 0;
 #pragma unroll 1
     for (int i = 0; i < group; ++i, ++follow.step) {
-      TokenSums &sums = shared.sums[follow.step & 1U];
+      TokenSums& sums = shared.sums[follow.step & 1U];
       float x[32 * kTiles];
       leave_undefined(x);
       follow.wait(kOutputs);
@@ -163,7 +140,7 @@ key_gradients(const ChunkBackward &c, int thread,
       products_fence();
       multiply_images<kTiles, kSlices>(x, shared.d, shared.before);
       products_commit();
-      const RecordVectors &vectors = follow.wait_for_vectors();
+      const RecordVectors& vectors = follow.wait_for_vectors();
       const float2 read = rows.of(vectors.read), write = rows.of(vectors.write);
       products_wait<0>();
       follow.release(kBefore);
@@ -172,8 +149,7 @@ key_gradients(const ChunkBackward &c, int thread,
       rows.put(sums.state_key, state_key.x, state_key.y);
       rows.put(sums.read_k, -read.x * state_key.x, -read.y * state_key.y);
 #pragma unroll
-      for (int j = 0; j < 32 * kTiles; ++j)
-        dk[j] -= (j / 2 % 2 == 0 ? read.x : read.y) * x[j];
+      for (int j = 0; j < 32 * kTiles; ++j) dk[j] -= (j / 2 % 2 == 0 ? read.x : read.y) * x[j];
       follow.wait(kAfter);
       products_fence();
       multiply_images<kTiles, kSlices>(x, shared.u, shared.after);
@@ -185,8 +161,7 @@ key_gradients(const ChunkBackward &c, int thread,
       rows.put(sums.written, write.x * key.x, write.y * key.y);
       named_arrive(kSumsBarrier, 2 * kGroupThreads);
 #pragma unroll
-      for (int j = 0; j < 32 * kTiles; ++j)
-        dk[j] += (j / 2 % 2 == 0 ? write.x : write.y) * x[j];
+      for (int j = 0; j < 32 * kTiles; ++j) dk[j] += (j / 2 % 2 == 0 ? write.x : write.y) * x[j];
       named_barrier(kTilesBarrier, 3 * kGroupThreads);
       products_fence();
       add_product<false, kTiles>(dk, shared.g, k);
@@ -194,30 +169,26 @@ key_gradients(const ChunkBackward &c, int thread,
       products_commit();
       products_wait<0>();
       named_barrier(kLambdaBarrier, 2 * kGroupThreads);
-      const float2 lambda = rows.of(sums.lambda_factor),
-                   unit = rows.of(sums.lambda_unit);
+      const float2 lambda = rows.of(sums.lambda_factor), unit = rows.of(sums.lambda_unit);
 #pragma unroll
       for (int pair = 0; pair < 16 * kTiles; ++pair) {
         const float2 of_k = rows.pair_of(k, pair);
-        const float l = pair % 2 == 0 ? lambda.x : lambda.y,
-                    n = pair % 2 == 0 ? unit.x : unit.y;
+        const float l = pair % 2 == 0 ? lambda.x : lambda.y, n = pair % 2 == 0 ? unit.x : unit.y;
         dk[2 * pair] += l * (n * of_k.x);
         dk[2 * pair + 1] += l * (n * of_k.y);
       }
       factor = rows.of(sums.key_factor);
     }
-    store_rows<kTiles>(dk, c.p.rule.qk_l2norm, factor, k, c.p.dk, item, warp,
-                       lane);
+    store_rows<kTiles>(dk, c.p.rule.qk_l2norm, factor, k, c.p.dk, item, warp, lane);
   }
 }
 
 // Writes dv and the sums db of all tokens; a thread has a piece of 16 bytes of
 // 4 rows.
 template <int kTiles, int kSlices>
-__device__ __forceinline__ void
-value_gradients(const ChunkBackward &c, const Item &item, int i_h, int thread,
-                const GradsShared<kTiles, kSlices> &shared, const float *gains,
-                float *db) {
+__device__ __forceinline__ void value_gradients(const ChunkBackward& c, const Item& item, int i_h, int thread,
+                                                const GradsShared<kTiles, kSlices>& shared, const float* gains,
+                                                float* db) {
   const int piece = thread % 8;
   const auto dot = [](std::uint32_t x, std::uint32_t y) {
     return low_bf16(x) * low_bf16(y) + high_bf16(x) * high_bf16(y);
@@ -226,46 +197,36 @@ value_gradients(const ChunkBackward &c, const Item &item, int i_h, int thread,
   for (int pass = 0; pass < 4; ++pass) {
     const int row = thread / 8 + 16 * pass;
     const float b = gains[row];
-    const auto scaled = [&](std::uint32_t x) {
-      return pack_bf16(b * low_bf16(x), b * high_bf16(x));
-    };
+    const auto scaled = [&](std::uint32_t x) { return pack_bf16(b * low_bf16(x), b * high_bf16(x)); };
     float sum = 0;
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice) {
-      const int at = slice * kTileBytes + piece_offset(row, piece),
-                column = 64 * slice + 8 * piece;
-      const uint4 v = *reinterpret_cast<const uint4 *>(shared.v + at),
-                  d = *reinterpret_cast<const uint4 *>(shared.d + at);
+      const int at = slice * kTileBytes + piece_offset(row, piece), column = 64 * slice + 8 * piece;
+      const uint4 v = *reinterpret_cast<const uint4*>(shared.v + at),
+                  d = *reinterpret_cast<const uint4*>(shared.d + at);
       sum += dot(v.x, d.x) + dot(v.y, d.y) + dot(v.z, d.z) + dot(v.w, d.w);
       if (row < item.rows && column < c.p.shape.value_dim) {
-        *reinterpret_cast<uint4 *>(
-            c.p.dv.at(item.i_b, item.start + row, i_h, column)) =
+        *reinterpret_cast<uint4*>(c.p.dv.at(item.i_b, item.start + row, i_h, column)) =
             uint4{scaled(d.x), scaled(d.y), scaled(d.z), scaled(d.w)};
       }
     }
 #pragma unroll
-    for (int offset = 1; offset < 8; offset *= 2)
-      sum += __shfl_xor_sync(0xffffffffU, sum, offset);
-    if (piece == 0)
-      db[row] = sum;
+    for (int offset = 1; offset < 8; offset *= 2) sum += __shfl_xor_sync(0xffffffffU, sum, offset);
+    if (piece == 0) db[row] = sum;
   }
 }
 
 // The thread's part of the sum over all elements of two states.
 template <int kBytes>
-__device__ __forceinline__ float
-state_product(const unsigned char *x, const unsigned char *y, int thread) {
+__device__ __forceinline__ float state_product(const unsigned char* x, const unsigned char* y, int thread) {
   float sum = 0;
 #pragma unroll 2
   for (int at = 16 * thread; at < kBytes; at += 16 * kGroupThreads) {
-    const uint4 a = *reinterpret_cast<const uint4 *>(x + at),
-                b = *reinterpret_cast<const uint4 *>(y + at);
-    const std::uint32_t of_a[4] = {a.x, a.y, a.z, a.w},
-                        of_b[4] = {b.x, b.y, b.z, b.w};
+    const uint4 a = *reinterpret_cast<const uint4*>(x + at), b = *reinterpret_cast<const uint4*>(y + at);
+    const std::uint32_t of_a[4] = {a.x, a.y, a.z, a.w}, of_b[4] = {b.x, b.y, b.z, b.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      sum += low_bf16(of_a[i]) * low_bf16(of_b[i]) +
-             high_bf16(of_a[i]) * high_bf16(of_b[i]);
+      sum += low_bf16(of_a[i]) * low_bf16(of_b[i]) + high_bf16(of_a[i]) * high_bf16(of_b[i]);
     }
   }
   return sum;
@@ -273,17 +234,15 @@ state_product(const unsigned char *x, const unsigned char *y, int thread) {
 
 // Writes a warp's block row of G and the transposed blocks; x are the
 // accumulators of −a∘H.
-__device__ __forceinline__ void
-write_symmetric(const float (&x)[32], unsigned char *tile, int warp, int lane) {
+__device__ __forceinline__ void write_symmetric(const float (&x)[32], unsigned char* tile, int warp, int lane) {
 #pragma unroll
   for (int block = 0; block < 4; ++block) {
-    if (block > warp)
-      break;
+    if (block > warp) break;
     std::uint32_t packed[4];
     to_operand(packed, x + 8 * block);
     if (block < warp) {
       write_block_transposed(tile, 16 * block, 2 * warp, packed, lane);
-    } else { // one of both triangles of a diagonal 8 × 8 matrix is zero
+    } else {  // one of both triangles of a diagonal 8 × 8 matrix is zero
       packed[2] = transpose_matrix(packed[1]);
       packed[0] |= transpose_matrix(packed[0]);
       packed[3] |= transpose_matrix(packed[3]);
@@ -294,10 +253,8 @@ write_symmetric(const float (&x)[32], unsigned char *tile, int warp, int lane) {
 
 // Adds up what spans each token and writes the gradients of the gates; run by
 // one warp, two tokens per lane.
-__device__ __forceinline__ void write_gates(const ChunkBackward &c,
-                                            const Item &item, int i_h,
-                                            float decay, int lane,
-                                            const TokenSums &sums) {
+__device__ __forceinline__ void write_gates(const ChunkBackward& c, const Item& item, int i_h, float decay, int lane,
+                                            const TokenSums& sums) {
   float read[2], written[2];
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
@@ -316,51 +273,41 @@ __device__ __forceinline__ void write_gates(const ChunkBackward &c,
   before = __shfl_up_sync(0xffffffffU, before, 1);
   after = lane == 31 ? 0.0F : after;
   before = lane == 0 ? 0.0F : before;
-  const float z = decay * (sums.states[0] + sums.states[1] + sums.states[2] +
-                           sums.states[3]);
+  const float z = decay * (sums.states[0] + sums.states[1] + sums.states[2] + sums.states[3]);
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
     const int t = 2 * lane + e;
-    float sum = z + (after + read[1] + (e == 0 ? read[0] : 0.0F)) +
-                (before + (e == 1 ? written[0] : 0.0F));
+    float sum = z + (after + read[1] + (e == 0 ? read[0] : 0.0F)) + (before + (e == 1 ? written[0] : 0.0F));
 #pragma unroll
-    for (int w = 0; w < 2 * kGroupWarps; ++w)
-      sum += sums.spanning[w][t];
-    if (t < item.rows)
-      c.p.dg(item.i_b, item.start + t, i_h, 0) = sum;
+    for (int w = 0; w < 2 * kGroupWarps; ++w) sum += sums.spanning[w][t];
+    if (t < item.rows) c.p.dg(item.i_b, item.start + t, i_h, 0) = sum;
   }
 }
 
 // The warpgroup of G, of the gradients of values, β and gates, and of the
 // factors of tokens.
 template <int kTiles, int kSlices>
-__device__ __forceinline__ void
-token_gradients(const ChunkBackward &c, int thread,
-                GradsShared<kTiles, kSlices> &shared) {
+__device__ __forceinline__ void token_gradients(const ChunkBackward& c, int thread,
+                                                GradsShared<kTiles, kSlices>& shared) {
   const int warp = warp_of(thread);
-  const DeltaForward<bfloat16> &p = c.forward.p;
+  const DeltaForward<bfloat16>& p = c.forward.p;
   const bool gated = p.rule.decay == Decay::scalar;
   const int group = static_cast<int>(p.shape.group());
   const auto erase_scale = static_cast<float>(p.rule.step.erase_scale),
              write_scale = static_cast<float>(p.rule.step.write_scale);
   Follower<kTiles, kSlices> follow{shared, thread % 32};
   for (;; follow.finish_item()) {
-    const Item &item = follow.next_item();
-    if (item.rows == 0)
-      return;
-    const unsigned char *k = shared.k[follow.count & 1U];
+    const Item& item = follow.next_item();
+    if (item.rows == 0) return;
+    const unsigned char* k = shared.k[follow.count & 1U];
 #pragma unroll 1
     for (int i = 0; i < group; ++i, ++follow.step) {
-      const int i_h = item.i_q * group + i, lane = opaque(thread % 32),
-                t = 16 * warp + lane % 16;
+      const int i_h = item.i_q * group + i, lane = opaque(thread % 32), t = 16 * warp + lane % 16;
       const RowsOfWarp rows(warp, lane);
-      TokenSums &sums = shared.sums[follow.step & 1U];
-      const TokenPair pair =
-          read_tokens(p, p.beta.at(item.i_b, item.start, i_h),
-                      gated ? p.g.at(item.i_b, item.start, i_h) : nullptr, 0,
-                      item.rows, lane);
-      float lambda = query_squares<kTiles>(shared_address(k), warp, lane),
-            n_k = 1;
+      TokenSums& sums = shared.sums[follow.step & 1U];
+      const TokenPair pair = read_tokens(p, p.beta.at(item.i_b, item.start, i_h),
+                                         gated ? p.g.at(item.i_b, item.start, i_h) : nullptr, 0, item.rows, lane);
+      float lambda = query_squares<kTiles>(shared_address(k), warp, lane), n_k = 1;
       if (p.rule.qk_l2norm) {
         n_k = rsqrtf(lambda + static_cast<float>(kL2NormEpsilon));
         lambda *= n_k * n_k;
@@ -370,9 +317,7 @@ token_gradients(const ChunkBackward &c, int thread,
       if (lane < 16) {
         sums.prefix[t] = token.prefix;
         sums.key_factor[t] = n_k;
-        sums.lambda_factor[t] =
-            erase_scale *
-            of_token.alpha; // until the gradient through λ is known
+        sums.lambda_factor[t] = erase_scale * of_token.alpha;  // until the gradient through λ is known
         sums.lambda_unit[t] = of_token.lambda_unit * n_k;
         sums.lambda_slope[t] = 2 * of_token.lambda_slope;
         sums.beta_slope[t] = of_token.beta_slope;
@@ -391,50 +336,34 @@ token_gradients(const ChunkBackward &c, int thread,
       follow.wait(kBefore);
       follow.wait(kAfter);
       if (gated) {
-        float z = state_product<kSlices * kTiles * kTileBytes>(
-            shared.before, shared.after, 32 * warp + lane);
+        float z = state_product<kSlices * kTiles * kTileBytes>(shared.before, shared.after, 32 * warp + lane);
 #pragma unroll
-        for (int offset = 16; offset > 0; offset /= 2)
-          z += __shfl_xor_sync(0xffffffffU, z, offset);
-        if (lane == 0)
-          sums.states[warp] = z;
+        for (int offset = 16; offset > 0; offset /= 2) z += __shfl_xor_sync(0xffffffffU, z, offset);
+        if (lane == 0) sums.states[warp] = z;
       }
       follow.release(kBefore);
       follow.release(kAfter);
-      const RecordVectors &vectors = follow.wait_for_vectors();
+      const RecordVectors& vectors = follow.wait_for_vectors();
       const float decay = vectors.decay;
       follow.wait(kValues);
-      value_gradients(c, item, i_h, 32 * warp + lane, shared, vectors.b,
-                      sums.db);
+      value_gradients(c, item, i_h, 32 * warp + lane, shared, vectors.b, sums.db);
       follow.release(kValues);
       follow.release_vectors();
       products_wait<0>();
       follow.release(kOutputs);
-      const float2 prefix = rows.of(sums.prefix),
-                   factor = rows.of(sums.key_factor),
-                   a = rows.of(sums.lambda_factor);
+      const float2 prefix = rows.of(sums.prefix), factor = rows.of(sums.key_factor), a = rows.of(sums.lambda_factor);
       float2 key_key{0, 0};
 #pragma unroll
       for (int j = 0; j < 32; j += 2) {
-        const int column = j / 8 * 16 + j / 4 % 2 * 8 + 2 * (lane % 4),
-                  row = rows.first + j / 2 % 2 * 8;
-        const float2 columns =
-            *reinterpret_cast<const float2 *>(sums.prefix + column);
-        const float2 n =
-            *reinterpret_cast<const float2 *>(sums.key_factor + column);
-        const float before = j / 2 % 2 == 0 ? prefix.x : prefix.y,
-                    n_row = j / 2 % 2 == 0 ? factor.x : factor.y;
+        const int column = j / 8 * 16 + j / 4 % 2 * 8 + 2 * (lane % 4), row = rows.first + j / 2 % 2 * 8;
+        const float2 columns = *reinterpret_cast<const float2*>(sums.prefix + column);
+        const float2 n = *reinterpret_cast<const float2*>(sums.key_factor + column);
+        const float before = j / 2 % 2 == 0 ? prefix.x : prefix.y, n_row = j / 2 % 2 == 0 ? factor.x : factor.y;
         const float of_row = j / 2 % 2 == 0 ? a.x : a.y;
-        const float x =
-            column < row ? h[j] * (n_row * n.x * exp2_fast(before - columns.x))
-                         : 0.0F;
-        const float y =
-            column + 1 < row
-                ? h[j + 1] * (n_row * n.y * exp2_fast(before - columns.y))
-                : 0.0F;
-        (j / 2 % 2 == 0 ? key_key.x : key_key.y) +=
-            x * products[j] + y * products[j + 1];
-        h[j] = x == 0 ? 0.0F : -of_row * x; // no negative zeros
+        const float x = column < row ? h[j] * (n_row * n.x * exp2_fast(before - columns.x)) : 0.0F;
+        const float y = column + 1 < row ? h[j + 1] * (n_row * n.y * exp2_fast(before - columns.y)) : 0.0F;
+        (j / 2 % 2 == 0 ? key_key.x : key_key.y) += x * products[j] + y * products[j + 1];
+        h[j] = x == 0 ? 0.0F : -of_row * x;  // no negative zeros
         h[j + 1] = y == 0 ? 0.0F : -of_row * y;
         products[j] *= h[j];
         products[j + 1] *= h[j + 1];
@@ -445,41 +374,32 @@ token_gradients(const ChunkBackward &c, int thread,
       named_arrive(kTilesBarrier, 3 * kGroupThreads);
       named_barrier(kSumsBarrier, 2 * kGroupThreads);
       if (lane < 16) {
-        const float da = -(exp2_fast(sums.prefix[t]) * sums.key_factor[t] *
-                               sums.state_key[t] +
-                           sums.key_key[t]),
-                    dalpha = erase_scale * da + write_scale * sums.db[t],
-                    unit = sums.beta_unit[t];
-        sums.lambda_factor[t] =
-            dalpha * sums.lambda_slope[t] * sums.lambda_unit[t];
+        const float da = -(exp2_fast(sums.prefix[t]) * sums.key_factor[t] * sums.state_key[t] + sums.key_key[t]),
+                    dalpha = erase_scale * da + write_scale * sums.db[t], unit = sums.beta_unit[t];
+        sums.lambda_factor[t] = dalpha * sums.lambda_slope[t] * sums.lambda_unit[t];
         if (t < item.rows) {
-          c.p.dbeta(item.i_b, item.start + t, i_h) =
-              to_bfloat16(dalpha * unit * sums.beta_slope[t] * unit);
+          c.p.dbeta(item.i_b, item.start + t, i_h) = to_bfloat16(dalpha * unit * sums.beta_slope[t] * unit);
         }
       }
       named_barrier(kLambdaBarrier, 2 * kGroupThreads);
-      if (!gated)
-        continue;
+      if (!gated) continue;
       spanning_sums(products, warp, lane, sums.spanning[kGroupWarps + warp]);
       named_barrier(kTokensBarrier, kGroupThreads);
       named_barrier(kGatesBarrier, 2 * kGroupThreads);
-      if (warp == 0)
-        write_gates(c, item, i_h, decay, lane, sums);
+      if (warp == 0) write_gates(c, item, i_h, decay, lane, sums);
     }
   }
 }
 
 template <int kTiles, int kSlices>
 __global__ void __launch_bounds__(kThreads, 1)
-    grads_kernel(const __grid_constant__ ChunkBackward c,
-                 const __grid_constant__ RowMaps maps,
+    grads_kernel(const __grid_constant__ ChunkBackward c, const __grid_constant__ RowMaps maps,
                  const __grid_constant__ CUtensorMap dout) {
   extern __shared__ __align__(1024) unsigned char memory[];
-  auto &shared = *reinterpret_cast<GradsShared<kTiles, kSlices> *>(memory);
-  const int group = threadIdx.x / kGroupThreads,
-            thread = threadIdx.x % kGroupThreads;
+  auto& shared = *reinterpret_cast<GradsShared<kTiles, kSlices>*>(memory);
+  const int group = threadIdx.x / kGroupThreads, thread = threadIdx.x % kGroupThreads;
   if (threadIdx.x == 0) {
-    constexpr int kUsers[kParts] = {12, 12, 8, 4}; // warps that use a part
+    constexpr int kUsers[kParts] = {12, 12, 8, 4};  // warps that use a part
     for (int part = 0; part < kParts; ++part) {
       barrier_init(&shared.full[part], 1);
       barrier_init(&shared.free[part], kUsers[part]);
@@ -492,8 +412,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     barrier_init(&shared.tail, 1);
   }
-  for (int at = threadIdx.x; at < kTileBytes / 16; at += kThreads)
-    reinterpret_cast<uint4 *>(shared.w)[at] = uint4{};
+  for (int at = threadIdx.x; at < kTileBytes / 16; at += kThreads) reinterpret_cast<uint4*>(shared.w)[at] = uint4{};
   fence_for_products();
   __syncthreads();
   // Together no more than the 4 · 128 registers per lane that the block was
@@ -509,48 +428,35 @@ __global__ void __launch_bounds__(kThreads, 1)
     token_gradients(c, thread, shared);
   } else {
     give_registers<48>();
-    if (thread < 32)
-      copy_items(c, maps, dout, thread, shared);
+    if (thread < 32) copy_items(c, maps, dout, thread, shared);
   }
-  wait_for_kernels(); // their inputs are there, but what comes next is to find
-                      // them ended
+  wait_for_kernels();  // their inputs are there, but what comes next is to find
+                       // them ended
 }
 
 template <int kTiles, int kSlices>
-void launch(const ChunkBackward &c, const RowMaps &maps,
-            const CUtensorMap &dout, cudaStream_t stream) {
+void launch(const ChunkBackward& c, const RowMaps& maps, const CUtensorMap& dout, cudaStream_t stream) {
   constexpr int kBytes = sizeof(GradsShared<kTiles, kSlices>);
   static_assert(kBytes <= 227 * 1024);
   const auto kernel = grads_kernel<kTiles, kSlices>;
-  check(cudaFuncSetAttribute(
-            kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
-        "cudaFuncSetAttribute");
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "cudaFuncSetAttribute");
   int device = 0, multiprocessors = 0;
   check(cudaGetDevice(&device), "cudaGetDevice");
-  check(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount,
-                               device),
-        "cudaDeviceGetAttribute");
+  check(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
   const std::int64_t items = c.forward.slots * c.p.shape.heads;
-  launch_early(
-      "chunk_bwd, grads", kernel,
-      static_cast<unsigned>(std::min<std::int64_t>(items, multiprocessors)),
-      kThreads, kBytes, stream, c, maps, dout);
+  launch_early("chunk_bwd, grads", kernel, static_cast<unsigned>(std::min<std::int64_t>(items, multiprocessors)),
+               kThreads, kBytes, stream, c, maps, dout);
 }
 
-} // namespace
+}  // namespace
 
-bool grads_sm90_take(const ChunkBackward &c) {
-  return c.slices <= 2 && c.dq_rows && c.dk_rows;
-}
+bool grads_sm90_take(const ChunkBackward& c) { return c.slices <= 2 && c.dq_rows && c.dk_rows; }
 
-void launch_grads_sm90(const ChunkBackward &c, const RowMaps &maps,
-                       const CUtensorMap &dout, cudaStream_t stream) {
+void launch_grads_sm90(const ChunkBackward& c, const RowMaps& maps, const CUtensorMap& dout, cudaStream_t stream) {
   if (c.p.shape.key_dim <= 64) {
-    return c.slices == 1 ? launch<1, 1>(c, maps, dout, stream)
-                         : launch<1, 2>(c, maps, dout, stream);
+    return c.slices == 1 ? launch<1, 1>(c, maps, dout, stream) : launch<1, 2>(c, maps, dout, stream);
   }
-  return c.slices == 1 ? launch<2, 1>(c, maps, dout, stream)
-                       : launch<2, 2>(c, maps, dout, stream);
+  return c.slices == 1 ? launch<2, 1>(c, maps, dout, stream) : launch<2, 2>(c, maps, dout, stream);
 }
 
-} // namespace efla::gpu
+}  // namespace efla::gpu

@@ -24,28 +24,26 @@ struct RecordVectors {
   float read[kChunkTokens], write[kChunkTokens], out[kChunkTokens];
   alignas(128) float decay;
 };
-static_assert(sizeof(RecordVectors) ==
-              sizeof(ChunkRecord) - offsetof(ChunkRecord, b));
+static_assert(sizeof(RecordVectors) == sizeof(ChunkRecord) - offsetof(ChunkRecord, b));
 
 // What the warpgroups tell each other about the tokens of a chunk and value
 // head.
 struct TokenSums {
   float prefix[kChunkTokens], key_factor[kChunkTokens],
-      query_factor[kChunkTokens]; // log2 γ_i, n_k, n_q
+      query_factor[kChunkTokens];  // log2 γ_i, n_k, n_q
   float db[kChunkTokens];
-  float state_key[kChunkTokens]; // k_i·(S D_i)
-  float key_key[kChunkTokens];   // Σ_j H_ij k_i·k_j
+  float state_key[kChunkTokens];  // k_i·(S D_i)
+  float key_key[kChunkTokens];    // Σ_j H_ij k_i·k_j
   float read_q[kChunkTokens],
-      read_k[kChunkTokens];    // the terms of token i that read S
-  float written[kChunkTokens]; // the term of token i's write that S' has
+      read_k[kChunkTokens];     // the terms of token i that read S
+  float written[kChunkTokens];  // the term of token i's write that S' has
   float lambda_factor[kChunkTokens],
-      lambda_unit[kChunkTokens]; // the gradient through λ: their product times
-                                 // k
+      lambda_unit[kChunkTokens];  // the gradient through λ: their product times
+                                  // k
   float lambda_slope[kChunkTokens], beta_slope[kChunkTokens],
-      beta_unit[kChunkTokens]; // Gain
-  float spanning[2 * kGroupWarps]
-                [kChunkTokens]; // Σ_{i≥t>j} M_ij over a warp's rows
-  float states[kGroupWarps];    // parts of S·dS'
+      beta_unit[kChunkTokens];                    // Gain
+  float spanning[2 * kGroupWarps][kChunkTokens];  // Σ_{i≥t>j} M_ij over a warp's rows
+  float states[kGroupWarps];                      // parts of S·dS'
 };
 
 // A chunk and query head; rows is 0 after the last one.
@@ -54,32 +52,31 @@ struct Item {
   int i_b, i_q, start, rows;
 };
 
-template <int kTiles, int kSlices> struct GradsShared {
-  alignas(1024) unsigned char dout[kSlices * kTileBytes],
-      u[kSlices * kTileBytes], d[kSlices * kTileBytes];
+template <int kTiles, int kSlices>
+struct GradsShared {
+  alignas(1024) unsigned char dout[kSlices * kTileBytes], u[kSlices * kTileBytes], d[kSlices * kTileBytes];
   unsigned char before[kSlices * kTiles * kTileBytes],
-      after[kSlices * kTiles * kTileBytes]; // S, dS'
+      after[kSlices * kTiles * kTileBytes];  // S, dS'
   unsigned char v[kSlices * kTileBytes];
   unsigned char k[2][kTiles * kTileBytes], q[2][kTiles * kTileBytes];
   unsigned char w[kTileBytes], g[kTileBytes];
   RecordVectors vectors[2];
   TokenSums sums[2];
-  Item item[2]; // with its k and q
-  std::uint64_t full[kParts], free[kParts], vectors_full[2], vectors_free[2],
-      item_full[2], item_free[2], tail;
+  Item item[2];  // with its k and q
+  std::uint64_t full[kParts], free[kParts], vectors_full[2], vectors_free[2], item_full[2], item_free[2], tail;
 };
 
 // Ids of named barriers, with the warpgroups that arrive and those that wait.
 enum Barrier {
-  kVectorsBarrier = 1, // tokens' factors are there: group 2 to group 0
-  kTilesBarrier,       // W and G are there: groups 0 and 2 to group 1
-  kSumsBarrier, // what the key group knows of tokens is there: group 1 to group
-                // 2
-  kLambdaBarrier, // groups 1 and 2: the gradients through λ are there, and W
-                  // and G may be overwritten
-  kGatesBarrier,  // what the query group knows of gates is there: group 0 to
-                  // group 2
-  kTokensBarrier  // within group 2
+  kVectorsBarrier = 1,  // tokens' factors are there: group 2 to group 0
+  kTilesBarrier,        // W and G are there: groups 0 and 2 to group 1
+  kSumsBarrier,         // what the key group knows of tokens is there: group 1 to group
+                        // 2
+  kLambdaBarrier,       // groups 1 and 2: the gradients through λ are there, and W
+                        // and G may be overwritten
+  kGatesBarrier,        // what the query group knows of gates is there: group 0 to
+                        // group 2
+  kTokensBarrier        // within group 2
 };
 
 __device__ __forceinline__ void named_arrive(int id, int threads) {
@@ -88,86 +85,65 @@ __device__ __forceinline__ void named_arrive(int id, int threads) {
 
 // The warp that copies.
 template <int kTiles, int kSlices>
-__device__ __forceinline__ void
-copy_items(const ChunkBackward &c, const RowMaps &maps, const CUtensorMap &dout,
-           int lane, GradsShared<kTiles, kSlices> &shared) {
+__device__ __forceinline__ void copy_items(const ChunkBackward& c, const RowMaps& maps, const CUtensorMap& dout,
+                                           int lane, GradsShared<kTiles, kSlices>& shared) {
   constexpr int kImage = kSlices * kTileBytes;
-  const int heads = static_cast<int>(c.p.shape.heads),
-            group = static_cast<int>(c.p.shape.group());
+  const int heads = static_cast<int>(c.p.shape.heads), group = static_cast<int>(c.p.shape.group());
   const std::int64_t items = c.forward.slots * heads;
-  unsigned step = 0, count = 0, tails = 0; // chunks and value heads, items,
-                                           // copies of chunks that are not full
-  const auto wait_free = [&](Part part) {
-    barrier_wait(&shared.free[part], (step & 1U) ^ 1U);
-  };
+  unsigned step = 0, count = 0, tails = 0;  // chunks and value heads, items,
+                                            // copies of chunks that are not full
+  const auto wait_free = [&](Part part) { barrier_wait(&shared.free[part], (step & 1U) ^ 1U); };
   // Waits for rows; those after the sequence's end, which are another
   // sequence's, become zeros.
-  const auto finish_tail = [&](unsigned char *tiles, int bytes, int rows,
-                               bool wait) {
-    if (wait)
-      barrier_wait(&shared.tail, tails++ & 1U);
-    for (int at = 0; at < bytes; at += kTileBytes)
-      clear_rows(tiles + at, rows, lane, 32);
+  const auto finish_tail = [&](unsigned char* tiles, int bytes, int rows, bool wait) {
+    if (wait) barrier_wait(&shared.tail, tails++ & 1U);
+    for (int at = 0; at < bytes; at += kTileBytes) clear_rows(tiles + at, rows, lane, 32);
     fence_for_products();
     __syncwarp();
   };
   // Waits until the item before the last is done with.
-  const auto next_place = [&] {
-    barrier_wait(&shared.item_free[count & 1U], (count / 2 & 1U) ^ 1U);
-  };
+  const auto next_place = [&] { barrier_wait(&shared.item_free[count & 1U], (count / 2 & 1U) ^ 1U); };
   // The next item in the order in which the reverse sweep finishes chunks.
   const auto next_index = [&] {
     const unsigned index = lane == 0 ? atomicAdd(c.begun, 1U) : 0U;
     return static_cast<std::int64_t>(__shfl_sync(0xffffffffU, index, 0));
   };
-  const std::int64_t sequences =
-                         c.forward.slots_per_sequence > 0 ? c.p.shape.batch : 1,
+  const std::int64_t sequences = c.forward.slots_per_sequence > 0 ? c.p.shape.batch : 1,
                      length = c.forward.slots / sequences;
 #pragma unroll 1
   for (std::int64_t index = next_index(); index < items; index = next_index()) {
     const int i_q = static_cast<int>(index % heads);
-    const std::int64_t turn = index / heads, slot = turn % sequences * length +
-                                                    length - 1 -
-                                                    turn / sequences;
+    const std::int64_t turn = index / heads, slot = turn % sequences * length + length - 1 - turn / sequences;
     const ChunkAt at = chunk_at(c.forward, slot);
-    if (at.rows == 0)
-      continue;
-    const int i_b = static_cast<int>(at.i_b),
-              start = static_cast<int>(at.start);
+    if (at.rows == 0) continue;
+    const int i_b = static_cast<int>(at.i_b), start = static_cast<int>(at.start);
     const bool is_tail = at.rows < kChunkTokens;
     next_place();
-    std::uint64_t *full =
-        is_tail ? &shared.tail : &shared.item_full[count & 1U];
+    std::uint64_t* full = is_tail ? &shared.tail : &shared.item_full[count & 1U];
     unsigned char *k = shared.k[count & 1U], *q = shared.q[count & 1U];
     if (lane == 0) {
       shared.item[count & 1U] = {slot, i_b, i_q, start, at.rows};
       barrier_expect(full, 2 * kTiles * kTileBytes);
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile) {
-        load_tile(k + tile * kTileBytes, &maps.k, 64 * tile, i_q, start, i_b,
-                  full);
-        load_tile(q + tile * kTileBytes, &maps.q, 64 * tile, i_q, start, i_b,
-                  full);
+        load_tile(k + tile * kTileBytes, &maps.k, 64 * tile, i_q, start, i_b, full);
+        load_tile(q + tile * kTileBytes, &maps.q, 64 * tile, i_q, start, i_b, full);
       }
     }
     __syncwarp();
     if (is_tail) {
       finish_tail(k, kTiles * kTileBytes, at.rows, true);
       finish_tail(q, kTiles * kTileBytes, at.rows, false);
-      if (lane == 0)
-        barrier_arrive(&shared.item_full[count & 1U]);
+      if (lane == 0) barrier_arrive(&shared.item_full[count & 1U]);
     }
     ++count;
 #pragma unroll 1
     for (int i = 0; i < group; ++i, ++step) {
       const int i_h = i_q * group + i;
       const std::int64_t slice = slice_index(c, slot, i_h, 0);
-      const auto load_values = [&](unsigned char *to, const CUtensorMap &map,
-                                   std::uint64_t *barrier) {
+      const auto load_values = [&](unsigned char* to, const CUtensorMap& map, std::uint64_t* barrier) {
 #pragma unroll
-        for (int s = 0; s < kSlices; ++s)
-          load_tile(to + s * kTileBytes, &map, 64 * s, i_h, start, i_b,
-                    barrier);
+        for (int s = 0; s < kSlices; ++s) load_tile(to + s * kTileBytes, &map, 64 * s, i_h, start, i_b, barrier);
       };
       wait_free(kOutputs);
       if (is_tail) {
@@ -179,29 +155,22 @@ copy_items(const ChunkBackward &c, const RowMaps &maps, const CUtensorMap &dout,
         finish_tail(shared.dout, kImage, at.rows, true);
       }
       if (lane == 0) {
-        wait_for_count(&c.ready[slot * c.p.shape.value_heads + i_h],
-                       2 * kSlices);
+        wait_for_count(&c.ready[slot * c.p.shape.value_heads + i_h], 2 * kSlices);
         barrier_expect(&shared.full[kOutputs], (is_tail ? 2 : 3) * kImage);
-        if (!is_tail)
-          load_values(shared.dout, dout, &shared.full[kOutputs]);
-        load_bulk(shared.u, c.writes + slice * kTileBytes, kImage,
-                  &shared.full[kOutputs]);
-        load_bulk(shared.d, c.dresiduals + slice * kTileBytes, kImage,
-                  &shared.full[kOutputs]);
-        RecordVectors &vectors = shared.vectors[step & 1U];
+        if (!is_tail) load_values(shared.dout, dout, &shared.full[kOutputs]);
+        load_bulk(shared.u, c.writes + slice * kTileBytes, kImage, &shared.full[kOutputs]);
+        load_bulk(shared.d, c.dresiduals + slice * kTileBytes, kImage, &shared.full[kOutputs]);
+        RecordVectors& vectors = shared.vectors[step & 1U];
         barrier_wait(&shared.vectors_free[step & 1U], (step / 2 & 1U) ^ 1U);
         barrier_expect(&shared.vectors_full[step & 1U], sizeof(vectors));
-        load_bulk(&vectors,
-                  c.forward.records[slot * c.p.shape.value_heads + i_h].b,
-                  sizeof(vectors), &shared.vectors_full[step & 1U]);
+        load_bulk(&vectors, c.forward.records[slot * c.p.shape.value_heads + i_h].b, sizeof(vectors),
+                  &shared.vectors_full[step & 1U]);
         wait_free(kBefore);
         barrier_expect(&shared.full[kBefore], kTiles * kImage);
-        load_bulk(shared.before, c.states + slice * kTiles * kTileBytes,
-                  kTiles * kImage, &shared.full[kBefore]);
+        load_bulk(shared.before, c.states + slice * kTiles * kTileBytes, kTiles * kImage, &shared.full[kBefore]);
         wait_free(kAfter);
         barrier_expect(&shared.full[kAfter], kTiles * kImage);
-        load_bulk(shared.after, c.dstates + slice * kTiles * kTileBytes,
-                  kTiles * kImage, &shared.full[kAfter]);
+        load_bulk(shared.after, c.dstates + slice * kTiles * kTileBytes, kTiles * kImage, &shared.full[kAfter]);
         wait_free(kValues);
         barrier_expect(&shared.full[kValues], kImage);
         load_values(shared.v, maps.v, &shared.full[kValues]);
@@ -218,11 +187,8 @@ copy_items(const ChunkBackward &c, const RowMaps &maps, const CUtensorMap &dout,
 
 // d = a bᵀ over rows of kTiles tiles.
 template <int kTiles>
-__device__ __forceinline__ void multiply_rows_of(float (&d)[32],
-                                                 const unsigned char *a,
-                                                 const unsigned char *b) {
-  const std::uint64_t of_a = row_operand(shared_address(a)),
-                      of_b = row_operand(shared_address(b));
+__device__ __forceinline__ void multiply_rows_of(float (&d)[32], const unsigned char* a, const unsigned char* b) {
+  const std::uint64_t of_a = row_operand(shared_address(a)), of_b = row_operand(shared_address(b));
 #pragma unroll
   for (int step = 0; step < 4 * kTiles; ++step) {
     const int at = step / 4 * (kTileBytes >> 4) + step % 4 * kRowStep;
@@ -232,34 +198,26 @@ __device__ __forceinline__ void multiply_rows_of(float (&d)[32],
 
 // d = a b, with a tokens by value columns and b value columns by keys.
 template <int kTiles, int kSlices>
-__device__ __forceinline__ void multiply_images(float (&d)[32 * kTiles],
-                                                const unsigned char *a,
-                                                const unsigned char *b) {
-  const std::uint64_t of_a = row_operand(shared_address(a)),
-                      of_b = column_operand(shared_address(b));
+__device__ __forceinline__ void multiply_images(float (&d)[32 * kTiles], const unsigned char* a,
+                                                const unsigned char* b) {
+  const std::uint64_t of_a = row_operand(shared_address(a)), of_b = column_operand(shared_address(b));
 #pragma unroll
   for (int step = 0; step < 4 * kSlices; ++step) {
-    multiply_tiles<false, true>(
-        d, of_a + step / 4 * (kTileBytes >> 4) + step % 4 * kRowStep,
-        of_b + step / 4 * (kTiles * kTileBytes >> 4) + step % 4 * kColumnStep,
-        step > 0);
+    multiply_tiles<false, true>(d, of_a + step / 4 * (kTileBytes >> 4) + step % 4 * kRowStep,
+                                of_b + step / 4 * (kTiles * kTileBytes >> 4) + step % 4 * kColumnStep, step > 0);
   }
 }
 
 // d += a b or, where kTransposed is set, aᵀ b, with a of 64 × 64 and b the rows
 // of keys or queries.
 template <bool kTransposed, int kTiles>
-__device__ __forceinline__ void add_product(float (&d)[32 * kTiles],
-                                            const unsigned char *a,
-                                            const unsigned char *b) {
-  const std::uint64_t of_a = kTransposed ? column_operand(shared_address(a))
-                                         : row_operand(shared_address(a)),
+__device__ __forceinline__ void add_product(float (&d)[32 * kTiles], const unsigned char* a, const unsigned char* b) {
+  const std::uint64_t of_a = kTransposed ? column_operand(shared_address(a)) : row_operand(shared_address(a)),
                       of_b = column_operand(shared_address(b));
 #pragma unroll
   for (int step = 0; step < 4; ++step) {
-    multiply_tiles<kTransposed, true>(
-        d, of_a + step * (kTransposed ? kColumnStep : kRowStep),
-        of_b + step * kColumnStep, true);
+    multiply_tiles<kTransposed, true>(d, of_a + step * (kTransposed ? kColumnStep : kRowStep),
+                                      of_b + step * kColumnStep, true);
   }
 }
 
@@ -270,46 +228,38 @@ __device__ __forceinline__ float quad_sum(float x) {
 
 // The rows of a warp's accumulators.
 struct RowsOfWarp {
-  int first, lane; // row lane / 4
+  int first, lane;  // row lane / 4
 
-  __device__ __forceinline__ RowsOfWarp(int warp, int lane)
-      : first(16 * warp + lane / 4), lane(lane) {}
+  __device__ __forceinline__ RowsOfWarp(int warp, int lane) : first(16 * warp + lane / 4), lane(lane) {}
 
   // Returns elements lane/4 and lane/4 + 8 of a vector of tokens.
-  __device__ __forceinline__ float2 of(const float *vector) const {
-    return {vector[first], vector[first + 8]};
-  }
-  __device__ __forceinline__ void put(float *vector, float x, float y) const {
-    if (lane % 4 != 0)
-      return;
+  __device__ __forceinline__ float2 of(const float* vector) const { return {vector[first], vector[first + 8]}; }
+  __device__ __forceinline__ void put(float* vector, float x, float y) const {
+    if (lane % 4 != 0) return;
     vector[first] = x;
     vector[first + 8] = y;
   }
   // The pair of a row of `tiles` that accumulators 2·pair and 2·pair + 1 belong
   // to.
-  __device__ __forceinline__ float2 pair_of(const unsigned char *tiles,
-                                            int pair) const {
-    const auto bits = *reinterpret_cast<const std::uint32_t *>(
-        tiles + piece_offset(first + pair % 2 * 8, pair / 2) + lane % 4 * 4);
+  __device__ __forceinline__ float2 pair_of(const unsigned char* tiles, int pair) const {
+    const auto bits =
+        *reinterpret_cast<const std::uint32_t*>(tiles + piece_offset(first + pair % 2 * 8, pair / 2) + lane % 4 * 4);
     return {low_bf16(bits), high_bf16(bits)};
   }
   // Returns Σ over the keys of a row of x and a row of `tiles`.
   template <int kCount>
-  __device__ __forceinline__ float2 dot(const float (&x)[kCount],
-                                        const unsigned char *tiles) const {
+  __device__ __forceinline__ float2 dot(const float (&x)[kCount], const unsigned char* tiles) const {
     float2 sum{0, 0};
 #pragma unroll
     for (int pair = 0; pair < kCount / 2; ++pair) {
       const float2 y = pair_of(tiles, pair);
-      (pair % 2 == 0 ? sum.x : sum.y) +=
-          x[2 * pair] * y.x + x[2 * pair + 1] * y.y;
+      (pair % 2 == 0 ? sum.x : sum.y) += x[2 * pair] * y.x + x[2 * pair + 1] * y.y;
     }
     return {quad_sum(sum.x), quad_sum(sum.y)};
   }
   // x += factor · rows of `tiles`.
   template <int kCount>
-  __device__ __forceinline__ void add(float (&x)[kCount], float2 factor,
-                                      const unsigned char *tiles) const {
+  __device__ __forceinline__ void add(float (&x)[kCount], float2 factor, const unsigned char* tiles) const {
 #pragma unroll
     for (int pair = 0; pair < kCount / 2; ++pair) {
       const float2 y = pair_of(tiles, pair);
@@ -323,15 +273,13 @@ struct RowsOfWarp {
 template <int kCount>
 __device__ __forceinline__ void scale_rows(float (&x)[kCount], float2 factor) {
 #pragma unroll
-  for (int i = 0; i < kCount; ++i)
-    x[i] *= i / 2 % 2 == 0 ? factor.x : factor.y;
+  for (int i = 0; i < kCount; ++i) x[i] *= i / 2 % 2 == 0 ? factor.x : factor.y;
 }
 
 // Writes Σ_{i≥t>j} M_ij over the warp's 16 rows i for every token t; sums of
 // sums, so that terms that do not span t are not in them. M has zeros above the
 // diagonal.
-__device__ __forceinline__ void spanning_sums(const float (&m)[32], int warp,
-                                              int lane, float *to) {
+__device__ __forceinline__ void spanning_sums(const float (&m)[32], int warp, int lane, float* to) {
   const int first = 16 * warp + lane / 4;
   float before[2] = {};
 #pragma unroll
@@ -358,34 +306,27 @@ __device__ __forceinline__ void spanning_sums(const float (&m)[32], int warp,
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
 #pragma unroll
-        for (int offset = 4; offset < 32; offset *= 2)
-          sums[e] += __shfl_xor_sync(0xffffffffU, sums[e], offset);
+        for (int offset = 4; offset < 32; offset *= 2) sums[e] += __shfl_xor_sync(0xffffffffU, sums[e], offset);
       }
     }
-    if (lane < 4)
-      *reinterpret_cast<float2 *>(to + 8 * piece + 2 * lane) =
-          float2{sums[0], sums[1]};
+    if (lane < 4) *reinterpret_cast<float2*>(to + 8 * piece + 2 * lane) = float2{sums[0], sums[1]};
   }
 }
 
 // Applies the L2 norm to a warp's 16 rows of a gradient, and stores them.
 template <int kTiles>
-__device__ __forceinline__ void
-store_rows(float (&x)[32 * kTiles], bool l2norm, float2 factor,
-           const unsigned char *tiles, const View<bfloat16, 4> &to,
-           const Item &item, int warp, int lane) {
+__device__ __forceinline__ void store_rows(float (&x)[32 * kTiles], bool l2norm, float2 factor,
+                                           const unsigned char* tiles, const View<bfloat16, 4>& to, const Item& item,
+                                           int warp, int lane) {
   const RowsOfWarp rows(warp, lane);
   if (l2norm) {
     const float2 along = rows.dot(x, tiles);
-    rows.add(
-        x,
-        float2{-factor.x * factor.x * along.x, -factor.y * factor.y * along.y},
-        tiles);
+    rows.add(x, float2{-factor.x * factor.x * along.x, -factor.y * factor.y * along.y}, tiles);
   }
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int row = rows.first + 8 * r;
-    bfloat16 *at = to.at(item.i_b, item.start + row, item.i_q, 8 * (lane % 4));
+    bfloat16* at = to.at(item.i_b, item.start + row, item.i_q, 8 * (lane % 4));
 #pragma unroll
     for (int piece = 0; piece < 8 * kTiles; piece += 4) {
       // Four lanes have the rows' parts of four pieces; afterwards each has one
@@ -393,7 +334,7 @@ store_rows(float (&x)[32 * kTiles], bool l2norm, float2 factor,
       std::uint32_t words[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float *from = x + 4 * (piece + i) + 2 * r;
+        const float* from = x + 4 * (piece + i) + 2 * r;
         words[i] = pack_bf16(from[0], from[1]);
       }
 #pragma unroll
@@ -401,29 +342,27 @@ store_rows(float (&x)[32 * kTiles], bool l2norm, float2 factor,
         const bool upper = (lane & bit) != 0;
 #pragma unroll
         for (int pair = 0; pair < 2; ++pair) {
-          std::uint32_t &low = words[bit == 1 ? 2 * pair : pair],
-                        &high = words[bit == 1 ? 2 * pair + 1 : pair + 2];
-          const std::uint32_t other =
-              __shfl_xor_sync(0xffffffffU, upper ? low : high, bit);
+          std::uint32_t &low = words[bit == 1 ? 2 * pair : pair], &high = words[bit == 1 ? 2 * pair + 1 : pair + 2];
+          const std::uint32_t other = __shfl_xor_sync(0xffffffffU, upper ? low : high, bit);
           low = upper ? other : low;
           high = upper ? high : other;
         }
       }
       if (row < item.rows && 8 * (piece + lane % 4) < to.extent[3]) {
-        *reinterpret_cast<uint4 *>(at + 8 * piece) =
-            uint4{words[0], words[1], words[2], words[3]};
+        *reinterpret_cast<uint4*>(at + 8 * piece) = uint4{words[0], words[1], words[2], words[3]};
       }
     }
   }
 }
 
 // How a warp follows the copies.
-template <int kTiles, int kSlices> struct Follower {
-  GradsShared<kTiles, kSlices> &shared;
+template <int kTiles, int kSlices>
+struct Follower {
+  GradsShared<kTiles, kSlices>& shared;
   int lane;
   unsigned step = 0, count = 0;
 
-  __device__ __forceinline__ const Item &next_item() {
+  __device__ __forceinline__ const Item& next_item() {
     barrier_wait(&shared.item_full[count & 1U], count / 2 & 1U);
     return shared.item[count & 1U];
   }
@@ -431,24 +370,17 @@ template <int kTiles, int kSlices> struct Follower {
     release(&shared.item_free[count & 1U]);
     ++count;
   }
-  __device__ __forceinline__ void wait(Part part) {
-    barrier_wait(&shared.full[part], step & 1U);
-  }
-  __device__ __forceinline__ const RecordVectors &wait_for_vectors() {
+  __device__ __forceinline__ void wait(Part part) { barrier_wait(&shared.full[part], step & 1U); }
+  __device__ __forceinline__ const RecordVectors& wait_for_vectors() {
     barrier_wait(&shared.vectors_full[step & 1U], step / 2 & 1U);
     return shared.vectors[step & 1U];
   }
-  __device__ __forceinline__ void release_vectors() {
-    release(&shared.vectors_free[step & 1U]);
-  }
-  __device__ __forceinline__ void release(Part part) {
-    release(&shared.free[part]);
-  }
-  __device__ __forceinline__ void release(std::uint64_t *barrier) {
+  __device__ __forceinline__ void release_vectors() { release(&shared.vectors_free[step & 1U]); }
+  __device__ __forceinline__ void release(Part part) { release(&shared.free[part]); }
+  __device__ __forceinline__ void release(std::uint64_t* barrier) {
     __syncwarp();
-    if (lane == 0)
-      barrier_arrive(barrier);
+    if (lane == 0) barrier_arrive(barrier);
   }
 };
 
-} // namespace efla::gpu
+}  // namespace efla::gpu
