@@ -133,6 +133,32 @@ std::vector<DeltaCase> chunk_bwd_cases() {
 INSTANTIATE_TEST_SUITE_P(Matrix, CudaChunkBackward, testing::ValuesIn(chunk_bwd_cases()),
                          [](const auto& info) { return std::to_string(info.index) + "_" + name_of(info.param); });
 
+// More sequences than a grid has rows in its second dimension, and a graph that replays the calls.
+TEST(CudaChunkBackwardLaunch, ManySequencesInAGraph) {
+  constexpr std::int64_t kSequences = 70'000;
+  DeltaCase c{"exact", 1, 1, true, 1, kSequences, 1, 64, 8, 1, Layout::contiguous, false, true, false};
+  for (std::int64_t n = 0; n <= kSequences; ++n) c.cu_seqlens.push_back(n);
+  DeltaData<bfloat16> data(c);
+  DeltaData<double> exact(c, data);
+  ref::recurrent_fwd(exact.forward());
+  ref::recurrent_bwd(exact.backward());
+  const DeviceData<bfloat16> device(data);
+  const PoisonedWorkspace workspace(gpu::chunk_bwd_workspace_bytes(c.shape()));
+  const std::array<std::int64_t, 5> extent{1, c.shape().chunks(64), 1, c.key_dim, c.value_dim};
+  const View<float, 5> shape = View<float, 5>::contiguous(nullptr, extent);
+  const DeviceBytes states(static_cast<std::size_t>(shape.size()) * sizeof(float));
+  gpu::check(cudaMemset(states.data(), 0, states.bytes()), "cudaMemset");  // before the only token of each sequence
+  DeltaBackward<bfloat16> backward = device.backward();
+  backward.saved = {64, false};
+  backward.chunk_states = View<const float, 5>::contiguous(static_cast<const float*>(states.data()), extent);
+  replay_in_graph([&](cudaStream_t stream) { gpu::chunk_bwd(backward, workspace.get(), stream); });
+  device.download();
+  const Results got = backward_results(data), expected = backward_results(exact);
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    EXPECT_LE(distance(got[i].second, expected[i].second).rms, 8e-3) << got[i].first;
+  }
+}
+
 // States that the chunkwise forward saves at longer intervals give the same as those of the recurrence at every chunk,
 // to the rounding of the products.
 TEST(CudaChunkBackwardStates, Intervals) {

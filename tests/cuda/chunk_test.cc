@@ -204,20 +204,10 @@ TEST(CudaChunkLaunch, ManySequencesInAGraph) {
   chunk_oracle_forward(without_chunk_states(oracle.forward()));
   DeviceData<bfloat16> device(data);
   PoisonedWorkspace workspace(gpu::chunk_fwd_workspace_bytes(c.shape(), c.rule()));
-  cudaStream_t stream = nullptr;
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t replay = nullptr;
-  gpu::check(cudaStreamCreate(&stream), "cudaStreamCreate");
-  gpu::check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
-  gpu::chunk_fwd(without_chunk_states(device.forward()), workspace.get(), stream);
-  gpu::check(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
-  gpu::check(cudaGraphInstantiate(&replay, graph, 0), "cudaGraphInstantiate");
-  for (int i = 0; i < 2; ++i) gpu::check(cudaGraphLaunch(replay, stream), "cudaGraphLaunch");
+  replay_in_graph(
+      [&](cudaStream_t stream) { gpu::chunk_fwd(without_chunk_states(device.forward()), workspace.get(), stream); });
   device.download();
   EXPECT_LE(distance(data.o.values(), oracle.o.values()).rms, oracle_distance(1));
-  gpu::check(cudaGraphExecDestroy(replay), "cudaGraphExecDestroy");
-  gpu::check(cudaGraphDestroy(graph), "cudaGraphDestroy");
-  gpu::check(cudaStreamDestroy(stream), "cudaStreamDestroy");
 }
 
 }  // namespace

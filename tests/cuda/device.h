@@ -24,6 +24,24 @@ inline std::string why_no_gpu() {
   return devices > 0 ? "" : "no device";
 }
 
+// Captures call(stream) in a graph and replays it twice.
+template <class Call>
+void replay_in_graph(Call&& call) {
+  cudaStream_t stream = nullptr;
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t replay = nullptr;
+  gpu::check(cudaStreamCreate(&stream), "cudaStreamCreate");
+  gpu::check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+  call(stream);
+  gpu::check(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
+  gpu::check(cudaGraphInstantiate(&replay, graph, 0), "cudaGraphInstantiate");
+  for (int i = 0; i < 2; ++i) gpu::check(cudaGraphLaunch(replay, stream), "cudaGraphLaunch");
+  gpu::check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+  gpu::check(cudaGraphExecDestroy(replay), "cudaGraphExecDestroy");
+  gpu::check(cudaGraphDestroy(graph), "cudaGraphDestroy");
+  gpu::check(cudaStreamDestroy(stream), "cudaStreamDestroy");
+}
+
 // Memory of the device.
 class DeviceBytes {
  public:

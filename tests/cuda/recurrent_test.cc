@@ -82,5 +82,27 @@ TEST_P(CudaRecurrent, Bfloat16) { run<bfloat16>(); }
 INSTANTIATE_TEST_SUITE_P(Matrix, CudaRecurrent, testing::ValuesIn(delta_cases()),
                          [](const auto& info) { return name_of(info.param); });
 
+// More sequences than a grid has rows in its second dimension, and a graph that replays the calls.
+TEST(CudaRecurrentLaunch, ManySequencesInAGraph) {
+  constexpr std::int64_t kSequences = 70'000;
+  DeltaCase c{"exact", 1, 1, true, 1, kSequences, 1, 8, 4, 1, Layout::contiguous, true, true, true};
+  for (std::int64_t n = 0; n <= kSequences; ++n) c.cu_seqlens.push_back(n);
+  DeltaData<float> data(c);
+  DeltaData<double> exact(c, data);
+  ref::recurrent_fwd(exact.forward());
+  ref::recurrent_bwd(exact.backward());
+  const DeviceData<float> device(data);
+  const PoisonedWorkspace workspace(gpu::recurrent_bwd_workspace_bytes(c.shape(), c.rule()));
+  replay_in_graph([&](cudaStream_t stream) {
+    gpu::recurrent_fwd(device.forward(), stream);
+    gpu::recurrent_bwd(device.backward(), workspace.get(), stream);
+  });
+  device.download();
+  const Results got = backward_results(data), expected = backward_results(exact);
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    EXPECT_LE(distance(got[i].second, expected[i].second).rms, tolerance_of("float32").cap) << got[i].first;
+  }
+}
+
 }  // namespace
 }  // namespace efla::test

@@ -212,6 +212,25 @@ TEST(CudaStepPool, SkippedEntry) {
   }
 }
 
+// A graph replays a call: every replay is a step.
+TEST(CudaStepPool, StepsInAGraph) {
+  const DeltaCase c{"exact", 1, 1, true, 3, 1, 2, 128, 64, 1, Layout::contiguous, true, true, false};
+  DeltaData<float> data(c);
+  const DeviceData<float> device(data);
+  Tensor<float, 4> replayed({c.batch, c.heads, c.key_dim, c.value_dim}), called(replayed);
+  for (auto* states : {&replayed, &called}) states->assign(data.initial_state.values());
+  const DeviceTensor<float, 4> device_replayed(replayed), device_called(called);
+  const auto step = [&](const DeviceTensor<float, 4>& states, cudaStream_t stream) {
+    const DeltaForward<float> f = device.forward();
+    gpu::step_fwd(DeltaSteps<float>{f.shape, f.rule, f.q, f.k, f.v, f.beta, f.g, {}, states.view(), f.o}, stream);
+  };
+  replay_in_graph([&](cudaStream_t stream) { step(device_replayed, stream); });
+  for (int i = 0; i < 2; ++i) step(device_called, nullptr);
+  device_replayed.download();
+  device_called.download();
+  EXPECT_TRUE(replayed.same_bits(called));
+}
+
 // More batch entries than a grid has rows in its second dimension.
 TEST(CudaStepPool, ManyEntries) {
   const DeltaCase c{"exact", 1, 1, true, 70'000, 1, 1, 16, 8, 1, Layout::contiguous, true, true, false};
