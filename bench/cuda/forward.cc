@@ -21,8 +21,8 @@
 
 #include "bench/cuda/case.h"
 #include "bench/cuda/timing.h"
+#include "efla/cuda/common/error.h"
 #include "efla/cuda/delta.h"
-#include "efla/cuda/error.h"
 #include "efla/ref/delta.h"
 
 namespace {

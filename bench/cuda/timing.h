@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "efla/base/dtype.h"
-#include "efla/cuda/error.h"
+#include "efla/cuda/common/error.h"
 
 namespace efla::bench {
 

@@ -5,8 +5,8 @@
 #include <string>
 
 #include "efla/base/error.h"
-#include "efla/cuda/error.h"
-#include "efla/cuda/launch.h"
+#include "efla/cuda/common/error.h"
+#include "efla/cuda/common/launch.h"
 
 namespace efla::gpu {
 

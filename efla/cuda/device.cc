@@ -1,6 +1,6 @@
 #include "efla/cuda/device.h"
 
-#include "efla/cuda/error.h"
+#include "efla/cuda/common/error.h"
 
 namespace efla::gpu {
 

@@ -7,7 +7,7 @@
 #include "efla/ref/rms_norm.h"
 
 #ifdef EFLA_HAS_CUDA
-#include "efla/cuda/rms_norm.h"
+#include "efla/cuda/layers/rms_norm.h"
 #include "efla/ops/cuda_call.h"
 #endif
 

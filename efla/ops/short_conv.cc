@@ -8,7 +8,7 @@
 #include "efla/ref/short_conv.h"
 
 #ifdef EFLA_HAS_CUDA
-#include "efla/cuda/short_conv.h"
+#include "efla/cuda/layers/short_conv.h"
 #include "efla/ops/cuda_call.h"
 #endif
 

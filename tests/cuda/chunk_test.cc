@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "efla/cuda/chunk.h"
+#include "efla/cuda/chunk/chunk.h"
 #include "efla/ref/delta.h"
 #include "tests/cuda/device.h"
 #include "tests/support/chunk_oracle.h"

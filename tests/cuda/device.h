@@ -8,8 +8,8 @@
 #include <memory>
 #include <vector>
 
+#include "efla/cuda/common/error.h"
 #include "efla/cuda/delta.h"
-#include "efla/cuda/error.h"
 #include "efla/rule/problem.h"
 #include "tests/support/delta_case.h"
 #include "tests/support/tensor.h"

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "efla/base/error.h"
-#include "efla/cuda/rms_norm.h"
-#include "efla/cuda/short_conv.h"
+#include "efla/cuda/layers/rms_norm.h"
+#include "efla/cuda/layers/short_conv.h"
 #include "efla/ref/rms_norm.h"
 #include "efla/ref/short_conv.h"
 #include "tests/cuda/device.h"

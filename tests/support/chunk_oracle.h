@@ -1,4 +1,4 @@
-// The chunkwise forward of the CUDA kernels (efla/cuda/chunk.h) in float32 on the CPU, with bfloat16 rounding at
+// The chunkwise forward of the CUDA kernels (efla/cuda/chunk/chunk.h) in float32 on the CPU, with bfloat16 rounding at
 // exactly the kernels' points: the blocks of the inverse in TF32, T and P, the state as an operand, the residual R, U
 // and write∘U, the outputs, and with a gate per channel the decayed keys and queries. What differs from a kernel is the
 // order of sums. Its distance from the float64 reference is the accuracy of the algorithm; a kernel's distance from it
@@ -36,7 +36,7 @@ class ChunkOracle {
         keys_(p.shape.key_dim),
         columns_(p.shape.value_dim) {}
 
-  // Segments (efla/cuda/segments.cu): the state before each of them first, then all outputs.
+  // Segments (efla/cuda/chunk/segments.cu): the state before each of them first, then all outputs.
   void run() {
     State state(keys_ * columns_);
     for (std::int64_t i = 0; i < keys_ * columns_ && p_.initial_state; ++i) {

@@ -3,11 +3,11 @@
 #include <algorithm>
 
 #include "efla/base/error.h"
-#include "efla/cuda/error.h"
-#include "efla/cuda/launch.h"
-#include "efla/cuda/partial_sums.h"
-#include "efla/cuda/pieces.cuh"
-#include "efla/cuda/rms_norm.h"
+#include "efla/cuda/common/error.h"
+#include "efla/cuda/common/launch.h"
+#include "efla/cuda/common/partial_sums.h"
+#include "efla/cuda/common/pieces.cuh"
+#include "efla/cuda/layers/rms_norm.h"
 
 namespace efla::gpu {
 namespace {

@@ -3,15 +3,15 @@
 //
 // One walks whole sequences in reverse, the other from every saved state to the next. Neither needs the other, and both
 // run at once: where few heads leave the GPU empty in the first, the second fills it.
-#include "efla/cuda/chunk_bwd.h"
-#include "efla/cuda/error.h"
-#include "efla/cuda/launch.h"
-#include "efla/cuda/products.cuh"
-#include "efla/cuda/state.cuh"
-#include "efla/cuda/sweep_sm90.cuh"
-#include "efla/cuda/tensor_map.h"
-#include "efla/cuda/tile.cuh"
-#include "efla/cuda/wgmma.cuh"
+#include "efla/cuda/chunk/chunk_bwd.h"
+#include "efla/cuda/chunk/sweep_sm90.cuh"
+#include "efla/cuda/common/error.h"
+#include "efla/cuda/common/launch.h"
+#include "efla/cuda/common/products.cuh"
+#include "efla/cuda/common/tensor_map.h"
+#include "efla/cuda/common/tile.cuh"
+#include "efla/cuda/common/wgmma.cuh"
+#include "efla/cuda/recurrent/state.cuh"
 
 namespace efla::gpu {
 namespace {

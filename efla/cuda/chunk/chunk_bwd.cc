@@ -3,10 +3,10 @@
 #include <string>
 
 #include "efla/base/error.h"
-#include "efla/cuda/chunk_bwd.h"
+#include "efla/cuda/chunk/chunk_bwd.h"
+#include "efla/cuda/common/launch.h"
+#include "efla/cuda/common/tensor_map.h"
 #include "efla/cuda/delta.h"
-#include "efla/cuda/launch.h"
-#include "efla/cuda/tensor_map.h"
 
 namespace efla::gpu {
 namespace {

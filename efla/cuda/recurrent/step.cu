@@ -8,11 +8,11 @@
 #include <algorithm>
 
 #include "efla/base/error.h"
+#include "efla/cuda/common/error.h"
+#include "efla/cuda/common/launch.h"
+#include "efla/cuda/common/ptx.cuh"
 #include "efla/cuda/delta.h"
-#include "efla/cuda/error.h"
-#include "efla/cuda/launch.h"
-#include "efla/cuda/ptx.cuh"
-#include "efla/cuda/token.cuh"
+#include "efla/cuda/recurrent/token.cuh"
 
 namespace efla::gpu {
 namespace {

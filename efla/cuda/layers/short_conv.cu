@@ -1,11 +1,11 @@
 // The short convolution. A thread computes kVector channels of a strip of tokens, and keeps what a token's taps reach
 // in registers: tap i is the one of the token i places before. i ≤ age, the number of tokens of the sequence before the
 // current one, keeps sequences apart.
-#include "efla/cuda/error.h"
-#include "efla/cuda/launch.h"
-#include "efla/cuda/partial_sums.h"
-#include "efla/cuda/pieces.cuh"
-#include "efla/cuda/short_conv.h"
+#include "efla/cuda/common/error.h"
+#include "efla/cuda/common/launch.h"
+#include "efla/cuda/common/partial_sums.h"
+#include "efla/cuda/common/pieces.cuh"
+#include "efla/cuda/layers/short_conv.h"
 
 namespace efla::gpu {
 namespace {

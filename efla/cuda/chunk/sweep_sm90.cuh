@@ -4,10 +4,10 @@
 
 #include <cstddef>
 
-#include "efla/cuda/chunk.h"
-#include "efla/cuda/prepare.cuh"
-#include "efla/cuda/tensor_map.h"
-#include "efla/cuda/tile.cuh"
+#include "efla/cuda/chunk/chunk.h"
+#include "efla/cuda/chunk/prepare.cuh"
+#include "efla/cuda/common/tensor_map.h"
+#include "efla/cuda/common/tile.cuh"
 
 namespace efla::gpu {
 

@@ -1,4 +1,4 @@
-#include "efla/cuda/error.h"
+#include "efla/cuda/common/error.h"
 
 namespace efla {
 

@@ -2,11 +2,11 @@
 #include <cstdint>
 
 #include "efla/base/error.h"
-#include "efla/cuda/chunk.h"
+#include "efla/cuda/chunk/chunk.h"
+#include "efla/cuda/common/error.h"
+#include "efla/cuda/common/launch.h"
+#include "efla/cuda/common/tensor_map.h"
 #include "efla/cuda/delta.h"
-#include "efla/cuda/error.h"
-#include "efla/cuda/launch.h"
-#include "efla/cuda/tensor_map.h"
 
 namespace efla::gpu {
 namespace {

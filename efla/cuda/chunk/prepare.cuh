@@ -4,8 +4,8 @@
 // block row w of K Kᵀ and of Q Kᵀ, w + 1 blocks each, and block column w of T below the diagonal, 3 − w blocks.
 #pragma once
 
-#include "efla/cuda/tile.cuh"
-#include "efla/cuda/wgmma.cuh"
+#include "efla/cuda/common/tile.cuh"
+#include "efla/cuda/common/wgmma.cuh"
 #include "efla/rule/step_size.h"
 
 namespace efla::gpu {

@@ -4,7 +4,7 @@
 // state.cuh, the second operand is in tiles (tile.cuh) that a descriptor names.
 #pragma once
 
-#include "efla/cuda/tile.cuh"
+#include "efla/cuda/common/tile.cuh"
 
 namespace efla::gpu {
 

@@ -1,6 +1,6 @@
-#include "efla/cuda/error.h"
-#include "efla/cuda/launch.h"
-#include "efla/cuda/partial_sums.h"
+#include "efla/cuda/common/error.h"
+#include "efla/cuda/common/launch.h"
+#include "efla/cuda/common/partial_sums.h"
 
 namespace efla::gpu {
 namespace {

@@ -1,8 +1,8 @@
 // Products by mma.sync of what a warp holds in registers (state.cuh) and tiles in shared memory (tile.cuh).
 #pragma once
 
-#include "efla/cuda/state.cuh"
-#include "efla/cuda/tile.cuh"
+#include "efla/cuda/common/tile.cuh"
+#include "efla/cuda/recurrent/state.cuh"
 
 namespace efla::gpu {
 

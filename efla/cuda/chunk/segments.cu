@@ -6,10 +6,10 @@
 // segment, and then the sweep computes the outputs of the other segments at once.
 #include <algorithm>
 
-#include "efla/cuda/chunk.h"
-#include "efla/cuda/error.h"
-#include "efla/cuda/launch.h"
-#include "efla/cuda/ptx.cuh"
+#include "efla/cuda/chunk/chunk.h"
+#include "efla/cuda/common/error.h"
+#include "efla/cuda/common/launch.h"
+#include "efla/cuda/common/ptx.cuh"
 
 namespace efla::gpu {
 namespace {

@@ -7,8 +7,8 @@
 
 #include "efla/base/dtype.h"
 #include "efla/base/view.h"
-#include "efla/cuda/chunk.h"
-#include "efla/cuda/ptx.cuh"
+#include "efla/cuda/chunk/chunk.h"
+#include "efla/cuda/common/ptx.cuh"
 
 namespace efla::gpu {
 

@@ -6,10 +6,10 @@
 // of the block, if no decay within the block leaves the range of exponents of bfloat16 (a channel where one does is
 // *deep*), and the last before the block otherwise. So neither factor overflows, and where one underflows so does Γ. In
 // deep channels the factors of the block's own tokens are zeros, and their products are added pair by pair in float32.
-#include "efla/cuda/chunk.h"
-#include "efla/cuda/error.h"
-#include "efla/cuda/launch.h"
-#include "efla/cuda/prepare.cuh"
+#include "efla/cuda/chunk/chunk.h"
+#include "efla/cuda/chunk/prepare.cuh"
+#include "efla/cuda/common/error.h"
+#include "efla/cuda/common/launch.h"
 
 namespace efla::gpu {
 namespace {

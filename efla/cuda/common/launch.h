@@ -7,8 +7,8 @@
 #include <cstdint>
 
 #include "efla/base/view.h"
+#include "efla/cuda/common/error.h"
 #include "efla/cuda/delta.h"
-#include "efla/cuda/error.h"
 
 namespace efla::gpu {
 

@@ -3,7 +3,7 @@
 // 4) + e.
 #pragma once
 
-#include "efla/cuda/tile.cuh"
+#include "efla/cuda/common/tile.cuh"
 
 namespace efla::gpu {
 

@@ -4,12 +4,12 @@
 // four warps keeps 16 rows of the transposed state Sᵀ [V, K] in registers, as the accumulators of mma; converted to
 // bfloat16 they are its first operand, so neither the state nor R nor U ever leave the registers. Everything below is
 // the transposed of the equations at ChunkRecord: rows are value columns, columns are tokens.
-#include "efla/cuda/chunk.h"
-#include "efla/cuda/error.h"
-#include "efla/cuda/launch.h"
-#include "efla/cuda/products.cuh"
-#include "efla/cuda/state.cuh"
-#include "efla/cuda/tile.cuh"
+#include "efla/cuda/chunk/chunk.h"
+#include "efla/cuda/common/error.h"
+#include "efla/cuda/common/launch.h"
+#include "efla/cuda/common/products.cuh"
+#include "efla/cuda/common/tile.cuh"
+#include "efla/cuda/recurrent/state.cuh"
 
 namespace efla::gpu {
 namespace {

@@ -1,4 +1,4 @@
-#include "efla/cuda/tensor_map.h"
+#include "efla/cuda/common/tensor_map.h"
 
 #include <cudaTypedefs.h>
 #include <cuda_runtime_api.h>
@@ -7,8 +7,8 @@
 #include <stdexcept>
 #include <string>
 
-#include "efla/cuda/chunk.h"
-#include "efla/cuda/error.h"
+#include "efla/cuda/chunk/chunk.h"
+#include "efla/cuda/common/error.h"
 
 namespace efla::gpu {
 namespace {

@@ -1,11 +1,11 @@
 // The two sweeps of the chunkwise backward on any GPU from sm_80 on, in the manner of sweep_portable.cu: a thread block
 // keeps 64 columns of a transposed state in registers, four warps with 16 rows of Sᵀ each.
-#include "efla/cuda/chunk_bwd.h"
-#include "efla/cuda/error.h"
-#include "efla/cuda/launch.h"
-#include "efla/cuda/products.cuh"
-#include "efla/cuda/state.cuh"
-#include "efla/cuda/tile.cuh"
+#include "efla/cuda/chunk/chunk_bwd.h"
+#include "efla/cuda/common/error.h"
+#include "efla/cuda/common/launch.h"
+#include "efla/cuda/common/products.cuh"
+#include "efla/cuda/common/tile.cuh"
+#include "efla/cuda/recurrent/state.cuh"
 
 namespace efla::gpu {
 namespace {

@@ -5,8 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "efla/cuda/chunk.h"
-#include "efla/cuda/tensor_map.h"
+#include "efla/cuda/chunk/chunk.h"
+#include "efla/cuda/common/tensor_map.h"
 #include "efla/rule/problem.h"
 
 namespace efla::gpu {

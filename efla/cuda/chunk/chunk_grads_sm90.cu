@@ -14,10 +14,10 @@
 // which are used until its end, have two places.
 #include <algorithm>
 
-#include "efla/cuda/chunk_bwd.h"
-#include "efla/cuda/chunk_grads_sm90.cuh"
-#include "efla/cuda/error.h"
-#include "efla/cuda/launch.h"
+#include "efla/cuda/chunk/chunk_bwd.h"
+#include "efla/cuda/chunk/chunk_grads_sm90.cuh"
+#include "efla/cuda/common/error.h"
+#include "efla/cuda/common/launch.h"
 
 namespace efla::gpu {
 namespace {

@@ -1,8 +1,8 @@
 // The record of a chunk (prepare.cuh), computed by two warpgroups beside the sweep that uses it: one T, the other P.
 #pragma once
 
-#include "efla/cuda/sweep_sm90.cuh"
-#include "efla/cuda/wgmma.cuh"
+#include "efla/cuda/chunk/sweep_sm90.cuh"
+#include "efla/cuda/common/wgmma.cuh"
 
 namespace efla::gpu {
 

@@ -14,12 +14,12 @@
 //
 // Products are in tiles of bfloat16 summed in float32 by eight warps: warp w has the 16 rows from 16 (w % 4) on, and of
 // the keys half w / 4; of the 64 × 64 matrices the first half of the warps has W and the other H, below the diagonal.
-#include "efla/cuda/chunk_bwd.h"
-#include "efla/cuda/error.h"
-#include "efla/cuda/launch.h"
-#include "efla/cuda/prepare.cuh"
-#include "efla/cuda/products.cuh"
-#include "efla/cuda/tile.cuh"
+#include "efla/cuda/chunk/chunk_bwd.h"
+#include "efla/cuda/chunk/prepare.cuh"
+#include "efla/cuda/common/error.h"
+#include "efla/cuda/common/launch.h"
+#include "efla/cuda/common/products.cuh"
+#include "efla/cuda/common/tile.cuh"
 
 namespace efla::gpu {
 namespace {

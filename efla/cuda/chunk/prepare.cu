@@ -1,10 +1,10 @@
 // Everything of a chunk that does not depend on the state, for all chunks at once: one thread block per chunk and query
 // head, which loops over the value heads of that head.
-#include "efla/cuda/chunk.h"
-#include "efla/cuda/error.h"
-#include "efla/cuda/launch.h"
-#include "efla/cuda/prepare.cuh"
-#include "efla/cuda/tensor_map.h"
+#include "efla/cuda/chunk/chunk.h"
+#include "efla/cuda/chunk/prepare.cuh"
+#include "efla/cuda/common/error.h"
+#include "efla/cuda/common/launch.h"
+#include "efla/cuda/common/tensor_map.h"
 
 namespace efla::gpu {
 namespace {

@@ -14,15 +14,15 @@
 // that every warp that reads them has finished.
 #include <algorithm>
 
-#include "efla/cuda/chunk.h"
-#include "efla/cuda/error.h"
-#include "efla/cuda/fused_record.cuh"
-#include "efla/cuda/launch.h"
-#include "efla/cuda/state.cuh"
-#include "efla/cuda/sweep_sm90.cuh"
-#include "efla/cuda/tensor_map.h"
-#include "efla/cuda/tile.cuh"
-#include "efla/cuda/wgmma.cuh"
+#include "efla/cuda/chunk/chunk.h"
+#include "efla/cuda/chunk/fused_record.cuh"
+#include "efla/cuda/chunk/sweep_sm90.cuh"
+#include "efla/cuda/common/error.h"
+#include "efla/cuda/common/launch.h"
+#include "efla/cuda/common/tensor_map.h"
+#include "efla/cuda/common/tile.cuh"
+#include "efla/cuda/common/wgmma.cuh"
+#include "efla/cuda/recurrent/state.cuh"
 
 namespace efla::gpu {
 namespace {

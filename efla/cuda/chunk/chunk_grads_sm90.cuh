@@ -5,13 +5,13 @@
 
 #include <cstddef>
 
-#include "efla/cuda/chunk_bwd.h"
-#include "efla/cuda/prepare.cuh"
-#include "efla/cuda/state.cuh"
-#include "efla/cuda/sweep_sm90.cuh"
-#include "efla/cuda/tensor_map.h"
-#include "efla/cuda/tile.cuh"
-#include "efla/cuda/wgmma.cuh"
+#include "efla/cuda/chunk/chunk_bwd.h"
+#include "efla/cuda/chunk/prepare.cuh"
+#include "efla/cuda/chunk/sweep_sm90.cuh"
+#include "efla/cuda/common/tensor_map.h"
+#include "efla/cuda/common/tile.cuh"
+#include "efla/cuda/common/wgmma.cuh"
+#include "efla/cuda/recurrent/state.cuh"
 
 namespace efla::gpu {
 

@@ -1,9 +1,9 @@
 // The token recurrence of rule/problem.h in float32, one thread block per sequence, value head and slice of the value
 // columns. The state stays in registers: a thread owns kColumns columns and every kParts-th group of four keys.
+#include "efla/cuda/common/error.h"
+#include "efla/cuda/common/launch.h"
 #include "efla/cuda/delta.h"
-#include "efla/cuda/error.h"
-#include "efla/cuda/launch.h"
-#include "efla/cuda/token.cuh"
+#include "efla/cuda/recurrent/token.cuh"
 
 namespace efla::gpu {
 namespace {
