@@ -1,0 +1,40 @@
+// What the problems of whole sequences and of decode steps take from tensors in the same way.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <string>
+
+#include "efla/base/dtype.h"
+#include "efla/base/error.h"
+#include "efla/rule/problem.h"
+
+namespace efla::autograd {
+
+// Returns g with an axis of channels, as the contract has it.
+inline at::Tensor with_channels(const at::Tensor& g, std::int64_t axes) {
+  return g.defined() && g.dim() == axes - 1 ? g.unsqueeze(-1) : g;
+}
+
+// Calls f with a value of the element type of q.
+template <class F>
+void with_element_type(const char* name, const at::Tensor& q, F&& f) {
+  switch (q.scalar_type()) {
+    case at::kFloat:
+      return f(float{});
+    case at::kBFloat16:
+      return f(bfloat16{});
+    case at::kDouble:
+      return f(double{});
+    default:
+      throw Error(name, "q", std::string("dtype ") + c10::toString(q.scalar_type()), "Float, BFloat16 or Double");
+  }
+}
+
+// Returns the decay that a g with so many axes for one gate per head, or with one more, has.
+inline Decay decay_of(const at::Tensor& g, std::int64_t scalar_axes) {
+  if (!g.defined()) return Decay::none;
+  return g.dim() == scalar_axes ? Decay::scalar : Decay::channel;
+}
+
+}  // namespace efla::autograd

@@ -1,0 +1,92 @@
+// Decode steps on tensors: one token per batch entry, or several over a pool of states.
+#include <ATen/record_function.h>
+
+#include <string>
+#include <type_traits>
+
+#include "efla/autograd/context.h"
+#include "efla/autograd/delta_rule.h"
+#include "efla/autograd/delta_rule_problem.h"
+#include "efla/autograd/tensor_view.h"
+#include "efla/ops/delta.h"
+
+namespace efla::autograd {
+namespace {
+
+using at::Tensor;
+
+// One token per batch entry where kTokenAxes is 0, several where it is 1.
+template <int kTokenAxes>
+Tensor run_steps(const char* name, const DeltaRuleInput& in, Tensor& states, const Tensor& slots,
+                 const DeltaRule& given_rule, const std::string& implementation) {
+  constexpr bool kTokens = kTokenAxes == 1;
+  constexpr int kRank = 3 + kTokenAxes;
+  const Tensor& q = in.q;
+  if (!q.defined())
+    throw Error(name, "q", "an undefined tensor", kTokens ? "a tensor [B, T, H, K]" : "a tensor [B, H, K]");
+  const auto dtype = q.scalar_type();
+  const auto state_dtype = dtype == at::kDouble ? at::kDouble : at::kFloat;
+  const auto check_one = [&](const char* argument, const Tensor& tensor, at::ScalarType type, std::int64_t rank,
+                             const char* axes) { check_tensor(name, argument, tensor, type, rank, axes, q.device()); };
+  check_one("q", q, dtype, kRank, kTokens ? "[B, T, H, K]" : "[B, H, K]");
+  check_one("k", in.k, dtype, kRank, kTokens ? "[B, T, H, K]" : "[B, H, K]");
+  check_one("v", in.v, dtype, kRank, kTokens ? "[B, T, HV, V]" : "[B, HV, V]");
+  check_one("beta", in.beta, dtype, kRank - 1, kTokens ? "[B, T, HV]" : "[B, HV]");
+  if (in.g.defined()) {
+    check_one("g", in.g, state_dtype, in.g.dim() == kRank - 1 ? kRank - 1 : kRank,
+              kTokens ? "[B, T, HV] or [B, T, HV, K]" : "[B, HV] or [B, HV, K]");
+  }
+  const bool narrow = states.defined() && states.scalar_type() == at::kBFloat16;
+  check_one(kTokens ? "states" : "state", states, narrow ? at::kBFloat16 : state_dtype, 4,
+            kTokens ? "[P, HV, K, V]" : "[B, HV, K, V]");
+  if (slots.defined()) check_one("slots", slots, at::kLong, 1, "[B]");
+  const at::NoGradGuard no_grad;
+  Tensor o = at::empty(in.v.sizes(), in.v.options());
+  with_element_type(name, q, [&]<class T>(T) {
+    const auto run = [&]<class S>(S) {
+      std::conditional_t<kTokens, DeltaSteps<T, S>, DeltaStep<T, S>> problem;
+      problem.shape = {q.size(0), kTokens ? q.size(1) : 1, q.size(-2), in.v.size(-2), q.size(-1), in.v.size(-1)};
+      problem.rule = given_rule;
+      problem.rule.decay = decay_of(in.g, kRank - 1);
+      problem.q = view_of<const T, kRank>(q);
+      problem.k = view_of<const T, kRank>(in.k);
+      problem.v = view_of<const T, kRank>(in.v);
+      problem.beta = view_of<const T, kRank - 1>(in.beta);
+      problem.g = view_of<const State<T>, kRank>(with_channels(in.g, kRank));
+      problem.slots = view_of<const std::int64_t, 1>(slots);
+      problem.o = view_of<T, kRank>(o);
+      if constexpr (kTokens) {
+        problem.states = view_of<S, 4>(states);
+        delta_steps(problem, {implementation, context_of(q)});
+      } else {
+        problem.state = view_of<S, 4>(states);
+        delta_step(problem, {implementation, context_of(q)});
+      }
+    };
+    if constexpr (std::is_same_v<T, double>) {
+      if (narrow) throw Error(name, kTokens ? "states" : "state", "dtype BFloat16", "Double, as q");
+      run(State<T>{});
+    } else if (narrow) {
+      run(bfloat16{});
+    } else {
+      run(State<T>{});
+    }
+  });
+  return o;
+}
+
+}  // namespace
+
+Tensor delta_rule_step(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& beta, const Tensor& g,
+                       Tensor& state, const DeltaRule& rule, const std::string& implementation) {
+  RECORD_USER_SCOPE("efla::delta_rule_step");
+  return run_steps<0>("delta_rule_step", {q, k, v, beta, {}, g, {}}, state, {}, rule, implementation);
+}
+
+Tensor delta_rule_steps(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& beta, const Tensor& g,
+                        Tensor& states, const Tensor& slots, const DeltaRule& rule, const std::string& implementation) {
+  RECORD_USER_SCOPE("efla::delta_rule_steps");
+  return run_steps<1>("delta_rule_steps", {q, k, v, beta, {}, g, {}}, states, slots, rule, implementation);
+}
+
+}  // namespace efla::autograd
