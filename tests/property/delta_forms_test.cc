@@ -183,8 +183,11 @@ void check_split(const DeltaCase& a_case, const std::string& implementation, std
   EXPECT_TRUE(parts.sentinels_intact());
   if (to_the_bit) {
     EXPECT_TRUE(parts.o.same_bits(whole.o) && parts.final_state.same_bits(whole.final_state));
-    EXPECT_TRUE(same_backward(parts, whole));
-    return;
+    // The backward of the recurrence is the reference, in float64 but for the state's gradient between the parts.
+    if (implementation == "chunk") {
+      EXPECT_TRUE(same_backward(parts, whole));
+    }
+    if (implementation == "chunk" || sizeof(T) == sizeof(bfloat16)) return;
   }
   const auto check = [](const Results& got, const Results& expected) {
     for (std::size_t i = 0; i < got.size(); ++i) {
