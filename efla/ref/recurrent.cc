@@ -217,7 +217,7 @@ void step(const DeltaStep<T, S>& p) {
   forward.o = with_token_axis(p.o);
   // The states of the batch entries in the type that the forward takes.
   std::vector<State<T>> copy(p.shape.batch * p.state.size() / p.state.extent[0]);
-  const auto [_, heads, key_dim, value_dim] = p.state.extent;
+  const std::int64_t heads = p.state.extent[1], key_dim = p.state.extent[2], value_dim = p.state.extent[3];
   const auto state = View<State<T>, 4>::contiguous(copy.data(), {p.shape.batch, heads, key_dim, value_dim});
   const auto for_each_element = [&](auto&& f) {
     for (std::int64_t i_b = 0; i_b < p.shape.batch; ++i_b) {
