@@ -7,8 +7,8 @@
 //
 // One JSON object per line: the median, least and 90th percentile of N replays of a CUDA graph, in ms, each after the
 // L2 cache was overwritten; the relative RMS error of sampled heads against float64. With --interval the forward saves
-// a state every so many tokens of a sequence, a multiple of 64. `step` times decode steps (decode.cc) and does not
-// depend on --rows, `backward` the chunkwise backward (backward.cc).
+// the state after every TOKENS tokens of a sequence, a multiple of 64. `step` times decode steps (decode.cc) and does
+// not depend on --rows, `backward` the chunkwise backward (backward.cc).
 #include <cuda_runtime_api.h>
 
 #include <algorithm>

@@ -31,7 +31,8 @@ void with_element_type(const char* name, const at::Tensor& q, F&& f) {
   }
 }
 
-// Returns the decay that a g with so many axes for one gate per head, or with one more, has.
+// Returns what g decays: nothing where it is undefined, a head where it has `scalar_axes` axes, a key channel where it
+// has one more.
 inline Decay decay_of(const at::Tensor& g, std::int64_t scalar_axes) {
   if (!g.defined()) return Decay::none;
   return g.dim() == scalar_axes ? Decay::scalar : Decay::channel;

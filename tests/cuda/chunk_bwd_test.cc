@@ -159,8 +159,8 @@ TEST(CudaChunkBackwardLaunch, ManySequencesInAGraph) {
   }
 }
 
-// States that the chunkwise forward saves at longer intervals give the same as those of the recurrence at every chunk,
-// to the rounding of the products.
+// States that the chunkwise forward saves at longer intervals give the same as the states of the recurrence at every
+// chunk, to the rounding of the products.
 TEST(CudaChunkBackwardStates, Intervals) {
   DeltaCase c{"exact", 1, 1, true, 1, 900, 2, 128, 128, 1, Layout::contiguous, true, true, true};
   c.decay = Decay::scalar;

@@ -194,7 +194,7 @@ TEST(LanguageModel, RecomputationChangesNoBit) {
   at::set_num_threads(threads);
 }
 
-// The prefill takes in so many tokens at a time that these are more than one part.
+// Has more tokens than a prefill computes at a time.
 TEST(LanguageModel, PrefillInPartsGoesOnWhereItWas) {
   const torch::NoGradGuard no_grad;
   auto config = hybrid();

@@ -178,7 +178,7 @@ __device__ __forceinline__ ChunkAt place_of(const Sequence& sequence, std::int64
           static_cast<int>(min(sequence.end - start, std::int64_t{kChunkTokens}))};
 }
 
-// From one saved state to the next. Of packed sequences the blocks are those of all slots, because where a saved state
+// From one saved state to the next. Packed sequences have a thread block for every slot, because where a saved state
 // lies is known on the device alone.
 template <int kTiles, int kStages>
 __global__ void __launch_bounds__(kThreads, 1)

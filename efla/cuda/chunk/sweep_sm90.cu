@@ -8,7 +8,7 @@
 //
 // Where sequences are cut into segments (segments.cu), a thread block walks one segment. Where kOutputs is not set it
 // makes no outputs but the segment's map of the state: what becomes of zeros, and what becomes of the identity without
-// any values. Beside those of the maps are the thread blocks of the first segment, whose outputs need no map.
+// any values. The same launch has thread blocks that compute the outputs of the first segment, which need no map.
 //
 // Chunk c has stage c % kStages for its rows and record c % kRecords. Barriers say that rows or a record are there, and
 // that every warp that reads them has finished.

@@ -66,9 +66,9 @@ struct Shared {
   std::uint64_t tokens_full[kFused ? kTokenStages : 0], vectors_full[kFused ? kRecords : 0];
 };
 
-// The thread blocks of a sequence and head: of the sweep those of every segment, but the first where there are several;
-// of the maps, which are slices of `columns` columns, those of the first segment's outputs, slices of 64 columns, and
-// of the values and the identity for every segment between the first and the last.
+// Count thread blocks per sequence and head. sweep_blocks: one per slice of value columns and segment; where there are
+// several segments, the first one's outputs are computed by the kernel of the maps. map_blocks: slices of the first
+// segment's outputs, and, for every segment between the first and the last, slices of its values and of the identity.
 constexpr int slices_of(std::int64_t size, int columns) { return static_cast<int>((size + columns - 1) / columns); }
 constexpr int sweep_blocks(const ChunkProblem& c, int columns) {
   return slices_of(c.p.shape.value_dim, columns) * (c.segments - (c.segments > 1 ? 1 : 0));

@@ -63,7 +63,8 @@ Part make_part(std::span<const Example> examples, const torch::Device& device) {
   return part;
 }
 
-// Examples side by side that are computed at a time: of one length, and so many tokens at most unless it is one.
+// Divides examples into parts that are computed at a time: of one length, and at most `part_tokens` tokens unless a
+// part is one example.
 std::vector<std::span<const Example>> parts_of(const std::vector<Example>& examples, std::int64_t part_tokens) {
   std::vector<std::span<const Example>> parts;
   std::size_t first = 0;
