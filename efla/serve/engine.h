@@ -1,0 +1,242 @@
+// The engine of `efla serve`: many texts continue at once over one model. Knows nothing of HTTP, and its interface has
+// no types of LibTorch.
+//
+//   auto engine = load_engine("model", data::load_tokenizer("model/tokenizer.model"));
+//   Request request;
+//   request.prompt = engine->info().tokenizer->encode("Once upon a time");
+//   const RequestId id = engine->submit(std::move(request), listener);   // listener->token(…) …, listener->finish(…)
+//   engine->cancel(id);
+//
+// A reply has the same bits whatever else the engine does at the time: it depends on the request, on the state that it
+// starts from and on the model alone (docs/serving.md).
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "efla/base/error.h"
+#include "efla/data/tokenizer.h"
+
+namespace efla::serve {
+
+using RequestId = std::uint64_t;
+using Clock = std::chrono::steady_clock;
+
+// How the next token is drawn from the logits z. First z_i gets logit_bias[i], then, for tokens that occurred in prompt
+// or reply, the repetition penalty (a division if z_i is positive, otherwise a multiplication), then z_i −=
+// presence_penalty + frequency_penalty · n_i for tokens that occurred n_i > 0 times in this reply; then temperature,
+// top_k, top_p as in generate/sampler.h.
+struct SamplingOptions {
+  double temperature = 1.0;  // 0: the largest logit, no randomness
+  double top_p = 1.0;        // in (0, 1]
+  std::int64_t top_k = 0;    // 0: all
+  double repetition_penalty = 1.0;
+  double presence_penalty = 0.0, frequency_penalty = 0.0;  // in [−2, 2]
+  std::map<std::int32_t, double> logit_bias = {};          // in [−100, 100]; −100 excludes the token
+  std::uint64_t seed = 0;  // the random numbers of token n of a reply depend on the seed and n alone
+};
+
+struct Request {
+  std::vector<std::int32_t> prompt;  // ids; empty only where a session is continued
+  std::string session = {};          // name of the session whose text the prompt continues; empty: an empty text
+  // Name under which the state after the reply is stored, in place of an older one; empty: the state is dropped. The
+  // name in `session` advances that session; a request that is cancelled or fails then leaves it as it was.
+  std::string save_as = {};
+  std::int64_t max_tokens = 16;  // of the reply; 0: the prompt is only prefilled (and scored)
+  SamplingOptions sampling = {};
+  std::vector<std::string> stop = {};              // UTF-8, none empty; the text ends before the first of them
+  std::vector<std::int32_t> stop_ids = {};         // besides the id that ends a text
+  std::int64_t logprobs = -1;                      // alternatives per token, 0 to kMaxLogprobs; −1: no logprob at all
+  bool echo = false;                               // score the prompt: Listener::prompt
+  std::string client = {};                         // requests of all clients get equal shares of the engine
+  std::optional<Clock::time_point> deadline = {};  // afterwards the reply ends with FinishReason::deadline
+};
+
+inline constexpr std::int64_t kMaxLogprobs = 20;
+
+// log p(id) of the model's own distribution: the softmax of the logits before any option of SamplingOptions.
+struct ScoredId {
+  std::int32_t id = 0;
+  float logprob = 0.0F;
+};
+
+struct Token {
+  ScoredId drawn;                           // logprob is NaN unless Request::logprobs ≥ 0
+  std::string_view bytes = {};              // of this token alone, often only a part of a character
+  std::string text = {};                    // UTF-8 that is certain now: tokens' bytes, held back while a character is
+                                            // unfinished or a stop string may begin
+  std::vector<ScoredId> alternatives = {};  // the most probable ids, in falling order; Request::logprobs of them
+};
+
+// A token of the prompt with echo. The first token of a text has no probability: its logprob is NaN.
+struct PromptToken {
+  ScoredId token;
+  std::vector<ScoredId> alternatives = {};  // none for the first token
+};
+
+enum class FinishReason {
+  stop,       // the id that ends a text, a stop string or a stop id
+  length,     // max_tokens
+  cancelled,  // cancel, or the engine ends
+  deadline,
+  error,
+};
+
+// Returns "stop", "length", "cancelled", "deadline", "error".
+std::string_view name_of(FinishReason reason);
+
+struct Usage {
+  std::int64_t prompt_tokens = 0;      // of Request::prompt
+  std::int64_t cached_tokens = 0;      // of these, found in the prefix cache
+  std::int64_t completion_tokens = 0;  // drawn, with the one that ended the reply
+};
+
+struct Finish {
+  FinishReason reason = FinishReason::stop;
+  std::string text = {};   // the last of the reply's text, which Token::text had held back
+  std::string stop = {};   // the stop string that ended the reply
+  std::string error = {};  // one sentence where reason is error
+  Usage usage = {};
+  double queue_ms = 0.0, first_token_ms = 0.0, total_ms = 0.0;  // since submit; first_token_ms 0 without a token
+};
+
+// Receives a reply. The engine's thread calls it, one call after the other, never inside submit or cancel; finish is
+// the last call and comes exactly once. Functions must return at once and may call Engine::cancel only. What they throw
+// ends the request as an error.
+class Listener {
+ public:
+  virtual ~Listener() = default;
+
+  // With echo: the next tokens of the prompt, before the first token of the reply.
+  virtual void prompt(std::span<const PromptToken> tokens) { static_cast<void>(tokens); }
+  virtual void token(const Token& token) = 0;
+  virtual void finish(const Finish& finish) = 0;
+};
+
+// A stored text: its model state, and what sampling needs to continue.
+struct SessionInfo {
+  std::string name;
+  std::int64_t tokens = 0;      // of the text, prompts and replies
+  std::int64_t rewindable = 0;  // tokens that rewind can take back
+  std::size_t bytes = 0;        // of memory or file
+  bool in_memory = true;        // otherwise in a file of EngineOptions::swap_folder
+  bool in_use = false;          // by a request that will advance it
+};
+
+// Counts of values per bucket: counts[i] of values ≤ bounds[i] and above bounds[i − 1]; the last count has no bound.
+struct Histogram {
+  std::vector<double> bounds;
+  std::vector<std::uint64_t> counts;
+  double sum = 0.0;
+  std::uint64_t total() const;
+};
+
+struct Statistics {
+  std::int64_t slots = 0, slots_used = 0;  // texts that can run at once, and that do
+  std::int64_t queued = 0;                 // requests that wait for a slot
+  std::int64_t sessions = 0;               // stored
+  std::size_t slot_bytes = 0;              // of one slot
+  std::size_t session_bytes = 0;           // of stored sessions in memory
+  std::size_t swapped_bytes = 0;           // of stored sessions in files
+  std::size_t cache_bytes = 0;             // of the prefix cache
+  std::int64_t cache_entries = 0;
+  std::uint64_t cache_hits = 0, cache_misses = 0;  // requests that started from a cached state, and that did not
+  std::uint64_t prompt_tokens = 0, cached_tokens = 0, completion_tokens = 0;  // as Usage, of all requests so far
+  std::uint64_t steps = 0;                                                    // of the engine's loop
+  std::map<FinishReason, std::uint64_t> finished;                             // requests by reason
+  Histogram queue_seconds;                                                    // from submit to a slot
+  Histogram first_token_seconds;                                              // from submit to the first token
+  Histogram between_tokens_seconds;  // from a token to the next of the same reply
+};
+
+struct EngineInfo {
+  std::string model_sha256;  // of configuration and weights (not of how they are stored for decoding)
+  std::string weights;       // "float32", "bfloat16" or "int8"
+  std::int64_t parameters = 0, vocab_size = 0;
+  std::int32_t bos = -1, eos = -1;             // −1: none. The engine adds no bos to a prompt
+  std::size_t session_bytes = 0;               // of the state of one text, for any length
+  const data::Tokenizer* tokenizer = nullptr;  // lives as long as the engine; threads may share it
+};
+
+// A request when EngineOptions::max_queue requests wait already.
+class QueueFull : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// A session that does not exist.
+class NoSuchSession : public Error {
+ public:
+  using Error::Error;
+};
+
+// A session that a running request will advance.
+class SessionInUse : public Error {
+ public:
+  using Error::Error;
+};
+
+// Threads may call any function at once. Functions throw Error that names the argument ("session", "top_p", …).
+class Engine {
+ public:
+  virtual ~Engine() = default;  // ends every request as cancelled
+
+  virtual EngineInfo info() const = 0;
+
+  // Checks and queues a request. Throws Error (also for ids that the model does not have), QueueFull, NoSuchSession,
+  // SessionInUse; the listener then gets no call.
+  virtual RequestId submit(Request request, std::shared_ptr<Listener> listener) = 0;
+
+  // Ends a request before the next step, in the queue, in the prompt or in the reply: finish with
+  // FinishReason::cancelled follows. Does nothing if the request is unknown or has ended.
+  virtual void cancel(RequestId id) = 0;
+
+  // Sessions. Names are 1 to 128 letters, digits and characters of "._-". Functions that read a session throw
+  // NoSuchSession, functions that change it SessionInUse too.
+
+  virtual std::vector<SessionInfo> sessions() const = 0;  // by name
+  virtual SessionInfo session(const std::string& name) const = 0;
+  // Stores a copy under a second name; both share the memory. Throws Error if `copy` exists.
+  virtual void fork(const std::string& name, const std::string& copy) = 0;
+  // Takes back the last `tokens` of the text, 0 to rewindable: the session is then as it was after the earlier ones,
+  // with the same bits.
+  virtual void rewind(const std::string& name, std::int64_t tokens) = 0;
+  // Returns a session as the bytes of a file that `efla generate --load-session` reads too.
+  virtual std::string save(const std::string& name) const = 0;
+  // Stores a session from such bytes, in place of an older one. Throws IoError(content) for bytes that are not a
+  // session, Error for a session of another model.
+  virtual void load(const std::string& name, std::string_view bytes) = 0;
+  virtual void erase(const std::string& name) = 0;
+
+  virtual Statistics statistics() const = 0;
+};
+
+struct EngineOptions {
+  std::size_t state_memory = std::size_t{1} << 30;    // bytes of the slots; refused if not one text fits
+  std::size_t session_memory = std::size_t{1} << 30;  // bytes of stored sessions; the longest unused go to files
+  std::size_t cache_memory = std::size_t{1} << 28;    // bytes of the prefix cache; 0: none
+  std::filesystem::path swap_folder = {};  // for sessions beyond session_memory; empty: a request that would need it
+                                           // ends with an error
+  std::string weights = "float32";         // of the linear layers: float32, bfloat16 or int8
+  std::int64_t step_tokens = 512;          // of prompts per step, a multiple of 64
+  std::int64_t max_queue = 1024;           // requests that wait
+  int threads = 0;                         // 0: one per processor
+};
+
+// Loads the model of a folder (as `efla generate MODEL`) and starts an engine. Throws IoError, and Error where the
+// options are invalid, need more than the machine's memory, or the tokenizer has ids that the model does not have.
+std::unique_ptr<Engine> load_engine(const std::filesystem::path& model, std::unique_ptr<data::Tokenizer> tokenizer,
+                                    const EngineOptions& options = {});
+
+}  // namespace efla::serve
