@@ -147,7 +147,10 @@ TEST_P(GpuLanguageModel, LogitsAgreeWithTheCpu) {
   }
   ASSERT_EQ(logits[0].size(), logits[1].size());
   float most = 0.0F;
-  for (std::size_t i = 0; i < logits[0].size(); ++i) most = std::max(most, std::abs(logits[0][i] - logits[1][i]));
+  for (std::size_t i = 0; i < logits[0].size(); ++i) {
+    ASSERT_TRUE(std::isfinite(logits[0][i]) && std::isfinite(logits[1][i])) << i;
+    most = std::max(most, std::abs(logits[0][i] - logits[1][i]));
+  }
   EXPECT_LT(most, 2e-4F);
   EXPECT_GT(most, 0.0F) << "computed twice on one device";
 }

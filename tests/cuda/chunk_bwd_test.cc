@@ -22,24 +22,6 @@ constexpr Tolerance kGradientTolerance{"gradients by chunks", 1e-4, 5e-2, 1.0};
 
 class CudaChunkBackward : public testing::TestWithParam<DeltaCase> {};
 
-// Replays what `call` enqueues on a stream twice.
-template <class Call>
-void replay_twice(Call&& call) {
-  cudaStream_t stream = nullptr;
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t replay = nullptr;
-  gpu::check(cudaStreamCreate(&stream), "cudaStreamCreate");
-  gpu::check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
-  call(stream);
-  gpu::check(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
-  gpu::check(cudaGraphInstantiate(&replay, graph, 0), "cudaGraphInstantiate");
-  for (int i = 0; i < 2; ++i) gpu::check(cudaGraphLaunch(replay, stream), "cudaGraphLaunch");
-  gpu::check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
-  gpu::check(cudaGraphExecDestroy(replay), "cudaGraphExecDestroy");
-  gpu::check(cudaGraphDestroy(graph), "cudaGraphDestroy");
-  gpu::check(cudaStreamDestroy(stream), "cudaStreamDestroy");
-}
-
 // Runs the forward, which saves states every `interval` tokens, and the backward with a poisoned workspace.
 void run_chunk_bwd(const DeltaData<bfloat16>& host, const DeviceData<bfloat16>& device,
                    const PoisonedWorkspace& workspace, std::int64_t interval,
@@ -66,7 +48,7 @@ void run_chunk_bwd(const DeltaData<bfloat16>& host, const DeviceData<bfloat16>& 
   const auto call = [&](cudaStream_t stream) { gpu::chunk_bwd(backward, workspace.get(), stream, kernel); };
   gpu::check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   if (in_graph) {
-    replay_twice(call);
+    replay_in_graph(call);
   } else {
     call(nullptr);
   }
