@@ -43,6 +43,7 @@ OUTSIDE = {
     "Highway": (("hwy/",), ["cpu"]),
     "CUDA": (("cuda", "cublas", "nccl"), ["cuda"]),
     "CLI11": (("CLI/",), ["cli"]),
+    "Boost": (("boost/",), ["serve"]),
 }
 EXTENSIONS = {".h", ".cc", ".cu", ".cuh"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*(["<])([^">]+)[">]')
@@ -137,6 +138,7 @@ BAD = {
     "efla/train/l.cc": '#include "efla/report/page.h"\n',
     "efla/autograd/n.cc": '#include "efla/cpu/linear.h"\n',
     "efla/nn/o.cc": '#include "efla/ref/delta.h"\n',
+    "efla/data/p.cc": "#include <boost/asio/io_context.hpp>\n",
     "efla/train/l2.cc": '#include "experiments/common/study.h"\n',
     "experiments/mad/n.cc": '#include "cli/commands.h"\n',
     "efla/nn/m.cc": '#include "efla/kernels/chunk.h"\n',

@@ -1,0 +1,99 @@
+// An HTTP/1.1 server over TCP, TLS or a Unix socket, without routes: requests go to two functions, replies come back
+// whole or as a stream of events, from any thread.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace efla::serve {
+
+struct HttpOptions {
+  std::string host = "127.0.0.1";
+  int port = 8080;                        // 0: a free one
+  std::string unix_socket;                // a path, in place of host and port
+  std::string tls_certificate, tls_key;   // PEM files; both or none
+  std::vector<std::string> cors_origins;  // pages of these origins may call; "*": of any
+  std::size_t max_header_bytes = 16 << 10;
+  std::size_t max_body_bytes = 64 << 20;
+  std::size_t max_unsent_bytes = 4 << 20;  // of a stream whose client does not read
+  std::size_t max_connections = 4096;
+  std::chrono::milliseconds timeout{30'000};       // for a header, and for each 64 KiB of a body in either direction
+  std::chrono::milliseconds idle_timeout{75'000};  // between requests
+  std::chrono::milliseconds ping{15'000};          // a stream without events gets a comment
+};
+
+struct HttpRequest {
+  std::string method, path, query;  // path and query as sent, without "?"
+  std::string authorization, content_type;
+  std::string body;
+};
+
+struct HttpReply {
+  int status = 200;
+  std::string body = {};
+  std::string type = "application/json";
+  std::vector<std::string> fields = {};  // more header lines, such as "Retry-After: 1"
+};
+
+// The reply to one request. Its functions may be called from any thread. A request whose exchange is destroyed without
+// a reply gets status 500; a stream without an end is cut.
+class HttpExchange {
+ public:
+  virtual ~HttpExchange() = default;
+
+  // Sends a whole reply.
+  virtual void reply(HttpReply reply) = 0;
+
+  // Sends a reply of server-sent events: begin, then write with whole events, then end.
+  virtual void begin_events() = 0;
+  virtual void write(std::string_view events) = 0;
+  virtual void end() = 0;
+
+  // Sets the function that is called, on the server's thread, when the client leaves before the end of its reply. Calls
+  // it at once if the client has left.
+  virtual void on_gone(std::function<void()> gone) = 0;
+};
+
+class HttpServer {
+ public:
+  // Returns the reply to a request that is refused before its body is read.
+  using Check = std::function<std::optional<HttpReply>(const HttpRequest& head)>;
+  using Handle = std::function<void(HttpRequest request, std::shared_ptr<HttpExchange> exchange)>;
+
+  // Listens from now on. `check` and `handle` are called on the thread of run(). Throws Error that names the option as
+  // the command line does, and IoError for files that cannot be read.
+  HttpServer(const HttpOptions& options, Check check, Handle handle);
+  ~HttpServer();
+  HttpServer(const HttpServer&) = delete;
+  HttpServer& operator=(const HttpServer&) = delete;
+
+  // Returns, for example, "http://127.0.0.1:8080" or "unix:/run/efla.socket".
+  const std::string& address() const;
+
+  // Serves until it is stopped. SIGINT and SIGTERM call `signalled` on this thread.
+  void run(std::function<void()> signalled = {});
+
+  // Calls a function on the one thread for work that would delay other requests.
+  void work(std::function<void()> task);
+  // Calls a function on the thread of run() after a time.
+  void after(std::chrono::milliseconds time, std::function<void()> task);
+
+  // Stops once every request is answered, or after `grace`, when the clients of the others are told to have left. From
+  // any thread.
+  void stop(std::chrono::milliseconds grace);
+
+  std::int64_t connections() const;  // open now
+
+ private:
+  class Implementation;
+  std::unique_ptr<Implementation> implementation_;
+};
+
+}  // namespace efla::serve
