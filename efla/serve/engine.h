@@ -17,6 +17,7 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <span>
 #include <stdexcept>
@@ -93,8 +94,10 @@ enum class FinishReason {
   error,
 };
 
-// Returns "stop", "length", "cancelled", "deadline", "error".
-std::string_view name_of(FinishReason reason);
+constexpr std::string_view name_of(FinishReason reason) {
+  constexpr std::string_view kNames[] = {"stop", "length", "cancelled", "deadline", "error"};
+  return kNames[static_cast<std::size_t>(reason)];
+}
 
 struct Usage {
   std::int64_t prompt_tokens = 0;      // of Request::prompt
@@ -139,7 +142,7 @@ struct Histogram {
   std::vector<double> bounds;
   std::vector<std::uint64_t> counts;
   double sum = 0.0;
-  std::uint64_t total() const;
+  std::uint64_t total() const { return std::accumulate(counts.begin(), counts.end(), std::uint64_t{0}); }
 };
 
 struct Statistics {
