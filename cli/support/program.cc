@@ -33,6 +33,9 @@ int report(int code, std::string_view message) {
 namespace {
 
 constexpr const char* kNoMemory = "not enough memory";
+constexpr const char* kNoGpuMemory =
+    "not enough memory on the GPU; less at a time needs less: training.micro_batch (or training.recompute = true) of "
+    "train lm, --batch-size of train smnist, --batch of eval lm, or --device cpu";
 
 [[noreturn]] void end_at_uncaught_exception() {
   try {
@@ -54,10 +57,11 @@ void report_uncaught_exceptions() { std::set_terminate(end_at_uncaught_exception
 
 namespace {
 
-// Returns whether LibTorch says that it got no memory.
-bool is_out_of_memory(std::string_view message) {
-  return message.find("DefaultCPUAllocator") != std::string_view::npos &&
-         message.find("can't allocate memory") != std::string_view::npos;
+// Returns what to say in place of LibTorch's words for memory that it did not get; other messages as they are.
+std::string_view words_for(std::string_view message) {
+  const auto says = [&](std::string_view part) { return message.find(part) != std::string_view::npos; };
+  if (says("CUDA out of memory")) return kNoGpuMemory;
+  return says("DefaultCPUAllocator") && says("can't allocate memory") ? kNoMemory : message;
 }
 
 // Opens standard streams that the caller closed, because the next file opened would get their number and the prints.
@@ -185,7 +189,7 @@ int run_program(const char* name, const char* about, int argc, char** argv,
   } catch (const std::bad_alloc&) {
     return report(kFailure, kNoMemory);
   } catch (const std::exception& error) {
-    return report(kFailure, is_out_of_memory(error.what()) ? kNoMemory : error.what());
+    return report(kFailure, words_for(error.what()));
   }
 }
 
