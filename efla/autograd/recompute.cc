@@ -3,6 +3,10 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <memory>
+#include <utility>
+
+#include "efla/autograd/autocast.h"
 #include "efla/autograd/tensor_view.h"
 
 namespace efla::autograd {
@@ -16,9 +20,13 @@ struct Kept : torch::CustomClassHolder {
   std::function<Tensor(const Tensor&)> f;
   std::vector<Tensor> parameters;
   bool x_needs_gradient;
+  bool autocast;  // of the forward, which the backward repeats
 
-  Kept(std::function<Tensor(const Tensor&)> function, std::vector<Tensor> leaves, bool needs)
-      : f(std::move(function)), parameters(std::move(leaves)), x_needs_gradient(needs) {}
+  Kept(std::function<Tensor(const Tensor&)> function, std::vector<Tensor> leaves, const Tensor& x)
+      : f(std::move(function)),
+        parameters(std::move(leaves)),
+        x_needs_gradient(x.requires_grad()),
+        autocast(product_type(x) != x.scalar_type()) {}
 };
 
 struct RecomputeFunction : torch::autograd::Function<RecomputeFunction> {
@@ -39,6 +47,7 @@ struct RecomputeFunction : torch::autograd::Function<RecomputeFunction> {
     Tensor y;
     {
       const at::AutoGradMode with_gradient(true);
+      const auto precision = kept->autocast ? std::make_unique<Bfloat16OnGpu>() : nullptr;
       y = kept->f(x);
     }
     variable_list inputs = kept->parameters;
@@ -56,8 +65,7 @@ struct RecomputeFunction : torch::autograd::Function<RecomputeFunction> {
 Tensor recompute(const std::function<Tensor(const Tensor&)>& f, const Tensor& x,
                  const std::vector<Tensor>& parameters) {
   if (!at::GradMode::is_enabled()) return f(x);
-  return RecomputeFunction::apply(x, at::TensorList(parameters),
-                                  c10::make_intrusive<Kept>(f, parameters, x.requires_grad()));
+  return RecomputeFunction::apply(x, at::TensorList(parameters), c10::make_intrusive<Kept>(f, parameters, x));
 }
 
 }  // namespace efla::autograd

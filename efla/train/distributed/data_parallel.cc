@@ -1,8 +1,6 @@
 #include "efla/train/distributed/data_parallel.h"
 
-#include <ATen/autocast_mode.h>
 #include <torch/cuda.h>
-#include <torch/version.h>
 
 #include <algorithm>
 #include <atomic>
@@ -12,16 +10,6 @@
 
 namespace efla::train {
 namespace {
-
-void set_autocast(bool enabled) {
-#if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 4)
-  at::autocast::set_autocast_dtype(at::kCUDA, at::kBFloat16);
-  at::autocast::set_autocast_enabled(at::kCUDA, enabled);
-#else
-  at::autocast::set_autocast_gpu_dtype(at::kBFloat16);
-  at::autocast::set_enabled(enabled);
-#endif
-}
 
 torch::Device usable(torch::Device device, const std::string& precision) {
   if (device.is_cuda() && !torch::cuda::is_available()) {
@@ -35,13 +23,6 @@ torch::Device usable(torch::Device device, const std::string& precision) {
 }
 
 }  // namespace
-
-Bfloat16OnGpu::Bfloat16OnGpu() { set_autocast(true); }
-
-Bfloat16OnGpu::~Bfloat16OnGpu() {
-  at::autocast::clear_cache();
-  set_autocast(false);
-}
 
 DataParallel::DataParallel(int copies, const std::function<nn::NamedParameters()>& make, ThreadPool& pool,
                            torch::Device device, const std::string& precision)
@@ -64,8 +45,8 @@ void DataParallel::run(std::int64_t count, const std::function<void(std::int64_t
   });
 }
 
-std::unique_ptr<Bfloat16OnGpu> DataParallel::use_precision() const {
-  return autocast_ ? std::make_unique<Bfloat16OnGpu>() : nullptr;
+std::unique_ptr<autograd::Bfloat16OnGpu> DataParallel::use_precision() const {
+  return autocast_ ? std::make_unique<autograd::Bfloat16OnGpu>() : nullptr;
 }
 
 }  // namespace efla::train

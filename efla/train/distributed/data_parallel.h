@@ -10,19 +10,11 @@
 #include <string>
 #include <vector>
 
+#include "efla/autograd/autocast.h"
 #include "efla/base/threads.h"
 #include "efla/train/flat_parameters.h"
 
 namespace efla::train {
-
-// Runs matrix products of float32 parameters in bfloat16 on the GPU, on this thread, while the object lives.
-class Bfloat16OnGpu {
- public:
-  Bfloat16OnGpu();
-  ~Bfloat16OnGpu();
-  Bfloat16OnGpu(const Bfloat16OnGpu&) = delete;
-  Bfloat16OnGpu& operator=(const Bfloat16OnGpu&) = delete;
-};
 
 class DataParallel {
  public:
@@ -43,7 +35,7 @@ class DataParallel {
   void run(std::int64_t count, const std::function<void(std::int64_t i, int copy)>& task) const;
 
   // Sets the precision of the forward passes on this thread while the object returned lives.
-  std::unique_ptr<Bfloat16OnGpu> use_precision() const;
+  std::unique_ptr<autograd::Bfloat16OnGpu> use_precision() const;
 
  private:
   std::vector<nn::NamedParameters> copies_;

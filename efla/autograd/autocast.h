@@ -1,0 +1,21 @@
+// Autocast: matrix products in half precision while parameters stay float32.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace efla::autograd {
+
+// Runs matrix products of float32 parameters in bfloat16 on the GPU, on this thread, while the object lives.
+class Bfloat16OnGpu {
+ public:
+  Bfloat16OnGpu();
+  ~Bfloat16OnGpu();
+  Bfloat16OnGpu(const Bfloat16OnGpu&) = delete;
+  Bfloat16OnGpu& operator=(const Bfloat16OnGpu&) = delete;
+};
+
+// Returns the type in which products of x are computed: autocast's on a GPU where it is on for this thread, otherwise
+// that of x.
+at::ScalarType product_type(const at::Tensor& x);
+
+}  // namespace efla::autograd
