@@ -1,7 +1,11 @@
 #include "efla/train/flat_parameters.h"
 
+#include <torch/version.h>
+
 #include <algorithm>
 #include <cmath>
+
+#include "efla/base/error.h"
 
 namespace efla::train {
 namespace {
@@ -82,7 +86,7 @@ void FlatAdamW::step(const torch::Tensor& gradient, double scale, double lr, Thr
   if (gradient.is_cpu()) {
     step_on_cpu(gradient, decaying, plain, pool);
   } else {
-    step_on_device(gradient, decaying, plain);
+    step_on_device(gradient, scale, lr);
   }
 }
 
@@ -105,21 +109,37 @@ void FlatAdamW::step_on_cpu(const torch::Tensor& gradient, const Factors& decayi
   });
 }
 
-void FlatAdamW::step_on_device(const torch::Tensor& gradient, const Factors& decaying, const Factors& plain) {
+void FlatAdamW::step_on_device([[maybe_unused]] const torch::Tensor& gradient, [[maybe_unused]] double scale,
+                               [[maybe_unused]] double lr) {
+#if TORCH_VERSION_MAJOR >= 2
   const torch::NoGradGuard no_grad;
-  const torch::Tensor x = gradient.narrow(0, range_.begin, range_.size()) * plain.gradient;
-  exp_avg_.mul_(plain.keep1).add_(x, plain.add1);
-  exp_avg_sq_.mul_(plain.keep2).addcmul_(x, x, plain.add2);
-  for (const Stretch& stretch : stretches_) {
-    if (stretch.decays) parameters_.values().narrow(0, stretch.range.begin, stretch.range.size()).mul_(decaying.decay);
+  const auto options = parameters_.values().options();
+  const torch::Tensor steps = torch::full({}, static_cast<double>(steps_), options);
+  const torch::Tensor divisor = torch::full({}, 1.0 / scale, options);  // of the gradient
+  for (const bool decays : {false, true}) {
+    std::vector<torch::Tensor> values, gradients, means, squares, counts;
+    for (const Stretch& stretch : stretches_) {
+      if (stretch.decays != decays) continue;
+      const std::int64_t begin = stretch.range.begin, size = stretch.range.size();
+      values.push_back(parameters_.values().narrow(0, begin, size));
+      gradients.push_back(gradient.narrow(0, begin, size));
+      means.push_back(exp_avg_.narrow(0, begin - range_.begin, size));
+      squares.push_back(exp_avg_sq_.narrow(0, begin - range_.begin, size));
+      counts.push_back(steps);
+    }
+    if (values.empty()) continue;
+    at::_fused_adamw_(values, gradients, means, squares, {}, counts, lr, settings_.beta1, settings_.beta2,
+                      decays ? settings_.weight_decay : 0.0, settings_.eps, /*amsgrad=*/false, /*maximize=*/false,
+                      divisor);
   }
-  const torch::Tensor divisor = exp_avg_sq_.sqrt().mul_(plain.correction2).add_(plain.eps);
-  parameters_.values().narrow(0, range_.begin, range_.size()).addcdiv_(exp_avg_, divisor, -plain.step);
+#else
+  throw Error("train", "--device", "cuda with LibTorch " TORCH_VERSION, "LibTorch 2 or later");
+#endif
 }
 
 double sum_of_squares(const torch::Tensor& flat, Range range, ThreadPool& pool) {
   if (!flat.is_cpu())
-    return flat.narrow(0, range.begin, range.size()).to(torch::kFloat64).square().sum().item<double>();
+    return at::norm(flat.narrow(0, range.begin, range.size()), 2, torch::kFloat64).square().item<double>();
   std::vector<double> sums(static_cast<std::size_t>(blocks_of(range)));
   pool.run(blocks_of(range), [&](std::int64_t task, int) {
     const Range block = block_of(range, task);

@@ -81,7 +81,7 @@ class FlatAdamW {
   };
 
   void step_on_cpu(const torch::Tensor& gradient, const Factors& decaying, const Factors& plain, ThreadPool& pool);
-  void step_on_device(const torch::Tensor& gradient, const Factors& decaying, const Factors& plain);
+  void step_on_device(const torch::Tensor& gradient, double scale, double lr);  // overwrites the gradient
 
   const FlatParameters& parameters_;
   AdamWSettings settings_;
