@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "efla/ref/delta.h"
+#include "efla/ref/elementwise.h"
 #include "efla/ref/matrix.h"
 #include "efla/ref/tokens.h"
 

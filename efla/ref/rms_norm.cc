@@ -3,7 +3,7 @@
 #include <cmath>
 #include <vector>
 
-#include "efla/ref/tokens.h"
+#include "efla/ref/elementwise.h"
 
 namespace efla::ref {
 namespace {
@@ -32,7 +32,7 @@ struct Gate {
 template <class Problem>
 Gate gate_at(const Problem& p, std::int64_t row, std::int64_t d) {
   if (!p.gate) return {};
-  const double z = to_float(p.gate(row, d)), sigma = 1 / (1 + std::exp(-z));
+  const double z = to_float(p.gate(row, d)), sigma = sigmoid(z);
   if (p.activation == GateActivation::sigmoid) return {sigma, sigma * (1 - sigma)};
   return {z * sigma, sigma * (1 + z * (1 - sigma))};
 }

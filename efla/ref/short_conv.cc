@@ -3,7 +3,7 @@
 #include <cmath>
 #include <vector>
 
-#include "efla/ref/tokens.h"
+#include "efla/ref/elementwise.h"
 
 namespace efla::ref {
 namespace {
@@ -36,8 +36,6 @@ double weighted_sum(const Problem& p, const Tokens& at, std::int64_t t, std::int
   }
   return a;
 }
-
-double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
 
 }  // namespace
 

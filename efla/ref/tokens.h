@@ -49,10 +49,4 @@ Token read_token(const Problem& p, std::int64_t i_b, std::int64_t t, std::int64_
   return token;
 }
 
-// Rounds a float64 to T once (through float32 for bfloat16).
-template <class T>
-T round_to(double x) {
-  return from_state<T>(static_cast<State<T>>(x));
-}
-
 }  // namespace efla::ref
