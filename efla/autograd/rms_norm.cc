@@ -20,9 +20,6 @@ using torch::autograd::variable_list;
 
 constexpr const char* kRmsNorm = "rms_norm";
 
-// [N, D] without a copy where the strides allow.
-Tensor rows_of(const Tensor& x) { return with_contiguous_rows(x.reshape({-1, x.size(-1)})); }
-
 Tensor float_of(const Tensor& weight) { return weight.defined() ? weight.to(at::kFloat).contiguous() : weight; }
 
 // The gate of a norm, undefined without one.

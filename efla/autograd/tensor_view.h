@@ -96,6 +96,11 @@ inline at::Tensor with_contiguous_rows(const at::Tensor& tensor) {
   return !tensor.defined() || tensor.size(-1) == 1 || tensor.stride(-1) == 1 ? tensor : tensor.contiguous();
 }
 
+// Returns x [..., D] as rows [N, D], without a copy where the strides allow; undefined stays undefined.
+inline at::Tensor rows_of(const at::Tensor& x) {
+  return x.defined() ? with_contiguous_rows(x.reshape({-1, x.size(-1)})) : x;
+}
+
 // Returns none for an undefined tensor, because a Function takes no undefined tensors.
 inline c10::optional<at::Tensor> optional_of(const at::Tensor& tensor) {
   return tensor.defined() ? c10::optional<at::Tensor>(tensor) : c10::nullopt;

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "efla/cpu/rms_norm.h"
+#include "efla/ops/contiguous_columns.h"
 #include "efla/ops/scratch.h"
 #include "efla/ref/rms_norm.h"
 
@@ -13,16 +14,6 @@
 
 namespace efla {
 namespace {
-
-template <class T, int Rank>
-bool has_contiguous_columns(const View<T, Rank>& view) {
-  return !view || view.extent[Rank - 1] == 1 || view.stride[Rank - 1] == 1;
-}
-
-template <class... Views>
-std::string refuse_strided_columns(const Views&... views) {
-  return (has_contiguous_columns(views) && ...) ? "" : "it needs the columns of a row side by side in memory";
-}
 
 template <class T>
 std::string refuse_strided_norm(const RmsNormForward<T>& p, bool) {

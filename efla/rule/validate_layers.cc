@@ -1,7 +1,10 @@
 #include <cmath>
+#include <cstdint>
+#include <limits>
 #include <string>
 
 #include "efla/base/error.h"
+#include "efla/rule/add_rms_norm.h"
 #include "efla/rule/check.h"
 #include "efla/rule/linear.h"
 #include "efla/rule/rms_norm.h"
@@ -27,12 +30,16 @@ void check_short_conv(const char* operation, const Problem& p, const Device& dev
   check_cu_seqlens(operation, p.cu_seqlens, p.cu_seqlens.extent[0] - 1, p.x.extent[0], p.x.extent[1], device);
 }
 
+void check_eps(const char* operation, float eps) {
+  if (!(eps > 0) || !std::isfinite(eps)) throw Error(operation, "eps", std::to_string(eps), "a positive number");
+}
+
 template <class Problem>
 void check_rms_norm(const char* operation, const Problem& p) {
   check_filled(operation, "x", p.x, p.x.extent);
   check_view(operation, "weight", p.weight, {p.x.extent[1]}, Presence::optional);
   check_view(operation, "gate", p.gate, p.x.extent, Presence::optional);
-  if (!(p.eps > 0) || !std::isfinite(p.eps)) throw Error(operation, "eps", std::to_string(p.eps), "a positive number");
+  check_eps(operation, p.eps);
 }
 
 }  // namespace
@@ -70,6 +77,30 @@ void validate(const RmsNormBackward<T>& p) {
   if (p.gate) check_filled(op, "dgate", p.dgate, p.x.extent);
 }
 
+template <class T>
+void validate(const AddRmsNormForward<T>& p) {
+  constexpr const char* op = "add_rms_norm_forward";
+  check_filled(op, "x", p.x, p.x.extent);
+  check_view(op, "branch", p.branch, p.x.extent, Presence::optional);
+  check_filled(op, "weight", p.weight, {p.x.extent[1]});
+  check_eps(op, p.eps);
+  if (p.branch) check_filled(op, "sum", p.sum, p.x.extent);
+  check_filled(op, "y", p.y, p.x.extent);
+}
+
+template <class T>
+void validate(const AddRmsNormBackward<T>& p) {
+  constexpr const char* op = "add_rms_norm_backward";
+  check_filled(op, "sum", p.sum, p.sum.extent);
+  check_filled(op, "weight", p.weight, {p.sum.extent[1]});
+  check_eps(op, p.eps);
+  check_filled(op, "dy", p.dy, p.sum.extent);
+  check_view(op, "dsum", p.dsum, p.sum.extent, Presence::optional);
+  check_filled(op, "dx", p.dx, p.sum.extent);
+  check_view(op, "dbranch", p.dbranch, p.sum.extent, Presence::optional);
+  check_filled(op, "dweight", p.dweight, {p.sum.extent[1]});
+}
+
 void validate(const LinearForward& p) {
   constexpr const char* op = "linear_forward";
   check_filled(op, "x", p.x, p.x.extent);
@@ -85,5 +116,9 @@ template void validate(const RmsNormForward<float>&);
 template void validate(const RmsNormForward<bfloat16>&);
 template void validate(const RmsNormBackward<float>&);
 template void validate(const RmsNormBackward<bfloat16>&);
+template void validate(const AddRmsNormForward<float>&);
+template void validate(const AddRmsNormForward<bfloat16>&);
+template void validate(const AddRmsNormBackward<float>&);
+template void validate(const AddRmsNormBackward<bfloat16>&);
 
 }  // namespace efla

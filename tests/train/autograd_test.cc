@@ -10,11 +10,14 @@
 #include <functional>
 #include <vector>
 
+#include "efla/autograd/add_rms_norm.h"
 #include "efla/autograd/delta_rule.h"
 #include "efla/autograd/linear.h"
 #include "efla/autograd/rms_norm.h"
 #include "efla/autograd/short_conv.h"
+#include "efla/autograd/tensor_view.h"
 #include "efla/base/error.h"
+#include "efla/ops/add_rms_norm.h"
 #include "efla/ops/delta.h"
 #include "tests/support/torch_tensors.h"
 
@@ -303,6 +306,33 @@ TEST(RmsNorm, GatedMatchesTensorOperations) {
     }
     EXPECT_THROW(gated_rms_norm(x, gate.narrow(0, 0, 1), weight, activation), Error);
   }
+}
+
+TEST(AddRmsNorm, IsWhatTheReferenceOfTheFusedKernelComputes) {
+  const auto x = random_tensor({6, 20}, 1).to(torch::kFloat).requires_grad_(true);
+  const auto branch = random_tensor({6, 20}, 2).to(torch::kFloat).requires_grad_(true);
+  const auto weight = random_tensor({20}, 3).to(torch::kFloat).requires_grad_(true);
+  const auto dsum = random_tensor({6, 20}, 4).to(torch::kFloat), dy = random_tensor({6, 20}, 5).to(torch::kFloat);
+  const auto [sum, y] = add_rms_norm(x, branch, weight, 1e-3);
+  const auto gradients = torch::autograd::grad({(sum * dsum).sum() + (y * dy).sum()}, {x, branch, weight});
+
+  const RunOptions ref{.implementation = "ref"};
+  const Tensor expected_sum = torch::empty({6, 20}), expected_y = torch::empty({6, 20});
+  add_rms_norm_forward(AddRmsNormForward<float>{view_of<const float, 2>(x), view_of<const float, 2>(branch),
+                                                view_of<const float, 1>(weight), 1e-3F, view_of<float, 2>(expected_sum),
+                                                view_of<float, 2>(expected_y)},
+                       ref);
+  EXPECT_LE(max_difference(sum, expected_sum), 1e-6);
+  EXPECT_LE(max_difference(y, expected_y), 2e-6);
+  const Tensor dx = torch::empty({6, 20}), dbranch = torch::empty({6, 20}), dweight = torch::empty({20});
+  add_rms_norm_backward(
+      AddRmsNormBackward<float>{view_of<const float, 2>(expected_sum), view_of<const float, 1>(weight), 1e-3F,
+                                view_of<const float, 2>(dy), view_of<const float, 2>(dsum), view_of<float, 2>(dx),
+                                view_of<float, 2>(dbranch), view_of<float, 1>(dweight)},
+      ref);
+  EXPECT_LE(max_difference(gradients[0], dx), 3e-5);
+  EXPECT_LE(max_difference(gradients[1], dbranch), 3e-5);
+  EXPECT_LE(max_difference(gradients[2], dweight), 3e-5);
 }
 
 TEST(Linear, IsLibTorchsProductWithAndWithoutGradientsAndForAnyThreads) {

@@ -1,108 +1,14 @@
-// RMS normalisation. A group of kLanes threads holds a row in registers, so that every tensor is read once; lane l owns
-// the columns (l + i · kLanes) · kVector … of every row that its group computes.
+// RMS normalisation. A group of threads holds a row in registers (rows.cuh), so that every tensor is read once.
 #include <algorithm>
 
-#include "efla/base/error.h"
 #include "efla/cuda/common/error.h"
 #include "efla/cuda/common/launch.h"
 #include "efla/cuda/common/partial_sums.h"
-#include "efla/cuda/common/pieces.cuh"
 #include "efla/cuda/layers/rms_norm.h"
+#include "efla/cuda/layers/rows.cuh"
 
 namespace efla::gpu {
 namespace {
-
-constexpr std::int64_t kMostParts = 1056;  // of the sum over rows: the thread blocks of a backward
-constexpr std::int64_t kMostRows = 8;      // that a group of a forward computes one after the other
-constexpr std::int64_t kFullGrid = 1024;   // thread blocks from which on a group takes more than one row
-
-// How rows lie on threads: groups of kLanes threads, each with kPieces pieces of kVector columns.
-template <int kVectorIn, int kLanesIn, int kPiecesIn>
-struct Layout {
-  static constexpr int kVector = kVectorIn, kLanes = kLanesIn, kPieces = kPiecesIn;
-  static constexpr int kThreads = kLanes > 32 ? kLanes : 256;
-  static constexpr int kRows = kThreads / kLanes;  // per thread block
-  static constexpr std::int64_t columns() { return std::int64_t{kVector} * kLanes * kPieces; }
-};
-
-// Returns the sum over the threads of a group. Every thread of the block calls it.
-template <class L>
-__device__ float group_sum(float x, float* shared) {
-#pragma unroll
-  for (int offset = (L::kLanes < 32 ? L::kLanes : 32) / 2; offset > 0; offset /= 2) {
-    x += __shfl_xor_sync(0xffffffffU, x, offset);
-  }
-  if constexpr (L::kLanes > 32) {
-    constexpr int kWarps = L::kLanes / 32;
-    static_assert(L::kRows == 1);
-    __syncthreads();  // the sum before may still be read
-    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = x;
-    __syncthreads();
-    x = 0;
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) x += shared[w];
-  }
-  return x;
-}
-
-// A row's elements of one thread as they are in memory: what is read ahead.
-template <class L, class T>
-struct RawRow {
-  Piece<T, L::kVector> at[L::kPieces];
-
-  __device__ void read(const T* row, std::int64_t columns, int lane) {
-#pragma unroll
-    for (int i = 0; i < L::kPieces; ++i) {
-      const std::int64_t column = std::int64_t{lane + i * L::kLanes} * L::kVector;
-      if (column < columns) {
-        at[i] = read_piece<L::kVector>(row + column);
-      } else {
-        at[i] = {};
-      }
-    }
-  }
-};
-
-// A row's elements of one thread.
-template <class L>
-struct Row {
-  float at[L::kPieces][L::kVector];
-
-  template <class T>
-  __device__ void take(const RawRow<L, T>& raw) {
-#pragma unroll
-    for (int i = 0; i < L::kPieces; ++i) widen(raw.at[i], at[i]);
-  }
-  template <class T>
-  __device__ void load(const T* row, std::int64_t columns, int lane) {
-    RawRow<L, T> raw;
-    raw.read(row, columns, lane);
-    take(raw);
-  }
-  template <class T>
-  __device__ void store(T* row, std::int64_t columns, int lane) const {
-#pragma unroll
-    for (int i = 0; i < L::kPieces; ++i) {
-      const std::int64_t column = std::int64_t{lane + i * L::kLanes} * L::kVector;
-      if (column < columns) store_piece(row + column, at[i]);
-    }
-  }
-  __device__ void fill(float value) {
-#pragma unroll
-    for (int i = 0; i < L::kPieces; ++i) {
-#pragma unroll
-      for (int j = 0; j < L::kVector; ++j) at[i][j] = value;
-    }
-  }
-  template <class F>
-  __device__ void for_each(F&& f) {
-#pragma unroll
-    for (int i = 0; i < L::kPieces; ++i) {
-#pragma unroll
-      for (int j = 0; j < L::kVector; ++j) f(at[i][j], i, j);
-    }
-  }
-};
 
 // act(gate) and its derivative.
 __device__ __forceinline__ void activate(GateActivation activation, float z, float& value, float& slope) {
@@ -213,30 +119,13 @@ __global__ void __launch_bounds__(L::kThreads)
     x.store(p.dx.at(row), columns, lane);
   }
   if (parts == nullptr) return;
-  float* part = parts + blockIdx.x * columns;
-  if constexpr (L::kRows == 1) {
-    dweight.store(part, columns, lane);
-  } else {
-    dweight.store(sums + group * columns, columns, lane);
-    __syncthreads();
-    for (std::int64_t c = threadIdx.x; c < columns; c += L::kThreads) {
-      float sum = 0;
-      for (int g = 0; g < L::kRows; ++g) sum += sums[g * columns + c];
-      part[c] = sum;
-    }
-  }
-}
-
-std::int64_t parts_of(std::int64_t rows, std::int64_t rows_per_block) {
-  return std::min((rows + rows_per_block - 1) / rows_per_block, kMostParts);
+  write_part<L>(dweight, parts + blockIdx.x * columns, sums, columns, lane, group);
 }
 
 template <bool kGated, class L, class T>
 void launch(const RmsNormForward<T>& p, cudaStream_t stream) {
-  const std::int64_t blocks = (p.x.extent[0] + L::kRows - 1) / L::kRows;
-  const std::int64_t rows_per_group = std::clamp(blocks / kFullGrid, std::int64_t{1}, kMostRows);
-  const unsigned grid = grid_of("rms_norm_forward", (blocks + rows_per_group - 1) / rows_per_group);
-  forward_kernel<kGated, L, T><<<grid, L::kThreads, 0, stream>>>(p, rows_per_group);
+  const RowsPerGroup work(p.x.extent[0], L::kRows);
+  forward_kernel<kGated, L, T><<<grid_of("rms_norm_forward", work.blocks), L::kThreads, 0, stream>>>(p, work.rows);
   check_launch("rms_norm_forward");
 }
 
@@ -248,30 +137,6 @@ void launch(const RmsNormBackward<T>& p, float* parts, cudaStream_t stream) {
   check_launch("rms_norm_backward");
   if (parts == nullptr) return;
   launch_add_parts(parts, grid, {p.dweight.data, {p.dweight.extent[0], 1}, {p.dweight.stride[0], 0}}, stream);
-}
-
-// Calls f with the layout for rows of `columns` columns.
-template <class T, class F>
-void with_layout(bool pieces, std::int64_t columns, F&& f) {
-  constexpr int kVector = kPieceElements<T>;
-  if (pieces) {
-    if (columns <= Layout<kVector, 16, 1>::columns()) return f(Layout<kVector, 16, 1>{});
-    if (columns <= Layout<kVector, 32, 1>::columns()) return f(Layout<kVector, 32, 1>{});
-    if (columns <= Layout<kVector, 128, 1>::columns()) return f(Layout<kVector, 128, 1>{});
-    if (columns <= Layout<kVector, 256, 1>::columns()) return f(Layout<kVector, 256, 1>{});
-    if (columns <= Layout<kVector, 256, 2>::columns()) return f(Layout<kVector, 256, 2>{});
-    if (columns <= Layout<kVector, 512, 2>::columns()) return f(Layout<kVector, 512, 2>{});
-    return f(Layout<kVector, 1024, kMaxNormColumns / 1024 / kVector>{});
-  }
-  if (columns <= Layout<1, 32, 8>::columns()) return f(Layout<1, 32, 8>{});
-  f(Layout<1, 1024, kMaxNormColumns / 1024>{});
-}
-
-void require_columns(const char* operation, std::int64_t columns) {
-  if (columns > kMaxNormColumns) {
-    throw Error(operation, "columns D", std::to_string(columns),
-                "at most " + std::to_string(kMaxNormColumns) + " on a GPU");
-  }
 }
 
 template <class T>

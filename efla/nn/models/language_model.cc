@@ -6,10 +6,10 @@
 #include <string>
 #include <utility>
 
+#include "efla/autograd/add_rms_norm.h"
 #include "efla/autograd/cross_entropy.h"
 #include "efla/autograd/linear.h"
 #include "efla/autograd/recompute.h"
-#include "efla/autograd/rms_norm.h"
 #include "efla/autograd/tensor_view.h"
 #include "efla/base/error.h"
 #include "efla/base/memory.h"
@@ -97,14 +97,15 @@ void LanguageModel::check_ids(const Tensor& ids, std::int64_t rank) const {
   }
 }
 
-Tensor LanguageModel::norm(const Tensor& x, const Weight& weight) const {
-  return autograd::rms_norm(x, weight.value, config_.norm_eps);
+std::pair<Tensor, Tensor> LanguageModel::sum_and_norm(const Stream& stream, const Weight& weight) const {
+  return autograd::add_rms_norm(stream.x, stream.branch, weight.value, config_.norm_eps);
 }
 
-Tensor LanguageModel::layer_output(const Layer& layer, const Tensor& x,
-                                   const std::function<Tensor(const Tensor&)>& mix) const {
-  const auto y = x + mix(norm(x, *layer.attn_norm));
-  return y + layer.mlp->forward(norm(y, *layer.mlp_norm));
+LanguageModel::Stream LanguageModel::layer_output(const Layer& layer, const Stream& in,
+                                                  const std::function<Tensor(const Tensor&)>& mix) const {
+  const auto [x, mixer_input] = sum_and_norm(in, *layer.attn_norm);
+  const auto [y, mlp_input] = sum_and_norm({x, mix(mixer_input)}, *layer.mlp_norm);
+  return {y, layer.mlp->forward(mlp_input)};
 }
 
 Tensor LanguageModel::hidden(const Tensor& ids, const Tensor& cu_seqlens) const {
@@ -114,17 +115,25 @@ Tensor LanguageModel::hidden(const Tensor& ids, const Tensor& cu_seqlens) const 
     autograd::check_cu_seqlens(kName, ends, ids.size(0), ids.size(1));
     ends = ends.to(ids.device());
   }
-  auto x = torch::embedding(embeddings_->value, ids);
+  Stream stream{torch::embedding(embeddings_->value, ids), {}};
   for (const auto& layer : layers_) {
     // The backward calls it again after this function has returned.
-    const auto output = [this, &layer, ends](const Tensor& input) {
+    const auto output = [this, &layer, ends](const Stream& input) {
       return layer_output(layer, input, [&](const Tensor& normed) {
         return layer.mixer ? layer.mixer->forward(normed, ends) : layer.attention->forward(normed, ends);
       });
     };
-    x = recompute_ ? autograd::recompute(output, x, layer.parameters) : output(x);
+    if (!recompute_) {
+      stream = output(stream);
+      continue;
+    }
+    const auto summed = [output](const Tensor& x) {
+      const Stream out = output({x, {}});
+      return out.x + out.branch;
+    };
+    stream = {autograd::recompute(summed, stream.x, layer.parameters), {}};
   }
-  return norm(x, *norm_);
+  return sum_and_norm(stream, *norm_).second;
 }
 
 Tensor LanguageModel::logits(const Tensor& ids, const Tensor& cu_seqlens) const {
@@ -164,16 +173,16 @@ LanguageModelState LanguageModel::initial_state(std::int64_t batch) const {
 }
 
 Tensor LanguageModel::advance(const Tensor& ids, LanguageModelState& state) const {
-  auto x = torch::embedding(embeddings_->value, ids);
+  Stream stream{torch::embedding(embeddings_->value, ids), {}};
   for (std::size_t i = 0; i < layers_.size(); ++i) {
     const auto& layer = layers_[i];
-    x = layer_output(layer, x, [&](const Tensor& normed) {
+    stream = layer_output(layer, stream, [&](const Tensor& normed) {
       return layer.mixer ? layer.mixer->forward(normed, std::get<MixerState>(state.layers[i]))
                          : layer.attention->forward(normed, std::get<KeyValueCache>(state.layers[i]));
     });
   }
   state.tokens += ids.size(1);
-  return norm(x, *norm_);
+  return sum_and_norm(stream, *norm_).second;
 }
 
 Tensor LanguageModel::advance_in_parts(const Tensor& ids, LanguageModelState& state, bool all_logits) const {

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "efla/nn/layers/attention.h"
@@ -66,11 +67,17 @@ class LanguageModel : public torch::nn::Module {
     std::vector<torch::Tensor> parameters;
   };
 
+  // The residual stream x + branch [B, T, D]; the branch is added by the step that needs the sum. Undefined: zeros.
+  struct Stream {
+    torch::Tensor x, branch;
+  };
+
   Layer add_layer(torch::nn::Module& stack, std::int64_t index, const Initialiser& init) const;
-  torch::Tensor norm(const torch::Tensor& x, const Weight& weight) const;
+  // Returns {x + branch, its norm}.
+  std::pair<torch::Tensor, torch::Tensor> sum_and_norm(const Stream& stream, const Weight& weight) const;
   // Computes a layer with `mix` as its attn.
-  torch::Tensor layer_output(const Layer& layer, const torch::Tensor& x,
-                             const std::function<torch::Tensor(const torch::Tensor&)>& mix) const;
+  Stream layer_output(const Layer& layer, const Stream& in,
+                      const std::function<torch::Tensor(const torch::Tensor&)>& mix) const;
   void check_ids(const torch::Tensor& ids, std::int64_t rank) const;
   void check_state(const LanguageModelState& state, std::int64_t batch) const;
   // Maps ids [B, T] to [B, T, D] in one call of each layer.

@@ -1,0 +1,16 @@
+// The step between two branches of a residual network in float64, one element after the other.
+#pragma once
+
+#include "efla/rule/add_rms_norm.h"
+
+namespace efla::ref {
+
+// Computes sum and y and rounds each once.
+template <class T>
+void add_rms_norm(const AddRmsNormForward<T>& problem);
+
+// Computes dx, dbranch and dweight and rounds each once.
+template <class T>
+void add_rms_norm(const AddRmsNormBackward<T>& problem);
+
+}  // namespace efla::ref
