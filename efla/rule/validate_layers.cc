@@ -9,6 +9,7 @@
 #include "efla/rule/linear.h"
 #include "efla/rule/rms_norm.h"
 #include "efla/rule/short_conv.h"
+#include "efla/rule/swiglu.h"
 
 namespace efla {
 namespace {
@@ -101,6 +102,24 @@ void validate(const AddRmsNormBackward<T>& p) {
   check_filled(op, "dweight", p.dweight, {p.sum.extent[1]});
 }
 
+template <class T>
+void validate(const SwigluForward<T>& p) {
+  constexpr const char* op = "swiglu_forward";
+  check_filled(op, "gate", p.gate, p.gate.extent);
+  check_filled(op, "up", p.up, p.gate.extent);
+  check_filled(op, "y", p.y, p.gate.extent);
+}
+
+template <class T>
+void validate(const SwigluBackward<T>& p) {
+  constexpr const char* op = "swiglu_backward";
+  check_filled(op, "gate", p.gate, p.gate.extent);
+  check_filled(op, "up", p.up, p.gate.extent);
+  check_filled(op, "dy", p.dy, p.gate.extent);
+  check_filled(op, "dgate", p.dgate, p.gate.extent);
+  check_filled(op, "dup", p.dup, p.gate.extent);
+}
+
 void validate(const LinearForward& p) {
   constexpr const char* op = "linear_forward";
   check_filled(op, "x", p.x, p.x.extent);
@@ -120,5 +139,9 @@ template void validate(const AddRmsNormForward<float>&);
 template void validate(const AddRmsNormForward<bfloat16>&);
 template void validate(const AddRmsNormBackward<float>&);
 template void validate(const AddRmsNormBackward<bfloat16>&);
+template void validate(const SwigluForward<float>&);
+template void validate(const SwigluForward<bfloat16>&);
+template void validate(const SwigluBackward<float>&);
+template void validate(const SwigluBackward<bfloat16>&);
 
 }  // namespace efla

@@ -9,9 +9,11 @@
 #include "efla/cuda/layers/add_rms_norm.h"
 #include "efla/cuda/layers/rms_norm.h"
 #include "efla/cuda/layers/short_conv.h"
+#include "efla/cuda/layers/swiglu.h"
 #include "efla/ref/add_rms_norm.h"
 #include "efla/ref/rms_norm.h"
 #include "efla/ref/short_conv.h"
+#include "efla/ref/swiglu.h"
 #include "tests/cuda/device.h"
 #include "tests/support/compare.h"
 
@@ -205,6 +207,38 @@ TEST(CudaAddRmsNorm, AgreesWithFloat64) {
           check_add_norm<float>(rows, columns, has_branch, layout);
           check_add_norm<bfloat16>(rows, columns, has_branch, layout);
         }
+      }
+    }
+  }
+}
+
+template <class T>
+void check_swiglu(std::int64_t rows, std::int64_t columns, Layout layout) {
+  SCOPED_TRACE(testing::Message() << DTypeOf<T>::name << " N " << rows << " D " << columns << ' ' << name_of(layout));
+  Tensor<T, 2> gate({rows, columns}, layout), up(gate), dy(gate);
+  Random random(static_cast<std::uint64_t>(rows + columns));
+  for (auto* tensor : {&gate, &up, &dy}) randomise(*tensor, random);
+  gate.view()(0, 0) = from_state<T>(-200.0F);
+  gate.view()(rows - 1, columns - 1) = from_state<T>(200.0F);
+  Tensor<T, 2> y({rows, columns}, layout), dgate(y), dup(y), expected_y(y), expected_dgate(y), expected_dup(y);
+  ref::swiglu(SwigluForward<T>{gate.view(), up.view(), expected_y.view()});
+  ref::swiglu(SwigluBackward<T>{gate.view(), up.view(), dy.view(), expected_dgate.view(), expected_dup.view()});
+  const DeviceTensor<T, 2> a(gate), b(up), c(dy), d(y), e(dgate), f(dup);
+  gpu::swiglu(SwigluForward<T>{a.view(), b.view(), d.view()}, nullptr);
+  gpu::swiglu(SwigluBackward<T>{a.view(), b.view(), c.view(), e.view(), f.view()}, nullptr);
+  for (const auto* tensor : {&d, &e, &f}) tensor->download();
+  EXPECT_TRUE(y.sentinels_intact() && dgate.sentinels_intact() && dup.sentinels_intact());
+  EXPECT_LE(distance(y.values(), expected_y.values()).rms, tolerance<T>());
+  EXPECT_LE(distance(dgate.values(), expected_dgate.values()).rms, tolerance<T>());
+  EXPECT_LE(distance(dup.values(), expected_dup.values()).rms, tolerance<T>());
+}
+
+TEST(CudaSwiglu, AgreesWithFloat64) {
+  for (const Layout layout : {Layout::contiguous, Layout::sliced}) {
+    for (const std::int64_t columns : {1, 3, 64, 200, 2816}) {
+      for (const std::int64_t rows : {1, 33, 300}) {
+        check_swiglu<float>(rows, columns, layout);
+        check_swiglu<bfloat16>(rows, columns, layout);
       }
     }
   }

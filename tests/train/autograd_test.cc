@@ -15,10 +15,12 @@
 #include "efla/autograd/linear.h"
 #include "efla/autograd/rms_norm.h"
 #include "efla/autograd/short_conv.h"
+#include "efla/autograd/swiglu.h"
 #include "efla/autograd/tensor_view.h"
 #include "efla/base/error.h"
 #include "efla/ops/add_rms_norm.h"
 #include "efla/ops/delta.h"
+#include "efla/ops/swiglu.h"
 #include "tests/support/torch_tensors.h"
 
 namespace efla::autograd {
@@ -333,6 +335,23 @@ TEST(AddRmsNorm, IsWhatTheReferenceOfTheFusedKernelComputes) {
   EXPECT_LE(max_difference(gradients[0], dx), 3e-5);
   EXPECT_LE(max_difference(gradients[1], dbranch), 3e-5);
   EXPECT_LE(max_difference(gradients[2], dweight), 3e-5);
+}
+
+TEST(Swiglu, IsWhatTheReferenceOfTheFusedKernelComputes) {
+  const auto gate = (3 * random_tensor({6, 20}, 1)).to(torch::kFloat).requires_grad_(true);
+  const auto up = random_tensor({6, 20}, 2).to(torch::kFloat).requires_grad_(true);
+  const auto dy = random_tensor({6, 20}, 3).to(torch::kFloat);
+  const auto y = swiglu(gate, up);
+  const auto gradients = torch::autograd::grad({y}, {gate, up}, {dy});
+
+  const RunOptions ref{.implementation = "ref"};
+  const Tensor expected_y = torch::empty({6, 20}), dgate = torch::empty({6, 20}), dup = torch::empty({6, 20});
+  const auto a = view_of<const float, 2>(gate), b = view_of<const float, 2>(up), c = view_of<const float, 2>(dy);
+  swiglu_forward(SwigluForward<float>{a, b, view_of<float, 2>(expected_y)}, ref);
+  swiglu_backward(SwigluBackward<float>{a, b, c, view_of<float, 2>(dgate), view_of<float, 2>(dup)}, ref);
+  EXPECT_LE(max_difference(y, expected_y), 1e-6);
+  EXPECT_LE(max_difference(gradients[0], dgate), 1e-6);
+  EXPECT_LE(max_difference(gradients[1], dup), 1e-6);
 }
 
 TEST(Linear, IsLibTorchsProductWithAndWithoutGradientsAndForAnyThreads) {

@@ -3,6 +3,7 @@
 #include <torch/types.h>
 
 #include "efla/autograd/linear.h"
+#include "efla/autograd/swiglu.h"
 
 namespace efla::nn {
 
@@ -16,8 +17,8 @@ Mlp::Mlp(std::int64_t hidden, std::int64_t inner, const Initialiser& init) {
 }
 
 torch::Tensor Mlp::forward(const torch::Tensor& x) const {
-  const auto gate = torch::silu(autograd::linear(x, gate_proj_->value));
-  return autograd::linear(gate * autograd::linear(x, up_proj_->value), down_proj_->value);
+  const auto gate = autograd::linear(x, gate_proj_->value), up = autograd::linear(x, up_proj_->value);
+  return autograd::linear(autograd::swiglu(gate, up), down_proj_->value);
 }
 
 }  // namespace efla::nn

@@ -1,0 +1,92 @@
+// SwiGLU: one thread per piece of 16 bytes of each tensor, or per element where rows are not aligned.
+#include "efla/cuda/common/launch.h"
+#include "efla/cuda/common/pieces.cuh"
+#include "efla/cuda/layers/swiglu.h"
+
+namespace efla::gpu {
+namespace {
+
+constexpr int kThreads = 256;
+
+__device__ float sigmoid(float x) { return 1 / (1 + __expf(-x)); }
+
+// Calls f(row, column) with the first element of this thread's piece.
+template <int kVector, class F>
+__device__ void at_piece(std::int64_t rows, std::int64_t columns, F&& f) {
+  const std::int64_t pieces = columns / kVector, i = (std::int64_t{blockIdx.x} * kThreads) + threadIdx.x;
+  const std::int64_t row = i / pieces;
+  if (row < rows) f(row, (i - row * pieces) * kVector);
+}
+
+template <int kVector, class T>
+__global__ void __launch_bounds__(kThreads) swiglu_forward_kernel(const __grid_constant__ SwigluForward<T> p) {
+  at_piece<kVector>(p.gate.extent[0], p.gate.extent[1], [&](std::int64_t row, std::int64_t column) {
+    float gate[kVector], up[kVector];
+    load_piece(p.gate.at(row) + column, gate);
+    load_piece(p.up.at(row) + column, up);
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) up[j] *= gate[j] * sigmoid(gate[j]);
+    store_piece(p.y.at(row) + column, up);
+  });
+}
+
+template <int kVector, class T>
+__global__ void __launch_bounds__(kThreads) swiglu_backward_kernel(const __grid_constant__ SwigluBackward<T> p) {
+  at_piece<kVector>(p.gate.extent[0], p.gate.extent[1], [&](std::int64_t row, std::int64_t column) {
+    float gate[kVector], up[kVector], dy[kVector];
+    load_piece(p.gate.at(row) + column, gate);
+    load_piece(p.up.at(row) + column, up);
+    load_piece(p.dy.at(row) + column, dy);
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) {
+      const float s = sigmoid(gate[j]), silu = gate[j] * s;
+      up[j] *= dy[j] * (s + silu * (1 - s));
+      dy[j] *= silu;
+    }
+    store_piece(p.dgate.at(row) + column, up);
+    store_piece(p.dup.at(row) + column, dy);
+  });
+}
+
+template <class T>
+unsigned blocks_of(const char* operation, const View<const T, 2>& rows, int vector) {
+  return grid_of(operation, (rows.size() / vector + kThreads - 1) / kThreads);
+}
+
+}  // namespace
+
+template <class T>
+void swiglu(const SwigluForward<T>& p, cudaStream_t stream) {
+  constexpr const char* kOperation = "swiglu_forward";
+  constexpr int kVector = kPieceElements<T>;
+  if (p.gate.size() == 0) return;
+  if (has_aligned_rows(p.gate) && has_aligned_rows(p.up) && has_aligned_rows(p.y)) {
+    swiglu_forward_kernel<kVector><<<blocks_of(kOperation, p.gate, kVector), kThreads, 0, stream>>>(p);
+  } else {
+    swiglu_forward_kernel<1><<<blocks_of(kOperation, p.gate, 1), kThreads, 0, stream>>>(p);
+  }
+  check_launch(kOperation);
+}
+
+template <class T>
+void swiglu(const SwigluBackward<T>& p, cudaStream_t stream) {
+  constexpr const char* kOperation = "swiglu_backward";
+  constexpr int kVector = kPieceElements<T>;
+  if (p.gate.size() == 0) return;
+  if (has_aligned_rows(p.gate) && has_aligned_rows(p.up) && has_aligned_rows(p.dy) && has_aligned_rows(p.dgate) &&
+      has_aligned_rows(p.dup)) {
+    swiglu_backward_kernel<kVector><<<blocks_of(kOperation, p.gate, kVector), kThreads, 0, stream>>>(p);
+  } else {
+    swiglu_backward_kernel<1><<<blocks_of(kOperation, p.gate, 1), kThreads, 0, stream>>>(p);
+  }
+  check_launch(kOperation);
+}
+
+#define EFLA_INSTANTIATE(T)                                    \
+  template void swiglu(const SwigluForward<T>&, cudaStream_t); \
+  template void swiglu(const SwigluBackward<T>&, cudaStream_t);
+EFLA_INSTANTIATE(float)
+EFLA_INSTANTIATE(bfloat16)
+#undef EFLA_INSTANTIATE
+
+}  // namespace efla::gpu
