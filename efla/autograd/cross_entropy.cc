@@ -5,7 +5,10 @@
 #include <algorithm>
 #include <string>
 
+#include "efla/autograd/autocast.h"
+#include "efla/autograd/context.h"
 #include "efla/autograd/tensor_view.h"
+#include "efla/ops/cross_entropy.h"
 
 namespace efla::autograd {
 namespace {
@@ -16,37 +19,69 @@ using torch::autograd::variable_list;
 
 constexpr const char* kCrossEntropy = "cross_entropy";
 
-// Logits of a slice: 32 MiB of float32.
-constexpr std::int64_t kSliceElements = std::int64_t{1} << 23;
+// Logits of a slice: few enough to stay in the CPU's caches, or enough to fill a GPU.
+std::int64_t slice_elements(const Tensor& x) { return std::int64_t{1} << (x.device().is_cpu() ? 23 : 27); }
+
+// Replaces logits [n, V] by the gradient of share · Σ −log p(targets), if there is a share. Returns the losses [n].
+template <class T>
+Tensor fused(const Tensor& logits, const Tensor& targets, const Tensor& share) {
+  const Tensor loss = at::empty(targets.sizes(), logits.options().dtype(at::kFloat));
+  cross_entropy(CrossEntropy<T>{view_of<T, 2>(logits), view_of<const std::int64_t, 1>(targets),
+                                view_of<const float, 1>(share), view_of<float, 1>(loss)},
+                {.context = context_of(logits)});
+  return loss;
+}
+
+// Does the same with LibTorch's operators.
+Tensor composite(Tensor& logits, const Tensor& targets, const Tensor& share) {
+  const Tensor counts = targets.ne(kIgnoreIndex).unsqueeze(1), target = targets.clamp_min(0).unsqueeze(1);  // [n, 1]
+  Tensor log_probability = at::log_softmax(logits, 1, at::kFloat);
+  const Tensor loss = -log_probability.gather(1, target).mul_(counts).squeeze(1);
+  if (!share.defined()) return loss;
+  const Tensor factor = counts.to(at::kFloat).mul_(share);
+  logits = log_probability.exp_().mul_(factor).scatter_add_(1, target, -factor).to(logits.scalar_type());
+  return loss;
+}
+
+Tensor losses_of(Tensor& logits, const Tensor& targets, const Tensor& share) {
+  if (!(logits.is_cuda() && has_gpu_kernels())) return composite(logits, targets, share);
+  if (logits.scalar_type() == at::kFloat) return fused<float>(logits, targets, share);
+  return fused<bfloat16>(logits, targets, share);
+}
 
 struct CrossEntropyFunction : torch::autograd::Function<CrossEntropyFunction> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& weight, const Tensor& targets,
-                        bool needs_gradient) {
-    const std::int64_t rows = x.size(0), step = std::max<std::int64_t>(1, kSliceElements / weight.size(0));
-    const Tensor counts = targets.ne(kIgnoreIndex);
-    const Tensor share = counts.sum().clamp_min(1).to(at::kFloat).reciprocal();  // of a token in the mean
+  // Products are in `type`, everything else is in float32.
+  static Tensor forward(AutogradContext* ctx, const Tensor& given_x, const Tensor& given_weight, const Tensor& targets,
+                        bool needs_gradient, at::ScalarType type) {
+    const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+    const Tensor x = given_x.to(type), weight = given_weight.to(type);
+    const std::int64_t rows = x.size(0), step = std::max<std::int64_t>(1, slice_elements(x) / weight.size(0));
+    // Of a token in the mean, [1].
+    const Tensor share = targets.ne(kIgnoreIndex).sum(0, true).clamp_min(1).to(at::kFloat).reciprocal();
     const Tensor dx = needs_gradient ? at::empty_like(x) : Tensor();
     Tensor dweight = needs_gradient ? at::zeros(weight.sizes(), weight.options().dtype(at::kFloat)) : Tensor();
-    Tensor loss = at::zeros({}, x.options().dtype(at::kFloat));
+    Tensor loss = at::zeros({1}, x.options().dtype(at::kFloat));
     for (std::int64_t begin = 0; begin < rows; begin += step) {
       const auto slice = [&](const Tensor& t) { return t.slice(0, begin, std::min(rows, begin + step)); };
-      const Tensor x_slice = slice(x), share_slice = slice(counts).to(at::kFloat).mul_(share).unsqueeze(1);  // [n, 1]
-      const Tensor target = slice(targets).clamp_min(0).unsqueeze(1);
-      Tensor log_probability = at::log_softmax(at::matmul(x_slice, weight.t()).to(at::kFloat), 1);  // [n, V]
-      loss.sub_(log_probability.gather(1, target).mul_(share_slice).sum());
+      const Tensor x_slice = slice(x);
+      Tensor logits = at::matmul(x_slice, weight.t());  // [n, V], below their gradient
+      loss.add_(losses_of(logits, slice(targets), needs_gradient ? share : Tensor()).sum());
       if (!needs_gradient) continue;
-      const Tensor dlogits = log_probability.exp_().mul_(share_slice).scatter_add_(1, target, -share_slice);
-      slice(dx).copy_(at::matmul(dlogits.to(weight.scalar_type()), weight));
-      dweight.addmm_(dlogits.t(), x_slice.to(at::kFloat));
+      slice(dx).copy_(at::matmul(logits, weight));
+      if (type == at::kFloat) {
+        dweight.addmm_(logits.t(), x_slice);
+      } else {
+        dweight.add_(at::matmul(logits.t(), x_slice));
+      }
     }
-    if (needs_gradient) ctx->save_for_backward({dx, dweight.to(weight.scalar_type())});
-    return loss;
+    if (needs_gradient) ctx->save_for_backward({dx.to(given_x.scalar_type()), dweight.to(given_weight.scalar_type())});
+    return loss.mul_(share).squeeze(0);
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     refuse_second_order(kCrossEntropy);
     const auto saved = ctx->get_saved_variables();
-    return {saved[0] * grads[0].to(saved[0].scalar_type()), saved[1] * grads[0].to(saved[1].scalar_type()), {}, {}};
+    return {saved[0] * grads[0].to(saved[0].scalar_type()), saved[1] * grads[0].to(saved[1].scalar_type()), {}, {}, {}};
   }
 };
 
@@ -69,7 +104,7 @@ Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor&
                     " for a token that does not count");
   }
   const bool needs_gradient = at::GradMode::is_enabled() && (x.requires_grad() || weight.requires_grad());
-  return CrossEntropyFunction::apply(x, weight, targets, needs_gradient);
+  return CrossEntropyFunction::apply(x, weight, targets, needs_gradient, product_type(x));
 }
 
 }  // namespace efla::autograd

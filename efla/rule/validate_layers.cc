@@ -6,6 +6,7 @@
 #include "efla/base/error.h"
 #include "efla/rule/add_rms_norm.h"
 #include "efla/rule/check.h"
+#include "efla/rule/cross_entropy.h"
 #include "efla/rule/linear.h"
 #include "efla/rule/rms_norm.h"
 #include "efla/rule/short_conv.h"
@@ -120,6 +121,16 @@ void validate(const SwigluBackward<T>& p) {
   check_filled(op, "dup", p.dup, p.gate.extent);
 }
 
+template <class T>
+void validate(const CrossEntropy<T>& p) {
+  constexpr const char* op = "cross_entropy";
+  check_filled(op, "logits", p.logits, p.logits.extent);
+  check_size(op, "columns V", p.logits.extent[1], 1, std::numeric_limits<std::int32_t>::max());
+  check_filled(op, "targets", p.targets, {p.logits.extent[0]});
+  check_view(op, "share", p.share, {1}, Presence::optional);
+  check_filled(op, "loss", p.loss, {p.logits.extent[0]});
+}
+
 void validate(const LinearForward& p) {
   constexpr const char* op = "linear_forward";
   check_filled(op, "x", p.x, p.x.extent);
@@ -139,6 +150,8 @@ template void validate(const AddRmsNormForward<float>&);
 template void validate(const AddRmsNormForward<bfloat16>&);
 template void validate(const AddRmsNormBackward<float>&);
 template void validate(const AddRmsNormBackward<bfloat16>&);
+template void validate(const CrossEntropy<float>&);
+template void validate(const CrossEntropy<bfloat16>&);
 template void validate(const SwigluForward<float>&);
 template void validate(const SwigluForward<bfloat16>&);
 template void validate(const SwigluBackward<float>&);

@@ -1,0 +1,19 @@
+// The cross-entropy of a softmax: validates a problem, chooses a row of the operation's list (implementation.h) and
+// runs it.
+#pragma once
+
+#include <vector>
+
+#include "efla/ops/implementation.h"
+#include "efla/rule/cross_entropy.h"
+
+namespace efla {
+
+// T: float or bfloat16. Throws Error for a bad argument or an implementation that refuses the problem.
+template <class T>
+Choice cross_entropy(const CrossEntropy<T>& problem, const RunOptions& options = {});
+
+// Returns the operation's list. On the CPU only ref computes it.
+std::vector<ImplementationName> cross_entropy_implementations();
+
+}  // namespace efla

@@ -1,0 +1,28 @@
+// The contract of the cross-entropy of a softmax over logits, and of its gradient, which takes the logits' place.
+#pragma once
+
+#include <cstdint>
+
+#include "efla/base/dtype.h"
+#include "efla/base/ignore_index.h"
+#include "efla/base/view.h"
+
+namespace efla {
+
+// Row n counts unless targets(n) is kIgnoreIndex; the loss and the gradient of a row that does not count are 0.
+//   loss(n) = log Σ_v e^{logits(n, v)} − logits(n, targets(n))
+//   gradient(n, v) = share (softmax(logits(n))_v − [v = targets(n)])
+// T is float or bfloat16. A target that is no column gives NaN on a GPU, where the targets are not read before.
+template <class T>
+struct CrossEntropy {
+  View<T, 2> logits;                    // [N, V], V ≥ 1; replaced by the gradient where there is a share
+  View<const std::int64_t, 1> targets;  // [N]
+  View<const float, 1> share;           // [1], optional; the factor of a row's gradient
+  View<float, 1> loss;                  // [N]
+};
+
+// Throws Error as validate of rule/validate.h does.
+template <class T>
+void validate(const CrossEntropy<T>& problem);
+
+}  // namespace efla
