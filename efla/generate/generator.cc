@@ -26,8 +26,7 @@ double ms_since(Clock::time_point start) {
 // Prefills the first `count` pending ids. Returns the logits [vocab_size] after them.
 torch::Tensor take_in(const nn::LanguageModel& model, Session& session, std::size_t count) {
   const auto begin = session.pending.begin();
-  const auto ids =
-      torch::tensor(at::IntArrayRef(session.pending.data(), count), torch::kLong).to(model.head().device());
+  const auto ids = torch::tensor(at::IntArrayRef(session.pending.data(), count), torch::kLong);
   auto logits = count == 1 ? model.step(ids, session.state) : model.prefill(ids.unsqueeze(0), session.state);
   session.pending.erase(begin, begin + static_cast<std::ptrdiff_t>(count));
   return logits.squeeze(0).to(torch::kCPU).contiguous();

@@ -62,10 +62,10 @@ std::int64_t drawn(const std::vector<Candidate>& candidates, Random& random) {
   return last;  // rounding made `place` as large as the sum of all weights
 }
 
-std::vector<Candidate> penalised(std::span<const float> logits, const SeenIds& seen, double penalty) {
+// Calls visit(id, logit) for every token, the logit after the penalty.
+template <class Visit>
+void for_each_penalised(std::span<const float> logits, const SeenIds& seen, double penalty, Visit&& visit) {
   const auto factor = static_cast<float>(penalty);
-  std::vector<Candidate> candidates;
-  candidates.reserve(logits.size());
   for (std::size_t i = 0; i < logits.size(); ++i) {
     const auto id = static_cast<std::int64_t>(i);
     float logit = logits[i];
@@ -73,9 +73,8 @@ std::vector<Candidate> penalised(std::span<const float> logits, const SeenIds& s
       throw std::runtime_error("generate: the logit of token " + std::to_string(id) + " is not a number");
     }
     if (penalty != 1.0 && seen.contains(id)) logit = logit < 0.0F ? logit * factor : logit / factor;
-    candidates.push_back({id, logit, 0.0});
+    visit(id, logit);
   }
-  return candidates;
 }
 
 [[noreturn]] void refuse(const char* option, double got, const char* expected) {
@@ -96,13 +95,16 @@ void validate(const SamplingOptions& options) {
 
 std::int64_t sample(std::span<const float> logits, const SeenIds& seen, const SamplingOptions& options,
                     Random& random) {
-  auto candidates = penalised(logits, seen, options.repetition_penalty);
-  const auto first = std::min_element(candidates.begin(), candidates.end(), before);
-  if (first == candidates.end() || !(first->logit > -INFINITY)) {
-    throw std::runtime_error("generate: no token has a logit above -infinity");
-  }
-  if (options.temperature == 0.0) return first->id;
-  const double largest = first->logit;
+  Candidate first{0, -INFINITY, 0.0};
+  std::vector<Candidate> candidates;
+  if (options.temperature > 0.0) candidates.reserve(logits.size());
+  for_each_penalised(logits, seen, options.repetition_penalty, [&](std::int64_t id, float logit) {
+    if (logit > first.logit) first = {id, logit, 0.0};
+    if (options.temperature > 0.0) candidates.push_back({id, logit, 0.0});
+  });
+  if (!(first.logit > -INFINITY)) throw std::runtime_error("generate: no token has a logit above -infinity");
+  if (options.temperature == 0.0) return first.id;
+  const double largest = first.logit;
   for (auto& candidate : candidates) {
     candidate.weight = std::exp((candidate.logit - largest) / options.temperature);
   }

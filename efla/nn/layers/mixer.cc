@@ -315,7 +315,12 @@ Tensor Mixer::forward(const Tensor& x, MixerState& state) const {
   if (config_.conv > 0) {
     const auto window = torch::cat({state.conv, inputs}, 1);  // [B, W − 1 + T, 2·H·K + HV·V]
     qkv = convolved(window, {}).first.narrow(1, config_.conv - 1, tokens);
-    state.conv = window.narrow(1, tokens, config_.conv - 1).clone();
+    const auto last = window.narrow(1, tokens, config_.conv - 1);
+    if (tokens == 1) {
+      state.conv.copy_(last);
+    } else {
+      state.conv = last.clone();
+    }
   } else {
     qkv = convolved(inputs, {}).first;
   }

@@ -191,10 +191,11 @@ Tensor LanguageModel::advance_in_parts(const Tensor& ids, LanguageModelState& st
   check_state(state, ids.size(0));
   // A multiple of the operator's chunk, so that the result does not depend on where a prefill is cut.
   const std::int64_t step = std::max(kChunk, kPrefillTokens / ids.size(0) / kChunk * kChunk);
+  const Tensor on_device = ids.to(embeddings_->value.device());
   std::vector<Tensor> parts;
   for (std::int64_t begin = 0; begin < ids.size(1); begin += step) {
     const std::int64_t end = std::min(begin + step, ids.size(1));
-    const auto x = advance(ids.slice(1, begin, end), state);
+    const auto x = advance(on_device.slice(1, begin, end), state);
     if (all_logits || end == ids.size(1)) {
       const auto read = all_logits ? x : x.slice(1, end - begin - 1, end - begin);
       parts.push_back(autograd::linear(read, head()).to(torch::kFloat));
@@ -212,8 +213,24 @@ Tensor LanguageModel::prefill_all(const Tensor& ids, LanguageModelState& state) 
 }
 
 Tensor LanguageModel::step(const Tensor& ids, LanguageModelState& state) const {
+  const torch::NoGradGuard no_grad;
   check_ids(ids, 1);
-  return prefill(ids.unsqueeze(1), state);
+  check_state(state, ids.size(0));
+  std::vector<Tensor> held;
+  for (const auto& layer : state.layers) {
+    const auto* mixer = std::get_if<MixerState>(&layer);
+    if (mixer == nullptr) return prefill(ids.unsqueeze(1), state);  // a cache that grows is another one every time
+    held.push_back(mixer->memory);
+    if (mixer->conv.defined()) held.push_back(mixer->conv);
+  }
+  const auto decode = [&](const Tensor& tokens) {
+    return autograd::linear(advance(tokens.unsqueeze(1), state).squeeze(1), head()).to(torch::kFloat);
+  };
+  if (!state.step) state.step = std::make_shared<autograd::GraphReplay>();
+  const std::int64_t before = state.tokens;
+  const auto logits = state.step->call(decode, ids.to(embeddings_->value.device()), held);
+  state.tokens = before + 1;
+  return logits;
 }
 
 }  // namespace efla::nn

@@ -55,7 +55,8 @@ class LanguageModel : public torch::nn::Module {
   torch::Tensor prefill(const torch::Tensor& ids, LanguageModelState& state) const;
   // Prefills in the same way, and returns the logits after every token: [B, T, vocab_size].
   torch::Tensor prefill_all(const torch::Tensor& ids, LanguageModelState& state) const;
-  // Decodes one token per sequence: maps ids [B] to [B, vocab_size] float32.
+  // Decodes one token per sequence: maps ids [B] to [B, vocab_size] float32, which the next step may overwrite.
+  // Replayed as a CUDA graph on a GPU from the state's second step on, unless a layer attends.
   torch::Tensor step(const torch::Tensor& ids, LanguageModelState& state) const;
 
  private:

@@ -17,6 +17,7 @@ std::string prefix(std::size_t layer) { return "layers." + std::to_string(layer)
 
 LanguageModelState LanguageModelState::clone() const {
   LanguageModelState copy = *this;
+  copy.step = {};
   for (auto& layer : copy.layers) {
     if (auto* mixer = std::get_if<MixerState>(&layer)) {
       mixer->memory = mixer->memory.clone();

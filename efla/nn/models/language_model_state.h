@@ -4,11 +4,13 @@
 #include <torch/types.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 #include <variant>
 #include <vector>
 
+#include "efla/autograd/graph_replay.h"
 #include "efla/io/safetensors/safetensors.h"
 #include "efla/nn/layers/attention.h"
 #include "efla/nn/layers/mixer.h"
@@ -20,6 +22,7 @@ struct LanguageModelState {
   std::int64_t batch = 0;   // B sequences
   std::int64_t tokens = 0;  // tokens per sequence so far
   std::vector<std::variant<MixerState, KeyValueCache>> layers;
+  std::shared_ptr<autograd::GraphReplay> step = {};  // the decode step on these tensors, on a GPU
 
   // Returns an independent state with the same values.
   LanguageModelState clone() const;
