@@ -1,6 +1,10 @@
 # Every outside library the project uses, found in one place. All are Debian packages (scripts/install-deps).
 set(THREADS_PREFER_PTHREAD_FLAG ON)
 find_package(Threads REQUIRED)
+if(EFLA_PYTHON_ONLY)
+  include(EflaPythonOnly)
+  return()
+endif()
 find_package(hwy REQUIRED)
 find_package(nlohmann_json 3 REQUIRED)
 # Where LibTorch is seen too, fmt::fmt-header-only: PyTorch 2 brings headers of another fmt than the system's library.
