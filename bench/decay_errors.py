@@ -62,7 +62,7 @@ def bfloat16_state_error(size, g, largest_beta, first=0.0, tokens=1000, heads=8,
     begin = (first * torch.randn(1, heads, size, size)).bfloat16()
     state = begin.clone()
     for t in range(tokens):
-        efla.delta_rule_step(q[:, t], k[:, t], v[:, t], beta[:, t], state, decay[:, t])
+        efla.delta_rule_step(q[:, t], k[:, t], v[:, t], beta[:, t], state, decay[:, t], step="exact")
     x = widened({"q": q, "k": k, "v": v, "beta": beta, "g": decay, "initial_state": begin})
     return error(state, efla.chunk_efla(**x, output_final_state=True)[1])
 

@@ -1,13 +1,17 @@
 """Signatures, errors, shapes without values, and the versions: what a caller relies on besides numbers."""
 
+import _ctypes
 import functools
+import importlib.util
 import inspect
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
+import textwrap
 import unittest
 
 import torch
@@ -42,9 +46,9 @@ SIGNATURES = {
     "use_qk_l2norm_in_kernel=False use_beta_sigmoid_in_kernel=False allow_neg_eigval=False state_v_first=False "
     "cu_seqlens=None | step='exact' erase_scale=1.0 write_scale=1.0",
     "delta_rule_step": "q k v beta state g=None scale=None use_qk_l2norm_in_kernel=False "
-    "| step='exact' erase_scale=1.0 write_scale=1.0",
+    "| step erase_scale=1.0 write_scale=1.0",
     "delta_rule_steps": "q k v beta states slots=None g=None scale=None use_qk_l2norm_in_kernel=False "
-    "| step='exact' erase_scale=1.0 write_scale=1.0",
+    "| step erase_scale=1.0 write_scale=1.0",
 }
 
 
@@ -98,6 +102,17 @@ class AnotherPyTorch(unittest.TestCase):
             )
         self.assertEqual(got.returncode, 1)
         self.assertIn(f"was built with PyTorch 0.4.1, got {torch.__version__}, expected that one", got.stderr)
+
+    @unittest.skipUnless(pathlib.Path("/proc/self/maps").is_file(), "needs Linux")
+    def test_is_refused_in_the_same_process(self):
+        with tempfile.TemporaryDirectory() as folder:
+            second = pathlib.Path(folder, "libc10.so.0")
+            shutil.copy(_ctypes.__file__, second)  # any library under the name of PyTorch's
+            program = f"import ctypes; ctypes.CDLL({str(second)!r}); import efla"
+            got = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+        self.assertEqual(got.returncode, 1)
+        self.assertRegex(got.stderr, r"ImportError: efla: .* got \S+ and \S+ in one process, expected one")
+        self.assertIn(str(second), got.stderr)
 
 
 class Implementations(unittest.TestCase):
@@ -203,7 +218,10 @@ class Mistakes(unittest.TestCase):
 
     def test_one_token(self):
         x = {name: tensor[:, 0] for name, tensor in inputs().items()}
-        f = efla.delta_rule_step
+        f = functools.partial(efla.delta_rule_step, step="exact")
+        f.__name__ = "delta_rule_step"
+        with self.assertRaisesRegex(TypeError, "step"):  # none is every model's
+            efla.delta_rule_step(**x, state=state())
         self.refuses("state: got dtype Double, expected Float", f, **x, state=state().double())
         self.refuses("state: got shape [1, 2, 12, 10], expected shape [2, 2, 12, 10]", f, **x, state=state(1))
         x["q"] = x["q"].unsqueeze(1)
@@ -211,7 +229,8 @@ class Mistakes(unittest.TestCase):
 
     def test_tokens_of_a_pool(self):
         x = inputs(tokens=3)
-        f = efla.delta_rule_steps
+        f = functools.partial(efla.delta_rule_steps, step="exact")
+        f.__name__ = "delta_rule_steps"
         pool, slots = state(5), torch.tensor([4, -1])
         self.refuses("states: got dtype Double, expected Float", f, **x, states=pool.double(), slots=slots)
         self.refuses("states: got shape [5, 2, 12, 10], expected shape [2, 2, 12, 10]", f, **x, states=pool)
@@ -220,6 +239,51 @@ class Mistakes(unittest.TestCase):
         for bad, index in (([4, 4], 1), ([5, 0], 0), ([-2, 0], 0)):
             expected = f"slots[{index}]: got {bad[index]}, expected -1 or a state of 5 that no other entry has"
             self.refuses(expected, f, **x, states=pool, slots=torch.tensor(bad))
+
+
+class Derivatives(unittest.TestCase):
+    def test_of_second_order_are_refused(self):
+        x = inputs(tokens=3, dtype=torch.float64)
+        x["q"].requires_grad_()
+        o, _ = efla.chunk_delta_rule(**x)
+        with self.assertRaisesRegex(RuntimeError, "create_graph: got true, expected false: only first derivatives are implemented"):
+            torch.autograd.grad(o.sum(), x["q"], create_graph=True)
+
+    @unittest.skipUnless(hasattr(torch, "func"), "torch.func came with PyTorch 2")
+    def test_of_torch_func_are_refused(self):
+        x = inputs(tokens=3)
+        q = x.pop("q")
+        with self.assertRaisesRegex(NotImplementedError, "^chunk_delta_rule: torch.func's grad.* use torch.autograd.grad"):
+            torch.func.grad(lambda q: efla.chunk_delta_rule(q, **x)[0].sum())(q)
+        got = torch.func.vmap(lambda q: efla.chunk_delta_rule(q, **x)[0])(torch.stack([q, 2 * q]))
+        torch.testing.assert_close(got[1], 2 * got[0])
+
+
+class Types(unittest.TestCase):
+    @unittest.skipUnless(importlib.util.find_spec("mypy"), "mypy is not installed")
+    def test_results_unpack(self):
+        program = """
+            import efla, torch
+            x = torch.ones(1, 3, 2, 4)
+            b = torch.ones(1, 3, 2)
+            o, state = efla.chunk_efla(x, x, x, b, output_final_state=True)
+            o, state = efla.chunk_kda(x, x, x, x, b)
+            o, state, between = efla.chunk_kda(x, x, x, x, b, return_intermediate_states=True)
+            o, state = efla.chunk_gated_delta_rule(x, x, x, b, b)
+            o = efla.delta_rule_step(x[0], x[0], x[0], b[0], x, step="exact")
+            between.sum()
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            file = pathlib.Path(folder, "program.py")
+            file.write_text(textwrap.dedent(program))
+            package = pathlib.Path(efla.__file__).parents[1]
+            got = subprocess.run(
+                [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--cache-dir", folder, str(file)],
+                env={**os.environ, "MYPYPATH": "" if "site-packages" in package.parts else str(package)},
+                capture_output=True,
+                text=True,
+            )
+        self.assertEqual(got.returncode, 0, got.stdout + got.stderr)
 
 
 class WithoutValues(unittest.TestCase):
@@ -248,7 +312,7 @@ class WithoutValues(unittest.TestCase):
 
     def test_one_token(self):
         x = {name: tensor[:, 0].to("meta") for name, tensor in inputs(decay="channel", value_heads=4).items()}
-        o = efla.delta_rule_step(**x, state=state(value_heads=4).to("meta"))
+        o = efla.delta_rule_step(**x, state=state(value_heads=4).to("meta"), step="exact")
         self.assertEqual((o.shape, o.dtype, o.device.type), (x["v"].shape, torch.float32, "meta"))
 
 

@@ -49,7 +49,8 @@ class Cuda(unittest.TestCase):
         x = on_gpu(inputs(tokens=4, decay="scalar"))
         expected, expected_state = efla.chunk_efla(**x, output_final_state=True)
         state = torch.zeros_like(expected_state)
-        o = torch.stack([efla.delta_rule_step(**{n: t[:, i] for n, t in x.items()}, state=state) for i in range(4)], dim=1)
+        steps = [efla.delta_rule_step(**{n: t[:, i] for n, t in x.items()}, state=state, step="exact") for i in range(4)]
+        o = torch.stack(steps, dim=1)
         assert_close(self, o.cpu(), expected.cpu(), what="o")
         assert_close(self, state.cpu(), expected_state.cpu(), what="state")
 
@@ -58,8 +59,8 @@ class Cuda(unittest.TestCase):
             x = inputs(tokens=5, decay="scalar")
             pool, slots = torch.randn(4, x["v"].shape[2], x["k"].shape[3], x["v"].shape[3]).to(state_dtype), [3, -1]
             expected_pool, got_pool = pool.clone(), pool.cuda()
-            expected = efla.delta_rule_steps(**x, states=expected_pool, slots=torch.tensor(slots))
-            got = efla.delta_rule_steps(**on_gpu(x), states=got_pool, slots=torch.tensor(slots).cuda())
+            expected = efla.delta_rule_steps(**x, states=expected_pool, slots=torch.tensor(slots), step="exact")
+            got = efla.delta_rule_steps(**on_gpu(x), states=got_pool, slots=torch.tensor(slots).cuda(), step="exact")
             assert_close(self, got.cpu(), expected, state_dtype, factor=4, what="o")
             assert_close(self, got_pool.cpu(), expected_pool, state_dtype, factor=4, what="states")
 

@@ -171,7 +171,7 @@ class Values(unittest.TestCase):
                 x = inputs(tokens=1, decay=decay, value_heads=4)
                 s = state(value_heads=4).to(state_dtype)
                 expected = delta_rule(**x, initial_state=s, step="exact")
-                got = efla.delta_rule_step(**{name: tensor[:, 0] for name, tensor in x.items()}, state=s)
+                got = efla.delta_rule_step(**{name: tensor[:, 0] for name, tensor in x.items()}, state=s, step="exact")
                 assert_close(self, got, expected[0][:, 0], what=f"{decay} o")
                 assert_close(self, s, expected[1], state_dtype, what=f"{decay} state")
 
@@ -181,14 +181,35 @@ class Values(unittest.TestCase):
                 x = inputs(tokens=5, decay=decay, value_heads=4)
                 pool, slots = state(sequences=3, value_heads=4).to(state_dtype), torch.tensor([2, 0])
                 s, untouched = pool[slots].clone(), pool[1].clone()
-                steps = [efla.delta_rule_step(**{n: t[:, i] for n, t in x.items()}, state=s) for i in range(5)]
-                o = efla.delta_rule_steps(**x, states=pool, slots=slots)
+                steps = [
+                    efla.delta_rule_step(**{n: t[:, i] for n, t in x.items()}, state=s, step="exact") for i in range(5)
+                ]
+                o = efla.delta_rule_steps(**x, states=pool, slots=slots, step="exact")
                 self.assertTrue(torch.equal(o, torch.stack(steps, dim=1)))
                 self.assertTrue(torch.equal(pool[slots], s) and torch.equal(pool[1], untouched))
                 before = pool.clone()
-                o = efla.delta_rule_steps(**x, states=pool, slots=torch.tensor([-1, 1]))
+                o = efla.delta_rule_steps(**x, states=pool, slots=torch.tensor([-1, 1]), step="exact")
                 self.assertEqual(o[0].abs().max(), 0)
                 self.assertTrue(torch.equal(pool[slots], before[slots]) and not torch.equal(pool[1], before[1]))
+
+    def test_no_tokens(self):
+        for function, decay in ((efla.chunk_kda, "channel"), (efla.fused_recurrent_gated_delta_rule, "scalar"), (efla.chunk_efla, None)):
+            for packed in (None, torch.tensor([0, 0, 0])):
+                x = inputs(tokens=0, decay=decay, value_heads=4, batch=1 if packed is not None else 2)
+                x["initial_state"] = state(value_heads=4)
+                x = {name: tensor.requires_grad_() for name, tensor in x.items()}
+                o, final = function(**x, output_final_state=True, cu_seqlens=packed)
+                self.assertEqual(o.shape, x["v"].shape)
+                self.assertTrue(torch.equal(final, x["initial_state"]))
+                (o.sum() + final.sum()).backward()
+                self.assertEqual(x["q"].grad.shape, x["q"].shape)
+                self.assertTrue(torch.equal(x["initial_state"].grad, torch.ones_like(final)))
+        with torch.no_grad():
+            _, final, between = efla.chunk_kda(**inputs(tokens=0, decay="channel"), return_intermediate_states=True)
+        self.assertIsNone(final)
+        self.assertEqual(between.shape[:2], (2, 0))
+        with self.assertRaisesRegex(ValueError, "chunk_kda: k: got shape"):
+            efla.chunk_kda(**{**inputs(tokens=0, decay="channel"), "k": torch.zeros(2, 0, 2, 5)})
 
 
 if __name__ == "__main__":

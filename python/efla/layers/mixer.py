@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from efla.layers.cache import keep_states, states_of
 from efla.layers.parts import HeadNorm, ShortConvolution, repad, unpad
 from efla.ops._gate import channel_gate, scalar_gate, widen
 from efla.ops._run import delta_rule
 from efla.ops.decode import delta_rule_step
-
-Cache = dict[int, dict[str, object]]
 
 
 @dataclass(frozen=True)
@@ -155,17 +154,18 @@ class Mixer(nn.Module):
         self,
         hidden_states: Tensor,
         attention_mask: Tensor | None = None,
-        past_key_values: Cache | None = None,
+        past_key_values: Any = None,
         use_cache: bool = False,
         output_attentions: bool = False,
         cu_seqlens: Tensor | None = None,
-    ) -> tuple[Tensor, None, Cache | None]:
+    ) -> tuple[Tensor, None, Any]:
         """hidden_states [B, T, D] → ([B, T, D], None, past_key_values).
 
         Args:
             attention_mask: [B, T], 0 for padding, whose outputs are 0; not looked at with cu_seqlens.
             past_key_values: a dict, at first empty or None, that holds under layer_idx what the tokens so far left behind:
-                recurrent_state [N, HV, K, V] and conv_state, three [N, ·, conv_size] or None.
+                recurrent_state [N, HV, K, V] and conv_state, three [N, ·, conv_size] or None. Or flash-linear-attention's
+                Cache or transformers' DynamicCache, which then hold the same.
             use_cache: whether to write to past_key_values; without gradients a single token does so in place.
             output_attentions: taken for compatibility; there are none.
             cu_seqlens: [N + 1], sequences packed one after the other into B = 1.
@@ -175,13 +175,13 @@ class Mixer(nn.Module):
         if attention_mask is not None and cu_seqlens is None:
             hidden_states, cu_seqlens, indices = unpad(hidden_states, attention_mask[:, -tokens:])
         key = self.layer_idx or 0
-        last = (past_key_values or {}).get(key) or {"recurrent_state": None, "conv_state": None}
+        last = states_of(past_key_values, key)
 
         q, k, v, conv_state = self._qkv(hidden_states, last["conv_state"], cu_seqlens)
         o, recurrent_state = self._mix(q, k, v, hidden_states, last["recurrent_state"], use_cache, cu_seqlens)
         if use_cache:
-            past_key_values = {} if past_key_values is None else past_key_values
-            past_key_values[key] = {"recurrent_state": recurrent_state, "conv_state": conv_state}
+            states = {"recurrent_state": recurrent_state, "conv_state": conv_state}
+            past_key_values = keep_states(past_key_values, key, tokens, states)
 
         gate = None if self.gate is None else self.g_proj(hidden_states).reshape(o.shape)
         y = self.o_proj(self.o_norm(o, gate).flatten(2))
@@ -257,4 +257,4 @@ class Mixer(nn.Module):
             cu_seqlens=cu_seqlens,
             implementation="recurrent" if self.mode == "fused_recurrent" else "auto",
             **choices,
-        )
+        )[:2]

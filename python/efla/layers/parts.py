@@ -34,6 +34,8 @@ class ShortConvolution(nn.Conv1d):
         width = self.kernel_size[0]
         if cache is None:
             cache = x.new_zeros(x.shape[0], x.shape[2], width)
+        if x.shape[1] == 0:
+            return x, cache
         seen = torch.cat([cache.to(x.dtype), x.transpose(1, 2)], -1)  # [B, D, W + T]
         y = F.conv1d(seen[..., 1:], self.weight, self.bias, groups=self.groups).transpose(1, 2)
         return F.silu(y) if self.activation == "silu" else y, seen[..., -width:]

@@ -24,6 +24,9 @@ def call(function: str, operator: Callable[..., Any], *arguments: object) -> Any
     try:
         return operator(*arguments)
     except RuntimeError as error:
+        if "functorch transforms" in str(error):
+            text = "torch.func's grad, vjp, jvp and jacobians are not implemented: use torch.autograd.grad or backward()"
+            raise NotImplementedError(f"{function}: {text}") from None
         _, separator, text = str(error).partition(": ")
         if not (separator and ": got " in text and ", expected " in text):
             raise

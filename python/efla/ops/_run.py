@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from efla.ops import _check
@@ -48,15 +49,20 @@ def delta_rule(
     implementation: str = "auto",
     return_intermediate_states: bool = False,
     chunk_size: int = 64,
-) -> tuple[Tensor, Tensor | None] | tuple[Tensor, Tensor | None, Tensor]:
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Brings the arguments to the operator's dtypes and layouts and runs it; errors name `function`.
 
-    beta is rounded to the dtype of q, g and
-    initial_state are widened to float32. float64 runs the reference. With return_intermediate_states the third result is
-    the states before every chunk_size tokens of a sequence.
+    beta is rounded to the dtype of q; g and initial_state are widened to float32. float64 runs the reference. Returns o, the
+    final state where output_final_state is true, and the states before every chunk_size tokens of a sequence where
+    return_intermediate_states is.
     """
     _check.check_chunk_size(function, chunk_size, (32, 64))
     _check.check_tensors(function, q=q, k=k, v=v, beta=beta)
+    empty = q.dim() == 4 and q.shape[1] == 0
+    if empty:  # a token that changes nothing stands for none, so that arguments are checked and gradients flow as always
+        q, k, v = (F.pad(x, (0, 0, 0, 0, 0, 1)) if x.dim() == 4 else x for x in (q, k, v))
+        beta = F.pad(beta, (0, 0, 0, 1)) if beta.dim() == 3 else beta
+        g = F.pad(g, (0, 0) * (g.dim() - 2) + (0, 1)) if g is not None and g.dim() in (3, 4) else g
     state_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     beta = beta_of(function, beta, use_beta_sigmoid_in_kernel, allow_neg_eigval)
     if g is not None:
@@ -67,6 +73,8 @@ def delta_rule(
         if cu_seqlens.dtype not in (torch.int64, torch.int32):
             raise _check.mistake(function, "cu_seqlens", cu_seqlens.dtype, "torch.int64 or torch.int32")
         cu_seqlens = cu_seqlens.long()
+        if empty:
+            cu_seqlens = torch.cat([cu_seqlens[:-1], cu_seqlens[-1:] + 1])
     if initial_state is not None:
         _check.check_axes(function, "initial_state", initial_state, "N HV V K" if state_v_first else "N HV K V")
         initial_state = initial_state.to(state_dtype)
@@ -93,8 +101,11 @@ def delta_rule(
 
     if not return_intermediate_states:
         o, final_state = _check.call(function, torch.ops.efla.delta_rule, *arguments)
-        return o, laid_out(final_state) if output_final_state else None
+        o = o[:, :0] if empty else o
+        return o, laid_out(final_state) if output_final_state else None, None
     _check.check_no_gradients(function, "return_intermediate_states", (q, k, v, beta, g, initial_state))
     o, final_state, states = _check.call(function, torch.ops.efla.delta_rule_with_states, *arguments, _INTERVAL)
     between = laid_out(_states_between(states, cu_seqlens, chunk_size))
+    if empty:
+        o, between = o[:, :0], between[:, :0]
     return o, laid_out(final_state) if output_final_state else None, between

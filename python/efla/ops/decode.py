@@ -18,7 +18,7 @@ def delta_rule_step(
     scale: float | None = None,
     use_qk_l2norm_in_kernel: bool = False,
     *,
-    step: str = "exact",
+    step: str,
     erase_scale: float = 1.0,
     write_scale: float = 1.0,
 ) -> Tensor:
@@ -27,7 +27,8 @@ def delta_rule_step(
     Args:
         q, k: [B, H, K], float32 or bfloat16; v: [B, HV, V]; beta: [B, HV]; g: [B, HV], [B, HV, K] or None.
         state: [B, HV, K, V], float32 or bfloat16 (rounded at every token), overwritten with the next one.
-        scale, use_qk_l2norm_in_kernel, step, erase_scale, write_scale: as chunk_efla.
+        step: "euler" for DeltaNet, Gated DeltaNet and KDA, "exact" for EFLA, or another of chunk_efla's.
+        scale, use_qk_l2norm_in_kernel, erase_scale, write_scale: as chunk_efla.
 
     Returns:
         o [B, HV, V] in the dtype of q. Raises ValueError naming the argument.
@@ -68,7 +69,7 @@ def delta_rule_steps(
     scale: float | None = None,
     use_qk_l2norm_in_kernel: bool = False,
     *,
-    step: str = "exact",
+    step: str,
     erase_scale: float = 1.0,
     write_scale: float = 1.0,
 ) -> Tensor:
@@ -79,7 +80,7 @@ def delta_rule_steps(
         states: [P, HV, K, V], float32 or bfloat16 (rounded at every token), of which those named are overwritten.
         slots: [B] int64, the state of each batch entry, no two alike; −1 for an entry without a state, whose outputs are
             zeros. None: entry b has state b of P = B. On a GPU the values are not checked.
-        scale, use_qk_l2norm_in_kernel, step, erase_scale, write_scale: as chunk_efla.
+        step, scale, use_qk_l2norm_in_kernel, erase_scale, write_scale: as delta_rule_step.
 
     Returns:
         o [B, T, HV, V] in the dtype of q, the same bits as of T calls of delta_rule_step. Raises ValueError naming the

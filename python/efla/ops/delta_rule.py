@@ -53,7 +53,7 @@ def chunk_delta_rule(
         output_final_state=output_final_state,
         use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
         cu_seqlens=cu_seqlens,
-    )
+    )[:2]
 
 
 def fused_recurrent_delta_rule(
@@ -82,4 +82,4 @@ def fused_recurrent_delta_rule(
         use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
         cu_seqlens=cu_seqlens,
         implementation="recurrent",
-    )
+    )[:2]

@@ -2,9 +2,59 @@
 
 from __future__ import annotations
 
+from typing import Literal, overload
+
 from torch import Tensor
 
 from efla.ops._run import delta_rule
+
+
+@overload
+def chunk_efla(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    g: Tensor | None = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    *,
+    step: str = "exact",
+    erase_scale: float = 1.0,
+    write_scale: float = 1.0,
+    return_intermediate_states: Literal[False] = False,
+    chunk_size: int = 64,
+) -> tuple[Tensor, Tensor | None]: ...
+
+
+@overload
+def chunk_efla(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    g: Tensor | None = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    *,
+    step: str = "exact",
+    erase_scale: float = 1.0,
+    write_scale: float = 1.0,
+    return_intermediate_states: Literal[True],
+    chunk_size: int = 64,
+) -> tuple[Tensor, Tensor | None, Tensor]: ...
 
 
 def chunk_efla(
@@ -59,7 +109,7 @@ def chunk_efla(
 
     Gradients flow to q, k, v, beta, g and initial_state, from both outputs. Raises ValueError naming the argument.
     """
-    return delta_rule(
+    o, final_state, between = delta_rule(
         "chunk_efla",
         q,
         k,
@@ -80,6 +130,7 @@ def chunk_efla(
         return_intermediate_states=return_intermediate_states,
         chunk_size=chunk_size,
     )
+    return (o, final_state) if between is None else (o, final_state, between)
 
 
 def fused_recurrent_efla(
@@ -121,4 +172,4 @@ def fused_recurrent_efla(
         write_scale=write_scale,
         state_v_first=state_v_first,
         implementation="recurrent",
-    )
+    )[:2]

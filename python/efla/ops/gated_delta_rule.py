@@ -77,7 +77,7 @@ def chunk_gated_delta_rule(
         use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel,
         allow_neg_eigval=allow_neg_eigval,
         state_v_first=state_v_first,
-    )
+    )[:2]
 
 
 def fused_recurrent_gated_delta_rule(
@@ -132,7 +132,7 @@ def fused_recurrent_gated_delta_rule(
         allow_neg_eigval=allow_neg_eigval,
         state_v_first=state_v_first,
         implementation="recurrent",
-    )
+    )[:2]
 
 
 chunk_gdn = chunk_gated_delta_rule

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal, overload
+
 from torch import Tensor
 
 from efla.ops import _check
@@ -26,6 +28,64 @@ def _decay(
     if dt_bias is not None and dt_bias.numel() != sizes["HV"] * sizes["K"]:
         raise _check.mistake(function, "dt_bias", f"shape {list(dt_bias.shape)}", f"[HV·K] = [{sizes['HV'] * sizes['K']}]")
     return channel_gate(g, A_log, dt_bias, lower_bound)
+
+
+@overload
+def chunk_kda(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    safe_gate: bool = False,
+    lower_bound: float | None = None,
+    disable_recompute: bool = False,
+    return_intermediate_states: Literal[False] = False,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
+    cp_context: None = None,
+    *,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    chunk_size: int = 64,
+) -> tuple[Tensor, Tensor | None]: ...
+
+
+@overload
+def chunk_kda(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    safe_gate: bool = False,
+    lower_bound: float | None = None,
+    disable_recompute: bool = False,
+    *,
+    return_intermediate_states: Literal[True],
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
+    cp_context: None = None,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    chunk_size: int = 64,
+) -> tuple[Tensor, Tensor | None, Tensor]: ...
 
 
 def chunk_kda(
@@ -79,7 +139,7 @@ def chunk_kda(
     _check.check_absent(function, "cp_context", cp_context)
     if safe_gate and use_gate_in_kernel and (lower_bound is None or not -5 <= lower_bound < 0):
         raise _check.mistake(function, "lower_bound", lower_bound, "a number in [-5, 0) with safe_gate")
-    return delta_rule(
+    o, final_state, between = delta_rule(
         function,
         q,
         k,
@@ -97,6 +157,7 @@ def chunk_kda(
         return_intermediate_states=return_intermediate_states,
         chunk_size=chunk_size,
     )
+    return (o, final_state) if between is None else (o, final_state, between)
 
 
 def fused_recurrent_kda(
@@ -136,4 +197,4 @@ def fused_recurrent_kda(
         allow_neg_eigval=allow_neg_eigval,
         state_v_first=state_v_first,
         implementation="recurrent",
-    )
+    )[:2]
