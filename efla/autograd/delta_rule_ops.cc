@@ -332,6 +332,7 @@ TORCH_LIBRARY_FRAGMENT(efla, library) {
               user_op_with_states);
   library.def("delta_rule_step(" EFLA_INPUTS ", Tensor(a!) state, " EFLA_RULE ") -> Tensor");
   library.def("delta_rule_steps(" EFLA_INPUTS ", Tensor(a!) states, Tensor? slots=None, " EFLA_RULE ") -> Tensor");
+  library.def("has_gpu_kernels() -> bool", [] { return has_gpu_kernels(); });
   library.def("delta_rule_implementations() -> str[]",
               [] { return selectable_names(delta_forward_implementations()); });
 }
