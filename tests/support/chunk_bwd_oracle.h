@@ -1,7 +1,9 @@
 // The chunkwise backward of the CUDA kernels (efla/cuda/chunk/chunk_bwd.h) in float32 on the CPU, with bfloat16
 // rounding at exactly the points of the kernels for Hopper: besides the forward's, U and D and their gradients as
-// operands, dS' as an operand, the scaled dO and D that change dS, and W and H with all their factors. What differs
-// from a kernel is the order of sums; the portable kernel rounds W and H twice, with one factor of the L2 norm each.
+// operands, dS' as an operand, the scaled dO and D that change dS, and W and H with all their factors. With a gate per
+// channel (efla/cuda/chunk/chunk_grads_channel.cu) the decayed keys and queries of blocks of 16 tokens are rounded too.
+// What differs from a kernel is the order of sums; the portable kernel without such a gate rounds W and H twice, with
+// one factor of the L2 norm each.
 #pragma once
 
 #include <cmath>
@@ -36,7 +38,11 @@ class ChunkBwdOracle : ChunkOracle {
       const int rows = static_cast<int>(std::min<std::int64_t>(kTokens, at_.end - start));
       prepare(start, rows);
       retreat(start, rows, chunks[c], ds);
-      gradients(start, rows, chunks[c], dq, dk);
+      if (p_.rule.decay == Decay::channel) {
+        channel_gradients(start, rows, chunks[c], dq, dk);
+      } else {
+        gradients(start, rows, chunks[c], dq, dk);
+      }
     }
     for (std::int64_t i = 0; i < keys_ * columns_ && bwd_.dinitial_state; ++i) {
       bwd_.dinitial_state(n_, i_h_, i / columns_, i % columns_) = ds[i];
@@ -44,6 +50,8 @@ class ChunkBwdOracle : ChunkOracle {
   }
 
  private:
+  static constexpr int kBlock = 16, kBlocks = kTokens / kBlock;
+
   // What the kernels hand over, rounded: S before the chunk and dS' [K, V], U and D [tokens, V].
   struct Chunk {
     State s, ds, u, d;
@@ -64,7 +72,7 @@ class ChunkBwdOracle : ChunkOracle {
       std::array<float, kTokens> residual{}, written{};
       for (int r = 0; r < rows; ++r) {
         float e = 0;
-        for (std::int64_t x = 0; x < keys_; ++x) e += c.s[x * columns_ + j] * key(start + r, x);
+        for (std::int64_t x = 0; x < keys_; ++x) e += c.s[x * columns_ + j] * read_keys_[r * keys_ + x];
         residual[r] = through_bfloat16(b_[r] * to_float(p_.v(at_.i_b, start + r, i_h_, j)) - read_[r] * e);
       }
       for (int i = 0; i < rows; ++i) {
@@ -74,8 +82,8 @@ class ChunkBwdOracle : ChunkOracle {
         written[i] = through_bfloat16(write_[i] * sum);
       }
       for (std::int64_t x = 0; x < keys_; ++x) {
-        float sum = decay_ * s[x * columns_ + j];
-        for (int i = 0; i < rows; ++i) sum += written[i] * key(start + i, x);
+        float sum = decays_[x] * s[x * columns_ + j];
+        for (int i = 0; i < rows; ++i) sum += written[i] * write_keys_[i * keys_ + x];
         s[x * columns_ + j] = sum;
       }
     }
@@ -88,7 +96,7 @@ class ChunkBwdOracle : ChunkOracle {
       std::array<float, kTokens> du{}, d{}, written{};
       for (int i = 0; i < rows; ++i) {
         float sum = 0;
-        for (std::int64_t x = 0; x < keys_; ++x) sum += c.ds[x * columns_ + j] * key(start + i, x);
+        for (std::int64_t x = 0; x < keys_; ++x) sum += c.ds[x * columns_ + j] * write_keys_[i * keys_ + x];
         sum *= write_[i];
         for (int r = i; r < rows; ++r) sum += p_matrix_[r][i] * dout(start + r, j);
         du[i] = through_bfloat16(sum);
@@ -99,9 +107,10 @@ class ChunkBwdOracle : ChunkOracle {
         written[i] = through_bfloat16(out_[i] * dout(start + i, j));
       }
       for (std::int64_t x = 0; x < keys_; ++x) {
-        float sum = decay_ * ds[x * columns_ + j];
+        float sum = decays_[x] * ds[x * columns_ + j];
         for (int i = 0; i < rows; ++i) {
-          sum += written[i] * query(start + i, x) - through_bfloat16(read_[i] * d[i]) * key(start + i, x);
+          sum +=
+              written[i] * read_queries_[i * keys_ + x] - through_bfloat16(read_[i] * d[i]) * read_keys_[i * keys_ + x];
         }
         ds[x * columns_ + j] = sum;
       }
@@ -182,6 +191,131 @@ class ChunkBwdOracle : ChunkOracle {
       }
       bwd_.dg(at_.i_b, start + t, i_h_, 0) = dg;
     }
+  }
+
+  // What a chunk has per channel, with the factors of the L2 norm; rows 16·I + i are tokens of block I.
+  struct Channel {
+    std::array<float, kTokens> k{}, q{}, local{};  // local: the sum of g from the block's start to the token
+    std::array<float, kTokens> decayed_key{}, decayed_query{}, decayed_erase{};  // rounded
+    std::array<float, kTokens> of_query{}, of_erase{},
+        of_key{};                                 // what S and other blocks give, from the block's start or to its end
+    std::array<float, kBlocks> decay{}, cross{};  // over a block; the sum of what spans all of it
+  };
+
+  void channel_gradients(std::int64_t start, int rows, const Chunk& c, std::vector<float>& dq_sum,
+                         std::vector<float>& dk_sum) {
+    State of_dout;
+    for (int i = 0; i < rows; ++i) {
+      for (std::int64_t j = 0; j < columns_; ++j) of_dout.push_back(dout(start + i, j));
+    }
+    Matrix w{}, h{};
+    for (int i = 0; i < rows; ++i) {
+      for (int j = 0; j <= i; ++j) {
+        w[i][j] = through_bfloat16(out_[i] * n_k_[j] * product(of_dout, i, c.u, j));
+        if (j < i) h[i][j] = through_bfloat16(n_k_[i] * n_k_[j] * product(c.d, i, c.u, j));
+      }
+    }
+    std::array<float, kTokens> da{};
+    std::vector<float> dk(rows * keys_);
+    for (std::int64_t x = 0; x < keys_; ++x) {
+      const Channel channel = other_blocks(start, rows, x, c, of_dout, w, h);
+      std::array<float, kTokens> dg{}, key_gradient{}, erase{};
+      for (int i = 0; i < rows; ++i)
+        key_gradient[i] = std::exp(total(channel, i) - channel.local[i]) * channel.of_key[i];
+      float written = 0;
+      for (int i = 0; i < rows; ++i) {
+        if (i % kBlock == 0) written = 0;
+        dg[i] += channel.cross[i / kBlock] + written;
+        written += channel.k[i] * key_gradient[i];
+      }
+      for (int i = 0; i < rows; ++i) {
+        const int first = i / kBlock * kBlock;
+        const float from_start = std::exp(channel.local[i]), erasing = erase_[i] * channel.k[i];
+        float dq = from_start * channel.of_query[i], spanning = 0;
+        erase[i] = from_start * channel.of_erase[i];
+        const float read = channel.q[i] * dq - erasing * erase[i];
+        for (int t = first; t <= i; ++t) dg[t] += read;
+        for (int j = first; j <= i; ++j) {
+          const float decay = std::exp(channel.local[i] - channel.local[j]);
+          dq += w[i][j] * decay * channel.k[j];
+          erase[i] += h[i][j] * decay * channel.k[j];
+          const float to_key = decay * (w[i][j] * channel.q[i] - h[i][j] * erasing);
+          key_gradient[j] += to_key;
+          spanning += channel.k[j] * to_key;
+          if (j < i) dg[j + 1] += spanning;
+        }
+        dq_sum[(start + i) * keys_ + x] += dq / n_q_[i];
+        da[i] -= channel.k[i] * erase[i];
+      }
+      for (int i = 0; i < rows; ++i) {
+        dk[i * keys_ + x] = (key_gradient[i] - erase_[i] * erase[i]) / n_k_[i];
+        bwd_.dg(at_.i_b, start + i, i_h_, x) = dg[i];
+      }
+    }
+    for (int i = 0; i < rows; ++i) {
+      float db = 0;
+      for (std::int64_t j = 0; j < columns_; ++j) {
+        db += to_float(p_.v(at_.i_b, start + i, i_h_, j)) * c.d[i * columns_ + j];
+        bwd_.dv(at_.i_b, start + i, i_h_, j) = to_bfloat16(b_[i] * c.d[i * columns_ + j]);
+      }
+      finish_token(start + i, i, da[i], db, {dk.begin() + i * keys_, dk.begin() + (i + 1) * keys_}, dk_sum);
+    }
+  }
+
+  // The sum of g over the block of token i.
+  static float total(const Channel& channel, int i) { return channel.local[i / kBlock * kBlock + kBlock - 1]; }
+
+  // Fills what the states and other blocks give to the tokens of a block: of the blocks before it by a recurrence from
+  // the chunk's start over blocks, of those after it by one from the chunk's end.
+  Channel other_blocks(std::int64_t start, int rows, std::int64_t x, const Chunk& c, const State& of_dout,
+                       const Matrix& w, const Matrix& h) {
+    Channel channel;
+    for (int i = 0; i < kTokens; ++i) {
+      const float g = i < rows ? limited(p_.g(at_.i_b, start + i, i_h_, x)) : 0.0F;
+      channel.local[i] = (i % kBlock > 0 ? channel.local[i - 1] : 0.0F) + g;
+    }
+    for (int i = 0; i < rows; ++i) {
+      channel.k[i] = key(start + i, x);
+      channel.q[i] = query(start + i, x);
+      const float from_start = std::exp(channel.local[i]);
+      channel.decayed_key[i] = through_bfloat16(channel.k[i] * std::exp(total(channel, i) - channel.local[i]));
+      channel.decayed_query[i] = through_bfloat16(channel.q[i] * from_start);
+      channel.decayed_erase[i] = through_bfloat16(-erase_[i] * channel.k[i] * from_start);
+      channel.of_query[i] = out_[i] * product(of_dout, i, c.s, x);
+      channel.of_erase[i] = n_k_[i] * product(c.d, i, c.s, x);
+      channel.of_key[i] = n_k_[i] * product(c.u, i, c.ds, x);
+    }
+    for (int block = 0; block < kBlocks; ++block) channel.decay[block] = std::exp(total(channel, kBlock * block));
+    const auto decay_over = [&](int first, int last) {  // the blocks [first, last)
+      float decay = 1;
+      for (int block = first; block < last; ++block) decay *= channel.decay[block];
+      return decay;
+    };
+    const float z = decay_over(0, kBlocks) * product(c.s, x, c.ds, x);
+    for (float& cross : channel.cross) cross = z;
+    for (int j = 0; j < rows; ++j) {
+      const int block = j / kBlock;
+      const float written = decay_over(block + 1, kBlocks) * channel.decayed_key[j] * channel.of_key[j];
+      for (int other = block + 1; other < kBlocks; ++other) channel.cross[other] += written;
+      for (int other = kBlocks - 1; other > block; --other) {
+        channel.of_key[j] *= channel.decay[other];
+        for (int i = kBlock * other; i < std::min(kBlock * (other + 1), rows); ++i)
+          channel.of_key[j] += w[i][j] * channel.decayed_query[i] + h[i][j] * channel.decayed_erase[i];
+      }
+    }
+    for (int i = 0; i < rows; ++i) {
+      for (int other = 0; other < i / kBlock; ++other) {
+        channel.cross[other] += decay_over(other, i / kBlock) * (channel.decayed_query[i] * channel.of_query[i] +
+                                                                 channel.decayed_erase[i] * channel.of_erase[i]);
+        channel.of_query[i] *= channel.decay[other];
+        channel.of_erase[i] *= channel.decay[other];
+        for (int j = kBlock * other; j < kBlock * (other + 1); ++j) {
+          channel.of_query[i] += w[i][j] * channel.decayed_key[j];
+          channel.of_erase[i] += h[i][j] * channel.decayed_key[j];
+        }
+      }
+    }
+    return channel;
   }
 
   // Writes dbeta, and adds the gradient of k̂ with what comes through λ.

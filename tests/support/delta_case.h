@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <ostream>
 #include <sstream>
 #include <string>
@@ -216,5 +217,20 @@ struct DeltaData {
     chunk_states = Tensor<State<T>, 5>({c.batch, shape.chunks(), shape.value_heads, c.key_dim, c.value_dim}, layout);
   }
 };
+
+// Makes some gates minus infinity and others so strong that nothing survives a token.
+inline void deepen_gates(DeltaData<bfloat16>& data) {
+  Random random(29);
+  std::vector<double> gates = data.g.values();
+  for (double& g : gates) {
+    const double u = random.uniform(0.0, 1.0);
+    if (u < 0.02) {
+      g = -std::numeric_limits<double>::infinity();
+    } else if (u < 0.1) {
+      g = -20;
+    }
+  }
+  data.g.assign(gates);
+}
 
 }  // namespace efla::test
