@@ -93,6 +93,7 @@ class Mixer(nn.Module):
         conv_bias: bool = False,
         qk_activation: str = "silu",
         norm_eps: float = 1e-5,
+        output_norm: bool = True,
         layer_idx: int | None = None,
     ) -> None:
         super().__init__()
@@ -128,7 +129,7 @@ class Mixer(nn.Module):
             self.g_proj = nn.Sequential(
                 nn.Linear(sizes.hidden, sizes.value_dim, bias=False), nn.Linear(sizes.value_dim, values)
             )
-        self.o_norm = HeadNorm(sizes.value_dim, norm_eps, gate)
+        self.o_norm = HeadNorm(sizes.value_dim, norm_eps, gate, output_norm)
         self.o_proj = nn.Linear(values, sizes.hidden, bias=False)
 
     def _add_decay(self) -> None:

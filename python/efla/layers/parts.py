@@ -42,18 +42,23 @@ class ShortConvolution(nn.Conv1d):
 
 
 class HeadNorm(nn.Module):
-    """x / √(mean(x²) + eps) · weight over the last dimension, times act(gate) where there is one; in float32."""
+    """x / √(mean(x²) + eps) · weight over the last dimension, times act(gate) where there is one; in float32.
 
-    def __init__(self, size: int, eps: float, activation: str | None = None) -> None:
+    With `norm` false, x itself times act(gate), without a parameter.
+    """
+
+    def __init__(self, size: int, eps: float, activation: str | None = None, norm: bool = True) -> None:
         super().__init__()
         self.eps = eps
         self.activation = {None: None, "silu": F.silu, "sigmoid": torch.sigmoid}[activation]
-        self.weight = nn.Parameter(torch.ones(size))
+        self.weight = nn.Parameter(torch.ones(size)) if norm else None
 
     def forward(self, x: Tensor, gate: Tensor | None = None) -> Tensor:
         """x and gate [..., D] → [..., D] in the dtype of x."""
         wide = widen(x)
-        y = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps) * self.weight
+        y = wide
+        if self.weight is not None:
+            y = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps) * self.weight
         return (y if gate is None else y * self.activation(widen(gate))).to(x.dtype)
 
 

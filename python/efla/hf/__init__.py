@@ -1,0 +1,44 @@
+"""Language models of this package, and of flash-linear-attention's model types, as transformers' models.
+
+`import efla.hf` registers the model types efla, delta_net, gated_deltanet and kda with AutoConfig, AutoModel and
+AutoModelForCausalLM, also where flash-linear-attention has registered its own. Needs transformers 5.
+"""
+
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+
+from efla.hf.configuration import DeltaNetConfig, EflaConfig, GatedDeltaNetConfig, KDAConfig
+from efla.hf.modeling import (
+    DeltaNetForCausalLM,
+    DeltaNetModel,
+    EflaForCausalLM,
+    EflaModel,
+    GatedDeltaNetForCausalLM,
+    GatedDeltaNetModel,
+    KDAForCausalLM,
+    KDAModel,
+)
+
+for _config, _model, _causal in (
+    (EflaConfig, EflaModel, EflaForCausalLM),
+    (DeltaNetConfig, DeltaNetModel, DeltaNetForCausalLM),
+    (GatedDeltaNetConfig, GatedDeltaNetModel, GatedDeltaNetForCausalLM),
+    (KDAConfig, KDAModel, KDAForCausalLM),
+):
+    AutoConfig.register(_config.model_type, _config, exist_ok=True)
+    AutoModel.register(_config, _model, exist_ok=True)
+    AutoModelForCausalLM.register(_config, _causal, exist_ok=True)
+
+__all__ = [
+    "DeltaNetConfig",
+    "DeltaNetForCausalLM",
+    "DeltaNetModel",
+    "EflaConfig",
+    "EflaForCausalLM",
+    "EflaModel",
+    "GatedDeltaNetConfig",
+    "GatedDeltaNetForCausalLM",
+    "GatedDeltaNetModel",
+    "KDAConfig",
+    "KDAForCausalLM",
+    "KDAModel",
+]

@@ -1,0 +1,259 @@
+"""The language model of efla/nn/models/language_model.h with transformers' interface; parameter names as docs/checkpoints.md."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import DynamicCache, GenerationMixin, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+
+from efla.hf.configuration import DeltaNetConfig, EflaConfig, GatedDeltaNetConfig, KDAConfig
+from efla.layers import RULES, Mixer, Sizes
+from efla.layers.named import _whole
+
+
+def _mixer(config: EflaConfig, layer: int) -> Mixer:
+    """Returns the mixer of a layer, as LanguageModelConfig::mixer_config makes it."""
+    rule = RULES[config.mixer_name or config.mixer]
+    unit = config.head_dim or config.hidden_size / config.num_heads
+    lower_bound = config.lower_bound
+    if lower_bound is None and (config.safe_gate or rule.lower_bound is not None):
+        lower_bound = rule.lower_bound or -5.0
+    gate = (rule.decay is not None) if config.use_gate is None else config.use_gate
+    return Mixer(
+        Sizes(
+            config.hidden_size,
+            config.num_heads,
+            config.num_v_heads or config.num_heads,
+            _whole("config", "expand_k", config.expand_k * unit),
+            _whole("config", "expand_v", config.expand_v * unit),
+        ),
+        replace(
+            rule,
+            qk_norm="sum" if config.qk_norm == "sum" else rule.qk_norm,
+            beta=rule.beta if config.use_beta else "one",
+            lower_bound=lower_bound,
+        ),
+        gate=None if not gate else "sigmoid" if rule.decay == "channel" else "silu",
+        allow_neg_eigval=config.allow_neg_eigval,
+        use_short_conv=config.use_short_conv,
+        conv_size=config.conv_size,
+        qk_activation=config.qk_activation,
+        norm_eps=config.norm_eps,
+        output_norm=config.use_output_norm,
+        layer_idx=layer,
+    )
+
+
+class EflaRMSNorm(nn.Module):
+    """x / √(mean(x²) + eps) · weight over the last dimension, in float32."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps) * self.weight).to(x.dtype)
+
+
+class EflaAttention(nn.Module):
+    """Softmax attention with rotary positions, of hybrids."""
+
+    def __init__(self, config: EflaConfig, layer: int) -> None:
+        super().__init__()
+        attention, width = config.attention(), config.hidden_size
+        self.heads, self.layer_idx, self.rope_theta = attention["num_heads"], layer, attention["rope_theta"]
+        self.head_dim = _whole("config", "hidden_size / (2 * num_heads)", width / (2 * self.heads)) * 2
+        keys = self.head_dim * attention["num_kv_heads"]
+        self.q_proj = nn.Linear(width, width, bias=False)
+        self.k_proj = nn.Linear(width, keys, bias=False)
+        self.v_proj = nn.Linear(width, keys, bias=False)
+        self.o_proj = nn.Linear(width, width, bias=False)
+
+    def _rotated(self, x: Tensor, past: int) -> Tensor:
+        """x [B, H, T, E] rotated by the positions from `past`."""
+        half = self.head_dim // 2
+        exponents = torch.arange(half, device=x.device, dtype=torch.float64) * (-math.log(self.rope_theta) / half)
+        positions = torch.arange(past, past + x.shape[2], device=x.device, dtype=torch.float64)
+        angles = torch.outer(positions, exponents.exp())
+        cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+        a, b = x[..., :half], x[..., half:]
+        return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+    def forward(self, x: Tensor, attention_mask: Tensor | None, past_key_values: Any, use_cache: bool) -> tuple[Tensor, None, Any]:
+        tokens = x.shape[1]
+        q, k, v = (p(x).unflatten(2, (-1, self.head_dim)).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj))
+        past = past_key_values.get_seq_length(self.layer_idx) if past_key_values is not None else 0
+        q, k = self._rotated(q, past), self._rotated(k, past)
+        if use_cache:
+            k, v = past_key_values.update(k, v, self.layer_idx)
+        seen = k.shape[2]
+        # A row of padding sees itself, because a softmax over nothing is NaN.
+        own = torch.eye(tokens, dtype=torch.bool, device=x.device)
+        mask = torch.ones(tokens, seen, dtype=torch.bool, device=x.device).tril(seen - tokens)[None, None]
+        if attention_mask is not None:
+            mask = mask & attention_mask[:, None, None, :seen].bool() | F.pad(own, (seen - tokens, 0))
+        groups = self.heads // k.shape[1]
+        k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+        o = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return self.o_proj(o.transpose(1, 2).flatten(2)), None, past_key_values
+
+
+class EflaMLP(nn.Module):
+    """down_proj(silu(gate_proj x) ⊙ up_proj x)."""
+
+    def __init__(self, config: EflaConfig) -> None:
+        super().__init__()
+        width, inner = config.hidden_size, config.mlp_width()
+        self.gate_proj = nn.Linear(width, inner, bias=False)
+        self.up_proj = nn.Linear(width, inner, bias=False)
+        self.down_proj = nn.Linear(inner, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return y
+
+
+class EflaBlock(GradientCheckpointingLayer):  # type: ignore[misc, unused-ignore]
+    """x += attn(attn_norm(x)), x += mlp(mlp_norm(x))."""
+
+    def __init__(self, config: EflaConfig, layer: int) -> None:
+        super().__init__()
+        self.attn_norm = EflaRMSNorm(config.hidden_size, config.norm_eps)
+        self.attn: nn.Module = (
+            EflaAttention(config, layer) if layer in config.attention()["layers"] else _mixer(config, layer)
+        )
+        self.mlp_norm = EflaRMSNorm(config.hidden_size, config.norm_eps)
+        self.mlp = EflaMLP(config)
+
+    def forward(self, x: Tensor, attention_mask: Tensor | None, past_key_values: Any, use_cache: bool) -> Tensor:
+        x = x + self.attn(self.attn_norm(x), attention_mask, past_key_values, use_cache)[0]
+        y: Tensor = x + self.mlp(self.mlp_norm(x))
+        return y
+
+
+class EflaPreTrainedModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
+    config_class = EflaConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["EflaBlock"]
+
+    def _init_weights(self, module: nn.Module) -> None:
+        # A mixer's other parameters start in its constructor.
+        if isinstance(module, (nn.Linear, nn.Embedding)):
+            nn.init.normal_(module.weight, std=self.config.initializer_range)
+            if getattr(module, "bias", None) is not None:
+                nn.init.zeros_(module.bias)
+
+
+class EflaModel(EflaPreTrainedModel):
+    """Embeddings, layers and the last norm."""
+
+    def __init__(self, config: EflaConfig) -> None:
+        super().__init__(config)
+        self.embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList([EflaBlock(config, layer) for layer in range(config.num_hidden_layers)])
+        self.norm = EflaRMSNorm(config.hidden_size, config.norm_eps)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embeddings
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.embeddings = value
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool = False,
+        **_: Any,
+    ) -> BaseModelOutputWithPast:
+        """input_ids [B, T] → last_hidden_state [B, T, D]. attention_mask [B, past + T], 0 for padding, on any side."""
+        x = self.embeddings(input_ids) if inputs_embeds is None else inputs_embeds
+        use_cache = (self.config.use_cache and not self.training) if use_cache is None else use_cache
+        if use_cache and past_key_values is None:
+            past_key_values = DynamicCache(config=self.config)
+        if attention_mask is not None and attention_mask.ne(0).all():
+            attention_mask = None
+        hidden_states = (x,)
+        for layer in self.layers:
+            x = layer(x, attention_mask, past_key_values, use_cache)
+            hidden_states += (x,)
+        return BaseModelOutputWithPast(
+            last_hidden_state=self.norm(x),
+            past_key_values=past_key_values if use_cache else None,
+            hidden_states=hidden_states if output_hidden_states else None,
+        )
+
+
+class EflaForCausalLM(EflaPreTrainedModel, GenerationMixin):  # type: ignore[misc, unused-ignore]
+    """EflaModel and its head; generate() of GenerationMixin with a DynamicCache."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embeddings.weight"}
+
+    def __init__(self, config: EflaConfig) -> None:
+        super().__init__(config)
+        self.model = EflaModel(config)
+        self.vocab_size = config.vocab_size
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        output_hidden_states: bool = False,
+        **more: Any,
+    ) -> CausalLMOutputWithPast:
+        """input_ids [B, T] → logits [B, T, vocab_size]; with labels [B, T] the mean loss of the next tokens, −100 left out."""
+        out = self.model(input_ids, attention_mask, past_key_values, inputs_embeds, use_cache, output_hidden_states)
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(out.last_hidden_state[:, kept])
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.vocab_size, **more)
+        return CausalLMOutputWithPast(
+            loss=loss, logits=logits, past_key_values=out.past_key_values, hidden_states=out.hidden_states
+        )
+
+
+class DeltaNetModel(EflaModel):
+    config_class = DeltaNetConfig
+
+
+class DeltaNetForCausalLM(EflaForCausalLM):
+    config_class = DeltaNetConfig
+
+
+class GatedDeltaNetModel(EflaModel):
+    config_class = GatedDeltaNetConfig
+
+
+class GatedDeltaNetForCausalLM(EflaForCausalLM):
+    config_class = GatedDeltaNetConfig
+
+
+class KDAModel(EflaModel):
+    config_class = KDAConfig
+
+
+class KDAForCausalLM(EflaForCausalLM):
+    config_class = KDAConfig

@@ -1,0 +1,134 @@
+"""Language models as transformers' models; skipped without transformers, and the comparison with the program without EFLA_PROGRAM."""
+
+import copy
+import importlib.util
+import os
+import pathlib
+import subprocess
+import tempfile
+import unittest
+import warnings
+
+import torch
+from support import assert_close
+
+HAS_TRANSFORMERS = importlib.util.find_spec("transformers") is not None
+PROGRAM = os.environ.get("EFLA_PROGRAM")
+SMALL = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 3, "num_heads": 2, "intermediate_size": 48}
+ATTENTION = {"layers": [1], "num_heads": 4, "num_kv_heads": 2}
+CASES = [
+    ("EflaConfig", {}),
+    ("EflaConfig", {"mixer": "efla-adaptive", "attn": ATTENTION, "tie_word_embeddings": True}),
+    ("EflaConfig", {"mixer": "efla-gdn", "num_v_heads": 4, "head_dim": 8, "expand_v": 0.5, "use_output_norm": False}),
+    ("EflaConfig", {"mixer": "efla-kda", "use_beta": False, "conv_size": 3}),
+    ("EflaConfig", {"mixer": "deltanet-neg", "use_short_conv": False, "use_gate": True, "qk_activation": "elu"}),
+    ("EflaConfig", {"mixer": "softmax"}),
+    ("DeltaNetConfig", {"expand_v": 0.5, "use_gate": True, "allow_neg_eigval": True}),
+    ("DeltaNetConfig", {"qk_norm": "sum", "qk_activation": "relu"}),
+    ("GatedDeltaNetConfig", {"head_dim": 16, "num_v_heads": 4, "attn": ATTENTION}),
+    ("KDAConfig", {"head_dim": 16, "safe_gate": True, "lower_bound": -4.0}),
+]
+
+
+@unittest.skipUnless(HAS_TRANSFORMERS, "transformers is not installed")
+class Models(unittest.TestCase):
+    def setUp(self):
+        warnings.simplefilter("ignore")  # of flash-linear-attention, that there is no GPU
+        import transformers
+
+        import efla.hf
+
+        transformers.logging.set_verbosity_error()
+        transformers.logging.disable_progress_bar()
+        self.transformers, self.hf = transformers, efla.hf
+
+    def models(self):
+        for name, fields in CASES:
+            torch.manual_seed(0)
+            config = getattr(self.hf, name)(**SMALL, **fields)
+            model = self.transformers.AutoModelForCausalLM.from_config(config).eval()
+            with torch.no_grad():  # larger weights, so that every part matters
+                for parameter in model.parameters():
+                    if parameter.dim() > 1:
+                        parameter.mul_(8)
+            yield f"{name} {fields}", model
+
+    def test_the_program_computes_the_same(self):
+        if PROGRAM is None:
+            self.skipTest("EFLA_PROGRAM does not name the program efla")
+        from safetensors.torch import load_file, save_file
+
+        ids = torch.randint(61, (2, 40), generator=torch.Generator().manual_seed(1))
+        for name, model in self.models():
+            with tempfile.TemporaryDirectory() as folder:
+                model.save_pretrained(folder)
+                files = [str(pathlib.Path(folder, f"{part}.safetensors")) for part in ("ids", "logits")]
+                save_file({"input_ids": ids}, files[0])
+                command = [PROGRAM, "logits", folder, "--ids", files[0], "--out", files[1]]
+                got = subprocess.run(command, capture_output=True, text=True)
+                self.assertEqual(got.returncode, 0, f"{name}: {got.stderr}")
+                expected = load_file(files[1])["logits"]
+            with torch.no_grad():
+                assert_close(self, model(ids).logits, expected, factor=4, what=name)
+
+    def test_decoding_padding_and_beams(self):
+        ids = torch.randint(3, 61, (2, 12), generator=torch.Generator().manual_seed(1))
+        mask = torch.ones_like(ids)
+        mask[1, :5] = 0
+        for name, model in self.models():
+            with torch.no_grad():
+                whole = model(ids).logits
+                parts, cache = [], None
+                for begin, end in ((0, 7), (7, 8), (8, 12)):
+                    out = model(ids[:, begin:end], past_key_values=cache, use_cache=True)
+                    cache = out.past_key_values
+                    parts.append(out.logits)
+                assert_close(self, torch.cat(parts, 1), whole, factor=4, what=name)
+                padded = model(ids, attention_mask=mask).logits[1, 5:]
+                assert_close(self, padded, model(ids[1:, 5:]).logits[0], factor=4, what=f"{name} padding")
+                assert_close(self, model(ids, logits_to_keep=1).logits, whole[:, -1:], what=name)
+            options = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+            alone = model.generate(ids[1:, 5:], **options)[0, 7:]
+            together = model.generate(ids, attention_mask=mask, **options)[1, 12:]
+            self.assertEqual(alone.tolist(), together.tolist(), name)
+            slow = model.generate(ids, use_cache=False, num_beams=3, **options)
+            self.assertEqual(model.generate(ids, num_beams=3, **options).tolist(), slow.tolist(), name)
+
+    def test_files_and_training(self):
+        ids = torch.randint(61, (2, 20))
+        for name, model in self.models():
+            with tempfile.TemporaryDirectory() as folder:
+                model.save_pretrained(folder)
+                again, problems = self.transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+            self.assertIs(type(again), type(model))
+            self.assertFalse(any(problems.values()), problems)
+            self.assertTrue(torch.equal(again(ids).logits, model(ids).logits), name)
+            model.train()
+            out = model(ids, labels=ids)
+            expected = torch.nn.functional.cross_entropy(out.logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+            torch.testing.assert_close(out.loss, expected)
+            out.loss.backward()
+            gradients = {n: p.grad.clone() for n, p in model.named_parameters()}
+            model.zero_grad()
+            model.gradient_checkpointing_enable()
+            model(ids, labels=ids).loss.backward()
+            for n, p in model.named_parameters():
+                self.assertTrue(torch.equal(p.grad, gradients[n]), f"{name} {n}")
+            copy.deepcopy(model).bfloat16()(ids)
+
+    def test_mistakes(self):
+        for fields, message in (
+            ({"mixer": "elfa"}, "config: mixer: got 'elfa', expected one of deltanet, "),
+            ({"hidden_act": "gelu"}, "config: hidden_act: got 'gelu', expected 'swish' or 'silu'"),
+            ({"attn": {"layers": [1], "window_size": 64}}, "config: attn: window_size: got 64, expected None"),
+            ({"attn": {"layer": [1]}}, "config: attn: layer: got [1], expected 'no such field'"),
+        ):
+            with self.assertRaises(ValueError) as caught:
+                self.hf.EflaConfig(**fields)
+            self.assertTrue(str(caught.exception).startswith(message), caught.exception)
+        with self.assertRaisesRegex(ValueError, "config: qk_norm: got 'sum', expected no such field, as model_type is kda"):
+            self.hf.KDAConfig(qk_norm="sum")
+
+
+if __name__ == "__main__":
+    unittest.main()
