@@ -1,0 +1,104 @@
+"""flash-linear-attention's functions computed by this package, against its naive ones; skipped where it is not installed."""
+
+import contextlib
+import importlib
+import importlib.util
+import os
+import unittest
+import warnings
+from unittest import mock
+
+import torch
+from support import assert_close, inputs, state
+
+import efla
+
+
+@unittest.skipUnless(importlib.util.find_spec("fla"), "flash-linear-attention is not installed")
+class Backend(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that there is no GPU
+            importlib.import_module("efla.fla")
+
+    def counted(self, function, *arguments, **named):
+        """The results, and how often the operator ran."""
+        with mock.patch.object(torch.ops.efla, "delta_rule", side_effect=torch.ops.efla.delta_rule) as operator:
+            return function(*arguments, **named), operator.call_count
+
+    def test_every_function(self):
+        import fla.ops
+        from fla.ops.delta_rule.naive import delta_rule_recurrence
+        from fla.ops.gated_delta_rule.naive import naive_recurrent_gated_delta_rule
+        from fla.ops.kda.naive import naive_recurrent_kda
+
+        for name, decay, naive in (
+            ("chunk_delta_rule", None, None),
+            ("fused_recurrent_delta_rule", None, None),
+            ("chunk_gated_delta_rule", "scalar", naive_recurrent_gated_delta_rule),
+            ("fused_recurrent_gated_delta_rule", "scalar", naive_recurrent_gated_delta_rule),
+            ("chunk_kda", "channel", naive_recurrent_kda),
+            ("fused_recurrent_kda", "channel", naive_recurrent_kda),
+        ):
+            x = {**inputs(tokens=40, decay=decay), "initial_state": state()}
+            if naive is None:
+                transposed = [x[letter].transpose(1, 2) for letter in ("q", "k", "v", "beta")]
+                o, final = delta_rule_recurrence(*transposed, x["initial_state"])
+                expected = o.transpose(1, 2), final
+            else:
+                expected = naive(**x, output_final_state=True)
+            (got, calls) = self.counted(getattr(fla.ops, name), **x, output_final_state=True)
+            self.assertEqual(calls, 1, name)
+            for a, b in zip(got, expected):
+                assert_close(self, a, b, what=name)
+
+    def test_gradients_and_positions(self):
+        from fla.ops.kda import chunk_kda
+
+        x = {name: tensor.requires_grad_() for name, tensor in inputs(tokens=40, decay="channel").items()}
+        (o, _), calls = self.counted(chunk_kda, x["q"], x["k"], x["v"], x["g"], x["beta"], None, None, False, True)
+        self.assertEqual(calls, 1)
+        expected = efla.chunk_kda(**x, use_qk_l2norm_in_kernel=True)[0]
+        self.assertTrue(torch.equal(o, expected))
+        o.sum().backward()
+        self.assertTrue(all(torch.isfinite(tensor.grad).all() for tensor in x.values()))
+
+    def test_layers_of_fla_use_it(self):
+        import fla.layers.delta_net
+        import fla.ops.delta_rule
+
+        self.assertIs(fla.layers.delta_net.chunk_delta_rule, fla.ops.delta_rule.chunk_delta_rule)
+        self.assertEqual(fla.layers.delta_net.chunk_delta_rule.__module__, "fla.ops.delta_rule.chunk")
+
+    def test_what_is_declined(self):
+        from efla.fla import declines, disable, enable
+
+        x = inputs(tokens=5, decay="channel")
+        half = {name: tensor.half() for name, tensor in x.items()}
+        self.assertIsNone(declines("chunk_kda", **x, safe_gate=False, cu_seqlens_cpu=torch.tensor([0, 5])))
+        for named, reason in (
+            (half, "q has dtype torch.float16, expected float32 or bfloat16, as q"),
+            ({**x, "cp_context": object()}, "cp_context is not implemented"),
+            ({**x, "use_graph": True}, "use_graph is not implemented"),
+            ({**x, "something_new": 3}, "something_new is not implemented"),
+            ({name: tensor.to("meta") for name, tensor in x.items()}, "q is on meta, expected a CPU or an NVIDIA GPU"),
+        ):
+            self.assertEqual(declines("chunk_kda", **named), reason)
+        with mock.patch.dict(os.environ, FLA_EFLA="0"):
+            self.assertEqual(declines("chunk_kda", **x), "FLA_EFLA is 0")
+        disable()
+        try:
+            self.assertEqual(declines("chunk_kda", **x), "efla.fla is disabled")
+            from fla.ops.delta_rule import chunk_delta_rule
+
+            with mock.patch.object(torch.ops.efla, "delta_rule") as operator, contextlib.suppress(Exception):
+                chunk_delta_rule(x["q"], x["k"], x["v"], x["beta"])  # fails without a GPU
+            self.assertEqual(operator.call_count, 0)
+        finally:
+            enable()
+        self.assertIsNone(declines("chunk_kda", **x))
+
+
+if __name__ == "__main__":
+    unittest.main()
