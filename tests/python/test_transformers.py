@@ -129,9 +129,9 @@ class Transformers(unittest.TestCase):
                 modeling = importlib.import_module(f"transformers.models.{model}.modeling_{model}")
                 for name in names:
                     kimi, tokens = "kimi" in name, 1 if "recurrent" in name else 70
-                    x = inputs(tokens=tokens, decay="channel" if kimi else "scalar", value_heads=2 if kimi else 4)
+                    x = inputs(tokens=tokens, decay="channel" if kimi else "scalar")
                     x = {{"q": "query", "k": "key", "v": "value"}.get(letter, letter): t for letter, t in x.items()}
-                    x["initial_state"] = state(value_heads=2 if kimi else 4)
+                    x["initial_state"] = state()
                     x.update(output_final_state=True, use_qk_l2norm_in_kernel=True, a_keyword_of_the_model=None)
                     adapter = getattr(modeling, name)
                     expected = inspect.unwrap(adapter)(**x)
