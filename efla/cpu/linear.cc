@@ -1,57 +1,174 @@
 #include "efla/cpu/linear.h"
 
 #include <algorithm>
+#include <type_traits>
+#include <vector>
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "efla/cpu/linear.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 // After foreach_target.h.
 #include "efla/cpu/common/element-inl.h"
+#include "hwy/cache_control.h"
 #include "hwy/highway.h"
+
+#ifndef EFLA_CPU_LINEAR_ONCE_
+#define EFLA_CPU_LINEAR_ONCE_
+namespace efla::cpu {
+
+// Rows of x per register tile. Fewer rows take a tile of more weight rows, because an addition waits for the previous
+// one of the same sum.
+inline constexpr int kTileRows = 4;
+
+// The outputs of one task: rows [m_begin, m_end) of x by rows [n_begin, n_end) of the weight.
+struct LinearBlock {
+  std::int64_t m_begin, m_end, n_begin, n_end;
+};
+
+}  // namespace efla::cpu
+#endif
 
 HWY_BEFORE_NAMESPACE();
 namespace efla::cpu::HWY_NAMESPACE {
 
-// Computes a row of the weight with M rows of x. The weight is read in its order in memory, which the hardware
-// prefetches. Each sum has kSums accumulators, because an addition waits for the previous one.
-template <int M>
-HWY_INLINE void dot_products(const LinearForward& p, std::int64_t m, std::int64_t n) {
-  constexpr int kSums = 4;
+// A row of the weight. at() returns a vector of it, without the scale of its block.
+template <class W>
+struct WeightRow {
+  const W* data = nullptr;
+  const float* scales = nullptr;  // one per kScaleBlock columns, or none
+
+  template <class D>
+  HWY_INLINE hn::Vec<D> at(D d, std::size_t c) const {
+    if constexpr (std::is_same_v<W, std::int8_t>) {
+      const hn::Rebind<std::int8_t, D> d8;
+      const hn::Rebind<std::int32_t, D> d32;
+      return hn::ConvertTo(d, hn::PromoteTo(d32, hn::LoadU(d8, data + c)));
+    } else {
+      return load(d, data + c);
+    }
+  }
+};
+
+// Prefetches the columns of a block from the row that lies `bytes` behind.
+template <class W>
+HWY_INLINE void prefetch(const WeightRow<W>& row, std::size_t block, std::size_t bytes) {
+  constexpr std::size_t kLine = 64;
+  const auto* from = reinterpret_cast<const char*>(row.data + block) + bytes;
+  for (std::size_t i = 0; i < kScaleBlock * sizeof(W); i += kLine) hwy::Prefetch(from + i);
+}
+
+// Computes M rows of x with N rows of the weight, the first of which lies `ahead` bytes before the row that is read
+// next. Each sum has one vector of partial sums, whatever M and N are, and then the columns that fill no vector. With
+// scales the partial sums of a block are multiplied by its scale.
+template <int M, int N, bool kScaled, class W>
+HWY_INLINE void tile(const LinearForward& p, const WeightRow<W>* weight, std::size_t ahead, std::int64_t m,
+                     std::int64_t n) {
   const hn::ScalableTag<float> d;
   const hn::CappedTag<float, 1> d1;
+  using Vec = hn::Vec<decltype(d)>;
   const std::size_t size = static_cast<std::size_t>(p.x.extent[1]), lanes = hn::Lanes(d);
-  const float* weight = p.weight.at(n);
   const float* x[M];
-  hn::Vec<decltype(d)> sum[M][kSums];
+  Vec sum[M][N], part[M][N];
   for (int i = 0; i < M; ++i) {
     x[i] = p.x.at(m + i);
-    for (int j = 0; j < kSums; ++j) sum[i][j] = hn::Zero(d);
+    for (int j = 0; j < N; ++j) sum[i][j] = hn::Zero(d);
   }
   std::size_t at = 0;
-  for (; at + kSums * lanes <= size; at += kSums * lanes) {
-    for (int j = 0; j < kSums; ++j) {
-      const auto w = hn::LoadU(d, weight + at + j * lanes);
-      for (int i = 0; i < M; ++i) sum[i][j] = hn::MulAdd(w, hn::LoadU(d, x[i] + at + j * lanes), sum[i][j]);
+  for (std::size_t block = 0; block + lanes <= size; block += kScaleBlock) {
+    const std::size_t end = std::min(block + kScaleBlock, size);
+    for (int j = 0; j < N && ahead > 0; ++j) prefetch(weight[j], block, ahead);
+    auto& to = kScaled ? part : sum;
+    for (int i = 0; i < M && kScaled; ++i) {
+      for (int j = 0; j < N; ++j) part[i][j] = hn::Zero(d);
+    }
+    for (; at + lanes <= end; at += lanes) {
+      Vec w[N];
+      for (int j = 0; j < N; ++j) w[j] = weight[j].at(d, at);
+      for (int i = 0; i < M; ++i) {
+        const auto v = hn::LoadU(d, x[i] + at);
+        for (int j = 0; j < N; ++j) to[i][j] = hn::MulAdd(w[j], v, to[i][j]);
+      }
+    }
+    for (int j = 0; j < N && kScaled; ++j) {
+      const auto scale = hn::Set(d, weight[j].scales[block / kScaleBlock]);
+      for (int i = 0; i < M; ++i) sum[i][j] = hn::MulAdd(scale, part[i][j], sum[i][j]);
     }
   }
   for (int i = 0; i < M; ++i) {
-    auto all = hn::Add(hn::Add(sum[i][0], sum[i][1]), hn::Add(sum[i][2], sum[i][3]));
-    std::size_t c = at;
-    for (; c + lanes <= size; c += lanes) all = hn::MulAdd(hn::LoadU(d, weight + c), hn::LoadU(d, x[i] + c), all);
-    auto rest = hn::Set(d1, hn::GetLane(hn::SumOfLanes(d, all)));
-    for (; c < size; ++c) rest = hn::MulAdd(hn::LoadU(d1, weight + c), hn::LoadU(d1, x[i] + c), rest);
-    p.y(m + i, n) = hn::GetLane(rest);
+    for (int j = 0; j < N; ++j) {
+      auto rest = hn::Set(d1, hn::GetLane(hn::SumOfLanes(d, sum[i][j])));
+      for (std::size_t c = at; c < size; ++c) {
+        auto w = weight[j].at(d1, c);
+        if constexpr (kScaled) w = hn::Mul(hn::Set(d1, weight[j].scales[c / kScaleBlock]), w);
+        rest = hn::MulAdd(w, hn::LoadU(d1, x[i] + c), rest);
+      }
+      p.y(m + i, n + j) = hn::GetLane(rest);
+    }
   }
 }
 
-void linear_rows(const LinearForward& p, std::int64_t begin, std::int64_t end) {
-  const std::int64_t rows = p.x.extent[0];
-  for (std::int64_t n = begin; n < end; ++n) {
-    std::int64_t m = 0;
-    for (; m + 2 <= rows; m += 2) dot_products<2>(p, m, n);
-    if (m < rows) dot_products<1>(p, m, n);
+// The rows of a weight, or of a copy of a part of it.
+template <class W>
+struct WeightRows {
+  const W* data;  // of row `first`
+  std::int64_t first, stride;
+  View<const float, 2> scales;
+  bool far;  // in memory rather than in a cache
+
+  HWY_INLINE WeightRow<W> row(std::int64_t n) const {
+    return {data + (n - first) * stride, scales ? scales.at(n) : nullptr};
+  }
+};
+
+// Computes M rows of x with a block's rows of the weight.
+template <int M, bool kScaled, class W>
+HWY_INLINE void tiles(const LinearForward& p, const LinearBlock& block, std::int64_t m, const WeightRows<W>& weight) {
+  constexpr int N = M == 1 ? 6 : M == 2 ? 5 : M == 3 ? 4 : 3;
+  std::int64_t n = block.n_begin;
+  const std::size_t ahead = weight.far ? static_cast<std::size_t>(N * weight.stride) * sizeof(W) : 0;
+  for (; n + N <= block.n_end; n += N) {
+    WeightRow<W> rows[N];
+    for (int j = 0; j < N; ++j) rows[j] = weight.row(n + j);
+    tile<M, N, kScaled>(p, rows, ahead, m, n);
+  }
+  for (; n < block.n_end; ++n) {
+    const WeightRow<W> only = weight.row(n);
+    tile<M, 1, kScaled>(p, &only, 0, m, n);
   }
 }
+
+template <bool kScaled, class W>
+HWY_INLINE void all_tiles(const LinearForward& p, const LinearBlock& block, const WeightRows<W>& weight) {
+  std::int64_t m = block.m_begin;
+  for (; m + kTileRows <= block.m_end; m += kTileRows) tiles<kTileRows, kScaled>(p, block, m, weight);
+  const std::int64_t rest = block.m_end - m;
+  if (rest == 1) tiles<1, kScaled>(p, block, m, weight);
+  if (rest == 2) tiles<2, kScaled>(p, block, m, weight);
+  if (rest == 3) tiles<3, kScaled>(p, block, m, weight);
+}
+
+template <class W>
+void linear_block(const LinearForward& p, const View<const W, 2>& weight, const LinearBlock& block) {
+  constexpr bool kScaled = std::is_same_v<W, std::int8_t>;
+  const bool few = block.m_end - block.m_begin <= kTileRows;
+  const WeightRows<W> rows{weight.at(block.n_begin), block.n_begin, weight.stride[0],
+                           kScaled ? p.scales : View<const float, 2>{}, few};
+  if (few || std::is_same_v<W, float>) return all_tiles<kScaled>(p, block, rows);
+  // Several tiles read a row: it is widened once.
+  thread_local std::vector<float> wide;
+  const std::size_t size = static_cast<std::size_t>(p.x.extent[1]);
+  wide.resize(static_cast<std::size_t>(block.n_end - block.n_begin) * size);
+  for (std::int64_t n = block.n_begin; n < block.n_end; ++n) {
+    const auto from = rows.row(n);
+    float* to = wide.data() + static_cast<std::size_t>(n - block.n_begin) * size;
+    for_each_vector(size, [&](auto d, std::size_t c) HWY_ATTR { hn::StoreU(from.at(d, c), d, to + c); });
+  }
+  all_tiles<kScaled>(p, block, WeightRows<float>{wide.data(), block.n_begin, p.x.extent[1], rows.scales, false});
+}
+
+void linear_block_f32(const LinearForward& p, const LinearBlock& block) { linear_block(p, p.weight, block); }
+void linear_block_bf16(const LinearForward& p, const LinearBlock& block) { linear_block(p, p.narrow_weight, block); }
+void linear_block_int8(const LinearForward& p, const LinearBlock& block) { linear_block(p, p.byte_weight, block); }
 
 }  // namespace efla::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -59,16 +176,34 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace efla::cpu {
 
-HWY_EXPORT(linear_rows);
+HWY_EXPORT(linear_block_f32);
+HWY_EXPORT(linear_block_bf16);
+HWY_EXPORT(linear_block_int8);
 
 void linear(const LinearForward& p, ThreadPool& pool) {
-  // A task must be long compared with its start, and the whole compared with waking a thread.
-  constexpr std::int64_t kTaskFloats = 1 << 14, kLeastShared = 1 << 18;
-  const std::int64_t rows = p.weight.extent[0], columns = std::max<std::int64_t>(1, p.weight.extent[1]);
-  const bool shared = rows * columns >= kLeastShared;
-  const std::int64_t step = shared ? std::max<std::int64_t>(1, kTaskFloats / columns) : std::max<std::int64_t>(1, rows);
-  pool.run((rows + step - 1) / step, [&](std::int64_t task, int) {
-    HWY_DYNAMIC_DISPATCH(linear_rows)(p, task * step, std::min(rows, (task + 1) * step));
+  // Many rows of x are cut so that a block of the weight stays in the second-level cache while the rows pass by. A task
+  // must be long compared with its start, and the whole compared with waking a thread.
+  constexpr std::int64_t kFewRows = 16, kRowsPerTask = 64, kFewFloats = 1 << 14, kManyFloats = 1 << 16;
+  constexpr std::int64_t kLeastShared = 1 << 18, kLeastSharedAwake = 1 << 16;
+  constexpr std::int64_t kTile = 24;  // a multiple of most tiles' weight rows
+  const std::int64_t rows = p.x.extent[0], outputs = p.outputs(), columns = std::max<std::int64_t>(1, p.x.extent[1]);
+  if (rows == 0 || outputs == 0) return;
+  const bool few = rows <= kFewRows;
+  const bool shared = rows * outputs * columns >= (pool.in_use() ? kLeastSharedAwake : kLeastShared);
+  const std::int64_t floats = few ? kFewFloats : kManyFloats;
+  const std::int64_t n_step = few && !shared ? outputs : std::max(kTile, floats / columns / kTile * kTile);
+  const std::int64_t m_step = few ? rows : kRowsPerTask;
+  const std::int64_t n_blocks = (outputs + n_step - 1) / n_step, m_blocks = (rows + m_step - 1) / m_step;
+  pool.run(n_blocks * m_blocks, [&](std::int64_t task, int) {
+    const std::int64_t m = task % m_blocks * m_step, n = task / m_blocks * n_step;
+    const LinearBlock block{m, std::min(rows, m + m_step), n, std::min(outputs, n + n_step)};
+    if (p.narrow_weight) {
+      HWY_DYNAMIC_DISPATCH(linear_block_bf16)(p, block);
+    } else if (p.byte_weight) {
+      HWY_DYNAMIC_DISPATCH(linear_block_int8)(p, block);
+    } else {
+      HWY_DYNAMIC_DISPATCH(linear_block_f32)(p, block);
+    }
   });
 }
 

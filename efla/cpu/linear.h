@@ -1,5 +1,5 @@
-// The product of a few rows with a weight matrix, which decoding computes for every weight of a model. The weight is
-// read once from memory. A general matrix product would first copy it into another order.
+// The product of rows with a weight matrix. Decoding computes it for a few rows and every weight of a model: each
+// weight is then read once from memory, in the type in which it is stored.
 #pragma once
 
 #include "efla/base/threads.h"
@@ -7,8 +7,8 @@
 
 namespace efla::cpu {
 
-// Computes a few rows of x. Columns are contiguous (stride 1). The order of a sum depends only on D: the same bits for
-// any M and any pool.
+// Columns are contiguous (stride 1). The order of a sum depends only on D: the same bits for any M, any neighbours of a
+// row, and any pool.
 void linear(const LinearForward& problem, ThreadPool& pool);
 
 }  // namespace efla::cpu

@@ -9,8 +9,9 @@ namespace efla {
 namespace {
 
 std::string refuse_strided_linear(const LinearForward& p, bool) {
-  const auto contiguous = [](const auto& view) { return view.extent[1] == 1 || view.stride[1] == 1; };
-  return contiguous(p.x) && contiguous(p.weight) && contiguous(p.y)
+  const auto contiguous = [](const auto& view) { return view.extent[1] <= 1 || view.stride[1] == 1; };
+  return contiguous(p.x) && contiguous(p.weight) && contiguous(p.narrow_weight) && contiguous(p.byte_weight) &&
+                 contiguous(p.scales) && contiguous(p.y)
              ? ""
              : "it needs the columns of a row side by side in memory";
 }

@@ -9,8 +9,8 @@
 
 namespace efla {
 
-// Computes a few rows of x, as in decoding; for many rows the general product of a BLAS is faster. Throws Error for a
-// bad argument or an implementation that refuses the problem.
+// Each row of y has the same bits whatever other rows there are. For many rows the general product of a BLAS is faster.
+// Throws Error for a bad argument or an implementation that refuses the problem.
 Choice linear_forward(const LinearForward& problem, const RunOptions& options = {});
 
 // Returns the list, in the order in which "auto" asks its rows.

@@ -1,15 +1,34 @@
 // The contract of a linear layer without bias.
 #pragma once
 
+#include <cstdint>
+
+#include "efla/base/dtype.h"
 #include "efla/base/view.h"
 
 namespace efla {
 
-// y[m, n] = Σ_d x[m, d] · weight[n, d].
+// Columns of a weight in 8 bits that share a scale.
+inline constexpr std::int64_t kScaleBlock = 64;
+
+// y[m, n] = Σ_d x[m, d] · weight[n, d]. The weight is in one of three types; the views of the other two are absent.
 struct LinearForward {
-  View<const float, 2> x;       // [M, D]
-  View<const float, 2> weight;  // [N, D]
-  View<float, 2> y;             // [M, N]
+  View<const float, 2> x;                       // [M, D]
+  View<const float, 2> weight;                  // [N, D]
+  View<float, 2> y;                             // [M, N]
+  View<const bfloat16, 2> narrow_weight = {};   // [N, D]
+  View<const std::int8_t, 2> byte_weight = {};  // [N, D]: weight[n, d] = scales[n, d / kScaleBlock] · byte[n, d]
+  View<const float, 2> scales = {};             // [N, ⌈D / kScaleBlock⌉] of byte_weight
+
+  std::int64_t outputs() const {
+    return narrow_weight ? narrow_weight.extent[0] : byte_weight ? byte_weight.extent[0] : weight.extent[0];
+  }
+  // Returns weight[n, d] in any of the types.
+  float weight_at(std::int64_t n, std::int64_t d) const {
+    if (narrow_weight) return to_float(narrow_weight(n, d));
+    if (byte_weight) return scales(n, d / kScaleBlock) * static_cast<float>(byte_weight(n, d));
+    return weight(n, d);
+  }
 };
 
 // Throws Error as validate of rule/validate.h does.

@@ -7,6 +7,7 @@
 #include "efla/rule/add_rms_norm.h"
 #include "efla/rule/check.h"
 #include "efla/rule/cross_entropy.h"
+#include "efla/rule/gate.h"
 #include "efla/rule/linear.h"
 #include "efla/rule/rms_norm.h"
 #include "efla/rule/short_conv.h"
@@ -134,8 +135,23 @@ void validate(const CrossEntropy<T>& p) {
 void validate(const LinearForward& p) {
   constexpr const char* op = "linear_forward";
   check_filled(op, "x", p.x, p.x.extent);
-  check_filled(op, "weight", p.weight, {p.weight.extent[0], p.x.extent[1]});
-  check_filled(op, "y", p.y, {p.x.extent[0], p.weight.extent[0]});
+  const std::int64_t outputs = p.outputs(), columns = p.x.extent[1];
+  if (p.narrow_weight) {
+    check_filled(op, "narrow_weight", p.narrow_weight, {outputs, columns});
+  } else if (p.byte_weight) {
+    check_filled(op, "byte_weight", p.byte_weight, {outputs, columns});
+    check_filled(op, "scales", p.scales, {outputs, (columns + kScaleBlock - 1) / kScaleBlock});
+  } else {
+    check_filled(op, "weight", p.weight, {outputs, columns});
+  }
+  check_filled(op, "y", p.y, {p.x.extent[0], outputs});
+}
+
+void validate(const GateForward& p) {
+  constexpr const char* op = "gate_forward";
+  check_filled(op, "x", p.x, p.x.extent);
+  check_filled(op, "gate", p.gate, p.x.extent);
+  check_filled(op, "y", p.y, p.x.extent);
 }
 
 template void validate(const ShortConvForward<float>&, const Device&);

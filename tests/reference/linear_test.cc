@@ -34,10 +34,51 @@ struct Matrix {
   View<const float, 2> const_view() { return {data.data(), {rows, columns}, {columns + kGap, 1}}; }
 };
 
-Matrix product(Matrix& x, Matrix& weight, int threads, const std::string& implementation = "auto") {
-  Matrix y(x.rows, weight.rows);
+// The type in which a weight is stored, and the weight in that type.
+enum class Stored { float32, bfloat16, int8 };
+
+struct Weight {
+  Stored stored;
+  Matrix exact;  // the values after storing
+  std::vector<bfloat16> narrow;
+  std::vector<std::int8_t> bytes;
+  std::vector<float> scales;
+
+  Weight(Stored type, std::int64_t n, std::int64_t d, Random& random) : stored(type), exact(n, d, random) {
+    const std::int64_t blocks = (d + kScaleBlock - 1) / kScaleBlock;
+    if (type == Stored::int8) {
+      for (std::int64_t i = 0; i < n * blocks; ++i) scales.push_back(0.01F + static_cast<float>(random.uniform()));
+    }
+    for (std::int64_t r = 0; r < n && type != Stored::float32; ++r) {
+      for (std::int64_t c = 0; c < d; ++c) {
+        if (type == Stored::bfloat16) {
+          narrow.push_back(to_bfloat16(exact.at(r, c)));
+          exact.at(r, c) = to_float(narrow.back());
+        } else {
+          bytes.push_back(static_cast<std::int8_t>(127.0 * random.uniform(-1.0, 1.0)));
+          exact.at(r, c) = static_cast<float>(bytes.back()) * scales[r * blocks + c / kScaleBlock];
+        }
+      }
+    }
+  }
+
+  LinearForward problem(Matrix& x, Matrix& y) {
+    const std::int64_t n = exact.rows, d = exact.columns;
+    LinearForward p{x.const_view(), {}, y.view()};
+    if (stored == Stored::float32) p.weight = exact.const_view();
+    if (stored == Stored::bfloat16) p.narrow_weight = View<const bfloat16, 2>::contiguous(narrow.data(), {n, d});
+    if (stored == Stored::int8) {
+      p.byte_weight = View<const std::int8_t, 2>::contiguous(bytes.data(), {n, d});
+      p.scales = View<const float, 2>::contiguous(scales.data(), {n, (d + kScaleBlock - 1) / kScaleBlock});
+    }
+    return p;
+  }
+};
+
+Matrix product(Matrix& x, Weight& weight, int threads, const std::string& implementation = "auto") {
+  Matrix y(x.rows, weight.exact.rows);
   ThreadPool pool(threads);
-  linear_forward({x.const_view(), weight.const_view(), y.view()}, {implementation, {.pool = &pool}});
+  linear_forward(weight.problem(x, y), {implementation, {.pool = &pool}});
   return y;
 }
 
@@ -49,23 +90,26 @@ class LinearOnTarget : public testing::TestWithParam<std::string> {
 
 TEST_P(LinearOnTarget, IsTheFloat64Product) {
   Random random(7);
-  for (const std::int64_t rows : {1, 2, 4, 5, 8}) {
-    for (const std::int64_t n : {1, 3, 4, 7, 130}) {
-      for (const std::int64_t d : {1, 7, 16, 100, 384}) {
-        Matrix x(rows, d, random), weight(n, d, random);
-        for (const std::string implementation : {"simd", "ref"}) {
-          Matrix y = product(x, weight, 2, implementation);
-          for (std::int64_t r = 0; r < rows; ++r) {
-            for (std::int64_t c = 0; c < n; ++c) {
-              double expected = 0.0, size = 0.0;
-              for (std::int64_t i = 0; i < d; ++i) {
-                const double term = static_cast<double>(x.at(r, i)) * weight.at(c, i);
-                expected += term;
-                size += std::abs(term);
+  for (const auto stored : {Stored::float32, Stored::bfloat16, Stored::int8}) {
+    for (const std::int64_t rows : {1, 2, 3, 4, 7, 21}) {
+      for (const std::int64_t n : {1, 3, 9, 130}) {
+        for (const std::int64_t d : {1, 7, 16, 100, 384}) {
+          Matrix x(rows, d, random);
+          Weight weight(stored, n, d, random);
+          for (const std::string implementation : {"simd", "ref"}) {
+            Matrix y = product(x, weight, 2, implementation);
+            for (std::int64_t r = 0; r < rows; ++r) {
+              for (std::int64_t c = 0; c < n; ++c) {
+                double expected = 0.0, size = 0.0;
+                for (std::int64_t i = 0; i < d; ++i) {
+                  const double term = static_cast<double>(x.at(r, i)) * weight.exact.at(c, i);
+                  expected += term;
+                  size += std::abs(term);
+                }
+                ASSERT_LE(std::abs(y.at(r, c) - expected), 1e-6 * size) << rows << " " << n << " " << d;
               }
-              ASSERT_LE(std::abs(y.at(r, c) - expected), 1e-6 * size) << rows << " " << n << " " << d;
+              for (std::int64_t gap = 0; gap < kGap; ++gap) ASSERT_TRUE(std::isnan(y.at(r, n + gap)));
             }
-            for (std::int64_t gap = 0; gap < kGap; ++gap) ASSERT_TRUE(std::isnan(y.at(r, n + gap)));
           }
         }
       }
@@ -75,15 +119,20 @@ TEST_P(LinearOnTarget, IsTheFloat64Product) {
 
 TEST_P(LinearOnTarget, ARowHasTheSameBitsWhateverIsBesideItAndForAnyNumberOfThreads) {
   Random random(8);
-  const std::int64_t n = 1317, d = 203;  // enough to be distributed
-  Matrix x(7, d, random), weight(n, d, random), all = product(x, weight, 1), threaded = product(x, weight, 3);
-  for (std::int64_t r = 0; r < x.rows; ++r) {
-    Matrix row(1, d);
-    for (std::int64_t c = 0; c < d; ++c) row.at(0, c) = x.at(r, c);
-    Matrix alone = product(row, weight, 2);
-    for (std::int64_t c = 0; c < n; ++c) {
-      ASSERT_EQ(alone.at(0, c), all.at(r, c));
-      ASSERT_EQ(threaded.at(r, c), all.at(r, c));
+  const std::int64_t n = 317, d = 203;
+  for (const auto stored : {Stored::float32, Stored::bfloat16, Stored::int8}) {
+    Weight weight(stored, n, d, random);
+    for (const std::int64_t rows : {2, 7, 8, 9, 33, 150}) {  // enough to be distributed in both ways
+      Matrix x(rows, d, random), all = product(x, weight, 1), threaded = product(x, weight, 3);
+      for (std::int64_t r = 0; r<rows; r += rows> 40 ? 13 : 1) {
+        Matrix row(1, d);
+        for (std::int64_t c = 0; c < d; ++c) row.at(0, c) = x.at(r, c);
+        Matrix alone = product(row, weight, 2);
+        for (std::int64_t c = 0; c < n; ++c) {
+          ASSERT_EQ(alone.at(0, c), all.at(r, c)) << rows;
+          ASSERT_EQ(threaded.at(r, c), all.at(r, c)) << rows;
+        }
+      }
     }
   }
 }

@@ -1,0 +1,16 @@
+#include "efla/ref/gate.h"
+
+#include <cmath>
+
+namespace efla::ref {
+
+void gate(const GateForward& p) {
+  for (std::int64_t n = 0; n < p.x.extent[0]; ++n) {
+    for (std::int64_t d = 0; d < p.x.extent[1]; ++d) {
+      const double z = p.gate(n, d), sigma = 1 / (1 + std::exp(-z));
+      p.y(n, d) = static_cast<float>(p.x(n, d) * (p.activation == GateActivation::silu ? z * sigma : sigma));
+    }
+  }
+}
+
+}  // namespace efla::ref

@@ -1,0 +1,62 @@
+// Every implementation of the gated product against float64, on every SIMD target of this machine.
+#include "efla/ops/gate.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "efla/base/random.h"
+#include "efla/cpu/common/target.h"
+#include "tests/support/delta_run.h"
+#include "tests/support/expect_error.h"
+
+namespace efla {
+namespace {
+
+class GateOnTarget : public testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override { cpu::use_target(GetParam()); }
+  void TearDown() override { cpu::use_target(""); }
+};
+
+TEST_P(GateOnTarget, IsTheFloat64ProductWithTheSameBitsForAnyThreads) {
+  Random random(3);
+  for (const auto activation : {GateActivation::silu, GateActivation::sigmoid}) {
+    for (const std::int64_t n : {1, 5, 700}) {
+      for (const std::int64_t d : {1, 7, 33, 64}) {
+        std::vector<float> x(n * d), gate(n * d), y(n * d), threaded(n * d);
+        for (auto& value : x) value = static_cast<float>(random.normal());
+        for (auto& value : gate) value = 4.0F * static_cast<float>(random.normal());
+        const auto view = [&](auto& data) { return View<float, 2>::contiguous(data.data(), {n, d}); };
+        ThreadPool one(1), two(2);
+        gate_forward({view(x), view(gate), activation, view(y)}, {"auto", {.pool = &one}});
+        gate_forward({view(x), view(gate), activation, view(threaded)}, {"auto", {.pool = &two}});
+        EXPECT_EQ(y, threaded);
+        for (std::size_t i = 0; i < y.size(); ++i) {
+          const double z = gate[i], sigma = 1.0 / (1.0 + std::exp(-z));
+          const double expected = x[i] * (activation == GateActivation::silu ? z * sigma : sigma);
+          ASSERT_NEAR(y[i], expected, 1e-6 * std::abs(expected) + 1e-37);
+        }
+      }
+    }
+  }
+}
+
+TEST(Gate, RefusesWhatDoesNotFit) {
+  std::vector<float> data(6);
+  const auto x = View<float, 2>::contiguous(data.data(), {2, 3}),
+             gate = View<float, 2>::contiguous(data.data(), {3, 2});
+  test::expect_error(
+      [&] {
+        gate_forward({x, gate, GateActivation::silu, x});
+      },
+      "gate", "got shape [3, 2], expected shape [2, 3]");
+}
+
+INSTANTIATE_TEST_SUITE_P(Targets, GateOnTarget, testing::ValuesIn(cpu::supported_targets()),
+                         [](const auto& info) { return info.param; });
+
+}  // namespace
+}  // namespace efla
