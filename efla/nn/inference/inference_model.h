@@ -1,0 +1,99 @@
+// A language model for inference on the CPU: the tokens of many texts, each with its own state, go through the layers
+// in one call, and every weight is read once for all of them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "efla/base/threads.h"
+#include "efla/base/view.h"
+#include "efla/nn/inference/packed_weight.h"
+#include "efla/nn/models/language_model.h"
+
+namespace efla::nn {
+
+// A prompt may be cut into several runs at multiples of this many tokens of the text, with the same bits.
+inline constexpr std::int64_t kCutTokens = 64;
+
+// Tokens of one text that follow one another.
+struct TextRun {
+  std::int64_t slot = 0;   // of the pool, in which no other run of the call is
+  std::int64_t begin = 0;  // tokens of the text before them
+  std::int64_t tokens = 1;
+  bool decode = false;  // a single token, with the arithmetic of a decode step
+};
+
+// The states of texts: one slot per text, of the same size for any length of the text.
+class StatePool {
+ public:
+  StatePool(std::int64_t slots, std::size_t slot_floats);
+
+  std::int64_t slots() const { return slots_; }
+  std::span<float> slot(std::int64_t index) { return {data_.get() + index * slot_floats_, slot_floats_}; }
+
+ private:
+  std::int64_t slots_;
+  std::size_t slot_floats_;
+  std::unique_ptr<float[]> data_;
+};
+
+// A part of a slot, with the name and the shape of the tensor that LanguageModelState::tensors() has.
+struct StatePart {
+  std::string name;
+  std::vector<std::int64_t> shape;
+  std::size_t offset, floats;
+};
+
+// Outputs agree with LanguageModel but for rounding. A token's outputs have the same bits whatever other tokens a call
+// has and for any number of threads. Functions are not for several threads at once.
+class InferenceModel {
+ public:
+  // Copies the weights of a model on the CPU. Throws Error naming what it does not compute: layers of softmax
+  // attention, and mixers without short convolution or with other activations than silu.
+  InferenceModel(const LanguageModel& model, WeightType weights);
+  ~InferenceModel();
+
+  const LanguageModelConfig& config() const { return config_; }
+  std::size_t weight_bytes() const;
+  std::size_t state_floats() const { return state_floats_; }
+  std::vector<StatePart> state_parts() const;
+
+  // Advances the texts of the runs by their tokens: `ids` has the tokens of one run after the other, each in [0,
+  // vocab_size). Runs with `decode` come first. Writes the inputs of the head to hidden [ids, D].
+  void advance(std::span<const std::int32_t> ids, std::span<const TextRun> runs, StatePool& states,
+               const View<float, 2>& hidden, ThreadPool& pool);
+
+  // Maps rows of hidden to logits [rows, vocab_size].
+  void logits(const View<const float, 2>& hidden, const View<float, 2>& logits, ThreadPool& pool) const;
+
+ private:
+  struct Layer;
+  struct Buffers;
+
+  Layer packed_layer(const LanguageModel& model, std::int64_t index, WeightType weights) const;
+  void mix(const Layer& layer, std::span<const TextRun> runs, StatePool& states, ThreadPool& pool);
+  void convolve(const Layer& layer, std::span<const TextRun> runs, StatePool& states, ThreadPool& pool);
+  void compute_gates(const Layer& layer, ThreadPool& pool);
+  void recur(const Layer& layer, std::span<const TextRun> runs, StatePool& states, ThreadPool& pool);
+  void recur_prompt(const TextRun& run, std::int64_t row, const float* qkv, std::span<float> memory, ThreadPool& pool);
+
+  LanguageModelConfig config_;
+  MixerConfig mixer_;
+  const MixerPreset& preset_;
+  DeltaRule rule_;
+  Gate gate_;
+  std::int64_t channels_, values_, memory_floats_, layer_floats_;
+  std::size_t state_floats_;
+  std::vector<float> norm_;
+  torch::Tensor embeddings_;  // [vocab_size, D]
+  PackedWeight head_;
+  std::vector<Layer> layers_;
+  std::unique_ptr<Buffers> buffers_;
+};
+
+}  // namespace efla::nn

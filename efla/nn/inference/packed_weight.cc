@@ -1,0 +1,104 @@
+#include "efla/nn/inference/packed_weight.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "efla/base/error.h"
+#include "efla/ops/linear.h"
+
+namespace efla::nn {
+namespace {
+
+constexpr WeightType kTypes[]{WeightType::float32, WeightType::bfloat16, WeightType::int8};
+
+std::int64_t blocks_of(std::int64_t columns) { return (columns + kScaleBlock - 1) / kScaleBlock; }
+
+}  // namespace
+
+WeightType parse_weight_type(const std::string& name) {
+  for (const auto type : kTypes) {
+    if (name == name_of(type)) return type;
+  }
+  throw Error("model", "weights", "'" + name + "'", "float32, bfloat16 or int8");
+}
+
+std::string_view name_of(WeightType type) {
+  switch (type) {
+    case WeightType::float32:
+      return "float32";
+    case WeightType::bfloat16:
+      return "bfloat16";
+    case WeightType::int8:
+      return "int8";
+  }
+  return "";
+}
+
+PackedWeight::PackedWeight(const std::vector<torch::Tensor>& parts, WeightType type) : type_(type) {
+  for (const auto& part : parts) {
+    const auto rows = part.detach().contiguous();
+    columns_ = rows.size(1);
+    outputs_ += rows.size(0);
+    for (std::int64_t n = 0; n < rows.size(0); ++n) append_row(rows.data_ptr<float>() + n * columns_);
+  }
+}
+
+void PackedWeight::append_row(const float* row) {
+  if (type_ == WeightType::float32) {
+    wide_.insert(wide_.end(), row, row + columns_);
+  } else if (type_ == WeightType::bfloat16) {
+    for (std::int64_t c = 0; c < columns_; ++c) narrow_.push_back(to_bfloat16(row[c]));
+  } else {
+    for (std::int64_t begin = 0; begin < columns_; begin += kScaleBlock) {
+      const std::int64_t end = std::min(begin + kScaleBlock, columns_);
+      float largest = 0.0F;
+      for (std::int64_t c = begin; c < end; ++c) largest = std::max(largest, std::abs(row[c]));
+      const float scale = largest / 127.0F;
+      scales_.push_back(scale);
+      for (std::int64_t c = begin; c < end; ++c) {
+        bytes_.push_back(static_cast<std::int8_t>(scale > 0.0F ? std::lround(row[c] / scale) : 0));
+      }
+    }
+  }
+}
+
+std::size_t PackedWeight::bytes() const {
+  return wide_.size() * sizeof(float) + narrow_.size() * sizeof(bfloat16) + bytes_.size() +
+         scales_.size() * sizeof(float);
+}
+
+LinearForward PackedWeight::problem() const {
+  LinearForward p;
+  switch (type_) {
+    case WeightType::float32:
+      p.weight = View<const float, 2>::contiguous(wide_.data(), {outputs_, columns_});
+      break;
+    case WeightType::bfloat16:
+      p.narrow_weight = View<const bfloat16, 2>::contiguous(narrow_.data(), {outputs_, columns_});
+      break;
+    case WeightType::int8:
+      p.byte_weight = View<const std::int8_t, 2>::contiguous(bytes_.data(), {outputs_, columns_});
+      p.scales = View<const float, 2>::contiguous(scales_.data(), {outputs_, blocks_of(columns_)});
+      break;
+  }
+  return p;
+}
+
+void PackedWeight::apply(const View<const float, 2>& x, const View<float, 2>& y, ThreadPool& pool) const {
+  LinearForward p = problem();
+  p.x = x;
+  p.y = y;
+  linear_forward(p, {.context = {.pool = &pool}});
+}
+
+torch::Tensor PackedWeight::widened() const {
+  const LinearForward p = problem();
+  torch::Tensor wide = torch::empty({outputs_, columns_});
+  float* to = wide.data_ptr<float>();
+  for (std::int64_t n = 0; n < outputs_; ++n) {
+    for (std::int64_t c = 0; c < columns_; ++c) *to++ = p.weight_at(n, c);
+  }
+  return wide;
+}
+
+}  // namespace efla::nn

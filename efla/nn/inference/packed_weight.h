@@ -1,0 +1,52 @@
+// The weights of linear layers as inference stores them: decoding reads each of them once per step, so that their size
+// bounds its speed.
+#pragma once
+
+#include <torch/types.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "efla/base/dtype.h"
+#include "efla/ops/context.h"
+#include "efla/rule/linear.h"
+
+namespace efla::nn {
+
+// int8: per row and kScaleBlock columns a float32 scale, the largest |weight| / 127. Arithmetic is in float32.
+enum class WeightType { float32, bfloat16, int8 };
+
+// Return the type of a name, "float32", "bfloat16" or "int8", and the name of a type. Throws Error naming `weights`.
+WeightType parse_weight_type(const std::string& name);
+std::string_view name_of(WeightType type);
+
+// One or more weights [n, D], whose outputs lie side by side.
+class PackedWeight {
+ public:
+  PackedWeight() = default;
+  // The parts are float32 tensors [n, D] on the CPU.
+  PackedWeight(const std::vector<torch::Tensor>& parts, WeightType type);
+
+  std::int64_t outputs() const { return outputs_; }
+  std::size_t bytes() const;
+  // Writes x [M, D] times the transpose of the weight to y [M, outputs()]: the same bits for any M and any pool.
+  void apply(const View<const float, 2>& x, const View<float, 2>& y, ThreadPool& pool) const;
+  // Returns the weights as float32 [outputs(), D].
+  torch::Tensor widened() const;
+
+ private:
+  void append_row(const float* row);
+  LinearForward problem() const;  // without x and y
+
+  WeightType type_ = WeightType::float32;
+  std::int64_t outputs_ = 0, columns_ = 0;
+  std::vector<float> wide_;
+  std::vector<bfloat16> narrow_;
+  std::vector<std::int8_t> bytes_;
+  std::vector<float> scales_;
+};
+
+}  // namespace efla::nn
