@@ -65,4 +65,8 @@ class SafetensorsFile {
 void write_safetensors(const std::filesystem::path& path, std::span<const NamedTensor> tensors,
                        const std::map<std::string, std::string>& metadata = {});
 
+// Returns the bytes of such a file.
+std::string safetensors_bytes(std::span<const NamedTensor> tensors,
+                              const std::map<std::string, std::string>& metadata = {});
+
 }  // namespace efla::io

@@ -73,6 +73,19 @@ std::string header_text(std::span<const NamedTensor> tensors, const std::map<std
   return text;
 }
 
+// Returns the size of the header and the header.
+std::string file_start(std::span<const NamedTensor> tensors, const std::map<std::string, std::string>& metadata) {
+  std::string header;
+  try {
+    header = header_text(tensors, metadata);
+  } catch (const nlohmann::json::type_error&) {
+    throw Error("write_safetensors", "name or metadata", "bytes that are not UTF-8", "UTF-8");
+  }
+  std::string start(8, '\0');
+  for (std::size_t i = 0; i < start.size(); ++i) start[i] = static_cast<char>(header.size() >> (8 * i));
+  return start + header;
+}
+
 }  // namespace
 
 std::string_view type_name(TensorType type) { return row(type).name; }
@@ -85,19 +98,23 @@ std::optional<TensorType> type_from_name(std::string_view name) {
   return found->type;
 }
 
+std::string safetensors_bytes(std::span<const NamedTensor> tensors,
+                              const std::map<std::string, std::string>& metadata) {
+  std::string bytes = file_start(tensors, metadata);
+  std::size_t total = bytes.size();
+  for (const auto& tensor : tensors) total += tensor.bytes.size();
+  bytes.reserve(total);
+  for (const auto& tensor : tensors) {
+    bytes.append(reinterpret_cast<const char*>(tensor.bytes.data()), tensor.bytes.size());
+  }
+  return bytes;
+}
+
 void write_safetensors(const std::filesystem::path& path, std::span<const NamedTensor> tensors,
                        const std::map<std::string, std::string>& metadata) {
-  std::string header;
-  try {
-    header = header_text(tensors, metadata);
-  } catch (const nlohmann::json::type_error&) {
-    throw Error("write_safetensors", "name or metadata", "bytes that are not UTF-8", "UTF-8");
-  }
-  std::array<std::uint8_t, 8> size{};
-  for (std::size_t i = 0; i < size.size(); ++i) size[i] = static_cast<std::uint8_t>(header.size() >> (8 * i));
+  const std::string start = file_start(tensors, metadata);
   AtomicFile file(path);
-  file.write(size);
-  file.write(header);
+  file.write(start);
   for (const auto& tensor : tensors) file.write(tensor.bytes);
   file.commit();
 }

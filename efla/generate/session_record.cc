@@ -1,0 +1,95 @@
+#include "efla/generate/session_record.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "efla/base/error.h"
+
+namespace efla::generate {
+namespace {
+
+using io::NamedTensor;
+using io::TensorType;
+
+constexpr const char* kFormat = "efla session 1";
+
+template <class Values>
+NamedTensor entry(const char* name, TensorType type, const Values& values) {
+  return {name,
+          type,
+          {static_cast<std::int64_t>(values.size())},
+          {reinterpret_cast<const std::uint8_t*>(values.data()), values.size() * sizeof(values[0])}};
+}
+
+[[noreturn]] void refuse(const std::string& path, const std::string& what) {
+  throw IoError(IoError::Kind::content, path, -1, what);
+}
+
+// Reads a vector of the file, of any size or of `size`.
+template <class T>
+std::vector<T> vector_of(const std::vector<NamedTensor>& tensors, const std::string& path, const char* name,
+                         TensorType type, std::int64_t size = -1) {
+  const auto found =
+      std::find_if(tensors.begin(), tensors.end(), [&](const NamedTensor& tensor) { return tensor.name == name; });
+  if (found == tensors.end() || found->type != type || found->shape.size() != 1 ||
+      (size >= 0 && found->shape[0] != size)) {
+    refuse(path, std::string("not a session: ") + name + " is missing or of another type or size");
+  }
+  std::vector<T> values(found->bytes.size() / sizeof(T));
+  if (!values.empty()) std::memcpy(values.data(), found->bytes.data(), found->bytes.size());
+  return values;
+}
+
+template <class T>
+void check_ids(const std::string& path, const std::vector<T>& ids, std::int64_t vocab_size) {
+  for (const auto id : ids) {
+    if (id < 0 || id >= vocab_size) refuse(path, "not a session: token " + std::to_string(id));
+  }
+}
+
+const std::string& field(const std::map<std::string, std::string>& metadata, const std::string& path,
+                         const char* name) {
+  const auto found = metadata.find(name);
+  if (found == metadata.end()) refuse(path, std::string("not a session: its metadata has no ") + name);
+  return found->second;
+}
+
+}  // namespace
+
+void SessionRecord::append_to(std::vector<NamedTensor>& tensors) const {
+  tensors.push_back(entry("counters", TensorType::U64, counters));
+  tensors.push_back(entry("pending", TensorType::I64, pending));
+  tensors.push_back(entry("last_ids", TensorType::I32, last_ids));
+  tensors.push_back(entry("seen", TensorType::U8, seen));
+}
+
+std::map<std::string, std::string> SessionRecord::metadata(const std::string& model) const {
+  return {{"format", kFormat}, {"model", model}, {"held", held}};
+}
+
+SessionRecord read_session_record(const std::vector<NamedTensor>& tensors,
+                                  const std::map<std::string, std::string>& metadata, const std::string& path,
+                                  const std::string& model, std::int64_t vocab_size) {
+  if (field(metadata, path, "format") != kFormat) {
+    refuse(path, std::string("not a session of the format ") + kFormat);
+  }
+  if (const auto& of = field(metadata, path, "model"); of != model) {
+    throw Error("generate", "--load-session", path + " of the model " + of.substr(0, 12),
+                "a session of this model, " + model.substr(0, 12));
+  }
+  SessionRecord record;
+  const auto counters = vector_of<std::uint64_t>(tensors, path, "counters", TensorType::U64, 3);
+  for (const auto counter : counters) {
+    if (counter > INT64_MAX) refuse(path, "not a session: a counter of " + std::to_string(counter));
+  }
+  std::copy(counters.begin(), counters.end(), record.counters.begin());
+  record.pending = vector_of<std::int64_t>(tensors, path, "pending", TensorType::I64);
+  record.last_ids = vector_of<std::int32_t>(tensors, path, "last_ids", TensorType::I32);
+  record.seen = vector_of<std::uint8_t>(tensors, path, "seen", TensorType::U8, (vocab_size + 7) / 8);
+  record.held = field(metadata, path, "held");
+  check_ids(path, record.pending, vocab_size);
+  check_ids(path, record.last_ids, vocab_size);
+  return record;
+}
+
+}  // namespace efla::generate

@@ -1,0 +1,34 @@
+// The part of a session's file that is not the model's state (docs/generation.md): read and written here for every kind
+// of state.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "efla/io/safetensors/safetensors.h"
+
+namespace efla::generate {
+
+struct SessionRecord {
+  std::array<std::uint64_t, 3> counters{};  // seed, ids drawn, tokens in the state
+  std::vector<std::int64_t> pending;
+  std::vector<std::int32_t> last_ids;
+  std::vector<std::uint8_t> seen;  // as SeenIds::bits
+  std::string held;
+
+  // Appends its tensors, which share its memory, to those of a state.
+  void append_to(std::vector<io::NamedTensor>& tensors) const;
+  // Returns the metadata of a file of the model with this fingerprint.
+  std::map<std::string, std::string> metadata(const std::string& model) const;
+};
+
+// Returns the record of a file. Throws Error if another model saved it, IoError(content) for a file that is not a
+// session. path is for messages.
+SessionRecord read_session_record(const std::vector<io::NamedTensor>& tensors,
+                                  const std::map<std::string, std::string>& metadata, const std::string& path,
+                                  const std::string& model, std::int64_t vocab_size);
+
+}  // namespace efla::generate
