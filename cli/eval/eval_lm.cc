@@ -13,11 +13,13 @@
 #include "cli/support/output_file.h"
 #include "cli/support/progress_bar.h"
 #include "cli/support/threads.h"
+#include "cli/support/weights.h"
 #include "efla/base/error.h"
 #include "efla/base/text.h"
 #include "efla/eval/language_model_scorer.h"
 #include "efla/eval/lm_benchmark.h"
 #include "efla/io/file.h"
+#include "efla/nn/inference/inference_model.h"
 #include "efla/nn/models/language_model_file.h"
 
 namespace efla::cli {
@@ -26,7 +28,7 @@ namespace {
 constexpr const char* kEvalLm = "eval lm";
 
 struct EvalLmArguments {
-  std::string model, data = ".", tokenizer, out, device = "auto";
+  std::string model, data = ".", tokenizer, out, device = "auto", weights = "float32";
   std::vector<std::string> tasks;
   eval::LmEvalOptions options;
   std::int64_t limit = 0;
@@ -85,6 +87,7 @@ nlohmann::ordered_json report(const EvalLmArguments& arguments, const nn::Langua
   nlohmann::ordered_json all{{"model", nn::language_model_folder(arguments.model).string()},
                              {"mixer", model.config().mixer},
                              {"parameters", model.parameter_count()},
+                             {"weights", arguments.weights},
                              {"tokenizer", tokenizer.info().name},
                              {"max_length", arguments.options.text.max_length},
                              {"bos", arguments.options.text.bos},
@@ -122,12 +125,14 @@ void print_table(const std::vector<eval::LmTaskResult>& results) {
 void eval_lm(const EvalLmArguments& arguments) {
   const auto names = arguments.tasks.empty() ? all_tasks() : arguments.tasks;
   check_tasks(names);
+  const auto weights = nn::parse_weight_type(arguments.weights);
   if (!arguments.out.empty()) check_output_file(kEvalLm, "--out", arguments.out);
   std::vector<data::LmTask> tasks;  // all read before the first is scored, to report a mistake in the last one early
   for (const auto& name : names) tasks.push_back(data::load_lm_task(name, arguments.data, arguments.limit));
   ThreadPool& pool = use_threads(arguments.threads);
   const auto model = nn::load_language_model(arguments.model, choose_device(kEvalLm, arguments.device));
   const auto tokenizer = load_tokenizer(arguments, *model);
+  if (weights != nn::WeightType::float32) nn::round_weights(*model, weights);
 
   watch_for_interrupts();
   std::vector<eval::LmTaskResult> results;
@@ -180,6 +185,7 @@ void add_eval_lm(CLI::App& eval) {
   command->add_flag("--bos", arguments->options.text.bos, "Start every text with the bos token");
   command->add_option("--out", arguments->out, "Write the scores to this file, as JSON")->type_name("FILE");
   command->add_flag("--json", arguments->json, "Print the scores as JSON instead of the table");
+  add_weights_option(*command, arguments->weights);
   add_device_option(*command, arguments->device);
   add_threads_option(*command, arguments->threads);
   command->callback([arguments] { eval_lm(*arguments); });

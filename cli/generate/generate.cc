@@ -20,6 +20,7 @@
 #include "cli/support/print.h"
 #include "cli/support/program.h"
 #include "cli/support/threads.h"
+#include "cli/support/weights.h"
 #include "efla/autograd/one_thread.h"
 #include "efla/base/error.h"
 #include "efla/base/utf8.h"
@@ -27,6 +28,7 @@
 #include "efla/generate/generator.h"
 #include "efla/generate/session.h"
 #include "efla/io/json.h"
+#include "efla/nn/inference/inference_model.h"
 #include "efla/nn/models/language_model.h"
 #include "efla/nn/models/language_model_file.h"
 
@@ -37,7 +39,7 @@ using generate::Reply;
 using generate::Session;
 
 struct GenerateArguments {
-  std::string model, prompts, tokenizer, save, load, device = "auto";
+  std::string model, prompts, tokenizer, save, load, device = "auto", weights = "float32";
   std::optional<std::string> prompt;
   std::optional<std::uint64_t> seed;
   bool interactive = false, bos = false, json = false;
@@ -75,8 +77,9 @@ struct Pace {
 
 class Generate {
  public:
-  Generate(const GenerateArguments& arguments, const nn::LanguageModel& model, const data::Tokenizer& tokenizer)
-      : arguments_(arguments), model_(model), tokenizer_(tokenizer), generator_(model, tokenizer) {
+  Generate(const GenerateArguments& arguments, const nn::LanguageModel& model, const data::Tokenizer& tokenizer,
+           nn::InferenceModel* inference)
+      : arguments_(arguments), model_(model), tokenizer_(tokenizer), generator_(model, tokenizer, inference) {
     options_ = arguments.reply;
     options_.interrupted = interrupted;
     if (arguments.json) return;
@@ -201,7 +204,14 @@ void run(const GenerateArguments& arguments) {
   const auto path = require_tokenizer("generate", arguments.model, arguments.tokenizer);
   const auto tokenizer = data::load_tokenizer(path);
   require_tokenizer_of_run("generate", arguments.model, path, tokenizer->info());
-  Generate(arguments, *model, *tokenizer).run();
+  std::unique_ptr<nn::InferenceModel> inference;
+  const auto weights = nn::parse_weight_type(arguments.weights);
+  const bool narrow = weights != nn::WeightType::float32, cpu = model->head().is_cpu();
+  if (narrow && !cpu) throw Error("generate", "--weights", arguments.weights + " on a GPU", "--device cpu");
+  if (cpu && (narrow || nn::InferenceModel::refusal(model->config()).empty())) {
+    inference = std::make_unique<nn::InferenceModel>(*model, weights);
+  }
+  Generate(arguments, *model, *tokenizer, inference.get()).run();
 }
 
 void add_sampling_options(CLI::App& command, GenerateArguments& arguments) {
@@ -253,6 +263,7 @@ void add_generate(CLI::App& program) {
   command->add_option("--load-session", arguments->load, "Continue the text in a file of --save-session")
       ->type_name("FILE");
   command->add_flag("--json", arguments->json, "Print one JSON object per reply");
+  add_weights_option(*command, arguments->weights);
   add_device_option(*command, arguments->device);
   add_threads_option(*command, arguments->threads);
   command->callback([arguments] { run(*arguments); });

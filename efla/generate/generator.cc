@@ -4,12 +4,14 @@
 
 #include <algorithm>
 #include <chrono>
+#include <optional>
 #include <string>
 #include <utility>
 
 #include "efla/base/error.h"
 #include "efla/base/utf8.h"
 #include "efla/generate/stop_strings.h"
+#include "efla/ops/context.h"
 
 namespace efla::generate {
 namespace {
@@ -18,6 +20,8 @@ using Clock = std::chrono::steady_clock;
 
 // Tokens of a prompt between two calls of `interrupted`. The model cuts them further.
 constexpr std::size_t kPrefillPiece = 16384;
+// Tokens per call of an InferenceModel.
+constexpr std::int64_t kInferencePiece = 512;
 
 double ms_since(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
@@ -30,6 +34,20 @@ torch::Tensor take_in(const nn::LanguageModel& model, Session& session, std::siz
   auto logits = count == 1 ? model.step(ids, session.state) : model.prefill(ids.unsqueeze(0), session.state);
   session.pending.erase(begin, begin + static_cast<std::ptrdiff_t>(count));
   return logits.squeeze(0).to(torch::kCPU).contiguous();
+}
+
+// Draws the next id, which becomes pending.
+std::int64_t draw(std::span<const float> logits, Session& session, const SamplingOptions& options) {
+  Random random(session.seed, session.draws++);
+  const auto id = sample(logits, session.seen, options, random);
+  session.seen.add(id);
+  session.pending = {id};
+  return id;
+}
+
+void require_pending(const Session& session) {
+  if (!session.pending.empty()) return;
+  throw Error("generate", "--prompt", "an empty text and a tokenizer without an id that begins one", "a prompt");
 }
 
 // Keeps the last three ids that stand for bytes, because they hold every byte of an unfinished character.
@@ -71,16 +89,63 @@ class Writer {
 
 std::int64_t next_id(const nn::LanguageModel& model, Session& session, const SamplingOptions& options,
                      std::int64_t limit) {
-  if (session.pending.empty()) {
-    throw Error("generate", "--prompt", "an empty text and a tokenizer without an id that begins one", "a prompt");
-  }
+  require_pending(session);
   const auto logits = take_in(model, session, session.pending.size());
-  Random random(session.seed, session.draws++);
-  const auto id = sample({logits.data_ptr<float>(), static_cast<std::size_t>(limit)}, session.seen, options, random);
-  session.seen.add(id);
-  session.pending = {id};
-  return id;
+  return draw({logits.data_ptr<float>(), static_cast<std::size_t>(limit)}, session, options);
 }
+
+// Advances a session's state by its pending ids, with one model or the other. The other keeps the state elsewhere until
+// the object goes.
+class Generator::Advance {
+ public:
+  Advance(const Generator& generator, Session& session) : own_(generator), session_(session) {
+    if (!own_.inference_) return;
+    states_.emplace(1, own_.inference_->state_floats());
+    own_.inference_->copy_state(session.state, states_->slot(0));
+    logits_ = torch::empty({own_.inference_->config().vocab_size});
+  }
+  ~Advance() {
+    if (states_) own_.inference_->copy_state(states_->slot(0), session_.state);
+  }
+  Advance(const Advance&) = delete;
+  Advance& operator=(const Advance&) = delete;
+
+  // Takes the first `count` pending ids, of a prompt unless `decode`. Returns the logits [vocab_size] after them.
+  torch::Tensor take(std::size_t count, bool decode) {
+    if (!states_) return take_in(own_.model_, session_, count);
+    const auto& config = own_.inference_->config();
+    for (std::size_t at = 0; at < count;) {
+      const std::int64_t begin = session_.state.tokens, room = kInferencePiece - begin % nn::kCutTokens;
+      const std::int64_t tokens = std::min(room, static_cast<std::int64_t>(count - at));
+      const auto first = session_.pending.begin() + static_cast<std::ptrdiff_t>(at);
+      const std::vector<std::int32_t> ids(first, first + tokens);
+      const nn::TextRun run{0, begin, tokens, decode};
+      hidden_.resize(static_cast<std::size_t>(tokens * config.hidden_size));
+      own_.inference_->advance(ids, {&run, 1}, *states_, rows(tokens, config.hidden_size), default_pool());
+      session_.state.tokens += tokens;
+      at += static_cast<std::size_t>(tokens);
+      if (at < count) continue;
+      auto last = rows(tokens, config.hidden_size);
+      last.data = last.at(tokens - 1);
+      last.extent[0] = 1;
+      own_.inference_->logits(last, View<float, 2>::contiguous(logits_.data_ptr<float>(), {1, config.vocab_size}),
+                              default_pool());
+    }
+    session_.pending.erase(session_.pending.begin(), session_.pending.begin() + static_cast<std::ptrdiff_t>(count));
+    return logits_;
+  }
+
+ private:
+  View<float, 2> rows(std::int64_t count, std::int64_t columns) {
+    return View<float, 2>::contiguous(hidden_.data(), {count, columns});
+  }
+
+  const Generator& own_;
+  Session& session_;
+  std::optional<nn::StatePool> states_;
+  std::vector<float> hidden_;
+  torch::Tensor logits_;
+};
 
 std::string_view name_of(ReplyEnd end) {
   switch (end) {
@@ -109,9 +174,10 @@ void validate(const ReplyOptions& options) {
   }
 }
 
-Generator::Generator(const nn::LanguageModel& model, const data::Tokenizer& tokenizer)
+Generator::Generator(const nn::LanguageModel& model, const data::Tokenizer& tokenizer, nn::InferenceModel* inference)
     : model_(model),
       tokenizer_(tokenizer),
+      inference_(inference),
       bos_(tokenizer.bos() >= 0 ? tokenizer.bos() : model.config().bos_token_id.value_or(-1)),
       eos_(tokenizer.eos() >= 0 ? tokenizer.eos() : model.config().eos_token_id.value_or(-1)) {
   if (tokenizer.vocab_size() > model.config().vocab_size) {
@@ -135,12 +201,12 @@ std::vector<std::int32_t> Generator::encode(const Session& session, std::string_
 }
 
 // Prefills all but the last piece of a prompt, so that it can be interrupted; all but the last id if nothing is drawn.
-void Generator::prefill(Session& session, const ReplyOptions& options, Reply& reply) const {
+void Generator::prefill(Advance& advance, Session& session, const ReplyOptions& options, Reply& reply) const {
   const std::size_t left = options.max_tokens == 0 ? 1 : kPrefillPiece;
   while (session.pending.size() > left && reply.end != ReplyEnd::interrupted) {
     const auto count = std::min(kPrefillPiece, session.pending.size() - 1);
     const auto start = Clock::now();
-    take_in(model_, session, count);
+    advance.take(count, /*decode=*/false);
     reply.prefill_ms += ms_since(start);
     reply.prefill_tokens += static_cast<std::int64_t>(count);
     if (options.interrupted && options.interrupted()) reply.end = ReplyEnd::interrupted;
@@ -158,7 +224,8 @@ Reply Generator::reply(Session& session, std::span<const std::int32_t> prompt, c
 
   Reply reply;
   Writer writer(tokenizer_, session, options, reply.text);
-  prefill(session, options, reply);
+  Advance advance(*this, session);
+  prefill(advance, session, options, reply);
   bool of_prompt = !prompt.empty() || session.pending.size() > 1;  // whether pending ids are of the prompt
   while (reply.end == ReplyEnd::max_tokens && std::cmp_less(reply.ids.size(), options.max_tokens)) {
     if (options.interrupted && options.interrupted()) {
@@ -167,7 +234,10 @@ Reply Generator::reply(Session& session, std::span<const std::int32_t> prompt, c
     }
     const auto pending = static_cast<std::int64_t>(session.pending.size());
     const auto start = Clock::now();
-    const auto id = static_cast<std::int32_t>(next_id(model_, session, options.sampling, tokenizer_.vocab_size()));
+    require_pending(session);
+    const auto logits = advance.take(session.pending.size(), !of_prompt);
+    const auto limit = static_cast<std::size_t>(tokenizer_.vocab_size());
+    const auto id = static_cast<std::int32_t>(draw({logits.data_ptr<float>(), limit}, session, options.sampling));
     (of_prompt ? reply.prefill_ms : reply.decode_ms) += ms_since(start);
     (of_prompt ? reply.prefill_tokens : reply.decode_tokens) += pending;
     of_prompt = false;

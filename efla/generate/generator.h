@@ -11,6 +11,7 @@
 #include "efla/data/tokenizer.h"
 #include "efla/generate/sampler.h"
 #include "efla/generate/session.h"
+#include "efla/nn/inference/inference_model.h"
 #include "efla/nn/models/language_model.h"
 
 namespace efla::generate {
@@ -45,8 +46,9 @@ struct Reply {
 
 class Generator {
  public:
-  // Both must outlive the generator. Throws Error if the tokenizer has ids that the model does not have.
-  Generator(const nn::LanguageModel& model, const data::Tokenizer& tokenizer);
+  // All must outlive the generator. With `inference`, which is made of the model, the generator computes with that.
+  // Throws Error if the tokenizer has ids that the model does not have.
+  Generator(const nn::LanguageModel& model, const data::Tokenizer& tokenizer, nn::InferenceModel* inference = nullptr);
 
   // Returns the ids of a prompt, with the id that starts a text before them if `bos` and the session is empty. Throws
   // Error if the prompt is not UTF-8 or there is no such id.
@@ -57,10 +59,12 @@ class Generator {
   Reply reply(Session& session, std::span<const std::int32_t> prompt, const ReplyOptions& options) const;
 
  private:
-  void prefill(Session& session, const ReplyOptions& options, Reply& reply) const;
+  class Advance;
+  void prefill(Advance& advance, Session& session, const ReplyOptions& options, Reply& reply) const;
 
   const nn::LanguageModel& model_;
   const data::Tokenizer& tokenizer_;
+  nn::InferenceModel* inference_;
   std::int64_t bos_, eos_;  // the tokenizer's, otherwise the model's; −1: none
 };
 

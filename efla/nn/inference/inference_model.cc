@@ -6,7 +6,6 @@
 #include <cmath>
 #include <cstring>
 
-#include "efla/base/check.h"
 #include "efla/base/error.h"
 #include "efla/nn/named_tensor.h"
 #include "efla/ops/delta.h"
@@ -23,21 +22,6 @@ Vector values_of(const torch::Tensor& tensor) {
   const auto flat = tensor.detach().contiguous().flatten();
   return Vector(flat.data_ptr<float>(), flat.data_ptr<float>() + flat.numel());
 }
-
-// A vector that only grows. Its elements are undefined.
-class Buffer {
- public:
-  View<float, 2> rows(std::int64_t count, std::int64_t columns) {
-    const auto size = static_cast<std::size_t>(count * columns);
-    if (size > size_) data_ = std::make_unique_for_overwrite<float[]>(size_ = size);
-    return View<float, 2>::contiguous(data_.get(), {count, columns});
-  }
-  float* data() const { return data_.get(); }
-
- private:
-  std::size_t size_ = 0;
-  std::unique_ptr<float[]> data_;
-};
 
 View<float, 2> columns_of(View<float, 2> view, std::int64_t begin, std::int64_t count) {
   view.data += begin;
@@ -91,9 +75,32 @@ struct InferenceModel::Layer {
 
 // What the layers of one call compute, row by row.
 struct InferenceModel::Buffers {
+  // A vector that only grows. Its elements are undefined.
+  class Buffer {
+   public:
+    View<float, 2> rows(std::int64_t count, std::int64_t columns) {
+      const auto size = static_cast<std::size_t>(count * columns);
+      if (size > size_) data_ = std::make_unique_for_overwrite<float[]>(size_ = size);
+      return View<float, 2>::contiguous(data_.get(), {count, columns});
+    }
+    float* data() const { return data_.get(); }
+
+   private:
+    std::size_t size_ = 0;
+    std::unique_ptr<float[]> data_;
+  };
+
   std::int64_t rows = 0, decodes = 0;
-  Buffer x, normed, projected, window, mixed, beta, decay, o, gate, low, inner, product, final_state;
+  Buffer x, normed, projected, window, mixed, beta, decay, o, gate, inner, product, final_state;
 };
+
+std::string InferenceModel::refusal(const LanguageModelConfig& config) {
+  if (mixer_preset(config.mixer).softmax || !config.attention_layers.empty()) return "layers of softmax attention";
+  const auto mixer = config.mixer_config();
+  if (mixer.conv == 0) return "a mixer without short convolution";
+  if (mixer.qk_activation != "silu") return "the activation " + mixer.qk_activation;
+  return mixer.qk_sum_norm ? "qk_norm sum" : "";
+}
 
 InferenceModel::InferenceModel(const LanguageModel& model, WeightType weights)
     : config_(model.config()),
@@ -101,11 +108,9 @@ InferenceModel::InferenceModel(const LanguageModel& model, WeightType weights)
       preset_(mixer_preset(config_.mixer)),
       gate_(mixer_.lower_bound ? Gate::safe_channel : preset_.gate),
       buffers_(std::make_unique<Buffers>()) {
-  const Require require("inference");
-  require(!preset_.softmax && config_.attention_layers.empty(), "model", "layers of softmax attention",
-          "a model whose layers all have a state of constant size");
-  require(mixer_.conv > 0 && mixer_.qk_activation == "silu" && !mixer_.qk_sum_norm, "model",
-          "a mixer without short convolution, or with qk_activation or qk_norm", "short convolutions with silu");
+  if (const auto reason = refusal(config_); !reason.empty()) {
+    throw Error("inference", "model", reason, "a state of constant size, and short convolutions with silu");
+  }
   if (mixer_.value_heads == 0) mixer_.value_heads = mixer_.heads;
   rule_.step = parse_step_size(std::string(preset_.step));
   rule_.step.erase_scale = preset_.erase_scale;
@@ -120,7 +125,7 @@ InferenceModel::InferenceModel(const LanguageModel& model, WeightType weights)
 
   const auto named = model.named_parameters();
   norm_ = values_of(named["model.norm.weight"]);
-  embeddings_ = named["model.embeddings.weight"].detach().contiguous();
+  if (!config_.tie_word_embeddings) embeddings_ = named["model.embeddings.weight"].detach().contiguous();
   head_ = PackedWeight({model.head()}, weights);
   for (std::int64_t i = 0; i < config_.num_hidden_layers; ++i) layers_.push_back(packed_layer(model, i, weights));
 }
@@ -175,7 +180,7 @@ InferenceModel::Layer InferenceModel::packed_layer(const LanguageModel& model, s
 }
 
 std::size_t InferenceModel::weight_bytes() const {
-  std::size_t total = head_.bytes() + static_cast<std::size_t>(embeddings_.nbytes());
+  std::size_t total = head_.bytes() + (embeddings_.defined() ? embeddings_.nbytes() : 0);
   for (const auto& layer : layers_) {
     for (const auto* weight : {&layer.in, &layer.f_out, &layer.g_out, &layer.o_proj, &layer.gate_up, &layer.down}) {
       total += weight->bytes();
@@ -196,6 +201,28 @@ std::vector<StatePart> InferenceModel::state_parts() const {
                      static_cast<std::size_t>(layer_floats_ - memory_floats_)});
   }
   return parts;
+}
+
+void InferenceModel::copy_state(const LanguageModelState& from, std::span<float> slot) const {
+  const auto parts = state_parts();
+  const auto tensors = from.tensors();
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    std::copy_n(tensors[i].second.data_ptr<float>(), parts[i].floats, slot.begin() + parts[i].offset);
+  }
+}
+
+void InferenceModel::copy_state(std::span<const float> slot, LanguageModelState& to) const {
+  const auto parts = state_parts();
+  const auto tensor_of = [&](const StatePart& part) {
+    const auto tensor = torch::empty(part.shape);
+    std::copy_n(slot.begin() + part.offset, part.floats, tensor.data_ptr<float>());
+    return tensor;
+  };
+  for (std::size_t i = 0; i < layers_.size(); ++i) {
+    auto& mixer = std::get<MixerState>(to.layers[i]);
+    mixer.memory = tensor_of(parts[2 * i]);
+    mixer.conv = tensor_of(parts[2 * i + 1]);
+  }
 }
 
 // Computes beta [R, HV] and, with a gate, decay [R, HV] or [R, HV·K] from the projections.
@@ -372,7 +399,12 @@ void InferenceModel::advance(std::span<const std::int32_t> ids, std::span<const 
   const std::int64_t width = config_.hidden_size, inner = config_.mlp_width();
   const View<float, 2> x = own.x.rows(own.rows, width), normed = own.normed.rows(own.rows, width);
   for (std::int64_t row = 0; row < own.rows; ++row) {
-    std::copy_n(embeddings_.data_ptr<float>() + ids[static_cast<std::size_t>(row)] * width, width, x.at(row));
+    const std::int64_t id = ids[static_cast<std::size_t>(row)];
+    if (embeddings_.defined()) {
+      std::copy_n(embeddings_.data_ptr<float>() + id * width, width, x.at(row));
+    } else {
+      head_.copy_row(id, x.at(row));
+    }
   }
   for (const auto& layer : layers_) {
     norm(x, layer.attn_norm, config_.norm_eps, normed, pool);
@@ -391,6 +423,16 @@ void InferenceModel::advance(std::span<const std::int32_t> ids, std::span<const 
 
 void InferenceModel::logits(const View<const float, 2>& hidden, const View<float, 2>& logits, ThreadPool& pool) const {
   head_.apply(hidden, logits, pool);
+}
+
+void round_weights(LanguageModel& model, WeightType weights) {
+  const torch::NoGradGuard no_grad;
+  const bool tied = model.config().tie_word_embeddings;
+  for (const auto& parameter : model.named_parameters()) {
+    if (parameter.value().dim() != 2 || (parameter.key() == "model.embeddings.weight" && !tied)) continue;
+    const auto cpu = parameter.value().detach().cpu();
+    torch::Tensor(parameter.value()).copy_(PackedWeight({cpu}, weights).widened());
+  }
 }
 
 }  // namespace efla::nn

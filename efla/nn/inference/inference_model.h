@@ -53,8 +53,12 @@ struct StatePart {
 // has and for any number of threads. Functions are not for several threads at once.
 class InferenceModel {
  public:
-  // Copies the weights of a model on the CPU. Throws Error naming what it does not compute: layers of softmax
-  // attention, and mixers without short convolution or with other activations than silu.
+  // Returns what it does not compute of a model, or "".
+  static std::string refusal(const LanguageModelConfig& config);
+
+  // Takes the weights of a model on the CPU; those that stay float32 share the model's memory. Throws Error naming what
+  // it does not compute: layers of softmax attention, and mixers without short convolution or with other activations
+  // than silu.
   InferenceModel(const LanguageModel& model, WeightType weights);
   ~InferenceModel();
 
@@ -62,6 +66,10 @@ class InferenceModel {
   std::size_t weight_bytes() const;
   std::size_t state_floats() const { return state_floats_; }
   std::vector<StatePart> state_parts() const;
+
+  // Copy the state of one text from and to a slot. The number of tokens stays as it is.
+  void copy_state(const LanguageModelState& from, std::span<float> slot) const;
+  void copy_state(std::span<const float> slot, LanguageModelState& to) const;
 
   // Advances the texts of the runs by their tokens: `ids` has the tokens of one run after the other, each in [0,
   // vocab_size). Runs with `decode` come first. Writes the inputs of the head to hidden [ids, D].
@@ -90,10 +98,13 @@ class InferenceModel {
   std::int64_t channels_, values_, memory_floats_, layer_floats_;
   std::size_t state_floats_;
   std::vector<float> norm_;
-  torch::Tensor embeddings_;  // [vocab_size, D]
+  torch::Tensor embeddings_;  // [vocab_size, D]; undefined if they are the head's
   PackedWeight head_;
   std::vector<Layer> layers_;
   std::unique_ptr<Buffers> buffers_;
 };
+
+// Replaces the weights of a model by the values that an InferenceModel with such weights computes with.
+void round_weights(LanguageModel& model, WeightType weights);
 
 }  // namespace efla::nn

@@ -39,65 +39,79 @@ PackedWeight::PackedWeight(const std::vector<torch::Tensor>& parts, WeightType t
     const auto rows = part.detach().contiguous();
     columns_ = rows.size(1);
     outputs_ += rows.size(0);
+    if (type == WeightType::float32) wide_.push_back(rows);
+  }
+  narrow_.reserve(type == WeightType::bfloat16 ? static_cast<std::size_t>(outputs_ * columns_) : 0);
+  bytes_.reserve(type == WeightType::int8 ? static_cast<std::size_t>(outputs_ * columns_) : 0);
+  for (const auto& part : parts) {
+    if (type == WeightType::float32) break;
+    const auto rows = part.detach().contiguous();
     for (std::int64_t n = 0; n < rows.size(0); ++n) append_row(rows.data_ptr<float>() + n * columns_);
   }
 }
 
 void PackedWeight::append_row(const float* row) {
-  if (type_ == WeightType::float32) {
-    wide_.insert(wide_.end(), row, row + columns_);
-  } else if (type_ == WeightType::bfloat16) {
+  if (type_ == WeightType::bfloat16) {
     for (std::int64_t c = 0; c < columns_; ++c) narrow_.push_back(to_bfloat16(row[c]));
-  } else {
-    for (std::int64_t begin = 0; begin < columns_; begin += kScaleBlock) {
-      const std::int64_t end = std::min(begin + kScaleBlock, columns_);
-      float largest = 0.0F;
-      for (std::int64_t c = begin; c < end; ++c) largest = std::max(largest, std::abs(row[c]));
-      const float scale = largest / 127.0F;
-      scales_.push_back(scale);
-      for (std::int64_t c = begin; c < end; ++c) {
-        bytes_.push_back(static_cast<std::int8_t>(scale > 0.0F ? std::lround(row[c] / scale) : 0));
-      }
+    return;
+  }
+  for (std::int64_t begin = 0; begin < columns_; begin += kScaleBlock) {
+    const std::int64_t end = std::min(begin + kScaleBlock, columns_);
+    float largest = 0.0F;
+    for (std::int64_t c = begin; c < end; ++c) largest = std::max(largest, std::abs(row[c]));
+    const float scale = largest / 127.0F;
+    scales_.push_back(scale);
+    for (std::int64_t c = begin; c < end; ++c) {
+      bytes_.push_back(static_cast<std::int8_t>(scale > 0.0F ? std::lround(row[c] / scale) : 0));
     }
   }
 }
 
 std::size_t PackedWeight::bytes() const {
-  return wide_.size() * sizeof(float) + narrow_.size() * sizeof(bfloat16) + bytes_.size() +
-         scales_.size() * sizeof(float);
+  std::size_t total = narrow_.size() * sizeof(bfloat16) + bytes_.size() + scales_.size() * sizeof(float);
+  for (const auto& part : wide_) total += part.nbytes();
+  return total;
 }
 
-LinearForward PackedWeight::problem() const {
+LinearForward PackedWeight::narrow_problem() const {
   LinearForward p;
-  switch (type_) {
-    case WeightType::float32:
-      p.weight = View<const float, 2>::contiguous(wide_.data(), {outputs_, columns_});
-      break;
-    case WeightType::bfloat16:
-      p.narrow_weight = View<const bfloat16, 2>::contiguous(narrow_.data(), {outputs_, columns_});
-      break;
-    case WeightType::int8:
-      p.byte_weight = View<const std::int8_t, 2>::contiguous(bytes_.data(), {outputs_, columns_});
-      p.scales = View<const float, 2>::contiguous(scales_.data(), {outputs_, blocks_of(columns_)});
-      break;
+  if (type_ == WeightType::bfloat16) {
+    p.narrow_weight = View<const bfloat16, 2>::contiguous(narrow_.data(), {outputs_, columns_});
+  } else {
+    p.byte_weight = View<const std::int8_t, 2>::contiguous(bytes_.data(), {outputs_, columns_});
+    p.scales = View<const float, 2>::contiguous(scales_.data(), {outputs_, blocks_of(columns_)});
   }
   return p;
 }
 
 void PackedWeight::apply(const View<const float, 2>& x, const View<float, 2>& y, ThreadPool& pool) const {
-  LinearForward p = problem();
+  LinearForward p = type_ == WeightType::float32 ? LinearForward{} : narrow_problem();
   p.x = x;
   p.y = y;
-  linear_forward(p, {.context = {.pool = &pool}});
+  if (wide_.empty()) linear_forward(p, {.context = {.pool = &pool}});
+  for (const auto& part : wide_) {
+    p.weight = View<const float, 2>::contiguous(part.data_ptr<float>(), {part.size(0), columns_});
+    p.y.extent[1] = part.size(0);
+    linear_forward(p, {.context = {.pool = &pool}});
+    p.y.data += part.size(0);
+  }
+}
+
+void PackedWeight::copy_row(std::int64_t n, float* to) const {
+  for (const auto& part : wide_) {
+    if (n < part.size(0)) {
+      std::copy_n(part.data_ptr<float>() + n * columns_, columns_, to);
+      return;
+    }
+    n -= part.size(0);
+  }
+  const LinearForward p = narrow_problem();
+  for (std::int64_t c = 0; c < columns_; ++c) to[c] = p.weight_at(n, c);
 }
 
 torch::Tensor PackedWeight::widened() const {
-  const LinearForward p = problem();
   torch::Tensor wide = torch::empty({outputs_, columns_});
-  float* to = wide.data_ptr<float>();
-  for (std::int64_t n = 0; n < outputs_; ++n) {
-    for (std::int64_t c = 0; c < columns_; ++c) *to++ = p.weight_at(n, c);
-  }
+  for (std::int64_t n = 0; n < outputs_; ++n) copy_row(n, wide.data_ptr<float>() + n * columns_);
   return wide;
 }
 

@@ -27,23 +27,25 @@ std::string_view name_of(WeightType type);
 class PackedWeight {
  public:
   PackedWeight() = default;
-  // The parts are float32 tensors [n, D] on the CPU.
+  // The parts are float32 tensors [n, D] on the CPU, whose memory a float32 weight shares.
   PackedWeight(const std::vector<torch::Tensor>& parts, WeightType type);
 
   std::int64_t outputs() const { return outputs_; }
   std::size_t bytes() const;
   // Writes x [M, D] times the transpose of the weight to y [M, outputs()]: the same bits for any M and any pool.
   void apply(const View<const float, 2>& x, const View<float, 2>& y, ThreadPool& pool) const;
+  // Writes row n of the weight, float32 [D].
+  void copy_row(std::int64_t n, float* to) const;
   // Returns the weights as float32 [outputs(), D].
   torch::Tensor widened() const;
 
  private:
   void append_row(const float* row);
-  LinearForward problem() const;  // without x and y
+  LinearForward narrow_problem() const;  // of a bfloat16 or int8 weight, without x and y
 
   WeightType type_ = WeightType::float32;
   std::int64_t outputs_ = 0, columns_ = 0;
-  std::vector<float> wide_;
+  std::vector<torch::Tensor> wide_;
   std::vector<bfloat16> narrow_;
   std::vector<std::int8_t> bytes_;
   std::vector<float> scales_;

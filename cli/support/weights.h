@@ -1,0 +1,19 @@
+// The option --weights of the commands that compute with a model on the CPU.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <string>
+
+namespace efla::cli {
+
+// Adds --weights, whose values are float32, bfloat16 and int8 (nn::parse_weight_type).
+inline void add_weights_option(CLI::App& command, std::string& weights) {
+  command
+      .add_option("--weights", weights,
+                  "How the weights of linear layers are stored: float32, bfloat16, or int8 with a\n"
+                  "scale per 64 weights of a row; smaller ones decode faster on a CPU")
+      ->check(CLI::IsMember({"float32", "bfloat16", "int8"}))
+      ->capture_default_str();
+}
+
+}  // namespace efla::cli
