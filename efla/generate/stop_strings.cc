@@ -30,6 +30,7 @@ std::string StopStrings::push(std::string_view piece) {
     if (end < first_end || (end == first_end && found < begin)) {
       first_end = end;
       begin = found;
+      matched_ = string;
     }
   }
   std::size_t certain = begin;

@@ -18,6 +18,8 @@ class StopStrings {
   // Returns the text that is certain now. Returns nothing after a stop.
   std::string push(std::string_view piece);
   bool stopped() const { return stopped_; }
+  // Returns the stop string that ended the text; empty before.
+  const std::string& matched() const { return matched_; }
 
   const std::string& held() const { return held_; }
   // Returns the text held back, at the end of a text that no stop string ended.
@@ -25,7 +27,7 @@ class StopStrings {
 
  private:
   std::vector<std::string> strings_;
-  std::string held_;
+  std::string held_, matched_;
   bool stopped_ = false;
 };
 

@@ -206,6 +206,24 @@ TEST(PackedWeight, StoresWhatItsTypeHolds) {
   EXPECT_TRUE(PackedWeight({torch::zeros({1, 3})}, WeightType::int8).widened().equal(torch::zeros({1, 3})));
 }
 
+TEST(InferenceModel, ComputesWithTheWeightsOfItsType) {
+  for (const bool tied : {false, true}) {
+    for (const auto type : {WeightType::bfloat16, WeightType::int8}) {
+      LanguageModelConfig config = small_model("gdn").config();
+      config.tie_word_embeddings = tied;
+      LanguageModel model(config, Initialiser(5));
+      InferenceModel inference(model, type);
+      Texts texts(inference, 1, 1);
+      texts.begin(0);
+      const auto ids = random_ids(40, 3);
+      const auto got = texts.advance({{ids}}, {0})[0];
+      EXPECT_GT(largest_difference(got, model.logits(tensor_of(ids)).squeeze(0)), 1e-3);
+      round_weights(model, type);
+      EXPECT_LT(largest_difference(got, model.logits(tensor_of(ids)).squeeze(0)), 2e-4);
+    }
+  }
+}
+
 TEST(InferenceModel, RefusesModelsWithoutAStateOfConstantSize) {
   LanguageModelConfig config;
   config.vocab_size = 8;

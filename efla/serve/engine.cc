@@ -1,1 +1,0 @@
-#include "efla/serve/engine.h"

@@ -1,0 +1,184 @@
+#include "efla/serve/job.h"
+
+#include <algorithm>
+#include <cmath>
+#include <exception>
+#include <utility>
+
+#include "efla/generate/session.h"
+
+namespace efla::serve {
+namespace {
+
+double ms_since(Clock::time_point start) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+}
+
+}  // namespace
+
+Job::Job(RequestId id, Request given, std::shared_ptr<Listener> listener, std::shared_ptr<const StoredText> from,
+         const data::Tokenizer& tokenizer, std::int64_t vocab_size)
+    : id(id),
+      request(std::move(given)),
+      listener_(std::move(listener)),
+      from_(std::move(from)),
+      tokenizer_(tokenizer),
+      seen_(vocab_size),
+      decoder_(tokenizer),
+      stop_(request.stop, from_ && request.prompt.empty() ? from_->record.held : std::string()) {
+  if (from_) {
+    ids_.assign(from_->record.pending.begin(), from_->record.pending.end());
+    seen_.bits() = from_->record.seen;
+    last_ids_ = from_->record.last_ids;
+  }
+  ids_.insert(ids_.end(), request.prompt.begin(), request.prompt.end());
+  for (const auto prompt_id : request.prompt) {
+    seen_.add(prompt_id);
+    remember(prompt_id);
+  }
+  for (const auto last : last_ids_) decoder_.push(last);  // restores an unfinished character
+}
+
+// Keeps the last ids that stand for bytes, because they hold every byte of an unfinished character.
+void Job::remember(std::int32_t drawn) {
+  if (tokenizer_.bytes_of(drawn).empty()) return;
+  last_ids_.push_back(drawn);
+  if (last_ids_.size() > generate::kLastIds) last_ids_.erase(last_ids_.begin());
+}
+
+std::size_t Job::prefill_size() const {
+  if (request.max_tokens == 0) return ids_.size() - 1;
+  return request.prompt.empty() && ids_.size() == 1 ? 0 : ids_.size();
+}
+
+std::int64_t Job::state_tokens() const {
+  return (from_ ? from_->state_tokens() : 0) + static_cast<std::int64_t>(fed + decoded_);
+}
+
+void Job::count_decoded() { ++decoded_; }
+
+std::optional<std::int32_t> Job::echoed(std::size_t index) const {
+  const std::size_t pending = ids_.size() - request.prompt.size();
+  if (!request.echo || index + 1 >= ids_.size() || index + 1 < pending) return std::nullopt;
+  return ids_[index + 1];
+}
+
+Outcome Job::score(std::span<const float> logits, std::int32_t scored) const {
+  const Scorer scorer(logits);
+  return {scorer.score(scored), scorer.best(std::max<std::int64_t>(0, request.logprobs)), {}};
+}
+
+Outcome Job::draw(std::span<float> logits, std::int64_t drawable) {
+  try {
+    Random random(request.sampling.seed, reply_.size());
+    const bool scored = request.logprobs >= 0;
+    const std::vector<float> model = scored ? std::vector<float>(logits.begin(), logits.end()) : std::vector<float>();
+    const auto drawn =
+        serve::draw(logits.first(static_cast<std::size_t>(drawable)), request.sampling, seen_, counts_, random);
+    return scored ? score(model, drawn) : Outcome{{drawn, NAN}, {}, {}};
+  } catch (const std::exception& error) {
+    return {{}, {}, error.what()};
+  }
+}
+
+// What a listener throws ends the request as an error.
+template <class F>
+void Job::call(F&& f) {
+  if (ended == FinishReason::error) return;
+  try {
+    f();
+  } catch (const std::exception& thrown) {
+    ended = FinishReason::error;
+    error = thrown.what();
+  }
+}
+
+void Job::begin_echo() {
+  if (request.echo && ids_.size() == request.prompt.size()) echo_.push_back({{request.prompt.front(), NAN}, {}});
+}
+
+void Job::take_echo(const Outcome& outcome) { echo_.push_back({outcome.id, outcome.alternatives}); }
+
+void Job::flush_echo() {
+  if (echo_.empty()) return;
+  call([&] { listener_->prompt(echo_); });
+  echo_.clear();
+}
+
+void Job::take(const Outcome& outcome, std::int32_t eos) {
+  if (!outcome.error.empty()) {
+    ended = FinishReason::error;
+    error = outcome.error;
+    return;
+  }
+  const std::int32_t drawn = outcome.id.id;
+  if (!last_token) first_token_ms = ms_since(submitted);
+  last_token = Clock::now();
+  reply_.push_back(drawn);
+  seen_.add(drawn);
+  ++counts_[drawn];
+  remember(drawn);
+  if (drawn == eos || std::find(request.stop_ids.begin(), request.stop_ids.end(), drawn) != request.stop_ids.end()) {
+    ended = FinishReason::stop;
+  } else {
+    Token token{outcome.id, tokenizer_.bytes_of(drawn), stop_.push(decoder_.push(drawn)), outcome.alternatives};
+    if (stop_.stopped()) {
+      ended = FinishReason::stop;
+      stopped_by_ = stop_.matched();
+    } else if (std::cmp_greater_equal(reply_.size(), request.max_tokens)) {
+      ended = FinishReason::length;
+    }
+    call([&] { listener_->token(token); });
+  }
+  if (ended && *ended != FinishReason::error && !stop_.stopped()) {
+    tail_ = stop_.push(decoder_.finish());
+    if (stop_.stopped()) {
+      stopped_by_ = stop_.matched();
+    } else {
+      tail_ += stop_.finish();
+    }
+  }
+}
+
+Usage Job::usage() const {
+  return {static_cast<std::int64_t>(request.prompt.size()), cached, static_cast<std::int64_t>(reply_.size())};
+}
+
+void Job::finish() {
+  Finish result;
+  result.reason = *ended;
+  result.text = tail_;
+  result.stop = stopped_by_;
+  result.error = error;
+  result.usage = usage();
+  result.queue_ms = queue_ms;
+  result.first_token_ms = first_token_ms;
+  result.total_ms = ms_since(submitted);
+  try {
+    listener_->finish(result);
+  } catch (const std::exception&) {  // the request has ended anyway
+  }
+}
+
+std::shared_ptr<const StoredText> Job::stored(std::shared_ptr<StoredState> state) const {
+  auto text = std::make_shared<StoredText>();
+  text->state = std::move(state);
+  text->record.counters = {request.sampling.seed, reply_.size(), static_cast<std::uint64_t>(state_tokens())};
+  text->record.pending = {next_id()};
+  text->record.last_ids = last_ids_;
+  text->record.seen = seen_.bits();
+  auto before = std::make_shared<StoredText>();
+  if (from_) {
+    before->state = from_->state;
+    before->record = from_->record;
+  } else {
+    before->record.seen.resize(seen_.bits().size());
+  }
+  text->before = std::move(before);
+  text->since = ids_;
+  text->since.insert(text->since.end(), reply_.begin(), reply_.end());
+  text->prefilled = fed;
+  return text;
+}
+
+}  // namespace efla::serve

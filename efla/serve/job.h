@@ -1,0 +1,99 @@
+// A request in progress.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "efla/data/tokenizer.h"
+#include "efla/generate/sampler.h"
+#include "efla/generate/stop_strings.h"
+#include "efla/serve/engine.h"
+#include "efla/serve/sampling.h"
+#include "efla/serve/session_store.h"
+
+namespace efla::serve {
+
+// What one row of logits gave: the token that was drawn and what was scored.
+struct Outcome {
+  ScoredId id;
+  std::vector<ScoredId> alternatives;
+  std::string error;  // instead of a token
+};
+
+class Job {
+ public:
+  // from: the text that the prompt continues, or null.
+  Job(RequestId id, Request request, std::shared_ptr<Listener> listener, std::shared_ptr<const StoredText> from,
+      const data::Tokenizer& tokenizer, std::int64_t vocab_size);
+
+  const RequestId id;
+  const Request request;
+  const Clock::time_point submitted = Clock::now();
+
+  // The ids before the reply that the state has not seen at the start: pending ones, then the prompt. All are
+  // prefilled, except that a pending id without a prompt is decoded, and that without a reply the last one stays
+  // pending.
+  const std::vector<std::int32_t>& ids() const { return ids_; }
+  const std::shared_ptr<const StoredText>& from() const { return from_; }
+
+  // The schedule's side, of the engine's thread.
+  std::int64_t slot = -1;          // −1: in the queue
+  std::size_t fed = 0;             // ids that the state has seen
+  std::uint64_t served = 0;        // when its last piece was scheduled
+  std::vector<std::string> names;  // of the prompt's beginnings (prefix_cache.h)
+  std::vector<std::size_t> store;  // beginnings whose states go to the cache
+  std::int64_t cached = 0;
+  std::optional<FinishReason> ended;
+  std::string error;
+
+  bool decodes() const { return fed >= prefill_size(); }
+  std::size_t prefill_size() const;  // of ids that are prefilled
+  std::int32_t next_id() const { return reply_.empty() ? ids_.back() : reply_.back(); }
+  std::int64_t state_tokens() const;  // tokens of the text that the state has seen
+  void count_decoded();
+
+  // Returns the token whose logprob the row of logits after ids()[index] gives with echo, or nothing.
+  std::optional<std::int32_t> echoed(std::size_t index) const;
+
+  // Draws the next token, or scores a token of the prompt. Not for several threads at once.
+  Outcome draw(std::span<float> logits, std::int64_t drawable);
+  Outcome score(std::span<const float> logits, std::int32_t id) const;
+
+  // Passes results on to the listener, and sets `ended`.
+  void begin_echo();
+  void take_echo(const Outcome& outcome);
+  void flush_echo();
+  void take(const Outcome& outcome, std::int32_t eos);
+  // Calls the listener's finish.
+  void finish();
+
+  // Returns the text after the reply with this state.
+  std::shared_ptr<const StoredText> stored(std::shared_ptr<StoredState> state) const;
+
+  Usage usage() const;
+  double queue_ms = 0.0, first_token_ms = 0.0;
+  std::optional<Clock::time_point> last_token = {};
+
+ private:
+  void remember(std::int32_t id);
+  template <class F>
+  void call(F&& f);
+
+  std::shared_ptr<Listener> listener_;
+  std::shared_ptr<const StoredText> from_;
+  const data::Tokenizer& tokenizer_;
+  std::vector<std::int32_t> ids_, reply_;
+  std::size_t decoded_ = 0;  // ids that the state has seen by decoding
+  generate::SeenIds seen_;
+  IdCounts counts_;
+  std::vector<std::int32_t> last_ids_;
+  data::StreamDecoder decoder_;
+  generate::StopStrings stop_;
+  std::string tail_, stopped_by_;
+  std::vector<PromptToken> echo_;
+};
+
+}  // namespace efla::serve

@@ -1,0 +1,483 @@
+#include "efla/serve/local_engine.h"
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <tuple>
+#include <utility>
+
+#include "efla/base/check.h"
+#include "efla/base/memory.h"
+#include "efla/base/utf8.h"
+#include "efla/generate/session.h"
+#include "efla/nn/models/language_model_file.h"
+
+namespace efla::serve {
+namespace {
+
+constexpr std::int64_t kLogitRows = 64;  // computed at a time
+constexpr std::size_t kMostSlots = 1 << 16;
+
+Histogram seconds() {
+  Histogram histogram;
+  histogram.bounds = {0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0};
+  histogram.counts.resize(histogram.bounds.size() + 1);
+  return histogram;
+}
+
+void add(Histogram& histogram, double value) {
+  const auto bucket = std::lower_bound(histogram.bounds.begin(), histogram.bounds.end(), value);
+  ++histogram.counts[static_cast<std::size_t>(bucket - histogram.bounds.begin())];
+  histogram.sum += value;
+}
+
+const EngineOptions& checked(const EngineOptions& options) {
+  const Require require("engine");
+  require(options.step_tokens >= nn::kCutTokens && options.step_tokens % nn::kCutTokens == 0, "step_tokens",
+          options.step_tokens, "a multiple of " + std::to_string(nn::kCutTokens));
+  require(options.max_queue >= 0, "max_queue", options.max_queue, "a count");
+  require(options.threads >= 0 && options.threads <= 1024, "threads", options.threads, "0 to 1024");
+  return options;
+}
+
+std::int64_t slots_of(const EngineOptions& options, const nn::InferenceModel& model) {
+  const std::size_t slot = model.state_floats() * sizeof(float);
+  const Require require("engine");
+  require(options.state_memory >= slot, "state_memory", options.state_memory,
+          "at least the " + std::to_string(slot) + " bytes of one text's state");
+  const double all = double(options.state_memory) + double(options.session_memory) + double(options.cache_memory) +
+                     double(model.weight_bytes());
+  require_memory("engine", "state_memory", "states, sessions, cache and weights", all);
+  return static_cast<std::int64_t>(std::min(options.state_memory / slot, kMostSlots));
+}
+
+View<float, 2> rows_of(std::vector<float>& data, std::int64_t rows, std::int64_t columns) {
+  const auto size = static_cast<std::size_t>(rows * columns);
+  if (data.size() < size) data.resize(size);
+  return View<float, 2>::contiguous(data.data(), {rows, columns});
+}
+
+}  // namespace
+
+LocalEngine::LocalEngine(const nn::LanguageModel& model, std::unique_ptr<data::Tokenizer> tokenizer,
+                         const EngineOptions& options)
+    : options_(checked(options)),
+      tokenizer_(std::move(tokenizer)),
+      model_(model, nn::parse_weight_type(options.weights)),
+      drawable_(tokenizer_->vocab_size()),
+      pool_(options.threads > 0 ? options.threads : available_processors()),
+      store_(options.session_memory, options.swap_folder),
+      states_(slots_of(options, model_), model_.state_floats()),
+      cache_(options.cache_memory) {
+  const auto& config = model.config();
+  Require("engine")(drawable_ <= config.vocab_size, "tokenizer",
+                    tokenizer_->info().name + " of " + std::to_string(drawable_) + " tokens",
+                    "at most the " + std::to_string(config.vocab_size) + " of the model's vocabulary");
+  const auto id_or = [](std::int32_t own, const std::optional<std::int64_t>& other) {
+    return own >= 0 ? own : static_cast<std::int32_t>(other.value_or(-1));
+  };
+  info_ = {generate::fingerprint(model),
+           options.weights,
+           model.parameter_count(),
+           config.vocab_size,
+           id_or(tokenizer_->bos(), config.bos_token_id),
+           id_or(tokenizer_->eos(), config.eos_token_id),
+           model_.state_floats() * sizeof(float),
+           tokenizer_.get()};
+  for (std::int64_t slot = states_.slots(); slot > 0; --slot) free_slots_.push_back(slot - 1);
+  statistics_.slots = states_.slots();
+  statistics_.slot_bytes = info_.session_bytes;
+  statistics_.queue_seconds = statistics_.first_token_seconds = statistics_.between_tokens_seconds = seconds();
+  thread_ = start_thread([this] { run(); });
+}
+
+LocalEngine::~LocalEngine() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+void LocalEngine::check(const Request& request) const {
+  const Require require("request");
+  validate(request.sampling, info_.vocab_size);
+  require(request.max_tokens >= 0, "max_tokens", request.max_tokens, "a count of tokens");
+  require(request.logprobs >= -1 && request.logprobs <= kMaxLogprobs, "logprobs", request.logprobs,
+          "at most " + std::to_string(kMaxLogprobs));
+  const auto check_ids = [&](const char* field, const std::vector<std::int32_t>& ids) {
+    const auto wrong = std::find_if(ids.begin(), ids.end(), [&](auto id) { return id < 0 || id >= drawable_; });
+    if (wrong == ids.end()) return;
+    throw Error("request", field, "token " + std::to_string(*wrong), "0 to " + std::to_string(drawable_ - 1));
+  };
+  check_ids("prompt", request.prompt);
+  check_ids("stop_ids", request.stop_ids);
+  for (const auto& stop : request.stop) {
+    require(!stop.empty() && utf8_prefix(stop) == stop.size(), "stop",
+            stop.empty() ? "an empty text" : "a text that is not UTF-8", "UTF-8 that ends the reply");
+  }
+}
+
+RequestId LocalEngine::submit(Request request, std::shared_ptr<Listener> listener) {
+  check(request);
+  std::shared_ptr<const StoredText> from;
+  if (!request.session.empty()) from = store_.get(request.session);
+  Require("request")(!request.prompt.empty() || (from && !from->record.pending.empty()), "prompt", "no tokens",
+                     "at least one, or a session whose text continues");
+  const std::string save_as = request.save_as;
+  const bool cacheable = !from && !request.echo && options_.cache_memory > 0;
+  auto names = cacheable ? names_of_beginnings(request.prompt) : std::vector<std::string>();
+  RequestId id = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    id = next_id_++;
+  }
+  auto job = std::make_unique<Job>(id, std::move(request), std::move(listener), std::move(from), *tokenizer_,
+                                   info_.vocab_size);
+  job->names = std::move(names);
+  if (!save_as.empty()) store_.reserve(save_as, info_.session_bytes);
+  try {
+    const std::lock_guard lock(mutex_);
+    if (std::cmp_greater_equal(waiting_.size(), options_.max_queue)) {
+      throw QueueFull("engine: " + std::to_string(waiting_.size()) + " requests wait already");
+    }
+    alive_.insert(id);
+    waiting_.push_back(std::move(job));
+  } catch (...) {
+    if (!save_as.empty()) store_.release(save_as, nullptr);
+    throw;
+  }
+  changed_.notify_all();
+  return id;
+}
+
+void LocalEngine::cancel(RequestId id) {
+  const std::lock_guard lock(mutex_);
+  if (alive_.contains(id)) cancelled_.insert(id);
+  changed_.notify_all();
+}
+
+Statistics LocalEngine::statistics() const {
+  const auto [memory, files] = store_.bytes();
+  const auto sessions = static_cast<std::int64_t>(store_.list().size());
+  const std::lock_guard lock(mutex_);
+  Statistics now = statistics_;
+  now.queued = static_cast<std::int64_t>(waiting_.size());
+  now.sessions = sessions;
+  now.session_bytes = memory;
+  now.swapped_bytes = files;
+  return now;
+}
+
+// Ends requests that were cancelled or are late.
+void LocalEngine::end_waiting_and_running() {
+  Jobs over;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto now = Clock::now();
+    const auto mark = [&](Job& job) {
+      if (stopping_ || cancelled_.contains(job.id)) {
+        job.ended = FinishReason::cancelled;
+      } else if (job.request.deadline && *job.request.deadline <= now) {
+        job.ended = FinishReason::deadline;
+      }
+      return job.ended.has_value();
+    };
+    for (auto it = waiting_.begin(); it != waiting_.end();) {
+      const auto next = std::next(it);
+      if (mark(**it)) over.splice(over.end(), waiting_, it);
+      it = next;
+    }
+    for (auto& job : running_) mark(*job);
+  }
+  running_.splice(running_.begin(), over);
+  for (auto it = running_.begin(); it != running_.end();) {
+    const auto next = std::next(it);
+    if ((*it)->ended) end(it);
+    it = next;
+  }
+}
+
+// Gives free slots to requests: to the client with the fewest running ones, of these to the one served longest ago.
+void LocalEngine::admit() {
+  while (!free_slots_.empty()) {
+    std::map<std::string, std::int64_t> running;
+    for (const auto& job : running_) ++running[job->request.client];
+    Jobs::iterator chosen;
+    {
+      const std::lock_guard lock(mutex_);
+      if (waiting_.empty()) return;
+      const auto key = [&](const Job& job) {
+        const auto served = client_served_.find(job.request.client);
+        return std::tuple(running[job.request.client], served == client_served_.end() ? 0 : served->second, job.id);
+      };
+      chosen = std::min_element(waiting_.begin(), waiting_.end(),
+                                [&](const auto& a, const auto& b) { return key(*a) < key(*b); });
+      running_.splice(running_.end(), waiting_, chosen);
+    }
+    Job& job = **chosen;
+    job.slot = free_slots_.back();
+    free_slots_.pop_back();
+    try {
+      begin(job);
+    } catch (const std::exception& error) {
+      job.ended = FinishReason::error;
+      job.error = error.what();
+    }
+    if (job.ended) end(chosen);
+  }
+}
+
+// Fills the request's slot with the state that its text starts from.
+void LocalEngine::begin(Job& job) {
+  job.queue_ms = std::chrono::duration<double, std::milli>(Clock::now() - job.submitted).count();
+  const auto slot = states_.slot(job.slot);
+  const auto plan = cache_.plan(job.names);
+  if (plan.state) {
+    std::copy(plan.state->begin(), plan.state->end(), slot.begin());
+    job.cached = static_cast<std::int64_t>(plan.known) * nn::kCutTokens;
+    job.fed = static_cast<std::size_t>(job.cached);
+  } else if (job.from() && job.from()->state) {
+    job.from()->state->copy_to(slot);
+  } else {
+    std::fill(slot.begin(), slot.end(), 0.0F);
+  }
+  job.store = plan.store;
+  job.served = client_served_.contains(job.request.client) ? client_served_[job.request.client] : 0;
+  job.begin_echo();
+  if (job.request.max_tokens == 0 && job.decodes()) {
+    job.flush_echo();
+    if (!job.ended) job.ended = FinishReason::length;
+  }
+  const std::lock_guard lock(mutex_);
+  add(statistics_.queue_seconds, job.queue_ms / 1e3);
+  if (!job.names.empty()) ++(plan.state ? statistics_.cache_hits : statistics_.cache_misses);
+}
+
+// Returns how many ids from `begin` on may follow in one piece: up to the next cut.
+std::int64_t LocalEngine::piece_of(const Job& job, std::int64_t begin) const {
+  const std::int64_t before = job.state_tokens() - static_cast<std::int64_t>(job.fed);
+  const std::int64_t cut = nn::kCutTokens - (before + begin) % nn::kCutTokens;
+  return std::min(cut, static_cast<std::int64_t>(job.prefill_size()) - begin);
+}
+
+// Deals ids of prompts out in pieces.
+void LocalEngine::deal_prompts(Step& step) {
+  struct Share {
+    Job* job;
+    std::int64_t tokens;
+  };
+  std::vector<Share> shares;
+  for (const auto& job : running_) {
+    if (!job->decodes()) shares.push_back({job.get(), 0});
+  }
+  const auto done = [](const Share& share) {
+    const auto& job = *share.job;
+    const std::size_t end = job.fed + static_cast<std::size_t>(share.tokens);
+    // A state that the cache wants is taken at the end of a step.
+    const auto stored = [&](std::size_t n) { return n * nn::kCutTokens == end; };
+    return end >= job.prefill_size() || (share.tokens > 0 && std::any_of(job.store.begin(), job.store.end(), stored));
+  };
+  for (std::int64_t left = options_.step_tokens; left > 0;) {
+    const auto key = [&](const Share& share) {
+      return std::tuple(done(share), client_served_[share.job->request.client], share.job->served, share.job->id);
+    };
+    const auto next =
+        std::min_element(shares.begin(), shares.end(), [&](const Share& a, const Share& b) { return key(a) < key(b); });
+    if (next == shares.end() || done(*next)) break;
+    const std::int64_t tokens = piece_of(*next->job, static_cast<std::int64_t>(next->job->fed) + next->tokens);
+    if (tokens > left) break;
+    next->tokens += tokens;
+    left -= tokens;
+    client_served_[next->job->request.client] = next->job->served = ++served_;
+  }
+  for (const auto& [job, tokens] : shares) {
+    if (tokens == 0) continue;
+    const auto first = static_cast<std::int64_t>(step.ids.size());
+    step.runs.push_back({job->slot, job->state_tokens(), tokens, false});
+    step.jobs.push_back(job);
+    for (std::int64_t i = 0; i < tokens; ++i) {
+      const std::size_t index = job->fed + static_cast<std::size_t>(i);
+      step.ids.push_back(job->ids()[index]);
+      if (const auto scored = job->echoed(index)) step.rows.push_back({job, first + i, scored});
+    }
+    if (job->request.max_tokens > 0 && job->fed + static_cast<std::size_t>(tokens) == job->prefill_size()) {
+      step.rows.push_back({job, first + tokens - 1, std::nullopt});
+    }
+  }
+}
+
+LocalEngine::Step LocalEngine::plan() {
+  Step step;
+  for (const auto& job : running_) {
+    if (!job->decodes()) continue;
+    step.rows.push_back({job.get(), static_cast<std::int64_t>(step.ids.size()), std::nullopt});
+    step.ids.push_back(job->next_id());
+    step.runs.push_back({job->slot, job->state_tokens(), 1, true});
+    step.jobs.push_back(job.get());
+  }
+  deal_prompts(step);
+  return step;
+}
+
+// Computes a step, and passes its tokens on to the listeners.
+void LocalEngine::compute(const Step& step) {
+  const std::int64_t width = model_.config().hidden_size;
+  const auto hidden = rows_of(hidden_, static_cast<std::int64_t>(step.ids.size()), width);
+  {
+    const std::lock_guard lock(model_mutex_);
+    model_.advance(step.ids, step.runs, states_, hidden, pool_);
+  }
+  for (std::size_t i = 0; i < step.runs.size(); ++i) {
+    if (step.runs[i].decode) {
+      step.jobs[i]->count_decoded();
+    } else {
+      step.jobs[i]->fed += static_cast<std::size_t>(step.runs[i].tokens);
+    }
+  }
+  cache_states(step);
+  const std::span<const Row> rows = step.rows;
+  for (std::size_t begin = 0; begin < rows.size(); begin += kLogitRows) {
+    take_logits(rows.subspan(begin, std::min<std::size_t>(kLogitRows, rows.size() - begin)));
+  }
+  for (Job* job : step.jobs) {
+    if (job->ended) continue;
+    job->flush_echo();
+    if (job->request.max_tokens == 0 && job->decodes() && !job->ended) job->ended = FinishReason::length;
+  }
+}
+
+void LocalEngine::take_logits(std::span<const Row> rows) {
+  const auto count = static_cast<std::int64_t>(rows.size());
+  const std::int64_t width = model_.config().hidden_size, vocab = info_.vocab_size;
+  const auto picked = rows_of(picked_, count, width), logits = rows_of(logits_, count, vocab);
+  for (std::int64_t i = 0; i < count; ++i) {
+    std::copy_n(hidden_.data() + rows[static_cast<std::size_t>(i)].row * width, width, picked.at(i));
+  }
+  std::vector<Outcome> outcomes(rows.size());
+  {
+    const std::lock_guard lock(model_mutex_);
+    model_.logits(picked, logits, pool_);
+    pool_.run(count, [&](std::int64_t i, int) {
+      const auto& row = rows[static_cast<std::size_t>(i)];
+      const std::span<float> own(logits.at(i), static_cast<std::size_t>(vocab));
+      outcomes[static_cast<std::size_t>(i)] =
+          row.scored ? row.job->score(own, *row.scored) : row.job->draw(own, drawable_);
+    });
+  }
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    Job& job = *rows[i].job;
+    if (job.ended) continue;
+    if (rows[i].scored) {
+      job.take_echo(outcomes[i]);
+      continue;
+    }
+    job.flush_echo();
+    const auto before = job.last_token;
+    job.take(outcomes[i], info_.eos);
+    const std::lock_guard lock(mutex_);
+    if (!before) {
+      add(statistics_.first_token_seconds, job.first_token_ms / 1e3);
+    } else if (job.last_token) {
+      add(statistics_.between_tokens_seconds, std::chrono::duration<double>(*job.last_token - *before).count());
+    }
+  }
+}
+
+void LocalEngine::cache_states(const Step& step) {
+  for (Job* job : step.jobs) {
+    for (const std::size_t beginning : job->store) {
+      if (beginning * nn::kCutTokens != job->fed) continue;
+      const auto slot = states_.slot(job->slot);
+      cache_.put(job->names[beginning - 1], job->fed, std::make_shared<const State>(slot.begin(), slot.end()));
+    }
+  }
+}
+
+// Takes a request out, stores its session, and tells the listener.
+void LocalEngine::end(Jobs::iterator place) {
+  const std::unique_ptr<Job> job = std::move(*place);
+  running_.erase(place);
+  std::shared_ptr<const StoredText> text;
+  const bool whole = *job->ended == FinishReason::stop || *job->ended == FinishReason::length;
+  if (job->slot >= 0) {
+    if (whole && !job->request.save_as.empty()) {
+      const auto slot = states_.slot(job->slot);
+      text = job->stored(std::make_shared<StoredState>(std::vector<float>(slot.begin(), slot.end())));
+    }
+    free_slots_.push_back(job->slot);
+  }
+  if (!job->request.save_as.empty()) {
+    try {
+      store_.release(job->request.save_as, text);
+    } catch (const std::exception& error) {
+      job->ended = FinishReason::error;
+      job->error = error.what();
+    }
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    alive_.erase(job->id);
+    cancelled_.erase(job->id);
+    const auto usage = job->usage();
+    statistics_.prompt_tokens += static_cast<std::uint64_t>(usage.prompt_tokens);
+    statistics_.cached_tokens += static_cast<std::uint64_t>(usage.cached_tokens);
+    statistics_.completion_tokens += static_cast<std::uint64_t>(usage.completion_tokens);
+    ++statistics_.finished[*job->ended];
+  }
+  job->finish();
+}
+
+// Forgets when clients were served that have no request, so that their number does not grow with the time.
+void LocalEngine::forget_clients() {
+  constexpr std::size_t kRemembered = 1024;
+  if (client_served_.size() <= kRemembered) return;
+  std::erase_if(client_served_, [&](const auto& client) {
+    return std::none_of(running_.begin(), running_.end(),
+                        [&](const auto& job) { return job->request.client == client.first; });
+  });
+}
+
+void LocalEngine::run() {
+  for (;;) {
+    {
+      std::unique_lock lock(mutex_);
+      const auto wanted = [&] { return stopping_ || !waiting_.empty() || !running_.empty(); };
+      changed_.wait(lock, wanted);
+      if (stopping_ && waiting_.empty() && running_.empty()) return;
+    }
+    end_waiting_and_running();
+    admit();
+    const Step step = plan();
+    if (!step.ids.empty()) {
+      try {
+        compute(step);
+      } catch (const std::exception& error) {
+        for (auto& job : running_) {
+          if (job->ended) continue;
+          job->ended = FinishReason::error;
+          job->error = error.what();
+        }
+      }
+    }
+    for (auto it = running_.begin(); it != running_.end();) {
+      const auto next = std::next(it);
+      if ((*it)->ended) end(it);
+      it = next;
+    }
+    forget_clients();
+    const std::lock_guard lock(mutex_);
+    ++statistics_.steps;
+    statistics_.slots_used = static_cast<std::int64_t>(running_.size());
+    statistics_.cache_bytes = cache_.bytes();
+    statistics_.cache_entries = cache_.entries();
+  }
+}
+
+std::unique_ptr<Engine> load_engine(const std::filesystem::path& model, std::unique_ptr<data::Tokenizer> tokenizer,
+                                    const EngineOptions& options) {
+  return std::make_unique<LocalEngine>(*nn::load_language_model(model), std::move(tokenizer), options);
+}
+
+}  // namespace efla::serve

@@ -1,0 +1,104 @@
+// The engine over a model in this process: one thread that advances the texts of all requests step by step.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "efla/base/threads.h"
+#include "efla/nn/inference/inference_model.h"
+#include "efla/serve/engine.h"
+#include "efla/serve/job.h"
+#include "efla/serve/prefix_cache.h"
+#include "efla/serve/session_store.h"
+
+namespace efla::serve {
+
+// A step decodes one token of every reply and prefills at most step_tokens ids of prompts. The ids are dealt out in
+// pieces that end at multiples of nn::kCutTokens: to the client that has waited longest, and to its request that has.
+// A request that begins therefore waits for the rest of one step, however long the other prompts are.
+class LocalEngine final : public Engine {
+ public:
+  LocalEngine(const nn::LanguageModel& model, std::unique_ptr<data::Tokenizer> tokenizer, const EngineOptions& options);
+  ~LocalEngine() override;
+
+  EngineInfo info() const override { return info_; }
+  RequestId submit(Request request, std::shared_ptr<Listener> listener) override;
+  void cancel(RequestId id) override;
+  std::vector<SessionInfo> sessions() const override { return store_.list(); }
+  SessionInfo session(const std::string& name) const override { return store_.info(name); }
+  void fork(const std::string& name, const std::string& copy) override { store_.fork(name, copy); }
+  void rewind(const std::string& name, std::int64_t tokens) override;
+  std::string save(const std::string& name) const override;
+  void load(const std::string& name, std::string_view bytes) override;
+  void erase(const std::string& name) override { store_.erase(name); }
+  Statistics statistics() const override;
+
+ private:
+  using Jobs = std::list<std::unique_ptr<Job>>;
+
+  // What a step computes: ids row by row, and the rows whose logits are needed.
+  struct Row {
+    Job* job;
+    std::int64_t row;
+    std::optional<std::int32_t> scored;  // otherwise the next token is drawn
+  };
+  struct Step {
+    std::vector<std::int32_t> ids;
+    std::vector<nn::TextRun> runs;
+    std::vector<Job*> jobs;  // of the runs
+    std::vector<Row> rows;
+  };
+
+  void check(const Request& request) const;
+  void run();
+  void end_waiting_and_running();
+  void admit();
+  void begin(Job& job);
+  Step plan();
+  void deal_prompts(Step& step);
+  std::int64_t piece_of(const Job& job, std::int64_t begin) const;
+  void compute(const Step& step);
+  void take_logits(std::span<const Row> rows);
+  void cache_states(const Step& step);
+  void end(Jobs::iterator job);
+  void forget_clients();
+  std::shared_ptr<const StoredText> rewound(const StoredText& text, std::int64_t tokens);
+
+  const EngineOptions options_;
+  const std::unique_ptr<data::Tokenizer> tokenizer_;
+  nn::InferenceModel model_;
+  EngineInfo info_;
+  std::int64_t drawable_;  // ids that the tokenizer has
+  ThreadPool pool_;
+  SessionStore store_;
+
+  std::mutex model_mutex_;  // of model_ and pool_
+  nn::StatePool states_;
+  std::vector<std::int64_t> free_slots_;
+  PrefixCache cache_;
+  Jobs running_;
+  std::uint64_t served_ = 0;
+  std::map<std::string, std::uint64_t> client_served_;
+  std::vector<float> hidden_, picked_, logits_;
+
+  mutable std::mutex mutex_;  // of what follows
+  std::condition_variable changed_;
+  Jobs waiting_;
+  std::set<RequestId> alive_, cancelled_;
+  RequestId next_id_ = 1;
+  bool stopping_ = false;
+  Statistics statistics_;
+
+  std::thread thread_;  // last, because it uses all others
+};
+
+}  // namespace efla::serve

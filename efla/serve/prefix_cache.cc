@@ -1,0 +1,74 @@
+#include "efla/serve/prefix_cache.h"
+
+#include <algorithm>
+
+#include "efla/io/sha256.h"
+#include "efla/nn/inference/inference_model.h"
+
+namespace efla::serve {
+namespace {
+
+constexpr std::size_t kMaxSeen = 1 << 18;  // beginnings that are remembered
+
+}  // namespace
+
+std::vector<std::string> names_of_beginnings(std::span<const std::int32_t> prompt) {
+  constexpr auto kCut = static_cast<std::size_t>(nn::kCutTokens);
+  std::vector<std::string> names;
+  for (std::size_t end = kCut; end < prompt.size(); end += kCut) {
+    io::Sha256 hash;
+    if (!names.empty()) hash.update(io::as_bytes(names.back()));
+    const auto ids = prompt.subspan(end - kCut, kCut);
+    hash.update({reinterpret_cast<const std::uint8_t*>(ids.data()), ids.size_bytes()});
+    names.push_back(hash.digest());
+  }
+  return names;
+}
+
+PrefixCache::Plan PrefixCache::plan(const std::vector<std::string>& names) {
+  Plan plan;
+  if (budget_ == 0 || names.empty()) return plan;
+  ++now_;
+  std::size_t shared = 0;
+  for (std::size_t i = names.size(); i > 0 && !plan.state; --i) {
+    if (shared == 0 && seen_.contains(names[i - 1])) shared = i;
+    const auto found = entries_.find(names[i - 1]);
+    if (found == entries_.end()) continue;
+    found->second.hits += 1;
+    found->second.last = now_;
+    plan.state = found->second.state;
+    plan.known = i;
+  }
+  if (shared > plan.known) plan.store.push_back(shared);
+  if (names.size() > std::max(shared, plan.known)) plan.store.push_back(names.size());
+  for (const auto& name : names) remember(name);
+  return plan;
+}
+
+void PrefixCache::remember(const std::string& name) {
+  if (!seen_.insert(name).second) return;
+  order_.push_back(name);
+  if (order_.size() <= kMaxSeen) return;
+  seen_.erase(order_.front());
+  order_.pop_front();
+}
+
+void PrefixCache::put(const std::string& name, std::size_t tokens, std::shared_ptr<const State> state) {
+  const std::size_t size = state->size() * sizeof(float);
+  if (size > budget_ || entries_.contains(name)) return;
+  while (bytes_ + size > budget_) {
+    const auto worth = [&](const Entry& entry) {
+      return static_cast<double>(entry.tokens) * static_cast<double>(entry.hits + 1) /
+             static_cast<double>(now_ - entry.last + 1);
+    };
+    const auto least = std::min_element(entries_.begin(), entries_.end(), [&](const auto& a, const auto& b) {
+      return worth(a.second) < worth(b.second);
+    });
+    bytes_ -= least->second.state->size() * sizeof(float);
+    entries_.erase(least);
+  }
+  bytes_ += size;
+  entries_[name] = {std::move(state), tokens, 0, now_};
+}
+
+}  // namespace efla::serve

@@ -1,0 +1,80 @@
+#include "efla/serve/sampling.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "efla/base/check.h"
+
+namespace efla::serve {
+namespace {
+
+constexpr double kExcluded = -100.0;  // of logit_bias
+
+bool within(double value, double low, double high) { return value >= low && value <= high; }
+
+}  // namespace
+
+void validate(const SamplingOptions& options, std::int64_t vocab_size) {
+  const Require require("request");
+  require(options.temperature >= 0.0 && std::isfinite(options.temperature), "temperature", options.temperature,
+          "0 or more");
+  require(options.top_p > 0.0 && options.top_p <= 1.0, "top_p", options.top_p, "over 0 and at most 1");
+  require(options.top_k >= 0, "top_k", options.top_k, "a count, or 0 for all tokens");
+  require(within(options.repetition_penalty, 0.01, 100.0), "repetition_penalty", options.repetition_penalty,
+          "0.01 to 100");
+  require(within(options.presence_penalty, -2.0, 2.0), "presence_penalty", options.presence_penalty, "-2 to 2");
+  require(within(options.frequency_penalty, -2.0, 2.0), "frequency_penalty", options.frequency_penalty, "-2 to 2");
+  for (const auto& [id, bias] : options.logit_bias) {
+    require(id >= 0 && id < vocab_size, "logit_bias", "token " + std::to_string(id),
+            "0 to " + std::to_string(vocab_size - 1));
+    require(within(bias, -100.0, 100.0), "logit_bias", bias, "-100 to 100");
+  }
+}
+
+std::int32_t draw(std::span<float> logits, const SamplingOptions& options, const generate::SeenIds& seen,
+                  const IdCounts& counts, Random& random) {
+  for (const auto& [id, bias] : options.logit_bias) {
+    float& logit = logits[static_cast<std::size_t>(id)];
+    logit = bias <= kExcluded ? -INFINITY : logit + static_cast<float>(bias);
+  }
+  if (options.repetition_penalty != 1.0) {
+    const auto factor = static_cast<float>(options.repetition_penalty);
+    for (std::size_t i = 0; i < logits.size(); ++i) {
+      if (seen.contains(static_cast<std::int64_t>(i)))
+        logits[i] = logits[i] < 0.0F ? logits[i] * factor : logits[i] / factor;
+    }
+  }
+  for (const auto& [id, count] : counts) {
+    logits[static_cast<std::size_t>(id)] -=
+        static_cast<float>(options.presence_penalty + options.frequency_penalty * static_cast<double>(count));
+  }
+  const generate::SamplingOptions rest{
+      .temperature = options.temperature, .top_k = options.top_k, .top_p = options.top_p};
+  return static_cast<std::int32_t>(generate::sample(logits, seen, rest, random));
+}
+
+Scorer::Scorer(std::span<const float> logits) : logits_(logits) {
+  const double largest = *std::max_element(logits.begin(), logits.end());
+  double sum = 0.0;
+  for (const float logit : logits) sum += std::exp(logit - largest);
+  log_sum_ = largest + std::log(sum);
+}
+
+ScoredId Scorer::score(std::int32_t id) const {
+  return {id, static_cast<float>(logits_[static_cast<std::size_t>(id)] - log_sum_)};
+}
+
+std::vector<ScoredId> Scorer::best(std::int64_t count) const {
+  std::vector<std::int32_t> ids(logits_.size());
+  std::iota(ids.begin(), ids.end(), 0);
+  const auto end = ids.begin() + std::min<std::ptrdiff_t>(count, std::ssize(ids));
+  const auto at = [&](std::int32_t id) { return logits_[static_cast<std::size_t>(id)]; };
+  std::partial_sort(ids.begin(), end, ids.end(),
+                    [&](std::int32_t a, std::int32_t b) { return at(a) > at(b) || (at(a) == at(b) && a < b); });
+  std::vector<ScoredId> scored;
+  std::transform(ids.begin(), end, std::back_inserter(scored), [&](std::int32_t id) { return score(id); });
+  return scored;
+}
+
+}  // namespace efla::serve

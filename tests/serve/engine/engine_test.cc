@@ -1,0 +1,318 @@
+// The engine: replies, ends, sessions, limits.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "efla/generate/generator.h"
+#include "tests/serve/engine/recorder.h"
+#include "tests/support/expect_error.h"
+#include "tests/support/temp_folder.h"
+
+namespace efla::serve {
+namespace {
+
+Request request_of(std::string_view prompt, std::int64_t max_tokens, std::uint64_t seed = 7) {
+  Request request;
+  request.prompt = ids_of(prompt);
+  request.max_tokens = max_tokens;
+  request.sampling.seed = seed;
+  request.sampling.logit_bias = {{256, -100.0}, {257, -100.0}};  // no end of the text
+  return request;
+}
+
+TEST(Engine, DrawsWhatTheGeneratorDraws) {
+  const auto engine = tiny_engine();
+  auto request = request_of("Once upon a time", 20);
+  request.sampling.logit_bias.clear();
+  request.sampling.temperature = 0.0;
+  const auto record = reply(*engine, request);
+  const auto model = test::tiny_model();
+  const auto tokenizer = data::load_tokenizer("bytes");
+  const generate::Generator generator(model, *tokenizer);
+  generate::Session session(model, 0);
+  const auto expected =
+      generator.reply(session, generator.encode(session, "Once upon a time", false), {.max_tokens = 20});
+  EXPECT_EQ(record.ids, std::vector<std::int32_t>(expected.ids.begin(),
+                                                  expected.ids.end() - (record.reason == FinishReason::stop ? 1 : 0)));
+  EXPECT_EQ(record.text, expected.text);
+}
+
+TEST(Engine, HasTheBitsOfTheGeneratorWithTheSameWeights) {
+  const test::TempFolder folder;
+  const auto model = test::tiny_model();
+  const auto tokenizer = data::load_tokenizer("bytes");
+  for (const std::string weights : {"bfloat16", "int8"}) {
+    nn::InferenceModel inference(model, nn::parse_weight_type(weights));
+    const generate::Generator generator(model, *tokenizer, &inference);
+    const auto engine = tiny_engine({.weights = weights, .step_tokens = 64});
+    generate::Session session(model, 5);
+    for (const auto& prompt : std::vector<std::string>{std::string(150, 'q'), "x", ""}) {
+      auto request = request_of(prompt, 20, 5);
+      request.sampling.logit_bias.clear();
+      request.session = session.empty() ? "" : "text";
+      request.save_as = "text";
+      reply(*engine, request);
+      session.draws = 0;
+      generator.reply(session, generator.encode(session, prompt, false),
+                      {.sampling = {.temperature = 1.0}, .max_tokens = 20});
+      generate::save_session(folder.file("text"), session, model);
+      std::ifstream in(folder.file("text"), std::ios::binary);
+      EXPECT_EQ(std::string(std::istreambuf_iterator<char>(in), {}), engine->save("text")) << weights;
+    }
+  }
+}
+
+TEST(Engine, EndsAtStopStringsIdsAndTheLength) {
+  const auto engine = tiny_engine();
+  const auto whole = reply(*engine, request_of("abc", 12));
+  EXPECT_EQ(whole.reason, FinishReason::length);
+  EXPECT_EQ(whole.ids.size(), 12U);
+
+  auto by_id = request_of("abc", 12);
+  by_id.stop_ids = {whole.ids[5]};
+  const auto first = std::find(whole.ids.begin(), whole.ids.end(), whole.ids[5]) - whole.ids.begin();
+  const auto stopped = reply(*engine, by_id);
+  EXPECT_EQ(stopped.reason, FinishReason::stop);
+  EXPECT_EQ(static_cast<std::ptrdiff_t>(stopped.ids.size()), first);
+
+  auto greedy = request_of("abc", 40);
+  greedy.sampling.logit_bias.clear();
+  for (std::int32_t id = 0; id < 258; ++id) {
+    if (id < 'a' || id > 'z') greedy.sampling.logit_bias[id] = -100.0;
+  }
+  const auto letters = reply(*engine, greedy);
+  ASSERT_EQ(letters.text.size(), 40U);
+  greedy.stop = {"no such text", letters.text.substr(20, 5)};
+  const auto cut = reply(*engine, greedy);
+  EXPECT_EQ(cut.reason, FinishReason::stop);
+  EXPECT_EQ(cut.stop, letters.text.substr(20, 5));
+  EXPECT_EQ(cut.text, letters.text.substr(0, letters.text.find(cut.stop)));
+
+  auto none = request_of("abc", 0);
+  const auto recorder = std::make_shared<Recorder>();
+  engine->submit(none, recorder);
+  EXPECT_EQ(recorder->end().reason, FinishReason::length);
+  EXPECT_EQ(recorder->end().usage.prompt_tokens, 3);
+  EXPECT_EQ(recorder->end().usage.completion_tokens, 0);
+}
+
+TEST(Engine, ScoresPromptAndReplyByTheModelsOwnDistribution) {
+  const auto engine = tiny_engine();
+  auto request = request_of("The prompt", 5);
+  request.logprobs = 2;
+  request.echo = true;
+  const auto record = reply(*engine, request);
+  const auto model = test::tiny_model();
+  std::vector<std::int64_t> ids;
+  for (const char c : std::string("The prompt")) ids.push_back(static_cast<std::uint8_t>(c));
+  const auto prompt = ids.size();
+  ids.insert(ids.end(), record.ids.begin(), record.ids.end());
+  const auto logits = model.logits(torch::tensor(ids, torch::kLong).unsqueeze(0)).squeeze(0);
+  const auto expected = torch::log_softmax(logits, 1);
+  const auto value = [](std::uint32_t bits) { return std::bit_cast<float>(bits); };
+  ASSERT_EQ(record.echo.size(), 1 + 3 * (prompt - 1));
+  EXPECT_TRUE(std::isnan(value(record.echo[0])));
+  for (std::size_t i = 1; i < prompt; ++i) {
+    const auto row = expected[static_cast<std::int64_t>(i) - 1];
+    EXPECT_NEAR(value(record.echo[3 * i - 2]), row[ids[i]].item<float>(), 1e-3);
+    EXPECT_NEAR(value(record.echo[3 * i - 1]), row.max().item<float>(), 1e-3);
+  }
+  ASSERT_EQ(record.scores.size(), 3 * record.ids.size());
+  for (std::size_t i = 0; i < record.ids.size(); ++i) {
+    const auto row = expected[static_cast<std::int64_t>(prompt + i) - 1];
+    EXPECT_NEAR(value(record.scores[3 * i]), row[record.ids[i]].item<float>(), 1e-3);
+    EXPECT_EQ(record.others[2 * i], row.argmax().item<std::int64_t>());
+    EXPECT_GE(value(record.scores[3 * i + 1]), value(record.scores[3 * i + 2]));
+  }
+}
+
+TEST(Engine, CancelsInTheQueueInThePromptAndInTheReply) {
+  const auto slot = tiny_engine()->info().session_bytes;
+  const auto engine = tiny_engine({.state_memory = slot, .step_tokens = 64});
+  std::atomic<RequestId> running = 0;
+  std::size_t last = 0;  // token at which it was cancelled
+  const auto reply_of = std::make_shared<Recorder>([&](std::size_t tokens) {
+    if (tokens < 3 || running == 0 || last != 0) return;
+    last = tokens;
+    engine->cancel(running);
+  });
+  auto endless = request_of("x", 1 << 20);
+  endless.save_as = "unfinished";
+  const auto waiting = std::make_shared<Recorder>(), prompt = std::make_shared<Recorder>();
+  running = engine->submit(endless, reply_of);
+  const auto in_queue = engine->submit(request_of("y", 4), waiting);
+  engine->cancel(in_queue);
+  EXPECT_EQ(waiting->record().reason, FinishReason::cancelled);
+  EXPECT_EQ(reply_of->record().reason, FinishReason::cancelled);
+  EXPECT_EQ(reply_of->record().ids.size(), last);
+  const auto in_prompt = engine->submit(request_of(std::string(1 << 20, 'z'), 4), prompt);
+  while (engine->statistics().slots_used == 0) std::this_thread::yield();
+  engine->cancel(in_prompt);
+  EXPECT_EQ(prompt->record().reason, FinishReason::cancelled);
+  EXPECT_TRUE(engine->sessions().empty());
+  EXPECT_EQ(reply(*engine, request_of("y", 4)).ids.size(), 4U);  // the slot is free again
+
+  auto late = request_of("x", 1 << 20);
+  late.deadline = Clock::now() + std::chrono::milliseconds(20);
+  EXPECT_EQ(reply(*engine, late).reason, FinishReason::deadline);
+}
+
+TEST(Engine, AShortPromptDoesNotWaitForALongOne) {
+  const auto engine = tiny_engine({.step_tokens = 64});
+  const auto large = std::make_shared<Recorder>();
+  const auto id = engine->submit(request_of(std::string(1 << 20, 'z'), 4), large);
+  for (int i = 0; i < 3; ++i) {  // of the same client
+    EXPECT_EQ(reply(*engine, request_of("short", 4)).ids.size(), 4U);
+    EXPECT_FALSE(large->ended());
+  }
+  engine->cancel(id);
+}
+
+TEST(Engine, AnEngineThatEndsCancels) {
+  const auto recorder = std::make_shared<Recorder>();
+  {
+    const auto engine = tiny_engine();
+    engine->submit(request_of("x", 1 << 20), recorder);
+  }
+  EXPECT_EQ(recorder->record().reason, FinishReason::cancelled);
+}
+
+TEST(Engine, WhatAListenerThrowsEndsItsRequest) {
+  const auto engine = tiny_engine();
+  const auto recorder = std::make_shared<Recorder>([](std::size_t) { throw std::runtime_error("gone"); });
+  engine->submit(request_of("x", 100), recorder);
+  EXPECT_EQ(recorder->record().reason, FinishReason::error);
+  EXPECT_EQ(recorder->record().error, "gone");
+}
+
+Request in_session(Request request, const std::string& from, const std::string& save_as) {
+  request.session = from;
+  request.save_as = save_as;
+  return request;
+}
+
+TEST(EngineSessions, RewindingGivesTheSessionThatWas) {
+  const auto engine = tiny_engine({.step_tokens = 64});
+  const std::string first(150, 'a'), second(90, 'b');
+  reply(*engine, in_session(request_of(first, 9), "", "text"));
+  engine->fork("text", "before");
+  for (const std::int64_t drawn : {0, 1, 6}) {
+    reply(*engine, in_session(request_of(second, drawn), "before", "shorter" + std::to_string(drawn)));
+  }
+  reply(*engine, in_session(request_of(second, 12), "text", "text"));
+  EXPECT_EQ(engine->session("text").tokens, 150 + 9 + 90 + 12);
+  EXPECT_EQ(engine->session("text").rewindable, 90 + 12);
+  engine->rewind("text", 0);
+  for (const std::int64_t drawn : {6, 1, 0}) {
+    engine->rewind("text", engine->session("text").rewindable - 90 - drawn);
+    EXPECT_EQ(engine->save("text"), engine->save("shorter" + std::to_string(drawn))) << drawn;
+  }
+  engine->rewind("text", 20);  // into the prompt
+  EXPECT_EQ(engine->session("text").rewindable, 70);
+  engine->rewind("text", 70);
+  EXPECT_EQ(engine->save("text"), engine->save("before"));
+  EXPECT_EQ(engine->session("text").rewindable, 0);
+  test::expect_error([&] { engine->rewind("text", 1); }, "tokens", "expected 0 to 0");
+}
+
+TEST(EngineSessions, SavedBytesAreASessionOfGenerate) {
+  const auto engine = tiny_engine();
+  reply(*engine, in_session(request_of("Some text", 5), "", "one"));
+  const auto bytes = engine->save("one");
+  const test::TempFolder folder;
+  std::ofstream(folder.file("one"), std::ios::binary) << bytes;
+  const auto model = test::tiny_model();
+  const auto session = generate::load_session(folder.file("one"), model);
+  EXPECT_EQ(session.state.tokens, 9 + 4);
+  generate::save_session(folder.file("two"), session, model);
+  std::ifstream in(folder.file("two"), std::ios::binary);
+  EXPECT_EQ(std::string(std::istreambuf_iterator<char>(in), {}), bytes);
+
+  engine->load("two", bytes);
+  const auto next = request_of(" more", 6);
+  EXPECT_EQ(reply(*engine, in_session(next, "one", "")), reply(*engine, in_session(next, "two", "")));
+  EXPECT_EQ(engine->session("two").tokens, 14);
+
+  EXPECT_THROW(engine->load("three", bytes.substr(0, bytes.size() - 9)), IoError);
+  auto other = tiny_engine({}, 2);
+  test::expect_error([&] { other->load("one", bytes); }, "session", "a session of this model");
+  engine->erase("two");
+  EXPECT_THROW(engine->erase("two"), NoSuchSession);
+  EXPECT_THROW(engine->save("two"), NoSuchSession);
+  EXPECT_THROW(engine->submit(in_session(next, "two", ""), std::make_shared<Recorder>()), NoSuchSession);
+  test::expect_error([&] { engine->load("no/name", bytes); }, "session", "letters");
+  test::expect_error([&] { engine->fork("one", "one"); }, "copy", "which exists");
+}
+
+TEST(EngineSessions, ASessionThatIsAdvancedIsLockedAndKeptIfTheRequestIsCancelled) {
+  const auto engine = tiny_engine();
+  reply(*engine, in_session(request_of("Some text", 5), "", "one"));
+  const auto before = engine->save("one");
+  const auto recorder = std::make_shared<Recorder>();
+  const auto id = engine->submit(in_session(request_of("x", 1 << 20), "one", "one"), recorder);
+  EXPECT_TRUE(engine->session("one").in_use);
+  EXPECT_THROW(engine->submit(in_session(request_of("x", 1), "one", "one"), std::make_shared<Recorder>()),
+               SessionInUse);
+  EXPECT_THROW(engine->erase("one"), SessionInUse);
+  EXPECT_THROW(engine->rewind("one", 1), SessionInUse);
+  EXPECT_EQ(reply(*engine, in_session(request_of("x", 3), "one", "two")).ids.size(), 3U);  // reading is allowed
+  engine->cancel(id);
+  EXPECT_EQ(recorder->record().reason, FinishReason::cancelled);
+  EXPECT_EQ(engine->save("one"), before);
+  EXPECT_FALSE(engine->session("one").in_use);
+}
+
+TEST(EngineSessions, IdleSessionsMoveToFiles) {
+  const test::TempFolder folder;
+  const auto slot = tiny_engine()->info().session_bytes;
+  const auto engine = tiny_engine({.session_memory = slot, .swap_folder = folder.path()});
+  for (const std::string name : {"a", "b", "c"}) reply(*engine, in_session(request_of(name, 3), "", name));
+  EXPECT_FALSE(engine->session("a").in_memory);
+  EXPECT_TRUE(engine->session("c").in_memory);
+  EXPECT_EQ(engine->statistics().swapped_bytes, 2 * slot);
+  EXPECT_EQ(reply(*engine, in_session(request_of("x", 4), "a", "")).ids.size(), 4U);
+  for (const std::string name : {"a", "b", "c"}) engine->erase(name);
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
+
+  const auto full = tiny_engine({.session_memory = slot});
+  reply(*full, in_session(request_of("a", 3), "", "a"));
+  test::expect_error([&] { full->submit(in_session(request_of("b", 3), "", "b"), std::make_shared<Recorder>()); },
+                     "session_memory", "swap_folder");
+}
+
+TEST(Engine, RefusesWhatItCannotDo) {
+  const auto slot = tiny_engine()->info().session_bytes;
+  test::expect_error([&] { tiny_engine({.state_memory = slot - 1}); }, "state_memory", "bytes of one text's state");
+  test::expect_error([&] { tiny_engine({.state_memory = std::size_t{1} << 60}); }, "state_memory", "machine's memory");
+  test::expect_error([&] { tiny_engine({.step_tokens = 100}); }, "step_tokens", "a multiple of 64");
+  test::expect_error([&] { tiny_engine({.weights = "int3"}); }, "weights", "int8");
+  const auto engine = tiny_engine({.state_memory = slot, .max_queue = 2});
+  const auto refused = [&](auto change, const std::string& field) {
+    Request request = request_of("x", 1);
+    change(request);
+    test::expect_error([&] { engine->submit(request, std::make_shared<Recorder>()); }, field, "expected");
+  };
+  refused([](Request& r) { r.prompt.clear(); }, "prompt");
+  refused([](Request& r) { r.prompt = {258}; }, "prompt");
+  refused([](Request& r) { r.max_tokens = -1; }, "max_tokens");
+  refused([](Request& r) { r.logprobs = 21; }, "logprobs");
+  refused([](Request& r) { r.stop = {""}; }, "stop");
+  refused([](Request& r) { r.sampling.top_p = 0.0; }, "top_p");
+  refused([](Request& r) { r.sampling.temperature = NAN; }, "temperature");
+  refused([](Request& r) { r.sampling.logit_bias = {{300, 1.0}}; }, "logit_bias");
+  refused([](Request& r) { r.save_as = "a b"; }, "session");
+  const auto listener = std::make_shared<Recorder>();
+  EXPECT_THROW(
+      {
+        for (int i = 0; i < 5; ++i) engine->submit(request_of("x", 1 << 20), listener);
+      },
+      QueueFull);
+}
+
+}  // namespace
+}  // namespace efla::serve

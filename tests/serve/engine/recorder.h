@@ -1,0 +1,106 @@
+// A listener that keeps a reply, and an engine over a small model with random weights.
+#pragma once
+
+#include <bit>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "efla/serve/local_engine.h"
+#include "tests/generate/tiny_model.h"
+
+namespace efla::serve {
+
+// What a listener got, with logprobs as bits, because NaN is not equal to itself.
+struct Record {
+  std::vector<std::int32_t> ids;
+  std::string text;
+  std::vector<std::uint32_t> scores;  // of the reply's tokens and of their alternatives
+  std::vector<std::uint32_t> echo;    // of the prompt's
+  std::vector<std::int32_t> others;   // ids of all alternatives
+  FinishReason reason = FinishReason::error;
+  std::string stop, error;
+
+  bool operator==(const Record&) const = default;
+};
+
+class Recorder final : public Listener {
+ public:
+  explicit Recorder(std::function<void(std::size_t)> on_token = {}) : on_token_(std::move(on_token)) {}
+
+  void prompt(std::span<const PromptToken> tokens) override {
+    for (const auto& token : tokens) {
+      add(token.token, record_.echo);
+      for (const auto& other : token.alternatives) add(other, record_.echo);
+    }
+  }
+  void token(const Token& token) override {
+    record_.ids.push_back(token.drawn.id);
+    record_.text += token.text;
+    add(token.drawn, record_.scores);
+    for (const auto& other : token.alternatives) {
+      record_.others.push_back(other.id);
+      add(other, record_.scores);
+    }
+    if (on_token_) on_token_(record_.ids.size());
+  }
+  void finish(const Finish& finish) override {
+    const std::lock_guard lock(mutex_);
+    record_.text += finish.text;
+    record_.reason = finish.reason;
+    record_.stop = finish.stop;
+    record_.error = finish.error;
+    finish_ = finish;
+    changed_.notify_all();
+  }
+
+  bool ended() const {
+    const std::lock_guard lock(mutex_);
+    return finish_.has_value();
+  }
+  // Waits for the end.
+  const Record& record() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return finish_.has_value(); });
+    return record_;
+  }
+  const Finish& end() {
+    record();
+    return *finish_;
+  }
+
+ private:
+  static void add(const ScoredId& scored, std::vector<std::uint32_t>& bits) {
+    bits.push_back(std::bit_cast<std::uint32_t>(scored.logprob));
+  }
+
+  std::function<void(std::size_t)> on_token_;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  Record record_;
+  std::optional<Finish> finish_;
+};
+
+inline std::unique_ptr<LocalEngine> tiny_engine(const EngineOptions& options = {}, std::uint64_t seed = 1) {
+  return std::make_unique<LocalEngine>(test::tiny_model(seed), data::load_tokenizer("bytes"), options);
+}
+
+inline Record reply(Engine& engine, Request request) {
+  const auto recorder = std::make_shared<Recorder>();
+  engine.submit(std::move(request), recorder);
+  return recorder->record();
+}
+
+inline std::vector<std::int32_t> ids_of(std::string_view text) {
+  std::vector<std::int32_t> ids;
+  for (const char c : text) ids.push_back(static_cast<std::uint8_t>(c));
+  return ids;
+}
+
+}  // namespace efla::serve

@@ -1,0 +1,121 @@
+// Random schedules: every reply has the bits of the same request alone.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "efla/base/random.h"
+#include "tests/serve/engine/recorder.h"
+#include "tests/support/temp_folder.h"
+
+namespace efla::serve {
+namespace {
+
+constexpr int kRequests = 18;
+
+// Prompts that begin alike, replies of all kinds. Request i with i % 6 == 5 continues the session of request i − 1.
+std::vector<Request> random_requests(std::uint64_t seed) {
+  Random random(seed);
+  std::vector<std::vector<std::int32_t>> beginnings;
+  for (int i = 0; i < 3; ++i) {
+    auto ids = i > 0 ? beginnings[0] : std::vector<std::int32_t>();
+    if (i > 0) ids.resize(100);
+    while (ids.size() < 210) ids.push_back(static_cast<std::int32_t>(random.below(256)));
+    beginnings.push_back(ids);
+  }
+  std::vector<Request> requests;
+  for (int i = 0; i < kRequests; ++i) {
+    Request request;
+    if (i % 6 != 5) {
+      request.prompt = beginnings[random.below(3)];
+      request.prompt.resize(1 + random.below(210));
+    }
+    for (auto more = random.below(90); more > 0; --more) {
+      request.prompt.push_back(static_cast<std::int32_t>(random.below(256)));
+    }
+    request.max_tokens = random.below(4) == 0 ? random.below(2) : 1 + random.below(14);
+    request.sampling.temperature = random.below(3) == 0 ? 0.0 : 1.3;
+    request.sampling.top_p = random.below(2) == 0 ? 0.9 : 1.0;
+    request.sampling.frequency_penalty = random.below(2) == 0 ? 0.5 : 0.0;
+    request.sampling.repetition_penalty = random.below(2) == 0 ? 1.2 : 1.0;
+    request.sampling.logit_bias = {{static_cast<std::int32_t>(random.below(256)), -100.0}};
+    request.sampling.seed = random.bits();
+    if (random.below(3) == 0) request.logprobs = random.below(4);
+    request.echo = random.below(4) == 0;
+    if (random.below(2) == 0) request.stop = {std::string(1, static_cast<char>('a' + random.below(26)))};
+    request.client = std::string(1, static_cast<char>('A' + random.below(3)));
+    if (i % 6 == 4) request.save_as = "s" + std::to_string(i);
+    if (i % 6 == 5) request.session = request.save_as = "s" + std::to_string(i - 1);
+    requests.push_back(std::move(request));
+  }
+  return requests;
+}
+
+std::map<std::string, std::string> saved(Engine& engine) {
+  std::map<std::string, std::string> all;
+  for (const auto& session : engine.sessions()) all[session.name] = engine.save(session.name);
+  return all;
+}
+
+TEST(Schedule, EveryReplyHasTheBitsOfTheSameRequestAlone) {
+  const auto slot = tiny_engine()->info().session_bytes;
+  const auto requests = random_requests(1);
+  std::vector<Record> alone;
+  std::map<std::string, std::string> sessions;
+  {
+    const auto engine = tiny_engine({.state_memory = slot, .cache_memory = 0, .step_tokens = 64, .threads = 1});
+    for (const auto& request : requests) alone.push_back(reply(*engine, request));
+    sessions = saved(*engine);
+  }
+  EXPECT_EQ(sessions.size(), 3U);
+  for (const auto& record : alone) EXPECT_EQ(record.error, "");
+
+  std::uint64_t hits = 0;
+  for (std::uint64_t seed = 0; seed < 12; ++seed) {
+    Random random(100 + seed);
+    const test::TempFolder folder;
+    EngineOptions options;
+    options.state_memory = slot * (1 + random.below(12));
+    options.cache_memory = random.below(3) == 0 ? 0 : slot * (1 + random.below(30));
+    options.step_tokens = 64 * (1 + random.below(6));
+    options.threads = 1 + static_cast<int>(random.below(2));
+    options.swap_folder = folder.path();
+    if (random.below(2) == 0) options.session_memory = 1;  // every session is swapped
+    const auto engine = tiny_engine(options);
+    std::vector<int> order;
+    for (int i = 0; i < kRequests; ++i) order.insert(order.begin() + random.below(i + 1), i);
+    std::vector<std::shared_ptr<Recorder>> recorders(kRequests);
+    std::vector<bool> cancelled(kRequests);
+    const auto submit = [&](int i) {
+      // Noise that is cancelled at some time.
+      Request noise = requests[random.below(kRequests)];
+      noise.session = noise.save_as = "";
+      if (noise.prompt.empty()) noise.prompt = {1};
+      const auto noisy = std::make_shared<Recorder>();
+      const auto id = engine->submit(noise, noisy);
+      recorders[i] = std::make_shared<Recorder>();
+      engine->submit(requests[i], recorders[i]);
+      if (random.below(2) == 0) std::this_thread::sleep_for(std::chrono::microseconds(random.below(2000)));
+      engine->cancel(id);
+    };
+    for (const int i : order) {
+      if (i % 6 != 5) submit(i);
+    }
+    for (const int i : order) {
+      if (i % 6 != 5) continue;
+      recorders[i - 1]->record();
+      submit(i);
+    }
+    for (int i = 0; i < kRequests; ++i) EXPECT_EQ(recorders[i]->record(), alone[i]) << "schedule " << seed << " " << i;
+    EXPECT_EQ(saved(*engine), sessions) << "schedule " << seed;
+    hits += engine->statistics().cache_hits;
+  }
+  EXPECT_GT(hits, 0U);
+}
+
+}  // namespace
+}  // namespace efla::serve
