@@ -38,7 +38,8 @@ INSTANTIATE_TEST_SUITE_P(All, Corpus,
                                          Target{"lm_run", lm_run}, Target{"unpack", unpack},
                                          Target{"token_shard", token_shard}, Target{"token_index", token_index},
                                          Target{"sentencepiece", sentencepiece}, Target{"documents", documents},
-                                         Target{"lm_tasks", lm_tasks}, Target{"toml", toml}),
+                                         Target{"lm_tasks", lm_tasks}, Target{"toml", toml},
+                                         Target{"http_requests", http_requests}, Target{"api_requests", api_requests}),
                          [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

@@ -30,6 +30,10 @@ void sentencepiece(io::ByteView bytes);
 void documents(io::ByteView bytes);
 // The file of a benchmark of language models, which the first byte chooses.
 void lm_tasks(io::ByteView bytes);
+// What a client of the server sends, in pieces: bytes of a connection.
+void http_requests(io::ByteView bytes);
+// The JSON of a request to the server; the first byte chooses the endpoint.
+void api_requests(io::ByteView bytes);
 // A configuration.
 void toml(io::ByteView bytes);
 

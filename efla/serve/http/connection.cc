@@ -179,6 +179,7 @@ void Connection::refuse_bytes(const boost::beast::error_code& error) {
 }
 
 void Connection::append_header(const HttpReply& reply, bool events) {
+  ++host_.replies[reply.status];
   out_ += chunked_ ? "HTTP/1.1 " : "HTTP/1.0 ";
   out_ += std::to_string(reply.status);
   out_ += ' ';
@@ -315,7 +316,7 @@ void Connection::check_deadline(Clock::time_point now) {
 }
 
 void Connection::set_gone(std::uint64_t serial, std::function<void()> gone) {
-  if (!current(serial)) return;
+  if (!current(serial)) return gone();
   gone_ = std::move(gone);
 }
 

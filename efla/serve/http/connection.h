@@ -28,8 +28,9 @@ struct ConnectionHost {
   HttpServer::Handle handle;
   std::function<std::shared_ptr<HttpExchange>(Connection&, std::uint64_t serial)> exchange;
   std::function<void(Connection&)> closed;
-  std::size_t body_bytes = 0;  // of requests that are being read
-  bool stopping = false;       // answers end with "Connection: close"
+  std::map<int, std::uint64_t> replies;  // by status
+  std::size_t body_bytes = 0;            // of requests that are being read
+  bool stopping = false;                 // answers end with "Connection: close"
 };
 
 class Connection : public std::enable_shared_from_this<Connection> {

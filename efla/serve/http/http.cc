@@ -269,6 +269,7 @@ class HttpServer::Implementation {
 
   const std::string& address() const { return address_; }
   std::int64_t connections() const { return open_; }
+  const std::map<int, std::uint64_t>& replies() const { return host_.replies; }
 
  private:
   void load_certificate() {
@@ -426,5 +427,6 @@ void HttpServer::after(std::chrono::milliseconds time, std::function<void()> tas
 }
 void HttpServer::stop(std::chrono::milliseconds grace) { implementation_->stop(grace); }
 std::int64_t HttpServer::connections() const { return implementation_->connections(); }
+const std::map<int, std::uint64_t>& HttpServer::replies() const { return implementation_->replies(); }
 
 }  // namespace efla::serve

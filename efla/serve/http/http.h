@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -57,7 +58,7 @@ class HttpExchange {
   virtual void end() = 0;
 
   // Sets the function that is called, on the server's thread, when the client leaves before the end of its reply. Calls
-  // it at once if the client has left.
+  // it at once if the client has left, or if the reply is over.
   virtual void on_gone(std::function<void()> gone) = 0;
 };
 
@@ -90,6 +91,8 @@ class HttpServer {
   void stop(std::chrono::milliseconds grace);
 
   std::int64_t connections() const;  // open now
+  // Returns the number of replies so far by status. On the thread of run() alone.
+  const std::map<int, std::uint64_t>& replies() const;
 
  private:
   class Implementation;

@@ -1,0 +1,30 @@
+// Turns the messages of a chat into the text that a model continues.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+namespace efla::serve {
+
+struct ChatMessage {
+  std::string role, content;
+};
+
+struct ChatTemplate {
+  std::map<std::string, std::string> messages = {};  // by role, with {content} once
+  std::string reply = {};              // what a reply begins with; the reply ends like an assistant's message
+  std::vector<std::string> stop = {};  // texts that end a reply
+
+  // Returns the text of messages and the beginning of a reply. Throws ApiError for a role without a template.
+  std::string render(const std::vector<ChatMessage>& chat) const;
+
+  // Returns the text that follows a reply in a chat.
+  std::string after_reply() const;
+};
+
+// Loads "plain" ("User: …", "Assistant: …" on a line each), "chatml" (<|im_start|>role … <|im_end|>), or a TOML file
+// with a text per role ("system", "user", "assistant"), "reply" and "stop". Throws Error, IoError.
+ChatTemplate load_chat_template(const std::string& name);
+
+}  // namespace efla::serve

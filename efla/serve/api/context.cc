@@ -1,0 +1,74 @@
+#include "efla/serve/api/context.h"
+
+#include <random>
+#include <utility>
+
+#include "efla/base/printable.h"
+#include "efla/serve/api/error.h"
+
+namespace efla::serve {
+
+std::string engine_name(const std::string& client, const std::string& session) {
+  return client.empty() ? session : client + "." + session;
+}
+
+std::shared_ptr<void> take_place(ApiContext& context, const std::string& client) {
+  const std::lock_guard lock(context.mutex);
+  const auto most = context.options.max_requests_per_key;
+  auto& running = context.running[client];
+  if (most > 0 && running >= most) {
+    throw ApiError(429, "this key has " + std::to_string(running) + " requests running already", "",
+                   "too_many_requests");
+  }
+  ++running;
+  return {nullptr, [&context, client](void*) {
+            const std::lock_guard lock(context.mutex);
+            if (--context.running[client] == 0) context.running.erase(client);
+          }};
+}
+
+std::string random_name(const std::string& prefix) {
+  constexpr std::string_view kLetters = "0123456789abcdefghijklmnopqrstuvwxyz";
+  std::random_device device;
+  std::string name = prefix;
+  for (int i = 0; i < 24; ++i)
+    name += kLetters[std::uniform_int_distribution<std::size_t>(0, kLetters.size() - 1)(device)];
+  return name;
+}
+
+std::vector<std::int32_t> encode_prompt(const ApiContext& context, const Prompt& prompt, bool bos, bool at_start,
+                                        const std::string& field) {
+  const auto& tokenizer = *context.info.tokenizer;
+  std::vector<std::int32_t> ids;
+  if (const auto* text = std::get_if<std::string>(&prompt)) {
+    if (bos && at_start && tokenizer.bos() >= 0) ids.push_back(tokenizer.bos());
+    const auto encoded = tokenizer.encode(*text);
+    ids.insert(ids.end(), encoded.begin(), encoded.end());
+  } else {
+    ids = std::get<std::vector<std::int32_t>>(prompt);
+    // Replies of logprobs name every token, so that the tokenizer must have it.
+    for (const auto id : ids) {
+      if (id < tokenizer.vocab_size()) continue;
+      throw ApiError(
+          400,
+          field + ": got token " + std::to_string(id) + ", expected 0 to " + std::to_string(tokenizer.vocab_size() - 1),
+          field);
+    }
+  }
+  if (ids.empty() && at_start) throw ApiError(400, field + ": got an empty text, expected at least one token", field);
+  const auto most = context.options.max_prompt_tokens;
+  if (most > 0 && std::cmp_greater(ids.size(), most)) {
+    throw ApiError(400,
+                   field + ": got " + std::to_string(ids.size()) + " tokens, expected at most " + std::to_string(most),
+                   field, "context_length_exceeded");
+  }
+  return ids;
+}
+
+void check_model(const ApiContext& context, const std::string& model) {
+  if (model.empty() || model == context.options.model) return;
+  throw ApiError(404, "model: got \"" + printable(model, 100) + "\", expected \"" + context.options.model + "\"",
+                 "model", "model_not_found");
+}
+
+}  // namespace efla::serve

@@ -1,0 +1,73 @@
+// What the requests of a service share, and what several of them need.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "efla/serve/api/chat_template.h"
+#include "efla/serve/api/requests.h"
+#include "efla/serve/engine.h"
+
+namespace efla::serve {
+
+struct ApiOptions {
+  std::string model;  // the name that clients use
+  ChatTemplate chat;
+  bool bos = false;                         // texts begin with the bos token unless the request says otherwise
+  std::int64_t max_tokens = 4096;           // of a reply
+  std::int64_t max_prompt_tokens = 0;       // 0: no limit
+  std::int64_t max_requests_per_key = 0;    // that run at once; 0: no limit
+  std::int64_t max_stored_responses = 256;  // the oldest are dropped
+  std::chrono::milliseconds deadline{0};    // of a reply; 0: none
+  std::int64_t kv_bytes_per_token = 0;      // of a model with softmax attention of the same width, in 16 bits
+  std::string page = {};                    // the web page
+};
+
+// What the requests of a service share.
+struct ApiContext {
+  Engine& engine;
+  EngineInfo info;
+  ApiOptions options;
+  std::function<void(std::function<void()>)> work;  // calls a function on the thread for work
+  std::atomic<std::uint64_t> next_name = 0;
+
+  std::mutex mutex{};                                // of what follows
+  std::map<std::string, std::int64_t> running = {};  // requests by client
+  std::vector<std::string> responses = {};           // names of stored states, the oldest first
+};
+
+// Returns the name of a client's session inside the engine: clients do not see each other's.
+std::string engine_name(const std::string& client, const std::string& session);
+
+// Returns the ids of a prompt. Throws ApiError about `field`. at_start: of a text, where a bos token may stand.
+std::vector<std::int32_t> encode_prompt(const ApiContext& context, const Prompt& prompt, bool bos, bool at_start,
+                                        const std::string& field);
+
+// Throws ApiError unless the model is the one that is served, or not named.
+void check_model(const ApiContext& context, const std::string& model);
+
+// Calls a function when the engine has finished a request that no client waits for token by token.
+class Continuation : public Listener {
+ public:
+  explicit Continuation(std::function<void(const Finish&)> finished) : finished_(std::move(finished)) {}
+  void token(const Token&) override {}
+  void finish(const Finish& finish) override { finished_(finish); }
+
+ private:
+  std::function<void(const Finish&)> finished_;
+};
+
+// Counts a request of a client as running for as long as the result lives. Throws ApiError with status 429 where the
+// client has too many already.
+std::shared_ptr<void> take_place(ApiContext& context, const std::string& client);
+
+// Returns a name that no other session of this process has.
+std::string random_name(const std::string& prefix);
+
+}  // namespace efla::serve

@@ -1,0 +1,67 @@
+#include "efla/serve/api/error.h"
+
+#include <new>
+#include <nlohmann/json.hpp>
+
+#include "efla/base/error.h"
+#include "efla/base/printable.h"
+#include "efla/io/json.h"
+#include "efla/serve/engine.h"
+
+namespace efla::serve {
+namespace {
+
+nlohmann::ordered_json text_or_null(const std::string& text) {
+  return text.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(text);
+}
+
+const char* type_of(int status) {
+  if (status >= 500) return "server_error";
+  return status == 429 ? "rate_limit_error" : "invalid_request_error";
+}
+
+}  // namespace
+
+std::string to_json(const ApiError& error) {
+  const nlohmann::ordered_json body{{"error",
+                                     {{"message", error.message},
+                                      {"type", type_of(error.status)},
+                                      {"param", text_or_null(error.param)},
+                                      {"code", text_or_null(error.code)}}}};
+  return io::to_json_line(body);
+}
+
+HttpReply to_reply(const ApiError& error) {
+  HttpReply reply{.status = error.status, .body = to_json(error)};
+  if (error.status == 429 || error.status == 503) reply.fields.emplace_back("Retry-After: 1");
+  if (error.status == 401) reply.fields.emplace_back("WWW-Authenticate: Bearer");
+  return reply;
+}
+
+ApiError current_error() {
+  const auto sentence = [](const Error& error) {
+    return printable(error.argument() + ": got " + error.got() + ", expected " + error.expected(), 1000);
+  };
+  try {
+    throw;
+  } catch (const ApiError& error) {
+    return error;
+  } catch (const QueueFull&) {
+    return {429, "the queue is full: too many requests wait already", "", "queue_full"};
+  } catch (const NoSuchSession& error) {
+    return {404, sentence(error), "session", "session_not_found"};
+  } catch (const SessionInUse& error) {
+    return {409, sentence(error), "session", "session_in_use"};
+  } catch (const Error& error) {
+    return {400, sentence(error), error.argument()};
+  } catch (const IoError& error) {
+    const bool content = error.kind() == IoError::Kind::content;
+    return {content ? 400 : 500, printable(error.what(), 1000)};
+  } catch (const std::bad_alloc&) {
+    return {503, "not enough memory"};
+  } catch (const std::exception& error) {
+    return {500, printable(error.what(), 1000)};
+  }
+}
+
+}  // namespace efla::serve

@@ -1,0 +1,32 @@
+// An error that a client gets, in the shape of OpenAI's API.
+#pragma once
+
+#include <exception>
+#include <string>
+#include <utility>
+
+#include "efla/serve/http/http.h"
+
+namespace efla::serve {
+
+struct ApiError : std::exception {
+  ApiError(int status, std::string message, std::string param = {}, std::string code = {})
+      : status(status), message(std::move(message)), param(std::move(param)), code(std::move(code)) {}
+
+  const char* what() const noexcept override { return message.c_str(); }
+
+  int status;
+  std::string message;
+  std::string param, code;  // empty: null
+};
+
+// Returns {"error": {message, type, param, code}}.
+std::string to_json(const ApiError& error);
+
+// Returns the reply with an error; with Retry-After for 429 and 503.
+HttpReply to_reply(const ApiError& error);
+
+// Returns the exception that is being handled as an error of the API. What is nobody's mistake has status 500.
+ApiError current_error();
+
+}  // namespace efla::serve

@@ -1,0 +1,267 @@
+#include "efla/serve/api/formats.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "efla/base/utf8.h"
+#include "efla/io/json.h"
+
+namespace efla::serve {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr float kLeastLogprob = -9999.0F;  // JSON has no infinity
+
+Json logprob_json(float value) {
+  if (std::isnan(value)) return nullptr;
+  return std::max(value, kLeastLogprob);
+}
+
+// Returns a token as text. A token that is a part of a character is shown by its bytes, as in "bytes:\xe2\x80".
+std::string token_text(std::int32_t id, const data::Tokenizer& tokenizer) {
+  const auto bytes = tokenizer.bytes_of(id);
+  if (bytes.empty()) {
+    return id == tokenizer.eos() ? kEosText : id == tokenizer.bos() ? kBosText : "<" + std::to_string(id) + ">";
+  }
+  if (utf8_prefix(bytes) == bytes.size()) return std::string(bytes);
+  constexpr std::string_view kHex = "0123456789abcdef";
+  std::string text = "bytes:";
+  for (const char c : bytes) {
+    const auto byte = static_cast<unsigned char>(c);
+    text += {'\\', 'x', kHex[byte >> 4], kHex[byte & 15]};
+  }
+  return text;
+}
+
+std::size_t characters(std::string_view bytes) {
+  return static_cast<std::size_t>(
+      std::count_if(bytes.begin(), bytes.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
+}
+
+Json chat_token(std::int32_t id, float logprob, const data::Tokenizer& tokenizer) {
+  Json bytes = Json::array();
+  for (const char c : tokenizer.bytes_of(id)) bytes.push_back(static_cast<unsigned char>(c));
+  return {{"token", token_text(id, tokenizer)}, {"logprob", logprob_json(logprob)}, {"bytes", bytes}};
+}
+
+Json chat_logprobs(const std::vector<ScoredToken>& tokens, const data::Tokenizer& tokenizer) {
+  Json content = Json::array();
+  for (const auto& token : tokens) {
+    auto entry = chat_token(token.id, token.logprob, tokenizer);
+    entry["top_logprobs"] = Json::array();
+    for (const auto& other : token.alternatives) {
+      entry["top_logprobs"].push_back(chat_token(other.id, other.logprob, tokenizer));
+    }
+    content.push_back(std::move(entry));
+  }
+  return {{"content", std::move(content)}};
+}
+
+Json completion_logprobs(const std::vector<ScoredToken>& tokens, const data::Tokenizer& tokenizer, std::size_t offset) {
+  Json texts = Json::array(), values = Json::array(), tops = Json::array(), offsets = Json::array();
+  for (const auto& token : tokens) {
+    texts.push_back(token_text(token.id, tokenizer));
+    values.push_back(logprob_json(token.logprob));
+    offsets.push_back(offset);
+    offset += characters(tokenizer.bytes_of(token.id));
+    if (std::isnan(token.logprob)) {
+      tops.push_back(nullptr);
+      continue;
+    }
+    Json top = Json::object();  // of equal texts the most probable
+    for (const auto& other : token.alternatives) {
+      top.emplace(token_text(other.id, tokenizer), std::max(other.logprob, kLeastLogprob));
+    }
+    tops.push_back(std::move(top));
+  }
+  return {{"tokens", std::move(texts)},
+          {"token_logprobs", std::move(values)},
+          {"top_logprobs", std::move(tops)},
+          {"text_offset", std::move(offsets)}};
+}
+
+std::string chunk_start(const ReplyHead& head) {
+  const bool chat = head.shape == Shape::chat;
+  return "data: {\"id\":\"" + head.id + "\",\"object\":\"" + (chat ? "chat.completion.chunk" : "text_completion") +
+         "\",\"created\":" + std::to_string(head.created) + ",\"model\":" + json_text(head.model) + ",\"choices\":[";
+}
+
+std::string choice_event(const ReplyHead& head, std::size_t index, const std::string& content,
+                         std::string_view logprobs, const std::string& reason) {
+  std::string text = chunk_start(head);
+  text += "{\"index\":" + std::to_string(index);
+  text += content;
+  text += ",\"logprobs\":";
+  text += logprobs;
+  text += ",\"finish_reason\":";
+  text += reason;
+  text += "}]}\n\n";
+  return text;
+}
+
+}  // namespace
+
+std::string json_text(std::string_view text) { return io::to_json_line(Json(std::string(text))); }
+
+std::string finish_reason(const Finish& finish) { return std::string(name_of(finish.reason)); }
+
+Json usage_json(const Usage& usage) {
+  return {{"prompt_tokens", usage.prompt_tokens},
+          {"completion_tokens", usage.completion_tokens},
+          {"total_tokens", usage.prompt_tokens + usage.completion_tokens},
+          {"prompt_tokens_details", {{"cached_tokens", usage.cached_tokens}}}};
+}
+
+Json logprobs_json(Shape shape, const std::vector<ScoredToken>& tokens, const data::Tokenizer& tokenizer,
+                   std::size_t offset) {
+  if (tokens.empty()) return nullptr;
+  return shape == Shape::chat ? chat_logprobs(tokens, tokenizer) : completion_logprobs(tokens, tokenizer, offset);
+}
+
+Json reply_json(const ReplyHead& head, const std::vector<Choice>& choices, const Usage& usage,
+                const data::Tokenizer& tokenizer) {
+  const bool chat = head.shape == Shape::chat;
+  Json list = Json::array();
+  for (std::size_t i = 0; i < choices.size(); ++i) {
+    Json entry{{"index", i}};
+    if (chat) {
+      entry["message"] = {{"role", "assistant"}, {"content", choices[i].text}, {"refusal", nullptr}};
+    } else {
+      entry["text"] = choices[i].text;
+    }
+    entry["logprobs"] = logprobs_json(head.shape, choices[i].scored, tokenizer, 0);
+    entry["finish_reason"] = finish_reason(*choices[i].finish);
+    list.push_back(std::move(entry));
+  }
+  return {{"id", head.id},
+          {"object", chat ? "chat.completion" : "text_completion"},
+          {"created", head.created},
+          {"model", head.model},
+          {"choices", std::move(list)},
+          {"usage", usage_json(usage)}};
+}
+
+std::string event(std::string_view json) { return "data: " + std::string(json) + "\n\n"; }
+
+std::string chunk_event(const ReplyHead& head, std::size_t index, std::string_view text, std::string_view logprobs) {
+  const bool chat = head.shape == Shape::chat;
+  return choice_event(head, index,
+                      (chat ? ",\"delta\":{\"content\":" : ",\"text\":") + json_text(text) + (chat ? "}" : ""),
+                      logprobs, "null");
+}
+
+std::string first_event(const ReplyHead& head, std::size_t index) {
+  if (head.shape != Shape::chat) return {};
+  return choice_event(head, index, R"(,"delta":{"role":"assistant","content":""})", "null", "null");
+}
+
+std::string last_event(const ReplyHead& head, std::size_t index, const Finish& finish) {
+  return choice_event(head, index, head.shape == Shape::chat ? ",\"delta\":{}" : ",\"text\":\"\"", "null",
+                      json_text(finish_reason(finish)));
+}
+
+std::string extra_event(const ReplyHead& head, const Json& fields) {
+  std::string text = chunk_start(head) + "]";
+  for (const auto& [name, value] : fields.items()) text += ',' + json_text(name) + ':' + io::to_json_line(value);
+  return text + "}\n\n";
+}
+
+ResponseFormat::ResponseFormat(ReplyHead head, const GenerationRequest& request)
+    : head_(std::move(head)), item_id_("msg_" + head_.id.substr(head_.id.find('_') + 1)) {
+  const auto or_null = [](const std::string& text) { return text.empty() ? Json() : Json(text); };
+  const bool instructed = !request.chat.empty() && request.chat.front().role == "system";
+  options_ = {{"instructions", instructed ? Json(request.chat.front().content) : Json()},
+              {"max_output_tokens", request.max_tokens ? Json(*request.max_tokens) : Json()},
+              {"model", head_.model},
+              {"parallel_tool_calls", false},
+              {"previous_response_id", or_null(request.previous_response)},
+              {"store", request.store},
+              {"temperature", request.sampling.temperature},
+              {"text", {{"format", {{"type", "text"}}}}},
+              {"tool_choice", "none"},
+              {"tools", Json::array()},
+              {"top_p", request.sampling.top_p}};
+  text_prefix_ = R"("item_id":")" + item_id_ + R"(","output_index":0,"content_index":0,"delta":)";
+}
+
+Json ResponseFormat::item(const Choice* choice) const {
+  Json content = Json::array();
+  if (choice != nullptr) {
+    content.push_back({{"type", "output_text"}, {"text", choice->text}, {"annotations", Json::array()}});
+  }
+  const bool whole = choice != nullptr && choice->finish && choice->finish->reason == FinishReason::stop;
+  return {{"type", "message"},
+          {"id", item_id_},
+          {"status", choice == nullptr ? "in_progress"
+                     : whole           ? "completed"
+                                       : "incomplete"},
+          {"role", "assistant"},
+          {"content", std::move(content)}};
+}
+
+Json ResponseFormat::object(const Choice* choice, const Usage& usage) const {
+  Json object{{"id", head_.id}, {"object", "response"}, {"created_at", head_.created}};
+  const bool whole = choice != nullptr && choice->finish->reason == FinishReason::stop;
+  object["status"] = choice == nullptr ? "in_progress" : whole ? "completed" : "incomplete";
+  object["error"] = nullptr;
+  object["incomplete_details"] = nullptr;
+  if (choice != nullptr && !whole) {
+    const bool length = choice->finish->reason == FinishReason::length;
+    object["incomplete_details"] = {{"reason", length ? "max_output_tokens" : finish_reason(*choice->finish)}};
+  }
+  object.update(options_);
+  object["output"] = Json::array();
+  object["usage"] = nullptr;
+  if (choice == nullptr) return object;
+  object["output"].push_back(item(choice));
+  object["usage"] = {{"input_tokens", usage.prompt_tokens},
+                     {"input_tokens_details", {{"cached_tokens", usage.cached_tokens}}},
+                     {"output_tokens", usage.completion_tokens},
+                     {"output_tokens_details", {{"reasoning_tokens", 0}}},
+                     {"total_tokens", usage.prompt_tokens + usage.completion_tokens}};
+  return object;
+}
+
+std::string ResponseFormat::event(const std::string& type, Json fields) {
+  Json all{{"type", type}, {"sequence_number", sequence_++}};
+  all.update(fields);
+  return "event: " + type + "\ndata: " + io::to_json_line(all) + "\n\n";
+}
+
+std::string ResponseFormat::first_events() {
+  const Json part{{"type", "output_text"}, {"text", ""}, {"annotations", Json::array()}};
+  auto events = event("response.created", {{"response", object(nullptr, {})}});
+  events += event("response.in_progress", {{"response", object(nullptr, {})}});
+  events += event("response.output_item.added", {{"output_index", 0}, {"item", item(nullptr)}});
+  events += event("response.content_part.added",
+                  {{"item_id", item_id_}, {"output_index", 0}, {"content_index", 0}, {"part", part}});
+  return events;
+}
+
+std::string ResponseFormat::text_event(std::string_view text) {
+  return R"(event: response.output_text.delta
+data: {"type":"response.output_text.delta","sequence_number":)" +
+         std::to_string(sequence_++) + "," + text_prefix_ + json_text(text) + ",\"logprobs\":[]}\n\n";
+}
+
+std::string ResponseFormat::last_events(const Choice& choice, const Usage& usage) {
+  const Json part{{"type", "output_text"}, {"text", choice.text}, {"annotations", Json::array()}};
+  const bool whole = choice.finish->reason == FinishReason::stop;
+  auto events = event("response.output_text.done", {{"item_id", item_id_},
+                                                    {"output_index", 0},
+                                                    {"content_index", 0},
+                                                    {"text", choice.text},
+                                                    {"logprobs", Json::array()}});
+  events += event("response.content_part.done",
+                  {{"item_id", item_id_}, {"output_index", 0}, {"content_index", 0}, {"part", part}});
+  events += event("response.output_item.done", {{"output_index", 0}, {"item", item(&choice)}});
+  events += event(whole ? "response.completed" : "response.incomplete", {{"response", object(&choice, usage)}});
+  return events;
+}
+
+std::string ResponseFormat::error_event(const std::string& message) {
+  return event("error", {{"code", "server_error"}, {"message", message}, {"param", nullptr}});
+}
+
+}  // namespace efla::serve

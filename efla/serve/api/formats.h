@@ -1,0 +1,91 @@
+// The JSON of replies, in the shapes of OpenAI's API.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "efla/data/tokenizer.h"
+#include "efla/serve/api/requests.h"
+#include "efla/serve/engine.h"
+
+namespace efla::serve {
+
+// The texts that stand for the special tokens.
+inline constexpr const char* kBosText = "<s>";
+inline constexpr const char* kEosText = "</s>";
+
+// A token with its log-probability and the alternatives to it; NaN where it has none.
+struct ScoredToken {
+  std::int32_t id = 0;
+  float logprob = 0.0F;
+  std::vector<ScoredId> alternatives = {};
+};
+
+// One reply, as far as it has come.
+struct Choice {
+  std::string text;                 // UTF-8
+  std::vector<ScoredToken> scored;  // with logprobs: the prompt with echo, then the reply
+  std::string bytes;                // of all tokens drawn
+  std::vector<std::size_t> ends;    // of each token in `bytes`
+  std::optional<Finish> finish;
+};
+
+// What all messages about a reply have in common.
+struct ReplyHead {
+  std::string id, model;
+  std::int64_t created = 0;  // seconds since 1970
+  Shape shape = Shape::completion;
+};
+
+std::string finish_reason(const Finish& finish);
+nlohmann::ordered_json usage_json(const Usage& usage);
+
+// Returns the object "logprobs" of a completion or a chat for some tokens; null for none. offset: characters of the
+// text before them.
+nlohmann::ordered_json logprobs_json(Shape shape, const std::vector<ScoredToken>& tokens,
+                                     const data::Tokenizer& tokenizer, std::size_t offset);
+
+// Returns the whole reply of a completion or a chat.
+nlohmann::ordered_json reply_json(const ReplyHead& head, const std::vector<Choice>& choices, const Usage& usage,
+                                  const data::Tokenizer& tokenizer);
+
+// Returns server-sent events. `logprobs` is JSON.
+std::string event(std::string_view json);
+std::string chunk_event(const ReplyHead& head, std::size_t index, std::string_view text, std::string_view logprobs);
+std::string first_event(const ReplyHead& head, std::size_t index);  // the role, in a chat; otherwise nothing
+std::string last_event(const ReplyHead& head, std::size_t index, const Finish& finish);
+// An event without choices that has more fields.
+std::string extra_event(const ReplyHead& head, const nlohmann::ordered_json& fields);
+inline constexpr std::string_view kDone = "data: [DONE]\n\n";
+
+// The object of /v1/responses, and the events of its stream.
+class ResponseFormat {
+ public:
+  ResponseFormat(ReplyHead head, const GenerationRequest& request);
+
+  // Returns the object; without `choice`, in progress.
+  nlohmann::ordered_json object(const Choice* choice, const Usage& usage) const;
+
+  std::string first_events();
+  std::string text_event(std::string_view text);
+  std::string last_events(const Choice& choice, const Usage& usage);
+  std::string error_event(const std::string& message);
+
+ private:
+  std::string event(const std::string& type, nlohmann::ordered_json fields);
+  nlohmann::ordered_json item(const Choice* choice) const;
+
+  ReplyHead head_;
+  nlohmann::ordered_json options_;
+  std::string item_id_, text_prefix_;
+  int sequence_ = 0;
+};
+
+// Returns a text as JSON; bytes that are not UTF-8 become U+FFFD.
+std::string json_text(std::string_view text);
+
+}  // namespace efla::serve

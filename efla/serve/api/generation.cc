@@ -1,0 +1,436 @@
+#include "efla/serve/api/generation.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <mutex>
+#include <random>
+#include <utility>
+
+#include "efla/base/utf8.h"
+#include "efla/io/json.h"
+#include "efla/serve/api/base64.h"
+#include "efla/serve/api/error.h"
+#include "efla/serve/api/formats.h"
+
+namespace efla::serve {
+namespace {
+
+class Generation : public std::enable_shared_from_this<Generation> {
+ public:
+  Generation(ApiContext& context, GenerationRequest request, std::string client, std::shared_ptr<HttpExchange> exchange)
+      : context_(context),
+        client_(std::move(client)),
+        place_(take_place(context, client_)),
+        request_(std::move(request)),
+        exchange_(std::move(exchange)) {}
+
+  void start();
+
+ private:
+  // Receives one reply, or the scores of a prompt.
+  class Receiver : public Listener {
+   public:
+    Receiver(std::shared_ptr<Generation> generation, std::size_t index)
+        : generation_(std::move(generation)), index_(index) {}
+    void prompt(std::span<const PromptToken> tokens) override { generation_->prompt(index_, tokens); }
+    void token(const Token& token) override { generation_->token(index_, token); }
+    void finish(const Finish& finish) override { generation_->finish(index_, finish); }
+
+   private:
+    std::shared_ptr<Generation> generation_;
+    std::size_t index_;
+  };
+
+  void prepare();
+  void prepare_states();
+  void prepare_prompts();
+  void submit_all();
+  void submit(Request request, std::size_t index);
+  void submit_forks(std::size_t prompt);
+  void release();
+  Request engine_request(std::size_t prompt, std::size_t replica) const;
+  void begin_stream();
+
+  // On the engine's thread:
+  void prompt(std::size_t index, std::span<const PromptToken> tokens);
+  void token(std::size_t index, const Token& token);
+  void finish(std::size_t index, const Finish& finish);
+  void send_text(std::size_t index, std::string_view text, std::size_t first_scored);
+
+  // On the thread for work:
+  void complete();
+  void end_turn(const std::function<void()>& next);
+  void answer();
+  void fail(const ApiError& error);
+  void drop_temporary();
+  bool failed() {
+    const std::lock_guard lock(mutex_);
+    return failed_;
+  }
+  const data::Tokenizer& tokenizer() const { return *context_.info.tokenizer; }
+  std::size_t replies() const { return prompts_.size() * static_cast<std::size_t>(request_.n); }
+
+  ApiContext& context_;
+  std::string client_;
+  std::shared_ptr<void> place_;  // given up last, because the context may end then
+  GenerationRequest request_;
+  std::shared_ptr<HttpExchange> exchange_;
+  ReplyHead head_;
+  std::unique_ptr<ResponseFormat> response_;
+  std::vector<std::vector<std::int32_t>> prompts_;
+  std::vector<std::vector<ScoredToken>> scored_prompts_;  // of several replies each
+  std::string from_, save_as_;                            // engine's names
+  std::vector<std::string> forks_;                        // of prompts with several replies
+  std::vector<std::string> temporary_;
+  std::vector<Choice> choices_;
+  Usage usage_;
+  std::atomic<std::size_t> left_ = 1;  // requests that are not finished, and the thread that submits
+  std::mutex mutex_;                   // of what follows
+  std::vector<RequestId> ids_;
+  bool gone_ = false, failed_ = false, begun_ = false;
+};
+
+void Generation::start() {
+  try {
+    prepare();
+    exchange_->on_gone([weak = weak_from_this()] {
+      const auto self = weak.lock();
+      if (!self) return;
+      const std::lock_guard lock(self->mutex_);
+      self->gone_ = true;
+      for (const auto id : self->ids_) self->context_.engine.cancel(id);
+    });
+    submit_all();
+    begin_stream();
+  } catch (...) {
+    fail(current_error());
+  }
+  release();
+}
+
+void Generation::prepare() {
+  check_model(context_, request_.model);
+  const auto& options = context_.options;
+  if (!request_.max_tokens) request_.max_tokens = options.max_tokens;
+  if (*request_.max_tokens > options.max_tokens) {
+    const char* field = request_.shape == Shape::response ? "max_output_tokens" : "max_tokens";
+    throw ApiError(400,
+                   std::string(field) + ": got " + std::to_string(*request_.max_tokens) + ", expected at most " +
+                       std::to_string(options.max_tokens),
+                   field);
+  }
+  if (!request_.seeded) request_.sampling.seed = std::random_device{}();
+  const char* prefix = request_.shape == Shape::chat       ? "chatcmpl-"
+                       : request_.shape == Shape::response ? "resp_"
+                                                           : "cmpl-";
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  head_ = {random_name(prefix), options.model, std::chrono::duration_cast<std::chrono::seconds>(now).count(),
+           request_.shape};
+  if (request_.shape == Shape::response) response_ = std::make_unique<ResponseFormat>(head_, request_);
+  prepare_states();
+  prepare_prompts();
+  choices_.resize(replies());
+  scored_prompts_.resize(prompts_.size());
+}
+
+// Finds or loads the state that the request continues, and the name for the one that it leaves.
+void Generation::prepare_states() {
+  auto& engine = context_.engine;
+  const auto temporary = [&] {
+    temporary_.push_back("_" + std::to_string(context_.next_name++));
+    return temporary_.back();
+  };
+  const auto find = [&](const std::string& name, const std::string& field) {
+    try {
+      from_ = engine_name(client_, name);
+      engine.session(from_);
+    } catch (const NoSuchSession&) {
+      throw ApiError(404, field + ": got \"" + name + "\", expected a stored one", field, "not_found");
+    }
+  };
+  if (!request_.session.empty()) find(request_.session, "session");
+  if (!request_.previous_response.empty()) find(request_.previous_response, "previous_response_id");
+  if (request_.state) {
+    from_ = temporary();
+    engine.load(from_, *request_.state);
+    request_.state->clear();
+  }
+  if (!request_.save_as.empty()) save_as_ = engine_name(client_, request_.save_as);
+  if (request_.store) save_as_ = engine_name(client_, head_.id);
+  if (request_.return_state) save_as_ = temporary();
+}
+
+void Generation::prepare_prompts() {
+  if (request_.shape != Shape::completion) {
+    request_.prompts = {context_.options.chat.render(request_.chat)};
+    const auto& stop = context_.options.chat.stop;
+    request_.stop.insert(request_.stop.end(), stop.begin(), stop.end());
+  }
+  const bool bos = request_.bos.value_or(context_.options.bos);
+  const char* field = request_.shape == Shape::completion ? "prompt"
+                      : request_.shape == Shape::chat     ? "messages"
+                                                          : "input";
+  for (const auto& prompt : request_.prompts) {
+    prompts_.push_back(encode_prompt(context_, prompt, bos, from_.empty(), field));
+  }
+}
+
+Request Generation::engine_request(std::size_t prompt, std::size_t replica) const {
+  Request made;
+  made.prompt = prompts_[prompt];
+  made.session = from_;
+  made.max_tokens = *request_.max_tokens;
+  made.sampling = request_.sampling;
+  made.sampling.seed += replica;
+  made.stop = request_.stop;
+  made.stop_ids = request_.stop_ids;
+  made.logprobs = request_.logprobs;
+  made.echo = request_.echo && request_.logprobs >= 0;
+  made.client = client_;
+  if (context_.options.deadline.count() > 0) made.deadline = Clock::now() + context_.options.deadline;
+  return made;
+}
+
+// Several replies to a prompt begin with forks of the state after it: the prompt is prefilled once.
+void Generation::submit_all() {
+  for (std::size_t i = 0; i < prompts_.size(); ++i) {
+    auto request = engine_request(i, 0);
+    if (request_.n == 1) {
+      request.save_as = save_as_;
+      submit(std::move(request), i);
+      continue;
+    }
+    temporary_.push_back("_" + std::to_string(context_.next_name++));
+    forks_.push_back(temporary_.back());
+    request.save_as = forks_.back();
+    request.max_tokens = 0;
+    submit(std::move(request), replies() + i);
+  }
+}
+
+void Generation::submit(Request request, std::size_t index) {
+  const std::lock_guard lock(mutex_);
+  if (gone_ || failed_) request.deadline = Clock::now();  // its end still cleans up
+  ++left_;
+  try {
+    ids_.push_back(context_.engine.submit(std::move(request), std::make_shared<Receiver>(shared_from_this(), index)));
+  } catch (...) {
+    --left_;  // not the last, because the caller has its own share
+    throw;
+  }
+}
+
+// Completes the reply after the last request.
+void Generation::release() {
+  if (--left_ == 0) context_.work([self = shared_from_this()] { self->complete(); });
+}
+
+void Generation::submit_forks(std::size_t prompt) {
+  try {
+    const auto n = static_cast<std::size_t>(request_.n);
+    for (std::size_t replica = 0; replica < n; ++replica) {
+      auto request = engine_request(prompt, replica);
+      request.prompt.clear();
+      request.echo = false;
+      request.session = forks_[prompt];
+      submit(std::move(request), prompt * n + replica);
+    }
+  } catch (...) {
+    fail(current_error());
+  }
+  release();
+}
+
+// Called when the engine has taken the requests, so that a full queue still has its status, or at the first token.
+void Generation::begin_stream() {
+  if (!request_.stream) return;
+  const std::lock_guard lock(mutex_);
+  if (failed_ || std::exchange(begun_, true)) return;
+  exchange_->begin_events();
+  if (response_) return exchange_->write(response_->first_events());
+  std::string events;
+  for (std::size_t i = 0; i < replies(); ++i) events += first_event(head_, i);
+  exchange_->write(events);
+}
+
+void Generation::prompt(std::size_t index, std::span<const PromptToken> tokens) {
+  auto& scored = index < replies() ? choices_[index].scored : scored_prompts_[index - replies()];
+  for (const auto& token : tokens) scored.push_back({token.token.id, token.token.logprob, token.alternatives});
+}
+
+void Generation::token(std::size_t index, const Token& token) {
+  auto& choice = choices_[index];
+  if (choice.ends.empty() && request_.echo && request_.stream) {
+    const auto& ids = prompts_[index / static_cast<std::size_t>(request_.n)];
+    send_text(index, tokenizer().decode(ids), 0);
+  }
+  const auto scored = choice.scored.size();
+  if (request_.logprobs >= 0) choice.scored.push_back({token.drawn.id, token.drawn.logprob, token.alternatives});
+  choice.bytes += token.bytes;
+  choice.ends.push_back(choice.bytes.size());
+  choice.text += token.text;
+  if (request_.stream && (!token.text.empty() || request_.logprobs >= 0)) send_text(index, token.text, scored);
+}
+
+void Generation::send_text(std::size_t index, std::string_view text, std::size_t first_scored) {
+  begin_stream();
+  if (response_) return exchange_->write(response_->text_event(text));
+  auto& scored = choices_[index].scored;
+  if (scored.empty()) return exchange_->write(chunk_event(head_, index, text, "null"));
+  const std::vector<ScoredToken> fresh(scored.begin() + static_cast<std::ptrdiff_t>(first_scored), scored.end());
+  const auto logprobs = logprobs_json(request_.shape, fresh, tokenizer(), 0);
+  exchange_->write(chunk_event(head_, index, text, io::to_json_line(logprobs)));
+}
+
+void Generation::finish(std::size_t index, const Finish& finish) {
+  usage_.prompt_tokens += finish.usage.prompt_tokens;
+  usage_.cached_tokens += finish.usage.cached_tokens;
+  usage_.completion_tokens += finish.usage.completion_tokens;
+  if (index >= replies()) {  // a prompt with several replies
+    const auto prompt = index - replies();
+    const auto n = static_cast<std::size_t>(request_.n);
+    if (finish.reason == FinishReason::length || finish.reason == FinishReason::stop) {
+      for (std::size_t i = 0; i < n; ++i) choices_[prompt * n + i].scored = scored_prompts_[prompt];
+      return context_.work([self = shared_from_this(), prompt] { self->submit_forks(prompt); });
+    }
+    for (std::size_t i = 0; i < n; ++i) choices_[prompt * n + i].finish = finish;
+    return release();
+  }
+  auto& choice = choices_[index];
+  choice.text += finish.text;
+  choice.finish = finish;
+  if (request_.stream) begin_stream();
+  if (request_.stream && !response_) {
+    if (choice.ends.empty() && request_.echo) {
+      send_text(index, tokenizer().decode(prompts_[index / static_cast<std::size_t>(request_.n)]), 0);
+    }
+    std::string events;
+    if (!finish.text.empty()) events += chunk_event(head_, index, finish.text, "null");
+    exchange_->write(events + last_event(head_, index, finish));
+  } else if (request_.stream && !finish.text.empty()) {
+    exchange_->write(response_->text_event(finish.text));
+  }
+  release();
+}
+
+void Generation::complete() {
+  if (failed()) return drop_temporary();
+  try {
+    for (const auto& choice : choices_) {
+      if (choice.finish->reason == FinishReason::error) throw ApiError(500, choice.finish->error);
+      if (choice.finish->reason == FinishReason::cancelled) throw ApiError(503, "the server is stopping");
+    }
+    if (choices_.front().finish->reason == FinishReason::deadline) save_as_.clear();  // the engine stores nothing
+    if (!save_as_.empty() && request_.shape != Shape::completion) {
+      return end_turn([self = shared_from_this()] { self->answer(); });
+    }
+    answer();
+  } catch (...) {
+    fail(current_error());
+    drop_temporary();
+  }
+}
+
+// Makes the stored text of a chat end as a turn ends: takes back the tokens of what ended the reply, and prefills what
+// follows a reply in the template.
+void Generation::end_turn(const std::function<void()>& next) {
+  const auto& choice = choices_.front();
+  const auto& finish = *choice.finish;
+  std::size_t end = choice.bytes.size();  // of the reply in its bytes
+  std::size_t back = 0;                   // tokens
+  if (!finish.stop.empty()) {
+    end = std::min(end, choice.bytes.rfind(finish.stop));
+    while (back < choice.ends.size() && choice.ends[choice.ends.size() - 1 - back] > end) ++back;
+  } else if (finish.reason == FinishReason::stop) {
+    back = 1;  // the id that ends a text
+  }
+  const auto begin = back == choice.ends.size() ? 0 : choice.ends[choice.ends.size() - 1 - back];
+  auto rest = choice.bytes.substr(begin, end - std::min(begin, end));
+  if (std::cmp_greater(back, context_.engine.session(save_as_).rewindable) || utf8_prefix(rest) != rest.size()) {
+    back = 0;
+    rest.clear();
+  }
+  if (back > 0) context_.engine.rewind(save_as_, static_cast<std::int64_t>(back));
+  const auto text = rest + context_.options.chat.after_reply();
+  if (text.empty()) return next();
+  Request request;
+  request.prompt = tokenizer().encode(text);
+  request.session = request.save_as = save_as_;
+  request.max_tokens = 0;
+  request.client = client_;
+  context_.engine.submit(std::move(request),
+                         std::make_shared<Continuation>([self = shared_from_this(), next](const Finish& finish) {
+                           self->context_.work([self, next, finish] {
+                             try {
+                               if (finish.reason == FinishReason::error) throw ApiError(500, finish.error);
+                               next();
+                             } catch (...) {
+                               self->fail(current_error());
+                               self->drop_temporary();
+                             }
+                           });
+                         }));
+}
+
+void Generation::answer() {
+  if (request_.store && !save_as_.empty()) {
+    const std::lock_guard lock(context_.mutex);
+    context_.responses.push_back(save_as_);
+    if (std::cmp_greater(context_.responses.size(), context_.options.max_stored_responses)) {
+      temporary_.push_back(context_.responses.front());
+      context_.responses.erase(context_.responses.begin());
+    }
+  }
+  nlohmann::ordered_json extra = nlohmann::ordered_json::object();
+  if (request_.return_state && !save_as_.empty()) extra["state"] = to_base64(context_.engine.save(save_as_));
+  drop_temporary();
+  if (request_.stream) {
+    if (response_) {
+      exchange_->write(response_->last_events(choices_.front(), usage_));
+    } else {
+      if (request_.include_usage) extra["usage"] = usage_json(usage_);
+      if (!extra.empty()) exchange_->write(extra_event(head_, extra));
+      exchange_->write(kDone);
+    }
+    return exchange_->end();
+  }
+  if (request_.echo) {
+    for (std::size_t i = 0; i < choices_.size(); ++i) {
+      const auto prompt = i / static_cast<std::size_t>(request_.n);
+      const auto* text = std::get_if<std::string>(&request_.prompts[prompt]);
+      choices_[i].text = (text != nullptr ? *text : tokenizer().decode(prompts_[prompt])) + choices_[i].text;
+    }
+  }
+  auto body =
+      response_ ? response_->object(&choices_.front(), usage_) : reply_json(head_, choices_, usage_, tokenizer());
+  body.update(extra);
+  exchange_->reply({.body = io::to_json_line(body)});
+}
+
+void Generation::fail(const ApiError& error) {
+  const std::lock_guard lock(mutex_);
+  if (std::exchange(failed_, true)) return;
+  for (const auto id : ids_) context_.engine.cancel(id);
+  if (!begun_) return exchange_->reply(to_reply(error));
+  exchange_->write(response_ ? response_->error_event(error.message) : event(to_json(error)));
+  exchange_->end();
+}
+
+void Generation::drop_temporary() {
+  for (const auto& name : std::exchange(temporary_, {})) {
+    try {
+      context_.engine.erase(name);
+    } catch (const Error&) {  // it was never stored
+    }
+  }
+}
+
+}  // namespace
+
+void start_generation(ApiContext& context, GenerationRequest request, const std::string& client,
+                      const std::shared_ptr<HttpExchange>& exchange) {
+  std::make_shared<Generation>(context, std::move(request), client, exchange)->start();
+}
+
+}  // namespace efla::serve

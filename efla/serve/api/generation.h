@@ -1,0 +1,18 @@
+// One request for text: its prompts go to the engine, its replies come back whole or as a stream.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "efla/serve/api/context.h"
+#include "efla/serve/api/requests.h"
+#include "efla/serve/http/http.h"
+
+namespace efla::serve {
+
+// Starts a request on the thread for work. Errors become its reply. Throws ApiError where the client has too many
+// requests running.
+void start_generation(ApiContext& context, GenerationRequest request, const std::string& client,
+                      const std::shared_ptr<HttpExchange>& exchange);
+
+}  // namespace efla::serve

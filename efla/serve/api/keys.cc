@@ -1,0 +1,46 @@
+#include "efla/serve/api/keys.h"
+
+#include <openssl/crypto.h>
+
+#include <sstream>
+
+#include "efla/base/error.h"
+#include "efla/io/file.h"
+#include "efla/io/sha256.h"
+
+namespace efla::serve {
+namespace {
+
+constexpr std::string_view kScheme = "Bearer ";
+constexpr std::size_t kClientDigits = 12;
+
+}  // namespace
+
+Keys::Keys(const std::vector<std::string>& keys) {
+  for (const auto& key : keys) digests_.push_back(io::sha256(io::as_bytes(key)));
+}
+
+std::optional<std::string> Keys::client(std::string_view authorization) const {
+  if (digests_.empty()) return "";
+  if (!authorization.starts_with(kScheme)) return std::nullopt;
+  const auto digest = io::sha256(io::as_bytes(authorization.substr(kScheme.size())));
+  std::optional<std::string> client;
+  for (const auto& known : digests_) {
+    if (CRYPTO_memcmp(known.data(), digest.data(), digest.size()) == 0) client = known.substr(0, kClientDigits);
+  }
+  return client;
+}
+
+Keys read_keys(const std::filesystem::path& path) {
+  const auto bytes = io::read_file(path);
+  std::istringstream text(std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
+  std::vector<std::string> keys;
+  for (std::string line; std::getline(text, line);) {
+    while (!line.empty() && (line.back() == '\r' || line.back() == ' ')) line.pop_back();
+    if (!line.empty() && line.front() != '#') keys.push_back(line);
+  }
+  if (keys.empty()) throw Error("serve", "--api-keys", path.string() + " without a key", "one key per line");
+  return Keys(keys);
+}
+
+}  // namespace efla::serve

@@ -1,0 +1,33 @@
+// API keys, compared in a time that does not tell how much of a key is right.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace efla::serve {
+
+class Keys {
+ public:
+  // Without a key everybody is admitted.
+  Keys() = default;
+  explicit Keys(const std::vector<std::string>& keys);
+
+  bool empty() const { return digests_.empty(); }
+
+  // Returns the name of the client of a header "Authorization: Bearer KEY": the first digits of the key's SHA-256, or
+  // "" where there are no keys. Returns nothing for a wrong key.
+  std::optional<std::string> client(std::string_view authorization) const;
+
+ private:
+  std::vector<std::string> digests_;  // hexadecimal SHA-256
+};
+
+// Reads keys, one per line; empty lines and lines that begin with # are skipped. Throws Error without any, IoError.
+Keys read_keys(const std::filesystem::path& path);
+
+}  // namespace efla::serve

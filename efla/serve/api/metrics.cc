@@ -1,0 +1,73 @@
+#include "efla/serve/api/metrics.h"
+
+#include "efla/base/text.h"
+
+namespace efla::serve {
+namespace {
+
+class Writer {
+ public:
+  void add(const char* name, const char* type, const char* help) {
+    name_ = std::string("efla:") + name;
+    text_ += "# HELP " + name_ + " " + help + "\n# TYPE " + name_ + " " + type + "\n";
+  }
+  template <class Number>
+  void value(Number number, const std::string& labels = {}, const char* suffix = "") {
+    text_ += name_ + suffix + (labels.empty() ? "" : "{" + labels + "}") + " " + value_text(number) + "\n";
+  }
+  template <class Number>
+  void one(const char* name, const char* type, const char* help, Number number) {
+    add(name, type, help);
+    value(number);
+  }
+  void histogram(const char* name, const char* help, const Histogram& histogram) {
+    add(name, "histogram", help);
+    std::uint64_t below = 0;
+    for (std::size_t i = 0; i < histogram.bounds.size(); ++i) {
+      below += histogram.counts[i];
+      value(below, "le=\"" + value_text(histogram.bounds[i]) + "\"", "_bucket");
+    }
+    value(histogram.total(), "le=\"+Inf\"", "_bucket");
+    value(histogram.sum, "", "_sum");
+    value(histogram.total(), "", "_count");
+  }
+  std::string take() { return std::move(text_); }
+
+ private:
+  std::string text_, name_;
+};
+
+}  // namespace
+
+std::string metrics_text(const Statistics& s, const std::map<int, std::uint64_t>& replies, std::int64_t connections) {
+  Writer out;
+  out.histogram("time_to_first_token_seconds", "From the request to the first token.", s.first_token_seconds);
+  out.histogram("inter_token_latency_seconds", "From a token to the next of the same reply.", s.between_tokens_seconds);
+  out.histogram("request_queue_time_seconds", "From the request to a slot.", s.queue_seconds);
+  out.one("num_requests_running", "gauge", "Slots in use.", s.slots_used);
+  out.one("num_requests_waiting", "gauge", "Requests that wait for a slot.", s.queued);
+  out.one("slots", "gauge", "Texts that can run at once.", s.slots);
+  out.one("slot_bytes", "gauge", "Bytes of one slot.", s.slot_bytes);
+  out.one("sessions", "gauge", "Stored sessions.", s.sessions);
+  out.one("session_bytes", "gauge", "Bytes of stored sessions in memory.", s.session_bytes);
+  out.one("swapped_bytes", "gauge", "Bytes of stored sessions in files.", s.swapped_bytes);
+  out.one("prefix_cache_bytes", "gauge", "Bytes of the prefix cache.", s.cache_bytes);
+  out.one("prefix_cache_entries", "gauge", "States in the prefix cache.", s.cache_entries);
+  out.one("prefix_cache_queries_total", "counter", "Requests that looked for a cached state.",
+          s.cache_hits + s.cache_misses);
+  out.one("prefix_cache_hits_total", "counter", "Requests that started from a cached state.", s.cache_hits);
+  out.one("prompt_tokens_total", "counter", "Tokens of prompts.", s.prompt_tokens);
+  out.one("cached_tokens_total", "counter", "Tokens of prompts that the prefix cache had.", s.cached_tokens);
+  out.one("generation_tokens_total", "counter", "Tokens of replies.", s.completion_tokens);
+  out.one("steps_total", "counter", "Steps of the engine.", s.steps);
+  out.add("request_success_total", "counter", "Requests of the engine by how they ended.");
+  for (const auto& [reason, count] : s.finished) {
+    out.value(count, "finished_reason=\"" + std::string(name_of(reason)) + "\"");
+  }
+  out.add("http_replies_total", "counter", "Replies by status.");
+  for (const auto& [status, count] : replies) out.value(count, "status=\"" + std::to_string(status) + "\"");
+  out.one("http_connections", "gauge", "Open connections.", connections);
+  return out.take();
+}
+
+}  // namespace efla::serve

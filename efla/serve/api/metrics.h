@@ -1,0 +1,16 @@
+// Metrics in Prometheus' text format.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "efla/serve/engine.h"
+
+namespace efla::serve {
+
+// replies: by status.
+std::string metrics_text(const Statistics& statistics, const std::map<int, std::uint64_t>& replies,
+                         std::int64_t connections);
+
+}  // namespace efla::serve

@@ -1,0 +1,69 @@
+// What clients ask for: the JSON of requests, checked and converted. Knows neither the engine's state nor HTTP.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "efla/serve/api/chat_template.h"
+#include "efla/serve/engine.h"
+
+namespace efla::serve {
+
+using Prompt = std::variant<std::string, std::vector<std::int32_t>>;
+
+// The shape of the reply.
+enum class Shape { completion, chat, response };
+
+struct GenerationRequest {
+  Shape shape = Shape::completion;
+  std::string model;              // empty: not said
+  std::vector<Prompt> prompts;    // of a completion
+  std::vector<ChatMessage> chat;  // otherwise
+  bool one_prompt = true;         // the prompt was not a list of prompts
+  std::int64_t n = 1;             // replies per prompt
+  std::optional<std::int64_t> max_tokens;
+  SamplingOptions sampling;
+  bool seeded = false;  // the client chose sampling.seed
+  std::vector<std::string> stop;
+  std::vector<std::int32_t> stop_ids;
+  std::int64_t logprobs = -1;
+  bool echo = false, stream = false, include_usage = false;
+  std::optional<bool> bos;           // whether a text begins with the bos token
+  std::string session, save_as;      // names of sessions
+  std::optional<std::string> state;  // bytes of a session to continue
+  bool return_state = false;
+  std::string previous_response;  // of a response
+  bool store = false;
+};
+
+// The fields of the three endpoints. Throw ApiError with status 400.
+GenerationRequest parse_completion(const nlohmann::json& body);
+GenerationRequest parse_chat(const nlohmann::json& body);
+GenerationRequest parse_response(const nlohmann::json& body);
+
+struct TokenizeRequest {
+  std::string text;
+  std::optional<bool> bos;
+};
+TokenizeRequest parse_tokenize(const nlohmann::json& body);
+std::vector<std::int32_t> parse_detokenize(const nlohmann::json& body);
+
+struct CreateSessionRequest {
+  std::string name;  // empty: the server chooses one
+  std::optional<Prompt> prompt;
+  std::string parent;
+  std::optional<bool> bos;
+};
+CreateSessionRequest parse_create_session(const nlohmann::json& body);
+std::string parse_fork(const nlohmann::json& body);  // the copy's name, or ""
+std::int64_t parse_rewind(const nlohmann::json& body);
+
+// Throws ApiError unless a client may give a session this name: 1 to 100 letters, digits and "._-", first a letter or
+// digit.
+void check_session_name(const std::string& name, const std::string& field);
+
+}  // namespace efla::serve

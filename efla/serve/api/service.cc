@@ -1,0 +1,390 @@
+#include "efla/serve/api/service.h"
+
+#include <algorithm>
+#include <atomic>
+#include <thread>
+#include <vector>
+
+#include "efla/base/error.h"
+#include "efla/base/printable.h"
+#include "efla/io/json.h"
+#include "efla/serve/api/error.h"
+#include "efla/serve/api/fields.h"
+#include "efla/serve/api/formats.h"
+#include "efla/serve/api/metrics.h"
+
+namespace efla::serve {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr const char* kBytes = "application/octet-stream";
+
+HttpReply json_reply(const Json& value) { return {.body = io::to_json_line(value)}; }
+
+}  // namespace
+
+class Service::Implementation {
+ public:
+  Implementation(Engine& engine, ApiOptions options, Keys keys, const HttpOptions& http)
+      : keys_(std::move(keys)),
+        context_{.engine = engine,
+                 .info = engine.info(),
+                 .options = std::move(options),
+                 .work = [this](std::function<void()> task) { server_.work(std::move(task)); }},
+        server_(
+            http, [this](const HttpRequest& head) { return check(head); },
+            [this](HttpRequest request, std::shared_ptr<HttpExchange> exchange) {
+              handle(std::move(request), std::move(exchange));
+            }) {
+    for (const auto& session : engine.sessions()) {
+      const auto at = session.name.find("resp_");
+      if (at == 0 || (at != std::string::npos && session.name[at - 1] == '.')) {
+        context_.responses.push_back(session.name);
+      }
+    }
+  }
+
+  const std::string& address() const { return server_.address(); }
+
+  void run(std::chrono::milliseconds grace, bool signals) {
+    if (signals) {
+      server_.run([this, grace] { stop(stopping_ ? std::chrono::milliseconds(0) : grace); });
+    } else {
+      server_.run();
+    }
+    // Requests whose clients were told to have left end with the engine's next step.
+    for (;; std::this_thread::sleep_for(std::chrono::milliseconds(1))) {
+      const std::lock_guard lock(context_.mutex);
+      if (context_.running.empty()) return;
+    }
+  }
+
+  void stop(std::chrono::milliseconds grace) {
+    stopping_ = true;
+    server_.stop(grace);
+  }
+
+ private:
+  // A request on its way to a route: NAME in the path of the route is `name`.
+  struct Call {
+    HttpRequest request;
+    std::string client, name;
+    std::shared_ptr<HttpExchange> exchange;
+  };
+  using Member = void (Implementation::*)(Call&);
+  // quick: runs on the server's thread. open: needs no key. json: takes a body of JSON.
+  struct Route {
+    const char *method, *path;
+    Member run;
+    bool quick = false, open = false, json = false;
+  };
+  static const std::vector<Route>& routes();
+
+  // Returns the route of a path, and the part of the path that its NAME stands for.
+  static bool matches(const Route& route, const std::string& path, std::string& name);
+  const Route& find(const HttpRequest& head, std::string& name) const;
+
+  std::optional<HttpReply> check(const HttpRequest& head);
+  void handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange);
+  void run_route(const Route& route, Call& call);
+  static void reply(Call& call, HttpReply reply) { call.exchange->reply(std::move(reply)); }
+
+  void page(Call& call) {
+    reply(call, {.body = context_.options.page,
+                 .type = "text/html; charset=utf-8",
+                 .fields = {"Content-Security-Policy: default-src 'none'; script-src 'unsafe-inline'; style-src "
+                            "'unsafe-inline'; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+                            "frame-ancestors 'none'",
+                            "X-Content-Type-Options: nosniff", "Referrer-Policy: no-referrer"}});
+  }
+  void health(Call& call) {
+    reply(call, stopping_ ? HttpReply{.status = 503, .body = R"({"status":"stopping"})", .fields = {"Retry-After: 1"}}
+                          : HttpReply{.body = R"({"status":"ok"})"});
+  }
+  void metrics(Call& call);
+  void models(Call& call) { reply(call, json_reply({{"object", "list"}, {"data", Json::array({model_json()})}})); }
+  void model(Call& call) {
+    check_model(context_, call.name);
+    reply(call, json_reply(model_json()));
+  }
+  void completions(Call& call) { generate(call, parse_completion(parse_body(call.request.body))); }
+  void chat(Call& call) { generate(call, parse_chat(parse_body(call.request.body))); }
+  void responses(Call& call) { generate(call, parse_response(parse_body(call.request.body))); }
+  void delete_response(Call& call);
+  void tokenize(Call& call);
+  void detokenize(Call& call);
+  void tokenizer_info(Call& call);
+  void list_sessions(Call& call);
+  void create_session(Call& call);
+  void session(Call& call) { reply(call, session_reply(call, call.name)); }
+  void delete_session(Call& call);
+  void fork(Call& call);
+  void rewind(Call& call);
+  void download(Call& call) {
+    reply(call, {.body = context_.engine.save(engine_name(call.client, call.name)), .type = kBytes});
+  }
+  void upload(Call& call);
+  void generate(Call& call, GenerationRequest request) {
+    start_generation(context_, std::move(request), call.client, call.exchange);
+  }
+  Json model_json() const;
+  HttpReply session_reply(const Call& call, const std::string& name, int status = 200);
+  Json session_json(const Call& call, const SessionInfo& info) const;
+  // Returns the name that the client knows, or "" for a session of somebody else.
+  static std::string client_name(const std::string& client, const std::string& name);
+
+  Keys keys_;
+  std::int64_t started_ =
+      std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+  std::atomic<bool> stopping_ = false;
+  ApiContext context_;
+  HttpServer server_;
+};
+
+const std::vector<Service::Implementation::Route>& Service::Implementation::routes() {
+  using I = Implementation;
+  static const std::vector<Route> kRoutes{
+      {"GET", "/", &I::page, true, true},
+      {"GET", "/health", &I::health, true, true},
+      {"GET", "/metrics", &I::metrics, true},
+      {"GET", "/v1/models", &I::models, true},
+      {"GET", "/v1/models/NAME", &I::model, true},
+      {"POST", "/v1/completions", &I::completions, false, false, true},
+      {"POST", "/v1/chat/completions", &I::chat, false, false, true},
+      {"POST", "/v1/responses", &I::responses, false, false, true},
+      {"DELETE", "/v1/responses/NAME", &I::delete_response},
+      {"POST", "/tokenize", &I::tokenize, false, false, true},
+      {"POST", "/detokenize", &I::detokenize, false, false, true},
+      {"GET", "/tokenizer_info", &I::tokenizer_info, true},
+      {"GET", "/v1/sessions", &I::list_sessions},
+      {"POST", "/v1/sessions", &I::create_session, false, false, true},
+      {"GET", "/v1/sessions/NAME", &I::session},
+      {"DELETE", "/v1/sessions/NAME", &I::delete_session},
+      {"POST", "/v1/sessions/NAME/fork", &I::fork, false, false, true},
+      {"POST", "/v1/sessions/NAME/rewind", &I::rewind, false, false, true},
+      {"GET", "/v1/sessions/NAME/state", &I::download},
+      {"PUT", "/v1/sessions/NAME/state", &I::upload},
+  };
+  return kRoutes;
+}
+
+bool Service::Implementation::matches(const Route& route, const std::string& path, std::string& name) {
+  const std::string_view pattern = route.path;
+  const auto at = pattern.find("NAME");
+  if (at == std::string_view::npos) return path == pattern;
+  const auto after = pattern.substr(at + 4);
+  if (!path.starts_with(pattern.substr(0, at)) || !path.ends_with(after) || path.size() <= at + after.size())
+    return false;
+  const auto part = path.substr(at, path.size() - at - after.size());
+  if (part.find('/') != std::string::npos) return false;
+  name = part;
+  return true;
+}
+
+const Service::Implementation::Route& Service::Implementation::find(const HttpRequest& head, std::string& name) const {
+  const auto method = head.method == "HEAD" ? std::string("GET") : head.method;
+  const Route* other = nullptr;
+  for (const auto& route : routes()) {
+    if (!matches(route, head.path, name)) continue;
+    if (route.method == method) return route;
+    other = &route;
+  }
+  const auto path = printable(head.path, 100);
+  if (other == nullptr) throw ApiError(404, "there is no " + path, "", "not_found");
+  throw ApiError(405, path + " has no method " + printable(head.method, 20) + ", expected " + other->method);
+}
+
+std::optional<HttpReply> Service::Implementation::check(const HttpRequest& head) {
+  try {
+    std::string name;
+    const auto& route = find(head, name);
+    if (!route.open && !keys_.client(head.authorization)) {
+      throw ApiError(401, "the request needs the header \"Authorization: Bearer KEY\" with a key of this server", "",
+                     "invalid_api_key");
+    }
+    // A page of another origin cannot send JSON without asking first, which CORS refuses.
+    if (route.json && !head.content_type.starts_with("application/json")) {
+      throw ApiError(415, "Content-Type: got \"" + printable(head.content_type, 100) + "\", expected application/json");
+    }
+    if (stopping_ && (route.json || head.method == "PUT")) throw ApiError(503, "the server is stopping");
+    return std::nullopt;
+  } catch (const ApiError& error) {
+    return to_reply(error);
+  }
+}
+
+void Service::Implementation::handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange) {
+  auto call = std::make_shared<Call>();
+  const auto& route = find(request, call->name);
+  call->client = keys_.client(request.authorization).value_or("");
+  call->request = std::move(request);
+  call->exchange = std::move(exchange);
+  if (route.quick) return run_route(route, *call);
+  server_.work([this, &route, call] { run_route(route, *call); });
+}
+
+void Service::Implementation::run_route(const Route& route, Call& call) {
+  try {
+    if (!call.name.empty() && route.run != &Implementation::model) check_session_name(call.name, "name");
+    (this->*route.run)(call);
+  } catch (...) {
+    reply(call, to_reply(current_error()));
+  }
+}
+
+void Service::Implementation::metrics(Call& call) {
+  reply(call, {.body = metrics_text(context_.engine.statistics(), server_.replies(), server_.connections()),
+               .type = "text/plain; version=0.0.4; charset=utf-8"});
+}
+
+Json Service::Implementation::model_json() const {
+  const auto& info = context_.info;
+  return {{"id", context_.options.model},
+          {"object", "model"},
+          {"created", started_},
+          {"owned_by", "efla"},
+          {"parameters", info.parameters},
+          {"vocab_size", info.vocab_size},
+          {"weights", info.weights},
+          {"sha256", info.model_sha256},
+          {"session_bytes", info.session_bytes},
+          {"kv_bytes_per_token", context_.options.kv_bytes_per_token}};
+}
+
+void Service::Implementation::tokenize(Call& call) {
+  const auto request = parse_tokenize(parse_body(call.request.body));
+  const auto& tokenizer = *context_.info.tokenizer;
+  std::vector<std::int32_t> ids;
+  // Clients learn the ids of the special tokens from the texts that tokenizer_info has for them.
+  if (request.text == kEosText && tokenizer.eos() >= 0) {
+    ids = {tokenizer.eos()};
+  } else if (request.text == kBosText && tokenizer.bos() >= 0) {
+    ids = {tokenizer.bos()};
+  } else {
+    if (request.bos.value_or(context_.options.bos) && tokenizer.bos() >= 0) ids.push_back(tokenizer.bos());
+    const auto encoded = tokenizer.encode(request.text);
+    ids.insert(ids.end(), encoded.begin(), encoded.end());
+  }
+  reply(call, json_reply({{"tokens", ids}, {"count", ids.size()}}));
+}
+
+void Service::Implementation::detokenize(Call& call) {
+  const auto ids = parse_detokenize(parse_body(call.request.body));
+  reply(call, json_reply({{"prompt", context_.info.tokenizer->decode(ids)}}));
+}
+
+void Service::Implementation::tokenizer_info(Call& call) {
+  const auto& tokenizer = *context_.info.tokenizer;
+  reply(call, json_reply({{"name", tokenizer.info().name},
+                          {"vocab_size", tokenizer.vocab_size()},
+                          {"bos_token", tokenizer.bos() >= 0 ? Json(kBosText) : Json()},
+                          {"eos_token", tokenizer.eos() >= 0 ? Json(kEosText) : Json()},
+                          {"bos_token_id", tokenizer.bos() >= 0 ? Json(tokenizer.bos()) : Json()},
+                          {"eos_token_id", tokenizer.eos() >= 0 ? Json(tokenizer.eos()) : Json()},
+                          {"chat_template", nullptr}}));
+}
+
+std::string Service::Implementation::client_name(const std::string& client, const std::string& name) {
+  if (name.starts_with('_')) return "";
+  if (client.empty()) return name;
+  return name.starts_with(client + ".") ? name.substr(client.size() + 1) : "";
+}
+
+Json Service::Implementation::session_json(const Call& call, const SessionInfo& info) const {
+  return {{"name", client_name(call.client, info.name)},
+          {"object", "session"},
+          {"tokens", info.tokens},
+          {"rewindable", info.rewindable},
+          {"bytes", info.bytes},
+          {"in_memory", info.in_memory},
+          {"in_use", info.in_use}};
+}
+
+HttpReply Service::Implementation::session_reply(const Call& call, const std::string& name, int status) {
+  auto reply = json_reply(session_json(call, context_.engine.session(engine_name(call.client, name))));
+  reply.status = status;
+  return reply;
+}
+
+void Service::Implementation::list_sessions(Call& call) {
+  Json list = Json::array();
+  for (const auto& info : context_.engine.sessions()) {
+    if (!client_name(call.client, info.name).empty()) list.push_back(session_json(call, info));
+  }
+  reply(call, json_reply({{"object", "list"}, {"data", std::move(list)}}));
+}
+
+void Service::Implementation::create_session(Call& call) {
+  auto request = parse_create_session(parse_body(call.request.body));
+  if (request.name.empty()) request.name = random_name("s-");
+  const auto name = engine_name(call.client, request.name);
+  if (!request.prompt) {
+    context_.engine.fork(engine_name(call.client, request.parent), name);
+    return reply(call, session_reply(call, request.name, 201));
+  }
+  Request made;
+  made.prompt = encode_prompt(context_, *request.prompt, request.bos.value_or(context_.options.bos),
+                              request.parent.empty(), "prompt");
+  if (!request.parent.empty()) made.session = engine_name(call.client, request.parent);
+  made.save_as = name;
+  made.max_tokens = 0;
+  made.client = call.client;
+  const auto id = context_.engine.submit(
+      std::move(made),
+      std::make_shared<Continuation>(
+          [this, call, name = request.name, place = take_place(context_, call.client)](const Finish& finish) mutable {
+            context_.work([this, call, name, finish, place]() mutable {
+              try {
+                if (finish.reason == FinishReason::error) throw ApiError(500, finish.error);
+                if (finish.reason == FinishReason::cancelled) throw ApiError(503, "the request was cancelled");
+                reply(call, session_reply(call, name, 201));
+              } catch (...) {
+                reply(call, to_reply(current_error()));
+              }
+            });
+          }));
+  call.exchange->on_gone([this, id] { context_.engine.cancel(id); });
+}
+
+void Service::Implementation::delete_session(Call& call) {
+  context_.engine.erase(engine_name(call.client, call.name));
+  reply(call, json_reply({{"id", call.name}, {"object", "session.deleted"}, {"deleted", true}}));
+}
+
+void Service::Implementation::delete_response(Call& call) {
+  const auto name = engine_name(call.client, call.name);
+  context_.engine.erase(name);
+  {
+    const std::lock_guard lock(context_.mutex);
+    std::erase(context_.responses, name);
+  }
+  reply(call, json_reply({{"id", call.name}, {"object", "response.deleted"}, {"deleted", true}}));
+}
+
+void Service::Implementation::fork(Call& call) {
+  auto copy = parse_fork(parse_body(call.request.body));
+  if (copy.empty()) copy = random_name("s-");
+  context_.engine.fork(engine_name(call.client, call.name), engine_name(call.client, copy));
+  reply(call, session_reply(call, copy, 201));
+}
+
+void Service::Implementation::rewind(Call& call) {
+  const auto tokens = parse_rewind(parse_body(call.request.body));
+  context_.engine.rewind(engine_name(call.client, call.name), tokens);
+  reply(call, session_reply(call, call.name));
+}
+
+void Service::Implementation::upload(Call& call) {
+  context_.engine.load(engine_name(call.client, call.name), call.request.body);
+  reply(call, session_reply(call, call.name));
+}
+
+Service::Service(Engine& engine, ApiOptions options, Keys keys, const HttpOptions& http)
+    : implementation_(std::make_unique<Implementation>(engine, std::move(options), std::move(keys), http)) {}
+Service::~Service() = default;
+const std::string& Service::address() const { return implementation_->address(); }
+void Service::run(std::chrono::milliseconds grace, bool signals) { implementation_->run(grace, signals); }
+void Service::stop(std::chrono::milliseconds grace) { implementation_->stop(grace); }
+
+}  // namespace efla::serve

@@ -1,0 +1,36 @@
+// The service `efla serve`: routes requests of HTTP to an engine.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "efla/serve/api/generation.h"
+#include "efla/serve/api/keys.h"
+#include "efla/serve/http/http.h"
+
+namespace efla::serve {
+
+class Service {
+ public:
+  // Listens from now on. The engine must outlive the service. Throws what HttpServer throws.
+  Service(Engine& engine, ApiOptions options, Keys keys, const HttpOptions& http);
+  ~Service();
+  Service(const Service&) = delete;
+  Service& operator=(const Service&) = delete;
+
+  const std::string& address() const;
+
+  // Serves until SIGINT or SIGTERM (`signals`) or stop(). Then new requests for text get status 503, /health too, and
+  // run() returns once every reply is finished, or after `grace`, when the others are cancelled. A second signal
+  // cancels at once.
+  void run(std::chrono::milliseconds grace, bool signals);
+
+  // From any thread.
+  void stop(std::chrono::milliseconds grace);
+
+ private:
+  class Implementation;
+  std::unique_ptr<Implementation> implementation_;
+};
+
+}  // namespace efla::serve

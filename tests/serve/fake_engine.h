@@ -1,0 +1,263 @@
+// An engine without a model: every reply follows a script, one token per step, so that tests know each byte.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <condition_variable>
+#include <limits>
+#include <map>
+#include <mutex>
+#include <thread>
+
+#include "efla/data/tokenizer.h"
+#include "efla/serve/engine.h"
+
+namespace efla::serve {
+
+class FakeEngine : public Engine {
+ public:
+  // Replies repeat the script, moved on by the seed; '$' in it ends the text.
+  explicit FakeEngine(std::string script = "abcdefghij") : script_(std::move(script)) {
+    thread_ = std::thread([this] { loop(); });
+  }
+  ~FakeEngine() override {
+    {
+      const std::lock_guard lock(mutex_);
+      stopping_ = true;
+    }
+    wake_.notify_all();
+    thread_.join();
+  }
+
+  std::chrono::microseconds step{0};
+  std::chrono::milliseconds prefill{0};  // of any prompt; it can be cancelled
+  std::size_t max_queue = 1000;
+  std::atomic<int> cancelled = 0;
+  std::atomic<std::uint64_t> steps = 0;
+
+  // Returns what was submitted last.
+  Request last() const {
+    const std::lock_guard lock(mutex_);
+    return last_;
+  }
+  std::string text_of(const std::string& name) const {
+    const std::lock_guard lock(mutex_);
+    return tokenizer_->decode(sessions_.at(name));
+  }
+  std::size_t stored() const {
+    const std::lock_guard lock(mutex_);
+    return sessions_.size();
+  }
+
+  EngineInfo info() const override {
+    return {.model_sha256 = "0123",
+            .weights = "float32",
+            .parameters = 7,
+            .vocab_size = 258,
+            .bos = 256,
+            .eos = 257,
+            .session_bytes = 1000,
+            .tokenizer = tokenizer_.get()};
+  }
+
+  RequestId submit(Request request, std::shared_ptr<Listener> listener) override {
+    const std::lock_guard lock(mutex_);
+    if (jobs_.size() >= max_queue) throw QueueFull("full");
+    if (!request.session.empty()) require(request.session);
+    last_ = request;
+    auto& job = jobs_[++id_];
+    if (!request.session.empty()) job.text = sessions_.at(request.session);
+    job.old = job.text.size();
+    job.text.insert(job.text.end(), request.prompt.begin(), request.prompt.end());
+    job.request = std::move(request);
+    job.listener = std::move(listener);
+    job.ready = Clock::now() + prefill;
+    wake_.notify_all();
+    return id_;
+  }
+
+  void cancel(RequestId id) override {
+    const std::lock_guard lock(cancel_mutex_);
+    cancels_.push_back(id);
+  }
+
+  std::vector<SessionInfo> sessions() const override {
+    const std::lock_guard lock(mutex_);
+    std::vector<SessionInfo> all;
+    for (const auto& [name, ids] : sessions_) all.push_back(info_of(name));
+    return all;
+  }
+  SessionInfo session(const std::string& name) const override {
+    const std::lock_guard lock(mutex_);
+    require(name);
+    return info_of(name);
+  }
+  void fork(const std::string& name, const std::string& copy) override {
+    const std::lock_guard lock(mutex_);
+    require(name);
+    if (sessions_.contains(copy)) throw Error("serve", "copy", copy, "a new name");
+    sessions_[copy] = sessions_.at(name);
+  }
+  void rewind(const std::string& name, std::int64_t tokens) override {
+    const std::lock_guard lock(mutex_);
+    require(name);
+    auto& ids = sessions_.at(name);
+    if (std::cmp_greater(tokens, ids.size())) throw Error("serve", "tokens", std::to_string(tokens), "fewer");
+    ids.resize(ids.size() - static_cast<std::size_t>(tokens));
+  }
+  std::string save(const std::string& name) const override { return "state:" + text_of_checked(name); }
+  void load(const std::string& name, std::string_view bytes) override {
+    if (!bytes.starts_with("state:")) throw IoError(IoError::Kind::content, "state", 0, "not a session");
+    const std::lock_guard lock(mutex_);
+    sessions_[name] = tokenizer_->encode(bytes.substr(6));
+  }
+  void erase(const std::string& name) override {
+    const std::lock_guard lock(mutex_);
+    require(name);
+    for (const auto& [id, job] : jobs_) {
+      if (job.request.save_as == name) throw SessionInUse("serve", "session", name, "one that is not in use");
+    }
+    sessions_.erase(name);
+  }
+  Statistics statistics() const override {
+    const std::lock_guard lock(mutex_);
+    Statistics s;
+    s.slots = 8;
+    s.slots_used = static_cast<std::int64_t>(jobs_.size());
+    s.finished[FinishReason::stop] = 3;
+    s.first_token_seconds = {.bounds = {0.1, 1}, .counts = {2, 1, 1}, .sum = 3.5};
+    s.queue_seconds = s.between_tokens_seconds = s.first_token_seconds;
+    return s;
+  }
+
+ private:
+  struct Job {
+    Request request;
+    std::shared_ptr<Listener> listener;
+    std::vector<std::int32_t> text;
+    std::size_t old = 0;  // tokens of the session it continues
+    std::string reply;
+    std::int64_t drawn = 0;
+    bool scored = false;
+    Clock::time_point ready;
+  };
+
+  void require(const std::string& name) const {
+    if (!sessions_.contains(name)) throw NoSuchSession("serve", "session", name, "a stored session");
+  }
+  std::string text_of_checked(const std::string& name) const {
+    const std::lock_guard lock(mutex_);
+    require(name);
+    return tokenizer_->decode(sessions_.at(name));
+  }
+  SessionInfo info_of(const std::string& name) const {
+    const auto size = sessions_.at(name).size();
+    return {.name = name,
+            .tokens = static_cast<std::int64_t>(size),
+            .rewindable = static_cast<std::int64_t>(size),
+            .bytes = 1000};
+  }
+
+  void loop() {
+    std::unique_lock lock(mutex_);
+    while (!stopping_) {
+      if (jobs_.empty()) {
+        wake_.wait(lock);
+        continue;
+      }
+      std::vector<RequestId> cancels;
+      {
+        const std::lock_guard cancel_lock(cancel_mutex_);
+        cancels.swap(cancels_);
+      }
+      ++steps;
+      std::vector<std::pair<RequestId, Job*>> round;
+      for (auto& [id, job] : jobs_) round.emplace_back(id, &job);
+      for (auto& [id, job] : round) {
+        const bool cancel = std::find(cancels.begin(), cancels.end(), id) != cancels.end();
+        if (advance(*job, cancel, lock)) jobs_.erase(id);
+      }
+      lock.unlock();
+      std::this_thread::sleep_for(step + std::chrono::microseconds(1));
+      lock.lock();
+    }
+  }
+
+  // Returns whether the job is over. Calls listeners without the lock.
+  bool advance(Job& job, bool cancel, std::unique_lock<std::mutex>& lock) {
+    if (cancel) {
+      ++cancelled;
+      return end(job, FinishReason::cancelled, "", lock);
+    }
+    if (job.request.deadline && Clock::now() > *job.request.deadline) return end(job, FinishReason::deadline, "", lock);
+    if (Clock::now() < job.ready) return false;
+    if (job.request.echo && !job.scored) {
+      job.scored = true;
+      std::vector<PromptToken> tokens;
+      for (std::size_t i = 0; i < job.request.prompt.size(); ++i) {
+        const auto id = job.request.prompt[i];
+        if (job.old + i == 0) {
+          tokens.push_back({{id, std::numeric_limits<float>::quiet_NaN()}, {}});
+        } else {
+          tokens.push_back({{id, -0.25F}, {{id, -0.25F}}});
+        }
+      }
+      lock.unlock();
+      job.listener->prompt(tokens);
+      lock.lock();
+    }
+    if (job.drawn == job.request.max_tokens) return end(job, FinishReason::length, "", lock);
+    const char c = script_[(static_cast<std::size_t>(job.drawn) + job.request.sampling.seed) % script_.size()];
+    const auto id = c == '$' ? 257 : static_cast<std::int32_t>(static_cast<unsigned char>(c));
+    job.text.push_back(id);
+    ++job.drawn;
+    Token token{.drawn = {id, job.request.logprobs >= 0 ? -0.5F : std::nanf("")}, .bytes = tokenizer_->bytes_of(id)};
+    for (std::int64_t i = 0; i < job.request.logprobs; ++i) {
+      token.alternatives.push_back({i == 0 ? id : static_cast<std::int32_t>('0' + i), -0.5F - static_cast<float>(i)});
+    }
+    job.reply += token.bytes;
+    const bool holds = !job.request.stop.empty();
+    if (!holds) token.text = std::string(token.bytes);
+    lock.unlock();
+    job.listener->token(token);
+    lock.lock();
+    if (c == '$') return end(job, FinishReason::stop, "", lock);
+    for (const auto& stop : job.request.stop) {
+      if (job.reply.ends_with(stop)) {
+        job.reply.resize(job.reply.size() - stop.size());
+        return end(job, FinishReason::stop, stop, lock);
+      }
+    }
+    return false;
+  }
+
+  bool end(Job& job, FinishReason reason, const std::string& stop, std::unique_lock<std::mutex>& lock) {
+    if (!job.request.save_as.empty() && reason != FinishReason::cancelled) sessions_[job.request.save_as] = job.text;
+    Finish finish{.reason = reason, .stop = stop};
+    if (!job.request.stop.empty()) finish.text = job.reply;
+    finish.usage = {.prompt_tokens = static_cast<std::int64_t>(job.request.prompt.size()),
+                    .completion_tokens = job.drawn};
+    const auto listener = std::move(job.listener);
+    job.request.save_as.clear();
+    lock.unlock();
+    listener->finish(finish);
+    lock.lock();
+    return true;
+  }
+
+  std::string script_;
+  std::unique_ptr<data::Tokenizer> tokenizer_ = data::load_tokenizer("bytes");
+  mutable std::mutex mutex_;
+  std::mutex cancel_mutex_;
+  std::condition_variable wake_;
+  std::map<RequestId, Job> jobs_;
+  std::map<std::string, std::vector<std::int32_t>> sessions_;
+  std::vector<RequestId> cancels_;
+  RequestId id_ = 0;
+  Request last_;
+  bool stopping_ = false;
+  std::thread thread_;
+};
+
+}  // namespace efla::serve

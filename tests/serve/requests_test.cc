@@ -1,0 +1,219 @@
+// What the API takes and refuses, without a server.
+#include "efla/serve/api/requests.h"
+
+#include <gtest/gtest.h>
+
+#include "efla/serve/api/base64.h"
+#include "efla/serve/api/fields.h"
+#include "efla/serve/api/keys.h"
+#include "tests/support/expect_error.h"
+#include "tests/support/temp_folder.h"
+
+namespace efla::serve {
+namespace {
+
+template <class Parse>
+void expect_refused(const Parse& parse, const std::string& body, const std::string& param, const std::string& says) {
+  SCOPED_TRACE(body);
+  try {
+    parse(parse_body(body));
+    ADD_FAILURE() << "not refused";
+  } catch (const ApiError& error) {
+    EXPECT_EQ(error.status, 400);
+    EXPECT_EQ(error.param, param) << error.message;
+    EXPECT_NE(error.message.find(says), std::string::npos) << error.message;
+  }
+}
+
+TEST(Requests, CompletionTakesEveryField) {
+  const auto request = parse_completion(parse_body(R"({"model": "m", "prompt": "a", "max_tokens": 5, "n": 3,
+      "temperature": 0.5, "top_p": 0.9, "top_k": 7, "presence_penalty": 1, "frequency_penalty": -1,
+      "repetition_penalty": 1.1, "logit_bias": {"5": -100, "6": 3.5}, "seed": -1, "stop": ["x", "y"],
+      "stop_token_ids": [4], "logprobs": 2, "echo": true, "stream": true, "stream_options": {"include_usage": true},
+      "add_special_tokens": false, "session": "book", "user": "u", "return_state": false})"));
+  EXPECT_EQ(request.model, "m");
+  EXPECT_EQ(std::get<std::string>(request.prompts.at(0)), "a");
+  EXPECT_EQ(request.max_tokens, 5);
+  EXPECT_EQ(request.n, 3);
+  EXPECT_EQ(request.sampling.temperature, 0.5);
+  EXPECT_EQ(request.sampling.top_p, 0.9);
+  EXPECT_EQ(request.sampling.top_k, 7);
+  EXPECT_EQ(request.sampling.presence_penalty, 1);
+  EXPECT_EQ(request.sampling.frequency_penalty, -1);
+  EXPECT_EQ(request.sampling.repetition_penalty, 1.1);
+  EXPECT_EQ(request.sampling.logit_bias, (std::map<std::int32_t, double>{{5, -100}, {6, 3.5}}));
+  EXPECT_EQ(request.sampling.seed, UINT64_MAX);
+  EXPECT_EQ(request.stop, (std::vector<std::string>{"x", "y"}));
+  EXPECT_EQ(request.stop_ids, (std::vector<std::int32_t>{4}));
+  EXPECT_EQ(request.logprobs, 2);
+  EXPECT_TRUE(request.echo && request.stream && request.include_usage);
+  EXPECT_EQ(request.bos, false);
+  EXPECT_EQ(request.session, "book");
+  EXPECT_EQ(parse_completion(parse_body(R"({"prompt": "a", "stop": null, "seed": null})")).max_tokens, 16);
+}
+
+TEST(Requests, PromptsAreTextsOrIdsOrLists) {
+  const auto prompts = [](const std::string& prompt) {
+    return parse_completion(parse_body(R"({"prompt": )" + prompt + "}")).prompts;
+  };
+  using Ids = std::vector<std::int32_t>;
+  EXPECT_EQ(std::get<Ids>(prompts("[1, 2, 3]").at(0)), (Ids{1, 2, 3}));
+  EXPECT_EQ(prompts(R"(["a", "b"])").size(), 2U);
+  EXPECT_EQ(std::get<Ids>(prompts("[[1], [2, 3]]").at(1)), (Ids{2, 3}));
+  EXPECT_EQ(prompts(R"(["a", [4]])").size(), 2U);
+  EXPECT_EQ(std::get<Ids>(prompts("[]").at(0)), Ids{});
+}
+
+TEST(Requests, CompletionRefusesByName) {
+  const auto refused = [](const std::string& body, const std::string& param, const std::string& says) {
+    expect_refused(parse_completion, body, param, says);
+  };
+  refused("[]", "", "expected an object");
+  refused("{}", "prompt", "got nothing");
+  refused(R"({"prompt": 3})", "prompt", "got 3");
+  refused(R"({"prompt": [1, "a"]})", "prompt", "token ids");
+  refused(R"({"prompt": [-1]})", "prompt", "not -1");
+  refused(R"({"prompt": [1.5]})", "prompt", "not 1.5");
+  refused(R"({"prompt": [[[1]]]})", "prompt", "not a list of 1");
+  refused(R"({"prompt": [99999999999]})", "prompt", "token ids");
+  refused(R"({"prompt": "a", "best_of": 2})", "best_of", "unknown field");
+  refused(R"({"prompt": "a", "tools": []})", "tools", "unknown field");
+  refused(R"({"prompt": "a", "temprature": 1})", "temprature", "nearest is \"temperature\"");
+  refused(R"({"prompt": "a", "temperature": "hot"})", "temperature", "got \"hot\", expected a number from 0 to 100");
+  refused(R"({"prompt": "a", "temperature": -0.1})", "temperature", "got -0.1");
+  refused(R"({"prompt": "a", "top_p": 0})", "top_p", "above 0");
+  refused(R"({"prompt": "a", "max_tokens": 1.5})", "max_tokens", "whole number of at least 0");
+  refused(R"({"prompt": "a", "max_tokens": 18446744073709551615})", "max_tokens", "whole number");
+  refused(R"({"prompt": "a", "max_tokens": true})", "max_tokens", "got true");
+  refused(R"({"prompt": "a", "n": 0})", "n", "from 1 to 128");
+  refused(R"({"prompt": "a", "n": 2, "save_as": "x"})", "n", "several replies");
+  refused(R"({"prompt": ["a", "b"], "return_state": true})", "n", "several replies");
+  refused(R"({"prompt": "a", "logprobs": 21})", "logprobs", "from 0 to 20");
+  refused(R"({"prompt": "a", "stop": ""})", "stop", "none empty");
+  refused(R"({"prompt": "a", "stop": [1]})", "stop", "texts");
+  refused(R"({"prompt": "a", "logit_bias": {"x": 1}})", "logit_bias", "token ids");
+  refused(R"({"prompt": "a", "logit_bias": {"1": 101}})", "logit_bias", "-100 to 100");
+  refused(R"({"prompt": "a", "logit_bias": {"9999999999": 1}})", "logit_bias", "token ids");
+  refused(R"({"prompt": "a", "stream_options": {"include_usage": true}})", "stream_options", "stream");
+  refused(R"({"prompt": "a", "stream": true, "stream_options": {"x": 1}})", "stream_options.x", "unknown field");
+  refused(R"({"prompt": "a", "session": "../x"})", "session", "letters, digits");
+  refused(R"({"prompt": "a", "session": "_1"})", "session", "begin with a letter");
+  refused(R"({"prompt": "a", "session": "b", "state": "AAAA"})", "state", "without \"session\"");
+  refused(R"({"prompt": "a", "state": "A"})", "state", "base64");
+  refused(R"({"prompt": "a", "save_as": "x", "return_state": true})", "save_as", "one of the two");
+}
+
+TEST(Requests, BodiesThatAreNotJson) {
+  const auto refused = [](const std::string& body, const std::string& says) {
+    expect_refused(parse_completion, body, "", says);
+  };
+  refused("", "not JSON");
+  refused("{\"prompt\": \"a\"", "byte 14");
+  refused("{\"prompt\": NaN}", "not JSON");
+  refused("{\"prompt\": \"a\", \"temperature\": 1e999}", "beyond float64");
+  refused("{\"prompt\": \"\xff\"}", "not JSON");
+  refused("{\"prompt\": \"a\xc3\"}", "not JSON");
+  refused(std::string(100'000, '['), "deeper than 256");
+  refused("{\"prompt\": \"a\"} x", "not JSON");
+}
+
+TEST(Requests, ChatTakesMessagesOfTextAndOfParts) {
+  const auto request = parse_chat(parse_body(R"({"messages": [{"role": "developer", "content": "be"},
+      {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}],
+      "max_tokens": 3, "max_completion_tokens": 4, "logprobs": true, "top_logprobs": 2})"));
+  ASSERT_EQ(request.chat.size(), 2U);
+  EXPECT_EQ(request.chat[0].role, "system");
+  EXPECT_EQ(request.chat[1].content, "ab");
+  EXPECT_EQ(request.max_tokens, 4);
+  EXPECT_EQ(request.logprobs, 2);
+  const auto refused = [](const std::string& body, const std::string& param, const std::string& says) {
+    expect_refused(parse_chat, body, param, says);
+  };
+  refused("{}", "messages", "a list of messages");
+  refused(R"({"messages": []})", "messages", "a list of messages");
+  refused(R"({"messages": [3]})", "messages[0]", "expected an object");
+  refused(R"({"messages": [{"role": "user"}]})", "messages", "messages[0].content");
+  refused(R"({"messages": [{"role": "user", "content": "a", "name": "b"}]})", "messages[0].name", "unknown field");
+  refused(R"({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]})", "messages[0].content", "\"text\"");
+  refused(R"({"messages": [{"role": "user", "content": "a"}], "top_logprobs": 2})", "top_logprobs", "logprobs");
+  refused(R"({"messages": [{"role": "user", "content": "a"}], "tools": []})", "tools", "unknown field");
+}
+
+TEST(Requests, ResponsesTakeTextAndMessages) {
+  const auto request = parse_response(parse_body(R"({"input": "hello", "instructions": "be", "max_output_tokens": 3,
+      "previous_response_id": "resp_1", "store": false})"));
+  ASSERT_EQ(request.chat.size(), 2U);
+  EXPECT_EQ(request.chat[0].role, "system");
+  EXPECT_EQ(request.previous_response, "resp_1");
+  EXPECT_FALSE(request.store);
+  const auto list = parse_response(parse_body(
+      R"({"input": [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a"}]}]})"));
+  EXPECT_EQ(list.chat.at(0).content, "a");
+  EXPECT_TRUE(list.store);
+  expect_refused(parse_response, "{}", "input", "got nothing");
+  expect_refused(parse_response, R"({"input": "a", "reasoning": {}})", "reasoning", "unknown field");
+}
+
+TEST(Requests, TokenizeDetokenizeAndSessions) {
+  EXPECT_EQ(parse_tokenize(parse_body(R"({"prompt": "a", "add_special_tokens": true})")).bos, true);
+  expect_refused(parse_tokenize, "{}", "prompt", "got nothing");
+  EXPECT_EQ(parse_detokenize(parse_body(R"({"tokens": [1, 2]})")).size(), 2U);
+  expect_refused(parse_detokenize, R"({"tokens": "a"})", "tokens", "list of token ids");
+  EXPECT_EQ(parse_create_session(parse_body(R"({"name": "a", "prompt": "b"})")).name, "a");
+  expect_refused(parse_create_session, R"({"name": "a"})", "prompt", "got nothing");
+  EXPECT_EQ(parse_fork(parse_body("{}")), "");
+  EXPECT_EQ(parse_rewind(parse_body(R"({"tokens": 3})")), 3);
+  expect_refused(parse_rewind, "{}", "tokens", "got nothing");
+  expect_refused(parse_rewind, R"({"tokens": -1})", "tokens", "at least 0");
+}
+
+TEST(Base64, EveryLengthAndNothingElse) {
+  std::string bytes;
+  for (int i = 0; i < 70; ++i) {
+    EXPECT_EQ(from_base64(to_base64(bytes)), bytes);
+    bytes += static_cast<char>(i * 37);
+  }
+  EXPECT_EQ(to_base64("ab"), "YWI=");
+  for (const char* text : {"A", "AAA", "AA=A", "A===", "====", "AA\n=", "AA-_"})
+    EXPECT_FALSE(from_base64(text)) << text;
+}
+
+TEST(ChatTemplates, PlainChatmlAndFiles) {
+  const std::vector<ChatMessage> chat{{"system", "S"}, {"user", "a{content}"}, {"assistant", "b"}, {"user", "c"}};
+  EXPECT_EQ(load_chat_template("plain").render(chat), "S\n\nUser: a{content}\nAssistant: b\nUser: c\nAssistant:");
+  EXPECT_EQ(load_chat_template("chatml").render({{"user", "a"}}),
+            "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n");
+  EXPECT_EQ(load_chat_template("chatml").after_reply(), "<|im_end|>\n");
+  EXPECT_THROW(load_chat_template("plain").render({{"robot", "a"}}), ApiError);
+  const test::TempFolder folder;
+  const auto with = [&](const std::string& text) {
+    return load_chat_template(test::write_text(folder / "t.toml", text).string());
+  };
+  const auto own = with("user = \"Q {content}\\n\"\nassistant = \"A {content}\\n\"\nreply = \"A \"\nstop = [\"Q\"]\n");
+  EXPECT_EQ(own.render({{"user", "x"}}), "Q x\nA ");
+  EXPECT_EQ(own.stop, std::vector<std::string>{"Q"});
+  const auto refused = [&](const std::string& text, const std::string& says) {
+    test::expect_error([&] { with(text); }, "--chat-template", says);
+  };
+  refused("user = \"Q\"\nassistant = \"{content}\"", "with user");
+  refused("user = \"{content}\"", "with assistant");
+  refused("stop = 3", "a list of texts");
+  refused("stop = [\"\"]", "at least one character");
+  refused("user = 3", "a text");
+}
+
+TEST(ApiKeys, AdmitTheirHoldersAlone) {
+  EXPECT_EQ(Keys().client("anything"), "");
+  const test::TempFolder folder;
+  const auto keys = read_keys(test::write_text(folder / "keys", "# ours\nalpha\n\nbeta \r\n"));
+  EXPECT_EQ(keys.client("Bearer alpha")->size(), 12U);
+  EXPECT_NE(keys.client("Bearer alpha"), keys.client("Bearer beta"));
+  for (const char* wrong : {"", "alpha", "Bearer", "Bearer ", "Bearer alph", "Bearer alphaa", "Basic alpha"}) {
+    EXPECT_FALSE(keys.client(wrong)) << wrong;
+  }
+  test::expect_error([&] { read_keys(test::write_text(folder / "none", "# nothing\n")); }, "--api-keys",
+                     "without a key");
+}
+
+}  // namespace
+}  // namespace efla::serve

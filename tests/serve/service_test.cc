@@ -1,0 +1,427 @@
+// The API over real sockets, with an engine that follows a script.
+#include "efla/serve/api/service.h"
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "efla/serve/api/base64.h"
+#include "tests/serve/fake_engine.h"
+#include "tests/support/http_client.h"
+
+namespace efla::serve {
+namespace {
+
+using namespace std::chrono_literals;
+using nlohmann::json;
+using test::body_of;
+using test::HttpClient;
+using test::status_of;
+
+class ServiceTest : public testing::Test {
+ protected:
+  ServiceTest() {
+    options_.model = "fake";
+    options_.chat = load_chat_template("plain");
+    options_.page = "<!doctype html>";
+    http_.port = 0;
+  }
+  ~ServiceTest() override { stop(0ms); }
+
+  void start(const std::string& script = "abcdefghij") {
+    engine_ = std::make_unique<FakeEngine>(script);
+    service_ = std::make_unique<Service>(*engine_, options_, keys_, http_);
+    const auto address = service_->address();
+    port_ = std::stoi(address.substr(address.rfind(':') + 1));
+    thread_ = std::thread([this] { service_->run(0ms, false); });
+  }
+  void stop(std::chrono::milliseconds grace) {
+    if (!thread_.joinable()) return;
+    service_->stop(grace);
+    thread_.join();
+  }
+
+  std::string ask(const std::string& method, const std::string& path, const std::string& body = "",
+                  const std::string& fields = "Content-Type: application/json\r\n") const {
+    HttpClient client(port_);
+    return client.ask(method + " " + path + " HTTP/1.1\r\nHost: t\r\n" + fields +
+                      "Content-Length: " + std::to_string(body.size()) + "\r\n\r\n" + body);
+  }
+  json post(const std::string& path, const json& body, int status = 200) const {
+    const auto reply = ask("POST", path, body.dump());
+    EXPECT_EQ(status_of(reply), status) << reply;
+    return json::parse(body_of(reply));
+  }
+  json get(const std::string& path, int status = 200) const {
+    const auto reply = ask("GET", path);
+    EXPECT_EQ(status_of(reply), status) << reply;
+    return json::parse(body_of(reply));
+  }
+  // The JSON of the events of a stream, without [DONE].
+  std::vector<json> stream(const std::string& path, const json& body, bool done = true) const {
+    const auto text = body_of(ask("POST", path, body.dump()));
+    EXPECT_EQ(text.ends_with("data: [DONE]\n\n"), done) << text;
+    std::vector<json> events;
+    std::istringstream in(text);
+    for (std::string line; std::getline(in, line);) {
+      if (line.starts_with("data: {")) events.push_back(json::parse(line.substr(6)));
+    }
+    return events;
+  }
+  template <class Condition>
+  static bool soon(const Condition& condition) {
+    for (int i = 0; i < 1000 && !condition(); ++i) std::this_thread::sleep_for(5ms);
+    return condition();
+  }
+
+  ApiOptions options_;
+  HttpOptions http_;
+  Keys keys_;
+  std::unique_ptr<FakeEngine> engine_;
+  std::unique_ptr<Service> service_;
+  std::thread thread_;
+  int port_ = 0;
+};
+
+TEST_F(ServiceTest, Completions) {
+  start();
+  const auto reply = post("/v1/completions", {{"model", "fake"}, {"prompt", "Hi"}, {"max_tokens", 3}, {"seed", 0}});
+  EXPECT_TRUE(reply["id"].get<std::string>().starts_with("cmpl-"));
+  EXPECT_EQ(reply["object"], "text_completion");
+  EXPECT_EQ(reply["model"], "fake");
+  EXPECT_EQ(reply["choices"],
+            json::parse(R"([{"index": 0, "text": "abc", "logprobs": null, "finish_reason": "length"}])"));
+  EXPECT_EQ(reply["usage"]["prompt_tokens"], 2);
+  EXPECT_EQ(reply["usage"]["completion_tokens"], 3);
+  EXPECT_EQ(reply["usage"]["total_tokens"], 5);
+  EXPECT_EQ(post("/v1/completions", {{"prompt", "Hi"}, {"seed", 0}, {"stop", "ef"}})["choices"][0]["text"], "abcd");
+  EXPECT_EQ(post("/v1/completions", {{"prompt", {72, 105}}, {"max_tokens", 1}, {"seed", 2}})["choices"][0]["text"],
+            "c");
+  EXPECT_EQ(engine_->last().prompt, (std::vector<std::int32_t>{72, 105}));
+}
+
+TEST_F(ServiceTest, ListsAndSeveralRepliesInOrder) {
+  start();
+  const auto lists = post("/v1/completions", {{"prompt", {"a", "bc"}}, {"max_tokens", 2}, {"seed", 0}});
+  ASSERT_EQ(lists["choices"].size(), 2U);
+  EXPECT_EQ(lists["usage"]["prompt_tokens"], 3);
+  const auto several = post("/v1/completions", {{"prompt", {"x", "yz"}}, {"n", 3}, {"max_tokens", 2}, {"seed", 1}});
+  ASSERT_EQ(several["choices"].size(), 6U);
+  for (int i = 0; i < 6; ++i) {
+    EXPECT_EQ(several["choices"][i]["index"], i);
+    EXPECT_EQ(several["choices"][i]["text"], std::string("bcdef").substr(i % 3, 2));
+  }
+  EXPECT_EQ(several["usage"]["prompt_tokens"], 3);  // each prompt is prefilled once
+  EXPECT_EQ(several["usage"]["completion_tokens"], 12);
+  EXPECT_TRUE(soon([&] { return engine_->stored() == 0; }));
+}
+
+TEST_F(ServiceTest, LogprobsAndEcho) {
+  start();
+  const auto reply =
+      post("/v1/completions", {{"prompt", "xyz"}, {"echo", true}, {"logprobs", 1}, {"max_tokens", 1}, {"seed", 0}});
+  const auto& choice = reply["choices"][0];
+  EXPECT_EQ(choice["text"], "xyza");
+  EXPECT_EQ(choice["logprobs"]["tokens"], json({"x", "y", "z", "a"}));
+  EXPECT_EQ(choice["logprobs"]["token_logprobs"], json({nullptr, -0.25, -0.25, -0.5}));
+  EXPECT_EQ(choice["logprobs"]["top_logprobs"][0], nullptr);
+  EXPECT_EQ(choice["logprobs"]["top_logprobs"][3], json({{"a", -0.5}}));
+  EXPECT_EQ(choice["logprobs"]["text_offset"], json({0, 1, 2, 3}));
+  const auto none = post("/v1/completions", {{"prompt", "xyz"}, {"echo", true}, {"logprobs", 0}, {"max_tokens", 0}});
+  EXPECT_EQ(none["choices"][0]["text"], "xyz");
+  EXPECT_EQ(none["choices"][0]["logprobs"]["tokens"].size(), 3U);
+  const auto streamed =
+      stream("/v1/completions",
+             {{"prompt", "xy"}, {"echo", true}, {"logprobs", 1}, {"max_tokens", 2}, {"seed", 0}, {"stream", true}});
+  EXPECT_EQ(streamed[0]["choices"][0]["text"], "xy");
+  EXPECT_EQ(streamed[0]["choices"][0]["logprobs"]["tokens"], json({"x", "y"}));
+  EXPECT_EQ(streamed[2]["choices"][0]["logprobs"]["token_logprobs"], json({-0.5}));
+}
+
+TEST_F(ServiceTest, TokensThatAreHalfACharacter) {
+  start("\xc3\xa4");
+  const auto reply = post("/v1/completions", {{"prompt", "x"}, {"logprobs", 0}, {"max_tokens", 2}, {"seed", 0}});
+  EXPECT_EQ(reply["choices"][0]["logprobs"]["tokens"], json({"bytes:\\xc3", "bytes:\\xa4"}));
+}
+
+TEST_F(ServiceTest, Streams) {
+  start();
+  const auto events = stream("/v1/completions", {{"prompt", "Hi"},
+                                                 {"max_tokens", 3},
+                                                 {"seed", 0},
+                                                 {"stream", true},
+                                                 {"stream_options", {{"include_usage", true}}}});
+  ASSERT_EQ(events.size(), 5U);
+  std::string text;
+  for (int i = 0; i < 3; ++i) text += events[i]["choices"][0]["text"].get<std::string>();
+  EXPECT_EQ(text, "abc");
+  EXPECT_EQ(events[0]["choices"][0]["finish_reason"], nullptr);
+  EXPECT_EQ(events[3]["choices"][0]["finish_reason"], "length");
+  EXPECT_EQ(events[4]["choices"], json::array());
+  EXPECT_EQ(events[4]["usage"]["completion_tokens"], 3);
+  const auto several =
+      stream("/v1/completions", {{"prompt", "Hi"}, {"n", 2}, {"max_tokens", 2}, {"seed", 0}, {"stream", true}});
+  std::map<int, std::string> texts;
+  for (const auto& event : several)
+    texts[event["choices"][0]["index"]] += event["choices"][0]["text"].get<std::string>();
+  EXPECT_EQ(texts, (std::map<int, std::string>{{0, "ab"}, {1, "bc"}}));
+}
+
+TEST_F(ServiceTest, Chat) {
+  start("Hello\nUser:");
+  const json body{{"messages", {{{"role", "user"}, {"content", "Hi"}}}}, {"seed", 0}};
+  const auto reply = post("/v1/chat/completions", body);
+  EXPECT_EQ(reply["object"], "chat.completion");
+  EXPECT_EQ(reply["choices"][0]["message"]["content"], "Hello");
+  EXPECT_EQ(reply["choices"][0]["message"]["role"], "assistant");
+  EXPECT_EQ(reply["choices"][0]["finish_reason"], "stop");
+  EXPECT_EQ(engine_->last().max_tokens, options_.max_tokens);
+  auto scored = body;
+  scored.update({{"logprobs", true}, {"top_logprobs", 2}, {"max_tokens", 1}});
+  const auto token = post("/v1/chat/completions", scored)["choices"][0]["logprobs"]["content"][0];
+  EXPECT_EQ(token["token"], "H");
+  EXPECT_EQ(token["bytes"], json({72}));
+  EXPECT_EQ(token["top_logprobs"].size(), 2U);
+  auto streamed = body;
+  streamed["stream"] = true;
+  const auto events = stream("/v1/chat/completions", streamed);
+  EXPECT_EQ(events.front()["choices"][0]["delta"], json({{"role", "assistant"}, {"content", ""}}));
+  EXPECT_EQ(events.front()["object"], "chat.completion.chunk");
+  EXPECT_EQ(events[1]["choices"][0]["delta"]["content"], "Hello");
+  EXPECT_EQ(events.back()["choices"][0]["finish_reason"], "stop");
+  EXPECT_EQ(
+      post("/v1/chat/completions", {{"messages", {{{"role", "robot"}, {"content", "a"}}}}}, 400)["error"]["param"],
+      "messages");
+}
+
+TEST_F(ServiceTest, ResponsesContinueStoredStates) {
+  start("Hello\nUser:");
+  const auto first = post("/v1/responses", {{"input", "Hi"}, {"instructions", "Be."}});
+  EXPECT_EQ(first["status"], "completed");
+  EXPECT_EQ(first["output"][0]["content"][0]["text"], first["output"][0]["content"][0]["text"]);
+  const std::string id = first["id"];
+  // The stored text ends as a turn ends, whatever ended the reply.
+  const auto stored = engine_->text_of(id);
+  EXPECT_TRUE(stored.starts_with("Be.\n\nUser: Hi\nAssistant:")) << stored;
+  EXPECT_TRUE(stored.ends_with("\n")) << stored;
+  EXPECT_EQ(stored.find("\nUser:", 20), std::string::npos) << stored;
+  const auto second = post("/v1/responses", {{"input", "More"}, {"previous_response_id", id}});
+  EXPECT_EQ(second["previous_response_id"], id);
+  EXPECT_TRUE(engine_->text_of(second["id"]).starts_with(stored + "User: More\nAssistant:"));
+  EXPECT_EQ(engine_->text_of(id), stored);  // several responses can follow one
+  EXPECT_EQ(post("/v1/responses", {{"input", "x"}, {"previous_response_id", "resp_0"}}, 404)["error"]["code"],
+            "not_found");
+  const auto unstored = post("/v1/responses", {{"input", "x"}, {"store", false}});
+  EXPECT_EQ(engine_->stored(), 2U);
+  EXPECT_EQ(status_of(ask("DELETE", "/v1/responses/" + id)), 200);
+  EXPECT_EQ(engine_->stored(), 1U);
+}
+
+TEST_F(ServiceTest, ResponsesStream) {
+  start("Hello$");
+  const auto events = stream("/v1/responses", {{"input", "Hi"}, {"stream", true}}, false);
+  std::vector<std::string> types;
+  for (std::size_t i = 0; i < events.size(); ++i) {
+    EXPECT_EQ(events[i]["sequence_number"], i);
+    types.push_back(events[i]["type"]);
+  }
+  EXPECT_EQ(types, (std::vector<std::string>{"response.created", "response.in_progress", "response.output_item.added",
+                                             "response.content_part.added", "response.output_text.delta",
+                                             "response.output_text.done", "response.content_part.done",
+                                             "response.output_item.done", "response.completed"}));
+  EXPECT_EQ(events.back()["response"]["status"], "completed");
+  EXPECT_EQ(post("/v1/responses", {{"input", "Hi"}, {"max_output_tokens", 0}})["incomplete_details"]["reason"],
+            "max_output_tokens");
+}
+
+TEST_F(ServiceTest, StoredResponsesAreBounded) {
+  options_.max_stored_responses = 2;
+  start("Hello$");
+  std::vector<std::string> ids;
+  for (int i = 0; i < 4; ++i) ids.push_back(post("/v1/responses", {{"input", "Hi"}})["id"]);
+  EXPECT_EQ(engine_->stored(), 2U);
+  EXPECT_EQ(post("/v1/responses", {{"input", "x"}, {"previous_response_id", ids[0]}}, 404)["error"]["param"],
+            "previous_response_id");
+}
+
+TEST_F(ServiceTest, Sessions) {
+  start();
+  EXPECT_EQ(post("/v1/sessions", {{"name", "book"}, {"prompt", "Once"}}, 201)["tokens"], 4);
+  EXPECT_EQ(post("/v1/sessions/book/fork", {{"name", "copy"}}, 201)["name"], "copy");
+  EXPECT_EQ(post("/v1/sessions", {{"name", "longer"}, {"parent", "book"}, {"prompt", " upon"}}, 201)["tokens"], 9);
+  EXPECT_EQ(post("/v1/sessions", {{"name", "same"}, {"parent", "book"}}, 201)["tokens"], 4);
+  EXPECT_EQ(post("/v1/completions",
+                 {{"session", "book"}, {"save_as", "book"}, {"max_tokens", 2}, {"seed", 0}})["choices"][0]["text"],
+            "ab");
+  EXPECT_EQ(engine_->text_of("book"), "Onceab");
+  EXPECT_EQ(engine_->text_of("copy"), "Once");
+  EXPECT_EQ(post("/v1/sessions/book/rewind", {{"tokens", 1}})["tokens"], 5);
+  EXPECT_EQ(get("/v1/sessions/book")["bytes"], 1000);
+  EXPECT_EQ(get("/v1/sessions")["data"].size(), 4U);
+  const auto state = ask("GET", "/v1/sessions/book/state");
+  EXPECT_EQ(body_of(state), "state:Oncea");
+  EXPECT_EQ(status_of(ask("PUT", "/v1/sessions/loaded/state", body_of(state), "")), 200);
+  EXPECT_EQ(engine_->text_of("loaded"), "Oncea");
+  EXPECT_EQ(status_of(ask("PUT", "/v1/sessions/loaded/state", "rubbish", "")), 400);
+  EXPECT_EQ(status_of(ask("DELETE", "/v1/sessions/book")), 200);
+  EXPECT_EQ(get("/v1/sessions/book", 404)["error"]["code"], "session_not_found");
+  EXPECT_EQ(post("/v1/completions", {{"session", "book"}}, 404)["error"]["param"], "session");
+  EXPECT_EQ(status_of(ask("GET", "/v1/sessions/_0")), 400);
+}
+
+TEST_F(ServiceTest, StatesTravelWithRequests) {
+  start();
+  const auto first =
+      post("/v1/completions", {{"prompt", "Hi"}, {"max_tokens", 2}, {"seed", 0}, {"return_state", true}});
+  EXPECT_EQ(from_base64(first["state"].get<std::string>()), "state:Hiab");
+  const auto second =
+      post("/v1/completions", {{"state", first["state"]}, {"max_tokens", 1}, {"seed", 0}, {"return_state", true}});
+  EXPECT_EQ(from_base64(second["state"].get<std::string>()), "state:Hiaba");
+  EXPECT_EQ(engine_->stored(), 0U);
+  const auto events =
+      stream("/v1/completions", {{"prompt", "x"}, {"max_tokens", 1}, {"stream", true}, {"return_state", true}});
+  EXPECT_TRUE(events.back().contains("state"));
+  EXPECT_EQ(post("/v1/completions", {{"prompt", "x"}, {"state", to_base64("rubbish")}}, 400)["error"]["type"],
+            "invalid_request_error");
+}
+
+TEST_F(ServiceTest, ModelsTokensHealthMetricsAndPage) {
+  start();
+  EXPECT_EQ(get("/v1/models")["data"][0]["id"], "fake");
+  EXPECT_EQ(get("/v1/models/fake")["session_bytes"], 1000);
+  EXPECT_EQ(get("/v1/models/other", 404)["error"]["code"], "model_not_found");
+  EXPECT_EQ(post("/v1/completions", {{"model", "other"}, {"prompt", "a"}}, 404)["error"]["param"], "model");
+  EXPECT_EQ(post("/tokenize", {{"prompt", "ab"}})["tokens"], json({97, 98}));
+  EXPECT_EQ(post("/tokenize", {{"prompt", "ab"}, {"add_special_tokens", true}})["tokens"], json({256, 97, 98}));
+  const auto info = get("/tokenizer_info");
+  EXPECT_EQ(post("/tokenize", {{"prompt", info["eos_token"]}})["tokens"], json({257}));
+  EXPECT_EQ(post("/detokenize", {{"tokens", {97, 98, 257}}})["prompt"], "ab");
+  EXPECT_EQ(post("/detokenize", {{"tokens", {999}}}, 400)["error"]["param"], "id");
+  EXPECT_EQ(get("/health")["status"], "ok");
+  const auto metrics = body_of(ask("GET", "/metrics"));
+  for (const char* line :
+       {"efla:time_to_first_token_seconds_bucket{le=\"0.1\"} 2\n",
+        "efla:time_to_first_token_seconds_bucket{le=\"+Inf\"} 4\n", "efla:time_to_first_token_seconds_sum 3.5\n",
+        "efla:slots 8\n", "efla:request_success_total{finished_reason=\"stop\"} 3\n",
+        "efla:http_replies_total{status=\"404\"} 2\n"}) {
+    EXPECT_NE(metrics.find(line), std::string::npos) << line << metrics;
+  }
+  EXPECT_EQ(body_of(ask("GET", "/")), "<!doctype html>");
+}
+
+TEST_F(ServiceTest, ErrorsHaveOpenAisShape) {
+  start();
+  const auto error = post("/v1/completions", {{"prompt", "a"}, {"tools", json::array()}}, 400)["error"];
+  EXPECT_EQ(error["type"], "invalid_request_error");
+  EXPECT_EQ(error["param"], "tools");
+  EXPECT_EQ(error["code"], "unknown_field");
+  EXPECT_EQ(get("/v1/nothing", 404)["error"]["message"], "there is no /v1/nothing");
+  EXPECT_EQ(status_of(ask("GET", "/v1/completions")), 405);
+  EXPECT_EQ(status_of(ask("POST", "/v1/completions", "{}", "Content-Type: text/plain\r\n")), 415);
+  EXPECT_EQ(post("/v1/completions", {{"prompt", ""}}, 400)["error"]["param"], "prompt");
+  EXPECT_EQ(post("/v1/completions", {{"prompt", {300}}}, 400)["error"]["param"], "prompt");
+  EXPECT_EQ(post("/v1/completions", {{"prompt", "a"}, {"max_tokens", 5000}}, 400)["error"]["param"], "max_tokens");
+}
+
+TEST_F(ServiceTest, LimitsOfPromptsQueueAndKeys) {
+  options_.max_prompt_tokens = 10;
+  options_.max_requests_per_key = 2;
+  start();
+  EXPECT_EQ(post("/v1/completions", {{"prompt", "12345678901"}}, 400)["error"]["code"], "context_length_exceeded");
+  engine_->step = 2ms;
+  HttpClient one(port_), two(port_);
+  const std::string endless = R"({"prompt": "a", "max_tokens": 4000, "stream": true})";
+  for (auto* client : {&one, &two}) {
+    client->send("POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\nContent-Length: " +
+                 std::to_string(endless.size()) + "\r\n\r\n" + endless);
+    client->read_until("data: ");
+  }
+  const auto third = ask("POST", "/v1/completions", R"({"prompt": "a"})");
+  EXPECT_EQ(status_of(third), 429);
+  EXPECT_NE(third.find("Retry-After: 1"), std::string::npos);
+  one.close();
+  two.close();
+  EXPECT_TRUE(soon([&] { return status_of(ask("POST", "/v1/completions", R"({"prompt": "a"})")) == 200; }));
+  engine_->max_queue = 0;
+  for (const char* body : {R"({"prompt": "a"})", R"({"prompt": "a", "stream": true})"}) {
+    const auto full = ask("POST", "/v1/completions", body);
+    EXPECT_EQ(status_of(full), 429);
+    EXPECT_NE(full.find("queue_full"), std::string::npos);
+  }
+}
+
+TEST_F(ServiceTest, KeysSeparateClients) {
+  keys_ = Keys({"alpha", "beta"});
+  start();
+  const auto as = [&](const std::string& key, const std::string& method, const std::string& path,
+                      const std::string& body) {
+    return ask(method, path, body, "Content-Type: application/json\r\nAuthorization: Bearer " + key + "\r\n");
+  };
+  EXPECT_EQ(status_of(as("gamma", "GET", "/v1/models", "")), 401);
+  EXPECT_EQ(status_of(ask("POST", "/v1/completions", R"({"prompt": "a"})")), 401);
+  EXPECT_EQ(status_of(ask("GET", "/health")), 200);
+  EXPECT_EQ(status_of(as("alpha", "POST", "/v1/sessions", R"({"name": "book", "prompt": "a"})")), 201);
+  EXPECT_EQ(status_of(as("alpha", "GET", "/v1/sessions/book", "")), 200);
+  EXPECT_EQ(status_of(as("beta", "GET", "/v1/sessions/book", "")), 404);
+  EXPECT_EQ(json::parse(body_of(as("alpha", "GET", "/v1/sessions", "")))["data"][0]["name"], "book");
+  EXPECT_EQ(json::parse(body_of(as("beta", "GET", "/v1/sessions", "")))["data"].size(), 0U);
+}
+
+TEST_F(ServiceTest, ClientsThatLeaveAreCancelledWithinAStep) {
+  start();
+  for (const bool prefilling : {false, true}) {
+    engine_->cancelled = 0;
+    engine_->step = 20ms;
+    engine_->prefill = prefilling ? 60'000ms : 0ms;
+    HttpClient client(port_);
+    const std::string body = R"({"prompt": "a", "max_tokens": 4000, "stream": true})";
+    client.send("POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\nContent-Length: " +
+                std::to_string(body.size()) + "\r\n\r\n" + body);
+    client.read_until("\r\n\r\n");
+    const auto before = engine_->steps.load();
+    client.close();
+    EXPECT_TRUE(soon([&] { return engine_->cancelled == 1; }));
+    EXPECT_LE(engine_->steps - before, 2U);
+    engine_->prefill = 0ms;
+  }
+}
+
+TEST_F(ServiceTest, DeadlinesEndReplies) {
+  options_.deadline = 50ms;
+  start();
+  engine_->step = 5ms;
+  const auto reply = post("/v1/completions", {{"prompt", "a"}, {"max_tokens", 4000}});
+  EXPECT_EQ(reply["choices"][0]["finish_reason"], "deadline");
+}
+
+TEST_F(ServiceTest, StoppingFinishesStreamsAndSaysSo) {
+  start();
+  engine_->step = 5ms;
+  HttpClient client(port_), probe(port_);
+  const std::string body = R"({"prompt": "a", "max_tokens": 100, "seed": 0, "stream": true})";
+  client.send("POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\nContent-Length: " +
+              std::to_string(body.size()) + "\r\n\r\n" + body);
+  client.read_until("data: ");
+  service_->stop(60s);
+  EXPECT_EQ(status_of(HttpClient(port_).get("/health")), 503);
+  EXPECT_EQ(status_of(HttpClient(port_).post("/v1/completions", R"({"prompt": "a"})")), 503);
+  EXPECT_NE(client.read_all().find("[DONE]"), std::string::npos);
+  thread_.join();
+  EXPECT_EQ(engine_->cancelled, 0);
+}
+
+TEST_F(ServiceTest, StoppingCancelsAfterTheGrace) {
+  start();
+  engine_->step = 5ms;
+  HttpClient client(port_);
+  const std::string body = R"({"prompt": "a", "max_tokens": 4000, "stream": true})";
+  client.send("POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\nContent-Length: " +
+              std::to_string(body.size()) + "\r\n\r\n" + body);
+  client.read_until("data: ");
+  stop(100ms);
+  EXPECT_EQ(engine_->cancelled, 1);
+}
+
+}  // namespace
+}  // namespace efla::serve
