@@ -130,10 +130,12 @@ void Browser::open(const std::string& path, const View& view, const std::string&
        {{"width", view.width}, {"height", view.height}, {"deviceScaleFactor", 1}, {"mobile", view.width < 600}});
   call("Emulation.setEmulatedMedia",
        {{"features", {{{"name", "prefers-color-scheme"}, {"value", view.dark ? "dark" : "light"}}}}});
-  call("Page.navigate", {{"url", "file://" + std::filesystem::absolute(path).string()}});
+  const bool web = path.starts_with("http://");
+  call("Page.navigate", {{"url", web ? path : "file://" + std::filesystem::absolute(path).string()}});
   const auto deadline = std::chrono::steady_clock::now() + kPatience;
-  while (evaluate("Boolean(location.protocol === 'file:' && document.readyState === 'complete' && (" + ready + "))") !=
-         true) {
+  const std::string protocol = web ? "http:" : "file:";
+  while (evaluate("Boolean(location.protocol === '" + protocol + "' && document.readyState === 'complete' && (" +
+                  ready + "))") != true) {
     if (std::chrono::steady_clock::now() > deadline) throw failure(path + " was never ready: " + ready);
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
   }

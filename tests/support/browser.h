@@ -27,8 +27,8 @@ class Browser {
   Browser(const Browser&) = delete;
   Browser& operator=(const Browser&) = delete;
 
-  // Opens a file in a new tab, which replaces the last one, and waits until the JavaScript expression `ready` is true.
-  // Throws std::runtime_error after 30 seconds.
+  // Opens a file, or an address that begins with http://, in a new tab, which replaces the last one, and waits until
+  // the JavaScript expression `ready` is true. Throws std::runtime_error after 30 seconds.
   void open(const std::string& path, const View& view, const std::string& ready = "document.readyState === 'complete'");
 
   nlohmann::json evaluate(const std::string& expression);  // returns a JSON value; throws if the expression does
