@@ -7,12 +7,15 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "cli/commands.h"
 #include "cli/support/device.h"
 #include "cli/support/model_tokenizer.h"
 #include "cli/support/output_file.h"
 #include "efla/base/error.h"
+#include "efla/data/tokenizer_json.h"
 #include "efla/io/file.h"
 #include "efla/io/folder_lock.h"
 #include "efla/io/safetensors/safetensors.h"
@@ -27,19 +30,41 @@ struct Arguments {
   std::string model, ids, out, device = "auto";
 };
 
+// The tokenizer's files for transformers, or why there are none.
+struct TokenizerFiles {
+  std::vector<std::pair<std::string, std::string>> files;  // name and content
+  std::string refusal;
+};
+
+TokenizerFiles tokenizer_json(const std::string& tokenizer) {
+  try {
+    const auto json = data::tokenizer_json(tokenizer);
+    return {{{"tokenizer.json", json.tokenizer.dump() + "\n"}, {"tokenizer_config.json", json.config.dump(1) + "\n"}},
+            ""};
+  } catch (const IoError& error) {
+    return {{}, error.what()};
+  }
+}
+
 void convert(const std::string& command, const Arguments& arguments) {
   const auto model = nn::load_language_model(arguments.model);
   // A SentencePiece model goes along, for the folder to be complete in itself. A run may name one that is elsewhere.
   const auto tokenizer = find_tokenizer(arguments.model);
   const bool named = !tokenizer.empty() && tokenizer != "bytes", has_file = named && std::filesystem::exists(tokenizer);
   const io::Bytes tokenizer_file = has_file ? io::read_file(tokenizer) : io::Bytes();
+  const auto for_transformers =
+      command == "export" && (has_file || tokenizer == "bytes") ? tokenizer_json(tokenizer) : TokenizerFiles();
   const auto lock = io::prepare_output_folder(arguments.out, command);
   nn::save_language_model(*model, arguments.out);
-  if (has_file) io::write_file_atomically(std::filesystem::path(arguments.out) / kTokenizerFile, tokenizer_file);
+  const std::filesystem::path out = arguments.out;
+  if (has_file) io::write_file_atomically(out / kTokenizerFile, tokenizer_file);
+  for (const auto& [name, text] : for_transformers.files) io::write_file_atomically(out / name, text);
   const auto& config = model->config();
   fmt::print("{}: {}, {} layers, {} parameters, model_type {}{}\n", arguments.out, config.mixer,
              config.num_hidden_layers, model->parameter_count(),
-             nn::to_json(config).at("model_type").get<std::string>(), has_file ? ", with its tokenizer" : "");
+             nn::to_json(config).at("model_type").get<std::string>(),
+             has_file || !for_transformers.files.empty() ? ", with its tokenizer" : "");
+  if (!for_transformers.refusal.empty()) fmt::print("without tokenizer.json: {}\n", for_transformers.refusal);
   if (named && !has_file) fmt::print("without its tokenizer: {} does not exist\n", tokenizer);
 }
 
@@ -91,7 +116,8 @@ void add_checkpoints(CLI::App& program) {
                 "RUN", "New folder for the model, in float32");
   add_converter(program, "export", "Write a language model in Hugging Face's layout", "RUN",
                 "Folder of a model, or of a training run (its latest checkpoint)", "HF_DIR",
-                "New folder for config.json, model.safetensors and, if it exists, tokenizer.model");
+                "New folder for config.json, model.safetensors and, if there is a tokenizer,\n"
+                "tokenizer.json, tokenizer_config.json and tokenizer.model");
 
   auto arguments = std::make_shared<Arguments>();
   auto* logits = program.add_subcommand("logits", "A language model's logits for tokens in a file");

@@ -11,6 +11,7 @@
 #include "efla/io/json.h"
 #include "efla/io/safetensors/safetensors.h"
 #include "tests/support/program.h"
+#include "tests/support/sentencepiece.h"
 
 namespace efla::test {
 namespace {
@@ -80,6 +81,12 @@ TEST_F(Checkpoints, ATokenizerGoesAlong) {
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_NE(result.out.find("with its tokenizer"), std::string::npos) << result.out;
   EXPECT_EQ(read_text(out_ + "/tokenizer.model"), "bytes as they are");
+  EXPECT_NE(result.out.find("without tokenizer.json: "), std::string::npos) << result.out;
+  EXPECT_FALSE(fs::exists(out_ + "/tokenizer.json"));
+  write_text(fs::path(model_) / "tokenizer.model", sentencepiece_model({"ab", "a", "b"}));
+  ASSERT_EQ(run_program({"export", model_, "--out", folder_.file("for_transformers")}).exit_code, 0);
+  EXPECT_TRUE(io::read_json(folder_.file("for_transformers") + "/tokenizer.json").contains("model"));
+  EXPECT_TRUE(io::read_json(folder_.file("for_transformers") + "/tokenizer_config.json").contains("eos_token"));
 
   fs::remove(fs::path(model_) / "tokenizer.model");
   write_text(fs::path(model_) / "run.json", R"({"config": {"data": {"tokenizer": "/no/where.model"}}})");

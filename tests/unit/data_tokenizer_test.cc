@@ -4,8 +4,10 @@
 
 #include <gtest/gtest.h>
 
+#include "efla/base/error.h"
 #include "efla/base/random.h"
 #include "efla/base/utf8.h"
+#include "efla/data/tokenizer_json.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/sentencepiece.h"
 #include "tests/support/temp_folder.h"
@@ -253,6 +255,29 @@ TEST(Mistral, GivesTheIdsOfSentencePiece) {
   EXPECT_EQ(tokenizer->decode(Ids{1, 22557, 2, 22557}), "Hello Hello");
   EXPECT_EQ(tokenizer->decode(Ids{3 + 0xE2, 3 + 0x82, 22557}), "\uFFFD\uFFFD Hello");
   EXPECT_EQ(tokenizer->decode(Ids{3 + 0xE2, 3 + 0x82, 3 + 0xAC}), "€");
+}
+
+// What Hugging Face's tokenizers do with these files is tested in tests/python/test_hf.py, where they are installed.
+TEST(TokenizerJson, OfBytesHasAPieceForEachByteInOrder) {
+  const auto json = tokenizer_json("bytes");
+  const auto& vocabulary = json.tokenizer.at("model").at("vocab");
+  EXPECT_EQ(vocabulary.size(), 256U);
+  EXPECT_EQ(vocabulary.at("a"), 97);
+  EXPECT_EQ(vocabulary.at("\u0120"), 32);  // as in GPT-2
+  EXPECT_EQ(vocabulary.at("\u00ff"), 255);
+  EXPECT_EQ(json.tokenizer.at("added_tokens").at(1).at("id"), 257);
+  EXPECT_EQ(json.config.at("eos_token"), json.tokenizer.at("added_tokens").at(1).at("content"));
+}
+
+TEST(TokenizerJson, OfSentencePieceJoinsThePiecesOfHighestScoreFirst) {
+  const TempFolder folder;
+  const auto path = write_text(folder / "small.model", sentencepiece_model({"ab", "▁a", "abc", "▁", "a", "b", "c"}));
+  const auto json = tokenizer_json(path);
+  const auto& model = json.tokenizer.at("model");
+  EXPECT_EQ(model.at("vocab").at("ab"), kFirst);
+  EXPECT_EQ(model.at("merges").dump(), R"([["a","b"],["▁","a"],["ab","c"]])");
+  EXPECT_EQ(model.at("unk_token"), json.config.at("unk_token"));
+  EXPECT_THROW(tokenizer_json((folder / "none.model").string()), IoError);
 }
 
 }  // namespace

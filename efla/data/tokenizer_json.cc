@@ -1,0 +1,143 @@
+#include "efla/data/tokenizer_json.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "efla/base/utf8.h"
+#include "efla/data/sentencepiece_model.h"
+#include "efla/data/tokenizer.h"
+#include "efla/io/file.h"
+
+namespace efla::data {
+namespace {
+
+using nlohmann::json;
+using Kind = SentencePieceModel::Kind;
+
+constexpr const char* kSpace = "\u2581";
+
+json special_token(std::int64_t id, const std::string& text) {
+  return {{"id", id},        {"content", text},     {"single_word", false}, {"lstrip", false},
+          {"rstrip", false}, {"normalized", false}, {"special", true}};
+}
+
+json document(json added, json normalizer, json pre_tokenizer, json decoder, json model) {
+  return {{"version", "1.0"},
+          {"truncation", nullptr},
+          {"padding", nullptr},
+          {"added_tokens", std::move(added)},
+          {"normalizer", std::move(normalizer)},
+          {"pre_tokenizer", std::move(pre_tokenizer)},
+          {"post_processor", nullptr},
+          {"decoder", std::move(decoder)},
+          {"model", std::move(model)}};
+}
+
+json bpe(json vocabulary, json merges, json unknown, bool byte_fallback) {
+  return {{"type", "BPE"},
+          {"dropout", nullptr},
+          {"unk_token", std::move(unknown)},
+          {"continuing_subword_prefix", nullptr},
+          {"end_of_word_suffix", nullptr},
+          {"fuse_unk", true},
+          {"byte_fallback", byte_fallback},
+          {"ignore_merges", false},
+          {"vocab", std::move(vocabulary)},
+          {"merges", std::move(merges)}};
+}
+
+json configuration(const std::string& bos, const std::string& eos) {
+  return {{"tokenizer_class", "PreTrainedTokenizerFast"},
+          {"bos_token", bos},
+          {"eos_token", eos},
+          {"clean_up_tokenization_spaces", false}};
+}
+
+// Returns the character that stands for a byte in GPT-2's vocabulary: itself if it is printable in Latin-1, otherwise
+// the next of U+0100, U+0101, ….
+std::vector<std::string> characters_of_bytes() {
+  std::vector<std::string> characters;
+  unsigned next = 0x100;
+  for (unsigned byte = 0; byte < 256; ++byte) {
+    const bool printable = (byte > 32 && byte < 127) || (byte > 160 && byte != 173);
+    const unsigned code = printable ? byte : next++;
+    characters.push_back(
+        code < 0x80 ? std::string(1, static_cast<char>(code))
+                    : std::string{static_cast<char>(0xC0 | (code >> 6)), static_cast<char>(0x80 | (code & 0x3F))});
+  }
+  return characters;
+}
+
+TokenizerJson of_bytes() {
+  const std::string bos = "<|bos|>", eos = "<|eos|>";
+  json vocabulary = json::object();
+  for (const auto& character : characters_of_bytes()) vocabulary.emplace(character, vocabulary.size());
+  json added = json::array({special_token(256, bos), special_token(257, eos)});
+  json byte_level = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", false}, {"use_regex", false}};
+  return {document(std::move(added), nullptr, byte_level, byte_level,
+                   bpe(std::move(vocabulary), json::array(), nullptr, false)),
+          configuration(bos, eos)};
+}
+
+// Returns the pairs of pieces that form a piece, those of the highest score first: the order in which BPE joins them.
+json merges_of(const SentencePieceModel& model) {
+  std::unordered_map<std::string_view, std::size_t> ids;
+  for (std::size_t i = 0; i < model.pieces.size(); ++i) {
+    if (model.pieces[i].kind == Kind::normal) ids.emplace(model.pieces[i].text, i);
+  }
+  std::vector<std::size_t> order;
+  for (const auto& [text, id] : ids) order.push_back(id);
+  std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+    const float left = model.pieces[a].score, right = model.pieces[b].score;
+    return left > right || (left == right && a < b);
+  });
+  json merges = json::array();
+  for (const auto id : order) {
+    const std::string_view text = model.pieces[id].text;
+    for (std::size_t at = 0; at < text.size();) {
+      at += static_cast<std::size_t>(utf8_character(text.substr(at)));
+      const auto left = text.substr(0, at), right = text.substr(at);
+      if (ids.contains(left) && ids.contains(right)) merges.push_back(json::array({left, right}));
+    }
+  }
+  return merges;
+}
+
+TokenizerJson of_sentencepiece(const std::string& path) {
+  const auto tokenizer = load_tokenizer(path);  // refuses what is not supported
+  const auto bytes = io::read_file(path);
+  const auto model = parse_sentencepiece_model(bytes, path);
+  json vocabulary = json::object(), added = json::array(), unknown;
+  for (std::size_t i = 0; i < model.pieces.size(); ++i) {
+    const auto& piece = model.pieces[i];
+    vocabulary[piece.text] = i;
+    if (piece.kind == Kind::unknown) unknown = piece.text;
+    if (piece.kind == Kind::unknown || piece.kind == Kind::control) {
+      added.push_back(special_token(static_cast<std::int64_t>(i), piece.text));
+    }
+  }
+  const json space = {{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", kSpace}};
+  const json no_space = {{"type", "Replace"}, {"pattern", {{"String", kSpace}}}, {"content", " "}};
+  json normalizers = json::array(), decoders = json::array({no_space, {{"type", "ByteFallback"}}, {{"type", "Fuse"}}});
+  if (model.add_dummy_prefix) {
+    normalizers.push_back({{"type", "Prepend"}, {"prepend", kSpace}});
+    decoders.push_back({{"type", "Strip"}, {"content", " "}, {"start", 1}, {"stop", 0}});
+  }
+  normalizers.push_back(space);
+  auto config = configuration(model.bos_piece, model.eos_piece);
+  config["unk_token"] = unknown;
+  return {document(std::move(added), {{"type", "Sequence"}, {"normalizers", std::move(normalizers)}}, nullptr,
+                   {{"type", "Sequence"}, {"decoders", std::move(decoders)}},
+                   bpe(std::move(vocabulary), merges_of(model), unknown, model.byte_fallback)),
+          std::move(config)};
+}
+
+}  // namespace
+
+TokenizerJson tokenizer_json(const std::string& name) { return name == "bytes" ? of_bytes() : of_sentencepiece(name); }
+
+}  // namespace efla::data

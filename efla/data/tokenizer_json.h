@@ -1,0 +1,19 @@
+// Tokenizers as Hugging Face's tokenizers and transformers read them.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+namespace efla::data {
+
+struct TokenizerJson {
+  nlohmann::json tokenizer;  // tokenizer.json
+  nlohmann::json config;     // tokenizer_config.json
+};
+
+// Converts the tokenizer that load_tokenizer makes of a name: "bytes" or the path of a SentencePiece model. The ids of
+// a text are the same, except where the text contains the name of a control token such as "</s>". Throws what
+// load_tokenizer throws.
+TokenizerJson tokenizer_json(const std::string& name);
+
+}  // namespace efla::data
