@@ -15,6 +15,7 @@ void add_train_lm(CLI::App& train);  // below train
 void add_eval(CLI::App& program);
 void add_eval_lm(CLI::App& eval);  // of the subcommand eval
 void add_generate(CLI::App& program);
+void add_serve(CLI::App& program);
 void add_reproduce(CLI::App& program);
 void add_bench(CLI::App& program);       // names efla-bench, which main.cc runs
 void add_benchmarks(CLI::App& program);  // the commands of efla-bench

@@ -10,11 +10,11 @@ void efla::cli::add_bench(CLI::App& program) {
 
 int main(int argc, char** argv) {
   using namespace efla::cli;
-  return run_efla(
-      argc, argv,
-      {add_info, add_apply, add_data, add_report, add_train, add_eval, add_generate, add_reproduce, add_checkpoints,
+  return run_efla(argc, argv,
+                  {add_info, add_apply, add_data, add_report, add_train, add_eval, add_generate, add_serve,
+                   add_reproduce, add_checkpoints,
 #ifdef EFLA_BENCH
-       add_bench
+                   add_bench
 #endif
-      });
+                  });
 }

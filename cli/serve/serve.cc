@@ -1,0 +1,175 @@
+// efla serve: a server for a language model, with OpenAI's API and a web page.
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cli/commands.h"
+#include "cli/serve/session_folder.h"
+#include "cli/support/model_tokenizer.h"
+#include "cli/support/print.h"
+#include "cli/support/threads.h"
+#include "efla/base/error.h"
+#include "efla/data/tokenizer.h"
+#include "efla/nn/models/language_model_file.h"
+#include "efla/serve/api/service.h"
+#include "efla/serve/engine.h"
+#include "efla/serve/page/page.h"
+
+namespace efla::cli {
+namespace {
+
+struct ServeArguments {
+  std::string model, tokenizer, name, chat_template = "plain", api_keys, sessions;
+  double timeout = 30, grace = 30, deadline = 0;
+  serve::HttpOptions http;
+  serve::ApiOptions api;
+  serve::EngineOptions engine;
+};
+
+std::chrono::milliseconds milliseconds(double seconds) {
+  return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1e3));
+}
+
+// Returns the name of the model for clients: that of its folder.
+std::string default_name(const std::string& model) {
+  return std::filesystem::weakly_canonical(model).filename().string();
+}
+
+bool is_public(const serve::HttpOptions& http) {
+  return http.unix_socket.empty() && http.host != "localhost" && http.host != "::1" && !http.host.starts_with("127.");
+}
+
+void run(ServeArguments arguments) {
+  auto& [model, tokenizer_name, name, chat_template, api_keys, sessions, timeout, grace, deadline, http, api, engine] =
+      arguments;
+  http.timeout = milliseconds(timeout);
+  api.deadline = milliseconds(deadline);
+  api.chat = serve::load_chat_template(chat_template);
+  const auto keys = api_keys.empty() ? serve::Keys() : serve::read_keys(api_keys);
+  const auto config = nn::load_language_model_config(model);
+  api.kv_bytes_per_token = 2 * config.num_hidden_layers * config.hidden_size * 2;  // keys and values of 2 bytes
+  api.model = name.empty() ? default_name(model) : name;
+  api.page = serve::page_html();
+  const auto tokenizer_path = require_tokenizer("serve", model, tokenizer_name);
+  auto tokenizer = data::load_tokenizer(tokenizer_path);
+  require_tokenizer_of_run("serve", model, tokenizer_path, tokenizer->info());
+  const auto running = serve::load_engine(model, std::move(tokenizer), engine);
+  std::unique_ptr<SessionFolder> folder;
+  if (!sessions.empty()) {
+    folder = std::make_unique<SessionFolder>(sessions);
+    folder->load(*running);
+  }
+  {
+    serve::Service service(*running, api, keys, http);
+    fmt::print("Serving {} at {}\n", api.model, service.address());
+    flush_standard_output();
+    if (keys.empty() && is_public(http)) {
+      print_or_drop(stderr, "efla: serve: --host " + http.host +
+                                " without --api-keys: everybody who reaches this address may use the model\n");
+    }
+    service.run(milliseconds(grace), /*signals=*/true);
+  }
+  if (folder) {
+    const auto saved = folder->save(*running);
+    print_or_drop(stderr, fmt::format("sessions: {} in {}\n", saved, sessions));
+  }
+}
+
+CLI::Option* add_bytes_option(CLI::App& command, const char* option, std::size_t& bytes, const char* what) {
+  return command.add_option(option, bytes, what)
+      ->transform(CLI::AsSizeValue(false).description(""))
+      ->type_name("BYTES")
+      ->capture_default_str();
+}
+
+void add_address_options(CLI::App& command, ServeArguments& arguments) {
+  auto& http = arguments.http;
+  command.add_option("--host", http.host, "Address to listen on")->capture_default_str();
+  command.add_option("--port", http.port, "Port to listen on; 0: any free one")->capture_default_str();
+  command.add_option("--unix-socket", http.unix_socket, "Listen on this path instead")->type_name("FILE");
+  command.add_option("--tls-certificate", http.tls_certificate, "Serve TLS with this chain of certificates (PEM)")
+      ->type_name("FILE");
+  command.add_option("--tls-key", http.tls_key, "The certificate's key (PEM)")->type_name("FILE");
+  command
+      .add_option("--api-keys", arguments.api_keys,
+                  "Answer only clients with a key of this file, one per line; clients with\n"
+                  "different keys do not see each other's sessions")
+      ->type_name("FILE");
+  command.add_option("--cors", http.cors_origins, "Let pages of this origin call; may be given several times")
+      ->type_name("ORIGIN")
+      ->allow_extra_args(false)
+      ->take_all();
+}
+
+void add_model_options(CLI::App& command, ServeArguments& arguments) {
+  auto& engine = arguments.engine;
+  command.add_option("--tokenizer", arguments.tokenizer,
+                     "A SentencePiece model, or bytes (default: what the model's folder names)");
+  command.add_option("--name", arguments.name, "Name of the model for clients (default: its folder's)");
+  command
+      .add_option("--chat-template", arguments.chat_template,
+                  "plain, chatml, or a TOML file with a text per role (docs/serving.md)")
+      ->capture_default_str();
+  command.add_flag("--bos", arguments.api.bos, "Start texts with the bos token unless a request says otherwise");
+  command.add_option("--weights", engine.weights, "Weights of the linear layers: float32, bfloat16 or int8")
+      ->capture_default_str();
+  command
+      .add_option("--sessions", arguments.sessions,
+                  "Load the sessions in this folder at the start, and save all at the end")
+      ->type_name("FOLDER");
+  add_bytes_option(command, "--state-memory", engine.state_memory, "Memory of the texts that run, such as 512MB");
+  add_bytes_option(command, "--session-memory", engine.session_memory, "Memory of stored sessions");
+  add_bytes_option(command, "--cache-memory", engine.cache_memory, "Memory of the cache of prefixes; 0: no cache");
+  command.add_option("--swap", engine.swap_folder, "Folder for sessions beyond --session-memory")->type_name("FOLDER");
+  add_threads_option(command, engine.threads);
+}
+
+void add_limit_options(CLI::App& command, ServeArguments& arguments) {
+  auto& api = arguments.api;
+  auto& http = arguments.http;
+  const auto count = [&](const char* option, auto& value, const char* what, std::int64_t low) {
+    command.add_option(option, value, what)
+        ->check(CLI::Range(low, std::int64_t{1} << 40).description(""))
+        ->type_name("N")
+        ->capture_default_str();
+  };
+  const auto seconds = [&](const char* option, double& value, const char* what, double low) {
+    command.add_option(option, value, what)
+        ->check(CLI::Range(low, 1e6).description(""))
+        ->type_name("SECONDS")
+        ->capture_default_str();
+  };
+  count("--max-tokens", api.max_tokens, "Most tokens of a reply, and the default in chats", 1);
+  count("--max-prompt-tokens", api.max_prompt_tokens, "Most tokens of a prompt; 0: no limit", 0);
+  count("--max-queue", arguments.engine.max_queue, "Requests that wait; further ones get status 429", 0);
+  count("--max-per-key", api.max_requests_per_key, "Requests of one key that run at once; 0: no limit", 0);
+  count("--max-responses", api.max_stored_responses, "Stored states of /v1/responses; the oldest are dropped", 1);
+  count("--max-connections", http.max_connections, "Open connections; further ones wait", 1);
+  add_bytes_option(command, "--max-body", http.max_body_bytes, "Most bytes of a request's body");
+  add_bytes_option(command, "--max-header", http.max_header_bytes, "Most bytes of a request's header")
+      ->check(CLI::Range(1024, 1 << 20).description(""));
+  seconds("--deadline", arguments.deadline, "Longest time of a reply; 0: no limit", 0);
+  seconds("--timeout", arguments.timeout, "Longest time for a header, and for 64 KiB of a body in either direction",
+          0.1);
+  seconds("--grace", arguments.grace, "After SIGTERM, longest time for the replies that are running", 0);
+}
+
+}  // namespace
+
+void add_serve(CLI::App& program) {
+  auto arguments = std::make_shared<ServeArguments>();
+  auto* command = program.add_subcommand("serve", "Serve a language model over HTTP, with OpenAI's API and a web page");
+  command->add_option("MODEL", arguments->model, "Folder of a model, or of a run of efla train lm")->required();
+  add_address_options(*command, *arguments);
+  add_model_options(*command, *arguments);
+  add_limit_options(*command, *arguments);
+  command->callback([arguments] { run(*arguments); });
+}
+
+}  // namespace efla::cli

@@ -1,0 +1,66 @@
+#include "cli/serve/session_folder.h"
+
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "efla/base/error.h"
+#include "efla/io/file.h"
+
+namespace efla::cli {
+namespace {
+
+constexpr const char* kEnd = ".safetensors";
+
+std::vector<std::filesystem::path> files_of(const std::filesystem::path& folder) {
+  std::vector<std::filesystem::path> files;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    if (entry.path().extension() == kEnd && !io::is_temporary_name(entry.path().filename().string())) {
+      files.push_back(entry.path());
+    }
+  }
+  return files;
+}
+
+}  // namespace
+
+SessionFolder::SessionFolder(std::filesystem::path path) : path_(std::move(path)) {
+  std::error_code error;
+  std::filesystem::create_directories(path_, error);
+  if (!std::filesystem::is_directory(path_)) throw Error("serve", "--sessions", path_.string(), "a folder");
+}
+
+void SessionFolder::load(serve::Engine& engine) const {
+  for (const auto& file : files_of(path_)) {
+    const auto bytes = io::read_file(file);
+    const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    try {
+      engine.load(file.stem().string(), text);
+    } catch (const Error& error) {
+      throw Error("serve", "--sessions", file.string() + " (" + error.what() + ")", "a session of this model");
+    } catch (const IoError& error) {
+      throw IoError(error.kind(), file.string(), error.offset(), error.what());
+    }
+  }
+}
+
+std::size_t SessionFolder::save(const serve::Engine& engine) const {
+  std::size_t saved = 0;
+  for (const auto& session : engine.sessions()) {
+    if (session.name.starts_with('_')) continue;  // of a request that did not end
+    io::AtomicFile file(path_ / (session.name + kEnd));
+    file.write(engine.save(session.name));
+    file.commit();
+    ++saved;
+  }
+  for (const auto& file : files_of(path_)) {
+    try {
+      engine.session(file.stem().string());
+    } catch (const serve::NoSuchSession&) {
+      std::filesystem::remove(file);
+    }
+  }
+  return saved;
+}
+
+}  // namespace efla::cli

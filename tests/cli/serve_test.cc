@@ -1,0 +1,145 @@
+// efla serve as a user meets it: the address, requests, the end, sessions of the next start, and mistakes.
+#include <chrono>
+#include <csignal>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "efla/nn/models/language_model_file.h"
+#include "tests/generate/tiny_model.h"
+#include "tests/support/http_client.h"
+#include "tests/support/program.h"
+
+namespace efla::test {
+namespace {
+
+using nlohmann::json;
+using Arguments = std::vector<std::string>;
+
+class ServeCommand : public testing::Test {
+ protected:
+  ServeCommand() {
+    std::filesystem::create_directory(model());
+    nn::save_language_model(tiny_model(), model());
+  }
+  ~ServeCommand() override {
+    if (process_ > 0) {
+      kill(process_, SIGKILL);
+      wait_for(process_);
+    }
+  }
+
+  std::string model() const { return folder.file("model"); }
+  Arguments words(const Arguments& more) const {
+    Arguments all{"serve", model(), "--tokenizer", "bytes", "--port", "0"};
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  }
+
+  // Starts the server and waits for its first line.
+  void start(const Arguments& more) {
+    auto command = words(more);
+    command.insert(command.begin(), EFLA_PROGRAM);
+    process_ = start_command(command, folder.file("out"), folder.file("err"));
+    std::string line;
+    for (int i = 0; i < 3000 && !line.ends_with('\n'); ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      line = read_text(folder / "out");
+    }
+    ASSERT_TRUE(line.starts_with("Serving model at http://127.0.0.1:")) << line << read_text(folder / "err");
+    port_ = std::stoi(line.substr(line.rfind(':') + 1));
+  }
+  int stop() {
+    kill(process_, SIGTERM);
+    return wait_for(std::exchange(process_, -1));
+  }
+  json post(const std::string& path, const json& body) const {
+    HttpClient client(port_);
+    const auto reply = client.post(path, body.dump());
+    EXPECT_TRUE(status_of(reply) == 200 || status_of(reply) == 201) << reply;
+    return json::parse(body_of(reply));
+  }
+
+  const TempFolder folder;
+  pid_t process_ = -1;
+  int port_ = 0;
+};
+
+TEST_F(ServeCommand, ContinuesTextsAsGenerateDoes) {
+  start({});
+  EXPECT_EQ(status_of(HttpClient(port_).get("/health")), 200);
+  EXPECT_NE(body_of(HttpClient(port_).get("/")).find("<!doctype html>"), std::string::npos);
+  const auto reply = post("/v1/completions", {{"prompt", "Once upon"}, {"max_tokens", 30}, {"temperature", 0}});
+  const auto generated = run_program(
+      {"generate", model(), "--tokenizer", "bytes", "--prompt", "Once upon", "--max-tokens", "30", "--json"});
+  ASSERT_EQ(generated.exit_code, 0) << generated.err;
+  EXPECT_EQ(reply["choices"][0]["text"], json::parse(generated.out)["text"]);
+  EXPECT_EQ(stop(), 0);
+  EXPECT_EQ(read_text(folder / "err"), "");
+}
+
+TEST_F(ServeCommand, KeepsSessionsFromOneStartToTheNext) {
+  const Arguments sessions{"--sessions", folder.file("sessions")};
+  start(sessions);
+  post("/v1/sessions", {{"name", "book"}, {"prompt", "Once upon"}});
+  post("/v1/sessions", {{"name", "other"}, {"prompt", "A"}});
+  const json request{{"session", "book"}, {"max_tokens", 20}, {"temperature", 0}};
+  const auto before = post("/v1/completions", request)["choices"][0]["text"];
+  EXPECT_EQ(stop(), 0);
+  EXPECT_TRUE(std::filesystem::exists(folder / "sessions/book.safetensors"));
+  start(sessions);
+  EXPECT_EQ(post("/v1/completions", request)["choices"][0]["text"], before);
+  EXPECT_EQ(status_of(HttpClient(port_).ask("DELETE /v1/sessions/other HTTP/1.1\r\nHost: t\r\n\r\n")), 200);
+  EXPECT_EQ(stop(), 0);
+  EXPECT_FALSE(std::filesystem::exists(folder / "sessions/other.safetensors"));
+  // The file is a session of efla generate, and the other way round.
+  const auto continued = run_program({"generate", model(), "--tokenizer", "bytes", "--load-session",
+                                      folder.file("sessions/book.safetensors"), "--max-tokens", "20", "--json"});
+  ASSERT_EQ(continued.exit_code, 0) << continued.err;
+  EXPECT_EQ(json::parse(continued.out)["text"], before);
+  write_text(folder / "sessions/broken.safetensors", "rubbish");
+  Arguments again = words(sessions);
+  EXPECT_TRUE(is_user_mistake(run_program(again), "broken.safetensors"));
+}
+
+TEST_F(ServeCommand, FinishesStreamsAfterSigterm) {
+  start({});
+  HttpClient client(port_);
+  const auto body = json({{"prompt", "a"}, {"max_tokens", 200}, {"stream", true}, {"logprobs", 0}}).dump();
+  client.send("POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\nContent-Length: " +
+              std::to_string(body.size()) + "\r\n\r\n" + body);
+  client.read_until("data: ");
+  EXPECT_EQ(stop(), 0);
+  EXPECT_NE(client.read_all().find("data: [DONE]"), std::string::npos);
+}
+
+TEST_F(ServeCommand, CancelsAfterTheGrace) {
+  start({"--grace", "0", "--max-tokens", "1000000"});
+  HttpClient client(port_);
+  const auto body = json({{"prompt", "a"}, {"max_tokens", 1000000}, {"stream", true}}).dump();
+  client.send("POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\nContent-Length: " +
+              std::to_string(body.size()) + "\r\n\r\n" + body);
+  client.read_until("data: ");
+  EXPECT_EQ(stop(), 0);
+}
+
+TEST_F(ServeCommand, RefusesMistakes) {
+  const auto refused = [&](const Arguments& more, const std::string& part) {
+    const auto result = run_program(words(more));
+    EXPECT_TRUE(is_user_mistake(result, part)) << testing::PrintToString(more);
+  };
+  refused({"--port", "70000"}, "--port");
+  refused({"--tls-key", folder.file("none")}, "--tls-certificate");
+  refused({"--api-keys", folder.file("none")}, "none");
+  refused({"--chat-template", folder.file("none")}, "none");
+  refused({"--sessions", model() + "/config.json"}, "--sessions");
+  refused({"--state-memory", "2 parsecs"}, "--state-memory");
+  refused({"--weights", "int3"}, "weights");
+  refused({"--prot", "80"}, "nearest is --port");
+  EXPECT_TRUE(is_user_mistake(run_program({"serve", folder.file("none")}), "none"));
+}
+
+}  // namespace
+}  // namespace efla::test
