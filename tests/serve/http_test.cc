@@ -26,7 +26,6 @@ class HttpServing : public testing::Test {
  protected:
   void SetUp() override {
     options_.port = 0;
-    options_.timeout = 300ms;
     options_.max_body_bytes = 100'000;
   }
   void TearDown() override {
@@ -194,11 +193,12 @@ TEST_F(HttpServing, RefusesWhatIsNotHttp) {
 }
 
 TEST_F(HttpServing, EndsSlowClients) {
+  options_.timeout = 300ms;
   start();
   HttpClient silent(port_), header(port_), body(port_);
   body.send("POST /echo HTTP/1.1\r\nHost: t\r\nContent-Length: 10\r\n\r\n");
   for (int i = 0; i < 30 && !header.ended(); ++i) {  // a header that would take for ever
-    header.send("GET"[i % 3] == 'G' ? "G" : "x");
+    header.send("x");
     body.send(i < 5 ? "b" : "");
     std::this_thread::sleep_for(30ms);
   }
@@ -224,7 +224,6 @@ TEST_F(HttpServing, EndsClientsThatDoNotRead) {
 }
 
 TEST_F(HttpServing, PipelinedRequestsWithoutReaderStopBeingRead) {
-  options_.timeout = 60s;
   start();
   HttpClient client(port_);
   std::string requests;
@@ -281,7 +280,6 @@ TEST_F(HttpServing, SendsCommentsInASilentStream) {
 
 TEST_F(HttpServing, TakesManyConnectionsAndNoMoreThanItsLimit) {
   options_.max_connections = 50;
-  options_.timeout = 60s;
   start();
   std::vector<std::unique_ptr<HttpClient>> clients;
   for (int i = 0; i < 200; ++i) clients.push_back(std::make_unique<HttpClient>(port_));
