@@ -4,8 +4,8 @@
     bench/tables.py bench/results/*/            writes README.md into each of these folders
     bench/tables.py --readme README.md bench/results/*/    also replaces the small table of figures in README.md
 
-A folder holds op.jsonl and, if they were measured, scaling.jsonl, model.jsonl and generation.jsonl. The last run in
-op.jsonl and scaling.jsonl counts, and in the other files the last result of each case.
+A folder holds op.jsonl and, if they were measured, scaling.jsonl, model.jsonl, generation.jsonl and serving.jsonl. The last
+run in op.jsonl and scaling.jsonl counts, and in the other files the last result of each case.
 """
 
 import argparse
@@ -128,8 +128,30 @@ def generation_section(path):
     return (f'## Generation, {found[0]["preset"]} with random weights\n\n' + environment_text(found[-1]) + markdown(rows))
 
 
+def serving_section(path):
+    found = results.newest(path, lambda r: (r["study"], r["preset"], r.get("weights"), r.get("sessions")))
+    rates = [r for r in found if r["study"] == "serving"]
+    first = {(r["preset"], r["weights"]): r["tokens_per_s"]["median"] for r in rates if r["sessions"] == 1}
+    wide = {(r["preset"], r["sessions"]): r["tokens_per_s"]["median"] for r in rates if r["weights"] == "float32"}
+
+    def times(rate, base):
+        return f"{rate / base:.2f} ×" if base else ""
+
+    rows = [["model", "weights", "texts at once", "tokens/s, median", "least", "most", "of one text", "of float32"]]
+    for r in rates:
+        t = r["tokens_per_s"]
+        rows.append([r["preset"], r["weights"], r["sessions"], *(f"{t[key]:,.0f}" for key in ("median", "min", "max")),
+                     times(t["median"], first.get((r["preset"], r["weights"]))),
+                     times(t["median"], wide.get((r["preset"], r["sessions"])))])
+    stored = [["model", "bytes of a session", "fork, ms", "save, ms", "load, ms"]]
+    stored += [[r["preset"], f'{r["session_bytes"]:,}', *(f'{r["ms"][key]:.3g}' for key in ("fork", "save", "load"))]
+               for r in found if r["study"] == "serving sessions"]
+    return ("## Many texts at once, models with random weights\n\n" + environment_text(found[-1]) + markdown(rows) +
+            "Sessions, median of seven times:\n\n" + markdown(stored))
+
+
 SECTIONS = {"op.jsonl": op_section, "scaling.jsonl": scaling_section, "model.jsonl": model_section,
-            "generation.jsonl": generation_section}
+            "generation.jsonl": generation_section, "serving.jsonl": serving_section}
 
 
 def page(folder):

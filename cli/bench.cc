@@ -16,11 +16,13 @@
 #include "bench/model_speed.h"
 #include "bench/op/suite.h"
 #include "bench/report.h"
+#include "bench/serving.h"
 #include "cli/commands.h"
 #include "cli/support/environment.h"
 #include "cli/support/threads.h"
 #include "efla/base/error.h"
 #include "efla/io/json.h"
+#include "efla/nn/inference/packed_weight.h"
 #include "efla/nn/layers/mixer_preset.h"
 #include "efla/nn/models/language_model_json.h"
 #include "experiments/stability/stability.h"
@@ -196,6 +198,46 @@ void add_generation(CLI::App& program) {
   command->callback([arguments] { bench_generate(*arguments); });
 }
 
+struct ServeArguments {
+  bench::ServingOptions options;
+  std::string out;
+};
+
+void bench_serve(ServeArguments& arguments) {
+  auto& options = arguments.options;
+  nn::language_model_preset(options.preset);  // report mistakes before printing anything
+  for (const auto& weights : options.weights) nn::parse_weight_type(weights);
+  if (options.threads == 0) options.threads = available_processors();
+  const auto machine = surroundings(options.threads);
+  const Results results(arguments.out, false, machine);
+  bench::print_machine(machine);
+  bench::measure_serving(options, [&](const auto& line) { results.write(line); });
+}
+
+void add_serving(CLI::App& program) {
+  auto* command = program.add_subcommand("serve", "Measure replies to several texts at once, and stored sessions");
+  auto arguments = std::make_shared<ServeArguments>();
+  auto& options = arguments->options;
+  command->add_option("--preset", options.preset, "Preset of the model, which has random weights")
+      ->capture_default_str();
+  command->add_option("--sessions", options.sessions, "Texts at once, separated by commas")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 1 << 12))
+      ->capture_default_str();
+  command->add_option("--weights", options.weights, "How weights are stored, separated by commas")
+      ->delimiter(',')
+      ->capture_default_str();
+  command->add_option("--tokens", options.tokens, "Tokens of each reply")
+      ->check(CLI::Range(2, 1 << 20))
+      ->capture_default_str();
+  command->add_option("--reps", options.rounds, "Rounds; in each, every combination has a turn")
+      ->check(CLI::Range(1, 10000))
+      ->capture_default_str();
+  add_threads_option(*command, options.threads);
+  command->add_option("--out", arguments->out, "Append the results to this file as JSON lines");
+  command->callback([arguments] { bench_serve(*arguments); });
+}
+
 struct ModelArguments {
   bench::ModelSpeedOptions options;
   std::optional<std::int64_t> length;
@@ -244,6 +286,7 @@ void add_benchmarks(CLI::App& program) {
   add_op(program);
   add_stability(program);
   add_generation(program);
+  add_serving(program);
   add_model(program);
 }
 
