@@ -1,0 +1,121 @@
+// The engine's schedule: who gets a slot, and what a step computes.
+#include <algorithm>
+#include <cstdint>
+#include <exception>
+#include <map>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "efla/serve/local_engine.h"
+
+namespace efla::serve {
+
+// Gives free slots to requests: to the client with the fewest running ones, of these to the one served longest ago.
+void LocalEngine::admit() {
+  while (!free_slots_.empty()) {
+    std::map<std::string, std::int64_t> running;
+    for (const auto& job : running_) ++running[job->request.client];
+    Jobs::iterator chosen;
+    {
+      const std::lock_guard lock(mutex_);
+      if (waiting_.empty()) return;
+      const auto key = [&](const Job& job) {
+        const auto served = client_served_.find(job.request.client);
+        return std::tuple(running[job.request.client], served == client_served_.end() ? 0 : served->second, job.id);
+      };
+      chosen = std::min_element(waiting_.begin(), waiting_.end(),
+                                [&](const auto& a, const auto& b) { return key(*a) < key(*b); });
+      running_.splice(running_.end(), waiting_, chosen);
+    }
+    Job& job = **chosen;
+    job.slot = free_slots_.back();
+    free_slots_.pop_back();
+    try {
+      begin(job);
+    } catch (const std::exception& error) {
+      job.ended = FinishReason::error;
+      job.error = error.what();
+    }
+    if (job.ended) end(chosen);
+  }
+}
+
+// Returns how many ids from `begin` on may follow in one piece: up to the next cut.
+std::int64_t LocalEngine::piece_of(const Job& job, std::int64_t begin) const {
+  const std::int64_t before = job.state_tokens() - static_cast<std::int64_t>(job.fed);
+  const std::int64_t cut = nn::kCutTokens - (before + begin) % nn::kCutTokens;
+  return std::min(cut, static_cast<std::int64_t>(job.prefill_size()) - begin);
+}
+
+// Deals ids of prompts out in pieces.
+void LocalEngine::deal_prompts(Step& step) {
+  struct Share {
+    Job* job;
+    std::int64_t tokens;
+  };
+  std::vector<Share> shares;
+  for (const auto& job : running_) {
+    if (!job->decodes()) shares.push_back({job.get(), 0});
+  }
+  const auto done = [](const Share& share) {
+    const auto& job = *share.job;
+    const std::size_t end = job.fed + static_cast<std::size_t>(share.tokens);
+    // A state that the cache wants is taken at the end of a step.
+    const auto stored = [&](std::size_t n) { return n * nn::kCutTokens == end; };
+    return end >= job.prefill_size() || (share.tokens > 0 && std::any_of(job.store.begin(), job.store.end(), stored));
+  };
+  for (std::int64_t left = options_.step_tokens; left > 0;) {
+    const auto key = [&](const Share& share) {
+      return std::tuple(done(share), client_served_[share.job->request.client], share.job->served, share.job->id);
+    };
+    const auto next =
+        std::min_element(shares.begin(), shares.end(), [&](const Share& a, const Share& b) { return key(a) < key(b); });
+    if (next == shares.end() || done(*next)) break;
+    const std::int64_t tokens = piece_of(*next->job, static_cast<std::int64_t>(next->job->fed) + next->tokens);
+    if (tokens > left) break;
+    next->tokens += tokens;
+    left -= tokens;
+    client_served_[next->job->request.client] = next->job->served = ++served_;
+  }
+  for (const auto& [job, tokens] : shares) {
+    if (tokens == 0) continue;
+    const auto first = static_cast<std::int64_t>(step.ids.size());
+    step.runs.push_back({job->slot, job->state_tokens(), tokens, false});
+    step.jobs.push_back(job);
+    for (std::int64_t i = 0; i < tokens; ++i) {
+      const std::size_t index = job->fed + static_cast<std::size_t>(i);
+      step.ids.push_back(job->ids()[index]);
+      if (const auto scored = job->echoed(index)) step.rows.push_back({job, first + i, scored});
+    }
+    if (job->request.max_tokens > 0 && job->fed + static_cast<std::size_t>(tokens) == job->prefill_size()) {
+      step.rows.push_back({job, first + tokens - 1, std::nullopt});
+    }
+  }
+}
+
+LocalEngine::Step LocalEngine::plan() {
+  Step step;
+  for (const auto& job : running_) {
+    if (!job->decodes()) continue;
+    step.rows.push_back({job.get(), static_cast<std::int64_t>(step.ids.size()), std::nullopt});
+    step.ids.push_back(job->next_id());
+    step.runs.push_back({job->slot, job->state_tokens(), 1, true});
+    step.jobs.push_back(job.get());
+  }
+  deal_prompts(step);
+  return step;
+}
+
+// Forgets when clients were served that have no request, so that their number does not grow with the time.
+void LocalEngine::forget_clients() {
+  constexpr std::size_t kRemembered = 1024;
+  if (client_served_.size() <= kRemembered) return;
+  std::erase_if(client_served_, [&](const auto& client) {
+    return std::none_of(running_.begin(), running_.end(),
+                        [&](const auto& job) { return job->request.client == client.first; });
+  });
+}
+
+}  // namespace efla::serve
