@@ -16,9 +16,12 @@
 #define EFLA_CPU_LINEAR_ONCE_
 namespace efla::cpu {
 
-// Rows of x per register tile. Fewer rows take a tile of more weight rows, because an addition waits for the previous
-// one of the same sum.
-inline constexpr int kTileRows = 4;
+// Up to kPassRows rows of x are one register tile, so that the weight passes by once. More rows are tiles of kTileRows,
+// which need fewer loads per product.
+inline constexpr int kPassRows = 8, kTileRows = 4;
+
+// Bytes between a weight's elements that are read and those that are prefetched, at least.
+inline constexpr std::int64_t kPrefetchBytes = 8192;
 
 // The outputs of one task: rows [m_begin, m_end) of x by rows [n_begin, n_end) of the weight.
 struct LinearBlock {
@@ -123,9 +126,11 @@ struct WeightRows {
 // Computes M rows of x with a block's rows of the weight.
 template <int M, bool kScaled, class W>
 HWY_INLINE void tiles(const LinearForward& p, const LinearBlock& block, std::int64_t m, const WeightRows<W>& weight) {
-  constexpr int N = M == 1 ? 6 : M == 2 ? 5 : M == 3 ? 4 : 3;
+  // With fewer rows of x a tile has more rows of the weight, because an addition waits for the previous one of its sum.
+  constexpr int N = M == 1 ? 6 : M == 2 ? 5 : M == 3 ? 4 : M == 4 ? 3 : M <= 6 ? 2 : 1;
   std::int64_t n = block.n_begin;
-  const std::size_t ahead = weight.far ? static_cast<std::size_t>(N * weight.stride) * sizeof(W) : 0;
+  const std::int64_t bytes = std::max<std::int64_t>(1, N * weight.stride * static_cast<std::int64_t>(sizeof(W)));
+  const auto ahead = static_cast<std::size_t>(weight.far ? (kPrefetchBytes + bytes - 1) / bytes * bytes : 0);
   for (; n + N <= block.n_end; n += N) {
     WeightRow<W> rows[N];
     for (int j = 0; j < N; ++j) rows[j] = weight.row(n + j);
@@ -140,17 +145,31 @@ HWY_INLINE void tiles(const LinearForward& p, const LinearBlock& block, std::int
 template <bool kScaled, class W>
 HWY_INLINE void all_tiles(const LinearForward& p, const LinearBlock& block, const WeightRows<W>& weight) {
   std::int64_t m = block.m_begin;
-  for (; m + kTileRows <= block.m_end; m += kTileRows) tiles<kTileRows, kScaled>(p, block, m, weight);
-  const std::int64_t rest = block.m_end - m;
-  if (rest == 1) tiles<1, kScaled>(p, block, m, weight);
-  if (rest == 2) tiles<2, kScaled>(p, block, m, weight);
-  if (rest == 3) tiles<3, kScaled>(p, block, m, weight);
+  for (; m + kPassRows < block.m_end; m += kTileRows) tiles<kTileRows, kScaled>(p, block, m, weight);
+  switch (block.m_end - m) {
+    case 1:
+      return tiles<1, kScaled>(p, block, m, weight);
+    case 2:
+      return tiles<2, kScaled>(p, block, m, weight);
+    case 3:
+      return tiles<3, kScaled>(p, block, m, weight);
+    case 4:
+      return tiles<4, kScaled>(p, block, m, weight);
+    case 5:
+      return tiles<5, kScaled>(p, block, m, weight);
+    case 6:
+      return tiles<6, kScaled>(p, block, m, weight);
+    case 7:
+      return tiles<7, kScaled>(p, block, m, weight);
+    default:
+      return tiles<8, kScaled>(p, block, m, weight);
+  }
 }
 
 template <class W>
 void linear_block(const LinearForward& p, const View<const W, 2>& weight, const LinearBlock& block) {
   constexpr bool kScaled = std::is_same_v<W, std::int8_t>;
-  const bool few = block.m_end - block.m_begin <= kTileRows;
+  const bool few = block.m_end - block.m_begin <= kPassRows;
   const WeightRows<W> rows{weight.at(block.n_begin), block.n_begin, weight.stride[0],
                            kScaled ? p.scales : View<const float, 2>{}, few};
   if (few || std::is_same_v<W, float>) return all_tiles<kScaled>(p, block, rows);
