@@ -1,12 +1,10 @@
 // Decode: the token recurrence of rule/problem.h over one to eight tokens, bound by the reading and writing of states.
 //
-// An item is a batch entry, a value head and a slice of value columns. Eight threads beside each other own the columns
-// of the slice in pieces of 16 bytes, and each group of eight threads every kGroups-th row [V] of the state, which
-// stays in registers over all tokens. Thread blocks stay and go from item to item: every thread copies its own pieces
-// of the next two items to shared memory while it computes one, because bytes in flight decide the speed, and one more
-// warp reads the next item's tokens.
-#include <algorithm>
-
+// A thread block has kColumns value columns of one state. It copies them to shared memory by whole rows, because memory
+// is fast in pieces of 128 bytes and more, and each warp prepares a token while the copies are on their way. Then every
+// warp computes a slice of the columns by itself: lanes beside each other have pieces of 16 bytes of a row, and the
+// groups of lanes every other four rows. Slices in float32 stay in registers over the tokens where they fit. The others
+// stay in shared memory, where the last token's update is a part of the writing of the state.
 #include "efla/base/error.h"
 #include "efla/cuda/common/error.h"
 #include "efla/cuda/common/launch.h"
@@ -19,68 +17,86 @@ namespace {
 
 template <int KD, class S>
 struct Layout {
-  static constexpr int kThreads = KD > 128 ? 256 : 128;  // with a part of the state
-  static constexpr int kWarps = kThreads / 32, kGroups = kThreads / 8;
-  static constexpr int kPiece = 16 / sizeof(S), kSlice = 8 * kPiece;  // columns per piece and per thread block
-  static constexpr int kRows = KD / kGroups;                          // rows per thread
-  static constexpr int kStages = 3;
+  static constexpr int kPiece = 16 / sizeof(S);            // columns per lane
+  static constexpr int kLanes = 4, kGroups = 32 / kLanes;  // lanes beside each other, and groups of them, in a warp
+  static constexpr int kRows = KD / kGroups;               // per lane
+  static constexpr int kSlice = kLanes * kPiece;           // columns per warp
+  static constexpr int kWarps = 4, kThreads = 32 * kWarps;
+  static constexpr int kPieces = kLanes * kWarps, kColumns = kPieces * kPiece;  // per thread block
+  static constexpr int kStep = kThreads / kPieces;  // rows that a thread block copies at once
+  // Thread blocks per multiprocessor that registers must allow where they hold the slices, and where they do not.
+  static constexpr int kBlocks = 4, kBlocksOfShared = KD > 128 ? 1 : 6;
+  static_assert(kGroups >= kPiece && kStep % 8 == 0);
 };
 
-// What a token brings.
+// What a token brings to the columns of a thread block.
 template <int KD, class S>
 struct Token {
-  float q[KD], k[KD], decay[KD];
-  float v[Layout<KD, S>::kSlice];
-  float a, b, q_dot_k, unused;
+  float decay[KD], k[KD], decayed_k[KD], decayed_q[KD];
+  float v[Layout<KD, S>::kColumns];  // b v
+  float a, q_dot_k, unused[2];
 };
 
 template <int KD, class S>
 struct Memory {
-  using L = Layout<KD, S>;
-  uint4 pieces[L::kStages][L::kRows][L::kThreads];  // every thread's own
-  // S̃ᵀk and S̃ᵀq of the rows of each warp; by the parity of the token, so that one barrier per token is enough
-  float sums[2][L::kWarps][2][L::kSlice];
-
-  // The tokens of the item that is computed and of the next, two times the number of tokens, are behind.
+  uint4 pieces[KD * Layout<KD, S>::kPieces];
+  float u[Layout<KD, S>::kColumns];
+  // Returns the index of a piece. Lanes beside each other and the next group, four rows below, have other banks.
+  __device__ static int index(int row, int piece) { return row * Layout<KD, S>::kPieces + (piece ^ (row & 4)); }
+  // The tokens are behind.
   static constexpr int bytes(std::int64_t tokens) {
-    return static_cast<int>(sizeof(Memory) + 2 * tokens * sizeof(Token<KD, S>));
+    return static_cast<int>(sizeof(Memory) + tokens * sizeof(Token<KD, S>));
   }
 };
 
-// Fills what token t brings; run by one warp.
+// A token's inputs as a warp reads them.
+template <int KD, class S>
+struct TokenInputs {
+  static constexpr int kValues = Layout<KD, S>::kColumns / 32;
+  TokenRows<KD> rows;
+  float beta, g[KD / 32], v[kValues];
+};
+
+// Reads the inputs of token t, all of them before any is used, so that one wait for memory is enough.
 template <int KD, class T, class S>
-__device__ __forceinline__ void stage_token(const DeltaSteps<T, S>& p, std::int64_t i_b, std::int64_t t,
-                                            std::int64_t i_h, std::int64_t first, int lane, Token<KD, S>& token) {
-  // All of the token's inputs are read before any is used, so that one wait for memory is enough.
-  TokenRows<KD> rows = read_rows<KD>(p.q, p.k, i_b, t, i_h / p.shape.group(), lane);
-  const float beta = to_float(p.beta(i_b, t, i_h));
-  constexpr int kValues = Layout<KD, S>::kSlice / 32;
-  float g[KD / 32], v[kValues];
+__device__ __forceinline__ TokenInputs<KD, S> read_token(const DeltaSteps<T, S>& p, int i_b, int t, int i_h, int i_q,
+                                                         int first, int lane) {
+  TokenInputs<KD, S> in;
+  in.rows = read_rows<KD>(p.q, p.k, i_b, t, i_q, lane);
+  in.beta = to_float(p.beta(i_b, t, i_h));
 #pragma unroll
   for (int i = 0; i < KD / 32; ++i) {
     const int channel = p.rule.decay == Decay::channel ? lane + 32 * i : 0;
-    g[i] = p.g && channel < p.shape.key_dim ? p.g(i_b, t, i_h, channel) : 0.0F;
+    in.g[i] = p.g && channel < p.shape.key_dim ? p.g(i_b, t, i_h, channel) : 0.0F;
   }
 #pragma unroll
-  for (int i = 0; i < kValues; ++i) {
-    const std::int64_t column = first + lane + 32 * i;
-    v[i] = column < p.shape.value_dim ? to_float(p.v(i_b, t, i_h, column)) : 0.0F;
+  for (int i = 0; i < in.kValues; ++i) {
+    const int column = first + lane + 32 * i;
+    in.v[i] = column < p.shape.value_dim ? to_float(p.v(i_b, t, i_h, column)) : 0.0F;
   }
-  finish_rows(rows, p.rule.qk_l2norm);
+  return in;
+}
+
+// Computes what a token brings from its inputs; run by one warp.
+template <int KD, class S>
+__device__ __forceinline__ void finish_token(const DeltaRule& rule, TokenInputs<KD, S>& in, int lane,
+                                             Token<KD, S>& token) {
+  finish_rows(in.rows, rule.qk_l2norm);
+  const float alpha = gain_alpha(rule.step, in.beta, in.rows.lambda);
+  const float b = static_cast<float>(rule.step.write_scale) * alpha, q_dot_k = dot_rows(in.rows.q, in.rows.k);
 #pragma unroll
   for (int i = 0; i < KD / 32; ++i) {
     const int key = lane + 32 * i;
-    token.q[key] = rows.q[i];
-    token.k[key] = rows.k[i];
-    token.decay[key] = expf(g[i]);
+    const float decay = expf(in.g[i]);
+    token.decay[key] = decay;
+    token.k[key] = in.rows.k[i];
+    token.decayed_k[key] = decay * in.rows.k[i];
+    token.decayed_q[key] = decay * in.rows.q[i];
   }
 #pragma unroll
-  for (int i = 0; i < kValues; ++i) token.v[lane + 32 * i] = v[i];
-  const float q_dot_k = dot_rows(rows.q, rows.k);
+  for (int i = 0; i < in.kValues; ++i) token.v[lane + 32 * i] = b * in.v[i];
   if (lane == 0) {
-    const float alpha = gain_alpha(p.rule.step, beta, rows.lambda);
-    token.a = static_cast<float>(p.rule.step.erase_scale) * alpha;
-    token.b = static_cast<float>(p.rule.step.write_scale) * alpha;
+    token.a = static_cast<float>(rule.step.erase_scale) * alpha;
     token.q_dot_k = q_dot_k;
   }
 }
@@ -99,6 +115,16 @@ __device__ __forceinline__ void widen(const uint4& piece, float (&x)[8]) {
     x[2 * i + 1] = high_bf16(words[i]);
   }
 }
+// The same by other instructions, so that the compiler computes it a second time instead of keeping the first results.
+__device__ __forceinline__ void widen_again(const uint4& piece, float (&x)[4]) { widen(piece, x); }
+__device__ __forceinline__ void widen_again(const uint4& piece, float (&x)[8]) {
+  const std::uint32_t words[4] = {piece.x, piece.y, piece.z, piece.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    x[2 * i] = __uint_as_float(__byte_perm(words[i], 0, 0x1044));
+    x[2 * i + 1] = __uint_as_float(__byte_perm(words[i], 0, 0x3244));
+  }
+}
 __device__ __forceinline__ uint4 narrow(const float (&x)[4]) {
   return {__float_as_uint(x[0]), __float_as_uint(x[1]), __float_as_uint(x[2]), __float_as_uint(x[3])};
 }
@@ -106,209 +132,240 @@ __device__ __forceinline__ uint4 narrow(const float (&x)[8]) {
   return {pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7])};
 }
 
-// The place of a slice of a state. Of a batch entry without a state, `state` is null.
-template <class S>
-struct Item {
-  std::int64_t i_b = 0;
-  int i_h = 0, first = 0;  // first column
-  S* state = nullptr;      // the thread's first piece
-};
+// Returns row i of a lane of group 0; a lane of group g has the row 4 g below.
+__device__ constexpr int row_of(int i) { return i / 4 * 32 + i % 4; }
 
-// Asks for the pieces of a thread: copies those that can be copied whole, reads the others element by element. Elements
-// that the state does not have become zeros.
-template <int KD, bool kAligned, class T, class S>
-__device__ __forceinline__ void start_pieces(const DeltaSteps<T, S>& p, const Item<S>& item, int thread,
-                                             uint4 (*pieces)[Layout<KD, S>::kThreads]) {
-  using L = Layout<KD, S>;
-  if (!item.state) return;
-  const std::int64_t step = L::kGroups * p.states.stride[2];
-  const int columns = static_cast<int>(p.shape.value_dim) - item.first - thread % 8 * L::kPiece;
+// Returns the lane that gets the sum of column j from sum_groups, among the lanes with the same columns.
+template <class L>
+__device__ constexpr int lane_of(int j) {
+  int lane = 0;
+  for (int bit = L::kLanes, half = L::kPiece / 2; half > 0; bit *= 2, half /= 2) lane += (j & half) ? bit : 0;
+  return lane;
+}
+// Returns the column whose sum a lane gets.
+template <class L>
+__device__ __forceinline__ int column_of(int lane) {
+  int column = 0;
 #pragma unroll
-  for (int i = 0; i < L::kRows; ++i) {
-    const bool exists = thread / 8 + i * L::kGroups < p.shape.key_dim && columns > 0;
-    const S* from = item.state + i * step;
-    if constexpr (kAligned) {
-      copy_async_16(shared_address(&pieces[i][thread]), exists ? from : p.states.data, exists ? 16 : 0);
-    } else {
-      float x[L::kPiece];
-#pragma unroll
-      for (int j = 0; j < L::kPiece; ++j) x[j] = exists && j < columns ? to_float(from[j * p.states.stride[3]]) : 0.0F;
-      pieces[i][thread] = narrow(x);
-    }
-  }
+  for (int bit = L::kLanes, half = L::kPiece / 2; half > 0; bit *= 2, half /= 2) column += (lane & bit) ? half : 0;
+  return column;
 }
 
-// Computes the tokens of an item and writes its state.
-template <int KD, bool kAligned, class T, class S>
-__device__ __forceinline__ void compute(const DeltaSteps<T, S>& p, const Item<S>& item, float scale, int thread,
-                                        const uint4 (*pieces)[Layout<KD, S>::kThreads], const Token<KD, S>* tokens,
-                                        float (*sums)[Layout<KD, S>::kWarps][2][Layout<KD, S>::kSlice]) {
-  using L = Layout<KD, S>;
-  constexpr int kPiece = L::kPiece, kRows = L::kRows;
-  const int warp = thread / 32, lane = thread % 32, own = thread % 8 * kPiece, count = static_cast<int>(p.shape.tokens);
-  const int columns = static_cast<int>(p.shape.value_dim) - item.first - own;
-  if (!item.state) {
-    for (int t = 0; t < count && thread < 8; ++t) {
-      for (int j = 0; j < min(kPiece, columns); ++j)
-        p.o(item.i_b, t, item.i_h, item.first + own + j) = from_state<T>(0.0F);
+// Returns the sum of x[column_of(lane)] over the groups of a warp. At every step the lanes of a pair give each other
+// the half of the columns that the other keeps.
+template <class L>
+__device__ __forceinline__ float sum_groups(float (&x)[L::kPiece], int lane) {
+#pragma unroll
+  for (int bit = L::kLanes, half = L::kPiece / 2; bit < 32; bit *= 2, half /= 2) {
+    if (half == 0) {
+      x[0] += __shfl_xor_sync(0xffffffffU, x[0], bit);
+      continue;
     }
-    return;
+    const bool upper = lane & bit;
+#pragma unroll
+    for (int j = 0; j < half; ++j) {
+      const float give = upper ? x[j] : x[j + half], keep = upper ? x[j + half] : x[j];
+      x[j] = keep + __shfl_xor_sync(0xffffffffU, give, bit);
+    }
   }
-  float s[kRows][kPiece];
+  return x[0];
+}
+
+// Returns u and the output of column column_of(lane) of a warp's slice, of which piece(i) is row i of the lane.
+template <int KD, class S, class F>
+__device__ __forceinline__ float2 read_out(const Token<KD, S>& token, int own, int lane, F&& piece) {
+  using L = Layout<KD, S>;
+  const int group = lane / L::kLanes;
+  float error[L::kPiece] = {}, out[L::kPiece] = {};  // S̃ᵀk and S̃ᵀq
 #pragma unroll
-  for (int i = 0; i < kRows; ++i) widen(pieces[i][thread], s[i]);
-#pragma unroll 1
-  for (int t = 0; t < count; ++t) {
-    const Token<KD, S>& token = tokens[t];
-    float error[kPiece] = {}, out[kPiece] = {};  // S̃ᵀk and S̃ᵀq
+  for (int i = 0; i < L::kRows; i += 4) {
+    const float4 k4 = *reinterpret_cast<const float4*>(&token.decayed_k[row_of(i) + 4 * group]);
+    const float4 q4 = *reinterpret_cast<const float4*>(&token.decayed_q[row_of(i) + 4 * group]);
+    const float k[4] = {k4.x, k4.y, k4.z, k4.w}, q[4] = {q4.x, q4.y, q4.z, q4.w};
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      const int key = thread / 8 + i * L::kGroups;
-      const float decay = token.decay[key], k = token.k[key], q = token.q[key];
+    for (int c = 0; c < 4; ++c) {
+      float s[L::kPiece];
+      widen(piece(i + c), s);
 #pragma unroll
-      for (int j = 0; j < kPiece; ++j) {
-        s[i][j] *= decay;
-        error[j] += s[i][j] * k;
-        out[j] += s[i][j] * q;
+      for (int j = 0; j < L::kPiece; ++j) {
+        error[j] = fmaf(s[j], k[c], error[j]);
+        out[j] = fmaf(s[j], q[c], out[j]);
       }
     }
-    auto& of_token = sums[t % 2];
+  }
+  const float u = fmaf(-token.a, sum_groups<L>(error, lane), token.v[own]);
+  return {u, fmaf(token.q_dot_k, u, sum_groups<L>(out, lane))};
+}
+
+// Returns a piece of a row after a token.
+template <int kPiece>
+__device__ __forceinline__ uint4 updated(const uint4& piece, float decay, float k, const float (&u)[kPiece]) {
+  float s[kPiece];
+  widen_again(piece, s);
 #pragma unroll
-    for (int j = 0; j < kPiece; ++j) {
-      error[j] += __shfl_xor_sync(0xffffffffU, error[j], 8);
-      out[j] += __shfl_xor_sync(0xffffffffU, out[j], 8);
-      error[j] += __shfl_xor_sync(0xffffffffU, error[j], 16);
-      out[j] += __shfl_xor_sync(0xffffffffU, out[j], 16);
+  for (int j = 0; j < kPiece; ++j) s[j] = fmaf(k, u[j], __fmul_rn(decay, s[j]));
+  return narrow(s);
+}
+
+// A thread's part of the copies between a state and shared memory: one piece of every kStep-th row.
+template <int KD, bool kAligned, class S>
+struct Copy {
+  using L = Layout<KD, S>;
+  const View<S, 4>& states;
+  S* state;       // the first piece
+  uint4* memory;  // its place in shared memory
+  int row;        // of the first piece
+  int columns;    // how many columns the state has from the piece's first on
+
+  // Calls f(state, memory, row, exists) for every piece. Pieces of rows that cannot be read whole are a loop, because
+  // the addresses of all their elements at once would take too many registers.
+  template <class F>
+  __device__ __forceinline__ void for_each(F&& f) const {
+#pragma unroll(kAligned ? KD / L::kStep : 1)
+    for (int i = 0; i < KD / L::kStep; ++i) {
+      const int at = row + i * L::kStep;
+      f(state + i * L::kStep * states.stride[2], memory + i * L::kStep * L::kPieces, at,
+        at < states.extent[2] && columns > 0);
     }
-    if (lane < 8) {
+  }
+
+  // What the state does not have becomes zeros.
+  __device__ __forceinline__ void start() const {
+    for_each([&](const S* from, uint4* to, int, bool exists) {
+      if constexpr (kAligned) {
+        copy_async_16(shared_address(to), exists ? from : states.data, exists ? 16 : 0);
+      } else {
+        float x[L::kPiece];
 #pragma unroll
-      for (int j = 0; j < kPiece; ++j) {
-        of_token[warp][0][own + j] = error[j];
-        of_token[warp][1][own + j] = out[j];
+        for (int j = 0; j < L::kPiece; ++j) x[j] = exists && j < columns ? to_float(from[j * states.stride[3]]) : 0.0F;
+        *to = narrow(x);
       }
-    }
-    named_barrier(1, L::kThreads);
+    });
+    copy_async_commit();
+  }
+
+  // Writes value(row, x) for every piece x of shared memory.
+  template <class F>
+  __device__ __forceinline__ void write(F&& value) const {
+    for_each([&](S* to, const uint4* from, int at, bool exists) {
+      if (!exists) return;
+      if constexpr (kAligned) {
+        *reinterpret_cast<uint4*>(to) = value(at, *from);
+      } else {
+        float x[L::kPiece];
+        widen(value(at, *from), x);
 #pragma unroll
-    for (int j = 0; j < kPiece; ++j) error[j] = 0;
-#pragma unroll
-    for (int w = 0; w < L::kWarps; ++w) {
-#pragma unroll
-      for (int j = 0; j < kPiece; ++j) error[j] += of_token[w][0][own + j];
-    }
-#pragma unroll
-    for (int j = 0; j < kPiece; ++j) error[j] = token.b * token.v[own + j] - token.a * error[j];  // u
-    if (thread < 8) {
-#pragma unroll
-      for (int j = 0; j < kPiece; ++j) {
-        float sum = 0;
-#pragma unroll
-        for (int w = 0; w < L::kWarps; ++w) sum += of_token[w][1][own + j];
-        if (j < columns) {
-          p.o(item.i_b, t, item.i_h, item.first + own + j) = from_state<T>(scale * (sum + token.q_dot_k * error[j]));
+        for (int j = 0; j < L::kPiece; ++j) {
+          if (j < columns) to[j * states.stride[3]] = from_state<S>(x[j]);
         }
       }
-    }
-#pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      const float k = token.k[thread / 8 + i * L::kGroups];
-#pragma unroll
-      for (int j = 0; j < kPiece; ++j) s[i][j] += k * error[j];
-      if constexpr (sizeof(S) == 2) widen(narrow(s[i]), s[i]);
-    }
+    });
   }
-  const std::int64_t step = L::kGroups * p.states.stride[2];
-#pragma unroll
-  for (int i = 0; i < kRows; ++i) {
-    if (thread / 8 + i * L::kGroups >= p.shape.key_dim) break;
-    S* to = item.state + i * step;
-    if constexpr (kAligned) {
-      if (columns > 0) __stcs(reinterpret_cast<uint4*>(to), narrow(s[i]));
-    } else {
-#pragma unroll
-      for (int j = 0; j < kPiece; ++j) {
-        if (j < columns) to[j * p.states.stride[3]] = from_state<S>(s[i][j]);
-      }
-    }
-  }
-}
+};
 
-template <int KD, bool kAligned, class T, class S>
-__global__ void __launch_bounds__(Layout<KD, S>::kThreads + 32, 1)
-    step_kernel(const __grid_constant__ DeltaSteps<T, S> p, int items, int slices, float scale) {
-  using L = Layout<KD, S>;
+// kRegisters: the slices stay in registers over the tokens.
+template <int KD, bool kAligned, bool kRegisters, class T, class S, class L = Layout<KD, S>>
+__global__ void __launch_bounds__(L::kThreads, kRegisters ? L::kBlocks
+                                               : kAligned ? L::kBlocksOfShared
+                                                          : 1)
+    step_kernel(const __grid_constant__ DeltaSteps<T, S> p, int heads, int group, int blocks_per_head, float scale) {
   extern __shared__ __align__(16) unsigned char shared[];
   auto& memory = *reinterpret_cast<Memory<KD, S>*>(shared);
   auto* tokens = reinterpret_cast<Token<KD, S>*>(shared + sizeof(memory));
-  const int thread = threadIdx.x, count = static_cast<int>(p.shape.tokens),
-            heads = static_cast<int>(p.shape.value_heads);
-  const auto item_of = [&](int index) {
-    Item<S> item;
-    if (index >= items) return item;
-    item.first = index % slices * L::kSlice;
-    item.i_h = index / slices % heads;
-    item.i_b = index / slices / heads;
-    const std::int64_t slot = p.slots ? p.slots(item.i_b) : item.i_b;
-    if (slot >= 0) item.state = p.states.at(slot, item.i_h, thread / 8, item.first + thread % 8 * L::kPiece);
-    return item;
-  };
-  const int stride = static_cast<int>(gridDim.x);
-  int index = static_cast<int>(blockIdx.x);
-  if (thread >= L::kThreads) {  // the warp that brings the tokens, one item ahead
-    for (int turn = 0;; ++turn, index += stride) {
-      if (index < items) {
-        const std::int64_t i_b = index / slices / heads;
-        for (int t = 0; t < count; ++t) {
-          stage_token(p, i_b, t, index / slices % heads, index % slices * L::kSlice, thread % 32,
-                      tokens[turn % 2 * count + t]);
-        }
-      }
-      __syncthreads();
-      if (index >= items) return;
-    }
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, count = static_cast<int>(p.shape.tokens);
+  const int head = blockIdx.x / blocks_per_head, i_b = head / heads, i_h = head % heads;
+  const int first = blockIdx.x % blocks_per_head * L::kColumns;
+  const auto read = [&](int t) { return read_token<KD>(p, i_b, t, i_h, i_h / group, first, lane); };
+  TokenInputs<KD, S> in;
+  if (warp < count) in = read(warp);
+  const int own = warp * L::kSlice + lane % L::kLanes * L::kPiece + column_of<L>(lane);
+  const int columns = static_cast<int>(p.shape.value_dim) - first;
+  const bool sums = lane < L::kLanes * L::kPiece, gives = sums && own < columns;
+  T* const o = p.o.at(i_b, 0, i_h, first + own);
+  const std::int64_t slot = p.slots ? p.slots(i_b) : i_b;
+  if (slot < 0) {
+    for (int t = 0; t < count && gives; ++t) o[t * p.o.stride[1]] = from_state<T>(0.0F);
+    return;
   }
-  Item<S> item = item_of(index), next = item_of(index + stride);
-  start_pieces<KD, kAligned>(p, item, thread, memory.pieces[0]);
-  copy_async_commit();
-  start_pieces<KD, kAligned>(p, next, thread, memory.pieces[1]);
-  copy_async_commit();
+  const int row = threadIdx.x / L::kPieces, column = threadIdx.x % L::kPieces * L::kPiece;
+  const Copy<KD, kAligned, S> copy{p.states, p.states.at(slot, i_h, row, first + column),
+                                   memory.pieces + memory.index(row, column / L::kPiece), row, columns - column};
+  copy.start();
+  for (int t = warp; t < count; t += L::kWarps) {
+    finish_token(p.rule, in, lane, tokens[t]);
+    if (t + L::kWarps < count) in = read(t + L::kWarps);
+  }
+  copy_async_wait<0>();
   __syncthreads();
+  uint4* const slice = memory.pieces + memory.index(lane / L::kLanes * 4, warp * L::kLanes + lane % L::kLanes);
+  uint4 pieces[kRegisters ? L::kRows : 1];
+  const auto piece = [&](int i) -> uint4& {
+    if constexpr (kRegisters) return pieces[i];
+    return slice[row_of(i) * L::kPieces];
+  };
+  if constexpr (kRegisters) {
+#pragma unroll
+    for (int i = 0; i < L::kRows; ++i) pieces[i] = slice[row_of(i) * L::kPieces];
+  }
 #pragma unroll 1
-  for (int turn = 0; index < items; ++turn, index += stride) {
-    const Item<S> after = item_of(index + 2 * stride);
-    start_pieces<KD, kAligned>(p, after, thread, memory.pieces[(turn + 2) % L::kStages]);
-    copy_async_commit();
-    copy_async_wait<2>();
-    compute<KD, kAligned>(p, item, scale, thread, memory.pieces[turn % L::kStages], tokens + turn % 2 * count,
-                          memory.sums);
-    item = next;
-    next = after;
-    __syncthreads();
+  for (int t = 0;; ++t) {
+    const Token<KD, S>& token = tokens[t];
+    const float2 result = read_out(token, own, lane, piece);
+    if (gives) o[t * p.o.stride[1]] = from_state<T>(scale * result.y);
+    if (!kRegisters && t + 1 == count) {
+      if (sums) memory.u[own] = result.x;
+      break;
+    }
+    float u[L::kPiece];
+#pragma unroll
+    for (int j = 0; j < L::kPiece; ++j) {
+      u[j] = __shfl_sync(0xffffffffU, result.x, lane % L::kLanes + lane_of<L>(j));
+    }
+#pragma unroll
+    for (int i = 0; i < L::kRows; i += 4) {
+      const int row = row_of(i) + lane / L::kLanes * 4;
+      const float4 k = *reinterpret_cast<const float4*>(&token.k[row]);
+      const float4 decay = *reinterpret_cast<const float4*>(&token.decay[row]);
+      piece(i) = updated(piece(i), decay.x, k.x, u);
+      piece(i + 1) = updated(piece(i + 1), decay.y, k.y, u);
+      piece(i + 2) = updated(piece(i + 2), decay.z, k.z, u);
+      piece(i + 3) = updated(piece(i + 3), decay.w, k.w, u);
+    }
+    if (kRegisters && t + 1 == count) break;
+  }
+  if constexpr (kRegisters) {
+#pragma unroll
+    for (int i = 0; i < L::kRows; ++i) slice[row_of(i) * L::kPieces] = pieces[i];
+  }
+  __syncthreads();
+  if constexpr (kRegisters) {
+    copy.write([](int, const uint4& x) { return x; });
+  } else {
+    const Token<KD, S>& last = tokens[count - 1];
+    float u[L::kPiece];
+#pragma unroll
+    for (int j = 0; j < L::kPiece; ++j) u[j] = memory.u[column + j];
+    copy.write([&](int row, const uint4& x) { return updated(x, last.decay[row], last.k[row], u); });
   }
 }
 
-template <int KD, bool kAligned, class T, class S>
+template <int KD, bool kAligned, bool kRegisters, class T, class S>
 void launch(const DeltaSteps<T, S>& p, cudaStream_t stream) {
   using L = Layout<KD, S>;
-  const std::int64_t slices = (p.shape.value_dim + L::kSlice - 1) / L::kSlice;
-  const unsigned items = grid_of("step_fwd", p.shape.batch * p.shape.value_heads * slices);
-  const auto kernel = step_kernel<KD, kAligned, T, S>;
+  const std::int64_t blocks_per_head = (p.shape.value_dim + L::kColumns - 1) / L::kColumns;
+  const auto kernel = step_kernel<KD, kAligned, kRegisters, T, S>;
   const int bytes = Memory<KD, S>::bytes(p.shape.tokens);
-  int device = 0, processors = 0, blocks = 0;
-  check(cudaGetDevice(&device), "cudaGetDevice");
-  check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "cudaFuncSetAttribute");
-  check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, L::kThreads + 32, bytes),
-        "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
-  const unsigned grid = std::min(items, static_cast<unsigned>(processors * std::max(blocks, 1)));
-  kernel<<<grid, L::kThreads + 32, bytes, stream>>>(p, static_cast<int>(items), static_cast<int>(slices),
-                                                    static_cast<float>(p.rule.scale_for(p.shape.key_dim)));
+  kernel<<<grid_of("step_fwd", p.shape.batch * p.shape.value_heads * blocks_per_head), L::kThreads, bytes, stream>>>(
+      p, static_cast<int>(p.shape.value_heads), static_cast<int>(p.shape.group()), static_cast<int>(blocks_per_head),
+      static_cast<float>(p.rule.scale_for(p.shape.key_dim)));
   check_launch("step_fwd");
 }
 
 template <int KD, class T, class S>
 void launch(const DeltaSteps<T, S>& p, cudaStream_t stream) {
-  if (has_aligned_rows(p.states)) return launch<KD, true>(p, stream);
-  launch<KD, false>(p, stream);
+  if (!has_aligned_rows(p.states)) return launch<KD, false, false>(p, stream);
+  launch<KD, true, KD <= 128 && sizeof(S) == sizeof(float)>(p, stream);
 }
 
 // A view of [B, …] as one of [B, 1, …].
