@@ -11,6 +11,9 @@
 #include <string>
 #include <vector>
 
+#ifdef EFLA_HAS_CUDA
+#include "bench/cuda/suite.h"
+#endif
 #include "bench/generation.h"
 #include "bench/machine.h"
 #include "bench/model_speed.h"
@@ -20,6 +23,7 @@
 #include "cli/commands.h"
 #include "cli/support/environment.h"
 #include "cli/support/threads.h"
+#include "cli/support/version.h"
 #include "efla/base/error.h"
 #include "efla/io/json.h"
 #include "efla/nn/inference/packed_weight.h"
@@ -31,8 +35,9 @@ namespace efla::cli {
 namespace {
 
 struct OpArguments {
-  int threads = 0, reps = 7;
-  std::string filter, out;
+  int threads = 0;
+  std::optional<int> reps;  // 7, on a GPU 30
+  std::string filter, out, device = "cpu";
   bool scaling = false, json = false;
   std::int64_t tokens = 2048, heads = 0;  // 0: as many as usual
 };
@@ -100,7 +105,7 @@ void bench_op(const OpArguments& arguments) {
   std::vector<bench::Measured> all;
   std::string wrong;
   for (const auto& c : cases) {
-    auto measured = bench::measure(c, arguments.filter, arguments.reps);
+    auto measured = bench::measure(c, arguments.filter, arguments.reps.value_or(7));
     if (measured.results.empty()) continue;
     if (!arguments.json && !arguments.scaling) bench::print_case(measured);
     for (const auto& line : bench::to_json(measured)) results.write(line);
@@ -117,6 +122,23 @@ void bench_op(const OpArguments& arguments) {
   if (!wrong.empty()) throw std::runtime_error("bench op: wrong, and so without a time: " + wrong);
 }
 
+// One JSON line per result on standard output, and in the file of --out.
+void bench_op_on_gpu(const OpArguments& arguments) {
+#ifdef EFLA_HAS_CUDA
+  const std::unique_ptr<io::JsonLinesWriter> file =
+      arguments.out.empty() ? nullptr : std::make_unique<io::JsonLinesWriter>(arguments.out);
+  bench::cuda::time_gpu({arguments.filter, arguments.reps.value_or(30), arguments.scaling, std::string(commit())},
+                        [&](const std::string& line) {
+                          fmt::print("{}\n", line);
+                          std::fflush(stdout);
+                          if (file) file->write(nlohmann::ordered_json::parse(line));
+                        });
+#else
+  static_cast<void>(arguments);
+  throw Error("bench op", "--device", "cuda", "a program built where nvcc was found");
+#endif
+}
+
 void add_op(CLI::App& program) {
   auto* command = program.add_subcommand("op", "Time the operator beside its peers and the machine's limits");
   auto arguments = std::make_shared<OpArguments>();
@@ -124,21 +146,34 @@ void add_op(CLI::App& program) {
   command->add_option("--out", arguments->out, "Append the JSON lines to this file");
   command->add_option("--filter", arguments->filter,
                       "Only contenders whose name contains this text, such as float32/d128/forward/chunk");
-  command->add_option("--reps", arguments->reps, "Rounds; in each, every contender has a turn")
-      ->check(CLI::Range(1, 10000))
+  command
+      ->add_option(
+          "--device", arguments->device,
+          "cpu, or cuda: the kernels on a GPU, replayed in a CUDA graph and launched one by one, as JSON lines")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
       ->capture_default_str();
+  command
+      ->add_option("--reps", arguments->reps,
+                   "Rounds, in each of which every contender has a turn (7); with --device cuda replays (30)")
+      ->check(CLI::Range(1, 10000));
   command
       ->add_option("--threads", arguments->threads,
                    "Threads of the operator, LibTorch, its BLAS and ggml; 0: one per processor")
       ->check(CLI::Range(0, 1024));
-  auto* scaling =
-      command->add_flag("--scaling", arguments->scaling, "Measure T from 1024 to 131072 instead, without peers");
+  auto* scaling = command->add_flag("--scaling", arguments->scaling,
+                                    "Measure T from 1024 to 131072 (with --device cuda 262144) instead, without peers");
   command->add_option("--tokens", arguments->tokens, "T of forward and backward")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str()
       ->excludes(scaling);
   command->add_option("--heads", arguments->heads, "H (16; with --scaling 2)")->check(CLI::Range(1, 1 << 16));
-  command->callback([arguments] { bench_op(*arguments); });
+  command->callback([arguments, command] {
+    if (arguments->device == "cpu") return bench_op(*arguments);
+    for (const char* option : {"--threads", "--tokens", "--heads"}) {
+      if (command->count(option) > 0) throw Error("bench op", option, "with --device cuda", "with --device cpu alone");
+    }
+    bench_op_on_gpu(*arguments);
+  });
 }
 
 struct StabilityArguments {

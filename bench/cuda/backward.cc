@@ -1,12 +1,18 @@
-// Times the chunkwise backward, and compares its gradients with the gradients of the token recurrence in float32.
+// Times the chunkwise backward alone and after the forward, and compares its gradients with the gradients of the token
+// recurrence in float32.
+#include <cuda_runtime_api.h>
+
 #include <cmath>
-#include <cstdio>
-#include <vector>
+#include <cstddef>
+#include <cstdint>
+#include <string>
 
 #include "bench/cuda/case.h"
+#include "bench/cuda/timing.h"
+#include "efla/cuda/common/error.h"
 #include "efla/cuda/delta.h"
 
-namespace efla::bench {
+namespace efla::bench::cuda {
 namespace {
 
 constexpr std::int64_t kInterval = 1024;  // tokens between saved states
@@ -34,25 +40,9 @@ double error_of(Both<T>& got, Both<T>& expected) {
   return std::sqrt(error / size);
 }
 
-class Memory {
- public:
-  explicit Memory(std::size_t bytes) : bytes_(bytes) { check(cudaMalloc(&data_, bytes), "cudaMalloc"); }
-  ~Memory() { cudaFree(data_); }
-  Memory(const Memory&) = delete;
-  Memory& operator=(const Memory&) = delete;
-  gpu::Workspace workspace() const { return {data_, bytes_}; }
-  float* floats() const { return static_cast<float*>(data_); }
-
- private:
-  void* data_ = nullptr;
-  std::size_t bytes_;
-};
-
 }  // namespace
 
-void time_backward(const Row& row, std::int64_t dim, const Rule& rule, int repeats, const std::string& commit,
-                   const char* gpu_name) {
-  Case c(row, dim, rule);
+void time_backward(CaseRun& run, const std::string& name, Case& c, const Row& row, const Rule& rule) {
   const DeltaShape& s = c.shape;
   Gradients got(c), expected(c);
   Both<bfloat16> dout(random_values(c.v.host.size(), 7));
@@ -67,11 +57,11 @@ void time_backward(const Row& row, std::int64_t dim, const Rule& rule, int repea
   p.g = forward.g;
   p.cu_seqlens = forward.cu_seqlens;
   p.dout = View<const bfloat16, 4>::contiguous(dout.device, forward.v.extent);
-  const auto run = [&](Gradients& to, std::int64_t interval, auto&& call) {
+  const auto with_states = [&](Gradients& to, std::int64_t interval, auto&& call) {
     const std::array<std::int64_t, 5> extent{s.batch, s.chunks(interval), s.value_heads, s.key_dim, s.value_dim};
     View<float, 5> states = View<float, 5>::contiguous(nullptr, extent);
-    const Memory memory(static_cast<std::size_t>(states.size()) * sizeof(float));
-    states.data = memory.floats();
+    const DeviceMemory memory(static_cast<std::size_t>(states.size()) * sizeof(float));
+    states.data = static_cast<float*>(memory.data());
     DeltaForward<bfloat16> saving = forward;
     saving.chunk_states = states;
     saving.saved = p.saved = {interval, false};
@@ -87,37 +77,42 @@ void time_backward(const Row& row, std::int64_t dim, const Rule& rule, int repea
   };
   const bool checked = s.batch * s.tokens * s.value_heads <= 300'000;  // the others take the recurrence too long
   if (checked) {
-    run(expected, gpu::kRecurrentInterval, [&] {
-      const Memory workspace(gpu::recurrent_bwd_workspace_bytes(s, rule.rule));
+    with_states(expected, gpu::kRecurrentInterval, [&] {
+      const DeviceMemory workspace(gpu::recurrent_bwd_workspace_bytes(s, rule.rule));
       gpu::recurrent_bwd(p, workspace.workspace(), nullptr);
       check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
     });
   }
-  const Memory workspace(gpu::chunk_bwd_workspace_bytes(s)),
+  const DeviceMemory workspace(gpu::chunk_bwd_workspace_bytes(s)),
       forward_workspace(gpu::chunk_fwd_workspace_bytes(s, rule.rule));
-  Times backward{}, together{};
-  run(got, kInterval, [&] {
-    gpu::chunk_bwd(p, workspace.workspace(), nullptr);
+  with_states(got, kInterval, [&] {
+    const auto backward = [&](cudaStream_t stream) { gpu::chunk_bwd(p, workspace.workspace(), stream); };
+    backward(nullptr);
     check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-    backward = time_graph(repeats, [&](cudaStream_t stream) { gpu::chunk_bwd(p, workspace.workspace(), stream); });
-    together = time_graph(repeats, [&](cudaStream_t stream) {
-      gpu::chunk_fwd(forward, forward_workspace.workspace(), stream);
-      gpu::chunk_bwd(p, workspace.workspace(), stream);
+    std::string errors = "null";
+    bool right = true;
+    if (checked) {
+      errors.clear();
+      for (const double error :
+           {error_of(got.dq, expected.dq), error_of(got.dk, expected.dk), error_of(got.dv, expected.dv),
+            error_of(got.dbeta, expected.dbeta), error_of(got.dg, expected.dg)}) {
+        errors += (errors.empty() ? "[" : ", ") + error_json(error);
+        right = right && error <= kMaxError;
+      }
+      errors += "]";
+    }
+    const std::string fields = ", \"shape\": \"" + row.name + "\", \"dim\": " + std::to_string(s.key_dim) +
+                               ", \"rule\": \"" + rule.name +
+                               "\", \"algorithm\": \"chunk\", \"dtype\": \"bfloat16\", \"errors\": " + errors;
+    run.write_result(name, "\"op\": \"delta_backward\"" + fields, right,
+                     [&] { return time_calls(run.options.repeats, backward); });
+    run.write_result(name, "\"op\": \"delta_forward_backward\"" + fields, right, [&] {
+      return time_calls(run.options.repeats, [&](cudaStream_t stream) {
+        gpu::chunk_fwd(forward, forward_workspace.workspace(), stream);
+        backward(stream);
+      });
     });
   });
-  char errors[100] = "null";
-  if (checked) {
-    std::snprintf(errors, sizeof(errors), "[%.2e, %.2e, %.2e, %.2e, %.2e]", error_of(got.dq, expected.dq),
-                  error_of(got.dk, expected.dk), error_of(got.dv, expected.dv), error_of(got.dbeta, expected.dbeta),
-                  error_of(got.dg, expected.dg));
-  }
-  std::printf(
-      "{\"op\": \"delta_backward\", \"shape\": \"%s\", \"dim\": %d, \"rule\": \"%s\", \"algorithm\": \"chunk\", "
-      "\"dtype\": \"bfloat16\", \"backward_ms\": %.4f, \"ms\": %.4f, \"ms_least\": %.4f, \"ms_p90\": %.4f, \"errors\": "
-      "%s, \"repeats\": %d, \"gpu\": \"%s\", \"commit\": \"%s\"}\n",
-      row.name, static_cast<int>(dim), rule.name, backward.median, together.median, together.least, together.p90,
-      errors, repeats, gpu_name, commit.c_str());
-  std::fflush(stdout);
 }
 
-}  // namespace efla::bench
+}  // namespace efla::bench::cuda

@@ -1,21 +1,27 @@
 // The sizes and rules at which the chunkwise kernels are timed, and their inputs.
 #pragma once
 
+#include <cuda_runtime_api.h>
+
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
+#include "bench/cuda/suite.h"
 #include "bench/cuda/timing.h"
+#include "efla/cuda/delta.h"
 #include "efla/rule/problem.h"
 
-namespace efla::bench {
+namespace efla::bench::cuda {
 
 struct Row {
-  const char* name;
+  std::string name;
   std::int64_t batch, tokens, heads, value_heads, packed;
 };
-inline constexpr Row kRows[] = {
+inline const Row kRows[] = {
     {"1x8192x16", 1, 8192, 16, 16, 0},           {"16x2048x8", 16, 2048, 8, 8, 0},
     {"1x8192x96", 1, 8192, 96, 96, 0},           {"1x32768x16", 1, 32768, 16, 16, 0},
     {"1x8192x16/64", 1, 8192, 16, 64, 0},        {"1x2048x16", 1, 2048, 16, 16, 0},
@@ -48,6 +54,23 @@ inline std::vector<Rule> rules() {
   kda.decay = Decay::channel;
   return {{"deltanet l2norm", deltanet}, {"efla", efla}, {"gdn", gdn}, {"kda", kda}};
 }
+
+// Memory on the device, none for 0 bytes.
+class DeviceMemory {
+ public:
+  explicit DeviceMemory(std::size_t bytes) : bytes_(bytes) {
+    if (bytes > 0) check(cudaMalloc(&data_, bytes), "cudaMalloc");
+  }
+  ~DeviceMemory() { cudaFree(data_); }
+  DeviceMemory(const DeviceMemory&) = delete;
+  DeviceMemory& operator=(const DeviceMemory&) = delete;
+  void* data() const { return data_; }
+  gpu::Workspace workspace() const { return {data_, bytes_}; }
+
+ private:
+  void* data_ = nullptr;
+  std::size_t bytes_;
+};
 
 struct Case {
   DeltaShape shape;
@@ -111,8 +134,31 @@ struct Case {
   }
 };
 
-// Times the chunkwise backward, and forward and backward together (backward.cc); prints one JSON object.
-void time_backward(const Row& row, std::int64_t dim, const Rule& rule, int repeats, const std::string& commit,
-                   const char* gpu_name);
+// What times one case and where its result goes.
+struct CaseRun {
+  GpuOptions options;
+  std::string gpu;
+  GpuWrite write;
+  std::string wrong;  // names of the cases that computed wrong results
 
-}  // namespace efla::bench
+  // Writes a result: `fields` are JSON members, "wrong" in place of the times where `right` is false.
+  void write_result(const std::string& name, const std::string& fields, bool right,
+                    const std::function<CallTimes()>& time);
+};
+
+// The largest relative RMS error of a right result.
+inline constexpr double kMaxError = 6e-3;
+
+// Return a relative RMS error and milliseconds as JSON.
+std::string error_json(double error);
+std::string milliseconds(double ms);
+
+// Time the forward by one of the algorithms, forward and backward together, and decode steps (forward.cc, backward.cc,
+// decode.cc). `interval`: tokens between saved states, 0 for none.
+void time_forward(CaseRun& run, const std::string& name, Case& c, const Row& row, const Rule& rule,
+                  const std::string& algorithm, std::int64_t interval);
+void time_backward(CaseRun& run, const std::string& name, Case& c, const Row& row, const Rule& rule);
+void time_step(CaseRun& run, const std::string& name, std::int64_t batch, std::int64_t tokens, std::int64_t dim,
+               const Rule& rule, bool narrow);
+
+}  // namespace efla::bench::cuda

@@ -1,66 +1,59 @@
-// Times decode steps at the sizes at which other projects' kernels were timed.
+// Times decode steps.
+#include <cuda_runtime_api.h>
+
+#include <array>
 #include <cmath>
-#include <cstdio>
+#include <cstddef>
+#include <cstdint>
+#include <string>
 #include <vector>
 
+#include "bench/cuda/case.h"
 #include "bench/cuda/timing.h"
+#include "efla/cuda/common/error.h"
 #include "efla/cuda/delta.h"
 #include "efla/ref/delta.h"
 
-namespace efla::bench {
+namespace efla::bench::cuda {
 namespace {
 
-constexpr std::int64_t kHeads = 16, kDim = 128;
+constexpr std::int64_t kHeads = 16;
 
-struct StepRule {
-  const char* name;
-  DeltaRule rule;
-};
-
-std::vector<StepRule> step_rules() {
-  DeltaRule efla, gdn, kda;
-  efla.step = parse_step_size("exact");
-  gdn.step = kda.step = parse_step_size("euler");
-  gdn.qk_l2norm = kda.qk_l2norm = true;
-  gdn.decay = Decay::scalar;
-  kda.decay = Decay::channel;
-  return {{"efla", efla}, {"gdn l2norm", gdn}, {"kda l2norm", kda}};
-}
-
-// One token of every batch entry, all of them with states in a pool.
+// Tokens of every batch entry, all of them with states in a pool.
 template <class S>
 struct StepCase {
-  std::int64_t batch, tokens;
+  std::int64_t batch, tokens, dim;
   Both<bfloat16> q, k, v, beta, o;
   Both<float> g;
   Both<S> states;
 
-  StepCase(std::int64_t batch, std::int64_t tokens, const DeltaRule& rule)
+  StepCase(std::int64_t batch, std::int64_t tokens, std::int64_t dim, const DeltaRule& rule)
       : batch(batch),
         tokens(tokens),
-        q(random_values(rows() * kDim, 1)),
-        k(random_values(rows() * kDim, 2)),
-        v(random_values(rows() * kDim, 3)),
+        dim(dim),
+        q(random_values(rows() * dim, 1)),
+        k(random_values(rows() * dim, 2)),
+        v(random_values(rows() * dim, 3)),
         beta(betas()),
-        o(std::vector<bfloat16>(rows() * kDim)),
+        o(std::vector<bfloat16>(rows() * dim)),
         g(gates(rule)),
         states(pool()) {}
 
   DeltaSteps<bfloat16, S> problem(const DeltaRule& rule, bool device) {
     const auto at = [&](auto& both) { return device ? both.device : both.host.data(); };
-    const std::array<std::int64_t, 4> extent{batch, tokens, kHeads, kDim};
+    const std::array<std::int64_t, 4> extent{batch, tokens, kHeads, dim};
     DeltaSteps<bfloat16, S> p;
-    p.shape = {batch, tokens, kHeads, kHeads, kDim, kDim, 0};
+    p.shape = {batch, tokens, kHeads, kHeads, dim, dim, 0};
     p.rule = rule;
     p.q = View<const bfloat16, 4>::contiguous(at(q), extent);
     p.k = View<const bfloat16, 4>::contiguous(at(k), extent);
     p.v = View<const bfloat16, 4>::contiguous(at(v), extent);
     p.beta = View<const bfloat16, 3>::contiguous(at(beta), {batch, tokens, kHeads});
     if (rule.decay != Decay::none) {
-      const std::int64_t channels = rule.decay == Decay::channel ? kDim : 1;
+      const std::int64_t channels = rule.decay == Decay::channel ? dim : 1;
       p.g = View<const float, 4>::contiguous(at(g), {batch, tokens, kHeads, channels});
     }
-    p.states = View<S, 4>::contiguous(at(states), {batch, kHeads, kDim, kDim});
+    p.states = View<S, 4>::contiguous(at(states), {batch, kHeads, dim, dim});
     p.o = View<bfloat16, 4>::contiguous(at(o), extent);
     return p;
   }
@@ -75,14 +68,14 @@ struct StepCase {
   std::vector<float> gates(const DeltaRule& rule) const {
     std::vector<float> gates;
     if (rule.decay == Decay::none) return gates;
-    for (const auto e : random_values(rows() * (rule.decay == Decay::channel ? kDim : 1), 5)) {
+    for (const auto e : random_values(rows() * (rule.decay == Decay::channel ? dim : 1), 5)) {
       gates.push_back(-std::log1p(std::exp(-to_float(e))) / 16);
     }
     return gates;
   }
   std::vector<S> pool() const {
     std::vector<S> states;
-    for (const auto e : random_values(batch * kHeads * kDim * kDim, 6)) states.push_back(from_state<S>(to_float(e)));
+    for (const auto e : random_values(batch * kHeads * dim * dim, 6)) states.push_back(from_state<S>(to_float(e)));
     return states;
   }
 };
@@ -103,13 +96,13 @@ double step_error(StepCase<S>& c, const DeltaRule& rule) {
   one.shape = p.shape;
   one.shape.batch = 1;
   one.rule = rule;
-  const std::array<std::int64_t, 4> extent{1, c.tokens, kHeads, kDim};
+  const std::array<std::int64_t, 4> extent{1, c.tokens, kHeads, c.dim};
   one.q = View<const double, 4>::contiguous(q.data(), extent);
   one.k = View<const double, 4>::contiguous(k.data(), extent);
   one.v = View<const double, 4>::contiguous(v.data(), extent);
   one.beta = View<const double, 3>::contiguous(beta.data(), {1, c.tokens, kHeads});
   if (!g.empty()) one.g = View<const double, 4>::contiguous(g.data(), {1, c.tokens, kHeads, p.g.extent[3]});
-  one.initial_state = View<const double, 4>::contiguous(state.data(), {1, kHeads, kDim, kDim});
+  one.initial_state = View<const double, 4>::contiguous(state.data(), {1, kHeads, c.dim, c.dim});
   one.o = View<double, 4>::contiguous(o.data(), extent);
   ref::recurrent_fwd(one);
   gpu::step_fwd(c.problem(rule, true), nullptr);
@@ -125,47 +118,38 @@ double step_error(StepCase<S>& c, const DeltaRule& rule) {
 
 // The median time of copying half of `bytes`, which reads and writes `bytes` together.
 double copy_ms(int repeats, std::size_t bytes) {
-  void *from = nullptr, *to = nullptr;
-  check(cudaMalloc(&from, bytes / 2), "cudaMalloc");
-  check(cudaMalloc(&to, bytes / 2), "cudaMalloc");
-  const Times times = time_graph(repeats, [&](cudaStream_t stream) {
-    check(cudaMemcpyAsync(to, from, bytes / 2, cudaMemcpyDeviceToDevice, stream), "cudaMemcpyAsync");
-  });
-  check(cudaFree(from), "cudaFree");
-  check(cudaFree(to), "cudaFree");
-  return times.median;
+  const DeviceMemory from(bytes / 2), to(bytes / 2);
+  return time_calls(repeats,
+                    [&](cudaStream_t stream) {
+                      check(cudaMemcpyAsync(to.data(), from.data(), bytes / 2, cudaMemcpyDeviceToDevice, stream),
+                            "cudaMemcpyAsync");
+                    })
+      .replay.median;
 }
 
 template <class S>
-void time_step(std::int64_t batch, std::int64_t tokens, const StepRule& rule, int repeats, const std::string& commit,
-               const char* gpu_name) {
-  StepCase<S> c(batch, tokens, rule.rule);
-  const double error = step_error(c, rule.rule);
-  const bool wrong = !(error <= 6e-3);
+void time_case(CaseRun& run, const std::string& name, std::int64_t batch, std::int64_t tokens, std::int64_t dim,
+               const Rule& rule) {
+  StepCase<S> c(batch, tokens, dim, rule.rule);
+  const double error = step_error(c, rule.rule),
+               copy = copy_ms(run.options.repeats, 2 * c.states.host.size() * sizeof(S));
   const DeltaSteps<bfloat16, S> p = c.problem(rule.rule, true);
-  const Times times = time_graph(repeats, [&](cudaStream_t stream) { gpu::step_fwd(p, stream); });
-  const double copy = copy_ms(repeats, 2 * c.states.host.size() * sizeof(S));
-  std::printf(
-      "{\"op\": \"delta_step\", \"batch\": %d, \"tokens\": %d, \"heads\": 16, \"dim\": 128, \"rule\": \"%s\", "
-      "\"state\": \"%s\", \"ms\": %.4f, \"ms_least\": %.4f, \"ms_p90\": %.4f, \"copy_ms\": %.4f, \"error\": %.2e, "
-      "%s\"repeats\": %d, \"gpu\": \"%s\", \"commit\": \"%s\"}\n",
-      static_cast<int>(batch), static_cast<int>(tokens), rule.name, sizeof(S) == 2 ? "bfloat16" : "float32",
-      times.median, times.least, times.p90, copy, error, wrong ? "\"wrong\": true, " : "", repeats, gpu_name,
-      commit.c_str());
-  std::fflush(stdout);
+  run.write_result(
+      name,
+      "\"op\": \"delta_step\", \"batch\": " + std::to_string(batch) + ", \"tokens\": " + std::to_string(tokens) +
+          ", \"heads\": " + std::to_string(kHeads) + ", \"dim\": " + std::to_string(dim) + ", \"rule\": \"" +
+          rule.name + "\", \"state\": \"" + (sizeof(S) == 2 ? "bfloat16" : "float32") +
+          "\", \"copy_ms\": " + milliseconds(copy) + ", \"error\": " + error_json(error),
+      error <= kMaxError,
+      [&] { return time_calls(run.options.repeats, [&](cudaStream_t stream) { gpu::step_fwd(p, stream); }); });
 }
 
 }  // namespace
 
-void time_steps(int repeats, const std::string& commit, const char* gpu_name) {
-  for (const StepRule& rule : step_rules()) {
-    for (const std::int64_t batch : {1, 64, 256}) {
-      for (const std::int64_t tokens : {1, 4}) {
-        time_step<float>(batch, tokens, rule, repeats, commit, gpu_name);
-        time_step<bfloat16>(batch, tokens, rule, repeats, commit, gpu_name);
-      }
-    }
-  }
+void time_step(CaseRun& run, const std::string& name, std::int64_t batch, std::int64_t tokens, std::int64_t dim,
+               const Rule& rule, bool narrow) {
+  if (narrow) return time_case<bfloat16>(run, name, batch, tokens, dim, rule);
+  time_case<float>(run, name, batch, tokens, dim, rule);
 }
 
-}  // namespace efla::bench
+}  // namespace efla::bench::cuda

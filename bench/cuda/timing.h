@@ -1,4 +1,4 @@
-// What the benchmarks on a GPU share: inputs, memory on both sides, and times of graph replays.
+// What the benchmarks on a GPU share: inputs, memory on both sides, and times.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -12,7 +12,7 @@
 #include "efla/base/dtype.h"
 #include "efla/cuda/common/error.h"
 
-namespace efla::bench {
+namespace efla::bench::cuda {
 
 using gpu::check;
 
@@ -51,32 +51,25 @@ struct Both {
   }
 };
 
+// Milliseconds per call.
 struct Times {
   double median, least, p90;
 };
 
-// Replays of a captured call, each timed after the L2 cache was overwritten.
-template <class Call>
-Times time_graph(int repeats, Call&& call) {
-  cudaStream_t stream = nullptr;
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t replay = nullptr;
+// Times launches on a stream, each after the L2 cache was overwritten.
+template <class Launch>
+Times time_launches(cudaStream_t stream, int repeats, Launch&& launch) {
   cudaEvent_t begin = nullptr, end = nullptr;
   void* flush = nullptr;
   constexpr std::size_t kFlush = std::size_t{256} << 20;
   check(cudaMalloc(&flush, kFlush), "cudaMalloc");
-  check(cudaStreamCreate(&stream), "cudaStreamCreate");
   check(cudaEventCreate(&begin), "cudaEventCreate");
   check(cudaEventCreate(&end), "cudaEventCreate");
-  check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
-  call(stream);
-  check(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
-  check(cudaGraphInstantiate(&replay, graph, 0), "cudaGraphInstantiate");
   std::vector<double> times;
   for (int i = -3; i < repeats; ++i) {
     check(cudaMemsetAsync(flush, i & 1, kFlush, stream), "cudaMemsetAsync");
     check(cudaEventRecord(begin, stream), "cudaEventRecord");
-    check(cudaGraphLaunch(replay, stream), "cudaGraphLaunch");
+    launch();
     check(cudaEventRecord(end, stream), "cudaEventRecord");
     check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
     float ms = 0;
@@ -84,16 +77,34 @@ Times time_graph(int repeats, Call&& call) {
     if (i >= 0) times.push_back(ms);
   }
   std::sort(times.begin(), times.end());
-  check(cudaGraphExecDestroy(replay), "cudaGraphExecDestroy");
-  check(cudaGraphDestroy(graph), "cudaGraphDestroy");
   check(cudaEventDestroy(begin), "cudaEventDestroy");
   check(cudaEventDestroy(end), "cudaEventDestroy");
-  check(cudaStreamDestroy(stream), "cudaStreamDestroy");
   check(cudaFree(flush), "cudaFree");
   return {times[times.size() / 2], times.front(), times[times.size() * 9 / 10]};
 }
 
-// Times decode steps (decode.cc): one token per batch entry, one JSON object per line.
-void time_steps(int repeats, const std::string& commit, const char* gpu_name);
+// Of replays of a captured call, and of calls that launch their kernels one by one.
+struct CallTimes {
+  Times replay, eager;
+};
 
-}  // namespace efla::bench
+template <class Call>
+CallTimes time_calls(int repeats, Call&& call) {
+  cudaStream_t stream = nullptr;
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t replay = nullptr;
+  check(cudaStreamCreate(&stream), "cudaStreamCreate");
+  check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+  call(stream);
+  check(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
+  check(cudaGraphInstantiate(&replay, graph, 0), "cudaGraphInstantiate");
+  const CallTimes times{
+      time_launches(stream, repeats, [&] { check(cudaGraphLaunch(replay, stream), "cudaGraphLaunch"); }),
+      time_launches(stream, repeats, [&] { call(stream); })};
+  check(cudaGraphExecDestroy(replay), "cudaGraphExecDestroy");
+  check(cudaGraphDestroy(graph), "cudaGraphDestroy");
+  check(cudaStreamDestroy(stream), "cudaStreamDestroy");
+  return times;
+}
+
+}  // namespace efla::bench::cuda
