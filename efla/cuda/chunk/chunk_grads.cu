@@ -15,6 +15,7 @@
 // Products are in tiles of bfloat16 summed in float32 by eight warps: warp w has the 16 rows from 16 (w % 4) on, and of
 // the keys half w / 4; of the 64 × 64 matrices the first half of the warps has W and the other H, below the diagonal.
 #include "efla/cuda/chunk/chunk_bwd.h"
+#include "efla/cuda/chunk/chunk_grads.cuh"
 #include "efla/cuda/chunk/prepare.cuh"
 #include "efla/cuda/common/error.h"
 #include "efla/cuda/common/launch.h"
@@ -48,11 +49,6 @@ struct Memory {
 __device__ __forceinline__ float2 pair_of(const unsigned char* tiles, int row, int piece, int lane) {
   const auto pair = *reinterpret_cast<const std::uint32_t*>(tiles + piece_offset(row, piece) + lane % 4 * 4);
   return {low_bf16(pair), high_bf16(pair)};
-}
-
-__device__ __forceinline__ float quad_sum(float x) {
-  x += __shfl_xor_sync(0xffffffffU, x, 1);
-  return x + __shfl_xor_sync(0xffffffffU, x, 2);
 }
 
 template <int kTiles, bool kGrouped>
@@ -165,7 +161,7 @@ class Grads {
     const int piece = thread_ % kPieces, count = min(static_cast<int>(to.extent[3]) - 8 * piece, 8);
     for (int row = thread_ / kPieces; row < at_.rows && count > 0; row += kThreads / kPieces) {
       const uint4 values = *reinterpret_cast<const uint4*>(m_.stage + piece_offset(row, piece));
-      store_piece(to.at(at_.i_b, at_.start + row, i_q_, 8 * piece), to.stride[3], values, count, aligned);
+      store_row_piece(to.at(at_.i_b, at_.start + row, i_q_, 8 * piece), to.stride[3], values, count, aligned);
     }
     __syncthreads();
   }
@@ -183,18 +179,6 @@ class Grads {
     for (int r = 0; r < 2; ++r) {
       const float sum = quad_sum(sums[r]);
       if (lane_ % 4 == 0) m_.sums[kind][half_][16 * row_ + lane_ / 4 + 8 * r] = sum;
-    }
-  }
-
-  __device__ static void store_piece(bfloat16* to, std::int64_t stride, const uint4& values, int count, bool aligned) {
-    if (aligned) {
-      *reinterpret_cast<uint4*>(to) = values;
-      return;
-    }
-    const std::uint32_t words[4] = {values.x, values.y, values.z, values.w};
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      if (i < count) to[i * stride] = {static_cast<std::uint16_t>(words[i / 2] >> (16 * (i % 2)))};
     }
   }
 
@@ -255,52 +239,10 @@ class Grads {
   __device__ void load_dout(unsigned char* to, int slice) {
     load_rows<1, kThreads>(to, p_.dout, at_.i_b, at_.start, at_.rows, i_h_, 64 * slice, c_.dout_rows, thread_);
   }
-  __device__ void load_tiles(unsigned char* to, const unsigned char* from, int count) {
-    for (int byte = 16 * thread_; byte < count * kTileBytes; byte += 16 * kThreads) {
-      copy_async_16(shared_address(to) + byte, from + byte, 16);
-    }
-  }
   __device__ void wait_for_loads() {
     copy_async_commit();
     copy_async_wait<0>();
     __syncthreads();
-  }
-
-  // Writes dv of a slice from the tile of D, and returns the thread's part of db of token thread / 4.
-  __device__ float values(const unsigned char* d, int slice) {
-    const int row = thread_ / 4;
-    if (row >= at_.rows) return 0;
-    float sum = 0;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int piece = 2 * (thread_ % 4) + i;
-      const int column = 64 * slice + 8 * piece, count = min(static_cast<int>(p_.shape.value_dim) - column, 8);
-      if (count <= 0) break;
-      const bfloat16* from = p_.v.at(at_.i_b, at_.start + row, i_h_, column);
-      uint4 v{0, 0, 0, 0};
-      if (c_.v_rows) {
-        v = *reinterpret_cast<const uint4*>(from);
-      } else {
-        std::uint32_t words[4] = {0, 0, 0, 0};
-#pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          if (j < count) words[j / 2] |= static_cast<std::uint32_t>(from[j * p_.v.stride[3]].bits) << (16 * (j % 2));
-        }
-        v = uint4{words[0], words[1], words[2], words[3]};
-      }
-      const uint4 of_d = *reinterpret_cast<const uint4*>(d + piece_offset(row, piece));
-      const std::uint32_t values[4] = {v.x, v.y, v.z, v.w}, words[4] = {of_d.x, of_d.y, of_d.z, of_d.w};
-      std::uint32_t dv[4];
-      const float b = m_.b[row];
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        sum += low_bf16(values[j]) * low_bf16(words[j]) + high_bf16(values[j]) * high_bf16(words[j]);
-        dv[j] = pack_bf16(b * low_bf16(words[j]), b * high_bf16(words[j]));
-      }
-      store_piece(p_.dv.at(at_.i_b, at_.start + row, i_h_, column), p_.dv.stride[3], uint4{dv[0], dv[1], dv[2], dv[3]},
-                  count, c_.v_rows);
-    }
-    return sum;
   }
 
   // Computes W and H, dv, db (in the place of b) and, in dg, Σ_{i≥t>j} M_ij. Ends with a barrier.
@@ -311,11 +253,11 @@ class Grads {
     float sum[32] = {}, db = 0;
     for (int slice = 0; slice < c_.slices; ++slice) {
       load_dout(dout, slice);
-      load_tiles(u, c_.writes + slice_at(slice) * kTileBytes, 1);
-      load_tiles(d, c_.dresiduals + slice_at(slice) * kTileBytes, 1);
+      load_images<kThreads>(u, c_.writes + slice_at(slice) * kTileBytes, kTileBytes, thread_);
+      load_images<kThreads>(d, c_.dresiduals + slice_at(slice) * kTileBytes, kTileBytes, thread_);
       wait_for_loads();
       multiply_below<4>(sum, shared_address(half_ == 0 ? dout : d), shared_address(u));
-      db += values(d, slice);
+      db += value_gradients<kThreads>(c_, at_, i_h_, slice, d, m_.b, thread_);
       __syncthreads();
     }
     db = quad_sum(db);
@@ -413,8 +355,8 @@ class Grads {
     for (int i = 0; i < kCount; ++i) dq[i] = x[i] = 0;
     for (int slice = 0; slice < c_.slices; ++slice) {
       load_dout(m_.stage, slice);
-      load_tiles(d, c_.dresiduals + slice_at(slice) * kTileBytes, 1);
-      load_tiles(s, c_.states + slice_at(slice) * kTiles * kTileBytes, kTiles);
+      load_images<kThreads>(d, c_.dresiduals + slice_at(slice) * kTileBytes, kTileBytes, thread_);
+      load_images<kThreads>(s, c_.states + slice_at(slice) * kTiles * kTileBytes, kTiles * kTileBytes, thread_);
       wait_for_loads();
       multiply_both<kBlocks>(dq, x, shared_address(m_.stage), shared_address(d), shared_address(s), row_, lane_, piece_,
                              3);
@@ -463,8 +405,8 @@ class Grads {
     for (int i = 0; i < kCount; ++i) y[i] = 0;
     float z = 0;
     for (int slice = 0; slice < c_.slices; ++slice) {
-      load_tiles(m_.stage, c_.writes + slice_at(slice) * kTileBytes, 1);
-      load_tiles(ds, c_.dstates + slice_at(slice) * kTiles * kTileBytes, kTiles);
+      load_images<kThreads>(m_.stage, c_.writes + slice_at(slice) * kTileBytes, kTileBytes, thread_);
+      load_images<kThreads>(ds, c_.dstates + slice_at(slice) * kTiles * kTileBytes, kTiles * kTileBytes, thread_);
       wait_for_loads();
       multiply_one<false, kBlocks>(y, shared_address(m_.stage), shared_address(ds), row_, lane_, piece_);
       if (gated) z += state_product(ds, c_.states + slice_at(slice) * kTiles * kTileBytes);

@@ -6,6 +6,7 @@
 #include <cstddef>
 
 #include "efla/cuda/chunk/chunk_bwd.h"
+#include "efla/cuda/chunk/chunk_grads.cuh"
 #include "efla/cuda/chunk/prepare.cuh"
 #include "efla/cuda/chunk/sweep_sm90.cuh"
 #include "efla/cuda/common/tensor_map.h"
@@ -219,11 +220,6 @@ __device__ __forceinline__ void add_product(float (&d)[32 * kTiles], const unsig
     multiply_tiles<kTransposed, true>(d, of_a + step * (kTransposed ? kColumnStep : kRowStep),
                                       of_b + step * kColumnStep, true);
   }
-}
-
-__device__ __forceinline__ float quad_sum(float x) {
-  x += __shfl_xor_sync(0xffffffffU, x, 1);
-  return x + __shfl_xor_sync(0xffffffffU, x, 2);
 }
 
 // The rows of a warp's accumulators.

@@ -6,6 +6,7 @@
 // of the block, if no decay within the block leaves the range of exponents of bfloat16 (a channel where one does is
 // *deep*), and the last before the block otherwise. So neither factor overflows, and where one underflows so does Γ. In
 // deep channels the factors of the block's own tokens are zeros, and their products are added pair by pair in float32.
+#include "efla/cuda/chunk/channels.cuh"
 #include "efla/cuda/chunk/chunk.h"
 #include "efla/cuda/chunk/prepare.cuh"
 #include "efla/cuda/common/error.h"
@@ -14,7 +15,7 @@
 namespace efla::gpu {
 namespace {
 
-constexpr int kThreads = 256, kBlock = 16, kBlocks = kChunkTokens / kBlock;
+constexpr int kThreads = 256;
 constexpr float kRange = 60;  // of a decay's log2
 
 // Thread blocks per multiprocessor for which the compiler leaves registers.
@@ -52,8 +53,6 @@ struct Channels {
   float decay[kBlock][2];  // log2 of the decays from the block's start to the token
   std::uint32_t k[kBlock], q[kBlock];
 };
-
-__device__ __forceinline__ float limited_gate(float g) { return (g < kMinDecay ? kMinDecay : g) * 1.44269504F; }
 
 // Reads two neighbouring elements of a row, of which `count` exist; kAligned: both or none do, at an aligned address.
 template <bool kAligned>
@@ -96,22 +95,6 @@ __device__ __forceinline__ void read_channels(const ChunkProblem& c, const Chunk
       x.decay[i][e] = limited_gate(x.decay[i][e]);
       if (i > 0) x.decay[i][e] += x.decay[i - 1][e];
     }
-  }
-}
-
-// Leaves in x[0] the sum over all lanes of element lane % 16.
-template <int kHalf = kBlock / 2>
-__device__ __forceinline__ void sum_over_lanes(float (&x)[kBlock], int lane) {
-  const bool upper = (lane & kHalf) != 0;
-#pragma unroll
-  for (int i = 0; i < kHalf; ++i) {
-    const float mine = upper ? x[i + kHalf] : x[i], other = upper ? x[i] : x[i + kHalf];
-    x[i] = mine + __shfl_xor_sync(0xffffffffU, other, kHalf);
-  }
-  if constexpr (kHalf > 1) {
-    sum_over_lanes<kHalf / 2>(x, lane);
-  } else {
-    x[0] += __shfl_xor_sync(0xffffffffU, x[0], kBlock);
   }
 }
 

@@ -1,0 +1,79 @@
+// What the kernels of the gradients share (chunk_grads.cu, chunk_grads_channel.cu, chunk_grads_sm90.cu).
+#pragma once
+
+#include "efla/cuda/chunk/chunk_bwd.h"
+#include "efla/cuda/common/ptx.cuh"
+#include "efla/cuda/common/tile.cuh"
+
+namespace efla::gpu {
+
+// Returns the sum over four lanes beside each other.
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(0xffffffffU, x, 1);
+  return x + __shfl_xor_sync(0xffffffffU, x, 2);
+}
+
+// Starts the copy of `bytes` bytes of images to shared memory.
+template <int kThreads>
+__device__ __forceinline__ void load_images(unsigned char* to, const unsigned char* from, int bytes, int thread) {
+  for (int byte = 16 * thread; byte < bytes; byte += 16 * kThreads) {
+    copy_async_16(shared_address(to) + byte, from + byte, 16);
+  }
+}
+
+// Writes the first `count` of eight elements of a row.
+__device__ __forceinline__ void store_row_piece(bfloat16* to, std::int64_t stride, const uint4& values, int count,
+                                                bool aligned) {
+  if (aligned) {
+    *reinterpret_cast<uint4*>(to) = values;
+    return;
+  }
+  const std::uint32_t words[4] = {values.x, values.y, values.z, values.w};
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    if (i < count) to[i * stride] = {static_cast<std::uint16_t>(words[i / 2] >> (16 * (i % 2)))};
+  }
+}
+
+// Writes dv of a slice from the tile of D with the gains b, and returns the thread's part of db; kThreads / 64 threads
+// beside each other have a token.
+template <int kThreads>
+__device__ __forceinline__ float value_gradients(const ChunkBackward& c, const ChunkAt& at, int i_h, int slice,
+                                                 const unsigned char* d, const float* gains, int thread) {
+  constexpr int kRowThreads = kThreads / kChunkTokens, kPieces = 8 / kRowThreads;
+  const int row = thread / kRowThreads;
+  if (row >= at.rows) return 0;
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < kPieces; ++i) {
+    const int piece = kPieces * (thread % kRowThreads) + i;
+    const int column = 64 * slice + 8 * piece, count = min(static_cast<int>(c.p.shape.value_dim) - column, 8);
+    if (count <= 0) break;
+    const bfloat16* from = c.p.v.at(at.i_b, at.start + row, i_h, column);
+    uint4 v{0, 0, 0, 0};
+    if (c.v_rows) {
+      v = *reinterpret_cast<const uint4*>(from);
+    } else {
+      std::uint32_t words[4] = {0, 0, 0, 0};
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        if (j < count) words[j / 2] |= static_cast<std::uint32_t>(from[j * c.p.v.stride[3]].bits) << (16 * (j % 2));
+      }
+      v = uint4{words[0], words[1], words[2], words[3]};
+    }
+    const uint4 of_d = *reinterpret_cast<const uint4*>(d + piece_offset(row, piece));
+    const std::uint32_t values[4] = {v.x, v.y, v.z, v.w}, words[4] = {of_d.x, of_d.y, of_d.z, of_d.w};
+    std::uint32_t dv[4];
+    const float b = gains[row];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      sum += low_bf16(values[j]) * low_bf16(words[j]) + high_bf16(values[j]) * high_bf16(words[j]);
+      dv[j] = pack_bf16(b * low_bf16(words[j]), b * high_bf16(words[j]));
+    }
+    store_row_piece(c.p.dv.at(at.i_b, at.start + row, i_h, column), c.p.dv.stride[3], uint4{dv[0], dv[1], dv[2], dv[3]},
+                    count, c.v_rows);
+  }
+  return sum;
+}
+
+}  // namespace efla::gpu
