@@ -83,7 +83,7 @@ void time_backward(CaseRun& run, const std::string& name, Case& c, const Row& ro
       check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
     });
   }
-  const DeviceMemory workspace(gpu::chunk_bwd_workspace_bytes(s)),
+  const DeviceMemory workspace(gpu::chunk_bwd_workspace_bytes(s, rule.rule)),
       forward_workspace(gpu::chunk_fwd_workspace_bytes(s, rule.rule));
   with_states(got, kInterval, [&] {
     const auto backward = [&](cudaStream_t stream) { gpu::chunk_bwd(p, workspace.workspace(), stream); };

@@ -17,6 +17,13 @@ bool is_hopper() {
   return major == 9;
 }
 
+bool has_shared_memory(std::size_t bytes) {
+  int device = 0, most = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  check(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "cudaDeviceGetAttribute");
+  return bytes <= static_cast<std::size_t>(most);
+}
+
 unsigned grid_of(const char* operation, std::int64_t blocks) {
   if (blocks > std::numeric_limits<std::int32_t>::max()) {
     throw Error(operation, "sizes B, HV, V", std::to_string(blocks) + " thread blocks", "at most 2^31 - 1");

@@ -83,7 +83,7 @@ void chunk_bwd(const DeltaBackward<bfloat16>& problem, const Workspace& workspac
                ChunkKernel kernel = ChunkKernel::automatic);
 
 // Returns the bytes of workspace that chunk_bwd needs.
-std::size_t chunk_bwd_workspace_bytes(const DeltaShape& shape);
+std::size_t chunk_bwd_workspace_bytes(const DeltaShape& shape, const DeltaRule& rule);
 
 // Returns what of the problem chunk_bwd does not take, or "" where it takes the problem.
 std::string chunk_bwd_refusal(const DeltaBackward<bfloat16>& problem);

@@ -53,7 +53,7 @@ std::string refuse_cuda_chunk_backward(const DeltaBackward<T>& p, bool) {
 template <class T>
 void run_cuda_chunk_backward(const DeltaBackward<T>& p, const ExecutionContext& context) {
   if constexpr (std::is_same_v<T, bfloat16>) {
-    call_on_gpu(context, gpu::chunk_bwd_workspace_bytes(p.shape),
+    call_on_gpu(context, gpu::chunk_bwd_workspace_bytes(p.shape, p.rule),
                 [&](const gpu::Workspace& workspace, cudaStream_t stream) { gpu::chunk_bwd(p, workspace, stream); });
   }
 }

@@ -63,7 +63,7 @@ TEST_P(CudaChunkBackward, Gradients) {
   ref::recurrent_bwd(exact.backward());
   chunk_oracle_backward(oracle.forward(), oracle.backward());
   const Results expected = backward_results(exact), of_oracle = backward_results(oracle);
-  const PoisonedWorkspace workspace(gpu::chunk_bwd_workspace_bytes(c.shape()));
+  const PoisonedWorkspace workspace(gpu::chunk_bwd_workspace_bytes(c.shape(), c.rule()));
   for (const auto& [name, kernel] :
        {std::pair{"portable", gpu::ChunkKernel::portable}, std::pair{"automatic", gpu::ChunkKernel::automatic}}) {
     SCOPED_TRACE(name);
@@ -86,13 +86,13 @@ std::vector<DeltaCase> chunk_bwd_cases() {
   using enum Layout;
   std::vector<DeltaCase> cases;
   for (const DeltaCase& c : delta_cases()) {
-    if (c.decay != Decay::channel && c.key_dim <= gpu::kChunkMaxKeyDim) cases.push_back(c);
+    if (c.key_dim <= gpu::kChunkMaxKeyDim) cases.push_back(c);
   }
   for (const std::int64_t dim : {64, 128}) {
     for (const std::int64_t tokens : {1, 63, 64, 65, 127, 129, 1000}) {
       cases.push_back({"exact", 1, 1, true, 1, tokens, 2, dim, dim, 1, contiguous, true, true, true});
     }
-    for (const Decay decay : {Decay::none, Decay::scalar}) {
+    for (const Decay decay : {Decay::none, Decay::scalar, Decay::channel}) {
       DeltaCase grouped{"exact", 1, 1, false, 2, 200, 2, dim, dim, 1.5, contiguous, true, true, true};
       grouped.decay = decay;
       grouped.gate = 0.1;
@@ -115,6 +115,31 @@ std::vector<DeltaCase> chunk_bwd_cases() {
 INSTANTIATE_TEST_SUITE_P(Matrix, CudaChunkBackward, testing::ValuesIn(chunk_bwd_cases()),
                          [](const auto& info) { return std::to_string(info.index) + "_" + name_of(info.param); });
 
+// Gates per channel of which some are minus infinity, some so strong that nothing survives a token, and the others
+// weak.
+TEST(CudaChunkBackwardGates, DeepInSomeChannels) {
+  for (const std::int64_t dim : {64, 128}) {
+    DeltaCase c{"exact", 1, 1, true, 1, 200, 1, dim, dim, 1, Layout::contiguous, true, true, true};
+    c.decay = Decay::channel;
+    c.gate = 0.05;
+    DeltaData<bfloat16> data(c);
+    deepen_gates(data);
+    DeltaData<double> exact(c, data);
+    ref::recurrent_fwd(exact.forward());
+    ref::recurrent_bwd(exact.backward());
+    const Results expected = backward_results(exact);
+    const DeviceData<bfloat16> device(data);
+    const PoisonedWorkspace workspace(gpu::chunk_bwd_workspace_bytes(c.shape(), c.rule()));
+    for (const auto kernel : {gpu::ChunkKernel::portable, gpu::ChunkKernel::automatic}) {
+      run_chunk_bwd(data, device, workspace, 64, kernel);
+      const Results got = backward_results(data);
+      for (std::size_t i = 0; i < got.size(); ++i) {
+        EXPECT_LE(distance(got[i].second, expected[i].second).rms, 8e-3) << got[i].first << ' ' << dim;
+      }
+    }
+  }
+}
+
 // More sequences than a grid has rows in its second dimension, and a graph that replays the calls.
 TEST(CudaChunkBackwardLaunch, ManySequencesInAGraph) {
   constexpr std::int64_t kSequences = 70'000;
@@ -125,7 +150,7 @@ TEST(CudaChunkBackwardLaunch, ManySequencesInAGraph) {
   ref::recurrent_fwd(exact.forward());
   ref::recurrent_bwd(exact.backward());
   const DeviceData<bfloat16> device(data);
-  const PoisonedWorkspace workspace(gpu::chunk_bwd_workspace_bytes(c.shape()));
+  const PoisonedWorkspace workspace(gpu::chunk_bwd_workspace_bytes(c.shape(), c.rule()));
   const std::array<std::int64_t, 5> extent{1, c.shape().chunks(64), 1, c.key_dim, c.value_dim};
   const View<float, 5> shape = View<float, 5>::contiguous(nullptr, extent);
   const DeviceBytes states(static_cast<std::size_t>(shape.size()) * sizeof(float));
@@ -144,14 +169,15 @@ TEST(CudaChunkBackwardLaunch, ManySequencesInAGraph) {
 // States that the chunkwise forward saves at longer intervals give the same as the states of the recurrence at every
 // chunk, to the rounding of the products.
 TEST(CudaChunkBackwardStates, Intervals) {
-  DeltaCase c{"exact", 1, 1, true, 1, 900, 2, 128, 128, 1, Layout::contiguous, true, true, true};
-  c.decay = Decay::scalar;
-  c.gate = 0.05;
-  for (const bool packed : {false, true}) {
+  for (const auto& [decay, packed] : {std::pair{Decay::scalar, false}, std::pair{Decay::scalar, true},
+                                      std::pair{Decay::channel, false}, std::pair{Decay::channel, true}}) {
+    DeltaCase c{"exact", 1, 1, true, 1, 900, 2, 128, 128, 1, Layout::contiguous, true, true, true};
+    c.decay = decay;
+    c.gate = 0.05;
     if (packed) c.cu_seqlens = {0, 0, 1, 64, 65, 193, 400, 400, 837, 900, 900};
     DeltaData<bfloat16> every(c), some(c);
     const DeviceData<bfloat16> device_every(every), device_some(some);
-    const PoisonedWorkspace workspace(gpu::chunk_bwd_workspace_bytes(c.shape()));
+    const PoisonedWorkspace workspace(gpu::chunk_bwd_workspace_bytes(c.shape(), c.rule()));
     run_chunk_bwd(every, device_every, workspace, 64);
     run_chunk_bwd(some, device_some, workspace, 192, gpu::ChunkKernel::automatic, true);
     const Results expected = backward_results(every), got = backward_results(some);
@@ -174,7 +200,7 @@ TEST(CudaChunkBackwardLaunch, InAGraph) {
     SCOPED_TRACE(name_of(c));
     DeltaData<bfloat16> called(c), replayed(c);
     const DeviceData<bfloat16> device_called(called), device_replayed(replayed);
-    const PoisonedWorkspace workspace(gpu::chunk_bwd_workspace_bytes(c.shape()));
+    const PoisonedWorkspace workspace(gpu::chunk_bwd_workspace_bytes(c.shape(), c.rule()));
     constexpr auto kAutomatic = gpu::ChunkKernel::automatic;
     run_chunk_bwd(called, device_called, workspace, 1024, kAutomatic, true);
     run_chunk_bwd(replayed, device_replayed, workspace, 1024, kAutomatic, true, true);

@@ -127,31 +127,33 @@ TEST(CudaOps, GradientsAreThoseOfTheReference) {
 
 // chunk_bwd_test compares the kernels with float64.
 TEST(CudaOps, GradientsByChunksAreTheKernels) {
-  DeltaCase c = small_case();
-  c.tokens = 600;
-  c.decay = Decay::scalar;
-  c.group = 2;
-  c.initial_state = c.dfinal_state = true;
-  DeltaData<bfloat16> data(c), direct(c);
-  const DeviceData<bfloat16> device(data), device_direct(direct);
-  const SavedStates saved = choose_saved_states<bfloat16>(data.shape, data.rule, {.context = kGpu});
-  EXPECT_GT(data.shape.chunks(saved.interval), 1);
-  DeltaForward<bfloat16> forward = device.forward(), forward_direct = device_direct.forward();
-  save_states_as(saved, forward);
-  save_states_as(saved, forward_direct);
-  EXPECT_EQ(delta_forward(forward, {.context = kGpu}).implementation, "chunk_cuda");
-  const PoisonedWorkspace forward_workspace(gpu::chunk_fwd_workspace_bytes(data.shape, data.rule));
-  gpu::chunk_fwd(forward_direct, forward_workspace.get(), nullptr);
-  DeltaBackward<bfloat16> backward = device.backward(), backward_direct = device_direct.backward();
-  backward.saved = backward_direct.saved = saved;
-  backward.chunk_states = forward.chunk_states;
-  backward_direct.chunk_states = forward_direct.chunk_states;
-  EXPECT_EQ(delta_backward(backward, {.context = kGpu}).implementation, "chunk_cuda");
-  const PoisonedWorkspace workspace(gpu::chunk_bwd_workspace_bytes(data.shape));
-  gpu::chunk_bwd(backward_direct, workspace.get(), nullptr);
-  device.download();
-  device_direct.download();
-  EXPECT_EQ(backward_results(data), backward_results(direct));
+  for (const Decay decay : {Decay::scalar, Decay::channel}) {
+    DeltaCase c = small_case();
+    c.tokens = 600;
+    c.decay = decay;
+    c.group = 2;
+    c.initial_state = c.dfinal_state = true;
+    DeltaData<bfloat16> data(c), direct(c);
+    const DeviceData<bfloat16> device(data), device_direct(direct);
+    const SavedStates saved = choose_saved_states<bfloat16>(data.shape, data.rule, {.context = kGpu});
+    EXPECT_GT(data.shape.chunks(saved.interval), 1);
+    DeltaForward<bfloat16> forward = device.forward(), forward_direct = device_direct.forward();
+    save_states_as(saved, forward);
+    save_states_as(saved, forward_direct);
+    EXPECT_EQ(delta_forward(forward, {.context = kGpu}).implementation, "chunk_cuda");
+    const PoisonedWorkspace forward_workspace(gpu::chunk_fwd_workspace_bytes(data.shape, data.rule));
+    gpu::chunk_fwd(forward_direct, forward_workspace.get(), nullptr);
+    DeltaBackward<bfloat16> backward = device.backward(), backward_direct = device_direct.backward();
+    backward.saved = backward_direct.saved = saved;
+    backward.chunk_states = forward.chunk_states;
+    backward_direct.chunk_states = forward_direct.chunk_states;
+    EXPECT_EQ(delta_backward(backward, {.context = kGpu}).implementation, "chunk_cuda");
+    const PoisonedWorkspace workspace(gpu::chunk_bwd_workspace_bytes(data.shape, data.rule));
+    gpu::chunk_bwd(backward_direct, workspace.get(), nullptr);
+    device.download();
+    device_direct.download();
+    EXPECT_EQ(backward_results(data), backward_results(direct));
+  }
 }
 
 TEST(CudaOps, StepsAreTheForward) {

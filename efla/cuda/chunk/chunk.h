@@ -39,6 +39,10 @@ struct ScaledRows {
   float decay[64 * kTiles];
 };
 
+constexpr std::size_t scaled_rows_bytes(const DeltaShape& s) {
+  return s.key_dim <= 64 ? sizeof(ScaledRows<1>) : sizeof(ScaledRows<2>);
+}
+
 struct ChunkProblem {
   DeltaForward<bfloat16> p;
   ChunkRecord* records = nullptr;   // [slots][HV]

@@ -14,26 +14,32 @@ namespace {
 // What is in the workspace, one after the other, in bytes; each a multiple of 256.
 struct Parts {
   std::int64_t slices;
-  std::size_t records, states, writes, counts;
+  std::size_t records, scaled = 0, states, writes, key_sums = 0, counts;
 
-  explicit Parts(const DeltaShape& s) : slices((s.value_dim + kChunkTokens - 1) / kChunkTokens) {
+  Parts(const DeltaShape& s, const DeltaRule& rule) : slices((s.value_dim + kChunkTokens - 1) / kChunkTokens) {
     constexpr std::size_t kTile = kChunkTokens * kChunkTokens * sizeof(bfloat16);
     const auto heads = static_cast<std::size_t>(chunk_slots(s) * s.value_heads);
     records = (heads * sizeof(ChunkRecord) + 255) / 256 * 256;
+    const std::size_t tiles = s.key_dim <= 64 ? 1 : 2;
     writes = heads * static_cast<std::size_t>(slices) * kTile;
-    states = writes * (s.key_dim <= 64 ? 1 : 2);
+    states = writes * tiles;
+    if (rule.decay == Decay::channel) {
+      scaled = heads * scaled_rows_bytes(s);
+      if (s.group() > 1) key_sums = static_cast<std::size_t>(chunk_slots(s) * s.heads) * 4 * kTile * tiles;
+    }
     counts = (heads + 1) * sizeof(unsigned);
   }
-  std::size_t total() const { return records + 2 * states + 2 * writes + counts; }
+  std::size_t total() const { return records + scaled + 2 * states + 2 * writes + key_sums + counts; }
 };
 
 }  // namespace
 
-std::size_t chunk_bwd_workspace_bytes(const DeltaShape& shape) { return Parts(shape).total(); }
+std::size_t chunk_bwd_workspace_bytes(const DeltaShape& shape, const DeltaRule& rule) {
+  return Parts(shape, rule).total();
+}
 
 std::string chunk_bwd_refusal(const DeltaBackward<bfloat16>& p) {
   if (p.shape.key_dim > kChunkMaxKeyDim) return "keys of more than " + std::to_string(kChunkMaxKeyDim) + " dimensions";
-  if (p.rule.decay == Decay::channel) return "a decay per key channel";
   if (p.saved.interval % kChunkTokens != 0) {
     return "states saved at other tokens than every " + std::to_string(kChunkTokens) + "th";
   }
@@ -45,7 +51,7 @@ void chunk_bwd(const DeltaBackward<bfloat16>& p, const Workspace& workspace, cud
   if (const std::string refusal = chunk_bwd_refusal(p); !refusal.empty()) {
     throw Error(kOperation, "problem", refusal, "what the chunkwise kernels take");
   }
-  const Parts parts(p.shape);
+  const Parts parts(p.shape, p.rule);
   require_workspace(kOperation, workspace, parts.total());
   ChunkBackward c;
   c.p = p;
@@ -62,6 +68,8 @@ void chunk_bwd(const DeltaBackward<bfloat16>& p, const Workspace& workspace, cud
   c.forward.scale = static_cast<float>(p.rule.scale_for(p.shape.key_dim));
   c.forward.q_rows = has_aligned_rows(p.q);
   c.forward.k_rows = has_aligned_rows(p.k);
+  const bool channel = has_channel_gate(c.forward);
+  c.forward.g_rows = channel && has_aligned_rows(p.g);
   c.slices = static_cast<int>(parts.slices);
   c.dout_rows = has_aligned_rows(p.dout);
   c.dq_rows = has_aligned_rows(p.dq);
@@ -69,26 +77,30 @@ void chunk_bwd(const DeltaBackward<bfloat16>& p, const Workspace& workspace, cud
   c.v_rows = has_aligned_rows(p.v) && has_aligned_rows(p.dv);
   auto* at = static_cast<unsigned char*>(workspace.data);
   c.forward.records = reinterpret_cast<ChunkRecord*>(at);
-  c.states = at + parts.records;
+  c.forward.scaled = at + parts.records;
+  c.states = c.forward.scaled + parts.scaled;
   c.dstates = c.states + parts.states;
   c.writes = c.dstates + parts.states;
   c.dresiduals = c.writes + parts.writes;
-  c.begun = reinterpret_cast<unsigned*>(c.dresiduals + parts.writes);
+  c.key_sums = reinterpret_cast<float*>(c.dresiduals + parts.writes);
+  c.begun = reinterpret_cast<unsigned*>(c.dresiduals + parts.writes + parts.key_sums);
   c.ready = c.begun + 1;
   const bool rows = c.forward.q_rows && c.forward.k_rows && c.v_rows && c.dout_rows && can_map_rows(p.q) &&
                     can_map_rows(p.k) && can_map_rows(p.v) && can_map_rows(p.dout);
   if (kernel == ChunkKernel::automatic) kernel = is_hopper() ? ChunkKernel::sweep : ChunkKernel::portable;
   if (!rows || kernel == ChunkKernel::portable) {
-    launch_prepare(c.forward, nullptr, stream);
+    channel ? launch_prepare_channel(c.forward, stream) : launch_prepare(c.forward, nullptr, stream);
     launch_sweep_states(c, stream);
     launch_sweep_reverse(c, stream);
-    return launch_grads(c, stream);
+    return channel ? launch_grads_channel(c, stream) : launch_grads(c, stream);
   }
+  c.counted = true;
   check(cudaMemsetAsync(c.begun, 0, parts.counts, stream), "cudaMemsetAsync");
   const RowMaps maps{map_rows(p.q), map_rows(p.k), map_rows(p.v)};
-  launch_prepare(c.forward, &maps, stream);
+  channel ? launch_prepare_channel(c.forward, stream) : launch_prepare(c.forward, &maps, stream);
   const CUtensorMap dout = map_rows(p.dout);
   launch_sweeps_sm90(c, maps, dout, stream);
+  if (channel) return launch_grads_channel(c, stream);
   if (grads_sm90_take(c)) return launch_grads_sm90(c, maps, dout, stream);
   launch_grads(c, stream);
 }

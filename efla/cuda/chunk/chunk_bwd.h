@@ -16,15 +16,20 @@ namespace efla::gpu {
 //
 //   dU = write∘(k dS') + Pᵀ dO,   D = Tᵀ dU,   dS = γ_C dS' + (out∘q)ᵀ dO − (read∘k)ᵀ D
 //
+// With a gate per key channel k of dU is γ_C/γ∘k, and q and k of dS are γ∘q and γ∘k (ScaledRows).
 // Images of swizzled tiles (tile.cuh) in bfloat16; of the states the transposed, value columns by keys.
 struct ChunkBackward {
   DeltaBackward<bfloat16> p;
   ChunkProblem forward;                                    // the same inputs, with records
   unsigned char *states = nullptr, *dstates = nullptr;     // S before the chunk and dS' [slots][HV][slices], K/64 tiles
   unsigned char *writes = nullptr, *dresiduals = nullptr;  // U and D [slots][HV][slices], tokens by value columns
+  // With a gate per key channel and several value heads per query head, the sums of the gradients of q and k over value
+  // heads [slots][H][2], tokens by keys.
+  float* key_sums = nullptr;
   // On Hopper, where the gradients begin while the sweeps run: how many slices of the states and of their gradients a
   // slot and head has [slots][HV], and how many chunks and query heads have been begun.
   unsigned *ready = nullptr, *begun = nullptr;
+  bool counted = false;  // the sweeps count
   int slices = 0;
   bool v_rows = false, dout_rows = false, dq_rows = false, dk_rows = false;  // as in ChunkProblem; v and dv together
 };
@@ -40,6 +45,9 @@ constexpr std::int64_t slice_index(const ChunkBackward& c, std::int64_t slot, st
 void launch_sweep_states(const ChunkBackward& problem, cudaStream_t stream);
 void launch_sweep_reverse(const ChunkBackward& problem, cudaStream_t stream);
 void launch_grads(const ChunkBackward& problem, cudaStream_t stream);
+
+// Takes the place of launch_grads where every key channel has a gate.
+void launch_grads_channel(const ChunkBackward& problem, cudaStream_t stream);
 
 // Launches both sweeps on a Hopper GPU; `dout` describes the rows of dO.
 void launch_sweeps_sm90(const ChunkBackward& problem, const RowMaps& maps, const CUtensorMap& dout,

@@ -1,6 +1,7 @@
 // The two sweeps of the chunkwise backward on any GPU from sm_80 on, in the manner of sweep_portable.cu: a thread block
 // keeps 64 columns of a transposed state in registers, four warps with 16 rows of Sᵀ each.
 #include "efla/cuda/chunk/chunk_bwd.h"
+#include "efla/cuda/chunk/chunk_grads.cuh"
 #include "efla/cuda/common/error.h"
 #include "efla/cuda/common/launch.h"
 #include "efla/cuda/common/products.cuh"
@@ -13,33 +14,45 @@ namespace {
 constexpr int kThreads = 128;
 
 // What the products of a chunk read, forwards: keys, values and afterwards U; in reverse: keys, queries, dO and
-// afterwards D.
-template <int kTiles, bool kReverse>
+// afterwards D. With a gate per key channel the rows are ScaledRows.
+template <int kTiles, bool kReverse, bool kChannel>
 struct Stage {
   alignas(1024) unsigned char k[kTiles * kTileBytes];
+  unsigned char w[kChannel ? kTiles * kTileBytes : 0];
   unsigned char q[kReverse ? kTiles * kTileBytes : 1024];
   unsigned char v[kTileBytes];
   ChunkRecord record;
+  alignas(16) float decay[kChannel ? 64 * kTiles : 0];
+
+  __device__ const unsigned char* written() const { return kChannel ? w : k; }
 };
 
-template <int kTiles, bool kReverse>
+template <int kTiles, bool kReverse, bool kChannel>
 __device__ __forceinline__ void start_loads(const ChunkBackward& c, const ChunkAt& at, std::int64_t slot,
-                                            std::int64_t i_h, std::int64_t column, Stage<kTiles, kReverse>& stage) {
+                                            std::int64_t i_h, std::int64_t column,
+                                            Stage<kTiles, kReverse, kChannel>& stage) {
   const DeltaBackward<bfloat16>& p = c.p;
   const std::int64_t i_q = i_h / p.shape.group();
   const int thread = threadIdx.x;
-  load_rows<kTiles, kThreads>(stage.k, p.k, at.i_b, at.start, at.rows, i_q, 0, c.forward.k_rows, thread);
+  if constexpr (kChannel) {
+    const auto& from = reinterpret_cast<const ScaledRows<kTiles>*>(c.forward.scaled)[slot * p.shape.value_heads + i_h];
+    load_images<kThreads>(stage.k, from.k, (kReverse ? 3 : 2) * kTiles * kTileBytes, thread);
+    load_images<kThreads>(reinterpret_cast<unsigned char*>(stage.decay),
+                          reinterpret_cast<const unsigned char*>(from.decay), sizeof(stage.decay), thread);
+  } else {
+    load_rows<kTiles, kThreads>(stage.k, p.k, at.i_b, at.start, at.rows, i_q, 0, c.forward.k_rows, thread);
+    if constexpr (kReverse) {
+      load_rows<kTiles, kThreads>(stage.q, p.q, at.i_b, at.start, at.rows, i_q, 0, c.forward.q_rows, thread);
+    }
+  }
   if constexpr (kReverse) {
-    load_rows<kTiles, kThreads>(stage.q, p.q, at.i_b, at.start, at.rows, i_q, 0, c.forward.q_rows, thread);
     load_rows<1, kThreads>(stage.v, p.dout, at.i_b, at.start, at.rows, i_h, column, c.dout_rows, thread);
   } else {
     load_rows<1, kThreads>(stage.v, p.v, at.i_b, at.start, at.rows, i_h, column, c.v_rows, thread);
   }
-  const auto* from = reinterpret_cast<const unsigned char*>(&c.forward.records[slot * p.shape.value_heads + i_h]);
-  const std::uint32_t to = shared_address(&stage.record);
-  for (int byte = 16 * thread; byte < static_cast<int>(sizeof(ChunkRecord)); byte += 16 * kThreads) {
-    copy_async_16(to + byte, from + byte, 16);
-  }
+  load_images<kThreads>(reinterpret_cast<unsigned char*>(&stage.record),
+                        reinterpret_cast<const unsigned char*>(&c.forward.records[slot * p.shape.value_heads + i_h]),
+                        sizeof(ChunkRecord), thread);
   copy_async_commit();
 }
 
@@ -69,10 +82,22 @@ __device__ __forceinline__ void copy_tile(unsigned char* to, const unsigned char
   }
 }
 
+// s_ij ← s_ij times the decay of key j over the chunk.
+template <int kTiles, bool kReverse, bool kChannel>
+__device__ __forceinline__ void decay_state(float (&s)[32 * kTiles], const Stage<kTiles, kReverse, kChannel>& stage,
+                                            int lane) {
+  if constexpr (kChannel) {
+    scale_columns(s, stage.decay, lane);
+  } else {
+#pragma unroll
+    for (float& x : s) x *= stage.record.decay;
+  }
+}
+
 // One chunk forwards: writes S, leaves U in the place of v and moves the state s on.
-template <int kTiles>
-__device__ __forceinline__ void sweep_chunk(float (&s)[32 * kTiles], Stage<kTiles, false>& stage, unsigned char* states,
-                                            int warp, int lane) {
+template <int kTiles, bool kChannel>
+__device__ __forceinline__ void sweep_chunk(float (&s)[32 * kTiles], Stage<kTiles, false, kChannel>& stage,
+                                            unsigned char* states, int warp, int lane) {
   const ChunkRecord& record = stage.record;
   std::uint32_t written[4][4];
   write_state_tiles<kTiles>(s, states, warp, lane);
@@ -88,20 +113,19 @@ __device__ __forceinline__ void sweep_chunk(float (&s)[32 * kTiles], Stage<kTile
   scale_columns(u, record.write, lane);
 #pragma unroll
   for (int step = 0; step < 4; ++step) to_operand(written[step], u + 8 * step);
-#pragma unroll
-  for (float& x : s) x *= record.decay;
-  multiply_columns<4 * kTiles>(s, written, shared_address(stage.k), lane);
+  decay_state(s, stage, lane);
+  multiply_columns<4 * kTiles>(s, written, shared_address(stage.written()), lane);
 }
 
 // One chunk in reverse: writes dS', leaves D in the place of dO and moves the gradient ds back.
-template <int kTiles>
-__device__ __forceinline__ void sweep_chunk(float (&ds)[32 * kTiles], Stage<kTiles, true>& stage,
+template <int kTiles, bool kChannel>
+__device__ __forceinline__ void sweep_chunk(float (&ds)[32 * kTiles], Stage<kTiles, true, kChannel>& stage,
                                             unsigned char* dstates, int warp, int lane) {
   const ChunkRecord& record = stage.record;
   write_state_tiles<kTiles>(ds, dstates, warp, lane);
   std::uint32_t operand[4][4];
   float du[32] = {};
-  multiply_state<kTiles>(du, ds, shared_address(stage.k), lane);
+  multiply_state<kTiles>(du, ds, shared_address(stage.written()), lane);
   scale_columns(du, record.write, lane);
   column_operands(operand, shared_address(stage.v), warp, lane);
   multiply_columns<4>(du, operand, shared_address(record.p), lane);
@@ -117,8 +141,7 @@ __device__ __forceinline__ void sweep_chunk(float (&ds)[32 * kTiles], Stage<kTil
       }
     }
   }
-#pragma unroll
-  for (float& x : ds) x *= record.decay;
+  decay_state(ds, stage, lane);
   multiply_columns<4 * kTiles>(ds, operand, shared_address(stage.q), lane);
 #pragma unroll
   for (int step = 0; step < 4; ++step) to_operand(operand[step], du + 8 * step);
@@ -137,11 +160,11 @@ __device__ __forceinline__ void sweep_chunk(float (&ds)[32 * kTiles], Stage<kTil
 
 // Walks `chunks` chunks with slots from `slot` on, in reverse from the last to the first; copies ahead where there are
 // two stages. `place` gives the place of a chunk.
-template <int kTiles, int kStages, bool kReverse, class Place>
+template <int kTiles, int kStages, bool kReverse, bool kChannel, class Place>
 __device__ __forceinline__ void walk(const ChunkBackward& c, float (&s)[32 * kTiles], std::int64_t slot,
                                      std::int64_t chunks, std::int64_t i_h, std::int64_t slice, Place&& place) {
   extern __shared__ __align__(1024) unsigned char shared[];
-  auto* stages = reinterpret_cast<Stage<kTiles, kReverse>*>(shared);
+  auto* stages = reinterpret_cast<Stage<kTiles, kReverse, kChannel>*>(shared);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const auto chunk_of = [&](std::int64_t i) { return kReverse ? chunks - 1 - i : i; };
   const auto start = [&](std::int64_t i) {
@@ -159,9 +182,9 @@ __device__ __forceinline__ void walk(const ChunkBackward& c, float (&s)[32 * kTi
       copy_async_wait<0>();
     }
     __syncthreads();
-    Stage<kTiles, kReverse>& stage = stages[i % kStages];
+    Stage<kTiles, kReverse, kChannel>& stage = stages[i % kStages];
     const std::int64_t at = slice_index(c, slot + chunk_of(i), i_h, slice);
-    sweep_chunk<kTiles>(s, stage, (kReverse ? c.dstates : c.states) + at * kTiles * kTileBytes, warp, lane);
+    sweep_chunk(s, stage, (kReverse ? c.dstates : c.states) + at * kTiles * kTileBytes, warp, lane);
     __syncthreads();
     copy_tile((kReverse ? c.dresiduals : c.writes) + at * kTileBytes, stage.v);
     __syncthreads();
@@ -180,7 +203,7 @@ __device__ __forceinline__ ChunkAt place_of(const Sequence& sequence, std::int64
 
 // From one saved state to the next. Packed sequences have a thread block for every slot, because where a saved state
 // lies is known on the device alone.
-template <int kTiles, int kStages>
+template <int kTiles, int kStages, bool kChannel>
 __global__ void __launch_bounds__(kThreads, 1)
     states_kernel(const __grid_constant__ ChunkBackward c, std::int64_t segments, std::int64_t segment_chunks) {
   const DeltaBackward<bfloat16>& p = c.p;
@@ -211,11 +234,11 @@ __global__ void __launch_bounds__(kThreads, 1)
   } else {
     read(p.chunk_states);
   }
-  walk<kTiles, kStages, false>(c, s, slot, chunks, i_h, slice,
-                               [&](std::int64_t chunk) { return place_of(sequence, first.n, before + chunk); });
+  walk<kTiles, kStages, false, kChannel>(
+      c, s, slot, chunks, i_h, slice, [&](std::int64_t chunk) { return place_of(sequence, first.n, before + chunk); });
 }
 
-template <int kTiles, int kStages>
+template <int kTiles, int kStages, bool kChannel>
 __global__ void __launch_bounds__(kThreads, 1) reverse_kernel(const __grid_constant__ ChunkBackward c) {
   const DeltaBackward<bfloat16>& p = c.p;
   const std::int64_t slice = blockIdx.x % c.slices, i_h = blockIdx.x / c.slices % p.shape.value_heads;
@@ -224,16 +247,16 @@ __global__ void __launch_bounds__(kThreads, 1) reverse_kernel(const __grid_const
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   float ds[32 * kTiles];
   read_state<kTiles>(ds, p.dfinal_state, n, i_h, 64 * slice + 16 * warp, lane);
-  walk<kTiles, kStages, true>(c, ds, first_slot(c.forward, n),
-                              (sequence.end - sequence.begin + kChunkTokens - 1) / kChunkTokens, i_h, slice,
-                              [&](std::int64_t chunk) { return place_of(sequence, n, chunk); });
+  walk<kTiles, kStages, true, kChannel>(c, ds, first_slot(c.forward, n),
+                                        (sequence.end - sequence.begin + kChunkTokens - 1) / kChunkTokens, i_h, slice,
+                                        [&](std::int64_t chunk) { return place_of(sequence, n, chunk); });
   write_state<kTiles>(ds, p.dinitial_state, n, i_h, 64 * slice + 16 * warp, lane);
 }
 
-template <int kTiles, int kStages>
+template <int kTiles, int kStages, bool kChannel>
 void launch_states(const ChunkBackward& c, cudaStream_t stream) {
-  constexpr int kBytes = kStages * sizeof(Stage<kTiles, false>);
-  const auto kernel = states_kernel<kTiles, kStages>;
+  constexpr int kBytes = kStages * sizeof(Stage<kTiles, false, kChannel>);
+  const auto kernel = states_kernel<kTiles, kStages, kChannel>;
   const std::int64_t chunks = c.p.saved.interval / kChunkTokens;
   const std::int64_t segments = c.p.shape.packed > 0 ? 0 : (c.forward.slots_per_sequence + chunks - 1) / chunks;
   const std::int64_t starts = segments > 0 ? segments * c.p.shape.batch : c.forward.slots;
@@ -243,35 +266,34 @@ void launch_states(const ChunkBackward& c, cudaStream_t stream) {
   check_launch("chunk_bwd, states");
 }
 
-template <int kTiles, int kStages>
+template <int kTiles, int kStages, bool kChannel>
 void launch_reverse(const ChunkBackward& c, cudaStream_t stream) {
-  constexpr int kBytes = kStages * sizeof(Stage<kTiles, true>);
-  const auto kernel = reverse_kernel<kTiles, kStages>;
+  constexpr int kBytes = kStages * sizeof(Stage<kTiles, true, kChannel>);
+  const auto kernel = reverse_kernel<kTiles, kStages, kChannel>;
   const unsigned grid = grid_of("chunk_bwd", c.p.shape.sequences() * c.p.shape.value_heads * c.slices);
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "cudaFuncSetAttribute");
   kernel<<<grid, kThreads, kBytes, stream>>>(c);
   check_launch("chunk_bwd, reverse");
 }
 
-// Whether a thread block may have `bytes` of shared memory.
-bool has_shared_memory(std::size_t bytes) {
-  int device = 0, most = 0;
-  check(cudaGetDevice(&device), "cudaGetDevice");
-  check(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "cudaDeviceGetAttribute");
-  return bytes <= static_cast<std::size_t>(most);
-}
-
 }  // namespace
 
 void launch_sweep_states(const ChunkBackward& c, cudaStream_t stream) {
-  if (c.p.shape.key_dim <= 64) return launch_states<1, 2>(c, stream);
-  launch_states<2, 2>(c, stream);
+  const bool narrow = c.p.shape.key_dim <= 64;
+  if (has_channel_gate(c.forward)) {
+    return narrow ? launch_states<1, 2, true>(c, stream) : launch_states<2, 1, true>(c, stream);
+  }
+  narrow ? launch_states<1, 2, false>(c, stream) : launch_states<2, 2, false>(c, stream);
 }
 
 void launch_sweep_reverse(const ChunkBackward& c, cudaStream_t stream) {
-  if (c.p.shape.key_dim <= 64) return launch_reverse<1, 2>(c, stream);
-  if (has_shared_memory(2 * sizeof(Stage<2, true>))) return launch_reverse<2, 2>(c, stream);
-  launch_reverse<2, 1>(c, stream);
+  const bool narrow = c.p.shape.key_dim <= 64;
+  if (has_channel_gate(c.forward)) {
+    return narrow ? launch_reverse<1, 1, true>(c, stream) : launch_reverse<2, 1, true>(c, stream);
+  }
+  if (narrow) return launch_reverse<1, 2, false>(c, stream);
+  if (has_shared_memory(2 * sizeof(Stage<2, true, false>))) return launch_reverse<2, 2, false>(c, stream);
+  launch_reverse<2, 1, false>(c, stream);
 }
 
 }  // namespace efla::gpu

@@ -17,10 +17,12 @@ namespace efla::gpu {
 namespace {
 
 // `v` of a stage has the values or dO, afterwards U or D.
-template <int kTiles, int kGroups>
+template <int kTiles, int kGroups, bool kChannel>
 struct BackwardShared {
-  static constexpr int kRecords = kGroups == 2 ? 2 : kStages;
-  alignas(1024) Rows<kTiles, kGroups> rows[kStages];
+  // With a gate per key channel three stages of two groups, or three records, exceed the memory.
+  static constexpr int kStages = kChannel && kGroups == 2 ? 2 : gpu::kStages,
+                       kRecords = kChannel || kGroups == 2 ? 2 : kStages;
+  alignas(1024) Rows<kTiles, kGroups, kChannel> rows[kStages];
   RecordAt record[kRecords];
   unsigned char state[kGroups][kTiles * kTileBytes];  // S or dS' on its way to memory
   Walk walk;
@@ -69,12 +71,13 @@ __device__ __forceinline__ int chunk_of(const Walk& walk, int i) {
 
 // The warp that copies rows and records: in reverse of q, k and dO and all of the record, otherwise of k and v and the
 // record without P; `values` is the map of dO or of v. Rows after the sequence's end, which are another sequence's,
-// become zeros.
-template <bool kReverse, int kTiles, int kGroups>
+// become zeros; ScaledRows have zeros there.
+template <bool kReverse, int kTiles, int kGroups, bool kChannel>
 __device__ __forceinline__ void copy_chunks(const ChunkBackward& c, const RowMaps& maps, const CUtensorMap& values,
-                                            int lane, BackwardShared<kTiles, kGroups>& shared) {
+                                            int lane, BackwardShared<kTiles, kGroups, kChannel>& shared) {
   const Walk& walk = shared.walk;
-  constexpr int kRecords = BackwardShared<kTiles, kGroups>::kRecords;
+  using Memory = BackwardShared<kTiles, kGroups, kChannel>;
+  constexpr int kStages = Memory::kStages, kRecords = Memory::kRecords;
   unsigned* ready = &c.ready[walk.slot * c.p.shape.value_heads + walk.i_h];
   // Says of a chunk, whose rows are no longer in use, that it has been written.
   const auto publish = [&](int i) {
@@ -84,18 +87,27 @@ __device__ __forceinline__ void copy_chunks(const ChunkBackward& c, const RowMap
 #pragma unroll 1
   for (int i = 0; i < walk.chunks; ++i) {
     const int chunk = chunk_of<kReverse>(walk, i), stage = i % kStages, count = walk.rows(chunk);
-    Rows<kTiles, kGroups>& rows = shared.rows[stage];
+    auto& rows = shared.rows[stage];
     const bool is_tail = count < kChunkTokens;
     if (lane == 0) {
       std::uint64_t* full = is_tail ? &shared.tail : &shared.rows_full[stage];
       barrier_wait(&shared.rows_free[stage], parity(i, kStages) ^ 1U);
-      barrier_expect(full, kTileBytes * (kTiles * (kReverse ? 2 : 1) + kGroups));
       const int t = walk.start(chunk);
+      if constexpr (kChannel) {
+        const auto& scaled = reinterpret_cast<const ScaledRows<kTiles>*>(
+            c.forward.scaled)[(walk.slot + chunk) * c.p.shape.value_heads + walk.i_h];
+        constexpr int kScaled = kTiles * kTileBytes * (kReverse ? 3 : 2);
+        barrier_expect(full, kScaled + static_cast<int>(sizeof(rows.decay)) + kTileBytes * kGroups);
+        load_bulk(rows.k, scaled.k, kScaled, full);
+        load_bulk(rows.decay, scaled.decay, sizeof(rows.decay), full);
+      } else {
+        barrier_expect(full, kTileBytes * (kTiles * (kReverse ? 2 : 1) + kGroups));
 #pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) {
-        load_tile(rows.k + tile * kTileBytes, &maps.k, 64 * tile, walk.i_q, t, walk.i_b, full);
-        if constexpr (kReverse) {
-          load_tile(rows.q + tile * kTileBytes, &maps.q, 64 * tile, walk.i_q, t, walk.i_b, full);
+        for (int tile = 0; tile < kTiles; ++tile) {
+          load_tile(rows.k + tile * kTileBytes, &maps.k, 64 * tile, walk.i_q, t, walk.i_b, full);
+          if constexpr (kReverse) {
+            load_tile(rows.q + tile * kTileBytes, &maps.q, 64 * tile, walk.i_q, t, walk.i_b, full);
+          }
         }
       }
 #pragma unroll
@@ -120,7 +132,7 @@ __device__ __forceinline__ void copy_chunks(const ChunkBackward& c, const RowMap
     __syncwarp();
     if (is_tail) {
       barrier_wait(&shared.tail, 0);
-      for (int tile = 0; tile < kTiles; ++tile) {
+      for (int tile = 0; tile < kTiles && !kChannel; ++tile) {
         clear_rows(rows.k + tile * kTileBytes, count, lane, 32);
         if constexpr (kReverse) clear_rows(rows.q + tile * kTileBytes, count, lane, 32);
       }
@@ -183,10 +195,11 @@ __device__ __forceinline__ void read_saved(float (&s)[32 * kTiles], const View<T
 }
 
 // A warpgroup that writes S and U of every chunk.
-template <int kTiles, int kGroups>
+template <int kTiles, int kGroups, bool kChannel>
 __device__ __forceinline__ void walk_forwards(const ChunkBackward& c, int group, int thread,
-                                              BackwardShared<kTiles, kGroups>& shared) {
-  constexpr int kRecords = BackwardShared<kTiles, kGroups>::kRecords;
+                                              BackwardShared<kTiles, kGroups, kChannel>& shared) {
+  using Memory = BackwardShared<kTiles, kGroups, kChannel>;
+  constexpr int kStages = Memory::kStages, kRecords = Memory::kRecords;
   const int warp = warp_of(thread), lane = thread % 32;
   const Walk& walk = shared.walk;
   if (walk.chunks == 0) return;
@@ -203,7 +216,7 @@ __device__ __forceinline__ void walk_forwards(const ChunkBackward& c, int group,
   std::int64_t image = slice_index(c, walk.slot, walk.i_h, walk.column / 64 + group);
 #pragma unroll 1
   for (int i = 0; i < walk.chunks; ++i) {
-    Rows<kTiles, kGroups>& rows = shared.rows[i % kStages];
+    auto& rows = shared.rows[i % kStages];
     const ChunkRecord& record = shared.record[i % kRecords];
     unsigned char* tile = rows.v + group * kTileBytes;
     std::uint32_t state[4 * kTiles][4], written[4][4], u[4][4];
@@ -220,14 +233,18 @@ __device__ __forceinline__ void walk_forwards(const ChunkBackward& c, int group,
     multiply_chunk(e, written, record.t, false);
     products_commit();
     store_state<kTiles>(state, shared.state[group], c.states + image * kTiles * kTileBytes, warp, lane);
+    if constexpr (kChannel) {
+      scale_columns(s, rows.decay, lane);
+    } else {
 #pragma unroll
-    for (float& x : s) x *= decay;
+      for (float& x : s) x *= decay;
+    }
     products_wait<0>();
     to_operands(u, e);
     scale_columns(e, record.write, lane);
     to_operands(written, e);
     products_fence();
-    update_state<kTiles>(s, written, shared_address(rows.k));
+    update_state<kTiles>(s, written, shared_address(rows.written()));
     products_commit();
     store_columns(u, tile, c.writes + image * kTileBytes, warp, lane);
     image += c.p.shape.value_heads * c.slices;
@@ -241,10 +258,11 @@ __device__ __forceinline__ void walk_forwards(const ChunkBackward& c, int group,
 }
 
 // A warpgroup that writes dS' and D of every chunk.
-template <int kTiles, int kGroups>
+template <int kTiles, int kGroups, bool kChannel>
 __device__ __forceinline__ void walk_in_reverse(const ChunkBackward& c, int group, int thread,
-                                                BackwardShared<kTiles, kGroups>& shared) {
-  constexpr int kRecords = BackwardShared<kTiles, kGroups>::kRecords;
+                                                BackwardShared<kTiles, kGroups, kChannel>& shared) {
+  using Memory = BackwardShared<kTiles, kGroups, kChannel>;
+  constexpr int kStages = Memory::kStages, kRecords = Memory::kRecords;
   const int warp = warp_of(thread);
   const Walk& walk = shared.walk;
   const std::int64_t column = walk.column + 64 * group + 16 * warp;
@@ -256,21 +274,25 @@ __device__ __forceinline__ void walk_in_reverse(const ChunkBackward& c, int grou
 #pragma unroll 1
   for (int i = 0; i < walk.chunks; ++i) {
     const int lane = opaque(thread % 32);
-    Rows<kTiles, kGroups>& rows = shared.rows[i % kStages];
+    auto& rows = shared.rows[i % kStages];
     const ChunkRecord& record = shared.record[i % kRecords];
     unsigned char* tile = rows.v + group * kTileBytes;
     std::uint32_t state[4 * kTiles][4], operand[4][4], scaled[4][4], of_read[4][4];
     to_operands(state, ds);
     barrier_wait(&shared.record_full[i % kRecords], parity(i, kRecords));
-    const float decay = record.decay;
+    if constexpr (kChannel) {
+      barrier_wait(&shared.rows_full[i % kStages], parity(i, kStages));
+      scale_columns(ds, rows.decay, lane);
+    } else {
+      const float decay = record.decay;
 #pragma unroll
-    for (float& x : ds) {
-      x *= decay;
-      asm volatile("" : "+f"(x));  // before the first product, or the products would be serialised
+      for (float& x : ds) x *= decay;
     }
-    barrier_wait(&shared.rows_full[i % kStages], parity(i, kStages));
+#pragma unroll
+    for (float& x : ds) asm volatile("" : "+f"(x));  // before the first product, or the products would be serialised
+    if constexpr (!kChannel) barrier_wait(&shared.rows_full[i % kStages], parity(i, kStages));
     products_fence();
-    multiply_state<kTiles>(e, state, shared_address(rows.k));
+    multiply_state<kTiles>(e, state, shared_address(rows.written()));
     products_commit();
     column_operands(operand, shared_address(tile), warp, lane);
     products_fence();
@@ -334,12 +356,12 @@ constexpr int threads() {
 
 // The reverse walk lets the other kernel begin once `prepare` has ended, so that the other needs no wait of its own
 // for its inputs. Its last thread block waits for the reverse walk, so that what comes after it finds both complete.
-template <int kTiles, int kGroups, bool kReverse>
+template <int kTiles, int kGroups, bool kReverse, bool kChannel>
 __global__ void __launch_bounds__(threads<kGroups>(), 1)
     backward_kernel(const __grid_constant__ ChunkBackward c, const __grid_constant__ RowMaps maps,
                     const __grid_constant__ CUtensorMap values, int parts) {
   extern __shared__ __align__(1024) unsigned char memory[];
-  auto& shared = *reinterpret_cast<BackwardShared<kTiles, kGroups>*>(memory);
+  auto& shared = *reinterpret_cast<BackwardShared<kTiles, kGroups, kChannel>*>(memory);
   if constexpr (kReverse) {
     wait_for_kernels();
   }
@@ -348,7 +370,7 @@ __global__ void __launch_bounds__(threads<kGroups>(), 1)
     const Walk walk = backward_walk(c, blockIdx.x, parts, 64 * kGroups, kReverse ? 0 : c.p.saved.interval);
     if (threadIdx.x == 0) {
       shared.walk = walk;
-      for (int i = 0; i < kStages; ++i) {
+      for (int i = 0; i < shared.kStages; ++i) {
         barrier_init(&shared.rows_full[i], 1);
         barrier_init(&shared.rows_free[i], kGroups * kGroupWarps);
       }
@@ -376,11 +398,11 @@ __global__ void __launch_bounds__(threads<kGroups>(), 1)
   if (!kReverse && blockIdx.x == gridDim.x - 1) wait_for_kernels();
 }
 
-template <int kTiles, int kGroups, bool kReverse>
+template <int kTiles, int kGroups, bool kReverse, bool kChannel>
 void launch(const ChunkBackward& c, const RowMaps& maps, const CUtensorMap& values, cudaStream_t stream) {
-  constexpr int kBytes = sizeof(BackwardShared<kTiles, kGroups>), kColumns = 64 * kGroups;
+  constexpr int kBytes = sizeof(BackwardShared<kTiles, kGroups, kChannel>), kColumns = 64 * kGroups;
   static_assert(kBytes <= 227 * 1024);
-  const auto kernel = backward_kernel<kTiles, kGroups, kReverse>;
+  const auto kernel = backward_kernel<kTiles, kGroups, kReverse, kChannel>;
   const DeltaShape& s = c.p.shape;
   const std::int64_t parts = (s.value_dim + kColumns - 1) / kColumns,
                      walks = kReverse ? s.sequences() : s.batch * s.chunks(c.p.saved.interval);
@@ -390,25 +412,28 @@ void launch(const ChunkBackward& c, const RowMaps& maps, const CUtensorMap& valu
                static_cast<int>(parts));
 }
 
-template <int kTiles, int kGroups>
+template <int kTiles, int kGroups, bool kChannel>
 void launch_both(const ChunkBackward& c, const RowMaps& maps, const CUtensorMap& dout, cudaStream_t stream) {
-  launch<kTiles, kGroups, true>(c, maps, dout, stream);
-  launch<kTiles, kGroups, false>(c, maps, maps.v, stream);
+  launch<kTiles, kGroups, true, kChannel>(c, maps, dout, stream);
+  launch<kTiles, kGroups, false, kChannel>(c, maps, maps.v, stream);
 }
 
-template <int kTiles>
+template <int kTiles, bool kChannel>
 void launch(const ChunkBackward& c, const RowMaps& maps, const CUtensorMap& dout, cudaStream_t stream) {
   if (c.slices % 2 == 0 && c.p.shape.sequences() * c.p.shape.value_heads >= 96) {
-    return launch_both<kTiles, 2>(c, maps, dout, stream);
+    return launch_both<kTiles, 2, kChannel>(c, maps, dout, stream);
   }
-  launch_both<kTiles, 1>(c, maps, dout, stream);
+  launch_both<kTiles, 1, kChannel>(c, maps, dout, stream);
 }
 
 }  // namespace
 
 void launch_sweeps_sm90(const ChunkBackward& c, const RowMaps& maps, const CUtensorMap& dout, cudaStream_t stream) {
-  if (c.p.shape.key_dim <= 64) return launch<1>(c, maps, dout, stream);
-  launch<2>(c, maps, dout, stream);
+  const bool narrow = c.p.shape.key_dim <= 64;
+  if (has_channel_gate(c.forward)) {
+    return narrow ? launch<1, true>(c, maps, dout, stream) : launch<2, true>(c, maps, dout, stream);
+  }
+  narrow ? launch<1, false>(c, maps, dout, stream) : launch<2, false>(c, maps, dout, stream);
 }
 
 }  // namespace efla::gpu

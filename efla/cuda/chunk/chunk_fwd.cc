@@ -18,9 +18,7 @@ struct Parts {
   Parts(const DeltaShape& s, const DeltaRule& rule) {
     const auto chunks = static_cast<std::size_t>(chunk_slots(s) * s.value_heads);
     records = chunks * sizeof(ChunkRecord);
-    if (rule.decay == Decay::channel) {
-      scaled = chunks * (s.key_dim <= 64 ? sizeof(ScaledRows<1>) : sizeof(ScaledRows<2>));
-    }
+    if (rule.decay == Decay::channel) scaled = chunks * scaled_rows_bytes(s);
     const std::int64_t segments = segments_of(s), heads = s.sequences() * s.value_heads;
     if (segments == 1) return;
     states = static_cast<std::size_t>(heads * (segments - 1) * s.key_dim * s.value_dim) * sizeof(float);

@@ -34,6 +34,9 @@ void launch_early(const char* name, void (*kernel)(Parameters...), unsigned bloc
 // Whether the current device is a Hopper GPU.
 bool is_hopper();
 
+// Whether a thread block may have `bytes` of shared memory.
+bool has_shared_memory(std::size_t bytes);
+
 // Returns `blocks` as the x extent of a grid; throws Error(operation, …) where it exceeds what CUDA allows, 2³¹ − 1.
 unsigned grid_of(const char* operation, std::int64_t blocks);
 
