@@ -16,6 +16,8 @@
 namespace efla::gpu {
 namespace {
 
+constexpr int kPublished = 4;  // chunks that are counted together, because the fence before is slow
+
 // `v` of a stage has the values or dO, afterwards U or D.
 template <int kTiles, int kGroups, bool kChannel>
 struct BackwardShared {
@@ -79,9 +81,12 @@ __device__ __forceinline__ void copy_chunks(const ChunkBackward& c, const RowMap
   using Memory = BackwardShared<kTiles, kGroups, kChannel>;
   constexpr int kStages = Memory::kStages, kRecords = Memory::kRecords;
   unsigned* ready = &c.ready[walk.slot * c.p.shape.value_heads + walk.i_h];
-  // Says of a chunk, whose rows are no longer in use, that it has been written.
-  const auto publish = [&](int i) {
-    add_release(ready + chunk_of<kReverse>(walk, i) * c.p.shape.value_heads, kGroups);
+  // Says of the chunks from number `first` on to `end`, whose rows are no longer in use, that they have been written.
+  const auto publish = [&](int first, int end) {
+    fence_for_counts();
+    for (int i = first; i < end; ++i) {
+      add_count(ready + chunk_of<kReverse>(walk, i) * c.p.shape.value_heads, kGroups);
+    }
   };
   const ChunkRecord* records = &c.forward.records[walk.slot * c.p.shape.value_heads + walk.i_h];
 #pragma unroll 1
@@ -127,7 +132,9 @@ __device__ __forceinline__ void copy_chunks(const ChunkBackward& c, const RowMap
         load_bulk(record.t, from->t, kTileBytes, full);
         load_bulk(record.b, from->b, kVectors, full);
       }
-      if (i >= kStages) publish(i - kStages);
+      if (const int written = i - kStages + 1; written > 0 && written % kPublished == 0) {
+        publish(written - kPublished, written);
+      }
     }
     __syncwarp();
     if (is_tail) {
@@ -142,10 +149,10 @@ __device__ __forceinline__ void copy_chunks(const ChunkBackward& c, const RowMap
       if (lane == 0) barrier_arrive(&shared.rows_full[stage]);
     }
   }
-  for (int i = max(walk.chunks - kStages, 0); i < walk.chunks && lane == 0; ++i) {
-    barrier_wait(&shared.rows_free[i % kStages], parity(i, kStages));
-    publish(i);
-  }
+  if (lane != 0) return;
+  const int written = max(walk.chunks - kStages, 0);
+  for (int i = written; i < walk.chunks; ++i) barrier_wait(&shared.rows_free[i % kStages], parity(i, kStages));
+  publish(written / kPublished * kPublished, walk.chunks);
 }
 
 // Writes a warp's 16 rows of a state to the image of its tiles, through `tiles`.

@@ -133,11 +133,11 @@ __device__ __forceinline__ void let_next_kernel_begin() {
 // Waits until the kernels before this one have ended and their writes are visible (sm_90).
 __device__ __forceinline__ void wait_for_kernels() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
-// Adds to a counter after all writes that this thread knows of.
-__device__ __forceinline__ void add_release(unsigned* counter, unsigned x) {
-  asm volatile("fence.acq_rel.gpu; red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(__cvta_generic_to_global(counter)),
-               "r"(x)
-               : "memory");
+// Orders all writes that this thread knows of before what it counts next. Waits for the stores of the multiprocessor.
+__device__ __forceinline__ void fence_for_counts() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+// Adds to a counter.
+__device__ __forceinline__ void add_count(unsigned* counter, unsigned x) {
+  asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(__cvta_generic_to_global(counter)), "r"(x) : "memory");
 }
 // Waits until a counter has reached `x`; what was written before is then visible, to the copy engine too.
 __device__ __forceinline__ void wait_for_count(const unsigned* counter, unsigned x) {
