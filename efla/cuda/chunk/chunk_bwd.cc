@@ -40,6 +40,7 @@ std::size_t chunk_bwd_workspace_bytes(const DeltaShape& shape, const DeltaRule& 
 
 std::string chunk_bwd_refusal(const DeltaBackward<bfloat16>& p) {
   if (p.shape.key_dim > kChunkMaxKeyDim) return "keys of more than " + std::to_string(kChunkMaxKeyDim) + " dimensions";
+  if (p.rule.decay == Decay::channel && !is_hopper()) return "a decay per key channel on GPUs other than Hopper";
   if (p.saved.interval % kChunkTokens != 0) {
     return "states saved at other tokens than every " + std::to_string(kChunkTokens) + "th";
   }

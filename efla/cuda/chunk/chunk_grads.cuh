@@ -1,4 +1,4 @@
-// What the kernels of the gradients share (chunk_grads.cu, chunk_grads_channel.cu, chunk_grads_sm90.cu).
+// What the kernels of the gradients share (chunk_grads.cu, chunk_grads_channel_sm90.cu, chunk_grads_sm90.cu).
 #pragma once
 
 #include "efla/cuda/chunk/chunk_bwd.h"

@@ -1,4 +1,4 @@
-// The gradients of the inputs where every key channel has a gate, on any GPU from sm_80 on, for all chunks at once: one
+// The gradients of the inputs where every key channel has a gate, on Hopper GPUs, for all chunks at once: one
 // thread block per chunk and query head, which loops over the value heads of that head.
 //
 // In the notation of chunk_grads.cu with the factors of the L2 norm inside, and with decays Γ and γ per channel,
