@@ -56,6 +56,8 @@ struct Sequences {
     }
     age = clamped(first - begin);
   }
+  // Whether each of the next tokens has all taps of its own sequence.
+  __device__ bool reach_all(int taps, int tokens) const { return age >= taps - 1 && left >= tokens; }
   // Moves on to the next token.
   __device__ void advance() {
     ++age;
@@ -130,8 +132,21 @@ __device__ void weighted_sum(const Taps<kVector, kTaps>& taps, const History<kVe
   }
 }
 
-// σ(a). Where e^(−a) overflows the quotient is 0, as it should be.
-__device__ __forceinline__ float sigmoid(float a) { return __fdividef(1.0F, 1.0F + expf(-a)); }
+// σ(a) as exactly as T needs it. Where e^(−a) overflows the quotient is 0, as it should be.
+template <class T>
+__device__ __forceinline__ float sigmoid(float a) {
+  return __fdividef(1.0F, 1.0F + (sizeof(T) < sizeof(float) ? __expf(-a) : expf(-a)));
+}
+
+// Calls walk<kWhole>(), with kWhole where every one of the next tokens has kTaps taps, so that none is asked.
+template <int kTaps, class Sequences, class Walk>
+__device__ __forceinline__ void walk_over(const Sequences& sequences, int width, int tokens, Walk&& walk) {
+  if (width == kTaps && sequences.reach_all(kTaps, tokens)) {
+    walk.template operator()<true>();
+  } else {
+    walk.template operator()<false>();
+  }
+}
 
 template <bool kPacked, class T, int kVector, int kTaps>
 __global__ void __launch_bounds__(kThreads) forward_kernel(const __grid_constant__ ShortConvForward<T> p,
@@ -146,28 +161,30 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const __grid_constant
             width = static_cast<int>(p.weight.extent[1]);
   const T* from = p.x.at(place.i_b, place.first_token, place.first_channel);
   T* to = p.y.at(place.i_b, place.first_token, place.first_channel);
-  for (int first = 0; first < tokens; first += kAhead) {
-    Piece<T, kVector> ahead[kAhead];
+  walk_over<kTaps>(sequences, width, tokens, [&]<bool kWhole>() {
+    for (int first = 0; first < tokens; first += kAhead) {
+      Piece<T, kVector> ahead[kAhead];
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      if (first + i < tokens) ahead[i] = read_piece<kVector>(from);
-      from += p.x.stride[1];
-    }
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      if (first + i < tokens) {
-        x.shift();
-        widen(ahead[i], x.at[0]);
-        float y[kVector];
-        weighted_sum(taps, x, min(width, sequences.age + 1), y);
-        sequences.advance();
-#pragma unroll
-        for (int c = 0; c < kVector; ++c) y[c] *= sigmoid(y[c]);
-        store_piece(to, y);
+      for (int i = 0; i < kAhead; ++i) {
+        if (first + i < tokens) ahead[i] = read_piece<kVector>(from);
+        from += p.x.stride[1];
       }
-      to += p.y.stride[1];
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+        if (first + i < tokens) {
+          x.shift();
+          widen(ahead[i], x.at[0]);
+          float y[kVector];
+          weighted_sum(taps, x, kWhole ? kTaps : min(width, sequences.age + 1), y);
+          if (!kWhole) sequences.advance();
+#pragma unroll
+          for (int c = 0; c < kVector; ++c) y[c] *= sigmoid<T>(y[c]);
+          store_piece(to, y);
+        }
+        to += p.y.stride[1];
+      }
     }
-  }
+  });
 }
 
 // dx[s] is complete kTaps − 1 tokens after s, so that a strip walks that far beyond its end. parts [token blocks of all
@@ -197,53 +214,55 @@ __global__ void __launch_bounds__(kThreads)
     T* to = p.dx.at(place.i_b, place.first_token, place.first_channel);
     const int tokens = static_cast<int>(place.end_token - place.first_token), end = tokens + kTaps - 1;
     const int readable = static_cast<int>(min(p.x.extent[1] - place.first_token, std::int64_t{end}));
-    for (int first = 0; first < end; first += kAhead) {
-      Piece<T, kVector> ahead_x[kAhead], ahead_dy[kAhead];
+    walk_over<kTaps>(sequences, width, readable, [&]<bool kWhole>() {
+      for (int first = 0; first < end; first += kAhead) {
+        Piece<T, kVector> ahead_x[kAhead], ahead_dy[kAhead];
 #pragma unroll
-      for (int i = 0; i < kAhead; ++i) {
-        if (first + i < readable) {
-          ahead_x[i] = read_piece<kVector>(from_x);
-          ahead_dy[i] = read_piece<kVector>(from_dy);
-        }
-        from_x += p.x.stride[1];
-        from_dy += p.dy.stride[1];
-      }
-#pragma unroll
-      for (int i = 0; i < kAhead; ++i) {
-        const int t = first + i;
-        x.shift();
-        dx.shift();
-#pragma unroll
-        for (int c = 0; c < kVector; ++c) dx.at[0][c] = 0;
-        if (t < readable) {
-          widen(ahead_x[i], x.at[0]);
-          const int reach = min(width, sequences.age + 1);
-          sequences.advance();
-          float da[kVector], a[kVector];
-          widen(ahead_dy[i], da);
-          weighted_sum(taps, x, reach, a);
-#pragma unroll
-          for (int c = 0; c < kVector; ++c) {
-            const float sigma = sigmoid(a[c]);
-            da[c] *= sigma * (1 + a[c] * (1 - sigma));
+        for (int i = 0; i < kAhead; ++i) {
+          if (first + i < readable) {
+            ahead_x[i] = read_piece<kVector>(from_x);
+            ahead_dy[i] = read_piece<kVector>(from_dy);
           }
-          const bool own = t < tokens;
+          from_x += p.x.stride[1];
+          from_dy += p.dy.stride[1];
+        }
 #pragma unroll
-          for (int j = 0; j < kTaps; ++j) {
-            if (j >= reach) continue;
+        for (int i = 0; i < kAhead; ++i) {
+          const int t = first + i;
+          x.shift();
+          dx.shift();
+#pragma unroll
+          for (int c = 0; c < kVector; ++c) dx.at[0][c] = 0;
+          if (t < readable) {
+            widen(ahead_x[i], x.at[0]);
+            const int reach = kWhole ? kTaps : min(width, sequences.age + 1);
+            if (!kWhole) sequences.advance();
+            float da[kVector], a[kVector];
+            widen(ahead_dy[i], da);
+            weighted_sum(taps, x, reach, a);
 #pragma unroll
             for (int c = 0; c < kVector; ++c) {
-              dx.at[j][c] += taps.at[j][c] * da[c];
-              if (own) dweight[j][c] += da[c] * x.at[j][c];
+              const float sigma = sigmoid<T>(a[c]);
+              da[c] *= sigma * (1 + a[c] * (1 - sigma));
+            }
+            const bool own = t < tokens;
+#pragma unroll
+            for (int j = 0; j < kTaps; ++j) {
+              if (j >= reach) continue;
+#pragma unroll
+              for (int c = 0; c < kVector; ++c) {
+                dx.at[j][c] += taps.at[j][c] * da[c];
+                if (own) dweight[j][c] += da[c] * x.at[j][c];
+              }
             }
           }
-        }
-        if (t >= kTaps - 1 && t < end) {
-          store_piece(to, dx.at[kTaps - 1]);
-          to += p.dx.stride[1];
+          if (t >= kTaps - 1 && t < end) {
+            store_piece(to, dx.at[kTaps - 1]);
+            to += p.dx.stride[1];
+          }
         }
       }
-    }
+    });
   }
 #pragma unroll
   for (int i = 0; i < kTaps; ++i) {
