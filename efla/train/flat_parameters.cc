@@ -138,8 +138,10 @@ void FlatAdamW::step_on_device([[maybe_unused]] const torch::Tensor& gradient, [
 }
 
 double sum_of_squares(const torch::Tensor& flat, Range range, ThreadPool& pool) {
-  if (!flat.is_cpu())
-    return at::norm(flat.narrow(0, range.begin, range.size()), 2, torch::kFloat64).square().item<double>();
+  if (!flat.is_cpu()) {  // in float32, because LibTorch would first copy the gradient for sums in float64
+    const double norm = at::norm(flat.narrow(0, range.begin, range.size())).item<double>();
+    return norm * norm;
+  }
   std::vector<double> sums(static_cast<std::size_t>(blocks_of(range)));
   pool.run(blocks_of(range), [&](std::int64_t task, int) {
     const Range block = block_of(range, task);
