@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "efla/autograd/context.h"
+#include "efla/autograd/linear.h"
 #include "efla/autograd/tensor_view.h"
 #include "efla/ops/swiglu.h"
 
@@ -14,55 +15,64 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
+constexpr const char* kSwigluLinear = "swiglu_linear";
+
 template <class T>
-void run_forward(const Tensor& gate, const Tensor& up, const Tensor& y) {
+void swiglu_rows(const Tensor& gate, const Tensor& up, const Tensor& y) {
   swiglu_forward(SwigluForward<T>{view_of<const T, 2>(gate), view_of<const T, 2>(up), view_of<T, 2>(y)},
                  {.context = context_of(gate)});
 }
 
 template <class T>
-void run_backward(const Tensor& gate, const Tensor& up, const Tensor& dy, const Tensor& dgate, const Tensor& dup) {
+void swiglu_rows(const Tensor& gate, const Tensor& up, const Tensor& dy, const Tensor& dgate, const Tensor& dup,
+                 const Tensor& y) {
   swiglu_backward(SwigluBackward<T>{view_of<const T, 2>(gate), view_of<const T, 2>(up), view_of<const T, 2>(dy),
-                                    view_of<T, 2>(dgate), view_of<T, 2>(dup)},
+                                    view_of<T, 2>(dgate), view_of<T, 2>(dup), view_of<T, 2>(y)},
                   {.context = context_of(gate)});
 }
 
-struct SwigluFunction : torch::autograd::Function<SwigluFunction> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& given_gate, const Tensor& given_up) {
-    const Tensor gate = rows_of(given_gate), up = rows_of(given_up), y = at::empty(gate.sizes(), gate.options());
+struct SwigluLinearFunction : torch::autograd::Function<SwigluLinearFunction> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& given_gate, const Tensor& given_up, const Tensor& weight) {
+    const Tensor gate = rows_of(given_gate), up = rows_of(given_up), h = at::empty(gate.sizes(), gate.options());
     if (gate.scalar_type() == at::kFloat) {
-      run_forward<float>(gate, up, y);
+      swiglu_rows<float>(gate, up, h);
     } else {
-      run_forward<bfloat16>(gate, up, y);
+      swiglu_rows<bfloat16>(gate, up, h);
     }
-    ctx->save_for_backward({gate, up});
-    return y.view(given_gate.sizes());
+    ctx->save_for_backward({gate, up, weight});
+    auto shape = given_gate.sizes().vec();
+    shape.back() = weight.size(0);
+    return at::mm(h, weight.t()).view(shape);
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    refuse_second_order("swiglu");
+    refuse_second_order(kSwigluLinear);
     const auto saved = ctx->get_saved_variables();
-    const Tensor &gate = saved[0], &up = saved[1], dy = rows_of(grads[0]);
+    const Tensor &gate = saved[0], &up = saved[1], &weight = saved[2], dy = rows_of(grads[0]);
+    const Tensor dh = at::mm(dy, weight), h = at::empty(gate.sizes(), gate.options());
     const Tensor dgate = at::empty(gate.sizes(), gate.options()), dup = at::empty(up.sizes(), up.options());
     if (gate.scalar_type() == at::kFloat) {
-      run_backward<float>(gate, up, dy, dgate, dup);
+      swiglu_rows<float>(gate, up, dh, dgate, dup, h);
     } else {
-      run_backward<bfloat16>(gate, up, dy, dgate, dup);
+      swiglu_rows<bfloat16>(gate, up, dh, dgate, dup, h);
     }
-    return {dgate.view(grads[0].sizes()), dup.view(grads[0].sizes())};
+    auto shape = grads[0].sizes().vec();
+    shape.back() = gate.size(1);
+    return {dgate.view(shape), dup.view(shape), at::mm(dy.t(), h)};
   }
 };
 
 }  // namespace
 
-Tensor swiglu(const Tensor& gate, const Tensor& up) {
+Tensor swiglu_linear(const Tensor& gate, const Tensor& up, const Tensor& weight) {
   const bool has_kernel = gate.defined() && gate.is_cuda() && has_gpu_kernels() && gate.dim() >= 1 &&
                           (gate.scalar_type() == at::kFloat || gate.scalar_type() == at::kBFloat16);
-  if (!has_kernel) return at::silu(gate) * up;
-  RECORD_USER_SCOPE("efla::swiglu");
-  check_shape("swiglu", "up", up, gate.sizes());
-  check_tensor("swiglu", "up", up, gate.scalar_type(), gate.dim(), "as gate", gate.device());
-  return SwigluFunction::apply(gate, up);
+  if (!has_kernel) return autograd::linear(at::silu(gate) * up, weight);
+  RECORD_USER_SCOPE("efla::swiglu_linear");
+  check_shape(kSwigluLinear, "up", up, gate.sizes());
+  check_tensor(kSwigluLinear, "up", up, gate.scalar_type(), gate.dim(), "as gate", gate.device());
+  check_shape(kSwigluLinear, "weight", weight, {weight.size(0), gate.size(-1)});
+  return SwigluLinearFunction::apply(gate, up, weight.to(gate.scalar_type()));
 }
 
 }  // namespace efla::autograd

@@ -22,7 +22,7 @@ std::string refuse_cuda(const SwigluForward<T>& p, bool) {
 
 template <class T>
 std::string refuse_cuda(const SwigluBackward<T>& p, bool) {
-  return refuse_strided_columns(p.gate, p.up, p.dy, p.dgate, p.dup);
+  return refuse_strided_columns(p.gate, p.up, p.dy, p.dgate, p.dup, p.y);
 }
 
 template <class Problem>

@@ -22,6 +22,7 @@ void swiglu(const SwigluBackward<T>& p) {
       const double s = sigmoid(gate);
       p.dgate(row, d) = round_to<T>(dy * up * s * (1 + gate * (1 - s)));
       p.dup(row, d) = round_to<T>(dy * gate * s);
+      if (p.y) p.y(row, d) = round_to<T>(gate * s * up);
     }
   }
 }

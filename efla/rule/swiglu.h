@@ -18,6 +18,7 @@ template <class T>
 struct SwigluBackward {
   View<const T, 2> gate, up, dy;  // [N, D]
   View<T, 2> dgate, dup;          // [N, D]
+  View<T, 2> y = {};              // [N, D], optional: the forward's result, computed again
 };
 
 // Throws Error as validate of rule/validate.h does.

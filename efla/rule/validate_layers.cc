@@ -120,6 +120,7 @@ void validate(const SwigluBackward<T>& p) {
   check_filled(op, "dy", p.dy, p.gate.extent);
   check_filled(op, "dgate", p.dgate, p.gate.extent);
   check_filled(op, "dup", p.dup, p.gate.extent);
+  check_view(op, "y", p.y, p.gate.extent, Presence::optional);
 }
 
 template <class T>

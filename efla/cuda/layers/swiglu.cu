@@ -37,14 +37,17 @@ __global__ void __launch_bounds__(kThreads) swiglu_backward_kernel(const __grid_
     load_piece(p.gate.at(row) + column, gate);
     load_piece(p.up.at(row) + column, up);
     load_piece(p.dy.at(row) + column, dy);
+    float dgate[kVector], dup[kVector];
 #pragma unroll
     for (int j = 0; j < kVector; ++j) {
       const float s = sigmoid(gate[j]), silu = gate[j] * s;
-      up[j] *= dy[j] * (s + silu * (1 - s));
-      dy[j] *= silu;
+      dgate[j] = dy[j] * up[j] * (s + silu * (1 - s));
+      dup[j] = dy[j] * silu;
+      up[j] *= silu;
     }
-    store_piece(p.dgate.at(row) + column, up);
-    store_piece(p.dup.at(row) + column, dy);
+    store_piece(p.dgate.at(row) + column, dgate);
+    store_piece(p.dup.at(row) + column, dup);
+    if (p.y) store_piece(p.y.at(row) + column, up);
   });
 }
 
@@ -74,7 +77,7 @@ void swiglu(const SwigluBackward<T>& p, cudaStream_t stream) {
   constexpr int kVector = kPieceElements<T>;
   if (p.gate.size() == 0) return;
   if (has_aligned_rows(p.gate) && has_aligned_rows(p.up) && has_aligned_rows(p.dy) && has_aligned_rows(p.dgate) &&
-      has_aligned_rows(p.dup)) {
+      has_aligned_rows(p.dup) && (!p.y || has_aligned_rows(p.y))) {
     swiglu_backward_kernel<kVector><<<blocks_of(kOperation, p.gate, kVector), kThreads, 0, stream>>>(p);
   } else {
     swiglu_backward_kernel<1><<<blocks_of(kOperation, p.gate, 1), kThreads, 0, stream>>>(p);

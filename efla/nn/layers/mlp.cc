@@ -18,7 +18,7 @@ Mlp::Mlp(std::int64_t hidden, std::int64_t inner, const Initialiser& init) {
 
 torch::Tensor Mlp::forward(const torch::Tensor& x) const {
   const auto gate = autograd::linear(x, gate_proj_->value), up = autograd::linear(x, up_proj_->value);
-  return autograd::linear(autograd::swiglu(gate, up), down_proj_->value);
+  return autograd::swiglu_linear(gate, up, down_proj_->value);
 }
 
 }  // namespace efla::nn
