@@ -3,6 +3,7 @@
 #include <memory>
 
 #ifdef EFLA_TORCH_CUDA
+#include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #endif
 
@@ -21,10 +22,26 @@ std::shared_ptr<void> allocate(std::size_t bytes, const ExecutionContext& contex
 
 }  // namespace
 
+struct OwnStream::Guard {
+  c10::cuda::CUDAStreamGuard guard;
+};
+
+OwnStream::OwnStream(const Device& device) {
+  if (device.is_cpu()) return;
+  const auto index = static_cast<c10::DeviceIndex>(device.index);
+  guard_.reset(new Guard{c10::cuda::CUDAStreamGuard(c10::cuda::getStreamFromPool(false, index))});
+}
+
 bool has_gpu_kernels() { return true; }
 #else
+struct OwnStream::Guard {};
+
+OwnStream::OwnStream(const Device& /*device*/) {}
+
 bool has_gpu_kernels() { return false; }
 #endif
+
+OwnStream::~OwnStream() = default;
 
 at::Device torch_device(const Device& device) {
   return device.is_cpu() ? at::Device(at::kCPU) : at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(device.index));

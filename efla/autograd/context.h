@@ -3,6 +3,8 @@
 
 #include <ATen/ATen.h>
 
+#include <memory>
+
 #include "efla/ops/context.h"
 
 namespace efla::autograd {
@@ -14,6 +16,20 @@ ExecutionContext context_of(const at::Tensor& tensor);
 // The same device as LibTorch and as the operators name it.
 at::Device torch_device(const Device& device);
 Device device_of(const at::Device& device);
+
+// Gives this thread a stream of its own on a GPU while the object lives, so that the work of several threads runs side
+// by side there; nothing on the CPU. Tensors made meanwhile stay with the stream.
+class OwnStream {
+ public:
+  explicit OwnStream(const Device& device);
+  ~OwnStream();
+  OwnStream(const OwnStream&) = delete;
+  OwnStream& operator=(const OwnStream&) = delete;
+
+ private:
+  struct Guard;
+  std::unique_ptr<Guard> guard_;
+};
 
 // Whether this build has kernels for LibTorch's tensors on a GPU.
 bool has_gpu_kernels();

@@ -66,6 +66,7 @@ ordered_json entry_of(const DigitRun& run, const train::ImageRun& spec, const ev
 
 std::optional<ordered_json> execute(const DigitRun& run, train::ImageRun spec, const DigitData& data,
                                     const std::string& source, const fs::path& folder, const RunContext& context) {
+  const autograd::OwnStream stream(context.device);
   spec.folder = folder;
   const std::int64_t steps = (data.train.count + spec.training.batch_size - 1) / spec.training.batch_size;
   train::RunEvents events;

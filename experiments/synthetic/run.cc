@@ -96,6 +96,7 @@ json description(const SyntheticRun& run) {
 }
 
 std::optional<ordered_json> execute(const SyntheticRun& run, const fs::path& folder, const RunContext& context) {
+  const autograd::OwnStream stream(context.device);
   train::SequenceTask task([&] { return make_sequence_classifier(run); }, run.training_task, run.training,
                            {&run.test_tasks.front(), run.test_examples, run.enough});
   const int copies = context.device.is_cpu() ? context.pool.threads() : 1;
