@@ -41,7 +41,7 @@ double prefill(const nn::LanguageModel& model, std::int64_t tokens, Random& rand
       ids.data_ptr<std::int64_t>()[i] = random.below(static_cast<std::uint32_t>(model.config().vocab_size));
     }
     const auto start = Clock::now();
-    model.prefill(ids, session.state);
+    model.prefill(ids, session.state).to(torch::kCPU);  // waits for a GPU
     ms += ms_since(start);
     tokens -= count;
   }
@@ -77,11 +77,12 @@ std::vector<std::int64_t> contexts_up_to(std::int64_t longest) {
 }  // namespace
 
 void measure_generation(const std::string& preset, const std::string& mixer, std::int64_t longest, std::int64_t draws,
-                        const std::function<void(const nlohmann::ordered_json&)>& write) {
+                        const c10::Device& device, const std::function<void(const nlohmann::ordered_json&)>& write) {
   autograd::compute_on_this_thread_only();  // as efla generate does
   auto config = nn::language_model_preset(preset);
   config.mixer = nn::mixer_preset(mixer).name;
-  const nn::LanguageModel model(config, nn::Initialiser(1));
+  nn::LanguageModel model(config, nn::Initialiser(1));
+  model.to(device);
   fmt::print("{} with {}, {} parameters\n", preset, mixer, model.parameter_count());
   fmt::print("{:>9}{:>18}{:>13}{:>9}{:>9}{:>14}{:>14}\n", "context", "prefill tokens/s", "ms a token", "least", "90 %",
              "state bytes", "resident MB");
@@ -103,6 +104,7 @@ void measure_generation(const std::string& preset, const std::string& mixer, std
     write({{"study", "generation"},
            {"preset", preset},
            {"mixer", mixer},
+           {"device", device.str()},
            {"parameters", model.parameter_count()},
            {"context", context},
            {"prefill_tokens_per_s", rate},

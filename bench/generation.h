@@ -1,6 +1,8 @@
 // Memory and time per token of generation against the length of the context.
 #pragma once
 
+#include <c10/core/Device.h>
+
 #include <cstdint>
 #include <functional>
 #include <nlohmann/json.hpp>
@@ -12,6 +14,6 @@ namespace efla::bench {
 // each context draws `draws` tokens from a copy of the state. Prints a line per context and passes its result to
 // `write` as one object (docs/performance.md). Throws Error for an unknown preset or mixer.
 void measure_generation(const std::string& preset, const std::string& mixer, std::int64_t longest, std::int64_t draws,
-                        const std::function<void(const nlohmann::ordered_json&)>& write);
+                        const c10::Device& device, const std::function<void(const nlohmann::ordered_json&)>& write);
 
 }  // namespace efla::bench

@@ -15,20 +15,24 @@
 #include "bench/cuda/suite.h"
 #endif
 #include "bench/generation.h"
+#include "bench/gpu_model.h"
 #include "bench/machine.h"
 #include "bench/model_speed.h"
 #include "bench/op/suite.h"
 #include "bench/report.h"
 #include "bench/serving.h"
 #include "cli/commands.h"
+#include "cli/support/device.h"
 #include "cli/support/environment.h"
 #include "cli/support/threads.h"
 #include "cli/support/version.h"
+#include "efla/base/check.h"
 #include "efla/base/error.h"
 #include "efla/io/json.h"
 #include "efla/nn/inference/packed_weight.h"
 #include "efla/nn/layers/mixer_preset.h"
 #include "efla/nn/models/language_model_json.h"
+#include "efla/ops/gpu.h"
 #include "experiments/stability/stability.h"
 
 namespace efla::cli {
@@ -63,9 +67,10 @@ class Results {
   nlohmann::ordered_json environment_;
 };
 
-nlohmann::ordered_json surroundings(int threads) {
+nlohmann::ordered_json surroundings(int threads, const c10::Device& device = c10::kCPU) {
   bench::use_threads(threads);
   auto machine = bench::machine(environment(), threads);
+  if (device.is_cuda()) machine["gpu"] = find_gpus().found[static_cast<std::size_t>(device.index())].name;
   machine["command"] = command_line();
   return machine;
 }
@@ -200,7 +205,7 @@ void add_stability(CLI::App& program) {
 }
 
 struct GenerateArguments {
-  std::string preset = "efla-1m", mixer = "efla", out;
+  std::string preset = "efla-1m", mixer = "efla", device = "cpu", out;
   std::int64_t longest = 1 << 20, draws = 200;
   int threads = 0;
 };
@@ -208,10 +213,11 @@ struct GenerateArguments {
 void bench_generate(const GenerateArguments& arguments) {
   nn::language_model_preset(arguments.preset);  // report mistakes before printing anything
   nn::mixer_preset(arguments.mixer);
-  const auto machine = surroundings(arguments.threads == 0 ? available_processors() : arguments.threads);
+  const auto device = choose_device("bench generate", arguments.device);
+  const auto machine = surroundings(arguments.threads == 0 ? available_processors() : arguments.threads, device);
   const Results results(arguments.out, false, machine);
   bench::print_machine(machine);
-  bench::measure_generation(arguments.preset, arguments.mixer, arguments.longest, arguments.draws,
+  bench::measure_generation(arguments.preset, arguments.mixer, arguments.longest, arguments.draws, device,
                             [&](const auto& line) { results.write(line); });
 }
 
@@ -228,6 +234,7 @@ void add_generation(CLI::App& program) {
   command->add_option("--draws", arguments->draws, "Tokens drawn at each context")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
+  add_device_option(*command, arguments->device);
   add_threads_option(*command, arguments->threads);
   command->add_option("--out", arguments->out, "Append the results to this file as JSON lines");
   command->callback([arguments] { bench_generate(*arguments); });
@@ -275,13 +282,36 @@ void add_serving(CLI::App& program) {
 
 struct ModelArguments {
   bench::ModelSpeedOptions options;
-  std::optional<std::int64_t> length;
+  std::optional<std::string> model;
+  std::optional<std::int64_t> length, batch;
+  std::string mixer = "efla", device = "cpu";
   int threads = 0;
   std::string out;
 };
 
+void bench_model_on_gpu(const ModelArguments& arguments) {
+  bench::GpuModelOptions options;
+  options.model = arguments.model.value_or(options.model);
+  options.mixer = arguments.mixer;
+  options.length = arguments.length.value_or(options.length);
+  options.batch = arguments.batch.value_or(options.batch);
+  options.rounds = arguments.options.rounds;
+  nn::language_model_preset(options.model);  // report mistakes at once
+  nn::mixer_preset(options.mixer);
+  const int threads = arguments.threads == 0 ? available_processors() : arguments.threads;
+  use_threads(threads);
+  const auto machine = surroundings(threads, choose_device("bench model", arguments.device));
+  const Results results(arguments.out, false, machine);
+  bench::measure_model_on_gpu(options, [&](const auto& line) { results.write(line); });
+}
+
 void bench_model(ModelArguments& arguments) {
+  if (arguments.device == "cuda") return bench_model_on_gpu(arguments);
+  const Require require("bench model");
+  require(!arguments.batch, "--batch", arguments.batch.value_or(0), "none on the CPU");
+  require(arguments.mixer == "efla", "--mixer", arguments.mixer, "efla on the CPU");
   auto& options = arguments.options;
+  options.model = arguments.model.value_or(options.model);
   if (options.model == bench::kPixelClassifier) {
     if (arguments.length)
       throw Error("bench model", "--length", std::to_string(*arguments.length), "none: images have 784 tokens");
@@ -301,12 +331,18 @@ void add_model(CLI::App& program) {
   auto* command = program.add_subcommand(
       "model", "Measure training and generating with a whole model beside eager LibTorch, and where the time goes");
   auto arguments = std::make_shared<ModelArguments>();
-  command
-      ->add_option("--model", arguments->options.model,
-                   std::string("Preset of a language model, or ") + bench::kPixelClassifier)
+  command->add_option("--model", arguments->model,
+                      std::string("Preset of a language model (efla-20m; efla-340m on a GPU), or ") +
+                          bench::kPixelClassifier + " on the CPU");
+  command->add_option("--mixer", arguments->mixer, "Mixer of a language model on a GPU")->capture_default_str();
+  command->add_option("--device", arguments->device, "cpu: beside eager LibTorch; cuda: with memory and idle time")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
       ->capture_default_str();
-  command->add_option("--length", arguments->length, "Tokens of a language model's training sequence (512)")
+  command
+      ->add_option("--length", arguments->length, "Tokens of a language model's training sequence (512; 2048 on a GPU)")
       ->check(CLI::Range(1, 1 << 20));
+  command->add_option("--batch", arguments->batch, "Sequences of a training step on a GPU (16)")
+      ->check(CLI::Range(1, 1 << 16));
   command->add_option("--reps", arguments->options.rounds, "Rounds; in each, both have a turn")
       ->check(CLI::Range(1, 10000))
       ->capture_default_str();

@@ -1,7 +1,7 @@
 // The option --device of the commands that compute.
 #pragma once
 
-#include <c10/core/Device.h>
+#include <torch/types.h>
 
 #include <CLI/CLI.hpp>
 #include <string>

@@ -3,6 +3,7 @@
 #include <memory>
 
 #ifdef EFLA_TORCH_CUDA
+#include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #endif
@@ -32,11 +33,19 @@ OwnStream::OwnStream(const Device& device) {
   guard_.reset(new Guard{c10::cuda::CUDAStreamGuard(c10::cuda::getStreamFromPool(false, index))});
 }
 
+std::int64_t most_bytes_allocated(const Device& device) {
+  using c10::CachingAllocator::StatType;
+  const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(static_cast<c10::DeviceIndex>(device.index));
+  return stats.allocated_bytes[static_cast<std::size_t>(StatType::AGGREGATE)].peak;
+}
+
 bool has_gpu_kernels() { return true; }
 #else
 struct OwnStream::Guard {};
 
 OwnStream::OwnStream(const Device& /*device*/) {}
+
+std::int64_t most_bytes_allocated(const Device& /*device*/) { return 0; }
 
 bool has_gpu_kernels() { return false; }
 #endif

@@ -3,6 +3,7 @@
 
 #include <ATen/ATen.h>
 
+#include <cstdint>
 #include <memory>
 
 #include "efla/ops/context.h"
@@ -30,6 +31,9 @@ class OwnStream {
   struct Guard;
   std::unique_ptr<Guard> guard_;
 };
+
+// Returns the most bytes that LibTorch's tensors have had at one time on a GPU.
+std::int64_t most_bytes_allocated(const Device& device);
 
 // Whether this build has kernels for LibTorch's tensors on a GPU.
 bool has_gpu_kernels();
