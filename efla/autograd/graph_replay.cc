@@ -1,9 +1,12 @@
 #include "efla/autograd/graph_replay.h"
 
 #include <algorithm>
+#include <map>
+#include <mutex>
 
 #ifdef EFLA_TORCH_CUDA
 #include <ATen/cuda/CUDAGraph.h>
+#include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #endif
@@ -13,23 +16,52 @@ namespace efla::autograd {
 using at::Tensor;
 
 #ifdef EFLA_TORCH_CUDA
-struct GraphReplay::Captured {
-  Tensor input, output;
-  std::vector<Tensor> held;  // kept alive, so that no other tensor can have their addresses
-  std::unique_ptr<at::cuda::CUDAGraph> graph;
+namespace {
 
-  bool fits(const Tensor& given, const std::vector<Tensor>& others) const {
-    return input.sizes() == given.sizes() && std::equal(held.begin(), held.end(), others.begin(), others.end(),
-                                                        [](const Tensor& a, const Tensor& b) { return a.is_same(b); });
+constexpr std::size_t kMostShapes = 8;  // whose graphs are kept, because each has memory of its own
+
+// One capture at a time, on a stream that nothing else uses: a capture takes in whatever is launched on its stream, and
+// other threads may have any stream of LibTorch's pool.
+class CaptureStream {
+ public:
+  explicit CaptureStream(c10::DeviceIndex device)
+      : lock_(mutex()), guard_(c10::cuda::getStreamFromExternal(stream(device), device)) {}
+
+ private:
+  static std::mutex& mutex() {
+    static std::mutex one;
+    return one;
+  }
+  // Lives as long as the process, because LibTorch's memory remembers its stream.
+  static cudaStream_t stream(c10::DeviceIndex device) {
+    static std::map<c10::DeviceIndex, cudaStream_t> streams;
+    cudaStream_t& one = streams[device];
+    const c10::cuda::CUDAGuard on(device);
+    if (one == nullptr) C10_CUDA_CHECK(cudaStreamCreateWithFlags(&one, cudaStreamNonBlocking));
+    return one;
   }
 
-  void capture(const std::function<Tensor(const Tensor&)>& function) {
-    // A capture needs a stream that is not the default one; nothing runs on it.
-    const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromPool(false, input.device().index()));
+  std::lock_guard<std::mutex> lock_;
+  c10::cuda::CUDAStreamGuard guard_;
+};
+
+}  // namespace
+
+struct GraphReplay::Captured {
+  Tensors inputs, outputs;
+  std::unique_ptr<at::cuda::CUDAGraph> graph;
+
+  bool fits(const Tensors& given) const {
+    return std::equal(inputs.begin(), inputs.end(), given.begin(), given.end(),
+                      [](const Tensor& a, const Tensor& b) { return a.sizes() == b.sizes(); });
+  }
+
+  void capture(const Function& function) {
+    const CaptureStream stream(inputs.front().device().index());
     auto fresh = std::make_unique<at::cuda::CUDAGraph>();
     fresh->capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
     try {
-      output = function(input);
+      outputs = function(inputs);
     } catch (...) {
       fresh->capture_end();
       throw;
@@ -39,24 +71,31 @@ struct GraphReplay::Captured {
   }
 };
 
-Tensor GraphReplay::call(const std::function<Tensor(const Tensor&)>& function, const Tensor& input,
-                         const std::vector<Tensor>& held) {
-  if (!input.is_cuda()) return function(input);
-  if (!captured_ || !captured_->fits(input, held)) {
-    captured_ = std::make_unique<Captured>(Captured{input.clone(), {}, held, {}});
-    return function(captured_->input);
+GraphReplay::Tensors GraphReplay::call(const Function& function, const Tensors& inputs, const Tensors& held) {
+  if (!inputs.front().is_cuda()) return function(inputs);
+  const bool same = std::equal(held_.begin(), held_.end(), held.begin(), held.end(),
+                               [](const Tensor& a, const Tensor& b) { return a.is_same(b); });
+  if (!same) captured_.clear();
+  held_ = held;
+  const auto known =
+      std::find_if(captured_.begin(), captured_.end(), [&](const auto& captured) { return captured->fits(inputs); });
+  if (known == captured_.end()) {
+    if (captured_.size() == kMostShapes) captured_.erase(captured_.begin());
+    captured_.push_back(std::make_unique<Captured>());
+    for (const auto& input : inputs) captured_.back()->inputs.push_back(input.clone());
+    return function(captured_.back()->inputs);
   }
-  captured_->input.copy_(input);
-  if (!captured_->graph) captured_->capture(function);
-  captured_->graph->replay();
-  return captured_->output;
+  Captured& captured = **known;
+  for (std::size_t i = 0; i < inputs.size(); ++i) captured.inputs[i].copy_(inputs[i]);
+  if (!captured.graph) captured.capture(function);
+  captured.graph->replay();
+  return captured.outputs;
 }
 #else
 struct GraphReplay::Captured {};
 
-Tensor GraphReplay::call(const std::function<Tensor(const Tensor&)>& function, const Tensor& input,
-                         const std::vector<Tensor>& /*held*/) {
-  return function(input);
+GraphReplay::Tensors GraphReplay::call(const Function& function, const Tensors& inputs, const Tensors& /*held*/) {
+  return function(inputs);
 }
 #endif
 

@@ -9,23 +9,26 @@
 
 namespace efla::autograd {
 
-// Calls a function of one tensor. On a GPU the first call runs it, the second call captures it as a CUDA graph, and
-// later calls replay that. The function must not wait for the GPU, and must do the same work for every input; what it
-// reads and writes besides is either fixed or `held`, tensors that it updates in place. Not for several threads at
-// once.
+// Calls a function of tensors. On a GPU the first call with tensors of some shapes runs it, the second captures it as a
+// CUDA graph, and later ones replay that. The function must not wait for the GPU, and must do the same work for every
+// input of the same shapes; what it reads and writes besides is fixed, or `held`: tensors that it updates in place. Not
+// for several threads at once.
 class GraphReplay {
  public:
+  using Tensors = std::vector<at::Tensor>;
+  using Function = std::function<Tensors(const Tensors&)>;
+
   GraphReplay();
   ~GraphReplay();
 
-  // Returns function(input), a tensor that the next call may overwrite. Begins anew where the input's shape or a tensor
-  // of `held` is another one than in the call before. Without a GPU it calls the function.
-  at::Tensor call(const std::function<at::Tensor(const at::Tensor&)>& function, const at::Tensor& input,
-                  const std::vector<at::Tensor>& held);
+  // Returns function(inputs), tensors that the next call may overwrite. Forgets everything where a tensor of `held` is
+  // another one than in the call before. Without a GPU it calls the function.
+  Tensors call(const Function& function, const Tensors& inputs, const Tensors& held);
 
  private:
   struct Captured;
-  std::unique_ptr<Captured> captured_;
+  std::vector<std::unique_ptr<Captured>> captured_;  // by the shapes of the inputs
+  Tensors held_;                                     // kept alive, so that no other tensor can have their addresses
 };
 
 }  // namespace efla::autograd

@@ -33,7 +33,8 @@ struct Batch {
 Batch make_batch(const data::ImageSet& images, std::span<const std::uint32_t> indices,
                  const Perturbation& perturbation = {}, std::uint64_t seed = 0, torch::Device device = torch::kCPU);
 
-// Images whose label's logit is above all others; a tie or a NaN counts as wrong.
-std::int64_t count_correct(const torch::Tensor& logits, const torch::Tensor& labels);
+// Returns the number of images whose label's logit is above all others, a scalar int64 on the logits' device; a tie or
+// a NaN counts as wrong.
+torch::Tensor count_correct(const torch::Tensor& logits, const torch::Tensor& labels);
 
 }  // namespace efla::eval

@@ -40,7 +40,7 @@ Evaluation evaluate(const Classifier& classifier, const data::ImageSet& images, 
     loss[part] =
         functional::cross_entropy(logits, batch.labels, functional::CrossEntropyFuncOptions().reduction(torch::kSum))
             .item<double>();
-    correct[part] = count_correct(logits, batch.labels);
+    correct[part] = count_correct(logits, batch.labels).item<std::int64_t>();
   });
   if (stopped) throw Stopped();
   const auto images_measured = static_cast<double>(count);

@@ -44,6 +44,11 @@ void GradientSum::add(std::size_t parameter, std::int64_t part, torch::Tensor gr
   }
 }
 
+void GradientSum::add_at_once(std::size_t parameter, const torch::Tensor& gradient) const {
+  const torch::NoGradGuard no_grad;
+  parameters_.view(gradient_, parameters_.entries()[parameter]).add_(gradient);
+}
+
 void GradientSum::accumulate(std::size_t parameter, const torch::Tensor& gradient) {
   const torch::NoGradGuard no_grad;
   Parameter& sum = sums_[parameter];

@@ -26,14 +26,18 @@ class NonFinite : public std::runtime_error {
 };
 
 // One part of a step's data, computed by one thread.
+struct Part {
+  std::vector<torch::Tensor> inputs;  // what Task::loss takes
+  std::int64_t targets = 0;           // that losses are summed over
+  std::int64_t examples = 0;          // images, sequences or tokens
+  double weight = 0.0;                // factor of PartLoss::loss in the sum of the step's losses
+};
+
 struct PartLoss {
-  // The losses of the part's targets, summed and divided by Task::normaliser(): a scalar with its graph. Undefined
-  // where the part has no target.
+  // The losses of the part's targets, summed and divided by Task::normaliser(): a scalar with its graph.
   torch::Tensor objective;
-  double loss = 0.0;          // the same sum, not divided
-  std::int64_t targets = 0;   // that the sum is over
-  std::int64_t examples = 0;  // images, sequences or tokens
-  std::int64_t correct = 0;   // targets that the model found, for tasks that count them
+  torch::Tensor loss;     // a scalar in proportion to the sum of the losses
+  torch::Tensor correct;  // int64, the targets that the model found; undefined for tasks that do not count them
 };
 
 // An update of the parameters.
@@ -76,8 +80,12 @@ class Task {
   // Returns the number by which objectives are divided: that of the step's targets on all ranks, or an estimate of it
   // where it is known only after the step.
   virtual double normaliser() const = 0;
-  // Computes a part of the step that was drawn, with one copy of the model. Called by several threads.
-  virtual PartLoss loss(std::int64_t part, int copy) = 0;
+  // Returns a part of the step that was drawn. Called by several threads, as is loss.
+  virtual Part part(std::int64_t i) = 0;
+  // Computes the loss of a part that has targets from its inputs, with one copy of the model.
+  virtual PartLoss loss(const std::vector<torch::Tensor>& inputs, int copy) = 0;
+  // Whether inputs of equal shapes need equal work, and loss never waits for a GPU, so that this can be replayed.
+  virtual bool repeats() const { return false; }
 
   // The place in the data, for tasks that do not know it from the number of the step.
   virtual nlohmann::json position() const { return nlohmann::json::object(); }

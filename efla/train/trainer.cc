@@ -20,11 +20,13 @@ constexpr std::int64_t kBucketFloats = std::int64_t{1} << 21;
 using torch::autograd::Node;
 using torch::autograd::Variable;
 
-// Hands the gradients of one backward pass to a sum, each as soon as it is known.
+// Hands over the gradients of one backward pass, each as soon as it is known.
 class GradientHooks {
  public:
-  GradientHooks(const nn::NamedParameters& parameters, std::int64_t part, GradientSum& sum)
-      : parameters_(parameters), part_(part), sum_(sum), seen_(parameters.size()) {
+  using Receive = std::function<void(std::size_t parameter, torch::Tensor gradient)>;
+
+  GradientHooks(const nn::NamedParameters& parameters, Receive receive)
+      : parameters_(parameters), receive_(std::move(receive)), seen_(parameters.size()) {
     for (std::size_t i = 0; i < parameters_.size(); ++i) {
       // The parameter itself does not keep its accumulator alive.
       accumulators_.push_back(torch::autograd::impl::grad_accumulator(parameters_[i].second));
@@ -41,10 +43,10 @@ class GradientHooks {
   GradientHooks(const GradientHooks&) = delete;
   GradientHooks& operator=(const GradientHooks&) = delete;
 
-  // Called after the backward pass: parameters without a path to the loss have gradient zero.
+  // Called after the backward pass: parameters without a path to the loss have an undefined gradient.
   void finish() {
     for (std::size_t i = 0; i < seen_.size(); ++i) {
-      if (!seen_[i]) sum_.add(i, part_, {});
+      if (!seen_[i]) receive_(i, {});
     }
   }
 
@@ -54,12 +56,11 @@ class GradientHooks {
     torch::Tensor gradient = parameter.grad();
     parameter.mutable_grad().reset();
     seen_[i] = true;
-    sum_.add(i, part_, std::move(gradient));
+    receive_(i, std::move(gradient));
   }
 
   const nn::NamedParameters& parameters_;
-  std::int64_t part_;
-  GradientSum& sum_;
+  Receive receive_;
   std::vector<bool> seen_;
   std::vector<std::shared_ptr<Node>> accumulators_;
   std::vector<std::uintptr_t> hooks_;
@@ -78,7 +79,20 @@ std::vector<std::int64_t> partition(std::int64_t size, int ranks) {
 struct Trainer::Sums {
   double loss = 0.0;  // over targets
   std::int64_t targets = 0, examples = 0, correct = 0;
+
+  void add(const Sums& other) {
+    loss += other.loss;
+    targets += other.targets;
+    examples += other.examples;
+    correct += other.correct;
+  }
 };
+
+// Waits for a GPU. loss and correct are undefined where the part has no targets.
+Trainer::Sums Trainer::sums_of(const Part& part, const torch::Tensor& loss, const torch::Tensor& correct) {
+  return {loss.defined() ? loss.item<double>() * part.weight : 0.0, part.targets, part.examples,
+          correct.defined() ? correct.item<std::int64_t>() : 0};
+}
 
 Trainer::Trainer(Task& task, DataParallel& model, const UpdateOptions& options, ProcessGroup& group)
     : task_(task),
@@ -99,27 +113,53 @@ void Trainer::send(const Range& bucket) {
 
 Trainer::Sums Trainer::accumulate() {
   const std::int64_t parts = task_.draw(step_);
+  if (model_.device().is_cuda() && group_.size() == 1 && task_.repeats()) return accumulate_by_replay(parts);
   std::vector<Sums> sums(static_cast<std::size_t>(parts));
   pending_.clear();
   sum_.begin(parts);
   model_.run(parts, [&](std::int64_t i, int copy) {
-    GradientHooks hooks(model_.copy(copy), i, sum_);
-    PartLoss part;
-    {
-      const auto precision = model_.use_precision();
-      part = task_.loss(i, copy);
+    GradientHooks hooks(model_.copy(copy), [&](std::size_t parameter, torch::Tensor gradient) {
+      sum_.add(parameter, i, std::move(gradient));
+    });
+    const Part part = task_.part(i);
+    PartLoss loss;
+    if (part.targets > 0) {
+      {
+        const auto precision = model_.use_precision();
+        loss = task_.loss(part.inputs, copy);
+      }
+      loss.objective.backward();
     }
-    if (part.objective.defined()) part.objective.backward();
-    sums[i] = {part.loss, part.targets, part.examples, part.correct};
+    sums[i] = sums_of(part, loss.loss, loss.correct);
     hooks.finish();
   });
   for (const auto& wait : pending_) wait();
   Sums all;
-  for (const auto& sum : sums) {
-    all.loss += sum.loss;
-    all.targets += sum.targets;
-    all.examples += sum.examples;
-    all.correct += sum.correct;
+  for (const auto& sum : sums) all.add(sum);
+  return all;
+}
+
+Trainer::Sums Trainer::accumulate_by_replay(std::int64_t parts) {
+  const auto run = [&](const std::vector<torch::Tensor>& inputs) {
+    GradientHooks hooks(model_.copy(0), [&](std::size_t parameter, const torch::Tensor& gradient) {
+      sum_.add_at_once(parameter, gradient);
+    });
+    PartLoss loss;
+    {
+      const auto precision = model_.use_precision();
+      loss = task_.loss(inputs, 0);
+    }
+    loss.objective.backward();
+    const bool counts = loss.correct.defined();
+    return counts ? std::vector<torch::Tensor>{loss.loss, loss.correct} : std::vector<torch::Tensor>{loss.loss};
+  };
+  Sums all;
+  sum_.gradient().zero_();
+  for (std::int64_t i = 0; i < parts; ++i) {
+    const Part part = task_.part(i);
+    if (part.targets == 0) continue;
+    const auto outputs = replay_.call(run, part.inputs, {sum_.gradient()});
+    all.add(sums_of(part, outputs[0], outputs.size() > 1 ? outputs[1] : torch::Tensor()));
   }
   return all;
 }

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "efla/autograd/graph_replay.h"
 #include "efla/train/distributed/data_parallel.h"
 #include "efla/train/distributed/process_group.h"
 #include "efla/train/flat_parameters.h"
@@ -45,7 +46,10 @@ class Trainer {
  private:
   struct Sums;
 
+  static Sums sums_of(const Part& part, const torch::Tensor& loss, const torch::Tensor& correct);
   Sums accumulate();
+  // Does the same on one GPU for a task that repeats, with CUDA graphs.
+  Sums accumulate_by_replay(std::int64_t parts);
   void send(const Range& bucket);
   void update(double scale, double lr);
   // Gathers a flat buffer of which each rank has the range that it owns: whole on rank 0, undefined on the others.
@@ -60,6 +64,7 @@ class Trainer {
   std::vector<Range> buckets_;
   std::vector<std::function<void()>> pending_;  // sums of buckets that other ranks still add to
   GradientSum sum_;
+  autograd::GraphReplay replay_;
   FlatAdamW adamw_;
   std::int64_t step_ = 0, examples_ = 0;
 };

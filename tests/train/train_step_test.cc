@@ -256,7 +256,7 @@ TEST(Evaluate, CountsTiesAndNaNAsWrong) {
                                      0.0F, 1.0F, nan,   // the label's is NaN
                                      9.0F, nan, 0.0F})  // another is NaN
                           .view({4, 3});
-  EXPECT_EQ(count_correct(logits, labels), 1);
+  EXPECT_EQ(count_correct(logits, labels).item<std::int64_t>(), 1);
 }
 
 TEST(Evaluate, IsThatOfTheWholeSetAndTheSameOnAnyThreads) {

@@ -223,14 +223,15 @@ Tensor LanguageModel::step(const Tensor& ids, LanguageModelState& state) const {
     held.push_back(mixer->memory);
     if (mixer->conv.defined()) held.push_back(mixer->conv);
   }
-  const auto decode = [&](const Tensor& tokens) {
-    return autograd::linear(advance(tokens.unsqueeze(1), state).squeeze(1), head()).to(torch::kFloat);
+  const auto decode = [&](const std::vector<Tensor>& inputs) {
+    const Tensor x = advance(inputs[0].unsqueeze(1), state).squeeze(1);
+    return std::vector<Tensor>{autograd::linear(x, head()).to(torch::kFloat)};
   };
   if (!state.step) state.step = std::make_shared<autograd::GraphReplay>();
   const std::int64_t before = state.tokens;
-  const auto logits = state.step->call(decode, ids.to(embeddings_->value.device()), held);
+  const auto outputs = state.step->call(decode, {ids.to(embeddings_->value.device())}, held);
   state.tokens = before + 1;
-  return logits;
+  return outputs[0];
 }
 
 }  // namespace efla::nn

@@ -26,10 +26,11 @@ std::shared_ptr<Weight> add_ones(torch::nn::Module& owner, const std::string& na
 Tensor normed(const Tensor& x, const Weight& weight) { return autograd::rms_norm(x, weight.value, kSequenceNormEps); }
 
 // Returns sin and cos of t · 10000^(−i / (D/2 − 1)), i = 0 …: [T, D].
-Tensor sine_positions(std::int64_t tokens, std::int64_t width) {
+Tensor sine_positions(std::int64_t tokens, std::int64_t width, const torch::Device& device) {
   const std::int64_t half = width / 2;
-  const auto i = torch::arange(half, torch::kFloat) / static_cast<double>(std::max<std::int64_t>(half - 1, 1));
-  const auto angle = torch::arange(tokens, torch::kFloat).unsqueeze(1) * torch::exp(-std::log(10000.0) * i);
+  const auto options = torch::TensorOptions(torch::kFloat).device(device);
+  const auto i = torch::arange(half, options) / static_cast<double>(std::max<std::int64_t>(half - 1, 1));
+  const auto angle = torch::arange(tokens, options).unsqueeze(1) * torch::exp(-std::log(10000.0) * i);
   return torch::cat({angle.sin(), angle.cos()}, 1);
 }
 
@@ -107,7 +108,7 @@ void SequenceModel::add_decoder_layer(const std::string& name, const Initialiser
 Tensor SequenceModel::decoded(const Tensor& x, const Tensor& places) const {
   const std::int64_t tokens = x.size(1);
   const auto sequence = torch::div(places, tokens, "floor"), position = torch::remainder(places, tokens);
-  const auto positions = sine_positions(tokens, config_.hidden).to(x.device());
+  const auto positions = sine_positions(tokens, config_.hidden, x.device());
   auto y = x.select(1, tokens - 1).index_select(0, sequence) + positions.index_select(0, position);
   for (const auto& layer : decoder_) {
     y = torch::gelu(torch::addmm(layer.bias, normed(y, *layer.norm), layer.linear->value.t()));

@@ -121,19 +121,21 @@ std::int64_t ImageTask::draw(std::int64_t step) {
   return (count + size - 1) / size;
 }
 
-PartLoss ImageTask::loss(std::int64_t part, int copy) {
-  const auto most = static_cast<std::size_t>(eval::micro_batch(device())), from = static_cast<std::size_t>(part) * most;
+Part ImageTask::part(std::int64_t i) {
+  const auto most = static_cast<std::size_t>(eval::micro_batch(device())), from = static_cast<std::size_t>(i) * most;
   const std::size_t size = std::min(most, batch_.size() - from);
   const eval::Batch images = eval::make_batch(train_, batch_.subspan(from, size), {}, 0, device());
-  const torch::Tensor logits = copies_[static_cast<std::size_t>(copy)].forward(images.pixels);
+  const torch::Tensor divisor = torch::full({}, normaliser(), torch::kFloat).to(device());
+  const auto count = static_cast<std::int64_t>(size);
+  return {{images.pixels, images.labels, divisor}, count, count, normaliser()};
+}
+
+PartLoss ImageTask::loss(const std::vector<torch::Tensor>& inputs, int copy) {
+  const torch::Tensor logits = copies_[static_cast<std::size_t>(copy)].forward(inputs[0]);
   namespace functional = torch::nn::functional;
   const auto sum = functional::CrossEntropyFuncOptions().reduction(torch::kSum);
-  PartLoss result;
-  result.objective = functional::cross_entropy(logits, images.labels, sum) / normaliser();
-  result.loss = result.objective.item<double>() * normaliser();
-  result.targets = result.examples = static_cast<std::int64_t>(size);
-  result.correct = eval::count_correct(logits, images.labels);
-  return result;
+  const torch::Tensor objective = functional::cross_entropy(logits, inputs[1], sum) / inputs[2];
+  return {objective, objective.detach(), eval::count_correct(logits, inputs[1])};
 }
 
 nlohmann::ordered_json ImageTask::evaluate(const DataParallel& model, ProcessGroup& /*group*/,

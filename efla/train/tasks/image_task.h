@@ -60,7 +60,9 @@ class ImageTask : public Task {
   nlohmann::ordered_json progress(std::int64_t step, std::int64_t examples) const override;
   std::int64_t draw(std::int64_t step) override;
   double normaliser() const override { return static_cast<double>(batch_.size()); }
-  PartLoss loss(std::int64_t part, int copy) override;
+  Part part(std::int64_t i) override;
+  PartLoss loss(const std::vector<torch::Tensor>& inputs, int copy) override;
+  bool repeats() const override { return true; }
   nlohmann::ordered_json evaluate(const DataParallel& model, ProcessGroup& group, const StopFunction& stop) override;
 
  private:

@@ -49,17 +49,16 @@ std::int64_t LmTask::draw(std::int64_t /*step*/) {
   return micro_batches_;
 }
 
-PartLoss LmTask::loss(std::int64_t part, int copy) {
-  const LmBatch batch = make_batch(drawn_[static_cast<std::size_t>(part)], device_);
-  PartLoss result;
-  result.targets = batch.counted;
-  result.examples = batch.tokens;
-  if (batch.counted == 0) return result;
+Part LmTask::part(std::int64_t i) {
+  const LmBatch batch = make_batch(drawn_[static_cast<std::size_t>(i)], device_);
   const auto counted = static_cast<double>(batch.counted);
-  const torch::Tensor mean = copies_[static_cast<std::size_t>(copy)].loss(batch);
-  result.objective = mean * (1.0 / normaliser() * counted);
-  result.loss = mean.item<double>() * counted;
-  return result;
+  const torch::Tensor share = torch::full({}, 1.0 / normaliser() * counted, torch::kDouble);  // of the step's targets
+  return {{batch.inputs, batch.targets, batch.cu_seqlens, share}, batch.counted, batch.tokens, counted};
+}
+
+PartLoss LmTask::loss(const std::vector<torch::Tensor>& inputs, int copy) {
+  const torch::Tensor mean = copies_[static_cast<std::size_t>(copy)].loss({inputs[0], inputs[1], inputs[2]});
+  return {mean * inputs[3].item<double>(), mean.detach(), {}};
 }
 
 nlohmann::json LmTask::position() const {

@@ -51,7 +51,8 @@ class LmTask : public Task {
   std::int64_t draw(std::int64_t step) override;
   // Returns the tokens of a step, an estimate: the number of targets, which all weigh the same, is known only after it.
   double normaliser() const override { return static_cast<double>(options_.tokens_per_step); }
-  PartLoss loss(std::int64_t part, int copy) override;
+  Part part(std::int64_t i) override;
+  PartLoss loss(const std::vector<torch::Tensor>& inputs, int copy) override;
   nlohmann::json position() const override;
   void seek(const nlohmann::json& position) override;
   nlohmann::ordered_json evaluate(const DataParallel& model, ProcessGroup& group, const StopFunction& stop) override;

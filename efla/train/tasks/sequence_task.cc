@@ -36,17 +36,17 @@ std::vector<Example> draw_examples(const SyntheticTask& task, std::uint64_t seed
 }
 
 // Neighbouring examples of a batch, with the places at which something is asked.
-struct Part {
+struct Questions {
   torch::Tensor ids;                   // [B, T] int64, on the model's device
   torch::Tensor places;                // [M] int64, on the model's device
   std::vector<std::int64_t> targets;   // [M]
   std::vector<std::int64_t> sequence;  // [M]: of the part, from 0
 };
 
-Part make_part(std::span<const Example> examples, const torch::Device& device) {
+Questions make_questions(std::span<const Example> examples, const torch::Device& device) {
   const auto batch = static_cast<std::int64_t>(examples.size());
   const auto tokens = static_cast<std::int64_t>(examples.front().inputs.size());
-  Part part{torch::empty({batch, tokens}, torch::kLong), {}, {}, {}};
+  Questions part{torch::empty({batch, tokens}, torch::kLong), {}, {}, {}};
   std::vector<std::int64_t> places;
   auto* ids = part.ids.data_ptr<std::int64_t>();
   for (std::int64_t b = 0; b < batch; ++b) {
@@ -92,7 +92,7 @@ double mean_share(const std::map<std::int64_t, Count>& groups) {
 // Counts the right answers of one part by class, or by sequence from `first` on; nothing where a logit is not finite.
 std::optional<std::map<std::int64_t, Count>> count_right(const SequenceClassifier& model, const SyntheticTask& task,
                                                          std::span<const Example> examples, std::int64_t first) {
-  const Part part = make_part(examples, nn::device_of(model.parameters));
+  const Questions part = make_questions(examples, nn::device_of(model.parameters));
   std::map<std::int64_t, Count> groups;
   if (part.targets.empty()) return groups;
   const torch::Tensor logits = model.logits(part.ids, part.places);
@@ -183,22 +183,21 @@ std::int64_t SequenceTask::draw(std::int64_t step) {
   return std::ssize(parts_);
 }
 
-PartLoss SequenceTask::loss(std::int64_t part, int copy) {
-  const auto& examples = parts_[static_cast<std::size_t>(part)];
-  const SequenceClassifier& model = copies_[static_cast<std::size_t>(copy)];
-  const torch::Device device = nn::device_of(model.parameters);
-  const Part batch = make_part(examples, device);
-  PartLoss result;
-  result.examples = std::ssize(examples);
-  if (batch.targets.empty()) return result;
+Part SequenceTask::part(std::int64_t i) {
+  const auto& examples = parts_[static_cast<std::size_t>(i)];
+  const torch::Device device = nn::device_of(copies_.front().parameters);
+  const Questions asked = make_questions(examples, device);
+  const torch::Tensor targets = torch::tensor(asked.targets, torch::kLong).to(device);
+  const torch::Tensor divisor = torch::full({}, normaliser(), torch::kFloat).to(device);
+  return {{asked.ids, asked.places, targets, divisor}, std::ssize(asked.targets), std::ssize(examples), normaliser()};
+}
+
+PartLoss SequenceTask::loss(const std::vector<torch::Tensor>& inputs, int copy) {
   namespace functional = torch::nn::functional;
   const auto sum = functional::CrossEntropyFuncOptions().reduction(torch::kSum);
-  const torch::Tensor logits = model.logits(batch.ids, batch.places);
-  const torch::Tensor targets = torch::tensor(batch.targets, torch::kLong).to(device);
-  result.objective = functional::cross_entropy(logits, targets, sum) / normaliser();
-  result.loss = result.objective.item<double>() * normaliser();
-  result.targets = std::ssize(batch.targets);
-  return result;
+  const torch::Tensor logits = copies_[static_cast<std::size_t>(copy)].logits(inputs[0], inputs[1]);
+  const torch::Tensor objective = functional::cross_entropy(logits, inputs[2], sum) / inputs[3];
+  return {objective, objective.detach(), {}};
 }
 
 nlohmann::ordered_json SequenceTask::evaluate(const DataParallel& model, ProcessGroup& /*group*/,

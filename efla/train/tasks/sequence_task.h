@@ -73,7 +73,9 @@ class SequenceTask : public Task {
   std::string unit() const override { return "sequences"; }
   std::int64_t draw(std::int64_t step) override;
   double normaliser() const override { return targets_; }
-  PartLoss loss(std::int64_t part, int copy) override;
+  Part part(std::int64_t i) override;
+  PartLoss loss(const std::vector<torch::Tensor>& inputs, int copy) override;
+  bool repeats() const override { return true; }
   nlohmann::ordered_json evaluate(const DataParallel& model, ProcessGroup& group, const StopFunction& stop) override;
   bool enough(const nlohmann::ordered_json& evaluation) const override;
 
