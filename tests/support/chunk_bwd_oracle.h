@@ -1,9 +1,9 @@
 // The chunkwise backward of the CUDA kernels (efla/cuda/chunk/chunk_bwd.h) in float32 on the CPU, with bfloat16
 // rounding at exactly the points of the kernels for Hopper: besides the forward's, U and D and their gradients as
 // operands, dS' as an operand, the scaled dO and D that change dS, and W and H with all their factors. With a gate per
-// channel (efla/cuda/chunk/chunk_grads_channel_sm90.cu) the decayed keys and queries of blocks of 16 tokens are rounded too.
-// What differs from a kernel is the order of sums; the portable kernel without such a gate rounds W and H twice, with
-// one factor of the L2 norm each.
+// channel (efla/cuda/chunk/chunk_grads_channel_sm90.cu) the decayed keys and queries of blocks of 16 tokens are rounded
+// too. What differs from a kernel is the order of sums; the portable kernel without such a gate rounds W and H twice,
+// with one factor of the L2 norm each.
 #pragma once
 
 #include <cmath>

@@ -1,5 +1,5 @@
-// What the kernels for a gate per key channel share (prepare_channel.cu, chunk_grads_channel_sm90.cu): a chunk is cut into
-// blocks of 16 tokens.
+// What the kernels for a gate per key channel share (prepare_channel.cu, chunk_grads_channel_sm90.cu): a chunk is cut
+// into blocks of 16 tokens.
 #pragma once
 
 #include "efla/cuda/chunk/prepare.cuh"
