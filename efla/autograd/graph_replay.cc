@@ -21,7 +21,8 @@ namespace {
 constexpr std::size_t kMostShapes = 8;  // whose graphs are kept, because each has memory of its own
 
 // One capture at a time, on a stream that nothing else uses: a capture takes in whatever is launched on its stream, and
-// other threads may have any stream of LibTorch's pool.
+// other threads may have any stream of LibTorch's pool. Each thread has a stream of its own, because LibTorch gives the
+// products of a stream one workspace, and graphs that several threads replay at once must not share it.
 class CaptureStream {
  public:
   explicit CaptureStream(c10::DeviceIndex device)
@@ -32,9 +33,9 @@ class CaptureStream {
     static std::mutex one;
     return one;
   }
-  // Lives as long as the process, because LibTorch's memory remembers its stream.
+  // Never destroyed, because LibTorch's memory remembers its stream.
   static cudaStream_t stream(c10::DeviceIndex device) {
-    static std::map<c10::DeviceIndex, cudaStream_t> streams;
+    thread_local std::map<c10::DeviceIndex, cudaStream_t> streams;
     cudaStream_t& one = streams[device];
     const c10::cuda::CUDAGuard on(device);
     if (one == nullptr) C10_CUDA_CHECK(cudaStreamCreateWithFlags(&one, cudaStreamNonBlocking));
@@ -63,7 +64,10 @@ struct GraphReplay::Captured {
     try {
       outputs = function(inputs);
     } catch (...) {
-      fresh->capture_end();
+      try {
+        fresh->capture_end();
+      } catch (const std::exception&) {  // says only that the capture failed
+      }
       throw;
     }
     fresh->capture_end();
