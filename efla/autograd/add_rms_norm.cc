@@ -82,7 +82,8 @@ struct AddRmsNormFunction : torch::autograd::Function<AddRmsNormFunction> {
 
 std::pair<Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& branch, const Tensor& weight, double eps) {
   const bool fused = x.defined() && x.is_cuda() && has_gpu_kernels() && x.scalar_type() == at::kFloat &&
-                     weight.defined() && weight.scalar_type() == at::kFloat;
+                     weight.defined() && weight.scalar_type() == at::kFloat &&
+                     (product_type(x) == at::kFloat || product_type(x) == at::kBFloat16);
   if (!fused) {
     const Tensor sum = branch.defined() ? x + branch : x;
     return {sum, rms_norm(sum, weight, eps)};

@@ -44,9 +44,10 @@ Tensor composite(Tensor& logits, const Tensor& targets, const Tensor& share) {
 }
 
 Tensor losses_of(Tensor& logits, const Tensor& targets, const Tensor& share) {
-  if (!(logits.is_cuda() && has_gpu_kernels())) return composite(logits, targets, share);
-  if (logits.scalar_type() == at::kFloat) return fused<float>(logits, targets, share);
-  return fused<bfloat16>(logits, targets, share);
+  const bool on_gpu = logits.is_cuda() && has_gpu_kernels();
+  if (on_gpu && logits.scalar_type() == at::kFloat) return fused<float>(logits, targets, share);
+  if (on_gpu && logits.scalar_type() == at::kBFloat16) return fused<bfloat16>(logits, targets, share);
+  return composite(logits, targets, share);
 }
 
 struct CrossEntropyFunction : torch::autograd::Function<CrossEntropyFunction> {
@@ -81,7 +82,11 @@ struct CrossEntropyFunction : torch::autograd::Function<CrossEntropyFunction> {
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     refuse_second_order(kCrossEntropy);
     const auto saved = ctx->get_saved_variables();
-    return {saved[0] * grads[0].to(saved[0].scalar_type()), saved[1] * grads[0].to(saved[1].scalar_type()), {}, {}, {}};
+    // At least in float32, because a factor rounded to bfloat16 would weigh whole parts of a batch wrongly.
+    const auto scaled = [&](const Tensor& t) {
+      return (t.to(c10::promoteTypes(t.scalar_type(), at::kFloat)) * grads[0]).to(t.scalar_type());
+    };
+    return {scaled(saved[0]), scaled(saved[1]), {}, {}, {}};
   }
 };
 
