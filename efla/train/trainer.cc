@@ -157,7 +157,10 @@ Trainer::Sums Trainer::accumulate_by_replay(std::int64_t parts) {
   sum_.gradient().zero_();
   for (std::int64_t i = 0; i < parts; ++i) {
     const Part part = task_.part(i);
-    if (part.targets == 0) continue;
+    if (part.targets == 0) {
+      all.add(sums_of(part, {}, {}));
+      continue;
+    }
     const auto outputs = replay_.call(run, part.inputs, {sum_.gradient()});
     all.add(sums_of(part, outputs[0], outputs.size() > 1 ? outputs[1] : torch::Tensor()));
   }
