@@ -7,12 +7,10 @@
 #include <vector>
 
 #include "efla/generate/sampler.h"
+#include "efla/generate/session_record.h"
 #include "efla/nn/models/language_model.h"
 
 namespace efla::generate {
-
-// The number of ids to keep: the bytes of an unfinished character, at most three, come from at most this many ids.
-inline constexpr std::size_t kLastIds = 3;
 
 struct Session {
   nn::LanguageModelState state;        // after all ids of the text except the pending ones

@@ -87,6 +87,10 @@ SessionRecord read_session_record(const std::vector<NamedTensor>& tensors,
   record.last_ids = vector_of<std::int32_t>(tensors, path, "last_ids", TensorType::I32);
   record.seen = vector_of<std::uint8_t>(tensors, path, "seen", TensorType::U8, (vocab_size + 7) / 8);
   record.held = field(metadata, path, "held");
+  if (record.last_ids.size() > kLastIds) {
+    refuse(path, "not a session: " + std::to_string(record.last_ids.size()) + " last ids, at most " +
+                     std::to_string(kLastIds));
+  }
   check_ids(path, record.pending, vocab_size);
   check_ids(path, record.last_ids, vocab_size);
   return record;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -11,6 +12,9 @@
 #include "efla/io/safetensors/safetensors.h"
 
 namespace efla::generate {
+
+// The number of ids to keep: the bytes of an unfinished character, at most three, come from at most this many ids.
+inline constexpr std::size_t kLastIds = 3;
 
 struct SessionRecord {
   std::array<std::uint64_t, 3> counters{};  // seed, ids drawn, tokens in the state

@@ -1,5 +1,6 @@
 // The engine's sessions: rewinding, saving, loading.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <utility>
 
@@ -112,6 +113,9 @@ void LocalEngine::load(const std::string& name, std::string_view bytes) {
   for (const auto id : text->record.last_ids) {
     if (id >= drawable_) refuse("not a session: token " + std::to_string(id));
   }
+  for (const auto id : text->record.pending) {
+    if (id >= drawable_) refuse("not a session: token " + std::to_string(id));
+  }
   std::vector<float> state(model_.state_floats());
   for (const auto& part : model_.state_parts()) {
     const auto found = std::find_if(content.tensors.begin(), content.tensors.end(),
@@ -120,6 +124,9 @@ void LocalEngine::load(const std::string& name, std::string_view bytes) {
       refuse("not a session: " + part.name + " is missing or of another type or shape");
     }
     std::memcpy(state.data() + part.offset, found->bytes.data(), found->bytes.size());
+  }
+  if (!std::all_of(state.begin(), state.end(), [](float x) { return std::isfinite(x); })) {
+    refuse("not a session: a state with numbers that are not finite");
   }
   text->state = std::make_shared<StoredState>(std::move(state));
   store_.put(name, std::move(text));
