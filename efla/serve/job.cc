@@ -63,8 +63,8 @@ std::optional<std::int32_t> Job::echoed(std::size_t index) const {
   return ids_[index + 1];
 }
 
-Outcome Job::score(std::span<const float> logits, std::int32_t scored) const {
-  const Scorer scorer(logits);
+Outcome Job::score(std::span<const float> logits, std::int64_t drawable, std::int32_t scored) const {
+  const Scorer scorer(logits, drawable);
   return {scorer.score(scored), scorer.best(std::max<std::int64_t>(0, request.logprobs)), {}};
 }
 
@@ -75,7 +75,7 @@ Outcome Job::draw(std::span<float> logits, std::int64_t drawable) {
     const std::vector<float> model = scored ? std::vector<float>(logits.begin(), logits.end()) : std::vector<float>();
     const auto drawn =
         serve::draw(logits.first(static_cast<std::size_t>(drawable)), request.sampling, seen_, counts_, random);
-    return scored ? score(model, drawn) : Outcome{{drawn, NAN}, {}, {}};
+    return scored ? score(model, drawable, drawn) : Outcome{{drawn, NAN}, {}, {}};
   } catch (const std::exception& error) {
     return {{}, {}, error.what()};
   }

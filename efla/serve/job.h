@@ -60,7 +60,7 @@ class Job {
 
   // Draws the next token, or scores a token of the prompt. Not for several threads at once.
   Outcome draw(std::span<float> logits, std::int64_t drawable);
-  Outcome score(std::span<const float> logits, std::int32_t id) const;
+  Outcome score(std::span<const float> logits, std::int64_t drawable, std::int32_t id) const;
 
   // Passes results on to the listener, and sets `ended`.
   void begin_echo();

@@ -101,7 +101,7 @@ LocalEngine::~LocalEngine() {
 
 void LocalEngine::check(const Request& request) const {
   const Require require("request");
-  validate(request.sampling, info_.vocab_size);
+  validate(request.sampling, drawable_);
   require(request.max_tokens >= 0, "max_tokens", request.max_tokens, "a count of tokens");
   require(request.logprobs >= -1 && request.logprobs <= kMaxLogprobs, "logprobs", request.logprobs,
           "at most " + std::to_string(kMaxLogprobs));
@@ -266,7 +266,7 @@ void LocalEngine::take_logits(std::span<const Row> rows) {
       const auto& row = rows[static_cast<std::size_t>(i)];
       const std::span<float> own(logits.at(i), static_cast<std::size_t>(vocab));
       outcomes[static_cast<std::size_t>(i)] =
-          row.scored ? row.job->score(own, *row.scored) : row.job->draw(own, drawable_);
+          row.scored ? row.job->score(own, drawable_, *row.scored) : row.job->draw(own, drawable_);
     });
   }
   for (std::size_t i = 0; i < rows.size(); ++i) {

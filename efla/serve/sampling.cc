@@ -54,7 +54,7 @@ std::int32_t draw(std::span<float> logits, const SamplingOptions& options, const
   return static_cast<std::int32_t>(generate::sample(logits, seen, rest, random));
 }
 
-Scorer::Scorer(std::span<const float> logits) : logits_(logits) {
+Scorer::Scorer(std::span<const float> logits, std::int64_t drawable) : logits_(logits), drawable_(drawable) {
   const double largest = *std::max_element(logits.begin(), logits.end());
   double sum = 0.0;
   for (const float logit : logits) sum += std::exp(logit - largest);
@@ -66,7 +66,7 @@ ScoredId Scorer::score(std::int32_t id) const {
 }
 
 std::vector<ScoredId> Scorer::best(std::int64_t count) const {
-  std::vector<std::int32_t> ids(logits_.size());
+  std::vector<std::int32_t> ids(static_cast<std::size_t>(drawable_));
   std::iota(ids.begin(), ids.end(), 0);
   const auto end = ids.begin() + std::min<std::ptrdiff_t>(count, std::ssize(ids));
   const auto at = [&](std::int32_t id) { return logits_[static_cast<std::size_t>(id)]; };

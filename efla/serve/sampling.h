@@ -26,7 +26,8 @@ std::int32_t draw(std::span<float> logits, const SamplingOptions& options, const
 // log p of ids under the softmax of a row of logits.
 class Scorer {
  public:
-  explicit Scorer(std::span<const float> logits);
+  // Only the first `drawable` ids are alternatives, because a tokenizer may have fewer than the model.
+  Scorer(std::span<const float> logits, std::int64_t drawable);
 
   ScoredId score(std::int32_t id) const;
   // Returns the `count` most probable ids in falling order; of equal ones the lower id comes first.
@@ -34,6 +35,7 @@ class Scorer {
 
  private:
   std::span<const float> logits_;
+  std::int64_t drawable_;
   double log_sum_ = 0.0;
 };
 
