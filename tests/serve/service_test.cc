@@ -215,7 +215,11 @@ TEST_F(ServiceTest, ResponsesContinueStoredStates) {
   const auto unstored = post("/v1/responses", {{"input", "x"}, {"store", false}});
   EXPECT_EQ(engine_->stored(), 2U);
   EXPECT_EQ(status_of(ask("DELETE", "/v1/responses/" + id)), 200);
+  EXPECT_EQ(status_of(ask("DELETE", "/v1/responses/" + id)), 404);
   EXPECT_EQ(engine_->stored(), 1U);
+  post("/v1/sessions", {{"name", "book"}, {"prompt", "A text."}}, 201);
+  EXPECT_EQ(status_of(ask("DELETE", "/v1/responses/book")), 404) << "not a response";
+  EXPECT_EQ(engine_->stored(), 2U);
 }
 
 TEST_F(ServiceTest, ResponsesStream) {

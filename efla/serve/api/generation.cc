@@ -390,8 +390,8 @@ void Generation::answer() {
       exchange_->write(response_->last_events(choices_.front(), usage_));
     } else {
       if (request_.include_usage) extra["usage"] = usage_json(usage_);
-      if (!extra.empty()) exchange_->write(extra_event(head_, extra));
-      exchange_->write(kDone);
+      // In one piece, because a client may be behind by no more than a bound, and a state is large.
+      exchange_->write((extra.empty() ? std::string() : extra_event(head_, extra)) + std::string(kDone));
     }
     return exchange_->end();
   }

@@ -53,8 +53,11 @@ class Service::Implementation {
     } else {
       server_.run();
     }
-    // Requests whose clients were told to have left end with the engine's next step.
+    ended_ = true;
+    // Requests whose clients were told to have left end with the engine's next step. One that the worker has only begun
+    // is not running yet, and would outlive this object.
     for (;; std::this_thread::sleep_for(std::chrono::milliseconds(1))) {
+      if (queued_ > 0) continue;
       const std::lock_guard lock(context_.mutex);
       if (context_.running.empty()) return;
     }
@@ -137,7 +140,8 @@ class Service::Implementation {
   Keys keys_;
   std::int64_t started_ =
       std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
-  std::atomic<bool> stopping_ = false;
+  std::atomic<bool> stopping_ = false, ended_ = false;
+  std::atomic<std::int64_t> queued_ = 0;  // requests that wait for the worker, or that it handles
   ApiContext context_;
   HttpServer server_;
 };
@@ -221,7 +225,11 @@ void Service::Implementation::handle(HttpRequest request, std::shared_ptr<HttpEx
   call->request = std::move(request);
   call->exchange = std::move(exchange);
   if (route.quick) return run_route(route, *call);
-  server_.work([this, &route, call] { run_route(route, *call); });
+  ++queued_;
+  server_.work([this, &route, call] {
+    if (!ended_) run_route(route, *call);
+    --queued_;
+  });
 }
 
 void Service::Implementation::run_route(const Route& route, Call& call) {
@@ -354,11 +362,13 @@ void Service::Implementation::delete_session(Call& call) {
 
 void Service::Implementation::delete_response(Call& call) {
   const auto name = engine_name(call.client, call.name);
-  context_.engine.erase(name);
   {
     const std::lock_guard lock(context_.mutex);
-    std::erase(context_.responses, name);
+    if (std::erase(context_.responses, name) == 0) {
+      throw ApiError(404, "response: got \"" + call.name + "\", expected a stored one", {}, "not_found");
+    }
   }
+  context_.engine.erase(name);
   reply(call, json_reply({{"id", call.name}, {"object", "response.deleted"}, {"deleted", true}}));
 }
 

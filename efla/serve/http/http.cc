@@ -102,6 +102,7 @@ class Mailbox {
         connection->set_gone(message.serial, std::move(message.gone));
         break;
     }
+    if (io_ == nullptr) return;  // the server ends, and has closed every connection
     if (connection->parsing() || std::exchange(connection->marked, true)) return;
     changed_.push_back(connection);
     if (changed_.size() == 1 && taken_.empty()) asio::post(*io_, [this] { proceed(); });
