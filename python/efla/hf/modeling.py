@@ -190,7 +190,8 @@ class EflaModel(EflaPreTrainedModel):
             attention_mask = None
         hidden_states = (x,)
         for layer in self.layers:
-            x = layer(x, attention_mask, past_key_values, use_cache)
+            # By keywords, because gradient checkpointing switches off a cache only where it is named.
+            x = layer(x, attention_mask=attention_mask, past_key_values=past_key_values, use_cache=use_cache)
             hidden_states += (x,)
         return BaseModelOutputWithPast(
             last_hidden_state=self.norm(x),
