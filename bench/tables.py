@@ -109,7 +109,7 @@ def rate(result, prefix=""):
 
 
 def model_section(path):
-    found = results.newest(path, lambda r: (r["model"], r["operation"]))
+    found = [r for r in results.newest(path, lambda r: (r["study"], r["model"], r["operation"])) if r["study"] == "model"]
     rows = [["", *(f"{r['model']}, {r['operation']}" for r in found)],
             ["parameters", *(f"{r['parameters']:,}" for r in found)],
             ["efla", *(rate(r) for r in found)],
@@ -121,7 +121,8 @@ def model_section(path):
 
 
 def generation_section(path):
-    found = results.newest(path, lambda r: (r["mixer"], r["context"]))
+    found = results.newest(path, lambda r: (r.get("device", "cpu"), r["preset"], r["mixer"], r["context"]))
+    found = [r for r in found if r.get("device", "cpu") == "cpu"]
     rows = [["mixer", "context", "prefill, tokens/s", "ms per token, median", "least", "bytes of state", "resident MB"]]
     rows += [[r["mixer"], f'{r["context"]:,}', f'{r["prefill_tokens_per_s"]:,.0f}', f'{r["ms_per_token"]["median"]:.2f}',
               f'{r["ms_per_token"]["min"]:.2f}', f'{r["state_bytes"]:,}', f'{r["resident_bytes"] / 1e6:.0f}'] for r in found]
