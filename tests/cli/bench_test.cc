@@ -101,7 +101,7 @@ TEST(BenchOp, MistakesNameWhatThereIs) {
   EXPECT_TRUE(is_user_mistake(bench_op({"--scaling", "--filter", "decode"}), "forward+backward"));
   EXPECT_TRUE(is_user_mistake(bench_op({"--scaling", "--tokens", "64"}), "--scaling"));
   EXPECT_TRUE(is_user_mistake(bench_op({"--reps", "0"}), "--reps"));
-  EXPECT_TRUE(is_user_mistake(run_program({"bench"}), "expected one of op, stability, generate, model"));
+  EXPECT_TRUE(is_user_mistake(run_program({"bench"}), "expected one of op, stability, generate, serve, model"));
 }
 
 TEST(BenchModel, TrainsAndGeneratesBesideTheEagerForm) {
