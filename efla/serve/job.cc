@@ -154,6 +154,7 @@ void Job::finish() {
   result.queue_ms = queue_ms;
   result.first_token_ms = first_token_ms;
   result.total_ms = ms_since(submitted);
+  from_.reset();  // whoever hears of the end may delete the session, and expects its file to be gone
   try {
     listener_->finish(result);
   } catch (const std::exception&) {  // the request has ended anyway
