@@ -224,7 +224,7 @@ TEST_F(ServiceTest, ResponsesContinueStoredStates) {
 
 TEST_F(ServiceTest, ResponsesStream) {
   start("Hello$");
-  const auto events = stream("/v1/responses", {{"input", "Hi"}, {"stream", true}}, false);
+  const auto events = stream("/v1/responses", {{"input", "Hi"}, {"stream", true}, {"seed", 0}}, false);
   std::vector<std::string> types;
   for (std::size_t i = 0; i < events.size(); ++i) {
     EXPECT_EQ(events[i]["sequence_number"], i);
