@@ -1,0 +1,470 @@
+// What a thread block has in shared memory for the gradients where every key channel has a gate, and the products of
+// its warps (chunk_grads_channel_sm90.cu, which has the equations).
+#pragma once
+
+#include <cstdint>
+
+#include "efla/cuda/chunk/channels.cuh"
+#include "efla/cuda/chunk/chunk_bwd.h"
+#include "efla/cuda/chunk/chunk_grads.cuh"
+#include "efla/cuda/common/products.cuh"
+#include "efla/cuda/common/tile.cuh"
+
+namespace efla::gpu {
+
+inline constexpr int kEdgeRows = kBlock * (kBlocks - 1), kEdgeBytes = kEdgeRows * 128;
+inline constexpr int kPairs = kBlocks * (kBlocks - 1) / 2;  // of a block and an earlier one
+constexpr int pair_index(int block, int earlier) { return block * (block - 1) / 2 + earlier; }
+
+// Sums over the channels of a token, of which every warp of the token's block has a part: first Σk² and Σq², then k·E
+// and the products of q and k with the gradients that the L2 norm projects.
+enum ChannelSum { kErase, kAlongQuery, kAlongKey, kSums, kKeySquares = kErase, kQuerySquares = kAlongQuery };
+
+// Terms of gates' gradients that span whole blocks: what a block's tokens read from before an earlier block (of that
+// block and the earlier one), what a block's tokens write that dS' has, and S·dS'.
+template <int kTiles>
+struct Crossing {
+  float read[kPairs][64 * kTiles], written[kBlocks - 1][64 * kTiles], states[64 * kTiles];
+};
+
+// The tiles of a slice: dO, U, D, S and dS'.
+template <int kTiles>
+struct ChannelSlice {
+  unsigned char dout[kTileBytes], u[kTileBytes], d[kTileBytes], before[kTiles * kTileBytes], after[kTiles * kTileBytes];
+};
+
+template <int kTiles, int kStages>
+struct ChannelShared {
+  static constexpr int kThreads = 256 * kTiles, kQuarters = 2 * kTiles;
+  alignas(1024) ChannelSlice<kTiles> slices[kStages];
+  // Keys of all blocks but the last, decayed to their block's end; queries and −a∘keys of all but the first, decayed
+  // from their block's start.
+  unsigned char keys[kTiles * kEdgeBytes], queries[kTiles * kEdgeBytes], erase[kTiles * kEdgeBytes];
+  float decay[kBlocks][64 * kTiles];                                                  // over a block
+  float key_factor[kChunkTokens], query_factor[kChunkTokens], squares[kChunkTokens];  // n_k, n_q, Σk²
+  float a[kChunkTokens], b[kChunkTokens];
+  float of_key[kChunkTokens], of_query[kChunkTokens];  // what is added of k and q to their gradients
+  float sums[kSums][kQuarters][kChunkTokens];
+  ChunkAt at;  // of Hopper's kernel, where registers are short
+
+  // In the place of slices that have been used: W and H, what spans blocks, parts of S·dS', one per warp, and, in the
+  // place of decayed rows too, accumulators on their way from products to channels.
+  __device__ unsigned char* w() { return slices[0].dout; }
+  __device__ unsigned char* h() { return slices[0].u; }
+  __device__ Crossing<kTiles>& crossing() { return *reinterpret_cast<Crossing<kTiles>*>(slices[0].d); }
+  __device__ float* state_sums(int warp) { return reinterpret_cast<float*>(slices[0].before) + warp * 64 * kTiles; }
+  __device__ float* scratch(int warp, int which) {
+    static_assert(2 * 4 * kQuarters * kBlock * 32 * sizeof(float) <=
+                  kStages * sizeof(ChannelSlice<kTiles>) - 3 * kTileBytes + 3 * kTiles * kEdgeBytes);
+    return reinterpret_cast<float*>(slices[0].before) + (2 * warp + which) * kBlock * 32;
+  }
+};
+static_assert(sizeof(Crossing<2>) <= kTileBytes);
+
+// Multiplies in mma's layout: warp `block` + 4 · `quarter` has the 16 rows of a block and 32 channels. Channels in the
+// other layout: a lane has one channel of its warp's 32, of all tokens of the block.
+template <int kTiles, int kStages>
+class ChannelGrads {
+ public:
+  using Shared = ChannelShared<kTiles, kStages>;
+  static constexpr int kThreads = Shared::kThreads, kQuarters = Shared::kQuarters;
+  static constexpr int kCount = 16;  // accumulators of 16 tokens and 32 channels
+  using Sums = float[kCount];
+
+  // `thread` is opaque, so that nothing of one value head is kept in registers for the next.
+  __device__ ChannelGrads(const ChunkBackward& c, Shared& memory, const ChunkAt& at, int slot, int i_q, int i_h,
+                          int thread)
+      : c_(c),
+        p_(c.p),
+        m_(memory),
+        at_(at),
+        slot_(slot),
+        i_q_(i_q),
+        i_h_(i_h),
+        thread_(thread),
+        lane_(thread % 32),
+        warp_(warp_of(thread)),
+        block_(warp_ % kBlocks),
+        quarter_(warp_ / kBlocks),
+        channel_(32 * quarter_ + lane_),
+        tokens_(channel_ < static_cast<int>(c.p.shape.key_dim) ? at.rows - kBlock * block_ : 0) {}
+
+  __device__ void run() {
+    for (int slice = 0; slice < min(kStages, c_.slices); ++slice) load_slice(slice);
+    decay_rows();
+    Sums of_query, of_erase, of_key;
+    multiply_slices(of_query, of_erase, of_key);
+    multiply_blocks(of_query, of_erase, of_key);
+    add_pairs(of_query, of_erase, of_key);
+  }
+
+ private:
+  __device__ bool exists(int i) const { return i < tokens_; }
+  // The next token's element; opaque, because registers are short for many addresses at once.
+  template <class T>
+  __device__ static T* next(T* element, std::int64_t stride) {
+    return opaque(element + stride);
+  }
+  template <class T>
+  __device__ auto* at(const View<T, 4>& view, std::int64_t i_h) const {
+    return view.at(at_.i_b, at_.start + kBlock * block_, i_h, channel_);
+  }
+  // Reads the block's tokens of the lane's channel.
+  __device__ void read(const View<const bfloat16, 4>& view, float (&x)[kBlock]) const {
+    const bfloat16* from = at(view, i_q_);
+#pragma unroll
+    for (int i = 0; i < kBlock; ++i, from = next(from, view.stride[1])) x[i] = exists(i) ? to_float(*from) : 0.0F;
+  }
+  __device__ void read_decays(float (&x)[kBlock]) const {
+    const float* from = at(p_.g, i_h_);
+#pragma unroll
+    for (int i = 0; i < kBlock; ++i, from = next(from, p_.g.stride[1])) x[i] = exists(i) ? *from : 0.0F;
+#pragma unroll
+    for (float& e : x) e = exp2_fast(limited_gate(e));
+  }
+  // Adds to the gradient of q (0) or k (1) what a value head gives: after the head's last one writes it, before that
+  // keeps the sum in the workspace.
+  __device__ void store(int which, const View<bfloat16, 4>& view, const float (&x)[kBlock]) const {
+    const int group = static_cast<int>(p_.shape.group()), of_group = i_h_ - i_q_ * group;
+    constexpr int kElements = kChunkTokens * 64 * kTiles;
+    float* sum = c_.key_sums + ((slot_ * p_.shape.heads + i_q_) * 2 + which) * kElements +
+                 kBlock * block_ * 64 * kTiles + channel_;
+    bfloat16* to = at(view, i_q_);
+#pragma unroll
+    for (int i = 0; i < kBlock; ++i, to = next(to, view.stride[1]), sum += 64 * kTiles) {
+      const float all = of_group > 0 ? x[i] + *sum : x[i];
+      if (of_group < group - 1) {
+        *sum = all;
+      } else if (exists(i)) {
+        *to = to_bfloat16(all);
+      }
+    }
+  }
+  __device__ void put_sums(ChannelSum kind, float (&x)[kBlock]) {
+    sum_over_lanes(x, lane_);
+    if (lane_ < kBlock) m_.sums[kind][quarter_][kBlock * block_ + lane_] = x[0];
+  }
+  __device__ float sum_of(ChannelSum kind, int token) const {
+    float sum = 0;
+#pragma unroll
+    for (int quarter = 0; quarter < kQuarters; ++quarter) sum += m_.sums[kind][quarter][token];
+    return sum;
+  }
+
+  __device__ void load_slice(int slice) {
+    const std::int64_t image = slice_index(c_, slot_, i_h_, slice);
+    ChannelSlice<kTiles>& to = m_.slices[slice % kStages];
+    load_rows<1, kThreads>(to.dout, p_.dout, at_.i_b, at_.start, at_.rows, i_h_, 64 * slice, c_.dout_rows, thread_);
+    load_images<kThreads>(to.u, c_.writes + image * kTileBytes, kTileBytes, thread_);
+    load_images<kThreads>(to.d, c_.dresiduals + image * kTileBytes, kTileBytes, thread_);
+    load_images<kThreads>(to.before, c_.states + image * kTiles * kTileBytes, kTiles * kTileBytes, thread_);
+    load_images<kThreads>(to.after, c_.dstates + image * kTiles * kTileBytes, kTiles * kTileBytes, thread_);
+    copy_async_commit();
+  }
+
+  // Writes the lane's channel of token i of a block to the rows of ChannelShared::keys, queries or erase; `first` is
+  // the block's number among the blocks that are there.
+  __device__ void write_row(unsigned char* tiles, int first, int i, float x) const {
+    const int at = opaque(channel_ / 64 * kEdgeBytes + piece_offset(0, channel_ % 64 / 8) + channel_ % 8 * 2);
+    *reinterpret_cast<bfloat16*>(tiles + kBlock * first * 128 + i * 128 + (at ^ (i % 8 * 16))) = to_bfloat16(x);
+  }
+
+  // Writes the decayed rows, the decays of blocks, and the factors and gains of tokens.
+  __device__ void decay_rows() {
+    float decays[kBlock], k[kBlock], x[kBlock];
+    read(p_.k, k);
+    read(p_.q, x);
+    read_decays(decays);
+    float from_start = 1, to_end = 1;
+#pragma unroll
+    for (int i = 0; i < kBlock; ++i) {
+      from_start *= decays[i];
+      if (block_ > 0) write_row(m_.queries, block_ - 1, i, x[i] * from_start);
+      x[i] *= x[i];
+    }
+    put_sums(kQuerySquares, x);
+    m_.decay[block_][channel_] = from_start;
+#pragma unroll
+    for (int i = 0; i < kBlock; ++i) x[i] = k[i] * k[i];
+    put_sums(kKeySquares, x);
+#pragma unroll
+    for (int i = kBlock - 1; i >= 0; --i) {
+      if (block_ < kBlocks - 1) write_row(m_.keys, block_, i, k[i] * to_end);
+      to_end *= decays[i];
+    }
+    __syncthreads();
+    if (thread_ < kChunkTokens) {
+      constexpr auto kEpsilon = static_cast<float>(kL2NormEpsilon);
+      const float key = sum_of(kKeySquares, thread_), query = sum_of(kQuerySquares, thread_);
+      const float n_k = p_.rule.qk_l2norm ? 1 / sqrtf(key + kEpsilon) : 1.0F;
+      const float alpha = gain_alpha(p_.rule.step, beta(), key * n_k * n_k);
+      m_.key_factor[thread_] = n_k;
+      m_.squares[thread_] = key;
+      m_.query_factor[thread_] = p_.rule.qk_l2norm ? 1 / sqrtf(query + kEpsilon) : 1.0F;
+      m_.a[thread_] = static_cast<float>(p_.rule.step.erase_scale) * alpha;
+      m_.b[thread_] = static_cast<float>(p_.rule.step.write_scale) * alpha;
+    }
+    __syncthreads();
+    if (block_ == 0) return;
+    from_start = 1;
+#pragma unroll
+    for (int i = 0; i < kBlock; ++i) {
+      from_start *= decays[i];
+      write_row(m_.erase, block_ - 1, i, -m_.a[kBlock * block_ + i] * (k[i] * from_start));
+    }
+  }
+
+  // β of the token that the thread is.
+  __device__ float beta() const {
+    return thread_ < at_.rows ? to_float(p_.beta(at_.i_b, at_.start + thread_, i_h_)) : 0.0F;
+  }
+
+  // The products of a slice after the other: dO Sᵀ, D Sᵀ and U dS'ᵀ, with their factors per token; W and H in their
+  // tiles; dv, db (in the place of b) and Crossing::states. Ends with a barrier.
+  __device__ void multiply_slices(Sums& of_query, Sums& of_erase, Sums& of_key) {
+    constexpr int kMatrixBlocks = kBlocks / kTiles;  // of a block row, every kTiles-th
+    float matrix[8 * kMatrixBlocks] = {}, states[8] = {}, db = 0;
+    const bool is_w = quarter_ % 2 == 0;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) of_query[i] = of_erase[i] = of_key[i] = 0;
+#pragma unroll 1
+    for (int slice = 0; slice < c_.slices; ++slice) {
+      if (kStages > 1 && slice + 1 < c_.slices) {
+        copy_async_wait<1>();
+      } else {
+        copy_async_wait<0>();
+      }
+      __syncthreads();
+      const ChannelSlice<kTiles>& from = m_.slices[slice % kStages];
+      multiply_matrix<kMatrixBlocks>(matrix, shared_address(is_w ? from.dout : from.d), shared_address(from.u));
+      multiply_both<2>(of_query, of_erase, shared_address(from.dout), shared_address(from.d),
+                       shared_address(from.before), block_, lane_, 4 * quarter_, 3);
+      multiply_one<false, 2>(of_key, shared_address(from.u), shared_address(from.after), block_, lane_, 4 * quarter_);
+      add_state_products(from, states);
+      db += value_gradients<kThreads>(c_, at_, i_h_, slice, from.d, m_.b, thread_);
+      __syncthreads();
+      if (slice + kStages < c_.slices) load_slice(slice + kStages);
+    }
+#pragma unroll
+    for (int offset = 1; offset < kThreads / kChunkTokens; offset *= 2) db += __shfl_xor_sync(0xffffffffU, db, offset);
+    if (thread_ % (kThreads / kChunkTokens) == 0) m_.b[thread_ / (kThreads / kChunkTokens)] = db;
+    put_state_products(states);
+    const float2 query = of_rows(m_.query_factor), key = of_rows(m_.key_factor);
+    scale_rows(of_query, {c_.forward.scale * query.x, c_.forward.scale * query.y});
+    scale_rows(of_erase, key);
+    scale_rows(of_key, key);
+    unsigned char* to = is_w ? m_.w() : m_.h();
+    const float2 factor = is_w ? float2{c_.forward.scale * query.x, c_.forward.scale * query.y} : key;
+#pragma unroll
+    for (int b = 0; b < kMatrixBlocks; ++b) {
+      const int block = quarter_ / 2 + kTiles * b;
+      if (block > block_) break;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const int row = kBlock * block_ + lane_ / 4 + 8 * (i / 2 % 2),
+                  column = kBlock * block + 8 * (i / 4) + 2 * (lane_ % 4) + i % 2;
+        const bool below = is_w ? column <= row : column < row;
+        float& x = matrix[8 * b + i];
+        x = below ? x * ((i / 2 % 2 == 0 ? factor.x : factor.y) * m_.key_factor[column]) : 0.0F;
+      }
+      std::uint32_t packed[4];
+      to_operand(packed, matrix + 8 * b);
+      write_block(to, kBlock * block_, 2 * block, packed, lane_);
+    }
+    __syncthreads();
+    if (thread_ < 64 * kTiles) {
+      float sum = 0;
+      for (int warp = 0; warp < kThreads / 32; ++warp) sum += m_.state_sums(warp)[thread_];
+      m_.crossing().states[thread_] = sum;
+    }
+  }
+
+  // sum += a bᵀ for the block row of the warp and every kTiles-th block column up to the diagonal.
+  template <int kMatrixBlocks>
+  __device__ void multiply_matrix(float (&sum)[8 * kMatrixBlocks], std::uint32_t a, std::uint32_t b) const {
+#pragma unroll 1
+    for (int step = 0; step < 4; ++step) {
+      std::uint32_t rows[4];
+      load_matrices(rows, block_address(a, kBlock * block_, 2 * step, lane_));
+#pragma unroll
+      for (int i = 0; i < kMatrixBlocks; ++i) {
+        const int block = quarter_ / 2 + kTiles * i;
+        if (block > block_) break;
+        std::uint32_t columns[4];
+        load_matrices(columns, block_address(b, kBlock * block, 2 * step, lane_));
+        mma_bf16(sum + 8 * i, rows, columns[0], columns[2]);
+        mma_bf16(sum + 8 * i + 4, rows, columns[1], columns[3]);
+      }
+    }
+  }
+
+  // Adds S·dS' of a slice, of eight channels and every kThreads / (8 kTiles)-th value column.
+  __device__ void add_state_products(const ChannelSlice<kTiles>& from, float (&sum)[8]) const {
+    const int piece = thread_ % (8 * kTiles);
+#pragma unroll 1
+    for (int row = thread_ / (8 * kTiles); row < 64; row += kThreads / (8 * kTiles)) {
+      const int at = piece_offset(row, piece);
+      const uint4 x = *reinterpret_cast<const uint4*>(from.before + at),
+                  y = *reinterpret_cast<const uint4*>(from.after + at);
+      const std::uint32_t of_x[4] = {x.x, x.y, x.z, x.w}, of_y[4] = {y.x, y.y, y.z, y.w};
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        sum[2 * j] += low_bf16(of_x[j]) * low_bf16(of_y[j]);
+        sum[2 * j + 1] += high_bf16(of_x[j]) * high_bf16(of_y[j]);
+      }
+    }
+  }
+  __device__ void put_state_products(float (&sum)[8]) {
+    const int piece = lane_ % (8 * kTiles);
+#pragma unroll
+    for (float& x : sum) {
+#pragma unroll
+      for (int offset = 8 * kTiles; offset < 32; offset *= 2) x += __shfl_xor_sync(0xffffffffU, x, offset);
+    }
+    if (lane_ >= 8 * kTiles) return;
+    float* to = m_.state_sums(warp_) + 8 * piece;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) to[j] = sum[j];
+  }
+
+  __device__ float2 of_rows(const float* vector) const {
+    const int row = kBlock * block_ + lane_ / 4;
+    return {vector[row], vector[row + 8]};
+  }
+  __device__ static void scale_rows(Sums& x, float2 factor) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) x[i] *= i / 2 % 2 == 0 ? factor.x : factor.y;
+  }
+  // x ∘ the decays over a block.
+  __device__ void scale_channels(Sums& x, int block) const { scale_columns(x, m_.decay[block] + 32 * quarter_, lane_); }
+  // The pair of channels of a decayed row that accumulators `i` and the next have; `first` is the block's first row.
+  __device__ float2 pair_of(const unsigned char* tiles, int first, int i) const {
+    const int row = first + lane_ / 4 + 8 * (i / 2 % 2);
+    const auto pair = *reinterpret_cast<const std::uint32_t*>(
+        tiles + quarter_ / 2 * kEdgeBytes + piece_offset(row, 4 * (quarter_ % 2) + i / 4) + lane_ % 4 * 4);
+    return {low_bf16(pair), high_bf16(pair)};
+  }
+  // Writes Σ over the 16 tokens of x (and y) times decayed rows, per channel.
+  template <class F>
+  __device__ void put_products(F&& product, float* to) const {
+    float sums[8] = {};
+#pragma unroll
+    for (int i = 0; i < kCount; i += 2) {
+      const float2 x = product(i);
+      sums[i / 4 * 2] += x.x;
+      sums[i / 4 * 2 + 1] += x.y;
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+#pragma unroll
+      for (int offset = 4; offset < 32; offset *= 2) sums[i] += __shfl_xor_sync(0xffffffffU, sums[i], offset);
+    }
+    if (lane_ >= 4) return;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      *reinterpret_cast<float2*>(to + 32 * quarter_ + 8 * i + 2 * lane_) = float2{sums[2 * i], sums[2 * i + 1]};
+    }
+  }
+  // x += a b with one block a of W or H, or its transposed, and the decayed rows b of a block.
+  template <bool kTransposed>
+  __device__ void add_block(Sums& x, const unsigned char* matrix, int row, int column, const unsigned char* tiles,
+                            int first) const {
+    std::uint32_t a[4];
+    if constexpr (kTransposed) {
+      load_matrices_transposed(a, shared_address(matrix) + piece_offset(kBlock * row + lane_ % 8 + 8 * (lane_ / 16),
+                                                                        2 * column + lane_ / 8 % 2));
+    } else {
+      load_matrices(a, block_address(shared_address(matrix), kBlock * row, 2 * column, lane_));
+    }
+    const std::uint32_t tile = shared_address(tiles) + quarter_ / 2 * kEdgeBytes;
+#pragma unroll
+    for (int b = 0; b < 2; ++b) {
+      std::uint32_t rows[4];
+      load_matrices_transposed(rows, block_address(tile, first, 4 * (quarter_ % 2) + 2 * b, lane_));
+      mma_bf16(x + 8 * b, a, rows[0], rows[1]);
+      mma_bf16(x + 8 * b + 4, a, rows[2], rows[3]);
+    }
+  }
+
+  // Adds what other blocks give, and writes the rest of Crossing. Ends with a barrier.
+  __device__ void multiply_blocks(Sums& of_query, Sums& of_erase, Sums& of_key) {
+    const int rows = kBlock * (block_ - 1);
+#pragma unroll 1
+    for (int other = 0; other < block_; ++other) {
+      put_products(
+          [&](int i) {
+            const float2 q = pair_of(m_.queries, rows, i), e = pair_of(m_.erase, rows, i);
+            return float2{q.x * of_query[i] + e.x * of_erase[i], q.y * of_query[i + 1] + e.y * of_erase[i + 1]};
+          },
+          m_.crossing().read[pair_index(block_, other)]);
+      scale_channels(of_query, other);
+      scale_channels(of_erase, other);
+      add_block<false>(of_query, m_.w(), block_, other, m_.keys, kBlock * other);
+      add_block<false>(of_erase, m_.h(), block_, other, m_.keys, kBlock * other);
+    }
+    if (block_ < kBlocks - 1) {
+      put_products(
+          [&](int i) {
+            const float2 k = pair_of(m_.keys, kBlock * block_, i);
+            return float2{k.x * of_key[i], k.y * of_key[i + 1]};
+          },
+          m_.crossing().written[block_]);
+    }
+#pragma unroll 1
+    for (int other = kBlocks - 1; other > block_; --other) {
+      scale_channels(of_key, other);
+      add_block<true>(of_key, m_.w(), other, block_, m_.queries, kBlock * (other - 1));
+      add_block<true>(of_key, m_.h(), other, block_, m_.erase, kBlock * (other - 1));
+    }
+    __syncthreads();
+  }
+
+  // Where the scratch has a token's channel.
+  __device__ static int place(int token, int channel) { return 32 * token + (channel ^ (token % 4 * 8)); }
+  __device__ void write_scratch(const Sums& x, float* scratch) const {
+#pragma unroll
+    for (int i = 0; i < kCount; i += 2) {
+      *reinterpret_cast<float2*>(scratch + place(lane_ / 4 + 8 * (i / 2 % 2), 8 * (i / 4) + 2 * (lane_ % 4))) =
+          float2{x[i], x[i + 1]};
+    }
+  }
+
+  // What spans all of the warp's block, of the lane's channel.
+  __device__ float crossing() const {
+    float sum = 0, decay = m_.decay[block_][channel_];
+    for (int other = block_ + 1; other < kBlocks; ++other) {
+      sum += decay * m_.crossing().read[pair_index(other, block_)][channel_];
+      decay *= m_.decay[other][channel_];
+    }
+    // From here on `decay` is from the block's start to the chunk's end.
+    for (int other = block_ - 1; other >= 0; --other) {
+      sum += decay * m_.crossing().written[other][channel_];
+      decay *= m_.decay[other][channel_];
+    }
+    return sum + decay * m_.crossing().states[channel_];
+  }
+
+  // Adds pairs of tokens of the block, finishes the tokens and writes the gradients.
+  __device__ void add_pairs(const Sums& of_query, const Sums& of_erase, const Sums& of_key);
+  // Adds pairs of tokens of the block: to what the scratch has of the gradients of q̂ and of E, which are decayed to the
+  // block's start before, to dk, and to what spans a token.
+  __device__ void pairs(float* queries, float* erase, const float (&k)[kBlock], const float (&decays)[kBlock],
+                        float (&dk)[kBlock], float (&spanning)[kBlock]);
+  // Writes dbeta and computes what is added of k and q to their gradients: what comes through λ and the L2 norm. Ends
+  // with a barrier.
+  __device__ void finish_tokens();
+
+  const ChunkBackward& c_;
+  const DeltaBackward<bfloat16>& p_;
+  Shared& m_;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  const ChunkAt& at_;
+#else
+  const ChunkAt at_;
+#endif
+  const int slot_, i_q_, i_h_;
+  const int thread_, lane_, warp_, block_, quarter_, channel_;
+  const int tokens_;  // of the block and the lane's channel that exist, if fewer than kBlock
+};
+
+}  // namespace efla::gpu
