@@ -190,6 +190,12 @@ class SessionInUse : public Error {
   using Error::Error;
 };
 
+// No room in EngineOptions::session_memory for one more session, counting what running requests will store.
+class NoRoom : public Error {
+ public:
+  using Error::Error;
+};
+
 // Threads may call any function at once. Functions throw Error that names the argument ("session", "top_p", …).
 class Engine {
  public:
@@ -198,7 +204,7 @@ class Engine {
   virtual EngineInfo info() const = 0;
 
   // Checks and queues a request. Throws Error (also for ids that the model does not have), QueueFull, NoSuchSession,
-  // SessionInUse; the listener then gets no call.
+  // SessionInUse, NoRoom; the listener then gets no call.
   virtual RequestId submit(Request request, std::shared_ptr<Listener> listener) = 0;
 
   // Ends a request before the next step, in the queue, in the prompt or in the reply: finish with

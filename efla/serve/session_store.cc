@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
+#include <set>
 #include <utility>
 
 namespace efla::serve {
@@ -103,10 +104,13 @@ void SessionStore::require_free(const std::string& name) const {
 }
 
 void SessionStore::require_room(std::size_t bytes) const {
-  if (!swap_folder_.empty() || bytes_locked().first + bytes <= memory_) return;
-  throw Error("engine", "session_memory",
-              "no room for " + std::to_string(bytes) + " bytes more in " + std::to_string(memory_),
-              "room, or a swap_folder for sessions that are not in use");
+  if (bytes == 0 || !swap_folder_.empty()) return;
+  std::size_t promised = 0;
+  for (const auto& [name, reserved] : reserved_) promised += reserved;
+  if (bytes_locked().first + promised + bytes <= memory_) return;
+  throw NoRoom("engine", "session_memory",
+               "no room for " + std::to_string(bytes) + " bytes more in " + std::to_string(memory_),
+               "room, or a swap_folder for sessions that are not in use");
 }
 
 std::shared_ptr<const StoredText> SessionStore::get(const std::string& name) {
@@ -149,7 +153,7 @@ void SessionStore::reserve(const std::string& name, std::size_t bytes) {
   const std::lock_guard lock(mutex_);
   require_free(name);
   require_room(bytes);
-  reserved_.insert(name);
+  reserved_.emplace(name, bytes);
 }
 
 void SessionStore::release(const std::string& name, std::shared_ptr<const StoredText> text) {

@@ -7,7 +7,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -95,7 +94,7 @@ class SessionStore {
   std::filesystem::path swap_folder_;
   mutable std::mutex mutex_;
   std::map<std::string, Entry> entries_;
-  std::set<std::string> reserved_;
+  std::map<std::string, std::size_t> reserved_;  // bytes that will be stored under a name
   std::uint64_t now_ = 0;
 };
 

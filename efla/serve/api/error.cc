@@ -52,6 +52,8 @@ ApiError current_error() {
     return {404, sentence(error), "session", "session_not_found"};
   } catch (const SessionInUse& error) {
     return {409, sentence(error), "session", "session_in_use"};
+  } catch (const NoRoom& error) {
+    return {503, sentence(error), "session_memory", "no_room"};
   } catch (const Error& error) {
     return {400, sentence(error), error.argument()};
   } catch (const IoError& error) {

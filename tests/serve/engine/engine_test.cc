@@ -279,6 +279,13 @@ TEST(EngineSessions, IdleSessionsMoveToFiles) {
   for (const std::string name : {"a", "b", "c"}) engine->erase(name);
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
 
+  const auto promised = tiny_engine({.session_memory = slot});
+  const auto running = std::make_shared<Recorder>();
+  const auto id = promised->submit(in_session(request_of("a", 1 << 20), "", "a"), running);
+  EXPECT_THROW(promised->submit(in_session(request_of("b", 3), "", "b"), std::make_shared<Recorder>()), NoRoom);
+  promised->cancel(id);
+  EXPECT_EQ(running->record().reason, FinishReason::cancelled);
+
   const auto full = tiny_engine({.session_memory = slot});
   reply(*full, in_session(request_of("a", 3), "", "a"));
   test::expect_error([&] { full->submit(in_session(request_of("b", 3), "", "b"), std::make_shared<Recorder>()); },
