@@ -83,7 +83,7 @@ TokenizerJson of_bytes() {
           configuration(bos, eos)};
 }
 
-// Returns the pairs of pieces that form a piece, those of the highest score first: the order in which BPE joins them.
+// Returns the pairs of pieces that form a piece, by falling score of the piece: the order in which BPE joins them.
 json merges_of(const SentencePieceModel& model) {
   std::unordered_map<std::string_view, std::size_t> ids;
   for (std::size_t i = 0; i < model.pieces.size(); ++i) {

@@ -125,7 +125,8 @@ __device__ void write_part(const Row<L>& row, float* part, float* sums, std::int
   }
 }
 
-// The thread blocks of a forward, whose groups compute so many rows one after the other.
+// How the rows of a forward are distributed: over `blocks` thread blocks, whose groups compute `rows` rows each, one
+// after the other.
 struct RowsPerGroup {
   std::int64_t rows, blocks;
 

@@ -1,4 +1,4 @@
-// Reads the fields of a JSON object that a client sent, and refuses those that nobody reads.
+// Reads the fields of a JSON object that a client sent, and refuses fields that nobody reads.
 #pragma once
 
 #include <cstdint>

@@ -119,7 +119,7 @@ TEST_P(InferenceOfMixer, AgreesWithTheModelOfTraining) {
     const auto next = model.step(torch::tensor({static_cast<std::int64_t>(id)}), state);
     EXPECT_LT(largest_difference(texts.advance({{{id}, true}}, {1})[0], next), 2e-4);
   }
-  // The parts of the state are those of the other model's files.
+  // The parts of the state have the names and shapes of the other model's files.
   const auto tensors = state.tensors();
   const auto parts = inference.state_parts();
   ASSERT_EQ(parts.size(), tensors.size());
