@@ -9,7 +9,7 @@ namespace efla {
 
 template <class T, int Rank>
 bool has_contiguous_columns(const View<T, Rank>& view) {
-  return !view || view.extent[Rank - 1] == 1 || view.stride[Rank - 1] == 1;
+  return !view || view.extent[Rank - 1] <= 1 || view.stride[Rank - 1] == 1;
 }
 
 // Returns why a kernel refuses views of which one has columns that are apart in memory, or "".

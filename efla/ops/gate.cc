@@ -3,17 +3,13 @@
 #include <string>
 
 #include "efla/cpu/gate.h"
+#include "efla/ops/contiguous_columns.h"
 #include "efla/ref/gate.h"
 
 namespace efla {
 namespace {
 
-std::string refuse_strided_gate(const GateForward& p, bool) {
-  const auto contiguous = [](const auto& view) { return view.extent[1] <= 1 || view.stride[1] == 1; };
-  return contiguous(p.x) && contiguous(p.gate) && contiguous(p.y)
-             ? ""
-             : "it needs the columns of a row side by side in memory";
-}
+std::string refuse_strided_gate(const GateForward& p, bool) { return refuse_strided_columns(p.x, p.gate, p.y); }
 
 std::span<const Implementation<GateForward>> gate_rows() {
   static const Implementation<GateForward> rows[]{

@@ -3,17 +3,14 @@
 #include <string>
 
 #include "efla/cpu/linear.h"
+#include "efla/ops/contiguous_columns.h"
 #include "efla/ref/linear.h"
 
 namespace efla {
 namespace {
 
 std::string refuse_strided_linear(const LinearForward& p, bool) {
-  const auto contiguous = [](const auto& view) { return view.extent[1] <= 1 || view.stride[1] == 1; };
-  return contiguous(p.x) && contiguous(p.weight) && contiguous(p.narrow_weight) && contiguous(p.byte_weight) &&
-                 contiguous(p.scales) && contiguous(p.y)
-             ? ""
-             : "it needs the columns of a row side by side in memory";
+  return refuse_strided_columns(p.x, p.weight, p.narrow_weight, p.byte_weight, p.scales, p.y);
 }
 
 std::span<const Implementation<LinearForward>> linear_rows() {
