@@ -54,13 +54,17 @@ struct Request {
   // Name under which the state after the reply is stored, in place of an older one; empty: the state is dropped. The
   // name in `session` advances that session; a request that is cancelled or fails then leaves it as it was.
   std::string save_as = {};
+  // With save_as: the stored text ends with this text, in place of the stop string or the id that ended the reply.
+  std::optional<std::string> end_turn = {};
   std::int64_t max_tokens = 16;  // of the reply; 0: the prompt is only prefilled (and scored)
   SamplingOptions sampling = {};
-  std::vector<std::string> stop = {};              // UTF-8, none empty; the text ends before the first of them
-  std::vector<std::int32_t> stop_ids = {};         // besides the id that ends a text
-  std::int64_t logprobs = -1;                      // alternatives per token, 0 to kMaxLogprobs; −1: no logprob at all
-  bool echo = false;                               // score the prompt: Listener::prompt
-  std::string client = {};                         // requests of all clients get equal shares of the engine
+  std::vector<std::string> stop = {};       // UTF-8, none empty; the text ends before the first of them
+  std::vector<std::int32_t> stop_ids = {};  // besides the id that ends a text
+  std::int64_t logprobs = -1;               // alternatives per token, 0 to kMaxLogprobs; −1: no logprob at all
+  bool echo = false;                        // score the prompt: Listener::prompt
+  std::string client = {};                  // requests of all clients get equal shares of the engine
+  std::int64_t places = 1;  // in the queue, for this request and for those that follow it with 0 places, which are not
+                            // refused by a full queue
   std::optional<Clock::time_point> deadline = {};  // afterwards the reply ends with FinishReason::deadline
 };
 
@@ -172,7 +176,7 @@ struct EngineInfo {
   const data::Tokenizer* tokenizer = nullptr;  // lives as long as the engine; threads may share it
 };
 
-// A request when EngineOptions::max_queue requests wait already.
+// A request for more places than EngineOptions::max_queue has free.
 class QueueFull : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;

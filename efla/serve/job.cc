@@ -5,6 +5,7 @@
 #include <exception>
 #include <utility>
 
+#include "efla/base/utf8.h"
 #include "efla/generate/session.h"
 
 namespace efla::serve {
@@ -15,6 +16,18 @@ double ms_since(Clock::time_point start) {
 }
 
 }  // namespace
+
+generate::SessionRecord extended(generate::SessionRecord record, std::span<const std::int32_t> ids,
+                                 const data::Tokenizer& tokenizer) {
+  for (const auto id : ids) {
+    record.seen[static_cast<std::size_t>(id) / 8] |= static_cast<std::uint8_t>(1U << (id % 8));
+    if (!tokenizer.bytes_of(id).empty()) record.last_ids.push_back(id);
+  }
+  if (record.last_ids.size() > generate::kLastIds) {
+    record.last_ids.erase(record.last_ids.begin(), record.last_ids.end() - generate::kLastIds);
+  }
+  return record;
+}
 
 Job::Job(RequestId id, Request given, std::shared_ptr<Listener> listener, std::shared_ptr<const StoredText> from,
          const data::Tokenizer& tokenizer, std::int64_t vocab_size)
@@ -47,19 +60,20 @@ void Job::remember(std::int32_t drawn) {
 }
 
 std::size_t Job::prefill_size() const {
-  if (request.max_tokens == 0) return ids_.size() - 1;
+  if (closing_ && ids_.empty()) return 0;
+  if (!draws()) return ids_.size() - 1;
   return request.prompt.empty() && ids_.size() == 1 ? 0 : ids_.size();
 }
 
 std::int64_t Job::state_tokens() const {
-  return (from_ ? from_->state_tokens() : 0) + static_cast<std::int64_t>(fed + decoded_);
+  return (from_ ? from_->state_tokens() : 0) + static_cast<std::int64_t>(before_ + fed + decoded_);
 }
 
 void Job::count_decoded() { ++decoded_; }
 
 std::optional<std::int32_t> Job::echoed(std::size_t index) const {
   const std::size_t pending = ids_.size() - request.prompt.size();
-  if (!request.echo || index + 1 >= ids_.size() || index + 1 < pending) return std::nullopt;
+  if (!request.echo || closing_ || index + 1 >= ids_.size() || index + 1 < pending) return std::nullopt;
   return ids_[index + 1];
 }
 
@@ -140,6 +154,71 @@ void Job::take(const Outcome& outcome, std::int32_t eos) {
   }
 }
 
+void Job::keep_state(std::span<const float> slot) {
+  if (ended || !request.end_turn || request.save_as.empty()) return;
+  const std::size_t held = stop_.held().size();
+  if (held == 0) {
+    kept_state_ = {};
+    return;
+  }
+  // The slot has the state before the token that was drawn last. What is held began earlier or with this token.
+  if (!kept_state_.empty() && held > tokenizer_.bytes_of(reply_.back()).size()) return;
+  kept_state_.assign(slot.begin(), slot.end());
+  kept_at_ = reply_.size() - 1;
+}
+
+bool Job::must_close() const {
+  return !closing_ && slot >= 0 && !request.save_as.empty() && request.end_turn &&
+         (ended == FinishReason::stop || ended == FinishReason::length);
+}
+
+// Returns how many ids of the reply come before what ended it. rest: text of the next id that does, too.
+std::size_t Job::kept_reply(std::string& rest) const {
+  if (stopped_by_.empty()) return reply_.size() - (ended == FinishReason::stop ? 1 : 0);
+  std::string bytes;  // of the ids from `id` on
+  const std::size_t last = tokenizer_.bytes_of(reply_.back()).size();
+  std::size_t id = reply_.size();
+  while (id > 0 && bytes.size() < last + stopped_by_.size()) bytes.insert(0, tokenizer_.bytes_of(reply_[--id]));
+  const std::size_t none = bytes.size() - std::min(bytes.size(), last + stopped_by_.size() - 1);
+  const std::size_t stop = bytes.find(stopped_by_, none);
+  if (stop == std::string::npos) return reply_.size();  // it ended what a session had held back
+  std::size_t begin = 0;
+  for (; begin + tokenizer_.bytes_of(reply_[id]).size() <= stop; ++id) begin += tokenizer_.bytes_of(reply_[id]).size();
+  rest = bytes.substr(begin, stop - begin);
+  if (utf8_prefix(rest) == rest.size()) return id;
+  rest.clear();
+  return reply_.size();
+}
+
+void Job::close(std::span<float> state) {
+  std::string rest;
+  const std::size_t kept = ids_.size() + kept_reply(rest);
+  const std::vector<std::int32_t> end = tokenizer_.encode(rest + *request.end_turn);
+  since_ = ids_;
+  since_.insert(since_.end(), reply_.begin(), reply_.end());
+  since_.resize(kept);
+  since_.insert(since_.end(), end.begin(), end.end());
+  prefilled_ = fed;
+  before_ = fed + decoded_;
+  if (before_ > kept) {
+    before_ = ids_.size() + kept_at_;
+    if (!kept_state_.empty() && before_ <= kept) {
+      std::copy(kept_state_.begin(), kept_state_.end(), state.begin());
+    } else {  // its first character began in an earlier token
+      prefilled_ = before_ = 0;
+      std::fill(state.begin(), state.end(), 0.0F);
+      if (from_ && from_->state) from_->state->copy_to(state);
+    }
+  }
+  kept_state_ = {};
+  ids_.assign(since_.begin() + static_cast<std::ptrdiff_t>(before_), since_.end());
+  fed = decoded_ = 0;
+  store.clear();
+  closing_ = true;
+  reason_ = *ended;
+  if (!decodes()) ended.reset();
+}
+
 Usage Job::usage() const {
   return {static_cast<std::int64_t>(request.prompt.size()), cached, static_cast<std::int64_t>(reply_.size())};
 }
@@ -164,10 +243,6 @@ void Job::finish() {
 std::shared_ptr<const StoredText> Job::stored(std::shared_ptr<StoredState> state) const {
   auto text = std::make_shared<StoredText>();
   text->state = std::move(state);
-  text->record.counters = {request.sampling.seed, reply_.size(), static_cast<std::uint64_t>(state_tokens())};
-  text->record.pending = {next_id()};
-  text->record.last_ids = last_ids_;
-  text->record.seen = seen_.bits();
   auto before = std::make_shared<StoredText>();
   if (from_) {
     before->state = from_->state;
@@ -175,10 +250,27 @@ std::shared_ptr<const StoredText> Job::stored(std::shared_ptr<StoredState> state
   } else {
     before->record.seen.resize(seen_.bits().size());
   }
+  const std::size_t pending = before->record.pending.size();
   text->before = std::move(before);
-  text->since = ids_;
-  text->since.insert(text->since.end(), reply_.begin(), reply_.end());
-  text->prefilled = fed;
+  if (closing_) {
+    text->since = since_;
+    text->prefilled = prefilled_;
+    text->decoded = before_ - prefilled_;
+    text->record = extended(text->before->record, std::span(since_).subspan(pending), tokenizer_);
+    text->record.held.clear();
+    text->record.pending.clear();
+    if (!ids_.empty()) text->record.pending = {ids_.back()};
+  } else {
+    text->since = ids_;
+    text->since.insert(text->since.end(), reply_.begin(), reply_.end());
+    text->prefilled = fed;
+    text->decoded = decoded_;
+    text->record.pending = {next_id()};
+    text->record.last_ids = last_ids_;
+    text->record.seen = seen_.bits();
+  }
+  const std::size_t drawn = closing_ ? 0 : reply_.size();  // since the last prompt
+  text->record.counters = {request.sampling.seed, drawn, static_cast<std::uint64_t>(state_tokens())};
   return text;
 }
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,10 @@ struct Outcome {
   std::string error;  // instead of a token
 };
 
+// Returns a record with what sampling knows of the text after more ids: those that occurred, and the last ones.
+generate::SessionRecord extended(generate::SessionRecord record, std::span<const std::int32_t> ids,
+                                 const data::Tokenizer& tokenizer);
+
 class Job {
  public:
   // from: the text that the prompt continues, or null.
@@ -35,7 +40,7 @@ class Job {
 
   // The ids before the reply that the state has not seen at the start: pending ones, then the prompt. All are
   // prefilled, except that a pending id without a prompt is decoded, and that without a reply the last one stays
-  // pending.
+  // pending. Once the request closes: the ids that its stored text ends with, of which the last one stays pending.
   const std::vector<std::int32_t>& ids() const { return ids_; }
   const std::shared_ptr<const StoredText>& from() const { return from_; }
 
@@ -49,6 +54,8 @@ class Job {
   std::optional<FinishReason> ended;
   std::string error;
 
+  bool closing() const { return closing_; }
+  bool draws() const { return request.max_tokens > 0 && !closing_; }
   bool decodes() const { return fed >= prefill_size(); }
   std::size_t prefill_size() const;  // of ids that are prefilled
   std::int32_t next_id() const { return reply_.empty() ? ids_.back() : reply_.back(); }
@@ -67,6 +74,16 @@ class Job {
   void take_echo(const Outcome& outcome);
   void flush_echo();
   void take(const Outcome& outcome, std::int32_t eos);
+  // Keeps the state before a token with which a stop string may begin.
+  void keep_state(std::span<const float> slot);
+
+  // Whether the reply has ended and the stored text does not end yet as Request::end_turn says.
+  bool must_close() const;
+  // Puts the state before the ids that are left to prefill into the slot, and unsets `ended` if there are any.
+  void close(std::span<float> slot);
+  // Why a request ends whose ids are prefilled.
+  FinishReason reason() const { return reason_; }
+
   // Calls the listener's finish.
   void finish();
 
@@ -79,6 +96,7 @@ class Job {
 
  private:
   void remember(std::int32_t id);
+  std::size_t kept_reply(std::string& rest) const;
   template <class F>
   void call(F&& f);
 
@@ -86,7 +104,15 @@ class Job {
   std::shared_ptr<const StoredText> from_;
   const data::Tokenizer& tokenizer_;
   std::vector<std::int32_t> ids_, reply_;
-  std::size_t decoded_ = 0;  // ids that the state has seen by decoding
+  std::size_t decoded_ = 0;        // ids that the state has seen by decoding
+  std::vector<float> kept_state_;  // after the ids before the reply and kept_at_ ids of the reply
+  std::size_t kept_at_ = 0;
+  FinishReason reason_ = FinishReason::length;
+  bool closing_ = false;
+  // Once it closes: the ids of the stored text that follow `from`; of these, how many are before ids(), and how many
+  // were prefilled before the reply.
+  std::vector<std::int32_t> since_;
+  std::size_t before_ = 0, prefilled_ = 0;
   generate::SeenIds seen_;
   IdCounts counts_;
   std::vector<std::int32_t> last_ids_;

@@ -103,6 +103,7 @@ void LocalEngine::check(const Request& request) const {
   const Require require("request");
   validate(request.sampling, drawable_);
   require(request.max_tokens >= 0, "max_tokens", request.max_tokens, "a count of tokens");
+  require(request.places >= 0, "places", request.places, "a count of places in the queue");
   require(request.logprobs >= -1 && request.logprobs <= kMaxLogprobs, "logprobs", request.logprobs,
           "at most " + std::to_string(kMaxLogprobs));
   const auto check_ids = [&](const char* field, const std::vector<std::int32_t>& ids) {
@@ -125,6 +126,7 @@ RequestId LocalEngine::submit(Request request, std::shared_ptr<Listener> listene
   Require("request")(!request.prompt.empty() || (from && !from->record.pending.empty()), "prompt", "no tokens",
                      "at least one, or a session whose text continues");
   const std::string save_as = request.save_as;
+  const std::int64_t places = request.places;
   const bool cacheable = !from && !request.echo && options_.cache_memory > 0;
   auto names = cacheable ? names_of_beginnings(request.prompt) : std::vector<std::string>();
   RequestId id = 0;
@@ -138,8 +140,9 @@ RequestId LocalEngine::submit(Request request, std::shared_ptr<Listener> listene
   if (!save_as.empty()) store_.reserve(save_as, info_.session_bytes);
   try {
     const std::lock_guard lock(mutex_);
-    if (std::cmp_greater_equal(waiting_.size(), options_.max_queue)) {
-      throw QueueFull("engine: " + std::to_string(waiting_.size()) + " requests wait already");
+    const auto waiting = static_cast<std::int64_t>(waiting_.size());
+    if (places > 0 && places > options_.max_queue - waiting) {
+      throw QueueFull("engine: " + std::to_string(waiting) + " requests wait already");
     }
     alive_.insert(id);
     waiting_.push_back(std::move(job));
@@ -178,7 +181,7 @@ void LocalEngine::end_waiting_and_running() {
     const auto mark = [&](Job& job) {
       if (stopping_ || cancelled_.contains(job.id)) {
         job.ended = FinishReason::cancelled;
-      } else if (job.request.deadline && *job.request.deadline <= now) {
+      } else if (job.request.deadline && *job.request.deadline <= now && !job.closing()) {
         job.ended = FinishReason::deadline;
       }
       return job.ended.has_value();
@@ -215,13 +218,17 @@ void LocalEngine::begin(Job& job) {
   job.store = plan.store;
   job.served = client_served_.contains(job.request.client) ? client_served_[job.request.client] : 0;
   job.begin_echo();
-  if (job.request.max_tokens == 0 && job.decodes()) {
-    job.flush_echo();
-    if (!job.ended) job.ended = FinishReason::length;
-  }
+  end_if_fed(job);
   const std::lock_guard lock(mutex_);
   add(statistics_.queue_seconds, job.queue_ms / 1e3);
   if (!job.names.empty()) ++(plan.state ? statistics_.cache_hits : statistics_.cache_misses);
+}
+
+// Ends a request without a reply, or whose reply has ended, when its ids are prefilled.
+void LocalEngine::end_if_fed(Job& job) {
+  if (job.ended || job.draws() || !job.decodes()) return;
+  job.flush_echo();
+  if (!job.ended) job.ended = job.reason();
 }
 
 // Computes a step, and passes its tokens on to the listeners.
@@ -247,7 +254,7 @@ void LocalEngine::compute(const Step& step) {
   for (Job* job : step.jobs) {
     if (job->ended) continue;
     job->flush_echo();
-    if (job->request.max_tokens == 0 && job->decodes() && !job->ended) job->ended = FinishReason::length;
+    end_if_fed(*job);
   }
 }
 
@@ -279,6 +286,7 @@ void LocalEngine::take_logits(std::span<const Row> rows) {
     job.flush_echo();
     const auto before = job.last_token;
     job.take(outcomes[i], info_.eos);
+    job.keep_state(states_.slot(job.slot));
     const std::lock_guard lock(mutex_);
     if (!before) {
       add(statistics_.first_token_seconds, job.first_token_ms / 1e3);
@@ -295,6 +303,17 @@ void LocalEngine::cache_states(const Step& step) {
       const auto slot = states_.slot(job->slot);
       cache_.put(job->names[beginning - 1], job->fed, std::make_shared<const State>(slot.begin(), slot.end()));
     }
+  }
+}
+
+// Lets a request whose reply has ended prefill what its stored text ends with.
+void LocalEngine::close(Job& job) {
+  if (!job.must_close()) return;
+  try {
+    job.close(states_.slot(job.slot));
+  } catch (const std::exception& error) {
+    job.ended = FinishReason::error;
+    job.error = error.what();
   }
 }
 
@@ -356,6 +375,7 @@ void LocalEngine::run() {
     }
     for (auto it = running_.begin(); it != running_.end();) {
       const auto next = std::next(it);
+      if ((*it)->ended) close(**it);
       if ((*it)->ended) end(it);
       it = next;
     }

@@ -69,6 +69,8 @@ class LocalEngine final : public Engine {
   void compute(const Step& step);
   void take_logits(std::span<const Row> rows);
   void cache_states(const Step& step);
+  static void end_if_fed(Job& job);
+  void close(Job& job);
   void end(Jobs::iterator job);
   void forget_clients();
   std::shared_ptr<const StoredText> rewound(const StoredText& text, std::int64_t tokens);

@@ -38,6 +38,7 @@ void LocalEngine::admit() {
       job.ended = FinishReason::error;
       job.error = error.what();
     }
+    if (job.ended) close(job);
     if (job.ended) end(chosen);
   }
 }
@@ -89,7 +90,7 @@ void LocalEngine::deal_prompts(Step& step) {
       step.ids.push_back(job->ids()[index]);
       if (const auto scored = job->echoed(index)) step.rows.push_back({job, first + i, scored});
     }
-    if (job->request.max_tokens > 0 && job->fed + static_cast<std::size_t>(tokens) == job->prefill_size()) {
+    if (job->draws() && job->fed + static_cast<std::size_t>(tokens) == job->prefill_size()) {
       step.rows.push_back({job, first + tokens - 1, std::nullopt});
     }
   }

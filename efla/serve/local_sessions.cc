@@ -23,6 +23,7 @@ std::shared_ptr<const StoredText> LocalEngine::rewound(const StoredText& text, s
   auto result = std::make_shared<StoredText>(text);
   result->since.resize(kept);
   result->prefilled = std::min(text.prefilled, kept - 1);
+  result->decoded = std::min(text.decoded, kept - 1 - result->prefilled);
 
   nn::StatePool scratch(1, model_.state_floats());
   const auto slot = scratch.slot(0);
@@ -31,12 +32,13 @@ std::shared_ptr<const StoredText> LocalEngine::rewound(const StoredText& text, s
   std::vector<float> hidden;
   const std::int64_t first = before.state_tokens();
   for (std::size_t at = 0; at + 1 < kept;) {
-    const bool decode = at >= result->prefilled;
+    const std::size_t reply_end = result->prefilled + result->decoded;
+    const bool decode = at >= result->prefilled && at < reply_end;
+    const std::size_t end = at < result->prefilled ? result->prefilled : kept - 1;
     const std::int64_t begin = first + static_cast<std::int64_t>(at);
     // Pieces end at cuts of the text, as when the ids were computed first.
     const std::int64_t room = options_.step_tokens - begin % nn::kCutTokens;
-    const std::int64_t count =
-        decode ? 1 : std::min<std::int64_t>(room, static_cast<std::int64_t>(result->prefilled - at));
+    const std::int64_t count = decode ? 1 : std::min<std::int64_t>(room, static_cast<std::int64_t>(end - at));
     const nn::TextRun run{0, begin, count, decode};
     hidden.resize(static_cast<std::size_t>(count * model_.config().hidden_size));
     const std::lock_guard lock(model_mutex_);
@@ -47,22 +49,12 @@ std::shared_ptr<const StoredText> LocalEngine::rewound(const StoredText& text, s
   result->state = std::make_shared<StoredState>(std::vector<float>(slot.begin(), slot.end()));
 
   auto& record = result->record;
-  record = before.record;
+  record = extended(before.record, std::span(result->since).subspan(pending), *tokenizer_);
   record.counters[0] = text.record.counters[0];
   record.counters[1] = text.record.counters[1] - std::min(text.record.counters[1], static_cast<std::uint64_t>(tokens));
   record.counters[2] = static_cast<std::uint64_t>(first) + kept - 1;
   record.pending = {result->since.back()};
   record.held.clear();
-  generate::SeenIds seen(info_.vocab_size);
-  seen.bits() = record.seen;
-  for (std::size_t i = pending; i < kept; ++i) {
-    seen.add(result->since[i]);
-    if (!tokenizer_->bytes_of(result->since[i]).empty()) record.last_ids.push_back(result->since[i]);
-  }
-  record.seen = seen.bits();
-  if (record.last_ids.size() > generate::kLastIds) {
-    record.last_ids.erase(record.last_ids.begin(), record.last_ids.end() - generate::kLastIds);
-  }
   return result;
 }
 

@@ -38,16 +38,16 @@ class StoredState {
   std::filesystem::path file_;
 };
 
-// A text between two requests. Its last id is pending: the state has not seen it.
+// A text between two requests. Its last id may be pending: the state has not seen it.
 struct StoredText {
   std::shared_ptr<StoredState> state;  // null: of an empty text
   generate::SessionRecord record;      // counters[2]: tokens in the state
 
-  // What rewinding needs: the text before the last request, the ids that followed (first its pending ones), and how
-  // many of these were prefilled rather than decoded.
+  // What rewinding needs: the text before the last request, the ids that followed (first its pending ones), how many of
+  // these were prefilled, and how many then decoded; the others were prefilled again.
   std::shared_ptr<const StoredText> before;  // without a `before` of its own
   std::vector<std::int32_t> since;
-  std::size_t prefilled = 0;
+  std::size_t prefilled = 0, decoded = 0;
 
   std::int64_t state_tokens() const { return static_cast<std::int64_t>(record.counters[2]); }
   std::int64_t tokens() const { return state_tokens() + static_cast<std::int64_t>(record.pending.size()); }

@@ -32,7 +32,7 @@ class FakeEngine : public Engine {
 
   std::chrono::microseconds step{0};
   std::chrono::milliseconds prefill{0};  // of any prompt; it can be cancelled
-  std::size_t max_queue = 1000;
+  std::atomic<std::size_t> max_queue = 1000;
   std::atomic<int> cancelled = 0;
   std::atomic<std::uint64_t> steps = 0;
 
@@ -63,7 +63,9 @@ class FakeEngine : public Engine {
 
   RequestId submit(Request request, std::shared_ptr<Listener> listener) override {
     const std::lock_guard lock(mutex_);
-    if (jobs_.size() >= max_queue) throw QueueFull("full");
+    if (request.places > 0 && jobs_.size() + static_cast<std::size_t>(request.places) > max_queue) {
+      throw QueueFull("full");
+    }
     if (!request.session.empty()) require(request.session);
     last_ = request;
     auto& job = jobs_[++id_];
@@ -233,6 +235,11 @@ class FakeEngine : public Engine {
   }
 
   bool end(Job& job, FinishReason reason, const std::string& stop, std::unique_lock<std::mutex>& lock) {
+    if (job.request.end_turn) {
+      auto text = tokenizer_->decode(job.text);  // without an id that ends a text
+      text.resize(text.size() - stop.size());
+      job.text = tokenizer_->encode(text + *job.request.end_turn);
+    }
     if (!job.request.save_as.empty() && reason != FinishReason::cancelled) sessions_[job.request.save_as] = job.text;
     Finish finish{.reason = reason, .stop = stop};
     if (!job.request.stop.empty()) finish.text = job.reply;

@@ -222,6 +222,28 @@ TEST_F(ServiceTest, ResponsesContinueStoredStates) {
   EXPECT_EQ(engine_->stored(), 2U);
 }
 
+TEST_F(ServiceTest, AFullQueueLosesNoReplyThatIsFinished) {
+  start("Hello\nUser:");
+  engine_->prefill = 100ms;
+  const auto fills = [&](const std::string& path, const json& body) {
+    std::thread filler([&] {
+      EXPECT_TRUE(soon([&] { return engine_->statistics().slots_used > 0; }));
+      engine_->max_queue = 0;
+    });
+    const auto reply = post(path, body);
+    filler.join();
+    engine_->max_queue = 10;
+    return reply;
+  };
+  const auto stored = fills("/v1/responses", {{"input", "Hi"}, {"seed", 0}});
+  EXPECT_EQ(stored["output"][0]["content"][0]["text"], "Hello");
+  EXPECT_TRUE(engine_->text_of(stored["id"]).ends_with("Assistant:Hello\n"));
+  const auto several = fills("/v1/completions", {{"prompt", {"x", "yz"}}, {"n", 3}, {"max_tokens", 2}, {"seed", 1}});
+  EXPECT_EQ(several["choices"].size(), 6U);
+  // All replies have a place in the queue, or none.
+  EXPECT_EQ(post("/v1/completions", {{"prompt", {"x", "yz"}}, {"n", 6}}, 429)["error"]["code"], "queue_full");
+}
+
 TEST_F(ServiceTest, ResponsesStream) {
   start("Hello$");
   const auto events = stream("/v1/responses", {{"input", "Hi"}, {"stream", true}, {"seed", 0}}, false);

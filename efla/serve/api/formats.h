@@ -29,8 +29,7 @@ struct ScoredToken {
 struct Choice {
   std::string text;                 // UTF-8
   std::vector<ScoredToken> scored;  // with logprobs: the prompt with echo, then the reply
-  std::string bytes;                // of all tokens drawn
-  std::vector<std::size_t> ends;    // of each token in `bytes`
+  bool begun = false;               // a token has come
   std::optional<Finish> finish;
 };
 

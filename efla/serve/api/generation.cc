@@ -7,7 +7,6 @@
 #include <random>
 #include <utility>
 
-#include "efla/base/utf8.h"
 #include "efla/io/json.h"
 #include "efla/serve/api/base64.h"
 #include "efla/serve/api/error.h"
@@ -60,7 +59,6 @@ class Generation : public std::enable_shared_from_this<Generation> {
 
   // On the thread for work:
   void complete();
-  void end_turn(const std::function<void()>& next);
   void answer();
   void fail(const ApiError& error);
   void drop_temporary();
@@ -180,6 +178,7 @@ Request Generation::engine_request(std::size_t prompt, std::size_t replica) cons
   Request made;
   made.prompt = prompts_[prompt];
   made.session = from_;
+  made.places = 0;  // its first request has taken those of all
   made.max_tokens = *request_.max_tokens;
   made.sampling = request_.sampling;
   made.sampling.seed += replica;
@@ -196,8 +195,10 @@ Request Generation::engine_request(std::size_t prompt, std::size_t replica) cons
 void Generation::submit_all() {
   for (std::size_t i = 0; i < prompts_.size(); ++i) {
     auto request = engine_request(i, 0);
+    if (i == 0) request.places = static_cast<std::int64_t>(replies());
     if (request_.n == 1) {
       request.save_as = save_as_;
+      if (request_.shape != Shape::completion) request.end_turn = context_.options.chat.after_reply();
       submit(std::move(request), i);
       continue;
     }
@@ -261,14 +262,13 @@ void Generation::prompt(std::size_t index, std::span<const PromptToken> tokens) 
 
 void Generation::token(std::size_t index, const Token& token) {
   auto& choice = choices_[index];
-  if (choice.ends.empty() && request_.echo && request_.stream) {
+  if (!choice.begun && request_.echo && request_.stream) {
     const auto& ids = prompts_[index / static_cast<std::size_t>(request_.n)];
     send_text(index, tokenizer().decode(ids), 0);
   }
   const auto scored = choice.scored.size();
   if (request_.logprobs >= 0) choice.scored.push_back({token.drawn.id, token.drawn.logprob, token.alternatives});
-  choice.bytes += token.bytes;
-  choice.ends.push_back(choice.bytes.size());
+  choice.begun = true;
   choice.text += token.text;
   if (request_.stream && (!token.text.empty() || request_.logprobs >= 0)) send_text(index, token.text, scored);
 }
@@ -302,7 +302,7 @@ void Generation::finish(std::size_t index, const Finish& finish) {
   choice.finish = finish;
   if (request_.stream) begin_stream();
   if (request_.stream && !response_) {
-    if (choice.ends.empty() && request_.echo) {
+    if (!choice.begun && request_.echo) {
       send_text(index, tokenizer().decode(prompts_[index / static_cast<std::size_t>(request_.n)]), 0);
     }
     std::string events;
@@ -322,55 +322,11 @@ void Generation::complete() {
       if (choice.finish->reason == FinishReason::cancelled) throw ApiError(503, "the server is stopping");
     }
     if (choices_.front().finish->reason == FinishReason::deadline) save_as_.clear();  // the engine stores nothing
-    if (!save_as_.empty() && request_.shape != Shape::completion) {
-      return end_turn([self = shared_from_this()] { self->answer(); });
-    }
     answer();
   } catch (...) {
     fail(current_error());
     drop_temporary();
   }
-}
-
-// Makes the stored text of a chat end as a turn ends: takes back the tokens of what ended the reply, and prefills what
-// follows a reply in the template.
-void Generation::end_turn(const std::function<void()>& next) {
-  const auto& choice = choices_.front();
-  const auto& finish = *choice.finish;
-  std::size_t end = choice.bytes.size();  // of the reply in its bytes
-  std::size_t back = 0;                   // tokens
-  if (!finish.stop.empty()) {
-    end = std::min(end, choice.bytes.rfind(finish.stop));
-    while (back < choice.ends.size() && choice.ends[choice.ends.size() - 1 - back] > end) ++back;
-  } else if (finish.reason == FinishReason::stop) {
-    back = 1;  // the id that ends a text
-  }
-  const auto begin = back == choice.ends.size() ? 0 : choice.ends[choice.ends.size() - 1 - back];
-  auto rest = choice.bytes.substr(begin, end - std::min(begin, end));
-  if (std::cmp_greater(back, context_.engine.session(save_as_).rewindable) || utf8_prefix(rest) != rest.size()) {
-    back = 0;
-    rest.clear();
-  }
-  if (back > 0) context_.engine.rewind(save_as_, static_cast<std::int64_t>(back));
-  const auto text = rest + context_.options.chat.after_reply();
-  if (text.empty()) return next();
-  Request request;
-  request.prompt = tokenizer().encode(text);
-  request.session = request.save_as = save_as_;
-  request.max_tokens = 0;
-  request.client = client_;
-  context_.engine.submit(std::move(request),
-                         std::make_shared<Continuation>([self = shared_from_this(), next](const Finish& finish) {
-                           self->context_.work([self, next, finish] {
-                             try {
-                               if (finish.reason == FinishReason::error) throw ApiError(500, finish.error);
-                               next();
-                             } catch (...) {
-                               self->fail(current_error());
-                               self->drop_temporary();
-                             }
-                           });
-                         }));
 }
 
 void Generation::answer() {

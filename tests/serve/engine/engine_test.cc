@@ -1,7 +1,9 @@
 // The engine: replies, ends, sessions, limits.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
+#include <bit>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -218,6 +220,73 @@ TEST(EngineSessions, RewindingGivesTheSessionThatWas) {
   EXPECT_EQ(engine->save("text"), engine->save("before"));
   EXPECT_EQ(engine->session("text").rewindable, 0);
   test::expect_error([&] { engine->rewind("text", 1); }, "tokens", "expected 0 to 0");
+}
+
+// Log-probabilities of a fixed text after a session.
+std::vector<float> scores_after(Engine& engine, const std::string& session) {
+  auto request = in_session(request_of("What follows?", 0), session, "");
+  request.echo = true;
+  request.logprobs = 0;
+  std::vector<float> scores;
+  for (const auto bits : reply(engine, request).echo) scores.push_back(std::bit_cast<float>(bits));
+  return {scores.end() - 12, scores.end()};
+}
+
+float largest_difference(const std::vector<float>& a, const std::vector<float>& b) {
+  float largest = 0.0F;
+  for (std::size_t i = 0; i < a.size(); ++i) largest = std::max(largest, std::abs(a[i] - b[i]));
+  return largest;
+}
+
+TEST(EngineSessions, ATurnEndsInPlaceOfWhatEndedTheReply) {
+  const auto engine = tiny_engine({.step_tokens = 64});
+  const std::string prompt(640, 'p');
+  auto request = request_of(prompt, 30);
+  for (std::int32_t id = 0; id < 258; ++id) {
+    if (id < 'a' || id > 'z') request.sampling.logit_bias[id] = -100.0;
+  }
+  const auto text = reply(*engine, request).text;
+  ASSERT_EQ(text.size(), 30U);
+  struct Case {
+    std::vector<std::string> stop;
+    std::vector<std::int32_t> stop_ids;
+    std::string kept;
+  };
+  const std::string stop = text.substr(20, 5);
+  const std::string kept = text.substr(0, text.find(stop));
+  const auto by_id = static_cast<std::int32_t>(text[9]);
+  const std::vector<Case> cases{
+      {{}, {}, text},
+      {{}, {by_id}, text.substr(0, text.find(text[9]))},
+      {{stop}, {}, kept},
+      // Strings that begin earlier, but do not end.
+      {{stop, text.substr(18, 4) + "0", text.substr(12, 9) + "0"}, {}, kept},
+      {{text.substr(0, 3)}, {}, ""},
+  };
+  for (const auto& [strings, ids, rest] : cases) {
+    for (const std::string end : {"", "!", "\nUser: "}) {
+      request.stop = strings;
+      request.stop_ids = ids;
+      request.end_turn = end;
+      const auto steps = engine->statistics().steps;
+      const auto got = reply(*engine, in_session(request, "", "closed"));
+      // The prompt is not computed again: one step per 64 of its tokens, one per token drawn, and the end.
+      EXPECT_LE(engine->statistics().steps - steps, prompt.size() / 64 + got.ids.size() + 4);
+      EXPECT_EQ(got.text, rest);
+      EXPECT_EQ(engine->session("closed").tokens, static_cast<std::int64_t>((prompt + rest + end).size()));
+      reply(*engine, in_session(request_of(prompt + rest + end, 0), "", "whole"));
+      reply(*engine, in_session(request_of(prompt + rest + end + "a", 0), "", "longer"));
+      const auto scores = scores_after(*engine, "closed");
+      EXPECT_LT(largest_difference(scores, scores_after(*engine, "whole")), 1e-3F) << rest << end;
+      EXPECT_GT(largest_difference(scores, scores_after(*engine, "longer")), 1e-2F) << rest << end;
+      if (end.size() > 1) {
+        request.end_turn = end.substr(0, end.size() - 2);
+        reply(*engine, in_session(request, "", "shorter"));
+        engine->rewind("closed", 2);
+        EXPECT_EQ(engine->save("closed"), engine->save("shorter")) << rest;
+      }
+    }
+  }
 }
 
 TEST(EngineSessions, SavedBytesAreASessionOfGenerate) {

@@ -48,6 +48,7 @@ std::vector<Request> random_requests(std::uint64_t seed) {
     request.echo = random.below(4) == 0;
     if (random.below(2) == 0) request.stop = {std::string(1, static_cast<char>('a' + random.below(26)))};
     request.client = std::string(1, static_cast<char>('A' + random.below(3)));
+    if (random.below(2) == 0) request.end_turn = "\nUser: ";  // of requests that are stored
     if (i % 6 == 4) request.save_as = "s" + std::to_string(i);
     if (i % 6 == 5) request.session = request.save_as = "s" + std::to_string(i - 1);
     requests.push_back(std::move(request));
