@@ -152,6 +152,8 @@ void add_limit_options(CLI::App& command, ServeArguments& arguments) {
   count("--max-responses", api.max_stored_responses, "Stored states of /v1/responses; the oldest are dropped", 1);
   count("--max-connections", http.max_connections, "Open connections; further ones wait", 1);
   add_bytes_option(command, "--max-body", http.max_body_bytes, "Most bytes of a request's body");
+  add_bytes_option(command, "--request-memory", http.request_memory,
+                   "Bytes of all bodies, of requests that arrive, wait and run; further ones get status 503");
   add_bytes_option(command, "--max-header", http.max_header_bytes, "Most bytes of a request's header")
       ->check(CLI::Range(1024, 1 << 20).description(""));
   seconds("--deadline", arguments.deadline, "Longest time of a reply; 0: no limit", 0);

@@ -36,19 +36,20 @@ Job::Job(RequestId id, Request given, std::shared_ptr<Listener> listener, std::s
       listener_(std::move(listener)),
       from_(std::move(from)),
       tokenizer_(tokenizer),
+      prompt_tokens_(request.prompt.size()),
+      ids_(std::exchange(request.prompt, {})),
       seen_(vocab_size),
       decoder_(tokenizer),
-      stop_(request.stop, from_ && request.prompt.empty() ? from_->record.held : std::string()) {
+      stop_(request.stop, from_ && ids_.empty() ? from_->record.held : std::string()) {
   if (from_) {
-    ids_.assign(from_->record.pending.begin(), from_->record.pending.end());
     seen_.bits() = from_->record.seen;
     last_ids_ = from_->record.last_ids;
   }
-  ids_.insert(ids_.end(), request.prompt.begin(), request.prompt.end());
-  for (const auto prompt_id : request.prompt) {
+  for (const auto prompt_id : ids_) {
     seen_.add(prompt_id);
     remember(prompt_id);
   }
+  if (from_) ids_.insert(ids_.begin(), from_->record.pending.begin(), from_->record.pending.end());
   for (const auto last : last_ids_) decoder_.push(last);  // restores an unfinished character
 }
 
@@ -62,7 +63,7 @@ void Job::remember(std::int32_t drawn) {
 std::size_t Job::prefill_size() const {
   if (closing_ && ids_.empty()) return 0;
   if (!draws()) return ids_.size() - 1;
-  return request.prompt.empty() && ids_.size() == 1 ? 0 : ids_.size();
+  return prompt_tokens_ == 0 && ids_.size() == 1 ? 0 : ids_.size();
 }
 
 std::int64_t Job::state_tokens() const {
@@ -72,7 +73,7 @@ std::int64_t Job::state_tokens() const {
 void Job::count_decoded() { ++decoded_; }
 
 std::optional<std::int32_t> Job::echoed(std::size_t index) const {
-  const std::size_t pending = ids_.size() - request.prompt.size();
+  const std::size_t pending = ids_.size() - prompt_tokens_;
   if (!request.echo || closing_ || index + 1 >= ids_.size() || index + 1 < pending) return std::nullopt;
   return ids_[index + 1];
 }
@@ -108,7 +109,7 @@ void Job::call(F&& f) {
 }
 
 void Job::begin_echo() {
-  if (request.echo && ids_.size() == request.prompt.size()) echo_.push_back({{request.prompt.front(), NAN}, {}});
+  if (request.echo && ids_.size() == prompt_tokens_) echo_.push_back({{ids_.front(), NAN}, {}});
 }
 
 void Job::take_echo(const Outcome& outcome) { echo_.push_back({outcome.id, outcome.alternatives}); }
@@ -220,7 +221,7 @@ void Job::close(std::span<float> state) {
 }
 
 Usage Job::usage() const {
-  return {static_cast<std::int64_t>(request.prompt.size()), cached, static_cast<std::int64_t>(reply_.size())};
+  return {static_cast<std::int64_t>(prompt_tokens_), cached, static_cast<std::int64_t>(reply_.size())};
 }
 
 void Job::finish() {

@@ -35,7 +35,7 @@ class Job {
       const data::Tokenizer& tokenizer, std::int64_t vocab_size);
 
   const RequestId id;
-  const Request request;
+  Request request;  // without the prompt, which ids() has
   const Clock::time_point submitted = Clock::now();
 
   // The ids before the reply that the state has not seen at the start: pending ones, then the prompt. All are
@@ -103,6 +103,7 @@ class Job {
   std::shared_ptr<Listener> listener_;
   std::shared_ptr<const StoredText> from_;
   const data::Tokenizer& tokenizer_;
+  std::size_t prompt_tokens_;
   std::vector<std::int32_t> ids_, reply_;
   std::size_t decoded_ = 0;        // ids that the state has seen by decoding
   std::vector<float> kept_state_;  // after the ids before the reply and kept_at_ ids of the reply

@@ -176,6 +176,36 @@ TEST_F(HttpServing, RefusesWhatIsTooLarge) {
   EXPECT_EQ(status_of(chunks.read_all()), 413);
 }
 
+TEST_F(HttpServing, HoldsTheBodiesOfAllRequestsToABound) {
+  options_.request_memory = 250'000;
+  start();
+  const auto post = [](const std::string& path, std::size_t size) {
+    return "POST " + path + " HTTP/1.1\r\nHost: t\r\nContent-Length: " + std::to_string(size) + "\r\n\r\n" +
+           std::string(size, 'x');
+  };
+  HttpClient reading(port_), refused(port_);
+  {
+    HttpClient held(port_);
+    held.send(post("/hold", 99'000));  // a request without an end
+    held.read_until("held");
+    const auto most = post("/echo", 99'000);
+    reading.send(most.substr(0, most.size() - 1'000));
+    EXPECT_TRUE(reaches([&] { return server_->body_bytes(); }, 99'000 + 98'000));
+    const auto reply = refused.ask(post("/echo", 99'000));
+    EXPECT_EQ(status_of(reply), 503);
+    EXPECT_NE(reply.find("Retry-After: 1"), std::string::npos) << reply;
+    EXPECT_EQ(status_of(HttpClient(port_).ask(post("/echo", 9'000))), 200);
+    EXPECT_EQ(status_of(HttpClient(port_).get("/health")), 200);
+  }
+  held_.reset();  // the client has left, and the request has ended
+  EXPECT_EQ(status_of(HttpClient(port_).ask(post("/echo", 99'000))), 200);
+  reading.close();
+  EXPECT_TRUE(reaches([&] { return server_->connections(); }, 0));
+  EXPECT_EQ(server_->body_bytes(), 0);
+  options_.request_memory = 99'000;
+  test::expect_error([&] { HttpServer(options_, {}, {}); }, "--request-memory", "at least --max-body, 100000");
+}
+
 TEST_F(HttpServing, RefusesWhatIsNotHttp) {
   start();
   for (const std::string request :

@@ -48,7 +48,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   void submit(Request request, std::size_t index);
   void submit_forks(std::size_t prompt);
   void release();
-  Request engine_request(std::size_t prompt, std::size_t replica) const;
+  Request engine_request(std::size_t replica) const;
   void begin_stream();
 
   // On the engine's thread:
@@ -169,14 +169,16 @@ void Generation::prepare_prompts() {
   const char* field = request_.shape == Shape::completion ? "prompt"
                       : request_.shape == Shape::chat     ? "messages"
                                                           : "input";
-  for (const auto& prompt : request_.prompts) {
+  for (auto& prompt : request_.prompts) {
     prompts_.push_back(encode_prompt(context_, prompt, bos, from_.empty(), field));
+    if (!request_.echo) prompt = {};  // a prompt may be as large as a body, and wait for long
   }
+  request_.chat.clear();
 }
 
-Request Generation::engine_request(std::size_t prompt, std::size_t replica) const {
+// Returns a request without a prompt.
+Request Generation::engine_request(std::size_t replica) const {
   Request made;
-  made.prompt = prompts_[prompt];
   made.session = from_;
   made.places = 0;  // its first request has taken those of all
   made.max_tokens = *request_.max_tokens;
@@ -185,7 +187,6 @@ Request Generation::engine_request(std::size_t prompt, std::size_t replica) cons
   made.stop = request_.stop;
   made.stop_ids = request_.stop_ids;
   made.logprobs = request_.logprobs;
-  made.echo = request_.echo && request_.logprobs >= 0;
   made.client = client_;
   if (context_.options.deadline.count() > 0) made.deadline = Clock::now() + context_.options.deadline;
   return made;
@@ -194,7 +195,9 @@ Request Generation::engine_request(std::size_t prompt, std::size_t replica) cons
 // Several replies to a prompt begin with forks of the state after it: the prompt is prefilled once.
 void Generation::submit_all() {
   for (std::size_t i = 0; i < prompts_.size(); ++i) {
-    auto request = engine_request(i, 0);
+    auto request = engine_request(0);
+    request.echo = request_.echo && request_.logprobs >= 0;
+    request.prompt = request_.echo ? prompts_[i] : std::exchange(prompts_[i], {});
     if (i == 0) request.places = static_cast<std::int64_t>(replies());
     if (request_.n == 1) {
       request.save_as = save_as_;
@@ -231,9 +234,7 @@ void Generation::submit_forks(std::size_t prompt) {
   try {
     const auto n = static_cast<std::size_t>(request_.n);
     for (std::size_t replica = 0; replica < n; ++replica) {
-      auto request = engine_request(prompt, replica);
-      request.prompt.clear();
-      request.echo = false;
+      auto request = engine_request(replica);
       request.session = forks_[prompt];
       submit(std::move(request), prompt * n + replica);
     }

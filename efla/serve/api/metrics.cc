@@ -39,7 +39,8 @@ class Writer {
 
 }  // namespace
 
-std::string metrics_text(const Statistics& s, const std::map<int, std::uint64_t>& replies, std::int64_t connections) {
+std::string metrics_text(const Statistics& s, const std::map<int, std::uint64_t>& replies, std::int64_t connections,
+                         std::int64_t body_bytes) {
   Writer out;
   out.histogram("time_to_first_token_seconds", "From the request to the first token.", s.first_token_seconds);
   out.histogram("inter_token_latency_seconds", "From a token to the next of the same reply.", s.between_tokens_seconds);
@@ -67,6 +68,7 @@ std::string metrics_text(const Statistics& s, const std::map<int, std::uint64_t>
   out.add("http_replies_total", "counter", "Replies by status.");
   for (const auto& [status, count] : replies) out.value(count, "status=\"" + std::to_string(status) + "\"");
   out.one("http_connections", "gauge", "Open connections.", connections);
+  out.one("http_body_bytes", "gauge", "Bytes of the bodies of requests that arrive, wait and run.", body_bytes);
   return out.take();
 }
 

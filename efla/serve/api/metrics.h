@@ -11,6 +11,6 @@ namespace efla::serve {
 
 // replies: by status.
 std::string metrics_text(const Statistics& statistics, const std::map<int, std::uint64_t>& replies,
-                         std::int64_t connections);
+                         std::int64_t connections, std::int64_t body_bytes);
 
 }  // namespace efla::serve

@@ -242,7 +242,8 @@ void Service::Implementation::run_route(const Route& route, Call& call) {
 }
 
 void Service::Implementation::metrics(Call& call) {
-  reply(call, {.body = metrics_text(context_.engine.statistics(), server_.replies(), server_.connections()),
+  reply(call, {.body = metrics_text(context_.engine.statistics(), server_.replies(), server_.connections(),
+                                    server_.body_bytes()),
                .type = "text/plain; version=0.0.4; charset=utf-8"});
 }
 
@@ -338,6 +339,7 @@ void Service::Implementation::create_session(Call& call) {
   made.save_as = name;
   made.max_tokens = 0;
   made.client = call.client;
+  call.request.body = {};
   const auto id = context_.engine.submit(
       std::move(made),
       std::make_shared<Continuation>(

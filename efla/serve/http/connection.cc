@@ -13,7 +13,6 @@ namespace http = boost::beast::http;
 constexpr std::size_t kPiece = 64 << 10;       // of a body, per timeout
 constexpr std::size_t kMostDrained = 1 << 20;  // of a body that was refused
 constexpr std::chrono::seconds kDrainTime{2};
-constexpr std::size_t kBodiesAtOnce = 4;  // of the largest size
 
 std::string_view reason(int status) {
   const auto text = http::obsolete_reason(static_cast<http::status>(status));
@@ -128,14 +127,14 @@ void Connection::parsed_header() {
   if (!parser_->is_done() && boost::beast::iequals(expect, "100-continue")) out_ += "HTTP/1.1 100 Continue\r\n\r\n";
 }
 
-// Holds the bodies that are read at the same time to a number of bytes.
+// Holds the bodies of all requests to a number of bytes.
 void Connection::count_body() {
   const auto size = parser_->get().body().size();
-  if (size / kPiece != body_counted_ / kPiece) read_deadline_ = Clock::now() + host_.options.timeout;
-  host_.body_bytes += size - body_counted_;
-  body_counted_ = size;
-  if (host_.body_bytes > kBodiesAtOnce * host_.options.max_body_bytes) {
-    auto reply = error_reply(503, "too many large requests at once");
+  if (size == body_.get()) return;
+  if (size / kPiece != body_.get() / kPiece) read_deadline_ = Clock::now() + host_.options.timeout;
+  body_.set(size);
+  if (*host_.body_bytes > host_.options.request_memory) {
+    auto reply = error_reply(503, "the bodies of the requests that wait and run take all of --request-memory");
     reply.fields.emplace_back("Retry-After: 1");
     refuse(std::move(reply));
   }
@@ -144,12 +143,10 @@ void Connection::count_body() {
 void Connection::parsed_body() {
   request_.body = std::move(parser_->get().body());
   parser_.reset();
-  host_.body_bytes -= body_counted_;
-  body_counted_ = 0;
   phase_ = Phase::handling;
   events_ = false;
   read_deadline_ = Clock::time_point::max();
-  host_.handle(std::move(request_), host_.exchange(*this, ++serial_));
+  host_.handle(std::move(request_), host_.exchange(*this, ++serial_, std::move(body_)));
 }
 
 // Replies to a request whose body has not been read, and closes if there is one.
@@ -251,8 +248,7 @@ void Connection::abandon(std::uint64_t serial) {
 // Makes way for the next request, or for the end of the connection.
 void Connection::finish() {
   gone_ = nullptr;
-  host_.body_bytes -= body_counted_;
-  body_counted_ = 0;
+  body_.set(0);
   phase_ = keep_alive_ ? Phase::idle : Phase::refused;
   read_deadline_ = Clock::now() + host_.options.idle_timeout;
 }
@@ -324,8 +320,7 @@ void Connection::close() {
   if (phase_ == Phase::closed) return;
   const auto self = shared_from_this();
   phase_ = Phase::closed;
-  host_.body_bytes -= body_counted_;
-  body_counted_ = 0;
+  body_.set(0);
   if (const auto gone = std::exchange(gone_, nullptr)) gone();
   close_socket();
   host_.closed(*this);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/http/parser.hpp>
 #include <boost/beast/http/string_body.hpp>
@@ -12,6 +13,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "efla/serve/http/http.h"
 
@@ -21,21 +23,43 @@ using Clock = std::chrono::steady_clock;
 
 class Connection;
 
+// The bytes of one body as a part of those of all bodies. Ends on any thread.
+class BodyBytes {
+ public:
+  using Total = std::shared_ptr<std::atomic<std::size_t>>;
+
+  explicit BodyBytes(Total total) : total_(std::move(total)) {}
+  BodyBytes(BodyBytes&& other) noexcept : total_(other.total_), bytes_(std::exchange(other.bytes_, 0)) {}
+  BodyBytes& operator=(BodyBytes&&) = delete;
+  ~BodyBytes() { set(0); }
+
+  void set(std::size_t bytes) {
+    *total_ += bytes - bytes_;
+    bytes_ = bytes;
+  }
+  std::size_t get() const { return bytes_; }
+
+ private:
+  Total total_;
+  std::size_t bytes_ = 0;
+};
+
 // What the connections of a server share.
 struct ConnectionHost {
   HttpOptions options;
   HttpServer::Check check;
   HttpServer::Handle handle;
-  std::function<std::shared_ptr<HttpExchange>(Connection&, std::uint64_t serial)> exchange;
+  std::function<std::shared_ptr<HttpExchange>(Connection&, std::uint64_t serial, BodyBytes body)> exchange;
   std::function<void(Connection&)> closed;
-  std::map<int, std::uint64_t> replies;  // by status
-  std::size_t body_bytes = 0;            // of requests that are being read
-  bool stopping = false;                 // answers end with "Connection: close"
+  std::map<int, std::uint64_t> replies;                                         // by status
+  BodyBytes::Total body_bytes = std::make_shared<std::atomic<std::size_t>>(0);  // read or in requests without an end
+  bool stopping = false;                                                        // answers end with "Connection: close"
 };
 
 class Connection : public std::enable_shared_from_this<Connection> {
  public:
-  explicit Connection(ConnectionHost& host) : host_(host), read_deadline_(Clock::now() + host.options.timeout) {}
+  explicit Connection(ConnectionHost& host)
+      : host_(host), body_(host.body_bytes), read_deadline_(Clock::now() + host.options.timeout) {}
   virtual ~Connection() = default;
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
@@ -90,6 +114,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   bool current(std::uint64_t serial) const { return phase_ == Phase::handling && serial == serial_; }
 
   ConnectionHost& host_;
+  BodyBytes body_;  // of the body that is being read
   Phase phase_ = Phase::idle;
   std::array<char, 8 << 10> room_;  // of the read in progress
   boost::beast::flat_buffer in_;    // received, not yet parsed
@@ -100,7 +125,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::function<void()> gone_;
   std::string out_, writing_;
   std::size_t write_begin_ = 0;  // of writing_, what is written
-  std::size_t header_bytes_ = 0, body_counted_ = 0, drained_ = 0;
+  std::size_t header_bytes_ = 0, drained_ = 0;
   bool reading_ = false, parsing_ = false, keep_alive_ = true, chunked_ = false, events_ = false, head_only_ = false,
        ended_ = false;
   Clock::time_point read_deadline_, write_deadline_ = Clock::time_point::max(), last_write_;

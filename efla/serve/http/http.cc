@@ -125,8 +125,11 @@ class Mailbox {
 
 class Exchange : public HttpExchange {
  public:
-  Exchange(std::shared_ptr<Mailbox> mailbox, Connection& connection, std::uint64_t serial)
-      : mailbox_(std::move(mailbox)), connection_(connection.weak_from_this()), serial_(serial) {}
+  Exchange(std::shared_ptr<Mailbox> mailbox, Connection& connection, std::uint64_t serial, BodyBytes body)
+      : mailbox_(std::move(mailbox)),
+        connection_(connection.weak_from_this()),
+        serial_(serial),
+        body_(std::move(body)) {}
   ~Exchange() override {
     if (!over_) send({.kind = Message::Kind::abandon});
   }
@@ -153,6 +156,7 @@ class Exchange : public HttpExchange {
   std::shared_ptr<Mailbox> mailbox_;
   std::weak_ptr<Connection> connection_;
   std::uint64_t serial_;
+  BodyBytes body_;
   std::atomic<bool> over_ = false;
 };
 
@@ -213,9 +217,13 @@ class HttpServer::Implementation {
     host_.options = options;
     host_.check = std::move(check);
     host_.handle = std::move(handle);
-    host_.exchange = [this](Connection& connection, std::uint64_t serial) {
-      return std::make_shared<Exchange>(mailbox_, connection, serial);
+    host_.exchange = [this](Connection& connection, std::uint64_t serial, BodyBytes body) {
+      return std::make_shared<Exchange>(mailbox_, connection, serial, std::move(body));
     };
+    if (options.request_memory < options.max_body_bytes) {
+      throw Error("serve", "--request-memory", std::to_string(options.request_memory),
+                  "at least --max-body, " + std::to_string(options.max_body_bytes));
+    }
     host_.closed = [this](Connection& connection) {
       connections_.erase(connection.shared_from_this());
       open_ = static_cast<std::int64_t>(connections_.size());
@@ -270,6 +278,7 @@ class HttpServer::Implementation {
 
   const std::string& address() const { return address_; }
   std::int64_t connections() const { return open_; }
+  std::int64_t body_bytes() const { return static_cast<std::int64_t>(*host_.body_bytes); }
   const std::map<int, std::uint64_t>& replies() const { return host_.replies; }
 
  private:
@@ -428,6 +437,7 @@ void HttpServer::after(std::chrono::milliseconds time, std::function<void()> tas
 }
 void HttpServer::stop(std::chrono::milliseconds grace) { implementation_->stop(grace); }
 std::int64_t HttpServer::connections() const { return implementation_->connections(); }
+std::int64_t HttpServer::body_bytes() const { return implementation_->body_bytes(); }
 const std::map<int, std::uint64_t>& HttpServer::replies() const { return implementation_->replies(); }
 
 }  // namespace efla::serve

@@ -23,6 +23,7 @@ struct HttpOptions {
   std::vector<std::string> cors_origins;  // pages of these origins may call; "*": of any
   std::size_t max_header_bytes = 16 << 10;
   std::size_t max_body_bytes = 64 << 20;
+  std::size_t request_memory = 256 << 20;  // bytes of all bodies, each from its first byte to the end of its reply
   std::size_t max_unsent_bytes = 4 << 20;  // of a stream whose client does not read
   std::size_t max_connections = 4096;
   std::chrono::milliseconds timeout{30'000};       // for a header, and for each 64 KiB of a body in either direction
@@ -91,6 +92,7 @@ class HttpServer {
   void stop(std::chrono::milliseconds grace);
 
   std::int64_t connections() const;  // open now
+  std::int64_t body_bytes() const;   // of requests that arrive, wait and run
   // Returns the number of replies so far by status. On the thread of run() alone.
   const std::map<int, std::uint64_t>& replies() const;
 
