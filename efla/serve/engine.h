@@ -56,6 +56,8 @@ struct Request {
   std::string save_as = {};
   // With save_as: the stored text ends with this text, in place of the stop string or the id that ended the reply.
   std::optional<std::string> end_turn = {};
+  bool disposable = false;  // the stored session may be dropped where room is needed, the longest unused first, and
+                            // cannot be rewound
   std::int64_t max_tokens = 16;  // of the reply; 0: the prompt is only prefilled (and scored)
   SamplingOptions sampling = {};
   std::vector<std::string> stop = {};       // UTF-8, none empty; the text ends before the first of them
@@ -139,6 +141,7 @@ struct SessionInfo {
   std::size_t bytes = 0;        // of memory or file
   bool in_memory = true;        // otherwise in a file of EngineOptions::swap_folder
   bool in_use = false;          // by a request that will advance it
+  bool disposable = false;
 };
 
 // Counts of values per bucket: counts[i] of values ≤ bounds[i] and above bounds[i − 1]; the last count has no bound.
@@ -194,7 +197,8 @@ class SessionInUse : public Error {
   using Error::Error;
 };
 
-// No room in EngineOptions::session_memory for one more session, counting what running requests will store.
+// No room in EngineOptions::session_memory for one more session, counting what running requests will store, and
+// disposable sessions would not make enough.
 class NoRoom : public Error {
  public:
   using Error::Error;
@@ -231,19 +235,23 @@ class Engine {
   // session, Error for a session of another model.
   virtual void load(const std::string& name, std::string_view bytes) = 0;
   virtual void erase(const std::string& name) = 0;
+  // Makes a session one that may be dropped, as Request::disposable does.
+  virtual void make_disposable(const std::string& name) = 0;
 
   virtual Statistics statistics() const = 0;
 };
 
 struct EngineOptions {
-  std::size_t state_memory = std::size_t{1} << 30;    // bytes of the slots; refused if not one text fits
-  std::size_t session_memory = std::size_t{1} << 30;  // bytes of stored sessions; the longest unused go to files
-  std::size_t cache_memory = std::size_t{1} << 28;    // bytes of the prefix cache; 0: none
-  std::filesystem::path swap_folder = {};  // for sessions beyond session_memory; empty: a request that would need it
-                                           // ends with an error
+  std::size_t state_memory = std::size_t{1} << 30;  // bytes of the slots; refused if not one text fits
+  std::size_t session_memory = std::size_t{1}
+                               << 30;  // bytes of stored sessions with their ids; the longest unused go to files
+  std::size_t cache_memory = std::size_t{1} << 28;  // bytes of the prefix cache; 0: none
+  std::filesystem::path swap_folder = {};  // for sessions beyond session_memory; empty: disposable ones are dropped,
+                                           // and a request that needs more room is refused
   std::string weights = "float32";         // of the linear layers: float32, bfloat16 or int8
   std::int64_t step_tokens = 512;          // of prompts per step, a multiple of 64
   std::int64_t max_queue = 1024;           // requests that wait
+  std::int64_t max_disposable = 256;       // stored sessions; the longest unused are dropped
   int threads = 0;                         // 0: one per processor
 };
 

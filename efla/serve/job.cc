@@ -241,37 +241,42 @@ void Job::finish() {
   }
 }
 
-std::shared_ptr<const StoredText> Job::stored(std::shared_ptr<StoredState> state) const {
+std::size_t Job::record_bytes() const {
+  const std::size_t record = sizeof(StoredText) + seen_.bits().size();
+  return request.disposable ? record : 2 * record + ids_.size() * sizeof(ids_[0]);
+}
+
+std::shared_ptr<StoredText> Job::stored(std::shared_ptr<StoredState> state) const {
   auto text = std::make_shared<StoredText>();
   text->state = std::move(state);
-  auto before = std::make_shared<StoredText>();
-  if (from_) {
-    before->state = from_->state;
-    before->record = from_->record;
-  } else {
-    before->record.seen.resize(seen_.bits().size());
-  }
-  const std::size_t pending = before->record.pending.size();
-  text->before = std::move(before);
+  generate::SessionRecord before;
+  before.seen.resize(seen_.bits().size());
+  if (from_) before = from_->record;
+  auto since = since_;
+  auto& record = text->record;
   if (closing_) {
-    text->since = since_;
-    text->prefilled = prefilled_;
-    text->decoded = before_ - prefilled_;
-    text->record = extended(text->before->record, std::span(since_).subspan(pending), tokenizer_);
-    text->record.held.clear();
-    text->record.pending.clear();
-    if (!ids_.empty()) text->record.pending = {ids_.back()};
+    record = extended(before, std::span(since).subspan(before.pending.size()), tokenizer_);
+    record.held.clear();
+    record.pending.clear();
+    if (!ids_.empty()) record.pending = {ids_.back()};
   } else {
-    text->since = ids_;
-    text->since.insert(text->since.end(), reply_.begin(), reply_.end());
-    text->prefilled = fed;
-    text->decoded = decoded_;
-    text->record.pending = {next_id()};
-    text->record.last_ids = last_ids_;
-    text->record.seen = seen_.bits();
+    since = ids_;
+    since.insert(since.end(), reply_.begin(), reply_.end());
+    record.pending = {next_id()};
+    record.last_ids = last_ids_;
+    record.seen = seen_.bits();
   }
   const std::size_t drawn = closing_ ? 0 : reply_.size();  // since the last prompt
-  text->record.counters = {request.sampling.seed, drawn, static_cast<std::uint64_t>(state_tokens())};
+  record.counters = {request.sampling.seed, drawn, static_cast<std::uint64_t>(state_tokens())};
+  if (request.disposable) return text;
+  auto start = std::make_shared<StoredText>();
+  if (from_) start->state = from_->state;
+  start->record = std::move(before);
+  text->before = std::move(start);
+  since.shrink_to_fit();
+  text->since = std::make_shared<StoredIds>(std::move(since));
+  text->prefilled = closing_ ? prefilled_ : fed;
+  text->decoded = closing_ ? before_ - prefilled_ : decoded_;
   return text;
 }
 

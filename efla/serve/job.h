@@ -88,7 +88,9 @@ class Job {
   void finish();
 
   // Returns the text after the reply with this state.
-  std::shared_ptr<const StoredText> stored(std::shared_ptr<StoredState> state) const;
+  std::shared_ptr<StoredText> stored(std::shared_ptr<StoredState> state) const;
+  // Returns the bytes of memory that it will take besides the state, without the ids of the reply.
+  std::size_t record_bytes() const;
 
   Usage usage() const;
   double queue_ms = 0.0, first_token_ms = 0.0;

@@ -35,6 +35,7 @@ const EngineOptions& checked(const EngineOptions& options) {
   require(options.step_tokens >= nn::kCutTokens && options.step_tokens % nn::kCutTokens == 0, "step_tokens",
           options.step_tokens, "a multiple of " + std::to_string(nn::kCutTokens));
   require(options.max_queue >= 0, "max_queue", options.max_queue, "a count");
+  require(options.max_disposable >= 0, "max_disposable", options.max_disposable, "a count");
   require(options.threads >= 0 && options.threads <= 1024, "threads", options.threads, "0 to 1024");
   return options;
 }
@@ -65,7 +66,7 @@ LocalEngine::LocalEngine(const nn::LanguageModel& model, std::unique_ptr<data::T
       model_(model, nn::parse_weight_type(options.weights)),
       drawable_(tokenizer_->vocab_size()),
       pool_(options.threads > 0 ? options.threads : available_processors()),
-      store_(options.session_memory, options.swap_folder),
+      store_(options.session_memory, options.swap_folder, options.max_disposable),
       states_(slots_of(options, model_), model_.state_floats()),
       cache_(options.cache_memory) {
   const auto& config = model.config();
@@ -119,6 +120,13 @@ void LocalEngine::check(const Request& request) const {
   }
 }
 
+// With mutex_ held.
+void LocalEngine::require_places(std::int64_t places) const {
+  const auto waiting = static_cast<std::int64_t>(waiting_.size());
+  if (places == 0 || places <= options_.max_queue - waiting) return;
+  throw QueueFull("engine: " + std::to_string(waiting) + " requests wait already");
+}
+
 RequestId LocalEngine::submit(Request request, std::shared_ptr<Listener> listener) {
   check(request);
   std::shared_ptr<const StoredText> from;
@@ -132,22 +140,20 @@ RequestId LocalEngine::submit(Request request, std::shared_ptr<Listener> listene
   RequestId id = 0;
   {
     const std::lock_guard lock(mutex_);
+    require_places(places);  // before others make room for what it will store
     id = next_id_++;
   }
   auto job = std::make_unique<Job>(id, std::move(request), std::move(listener), std::move(from), *tokenizer_,
                                    info_.vocab_size);
   job->names = std::move(names);
-  if (!save_as.empty()) store_.reserve(save_as, info_.session_bytes);
+  if (!save_as.empty()) store_.reserve(save_as, info_.session_bytes + job->record_bytes());
   try {
     const std::lock_guard lock(mutex_);
-    const auto waiting = static_cast<std::int64_t>(waiting_.size());
-    if (places > 0 && places > options_.max_queue - waiting) {
-      throw QueueFull("engine: " + std::to_string(waiting) + " requests wait already");
-    }
+    require_places(places);
     alive_.insert(id);
     waiting_.push_back(std::move(job));
   } catch (...) {
-    if (!save_as.empty()) store_.release(save_as, nullptr);
+    if (!save_as.empty()) store_.release(save_as, nullptr, false);
     throw;
   }
   changed_.notify_all();
@@ -161,14 +167,12 @@ void LocalEngine::cancel(RequestId id) {
 }
 
 Statistics LocalEngine::statistics() const {
-  const auto [memory, files] = store_.bytes();
-  const auto sessions = static_cast<std::int64_t>(store_.list().size());
   const std::lock_guard lock(mutex_);
   Statistics now = statistics_;
   now.queued = static_cast<std::int64_t>(waiting_.size());
-  now.sessions = sessions;
-  now.session_bytes = memory;
-  now.swapped_bytes = files;
+  now.sessions = store_.size();
+  now.session_bytes = store_.bytes().memory;
+  now.swapped_bytes = store_.bytes().files;
   return now;
 }
 
@@ -321,7 +325,7 @@ void LocalEngine::close(Job& job) {
 void LocalEngine::end(Jobs::iterator place) {
   const std::unique_ptr<Job> job = std::move(*place);
   running_.erase(place);
-  std::shared_ptr<const StoredText> text;
+  std::shared_ptr<StoredText> text;
   const bool whole = *job->ended == FinishReason::stop || *job->ended == FinishReason::length;
   if (job->slot >= 0) {
     if (whole && !job->request.save_as.empty()) {
@@ -330,14 +334,7 @@ void LocalEngine::end(Jobs::iterator place) {
     }
     free_slots_.push_back(job->slot);
   }
-  if (!job->request.save_as.empty()) {
-    try {
-      store_.release(job->request.save_as, text);
-    } catch (const std::exception& error) {
-      job->ended = FinishReason::error;
-      job->error = error.what();
-    }
-  }
+  if (!job->request.save_as.empty()) store_.release(job->request.save_as, std::move(text), job->request.disposable);
   {
     const std::lock_guard lock(mutex_);
     alive_.erase(job->id);

@@ -40,6 +40,7 @@ class LocalEngine final : public Engine {
   std::string save(const std::string& name) const override;
   void load(const std::string& name, std::string_view bytes) override;
   void erase(const std::string& name) override { store_.erase(name); }
+  void make_disposable(const std::string& name) override { store_.make_disposable(name); }
   Statistics statistics() const override;
 
  private:
@@ -59,6 +60,7 @@ class LocalEngine final : public Engine {
   };
 
   void check(const Request& request) const;
+  void require_places(std::int64_t places) const;
   void run();
   void end_waiting_and_running();
   void admit();
@@ -73,7 +75,7 @@ class LocalEngine final : public Engine {
   void close(Job& job);
   void end(Jobs::iterator job);
   void forget_clients();
-  std::shared_ptr<const StoredText> rewound(const StoredText& text, std::int64_t tokens);
+  std::shared_ptr<StoredText> rewound(const StoredText& text, std::int64_t tokens);
 
   const EngineOptions options_;
   const std::unique_ptr<data::Tokenizer> tokenizer_;

@@ -16,12 +16,15 @@ constexpr std::uint64_t kMostTokens = std::uint64_t{1} << 53;  // of a text in a
 }  // namespace
 
 // Returns a text without its last tokens: the state before its last request, advanced again by the ids that stay.
-std::shared_ptr<const StoredText> LocalEngine::rewound(const StoredText& text, std::int64_t tokens) {
+std::shared_ptr<StoredText> LocalEngine::rewound(const StoredText& text, std::int64_t tokens) {
   const auto& before = *text.before;
-  const std::size_t kept = text.since.size() - static_cast<std::size_t>(tokens), pending = before.record.pending.size();
-  if (kept == pending) return text.before;
+  const std::size_t kept = text.since->size() - static_cast<std::size_t>(tokens),
+                    pending = before.record.pending.size();
+  if (kept == pending) return std::make_shared<StoredText>(before);
   auto result = std::make_shared<StoredText>(text);
-  result->since.resize(kept);
+  std::vector<std::int32_t> since(text.since->size());
+  text.since->copy_to(since);
+  since.resize(kept);
   result->prefilled = std::min(text.prefilled, kept - 1);
   result->decoded = std::min(text.decoded, kept - 1 - result->prefilled);
 
@@ -42,35 +45,36 @@ std::shared_ptr<const StoredText> LocalEngine::rewound(const StoredText& text, s
     const nn::TextRun run{0, begin, count, decode};
     hidden.resize(static_cast<std::size_t>(count * model_.config().hidden_size));
     const std::lock_guard lock(model_mutex_);
-    model_.advance(std::span(result->since).subspan(at, static_cast<std::size_t>(count)), {&run, 1}, scratch,
+    model_.advance(std::span(since).subspan(at, static_cast<std::size_t>(count)), {&run, 1}, scratch,
                    View<float, 2>::contiguous(hidden.data(), {count, model_.config().hidden_size}), pool_);
     at += static_cast<std::size_t>(count);
   }
   result->state = std::make_shared<StoredState>(std::vector<float>(slot.begin(), slot.end()));
 
   auto& record = result->record;
-  record = extended(before.record, std::span(result->since).subspan(pending), *tokenizer_);
+  record = extended(before.record, std::span(since).subspan(pending), *tokenizer_);
   record.counters[0] = text.record.counters[0];
   record.counters[1] = text.record.counters[1] - std::min(text.record.counters[1], static_cast<std::uint64_t>(tokens));
   record.counters[2] = static_cast<std::uint64_t>(first) + kept - 1;
-  record.pending = {result->since.back()};
+  record.pending = {since.back()};
   record.held.clear();
+  result->since = std::make_shared<StoredIds>(std::move(since));
   return result;
 }
 
 void LocalEngine::rewind(const std::string& name, std::int64_t tokens) {
   store_.reserve(name, 0);
-  std::shared_ptr<const StoredText> text;
+  std::shared_ptr<StoredText> shorter;
   try {
-    text = store_.get(name);
+    const auto text = store_.get(name);
     Require("engine")(tokens >= 0 && tokens <= text->rewindable(), "tokens", tokens,
                       "0 to " + std::to_string(text->rewindable()) + ", the tokens since the last request began");
-    if (tokens > 0) text = rewound(*text, tokens);
+    if (tokens > 0) shorter = rewound(*text, tokens);
   } catch (...) {
-    store_.release(name, nullptr);
+    store_.release(name, nullptr, false);
     throw;
   }
-  store_.release(name, text);
+  store_.release(name, std::move(shorter), false);
 }
 
 std::string LocalEngine::save(const std::string& name) const {

@@ -1,14 +1,10 @@
 #include "efla/serve/session_store.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <atomic>
-#include <cerrno>
-#include <cstring>
-#include <fstream>
-#include <set>
+#include <exception>
 #include <utility>
+
+#include "efla/base/error.h"
 
 namespace efla::serve {
 namespace {
@@ -24,76 +20,37 @@ void check_name(const std::string& name) {
               "a name of 1 to 128 letters, digits and characters of \"._-\"");
 }
 
-[[noreturn]] void refuse(const std::filesystem::path& file) {
-  throw IoError(IoError::Kind::system, file.string(), -1, std::strerror(errno));
+// Returns the bytes of a text that no other text, and no running request, holds: what dropping it sets free.
+std::size_t own_bytes(const std::shared_ptr<const StoredText>& text) {
+  if (text.use_count() > 1 || (text->state && text->state.use_count() > 1)) return 0;
+  return text->record_bytes() + (text->state ? text->state->bytes() : 0);
 }
 
-std::filesystem::path new_file(const std::filesystem::path& folder) {
-  static std::atomic<std::uint64_t> count{0};
-  return folder / ("state-" + std::to_string(getpid()) + "-" + std::to_string(count++));
-}
-
-// Calls f with every state of a text.
-template <class F>
-void for_each_state(const StoredText& text, F&& f) {
-  if (text.state) f(text.state);
-  if (text.before && text.before->state) f(text.before->state);
+std::size_t bytes_of(const generate::SessionRecord& record) {
+  return record.pending.size() * sizeof(record.pending[0]) + record.last_ids.size() * sizeof(record.last_ids[0]) +
+         record.seen.size() + record.held.size();
 }
 
 }  // namespace
 
-StoredState::~StoredState() {
-  std::error_code none;
-  if (!file_.empty()) std::filesystem::remove(file_, none);
+std::size_t StoredText::record_bytes() const {
+  return sizeof(StoredText) + bytes_of(record) + (before ? sizeof(StoredText) + bytes_of(before->record) : 0);
 }
 
-bool StoredState::in_memory() const {
-  const std::lock_guard lock(mutex_);
-  return file_.empty();
-}
-
-void StoredState::copy_to(std::span<float> to) const {
-  const std::lock_guard lock(mutex_);
-  if (file_.empty()) {
-    std::copy(values_.begin(), values_.end(), to.begin());
-    return;
-  }
-  std::ifstream in(file_, std::ios::binary);
-  if (!in.read(reinterpret_cast<char*>(to.data()), static_cast<std::streamsize>(bytes()))) refuse(file_);
-}
-
-void StoredState::swap_out(const std::filesystem::path& folder) {
-  const std::lock_guard lock(mutex_);
-  if (!file_.empty()) return;
-  const auto file = new_file(folder);
-  std::ofstream out(file, std::ios::binary);
-  out.write(reinterpret_cast<const char*>(values_.data()), static_cast<std::streamsize>(bytes()));
-  out.close();
-  if (!out) {
-    std::error_code none;
-    std::filesystem::remove(file, none);
-    refuse(file);
-  }
-  file_ = file;
-  std::vector<float>().swap(values_);
-}
-
-SessionStore::SessionStore(std::size_t memory, std::filesystem::path swap_folder)
-    : memory_(memory), swap_folder_(std::move(swap_folder)) {
+SessionStore::SessionStore(std::size_t memory, std::filesystem::path swap_folder, std::int64_t max_disposable)
+    : memory_(memory), swap_folder_(std::move(swap_folder)), max_disposable_(max_disposable) {
   if (!swap_folder_.empty()) std::filesystem::create_directories(swap_folder_);
 }
 
-const SessionStore::Entry& SessionStore::peek_locked(const std::string& name) const {
+SessionStore::Entries::const_iterator SessionStore::find(const std::string& name) const {
   const auto found = entries_.find(name);
   if (found == entries_.end()) throw NoSuchSession("engine", "session", "'" + name + "'", "the name of a session");
-  return found->second;
+  return found;
 }
 
-SessionStore::Entry& SessionStore::find(const std::string& name) {
-  peek_locked(name);  // throws
-  Entry& entry = entries_[name];
-  entry.used = ++now_;
-  return entry;
+SessionStore::Entries::iterator SessionStore::find(const std::string& name) {
+  static_cast<const SessionStore&>(*this).find(name);  // throws
+  return entries_.find(name);
 }
 
 void SessionStore::require_free(const std::string& name) const {
@@ -103,101 +60,166 @@ void SessionStore::require_free(const std::string& name) const {
   }
 }
 
-void SessionStore::require_room(std::size_t bytes) const {
-  if (bytes == 0 || !swap_folder_.empty()) return;
-  std::size_t promised = 0;
-  for (const auto& [name, reserved] : reserved_) promised += reserved;
-  if (bytes_locked().first + promised + bytes <= memory_) return;
-  throw NoRoom("engine", "session_memory",
-               "no room for " + std::to_string(bytes) + " bytes more in " + std::to_string(memory_),
-               "room, or a swap_folder for sessions that are not in use");
+void SessionStore::use(Entries::iterator entry) {
+  auto& used = entry->second.used;
+  for (auto* order : {&in_memory_, &disposable_}) {
+    auto node = order->extract(used);
+    if (!node) continue;
+    node.key() = now_ + 1;
+    order->insert(std::move(node));
+  }
+  used = ++now_;
+}
+
+void SessionStore::drop(Entries::iterator entry) {
+  in_memory_.erase(entry->second.used);
+  disposable_.erase(entry->second.used);
+  entries_.erase(entry);
+}
+
+void SessionStore::drop_surplus() {
+  while (std::cmp_greater(disposable_.size(), max_disposable_)) drop(find(disposable_.begin()->second));
+}
+
+void SessionStore::store(const std::string& name, std::shared_ptr<StoredText> text, bool disposable) {
+  if (const auto old = entries_.find(name); old != entries_.end()) drop(old);
+  text->for_each_part([&](auto& part) { part.count(bytes_); });
+  text->counted.count(bytes_, text->record_bytes());
+  entries_[name] = {std::move(text), ++now_, disposable};
+  in_memory_[now_] = name;
+  if (disposable) disposable_[now_] = name;
+  drop_surplus();
 }
 
 std::shared_ptr<const StoredText> SessionStore::get(const std::string& name) {
   const std::lock_guard lock(mutex_);
-  return find(name).text;
+  const auto found = find(name);
+  use(found);
+  return found->second.text;
 }
 
 std::shared_ptr<const StoredText> SessionStore::peek(const std::string& name) const {
   const std::lock_guard lock(mutex_);
-  return peek_locked(name).text;
+  return find(name)->second.text;
 }
 
-void SessionStore::put(const std::string& name, std::shared_ptr<const StoredText> text) {
-  check_name(name);
-  const std::lock_guard lock(mutex_);
-  require_free(name);
-  require_room(text->state ? text->state->bytes() : 0);
-  entries_[name] = {std::move(text), ++now_};
-  make_room();
+void SessionStore::put(const std::string& name, std::shared_ptr<StoredText> text) {
+  std::size_t bytes = text->record_bytes();
+  text->for_each_part([&](const auto& part) { bytes += part.bytes(); });
+  reserve(name, bytes);
+  release(name, std::move(text), /*disposable=*/false);
 }
 
 void SessionStore::fork(const std::string& name, const std::string& copy) {
   check_name(copy);
   const std::lock_guard lock(mutex_);
-  const auto text = find(name).text;
+  const auto found = find(name);
+  use(found);
   require_free(copy);
   if (entries_.contains(copy)) throw Error("engine", "copy", "'" + copy + "', which exists", "a new name");
-  entries_[copy] = {text, ++now_};
+  entries_[copy] = {found->second.text, ++now_};
+  in_memory_[now_] = copy;
 }
 
 void SessionStore::erase(const std::string& name) {
   const std::lock_guard lock(mutex_);
-  find(name);
+  const auto found = find(name);
   require_free(name);
-  entries_.erase(name);
+  drop(found);
+}
+
+void SessionStore::make_disposable(const std::string& name) {
+  const std::lock_guard lock(mutex_);
+  const auto found = find(name);
+  found->second.disposable = true;
+  disposable_[found->second.used] = name;
+  drop_surplus();
 }
 
 void SessionStore::reserve(const std::string& name, std::size_t bytes) {
   check_name(name);
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   require_free(name);
-  require_room(bytes);
   reserved_.emplace(name, bytes);
-}
-
-void SessionStore::release(const std::string& name, std::shared_ptr<const StoredText> text) {
-  const std::lock_guard lock(mutex_);
-  reserved_.erase(name);
-  if (!text) return;
-  entries_[name] = {std::move(text), ++now_};
-  make_room();
-}
-
-// Swaps the states of the texts that were used the longest ago.
-void SessionStore::make_room() {
-  if (swap_folder_.empty()) return;
-  std::vector<const Entry*> oldest;
-  for (const auto& [name, entry] : entries_) oldest.push_back(&entry);
-  std::sort(oldest.begin(), oldest.end(), [](const Entry* a, const Entry* b) { return a->used < b->used; });
-  for (auto it = oldest.begin(); it != oldest.end() && bytes_locked().first > memory_; ++it) {
-    for_each_state(*(*it)->text, [&](const auto& state) { state->swap_out(swap_folder_); });
+  promised_ += bytes;
+  if (bytes == 0) return;
+  try {
+    make_room(lock);
+  } catch (...) {
+    reserved_.erase(name);
+    promised_ -= bytes;
+    throw;
   }
 }
 
-std::pair<std::size_t, std::size_t> SessionStore::bytes_locked() const {
-  std::set<const StoredState*> counted;
-  std::size_t memory = 0, files = 0;
-  for (const auto& [name, entry] : entries_) {
-    for_each_state(*entry.text, [&](const auto& state) {
-      if (counted.insert(state.get()).second) (state->in_memory() ? memory : files) += state->bytes();
-    });
-  }
-  return {memory, files};
+void SessionStore::release(const std::string& name, std::shared_ptr<StoredText> text, bool disposable) {
+  const std::lock_guard lock(mutex_);
+  const auto reserved = reserved_.find(name);
+  promised_ -= reserved->second;
+  reserved_.erase(reserved);
+  if (text) store(name, std::move(text), disposable);
 }
 
-std::pair<std::size_t, std::size_t> SessionStore::bytes() const {
-  const std::lock_guard lock(mutex_);
-  return bytes_locked();
+bool SessionStore::has_room() const { return bytes_->memory + promised_ <= memory_ + moving_; }
+
+void SessionStore::make_room(std::unique_lock<std::mutex>& lock) {
+  if (swap_folder_.empty()) return drop_disposable();
+  while (!has_room() && !in_memory_.empty()) swap_oldest(lock);
+  if (bytes_->memory > memory_ + moving_) refuse_room();  // by what never moves to files
+}
+
+void SessionStore::refuse_room() const {
+  throw NoRoom("engine", "session_memory",
+               std::to_string(bytes_->memory + promised_) + " bytes with what running requests will store",
+               "at most " + std::to_string(memory_) +
+                   (swap_folder_.empty() ? ", or a swap_folder for sessions that are not in use" : ""));
+}
+
+// Moves the text to files that was used the longest ago.
+void SessionStore::swap_oldest(std::unique_lock<std::mutex>& lock) {
+  const auto oldest = in_memory_.begin();
+  const auto [used, name] = *oldest;
+  const auto text = find(name)->second.text;
+  in_memory_.erase(oldest);
+  std::size_t bytes = 0;
+  text->for_each_part([&](const auto& part) { bytes += part.in_memory() ? part.bytes() : 0; });
+  moving_ += bytes;
+  lock.unlock();
+  std::exception_ptr failed;
+  try {
+    text->for_each_part([&](auto& part) { part.swap_out(swap_folder_); });
+  } catch (...) {
+    failed = std::current_exception();
+  }
+  lock.lock();
+  moving_ -= bytes;
+  if (!failed) return;
+  const auto found = entries_.find(name);
+  if (found != entries_.end() && found->second.used == used) in_memory_[used] = name;
+  std::rethrow_exception(failed);
+}
+
+// Drops the disposable texts that were used the longest ago. Drops none if that is not enough.
+void SessionStore::drop_disposable() {
+  if (has_room()) return;
+  std::size_t most = 0;
+  for (const auto& [used, name] : disposable_) most += own_bytes(find(name)->second.text);
+  if (bytes_->memory + promised_ > memory_ + most) refuse_room();
+  for (auto it = disposable_.begin(); it != disposable_.end() && !has_room();) {
+    const auto entry = find((it++)->second);
+    if (own_bytes(entry->second.text) > 0) drop(entry);
+  }
 }
 
 SessionInfo SessionStore::info_of(const std::string& name, const Entry& entry) const {
   SessionInfo info{name, entry.text->tokens(), entry.text->rewindable()};
-  for_each_state(*entry.text, [&](const auto& state) {
-    info.bytes += state->bytes();
-    info.in_memory = info.in_memory && state->in_memory();
+  info.bytes = entry.text->record_bytes();
+  entry.text->for_each_part([&](const auto& part) {
+    info.bytes += part.bytes();
+    info.in_memory = info.in_memory && part.in_memory();
   });
   info.in_use = reserved_.contains(name);
+  info.disposable = entry.disposable;
   return info;
 }
 
@@ -210,7 +232,12 @@ std::vector<SessionInfo> SessionStore::list() const {
 
 SessionInfo SessionStore::info(const std::string& name) const {
   const std::lock_guard lock(mutex_);
-  return info_of(name, peek_locked(name));
+  return info_of(name, find(name)->second);
+}
+
+std::int64_t SessionStore::size() const {
+  const std::lock_guard lock(mutex_);
+  return static_cast<std::int64_t>(entries_.size());
 }
 
 }  // namespace efla::serve

@@ -1,4 +1,4 @@
-// Stored texts by name: immutable, shared by forks, in memory or swapped to files.
+// Stored texts by name: they never change, forks share them, and they are in memory or in files.
 #pragma once
 
 #include <cstddef>
@@ -7,94 +7,101 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <span>
 #include <string>
 #include <vector>
 
 #include "efla/generate/session_record.h"
 #include "efla/serve/engine.h"
+#include "efla/serve/stored.h"
 
 namespace efla::serve {
-
-// The floats of a model's state. They never change, but may move to a file.
-class StoredState {
- public:
-  explicit StoredState(std::vector<float> values) : values_(std::move(values)), size_(values_.size()) {}
-  ~StoredState();
-  StoredState(const StoredState&) = delete;
-  StoredState& operator=(const StoredState&) = delete;
-
-  std::size_t bytes() const { return size_ * sizeof(float); }
-  bool in_memory() const;
-  // Copies the values, from the file if they are there. Throws IoError.
-  void copy_to(std::span<float> to) const;
-  // Moves the values to a new file of the folder. Throws IoError; the values then stay in memory.
-  void swap_out(const std::filesystem::path& folder);
-
- private:
-  mutable std::mutex mutex_;
-  std::vector<float> values_;
-  std::size_t size_;
-  std::filesystem::path file_;
-};
 
 // A text between two requests. Its last id may be pending: the state has not seen it.
 struct StoredText {
   std::shared_ptr<StoredState> state;  // null: of an empty text
   generate::SessionRecord record;      // counters[2]: tokens in the state
 
-  // What rewinding needs: the text before the last request, the ids that followed (first its pending ones), how many of
-  // these were prefilled, and how many then decoded; the others were prefilled again.
+  // What rewinding needs, unless it is disposable or was loaded: the text before the last request, the ids that
+  // followed (first its pending ones), how many of these were prefilled, and how many then decoded; the others were
+  // prefilled again.
   std::shared_ptr<const StoredText> before;  // without a `before` of its own
-  std::vector<std::int32_t> since;
+  std::shared_ptr<StoredIds> since;
   std::size_t prefilled = 0, decoded = 0;
+
+  CountedBytes counted;  // of the records
 
   std::int64_t state_tokens() const { return static_cast<std::int64_t>(record.counters[2]); }
   std::int64_t tokens() const { return state_tokens() + static_cast<std::int64_t>(record.pending.size()); }
   std::int64_t rewindable() const { return before ? tokens() - before->tokens() : 0; }
+  // Bytes that it shares with no text, and that never move to files.
+  std::size_t record_bytes() const;
+  // Calls f with everything that may move to a file.
+  template <class F>
+  void for_each_part(F&& f) const {
+    if (state) f(*state);
+    if (before && before->state) f(*before->state);
+    if (since) f(*since);
+  }
 };
 
-// Functions may be called by several threads at once.
+// Holds the bytes of states, ids and records in memory, and of those that reservations promise, to a bound: a caller
+// that needs room moves the texts to files that were used the longest ago, or, without a folder for them, drops
+// disposable ones. Functions may be called by several threads at once, and write files without keeping others waiting.
 class SessionStore {
  public:
-  // Files are written to swap_folder, unless it is empty, when states take more than `memory` bytes.
-  SessionStore(std::size_t memory, std::filesystem::path swap_folder);
+  // swap_folder: for files; empty: none. max_disposable: of disposable texts.
+  SessionStore(std::size_t memory, std::filesystem::path swap_folder, std::int64_t max_disposable);
 
-  // Throw NoSuchSession, SessionInUse and, for a name that is not one, Error.
+  // Throw NoSuchSession, SessionInUse and, for a name that is not one, Error; put and reserve NoRoom and IoError too.
   std::shared_ptr<const StoredText> get(const std::string& name);         // counts as a use
   std::shared_ptr<const StoredText> peek(const std::string& name) const;  // does not
-  void put(const std::string& name, std::shared_ptr<const StoredText> text);
+  void put(const std::string& name, std::shared_ptr<StoredText> text);
   void fork(const std::string& name, const std::string& copy);
   void erase(const std::string& name);
+  void make_disposable(const std::string& name);
 
-  // Reserves a name for a request that will put it, until release. Throws Error if there is no room and no folder.
+  // Reserves a name for a request that will store this many bytes under it, until release.
   void reserve(const std::string& name, std::size_t bytes);
-  // Stores the text, unless it is null, and ends the reservation.
-  void release(const std::string& name, std::shared_ptr<const StoredText> text);
+  // Stores the text, unless it is null, and ends the reservation. Throws nothing and writes no file.
+  void release(const std::string& name, std::shared_ptr<StoredText> text, bool disposable);
 
   std::vector<SessionInfo> list() const;
   SessionInfo info(const std::string& name) const;
-  // Bytes of all states, in memory and in files.
-  std::pair<std::size_t, std::size_t> bytes() const;
+  std::int64_t size() const;
+  const StoredBytes& bytes() const { return *bytes_; }
 
  private:
   struct Entry {
     std::shared_ptr<const StoredText> text;
     std::uint64_t used = 0;
+    bool disposable = false;
   };
-  SessionInfo info_of(const std::string& name, const Entry& entry) const;
-  std::pair<std::size_t, std::size_t> bytes_locked() const;
-  Entry& find(const std::string& name);
-  const Entry& peek_locked(const std::string& name) const;
-  void require_room(std::size_t bytes) const;
-  void require_free(const std::string& name) const;
-  void make_room();
+  using Entries = std::map<std::string, Entry>;
 
-  std::size_t memory_;
-  std::filesystem::path swap_folder_;
-  mutable std::mutex mutex_;
-  std::map<std::string, Entry> entries_;
+  SessionInfo info_of(const std::string& name, const Entry& entry) const;
+  Entries::iterator find(const std::string& name);
+  Entries::const_iterator find(const std::string& name) const;
+  void require_free(const std::string& name) const;
+  void use(Entries::iterator entry);
+  void store(const std::string& name, std::shared_ptr<StoredText> text, bool disposable);
+  void drop(Entries::iterator entry);
+  void drop_surplus();
+  bool has_room() const;
+  void make_room(std::unique_lock<std::mutex>& lock);
+  void swap_oldest(std::unique_lock<std::mutex>& lock);
+  void drop_disposable();
+  [[noreturn]] void refuse_room() const;
+
+  const std::size_t memory_;
+  const std::filesystem::path swap_folder_;
+  const std::int64_t max_disposable_;
+  const std::shared_ptr<StoredBytes> bytes_ = std::make_shared<StoredBytes>();
+  mutable std::mutex mutex_;  // of what follows
+  Entries entries_;
+  // Entries by use, the longest unused first: those that have not moved to files, and disposable ones.
+  std::map<std::uint64_t, std::string> in_memory_, disposable_;
   std::map<std::string, std::size_t> reserved_;  // bytes that will be stored under a name
+  std::size_t promised_ = 0, moving_ = 0;        // bytes of reservations, and on the way to files
   std::uint64_t now_ = 0;
 };
 

@@ -33,6 +33,7 @@ class FakeEngine : public Engine {
   std::chrono::microseconds step{0};
   std::chrono::milliseconds prefill{0};  // of any prompt; it can be cancelled
   std::atomic<std::size_t> max_queue = 1000;
+  std::vector<std::string> disposable;  // names, of sessions that were there at the start too
   std::atomic<int> cancelled = 0;
   std::atomic<std::uint64_t> steps = 0;
 
@@ -122,6 +123,11 @@ class FakeEngine : public Engine {
     }
     sessions_.erase(name);
   }
+  void make_disposable(const std::string& name) override {
+    const std::lock_guard lock(mutex_);
+    require(name);
+    disposable.push_back(name);
+  }
   Statistics statistics() const override {
     const std::lock_guard lock(mutex_);
     Statistics s;
@@ -158,7 +164,8 @@ class FakeEngine : public Engine {
     return {.name = name,
             .tokens = static_cast<std::int64_t>(size),
             .rewindable = static_cast<std::int64_t>(size),
-            .bytes = 1000};
+            .bytes = 1000,
+            .disposable = std::find(disposable.begin(), disposable.end(), name) != disposable.end()};
   }
 
   void loop() {
@@ -241,6 +248,7 @@ class FakeEngine : public Engine {
       job.text = tokenizer_->encode(text + *job.request.end_turn);
     }
     if (!job.request.save_as.empty() && reason != FinishReason::cancelled) sessions_[job.request.save_as] = job.text;
+    if (job.request.disposable) disposable.push_back(job.request.save_as);
     Finish finish{.reason = reason, .stop = stop};
     if (!job.request.stop.empty()) finish.text = job.reply;
     finish.usage = {.prompt_tokens = static_cast<std::int64_t>(job.request.prompt.size()),

@@ -339,26 +339,115 @@ TEST(EngineSessions, ASessionThatIsAdvancedIsLockedAndKeptIfTheRequestIsCancelle
 TEST(EngineSessions, IdleSessionsMoveToFiles) {
   const test::TempFolder folder;
   const auto slot = tiny_engine()->info().session_bytes;
-  const auto engine = tiny_engine({.session_memory = slot, .swap_folder = folder.path()});
+  const std::size_t records = 2000;  // room for a text's ids and what sampling needs, and less than a state
+  ASSERT_LT(2 * records, slot);
+  const auto engine = tiny_engine({.session_memory = slot + records, .swap_folder = folder.path()});
   for (const std::string name : {"a", "b", "c"}) reply(*engine, in_session(request_of(name, 3), "", name));
   EXPECT_FALSE(engine->session("a").in_memory);
   EXPECT_TRUE(engine->session("c").in_memory);
-  EXPECT_EQ(engine->statistics().swapped_bytes, 2 * slot);
+  EXPECT_EQ(engine->statistics().swapped_bytes, 2 * (slot + 4 * sizeof(std::int32_t)));
   EXPECT_EQ(reply(*engine, in_session(request_of("x", 4), "a", "")).ids.size(), 4U);
   for (const std::string name : {"a", "b", "c"}) engine->erase(name);
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
 
-  const auto promised = tiny_engine({.session_memory = slot});
+  const auto promised = tiny_engine({.session_memory = slot + records});
   const auto running = std::make_shared<Recorder>();
   const auto id = promised->submit(in_session(request_of("a", 1 << 20), "", "a"), running);
   EXPECT_THROW(promised->submit(in_session(request_of("b", 3), "", "b"), std::make_shared<Recorder>()), NoRoom);
   promised->cancel(id);
   EXPECT_EQ(running->record().reason, FinishReason::cancelled);
 
-  const auto full = tiny_engine({.session_memory = slot});
+  const auto full = tiny_engine({.session_memory = slot + records});
   reply(*full, in_session(request_of("a", 3), "", "a"));
   test::expect_error([&] { full->submit(in_session(request_of("b", 3), "", "b"), std::make_shared<Recorder>()); },
                      "session_memory", "swap_folder");
+}
+
+TEST(EngineSessions, ADiskThatFailsLosesNoReplyThatIsFinished) {
+  const test::TempFolder folder;
+  const auto slot = tiny_engine()->info().session_bytes;
+  const auto swap = folder / "swap";
+  const auto engine = tiny_engine({.session_memory = slot + 2000, .swap_folder = swap});
+  reply(*engine, in_session(request_of("a", 3), "", "a"));
+  const auto running = std::make_shared<Recorder>();
+  std::filesystem::remove(swap);
+  // Whoever needs room learns of it, before its request begins.
+  EXPECT_THROW(engine->submit(in_session(request_of("b", 3), "", "b"), running), IoError);
+  EXPECT_EQ(engine->sessions().size(), 1U);
+  std::filesystem::create_directory(swap);
+  engine->submit(in_session(request_of("b", 3), "", "b"), running);
+  EXPECT_EQ(running->record().reason, FinishReason::length);
+  EXPECT_FALSE(engine->session("a").in_memory);
+}
+
+TEST(EngineSessions, IdsOfTextsCountAsSessionMemory) {
+  const test::TempFolder folder;
+  const auto slot = tiny_engine()->info().session_bytes;
+  const std::size_t ids = 50'000;
+  const auto prompt = std::string(ids, 'x');
+  const auto engine = tiny_engine({.session_memory = 3 * slot});
+  reply(*engine, in_session(request_of("a", 3), "", "a"));
+  const auto before = engine->statistics().session_bytes;
+  EXPECT_EQ(engine->session("a").bytes, before);
+  ASSERT_GT(before + ids * sizeof(std::int32_t), 3 * slot);
+  EXPECT_THROW(engine->submit(in_session(request_of(prompt, 3), "", "b"), std::make_shared<Recorder>()), NoRoom);
+  EXPECT_EQ(engine->statistics().session_bytes, before);
+
+  const auto swapping = tiny_engine({.session_memory = 2 * slot, .swap_folder = folder.path()});
+  for (const std::string name : {"a", "b", "c"}) reply(*swapping, in_session(request_of(prompt, 3), "", name));
+  EXPECT_GE(swapping->session("c").bytes, slot + ids * sizeof(std::int32_t));
+  reply(*swapping, in_session(request_of("x", 3), "", "d"));
+  EXPECT_EQ(swapping->statistics().swapped_bytes, 3 * (slot + (ids + 3) * sizeof(std::int32_t)));
+  EXPECT_LE(swapping->statistics().session_bytes, 2 * slot);
+  swapping->rewind("a", 3);
+  EXPECT_EQ(swapping->session("a").tokens, static_cast<std::int64_t>(ids));
+}
+
+TEST(EngineSessions, TheLongestUnusedDisposableSessionsMakeRoom) {
+  const auto slot = tiny_engine()->info().session_bytes;
+  const auto named = [](std::vector<SessionInfo> sessions) {
+    std::string names;
+    for (const auto& session : sessions) names += session.name;
+    return names;
+  };
+  const auto engine = tiny_engine({.session_memory = 4 * slot + 4000, .max_disposable = 3});
+  const auto store = [&](const std::string& name, const std::string& from, bool disposable) {
+    auto request = in_session(request_of("x", 2), from, name);
+    request.disposable = disposable;
+    EXPECT_EQ(reply(*engine, request).reason, FinishReason::length);
+  };
+  for (const std::string name : {"a", "b", "c"}) store(name, "", true);
+  store("N", "", false);
+  EXPECT_EQ(named(engine->sessions()), "Nabc");
+  EXPECT_TRUE(engine->session("a").disposable);
+  EXPECT_EQ(engine->session("a").rewindable, 0);
+  reply(*engine, in_session(request_of("x", 2), "a", ""));  // a use
+  store("d", "", true);
+  EXPECT_EQ(named(engine->sessions()), "Nacd");
+  store("e", "d", true);  // continues one that must stay until it has ended
+  EXPECT_EQ(named(engine->sessions()), "Nade");
+  for (const std::string name : {"O", "P", "Q"}) store(name, "", false);
+  EXPECT_EQ(named(engine->sessions()), "NOPQ");
+  EXPECT_THROW(store("R", "", false), NoRoom);
+
+  const auto many = tiny_engine({.max_disposable = 2});
+  for (const std::string name : {"a", "b", "c"}) {
+    auto request = in_session(request_of("x", 2), "", name);
+    request.disposable = name != "c";
+    reply(*many, request);
+  }
+  many->make_disposable("c");
+  EXPECT_EQ(named(many->sessions()), "bc");
+
+  // Sessions in use, and copies of one with another name, set no memory free.
+  const auto kept = tiny_engine({.session_memory = 2 * slot + 2000});
+  auto request = in_session(request_of("x", 2), "", "a");
+  request.disposable = true;
+  reply(*kept, request);
+  kept->fork("a", "copy");
+  reply(*kept, in_session(request_of("x", 2), "", "b"));
+  EXPECT_THROW(kept->submit(in_session(request_of("x", 2), "", "c"), std::make_shared<Recorder>()), NoRoom);
+  EXPECT_EQ(named(kept->sessions()), "abcopy");
 }
 
 TEST(Engine, RefusesWhatItCannotDo) {

@@ -85,7 +85,7 @@ TEST(Schedule, EveryReplyHasTheBitsOfTheSameRequestAlone) {
     options.step_tokens = 64 * (1 + random.below(6));
     options.threads = 1 + static_cast<int>(random.below(2));
     options.swap_folder = folder.path();
-    if (random.below(2) == 0) options.session_memory = 1;  // every session is swapped
+    if (random.below(2) == 0) options.session_memory = 8'000;  // every session is swapped
     const auto engine = tiny_engine(options);
     std::vector<int> order;
     for (int i = 0; i < kRequests; ++i) order.insert(order.begin() + random.below(i + 1), i);

@@ -1,0 +1,133 @@
+// Values that never change, but may move to a file, and the bytes that they take together.
+#pragma once
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "efla/base/error.h"
+
+namespace efla::serve {
+
+struct StoredBytes {
+  std::atomic<std::size_t> memory = 0, files = 0;
+};
+
+// Bytes of memory that are counted for as long as this lives. A copy is not counted.
+class CountedBytes {
+ public:
+  CountedBytes() = default;
+  CountedBytes(const CountedBytes&) {}
+  CountedBytes& operator=(const CountedBytes&) = delete;
+  ~CountedBytes() {
+    if (total_) total_->memory -= bytes_;
+  }
+
+  void count(const std::shared_ptr<StoredBytes>& total, std::size_t bytes) {
+    if (total_) return;
+    total_ = total;
+    bytes_ = bytes;
+    total_->memory += bytes;
+  }
+
+ private:
+  std::shared_ptr<StoredBytes> total_;
+  std::size_t bytes_ = 0;
+};
+
+// Functions may be called by several threads at once.
+template <class T>
+class Stored {
+ public:
+  explicit Stored(std::vector<T> values) : values_(std::move(values)), size_(values_.size()) {}
+  ~Stored() {
+    if (total_) (file_.empty() ? total_->memory : total_->files) -= bytes();
+    std::error_code none;
+    if (!file_.empty()) std::filesystem::remove(file_, none);
+  }
+  Stored(const Stored&) = delete;
+  Stored& operator=(const Stored&) = delete;
+
+  std::size_t size() const { return size_; }
+  std::size_t bytes() const { return size_ * sizeof(T); }
+  bool in_memory() const {
+    const std::lock_guard lock(mutex_);
+    return file_.empty();
+  }
+
+  // Counts its bytes from now on, once.
+  void count(const std::shared_ptr<StoredBytes>& total) {
+    const std::lock_guard lock(mutex_);
+    if (total_) return;
+    total_ = total;
+    total_->memory += bytes();
+  }
+
+  // Copies the values, from the file if they are there. Throws IoError.
+  void copy_to(std::span<T> to) const {
+    const std::lock_guard lock(mutex_);
+    if (file_.empty()) {
+      std::copy(values_.begin(), values_.end(), to.begin());
+      return;
+    }
+    std::ifstream in(file_, std::ios::binary);
+    if (!in.read(reinterpret_cast<char*>(to.data()), static_cast<std::streamsize>(bytes()))) refuse(file_);
+  }
+
+  // Moves the values to a new file of the folder. Throws IoError; the values then stay in memory.
+  void swap_out(const std::filesystem::path& folder) {
+    const std::lock_guard lock(mutex_);
+    if (!file_.empty() || size_ == 0) return;
+    static std::atomic<std::uint64_t> count{0};
+    const auto file = folder / (std::string(kPrefix) + std::to_string(getpid()) + "-" + std::to_string(count++));
+    std::ofstream out(file, std::ios::binary);
+    out.write(reinterpret_cast<const char*>(values_.data()), static_cast<std::streamsize>(bytes()));
+    out.close();
+    if (!out) {
+      const int error = errno;
+      std::error_code none;
+      std::filesystem::remove(file, none);
+      errno = error;
+      refuse(file);
+    }
+    file_ = file;
+    std::vector<T>().swap(values_);
+    if (total_) {
+      total_->memory -= bytes();
+      total_->files += bytes();
+    }
+  }
+
+ private:
+  static constexpr const char* kPrefix = std::is_same_v<T, float> ? "state-" : "ids-";
+
+  [[noreturn]] static void refuse(const std::filesystem::path& file) {
+    throw IoError(IoError::Kind::system, file.string(), -1, std::strerror(errno));
+  }
+
+  mutable std::mutex mutex_;
+  std::vector<T> values_;
+  std::size_t size_;
+  std::filesystem::path file_;
+  std::shared_ptr<StoredBytes> total_;
+};
+
+// The floats of a model's state; the ids of a text.
+using StoredState = Stored<float>;
+using StoredIds = Stored<std::int32_t>;
+
+}  // namespace efla::serve
