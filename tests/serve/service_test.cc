@@ -261,14 +261,38 @@ TEST_F(ServiceTest, ResponsesStream) {
             "max_output_tokens");
 }
 
-TEST_F(ServiceTest, StoredResponsesAreBounded) {
-  options_.max_stored_responses = 2;
+TEST_F(ServiceTest, ResponsesAreKnownByTheirNamesAfterARestart) {
+  const auto disposable_of = [&](const std::vector<std::string>& names) {
+    engine_ = std::make_unique<FakeEngine>();
+    for (const auto& name : names) engine_->load(name, "state:A");
+    Service(*engine_, options_, keys_, http_);
+    return engine_->disposable;
+  };
+  EXPECT_EQ(disposable_of({"resp_1", "x.resp_1", "my_resp_1", "book"}), (std::vector<std::string>{"resp_1"}));
+  keys_ = Keys({"alpha", "beta"});
+  const auto alpha = *keys_.client("Bearer alpha"), beta = *keys_.client("Bearer beta");
+  EXPECT_EQ(disposable_of({alpha + ".resp_1", alpha + ".x.resp_1", "resp_1", beta + ".resp_2", "x.resp_1"}),
+            (std::vector<std::string>{alpha + ".resp_1", beta + ".resp_2"}));
+}
+
+TEST_F(ServiceTest, NamesOfResponsesAreNoneOfSessions) {
   start("Hello$");
-  std::vector<std::string> ids;
-  for (int i = 0; i < 4; ++i) ids.push_back(post("/v1/responses", {{"input", "Hi"}})["id"]);
-  EXPECT_EQ(engine_->stored(), 2U);
-  EXPECT_EQ(post("/v1/responses", {{"input", "x"}, {"previous_response_id", ids[0]}}, 404)["error"]["param"],
-            "previous_response_id");
+  for (const char* field : {"name", "save_as"}) {
+    const auto path = std::string(field) == "name" ? "/v1/sessions" : "/v1/completions";
+    EXPECT_EQ(post(path, {{"prompt", "A"}, {field, "resp_1"}}, 400)["error"]["param"], field);
+  }
+  post("/v1/sessions", {{"name", "book"}, {"prompt", "A"}}, 201);
+  EXPECT_EQ(post("/v1/sessions/book/fork", {{"name", "resp_1"}}, 400)["error"]["param"], "name");
+  EXPECT_EQ(status_of(ask("PUT", "/v1/sessions/resp_1/state", "state:A", "")), 400);
+  const auto after = [&](const std::string& previous, int status) {
+    return post("/v1/responses", {{"input", "x"}, {"previous_response_id", previous}}, status)["error"]["param"];
+  };
+  EXPECT_EQ(after("_0", 400), "previous_response_id");
+  EXPECT_EQ(after("../book", 400), "previous_response_id");
+  EXPECT_EQ(after("book", 404), "previous_response_id");  // a session, but no response
+  EXPECT_TRUE(engine_->disposable.empty());
+  const std::string id = post("/v1/responses", {{"input", "Hi"}})["id"];
+  EXPECT_EQ(engine_->disposable, std::vector<std::string>{id});
 }
 
 TEST_F(ServiceTest, Sessions) {

@@ -19,14 +19,13 @@ namespace efla::serve {
 struct ApiOptions {
   std::string model;  // the name that clients use
   ChatTemplate chat;
-  bool bos = false;                         // texts begin with the bos token unless the request says otherwise
-  std::int64_t max_tokens = 4096;           // of a reply
-  std::int64_t max_prompt_tokens = 0;       // 0: no limit
-  std::int64_t max_requests_per_key = 0;    // that run at once; 0: no limit
-  std::int64_t max_stored_responses = 256;  // the oldest are dropped
-  std::chrono::milliseconds deadline{0};    // of a reply; 0: none
-  std::int64_t kv_bytes_per_token = 0;      // of a model with softmax attention of the same width, in 16 bits
-  std::string page = {};                    // the web page
+  bool bos = false;                       // texts begin with the bos token unless the request says otherwise
+  std::int64_t max_tokens = 4096;         // of a reply
+  std::int64_t max_prompt_tokens = 0;     // 0: no limit
+  std::int64_t max_requests_per_key = 0;  // that run at once; 0: no limit
+  std::chrono::milliseconds deadline{0};  // of a reply; 0: none
+  std::int64_t kv_bytes_per_token = 0;    // of a model with softmax attention of the same width, in 16 bits
+  std::string page = {};                  // the web page
 };
 
 // What the requests of a service share.
@@ -39,7 +38,6 @@ struct ApiContext {
 
   std::mutex mutex{};                                // of what follows
   std::map<std::string, std::int64_t> running = {};  // requests by client
-  std::vector<std::string> responses = {};           // names of stored states, the oldest first
 };
 
 // Returns the name of a client's session inside the engine: clients do not see each other's.

@@ -15,6 +15,10 @@
 namespace efla::serve {
 namespace {
 
+[[noreturn]] void refuse_missing(const std::string& name, const std::string& field) {
+  throw ApiError(404, field + ": got \"" + name + "\", expected a stored one", field, "not_found");
+}
+
 class Generation : public std::enable_shared_from_this<Generation> {
  public:
   Generation(ApiContext& context, GenerationRequest request, std::string client, std::shared_ptr<HttpExchange> exchange)
@@ -119,12 +123,12 @@ void Generation::prepare() {
                    field);
   }
   if (!request_.seeded) request_.sampling.seed = std::random_device{}();
-  const char* prefix = request_.shape == Shape::chat       ? "chatcmpl-"
-                       : request_.shape == Shape::response ? "resp_"
-                                                           : "cmpl-";
+  const std::string_view prefix = request_.shape == Shape::chat       ? "chatcmpl-"
+                                  : request_.shape == Shape::response ? kResponse
+                                                                      : "cmpl-";
   const auto now = std::chrono::system_clock::now().time_since_epoch();
-  head_ = {random_name(prefix), options.model, std::chrono::duration_cast<std::chrono::seconds>(now).count(),
-           request_.shape};
+  head_ = {random_name(std::string(prefix)), options.model,
+           std::chrono::duration_cast<std::chrono::seconds>(now).count(), request_.shape};
   if (request_.shape == Shape::response) response_ = std::make_unique<ResponseFormat>(head_, request_);
   prepare_states();
   prepare_prompts();
@@ -142,13 +146,16 @@ void Generation::prepare_states() {
   const auto find = [&](const std::string& name, const std::string& field) {
     try {
       from_ = engine_name(client_, name);
-      engine.session(from_);
+      return engine.session(from_);
     } catch (const NoSuchSession&) {
-      throw ApiError(404, field + ": got \"" + name + "\", expected a stored one", field, "not_found");
+      refuse_missing(name, field);
     }
   };
   if (!request_.session.empty()) find(request_.session, "session");
-  if (!request_.previous_response.empty()) find(request_.previous_response, "previous_response_id");
+  const auto& previous = request_.previous_response;
+  if (!previous.empty() && !find(previous, "previous_response_id").disposable) {
+    refuse_missing(previous, "previous_response_id");
+  }
   if (request_.state) {
     from_ = temporary();
     engine.load(from_, *request_.state);
@@ -201,6 +208,7 @@ void Generation::submit_all() {
     if (i == 0) request.places = static_cast<std::int64_t>(replies());
     if (request_.n == 1) {
       request.save_as = save_as_;
+      request.disposable = request_.store;
       if (request_.shape != Shape::completion) request.end_turn = context_.options.chat.after_reply();
       submit(std::move(request), i);
       continue;
@@ -331,14 +339,6 @@ void Generation::complete() {
 }
 
 void Generation::answer() {
-  if (request_.store && !save_as_.empty()) {
-    const std::lock_guard lock(context_.mutex);
-    context_.responses.push_back(save_as_);
-    if (std::cmp_greater(context_.responses.size(), context_.options.max_stored_responses)) {
-      temporary_.push_back(context_.responses.front());
-      context_.responses.erase(context_.responses.begin());
-    }
-  }
   nlohmann::ordered_json extra = nlohmann::ordered_json::object();
   if (request_.return_state && !save_as_.empty()) extra["state"] = to_base64(context_.engine.save(save_as_));
   drop_temporary();

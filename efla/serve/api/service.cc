@@ -37,10 +37,10 @@ class Service::Implementation {
             [this](HttpRequest request, std::shared_ptr<HttpExchange> exchange) {
               handle(std::move(request), std::move(exchange));
             }) {
-    for (const auto& session : engine.sessions()) {
-      const auto at = session.name.find("resp_");
-      if (at == 0 || (at != std::string::npos && session.name[at - 1] == '.')) {
-        context_.responses.push_back(session.name);
+    for (const auto& client : keys_.clients()) {
+      const auto beginning = engine_name(client, std::string(kResponse));
+      for (const auto& session : engine.sessions()) {
+        if (session.name.starts_with(beginning)) engine.make_disposable(session.name);
       }
     }
   }
@@ -364,13 +364,12 @@ void Service::Implementation::delete_session(Call& call) {
 
 void Service::Implementation::delete_response(Call& call) {
   const auto name = engine_name(call.client, call.name);
-  {
-    const std::lock_guard lock(context_.mutex);
-    if (std::erase(context_.responses, name) == 0) {
-      throw ApiError(404, "response: got \"" + call.name + "\", expected a stored one", {}, "not_found");
-    }
+  try {
+    if (!context_.engine.session(name).disposable) throw NoSuchSession("serve", "response", call.name, "a response");
+    context_.engine.erase(name);
+  } catch (const NoSuchSession&) {
+    throw ApiError(404, "response: got \"" + call.name + "\", expected a stored one", {}, "not_found");
   }
-  context_.engine.erase(name);
   reply(call, json_reply({{"id", call.name}, {"object", "response.deleted"}, {"deleted", true}}));
 }
 
@@ -388,6 +387,7 @@ void Service::Implementation::rewind(Call& call) {
 }
 
 void Service::Implementation::upload(Call& call) {
+  check_new_session_name(call.name, "name");
   context_.engine.load(engine_name(call.client, call.name), call.request.body);
   reply(call, session_reply(call, call.name));
 }
