@@ -14,10 +14,10 @@
 #ifdef EFLA_HAS_CUDA
 #include "bench/cuda/suite.h"
 #endif
-#include "bench/generation.h"
-#include "bench/gpu_model.h"
 #include "bench/machine.h"
-#include "bench/model_speed.h"
+#include "bench/model/generation.h"
+#include "bench/model/gpu_model.h"
+#include "bench/model/model_speed.h"
 #include "bench/op/suite.h"
 #include "bench/report.h"
 #include "bench/serving.h"
@@ -25,7 +25,7 @@
 #include "cli/support/device.h"
 #include "cli/support/environment.h"
 #include "cli/support/threads.h"
-#include "cli/support/version.h"
+#include "cli/version/version.h"
 #include "efla/base/check.h"
 #include "efla/base/error.h"
 #include "efla/io/json.h"

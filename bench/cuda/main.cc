@@ -6,7 +6,7 @@
 #include <string>
 
 #include "bench/cuda/suite.h"
-#include "cli/support/version.h"
+#include "cli/version/version.h"
 #include "efla/base/error.h"
 
 namespace {

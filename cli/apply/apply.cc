@@ -13,7 +13,7 @@
 #include "cli/apply/apply_place.h"
 #include "cli/commands.h"
 #include "cli/support/output_file.h"
-#include "cli/support/version.h"
+#include "cli/version/version.h"
 #include "efla/base/error.h"
 #include "efla/base/memory.h"
 #include "efla/base/text.h"

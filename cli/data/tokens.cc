@@ -11,7 +11,7 @@
 #include "cli/support/interrupt.h"
 #include "cli/support/progress_bar.h"
 #include "efla/base/threads.h"
-#include "efla/data/tokenize.h"
+#include "efla/data/tokenizers/tokenize.h"
 
 namespace efla::cli {
 namespace {

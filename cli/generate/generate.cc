@@ -24,7 +24,7 @@
 #include "efla/autograd/one_thread.h"
 #include "efla/base/error.h"
 #include "efla/base/utf8.h"
-#include "efla/data/tokenizer.h"
+#include "efla/data/tokenizers/tokenizer.h"
 #include "efla/generate/generator.h"
 #include "efla/generate/session.h"
 #include "efla/io/json.h"

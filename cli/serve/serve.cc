@@ -15,7 +15,7 @@
 #include "cli/support/print.h"
 #include "cli/support/threads.h"
 #include "efla/base/error.h"
-#include "efla/data/tokenizer.h"
+#include "efla/data/tokenizers/tokenizer.h"
 #include "efla/nn/models/language_model_file.h"
 #include "efla/serve/api/service.h"
 #include "efla/serve/engine.h"

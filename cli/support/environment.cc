@@ -4,7 +4,7 @@
 #include <iterator>
 #include <string>
 
-#include "cli/support/version.h"
+#include "cli/version/version.h"
 #include "efla/base/shell_word.h"
 #include "efla/base/threads.h"
 #include "efla/cpu/common/target.h"

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "cli/support/print.h"
-#include "cli/support/version.h"
+#include "cli/version/version.h"
 #include "efla/base/error.h"
 #include "efla/base/printable.h"
 #include "efla/base/text.h"

@@ -15,7 +15,7 @@
 #include "cli/support/model_tokenizer.h"
 #include "cli/support/output_file.h"
 #include "efla/base/error.h"
-#include "efla/data/tokenizer_json.h"
+#include "efla/data/tokenizers/tokenizer_json.h"
 #include "efla/io/file.h"
 #include "efla/io/folder_lock.h"
 #include "efla/io/safetensors/safetensors.h"

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "efla/data/tokenizer.h"
+#include "efla/data/tokenizers/tokenizer.h"
 #include "efla/io/tokens/token_folder.h"
 #include "efla/nn/models/language_model.h"
 #include "efla/train/tasks/lm_task.h"

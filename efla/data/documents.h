@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "efla/data/tokenizer.h"
+#include "efla/data/tokenizers/tokenizer.h"
 
 namespace efla::data {
 

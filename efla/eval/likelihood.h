@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "efla/base/stop.h"
-#include "efla/data/tokenizer.h"
+#include "efla/data/tokenizers/tokenizer.h"
 
 namespace efla::eval {
 

@@ -10,7 +10,7 @@
 
 #include "efla/base/threads.h"
 #include "efla/data/lm_tasks/task.h"
-#include "efla/data/tokenizer.h"
+#include "efla/data/tokenizers/tokenizer.h"
 #include "efla/eval/benchmark_metrics.h"
 #include "efla/eval/likelihood.h"
 

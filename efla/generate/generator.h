@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "efla/data/tokenizer.h"
+#include "efla/data/tokenizers/tokenizer.h"
 #include "efla/generate/sampler.h"
 #include "efla/generate/session.h"
 #include "efla/nn/inference/inference_model.h"

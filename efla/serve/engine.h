@@ -27,7 +27,7 @@
 #include <vector>
 
 #include "efla/base/error.h"
-#include "efla/data/tokenizer.h"
+#include "efla/data/tokenizers/tokenizer.h"
 
 namespace efla::serve {
 

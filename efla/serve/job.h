@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "efla/data/tokenizer.h"
+#include "efla/data/tokenizers/tokenizer.h"
 #include "efla/generate/sampler.h"
 #include "efla/generate/stop_strings.h"
 #include "efla/serve/engine.h"

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "efla/base/utf8.h"
-#include "efla/data/tokenizer.h"
+#include "efla/data/tokenizers/tokenizer.h"
 #include "efla/nn/models/language_model_file.h"
 #include "tests/generate/tiny_model.h"
 #include "tests/support/program.h"

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "efla/base/random.h"
-#include "efla/data/tokenizer.h"
+#include "efla/data/tokenizers/tokenizer.h"
 #include "efla/io/tokens/token_folder.h"
 #include "tests/support/gzip.h"
 #include "tests/support/pack.h"

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "efla/base/utf8.h"
-#include "efla/data/sentencepiece_tokenizer.h"
+#include "efla/data/tokenizers/sentencepiece_tokenizer.h"
 #include "tests/fuzz/promises.h"
 #include "tests/fuzz/targets.h"
 

@@ -1,5 +1,5 @@
 // Every implementation of the gated product against float64, on every SIMD target of this machine.
-#include "efla/ops/gate.h"
+#include "efla/ops/layers/gate.h"
 
 #include <gtest/gtest.h>
 

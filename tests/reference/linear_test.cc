@@ -1,5 +1,5 @@
 // Every implementation of a linear layer against float64, on every SIMD target of this machine.
-#include "efla/ops/linear.h"
+#include "efla/ops/layers/linear.h"
 
 #include <gtest/gtest.h>
 

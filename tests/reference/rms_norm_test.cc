@@ -1,5 +1,5 @@
 // Every implementation of RMS normalisation against float64, on every SIMD target of this machine.
-#include "efla/ops/rms_norm.h"
+#include "efla/ops/layers/rms_norm.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // Every implementation of the short convolution against float64, on every SIMD target of this machine.
-#include "efla/ops/short_conv.h"
+#include "efla/ops/layers/short_conv.h"
 
 #include <gtest/gtest.h>
 

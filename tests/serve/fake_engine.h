@@ -10,7 +10,7 @@
 #include <mutex>
 #include <thread>
 
-#include "efla/data/tokenizer.h"
+#include "efla/data/tokenizers/tokenizer.h"
 #include "efla/serve/engine.h"
 
 namespace efla::serve {

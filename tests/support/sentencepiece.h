@@ -9,7 +9,7 @@
 
 #include <fmt/format.h>
 
-#include "efla/data/sentencepiece_model.h"
+#include "efla/data/tokenizers/sentencepiece_model.h"
 
 namespace efla::test {
 

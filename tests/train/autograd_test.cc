@@ -10,17 +10,17 @@
 #include <functional>
 #include <vector>
 
-#include "efla/autograd/add_rms_norm.h"
 #include "efla/autograd/delta_rule.h"
-#include "efla/autograd/linear.h"
-#include "efla/autograd/rms_norm.h"
-#include "efla/autograd/short_conv.h"
-#include "efla/autograd/swiglu.h"
+#include "efla/autograd/layers/add_rms_norm.h"
+#include "efla/autograd/layers/linear.h"
+#include "efla/autograd/layers/rms_norm.h"
+#include "efla/autograd/layers/short_conv.h"
+#include "efla/autograd/layers/swiglu.h"
 #include "efla/autograd/tensor_view.h"
 #include "efla/base/error.h"
-#include "efla/ops/add_rms_norm.h"
 #include "efla/ops/delta.h"
-#include "efla/ops/swiglu.h"
+#include "efla/ops/layers/add_rms_norm.h"
+#include "efla/ops/layers/swiglu.h"
 #include "tests/support/torch_tensors.h"
 
 namespace efla::autograd {

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "efla/autograd/cross_entropy.h"
+#include "efla/autograd/layers/cross_entropy.h"
 #include "efla/nn/models/language_model.h"
 #include "efla/nn/models/language_model_json.h"
 #include "efla/nn/named_tensor.h"

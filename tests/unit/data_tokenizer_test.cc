@@ -1,4 +1,4 @@
-#include "efla/data/tokenizer.h"
+#include "efla/data/tokenizers/tokenizer.h"
 
 #include <filesystem>
 
@@ -7,7 +7,7 @@
 #include "efla/base/error.h"
 #include "efla/base/random.h"
 #include "efla/base/utf8.h"
-#include "efla/data/tokenizer_json.h"
+#include "efla/data/tokenizers/tokenizer_json.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/sentencepiece.h"
 #include "tests/support/temp_folder.h"

@@ -9,9 +9,9 @@
 #include "efla/base/error.h"
 #include "efla/nn/named_tensor.h"
 #include "efla/ops/delta.h"
-#include "efla/ops/gate.h"
-#include "efla/ops/rms_norm.h"
-#include "efla/ops/short_conv.h"
+#include "efla/ops/layers/gate.h"
+#include "efla/ops/layers/rms_norm.h"
+#include "efla/ops/layers/short_conv.h"
 
 namespace efla::nn {
 namespace {

@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "efla/base/error.h"
-#include "efla/ops/linear.h"
+#include "efla/ops/layers/linear.h"
 
 namespace efla::nn {
 namespace {

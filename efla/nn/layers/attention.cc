@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "efla/autograd/linear.h"
+#include "efla/autograd/layers/linear.h"
 #include "efla/base/check.h"
 
 namespace efla::nn {

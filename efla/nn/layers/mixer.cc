@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "efla/autograd/delta_rule.h"
-#include "efla/autograd/linear.h"
-#include "efla/autograd/rms_norm.h"
-#include "efla/autograd/short_conv.h"
+#include "efla/autograd/layers/linear.h"
+#include "efla/autograd/layers/rms_norm.h"
+#include "efla/autograd/layers/short_conv.h"
 #include "efla/base/check.h"
 #include "efla/base/error.h"
 

@@ -2,8 +2,8 @@
 
 #include <torch/types.h>
 
-#include "efla/autograd/linear.h"
-#include "efla/autograd/swiglu.h"
+#include "efla/autograd/layers/linear.h"
+#include "efla/autograd/layers/swiglu.h"
 
 namespace efla::nn {
 

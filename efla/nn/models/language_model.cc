@@ -6,9 +6,9 @@
 #include <string>
 #include <utility>
 
-#include "efla/autograd/add_rms_norm.h"
-#include "efla/autograd/cross_entropy.h"
-#include "efla/autograd/linear.h"
+#include "efla/autograd/layers/add_rms_norm.h"
+#include "efla/autograd/layers/cross_entropy.h"
+#include "efla/autograd/layers/linear.h"
 #include "efla/autograd/recompute.h"
 #include "efla/autograd/tensor_view.h"
 #include "efla/base/error.h"

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "efla/autograd/rms_norm.h"
+#include "efla/autograd/layers/rms_norm.h"
 #include "efla/base/check.h"
 #include "efla/base/error.h"
 #include "efla/nn/models/language_model_config.h"

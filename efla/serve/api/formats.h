@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "efla/data/tokenizer.h"
+#include "efla/data/tokenizers/tokenizer.h"
 #include "efla/serve/api/requests.h"
 #include "efla/serve/engine.h"
 

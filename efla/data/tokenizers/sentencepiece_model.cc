@@ -1,4 +1,4 @@
-#include "efla/data/sentencepiece_model.h"
+#include "efla/data/tokenizers/sentencepiece_model.h"
 
 #include <bit>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include "efla/autograd/short_conv.h"
+#include "efla/autograd/layers/short_conv.h"
 
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -9,7 +9,7 @@
 
 #include "efla/autograd/context.h"
 #include "efla/autograd/tensor_view.h"
-#include "efla/ops/short_conv.h"
+#include "efla/ops/layers/short_conv.h"
 
 namespace efla::autograd {
 namespace {

@@ -1,4 +1,4 @@
-#include "efla/data/tokenize.h"
+#include "efla/data/tokenizers/tokenize.h"
 
 #include <algorithm>
 #include <exception>

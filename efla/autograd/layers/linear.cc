@@ -1,4 +1,4 @@
-#include "efla/autograd/linear.h"
+#include "efla/autograd/layers/linear.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/record_function.h>
@@ -7,7 +7,7 @@
 
 #include "efla/autograd/one_thread.h"
 #include "efla/autograd/tensor_view.h"
-#include "efla/ops/linear.h"
+#include "efla/ops/layers/linear.h"
 
 namespace efla::autograd {
 namespace {

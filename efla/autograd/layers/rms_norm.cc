@@ -1,4 +1,4 @@
-#include "efla/autograd/rms_norm.h"
+#include "efla/autograd/layers/rms_norm.h"
 
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -9,7 +9,7 @@
 
 #include "efla/autograd/context.h"
 #include "efla/autograd/tensor_view.h"
-#include "efla/ops/rms_norm.h"
+#include "efla/ops/layers/rms_norm.h"
 
 namespace efla::autograd {
 namespace {

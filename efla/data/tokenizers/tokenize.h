@@ -9,7 +9,7 @@
 
 #include "efla/base/threads.h"
 #include "efla/data/documents.h"
-#include "efla/data/tokenizer.h"
+#include "efla/data/tokenizers/tokenizer.h"
 #include "efla/io/tokens/token_folder.h"
 
 namespace efla::data {

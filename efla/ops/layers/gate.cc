@@ -1,4 +1,4 @@
-#include "efla/ops/gate.h"
+#include "efla/ops/layers/gate.h"
 
 #include <string>
 

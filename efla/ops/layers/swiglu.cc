@@ -1,4 +1,4 @@
-#include "efla/ops/swiglu.h"
+#include "efla/ops/layers/swiglu.h"
 
 #include <string>
 

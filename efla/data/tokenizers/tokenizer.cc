@@ -1,4 +1,4 @@
-#include "efla/data/tokenizer.h"
+#include "efla/data/tokenizers/tokenizer.h"
 
 #include <array>
 
@@ -6,7 +6,7 @@
 
 #include "efla/base/error.h"
 #include "efla/base/utf8.h"
-#include "efla/data/sentencepiece_tokenizer.h"
+#include "efla/data/tokenizers/sentencepiece_tokenizer.h"
 #include "efla/io/sha256.h"
 
 namespace efla::data {

@@ -1,12 +1,12 @@
-#include "efla/autograd/swiglu.h"
+#include "efla/autograd/layers/swiglu.h"
 
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "efla/autograd/context.h"
-#include "efla/autograd/linear.h"
+#include "efla/autograd/layers/linear.h"
 #include "efla/autograd/tensor_view.h"
-#include "efla/ops/swiglu.h"
+#include "efla/ops/layers/swiglu.h"
 
 namespace efla::autograd {
 namespace {

@@ -1,4 +1,4 @@
-#include "efla/data/sentencepiece_tokenizer.h"
+#include "efla/data/tokenizers/sentencepiece_tokenizer.h"
 
 #include <algorithm>
 #include <array>
@@ -12,7 +12,7 @@
 
 #include "efla/base/error.h"
 #include "efla/base/utf8.h"
-#include "efla/data/sentencepiece_model.h"
+#include "efla/data/tokenizers/sentencepiece_model.h"
 #include "efla/io/sha256.h"
 
 namespace efla::data {

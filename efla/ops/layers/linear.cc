@@ -1,4 +1,4 @@
-#include "efla/ops/linear.h"
+#include "efla/ops/layers/linear.h"
 
 #include <string>
 

@@ -1,4 +1,4 @@
-#include "bench/gpu_model.h"
+#include "bench/model/gpu_model.h"
 
 #include <fmt/format.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "bench/random_tokens.h"
+#include "bench/model/random_tokens.h"
 #include "efla/autograd/context.h"
 #include "efla/base/error.h"
 #include "efla/generate/generator.h"

@@ -1,4 +1,4 @@
-#include "bench/model_speed.h"
+#include "bench/model/model_speed.h"
 
 #include <fmt/format.h>
 #include <torch/autograd.h>
@@ -16,9 +16,9 @@
 #include <utility>
 #include <vector>
 
+#include "bench/model/random_tokens.h"
 #include "bench/op/eager_delta.h"
 #include "bench/op_times.h"
-#include "bench/random_tokens.h"
 #include "bench/timing.h"
 #include "efla/autograd/one_thread.h"
 #include "efla/data/digits.h"

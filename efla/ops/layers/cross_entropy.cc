@@ -1,4 +1,4 @@
-#include "efla/ops/cross_entropy.h"
+#include "efla/ops/layers/cross_entropy.h"
 
 #include <string>
 

@@ -1,4 +1,4 @@
-#include "efla/ops/short_conv.h"
+#include "efla/ops/layers/short_conv.h"
 
 #include <cstdint>
 #include <string>

@@ -1,4 +1,4 @@
-#include "efla/data/tokenizer_json.h"
+#include "efla/data/tokenizers/tokenizer_json.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "efla/base/utf8.h"
-#include "efla/data/sentencepiece_model.h"
-#include "efla/data/tokenizer.h"
+#include "efla/data/tokenizers/sentencepiece_model.h"
+#include "efla/data/tokenizers/tokenizer.h"
 #include "efla/io/file.h"
 
 namespace efla::data {

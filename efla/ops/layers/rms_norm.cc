@@ -1,4 +1,4 @@
-#include "efla/ops/rms_norm.h"
+#include "efla/ops/layers/rms_norm.h"
 
 #include <string>
 

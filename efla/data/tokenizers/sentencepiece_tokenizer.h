@@ -4,7 +4,7 @@
 #include <memory>
 #include <string>
 
-#include "efla/data/tokenizer.h"
+#include "efla/data/tokenizers/tokenizer.h"
 #include "efla/io/file.h"
 
 namespace efla::data {

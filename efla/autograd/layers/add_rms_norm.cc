@@ -1,13 +1,13 @@
-#include "efla/autograd/add_rms_norm.h"
+#include "efla/autograd/layers/add_rms_norm.h"
 
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "efla/autograd/autocast.h"
 #include "efla/autograd/context.h"
-#include "efla/autograd/rms_norm.h"
+#include "efla/autograd/layers/rms_norm.h"
 #include "efla/autograd/tensor_view.h"
-#include "efla/ops/add_rms_norm.h"
+#include "efla/ops/layers/add_rms_norm.h"
 
 namespace efla::autograd {
 namespace {

@@ -1,4 +1,4 @@
-#include "efla/autograd/cross_entropy.h"
+#include "efla/autograd/layers/cross_entropy.h"
 
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -8,7 +8,7 @@
 #include "efla/autograd/autocast.h"
 #include "efla/autograd/context.h"
 #include "efla/autograd/tensor_view.h"
-#include "efla/ops/cross_entropy.h"
+#include "efla/ops/layers/cross_entropy.h"
 
 namespace efla::autograd {
 namespace {

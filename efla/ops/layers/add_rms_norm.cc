@@ -1,4 +1,4 @@
-#include "efla/ops/add_rms_norm.h"
+#include "efla/ops/layers/add_rms_norm.h"
 
 #include <string>
 

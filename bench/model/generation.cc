@@ -1,4 +1,4 @@
-#include "bench/generation.h"
+#include "bench/model/generation.h"
 
 #include <fmt/format.h>
 #include <torch/types.h>
