@@ -56,7 +56,7 @@ std::string part_of_kernel(const std::string& name) {
   if (holds({"nvjet", "gemm", "gemv", "cutlass", "splitK"})) return "matrix products";
   if (holds({"ShortConv"})) return "short convolution";
   if (holds({"RmsNorm"})) return "residual sums and RMS norms";
-  if (holds({"Swiglu"})) return "SwiGLU";
+  if (holds({"Glu"})) return "SwiGLU";
   if (holds({"CrossEntropy"})) return "cross-entropy";
   if (holds({"efla::"})) return "delta rule";
   if (holds({"multi_tensor_apply"})) return "optimiser";

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "efla/base/dtype.h"
+#include "efla/rule/gate_activation.h"
 
 namespace efla::ref {
 
@@ -14,5 +15,15 @@ T round_to(double x) {
 }
 
 inline double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
+
+// act(z) of a gate z and its derivative.
+struct Activated {
+  double value, slope;
+};
+inline Activated activate(GateActivation activation, double z) {
+  const double sigma = sigmoid(z);
+  if (activation == GateActivation::sigmoid) return {sigma, sigma * (1 - sigma)};
+  return {z * sigma, sigma * (1 + z * (1 - sigma))};
+}
 
 }  // namespace efla::ref

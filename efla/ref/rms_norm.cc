@@ -25,16 +25,9 @@ double weight_at(const Problem& p, std::int64_t d) {
 }
 
 // act(gate) of an element and its derivative; 1 and 0 without a gate.
-struct Gate {
-  double value = 1, slope = 0;
-};
-
 template <class Problem>
-Gate gate_at(const Problem& p, std::int64_t row, std::int64_t d) {
-  if (!p.gate) return {};
-  const double z = to_float(p.gate(row, d)), sigma = sigmoid(z);
-  if (p.activation == GateActivation::sigmoid) return {sigma, sigma * (1 - sigma)};
-  return {z * sigma, sigma * (1 + z * (1 - sigma))};
+Activated gate_at(const Problem& p, std::int64_t row, std::int64_t d) {
+  return p.gate ? activate(p.activation, to_float(p.gate(row, d))) : Activated{1, 0};
 }
 
 }  // namespace
@@ -60,7 +53,7 @@ void rms_norm(const RmsNormBackward<T>& p) {
     for (std::int64_t d = 0; d < columns; ++d) {
       const auto i = static_cast<std::size_t>(d);
       const double x = to_float(p.x(row, d)), dy = to_float(p.dy(row, d));
-      const Gate gate = gate_at(p, row, d);
+      const Activated gate = gate_at(p, row, d);
       du[i] = dy * gate.value;
       dweight[i] += du[i] * x * r;
       mean += weight_at(p, d) * du[i] * x / static_cast<double>(columns);

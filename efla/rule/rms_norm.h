@@ -4,11 +4,9 @@
 
 #include "efla/base/dtype.h"
 #include "efla/base/view.h"
+#include "efla/rule/gate_activation.h"
 
 namespace efla {
-
-// What a gate z of a normalisation goes through: silu(z) = z σ(z) or σ(z).
-enum class GateActivation { silu, sigmoid };
 
 // y = x · r · weight · act(gate) with r = 1/√(mean(x²) + eps), row by row. y may be x.
 template <class T>

@@ -7,11 +7,10 @@
 #include "efla/rule/add_rms_norm.h"
 #include "efla/rule/check.h"
 #include "efla/rule/cross_entropy.h"
-#include "efla/rule/gate.h"
+#include "efla/rule/glu.h"
 #include "efla/rule/linear.h"
 #include "efla/rule/rms_norm.h"
 #include "efla/rule/short_conv.h"
-#include "efla/rule/swiglu.h"
 
 namespace efla {
 namespace {
@@ -105,16 +104,16 @@ void validate(const AddRmsNormBackward<T>& p) {
 }
 
 template <class T>
-void validate(const SwigluForward<T>& p) {
-  constexpr const char* op = "swiglu_forward";
+void validate(const GluForward<T>& p) {
+  constexpr const char* op = "glu_forward";
   check_filled(op, "gate", p.gate, p.gate.extent);
   check_filled(op, "up", p.up, p.gate.extent);
   check_filled(op, "y", p.y, p.gate.extent);
 }
 
 template <class T>
-void validate(const SwigluBackward<T>& p) {
-  constexpr const char* op = "swiglu_backward";
+void validate(const GluBackward<T>& p) {
+  constexpr const char* op = "glu_backward";
   check_filled(op, "gate", p.gate, p.gate.extent);
   check_filled(op, "up", p.up, p.gate.extent);
   check_filled(op, "dy", p.dy, p.gate.extent);
@@ -148,13 +147,6 @@ void validate(const LinearForward& p) {
   check_filled(op, "y", p.y, {p.x.extent[0], outputs});
 }
 
-void validate(const GateForward& p) {
-  constexpr const char* op = "gate_forward";
-  check_filled(op, "x", p.x, p.x.extent);
-  check_filled(op, "gate", p.gate, p.x.extent);
-  check_filled(op, "y", p.y, p.x.extent);
-}
-
 template void validate(const ShortConvForward<float>&, const Device&);
 template void validate(const ShortConvForward<bfloat16>&, const Device&);
 template void validate(const ShortConvBackward<float>&, const Device&);
@@ -169,9 +161,9 @@ template void validate(const AddRmsNormBackward<float>&);
 template void validate(const AddRmsNormBackward<bfloat16>&);
 template void validate(const CrossEntropy<float>&);
 template void validate(const CrossEntropy<bfloat16>&);
-template void validate(const SwigluForward<float>&);
-template void validate(const SwigluForward<bfloat16>&);
-template void validate(const SwigluBackward<float>&);
-template void validate(const SwigluBackward<bfloat16>&);
+template void validate(const GluForward<float>&);
+template void validate(const GluForward<bfloat16>&);
+template void validate(const GluBackward<float>&);
+template void validate(const GluBackward<bfloat16>&);
 
 }  // namespace efla

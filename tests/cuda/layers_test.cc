@@ -8,14 +8,14 @@
 #include "efla/base/error.h"
 #include "efla/cuda/layers/add_rms_norm.h"
 #include "efla/cuda/layers/cross_entropy.h"
+#include "efla/cuda/layers/glu.h"
 #include "efla/cuda/layers/rms_norm.h"
 #include "efla/cuda/layers/short_conv.h"
-#include "efla/cuda/layers/swiglu.h"
 #include "efla/ref/add_rms_norm.h"
 #include "efla/ref/cross_entropy.h"
+#include "efla/ref/glu.h"
 #include "efla/ref/rms_norm.h"
 #include "efla/ref/short_conv.h"
-#include "efla/ref/swiglu.h"
 #include "tests/cuda/device.h"
 #include "tests/support/compare.h"
 
@@ -32,6 +32,9 @@ template <class T, int Rank>
 void randomise(Tensor<T, Rank>& tensor, Random& random) {
   tensor.assign(drawn(tensor.view().size(), [&] { return random.normal(); }));
 }
+
+constexpr GateActivation kActivations[]{GateActivation::silu, GateActivation::sigmoid};
+const char* name_of(GateActivation activation) { return activation == GateActivation::silu ? "silu" : "sigmoid"; }
 
 // The tensors of a normalisation: inputs with random numbers, outputs with NaN.
 template <class T>
@@ -102,8 +105,8 @@ void check_norms(std::int64_t rows, std::int64_t columns, bool weighted, Layout 
                                   << ' ' << name_of(layout));
   NormData<T> data(rows, columns, weighted, layout);
   check_norm(data);
-  for (const GateActivation activation : {GateActivation::silu, GateActivation::sigmoid}) {
-    SCOPED_TRACE(activation == GateActivation::silu ? "silu" : "sigmoid");
+  for (const GateActivation activation : kActivations) {
+    SCOPED_TRACE(name_of(activation));
     data.add_gate(activation, layout);
     check_norm(data);
   }
@@ -256,23 +259,25 @@ TEST(CudaCrossEntropy, AgreesWithFloat64) {
 }
 
 template <class T>
-void check_swiglu(std::int64_t rows, std::int64_t columns, Layout layout) {
-  SCOPED_TRACE(testing::Message() << DTypeOf<T>::name << " N " << rows << " D " << columns << ' ' << name_of(layout));
+void check_glu(std::int64_t rows, std::int64_t columns, Layout layout, GateActivation activation) {
+  SCOPED_TRACE(testing::Message() << DTypeOf<T>::name << " N " << rows << " D " << columns << ' ' << name_of(layout)
+                                  << ' ' << name_of(activation));
   Tensor<T, 2> gate({rows, columns}, layout), up(gate), dy(gate);
   Random random(static_cast<std::uint64_t>(rows + columns));
   for (auto* tensor : {&gate, &up, &dy}) randomise(*tensor, random);
   gate.view()(0, 0) = from_state<T>(-200.0F);
   gate.view()(rows - 1, columns - 1) = from_state<T>(200.0F);
   Tensor<T, 2> y({rows, columns}, layout), dgate(y), dup(y), expected_y(y), expected_dgate(y), expected_dup(y);
-  ref::swiglu(SwigluForward<T>{gate.view(), up.view(), expected_y.view()});
-  ref::swiglu(SwigluBackward<T>{gate.view(), up.view(), dy.view(), expected_dgate.view(), expected_dup.view()});
+  ref::glu(GluForward<T>{gate.view(), up.view(), expected_y.view(), activation});
+  ref::glu(
+      GluBackward<T>{gate.view(), up.view(), dy.view(), expected_dgate.view(), expected_dup.view(), {}, activation});
   const DeviceTensor<T, 2> a(gate), b(up), c(dy), d(y), e(dgate), f(dup);
-  gpu::swiglu(SwigluForward<T>{a.view(), b.view(), d.view()}, nullptr);
-  gpu::swiglu(SwigluBackward<T>{a.view(), b.view(), c.view(), e.view(), f.view()}, nullptr);
+  gpu::glu(GluForward<T>{a.view(), b.view(), d.view(), activation}, nullptr);
+  gpu::glu(GluBackward<T>{a.view(), b.view(), c.view(), e.view(), f.view(), {}, activation}, nullptr);
   for (const auto* tensor : {&d, &e, &f}) tensor->download();
   Tensor<T, 2> again({rows, columns}, layout);
   const DeviceTensor<T, 2> h(again);
-  gpu::swiglu(SwigluBackward<T>{a.view(), b.view(), c.view(), e.view(), f.view(), h.view()}, nullptr);
+  gpu::glu(GluBackward<T>{a.view(), b.view(), c.view(), e.view(), f.view(), h.view(), activation}, nullptr);
   h.download();
   EXPECT_TRUE(again.same_bits(y));
   EXPECT_TRUE(y.sentinels_intact() && dgate.sentinels_intact() && dup.sentinels_intact() && again.sentinels_intact());
@@ -281,12 +286,14 @@ void check_swiglu(std::int64_t rows, std::int64_t columns, Layout layout) {
   EXPECT_LE(distance(dup.values(), expected_dup.values()).rms, tolerance<T>());
 }
 
-TEST(CudaSwiglu, AgreesWithFloat64) {
+TEST(CudaGlu, AgreesWithFloat64) {
   for (const Layout layout : {Layout::contiguous, Layout::sliced}) {
     for (const std::int64_t columns : {1, 3, 64, 200, 2816}) {
       for (const std::int64_t rows : {1, 33, 300}) {
-        check_swiglu<float>(rows, columns, layout);
-        check_swiglu<bfloat16>(rows, columns, layout);
+        for (const auto activation : kActivations) {
+          check_glu<float>(rows, columns, layout, activation);
+          check_glu<bfloat16>(rows, columns, layout, activation);
+        }
       }
     }
   }

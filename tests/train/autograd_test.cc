@@ -20,7 +20,7 @@
 #include "efla/base/error.h"
 #include "efla/ops/delta.h"
 #include "efla/ops/layers/add_rms_norm.h"
-#include "efla/ops/layers/swiglu.h"
+#include "efla/ops/layers/glu.h"
 #include "tests/support/torch_tensors.h"
 
 namespace efla::autograd {
@@ -347,8 +347,8 @@ TEST(Swiglu, IsWhatTheReferenceOfTheFusedKernelComputes) {
   const RunOptions ref{.implementation = "ref"};
   const Tensor expected_y = torch::empty({6, 20}), dgate = torch::empty({6, 20}), dup = torch::empty({6, 20});
   const auto a = view_of<const float, 2>(gate), b = view_of<const float, 2>(up), c = view_of<const float, 2>(dy);
-  swiglu_forward(SwigluForward<float>{a, b, view_of<float, 2>(expected_y)}, ref);
-  swiglu_backward(SwigluBackward<float>{a, b, c, view_of<float, 2>(dgate), view_of<float, 2>(dup)}, ref);
+  glu_forward(GluForward<float>{a, b, view_of<float, 2>(expected_y)}, ref);
+  glu_backward(GluBackward<float>{a, b, c, view_of<float, 2>(dgate), view_of<float, 2>(dup)}, ref);
   EXPECT_LE(max_difference(y, expected_y), 1e-6);
   EXPECT_LE(max_difference(gradients[0], dgate), 1e-6);
   EXPECT_LE(max_difference(gradients[1], dup), 1e-6);

@@ -6,7 +6,7 @@
 #include "efla/autograd/context.h"
 #include "efla/autograd/layers/linear.h"
 #include "efla/autograd/tensor_view.h"
-#include "efla/ops/layers/swiglu.h"
+#include "efla/ops/layers/glu.h"
 
 namespace efla::autograd {
 namespace {
@@ -19,16 +19,16 @@ constexpr const char* kSwigluLinear = "swiglu_linear";
 
 template <class T>
 void swiglu_rows(const Tensor& gate, const Tensor& up, const Tensor& y) {
-  swiglu_forward(SwigluForward<T>{view_of<const T, 2>(gate), view_of<const T, 2>(up), view_of<T, 2>(y)},
-                 {.context = context_of(gate)});
+  glu_forward(GluForward<T>{view_of<const T, 2>(gate), view_of<const T, 2>(up), view_of<T, 2>(y)},
+              {.context = context_of(gate)});
 }
 
 template <class T>
 void swiglu_rows(const Tensor& gate, const Tensor& up, const Tensor& dy, const Tensor& dgate, const Tensor& dup,
                  const Tensor& y) {
-  swiglu_backward(SwigluBackward<T>{view_of<const T, 2>(gate), view_of<const T, 2>(up), view_of<const T, 2>(dy),
-                                    view_of<T, 2>(dgate), view_of<T, 2>(dup), view_of<T, 2>(y)},
-                  {.context = context_of(gate)});
+  glu_backward(GluBackward<T>{view_of<const T, 2>(gate), view_of<const T, 2>(up), view_of<const T, 2>(dy),
+                              view_of<T, 2>(dgate), view_of<T, 2>(dup), view_of<T, 2>(y)},
+               {.context = context_of(gate)});
 }
 
 struct SwigluLinearFunction : torch::autograd::Function<SwigluLinearFunction> {

@@ -4,19 +4,12 @@
 #include "efla/cuda/common/error.h"
 #include "efla/cuda/common/launch.h"
 #include "efla/cuda/common/partial_sums.h"
+#include "efla/cuda/layers/activation.cuh"
 #include "efla/cuda/layers/rms_norm.h"
 #include "efla/cuda/layers/rows.cuh"
 
 namespace efla::gpu {
 namespace {
-
-// act(gate) and its derivative.
-__device__ __forceinline__ void activate(GateActivation activation, float z, float& value, float& slope) {
-  const float sigma = 1 / (1 + expf(-z));
-  const bool silu = activation == GateActivation::silu;
-  value = silu ? z * sigma : sigma;
-  slope = silu ? sigma * (1 + z * (1 - sigma)) : sigma * (1 - sigma);
-}
 
 template <bool kGated, class L, class T>
 __global__ void __launch_bounds__(L::kThreads)

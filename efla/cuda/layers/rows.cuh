@@ -8,13 +8,13 @@
 
 #include "efla/base/error.h"
 #include "efla/cuda/common/pieces.cuh"
+#include "efla/cuda/layers/rms_norm.h"
 
 namespace efla::gpu {
 
 inline constexpr std::int64_t kMostParts = 1056;  // of the sum over rows: the thread blocks of a backward
 inline constexpr std::int64_t kMostRows = 8;      // that a group of a forward computes one after the other
 inline constexpr std::int64_t kFullGrid = 1024;   // thread blocks from which on a group takes more than one row
-inline constexpr std::int64_t kMostColumns = 8192;
 
 // How rows lie on threads: groups of kLanes threads, each with kPieces pieces of kVector columns.
 template <int kVectorIn, int kLanesIn, int kPiecesIn>
@@ -138,9 +138,9 @@ struct RowsPerGroup {
 };
 
 inline void require_columns(const char* operation, std::int64_t columns) {
-  if (columns > kMostColumns) {
+  if (columns > kMaxNormColumns) {
     throw Error(operation, "columns D", std::to_string(columns),
-                "at most " + std::to_string(kMostColumns) + " on a GPU");
+                "at most " + std::to_string(kMaxNormColumns) + " on a GPU");
   }
 }
 
@@ -155,10 +155,10 @@ void with_layout(bool pieces, std::int64_t columns, F&& f) {
     if (columns <= Layout<kVector, 256, 1>::columns()) return f(Layout<kVector, 256, 1>{});
     if (columns <= Layout<kVector, 256, 2>::columns()) return f(Layout<kVector, 256, 2>{});
     if (columns <= Layout<kVector, 512, 2>::columns()) return f(Layout<kVector, 512, 2>{});
-    return f(Layout<kVector, 1024, kMostColumns / 1024 / kVector>{});
+    return f(Layout<kVector, 1024, kMaxNormColumns / 1024 / kVector>{});
   }
   if (columns <= Layout<1, 32, 8>::columns()) return f(Layout<1, 32, 8>{});
-  f(Layout<1, 1024, kMostColumns / 1024>{});
+  f(Layout<1, 1024, kMaxNormColumns / 1024>{});
 }
 
 }  // namespace efla::gpu

@@ -9,7 +9,7 @@
 #include "efla/base/error.h"
 #include "efla/nn/named_tensor.h"
 #include "efla/ops/delta.h"
-#include "efla/ops/layers/gate.h"
+#include "efla/ops/layers/glu.h"
 #include "efla/ops/layers/rms_norm.h"
 #include "efla/ops/layers/short_conv.h"
 
@@ -379,14 +379,14 @@ void InferenceModel::mix(const Layer& layer, std::span<const TextRun> runs, Stat
     norm(heads, layer.o_norm, mixer_.norm_eps, heads, pool);
   }
   if (mixer_.output_gate == OutputGate::silu) {
-    gate_forward({o, columns_of(projected, layer.g, values_), GateActivation::silu, o}, {.context = {.pool = &pool}});
+    glu_forward<float>({columns_of(projected, layer.g, values_), o, o}, {.context = {.pool = &pool}});
   } else if (mixer_.output_gate == OutputGate::sigmoid) {
     const View<float, 2> gate = own.gate.rows(own.rows, values_);
     layer.g_out.apply(columns_of(projected, layer.g, mixer_.value_dim), gate, pool);
     for (std::int64_t row = 0; row < own.rows; ++row) {
       for (std::int64_t c = 0; c < values_; ++c) gate(row, c) += layer.gate_bias[static_cast<std::size_t>(c)];
     }
-    gate_forward({o, gate, GateActivation::sigmoid, o}, {.context = {.pool = &pool}});
+    glu_forward<float>({gate, o, o, GateActivation::sigmoid}, {.context = {.pool = &pool}});
   }
   layer.o_proj.apply(o, normed, pool);
 }
@@ -413,8 +413,8 @@ void InferenceModel::advance(std::span<const std::int32_t> ids, std::span<const 
     norm(x, layer.mlp_norm, config_.norm_eps, normed, pool);
     const View<float, 2> both = own.inner.rows(own.rows, 2 * inner), product = own.product.rows(own.rows, inner);
     layer.gate_up.apply(normed, both, pool);
-    gate_forward({columns_of(both, inner, inner), columns_of(both, 0, inner), GateActivation::silu, product},
-                 {.context = {.pool = &pool}});
+    glu_forward<float>({columns_of(both, 0, inner), columns_of(both, inner, inner), product},
+                       {.context = {.pool = &pool}});
     layer.down.apply(product, normed, pool);
     add(x, normed);
   }

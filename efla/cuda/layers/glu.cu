@@ -1,14 +1,13 @@
-// SwiGLU: one thread per piece of 16 bytes of each tensor, or per element where rows are not aligned.
+// Gated linear units: one thread per piece of 16 bytes of each tensor, or per element where rows are not aligned.
 #include "efla/cuda/common/launch.h"
 #include "efla/cuda/common/pieces.cuh"
-#include "efla/cuda/layers/swiglu.h"
+#include "efla/cuda/layers/activation.cuh"
+#include "efla/cuda/layers/glu.h"
 
 namespace efla::gpu {
 namespace {
 
 constexpr int kThreads = 256;
-
-__device__ float sigmoid(float x) { return 1 / (1 + __expf(-x)); }
 
 // Calls f(row, column) with the first element of this thread's piece.
 template <int kVector, class F>
@@ -19,19 +18,23 @@ __device__ void at_piece(std::int64_t rows, std::int64_t columns, F&& f) {
 }
 
 template <int kVector, class T>
-__global__ void __launch_bounds__(kThreads) swiglu_forward_kernel(const __grid_constant__ SwigluForward<T> p) {
+__global__ void __launch_bounds__(kThreads) glu_forward_kernel(const __grid_constant__ GluForward<T> p) {
   at_piece<kVector>(p.gate.extent[0], p.gate.extent[1], [&](std::int64_t row, std::int64_t column) {
     float gate[kVector], up[kVector];
     load_piece(p.gate.at(row) + column, gate);
     load_piece(p.up.at(row) + column, up);
 #pragma unroll
-    for (int j = 0; j < kVector; ++j) up[j] *= gate[j] * sigmoid(gate[j]);
+    for (int j = 0; j < kVector; ++j) {
+      float value, slope;
+      activate(p.activation, gate[j], value, slope);
+      up[j] *= value;
+    }
     store_piece(p.y.at(row) + column, up);
   });
 }
 
 template <int kVector, class T>
-__global__ void __launch_bounds__(kThreads) swiglu_backward_kernel(const __grid_constant__ SwigluBackward<T> p) {
+__global__ void __launch_bounds__(kThreads) glu_backward_kernel(const __grid_constant__ GluBackward<T> p) {
   at_piece<kVector>(p.gate.extent[0], p.gate.extent[1], [&](std::int64_t row, std::int64_t column) {
     float gate[kVector], up[kVector], dy[kVector];
     load_piece(p.gate.at(row) + column, gate);
@@ -40,10 +43,11 @@ __global__ void __launch_bounds__(kThreads) swiglu_backward_kernel(const __grid_
     float dgate[kVector], dup[kVector];
 #pragma unroll
     for (int j = 0; j < kVector; ++j) {
-      const float s = sigmoid(gate[j]), silu = gate[j] * s;
-      dgate[j] = dy[j] * up[j] * (s + silu * (1 - s));
-      dup[j] = dy[j] * silu;
-      up[j] *= silu;
+      float value, slope;
+      activate(p.activation, gate[j], value, slope);
+      dgate[j] = dy[j] * up[j] * slope;
+      dup[j] = dy[j] * value;
+      up[j] *= value;
     }
     store_piece(p.dgate.at(row) + column, dgate);
     store_piece(p.dup.at(row) + column, dup);
@@ -59,35 +63,35 @@ unsigned blocks_of(const char* operation, const View<const T, 2>& rows, int vect
 }  // namespace
 
 template <class T>
-void swiglu(const SwigluForward<T>& p, cudaStream_t stream) {
-  constexpr const char* kOperation = "swiglu_forward";
+void glu(const GluForward<T>& p, cudaStream_t stream) {
+  constexpr const char* kOperation = "glu_forward";
   constexpr int kVector = kPieceElements<T>;
   if (p.gate.size() == 0) return;
   if (has_aligned_rows(p.gate) && has_aligned_rows(p.up) && has_aligned_rows(p.y)) {
-    swiglu_forward_kernel<kVector><<<blocks_of(kOperation, p.gate, kVector), kThreads, 0, stream>>>(p);
+    glu_forward_kernel<kVector><<<blocks_of(kOperation, p.gate, kVector), kThreads, 0, stream>>>(p);
   } else {
-    swiglu_forward_kernel<1><<<blocks_of(kOperation, p.gate, 1), kThreads, 0, stream>>>(p);
+    glu_forward_kernel<1><<<blocks_of(kOperation, p.gate, 1), kThreads, 0, stream>>>(p);
   }
   check_launch(kOperation);
 }
 
 template <class T>
-void swiglu(const SwigluBackward<T>& p, cudaStream_t stream) {
-  constexpr const char* kOperation = "swiglu_backward";
+void glu(const GluBackward<T>& p, cudaStream_t stream) {
+  constexpr const char* kOperation = "glu_backward";
   constexpr int kVector = kPieceElements<T>;
   if (p.gate.size() == 0) return;
   if (has_aligned_rows(p.gate) && has_aligned_rows(p.up) && has_aligned_rows(p.dy) && has_aligned_rows(p.dgate) &&
       has_aligned_rows(p.dup) && (!p.y || has_aligned_rows(p.y))) {
-    swiglu_backward_kernel<kVector><<<blocks_of(kOperation, p.gate, kVector), kThreads, 0, stream>>>(p);
+    glu_backward_kernel<kVector><<<blocks_of(kOperation, p.gate, kVector), kThreads, 0, stream>>>(p);
   } else {
-    swiglu_backward_kernel<1><<<blocks_of(kOperation, p.gate, 1), kThreads, 0, stream>>>(p);
+    glu_backward_kernel<1><<<blocks_of(kOperation, p.gate, 1), kThreads, 0, stream>>>(p);
   }
   check_launch(kOperation);
 }
 
-#define EFLA_INSTANTIATE(T)                                    \
-  template void swiglu(const SwigluForward<T>&, cudaStream_t); \
-  template void swiglu(const SwigluBackward<T>&, cudaStream_t);
+#define EFLA_INSTANTIATE(T)                              \
+  template void glu(const GluForward<T>&, cudaStream_t); \
+  template void glu(const GluBackward<T>&, cudaStream_t);
 EFLA_INSTANTIATE(float)
 EFLA_INSTANTIATE(bfloat16)
 #undef EFLA_INSTANTIATE

@@ -1,9 +1,9 @@
-#include "efla/cpu/gate.h"
+#include "efla/cpu/glu.h"
 
 #include <algorithm>
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "efla/cpu/gate.cc"
+#define HWY_TARGET_INCLUDE "efla/cpu/glu.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 // After foreach_target.h.
 #include "efla/cpu/common/element-inl.h"
@@ -13,15 +13,15 @@
 HWY_BEFORE_NAMESPACE();
 namespace efla::cpu::HWY_NAMESPACE {
 
-void gate_rows(const GateForward& p, std::int64_t begin, std::int64_t end) {
+void glu_rows(const GluForward<float>& p, std::int64_t begin, std::int64_t end) {
   const bool silu = p.activation == GateActivation::silu;
   for (std::int64_t row = begin; row < end; ++row) {
-    const float* x = p.x.at(row);
+    const float* up = p.up.at(row);
     const float* gate = p.gate.at(row);
     float* y = p.y.at(row);
-    for_each_vector(static_cast<std::size_t>(p.x.extent[1]), [&](auto d, std::size_t i) HWY_ATTR {
+    for_each_vector(static_cast<std::size_t>(p.gate.extent[1]), [&](auto d, std::size_t i) HWY_ATTR {
       const auto z = hn::LoadU(d, gate + i), sigma = sigmoid(d, z);
-      hn::StoreU(hn::Mul(hn::LoadU(d, x + i), silu ? hn::Mul(z, sigma) : sigma), d, y + i);
+      hn::StoreU(hn::Mul(hn::LoadU(d, up + i), silu ? hn::Mul(z, sigma) : sigma), d, y + i);
     });
   }
 }
@@ -32,14 +32,14 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace efla::cpu {
 
-HWY_EXPORT(gate_rows);
+HWY_EXPORT(glu_rows);
 
-void gate(const GateForward& p, ThreadPool& pool) {
+void glu(const GluForward<float>& p, ThreadPool& pool) {
   constexpr std::int64_t kTaskElements = 1 << 14;  // long compared with starting a task
-  const std::int64_t rows = p.x.extent[0], columns = std::max<std::int64_t>(1, p.x.extent[1]);
+  const std::int64_t rows = p.gate.extent[0], columns = std::max<std::int64_t>(1, p.gate.extent[1]);
   const std::int64_t step = std::max<std::int64_t>(1, kTaskElements / columns);
   pool.run((rows + step - 1) / step, [&](std::int64_t task, int) {
-    HWY_DYNAMIC_DISPATCH(gate_rows)(p, task * step, std::min(rows, (task + 1) * step));
+    HWY_DYNAMIC_DISPATCH(glu_rows)(p, task * step, std::min(rows, (task + 1) * step));
   });
 }
 

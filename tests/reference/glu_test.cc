@@ -1,5 +1,5 @@
-// Every implementation of the gated product against float64, on every SIMD target of this machine.
-#include "efla/ops/layers/gate.h"
+// Every implementation of the gated linear unit against float64, on every SIMD target of this machine.
+#include "efla/ops/layers/glu.h"
 
 #include <gtest/gtest.h>
 
@@ -15,13 +15,13 @@
 namespace efla {
 namespace {
 
-class GateOnTarget : public testing::TestWithParam<std::string> {
+class GluOnTarget : public testing::TestWithParam<std::string> {
  protected:
   void SetUp() override { cpu::use_target(GetParam()); }
   void TearDown() override { cpu::use_target(""); }
 };
 
-TEST_P(GateOnTarget, IsTheFloat64ProductWithTheSameBitsForAnyThreads) {
+TEST_P(GluOnTarget, IsTheFloat64ProductWithTheSameBitsForAnyThreads) {
   Random random(3);
   for (const auto activation : {GateActivation::silu, GateActivation::sigmoid}) {
     for (const std::int64_t n : {1, 5, 700}) {
@@ -31,8 +31,8 @@ TEST_P(GateOnTarget, IsTheFloat64ProductWithTheSameBitsForAnyThreads) {
         for (auto& value : gate) value = 4.0F * static_cast<float>(random.normal());
         const auto view = [&](auto& data) { return View<float, 2>::contiguous(data.data(), {n, d}); };
         ThreadPool one(1), two(2);
-        gate_forward({view(x), view(gate), activation, view(y)}, {"auto", {.pool = &one}});
-        gate_forward({view(x), view(gate), activation, view(threaded)}, {"auto", {.pool = &two}});
+        glu_forward<float>({view(gate), view(x), view(y), activation}, {"auto", {.pool = &one}});
+        glu_forward<float>({view(gate), view(x), view(threaded), activation}, {"auto", {.pool = &two}});
         EXPECT_EQ(y, threaded);
         for (std::size_t i = 0; i < y.size(); ++i) {
           const double z = gate[i], sigma = 1.0 / (1.0 + std::exp(-z));
@@ -44,18 +44,14 @@ TEST_P(GateOnTarget, IsTheFloat64ProductWithTheSameBitsForAnyThreads) {
   }
 }
 
-TEST(Gate, RefusesWhatDoesNotFit) {
+TEST(Glu, RefusesWhatDoesNotFit) {
   std::vector<float> data(6);
   const auto x = View<float, 2>::contiguous(data.data(), {2, 3}),
              gate = View<float, 2>::contiguous(data.data(), {3, 2});
-  test::expect_error(
-      [&] {
-        gate_forward({x, gate, GateActivation::silu, x});
-      },
-      "gate", "got shape [3, 2], expected shape [2, 3]");
+  test::expect_error([&] { glu_forward<float>({gate, x, x}); }, "up", "got shape [2, 3], expected shape [3, 2]");
 }
 
-INSTANTIATE_TEST_SUITE_P(Targets, GateOnTarget, testing::ValuesIn(cpu::supported_targets()),
+INSTANTIATE_TEST_SUITE_P(Targets, GluOnTarget, testing::ValuesIn(cpu::supported_targets()),
                          [](const auto& info) { return info.param; });
 
 }  // namespace

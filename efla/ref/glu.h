@@ -1,0 +1,13 @@
+// The gated linear unit in float64.
+#pragma once
+
+#include "efla/rule/glu.h"
+
+namespace efla::ref {
+
+template <class T>
+void glu(const GluForward<T>& problem);
+template <class T>
+void glu(const GluBackward<T>& problem);
+
+}  // namespace efla::ref
