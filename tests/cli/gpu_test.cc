@@ -170,6 +170,21 @@ TEST_F(GpuStudies, DigitsTrainAndAreMeasuredAsOnTheCpu) {
   EXPECT_NEAR(measured[0].at("clean_accuracy").get<double>(), measured[1].at("clean_accuracy").get<double>(), 1.0 / 64);
 }
 
+// Runs on one GPU share its streams and what LibTorch keeps for them, and must not see each other.
+TEST_F(GpuStudies, RunsSideBySideLearnWhatRunsOneAfterTheOtherLearn) {
+  std::vector<json> curves;
+  for (const char* threads : {"1", "6"}) {
+    const std::string out = path(std::string("threads-") + threads);
+    run({"reproduce", "smnist", "--quick", "--mixers", "efla,deltanet", "--seeds", "1,2,3", "--lr", "3e-3", "--device",
+         "cuda", "--threads", threads, "--out", out});
+    const auto results = json::parse(read_text(out + "/results.json"));
+    json& all = curves.emplace_back();
+    for (const auto& one : results.at("runs")) all[one.at("name").get<std::string>()] = one.at("curve");
+  }
+  EXPECT_EQ(curves[0].size(), 6U);
+  EXPECT_EQ(curves[0], curves[1]);
+}
+
 TEST_F(GpuStudies, AStudyOfSequencesEndsInAReport) {
   run({"reproduce", "state-tracking", "--scale", "tiny", "--mixers", "efla", "--seeds", "1", "--device", "cuda",
        "--out", path("study")});
