@@ -68,7 +68,7 @@ def patch_transformers() -> TransformersPatch:
     """Gives the models of transformers with a (gated or Kimi) delta rule the functions of this package, on CPUs and GPUs.
 
     Models that exist already and models made later use them, also where flash-linear-attention is installed. What these functions do
-    not compute (float16, a GPU that this build has no kernels for, torch.export) is computed as before.
+    not compute (float16 on a GPU, a GPU that this build has no kernels for, torch.export) is computed as before.
 
     Returns:
         the patch, which prints what was replaced; undo(), or leaving a `with` block, puts it back. Raises ImportError where
@@ -108,11 +108,10 @@ def _adapter(function: Callable[..., Any], original: Callable[..., Any]) -> Call
 
 def _computes(query: Tensor, on_gpu: bool) -> bool:
     """Whether the functions of this package take tensors of the dtype and on the device of `query`."""
-    if query.dtype not in (torch.float32, torch.bfloat16, torch.float64):
-        return False
     if query.device.type == "cuda":
-        return on_gpu and query.shape[-1] <= 256 and query.dtype != torch.float64
-    return query.device.type in ("cpu", "meta")
+        return on_gpu and query.shape[-1] <= 256 and query.dtype in (torch.float32, torch.bfloat16)
+    dtypes = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+    return query.device.type in ("cpu", "meta") and query.dtype in dtypes
 
 
 def _is_exporting() -> bool:

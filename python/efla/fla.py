@@ -2,7 +2,7 @@
 
 chunk_gated_delta_rule and chunk_kda get a backend in fla's registry (fla/backends.py). The functions without dispatch,
 chunk_delta_rule and the fused_recurrent ones, are replaced wherever a module of fla has imported them. A call that is declined, for
-example in float16, runs fla's own function; `declines(function, *arguments)` says why, and fla logs it (logger fla.backends, INFO).
+example with float64, runs fla's own function; `declines(function, *arguments)` says why, and fla logs it (logger fla.backends, INFO).
 FLA_EFLA=0 in the environment or disable() switches everything off, enable() on again.
 """
 
@@ -100,8 +100,8 @@ def _check(function: str, given: dict[str, Any]) -> None:
         if tensor.device.type != q.device.type:
             raise _Declined(f"{name} is on {tensor.device}, q on {q.device}")
     for name in ("q", "k", "v"):
-        if given[name].dtype != q.dtype or q.dtype not in (torch.float32, torch.bfloat16):
-            raise _Declined(f"{name} has dtype {given[name].dtype}, expected float32 or bfloat16, as q")
+        if given[name].dtype != q.dtype or q.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+            raise _Declined(f"{name} has dtype {given[name].dtype}, expected float32, bfloat16 or float16, as q")
     if "beta" in given and given["beta"].dim() != 3:
         raise _Declined(f"beta has {given['beta'].dim()} dimensions, expected [B, T, HV]")
     if q.device.type == "cuda":
@@ -109,8 +109,8 @@ def _check(function: str, given: dict[str, Any]) -> None:
             raise _Declined("this build of efla has no GPU kernels")
         if q.shape[-1] > 256:
             raise _Declined(f"keys have {q.shape[-1]} dimensions, at most 256 on a GPU")
-        if q.dtype == torch.float32 and function.startswith("chunk"):
-            raise _Declined("efla computes float32 token by token on a GPU")
+        if q.dtype != torch.bfloat16 and function.startswith("chunk"):
+            raise _Declined(f"efla computes {q.dtype} token by token on a GPU")
     elif q.device.type != "cpu":
         raise _Declined(f"q is on {q.device}, expected a CPU or an NVIDIA GPU")
 

@@ -141,7 +141,8 @@ class Mistakes(unittest.TestCase):
         for name, bad, message in (
             ("q", x["q"][0], "q: got shape [70, 2, 12], expected 4 dimensions [B, T, H, K]"),
             ("q", None, "q: got NoneType, expected a tensor"),
-            ("q", x["q"].half(), "q: got dtype Half, expected Float, BFloat16 or Double"),
+            ("q", x["q"].int(), "q: got dtype Int, expected Float, BFloat16 or Double"),
+            ("q", x["q"].half(), "k: got dtype torch.float32, expected torch.float16, as q"),
             ("k", x["k"][..., :5], "k: got shape [2, 70, 2, 5], expected shape [2, 70, 2, 12]"),
             ("k", x["k"].bfloat16(), "k: got dtype BFloat16, expected Float"),
             ("v", x["v"][:, 1:], "v: got shape [2, 69, 2, 10], expected shape [2, 70, 2, 10]"),
@@ -297,7 +298,7 @@ class WithoutValues(unittest.TestCase):
             (efla.fused_recurrent_kda, "channel"),
             (efla.chunk_efla, "channel"),
         ):
-            for dtype in (torch.float32, torch.bfloat16):
+            for dtype in (torch.float32, torch.bfloat16, torch.float16):
                 for cu_seqlens in (None, packed):
                     x = inputs(batch=1 if cu_seqlens is not None else 2, decay=decay, value_heads=4, dtype=dtype)
                     s = state(sequences=3 if cu_seqlens is not None else 2, value_heads=4)

@@ -75,10 +75,10 @@ class Backend(unittest.TestCase):
         from efla.fla import declines, disable, enable
 
         x = inputs(tokens=5, decay="channel")
-        half = {name: tensor.half() for name, tensor in x.items()}
+        ints = {name: tensor.int() for name, tensor in x.items()}
         self.assertIsNone(declines("chunk_kda", **x, safe_gate=False, cu_seqlens_cpu=torch.tensor([0, 5])))
         for named, reason in (
-            (half, "q has dtype torch.float16, expected float32 or bfloat16, as q"),
+            (ints, "q has dtype torch.int32, expected float32, bfloat16 or float16, as q"),
             ({**x, "cp_context": object()}, "cp_context is not implemented"),
             ({**x, "use_graph": True}, "use_graph is not implemented"),
             ({**x, "something_new": 3}, "something_new is not implemented"),

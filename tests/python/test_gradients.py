@@ -32,7 +32,7 @@ class Gradients(unittest.TestCase):
             (efla.chunk_kda, "channel"),
             (efla.fused_recurrent_kda, "channel"),
         ):
-            for dtype in (torch.float32, torch.bfloat16):
+            for dtype in (torch.float32, torch.bfloat16, torch.float16):
                 grouped = 4 if decay else 2
                 x = inputs(tokens=45, decay=decay, value_heads=grouped, dtype=dtype)
                 x["initial_state"] = state(value_heads=grouped)

@@ -21,21 +21,21 @@ class Values(unittest.TestCase):
 
     def test_delta_rule(self):
         for function in (efla.chunk_delta_rule, efla.fused_recurrent_delta_rule):
-            for dtype in (torch.float32, torch.bfloat16, torch.float64):
+            for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
                 x, s = inputs(dtype=dtype), state()
                 got = function(**x, initial_state=s, output_final_state=True, use_qk_l2norm_in_kernel=True)
                 self.check(got, delta_rule(**x, initial_state=s, l2norm=True), dtype, f"{function.__name__} {dtype}")
 
     def test_gated_delta_rule(self):
         for function in (efla.chunk_gated_delta_rule, efla.fused_recurrent_gated_delta_rule):
-            for dtype in (torch.float32, torch.bfloat16):
+            for dtype in (torch.float32, torch.bfloat16, torch.float16):
                 x, s = inputs(decay="scalar", dtype=dtype, value_heads=4), state(value_heads=4)
                 got = function(**x, initial_state=s, output_final_state=True, scale=0.7)
                 self.check(got, delta_rule(**x, initial_state=s, scale=0.7), dtype, f"{function.__name__} {dtype}")
 
     def test_kda(self):
         for function in (efla.chunk_kda, efla.fused_recurrent_kda):
-            for dtype in (torch.float32, torch.bfloat16):
+            for dtype in (torch.float32, torch.bfloat16, torch.float16):
                 x, s = inputs(decay="channel", dtype=dtype, value_heads=4), state(value_heads=4)
                 got = function(**x, initial_state=s, output_final_state=True)
                 self.check(got, delta_rule(**x, initial_state=s), dtype, f"{function.__name__} {dtype}")
@@ -48,6 +48,15 @@ class Values(unittest.TestCase):
                     rule = {"step": step, "erase_scale": 1.25, "write_scale": 0.5}
                     expected = delta_rule(**x, **rule)
                     self.check(function(**x, **rule, output_final_state=True), expected, what=f"{step} {decay}")
+
+    def test_steps_in_float16_are_the_forward(self):
+        x = inputs(tokens=3, dtype=torch.float16)
+        expected = delta_rule(**x, step="exact")
+        one, several = torch.zeros_like(state()), torch.zeros_like(state())
+        o = torch.stack([efla.delta_rule_step(*(x[n][:, t] for n in x), one, step="exact") for t in range(3)], 1)
+        self.check((o, None), expected, torch.float16, "delta_rule_step")
+        self.check((efla.delta_rule_steps(*x.values(), several, step="exact"), None), expected, torch.float16, "delta_rule_steps")
+        self.assertTrue(torch.equal(one, several))
 
     def test_the_step_is_exact_unless_said_otherwise(self):
         x = inputs()

@@ -52,6 +52,16 @@ def check_tensors(function: str, **tensors: object) -> None:
             raise mistake(function, argument, type(tensor).__name__, "a tensor")
 
 
+def widen_half(function: str, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """float16 tensors in float32, in which they are computed; others as they are. Raises ValueError for a mixture."""
+    if q.dtype != torch.float16:
+        return q, k, v
+    for name, tensor in (("k", k), ("v", v)):
+        if tensor.dtype != q.dtype:
+            raise mistake(function, name, f"dtype {tensor.dtype}", f"{q.dtype}, as q")
+    return q.float(), k.float(), v.float()
+
+
 def check_axes(function: str, argument: str, tensor: object, axes: str) -> dict[str, int]:
     """Returns the sizes of `axes`, for example "B T HV", by name. Raises ValueError unless the tensor has these axes."""
     expected = f"a tensor [{axes.replace(' ', ', ')}]"

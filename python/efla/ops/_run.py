@@ -52,12 +52,14 @@ def delta_rule(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Brings the arguments to the operator's dtypes and layouts and runs it; errors name `function`.
 
-    beta is rounded to the dtype of q; g and initial_state are widened to float32. float64 runs the reference. Returns o, the
-    final state where output_final_state is true, and the states before every chunk_size tokens of a sequence where
+    beta is rounded to the dtype of q; g and initial_state are widened to float32. float16 is computed in float32, float64
+    runs the reference. Returns o in the dtype of q, the final state where output_final_state is true, and the states before every chunk_size tokens of a sequence where
     return_intermediate_states is.
     """
     _check.check_chunk_size(function, chunk_size, (32, 64))
     _check.check_tensors(function, q=q, k=k, v=v, beta=beta)
+    given = q.dtype
+    q, k, v = _check.widen_half(function, q, k, v)
     empty = q.dim() == 4 and q.shape[1] == 0
     if empty:  # a token that changes nothing stands for none, so that arguments are checked and gradients flow as always
         q, k, v = (F.pad(x, (0, 0, 0, 0, 0, 1)) if x.dim() == 4 else x for x in (q, k, v))
@@ -102,10 +104,10 @@ def delta_rule(
     if not return_intermediate_states:
         o, final_state = _check.call(function, torch.ops.efla.delta_rule, *arguments)
         o = o[:, :0] if empty else o
-        return o, laid_out(final_state) if output_final_state else None, None
+        return o.to(given), laid_out(final_state) if output_final_state else None, None
     _check.check_no_gradients(function, "return_intermediate_states", (q, k, v, beta, g, initial_state))
     o, final_state, states = _check.call(function, torch.ops.efla.delta_rule_with_states, *arguments, _INTERVAL)
     between = laid_out(_states_between(states, cu_seqlens, chunk_size))
     if empty:
         o, between = o[:, :0], between[:, :0]
-    return o, laid_out(final_state) if output_final_state else None, between
+    return o.to(given), laid_out(final_state) if output_final_state else None, between

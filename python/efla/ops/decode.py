@@ -25,7 +25,7 @@ def delta_rule_step(
     """chunk_efla for one token of every batch entry, in place and without gradients.
 
     Args:
-        q, k: [B, H, K], float32 or bfloat16; v: [B, HV, V]; beta: [B, HV]; g: [B, HV], [B, HV, K] or None.
+        q, k: [B, H, K], float32, bfloat16 or float16; v: [B, HV, V]; beta: [B, HV]; g: [B, HV], [B, HV, K] or None.
         state: [B, HV, K, V], float32 or bfloat16 (rounded at every token), overwritten with the next one.
         step: "euler" for DeltaNet, Gated DeltaNet and KDA, "exact" for EFLA, or another of chunk_efla's.
         scale, use_qk_l2norm_in_kernel, erase_scale, write_scale: as chunk_efla.
@@ -35,12 +35,14 @@ def delta_rule_step(
     """
     function = "delta_rule_step"
     _check.check_tensors(function, q=q, k=k, v=v, beta=beta, state=state)
+    given = q.dtype
+    q, k, v = _check.widen_half(function, q, k, v)
     double = q.dtype == torch.float64
     if g is not None:
         _check.check_tensors(function, g=g)
         g = g.to(torch.float64 if double else torch.float32)
     with torch.no_grad():
-        return _check.call(
+        o: Tensor = _check.call(
             function,
             torch.ops.efla.delta_rule_step,
             q,
@@ -56,6 +58,7 @@ def delta_rule_step(
             use_qk_l2norm_in_kernel,
             "ref" if double else "auto",
         )
+    return o.to(given)
 
 
 def delta_rule_steps(
@@ -76,7 +79,7 @@ def delta_rule_steps(
     """chunk_efla for 1 to 8 tokens of every batch entry, whose states lie in a pool; in place and without gradients.
 
     Args:
-        q, k: [B, T, H, K], float32 or bfloat16; v: [B, T, HV, V]; beta: [B, T, HV]; g: [B, T, HV], [B, T, HV, K] or None.
+        q, k: [B, T, H, K], float32, bfloat16 or float16; v: [B, T, HV, V]; beta: [B, T, HV]; g: [B, T, HV], [B, T, HV, K] or None.
         states: [P, HV, K, V], float32 or bfloat16 (rounded at every token), of which those named are overwritten.
         slots: [B] int64, the state of each batch entry, no two alike; −1 for an entry without a state, whose outputs are
             zeros. None: entry b has state b of P = B. On a GPU the values are not checked.
@@ -88,6 +91,8 @@ def delta_rule_steps(
     """
     function = "delta_rule_steps"
     _check.check_tensors(function, q=q, k=k, v=v, beta=beta, states=states)
+    given = q.dtype
+    q, k, v = _check.widen_half(function, q, k, v)
     if slots is not None:
         _check.check_tensors(function, slots=slots)
     double = q.dtype == torch.float64
@@ -95,7 +100,7 @@ def delta_rule_steps(
         _check.check_tensors(function, g=g)
         g = g.to(torch.float64 if double else torch.float32)
     with torch.no_grad():
-        return _check.call(
+        o: Tensor = _check.call(
             function,
             torch.ops.efla.delta_rule_steps,
             q,
@@ -112,3 +117,4 @@ def delta_rule_steps(
             use_qk_l2norm_in_kernel,
             "ref" if double else "auto",
         )
+    return o.to(given)
