@@ -79,6 +79,8 @@ def _arguments(function: str, arguments: tuple[Any, ...], named: dict[str, Any])
     signature = _signatures[function]
     bound = dict(signature.bind(*arguments, **named).arguments)
     bound.update(bound.pop("kwargs", {}))
+    if "transpose_state_layout" in bound and "state_v_first" not in bound:  # its older name
+        bound["state_v_first"] = bound.pop("transpose_state_layout")
     takes = inspect.signature(getattr(ops, function)).parameters
     given: dict[str, Any] = {}
     for name, value in bound.items():
@@ -89,6 +91,8 @@ def _arguments(function: str, arguments: tuple[Any, ...], named: dict[str, Any])
             raise _Declined(f"{name} is not implemented")
         given[name] = value
     _check(function, given)
+    if "A_log" in given:  # in fla of any shape, such as [1, 1, HV, 1]
+        given["A_log"] = given["A_log"].flatten()
     return given
 
 
@@ -102,6 +106,8 @@ def _check(function: str, given: dict[str, Any]) -> None:
     for name in ("q", "k", "v"):
         if given[name].dtype != q.dtype or q.dtype not in (torch.float32, torch.bfloat16, torch.float16):
             raise _Declined(f"{name} has dtype {given[name].dtype}, expected float32, bfloat16 or float16, as q")
+    if given.get("chunk_size", 64) not in (32, 64):
+        raise _Declined(f"chunk_size is {given['chunk_size']}, expected 32 or 64")
     if "beta" in given and given["beta"].dim() != 3:
         raise _Declined(f"beta has {given['beta'].dim()} dimensions, expected [B, T, HV]")
     if q.device.type == "cuda":
@@ -130,9 +136,17 @@ class EflaBackend(BaseBackend):  # type: ignore[misc, unused-ignore]
         return reason is None, reason
 
 
+def _compute(function: str, given: dict[str, Any]) -> Any:
+    result = getattr(ops, function)(**given)
+    if not given.get("return_intermediate_states"):
+        return result
+    o, final_state, states = result
+    return o, final_state, states.to(o.dtype)  # fla's are
+
+
 def _caller(function: str) -> Callable[..., Any]:
     def call(*arguments: Any, **named: Any) -> Any:
-        return getattr(ops, function)(**_arguments(function, arguments, named))
+        return _compute(function, _arguments(function, arguments, named))
 
     return call
 
@@ -144,7 +158,7 @@ def _replacement(function: str, original: Callable[..., Any]) -> Callable[..., A
             given = _arguments(function, arguments, named)
         except _Declined:
             return original(*arguments, **named)
-        return getattr(ops, function)(**given)
+        return _compute(function, given)
 
     return replacement
 

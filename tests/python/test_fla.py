@@ -71,10 +71,25 @@ class Backend(unittest.TestCase):
         self.assertIs(fla.layers.delta_net.chunk_delta_rule, fla.ops.delta_rule.chunk_delta_rule)
         self.assertEqual(fla.layers.delta_net.chunk_delta_rule.__module__, "fla.ops.delta_rule.chunk")
 
+    def test_shapes_names_and_dtypes_of_fla(self):
+        from fla.ops.kda import chunk_kda
+
+        x = inputs(decay="channel", dtype=torch.bfloat16)
+        gate = {"use_gate_in_kernel": True, "A_log": torch.rand(1, 1, 2, 1), "dt_bias": torch.rand(24)}
+        with torch.inference_mode():
+            o, final, states = chunk_kda(
+                **x, **gate, output_final_state=True, return_intermediate_states=True, transpose_state_layout=True
+            )
+            expected = efla.chunk_kda(**x, **{**gate, "A_log": gate["A_log"].flatten()}, output_final_state=True)
+        self.assertTrue(torch.equal(o, expected[0]))
+        self.assertTrue(torch.equal(final.transpose(-1, -2), expected[1]))
+        self.assertEqual((states.dtype, states.shape), (torch.bfloat16, (2, 2, 2, 10, 12)))
+
     def test_what_is_declined(self):
         from efla.fla import declines, disable, enable
 
         x = inputs(tokens=5, decay="channel")
+        self.assertEqual(declines("chunk_kda", **x, chunk_size=16), "chunk_size is 16, expected 32 or 64")
         ints = {name: tensor.int() for name, tensor in x.items()}
         self.assertIsNone(declines("chunk_kda", **x, safe_gate=False, cu_seqlens_cpu=torch.tensor([0, 5])))
         for named, reason in (
