@@ -143,7 +143,7 @@ void measure_serving(const ServingOptions& options, const std::function<void(con
     for (const auto& weights : options.weights) {
       engines[weights] = std::make_unique<serve::LocalEngine>(
           model, data::load_tokenizer("bytes"),
-          serve::EngineOptions{.cache_memory = 0, .weights = weights, .threads = options.threads});
+          serve::EngineOptions{.cache_memory = 0, .weights = weights, .draft_tokens = 0, .threads = options.threads});
     }
   }
   fmt::print("{}, {} parameters\n", options.preset, parameters);

@@ -163,11 +163,12 @@ struct Statistics {
   std::int64_t cache_entries = 0;
   std::uint64_t cache_hits = 0, cache_misses = 0;  // requests that started from a cached state, and that did not
   std::uint64_t prompt_tokens = 0, cached_tokens = 0, completion_tokens = 0;  // as Usage, of all requests so far
-  std::uint64_t steps = 0;                                                    // of the engine's loop
-  std::map<FinishReason, std::uint64_t> finished;                             // requests by reason
-  Histogram queue_seconds;                                                    // from submit to a slot
-  Histogram first_token_seconds;                                              // from submit to the first token
-  Histogram between_tokens_seconds;  // from a token to the next of the same reply
+  std::uint64_t drafted_tokens = 0, accepted_tokens = 0;  // guessed tokens of replies, and those that were right
+  std::uint64_t steps = 0;                                // of the engine's loop
+  std::map<FinishReason, std::uint64_t> finished;         // requests by reason
+  Histogram queue_seconds;                                // from submit to a slot
+  Histogram first_token_seconds;                          // from submit to the first token
+  Histogram between_tokens_seconds;                       // from a token to the next of the same reply
 };
 
 struct EngineInfo {
@@ -249,10 +250,11 @@ struct EngineOptions {
   std::filesystem::path swap_folder = {};  // for sessions beyond session_memory; empty: disposable ones are dropped,
                                            // and a request that needs more room is refused
   std::string weights = "float32";         // of the linear layers: float32, bfloat16 or int8
-  std::int64_t step_tokens = 512;          // of prompts per step, a multiple of 64
-  std::int64_t max_queue = 1024;           // requests that wait
-  std::int64_t max_disposable = 256;       // stored sessions; the longest unused are dropped
-  int threads = 0;                         // 0: one per processor
+  std::int64_t draft_tokens = 7;      // guessed of a reply from repetitions in its text, and computed together; 0: none
+  std::int64_t step_tokens = 512;     // of prompts per step, a multiple of 64
+  std::int64_t max_queue = 1024;      // requests that wait
+  std::int64_t max_disposable = 256;  // stored sessions; the longest unused are dropped
+  int threads = 0;                    // 0: one per processor
 };
 
 // Loads the model of a folder (as `efla generate MODEL`) and starts an engine. Throws IoError, and Error where the

@@ -60,7 +60,17 @@ class Job {
   std::size_t prefill_size() const;  // of ids that are prefilled
   std::int32_t next_id() const { return reply_.empty() ? ids_.back() : reply_.back(); }
   std::int64_t state_tokens() const;  // tokens of the text that the state has seen
-  void count_decoded();
+  void count_decoded(std::int64_t tokens);
+
+  // Guesses at most `most` tokens that follow next_id(): those that followed the last ids where they occurred before.
+  std::span<const std::int32_t> draft(std::int64_t most);
+  // Whether the tokens drawn in this step are next_id() and the draft's beginning, so that one more may be drawn.
+  bool follows_draft() const;
+  bool drafting() const { return drafting_; }
+  // Ends the draft with the token that was drawn last, so that the state before this token can be kept.
+  void cut_draft() { draft_.resize(drawn_ - 1); }
+  // Returns how many tokens were drawn in this step, and adapts the length of drafts to it.
+  std::int64_t end_draft();
 
   // Returns the token whose logprob the row of logits after ids()[index] gives with echo, or nothing.
   std::optional<std::int32_t> echoed(std::size_t index) const;
@@ -74,7 +84,8 @@ class Job {
   void take_echo(const Outcome& outcome);
   void flush_echo();
   void take(const Outcome& outcome, std::int32_t eos);
-  // Keeps the state before a token with which a stop string may begin.
+  // Whether a stop string may begin with the token that was drawn last, so that the state before it must be kept.
+  bool must_keep_state();
   void keep_state(std::span<const float> slot);
 
   // Whether the reply has ended and the stored text does not end yet as Request::end_turn says.
@@ -107,7 +118,11 @@ class Job {
   const data::Tokenizer& tokenizer_;
   std::size_t prompt_tokens_;
   std::vector<std::int32_t> ids_, reply_;
-  std::size_t decoded_ = 0;        // ids that the state has seen by decoding
+  std::size_t decoded_ = 0;  // ids that the state has seen by decoding
+  std::vector<std::int32_t> draft_;
+  std::size_t drawn_ = 0;  // in the step of the draft
+  bool drafting_ = false;
+  std::int64_t draft_limit_ = 3, pause_ = 0, next_pause_ = 1;
   std::vector<float> kept_state_;  // after the ids before the reply and kept_at_ ids of the reply
   std::size_t kept_at_ = 0;
   FinishReason reason_ = FinishReason::length;

@@ -241,11 +241,11 @@ void LocalEngine::compute(const Step& step) {
   const auto hidden = rows_of(hidden_, static_cast<std::int64_t>(step.ids.size()), width);
   {
     const std::lock_guard lock(model_mutex_);
-    model_.advance(step.ids, step.runs, states_, hidden, pool_);
+    model_.advance(step.ids, step.runs, states_, hidden, pool_, &drafts_);
   }
   for (std::size_t i = 0; i < step.runs.size(); ++i) {
     if (step.runs[i].decode) {
-      step.jobs[i]->count_decoded();
+      if (step.runs[i].tokens == 1) step.jobs[i]->count_decoded(1);
     } else {
       step.jobs[i]->fed += static_cast<std::size_t>(step.runs[i].tokens);
     }
@@ -255,10 +255,29 @@ void LocalEngine::compute(const Step& step) {
   for (std::size_t begin = 0; begin < rows.size(); begin += kLogitRows) {
     take_logits(rows.subspan(begin, std::min<std::size_t>(kLogitRows, rows.size() - begin)));
   }
+  end_drafts(step);
   for (Job* job : step.jobs) {
     if (job->ended) continue;
     job->flush_echo();
     end_if_fed(*job);
+  }
+}
+
+// Advances the texts of drafts by what was right of them.
+void LocalEngine::end_drafts(const Step& step) {
+  for (std::size_t i = 0; i < step.drafts.size(); ++i) {
+    Job& job = *step.jobs[step.drafts[i]];
+    if (job.ended == FinishReason::error) continue;
+    const std::int64_t drawn = job.end_draft();
+    job.count_decoded(drawn);
+    {
+      const std::lock_guard lock(model_mutex_);
+      model_.accept(drafts_[i], drawn, states_, pool_);
+    }
+    if (job.must_keep_state()) job.keep_state(states_.slot(job.slot));
+    const std::lock_guard lock(mutex_);
+    statistics_.drafted_tokens += static_cast<std::uint64_t>(step.runs[step.drafts[i]].tokens - 1);
+    statistics_.accepted_tokens += static_cast<std::uint64_t>(drawn - 1);
   }
 }
 
@@ -275,6 +294,7 @@ void LocalEngine::take_logits(std::span<const Row> rows) {
     model_.logits(picked, logits, pool_);
     pool_.run(count, [&](std::int64_t i, int) {
       const auto& row = rows[static_cast<std::size_t>(i)];
+      if (row.drafted) return;
       const std::span<float> own(logits.at(i), static_cast<std::size_t>(vocab));
       outcomes[static_cast<std::size_t>(i)] =
           row.scored ? row.job->score(own, drawable_, *row.scored) : row.job->draw(own, drawable_);
@@ -287,10 +307,14 @@ void LocalEngine::take_logits(std::span<const Row> rows) {
       job.take_echo(outcomes[i]);
       continue;
     }
+    if (rows[i].drafted) {
+      if (!job.follows_draft()) continue;
+      outcomes[i] = job.draw({logits.at(static_cast<std::int64_t>(i)), static_cast<std::size_t>(vocab)}, drawable_);
+    }
     job.flush_echo();
     const auto before = job.last_token;
     job.take(outcomes[i], info_.eos);
-    job.keep_state(states_.slot(job.slot));
+    if (job.must_keep_state()) job.drafting() ? job.cut_draft() : job.keep_state(states_.slot(job.slot));
     const std::lock_guard lock(mutex_);
     if (!before) {
       add(statistics_.first_token_seconds, job.first_token_ms / 1e3);

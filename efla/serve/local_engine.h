@@ -51,12 +51,14 @@ class LocalEngine final : public Engine {
     Job* job;
     std::int64_t row;
     std::optional<std::int32_t> scored;  // otherwise the next token is drawn
+    bool drafted = false;                // from the second on of a draft: drawn only if those before it were right
   };
   struct Step {
     std::vector<std::int32_t> ids;
     std::vector<nn::TextRun> runs;
     std::vector<Job*> jobs;  // of the runs
     std::vector<Row> rows;
+    std::vector<std::size_t> drafts;  // the runs of several decoded tokens
   };
 
   void check(const Request& request) const;
@@ -66,7 +68,9 @@ class LocalEngine final : public Engine {
   void admit();
   void begin(Job& job);
   Step plan();
+  void decode_replies(Step& step);
   void deal_prompts(Step& step);
+  void end_drafts(const Step& step);
   std::int64_t piece_of(const Job& job, std::int64_t begin) const;
   void compute(const Step& step);
   void take_logits(std::span<const Row> rows);
@@ -93,6 +97,7 @@ class LocalEngine final : public Engine {
   std::uint64_t served_ = 0;
   std::map<std::string, std::uint64_t> client_served_;
   std::vector<float> hidden_, picked_, logits_;
+  std::vector<nn::Draft> drafts_;  // of the step
 
   mutable std::mutex mutex_;  // of what follows
   std::condition_variable changed_;

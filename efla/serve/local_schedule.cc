@@ -4,8 +4,10 @@
 #include <exception>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "efla/serve/local_engine.h"
@@ -96,15 +98,34 @@ void LocalEngine::deal_prompts(Step& step) {
   }
 }
 
+// Decodes a token of every reply, and drafts where the weights, which are read for every row together, take longer than
+// the rows.
+void LocalEngine::decode_replies(Step& step) {
+  std::vector<std::pair<Job*, std::span<const std::int32_t>>> replies;
+  for (const auto& job : running_) {
+    if (job->decodes()) replies.emplace_back(job.get(), std::span<const std::int32_t>());
+  }
+  if (replies.empty()) return;
+  const std::int64_t most =
+      std::min(options_.draft_tokens, nn::kMostDecoded / static_cast<std::int64_t>(replies.size()) - 1);
+  for (auto& [job, draft] : replies) draft = job->draft(most);
+  std::stable_partition(replies.begin(), replies.end(), [](const auto& reply) { return reply.second.empty(); });
+  for (const auto& [job, draft] : replies) {
+    step.runs.push_back({job->slot, job->state_tokens(), static_cast<std::int64_t>(draft.size()) + 1, true});
+    step.jobs.push_back(job);
+    if (!draft.empty()) step.drafts.push_back(step.jobs.size() - 1);
+    step.rows.push_back({job, static_cast<std::int64_t>(step.ids.size()), std::nullopt});
+    step.ids.push_back(job->next_id());
+    for (const auto id : draft) {
+      step.rows.push_back({job, static_cast<std::int64_t>(step.ids.size()), std::nullopt, true});
+      step.ids.push_back(id);
+    }
+  }
+}
+
 LocalEngine::Step LocalEngine::plan() {
   Step step;
-  for (const auto& job : running_) {
-    if (!job->decodes()) continue;
-    step.rows.push_back({job.get(), static_cast<std::int64_t>(step.ids.size()), std::nullopt});
-    step.ids.push_back(job->next_id());
-    step.runs.push_back({job->slot, job->state_tokens(), 1, true});
-    step.jobs.push_back(job.get());
-  }
+  decode_replies(step);
   deal_prompts(step);
   return step;
 }

@@ -3,57 +3,22 @@
 #include <torch/types.h>
 
 #include <algorithm>
-#include <cmath>
-#include <cstring>
 
 #include "efla/base/error.h"
+#include "efla/nn/inference/inference_layers.h"
 #include "efla/nn/named_tensor.h"
-#include "efla/ops/delta.h"
 #include "efla/ops/layers/glu.h"
-#include "efla/ops/layers/rms_norm.h"
-#include "efla/ops/layers/short_conv.h"
 
 namespace efla::nn {
 namespace {
-
-using Vector = std::vector<float>;
 
 Vector values_of(const torch::Tensor& tensor) {
   const auto flat = tensor.detach().contiguous().flatten();
   return Vector(flat.data_ptr<float>(), flat.data_ptr<float>() + flat.numel());
 }
 
-View<float, 2> columns_of(View<float, 2> view, std::int64_t begin, std::int64_t count) {
-  view.data += begin;
-  view.extent[1] = count;
-  return view;
-}
-
-float sigmoid(float x) { return 1.0F / (1.0F + std::exp(-x)); }
-
-// As LibTorch, which returns large x unchanged.
-float softplus(float x) { return x > 20.0F ? x : std::log1p(std::exp(x)); }
-
 void add(const View<float, 2>& to, const View<float, 2>& x) {
   for (std::int64_t i = 0; i < to.size(); ++i) to.data[i] += x.data[i];
-}
-
-// Calls f(row) for every row, several per task.
-template <class F>
-void for_each_row(std::int64_t rows, ThreadPool& pool, F&& f) {
-  constexpr std::int64_t kRows = 16;
-  pool.run((rows + kRows - 1) / kRows, [&](std::int64_t task, int) {
-    for (std::int64_t row = task * kRows; row < std::min(rows, (task + 1) * kRows); ++row) f(row);
-  });
-}
-
-void norm(const View<float, 2>& x, const Vector& weight, double eps, const View<float, 2>& y, ThreadPool& pool) {
-  RmsNormForward<float> p;
-  p.x = x;
-  p.weight = View<const float, 1>::contiguous(weight.data(), {static_cast<std::int64_t>(weight.size())});
-  p.eps = static_cast<float>(eps);
-  p.y = y;
-  rms_norm_forward(p, {.context = {.pool = &pool}});
 }
 
 }  // namespace
@@ -62,37 +27,6 @@ StatePool::StatePool(std::int64_t slots, std::size_t slot_floats)
     : slots_(slots),
       slot_floats_(slot_floats),
       data_(std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(slots) * slot_floats)) {}
-
-struct InferenceModel::Layer {
-  Vector attn_norm, mlp_norm, o_norm, taps;
-  Vector beta_factor;    // [HV]: beta_scale · softplus(α)
-  Vector rate, dt_bias;  // of the decay: exp(A_log) [HV]; [HV] or [HV·K]
-  Vector gate_bias;      // of the sigmoid gate [HV·V]
-  PackedWeight in;       // q, k, v and, where they exist, b, a, the decay's low rank f and the gate g
-  PackedWeight f_out, g_out, o_proj, gate_up, down;
-  std::int64_t b = -1, a = -1, f = -1, g = -1;  // their first columns in the outputs of `in`; −1: none
-};
-
-// What the layers of one call compute, row by row.
-struct InferenceModel::Buffers {
-  // A vector that only grows. Its elements are undefined.
-  class Buffer {
-   public:
-    View<float, 2> rows(std::int64_t count, std::int64_t columns) {
-      const auto size = static_cast<std::size_t>(count * columns);
-      if (size > size_) data_ = std::make_unique_for_overwrite<float[]>(size_ = size);
-      return View<float, 2>::contiguous(data_.get(), {count, columns});
-    }
-    float* data() const { return data_.get(); }
-
-   private:
-    std::size_t size_ = 0;
-    std::unique_ptr<float[]> data_;
-  };
-
-  std::int64_t rows = 0, decodes = 0;
-  Buffer x, normed, projected, window, mixed, beta, decay, o, gate, inner, product, final_state;
-};
 
 std::string InferenceModel::refusal(const LanguageModelConfig& config) {
   if (mixer_preset(config.mixer).softmax || !config.attention_layers.empty()) return "layers of softmax attention";
@@ -225,177 +159,17 @@ void InferenceModel::copy_state(std::span<const float> slot, LanguageModelState&
   }
 }
 
-// Computes beta [R, HV] and, with a gate, decay [R, HV] or [R, HV·K] from the projections.
-void InferenceModel::compute_gates(const Layer& layer, ThreadPool& pool) {
-  auto& own = *buffers_;
-  const std::int64_t heads = mixer_.value_heads, dim = mixer_.key_dim;
-  const View<float, 2> projected = own.projected.rows(own.rows, layer.in.outputs());
-  const View<float, 2> beta = own.beta.rows(own.rows, heads);
-  const bool by_channel = gate_ == Gate::channel || gate_ == Gate::safe_channel;
-  const View<float, 2> decay = own.decay.rows(own.rows, by_channel ? heads * dim : heads);
-  if (layer.f >= 0) layer.f_out.apply(columns_of(projected, layer.f, mixer_.value_dim), decay, pool);
-  const float bound = static_cast<float>(mixer_.lower_bound.value_or(kGateLowerBound));
-  for_each_row(own.rows, pool, [&](std::int64_t row) {
-    for (std::int64_t h = 0; h < heads; ++h) {
-      float value = 1.0F;
-      if (layer.b >= 0) {
-        const float b = projected(row, layer.b + h);
-        value = preset_.beta == BetaActivation::sigmoid ? sigmoid(b) : softplus(b);
-      }
-      beta(row, h) = value * layer.beta_factor[static_cast<std::size_t>(h)];
-    }
-    if (gate_ == Gate::none) return;
-    for (std::int64_t c = 0; c < decay.extent[1]; ++c) {
-      const float rate = layer.rate[static_cast<std::size_t>(by_channel ? c / dim : c)];
-      const float z =
-          (by_channel ? decay(row, c) : projected(row, layer.a + c)) + layer.dt_bias[static_cast<std::size_t>(c)];
-      decay(row, c) = gate_ == Gate::safe_channel ? bound * sigmoid(rate * z) : -rate * softplus(z);
-    }
-  });
-}
-
-// Computes the short convolution of every run after its last inputs, which its slot keeps. The outputs of a run lie in
-// `mixed` behind W − 1 rows that nobody reads.
-void InferenceModel::convolve(const Layer& layer, std::span<const TextRun> runs, StatePool& states, ThreadPool& pool) {
-  auto& own = *buffers_;
-  const std::int64_t kept = mixer_.conv - 1, count = static_cast<std::int64_t>(runs.size());
-  const View<float, 2> projected = own.projected.rows(own.rows, layer.in.outputs());
-  const View<float, 2> window = own.window.rows(own.rows + count * kept, channels_);
-  const View<float, 2> mixed = own.mixed.rows(own.rows + count * kept, channels_);
-  const auto bytes = [&](std::int64_t rows) { return static_cast<std::size_t>(rows * channels_) * sizeof(float); };
-  const auto first_conv = static_cast<std::size_t>((&layer - layers_.data()) * layer_floats_ + memory_floats_);
-  std::int64_t row = 0, at = 0;
-  for (const auto& run : runs) {
-    float* history = states.slot(run.slot).data() + first_conv;
-    std::memcpy(window.at(at), history, bytes(kept));
-    for (std::int64_t t = 0; t < run.tokens; ++t)
-      std::memcpy(window.at(at + kept + t), projected.at(row + t), bytes(1));
-    std::memcpy(history, window.at(at + run.tokens), bytes(kept));
-    row += run.tokens;
-    at += kept + run.tokens;
-  }
-  const auto part = [&](std::int64_t batch, std::int64_t first, std::int64_t tokens) {
-    ShortConvForward<float> p;
-    p.x = View<const float, 3>::contiguous(window.at(first), {batch, tokens, channels_});
-    p.weight = View<const float, 2>::contiguous(layer.taps.data(), {channels_, mixer_.conv});
-    p.y = View<float, 3>::contiguous(mixed.at(first), {batch, tokens, channels_});
-    short_conv_forward(p, {.context = {.pool = &pool}});
-  };
-  if (own.decodes > 0) part(own.decodes, 0, mixer_.conv);
-  at = own.decodes * mixer_.conv;
-  for (const auto& run : runs.subspan(static_cast<std::size_t>(own.decodes))) {
-    part(1, at, kept + run.tokens);
-    at += kept + run.tokens;
-  }
-}
-
-// Computes a run of a prompt, cut where every cut of the prompt cuts it. qkv: its first token's.
-void InferenceModel::recur_prompt(const TextRun& run, std::int64_t row, const float* qkv, std::span<float> memory,
-                                  ThreadPool& pool) {
-  auto& own = *buffers_;
-  const std::int64_t keys = mixer_.heads * mixer_.key_dim, heads = mixer_.value_heads;
-  const std::array<std::int64_t, 4> state_shape{1, heads, mixer_.key_dim, mixer_.value_dim};
-  const std::int64_t g_columns = rule_.decay == Decay::channel ? mixer_.key_dim : 1;
-  const auto heads_of = [&](const float* first, std::int64_t tokens, std::int64_t count, std::int64_t dim) {
-    return View<const float, 4>{first, {1, tokens, count, dim}, {tokens * channels_, channels_, dim, 1}};
-  };
-  for (std::int64_t done = 0; done < run.tokens;) {
-    const std::int64_t begin = run.begin + done, end = run.begin + run.tokens;
-    const std::int64_t whole = end / kCutTokens * kCutTokens, next = (begin / kCutTokens + 1) * kCutTokens;
-    const std::int64_t stop = begin % kCutTokens != 0 ? std::min(next, end) : begin < whole ? whole : end;
-    const std::int64_t tokens = stop - begin;
-    const float* first = qkv + done * channels_;
-    DeltaForward<float> p;
-    p.shape = {1, tokens, mixer_.heads, heads, mixer_.key_dim, mixer_.value_dim};
-    p.rule = rule_;
-    p.q = heads_of(first, tokens, mixer_.heads, mixer_.key_dim);
-    p.k = heads_of(first + keys, tokens, mixer_.heads, mixer_.key_dim);
-    p.v = heads_of(first + 2 * keys, tokens, heads, mixer_.value_dim);
-    p.beta = View<const float, 3>::contiguous(own.beta.data() + (row + done) * heads, {1, tokens, heads});
-    if (rule_.decay != Decay::none) {
-      p.g = View<const float, 4>::contiguous(own.decay.data() + (row + done) * heads * g_columns,
-                                             {1, tokens, heads, g_columns});
-    }
-    p.initial_state = View<const float, 4>::contiguous(memory.data(), state_shape);
-    p.o = View<float, 4>::contiguous(own.o.data() + (row + done) * values_, {1, tokens, heads, mixer_.value_dim});
-    p.final_state = View<float, 4>::contiguous(own.final_state.rows(1, memory_floats_).data, state_shape);
-    delta_forward(p, {.context = {.pool = &pool}});
-    std::copy_n(own.final_state.data(), memory_floats_, memory.data());
-    done += tokens;
-  }
-}
-
-void InferenceModel::recur(const Layer& layer, std::span<const TextRun> runs, StatePool& states, ThreadPool& pool) {
-  auto& own = *buffers_;
-  const std::int64_t keys = mixer_.heads * mixer_.key_dim, heads = mixer_.value_heads, kept = mixer_.conv - 1;
-  const std::int64_t layer_first = (&layer - layers_.data()) * layer_floats_;
-  own.o.rows(own.rows, values_);
-  if (own.decodes > 0) {
-    std::vector<std::int64_t> slots;
-    for (const auto& run : runs.first(static_cast<std::size_t>(own.decodes))) slots.push_back(run.slot);
-    const std::int64_t n = own.decodes, row = mixer_.conv * channels_;
-    const std::int64_t g_columns = rule_.decay == Decay::channel ? mixer_.key_dim : 1;
-    const float* qkv = own.mixed.data() + kept * channels_;
-    const auto heads_of = [&](const float* first, std::int64_t count, std::int64_t dim) {
-      return View<const float, 4>{first, {n, 1, count, dim}, {row, channels_, dim, 1}};
-    };
-    DeltaSteps<float> p;
-    p.shape = {n, 1, mixer_.heads, heads, mixer_.key_dim, mixer_.value_dim};
-    p.rule = rule_;
-    p.q = heads_of(qkv, mixer_.heads, mixer_.key_dim);
-    p.k = heads_of(qkv + keys, mixer_.heads, mixer_.key_dim);
-    p.v = heads_of(qkv + 2 * keys, heads, mixer_.value_dim);
-    p.beta = View<const float, 3>::contiguous(own.beta.data(), {n, 1, heads});
-    if (rule_.decay != Decay::none) p.g = View<const float, 4>::contiguous(own.decay.data(), {n, 1, heads, g_columns});
-    p.slots = View<const std::int64_t, 1>::contiguous(slots.data(), {n});
-    p.states = View<float, 4>::contiguous(states.slot(0).data() + layer_first,
-                                          {states.slots(), heads, mixer_.key_dim, mixer_.value_dim});
-    p.states.stride[0] = static_cast<std::int64_t>(state_floats_);
-    p.o = View<float, 4>::contiguous(own.o.data(), {n, 1, heads, mixer_.value_dim});
-    delta_steps(p, {.context = {.pool = &pool}});
-  }
-  std::int64_t row = own.decodes, at = own.decodes * mixer_.conv;
-  for (const auto& run : runs.subspan(static_cast<std::size_t>(own.decodes))) {
-    const auto memory =
-        states.slot(run.slot).subspan(static_cast<std::size_t>(layer_first), static_cast<std::size_t>(memory_floats_));
-    recur_prompt(run, row, own.mixed.data() + (at + kept) * channels_, memory, pool);
-    row += run.tokens;
-    at += kept + run.tokens;
-  }
-}
-
-// Replaces normed by the mixer's output.
-void InferenceModel::mix(const Layer& layer, std::span<const TextRun> runs, StatePool& states, ThreadPool& pool) {
-  auto& own = *buffers_;
-  const View<float, 2> normed = own.normed.rows(own.rows, config_.hidden_size);
-  const View<float, 2> projected = own.projected.rows(own.rows, layer.in.outputs());
-  layer.in.apply(normed, projected, pool);
-  convolve(layer, runs, states, pool);
-  compute_gates(layer, pool);
-  recur(layer, runs, states, pool);
-  const View<float, 2> o = own.o.rows(own.rows, values_);
-  if (mixer_.output_norm) {
-    const auto heads = View<float, 2>::contiguous(o.data, {own.rows * mixer_.value_heads, mixer_.value_dim});
-    norm(heads, layer.o_norm, mixer_.norm_eps, heads, pool);
-  }
-  if (mixer_.output_gate == OutputGate::silu) {
-    glu_forward<float>({columns_of(projected, layer.g, values_), o, o}, {.context = {.pool = &pool}});
-  } else if (mixer_.output_gate == OutputGate::sigmoid) {
-    const View<float, 2> gate = own.gate.rows(own.rows, values_);
-    layer.g_out.apply(columns_of(projected, layer.g, mixer_.value_dim), gate, pool);
-    for (std::int64_t row = 0; row < own.rows; ++row) {
-      for (std::int64_t c = 0; c < values_; ++c) gate(row, c) += layer.gate_bias[static_cast<std::size_t>(c)];
-    }
-    glu_forward<float>({gate, o, o, GateActivation::sigmoid}, {.context = {.pool = &pool}});
-  }
-  layer.o_proj.apply(o, normed, pool);
-}
-
 void InferenceModel::advance(std::span<const std::int32_t> ids, std::span<const TextRun> runs, StatePool& states,
-                             const View<float, 2>& hidden, ThreadPool& pool) {
+                             const View<float, 2>& hidden, ThreadPool& pool, std::vector<Draft>* drafts) {
   auto& own = *buffers_;
   own.rows = static_cast<std::int64_t>(ids.size());
-  own.decodes = std::count_if(runs.begin(), runs.end(), [](const TextRun& run) { return run.decode; });
+  own.decodes = 0;
+  own.drafts = drafts;
+  if (drafts != nullptr) drafts->clear();
+  for (const auto& run : runs) {
+    if (run.decode && run.tokens == 1) ++own.decodes;
+    if (run.decode && run.tokens > 1) drafts->push_back({run, {}, {}, {}, {}});
+  }
   const std::int64_t width = config_.hidden_size, inner = config_.mlp_width();
   const View<float, 2> x = own.x.rows(own.rows, width), normed = own.normed.rows(own.rows, width);
   for (std::int64_t row = 0; row < own.rows; ++row) {

@@ -14,18 +14,29 @@
 #include "efla/base/view.h"
 #include "efla/nn/inference/packed_weight.h"
 #include "efla/nn/models/language_model.h"
+#include "efla/rule/problem.h"
 
 namespace efla::nn {
 
 // A prompt may be cut into several runs at multiples of this many tokens of the text, with the same bits.
 inline constexpr std::int64_t kCutTokens = 64;
 
+// Tokens of a text that can be decoded together.
+inline constexpr std::int64_t kMostDecoded = kMaxStepTokens;
+
 // Tokens of one text that follow one another.
 struct TextRun {
   std::int64_t slot = 0;   // of the pool, in which no other run of the call is
   std::int64_t begin = 0;  // tokens of the text before them
   std::int64_t tokens = 1;
-  bool decode = false;  // a single token, with the arithmetic of a decode step
+  bool decode = false;  // with the arithmetic of decode steps: one token, or a draft of up to kMostDecoded
+};
+
+// A run of several decoded tokens, and what the layers computed of it before the recurrence, one after the other.
+struct Draft {
+  TextRun run;
+  std::vector<float> window, mixed;  // [layers, W − 1 + tokens, channels], inputs and outputs of the convolution
+  std::vector<float> beta, decay;    // [layers, tokens, HV], [layers, tokens, HV or HV·K]
 };
 
 // The states of texts: one slot per text, of the same size for any length of the text.
@@ -72,9 +83,13 @@ class InferenceModel {
   void copy_state(std::span<const float> slot, LanguageModelState& to) const;
 
   // Advances the texts of the runs by their tokens: `ids` has the tokens of one run after the other, each in [0,
-  // vocab_size). Runs with `decode` come first. Writes the inputs of the head to hidden [ids, D].
+  // vocab_size). Runs with `decode` come first, of these the drafts last. Writes the inputs of the head to hidden [ids,
+  // D]. The text of a draft stays as it is; `drafts` gets what accept needs of each.
   void advance(std::span<const std::int32_t> ids, std::span<const TextRun> runs, StatePool& states,
-               const View<float, 2>& hidden, ThreadPool& pool);
+               const View<float, 2>& hidden, ThreadPool& pool, std::vector<Draft>* drafts = nullptr);
+
+  // Advances the text of a draft by its first `tokens`, with the bits of that many decode steps.
+  void accept(const Draft& draft, std::int64_t tokens, StatePool& states, ThreadPool& pool);
 
   // Maps rows of hidden to logits [rows, vocab_size].
   void logits(const View<const float, 2>& hidden, const View<float, 2>& logits, ThreadPool& pool) const;
@@ -89,6 +104,9 @@ class InferenceModel {
   void compute_gates(const Layer& layer, ThreadPool& pool);
   void recur(const Layer& layer, std::span<const TextRun> runs, StatePool& states, ThreadPool& pool);
   void recur_prompt(const TextRun& run, std::int64_t row, const float* qkv, std::span<float> memory, ThreadPool& pool);
+  void keep_draft(Draft& draft, std::int64_t row, std::int64_t at);
+  void recur_draft(const Draft& draft, std::int64_t layer, std::int64_t tokens, std::span<float> memory, float* o,
+                   ThreadPool& pool);
 
   LanguageModelConfig config_;
   MixerConfig mixer_;

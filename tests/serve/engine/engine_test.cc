@@ -175,6 +175,39 @@ TEST(Engine, AShortPromptDoesNotWaitForALongOne) {
   engine->cancel(id);
 }
 
+TEST(Engine, DraftsOfRepetitionsChangeNoBit) {
+  std::vector<Request> requests;
+  for (const double temperature : {0.0, 0.3}) {
+    for (const bool stored : {false, true}) {
+      Request request = request_of("abcabcabcabc", 60);
+      request.sampling.temperature = temperature;
+      request.logprobs = 1;
+      // Of few letters, so that the text repeats.
+      for (const char c : std::string("abcd")) request.sampling.logit_bias[c] = 100.0;
+      if (stored) {
+        request.save_as = "s";
+        request.end_turn = "!";
+        request.stop = {"aaaaaaaad", "bbbbbbbbd", "ccccccccd", "ddddddda"};
+      }
+      requests.push_back(request);
+    }
+  }
+  for (const std::string weights : {"float32", "int8"}) {
+    const auto drafting = tiny_engine({.weights = weights}),
+               single = tiny_engine({.weights = weights, .draft_tokens = 0});
+    for (const auto& request : requests) {
+      EXPECT_EQ(reply(*drafting, request), reply(*single, request));
+      if (request.save_as.empty()) continue;
+      EXPECT_EQ(drafting->save("s"), single->save("s"));
+    }
+    const auto drafted = drafting->statistics();
+    EXPECT_GT(drafted.accepted_tokens, 40U);
+    EXPECT_GT(drafted.drafted_tokens, drafted.accepted_tokens);
+    EXPECT_LT(drafted.steps, single->statistics().steps);
+    EXPECT_EQ(single->statistics().drafted_tokens, 0U);
+  }
+}
+
 TEST(Engine, AnEngineThatEndsCancels) {
   const auto recorder = std::make_shared<Recorder>();
   {

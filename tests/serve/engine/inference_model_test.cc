@@ -67,7 +67,7 @@ class Texts {
     }
     const auto rows = static_cast<std::int64_t>(ids.size()), width = model_.config().hidden_size;
     std::vector<float> hidden(rows * width), logits(rows * 50);
-    model_.advance(ids, runs, states_, View<float, 2>::contiguous(hidden.data(), {rows, width}), pool_);
+    model_.advance(ids, runs, states_, View<float, 2>::contiguous(hidden.data(), {rows, width}), pool_, &drafts_);
     model_.logits(View<float, 2>::contiguous(hidden.data(), {rows, width}),
                   View<float, 2>::contiguous(logits.data(), {rows, 50}), pool_);
     std::vector<std::vector<float>> each;
@@ -78,6 +78,11 @@ class Texts {
     }
     return each;
   }
+  // Advances the text of the call's only draft by its first tokens, of which advance has counted all.
+  void accept(std::int64_t slot, std::int64_t drafted, std::int64_t tokens) {
+    model_.accept(drafts_.front(), tokens, states_, pool_);
+    tokens_[slot] -= drafted - tokens;
+  }
   std::span<float> state(std::int64_t slot) { return states_.slot(slot); }
 
  private:
@@ -85,6 +90,7 @@ class Texts {
   StatePool states_;
   ThreadPool pool_;
   std::vector<std::int64_t> tokens_;
+  std::vector<Draft> drafts_;
 };
 
 double largest_difference(const std::vector<float>& got, const torch::Tensor& expected) {
@@ -128,6 +134,32 @@ TEST_P(InferenceOfMixer, AgreesWithTheModelOfTraining) {
     EXPECT_EQ(at::IntArrayRef(parts[i].shape), tensors[i].second.sizes());
     const auto part = texts.state(1).subspan(parts[i].offset, parts[i].floats);
     EXPECT_LT(largest_difference({part.begin(), part.end()}, tensors[i].second), 2e-4) << parts[i].name;
+  }
+}
+
+TEST_P(InferenceOfMixer, DraftsHaveTheBitsOfDecodeSteps) {
+  const auto model = small_model(GetParam());
+  for (const auto type : {WeightType::float32, WeightType::int8}) {
+    InferenceModel inference(model, type);
+    for (std::int64_t drafted = 2; drafted <= kMostDecoded; drafted += 3) {
+      for (std::int64_t right = 1; right <= drafted; ++right) {
+        Texts texts(inference, 3, 2);
+        const auto prompt = random_ids(70, 2), ids = random_ids(drafted, 3), other = random_ids(5, 4);
+        for (std::int64_t slot = 0; slot < 3; ++slot) texts.begin(slot);
+        texts.advance({{prompt}, {prompt}}, {0, 1});
+        std::vector<float> single;
+        std::vector<float> state;
+        for (std::int64_t i = 0; i < drafted; ++i) {
+          const auto logits = texts.advance({{{ids[i]}, true}}, {0})[0];
+          single.insert(single.end(), logits.begin(), logits.end());
+          if (i + 1 == right) state.assign(texts.state(0).begin(), texts.state(0).end());
+        }
+        // Beside a decoded token and a prompt.
+        EXPECT_EQ(texts.advance({{{7}, true}, {ids, true}, {other}}, {0, 1, 2})[1], single);
+        texts.accept(1, drafted, right);
+        EXPECT_TRUE(std::equal(state.begin(), state.end(), texts.state(1).begin())) << right << " of " << drafted;
+      }
+    }
   }
 }
 

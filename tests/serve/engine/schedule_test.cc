@@ -68,7 +68,8 @@ TEST(Schedule, EveryReplyHasTheBitsOfTheSameRequestAlone) {
   std::vector<Record> alone;
   std::map<std::string, std::string> sessions;
   {
-    const auto engine = tiny_engine({.state_memory = slot, .cache_memory = 0, .step_tokens = 64, .threads = 1});
+    const auto engine =
+        tiny_engine({.state_memory = slot, .cache_memory = 0, .draft_tokens = 0, .step_tokens = 64, .threads = 1});
     for (const auto& request : requests) alone.push_back(reply(*engine, request));
     sessions = saved(*engine);
   }
@@ -82,6 +83,7 @@ TEST(Schedule, EveryReplyHasTheBitsOfTheSameRequestAlone) {
     EngineOptions options;
     options.state_memory = slot * (1 + random.below(12));
     options.cache_memory = random.below(3) == 0 ? 0 : slot * (1 + random.below(30));
+    options.draft_tokens = random.below(8);
     options.step_tokens = 64 * (1 + random.below(6));
     options.threads = 1 + static_cast<int>(random.below(2));
     options.swap_folder = folder.path();

@@ -1,0 +1,68 @@
+// What the files of InferenceModel share.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "efla/base/threads.h"
+#include "efla/base/view.h"
+#include "efla/nn/inference/inference_model.h"
+#include "efla/ops/layers/rms_norm.h"
+
+namespace efla::nn {
+
+using Vector = std::vector<float>;
+
+inline View<float, 2> columns_of(View<float, 2> view, std::int64_t begin, std::int64_t count) {
+  view.data += begin;
+  view.extent[1] = count;
+  return view;
+}
+
+// As LibTorch, which returns large x unchanged.
+inline float softplus(float x) { return x > 20.0F ? x : std::log1p(std::exp(x)); }
+
+inline void norm(const View<float, 2>& x, const Vector& weight, double eps, const View<float, 2>& y, ThreadPool& pool) {
+  RmsNormForward<float> p;
+  p.x = x;
+  p.weight = View<const float, 1>::contiguous(weight.data(), {static_cast<std::int64_t>(weight.size())});
+  p.eps = static_cast<float>(eps);
+  p.y = y;
+  rms_norm_forward(p, {.context = {.pool = &pool}});
+}
+
+struct InferenceModel::Layer {
+  Vector attn_norm, mlp_norm, o_norm, taps;
+  Vector beta_factor;    // [HV]: beta_scale · softplus(α)
+  Vector rate, dt_bias;  // of the decay: exp(A_log) [HV]; [HV] or [HV·K]
+  Vector gate_bias;      // of the sigmoid gate [HV·V]
+  PackedWeight in;       // q, k, v and, where they exist, b, a, the decay's low rank f and the gate g
+  PackedWeight f_out, g_out, o_proj, gate_up, down;
+  std::int64_t b = -1, a = -1, f = -1, g = -1;  // their first columns in the outputs of `in`; −1: none
+};
+
+// What the layers of one call compute, row by row.
+struct InferenceModel::Buffers {
+  // A vector that only grows. Its elements are undefined.
+  class Buffer {
+   public:
+    View<float, 2> rows(std::int64_t count, std::int64_t columns) {
+      const auto size = static_cast<std::size_t>(count * columns);
+      if (size > size_) data_ = std::make_unique_for_overwrite<float[]>(size_ = size);
+      return View<float, 2>::contiguous(data_.get(), {count, columns});
+    }
+    float* data() const { return data_.get(); }
+
+   private:
+    std::size_t size_ = 0;
+    std::unique_ptr<float[]> data_;
+  };
+
+  std::int64_t rows = 0, decodes = 0;    // decodes: runs of one token
+  std::vector<Draft>* drafts = nullptr;  // of the call
+  Buffer x, normed, projected, window, mixed, beta, decay, o, gate, inner, product, final_state;
+};
+
+}  // namespace efla::nn
