@@ -250,11 +250,12 @@ struct EngineOptions {
   std::filesystem::path swap_folder = {};  // for sessions beyond session_memory; empty: disposable ones are dropped,
                                            // and a request that needs more room is refused
   std::string weights = "float32";         // of the linear layers: float32, bfloat16 or int8
-  std::int64_t draft_tokens = 7;      // guessed of a reply from repetitions in its text, and computed together; 0: none
-  std::int64_t step_tokens = 512;     // of prompts per step, a multiple of 64
-  std::int64_t max_queue = 1024;      // requests that wait
-  std::int64_t max_disposable = 256;  // stored sessions; the longest unused are dropped
-  int threads = 0;                    // 0: one per processor
+  std::int64_t draft_tokens = 7;   // guessed of a reply from repetitions in its text, and computed together; 0: none
+  std::int64_t step_tokens = 512;  // of prompts per step at most, a multiple of 64
+  std::chrono::milliseconds step_time{50};  // of a step's prompts, which have fewer tokens if those take longer
+  std::int64_t max_queue = 1024;            // requests that wait
+  std::int64_t max_disposable = 256;        // stored sessions; the longest unused are dropped
+  int threads = 0;                          // 0: one per processor
 };
 
 // Loads the model of a folder (as `efla generate MODEL`) and starts an engine. Throws IoError, and Error where the

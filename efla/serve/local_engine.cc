@@ -239,6 +239,7 @@ void LocalEngine::end_if_fed(Job& job) {
 void LocalEngine::compute(const Step& step) {
   const std::int64_t width = model_.config().hidden_size;
   const auto hidden = rows_of(hidden_, static_cast<std::int64_t>(step.ids.size()), width);
+  const auto start = Clock::now();
   {
     const std::lock_guard lock(model_mutex_);
     model_.advance(step.ids, step.runs, states_, hidden, pool_, &drafts_);
@@ -249,6 +250,11 @@ void LocalEngine::compute(const Step& step) {
     } else {
       step.jobs[i]->fed += static_cast<std::size_t>(step.runs[i].tokens);
     }
+  }
+  if (const auto tokens = static_cast<std::int64_t>(step.ids.size()); tokens >= nn::kCutTokens) {
+    constexpr double kNew = 0.25;
+    const std::chrono::duration<double> now = (Clock::now() - start) / static_cast<double>(tokens);
+    per_token_ = per_token_.count() == 0 ? now : kNew * now + (1 - kNew) * per_token_;
   }
   cache_states(step);
   const std::span<const Row> rows = step.rows;

@@ -22,7 +22,7 @@
 
 namespace efla::serve {
 
-// A step decodes one token of every reply and prefills at most step_tokens ids of prompts. The ids are dealt out in
+// A step decodes one token of every reply and prefills as many ids of prompts as fit its time. The ids are dealt out in
 // pieces that end at multiples of nn::kCutTokens: to the client that has waited longest, and to its request that has.
 // A request that begins therefore waits for the rest of one step, however long the other prompts are.
 class LocalEngine final : public Engine {
@@ -72,6 +72,7 @@ class LocalEngine final : public Engine {
   void deal_prompts(Step& step);
   void end_drafts(const Step& step);
   std::int64_t piece_of(const Job& job, std::int64_t begin) const;
+  std::int64_t prompt_tokens() const;
   void compute(const Step& step);
   void take_logits(std::span<const Row> rows);
   void cache_states(const Step& step);
@@ -95,6 +96,7 @@ class LocalEngine final : public Engine {
   PrefixCache cache_;
   Jobs running_;
   std::uint64_t served_ = 0;
+  std::chrono::duration<double> per_token_{0};  // of prompts, in the last steps
   std::map<std::string, std::uint64_t> client_served_;
   std::vector<float> hidden_, picked_, logits_;
   std::vector<nn::Draft> drafts_;  // of the step

@@ -52,6 +52,13 @@ std::int64_t LocalEngine::piece_of(const Job& job, std::int64_t begin) const {
   return std::min(cut, static_cast<std::int64_t>(job.prefill_size()) - begin);
 }
 
+// Returns how many ids of prompts the next step takes.
+std::int64_t LocalEngine::prompt_tokens() const {
+  if (per_token_.count() == 0) return nn::kCutTokens;
+  const auto fit = std::min(static_cast<double>(options_.step_tokens), options_.step_time / per_token_);
+  return std::max<std::int64_t>(1, static_cast<std::int64_t>(fit) / nn::kCutTokens) * nn::kCutTokens;
+}
+
 // Deals ids of prompts out in pieces.
 void LocalEngine::deal_prompts(Step& step) {
   struct Share {
@@ -69,7 +76,7 @@ void LocalEngine::deal_prompts(Step& step) {
     const auto stored = [&](std::size_t n) { return n * nn::kCutTokens == end; };
     return end >= job.prefill_size() || (share.tokens > 0 && std::any_of(job.store.begin(), job.store.end(), stored));
   };
-  for (std::int64_t left = options_.step_tokens; left > 0;) {
+  for (std::int64_t left = prompt_tokens(); left > 0;) {
     const auto key = [&](const Share& share) {
       return std::tuple(done(share), client_served_[share.job->request.client], share.job->served, share.job->id);
     };

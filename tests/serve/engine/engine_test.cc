@@ -208,6 +208,16 @@ TEST(Engine, DraftsOfRepetitionsChangeNoBit) {
   }
 }
 
+TEST(Engine, AStepOfPromptsTakesNoLongerThanItsTime) {
+  // A step with so little time takes 64 tokens, one with so much as many as it may.
+  for (const auto& [time, steps] :
+       {std::pair{std::chrono::milliseconds(0), 32}, {std::chrono::milliseconds(60'000), 5}}) {
+    const auto engine = tiny_engine({.step_tokens = 512, .step_time = time});
+    EXPECT_EQ(reply(*engine, request_of(std::string(2048, 'z'), 0)).reason, FinishReason::length);
+    EXPECT_NEAR(static_cast<double>(engine->statistics().steps), steps, 1.0);
+  }
+}
+
 TEST(Engine, AnEngineThatEndsCancels) {
   const auto recorder = std::make_shared<Recorder>();
   {
