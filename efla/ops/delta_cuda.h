@@ -17,18 +17,32 @@ inline std::string sentence_of(const std::string& refusal) {
   return refusal.empty() ? "" : "it does not take " + refusal;
 }
 
+// Returns why "auto" does not take chunks of float32 inputs, for which the recurrence's accuracy is expected, or "":
+// with keys of one or two dimensions the sums between chunks may cancel (docs/numerics.md).
+template <class T>
+std::string refuse_cancelling(const DeltaShape& shape, bool named) {
+  if (named || !std::is_same_v<T, float> || shape.key_dim > 2) return "";
+  return "chunk is less exact for keys of one or two dimensions";
+}
+
+inline std::string chunk_refusal(const DeltaForward<bfloat16>& p) { return gpu::chunk_fwd_refusal(p); }
+inline std::string chunk_refusal(const DeltaForward<float>& p) { return gpu::chunk_wide_fwd_refusal(p); }
+inline std::string chunk_refusal(const DeltaBackward<bfloat16>& p) { return gpu::chunk_bwd_refusal(p); }
+inline std::string chunk_refusal(const DeltaBackward<float>& p) { return gpu::chunk_wide_bwd_refusal(p); }
+
 // "auto" takes the chunk kernels from kFewTokens tokens per sequence on.
 template <class T>
 std::string refuse_cuda_chunk_forward(const DeltaForward<T>& p, bool named) {
-  if constexpr (std::is_same_v<T, bfloat16>) {
-    constexpr std::int64_t kFewTokens = 8;
-    if (p.narrow_states) return sentence_of("states at chunk boundaries");
-    const std::string refusal = gpu::chunk_fwd_refusal(p);
-    const std::int64_t tokens = p.shape.tokens / std::max<std::int64_t>(p.shape.packed, 1);
-    if (!refusal.empty() || named || tokens >= kFewTokens) return sentence_of(refusal);
-    return "recurrent is faster for " + std::to_string(tokens) + " tokens per sequence";
+  if constexpr (std::is_same_v<T, double>) {
+    return "it takes float32 and bfloat16";
   } else {
-    return "it takes bfloat16 alone";
+    constexpr std::int64_t kFewTokens = std::is_same_v<T, float> ? 16 : 8;
+    if (p.narrow_states) return sentence_of("states at chunk boundaries");
+    const std::string refusal = chunk_refusal(p);
+    const std::int64_t tokens = p.shape.tokens / std::max<std::int64_t>(p.shape.packed, 1);
+    if (!refusal.empty()) return sentence_of(refusal);
+    if (named || tokens >= kFewTokens) return refuse_cancelling<T>(p.shape, named);
+    return "recurrent is faster for " + std::to_string(tokens) + " tokens per sequence";
   }
 }
 
@@ -37,16 +51,21 @@ void run_cuda_chunk_forward(const DeltaForward<T>& p, const ExecutionContext& co
   if constexpr (std::is_same_v<T, bfloat16>) {
     call_on_gpu(context, gpu::chunk_fwd_workspace_bytes(p.shape, p.rule),
                 [&](const gpu::Workspace& workspace, cudaStream_t stream) { gpu::chunk_fwd(p, workspace, stream); });
+  } else if constexpr (std::is_same_v<T, float>) {
+    call_on_gpu(
+        context, gpu::chunk_wide_fwd_workspace_bytes(p.shape),
+        [&](const gpu::Workspace& workspace, cudaStream_t stream) { gpu::chunk_wide_fwd(p, workspace, stream); });
   }
 }
 
 template <class T>
-std::string refuse_cuda_chunk_backward(const DeltaBackward<T>& p, bool) {
-  if constexpr (std::is_same_v<T, bfloat16>) {
-    if (p.narrow_states) return "it needs states in float32";
-    return sentence_of(gpu::chunk_bwd_refusal(p));
+std::string refuse_cuda_chunk_backward(const DeltaBackward<T>& p, bool named) {
+  if constexpr (std::is_same_v<T, double>) {
+    return "it takes float32 and bfloat16";
   } else {
-    return "it takes bfloat16 alone";
+    if (p.narrow_states) return "it needs states in float32";
+    const std::string refusal = chunk_refusal(p);
+    return refusal.empty() ? refuse_cancelling<T>(p.shape, named) : sentence_of(refusal);
   }
 }
 
@@ -55,6 +74,10 @@ void run_cuda_chunk_backward(const DeltaBackward<T>& p, const ExecutionContext& 
   if constexpr (std::is_same_v<T, bfloat16>) {
     call_on_gpu(context, gpu::chunk_bwd_workspace_bytes(p.shape, p.rule),
                 [&](const gpu::Workspace& workspace, cudaStream_t stream) { gpu::chunk_bwd(p, workspace, stream); });
+  } else if constexpr (std::is_same_v<T, float>) {
+    call_on_gpu(
+        context, gpu::chunk_wide_bwd_workspace_bytes(p.shape),
+        [&](const gpu::Workspace& workspace, cudaStream_t stream) { gpu::chunk_wide_bwd(p, workspace, stream); });
   }
 }
 

@@ -124,7 +124,7 @@ TEST_F(Apply, OnAGpuWhereThereIsOne) {
   }
   const auto expected = recurrence(in, {});
   EXPECT_TRUE(close(apply(in, TensorType::F32, {"--device", "cuda", "--verbose"}), expected, 2e-6));
-  EXPECT_NE(result_.out.find("forward: recurrent_cuda\n"), std::string::npos) << result_.out;
+  EXPECT_NE(result_.out.find("forward: chunk_cuda\n"), std::string::npos) << result_.out;
   const auto chunks = apply(in, TensorType::BF16, {"--device", "cuda", "--verbose"});
   EXPECT_NE(result_.out.find("forward: chunk_cuda\n"), std::string::npos) << result_.out;
   EXPECT_TRUE(close({{"o", chunks.at("o")}}, {{"o", expected.at("o")}}, 0x1p-6));

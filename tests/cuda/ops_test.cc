@@ -67,9 +67,13 @@ TEST(CudaOps, EveryRowIsRunOrSaysWhyNot) {
   EXPECT_EQ(ran.implementation, "recurrent_cuda");
   EXPECT_EQ(ran.refusals.back().implementation, "chunk_cuda");
   EXPECT_EQ(ran.refusals.back().reason, "it does not take keys of more than 128 dimensions");
-  DeltaData<float> wide(small_case());
+  DeltaCase gated = small_case();
+  gated.decay = Decay::channel;
+  DeltaData<float> wide(gated);
   DeviceData<float> device_wide(wide);
-  EXPECT_EQ(delta_forward(without_states(device_wide.forward()), {.context = kGpu}).implementation, "recurrent_cuda");
+  const Choice of_wide = delta_forward(without_states(device_wide.forward()), {.context = kGpu});
+  EXPECT_EQ(of_wide.implementation, "recurrent_cuda");
+  EXPECT_EQ(of_wide.refusals.back().reason, "it does not take a decay per key channel of float32 inputs");
   for (const std::string name : {"chunk", "chunk_simd", "ref"}) {
     EXPECT_THROW(delta_forward(without_states(device_wide.forward()), {.implementation = name, .context = kGpu}),
                  Error);
@@ -111,10 +115,11 @@ TEST(CudaOps, GradientsAreThoseOfTheReference) {
   DeviceData<float> device(data);
   DeltaForward<float> forward = device.forward();
   DeltaBackward<float> backward = device.backward();
-  forward.saved = backward.saved = choose_saved_states<float>(data.shape, data.rule, {.context = kGpu});
-  ASSERT_EQ(forward.saved, SavedStates{}) << "the case has room for these";
-  delta_forward(forward, {.context = kGpu});
-  EXPECT_EQ(delta_backward(backward, {.context = kGpu}).device, Device::Kind::cuda);
+  save_states_as(choose_saved_states<float>(data.shape, data.rule, {.context = kGpu}), forward);
+  backward.saved = forward.saved;
+  backward.chunk_states = forward.chunk_states;
+  EXPECT_EQ(delta_forward(forward, {.context = kGpu}).implementation, "chunk_cuda");
+  EXPECT_EQ(delta_backward(backward, {.context = kGpu}).implementation, "chunk_cuda");
   device.download();
   const double cap = tolerance_of("float32").cap;
   EXPECT_LE(distance(data.dq.values(), exact.dq.values()).rms, cap);

@@ -1,9 +1,11 @@
-// The chunkwise backward of the CUDA kernels (efla/cuda/chunk/chunk_bwd.h) in float32 on the CPU, with bfloat16
-// rounding at exactly the points of the kernels for Hopper: besides the forward's, U and D and their gradients as
-// operands, dS' as an operand, the scaled dO and D that change dS, and W and H with all their factors. With a gate per
-// channel (efla/cuda/chunk/chunk_grads_channel_sm90.cu) the decayed keys and queries of blocks of 16 tokens are rounded
-// too. What differs from a kernel is the order of sums; the portable kernel without such a gate rounds W and H twice,
-// with one factor of the L2 norm each.
+// The chunkwise backward of the CUDA kernels in float32 on the CPU, with rounding at exactly the kernels' points. What
+// differs from a kernel is the order of sums.
+//
+// bfloat16 inputs (efla/cuda/chunk/chunk_bwd.h): the points of the kernels for Hopper, in bfloat16: besides the
+// forward's, U and D and their gradients as operands, dS' as an operand, the scaled dO and D that change dS, and W and
+// H with all their factors. With a gate per channel (efla/cuda/chunk/chunk_grads_channel_sm90.cu) the decayed keys and
+// queries of blocks of 16 tokens are rounded too. The portable kernel without such a gate rounds W and H twice, with
+// one factor of the L2 norm each. The kernels of float32 operands round as in the forward (chunk_oracle.h).
 #pragma once
 
 #include <cmath>
@@ -15,11 +17,18 @@
 namespace efla::test {
 
 // One value head of one sequence.
-class ChunkBwdOracle : ChunkOracle {
+template <class T>
+class ChunkBwdOracle : ChunkOracle<T> {
+  using Base = ChunkOracle<T>;
+  using Base::at_, Base::b_, Base::columns_, Base::decay_, Base::decay_of, Base::decays_, Base::erase_, Base::i_h_,
+      Base::i_q_, Base::key, Base::keys_, Base::kTokens, Base::limited, Base::n_, Base::n_k_, Base::n_q_, Base::operand,
+      Base::out_, Base::p_, Base::p_matrix_, Base::prefix_, Base::prepare, Base::query, Base::read_, Base::read_keys_,
+      Base::read_queries_, Base::solve, Base::solve_transposed, Base::times, Base::write_, Base::write_keys_;
+  using typename Base::Column, typename Base::Matrix, typename Base::State;
+
  public:
-  ChunkBwdOracle(const DeltaForward<bfloat16>& forward, const DeltaBackward<bfloat16>& p, std::int64_t n,
-                 std::int64_t i_h)
-      : ChunkOracle(forward, n, i_h, 1), bwd_(p) {}
+  ChunkBwdOracle(const DeltaForward<T>& forward, const DeltaBackward<T>& p, std::int64_t n, std::int64_t i_h)
+      : Base(forward, n, i_h, 1), bwd_(p) {}
 
   // Writes the gradients of the value head's own inputs, and adds to those of q̂ and k̂ [T, K].
   void run(std::vector<float>& dq, std::vector<float>& dk) {
@@ -59,7 +68,7 @@ class ChunkBwdOracle : ChunkOracle {
 
   static State rounded_state(const State& s) {
     State result;
-    for (const float x : s) result.push_back(through_bfloat16(x));
+    for (const float x : s) result.push_back(operand(x));
     return result;
   }
   float dout(std::int64_t t, std::int64_t j) const { return to_float(bwd_.dout(at_.i_b, t, i_h_, j)); }
@@ -69,21 +78,20 @@ class ChunkBwdOracle : ChunkOracle {
     prepare(start, rows);
     Chunk c{rounded_state(s), {}, State(rows * columns_), State(rows * columns_)};
     for (std::int64_t j = 0; j < columns_; ++j) {
-      std::array<float, kTokens> residual{}, written{};
+      Column residual{}, written{};
       for (int r = 0; r < rows; ++r) {
         float e = 0;
-        for (std::int64_t x = 0; x < keys_; ++x) e += c.s[x * columns_ + j] * read_keys_[r * keys_ + x];
-        residual[r] = through_bfloat16(b_[r] * to_float(p_.v(at_.i_b, start + r, i_h_, j)) - read_[r] * e);
+        for (std::int64_t x = 0; x < keys_; ++x) e += times(c.s[x * columns_ + j], read_keys_[r * keys_ + x]);
+        residual[r] = operand(b_[r] * to_float(p_.v(at_.i_b, start + r, i_h_, j)) - read_[r] * e);
       }
+      const Column solved = solve(residual, rows);
       for (int i = 0; i < rows; ++i) {
-        float sum = 0;
-        for (int r = 0; r <= i; ++r) sum += t_[i][r] * residual[r];
-        c.u[i * columns_ + j] = through_bfloat16(sum);
-        written[i] = through_bfloat16(write_[i] * sum);
+        c.u[i * columns_ + j] = operand(solved[i]);
+        written[i] = operand(write_[i] * solved[i]);
       }
       for (std::int64_t x = 0; x < keys_; ++x) {
         float sum = decays_[x] * s[x * columns_ + j];
-        for (int i = 0; i < rows; ++i) sum += written[i] * write_keys_[i * keys_ + x];
+        for (int i = 0; i < rows; ++i) sum += times(written[i], write_keys_[i * keys_ + x]);
         s[x * columns_ + j] = sum;
       }
     }
@@ -93,24 +101,24 @@ class ChunkBwdOracle : ChunkOracle {
   void retreat(std::int64_t start, int rows, Chunk& c, State& ds) const {
     c.ds = rounded_state(ds);
     for (std::int64_t j = 0; j < columns_; ++j) {
-      std::array<float, kTokens> du{}, d{}, written{};
+      Column du{}, written{};
       for (int i = 0; i < rows; ++i) {
         float sum = 0;
-        for (std::int64_t x = 0; x < keys_; ++x) sum += c.ds[x * columns_ + j] * write_keys_[i * keys_ + x];
+        for (std::int64_t x = 0; x < keys_; ++x) sum += times(c.ds[x * columns_ + j], write_keys_[i * keys_ + x]);
         sum *= write_[i];
-        for (int r = i; r < rows; ++r) sum += p_matrix_[r][i] * dout(start + r, j);
-        du[i] = through_bfloat16(sum);
+        for (int r = i; r < rows; ++r) sum += times(p_matrix_[r][i], dout(start + r, j));
+        du[i] = operand(sum);
       }
+      const Column d = solve_transposed(du, rows);
       for (int i = 0; i < rows; ++i) {
-        for (int r = i; r < rows; ++r) d[i] += t_[r][i] * du[r];
-        c.d[i * columns_ + j] = through_bfloat16(d[i]);
-        written[i] = through_bfloat16(out_[i] * dout(start + i, j));
+        c.d[i * columns_ + j] = operand(d[i]);
+        written[i] = operand(out_[i] * dout(start + i, j));
       }
       for (std::int64_t x = 0; x < keys_; ++x) {
         float sum = decays_[x] * ds[x * columns_ + j];
         for (int i = 0; i < rows; ++i) {
-          sum +=
-              written[i] * read_queries_[i * keys_ + x] - through_bfloat16(read_[i] * d[i]) * read_keys_[i * keys_ + x];
+          sum += times(written[i], read_queries_[i * keys_ + x]) -
+                 times(operand(read_[i] * d[i]), read_keys_[i * keys_ + x]);
         }
         ds[x * columns_ + j] = sum;
       }
@@ -120,7 +128,7 @@ class ChunkBwdOracle : ChunkOracle {
   // Σ_j of two rows of matrices of V columns.
   float product(const State& x, std::int64_t i, const State& y, std::int64_t r) const {
     float sum = 0;
-    for (std::int64_t j = 0; j < columns_; ++j) sum += x[i * columns_ + j] * y[r * columns_ + j];
+    for (std::int64_t j = 0; j < columns_; ++j) sum += times(x[i * columns_ + j], y[r * columns_ + j]);
     return sum;
   }
 
@@ -134,16 +142,16 @@ class ChunkBwdOracle : ChunkOracle {
     std::array<float, kTokens> key_key{};
     for (int i = 0; i < rows; ++i) {
       for (int j = 0; j <= i; ++j) {
-        const float decay = std::exp(prefix_[i] - prefix_[j]);
+        const float decay = decay_of(prefix_[i] - prefix_[j]);
         const float w = scale * decay * product(of_dout, i, c.u, j);
         const float h = j < i ? decay * product(c.d, i, c.u, j) : 0.0F;
         float qk = 0, kk = 0;
         for (std::int64_t x = 0; x < keys_; ++x) {
-          qk += query(start + i, x) * key(start + j, x);
-          kk += key(start + i, x) * key(start + j, x);
+          qk += times(query(start + i, x), key(start + j, x));
+          kk += times(key(start + i, x), key(start + j, x));
         }
-        w_rounded[i][j] = through_bfloat16(w * n_q_[i] * n_k_[j]);
-        h_rounded[i][j] = through_bfloat16(-erase_[i] * n_k_[i] * n_k_[j] * h);
+        w_rounded[i][j] = operand(w * n_q_[i] * n_k_[j]);
+        h_rounded[i][j] = operand(-erase_[i] * n_k_[i] * n_k_[j] * h);
         key_key[i] += n_k_[i] * n_k_[j] * h * kk;
         m[i][j] = n_k_[j] * (w * n_q_[i] * qk - erase_[i] * n_k_[i] * h * kk);
       }
@@ -153,7 +161,7 @@ class ChunkBwdOracle : ChunkOracle {
       const std::int64_t t = start + i;
       float da = 0, db = 0;
       std::vector<float> dk(keys_);
-      const float gamma = std::exp(prefix_[i]), suffix = write_[i] / n_k_[i];
+      const float gamma = decay_of(prefix_[i]), suffix = write_[i] / n_k_[i];
       for (std::int64_t x = 0; x < keys_; ++x) {
         float dq = scale * gamma * product(of_dout, i, c.s, x), erase = gamma * product(c.d, i, c.s, x);
         float y = suffix * product(c.u, i, c.ds, x);
@@ -163,11 +171,11 @@ class ChunkBwdOracle : ChunkOracle {
         y -= erase_[i] * erase;
         float of_queries = 0, of_keys = 0;
         for (int j = 0; j <= i; ++j) {
-          of_queries += w_rounded[i][j] * key(start + j, x);
-          of_keys += h_rounded[i][j] * key(start + j, x);
+          of_queries += times(w_rounded[i][j], key(start + j, x));
+          of_keys += times(h_rounded[i][j], key(start + j, x));
         }
         for (int r = i; r < rows; ++r) {
-          of_keys += w_rounded[r][i] * query(start + r, x) + h_rounded[r][i] * key(start + r, x);
+          of_keys += times(w_rounded[r][i], query(start + r, x)) + times(h_rounded[r][i], key(start + r, x));
         }
         dq_sum[t * keys_ + x] += dq + of_queries / n_q_[i];
         dk[x] = y + of_keys / n_k_[i];
@@ -175,7 +183,7 @@ class ChunkBwdOracle : ChunkOracle {
       da -= key_key[i];
       for (std::int64_t j = 0; j < columns_; ++j) {
         db += to_float(p_.v(at_.i_b, t, i_h_, j)) * c.d[i * columns_ + j];
-        bwd_.dv(at_.i_b, t, i_h_, j) = to_bfloat16(b_[i] * c.d[i * columns_ + j]);
+        bwd_.dv(at_.i_b, t, i_h_, j) = from_state<T>(b_[i] * c.d[i * columns_ + j]);
       }
       finish_token(t, i, da, db, dk, dk_sum);
     }
@@ -211,8 +219,8 @@ class ChunkBwdOracle : ChunkOracle {
     Matrix w{}, h{};
     for (int i = 0; i < rows; ++i) {
       for (int j = 0; j <= i; ++j) {
-        w[i][j] = through_bfloat16(out_[i] * n_k_[j] * product(of_dout, i, c.u, j));
-        if (j < i) h[i][j] = through_bfloat16(n_k_[i] * n_k_[j] * product(c.d, i, c.u, j));
+        w[i][j] = operand(out_[i] * n_k_[j] * product(of_dout, i, c.u, j));
+        if (j < i) h[i][j] = operand(n_k_[i] * n_k_[j] * product(c.d, i, c.u, j));
       }
     }
     std::array<float, kTokens> da{};
@@ -256,7 +264,7 @@ class ChunkBwdOracle : ChunkOracle {
       float db = 0;
       for (std::int64_t j = 0; j < columns_; ++j) {
         db += to_float(p_.v(at_.i_b, start + i, i_h_, j)) * c.d[i * columns_ + j];
-        bwd_.dv(at_.i_b, start + i, i_h_, j) = to_bfloat16(b_[i] * c.d[i * columns_ + j]);
+        bwd_.dv(at_.i_b, start + i, i_h_, j) = from_state<T>(b_[i] * c.d[i * columns_ + j]);
       }
       finish_token(start + i, i, da[i], db, {dk.begin() + i * keys_, dk.begin() + (i + 1) * keys_}, dk_sum);
     }
@@ -278,9 +286,9 @@ class ChunkBwdOracle : ChunkOracle {
       channel.k[i] = key(start + i, x);
       channel.q[i] = query(start + i, x);
       const float from_start = std::exp(channel.local[i]);
-      channel.decayed_key[i] = through_bfloat16(channel.k[i] * std::exp(total(channel, i) - channel.local[i]));
-      channel.decayed_query[i] = through_bfloat16(channel.q[i] * from_start);
-      channel.decayed_erase[i] = through_bfloat16(-erase_[i] * channel.k[i] * from_start);
+      channel.decayed_key[i] = operand(channel.k[i] * std::exp(total(channel, i) - channel.local[i]));
+      channel.decayed_query[i] = operand(channel.q[i] * from_start);
+      channel.decayed_erase[i] = operand(-erase_[i] * channel.k[i] * from_start);
       channel.of_query[i] = out_[i] * product(of_dout, i, c.s, x);
       channel.of_erase[i] = n_k_[i] * product(c.d, i, c.s, x);
       channel.of_key[i] = n_k_[i] * product(c.u, i, c.ds, x);
@@ -326,27 +334,29 @@ class ChunkBwdOracle : ChunkOracle {
     for (std::int64_t x = 0; x < keys_; ++x) lambda += key(t, x) * key(t, x);
     const Gain<float> of_token = gain(step, to_float(p_.beta(at_.i_b, t, i_h_)), lambda * n_k_[i] * n_k_[i]);
     const float dalpha = static_cast<float>(step.erase_scale) * da + static_cast<float>(step.write_scale) * db;
-    bwd_.dbeta(at_.i_b, t, i_h_) = to_bfloat16(dalpha * of_token.beta_unit * of_token.beta_slope * of_token.beta_unit);
+    bwd_.dbeta(at_.i_b, t, i_h_) =
+        from_state<T>(dalpha * of_token.beta_unit * of_token.beta_slope * of_token.beta_unit);
     const float twice_dlambda = 2 * dalpha * of_token.lambda_slope * of_token.lambda_unit;
     for (std::int64_t x = 0; x < keys_; ++x) {
       dk_sum[t * keys_ + x] += dk[x] + twice_dlambda * (of_token.lambda_unit * n_k_[i] * key(t, x));
     }
   }
 
-  const DeltaBackward<bfloat16>& bwd_;
+  const DeltaBackward<T>& bwd_;
 };
 
 // Runs the oracle on a problem in the host's memory; `forward` has the same inputs and the initial state.
-inline void chunk_oracle_backward(const DeltaForward<bfloat16>& forward, const DeltaBackward<bfloat16>& p) {
+template <class T>
+void chunk_oracle_backward(const DeltaForward<T>& forward, const DeltaBackward<T>& p) {
   const std::int64_t keys = p.shape.key_dim, group = p.shape.group();
   for (std::int64_t n = 0; n < p.shape.sequences(); ++n) {
     const Sequence at = sequence_of(p, n);
     for (std::int64_t i_q = 0; i_q < p.shape.heads; ++i_q) {
       std::vector<float> dq(p.shape.tokens * keys), dk = dq;
       for (std::int64_t i_h = i_q * group; i_h < (i_q + 1) * group; ++i_h)
-        ChunkBwdOracle(forward, p, n, i_h).run(dq, dk);
-      const auto store = [&](const std::vector<float>& gradient, const View<const bfloat16, 4>& x,
-                             const View<bfloat16, 4>& to, std::int64_t t) {
+        ChunkBwdOracle<T>(forward, p, n, i_h).run(dq, dk);
+      const auto store = [&](const std::vector<float>& gradient, const View<const T, 4>& x, const View<T, 4>& to,
+                             std::int64_t t) {
         float squares = 0, along = 0;
         for (std::int64_t i = 0; i < keys; ++i)
           squares += to_float(x(at.i_b, t, i_q, i)) * to_float(x(at.i_b, t, i_q, i));
@@ -356,7 +366,7 @@ inline void chunk_oracle_backward(const DeltaForward<bfloat16>& forward, const D
         }
         for (std::int64_t i = 0; i < keys; ++i) {
           to(at.i_b, t, i_q, i) =
-              to_bfloat16(factor * (gradient[t * keys + i] - along * factor * to_float(x(at.i_b, t, i_q, i))));
+              from_state<T>(factor * (gradient[t * keys + i] - along * factor * to_float(x(at.i_b, t, i_q, i))));
         }
       };
       for (std::int64_t t = at.begin; t < at.end; ++t) {

@@ -1,8 +1,10 @@
-// The chunkwise forward of the CUDA kernels (efla/cuda/chunk/chunk.h) in float32 on the CPU, with bfloat16 rounding at
-// exactly the kernels' points: the blocks of the inverse in TF32, T and P, the state as an operand, the residual R, U
-// and write∘U, the outputs, and with a gate per channel the decayed keys and queries. What differs from a kernel is the
-// order of sums. Its distance from the float64 reference is the accuracy of the algorithm; a kernel's distance from it
-// is a fault of the kernel.
+// The chunkwise forward of the CUDA kernels in float32 on the CPU, with rounding at exactly the kernels' points. What
+// differs from a kernel is the order of sums. Its distance from the float64 reference is the accuracy of the algorithm;
+// a kernel's distance from it is a fault of the kernel.
+//
+// bfloat16 inputs (efla/cuda/chunk/chunk.h): the blocks of the inverse in TF32, and in bfloat16 T and P, the state as
+// an operand, the residual R, U and write∘U, the outputs, and with a gate per channel the decayed keys and queries.
+// float32 inputs (efla/cuda/wide/wide.h): every operand of a product, but for inverses, as the sum of two TF32 numbers.
 #pragma once
 
 #include <algorithm>
@@ -21,12 +23,44 @@ inline float through_bfloat16(float x) { return to_float(to_bfloat16(x)); }
 // Drops the bits that TF32 does not have, as the tensor cores do.
 inline float through_tf32(float x) { return std::bit_cast<float>(std::bit_cast<std::uint32_t>(x) & 0xffffe000U); }
 
+// What the kernels for inputs of a type do.
+template <class T>
+struct ChunkArithmetic {
+  static constexpr int kTokens = 64;
+  static constexpr bool kSubstitutes = false;  // instead of multiplying with an inverse
+  using Log = float;                           // of a product of decays
+
+  static float operand(float x) { return through_bfloat16(x); }
+  static float times(float x, float y) { return x * y; }
+};
+
+inline float nearest_tf32(float x) {
+  return std::bit_cast<float>((std::bit_cast<std::uint32_t>(x) + 0x1000U) & 0xffffe000U);
+}
+
+template <>
+struct ChunkArithmetic<float> {
+  static constexpr int kTokens = 32;
+  static constexpr bool kSubstitutes = true;
+  using Log = double;
+
+  static float operand(float x) { return x; }
+  static float times(float x, float y) {
+    const float big_x = nearest_tf32(x), big_y = nearest_tf32(y);
+    const float small_x = through_tf32(x - big_x), small_y = through_tf32(y - big_y);
+    return big_x * big_y + (small_x * big_y + big_x * small_y);
+  }
+};
+
 // One value head of one sequence.
+template <class T>
 class ChunkOracle {
  public:
-  static constexpr int kTokens = 64;
+  static constexpr int kTokens = ChunkArithmetic<T>::kTokens;
+  static constexpr bool kSubstitutes = ChunkArithmetic<T>::kSubstitutes;
+  static constexpr int kStep = 8;  // tokens per block of a substitution
 
-  ChunkOracle(const DeltaForward<bfloat16>& p, std::int64_t n, std::int64_t i_h, int segments)
+  ChunkOracle(const DeltaForward<T>& p, std::int64_t n, std::int64_t i_h, int segments)
       : p_(p),
         at_(sequence_of(p, n)),
         n_(n),
@@ -74,6 +108,7 @@ class ChunkOracle {
  protected:  // for the backward's oracle (chunk_bwd_oracle.h)
   using Matrix = std::array<std::array<float, kTokens>, kTokens>;
   using State = std::vector<float>;
+  using Log = typename ChunkArithmetic<T>::Log;
 
   // Walks the chunks of [begin, end) with a state of `columns` columns, with values or without, and writes outputs.
   void walk(std::int64_t begin, std::int64_t end, State& state, std::int64_t columns, bool values, bool outputs) {
@@ -109,17 +144,17 @@ class ChunkOracle {
       n_k_[r] = p_.rule.qk_l2norm ? 1 / std::sqrt(k + epsilon) : 1.0F;
       n_q_[r] = p_.rule.qk_l2norm ? 1 / std::sqrt(q + epsilon) : 1.0F;
       if (p_.rule.decay == Decay::scalar) g[r] = limited(p_.g(at_.i_b, start + r, i_h_, 0));
-      prefix_[r] = (r > 0 ? prefix_[r - 1] : 0.0F) + g[r];
+      prefix_[r] = (r > 0 ? prefix_[r - 1] : Log(0)) + g[r];
       const float alpha = gain_alpha(step, to_float(p_.beta(at_.i_b, start + r, i_h_)), k * n_k_[r] * n_k_[r]);
       erase_[r] = static_cast<float>(step.erase_scale) * alpha;
       b_[r] = static_cast<float>(step.write_scale) * alpha;
-      read_[r] = erase_[r] * std::exp(prefix_[r]) * n_k_[r];
-      out_[r] = scale * std::exp(prefix_[r]) * n_q_[r];
+      read_[r] = erase_[r] * decay_of(prefix_[r]) * n_k_[r];
+      out_[r] = scale * decay_of(prefix_[r]) * n_q_[r];
     }
-    decay_ = std::exp(prefix_[rows - 1]);
-    float suffix = 0;
+    decay_ = decay_of(prefix_[rows - 1]);
+    Log suffix = 0;
     for (int r = rows - 1; r >= 0; --r) {
-      write_[r] = n_k_[r] * std::exp(suffix);
+      write_[r] = n_k_[r] * decay_of(suffix);
       suffix += g[r];
     }
     Matrix a{}, t{}, kk_matrix{}, qk_matrix{};
@@ -130,16 +165,24 @@ class ChunkOracle {
     }
     for (int i = 0; i < rows; ++i) {
       for (int j = 0; j <= i; ++j) {
-        const float kk = kk_matrix[i][j], qk = qk_matrix[i][j], decay = std::exp(prefix_[i] - prefix_[j]);
+        const float kk = kk_matrix[i][j], qk = qk_matrix[i][j], decay = decay_of(prefix_[i] - prefix_[j]);
         if (j < i) a[i][j] = erase_[i] * n_k_[i] * n_k_[j] * kk * decay;
-        p_matrix_[i][j] = through_bfloat16(scale * n_q_[i] * n_k_[j] * qk * decay);
+        p_matrix_[i][j] = operand(scale * n_q_[i] * n_k_[j] * qk * decay);
       }
+    }
+    if constexpr (kSubstitutes) {
+      prepare_substitution(a);
+      return;
     }
     invert(a, t, rows);
     for (int i = 0; i < rows; ++i) {
-      for (int j = 0; j <= i; ++j) t_[i][j] = through_bfloat16(t[i][j]);
+      for (int j = 0; j <= i; ++j) t_[i][j] = operand(t[i][j]);
     }
   }
+
+  static float decay_of(Log log) { return std::exp(static_cast<float>(log)); }
+  static float operand(float x) { return ChunkArithmetic<T>::operand(x); }
+  static float times(float x, float y) { return ChunkArithmetic<T>::times(x, y); }
 
   static float limited(float g) { return g < -120.0F ? -120.0F : g; }
 
@@ -158,8 +201,8 @@ class ChunkOracle {
     for (int i = 0; i < rows; ++i) {
       for (int j = 0; j <= i; ++j) {
         for (std::int64_t x = 0; x < keys_; ++x) {
-          kk[i][j] += read_keys_[i * keys_ + x] * read_keys_[j * keys_ + x];
-          qk[i][j] += read_queries_[i * keys_ + x] * read_keys_[j * keys_ + x];
+          kk[i][j] += times(read_keys_[i * keys_ + x], read_keys_[j * keys_ + x]);
+          qk[i][j] += times(read_queries_[i * keys_ + x], read_keys_[j * keys_ + x]);
         }
       }
     }
@@ -201,12 +244,12 @@ class ChunkOracle {
         const int block = i / kBlock;
         const float k = key(start + i, x), q = query(start + i, x);
         const float before = std::exp(local[i]) * std::exp(between(0, block));
-        read_keys_[i * keys_ + x] = through_bfloat16(k * before);
-        read_queries_[i * keys_ + x] = through_bfloat16(q * before);
+        read_keys_[i * keys_ + x] = operand(k * before);
+        read_queries_[i * keys_ + x] = operand(q * before);
         write_keys_[i * keys_ + x] =
-            through_bfloat16(k * (std::exp(total[block] - local[i]) * std::exp(between(block + 1, kBlocks))));
+            operand(k * (std::exp(total[block] - local[i]) * std::exp(between(block + 1, kBlocks))));
         const float row = std::exp(local[i] - middle[block]);
-        const float k_row = through_bfloat16(k * row), q_row = through_bfloat16(q * row);
+        const float k_row = operand(k * row), q_row = operand(q * row);
         for (int j = 0; j <= i; ++j) {
           const int other = j / kBlock;
           const float k_j = key(start + j, x);
@@ -218,7 +261,7 @@ class ChunkOracle {
           }
           const float to_middle = other == block ? middle[block] - local[j]
                                                  : total[other] - local[j] + between(other + 1, block) + middle[block];
-          const float column = through_bfloat16(k_j * std::exp(to_middle));
+          const float column = operand(k_j * std::exp(to_middle));
           kk[i][j] += k_row * column;
           qk[i][j] += q_row * column;
         }
@@ -260,51 +303,85 @@ class ChunkOracle {
     return column[i];
   }
 
+  // Fills t_ with what blocks of kStep tokens need for substitution: the inverses of the blocks of I + a on the
+  // diagonal, and −a.
+  void prepare_substitution(const Matrix& a) {
+    for (int i = 0; i < kTokens; ++i) {
+      for (int j = 0; j <= i; ++j) {
+        const int first = i / kStep * kStep;
+        t_[i][j] = j < first ? -a[i][j] : i == j ? 1.0F : 0.0F;
+        for (int x = j; x < i && j >= first; ++x) t_[i][j] -= a[i][x] * t_[x][j];
+      }
+    }
+  }
+
+  // Returns U of R, or D of dU, of one value column.
+  using Column = std::array<float, kTokens>;
+  Column solve(Column r, int rows) const {
+    Column u{};
+    for (int i = 0; i < rows; ++i) {
+      const int first = kSubstitutes ? i / kStep * kStep : 0;
+      for (int j = 0; j < first; ++j) r[i] += times(t_[i][j], u[j]);
+      for (int j = first; j <= i; ++j) u[i] += times(t_[i][j], r[j]);
+    }
+    return u;
+  }
+  Column solve_transposed(Column du, int rows) const {
+    Column d{};
+    for (int i = rows - 1; i >= 0; --i) {
+      const int last = kSubstitutes ? std::min(rows, i / kStep * kStep + kStep) : rows;
+      for (int j = last; j < rows; ++j) du[i] += times(t_[j][i], d[j]);
+      for (int j = i; j < last; ++j) d[i] += times(t_[j][i], du[j]);
+    }
+    return d;
+  }
+
   void sweep(std::int64_t start, int rows, State& state, std::int64_t columns, bool values, bool outputs) {
     for (std::int64_t column = 0; column < columns; ++column) {
-      std::array<float, kTokens> residual{}, u{}, written{};
+      Column residual{}, u{}, written{};
       for (int r = 0; r < rows; ++r) {
         float e = 0;
         for (std::int64_t i = 0; i < keys_; ++i)
-          e += through_bfloat16(state[i * columns + column]) * read_keys_[r * keys_ + i];
+          e += times(operand(state[i * columns + column]), read_keys_[r * keys_ + i]);
         const float v = values ? to_float(p_.v(at_.i_b, start + r, i_h_, column)) : 0.0F;
-        residual[r] = through_bfloat16(b_[r] * v - read_[r] * e);
+        residual[r] = operand(b_[r] * v - read_[r] * e);
       }
+      const Column solved = solve(residual, rows);
       for (int i = 0; i < rows; ++i) {
-        float sum = 0;
-        for (int j = 0; j <= i; ++j) sum += t_[i][j] * residual[j];
-        u[i] = through_bfloat16(sum);
-        written[i] = through_bfloat16(write_[i] * sum);
+        u[i] = operand(solved[i]);
+        written[i] = operand(write_[i] * solved[i]);
       }
       for (int i = 0; i < rows && outputs; ++i) {
         float old = 0, sum = 0;
         for (std::int64_t x = 0; x < keys_; ++x)
-          old += through_bfloat16(state[x * columns + column]) * read_queries_[i * keys_ + x];
-        for (int j = 0; j <= i; ++j) sum += p_matrix_[i][j] * u[j];
-        p_.o(at_.i_b, start + i, i_h_, column) = to_bfloat16(out_[i] * old + sum);
+          old += times(operand(state[x * columns + column]), read_queries_[i * keys_ + x]);
+        for (int j = 0; j <= i; ++j) sum += times(p_matrix_[i][j], u[j]);
+        p_.o(at_.i_b, start + i, i_h_, column) = from_state<T>(out_[i] * old + sum);
       }
       for (std::int64_t x = 0; x < keys_; ++x) {
         float sum = decays_[x] * state[x * columns + column];
-        for (int i = 0; i < rows; ++i) sum += written[i] * write_keys_[i * keys_ + x];
+        for (int i = 0; i < rows; ++i) sum += times(written[i], write_keys_[i * keys_ + x]);
         state[x * columns + column] = sum;
       }
     }
   }
 
-  const DeltaForward<bfloat16>& p_;
+  const DeltaForward<T>& p_;
   Sequence at_;
   std::int64_t n_, i_h_, i_q_, segments_, keys_, columns_;
   Matrix t_{}, p_matrix_{};
-  std::array<float, kTokens> b_{}, read_{}, write_{}, out_{}, prefix_{}, erase_{}, n_k_{}, n_q_{};
+  std::array<float, kTokens> b_{}, read_{}, write_{}, out_{}, erase_{}, n_k_{}, n_q_{};
+  std::array<Log, kTokens> prefix_{};  // log γ
   float decay_ = 1;
   // What the sweep multiplies, with a gate per channel decayed from the chunk's start or to its end; γ_C per channel.
   std::vector<float> read_keys_, read_queries_, write_keys_, decays_;
 };
 
 // Runs the oracle on a problem in the host's memory, with sequences cut into segments.
-inline void chunk_oracle_forward(const DeltaForward<bfloat16>& p, int segments = 1) {
+template <class T>
+void chunk_oracle_forward(const DeltaForward<T>& p, int segments = 1) {
   for (std::int64_t n = 0; n < p.shape.sequences(); ++n) {
-    for (std::int64_t i_h = 0; i_h < p.shape.value_heads; ++i_h) ChunkOracle(p, n, i_h, segments).run();
+    for (std::int64_t i_h = 0; i_h < p.shape.value_heads; ++i_h) ChunkOracle<T>(p, n, i_h, segments).run();
   }
 }
 

@@ -21,6 +21,7 @@ struct Tolerance {
   double floor;        // relative RMS error that is always allowed
   double cap;          // relative RMS error that is never allowed
   double element_cap;  // error of an element, relative to the larger of itself and the output's RMS
+  double factor = 2;   // of the naive implementation's error
 };
 
 inline const Tolerance& tolerance_of(std::string_view dtype) {
@@ -69,7 +70,7 @@ inline std::string disagreement(const std::vector<double>& got, const std::vecto
   const Distance error = distance(got, expected);
   const double plain_error = distance(plain, expected).rms;
   if (!std::isfinite(plain_error)) return "the naive implementation gives no numbers to compare with";
-  const double allowed = std::min(2 * plain_error + tolerance.floor, tolerance.cap);
+  const double allowed = std::min(tolerance.factor * plain_error + tolerance.floor, tolerance.cap);
   if (error.rms <= allowed && error.element <= tolerance.element_cap) return "";
   std::ostringstream text;
   text << "relative RMS error " << error.rms << " (allowed " << allowed << ", naive implementation " << plain_error

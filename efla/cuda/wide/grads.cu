@@ -1,0 +1,496 @@
+// The gradients of the inputs from the states, writes and their gradients of every chunk, for all chunks at once: one
+// thread block per chunk and query head, which loops over the value heads of that head.
+//
+// In the notation of WideBackward, per token with k̂ = n_k k, q̂ = n_q q, ŝ_i = γ_C/γ_i and sums over value columns:
+//
+//   W_ij = scale Γ_ij dO_i·U_j  for i ≥ j,    H_ij = Γ_ij D_i·U_j  for i > j
+//   dq̂ = scale γ∘(dO Sᵀ) + W k̂,    X = γ∘(D Sᵀ) + H k̂,    dk̂ = ŝ∘(U dS'ᵀ) + Wᵀ q̂ − (a∘H)ᵀ k̂ − a∘X
+//   dv = b∘D,    db_i = v_i·D_i,    da_i = −k̂_i·X_i
+//
+// The gradient of a gate g_t is the sum of all terms of the loss whose decay spans token t: with M_ij = W_ij q̂_i·k̂_j −
+// a_i H_ij k̂_i·k̂_j, r_i the terms of token i that read S, w_j those of token j's write that S' has, and z = γ_C S·dS',
+//
+//   dg_t = z + Σ_{i≥t} r_i + Σ_{j<t} w_j + Σ_{i≥t>j} M_ij
+//
+// Of the gradients of keys and queries a warp has 16 tokens and a part of the key channels; of W, H and M four warps
+// have W and four H, 16 × 16 elements each.
+#include "efla/cuda/common/error.h"
+#include "efla/cuda/common/launch.h"
+#include "efla/cuda/wide/products.cuh"
+
+namespace efla::gpu {
+namespace {
+
+constexpr int kMatrixStride = kWideTokens + 1;
+
+// Sums over the keys of a token, of which every part of the channels has one.
+enum Sum { kErase, kRead, kWritten, kSums };
+
+template <int KD, bool kGrouped>
+struct Memory {
+  static constexpr int kParts = kGrouped || KD <= 64 ? 4 : 8, kWarps = 2 * kParts,
+                       kThreads = 32 * kWarps;                  // kParts parts of the channels
+  alignas(128) float k[kWideTokens * KD], q[kWideTokens * KD];  // after the L2 norm
+  float state[kWideColumns * KD];                               // of one slice: S, then dS'; afterwards M
+  float dout[kWideTokens * kWideColumns], d[kWideTokens * kWideColumns];
+  union {
+    float u[kWideTokens * kWideColumns];
+    float sums[kSums][kParts][kWideTokens];  // once U has been multiplied
+  };
+  float w[kWideTokens * kWideTokens], h[kWideTokens * kWideTokens];
+  WideVectors vectors;
+  float gamma[kWideTokens], suffix[kWideTokens];
+  float db[kWideTokens];
+};
+
+// Sum over `lanes` lanes beside each other.
+template <int lanes>
+__device__ __forceinline__ float lane_sum(float x) {
+#pragma unroll
+  for (int offset = 1; offset < lanes; offset *= 2) x += __shfl_xor_sync(0xffffffffU, x, offset);
+  return x;
+}
+
+template <int KD, bool kGrouped, class T>
+class Grads {
+ public:
+  using Shared = Memory<KD, kGrouped>;
+  static constexpr int kWarps = Shared::kWarps, kThreads = Shared::kThreads, kParts = Shared::kParts;
+  static constexpr int kTiles = KD / 8 / kParts;  // of a warp's channels
+  static constexpr bool kSplit = kSplitOf<T>;
+  using Rows = float[4 * kTiles];
+
+  __device__ Grads(const WideBackward<T>& c, Shared& memory, const ChunkAt& at, int slot, int i_q)
+      : c_(c),
+        p_(c.p),
+        m_(memory),
+        at_(at),
+        slot_(slot),
+        i_q_(i_q),
+        thread_(threadIdx.x),
+        lane_(threadIdx.x % 32),
+        first_(threadIdx.x / 32 % 2 * 16),
+        part_(threadIdx.x / 64),
+        quadrant_(threadIdx.x / 32),
+        of_queries_(quadrant_ < 4),
+        first_column_(threadIdx.x / 64 % 2 * 16),
+        gated_(c.p.rule.decay == Decay::scalar) {}
+
+  __device__ void run() {
+    const int group = static_cast<int>(p_.shape.group());
+    i_h_ = i_q_ * group;
+    load_vectors();
+    load_head();
+    Rows dq, dk;
+    if constexpr (kGrouped) {
+      clear(dq);
+      clear(dk);
+      for (int i = 0; i < group; ++i, ++i_h_) {
+        if (i > 0) load_vectors();
+        Rows dq_of_head, dk_of_head;
+        head_gradients(dq_of_head, dk_of_head);
+#pragma unroll
+        for (int j = 0; j < 4 * kTiles; ++j) {
+          dq[j] += dq_of_head[j];
+          dk[j] += dk_of_head[j];
+        }
+      }
+    } else {
+      head_gradients(dq, dk);
+    }
+    store(dq, m_.q, m_.vectors.query_factor, p_.dq);
+    store(dk, m_.k, m_.vectors.key_factor, p_.dk);
+  }
+
+ private:
+  // Loads keys and queries and applies the L2 norm. Ends with a barrier.
+  __device__ void load_head() {
+    load_tile<KD, kThreads>(m_.k, p_.k, at_.i_b, at_.start, at_.rows, i_q_, 0, c_.forward.k_rows, thread_);
+    load_tile<KD, kThreads>(m_.q, p_.q, at_.i_b, at_.start, at_.rows, i_q_, 0, c_.forward.q_rows, thread_);
+    wait_for_loads();
+    if (!p_.rule.qk_l2norm) return;
+    for (int i = thread_; i < kWideTokens * KD; i += kThreads) {
+      m_.k[i] *= m_.vectors.key_factor[i / KD];
+      m_.q[i] *= m_.vectors.query_factor[i / KD];
+    }
+    __syncthreads();
+  }
+
+  __device__ static void clear(Rows& x) {
+#pragma unroll
+    for (float& element : x) element = 0;
+  }
+
+  __device__ void wait_for_loads() {
+    copy_async_commit();
+    copy_async_wait<0>();
+    __syncthreads();
+  }
+
+  // Loads the vectors of a value head and computes its decays. Ends with a barrier.
+  __device__ void load_vectors() {
+    load_image<kThreads>(&m_.vectors, &c_.forward.vectors[slot_ * p_.shape.value_heads + i_h_], sizeof(WideVectors),
+                         thread_);
+    wait_for_loads();
+    if (thread_ < kWideTokens) {
+      const double prefix = m_.vectors.prefix[thread_];
+      m_.gamma[thread_] = expf(static_cast<float>(prefix));
+      m_.suffix[thread_] = expf(static_cast<float>(m_.vectors.prefix[kWideTokens - 1] - prefix));
+    }
+    __syncthreads();
+  }
+
+  // Computes the gradients of q̂ and k̂ of a value head and writes those of its own inputs.
+  __device__ void head_gradients(Rows& dq, Rows& dk) {
+    float scores[8] = {}, db = 0, z = 0;
+    Rows x;
+    clear(dq);
+    clear(x);
+    clear(dk);
+    for (int slice = 0; slice < c_.slices; ++slice) {
+      const std::int64_t index = (slot_ * p_.shape.value_heads + i_h_) * c_.slices + slice;
+      load_tile<kWideColumns, kThreads>(m_.dout, p_.dout, at_.i_b, at_.start, at_.rows, i_h_, slice * kWideColumns,
+                                        c_.dout_rows, thread_);
+      load_image<kThreads>(m_.u, c_.writes + index * kWideTokens * kWideColumns, sizeof(m_.u), thread_);
+      load_image<kThreads>(m_.d, c_.dresiduals + index * kWideTokens * kWideColumns, sizeof(m_.d), thread_);
+      load_image<kThreads>(m_.state, c_.states + index * kWideColumns * KD, sizeof(m_.state), thread_);
+      wait_for_loads();
+      multiply_slice(scores, dq, x);
+      db += value_gradients(slice);
+      __syncthreads();
+      load_image<kThreads>(m_.state, c_.dstates + index * kWideColumns * KD, sizeof(m_.state), thread_);
+      wait_for_loads();
+#pragma unroll 2
+      for (int step = 0; step < kWideColumns / 8; ++step) {
+        const int lane = opaque(lane_) & 31;  // addresses are computed here
+        const auto u = row_operand<kWideColumns, kSplit>(shared_address(m_.u), first_, 8 * step, lane);
+        multiply_tile<KD>(dk, u, shared_address(m_.state), step, lane);
+      }
+      if (gated_) z += state_product(c_.states + index * kWideColumns * KD);
+      __syncthreads();
+    }
+    db = lane_sum<kThreads / kWideTokens>(db);
+    if (thread_ % (kThreads / kWideTokens) == 0) m_.db[thread_ / (kThreads / kWideTokens)] = db;
+    finish_states(dq, x, dk, z);
+    finish_scores(scores);
+    multiply_scores(dq, x, dk);
+    finish_tokens(dk);
+  }
+
+  // x += a b for the channels of the warp, with b rows [8 · step, 8 · step + 8) of a tile.
+  template <int kColumns>
+  __device__ void multiply_tile(Rows& x, const Operand<kSplit>& a, std::uint32_t tile, int step, int lane) {
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) {
+      multiply_columns<kColumns>(x + 4 * i, a, tile, 8 * step, 8 * (kTiles * part_ + i), lane);
+    }
+  }
+
+  // Adds a slice's part of dO·U or D·U, dO Sᵀ and D Sᵀ.
+  __device__ void multiply_slice(float (&scores)[8], Rows& dq, Rows& x) {
+    if (quadrant_ < 8 && first_column_ <= first_) {
+#pragma unroll 1
+      for (int step = 0; step < kWideColumns / 8; ++step) {
+        const int lane = opaque(lane_) & 31;  // addresses are computed here
+        const auto rows =
+            row_operand<kWideColumns, kSplit>(shared_address(of_queries_ ? m_.dout : m_.d), first_, 8 * step, lane);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          multiply_rows<kWideColumns>(scores + 4 * i, rows, shared_address(m_.u), first_column_ + 8 * i, 8 * step,
+                                      lane);
+        }
+      }
+    }
+#pragma unroll 1
+    for (int step = 0; step < kWideColumns / 8; ++step) {
+      const int lane = opaque(lane_) & 31;  // addresses are computed here
+      multiply_tile<KD>(dq, row_operand<kWideColumns, kSplit>(shared_address(m_.dout), first_, 8 * step, lane),
+                        shared_address(m_.state), step, lane);
+      multiply_tile<KD>(x, row_operand<kWideColumns, kSplit>(shared_address(m_.d), first_, 8 * step, lane),
+                        shared_address(m_.state), step, lane);
+    }
+  }
+
+  // Writes dv of a slice and returns the thread's part of db.
+  __device__ float value_gradients(int slice) {
+    constexpr int kRowThreads = kThreads / kWideTokens;
+    const int row = thread_ / kRowThreads;
+    if (row >= at_.rows) return 0;
+    float sum = 0;
+    for (int column = thread_ % kRowThreads; column < kWideColumns; column += kRowThreads) {
+      const std::int64_t j = static_cast<std::int64_t>(slice) * kWideColumns + column;
+      if (j >= p_.shape.value_dim) break;
+      const float d = m_.d[tile_index<kWideColumns>(row, column)];
+      sum += to_float(p_.v(at_.i_b, at_.start + row, i_h_, j)) * d;
+      p_.dv(at_.i_b, at_.start + row, i_h_, j) = from_state<T>(m_.vectors.b[row] * d);
+    }
+    return sum;
+  }
+
+  // The thread's part of S·dS', with S in global memory.
+  __device__ float state_product(const float* states) {
+    float sum = 0;
+#pragma unroll 4
+    for (int i = thread_; i < kWideColumns * KD / 4; i += kThreads) {
+      const float4 x = reinterpret_cast<const float4*>(states)[i], y = reinterpret_cast<const float4*>(m_.state)[i];
+      sum += x.x * y.x + x.y * y.y + x.z * y.z + x.w * y.w;
+    }
+    return sum;
+  }
+
+  // Calls f(r, row, pair of the tile, pair) for the pairs of channels of a warp.
+  template <class F>
+  __device__ void for_pairs(const float* tile, Rows& x, F&& f) {
+#pragma unroll
+    for (int i = 0; i < 2 * kTiles; ++i) {
+      const int row = first_ + lane_ / 4 + 8 * (i % 2), column = 8 * (kTiles * part_ + i / 2) + 2 * (lane_ % 4);
+      f(i % 2, row, *reinterpret_cast<const float2*>(tile + tile_index<KD>(row, column)), x + 2 * i);
+    }
+  }
+
+  __device__ void put_sums(int kind, const float (&sums)[2]) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float sum = lane_sum<4>(sums[r]);
+      if (lane_ % 4 == 0) m_.sums[kind][part_][first_ + lane_ / 4 + 8 * r] = sum;
+    }
+  }
+  __device__ float sum_of(int kind, int row) const {
+    float sum = 0;
+#pragma unroll
+    for (const auto& part : m_.sums[kind]) sum += part[row];
+    return sum;
+  }
+
+  // Applies the decays from the chunk's start and to its end, and computes r, w and z.
+  __device__ void finish_states(Rows& dq, Rows& x, Rows& dk, float z) {
+    float read[2] = {}, written[2] = {};
+    for_pairs(m_.q, dq, [&](int r, int row, float2 q, float* pair) {
+      const float factor = c_.forward.scale * m_.gamma[row];
+      pair[0] *= factor;
+      pair[1] *= factor;
+      read[r] += q.x * pair[0] + q.y * pair[1];
+    });
+    for_pairs(m_.k, x, [&](int r, int row, float2 k, float* pair) {
+      pair[0] *= m_.gamma[row];
+      pair[1] *= m_.gamma[row];
+      read[r] -= m_.vectors.a[row] * (k.x * pair[0] + k.y * pair[1]);
+    });
+    for_pairs(m_.k, dk, [&](int r, int row, float2 k, float* pair) {
+      pair[0] *= m_.suffix[row];
+      pair[1] *= m_.suffix[row];
+      written[r] += k.x * pair[0] + k.y * pair[1];
+    });
+    if (!gated_) return;
+    put_sums(kRead, read);
+    put_sums(kWritten, written);
+    z = lane_sum<32>(z);
+    if (lane_ == 0) m_.dout[thread_ / 32] = z;
+  }
+
+  // Writes W and H, and where there are gates Σ_{i≥t>j} M_ij to dg. Ends with a barrier.
+  __device__ void finish_scores(float (&scores)[8]) {
+    float* const to = of_queries_ ? m_.w : m_.h;
+    if (quadrant_ < 8) {
+      for_scores([&](int i, int row, int column) {
+        float factor = of_queries_ ? c_.forward.scale : 1.0F;
+        if (gated_) factor *= expf(static_cast<float>(m_.vectors.prefix[row] - m_.vectors.prefix[column]));
+        scores[i] = column < row || (of_queries_ && column == row) ? factor * scores[i] : 0.0F;
+        to[tile_index<kWideTokens>(row, column)] = scores[i];
+      });
+    }
+    if (gated_) {
+      float products[8] = {};
+      if (quadrant_ < 8 && first_column_ <= first_) {
+#pragma unroll 1
+        for (int step = 0; step < KD / 8; ++step) {
+          const int lane = opaque(lane_) & 31;  // addresses are computed here
+          const auto rows = row_operand<KD, kSplit>(shared_address(of_queries_ ? m_.q : m_.k), first_, 8 * step, lane);
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            multiply_rows<KD>(products + 4 * i, rows, shared_address(m_.k), first_column_ + 8 * i, 8 * step, lane);
+          }
+        }
+      }
+      for (int turn = 0; turn < 2; ++turn) {
+        if (quadrant_ / 4 == turn) {
+          for_scores([&](int i, int row, int column) {
+            float& element = m_.state[row * kMatrixStride + column];
+            const float product = scores[i] * products[i];
+            element = turn == 0 ? product : element - m_.vectors.a[row] * product;
+          });
+        }
+        __syncthreads();
+      }
+      spanning_sums();
+    }
+    __syncthreads();
+  }
+
+  // Calls f(i, row, column) for the elements of the warp's part of W or H.
+  template <class F>
+  __device__ void for_scores(F&& f) const {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      f(i, first_ + lane_ / 4 + 8 * (i / 2 % 2), first_column_ + i / 4 * 8 + 2 * (lane_ % 4) + i % 2);
+    }
+  }
+
+  // Writes Σ_{i≥t>j} M_ij of every token t to dg; sums of sums, so that terms that do not span t are not in them.
+  __device__ void spanning_sums() {
+    if (thread_ >= kWideTokens) return;
+    float* const matrix = m_.state;
+    float before = 0;
+    for (int j = 0; j <= thread_; ++j) {
+      const float element = matrix[thread_ * kMatrixStride + j];
+      matrix[thread_ * kMatrixStride + j] = before;
+      before += element;
+    }
+    __syncwarp();
+    float sum = 0;
+    for (int i = kWideTokens - 1; i >= thread_; --i) sum += matrix[i * kMatrixStride + thread_];
+    if (thread_ < at_.rows) p_.dg(at_.i_b, at_.start + thread_, i_h_, 0) = sum;
+  }
+
+  // The operand of the transposed of rows [8 · step, 8 · step + 8) of a matrix with a factor per row.
+  __device__ Operand<kSplit> transposed_operand(const float* matrix, const float* factors, int step, int lane) {
+    const int at = 8 * step + 2 * (lane % 4), own = first_ + lane / 4;
+    const float low = -factors[at], high = -factors[at + 1];
+    const float x[4] = {
+        low * matrix[tile_index<kWideTokens>(at, own)], high * matrix[tile_index<kWideTokens>(at + 1, own)],
+        low * matrix[tile_index<kWideTokens>(at, own + 8)], high * matrix[tile_index<kWideTokens>(at + 1, own + 8)]};
+    return operand_of<kSplit>(x);
+  }
+
+  // Adds what the chunk's tokens give to each other, and computes da.
+  __device__ void multiply_scores(Rows& dq, Rows& x, Rows& dk) {
+#pragma unroll 1
+    for (int step = 0; step < (first_ + 16) / 8; ++step) {
+      const int lane = opaque(lane_) & 31;  // addresses are computed here
+      multiply_tile<KD>(dq, row_operand<kWideTokens, kSplit>(shared_address(m_.w), first_, 8 * step, lane),
+                        shared_address(m_.k), step, lane);
+      multiply_tile<KD>(x, row_operand<kWideTokens, kSplit>(shared_address(m_.h), first_, 8 * step, lane),
+                        shared_address(m_.k), step, lane);
+    }
+#pragma unroll 1
+    for (int step = first_ / 8; step < kWideTokens / 8; ++step) {
+      const int lane = opaque(lane_) & 31;  // addresses are computed here
+      multiply_tile<KD>(dk, column_operand<kWideTokens, kSplit>(shared_address(m_.w), 8 * step, first_, lane),
+                        shared_address(m_.q), step, lane);
+      multiply_tile<KD>(dk, transposed_operand(m_.h, m_.vectors.a, step, lane), shared_address(m_.k), step, lane);
+    }
+    float erase[2] = {};
+    for_pairs(m_.k, x, [&](int r, int, float2 k, const float* pair) { erase[r] += k.x * pair[0] + k.y * pair[1]; });
+    put_sums(kErase, erase);
+#pragma unroll
+    for (int i = 0; i < 4 * kTiles; ++i) dk[i] -= m_.vectors.a[first_ + lane_ / 4 + 8 * (i / 2 % 2)] * x[i];
+    __syncthreads();
+  }
+
+  // Writes dbeta and dg, and adds the gradient through λ to dk. Ends with a barrier.
+  __device__ void finish_tokens(Rows& dk) {
+    if (gated_ && thread_ < at_.rows) {
+      float& dg = p_.dg(at_.i_b, at_.start + thread_, i_h_, 0);
+      float sum = dg, z = 0;
+      for (int w = 0; w < kWarps; ++w) z += m_.dout[w];
+      for (int i = kWideTokens - 1; i >= thread_; --i) sum += sum_of(kRead, i);
+      for (int j = 0; j < thread_; ++j) sum += sum_of(kWritten, j);
+      dg = sum + m_.gamma[kWideTokens - 1] * z;
+    }
+    float twice_dlambda = 0, unit = 0;
+    if (thread_ < kWideTokens) {
+      const float beta = thread_ < at_.rows ? to_float(p_.beta(at_.i_b, at_.start + thread_, i_h_)) : 0.0F;
+      const float dalpha = -static_cast<float>(p_.rule.step.erase_scale) * sum_of(kErase, thread_) +
+                           static_cast<float>(p_.rule.step.write_scale) * m_.db[thread_];
+      const Gain<float> of_token = gain(p_.rule.step, beta, m_.vectors.lambda[thread_]);
+      if (thread_ < at_.rows) {
+        p_.dbeta(at_.i_b, at_.start + thread_, i_h_) =
+            from_state<T>(dalpha * of_token.beta_unit * of_token.beta_slope * of_token.beta_unit);
+      }
+      twice_dlambda = 2 * dalpha * of_token.lambda_slope * of_token.lambda_unit;
+      unit = of_token.lambda_unit;
+    }
+    __syncthreads();  // the sums have been read
+    if (thread_ < kWideTokens) {
+      m_.sums[kErase][0][thread_] = twice_dlambda;
+      m_.sums[kErase][1][thread_] = unit;
+    }
+    __syncthreads();
+    for_pairs(m_.k, dk, [&](int, int row, float2 k, float* pair) {
+      const float factor = m_.sums[kErase][0][row], of_row = m_.sums[kErase][1][row];
+      pair[0] += factor * (of_row * k.x);
+      pair[1] += factor * (of_row * k.y);
+    });
+    __syncthreads();
+  }
+
+  // Applies the L2 norm, of which `tile` has the results, and stores the gradient of k or q.
+  __device__ void store(Rows& gradient, const float* tile, const float* factors, const View<T, 4>& to) {
+    if (p_.rule.qk_l2norm) {
+      float along[2] = {};
+      for_pairs(tile, gradient,
+                [&](int r, int, float2 x, const float* pair) { along[r] += x.x * pair[0] + x.y * pair[1]; });
+      put_sums(kErase, along);
+      __syncthreads();
+      for_pairs(tile, gradient, [&](int, int row, float2 x, float* pair) {
+        const float sum = sum_of(kErase, row);
+        pair[0] = factors[row] * (pair[0] - sum * x.x);
+        pair[1] = factors[row] * (pair[1] - sum * x.y);
+      });
+      __syncthreads();
+    }
+#pragma unroll
+    for (int i = 0; i < 4 * kTiles; ++i) {
+      const int row = first_ + lane_ / 4 + 8 * (i / 2 % 2);
+      const int column = 8 * (kTiles * part_ + i / 4) + 2 * (lane_ % 4) + i % 2;
+      if (row < at_.rows && column < p_.shape.key_dim) {
+        to(at_.i_b, at_.start + row, i_q_, column) = from_state<T>(gradient[i]);
+      }
+    }
+  }
+
+  const WideBackward<T>& c_;
+  const DeltaBackward<T>& p_;
+  Shared& m_;
+  const ChunkAt at_;
+  const int slot_, i_q_;
+  const int thread_, lane_, first_, part_;  // first_: the warp's first token; part_: of its channels
+  const int quadrant_;                      // of W and H, of which warps from the eighth on have none
+  const bool of_queries_;                   // whether it is of W
+  const int first_column_;
+  const bool gated_;
+  int i_h_ = 0;
+};
+
+template <int KD, bool kGrouped, class T>
+__global__ void __launch_bounds__(Memory<KD, kGrouped>::kThreads, KD <= 64 && !kGrouped ? 2 : 1)
+    grads_kernel(const __grid_constant__ WideBackward<T> c) {
+  extern __shared__ __align__(128) unsigned char shared[];
+  const int heads = static_cast<int>(c.p.shape.heads), slot = static_cast<int>(blockIdx.x) / heads,
+            i_q = static_cast<int>(blockIdx.x) % heads;
+  const ChunkAt at = chunk_at(c.forward, slot);
+  if (at.rows == 0) return;
+  Grads<KD, kGrouped, T>(c, *reinterpret_cast<Memory<KD, kGrouped>*>(shared), at, slot, i_q).run();
+}
+
+template <int KD, bool kGrouped, class T>
+void launch(const WideBackward<T>& c, cudaStream_t stream) {
+  using Shared = Memory<KD, kGrouped>;
+  static_assert(sizeof(Shared) <= 99 * 1024);
+  const auto kernel = grads_kernel<KD, kGrouped, T>;
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)),
+        "cudaFuncSetAttribute");
+  kernel<<<grid_of("chunk_wide", c.forward.slots * c.p.shape.heads), Shared::kThreads, sizeof(Shared), stream>>>(c);
+  check_launch("chunk_wide, grads");
+}
+
+}  // namespace
+
+template <class T>
+void launch_wide_grads(const WideBackward<T>& c, cudaStream_t stream) {
+  c.p.shape.group() > 1 ? launch<kWideKeys, true>(c, stream) : launch<kWideKeys, false>(c, stream);
+}
+
+template void launch_wide_grads(const WideBackward<float>&, cudaStream_t);
+
+}  // namespace efla::gpu

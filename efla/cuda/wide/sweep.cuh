@@ -1,0 +1,272 @@
+// What the sweeps over the state share. A thread block has a sequence, a value head and a slice of kWideColumns value
+// columns, and walks the chunks of the sequence. Each warp keeps 16 rows of the transposed state Sᵀ [V, K], of a group
+// of the keys, in registers as accumulators of mma, which are also its first operand, so that neither the state nor R
+// nor U leave the registers. Rows are value columns, columns are tokens: everything is the transposed of the equations
+// at WideRecord. What sums over keys is exchanged through shared memory.
+#pragma once
+
+#include <type_traits>
+
+#include "efla/cuda/common/error.h"
+#include "efla/cuda/common/launch.h"
+#include "efla/cuda/wide/products.cuh"
+
+namespace efla::gpu {
+
+// A matrix of a warp's 16 value columns by the tokens of a chunk.
+using Columns16 = float[kWideTokens / 2];
+
+// What the products of a chunk read.
+template <int KD>
+struct SweepStage {
+  alignas(128) float k[kWideTokens * KD], q[kWideTokens * KD];
+  WideRecord record;
+};
+
+// KD keys in kGroups groups of four warps, each with all value columns.
+template <int KD, int kGroups, int kStages>
+struct SweepMemory {
+  static constexpr int kKeys = KD, kThreads = 128 * kGroups, kCount = KD / kGroups / 2;
+  using State = float[kCount];  // of a warp
+
+  SweepStage<KD> stages[kStages];
+  float4 parts[2][kGroups][4][kWideTokens / 8][32];  // sums over a group's keys
+
+  // The group that finishes 8 tokens where one of them is enough, so that lower triangular products are divided evenly.
+  __device__ static int owner(int tile) { return kGroups == 2 ? tile == 1 || tile == 2 : tile % kGroups; }
+};
+
+// The place of a thread in a sweep: its lane, its warp's first value column in the slice, the group and its first key.
+struct SweepThread {
+  int lane, column, group, key;
+};
+
+template <class Memory>
+__device__ __forceinline__ SweepThread sweep_thread() {
+  const int thread = threadIdx.x, group = thread / 128;
+  return {thread % 32, thread / 32 % 4 * 16, group, group * 2 * Memory::kCount};
+}
+
+// Starts the copies of a chunk's keys, record and, where kQueries is set, queries.
+template <bool kQueries, int kThreads, int KD, class T>
+__device__ __forceinline__ void start_loads(const WideProblem<T>& c, const ChunkAt& at, std::int64_t slot,
+                                            std::int64_t i_h, SweepStage<KD>& stage) {
+  const std::int64_t i_q = i_h / c.p.shape.group();
+  const int thread = opaque(threadIdx.x) & (kThreads - 1);
+  load_tile<KD, kThreads>(stage.k, c.p.k, at.i_b, at.start, at.rows, i_q, 0, c.k_rows, thread);
+  if constexpr (kQueries) {
+    load_tile<KD, kThreads>(stage.q, c.p.q, at.i_b, at.start, at.rows, i_q, 0, c.q_rows, thread);
+  }
+  load_image<kThreads>(&stage.record, &c.records[slot * c.p.shape.value_heads + i_h], sizeof(WideRecord), thread);
+  copy_async_commit();
+}
+
+// Writes the group's part of a sum over keys.
+__device__ __forceinline__ void put_part(const Columns16& x, float4 (&to)[kWideTokens / 8][32], int lane) {
+#pragma unroll
+  for (int tile = 0; tile < kWideTokens / 8; ++tile)
+    to[tile][lane] = float4{x[4 * tile], x[4 * tile + 1], x[4 * tile + 2], x[4 * tile + 3]};
+}
+// Adds the parts of all groups, in their order.
+template <int kGroups>
+__device__ __forceinline__ void add_parts(float* x, const float4 (&parts)[kGroups][4][kWideTokens / 8][32], int columns,
+                                          int tile, int lane) {
+  float4 sum = parts[0][columns][tile][lane];
+#pragma unroll
+  for (int group = 1; group < kGroups; ++group) {
+    const float4 part = parts[group][columns][tile][lane];
+    sum = {sum.x + part.x, sum.y + part.y, sum.z + part.z, sum.w + part.w};
+  }
+  x[0] = sum.x;
+  x[1] = sum.y;
+  x[2] = sum.z;
+  x[3] = sum.w;
+}
+
+// Rᵀ = b∘vᵀ − read∘Eᵀ in the place of E.
+__device__ __forceinline__ void residual(Columns16& e, const Columns16& v, const WideRecord& record, int lane) {
+  lane = opaque(lane) & 31;
+#pragma unroll
+  for (int i = 0; i < kWideTokens / 2; i += 2) {
+    const int token = i / 4 * 8 + 2 * (lane % 4);
+    const float2 b = *reinterpret_cast<const float2*>(record.b + token),
+                 read = *reinterpret_cast<const float2*>(record.read + token);
+    e[i] = b.x * v[i] - read.x * e[i];
+    e[i + 1] = b.y * v[i + 1] - read.y * e[i + 1];
+  }
+}
+
+// d += a mᵀ of a lower triangular matrix m, for the tiles of 8 tokens for which owned(tile) says so.
+template <bool kSplit, class Owned>
+__device__ __forceinline__ void multiply_lower(Columns16& d, const Columns16& a, std::uint32_t m, int lane,
+                                               Owned&& owned) {
+  lane = opaque(lane) & 31;
+#pragma unroll
+  for (int step = 0; step < kWideTokens / 8; ++step) {
+    const auto operand = operand_of<kSplit>(a + 4 * step);
+#pragma unroll
+    for (int tile = step; tile < kWideTokens / 8; ++tile) {
+      if (owned(tile)) multiply_rows<kWideTokens>(d + 4 * tile, operand, m, 8 * tile, 8 * step, lane);
+    }
+  }
+}
+// d += a m.
+template <bool kSplit, class Owned>
+__device__ __forceinline__ void multiply_upper(Columns16& d, const Columns16& a, std::uint32_t m, int lane,
+                                               Owned&& owned) {
+  lane = opaque(lane) & 31;
+#pragma unroll
+  for (int step = 0; step < kWideTokens / 8; ++step) {
+    const auto operand = operand_of<kSplit>(a + 4 * step);
+#pragma unroll
+    for (int tile = 0; tile <= step; ++tile) {
+      if (owned(tile)) multiply_columns<kWideTokens>(d + 4 * tile, operand, m, 8 * step, 8 * tile, lane);
+    }
+  }
+}
+
+// Solves (I + A) U = R with the record's matrix; overwrites R.
+template <bool kSplit>
+__device__ __forceinline__ void solve_lower(Columns16& u, Columns16& r, std::uint32_t matrix, int lane) {
+  lane = opaque(lane) & 31;
+#pragma unroll
+  for (int i = 0; i < kWideTokens / 8; ++i) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) u[4 * i + j] = 0;
+    multiply_rows<kWideTokens>(u + 4 * i, operand_of<kSplit>(r + 4 * i), matrix, 8 * i, 8 * i, lane);
+    const auto operand = operand_of<kSplit>(u + 4 * i);
+#pragma unroll
+    for (int tile = i + 1; tile < kWideTokens / 8; ++tile) {
+      multiply_rows<kWideTokens>(r + 4 * tile, operand, matrix, 8 * tile, 8 * i, lane);
+    }
+  }
+}
+// Solves (I + A)ᵀ D = dU; overwrites dU.
+template <bool kSplit>
+__device__ __forceinline__ void solve_upper(Columns16& d, Columns16& du, std::uint32_t matrix, int lane) {
+  lane = opaque(lane) & 31;
+#pragma unroll
+  for (int i = kWideTokens / 8 - 1; i >= 0; --i) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) d[4 * i + j] = 0;
+    multiply_columns<kWideTokens>(d + 4 * i, operand_of<kSplit>(du + 4 * i), matrix, 8 * i, 8 * i, lane);
+    const auto operand = operand_of<kSplit>(d + 4 * i);
+#pragma unroll
+    for (int tile = 0; tile < i; ++tile) {
+      multiply_columns<kWideTokens>(du + 4 * tile, operand, matrix, 8 * i, 8 * tile, lane);
+    }
+  }
+}
+
+// e += Sᵀ kᵀ over the group's keys, of which `k` is the first column.
+template <bool kSplit, int KD, int kCount>
+__device__ __forceinline__ void multiply_state(Columns16& e, const float (&s)[kCount], std::uint32_t k, int lane) {
+  lane = opaque(lane) & 31;
+#pragma unroll
+  for (int step = 0; step < kCount / 4; ++step) {
+    const auto operand = operand_of<kSplit>(s + 4 * step);
+#pragma unroll
+    for (int tile = 0; tile < kWideTokens / 8; ++tile) {
+      multiply_rows<KD>(e + 4 * tile, operand, k, 8 * tile, 8 * step, lane);
+    }
+  }
+}
+// The same, and o += Sᵀ qᵀ.
+template <bool kSplit, int KD, int kCount>
+__device__ __forceinline__ void multiply_state(Columns16& e, Columns16& o, const float (&s)[kCount], std::uint32_t k,
+                                               std::uint32_t q, int lane) {
+  lane = opaque(lane) & 31;
+#pragma unroll
+  for (int step = 0; step < kCount / 4; ++step) {
+    const auto operand = operand_of<kSplit>(s + 4 * step);
+#pragma unroll
+    for (int tile = 0; tile < kWideTokens / 8; ++tile) {
+      multiply_rows<KD>(e + 4 * tile, operand, k, 8 * tile, 8 * step, lane);
+      multiply_rows<KD>(o + 4 * tile, operand, q, 8 * tile, 8 * step, lane);
+    }
+  }
+}
+
+// Sᵀ += a k.
+template <bool kSplit, int KD, int kCount>
+__device__ __forceinline__ void add_to_state(float (&s)[kCount], const Columns16& a, std::uint32_t k, int lane) {
+  lane = opaque(lane) & 31;
+#pragma unroll
+  for (int step = 0; step < kWideTokens / 8; ++step) {
+    const auto operand = operand_of<kSplit>(a + 4 * step);
+#pragma unroll
+    for (int tile = 0; tile < kCount / 4; ++tile) {
+      multiply_columns<KD>(s + 4 * tile, operand, k, 8 * step, 8 * tile, lane);
+    }
+  }
+}
+
+// Calls f(element of s, its address) for a warp's part of a state: 16 value columns from `column` on and the keys from
+// `key` on; for elements that the state does not have, nothing.
+template <int kCount, class T, class F>
+__device__ __forceinline__ void for_each_of_state(float (&s)[kCount], const View<T, 4>& state, std::int64_t n,
+                                                  std::int64_t i_h, std::int64_t column, int key, int lane, F&& f) {
+  const std::int64_t stride = state.stride[2];
+  lane = opaque(lane) & 31;
+  const int first = key + 2 * (lane % 4);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const std::int64_t own = column + lane / 4 + 8 * r;
+    const int keys = own < state.extent[3] ? static_cast<int>(state.extent[2]) - first : 0;
+    T* element = state.at(n, i_h, first, own);
+#pragma unroll
+    for (int i = 0; i < kCount / 4; ++i) {
+      if (8 * i < keys) f(s[4 * i + 2 * r], element);
+      if (8 * i + 1 < keys) f(s[4 * i + 2 * r + 1], element + stride);
+      element += 8 * stride;
+    }
+  }
+}
+
+template <int kCount>
+__device__ __forceinline__ void read_state(float (&s)[kCount], const View<const float, 4>& state, std::int64_t n,
+                                           std::int64_t i_h, std::int64_t column, int key, int lane) {
+#pragma unroll
+  for (float& x : s) x = 0;
+  if (!state) return;
+  for_each_of_state(s, state, n, i_h, column, key, lane, [](float& x, const float* from) { x = *from; });
+}
+template <int kCount>
+__device__ __forceinline__ void write_state(float (&s)[kCount], const View<float, 4>& state, std::int64_t n,
+                                            std::int64_t i_h, std::int64_t column, int key, int lane) {
+  if (!state) return;
+  for_each_of_state(s, state, n, i_h, column, key, lane, [](float x, float* to) { *to = x; });
+}
+
+// Calls f(i, stage) for i from 0 to `chunks` − 1, where start(i, stage) has started the copies of i, and copies ahead
+// where there are two stages.
+template <int KD, int kStages, class Start, class F>
+__device__ __forceinline__ void for_each_chunk(SweepStage<KD> (&stages)[kStages], std::int64_t chunks, Start&& start,
+                                               F&& f) {
+  if (kStages > 1 && chunks > 0) start(0, stages[0]);
+#pragma unroll 1
+  for (std::int64_t i = 0; i < chunks; ++i) {
+    if (kStages == 1) start(i, stages[0]);
+    if (kStages > 1 && i + 1 < chunks) {
+      start(i + 1, stages[(i + 1) % kStages]);
+      copy_async_wait<1>();
+    } else {
+      copy_async_wait<0>();
+    }
+    __syncthreads();
+    f(i, stages[i % kStages]);
+    __syncthreads();
+  }
+}
+
+template <class Memory, class Problem, class... Arguments>
+void launch_sweep(const char* name, void (*kernel)(Problem, Arguments...), std::int64_t blocks, const Problem& problem,
+                  cudaStream_t stream, Arguments... arguments) {
+  const unsigned grid = grid_of("chunk_wide", blocks);
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Memory)),
+        "cudaFuncSetAttribute");
+  kernel<<<grid, Memory::kThreads, sizeof(Memory), stream>>>(problem, arguments...);
+  check_launch(name);
+}
+
+}  // namespace efla::gpu

@@ -1,0 +1,153 @@
+// Tiles of float32 in shared memory, and where a chunk lies. Rows of a tile are as long as its kColumns; the element
+// (row, column) lies at column ^ swizzle(row), which keeps both ways in which products read a tile free of bank
+// conflicts: pairs along four rows, and rows 2i and 2i + 1 of eight columns.
+#pragma once
+
+#include <type_traits>
+
+#include "efla/cuda/common/pieces.cuh"
+#include "efla/cuda/common/ptx.cuh"
+#include "efla/cuda/common/tile.cuh"
+#include "efla/cuda/wide/wide.h"
+
+namespace efla::gpu {
+
+__device__ __forceinline__ int swizzle(int row) { return ((row & 7) + (row >> 2 & 1)) % 4 * 8; }
+
+template <int kColumns>
+__device__ __forceinline__ int tile_index(int row, int column) {
+  return row * kColumns + (column & ~31) + ((column & 31) ^ swizzle(row));
+}
+
+// Reads from shared memory; volatile, so that the compiler does not read ahead more than registers hold.
+__device__ __forceinline__ float read_shared(std::uint32_t from) {
+  float x;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(from) : "memory");
+  return x;
+}
+__device__ __forceinline__ float2 read_shared_pair(std::uint32_t from) {
+  float2 x;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(from) : "memory");
+  return x;
+}
+
+// The address of an element of a tile that is at `tile` in shared memory.
+template <int kColumns>
+__device__ __forceinline__ std::uint32_t element_address(std::uint32_t tile, int row, int column) {
+  return tile + 4 * static_cast<std::uint32_t>(tile_index<kColumns>(row, column));
+}
+
+template <class T>
+__device__ __forceinline__ std::int64_t first_slot(const WideProblem<T>& c, std::int64_t n) {
+  return c.slots_per_sequence > 0 ? n * c.slots_per_sequence : c.p.cu_seqlens(n) / kWideTokens + n;
+}
+
+// The place of chunk `chunk` of sequence n.
+__device__ __forceinline__ ChunkAt wide_chunk(const Sequence& s, std::int64_t n, std::int64_t chunk) {
+  const std::int64_t start = s.begin + chunk * kWideTokens;
+  return {n,     s.i_b, s.begin,
+          s.end, start, static_cast<int>(max(std::int64_t{0}, min(s.end - start, std::int64_t{kWideTokens})))};
+}
+
+// The place of the chunk that has a slot; all lanes of a warp take part.
+template <class T>
+__device__ __forceinline__ ChunkAt chunk_at(const WideProblem<T>& c, std::int64_t slot) {
+  const std::int64_t n = c.slots_per_sequence > 0
+                             ? slot / c.slots_per_sequence
+                             : find_sequence(c.p.shape.packed, slot, [&](std::int64_t i) { return first_slot(c, i); });
+  return wide_chunk(sequence_of(c.p, n), n, slot - first_slot(c, n));
+}
+
+// Starts the copies of rows [t, t + rows) and columns [column, column + kColumns) of a head into a tile of kWideTokens
+// rows; rows and columns that do not exist become zeros. `aligned` says that rows are contiguous and aligned to 16
+// bytes; otherwise the elements are copied one by one, before the function returns. The caller commits and waits.
+template <int kColumns, int kThreads, class T>
+__device__ __forceinline__ void load_tile(float* tile, const View<const T, 4>& view, std::int64_t i_b, std::int64_t t,
+                                          int rows, std::int64_t i_h, std::int64_t column, bool aligned, int thread) {
+  if (aligned) {
+    constexpr int kVector = kPieceElements<T>, kPieces = kColumns / kVector;
+    const T* first = view.at(i_b, t, i_h, column);
+#pragma unroll 4
+    for (int i = thread; i < kWideTokens * kPieces; i += kThreads) {
+      const int row = i / kPieces, own = i % kPieces * kVector;
+      const bool exists = row < rows && column + own < view.extent[3];
+      const T* from = first + row * view.stride[1] + own;
+      if constexpr (std::is_same_v<T, float>) {
+        copy_async_16(shared_address(tile + tile_index<kColumns>(row, own)), exists ? from : view.data,
+                      exists ? 16 : 0);
+      } else {
+        float x[kVector] = {};
+        if (exists) load_piece(from, x);
+#pragma unroll
+        for (int j = 0; j < kVector; j += 4) {
+          *reinterpret_cast<float4*>(tile + tile_index<kColumns>(row, own + j)) =
+              float4{x[j], x[j + 1], x[j + 2], x[j + 3]};
+        }
+      }
+    }
+    return;
+  }
+#pragma unroll 1
+  for (int i = thread; i < kWideTokens * kColumns; i += kThreads) {
+    const int row = i / kColumns, own = i % kColumns;
+    const bool exists = row < rows && column + own < view.extent[3];
+    tile[tile_index<kColumns>(row, own)] = exists ? to_float(*view.at(i_b, t + row, i_h, column + own)) : 0.0F;
+  }
+}
+
+// Starts the copy of `bytes` bytes, a multiple of 16.
+template <int kThreads>
+__device__ __forceinline__ void load_image(void* to, const void* from, int bytes, int thread) {
+  for (int at = 16 * thread; at < bytes; at += 16 * kThreads) {
+    copy_async_16(shared_address(to) + at, static_cast<const unsigned char*>(from) + at, 16);
+  }
+}
+
+// Calls f(i, whether the element exists, its address) for the elements of a head's rows that a lane holds of the
+// transposed of a chunk (products.cuh): 16 value columns from `column` on, all tokens.
+template <class T, class F>
+__device__ __forceinline__ void for_each_column_element(const View<T, 4>& view, const ChunkAt& at, std::int64_t i_h,
+                                                        std::int64_t column, int lane, F&& f) {
+  const int first = (opaque(lane) & 3) * 2;  // addresses are computed here, and not kept in registers between chunks
+  const std::int64_t stride = view.stride[1];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const std::int64_t own = column + lane / 4 + 8 * r;
+    const int rows = own < view.extent[3] ? at.rows - first : 0;
+    T* element = view.at(at.i_b, at.start + first, i_h, own);
+#pragma unroll
+    for (int tile = 0; tile < kWideTokens / 8; ++tile) {
+      f(4 * tile + 2 * r, 8 * tile < rows, element);
+      f(4 * tile + 2 * r + 1, 8 * tile + 1 < rows, element + stride);
+      element += 8 * stride;
+    }
+  }
+}
+
+// Reads them. Few threads need an element, so that shared memory would not help.
+template <class T>
+__device__ __forceinline__ void read_columns(float (&x)[kWideTokens / 2], const View<const T, 4>& view,
+                                             const ChunkAt& at, std::int64_t i_h, std::int64_t column, int lane) {
+  for_each_column_element(view, at, i_h, column, lane,
+                          [&](int i, bool exists, const T* from) { x[i] = exists ? to_float(*from) : 0.0F; });
+}
+// Writes those of the tiles of 8 tokens for which owned(tile) says so.
+template <class T, class Owned>
+__device__ __forceinline__ void write_columns(const float (&x)[kWideTokens / 2], const View<T, 4>& view,
+                                              const ChunkAt& at, std::int64_t i_h, std::int64_t column, int lane,
+                                              Owned&& owned) {
+  for_each_column_element(view, at, i_h, column, lane, [&](int i, bool exists, T* to) {
+    if (exists && owned(i / 4)) *to = from_state<T>(x[i]);
+  });
+}
+
+// The same to a tile of tokens by kWideColumns value columns.
+__device__ __forceinline__ void write_tile(const float (&x)[kWideTokens / 2], float* tile, int column, int lane) {
+  lane = opaque(lane) & 31;
+#pragma unroll
+  for (int i = 0; i < kWideTokens / 2; ++i) {
+    tile[tile_index<kWideColumns>(i / 4 * 8 + 2 * (lane % 4) + i % 2, column + lane / 4 + 8 * (i / 2 % 2))] = x[i];
+  }
+}
+
+}  // namespace efla::gpu

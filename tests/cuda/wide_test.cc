@@ -1,0 +1,192 @@
+// The chunkwise kernels of float32 operands against the float64 reference, over the CPU's test matrix and sizes around
+// their chunks, with the tolerances of the token recurrence.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "efla/cuda/wide/wide.h"
+#include "efla/ref/delta.h"
+#include "tests/cuda/device.h"
+#include "tests/support/compare.h"
+#include "tests/support/delta_cases.h"
+#include "tests/support/delta_results.h"
+#include "tests/support/plain_delta.h"
+
+namespace efla::test {
+namespace {
+
+// States at chunk boundaries in the memory of the device, poisoned.
+class SavedStatesOnDevice {
+ public:
+  SavedStatesOnDevice(const DeltaShape& s, std::int64_t interval)
+      : interval_(interval),
+        extent_{s.batch, s.chunks(interval), s.value_heads, s.key_dim, s.value_dim},
+        memory_(static_cast<std::size_t>(View<float, 5>::contiguous(nullptr, extent_).size()) * sizeof(float)) {
+    gpu::check(cudaMemset(memory_.data(), 0xff, memory_.bytes()), "cudaMemset");
+  }
+
+  // Returns a forward or a backward with these states.
+  template <class Problem>
+  Problem in(Problem p) const {
+    p.chunk_states = View<float, 5>::contiguous(static_cast<float*>(memory_.data()), extent_);
+    p.saved = {interval_, false};
+    return p;
+  }
+
+ private:
+  std::int64_t interval_;
+  std::array<std::int64_t, 5> extent_;
+  DeviceBytes memory_;
+};
+
+// The forward and the backward of a case.
+void run_chunk_wide(const DeltaShape& shape, const DeviceData<float>& device, std::int64_t interval,
+                    cudaStream_t stream = nullptr) {
+  const PoisonedWorkspace forward(gpu::chunk_wide_fwd_workspace_bytes(shape)),
+      backward(gpu::chunk_wide_bwd_workspace_bytes(shape));
+  const SavedStatesOnDevice states(shape, interval);
+  gpu::chunk_wide_fwd(states.in(device.forward()), forward.get(), stream);
+  gpu::chunk_wide_bwd(states.in(device.backward()), backward.get(), stream);
+  device.download();
+  EXPECT_TRUE(forward.guards_intact() && backward.guards_intact());
+}
+
+template <class T>
+Results all_results(const DeltaData<T>& data) {
+  Results results = forward_results(data);
+  for (auto& result : backward_results(data)) results.push_back(std::move(result));
+  return results;
+}
+
+class CudaWide : public testing::TestWithParam<DeltaCase> {
+ protected:
+  void run(const Tolerance& tolerance) {
+    const DeltaCase& c = GetParam();
+    DeltaData<float> data(c), plain(c), again(c);
+    DeltaData<double> exact(c, data);
+    ref::recurrent_fwd(exact.forward());
+    ref::recurrent_bwd(exact.backward());
+    plain_forward(plain.forward());
+    plain_backward(plain.backward(), plain.initial_state.view());
+    const DeviceData<float> device(data), device_again(again);
+    const std::int64_t interval = (c.tokens < 300 ? 1 : 3) * gpu::kWideTokens;
+    run_chunk_wide(c.shape(), device, interval);
+    run_chunk_wide(c.shape(), device_again, interval);
+    EXPECT_TRUE(data.sentinels_intact());
+    const Results got = all_results(data), repeated = all_results(again), expected = all_results(exact),
+                  naive = all_results(plain);
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      EXPECT_EQ(disagreement(got[i].second, expected[i].second, naive[i].second, tolerance), "") << got[i].first;
+      EXPECT_EQ(got[i].second, repeated[i].second) << got[i].first;
+    }
+  }
+};
+
+TEST_P(CudaWide, Float32) { run(tolerance_of("float32")); }
+
+std::vector<DeltaCase> wide_cases() {
+  using enum Layout;
+  std::vector<DeltaCase> cases;
+  for (const DeltaCase& c : delta_cases()) {
+    if (c.key_dim <= gpu::kWideMaxKeyDim && c.decay != Decay::channel) cases.push_back(c);
+  }
+  for (const std::int64_t dim : {48, 64}) {
+    for (const std::int64_t tokens : {1, 31, 32, 33, 63, 65, 784}) {
+      cases.push_back({"exact", 1, 1, true, 1, tokens, 2, dim, dim, 1, contiguous, true, true, true});
+    }
+    for (const Decay decay : {Decay::none, Decay::scalar}) {
+      DeltaCase grouped{"exact", 1, 1, false, 2, 200, 2, dim, dim, 1.5, contiguous, true, true, true};
+      grouped.decay = decay;
+      grouped.gate = 0.1;
+      grouped.group = 4;
+      cases.push_back(grouped);
+      DeltaCase packed{"euler", 1, 1, true, 1, 900, 2, dim, dim, 1, contiguous, true, true, true};
+      packed.decay = decay;
+      packed.gate = 0.05;
+      packed.cu_seqlens = {0, 0, 1, 32, 33, 193, 400, 400, 837, 900, 900};
+      cases.push_back(packed);
+      DeltaCase many{"exact", 1, 1, true, 3, 300, 5, dim, dim, 1, head_major, false, true, true};
+      many.decay = decay;
+      many.gate = 20;
+      cases.push_back(many);
+    }
+  }
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(Matrix, CudaWide, testing::ValuesIn(wide_cases()),
+                         [](const auto& info) { return std::to_string(info.index) + "_" + name_of(info.param); });
+
+// Of the state that is left where all was erased every algorithm has lost digits, the naive implementation too, so that
+// the caps do not hold; chunks lose some more, because they add what tokens wrote and erased (docs/numerics.md).
+class CudaWideFading : public CudaWide {};
+TEST_P(CudaWideFading, Float32) { run({"float32", 1e-6, 2e-2, 2e-1, 3}); }
+
+std::vector<DeltaCase> narrow_fading_cases() {
+  std::vector<DeltaCase> cases = fading_cases();
+  for (DeltaCase& c : cases) c.key_dim = gpu::kWideMaxKeyDim;
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(Matrix, CudaWideFading, testing::ValuesIn(narrow_fading_cases()),
+                         [](const auto& info) { return name_of(info.param); });
+
+// A NaN token reaches its own chunk and later ones of its sequence and head, and nothing else.
+TEST(CudaWideContainment, NanToken) {
+  DeltaCase c{"exact", 1, 1, true, 1, 300, 2, 64, 64, 1, Layout::contiguous, false, true, false};
+  c.cu_seqlens = {0, 75, 200, 300};
+  DeltaData<float> clean(c), spoiled(c);
+  constexpr std::int64_t kToken = 75 + 40;  // in the second chunk of sequence 1
+  for (std::int64_t i = 0; i < c.key_dim; ++i) {
+    spoiled.k.view()(0, kToken, 1, i) = std::numeric_limits<float>::quiet_NaN();
+  }
+  const DeviceData<float> device(clean), device_spoiled(spoiled);
+  run_chunk_wide(c.shape(), device, 96);
+  run_chunk_wide(c.shape(), device_spoiled, 96);
+  const auto got = spoiled.o.view(), expected = clean.o.view();
+  for (std::int64_t t = 0; t < c.tokens; ++t) {
+    for (std::int64_t h = 0; h < 2; ++h) {
+      const bool reached = h == 1 && t >= 75 + 32 && t < 200;
+      for (std::int64_t j = 0; j < c.value_dim; ++j) {
+        if (!reached) {
+          ASSERT_EQ(got(0, t, h, j), expected(0, t, h, j)) << t << ' ' << h << ' ' << j;
+        } else if (t >= kToken) {
+          ASSERT_TRUE(std::isnan(got(0, t, h, j))) << t << ' ' << h << ' ' << j;
+        }
+      }
+    }
+  }
+}
+
+// More sequences than a grid has rows in its second dimension, and a graph that replays the calls.
+TEST(CudaWideLaunch, ManySequencesInAGraph) {
+  constexpr std::int64_t kSequences = 70'000;
+  DeltaCase c{"exact", 1, 1, true, 1, kSequences, 1, 8, 4, 1, Layout::contiguous, true, true, true};
+  for (std::int64_t n = 0; n <= kSequences; ++n) c.cu_seqlens.push_back(n);
+  DeltaData<float> data(c);
+  DeltaData<double> exact(c, data);
+  ref::recurrent_fwd(exact.forward());
+  ref::recurrent_bwd(exact.backward());
+  const DeviceData<float> device(data);
+  const PoisonedWorkspace forward(gpu::chunk_wide_fwd_workspace_bytes(c.shape())),
+      backward(gpu::chunk_wide_bwd_workspace_bytes(c.shape()));
+  const SavedStatesOnDevice states(c.shape(), 32);
+  replay_in_graph([&](cudaStream_t stream) {
+    gpu::chunk_wide_fwd(states.in(device.forward()), forward.get(), stream);
+    gpu::chunk_wide_bwd(states.in(device.backward()), backward.get(), stream);
+  });
+  device.download();
+  const Results got = all_results(data), expected = all_results(exact);
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    EXPECT_LE(distance(got[i].second, expected[i].second).rms, tolerance_of("float32").cap) << got[i].first;
+  }
+}
+
+}  // namespace
+}  // namespace efla::test
