@@ -22,7 +22,7 @@ struct Gradients {
   Both<bfloat16> dq, dk, dv, dbeta;
   Both<float> dg;
 
-  explicit Gradients(const Case& c) : dq(c.q.host), dk(c.k.host), dv(c.v.host), dbeta(c.beta.host), dg(c.g.host) {}
+  explicit Gradients(const Case<>& c) : dq(c.q.host), dk(c.k.host), dv(c.v.host), dbeta(c.beta.host), dg(c.g.host) {}
 };
 
 // The relative RMS error of `got` against `expected`, both on the device.
@@ -42,7 +42,7 @@ double error_of(Both<T>& got, Both<T>& expected) {
 
 }  // namespace
 
-void time_backward(CaseRun& run, const std::string& name, Case& c, const Row& row, const Rule& rule) {
+void time_backward(CaseRun& run, const std::string& name, Case<>& c, const Row& row, const Rule& rule) {
   const DeltaShape& s = c.shape;
   Gradients got(c), expected(c);
   Both<bfloat16> dout(random_values(c.v.host.size(), 7));

@@ -29,11 +29,12 @@ inline const Row kRows[] = {
 };
 
 // Scales rows of `dim` elements to the length 1.
-inline void normalise(std::vector<bfloat16>& values, std::int64_t dim) {
+template <class T>
+void normalise(std::vector<T>& values, std::int64_t dim) {
   for (std::size_t row = 0; row < values.size(); row += dim) {
     float sum = 0;
     for (std::int64_t i = 0; i < dim; ++i) sum += to_float(values[row + i]) * to_float(values[row + i]);
-    for (std::int64_t i = 0; i < dim; ++i) values[row + i] = to_bfloat16(to_float(values[row + i]) / std::sqrt(sum));
+    for (std::int64_t i = 0; i < dim; ++i) values[row + i] = from_state<T>(to_float(values[row + i]) / std::sqrt(sum));
   }
 }
 
@@ -72,9 +73,10 @@ class DeviceMemory {
   std::size_t bytes_;
 };
 
+template <class T = bfloat16>
 struct Case {
   DeltaShape shape;
-  Both<bfloat16> q, k, v, beta, o;
+  Both<T> q, k, v, beta, o;
   Both<float> g;
   Both<std::int64_t> cu_seqlens;
 
@@ -82,39 +84,39 @@ struct Case {
       : shape{row.batch, row.tokens, row.heads, row.value_heads, dim, dim, row.packed},
         q(unit_rows(shape.heads, 1)),
         k(unit_rows(shape.heads, 2)),
-        v(random_values(values(), 3)),
+        v(random_values<T>(values(), 3)),
         beta(betas()),
-        o(std::vector<bfloat16>(values())),
+        o(std::vector<T>(values())),
         g(gates(rule)),
         cu_seqlens(ends()) {}
 
   // The problem with its pointers on the device or on the host.
-  DeltaForward<bfloat16> forward(const Rule& rule, bool device) {
+  DeltaForward<T> forward(const Rule& rule, bool device) {
     const std::int64_t b = shape.batch, t = shape.tokens, h = shape.heads, hv = shape.value_heads;
     const auto at = [&](auto& both) { return device ? both.device : both.host.data(); };
-    DeltaForward<bfloat16> p;
+    DeltaForward<T> p;
     p.shape = shape;
     p.rule = rule.rule;
-    p.q = View<const bfloat16, 4>::contiguous(at(q), {b, t, h, shape.key_dim});
-    p.k = View<const bfloat16, 4>::contiguous(at(k), {b, t, h, shape.key_dim});
-    p.v = View<const bfloat16, 4>::contiguous(at(v), {b, t, hv, shape.value_dim});
-    p.beta = View<const bfloat16, 3>::contiguous(at(beta), {b, t, hv});
+    p.q = View<const T, 4>::contiguous(at(q), {b, t, h, shape.key_dim});
+    p.k = View<const T, 4>::contiguous(at(k), {b, t, h, shape.key_dim});
+    p.v = View<const T, 4>::contiguous(at(v), {b, t, hv, shape.value_dim});
+    p.beta = View<const T, 3>::contiguous(at(beta), {b, t, hv});
     if (!g.host.empty()) p.g = View<const float, 4>::contiguous(at(g), {b, t, hv, channels(rule)});
     if (shape.packed > 0) p.cu_seqlens = View<const std::int64_t, 1>::contiguous(at(cu_seqlens), {shape.packed + 1});
-    p.o = View<bfloat16, 4>::contiguous(at(o), {b, t, hv, shape.value_dim});
+    p.o = View<T, 4>::contiguous(at(o), {b, t, hv, shape.value_dim});
     return p;
   }
 
  private:
   std::size_t values() const { return shape.batch * shape.tokens * shape.value_heads * shape.value_dim; }
-  std::vector<bfloat16> unit_rows(std::int64_t heads, std::uint64_t stream) const {
-    auto rows = random_values(shape.batch * shape.tokens * heads * shape.key_dim, stream);
+  std::vector<T> unit_rows(std::int64_t heads, std::uint64_t stream) const {
+    auto rows = random_values<T>(shape.batch * shape.tokens * heads * shape.key_dim, stream);
     normalise(rows, shape.key_dim);
     return rows;
   }
-  std::vector<bfloat16> betas() const {
-    auto x = random_values(shape.batch * shape.tokens * shape.value_heads, 4);
-    for (auto& e : x) e = to_bfloat16(1 / (1 + std::exp(-to_float(e))));
+  std::vector<T> betas() const {
+    auto x = random_values<T>(shape.batch * shape.tokens * shape.value_heads, 4);
+    for (auto& e : x) e = from_state<T>(1 / (1 + std::exp(-to_float(e))));
     return x;
   }
   std::int64_t channels(const Rule& rule) const { return rule.rule.decay == Decay::channel ? shape.key_dim : 1; }
@@ -154,10 +156,13 @@ std::string error_json(double error);
 std::string milliseconds(double ms);
 
 // Time the forward by one of the algorithms, forward and backward together, and decode steps (forward.cc, backward.cc,
-// decode.cc). `interval`: tokens between saved states, 0 for none.
-void time_forward(CaseRun& run, const std::string& name, Case& c, const Row& row, const Rule& rule,
+// float32.cc, decode.cc). `interval`: tokens between saved states, 0 for none.
+void time_forward(CaseRun& run, const std::string& name, Case<>& c, const Row& row, const Rule& rule,
                   const std::string& algorithm, std::int64_t interval);
-void time_backward(CaseRun& run, const std::string& name, Case& c, const Row& row, const Rule& rule);
+void time_backward(CaseRun& run, const std::string& name, Case<>& c, const Row& row, const Rule& rule);
+// The same of float32 inputs, by chunks or the recurrence, and after a forward that saves states as training does.
+void time_float32(CaseRun& run, const std::string& name, const Row& row, std::int64_t dim, const Rule& rule,
+                  const std::string& algorithm);
 void time_step(CaseRun& run, const std::string& name, std::int64_t batch, std::int64_t tokens, std::int64_t dim,
                const Rule& rule, bool narrow);
 

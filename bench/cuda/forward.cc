@@ -28,7 +28,7 @@ View head_of(View view, std::int64_t i_b, std::int64_t begin, std::int64_t token
 }
 
 // The relative RMS error of some heads of some sequences against the reference.
-double sampled_error(Case& c, const Rule& rule) {
+double sampled_error(Case<>& c, const Rule& rule) {
   c.o.download();
   const DeltaForward<bfloat16> all = c.forward(rule, false);
   double error = 0, size = 0;
@@ -73,7 +73,7 @@ constexpr std::string_view kKernels[] = {"chunk", "portable", "sweep", "fused"};
 
 }  // namespace
 
-void time_forward(CaseRun& run, const std::string& name, Case& c, const Row& row, const Rule& rule,
+void time_forward(CaseRun& run, const std::string& name, Case<>& c, const Row& row, const Rule& rule,
                   const std::string& algorithm, std::int64_t interval) {
   DeltaForward<bfloat16> p = c.forward(rule, true);
   const DeltaShape& s = c.shape;

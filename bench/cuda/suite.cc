@@ -44,6 +44,11 @@ struct Plan {
 std::vector<Plan> plans(const GpuOptions& options) {
   std::vector<Plan> plans;
   const std::vector<Row> rows = options.scaling ? scaling_rows() : std::vector<Row>(std::begin(kRows), std::end(kRows));
+  std::vector<Row> rows_of_float32;
+  if (!options.scaling) {
+    rows_of_float32 = rows;
+    rows_of_float32.push_back({"128x784x1", 128, 784, 1, 1, 0});  // images pixel by pixel
+  }
   for (const std::int64_t dim : {128, 64}) {
     for (const Rule& rule : rules()) {
       for (const Row& row : rows) {
@@ -55,15 +60,23 @@ std::vector<Plan> plans(const GpuOptions& options) {
           for (const std::int64_t interval : {std::int64_t{0}, kTrainingInterval}) {
             plans.push_back({(interval > 0 ? "forward-saving" : "forward") + end + "/" + algorithm,
                              [=](CaseRun& run, const std::string& name) {
-                               Case c(row, dim, rule);
+                               Case<> c(row, dim, rule);
                                time_forward(run, name, c, row, rule, algorithm, interval);
                              }});
           }
         }
         plans.push_back({"forward+backward" + end + "/chunk", [=](CaseRun& run, const std::string& name) {
-                           Case c(row, dim, rule);
+                           Case<> c(row, dim, rule);
                            time_backward(run, name, c, row, rule);
                          }});
+      }
+      for (const Row& row : rows_of_float32) {
+        if (rule.rule.decay == Decay::channel || dim > gpu::kWideMaxKeyDim) continue;  // by the recurrence alone
+        for (const char* algorithm : {"chunk", "recurrent"}) {
+          plans.push_back(
+              {"float32/" + std::string(rule.name) + "/d" + std::to_string(dim) + "/" + row.name + "/" + algorithm,
+               [=](CaseRun& run, const std::string& name) { time_float32(run, name, row, dim, rule, algorithm); }});
+        }
       }
       for (const std::int64_t batch : {1, 64, 256}) {
         for (const std::int64_t tokens : {1, 4, 8}) {

@@ -16,15 +16,16 @@ namespace efla::bench::cuda {
 
 using gpu::check;
 
-// The same numbers for every run: floats in [-√3, √3], of variance 1, and as bfloat16.
-inline std::vector<bfloat16> random_values(std::size_t count, std::uint64_t stream) {
-  std::vector<bfloat16> values(count);
+// The same numbers for every run: in [-√3, √3], of variance 1.
+template <class T = bfloat16>
+std::vector<T> random_values(std::size_t count, std::uint64_t stream) {
+  std::vector<T> values(count);
   std::uint64_t x = 0x9E3779B97F4A7C15U * (stream + 1);
   for (auto& value : values) {
     x ^= x << 13;
     x ^= x >> 7;
     x ^= x << 17;
-    value = to_bfloat16((static_cast<float>(x >> 40) * 0x1p-23F - 1.0F) * 1.7320508F);
+    value = from_state<T>((static_cast<float>(x >> 40) * 0x1p-23F - 1.0F) * 1.7320508F);
   }
   return values;
 }
