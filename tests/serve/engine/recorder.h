@@ -103,4 +103,20 @@ inline std::vector<std::int32_t> ids_of(std::string_view text) {
   return ids;
 }
 
+// Returns a request whose reply never draws the id that ends a text.
+inline Request request_of(std::string_view prompt, std::int64_t max_tokens, std::uint64_t seed = 7) {
+  Request request;
+  request.prompt = ids_of(prompt);
+  request.max_tokens = max_tokens;
+  request.sampling.seed = seed;
+  request.sampling.logit_bias = {{256, -100.0}, {257, -100.0}};  // no end of the text
+  return request;
+}
+
+inline Request in_session(Request request, const std::string& from, const std::string& save_as) {
+  request.session = from;
+  request.save_as = save_as;
+  return request;
+}
+
 }  // namespace efla::serve

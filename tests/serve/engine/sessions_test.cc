@@ -1,0 +1,273 @@
+// The engine's sessions: rewinding, turns, files, the bound of their memory.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "efla/generate/session.h"
+#include "tests/serve/engine/recorder.h"
+#include "tests/support/expect_error.h"
+#include "tests/support/temp_folder.h"
+
+namespace efla::serve {
+namespace {
+
+TEST(EngineSessions, RewindingGivesTheSessionThatWas) {
+  const auto engine = tiny_engine({.step_tokens = 64});
+  const std::string first(150, 'a'), second(90, 'b');
+  reply(*engine, in_session(request_of(first, 9), "", "text"));
+  engine->fork("text", "before");
+  for (const std::int64_t drawn : {0, 1, 6}) {
+    reply(*engine, in_session(request_of(second, drawn), "before", "shorter" + std::to_string(drawn)));
+  }
+  reply(*engine, in_session(request_of(second, 12), "text", "text"));
+  EXPECT_EQ(engine->session("text").tokens, 150 + 9 + 90 + 12);
+  EXPECT_EQ(engine->session("text").rewindable, 90 + 12);
+  engine->rewind("text", 0);
+  for (const std::int64_t drawn : {6, 1, 0}) {
+    engine->rewind("text", engine->session("text").rewindable - 90 - drawn);
+    EXPECT_EQ(engine->save("text"), engine->save("shorter" + std::to_string(drawn))) << drawn;
+  }
+  engine->rewind("text", 20);  // into the prompt
+  EXPECT_EQ(engine->session("text").rewindable, 70);
+  engine->rewind("text", 70);
+  EXPECT_EQ(engine->save("text"), engine->save("before"));
+  EXPECT_EQ(engine->session("text").rewindable, 0);
+  test::expect_error([&] { engine->rewind("text", 1); }, "tokens", "expected 0 to 0");
+}
+
+// Log-probabilities of a fixed text after a session.
+std::vector<float> scores_after(Engine& engine, const std::string& session) {
+  auto request = in_session(request_of("What follows?", 0), session, "");
+  request.echo = true;
+  request.logprobs = 0;
+  std::vector<float> scores;
+  for (const auto bits : reply(engine, request).echo) scores.push_back(std::bit_cast<float>(bits));
+  return {scores.end() - 12, scores.end()};
+}
+
+float largest_difference(const std::vector<float>& a, const std::vector<float>& b) {
+  float largest = 0.0F;
+  for (std::size_t i = 0; i < a.size(); ++i) largest = std::max(largest, std::abs(a[i] - b[i]));
+  return largest;
+}
+
+TEST(EngineSessions, ATurnEndsInPlaceOfWhatEndedTheReply) {
+  const auto engine = tiny_engine({.step_tokens = 64});
+  const std::string prompt(640, 'p');
+  auto request = request_of(prompt, 30);
+  for (std::int32_t id = 0; id < 258; ++id) {
+    if (id < 'a' || id > 'z') request.sampling.logit_bias[id] = -100.0;
+  }
+  const auto text = reply(*engine, request).text;
+  ASSERT_EQ(text.size(), 30U);
+  struct Case {
+    std::vector<std::string> stop;
+    std::vector<std::int32_t> stop_ids;
+    std::string kept;
+  };
+  const std::string stop = text.substr(20, 5);
+  const std::string kept = text.substr(0, text.find(stop));
+  const auto by_id = static_cast<std::int32_t>(text[9]);
+  const std::vector<Case> cases{
+      {{}, {}, text},
+      {{}, {by_id}, text.substr(0, text.find(text[9]))},
+      {{stop}, {}, kept},
+      // Strings that begin earlier, but do not end.
+      {{stop, text.substr(18, 4) + "0", text.substr(12, 9) + "0"}, {}, kept},
+      {{text.substr(0, 3)}, {}, ""},
+  };
+  for (const auto& [strings, ids, rest] : cases) {
+    for (const std::string end : {"", "!", "\nUser: "}) {
+      request.stop = strings;
+      request.stop_ids = ids;
+      request.end_turn = end;
+      const auto steps = engine->statistics().steps;
+      const auto got = reply(*engine, in_session(request, "", "closed"));
+      // The prompt is not computed again: one step per 64 of its tokens, one per token drawn, and the end.
+      EXPECT_LE(engine->statistics().steps - steps, prompt.size() / 64 + got.ids.size() + 4);
+      EXPECT_EQ(got.text, rest);
+      EXPECT_EQ(engine->session("closed").tokens, static_cast<std::int64_t>((prompt + rest + end).size()));
+      reply(*engine, in_session(request_of(prompt + rest + end, 0), "", "whole"));
+      reply(*engine, in_session(request_of(prompt + rest + end + "a", 0), "", "longer"));
+      const auto scores = scores_after(*engine, "closed");
+      EXPECT_LT(largest_difference(scores, scores_after(*engine, "whole")), 1e-3F) << rest << end;
+      EXPECT_GT(largest_difference(scores, scores_after(*engine, "longer")), 1e-2F) << rest << end;
+      if (end.size() > 1) {
+        request.end_turn = end.substr(0, end.size() - 2);
+        reply(*engine, in_session(request, "", "shorter"));
+        engine->rewind("closed", 2);
+        EXPECT_EQ(engine->save("closed"), engine->save("shorter")) << rest;
+      }
+    }
+  }
+}
+
+TEST(EngineSessions, SavedBytesAreASessionOfGenerate) {
+  const auto engine = tiny_engine();
+  reply(*engine, in_session(request_of("Some text", 5), "", "one"));
+  const auto bytes = engine->save("one");
+  const test::TempFolder folder;
+  std::ofstream(folder.file("one"), std::ios::binary) << bytes;
+  const auto model = test::tiny_model();
+  const auto session = generate::load_session(folder.file("one"), model);
+  EXPECT_EQ(session.state.tokens, 9 + 4);
+  generate::save_session(folder.file("two"), session, model);
+  std::ifstream in(folder.file("two"), std::ios::binary);
+  EXPECT_EQ(std::string(std::istreambuf_iterator<char>(in), {}), bytes);
+
+  engine->load("two", bytes);
+  const auto next = request_of(" more", 6);
+  EXPECT_EQ(reply(*engine, in_session(next, "one", "")), reply(*engine, in_session(next, "two", "")));
+  EXPECT_EQ(engine->session("two").tokens, 14);
+
+  EXPECT_THROW(engine->load("three", bytes.substr(0, bytes.size() - 9)), IoError);
+  auto other = tiny_engine({}, 2);
+  test::expect_error([&] { other->load("one", bytes); }, "session", "a session of this model");
+  engine->erase("two");
+  EXPECT_THROW(engine->erase("two"), NoSuchSession);
+  EXPECT_THROW(engine->save("two"), NoSuchSession);
+  EXPECT_THROW(engine->submit(in_session(next, "two", ""), std::make_shared<Recorder>()), NoSuchSession);
+  test::expect_error([&] { engine->load("no/name", bytes); }, "session", "letters");
+  test::expect_error([&] { engine->fork("one", "one"); }, "copy", "which exists");
+}
+
+TEST(EngineSessions, ASessionThatIsAdvancedIsLockedAndKeptIfTheRequestIsCancelled) {
+  const auto engine = tiny_engine();
+  reply(*engine, in_session(request_of("Some text", 5), "", "one"));
+  const auto before = engine->save("one");
+  const auto recorder = std::make_shared<Recorder>();
+  const auto id = engine->submit(in_session(request_of("x", 1 << 20), "one", "one"), recorder);
+  EXPECT_TRUE(engine->session("one").in_use);
+  EXPECT_THROW(engine->submit(in_session(request_of("x", 1), "one", "one"), std::make_shared<Recorder>()),
+               SessionInUse);
+  EXPECT_THROW(engine->erase("one"), SessionInUse);
+  EXPECT_THROW(engine->rewind("one", 1), SessionInUse);
+  EXPECT_EQ(reply(*engine, in_session(request_of("x", 3), "one", "two")).ids.size(), 3U);  // reading is allowed
+  engine->cancel(id);
+  EXPECT_EQ(recorder->record().reason, FinishReason::cancelled);
+  EXPECT_EQ(engine->save("one"), before);
+  EXPECT_FALSE(engine->session("one").in_use);
+}
+
+TEST(EngineSessions, IdleSessionsMoveToFiles) {
+  const test::TempFolder folder;
+  const auto slot = tiny_engine()->info().session_bytes;
+  const std::size_t records = 2000;  // room for a text's ids and what sampling needs, and less than a state
+  ASSERT_LT(2 * records, slot);
+  const auto engine = tiny_engine({.session_memory = slot + records, .swap_folder = folder.path()});
+  for (const std::string name : {"a", "b", "c"}) reply(*engine, in_session(request_of(name, 3), "", name));
+  EXPECT_FALSE(engine->session("a").in_memory);
+  EXPECT_TRUE(engine->session("c").in_memory);
+  EXPECT_EQ(engine->statistics().swapped_bytes, 2 * (slot + 4 * sizeof(std::int32_t)));
+  EXPECT_EQ(reply(*engine, in_session(request_of("x", 4), "a", "")).ids.size(), 4U);
+  for (const std::string name : {"a", "b", "c"}) engine->erase(name);
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
+
+  const auto promised = tiny_engine({.session_memory = slot + records});
+  const auto running = std::make_shared<Recorder>();
+  const auto id = promised->submit(in_session(request_of("a", 1 << 20), "", "a"), running);
+  EXPECT_THROW(promised->submit(in_session(request_of("b", 3), "", "b"), std::make_shared<Recorder>()), NoRoom);
+  promised->cancel(id);
+  EXPECT_EQ(running->record().reason, FinishReason::cancelled);
+
+  const auto full = tiny_engine({.session_memory = slot + records});
+  reply(*full, in_session(request_of("a", 3), "", "a"));
+  test::expect_error([&] { full->submit(in_session(request_of("b", 3), "", "b"), std::make_shared<Recorder>()); },
+                     "session_memory", "swap_folder");
+}
+
+TEST(EngineSessions, ADiskThatFailsLosesNoReplyThatIsFinished) {
+  const test::TempFolder folder;
+  const auto slot = tiny_engine()->info().session_bytes;
+  const auto swap = folder / "swap";
+  const auto engine = tiny_engine({.session_memory = slot + 2000, .swap_folder = swap});
+  reply(*engine, in_session(request_of("a", 3), "", "a"));
+  const auto running = std::make_shared<Recorder>();
+  std::filesystem::remove(swap);
+  // Whoever needs room learns of it, before its request begins.
+  EXPECT_THROW(engine->submit(in_session(request_of("b", 3), "", "b"), running), IoError);
+  EXPECT_EQ(engine->sessions().size(), 1U);
+  std::filesystem::create_directory(swap);
+  engine->submit(in_session(request_of("b", 3), "", "b"), running);
+  EXPECT_EQ(running->record().reason, FinishReason::length);
+  EXPECT_FALSE(engine->session("a").in_memory);
+}
+
+TEST(EngineSessions, IdsOfTextsCountAsSessionMemory) {
+  const test::TempFolder folder;
+  const auto slot = tiny_engine()->info().session_bytes;
+  const std::size_t ids = 50'000;
+  const auto prompt = std::string(ids, 'x');
+  const auto engine = tiny_engine({.session_memory = 3 * slot});
+  reply(*engine, in_session(request_of("a", 3), "", "a"));
+  const auto before = engine->statistics().session_bytes;
+  EXPECT_EQ(engine->session("a").bytes, before);
+  ASSERT_GT(before + ids * sizeof(std::int32_t), 3 * slot);
+  EXPECT_THROW(engine->submit(in_session(request_of(prompt, 3), "", "b"), std::make_shared<Recorder>()), NoRoom);
+  EXPECT_EQ(engine->statistics().session_bytes, before);
+
+  const auto swapping = tiny_engine({.session_memory = 2 * slot, .swap_folder = folder.path()});
+  for (const std::string name : {"a", "b", "c"}) reply(*swapping, in_session(request_of(prompt, 3), "", name));
+  EXPECT_GE(swapping->session("c").bytes, slot + ids * sizeof(std::int32_t));
+  reply(*swapping, in_session(request_of("x", 3), "", "d"));
+  EXPECT_EQ(swapping->statistics().swapped_bytes, 3 * (slot + (ids + 3) * sizeof(std::int32_t)));
+  EXPECT_LE(swapping->statistics().session_bytes, 2 * slot);
+  swapping->rewind("a", 3);
+  EXPECT_EQ(swapping->session("a").tokens, static_cast<std::int64_t>(ids));
+}
+
+TEST(EngineSessions, TheLongestUnusedDisposableSessionsMakeRoom) {
+  const auto slot = tiny_engine()->info().session_bytes;
+  const auto named = [](std::vector<SessionInfo> sessions) {
+    std::string names;
+    for (const auto& session : sessions) names += session.name;
+    return names;
+  };
+  const auto engine = tiny_engine({.session_memory = 4 * slot + 4000, .max_disposable = 3});
+  const auto store = [&](const std::string& name, const std::string& from, bool disposable) {
+    auto request = in_session(request_of("x", 2), from, name);
+    request.disposable = disposable;
+    EXPECT_EQ(reply(*engine, request).reason, FinishReason::length);
+  };
+  for (const std::string name : {"a", "b", "c"}) store(name, "", true);
+  store("N", "", false);
+  EXPECT_EQ(named(engine->sessions()), "Nabc");
+  EXPECT_TRUE(engine->session("a").disposable);
+  EXPECT_EQ(engine->session("a").rewindable, 0);
+  reply(*engine, in_session(request_of("x", 2), "a", ""));  // a use
+  store("d", "", true);
+  EXPECT_EQ(named(engine->sessions()), "Nacd");
+  store("e", "d", true);  // continues one that must stay until it has ended
+  EXPECT_EQ(named(engine->sessions()), "Nade");
+  for (const std::string name : {"O", "P", "Q"}) store(name, "", false);
+  EXPECT_EQ(named(engine->sessions()), "NOPQ");
+  EXPECT_THROW(store("R", "", false), NoRoom);
+
+  const auto many = tiny_engine({.max_disposable = 2});
+  for (const std::string name : {"a", "b", "c"}) {
+    auto request = in_session(request_of("x", 2), "", name);
+    request.disposable = name != "c";
+    reply(*many, request);
+  }
+  many->make_disposable("c");
+  EXPECT_EQ(named(many->sessions()), "bc");
+
+  // Sessions in use, and copies of one with another name, set no memory free.
+  const auto kept = tiny_engine({.session_memory = 2 * slot + 2000});
+  auto request = in_session(request_of("x", 2), "", "a");
+  request.disposable = true;
+  reply(*kept, request);
+  kept->fork("a", "copy");
+  reply(*kept, in_session(request_of("x", 2), "", "b"));
+  EXPECT_THROW(kept->submit(in_session(request_of("x", 2), "", "c"), std::make_shared<Recorder>()), NoRoom);
+  EXPECT_EQ(named(kept->sessions()), "abcopy");
+}
+
+}  // namespace
+}  // namespace efla::serve
