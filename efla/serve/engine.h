@@ -11,6 +11,7 @@
 // starts from and on the model alone (docs/serving.md).
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -149,6 +150,11 @@ struct Histogram {
   std::vector<double> bounds;
   std::vector<std::uint64_t> counts;
   double sum = 0.0;
+
+  void add(double value) {
+    ++counts[static_cast<std::size_t>(std::lower_bound(bounds.begin(), bounds.end(), value) - bounds.begin())];
+    sum += value;
+  }
   std::uint64_t total() const { return std::accumulate(counts.begin(), counts.end(), std::uint64_t{0}); }
 };
 

@@ -1,0 +1,138 @@
+// What the engine computes in a step.
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "efla/serve/local_engine.h"
+
+namespace efla::serve {
+namespace {
+
+constexpr std::int64_t kLogitRows = 64;  // computed at a time
+
+View<float, 2> rows_of(std::vector<float>& data, std::int64_t rows, std::int64_t columns) {
+  const auto size = static_cast<std::size_t>(rows * columns);
+  if (data.size() < size) data.resize(size);
+  return View<float, 2>::contiguous(data.data(), {rows, columns});
+}
+
+}  // namespace
+
+// Ends a request without a reply, or whose reply has ended, when its ids are prefilled.
+void LocalEngine::end_if_fed(Job& job) {
+  if (job.ended || job.draws() || !job.decodes()) return;
+  job.flush_echo();
+  if (!job.ended) job.ended = job.reason();
+}
+
+// Computes a step, and passes its tokens on to the listeners.
+void LocalEngine::compute(const Step& step) {
+  const std::int64_t width = model_.config().hidden_size;
+  const auto hidden = rows_of(hidden_, static_cast<std::int64_t>(step.ids.size()), width);
+  const auto start = Clock::now();
+  {
+    const std::lock_guard lock(model_mutex_);
+    model_.advance(step.ids, step.runs, states_, hidden, pool_, &drafts_);
+  }
+  for (std::size_t i = 0; i < step.runs.size(); ++i) {
+    if (step.runs[i].decode) {
+      if (step.runs[i].tokens == 1) step.jobs[i]->count_decoded(1);
+    } else {
+      step.jobs[i]->fed += static_cast<std::size_t>(step.runs[i].tokens);
+    }
+  }
+  if (const auto tokens = static_cast<std::int64_t>(step.ids.size()); tokens >= nn::kCutTokens) {
+    constexpr double kNew = 0.25;
+    const std::chrono::duration<double> now = (Clock::now() - start) / static_cast<double>(tokens);
+    per_token_ = per_token_.count() == 0 ? now : kNew * now + (1 - kNew) * per_token_;
+  }
+  cache_states(step);
+  const std::span<const Row> rows = step.rows;
+  for (std::size_t begin = 0; begin < rows.size(); begin += kLogitRows) {
+    take_logits(rows.subspan(begin, std::min<std::size_t>(kLogitRows, rows.size() - begin)));
+  }
+  end_drafts(step);
+  for (Job* job : step.jobs) {
+    if (job->ended) continue;
+    job->flush_echo();
+    end_if_fed(*job);
+  }
+}
+
+// Advances the texts of drafts by what was right of them.
+void LocalEngine::end_drafts(const Step& step) {
+  for (std::size_t i = 0; i < step.drafts.size(); ++i) {
+    Job& job = *step.jobs[step.drafts[i]];
+    if (job.ended == FinishReason::error) continue;
+    const std::int64_t drawn = job.end_draft();
+    job.count_decoded(drawn);
+    {
+      const std::lock_guard lock(model_mutex_);
+      model_.accept(drafts_[i], drawn, states_, pool_);
+    }
+    if (job.must_keep_state()) job.keep_state(states_.slot(job.slot));
+    const std::lock_guard lock(mutex_);
+    statistics_.drafted_tokens += static_cast<std::uint64_t>(step.runs[step.drafts[i]].tokens - 1);
+    statistics_.accepted_tokens += static_cast<std::uint64_t>(drawn - 1);
+  }
+}
+
+void LocalEngine::take_logits(std::span<const Row> rows) {
+  const auto count = static_cast<std::int64_t>(rows.size());
+  const std::int64_t width = model_.config().hidden_size, vocab = info_.vocab_size;
+  const auto picked = rows_of(picked_, count, width), logits = rows_of(logits_, count, vocab);
+  for (std::int64_t i = 0; i < count; ++i) {
+    std::copy_n(hidden_.data() + rows[static_cast<std::size_t>(i)].row * width, width, picked.at(i));
+  }
+  std::vector<Outcome> outcomes(rows.size());
+  {
+    const std::lock_guard lock(model_mutex_);
+    model_.logits(picked, logits, pool_);
+    pool_.run(count, [&](std::int64_t i, int) {
+      const auto& row = rows[static_cast<std::size_t>(i)];
+      if (row.drafted) return;
+      const std::span<float> own(logits.at(i), static_cast<std::size_t>(vocab));
+      outcomes[static_cast<std::size_t>(i)] =
+          row.scored ? row.job->score(own, drawable_, *row.scored) : row.job->draw(own, drawable_);
+    });
+  }
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    Job& job = *rows[i].job;
+    if (job.ended) continue;
+    if (rows[i].scored) {
+      job.take_echo(outcomes[i]);
+      continue;
+    }
+    if (rows[i].drafted) {
+      if (!job.follows_draft()) continue;
+      outcomes[i] = job.draw({logits.at(static_cast<std::int64_t>(i)), static_cast<std::size_t>(vocab)}, drawable_);
+    }
+    job.flush_echo();
+    const auto before = job.last_token;
+    job.take(outcomes[i], info_.eos);
+    if (job.must_keep_state()) job.drafting() ? job.cut_draft() : job.keep_state(states_.slot(job.slot));
+    const std::lock_guard lock(mutex_);
+    if (!before) {
+      statistics_.first_token_seconds.add(job.first_token_ms / 1e3);
+    } else if (job.last_token) {
+      statistics_.between_tokens_seconds.add(std::chrono::duration<double>(*job.last_token - *before).count());
+    }
+  }
+}
+
+void LocalEngine::cache_states(const Step& step) {
+  for (Job* job : step.jobs) {
+    for (const std::size_t beginning : job->store) {
+      if (beginning * nn::kCutTokens != job->fed) continue;
+      const auto slot = states_.slot(job->slot);
+      cache_.put(job->names[beginning - 1], job->fed, std::make_shared<const State>(slot.begin(), slot.end()));
+    }
+  }
+}
+
+}  // namespace efla::serve
