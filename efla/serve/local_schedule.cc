@@ -105,16 +105,16 @@ void LocalEngine::deal_prompts(Step& step) {
   }
 }
 
-// Decodes a token of every reply, and drafts where the weights, which are read for every row together, take longer than
-// the rows.
+// Decodes a token of every reply, and drafts where reading the weights, once for all rows, takes longer than the rows.
 void LocalEngine::decode_replies(Step& step) {
   std::vector<std::pair<Job*, std::span<const std::int32_t>>> replies;
   for (const auto& job : running_) {
     if (job->decodes()) replies.emplace_back(job.get(), std::span<const std::int32_t>());
   }
   if (replies.empty()) return;
-  const std::int64_t most =
-      std::min(options_.draft_tokens, nn::kMostDecoded / static_cast<std::int64_t>(replies.size()) - 1);
+  const auto count = static_cast<std::int64_t>(replies.size());
+  const std::int64_t most_replies = options_.weights == "float32" ? 4 : 1;
+  const std::int64_t most = count > most_replies ? 0 : std::min(options_.draft_tokens, nn::kMostDecoded / count - 1);
   for (auto& [job, draft] : replies) draft = job->draft(most);
   std::stable_partition(replies.begin(), replies.end(), [](const auto& reply) { return reply.second.empty(); });
   for (const auto& [job, draft] : replies) {
