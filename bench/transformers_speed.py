@@ -1,0 +1,172 @@
+#!/usr/bin/env python3
+"""Times models of transformers as they are installed and with efla.patch_transformers(), in turns in one process.
+
+    PYTHONPATH=python EFLA_TORCH_LIBRARY=… bench/transformers_speed.py --device cpu --threads 2 --out bench/results/transformers.jsonl
+
+The models have random weights and the shapes of small Qwen3.5, Qwen3-Next, OLMo-Hybrid and Kimi-Linear models: 8 layers, of which 6
+have a delta rule, and width 1024. As installed they take flash-linear-attention's functions on a GPU where it is installed, and the
+reference in PyTorch elsewhere. Printed and written: seconds (medians) of a prefill without gradients and of forward + backward, and
+the share of the prefill that the delta rules take.
+"""
+
+import argparse
+import contextlib
+import importlib
+import json
+import pathlib
+import statistics
+import subprocess
+import time
+import warnings
+
+import torch
+import transformers
+
+import efla
+
+LAYERS = (["linear_attention"] * 3 + ["full_attention"]) * 2
+COMMON = {
+    "vocab_size": 32000,
+    "hidden_size": 1024,
+    "intermediate_size": 2816,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 8,
+    "max_position_embeddings": 65536,
+    "layer_types": LAYERS,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+HEADS = {"linear_num_key_heads": 16, "linear_num_value_heads": 16, "linear_key_head_dim": 128, "linear_value_head_dim": 128}
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512}
+KIMI = {
+    "linear_num_heads": 16,
+    "linear_head_dim": 128,
+    "kv_lora_rank": 256,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128,
+    "v_head_dim": 128,
+    "moe_intermediate_size": 512,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+}
+MODELS = {
+    "qwen3_5": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", {**HEADS, "head_dim": 128}),
+    "qwen3_next": ("Qwen3NextConfig", "Qwen3NextForCausalLM", {**HEADS, **EXPERTS, "head_dim": 128}),
+    "olmo_hybrid": ("OlmoHybridConfig", "OlmoHybridForCausalLM", HEADS),
+    "kimi_linear": ("KimiLinearConfig", "KimiLinearForCausalLM", KIMI),
+}
+DELTA_RULES = ("torch_chunk_gated_delta_rule", "chunk_kimi_delta_attention")
+
+
+class Clock:
+    """Adds up the seconds between enter and exit, waiting for the GPU at both."""
+
+    def __init__(self, device):
+        self.seconds, self.wait = 0.0, torch.cuda.synchronize if device == "cuda" else lambda: None
+
+    def __enter__(self):
+        self.wait()
+        self.began = time.perf_counter()
+
+    def __exit__(self, *_):
+        self.wait()
+        self.seconds += time.perf_counter() - self.began
+
+
+def delta_seconds(modeling, run, device):
+    """Returns the seconds of `run` that the delta rules of a model's module take."""
+    clock, originals = Clock(device), {name: getattr(modeling, name) for name in DELTA_RULES if hasattr(modeling, name)}
+
+    def timed(function):
+        def call(*arguments, **named):
+            with clock:
+                return function(*arguments, **named)
+
+        return call
+
+    for name, function in originals.items():
+        setattr(modeling, name, timed(function))
+    try:
+        run()
+    finally:
+        for name, function in originals.items():
+            setattr(modeling, name, function)
+    return clock.seconds
+
+
+def measure(name, options):
+    config, model, extra = MODELS[name]
+    modeling = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
+    configuration = importlib.import_module(f"transformers.models.{name}.configuration_{name}")
+    torch.manual_seed(0)
+    made = getattr(modeling, model)(getattr(configuration, config)(**{**COMMON, **extra}))
+    made = made.to(options.device, getattr(torch, options.dtype)).eval()
+    ids = torch.randint(3, COMMON["vocab_size"], (options.batch, options.tokens), device=options.device)
+
+    @torch.no_grad()
+    def prefill():
+        made(ids, use_cache=True, logits_to_keep=1)
+
+    def train():
+        made(ids, labels=ids, use_cache=False).loss.backward()
+        made.zero_grad()
+
+    seconds = {(run.__name__, patched): [] for run in (prefill, train) for patched in (False, True)}
+    shares = {False: [], True: []}
+    for round_ in range(options.rounds + 1):  # the first warms up
+        for patched in (False, True):
+            with efla.patch_transformers() if patched else contextlib.nullcontext():
+                for run in (prefill, train):
+                    clock = Clock(options.device)
+                    with clock:
+                        run()
+                    if round_ > 0:
+                        seconds[run.__name__, patched].append(clock.seconds)
+                if round_ > 0:
+                    whole = Clock(options.device)
+                    with whole:
+                        part = delta_seconds(modeling, prefill, options.device)
+                    shares[patched].append(part / whole.seconds)
+    row = {"model": name, "parameters": sum(p.numel() for p in made.parameters())}
+    for run in ("prefill", "train"):
+        before, after = (statistics.median(seconds[run, patched]) for patched in (False, True))
+        row[run] = {"installed": before, "efla": after, "ratio": before / after}
+    row["delta_share_of_prefill"] = {kind: statistics.median(shares[patched]) for kind, patched in (("installed", False), ("efla", True))}
+    return row
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--tokens", type=int, default=1024)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--out", type=pathlib.Path)
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(options.threads)
+    folder = pathlib.Path(__file__).resolve().parent
+    commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=folder, capture_output=True, text=True).stdout.strip()
+    settings = {name: value for name, value in vars(options).items() if name not in ("models", "out")}
+    versions = {"torch": torch.__version__, "transformers": transformers.__version__, "commit": commit}
+    versions["on"] = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
+    if importlib.util.find_spec("fla"):
+        versions["fla"] = importlib.import_module("fla").__version__
+    print(f"{'model':12} {'prefill, s':>22} {'forward + backward, s':>30} {'delta share of prefill':>24}")
+    for name in options.models.split(","):
+        row = measure(name, options)
+        shown = [f"{row[run]['installed']:8.3f} → {row[run]['efla']:7.3f} ({row[run]['ratio']:4.2f} ×)" for run in ("prefill", "train")]
+        share = row["delta_share_of_prefill"]
+        print(f"{name:12} {shown[0]} {shown[1]:>30} {share['installed']:12.0%} → {share['efla']:.0%}", flush=True)
+        if options.out:
+            with options.out.open("a") as file:
+                file.write(json.dumps({**row, **settings, **versions}) + "\n")
+
+
+if __name__ == "__main__":
+    main()
