@@ -3,8 +3,9 @@
 // a kernel's distance from it is a fault of the kernel.
 //
 // bfloat16 inputs (efla/cuda/chunk/chunk.h): the blocks of the inverse in TF32, and in bfloat16 T and P, the state as
-// an operand, the residual R, U and write∘U, the outputs, and with a gate per channel the decayed keys and queries.
-// float32 inputs (efla/cuda/wide/wide.h): every operand of a product, but for inverses, as the sum of two TF32 numbers.
+// an operand, the residual R, U and write∘U, the outputs, and with a gate per channel the decayed keys and queries;
+// maps of segments and the states that they multiply in two bfloat16 parts. float32 inputs (efla/cuda/wide/wide.h):
+// every operand of a product, but for inverses, as the sum of two TF32 numbers.
 #pragma once
 
 #include <algorithm>
@@ -23,6 +24,12 @@ inline float through_bfloat16(float x) { return to_float(to_bfloat16(x)); }
 // Drops the bits that TF32 does not have, as the tensor cores do.
 inline float through_tf32(float x) { return std::bit_cast<float>(std::bit_cast<std::uint32_t>(x) & 0xffffe000U); }
 
+// Two bfloat16 numbers whose sum has the first 16 bits of x.
+inline std::array<float, 2> bfloat16_parts(float x) {
+  const float high = through_bfloat16(x);
+  return {high, through_bfloat16(x - high)};
+}
+
 // What the kernels for inputs of a type do.
 template <class T>
 struct ChunkArithmetic {
@@ -32,6 +39,12 @@ struct ChunkArithmetic {
 
   static float operand(float x) { return through_bfloat16(x); }
   static float times(float x, float y) { return x * y; }
+  // The product of an element of a segment's map and one of a state.
+  static float map(float x, float y) {
+    const auto [high_x, low_x] = bfloat16_parts(x);
+    const auto [high_y, low_y] = bfloat16_parts(y);
+    return high_x * high_y + low_x * high_y + high_x * low_y;
+  }
 };
 
 inline float nearest_tf32(float x) {
@@ -50,6 +63,7 @@ struct ChunkArithmetic<float> {
     const float small_x = through_tf32(x - big_x), small_y = through_tf32(y - big_y);
     return big_x * big_y + (small_x * big_y + big_x * small_y);
   }
+  static float map(float x, float y) { return x * y; }
 };
 
 // One value head of one sequence.
@@ -70,7 +84,7 @@ class ChunkOracle {
         keys_(p.shape.key_dim),
         columns_(p.shape.value_dim) {}
 
-  // Segments (efla/cuda/chunk/segments.cu): the state before each of them first, then all outputs.
+  // Segments (efla/cuda/chunk/segments.cc): the state before each of them first, then all outputs.
   void run() {
     State state(keys_ * columns_);
     for (std::int64_t i = 0; i < keys_ * columns_ && p_.initial_state; ++i) {
@@ -94,7 +108,7 @@ class ChunkOracle {
         for (std::int64_t x = 0; x < keys_; ++x) {
           for (std::int64_t y = 0; y < keys_; ++y) {
             for (std::int64_t j = 0; j < columns_; ++j)
-              state[x * columns_ + j] += map[x * keys_ + y] * before[y * columns_ + j];
+              state[x * columns_ + j] += ChunkArithmetic<T>::map(map[x * keys_ + y], before[y * columns_ + j]);
           }
         }
       }

@@ -43,14 +43,28 @@ constexpr std::size_t scaled_rows_bytes(const DeltaShape& s) {
   return s.key_dim <= 64 ? sizeof(ScaledRows<1>) : sizeof(ScaledRows<2>);
 }
 
+// The map of a segment, S ← M S, in two bfloat16 parts whose sum has the first 16 bits of M's elements. Rows of the
+// transposed map as images of swizzled tiles: kTiles times 64 rows of kTiles tiles.
+template <int kTiles>
+struct SegmentMap {
+  static constexpr int kBytes = kTiles * kTiles * kChunkTokens * 128;
+  alignas(128) unsigned char high[kBytes], low[kBytes];
+};
+
+constexpr std::size_t segment_map_bytes(const DeltaShape& s) {
+  return s.key_dim <= 64 ? sizeof(SegmentMap<1>) : sizeof(SegmentMap<2>);
+}
+
 struct ChunkProblem {
   DeltaForward<bfloat16> p;
   ChunkRecord* records = nullptr;   // [slots][HV]
   unsigned char* scaled = nullptr;  // [slots][HV], ScaledRows with a gate per channel
-  // Of sequences that are cut into segments of whole chunks (segments.cu), the state before every segment but the first
-  // [N, HV · (segments − 1), K, V], and the product of a segment's chunks as a map of the state
-  // [N, HV · (segments − 2), K, K], from the second segment to the last but one.
-  View<float, 4> segment_states, segment_maps;
+  // Of sequences that are cut into segments of whole chunks (segments.cc), the state after the first segment and the
+  // states that the others but the last would end with, had they begun with zeros [N, HV · (segments − 1), K, V], and
+  // the product of a segment's chunks as a map of the state [N, HV, segments − 2], from the second segment to the last
+  // but one.
+  View<float, 4> segment_states;
+  unsigned char* segment_maps = nullptr;
   int segments = 1;
   std::int64_t slots = 0;
   std::int64_t slots_per_sequence = 0;  // 0: packed
@@ -72,10 +86,6 @@ constexpr bool has_channel_gate(const ChunkProblem& c) { return c.p.rule.decay =
 
 // Returns into how many segments the sequences of a problem are cut, a function of the sizes alone; 1: they are not.
 int segments_of(const DeltaShape& shape);
-
-// Launches the kernel that makes of the states that segments would end with, had they begun with zeros, and of the
-// segments' maps the states before segments.
-void launch_segment_states(const ChunkProblem& problem, cudaStream_t stream);
 
 struct RowMaps;
 

@@ -22,7 +22,8 @@ struct Parts {
     const std::int64_t segments = segments_of(s), heads = s.sequences() * s.value_heads;
     if (segments == 1) return;
     states = static_cast<std::size_t>(heads * (segments - 1) * s.key_dim * s.value_dim) * sizeof(float);
-    maps = static_cast<std::size_t>(heads * (segments - 2) * s.key_dim * s.key_dim) * sizeof(float);
+    states = (states + 255) / 256 * 256;
+    maps = static_cast<std::size_t>(heads * (segments - 2)) * segment_map_bytes(s);
   }
   std::size_t total() const { return records + scaled + states + maps; }
 };
@@ -34,7 +35,7 @@ ChunkKernel best_sweep(const DeltaShape& s, const DeltaRule& rule) {
   constexpr std::int64_t kMultiprocessors = 132;
   const std::int64_t blocks = s.sequences() * s.value_heads * ((s.value_dim + 127) / 128);
   const std::int64_t waves = (blocks + kMultiprocessors - 1) / kMultiprocessors;
-  return 10 * blocks >= 8 * kMultiprocessors * waves ? ChunkKernel::fused : ChunkKernel::sweep;
+  return 10 * blocks >= 7 * kMultiprocessors * waves ? ChunkKernel::fused : ChunkKernel::sweep;
 }
 
 }  // namespace
@@ -68,8 +69,7 @@ void chunk_fwd(const DeltaForward<bfloat16>& p, const Workspace& workspace, cuda
   const std::int64_t n = p.shape.sequences(), heads = p.shape.value_heads, keys = p.shape.key_dim;
   c.segment_states = View<float, 4>::contiguous(reinterpret_cast<float*>(states),
                                                 {n, heads * (c.segments - 1), keys, p.shape.value_dim});
-  c.segment_maps = View<float, 4>::contiguous(reinterpret_cast<float*>(states + parts.states),
-                                              {n, heads * (c.segments - 2), keys, keys});
+  c.segment_maps = states + parts.states;
   c.slots = chunk_slots(p.shape);
   c.slots_per_sequence = p.shape.packed > 0 ? 0 : c.slots / p.shape.batch;
   c.scale = static_cast<float>(p.rule.scale_for(p.shape.key_dim));

@@ -1,4 +1,5 @@
-// The record of a chunk (prepare.cuh), computed by two warpgroups beside the sweep that uses it: one T, the other P.
+// The record of a chunk (prepare.cuh), computed by two warpgroups beside the sweep that uses it: one the vectors of the
+// keys and what T is made of, −A and the inverses of its diagonal blocks, the other P and T.
 #pragma once
 
 #include "efla/cuda/chunk/sweep_sm90.cuh"
@@ -24,8 +25,12 @@ __device__ __forceinline__ void start_records(const ChunkProblem& c, const RowMa
                                               Shared<kTiles, kGroups, true, false>& shared) {
   if (lane == 0) start_rows<true>(c, maps, 0, shared);
   __syncwarp();
+  TokenPair pairs[kFirstTokens];
+#pragma unroll
+  for (int chunk = 0; chunk < kFirstTokens; ++chunk) pairs[chunk] = tokens_of(c, chunk, lane, shared);
+#pragma unroll
   for (int chunk = 0; chunk < kFirstTokens; ++chunk) {
-    share_tokens(tokens_of(c, chunk, lane, shared), c.p.rule.decay == Decay::scalar, lane, shared.tokens[chunk]);
+    share_tokens(pairs[chunk], c.p.rule.decay == Decay::scalar, lane, shared.tokens[chunk]);
   }
 }
 
@@ -37,7 +42,7 @@ __device__ __forceinline__ Token wait_for_token(int chunk, int t, Shared<kTiles,
   return shared.tokens[stage][t];
 }
 
-// The warpgroup that computes T and the vectors of the keys.
+// The warpgroup that computes the vectors of the keys, −A and the inverses of its diagonal blocks.
 template <int kTiles, int kGroups>
 __device__ __forceinline__ void prepare_keys(const ChunkProblem& c, int thread,
                                              Shared<kTiles, kGroups, true, false>& shared) {
@@ -45,42 +50,33 @@ __device__ __forceinline__ void prepare_keys(const ChunkProblem& c, int thread,
   using Memory = Shared<kTiles, kGroups, true, false>;
   constexpr int kStages = Memory::kStages, kRecords = Memory::kRecords;
   const int warp = warp_of(thread);
-  const bool gated = c.p.rule.decay == Decay::scalar;
   BlockProducts keys;
   leave_undefined(keys);
-  for (auto& record : shared.record) clear_upper_blocks(record, thread);
-  // The products of the next chunk are made while this chunk's record is finished; after the last one, its own again.
   const auto start_keys = [&](int chunk) {
     wait_for_rows(chunk, walk.tail, shared);
     const std::uint32_t k_tile = shared_address(shared.rows[chunk % kStages].k);
     start_products<kTiles>(k_tile, k_tile, warp, thread % 32, keys);
   };
-  if (walk.chunks == 0) return;
-  start_keys(0);
-  finish_products(keys);
 #pragma unroll 1
   for (int chunk = 0; chunk < walk.chunks; ++chunk) {
     const int lane = opaque(thread % 32);
     ChunkRecord& record = shared.record[chunk % kRecords];
     PrepareScratch& scratch = shared.scratch[chunk % kRecords];
+    start_keys(chunk);
     const Token token = wait_for_token(chunk, 16 * warp + lane % 16, shared);
     barrier_wait(&shared.record_free[chunk % kRecords], parity(chunk, kRecords) ^ 1U);
+    finish_products(keys);
     key_vectors(c.p.rule, token, key_squares(keys, warp, lane), warp, lane, scratch, record);
     barrier_arrive(&shared.vectors_full[chunk % kRecords]);
     named_barrier(kKeysBarrier, kGroupThreads);
-    write_keys(keys, gated, warp, lane, scratch);
+    write_keys(keys, warp, lane, scratch);
     __syncwarp();
     invert_diagonal(warp, lane, scratch);
-    named_barrier(kKeysBarrier, kGroupThreads);
-    invert_below(warp, lane, scratch, record);
-    start_keys(min(chunk + 1, walk.chunks - 1));
-    fence_for_products();
-    barrier_arrive(&shared.record_full[chunk % kRecords]);
-    finish_products(keys);
+    barrier_arrive(&shared.diagonal_full[chunk % kRecords]);
   }
 }
 
-// The warpgroup that computes P and the vectors of the queries, reads β and g, and copies rows.
+// The warpgroup that computes P, the vectors of the queries and T, reads β and g, and copies rows.
 template <int kTiles, int kGroups>
 __device__ __forceinline__ void prepare_queries(const ChunkProblem& c, const RowMaps& maps, int thread,
                                                 Shared<kTiles, kGroups, true, false>& shared) {
@@ -89,20 +85,21 @@ __device__ __forceinline__ void prepare_queries(const ChunkProblem& c, const Row
   constexpr int kStages = Memory::kStages, kRecords = Memory::kRecords;
   const int warp = warp_of(thread);
   const bool gated = c.p.rule.decay == Decay::scalar;
-  // The first warp, which has the least to do for P, computes the decays of all tokens.
+  for (auto& record : shared.record) clear_upper_blocks(record, thread);
+  // Warps 2 and 3, which have the least to do for T, compute the decays of all tokens and copy rows.
   TokenPair next{};
-  if (warp == 0) {
-    next = tokens_of(c, kFirstTokens, thread % 32, shared);
-    if (is_tail(0, shared)) finish_tail(thread % 32, shared);
-  }
+  if (warp == 2) next = tokens_of(c, kFirstTokens, thread % 32, shared);
+  if (warp == 3 && is_tail(0, shared)) finish_tail(thread % 32, shared);
 #pragma unroll 1
   for (int chunk = 0; chunk < walk.chunks; ++chunk) {
     const int lane = opaque(thread % 32);
     auto& rows = shared.rows[chunk % kStages];
     ChunkRecord& record = shared.record[chunk % kRecords];
     PrepareScratch& scratch = shared.scratch[chunk % kRecords];
-    if (thread == 0) start_rows<true>(c, maps, chunk + 1, shared);
-    __syncwarp();
+    if (warp == 3) {
+      if (lane == 0) start_rows<true>(c, maps, chunk + 1, shared);
+      __syncwarp();
+    }
     wait_for_rows(chunk, walk.tail, shared);
     const std::uint32_t k_tile = shared_address(rows.k), q_tile = shared_address(rows.q);
     const float squares = c.p.rule.qk_l2norm ? query_squares<kTiles>(q_tile, warp, lane) : 0.0F;
@@ -119,14 +116,16 @@ __device__ __forceinline__ void prepare_queries(const ChunkProblem& c, const Row
 #pragma unroll
       for (int i = 0; i < 16; ++i) blocks[i] = queries[8 * b + i];
     };
-    write_queries(blocks_of, gated, warp, lane, scratch, record);
+    write_queries(blocks_of, warp, lane, scratch, record);
     chunk = opaque(chunk);  // addresses kept from before would take registers that are not there
-    if (warp == 0) {
-      if (is_tail(chunk + 1, shared)) finish_tail(lane, shared);
+    if (warp == 3 && is_tail(chunk + 1, shared)) finish_tail(lane, shared);
+    if (warp == 2) {
       share_tokens(next, gated, lane, shared.tokens[(chunk + kFirstTokens) % kTokenStages]);
       barrier_arrive(&shared.tokens_full[(chunk + kFirstTokens) % kTokenStages]);
       next = tokens_of(c, chunk + kFirstTokens + 1, lane, shared);
     }
+    barrier_wait(&shared.diagonal_full[chunk % kRecords], parity(chunk, kRecords));
+    invert_below(warp, lane, scratch, record);
     fence_for_products();
     barrier_arrive(&shared.record_full[chunk % kRecords]);
   }

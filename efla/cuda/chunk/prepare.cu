@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(kPrepareThreads, kGrouped ? 3 : 4)
     key_vectors(p.rule, token, key_squares(keys, warp, lane), warp, lane, scratch, memory.record);
     query_vectors(p.rule, c.scale, token, squares, warp, lane, scratch, memory.record);
     __syncthreads();
-    write_keys(keys, gated, warp, lane, scratch);
+    write_keys(keys, warp, lane, scratch);
     __syncwarp();
     invert_diagonal(warp, lane, scratch);
     __syncthreads();
@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(kPrepareThreads, kGrouped ? 3 : 4)
 #pragma unroll
       for (int j = 0; j < 16; ++j) blocks[j] = queries[8 * b + j];
     };
-    write_queries(blocks_of, gated, warp, lane, scratch, memory.record);
+    write_queries(blocks_of, warp, lane, scratch, memory.record);
     fence_record();
     __syncthreads();
     store_record<kPrepareThreads>(memory.record, &c.records[slot * p.shape.value_heads + i_h], thread);

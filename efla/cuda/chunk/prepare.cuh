@@ -88,6 +88,13 @@ __device__ __forceinline__ float diagonal_of(const float* block, int lane) {
   return lane % 16 < 8 ? first : second;
 }
 
+// Returns the lane's part of the sum of the diagonal of a 16 × 16 block of which `block` are the accumulators.
+__device__ __forceinline__ float diagonal_part(const float* block, int lane) {
+  const int column = lane / 4 - 2 * (lane % 4);  // of the diagonal, from the lane's first one on
+  const float even = block[0] + block[6], odd = block[1] + block[7];
+  return column == 0 ? even : column == 1 ? odd : 0.0F;
+}
+
 // Returns Σq² of query 16·warp + lane % 16.
 template <int kTiles>
 __device__ __forceinline__ float query_squares(std::uint32_t q_tile, int warp, int lane) {
@@ -235,19 +242,18 @@ __device__ __forceinline__ void clear_upper_blocks(ChunkRecord& record, int thre
 }
 
 // The factors of rows lane / 4 and lane / 4 + 8 of a warp's block row: of blocks below the diagonal with the decay from
-// the token before the block row, and of the block on the diagonal without.
+// the token before the block row, and of the block on the diagonal without. Where there is no gate all decays are 1.
 struct RowFactors {
   float below[2], diagonal[2], prefix[2], before;
 
-  __device__ __forceinline__ RowFactors(const float* factors, const PrepareScratch& scratch, bool gated, int warp,
-                                        int lane)
+  __device__ __forceinline__ RowFactors(const float* factors, const PrepareScratch& scratch, int warp, int lane)
       : before(warp > 0 ? scratch.prefix[16 * warp - 1] : 0.0F) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int row = 16 * warp + lane / 4 + 8 * r;
-      diagonal[r] = below[r] = factors[row];
       prefix[r] = scratch.prefix[row];
-      if (gated) below[r] *= exp2_fast(prefix[r] - before);
+      diagonal[r] = factors[row];
+      below[r] = factors[row] * exp2_fast(prefix[r] - before);
     }
   }
 };
@@ -258,8 +264,7 @@ struct RowFactors {
 // Γ_ij is a factor of i times one of j, the decays to and from a token between them: neither exceeds 1. On the diagonal
 // there is no such token.
 __device__ __forceinline__ void scale_block(float (&x)[8], const float* block, const RowFactors& rows,
-                                            const float* columns, const float* prefixes, bool gated, bool diagonal,
-                                            int lane) {
+                                            const float* columns, const float* prefixes, bool diagonal, int lane) {
   float factors[4];
   float2 decays[2];
 #pragma unroll
@@ -270,7 +275,7 @@ __device__ __forceinline__ void scale_block(float (&x)[8], const float* block, c
     factors[2 * h] = factor.x;
     factors[2 * h + 1] = factor.y;
   }
-  if (gated && !diagonal) {
+  if (!diagonal) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       factors[2 * h] *= exp2_fast(rows.before - decays[h].x);
@@ -280,7 +285,7 @@ __device__ __forceinline__ void scale_block(float (&x)[8], const float* block, c
   const float low = diagonal ? rows.diagonal[0] : rows.below[0], high = diagonal ? rows.diagonal[1] : rows.below[1];
 #pragma unroll
   for (int i = 0; i < 8; ++i) x[i] = block[i] * ((i / 2 % 2 == 0 ? low : high) * factors[i / 4 * 2 + i % 2]);
-  if (gated && diagonal) {
+  if (diagonal) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const float2 decay = decays[i / 4];
@@ -290,15 +295,14 @@ __device__ __forceinline__ void scale_block(float (&x)[8], const float* block, c
 }
 
 // Writes the warp's block row of −A to the scratch.
-__device__ __forceinline__ void write_keys(const BlockProducts& products, bool gated, int warp, int lane,
-                                           PrepareScratch& scratch) {
-  const RowFactors rows(scratch.row, scratch, gated, warp, lane);
+__device__ __forceinline__ void write_keys(const BlockProducts& products, int warp, int lane, PrepareScratch& scratch) {
+  const RowFactors rows(scratch.row, scratch, warp, lane);
 #pragma unroll
   for (int b = 0; b < 4; ++b) {
     if (b > warp) break;
     float x[8];
     const bool diagonal = b == warp;
-    scale_block(x, products + 8 * b, rows, scratch.key_factor + 16 * b, scratch.prefix + 16 * b, gated, diagonal, lane);
+    scale_block(x, products + 8 * b, rows, scratch.key_factor + 16 * b, scratch.prefix + 16 * b, diagonal, lane);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       *reinterpret_cast<float2*>(
@@ -310,21 +314,21 @@ __device__ __forceinline__ void write_keys(const BlockProducts& products, bool g
 
 // Writes the warp's block row of P to the record; blocks_of(b, blocks) gives block columns b and b + 1 of Q Kᵀ.
 template <class F>
-__device__ __forceinline__ void write_queries(F&& blocks_of, bool gated, int warp, int lane,
-                                              const PrepareScratch& scratch, ChunkRecord& record) {
+__device__ __forceinline__ void write_queries(F&& blocks_of, int warp, int lane, const PrepareScratch& scratch,
+                                              ChunkRecord& record) {
 #pragma unroll
   for (int pair = 0; pair < 4; pair += 2) {
     if (pair > warp) break;
     float blocks[16];
     blocks_of(pair, blocks);
-    const RowFactors rows(scratch.query_factor, scratch, gated, warp, lane);
+    const RowFactors rows(scratch.query_factor, scratch, warp, lane);
 #pragma unroll
     for (int b = pair; b < pair + 2; ++b) {
       if (b > warp) break;
       float x[8];
       const bool diagonal = b == warp;
-      scale_block(x, blocks + 8 * (b - pair), rows, scratch.key_factor + 16 * b, scratch.prefix + 16 * b, gated,
-                  diagonal, lane);
+      scale_block(x, blocks + 8 * (b - pair), rows, scratch.key_factor + 16 * b, scratch.prefix + 16 * b, diagonal,
+                  lane);
       if (diagonal) {
         const int row = lane / 4, column = 2 * (lane % 4);
 #pragma unroll

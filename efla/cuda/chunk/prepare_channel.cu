@@ -314,7 +314,7 @@ __global__ void __launch_bounds__(kThreads, kAligned ? kResident : 1)
   }
   __syncthreads();
   if (of_keys) {
-    write_keys(products, false, warp, lane, scratch);
+    write_keys(products, warp, lane, scratch);
     __syncwarp();
     invert_diagonal(warp, lane, scratch);
   } else {
@@ -322,7 +322,7 @@ __global__ void __launch_bounds__(kThreads, kAligned ? kResident : 1)
 #pragma unroll
       for (int i = 0; i < 16; ++i) blocks[i] = products[8 * b + i];
     };
-    write_queries(blocks_of, false, warp, lane, scratch, record);
+    write_queries(blocks_of, warp, lane, scratch, record);
   }
   __syncthreads();
   if (of_keys) invert_below(warp, lane, scratch, record);

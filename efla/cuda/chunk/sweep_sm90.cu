@@ -3,10 +3,10 @@
 // One thread block per sequence, value head and slice of 64 · kGroups value columns walks the chunks of the sequence.
 // Its first kGroups warpgroups keep 64 rows each of the transposed state Sᵀ [V, K] in registers, as in
 // sweep_portable.cu. One thread of the warps after them copies the chunk's rows to shared memory. Where kFused is set
-// these warps are two warpgroups that also compute the chunk's record (prepare.cuh), one T and the other P, so that
-// neither travels through memory; otherwise they are one warp, which copies the record that the kernel `prepare` wrote.
+// these warps are two warpgroups that also compute the chunk's record (fused_record.cuh), so that T and P do not travel
+// through memory; otherwise they are one warp, which copies the record that the kernel `prepare` wrote.
 //
-// Where sequences are cut into segments (segments.cu), a thread block walks one segment. Where kOutputs is not set it
+// Where sequences are cut into segments (segments.cc), a thread block walks one segment. Where kOutputs is not set it
 // makes no outputs but the segment's map of the state: what becomes of zeros, and what becomes of the identity without
 // any values. The same launch has thread blocks that compute the outputs of the first segment, which need no map.
 //
@@ -84,11 +84,62 @@ __device__ __forceinline__ View<T, 4> state_of(View<T, 4> states, const Walk& wa
   return states;
 }
 
-// The state before the segment that a thread block walks, and where the state after the sequence's last segment goes.
-__device__ __forceinline__ View<const float, 4> state_before(const ChunkProblem& c, const Walk& walk) {
-  if (walk.segment == 0) return state_of(c.p.initial_state, walk);
-  return state_of(c.segment_states, walk, c.segments - 1, walk.segment - 1);
+// Reads a warp's 16 rows of the state before the segment that a thread block walks.
+template <int kTiles, int kGroups, bool kFused, bool kChannel>
+__device__ __forceinline__ void read_state_before(float (&s)[32 * kTiles], const ChunkProblem& c, std::int64_t column,
+                                                  int lane, Shared<kTiles, kGroups, kFused, kChannel>& shared) {
+  const Walk& walk = shared.walk;
+  if (kFused || walk.segment == 0) return read_state<kTiles>(s, state_of(c.p.initial_state, walk), 0, 0, column, lane);
+  if constexpr (!kFused) {
+    const auto read = [&](int segment) {
+      read_state<kTiles>(s, state_of(c.segment_states, walk, c.segments - 1, segment), 0, 0, column, lane);
+    };
+    read(0);
+#pragma unroll 1
+    for (int segment = 1; segment < walk.segment; ++segment) {
+      std::uint32_t high[kTiles][4][4], low[kTiles][4][4];
+#pragma unroll
+      for (int i = 0; i < 16 * kTiles; ++i) {
+        const float x = s[2 * i], y = s[2 * i + 1];
+        const std::uint32_t pair = pack_bf16(x, y);
+        high[i / 16][i / 4 % 4][i % 4] = pair;
+        low[i / 16][i / 4 % 4][i % 4] = pack_bf16(x - low_bf16(pair), y - high_bf16(pair));
+      }
+      read(segment);
+      barrier_wait(&shared.map_full, static_cast<unsigned>(segment - 1) & 1U);
+      products_fence();
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+        const std::uint32_t map_high = shared_address(shared.map().high) + tile * kTiles * kTileBytes,
+                            map_low = shared_address(shared.map().low) + tile * kTiles * kTileBytes;
+        update_state<kTiles>(s, high[tile], map_high);
+        update_state<kTiles>(s, low[tile], map_high);
+        update_state<kTiles>(s, high[tile], map_low);
+      }
+      products_commit();
+      products_wait<0>();
+      __syncwarp();
+      if (lane == 0) barrier_arrive(&shared.map_free);
+    }
+  }
 }
+
+// Writes a warp's 16 rows of a segment's transposed map, from row `row` on.
+template <int kTiles>
+__device__ __forceinline__ void write_map(const float (&s)[32 * kTiles], SegmentMap<kTiles>& map, int row, int lane) {
+  if (row >= 64 * kTiles) return;
+  const int tiles = row / 64 * kTiles * kTileBytes;
+#pragma unroll
+  for (int i = 0; i < 16 * kTiles; ++i) {
+    const float x = s[2 * i], y = s[2 * i + 1];
+    const std::uint32_t high = pack_bf16(x, y);
+    const int at = tiles + piece_offset(row % 64 + lane / 4 + i % 2 * 8, i / 2) + lane % 4 * 4;
+    *reinterpret_cast<std::uint32_t*>(map.high + at) = high;
+    *reinterpret_cast<std::uint32_t*>(map.low + at) = pack_bf16(x - low_bf16(high), y - high_bf16(high));
+  }
+}
+
+// Where the state after the segment that a thread block walks goes.
 __device__ __forceinline__ View<float, 4> state_after(const ChunkProblem& c, const Walk& walk) {
   if (walk.segment == c.segments - 1) return state_of(c.p.final_state, walk);
   return walk.segment == 0 ? state_of(c.segment_states, walk, c.segments - 1, 0) : View<float, 4>{};
@@ -108,7 +159,7 @@ __device__ __forceinline__ void consume(const ChunkProblem& c, int group, int th
   const std::int64_t column = walk.column + 64 * group;
   float s[32 * kTiles], e[32], o[32];
   std::uint32_t u[4][4] = {};
-  read_state<kTiles>(s, state_before(c, walk), 0, 0, column + 16 * warp, lane);
+  read_state_before(s, c, column + 16 * warp, lane, shared);
   OutputColumns outputs(c.p.o, walk, column, warp, lane);
   leave_undefined(e);
   leave_undefined(o);
@@ -240,9 +291,11 @@ __device__ __forceinline__ void transform(const ChunkProblem& c, int group, int 
       barrier_arrive(&shared.rows_free[chunk % kStages]);
     }
   }
-  const View<float, 4> after = walk.map ? state_of(c.segment_maps, walk, c.segments - 2, walk.segment - 1)
-                                        : state_of(c.segment_states, walk, c.segments - 1, walk.segment);
-  write_state<kTiles>(s, after, 0, 0, column, lane);
+  if (walk.map) {
+    write_map(s, *segment_map<kTiles>(c, walk, walk.segment), static_cast<int>(column), lane);
+  } else {
+    write_state<kTiles>(s, state_of(c.segment_states, walk, c.segments - 1, walk.segment), 0, 0, column, lane);
+  }
 }
 
 template <int kGroups, bool kFused>
@@ -259,11 +312,14 @@ __device__ __forceinline__ void start(const Walk& walk, Shared<kTiles, kGroups, 
     barrier_init(&shared.rows_free[i], kGroups * (kFused ? kGroupThreads : kGroupWarps));
   }
   for (int i = 0; i < shared.kRecords; ++i) {
-    barrier_init(&shared.record_full[i], kFused ? 2 * kGroupThreads : 1);
+    barrier_init(&shared.record_full[i], kFused ? kGroupThreads : 1);
     barrier_init(&shared.record_free[i], kGroups * (kFused ? kGroupThreads : kGroupWarps));
   }
   for (auto& barrier : shared.tokens_full) barrier_init(&barrier, 32);
   for (auto& barrier : shared.vectors_full) barrier_init(&barrier, kGroupThreads);
+  for (auto& barrier : shared.diagonal_full) barrier_init(&barrier, kGroupThreads);
+  barrier_init(&shared.map_full, 1);
+  barrier_init(&shared.map_free, kGroups * kGroupWarps);
   barrier_init(&shared.tail, 1);
   barrier_init(&shared.tail_full, 32);
   fence_for_products();
@@ -278,7 +334,7 @@ __global__ void __launch_bounds__(threads<kGroups, kFused>(), 1)
   [[maybe_unused]] auto& first = *reinterpret_cast<Shared<kTiles, 1, false, kChannel>*>(memory);
   __shared__ Walk walk;
   let_next_kernel_begin();
-  wait_for_kernels();
+  if constexpr (kFused) wait_for_kernels();
   if (threadIdx.x == 0) {
     walk = walk_of<kGroups, kOutputs>(c);
     if (!kOutputs && walk.outputs) {
@@ -307,6 +363,7 @@ __global__ void __launch_bounds__(threads<kGroups, kFused>(), 1)
   // threads, or 128 for each of 512.
   if (group < kGroups) {
     if constexpr (kGroups == 2) take_registers<kFused ? 192 : 232>();
+    if constexpr (!kFused) wait_for_kernels();
     if constexpr (kOutputs) {
       consume(c, group, thread, shared);
     } else if (!walk.outputs) {
@@ -348,7 +405,6 @@ template <int kTiles, bool kChannel>
 void launch_sweep(const ChunkProblem& c, const RowMaps& maps, cudaStream_t stream) {
   if (c.segments > 1) {
     launch<kTiles, 2, false, kChannel, false>(c, maps, stream);
-    launch_segment_states(c, stream);
   }
   if (c.p.shape.value_dim > 64 &&
       c.p.shape.sequences() * c.p.shape.value_heads * (c.segments - (c.segments > 1 ? 1 : 0)) >= 96) {

@@ -64,6 +64,14 @@ struct Shared {
   std::uint64_t rows_full[kStages], rows_free[kStages], record_full[kRecords], record_free[kRecords];
   std::uint64_t tail, tail_full;  // of the copies of a chunk that the sequence does not fill; its rows are there
   std::uint64_t tokens_full[kFused ? kTokenStages : 0], vectors_full[kFused ? kRecords : 0];
+  std::uint64_t diagonal_full[kFused ? kRecords : 0];
+  std::uint64_t map_full, map_free;
+
+  // The map of a segment before the one that is walked takes the place of all rows but the first chunk's.
+  __device__ SegmentMap<kTiles>& map() {
+    static_assert(sizeof(SegmentMap<kTiles>) <= (kStages - 1) * sizeof(rows[0]));
+    return *reinterpret_cast<SegmentMap<kTiles>*>(&rows[1]);
+  }
 };
 
 // Count thread blocks per sequence and head. sweep_blocks: one per slice of value columns and segment; where there are
@@ -88,7 +96,7 @@ __device__ __forceinline__ Walk walk_of(const ChunkProblem& c) {
   const unsigned head = blockIdx.x / blocks, heads = static_cast<unsigned>(c.p.shape.value_heads);
   int part = static_cast<int>(blockIdx.x % blocks);
   walk.i_h = static_cast<int>(head % heads);
-  walk.i_q = walk.i_h / static_cast<int>(c.p.shape.group());
+  walk.i_q = walk.i_h / static_cast<int>(heads / static_cast<unsigned>(c.p.shape.heads));
   walk.n = head / heads;
   walk.map = false;
   if constexpr (kOutputs) {
@@ -106,7 +114,8 @@ __device__ __forceinline__ Walk walk_of(const ChunkProblem& c) {
   }
   const Sequence sequence = sequence_of(c.p, walk.n);
   const std::int64_t chunks = (sequence.end - sequence.begin + kChunkTokens - 1) / kChunkTokens;
-  const std::int64_t length = segment_chunks(chunks, c.segments), first = walk.segment * length;
+  const std::int64_t length = c.segments > 1 ? segment_chunks(chunks, c.segments) : chunks,
+                     first = walk.segment * length;
   const std::int64_t begin = sequence.begin + first * kChunkTokens;
   walk.i_b = static_cast<int>(sequence.i_b);
   walk.begin = static_cast<int>(begin);
@@ -115,7 +124,7 @@ __device__ __forceinline__ Walk walk_of(const ChunkProblem& c) {
   walk.g = c.p.g ? c.p.g.at(sequence.i_b, begin, walk.i_h) : nullptr;
   walk.slot = first_slot(c, walk.n) + first;
   walk.first_chunk = static_cast<int>(first);
-  walk.first_saved = static_cast<int>(sequence.first_chunk);
+  walk.first_saved = c.p.chunk_states ? static_cast<int>(sequence.first_chunk) : 0;
   walk.chunks = static_cast<int>(max(std::int64_t{0}, min(length, chunks - first)));
   walk.tail = walk.chunks > 0 && walk.rows(walk.chunks - 1) < kChunkTokens ? walk.chunks - 1 : -1;
   return walk;
@@ -189,30 +198,58 @@ __device__ __forceinline__ void wait_for_rows(int chunk, int tail, Shared<kTiles
   }
 }
 
-// The warp that copies rows and records.
+// The map of a segment between the first and the last of a sequence.
+template <int kTiles>
+__device__ __forceinline__ SegmentMap<kTiles>* segment_map(const ChunkProblem& c, const Walk& walk, int segment) {
+  const std::int64_t head = walk.n * c.p.shape.value_heads + walk.i_h;
+  return reinterpret_cast<SegmentMap<kTiles>*>(c.segment_maps) + head * (c.segments - 2) + segment - 1;
+}
+
+// Copies the maps of the segments between the first and the one that is walked, one after the other; run by one thread.
+template <int kTiles, int kGroups, bool kChannel>
+__device__ __forceinline__ void copy_maps(const ChunkProblem& c, Shared<kTiles, kGroups, false, kChannel>& shared) {
+  const int last = shared.walk.segment - 1;
+  for (int segment = 1; segment <= last; ++segment) {
+    barrier_expect(&shared.map_full, sizeof(SegmentMap<kTiles>));
+    load_bulk(&shared.map(), segment_map<kTiles>(c, shared.walk, segment), sizeof(SegmentMap<kTiles>),
+              &shared.map_full);
+    barrier_wait(&shared.map_free, static_cast<unsigned>(segment - 1) & 1U);
+  }
+}
+
+// The warp that copies rows and records. The first chunk's rows of keys, queries and values, which are inputs of all
+// kernels of the forward, are copied while the kernels before end.
 template <bool kOutputs, int kTiles, int kGroups, bool kChannel>
 __device__ __forceinline__ void copy_chunks(const ChunkProblem& c, const RowMaps& maps, int lane,
                                             Shared<kTiles, kGroups, false, kChannel>& shared) {
   const Walk& walk = shared.walk;
   constexpr int kRecords = Shared<kTiles, kGroups, false, kChannel>::kRecords;
+  const auto start_record = [&](int chunk) {
+    if (chunk >= walk.chunks) return;
+    const ChunkRecord* from = &c.records[(walk.slot + chunk) * c.p.shape.value_heads + walk.i_h];
+    RecordAt& record = shared.record[chunk % kRecords];
+    std::uint64_t* full = &shared.record_full[chunk % kRecords];
+    barrier_wait(&shared.record_free[chunk % kRecords], parity(chunk, kRecords) ^ 1U);
+    if constexpr (kOutputs) {
+      barrier_expect(full, sizeof(ChunkRecord));
+      load_bulk(&record, from, sizeof(ChunkRecord), full);
+    } else {  // without P
+      constexpr int kVectors = sizeof(ChunkRecord) - offsetof(ChunkRecord, b);
+      barrier_expect(full, kTileBytes + kVectors);
+      load_bulk(record.t, from->t, kTileBytes, full);
+      load_bulk(record.b, from->b, kVectors, full);
+    }
+  };
   if (lane == 0) {
-    const ChunkRecord* from = &c.records[walk.slot * c.p.shape.value_heads + walk.i_h];
+    if constexpr (!kChannel) start_rows<kOutputs>(c, maps, 0, shared);
+    wait_for_kernels();
+    if constexpr (kChannel) start_rows<kOutputs>(c, maps, 0, shared);
+    start_record(0);
+    if constexpr (kOutputs) copy_maps(c, shared);
 #pragma unroll 1
-    for (int chunk = 0; chunk < walk.chunks; ++chunk) {
+    for (int chunk = 1; chunk < walk.chunks; ++chunk) {
       start_rows<kOutputs>(c, maps, chunk, shared);
-      RecordAt& record = shared.record[chunk % kRecords];
-      std::uint64_t* full = &shared.record_full[chunk % kRecords];
-      barrier_wait(&shared.record_free[chunk % kRecords], parity(chunk, kRecords) ^ 1U);
-      if constexpr (kOutputs) {
-        barrier_expect(full, sizeof(ChunkRecord));
-        load_bulk(&record, from, sizeof(ChunkRecord), full);
-      } else {  // without P
-        constexpr int kVectors = sizeof(ChunkRecord) - offsetof(ChunkRecord, b);
-        barrier_expect(full, kTileBytes + kVectors);
-        load_bulk(record.t, from->t, kTileBytes, full);
-        load_bulk(record.b, from->b, kVectors, full);
-      }
-      from += c.p.shape.value_heads;
+      start_record(chunk);
     }
   }
   __syncwarp();
