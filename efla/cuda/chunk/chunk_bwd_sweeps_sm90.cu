@@ -1,5 +1,6 @@
 // The two sweeps of the chunkwise backward on Hopper GPUs, as the walks of sweep_sm90.cu: kGroups warpgroups keep 64
-// rows each of a transposed state in registers, and one warp copies rows and records ahead.
+// rows each of a transposed state in registers, one warp copies rows and records ahead, and one counts what has been
+// written.
 //
 // One walks whole sequences in reverse, the other from every saved state to the next. Neither needs the other, and both
 // run at once: where few heads leave the GPU empty in the first, the second fills it.
@@ -30,6 +31,7 @@ struct BackwardShared {
   Walk walk;
   std::uint64_t rows_full[kStages], rows_free[kStages], record_full[kRecords], record_free[kRecords];
   std::uint64_t tail;
+  int written[kGroups * kGroupWarps];  // how many chunks each warp of the state has written
 };
 
 // What a thread block walks, its number `block` among the blocks of its kind; all lanes of a warp take part. `interval`
@@ -80,15 +82,8 @@ __device__ __forceinline__ void copy_chunks(const ChunkBackward& c, const RowMap
   const Walk& walk = shared.walk;
   using Memory = BackwardShared<kTiles, kGroups, kChannel>;
   constexpr int kStages = Memory::kStages, kRecords = Memory::kRecords;
-  unsigned* ready = &c.ready[walk.slot * c.p.shape.value_heads + walk.i_h];
-  // Says of the chunks from number `first` on to `end`, whose rows are no longer in use, that they have been written.
-  const auto publish = [&](int first, int end) {
-    fence_for_counts();
-    for (int i = first; i < end; ++i) {
-      add_count(ready + chunk_of<kReverse>(walk, i) * c.p.shape.value_heads, kGroups);
-    }
-  };
   const ChunkRecord* records = &c.forward.records[walk.slot * c.p.shape.value_heads + walk.i_h];
+  if constexpr (kReverse && kChannel) wait_for_kernels();
 #pragma unroll 1
   for (int i = 0; i < walk.chunks; ++i) {
     const int chunk = chunk_of<kReverse>(walk, i), stage = i % kStages, count = walk.rows(chunk);
@@ -119,6 +114,7 @@ __device__ __forceinline__ void copy_chunks(const ChunkBackward& c, const RowMap
       for (int tile = 0; tile < kGroups; ++tile) {
         load_tile(rows.v + tile * kTileBytes, &values, walk.column + 64 * tile, walk.i_h, t, walk.i_b, full);
       }
+      if (kReverse && !kChannel && i == 0) wait_for_kernels();  // rows are inputs of `prepare` too
       RecordAt& record = shared.record[i % kRecords];
       const ChunkRecord* from = records + chunk * c.p.shape.value_heads;
       full = &shared.record_full[i % kRecords];
@@ -131,9 +127,6 @@ __device__ __forceinline__ void copy_chunks(const ChunkBackward& c, const RowMap
         barrier_expect(full, kTileBytes + kVectors);
         load_bulk(record.t, from->t, kTileBytes, full);
         load_bulk(record.b, from->b, kVectors, full);
-      }
-      if (const int written = i - kStages + 1; written > 0 && written % kPublished == 0) {
-        publish(written - kPublished, written);
       }
     }
     __syncwarp();
@@ -149,25 +142,57 @@ __device__ __forceinline__ void copy_chunks(const ChunkBackward& c, const RowMap
       if (lane == 0) barrier_arrive(&shared.rows_full[stage]);
     }
   }
-  if (lane != 0) return;
-  const int written = max(walk.chunks - kStages, 0);
-  for (int i = written; i < walk.chunks; ++i) barrier_wait(&shared.rows_free[i % kStages], parity(i, kStages));
-  publish(written / kPublished * kPublished, walk.chunks);
 }
 
-// Writes a warp's 16 rows of a state to the image of its tiles, through `tiles`.
+// The warp that counts chunks as written, some at once, because the fence before is slow: it waits for all stores of
+// the multiprocessor.
+template <bool kReverse, int kTiles, int kGroups, bool kChannel>
+__device__ __forceinline__ void count_chunks(const ChunkBackward& c, int lane,
+                                             BackwardShared<kTiles, kGroups, kChannel>& shared) {
+  const Walk& walk = shared.walk;
+  unsigned* ready = &c.ready[walk.slot * c.p.shape.value_heads + walk.i_h];
+  int counted = 0;
+  while (counted < walk.chunks) {
+    const int of_warp = lane < kGroups * kGroupWarps ? load_acquire(&shared.written[lane]) : walk.chunks;
+    const int written = __reduce_min_sync(0xffffffffU, of_warp);
+    if (written < min(counted + kPublished, walk.chunks)) {
+      __nanosleep(100);
+      continue;
+    }
+    __syncwarp();
+    if (lane == 0) {
+      fence_for_counts();
+      for (int i = counted; i < written; ++i) {
+        add_count(ready + chunk_of<kReverse>(walk, i) * c.p.shape.value_heads, kGroups);
+      }
+    }
+    counted = written;
+  }
+}
+
+// Starts the copies of a warp's 16 rows of a state to the image of its tiles, through `tiles`: one per tile.
 template <int kTiles>
 __device__ __forceinline__ void store_state(const std::uint32_t (&state)[4 * kTiles][4], unsigned char* tiles,
                                             unsigned char* to, int warp, int lane) {
+  if (lane == 0) store_bulk_wait();
   __syncwarp();
 #pragma unroll
   for (int step = 0; step < 4 * kTiles; ++step) write_block(tiles, 16 * warp, 2 * step, state[step], lane);
+  fence_for_products();
   __syncwarp();
+  if (lane != 0) return;
 #pragma unroll
-  for (int i = 0; i < 4 * kTiles; ++i) {
-    const int at = i / 4 * kTileBytes + 16 * warp * 128 + i % 4 * 512 + 16 * lane;
-    *reinterpret_cast<uint4*>(to + at) = *reinterpret_cast<const uint4*>(tiles + at);
+  for (int tile = 0; tile < kTiles; ++tile) {
+    const int at = tile * kTileBytes + 16 * warp * 128;
+    store_bulk(to + at, tiles + at, 16 * 128);
   }
+}
+
+// Waits for the copies of all states and says that `chunks` chunks are written.
+__device__ __forceinline__ void finish_states(int chunks, int* written, int lane) {
+  if (lane != 0) return;
+  store_bulk_finish<0>();
+  store_release(written, chunks);
 }
 
 // Writes a warp's 16 value columns of U or D, which are operands, to the image of their tile, through `tile`.
@@ -260,8 +285,11 @@ __device__ __forceinline__ void walk_forwards(const ChunkBackward& c, int group,
     if (lane == 0) {
       barrier_arrive(&shared.record_free[i % kRecords]);
       barrier_arrive(&shared.rows_free[i % kStages]);
+      store_bulk_finish<kTiles>();
+      store_release(&shared.written[group * kGroupWarps + warp], i);
     }
   }
+  finish_states(walk.chunks, &shared.written[group * kGroupWarps + warp], lane);
 }
 
 // A warpgroup that writes dS' and D of every chunk.
@@ -351,14 +379,19 @@ __device__ __forceinline__ void walk_in_reverse(const ChunkBackward& c, int grou
     if (lane == 0) barrier_arrive(&shared.record_free[i % kRecords]);
     products_wait<0>();
     __syncwarp();
-    if (lane == 0) barrier_arrive(&shared.rows_free[i % kStages]);
+    if (lane == 0) {
+      barrier_arrive(&shared.rows_free[i % kStages]);
+      store_bulk_finish<kTiles>();
+      store_release(&shared.written[group * kGroupWarps + warp], i);
+    }
   }
+  finish_states(walk.chunks, &shared.written[group * kGroupWarps + warp], thread % 32);
   write_state<kTiles>(ds, c.p.dinitial_state, walk.n, walk.i_h, column, thread % 32);
 }
 
 template <int kGroups>
 constexpr int threads() {
-  return kGroupThreads * kGroups + (kGroups == 2 ? kGroupThreads : 32);
+  return kGroupThreads * kGroups + (kGroups == 2 ? kGroupThreads : 64);
 }
 
 // The reverse walk lets the other kernel begin once `prepare` has ended, so that the other needs no wait of its own
@@ -369,10 +402,7 @@ __global__ void __launch_bounds__(threads<kGroups>(), 1)
                     const __grid_constant__ CUtensorMap values, int parts) {
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<BackwardShared<kTiles, kGroups, kChannel>*>(memory);
-  if constexpr (kReverse) {
-    wait_for_kernels();
-  }
-  let_next_kernel_begin();
+  if constexpr (!kReverse) let_next_kernel_begin();
   if (threadIdx.x < 32) {
     const Walk walk = backward_walk(c, blockIdx.x, parts, 64 * kGroups, kReverse ? 0 : c.p.saved.interval);
     if (threadIdx.x == 0) {
@@ -386,6 +416,7 @@ __global__ void __launch_bounds__(threads<kGroups>(), 1)
         barrier_init(&shared.record_free[i], kGroups * kGroupWarps);
       }
       barrier_init(&shared.tail, 1);
+      for (int& written : shared.written) written = 0;
       fence_for_products();
     }
   }
@@ -394,13 +425,19 @@ __global__ void __launch_bounds__(threads<kGroups>(), 1)
   if (group < kGroups) {
     if constexpr (kGroups == 2) take_registers<232>();
     if constexpr (kReverse) {
+      wait_for_kernels();
+      let_next_kernel_begin();
       walk_in_reverse(c, group, thread, shared);
     } else {
       walk_forwards(c, group, thread, shared);
     }
   } else {
     if constexpr (kGroups == 2) give_registers<40>();
-    if (thread < 32) copy_chunks<kReverse>(c, maps, values, thread, shared);
+    if (thread < 32) {
+      copy_chunks<kReverse>(c, maps, values, thread, shared);
+    } else if (thread < 64) {
+      count_chunks<kReverse>(c, thread - 32, shared);
+    }
   }
   if (!kReverse && blockIdx.x == gridDim.x - 1) wait_for_kernels();
 }

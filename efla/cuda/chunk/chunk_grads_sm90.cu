@@ -8,10 +8,11 @@
 //   D_i) − Σ_j H_ij k_i·k_j
 //
 // A warpgroup each computes the gradient of q with W, the gradient of k, and G
-// with everything of a token or a value. Another warp copies ahead. What has
-// value columns is used first and is free again when half of a chunk's work is
-// left, so that the next chunk's copies run under that half; keys and queries,
-// which are used until its end, have two places.
+// with everything of a token or a value. Of the warps after them one copies
+// ahead, and the others sum over the elements of states. What has value columns
+// is used first and is free again when half of a chunk's work is left, so that
+// the next chunk's copies run under that half; keys and queries, which are used
+// until its end, have two places.
 #include <algorithm>
 
 #include "efla/cuda/chunk/chunk_bwd.h"
@@ -216,20 +217,46 @@ __device__ __forceinline__ void value_gradients(const ChunkBackward& c, const It
   }
 }
 
-// The thread's part of the sum over all elements of two states.
-template <int kBytes>
-__device__ __forceinline__ float state_product(const unsigned char* x, const unsigned char* y, int thread) {
-  float sum = 0;
-#pragma unroll 2
-  for (int at = 16 * thread; at < kBytes; at += 16 * kGroupThreads) {
-    const uint4 a = *reinterpret_cast<const uint4*>(x + at), b = *reinterpret_cast<const uint4*>(y + at);
-    const std::uint32_t of_a[4] = {a.x, a.y, a.z, a.w}, of_b[4] = {b.x, b.y, b.z, b.w};
+// The warps that add up the products of the elements of S and dS', which the gradient of a gate needs: of rows of 16
+// value columns the diagonal of S dS'ᵀ, a third each.
+template <int kTiles, int kSlices>
+__device__ __forceinline__ void sum_states(const ChunkBackward& c, int helper, int lane,
+                                           GradsShared<kTiles, kSlices>& shared) {
+  const bool gated = c.p.rule.decay == Decay::scalar;
+  const int group = static_cast<int>(c.p.shape.group());
+  Follower<kTiles, kSlices> follow{shared, lane};
+  for (;; follow.finish_item()) {
+    if (follow.next_item().rows == 0) return;
+#pragma unroll 1
+    for (int i = 0; i < group; ++i, ++follow.step) {
+      follow.wait(kBefore);
+      follow.wait(kAfter);
+      float products[2][8] = {};
+      if (gated) {
+#pragma unroll 1
+        for (int block = helper; block < 4 * kSlices * kTiles; block += kHelpers) {
+          const std::uint32_t at = block / 4 * kTileBytes;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      sum += low_bf16(of_a[i]) * low_bf16(of_b[i]) + high_bf16(of_a[i]) * high_bf16(of_b[i]);
+          for (int step = 0; step < 4; ++step) {
+            std::uint32_t before[4], after[4];
+            load_matrices(before, block_address(shared_address(shared.before) + at, 16 * (block % 4), 2 * step, lane));
+            load_matrices(after, block_address(shared_address(shared.after) + at, 16 * (block % 4), 2 * step, lane));
+            mma_bf16(products[step % 2], before, after[0], after[2]);
+            mma_bf16(products[step % 2] + 4, before, after[1], after[3]);
+          }
+        }
+      }
+      follow.release(kBefore);
+      follow.release(kAfter);
+      float sum = diagonal_part(products[0], lane) + diagonal_part(products[1], lane);
+#pragma unroll
+      for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffU, sum, offset);
+      if (lane == 0) {
+        shared.sums[follow.step & 1U].states[helper] = sum;
+        barrier_arrive(&shared.states_full[follow.step & 1U]);
+      }
     }
   }
-  return sum;
 }
 
 // Writes a warp's block row of G and the transposed blocks; x are the
@@ -273,7 +300,7 @@ __device__ __forceinline__ void write_gates(const ChunkBackward& c, const Item& 
   before = __shfl_up_sync(0xffffffffU, before, 1);
   after = lane == 31 ? 0.0F : after;
   before = lane == 0 ? 0.0F : before;
-  const float z = decay * (sums.states[0] + sums.states[1] + sums.states[2] + sums.states[3]);
+  const float z = decay * (sums.states[0] + sums.states[1] + sums.states[2]);
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
     const int t = 2 * lane + e;
@@ -333,22 +360,11 @@ __device__ __forceinline__ void token_gradients(const ChunkBackward& c, int thre
       multiply_rows_of<kSlices>(h, shared.d, shared.u);
       multiply_rows_of<kTiles>(products, k, k);
       products_commit();
-      follow.wait(kBefore);
-      follow.wait(kAfter);
-      if (gated) {
-        float z = state_product<kSlices * kTiles * kTileBytes>(shared.before, shared.after, 32 * warp + lane);
-#pragma unroll
-        for (int offset = 16; offset > 0; offset /= 2) z += __shfl_xor_sync(0xffffffffU, z, offset);
-        if (lane == 0) sums.states[warp] = z;
-      }
-      follow.release(kBefore);
-      follow.release(kAfter);
       const RecordVectors& vectors = follow.wait_for_vectors();
       const float decay = vectors.decay;
       follow.wait(kValues);
       value_gradients(c, item, i_h, 32 * warp + lane, shared, vectors.b, sums.db);
       follow.release(kValues);
-      follow.release_vectors();
       products_wait<0>();
       follow.release(kOutputs);
       const float2 prefix = rows.of(sums.prefix), factor = rows.of(sums.key_factor), a = rows.of(sums.lambda_factor);
@@ -382,11 +398,16 @@ __device__ __forceinline__ void token_gradients(const ChunkBackward& c, int thre
         }
       }
       named_barrier(kLambdaBarrier, 2 * kGroupThreads);
-      if (!gated) continue;
-      spanning_sums(products, warp, lane, sums.spanning[kGroupWarps + warp]);
-      named_barrier(kTokensBarrier, kGroupThreads);
-      named_barrier(kGatesBarrier, 2 * kGroupThreads);
-      if (warp == 0) write_gates(c, item, i_h, decay, lane, sums);
+      if (gated) {
+        spanning_sums(products, warp, lane, sums.spanning[kGroupWarps + warp]);
+        named_barrier(kTokensBarrier, kGroupThreads);
+        named_barrier(kGatesBarrier, 2 * kGroupThreads);
+        if (warp == 0) {
+          barrier_wait(&shared.states_full[follow.step & 1U], follow.step / 2 & 1U);
+          write_gates(c, item, i_h, decay, lane, sums);
+        }
+      }
+      follow.release_vectors();  // and, with them, the sums over the states
     }
   }
 }
@@ -399,16 +420,17 @@ __global__ void __launch_bounds__(kThreads, 1)
   auto& shared = *reinterpret_cast<GradsShared<kTiles, kSlices>*>(memory);
   const int group = threadIdx.x / kGroupThreads, thread = threadIdx.x % kGroupThreads;
   if (threadIdx.x == 0) {
-    constexpr int kUsers[kParts] = {12, 12, 8, 4};  // warps that use a part
+    constexpr int kUsers[kParts] = {12, 8 + kHelpers, 4 + kHelpers, 4};  // warps that use a part
     for (int part = 0; part < kParts; ++part) {
       barrier_init(&shared.full[part], 1);
       barrier_init(&shared.free[part], kUsers[part]);
     }
     for (int i = 0; i < 2; ++i) {
       barrier_init(&shared.item_full[i], 1);
-      barrier_init(&shared.item_free[i], 3 * kGroupWarps);
+      barrier_init(&shared.item_free[i], 3 * kGroupWarps + kHelpers);
       barrier_init(&shared.vectors_full[i], 1);
       barrier_init(&shared.vectors_free[i], 3 * kGroupWarps);
+      barrier_init(&shared.states_full[i], kHelpers);
     }
     barrier_init(&shared.tail, 1);
   }
@@ -428,7 +450,11 @@ __global__ void __launch_bounds__(kThreads, 1)
     token_gradients(c, thread, shared);
   } else {
     give_registers<48>();
-    if (thread < 32) copy_items(c, maps, dout, thread, shared);
+    if (thread < 32) {
+      copy_items(c, maps, dout, thread, shared);
+    } else {
+      sum_states(c, warp_of(thread) - 1, thread % 32, shared);
+    }
   }
   wait_for_kernels();  // their inputs are there, but what comes next is to find
                        // them ended

@@ -19,6 +19,9 @@ namespace efla::gpu {
 // What is copied together and used up together: dO, U and D; S; dS'; v.
 enum Part { kOutputs, kBefore, kAfter, kValues, kParts };
 
+// Warps beside the copying one that sum over the elements of states.
+inline constexpr int kHelpers = 3;
+
 // The vectors of a ChunkRecord.
 struct RecordVectors {
   alignas(128) float b[kChunkTokens];
@@ -29,7 +32,7 @@ static_assert(sizeof(RecordVectors) == sizeof(ChunkRecord) - offsetof(ChunkRecor
 
 // What the warpgroups tell each other about the tokens of a chunk and value
 // head.
-struct TokenSums {
+struct alignas(16) TokenSums {
   float prefix[kChunkTokens], key_factor[kChunkTokens],
       query_factor[kChunkTokens];  // log2 γ_i, n_k, n_q
   float db[kChunkTokens];
@@ -44,7 +47,7 @@ struct TokenSums {
   float lambda_slope[kChunkTokens], beta_slope[kChunkTokens],
       beta_unit[kChunkTokens];                    // Gain
   float spanning[2 * kGroupWarps][kChunkTokens];  // Σ_{i≥t>j} M_ij over a warp's rows
-  float states[kGroupWarps];                      // parts of S·dS'
+  float states[kHelpers];                         // parts of S·dS'
 };
 
 // A chunk and query head; rows is 0 after the last one.
@@ -65,6 +68,7 @@ struct GradsShared {
   TokenSums sums[2];
   Item item[2];  // with its k and q
   std::uint64_t full[kParts], free[kParts], vectors_full[2], vectors_free[2], item_full[2], item_free[2], tail;
+  std::uint64_t states_full[2];  // `states` of TokenSums
 };
 
 // Ids of named barriers, with the warpgroups that arrive and those that wait.
@@ -146,21 +150,9 @@ __device__ __forceinline__ void copy_items(const ChunkBackward& c, const RowMaps
 #pragma unroll
         for (int s = 0; s < kSlices; ++s) load_tile(to + s * kTileBytes, &map, 64 * s, i_h, start, i_b, barrier);
       };
-      wait_free(kOutputs);
-      if (is_tail) {
-        if (lane == 0) {
-          barrier_expect(&shared.tail, kImage);
-          load_values(shared.dout, dout, &shared.tail);
-        }
-        __syncwarp();
-        finish_tail(shared.dout, kImage, at.rows, true);
-      }
+      // In the order in which the chunk before has done with the parts.
       if (lane == 0) {
         wait_for_count(&c.ready[slot * c.p.shape.value_heads + i_h], 2 * kSlices);
-        barrier_expect(&shared.full[kOutputs], (is_tail ? 2 : 3) * kImage);
-        if (!is_tail) load_values(shared.dout, dout, &shared.full[kOutputs]);
-        load_bulk(shared.u, c.writes + slice * kTileBytes, kImage, &shared.full[kOutputs]);
-        load_bulk(shared.d, c.dresiduals + slice * kTileBytes, kImage, &shared.full[kOutputs]);
         RecordVectors& vectors = shared.vectors[step & 1U];
         barrier_wait(&shared.vectors_free[step & 1U], (step / 2 & 1U) ^ 1U);
         barrier_expect(&shared.vectors_full[step & 1U], sizeof(vectors));
@@ -172,6 +164,22 @@ __device__ __forceinline__ void copy_items(const ChunkBackward& c, const RowMaps
         wait_free(kAfter);
         barrier_expect(&shared.full[kAfter], kTiles * kImage);
         load_bulk(shared.after, c.dstates + slice * kTiles * kTileBytes, kTiles * kImage, &shared.full[kAfter]);
+      }
+      __syncwarp();
+      wait_free(kOutputs);
+      if (is_tail) {
+        if (lane == 0) {
+          barrier_expect(&shared.tail, kImage);
+          load_values(shared.dout, dout, &shared.tail);
+        }
+        __syncwarp();
+        finish_tail(shared.dout, kImage, at.rows, true);
+      }
+      if (lane == 0) {
+        barrier_expect(&shared.full[kOutputs], (is_tail ? 2 : 3) * kImage);
+        if (!is_tail) load_values(shared.dout, dout, &shared.full[kOutputs]);
+        load_bulk(shared.u, c.writes + slice * kTileBytes, kImage, &shared.full[kOutputs]);
+        load_bulk(shared.d, c.dresiduals + slice * kTileBytes, kImage, &shared.full[kOutputs]);
         wait_free(kValues);
         barrier_expect(&shared.full[kValues], kImage);
         load_values(shared.v, maps.v, &shared.full[kValues]);

@@ -122,6 +122,11 @@ __device__ __forceinline__ void store_bulk(void* to, const void* from, int bytes
 }
 // Waits until all bulk copies of this thread have read their source.
 __device__ __forceinline__ void store_bulk_wait() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+// Waits until at most `kPending` bulk copies of this thread, the last ones, have not written their destination.
+template <int kPending>
+__device__ __forceinline__ void store_bulk_finish() {
+  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
+}
 
 // Makes writes to shared memory by this thread visible to wgmma and bulk copies.
 __device__ __forceinline__ void fence_for_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
@@ -149,6 +154,17 @@ __device__ __forceinline__ void wait_for_count(const unsigned* counter, unsigned
                  : "memory");
   } while (count < x);
   asm volatile("fence.proxy.async;" ::: "memory");
+}
+
+// Stores to and loads from shared memory that order what the thread block's threads write before the store and read
+// after the load.
+__device__ __forceinline__ void store_release(int* to, int x) {
+  asm volatile("st.release.cta.shared::cta.s32 [%0], %1;" ::"r"(shared_address(to)), "r"(x) : "memory");
+}
+__device__ __forceinline__ int load_acquire(const int* from) {
+  int x;
+  asm volatile("ld.acquire.cta.shared::cta.s32 %0, [%1];" : "=r"(x) : "r"(shared_address(from)) : "memory");
+  return x;
 }
 
 // A barrier of `threads` threads, a multiple of 32; ids 1 to 15 (0 is __syncthreads).
