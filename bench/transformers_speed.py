@@ -41,6 +41,7 @@ COMMON = {
 HEADS = {"linear_num_key_heads": 16, "linear_num_value_heads": 16, "linear_key_head_dim": 128, "linear_value_head_dim": 128}
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512}
 KIMI = {
+    "num_key_value_heads": 8,
     "linear_num_heads": 16,
     "linear_head_dim": 128,
     "kv_lora_rank": 256,
