@@ -12,17 +12,23 @@ namespace efla {
 inline constexpr std::int64_t kScaleBlock = 64;
 
 // y[m, n] = Σ_d x[m, d] · weight[n, d]. The weight is in one of three types; the views of the other two are absent.
+// What stands before and after the product in a layer may be a part of it, as said at the members.
 struct LinearForward {
   View<const float, 2> x;                       // [M, D]
   View<const float, 2> weight;                  // [N, D]
-  View<float, 2> y;                             // [M, N]
+  View<float, 2> y;                             // [M, N]; with swiglu [M, N / 2]
   View<const bfloat16, 2> narrow_weight = {};   // [N, D]
   View<const std::int8_t, 2> byte_weight = {};  // [N, D]: weight[n, d] = scales[n, d / kScaleBlock] · byte[n, d]
   View<const float, 2> scales = {};             // [N, ⌈D / kScaleBlock⌉] of byte_weight
+  View<const float, 1> norm_weight = {};        // [D], optional: x is replaced by its RMS norm (rule/rms_norm.h)
+  float norm_eps = 0.0F;
+  bool swiglu = false;                 // y[m, n] = silu(z[m, n]) · z[m, N / 2 + n] of the products z [M, N]
+  View<const float, 2> residual = {};  // as y, optional: added to y; may be y itself
 
   std::int64_t outputs() const {
     return narrow_weight ? narrow_weight.extent[0] : byte_weight ? byte_weight.extent[0] : weight.extent[0];
   }
+  bool is_fused() const { return norm_weight || swiglu || residual; }
   // Returns weight[n, d] in any of the types.
   float weight_at(std::int64_t n, std::int64_t d) const {
     if (narrow_weight) return to_float(narrow_weight(n, d));

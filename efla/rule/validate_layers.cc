@@ -144,7 +144,12 @@ void validate(const LinearForward& p) {
   } else {
     check_filled(op, "weight", p.weight, {outputs, columns});
   }
-  check_filled(op, "y", p.y, {p.x.extent[0], outputs});
+  if (p.swiglu && outputs % 2 != 0) throw Error(op, "outputs N", std::to_string(outputs), "an even number with swiglu");
+  check_view(op, "norm_weight", p.norm_weight, {columns}, Presence::optional);
+  if (p.norm_weight) check_eps(op, p.norm_eps);
+  const std::array<std::int64_t, 2> y_shape{p.x.extent[0], p.swiglu ? outputs / 2 : outputs};
+  check_view(op, "residual", p.residual, y_shape, Presence::optional);
+  check_filled(op, "y", p.y, y_shape);
 }
 
 template void validate(const ShortConvForward<float>&, const Device&);

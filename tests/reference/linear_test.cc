@@ -10,6 +10,7 @@
 
 #include "efla/base/random.h"
 #include "efla/cpu/common/target.h"
+#include "efla/ops/layers/rms_norm.h"
 #include "tests/support/delta_run.h"
 #include "tests/support/expect_error.h"
 
@@ -137,6 +138,31 @@ TEST_P(LinearOnTarget, ARowHasTheSameBitsWhateverIsBesideItAndForAnyNumberOfThre
   }
 }
 
+TEST(Linear, TheReferenceHasWhatStandsBeforeAndAfterTheProduct) {
+  Random random(10);
+  const std::int64_t rows = 3, d = 40, n = 14;
+  Matrix x(rows, d, random), normed(rows, d), weight(n, d, random), products(rows, n), residual(rows, n / 2, random),
+      y(rows, n / 2);
+  std::vector<float> norm(d);
+  for (auto& value : norm) value = static_cast<float>(random.normal());
+  LinearForward p{x.const_view(), weight.const_view(), y.view()};
+  p.norm_weight = View<const float, 1>::contiguous(norm.data(), {d});
+  p.norm_eps = 1e-2F;
+  p.swiglu = true;
+  p.residual = residual.const_view();
+  test::expect_error([&] { linear_forward(p); }, "implementation", "simd: it computes the product alone");
+  linear_forward(p, {"ref"});
+
+  rms_norm_forward<float>({x.const_view(), p.norm_weight, p.norm_eps, normed.view()}, {"ref"});
+  linear_forward({normed.const_view(), weight.const_view(), products.view()}, {"ref"});
+  for (std::int64_t r = 0; r < rows; ++r) {
+    for (std::int64_t c = 0; c < n / 2; ++c) {
+      const double gate = products.at(r, c), silu = gate / (1 + std::exp(-gate));
+      EXPECT_NEAR(y.at(r, c), silu * products.at(r, n / 2 + c) + residual.at(r, c), 1e-4) << r << " " << c;
+    }
+  }
+}
+
 TEST(Linear, RefusesWhatDoesNotFit) {
   Random random(9);
   Matrix x(2, 5, random), weight(3, 4, random), y(2, 3);
@@ -145,6 +171,13 @@ TEST(Linear, RefusesWhatDoesNotFit) {
         linear_forward({x.const_view(), weight.const_view(), y.view()});
       },
       "weight", "got shape [3, 4], expected shape [3, 5]");
+  test::expect_error(
+      [&] {
+        LinearForward p{x.const_view(), Matrix(3, 5).const_view(), y.view()};
+        p.swiglu = true;
+        linear_forward(p);
+      },
+      "outputs N", "got 3, expected an even number");
   Matrix fitting(3, 5, random);
   EXPECT_EQ(linear_forward({x.const_view(), fitting.const_view(), y.view()}).implementation, "simd");
 }
