@@ -2,7 +2,8 @@
 set(THREADS_PREFER_PTHREAD_FLAG ON)
 find_package(Threads REQUIRED)
 if(EFLA_PYTHON_ONLY)
-  include(EflaPythonOnly)
+  include(EflaHighway)
+  include(EflaPythonTorch)
   return()
 endif()
 find_package(hwy REQUIRED)
@@ -20,10 +21,14 @@ if(EFLA_CLI)
   find_package(CLI11 REQUIRED)
 endif()
 if(EFLA_TORCH)
-  find_package(Torch REQUIRED)
-  # PyTorch 2.x's libtorch.so exports parts of the C++ library that it was built with, of which
-  # std::filesystem::remove_all crashes: the system's goes first.
-  list(PREPEND TORCH_LIBRARIES stdc++)
+  if(EFLA_PYTHON_TORCH)
+    include(EflaPythonTorch)
+  else()
+    find_package(Torch REQUIRED)
+    # PyTorch 2.x's libtorch.so exports parts of the C++ library that it was built with, of which
+    # std::filesystem::remove_all crashes: the system's goes first.
+    list(PREPEND TORCH_LIBRARIES stdc++)
+  endif()
 endif()
 if(EFLA_TESTS)
   find_package(GTest REQUIRED)
