@@ -63,7 +63,7 @@ std::shared_ptr<StoredText> LocalEngine::rewound(const StoredText& text, std::in
 }
 
 void LocalEngine::rewind(const std::string& name, std::int64_t tokens) {
-  store_.reserve(name, 0);
+  store_.reserve(name, tokens > 0 ? info_.session_bytes : 0);  // the state before, which forks may share, stays
   std::shared_ptr<StoredText> shorter;
   try {
     const auto text = store_.get(name);

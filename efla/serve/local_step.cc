@@ -34,19 +34,22 @@ void LocalEngine::end_if_fed(Job& job) {
 void LocalEngine::compute(const Step& step) {
   const std::int64_t width = model_.config().hidden_size;
   const auto hidden = rows_of(hidden_, static_cast<std::int64_t>(step.ids.size()), width);
-  const auto start = Clock::now();
+  Clock::time_point start;
   {
     const std::lock_guard lock(model_mutex_);
+    start = Clock::now();
     model_.advance(step.ids, step.runs, states_, hidden, pool_, &drafts_);
   }
+  bool reads = false;  // prompts
   for (std::size_t i = 0; i < step.runs.size(); ++i) {
     if (step.runs[i].decode) {
       if (step.runs[i].tokens == 1) step.jobs[i]->count_decoded(1);
     } else {
+      reads = true;
       step.jobs[i]->fed += static_cast<std::size_t>(step.runs[i].tokens);
     }
   }
-  if (const auto tokens = static_cast<std::int64_t>(step.ids.size()); tokens >= nn::kCutTokens) {
+  if (const auto tokens = static_cast<std::int64_t>(step.ids.size()); reads && tokens >= nn::kCutTokens) {
     constexpr double kNew = 0.25;
     const std::chrono::duration<double> now = (Clock::now() - start) / static_cast<double>(tokens);
     per_token_ = per_token_.count() == 0 ? now : kNew * now + (1 - kNew) * per_token_;

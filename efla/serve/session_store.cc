@@ -178,7 +178,7 @@ void SessionStore::refuse_room() const {
 // Moves the text to files that was used the longest ago.
 void SessionStore::swap_oldest(std::unique_lock<std::mutex>& lock) {
   const auto oldest = in_memory_.begin();
-  const auto [used, name] = *oldest;
+  const std::string name = oldest->second;
   const auto text = find(name)->second.text;
   in_memory_.erase(oldest);
   std::size_t bytes = 0;
@@ -195,7 +195,7 @@ void SessionStore::swap_oldest(std::unique_lock<std::mutex>& lock) {
   moving_ -= bytes;
   if (!failed) return;
   const auto found = entries_.find(name);
-  if (found != entries_.end() && found->second.used == used) in_memory_[used] = name;
+  if (found != entries_.end() && found->second.text == text) in_memory_[found->second.used] = name;
   std::rethrow_exception(failed);
 }
 

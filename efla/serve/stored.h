@@ -64,10 +64,7 @@ class Stored {
 
   std::size_t size() const { return size_; }
   std::size_t bytes() const { return size_ * sizeof(T); }
-  bool in_memory() const {
-    const std::lock_guard lock(mutex_);
-    return file_.empty();
-  }
+  bool in_memory() const { return !in_file_; }  // without waiting for a file that is being written
 
   // Counts its bytes from now on, once.
   void count(const std::shared_ptr<StoredBytes>& total) {
@@ -105,6 +102,7 @@ class Stored {
       refuse(file);
     }
     file_ = file;
+    in_file_ = true;
     std::vector<T>().swap(values_);
     if (total_) {
       total_->memory -= bytes();
@@ -123,6 +121,7 @@ class Stored {
   std::vector<T> values_;
   std::size_t size_;
   std::filesystem::path file_;
+  std::atomic<bool> in_file_ = false;
   std::shared_ptr<StoredBytes> total_;
 };
 
