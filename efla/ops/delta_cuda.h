@@ -37,7 +37,7 @@ std::string refuse_cuda_chunk_forward(const DeltaForward<T>& p, bool named) {
     return "it takes float32 and bfloat16";
   } else {
     constexpr std::int64_t kFewTokens = std::is_same_v<T, float> ? 16 : 8;
-    if (p.narrow_states) return sentence_of("states at chunk boundaries");
+    if (p.narrow_states) return sentence_of("saved states in bfloat16");
     const std::string refusal = chunk_refusal(p);
     const std::int64_t tokens = p.shape.tokens / std::max<std::int64_t>(p.shape.packed, 1);
     if (!refusal.empty()) return sentence_of(refusal);

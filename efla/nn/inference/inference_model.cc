@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "efla/base/check.h"
 #include "efla/base/error.h"
 #include "efla/nn/inference/inference_layers.h"
 #include "efla/nn/named_tensor.h"
@@ -168,7 +169,9 @@ void InferenceModel::advance(std::span<const std::int32_t> ids, std::span<const 
   if (drafts != nullptr) drafts->clear();
   for (const auto& run : runs) {
     if (run.decode && run.tokens == 1) ++own.decodes;
-    if (run.decode && run.tokens > 1) drafts->push_back({run, {}, {}, {}, {}});
+    if (!run.decode || run.tokens == 1) continue;
+    Require("advance")(drafts != nullptr, "drafts", "none", "a list, because a text decodes several tokens");
+    drafts->push_back({run, {}, {}, {}, {}});
   }
   const std::int64_t width = config_.hidden_size, inner = config_.mlp_width();
   const View<float, 2> x = own.x.rows(own.rows, width), normed = own.normed.rows(own.rows, width);
