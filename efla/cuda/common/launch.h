@@ -12,8 +12,8 @@
 
 namespace efla::gpu {
 
-// Launches a kernel for Hopper GPUs that may begin before the kernel before it in the stream has ended. It calls
-// wait_for_kernels before it touches memory that other kernels touch.
+// Launches a kernel for Hopper GPUs that may begin before the kernel before it in the stream has ended. Until it calls
+// wait_for_kernels, it touches nothing that a kernel since the last ordinary launch, that one included, writes.
 template <class... Parameters>
 void launch_early(const char* name, void (*kernel)(Parameters...), unsigned blocks, int threads, std::size_t bytes,
                   cudaStream_t stream, Parameters... arguments) {
