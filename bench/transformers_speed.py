@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Times models of transformers as they are installed and with efla.patch_transformers(), in turns in one process.
+"""Times models of transformers as they are installed and with efla.patch_transformers(), interleaved in one process.
 
     PYTHONPATH=python EFLA_TORCH_LIBRARY=… bench/transformers_speed.py --device cpu --threads 2 --out bench/results/transformers.jsonl
 
@@ -16,6 +16,7 @@ import json
 import pathlib
 import statistics
 import subprocess
+import sys
 import time
 import warnings
 
@@ -24,40 +25,27 @@ import transformers
 
 import efla
 
-LAYERS = (["linear_attention"] * 3 + ["full_attention"]) * 2
-COMMON = {
-    "vocab_size": 32000,
-    "hidden_size": 1024,
-    "intermediate_size": 2816,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "num_hidden_layers": 8,
-    "max_position_embeddings": 65536,
-    "layer_types": LAYERS,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-HEADS = {"linear_num_key_heads": 16, "linear_num_value_heads": 16, "linear_key_head_dim": 128, "linear_value_head_dim": 128}
-EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512}
-KIMI = {
-    "num_key_value_heads": 8,
-    "linear_num_heads": 16,
-    "linear_head_dim": 128,
-    "kv_lora_rank": 256,
-    "qk_rope_head_dim": 64,
-    "qk_nope_head_dim": 128,
-    "v_head_dim": 128,
-    "moe_intermediate_size": 512,
-    "num_local_experts": 8,
-    "num_experts_per_tok": 2,
-}
-MODELS = {
-    "qwen3_5": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", {**HEADS, "head_dim": 128}),
-    "qwen3_next": ("Qwen3NextConfig", "Qwen3NextForCausalLM", {**HEADS, **EXPERTS, "head_dim": 128}),
-    "olmo_hybrid": ("OlmoHybridConfig", "OlmoHybridForCausalLM", HEADS),
-    "kimi_linear": ("KimiLinearConfig", "KimiLinearForCausalLM", KIMI),
-}
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "tests/python"))
+from transformers_models import MODELS, Sizes, make  # noqa: E402 (of the tests)
+
+SIZES = Sizes(
+    vocabulary=32000,
+    width=1024,
+    inner_width=2816,
+    layers=8,
+    positions=65536,
+    heads=8,
+    kv_heads=2,
+    head_dim=128,
+    delta_heads=16,
+    delta_value_heads=16,
+    delta_key_dim=128,
+    delta_value_dim=128,
+    latent=256,
+    rope_dim=64,
+    experts=8,
+    expert_width=512,
+)
 DELTA_RULES = ("torch_chunk_gated_delta_rule", "chunk_kimi_delta_attention")
 
 
@@ -98,13 +86,9 @@ def delta_seconds(modeling, run, device):
 
 
 def measure(name, options):
-    config, model, extra = MODELS[name]
-    modeling = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
-    configuration = importlib.import_module(f"transformers.models.{name}.configuration_{name}")
-    torch.manual_seed(0)
-    made = getattr(modeling, model)(getattr(configuration, config)(**{**COMMON, **extra}))
-    made = made.to(options.device, getattr(torch, options.dtype)).eval()
-    ids = torch.randint(3, COMMON["vocab_size"], (options.batch, options.tokens), device=options.device)
+    modeling, made = make(name, SIZES)
+    made = made.to(options.device, getattr(torch, options.dtype))
+    ids = torch.randint(3, SIZES.vocabulary, (options.batch, options.tokens), device=options.device)
 
     @torch.no_grad()
     def prefill():

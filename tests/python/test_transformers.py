@@ -9,41 +9,28 @@ from unittest import mock
 
 import torch
 from support import assert_close, inputs, state
+from transformers_models import MODELS, Sizes, make
 
 import efla
 
-HEADS = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 8}
-SMALL = {
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "num_hidden_layers": 4,
-    "max_position_embeddings": 256,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}
-KIMI = {
-    "linear_num_heads": 2,
-    "linear_head_dim": 16,
-    "kv_lora_rank": 16,
-    "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 8,
-    "v_head_dim": 16,
-    "moe_intermediate_size": 16,
-    "num_local_experts": 4,
-    "num_experts_per_tok": 2,
-}
-LAYERS = ["linear_attention"] * 3 + ["full_attention"]
-MODELS = {
-    "qwen3_5": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", {**HEADS, "head_dim": 16}),
-    "qwen3_next": ("Qwen3NextConfig", "Qwen3NextForCausalLM", {**HEADS, **EXPERTS, "head_dim": 16}),
-    "olmo_hybrid": ("OlmoHybridConfig", "OlmoHybridForCausalLM", HEADS),
-    "kimi_linear": ("KimiLinearConfig", "KimiLinearForCausalLM", {**KIMI, "layer_types": LAYERS}),
-}
+SMALL = Sizes(
+    vocabulary=96,
+    width=32,
+    inner_width=48,
+    layers=4,
+    positions=256,
+    heads=2,
+    kv_heads=1,
+    head_dim=16,
+    delta_heads=2,
+    delta_value_heads=4,
+    delta_key_dim=16,
+    delta_value_dim=8,
+    latent=16,
+    rope_dim=8,
+    experts=4,
+    expert_width=16,
+)
 EVERY = (*MODELS, "qwen3_5_moe", "qwen4_exp", "bailing_hybrid", "glm5_next")
 NAMES = (
     "torch_chunk_gated_delta_rule",
@@ -68,16 +55,8 @@ class Transformers(unittest.TestCase):
     def setUp(self):
         warnings.simplefilter("ignore")  # of flash-linear-attention, that there is no GPU
 
-    def make(self, model):
-        config_name, model_name, extra = MODELS[model]
-        modeling = importlib.import_module(f"transformers.models.{model}.modeling_{model}")
-        configuration = importlib.import_module(f"transformers.models.{model}.configuration_{model}")
-        torch.manual_seed(0)
-        made = getattr(modeling, model_name)(getattr(configuration, config_name)(**{**SMALL, **extra})).eval()
-        return modeling, made
-
     def check(self, model):
-        modeling, made = self.make(model)
+        modeling, made = make(model, SMALL)
         ids = torch.randint(3, 96, (2, 90))
 
         def run():
@@ -142,7 +121,7 @@ class Transformers(unittest.TestCase):
                         assert_close(self, a, b, what=f"{model} {name}")
 
     def test_what_is_not_computed_is_computed_as_before(self):
-        modeling, made = self.make("qwen3_5")
+        modeling, made = make("qwen3_5", SMALL)
         half, ids = made.half(), torch.randint(3, 96, (1, 20))
         with torch.no_grad(), efla.patch_transformers():
             with mock.patch.object(torch.ops.efla, "delta_rule", side_effect=AssertionError):
@@ -150,7 +129,7 @@ class Transformers(unittest.TestCase):
         self.assertTrue(torch.isfinite(logits).all())
 
     def test_patches_nest(self):
-        modeling, _ = self.make("qwen3_5")
+        modeling, _ = make("qwen3_5", SMALL)
         before = modeling.torch_chunk_gated_delta_rule
         first = efla.patch_transformers()
         second = efla.patch_transformers()
