@@ -120,13 +120,25 @@ class Transformers(unittest.TestCase):
                     for a, b in zip(got, expected):
                         assert_close(self, a, b, what=f"{model} {name}")
 
-    def test_what_is_not_computed_is_computed_as_before(self):
+    def test_float16(self):
         modeling, made = make("qwen3_5", SMALL)
         half, ids = made.half(), torch.randint(3, 96, (1, 20))
+        with torch.no_grad(), mock.patch.multiple(modeling, **references(modeling)):
+            expected = half(ids).logits
         with torch.no_grad(), efla.patch_transformers():
-            with mock.patch.object(torch.ops.efla, "delta_rule", side_effect=AssertionError):
+            with mock.patch.object(torch.ops.efla, "delta_rule", side_effect=torch.ops.efla.delta_rule) as operator:
                 logits = half(ids).logits
-        self.assertTrue(torch.isfinite(logits).all())
+        self.assertEqual(operator.call_count, 3)
+        assert_close(self, logits, expected, dtype=torch.float16, factor=5)
+
+    def test_what_is_not_computed_is_computed_as_before(self):
+        modeling, made = make("qwen3_5", SMALL)
+        ids = torch.randint(3, 96, (1, 20))
+        with torch.no_grad(), efla.patch_transformers(), mock.patch("efla._transformers._is_exporting", return_value=True):
+            with mock.patch.object(torch.ops.efla, "delta_rule", side_effect=AssertionError):
+                logits = made(ids).logits
+        with torch.no_grad(), mock.patch.multiple(modeling, **references(modeling)):
+            self.assertTrue(torch.equal(logits, made(ids).logits))
 
     def test_patches_nest(self):
         modeling, _ = make("qwen3_5", SMALL)
