@@ -3,6 +3,7 @@
 
     bench/tables.py bench/results/*/            writes README.md into each of these folders
     bench/tables.py --readme README.md bench/results/*/    also replaces the small table of figures in README.md
+    bench/tables.py --transformers bench/results/transformers.jsonl docs/python.md    replaces the tables of transformers' models in a page
 
 A folder holds op.jsonl and, if they were measured, scaling.jsonl, model.jsonl, generation.jsonl and serving.jsonl. The last
 run in op.jsonl and scaling.jsonl counts, and in the other files the last result of each case.
@@ -180,17 +181,56 @@ def readme_table(folders):
     return markdown(rows).rstrip("\n") + "\n"
 
 
+def transformers_tables(path):
+    """The results of bench/transformers_speed.py, one table per machine and setting."""
+    def setting(r):
+        return (r["on"], r["device"], r["threads"], r["dtype"], r["batch"], r["tokens"])
+
+    def change(pair):
+        return f'{1000 * pair["installed"]:,.0f} → {1000 * pair["efla"]:,.0f} ({pair["installed"] / pair["efla"]:.2f} ×)'
+
+    found = results.newest(path, lambda r: (setting(r), r["model"]))
+    text = ""
+    for these in [[r for r in found if setting(r) == s] for s in dict.fromkeys(map(setting, found))]:
+        first = these[0]
+        versions = [f'PyTorch {first["torch"]}', f'transformers {first["transformers"]}']
+        versions += [f'flash-linear-attention {first["fla"]}'] if first["device"] == "cuda" else []
+        threads = f', {first["threads"]} threads' if first["device"] == "cpu" else ""
+        commits = " and ".join(dict.fromkeys(r["commit"] for r in these))
+        text += (f'{first["on"]}{threads}, {first["dtype"]}, {first["batch"]} × {first["tokens"]} tokens; {", ".join(versions)}, '
+                 f'commit {commits}; medians of {first["rounds"]} rounds:\n\n')
+        rows = [["shape of", "parameters, millions", "prefill, ms", "forward + backward, ms", "delta rules, share of the prefill"]]
+        for r in these:
+            share = [f"{100 * r['delta_share_of_prefill'][kind]:.0f}" for kind in ("installed", "efla")]
+            rows.append([r["model"], f'{r["parameters"] / 1e6:.0f}', change(r["prefill"]), change(r["train"]), f"{share[0]} → {share[1]} %"])
+        text += markdown(rows)
+    return text.rstrip("\n") + "\n"
+
+
+def replace_tables(page, text):
+    """Replaces what stands between this tool's marks in a page. Raises ValueError without one pair of marks."""
+    page_text, count = MARKS.subn(lambda m: m[1] + text + m[2], page.read_text("utf-8"))
+    if count != 1:
+        raise ValueError(f"{page} does not have one pair of marks of this tool")
+    page.write_text(page_text, "utf-8")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--readme", type=pathlib.Path)
-    parser.add_argument("folders", nargs="+", type=pathlib.Path)
+    parser.add_argument("--transformers", type=pathlib.Path, nargs=2, metavar=("RESULTS", "PAGE"))
+    parser.add_argument("folders", nargs="*", type=pathlib.Path)
     arguments = parser.parse_args()
     folders = [folder for folder in arguments.folders if (folder / "op.jsonl").exists()]
-    if arguments.readme:
-        text, count = MARKS.subn(lambda m: m[1] + readme_table(folders) + m[2], arguments.readme.read_text("utf-8"))
-        if count != 1:
-            parser.error(f"{arguments.readme} does not have one pair of marks of this tool")
-        arguments.readme.write_text(text, "utf-8")
+    if not folders and not arguments.transformers:
+        parser.error("folders: got none with an op.jsonl, expected one or more, or --transformers")
+    try:
+        if arguments.readme:
+            replace_tables(arguments.readme, readme_table(folders))
+        if arguments.transformers:
+            replace_tables(arguments.transformers[1], transformers_tables(arguments.transformers[0]))
+    except ValueError as error:
+        parser.error(str(error))
     for folder in folders:
         (folder / "README.md").write_text(page(folder), "utf-8")
 

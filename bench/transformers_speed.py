@@ -14,6 +14,7 @@ import contextlib
 import importlib
 import json
 import pathlib
+import re
 import statistics
 import subprocess
 import sys
@@ -122,6 +123,13 @@ def measure(name, options):
     return row
 
 
+def processor():
+    """Returns the processor's name, "CPU" where the system does not tell."""
+    info = pathlib.Path("/proc/cpuinfo")
+    names = re.findall(r"model name\s*: (.*)", info.read_text()) if info.is_file() else []
+    return names[0] if names else "CPU"
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default=",".join(MODELS))
@@ -139,7 +147,7 @@ def main():
     commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=folder, capture_output=True, text=True).stdout.strip()
     settings = {name: value for name, value in vars(options).items() if name not in ("models", "out")}
     versions = {"torch": torch.__version__, "transformers": transformers.__version__, "commit": commit}
-    versions["on"] = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
+    versions["on"] = torch.cuda.get_device_name() if options.device == "cuda" else processor()
     if importlib.util.find_spec("fla"):
         versions["fla"] = importlib.import_module("fla").__version__
     print(f"{'model':12} {'prefill, s':>22} {'forward + backward, s':>30} {'delta share of prefill':>24}")
