@@ -115,9 +115,12 @@ def _check(function: str, given: dict[str, Any]) -> None:
             raise _Declined("this build of efla has no GPU kernels")
         if q.shape[-1] > 256:
             raise _Declined(f"keys have {q.shape[-1]} dimensions, at most 256 on a GPU")
-        by_token = q.shape[-1] > 64 or function == "chunk_kda"
-        if q.dtype != torch.bfloat16 and function.startswith("chunk") and by_token:
-            raise _Declined(f"efla computes {q.dtype} with {q.shape[-1]} dimensions token by token on a GPU")
+        if q.dtype != torch.bfloat16 and function.startswith("chunk"):
+            slow = f"efla has no GPU kernel that computes {q.dtype} in chunks"
+            if function == "chunk_kda":
+                raise _Declined(f"{slow} with a decay per channel, only bfloat16")
+            if q.shape[-1] > 64:
+                raise _Declined(f"{slow} with keys of {q.shape[-1]} dimensions, only bfloat16, or keys of at most 64")
     elif q.device.type != "cpu":
         raise _Declined(f"q is on {q.device}, expected a CPU or an NVIDIA GPU")
 
