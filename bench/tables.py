@@ -187,7 +187,8 @@ def transformers_tables(path):
         return (r["on"], r["device"], r["threads"], r["dtype"], r["batch"], r["tokens"])
 
     def change(pair):
-        return f'{1000 * pair["installed"]:,.0f} → {1000 * pair["efla"]:,.0f} ({pair["installed"] / pair["efla"]:.2f} ×)'
+        shown = [f"{1000 * pair[kind]:,.{1 if pair[kind] < 0.1 else 0}f}" for kind in ("installed", "efla")]
+        return f"{shown[0]} → {shown[1]} ({pair['installed'] / pair['efla']:.2f} ×)"
 
     found = results.newest(path, lambda r: (setting(r), r["model"]))
     text = ""
@@ -199,10 +200,11 @@ def transformers_tables(path):
         commits = " and ".join(dict.fromkeys(r["commit"] for r in these))
         text += (f'{first["on"]}{threads}, {first["dtype"]}, {first["batch"]} × {first["tokens"]} tokens; {", ".join(versions)}, '
                  f'commit {commits}; medians of {first["rounds"]} rounds:\n\n')
-        rows = [["shape of", "parameters, millions", "prefill, ms", "forward + backward, ms", "delta rules, share of the prefill"]]
+        rows = [["shape of", "parameters, millions", "prefill, ms", "forward + backward, ms", "delta rules of the prefill, ms", "their share"]]
         for r in these:
             share = [f"{100 * r['delta_share_of_prefill'][kind]:.0f}" for kind in ("installed", "efla")]
-            rows.append([r["model"], f'{r["parameters"] / 1e6:.0f}', change(r["prefill"]), change(r["train"]), f"{share[0]} → {share[1]} %"])
+            parts = [change(r[part]) if part in r else "" for part in ("prefill", "train", "delta_rules_of_prefill")]
+            rows.append([r["model"], f'{r["parameters"] / 1e6:.0f}', *parts, f"{share[0]} → {share[1]} %"])
         text += markdown(rows)
     return text.rstrip("\n") + "\n"
 

@@ -5,8 +5,8 @@
 
 The models have random weights and the shapes of small Qwen3.5, Qwen3-Next, OLMo-Hybrid and Kimi-Linear models: 8 layers, of which 6
 have a delta rule, and width 1024. As installed they take flash-linear-attention's functions on a GPU where it is installed, and the
-reference in PyTorch elsewhere. Printed and written: seconds (medians) of a prefill without gradients and of forward + backward, and
-the share of the prefill that the delta rules take.
+reference in PyTorch elsewhere. Printed and written: seconds (medians) of a prefill without gradients, of forward + backward, and of
+the delta rules in a prefill, with their share of it.
 """
 
 import argparse
@@ -100,7 +100,7 @@ def measure(name, options):
         made.zero_grad()
 
     seconds = {(run.__name__, patched): [] for run in (prefill, train) for patched in (False, True)}
-    shares = {False: [], True: []}
+    parts, shares = {False: [], True: []}, {False: [], True: []}
     for round_ in range(options.rounds + 1):  # the first warms up
         for patched in (False, True):
             with efla.patch_transformers() if patched else contextlib.nullcontext():
@@ -114,11 +114,13 @@ def measure(name, options):
                     whole = Clock(options.device)
                     with whole:
                         part = delta_seconds(modeling, prefill, options.device)
+                    parts[patched].append(part)
                     shares[patched].append(part / whole.seconds)
     row = {"model": name, "parameters": sum(p.numel() for p in made.parameters())}
-    for run in ("prefill", "train"):
-        before, after = (statistics.median(seconds[run, patched]) for patched in (False, True))
-        row[run] = {"installed": before, "efla": after, "ratio": before / after}
+    taken = {run: [seconds[run, patched] for patched in (False, True)] for run in ("prefill", "train")}
+    for part, (before, after) in {**taken, "delta_rules_of_prefill": [parts[False], parts[True]]}.items():
+        before, after = statistics.median(before), statistics.median(after)
+        row[part] = {"installed": before, "efla": after, "ratio": before / after}
     row["delta_share_of_prefill"] = {kind: statistics.median(shares[patched]) for kind, patched in (("installed", False), ("efla", True))}
     return row
 
@@ -150,12 +152,14 @@ def main():
     versions["on"] = torch.cuda.get_device_name() if options.device == "cuda" else processor()
     if importlib.util.find_spec("fla"):
         versions["fla"] = importlib.import_module("fla").__version__
-    print(f"{'model':12} {'prefill, s':>22} {'forward + backward, s':>30} {'delta share of prefill':>24}")
+    columns = ("prefill, s", "forward + backward, s", "delta rules of the prefill, s")
+    print(f"{'model':12}", *(f"{column:>30}" for column in columns), f"{'their share':>14}")
     for name in options.models.split(","):
         row = measure(name, options)
-        shown = [f"{row[run]['installed']:8.3f} → {row[run]['efla']:7.3f} ({row[run]['ratio']:4.2f} ×)" for run in ("prefill", "train")]
+        runs = [row[part] for part in ("prefill", "train", "delta_rules_of_prefill")]
+        shown = [f"{run['installed']:9.4f} → {run['efla']:8.4f} ({run['ratio']:4.2f} ×)" for run in runs]
         share = row["delta_share_of_prefill"]
-        print(f"{name:12} {shown[0]} {shown[1]:>30} {share['installed']:12.0%} → {share['efla']:.0%}", flush=True)
+        print(f"{name:12}", *(f"{text:>30}" for text in shown), f"{share['installed']:7.0%} → {share['efla']:.0%}", flush=True)
         if options.out:
             with options.out.open("a") as file:
                 file.write(json.dumps({**row, **settings, **versions}) + "\n")
