@@ -15,7 +15,7 @@ from efla import ops
 
 _MODELS = ("qwen3_5", "qwen3_5_moe", "qwen3_next", "qwen4_exp", "olmo_hybrid", "kimi_linear", "bailing_hybrid", "glm5_next")
 # What the models' modules call, and our function. A model looks its function up at every call.
-_FUNCTIONS = {
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "torch_chunk_gated_delta_rule": ops.chunk_gated_delta_rule,
     "torch_recurrent_gated_delta_rule": ops.fused_recurrent_gated_delta_rule,
     "chunk_kimi_delta_attention": ops.chunk_kda,

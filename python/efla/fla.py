@@ -22,7 +22,7 @@ from torch import Tensor
 from efla import ops
 
 try:
-    from fla.backends import BaseBackend, register
+    from fla.backends import BaseBackend, register  # type: ignore[import-untyped, unused-ignore]
 except ImportError as error:
     raise ImportError(f"efla.fla: flash-linear-attention 0.6 or later is needed: {error}") from None
 

@@ -286,6 +286,12 @@ class Types(unittest.TestCase):
             )
         self.assertEqual(got.returncode, 0, got.stdout + got.stderr)
 
+    @unittest.skipUnless(all(map(importlib.util.find_spec, ("mypy", "transformers", "fla"))), "mypy, transformers or fla is not installed")
+    def test_package_is_strict(self):
+        # Keeps mypy's cache, because without one mypy reads PyTorch and transformers for minutes.
+        got = subprocess.run([sys.executable, "-m", "mypy"], cwd=pathlib.Path(__file__).parents[2], capture_output=True, text=True)
+        self.assertEqual(got.returncode, 0, got.stdout + got.stderr)
+
 
 class WithoutValues(unittest.TestCase):
     """Tensors on the device meta have shapes and dtypes only: what torch.compile traces with."""

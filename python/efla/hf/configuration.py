@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from transformers import PreTrainedConfig
 
@@ -35,9 +35,9 @@ class EflaConfig(PreTrainedConfig):
     model_type = "efla"
     keys_to_ignore_at_inference = ["past_key_values"]
     # What the other model types set instead.
-    mixer_name = None
-    defaults = {}
-    foreign = ()  # fields of this class that the model type has not
+    mixer_name: ClassVar[str | None] = None
+    defaults: ClassVar[dict[str, Any]] = {}
+    foreign: ClassVar[tuple[str, ...]] = ()  # fields of this class that the model type has not
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class EflaConfig(PreTrainedConfig):
             if field in more and more[field] not in allowed:
                 raise _refuse(field, more[field], " or ".join(map(repr, allowed)))
         self.attention()
-        super().__init__(
+        super().__init__(  # type: ignore[call-arg, unused-ignore]
             bos_token_id=bos_token_id,
             eos_token_id=eos_token_id,
             pad_token_id=pad_token_id,

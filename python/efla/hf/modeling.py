@@ -141,7 +141,7 @@ class EflaBlock(GradientCheckpointingLayer):  # type: ignore[misc, unused-ignore
 
 
 class EflaPreTrainedModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
-    config_class = EflaConfig
+    config_class: type[EflaConfig] = EflaConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules = ["EflaBlock"]
@@ -150,7 +150,7 @@ class EflaPreTrainedModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
         # A mixer's other parameters start in its constructor.
         if isinstance(module, (nn.Linear, nn.Embedding)):
             nn.init.normal_(module.weight, std=self.config.initializer_range)
-            if getattr(module, "bias", None) is not None:
+            if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
 
 
@@ -159,11 +159,11 @@ class EflaModel(EflaPreTrainedModel):
 
     def __init__(self, config: EflaConfig) -> None:
         super().__init__(config)
-        self.embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.embeddings: nn.Module = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList([EflaBlock(config, layer) for layer in range(config.num_hidden_layers)])
         self.norm = EflaRMSNorm(config.hidden_size, config.norm_eps)
         self.gradient_checkpointing = False
-        self.post_init()
+        self.post_init()  # type: ignore[no-untyped-call, unused-ignore]
 
     def get_input_embeddings(self) -> nn.Module:
         return self.embeddings
@@ -188,7 +188,7 @@ class EflaModel(EflaPreTrainedModel):
             past_key_values = DynamicCache(config=self.config)
         if attention_mask is not None and attention_mask.ne(0).all():
             attention_mask = None
-        hidden_states = (x,)
+        hidden_states: tuple[Tensor, ...] = (x,)
         for layer in self.layers:
             # By keywords, because gradient checkpointing switches off a cache only where it is named.
             x = layer(x, attention_mask=attention_mask, past_key_values=past_key_values, use_cache=use_cache)
@@ -210,7 +210,7 @@ class EflaForCausalLM(EflaPreTrainedModel, GenerationMixin):  # type: ignore[mis
         self.model = EflaModel(config)
         self.vocab_size = config.vocab_size
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.post_init()
+        self.post_init()  # type: ignore[no-untyped-call, unused-ignore]
 
     def forward(
         self,

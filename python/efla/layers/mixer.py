@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Optional
 
@@ -52,7 +53,7 @@ RULES = {
     "linear": Rule("euler", erase_scale=0.0, beta="one"),
 }
 
-_ACTIVATIONS = {"silu": F.silu, "relu": F.relu, "elu": lambda x: F.elu(x) + 1, "identity": lambda x: x}
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "relu": F.relu, "elu": lambda x: F.elu(x) + 1, "identity": lambda x: x}
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ class Mixer(nn.Module):
             self.k_conv1d = ShortConvolution(keys, conv_size, conv_bias, qk)
             self.v_conv1d = ShortConvolution(values, conv_size, conv_bias)
         if gate == "silu":
-            self.g_proj = nn.Linear(sizes.hidden, values, bias=False)
+            self.g_proj: nn.Module = nn.Linear(sizes.hidden, values, bias=False)
         elif gate == "sigmoid":
             self.g_proj = nn.Sequential(
                 nn.Linear(sizes.hidden, sizes.value_dim, bias=False), nn.Linear(sizes.value_dim, values)
@@ -149,7 +150,8 @@ class Mixer(nn.Module):
         self.A_log = nn.Parameter(torch.log(rate) if self.rule.lower_bound is None else torch.zeros_like(rate))
         time = torch.exp(torch.empty(biases).uniform_(math.log(0.001), math.log(0.1)))
         self.dt_bias = nn.Parameter(time + torch.log(-torch.expm1(-time)))  # softplus of it is time
-        self.A_log._no_weight_decay = self.dt_bias._no_weight_decay = True
+        for parameter in (self.A_log, self.dt_bias):
+            setattr(parameter, "_no_weight_decay", True)
 
     def forward(
         self,
@@ -235,7 +237,7 @@ class Mixer(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """o [B, T, HV, V] and, with use_cache, the final state."""
         beta, g, rule = self._beta(x), self._decay(x), self.rule
-        choices = {
+        choices: dict[str, Any] = {
             "use_qk_l2norm_in_kernel": rule.qk_norm == "l2",
             "step": rule.step,
             "erase_scale": rule.erase_scale,

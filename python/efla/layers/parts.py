@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -16,7 +18,9 @@ class ShortConvolution(nn.Conv1d):
         super().__init__(hidden_size, hidden_size, kernel_size, groups=hidden_size, bias=bias)
         self.activation = activation
 
-    def forward(self, x: Tensor, cache: Tensor | None = None, cu_seqlens: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def forward(  # type: ignore[override]
+        self, x: Tensor, cache: Tensor | None = None, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """x [B, T, D], cache [N, D, W] of the last inputs or None for zeros → [B, T, D] and the next cache.
 
         With cu_seqlens [N + 1], B is 1 and every sequence sees its own tokens only.
@@ -50,7 +54,8 @@ class HeadNorm(nn.Module):
     def __init__(self, size: int, eps: float, activation: str | None = None, norm: bool = True) -> None:
         super().__init__()
         self.eps = eps
-        self.activation = {None: None, "silu": F.silu, "sigmoid": torch.sigmoid}[activation]
+        activations: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "sigmoid": torch.sigmoid}
+        self.activation = activations[activation or "silu"]
         self.weight = nn.Parameter(torch.ones(size)) if norm else None
 
     def forward(self, x: Tensor, gate: Tensor | None = None) -> Tensor:
@@ -72,4 +77,4 @@ def unpad(x: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def repad(x: Tensor, indices: Tensor, batch: int, tokens: int) -> Tensor:
     """The inverse of unpad, with zeros for padding: [1, tokens, D] → [B, T, D]."""
-    return x.new_zeros(batch * tokens, x.shape[-1]).index_copy(0, indices, x[0]).unflatten(0, (batch, tokens))
+    return x.new_zeros(batch * tokens, x.shape[-1]).index_copy(0, indices, x[0]).view(batch, tokens, x.shape[-1])

@@ -19,7 +19,7 @@ class MixerCacheLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
     supports_early_init = False
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
         self.states: States | None = None
         self.tokens = 0
 

@@ -74,10 +74,10 @@ def check_axes(function: str, argument: str, tensor: object, axes: str) -> dict[
 
 def check_shape(function: str, argument: str, tensor: object, axes: str, sizes: Mapping[str, int]) -> None:
     """Raises ValueError unless `tensor` has the shape that `axes`, for example "B T HV K", names sizes of."""
-    check_axes(function, argument, tensor, axes)
+    got = list(check_axes(function, argument, tensor, axes).values())
     expected = [sizes[axis] for axis in axes.split()]
-    if list(tensor.shape) != expected:
-        raise mistake(function, argument, f"shape {list(tensor.shape)}", f"[{axes.replace(' ', ', ')}] = {expected}")
+    if got != expected:
+        raise mistake(function, argument, f"shape {got}", f"[{axes.replace(' ', ', ')}] = {expected}")
 
 
 def check_no_gradients(function: str, argument: str, tensors: Iterable[Tensor | None]) -> None:

@@ -41,7 +41,7 @@ def channel_gate(f: Tensor, A_log: Tensor | None, dt_bias: Tensor | None, lower_
     f = widen(f)
     if dt_bias is not None:
         f = f + widen(dt_bias).reshape(f.shape[-2:])
-    rate = None if A_log is None else torch.exp(widen(A_log)).unsqueeze(-1)
+    rate = f.new_ones([]) if A_log is None else torch.exp(widen(A_log)).unsqueeze(-1)
     if lower_bound is None:
         return -rate * F.softplus(f)
-    return lower_bound * torch.sigmoid(f if rate is None else rate * f)
+    return lower_bound * torch.sigmoid(rate * f)

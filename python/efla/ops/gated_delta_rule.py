@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from torch import Tensor
 
 from efla.ops import _check
@@ -9,15 +11,15 @@ from efla.ops._gate import scalar_gate
 from efla.ops._run import delta_rule
 
 
-def _decay(function: str, g: Tensor, use_gate: bool, A_log: Tensor | None, dt_bias: Tensor | None) -> Tensor:
+def _decay(function: str, g: Tensor | None, use_gate: bool, A_log: Tensor | None, dt_bias: Tensor | None) -> Tensor:
     """g [B, T, HV] as it is, or the gate of it."""
     sizes = _check.check_axes(function, "g", g, "B T HV")
     if not use_gate:
-        return g
+        return cast(Tensor, g)
     _check.check_shape(function, "A_log", A_log, "HV", sizes)
     if dt_bias is not None:
         _check.check_shape(function, "dt_bias", dt_bias, "HV", sizes)
-    return scalar_gate(g, A_log, dt_bias)
+    return scalar_gate(cast(Tensor, g), cast(Tensor, A_log), dt_bias)
 
 
 def chunk_gated_delta_rule(
