@@ -106,8 +106,9 @@ def _check(function: str, given: dict[str, Any]) -> None:
     for name in ("q", "k", "v"):
         if given[name].dtype != q.dtype or q.dtype not in (torch.float32, torch.bfloat16, torch.float16):
             raise _Declined(f"{name} has dtype {given[name].dtype}, expected float32, bfloat16 or float16, as q")
-    if given.get("chunk_size", 64) not in (32, 64):
-        raise _Declined(f"chunk_size is {given['chunk_size']}, expected 32 or 64")
+    sizes = (32, 64) if function == "chunk_kda" else (16, 32, 64)  # without effect except on the states that chunk_kda returns
+    if given.get("chunk_size", 64) not in sizes:
+        raise _Declined(f"chunk_size is {given['chunk_size']}, expected one of {', '.join(map(str, sizes))}")
     if "beta" in given and given["beta"].dim() != 3:
         raise _Declined(f"beta has {given['beta'].dim()} dimensions, expected [B, T, HV]")
     if q.device.type == "cuda":

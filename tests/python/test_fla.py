@@ -89,7 +89,8 @@ class Backend(unittest.TestCase):
         from efla.fla import declines, disable, enable
 
         x = inputs(tokens=5, decay="channel")
-        self.assertEqual(declines("chunk_kda", **x, chunk_size=16), "chunk_size is 16, expected 32 or 64")
+        self.assertEqual(declines("chunk_kda", **x, chunk_size=16), "chunk_size is 16, expected one of 32, 64")
+        self.assertIsNone(declines("chunk_delta_rule", x["q"], x["k"], x["v"], x["beta"], chunk_size=16))
         ints = {name: tensor.int() for name, tensor in x.items()}
         self.assertIsNone(declines("chunk_kda", **x, safe_gate=False, cu_seqlens_cpu=torch.tensor([0, 5])))
         for named, reason in (
