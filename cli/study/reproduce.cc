@@ -113,9 +113,8 @@ void add_reproduce(CLI::App& program) {
   add_synthetic(*reproduce, "mad", experiments::mad_plan, "MAD's six synthetic tasks (table 2 of the EFLA paper)");
   add_synthetic(*reproduce, "mqar", experiments::mqar_plan,
                 "Multi-query associative recall: the standard training set, tested at seven sizes");
-  add_synthetic(
-      *reproduce, "extrapolation", experiments::extrapolation_plan,
-      "Palindrome, MQAR and Stack at one, two and four times the training length (the second paper's table 1)");
+  add_synthetic(*reproduce, "extrapolation", experiments::extrapolation_plan,
+                "Palindrome, MQAR and Stack at one, two and four times the training length (table 1 of the KDA study)");
   add_synthetic(*reproduce, "state-tracking", experiments::state_tracking_plan,
                 "Parity, counting and permutations beyond the training length, which need eigenvalues below zero");
   add_table1(*reproduce);
