@@ -5,8 +5,7 @@ namespace efla::gpu {
 namespace {
 
 // The index of a slot's slice in the arrays of WideBackward.
-template <class T>
-__device__ __forceinline__ std::int64_t slice_index(const WideBackward<T>& c, std::int64_t slot, std::int64_t i_h,
+__device__ __forceinline__ std::int64_t slice_index(const WideBackward& c, std::int64_t slot, std::int64_t i_h,
                                                     std::int64_t slice) {
   return (slot * c.p.shape.value_heads + i_h) * c.slices + slice;
 }
@@ -25,14 +24,13 @@ __device__ __forceinline__ void write_image(const float (&s)[kCount], float* ima
 
 // From one saved state to the next. Packed sequences have a thread block for every slot, because where a saved state
 // lies is known on the device alone.
-template <class Memory, class T>
+template <class Memory>
 __global__ void __launch_bounds__(Memory::kThreads)
-    states_kernel(const __grid_constant__ WideBackward<T> c, std::int64_t segments, std::int64_t segment_chunks) {
+    states_kernel(const __grid_constant__ WideBackward c, std::int64_t segments, std::int64_t segment_chunks) {
   extern __shared__ __align__(128) unsigned char shared[];
   auto& memory = *reinterpret_cast<Memory*>(shared);
   constexpr int KD = Memory::kKeys;
-  constexpr bool kSplit = kSplitOf<T>;
-  const DeltaBackward<T>& p = c.p;
+  const DeltaBackward<float>& p = c.p;
   const std::int64_t slice = blockIdx.x % c.slices, i_h = blockIdx.x / c.slices % p.shape.value_heads;
   std::int64_t slot = blockIdx.x / c.slices / p.shape.value_heads;
   if (segments > 0) slot = slot / segments * c.forward.slots_per_sequence + slot % segments * segment_chunks;
@@ -69,7 +67,7 @@ __global__ void __launch_bounds__(Memory::kThreads)
         const std::int64_t index = slice_index(c, slot + i, i_h, slice);
         write_image<KD>(s, c.states + index * kWideColumns * KD + at.key, at.column, at.lane);
         Columns16 e = {}, u;
-        multiply_state<kSplit, KD>(e, s, shared_address(stage.k + at.key), at.lane);
+        multiply_state<KD>(e, s, shared_address(stage.k + at.key), at.lane);
         put_part(e, memory.parts[0][at.group][at.column / 16], at.lane);
         __syncthreads();
 #pragma unroll
@@ -77,22 +75,21 @@ __global__ void __launch_bounds__(Memory::kThreads)
           add_parts(e + 4 * tile, memory.parts[0], at.column / 16, tile, at.lane);
         residual(e, v, record, at.lane);
         if (i + 1 < chunks) read_columns(v, p.v, place(i + 1), i_h, column, at.lane);
-        solve_lower<kSplit>(u, e, shared_address(record.solve), at.lane);
+        solve_lower(u, e, shared_address(record.solve), at.lane);
         if (at.group == 0) write_tile(u, c.writes + index * kWideColumns * kWideTokens, at.column, at.lane);
         scale_by_column(u, record.write, at.lane);
 #pragma unroll
         for (float& x : s) x *= record.decay;
-        add_to_state<kSplit, KD>(s, u, shared_address(stage.k + at.key), at.lane);
+        add_to_state<KD>(s, u, shared_address(stage.k + at.key), at.lane);
       });
 }
 
-template <class Memory, class T>
-__global__ void __launch_bounds__(Memory::kThreads) reverse_kernel(const __grid_constant__ WideBackward<T> c) {
+template <class Memory>
+__global__ void __launch_bounds__(Memory::kThreads) reverse_kernel(const __grid_constant__ WideBackward c) {
   extern __shared__ __align__(128) unsigned char shared[];
   auto& memory = *reinterpret_cast<Memory*>(shared);
   constexpr int KD = Memory::kKeys;
-  constexpr bool kSplit = kSplitOf<T>;
-  const DeltaBackward<T>& p = c.p;
+  const DeltaBackward<float>& p = c.p;
   const std::int64_t slice = blockIdx.x % c.slices, i_h = blockIdx.x / c.slices % p.shape.value_heads;
   const std::int64_t n = blockIdx.x / c.slices / p.shape.value_heads;
   const Sequence sequence = sequence_of(p, n);
@@ -115,50 +112,45 @@ __global__ void __launch_bounds__(Memory::kThreads) reverse_kernel(const __grid_
         const std::int64_t index = slice_index(c, slot + chunks - 1 - i, i_h, slice);
         write_image<KD>(ds, c.dstates + index * kWideColumns * KD + at.key, at.column, at.lane);
         Columns16 du = {}, d;
-        multiply_state<kSplit, KD>(du, ds, shared_address(stage.k + at.key), at.lane);
+        multiply_state<KD>(du, ds, shared_address(stage.k + at.key), at.lane);
         scale_by_column(du, record.write, at.lane);
-        multiply_upper<kSplit>(du, dout, shared_address(record.p), at.lane,
-                               [&](int tile) { return Memory::owner(tile) == at.group; });
+        multiply_upper(du, dout, shared_address(record.p), at.lane,
+                       [&](int tile) { return Memory::owner(tile) == at.group; });
         put_part(du, memory.parts[0][at.group][at.column / 16], at.lane);
 #pragma unroll
         for (float& x : ds) x *= record.decay;
         scale_by_column(dout, record.out, at.lane);
-        add_to_state<kSplit, KD>(ds, dout, shared_address(stage.q + at.key), at.lane);
+        add_to_state<KD>(ds, dout, shared_address(stage.q + at.key), at.lane);
         __syncthreads();
         if (i + 1 < chunks) read_columns(dout, p.dout, place(i + 1), i_h, column, at.lane);
 #pragma unroll
         for (int tile = 0; tile < kWideTokens / 8; ++tile)
           add_parts(du + 4 * tile, memory.parts[0], at.column / 16, tile, at.lane);
-        solve_upper<kSplit>(d, du, shared_address(record.solve), at.lane);
+        solve_upper(d, du, shared_address(record.solve), at.lane);
         if (at.group == 0) write_tile(d, c.dresiduals + index * kWideColumns * kWideTokens, at.column, at.lane);
         scale_by_column(d, record.read, at.lane);
 #pragma unroll
         for (float& x : d) x = -x;
-        add_to_state<kSplit, KD>(ds, d, shared_address(stage.k + at.key), at.lane);
+        add_to_state<KD>(ds, d, shared_address(stage.k + at.key), at.lane);
       });
   write_state(ds, p.dinitial_state, n, i_h, column, at.key, at.lane);
 }
 
 }  // namespace
 
-template <class T>
-void launch_wide_states(const WideBackward<T>& c, cudaStream_t stream) {
+void launch_wide_states(const WideBackward& c, cudaStream_t stream) {
   const std::int64_t chunks = c.p.saved.interval / kWideTokens;
   const std::int64_t segments = c.p.shape.packed > 0 ? 0 : (c.forward.slots_per_sequence + chunks - 1) / chunks;
   const std::int64_t starts = segments > 0 ? segments * c.p.shape.batch : c.forward.slots;
   using Memory = SweepMemory<kWideKeys, 2, 2>;
-  launch_sweep<Memory>("chunk_wide, states", states_kernel<Memory, T>, starts * c.p.shape.value_heads * c.slices, c,
+  launch_sweep<Memory>("chunk_wide, states", states_kernel<Memory>, starts * c.p.shape.value_heads * c.slices, c,
                        stream, segments, chunks);
 }
 
-template <class T>
-void launch_wide_reverse(const WideBackward<T>& c, cudaStream_t stream) {
+void launch_wide_reverse(const WideBackward& c, cudaStream_t stream) {
   using Memory = SweepMemory<kWideKeys, 2, 2>;
-  launch_sweep<Memory>("chunk_wide, reverse", reverse_kernel<Memory, T>,
+  launch_sweep<Memory>("chunk_wide, reverse", reverse_kernel<Memory>,
                        c.p.shape.sequences() * c.p.shape.value_heads * c.slices, c, stream);
 }
-
-template void launch_wide_states(const WideBackward<float>&, cudaStream_t);
-template void launch_wide_reverse(const WideBackward<float>&, cudaStream_t);
 
 }  // namespace efla::gpu

@@ -8,7 +8,8 @@
 //   dv = b∘D,    db_i = v_i·D_i,    da_i = −k̂_i·X_i
 //
 // The gradient of a gate g_t is the sum of all terms of the loss whose decay spans token t: with M_ij = W_ij q̂_i·k̂_j −
-// a_i H_ij k̂_i·k̂_j, r_i the terms of token i that read S, w_j those of token j's write that S' has, and z = γ_C S·dS',
+// a_i H_ij k̂_i·k̂_j, r_i the terms of token i that read S, w_j the terms of token j's write that S' has, and z = γ_C
+// S·dS',
 //
 //   dg_t = z + Σ_{i≥t} r_i + Σ_{j<t} w_j + Σ_{i≥t>j} M_ij
 //
@@ -51,16 +52,15 @@ __device__ __forceinline__ float lane_sum(float x) {
   return x;
 }
 
-template <int KD, bool kGrouped, class T>
+template <int KD, bool kGrouped>
 class Grads {
  public:
   using Shared = Memory<KD, kGrouped>;
   static constexpr int kWarps = Shared::kWarps, kThreads = Shared::kThreads, kParts = Shared::kParts;
   static constexpr int kTiles = KD / 8 / kParts;  // of a warp's channels
-  static constexpr bool kSplit = kSplitOf<T>;
   using Rows = float[4 * kTiles];
 
-  __device__ Grads(const WideBackward<T>& c, Shared& memory, const ChunkAt& at, int slot, int i_q)
+  __device__ Grads(const WideBackward& c, Shared& memory, const ChunkAt& at, int slot, int i_q)
       : c_(c),
         p_(c.p),
         m_(memory),
@@ -163,7 +163,7 @@ class Grads {
 #pragma unroll 2
       for (int step = 0; step < kWideColumns / 8; ++step) {
         const int lane = opaque(lane_) & 31;  // addresses are computed here
-        const auto u = row_operand<kWideColumns, kSplit>(shared_address(m_.u), first_, 8 * step, lane);
+        const auto u = row_operand<kWideColumns>(shared_address(m_.u), first_, 8 * step, lane);
         multiply_tile<KD>(dk, u, shared_address(m_.state), step, lane);
       }
       if (gated_) z += state_product(c_.states + index * kWideColumns * KD);
@@ -179,7 +179,7 @@ class Grads {
 
   // x += a b for the channels of the warp, with b rows [8 · step, 8 · step + 8) of a tile.
   template <int kColumns>
-  __device__ void multiply_tile(Rows& x, const Operand<kSplit>& a, std::uint32_t tile, int step, int lane) {
+  __device__ void multiply_tile(Rows& x, const Operand& a, std::uint32_t tile, int step, int lane) {
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
       multiply_columns<kColumns>(x + 4 * i, a, tile, 8 * step, 8 * (kTiles * part_ + i), lane);
@@ -193,7 +193,7 @@ class Grads {
       for (int step = 0; step < kWideColumns / 8; ++step) {
         const int lane = opaque(lane_) & 31;  // addresses are computed here
         const auto rows =
-            row_operand<kWideColumns, kSplit>(shared_address(of_queries_ ? m_.dout : m_.d), first_, 8 * step, lane);
+            row_operand<kWideColumns>(shared_address(of_queries_ ? m_.dout : m_.d), first_, 8 * step, lane);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           multiply_rows<kWideColumns>(scores + 4 * i, rows, shared_address(m_.u), first_column_ + 8 * i, 8 * step,
@@ -204,9 +204,9 @@ class Grads {
 #pragma unroll 1
     for (int step = 0; step < kWideColumns / 8; ++step) {
       const int lane = opaque(lane_) & 31;  // addresses are computed here
-      multiply_tile<KD>(dq, row_operand<kWideColumns, kSplit>(shared_address(m_.dout), first_, 8 * step, lane),
+      multiply_tile<KD>(dq, row_operand<kWideColumns>(shared_address(m_.dout), first_, 8 * step, lane),
                         shared_address(m_.state), step, lane);
-      multiply_tile<KD>(x, row_operand<kWideColumns, kSplit>(shared_address(m_.d), first_, 8 * step, lane),
+      multiply_tile<KD>(x, row_operand<kWideColumns>(shared_address(m_.d), first_, 8 * step, lane),
                         shared_address(m_.state), step, lane);
     }
   }
@@ -222,7 +222,7 @@ class Grads {
       if (j >= p_.shape.value_dim) break;
       const float d = m_.d[tile_index<kWideColumns>(row, column)];
       sum += to_float(p_.v(at_.i_b, at_.start + row, i_h_, j)) * d;
-      p_.dv(at_.i_b, at_.start + row, i_h_, j) = from_state<T>(m_.vectors.b[row] * d);
+      p_.dv(at_.i_b, at_.start + row, i_h_, j) = m_.vectors.b[row] * d;
     }
     return sum;
   }
@@ -305,7 +305,7 @@ class Grads {
 #pragma unroll 1
         for (int step = 0; step < KD / 8; ++step) {
           const int lane = opaque(lane_) & 31;  // addresses are computed here
-          const auto rows = row_operand<KD, kSplit>(shared_address(of_queries_ ? m_.q : m_.k), first_, 8 * step, lane);
+          const auto rows = row_operand<KD>(shared_address(of_queries_ ? m_.q : m_.k), first_, 8 * step, lane);
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
             multiply_rows<KD>(products + 4 * i, rows, shared_address(m_.k), first_column_ + 8 * i, 8 * step, lane);
@@ -353,13 +353,13 @@ class Grads {
   }
 
   // The operand of the transposed of rows [8 · step, 8 · step + 8) of a matrix with a factor per row.
-  __device__ Operand<kSplit> transposed_operand(const float* matrix, const float* factors, int step, int lane) {
+  __device__ Operand transposed_operand(const float* matrix, const float* factors, int step, int lane) {
     const int at = 8 * step + 2 * (lane % 4), own = first_ + lane / 4;
     const float low = -factors[at], high = -factors[at + 1];
     const float x[4] = {
         low * matrix[tile_index<kWideTokens>(at, own)], high * matrix[tile_index<kWideTokens>(at + 1, own)],
         low * matrix[tile_index<kWideTokens>(at, own + 8)], high * matrix[tile_index<kWideTokens>(at + 1, own + 8)]};
-    return operand_of<kSplit>(x);
+    return operand_of(x);
   }
 
   // Adds what the chunk's tokens give to each other, and computes da.
@@ -367,15 +367,15 @@ class Grads {
 #pragma unroll 1
     for (int step = 0; step < (first_ + 16) / 8; ++step) {
       const int lane = opaque(lane_) & 31;  // addresses are computed here
-      multiply_tile<KD>(dq, row_operand<kWideTokens, kSplit>(shared_address(m_.w), first_, 8 * step, lane),
+      multiply_tile<KD>(dq, row_operand<kWideTokens>(shared_address(m_.w), first_, 8 * step, lane),
                         shared_address(m_.k), step, lane);
-      multiply_tile<KD>(x, row_operand<kWideTokens, kSplit>(shared_address(m_.h), first_, 8 * step, lane),
-                        shared_address(m_.k), step, lane);
+      multiply_tile<KD>(x, row_operand<kWideTokens>(shared_address(m_.h), first_, 8 * step, lane), shared_address(m_.k),
+                        step, lane);
     }
 #pragma unroll 1
     for (int step = first_ / 8; step < kWideTokens / 8; ++step) {
       const int lane = opaque(lane_) & 31;  // addresses are computed here
-      multiply_tile<KD>(dk, column_operand<kWideTokens, kSplit>(shared_address(m_.w), 8 * step, first_, lane),
+      multiply_tile<KD>(dk, column_operand<kWideTokens>(shared_address(m_.w), 8 * step, first_, lane),
                         shared_address(m_.q), step, lane);
       multiply_tile<KD>(dk, transposed_operand(m_.h, m_.vectors.a, step, lane), shared_address(m_.k), step, lane);
     }
@@ -405,7 +405,7 @@ class Grads {
       const Gain<float> of_token = gain(p_.rule.step, beta, m_.vectors.lambda[thread_]);
       if (thread_ < at_.rows) {
         p_.dbeta(at_.i_b, at_.start + thread_, i_h_) =
-            from_state<T>(dalpha * of_token.beta_unit * of_token.beta_slope * of_token.beta_unit);
+            dalpha * of_token.beta_unit * of_token.beta_slope * of_token.beta_unit;
       }
       twice_dlambda = 2 * dalpha * of_token.lambda_slope * of_token.lambda_unit;
       unit = of_token.lambda_unit;
@@ -425,7 +425,7 @@ class Grads {
   }
 
   // Applies the L2 norm, of which `tile` has the results, and stores the gradient of k or q.
-  __device__ void store(Rows& gradient, const float* tile, const float* factors, const View<T, 4>& to) {
+  __device__ void store(Rows& gradient, const float* tile, const float* factors, const View<float, 4>& to) {
     if (p_.rule.qk_l2norm) {
       float along[2] = {};
       for_pairs(tile, gradient,
@@ -444,13 +444,13 @@ class Grads {
       const int row = first_ + lane_ / 4 + 8 * (i / 2 % 2);
       const int column = 8 * (kTiles * part_ + i / 4) + 2 * (lane_ % 4) + i % 2;
       if (row < at_.rows && column < p_.shape.key_dim) {
-        to(at_.i_b, at_.start + row, i_q_, column) = from_state<T>(gradient[i]);
+        to(at_.i_b, at_.start + row, i_q_, column) = gradient[i];
       }
     }
   }
 
-  const WideBackward<T>& c_;
-  const DeltaBackward<T>& p_;
+  const WideBackward& c_;
+  const DeltaBackward<float>& p_;
   Shared& m_;
   const ChunkAt at_;
   const int slot_, i_q_;
@@ -462,22 +462,22 @@ class Grads {
   int i_h_ = 0;
 };
 
-template <int KD, bool kGrouped, class T>
+template <int KD, bool kGrouped>
 __global__ void __launch_bounds__(Memory<KD, kGrouped>::kThreads, KD <= 64 && !kGrouped ? 2 : 1)
-    grads_kernel(const __grid_constant__ WideBackward<T> c) {
+    grads_kernel(const __grid_constant__ WideBackward c) {
   extern __shared__ __align__(128) unsigned char shared[];
   const int heads = static_cast<int>(c.p.shape.heads), slot = static_cast<int>(blockIdx.x) / heads,
             i_q = static_cast<int>(blockIdx.x) % heads;
   const ChunkAt at = chunk_at(c.forward, slot);
   if (at.rows == 0) return;
-  Grads<KD, kGrouped, T>(c, *reinterpret_cast<Memory<KD, kGrouped>*>(shared), at, slot, i_q).run();
+  Grads<KD, kGrouped>(c, *reinterpret_cast<Memory<KD, kGrouped>*>(shared), at, slot, i_q).run();
 }
 
-template <int KD, bool kGrouped, class T>
-void launch(const WideBackward<T>& c, cudaStream_t stream) {
+template <int KD, bool kGrouped>
+void launch(const WideBackward& c, cudaStream_t stream) {
   using Shared = Memory<KD, kGrouped>;
   static_assert(sizeof(Shared) <= 99 * 1024);
-  const auto kernel = grads_kernel<KD, kGrouped, T>;
+  const auto kernel = grads_kernel<KD, kGrouped>;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)),
         "cudaFuncSetAttribute");
   kernel<<<grid_of("chunk_wide", c.forward.slots * c.p.shape.heads), Shared::kThreads, sizeof(Shared), stream>>>(c);
@@ -486,11 +486,8 @@ void launch(const WideBackward<T>& c, cudaStream_t stream) {
 
 }  // namespace
 
-template <class T>
-void launch_wide_grads(const WideBackward<T>& c, cudaStream_t stream) {
+void launch_wide_grads(const WideBackward& c, cudaStream_t stream) {
   c.p.shape.group() > 1 ? launch<kWideKeys, true>(c, stream) : launch<kWideKeys, false>(c, stream);
 }
-
-template void launch_wide_grads(const WideBackward<float>&, cudaStream_t);
 
 }  // namespace efla::gpu

@@ -61,10 +61,10 @@ __device__ __forceinline__ double scan_decays(double g, int lane) {
 }
 
 // Computes the gains and decays of the lane's token.
-template <class T, int KD>
-__device__ __forceinline__ void token_vectors(const WideProblem<T>& c, const ChunkAt& at, std::int64_t i_h, int lane,
+template <int KD>
+__device__ __forceinline__ void token_vectors(const WideProblem& c, const ChunkAt& at, std::int64_t i_h, int lane,
                                               Memory<KD>& m) {
-  const DeltaForward<T>& p = c.p;
+  const DeltaForward<float>& p = c.p;
   const bool exists = lane < at.rows;
   const float beta = exists ? to_float(p.beta(at.i_b, at.start + lane, i_h)) : 0.0F;
   const double g = p.rule.decay == Decay::scalar && exists ? p.g(at.i_b, at.start + lane, i_h, 0) : 0.0;
@@ -112,11 +112,11 @@ __device__ __forceinline__ void invert_blocks(int lane, Memory<KD>& m) {
   for (int i = 0; i < 8; ++i) m.record.solve[tile_index<kWideTokens>(first + i, first + column)] = x[i];
 }
 
-template <int KD, class T>
-__global__ void __launch_bounds__(kThreads) prepare_kernel(const __grid_constant__ WideProblem<T> c) {
+template <int KD>
+__global__ void __launch_bounds__(kThreads) prepare_kernel(const __grid_constant__ WideProblem c) {
   extern __shared__ __align__(128) unsigned char shared[];
   auto& m = *reinterpret_cast<Memory<KD>*>(shared);
-  const DeltaForward<T>& p = c.p;
+  const DeltaForward<float>& p = c.p;
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
   const std::int64_t slot = blockIdx.x / p.shape.value_heads, i_h = blockIdx.x % p.shape.value_heads,
                      i_q = i_h / p.shape.group();
@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(kThreads) prepare_kernel(const __grid_constant
   float x[kWideTokens / 2] = {};
 #pragma unroll 4
   for (int step = 0; step < KD / 8; ++step) {
-    const auto rows = row_operand<KD, kSplitOf<T>>(shared_address(queries ? m.q : m.k), first, 8 * step, lane);
+    const auto rows = row_operand<KD>(shared_address(queries ? m.q : m.k), first, 8 * step, lane);
 #pragma unroll
     for (int tile = 0; tile < kWideTokens / 8; ++tile) {
       if (8 * tile < first + 16) multiply_rows<KD>(x + 4 * tile, rows, shared_address(m.k), 8 * tile, 8 * step, lane);
@@ -157,10 +157,10 @@ __global__ void __launch_bounds__(kThreads) prepare_kernel(const __grid_constant
   if (c.vectors) store(&c.vectors[index], &m.vectors, sizeof(WideVectors));
 }
 
-template <int KD, class T>
-void launch(const WideProblem<T>& c, cudaStream_t stream) {
+template <int KD>
+void launch(const WideProblem& c, cudaStream_t stream) {
   constexpr int kBytes = sizeof(Memory<KD>);
-  const auto kernel = prepare_kernel<KD, T>;
+  const auto kernel = prepare_kernel<KD>;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "cudaFuncSetAttribute");
   kernel<<<grid_of("chunk_wide", c.slots * c.p.shape.value_heads), kThreads, kBytes, stream>>>(c);
   check_launch("chunk_wide, prepare");
@@ -168,11 +168,6 @@ void launch(const WideProblem<T>& c, cudaStream_t stream) {
 
 }  // namespace
 
-template <class T>
-void launch_wide_prepare(const WideProblem<T>& c, cudaStream_t stream) {
-  launch<kWideKeys>(c, stream);
-}
-
-template void launch_wide_prepare(const WideProblem<float>&, cudaStream_t);
+void launch_wide_prepare(const WideProblem& c, cudaStream_t stream) { launch<kWideKeys>(c, stream); }
 
 }  // namespace efla::gpu

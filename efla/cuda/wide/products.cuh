@@ -1,20 +1,15 @@
-// Products of matrices by mma.sync in TF32 with operands in float32. kSplit: each operand is the sum of two TF32
-// numbers, its value rounded and what is left, and a product of two operands is three of the four products of their
-// parts. Otherwise an operand is its value rounded. The tensor cores round sums towards zero, so that every sum over
-// eight elements starts at zero and is added to the others outside of them.
+// Products of float32 matrices by mma.sync in TF32: each operand is the sum of two TF32 numbers, its value rounded and
+// what is left, and a product of two operands is three of the four products of their parts. The tensor cores round sums
+// towards zero, so that every sum over eight elements starts at zero and is added to the others outside of them.
 //
 // Matrices that a warp holds have 16 rows and 8 columns per group of four elements x: row lane / 4, columns 2 (lane %
-// 4) and the next, then the same of row lane / 4 + 8 (the accumulators of mma).
+// 4) and the next, then these columns of row lane / 4 + 8 (the accumulators of mma).
 #pragma once
 
 #include "efla/cuda/common/ptx.cuh"
 #include "efla/cuda/wide/tile.cuh"
 
 namespace efla::gpu {
-
-// Whether products of inputs of a type split their operands; inputs of 16 bits are exact in TF32.
-template <class T>
-inline constexpr bool kSplitOf = std::is_same_v<T, float>;
 
 struct Split {
   std::uint32_t big, small;
@@ -25,15 +20,13 @@ __device__ __forceinline__ Split split(float x) {
   return {big, __float_as_uint(x - __uint_as_float(big))};
 }
 
-// A matrix of 16 rows and 8 columns as the first operand of mma_tf32; the small parts are unused without kSplit.
-template <bool kSplit>
+// A matrix of 16 rows and 8 columns as the first operand of mma_tf32.
 struct Operand {
   std::uint32_t big[4], small[4];
 };
 
-template <bool kSplit>
-__device__ __forceinline__ Operand<kSplit> operand_of(const float* x) {
-  Operand<kSplit> operand;
+__device__ __forceinline__ Operand operand_of(const float* x) {
+  Operand operand;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const Split parts = split(x[i % 2 * 2 + i / 2]);
@@ -47,31 +40,28 @@ __device__ __forceinline__ Operand<kSplit> operand_of(const float* x) {
 // then computed where they are used, instead of before the loop, where they would take registers.
 
 // d += a b, with b0 and b1 the elements (2 (lane % 4), lane / 4) and (2 (lane % 4) + 1, lane / 4) of b [8, 8].
-template <bool kSplit>
-__device__ __forceinline__ void multiply(float* d, const Operand<kSplit>& a, float b0, float b1) {
+__device__ __forceinline__ void multiply(float* d, const Operand& a, float b0, float b1) {
   const Split first = split(b0), second = split(b1);
   float sum[4];
-  if constexpr (kSplit) {
-    mma_tf32(sum, a.small, false, first.big, second.big);
-    mma_tf32(sum, a.big, true, first.small, second.small);
-  }
-  mma_tf32(sum, a.big, kSplit, first.big, second.big);
+  mma_tf32(sum, a.small, false, first.big, second.big);
+  mma_tf32(sum, a.big, true, first.small, second.small);
+  mma_tf32(sum, a.big, true, first.big, second.big);
 #pragma unroll
   for (int i = 0; i < 4; ++i) d[i] += sum[i];
 }
 
 // d [16, 8] += a bᵀ, with b rows [row, row + 8) and columns [column, column + 8) of a tile.
-template <int kColumns, bool kSplit>
-__device__ __forceinline__ void multiply_rows(float* d, const Operand<kSplit>& a, std::uint32_t tile, int row,
-                                              int column, int lane) {
+template <int kColumns>
+__device__ __forceinline__ void multiply_rows(float* d, const Operand& a, std::uint32_t tile, int row, int column,
+                                              int lane) {
   const float2 b = read_shared_pair(element_address<kColumns>(tile, row + lane / 4, column + 2 * (lane % 4)));
   multiply(d, a, b.x, b.y);
 }
 
 // d [16, 8] += a b, with the same b.
-template <int kColumns, bool kSplit>
-__device__ __forceinline__ void multiply_columns(float* d, const Operand<kSplit>& a, std::uint32_t tile, int row,
-                                                 int column, int lane) {
+template <int kColumns>
+__device__ __forceinline__ void multiply_columns(float* d, const Operand& a, std::uint32_t tile, int row, int column,
+                                                 int lane) {
   const int at = row + 2 * (lane % 4), own = column + lane / 4;
   const float first = read_shared(element_address<kColumns>(tile, at, own)),
               second = read_shared(element_address<kColumns>(tile, at + 1, own));
@@ -79,23 +69,23 @@ __device__ __forceinline__ void multiply_columns(float* d, const Operand<kSplit>
 }
 
 // Rows [row, row + 16) and columns [column, column + 8) of a tile.
-template <int kColumns, bool kSplit>
-__device__ __forceinline__ Operand<kSplit> row_operand(std::uint32_t tile, int row, int column, int lane) {
+template <int kColumns>
+__device__ __forceinline__ Operand row_operand(std::uint32_t tile, int row, int column, int lane) {
   const int at = row + lane / 4, own = column + 2 * (lane % 4);
   const float2 low = read_shared_pair(element_address<kColumns>(tile, at, own)),
                high = read_shared_pair(element_address<kColumns>(tile, at + 8, own));
   const float x[4] = {low.x, low.y, high.x, high.y};
-  return operand_of<kSplit>(x);
+  return operand_of(x);
 }
 
 // The transposed of rows [row, row + 8) and columns [column, column + 16) of a tile.
-template <int kColumns, bool kSplit>
-__device__ __forceinline__ Operand<kSplit> column_operand(std::uint32_t tile, int row, int column, int lane) {
+template <int kColumns>
+__device__ __forceinline__ Operand column_operand(std::uint32_t tile, int row, int column, int lane) {
   const int at = row + 2 * (lane % 4), own = column + lane / 4;
   float x[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) x[i] = read_shared(element_address<kColumns>(tile, at + i % 2, own + i / 2 * 8));
-  return operand_of<kSplit>(x);
+  return operand_of(x);
 }
 
 // x_ij ← x_ij factors_j; factors in shared memory, one per column.

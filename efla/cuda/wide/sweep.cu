@@ -5,8 +5,8 @@ namespace efla::gpu {
 namespace {
 
 // Writes the state before chunk `chunk` of a sequence where the forward saves it.
-template <int kCount, class T>
-__device__ __forceinline__ void save_state(float (&s)[kCount], const DeltaForward<T>& p, const Sequence& sequence,
+template <int kCount>
+__device__ __forceinline__ void save_state(float (&s)[kCount], const DeltaForward<float>& p, const Sequence& sequence,
                                            std::int64_t i_h, std::int64_t chunk, std::int64_t column, int key,
                                            int lane) {
   const View<float, 5>& saved = p.chunk_states;
@@ -17,13 +17,12 @@ __device__ __forceinline__ void save_state(float (&s)[kCount], const DeltaForwar
   write_state(s, state, 0, i_h, column, key, lane);
 }
 
-template <class Memory, class T>
-__global__ void __launch_bounds__(Memory::kThreads) sweep_kernel(const __grid_constant__ WideProblem<T> c, int slices) {
+template <class Memory>
+__global__ void __launch_bounds__(Memory::kThreads) sweep_kernel(const __grid_constant__ WideProblem c, int slices) {
   extern __shared__ __align__(128) unsigned char shared[];
   auto& memory = *reinterpret_cast<Memory*>(shared);
   constexpr int KD = Memory::kKeys;
-  constexpr bool kSplit = kSplitOf<T>;
-  const DeltaForward<T>& p = c.p;
+  const DeltaForward<float>& p = c.p;
   const SweepThread at = sweep_thread<Memory>();
   const std::int64_t column = static_cast<std::int64_t>(blockIdx.x % slices) * kWideColumns + at.column;
   const std::int64_t i_h = blockIdx.x / slices % p.shape.value_heads, n = blockIdx.x / slices / p.shape.value_heads;
@@ -43,8 +42,7 @@ __global__ void __launch_bounds__(Memory::kThreads) sweep_kernel(const __grid_co
         const WideRecord& record = stage.record;
         save_state(s, p, sequence, i_h, i, column, at.key, at.lane);
         Columns16 e = {}, o = {}, u;
-        multiply_state<kSplit, KD>(e, o, s, shared_address(stage.k + at.key), shared_address(stage.q + at.key),
-                                   at.lane);
+        multiply_state<KD>(e, o, s, shared_address(stage.k + at.key), shared_address(stage.q + at.key), at.lane);
         put_part(e, memory.parts[0][at.group][at.column / 16], at.lane);
         put_part(o, memory.parts[1][at.group][at.column / 16], at.lane);
         __syncthreads();
@@ -55,28 +53,25 @@ __global__ void __launch_bounds__(Memory::kThreads) sweep_kernel(const __grid_co
         }
         residual(e, v, record, at.lane);
         if (i + 1 < chunks) read_columns(v, p.v, wide_chunk(sequence, n, i + 1), i_h, column, at.lane);
-        solve_lower<kSplit>(u, e, shared_address(record.solve), at.lane);
+        solve_lower(u, e, shared_address(record.solve), at.lane);
         scale_by_column(o, record.out, at.lane);
-        multiply_lower<kSplit>(o, u, shared_address(record.p), at.lane, owned);
+        multiply_lower(o, u, shared_address(record.p), at.lane, owned);
         write_columns(o, p.o, wide_chunk(sequence, n, i), i_h, column, at.lane, owned);
         scale_by_column(u, record.write, at.lane);
 #pragma unroll
         for (float& x : s) x *= record.decay;
-        add_to_state<kSplit, KD>(s, u, shared_address(stage.k + at.key), at.lane);
+        add_to_state<KD>(s, u, shared_address(stage.k + at.key), at.lane);
       });
   write_state(s, p.final_state, n, i_h, column, at.key, at.lane);
 }
 
 }  // namespace
 
-template <class T>
-void launch_wide_sweep(const WideProblem<T>& c, cudaStream_t stream) {
+void launch_wide_sweep(const WideProblem& c, cudaStream_t stream) {
   const std::int64_t slices = (c.p.shape.value_dim + kWideColumns - 1) / kWideColumns;
   using Memory = SweepMemory<kWideKeys, 2, 2>;
-  launch_sweep<Memory>("chunk_wide, sweep", sweep_kernel<Memory, T>,
+  launch_sweep<Memory>("chunk_wide, sweep", sweep_kernel<Memory>,
                        c.p.shape.sequences() * c.p.shape.value_heads * slices, c, stream, static_cast<int>(slices));
 }
-
-template void launch_wide_sweep(const WideProblem<float>&, cudaStream_t);
 
 }  // namespace efla::gpu

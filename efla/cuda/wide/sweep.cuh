@@ -48,8 +48,8 @@ __device__ __forceinline__ SweepThread sweep_thread() {
 }
 
 // Starts the copies of a chunk's keys, record and, where kQueries is set, queries.
-template <bool kQueries, int kThreads, int KD, class T>
-__device__ __forceinline__ void start_loads(const WideProblem<T>& c, const ChunkAt& at, std::int64_t slot,
+template <bool kQueries, int kThreads, int KD>
+__device__ __forceinline__ void start_loads(const WideProblem& c, const ChunkAt& at, std::int64_t slot,
                                             std::int64_t i_h, SweepStage<KD>& stage) {
   const std::int64_t i_q = i_h / c.p.shape.group();
   const int thread = opaque(threadIdx.x) & (kThreads - 1);
@@ -97,13 +97,13 @@ __device__ __forceinline__ void residual(Columns16& e, const Columns16& v, const
 }
 
 // d += a mᵀ of a lower triangular matrix m, for the tiles of 8 tokens for which owned(tile) says so.
-template <bool kSplit, class Owned>
+template <class Owned>
 __device__ __forceinline__ void multiply_lower(Columns16& d, const Columns16& a, std::uint32_t m, int lane,
                                                Owned&& owned) {
   lane = opaque(lane) & 31;
 #pragma unroll
   for (int step = 0; step < kWideTokens / 8; ++step) {
-    const auto operand = operand_of<kSplit>(a + 4 * step);
+    const auto operand = operand_of(a + 4 * step);
 #pragma unroll
     for (int tile = step; tile < kWideTokens / 8; ++tile) {
       if (owned(tile)) multiply_rows<kWideTokens>(d + 4 * tile, operand, m, 8 * tile, 8 * step, lane);
@@ -111,13 +111,13 @@ __device__ __forceinline__ void multiply_lower(Columns16& d, const Columns16& a,
   }
 }
 // d += a m.
-template <bool kSplit, class Owned>
+template <class Owned>
 __device__ __forceinline__ void multiply_upper(Columns16& d, const Columns16& a, std::uint32_t m, int lane,
                                                Owned&& owned) {
   lane = opaque(lane) & 31;
 #pragma unroll
   for (int step = 0; step < kWideTokens / 8; ++step) {
-    const auto operand = operand_of<kSplit>(a + 4 * step);
+    const auto operand = operand_of(a + 4 * step);
 #pragma unroll
     for (int tile = 0; tile <= step; ++tile) {
       if (owned(tile)) multiply_columns<kWideTokens>(d + 4 * tile, operand, m, 8 * step, 8 * tile, lane);
@@ -126,15 +126,14 @@ __device__ __forceinline__ void multiply_upper(Columns16& d, const Columns16& a,
 }
 
 // Solves (I + A) U = R with the record's matrix; overwrites R.
-template <bool kSplit>
 __device__ __forceinline__ void solve_lower(Columns16& u, Columns16& r, std::uint32_t matrix, int lane) {
   lane = opaque(lane) & 31;
 #pragma unroll
   for (int i = 0; i < kWideTokens / 8; ++i) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) u[4 * i + j] = 0;
-    multiply_rows<kWideTokens>(u + 4 * i, operand_of<kSplit>(r + 4 * i), matrix, 8 * i, 8 * i, lane);
-    const auto operand = operand_of<kSplit>(u + 4 * i);
+    multiply_rows<kWideTokens>(u + 4 * i, operand_of(r + 4 * i), matrix, 8 * i, 8 * i, lane);
+    const auto operand = operand_of(u + 4 * i);
 #pragma unroll
     for (int tile = i + 1; tile < kWideTokens / 8; ++tile) {
       multiply_rows<kWideTokens>(r + 4 * tile, operand, matrix, 8 * tile, 8 * i, lane);
@@ -142,15 +141,14 @@ __device__ __forceinline__ void solve_lower(Columns16& u, Columns16& r, std::uin
   }
 }
 // Solves (I + A)ᵀ D = dU; overwrites dU.
-template <bool kSplit>
 __device__ __forceinline__ void solve_upper(Columns16& d, Columns16& du, std::uint32_t matrix, int lane) {
   lane = opaque(lane) & 31;
 #pragma unroll
   for (int i = kWideTokens / 8 - 1; i >= 0; --i) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) d[4 * i + j] = 0;
-    multiply_columns<kWideTokens>(d + 4 * i, operand_of<kSplit>(du + 4 * i), matrix, 8 * i, 8 * i, lane);
-    const auto operand = operand_of<kSplit>(d + 4 * i);
+    multiply_columns<kWideTokens>(d + 4 * i, operand_of(du + 4 * i), matrix, 8 * i, 8 * i, lane);
+    const auto operand = operand_of(d + 4 * i);
 #pragma unroll
     for (int tile = 0; tile < i; ++tile) {
       multiply_columns<kWideTokens>(du + 4 * tile, operand, matrix, 8 * i, 8 * tile, lane);
@@ -159,12 +157,12 @@ __device__ __forceinline__ void solve_upper(Columns16& d, Columns16& du, std::ui
 }
 
 // e += Sᵀ kᵀ over the group's keys, of which `k` is the first column.
-template <bool kSplit, int KD, int kCount>
+template <int KD, int kCount>
 __device__ __forceinline__ void multiply_state(Columns16& e, const float (&s)[kCount], std::uint32_t k, int lane) {
   lane = opaque(lane) & 31;
 #pragma unroll
   for (int step = 0; step < kCount / 4; ++step) {
-    const auto operand = operand_of<kSplit>(s + 4 * step);
+    const auto operand = operand_of(s + 4 * step);
 #pragma unroll
     for (int tile = 0; tile < kWideTokens / 8; ++tile) {
       multiply_rows<KD>(e + 4 * tile, operand, k, 8 * tile, 8 * step, lane);
@@ -172,13 +170,13 @@ __device__ __forceinline__ void multiply_state(Columns16& e, const float (&s)[kC
   }
 }
 // The same, and o += Sᵀ qᵀ.
-template <bool kSplit, int KD, int kCount>
+template <int KD, int kCount>
 __device__ __forceinline__ void multiply_state(Columns16& e, Columns16& o, const float (&s)[kCount], std::uint32_t k,
                                                std::uint32_t q, int lane) {
   lane = opaque(lane) & 31;
 #pragma unroll
   for (int step = 0; step < kCount / 4; ++step) {
-    const auto operand = operand_of<kSplit>(s + 4 * step);
+    const auto operand = operand_of(s + 4 * step);
 #pragma unroll
     for (int tile = 0; tile < kWideTokens / 8; ++tile) {
       multiply_rows<KD>(e + 4 * tile, operand, k, 8 * tile, 8 * step, lane);
@@ -188,12 +186,12 @@ __device__ __forceinline__ void multiply_state(Columns16& e, Columns16& o, const
 }
 
 // Sᵀ += a k.
-template <bool kSplit, int KD, int kCount>
+template <int KD, int kCount>
 __device__ __forceinline__ void add_to_state(float (&s)[kCount], const Columns16& a, std::uint32_t k, int lane) {
   lane = opaque(lane) & 31;
 #pragma unroll
   for (int step = 0; step < kWideTokens / 8; ++step) {
-    const auto operand = operand_of<kSplit>(a + 4 * step);
+    const auto operand = operand_of(a + 4 * step);
 #pragma unroll
     for (int tile = 0; tile < kCount / 4; ++tile) {
       multiply_columns<KD>(s + 4 * tile, operand, k, 8 * step, 8 * tile, lane);

@@ -3,8 +3,6 @@
 // conflicts: pairs along four rows, and rows 2i and 2i + 1 of eight columns.
 #pragma once
 
-#include <type_traits>
-
 #include "efla/cuda/common/pieces.cuh"
 #include "efla/cuda/common/ptx.cuh"
 #include "efla/cuda/common/tile.cuh"
@@ -37,8 +35,7 @@ __device__ __forceinline__ std::uint32_t element_address(std::uint32_t tile, int
   return tile + 4 * static_cast<std::uint32_t>(tile_index<kColumns>(row, column));
 }
 
-template <class T>
-__device__ __forceinline__ std::int64_t first_slot(const WideProblem<T>& c, std::int64_t n) {
+__device__ __forceinline__ std::int64_t first_slot(const WideProblem& c, std::int64_t n) {
   return c.slots_per_sequence > 0 ? n * c.slots_per_sequence : c.p.cu_seqlens(n) / kWideTokens + n;
 }
 
@@ -50,8 +47,7 @@ __device__ __forceinline__ ChunkAt wide_chunk(const Sequence& s, std::int64_t n,
 }
 
 // The place of the chunk that has a slot; all lanes of a warp take part.
-template <class T>
-__device__ __forceinline__ ChunkAt chunk_at(const WideProblem<T>& c, std::int64_t slot) {
+__device__ __forceinline__ ChunkAt chunk_at(const WideProblem& c, std::int64_t slot) {
   const std::int64_t n = c.slots_per_sequence > 0
                              ? slot / c.slots_per_sequence
                              : find_sequence(c.p.shape.packed, slot, [&](std::int64_t i) { return first_slot(c, i); });
@@ -61,29 +57,19 @@ __device__ __forceinline__ ChunkAt chunk_at(const WideProblem<T>& c, std::int64_
 // Starts the copies of rows [t, t + rows) and columns [column, column + kColumns) of a head into a tile of kWideTokens
 // rows; rows and columns that do not exist become zeros. `aligned` says that rows are contiguous and aligned to 16
 // bytes; otherwise the elements are copied one by one, before the function returns. The caller commits and waits.
-template <int kColumns, int kThreads, class T>
-__device__ __forceinline__ void load_tile(float* tile, const View<const T, 4>& view, std::int64_t i_b, std::int64_t t,
-                                          int rows, std::int64_t i_h, std::int64_t column, bool aligned, int thread) {
+template <int kColumns, int kThreads>
+__device__ __forceinline__ void load_tile(float* tile, const View<const float, 4>& view, std::int64_t i_b,
+                                          std::int64_t t, int rows, std::int64_t i_h, std::int64_t column, bool aligned,
+                                          int thread) {
   if (aligned) {
-    constexpr int kVector = kPieceElements<T>, kPieces = kColumns / kVector;
-    const T* first = view.at(i_b, t, i_h, column);
+    constexpr int kVector = kPieceElements<float>, kPieces = kColumns / kVector;
+    const float* first = view.at(i_b, t, i_h, column);
 #pragma unroll 4
     for (int i = thread; i < kWideTokens * kPieces; i += kThreads) {
       const int row = i / kPieces, own = i % kPieces * kVector;
       const bool exists = row < rows && column + own < view.extent[3];
-      const T* from = first + row * view.stride[1] + own;
-      if constexpr (std::is_same_v<T, float>) {
-        copy_async_16(shared_address(tile + tile_index<kColumns>(row, own)), exists ? from : view.data,
-                      exists ? 16 : 0);
-      } else {
-        float x[kVector] = {};
-        if (exists) load_piece(from, x);
-#pragma unroll
-        for (int j = 0; j < kVector; j += 4) {
-          *reinterpret_cast<float4*>(tile + tile_index<kColumns>(row, own + j)) =
-              float4{x[j], x[j + 1], x[j + 2], x[j + 3]};
-        }
-      }
+      const float* from = first + row * view.stride[1] + own;
+      copy_async_16(shared_address(tile + tile_index<kColumns>(row, own)), exists ? from : view.data, exists ? 16 : 0);
     }
     return;
   }
@@ -91,7 +77,7 @@ __device__ __forceinline__ void load_tile(float* tile, const View<const T, 4>& v
   for (int i = thread; i < kWideTokens * kColumns; i += kThreads) {
     const int row = i / kColumns, own = i % kColumns;
     const bool exists = row < rows && column + own < view.extent[3];
-    tile[tile_index<kColumns>(row, own)] = exists ? to_float(*view.at(i_b, t + row, i_h, column + own)) : 0.0F;
+    tile[tile_index<kColumns>(row, own)] = exists ? *view.at(i_b, t + row, i_h, column + own) : 0.0F;
   }
 }
 
@@ -125,19 +111,18 @@ __device__ __forceinline__ void for_each_column_element(const View<T, 4>& view, 
 }
 
 // Reads them. Few threads need an element, so that shared memory would not help.
-template <class T>
-__device__ __forceinline__ void read_columns(float (&x)[kWideTokens / 2], const View<const T, 4>& view,
+__device__ __forceinline__ void read_columns(float (&x)[kWideTokens / 2], const View<const float, 4>& view,
                                              const ChunkAt& at, std::int64_t i_h, std::int64_t column, int lane) {
   for_each_column_element(view, at, i_h, column, lane,
-                          [&](int i, bool exists, const T* from) { x[i] = exists ? to_float(*from) : 0.0F; });
+                          [&](int i, bool exists, const float* from) { x[i] = exists ? *from : 0.0F; });
 }
-// Writes those of the tiles of 8 tokens for which owned(tile) says so.
-template <class T, class Owned>
-__device__ __forceinline__ void write_columns(const float (&x)[kWideTokens / 2], const View<T, 4>& view,
+// Writes the tiles of 8 tokens for which owned(tile) says so.
+template <class Owned>
+__device__ __forceinline__ void write_columns(const float (&x)[kWideTokens / 2], const View<float, 4>& view,
                                               const ChunkAt& at, std::int64_t i_h, std::int64_t column, int lane,
                                               Owned&& owned) {
-  for_each_column_element(view, at, i_h, column, lane, [&](int i, bool exists, T* to) {
-    if (exists && owned(i / 4)) *to = from_state<T>(x[i]);
+  for_each_column_element(view, at, i_h, column, lane, [&](int i, bool exists, float* to) {
+    if (exists && owned(i / 4)) *to = x[i];
   });
 }
 

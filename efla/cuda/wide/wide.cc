@@ -41,9 +41,9 @@ std::string interval_refusal() {
   return "states saved at other tokens than every " + std::to_string(kWideTokens) + "th";
 }
 
-template <class T, class Problem>
-WideProblem<T> forward_of(const Problem& p) {
-  WideProblem<T> c;
+template <class Problem>
+WideProblem forward_of(const Problem& p) {
+  WideProblem c;
   c.p.shape = p.shape;
   c.p.rule = p.rule;
   c.p.q = p.q;
@@ -65,46 +65,42 @@ WideProblem<T> forward_of(const Problem& p) {
 std::size_t chunk_wide_fwd_workspace_bytes(const DeltaShape& shape) { return Parts(shape).forward(); }
 std::size_t chunk_wide_bwd_workspace_bytes(const DeltaShape& shape) { return Parts(shape).backward(); }
 
-template <class T>
-std::string chunk_wide_fwd_refusal(const DeltaForward<T>& p) {
+std::string chunk_wide_fwd_refusal(const DeltaForward<float>& p) {
   if (const std::string reason = refusal(p); !reason.empty()) return reason;
   if (p.narrow_states) return "saved states in bfloat16";
   if (p.chunk_states && p.saved.interval % kWideTokens != 0) return interval_refusal();
   return "";
 }
 
-template <class T>
-std::string chunk_wide_bwd_refusal(const DeltaBackward<T>& p) {
+std::string chunk_wide_bwd_refusal(const DeltaBackward<float>& p) {
   if (const std::string reason = refusal(p); !reason.empty()) return reason;
   if (p.saved.interval % kWideTokens != 0) return interval_refusal();
   return "";
 }
 
-template <class T>
-void chunk_wide_fwd(const DeltaForward<T>& p, const Workspace& workspace, cudaStream_t stream) {
+void chunk_wide_fwd(const DeltaForward<float>& p, const Workspace& workspace, cudaStream_t stream) {
   constexpr const char* kOperation = "chunk_wide_fwd";
   if (const std::string reason = chunk_wide_fwd_refusal(p); !reason.empty()) {
     throw Error(kOperation, "problem", reason, "what the chunkwise kernels take");
   }
   require_workspace(kOperation, workspace, Parts(p.shape).forward());
-  WideProblem<T> c = forward_of<T>(p);
+  WideProblem c = forward_of(p);
   c.p = p;
   c.records = static_cast<WideRecord*>(workspace.data);
   launch_wide_prepare(c, stream);
   launch_wide_sweep(c, stream);
 }
 
-template <class T>
-void chunk_wide_bwd(const DeltaBackward<T>& p, const Workspace& workspace, cudaStream_t stream) {
+void chunk_wide_bwd(const DeltaBackward<float>& p, const Workspace& workspace, cudaStream_t stream) {
   constexpr const char* kOperation = "chunk_wide_bwd";
   if (const std::string reason = chunk_wide_bwd_refusal(p); !reason.empty()) {
     throw Error(kOperation, "problem", reason, "what the chunkwise kernels take");
   }
   const Parts parts(p.shape);
   require_workspace(kOperation, workspace, parts.backward());
-  WideBackward<T> c;
+  WideBackward c;
   c.p = p;
-  c.forward = forward_of<T>(p);
+  c.forward = forward_of(p);
   c.slices = static_cast<int>(parts.slices);
   c.dout_rows = has_aligned_rows(p.dout);
   auto* at = static_cast<std::byte*>(workspace.data);
@@ -119,13 +115,5 @@ void chunk_wide_bwd(const DeltaBackward<T>& p, const Workspace& workspace, cudaS
   launch_wide_reverse(c, stream);
   launch_wide_grads(c, stream);
 }
-
-#define EFLA_INSTANTIATE(T)                                                             \
-  template std::string chunk_wide_fwd_refusal(const DeltaForward<T>&);                  \
-  template std::string chunk_wide_bwd_refusal(const DeltaBackward<T>&);                 \
-  template void chunk_wide_fwd(const DeltaForward<T>&, const Workspace&, cudaStream_t); \
-  template void chunk_wide_bwd(const DeltaBackward<T>&, const Workspace&, cudaStream_t);
-EFLA_INSTANTIATE(float)
-#undef EFLA_INSTANTIATE
 
 }  // namespace efla::gpu

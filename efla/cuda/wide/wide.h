@@ -41,9 +41,8 @@ struct WideVectors {
   float key_factor[kWideTokens], query_factor[kWideTokens];  // n_k and n_q of the L2 norm
 };
 
-template <class T>
 struct WideProblem {
-  DeltaForward<T> p;
+  DeltaForward<float> p;
   WideRecord* records = nullptr;   // [slots][HV]
   WideVectors* vectors = nullptr;  // [slots][HV]; of the backward alone
   std::int64_t slots = 0;
@@ -55,10 +54,9 @@ struct WideProblem {
 // With dO the gradient of o, dS' the one of the state after the chunk, and D the gradient of the residual R:
 //
 //   dU = write∘(k dS') + Pᵀ dO,   (I + A)ᵀ D = dU,   dS = γ_C dS' + (out∘q)ᵀ dO − (read∘k)ᵀ D
-template <class T>
 struct WideBackward {
-  DeltaBackward<T> p;
-  WideProblem<T> forward;                          // the same inputs, with records
+  DeltaBackward<float> p;
+  WideProblem forward;                             // the same inputs, with records
   float *states = nullptr, *dstates = nullptr;     // S before the chunk and dS' [slots][HV][slices], columns by keys
   float *writes = nullptr, *dresiduals = nullptr;  // U and D [slots][HV][slices], tokens by columns
   int slices = 0;
@@ -76,20 +74,15 @@ constexpr std::int64_t wide_slots(const DeltaShape& s) {
 }
 
 // Launches the kernel that writes every record, and the vectors where the problem has a place for them.
-template <class T>
-void launch_wide_prepare(const WideProblem<T>& problem, cudaStream_t stream);
+void launch_wide_prepare(const WideProblem& problem, cudaStream_t stream);
 
 // Launches the sweep over the state that writes outputs, final and saved states.
-template <class T>
-void launch_wide_sweep(const WideProblem<T>& problem, cudaStream_t stream);
+void launch_wide_sweep(const WideProblem& problem, cudaStream_t stream);
 
 // Launch, in this order after `prepare`: the forward sweep that writes S and U from the saved states on, the reverse
 // sweep that writes dS' and D, and the products that give the gradients of the inputs.
-template <class T>
-void launch_wide_states(const WideBackward<T>& problem, cudaStream_t stream);
-template <class T>
-void launch_wide_reverse(const WideBackward<T>& problem, cudaStream_t stream);
-template <class T>
-void launch_wide_grads(const WideBackward<T>& problem, cudaStream_t stream);
+void launch_wide_states(const WideBackward& problem, cudaStream_t stream);
+void launch_wide_reverse(const WideBackward& problem, cudaStream_t stream);
+void launch_wide_grads(const WideBackward& problem, cudaStream_t stream);
 
 }  // namespace efla::gpu
