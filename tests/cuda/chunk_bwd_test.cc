@@ -17,9 +17,6 @@
 namespace efla::test {
 namespace {
 
-// Twice the oracle's error, and never more than this.
-constexpr Tolerance kGradientTolerance{"gradients by chunks", 1e-4, 5e-2, 1.0};
-
 class CudaChunkBackward : public testing::TestWithParam<DeltaCase> {};
 
 // Runs the forward, which saves states every `interval` tokens, and the backward with a poisoned workspace.
@@ -76,7 +73,9 @@ TEST_P(CudaChunkBackward, Gradients) {
     const Results got = backward_results(data), repeated = backward_results(again);
     for (std::size_t i = 0; i < got.size(); ++i) {
       EXPECT_EQ(got[i].second, repeated[i].second) << got[i].first;
-      EXPECT_EQ(disagreement(got[i].second, expected[i].second, of_oracle[i].second, kGradientTolerance), "")
+      EXPECT_EQ(disagreement(got[i].second, expected[i].second, of_oracle[i].second,
+                             tolerance_of("gradients of bfloat16 by chunks")),
+                "")
           << got[i].first;
     }
   }

@@ -23,9 +23,6 @@ namespace {
 // chunk that changes little; over several the states drift apart by as much as rounding changes them.
 double oracle_distance(std::int64_t tokens) { return tokens <= 64 ? 1e-3 : 8e-3; }
 
-// What the kernels compute with bfloat16 products: twice the oracle's error, and never more than this.
-constexpr Tolerance kTolerance{"bfloat16 by chunks", 1e-4, 2e-2, 0.3};
-
 // A case's problem without states at chunk boundaries.
 DeltaForward<bfloat16> without_chunk_states(DeltaForward<bfloat16> p) {
   p.chunk_states = {};
@@ -100,12 +97,12 @@ void CudaChunk::run(gpu::ChunkKernel kernel) {
   EXPECT_TRUE(data.o.same_bits(again.o) && data.final_state.same_bits(again.final_state));
   EXPECT_LE(distance(states.as_double(), oracle_states.as_double()).rms, oracle_distance(c.tokens));
   EXPECT_LE(distance(data.o.values(), oracle.o.values()).rms, oracle_distance(c.tokens));
-  EXPECT_EQ(disagreement(data.o.values(), exact.o.values(), oracle.o.values(), kTolerance), "");
+  EXPECT_EQ(disagreement(data.o.values(), exact.o.values(), oracle.o.values(), tolerance_of("bfloat16 by chunks")), "");
   if (c.final_state) {
     EXPECT_LE(distance(data.final_state.values(), oracle.final_state.values()).rms, oracle_distance(c.tokens));
-    EXPECT_EQ(
-        disagreement(data.final_state.values(), exact.final_state.values(), oracle.final_state.values(), kTolerance),
-        "");
+    EXPECT_EQ(disagreement(data.final_state.values(), exact.final_state.values(), oracle.final_state.values(),
+                           tolerance_of("bfloat16 by chunks")),
+              "");
   }
 }
 

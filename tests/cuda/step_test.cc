@@ -164,13 +164,10 @@ class CudaStep : public testing::TestWithParam<DeltaCase> {
   }
 };
 
-// A state rounded to bfloat16 after every token: twice the naive implementation's error, and never more than this.
-constexpr Tolerance kNarrowTolerance{"bfloat16 states", 1e-5, 0.1, 1.0};
-
 TEST_P(CudaStep, Float32) { run<float, float>(tolerance_of("float32")); }
 TEST_P(CudaStep, Bfloat16) { run<bfloat16, float>(tolerance_of("bfloat16")); }
-TEST_P(CudaStep, Float32NarrowState) { run<float, bfloat16>(kNarrowTolerance); }
-TEST_P(CudaStep, Bfloat16NarrowState) { run<bfloat16, bfloat16>(kNarrowTolerance); }
+TEST_P(CudaStep, Float32NarrowState) { run<float, bfloat16>(tolerance_of("bfloat16 states")); }
+TEST_P(CudaStep, Bfloat16NarrowState) { run<bfloat16, bfloat16>(tolerance_of("bfloat16 states")); }
 
 std::vector<DeltaCase> step_cases() {
   std::vector<DeltaCase> cases;

@@ -148,14 +148,11 @@ TEST(ChunkRounding, GradientsOfHardKeys) {
   }
 }
 
-// Three times the naive token loop's error, because the oracle adds its terms one after the other and a kernel does
-// not.
-constexpr Tolerance kFloat32Oracle{"float32 by chunks", 5e-7, 2e-5, 2e-4, 3};
-
 // Runs the oracle of float32 inputs, forward and backward; returns the largest of its errors, each divided by what is
 // allowed.
 double float32_error_of_allowed(const DeltaCase& c, DeltaData<float>& data,
-                                const Tolerance& tolerance = kFloat32Oracle) {
+                                std::string_view kind = "oracle of float32 by chunks") {
+  const Tolerance& tolerance = tolerance_of(kind);
   DeltaData<float> plain(c, data);
   DeltaData<double> exact(c, data);
   ref::recurrent_fwd(exact.forward());
@@ -189,7 +186,7 @@ TEST(ChunkRoundingFloat32, Matrix) {
   // Of the state that is left where all was erased the naive loop has lost digits too, so that the caps do not hold.
   for (const DeltaCase& c : fading_cases()) {
     DeltaData<float> data(c);
-    worst = std::max(worst, float32_error_of_allowed(c, data, {"float32", 1e-6, 2e-2, 2e-1, 3}));
+    worst = std::max(worst, float32_error_of_allowed(c, data, "fading float32 by chunks"));
   }
   std::printf("float32, matrix: errors up to %.2f of what is allowed\n", worst);
 }
