@@ -160,7 +160,8 @@ std::string milliseconds(double ms);
 void time_forward(CaseRun& run, const std::string& name, Case<>& c, const Row& row, const Rule& rule,
                   const std::string& algorithm, std::int64_t interval);
 void time_backward(CaseRun& run, const std::string& name, Case<>& c, const Row& row, const Rule& rule);
-// The same of float32 inputs, by chunks or the recurrence, and after a forward that saves states as training does.
+// Times the forward and the backward of float32 inputs, by chunks or by the recurrence. The forward saves states, as it
+// does in training.
 void time_float32(CaseRun& run, const std::string& name, const Row& row, std::int64_t dim, const Rule& rule,
                   const std::string& algorithm);
 void time_step(CaseRun& run, const std::string& name, std::int64_t batch, std::int64_t tokens, std::int64_t dim,

@@ -34,8 +34,8 @@ class Run {
         interval_(chunks ? kFloat32Interval : gpu::kRecurrentInterval),
         extent_{c.shape.batch, c.shape.chunks(interval_), c.shape.value_heads, c.shape.key_dim, c.shape.value_dim},
         states_(static_cast<std::size_t>(View<float, 5>::contiguous(nullptr, extent_).size()) * sizeof(float)),
-        forward_workspace_(chunks ? gpu::chunk_wide_fwd_workspace_bytes(c.shape) : 0),
-        backward_workspace_(chunks ? gpu::chunk_wide_bwd_workspace_bytes(c.shape)
+        forward_workspace_(chunks ? gpu::chunk_float32_fwd_workspace_bytes(c.shape) : 0),
+        backward_workspace_(chunks ? gpu::chunk_float32_bwd_workspace_bytes(c.shape)
                                    : gpu::recurrent_bwd_workspace_bytes(c.shape, forward.rule)) {
     forward_.o = View<float, 4>::contiguous(o.device, forward.o.extent);
     saving_ = forward_;
@@ -54,7 +54,7 @@ class Run {
   void train(cudaStream_t stream) const {
     forward(saving_, stream);
     if (chunks_) {
-      gpu::chunk_wide_bwd(backward_, backward_workspace_.workspace(), stream);
+      gpu::chunk_float32_bwd(backward_, backward_workspace_.workspace(), stream);
     } else {
       gpu::recurrent_bwd(backward_, backward_workspace_.workspace(), stream);
     }
@@ -64,7 +64,7 @@ class Run {
 
  private:
   void forward(const DeltaForward<float>& p, cudaStream_t stream) const {
-    chunks_ ? gpu::chunk_wide_fwd(p, forward_workspace_.workspace(), stream) : gpu::recurrent_fwd(p, stream);
+    chunks_ ? gpu::chunk_float32_fwd(p, forward_workspace_.workspace(), stream) : gpu::recurrent_fwd(p, stream);
   }
 
   bool chunks_;

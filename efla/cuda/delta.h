@@ -89,21 +89,21 @@ std::size_t chunk_bwd_workspace_bytes(const DeltaShape& shape, const DeltaRule& 
 std::string chunk_bwd_refusal(const DeltaBackward<bfloat16>& problem);
 
 // The chunkwise form with every operand in float32, and products in TF32 of two parts per operand, which have nearly
-// float32's accuracy: chunks of 32 tokens, K up to kWideMaxKeyDim, no decay or one per head. A non-finite token reaches
-// its own chunk and what comes after. States are saved every saved.interval tokens, a multiple of 32.
-void chunk_wide_fwd(const DeltaForward<float>& problem, const Workspace& workspace, cudaStream_t stream);
+// float32's accuracy: chunks of 32 tokens, K up to kFloat32MaxKeyDim, no decay or one per head. A non-finite token
+// reaches its own chunk and what comes after. States are saved every saved.interval tokens, a multiple of 32.
+void chunk_float32_fwd(const DeltaForward<float>& problem, const Workspace& workspace, cudaStream_t stream);
 
-inline constexpr std::int64_t kWideMaxKeyDim = 64;
+inline constexpr std::int64_t kFloat32MaxKeyDim = 64;
 
 // The gradients, from states that the forward saved at chunk boundaries, as chunk_bwd computes them.
-void chunk_wide_bwd(const DeltaBackward<float>& problem, const Workspace& workspace, cudaStream_t stream);
+void chunk_float32_bwd(const DeltaBackward<float>& problem, const Workspace& workspace, cudaStream_t stream);
 
 // Return the bytes of workspace that they need.
-std::size_t chunk_wide_fwd_workspace_bytes(const DeltaShape& shape);
-std::size_t chunk_wide_bwd_workspace_bytes(const DeltaShape& shape);
+std::size_t chunk_float32_fwd_workspace_bytes(const DeltaShape& shape);
+std::size_t chunk_float32_bwd_workspace_bytes(const DeltaShape& shape);
 
 // Return what of a problem they do not take, or "" where they take the problem.
-std::string chunk_wide_fwd_refusal(const DeltaForward<float>& problem);
-std::string chunk_wide_bwd_refusal(const DeltaBackward<float>& problem);
+std::string chunk_float32_fwd_refusal(const DeltaForward<float>& problem);
+std::string chunk_float32_bwd_refusal(const DeltaBackward<float>& problem);
 
 }  // namespace efla::gpu

@@ -26,9 +26,9 @@ std::string refuse_cancelling(const DeltaShape& shape, bool named) {
 }
 
 inline std::string chunk_refusal(const DeltaForward<bfloat16>& p) { return gpu::chunk_fwd_refusal(p); }
-inline std::string chunk_refusal(const DeltaForward<float>& p) { return gpu::chunk_wide_fwd_refusal(p); }
+inline std::string chunk_refusal(const DeltaForward<float>& p) { return gpu::chunk_float32_fwd_refusal(p); }
 inline std::string chunk_refusal(const DeltaBackward<bfloat16>& p) { return gpu::chunk_bwd_refusal(p); }
-inline std::string chunk_refusal(const DeltaBackward<float>& p) { return gpu::chunk_wide_bwd_refusal(p); }
+inline std::string chunk_refusal(const DeltaBackward<float>& p) { return gpu::chunk_float32_bwd_refusal(p); }
 
 // "auto" takes the chunk kernels from kFewTokens tokens per sequence on.
 template <class T>
@@ -53,8 +53,8 @@ void run_cuda_chunk_forward(const DeltaForward<T>& p, const ExecutionContext& co
                 [&](const gpu::Workspace& workspace, cudaStream_t stream) { gpu::chunk_fwd(p, workspace, stream); });
   } else if constexpr (std::is_same_v<T, float>) {
     call_on_gpu(
-        context, gpu::chunk_wide_fwd_workspace_bytes(p.shape),
-        [&](const gpu::Workspace& workspace, cudaStream_t stream) { gpu::chunk_wide_fwd(p, workspace, stream); });
+        context, gpu::chunk_float32_fwd_workspace_bytes(p.shape),
+        [&](const gpu::Workspace& workspace, cudaStream_t stream) { gpu::chunk_float32_fwd(p, workspace, stream); });
   }
 }
 
@@ -76,8 +76,8 @@ void run_cuda_chunk_backward(const DeltaBackward<T>& p, const ExecutionContext& 
                 [&](const gpu::Workspace& workspace, cudaStream_t stream) { gpu::chunk_bwd(p, workspace, stream); });
   } else if constexpr (std::is_same_v<T, float>) {
     call_on_gpu(
-        context, gpu::chunk_wide_bwd_workspace_bytes(p.shape),
-        [&](const gpu::Workspace& workspace, cudaStream_t stream) { gpu::chunk_wide_bwd(p, workspace, stream); });
+        context, gpu::chunk_float32_bwd_workspace_bytes(p.shape),
+        [&](const gpu::Workspace& workspace, cudaStream_t stream) { gpu::chunk_float32_bwd(p, workspace, stream); });
   }
 }
 

@@ -71,9 +71,9 @@ TEST(CudaOps, EveryRowIsRunOrSaysWhyNot) {
   gated.decay = Decay::channel;
   DeltaData<float> wide(gated);
   DeviceData<float> device_wide(wide);
-  const Choice of_wide = delta_forward(without_states(device_wide.forward()), {.context = kGpu});
-  EXPECT_EQ(of_wide.implementation, "recurrent_cuda");
-  EXPECT_EQ(of_wide.refusals.back().reason, "it does not take a decay per key channel of float32 inputs");
+  const Choice of_float32 = delta_forward(without_states(device_wide.forward()), {.context = kGpu});
+  EXPECT_EQ(of_float32.implementation, "recurrent_cuda");
+  EXPECT_EQ(of_float32.refusals.back().reason, "it does not take a decay per key channel of float32 inputs");
   for (const std::string name : {"chunk", "chunk_simd", "ref"}) {
     EXPECT_THROW(delta_forward(without_states(device_wide.forward()), {.implementation = name, .context = kGpu}),
                  Error);

@@ -4,8 +4,8 @@
 //
 // bfloat16 inputs (efla/cuda/chunk/chunk.h): the blocks of the inverse in TF32, and in bfloat16 T and P, the state as
 // an operand, the residual R, U and write∘U, the outputs, and with a gate per channel the decayed keys and queries;
-// maps of segments and the states that they multiply in two bfloat16 parts. float32 inputs (efla/cuda/wide/wide.h):
-// every operand of a product, but for inverses, as the sum of two TF32 numbers.
+// maps of segments and the states that they multiply in two bfloat16 parts. float32 inputs
+// (efla/cuda/float32/float32.h): every operand of a product, but for inverses, as the sum of two TF32 numbers.
 #pragma once
 
 #include <algorithm>

@@ -67,8 +67,8 @@ __device__ __forceinline__ float4 read_fresh(const float* from) {
   return __ldcg(reinterpret_cast<const float4*>(from));
 }
 
-// Writes four columns of x to a warp's slice. With bfloat16 weights every x becomes two bfloat16 numbers: of the 8
-// columns of a lane first the higher halves, and behind those of all four lanes the lower ones.
+// Writes four columns of x to a warp's slice. With bfloat16 weights every x becomes the sum of two bfloat16
+// numbers, a higher and a lower part; of every 32 columns the 32 higher parts lie first, then the 32 lower ones.
 template <class W>
 __device__ __forceinline__ void store_x(float* row, int column, const float4& x) {
   if constexpr (std::is_same_v<W, float>) {
@@ -99,7 +99,7 @@ struct TileSums<bfloat16, kRows> {
       high = *reinterpret_cast<const uint4*>(from);
       low = *reinterpret_cast<const uint4*>(from + 16);
     }
-    // Rows 0 to 7 of the operand are the higher halves of x, rows 8 to 15 the lower ones.
+    // Rows 0 to 7 of the operand are the higher parts of x, rows 8 to 15 the lower ones.
     const std::uint32_t first[4] = {high.x, low.x, high.y, low.y}, second[4] = {high.z, low.z, high.w, low.w};
     mma_bf16(even, first, w.x, w.y);
     mma_bf16(odd, second, w.z, w.w);

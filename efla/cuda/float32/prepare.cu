@@ -2,7 +2,7 @@
 // head.
 #include "efla/cuda/common/error.h"
 #include "efla/cuda/common/launch.h"
-#include "efla/cuda/wide/products.cuh"
+#include "efla/cuda/float32/products.cuh"
 
 namespace efla::gpu {
 namespace {
@@ -14,9 +14,9 @@ constexpr double kMinDecay = -120;
 
 template <int KD>
 struct Memory {
-  alignas(128) float k[kWideTokens * KD], q[kWideTokens * KD];  // after the L2 norm
-  WideRecord record;
-  WideVectors vectors;
+  alignas(128) float k[kFloat32Tokens * KD], q[kFloat32Tokens * KD];  // after the L2 norm
+  Float32Record record;
+  Float32Vectors vectors;
 };
 
 // Sums the squares of the rows of a tile, with four threads per row, and applies the L2 norm. Writes the norm's factors
@@ -62,7 +62,7 @@ __device__ __forceinline__ double scan_decays(double g, int lane) {
 
 // Computes the gains and decays of the lane's token.
 template <int KD>
-__device__ __forceinline__ void token_vectors(const WideProblem& c, const ChunkAt& at, std::int64_t i_h, int lane,
+__device__ __forceinline__ void token_vectors(const Float32Problem& c, const ChunkAt& at, std::int64_t i_h, int lane,
                                               Memory<KD>& m) {
   const DeltaForward<float>& p = c.p;
   const bool exists = lane < at.rows;
@@ -84,15 +84,15 @@ __device__ __forceinline__ void token_vectors(const WideProblem& c, const ChunkA
 
 // Writes 16 rows of −A or of P to the record, from the products of keys or queries with keys.
 template <int KD>
-__device__ __forceinline__ void write_products(const float (&x)[kWideTokens / 2], bool queries, bool gated, float scale,
-                                               int first, int lane, Memory<KD>& m) {
+__device__ __forceinline__ void write_products(const float (&x)[kFloat32Tokens / 2], bool queries, bool gated,
+                                               float scale, int first, int lane, Memory<KD>& m) {
 #pragma unroll
-  for (int i = 0; i < kWideTokens / 2; ++i) {
+  for (int i = 0; i < kFloat32Tokens / 2; ++i) {
     const int row = first + lane / 4 + 8 * (i / 2 % 2), column = i / 4 * 8 + 2 * (lane % 4) + i % 2;
     float factor = queries ? scale : -m.vectors.a[row];
     if (gated) factor *= expf(static_cast<float>(m.vectors.prefix[row] - m.vectors.prefix[column]));
     const bool below = column < row || (queries && column == row);
-    (queries ? m.record.p : m.record.solve)[tile_index<kWideTokens>(row, column)] = below ? factor * x[i] : 0.0F;
+    (queries ? m.record.p : m.record.solve)[tile_index<kFloat32Tokens>(row, column)] = below ? factor * x[i] : 0.0F;
   }
 }
 
@@ -105,15 +105,15 @@ __device__ __forceinline__ void invert_blocks(int lane, Memory<KD>& m) {
   for (int i = 0; i < 8; ++i) {
     x[i] = i == column ? 1.0F : 0.0F;
 #pragma unroll
-    for (int j = 0; j < i; ++j) x[i] += m.record.solve[tile_index<kWideTokens>(first + i, first + j)] * x[j];
+    for (int j = 0; j < i; ++j) x[i] += m.record.solve[tile_index<kFloat32Tokens>(first + i, first + j)] * x[j];
   }
   __syncwarp();
 #pragma unroll
-  for (int i = 0; i < 8; ++i) m.record.solve[tile_index<kWideTokens>(first + i, first + column)] = x[i];
+  for (int i = 0; i < 8; ++i) m.record.solve[tile_index<kFloat32Tokens>(first + i, first + column)] = x[i];
 }
 
 template <int KD>
-__global__ void __launch_bounds__(kThreads) prepare_kernel(const __grid_constant__ WideProblem c) {
+__global__ void __launch_bounds__(kThreads) prepare_kernel(const __grid_constant__ Float32Problem c) {
   extern __shared__ __align__(128) unsigned char shared[];
   auto& m = *reinterpret_cast<Memory<KD>*>(shared);
   const DeltaForward<float>& p = c.p;
@@ -133,12 +133,12 @@ __global__ void __launch_bounds__(kThreads) prepare_kernel(const __grid_constant
   if (warp == 0) token_vectors(c, at, i_h, lane, m);
   const bool queries = warp >= 2;
   const int first = 16 * (warp % 2);
-  float x[kWideTokens / 2] = {};
+  float x[kFloat32Tokens / 2] = {};
 #pragma unroll 4
   for (int step = 0; step < KD / 8; ++step) {
     const auto rows = row_operand<KD>(shared_address(queries ? m.q : m.k), first, 8 * step, lane);
 #pragma unroll
-    for (int tile = 0; tile < kWideTokens / 8; ++tile) {
+    for (int tile = 0; tile < kFloat32Tokens / 8; ++tile) {
       if (8 * tile < first + 16) multiply_rows<KD>(x + 4 * tile, rows, shared_address(m.k), 8 * tile, 8 * step, lane);
     }
   }
@@ -153,21 +153,21 @@ __global__ void __launch_bounds__(kThreads) prepare_kernel(const __grid_constant
       static_cast<uint4*>(to)[i] = static_cast<const uint4*>(from)[i];
     }
   };
-  store(&c.records[index], &m.record, sizeof(WideRecord));
-  if (c.vectors) store(&c.vectors[index], &m.vectors, sizeof(WideVectors));
+  store(&c.records[index], &m.record, sizeof(Float32Record));
+  if (c.vectors) store(&c.vectors[index], &m.vectors, sizeof(Float32Vectors));
 }
 
 template <int KD>
-void launch(const WideProblem& c, cudaStream_t stream) {
+void launch(const Float32Problem& c, cudaStream_t stream) {
   constexpr int kBytes = sizeof(Memory<KD>);
   const auto kernel = prepare_kernel<KD>;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "cudaFuncSetAttribute");
-  kernel<<<grid_of("chunk_wide", c.slots * c.p.shape.value_heads), kThreads, kBytes, stream>>>(c);
-  check_launch("chunk_wide, prepare");
+  kernel<<<grid_of("chunk_float32", c.slots * c.p.shape.value_heads), kThreads, kBytes, stream>>>(c);
+  check_launch("chunk_float32, prepare");
 }
 
 }  // namespace
 
-void launch_wide_prepare(const WideProblem& c, cudaStream_t stream) { launch<kWideKeys>(c, stream); }
+void launch_float32_prepare(const Float32Problem& c, cudaStream_t stream) { launch<kFloat32Keys>(c, stream); }
 
 }  // namespace efla::gpu

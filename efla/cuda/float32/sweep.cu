@@ -1,5 +1,5 @@
 // The forward's sweep over the state.
-#include "efla/cuda/wide/sweep.cuh"
+#include "efla/cuda/float32/sweep.cuh"
 
 namespace efla::gpu {
 namespace {
@@ -10,36 +10,37 @@ __device__ __forceinline__ void save_state(float (&s)[kCount], const DeltaForwar
                                            std::int64_t i_h, std::int64_t chunk, std::int64_t column, int key,
                                            int lane) {
   const View<float, 5>& saved = p.chunk_states;
-  if (!saved || chunk * kWideTokens % p.saved.interval != 0) return;
-  const View<float, 4> state{saved.at(sequence.i_b, sequence.chunk(sequence.begin + chunk * kWideTokens)),
+  if (!saved || chunk * kFloat32Tokens % p.saved.interval != 0) return;
+  const View<float, 4> state{saved.at(sequence.i_b, sequence.chunk(sequence.begin + chunk * kFloat32Tokens)),
                              {1, saved.extent[2], saved.extent[3], saved.extent[4]},
                              {0, saved.stride[2], saved.stride[3], saved.stride[4]}};
   write_state(s, state, 0, i_h, column, key, lane);
 }
 
 template <class Memory>
-__global__ void __launch_bounds__(Memory::kThreads) sweep_kernel(const __grid_constant__ WideProblem c, int slices) {
+__global__ void __launch_bounds__(Memory::kThreads) sweep_kernel(const __grid_constant__ Float32Problem c, int slices) {
   extern __shared__ __align__(128) unsigned char shared[];
   auto& memory = *reinterpret_cast<Memory*>(shared);
   constexpr int KD = Memory::kKeys;
   const DeltaForward<float>& p = c.p;
   const SweepThread at = sweep_thread<Memory>();
-  const std::int64_t column = static_cast<std::int64_t>(blockIdx.x % slices) * kWideColumns + at.column;
+  const std::int64_t column = static_cast<std::int64_t>(blockIdx.x % slices) * kFloat32Columns + at.column;
   const std::int64_t i_h = blockIdx.x / slices % p.shape.value_heads, n = blockIdx.x / slices / p.shape.value_heads;
   const Sequence sequence = sequence_of(p, n);
-  const std::int64_t slot = first_slot(c, n), chunks = (sequence.end - sequence.begin + kWideTokens - 1) / kWideTokens;
+  const std::int64_t slot = first_slot(c, n),
+                     chunks = (sequence.end - sequence.begin + kFloat32Tokens - 1) / kFloat32Tokens;
   const auto owned = [&](int tile) { return Memory::owner(tile) == at.group; };
   typename Memory::State s;
   read_state(s, p.initial_state, n, i_h, column, at.key, at.lane);
   Columns16 v;
-  if (chunks > 0) read_columns(v, p.v, wide_chunk(sequence, n, 0), i_h, column, at.lane);
+  if (chunks > 0) read_columns(v, p.v, float32_chunk(sequence, n, 0), i_h, column, at.lane);
   for_each_chunk(
       memory.stages, chunks,
       [&](std::int64_t i, SweepStage<KD>& stage) {
-        start_loads<true, Memory::kThreads>(c, wide_chunk(sequence, n, i), slot + i, i_h, stage);
+        start_loads<true, Memory::kThreads>(c, float32_chunk(sequence, n, i), slot + i, i_h, stage);
       },
       [&](std::int64_t i, const SweepStage<KD>& stage) {
-        const WideRecord& record = stage.record;
+        const Float32Record& record = stage.record;
         save_state(s, p, sequence, i_h, i, column, at.key, at.lane);
         Columns16 e = {}, o = {}, u;
         multiply_state<KD>(e, o, s, shared_address(stage.k + at.key), shared_address(stage.q + at.key), at.lane);
@@ -47,16 +48,16 @@ __global__ void __launch_bounds__(Memory::kThreads) sweep_kernel(const __grid_co
         put_part(o, memory.parts[1][at.group][at.column / 16], at.lane);
         __syncthreads();
 #pragma unroll
-        for (int tile = 0; tile < kWideTokens / 8; ++tile) {
+        for (int tile = 0; tile < kFloat32Tokens / 8; ++tile) {
           add_parts(e + 4 * tile, memory.parts[0], at.column / 16, tile, at.lane);
           if (owned(tile)) add_parts(o + 4 * tile, memory.parts[1], at.column / 16, tile, at.lane);
         }
         residual(e, v, record, at.lane);
-        if (i + 1 < chunks) read_columns(v, p.v, wide_chunk(sequence, n, i + 1), i_h, column, at.lane);
+        if (i + 1 < chunks) read_columns(v, p.v, float32_chunk(sequence, n, i + 1), i_h, column, at.lane);
         solve_lower(u, e, shared_address(record.solve), at.lane);
         scale_by_column(o, record.out, at.lane);
         multiply_lower(o, u, shared_address(record.p), at.lane, owned);
-        write_columns(o, p.o, wide_chunk(sequence, n, i), i_h, column, at.lane, owned);
+        write_columns(o, p.o, float32_chunk(sequence, n, i), i_h, column, at.lane, owned);
         scale_by_column(u, record.write, at.lane);
 #pragma unroll
         for (float& x : s) x *= record.decay;
@@ -67,10 +68,10 @@ __global__ void __launch_bounds__(Memory::kThreads) sweep_kernel(const __grid_co
 
 }  // namespace
 
-void launch_wide_sweep(const WideProblem& c, cudaStream_t stream) {
-  const std::int64_t slices = (c.p.shape.value_dim + kWideColumns - 1) / kWideColumns;
-  using Memory = SweepMemory<kWideKeys, 2, 2>;
-  launch_sweep<Memory>("chunk_wide, sweep", sweep_kernel<Memory>,
+void launch_float32_sweep(const Float32Problem& c, cudaStream_t stream) {
+  const std::int64_t slices = (c.p.shape.value_dim + kFloat32Columns - 1) / kFloat32Columns;
+  using Memory = SweepMemory<kFloat32Keys, 2, 2>;
+  launch_sweep<Memory>("chunk_float32, sweep", sweep_kernel<Memory>,
                        c.p.shape.sequences() * c.p.shape.value_heads * slices, c, stream, static_cast<int>(slices));
 }
 

@@ -6,7 +6,7 @@
 #include "efla/cuda/common/pieces.cuh"
 #include "efla/cuda/common/ptx.cuh"
 #include "efla/cuda/common/tile.cuh"
-#include "efla/cuda/wide/wide.h"
+#include "efla/cuda/float32/float32.h"
 
 namespace efla::gpu {
 
@@ -35,28 +35,29 @@ __device__ __forceinline__ std::uint32_t element_address(std::uint32_t tile, int
   return tile + 4 * static_cast<std::uint32_t>(tile_index<kColumns>(row, column));
 }
 
-__device__ __forceinline__ std::int64_t first_slot(const WideProblem& c, std::int64_t n) {
-  return c.slots_per_sequence > 0 ? n * c.slots_per_sequence : c.p.cu_seqlens(n) / kWideTokens + n;
+__device__ __forceinline__ std::int64_t first_slot(const Float32Problem& c, std::int64_t n) {
+  return c.slots_per_sequence > 0 ? n * c.slots_per_sequence : c.p.cu_seqlens(n) / kFloat32Tokens + n;
 }
 
 // The place of chunk `chunk` of sequence n.
-__device__ __forceinline__ ChunkAt wide_chunk(const Sequence& s, std::int64_t n, std::int64_t chunk) {
-  const std::int64_t start = s.begin + chunk * kWideTokens;
+__device__ __forceinline__ ChunkAt float32_chunk(const Sequence& s, std::int64_t n, std::int64_t chunk) {
+  const std::int64_t start = s.begin + chunk * kFloat32Tokens;
   return {n,     s.i_b, s.begin,
-          s.end, start, static_cast<int>(max(std::int64_t{0}, min(s.end - start, std::int64_t{kWideTokens})))};
+          s.end, start, static_cast<int>(max(std::int64_t{0}, min(s.end - start, std::int64_t{kFloat32Tokens})))};
 }
 
 // The place of the chunk that has a slot; all lanes of a warp take part.
-__device__ __forceinline__ ChunkAt chunk_at(const WideProblem& c, std::int64_t slot) {
+__device__ __forceinline__ ChunkAt chunk_at(const Float32Problem& c, std::int64_t slot) {
   const std::int64_t n = c.slots_per_sequence > 0
                              ? slot / c.slots_per_sequence
                              : find_sequence(c.p.shape.packed, slot, [&](std::int64_t i) { return first_slot(c, i); });
-  return wide_chunk(sequence_of(c.p, n), n, slot - first_slot(c, n));
+  return float32_chunk(sequence_of(c.p, n), n, slot - first_slot(c, n));
 }
 
-// Starts the copies of rows [t, t + rows) and columns [column, column + kColumns) of a head into a tile of kWideTokens
-// rows; rows and columns that do not exist become zeros. `aligned` says that rows are contiguous and aligned to 16
-// bytes; otherwise the elements are copied one by one, before the function returns. The caller commits and waits.
+// Starts the copies of rows [t, t + rows) and columns [column, column + kColumns) of a head into a tile of
+// kFloat32Tokens rows; rows and columns that do not exist become zeros. `aligned` says that rows are contiguous and
+// aligned to 16 bytes; otherwise the elements are copied one by one, before the function returns. The caller commits
+// and waits.
 template <int kColumns, int kThreads>
 __device__ __forceinline__ void load_tile(float* tile, const View<const float, 4>& view, std::int64_t i_b,
                                           std::int64_t t, int rows, std::int64_t i_h, std::int64_t column, bool aligned,
@@ -65,7 +66,7 @@ __device__ __forceinline__ void load_tile(float* tile, const View<const float, 4
     constexpr int kVector = kPieceElements<float>, kPieces = kColumns / kVector;
     const float* first = view.at(i_b, t, i_h, column);
 #pragma unroll 4
-    for (int i = thread; i < kWideTokens * kPieces; i += kThreads) {
+    for (int i = thread; i < kFloat32Tokens * kPieces; i += kThreads) {
       const int row = i / kPieces, own = i % kPieces * kVector;
       const bool exists = row < rows && column + own < view.extent[3];
       const float* from = first + row * view.stride[1] + own;
@@ -74,7 +75,7 @@ __device__ __forceinline__ void load_tile(float* tile, const View<const float, 4
     return;
   }
 #pragma unroll 1
-  for (int i = thread; i < kWideTokens * kColumns; i += kThreads) {
+  for (int i = thread; i < kFloat32Tokens * kColumns; i += kThreads) {
     const int row = i / kColumns, own = i % kColumns;
     const bool exists = row < rows && column + own < view.extent[3];
     tile[tile_index<kColumns>(row, own)] = exists ? *view.at(i_b, t + row, i_h, column + own) : 0.0F;
@@ -102,7 +103,7 @@ __device__ __forceinline__ void for_each_column_element(const View<T, 4>& view, 
     const int rows = own < view.extent[3] ? at.rows - first : 0;
     T* element = view.at(at.i_b, at.start + first, i_h, own);
 #pragma unroll
-    for (int tile = 0; tile < kWideTokens / 8; ++tile) {
+    for (int tile = 0; tile < kFloat32Tokens / 8; ++tile) {
       f(4 * tile + 2 * r, 8 * tile < rows, element);
       f(4 * tile + 2 * r + 1, 8 * tile + 1 < rows, element + stride);
       element += 8 * stride;
@@ -111,14 +112,14 @@ __device__ __forceinline__ void for_each_column_element(const View<T, 4>& view, 
 }
 
 // Reads them. Few threads need an element, so that shared memory would not help.
-__device__ __forceinline__ void read_columns(float (&x)[kWideTokens / 2], const View<const float, 4>& view,
+__device__ __forceinline__ void read_columns(float (&x)[kFloat32Tokens / 2], const View<const float, 4>& view,
                                              const ChunkAt& at, std::int64_t i_h, std::int64_t column, int lane) {
   for_each_column_element(view, at, i_h, column, lane,
                           [&](int i, bool exists, const float* from) { x[i] = exists ? *from : 0.0F; });
 }
 // Writes the tiles of 8 tokens for which owned(tile) says so.
 template <class Owned>
-__device__ __forceinline__ void write_columns(const float (&x)[kWideTokens / 2], const View<float, 4>& view,
+__device__ __forceinline__ void write_columns(const float (&x)[kFloat32Tokens / 2], const View<float, 4>& view,
                                               const ChunkAt& at, std::int64_t i_h, std::int64_t column, int lane,
                                               Owned&& owned) {
   for_each_column_element(view, at, i_h, column, lane, [&](int i, bool exists, float* to) {
@@ -126,12 +127,12 @@ __device__ __forceinline__ void write_columns(const float (&x)[kWideTokens / 2],
   });
 }
 
-// The same to a tile of tokens by kWideColumns value columns.
-__device__ __forceinline__ void write_tile(const float (&x)[kWideTokens / 2], float* tile, int column, int lane) {
+// The same to a tile of tokens by kFloat32Columns value columns.
+__device__ __forceinline__ void write_tile(const float (&x)[kFloat32Tokens / 2], float* tile, int column, int lane) {
   lane = opaque(lane) & 31;
 #pragma unroll
-  for (int i = 0; i < kWideTokens / 2; ++i) {
-    tile[tile_index<kWideColumns>(i / 4 * 8 + 2 * (lane % 4) + i % 2, column + lane / 4 + 8 * (i / 2 % 2))] = x[i];
+  for (int i = 0; i < kFloat32Tokens / 2; ++i) {
+    tile[tile_index<kFloat32Columns>(i / 4 * 8 + 2 * (lane % 4) + i % 2, column + lane / 4 + 8 * (i / 2 % 2))] = x[i];
   }
 }
 

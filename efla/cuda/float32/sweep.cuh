@@ -1,26 +1,26 @@
-// What the sweeps over the state share. A thread block has a sequence, a value head and a slice of kWideColumns value
-// columns, and walks the chunks of the sequence. Each warp keeps 16 rows of the transposed state Sᵀ [V, K], of a group
-// of the keys, in registers as accumulators of mma, which are also its first operand, so that neither the state nor R
-// nor U leave the registers. Rows are value columns, columns are tokens: everything is the transposed of the equations
-// at WideRecord. What sums over keys is exchanged through shared memory.
+// What the sweeps over the state share. A thread block has a sequence, a value head and a slice of kFloat32Columns
+// value columns, and walks the chunks of the sequence. Each warp keeps 16 rows of the transposed state Sᵀ [V, K], of a
+// group of the keys, in registers as accumulators of mma, which are also its first operand, so that neither the state
+// nor R nor U leave the registers. Rows are value columns, columns are tokens: everything is the transposed of the
+// equations at Float32Record. What sums over keys is exchanged through shared memory.
 #pragma once
 
 #include <type_traits>
 
 #include "efla/cuda/common/error.h"
 #include "efla/cuda/common/launch.h"
-#include "efla/cuda/wide/products.cuh"
+#include "efla/cuda/float32/products.cuh"
 
 namespace efla::gpu {
 
 // A matrix of a warp's 16 value columns by the tokens of a chunk.
-using Columns16 = float[kWideTokens / 2];
+using Columns16 = float[kFloat32Tokens / 2];
 
 // What the products of a chunk read.
 template <int KD>
 struct SweepStage {
-  alignas(128) float k[kWideTokens * KD], q[kWideTokens * KD];
-  WideRecord record;
+  alignas(128) float k[kFloat32Tokens * KD], q[kFloat32Tokens * KD];
+  Float32Record record;
 };
 
 // KD keys in kGroups groups of four warps, each with all value columns.
@@ -30,7 +30,7 @@ struct SweepMemory {
   using State = float[kCount];  // of a warp
 
   SweepStage<KD> stages[kStages];
-  float4 parts[2][kGroups][4][kWideTokens / 8][32];  // sums over a group's keys
+  float4 parts[2][kGroups][4][kFloat32Tokens / 8][32];  // sums over a group's keys
 
   // The group that finishes 8 tokens where one of them is enough, so that lower triangular products are divided evenly.
   __device__ static int owner(int tile) { return kGroups == 2 ? tile == 1 || tile == 2 : tile % kGroups; }
@@ -49,7 +49,7 @@ __device__ __forceinline__ SweepThread sweep_thread() {
 
 // Starts the copies of a chunk's keys, record and, where kQueries is set, queries.
 template <bool kQueries, int kThreads, int KD>
-__device__ __forceinline__ void start_loads(const WideProblem& c, const ChunkAt& at, std::int64_t slot,
+__device__ __forceinline__ void start_loads(const Float32Problem& c, const ChunkAt& at, std::int64_t slot,
                                             std::int64_t i_h, SweepStage<KD>& stage) {
   const std::int64_t i_q = i_h / c.p.shape.group();
   const int thread = opaque(threadIdx.x) & (kThreads - 1);
@@ -57,20 +57,20 @@ __device__ __forceinline__ void start_loads(const WideProblem& c, const ChunkAt&
   if constexpr (kQueries) {
     load_tile<KD, kThreads>(stage.q, c.p.q, at.i_b, at.start, at.rows, i_q, 0, c.q_rows, thread);
   }
-  load_image<kThreads>(&stage.record, &c.records[slot * c.p.shape.value_heads + i_h], sizeof(WideRecord), thread);
+  load_image<kThreads>(&stage.record, &c.records[slot * c.p.shape.value_heads + i_h], sizeof(Float32Record), thread);
   copy_async_commit();
 }
 
 // Writes the group's part of a sum over keys.
-__device__ __forceinline__ void put_part(const Columns16& x, float4 (&to)[kWideTokens / 8][32], int lane) {
+__device__ __forceinline__ void put_part(const Columns16& x, float4 (&to)[kFloat32Tokens / 8][32], int lane) {
 #pragma unroll
-  for (int tile = 0; tile < kWideTokens / 8; ++tile)
+  for (int tile = 0; tile < kFloat32Tokens / 8; ++tile)
     to[tile][lane] = float4{x[4 * tile], x[4 * tile + 1], x[4 * tile + 2], x[4 * tile + 3]};
 }
 // Adds the parts of all groups, in their order.
 template <int kGroups>
-__device__ __forceinline__ void add_parts(float* x, const float4 (&parts)[kGroups][4][kWideTokens / 8][32], int columns,
-                                          int tile, int lane) {
+__device__ __forceinline__ void add_parts(float* x, const float4 (&parts)[kGroups][4][kFloat32Tokens / 8][32],
+                                          int columns, int tile, int lane) {
   float4 sum = parts[0][columns][tile][lane];
 #pragma unroll
   for (int group = 1; group < kGroups; ++group) {
@@ -84,10 +84,10 @@ __device__ __forceinline__ void add_parts(float* x, const float4 (&parts)[kGroup
 }
 
 // Rᵀ = b∘vᵀ − read∘Eᵀ in the place of E.
-__device__ __forceinline__ void residual(Columns16& e, const Columns16& v, const WideRecord& record, int lane) {
+__device__ __forceinline__ void residual(Columns16& e, const Columns16& v, const Float32Record& record, int lane) {
   lane = opaque(lane) & 31;
 #pragma unroll
-  for (int i = 0; i < kWideTokens / 2; i += 2) {
+  for (int i = 0; i < kFloat32Tokens / 2; i += 2) {
     const int token = i / 4 * 8 + 2 * (lane % 4);
     const float2 b = *reinterpret_cast<const float2*>(record.b + token),
                  read = *reinterpret_cast<const float2*>(record.read + token);
@@ -102,11 +102,11 @@ __device__ __forceinline__ void multiply_lower(Columns16& d, const Columns16& a,
                                                Owned&& owned) {
   lane = opaque(lane) & 31;
 #pragma unroll
-  for (int step = 0; step < kWideTokens / 8; ++step) {
+  for (int step = 0; step < kFloat32Tokens / 8; ++step) {
     const auto operand = operand_of(a + 4 * step);
 #pragma unroll
-    for (int tile = step; tile < kWideTokens / 8; ++tile) {
-      if (owned(tile)) multiply_rows<kWideTokens>(d + 4 * tile, operand, m, 8 * tile, 8 * step, lane);
+    for (int tile = step; tile < kFloat32Tokens / 8; ++tile) {
+      if (owned(tile)) multiply_rows<kFloat32Tokens>(d + 4 * tile, operand, m, 8 * tile, 8 * step, lane);
     }
   }
 }
@@ -116,11 +116,11 @@ __device__ __forceinline__ void multiply_upper(Columns16& d, const Columns16& a,
                                                Owned&& owned) {
   lane = opaque(lane) & 31;
 #pragma unroll
-  for (int step = 0; step < kWideTokens / 8; ++step) {
+  for (int step = 0; step < kFloat32Tokens / 8; ++step) {
     const auto operand = operand_of(a + 4 * step);
 #pragma unroll
     for (int tile = 0; tile <= step; ++tile) {
-      if (owned(tile)) multiply_columns<kWideTokens>(d + 4 * tile, operand, m, 8 * step, 8 * tile, lane);
+      if (owned(tile)) multiply_columns<kFloat32Tokens>(d + 4 * tile, operand, m, 8 * step, 8 * tile, lane);
     }
   }
 }
@@ -129,14 +129,14 @@ __device__ __forceinline__ void multiply_upper(Columns16& d, const Columns16& a,
 __device__ __forceinline__ void solve_lower(Columns16& u, Columns16& r, std::uint32_t matrix, int lane) {
   lane = opaque(lane) & 31;
 #pragma unroll
-  for (int i = 0; i < kWideTokens / 8; ++i) {
+  for (int i = 0; i < kFloat32Tokens / 8; ++i) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) u[4 * i + j] = 0;
-    multiply_rows<kWideTokens>(u + 4 * i, operand_of(r + 4 * i), matrix, 8 * i, 8 * i, lane);
+    multiply_rows<kFloat32Tokens>(u + 4 * i, operand_of(r + 4 * i), matrix, 8 * i, 8 * i, lane);
     const auto operand = operand_of(u + 4 * i);
 #pragma unroll
-    for (int tile = i + 1; tile < kWideTokens / 8; ++tile) {
-      multiply_rows<kWideTokens>(r + 4 * tile, operand, matrix, 8 * tile, 8 * i, lane);
+    for (int tile = i + 1; tile < kFloat32Tokens / 8; ++tile) {
+      multiply_rows<kFloat32Tokens>(r + 4 * tile, operand, matrix, 8 * tile, 8 * i, lane);
     }
   }
 }
@@ -144,14 +144,14 @@ __device__ __forceinline__ void solve_lower(Columns16& u, Columns16& r, std::uin
 __device__ __forceinline__ void solve_upper(Columns16& d, Columns16& du, std::uint32_t matrix, int lane) {
   lane = opaque(lane) & 31;
 #pragma unroll
-  for (int i = kWideTokens / 8 - 1; i >= 0; --i) {
+  for (int i = kFloat32Tokens / 8 - 1; i >= 0; --i) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) d[4 * i + j] = 0;
-    multiply_columns<kWideTokens>(d + 4 * i, operand_of(du + 4 * i), matrix, 8 * i, 8 * i, lane);
+    multiply_columns<kFloat32Tokens>(d + 4 * i, operand_of(du + 4 * i), matrix, 8 * i, 8 * i, lane);
     const auto operand = operand_of(d + 4 * i);
 #pragma unroll
     for (int tile = 0; tile < i; ++tile) {
-      multiply_columns<kWideTokens>(du + 4 * tile, operand, matrix, 8 * i, 8 * tile, lane);
+      multiply_columns<kFloat32Tokens>(du + 4 * tile, operand, matrix, 8 * i, 8 * tile, lane);
     }
   }
 }
@@ -164,7 +164,7 @@ __device__ __forceinline__ void multiply_state(Columns16& e, const float (&s)[kC
   for (int step = 0; step < kCount / 4; ++step) {
     const auto operand = operand_of(s + 4 * step);
 #pragma unroll
-    for (int tile = 0; tile < kWideTokens / 8; ++tile) {
+    for (int tile = 0; tile < kFloat32Tokens / 8; ++tile) {
       multiply_rows<KD>(e + 4 * tile, operand, k, 8 * tile, 8 * step, lane);
     }
   }
@@ -178,7 +178,7 @@ __device__ __forceinline__ void multiply_state(Columns16& e, Columns16& o, const
   for (int step = 0; step < kCount / 4; ++step) {
     const auto operand = operand_of(s + 4 * step);
 #pragma unroll
-    for (int tile = 0; tile < kWideTokens / 8; ++tile) {
+    for (int tile = 0; tile < kFloat32Tokens / 8; ++tile) {
       multiply_rows<KD>(e + 4 * tile, operand, k, 8 * tile, 8 * step, lane);
       multiply_rows<KD>(o + 4 * tile, operand, q, 8 * tile, 8 * step, lane);
     }
@@ -190,7 +190,7 @@ template <int KD, int kCount>
 __device__ __forceinline__ void add_to_state(float (&s)[kCount], const Columns16& a, std::uint32_t k, int lane) {
   lane = opaque(lane) & 31;
 #pragma unroll
-  for (int step = 0; step < kWideTokens / 8; ++step) {
+  for (int step = 0; step < kFloat32Tokens / 8; ++step) {
     const auto operand = operand_of(a + 4 * step);
 #pragma unroll
     for (int tile = 0; tile < kCount / 4; ++tile) {
@@ -260,7 +260,7 @@ __device__ __forceinline__ void for_each_chunk(SweepStage<KD> (&stages)[kStages]
 template <class Memory, class Problem, class... Arguments>
 void launch_sweep(const char* name, void (*kernel)(Problem, Arguments...), std::int64_t blocks, const Problem& problem,
                   cudaStream_t stream, Arguments... arguments) {
-  const unsigned grid = grid_of("chunk_wide", blocks);
+  const unsigned grid = grid_of("chunk_float32", blocks);
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Memory)),
         "cudaFuncSetAttribute");
   kernel<<<grid, Memory::kThreads, sizeof(Memory), stream>>>(problem, arguments...);

@@ -1,7 +1,7 @@
 // The gradients of the inputs from the states, writes and their gradients of every chunk, for all chunks at once: one
 // thread block per chunk and query head, which loops over the value heads of that head.
 //
-// In the notation of WideBackward, per token with k̂ = n_k k, q̂ = n_q q, ŝ_i = γ_C/γ_i and sums over value columns:
+// In the notation of Float32Backward, per token with k̂ = n_k k, q̂ = n_q q, ŝ_i = γ_C/γ_i and sums over value columns:
 //
 //   W_ij = scale Γ_ij dO_i·U_j  for i ≥ j,    H_ij = Γ_ij D_i·U_j  for i > j
 //   dq̂ = scale γ∘(dO Sᵀ) + W k̂,    X = γ∘(D Sᵀ) + H k̂,    dk̂ = ŝ∘(U dS'ᵀ) + Wᵀ q̂ − (a∘H)ᵀ k̂ − a∘X
@@ -17,12 +17,12 @@
 // have W and four H, 16 × 16 elements each.
 #include "efla/cuda/common/error.h"
 #include "efla/cuda/common/launch.h"
-#include "efla/cuda/wide/products.cuh"
+#include "efla/cuda/float32/products.cuh"
 
 namespace efla::gpu {
 namespace {
 
-constexpr int kMatrixStride = kWideTokens + 1;
+constexpr int kMatrixStride = kFloat32Tokens + 1;
 
 // Sums over the keys of a token, of which every part of the channels has one.
 enum Sum { kErase, kRead, kWritten, kSums };
@@ -30,18 +30,18 @@ enum Sum { kErase, kRead, kWritten, kSums };
 template <int KD, bool kGrouped>
 struct Memory {
   static constexpr int kParts = kGrouped || KD <= 64 ? 4 : 8, kWarps = 2 * kParts,
-                       kThreads = 32 * kWarps;                  // kParts parts of the channels
-  alignas(128) float k[kWideTokens * KD], q[kWideTokens * KD];  // after the L2 norm
-  float state[kWideColumns * KD];                               // of one slice: S, then dS'; afterwards M
-  float dout[kWideTokens * kWideColumns], d[kWideTokens * kWideColumns];
+                       kThreads = 32 * kWarps;                        // kParts parts of the channels
+  alignas(128) float k[kFloat32Tokens * KD], q[kFloat32Tokens * KD];  // after the L2 norm
+  float state[kFloat32Columns * KD];                                  // of one slice: S, then dS'; afterwards M
+  float dout[kFloat32Tokens * kFloat32Columns], d[kFloat32Tokens * kFloat32Columns];
   union {
-    float u[kWideTokens * kWideColumns];
-    float sums[kSums][kParts][kWideTokens];  // once U has been multiplied
+    float u[kFloat32Tokens * kFloat32Columns];
+    float sums[kSums][kParts][kFloat32Tokens];  // once U has been multiplied
   };
-  float w[kWideTokens * kWideTokens], h[kWideTokens * kWideTokens];
-  WideVectors vectors;
-  float gamma[kWideTokens], suffix[kWideTokens];
-  float db[kWideTokens];
+  float w[kFloat32Tokens * kFloat32Tokens], h[kFloat32Tokens * kFloat32Tokens];
+  Float32Vectors vectors;
+  float gamma[kFloat32Tokens], suffix[kFloat32Tokens];
+  float db[kFloat32Tokens];
 };
 
 // Sum over `lanes` lanes beside each other.
@@ -60,7 +60,7 @@ class Grads {
   static constexpr int kTiles = KD / 8 / kParts;  // of a warp's channels
   using Rows = float[4 * kTiles];
 
-  __device__ Grads(const WideBackward& c, Shared& memory, const ChunkAt& at, int slot, int i_q)
+  __device__ Grads(const Float32Backward& c, Shared& memory, const ChunkAt& at, int slot, int i_q)
       : c_(c),
         p_(c.p),
         m_(memory),
@@ -109,7 +109,7 @@ class Grads {
     load_tile<KD, kThreads>(m_.q, p_.q, at_.i_b, at_.start, at_.rows, i_q_, 0, c_.forward.q_rows, thread_);
     wait_for_loads();
     if (!p_.rule.qk_l2norm) return;
-    for (int i = thread_; i < kWideTokens * KD; i += kThreads) {
+    for (int i = thread_; i < kFloat32Tokens * KD; i += kThreads) {
       m_.k[i] *= m_.vectors.key_factor[i / KD];
       m_.q[i] *= m_.vectors.query_factor[i / KD];
     }
@@ -129,18 +129,18 @@ class Grads {
 
   // Loads the vectors of a value head and computes its decays. Ends with a barrier.
   __device__ void load_vectors() {
-    load_image<kThreads>(&m_.vectors, &c_.forward.vectors[slot_ * p_.shape.value_heads + i_h_], sizeof(WideVectors),
+    load_image<kThreads>(&m_.vectors, &c_.forward.vectors[slot_ * p_.shape.value_heads + i_h_], sizeof(Float32Vectors),
                          thread_);
     wait_for_loads();
-    if (thread_ < kWideTokens) {
+    if (thread_ < kFloat32Tokens) {
       const double prefix = m_.vectors.prefix[thread_];
       m_.gamma[thread_] = expf(static_cast<float>(prefix));
-      m_.suffix[thread_] = expf(static_cast<float>(m_.vectors.prefix[kWideTokens - 1] - prefix));
+      m_.suffix[thread_] = expf(static_cast<float>(m_.vectors.prefix[kFloat32Tokens - 1] - prefix));
     }
     __syncthreads();
   }
 
-  // Computes the gradients of q̂ and k̂ of a value head and writes those of its own inputs.
+  // Computes the gradients of q̂ and k̂ of a value head and writes the gradients of v, beta and g.
   __device__ void head_gradients(Rows& dq, Rows& dk) {
     float scores[8] = {}, db = 0, z = 0;
     Rows x;
@@ -149,28 +149,28 @@ class Grads {
     clear(dk);
     for (int slice = 0; slice < c_.slices; ++slice) {
       const std::int64_t index = (slot_ * p_.shape.value_heads + i_h_) * c_.slices + slice;
-      load_tile<kWideColumns, kThreads>(m_.dout, p_.dout, at_.i_b, at_.start, at_.rows, i_h_, slice * kWideColumns,
-                                        c_.dout_rows, thread_);
-      load_image<kThreads>(m_.u, c_.writes + index * kWideTokens * kWideColumns, sizeof(m_.u), thread_);
-      load_image<kThreads>(m_.d, c_.dresiduals + index * kWideTokens * kWideColumns, sizeof(m_.d), thread_);
-      load_image<kThreads>(m_.state, c_.states + index * kWideColumns * KD, sizeof(m_.state), thread_);
+      load_tile<kFloat32Columns, kThreads>(m_.dout, p_.dout, at_.i_b, at_.start, at_.rows, i_h_,
+                                           slice * kFloat32Columns, c_.dout_rows, thread_);
+      load_image<kThreads>(m_.u, c_.writes + index * kFloat32Tokens * kFloat32Columns, sizeof(m_.u), thread_);
+      load_image<kThreads>(m_.d, c_.dresiduals + index * kFloat32Tokens * kFloat32Columns, sizeof(m_.d), thread_);
+      load_image<kThreads>(m_.state, c_.states + index * kFloat32Columns * KD, sizeof(m_.state), thread_);
       wait_for_loads();
       multiply_slice(scores, dq, x);
       db += value_gradients(slice);
       __syncthreads();
-      load_image<kThreads>(m_.state, c_.dstates + index * kWideColumns * KD, sizeof(m_.state), thread_);
+      load_image<kThreads>(m_.state, c_.dstates + index * kFloat32Columns * KD, sizeof(m_.state), thread_);
       wait_for_loads();
 #pragma unroll 2
-      for (int step = 0; step < kWideColumns / 8; ++step) {
+      for (int step = 0; step < kFloat32Columns / 8; ++step) {
         const int lane = opaque(lane_) & 31;  // addresses are computed here
-        const auto u = row_operand<kWideColumns>(shared_address(m_.u), first_, 8 * step, lane);
+        const auto u = row_operand<kFloat32Columns>(shared_address(m_.u), first_, 8 * step, lane);
         multiply_tile<KD>(dk, u, shared_address(m_.state), step, lane);
       }
-      if (gated_) z += state_product(c_.states + index * kWideColumns * KD);
+      if (gated_) z += state_product(c_.states + index * kFloat32Columns * KD);
       __syncthreads();
     }
-    db = lane_sum<kThreads / kWideTokens>(db);
-    if (thread_ % (kThreads / kWideTokens) == 0) m_.db[thread_ / (kThreads / kWideTokens)] = db;
+    db = lane_sum<kThreads / kFloat32Tokens>(db);
+    if (thread_ % (kThreads / kFloat32Tokens) == 0) m_.db[thread_ / (kThreads / kFloat32Tokens)] = db;
     finish_states(dq, x, dk, z);
     finish_scores(scores);
     multiply_scores(dq, x, dk);
@@ -190,37 +190,37 @@ class Grads {
   __device__ void multiply_slice(float (&scores)[8], Rows& dq, Rows& x) {
     if (quadrant_ < 8 && first_column_ <= first_) {
 #pragma unroll 1
-      for (int step = 0; step < kWideColumns / 8; ++step) {
+      for (int step = 0; step < kFloat32Columns / 8; ++step) {
         const int lane = opaque(lane_) & 31;  // addresses are computed here
         const auto rows =
-            row_operand<kWideColumns>(shared_address(of_queries_ ? m_.dout : m_.d), first_, 8 * step, lane);
+            row_operand<kFloat32Columns>(shared_address(of_queries_ ? m_.dout : m_.d), first_, 8 * step, lane);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          multiply_rows<kWideColumns>(scores + 4 * i, rows, shared_address(m_.u), first_column_ + 8 * i, 8 * step,
-                                      lane);
+          multiply_rows<kFloat32Columns>(scores + 4 * i, rows, shared_address(m_.u), first_column_ + 8 * i, 8 * step,
+                                         lane);
         }
       }
     }
 #pragma unroll 1
-    for (int step = 0; step < kWideColumns / 8; ++step) {
+    for (int step = 0; step < kFloat32Columns / 8; ++step) {
       const int lane = opaque(lane_) & 31;  // addresses are computed here
-      multiply_tile<KD>(dq, row_operand<kWideColumns>(shared_address(m_.dout), first_, 8 * step, lane),
+      multiply_tile<KD>(dq, row_operand<kFloat32Columns>(shared_address(m_.dout), first_, 8 * step, lane),
                         shared_address(m_.state), step, lane);
-      multiply_tile<KD>(x, row_operand<kWideColumns>(shared_address(m_.d), first_, 8 * step, lane),
+      multiply_tile<KD>(x, row_operand<kFloat32Columns>(shared_address(m_.d), first_, 8 * step, lane),
                         shared_address(m_.state), step, lane);
     }
   }
 
   // Writes dv of a slice and returns the thread's part of db.
   __device__ float value_gradients(int slice) {
-    constexpr int kRowThreads = kThreads / kWideTokens;
+    constexpr int kRowThreads = kThreads / kFloat32Tokens;
     const int row = thread_ / kRowThreads;
     if (row >= at_.rows) return 0;
     float sum = 0;
-    for (int column = thread_ % kRowThreads; column < kWideColumns; column += kRowThreads) {
-      const std::int64_t j = static_cast<std::int64_t>(slice) * kWideColumns + column;
+    for (int column = thread_ % kRowThreads; column < kFloat32Columns; column += kRowThreads) {
+      const std::int64_t j = static_cast<std::int64_t>(slice) * kFloat32Columns + column;
       if (j >= p_.shape.value_dim) break;
-      const float d = m_.d[tile_index<kWideColumns>(row, column)];
+      const float d = m_.d[tile_index<kFloat32Columns>(row, column)];
       sum += to_float(p_.v(at_.i_b, at_.start + row, i_h_, j)) * d;
       p_.dv(at_.i_b, at_.start + row, i_h_, j) = m_.vectors.b[row] * d;
     }
@@ -231,7 +231,7 @@ class Grads {
   __device__ float state_product(const float* states) {
     float sum = 0;
 #pragma unroll 4
-    for (int i = thread_; i < kWideColumns * KD / 4; i += kThreads) {
+    for (int i = thread_; i < kFloat32Columns * KD / 4; i += kThreads) {
       const float4 x = reinterpret_cast<const float4*>(states)[i], y = reinterpret_cast<const float4*>(m_.state)[i];
       sum += x.x * y.x + x.y * y.y + x.z * y.z + x.w * y.w;
     }
@@ -296,7 +296,7 @@ class Grads {
         float factor = of_queries_ ? c_.forward.scale : 1.0F;
         if (gated_) factor *= expf(static_cast<float>(m_.vectors.prefix[row] - m_.vectors.prefix[column]));
         scores[i] = column < row || (of_queries_ && column == row) ? factor * scores[i] : 0.0F;
-        to[tile_index<kWideTokens>(row, column)] = scores[i];
+        to[tile_index<kFloat32Tokens>(row, column)] = scores[i];
       });
     }
     if (gated_) {
@@ -338,7 +338,7 @@ class Grads {
 
   // Writes Σ_{i≥t>j} M_ij of every token t to dg; sums of sums, so that terms that do not span t are not in them.
   __device__ void spanning_sums() {
-    if (thread_ >= kWideTokens) return;
+    if (thread_ >= kFloat32Tokens) return;
     float* const matrix = m_.state;
     float before = 0;
     for (int j = 0; j <= thread_; ++j) {
@@ -348,7 +348,7 @@ class Grads {
     }
     __syncwarp();
     float sum = 0;
-    for (int i = kWideTokens - 1; i >= thread_; --i) sum += matrix[i * kMatrixStride + thread_];
+    for (int i = kFloat32Tokens - 1; i >= thread_; --i) sum += matrix[i * kMatrixStride + thread_];
     if (thread_ < at_.rows) p_.dg(at_.i_b, at_.start + thread_, i_h_, 0) = sum;
   }
 
@@ -356,9 +356,10 @@ class Grads {
   __device__ Operand transposed_operand(const float* matrix, const float* factors, int step, int lane) {
     const int at = 8 * step + 2 * (lane % 4), own = first_ + lane / 4;
     const float low = -factors[at], high = -factors[at + 1];
-    const float x[4] = {
-        low * matrix[tile_index<kWideTokens>(at, own)], high * matrix[tile_index<kWideTokens>(at + 1, own)],
-        low * matrix[tile_index<kWideTokens>(at, own + 8)], high * matrix[tile_index<kWideTokens>(at + 1, own + 8)]};
+    const float x[4] = {low * matrix[tile_index<kFloat32Tokens>(at, own)],
+                        high * matrix[tile_index<kFloat32Tokens>(at + 1, own)],
+                        low * matrix[tile_index<kFloat32Tokens>(at, own + 8)],
+                        high * matrix[tile_index<kFloat32Tokens>(at + 1, own + 8)]};
     return operand_of(x);
   }
 
@@ -367,15 +368,15 @@ class Grads {
 #pragma unroll 1
     for (int step = 0; step < (first_ + 16) / 8; ++step) {
       const int lane = opaque(lane_) & 31;  // addresses are computed here
-      multiply_tile<KD>(dq, row_operand<kWideTokens>(shared_address(m_.w), first_, 8 * step, lane),
+      multiply_tile<KD>(dq, row_operand<kFloat32Tokens>(shared_address(m_.w), first_, 8 * step, lane),
                         shared_address(m_.k), step, lane);
-      multiply_tile<KD>(x, row_operand<kWideTokens>(shared_address(m_.h), first_, 8 * step, lane), shared_address(m_.k),
-                        step, lane);
+      multiply_tile<KD>(x, row_operand<kFloat32Tokens>(shared_address(m_.h), first_, 8 * step, lane),
+                        shared_address(m_.k), step, lane);
     }
 #pragma unroll 1
-    for (int step = first_ / 8; step < kWideTokens / 8; ++step) {
+    for (int step = first_ / 8; step < kFloat32Tokens / 8; ++step) {
       const int lane = opaque(lane_) & 31;  // addresses are computed here
-      multiply_tile<KD>(dk, column_operand<kWideTokens>(shared_address(m_.w), 8 * step, first_, lane),
+      multiply_tile<KD>(dk, column_operand<kFloat32Tokens>(shared_address(m_.w), 8 * step, first_, lane),
                         shared_address(m_.q), step, lane);
       multiply_tile<KD>(dk, transposed_operand(m_.h, m_.vectors.a, step, lane), shared_address(m_.k), step, lane);
     }
@@ -393,12 +394,12 @@ class Grads {
       float& dg = p_.dg(at_.i_b, at_.start + thread_, i_h_, 0);
       float sum = dg, z = 0;
       for (int w = 0; w < kWarps; ++w) z += m_.dout[w];
-      for (int i = kWideTokens - 1; i >= thread_; --i) sum += sum_of(kRead, i);
+      for (int i = kFloat32Tokens - 1; i >= thread_; --i) sum += sum_of(kRead, i);
       for (int j = 0; j < thread_; ++j) sum += sum_of(kWritten, j);
-      dg = sum + m_.gamma[kWideTokens - 1] * z;
+      dg = sum + m_.gamma[kFloat32Tokens - 1] * z;
     }
     float twice_dlambda = 0, unit = 0;
-    if (thread_ < kWideTokens) {
+    if (thread_ < kFloat32Tokens) {
       const float beta = thread_ < at_.rows ? to_float(p_.beta(at_.i_b, at_.start + thread_, i_h_)) : 0.0F;
       const float dalpha = -static_cast<float>(p_.rule.step.erase_scale) * sum_of(kErase, thread_) +
                            static_cast<float>(p_.rule.step.write_scale) * m_.db[thread_];
@@ -411,7 +412,7 @@ class Grads {
       unit = of_token.lambda_unit;
     }
     __syncthreads();  // the sums have been read
-    if (thread_ < kWideTokens) {
+    if (thread_ < kFloat32Tokens) {
       m_.sums[kErase][0][thread_] = twice_dlambda;
       m_.sums[kErase][1][thread_] = unit;
     }
@@ -449,7 +450,7 @@ class Grads {
     }
   }
 
-  const WideBackward& c_;
+  const Float32Backward& c_;
   const DeltaBackward<float>& p_;
   Shared& m_;
   const ChunkAt at_;
@@ -464,7 +465,7 @@ class Grads {
 
 template <int KD, bool kGrouped>
 __global__ void __launch_bounds__(Memory<KD, kGrouped>::kThreads, KD <= 64 && !kGrouped ? 2 : 1)
-    grads_kernel(const __grid_constant__ WideBackward c) {
+    grads_kernel(const __grid_constant__ Float32Backward c) {
   extern __shared__ __align__(128) unsigned char shared[];
   const int heads = static_cast<int>(c.p.shape.heads), slot = static_cast<int>(blockIdx.x) / heads,
             i_q = static_cast<int>(blockIdx.x) % heads;
@@ -474,20 +475,20 @@ __global__ void __launch_bounds__(Memory<KD, kGrouped>::kThreads, KD <= 64 && !k
 }
 
 template <int KD, bool kGrouped>
-void launch(const WideBackward& c, cudaStream_t stream) {
+void launch(const Float32Backward& c, cudaStream_t stream) {
   using Shared = Memory<KD, kGrouped>;
   static_assert(sizeof(Shared) <= 99 * 1024);
   const auto kernel = grads_kernel<KD, kGrouped>;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)),
         "cudaFuncSetAttribute");
-  kernel<<<grid_of("chunk_wide", c.forward.slots * c.p.shape.heads), Shared::kThreads, sizeof(Shared), stream>>>(c);
-  check_launch("chunk_wide, grads");
+  kernel<<<grid_of("chunk_float32", c.forward.slots * c.p.shape.heads), Shared::kThreads, sizeof(Shared), stream>>>(c);
+  check_launch("chunk_float32, grads");
 }
 
 }  // namespace
 
-void launch_wide_grads(const WideBackward& c, cudaStream_t stream) {
-  c.p.shape.group() > 1 ? launch<kWideKeys, true>(c, stream) : launch<kWideKeys, false>(c, stream);
+void launch_float32_grads(const Float32Backward& c, cudaStream_t stream) {
+  c.p.shape.group() > 1 ? launch<kFloat32Keys, true>(c, stream) : launch<kFloat32Keys, false>(c, stream);
 }
 
 }  // namespace efla::gpu

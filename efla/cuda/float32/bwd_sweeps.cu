@@ -1,11 +1,11 @@
 // The two sweeps of the backward.
-#include "efla/cuda/wide/sweep.cuh"
+#include "efla/cuda/float32/sweep.cuh"
 
 namespace efla::gpu {
 namespace {
 
-// The index of a slot's slice in the arrays of WideBackward.
-__device__ __forceinline__ std::int64_t slice_index(const WideBackward& c, std::int64_t slot, std::int64_t i_h,
+// The index of a slot's slice in the arrays of Float32Backward.
+__device__ __forceinline__ std::int64_t slice_index(const Float32Backward& c, std::int64_t slot, std::int64_t i_h,
                                                     std::int64_t slice) {
   return (slot * c.p.shape.value_heads + i_h) * c.slices + slice;
 }
@@ -26,35 +26,30 @@ __device__ __forceinline__ void write_image(const float (&s)[kCount], float* ima
 // lies is known on the device alone.
 template <class Memory>
 __global__ void __launch_bounds__(Memory::kThreads)
-    states_kernel(const __grid_constant__ WideBackward c, std::int64_t segments, std::int64_t segment_chunks) {
+    states_kernel(const __grid_constant__ Float32Backward c, std::int64_t segments, std::int64_t segment_chunks) {
   extern __shared__ __align__(128) unsigned char shared[];
   auto& memory = *reinterpret_cast<Memory*>(shared);
   constexpr int KD = Memory::kKeys;
   const DeltaBackward<float>& p = c.p;
-  const std::int64_t slice = blockIdx.x % c.slices, i_h = blockIdx.x / c.slices % p.shape.value_heads;
+  const int slice = blockIdx.x % c.slices, i_h = blockIdx.x / c.slices % static_cast<int>(p.shape.value_heads);
   std::int64_t slot = blockIdx.x / c.slices / p.shape.value_heads;
   if (segments > 0) slot = slot / segments * c.forward.slots_per_sequence + slot % segments * segment_chunks;
   const ChunkAt first = chunk_at(c.forward, slot);
   if (first.rows == 0 || (first.start - first.begin) % p.saved.interval != 0) return;
   const Sequence sequence = sequence_of(p, first.n);
-  const std::int64_t before = (first.start - first.begin) / kWideTokens,
-                     chunks = min((first.end - first.start + kWideTokens - 1) / kWideTokens, segment_chunks);
+  const std::int64_t before = (first.start - first.begin) / kFloat32Tokens,
+                     chunks = min((first.end - first.start + kFloat32Tokens - 1) / kFloat32Tokens, segment_chunks);
   const SweepThread at = sweep_thread<Memory>();
-  const std::int64_t column = slice * kWideColumns + at.column;
+  const std::int64_t column = slice * kFloat32Columns + at.column;
   typename Memory::State s;
 #pragma unroll
   for (float& x : s) x = 0;
-  const auto read = [&](const auto& saved) {
-    auto view = saved;
-    view.data = saved.at(first.i_b, sequence.chunk(first.start));
-    using S = std::remove_pointer_t<decltype(view.data)>;
-    const View<S, 4> state{view.data,
-                           {1, view.extent[2], view.extent[3], view.extent[4]},
-                           {0, view.stride[2], view.stride[3], view.stride[4]}};
-    for_each_of_state(s, state, 0, i_h, column, at.key, at.lane, [](float& x, const S* from) { x = to_float(*from); });
-  };
-  p.saved.narrow ? read(p.narrow_states) : read(p.chunk_states);
-  const auto place = [&](std::int64_t i) { return wide_chunk(sequence, first.n, before + i); };
+  const auto& saved = p.chunk_states;
+  const View<const float, 4> state{saved.at(first.i_b, sequence.chunk(first.start)),
+                                   {1, saved.extent[2], saved.extent[3], saved.extent[4]},
+                                   {0, saved.stride[2], saved.stride[3], saved.stride[4]}};
+  for_each_of_state(s, state, 0, i_h, column, at.key, at.lane, [](float& x, const float* from) { x = *from; });
+  const auto place = [&](std::int64_t i) { return float32_chunk(sequence, first.n, before + i); };
   Columns16 v;
   read_columns(v, p.v, place(0), i_h, column, at.lane);
   for_each_chunk(
@@ -63,20 +58,20 @@ __global__ void __launch_bounds__(Memory::kThreads)
         start_loads<false, Memory::kThreads>(c.forward, place(i), slot + i, i_h, stage);
       },
       [&](std::int64_t i, const SweepStage<KD>& stage) {
-        const WideRecord& record = stage.record;
+        const Float32Record& record = stage.record;
         const std::int64_t index = slice_index(c, slot + i, i_h, slice);
-        write_image<KD>(s, c.states + index * kWideColumns * KD + at.key, at.column, at.lane);
+        write_image<KD>(s, c.states + index * kFloat32Columns * KD + at.key, at.column, at.lane);
         Columns16 e = {}, u;
         multiply_state<KD>(e, s, shared_address(stage.k + at.key), at.lane);
         put_part(e, memory.parts[0][at.group][at.column / 16], at.lane);
         __syncthreads();
 #pragma unroll
-        for (int tile = 0; tile < kWideTokens / 8; ++tile)
+        for (int tile = 0; tile < kFloat32Tokens / 8; ++tile)
           add_parts(e + 4 * tile, memory.parts[0], at.column / 16, tile, at.lane);
         residual(e, v, record, at.lane);
         if (i + 1 < chunks) read_columns(v, p.v, place(i + 1), i_h, column, at.lane);
         solve_lower(u, e, shared_address(record.solve), at.lane);
-        if (at.group == 0) write_tile(u, c.writes + index * kWideColumns * kWideTokens, at.column, at.lane);
+        if (at.group == 0) write_tile(u, c.writes + index * kFloat32Columns * kFloat32Tokens, at.column, at.lane);
         scale_by_column(u, record.write, at.lane);
 #pragma unroll
         for (float& x : s) x *= record.decay;
@@ -85,7 +80,7 @@ __global__ void __launch_bounds__(Memory::kThreads)
 }
 
 template <class Memory>
-__global__ void __launch_bounds__(Memory::kThreads) reverse_kernel(const __grid_constant__ WideBackward c) {
+__global__ void __launch_bounds__(Memory::kThreads) reverse_kernel(const __grid_constant__ Float32Backward c) {
   extern __shared__ __align__(128) unsigned char shared[];
   auto& memory = *reinterpret_cast<Memory*>(shared);
   constexpr int KD = Memory::kKeys;
@@ -94,10 +89,10 @@ __global__ void __launch_bounds__(Memory::kThreads) reverse_kernel(const __grid_
   const std::int64_t n = blockIdx.x / c.slices / p.shape.value_heads;
   const Sequence sequence = sequence_of(p, n);
   const std::int64_t slot = first_slot(c.forward, n),
-                     chunks = (sequence.end - sequence.begin + kWideTokens - 1) / kWideTokens;
+                     chunks = (sequence.end - sequence.begin + kFloat32Tokens - 1) / kFloat32Tokens;
   const SweepThread at = sweep_thread<Memory>();
-  const std::int64_t column = slice * kWideColumns + at.column;
-  const auto place = [&](std::int64_t i) { return wide_chunk(sequence, n, chunks - 1 - i); };
+  const std::int64_t column = slice * kFloat32Columns + at.column;
+  const auto place = [&](std::int64_t i) { return float32_chunk(sequence, n, chunks - 1 - i); };
   typename Memory::State ds;
   read_state(ds, p.dfinal_state, n, i_h, column, at.key, at.lane);
   Columns16 dout;
@@ -108,9 +103,9 @@ __global__ void __launch_bounds__(Memory::kThreads) reverse_kernel(const __grid_
         start_loads<true, Memory::kThreads>(c.forward, place(i), slot + chunks - 1 - i, i_h, stage);
       },
       [&](std::int64_t i, const SweepStage<KD>& stage) {
-        const WideRecord& record = stage.record;
+        const Float32Record& record = stage.record;
         const std::int64_t index = slice_index(c, slot + chunks - 1 - i, i_h, slice);
-        write_image<KD>(ds, c.dstates + index * kWideColumns * KD + at.key, at.column, at.lane);
+        write_image<KD>(ds, c.dstates + index * kFloat32Columns * KD + at.key, at.column, at.lane);
         Columns16 du = {}, d;
         multiply_state<KD>(du, ds, shared_address(stage.k + at.key), at.lane);
         scale_by_column(du, record.write, at.lane);
@@ -124,10 +119,10 @@ __global__ void __launch_bounds__(Memory::kThreads) reverse_kernel(const __grid_
         __syncthreads();
         if (i + 1 < chunks) read_columns(dout, p.dout, place(i + 1), i_h, column, at.lane);
 #pragma unroll
-        for (int tile = 0; tile < kWideTokens / 8; ++tile)
+        for (int tile = 0; tile < kFloat32Tokens / 8; ++tile)
           add_parts(du + 4 * tile, memory.parts[0], at.column / 16, tile, at.lane);
         solve_upper(d, du, shared_address(record.solve), at.lane);
-        if (at.group == 0) write_tile(d, c.dresiduals + index * kWideColumns * kWideTokens, at.column, at.lane);
+        if (at.group == 0) write_tile(d, c.dresiduals + index * kFloat32Columns * kFloat32Tokens, at.column, at.lane);
         scale_by_column(d, record.read, at.lane);
 #pragma unroll
         for (float& x : d) x = -x;
@@ -138,18 +133,18 @@ __global__ void __launch_bounds__(Memory::kThreads) reverse_kernel(const __grid_
 
 }  // namespace
 
-void launch_wide_states(const WideBackward& c, cudaStream_t stream) {
-  const std::int64_t chunks = c.p.saved.interval / kWideTokens;
+void launch_float32_states(const Float32Backward& c, cudaStream_t stream) {
+  const std::int64_t chunks = c.p.saved.interval / kFloat32Tokens;
   const std::int64_t segments = c.p.shape.packed > 0 ? 0 : (c.forward.slots_per_sequence + chunks - 1) / chunks;
   const std::int64_t starts = segments > 0 ? segments * c.p.shape.batch : c.forward.slots;
-  using Memory = SweepMemory<kWideKeys, 2, 2>;
-  launch_sweep<Memory>("chunk_wide, states", states_kernel<Memory>, starts * c.p.shape.value_heads * c.slices, c,
+  using Memory = SweepMemory<kFloat32Keys, 2, 2>;
+  launch_sweep<Memory>("chunk_float32, states", states_kernel<Memory>, starts * c.p.shape.value_heads * c.slices, c,
                        stream, segments, chunks);
 }
 
-void launch_wide_reverse(const WideBackward& c, cudaStream_t stream) {
-  using Memory = SweepMemory<kWideKeys, 2, 2>;
-  launch_sweep<Memory>("chunk_wide, reverse", reverse_kernel<Memory>,
+void launch_float32_reverse(const Float32Backward& c, cudaStream_t stream) {
+  using Memory = SweepMemory<kFloat32Keys, 2, 2>;
+  launch_sweep<Memory>("chunk_float32, reverse", reverse_kernel<Memory>,
                        c.p.shape.sequences() * c.p.shape.value_heads * c.slices, c, stream);
 }
 

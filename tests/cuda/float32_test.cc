@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "efla/cuda/wide/wide.h"
+#include "efla/cuda/float32/float32.h"
 #include "efla/ref/delta.h"
 #include "tests/cuda/device.h"
 #include "tests/support/compare.h"
@@ -46,13 +46,13 @@ class SavedStatesOnDevice {
 };
 
 // The forward and the backward of a case.
-void run_chunk_wide(const DeltaShape& shape, const DeviceData<float>& device, std::int64_t interval,
-                    cudaStream_t stream = nullptr) {
-  const PoisonedWorkspace forward(gpu::chunk_wide_fwd_workspace_bytes(shape)),
-      backward(gpu::chunk_wide_bwd_workspace_bytes(shape));
+void run_chunk_float32(const DeltaShape& shape, const DeviceData<float>& device, std::int64_t interval,
+                       cudaStream_t stream = nullptr) {
+  const PoisonedWorkspace forward(gpu::chunk_float32_fwd_workspace_bytes(shape)),
+      backward(gpu::chunk_float32_bwd_workspace_bytes(shape));
   const SavedStatesOnDevice states(shape, interval);
-  gpu::chunk_wide_fwd(states.in(device.forward()), forward.get(), stream);
-  gpu::chunk_wide_bwd(states.in(device.backward()), backward.get(), stream);
+  gpu::chunk_float32_fwd(states.in(device.forward()), forward.get(), stream);
+  gpu::chunk_float32_bwd(states.in(device.backward()), backward.get(), stream);
   device.download();
   EXPECT_TRUE(forward.guards_intact() && backward.guards_intact());
 }
@@ -64,7 +64,7 @@ Results all_results(const DeltaData<T>& data) {
   return results;
 }
 
-class CudaWide : public testing::TestWithParam<DeltaCase> {
+class CudaFloat32 : public testing::TestWithParam<DeltaCase> {
  protected:
   void run(const Tolerance& tolerance) {
     const DeltaCase& c = GetParam();
@@ -75,9 +75,9 @@ class CudaWide : public testing::TestWithParam<DeltaCase> {
     plain_forward(plain.forward());
     plain_backward(plain.backward(), plain.initial_state.view());
     const DeviceData<float> device(data), device_again(again);
-    const std::int64_t interval = (c.tokens < 300 ? 1 : 3) * gpu::kWideTokens;
-    run_chunk_wide(c.shape(), device, interval);
-    run_chunk_wide(c.shape(), device_again, interval);
+    const std::int64_t interval = (c.tokens < 300 ? 1 : 3) * gpu::kFloat32Tokens;
+    run_chunk_float32(c.shape(), device, interval);
+    run_chunk_float32(c.shape(), device_again, interval);
     EXPECT_TRUE(data.sentinels_intact());
     const Results got = all_results(data), repeated = all_results(again), expected = all_results(exact),
                   naive = all_results(plain);
@@ -88,13 +88,13 @@ class CudaWide : public testing::TestWithParam<DeltaCase> {
   }
 };
 
-TEST_P(CudaWide, Float32) { run(tolerance_of("float32")); }
+TEST_P(CudaFloat32, Float32) { run(tolerance_of("float32")); }
 
-std::vector<DeltaCase> wide_cases() {
+std::vector<DeltaCase> float32_cases() {
   using enum Layout;
   std::vector<DeltaCase> cases;
   for (const DeltaCase& c : delta_cases()) {
-    if (c.key_dim <= gpu::kWideMaxKeyDim && c.decay != Decay::channel) cases.push_back(c);
+    if (c.key_dim <= gpu::kFloat32MaxKeyDim && c.decay != Decay::channel) cases.push_back(c);
   }
   for (const std::int64_t dim : {48, 64}) {
     for (const std::int64_t tokens : {1, 31, 32, 33, 63, 65, 784}) {
@@ -120,25 +120,23 @@ std::vector<DeltaCase> wide_cases() {
   return cases;
 }
 
-INSTANTIATE_TEST_SUITE_P(Matrix, CudaWide, testing::ValuesIn(wide_cases()),
+INSTANTIATE_TEST_SUITE_P(Matrix, CudaFloat32, testing::ValuesIn(float32_cases()),
                          [](const auto& info) { return std::to_string(info.index) + "_" + name_of(info.param); });
 
-// Of the state that is left where all was erased every algorithm has lost digits, the naive implementation too, so that
-// the caps do not hold; chunks lose some more, because they add what tokens wrote and erased (docs/numerics.md).
-class CudaWideFading : public CudaWide {};
-TEST_P(CudaWideFading, Float32) { run({"float32", 1e-6, 2e-2, 2e-1, 3}); }
+class CudaFloat32Fading : public CudaFloat32 {};
+TEST_P(CudaFloat32Fading, Float32) { run(tolerance_of("fading float32 by chunks")); }
 
 std::vector<DeltaCase> narrow_fading_cases() {
   std::vector<DeltaCase> cases = fading_cases();
-  for (DeltaCase& c : cases) c.key_dim = gpu::kWideMaxKeyDim;
+  for (DeltaCase& c : cases) c.key_dim = gpu::kFloat32MaxKeyDim;
   return cases;
 }
 
-INSTANTIATE_TEST_SUITE_P(Matrix, CudaWideFading, testing::ValuesIn(narrow_fading_cases()),
+INSTANTIATE_TEST_SUITE_P(Matrix, CudaFloat32Fading, testing::ValuesIn(narrow_fading_cases()),
                          [](const auto& info) { return name_of(info.param); });
 
 // A NaN token reaches its own chunk and later ones of its sequence and head, and nothing else.
-TEST(CudaWideContainment, NanToken) {
+TEST(CudaFloat32Containment, NanToken) {
   DeltaCase c{"exact", 1, 1, true, 1, 300, 2, 64, 64, 1, Layout::contiguous, false, true, false};
   c.cu_seqlens = {0, 75, 200, 300};
   DeltaData<float> clean(c), spoiled(c);
@@ -147,8 +145,8 @@ TEST(CudaWideContainment, NanToken) {
     spoiled.k.view()(0, kToken, 1, i) = std::numeric_limits<float>::quiet_NaN();
   }
   const DeviceData<float> device(clean), device_spoiled(spoiled);
-  run_chunk_wide(c.shape(), device, 96);
-  run_chunk_wide(c.shape(), device_spoiled, 96);
+  run_chunk_float32(c.shape(), device, 96);
+  run_chunk_float32(c.shape(), device_spoiled, 96);
   const auto got = spoiled.o.view(), expected = clean.o.view();
   for (std::int64_t t = 0; t < c.tokens; ++t) {
     for (std::int64_t h = 0; h < 2; ++h) {
@@ -165,7 +163,7 @@ TEST(CudaWideContainment, NanToken) {
 }
 
 // More sequences than a grid has rows in its second dimension, and a graph that replays the calls.
-TEST(CudaWideLaunch, ManySequencesInAGraph) {
+TEST(CudaFloat32Launch, ManySequencesInAGraph) {
   constexpr std::int64_t kSequences = 70'000;
   DeltaCase c{"exact", 1, 1, true, 1, kSequences, 1, 8, 4, 1, Layout::contiguous, true, true, true};
   for (std::int64_t n = 0; n <= kSequences; ++n) c.cu_seqlens.push_back(n);
@@ -174,12 +172,12 @@ TEST(CudaWideLaunch, ManySequencesInAGraph) {
   ref::recurrent_fwd(exact.forward());
   ref::recurrent_bwd(exact.backward());
   const DeviceData<float> device(data);
-  const PoisonedWorkspace forward(gpu::chunk_wide_fwd_workspace_bytes(c.shape())),
-      backward(gpu::chunk_wide_bwd_workspace_bytes(c.shape()));
+  const PoisonedWorkspace forward(gpu::chunk_float32_fwd_workspace_bytes(c.shape())),
+      backward(gpu::chunk_float32_bwd_workspace_bytes(c.shape()));
   const SavedStatesOnDevice states(c.shape(), 32);
   replay_in_graph([&](cudaStream_t stream) {
-    gpu::chunk_wide_fwd(states.in(device.forward()), forward.get(), stream);
-    gpu::chunk_wide_bwd(states.in(device.backward()), backward.get(), stream);
+    gpu::chunk_float32_fwd(states.in(device.forward()), forward.get(), stream);
+    gpu::chunk_float32_bwd(states.in(device.backward()), backward.get(), stream);
   });
   device.download();
   const Results got = all_results(data), expected = all_results(exact);

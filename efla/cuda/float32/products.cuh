@@ -7,7 +7,7 @@
 #pragma once
 
 #include "efla/cuda/common/ptx.cuh"
-#include "efla/cuda/wide/tile.cuh"
+#include "efla/cuda/float32/tile.cuh"
 
 namespace efla::gpu {
 

@@ -1,0 +1,120 @@
+#include "efla/cuda/float32/float32.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "efla/base/error.h"
+#include "efla/cuda/common/error.h"
+#include "efla/cuda/common/launch.h"
+#include "efla/cuda/delta.h"
+
+namespace efla::gpu {
+namespace {
+
+// What is in the workspace, one after the other, in bytes; each a multiple of 128.
+struct Parts {
+  std::int64_t slices;
+  std::size_t records, vectors, states, writes;
+
+  explicit Parts(const DeltaShape& s) : slices((s.value_dim + kFloat32Columns - 1) / kFloat32Columns) {
+    const auto heads = static_cast<std::size_t>(float32_slots(s) * s.value_heads);
+    records = heads * sizeof(Float32Record);
+    vectors = heads * sizeof(Float32Vectors);
+    writes = heads * static_cast<std::size_t>(slices) * kFloat32Tokens * kFloat32Columns * sizeof(float);
+    states = writes / kFloat32Tokens * kFloat32Keys;
+  }
+  std::size_t forward() const { return records; }
+  std::size_t backward() const { return records + vectors + 2 * states + 2 * writes; }
+};
+
+// What both directions refuse.
+template <class Problem>
+std::string refusal(const Problem& p) {
+  if (p.shape.key_dim > kFloat32MaxKeyDim) {
+    return "keys of more than " + std::to_string(kFloat32MaxKeyDim) + " dimensions in float32";
+  }
+  return p.rule.decay == Decay::channel ? "a decay per key channel of float32 inputs" : "";
+}
+
+// What both directions refuse of saved states.
+template <class Problem>
+std::string saved_states_refusal(const Problem& p) {
+  if (p.saved.narrow) return "saved states in bfloat16";
+  if (p.saved.interval % kFloat32Tokens == 0) return "";
+  return "states saved at other tokens than every " + std::to_string(kFloat32Tokens) + "th";
+}
+
+template <class Problem>
+Float32Problem forward_of(const Problem& p) {
+  Float32Problem c;
+  c.p.shape = p.shape;
+  c.p.rule = p.rule;
+  c.p.q = p.q;
+  c.p.k = p.k;
+  c.p.v = p.v;
+  c.p.beta = p.beta;
+  c.p.g = p.g;
+  c.p.cu_seqlens = p.cu_seqlens;
+  c.slots = float32_slots(p.shape);
+  c.slots_per_sequence = p.shape.packed > 0 ? 0 : c.slots / p.shape.batch;
+  c.scale = static_cast<float>(p.rule.scale_for(p.shape.key_dim));
+  c.q_rows = has_aligned_rows(p.q);
+  c.k_rows = has_aligned_rows(p.k);
+  return c;
+}
+
+}  // namespace
+
+std::size_t chunk_float32_fwd_workspace_bytes(const DeltaShape& shape) { return Parts(shape).forward(); }
+std::size_t chunk_float32_bwd_workspace_bytes(const DeltaShape& shape) { return Parts(shape).backward(); }
+
+std::string chunk_float32_fwd_refusal(const DeltaForward<float>& p) {
+  if (const std::string reason = refusal(p); !reason.empty()) return reason;
+  return p.chunk_states || p.narrow_states ? saved_states_refusal(p) : "";
+}
+
+std::string chunk_float32_bwd_refusal(const DeltaBackward<float>& p) {
+  if (const std::string reason = refusal(p); !reason.empty()) return reason;
+  return saved_states_refusal(p);
+}
+
+void chunk_float32_fwd(const DeltaForward<float>& p, const Workspace& workspace, cudaStream_t stream) {
+  constexpr const char* kOperation = "chunk_float32_fwd";
+  if (const std::string reason = chunk_float32_fwd_refusal(p); !reason.empty()) {
+    throw Error(kOperation, "problem", reason, "what the chunkwise kernels take");
+  }
+  require_workspace(kOperation, workspace, Parts(p.shape).forward());
+  Float32Problem c = forward_of(p);
+  c.p = p;
+  c.records = static_cast<Float32Record*>(workspace.data);
+  launch_float32_prepare(c, stream);
+  launch_float32_sweep(c, stream);
+}
+
+void chunk_float32_bwd(const DeltaBackward<float>& p, const Workspace& workspace, cudaStream_t stream) {
+  constexpr const char* kOperation = "chunk_float32_bwd";
+  if (const std::string reason = chunk_float32_bwd_refusal(p); !reason.empty()) {
+    throw Error(kOperation, "problem", reason, "what the chunkwise kernels take");
+  }
+  const Parts parts(p.shape);
+  require_workspace(kOperation, workspace, parts.backward());
+  Float32Backward c;
+  c.p = p;
+  c.forward = forward_of(p);
+  c.slices = static_cast<int>(parts.slices);
+  c.dout_rows = has_aligned_rows(p.dout);
+  auto* at = static_cast<std::byte*>(workspace.data);
+  c.forward.records = reinterpret_cast<Float32Record*>(at);
+  c.forward.vectors = reinterpret_cast<Float32Vectors*>(at += parts.records);
+  c.states = reinterpret_cast<float*>(at += parts.vectors);
+  c.dstates = reinterpret_cast<float*>(at += parts.states);
+  c.writes = reinterpret_cast<float*>(at += parts.states);
+  c.dresiduals = reinterpret_cast<float*>(at += parts.writes);
+  launch_float32_prepare(c.forward, stream);
+  launch_float32_states(c, stream);
+  launch_float32_reverse(c, stream);
+  launch_float32_grads(c, stream);
+}
+
+}  // namespace efla::gpu
