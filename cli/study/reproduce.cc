@@ -87,6 +87,8 @@ void add_synthetic(CLI::App& reproduce, const std::string& name, std::string_vie
   });
   command.add_option("--scale", arguments->scale, "tiny (minutes), small, or paper (the papers' sizes and steps)")
       ->capture_default_str();
+  add_study_setting<std::vector<std::string>>(command, arguments, "--tasks", "/tasks",
+                                              "Tasks; all where none is named");
 }
 
 void add_table1(CLI::App& reproduce) {

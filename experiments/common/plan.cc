@@ -30,6 +30,21 @@ void require_values(const json& settings, const std::string& key) {
   }
 }
 
+// Keeps of the tasks, in the plan's order, those with one of these names in tables.
+void keep_tasks(json& settings, const json& names) {
+  json kept = json::array();
+  std::string all;
+  std::vector<std::string> unknown = names;
+  for (const json& task : settings.at("tasks")) {
+    const std::string name = task.value("title", task.at("name").get<std::string>());
+    all += (all.empty() ? "" : ", ") + name;
+    std::erase(unknown, name);
+    if (std::find(names.begin(), names.end(), name) != names.end()) kept.push_back(task);
+  }
+  if (!unknown.empty()) throw Error("reproduce", "--tasks", "'" + unknown.front() + "'", "one of " + all);
+  settings["tasks"] = kept;
+}
+
 }  // namespace
 
 Plan::Plan(std::string_view toml, const std::string& study, const std::string& scale, const json& given)
@@ -41,7 +56,13 @@ Plan::Plan(std::string_view toml, const std::string& study, const std::string& s
   }
   settings_ = plan.value(kAll, json::object());
   settings_.merge_patch(plan.at(scale));
-  if (given.is_object()) settings_.merge_patch(given);
+  if (given.is_object()) {
+    require_values(given, "tasks");
+    json others = given;
+    others.erase("tasks");
+    settings_.merge_patch(others);
+    if (given.contains("tasks")) keep_tasks(settings_, given.at("tasks"));
+  }
   settings_["scale"] = scale;
   for (const char* key : {"mixers", "seeds", "lr", "layers"}) require_values(settings_, key);
 }

@@ -9,8 +9,9 @@
 namespace efla::experiments {
 
 // Reads plan.toml: the text under its key `title`, and the settings of a scale: the table [all], overridden by the
-// table [scale] and then by `given`, where it is an object. Throws Error(reproduce) for a scale that the plan does not
-// have, and for one of the lists mixers, seeds, lr, layers that is empty or has a value twice.
+// table [scale] and then by `given`, where it is an object; its list `tasks` has the names of the tasks to keep. Throws
+// Error(reproduce) for a scale or a task that the plan does not have, and for one of the lists mixers, seeds, lr,
+// layers, tasks that is empty or has a value twice.
 class Plan {
  public:
   Plan(std::string_view toml, const std::string& study, const std::string& scale, const nlohmann::json& given);

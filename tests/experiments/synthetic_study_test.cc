@@ -156,6 +156,14 @@ TEST(SyntheticPlan, HasThePapersSettingsAtTheirScale) {
   }
 }
 
+TEST(SyntheticPlan, NamedTasksAlone) {
+  const auto runs = runs_of(mad_plan, "tiny", {{"tasks", {"memorisation", "compression"}}});
+  ASSERT_EQ(runs.size(), 4U);
+  EXPECT_EQ(runs.front().task, "compression");
+  EXPECT_EQ(runs.back().task, "memorisation");
+  EXPECT_EQ(runs_of(state_tracking_plan, "tiny", {{"tasks", {"parity"}}}).back().task, "parity");
+}
+
 TEST(SyntheticPlan, EveryScaleOfEveryStudyIsWhole) {
   for (const PlanText text : {mad_plan, mqar_plan, extrapolation_plan, state_tracking_plan}) {
     for (const char* scale : {"tiny", "small", "paper"}) EXPECT_FALSE(runs_of(text, scale).empty());
@@ -163,6 +171,12 @@ TEST(SyntheticPlan, EveryScaleOfEveryStudyIsWhole) {
   expect_error([] { runs_of(mad_plan, "tiny", {{"mixers", {"elfa"}}}); }, "name", "nearest: efla");
   expect_error([] { runs_of(mad_plan, "tiny", {{"seeds", {1, 1}}}); }, "--seeds", "1 twice");
   expect_error([] { runs_of(mad_plan, "tiny", {{"lr", {2.0}}}); }, "lr", "at most 1");
+  expect_error(
+      [] {
+        runs_of(mad_plan, "tiny", {{"tasks", {"compression", "recall"}}});
+      },
+      "--tasks", "one of compression, fuzzy-recall");
+  expect_error([] { runs_of(mad_plan, "tiny", {{"tasks", json::array()}}); }, "--tasks", "at least one");
   expect_error([] { runs_of(mad_plan, "huge"); }, "--scale", "one of paper, small, tiny");
 }
 
