@@ -131,6 +131,7 @@ void SessionStore::erase(const std::string& name) {
 void SessionStore::make_disposable(const std::string& name) {
   const std::lock_guard lock(mutex_);
   const auto found = find(name);
+  require_free(name);
   found->second.disposable = true;
   disposable_[found->second.used] = name;
   drop_surplus();
@@ -153,19 +154,25 @@ void SessionStore::reserve(const std::string& name, std::size_t bytes) {
 }
 
 void SessionStore::release(const std::string& name, std::shared_ptr<StoredText> text, bool disposable) {
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   const auto reserved = reserved_.find(name);
   promised_ -= reserved->second;
   reserved_.erase(reserved);
-  if (text) store(name, std::move(text), disposable);
+  if (!text) return;
+  store(name, std::move(text), disposable);
+  if (swap_folder_.empty()) return;
+  try {
+    while (bytes_->staying() > memory_ && !in_memory_.empty()) swap_oldest(lock);
+  } catch (const std::exception&) {  // the next caller that needs room gets it again
+  }
 }
 
-bool SessionStore::has_room() const { return bytes_->memory + promised_ <= memory_ + moving_; }
+bool SessionStore::has_room() const { return bytes_->staying() + promised_ <= memory_; }
 
 void SessionStore::make_room(std::unique_lock<std::mutex>& lock) {
   if (swap_folder_.empty()) return drop_disposable();
   while (!has_room() && !in_memory_.empty()) swap_oldest(lock);
-  if (bytes_->memory > memory_ + moving_) refuse_room();  // by what never moves to files
+  if (bytes_->staying() > memory_) refuse_room();  // by what never moves to files
 }
 
 void SessionStore::refuse_room() const {
@@ -181,9 +188,6 @@ void SessionStore::swap_oldest(std::unique_lock<std::mutex>& lock) {
   const std::string name = oldest->second;
   const auto text = find(name)->second.text;
   in_memory_.erase(oldest);
-  std::size_t bytes = 0;
-  text->for_each_part([&](const auto& part) { bytes += part.in_memory() ? part.bytes() : 0; });
-  moving_ += bytes;
   lock.unlock();
   std::exception_ptr failed;
   try {
@@ -192,7 +196,6 @@ void SessionStore::swap_oldest(std::unique_lock<std::mutex>& lock) {
     failed = std::current_exception();
   }
   lock.lock();
-  moving_ -= bytes;
   if (!failed) return;
   const auto found = entries_.find(name);
   if (found != entries_.end() && found->second.text == text) in_memory_[found->second.used] = name;

@@ -62,7 +62,9 @@ class SessionStore {
 
   // Reserves a name for a request that will store this many bytes under it, until release.
   void reserve(const std::string& name, std::size_t bytes);
-  // Stores the text, unless it is null, and ends the reservation. Throws nothing and writes no file.
+  // Stores the text, unless it is null, and ends the reservation. With a folder reservations together may promise more
+  // than the bound: the longest unused texts then move to files. Throws nothing: a text stays in memory where writing
+  // its file fails, and the next caller that needs room gets the IoError.
   void release(const std::string& name, std::shared_ptr<StoredText> text, bool disposable);
 
   std::vector<SessionInfo> list() const;
@@ -101,7 +103,7 @@ class SessionStore {
   // Entries by use, the longest unused first: those that have not moved to files, and disposable ones.
   std::map<std::uint64_t, std::string> in_memory_, disposable_;
   std::map<std::string, std::size_t> reserved_;  // bytes that will be stored under a name
-  std::size_t promised_ = 0, moving_ = 0;        // bytes of reservations, and on the way to files
+  std::size_t promised_ = 0;                     // bytes of reservations
   std::uint64_t now_ = 0;
 };
 

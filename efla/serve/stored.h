@@ -23,8 +23,15 @@
 
 namespace efla::serve {
 
+// moving: of `memory`, on the way to files.
 struct StoredBytes {
-  std::atomic<std::size_t> memory = 0, files = 0;
+  std::atomic<std::size_t> memory = 0, files = 0, moving = 0;
+
+  // Returns the bytes that stay in memory when the files are written that are being written.
+  std::size_t staying() const {
+    const std::size_t all = memory;  // read first, so that a move that ends in between is not subtracted twice
+    return all - std::min(all, moving.load());
+  }
 };
 
 // Bytes of memory that are counted for as long as this lives. A copy is not counted.
@@ -85,10 +92,12 @@ class Stored {
     if (!in.read(reinterpret_cast<char*>(to.data()), static_cast<std::streamsize>(bytes()))) refuse(file_);
   }
 
-  // Moves the values to a new file of the folder. Throws IoError; the values then stay in memory.
+  // Moves the values to a new file of the folder; waits where another thread does. Throws IoError; the values then stay
+  // in memory.
   void swap_out(const std::filesystem::path& folder) {
     const std::lock_guard lock(mutex_);
     if (!file_.empty() || size_ == 0) return;
+    if (total_) total_->moving += bytes();
     static std::atomic<std::uint64_t> count{0};
     const auto file = folder / (std::string(kPrefix) + std::to_string(getpid()) + "-" + std::to_string(count++));
     std::ofstream out(file, std::ios::binary);
@@ -98,6 +107,7 @@ class Stored {
       const int error = errno;
       std::error_code none;
       std::filesystem::remove(file, none);
+      if (total_) total_->moving -= bytes();
       errno = error;
       refuse(file);
     }
@@ -105,6 +115,7 @@ class Stored {
     in_file_ = true;
     std::vector<T>().swap(values_);
     if (total_) {
+      total_->moving -= bytes();  // first: see StoredBytes::staying
       total_->memory -= bytes();
       total_->files += bytes();
     }

@@ -148,6 +148,7 @@ TEST(EngineSessions, ASessionThatIsAdvancedIsLockedAndKeptIfTheRequestIsCancelle
                SessionInUse);
   EXPECT_THROW(engine->erase("one"), SessionInUse);
   EXPECT_THROW(engine->rewind("one", 1), SessionInUse);
+  EXPECT_THROW(engine->make_disposable("one"), SessionInUse);
   EXPECT_EQ(reply(*engine, in_session(request_of("x", 3), "one", "two")).ids.size(), 3U);  // reading is allowed
   engine->cancel(id);
   EXPECT_EQ(recorder->record().reason, FinishReason::cancelled);
@@ -180,6 +181,55 @@ TEST(EngineSessions, IdleSessionsMoveToFiles) {
   reply(*full, in_session(request_of("a", 3), "", "a"));
   test::expect_error([&] { full->submit(in_session(request_of("b", 3), "", "b"), std::make_shared<Recorder>()); },
                      "session_memory", "swap_folder");
+}
+
+TEST(EngineSessions, RequestsThatWaitTogetherStayWithinTheMemory) {
+  const test::TempFolder folder;
+  const auto slot = tiny_engine()->info().session_bytes;
+  const std::size_t texts = 12, memory = 3 * slot + texts * 1000;  // with what sampling needs of each text
+  const auto engine = tiny_engine({.state_memory = slot, .session_memory = memory, .swap_folder = folder.path()});
+  std::vector<std::shared_ptr<Recorder>> replies;
+  for (std::size_t i = 0; i < texts; ++i) {
+    replies.push_back(std::make_shared<Recorder>());
+    engine->submit(in_session(request_of("x", 3), "", "s" + std::to_string(i)), replies.back());
+  }
+  for (const auto& recorder : replies) EXPECT_EQ(recorder->record().reason, FinishReason::length);
+  EXPECT_EQ(engine->sessions().size(), texts);
+  EXPECT_LE(engine->statistics().session_bytes, memory);
+}
+
+TEST(EngineSessions, RewindingAForkStaysWithinTheMemory) {
+  const auto unbounded = tiny_engine();
+  const auto slot = unbounded->info().session_bytes;
+  const std::size_t records = 4000;
+  const auto make = [](Engine& engine) {
+    reply(engine, in_session(request_of("Some text", 5), "", "text"));
+    engine.fork("text", "b");
+    engine.fork("text", "c");
+  };
+  make(*unbounded);
+  unbounded->rewind("b", 2);
+  unbounded->rewind("c", 3);
+
+  const auto engine = tiny_engine({.session_memory = 2 * slot + records});
+  make(*engine);
+  engine->rewind("b", 2);
+  EXPECT_THROW(engine->rewind("c", 3), NoRoom);  // a third state
+  EXPECT_EQ(engine->save("c"), engine->save("text"));
+  EXPECT_FALSE(engine->session("c").in_use);
+  engine->erase("b");
+  engine->rewind("c", 3);
+  EXPECT_EQ(engine->save("c"), unbounded->save("c"));
+  EXPECT_EQ(engine->save("text"), unbounded->save("text"));
+  EXPECT_LE(engine->statistics().session_bytes, 2 * slot + records);
+
+  const test::TempFolder folder;
+  const auto swapping = tiny_engine({.session_memory = slot + records, .swap_folder = folder.path()});
+  make(*swapping);
+  swapping->rewind("b", 2);
+  swapping->rewind("c", 3);
+  for (const std::string name : {"text", "b", "c"}) EXPECT_EQ(swapping->save(name), unbounded->save(name)) << name;
+  EXPECT_LE(swapping->statistics().session_bytes, slot + records);
 }
 
 TEST(EngineSessions, ADiskThatFailsLosesNoReplyThatIsFinished) {

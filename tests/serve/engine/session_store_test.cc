@@ -1,0 +1,59 @@
+// The stored texts by themselves: what callers that need room at once count.
+#include "efla/serve/session_store.h"
+
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/support/temp_folder.h"
+
+namespace efla::serve {
+namespace {
+
+TEST(SessionStore, ATextOfTwoNamesMovesOnce) {
+  const test::TempFolder folder;
+  constexpr std::size_t kFloats = 1 << 16, kBytes = kFloats * sizeof(float), kRecords = 4096;
+  const auto swap = folder / "swap", number = folder / "number";
+  SessionStore store(3 * kBytes + kRecords, swap, 0);
+  const auto put = [&](const std::string& name) {
+    auto text = std::make_shared<StoredText>();
+    text->state = std::make_shared<StoredState>(std::vector<float>(kFloats));
+    store.put(name, std::move(text));
+  };
+  put("text");
+  store.fork("text", "copy");
+  put("other");
+  // The next file's name is that of a pipe, so that writing it waits for a reader.
+  std::filesystem::create_directory(number);
+  StoredState before(std::vector<float>(1));
+  before.swap_out(number);
+  const std::string file = std::filesystem::directory_iterator(number)->path().filename();
+  const auto digits = file.rfind('-') + 1;
+  const auto pipe = swap / (file.substr(0, digits) + std::to_string(std::stoull(file.substr(digits)) + 1));
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+
+  std::thread first([&] { store.reserve("a", 2 * kBytes); });
+  while (store.bytes().moving == 0) std::this_thread::yield();
+  std::thread second([&] { store.reserve("b", kBytes); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));  // until it waits for the same file
+  store.reserve("c", 1);
+  EXPECT_FALSE(store.info("other").in_memory);
+  std::ifstream in(pipe, std::ios::binary);
+  const std::string written(std::istreambuf_iterator<char>(in), {});
+  EXPECT_EQ(written.size(), kBytes);
+  first.join();
+  second.join();
+  EXPECT_EQ(store.bytes().moving, 0U);
+  EXPECT_EQ(store.bytes().files, 2 * kBytes);
+}
+
+}  // namespace
+}  // namespace efla::serve
