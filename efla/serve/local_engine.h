@@ -74,6 +74,7 @@ class LocalEngine final : public Engine {
   std::int64_t piece_of(const Job& job, std::int64_t begin) const;
   std::int64_t prompt_tokens() const;
   void compute(const Step& step);
+  void time_step(std::int64_t tokens, std::chrono::duration<double> time);
   void take_logits(std::span<const Row> rows);
   void cache_states(const Step& step);
   static void end_if_fed(Job& job);
@@ -96,7 +97,7 @@ class LocalEngine final : public Engine {
   PrefixCache cache_;
   Jobs running_;
   std::uint64_t served_ = 0;
-  std::chrono::duration<double> per_token_{0};  // of prompts, in the last steps
+  std::chrono::duration<double> per_token_{0};  // of prompts, in the last steps; 0: before the first
   std::map<std::string, std::uint64_t> client_served_;
   std::vector<float> hidden_, picked_, logits_;
   std::vector<nn::Draft> drafts_;  // of the step

@@ -49,11 +49,7 @@ void LocalEngine::compute(const Step& step) {
       step.jobs[i]->fed += static_cast<std::size_t>(step.runs[i].tokens);
     }
   }
-  if (const auto tokens = static_cast<std::int64_t>(step.ids.size()); reads && tokens >= nn::kCutTokens) {
-    constexpr double kNew = 0.25;
-    const std::chrono::duration<double> now = (Clock::now() - start) / static_cast<double>(tokens);
-    per_token_ = per_token_.count() == 0 ? now : kNew * now + (1 - kNew) * per_token_;
-  }
+  if (reads) time_step(static_cast<std::int64_t>(step.ids.size()), Clock::now() - start);
   cache_states(step);
   const std::span<const Row> rows = step.rows;
   for (std::size_t begin = 0; begin < rows.size(); begin += kLogitRows) {
@@ -82,6 +78,20 @@ void LocalEngine::end_drafts(const Step& step) {
     const std::lock_guard lock(mutex_);
     statistics_.drafted_tokens += static_cast<std::uint64_t>(step.runs[step.drafts[i]].tokens - 1);
     statistics_.accepted_tokens += static_cast<std::uint64_t>(drawn - 1);
+  }
+}
+
+// Learns from a step how long a token of a prompt takes. A step of few tokens takes longer per token than one of many,
+// because both read every weight: it only gives a bound from above.
+void LocalEngine::time_step(std::int64_t tokens, std::chrono::duration<double> time) {
+  constexpr double kNew = 0.25;
+  const auto now = time / static_cast<double>(tokens);
+  if (per_token_.count() == 0) {
+    per_token_ = now;
+  } else if (tokens >= nn::kCutTokens) {
+    per_token_ = kNew * now + (1 - kNew) * per_token_;
+  } else {
+    per_token_ = std::min(per_token_, now);
   }
 }
 

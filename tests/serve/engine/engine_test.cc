@@ -6,6 +6,7 @@
 #include <bit>
 #include <cmath>
 #include <fstream>
+#include <future>
 #include <string>
 #include <vector>
 
@@ -206,6 +207,22 @@ TEST(Engine, AStepOfPromptsTakesNoLongerThanItsTime) {
     EXPECT_EQ(reply(*engine, request_of(std::string(2048, 'z'), 0)).reason, FinishReason::length);
     EXPECT_NEAR(static_cast<double>(engine->statistics().steps), steps, 1.0);
   }
+}
+
+TEST(Engine, ShortPromptsAreReadTogetherBeforeALongOneWasTimed) {
+  const auto engine = tiny_engine({.step_tokens = 512, .step_time = std::chrono::milliseconds(60'000)});
+  std::promise<void> queued;
+  const auto first =
+      std::make_shared<Recorder>([&, waits = queued.get_future().share()](std::size_t) { waits.wait(); });
+  engine->submit(request_of("x", 1), first);
+  std::vector<std::shared_ptr<Recorder>> prompts;
+  for (int i = 0; i < 48; ++i) {
+    prompts.push_back(std::make_shared<Recorder>());
+    engine->submit(request_of(std::string(40, 'z'), 0), prompts.back());
+  }
+  queued.set_value();
+  for (const auto& prompt : prompts) EXPECT_EQ(prompt->record().reason, FinishReason::length);
+  EXPECT_LE(engine->statistics().steps, 8U);  // twelve prompts fit a step
 }
 
 TEST(Engine, AnEngineThatEndsCancels) {
