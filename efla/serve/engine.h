@@ -66,8 +66,8 @@ struct Request {
   std::int64_t logprobs = -1;               // alternatives per token, 0 to kMaxLogprobs; −1: no logprob at all
   bool echo = false;                        // score the prompt: Listener::prompt
   std::string client = {};                  // requests of all clients get equal shares of the engine
-  std::int64_t places = 1;  // in the queue, for this request and for those that follow it with 0 places, which are not
-                            // refused by a full queue
+  std::int64_t places = 1;  // in the queue, at most EngineOptions::max_queue, for this request and for requests that
+                            // follow it with 0 places, which a full queue does not refuse
   std::optional<Clock::time_point> deadline = {};  // afterwards the reply ends with FinishReason::deadline
 };
 
@@ -183,6 +183,7 @@ struct EngineInfo {
   std::int64_t parameters = 0, vocab_size = 0;
   std::int32_t bos = -1, eos = -1;             // −1: none. The engine adds no bos to a prompt
   std::size_t session_bytes = 0;               // of the state of one text, for any length
+  std::int64_t max_queue = 0;                  // of EngineOptions: most places of a request
   const data::Tokenizer* tokenizer = nullptr;  // lives as long as the engine; threads may share it
 };
 
@@ -256,7 +257,7 @@ struct EngineOptions {
   std::filesystem::path swap_folder = {};  // for sessions beyond session_memory; empty: disposable ones are dropped,
                                            // and a request that needs more room is refused
   std::string weights = "float32";         // of the linear layers: float32, bfloat16 or int8
-  std::int64_t draft_tokens = 7;   // guessed of a reply from repetitions in its text, and computed together; 0: none
+  std::int64_t draft_tokens = 7;   // drafted of a reply from repetitions in its text, and computed together; 0 to 7
   std::int64_t step_tokens = 512;  // of prompts per step at most, a multiple of 64
   std::chrono::milliseconds step_time{50};  // of a step's prompts, which have fewer tokens if those take longer
   std::int64_t max_queue = 1024;            // requests that wait

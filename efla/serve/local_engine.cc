@@ -26,6 +26,9 @@ const EngineOptions& checked(const EngineOptions& options) {
   const Require require("engine");
   require(options.step_tokens >= nn::kCutTokens && options.step_tokens % nn::kCutTokens == 0, "step_tokens",
           options.step_tokens, "a multiple of " + std::to_string(nn::kCutTokens));
+  require(options.step_time.count() >= 0, "step_time", options.step_time.count(), "a time in milliseconds");
+  require(options.draft_tokens >= 0 && options.draft_tokens < nn::kMostDecoded, "draft_tokens", options.draft_tokens,
+          "0 to " + std::to_string(nn::kMostDecoded - 1));
   require(options.max_queue >= 0, "max_queue", options.max_queue, "a count");
   require(options.max_disposable >= 0, "max_disposable", options.max_disposable, "a count");
   require(options.threads >= 0 && options.threads <= 1024, "threads", options.threads, "0 to 1024");
@@ -69,6 +72,7 @@ LocalEngine::LocalEngine(const nn::LanguageModel& model, std::unique_ptr<data::T
            id_or(tokenizer_->bos(), config.bos_token_id),
            id_or(tokenizer_->eos(), config.eos_token_id),
            model_.state_floats() * sizeof(float),
+           options.max_queue,
            tokenizer_.get()};
   for (std::int64_t slot = states_.slots(); slot > 0; --slot) free_slots_.push_back(slot - 1);
   statistics_.slots = states_.slots();
@@ -90,7 +94,8 @@ void LocalEngine::check(const Request& request) const {
   const Require require("request");
   validate(request.sampling, drawable_);
   require(request.max_tokens >= 0, "max_tokens", request.max_tokens, "a count of tokens");
-  require(request.places >= 0, "places", request.places, "a count of places in the queue");
+  require(request.places >= 0 && request.places <= options_.max_queue, "places", request.places,
+          "at most the " + std::to_string(options_.max_queue) + " of max_queue");
   require(request.logprobs >= -1 && request.logprobs <= kMaxLogprobs, "logprobs", request.logprobs,
           "at most " + std::to_string(kMaxLogprobs));
   const auto check_ids = [&](const char* field, const std::vector<std::int32_t>& ids) {

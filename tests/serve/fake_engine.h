@@ -59,6 +59,7 @@ class FakeEngine : public Engine {
             .bos = 256,
             .eos = 257,
             .session_bytes = 1000,
+            .max_queue = 1000,
             .tokenizer = tokenizer_.get()};
   }
 

@@ -181,6 +181,12 @@ void Generation::prepare_prompts() {
     if (!request_.echo) prompt = {};  // a prompt may be as large as a body, and wait for long
   }
   request_.chat.clear();
+  if (const auto most = context_.info.max_queue; std::cmp_greater(replies(), most)) {
+    throw ApiError(400,
+                   "n: got " + std::to_string(replies()) + " replies in all, expected at most the " +
+                       std::to_string(most) + " that may wait (--max-queue)",
+                   "n");
+  }
 }
 
 // Returns a request without a prompt.

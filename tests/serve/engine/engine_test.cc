@@ -248,6 +248,9 @@ TEST(Engine, RefusesWhatItCannotDo) {
   test::expect_error([&] { tiny_engine({.state_memory = std::size_t{1} << 60}); }, "state_memory", "machine's memory");
   test::expect_error([&] { tiny_engine({.step_tokens = 100}); }, "step_tokens", "a multiple of 64");
   test::expect_error([&] { tiny_engine({.weights = "int3"}); }, "weights", "int8");
+  test::expect_error([&] { tiny_engine({.draft_tokens = 8}); }, "draft_tokens", "0 to 7");
+  test::expect_error([&] { tiny_engine({.draft_tokens = -1}); }, "draft_tokens", "0 to 7");
+  test::expect_error([&] { tiny_engine({.step_time = std::chrono::milliseconds(-1)}); }, "step_time", "a time");
   const auto engine = tiny_engine({.state_memory = slot, .max_queue = 2});
   const auto refused = [&](auto change, const std::string& field) {
     Request request = request_of("x", 1);
@@ -263,6 +266,7 @@ TEST(Engine, RefusesWhatItCannotDo) {
   refused([](Request& r) { r.sampling.temperature = NAN; }, "temperature");
   refused([](Request& r) { r.sampling.logit_bias = {{300, 1.0}}; }, "logit_bias");
   refused([](Request& r) { r.save_as = "a b"; }, "session");
+  refused([](Request& r) { r.places = 3; }, "places");
   const auto listener = std::make_shared<Recorder>();
   EXPECT_THROW(
       {
