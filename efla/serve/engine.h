@@ -55,7 +55,8 @@ struct Request {
   // Name under which the state after the reply is stored, in place of an older one; empty: the state is dropped. The
   // name in `session` advances that session; a request that is cancelled or fails then leaves it as it was.
   std::string save_as = {};
-  // With save_as: the stored text ends with this text, in place of the stop string or the id that ended the reply.
+  // With save_as: the stored text ends with this text, in place of the stop string or the id that ended the reply. With
+  // `stop` the request takes two slots.
   std::optional<std::string> end_turn = {};
   bool disposable = false;  // the stored session may be dropped where room is needed, the longest unused first, and
                             // cannot be rewound
@@ -159,13 +160,13 @@ struct Histogram {
 };
 
 struct Statistics {
-  std::int64_t slots = 0, slots_used = 0;  // texts that can run at once, and that do
-  std::int64_t queued = 0;                 // requests that wait for a slot
-  std::int64_t sessions = 0;               // stored
-  std::size_t slot_bytes = 0;              // of one slot
-  std::size_t session_bytes = 0;           // of stored sessions in memory
-  std::size_t swapped_bytes = 0;           // of stored sessions in files
-  std::size_t cache_bytes = 0;             // of the prefix cache
+  std::int64_t slots = 0;                // of state_memory; a request has one or two
+  std::int64_t running = 0, queued = 0;  // requests that have a slot, and that wait for one
+  std::int64_t sessions = 0;             // stored
+  std::size_t slot_bytes = 0;            // of one slot
+  std::size_t session_bytes = 0;         // of stored sessions in memory
+  std::size_t swapped_bytes = 0;         // of stored sessions in files
+  std::size_t cache_bytes = 0;           // of the prefix cache
   std::int64_t cache_entries = 0;
   std::uint64_t cache_hits = 0, cache_misses = 0;  // requests that started from a cached state, and that did not
   std::uint64_t prompt_tokens = 0, cached_tokens = 0, completion_tokens = 0;  // as Usage, of all requests so far

@@ -191,6 +191,7 @@ void Job::take(const Outcome& outcome, std::int32_t eos) {
     }
     call([&] { listener_->token(token); });
   }
+  if (!ended && stop_.held().empty()) kept_ = false;
   if (ended && *ended != FinishReason::error && !stop_.stopped()) {
     tail_ = stop_.push(decoder_.finish());
     if (stop_.stopped()) {
@@ -201,16 +202,16 @@ void Job::take(const Outcome& outcome, std::int32_t eos) {
   }
 }
 
-bool Job::must_keep_state() {
-  if (ended || !request.end_turn || request.save_as.empty()) return false;
+bool Job::must_keep_state() const {
+  if (ended || slots_of(request) == 1) return false;
   const std::size_t held = stop_.held().size();
-  if (held == 0) kept_state_ = {};
   // What is held began with this token or, where a state is kept, earlier.
-  return held > 0 && (kept_state_.empty() || held <= tokenizer_.bytes_of(reply_.back()).size());
+  return held > 0 && (!kept_ || held <= tokenizer_.bytes_of(reply_.back()).size());
 }
 
-void Job::keep_state(std::span<const float> slot) {
-  kept_state_.assign(slot.begin(), slot.end());
+void Job::keep_state(std::span<const float> state, std::span<float> kept) {
+  std::copy(state.begin(), state.end(), kept.begin());
+  kept_ = true;
   kept_at_ = reply_.size() - 1;
 }
 
@@ -237,7 +238,7 @@ std::size_t Job::kept_reply(std::string& rest) const {
   return reply_.size();
 }
 
-void Job::close(std::span<float> state) {
+void Job::close(std::span<float> state, std::span<const float> kept_state) {
   std::string rest;
   const std::size_t kept = ids_.size() + kept_reply(rest);
   const std::vector<std::int32_t> end = tokenizer_.encode(rest + *request.end_turn);
@@ -249,15 +250,14 @@ void Job::close(std::span<float> state) {
   before_ = fed + decoded_;
   if (before_ > kept) {
     before_ = ids_.size() + kept_at_;
-    if (!kept_state_.empty() && before_ <= kept) {
-      std::copy(kept_state_.begin(), kept_state_.end(), state.begin());
+    if (kept_ && before_ <= kept) {
+      std::copy(kept_state.begin(), kept_state.end(), state.begin());
     } else {  // its first character began in an earlier token
       prefilled_ = before_ = 0;
       std::fill(state.begin(), state.end(), 0.0F);
       if (from_ && from_->state) from_->state->copy_to(state);
     }
   }
-  kept_state_ = {};
   ids_.assign(since_.begin() + static_cast<std::ptrdiff_t>(before_), since_.end());
   fed = decoded_ = 0;
   store.clear();

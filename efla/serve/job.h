@@ -28,6 +28,12 @@ struct Outcome {
 generate::SessionRecord extended(generate::SessionRecord record, std::span<const std::int32_t> ids,
                                  const data::Tokenizer& tokenizer);
 
+// Returns how many slots a request needs: two if its stored text ends before the stop string of the reply, which may
+// have begun several tokens ago. The second one has the state before that token.
+inline std::int64_t slots_of(const Request& request) {
+  return request.end_turn && !request.save_as.empty() && !request.stop.empty() ? 2 : 1;
+}
+
 class Job {
  public:
   // from: the text that the prompt continues, or null.
@@ -46,6 +52,7 @@ class Job {
 
   // The schedule's side, of the engine's thread.
   std::int64_t slot = -1;          // −1: in the queue
+  std::int64_t kept_slot = -1;     // of a request with two slots, for the state before a token of the reply
   std::size_t fed = 0;             // ids that the state has seen
   std::uint64_t served = 0;        // when its last piece was scheduled
   std::vector<std::string> names;  // of the prompt's beginnings (prefix_cache.h)
@@ -85,13 +92,14 @@ class Job {
   void flush_echo();
   void take(const Outcome& outcome, std::int32_t eos);
   // Whether a stop string may begin with the token that was drawn last, so that the state before it must be kept.
-  bool must_keep_state();
-  void keep_state(std::span<const float> slot);
+  bool must_keep_state() const;
+  void keep_state(std::span<const float> state, std::span<float> kept);
 
   // Whether the reply has ended and the stored text does not end yet as Request::end_turn says.
   bool must_close() const;
-  // Puts the state before the ids that are left to prefill into the slot, and unsets `ended` if there are any.
-  void close(std::span<float> slot);
+  // Puts the state before the ids that are left to prefill into `state`, and unsets `ended` if there are any. kept: the
+  // state of keep_state.
+  void close(std::span<float> state, std::span<const float> kept);
   // Why a request ends whose ids are prefilled.
   FinishReason reason() const { return reason_; }
 
@@ -123,8 +131,8 @@ class Job {
   std::size_t drawn_ = 0;  // in the step of the draft
   bool drafting_ = false;
   std::int64_t draft_limit_ = 3, pause_ = 0, next_pause_ = 1;
-  std::vector<float> kept_state_;  // after the ids before the reply and kept_at_ ids of the reply
-  std::size_t kept_at_ = 0;
+  bool kept_ = false;        // whether a state is kept,
+  std::size_t kept_at_ = 0;  // after the ids before the reply and so many ids of the reply
   FinishReason reason_ = FinishReason::length;
   bool closing_ = false;
   // Once it closes: the ids of the stored text that follow `from`; of these, how many are before ids(), and how many

@@ -98,6 +98,8 @@ void LocalEngine::check(const Request& request) const {
           "at most the " + std::to_string(options_.max_queue) + " of max_queue");
   require(request.logprobs >= -1 && request.logprobs <= kMaxLogprobs, "logprobs", request.logprobs,
           "at most " + std::to_string(kMaxLogprobs));
+  require(slots_of(request) <= states_.slots(), "state_memory", options_.state_memory,
+          "at least the bytes of two states, because the stored text may end before a stop string");
   const auto check_ids = [&](const char* field, const std::vector<std::int32_t>& ids) {
     const auto wrong = std::find_if(ids.begin(), ids.end(), [&](auto id) { return id < 0 || id >= drawable_; });
     if (wrong == ids.end()) return;
@@ -223,7 +225,7 @@ void LocalEngine::begin(Job& job) {
 void LocalEngine::close(Job& job) {
   if (!job.must_close()) return;
   try {
-    job.close(states_.slot(job.slot));
+    job.close(states_.slot(job.slot), job.kept_slot < 0 ? std::span<float>() : states_.slot(job.kept_slot));
   } catch (const std::exception& error) {
     job.ended = FinishReason::error;
     job.error = error.what();
@@ -242,6 +244,7 @@ void LocalEngine::end(Jobs::iterator place) {
       text = job->stored(std::make_shared<StoredState>(std::vector<float>(slot.begin(), slot.end())));
     }
     free_slots_.push_back(job->slot);
+    if (job->kept_slot >= 0) free_slots_.push_back(job->kept_slot);
   }
   if (!job->request.save_as.empty()) store_.release(job->request.save_as, std::move(text), job->request.disposable);
   {
@@ -288,7 +291,7 @@ void LocalEngine::run() {
     forget_clients();
     const std::lock_guard lock(mutex_);
     ++statistics_.steps;
-    statistics_.slots_used = static_cast<std::int64_t>(running_.size());
+    statistics_.running = static_cast<std::int64_t>(running_.size());
     statistics_.cache_bytes = cache_.bytes();
     statistics_.cache_entries = cache_.entries();
   }

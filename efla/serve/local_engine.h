@@ -78,6 +78,7 @@ class LocalEngine final : public Engine {
   void take_logits(std::span<const Row> rows);
   void cache_states(const Step& step);
   static void end_if_fed(Job& job);
+  void keep_state(Job& job);
   void close(Job& job);
   void end(Jobs::iterator job);
   void forget_clients();

@@ -15,6 +15,7 @@
 namespace efla::serve {
 
 // Gives free slots to requests: to the client with the fewest running ones, of these to the one served longest ago.
+// A request that needs two slots waits for both, and those behind it wait with it.
 void LocalEngine::admit() {
   while (!free_slots_.empty()) {
     std::map<std::string, std::int64_t> running;
@@ -29,11 +30,17 @@ void LocalEngine::admit() {
       };
       chosen = std::min_element(waiting_.begin(), waiting_.end(),
                                 [&](const auto& a, const auto& b) { return key(*a) < key(*b); });
+      if (std::cmp_less(free_slots_.size(), slots_of((*chosen)->request))) return;
       running_.splice(running_.end(), waiting_, chosen);
     }
     Job& job = **chosen;
-    job.slot = free_slots_.back();
-    free_slots_.pop_back();
+    const auto take_slot = [&] {
+      const auto slot = free_slots_.back();
+      free_slots_.pop_back();
+      return slot;
+    };
+    job.slot = take_slot();
+    if (slots_of(job.request) == 2) job.kept_slot = take_slot();
     try {
       begin(job);
     } catch (const std::exception& error) {

@@ -63,6 +63,8 @@ void LocalEngine::compute(const Step& step) {
   }
 }
 
+void LocalEngine::keep_state(Job& job) { job.keep_state(states_.slot(job.slot), states_.slot(job.kept_slot)); }
+
 // Advances the texts of drafts by what was right of them.
 void LocalEngine::end_drafts(const Step& step) {
   for (std::size_t i = 0; i < step.drafts.size(); ++i) {
@@ -74,7 +76,7 @@ void LocalEngine::end_drafts(const Step& step) {
       const std::lock_guard lock(model_mutex_);
       model_.accept(drafts_[i], drawn, states_, pool_);
     }
-    if (job.must_keep_state()) job.keep_state(states_.slot(job.slot));
+    if (job.must_keep_state()) keep_state(job);
     const std::lock_guard lock(mutex_);
     statistics_.drafted_tokens += static_cast<std::uint64_t>(step.runs[step.drafts[i]].tokens - 1);
     statistics_.accepted_tokens += static_cast<std::uint64_t>(drawn - 1);
@@ -128,7 +130,7 @@ void LocalEngine::take_logits(std::span<const Row> rows) {
     job.flush_echo();
     const auto before = job.last_token;
     job.take(outcomes[i], info_.eos);
-    if (job.must_keep_state()) job.drafting() ? job.cut_draft() : job.keep_state(states_.slot(job.slot));
+    if (job.must_keep_state()) job.drafting() ? job.cut_draft() : keep_state(job);
     const std::lock_guard lock(mutex_);
     if (!before) {
       statistics_.first_token_seconds.add(job.first_token_ms / 1e3);

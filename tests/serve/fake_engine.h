@@ -133,7 +133,7 @@ class FakeEngine : public Engine {
     const std::lock_guard lock(mutex_);
     Statistics s;
     s.slots = 8;
-    s.slots_used = static_cast<std::int64_t>(jobs_.size());
+    s.running = static_cast<std::int64_t>(jobs_.size());
     s.finished[FinishReason::stop] = 3;
     s.first_token_seconds = {.bounds = {0.1, 1}, .counts = {2, 1, 1}, .sum = 3.5};
     s.queue_seconds = s.between_tokens_seconds = s.first_token_seconds;

@@ -227,7 +227,7 @@ TEST_F(ServiceTest, AFullQueueLosesNoReplyThatIsFinished) {
   engine_->prefill = 100ms;
   const auto fills = [&](const std::string& path, const json& body) {
     std::thread filler([&] {
-      EXPECT_TRUE(soon([&] { return engine_->statistics().slots_used > 0; }));
+      EXPECT_TRUE(soon([&] { return engine_->statistics().running > 0; }));
       engine_->max_queue = 0;
     });
     const auto reply = post(path, body);

@@ -45,9 +45,9 @@ std::string metrics_text(const Statistics& s, const std::map<int, std::uint64_t>
   out.histogram("time_to_first_token_seconds", "From the request to the first token.", s.first_token_seconds);
   out.histogram("inter_token_latency_seconds", "From a token to the next of the same reply.", s.between_tokens_seconds);
   out.histogram("request_queue_time_seconds", "From the request to a slot.", s.queue_seconds);
-  out.one("num_requests_running", "gauge", "Slots in use.", s.slots_used);
+  out.one("num_requests_running", "gauge", "Requests that have a slot.", s.running);
   out.one("num_requests_waiting", "gauge", "Requests that wait for a slot.", s.queued);
-  out.one("slots", "gauge", "Texts that can run at once.", s.slots);
+  out.one("slots", "gauge", "Slots of the states of texts.", s.slots);
   out.one("slot_bytes", "gauge", "Bytes of one slot.", s.slot_bytes);
   out.one("sessions", "gauge", "Stored sessions.", s.sessions);
   out.one("session_bytes", "gauge", "Bytes of stored sessions in memory.", s.session_bytes);

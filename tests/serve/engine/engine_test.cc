@@ -8,6 +8,7 @@
 #include <fstream>
 #include <future>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "efla/generate/generator.h"
@@ -144,7 +145,7 @@ TEST(Engine, CancelsInTheQueueInThePromptAndInTheReply) {
   EXPECT_EQ(reply_of->record().reason, FinishReason::cancelled);
   EXPECT_EQ(reply_of->record().ids.size(), last);
   const auto in_prompt = engine->submit(request_of(std::string(1 << 20, 'z'), 4), prompt);
-  while (engine->statistics().slots_used == 0) std::this_thread::yield();
+  while (engine->statistics().running == 0) std::this_thread::yield();
   engine->cancel(in_prompt);
   EXPECT_EQ(prompt->record().reason, FinishReason::cancelled);
   EXPECT_TRUE(engine->sessions().empty());
@@ -223,6 +224,34 @@ TEST(Engine, ShortPromptsAreReadTogetherBeforeALongOneWasTimed) {
   queued.set_value();
   for (const auto& prompt : prompts) EXPECT_EQ(prompt->record().reason, FinishReason::length);
   EXPECT_LE(engine->statistics().steps, 8U);  // twelve prompts fit a step
+}
+
+TEST(Engine, TheStateBeforeAStopStringHasASlotOfItsOwn) {
+  const auto slot = tiny_engine()->info().session_bytes;
+  auto stored = in_session(request_of("x", 1 << 20), "", "a");
+  stored.stop = {"no such text"};
+  stored.end_turn = "!";
+  const auto small = tiny_engine({.state_memory = slot});
+  test::expect_error([&] { small->submit(stored, std::make_shared<Recorder>()); }, "state_memory", "two states");
+
+  const auto engine = tiny_engine({.state_memory = 3 * slot});
+  const auto soon = [&](auto holds) {
+    for (int i = 0; i < 10'000 && !holds(engine->statistics()); ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return holds(engine->statistics());
+  };
+  const auto listener = std::make_shared<Recorder>();
+  const auto first = engine->submit(stored, listener);
+  stored.save_as = "b";
+  engine->submit(stored, std::make_shared<Recorder>());
+  engine->submit(request_of("y", 1 << 20), std::make_shared<Recorder>());
+  const auto steps = engine->statistics().steps;
+  EXPECT_TRUE(soon([&](const Statistics& now) { return now.steps > steps + 5; }));
+  EXPECT_EQ(engine->statistics().running, 1);
+  EXPECT_EQ(engine->statistics().queued, 2);
+  engine->cancel(first);
+  EXPECT_TRUE(soon([](const Statistics& now) { return now.running == 2 && now.queued == 0; }));
 }
 
 TEST(Engine, AnEngineThatEndsCancels) {

@@ -69,7 +69,7 @@ TEST(Schedule, EveryReplyHasTheBitsOfTheSameRequestAlone) {
   std::map<std::string, std::string> sessions;
   {
     const auto engine =
-        tiny_engine({.state_memory = slot, .cache_memory = 0, .draft_tokens = 0, .step_tokens = 64, .threads = 1});
+        tiny_engine({.state_memory = 2 * slot, .cache_memory = 0, .draft_tokens = 0, .step_tokens = 64, .threads = 1});
     for (const auto& request : requests) alone.push_back(reply(*engine, request));
     sessions = saved(*engine);
   }
@@ -81,7 +81,7 @@ TEST(Schedule, EveryReplyHasTheBitsOfTheSameRequestAlone) {
     Random random(100 + seed);
     const test::TempFolder folder;
     EngineOptions options;
-    options.state_memory = slot * (1 + random.below(12));
+    options.state_memory = slot * (2 + random.below(12));
     options.cache_memory = random.below(3) == 0 ? 0 : slot * (1 + random.below(30));
     options.draft_tokens = random.below(8);
     options.step_tokens = 64 * (1 + random.below(6));
