@@ -66,7 +66,7 @@ struct Request {
   std::vector<std::int32_t> stop_ids = {};  // besides the id that ends a text
   std::int64_t logprobs = -1;               // alternatives per token, 0 to kMaxLogprobs; −1: no logprob at all
   bool echo = false;                        // score the prompt: Listener::prompt
-  std::string client = {};                  // requests of all clients get equal shares of the engine
+  std::string client = {};                  // the engine treats clients alike, however many requests each has
   std::int64_t places = 1;  // in the queue, at most EngineOptions::max_queue, for this request and for requests that
                             // follow it with 0 places, which a full queue does not refuse
   std::optional<Clock::time_point> deadline = {};  // afterwards the reply ends with FinishReason::deadline
@@ -139,7 +139,7 @@ class Listener {
 struct SessionInfo {
   std::string name;
   std::int64_t tokens = 0;      // of the text, prompts and replies
-  std::int64_t rewindable = 0;  // tokens that rewind can take back
+  std::int64_t rewindable = 0;  // tokens that rewind can roll back
   std::size_t bytes = 0;        // of memory or file
   bool in_memory = true;        // otherwise in a file of EngineOptions::swap_folder
   bool in_use = false;          // by a request that will advance it
@@ -170,7 +170,7 @@ struct Statistics {
   std::int64_t cache_entries = 0;
   std::uint64_t cache_hits = 0, cache_misses = 0;  // requests that started from a cached state, and that did not
   std::uint64_t prompt_tokens = 0, cached_tokens = 0, completion_tokens = 0;  // as Usage, of all requests so far
-  std::uint64_t drafted_tokens = 0, accepted_tokens = 0;  // guessed tokens of replies, and those that were right
+  std::uint64_t drafted_tokens = 0, accepted_tokens = 0;  // drafts of replies, and their tokens that were drawn
   std::uint64_t steps = 0;                                // of the engine's loop
   std::map<FinishReason, std::uint64_t> finished;         // requests by reason
   Histogram queue_seconds;                                // from submit to a slot
@@ -235,7 +235,7 @@ class Engine {
   virtual SessionInfo session(const std::string& name) const = 0;
   // Stores a copy under a second name; both share the memory. Throws Error if `copy` exists.
   virtual void fork(const std::string& name, const std::string& copy) = 0;
-  // Takes back the last `tokens` of the text, 0 to rewindable: the session is then as it was after the earlier ones,
+  // Rolls the text back by its last `tokens`, 0 to rewindable: the session is then as it was after the earlier tokens,
   // with the same bits.
   virtual void rewind(const std::string& name, std::int64_t tokens) = 0;
   // Returns a session as the bytes of a file that `efla generate --load-session` reads too.
@@ -260,7 +260,7 @@ struct EngineOptions {
   std::string weights = "float32";         // of the linear layers: float32, bfloat16 or int8
   std::int64_t draft_tokens = 7;   // drafted of a reply from repetitions in its text, and computed together; 0 to 7
   std::int64_t step_tokens = 512;  // of prompts per step at most, a multiple of 64
-  std::chrono::milliseconds step_time{50};  // of a step's prompts, which have fewer tokens if those take longer
+  std::chrono::milliseconds step_time{50};  // of a step's prompts, which have fewer tokens if more would take longer
   std::int64_t max_queue = 1024;            // requests that wait
   std::int64_t max_disposable = 256;        // stored sessions; the longest unused are dropped
   int threads = 0;                          // 0: one per processor

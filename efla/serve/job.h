@@ -24,7 +24,7 @@ struct Outcome {
   std::string error;  // instead of a token
 };
 
-// Returns a record with what sampling knows of the text after more ids: those that occurred, and the last ones.
+// Returns the record of a text after more ids: which ids occurred, and which were the last.
 generate::SessionRecord extended(generate::SessionRecord record, std::span<const std::int32_t> ids,
                                  const data::Tokenizer& tokenizer);
 
@@ -69,7 +69,8 @@ class Job {
   std::int64_t state_tokens() const;  // tokens of the text that the state has seen
   void count_decoded(std::int64_t tokens);
 
-  // Guesses at most `most` tokens that follow next_id(): those that followed the last ids where they occurred before.
+  // Drafts at most `most` tokens to follow next_id(): the text is searched for its own last ids, and the draft is what
+  // followed them there.
   std::span<const std::int32_t> draft(std::int64_t most);
   // Whether the tokens drawn in this step are next_id() and the draft's beginning, so that one more may be drawn.
   bool follows_draft() const;
@@ -131,8 +132,8 @@ class Job {
   std::size_t drawn_ = 0;  // in the step of the draft
   bool drafting_ = false;
   std::int64_t draft_limit_ = 3, pause_ = 0, next_pause_ = 1;
-  bool kept_ = false;        // whether a state is kept,
-  std::size_t kept_at_ = 0;  // after the ids before the reply and so many ids of the reply
+  bool kept_ = false;        // whether a state is kept
+  std::size_t kept_at_ = 0;  // ids of the reply that this state has seen
   FinishReason reason_ = FinishReason::length;
   bool closing_ = false;
   // Once it closes: the ids of the stored text that follow `from`; of these, how many are before ids(), and how many

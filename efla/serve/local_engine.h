@@ -22,9 +22,10 @@
 
 namespace efla::serve {
 
-// A step decodes one token of every reply and prefills as many ids of prompts as fit its time. The ids are dealt out in
-// pieces that end at multiples of nn::kCutTokens: to the client that has waited longest, and to its request that has.
-// A request that begins therefore waits for the rest of one step, however long the other prompts are.
+// A step decodes one token of every reply and prefills as many ids of prompts as fit its time. These ids are
+// distributed in pieces that end at multiples of nn::kCutTokens: each piece goes to the client that has waited longest,
+// and of its requests to the one that has waited longest. A request that begins therefore waits for the rest of one
+// step, however long the other prompts are.
 class LocalEngine final : public Engine {
  public:
   LocalEngine(const nn::LanguageModel& model, std::unique_ptr<data::Tokenizer> tokenizer, const EngineOptions& options);
@@ -51,7 +52,7 @@ class LocalEngine final : public Engine {
     Job* job;
     std::int64_t row;
     std::optional<std::int32_t> scored;  // otherwise the next token is drawn
-    bool drafted = false;                // from the second on of a draft: drawn only if those before it were right
+    bool drafted = false;                // after a token of a draft: the next is drawn only if this token was
   };
   struct Step {
     std::vector<std::int32_t> ids;
@@ -69,7 +70,7 @@ class LocalEngine final : public Engine {
   void begin(Job& job);
   Step plan();
   void decode_replies(Step& step);
-  void deal_prompts(Step& step);
+  void distribute_prompts(Step& step);
   void end_drafts(const Step& step);
   std::int64_t piece_of(const Job& job, std::int64_t begin) const;
   std::int64_t prompt_tokens() const;

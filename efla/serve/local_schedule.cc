@@ -15,7 +15,7 @@
 namespace efla::serve {
 
 // Gives free slots to requests: to the client with the fewest running ones, of these to the one served longest ago.
-// A request that needs two slots waits for both, and those behind it wait with it.
+// A request that needs two slots waits for both, and later requests wait with it.
 void LocalEngine::admit() {
   while (!free_slots_.empty()) {
     std::map<std::string, std::int64_t> running;
@@ -66,37 +66,38 @@ std::int64_t LocalEngine::prompt_tokens() const {
   return std::max<std::int64_t>(1, static_cast<std::int64_t>(fit) / nn::kCutTokens) * nn::kCutTokens;
 }
 
-// Deals ids of prompts out in pieces.
-void LocalEngine::deal_prompts(Step& step) {
-  struct Share {
+// Distributes the ids of prompts that the step takes among the requests, in pieces.
+void LocalEngine::distribute_prompts(Step& step) {
+  struct Prompt {
     Job* job;
     std::int64_t tokens;
   };
-  std::vector<Share> shares;
+  std::vector<Prompt> prompts;
   for (const auto& job : running_) {
-    if (!job->decodes()) shares.push_back({job.get(), 0});
+    if (!job->decodes()) prompts.push_back({job.get(), 0});
   }
-  const auto done = [](const Share& share) {
-    const auto& job = *share.job;
-    const std::size_t end = job.fed + static_cast<std::size_t>(share.tokens);
+  const auto done = [](const Prompt& prompt) {
+    const auto& job = *prompt.job;
+    const std::size_t end = job.fed + static_cast<std::size_t>(prompt.tokens);
     // A state that the cache wants is taken at the end of a step.
     const auto stored = [&](std::size_t n) { return n * nn::kCutTokens == end; };
-    return end >= job.prefill_size() || (share.tokens > 0 && std::any_of(job.store.begin(), job.store.end(), stored));
+    return end >= job.prefill_size() || (prompt.tokens > 0 && std::any_of(job.store.begin(), job.store.end(), stored));
   };
   for (std::int64_t left = prompt_tokens(); left > 0;) {
-    const auto key = [&](const Share& share) {
-      return std::tuple(done(share), client_served_[share.job->request.client], share.job->served, share.job->id);
+    const auto key = [&](const Prompt& prompt) {
+      const auto& job = *prompt.job;
+      return std::tuple(done(prompt), client_served_[job.request.client], job.served, job.id);
     };
     const auto next =
-        std::min_element(shares.begin(), shares.end(), [&](const Share& a, const Share& b) { return key(a) < key(b); });
-    if (next == shares.end() || done(*next)) break;
+        std::min_element(prompts.begin(), prompts.end(), [&](const auto& a, const auto& b) { return key(a) < key(b); });
+    if (next == prompts.end() || done(*next)) break;
     const std::int64_t tokens = piece_of(*next->job, static_cast<std::int64_t>(next->job->fed) + next->tokens);
     if (tokens > left) break;
     next->tokens += tokens;
     left -= tokens;
     client_served_[next->job->request.client] = next->job->served = ++served_;
   }
-  for (const auto& [job, tokens] : shares) {
+  for (const auto& [job, tokens] : prompts) {
     if (tokens == 0) continue;
     const auto first = static_cast<std::int64_t>(step.ids.size());
     step.runs.push_back({job->slot, job->state_tokens(), tokens, false});
@@ -140,7 +141,7 @@ void LocalEngine::decode_replies(Step& step) {
 LocalEngine::Step LocalEngine::plan() {
   Step step;
   decode_replies(step);
-  deal_prompts(step);
+  distribute_prompts(step);
   return step;
 }
 

@@ -33,7 +33,7 @@ struct StoredText {
   std::int64_t state_tokens() const { return static_cast<std::int64_t>(record.counters[2]); }
   std::int64_t tokens() const { return state_tokens() + static_cast<std::int64_t>(record.pending.size()); }
   std::int64_t rewindable() const { return before ? tokens() - before->tokens() : 0; }
-  // Bytes that it shares with no text, and that never move to files.
+  // Returns the bytes that it shares with no text, and that never move to files.
   std::size_t record_bytes() const;
   // Calls f with everything that may move to a file.
   template <class F>
@@ -44,9 +44,9 @@ struct StoredText {
   }
 };
 
-// Holds the bytes of states, ids and records in memory, and of those that reservations promise, to a bound: a caller
-// that needs room moves the texts to files that were used the longest ago, or, without a folder for them, drops
-// disposable ones. Functions may be called by several threads at once, and write files without keeping others waiting.
+// Bounds the bytes of stored states, ids and records in memory together with the bytes that reservations promise. A
+// caller that needs room moves the longest unused texts to files or, without a folder for files, drops disposable
+// texts. Several threads may call functions at once; one that writes a file does not keep others waiting.
 class SessionStore {
  public:
   // swap_folder: for files; empty: none. max_disposable: of disposable texts.
@@ -100,7 +100,7 @@ class SessionStore {
   const std::shared_ptr<StoredBytes> bytes_ = std::make_shared<StoredBytes>();
   mutable std::mutex mutex_;  // of what follows
   Entries entries_;
-  // Entries by use, the longest unused first: those that have not moved to files, and disposable ones.
+  // Entries by use, the longest unused first: entries that have not moved to files, and disposable entries.
   std::map<std::uint64_t, std::string> in_memory_, disposable_;
   std::map<std::string, std::size_t> reserved_;  // bytes that will be stored under a name
   std::size_t promised_ = 0;                     // bytes of reservations

@@ -67,8 +67,8 @@ class InferenceModel {
   // Returns what it does not compute of a model, or "".
   static std::string refusal(const LanguageModelConfig& config);
 
-  // Takes the weights of a model on the CPU; those that stay float32 share the model's memory. Throws Error naming what
-  // it does not compute: layers of softmax attention, and mixers without short convolution or with other activations
+  // Takes the weights of a model on the CPU; float32 weights share the model's memory. Throws Error naming what it does
+  // not compute: layers of softmax attention, and mixers without short convolution or with other activations
   // than silu.
   InferenceModel(const LanguageModel& model, WeightType weights);
   ~InferenceModel();

@@ -193,7 +193,7 @@ void Generation::prepare_prompts() {
 Request Generation::engine_request(std::size_t replica) const {
   Request made;
   made.session = from_;
-  made.places = 0;  // its first request has taken those of all
+  made.places = 0;  // the first request has the places of all
   made.max_tokens = *request_.max_tokens;
   made.sampling = request_.sampling;
   made.sampling.seed += replica;
@@ -234,7 +234,7 @@ void Generation::submit(Request request, std::size_t index) {
   try {
     ids_.push_back(context_.engine.submit(std::move(request), std::make_shared<Receiver>(shared_from_this(), index)));
   } catch (...) {
-    --left_;  // not the last, because the caller has its own share
+    --left_;  // not to 0, because the thread that submits counts too
     throw;
   }
 }

@@ -60,8 +60,8 @@ std::string metrics_text(const Statistics& s, const std::map<int, std::uint64_t>
   out.one("prompt_tokens_total", "counter", "Tokens of prompts.", s.prompt_tokens);
   out.one("cached_tokens_total", "counter", "Tokens of prompts that the prefix cache had.", s.cached_tokens);
   out.one("generation_tokens_total", "counter", "Tokens of replies.", s.completion_tokens);
-  out.one("spec_decode_num_draft_tokens_total", "counter", "Tokens of replies that were guessed.", s.drafted_tokens);
-  out.one("spec_decode_num_accepted_tokens_total", "counter", "Guessed tokens that were right.", s.accepted_tokens);
+  out.one("spec_decode_num_draft_tokens_total", "counter", "Tokens of drafts of replies.", s.drafted_tokens);
+  out.one("spec_decode_num_accepted_tokens_total", "counter", "Drafted tokens that replies drew.", s.accepted_tokens);
   out.one("steps_total", "counter", "Steps of the engine.", s.steps);
   out.add("request_success_total", "counter", "Requests of the engine by how they ended.");
   for (const auto& [reason, count] : s.finished) {

@@ -325,7 +325,7 @@ std::int64_t parse_rewind(const nlohmann::json& body) {
   Fields fields(body);
   const auto tokens = fields.integer("tokens", 0, kMost);
   fields.refuse_others();
-  if (!tokens) throw ApiError(400, "tokens: got nothing, expected the number of tokens to take back", "tokens");
+  if (!tokens) throw ApiError(400, "tokens: got nothing, expected the number of tokens to roll back", "tokens");
   return *tokens;
 }
 

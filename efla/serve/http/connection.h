@@ -23,7 +23,7 @@ using Clock = std::chrono::steady_clock;
 
 class Connection;
 
-// The bytes of one body as a part of those of all bodies. Ends on any thread.
+// Adds the bytes of one body to the total of all bodies, and subtracts them at its end, on any thread.
 class BodyBytes {
  public:
   using Total = std::shared_ptr<std::atomic<std::size_t>>;
