@@ -314,10 +314,10 @@ void add_apply(CLI::App& program) {
   command->add_option("--step", options->step, "Step size: euler, rkN, exact, implicit_euler or trapezoid")
       ->type_name("NAME")
       ->capture_default_str();
-  command->add_option("--erase-scale", options->erase_scale, "Factor on the step size where the memory is erased")
+  command->add_option("--erase-scale", options->erase_scale, "Factor on the gain that erases the state")
       ->type_name("NUMBER")
       ->capture_default_str();
-  command->add_option("--write-scale", options->write_scale, "Factor on the step size where the value is written")
+  command->add_option("--write-scale", options->write_scale, "Factor on the gain that writes the value")
       ->type_name("NUMBER")
       ->capture_default_str();
   command

@@ -170,13 +170,13 @@ void add_eval_lm(CLI::App& eval) {
   command->add_option("--limit", arguments->limit, "Only this many examples of each task, the first ones; 0: all")
       ->check(CLI::NonNegativeNumber)
       ->type_name("N");
-  command->add_option("--batch", arguments->options.batch_tokens, "Tokens that the model reads at once")
+  command->add_option("--batch", arguments->options.batch_tokens, "Tokens of all texts that are computed together")
       ->check(CLI::PositiveNumber)
       ->capture_default_str()
       ->type_name("TOKENS");
   command
       ->add_option("--max-length", arguments->options.text.max_length,
-                   "Most tokens that the model reads; longer texts lose their start")
+                   "Most tokens of one text; longer texts lose their start")
       ->check(CLI::PositiveNumber)
       ->capture_default_str()
       ->type_name("TOKENS");

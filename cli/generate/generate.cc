@@ -245,7 +245,7 @@ void add_generate(CLI::App& program) {
   command
       ->add_option("--prompts", arguments->prompts,
                    "A file of prompts: one per line, or objects with a \"prompt\" if its name ends\n"
-                   "in .jsonl")
+                   "in .jsonl or .ndjson")
       ->type_name("FILE");
   command->add_flag("--interactive", arguments->interactive,
                     "Read prompts from the terminal; Ctrl-C ends a reply, Ctrl-D the program");

@@ -89,7 +89,7 @@ void add_settings(CLI::App& command, TrainArguments& a) {
   add_setting<double>(command, a, "--lr", "/training/lr", "Highest learning rate");
   add_setting<std::uint64_t>(command, a, "--seed", "/training/seed", "Seed of parameters and order")
       ->check(CLI::Range(std::int64_t{0}, std::numeric_limits<std::int64_t>::max()));
-  add_setting<std::int64_t>(command, a, "--batch-size", "/training/batch_size", "Images a step");
+  add_setting<std::int64_t>(command, a, "--batch-size", "/training/batch_size", "Images per step");
   add_setting<double>(command, a, "--weight-decay", "/training/weight_decay", "AdamW's weight decay");
   add_setting<std::string>(command, a, "--schedule", "/training/schedule", "After the warm-up: cosine or constant");
   add_setting<double>(command, a, "--warmup", "/training/warmup", "Part of all steps over which the rate rises");
