@@ -243,7 +243,8 @@ TEST_F(ServiceTest, AFullQueueLosesNoReplyThatIsFinished) {
   // All replies have a place in the queue, or none.
   EXPECT_EQ(post("/v1/completions", {{"prompt", {"x", "yz"}}, {"n", 6}}, 429)["error"]["code"], "queue_full");
   // More replies than may ever wait are the client's mistake.
-  const auto refused = post("/v1/completions", {{"prompt", std::vector<std::string>(8, "x")}, {"n", 128}}, 400)["error"];
+  const auto refused =
+      post("/v1/completions", {{"prompt", std::vector<std::string>(8, "x")}, {"n", 128}}, 400)["error"];
   EXPECT_EQ(refused["param"], "n");
   EXPECT_EQ(refused["message"], "n: got 1024 replies in all, expected at most the 1000 that may wait (--max-queue)");
 }
