@@ -84,8 +84,8 @@ void measure_generation(const std::string& preset, const std::string& mixer, std
   nn::LanguageModel model(config, nn::Initialiser(1));
   model.to(device);
   fmt::print("{} with {}, {} parameters\n", preset, mixer, model.parameter_count());
-  fmt::print("{:>9}{:>18}{:>13}{:>9}{:>9}{:>14}{:>14}\n", "context", "prefill tokens/s", "ms a token", "least", "90 %",
-             "state bytes", "resident MB");
+  fmt::print("{:>9}{:>18}{:>13}{:>9}{:>9}{:>14}{:>14}\n", "context", "prefill tokens/s", "ms per token", "least",
+             "90 %", "state bytes", "resident MB");
   Random random(1);
   {
     generate::Session session(model, 0);

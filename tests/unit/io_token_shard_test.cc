@@ -123,7 +123,7 @@ TEST(TokenShard, SaysWhatIsWrongAndWhere) {
   refused(corrupt, kChecksumAt, "its checksum differs");
   refused(with(good, kVocabAt, 0, 8), kVocabAt, "a vocabulary of 0 tokens");
   refused(with(good, kVocabAt, 1ULL << 31, 8), kVocabAt, "a vocabulary of 2147483648 tokens");
-  refused(with(good, kTokenBytesAt, 4, 4), kTokenBytesAt, "4 bytes a token, expected 2 for a vocabulary of 258");
+  refused(with(good, kTokenBytesAt, 4, 4), kTokenBytesAt, "4 bytes per token, expected 2 for a vocabulary of 258");
   refused(with(good, kDocumentsAt, 0, 8), kDocumentsAt, "without documents");
   refused(good.substr(0, good.size() - 1), good.size() - 1, "the token shard is cut short: 151 bytes of 152");
   refused(good + "x", good.size(), "1 bytes after the end of the token shard");

@@ -89,7 +89,7 @@ ShardHeader read_header(ByteView bytes, const std::string& path) {
   const auto expected = token_bytes_for(static_cast<std::int64_t>(header.vocab_size));
   if (header.token_bytes != expected) {
     fail_at(path, offsetof(ShardHeader, token_bytes),
-            fmt::format("{} bytes a token, expected {} for a vocabulary of {}", header.token_bytes, expected,
+            fmt::format("{} bytes per token, expected {} for a vocabulary of {}", header.token_bytes, expected,
                         header.vocab_size));
   }
   if (header.documents == 0) fail_at(path, offsetof(ShardHeader, documents), "a token shard without documents");
