@@ -1,18 +1,15 @@
-// The gradients of the inputs of the chunkwise form on Hopper GPUs, in the
-// notation of chunk_grads.cu. Thread blocks stay on the chip and go from chunk
-// to chunk. With the factors of the L2 norm inside,
+// The gradients of the inputs of the chunkwise form on Hopper GPUs, in the notation of chunk_grads.cu. Thread blocks
+// stay on the chip and go from chunk to chunk. With the factors of the L2 norm inside,
 //
 //   W_ij = scale n_q,i n_k,j Γ_ij dO_i·U_j  for i ≥ j,    H_ij = n_k,i n_k,j
 //   Γ_ij D_i·U_j  for i > j,   G = −a∘H − (a∘H)ᵀ n_q dq̂ = out∘(dO Sᵀ) + W k,
 //   n_k dk̂ = write∘(U dS'ᵀ) − read∘(D Sᵀ) + Wᵀ q + G k da_i = −γ_i n_k,i k_i·(S
 //   D_i) − Σ_j H_ij k_i·k_j
 //
-// A warpgroup each computes the gradient of q with W, the gradient of k, and G
-// with everything of a token or a value. Of the warps after them one copies
-// ahead, and the others sum over the elements of states. What has value columns
-// is used first and is free again when half of a chunk's work is left, so that
-// the next chunk's copies run under that half; keys and queries, which are used
-// until its end, have two places.
+// A warpgroup each computes the gradient of q with W, the gradient of k, and G with everything of a token or a value.
+// Of the warps after them one copies ahead, and the others sum over the elements of states. What has value columns is
+// used first and is free again when half of a chunk's work is left, so that the next chunk's copies run under that
+// half; keys and queries, which are used until its end, have two places.
 #include <algorithm>
 
 #include "efla/cuda/chunk/chunk_bwd.h"
@@ -184,8 +181,7 @@ __device__ __forceinline__ void key_gradients(const ChunkBackward& c, int thread
   }
 }
 
-// Writes dv and the sums db of all tokens; a thread has a piece of 16 bytes of
-// 4 rows.
+// Writes dv and the sums db of all tokens; a thread has a piece of 16 bytes of 4 rows.
 template <int kTiles, int kSlices>
 __device__ __forceinline__ void value_gradients(const ChunkBackward& c, const Item& item, int i_h, int thread,
                                                 const GradsShared<kTiles, kSlices>& shared, const float* gains,
@@ -259,8 +255,7 @@ __device__ __forceinline__ void sum_states(const ChunkBackward& c, int helper, i
   }
 }
 
-// Writes a warp's block row of G and the transposed blocks; x are the
-// accumulators of −a∘H.
+// Writes a warp's block row of G and the transposed blocks; x are the accumulators of −a∘H.
 __device__ __forceinline__ void write_symmetric(const float (&x)[32], unsigned char* tile, int warp, int lane) {
 #pragma unroll
   for (int block = 0; block < 4; ++block) {
@@ -278,8 +273,7 @@ __device__ __forceinline__ void write_symmetric(const float (&x)[32], unsigned c
   }
 }
 
-// Adds up what spans each token and writes the gradients of the gates; run by
-// one warp, two tokens per lane.
+// Adds up what spans each token and writes the gradients of the gates; run by one warp, two tokens per lane.
 __device__ __forceinline__ void write_gates(const ChunkBackward& c, const Item& item, int i_h, float decay, int lane,
                                             const TokenSums& sums) {
   float read[2], written[2];
@@ -311,8 +305,7 @@ __device__ __forceinline__ void write_gates(const ChunkBackward& c, const Item& 
   }
 }
 
-// The warpgroup of G, of the gradients of values, β and gates, and of the
-// factors of tokens.
+// The warpgroup of G, of the gradients of values, β and gates, and of the factors of tokens.
 template <int kTiles, int kSlices>
 __device__ __forceinline__ void token_gradients(const ChunkBackward& c, int thread,
                                                 GradsShared<kTiles, kSlices>& shared) {
@@ -437,8 +430,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   for (int at = threadIdx.x; at < kTileBytes / 16; at += kThreads) reinterpret_cast<uint4*>(shared.w)[at] = uint4{};
   fence_for_products();
   __syncthreads();
-  // Together no more than the 4 · 128 registers per lane that the block was
-  // started with.
+  // Together no more than the 4 · 128 registers per lane that the block was started with.
   if (group == 0) {
     take_registers<176>();
     query_gradients(c, thread, shared);
@@ -456,8 +448,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       sum_states(c, warp_of(thread) - 1, thread % 32, shared);
     }
   }
-  wait_for_kernels();  // their inputs are there, but what comes next is to find
-                       // them ended
+  wait_for_kernels();  // their inputs are there, but what comes next is to find them ended
 }
 
 template <int kTiles, int kSlices>

@@ -1,6 +1,5 @@
-// What the warps of a thread block of the gradients on Hopper share: shared
-// memory, the warp that copies ahead, and products and sums over what a
-// warpgroup has in registers (chunk_grads_sm90.cu).
+// What the warps of a thread block of the gradients on Hopper share: shared memory, the warp that copies ahead, and
+// products and sums over what a warpgroup has in registers (chunk_grads_sm90.cu).
 #pragma once
 
 #include <cstddef>
@@ -30,22 +29,16 @@ struct RecordVectors {
 };
 static_assert(sizeof(RecordVectors) == sizeof(ChunkRecord) - offsetof(ChunkRecord, b));
 
-// What the warpgroups tell each other about the tokens of a chunk and value
-// head.
+// What the warpgroups tell each other about the tokens of a chunk and value head.
 struct alignas(16) TokenSums {
-  float prefix[kChunkTokens], key_factor[kChunkTokens],
-      query_factor[kChunkTokens];  // log2 γ_i, n_k, n_q
+  float prefix[kChunkTokens], key_factor[kChunkTokens], query_factor[kChunkTokens];  // log2 γ_i, n_k, n_q
   float db[kChunkTokens];
-  float state_key[kChunkTokens];  // k_i·(S D_i)
-  float key_key[kChunkTokens];    // Σ_j H_ij k_i·k_j
-  float read_q[kChunkTokens],
-      read_k[kChunkTokens];     // the terms of token i that read S
-  float written[kChunkTokens];  // the term of token i's write that S' has
-  float lambda_factor[kChunkTokens],
-      lambda_unit[kChunkTokens];  // the gradient through λ: their product times
-                                  // k
-  float lambda_slope[kChunkTokens], beta_slope[kChunkTokens],
-      beta_unit[kChunkTokens];                    // Gain
+  float state_key[kChunkTokens];                                 // k_i·(S D_i)
+  float key_key[kChunkTokens];                                   // Σ_j H_ij k_i·k_j
+  float read_q[kChunkTokens], read_k[kChunkTokens];              // the terms of token i that read S
+  float written[kChunkTokens];                                   // the term of token i's write that S' has
+  float lambda_factor[kChunkTokens], lambda_unit[kChunkTokens];  // the gradient through λ: their product times k
+  float lambda_slope[kChunkTokens], beta_slope[kChunkTokens], beta_unit[kChunkTokens];  // Gain
   float spanning[2 * kGroupWarps][kChunkTokens];  // Σ_{i≥t>j} M_ij over a warp's rows
   float states[kHelpers];                         // parts of S·dS'
 };
@@ -59,8 +52,7 @@ struct Item {
 template <int kTiles, int kSlices>
 struct GradsShared {
   alignas(1024) unsigned char dout[kSlices * kTileBytes], u[kSlices * kTileBytes], d[kSlices * kTileBytes];
-  unsigned char before[kSlices * kTiles * kTileBytes],
-      after[kSlices * kTiles * kTileBytes];  // S, dS'
+  unsigned char before[kSlices * kTiles * kTileBytes], after[kSlices * kTiles * kTileBytes];  // S, dS'
   unsigned char v[kSlices * kTileBytes];
   unsigned char k[2][kTiles * kTileBytes], q[2][kTiles * kTileBytes];
   unsigned char w[kTileBytes], g[kTileBytes];
@@ -75,12 +67,9 @@ struct GradsShared {
 enum Barrier {
   kVectorsBarrier = 1,  // tokens' factors are there: group 2 to group 0
   kTilesBarrier,        // W and G are there: groups 0 and 2 to group 1
-  kSumsBarrier,         // what the key group knows of tokens is there: group 1 to group
-                        // 2
-  kLambdaBarrier,       // groups 1 and 2: the gradients through λ are there, and W
-                        // and G may be overwritten
-  kGatesBarrier,        // what the query group knows of gates is there: group 0 to
-                        // group 2
+  kSumsBarrier,         // what the key group knows of tokens is there: group 1 to group 2
+  kLambdaBarrier,       // groups 1 and 2: the gradients through λ are there, and W and G may be overwritten
+  kGatesBarrier,        // what the query group knows of gates is there: group 0 to group 2
   kTokensBarrier        // within group 2
 };
 
@@ -95,11 +84,9 @@ __device__ __forceinline__ void copy_items(const ChunkBackward& c, const RowMaps
   constexpr int kImage = kSlices * kTileBytes;
   const int heads = static_cast<int>(c.p.shape.heads), group = static_cast<int>(c.p.shape.group());
   const std::int64_t items = c.forward.slots * heads;
-  unsigned step = 0, count = 0, tails = 0;  // chunks and value heads, items,
-                                            // copies of chunks that are not full
+  unsigned step = 0, count = 0, tails = 0;  // chunks and value heads, items, copies of chunks that are not full
   const auto wait_free = [&](Part part) { barrier_wait(&shared.free[part], (step & 1U) ^ 1U); };
-  // Waits for rows; those after the sequence's end, which are another
-  // sequence's, become zeros.
+  // Waits for rows; those after the sequence's end, which are another sequence's, become zeros.
   const auto finish_tail = [&](unsigned char* tiles, int bytes, int rows, bool wait) {
     if (wait) barrier_wait(&shared.tail, tails++ & 1U);
     for (int at = 0; at < bytes; at += kTileBytes) clear_rows(tiles + at, rows, lane, 32);
@@ -217,8 +204,7 @@ __device__ __forceinline__ void multiply_images(float (&d)[32 * kTiles], const u
   }
 }
 
-// d += a b or, where kTransposed is set, aᵀ b, with a of 64 × 64 and b the rows
-// of keys or queries.
+// d += a b or, where kTransposed is set, aᵀ b, with a of 64 × 64 and b the rows of keys or queries.
 template <bool kTransposed, int kTiles>
 __device__ __forceinline__ void add_product(float (&d)[32 * kTiles], const unsigned char* a, const unsigned char* b) {
   const std::uint64_t of_a = kTransposed ? column_operand(shared_address(a)) : row_operand(shared_address(a)),
@@ -243,8 +229,7 @@ struct RowsOfWarp {
     vector[first] = x;
     vector[first + 8] = y;
   }
-  // The pair of a row of `tiles` that accumulators 2·pair and 2·pair + 1 belong
-  // to.
+  // The pair of a row of `tiles` that accumulators 2·pair and 2·pair + 1 belong to.
   __device__ __forceinline__ float2 pair_of(const unsigned char* tiles, int pair) const {
     const auto bits =
         *reinterpret_cast<const std::uint32_t*>(tiles + piece_offset(first + pair % 2 * 8, pair / 2) + lane % 4 * 4);
@@ -280,9 +265,8 @@ __device__ __forceinline__ void scale_rows(float (&x)[kCount], float2 factor) {
   for (int i = 0; i < kCount; ++i) x[i] *= i / 2 % 2 == 0 ? factor.x : factor.y;
 }
 
-// Writes Σ_{i≥t>j} M_ij over the warp's 16 rows i for every token t; sums of
-// sums, so that terms that do not span t are not in them. M has zeros above the
-// diagonal.
+// Writes Σ_{i≥t>j} M_ij over the warp's 16 rows i for every token t; sums of sums, so that terms that do not span t are
+// not in them. M has zeros above the diagonal.
 __device__ __forceinline__ void spanning_sums(const float (&m)[32], int warp, int lane, float* to) {
   const int first = 16 * warp + lane / 4;
   float before[2] = {};
@@ -333,8 +317,7 @@ __device__ __forceinline__ void store_rows(float (&x)[32 * kTiles], bool l2norm,
     bfloat16* at = to.at(item.i_b, item.start + row, item.i_q, 8 * (lane % 4));
 #pragma unroll
     for (int piece = 0; piece < 8 * kTiles; piece += 4) {
-      // Four lanes have the rows' parts of four pieces; afterwards each has one
-      // piece.
+      // Four lanes have the rows' parts of four pieces; afterwards each has one piece.
       std::uint32_t words[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
