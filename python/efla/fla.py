@@ -103,9 +103,11 @@ def _check(function: str, given: dict[str, Any]) -> None:
     for name, tensor in tensors.items():
         if tensor.device.type != q.device.type:
             raise _Declined(f"{name} is on {tensor.device}, q on {q.device}")
-    for name in ("q", "k", "v"):
-        if given[name].dtype != q.dtype or q.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-            raise _Declined(f"{name} has dtype {given[name].dtype}, expected float32, bfloat16 or float16, as q")
+    if q.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        raise _Declined(f"q has dtype {q.dtype}, expected torch.float32, torch.bfloat16 or torch.float16")
+    for name in ("k", "v"):
+        if given[name].dtype != q.dtype:
+            raise _Declined(f"{name} has dtype {given[name].dtype}, expected {q.dtype}, as q")
     sizes = (32, 64) if function == "chunk_kda" else (16, 32, 64)  # without effect except on the states that chunk_kda returns
     if given.get("chunk_size", 64) not in sizes:
         raise _Declined(f"chunk_size is {given['chunk_size']}, expected one of {', '.join(map(str, sizes))}")

@@ -94,7 +94,8 @@ class Backend(unittest.TestCase):
         ints = {name: tensor.int() for name, tensor in x.items()}
         self.assertIsNone(declines("chunk_kda", **x, safe_gate=False, cu_seqlens_cpu=torch.tensor([0, 5])))
         for named, reason in (
-            (ints, "q has dtype torch.int32, expected float32, bfloat16 or float16, as q"),
+            (ints, "q has dtype torch.int32, expected torch.float32, torch.bfloat16 or torch.float16"),
+            ({**x, "v": x["v"].half()}, "v has dtype torch.float16, expected torch.float32, as q"),
             ({**x, "cp_context": object()}, "cp_context is not implemented"),
             ({**x, "use_graph": True}, "use_graph is not implemented"),
             ({**x, "something_new": 3}, "something_new is not implemented"),
