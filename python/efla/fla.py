@@ -13,6 +13,7 @@ import importlib
 import inspect
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -143,7 +144,11 @@ class EflaBackend(BaseBackend):  # type: ignore[misc, unused-ignore]
         return reason is None, reason
 
 
-def _compute(function: str, given: dict[str, Any]) -> Any:
+def _compute(function: str, given: dict[str, Any], named: dict[str, Any]) -> Any:
+    """Runs this package's function. `named` are the keywords of the call."""
+    if "transpose_state_layout" in named:
+        text = "`transpose_state_layout` is deprecated and renamed to `state_v_first`."
+        warnings.warn(f"{function}: {text}", DeprecationWarning, stacklevel=3)  # as fla's function does
     result = getattr(ops, function)(**given)
     if not given.get("return_intermediate_states"):
         return result
@@ -153,7 +158,7 @@ def _compute(function: str, given: dict[str, Any]) -> Any:
 
 def _caller(function: str) -> Callable[..., Any]:
     def call(*arguments: Any, **named: Any) -> Any:
-        return _compute(function, _arguments(function, arguments, named))
+        return _compute(function, _arguments(function, arguments, named), named)
 
     return call
 
@@ -165,7 +170,7 @@ def _replacement(function: str, original: Callable[..., Any]) -> Callable[..., A
             given = _arguments(function, arguments, named)
         except _Declined:
             return original(*arguments, **named)
-        return _compute(function, given)
+        return _compute(function, given, named)
 
     return replacement
 

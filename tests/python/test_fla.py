@@ -76,10 +76,11 @@ class Backend(unittest.TestCase):
 
         x = inputs(decay="channel", dtype=torch.bfloat16)
         gate = {"use_gate_in_kernel": True, "A_log": torch.rand(1, 1, 2, 1), "dt_bias": torch.rand(24)}
-        with torch.inference_mode():
+        with torch.inference_mode(), self.assertWarnsRegex(DeprecationWarning, "renamed to `state_v_first`"):
             o, final, states = chunk_kda(
                 **x, **gate, output_final_state=True, return_intermediate_states=True, transpose_state_layout=True
             )
+        with torch.inference_mode():
             expected = efla.chunk_kda(**x, **{**gate, "A_log": gate["A_log"].flatten()}, output_final_state=True)
         self.assertTrue(torch.equal(o, expected[0]))
         self.assertTrue(torch.equal(final.transpose(-1, -2), expected[1]))
