@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "efla/base/error.h"
+#include "efla/data/tokenizers/tokenizer_json.h"
 #include "efla/io/file.h"
 #include "efla/io/json.h"
 #include "efla/nn/models/language_model_file.h"
@@ -37,6 +38,11 @@ std::string require_tokenizer(const std::string& command, const std::string& mod
   if (name.empty())
     throw Error(command, "--tokenizer", "none, and none in " + model, "a SentencePiece model, or bytes");
   return name;
+}
+
+std::vector<std::pair<std::string, std::string>> files_for_transformers(const std::string& name) {
+  const auto json = data::tokenizer_json(name);
+  return {{"tokenizer.json", json.tokenizer.dump() + "\n"}, {"tokenizer_config.json", json.config.dump(1) + "\n"}};
 }
 
 nlohmann::json tokenizer_of_run(const io::TokenizerInfo& tokenizer) {

@@ -3,6 +3,8 @@
 
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "efla/data/tokenizers/tokenizer.h"
 
@@ -18,6 +20,10 @@ std::string find_tokenizer(const std::string& model, const std::string& given = 
 
 // Returns the same as find_tokenizer. Throws Error naming --tokenizer if there is none.
 std::string require_tokenizer(const std::string& command, const std::string& model, const std::string& given);
+
+// Returns the names and contents of a tokenizer's files for transformers, where `name` is "bytes" or the path of a
+// SentencePiece model. Throws IoError for a model that transformers cannot read.
+std::vector<std::pair<std::string, std::string>> files_for_transformers(const std::string& name);
 
 // Returns the entry of a tokenizer in run.json: {name, fingerprint, vocab_size}.
 nlohmann::json tokenizer_of_run(const io::TokenizerInfo& tokenizer);

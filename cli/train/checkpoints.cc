@@ -15,7 +15,6 @@
 #include "cli/support/model_tokenizer.h"
 #include "cli/support/output_file.h"
 #include "efla/base/error.h"
-#include "efla/data/tokenizers/tokenizer_json.h"
 #include "efla/io/file.h"
 #include "efla/io/folder_lock.h"
 #include "efla/io/safetensors/safetensors.h"
@@ -38,9 +37,7 @@ struct TokenizerFiles {
 
 TokenizerFiles tokenizer_json(const std::string& tokenizer) {
   try {
-    const auto json = data::tokenizer_json(tokenizer);
-    return {{{"tokenizer.json", json.tokenizer.dump() + "\n"}, {"tokenizer_config.json", json.config.dump(1) + "\n"}},
-            ""};
+    return {files_for_transformers(tokenizer), ""};
   } catch (const IoError& error) {
     return {{}, error.what()};
   }

@@ -131,9 +131,23 @@ train::LmReplica LmSetup::make_replica() {
 
 std::int64_t LmSetup::parameter_count() const { return models_.front()->parameter_count(); }
 
+// The tokenizer's files that let transformers load a checkpoint; none where it has no such tokenizer.
+std::vector<std::pair<std::string, std::string>> LmSetup::tokenizer_files() const {
+  const std::string& name = options_.data.tokenizer;
+  if (name.empty() && train_->tokenizer().name != "bytes") return {};
+  try {
+    return files_for_transformers(name.empty() ? "bytes" : name);
+  } catch (const IoError&) {
+    return {};
+  }
+}
+
 train::LmFiles LmSetup::files() {
   train::LmFiles files;
-  files.write = [this](const std::filesystem::path& folder) { nn::save_language_model(*models_.front(), folder); };
+  files.write = [this, tokenizer = tokenizer_files()](const std::filesystem::path& folder) {
+    nn::save_language_model(*models_.front(), folder);
+    for (const auto& [name, text] : tokenizer) io::write_file_atomically(folder / name, text);
+  };
   files.read = [this](const std::filesystem::path& folder) {
     const auto saved = nn::load_language_model(folder);
     const torch::NoGradGuard no_grad;

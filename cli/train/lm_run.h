@@ -5,6 +5,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "efla/data/tokenizers/tokenizer.h"
@@ -51,6 +52,7 @@ class LmSetup {
  private:
   void read_data();
   std::string sample() const;
+  std::vector<std::pair<std::string, std::string>> tokenizer_files() const;
 
   train::LmOptions options_;
   nn::LanguageModelConfig model_config_;

@@ -147,6 +147,12 @@ TEST_F(TrainLm, LeavesARunThatLearnsAndReportsOnIt) {
   EXPECT_EQ(run.at("config").at("model").at("vocab_size"), 258);
   EXPECT_EQ(run.at("config").at("training").at("weight_decay"), 0.1);
 
+  ASSERT_EQ(run_program({"export", path("run"), "--out", path("exported")}).exit_code, 0);
+  for (const char* file : {"config.json", "tokenizer.json", "tokenizer_config.json"}) {
+    EXPECT_EQ(read_text(path("run") + "/checkpoints/step-000024/" + file), read_text(path("exported") + "/" + file))
+        << file;
+  }
+
   ASSERT_EQ(run_program(train("other", {"training.lr=1e-3", "model.mixer=\"deltanet\""})).exit_code, 0);
   const auto report = run_program({"report", path("run"), path("other"), "--out", path("report.html")});
   ASSERT_EQ(report.exit_code, 0) << report.err;

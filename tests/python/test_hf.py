@@ -116,6 +116,19 @@ class Models(unittest.TestCase):
                 self.assertTrue(torch.equal(p.grad, gradients[n]), f"{name} {n}")
             copy.deepcopy(model).bfloat16()(ids)
 
+    def test_the_latest_checkpoint(self):
+        with tempfile.TemporaryDirectory() as folder:
+            run = pathlib.Path(folder, "run")
+            with self.assertRaisesRegex(FileNotFoundError, "checkpoint: run: got .*run, expected a folder with config.json or"):
+                self.hf.checkpoint(run)
+            for name in ("step-000030", "step-1000000", "step-000200.part", "other"):
+                (run / "checkpoints" / name).mkdir(parents=True)
+                (run / "checkpoints" / name / "config.json").write_text("{}")
+            (run / "checkpoints/step-2000000").mkdir()
+            self.assertEqual(self.hf.checkpoint(str(run)), str(run / "checkpoints/step-1000000"))
+            (run / "config.json").write_text("{}")
+            self.assertEqual(self.hf.checkpoint(run), str(run))
+
     def test_mistakes(self):
         for fields, message in (
             ({"mixer": "elfa"}, "config: mixer: got 'elfa', expected one of deltanet, "),

@@ -4,6 +4,11 @@
 AutoModelForCausalLM, also where flash-linear-attention has registered its own. Needs transformers 5.
 """
 
+from __future__ import annotations
+
+import os
+import pathlib
+
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from efla.hf.configuration import DeltaNetConfig, EflaConfig, GatedDeltaNetConfig, KDAConfig
@@ -17,6 +22,21 @@ from efla.hf.modeling import (
     KDAForCausalLM,
     KDAModel,
 )
+
+
+def checkpoint(run: str | os.PathLike[str]) -> str:
+    """Returns the folder that from_pretrained takes of a training run: its latest checkpoint; a folder with a model is returned as it is.
+
+    Raises FileNotFoundError where there is neither.
+    """
+    folder = pathlib.Path(run)
+    if (folder / "config.json").is_file():
+        return str(folder)
+    steps = [config.parent for config in folder.glob("checkpoints/step-*/config.json") if config.parent.name[5:].isdigit()]
+    if not steps:
+        raise FileNotFoundError(f"checkpoint: run: got {run}, expected a folder with config.json or checkpoints/step-N/config.json")
+    return str(max(steps, key=lambda step: int(step.name[5:])))
+
 
 for _config, _model, _causal in (
     (EflaConfig, EflaModel, EflaForCausalLM),
@@ -41,4 +61,5 @@ __all__ = [
     "KDAConfig",
     "KDAForCausalLM",
     "KDAModel",
+    "checkpoint",
 ]
