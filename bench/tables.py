@@ -117,14 +117,14 @@ def model_section(path):
             ["operator in eager LibTorch", *(rate(r, "eager_") for r in found)],
             ["speedup", *(f"{r['times_eager']:.2f} ×" for r in found)]]
     for part in dict.fromkeys(part for r in found for part in r["shares"]):
-        rows.append([f"time in: {part}", *(f"{100 * r['shares'].get(part, 0.0):.1f} %" for r in found)])
+        rows.append([f"share of the time: {part}", *(f"{100 * r['shares'].get(part, 0.0):.1f} %" for r in found)])
     return "## Whole models\n\n" + environment_text(found[-1]) + markdown(rows)
 
 
 def generation_section(path):
     found = results.newest(path, lambda r: (r.get("device", "cpu"), r["preset"], r["mixer"], r["context"]))
     found = [r for r in found if r.get("device", "cpu") == "cpu"]
-    rows = [["mixer", "context", "prefill, tokens/s", "ms per token, median", "least", "bytes of state", "resident MB"]]
+    rows = [["mixer", "context", "prefill, tokens/s", "ms per token, median", "ms per token, least", "bytes of state", "resident MB"]]
     rows += [[r["mixer"], f'{r["context"]:,}', f'{r["prefill_tokens_per_s"]:,.0f}', f'{r["ms_per_token"]["median"]:.2f}',
               f'{r["ms_per_token"]["min"]:.2f}', f'{r["state_bytes"]:,}', f'{r["resident_bytes"] / 1e6:.0f}'] for r in found]
     return (f'## Generation, {found[0]["preset"]} with random weights\n\n' + environment_text(found[-1]) + markdown(rows))
@@ -139,7 +139,7 @@ def serving_section(path):
     def times(rate, base):
         return f"{rate / base:.2f} ×" if base else ""
 
-    rows = [["model", "weights", "texts at once", "tokens/s, median", "least", "most", "of one text", "of float32"]]
+    rows = [["model", "weights", "texts at once", "tokens/s, median", "least", "most", "relative to one text", "relative to float32"]]
     for r in rates:
         t = r["tokens_per_s"]
         rows.append([r["preset"], r["weights"], r["sessions"], *(f"{t[key]:,.0f}" for key in ("median", "min", "max")),
