@@ -17,6 +17,8 @@ find_package(zstd REQUIRED)
 find_package(CURL REQUIRED)
 find_package(OpenSSL REQUIRED COMPONENTS Crypto SSL)
 find_package(Boost 1.74 REQUIRED)  # headers alone
+find_library(EFLA_ONIGURUMA onig REQUIRED)
+find_library(EFLA_UTF8PROC utf8proc REQUIRED)
 if(EFLA_CLI)
   find_package(CLI11 REQUIRED)
 endif()

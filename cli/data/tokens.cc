@@ -111,7 +111,7 @@ void add_token_commands(CLI::App& data) {
       ->required()
       ->type_name("INPUT")
       ->take_all();
-  tokenize_command->add_option("--tokenizer", arguments->tokenizer, "A SentencePiece model's file, or bytes")
+  tokenize_command->add_option("--tokenizer", arguments->tokenizer, "A SentencePiece model, a tokenizer.json, or bytes")
       ->required();
   tokenize_command->add_option("--out", arguments->out, "Folder for the shards; created if it does not exist")
       ->required();

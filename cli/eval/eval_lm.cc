@@ -181,7 +181,7 @@ void add_eval_lm(CLI::App& eval) {
       ->capture_default_str()
       ->type_name("TOKENS");
   command->add_option("--tokenizer", arguments->tokenizer,
-                      "A SentencePiece model, or bytes (default: what the model's folder names)");
+                      "A SentencePiece model, a tokenizer.json, or bytes (default: what the model's folder names)");
   command->add_flag("--bos", arguments->options.text.bos, "Start every text with the bos token");
   command->add_option("--out", arguments->out, "Write the scores to this file, as JSON")->type_name("FILE");
   command->add_flag("--json", arguments->json, "Print the scores as JSON instead of the table");

@@ -250,7 +250,7 @@ void add_generate(CLI::App& program) {
   command->add_flag("--interactive", arguments->interactive,
                     "Read prompts from the terminal; Ctrl-C ends a reply, Ctrl-D the program");
   command->add_option("--tokenizer", arguments->tokenizer,
-                      "A SentencePiece model, or bytes (default: what the model's folder names)");
+                      "A SentencePiece model, a tokenizer.json, or bytes (default: what the model's folder names)");
   command->add_flag("--bos", arguments->bos, "Start the text with the bos token");
   command->add_option("--max-tokens", arguments->reply.max_tokens, "Most tokens of a reply")->capture_default_str();
   command->add_option("--stop", arguments->reply.stop, "End a reply before this text; may be given several times")

@@ -110,7 +110,7 @@ void add_address_options(CLI::App& command, ServeArguments& arguments) {
 void add_model_options(CLI::App& command, ServeArguments& arguments) {
   auto& engine = arguments.engine;
   command.add_option("--tokenizer", arguments.tokenizer,
-                     "A SentencePiece model, or bytes (default: what the model's folder names)");
+                     "A SentencePiece model, a tokenizer.json, or bytes (default: what the model's folder names)");
   command.add_option("--name", arguments.name, "Name of the model for clients (default: its folder's)");
   command
       .add_option("--chat-template", arguments.chat_template,

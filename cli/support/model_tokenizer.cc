@@ -14,10 +14,14 @@ namespace efla::cli {
 
 std::string find_tokenizer(const std::string& model, const std::string& given) {
   if (!given.empty()) return given;
-  const auto beside = nn::language_model_folder(model) / kTokenizerFile;
-  if (std::filesystem::exists(beside)) return beside.string();
+  const auto folder = nn::language_model_folder(model);
+  const auto beside = [&](const char* name) {
+    return std::filesystem::exists(folder / name) ? (folder / name).string() : std::string();
+  };
+  if (auto path = beside(kTokenizerFile); !path.empty()) return path;
+  // A run's checkpoint has a tokenizer.json for transformers, which is not the tokenizer that made its tokens.
   const auto run = std::filesystem::path(model) / train::kRunFile;
-  if (!std::filesystem::exists(run)) return "";
+  if (!std::filesystem::exists(run)) return beside(kTokenizerJsonFile);
   const auto recorded = io::read_json(run);
   const auto field = [&](const char* path) -> std::string {
     const nlohmann::json::json_pointer pointer(path);
@@ -36,13 +40,25 @@ std::string find_tokenizer(const std::string& model, const std::string& given) {
 std::string require_tokenizer(const std::string& command, const std::string& model, const std::string& given) {
   auto name = find_tokenizer(model, given);
   if (name.empty())
-    throw Error(command, "--tokenizer", "none, and none in " + model, "a SentencePiece model, or bytes");
+    throw Error(command, "--tokenizer", "none, and none in " + model,
+                "a SentencePiece model, a tokenizer.json, or bytes");
   return name;
 }
 
 std::vector<std::pair<std::string, std::string>> files_for_transformers(const std::string& name) {
-  const auto json = data::tokenizer_json(name);
-  return {{"tokenizer.json", json.tokenizer.dump() + "\n"}, {"tokenizer_config.json", json.config.dump(1) + "\n"}};
+  if (!name.ends_with(".json")) {
+    const auto json = data::tokenizer_json(name);
+    return {{kTokenizerJsonFile, json.tokenizer.dump() + "\n"}, {kTokenizerConfigFile, json.config.dump(1) + "\n"}};
+  }
+  std::vector<std::pair<std::string, std::string>> files;
+  const auto add = [&](const std::filesystem::path& file, const char* as) {
+    const auto bytes = io::read_file(file);
+    files.emplace_back(as, std::string(bytes.begin(), bytes.end()));
+  };
+  add(name, kTokenizerJsonFile);
+  const auto config = std::filesystem::path(name).replace_filename(kTokenizerConfigFile);
+  if (std::filesystem::exists(config)) add(config, kTokenizerConfigFile);
+  return files;
 }
 
 nlohmann::json tokenizer_of_run(const io::TokenizerInfo& tokenizer) {

@@ -10,19 +10,22 @@
 
 namespace efla::cli {
 
-// A model's tokenizer as a file in its folder.
+// A model's tokenizer as a file in its folder: a SentencePiece model, or the format of Hugging Face's tokenizers, whose
+// special tokens are named in a file beside it.
 inline constexpr const char* kTokenizerFile = "tokenizer.model";
+inline constexpr const char* kTokenizerJsonFile = "tokenizer.json";
+inline constexpr const char* kTokenizerConfigFile = "tokenizer_config.json";
 
 // Returns `given` unless it is empty; otherwise the file beside the model, or the tokenizer that the folder's run.json
-// names ("bytes", or a SentencePiece model's path), or "". Throws IoError if there is no model, and for a run.json that
+// names ("bytes", or a file's path), or "". Throws IoError if there is no model, and for a run.json that
 // cannot be read.
 std::string find_tokenizer(const std::string& model, const std::string& given = "");
 
 // Returns the same as find_tokenizer. Throws Error naming --tokenizer if there is none.
 std::string require_tokenizer(const std::string& command, const std::string& model, const std::string& given);
 
-// Returns the names and contents of a tokenizer's files for transformers, where `name` is "bytes" or the path of a
-// SentencePiece model. Throws IoError for a model that transformers cannot read.
+// Returns the names and contents of a tokenizer's files for transformers, where `name` is "bytes", the path of a
+// tokenizer.json, or that of a SentencePiece model. Throws IoError for a model that transformers cannot read.
 std::vector<std::pair<std::string, std::string>> files_for_transformers(const std::string& name);
 
 // Returns the entry of a tokenizer in run.json: {name, fingerprint, vocab_size}.

@@ -29,40 +29,48 @@ struct Arguments {
   std::string model, ids, out, device = "auto";
 };
 
-// The tokenizer's files for transformers, or why there are none.
+// The files that a tokenizer has in the folder of a model.
 struct TokenizerFiles {
   std::vector<std::pair<std::string, std::string>> files;  // name and content
-  std::string refusal;
+  std::string refusal;                                     // why there is none for transformers
 };
 
-TokenizerFiles tokenizer_json(const std::string& tokenizer) {
-  try {
-    return {files_for_transformers(tokenizer), ""};
-  } catch (const IoError& error) {
-    return {{}, error.what()};
+// The files of a tokenizer that exists. `exported`: those that are made for transformers, too.
+TokenizerFiles tokenizer_files(const std::string& tokenizer, bool exported) {
+  TokenizerFiles result;
+  const bool is_json = tokenizer.ends_with(".json");
+  if (exported || is_json) {
+    try {
+      result.files = files_for_transformers(tokenizer);
+    } catch (const IoError& error) {
+      result.refusal = error.what();
+    }
   }
+  if (!is_json && tokenizer != "bytes") {
+    const auto bytes = io::read_file(tokenizer);
+    result.files.emplace_back(kTokenizerFile, std::string(bytes.begin(), bytes.end()));
+  }
+  return result;
 }
 
 void convert(const std::string& command, const Arguments& arguments) {
   const auto model = nn::load_language_model(arguments.model);
-  // A SentencePiece model goes along, for the folder to be complete in itself. A run may name one that is elsewhere.
+  // The tokenizer goes along, for the folder to be complete in itself. A run may name one that is elsewhere.
   const auto tokenizer = find_tokenizer(arguments.model);
-  const bool named = !tokenizer.empty() && tokenizer != "bytes", has_file = named && std::filesystem::exists(tokenizer);
-  const io::Bytes tokenizer_file = has_file ? io::read_file(tokenizer) : io::Bytes();
-  const auto for_transformers =
-      command == "export" && (has_file || tokenizer == "bytes") ? tokenizer_json(tokenizer) : TokenizerFiles();
+  const bool exists = tokenizer == "bytes" || (!tokenizer.empty() && std::filesystem::exists(tokenizer));
+  const auto of_tokenizer = exists ? tokenizer_files(tokenizer, command == "export") : TokenizerFiles();
   const auto lock = io::prepare_output_folder(arguments.out, command);
   nn::save_language_model(*model, arguments.out);
-  const std::filesystem::path out = arguments.out;
-  if (has_file) io::write_file_atomically(out / kTokenizerFile, tokenizer_file);
-  for (const auto& [name, text] : for_transformers.files) io::write_file_atomically(out / name, text);
+  for (const auto& [name, text] : of_tokenizer.files) {
+    io::write_file_atomically(std::filesystem::path(arguments.out) / name, text);
+  }
   const auto& config = model->config();
   fmt::print("{}: {}, {} layers, {} parameters, model_type {}{}\n", arguments.out, config.mixer,
              config.num_hidden_layers, model->parameter_count(),
              nn::to_json(config).at("model_type").get<std::string>(),
-             has_file || !for_transformers.files.empty() ? ", with its tokenizer" : "");
-  if (!for_transformers.refusal.empty()) fmt::print("without tokenizer.json: {}\n", for_transformers.refusal);
-  if (named && !has_file) fmt::print("without its tokenizer: {} does not exist\n", tokenizer);
+             of_tokenizer.files.empty() ? "" : ", with its tokenizer");
+  if (!of_tokenizer.refusal.empty()) fmt::print("without tokenizer.json: {}\n", of_tokenizer.refusal);
+  if (!tokenizer.empty() && !exists) fmt::print("without its tokenizer: {} does not exist\n", tokenizer);
 }
 
 // input_ids [B, T] of the file.

@@ -1,6 +1,7 @@
 // efla import, efla export and efla logits.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
@@ -10,6 +11,7 @@
 
 #include "efla/io/json.h"
 #include "efla/io/safetensors/safetensors.h"
+#include "tests/support/byte_level.h"
 #include "tests/support/program.h"
 #include "tests/support/sentencepiece.h"
 
@@ -95,6 +97,21 @@ TEST_F(Checkpoints, ATokenizerGoesAlong) {
   EXPECT_NE(moved.out.find("without its tokenizer: /no/where.model does not exist"), std::string::npos) << moved.out;
   write_text(fs::path(model_) / "run.json", R"({"config": {"data": {"tokenizer": 3}}})");
   EXPECT_TRUE(is_user_mistake(run_program({"export", model_, "--out", folder_.file("wrong")}), "run.json"));
+}
+
+TEST_F(Checkpoints, ATokenizerJsonGoesAlong) {
+  write_text(fs::path(model_) / "tokenizer.json", byte_level_json(byte_level_step(true)).dump());
+  write_text(fs::path(model_) / "tokenizer_config.json", R"({"eos_token": "<|eos|>"})");
+  const auto imported = folder_.file("imported");
+  for (const auto& [command, from, to] :
+       {std::array{std::string("import"), model_, imported}, std::array{std::string("export"), imported, out_}}) {
+    const auto result = run_program({command, from, "--out", to});
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_NE(result.out.find("with its tokenizer"), std::string::npos) << result.out;
+    for (const char* file : {"tokenizer.json", "tokenizer_config.json"}) {
+      EXPECT_EQ(read_text(fs::path(to) / file), read_text(fs::path(model_) / file));
+    }
+  }
 }
 
 TEST_F(Checkpoints, LogitsSurviveImportAndExport) {

@@ -1,29 +1,9 @@
-#include <string_view>
-
-#include <algorithm>
-
-#include "efla/base/utf8.h"
 #include "efla/data/tokenizers/sentencepiece_tokenizer.h"
-#include "tests/fuzz/promises.h"
 #include "tests/fuzz/targets.h"
+#include "tests/fuzz/try_tokenizer.h"
 
 namespace efla::fuzz {
 
-void sentencepiece(io::ByteView bytes) {
-  std::unique_ptr<data::Tokenizer> tokenizer;
-  if (!accepts([&] { tokenizer = data::make_sentencepiece_tokenizer(bytes, "input"); }, bytes.size())) return;
-  constexpr std::string_view kText = "a ab  abc\n\xc3\xa9 \xe6\x9d\xb1 <s> d";
-  const auto ids = tokenizer->encode(kText);
-  const auto in_range = [&](auto id) { return id >= 0 && id < tokenizer->vocab_size(); };
-  require(!ids.empty() && std::all_of(ids.begin(), ids.end(), in_range), "ids of the vocabulary");
-  const auto text = tokenizer->decode(ids);
-  require(utf8_prefix(text) == text.size(), "text that is UTF-8");
-  if (const auto cut = tokenizer->last_cut(kText); cut.end > 0) {
-    auto parts = tokenizer->encode(kText.substr(0, cut.end));
-    const auto rest = tokenizer->encode(kText.substr(cut.next));
-    parts.insert(parts.end(), rest.begin(), rest.end());
-    require(parts == ids, "the same ids where a text is cut");
-  }
-}
+void sentencepiece(io::ByteView bytes) { try_tokenizer(bytes, data::make_sentencepiece_tokenizer); }
 
 }  // namespace efla::fuzz

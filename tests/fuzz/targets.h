@@ -26,6 +26,8 @@ void token_shard(io::ByteView bytes);
 void token_index(io::ByteView bytes);
 // A SentencePiece model, which then tokenizes a text.
 void sentencepiece(io::ByteView bytes);
+// A tokenizer.json, which then does the same.
+void tokenizer_json(io::ByteView bytes);
 // Text, and JSON lines, that may be packed.
 void documents(io::ByteView bytes);
 // The file of a benchmark of language models, which the first byte chooses.

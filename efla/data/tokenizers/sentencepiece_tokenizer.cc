@@ -4,7 +4,6 @@
 #include <array>
 #include <charconv>
 #include <filesystem>
-#include <queue>
 #include <unordered_map>
 #include <utility>
 
@@ -12,6 +11,7 @@
 
 #include "efla/base/error.h"
 #include "efla/base/utf8.h"
+#include "efla/data/tokenizers/byte_pairs.h"
 #include "efla/data/tokenizers/sentencepiece_model.h"
 #include "efla/io/sha256.h"
 
@@ -20,9 +20,6 @@ namespace {
 
 using Kind = SentencePieceModel::Kind;
 using Type = SentencePieceModel::Type;
-
-constexpr std::string_view kSpace = "\u2581";  // stands for a space inside of pieces
-constexpr std::size_t kLongestKept = 64;       // bytes of the longest word whose ids are cached
 
 [[noreturn]] void refuse(const std::string& path, const std::string& what) {
   throw IoError(IoError::Kind::content, path, -1, "a SentencePiece model with " + what + ", which is not supported");
@@ -68,9 +65,7 @@ int byte_of(std::string_view piece) {
   return std::from_chars(digits, digits + 2, value, 16).ptr == digits + 2 ? value : -1;
 }
 
-// Byte-pair encoding (Sennrich et al., "Neural machine translation of rare words with subword units", 2016) with scored
-// pieces as in SentencePiece: of all neighbours that form a piece, the pair with the highest score is joined, the
-// leftmost of equals first, until no pair is left.
+// Byte-pair encoding with scored pieces: the pair with the highest score is joined first.
 class SentencePieceTokenizer final : public Tokenizer {
  public:
   SentencePieceTokenizer(SentencePieceModel model, io::TokenizerInfo info, const std::string& path)
@@ -118,23 +113,6 @@ class SentencePieceTokenizer final : public Tokenizer {
   }
 
  private:
-  struct Symbol {
-    std::int32_t previous, next, id;
-    std::uint32_t begin, size;  // in the word; size 0: joined to the symbol before it
-  };
-  struct Join {
-    float score;
-    std::int32_t left, right, id;
-    std::uint32_t size;
-    bool operator<(const Join& other) const {
-      return score < other.score || (score == other.score && left > other.left);
-    }
-  };
-  struct Workspace {
-    std::vector<Symbol> symbols;
-    std::priority_queue<Join> joins;
-  };
-
   void add_piece(std::int32_t id, const SentencePieceModel& model, const std::string& path) {
     const auto& piece = pieces_[static_cast<std::size_t>(id)];
     switch (piece.kind) {
@@ -164,16 +142,7 @@ class SentencePieceTokenizer final : public Tokenizer {
     return found == ids_.end() ? -1 : found->second;
   }
 
-  void push_join(std::string_view word, std::int32_t left, std::int32_t right, Workspace& work) const {
-    if (left < 0 || right < 0) return;
-    const auto& a = work.symbols[static_cast<std::size_t>(left)];
-    const auto& b = work.symbols[static_cast<std::size_t>(right)];
-    const auto id = find(word.substr(a.begin, a.size + b.size));
-    if (id < 0) return;
-    work.joins.push({pieces_[static_cast<std::size_t>(id)].score, left, right, id, a.size + b.size});
-  }
-
-  void encode_word(std::string_view word, Workspace& work, std::vector<std::int32_t>& out) const;
+  void encode_word(std::string_view word, BytePairs& pairs, std::vector<std::int32_t>& out) const;
 
   std::vector<SentencePieceModel::Piece> pieces_;
   std::vector<std::string> bytes_;                          // [vocab_size] bytes of each token
@@ -184,41 +153,25 @@ class SentencePieceTokenizer final : public Tokenizer {
   bool words_ = false;  // whether a text may be cut into words
 };
 
-void SentencePieceTokenizer::encode_word(std::string_view word, Workspace& work, std::vector<std::int32_t>& out) const {
-  auto& symbols = work.symbols;
-  symbols.clear();
+void SentencePieceTokenizer::encode_word(std::string_view word, BytePairs& pairs,
+                                         std::vector<std::int32_t>& out) const {
+  pairs.clear();
   for (std::size_t at = 0; at < word.size();) {
     const auto size = static_cast<std::size_t>(utf8_character(word.substr(at)));
-    const auto i = static_cast<std::int32_t>(symbols.size());
-    const auto next = at + size < word.size() ? i + 1 : -1;
-    symbols.push_back(
-        {i - 1, next, find(word.substr(at, size)), static_cast<std::uint32_t>(at), static_cast<std::uint32_t>(size)});
+    pairs.push(find(word.substr(at, size)), size);
     at += size;
   }
-  for (std::int32_t i = 1; std::cmp_less(i, symbols.size()); ++i) push_join(word, i - 1, i, work);
-  while (!work.joins.empty()) {
-    const auto join = work.joins.top();
-    work.joins.pop();
-    auto& left = symbols[static_cast<std::size_t>(join.left)];
-    auto& right = symbols[static_cast<std::size_t>(join.right)];
-    // Another join may have consumed one of the two.
-    if (left.size == 0 || right.size == 0 || left.size + right.size != join.size) continue;
-    left.size = join.size;
-    left.id = join.id;
-    left.next = right.next;
-    if (right.next >= 0) symbols[static_cast<std::size_t>(right.next)].previous = join.left;
-    right.size = 0;
-    push_join(word, left.previous, join.left, work);
-    push_join(word, join.left, left.next, work);
-  }
-  for (std::int32_t i = 0; i >= 0; i = symbols[static_cast<std::size_t>(i)].next) {
-    const auto& symbol = symbols[static_cast<std::size_t>(i)];
+  const auto joined = [&](const BytePairs::Symbol& left, const BytePairs::Symbol& right) -> BytePairs::Joined {
+    const auto id = find(word.substr(left.begin, left.size + right.size));
+    return {id, id < 0 ? 0.0 : -pieces_[static_cast<std::size_t>(id)].score};
+  };
+  pairs.join(joined, [&](const BytePairs::Symbol& symbol) {
     if (symbol.id >= 0 || !byte_fallback_) {
       out.push_back(symbol.id >= 0 ? symbol.id : unknown_);
-      continue;
+      return;
     }
     for (const char c : word.substr(symbol.begin, symbol.size)) out.push_back(byte_ids_[static_cast<std::uint8_t>(c)]);
-  }
+  });
 }
 
 std::vector<std::int32_t> SentencePieceTokenizer::encode(std::string_view text) const {
@@ -240,27 +193,14 @@ std::vector<std::int32_t> SentencePieceTokenizer::encode(std::string_view text) 
     }
   }
 
-  // Words that occurred in this text, and the place of their ids in out.
-  std::unordered_map<std::string_view, std::pair<std::size_t, std::size_t>> seen;
-  Workspace work;
+  WordIds words;
+  BytePairs pairs;
   const std::string_view rest = escaped;
   for (std::size_t begin = 0; begin < rest.size();) {
     const auto end = words_ ? word_end(rest, begin) : rest.size();
-    const auto word = rest.substr(begin, end - begin);
+    words.append(rest.substr(begin, end - begin), out,
+                 [&](std::string_view word, auto& ids) { encode_word(word, pairs, ids); });
     begin = end;
-    const auto first = out.size();
-    if (word.size() <= kLongestKept) {
-      const auto [place, is_new] = seen.try_emplace(word, first, 0);
-      auto& [from, count] = place->second;
-      if (!is_new) {
-        for (std::size_t i = 0; i < count; ++i) out.push_back(out[from + i]);
-        continue;
-      }
-      encode_word(word, work, out);
-      count = out.size() - first;
-    } else {
-      encode_word(word, work, out);
-    }
   }
   // A run of unknown characters is one token.
   const auto both_unknown = [&](std::int32_t a, std::int32_t b) { return a == unknown_ && b == unknown_; };

@@ -211,7 +211,9 @@ TokenizeEnd tokenize(const fs::path& folder, const TokenizeOptions& options, con
   if (options.format.separator.empty() || options.format.separator.find('\n') != std::string::npos) {
     throw Error(kOperation, "--separator", "'" + options.format.separator + "'", "one line that is not empty");
   }
-  if (tokenizer.eos() < 0) throw Error(kOperation, "--tokenizer", "a tokenizer without eos", "one with eos");
+  if (tokenizer.eos() < 0)
+    throw Error(kOperation, "--tokenizer", "a tokenizer without eos",
+                "one with eos (tokenizer_config.json names it for a tokenizer.json)");
   if (options.bos && tokenizer.bos() < 0) throw Error(kOperation, "--bos", "a tokenizer without bos", "one with bos");
   return Tokenization(folder, options, tokenizer, pool, events).run();
 }

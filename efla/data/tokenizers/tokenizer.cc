@@ -6,6 +6,7 @@
 
 #include "efla/base/error.h"
 #include "efla/base/utf8.h"
+#include "efla/data/tokenizers/byte_level_tokenizer.h"
 #include "efla/data/tokenizers/sentencepiece_tokenizer.h"
 #include "efla/io/sha256.h"
 
@@ -83,7 +84,8 @@ std::string StreamDecoder::take(bool all) {
 
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& name) {
   if (name == kBytesName) return std::make_unique<ByteTokenizer>();
-  return make_sentencepiece_tokenizer(io::read_file(name, kMaxModelBytes), name);
+  const auto bytes = io::read_file(name, kMaxModelBytes);
+  return name.ends_with(".json") ? make_byte_level_tokenizer(bytes, name) : make_sentencepiece_tokenizer(bytes, name);
 }
 
 void require_same_tokenizer(const io::TokenizerInfo& expected, const io::TokenizerInfo& got,

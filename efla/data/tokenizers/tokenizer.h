@@ -1,4 +1,4 @@
-// Converts text to token ids and back: SentencePiece models and bytes.
+// Converts text to token ids and back: SentencePiece models, BPE over bytes from a tokenizer.json, and bytes.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +24,7 @@ class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
 
-  // Returns the ids of a text. SentencePiece: throws Error with the byte offset if the text is not UTF-8, or if it is
+  // Returns the ids of a text. All but bytes throw Error with the byte offset if the text is not UTF-8, or if it is
   // longer than 700 MB.
   virtual std::vector<std::int32_t> encode(std::string_view text) const = 0;
 
@@ -72,9 +72,9 @@ class StreamDecoder {
   bool begun_ = false;
 };
 
-// Loads "bytes" (ids 0 to 255 are the bytes, 256 is bos, 257 eos) or the SentencePiece model at a path: BPE with the
-// identity normalizer, like the models of Llama and Mistral. Throws IoError for a file that is missing, broken, or of
-// another kind.
+// Loads "bytes" (ids 0 to 255 are the bytes, 256 is bos, 257 eos), the BPE over bytes in a file whose name ends in
+// .json (byte_level_tokenizer.h), or the SentencePiece model at a path: BPE with the identity normalizer, like the
+// models of Llama and Mistral. Throws IoError for a file that is missing, broken, or of another kind.
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& name);
 
 // Throws Error that names both tokenizers if they differ, because ids of one must not be read with the other.

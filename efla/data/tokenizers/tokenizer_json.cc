@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "efla/base/utf8.h"
+#include "efla/data/tokenizers/byte_level_tokenizer.h"
 #include "efla/data/tokenizers/sentencepiece_model.h"
 #include "efla/data/tokenizers/tokenizer.h"
 #include "efla/io/file.h"
@@ -17,8 +18,6 @@ namespace {
 
 using nlohmann::json;
 using Kind = SentencePieceModel::Kind;
-
-constexpr const char* kSpace = "\u2581";
 
 json special_token(std::int64_t id, const std::string& text) {
   return {{"id", id},        {"content", text},     {"single_word", false}, {"lstrip", false},
@@ -55,21 +54,6 @@ json configuration(const std::string& bos, const std::string& eos) {
           {"bos_token", bos},
           {"eos_token", eos},
           {"clean_up_tokenization_spaces", false}};
-}
-
-// Returns the character that stands for a byte in GPT-2's vocabulary: itself if it is printable in Latin-1, otherwise
-// the next of U+0100, U+0101, ….
-std::vector<std::string> characters_of_bytes() {
-  std::vector<std::string> characters;
-  unsigned next = 0x100;
-  for (unsigned byte = 0; byte < 256; ++byte) {
-    const bool printable = (byte > 32 && byte < 127) || (byte > 160 && byte != 173);
-    const unsigned code = printable ? byte : next++;
-    characters.push_back(
-        code < 0x80 ? std::string(1, static_cast<char>(code))
-                    : std::string{static_cast<char>(0xC0 | (code >> 6)), static_cast<char>(0x80 | (code & 0x3F))});
-  }
-  return characters;
 }
 
 TokenizerJson of_bytes() {

@@ -1,0 +1,23 @@
+// The tokenizer of a tokenizer.json of Hugging Face's tokenizers whose model is BPE over bytes, like GPT-2's, Llama 3's
+// and Qwen's. Used by tokenizer.cc and tokenizer_json.cc.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "efla/data/tokenizers/tokenizer.h"
+#include "efla/io/file.h"
+
+namespace efla::data {
+
+// Makes a tokenizer from the bytes of the file at `path`; bos and eos are those of the tokenizer_config.json beside it.
+// Added tokens are found in texts. What the file's post_processor adds, encode does not. Throws IoError(content) that
+// names what is not supported.
+std::unique_ptr<Tokenizer> make_byte_level_tokenizer(io::ByteView bytes, const std::string& path);
+
+// Returns the character that stands for each byte in the vocabulary: itself if it is printable in Latin-1, otherwise
+// the next of U+0100, U+0101, ….
+std::vector<std::string> characters_of_bytes();
+
+}  // namespace efla::data

@@ -1,0 +1,51 @@
+// The first two stages of a tokenizer.json: what its normalizer and pre_tokenizer do to a text.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace efla::data {
+
+// Throws IoError(content): a tokenizer.json with `what`, which is not supported.
+[[noreturn]] void refuse_tokenizer(const std::string& path, const std::string& what);
+
+// Returns the beginning of a text, for a message.
+std::string brief(std::string_view text);
+
+// Its functions may be called by several threads at once.
+class PreTokenizer {
+ public:
+  // Takes the values of the keys `normalizer` (null, NFC, NFD, NFKC, NFKD or a Sequence of them) and `pre_tokenizer`
+  // (ByteLevel, Split with a regular expression, Digits, or a Sequence of them that ends in ByteLevel). Throws
+  // IoError(content) that names what else is there. path is for messages.
+  PreTokenizer(const nlohmann::json& normalizer, const nlohmann::json& pre_tokenizer, const std::string& path);
+  ~PreTokenizer();
+  PreTokenizer(PreTokenizer&&) noexcept;
+
+  // Returns the text in its normal form. The text must be UTF-8 and have less than 2 GiB.
+  std::string normalized(std::string_view text) const;
+
+  // Calls f(piece) for the pieces of a normalized text that no token spans, in their order.
+  void split(std::string_view text, const std::function<void(std::string_view)>& f) const;
+
+  // Returns whether a piece is known to begin at every space that stands between a printable ASCII character and an
+  // ASCII letter.
+  bool splits_at_spaces() const { return splits_at_spaces_ && !has_unknown_; }
+
+ private:
+  class Pattern;
+
+  void add_normalizer(const nlohmann::json& normalizer, const std::string& path);
+  void add_step(const nlohmann::json& step, bool last, const std::string& path);
+  void split_from(std::size_t step, std::string_view text, const std::function<void(std::string_view)>& f) const;
+
+  std::vector<int> forms_;  // utf8proc's options, one after the other
+  std::vector<std::unique_ptr<Pattern>> patterns_;
+  bool splits_at_spaces_ = false, has_unknown_ = false;  // of the expressions
+};
+
+}  // namespace efla::data
