@@ -44,6 +44,15 @@ TEST_P(GluOnTarget, IsTheFloat64ProductWithTheSameBitsForAnyThreads) {
   }
 }
 
+TEST_P(GluOnTarget, ANanStaysNan) {
+  for (const auto activation : {GateActivation::silu, GateActivation::sigmoid}) {
+    std::vector<float> x(9, 1.0F), gate(9, std::nanf("")), y(9);
+    const auto view = [](auto& data) { return View<float, 2>::contiguous(data.data(), {1, 9}); };
+    glu_forward<float>({view(gate), view(x), view(y), activation});
+    for (const float value : y) EXPECT_TRUE(std::isnan(value));
+  }
+}
+
 TEST(Glu, RefusesWhatDoesNotFit) {
   std::vector<float> data(6);
   const auto x = View<float, 2>::contiguous(data.data(), {2, 3}),

@@ -31,7 +31,7 @@ HWY_INLINE hn::Vec<D> exp_of_negative(D d, hn::Vec<D> x) {
   const auto p67 = hn::MulAdd(r, hn::Set(d, 1.0F / 5040), hn::Set(d, 1.0F / 720));
   const auto p = hn::MulAdd(hn::Mul(r2, r2), hn::MulAdd(r2, p67, p45), hn::MulAdd(r2, p23, p01));
   const auto scaled = hn::BitCast(d, hn::Add(hn::BitCast(di, p), hn::ShiftLeft<23>(n)));
-  return hn::IfThenElseZero(hn::Ge(x, hn::Set(d, -87.0F)), scaled);
+  return hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, -87.0F)), scaled);  // NaN stays NaN
 }
 
 // Returns the sigmoid through e^−|a|, which never overflows.
