@@ -53,7 +53,7 @@ class LmProgress {
   }
 
   static std::string text(const nlohmann::ordered_json& e) {
-    std::string text = fmt::format("validation perplexity {:.3f}, loss {:.4f}", e.at("perplexity").get<double>(),
+    std::string text = fmt::format("validation perplexity {:.3f}, loss {:.4f}", std::exp(e.at("loss").get<double>()),
                                    e.at("loss").get<double>());
     if (e.contains("bits_per_byte")) text += fmt::format(", {:.4f} bits per byte", e.at("bits_per_byte").get<double>());
     return text;
@@ -129,10 +129,12 @@ void print_summary(const std::filesystem::path& folder) {
   const auto last = [&](const char* event) {
     return std::find_if(metrics.rbegin(), metrics.rend(), [&](const json& line) { return line.at("event") == event; });
   };
-  fmt::print("steps       {}, {} tokens, {:.0f} s\n", last("step")->at("step").get<std::int64_t>(),
-             last("step")->at("tokens").get<std::int64_t>(), last("step")->at("seconds").get<double>());
+  if (const auto step = last("step"); step != metrics.rend()) {
+    fmt::print("steps       {}, {} tokens, {:.0f} s\n", step->at("step").get<std::int64_t>(),
+               step->at("tokens").get<std::int64_t>(), step->at("seconds").get<double>());
+  }
   if (const auto evaluation = last("evaluation"); evaluation != metrics.rend()) {
-    fmt::print("validation  perplexity {:.3f}", evaluation->at("perplexity").get<double>());
+    fmt::print("validation  perplexity {:.3f}", std::exp(evaluation->at("loss").get<double>()));
     if (evaluation->contains("bits_per_byte")) {
       fmt::print(", {:.4f} bits per byte", evaluation->at("bits_per_byte").get<double>());
     }
@@ -205,7 +207,7 @@ void train_lm(const TrainLmArguments& a) {
   }
   const auto folder = folder_of(a);
   if (end == train::RunEnd::stopped) {
-    end_interrupted("Stopped and saved. To go on: efla train lm --resume " + shell_word(folder.string()));
+    end_interrupted("Stopped and saved. To resume: efla train lm --resume " + shell_word(folder.string()));
   }
   if (group->rank() == 0) print_summary(folder);
 }

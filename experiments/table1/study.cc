@@ -19,9 +19,11 @@ using nlohmann::ordered_json;
 using report::Table;
 namespace fs = std::filesystem;
 
-double loss_of(const json& run) {
-  return run.at("diverged") ? std::numeric_limits<double>::infinity() : run.at("perplexity").get<double>();
+// A perplexity beyond float64 is null in the file.
+double perplexity_of(const json& value) {
+  return value.is_number() ? value.get<double>() : std::numeric_limits<double>::infinity();
 }
+double loss_of(const json& run) { return perplexity_of(run.at("diverged") ? json() : run.at("perplexity")); }
 
 // Returns the runs of a mixer that have the learning rate at which the first seed has the lowest perplexity.
 std::vector<json> best_runs(const json& settings, const std::string& mixer, const std::vector<ordered_json>& entries) {

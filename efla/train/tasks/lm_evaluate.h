@@ -36,7 +36,7 @@ struct LmReplica {
 
 struct LmEvaluation {
   double loss = 0.0;                    // mean cross-entropy in nats per token
-  double perplexity = 0.0;              // its exponential
+  double perplexity = 0.0;              // its exponential, which may be beyond float64: infinite
   std::optional<double> bits_per_byte;  // of the text that the tokens stand for, where their bytes are known
   std::int64_t tokens = 0;              // that were predicted
 };

@@ -75,6 +75,7 @@ void LmTask::seek(const nlohmann::json& position) {
 
 nlohmann::ordered_json LmTask::evaluate(const DataParallel& model, ProcessGroup& group, const StopFunction& stop) {
   const LmEvaluation e = train::evaluate(model, copies_, *data_.validation, options_, group, data_.token_bytes, stop);
+  if (!std::isfinite(e.loss)) throw NonFinite("the validation loss is " + std::to_string(e.loss));
   nlohmann::ordered_json fields = {{"loss", e.loss}, {"perplexity", e.perplexity}};
   if (e.bits_per_byte) fields["bits_per_byte"] = *e.bits_per_byte;
   return fields;
