@@ -148,14 +148,19 @@ class Runner {
       if (writes()) {
         log_->sync();
         checkpoints_.add(step, [&](const std::filesystem::path& folder) { trainer_.save(folder, run_.config); });
-        checkpoints_.keep_newest(run_.options.keep_checkpoints);
       } else {
         trainer_.save({}, run_.config);
       }
-      saved_ = {step, checkpoints_.path_of(step)};
     } catch (const IoError& error) {
       throw std::runtime_error("the checkpoint of step " + std::to_string(step) + " was not saved: " + error.what() +
                                "; " + last_good());
+    }
+    saved_ = {step, checkpoints_.path_of(step)};
+    if (!writes()) return;
+    try {
+      checkpoints_.keep_newest(run_.options.keep_checkpoints);
+    } catch (const IoError& error) {
+      throw std::runtime_error(std::string("an old checkpoint was not removed: ") + error.what() + "; " + last_good());
     }
   }
 
