@@ -1,5 +1,6 @@
 #include "efla/ops/delta.h"
 
+#include <algorithm>
 #include <string>
 #include <type_traits>
 
@@ -230,6 +231,17 @@ SavedStates choose_saved_states(const DeltaShape& shape, const DeltaRule& rule, 
   DeltaBackward<T> backward;
   backward.shape = shape;
   backward.rule = rule;
+  const auto takes = [&](const auto& row, const auto& problem) {
+    const auto reason = refusal_of(row, problem, options);
+    return reason && reason->empty();
+  };
+  for (const auto& row : forward_rows<T>()) {
+    if (row.saved.interval == 0 || !takes(row, forward)) continue;
+    backward.saved = row.saved;
+    const auto rows = backward_rows<T>();
+    if (std::any_of(rows.begin(), rows.end(), [&](const auto& r) { return takes(r, backward); })) return row.saved;
+  }
+  // Throws what is wrong with the first row.
   backward.saved = choose_delta_forward(forward, options).saved;
   Choice choice;
   choose("delta_backward", backward_rows<T>(), backward, options, choice);

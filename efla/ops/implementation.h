@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -76,27 +77,34 @@ std::vector<ImplementationName> names_of(std::span<const Implementation<Problem>
                                           const std::vector<ImplementationName>& rows,
                                           const std::vector<Refusal>& refusals);
 
+// Returns why a row does not compute a validated problem, or "" where it does; nothing where the options name others.
+template <class Problem>
+std::optional<std::string> refusal_of(const Implementation<Problem>& row, const Problem& problem,
+                                      const RunOptions& options) {
+  const bool named = options.implementation != "auto";
+  if (named && options.implementation != row.name && options.implementation != row.algorithm) return std::nullopt;
+  std::string reason = refuse_device(row.device, options.context.device);
+  return reason.empty() ? row.refuse(problem, named) : reason;
+}
+
 // Returns the row that computes a validated problem and fills `choice`. Throws Error where there is none.
 template <class Problem>
 const Implementation<Problem>& choose(const char* operation,
                                       std::type_identity_t<std::span<const Implementation<Problem>>> rows,
                                       const Problem& problem, const RunOptions& options, Choice& choice) {
-  const std::string_view wanted = options.implementation;
-  const bool named = wanted != "auto";
   for (const auto& row : rows) {
-    if (named && wanted != row.name && wanted != row.algorithm) continue;
-    std::string reason = refuse_device(row.device, options.context.device);
-    if (reason.empty()) reason = row.refuse(problem, named);
-    if (reason.empty()) {
+    std::optional<std::string> reason = refusal_of(row, problem, options);
+    if (!reason) continue;
+    if (reason->empty()) {
       choice.implementation = row.name;
       choice.algorithm = row.algorithm;
       choice.device = row.device;
       choice.saved = row.saved;
       return row;
     }
-    choice.refusals.push_back({row.name, std::move(reason)});
+    choice.refusals.push_back({row.name, std::move(*reason)});
   }
-  throw_no_implementation(operation, wanted, names_of(rows), choice.refusals);
+  throw_no_implementation(operation, options.implementation, names_of(rows), choice.refusals);
 }
 
 // Runs the row that `choose` returns.
