@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "efla/base/device.h"
 #include "efla/base/dtype.h"
 #include "efla/base/ignore_index.h"
 #include "efla/base/view.h"
@@ -21,8 +22,8 @@ struct CrossEntropy {
   View<float, 1> loss;                  // [N]
 };
 
-// Throws Error as validate of rule/validate.h does.
+// Throws Error as validate of rule/validate.h does. Targets are read on the CPU alone.
 template <class T>
-void validate(const CrossEntropy<T>& problem);
+void validate(const CrossEntropy<T>& problem, const Device& device = {});
 
 }  // namespace efla

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <initializer_list>
 #include <limits>
 #include <string>
 #include <utility>
@@ -22,9 +23,9 @@ void check_rule(const char* operation, const DeltaRule& rule) {
     throw Error(operation, "order of rk", std::to_string(step.order), "1 to " + std::to_string(kMaxRungeKuttaOrder));
   }
   for (const auto& [name, value] : {std::pair{"erase_scale", step.erase_scale}, {"write_scale", step.write_scale}}) {
-    if (!std::isfinite(value)) throw Error(operation, name, std::to_string(value), "a finite number");
+    if (!std::isfinite(value)) throw Error(operation, name, value_text(value), "a finite number");
   }
-  if (std::isinf(rule.scale)) throw Error(operation, "scale", std::to_string(rule.scale), "a finite number");
+  if (std::isinf(rule.scale)) throw Error(operation, "scale", value_text(rule.scale), "a finite number");
 }
 
 // Checks g, and dg if there is one.
@@ -100,13 +101,17 @@ void validate(const char* operation, const DeltaShape& s) {
     throw Error(operation, "value head count HV", std::to_string(s.value_heads),
                 "a multiple of H = " + std::to_string(s.heads));
   }
-  std::int64_t elements = 1;
-  for (const auto n : {s.batch, s.tokens, s.value_heads, std::max(s.key_dim, s.value_dim)}) {
-    if (elements > kMaxElements / n) {
-      throw Error(operation, "sizes B, T, H, K, V", "more than 2^57 elements a tensor", "fewer");
+  const auto check_elements = [&](std::initializer_list<std::int64_t> extents) {
+    std::int64_t elements = 1;
+    for (const auto n : extents) {
+      if (elements > kMaxElements / n) {
+        throw Error(operation, "sizes B, T, H, K, V", "more than 2^57 elements per tensor", "fewer");
+      }
+      elements *= n;
     }
-    elements *= n;
-  }
+  };
+  check_elements({s.batch, s.tokens, s.value_heads, std::max(s.key_dim, s.value_dim)});
+  check_elements({s.sequences(), s.value_heads, s.key_dim, s.value_dim});
 }
 
 template <class T>

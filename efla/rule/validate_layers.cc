@@ -33,7 +33,7 @@ void check_short_conv(const char* operation, const Problem& p, const Device& dev
 }
 
 void check_eps(const char* operation, float eps) {
-  if (!(eps > 0) || !std::isfinite(eps)) throw Error(operation, "eps", std::to_string(eps), "a positive number");
+  if (!(eps > 0) || !std::isfinite(eps)) throw Error(operation, "eps", value_text(eps), "a positive number");
 }
 
 template <class Problem>
@@ -123,13 +123,21 @@ void validate(const GluBackward<T>& p) {
 }
 
 template <class T>
-void validate(const CrossEntropy<T>& p) {
+void validate(const CrossEntropy<T>& p, const Device& device) {
   constexpr const char* op = "cross_entropy";
   check_filled(op, "logits", p.logits, p.logits.extent);
   check_size(op, "columns V", p.logits.extent[1], 1, std::numeric_limits<std::int32_t>::max());
   check_filled(op, "targets", p.targets, {p.logits.extent[0]});
   check_view(op, "share", p.share, {1}, Presence::optional);
   check_filled(op, "loss", p.loss, {p.logits.extent[0]});
+  if (!device.is_cpu()) return;
+  for (std::int64_t n = 0; n < p.targets.extent[0]; ++n) {
+    const std::int64_t target = p.targets(n);
+    if (target != kIgnoreIndex && (target < 0 || target >= p.logits.extent[1])) {
+      throw Error(op, "targets[" + std::to_string(n) + "]", std::to_string(target),
+                  std::to_string(kIgnoreIndex) + " or 0 to " + std::to_string(p.logits.extent[1] - 1));
+    }
+  }
 }
 
 void validate(const LinearForward& p) {
@@ -164,8 +172,8 @@ template void validate(const AddRmsNormForward<float>&);
 template void validate(const AddRmsNormForward<bfloat16>&);
 template void validate(const AddRmsNormBackward<float>&);
 template void validate(const AddRmsNormBackward<bfloat16>&);
-template void validate(const CrossEntropy<float>&);
-template void validate(const CrossEntropy<bfloat16>&);
+template void validate(const CrossEntropy<float>&, const Device&);
+template void validate(const CrossEntropy<bfloat16>&, const Device&);
 template void validate(const GluForward<float>&);
 template void validate(const GluForward<bfloat16>&);
 template void validate(const GluBackward<float>&);

@@ -117,7 +117,7 @@ Tensor run(const Tensor& x, const Tensor& weight, const Gated& gated, double eps
     }
   }
   if (!x.device().is_cpu() && !(x.is_cuda() && has_gpu_kernels())) {
-    if (!(eps > 0) || !std::isfinite(eps)) throw Error(kRmsNorm, "eps", std::to_string(eps), "a positive number");
+    if (!(eps > 0) || !std::isfinite(eps)) throw Error(kRmsNorm, "eps", value_text(eps), "a positive number");
     return composite(x, weight, gated, eps);
   }
   if (weight.defined()) check_tensor(kRmsNorm, "weight", weight, weight.scalar_type(), 1, "[D]", x.device());

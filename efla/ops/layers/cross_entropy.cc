@@ -42,7 +42,7 @@ std::span<const Implementation<CrossEntropy<T>>> cross_entropy_rows() {
 
 template <class T>
 Choice cross_entropy(const CrossEntropy<T>& problem, const RunOptions& options) {
-  validate(problem);
+  validate(problem, options.context.device);
   return choose_and_run("cross_entropy", cross_entropy_rows<T>(), problem, options);
 }
 
