@@ -20,9 +20,10 @@ namespace {
 
 constexpr std::size_t kMostShapes = 8;  // whose graphs are kept, because each has memory of its own
 
-// One capture at a time, on a stream that nothing else uses: a capture takes in whatever is launched on its stream, and
-// other threads may have any stream of LibTorch's pool. Each thread has a stream of its own, because LibTorch gives the
-// products of a stream one workspace, and graphs that several threads replay at once must not share it.
+// One capture at a time, on a stream that nothing else uses: a capture records everything that is launched on its
+// stream, and other threads may have any stream of LibTorch's pool. Each thread has a stream of its own, because
+// LibTorch gives the products of a stream one workspace, and graphs that several threads replay at once must not share
+// it.
 class CaptureStream {
  public:
   explicit CaptureStream(c10::DeviceIndex device)
@@ -84,10 +85,12 @@ GraphReplay::Tensors GraphReplay::call(const Function& function, const Tensors& 
   const auto known =
       std::find_if(captured_.begin(), captured_.end(), [&](const auto& captured) { return captured->fits(inputs); });
   if (known == captured_.end()) {
+    auto fresh = std::make_unique<Captured>();
+    for (const auto& input : inputs) fresh->inputs.push_back(input.clone());
+    Tensors outputs = function(fresh->inputs);
     if (captured_.size() == kMostShapes) captured_.erase(captured_.begin());
-    captured_.push_back(std::make_unique<Captured>());
-    for (const auto& input : inputs) captured_.back()->inputs.push_back(input.clone());
-    return function(captured_.back()->inputs);
+    captured_.push_back(std::move(fresh));
+    return outputs;
   }
   Captured& captured = **known;
   for (std::size_t i = 0; i < inputs.size(); ++i) captured.inputs[i].copy_(inputs[i]);

@@ -274,7 +274,11 @@ Tensor Mixer::output(const Tensor& x, Tensor o) const {
 Tensor Mixer::forward(const Tensor& x, const Tensor& cu_seqlens) const {
   const auto projected = autograd::linear(x, torch::cat(projections()));  // [B, T, 2·H·K + HV·V + …]
   const auto [qkv, gates] = convolved(projected, cu_seqlens);
-  if (preset_.softmax) return output(x, causal_softmax(qkv));
+  if (preset_.softmax) {
+    Require("mixer")(!cu_seqlens.defined() || cu_seqlens.size(0) == 2, "cu_seqlens", "packed sequences, and softmax",
+                     "one sequence");
+    return output(x, causal_softmax(qkv));
+  }
   if (recurrence_.sequence) {
     Require("mixer")(!cu_seqlens.defined() || cu_seqlens.size(0) == 2, "cu_seqlens",
                      "packed sequences, and a recurrence that was set", "one sequence");
