@@ -1,15 +1,16 @@
 // How much a result may differ from the float64 reference.
 //
-// The relative RMS error of an output, √(Σ(got − expected)²/Σ expected²), may be twice that of the naive implementation
-// in the same dtype (plain_delta.h), plus a floor for outputs of a few elements, for which the naive implementation may
-// be exact by luck. Neither it nor the error of a single element may exceed a cap, whatever the naive implementation
-// does.
+// The relative RMS error of an output, √(Σ(got − expected)²/Σ expected²), may be `factor` times that of the naive
+// implementation in the same dtype (plain_delta.h) or, for bfloat16 by chunks, of the rounding oracle (chunk_oracle.h),
+// plus a floor for outputs of a few elements, for which the naive implementation may be exact by luck. Neither it nor
+// the error of a single element may exceed a cap, whatever the naive implementation does.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <sstream>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -39,7 +40,10 @@ inline const Tolerance& tolerance_of(std::string_view kind) {
       // chunks lose some more, because they add what tokens wrote and erased (docs/numerics.md).
       {"fading float32 by chunks", 1e-6, 2e-2, 2e-1, 3},
   };
-  return *std::find_if(std::begin(table), std::end(table) - 1, [&](const auto& row) { return row.kind == kind; });
+  const auto* const row =
+      std::find_if(std::begin(table), std::end(table), [&](const auto& r) { return r.kind == kind; });
+  if (row == std::end(table)) throw std::invalid_argument("no tolerance of " + std::string(kind));
+  return *row;
 }
 
 struct Distance {

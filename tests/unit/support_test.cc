@@ -67,6 +67,7 @@ TEST(Compare, OneBadElementOfManyIsSeen) {
 TEST(Compare, EveryDtypeHasARow) {
   for (const char* kind : {"float32", "bfloat16 by chunks", "fading float32 by chunks"})
     EXPECT_EQ(tolerance_of(kind).kind, kind);
+  EXPECT_THROW(tolerance_of("float23"), std::invalid_argument);
 }
 
 TEST(TestTensor, ShowsWritesBetweenTheRowsOfASlice) {
