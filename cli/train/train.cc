@@ -183,7 +183,7 @@ void train_smnist(const TrainArguments& arguments) {
   const auto trained = train::train_images(plan.run, make, plan.data.train, plan.data.test, pool, events, device);
   const std::string folder = shell_word(plan.run.folder.string());
   if (trained.end == train::RunEnd::stopped) {
-    end_interrupted("Stopped and saved. To go on: efla train smnist --resume " + folder);
+    end_interrupted("Stopped and saved. To resume: efla train smnist --resume " + folder);
   }
   const auto metrics = io::read_json_lines(plan.run.folder / train::kMetricsFile);
   fmt::print("test accuracy {:.4f} on {} images\ncheckpoint    {}\n", metrics.back().at("accuracy").get<double>(),

@@ -1,5 +1,5 @@
-// One thread for each task: where work is shared out by the program (training by examples, generating by the rows of a
-// product), what a task calls must not split again.
+// Runs each task on one thread. Where the program distributes the work (training by examples, generating by the rows of
+// a product), what a task calls must not start threads of its own.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -34,8 +34,8 @@ struct RecomputeFunction : torch::autograd::Function<RecomputeFunction> {
                         const c10::intrusive_ptr<Kept>& kept) {
     ctx->save_for_backward({x});
     ctx->saved_data["kept"] = at::IValue::make_capsule(kept);
-    // As in the backward, for the same bits: without gradients a product may sum in another order. The graph goes at
-    // once.
+    // As in the backward, for the same bits: without gradients a product may sum in another order. The graph is dropped
+    // on return.
     const at::AutoGradMode with_gradient(true);
     return kept->f(x.detach().requires_grad_(kept->x_needs_gradient)).detach();
   }

@@ -133,15 +133,16 @@ struct Tile {
     }
   }
 
-  // Does the same and prefetches an address every kDepthAnAsk steps.
+  // Does the same and prefetches an address every kStepsPerPrefetch steps.
   template <class Prefetches>
   HWY_INLINE void multiply_add(const float* HWY_RESTRICT a, std::ptrdiff_t a_row, std::ptrdiff_t a_depth,
                                const float* HWY_RESTRICT b, std::ptrdiff_t b_row, std::int64_t depth,
                                Prefetches& prefetches) {
-    constexpr std::int64_t kDepthAnAsk = 16;
-    for (; depth >= kDepthAnAsk; depth -= kDepthAnAsk, a += kDepthAnAsk * a_depth, b += kDepthAnAsk * b_row) {
+    constexpr std::int64_t kStepsPerPrefetch = 16;
+    for (; depth >= kStepsPerPrefetch;
+         depth -= kStepsPerPrefetch, a += kStepsPerPrefetch * a_depth, b += kStepsPerPrefetch * b_row) {
       prefetches.prefetch_next();
-      multiply_add(a, a_row, a_depth, b, b_row, kDepthAnAsk);
+      multiply_add(a, a_row, a_depth, b, b_row, kStepsPerPrefetch);
     }
     multiply_add(a, a_row, a_depth, b, b_row, depth);
   }

@@ -37,7 +37,7 @@ constexpr float kSmallestScale = 0x1p-40F, kLargestScale = 0x1p40F;
 constexpr int kTogether = HWY_TARGET <= HWY_AVX3 ? 2 : 1;
 
 // Rows of the state between two prefetches for the next chunk.
-constexpr int kRowsAnAsk = 8;
+constexpr int kRowsPerPrefetch = 8;
 
 // Returns the panels per slice: a slice takes at most two thirds of the first-level cache.
 std::int64_t panels_per_slice(const DeltaShape& shape) {
@@ -136,7 +136,7 @@ HWY_INLINE void finish_pair(const PairOfTokens<T>& pair, std::int64_t column, co
 }
 
 // Sweeps over P neighbouring panels from `column` on: with kWrite, S' ← S' + Σ written uᵀ; then e = S'ᵀk and r = S'ᵀq,
-// and from them u and o. Prefetches one address per kRowsAnAsk rows of the state.
+// and from them u and o. Prefetches one address per kRowsPerPrefetch rows of the state.
 template <bool kWrite, int P, class T>
 HWY_INLINE void sweep(float* state, std::int64_t key_dim, const PairOfRows& written, float* u, std::int64_t u_stride,
                       const PairOfRows& k, const PairOfRows& q, const PairOfTokens<T>& pair, std::int64_t column,
@@ -173,9 +173,9 @@ HWY_INLINE void sweep(float* state, std::int64_t key_dim, const PairOfRows& writ
   };
   PrefetchList next_rows = prefetches;  // a copy in registers
   std::int64_t i = 0;
-  for (; i + kRowsAnAsk <= key_dim; i += kRowsAnAsk) {
+  for (; i + kRowsPerPrefetch <= key_dim; i += kRowsPerPrefetch) {
     next_rows.prefetch_next();
-    unroll<kRowsAnAsk>([&](auto n) EFLA_UNROLLED { add_row(i + n); });
+    unroll<kRowsPerPrefetch>([&](auto n) EFLA_UNROLLED { add_row(i + n); });
   }
   for (; i < key_dim; ++i) add_row(i);
   prefetches = next_rows;
@@ -396,7 +396,7 @@ void RecurrentFwdRange(const DeltaForward<T>& p, const HeadRange& range, std::by
       // Sweeps over few rows prefetch too little.
       const std::int64_t pairs = (at.tokens + 1) / 2,
                          sweeps = (last - first + kTogether * kPanel - 1) / (kTogether * kPanel);
-      const std::int64_t in_sweeps = pairs * sweeps * (key_dim / kRowsAnAsk),
+      const std::int64_t in_sweeps = pairs * sweeps * (key_dim / kRowsPerPrefetch),
                          slices = (last - first + width - 1) / width;
       const std::int64_t prefetch_count =
           std::max<std::int64_t>(0, s.prefetches.count() - in_sweeps + pairs * slices - 1) / (pairs * slices);

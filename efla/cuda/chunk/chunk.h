@@ -73,7 +73,7 @@ struct ChunkProblem {
   bool q_rows = false, k_rows = false, v_rows = false, o_rows = false, g_rows = false;
 };
 
-// Slots of all sequences: of packed ones a bound that needs no look at cu_seqlens.
+// Slots of all sequences; of packed ones an upper bound, because the host does not read cu_seqlens.
 constexpr std::int64_t chunk_slots(const DeltaShape& s) {
   if (s.packed > 0) return s.tokens / kChunkTokens + s.packed;
   return s.batch * ((s.tokens + kChunkTokens - 1) / kChunkTokens);

@@ -9,8 +9,8 @@
 namespace efla::gpu {
 
 int segments_of(const DeltaShape& s) {
-  // In times of a chunk of the sweep; the kernels in between take as long as some chunks. Rows of keys or values that
-  // the copy engine cannot read are not cut.
+  // Costs are in units of one chunk of the sweep; 7 + 2·i estimates the kernels between the sweeps. Rows of keys or
+  // values that the copy engine cannot read are not cut.
   constexpr std::int64_t kMultiprocessors = 132, kMaxSegments = 8;
   const std::int64_t heads = s.sequences() * s.value_heads, chunks = chunk_slots(s) / s.sequences();
   const std::int64_t slices = (s.value_dim + 63) / 64, pairs = (s.value_dim + 127) / 128;

@@ -68,7 +68,7 @@ struct Float32Backward {
 inline constexpr int kFloat32Keys = 64;
 static_assert(kFloat32Keys == kFloat32MaxKeyDim);
 
-// Slots of all sequences: of packed ones a bound that needs no look at cu_seqlens.
+// Slots of all sequences; of packed ones an upper bound, because the host does not read cu_seqlens.
 constexpr std::int64_t float32_slots(const DeltaShape& s) {
   if (s.packed > 0) return s.tokens / kFloat32Tokens + s.packed;
   return s.batch * ((s.tokens + kFloat32Tokens - 1) / kFloat32Tokens);

@@ -20,7 +20,7 @@ namespace {
 
 using nlohmann::json;
 
-// FNV-1a over eight bytes at a time: tells data sets apart, guards against nothing.
+// 64-bit FNV-1a. It distinguishes data sets; it is no protection.
 class Digest {
  public:
   void add(const std::vector<std::uint8_t>& bytes) {
