@@ -148,13 +148,6 @@ train::LmFiles LmSetup::files() {
     nn::save_language_model(*models_.front(), folder);
     for (const auto& [name, text] : tokenizer) io::write_file_atomically(folder / name, text);
   };
-  files.read = [this](const std::filesystem::path& folder) {
-    const auto saved = nn::load_language_model(folder);
-    const torch::NoGradGuard no_grad;
-    for (auto& parameter : models_.front()->named_parameters()) {
-      parameter.value().copy_(saved->named_parameters()[parameter.key()]);
-    }
-  };
   files.sample = [this] { return sample(); };
   return files;
 }

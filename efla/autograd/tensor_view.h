@@ -40,9 +40,7 @@ View<T, Rank> view_of(const at::Tensor& tensor) {
 }
 
 inline std::string shape_text(const at::Tensor& tensor) {
-  std::string text = "[";
-  for (std::int64_t d = 0; d < tensor.dim(); ++d) text += (d ? ", " : "") + std::to_string(tensor.size(d));
-  return text + "]";
+  return efla::shape_text(tensor.sizes().data(), static_cast<int>(tensor.dim()));
 }
 
 // Throws Error unless the tensor is on the device (the CPU or a GPU) and has the dtype and the rank; `axes` names its
@@ -65,9 +63,8 @@ inline void check_tensor(const char* operation, const char* name, const at::Tens
 // Throws Error unless the shape is `expected`.
 inline void check_shape(const char* operation, const char* name, const at::Tensor& tensor, at::IntArrayRef expected) {
   if (tensor.sizes() == expected) return;
-  std::string text = "[";
-  for (std::size_t d = 0; d < expected.size(); ++d) text += (d ? ", " : "") + std::to_string(expected[d]);
-  throw Error(operation, name, "shape " + shape_text(tensor), "shape " + text + "]");
+  throw Error(operation, name, "shape " + shape_text(tensor),
+              "shape " + efla::shape_text(expected.data(), static_cast<int>(expected.size())));
 }
 
 // Throws Error unless cu_seqlens [N + 1] is int64 on the CPU, starts at 0, never falls, and ends at `tokens` of one

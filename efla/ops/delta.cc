@@ -284,7 +284,6 @@ template Choice delta_steps(const DeltaSteps<bfloat16, bfloat16>&, const RunOpti
 
 // Every element type has the same rows.
 std::vector<ImplementationName> delta_forward_implementations() { return names_of(forward_rows<float>()); }
-std::vector<ImplementationName> delta_backward_implementations() { return names_of(backward_rows<float>()); }
 std::vector<ImplementationName> delta_step_implementations() { return names_of(step_rows<float, float>()); }
 
 }  // namespace efla

@@ -59,7 +59,6 @@ Choice delta_steps(const DeltaSteps<T, S>& problem, const RunOptions& options = 
 
 // Return the lists, in the order in which "auto" asks their rows.
 std::vector<ImplementationName> delta_forward_implementations();
-std::vector<ImplementationName> delta_backward_implementations();
 std::vector<ImplementationName> delta_step_implementations();
 
 }  // namespace efla

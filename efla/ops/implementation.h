@@ -1,5 +1,5 @@
 // The lists from which every operation chooses its kernel, and how it chooses. An operation has one ordered list of
-// rows (efla/ops/delta.cc, short_conv.cc, …); the commands, the Python package and the tests read the same list.
+// rows (efla/ops/delta.cc, short_conv.cc, …); commands, the Python package and tests read the lists of the delta rule.
 #pragma once
 
 #include <algorithm>

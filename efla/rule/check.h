@@ -11,7 +11,6 @@
 #include "efla/base/error.h"
 #include "efla/base/text.h"
 #include "efla/base/view.h"
-#include "efla/rule/validate.h"
 
 namespace efla {
 

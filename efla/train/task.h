@@ -102,7 +102,7 @@ class Task {
   // Writes the model to model.safetensors and what else belongs to it into the folder of a checkpoint, and reads it
   // back.
   virtual void write_model(const std::filesystem::path& folder, const FlatParameters& parameters) const;
-  virtual void read_model(const std::filesystem::path& folder, const FlatParameters& parameters);
+  void read_model(const std::filesystem::path& folder, const FlatParameters& parameters);
 };
 
 }  // namespace efla::train

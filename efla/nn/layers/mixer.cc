@@ -11,13 +11,14 @@
 #include "efla/autograd/layers/short_conv.h"
 #include "efla/base/check.h"
 #include "efla/base/error.h"
+#include "efla/rule/short_conv.h"
 
 namespace efla::nn {
 namespace {
 
 using torch::Tensor;
 
-constexpr std::int64_t kMaxTaps = 8, kMaxMixerWidth = 1 << 16;
+constexpr std::int64_t kMaxMixerWidth = 1 << 16;
 
 std::shared_ptr<Weight> projection_weight(torch::nn::Module& owner, const Initialiser& init, const std::string& name,
                                           std::int64_t out, std::int64_t in) {
@@ -101,8 +102,8 @@ void validate(const MixerConfig& given) {
   require.count("value_dim", config.value_dim, kMaxMixerWidth);
   require(config.value_heads >= 1 && config.value_heads <= kMaxMixerWidth && config.value_heads % config.heads == 0,
           "value_heads", config.value_heads, "a multiple of heads, " + std::to_string(config.heads));
-  require(config.conv >= 0 && config.conv <= kMaxTaps, "conv", config.conv,
-          "taps from 1 to " + std::to_string(kMaxTaps) + ", or 0 for none");
+  require(config.conv >= 0 && config.conv <= kMaxConvWidth, "conv", config.conv,
+          "taps from 1 to " + std::to_string(kMaxConvWidth) + ", or 0 for none");
   const auto& act = config.qk_activation;
   require(act == "silu" || act == "relu" || act == "elu" || act == "identity", "qk_activation", "'" + act + "'",
           "silu, relu, elu or identity");

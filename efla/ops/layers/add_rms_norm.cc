@@ -76,8 +76,4 @@ template Choice add_rms_norm_forward(const AddRmsNormForward<bfloat16>&, const R
 template Choice add_rms_norm_backward(const AddRmsNormBackward<float>&, const RunOptions&);
 template Choice add_rms_norm_backward(const AddRmsNormBackward<bfloat16>&, const RunOptions&);
 
-std::vector<ImplementationName> add_rms_norm_implementations() {
-  return names_of(add_rms_norm_rows<AddRmsNormForward<float>>());
-}
-
 }  // namespace efla

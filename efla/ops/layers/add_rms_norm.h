@@ -15,7 +15,4 @@ Choice add_rms_norm_forward(const AddRmsNormForward<T>& problem, const RunOption
 template <class T>
 Choice add_rms_norm_backward(const AddRmsNormBackward<T>& problem, const RunOptions& options = {});
 
-// Returns the list of the forward and of the backward, which have the same rows. On the CPU only ref computes them.
-std::vector<ImplementationName> add_rms_norm_implementations();
-
 }  // namespace efla

@@ -49,6 +49,4 @@ Choice cross_entropy(const CrossEntropy<T>& problem, const RunOptions& options) 
 template Choice cross_entropy(const CrossEntropy<float>&, const RunOptions&);
 template Choice cross_entropy(const CrossEntropy<bfloat16>&, const RunOptions&);
 
-std::vector<ImplementationName> cross_entropy_implementations() { return names_of(cross_entropy_rows<float>()); }
-
 }  // namespace efla

@@ -13,7 +13,4 @@ namespace efla {
 template <class T>
 Choice cross_entropy(const CrossEntropy<T>& problem, const RunOptions& options = {});
 
-// Returns the operation's list. On the CPU only ref computes it.
-std::vector<ImplementationName> cross_entropy_implementations();
-
 }  // namespace efla

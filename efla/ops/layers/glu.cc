@@ -82,7 +82,4 @@ template Choice glu_forward(const GluForward<bfloat16>&, const RunOptions&);
 template Choice glu_backward(const GluBackward<float>&, const RunOptions&);
 template Choice glu_backward(const GluBackward<bfloat16>&, const RunOptions&);
 
-std::vector<ImplementationName> glu_forward_implementations() { return names_of(glu_rows<GluForward<float>>()); }
-std::vector<ImplementationName> glu_backward_implementations() { return names_of(glu_rows<GluBackward<float>>()); }
-
 }  // namespace efla

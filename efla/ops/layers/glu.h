@@ -14,9 +14,4 @@ Choice glu_forward(const GluForward<T>& problem, const RunOptions& options = {})
 template <class T>
 Choice glu_backward(const GluBackward<T>& problem, const RunOptions& options = {});
 
-// Return the lists in float32, in the order in which "auto" asks their rows. On the CPU bfloat16 and the backward have
-// ref alone.
-std::vector<ImplementationName> glu_forward_implementations();
-std::vector<ImplementationName> glu_backward_implementations();
-
 }  // namespace efla

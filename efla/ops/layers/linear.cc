@@ -48,6 +48,4 @@ Choice linear_forward(const LinearForward& problem, const RunOptions& options) {
   return choose_and_run("linear_forward", linear_rows(), problem, options);
 }
 
-std::vector<ImplementationName> linear_implementations() { return names_of(linear_rows()); }
-
 }  // namespace efla

@@ -13,7 +13,4 @@ namespace efla {
 // Throws Error for a bad argument or an implementation that refuses the problem.
 Choice linear_forward(const LinearForward& problem, const RunOptions& options = {});
 
-// Returns the list, in the order in which "auto" asks its rows.
-std::vector<ImplementationName> linear_implementations();
-
 }  // namespace efla

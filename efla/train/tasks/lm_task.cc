@@ -86,11 +86,6 @@ void LmTask::write_model(const std::filesystem::path& folder, const FlatParamete
   files_.write(folder);
 }
 
-void LmTask::read_model(const std::filesystem::path& folder, const FlatParameters& parameters) {
-  if (!files_.read) return Task::read_model(folder, parameters);
-  files_.read(folder);
-}
-
 UpdateOptions update_options(const LmTrainOptions& options) {
   return {{options.beta1, options.beta2, options.eps, options.weight_decay}, options.clip};
 }

@@ -21,8 +21,8 @@ namespace efla::train {
 
 // Files and samples of the model that is trained, of its first copy.
 struct LmFiles {
-  // config.json and model.safetensors, to and from a folder.
-  std::function<void(const std::filesystem::path&folder)> write, read;
+  // Writes config.json and model.safetensors to a folder.
+  std::function<void(const std::filesystem::path& folder)> write;
   // Returns the text that continues sample_prompt.
   std::function<std::string()> sample;
 };
@@ -58,7 +58,6 @@ class LmTask : public Task {
   nlohmann::ordered_json evaluate(const DataParallel& model, ProcessGroup& group, const StopFunction& stop) override;
   std::string sample() override { return files_.sample(); }
   void write_model(const std::filesystem::path& folder, const FlatParameters& parameters) const override;
-  void read_model(const std::filesystem::path& folder, const FlatParameters& parameters) override;
 
  private:
   MakeModel make_;
