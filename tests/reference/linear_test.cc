@@ -158,7 +158,8 @@ TEST(Linear, TheReferenceHasWhatStandsBeforeAndAfterTheProduct) {
   for (std::int64_t r = 0; r < rows; ++r) {
     for (std::int64_t c = 0; c < n / 2; ++c) {
       const double gate = products.at(r, c), silu = gate / (1 + std::exp(-gate));
-      EXPECT_NEAR(y.at(r, c), silu * products.at(r, n / 2 + c) + residual.at(r, c), 1e-4) << r << " " << c;
+      EXPECT_NEAR(y.at(r, c), silu * products.at(r, n / 2 + c) + residual.at(r, c), 2e-6 * (1 + std::abs(y.at(r, c))))
+          << r << " " << c;
     }
   }
 }
