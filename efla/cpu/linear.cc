@@ -16,12 +16,12 @@
 #define EFLA_CPU_LINEAR_ONCE_
 namespace efla::cpu {
 
-// Up to kPassRows rows of x are one register tile, so that the weight passes by once. More rows are tiles of kTileRows,
-// which need fewer loads per product.
+// Up to kPassRows rows of x are computed with a few rows of the weight at a time, so that the weight is read from
+// memory once. Register tiles of kTileRows rows of x need the fewest loads per product.
 inline constexpr int kPassRows = 8, kTileRows = 4;
 
 // Bytes between a weight's elements that are read and those that are prefetched, at least.
-inline constexpr std::int64_t kPrefetchBytes = 8192;
+inline constexpr std::int64_t kPrefetchBytes = 16384;
 
 // The outputs of one task: rows [m_begin, m_end) of x by rows [n_begin, n_end) of the weight.
 struct LinearBlock {
@@ -52,18 +52,19 @@ struct WeightRow {
   }
 };
 
-// Prefetches the columns of a block from the row that lies `bytes` behind.
-template <class W>
+// Prefetches the columns of a block from the row that lies `bytes` behind: every kParts-th cache line.
+template <int kPart, int kParts, class W>
 HWY_INLINE void prefetch(const WeightRow<W>& row, std::size_t block, std::size_t bytes) {
   constexpr std::size_t kLine = 64;
   const auto* from = reinterpret_cast<const char*>(row.data + block) + bytes;
-  for (std::size_t i = 0; i < kScaleBlock * sizeof(W); i += kLine) hwy::Prefetch(from + i);
+  for (std::size_t i = kPart * kLine; i < kScaleBlock * sizeof(W); i += kParts * kLine) hwy::Prefetch(from + i);
 }
 
 // Computes M rows of x with N rows of the weight, the first of which lies `ahead` bytes before the row that is read
 // next. Each sum has one vector of partial sums, whatever M and N are, and then the columns that fill no vector. With
-// scales the partial sums of a block are multiplied by its scale.
-template <int M, int N, bool kScaled, class W>
+// scales the partial sums of a block are multiplied by its scale. Of kParts tiles with the same rows of the weight this
+// is number kPart: they prefetch by turns, because the processor waits for few cache lines at once.
+template <int M, int N, bool kScaled, int kPart, int kParts, class W>
 HWY_INLINE void tile(const LinearForward& p, const WeightRow<W>* weight, std::size_t ahead, std::int64_t m,
                      std::int64_t n) {
   const hn::ScalableTag<float> d;
@@ -79,12 +80,17 @@ HWY_INLINE void tile(const LinearForward& p, const WeightRow<W>* weight, std::si
   std::size_t at = 0;
   for (std::size_t block = 0; block + lanes <= size; block += kScaleBlock) {
     const std::size_t end = std::min(block + kScaleBlock, size);
-    for (int j = 0; j < N && ahead > 0; ++j) prefetch(weight[j], block, ahead);
+    for (int j = 0; j < N && ahead > 0; ++j) prefetch<kPart, kParts>(weight[j], block, ahead);
     auto& to = kScaled ? part : sum;
     for (int i = 0; i < M && kScaled; ++i) {
       for (int j = 0; j < N; ++j) part[i][j] = hn::Zero(d);
     }
     for (; at + lanes <= end; at += lanes) {
+      if constexpr (M == 1) {  // in this order no vector of the weight waits for its product in a register
+        const auto v = hn::LoadU(d, x[0] + at);
+        for (int j = 0; j < N; ++j) to[0][j] = hn::MulAdd(weight[j].at(d, at), v, to[0][j]);
+        continue;
+      }
       Vec w[N];
       for (int j = 0; j < N; ++j) w[j] = weight[j].at(d, at);
       for (int i = 0; i < M; ++i) {
@@ -123,27 +129,32 @@ struct WeightRows {
   }
 };
 
-// Computes M rows of x with a block's rows of the weight.
-template <int M, bool kScaled, class W>
+// Computes M rows of x, and kMore after them, with a block's rows of the weight.
+template <int M, bool kScaled, int kMore = 0, class W>
 HWY_INLINE void tiles(const LinearForward& p, const LinearBlock& block, std::int64_t m, const WeightRows<W>& weight) {
   // With fewer rows of x a tile has more rows of the weight, because an addition waits for the previous one of its sum.
   constexpr int N = M == 1 ? 6 : M == 2 ? 5 : M == 3 ? 4 : M == 4 ? 3 : M <= 6 ? 2 : 1;
+  constexpr int kParts = kMore > 0 ? 2 : 1;
   std::int64_t n = block.n_begin;
   const std::int64_t bytes = std::max<std::int64_t>(1, N * weight.stride * static_cast<std::int64_t>(sizeof(W)));
   const auto ahead = static_cast<std::size_t>(weight.far ? (kPrefetchBytes + bytes - 1) / bytes * bytes : 0);
   for (; n + N <= block.n_end; n += N) {
     WeightRow<W> rows[N];
     for (int j = 0; j < N; ++j) rows[j] = weight.row(n + j);
-    tile<M, N, kScaled>(p, rows, ahead, m, n);
+    tile<M, N, kScaled, 0, kParts>(p, rows, ahead, m, n);
+    if constexpr (kMore > 0) tile<kMore, N, kScaled, 1, kParts>(p, rows, ahead, m + M, n);
   }
   for (; n < block.n_end; ++n) {
     const WeightRow<W> only = weight.row(n);
-    tile<M, 1, kScaled>(p, &only, 0, m, n);
+    tile<M, 1, kScaled, 0, kParts>(p, &only, 0, m, n);
+    if constexpr (kMore > 0) tile<kMore, 1, kScaled, 1, kParts>(p, &only, 0, m + M, n);
   }
 }
 
 template <bool kScaled, class W>
 HWY_INLINE void all_tiles(const LinearForward& p, const LinearBlock& block, const WeightRows<W>& weight) {
+  // With scales two tiles would need more registers than there are.
+  constexpr int kRows7 = kScaled ? 7 : kTileRows, kRows8 = kScaled ? 8 : kTileRows;
   std::int64_t m = block.m_begin;
   for (; m + kPassRows < block.m_end; m += kTileRows) tiles<kTileRows, kScaled>(p, block, m, weight);
   switch (block.m_end - m) {
@@ -160,9 +171,9 @@ HWY_INLINE void all_tiles(const LinearForward& p, const LinearBlock& block, cons
     case 6:
       return tiles<6, kScaled>(p, block, m, weight);
     case 7:
-      return tiles<7, kScaled>(p, block, m, weight);
+      return tiles<kRows7, kScaled, 7 - kRows7>(p, block, m, weight);
     default:
-      return tiles<8, kScaled>(p, block, m, weight);
+      return tiles<kRows8, kScaled, 8 - kRows8>(p, block, m, weight);
   }
 }
 
