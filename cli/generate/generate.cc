@@ -170,6 +170,8 @@ class Generate {
                                            {"prefill_tokens", prefill.tokens},
                                            {"prefill_tokens_per_s", prefill.per_second()},
                                            {"decode_tokens_per_s", decode.per_second()},
+                                           {"drafted_tokens", reply.drafted_tokens},
+                                           {"accepted_tokens", reply.accepted_tokens},
                                            {"state_bytes", session.state.bytes()}}));
     } else {
       fmt::print("\n");
@@ -263,6 +265,7 @@ void add_generate(CLI::App& program) {
   command->add_option("--load-session", arguments->load, "Continue the text in a file of --save-session")
       ->type_name("FILE");
   command->add_flag("--json", arguments->json, "Print one JSON object per reply");
+  add_draft_option(*command, arguments->reply.draft_tokens);
   add_weights_option(*command, arguments->weights);
   add_device_option(*command, arguments->device);
   add_threads_option(*command, arguments->threads);

@@ -14,6 +14,7 @@
 #include "cli/support/model_tokenizer.h"
 #include "cli/support/print.h"
 #include "cli/support/threads.h"
+#include "cli/support/weights.h"
 #include "efla/base/error.h"
 #include "efla/data/tokenizers/tokenizer.h"
 #include "efla/nn/models/language_model_file.h"
@@ -119,6 +120,7 @@ void add_model_options(CLI::App& command, ServeArguments& arguments) {
   command.add_flag("--bos", arguments.api.bos, "Start texts with the bos token unless a request says otherwise");
   command.add_option("--weights", engine.weights, "Weights of the linear layers: float32, bfloat16 or int8")
       ->capture_default_str();
+  add_draft_option(command, engine.draft_tokens);
   command
       .add_option("--sessions", arguments.sessions,
                   "Load the sessions in this folder at the start, and save all at the end")

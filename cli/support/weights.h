@@ -1,8 +1,11 @@
-// The option --weights of the commands that compute with a model on the CPU.
+// The options --weights and --draft-tokens of the commands that compute with a model on the CPU.
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <cstdint>
 #include <string>
+
+#include "efla/rule/problem.h"
 
 namespace efla::cli {
 
@@ -13,6 +16,17 @@ inline void add_weights_option(CLI::App& command, std::string& weights) {
                   "How the weights of linear layers are stored: float32, bfloat16, or int8 with a\n"
                   "scale per 64 weights of a row; smaller ones decode faster on a CPU")
       ->check(CLI::IsMember({"float32", "bfloat16", "int8"}))
+      ->capture_default_str();
+}
+
+// Adds --draft-tokens.
+inline void add_draft_option(CLI::App& command, std::int64_t& draft_tokens) {
+  command
+      .add_option("--draft-tokens", draft_tokens,
+                  "Most tokens that are drafted from repetitions in a text and computed together,\n"
+                  "0 to 7; the reply is the same")
+      ->check(CLI::Range(std::int64_t{0}, kMaxStepTokens - 1).description(""))
+      ->type_name("N")
       ->capture_default_str();
 }
 

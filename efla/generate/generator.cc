@@ -10,6 +10,7 @@
 
 #include "efla/base/error.h"
 #include "efla/base/utf8.h"
+#include "efla/generate/prompt_lookup.h"
 #include "efla/generate/stop_strings.h"
 #include "efla/ops/context.h"
 
@@ -102,7 +103,7 @@ class Generator::Advance {
     if (!own_.inference_) return;
     states_.emplace(1, own_.inference_->state_floats());
     own_.inference_->copy_state(session.state, states_->slot(0));
-    logits_ = torch::empty({own_.inference_->config().vocab_size});
+    logits_ = torch::empty({nn::kMostDecoded, own_.inference_->config().vocab_size});
   }
   ~Advance() {
     if (states_) own_.inference_->copy_state(states_->slot(0), session_.state);
@@ -125,17 +126,45 @@ class Generator::Advance {
       session_.state.tokens += tokens;
       at += static_cast<std::size_t>(tokens);
       if (at < count) continue;
-      auto last = rows(tokens, config.hidden_size);
-      last.data = last.at(tokens - 1);
-      last.extent[0] = 1;
-      own_.inference_->logits(last, View<float, 2>::contiguous(logits_.data_ptr<float>(), {1, config.vocab_size}),
-                              default_pool());
+      compute_logits(tokens - 1, 1);
     }
     session_.pending.erase(session_.pending.begin(), session_.pending.begin() + static_cast<std::ptrdiff_t>(count));
-    return logits_;
+    return logits_[0];
+  }
+
+  // Drafts tokens after the pending one: none with the model of training.
+  std::span<const std::int32_t> draft(std::span<const std::int32_t> prompt, std::span<const std::int32_t> reply,
+                                      std::int64_t most) {
+    return states_ ? lookup_.draft(prompt, reply, most) : std::span<const std::int32_t>();
+  }
+  // Computes the pending id and the draft. Returns the logits [1 + draft, vocab_size] after each.
+  torch::Tensor take_draft() {
+    std::vector<std::int32_t> ids{static_cast<std::int32_t>(session_.pending.front())};
+    ids.insert(ids.end(), lookup_.tokens().begin(), lookup_.tokens().end());
+    const auto tokens = static_cast<std::int64_t>(ids.size()), width = own_.inference_->config().hidden_size;
+    hidden_.resize(static_cast<std::size_t>(tokens * width));
+    const nn::TextRun run{0, session_.state.tokens, tokens, /*decode=*/true};
+    own_.inference_->advance(ids, {&run, 1}, *states_, rows(tokens, width), default_pool(), &drafts_);
+    compute_logits(0, tokens);
+    session_.pending.clear();
+    return logits_.slice(0, 0, tokens);
+  }
+  // Advances the state by the pending id and the draft's first tokens, `tokens` in all.
+  void accept(std::size_t tokens) {
+    own_.inference_->accept(drafts_.front(), static_cast<std::int64_t>(tokens), *states_, default_pool());
+    session_.state.tokens += static_cast<std::int64_t>(tokens);
+    lookup_.end(tokens - 1);
   }
 
  private:
+  // Computes the logits after rows of hidden_.
+  void compute_logits(std::int64_t first, std::int64_t count) {
+    const auto& config = own_.inference_->config();
+    const auto hidden =
+        View<const float, 2>::contiguous(hidden_.data() + first * config.hidden_size, {count, config.hidden_size});
+    own_.inference_->logits(hidden, View<float, 2>::contiguous(logits_.data_ptr<float>(), {count, config.vocab_size}),
+                            default_pool());
+  }
   View<float, 2> rows(std::int64_t count, std::int64_t columns) {
     return View<float, 2>::contiguous(hidden_.data(), {count, columns});
   }
@@ -145,6 +174,8 @@ class Generator::Advance {
   std::optional<nn::StatePool> states_;
   std::vector<float> hidden_;
   torch::Tensor logits_;
+  PromptLookup lookup_;
+  std::vector<nn::Draft> drafts_;
 };
 
 std::string_view name_of(ReplyEnd end) {
@@ -165,6 +196,10 @@ void validate(const ReplyOptions& options) {
   validate(options.sampling);
   if (options.max_tokens < 0) {
     throw Error("generate", "--max-tokens", std::to_string(options.max_tokens), "a count of tokens");
+  }
+  if (options.draft_tokens < 0 || options.draft_tokens >= nn::kMostDecoded) {
+    throw Error("generate", "--draft-tokens", std::to_string(options.draft_tokens),
+                "0 to " + std::to_string(nn::kMostDecoded - 1));
   }
   for (const auto& string : options.stop) {
     if (string.empty() || utf8_prefix(string) != string.size()) {
@@ -225,6 +260,7 @@ Reply Generator::reply(Session& session, std::span<const std::int32_t> prompt, c
   Reply reply;
   Writer writer(tokenizer_, session, options, reply.text);
   Advance advance(*this, session);
+  const std::vector<std::int32_t> text(session.pending.begin(), session.pending.end());
   prefill(advance, session, options, reply);
   bool of_prompt = !prompt.empty() || session.pending.size() > 1;  // whether pending ids are of the prompt
   while (reply.end == ReplyEnd::max_tokens && std::cmp_less(reply.ids.size(), options.max_tokens)) {
@@ -232,22 +268,40 @@ Reply Generator::reply(Session& session, std::span<const std::int32_t> prompt, c
       reply.end = ReplyEnd::interrupted;
       break;
     }
-    const auto pending = static_cast<std::int64_t>(session.pending.size());
-    const auto start = Clock::now();
     require_pending(session);
-    const auto logits = advance.take(session.pending.size(), !of_prompt);
-    const auto limit = static_cast<std::size_t>(tokenizer_.vocab_size());
-    const auto id = static_cast<std::int32_t>(draw({logits.data_ptr<float>(), limit}, session, options.sampling));
-    (of_prompt ? reply.prefill_ms : reply.decode_ms) += ms_since(start);
-    (of_prompt ? reply.prefill_tokens : reply.decode_tokens) += pending;
-    of_prompt = false;
-    reply.ids.push_back(id);
-    remember(session.last_ids, tokenizer_, id);
-    if (id == eos_) {
-      reply.end = ReplyEnd::end_of_text;
-    } else if (!writer.push(id)) {
-      reply.end = ReplyEnd::stop_string;
+    auto start = Clock::now();
+    const auto pending = session.pending.size();
+    const auto left = options.max_tokens - static_cast<std::int64_t>(reply.ids.size()) - 1;
+    const auto most = of_prompt ? 0 : std::min(options.draft_tokens, left);
+    const auto draft = advance.draft(text, reply.ids, most);
+    const auto logits = draft.empty() ? advance.take(pending, !of_prompt) : advance.take_draft();
+    auto& ms = of_prompt ? reply.prefill_ms : reply.decode_ms;
+    std::size_t drawn = 0;
+    for (bool follows = true; follows; follows = follows && reply.end == ReplyEnd::max_tokens) {
+      const float* row = logits.data_ptr<float>() + static_cast<std::int64_t>(drawn) * model_.config().vocab_size;
+      const auto id = static_cast<std::int32_t>(
+          draw({row, static_cast<std::size_t>(tokenizer_.vocab_size())}, session, options.sampling));
+      ms += ms_since(start);
+      follows = drawn < draft.size() && id == draft[drawn];
+      ++drawn;
+      reply.ids.push_back(id);
+      remember(session.last_ids, tokenizer_, id);
+      if (id == eos_) {
+        reply.end = ReplyEnd::end_of_text;
+      } else if (!writer.push(id)) {
+        reply.end = ReplyEnd::stop_string;
+      }
+      start = Clock::now();
     }
+    if (!draft.empty()) {
+      reply.drafted_tokens += static_cast<std::int64_t>(draft.size());
+      reply.accepted_tokens += static_cast<std::int64_t>(drawn) - 1;
+      advance.accept(drawn);
+      ms += ms_since(start);
+    }
+    (of_prompt ? reply.prefill_tokens : reply.decode_tokens) +=
+        static_cast<std::int64_t>(draft.empty() ? pending : drawn);
+    of_prompt = false;
   }
   const bool over = reply.end == ReplyEnd::end_of_text || reply.end == ReplyEnd::stop_string;
   if (over || !options.to_be_continued) writer.finish();

@@ -25,9 +25,12 @@ struct ReplyOptions {
   SamplingOptions sampling = {};
   std::int64_t max_tokens = 0;
   std::vector<std::string> stop = {};  // UTF-8; the text ends before the first of them
-  bool to_be_continued = false;        // keep the possible start of a character or of a stop string in the session
+  // With an InferenceModel: most tokens that are drafted from repetitions in prompt and reply, and computed together
+  // with the next one. The reply is the same for any number, 0 to 7.
+  std::int64_t draft_tokens = 7;
+  bool to_be_continued = false;  // keep the possible start of a character or of a stop string in the session
   std::function<void(std::string_view)> on_text = {};  // called for each piece of text; every piece is UTF-8
-  std::function<bool()> interrupted = {};              // called before every token and every 16384 tokens of a prompt
+  std::function<bool()> interrupted = {};              // called before every step and every 16384 tokens of a prompt
 };
 
 // Throws Error that names the option as the command line does.
@@ -41,6 +44,7 @@ struct Reply {
   std::vector<std::int32_t> ids;  // the ids drawn, including the end of the text
   ReplyEnd end = ReplyEnd::max_tokens;
   std::int64_t prefill_tokens = 0, decode_tokens = 0;  // tokens of the prompt and of the reply that the state has seen
+  std::int64_t drafted_tokens = 0, accepted_tokens = 0;  // drafts, and their tokens that the reply drew
   double prefill_ms = 0.0, decode_ms = 0.0;
 };
 

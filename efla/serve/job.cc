@@ -73,47 +73,21 @@ std::int64_t Job::state_tokens() const {
 void Job::count_decoded(std::int64_t tokens) { decoded_ += static_cast<std::size_t>(tokens); }
 
 std::span<const std::int32_t> Job::draft(std::int64_t most) {
-  constexpr std::size_t kMatched = 3, kSearched = 8192;
-  draft_.clear();
   drawn_ = 0;
-  drafting_ = false;
-  const std::size_t all = ids_.size() + reply_.size();
-  most = std::min({most, draft_limit_, request.max_tokens - static_cast<std::int64_t>(reply_.size()) - 1});
-  if (most <= 0 || all <= kMatched) return draft_;
-  if (pause_ > 0) {
-    --pause_;
-    return draft_;
-  }
-  const auto at = [&](std::size_t i) { return i < ids_.size() ? ids_[i] : reply_[i - ids_.size()]; };
-  const auto matches = [&](std::size_t end) {
-    for (std::size_t i = 1; i <= kMatched; ++i) {
-      if (at(end - i) != at(all - i)) return false;
-    }
-    return true;
-  };
-  const std::size_t least = std::max(kMatched, all - std::min(all, kSearched));
-  std::size_t end = all - 1;
-  while (end >= least && !matches(end)) --end;
-  if (end < least) return draft_;
-  for (std::size_t i = end; std::cmp_less(draft_.size(), most); ++i)
-    draft_.push_back(i < all ? at(i) : draft_[i - all]);
-  drafting_ = true;
-  return draft_;
+  most = std::min(most, request.max_tokens - static_cast<std::int64_t>(reply_.size()) - 1);
+  const auto draft = lookup_.draft(ids_, reply_, most);
+  drafting_ = !draft.empty();
+  return draft;
 }
 
-bool Job::follows_draft() const { return drawn_ > 0 && drawn_ <= draft_.size() && reply_.back() == draft_[drawn_ - 1]; }
+bool Job::follows_draft() const {
+  const auto draft = lookup_.tokens();
+  return drawn_ > 0 && drawn_ <= draft.size() && reply_.back() == draft[drawn_ - 1];
+}
 
 std::int64_t Job::end_draft() {
-  constexpr std::int64_t kLongest = 7, kLongestPause = 64;
   drafting_ = false;
-  const std::size_t right = drawn_ - 1;
-  if (right == draft_.size()) {
-    draft_limit_ = std::min(kLongest, 2 * draft_limit_);
-  } else {
-    draft_limit_ = static_cast<std::int64_t>(right) + 1;
-  }
-  if (right == 0) pause_ = next_pause_;
-  next_pause_ = right == 0 ? std::min(kLongestPause, 2 * next_pause_) : 1;
+  lookup_.end(drawn_ - 1);
   return static_cast<std::int64_t>(drawn_);
 }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "efla/data/tokenizers/tokenizer.h"
+#include "efla/generate/prompt_lookup.h"
 #include "efla/generate/sampler.h"
 #include "efla/generate/stop_strings.h"
 #include "efla/serve/engine.h"
@@ -69,14 +70,13 @@ class Job {
   std::int64_t state_tokens() const;  // tokens of the text that the state has seen
   void count_decoded(std::int64_t tokens);
 
-  // Drafts at most `most` tokens to follow next_id(): the text is searched for its own last ids, and the draft is what
-  // followed them there.
+  // Drafts at most `most` tokens to follow next_id(), by prompt lookup.
   std::span<const std::int32_t> draft(std::int64_t most);
   // Whether the tokens drawn in this step are next_id() and the draft's beginning, so that one more may be drawn.
   bool follows_draft() const;
   bool drafting() const { return drafting_; }
   // Ends the draft with the token that was drawn last, so that the state before this token can be kept.
-  void cut_draft() { draft_.resize(drawn_ - 1); }
+  void cut_draft() { lookup_.cut(drawn_ - 1); }
   // Returns how many tokens were drawn in this step, and adapts the length of drafts to it.
   std::int64_t end_draft();
 
@@ -128,10 +128,9 @@ class Job {
   std::size_t prompt_tokens_;
   std::vector<std::int32_t> ids_, reply_;
   std::size_t decoded_ = 0;  // ids that the state has seen by decoding
-  std::vector<std::int32_t> draft_;
+  generate::PromptLookup lookup_;
   std::size_t drawn_ = 0;  // in the step of the draft
   bool drafting_ = false;
-  std::int64_t draft_limit_ = 3, pause_ = 0, next_pause_ = 1;
   bool kept_ = false;        // whether a state is kept
   std::size_t kept_at_ = 0;  // ids of the reply that this state has seen
   FinishReason reason_ = FinishReason::length;

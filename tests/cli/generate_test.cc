@@ -73,6 +73,22 @@ TEST_F(GenerateCommand, TextAndJsonOfOnePrompt) {
   EXPECT_GT(lines[0].at("state_bytes").get<std::int64_t>(), 0);
 }
 
+TEST_F(GenerateCommand, DraftsOfRepetitionsLeaveTheReplyAsItIs) {
+  nn::save_language_model(repeating_model(), model());
+  const auto with = [&](const Arguments& drafts) {
+    Arguments arguments{"--prompt", "x", "--max-tokens", "100"};
+    arguments.insert(arguments.end(), drafts.begin(), drafts.end());
+    return replies(arguments).at(0);
+  };
+  const auto drafted = with({}), none = with({"--draft-tokens", "0"});
+  EXPECT_EQ(drafted.at("text"), none.at("text"));
+  EXPECT_GT(drafted.at("accepted_tokens").get<int>(), 0);
+  EXPECT_EQ(none.at("drafted_tokens"), 0);
+  const auto refused = generate({"--prompt", "x", "--draft-tokens", "8"});
+  EXPECT_EQ(refused.exit_code, 2);
+  EXPECT_NE(refused.err.find("--draft-tokens"), std::string::npos) << refused.err;
+}
+
 TEST_F(GenerateCommand, SeedsAndStopStrings) {
   const auto with = [&](Arguments more) {
     more.insert(more.end(), warm.begin(), warm.end());

@@ -15,6 +15,7 @@
 #include "efla/nn/models/language_model_file.h"
 #include "tests/generate/tiny_model.h"
 #include "tests/support/expect_error.h"
+#include "tests/support/temp_folder.h"
 
 namespace efla::generate {
 namespace {
@@ -134,6 +135,48 @@ TEST_F(GeneratorTest, APromptWithoutAReplyCanBeGoneOnFrom) {
   const auto later = generator.reply(session, {}, options);
   Session other(model, 0);
   EXPECT_EQ(generator.reply(other, generator.encode(other, "some text", true), options).ids, later.ids);
+}
+
+TEST_F(GeneratorTest, DraftsChangeNoBit) {
+  const test::TempFolder folder;
+  const auto repeating = test::repeating_model();
+  for (const auto weights : {nn::WeightType::float32, nn::WeightType::int8}) {
+    nn::InferenceModel inference(repeating, weights);
+    const Generator drafting(repeating, *tokenizer, &inference);
+    Reply all;         // of the replies with drafts
+    std::string stop;  // the second time a part of the first text
+    for (int run = 0; run < 2; ++run) {
+      for (const double temperature : {0.0, 0.4}) {
+        Reply replies[2];
+        std::string files[2];
+        for (const int draft : {0, 7}) {
+          ReplyOptions options{.sampling = {.temperature = temperature}, .max_tokens = 100, .draft_tokens = draft};
+          options.to_be_continued = true;
+          if (!stop.empty()) options.stop = {stop};
+          Session session(repeating, 3);
+          auto& reply = replies[draft / 7];
+          reply = drafting.reply(session, drafting.encode(session, "abc", false), options);
+          save_session(folder.file("session"), session, repeating);
+          files[draft / 7] = test::read_text(folder / "session");
+          EXPECT_EQ(reply.decode_tokens, std::ssize(reply.ids) - 1);
+        }
+        EXPECT_EQ(replies[0].ids, replies[1].ids);
+        EXPECT_EQ(replies[0].text, replies[1].text);
+        EXPECT_EQ(replies[0].end, replies[1].end);
+        EXPECT_EQ(files[0], files[1]);
+        EXPECT_EQ(replies[0].drafted_tokens, 0);
+        if (temperature == 0.0) {
+          EXPECT_EQ(replies[1].end, run == 0 ? ReplyEnd::max_tokens : ReplyEnd::stop_string);
+        }
+        all.drafted_tokens += replies[1].drafted_tokens;
+        all.accepted_tokens += replies[1].accepted_tokens;
+        if (stop.empty()) stop = replies[0].text.substr(0, utf8_prefix(replies[0].text.substr(0, 40)));
+      }
+    }
+    EXPECT_GT(all.accepted_tokens, 60);
+    EXPECT_GT(all.drafted_tokens, all.accepted_tokens);
+  }
+  expect_error([&] { reply("abc", {.draft_tokens = 8}); }, "--draft-tokens", "0 to 7");
 }
 
 TEST_F(GeneratorTest, StopsWhenInterrupted) {

@@ -24,4 +24,15 @@ inline nn::LanguageModel tiny_model(std::uint64_t seed = 1, bool hybrid = false)
   return nn::LanguageModel(config, nn::Initialiser(seed));
 }
 
+// Returns a model that mostly draws the last token again: its layers add nothing, although their states change.
+inline nn::LanguageModel repeating_model() {
+  auto model = tiny_model();
+  const torch::NoGradGuard no_grad;
+  for (const auto& parameter : model.named_parameters()) {
+    const std::string& name = parameter.key();
+    if (name.ends_with("o_proj.weight") || name.ends_with("down_proj.weight")) torch::Tensor(parameter.value()).zero_();
+  }
+  return model;
+}
+
 }  // namespace efla::test
