@@ -226,6 +226,7 @@ TEST_F(ServiceTest, AFullQueueLosesNoReplyThatIsFinished) {
   start("Hello\nUser:");
   engine_->prefill = 100ms;
   const auto fills = [&](const std::string& path, const json& body) {
+    EXPECT_TRUE(soon([&] { return engine_->statistics().running == 0; }));  // also the request before
     std::thread filler([&] {
       EXPECT_TRUE(soon([&] { return engine_->statistics().running > 0; }));
       engine_->max_queue = 0;
