@@ -20,8 +20,9 @@ namespace efla::cpu {
 // memory once. Register tiles of kTileRows rows of x need the fewest loads per product.
 inline constexpr int kPassRows = 8, kTileRows = 4;
 
-// Bytes between a weight's elements that are read and those that are prefetched, at least.
-inline constexpr std::int64_t kPrefetchBytes = 16384;
+// Bytes from the elements of a weight that a tile reads to the elements that it prefetches, at least; twice as many
+// where two tiles read the same rows of the weight.
+inline constexpr std::int64_t kPrefetchBytes = 8192;
 
 // The outputs of one task: rows [m_begin, m_end) of x by rows [n_begin, n_end) of the weight.
 struct LinearBlock {
@@ -137,7 +138,7 @@ HWY_INLINE void tiles(const LinearForward& p, const LinearBlock& block, std::int
   constexpr int kParts = kMore > 0 ? 2 : 1;
   std::int64_t n = block.n_begin;
   const std::int64_t bytes = std::max<std::int64_t>(1, N * weight.stride * static_cast<std::int64_t>(sizeof(W)));
-  const auto ahead = static_cast<std::size_t>(weight.far ? (kPrefetchBytes + bytes - 1) / bytes * bytes : 0);
+  const auto ahead = static_cast<std::size_t>(weight.far ? (kParts * kPrefetchBytes + bytes - 1) / bytes * bytes : 0);
   for (; n + N <= block.n_end; n += N) {
     WeightRow<W> rows[N];
     for (int j = 0; j < N; ++j) rows[j] = weight.row(n + j);
