@@ -35,7 +35,7 @@ struct TokenizerFiles {
   std::string refusal;                                     // why there is none for transformers
 };
 
-// The files of a tokenizer that exists. `exported`: those that are made for transformers, too.
+// Returns the files of a tokenizer that exists; where `exported`, also the files that are made for transformers.
 TokenizerFiles tokenizer_files(const std::string& tokenizer, bool exported) {
   TokenizerFiles result;
   const bool is_json = tokenizer.ends_with(".json");

@@ -30,7 +30,7 @@ void require_values(const json& settings, const std::string& key) {
   }
 }
 
-// Keeps of the tasks, in the plan's order, those with one of these names in tables.
+// Drops the tasks that have none of these names in tables; the others keep their order.
 void keep_tasks(json& settings, const json& names) {
   json kept = json::array();
   std::string all;

@@ -24,7 +24,7 @@ Tensor<T, Rank> random_tensor(const std::array<std::int64_t, Rank>& extent, Rand
 }
 
 struct LinearCase {
-  std::int64_t rows, columns, outputs;  // outputs of the weight: twice those of y with swiglu
+  std::int64_t rows, columns, outputs;  // outputs: rows of the weight; with swiglu y has half as many columns
   bool narrow = false, norm = false, swiglu = false, residual = false;
 };
 

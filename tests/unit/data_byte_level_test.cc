@@ -1,4 +1,4 @@
-// BPE over bytes from a tokenizer.json. The expected ids are those of Hugging Face's tokenizers 0.23.3.
+// BPE over bytes from a tokenizer.json. Hugging Face's tokenizers 0.23.3 gave the expected ids.
 #include <filesystem>
 #include <string>
 #include <utility>

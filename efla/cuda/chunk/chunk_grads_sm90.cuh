@@ -86,7 +86,7 @@ __device__ __forceinline__ void copy_items(const ChunkBackward& c, const RowMaps
   const std::int64_t items = c.forward.slots * heads;
   unsigned step = 0, count = 0, tails = 0;  // chunks and value heads, items, copies of chunks that are not full
   const auto wait_free = [&](Part part) { barrier_wait(&shared.free[part], (step & 1U) ^ 1U); };
-  // Waits for rows; those after the sequence's end, which are another sequence's, become zeros.
+  // Waits for rows, and zeroes the rows after the sequence's end, which belong to another sequence.
   const auto finish_tail = [&](unsigned char* tiles, int bytes, int rows, bool wait) {
     if (wait) barrier_wait(&shared.tail, tails++ & 1U);
     for (int at = 0; at < bytes; at += kTileBytes) clear_rows(tiles + at, rows, lane, 32);

@@ -31,7 +31,7 @@ struct AddedToken {
   bool special, normalized;  // normalized: it is found in the normalized text
 };
 
-// Finds added tokens in a text: the leftmost first, and of those that begin there the longest.
+// Finds added tokens in a text: the leftmost first; where several begin at one place, the longest.
 class AddedTokens {
  public:
   void add(const AddedToken& token) {

@@ -11,7 +11,7 @@
 
 namespace efla::data {
 
-// Makes a tokenizer from the bytes of the file at `path`; bos and eos are those of the tokenizer_config.json beside it.
+// Makes a tokenizer from the bytes of the file at `path`; the tokenizer_config.json beside it names bos and eos.
 // Added tokens are found in texts. What the file's post_processor adds, encode does not. Throws IoError(content) that
 // names what is not supported.
 std::unique_ptr<Tokenizer> make_byte_level_tokenizer(io::ByteView bytes, const std::string& path);

@@ -81,7 +81,7 @@ class BytePairs {
   std::priority_queue<Join> joins_;
 };
 
-// Encodes the words of a text, and those that occurred before by looking them up. Words must stay where they are.
+// Encodes the words of a text. Looks up the ids of a word that has occurred before. The text must stay in memory.
 class WordIds {
  public:
   // Appends the ids of a word, which `encode(word, out)` computes.

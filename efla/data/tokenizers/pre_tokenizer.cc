@@ -21,7 +21,8 @@ using nlohmann::json;
 // The expression that ByteLevel splits by, which is GPT-2's.
 constexpr const char* kByteLevel = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
-// Expressions that have a space only where a match begins, or among spaces: GPT-2's, and those of Llama 3 and Qwen.
+// The expressions of GPT-2, Llama 3 and Qwen. In a match a space is the first character or within
+// white space.
 constexpr std::array<std::string_view, 3> kSplitAtSpaces{
     kByteLevel,
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)",
