@@ -137,13 +137,13 @@ void launch_float32_states(const Float32Backward& c, cudaStream_t stream) {
   const std::int64_t chunks = c.p.saved.interval / kFloat32Tokens;
   const std::int64_t segments = c.p.shape.packed > 0 ? 0 : (c.forward.slots_per_sequence + chunks - 1) / chunks;
   const std::int64_t starts = segments > 0 ? segments * c.p.shape.batch : c.forward.slots;
-  using Memory = SweepMemory<kFloat32Keys, 2, 2>;
+  using Memory = SweepMemory<kFloat32Keys, 2>;
   launch_sweep<Memory>("chunk_float32, states", states_kernel<Memory>, starts * c.p.shape.value_heads * c.slices, c,
                        stream, segments, chunks);
 }
 
 void launch_float32_reverse(const Float32Backward& c, cudaStream_t stream) {
-  using Memory = SweepMemory<kFloat32Keys, 2, 2>;
+  using Memory = SweepMemory<kFloat32Keys, 2>;
   launch_sweep<Memory>("chunk_float32, reverse", reverse_kernel<Memory>,
                        c.p.shape.sequences() * c.p.shape.value_heads * c.slices, c, stream);
 }

@@ -29,10 +29,9 @@ enum Sum { kErase, kRead, kWritten, kSums };
 
 template <int KD, bool kGrouped>
 struct Memory {
-  static constexpr int kParts = kGrouped || KD <= 64 ? 4 : 8, kWarps = 2 * kParts,
-                       kThreads = 32 * kWarps;                        // kParts parts of the channels
-  alignas(128) float k[kFloat32Tokens * KD], q[kFloat32Tokens * KD];  // after the L2 norm
-  float state[kFloat32Columns * KD];                                  // of one slice: S, then dS'; afterwards M
+  static constexpr int kParts = 4, kWarps = 2 * kParts, kThreads = 32 * kWarps;  // kParts parts of the channels
+  alignas(128) float k[kFloat32Tokens * KD], q[kFloat32Tokens * KD];             // after the L2 norm
+  float state[kFloat32Columns * KD];  // of one slice: S, then dS'; afterwards M
   float dout[kFloat32Tokens * kFloat32Columns], d[kFloat32Tokens * kFloat32Columns];
   union {
     float u[kFloat32Tokens * kFloat32Columns];
@@ -464,7 +463,7 @@ class Grads {
 };
 
 template <int KD, bool kGrouped>
-__global__ void __launch_bounds__(Memory<KD, kGrouped>::kThreads, KD <= 64 && !kGrouped ? 2 : 1)
+__global__ void __launch_bounds__(Memory<KD, kGrouped>::kThreads, kGrouped ? 1 : 2)
     grads_kernel(const __grid_constant__ Float32Backward c) {
   extern __shared__ __align__(128) unsigned char shared[];
   const int heads = static_cast<int>(c.p.shape.heads), slot = static_cast<int>(blockIdx.x) / heads,

@@ -24,12 +24,12 @@ struct SweepStage {
 };
 
 // KD keys in kGroups groups of four warps, each with all value columns.
-template <int KD, int kGroups, int kStages>
+template <int KD, int kGroups>
 struct SweepMemory {
   static constexpr int kKeys = KD, kThreads = 128 * kGroups, kCount = KD / kGroups / 2;
   using State = float[kCount];  // of a warp
 
-  SweepStage<KD> stages[kStages];
+  SweepStage<KD> stages[2];
   float4 parts[2][kGroups][4][kFloat32Tokens / 8][32];  // sums over a group's keys
 
   // The group that finishes 8 tokens where one of them is enough, so that lower triangular products are divided evenly.
@@ -236,23 +236,21 @@ __device__ __forceinline__ void write_state(float (&s)[kCount], const View<float
   for_each_of_state(s, state, n, i_h, column, key, lane, [](float x, float* to) { *to = x; });
 }
 
-// Calls f(i, stage) for i from 0 to `chunks` − 1, where start(i, stage) has started the copies of i, and copies ahead
-// where there are two stages.
-template <int KD, int kStages, class Start, class F>
-__device__ __forceinline__ void for_each_chunk(SweepStage<KD> (&stages)[kStages], std::int64_t chunks, Start&& start,
-                                               F&& f) {
-  if (kStages > 1 && chunks > 0) start(0, stages[0]);
+// Calls f(i, stage) for i from 0 to `chunks` − 1, where start(i, stage) has started the copies of i. Copies one
+// chunk ahead.
+template <int KD, class Start, class F>
+__device__ __forceinline__ void for_each_chunk(SweepStage<KD> (&stages)[2], std::int64_t chunks, Start&& start, F&& f) {
+  if (chunks > 0) start(0, stages[0]);
 #pragma unroll 1
   for (std::int64_t i = 0; i < chunks; ++i) {
-    if (kStages == 1) start(i, stages[0]);
-    if (kStages > 1 && i + 1 < chunks) {
-      start(i + 1, stages[(i + 1) % kStages]);
+    if (i + 1 < chunks) {
+      start(i + 1, stages[(i + 1) % 2]);
       copy_async_wait<1>();
     } else {
       copy_async_wait<0>();
     }
     __syncthreads();
-    f(i, stages[i % kStages]);
+    f(i, stages[i % 2]);
     __syncthreads();
   }
 }
