@@ -187,7 +187,7 @@ class Grads {
 
   // Adds a slice's part of dO·U or D·U, dO Sᵀ and D Sᵀ.
   __device__ void multiply_slice(float (&scores)[8], Rows& dq, Rows& x) {
-    if (quadrant_ < 8 && first_column_ <= first_) {
+    if (first_column_ <= first_) {
 #pragma unroll 1
       for (int step = 0; step < kFloat32Columns / 8; ++step) {
         const int lane = opaque(lane_) & 31;  // addresses are computed here
@@ -290,17 +290,15 @@ class Grads {
   // Writes W and H, and where there are gates Σ_{i≥t>j} M_ij to dg. Ends with a barrier.
   __device__ void finish_scores(float (&scores)[8]) {
     float* const to = of_queries_ ? m_.w : m_.h;
-    if (quadrant_ < 8) {
-      for_scores([&](int i, int row, int column) {
-        float factor = of_queries_ ? c_.forward.scale : 1.0F;
-        if (gated_) factor *= expf(static_cast<float>(m_.vectors.prefix[row] - m_.vectors.prefix[column]));
-        scores[i] = column < row || (of_queries_ && column == row) ? factor * scores[i] : 0.0F;
-        to[tile_index<kFloat32Tokens>(row, column)] = scores[i];
-      });
-    }
+    for_scores([&](int i, int row, int column) {
+      float factor = of_queries_ ? c_.forward.scale : 1.0F;
+      if (gated_) factor *= expf(static_cast<float>(m_.vectors.prefix[row] - m_.vectors.prefix[column]));
+      scores[i] = column < row || (of_queries_ && column == row) ? factor * scores[i] : 0.0F;
+      to[tile_index<kFloat32Tokens>(row, column)] = scores[i];
+    });
     if (gated_) {
       float products[8] = {};
-      if (quadrant_ < 8 && first_column_ <= first_) {
+      if (first_column_ <= first_) {
 #pragma unroll 1
         for (int step = 0; step < KD / 8; ++step) {
           const int lane = opaque(lane_) & 31;  // addresses are computed here
@@ -455,7 +453,7 @@ class Grads {
   const ChunkAt at_;
   const int slot_, i_q_;
   const int thread_, lane_, first_, part_;  // first_: the warp's first token; part_: of its channels
-  const int quadrant_;                      // of W and H, of which warps from the eighth on have none
+  const int quadrant_;                      // of W and H
   const bool of_queries_;                   // whether it is of W
   const int first_column_;
   const bool gated_;
