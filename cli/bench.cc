@@ -161,10 +161,8 @@ void add_op(CLI::App& program) {
       ->add_option("--reps", arguments->reps,
                    "Rounds, in each of which every contender has a turn (7); with --device cuda replays (30)")
       ->check(CLI::Range(1, 10000));
-  command
-      ->add_option("--threads", arguments->threads,
-                   "Threads of the operator, LibTorch, its BLAS and ggml; 0: one per processor")
-      ->check(CLI::Range(0, 1024));
+  add_threads_option(*command, arguments->threads,
+                     "Threads of the operator, LibTorch, its BLAS and ggml; 0: one per processor");
   auto* scaling = command->add_flag("--scaling", arguments->scaling,
                                     "Measure T from 1024 to 131072 (with --device cuda 262144) instead, without peers");
   command->add_option("--tokens", arguments->tokens, "T of forward and backward")

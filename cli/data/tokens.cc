@@ -10,6 +10,7 @@
 
 #include "cli/support/interrupt.h"
 #include "cli/support/progress_bar.h"
+#include "cli/support/threads.h"
 #include "efla/base/threads.h"
 #include "efla/data/tokenizers/tokenize.h"
 
@@ -123,9 +124,7 @@ void add_token_commands(CLI::App& data) {
   tokenize_command->add_option("--separator", options.format.separator, "Line between two documents of a text file")
       ->capture_default_str();
   tokenize_command->add_flag("--bos", options.bos, "Put bos before each document; eos always follows it");
-  tokenize_command->add_option("--threads", arguments->threads, "Threads; 0: one per processor")
-      ->check(CLI::Range(0, 1024))
-      ->capture_default_str();
+  add_threads_option(*tokenize_command, arguments->threads);
   tokenize_command->callback([arguments] { tokenize(*arguments); });
 
   const auto folder = std::make_shared<std::string>();

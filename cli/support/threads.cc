@@ -19,9 +19,4 @@ ThreadPool& use_threads(int threads) {
   return pool;
 }
 
-void add_threads_option(CLI::App& command, int& threads) {
-  command.add_option("--threads", threads, "Threads; 0: one for each processor. Does not change results")
-      ->check(CLI::Range(0, 1024));
-}
-
 }  // namespace efla::cli

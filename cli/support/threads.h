@@ -10,6 +10,11 @@ namespace efla::cli {
 // Sets the number of threads, 0 for one per processor, of the operators too, and returns the pool that all of them use.
 ThreadPool& use_threads(int threads);
 
-void add_threads_option(CLI::App& command, int& threads);
+// Adds --threads, 0 to 1024.
+inline void add_threads_option(
+    CLI::App& command, int& threads,
+    const char* description = "Threads; 0: one for each processor. Does not change results") {
+  command.add_option("--threads", threads, description)->check(CLI::Range(0, 1024));
+}
 
 }  // namespace efla::cli

@@ -225,10 +225,8 @@ void add_train_lm(CLI::App& train) {
       ->allow_extra_args(false)
       ->take_all();
   add_device_option(*command, arguments->device);
-  command
-      ->add_option("--threads", arguments->threads,
-                   "Threads of this process; 0: its part of the machine's processors. Does not change results")
-      ->check(CLI::Range(0, 1024));
+  add_threads_option(*command, arguments->threads,
+                     "Threads of this process; 0: its part of the machine's processors. Does not change results");
   command->callback([=] { train_lm(*arguments); });
 }
 

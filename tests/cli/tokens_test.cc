@@ -248,7 +248,8 @@ TEST_F(Tokens, BadInputIsNamed) {
   EXPECT_TRUE(is_user_mistake(tokenize({empty}), "data tokenize: INPUT: got no text"));
   EXPECT_TRUE(is_user_mistake(tokenize({folder_.file("none")}), "none: there is no such file or folder"));
   EXPECT_TRUE(is_user_mistake(tokenize({empty}, {"--tokenizer", empty}), "not a SentencePiece model"));
-  EXPECT_TRUE(is_user_mistake(tokenize({empty}, {"--tokenizer", folder_.file("none")}), "none: cannot open it"));
+  EXPECT_TRUE(is_user_mistake(tokenize({empty}, {"--tokenizer", folder_.file("none")}),
+                              "none: cannot open it; a tokenizer is bytes, or the path"));
   EXPECT_TRUE(
       is_user_mistake(tokenize({empty}, {"--shard-tokens", "0"}), "--shard-tokens: got 0, expected at least 1"));
   EXPECT_TRUE(is_user_mistake(tokenize({empty}, {"--separator", ""}), "--separator: got ''"));

@@ -1,6 +1,7 @@
 #include "efla/data/tokenizers/tokenizer.h"
 
 #include <array>
+#include <filesystem>
 
 #include <fmt/format.h>
 
@@ -84,6 +85,10 @@ std::string StreamDecoder::take(bool all) {
 
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& name) {
   if (name == kBytesName) return std::make_unique<ByteTokenizer>();
+  if (!std::filesystem::exists(name)) {
+    throw IoError(IoError::Kind::missing, name, -1,
+                  "cannot open it; a tokenizer is bytes, or the path of a SentencePiece model or of a tokenizer.json");
+  }
   const auto bytes = io::read_file(name, kMaxModelBytes);
   return name.ends_with(".json") ? make_byte_level_tokenizer(bytes, name) : make_sentencepiece_tokenizer(bytes, name);
 }
