@@ -187,8 +187,12 @@ def transformers_tables(path):
         return (r["on"], r["device"], r["threads"], r["dtype"], r["batch"], r["tokens"])
 
     def change(pair):
-        shown = [f"{1000 * pair[kind]:,.{1 if pair[kind] < 0.1 else 0}f}" for kind in ("installed", "efla")]
-        return f"{shown[0]} → {shown[1]} ({pair['installed'] / pair['efla']:.2f} ×)"
+        def shown(seconds):
+            return f"{1000 * seconds:,.{1 if seconds < 0.1 else 0}f}"
+
+        if pair["installed"] is None:
+            return f"refused → {shown(pair['efla'])}"
+        return f"{shown(pair['installed'])} → {shown(pair['efla'])} ({pair['installed'] / pair['efla']:.2f} ×)"
 
     found = results.newest(path, lambda r: (setting(r), r["model"]))
     text = ""
