@@ -9,11 +9,16 @@
 namespace efla::gpu {
 namespace {
 
-// The matrix and the record take the place of keys and queries once those have been multiplied.
-template <int kTiles>
+// Record, scratch and products take the place of keys and queries once those have been multiplied. kGrouped: the
+// threads leave their products of queries and keys here, because registers do not hold both products for all heads.
+template <int kTiles, bool kGrouped>
 union PrepareMemory {
   unsigned char rows[2][kTiles * kTileBytes];  // keys, queries
-  ChunkRecord record;
+  struct {
+    ChunkRecord record;
+    PrepareScratch scratch;
+    float4 queries[kGrouped ? 8 : 1][kPrepareThreads];
+  } products;
   __device__ PrepareMemory() {}
 };
 
@@ -66,11 +71,13 @@ __device__ __forceinline__ void finish_rows(const ChunkAt& at, int thread,
 }
 
 template <int kTiles, bool kGrouped, bool kMapped>
-__global__ void __launch_bounds__(kPrepareThreads, kGrouped ? 3 : 4)
+__global__ void __launch_bounds__(kPrepareThreads, kTiles == 1 && kCopyEngine && !kGrouped ? 5 : 4)
     prepare_kernel(const __grid_constant__ ChunkProblem c, const __grid_constant__ RowMaps maps) {
   extern __shared__ __align__(1024) unsigned char shared[];
-  auto& memory = *reinterpret_cast<PrepareMemory<kTiles>*>(shared);
-  auto& scratch = *reinterpret_cast<PrepareScratch*>(shared + sizeof(PrepareMemory<kTiles>));
+  auto& memory = *reinterpret_cast<PrepareMemory<kTiles, kGrouped>*>(shared);
+  ChunkRecord& record = memory.products.record;
+  PrepareScratch& scratch = memory.products.scratch;
+  auto& left = memory.products.queries;
   const DeltaForward<bfloat16>& p = c.p;
   const int thread = threadIdx.x, warp = warp_of(thread), lane = thread % 32;
   const unsigned heads = static_cast<unsigned>(p.shape.heads);
@@ -99,28 +106,37 @@ __global__ void __launch_bounds__(kPrepareThreads, kGrouped ? 3 : 4)
   finish_products(keys);
   finish_products(queries);
   __syncthreads();
-  clear_upper_blocks(memory.record, thread);
+  if constexpr (kGrouped) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      left[i][thread] = *reinterpret_cast<const float4*>(queries + 4 * i);
+    }
+  }
+  clear_upper_blocks(record, thread);
   const bool gated = p.rule.decay == Decay::scalar;
   for (std::int64_t i = 0; i < group; ++i) {
     const std::int64_t i_h = i_q * group + i;
     const Token token = token_of(tokens, gated, warp, lane);
     if (kGrouped && i + 1 < group) tokens = tokens_of(i_h + 1);
-    key_vectors(p.rule, token, key_squares(keys, warp, lane), warp, lane, scratch, memory.record);
-    query_vectors(p.rule, c.scale, token, squares, warp, lane, scratch, memory.record);
+    key_vectors(p.rule, token, key_squares(keys, warp, lane), warp, lane, scratch, record);
+    query_vectors(p.rule, c.scale, token, squares, warp, lane, scratch, record);
     __syncthreads();
     write_keys(keys, warp, lane, scratch);
     __syncwarp();
     invert_diagonal(warp, lane, scratch);
     __syncthreads();
-    invert_below(warp, lane, scratch, memory.record);
+    invert_below(warp, lane, scratch, record);
     const auto blocks_of = [&](int b, float(&blocks)[16]) {
 #pragma unroll
-      for (int j = 0; j < 16; ++j) blocks[j] = queries[8 * b + j];
+      for (int j = 0; j < 16; j += 4) {
+        const auto* from = reinterpret_cast<const float4*>(queries + 8 * b + j);
+        *reinterpret_cast<float4*>(blocks + j) = kGrouped ? left[2 * b + j / 4][thread] : *from;
+      }
     };
-    write_queries(blocks_of, warp, lane, scratch, memory.record);
+    write_queries(blocks_of, warp, lane, scratch, record);
     fence_record();
     __syncthreads();
-    store_record<kPrepareThreads>(memory.record, &c.records[slot * p.shape.value_heads + i_h], thread);
+    store_record<kPrepareThreads>(record, &c.records[slot * p.shape.value_heads + i_h], thread);
     wait_for_record(thread);
     if constexpr (kGrouped) __syncthreads();
   }
@@ -128,7 +144,7 @@ __global__ void __launch_bounds__(kPrepareThreads, kGrouped ? 3 : 4)
 
 template <int kTiles, bool kGrouped, bool kMapped>
 void launch(const ChunkProblem& c, const RowMaps& maps, cudaStream_t stream) {
-  constexpr int kBytes = sizeof(PrepareMemory<kTiles>) + sizeof(PrepareScratch);
+  constexpr int kBytes = sizeof(PrepareMemory<kTiles, kGrouped>);
   const auto kernel = prepare_kernel<kTiles, kGrouped, kMapped>;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "cudaFuncSetAttribute");
   kernel<<<grid_of("chunk_fwd", c.slots * c.p.shape.heads), kPrepareThreads, kBytes, stream>>>(c, maps);
