@@ -31,7 +31,7 @@ struct Parts {
 // The fused kernel wins where its thread blocks fill the GPU nearly, once or several times
 // (docs/design/2026-11-cuda-forward.md).
 ChunkKernel best_sweep(const DeltaShape& s, const DeltaRule& rule) {
-  if (rule.decay == Decay::channel || s.key_dim <= 64 || s.value_dim <= 64) return ChunkKernel::sweep;
+  if (rule.decay == Decay::channel || (s.key_dim <= 64) != (s.value_dim <= 64)) return ChunkKernel::sweep;
   constexpr std::int64_t kMultiprocessors = 132;
   const std::int64_t blocks = s.sequences() * s.value_heads * ((s.value_dim + 127) / 128);
   const std::int64_t waves = (blocks + kMultiprocessors - 1) / kMultiprocessors;

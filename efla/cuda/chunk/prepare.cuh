@@ -70,8 +70,9 @@ __device__ __forceinline__ void start_products(std::uint32_t rows, std::uint32_t
 #endif
 }
 
-// Waits for all products that this warp started.
-__device__ __forceinline__ void finish_products(BlockProducts& products) {
+// Waits for all products that this warp started; `products` are not read before.
+template <int kCount>
+__device__ __forceinline__ void finish_products(float (&products)[kCount]) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   products_wait<0>();
 #pragma unroll

@@ -152,7 +152,7 @@ __device__ __forceinline__ void consume(const ChunkProblem& c, int group, int th
                                         Shared<kTiles, kGroups, kFused, kChannel>& shared) {
   constexpr int kStages = Shared<kTiles, kGroups, kFused, kChannel>::kStages,
                 kRecords = Shared<kTiles, kGroups, kFused, kChannel>::kRecords;
-  constexpr bool kDeferred = kGroups == 1;
+  constexpr bool kDeferred = kGroups == 1 && !kFused;
   const int warp = warp_of(thread), lane = thread % 32;
   const Walk& walk = shared.walk;
   const int tail = walk.tail;
@@ -225,7 +225,7 @@ __device__ __forceinline__ void consume(const ChunkProblem& c, int group, int th
       multiply_chunk(o, u, record.p, true);
       products_commit();
     }
-    products_wait<0>();
+    finish_products(s);
     if constexpr (!kDeferred) {
       free_record(chunk);
       write_chunk(chunk, tile);
@@ -380,10 +380,10 @@ __global__ void __launch_bounds__(threads<kGroups, kFused>(), 1)
       copy_chunks<kOutputs>(c, maps, thread, shared);
     }
   } else if (group == kGroups) {
-    give_registers<64>();
+    if constexpr (kGroups == 2) give_registers<64>();
     prepare_keys(c, thread, shared);
   } else {
-    give_registers<64>();
+    if constexpr (kGroups == 2) give_registers<64>();
     prepare_queries(c, maps, thread, shared);
   }
 }
@@ -416,12 +416,12 @@ void launch_sweep(const ChunkProblem& c, const RowMaps& maps, cudaStream_t strea
 }  // namespace
 
 void launch_sweep_sm90(const ChunkProblem& problem, const RowMaps& maps, bool fused, cudaStream_t stream) {
+  const bool narrow = problem.p.shape.key_dim <= 64;
   if (fused) {
     ChunkProblem c = problem;
     c.segments = 1;
-    return launch<2, 2, true, false>(c, maps, stream);
+    return narrow ? launch<1, 1, true, false>(c, maps, stream) : launch<2, 2, true, false>(c, maps, stream);
   }
-  const bool narrow = problem.p.shape.key_dim <= 64;
   if (has_channel_gate(problem)) {
     return narrow ? launch_sweep<1, true>(problem, maps, stream) : launch_sweep<2, true>(problem, maps, stream);
   }

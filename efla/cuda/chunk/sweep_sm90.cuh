@@ -55,7 +55,8 @@ struct alignas(1024) RecordAt : ChunkRecord {};
 template <int kTiles, int kGroups, bool kFused, bool kChannel>
 struct Shared {
   // With a gate per key channel three stages of two groups exceed the memory.
-  static constexpr int kStages = kChannel && kGroups == 2 ? 2 : gpu::kStages, kRecords = kFused ? 2 : kStages;
+  static constexpr int kStages = kChannel && kGroups == 2 ? 2 : gpu::kStages,
+                       kRecords = kFused && kGroups == 2 ? 2 : kStages;
   alignas(1024) Rows<kTiles, kGroups, kChannel> rows[kStages];
   RecordAt record[kRecords];
   PrepareScratch scratch[kFused ? kRecords : 0];
