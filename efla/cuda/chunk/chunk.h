@@ -82,6 +82,11 @@ constexpr std::int64_t chunk_slots(const DeltaShape& s) {
 // The chunks of a sequence of `chunks` chunks that each of `segments` segments has; the last ones may have fewer.
 constexpr std::int64_t segment_chunks(std::int64_t chunks, int segments) { return (chunks + segments - 1) / segments; }
 
+// The multiprocessors for which forms and splits are chosen, whatever the GPU has, so that bits do not depend on it: an
+// H200's. waves_of: how often thread blocks fill them, one block each.
+inline constexpr std::int64_t kMultiprocessors = 132;
+constexpr std::int64_t waves_of(std::int64_t blocks) { return (blocks + kMultiprocessors - 1) / kMultiprocessors; }
+
 constexpr bool has_channel_gate(const ChunkProblem& c) { return c.p.rule.decay == Decay::channel; }
 
 // Returns into how many segments the sequences of a problem are cut, a function of the sizes alone; 1: they are not.

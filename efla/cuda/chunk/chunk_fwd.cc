@@ -32,10 +32,8 @@ struct Parts {
 // (docs/design/2026-11-cuda-forward.md).
 ChunkKernel best_sweep(const DeltaShape& s, const DeltaRule& rule) {
   if (rule.decay == Decay::channel || (s.key_dim <= 64) != (s.value_dim <= 64)) return ChunkKernel::sweep;
-  constexpr std::int64_t kMultiprocessors = 132;
   const std::int64_t blocks = s.sequences() * s.value_heads * ((s.value_dim + 127) / 128);
-  const std::int64_t waves = (blocks + kMultiprocessors - 1) / kMultiprocessors;
-  return 10 * blocks >= 7 * kMultiprocessors * waves ? ChunkKernel::fused : ChunkKernel::sweep;
+  return 10 * blocks >= 7 * kMultiprocessors * waves_of(blocks) ? ChunkKernel::fused : ChunkKernel::sweep;
 }
 
 }  // namespace

@@ -11,16 +11,15 @@ namespace efla::gpu {
 int segments_of(const DeltaShape& s) {
   // Costs are in units of one chunk of the sweep; 7 + 2·i estimates the kernels between the sweeps. Rows of keys or
   // values that the copy engine cannot read are not cut.
-  constexpr std::int64_t kMultiprocessors = 132, kMaxSegments = 8;
+  constexpr std::int64_t kMaxSegments = 8;
   const std::int64_t heads = s.sequences() * s.value_heads, chunks = chunk_slots(s) / s.sequences();
   const std::int64_t slices = (s.value_dim + 63) / 64, pairs = (s.value_dim + 127) / 128;
   if (s.key_dim % 8 != 0 || s.value_dim % 8 != 0 || s.key_dim > kChunkMaxKeyDim) return 1;
-  const auto waves = [](std::int64_t blocks) { return (blocks + kMultiprocessors - 1) / kMultiprocessors; };
-  std::int64_t best = waves(heads * slices) * chunks;
+  std::int64_t best = waves_of(heads * slices) * chunks;
   int segments = 1;
   for (int i = 3; i <= kMaxSegments; ++i) {
-    const std::int64_t before = waves(heads * (slices + (pairs + 1) * (i - 2))),
-                       after = waves(heads * slices * (i - 1));
+    const std::int64_t before = waves_of(heads * (slices + (pairs + 1) * (i - 2))),
+                       after = waves_of(heads * slices * (i - 1));
     const std::int64_t cost = segment_chunks(chunks, i) * (before + after) + 7 + 2 * i;
     if (cost < best) {
       best = cost;
