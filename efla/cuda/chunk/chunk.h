@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "efla/cuda/common/tensor_map.h"
 #include "efla/cuda/delta.h"
 #include "efla/rule/problem.h"
 
@@ -92,8 +93,6 @@ constexpr bool has_channel_gate(const ChunkProblem& c) { return c.p.rule.decay =
 // Returns into how many segments the sequences of a problem are cut, a function of the sizes alone; 1: they are not.
 int segments_of(const DeltaShape& shape);
 
-struct RowMaps;
-
 // Launches the kernel that writes every record. With `maps` (on Hopper) it reads rows by them.
 void launch_prepare(const ChunkProblem& problem, const RowMaps* maps, cudaStream_t stream);
 
@@ -103,7 +102,9 @@ void launch_prepare_channel(const ChunkProblem& problem, cudaStream_t stream);
 // Launches the sweep over the state on any GPU.
 void launch_sweep_portable(const ChunkProblem& problem, cudaStream_t stream);
 
-// Launches the sweep on a Hopper GPU. `fused` computes the records on the way, so that `prepare` is not needed.
-void launch_sweep_sm90(const ChunkProblem& problem, const RowMaps& maps, bool fused, cudaStream_t stream);
+// Launches the sweep on a Hopper GPU, which writes outputs by the descriptor `outputs`. `fused` computes the records on
+// the way, so that `prepare` is not needed.
+void launch_sweep_sm90(const ChunkProblem& problem, const RowMaps& maps, const CUtensorMap& outputs, bool fused,
+                       cudaStream_t stream);
 
 }  // namespace efla::gpu

@@ -76,8 +76,8 @@ void chunk_fwd(const DeltaForward<bfloat16>& p, const Workspace& workspace, cuda
   c.v_rows = has_aligned_rows(p.v);
   c.o_rows = has_aligned_rows(p.o);
   c.g_rows = p.rule.decay == Decay::channel && has_aligned_rows(p.g);
-  const bool rows =
-      c.q_rows && c.k_rows && c.v_rows && c.o_rows && can_map_rows(p.q) && can_map_rows(p.k) && can_map_rows(p.v);
+  const bool rows = c.q_rows && c.k_rows && c.v_rows && c.o_rows && can_map_rows(p.q) && can_map_rows(p.k) &&
+                    can_map_rows(p.v) && can_map_rows(p.o);
   if (!rows) kernel = ChunkKernel::portable;
   if (kernel == ChunkKernel::automatic) kernel = is_hopper() ? best_sweep(p.shape, p.rule) : ChunkKernel::portable;
   const bool channel = p.rule.decay == Decay::channel, fused = kernel == ChunkKernel::fused && !channel;
@@ -88,7 +88,7 @@ void chunk_fwd(const DeltaForward<bfloat16>& p, const Workspace& workspace, cuda
   }
   const RowMaps maps{map_rows(p.q), map_rows(p.k), map_rows(p.v)};
   if (!fused && !channel) launch_prepare(c, &maps, stream);
-  launch_sweep_sm90(c, maps, fused, stream);
+  launch_sweep_sm90(c, maps, map_rows(p.o), fused, stream);
 }
 
 }  // namespace efla::gpu

@@ -40,33 +40,38 @@ __device__ __forceinline__ void decay_state(float (&s)[32 * kTiles], const Rows<
   }
 }
 
-// Where a warp writes its 16 value columns of the outputs, through a tile in which no other warp touches them.
+// Writes a warp's 16 value columns of a chunk's outputs to a tile.
+__device__ __forceinline__ void put_outputs(const float (&x)[32], unsigned char* tile, int warp, int lane) {
+#pragma unroll
+  for (int block = 0; block < 4; ++block) {
+    const float* from = x + 8 * block;
+    write_block_transposed(tile, 16 * block, 2 * warp,
+                           {pack_bf16(from[0], from[1]), pack_bf16(from[2], from[3]), pack_bf16(from[4], from[5]),
+                            pack_bf16(from[6], from[7])},
+                           lane);
+  }
+  __syncwarp();
+}
+
+// Where a warp copies its 16 value columns of the outputs from a tile.
 struct OutputColumns {
   bfloat16* to;  // the lane's piece of the lane's first row
   std::int64_t stride;
   int piece, row;
   bool exists;
 
-  __device__ __forceinline__ OutputColumns(const View<bfloat16, 4>& o, const Walk& walk, std::int64_t column, int warp,
-                                           int lane)
+  // `chunk`: whose tokens the first call of copy writes.
+  __device__ __forceinline__ OutputColumns(const View<bfloat16, 4>& o, const Walk& walk, std::int64_t column, int chunk,
+                                           int warp, int lane)
       : stride(o.stride[1]),
         piece(2 * warp + lane % 2),
         row(lane / 2 % 4 * 2 + lane / 8 % 2 + lane / 16 * 8),  // without bank conflicts
         exists(column + 8 * piece < o.extent[3]) {
-    to = o.at(walk.i_b, walk.begin + row, walk.i_h, exists ? column + 8 * piece : 0);
+    to = o.at(walk.i_b, walk.start(chunk) + row, walk.i_h, exists ? column + 8 * piece : 0);
   }
 
-  // Writes the first `rows` tokens of a chunk.
-  __device__ __forceinline__ void write(const float (&x)[32], unsigned char* tile, int rows, int warp, int lane) const {
-#pragma unroll
-    for (int block = 0; block < 4; ++block) {
-      const float* from = x + 8 * block;
-      write_block_transposed(tile, 16 * block, 2 * warp,
-                             {pack_bf16(from[0], from[1]), pack_bf16(from[2], from[3]), pack_bf16(from[4], from[5]),
-                              pack_bf16(from[6], from[7])},
-                             lane);
-    }
-    __syncwarp();
+  // Writes the first `rows` tokens of a chunk from a tile.
+  __device__ __forceinline__ void copy(const unsigned char* tile, int rows) const {
     if (!exists) return;
 #pragma unroll
     for (int pass = 0; pass < 4; ++pass) {
@@ -146,13 +151,16 @@ __device__ __forceinline__ View<float, 4> state_after(const ChunkProblem& c, con
 }
 
 // A warpgroup of the state, number `group`. kDeferred: the product P U of a chunk is made while the next chunk's
-// residual is computed.
+// residual is computed. kStored: the copy engine writes outputs from the tile in which values were, but not those of a
+// chunk that the sequence does not fill, because rows after them belong to another sequence. Where records are what a
+// chunk waits for, a tile that is free later costs more than the copy saves.
 template <int kTiles, int kGroups, bool kFused, bool kChannel>
-__device__ __forceinline__ void consume(const ChunkProblem& c, int group, int thread,
+__device__ __forceinline__ void consume(const ChunkProblem& c, const CUtensorMap& outputs, int group, int thread,
                                         Shared<kTiles, kGroups, kFused, kChannel>& shared) {
   constexpr int kStages = Shared<kTiles, kGroups, kFused, kChannel>::kStages,
                 kRecords = Shared<kTiles, kGroups, kFused, kChannel>::kRecords;
   constexpr bool kDeferred = kGroups == 1 && !kFused;
+  constexpr bool kStored = kFused == (kGroups == 2);
   const int warp = warp_of(thread), lane = thread % 32;
   const Walk& walk = shared.walk;
   const int tail = walk.tail;
@@ -160,7 +168,7 @@ __device__ __forceinline__ void consume(const ChunkProblem& c, int group, int th
   float s[32 * kTiles], e[32], o[32];
   std::uint32_t u[4][4] = {};
   read_state_before(s, c, column + 16 * warp, lane, shared);
-  OutputColumns outputs(c.p.o, walk, column, warp, lane);
+  OutputColumns columns(c.p.o, walk, column, 0, warp, lane);
   leave_undefined(e);
   leave_undefined(o);
   const auto free_record = [&](int chunk) {
@@ -168,8 +176,24 @@ __device__ __forceinline__ void consume(const ChunkProblem& c, int group, int th
     if (kFused || lane == 0) barrier_arrive(&shared.record_free[chunk % kRecords]);
   };
   const auto write_chunk = [&](int chunk, unsigned char* tile) {
-    outputs.write(o, tile, walk.rows(chunk), warp, lane);
-    outputs.to += kChunkTokens * outputs.stride;
+    put_outputs(o, tile, warp, lane);
+    if constexpr (!kStored) {
+      columns.copy(tile, walk.rows(chunk));
+      columns.to += kChunkTokens * columns.stride;
+    } else if (chunk == tail) {
+      const int own = opaque(thread);  // addresses kept from before would take registers that are not there
+      OutputColumns(c.p.o, walk, walk.column + 64 * group, chunk, warp_of(own), own % 32).copy(tile, walk.rows(chunk));
+    } else {
+      fence_for_products();
+      if (group == 0) {
+        named_barrier(kOutputsBarrier, kGroupThreads);
+      } else {
+        named_barrier(kOutputsBarrier + 1, kGroupThreads);
+      }
+      if (thread == 0) {
+        store_tile(&outputs, tile, walk.column + 64 * group, walk.i_h, walk.start(chunk), walk.i_b);
+      }
+    }
   };
 #pragma unroll 1
   for (int chunk = 0; chunk < walk.chunks; ++chunk) {
@@ -191,6 +215,12 @@ __device__ __forceinline__ void consume(const ChunkProblem& c, int group, int th
     } else {  // of the chunk before; of the first chunk nothing comes of it
       multiply_chunk(o, u, shared.record[(chunk + kRecords - 1) % kRecords].p, true);
       products_commit();
+    }
+    if constexpr (kStored && !kDeferred) {  // the copy engine has read the outputs of the chunk before by now
+      if (chunk > 0) {
+        stores_wait();
+        barrier_arrive(&shared.rows_free[(chunk - 1) % kStages]);
+      }
     }
     barrier_wait(&shared.record_full[chunk % kRecords], parity(chunk, kRecords));
     products_wait<kDeferred ? 1 : 0>();  // two groups hide the wait for o, and have no registers to spare
@@ -230,8 +260,9 @@ __device__ __forceinline__ void consume(const ChunkProblem& c, int group, int th
       free_record(chunk);
       write_chunk(chunk, tile);
     }
+    if constexpr (kStored && kDeferred) stores_wait();
     __syncwarp();
-    if (kFused || lane == 0) barrier_arrive(&shared.rows_free[chunk % kStages]);
+    if (kFused ? !kStored : lane == 0) barrier_arrive(&shared.rows_free[chunk % kStages]);
   }
   if (kDeferred && walk.chunks > 0) {
     const int chunk = walk.chunks - 1;
@@ -241,7 +272,9 @@ __device__ __forceinline__ void consume(const ChunkProblem& c, int group, int th
     products_wait<0>();
     write_chunk(chunk, shared.rows[chunk % kStages].v + group * kTileBytes);
   }
-  write_state<kTiles>(s, state_after(c, walk), 0, 0, column + 16 * warp, lane);
+  if constexpr (kStored) stores_wait();
+  const int own = opaque(thread);
+  write_state<kTiles>(s, state_after(c, walk), 0, 0, walk.column + 64 * group + 16 * warp_of(own), own % 32);
 }
 
 // A warpgroup of the state where no outputs are made.
@@ -327,7 +360,8 @@ __device__ __forceinline__ void start(const Walk& walk, Shared<kTiles, kGroups, 
 
 template <int kTiles, int kGroups, bool kFused, bool kOutputs, bool kChannel>
 __global__ void __launch_bounds__(threads<kGroups, kFused>(), 1)
-    sweep_kernel(const __grid_constant__ ChunkProblem c, const __grid_constant__ RowMaps maps) {
+    sweep_kernel(const __grid_constant__ ChunkProblem c, const __grid_constant__ RowMaps maps,
+                 const __grid_constant__ CUtensorMap outputs) {
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared<kTiles, kGroups, kFused, kChannel>*>(memory);
   // What the first segment's blocks share among the maps'.
@@ -365,11 +399,11 @@ __global__ void __launch_bounds__(threads<kGroups, kFused>(), 1)
     if constexpr (kGroups == 2) take_registers<kFused ? 192 : 232>();
     if constexpr (!kFused) wait_for_kernels();
     if constexpr (kOutputs) {
-      consume(c, group, thread, shared);
+      consume(c, outputs, group, thread, shared);
     } else if (!walk.outputs) {
       transform(c, group, thread, shared);
     } else if (group == 0) {
-      consume(c, 0, thread, first);
+      consume(c, outputs, 0, thread, first);
     }
   } else if constexpr (!kFused) {
     if constexpr (kGroups == 2) give_registers<40>();
@@ -389,7 +423,7 @@ __global__ void __launch_bounds__(threads<kGroups, kFused>(), 1)
 }
 
 template <int kTiles, int kGroups, bool kFused, bool kChannel, bool kOutputs = true>
-void launch(const ChunkProblem& c, const RowMaps& maps, cudaStream_t stream) {
+void launch(const ChunkProblem& c, const RowMaps& maps, const CUtensorMap& outputs, cudaStream_t stream) {
   constexpr int kBytes = std::max(sizeof(Shared<kTiles, kGroups, kFused, kChannel>),
                                   kOutputs ? 0 : sizeof(Shared<kTiles, 1, false, kChannel>)),
                 kColumns = 64 * kGroups;
@@ -398,34 +432,38 @@ void launch(const ChunkProblem& c, const RowMaps& maps, cudaStream_t stream) {
   const int blocks = kOutputs ? sweep_blocks(c, kColumns) : map_blocks(c, kColumns);
   const unsigned grid = grid_of("chunk_fwd", c.p.shape.sequences() * c.p.shape.value_heads * blocks);
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "cudaFuncSetAttribute");
-  launch_early("sweep", kernel, grid, threads<kGroups, kFused>(), kBytes, stream, c, maps);
+  launch_early("sweep", kernel, grid, threads<kGroups, kFused>(), kBytes, stream, c, maps, outputs);
 }
 
 template <int kTiles, bool kChannel>
-void launch_sweep(const ChunkProblem& c, const RowMaps& maps, cudaStream_t stream) {
+void launch_sweep(const ChunkProblem& c, const RowMaps& maps, const CUtensorMap& outputs, cudaStream_t stream) {
   if (c.segments > 1) {
-    launch<kTiles, 2, false, kChannel, false>(c, maps, stream);
+    launch<kTiles, 2, false, kChannel, false>(c, maps, outputs, stream);
   }
   if (c.p.shape.value_dim > 64 &&
       c.p.shape.sequences() * c.p.shape.value_heads * (c.segments - (c.segments > 1 ? 1 : 0)) >= 96) {
-    return launch<kTiles, 2, false, kChannel>(c, maps, stream);
+    return launch<kTiles, 2, false, kChannel>(c, maps, outputs, stream);
   }
-  launch<kTiles, 1, false, kChannel>(c, maps, stream);
+  launch<kTiles, 1, false, kChannel>(c, maps, outputs, stream);
 }
 
 }  // namespace
 
-void launch_sweep_sm90(const ChunkProblem& problem, const RowMaps& maps, bool fused, cudaStream_t stream) {
+void launch_sweep_sm90(const ChunkProblem& problem, const RowMaps& maps, const CUtensorMap& outputs, bool fused,
+                       cudaStream_t stream) {
   const bool narrow = problem.p.shape.key_dim <= 64;
   if (fused) {
     ChunkProblem c = problem;
     c.segments = 1;
-    return narrow ? launch<1, 1, true, false>(c, maps, stream) : launch<2, 2, true, false>(c, maps, stream);
+    return narrow ? launch<1, 1, true, false>(c, maps, outputs, stream)
+                  : launch<2, 2, true, false>(c, maps, outputs, stream);
   }
   if (has_channel_gate(problem)) {
-    return narrow ? launch_sweep<1, true>(problem, maps, stream) : launch_sweep<2, true>(problem, maps, stream);
+    return narrow ? launch_sweep<1, true>(problem, maps, outputs, stream)
+                  : launch_sweep<2, true>(problem, maps, outputs, stream);
   }
-  narrow ? launch_sweep<1, false>(problem, maps, stream) : launch_sweep<2, false>(problem, maps, stream);
+  narrow ? launch_sweep<1, false>(problem, maps, outputs, stream)
+         : launch_sweep<2, false>(problem, maps, outputs, stream);
 }
 
 }  // namespace efla::gpu

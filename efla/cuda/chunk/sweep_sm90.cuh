@@ -13,8 +13,8 @@ namespace efla::gpu {
 
 inline constexpr int kGroupThreads = 128, kGroupWarps = 4;
 inline constexpr int kStages = 3;
-inline constexpr int kTokenStages = 4;  // of the fused kernel
-inline constexpr int kKeysBarrier = 1;  // id of a named barrier
+inline constexpr int kTokenStages = 4;                       // of the fused kernel
+inline constexpr int kKeysBarrier = 1, kOutputsBarrier = 2;  // ids of named barriers, the latter of the first group
 
 template <int kTiles, int kGroups, bool kChannel = false>
 struct Rows {
