@@ -13,7 +13,9 @@
 namespace efla::nn {
 namespace {
 
+// Of an undefined tensor: none.
 Vector values_of(const torch::Tensor& tensor) {
+  if (!tensor.defined()) return {};
   const auto flat = tensor.detach().contiguous().flatten();
   return Vector(flat.data_ptr<float>(), flat.data_ptr<float>() + flat.numel());
 }
@@ -30,87 +32,49 @@ StatePool::StatePool(std::int64_t slots, std::size_t slot_floats)
       data_(std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(slots) * slot_floats)) {}
 
 std::string InferenceModel::refusal(const LanguageModelConfig& config) {
-  if (mixer_preset(config.mixer).softmax || !config.attention_layers.empty()) return "layers of softmax attention";
-  const auto mixer = config.mixer_config();
-  if (mixer.conv == 0) return "a mixer without short convolution";
-  if (mixer.qk_activation != "silu") return "the activation " + mixer.qk_activation;
-  return mixer.qk_sum_norm ? "qk_norm sum" : "";
+  return config.attention_layers.empty() ? MixerShape(config).refusal() : "layers of softmax attention";
 }
 
 InferenceModel::InferenceModel(const LanguageModel& model, WeightType weights)
-    : config_(model.config()),
-      mixer_(config_.mixer_config()),
-      preset_(mixer_preset(config_.mixer)),
-      gate_(mixer_.lower_bound ? Gate::safe_channel : preset_.gate),
-      buffers_(std::make_unique<Buffers>()) {
+    : config_(model.config()), mixer_(config_), buffers_(std::make_unique<Buffers>()) {
   if (const auto reason = refusal(config_); !reason.empty()) {
     throw Error("inference", "model", reason, "a state of constant size, and short convolutions with silu");
   }
-  if (mixer_.value_heads == 0) mixer_.value_heads = mixer_.heads;
-  rule_.step = parse_step_size(std::string(preset_.step));
-  rule_.step.erase_scale = preset_.erase_scale;
-  rule_.step.write_scale = preset_.write_scale;
-  rule_.qk_l2norm = preset_.qk_l2norm;
-  rule_.decay = gate_ == Gate::none ? Decay::none : gate_ == Gate::scalar ? Decay::scalar : Decay::channel;
-  values_ = mixer_.value_heads * mixer_.value_dim;
-  channels_ = 2 * mixer_.heads * mixer_.key_dim + values_;
-  memory_floats_ = values_ * mixer_.key_dim;
-  layer_floats_ = memory_floats_ + (mixer_.conv - 1) * channels_;
+  memory_floats_ = mixer_.values * mixer_.config.key_dim;
+  layer_floats_ = memory_floats_ + (mixer_.config.conv - 1) * mixer_.channels;
   state_floats_ = static_cast<std::size_t>(config_.num_hidden_layers * layer_floats_);
 
   const auto named = model.named_parameters();
   norm_ = values_of(named["model.norm.weight"]);
   if (!config_.tie_word_embeddings) embeddings_ = named["model.embeddings.weight"].detach().contiguous();
   head_ = PackedWeight({model.head()}, weights);
-  for (std::int64_t i = 0; i < config_.num_hidden_layers; ++i) layers_.push_back(packed_layer(model, i, weights));
+  for (std::int64_t i = 0; i < config_.num_hidden_layers; ++i) {
+    layers_.push_back(packed(LayerParameters(model, mixer_, i), weights));
+  }
 }
 
 InferenceModel::~InferenceModel() = default;
 
-InferenceModel::Layer InferenceModel::packed_layer(const LanguageModel& model, std::int64_t index,
-                                                   WeightType weights) const {
-  const auto named = model.named_parameters();
-  const std::string prefix = "model.layers." + std::to_string(index) + ".";
-  const auto get = [&](const std::string& name) { return named[prefix + name]; };
-  const auto has = [&](const std::string& name) { return named.contains(prefix + name); };
+InferenceModel::Layer InferenceModel::packed(const LayerParameters& from, WeightType weights) {
   Layer layer;
-  layer.attn_norm = values_of(get("attn_norm.weight"));
-  layer.mlp_norm = values_of(get("mlp_norm.weight"));
-  if (mixer_.output_norm) layer.o_norm = values_of(get("attn.o_norm.weight"));
-  layer.taps =
-      values_of(torch::cat({get("attn.q_conv1d.weight"), get("attn.k_conv1d.weight"), get("attn.v_conv1d.weight")}));
-
-  std::vector<torch::Tensor> parts{get("attn.q_proj.weight"), get("attn.k_proj.weight"), get("attn.v_proj.weight")};
-  std::int64_t columns = channels_;
-  const auto append = [&](const std::string& name, std::int64_t& first) {
-    if (!has(name)) return;
-    first = columns;
-    parts.push_back(get(name));
-    columns += parts.back().size(0);
-  };
-  append("attn.b_proj.weight", layer.b);
-  append("attn.a_proj.weight", layer.a);
-  append("attn.f_proj.0.weight", layer.f);
-  append(mixer_.output_gate == OutputGate::silu ? "attn.g_proj.weight" : "attn.g_proj.0.weight", layer.g);
-  layer.in = PackedWeight(parts, weights);
-  if (layer.f >= 0) layer.f_out = PackedWeight({get("attn.f_proj.1.weight")}, weights);
-  if (mixer_.output_gate == OutputGate::sigmoid) {
-    layer.g_out = PackedWeight({get("attn.g_proj.1.weight")}, weights);
-    layer.gate_bias = values_of(get("attn.g_proj.1.bias"));
-  }
-  layer.o_proj = PackedWeight({get("attn.o_proj.weight")}, weights);
-  layer.gate_up = PackedWeight({get("mlp.gate_proj.weight"), get("mlp.up_proj.weight")}, weights);
-  layer.down = PackedWeight({get("mlp.down_proj.weight")}, weights);
-
-  layer.beta_factor.assign(static_cast<std::size_t>(mixer_.value_heads), static_cast<float>(mixer_.beta_scale));
-  if (has("attn.alpha")) {
-    const auto alpha = values_of(get("attn.alpha"));
-    for (std::size_t i = 0; i < alpha.size(); ++i) layer.beta_factor[i] *= softplus(alpha[i]);
-  }
-  if (gate_ != Gate::none) {
-    layer.rate = values_of(torch::exp(get("attn.A_log")));
-    layer.dt_bias = values_of(get("attn.dt_bias"));
-  }
+  layer.attn_norm = values_of(from.attn_norm);
+  layer.mlp_norm = values_of(from.mlp_norm);
+  layer.o_norm = values_of(from.o_norm);
+  layer.taps = values_of(from.taps);
+  layer.beta_factor = values_of(from.beta_factor);
+  layer.rate = values_of(from.rate);
+  layer.dt_bias = values_of(from.dt_bias);
+  layer.gate_bias = values_of(from.gate_bias);
+  layer.b = from.b;
+  layer.a = from.a;
+  layer.f = from.f;
+  layer.g = from.g;
+  layer.in = PackedWeight(from.in, weights);
+  if (from.f_out.defined()) layer.f_out = PackedWeight({from.f_out}, weights);
+  if (from.g_out.defined()) layer.g_out = PackedWeight({from.g_out}, weights);
+  layer.o_proj = PackedWeight({from.o_proj}, weights);
+  layer.gate_up = PackedWeight({from.gate, from.up}, weights);
+  layer.down = PackedWeight({from.down}, weights);
   return layer;
 }
 
@@ -129,9 +93,12 @@ std::vector<StatePart> InferenceModel::state_parts() const {
   for (std::int64_t i = 0; i < config_.num_hidden_layers; ++i) {
     const auto first = static_cast<std::size_t>(i * layer_floats_), memory = static_cast<std::size_t>(memory_floats_);
     const std::string prefix = "layers." + std::to_string(i) + ".";
-    parts.push_back({prefix + "memory", {1, mixer_.value_heads, mixer_.key_dim, mixer_.value_dim}, first, memory});
+    parts.push_back({prefix + "memory",
+                     {1, mixer_.config.value_heads, mixer_.config.key_dim, mixer_.config.value_dim},
+                     first,
+                     memory});
     parts.push_back({prefix + "conv",
-                     {1, mixer_.conv - 1, channels_},
+                     {1, mixer_.config.conv - 1, mixer_.channels},
                      first + memory,
                      static_cast<std::size_t>(layer_floats_ - memory_floats_)});
   }

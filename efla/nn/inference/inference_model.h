@@ -12,6 +12,7 @@
 
 #include "efla/base/threads.h"
 #include "efla/base/view.h"
+#include "efla/nn/inference/layer_parameters.h"
 #include "efla/nn/inference/packed_weight.h"
 #include "efla/nn/models/language_model.h"
 #include "efla/rule/problem.h"
@@ -98,7 +99,7 @@ class InferenceModel {
   struct Layer;
   struct Buffers;
 
-  Layer packed_layer(const LanguageModel& model, std::int64_t index, WeightType weights) const;
+  static Layer packed(const LayerParameters& from, WeightType weights);
   void mix(const Layer& layer, std::span<const TextRun> runs, StatePool& states, ThreadPool& pool);
   void convolve(const Layer& layer, std::span<const TextRun> runs, StatePool& states, ThreadPool& pool);
   void compute_gates(const Layer& layer, ThreadPool& pool);
@@ -109,11 +110,8 @@ class InferenceModel {
                    ThreadPool& pool);
 
   LanguageModelConfig config_;
-  MixerConfig mixer_;
-  const MixerPreset& preset_;
-  DeltaRule rule_;
-  Gate gate_;
-  std::int64_t channels_, values_, memory_floats_, layer_floats_;
+  MixerShape mixer_;
+  std::int64_t memory_floats_, layer_floats_;
   std::size_t state_floats_;
   std::vector<float> norm_;
   torch::Tensor embeddings_;  // [vocab_size, D]; undefined if they are the head's

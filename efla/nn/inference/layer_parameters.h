@@ -1,0 +1,47 @@
+// The parameters of a model's layer as inference uses them: projections of the same input together, and what follows
+// from parameters alone computed once.
+#pragma once
+
+#include <torch/types.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "efla/nn/models/language_model.h"
+#include "efla/rule/problem.h"
+
+namespace efla::nn {
+
+// What a model's mixers have in common.
+struct MixerShape {
+  explicit MixerShape(const LanguageModelConfig& config);
+
+  // Returns what of a mixer is neither a delta rule nor has short convolutions with silu, or "".
+  std::string refusal() const;
+
+  MixerConfig config;  // with value_heads
+  const MixerPreset& preset;
+  Gate gate;
+  DeltaRule rule;
+  std::int64_t values, channels;  // HV·V, and 2·H·K + HV·V
+};
+
+// Tensors are detached and lie where the model does; undefined: the layer has none. A layer of softmax attention, or
+// with a mixer that MixerShape refuses, has those of its norms and its MLP alone.
+struct LayerParameters {
+  LayerParameters(const LanguageModel& model, const MixerShape& mixer, std::int64_t index);
+
+  bool has_mixer() const { return !in.empty(); }
+
+  torch::Tensor attn_norm, mlp_norm, gate, up, down;
+  torch::Tensor o_norm, o_proj, f_out, g_out;
+  std::vector<torch::Tensor> in;                // [·, D]: q, k, v and, where they exist, b, a, f_proj.0 and the gate g
+  std::int64_t b = -1, a = -1, f = -1, g = -1;  // their first columns in the outputs of `in`; −1: none
+  torch::Tensor taps;                           // [2·H·K + HV·V, W]
+  torch::Tensor beta_factor;                    // [HV]: beta_scale · softplus(α)
+  torch::Tensor rate, dt_bias;                  // of the decay: exp(A_log) [HV]; [HV] or [HV·K]
+  torch::Tensor gate_bias;                      // of the sigmoid gate [HV·V]
+};
+
+}  // namespace efla::nn
