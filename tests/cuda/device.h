@@ -3,11 +3,13 @@
 
 #include <cuda_runtime_api.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <vector>
 
+#include "efla/base/random.h"
 #include "efla/cuda/common/error.h"
 #include "efla/cuda/delta.h"
 #include "efla/rule/problem.h"
@@ -81,6 +83,14 @@ class PoisonedWorkspace {
   std::size_t bytes_;
   DeviceBytes memory_;
 };
+
+// Returns a tensor of normally distributed numbers times a factor.
+template <class T, int Rank, Layout kLayout = Layout::contiguous>
+Tensor<T, Rank> random_tensor(const std::array<std::int64_t, Rank>& extent, Random& random, double factor = 1.0) {
+  Tensor<T, Rank> tensor(extent, kLayout);
+  tensor.assign(drawn(tensor.view().size(), [&] { return factor * random.normal(); }));
+  return tensor;
+}
 
 // A copy of a host tensor's memory on the device, sentinels included. The first element of the view is aligned to 256
 // bytes, so that contiguous rows take the kernels' paths for aligned rows.

@@ -16,13 +16,6 @@
 namespace efla::test {
 namespace {
 
-template <class T, int Rank, Layout kLayout = Layout::contiguous>
-Tensor<T, Rank> random_tensor(const std::array<std::int64_t, Rank>& extent, Random& random, double factor = 1.0) {
-  Tensor<T, Rank> tensor(extent, kLayout);
-  tensor.assign(drawn(tensor.view().size(), [&] { return factor * random.normal(); }));
-  return tensor;
-}
-
 struct LinearCase {
   std::int64_t rows, columns, outputs;  // outputs: rows of the weight; with swiglu y has half as many columns
   bool narrow = false, norm = false, swiglu = false, residual = false;
@@ -139,6 +132,21 @@ TEST_F(CudaLinear, HasWhatStandsBeforeAndAfterIt) {
   }
 }
 
+TEST_F(CudaLinear, TakesManyRowsOfBfloat16Weights) {
+  for (const std::int64_t rows : {9, 17, 64}) {
+    for (const std::int64_t columns : {8, 200, 1024, 1536}) {
+      for (const std::int64_t outputs : {2, 90, 1024, 3080}) {
+        check_linear({rows, columns, outputs, true});
+        check_linear({rows, columns, outputs, true, true, true});
+        check_linear({rows, columns, outputs, true, true, false, true});
+      }
+    }
+    check_linear({rows, 2816, 1024, true, false, false, true});
+    check_linear({rows, 1024, 5632, true, true, true});
+  }
+  check_linear({17, 1024, 20000, true, true});
+}
+
 TEST_F(CudaLinear, ARowHasTheSameBitsWhateverIsBesideIt) {
   for (const bool narrow : {false, true}) {
     const std::int64_t most = narrow ? 8 : 4;
@@ -167,7 +175,8 @@ TEST_F(CudaLinear, SaysWhatItRefuses) {
     return refusal;
   };
   EXPECT_NE(refusal_of({5, 64, 8}).find("at most 4 rows"), std::string::npos);
-  EXPECT_NE(refusal_of({9, 64, 8, true}).find("at most 8 rows"), std::string::npos);
+  EXPECT_NE(refusal_of({65, 64, 8, true}).find("at most 64 rows"), std::string::npos);
+  EXPECT_NE(refusal_of({9, 16384, 64, true}).find("at most 3072 columns"), std::string::npos);
   EXPECT_NE(refusal_of({1, 63, 8}).find("pieces of 16 bytes"), std::string::npos);
   EXPECT_NE(refusal_of({1, 60, 8, true}).find("pieces of 16 bytes"), std::string::npos);
   EXPECT_NE(refusal_of({1, 32768, 8}).find("shared memory"), std::string::npos);

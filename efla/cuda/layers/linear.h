@@ -12,10 +12,18 @@ namespace efla::gpu {
 
 // For Hopper GPUs and weights in float32 or bfloat16. Sums are in float32: of float32 weights by multiply-adds; of
 // bfloat16 weights on the tensor cores, with every x as the sum of two bfloat16 numbers. A row has the same bits
-// whatever other rows there are.
+// whatever other rows there are, up to 8 of them; more rows are added in another order.
 //
 // The kernel fetches weights while the kernels before it still run, which must therefore not write them.
 void linear(const LinearForward& problem, cudaStream_t stream);
+
+// The kernels of `linear` for up to 8 rows, and for up to 64 rows.
+void linear_few(const LinearForward& problem, cudaStream_t stream);
+void linear_many(const LinearForward& problem, cudaStream_t stream);
+
+// Return what of the problem a kernel does not take, which has aligned rows and weights in float32 or bfloat16, or "".
+std::string linear_few_refusal(const LinearForward& problem);
+std::string linear_many_refusal(const LinearForward& problem);
 
 // Returns what of the problem `linear` does not take on the current device, as a sentence, or "".
 std::string linear_refusal(const LinearForward& problem);
