@@ -87,11 +87,10 @@ std::optional<std::string> refusal_of(const Implementation<Problem>& row, const 
   return reason.empty() ? row.refuse(problem, named) : reason;
 }
 
-// Returns the row that computes a validated problem and fills `choice`. Throws Error where there is none.
+// Returns the row that computes a validated problem and fills `choice`; nullptr where there is none.
 template <class Problem>
-const Implementation<Problem>& choose(const char* operation,
-                                      std::type_identity_t<std::span<const Implementation<Problem>>> rows,
-                                      const Problem& problem, const RunOptions& options, Choice& choice) {
+const Implementation<Problem>* find_row(std::type_identity_t<std::span<const Implementation<Problem>>> rows,
+                                        const Problem& problem, const RunOptions& options, Choice& choice) {
   for (const auto& row : rows) {
     std::optional<std::string> reason = refusal_of(row, problem, options);
     if (!reason) continue;
@@ -100,11 +99,29 @@ const Implementation<Problem>& choose(const char* operation,
       choice.algorithm = row.algorithm;
       choice.device = row.device;
       choice.saved = row.saved;
-      return row;
+      return &row;
     }
     choice.refusals.push_back({row.name, std::move(*reason)});
   }
-  throw_no_implementation(operation, options.implementation, names_of(rows), choice.refusals);
+  return nullptr;
+}
+
+// Returns the row that `find_row` finds. Throws Error where there is none.
+template <class Problem>
+const Implementation<Problem>& choose(const char* operation,
+                                      std::type_identity_t<std::span<const Implementation<Problem>>> rows,
+                                      const Problem& problem, const RunOptions& options, Choice& choice) {
+  const auto* row = find_row(rows, problem, options, choice);
+  if (row == nullptr) throw_no_implementation(operation, options.implementation, names_of(rows), choice.refusals);
+  return *row;
+}
+
+// Returns whether a row computes a validated problem.
+template <class Problem>
+bool takes(std::type_identity_t<std::span<const Implementation<Problem>>> rows, const Problem& problem,
+           const RunOptions& options) {
+  Choice choice;
+  return find_row(rows, problem, options, choice) != nullptr;
 }
 
 // Runs the row that `choose` returns.

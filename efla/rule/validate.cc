@@ -10,6 +10,8 @@
 
 #include "efla/base/error.h"
 #include "efla/rule/check.h"
+#include "efla/rule/mixer_step.h"
+#include "efla/rule/short_conv.h"
 
 namespace efla {
 namespace {
@@ -185,6 +187,31 @@ void validate(const DeltaSteps<T, S>& p, const Device& device) {
   check_decay(op, "g", p.rule, p.g, {s.batch, s.tokens, s.value_heads, s.key_dim});
   check_states(op, "states", s, p.states, p.slots, device);
   check_view(op, "o", p.o, {s.batch, s.tokens, s.value_heads, s.value_dim});
+}
+
+void validate(const MixerStep& p, const Device& device) {
+  constexpr const char* op = "mixer_step";
+  const auto& s = p.shape;
+  validate(op, s, p.rule);
+  check_size(op, "token count T", s.tokens, 1, 1);
+  check_size(op, "filter width W", p.taps.extent[1], 1, kMaxConvWidth);
+  const std::int64_t values = s.value_heads * s.value_dim, width = p.taps.extent[1];
+  check_view(op, "qkv", p.qkv, {s.batch, p.channels()});
+  check_view(op, "taps", p.taps, {p.channels(), width});
+  if (p.beta_activation != BetaActivation::one) check_view(op, "beta", p.beta, {s.batch, s.value_heads});
+  check_view(op, "beta_factor", p.beta_factor, {s.value_heads});
+  if (p.rule.decay != Decay::none) {
+    const std::int64_t decays = s.value_heads * (p.rule.decay == Decay::channel ? s.key_dim : 1);
+    check_view(op, "decay", p.decay, {s.batch, decays});
+    check_view(op, "rate", p.rate, {s.value_heads});
+    check_view(op, "decay_bias", p.decay_bias, {decays});
+  }
+  check_view(op, "norm_weight", p.norm_weight, {s.value_dim}, Presence::optional);
+  check_view(op, "gate", p.gate, {s.batch, values}, Presence::optional);
+  check_view(op, "gate_bias", p.gate_bias, {values}, Presence::optional);
+  check_states(op, "states", s, p.states, p.slots, device);
+  if (width > 1) check_view(op, "history", p.history, {p.states.extent[0], width - 1, p.channels()});
+  check_view(op, "o", p.o, {s.batch, values});
 }
 
 template void validate(const DeltaForward<float>&, const Device&);

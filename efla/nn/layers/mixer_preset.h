@@ -5,10 +5,11 @@
 #include <string_view>
 #include <vector>
 
+#include "efla/rule/mixer_step.h"
+
 namespace efla::nn {
 
-// How β is computed from a projection b of the input.
-enum class BetaActivation { sigmoid, softplus, one };
+using efla::BetaActivation;  // how β is computed from a projection b of the input
 
 // How the decay g = log D is computed from projections of the input.
 //

@@ -1,0 +1,233 @@
+// Parts of the kernels of a mixer's decode step. A thread block computes a value head, whose state its threads have in
+// shared memory, each its own pieces: lane l of warp w has columns 4 l … of rows w, w + 8, ….
+#pragma once
+
+#include "efla/cuda/common/prefetch.cuh"
+#include "efla/cuda/common/ptx.cuh"
+#include "efla/cuda/recurrent/token.cuh"
+#include "efla/rule/mixer_step.h"
+#include "efla/rule/short_conv.h"
+
+namespace efla::gpu {
+
+__device__ __forceinline__ float sigmoid(float x) { return __fdividef(1.0F, 1.0F + expf(-x)); }
+__device__ __forceinline__ float softplus(float x) { return x > 20 ? x : log1pf(expf(x)); }
+
+__device__ __forceinline__ float beta_of(const MixerStep& p, int i_b, int h) {
+  const float factor = p.beta_factor(h);
+  if (p.beta_activation == BetaActivation::one) return factor;
+  const float z = __ldcg(p.beta.at(i_b, h));
+  return factor * (p.beta_activation == BetaActivation::sigmoid ? sigmoid(z) : softplus(z));
+}
+
+// Returns e^g of a key channel, or of all.
+__device__ __forceinline__ float decay_of(const MixerStep& p, int i_b, int h, int key) {
+  const int at = p.rule.decay == Decay::channel ? h * static_cast<int>(p.shape.key_dim) + key : h;
+  const float rate = p.rate(h), z = __ldcg(p.decay.at(i_b, at)) + p.decay_bias(at);
+  return expf(p.decay_activation == DecayActivation::sigmoid ? p.bound * sigmoid(rate * z) : -rate * softplus(z));
+}
+
+// A channel of the convolution: its column in qkv, and the rows of its history after this token.
+struct Channel {
+  int column;
+  float last[kMaxConvWidth - 1];
+};
+
+// Returns the activated output of a channel.
+__device__ __forceinline__ float convolve(const MixerStep& p, int i_b, std::int64_t slot, Channel& channel) {
+  const int width = static_cast<int>(p.taps.extent[1]);
+  float x[kMaxConvWidth] = {};
+#pragma unroll
+  for (int j = 0; j < kMaxConvWidth; ++j) {
+    if (j + 1 < width) x[j] = __ldcg(p.history.at(slot, j, channel.column));
+    if (j + 1 == width) x[j] = __ldcg(p.qkv.at(i_b, channel.column));
+  }
+  float sum = 0;
+#pragma unroll
+  for (int j = 0; j < kMaxConvWidth; ++j) {
+    if (j < width) sum = fmaf(p.taps(channel.column, j), x[j], sum);
+    if (j > 0) channel.last[j - 1] = x[j];
+  }
+  return sum * sigmoid(sum);
+}
+
+__device__ __forceinline__ void write_history(const MixerStep& p, std::int64_t slot, const Channel& channel) {
+#pragma unroll
+  for (int j = 0; j + 1 < kMaxConvWidth; ++j) {
+    if (j + 1 < p.taps.extent[1]) *p.history.at(slot, j, channel.column) = channel.last[j];
+  }
+}
+
+// What q and k of a head bring to the recurrence: factors of the L2 norm, λ and q·k after it.
+struct Keys {
+  float q_factor = 1, k_factor = 1, lambda, q_dot_k;
+};
+
+// Computed by every warp for itself.
+template <int KD>
+__device__ __forceinline__ Keys keys_of(const float* u, bool l2norm, int lane) {
+  float q[KD / 32], k[KD / 32];
+#pragma unroll
+  for (int i = 0; i < KD / 32; ++i) {
+    q[i] = u[lane + 32 * i];
+    k[i] = u[KD + lane + 32 * i];
+  }
+  Keys keys;
+  keys.lambda = dot_rows(k, k);
+  keys.q_dot_k = dot_rows(q, k);
+  if (!l2norm) return keys;
+  constexpr auto kEpsilon = static_cast<float>(kL2NormEpsilon);
+  keys.q_factor = rsqrtf(dot_rows(q, q) + kEpsilon);
+  keys.k_factor = rsqrtf(keys.lambda + kEpsilon);
+  keys.lambda *= keys.k_factor * keys.k_factor;
+  keys.q_dot_k *= keys.q_factor * keys.k_factor;
+  return keys;
+}
+
+inline constexpr int kStateThreads = 256, kStateWarps = kStateThreads / 32;
+inline constexpr int kStateKeys = 128, kStateColumns = 128;            // of a state at most
+inline constexpr int kStatePieces = kStateKeys / kStateWarps;          // per thread
+inline constexpr int kMixedChannels = 2 * kStateKeys + kStateColumns;  // outputs of the convolution: of q, k and v
+
+struct MixerScratch {
+  float u[kMixedChannels];
+  float decay[kStateKeys];
+  float error[kStateWarps][kStateColumns], out[kStateWarps][kStateColumns];  // parts of S̃ᵀk and S̃ᵀq
+  float squares[kStateColumns / 32];                                         // of the outputs
+};
+
+inline constexpr int kChannelsPerThread = (kMixedChannels + kStateThreads - 1) / kStateThreads;
+
+// Returns the column in qkv of the convolution's output `at`, of query head i_q and value head h; −1: there is none.
+__device__ __forceinline__ int channel_column(const MixerStep& p, int at, int h, int i_q) {
+  const int key_dim = static_cast<int>(p.shape.key_dim), value_dim = static_cast<int>(p.shape.value_dim);
+  const int heads = static_cast<int>(p.shape.heads), in_head = at - 2 * kStateKeys;
+  if (at < 2 * kStateKeys)
+    return at % kStateKeys < key_dim ? (at / kStateKeys * heads + i_q) * key_dim + at % kStateKeys : -1;
+  return at < kMixedChannels && in_head < value_dim ? 2 * heads * key_dim + h * value_dim + in_head : -1;
+}
+
+// Brings the taps and the history of a head's channels to the L2 cache.
+__device__ __forceinline__ void prefetch_channels(const MixerStep& p, std::int64_t slot, int h, int i_q) {
+  for (int i = 0; i < kChannelsPerThread; ++i) {
+    const int column = channel_column(p, static_cast<int>(threadIdx.x) + i * kStateThreads, h, i_q);
+    if (column < 0) continue;
+    prefetch(p.taps.at(column, 0));
+    for (int j = 0; j + 1 < p.taps.extent[1]; ++j) prefetch(p.history.at(slot, j, column));
+  }
+}
+
+// Starts the copies of a thread's pieces of a state to own[i · kStateThreads]; not committed.
+__device__ __forceinline__ void fetch_state(const MixerStep& p, std::int64_t slot, int h, uint4* own) {
+  const int warp = threadIdx.x / 32, column = threadIdx.x % 32 * 4;
+  const float* const from = p.states.at(slot, h, warp, column);
+#pragma unroll
+  for (int i = 0; i < kStatePieces; ++i) {
+    const bool exists = warp + i * kStateWarps < p.shape.key_dim && column < p.shape.value_dim;
+    copy_async_16(shared_address(own + i * kStateThreads),
+                  exists ? from + i * kStateWarps * p.states.stride[2] : p.states.data, exists ? 16 : 0);
+  }
+}
+
+// Computes value head h of a text, whose query head is i_q. Waits for the pieces of its state until at most kPending
+// later groups of copies are under way. with_keys: q and k are computed too, otherwise they are those of the call
+// before. The scratch is free after a barrier of the block.
+template <int kPending>
+__device__ __forceinline__ void compute_head(const MixerStep& p, int i_b, std::int64_t slot, int h, int i_q,
+                                             bool with_keys, float scale, const uint4* own, MixerScratch& scratch) {
+  const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32;
+  const int key_dim = static_cast<int>(p.shape.key_dim), value_dim = static_cast<int>(p.shape.value_dim);
+  Channel channel[kChannelsPerThread];
+  bool exists[kChannelsPerThread];
+  float mixed[kChannelsPerThread];
+#pragma unroll
+  for (int i = 0; i < kChannelsPerThread; ++i) {
+    const int at = tid + i * kStateThreads;
+    channel[i].column = channel_column(p, at, h, i_q);
+    exists[i] = channel[i].column >= 0 && (with_keys || at >= 2 * kStateKeys);
+    mixed[i] = exists[i] ? convolve(p, i_b, slot, channel[i]) : 0.0F;
+  }
+#pragma unroll
+  for (int i = 0; i < kChannelsPerThread; ++i) {
+    const int at = tid + i * kStateThreads;
+    if (at < kMixedChannels && (with_keys || at >= 2 * kStateKeys)) scratch.u[at] = mixed[i];
+    if (exists[i]) write_history(p, slot, channel[i]);
+  }
+  if (tid < kStateKeys) {
+    scratch.decay[tid] = p.rule.decay != Decay::none && tid < key_dim ? decay_of(p, i_b, h, tid) : 1.0F;
+  }
+  float norm_weight = 1, gate = 0;
+  const int at = h * value_dim + tid;
+  if (tid < value_dim) {
+    if (p.norm_weight) norm_weight = p.norm_weight(tid);
+    if (p.gate) gate = __ldcg(p.gate.at(i_b, at)) + (p.gate_bias ? p.gate_bias(at) : 0.0F);
+  }
+  const float beta = beta_of(p, i_b, h);
+  copy_async_wait<kPending>();
+  __syncthreads();
+
+  const Keys keys = keys_of<kStateKeys>(scratch.u, p.rule.qk_l2norm, lane);
+  const float alpha = gain_alpha(p.rule.step, beta, keys.lambda);
+  float4 error{0, 0, 0, 0}, out{0, 0, 0, 0};
+#pragma unroll 4
+  for (int i = 0; i < kStatePieces; ++i) {
+    const int key = warp + i * kStateWarps;
+    const float decay = scratch.decay[key];
+    const float k = decay * keys.k_factor * scratch.u[kStateKeys + key], q = decay * keys.q_factor * scratch.u[key];
+    const float4 s = *reinterpret_cast<const float4*>(own + i * kStateThreads);
+    error = {fmaf(s.x, k, error.x), fmaf(s.y, k, error.y), fmaf(s.z, k, error.z), fmaf(s.w, k, error.w)};
+    out = {fmaf(s.x, q, out.x), fmaf(s.y, q, out.y), fmaf(s.z, q, out.z), fmaf(s.w, q, out.w)};
+  }
+  reinterpret_cast<float4*>(scratch.error[warp])[lane] = error;
+  reinterpret_cast<float4*>(scratch.out[warp])[lane] = out;
+  __syncthreads();
+
+  const float a = static_cast<float>(p.rule.step.erase_scale) * alpha;
+  const float b = static_cast<float>(p.rule.step.write_scale) * alpha;
+  float4 sums{0, 0, 0, 0};
+#pragma unroll
+  for (int w = 0; w < kStateWarps; ++w) {
+    const float4 part = reinterpret_cast<const float4*>(scratch.error[w])[lane];
+    sums = {sums.x + part.x, sums.y + part.y, sums.z + part.z, sums.w + part.w};
+  }
+  const float4 v = reinterpret_cast<const float4*>(scratch.u + 2 * kStateKeys)[lane];
+  const float4 u{fmaf(b, v.x, -a * sums.x), fmaf(b, v.y, -a * sums.y), fmaf(b, v.z, -a * sums.z),
+                 fmaf(b, v.w, -a * sums.w)};
+  float o = 0;
+  if (tid < kStateColumns) {
+    float column_error = 0, column_out = 0;
+#pragma unroll
+    for (int w = 0; w < kStateWarps; ++w) {
+      column_error += scratch.error[w][tid];
+      column_out += scratch.out[w][tid];
+    }
+    o = scale * fmaf(keys.q_dot_k, fmaf(b, scratch.u[2 * kStateKeys + tid], -a * column_error), column_out);
+    const float squares = warp_sum(o * o);
+    if (lane == 0) scratch.squares[warp] = squares;
+  }
+  __syncthreads();
+  if (tid < value_dim) {
+    if (p.norm_weight) {
+      float squares = 0;
+#pragma unroll
+      for (int i = 0; i < kStateColumns / 32; ++i) squares += scratch.squares[i];
+      o *= norm_weight * rsqrtf(__fdividef(squares, static_cast<float>(value_dim)) + p.norm_eps);
+    }
+    if (p.gate) o *= sigmoid(gate) * (p.gate_activation == GateActivation::silu ? gate : 1.0F);
+    *p.o.at(i_b, at) = o;
+  }
+  if (4 * lane >= value_dim) return;
+  float* const to = p.states.at(slot, h, warp, 4 * lane);
+#pragma unroll 4
+  for (int i = 0; i < kStatePieces; ++i) {
+    const int key = warp + i * kStateWarps;
+    const float k = keys.k_factor * scratch.u[kStateKeys + key], decay = scratch.decay[key];
+    const float4 s = *reinterpret_cast<const float4*>(own + i * kStateThreads);
+    if (key < key_dim) {
+      *reinterpret_cast<float4*>(to + i * kStateWarps * p.states.stride[2]) = {
+          fmaf(k, u.x, decay * s.x), fmaf(k, u.y, decay * s.y), fmaf(k, u.z, decay * s.z), fmaf(k, u.w, decay * s.w)};
+    }
+  }
+}
+
+}  // namespace efla::gpu

@@ -1,0 +1,20 @@
+// A mixer's decode step in one kernel (rule/mixer_step.h).
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <string>
+
+#include "efla/rule/mixer_step.h"
+
+namespace efla::gpu {
+
+// For Hopper GPUs; in float32. Results have the same bits in every run and whatever other texts there are.
+//
+// The kernel reads slots while the kernels before it still run, which must therefore not write them.
+void mixer_step(const MixerStep& problem, cudaStream_t stream);
+
+// Returns what of the problem mixer_step does not take on the current device, as a sentence, or "".
+std::string mixer_step_refusal(const MixerStep& problem);
+
+}  // namespace efla::gpu

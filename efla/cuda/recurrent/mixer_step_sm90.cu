@@ -1,0 +1,64 @@
+// A mixer's decode step, bound by reading and writing the states: a thread block per text and query head, which
+// computes the head's value heads one after the other (mixer_step.cuh).
+#include <string>
+
+#include "efla/cuda/common/error.h"
+#include "efla/cuda/common/launch.h"
+#include "efla/cuda/common/prefetch.cuh"
+#include "efla/cuda/recurrent/mixer_step.cuh"
+#include "efla/cuda/recurrent/mixer_step.h"
+
+namespace efla::gpu {
+namespace {
+
+constexpr int kStateBytes = kStatePieces * kStateThreads * 16;
+
+__global__ void __launch_bounds__(kStateThreads)
+    mixer_step_kernel(const __grid_constant__ MixerStep p, int group, float scale) {
+  extern __shared__ __align__(16) unsigned char shared[];
+  __shared__ __align__(16) MixerScratch scratch;
+  uint4* const own = reinterpret_cast<uint4*>(shared) + threadIdx.x;
+  const int heads = static_cast<int>(p.shape.heads), i_q = static_cast<int>(blockIdx.x) % heads;
+  const int i_b = static_cast<int>(blockIdx.x) / heads, value_dim = static_cast<int>(p.shape.value_dim);
+  const std::int64_t slot = p.slots ? p.slots(i_b) : i_b;
+  if (slot >= 0 && threadIdx.x < p.shape.key_dim) {
+    constexpr int kLine = 32;  // floats
+    for (int column = 0; column < value_dim; column += kLine) {
+      prefetch(p.states.at(slot, i_q * group, static_cast<int>(threadIdx.x), column));
+    }
+  }
+  if (slot >= 0) prefetch_channels(p, slot, i_q * group, i_q);
+  let_next_kernel_begin();
+  wait_for_kernels();
+  if (slot < 0) {
+    for (int c = threadIdx.x; c < group * value_dim; c += kStateThreads) p.o(i_b, i_q * group * value_dim + c) = 0;
+    return;
+  }
+  for (int h = i_q * group; h < (i_q + 1) * group; ++h) {
+    fetch_state(p, slot, h, own);
+    copy_async_commit();
+    compute_head<0>(p, i_b, slot, h, i_q, h == i_q * group, scale, own, scratch);
+    __syncthreads();
+  }
+}
+
+}  // namespace
+
+void mixer_step(const MixerStep& p, cudaStream_t stream) {
+  check(cudaFuncSetAttribute(mixer_step_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kStateBytes),
+        "cudaFuncSetAttribute");
+  launch_early("mixer_step", mixer_step_kernel, grid_of("mixer_step", p.shape.batch * p.shape.heads), kStateThreads,
+               kStateBytes, stream, p, static_cast<int>(p.shape.group()),
+               static_cast<float>(p.rule.scale_for(p.shape.key_dim)));
+}
+
+std::string mixer_step_refusal(const MixerStep& p) {
+  if (!is_hopper()) return "it needs a Hopper GPU";
+  if (p.shape.key_dim > kStateKeys || p.shape.value_dim > kStateColumns) {
+    return "it takes heads of at most " + std::to_string(kStateKeys) + " keys and " + std::to_string(kStateColumns) +
+           " values";
+  }
+  return has_aligned_rows(p.states) ? "" : "it needs states whose rows are pieces of 16 bytes";
+}
+
+}  // namespace efla::gpu

@@ -1,0 +1,11 @@
+// A mixer's decode step in float64, one element after the other.
+#pragma once
+
+#include "efla/rule/mixer_step.h"
+
+namespace efla::ref {
+
+// Rounds states, history and o once.
+void mixer_step(const MixerStep& problem);
+
+}  // namespace efla::ref
