@@ -203,34 +203,46 @@ void add_stability(CLI::App& program) {
 }
 
 struct GenerateArguments {
-  std::string preset = "efla-1m", mixer = "efla", device = "cpu", out;
-  std::int64_t longest = 1 << 20, draws = 200;
+  bench::GenerationOptions options{.preset = "efla-1m", .mixer = "efla", .longest = 1 << 20, .draws = 200};
+  std::string device = "cpu", out;
   int threads = 0;
 };
 
 void bench_generate(const GenerateArguments& arguments) {
-  nn::language_model_preset(arguments.preset);  // report mistakes before printing anything
-  nn::mixer_preset(arguments.mixer);
+  const auto& options = arguments.options;
+  nn::language_model_preset(options.preset);  // report mistakes before printing anything
+  nn::mixer_preset(options.mixer);
   const auto device = choose_device("bench generate", arguments.device);
+  if (device.is_cpu() && (options.texts > 1 || options.weights != "float32")) {
+    throw Error("bench generate", options.texts > 1 ? "--texts" : "--weights",
+                (options.texts > 1 ? std::to_string(options.texts) : options.weights) + " on a CPU",
+                "--device cuda, or efla bench serve");
+  }
   const auto machine = surroundings(arguments.threads == 0 ? available_processors() : arguments.threads, device);
   const Results results(arguments.out, false, machine);
   bench::print_machine(machine);
-  bench::measure_generation(arguments.preset, arguments.mixer, arguments.longest, arguments.draws, device,
-                            [&](const auto& line) { results.write(line); });
+  bench::measure_generation(options, device, [&](const auto& line) { results.write(line); });
 }
 
 void add_generation(CLI::App& program) {
   auto* command = program.add_subcommand(
       "generate", "Measure memory and time per token of a language model against the length of the context");
   auto arguments = std::make_shared<GenerateArguments>();
-  command->add_option("--preset", arguments->preset, "Preset of the model, which has random weights")
+  auto& options = arguments->options;
+  command->add_option("--preset", options.preset, "Preset of the model, which has random weights")
       ->capture_default_str();
-  command->add_option("--mixer", arguments->mixer, "Mixer of the model")->capture_default_str();
-  command->add_option("--longest", arguments->longest, "Longest context in tokens, after 1024, 4096, ...")
+  command->add_option("--mixer", options.mixer, "Mixer of the model")->capture_default_str();
+  command->add_option("--longest", options.longest, "Longest context in tokens, after 1024, 4096, ...")
       ->check(CLI::Range(1, 1 << 24))
       ->capture_default_str();
-  command->add_option("--draws", arguments->draws, "Tokens drawn at each context")
+  command->add_option("--draws", options.draws, "Tokens drawn per text at each context")
       ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  command->add_option("--texts", options.texts, "Texts that are continued together, on a GPU")
+      ->check(CLI::Range(1, 1 << 12))
+      ->capture_default_str();
+  command->add_option("--weights", options.weights, "How weights are stored for decoding on a GPU: float32 or bfloat16")
+      ->check(CLI::IsMember({"float32", "bfloat16"}))
       ->capture_default_str();
   add_device_option(*command, arguments->device);
   add_threads_option(*command, arguments->threads);

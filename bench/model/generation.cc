@@ -8,12 +8,15 @@
 #include <chrono>
 #include <cstdio>
 #include <fstream>
+#include <memory>
 #include <vector>
 
 #include "efla/autograd/one_thread.h"
 #include "efla/base/random.h"
-#include "efla/generate/generator.h"
+#include "efla/generate/advance.h"
 #include "efla/generate/session.h"
+#include "efla/nn/inference/gpu_decoder.h"
+#include "efla/nn/inference/inference_model.h"
 #include "efla/nn/layers/mixer_preset.h"
 #include "efla/nn/models/language_model.h"
 #include "efla/nn/models/language_model_json.h"
@@ -48,13 +51,21 @@ double prefill(const nn::LanguageModel& model, std::int64_t tokens, Random& rand
   return ms;
 }
 
-// Returns the milliseconds of each token drawn after the session's text.
-std::vector<double> decode(const nn::LanguageModel& model, std::int64_t draws, generate::Session session) {
-  std::vector<double> ms;
+// Returns the milliseconds of each step after the session's text, which draws a token for every one of `texts` copies.
+std::vector<double> decode(const nn::LanguageModel& model, const nn::GpuDecoder* decoder, std::int64_t draws,
+                           std::int64_t texts, generate::Session session) {
+  const std::vector<const nn::LanguageModelState*> states(static_cast<std::size_t>(texts), &session.state);
+  auto joined = texts > 1 ? nn::LanguageModelState::joined(states) : nn::LanguageModelState{};
+  auto ids = torch::zeros({texts}, torch::kLong);
   session.pending = {0};
+  std::vector<double> ms;
   for (std::int64_t n = 0; n < draws; ++n) {
     const auto start = Clock::now();
-    generate::next_id(model, session, {}, model.config().vocab_size);
+    if (texts == 1) {
+      generate::next_id(model, session, {}, model.config().vocab_size, decoder);
+    } else {
+      ids = decoder->step(ids, joined).likeliest.to(torch::kCPU).select(1, 0).to(torch::kLong);
+    }
     ms.push_back(ms_since(start));
   }
   std::sort(ms.begin(), ms.end());
@@ -76,40 +87,48 @@ std::vector<std::int64_t> contexts_up_to(std::int64_t longest) {
 
 }  // namespace
 
-void measure_generation(const std::string& preset, const std::string& mixer, std::int64_t longest, std::int64_t draws,
-                        const c10::Device& device, const std::function<void(const nlohmann::ordered_json&)>& write) {
+void measure_generation(const GenerationOptions& options, const c10::Device& device,
+                        const std::function<void(const nlohmann::ordered_json&)>& write) {
   autograd::compute_on_this_thread_only();  // as efla generate does
-  auto config = nn::language_model_preset(preset);
-  config.mixer = nn::mixer_preset(mixer).name;
+  auto config = nn::language_model_preset(options.preset);
+  config.mixer = nn::mixer_preset(options.mixer).name;
   nn::LanguageModel model(config, nn::Initialiser(1));
   model.to(device);
-  fmt::print("{} with {}, {} parameters\n", preset, mixer, model.parameter_count());
+  std::unique_ptr<nn::GpuDecoder> decoder;
+  if (device.is_cuda()) {
+    const auto weights = nn::parse_weight_type(options.weights);
+    nn::round_weights(model, weights);
+    decoder = std::make_unique<nn::GpuDecoder>(model, weights, config.vocab_size);
+  }
+  fmt::print("{} with {}, {} parameters\n", options.preset, options.mixer, model.parameter_count());
   fmt::print("{:>9}{:>18}{:>13}{:>9}{:>9}{:>14}{:>14}\n", "context", "prefill tokens/s", "ms per token", "least",
              "90 %", "state bytes", "resident MB");
   Random random(1);
   {
     generate::Session session(model, 0);
-    prefill(model, std::min(kShortest, longest), random, session);
-    decode(model, kWarmUp, session.clone());
+    prefill(model, std::min(kShortest, options.longest), random, session);
+    decode(model, decoder.get(), kWarmUp, options.texts, session.clone());
   }
   generate::Session session(model, 0);
-  for (const auto context : contexts_up_to(longest)) {
+  for (const auto context : contexts_up_to(options.longest)) {
     const auto tokens = context - session.state.tokens;
     const double rate = 1e3 * static_cast<double>(tokens) / prefill(model, tokens, random, session);
-    const auto ms = decode(model, draws, session.clone());
+    const auto ms = decode(model, decoder.get(), options.draws, options.texts, session.clone());
     const double median = ms[ms.size() / 2], p90 = ms[ms.size() * 9 / 10];
     fmt::print("{:>9}{:>18.0f}{:>13.3f}{:>9.3f}{:>9.3f}{:>14}{:>14.1f}\n", context, rate, median, ms.front(), p90,
                session.state.bytes(), static_cast<double>(resident_bytes()) / 1e6);
     std::fflush(stdout);
     write({{"study", "generation"},
-           {"preset", preset},
-           {"mixer", mixer},
+           {"preset", options.preset},
+           {"mixer", options.mixer},
+           {"weights", options.weights},
+           {"texts", options.texts},
            {"device", device.str()},
            {"parameters", model.parameter_count()},
            {"context", context},
            {"prefill_tokens_per_s", rate},
            {"ms_per_token", {{"median", median}, {"min", ms.front()}, {"p90", p90}}},
-           {"draws", draws},
+           {"draws", options.draws},
            {"state_bytes", session.state.bytes()},
            {"resident_bytes", resident_bytes()}});
   }

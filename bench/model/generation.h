@@ -10,10 +10,17 @@
 
 namespace efla::bench {
 
+struct GenerationOptions {
+  std::string preset, mixer;
+  std::string weights = "float32";  // how they are stored for decoding on a GPU
+  std::int64_t longest = 1, draws = 1;
+  std::int64_t texts = 1;  // that are continued together, on a GPU
+};
+
 // Prefills random tokens with a model of random weights, up to 1024, 4096, … and finally the longest context, and at
-// each context draws `draws` tokens from a copy of the state. Prints a line per context and passes its result to
-// `write` as one object (docs/performance.md). Throws Error for an unknown preset or mixer.
-void measure_generation(const std::string& preset, const std::string& mixer, std::int64_t longest, std::int64_t draws,
-                        const c10::Device& device, const std::function<void(const nlohmann::ordered_json&)>& write);
+// each context draws `draws` tokens per text from copies of the state. Prints a line per context and passes its result
+// to `write` as one object (docs/performance.md). Throws Error for an unknown preset or mixer.
+void measure_generation(const GenerationOptions& options, const c10::Device& device,
+                        const std::function<void(const nlohmann::ordered_json&)>& write);
 
 }  // namespace efla::bench

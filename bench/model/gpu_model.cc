@@ -19,8 +19,7 @@
 #include "bench/model/random_tokens.h"
 #include "efla/autograd/context.h"
 #include "efla/base/error.h"
-#include "efla/generate/generator.h"
-#include "efla/generate/session.h"
+#include "efla/nn/inference/gpu_decoder.h"
 #include "efla/nn/models/language_model.h"
 #include "efla/nn/models/language_model_json.h"
 #include "efla/train/tasks/lm_task.h"
@@ -53,7 +52,7 @@ std::string part_of_kernel(const std::string& name) {
   const auto holds = [&](std::initializer_list<const char*> parts) {
     return std::any_of(parts.begin(), parts.end(), [&](const char* part) { return name.find(part) != name.npos; });
   };
-  if (holds({"nvjet", "gemm", "gemv", "cutlass", "splitK"})) return "matrix products";
+  if (holds({"nvjet", "gemm", "gemv", "cutlass", "splitK", "linear_kernel"})) return "matrix products";
   if (holds({"ShortConv"})) return "short convolution";
   if (holds({"RmsNorm"})) return "residual sums and RMS norms";
   if (holds({"Glu"})) return "SwiGLU";
@@ -160,17 +159,27 @@ nlohmann::ordered_json measure_training(const GpuModelOptions& options, const nn
           {"shares", shares}};
 }
 
-nlohmann::ordered_json measure_generating(const GpuModelOptions& options, const nn::LanguageModel& model) {
-  generate::Session session(model, 0);
-  model.prefill(torch::randint(model.config().vocab_size, {1, kPromptTokens}, torch::kLong), session.state);
-  session.pending = {0};
-  const auto draw = [&] { generate::next_id(model, session, {}, model.config().vocab_size); };
+// Measures texts that are continued together, each with its most probable token.
+nlohmann::ordered_json measure_generating(const GpuModelOptions& options, const nn::LanguageModel& model,
+                                          nn::WeightType weights, std::int64_t texts) {
+  const std::int64_t vocab_size = model.config().vocab_size;
+  const nn::GpuDecoder decoder(model, weights, vocab_size);
+  auto state = model.initial_state(texts);
+  model.prefill(torch::randint(vocab_size, {texts, kPromptTokens}, torch::kLong), state);
+  auto ids = torch::zeros({texts}, torch::kLong);
+  const auto draw = [&] { ids = decoder.step(ids, state).likeliest.to(torch::kCPU).select(1, 0).to(torch::kLong); };
   const double seconds = seconds_per_call(draw, kDrawsPerRound, options.rounds);
-  fmt::print("generating one text: {:.0f} tokens/s\n", 1.0 / seconds);
+  const double rate = static_cast<double>(texts) / seconds;
+  fmt::print("generating {} {} with weights in {}: {:.0f} tokens/s\n", texts, texts == 1 ? "text" : "texts",
+             nn::name_of(weights), rate);
   const auto shares = print_shares(shares_of([&] {
     for (int i = 0; i < kDrawsPerRound; ++i) draw();
   }));
-  return {{"operation", "generating"}, {"tokens_per_s", 1.0 / seconds}, {"shares", shares}};
+  return {{"operation", "generating"},
+          {"weights", nn::name_of(weights)},
+          {"texts", texts},
+          {"tokens_per_s", rate},
+          {"shares", shares}};
 }
 
 }  // namespace
@@ -192,7 +201,11 @@ void measure_model_on_gpu(const GpuModelOptions& options,
     model.to(device);
     parameters = model.parameter_count();
     fmt::print("{} with {}, {} parameters\n", options.model, options.mixer, parameters);
-    report(measure_generating(options, model));
+    for (const std::int64_t texts : {1, 64}) {
+      for (const auto weights : {nn::WeightType::float32, nn::WeightType::bfloat16}) {
+        report(measure_generating(options, model, weights, texts));
+      }
+    }
   }
   report(measure_training(options, config, device));
 }

@@ -14,9 +14,9 @@ struct GpuModelOptions {
   int rounds = 3;                          // of ten steps each
 };
 
-// Measures a language model with random weights on the first GPU: steps of training with products in bfloat16, and
-// tokens drawn one by one in float32. Prints the results and passes each to `write` as one object
-// (docs/performance.md). Throws Error for an unknown model.
+// Measures a language model with random weights on the first GPU: tokens drawn for one text and for 64 together, with
+// weights in float32 and in bfloat16, and steps of training with products in bfloat16. Prints the results and passes
+// each to `write` as one object (docs/performance.md). Throws Error for an unknown model.
 void measure_model_on_gpu(const GpuModelOptions& options,
                           const std::function<void(const nlohmann::ordered_json&)>& write);
 

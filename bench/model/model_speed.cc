@@ -22,7 +22,7 @@
 #include "bench/timing.h"
 #include "efla/autograd/one_thread.h"
 #include "efla/data/digits.h"
-#include "efla/generate/generator.h"
+#include "efla/generate/advance.h"
 #include "efla/generate/session.h"
 #include "efla/io/tokens/token_folder.h"
 #include "efla/nn/layers/mixer.h"

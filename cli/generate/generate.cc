@@ -1,12 +1,14 @@
 // efla generate: text from a language model, for one prompt, a file of them, or line by line.
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <limits>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -28,6 +30,7 @@
 #include "efla/generate/generator.h"
 #include "efla/generate/session.h"
 #include "efla/io/json.h"
+#include "efla/nn/inference/gpu_decoder.h"
 #include "efla/nn/inference/inference_model.h"
 #include "efla/nn/models/language_model.h"
 #include "efla/nn/models/language_model_file.h"
@@ -37,6 +40,8 @@ namespace {
 
 using generate::Reply;
 using generate::Session;
+
+constexpr std::size_t kTogether = 64;  // prompts of a file that are continued at once on a GPU
 
 struct GenerateArguments {
   std::string model, prompts, tokenizer, save, load, device = "auto", weights = "float32";
@@ -78,8 +83,8 @@ struct Pace {
 class Generate {
  public:
   Generate(const GenerateArguments& arguments, const nn::LanguageModel& model, const data::Tokenizer& tokenizer,
-           nn::InferenceModel* inference)
-      : arguments_(arguments), model_(model), tokenizer_(tokenizer), generator_(model, tokenizer, inference) {
+           const generate::Generator& generator)
+      : arguments_(arguments), model_(model), tokenizer_(tokenizer), generator_(generator) {
     options_ = arguments.reply;
     options_.interrupted = interrupted;
     if (arguments.json) return;
@@ -130,11 +135,34 @@ class Generate {
       }
     }
     watch_for_interrupts();
-    for (std::size_t i = 0; i < prompts.size() && !interrupted(); ++i) {
+    const std::size_t together = generator_.continues_together() ? kTogether : 1;
+    for (std::size_t first = 0; first < prompts.size() && !interrupted(); first += together) {
+      reply_to_group(session, prompts, ids, first, std::min(prompts.size(), first + together));
+    }
+  }
+
+  // Replies to prompts [begin, end): to a single one piece by piece, to several at once.
+  void reply_to_group(const Session& session, const std::vector<std::string>& prompts,
+                      const std::vector<std::vector<std::int32_t>>& ids, std::size_t begin, std::size_t end) {
+    const auto print_header = [&](std::size_t i) {
       if (!arguments_.json) fmt::print("{}==> prompt {} <==\n", i > 0 ? "\n" : "", i + 1);
-      Session own = session.clone();
-      own.seed += i;
-      reply(own, prompts[i], ids[i]);
+    };
+    std::vector<Session> sessions;
+    for (std::size_t i = begin; i < end; ++i) {
+      sessions.push_back(session.clone());
+      sessions.back().seed += i;
+    }
+    if (sessions.size() == 1) {
+      print_header(begin);
+      return reply(sessions[0], prompts[begin], ids[begin]);
+    }
+    auto options = options_;
+    options.on_text = {};
+    const auto replies = generator_.replies(sessions, std::span(ids).subspan(begin, end - begin), options);
+    for (std::size_t i = begin; i < end; ++i) {
+      print_header(i);
+      if (!arguments_.json) fmt::print("{}", replies[i - begin].text);
+      report(replies[i - begin], sessions[i - begin], prompts[i]);
     }
   }
 
@@ -159,7 +187,11 @@ class Generate {
   }
 
   void reply(Session& session, const std::string& prompt, const std::vector<std::int32_t>& ids) {
-    const Reply reply = generator_.reply(session, ids, options_);
+    report(generator_.reply(session, ids, options_), session, prompt);
+  }
+
+  // Prints what follows a reply's text, or all of it as JSON.
+  void report(const Reply& reply, const Session& session, const std::string& prompt) {
     const Pace prefill{reply.prefill_tokens, reply.prefill_ms}, decode{reply.decode_tokens, reply.decode_ms};
     if (arguments_.json) {
       fmt::print("{}\n", io::to_json_line({{"prompt", prompt},
@@ -192,7 +224,7 @@ class Generate {
   const GenerateArguments& arguments_;
   const nn::LanguageModel& model_;
   const data::Tokenizer& tokenizer_;
-  generate::Generator generator_;
+  const generate::Generator& generator_;
   generate::ReplyOptions options_;
   Pace prefill_, decode_;  // of all replies
   std::int64_t state_bytes_ = 0;
@@ -207,13 +239,25 @@ void run(const GenerateArguments& arguments) {
   const auto tokenizer = data::load_tokenizer(path);
   require_tokenizer_of_run("generate", arguments.model, path, tokenizer->info());
   std::unique_ptr<nn::InferenceModel> inference;
+  std::unique_ptr<nn::GpuDecoder> decoder;
   const auto weights = nn::parse_weight_type(arguments.weights);
   const bool narrow = weights != nn::WeightType::float32, cpu = model->head().is_cpu();
-  if (narrow && !cpu) throw Error("generate", "--weights", arguments.weights + " on a GPU", "--device cpu");
+  if (weights == nn::WeightType::int8 && !cpu) {
+    throw Error("generate", "--weights", "int8 on a GPU", "float32, bfloat16, or --device cpu");
+  }
   if (cpu && (narrow || nn::InferenceModel::refusal(model->config()).empty())) {
     inference = std::make_unique<nn::InferenceModel>(*model, weights);
   }
-  Generate(arguments, *model, *tokenizer, inference.get()).run();
+  auto computed = model;
+  if (!cpu) {
+    if (narrow) {  // `model` stays as it is, because sessions name it
+      computed = nn::load_language_model(arguments.model, model->head().device());
+      nn::round_weights(*computed, weights);
+    }
+    decoder = std::make_unique<nn::GpuDecoder>(*computed, weights, tokenizer->vocab_size());
+  }
+  const generate::Generator generator(*computed, *tokenizer, inference.get(), decoder.get());
+  Generate(arguments, *model, *tokenizer, generator).run();
 }
 
 void add_sampling_options(CLI::App& command, GenerateArguments& arguments) {

@@ -1,4 +1,4 @@
-// The options --weights and --draft-tokens of the commands that compute with a model on the CPU.
+// The options --weights and --draft-tokens of the commands that compute with a model.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -14,7 +14,7 @@ inline void add_weights_option(CLI::App& command, std::string& weights) {
   command
       .add_option("--weights", weights,
                   "How the weights of linear layers are stored: float32, bfloat16, or int8 with a\n"
-                  "scale per 64 weights of a row; smaller ones decode faster on a CPU")
+                  "scale per 64 weights of a row; smaller ones decode faster")
       ->check(CLI::IsMember({"float32", "bfloat16", "int8"}))
       ->capture_default_str();
 }

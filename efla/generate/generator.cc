@@ -4,15 +4,14 @@
 
 #include <algorithm>
 #include <chrono>
-#include <optional>
+#include <memory>
 #include <string>
 #include <utility>
 
 #include "efla/base/error.h"
 #include "efla/base/utf8.h"
-#include "efla/generate/prompt_lookup.h"
+#include "efla/generate/advance.h"
 #include "efla/generate/stop_strings.h"
-#include "efla/ops/context.h"
 
 namespace efla::generate {
 namespace {
@@ -21,34 +20,9 @@ using Clock = std::chrono::steady_clock;
 
 // Tokens of a prompt between two calls of `interrupted`. The model cuts them further.
 constexpr std::size_t kPrefillPiece = 16384;
-// Tokens per call of an InferenceModel.
-constexpr std::int64_t kInferencePiece = 512;
 
 double ms_since(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
-}
-
-// Prefills the first `count` pending ids. Returns the logits [vocab_size] after them.
-torch::Tensor take_in(const nn::LanguageModel& model, Session& session, std::size_t count) {
-  const auto begin = session.pending.begin();
-  const auto ids = torch::tensor(at::IntArrayRef(session.pending.data(), count), torch::kLong);
-  auto logits = count == 1 ? model.step(ids, session.state) : model.prefill(ids.unsqueeze(0), session.state);
-  session.pending.erase(begin, begin + static_cast<std::ptrdiff_t>(count));
-  return logits.squeeze(0).to(torch::kCPU).contiguous();
-}
-
-// Draws the next id, which becomes pending.
-std::int64_t draw(std::span<const float> logits, Session& session, const SamplingOptions& options) {
-  Random random(session.seed, session.draws++);
-  const auto id = sample(logits, session.seen, options, random);
-  session.seen.add(id);
-  session.pending = {id};
-  return id;
-}
-
-void require_pending(const Session& session) {
-  if (!session.pending.empty()) return;
-  throw Error("generate", "--prompt", "an empty text and a tokenizer without an id that begins one", "a prompt");
 }
 
 // Keeps the last three ids that stand for bytes, because they hold every byte of an unfinished character.
@@ -58,8 +32,10 @@ void remember(std::vector<std::int32_t>& last_ids, const data::Tokenizer& tokeni
   if (last_ids.size() > kLastIds) last_ids.erase(last_ids.begin());
 }
 
+}  // namespace
+
 // Converts ids to text, up to a stop string.
-class Writer {
+class Generator::Writer {
  public:
   Writer(const data::Tokenizer& tokenizer, const Session& session, const ReplyOptions& options, std::string& text)
       : decoder_(tokenizer), stop_(options.stop, session.held), on_text_(options.on_text), text_(text) {
@@ -86,96 +62,62 @@ class Writer {
   std::string& text_;
 };
 
-}  // namespace
-
-std::int64_t next_id(const nn::LanguageModel& model, Session& session, const SamplingOptions& options,
-                     std::int64_t limit) {
-  require_pending(session);
-  const auto logits = take_in(model, session, session.pending.size());
-  return draw({logits.data_ptr<float>(), static_cast<std::size_t>(limit)}, session, options);
-}
-
-// Advances a session's state by its pending ids, with one model or the other. The other keeps the state elsewhere until
-// the object goes.
-class Generator::Advance {
+// A reply in progress.
+class Generator::Progress {
  public:
-  Advance(const Generator& generator, Session& session) : own_(generator), session_(session) {
-    if (!own_.inference_) return;
-    states_.emplace(1, own_.inference_->state_floats());
-    own_.inference_->copy_state(session.state, states_->slot(0));
-    logits_ = torch::empty({nn::kMostDecoded, own_.inference_->config().vocab_size});
+  Progress(const Generator& own, Session& session, std::span<const std::int32_t> prompt, const ReplyOptions& options)
+      : own_(own), session_(session), options_(options), writer_(begun(prompt), session, options, reply.text) {
+    of_prompt_ = !prompt.empty() || session.pending.size() > 1;
   }
-  ~Advance() {
-    if (states_) own_.inference_->copy_state(states_->slot(0), session_.state);
-  }
-  Advance(const Advance&) = delete;
-  Advance& operator=(const Advance&) = delete;
 
-  // Takes the first `count` pending ids, of a prompt unless `decode`. Returns the logits [vocab_size] after them.
-  torch::Tensor take(std::size_t count, bool decode) {
-    if (!states_) return take_in(own_.model_, session_, count);
-    const auto& config = own_.inference_->config();
-    for (std::size_t at = 0; at < count;) {
-      const std::int64_t begin = session_.state.tokens, room = kInferencePiece - begin % nn::kCutTokens;
-      const std::int64_t tokens = std::min(room, static_cast<std::int64_t>(count - at));
-      const auto first = session_.pending.begin() + static_cast<std::ptrdiff_t>(at);
-      const std::vector<std::int32_t> ids(first, first + tokens);
-      const nn::TextRun run{0, begin, tokens, decode};
-      hidden_.resize(static_cast<std::size_t>(tokens * config.hidden_size));
-      own_.inference_->advance(ids, {&run, 1}, *states_, rows(tokens, config.hidden_size), default_pool());
-      session_.state.tokens += tokens;
-      at += static_cast<std::size_t>(tokens);
-      if (at < count) continue;
-      compute_logits(tokens - 1, 1);
+  // Whether another id is to be drawn.
+  bool goes_on() {
+    if (reply.end != ReplyEnd::max_tokens || !std::cmp_less(reply.ids.size(), options_.max_tokens)) return false;
+    if (options_.interrupted && options_.interrupted()) reply.end = ReplyEnd::interrupted;
+    return reply.end == ReplyEnd::max_tokens;
+  }
+  bool of_prompt() const { return of_prompt_; }  // whether the pending ids are
+
+  // Takes an id that was drawn after `pending` ids in `ms` milliseconds.
+  void add(std::int64_t drawn, std::int64_t pending, double ms) {
+    (of_prompt_ ? reply.prefill_ms : reply.decode_ms) += ms;
+    (of_prompt_ ? reply.prefill_tokens : reply.decode_tokens) += pending;
+    of_prompt_ = false;
+    const auto id = static_cast<std::int32_t>(drawn);
+    reply.ids.push_back(id);
+    remember(session_.last_ids, own_.tokenizer_, id);
+    if (id == own_.eos_) {
+      reply.end = ReplyEnd::end_of_text;
+    } else if (!writer_.push(id)) {
+      reply.end = ReplyEnd::stop_string;
     }
-    session_.pending.erase(session_.pending.begin(), session_.pending.begin() + static_cast<std::ptrdiff_t>(count));
-    return logits_[0];
   }
 
-  // Drafts tokens after the pending one: none with the model of training.
-  std::span<const std::int32_t> draft(std::span<const std::int32_t> prompt, std::span<const std::int32_t> reply,
-                                      std::int64_t most) {
-    return states_ ? lookup_.draft(prompt, reply, most) : std::span<const std::int32_t>();
+  void finish() {
+    const bool over = reply.end == ReplyEnd::end_of_text || reply.end == ReplyEnd::stop_string;
+    if (over || !options_.to_be_continued) writer_.finish();
+    session_.held = writer_.held();
   }
-  // Computes the pending id and the draft. Returns the logits [1 + draft, vocab_size] after each.
-  torch::Tensor take_draft() {
-    std::vector<std::int32_t> ids{static_cast<std::int32_t>(session_.pending.front())};
-    ids.insert(ids.end(), lookup_.tokens().begin(), lookup_.tokens().end());
-    const auto tokens = static_cast<std::int64_t>(ids.size()), width = own_.inference_->config().hidden_size;
-    hidden_.resize(static_cast<std::size_t>(tokens * width));
-    const nn::TextRun run{0, session_.state.tokens, tokens, /*decode=*/true};
-    own_.inference_->advance(ids, {&run, 1}, *states_, rows(tokens, width), default_pool(), &drafts_);
-    compute_logits(0, tokens);
-    session_.pending.clear();
-    return logits_.slice(0, 0, tokens);
-  }
-  // Advances the state by the pending id and the draft's first tokens, `tokens` in all.
-  void accept(std::size_t tokens) {
-    own_.inference_->accept(drafts_.front(), static_cast<std::int64_t>(tokens), *states_, default_pool());
-    session_.state.tokens += static_cast<std::int64_t>(tokens);
-    lookup_.end(tokens - 1);
-  }
+
+  Reply reply;
 
  private:
-  // Computes the logits after rows of hidden_.
-  void compute_logits(std::int64_t first, std::int64_t count) {
-    const auto& config = own_.inference_->config();
-    const auto hidden =
-        View<const float, 2>::contiguous(hidden_.data() + first * config.hidden_size, {count, config.hidden_size});
-    own_.inference_->logits(hidden, View<float, 2>::contiguous(logits_.data_ptr<float>(), {count, config.vocab_size}),
-                            default_pool());
-  }
-  View<float, 2> rows(std::int64_t count, std::int64_t columns) {
-    return View<float, 2>::contiguous(hidden_.data(), {count, columns});
+  // Adds the prompt to the session. Returns the tokenizer.
+  const data::Tokenizer& begun(std::span<const std::int32_t> prompt) {
+    for (const auto id : prompt) {
+      session_.seen.add(id);
+      remember(session_.last_ids, own_.tokenizer_, id);
+    }
+    session_.pending.insert(session_.pending.end(), prompt.begin(), prompt.end());
+    if (!prompt.empty()) session_.held.clear();
+    return own_.tokenizer_;
   }
 
   const Generator& own_;
   Session& session_;
-  std::optional<nn::StatePool> states_;
-  std::vector<float> hidden_;
-  torch::Tensor logits_;
-  PromptLookup lookup_;
-  std::vector<nn::Draft> drafts_;
+  const ReplyOptions& options_;
+  Writer writer_;
+  bool of_prompt_;
 };
 
 std::string_view name_of(ReplyEnd end) {
@@ -209,10 +151,12 @@ void validate(const ReplyOptions& options) {
   }
 }
 
-Generator::Generator(const nn::LanguageModel& model, const data::Tokenizer& tokenizer, nn::InferenceModel* inference)
+Generator::Generator(const nn::LanguageModel& model, const data::Tokenizer& tokenizer, nn::InferenceModel* inference,
+                     const nn::GpuDecoder* decoder)
     : model_(model),
       tokenizer_(tokenizer),
       inference_(inference),
+      decoder_(decoder),
       bos_(tokenizer.bos() >= 0 ? tokenizer.bos() : model.config().bos_token_id.value_or(-1)),
       eos_(tokenizer.eos() >= 0 ? tokenizer.eos() : model.config().eos_token_id.value_or(-1)) {
   if (tokenizer.vocab_size() > model.config().vocab_size) {
@@ -250,63 +194,118 @@ void Generator::prefill(Advance& advance, Session& session, const ReplyOptions& 
 
 Reply Generator::reply(Session& session, std::span<const std::int32_t> prompt, const ReplyOptions& options) const {
   validate(options);
-  for (const auto id : prompt) {
-    session.seen.add(id);
-    remember(session.last_ids, tokenizer_, id);
-  }
-  session.pending.insert(session.pending.end(), prompt.begin(), prompt.end());
-  if (!prompt.empty()) session.held.clear();
+  Progress progress(*this, session, prompt, options);
+  continue_alone(session, progress, options, options.max_tokens);
+  progress.finish();
+  return std::move(progress.reply);
+}
 
-  Reply reply;
-  Writer writer(tokenizer_, session, options, reply.text);
-  Advance advance(*this, session);
+// Draws up to `count` ids of a reply.
+void Generator::continue_alone(Session& session, Progress& progress, const ReplyOptions& options,
+                               std::int64_t count) const {
+  Advance advance(model_, inference_, decoder_, session);
   const std::vector<std::int32_t> text(session.pending.begin(), session.pending.end());
-  prefill(advance, session, options, reply);
-  bool of_prompt = !prompt.empty() || session.pending.size() > 1;  // whether pending ids are of the prompt
-  while (reply.end == ReplyEnd::max_tokens && std::cmp_less(reply.ids.size(), options.max_tokens)) {
-    if (options.interrupted && options.interrupted()) {
-      reply.end = ReplyEnd::interrupted;
-      break;
-    }
+  prefill(advance, session, options, progress.reply);
+  while (count > 0 && progress.goes_on()) {
     require_pending(session);
-    auto start = Clock::now();
-    const auto pending = session.pending.size();
-    const auto left = options.max_tokens - static_cast<std::int64_t>(reply.ids.size()) - 1;
-    const auto most = of_prompt ? 0 : std::min(options.draft_tokens, left);
-    const auto draft = advance.draft(text, reply.ids, most);
-    const auto logits = draft.empty() ? advance.take(pending, !of_prompt) : advance.take_draft();
-    auto& ms = of_prompt ? reply.prefill_ms : reply.decode_ms;
-    std::size_t drawn = 0;
-    for (bool follows = true; follows; follows = follows && reply.end == ReplyEnd::max_tokens) {
-      const float* row = logits.data_ptr<float>() + static_cast<std::int64_t>(drawn) * model_.config().vocab_size;
-      const auto id = static_cast<std::int32_t>(
-          draw({row, static_cast<std::size_t>(tokenizer_.vocab_size())}, session, options.sampling));
-      ms += ms_since(start);
-      follows = drawn < draft.size() && id == draft[drawn];
-      ++drawn;
-      reply.ids.push_back(id);
-      remember(session.last_ids, tokenizer_, id);
-      if (id == eos_) {
-        reply.end = ReplyEnd::end_of_text;
-      } else if (!writer.push(id)) {
-        reply.end = ReplyEnd::stop_string;
-      }
-      start = Clock::now();
+    const auto pending = static_cast<std::int64_t>(session.pending.size());
+    const auto start = Clock::now();
+    const auto most = progress.of_prompt() ? 0 : std::min(options.draft_tokens, count - 1);
+    const auto draft = advance.draft(text, progress.reply.ids, most);
+    if (draft.empty()) {
+      const auto id = advance.draw(options.sampling, tokenizer_.vocab_size(), /*decode=*/!progress.of_prompt());
+      progress.add(id, pending, ms_since(start));
+      --count;
+    } else {
+      count -= continue_draft(advance, session, progress, draft, options);
     }
-    if (!draft.empty()) {
-      reply.drafted_tokens += static_cast<std::int64_t>(draft.size());
-      reply.accepted_tokens += static_cast<std::int64_t>(drawn) - 1;
-      advance.accept(drawn);
-      ms += ms_since(start);
-    }
-    (of_prompt ? reply.prefill_tokens : reply.decode_tokens) +=
-        static_cast<std::int64_t>(draft.empty() ? pending : drawn);
-    of_prompt = false;
   }
-  const bool over = reply.end == ReplyEnd::end_of_text || reply.end == ReplyEnd::stop_string;
-  if (over || !options.to_be_continued) writer.finish();
-  session.held = writer.held();
-  return reply;
+}
+
+// Draws the ids of a reply that a draft predicts, and the one after them. Returns their number.
+std::int64_t Generator::continue_draft(Advance& advance, Session& session, Progress& progress,
+                                       std::span<const std::int32_t> draft, const ReplyOptions& options) const {
+  auto start = Clock::now();
+  const auto logits = advance.take_draft();
+  std::size_t drawn = 0;
+  for (bool follows = true; follows && progress.reply.end == ReplyEnd::max_tokens;) {
+    const float* row = logits.data_ptr<float>() + static_cast<std::int64_t>(drawn) * model_.config().vocab_size;
+    const auto id = draw({row, static_cast<std::size_t>(tokenizer_.vocab_size())}, session, options.sampling);
+    follows = drawn < draft.size() && id == draft[drawn];
+    ++drawn;
+    progress.add(id, 1, ms_since(start));
+    start = Clock::now();
+  }
+  progress.reply.drafted_tokens += static_cast<std::int64_t>(draft.size());
+  progress.reply.accepted_tokens += static_cast<std::int64_t>(drawn) - 1;
+  advance.accept(drawn);
+  progress.reply.decode_ms += ms_since(start);
+  return static_cast<std::int64_t>(drawn);
+}
+
+bool Generator::continues_together() const {
+  return decoder_ != nullptr && !nn::mixer_preset(model_.config().mixer).softmax &&
+         model_.config().attention_layers.empty();
+}
+
+std::vector<Reply> Generator::replies(std::span<Session> sessions, std::span<const std::vector<std::int32_t>> prompts,
+                                      const ReplyOptions& options) const {
+  validate(options);
+  std::vector<std::unique_ptr<Progress>> all;
+  for (std::size_t i = 0; i < sessions.size(); ++i) {
+    all.push_back(std::make_unique<Progress>(*this, sessions[i], prompts[i], options));
+    // The first id of a reply is that of its prompt.
+    continue_alone(sessions[i], *all[i], options, 1);
+  }
+  continue_together(sessions, all, options);
+  std::vector<Reply> replies;
+  for (const auto& progress : all) {
+    progress->finish();
+    replies.push_back(std::move(progress->reply));
+  }
+  return replies;
+}
+
+// Draws the further ids of all replies, one of each per step. The sessions' states stay as they are.
+void Generator::continue_together(std::span<Session> sessions, std::span<const std::unique_ptr<Progress>> all,
+                                  const ReplyOptions& options) const {
+  std::vector<std::int64_t> texts;  // of the rows of the joined state; some of them may have ended
+  std::vector<const nn::LanguageModelState*> states;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (!all[i]->goes_on()) continue;
+    texts.push_back(static_cast<std::int64_t>(i));
+    states.push_back(&sessions[i].state);
+  }
+  if (texts.empty()) return;
+  auto state = nn::LanguageModelState::joined(states);
+  for (;;) {
+    std::vector<std::int64_t> rows;  // of texts that go on
+    for (std::size_t row = 0; row < texts.size(); ++row) {
+      if (all[static_cast<std::size_t>(texts[row])]->goes_on()) rows.push_back(static_cast<std::int64_t>(row));
+    }
+    if (rows.empty()) return;
+    if (2 * rows.size() <= texts.size()) {  // every size has a graph of its own
+      state = state.selected(rows);
+      for (std::size_t i = 0; i < rows.size(); ++i) {
+        texts[i] = texts[static_cast<std::size_t>(rows[i])];
+        rows[i] = static_cast<std::int64_t>(i);
+      }
+      texts.resize(rows.size());
+    }
+    std::vector<std::int64_t> ids(texts.size());
+    for (const auto row : rows) {
+      ids[static_cast<std::size_t>(row)] = sessions[texts[static_cast<std::size_t>(row)]].pending[0];
+    }
+    const auto start = Clock::now();
+    const auto output = decoder_->step(torch::tensor(ids, torch::kLong), state);
+    std::vector<std::int64_t> drawn;
+    const Drawer drawer(output, options.sampling, tokenizer_.vocab_size());
+    for (const auto row : rows) drawn.push_back(drawer.draw(row, sessions[texts[static_cast<std::size_t>(row)]]));
+    const double ms = ms_since(start) / static_cast<double>(rows.size());
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      all[static_cast<std::size_t>(texts[static_cast<std::size_t>(rows[i])])]->add(drawn[i], 1, ms);
+    }
+  }
 }
 
 }  // namespace efla::generate

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -11,15 +12,11 @@
 #include "efla/data/tokenizers/tokenizer.h"
 #include "efla/generate/sampler.h"
 #include "efla/generate/session.h"
+#include "efla/nn/inference/gpu_decoder.h"
 #include "efla/nn/inference/inference_model.h"
 #include "efla/nn/models/language_model.h"
 
 namespace efla::generate {
-
-// Advances the state by the session's pending ids and draws the next id, in [0, limit), which becomes pending. Throws
-// Error if nothing is pending.
-std::int64_t next_id(const nn::LanguageModel& model, Session& session, const SamplingOptions& options,
-                     std::int64_t limit);
 
 struct ReplyOptions {
   SamplingOptions sampling = {};
@@ -48,11 +45,15 @@ struct Reply {
   double prefill_ms = 0.0, decode_ms = 0.0;
 };
 
+class Advance;
+
 class Generator {
  public:
-  // All must outlive the generator. With `inference`, which is made of the model, the generator computes with that.
-  // Throws Error if the tokenizer has ids that the model does not have.
-  Generator(const nn::LanguageModel& model, const data::Tokenizer& tokenizer, nn::InferenceModel* inference = nullptr);
+  // All must outlive the generator. With `inference`, which is made of the model, the generator computes with that;
+  // with `decoder`, made of the model and the tokenizer's ids, it decodes with that. Throws Error if the tokenizer has
+  // ids that the model does not have.
+  Generator(const nn::LanguageModel& model, const data::Tokenizer& tokenizer, nn::InferenceModel* inference = nullptr,
+            const nn::GpuDecoder* decoder = nullptr);
 
   // Returns the ids of a prompt, with the id that starts a text before them if `bos` and the session is empty. Throws
   // Error if the prompt is not UTF-8 or there is no such id.
@@ -62,13 +63,27 @@ class Generator {
   // neither a prompt nor a text to continue.
   Reply reply(Session& session, std::span<const std::int32_t> prompt, const ReplyOptions& options) const;
 
+  // Whether `replies` can continue texts: with a decoder, and a state of constant size.
+  bool continues_together() const;
+  // Continues several sessions' texts, each after its prompt, one token of every text per step. Only the texts are
+  // continued: the sessions' states stay those after the prompts. The time of a step is divided among its texts.
+  std::vector<Reply> replies(std::span<Session> sessions, std::span<const std::vector<std::int32_t>> prompts,
+                             const ReplyOptions& options) const;
+
  private:
-  class Advance;
+  class Progress;
+  class Writer;
+  void continue_alone(Session& session, Progress& progress, const ReplyOptions& options, std::int64_t count) const;
+  std::int64_t continue_draft(Advance& advance, Session& session, Progress& progress,
+                              std::span<const std::int32_t> draft, const ReplyOptions& options) const;
+  void continue_together(std::span<Session> sessions, std::span<const std::unique_ptr<Progress>> all,
+                         const ReplyOptions& options) const;
   void prefill(Advance& advance, Session& session, const ReplyOptions& options, Reply& reply) const;
 
   const nn::LanguageModel& model_;
   const data::Tokenizer& tokenizer_;
   nn::InferenceModel* inference_;
+  const nn::GpuDecoder* decoder_;
   std::int64_t bos_, eos_;  // the tokenizer's, otherwise the model's; −1: none
 };
 

@@ -157,6 +157,8 @@ TEST(BenchGenerate, AResultForEachContext) {
   EXPECT_TRUE(lines[1].contains("environment"));
   EXPECT_TRUE(is_user_mistake(bench({"--preset", "efla-1b"}), "efla-1.3b"));
   EXPECT_TRUE(is_user_mistake(bench({"--mixer", "elfa"}), "efla"));
+  EXPECT_TRUE(is_user_mistake(bench({"--device", "cpu", "--texts", "64"}), "64 on a CPU"));
+  EXPECT_TRUE(is_user_mistake(bench({"--device", "cpu", "--weights", "bfloat16"}), "bfloat16 on a CPU"));
 }
 
 }  // namespace

@@ -128,6 +128,42 @@ TEST_P(GpuLanguageModel, TrainsResumesAndWritesAsOnTheCpu) {
   EXPECT_EQ(reply("cuda", {"--load-session", path("session")}), reply("cpu", {"--load-session", path("session")}));
 }
 
+TEST_P(GpuLanguageModel, DecodesWithWeightsInBfloat16) {
+  train("cpu");
+  const auto reply = [&](const char* device, const Arguments& more) {
+    Arguments all{"generate", path("cpu"), "--max-tokens", "32", "--device", device, "--weights", "bfloat16"};
+    all.insert(all.end(), more.begin(), more.end());
+    return run(all).out;
+  };
+  const std::string text = reply("cuda", {"--prompt", "the delta ", "--save-session", path("session")});
+  EXPECT_GE(text.size(), 32U) << text;
+  if (mixer() == "softmax") return;  // of which the CPU takes float32 alone
+  EXPECT_EQ(reply("cpu", {"--prompt", "the delta "}), text);
+  EXPECT_EQ(reply("cpu", {"--load-session", path("session")}), reply("cuda", {"--load-session", path("session")}));
+}
+
+TEST_P(GpuLanguageModel, ContinuesSeveralPromptsAsOneByOne) {
+  train("cpu");
+  std::string prompts, expected;
+  const char* starts[] = {"the ",  "rule learns", "the state", "delta rule ", "s",
+                          ". the", "forgets",     "the delta", "le",          "ar"};
+  for (const char* start : starts) prompts += std::string(start) + "\n";
+  write_text(folder_ / "prompts.txt", prompts);
+  for (const char* weights : {"float32", "bfloat16"}) {
+    const auto replies = [&](const char* device, const Arguments& more) {
+      Arguments all{"generate", path("cpu"), "--device", device, "--weights", weights, "--stop", ". the st"};
+      all.insert(all.end(), more.begin(), more.end());
+      return run(all).out;
+    };
+    const auto together = replies("cuda", {"--prompts", path("prompts.txt"), "--max-tokens", "24"});
+    for (const std::size_t i : {0, 4, 9}) {  // each is a run of the program
+      const auto header = "==> prompt " + std::to_string(i + 1) + " <==\n";
+      const auto alone = replies("cuda", {"--prompt", starts[i], "--max-tokens", "24"});
+      EXPECT_NE(together.find(header + alone), std::string::npos) << weights << '\n' << together << "alone:\n" << alone;
+    }
+  }
+}
+
 TEST_P(GpuLanguageModel, LogitsAgreeWithTheCpu) {
   train("cpu");
   std::vector<std::int64_t> ids(2 * 300);

@@ -11,9 +11,12 @@
 #include <vector>
 
 #include "efla/base/utf8.h"
+#include "efla/generate/advance.h"
 #include "efla/io/safetensors/safetensors.h"
+#include "efla/nn/inference/gpu_decoder.h"
 #include "efla/nn/models/language_model_file.h"
 #include "tests/generate/tiny_model.h"
+#include "tests/support/compare.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/temp_folder.h"
 
@@ -80,6 +83,79 @@ TEST(Generator, SameTokensFromPrefillAsTokenByToken) {
     EXPECT_EQ(continued(1), whole);
     EXPECT_EQ(continued(7), whole);
     EXPECT_EQ(continued(64), whole);
+  }
+}
+
+double relative_distance(const torch::Tensor& a, const torch::Tensor& b) {
+  return ((a - b).norm() / b.norm()).item<double>();
+}
+
+TEST(Generator, TheDecoderOfGpusDrawsTheSameTokens) {
+  const auto tokenizer = data::load_tokenizer("bytes");
+  for (const bool hybrid : {false, true}) {
+    const auto model = tiny_model(6, hybrid);
+    const nn::GpuDecoder decoder(model, nn::WeightType::float32, 258);
+    auto state = model.initial_state(2), same = model.initial_state(2);
+    const auto ids = torch::tensor({3, 250}, torch::kLong);
+    for (int i = 0; i < 3; ++i) {
+      const auto output = decoder.step(ids, state);
+      const auto logits = model.step(ids, same);
+      EXPECT_LE(relative_distance(output.logits, logits), test::tolerance_of("float32").cap);
+      const auto likeliest = output.likeliest.select(1, 0).to(torch::kLong);
+      EXPECT_TRUE(likeliest.equal(output.logits.argmax(1))) << likeliest;
+    }
+    EXPECT_EQ(state.tokens, 3);
+    // Another decoder does not take what this one keeps beside the state.
+    auto other_model = tiny_model(7, hybrid);
+    const nn::GpuDecoder other_decoder(other_model, nn::WeightType::float32, 258);
+    EXPECT_LE(relative_distance(other_decoder.step(ids, state).logits, other_model.step(ids, same)),
+              test::tolerance_of("float32").cap);
+    expect_error([&] { nn::GpuDecoder(model, nn::WeightType::int8, 258); }, "weights", "int8 on a GPU");
+
+    const Generator alone(model, *tokenizer), decoding(model, *tokenizer, nullptr, &decoder);
+    EXPECT_EQ(decoding.continues_together(), !hybrid);
+    EXPECT_FALSE(alone.continues_together());
+    const ReplyOptions options{.max_tokens = 25};
+    Session one(model, 1), other(model, 1);
+    const auto prompt = alone.encode(one, "The state", false);
+    EXPECT_EQ(decoding.reply(one, prompt, options).ids, alone.reply(other, prompt, options).ids);
+  }
+}
+
+TEST_F(GeneratorTest, ContinuesTextsTogetherAsOneByOne) {
+  const nn::GpuDecoder decoder(model, nn::WeightType::float32, tokenizer->vocab_size());
+  const Generator together(model, *tokenizer, nullptr, &decoder);
+  const std::vector<std::string> texts{"a", "The rule", "rules of the state", "", "b", "!"};
+  for (const auto& sampling : {SamplingOptions{.temperature = 0.0}, warm}) {
+    Session session(model, 1);
+    const auto all =
+        generator
+            .reply(session, generator.encode(session, texts[1], /*bos=*/true), {.sampling = sampling, .max_tokens = 30})
+            .text;
+    const auto middle = utf8_prefix(all.substr(0, all.size() / 2));
+    const std::string stop = all.substr(middle, utf8_prefix(all.substr(middle, 12)));
+    const ReplyOptions options{.sampling = sampling, .max_tokens = 30, .stop = {stop}};
+    std::vector<Session> sessions;
+    std::vector<std::vector<std::int32_t>> prompts;
+    for (std::size_t i = 0; i < texts.size(); ++i) {
+      sessions.emplace_back(model, i);
+      prompts.push_back(generator.encode(sessions.back(), texts[i], /*bos=*/true));
+    }
+    const auto replies = together.replies(sessions, prompts, options);
+    ASSERT_EQ(replies.size(), texts.size());
+    int stopped = 0;
+    for (std::size_t i = 0; i < texts.size(); ++i) {
+      Session own(model, i);
+      const auto alone = generator.reply(own, prompts[i], options);
+      EXPECT_EQ(replies[i].ids, alone.ids) << texts[i];
+      EXPECT_EQ(replies[i].text, alone.text);
+      EXPECT_EQ(replies[i].end, alone.end);
+      EXPECT_EQ(replies[i].prefill_tokens, alone.prefill_tokens);
+      EXPECT_EQ(replies[i].decode_tokens, alone.decode_tokens);
+      stopped += alone.end == ReplyEnd::stop_string;
+    }
+    EXPECT_GT(stopped, 0);
+    EXPECT_LT(stopped, 6);
   }
 }
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "efla/generate/advance.h"
 #include "efla/generate/generator.h"
 #include "tests/generate/tiny_model.h"
 #include "tests/support/expect_error.h"

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "efla/autograd/context.h"
+#include "efla/autograd/layers/rms_norm.h"
 #include "efla/autograd/one_thread.h"
 #include "efla/autograd/tensor_view.h"
 #include "efla/ops/layers/linear.h"
@@ -58,6 +60,40 @@ Tensor linear(const Tensor& x, const Tensor& weight) {
   auto sizes = x.sizes().vec();
   sizes.back() = weight.size(0);
   return y.view(sizes);
+}
+
+LinearForward linear_problem(const Tensor& x, const Tensor& weight, const LinearFusion& with, const Tensor& y) {
+  LinearForward p;
+  p.x = view_of<const float, 2>(x);
+  if (weight.scalar_type() == at::kBFloat16) {
+    p.narrow_weight = view_of<const bfloat16, 2>(weight);
+  } else {
+    p.weight = view_of<const float, 2>(weight);
+  }
+  p.y = view_of<float, 2>(y);
+  p.norm_weight = view_of<const float, 1>(with.norm_weight);
+  p.norm_eps = static_cast<float>(with.norm_eps);
+  p.swiglu = with.swiglu;
+  p.residual = view_of<const float, 2>(with.residual);
+  return p;
+}
+
+Tensor fused_linear(const Tensor& x, const Tensor& weight, const LinearFusion& with) {
+  const at::NoGradGuard no_grad;
+  const bool narrow = weight.scalar_type() == at::kBFloat16;
+  const Tensor rows = with_contiguous_rows(x);
+  const std::int64_t outputs = with.swiglu ? weight.size(0) / 2 : weight.size(0);
+  const Tensor y = at::empty({x.size(0), outputs}, x.options());
+  const LinearForward p = linear_problem(rows, weight, with, y);
+  const RunOptions options{.context = context_of(x)};
+  if (takes_linear_forward(p, options)) {
+    linear_forward(p, options);
+    return y;
+  }
+  Tensor z = with.norm_weight.defined() ? rms_norm(rows, with.norm_weight, with.norm_eps) : rows;
+  z = narrow ? at::mm(z.to(at::kBFloat16), weight.t()).to(at::kFloat) : at::mm(z, weight.t());
+  if (with.swiglu) z = at::silu(z.narrow(1, 0, outputs)) * z.narrow(1, outputs, outputs);
+  return with.residual.defined() ? z + with.residual : z;
 }
 
 }  // namespace efla::autograd

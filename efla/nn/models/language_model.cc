@@ -172,14 +172,16 @@ LanguageModelState LanguageModel::initial_state(std::int64_t batch) const {
   return state;
 }
 
+Tensor LanguageModel::mix(std::size_t index, const Tensor& normed, LanguageModelState& state) const {
+  const auto& layer = layers_[index];
+  return layer.mixer ? layer.mixer->forward(normed, std::get<MixerState>(state.layers[index]))
+                     : layer.attention->forward(normed, std::get<KeyValueCache>(state.layers[index]));
+}
+
 Tensor LanguageModel::advance(const Tensor& ids, LanguageModelState& state) const {
   Stream stream{torch::embedding(embeddings_->value, ids), {}};
   for (std::size_t i = 0; i < layers_.size(); ++i) {
-    const auto& layer = layers_[i];
-    stream = layer_output(layer, stream, [&](const Tensor& normed) {
-      return layer.mixer ? layer.mixer->forward(normed, std::get<MixerState>(state.layers[i]))
-                         : layer.attention->forward(normed, std::get<KeyValueCache>(state.layers[i]));
-    });
+    stream = layer_output(layers_[i], stream, [&](const Tensor& normed) { return mix(i, normed, state); });
   }
   state.tokens += ids.size(1);
   return sum_and_norm(stream, *norm_).second;
@@ -213,25 +215,8 @@ Tensor LanguageModel::prefill_all(const Tensor& ids, LanguageModelState& state) 
 }
 
 Tensor LanguageModel::step(const Tensor& ids, LanguageModelState& state) const {
-  const torch::NoGradGuard no_grad;
   check_ids(ids, 1);
-  check_state(state, ids.size(0));
-  std::vector<Tensor> held;
-  for (const auto& layer : state.layers) {
-    const auto* mixer = std::get_if<MixerState>(&layer);
-    if (mixer == nullptr) return prefill(ids.unsqueeze(1), state);  // a cache that grows is another one every time
-    held.push_back(mixer->memory);
-    if (mixer->conv.defined()) held.push_back(mixer->conv);
-  }
-  const auto decode = [&](const std::vector<Tensor>& inputs) {
-    const Tensor x = advance(inputs[0].unsqueeze(1), state).squeeze(1);
-    return std::vector<Tensor>{autograd::linear(x, head()).to(torch::kFloat)};
-  };
-  if (!state.step) state.step = std::make_shared<autograd::GraphReplay>();
-  const std::int64_t before = state.tokens;
-  const auto outputs = state.step->call(decode, {ids.to(embeddings_->value.device())}, held);
-  state.tokens = before + 1;
-  return outputs[0];
+  return prefill(ids.unsqueeze(1), state);
 }
 
 }  // namespace efla::nn

@@ -55,9 +55,15 @@ class LanguageModel : public torch::nn::Module {
   torch::Tensor prefill(const torch::Tensor& ids, LanguageModelState& state) const;
   // Prefills in the same way, and returns the logits after every token: [B, T, vocab_size].
   torch::Tensor prefill_all(const torch::Tensor& ids, LanguageModelState& state) const;
-  // Decodes one token per sequence: maps ids [B] to [B, vocab_size] float32, which the next step may overwrite.
-  // Replayed as a CUDA graph on a GPU from the state's second step on, unless a layer attends.
+  // Decodes one token per sequence: maps ids [B] to [B, vocab_size] float32. GpuDecoder does so faster on a GPU.
   torch::Tensor step(const torch::Tensor& ids, LanguageModelState& state) const;
+  // Computes the mixer or the attention of layer `index` for normed [B, T, D], and updates its state.
+  torch::Tensor mix(std::size_t index, const torch::Tensor& normed, LanguageModelState& state) const;
+
+  // Throw Error unless ids are int64 tokens of the given rank, and unless the state is one of this model for so many
+  // sequences.
+  void check_ids(const torch::Tensor& ids, std::int64_t rank) const;
+  void check_state(const LanguageModelState& state, std::int64_t batch) const;
 
  private:
   struct Layer {
@@ -79,8 +85,6 @@ class LanguageModel : public torch::nn::Module {
   // Computes a layer with `mix` as its attn.
   Stream layer_output(const Layer& layer, const Stream& in,
                       const std::function<torch::Tensor(const torch::Tensor&)>& mix) const;
-  void check_ids(const torch::Tensor& ids, std::int64_t rank) const;
-  void check_state(const LanguageModelState& state, std::int64_t batch) const;
   // Maps ids [B, T] to [B, T, D] in one call of each layer.
   torch::Tensor advance(const torch::Tensor& ids, LanguageModelState& state) const;
   torch::Tensor advance_in_parts(const torch::Tensor& ids, LanguageModelState& state, bool all_logits) const;

@@ -17,7 +17,7 @@ std::string prefix(std::size_t layer) { return "layers." + std::to_string(layer)
 
 LanguageModelState LanguageModelState::clone() const {
   LanguageModelState copy = *this;
-  copy.step = {};
+  copy.decode = {};
   for (auto& layer : copy.layers) {
     if (auto* mixer = std::get_if<MixerState>(&layer)) {
       mixer->memory = mixer->memory.clone();
@@ -30,6 +30,36 @@ LanguageModelState LanguageModelState::clone() const {
     }
   }
   return copy;
+}
+
+LanguageModelState LanguageModelState::joined(const std::vector<const LanguageModelState*>& states) {
+  LanguageModelState all = *states.at(0);
+  all.decode = {};
+  all.batch = 0;
+  for (const auto* state : states) all.batch += state->batch;
+  for (std::size_t i = 0; i < all.layers.size(); ++i) {
+    std::vector<Tensor> memories, convs;
+    for (const auto* state : states) {
+      const auto& mixer = std::get<MixerState>(state->layers[i]);
+      memories.push_back(mixer.memory);
+      if (mixer.conv.defined()) convs.push_back(mixer.conv);
+    }
+    all.layers[i] = MixerState{torch::cat(memories), convs.empty() ? Tensor() : torch::cat(convs)};
+  }
+  return all;
+}
+
+LanguageModelState LanguageModelState::selected(const std::vector<std::int64_t>& rows) const {
+  LanguageModelState some = *this;
+  some.decode = {};
+  some.batch = static_cast<std::int64_t>(rows.size());
+  for (auto& layer : some.layers) {
+    auto& mixer = std::get<MixerState>(layer);
+    const auto index = torch::tensor(rows, torch::kLong).to(mixer.memory.device());
+    mixer.memory = mixer.memory.index_select(0, index);
+    if (mixer.conv.defined()) mixer.conv = mixer.conv.index_select(0, index);
+  }
+  return some;
 }
 
 std::int64_t LanguageModelState::bytes() const {

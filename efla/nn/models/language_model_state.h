@@ -10,22 +10,31 @@
 #include <variant>
 #include <vector>
 
-#include "efla/autograd/graph_replay.h"
 #include "efla/io/safetensors/safetensors.h"
 #include "efla/nn/layers/attention.h"
 #include "efla/nn/layers/mixer.h"
 
 namespace efla::nn {
 
+// What a decoder keeps beside a state in order to advance it again.
+struct DecodeCache {
+  virtual ~DecodeCache() = default;
+};
+
 // A copy shares its tensors with the original, and decoding overwrites them. Use clone for an independent copy.
 struct LanguageModelState {
   std::int64_t batch = 0;   // B sequences
   std::int64_t tokens = 0;  // tokens per sequence so far
   std::vector<std::variant<MixerState, KeyValueCache>> layers;
-  std::shared_ptr<autograd::GraphReplay> step = {};  // the decode step on these tensors, on a GPU
+  std::shared_ptr<DecodeCache> decode = {};  // of these tensors, on a GPU
 
   // Returns an independent state with the same values.
   LanguageModelState clone() const;
+
+  // Return independent states without caches of softmax attention: all sequences of the states one after the other, and
+  // the sequences of the given rows. The number of tokens is the first state's.
+  static LanguageModelState joined(const std::vector<const LanguageModelState*>& states);
+  LanguageModelState selected(const std::vector<std::int64_t>& rows) const;
 
   std::int64_t bytes() const;
 

@@ -48,4 +48,9 @@ Choice linear_forward(const LinearForward& problem, const RunOptions& options) {
   return choose_and_run("linear_forward", linear_rows(), problem, options);
 }
 
+bool takes_linear_forward(const LinearForward& problem, const RunOptions& options) {
+  validate(problem);
+  return takes(linear_rows(), problem, options);
+}
+
 }  // namespace efla

@@ -13,4 +13,7 @@ namespace efla {
 // Throws Error for a bad argument or an implementation that refuses the problem.
 Choice linear_forward(const LinearForward& problem, const RunOptions& options = {});
 
+// Returns whether an implementation takes the problem. Throws Error for a bad argument.
+bool takes_linear_forward(const LinearForward& problem, const RunOptions& options = {});
+
 }  // namespace efla

@@ -1,0 +1,154 @@
+#include "efla/generate/advance.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "efla/base/error.h"
+#include "efla/ops/context.h"
+
+namespace efla::generate {
+namespace {
+
+// Tokens per call of an InferenceModel.
+constexpr std::int64_t kInferencePiece = 512;
+
+// Takes the first `count` pending ids of a session.
+torch::Tensor taken(Session& session, std::size_t count) {
+  const auto ids = torch::tensor(at::IntArrayRef(session.pending.data(), count), torch::kLong);
+  session.pending.erase(session.pending.begin(), session.pending.begin() + static_cast<std::ptrdiff_t>(count));
+  return ids;
+}
+
+// Prefills the first `count` pending ids. Returns the logits [vocab_size] after them.
+torch::Tensor take_in(const nn::LanguageModel& model, Session& session, std::size_t count) {
+  const auto logits = model.prefill(taken(session, count).unsqueeze(0), session.state);
+  return logits.squeeze(0).to(torch::kCPU).contiguous();
+}
+
+// Makes an id that was drawn pending.
+std::int64_t add_drawn(std::int64_t id, Session& session) {
+  ++session.draws;
+  session.seen.add(id);
+  session.pending = {id};
+  return id;
+}
+
+bool is_greedy(const SamplingOptions& options) {
+  return options.temperature == 0.0 && options.repetition_penalty == 1.0;
+}
+
+}  // namespace
+
+void require_pending(const Session& session) {
+  if (!session.pending.empty()) return;
+  throw Error("generate", "--prompt", "an empty text and a tokenizer without an id that begins one", "a prompt");
+}
+
+std::int64_t draw(std::span<const float> logits, Session& session, const SamplingOptions& options) {
+  Random random(session.seed, session.draws);
+  return add_drawn(sample(logits, session.seen, options, random), session);
+}
+
+std::int64_t next_id(const nn::LanguageModel& model, Session& session, const SamplingOptions& options,
+                     std::int64_t limit, const nn::GpuDecoder* decoder) {
+  require_pending(session);
+  if (decoder != nullptr && session.pending.size() == 1) {
+    const auto output = decoder->step(taken(session, 1), session.state);
+    return Drawer(output, options, limit).draw(0, session);
+  }
+  const auto logits = take_in(model, session, session.pending.size());
+  return draw({logits.data_ptr<float>(), static_cast<std::size_t>(limit)}, session, options);
+}
+
+Drawer::Drawer(const nn::GpuDecoder::Output& output, const SamplingOptions& options, std::int64_t limit)
+    : output_(output), options_(options), limit_(limit) {
+  if (is_greedy(options)) likeliest_ = output.likeliest.to(torch::kCPU);
+}
+
+std::int64_t Drawer::draw(std::int64_t row, Session& session) const {
+  if (likeliest_.defined()) {
+    const double* values = likeliest_.data_ptr<double>() + 2 * row;
+    if (std::isfinite(values[1])) return add_drawn(static_cast<std::int64_t>(values[0]), session);
+  }
+  if (!logits_.defined()) logits_ = output_.logits.to(torch::kCPU);
+  const auto logits = logits_[row];
+  return generate::draw({logits.data_ptr<float>(), static_cast<std::size_t>(limit_)}, session, options_);
+}
+
+Advance::Advance(const nn::LanguageModel& model, nn::InferenceModel* inference, const nn::GpuDecoder* decoder,
+                 Session& session)
+    : model_(model), inference_(inference), decoder_(decoder), session_(session) {
+  if (inference_ == nullptr) return;
+  states_.emplace(1, inference_->state_floats());
+  inference_->copy_state(session.state, states_->slot(0));
+  logits_ = torch::empty({nn::kMostDecoded, inference_->config().vocab_size});
+}
+
+Advance::~Advance() {
+  if (states_) inference_->copy_state(states_->slot(0), session_.state);
+}
+
+std::int64_t Advance::draw(const SamplingOptions& options, std::int64_t limit, bool decode) {
+  if (!states_) return next_id(model_, session_, options, limit, decoder_);
+  const auto logits = take(session_.pending.size(), decode);
+  return generate::draw({logits.data_ptr<float>(), static_cast<std::size_t>(limit)}, session_, options);
+}
+
+torch::Tensor Advance::take(std::size_t count, bool decode) {
+  if (!states_) return take_in(model_, session_, count);
+  const auto& config = inference_->config();
+  for (std::size_t at = 0; at < count;) {
+    const std::int64_t begin = session_.state.tokens, room = kInferencePiece - begin % nn::kCutTokens;
+    const std::int64_t tokens = std::min(room, static_cast<std::int64_t>(count - at));
+    const auto first = session_.pending.begin() + static_cast<std::ptrdiff_t>(at);
+    const std::vector<std::int32_t> ids(first, first + tokens);
+    const nn::TextRun run{0, begin, tokens, decode};
+    hidden_.resize(static_cast<std::size_t>(tokens * config.hidden_size));
+    inference_->advance(ids, {&run, 1}, *states_, rows(tokens, config.hidden_size), default_pool());
+    session_.state.tokens += tokens;
+    at += static_cast<std::size_t>(tokens);
+    if (at < count) continue;
+    compute_logits(tokens - 1, 1);
+  }
+  session_.pending.erase(session_.pending.begin(), session_.pending.begin() + static_cast<std::ptrdiff_t>(count));
+  return logits_[0];
+}
+
+std::span<const std::int32_t> Advance::draft(std::span<const std::int32_t> prompt, std::span<const std::int32_t> reply,
+                                             std::int64_t most) {
+  return states_ ? lookup_.draft(prompt, reply, most) : std::span<const std::int32_t>();
+}
+
+torch::Tensor Advance::take_draft() {
+  std::vector<std::int32_t> ids{static_cast<std::int32_t>(session_.pending.front())};
+  ids.insert(ids.end(), lookup_.tokens().begin(), lookup_.tokens().end());
+  const auto tokens = static_cast<std::int64_t>(ids.size()), width = inference_->config().hidden_size;
+  hidden_.resize(static_cast<std::size_t>(tokens * width));
+  const nn::TextRun run{0, session_.state.tokens, tokens, /*decode=*/true};
+  inference_->advance(ids, {&run, 1}, *states_, rows(tokens, width), default_pool(), &drafts_);
+  compute_logits(0, tokens);
+  session_.pending.clear();
+  return logits_.slice(0, 0, tokens);
+}
+
+void Advance::accept(std::size_t tokens) {
+  inference_->accept(drafts_.front(), static_cast<std::int64_t>(tokens), *states_, default_pool());
+  session_.state.tokens += static_cast<std::int64_t>(tokens);
+  lookup_.end(tokens - 1);
+}
+
+// Computes the logits after rows of hidden_.
+// Computes the logits after rows of hidden_.
+void Advance::compute_logits(std::int64_t first, std::int64_t count) {
+  const auto& config = inference_->config();
+  const auto hidden =
+      View<const float, 2>::contiguous(hidden_.data() + first * config.hidden_size, {count, config.hidden_size});
+  inference_->logits(hidden, View<float, 2>::contiguous(logits_.data_ptr<float>(), {count, config.vocab_size}),
+                     default_pool());
+}
+
+View<float, 2> Advance::rows(std::int64_t count, std::int64_t columns) {
+  return View<float, 2>::contiguous(hidden_.data(), {count, columns});
+}
+
+}  // namespace efla::generate

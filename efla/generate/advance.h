@@ -1,0 +1,91 @@
+// Advances a session's text by its pending ids and draws the next ones.
+#pragma once
+
+#include <torch/types.h>
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "efla/base/view.h"
+#include "efla/generate/prompt_lookup.h"
+#include "efla/generate/sampler.h"
+#include "efla/generate/session.h"
+#include "efla/nn/inference/gpu_decoder.h"
+#include "efla/nn/inference/inference_model.h"
+#include "efla/nn/models/language_model.h"
+
+namespace efla::generate {
+
+// Advances the state by the session's pending ids and draws the next id, in [0, limit), which becomes pending. Throws
+// Error if nothing is pending. A single pending id is decoded by `decoder`, if given, which is made of the model and of
+// the same limit.
+std::int64_t next_id(const nn::LanguageModel& model, Session& session, const SamplingOptions& options,
+                     std::int64_t limit, const nn::GpuDecoder* decoder = nullptr);
+
+// Draws the next id of a session, which becomes pending.
+std::int64_t draw(std::span<const float> logits, Session& session, const SamplingOptions& options);
+
+// Throws Error if a session has no pending id.
+void require_pending(const Session& session);
+
+// Draws the ids after a step of a GpuDecoder, there if they are the most probable ones. All arguments must outlive the
+// object.
+class Drawer {
+ public:
+  // Ids in [0, limit) are drawn.
+  Drawer(const nn::GpuDecoder::Output& output, const SamplingOptions& options, std::int64_t limit);
+
+  // Draws the id after row `row`, which becomes the session's pending one.
+  std::int64_t draw(std::int64_t row, Session& session) const;
+
+ private:
+  const nn::GpuDecoder::Output& output_;
+  const SamplingOptions& options_;
+  std::int64_t limit_;
+  torch::Tensor likeliest_;
+  mutable torch::Tensor logits_;
+};
+
+// Advances a session's state by its pending ids. An InferenceModel keeps the state elsewhere until the object goes.
+class Advance {
+ public:
+  // Computes with `inference`, if given, otherwise with the model and, if given, its decoder. All must outlive the
+  // object.
+  Advance(const nn::LanguageModel& model, nn::InferenceModel* inference, const nn::GpuDecoder* decoder,
+          Session& session);
+  ~Advance();
+  Advance(const Advance&) = delete;
+  Advance& operator=(const Advance&) = delete;
+
+  // Takes all pending ids, of a prompt unless `decode`, and draws the next one, in [0, limit).
+  std::int64_t draw(const SamplingOptions& options, std::int64_t limit, bool decode);
+
+  // Takes the first `count` pending ids, of a prompt unless `decode`. Returns the logits [vocab_size] after them.
+  torch::Tensor take(std::size_t count, bool decode);
+
+  // Drafts tokens after the pending one: none without an InferenceModel.
+  std::span<const std::int32_t> draft(std::span<const std::int32_t> prompt, std::span<const std::int32_t> reply,
+                                      std::int64_t most);
+  // Computes the pending id and the draft. Returns the logits [1 + draft, vocab_size] after each.
+  torch::Tensor take_draft();
+  // Advances the state by the pending id and the draft's first tokens, `tokens` in all.
+  void accept(std::size_t tokens);
+
+ private:
+  void compute_logits(std::int64_t first, std::int64_t count);
+  View<float, 2> rows(std::int64_t count, std::int64_t columns);
+
+  const nn::LanguageModel& model_;
+  nn::InferenceModel* inference_;
+  const nn::GpuDecoder* decoder_;
+  Session& session_;
+  std::optional<nn::StatePool> states_;
+  std::vector<float> hidden_;
+  torch::Tensor logits_;
+  PromptLookup lookup_;
+  std::vector<nn::Draft> drafts_;
+};
+
+}  // namespace efla::generate

@@ -1,0 +1,259 @@
+#include "efla/nn/inference/gpu_decoder.h"
+
+#include <torch/types.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include "efla/autograd/context.h"
+#include "efla/autograd/graph_replay.h"
+#include "efla/autograd/layers/linear.h"
+#include "efla/autograd/layers/rms_norm.h"
+#include "efla/autograd/tensor_view.h"
+#include "efla/base/error.h"
+#include "efla/ops/layers_step.h"
+#include "efla/ops/mixer_step.h"
+
+namespace efla::nn {
+
+using autograd::LinearFusion;
+using autograd::view_of;
+using torch::Tensor;
+
+struct GpuDecoder::Identity {};
+
+struct GpuDecoder::Layer {
+  LayerParameters from;
+  Tensor in = {}, f_out = {}, g_out = {}, o_proj = {}, gate_up = {}, down = {};
+  bool has_mixer = false;  // which the kernel of a mixer's step takes
+};
+
+// A mixer's step for projected [B, ·], and the tensors that only its problem refers to.
+struct GpuDecoder::Step {
+  MixerStep problem = {};
+  Tensor decay = {}, gate = {}, o = {};
+};
+
+// What becomes of the operators of a step.
+struct GpuDecoder::Operators {
+  virtual ~Operators() = default;
+  virtual Tensor linear(const Tensor& x, const Tensor& weight, const LinearFusion& with) = 0;
+  virtual void mixer(const Step& step) = 0;
+};
+
+// Runs each of them.
+struct GpuDecoder::AtOnce : Operators {
+  Tensor linear(const Tensor& x, const Tensor& weight, const LinearFusion& with) override {
+    return autograd::fused_linear(x, weight, with);
+  }
+  void mixer(const Step& step) override { mixer_step(step.problem, {.context = autograd::context_of(step.o)}); }
+};
+
+// Makes a list of them, on tensors of its own.
+struct GpuDecoder::Listed : Operators {
+  explicit Listed(const Tensor& on) : list(autograd::context_of(on)) {}
+
+  Tensor linear(const Tensor& x, const Tensor& weight, const LinearFusion& with) override {
+    const auto y = torch::empty({x.size(0), weight.size(0) / (with.swiglu ? 2 : 1)}, x.options());
+    complete = complete && list.add(autograd::linear_problem(x, weight, with, y));
+    kept.insert(kept.end(), {x, y});
+    return y;
+  }
+  void mixer(const Step& step) override {
+    complete = complete && list.add(step.problem);
+    kept.insert(kept.end(), {step.decay, step.gate, step.o});
+  }
+
+  LayersStep list;
+  std::vector<Tensor> kept;
+  bool complete = true;  // without it the list is of no use
+};
+
+// A step of a state, whose tensors are `held`.
+struct GpuDecoder::Cache : DecodeCache {
+  std::shared_ptr<const Identity> decoder;
+  std::vector<Tensor> held;
+  bool attends = false;
+  autograd::GraphReplay replay;
+  std::unique_ptr<Listed> layers;  // from x to logits; none where they cannot be one list
+  Tensor x, logits;
+};
+
+GpuDecoder::GpuDecoder(const LanguageModel& model, WeightType weights, std::int64_t drawable)
+    : model_(model),
+      identity_(std::make_shared<Identity>()),
+      weights_(weights),
+      drawable_(drawable),
+      mixer_(model.config()) {
+  if (weights == WeightType::int8) throw Error("model", "weights", "int8 on a GPU", "float32 or bfloat16");
+  const torch::NoGradGuard no_grad;
+  const auto named = model.named_parameters();
+  embeddings_ = named["model.embeddings.weight"].detach();
+  norm_ = named["model.norm.weight"].detach();
+  head_ = packed({model.head()});
+  auto state = model.initial_state(1);
+  for (std::size_t i = 0; i < state.layers.size(); ++i) {
+    layers_.push_back(packed_layer(static_cast<std::int64_t>(i)));
+    Layer& layer = layers_.back();
+    if (!layer.from.has_mixer()) continue;
+    std::int64_t columns = 0;
+    for (const auto& weight : layer.from.in) columns += weight.size(0);
+    const auto projected = torch::zeros({1, columns}, norm_.options());
+    AtOnce at_once;
+    const Step step = step_of(layer, projected, std::get<MixerState>(state.layers[i]), at_once);
+    layer.has_mixer = takes_mixer_step(step.problem, {.context = autograd::context_of(projected)});
+  }
+}
+
+GpuDecoder::~GpuDecoder() = default;
+
+// Returns the rows of the parts in the type of the weights.
+Tensor GpuDecoder::packed(const std::vector<Tensor>& parts) const {
+  const auto rows = parts.size() == 1 ? parts[0].detach() : torch::cat(parts);
+  return rows.to(weights_ == WeightType::bfloat16 ? torch::kBFloat16 : torch::kFloat).contiguous();
+}
+
+GpuDecoder::Layer GpuDecoder::packed_layer(std::int64_t index) const {
+  Layer layer{LayerParameters(model_, mixer_, index)};
+  const auto& from = layer.from;
+  layer.gate_up = packed({from.gate, from.up});
+  layer.down = packed({from.down});
+  if (!from.has_mixer()) return layer;
+  layer.in = packed(from.in);
+  layer.o_proj = packed({from.o_proj});
+  if (from.f_out.defined()) layer.f_out = packed({from.f_out});
+  if (from.g_out.defined()) layer.g_out = packed({from.g_out});
+  return layer;
+}
+
+GpuDecoder::Step GpuDecoder::step_of(const Layer& layer, const Tensor& projected, const MixerState& state,
+                                     Operators& operators) const {
+  const auto& from = layer.from;
+  const auto& config = mixer_.config;
+  const std::int64_t batch = projected.size(0), heads = config.value_heads;
+  const auto columns = [&](std::int64_t first, std::int64_t count) { return projected.narrow(1, first, count); };
+  Step step;
+  MixerStep& p = step.problem;
+  p.shape = {batch, 1, config.heads, heads, config.key_dim, config.value_dim};
+  p.rule = mixer_.rule;
+  p.qkv = view_of<const float, 2>(columns(0, mixer_.channels));
+  p.taps = view_of<const float, 2>(from.taps);
+  p.beta_activation = from.b < 0 ? BetaActivation::one : mixer_.preset.beta;
+  if (from.b >= 0) p.beta = view_of<const float, 2>(columns(from.b, heads));
+  p.beta_factor = view_of<const float, 1>(from.beta_factor);
+  if (mixer_.gate != Gate::none) {
+    step.decay =
+        from.a >= 0 ? columns(from.a, heads) : operators.linear(columns(from.f, config.value_dim), layer.f_out, {});
+    p.decay = view_of<const float, 2>(step.decay);
+    p.decay_activation = mixer_.gate == Gate::safe_channel ? DecayActivation::sigmoid : DecayActivation::softplus;
+    p.rate = view_of<const float, 1>(from.rate);
+    p.decay_bias = view_of<const float, 1>(from.dt_bias);
+    p.bound = static_cast<float>(config.lower_bound.value_or(kGateLowerBound));
+  }
+  p.norm_weight = view_of<const float, 1>(from.o_norm);
+  p.norm_eps = static_cast<float>(config.norm_eps);
+  if (config.output_gate != OutputGate::none) {
+    const bool low_rank = config.output_gate == OutputGate::sigmoid;
+    step.gate = low_rank ? operators.linear(columns(from.g, config.value_dim), layer.g_out, {})
+                         : columns(from.g, mixer_.values);
+    p.gate = view_of<const float, 2>(step.gate);
+    p.gate_bias = view_of<const float, 1>(from.gate_bias);
+    p.gate_activation = low_rank ? GateActivation::sigmoid : GateActivation::silu;
+  }
+  p.history = view_of<float, 3>(state.conv);
+  p.states = view_of<float, 4>(state.memory);
+  step.o = torch::empty({batch, mixer_.values}, projected.options());
+  p.o = view_of<float, 2>(step.o);
+  return step;
+}
+
+// Returns x plus what the mixer or the attention of layer `index` adds to it.
+Tensor GpuDecoder::mix(std::size_t index, const Tensor& x, LanguageModelState& state, Operators& operators) const {
+  const Layer& layer = layers_[index];
+  const double eps = model_.config().norm_eps;
+  if (!layer.has_mixer) {
+    const auto normed = autograd::rms_norm(x, layer.from.attn_norm, eps);
+    return x + model_.mix(index, normed.unsqueeze(1), state).squeeze(1);
+  }
+  const auto projected = operators.linear(x, layer.in, {.norm_weight = layer.from.attn_norm, .norm_eps = eps});
+  const Step step = step_of(layer, projected, std::get<MixerState>(state.layers[index]), operators);
+  operators.mixer(step);
+  return operators.linear(step.o, layer.o_proj, {.residual = x});
+}
+
+// Returns the logits for the embeddings x [B, D].
+Tensor GpuDecoder::logits(Tensor x, LanguageModelState& state, Operators& operators) const {
+  const double eps = model_.config().norm_eps;
+  for (std::size_t i = 0; i < layers_.size(); ++i) {
+    const Layer& layer = layers_[i];
+    x = mix(i, x, state, operators);
+    const auto inner =
+        operators.linear(x, layer.gate_up, {.norm_weight = layer.from.mlp_norm, .norm_eps = eps, .swiglu = true});
+    x = operators.linear(inner, layer.down, {.residual = x});
+  }
+  return operators.linear(x, head_, {.norm_weight = norm_, .norm_eps = eps});
+}
+
+std::shared_ptr<GpuDecoder::Cache> GpuDecoder::cache_for(LanguageModelState& state) const {
+  std::vector<Tensor> held;
+  bool attends = false;
+  for (const auto& layer : state.layers) {
+    const auto* mixer = std::get_if<MixerState>(&layer);
+    attends = attends || mixer == nullptr;
+    if (mixer != nullptr) held.push_back(mixer->memory);
+    if (mixer != nullptr && mixer->conv.defined()) held.push_back(mixer->conv);
+  }
+  auto known = std::static_pointer_cast<Cache>(state.decode);
+  const auto is_same = [](const Tensor& a, const Tensor& b) { return a.is_same(b); };
+  if (known && known->decoder == identity_ &&
+      std::equal(held.begin(), held.end(), known->held.begin(), known->held.end(), is_same)) {
+    return known;
+  }
+
+  auto cache = std::make_shared<Cache>();
+  cache->decoder = identity_;
+  cache->held = held;
+  cache->attends = attends;
+  if (std::all_of(layers_.begin(), layers_.end(), [](const Layer& layer) { return layer.has_mixer; })) {
+    cache->x = torch::empty({state.batch, model_.config().hidden_size}, embeddings_.options());
+    cache->layers = std::make_unique<Listed>(cache->x);
+    cache->logits = logits(cache->x, state, *cache->layers);
+    if (cache->layers->complete) {
+      cache->layers->list.finish();
+    } else {
+      cache->layers.reset();
+    }
+  }
+  state.decode = cache;
+  return cache;
+}
+
+GpuDecoder::Output GpuDecoder::step(const Tensor& ids, LanguageModelState& state) const {
+  const torch::NoGradGuard no_grad;
+  model_.check_ids(ids, 1);
+  model_.check_state(state, ids.size(0));
+  const auto cache = cache_for(state);
+  const auto decode = [&](const std::vector<Tensor>& inputs) {
+    Tensor all;
+    if (cache->layers) {
+      torch::index_select_out(cache->x, embeddings_, 0, inputs[0]);
+      cache->layers->list.run(autograd::context_of(cache->x));
+      all = cache->logits;
+    } else {
+      AtOnce at_once;
+      all = logits(torch::embedding(embeddings_, inputs[0]), state, at_once);
+    }
+    const auto [largest, id] = torch::max(all.narrow(1, 0, drawable_), 1);
+    return std::vector<Tensor>{all, torch::stack({id.to(torch::kDouble), largest.to(torch::kDouble)}, 1)};
+  };
+  const std::vector<Tensor> inputs{ids.to(embeddings_.device())};
+  // A cache of keys and values that grows is another one every time.
+  const auto outputs = cache->attends ? decode(inputs) : cache->replay.call(decode, inputs, cache->held);
+  ++state.tokens;
+  return {outputs[0], outputs[1]};
+}
+
+}  // namespace efla::nn

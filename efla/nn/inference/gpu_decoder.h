@@ -1,0 +1,63 @@
+// Decode steps of a language model on a GPU: for a few texts one kernel computes all layers, for more texts few kernels
+// per layer, of which each reads its weights once; replayed as a CUDA graph.
+#pragma once
+
+#include <torch/types.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "efla/nn/inference/layer_parameters.h"
+#include "efla/nn/inference/packed_weight.h"
+#include "efla/nn/models/language_model.h"
+
+namespace efla::nn {
+
+// Outputs agree with LanguageModel but for rounding. Weights that it stores in bfloat16 must have such values in the
+// model too (round_weights), which computes prompts. Layers of softmax attention and mixers that are computed by none
+// of its kernels are the model's. Not for several threads at once.
+class GpuDecoder {
+ public:
+  // Packs the weights of a model on a GPU, which must outlive the object. Ids in [0, drawable) may be drawn. Throws
+  // Error for weights in int8.
+  GpuDecoder(const LanguageModel& model, WeightType weights, std::int64_t drawable);
+  ~GpuDecoder();
+
+  // Of a step, overwritten by the next one of the same state.
+  struct Output {
+    torch::Tensor logits;  // [B, vocab_size] float32
+    torch::Tensor
+        likeliest;  // [B, 2] float64: the drawable id with the largest logit, the lowest of equal ones, and it
+  };
+
+  // Decodes one token per sequence, ids [B]. Replays a CUDA graph from the state's second step on, unless a layer
+  // attends. Throws Error for a bad argument.
+  Output step(const torch::Tensor& ids, LanguageModelState& state) const;
+
+ private:
+  struct Layer;
+  struct Step;
+  struct Operators;
+  struct AtOnce;
+  struct Listed;
+  struct Cache;
+  struct Identity;
+
+  torch::Tensor packed(const std::vector<torch::Tensor>& parts) const;
+  Layer packed_layer(std::int64_t index) const;
+  Step step_of(const Layer& layer, const torch::Tensor& projected, const MixerState& state, Operators& operators) const;
+  torch::Tensor mix(std::size_t index, const torch::Tensor& x, LanguageModelState& state, Operators& operators) const;
+  torch::Tensor logits(torch::Tensor x, LanguageModelState& state, Operators& operators) const;
+  std::shared_ptr<Cache> cache_for(LanguageModelState& state) const;
+
+  const LanguageModel& model_;
+  std::shared_ptr<const Identity> identity_;  // that no other decoder has as long as a cache of this one exists
+  WeightType weights_;
+  std::int64_t drawable_;
+  MixerShape mixer_;
+  torch::Tensor embeddings_, norm_, head_;
+  std::vector<Layer> layers_;
+};
+
+}  // namespace efla::nn
