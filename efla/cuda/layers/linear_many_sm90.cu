@@ -20,6 +20,7 @@ constexpr int kGroups = 2, kThreads = 128 * kGroups;  // warpgroups
 constexpr int kSide = 64;                             // rows and columns of a tile
 constexpr int kMostBlocks = 8, kMostChunks = 6;       // per cluster; of 64 columns per block
 constexpr int kSumsStride = kSide + 4;                // floats between the sums of two rows of x
+constexpr int kGroupSums = kSide * kSumsStride;       // floats of the sums of a warpgroup
 
 // How a problem is distributed.
 struct Plan {
@@ -36,7 +37,7 @@ struct Squares {
 };
 
 constexpr int kAlignment = 1024;  // of tiles
-constexpr int kSumBytes = kGroups * kSide * kSumsStride * static_cast<int>(sizeof(float));
+constexpr int kSumBytes = kGroups * kGroupSums * static_cast<int>(sizeof(float));
 constexpr int kSquareBytes = static_cast<int>(sizeof(Squares));
 
 Plan plan_of(const LinearForward& p) {
@@ -58,14 +59,16 @@ __device__ __forceinline__ void fetch_weight(const LinearForward& p, const Plan&
                                              int chunks, unsigned char* to) {
   const auto& weight = p.narrow_weight;
   const int outputs = static_cast<int>(p.y.extent[1]), columns = static_cast<int>(weight.extent[1]);
-  for (int i = static_cast<int>(threadIdx.x); i < plan.tiles * chunks * kSide * 8; i += kThreads) {
-    const int piece = i % 8, chunk = i / 8 % chunks, row = i / 8 / chunks % kSide, tile = i / 8 / chunks / kSide;
-    const int output = cluster * plan.outputs + (p.swiglu ? row : tile * kSide + row);
-    const int column = (first + chunk) * kSide + piece * 8;
-    const bool exists = output < outputs && column < columns;
-    const bfloat16* const from = exists ? weight.at(p.swiglu ? tile * outputs + output : output, column) : weight.data;
-    copy_async_16(shared_address(to + (tile * plan.chunks + chunk) * kTileBytes + piece_offset(row, piece)), from,
-                  exists ? 16 : 0);
+  const int piece = static_cast<int>(threadIdx.x) % 8;
+  for (int r = static_cast<int>(threadIdx.x) / 8; r < plan.tiles * kSide; r += kThreads / 8) {
+    const int tile = r / kSide, row = r % kSide, output = cluster * plan.outputs + (p.swiglu ? row : r);
+    int column = first * kSide + piece * 8;
+    const bfloat16* from = weight.data + (p.swiglu ? tile * outputs + output : output) * weight.stride[0] + column;
+    std::uint32_t at = shared_address(to + tile * plan.chunks * kTileBytes + piece_offset(row, piece));
+    for (int chunk = 0; chunk < chunks; ++chunk, column += kSide, from += kSide, at += kTileBytes) {
+      const bool exists = output < outputs && column < columns;
+      copy_async_16(at, exists ? from : weight.data, exists ? 16 : 0);
+    }
   }
   copy_async_commit();
 }
@@ -117,6 +120,17 @@ __device__ __forceinline__ void stage_x(const LinearForward& p, const Plan& plan
   }
 }
 
+// Returns the sums of what is at the place of four floats in all blocks of the cluster, in the order of the blocks.
+__device__ __forceinline__ float4 sum_of_cluster(const float* from, int blocks) {
+  float4 sum{};
+#pragma unroll
+  for (int block = 0; block < kMostBlocks; ++block) {
+    const float4 x = load_4_from_cluster(from, min(block, blocks - 1));
+    if (block < blocks) sum = {sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w};
+  }
+  return sum;
+}
+
 __global__ void __launch_bounds__(kThreads)
     linear_many_kernel(const __grid_constant__ LinearForward p, const __grid_constant__ Plan plan) {
   extern __shared__ unsigned char unaligned[];
@@ -157,7 +171,7 @@ __global__ void __launch_bounds__(kThreads)
   products_commit();
   products_wait<0>();
   __syncthreads();
-  float* const own = sums + group * kSide * kSumsStride;
+  float* const own = sums + group * kGroupSums;
 #pragma unroll
   for (int i = 0; i < 32; ++i) {
     const int m = i / 4 * 8 + lane % 4 * 2 + i % 2;
@@ -167,25 +181,33 @@ __global__ void __launch_bounds__(kThreads)
   wait_at_cluster_barrier();
 
   const int rows = static_cast<int>(p.x.extent[0]), outputs = static_cast<int>(p.y.extent[1]);
-  for (int i = rank * kThreads + static_cast<int>(threadIdx.x); i < rows * plan.outputs; i += plan.blocks * kThreads) {
-    const int m = i / plan.outputs, in_cluster = i % plan.outputs, n = cluster * plan.outputs + in_cluster;
+  const int fours = plan.outputs / 4;             // per row: a thread has four outputs at a time
+  const bool both = plan.tiles == 1 || p.swiglu;  // an output needs the sums of both warpgroups
+  for (int i = rank * kThreads + static_cast<int>(threadIdx.x); i < rows * fours; i += plan.blocks * kThreads) {
+    const int m = i / fours, in_cluster = i % fours * 4, n = cluster * plan.outputs + in_cluster;
     if (n >= outputs) continue;
-    const float residual = p.residual ? __ldcg(p.residual.at(m, n)) : 0.0F;
-    const int at = m * kSumsStride + in_cluster % kSide;
-    float z[2] = {}, all_squares = 0;
-    for (int block = 0; block < plan.blocks; ++block) {
+    const float* const from = sums + m * kSumsStride + in_cluster % kSide;
+    float4 z = sum_of_cluster(from + (both ? 0 : in_cluster / kSide * kGroupSums), plan.blocks), w{};
+    if (both) w = sum_of_cluster(from + kGroupSums, plan.blocks);
+    if (plan.tiles == 1) z = {z.x + w.x, z.y + w.y, z.z + w.z, z.w + w.w};
+    float r = 1;
+    if (p.norm_weight) {
+      float all = 0;
 #pragma unroll
-      for (int g = 0; g < kGroups; ++g) {
-        // With two tiles and no swiglu an output is in one of them.
-        const bool wanted = plan.tiles == 1 || p.swiglu || g == in_cluster / kSide;
-        if (wanted) z[p.swiglu ? g : 0] += load_from_cluster(sums + g * kSide * kSumsStride + at, block);
+      for (int block = 0; block < kMostBlocks; ++block) {
+        const float x = load_from_cluster(&squares.of_row[m], min(block, plan.blocks - 1));
+        if (block < plan.blocks) all += x;
       }
-      if (p.norm_weight) all_squares += load_from_cluster(&squares.of_row[m], block);
+      r = rsqrtf(__fdividef(all, static_cast<float>(columns)) + p.norm_eps);
     }
-    const float r = p.norm_weight ? rsqrtf(__fdividef(all_squares, static_cast<float>(columns)) + p.norm_eps) : 1.0F;
-    float value = r * z[0];
-    if (p.swiglu) value *= __fdividef(1.0F, 1.0F + expf(-value)) * (r * z[1]);
-    *p.y.at(m, n) = value + residual;
+    const float values[4] = {r * z.x, r * z.y, r * z.z, r * z.w}, gates[4] = {r * w.x, r * w.y, r * w.z, r * w.w};
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      if (n + e >= outputs) continue;
+      const float residual = p.residual ? __ldcg(p.residual.at(m, n + e)) : 0.0F;
+      const float factor = p.swiglu ? __fdividef(1.0F, 1.0F + expf(-values[e])) * gates[e] : 1.0F;
+      *p.y.at(m, n + e) = values[e] * factor + residual;
+    }
   }
   arrive_at_cluster_barrier();  // others may still read this block's sums
   wait_at_cluster_barrier();
