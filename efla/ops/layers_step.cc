@@ -1,8 +1,5 @@
 #include "efla/ops/layers_step.h"
 
-#include <cstring>
-#include <vector>
-
 #ifdef EFLA_HAS_CUDA
 #include "efla/cuda/layers/linear.h"
 #include "efla/cuda/recurrent/layers_step.h"
@@ -17,9 +14,7 @@ namespace efla {
 struct LayersStep::List {
   Device device;
   gpu::LayersStep step;
-  GpuMemory memory;  // the operators, and the kernel's counters behind them
-
-  std::size_t op_bytes() const { return step.ops().size() * sizeof(gpu::StepOp); }
+  GpuMemory memory;  // of the kernel
 
   // kernel_refusal: of the operator alone.
   template <class Problem>
@@ -45,18 +40,13 @@ bool LayersStep::add(const MixerStep& problem) {
 }
 
 void LayersStep::finish() {
-  std::vector<std::byte> bytes(list_->op_bytes() + gpu::LayersStep::kCounterBytes);
-  std::memcpy(bytes.data(), list_->step.ops().data(), list_->op_bytes());
-  list_->memory = GpuMemory(list_->device, bytes.size());
-  list_->memory.write(bytes.data());
+  list_->memory = GpuMemory(list_->device, list_->step.bytes());
+  list_->memory.write(list_->step.image(list_->memory.data()).data());
 }
 
 void LayersStep::run(const ExecutionContext& context) const {
-  const auto* ops = static_cast<const gpu::StepOp*>(list_->memory.data());
-  call_on_gpu(context, 0, [&](const gpu::Workspace&, cudaStream_t stream) {
-    list_->step.run(ops, reinterpret_cast<unsigned*>(static_cast<std::byte*>(list_->memory.data()) + list_->op_bytes()),
-                    stream);
-  });
+  call_on_gpu(context, 0,
+              [&](const gpu::Workspace&, cudaStream_t stream) { list_->step.run(list_->memory.data(), stream); });
 }
 #else
 struct LayersStep::List {};

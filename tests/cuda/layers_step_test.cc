@@ -141,9 +141,9 @@ void check_layers_step(std::int64_t rows) {
     ASSERT_EQ(gpu::LayersStep::refusal(problem), "");
     step.add(problem);
   });
-  const DeviceBytes ops(step.ops().size() * sizeof(gpu::StepOp)), counters(gpu::LayersStep::kCounterBytes);
-  gpu::check(cudaMemcpy(ops.data(), step.ops().data(), ops.bytes(), cudaMemcpyHostToDevice), "cudaMemcpy");
-  gpu::check(cudaMemset(counters.data(), 0, counters.bytes()), "cudaMemset");
+  const DeviceBytes memory(step.bytes());
+  gpu::check(cudaMemcpy(memory.data(), step.image(memory.data()).data(), memory.bytes(), cudaMemcpyHostToDevice),
+             "cudaMemcpy");
   for (int token = 0; token < 3; ++token) {
     one_by_one.for_each([](const auto& problem) {
       if constexpr (std::is_same_v<std::remove_cvref_t<decltype(problem)>, LinearForward>) {
@@ -152,7 +152,7 @@ void check_layers_step(std::int64_t rows) {
         gpu::mixer_step(problem, nullptr);
       }
     });
-    step.run(static_cast<const gpu::StepOp*>(ops.data()), static_cast<unsigned*>(counters.data()), nullptr);
+    step.run(memory.data(), nullptr);
     gpu::check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
     EXPECT_LE(distance(together.logits(), one_by_one.logits()).rms, tolerance_of("float32").cap) << "token " << token;
   }

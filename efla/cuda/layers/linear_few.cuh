@@ -4,6 +4,7 @@
 
 #include <type_traits>
 
+#include "efla/cuda/common/exchange.cuh"
 #include "efla/cuda/common/ptx.cuh"
 #include "efla/rule/linear.h"
 
@@ -48,11 +49,6 @@ __device__ __forceinline__ float sum_lanes(float x) {
 #pragma unroll
   for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffffU, x, offset);
   return x;
-}
-
-// Reads what a kernel before this one may have written.
-__device__ __forceinline__ float4 read_fresh(const float* from) {
-  return __ldcg(reinterpret_cast<const float4*>(from));
 }
 
 // Writes four columns of x to a warp's slice. With bfloat16 weights every x becomes the sum of two bfloat16
@@ -123,25 +119,51 @@ struct TileSums<float, kRows> {
   }
 };
 
-// Reads a warp's slice of x, times the norm's weight, into shared memory, and writes the sums of its squares.
+// Reads a warp's slice of x, times the norm's weight, into shared memory, and writes the sums of its squares. awaited:
+// waits until x has been written (exchange.cuh).
 template <class W, int kRows>
 __device__ __forceinline__ void stage_x(const LinearForward& p, const FewPlan& plan, int first_column, float* slices,
-                                        float* squares, int lane) {
+                                        float* squares, int lane, bool awaited = false) {
+  constexpr int kTurns = 4 / kRows > 0 ? 4 / kRows : 1;  // of 128 columns that are read before any is used
   const int columns = static_cast<int>(p.x.extent[1]), rows = static_cast<int>(p.x.extent[0]);
+  const int end = min(plan.spans * kSpan<W>, columns - first_column);
   float sum[kRows] = {};
-  for (int c = 4 * lane; c < plan.spans * kSpan<W>; c += 128) {
-    const bool exists = first_column + c < columns;
-    float4 x[kRows], weight{1, 1, 1, 1};
+  for (int first = 4 * lane; first < plan.spans * kSpan<W>; first += kTurns * 128) {
+    float4 x[kTurns][kRows], weight[kTurns];
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      x[r] = exists && r < rows ? read_fresh(p.x.at(r, first_column + c)) : float4{0, 0, 0, 0};
+    for (int t = 0; t < kTurns; ++t) {
+      const int c = first + t * 128;
+      weight[t] = p.norm_weight && c < end
+                      ? __ldg(reinterpret_cast<const float4*>(p.norm_weight.data + first_column + c))
+                      : float4{1, 1, 1, 1};
     }
-    if (p.norm_weight && exists) weight = __ldg(reinterpret_cast<const float4*>(p.norm_weight.data + first_column + c));
+    bool complete;
+    do {
+      complete = true;
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      sum[r] += x[r].x * x[r].x + x[r].y * x[r].y + (x[r].z * x[r].z + x[r].w * x[r].w);
-      store_x<W>(slices + r * plan.slice, c,
-                 {x[r].x * weight.x, x[r].y * weight.y, x[r].z * weight.z, x[r].w * weight.w});
+      for (int t = 0; t < kTurns; ++t) {
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
+          const bool exists = first + t * 128 < end && r < rows;
+          x[t][r] = exists ? read_places(p.x.at(r, first_column + first + t * 128)) : float4{0, 0, 0, 0};
+        }
+      }
+#pragma unroll
+      for (int t = 0; t < kTurns; ++t) {
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) complete = complete && is_written(x[t][r]);
+      }
+    } while (awaited && !complete);
+#pragma unroll
+    for (int t = 0; t < kTurns; ++t) {
+      const int c = first + t * 128;
+      if (c >= plan.spans * kSpan<W>) continue;
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        const float4 v = x[t][r], w = weight[t];
+        sum[r] += v.x * v.x + v.y * v.y + (v.z * v.z + v.w * v.w);
+        store_x<W>(slices + r * plan.slice, c, {v.x * w.x, v.y * w.y, v.z * w.z, v.w * w.w});
+      }
     }
   }
 #pragma unroll

@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -16,8 +17,9 @@ namespace efla::gpu {
 struct alignas(16) StepOp {
   enum class Kind : int { linear, mixer };
   Kind kind = Kind::linear;
-  bool after_barrier = true;  // it reads what the operators before it write
+  bool awaited = false, residual_awaited = false;  // whether operators before it write its inputs, and its residual
   int spans = 0, first_tile = 0, end_tile = 0;
+  float* exchange = nullptr;  // where its outputs also go, in the order of its output
   LinearForward linear = {};
   MixerStep mixer = {};
 };
@@ -32,15 +34,17 @@ class LayersStep {
   void add(const LinearForward& problem);
   void add(const MixerStep& problem);
 
-  // The bytes that the kernel reads, and the counters that it keeps after them, zeros at first.
-  const std::vector<StepOp>& ops() const { return ops_; }
-  static constexpr std::size_t kCounterBytes = 8;
+  // The bytes of device memory that the kernel needs, and what they are at first, at `device`: the operators, and the
+  // places of what they write for each other.
+  std::size_t bytes() const;
+  std::vector<std::byte> image(void* device) const;
 
-  // Runs the operators, of which `ops` is a copy in the device's memory.
-  void run(const StepOp* ops, unsigned* counters, cudaStream_t stream) const;
+  // Runs the operators. An operator's output is complete when the kernel has ended.
+  void run(void* device, cudaStream_t stream) const;
 
  private:
   std::vector<StepOp> ops_;
+  std::int64_t exchange_floats_ = 0;
   int rows_ = 1;
   int slice_columns_ = 0;
   bool narrow_ = true;

@@ -2,6 +2,7 @@
 // shared memory, each its own pieces: lane l of warp w has columns 4 l … of rows w, w + 8, ….
 #pragma once
 
+#include "efla/cuda/common/exchange.cuh"
 #include "efla/cuda/common/prefetch.cuh"
 #include "efla/cuda/common/ptx.cuh"
 #include "efla/cuda/recurrent/token.cuh"
@@ -12,51 +13,6 @@ namespace efla::gpu {
 
 __device__ __forceinline__ float sigmoid(float x) { return __fdividef(1.0F, 1.0F + expf(-x)); }
 __device__ __forceinline__ float softplus(float x) { return x > 20 ? x : log1pf(expf(x)); }
-
-__device__ __forceinline__ float beta_of(const MixerStep& p, int i_b, int h) {
-  const float factor = p.beta_factor(h);
-  if (p.beta_activation == BetaActivation::one) return factor;
-  const float z = __ldcg(p.beta.at(i_b, h));
-  return factor * (p.beta_activation == BetaActivation::sigmoid ? sigmoid(z) : softplus(z));
-}
-
-// Returns e^g of a key channel, or of all.
-__device__ __forceinline__ float decay_of(const MixerStep& p, int i_b, int h, int key) {
-  const int at = p.rule.decay == Decay::channel ? h * static_cast<int>(p.shape.key_dim) + key : h;
-  const float rate = p.rate(h), z = __ldcg(p.decay.at(i_b, at)) + p.decay_bias(at);
-  return expf(p.decay_activation == DecayActivation::sigmoid ? p.bound * sigmoid(rate * z) : -rate * softplus(z));
-}
-
-// A channel of the convolution: its column in qkv, and the rows of its history after this token.
-struct Channel {
-  int column;
-  float last[kMaxConvWidth - 1];
-};
-
-// Returns the activated output of a channel.
-__device__ __forceinline__ float convolve(const MixerStep& p, int i_b, std::int64_t slot, Channel& channel) {
-  const int width = static_cast<int>(p.taps.extent[1]);
-  float x[kMaxConvWidth] = {};
-#pragma unroll
-  for (int j = 0; j < kMaxConvWidth; ++j) {
-    if (j + 1 < width) x[j] = __ldcg(p.history.at(slot, j, channel.column));
-    if (j + 1 == width) x[j] = __ldcg(p.qkv.at(i_b, channel.column));
-  }
-  float sum = 0;
-#pragma unroll
-  for (int j = 0; j < kMaxConvWidth; ++j) {
-    if (j < width) sum = fmaf(p.taps(channel.column, j), x[j], sum);
-    if (j > 0) channel.last[j - 1] = x[j];
-  }
-  return sum * sigmoid(sum);
-}
-
-__device__ __forceinline__ void write_history(const MixerStep& p, std::int64_t slot, const Channel& channel) {
-#pragma unroll
-  for (int j = 0; j + 1 < kMaxConvWidth; ++j) {
-    if (j + 1 < p.taps.extent[1]) *p.history.at(slot, j, channel.column) = channel.last[j];
-  }
-}
 
 // What q and k of a head bring to the recurrence: factors of the L2 norm, λ and q·k after it.
 struct Keys {
@@ -89,6 +45,8 @@ inline constexpr int kStateKeys = 128, kStateColumns = 128;            // of a s
 inline constexpr int kStatePieces = kStateKeys / kStateWarps;          // per thread
 inline constexpr int kMixedChannels = 2 * kStateKeys + kStateColumns;  // outputs of the convolution: of q, k and v
 
+inline constexpr int kFewTaps = 4;  // of most convolutions
+
 struct MixerScratch {
   float u[kMixedChannels];
   float decay[kStateKeys];
@@ -106,6 +64,90 @@ __device__ __forceinline__ int channel_column(const MixerStep& p, int at, int h,
     return at % kStateKeys < key_dim ? (at / kStateKeys * heads + i_q) * key_dim + at % kStateKeys : -1;
   return at < kMixedChannels && in_head < value_dim ? 2 * heads * key_dim + h * value_dim + in_head : -1;
 }
+
+// What a thread reads for a head, all of it before any is used: its channels of the convolution (their columns in qkv,
+// −1 for none; taps; the history and this token), and what beta, the decay of the thread's key channel and the output
+// norm and gate of its column are computed from.
+template <int kTaps, bool kAwaits>
+struct HeadInputs {
+  int column[kChannelsPerThread];
+  float x[kChannelsPerThread][kTaps], tap[kChannelsPerThread][kTaps];
+  float beta, beta_factor, decay, decay_bias = 0, rate = 0, norm_weight = 1, gate, gate_bias = 0;
+
+  // with_keys: the channels of q and k too. awaited: waits for what a projection writes (exchange.cuh).
+  __device__ HeadInputs(const MixerStep& p, int i_b, std::int64_t slot, int h, int i_q, bool with_keys, bool awaited) {
+    const int width = static_cast<int>(p.taps.extent[1]), thread = static_cast<int>(threadIdx.x);
+    const float* projected[kChannelsPerThread + 3];
+#pragma unroll
+    for (int i = 0; i < kChannelsPerThread; ++i) {
+      const int at = thread + i * kStateThreads;
+      column[i] = with_keys || at >= 2 * kStateKeys ? channel_column(p, at, h, i_q) : -1;
+      const int from = max(column[i], 0), row = static_cast<int>(p.history.stride[1]);
+      const int step = static_cast<int>(p.taps.stride[1]);
+      const float *const past = p.history.at(slot, 0, from), *const taps = p.taps.at(from, 0);
+#pragma unroll
+      for (int j = 0; j < kTaps; ++j) {
+        x[i][j] = j + 1 < width ? __ldcg(past + j * row) : 0.0F;
+        tap[i][j] = __ldg(taps + min(j, width - 1) * step);
+      }
+    }
+    const int key = min(thread, static_cast<int>(p.shape.key_dim) - 1);
+    const int value_dim = static_cast<int>(p.shape.value_dim), value = min(thread, value_dim - 1);
+    const int channel = p.rule.decay == Decay::channel ? h * static_cast<int>(p.shape.key_dim) + key : h;
+    beta_factor = p.beta_factor(h);
+    if (p.rule.decay != Decay::none) decay_bias = p.decay_bias(channel), rate = p.rate(h);
+    if (p.norm_weight) norm_weight = p.norm_weight(value);
+    if (p.gate_bias) gate_bias = p.gate_bias(h * value_dim + value);
+    const bool has_beta = p.beta_activation != BetaActivation::one, has_decay = p.rule.decay != Decay::none;
+#pragma unroll
+    for (int i = 0; i < kChannelsPerThread; ++i) projected[i] = p.qkv.at(i_b, max(column[i], 0));
+    projected[kChannelsPerThread] = has_beta ? p.beta.at(i_b, h) : projected[0];
+    projected[kChannelsPerThread + 1] = has_decay ? p.decay.at(i_b, channel) : projected[0];
+    projected[kChannelsPerThread + 2] = p.gate ? p.gate.at(i_b, h * value_dim + value) : projected[0];
+    float read[kChannelsPerThread + 3];
+    if constexpr (kAwaits) {
+      read_places(projected, read, awaited);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kChannelsPerThread + 3; ++i) read[i] = __ldcg(projected[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < kChannelsPerThread; ++i) {
+#pragma unroll
+      for (int j = 0; j < kTaps; ++j) x[i][j] = j + 1 == width ? read[i] : x[i][j];
+    }
+    beta = read[kChannelsPerThread];
+    decay = read[kChannelsPerThread + 1];
+    gate = read[kChannelsPerThread + 2] + gate_bias;
+  }
+
+  // Writes the activated outputs of the convolution to u, and the history after this token.
+  __device__ void convolve(const MixerStep& p, std::int64_t slot, bool with_keys, float* u) const {
+    const int width = static_cast<int>(p.taps.extent[1]);
+#pragma unroll
+    for (int i = 0; i < kChannelsPerThread; ++i) {
+      const int at = static_cast<int>(threadIdx.x) + i * kStateThreads;
+      float sum = 0;
+#pragma unroll
+      for (int j = 0; j < kTaps; ++j) sum = j < width ? fmaf(tap[i][j], x[i][j], sum) : sum;
+      if (at < kMixedChannels && (with_keys || at >= 2 * kStateKeys)) u[at] = column[i] < 0 ? 0.0F : sum * sigmoid(sum);
+#pragma unroll
+      for (int j = 0; j + 1 < kTaps; ++j) {
+        if (column[i] >= 0 && j + 1 < width) *p.history.at(slot, j, column[i]) = x[i][j + 1];
+      }
+    }
+  }
+  __device__ float beta_of(const MixerStep& p) const {
+    if (p.beta_activation == BetaActivation::one) return beta_factor;
+    return beta_factor * (p.beta_activation == BetaActivation::sigmoid ? sigmoid(beta) : softplus(beta));
+  }
+  // Returns e^g of the thread's key channel.
+  __device__ float decay_of(const MixerStep& p) const {
+    if (p.rule.decay == Decay::none) return 1;
+    const float z = decay + decay_bias;
+    return expf(p.decay_activation == DecayActivation::sigmoid ? p.bound * sigmoid(rate * z) : -rate * softplus(z));
+  }
+};
 
 // Brings the taps and the history of a head's channels to the L2 cache.
 __device__ __forceinline__ void prefetch_channels(const MixerStep& p, std::int64_t slot, int h, int i_q) {
@@ -130,39 +172,19 @@ __device__ __forceinline__ void fetch_state(const MixerStep& p, std::int64_t slo
 }
 
 // Computes value head h of a text, whose query head is i_q. Waits for the pieces of its state until at most kPending
-// later groups of copies are under way. with_keys: q and k are computed too, otherwise they are those of the call
-// before. The scratch is free after a barrier of the block.
-template <int kPending>
+// later groups of copies are under way. The convolution has at most kTaps taps. with_keys: q and k are computed too,
+// otherwise they are those of the call before. The scratch is free after a barrier of the block.
+template <int kPending, int kTaps, bool kAwaits = false>
 __device__ __forceinline__ void compute_head(const MixerStep& p, int i_b, std::int64_t slot, int h, int i_q,
-                                             bool with_keys, float scale, const uint4* own, MixerScratch& scratch) {
+                                             bool with_keys, float scale, const uint4* own, MixerScratch& scratch,
+                                             float* exchange = nullptr, bool awaited = false) {
   const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32;
   const int key_dim = static_cast<int>(p.shape.key_dim), value_dim = static_cast<int>(p.shape.value_dim);
-  Channel channel[kChannelsPerThread];
-  bool exists[kChannelsPerThread];
-  float mixed[kChannelsPerThread];
-#pragma unroll
-  for (int i = 0; i < kChannelsPerThread; ++i) {
-    const int at = tid + i * kStateThreads;
-    channel[i].column = channel_column(p, at, h, i_q);
-    exists[i] = channel[i].column >= 0 && (with_keys || at >= 2 * kStateKeys);
-    mixed[i] = exists[i] ? convolve(p, i_b, slot, channel[i]) : 0.0F;
-  }
-#pragma unroll
-  for (int i = 0; i < kChannelsPerThread; ++i) {
-    const int at = tid + i * kStateThreads;
-    if (at < kMixedChannels && (with_keys || at >= 2 * kStateKeys)) scratch.u[at] = mixed[i];
-    if (exists[i]) write_history(p, slot, channel[i]);
-  }
-  if (tid < kStateKeys) {
-    scratch.decay[tid] = p.rule.decay != Decay::none && tid < key_dim ? decay_of(p, i_b, h, tid) : 1.0F;
-  }
-  float norm_weight = 1, gate = 0;
   const int at = h * value_dim + tid;
-  if (tid < value_dim) {
-    if (p.norm_weight) norm_weight = p.norm_weight(tid);
-    if (p.gate) gate = __ldcg(p.gate.at(i_b, at)) + (p.gate_bias ? p.gate_bias(at) : 0.0F);
-  }
-  const float beta = beta_of(p, i_b, h);
+  const HeadInputs<kTaps, kAwaits> inputs(p, i_b, slot, h, i_q, with_keys, awaited);
+  inputs.convolve(p, slot, with_keys, scratch.u);
+  if (tid < kStateKeys) scratch.decay[tid] = inputs.decay_of(p);
+  const float beta = inputs.beta_of(p);
   copy_async_wait<kPending>();
   __syncthreads();
 
@@ -211,10 +233,11 @@ __device__ __forceinline__ void compute_head(const MixerStep& p, int i_b, std::i
       float squares = 0;
 #pragma unroll
       for (int i = 0; i < kStateColumns / 32; ++i) squares += scratch.squares[i];
-      o *= norm_weight * rsqrtf(__fdividef(squares, static_cast<float>(value_dim)) + p.norm_eps);
+      o *= inputs.norm_weight * rsqrtf(__fdividef(squares, static_cast<float>(value_dim)) + p.norm_eps);
     }
-    if (p.gate) o *= sigmoid(gate) * (p.gate_activation == GateActivation::silu ? gate : 1.0F);
+    if (p.gate) o *= sigmoid(inputs.gate) * (p.gate_activation == GateActivation::silu ? inputs.gate : 1.0F);
     *p.o.at(i_b, at) = o;
+    if (exchange != nullptr) write_place(exchange + i_b * p.o.stride[0] + at, o);
   }
   if (4 * lane >= value_dim) return;
   float* const to = p.states.at(slot, h, warp, 4 * lane);

@@ -13,7 +13,8 @@ namespace {
 
 constexpr int kStateBytes = kStatePieces * kStateThreads * 16;
 
-__global__ void __launch_bounds__(kStateThreads)
+template <int kTaps>
+__global__ void __launch_bounds__(kStateThreads, kTaps == kFewTaps ? 2 : 1)
     mixer_step_kernel(const __grid_constant__ MixerStep p, int group, float scale) {
   extern __shared__ __align__(16) unsigned char shared[];
   __shared__ __align__(16) MixerScratch scratch;
@@ -37,7 +38,7 @@ __global__ void __launch_bounds__(kStateThreads)
   for (int h = i_q * group; h < (i_q + 1) * group; ++h) {
     fetch_state(p, slot, h, own);
     copy_async_commit();
-    compute_head<0>(p, i_b, slot, h, i_q, h == i_q * group, scale, own, scratch);
+    compute_head<0, kTaps>(p, i_b, slot, h, i_q, h == i_q * group, scale, own, scratch);
     __syncthreads();
   }
 }
@@ -45,11 +46,10 @@ __global__ void __launch_bounds__(kStateThreads)
 }  // namespace
 
 void mixer_step(const MixerStep& p, cudaStream_t stream) {
-  check(cudaFuncSetAttribute(mixer_step_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kStateBytes),
-        "cudaFuncSetAttribute");
-  launch_early("mixer_step", mixer_step_kernel, grid_of("mixer_step", p.shape.batch * p.shape.heads), kStateThreads,
-               kStateBytes, stream, p, static_cast<int>(p.shape.group()),
-               static_cast<float>(p.rule.scale_for(p.shape.key_dim)));
+  const auto kernel = p.taps.extent[1] <= kFewTaps ? mixer_step_kernel<kFewTaps> : mixer_step_kernel<kMaxConvWidth>;
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kStateBytes), "cudaFuncSetAttribute");
+  launch_early("mixer_step", kernel, grid_of("mixer_step", p.shape.batch * p.shape.heads), kStateThreads, kStateBytes,
+               stream, p, static_cast<int>(p.shape.group()), static_cast<float>(p.rule.scale_for(p.shape.key_dim)));
 }
 
 std::string mixer_step_refusal(const MixerStep& p) {
