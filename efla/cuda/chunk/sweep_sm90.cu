@@ -270,6 +270,7 @@ __device__ __forceinline__ void consume(const ChunkProblem& c, const CUtensorMap
     multiply_chunk(o, u, shared.record[chunk % kRecords].p, true);
     products_commit();
     products_wait<0>();
+    named_barrier(kOutputsBarrier, kGroupThreads);  // the first thread has waited for the copy from this tile
     write_chunk(chunk, shared.rows[chunk % kStages].v + group * kTileBytes);
   }
   if constexpr (kStored) stores_wait();

@@ -198,7 +198,7 @@ __global__ void __launch_bounds__(kThreads)
         const float x = load_from_cluster(&squares.of_row[m], min(block, plan.blocks - 1));
         if (block < plan.blocks) all += x;
       }
-      r = rsqrtf(__fdividef(all, static_cast<float>(columns)) + p.norm_eps);
+      r = rsqrtf(all / static_cast<float>(columns) + p.norm_eps);
     }
     const float values[4] = {r * z.x, r * z.y, r * z.z, r * z.w}, gates[4] = {r * w.x, r * w.y, r * w.z, r * w.w};
 #pragma unroll
@@ -229,7 +229,7 @@ std::string linear_many_refusal(const LinearForward& p) {
   if (!p.narrow_weight) return "it takes weights in bfloat16 for so many rows";
   const Plan plan = plan_of(p);
   if (plan.chunks <= kMostChunks) return "";
-  return "for so many rows it takes weights of at most " + std::to_string(kMostChunks * kSide * plan.blocks) +
+  return "for so many rows it takes weights of at most " + std::to_string(kMostChunks * kSide * kMostBlocks) +
          " columns";
 }
 

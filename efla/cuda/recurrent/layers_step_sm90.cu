@@ -1,10 +1,10 @@
-// A list of products and mixer's steps in one kernel.
+// A list of products and mixer steps in one kernel.
 //
 // One thread block per multiprocessor computes its part of every operator. What an operator writes for a later one goes
 // through places of global memory that hold nothing at first (exchange.cuh): a thread block waits for the numbers that
-// the block reads, and never for other blocks. While an operator is computed, the weights or
-// states of the next one are on their way to the other half of shared memory: weights row by row as bulk copies, states
-// each thread's pieces to the thread's own place.
+// the block reads, and never for other blocks. While an operator is computed, the weights or states of the next one are
+// on their way to the other half of shared memory: weights row by row as bulk copies, states each thread's pieces to
+// the thread's own place.
 #include <algorithm>
 #include <cstring>
 #include <functional>
@@ -164,7 +164,7 @@ __device__ __forceinline__ void compute_linear(const StepOp& op, const unsigned 
     float all = 0;
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) all += block.squares[w][m];
-    r = rsqrtf(__fdividef(all, static_cast<float>(p.x.extent[1])) + p.norm_eps);
+    r = rsqrtf(all / static_cast<float>(p.x.extent[1]) + p.norm_eps);
   }
   float value = r * sum_at(in_tile);
   if (p.swiglu) value *= __fdividef(1.0F, 1.0F + expf(-value)) * (r * sum_at(per_tile + in_tile));
@@ -184,6 +184,7 @@ __global__ void __launch_bounds__(kThreads, 1) layers_step_kernel(const StepOp* 
   fetch_op(ops, 2, count, block);
   copy_async_commit();
   if (threadIdx.x < 2) barrier_init(&block.arrived[threadIdx.x], 32);
+  fence_for_products();
   copy_async_wait<0>();
   __syncthreads();
   unsigned parities = 0;  // of the phases of both barriers
@@ -212,7 +213,8 @@ __global__ void __launch_bounds__(kThreads, 1) layers_step_kernel(const StepOp* 
         copy_async_wait<1>();
       }
     }
-    __syncthreads();  // also for operators that have come to shared memory
+    fence_for_products();  // bulk copies take the place of what threads wrote
+    __syncthreads();       // also for operators that have come to shared memory
   }
 }
 
