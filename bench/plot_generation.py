@@ -11,7 +11,7 @@ import sys
 import plots
 import results
 
-PANELS = {"ms per token, median": lambda r: r["ms_per_token"]["median"], "bytes of state": lambda r: r["state_bytes"],
+PANELS = {"ms per token, median": lambda r: r["ms_per_step"]["median"], "bytes of state": lambda r: r["state_bytes"],
           "prefill, tokens/s": lambda r: r["prefill_tokens_per_s"]}
 COLOURS = {"efla": "#0050a0", "softmax": "#d55e00"}
 

@@ -125,8 +125,8 @@ def generation_section(path):
     found = results.newest(path, lambda r: (r.get("device", "cpu"), r["preset"], r["mixer"], r["context"]))
     found = [r for r in found if r.get("device", "cpu") == "cpu"]
     rows = [["mixer", "context", "prefill, tokens/s", "ms per token, median", "ms per token, least", "bytes of state", "resident MB"]]
-    rows += [[r["mixer"], f'{r["context"]:,}', f'{r["prefill_tokens_per_s"]:,.0f}', f'{r["ms_per_token"]["median"]:.2f}',
-              f'{r["ms_per_token"]["min"]:.2f}', f'{r["state_bytes"]:,}', f'{r["resident_bytes"] / 1e6:.0f}'] for r in found]
+    rows += [[r["mixer"], f'{r["context"]:,}', f'{r["prefill_tokens_per_s"]:,.0f}', f'{r["ms_per_step"]["median"]:.2f}',
+              f'{r["ms_per_step"]["min"]:.2f}', f'{r["state_bytes"]:,}', f'{r["resident_bytes"] / 1e6:.0f}'] for r in found]
     return (f'## Generation, {found[0]["preset"]} with random weights\n\n' + environment_text(found[-1]) + markdown(rows))
 
 

@@ -113,7 +113,7 @@ def measure(name, options):
                         with clock:
                             run()
                     except RuntimeError as error:  # flash-linear-attention refuses some versions of Triton
-                        if patched or run is not train:
+                        if patched or run is not train or "Triton" not in str(error):
                             raise
                         print(f"{name}: forward + backward as installed: {error}", file=sys.stderr)
                         made.zero_grad()

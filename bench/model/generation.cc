@@ -101,8 +101,8 @@ void measure_generation(const GenerationOptions& options, const c10::Device& dev
     decoder = std::make_unique<nn::GpuDecoder>(model, weights, config.vocab_size);
   }
   fmt::print("{} with {}, {} parameters\n", options.preset, options.mixer, model.parameter_count());
-  fmt::print("{:>9}{:>18}{:>13}{:>9}{:>9}{:>14}{:>14}\n", "context", "prefill tokens/s", "ms per token", "least",
-             "90 %", "state bytes", "resident MB");
+  fmt::print("{:>9}{:>18}{:>13}{:>9}{:>9}{:>14}{:>14}\n", "context", "prefill tokens/s", "ms per step", "least", "90 %",
+             "state bytes", "resident MB");
   Random random(1);
   {
     generate::Session session(model, 0);
@@ -127,7 +127,7 @@ void measure_generation(const GenerationOptions& options, const c10::Device& dev
            {"parameters", model.parameter_count()},
            {"context", context},
            {"prefill_tokens_per_s", rate},
-           {"ms_per_token", {{"median", median}, {"min", ms.front()}, {"p90", p90}}},
+           {"ms_per_step", {{"median", median}, {"min", ms.front()}, {"p90", p90}}},
            {"draws", options.draws},
            {"state_bytes", session.state.bytes()},
            {"resident_bytes", resident_bytes()}});

@@ -52,11 +52,13 @@ std::string part_of_kernel(const std::string& name) {
   const auto holds = [&](std::initializer_list<const char*> parts) {
     return std::any_of(parts.begin(), parts.end(), [&](const char* part) { return name.find(part) != name.npos; });
   };
-  if (holds({"nvjet", "gemm", "gemv", "cutlass", "splitK", "linear_kernel"})) return "matrix products";
+  if (holds({"nvjet", "gemm", "gemv", "cutlass", "splitK", "linear_kernel", "linear_many_kernel"}))
+    return "matrix products";
   if (holds({"ShortConv"})) return "short convolution";
   if (holds({"RmsNorm"})) return "residual sums and RMS norms";
   if (holds({"Glu"})) return "SwiGLU";
   if (holds({"CrossEntropy"})) return "cross-entropy";
+  if (holds({"layers_step_kernel"})) return "all layers of a decode step";
   if (holds({"efla::"})) return "delta rule";
   if (holds({"multi_tensor_apply"})) return "optimiser";
   return "element by element, sums, copies";

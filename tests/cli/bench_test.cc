@@ -153,7 +153,7 @@ TEST(BenchGenerate, AResultForEachContext) {
   EXPECT_EQ(lines[0].at("context"), 1024);
   EXPECT_EQ(lines[1].at("context"), 1100);
   EXPECT_EQ(lines[0].at("state_bytes"), lines[1].at("state_bytes"));
-  EXPECT_GT(lines[1].at("ms_per_token").at("median").get<double>(), 0.0);
+  EXPECT_GT(lines[1].at("ms_per_step").at("median").get<double>(), 0.0);
   EXPECT_TRUE(lines[1].contains("environment"));
   EXPECT_TRUE(is_user_mistake(bench({"--preset", "efla-1b"}), "efla-1.3b"));
   EXPECT_TRUE(is_user_mistake(bench({"--mixer", "elfa"}), "efla"));
