@@ -138,7 +138,6 @@ void Advance::accept(std::size_t tokens) {
 }
 
 // Computes the logits after rows of hidden_.
-// Computes the logits after rows of hidden_.
 void Advance::compute_logits(std::int64_t first, std::int64_t count) {
   const auto& config = inference_->config();
   const auto hidden =

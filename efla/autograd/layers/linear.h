@@ -26,8 +26,8 @@ LinearForward linear_problem(const at::Tensor& x, const at::Tensor& weight, cons
                              const at::Tensor& y);
 
 // Returns x [M, D] float32 times the transpose of the weight [N, D], float32 or bfloat16, with what `with` says. For a
-// few rows on a GPU one kernel computes all of it; elsewhere LibTorch's operators do, with x rounded to the type of the
-// weight. Not differentiable. Throws Error for a bad argument.
+// few rows on a GPU one kernel computes all of it; elsewhere LibTorch's operators do, with x and the product rounded to
+// the type of the weight. Not differentiable. Throws Error for a bad argument.
 at::Tensor fused_linear(const at::Tensor& x, const at::Tensor& weight, const LinearFusion& with = {});
 
 }  // namespace efla::autograd
