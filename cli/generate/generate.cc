@@ -158,12 +158,12 @@ class Generate {
     }
     auto options = options_;
     options.on_text = {};
-    const auto replies = generator_.replies(sessions, std::span(ids).subspan(begin, end - begin), options);
-    for (std::size_t i = begin; i < end; ++i) {
-      print_header(i);
-      if (!arguments_.json) fmt::print("{}", replies[i - begin].text);
-      report(replies[i - begin], sessions[i - begin], prompts[i]);
-    }
+    generator_.replies(sessions, std::span(ids).subspan(begin, end - begin), options,
+                       [&](std::size_t i, const Reply& reply) {
+                         print_header(begin + i);
+                         if (!arguments_.json) fmt::print("{}", reply.text);
+                         report(reply, sessions[i], prompts[begin + i]);
+                       });
   }
 
   // A line of the user continues the text on a new line; after an empty line the model continues by itself.

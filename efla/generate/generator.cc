@@ -70,9 +70,12 @@ class Generator::Progress {
     of_prompt_ = !prompt.empty() || session.pending.size() > 1;
   }
 
+  bool is_complete() const {
+    return reply.end != ReplyEnd::max_tokens || !std::cmp_less(reply.ids.size(), options_.max_tokens);
+  }
   // Whether another id is to be drawn.
   bool goes_on() {
-    if (reply.end != ReplyEnd::max_tokens || !std::cmp_less(reply.ids.size(), options_.max_tokens)) return false;
+    if (is_complete()) return false;
     if (options_.interrupted && options_.interrupted()) reply.end = ReplyEnd::interrupted;
     return reply.end == ReplyEnd::max_tokens;
   }
@@ -248,27 +251,39 @@ bool Generator::continues_together() const {
          model_.config().attention_layers.empty();
 }
 
-std::vector<Reply> Generator::replies(std::span<Session> sessions, std::span<const std::vector<std::int32_t>> prompts,
-                                      const ReplyOptions& options) const {
+void Generator::replies(std::span<Session> sessions, std::span<const std::vector<std::int32_t>> prompts,
+                        const ReplyOptions& options,
+                        const std::function<void(std::size_t, const Reply&)>& complete) const {
   validate(options);
   std::vector<std::unique_ptr<Progress>> all;
-  for (std::size_t i = 0; i < sessions.size(); ++i) {
-    all.push_back(std::make_unique<Progress>(*this, sessions[i], prompts[i], options));
-    // The first id of a reply is that of its prompt.
-    continue_alone(sessions[i], *all[i], options, 1);
+  std::size_t next = 0;
+  const auto end_next = [&] {
+    Progress& progress = *all[next++];
+    if (!progress.is_complete()) return;
+    progress.finish();
+    complete(next - 1, progress.reply);
+  };
+  const auto end_complete = [&] {
+    while (next < all.size() && all[next]->is_complete()) end_next();
+  };
+  try {
+    for (std::size_t i = 0; i < sessions.size(); ++i) {
+      all.push_back(std::make_unique<Progress>(*this, sessions[i], prompts[i], options));
+      // The first id of a reply is that of its prompt.
+      continue_alone(sessions[i], *all[i], options, 1);
+      end_complete();
+    }
+    continue_together(sessions, all, options, end_complete);
+  } catch (...) {
+    while (next < all.size()) end_next();
+    throw;
   }
-  continue_together(sessions, all, options);
-  std::vector<Reply> replies;
-  for (const auto& progress : all) {
-    progress->finish();
-    replies.push_back(std::move(progress->reply));
-  }
-  return replies;
 }
 
-// Draws the further ids of all replies, one of each per step. The sessions' states stay as they are.
+// Draws the further ids of all replies, one of each per step, and calls end_complete after each. The sessions' states
+// stay as they are.
 void Generator::continue_together(std::span<Session> sessions, std::span<const std::unique_ptr<Progress>> all,
-                                  const ReplyOptions& options) const {
+                                  const ReplyOptions& options, const std::function<void()>& end_complete) const {
   std::vector<std::int64_t> texts;  // of the rows of the joined state; some of them may have ended
   std::vector<const nn::LanguageModelState*> states;
   for (std::size_t i = 0; i < all.size(); ++i) {
@@ -276,13 +291,14 @@ void Generator::continue_together(std::span<Session> sessions, std::span<const s
     texts.push_back(static_cast<std::int64_t>(i));
     states.push_back(&sessions[i].state);
   }
-  if (texts.empty()) return;
+  if (texts.empty()) return end_complete();
   auto state = nn::LanguageModelState::joined(states);
   for (;;) {
     std::vector<std::int64_t> rows;  // of texts that go on
     for (std::size_t row = 0; row < texts.size(); ++row) {
       if (all[static_cast<std::size_t>(texts[row])]->goes_on()) rows.push_back(static_cast<std::int64_t>(row));
     }
+    end_complete();
     if (rows.empty()) return;
     if (2 * rows.size() <= texts.size()) {  // every size has a graph of its own
       state = state.selected(rows);

@@ -66,9 +66,11 @@ class Generator {
   // Whether `replies` can continue texts: with a decoder, and a state of constant size.
   bool continues_together() const;
   // Continues several sessions' texts, each after its prompt, one token of every text per step. Only the texts are
-  // continued: the sessions' states stay those after the prompts. The time of a step is divided among its texts.
-  std::vector<Reply> replies(std::span<Session> sessions, std::span<const std::vector<std::int32_t>> prompts,
-                             const ReplyOptions& options) const;
+  // continued: the sessions' states stay those after the prompts. The time of a step is divided among its texts. Calls
+  // complete(i, reply) for one text after the other, as soon as it and those before it are complete. Where an error
+  // ends the others, it is thrown after the calls for all texts that are complete.
+  void replies(std::span<Session> sessions, std::span<const std::vector<std::int32_t>> prompts,
+               const ReplyOptions& options, const std::function<void(std::size_t, const Reply&)>& complete) const;
 
  private:
   class Progress;
@@ -77,7 +79,7 @@ class Generator {
   std::int64_t continue_draft(Advance& advance, Session& session, Progress& progress,
                               std::span<const std::int32_t> draft, const ReplyOptions& options) const;
   void continue_together(std::span<Session> sessions, std::span<const std::unique_ptr<Progress>> all,
-                         const ReplyOptions& options) const;
+                         const ReplyOptions& options, const std::function<void()>& end_complete) const;
   void prefill(Advance& advance, Session& session, const ReplyOptions& options, Reply& reply) const;
 
   const nn::LanguageModel& model_;

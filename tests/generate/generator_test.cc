@@ -141,7 +141,11 @@ TEST_F(GeneratorTest, ContinuesTextsTogetherAsOneByOne) {
       sessions.emplace_back(model, i);
       prompts.push_back(generator.encode(sessions.back(), texts[i], /*bos=*/true));
     }
-    const auto replies = together.replies(sessions, prompts, options);
+    std::vector<Reply> replies;
+    together.replies(sessions, prompts, options, [&](std::size_t i, const Reply& reply) {
+      EXPECT_EQ(i, replies.size());
+      replies.push_back(reply);
+    });
     ASSERT_EQ(replies.size(), texts.size());
     int stopped = 0;
     for (std::size_t i = 0; i < texts.size(); ++i) {
@@ -157,6 +161,30 @@ TEST_F(GeneratorTest, ContinuesTextsTogetherAsOneByOne) {
     EXPECT_GT(stopped, 0);
     EXPECT_LT(stopped, 6);
   }
+}
+
+TEST_F(GeneratorTest, AnErrorOfOneTextLeavesTheOthersReplies) {
+  const nn::GpuDecoder decoder(model, nn::WeightType::float32, tokenizer->vocab_size());
+  const Generator together(model, *tokenizer, nullptr, &decoder);
+  std::vector<Session> sessions;
+  std::vector<std::vector<std::int32_t>> prompts;
+  for (const char* text : {"a", "b", "c"}) {
+    sessions.emplace_back(model, 1);
+    prompts.push_back(together.encode(sessions.back(), text, false));
+  }
+  std::vector<std::size_t> complete;
+  const auto fail_at_the_third = [&] {
+    if (complete.size() == 2) throw std::runtime_error("no memory");
+    return false;
+  };
+  const ReplyOptions options{.max_tokens = 1, .interrupted = fail_at_the_third};
+  EXPECT_THROW(together.replies(sessions, prompts, options,
+                                [&](std::size_t i, const Reply& reply) {
+                                  EXPECT_EQ(reply.ids.size(), 1U);
+                                  complete.push_back(i);
+                                }),
+               std::runtime_error);
+  EXPECT_EQ(complete, (std::vector<std::size_t>{0, 1}));
 }
 
 TEST_F(GeneratorTest, StreamsTheTextAsUtf8) {
