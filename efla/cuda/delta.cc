@@ -17,6 +17,13 @@ bool is_hopper() {
   return major == 9;
 }
 
+int multiprocessors() {
+  int device = 0, count = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
+  return count;
+}
+
 bool has_shared_memory(std::size_t bytes) {
   int device = 0, most = 0;
   check(cudaGetDevice(&device), "cudaGetDevice");

@@ -30,8 +30,8 @@ std::int64_t draw(std::span<const float> logits, Session& session, const Samplin
 // Throws Error if a session has no pending id.
 void require_pending(const Session& session);
 
-// Draws the ids after a step of a GpuDecoder, there if they are the most probable ones. All arguments must outlive the
-// object.
+// Draws the ids after a step of a GpuDecoder. Where the options ask for the most probable id, only the id that the GPU
+// has found is copied to the CPU; otherwise all logits are. All arguments must outlive the object.
 class Drawer {
  public:
   // Ids in [0, limit) are drawn.

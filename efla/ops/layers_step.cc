@@ -21,7 +21,7 @@ struct LayersStep::List {
   bool add(const Problem& problem, std::string (*kernel_refusal)(const Problem&)) {
     if (device.is_cpu()) return false;
     const gpu::OnDevice current(device.index);
-    if (!kernel_refusal(problem).empty() || !gpu::LayersStep::refusal(problem).empty()) return false;
+    if (!kernel_refusal(problem).empty() || !gpu::LayersStep::takes(problem)) return false;
     step.add(problem);
     return true;
   }

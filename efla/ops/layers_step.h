@@ -1,4 +1,4 @@
-// Products and mixer's steps that run one after the other, each on what those before it wrote: the layers of a decode
+// Products and mixer steps that run one after the other, each on what those before it wrote: the layers of a decode
 // step. On a Hopper GPU one kernel computes the whole list.
 #pragma once
 

@@ -1,4 +1,5 @@
-// A mixer's decode step: validates a problem, chooses a row of the operation's list (implementation.h) and runs it.
+// A mixer's part of a decode step: validates a problem, chooses a row of the operation's list (implementation.h) and
+// runs it.
 #pragma once
 
 #include "efla/ops/implementation.h"

@@ -1,5 +1,5 @@
-// The contract of a mixer's decode step between the projections of its input and the projection of its output: short
-// convolution, activations, the delta rule, output norm and output gate of one token per text.
+// The contract of a mixer's part of a decode step between the projections of its input and the projection of its
+// output: short convolution, activations, the delta rule, output norm and output gate of one token per text.
 #pragma once
 
 #include <cstdint>

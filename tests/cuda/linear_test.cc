@@ -176,7 +176,9 @@ TEST_F(CudaLinear, SaysWhatItRefuses) {
   };
   EXPECT_NE(refusal_of({5, 64, 8}).find("at most 4 rows"), std::string::npos);
   EXPECT_NE(refusal_of({65, 64, 8, true}).find("at most 64 rows"), std::string::npos);
-  EXPECT_NE(refusal_of({9, 16384, 64, true}).find("at most 3072 columns"), std::string::npos);
+  for (const std::int64_t columns : {3104, 16384}) {
+    EXPECT_NE(refusal_of({9, columns, 64, true}).find("at most 3072 columns"), std::string::npos) << columns;
+  }
   EXPECT_NE(refusal_of({1, 63, 8}).find("pieces of 16 bytes"), std::string::npos);
   EXPECT_NE(refusal_of({1, 60, 8, true}).find("pieces of 16 bytes"), std::string::npos);
   EXPECT_NE(refusal_of({1, 32768, 8}).find("shared memory"), std::string::npos);

@@ -1,4 +1,4 @@
-// The mixer's step of a decode step on the GPU against the float64 reference.
+// The mixer step on the GPU against the float64 reference.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -31,7 +31,7 @@ std::string text_of(const StepCase& c) {
          " decay " + std::string(name_of(c.decay)) + (c.l2norm ? " l2norm" : "") + (c.gate ? " gate" : "");
 }
 
-// The tensors of a mixer's step; inputs are the same for the same case.
+// The tensors of a mixer step; inputs are the same for the same case.
 struct StepData {
   StepCase c;
   DeltaShape shape;

@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(kPrepareThreads, kTiles == 1 && kCopyEngine &&
   auto& memory = *reinterpret_cast<PrepareMemory<kTiles, kGrouped>*>(shared);
   ChunkRecord& record = memory.products.record;
   PrepareScratch& scratch = memory.products.scratch;
-  auto& left = memory.products.queries;
+  auto& query_products = memory.products.queries;
   const DeltaForward<bfloat16>& p = c.p;
   const int thread = threadIdx.x, warp = warp_of(thread), lane = thread % 32;
   const unsigned heads = static_cast<unsigned>(p.shape.heads);
@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(kPrepareThreads, kTiles == 1 && kCopyEngine &&
   if constexpr (kGrouped) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      left[i][thread] = *reinterpret_cast<const float4*>(queries + 4 * i);
+      query_products[i][thread] = *reinterpret_cast<const float4*>(queries + 4 * i);
     }
   }
   clear_upper_blocks(record, thread);
@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(kPrepareThreads, kTiles == 1 && kCopyEngine &&
 #pragma unroll
       for (int j = 0; j < 16; j += 4) {
         const auto* from = reinterpret_cast<const float4*>(queries + 8 * b + j);
-        *reinterpret_cast<float4*>(blocks + j) = kGrouped ? left[2 * b + j / 4][thread] : *from;
+        *reinterpret_cast<float4*>(blocks + j) = kGrouped ? query_products[2 * b + j / 4][thread] : *from;
       }
     };
     write_queries(blocks_of, warp, lane, scratch, record);

@@ -151,9 +151,10 @@ __device__ __forceinline__ View<float, 4> state_after(const ChunkProblem& c, con
 }
 
 // A warpgroup of the state, number `group`. kDeferred: the product P U of a chunk is made while the next chunk's
-// residual is computed. kStored: the copy engine writes outputs from the tile in which values were, but not those of a
-// chunk that the sequence does not fill, because rows after them belong to another sequence. Where records are what a
-// chunk waits for, a tile that is free later costs more than the copy saves.
+// residual is computed. kStored: the copy engine writes the outputs of a chunk from the tile in which its values were.
+// If the sequence does not fill the chunk, warps write them, because the rows after them belong to another sequence.
+// The kernel for 64 dimensions does without the copy engine, because its chunks wait for records, and records for
+// tiles.
 template <int kTiles, int kGroups, bool kFused, bool kChannel>
 __device__ __forceinline__ void consume(const ChunkProblem& c, const CUtensorMap& outputs, int group, int thread,
                                         Shared<kTiles, kGroups, kFused, kChannel>& shared) {
@@ -218,7 +219,7 @@ __device__ __forceinline__ void consume(const ChunkProblem& c, const CUtensorMap
     }
     if constexpr (kStored && !kDeferred) {  // the copy engine has read the outputs of the chunk before by now
       if (chunk > 0) {
-        stores_wait();
+        store_bulk_wait();
         barrier_arrive(&shared.rows_free[(chunk - 1) % kStages]);
       }
     }
@@ -260,7 +261,7 @@ __device__ __forceinline__ void consume(const ChunkProblem& c, const CUtensorMap
       free_record(chunk);
       write_chunk(chunk, tile);
     }
-    if constexpr (kStored && kDeferred) stores_wait();
+    if constexpr (kStored && kDeferred) store_bulk_wait();
     __syncwarp();
     if (kFused ? !kStored : lane == 0) barrier_arrive(&shared.rows_free[chunk % kStages]);
   }
@@ -273,7 +274,7 @@ __device__ __forceinline__ void consume(const ChunkProblem& c, const CUtensorMap
     named_barrier(kOutputsBarrier, kGroupThreads);  // the first thread has waited for the copy from this tile
     write_chunk(chunk, shared.rows[chunk % kStages].v + group * kTileBytes);
   }
-  if constexpr (kStored) stores_wait();
+  if constexpr (kStored) store_bulk_wait();
   const int own = opaque(thread);
   write_state<kTiles>(s, state_after(c, walk), 0, 0, walk.column + 64 * group + 16 * warp_of(own), own % 32);
 }

@@ -34,6 +34,9 @@ void launch_early(const char* name, void (*kernel)(Parameters...), unsigned bloc
 // Whether the current device is a Hopper GPU.
 bool is_hopper();
 
+// Returns the number of multiprocessors of the current device.
+int multiprocessors();
+
 // Whether a thread block may have `bytes` of shared memory.
 bool has_shared_memory(std::size_t bytes);
 

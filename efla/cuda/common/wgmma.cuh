@@ -187,7 +187,7 @@ __device__ __forceinline__ void load_tile(void* to, const void* map, int column,
       "l"(map), "r"(column), "r"(i_h), "r"(t), "r"(i_b), "r"(shared_address(barrier))
       : "memory");
 }
-// Starts to write a tile to memory; elements outside of the tensor are left out. The thread waits with stores_wait.
+// Starts to write a tile to memory, as store_bulk does; elements outside of the tensor are left out.
 __device__ __forceinline__ void store_tile(const void* map, const void* from, int column, int i_h, int t, int i_b) {
   asm volatile(
       "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4}], [%5];\n"
@@ -195,8 +195,6 @@ __device__ __forceinline__ void store_tile(const void* map, const void* from, in
       "r"(column), "r"(i_h), "r"(t), "r"(i_b), "r"(shared_address(from))
       : "memory");
 }
-// Waits until all tiles that this thread started to write have been read.
-__device__ __forceinline__ void stores_wait() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 // Waits until the barrier's phase of this parity has completed.
 __device__ __forceinline__ void barrier_wait(std::uint64_t* barrier, unsigned parity) {
   asm volatile(

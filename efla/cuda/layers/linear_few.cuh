@@ -174,4 +174,28 @@ __device__ __forceinline__ void stage_x(const LinearForward& p, const FewPlan& p
   __syncwarp();
 }
 
+// Returns output `in_tile` of a tile for row m of x, without the residual. sums: of the tile, per warp; squares: of x,
+// per warp; a tile has per_tile outputs, with swiglu half of its rows.
+template <int kRows, int kSquares>
+__device__ __forceinline__ float tile_output(const LinearForward& p, const float* sums,
+                                             const float (&squares)[kWarps][kSquares], int m, int in_tile,
+                                             int per_tile) {
+  const auto sum_at = [&](int row) {
+    float sum = 0;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) sum += sums[(w * kRows + m) * kTileRows + row];
+    return sum;
+  };
+  float r = 1;
+  if (p.norm_weight) {
+    float all = 0;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) all += squares[w][m];
+    r = rsqrtf(all / static_cast<float>(p.x.extent[1]) + p.norm_eps);
+  }
+  const float value = r * sum_at(in_tile);
+  if (!p.swiglu) return value;
+  return value * (__fdividef(1.0F, 1.0F + expf(-value)) * (r * sum_at(per_tile + in_tile)));
+}
+
 }  // namespace efla::gpu

@@ -226,11 +226,9 @@ void linear_many(const LinearForward& p, cudaStream_t stream) {
 
 std::string linear_many_refusal(const LinearForward& p) {
   if (p.x.extent[0] > kSide) return "it takes at most " + std::to_string(kSide) + " rows";
-  if (!p.narrow_weight) return "it takes weights in bfloat16 for so many rows";
   const Plan plan = plan_of(p);
   if (plan.chunks <= kMostChunks) return "";
-  return "for so many rows it takes weights of at most " + std::to_string(kMostChunks * kSide * kMostBlocks) +
-         " columns";
+  return "it takes weights of at most " + std::to_string(kMostChunks * kSide * kMostBlocks) + " columns";
 }
 
 }  // namespace efla::gpu

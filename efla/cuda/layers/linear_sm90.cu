@@ -98,31 +98,10 @@ __global__ void __launch_bounds__(kThreads)
     }
     __syncthreads();  // the sums of two turns are apart, so that one barrier per turn is enough
     for_each_output([&](int j, int d, int m, int in_tile, int n) {
-      const auto sum_at = [&](int row) {
-        float sum = 0;
-#pragma unroll
-        for (int w = 0; w < kWarps; ++w) sum += sums[((d * kWarps + w) * kRows + m) * kTileRows + row];
-        return sum;
-      };
-      float r = 1;
-      if (p.norm_weight) {
-        float all = 0;
-#pragma unroll
-        for (int w = 0; w < kWarps; ++w) all += squares[w][m];
-        r = rsqrtf(all / static_cast<float>(weight.extent[1]) + p.norm_eps);
-      }
-      float value = r * sum_at(in_tile);
-      if (p.swiglu) value *= __fdividef(1.0F, 1.0F + expf(-value)) * (r * sum_at(per_row + in_tile));
-      *p.y.at(m, n) = value + residual[j];
+      const float* const of_tile = sums + d * kWarps * kRows * kTileRows;
+      *p.y.at(m, n) = tile_output<kRows>(p, of_tile, squares, m, in_tile, per_row) + residual[j];
     });
   }
-}
-
-int multiprocessors() {
-  int device = 0, count = 0;
-  check(cudaGetDevice(&device), "cudaGetDevice");
-  check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
-  return count;
 }
 
 template <class W, int kRows, int kDepth>

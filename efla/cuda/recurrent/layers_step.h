@@ -1,11 +1,10 @@
-// Products and mixer's steps one after the other in one kernel: all layers of a decode step.
+// Products and mixer steps one after the other in one kernel: all layers of a decode step.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
 #include <cstdint>
-#include <string>
 #include <vector>
 
 #include "efla/rule/linear.h"
@@ -27,9 +26,9 @@ struct alignas(16) StepOp {
 // Operators that run one after the other, for the current device.
 class LayersStep {
  public:
-  // Returns what of an operator the kernel does not take, as a sentence, or "". All products have weights of one type.
-  static std::string refusal(const LinearForward& problem);
-  static std::string refusal(const MixerStep& problem);
+  // Whether the kernel takes an operator that `linear` or `mixer_step` takes. All products have weights of one type.
+  static bool takes(const LinearForward& problem);
+  static bool takes(const MixerStep& problem);
 
   void add(const LinearForward& problem);
   void add(const MixerStep& problem);

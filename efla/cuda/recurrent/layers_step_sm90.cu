@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
-#include <string>
 #include <type_traits>
 
 #include "efla/base/error.h"
@@ -109,7 +108,7 @@ __device__ __forceinline__ void fetch_weight(const StepOp& op, unsigned char* ha
   }
 }
 
-// Starts the copies of a block's weights or states of an operator; those of states are not committed.
+// Starts the copies of a block's weights or states of an operator. Copies of states are not committed.
 template <class W>
 __device__ __forceinline__ void fetch(const StepOp& op, unsigned char* half, std::uint64_t* arrived) {
   if (op.kind == StepOp::Kind::linear) return fetch_weight<W>(op, half, arrived);
@@ -153,23 +152,10 @@ __device__ __forceinline__ void compute_linear(const StepOp& op, const unsigned 
   }
   __syncthreads();
   if (!writes) return;
-  const auto sum_at = [&](int row) {
-    float sum = 0;
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) sum += sums[((d * kWarps + w) * kRows + m) * kTileRows + row];
-    return sum;
-  };
-  float r = 1;
-  if (p.norm_weight) {
-    float all = 0;
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) all += block.squares[w][m];
-    r = rsqrtf(all / static_cast<float>(p.x.extent[1]) + p.norm_eps);
-  }
-  float value = r * sum_at(in_tile);
-  if (p.swiglu) value *= __fdividef(1.0F, 1.0F + expf(-value)) * (r * sum_at(per_tile + in_tile));
-  *p.y.at(m, n) = value + residual[0];
-  if (op.exchange != nullptr) write_place(op.exchange + m * p.y.stride[0] + n, value + residual[0]);
+  const float* const of_tile = sums + d * kWarps * kRows * kTileRows;
+  const float y = tile_output<kRows>(p, of_tile, block.squares, m, in_tile, per_tile) + residual[0];
+  *p.y.at(m, n) = y;
+  if (op.exchange != nullptr) write_place(op.exchange + m * p.y.stride[0] + n, y);
 }
 
 template <class W, int kRows>
@@ -218,13 +204,6 @@ __global__ void __launch_bounds__(kThreads, 1) layers_step_kernel(const StepOp* 
   }
 }
 
-int multiprocessors() {
-  int device = 0, count = 0;
-  check(cudaGetDevice(&device), "cudaGetDevice");
-  check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
-  return count;
-}
-
 template <class W>
 int spans_of(const LinearForward& p) {
   return static_cast<int>((p.x.extent[1] + kWarps * kSpan<W> - 1) / (kWarps * kSpan<W>));
@@ -241,7 +220,7 @@ std::int64_t places_of(const View<float, 2>& y) { return (floats_of(y) + 3) / 4 
 
 int half_pieces(int rows) { return rows == 1 ? kHalfPieces<1> : kHalfPieces<4>; }
 
-// Returns the dynamic shared memory of a kernel whose products have slices of so many columns.
+// Returns the bytes of dynamic shared memory of a kernel whose products have slices of `slice_columns` columns.
 int shared_bytes(int rows, int slice_columns) {
   return 2 * (rows == 1 ? kHalfBytes<1> : kHalfBytes<4>)+2 * kMostTiles * kWarps * rows * kTileRows * 4 +
          kWarps * rows * (slice_columns + 16) * 4;
@@ -261,19 +240,16 @@ void launch(const StepOp* ops, int count, int slice_columns, cudaStream_t stream
 
 }  // namespace
 
-std::string LayersStep::refusal(const LinearForward& p) {
+bool LayersStep::takes(const LinearForward& p) {
   const int rows = static_cast<int>(p.x.extent[0]);
-  if (rows > kMostFloatRows) return "too many rows";
-  const auto bytes = static_cast<std::size_t>(shared_bytes(rows == 1 ? 1 : kMostFloatRows, slice_columns_of(p)));
-  const bool fits = spans_of(p) <= half_pieces(rows) && has_shared_memory(bytes + sizeof(Block));
-  return fits ? "" : "too many columns";
+  if (rows > kMostFloatRows || spans_of(p) > half_pieces(rows)) return false;
+  const int bytes = shared_bytes(rows == 1 ? 1 : kMostFloatRows, slice_columns_of(p));
+  return has_shared_memory(static_cast<std::size_t>(bytes) + sizeof(Block));
 }
 
-std::string LayersStep::refusal(const MixerStep& p) {
-  if (p.shape.key_dim > kStateKeys || p.shape.value_dim > kStateColumns) return "heads";
-  if (p.shape.group() != 1 || p.slots) return "groups or slots";
-  if (p.taps.extent[1] > kFewTaps) return "too many taps";
-  return p.shape.batch * p.shape.heads <= multiprocessors() ? "" : "too many heads";
+bool LayersStep::takes(const MixerStep& p) {
+  return p.shape.key_dim <= kStateKeys && p.shape.value_dim <= kStateColumns && p.shape.group() == 1 && !p.slots &&
+         p.taps.extent[1] <= kFewTaps && p.shape.batch * p.shape.heads <= multiprocessors();
 }
 
 void LayersStep::add(const LinearForward& p) {

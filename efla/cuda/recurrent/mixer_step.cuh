@@ -1,5 +1,5 @@
-// Parts of the kernels of a mixer's decode step. A thread block computes a value head, whose state its threads have in
-// shared memory, each its own pieces: lane l of warp w has columns 4 l … of rows w, w + 8, ….
+// Parts of the kernels of a mixer's part of a decode step. A thread block computes a value head, whose state its
+// threads have in shared memory, each its own pieces: lane l of warp w has columns 4 l … of rows w, w + 8, ….
 #pragma once
 
 #include "efla/cuda/common/exchange.cuh"
@@ -173,7 +173,7 @@ __device__ __forceinline__ void fetch_state(const MixerStep& p, std::int64_t slo
 
 // Computes value head h of a text, whose query head is i_q. Waits for the pieces of its state until at most kPending
 // later groups of copies are under way. The convolution has at most kTaps taps. with_keys: q and k are computed too,
-// otherwise they are those of the call before. The scratch is free after a barrier of the block.
+// otherwise q and k of the call before are used. The scratch is free after a barrier of the block.
 template <int kPending, int kTaps, bool kAwaits = false>
 __device__ __forceinline__ void compute_head(const MixerStep& p, int i_b, std::int64_t slot, int h, int i_q,
                                              bool with_keys, float scale, const uint4* own, MixerScratch& scratch,

@@ -1,4 +1,4 @@
-// A mixer's decode step in one kernel (rule/mixer_step.h).
+// A mixer's part of a decode step in one kernel (rule/mixer_step.h).
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -1,5 +1,5 @@
-// A mixer's decode step, bound by reading and writing the states: a thread block per text and query head, which
-// computes the head's value heads one after the other (mixer_step.cuh).
+// A mixer's part of a decode step, bound by reading and writing the states: a thread block per text and query head,
+// which computes the head's value heads one after the other (mixer_step.cuh).
 #include <string>
 
 #include "efla/cuda/common/error.h"

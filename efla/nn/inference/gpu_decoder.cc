@@ -28,10 +28,10 @@ struct GpuDecoder::Identity {};
 struct GpuDecoder::Layer {
   LayerParameters from;
   Tensor in = {}, f_out = {}, g_out = {}, o_proj = {}, gate_up = {}, down = {};
-  bool has_mixer = false;  // which the kernel of a mixer's step takes
+  bool has_mixer = false;  // which the kernel mixer_step takes
 };
 
-// A mixer's step for projected [B, ·], and the tensors that only its problem refers to.
+// A mixer step for projected [B, ·], and the tensors that only its problem refers to.
 struct GpuDecoder::Step {
   MixerStep problem = {};
   Tensor decay = {}, gate = {}, o = {};

@@ -27,8 +27,8 @@ struct MixerShape {
   std::int64_t values, channels;  // HV·V, and 2·H·K + HV·V
 };
 
-// Tensors are detached and lie where the model does; undefined: the layer has none. A layer of softmax attention, or
-// with a mixer that MixerShape refuses, has those of its norms and its MLP alone.
+// Tensors are detached and lie where the model does; undefined: the layer has none. Of a layer of softmax
+// attention, or with a mixer that MixerShape refuses, only the tensors of its norms and its MLP are defined.
 struct LayerParameters {
   LayerParameters(const LanguageModel& model, const MixerShape& mixer, std::int64_t index);
 

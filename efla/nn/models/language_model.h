@@ -60,7 +60,7 @@ class LanguageModel : public torch::nn::Module {
   // Computes the mixer or the attention of layer `index` for normed [B, T, D], and updates its state.
   torch::Tensor mix(std::size_t index, const torch::Tensor& normed, LanguageModelState& state) const;
 
-  // Throw Error unless ids are int64 tokens of the given rank, and unless the state is one of this model for so many
+  // Throw Error unless ids are int64 tokens of the given rank, and unless the state is one of this model for `batch`
   // sequences.
   void check_ids(const torch::Tensor& ids, std::int64_t rank) const;
   void check_state(const LanguageModelState& state, std::int64_t batch) const;
