@@ -12,6 +12,16 @@
 
 namespace efla::gpu {
 
+// Lets a kernel have `bytes` of shared memory per thread block. Multiprocessors prefer shared memory to cache for it,
+// because kernels that run at the same time on a multiprocessor need the same division of its memory.
+template <class... Parameters>
+void reserve_shared_memory(void (*kernel)(Parameters...), int bytes) {
+  const auto* const function = reinterpret_cast<const void*>(kernel);
+  check(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "cudaFuncSetAttribute");
+  check(cudaFuncSetAttribute(function, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared),
+        "cudaFuncSetAttribute");
+}
+
 // Launches a kernel for Hopper GPUs that may begin before the kernel before it in the stream has ended. Until it calls
 // wait_for_kernels, it touches nothing that a kernel since the last ordinary launch, that one included, writes.
 template <class... Parameters>

@@ -1,9 +1,9 @@
 // The product of up to 64 rows with a weight matrix in bfloat16, on the tensor cores (linear.h).
 //
-// A cluster of thread blocks computes one or two tiles of 64 outputs; each block has a slice of the columns. A block
-// fetches its slices of the weight before the kernels before it have ended, and then reads x, of which it makes two
-// bfloat16 numbers each. Its two warpgroups multiply, one per tile, or with a single tile every other part of the
-// slice. The sums of all blocks are added in a fixed order by the block that writes an output.
+// A cluster of thread blocks computes a tile of y for all rows; each block has a slice of the columns. A block fetches
+// its slice of the weight before the kernels before it have ended, and then reads x, of which it makes two bfloat16
+// numbers each, chunk by chunk. Its two warpgroups multiply, each for half of the outputs of the tile. The sums of all
+// blocks are added in a fixed order by the block that writes an output.
 #include <algorithm>
 #include <string>
 
@@ -17,55 +17,59 @@ namespace efla::gpu {
 namespace {
 
 constexpr int kGroups = 2, kThreads = 128 * kGroups;  // warpgroups
-constexpr int kSide = 64;                             // rows and columns of a tile
-constexpr int kMostBlocks = 8, kMostChunks = 6;       // per cluster; of 64 columns per block
-constexpr int kSumsStride = kSide + 4;                // floats between the sums of two rows of x
-constexpr int kGroupSums = kSide * kSumsStride;       // floats of the sums of a warpgroup
+constexpr int kRows = 64, kChunk = 64;                // rows of x; columns of a chunk
+constexpr int kMostBlocks = 8, kMostChunks = 6;       // per cluster; per block
+constexpr int kStages = 2;                            // of chunks of x in shared memory
+constexpr int kStageBytes = 2 * kTileBytes;           // two bfloat16 numbers for an x
+constexpr int kThreadRows = kRows / (kThreads / 16);  // of a chunk; 16 threads have the columns of a row
 
 // How a problem is distributed.
 struct Plan {
-  int tiles;    // of a cluster: 1 or 2; with swiglu one of z[N / 2 …] and one of z[… N / 2]
+  int tile;     // rows of the weight per cluster; with swiglu half of them of z[N / 2 …], half of z[… N / 2]
   int outputs;  // of y per cluster
   int clusters;
-  int blocks;  // per cluster
-  int chunks;  // of 64 columns per block, or fewer in the last block
-  int bytes;   // of shared memory
-};
-
-struct Squares {
-  float of_row[kSide];
+  int blocks;    // per cluster
+  int chunks;    // per block, or fewer in the last block
+  int bytes;     // of shared memory
+  bool aligned;  // whether y and the residual are read and written in pieces of 16 bytes
 };
 
 constexpr int kAlignment = 1024;  // of tiles
-constexpr int kSumBytes = kGroups * kGroupSums * static_cast<int>(sizeof(float));
-constexpr int kSquareBytes = static_cast<int>(sizeof(Squares));
+
+constexpr int row_bytes(int tile) { return (tile + 8) * static_cast<int>(sizeof(float)); }  // of the sums of a row
 
 Plan plan_of(const LinearForward& p) {
-  constexpr int kFew = 1024;  // outputs for which clusters of one tile each occupy most of a GPU
-  const int outputs = static_cast<int>(p.y.extent[1]),
-            all_chunks = static_cast<int>((p.x.extent[1] + kSide - 1) / kSide);
+  constexpr int kFew = 1024, kMost = 4096, kWide = 6144;  // outputs that clusters of one size compute at once
+  constexpr int kWideChunks = 16;                         // for which clusters of four blocks have shared memory
+  const int outputs = static_cast<int>(p.outputs()),
+            all_chunks = static_cast<int>((p.x.extent[1] + kChunk - 1) / kChunk);
   Plan plan;
-  plan.tiles = p.swiglu || outputs > kFew ? 2 : 1;
-  plan.outputs = p.swiglu ? kSide : plan.tiles * kSide;
-  plan.clusters = (outputs + plan.outputs - 1) / plan.outputs;
-  plan.chunks = (all_chunks + kMostBlocks - 1) / kMostBlocks;
+  plan.tile = outputs <= kFew ? 64 : outputs <= kMost || outputs > kWide ? 128 : 192;
+  plan.outputs = p.swiglu ? plan.tile / 2 : plan.tile;
+  plan.clusters = (static_cast<int>(p.y.extent[1]) + plan.outputs - 1) / plan.outputs;
+  const int most_blocks = plan.tile == 64 || all_chunks > kWideChunks ? kMostBlocks : kMostBlocks / 2;
+  plan.chunks = (all_chunks + most_blocks - 1) / most_blocks;
   plan.blocks = (all_chunks + plan.chunks - 1) / plan.chunks;
-  plan.bytes = kAlignment + std::max(plan.chunks * (plan.tiles + 2) * kTileBytes, kSumBytes) + kSquareBytes;
+  plan.bytes = kAlignment + plan.chunks * plan.tile * kChunk * static_cast<int>(sizeof(bfloat16)) +
+               kStages * kStageBytes + (plan.chunks * kChunk + kRows) * static_cast<int>(sizeof(float));
+  plan.aligned = has_aligned_rows(p.y) && (!p.residual || has_aligned_rows(p.residual));
   return plan;
 }
 
-// Starts the copies of the tiles of the weight in chunks [first, first + chunks).
+// Starts the copies of the slice of the weight: per chunk kTile rows of 64 columns.
+template <int kTile>
 __device__ __forceinline__ void fetch_weight(const LinearForward& p, const Plan& plan, int cluster, int first,
-                                             int chunks, unsigned char* to) {
+                                             unsigned char* to) {
   const auto& weight = p.narrow_weight;
   const int outputs = static_cast<int>(p.y.extent[1]), columns = static_cast<int>(weight.extent[1]);
   const int piece = static_cast<int>(threadIdx.x) % 8;
-  for (int r = static_cast<int>(threadIdx.x) / 8; r < plan.tiles * kSide; r += kThreads / 8) {
-    const int tile = r / kSide, row = r % kSide, output = cluster * plan.outputs + (p.swiglu ? row : r);
-    int column = first * kSide + piece * 8;
-    const bfloat16* from = weight.data + (p.swiglu ? tile * outputs + output : output) * weight.stride[0] + column;
-    std::uint32_t at = shared_address(to + tile * plan.chunks * kTileBytes + piece_offset(row, piece));
-    for (int chunk = 0; chunk < chunks; ++chunk, column += kSide, from += kSide, at += kTileBytes) {
+#pragma unroll 1
+  for (int r = static_cast<int>(threadIdx.x) / 8; r < kTile; r += kThreads / 8) {
+    const int half = p.swiglu ? r / (kTile / 2) : 0, output = cluster * plan.outputs + r - half * (kTile / 2);
+    int column = first * kChunk + piece * 8;
+    const bfloat16* from = weight.data + (half * outputs + output) * weight.stride[0] + column;
+    std::uint32_t at = shared_address(to + piece_offset(r, piece));
+    for (int chunk = 0; chunk < plan.chunks; ++chunk, column += kChunk, from += kChunk, at += kTile * 128) {
       const bool exists = output < outputs && column < columns;
       copy_async_16(at, exists ? from : weight.data, exists ? 16 : 0);
     }
@@ -73,51 +77,78 @@ __device__ __forceinline__ void fetch_weight(const LinearForward& p, const Plan&
   copy_async_commit();
 }
 
-// Reads x in chunks [first, first + chunks), times the norm's weight, and writes two bfloat16 numbers whose sum it is
-// to the tiles `high` and `low`.
-__device__ __forceinline__ void stage_x(const LinearForward& p, const Plan& plan, int first, int chunks,
-                                        unsigned char* high, unsigned char* low, Squares& squares) {
-  const int columns = static_cast<int>(p.x.extent[1]), rows = static_cast<int>(p.x.extent[0]);
-  const int piece = static_cast<int>(threadIdx.x) % 8;
-#pragma unroll 1
-  for (int half = 0; half < 2; ++half) {
-    const int row = static_cast<int>(threadIdx.x) / 8 + half * kThreads / 8;
-    float4 x[kMostChunks][2];
+// A thread's part of x: four neighbouring columns per chunk of kThreadRows rows.
+class XPart {
+ public:
+  __device__ XPart(const LinearForward& p, int first)
+      : column_(first * kChunk + static_cast<int>(threadIdx.x) % 16 * 4),
+        columns_(static_cast<int>(p.x.extent[1])),
+        row_(static_cast<int>(threadIdx.x) / 16),
+        rows_(static_cast<int>(p.x.extent[0])),
+        from_(p.x.data + row_ * p.x.stride[0] + column_),
+        step_(p.x.stride[0] * (kThreads / 16)),
+        nowhere_(p.x.data) {}
+
+  // Reads chunk `chunk` of the block.
+  __device__ __forceinline__ void read(int chunk, float4 (&x)[kThreadRows]) const {
+    const bool in_row = column_ + chunk * kChunk < columns_;
 #pragma unroll
-    for (int chunk = 0; chunk < kMostChunks; ++chunk) {  // all before any is used
-      const int column = (first + chunk) * kSide + piece * 8;
-      const bool exists = chunk < chunks && row < rows && column < columns;
-      const auto* const from = reinterpret_cast<const float4*>(exists ? p.x.at(row, column) : p.x.data);
-#pragma unroll
-      for (int i = 0; i < 2; ++i) x[chunk][i] = exists ? __ldcg(from + i) : float4{0, 0, 0, 0};
+    for (int i = 0; i < kThreadRows; ++i) {
+      const bool exists = in_row && row_ + i * (kThreads / 16) < rows_;
+      const float* const from = exists ? from_ + i * step_ + chunk * kChunk : nowhere_;
+      x[i] = __ldcg(reinterpret_cast<const float4*>(from));
+      if (!exists) x[i] = {0, 0, 0, 0};
     }
-    float sum = 0;
-#pragma unroll
-    for (int chunk = 0; chunk < kMostChunks; ++chunk) {
-      const int column = (first + chunk) * kSide + piece * 8;
-      if (chunk >= chunks) continue;
-      std::uint32_t upper[4], lower[4];
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        float4 v = x[chunk][i];
-        sum += v.x * v.x + v.y * v.y + (v.z * v.z + v.w * v.w);
-        if (p.norm_weight && column < columns) {
-          const float4 w = __ldg(reinterpret_cast<const float4*>(p.norm_weight.data + column) + i);
-          v = {v.x * w.x, v.y * w.y, v.z * w.z, v.w * w.w};
-        }
-        upper[2 * i] = pack_bf16(v.x, v.y);
-        upper[2 * i + 1] = pack_bf16(v.z, v.w);
-        lower[2 * i] = pack_bf16(v.x - low_bf16(upper[2 * i]), v.y - high_bf16(upper[2 * i]));
-        lower[2 * i + 1] = pack_bf16(v.z - low_bf16(upper[2 * i + 1]), v.w - high_bf16(upper[2 * i + 1]));
-      }
-      const int at = chunk * kTileBytes + piece_offset(row, piece);
-      *reinterpret_cast<uint4*>(high + at) = {upper[0], upper[1], upper[2], upper[3]};
-      *reinterpret_cast<uint4*>(low + at) = {lower[0], lower[1], lower[2], lower[3]};
-    }
-#pragma unroll
-    for (int offset = 4; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffU, sum, offset);
-    if (piece == 0) squares.of_row[row] = sum;
   }
+
+  // Writes x times the norm's weight as two bfloat16 numbers, whose sum it is, to the tiles at `to`.
+  __device__ __forceinline__ void stage(const float4 (&x)[kThreadRows], const float4& weight, unsigned char* to) {
+    const int piece = static_cast<int>(threadIdx.x) % 16 / 2;
+    unsigned char* const own = to + piece_offset(row_, piece) + static_cast<int>(threadIdx.x) % 2 * 8;
+#pragma unroll
+    for (int i = 0; i < kThreadRows; ++i) {
+      squares_[i] += x[i].x * x[i].x + x[i].y * x[i].y + (x[i].z * x[i].z + x[i].w * x[i].w);
+      const float4 v{x[i].x * weight.x, x[i].y * weight.y, x[i].z * weight.z, x[i].w * weight.w};
+      const std::uint32_t a = pack_bf16(v.x, v.y), b = pack_bf16(v.z, v.w);
+      const std::uint32_t c = pack_bf16(v.x - low_bf16(a), v.y - high_bf16(a));
+      const std::uint32_t d = pack_bf16(v.z - low_bf16(b), v.w - high_bf16(b));
+      *reinterpret_cast<uint2*>(own + i * (kThreads / 16) * 128) = {a, b};
+      *reinterpret_cast<uint2*>(own + i * (kThreads / 16) * 128 + kTileBytes) = {c, d};
+    }
+  }
+
+  // Writes the sums of the squares of the rows.
+  __device__ __forceinline__ void write_squares(float* squares) const {
+#pragma unroll
+    for (int i = 0; i < kThreadRows; ++i) {
+      float sum = squares_[i];
+#pragma unroll
+      for (int offset = 8; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffU, sum, offset);
+      if (threadIdx.x % 16 == 0) squares[row_ + i * (kThreads / 16)] = sum;
+    }
+  }
+
+ private:
+  int column_, columns_, row_, rows_;
+  const float* from_;
+  std::int64_t step_;
+  const float* nowhere_;
+  float squares_[kThreadRows] = {};
+};
+
+// Adds chunk `chunk` of the products to d: all rows, and the outputs of a warpgroup.
+template <int kTile>
+__device__ __forceinline__ void multiply_chunk(float (&d)[kTile / 4], const unsigned char* x,
+                                               const unsigned char* weight, bool add) {
+  const std::uint64_t high = row_operand(shared_address(x)), low = high + (kTileBytes >> 4);
+  const std::uint64_t outputs = row_operand(shared_address(weight));
+  products_fence();
+#pragma unroll
+  for (int k = 0; k < kChunk / 16; ++k) {
+    multiply_tiles(d, high + k * kRowStep, outputs + k * kRowStep, add || k > 0);
+    multiply_tiles(d, low + k * kRowStep, outputs + k * kRowStep, true);
+  }
+  products_commit();
 }
 
 // Returns the sums of what is at the place of four floats in all blocks of the cluster, in the order of the blocks.
@@ -131,104 +162,139 @@ __device__ __forceinline__ float4 sum_of_cluster(const float* from, int blocks) 
   return sum;
 }
 
-__global__ void __launch_bounds__(kThreads)
-    linear_many_kernel(const __grid_constant__ LinearForward p, const __grid_constant__ Plan plan) {
-  extern __shared__ unsigned char unaligned[];
-  Squares& squares = *reinterpret_cast<Squares*>(unaligned);
-  unsigned char* const behind = unaligned + kSquareBytes;
-  unsigned char* const weight = behind + (kAlignment - shared_address(behind) % kAlignment) % kAlignment;
-  unsigned char* const high = weight + plan.tiles * plan.chunks * kTileBytes;
-  unsigned char* const low = high + plan.chunks * kTileBytes;
-  float* const sums = reinterpret_cast<float*>(weight);  // [group][row of x][output], after the products
-  const int cluster = static_cast<int>(blockIdx.x) / plan.blocks, rank = static_cast<int>(blockIdx.x) % plan.blocks;
-  const int columns = static_cast<int>(p.x.extent[1]), first = rank * plan.chunks;
-  const int chunks = min(plan.chunks, (columns + kSide - 1) / kSide - first);
-  fetch_weight(p, plan, cluster, first, chunks, weight);
-  let_next_kernel_begin();
-  wait_for_kernels();
-  stage_x(p, plan, first, chunks, high, low, squares);
-  copy_async_wait<0>();
-  fence_for_products();
-  __syncthreads();
-
-  const int group = static_cast<int>(threadIdx.x) / 128, lane = static_cast<int>(threadIdx.x) % 32;
-  // A single tile is computed by both warpgroups, each with half of the columns of every chunk.
-  const int tile = plan.tiles == 2 ? group : 0, first_step = plan.tiles == 2 ? 0 : 2 * group;
-  const int steps = plan.tiles == 2 ? 4 : 2;
-  const auto operand = [&](unsigned char* at) { return row_operand(shared_address(at)) + first_step * kRowStep; };
-  std::uint64_t a = operand(weight + tile * plan.chunks * kTileBytes), x = operand(high), rest = operand(low);
-  float d[32];
-  products_fence();
-  for (int chunk = 0; chunk < chunks; ++chunk) {
-    for (int k = 0; k < steps; ++k) {
-      multiply_tiles(d, a + k * kRowStep, x + k * kRowStep, chunk + k > 0);
-      multiply_tiles(d, a + k * kRowStep, rest + k * kRowStep, true);
-    }
-    a += kTileBytes >> 4;
-    x += kTileBytes >> 4;
-    rest += kTileBytes >> 4;
-  }
-  products_commit();
-  products_wait<0>();
-  __syncthreads();
-  float* const own = sums + group * kGroupSums;
-#pragma unroll
-  for (int i = 0; i < 32; ++i) {
-    const int m = i / 4 * 8 + lane % 4 * 2 + i % 2;
-    own[m * kSumsStride + static_cast<int>(threadIdx.x) % 128 / 32 * 16 + lane / 4 + i / 2 % 2 * 8] = d[i];
-  }
-  arrive_at_cluster_barrier();
-  wait_at_cluster_barrier();
-
+// Writes the outputs of the cluster of which this block has every blocks-th part: four of a row per thread at a time.
+template <int kTile>
+__device__ __forceinline__ void write_outputs(const LinearForward& p, const Plan& plan, int cluster, int rank,
+                                              const float* sums, const float* squares) {
   const int rows = static_cast<int>(p.x.extent[0]), outputs = static_cast<int>(p.y.extent[1]);
-  const int fours = plan.outputs / 4;             // per row: a thread has four outputs at a time
-  const bool both = plan.tiles == 1 || p.swiglu;  // an output needs the sums of both warpgroups
+  const int fours = plan.outputs / 4;  // per row
   for (int i = rank * kThreads + static_cast<int>(threadIdx.x); i < rows * fours; i += plan.blocks * kThreads) {
     const int m = i / fours, in_cluster = i % fours * 4, n = cluster * plan.outputs + in_cluster;
     if (n >= outputs) continue;
-    const float* const from = sums + m * kSumsStride + in_cluster % kSide;
-    float4 z = sum_of_cluster(from + (both ? 0 : in_cluster / kSide * kGroupSums), plan.blocks), w{};
-    if (both) w = sum_of_cluster(from + kGroupSums, plan.blocks);
-    if (plan.tiles == 1) z = {z.x + w.x, z.y + w.y, z.z + w.z, z.w + w.w};
+    float residual[4] = {};
+    if (p.residual && plan.aligned) {
+      const float4 r = __ldcg(reinterpret_cast<const float4*>(p.residual.at(m, n)));
+      residual[0] = r.x, residual[1] = r.y, residual[2] = r.z, residual[3] = r.w;
+    } else if (p.residual) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) residual[e] = n + e < outputs ? __ldcg(p.residual.at(m, n + e)) : 0.0F;
+    }
+    const float* const from = sums + m * (row_bytes(kTile) / 4) + in_cluster;
+    const float4 z = sum_of_cluster(from, plan.blocks);
+    float4 w{};
+    if (p.swiglu) w = sum_of_cluster(from + kTile / 2, plan.blocks);
     float r = 1;
     if (p.norm_weight) {
       float all = 0;
 #pragma unroll
       for (int block = 0; block < kMostBlocks; ++block) {
-        const float x = load_from_cluster(&squares.of_row[m], min(block, plan.blocks - 1));
+        const float x = load_from_cluster(&squares[m], min(block, plan.blocks - 1));
         if (block < plan.blocks) all += x;
       }
-      r = rsqrtf(all / static_cast<float>(columns) + p.norm_eps);
+      r = rsqrtf(all / static_cast<float>(p.x.extent[1]) + p.norm_eps);
     }
-    const float values[4] = {r * z.x, r * z.y, r * z.z, r * z.w}, gates[4] = {r * w.x, r * w.y, r * w.z, r * w.w};
+    float y[4] = {r * z.x, r * z.y, r * z.z, r * z.w};
+    const float gates[4] = {r * w.x, r * w.y, r * w.z, r * w.w};
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      if (n + e >= outputs) continue;
-      const float residual = p.residual ? __ldcg(p.residual.at(m, n + e)) : 0.0F;
-      const float factor = p.swiglu ? __fdividef(1.0F, 1.0F + expf(-values[e])) * gates[e] : 1.0F;
-      *p.y.at(m, n + e) = values[e] * factor + residual;
+      if (p.swiglu) y[e] *= __fdividef(1.0F, 1.0F + expf(-y[e])) * gates[e];
+      y[e] += residual[e];
+    }
+    if (plan.aligned) {
+      *reinterpret_cast<float4*>(p.y.at(m, n)) = {y[0], y[1], y[2], y[3]};
+      continue;
+    }
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      if (n + e < outputs) *p.y.at(m, n + e) = y[e];
     }
   }
+}
+
+// kAhead: chunks of x that are read before the first is used.
+template <int kTile, int kAhead>
+__global__ void __launch_bounds__(kThreads, 2)
+    linear_many_kernel(const __grid_constant__ LinearForward p, const __grid_constant__ Plan plan) {
+  extern __shared__ unsigned char unaligned[];
+  unsigned char* const weight = unaligned + (kAlignment - shared_address(unaligned) % kAlignment) % kAlignment;
+  unsigned char* const stages = weight + plan.chunks * kTile * 128;
+  float* const norm = reinterpret_cast<float*>(stages + kStages * kStageBytes);
+  float* const squares = norm + plan.chunks * kChunk;
+  float* const sums = reinterpret_cast<float*>(weight);  // [row of x][output of the tile], after the products
+  const int cluster = static_cast<int>(blockIdx.x) / plan.blocks, rank = static_cast<int>(blockIdx.x) % plan.blocks;
+  const int columns = static_cast<int>(p.x.extent[1]), first = rank * plan.chunks;
+  const int chunks = min(plan.chunks, (columns + kChunk - 1) / kChunk - first);
+  fetch_weight<kTile>(p, plan, cluster, first, weight);
+  let_next_kernel_begin();
+  for (int i = static_cast<int>(threadIdx.x); i < chunks * kChunk; i += kThreads) {
+    norm[i] = p.norm_weight && first * kChunk + i < columns ? __ldg(p.norm_weight.data + first * kChunk + i) : 1.0F;
+  }
+  __syncthreads();
+  wait_for_kernels();
+
+  XPart part(p, first);
+  float4 x[kAhead][kThreadRows];
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i) {
+    if (i < chunks) part.read(i, x[i]);
+  }
+  const int group = static_cast<int>(threadIdx.x) / 128, lane = static_cast<int>(threadIdx.x) % 32;
+  const unsigned char* const own_weight = weight + group * (kTile / 2) * 128;
+  float d[kTile / 4];
+  for (int base = 0; base < chunks; base += kAhead) {
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const int chunk = base + i;
+      if (chunk >= chunks) continue;
+      unsigned char* const stage = stages + chunk % kStages * kStageBytes;
+      const float4 factor = *reinterpret_cast<const float4*>(norm + chunk * kChunk + threadIdx.x % 16 * 4);
+      part.stage(x[i], factor, stage);
+      if (chunk + kAhead < chunks) part.read(chunk + kAhead, x[i]);
+      if (chunk == 0) copy_async_wait<0>();
+      fence_for_products();
+      products_wait<0>();
+      __syncthreads();  // the chunk has been written, and the stage of the next one is free
+      multiply_chunk<kTile>(d, stage, own_weight + chunk * kTile * 128, chunk > 0);
+    }
+  }
+  part.write_squares(squares);
+  products_wait<0>();
+  __syncthreads();
+  float* const own = sums + (threadIdx.x % 128 / 32 * 16 + lane / 4) * (row_bytes(kTile) / 4) + group * (kTile / 2);
+#pragma unroll
+  for (int i = 0; i < kTile / 4; i += 2) {
+    const int column = i / 4 * 8 + lane % 4 * 2;
+    *reinterpret_cast<float2*>(own + i / 2 % 2 * 8 * (row_bytes(kTile) / 4) + column) = {d[i], d[i + 1]};
+  }
+  arrive_at_cluster_barrier();
+  wait_at_cluster_barrier();
+  write_outputs<kTile>(p, plan, cluster, rank, sums, squares);
   arrive_at_cluster_barrier();  // others may still read this block's sums
   wait_at_cluster_barrier();
+}
+
+template <int kTile, int kAhead>
+void launch(const LinearForward& p, const Plan& plan, cudaStream_t stream) {
+  const auto kernel = linear_many_kernel<kTile, kAhead>;
+  reserve_shared_memory(kernel, plan.bytes);
+  launch_clusters_early("linear", kernel, static_cast<unsigned>(plan.clusters * plan.blocks),
+                        static_cast<unsigned>(plan.blocks), kThreads, static_cast<std::size_t>(plan.bytes), stream, p,
+                        plan);
 }
 
 }  // namespace
 
 void linear_many(const LinearForward& p, cudaStream_t stream) {
   const Plan plan = plan_of(p);
-  check(cudaFuncSetAttribute(linear_many_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.bytes),
-        "cudaFuncSetAttribute");
-  launch_clusters_early("linear", linear_many_kernel, static_cast<unsigned>(plan.clusters * plan.blocks),
-                        static_cast<unsigned>(plan.blocks), kThreads, static_cast<std::size_t>(plan.bytes), stream, p,
-                        plan);
+  if (plan.tile == 64) return launch<64, 4>(p, plan, stream);
+  if (plan.tile == 128) return launch<128, 3>(p, plan, stream);
+  launch<192, 2>(p, plan, stream);
 }
 
 std::string linear_many_refusal(const LinearForward& p) {
-  if (p.x.extent[0] > kSide) return "it takes at most " + std::to_string(kSide) + " rows";
-  const Plan plan = plan_of(p);
-  if (plan.chunks <= kMostChunks) return "";
-  return "it takes weights of at most " + std::to_string(kMostChunks * kSide * kMostBlocks) + " columns";
+  if (p.x.extent[0] > kRows) return "it takes at most " + std::to_string(kRows) + " rows";
+  if (p.x.extent[1] <= kMostChunks * kChunk * kMostBlocks) return "";
+  return "it takes weights of at most " + std::to_string(kMostChunks * kChunk * kMostBlocks) + " columns";
 }
 
 }  // namespace efla::gpu

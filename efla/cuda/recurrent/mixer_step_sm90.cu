@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kStateThreads, kTaps == kFewTaps ? 2 : 1)
 
 void mixer_step(const MixerStep& p, cudaStream_t stream) {
   const auto kernel = p.taps.extent[1] <= kFewTaps ? mixer_step_kernel<kFewTaps> : mixer_step_kernel<kMaxConvWidth>;
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kStateBytes), "cudaFuncSetAttribute");
+  reserve_shared_memory(kernel, kStateBytes);
   launch_early("mixer_step", kernel, grid_of("mixer_step", p.shape.batch * p.shape.heads), kStateThreads, kStateBytes,
                stream, p, static_cast<int>(p.shape.group()), static_cast<float>(p.rule.scale_for(p.shape.key_dim)));
 }
