@@ -89,11 +89,12 @@ std::size_t chunk_bwd_workspace_bytes(const DeltaShape& shape, const DeltaRule& 
 std::string chunk_bwd_refusal(const DeltaBackward<bfloat16>& problem);
 
 // The chunkwise form with every operand in float32, and products in TF32 of two parts per operand, which have nearly
-// float32's accuracy: chunks of 32 tokens, K up to kFloat32MaxKeyDim, no decay or one per head. A non-finite token
-// reaches its own chunk and what comes after. States are saved every saved.interval tokens, a multiple of 32.
+// float32's accuracy: chunks of 32 tokens, no decay or one per head, K up to kFloat32MaxKeyDim, but up to 64 where a
+// thread block may not have 120 KB of shared memory. A non-finite token reaches its own chunk and what comes after.
+// States are saved every saved.interval tokens, a multiple of 32.
 void chunk_float32_fwd(const DeltaForward<float>& problem, const Workspace& workspace, cudaStream_t stream);
 
-inline constexpr std::int64_t kFloat32MaxKeyDim = 64;
+inline constexpr std::int64_t kFloat32MaxKeyDim = 128;
 
 // The gradients, from states that the forward saved at chunk boundaries, as chunk_bwd computes them.
 void chunk_float32_bwd(const DeltaBackward<float>& problem, const Workspace& workspace, cudaStream_t stream);

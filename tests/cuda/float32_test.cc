@@ -96,7 +96,7 @@ std::vector<DeltaCase> float32_cases() {
   for (const DeltaCase& c : delta_cases()) {
     if (c.key_dim <= gpu::kFloat32MaxKeyDim && c.decay != Decay::channel) cases.push_back(c);
   }
-  for (const std::int64_t dim : {48, 64}) {
+  for (const std::int64_t dim : {48, 64, 128}) {
     for (const std::int64_t tokens : {1, 31, 32, 33, 63, 65, 784}) {
       cases.push_back({"exact", 1, 1, true, 1, tokens, 2, dim, dim, 1, contiguous, true, true, true});
     }
@@ -126,13 +126,16 @@ INSTANTIATE_TEST_SUITE_P(Matrix, CudaFloat32, testing::ValuesIn(float32_cases())
 class CudaFloat32Fading : public CudaFloat32 {};
 TEST_P(CudaFloat32Fading, Float32) { run(tolerance_of("fading float32 by chunks")); }
 
-std::vector<DeltaCase> narrow_fading_cases() {
+std::vector<DeltaCase> fading_cases_of_both_keys() {
   std::vector<DeltaCase> cases = fading_cases();
-  for (DeltaCase& c : cases) c.key_dim = gpu::kFloat32MaxKeyDim;
+  for (DeltaCase c : fading_cases()) {
+    c.key_dim = 64;
+    cases.push_back(c);
+  }
   return cases;
 }
 
-INSTANTIATE_TEST_SUITE_P(Matrix, CudaFloat32Fading, testing::ValuesIn(narrow_fading_cases()),
+INSTANTIATE_TEST_SUITE_P(Matrix, CudaFloat32Fading, testing::ValuesIn(fading_cases_of_both_keys()),
                          [](const auto& info) { return name_of(info.param); });
 
 // A NaN token reaches its own chunk and later ones of its sequence and head, and nothing else.

@@ -79,33 +79,47 @@ __global__ void __launch_bounds__(Memory::kThreads)
       });
 }
 
+// What a thread block of the reverse sweep walks; in shared memory, because registers are short.
+struct ReverseWalk {
+  Sequence sequence;
+  std::int64_t n, slot, chunks;
+  int i_h, slice;
+
+  __device__ ChunkAt place(std::int64_t i) const { return float32_chunk(sequence, n, chunks - 1 - i); }
+};
+
 template <class Memory>
 __global__ void __launch_bounds__(Memory::kThreads) reverse_kernel(const __grid_constant__ Float32Backward c) {
   extern __shared__ __align__(128) unsigned char shared[];
   auto& memory = *reinterpret_cast<Memory*>(shared);
+  __shared__ ReverseWalk walk;
   constexpr int KD = Memory::kKeys;
   const DeltaBackward<float>& p = c.p;
-  const std::int64_t slice = blockIdx.x % c.slices, i_h = blockIdx.x / c.slices % p.shape.value_heads;
-  const std::int64_t n = blockIdx.x / c.slices / p.shape.value_heads;
-  const Sequence sequence = sequence_of(p, n);
-  const std::int64_t slot = first_slot(c.forward, n),
-                     chunks = (sequence.end - sequence.begin + kFloat32Tokens - 1) / kFloat32Tokens;
+  if (threadIdx.x == 0) {
+    const unsigned heads = static_cast<unsigned>(p.shape.value_heads), block = blockIdx.x / c.slices;
+    walk.slice = static_cast<int>(blockIdx.x % c.slices);
+    walk.i_h = static_cast<int>(block % heads);
+    walk.n = block / heads;
+    walk.sequence = sequence_of(p, walk.n);
+    walk.slot = first_slot(c.forward, walk.n);
+    walk.chunks = (walk.sequence.end - walk.sequence.begin + kFloat32Tokens - 1) / kFloat32Tokens;
+  }
+  __syncthreads();
   const SweepThread at = sweep_thread<Memory>();
-  const std::int64_t column = slice * kFloat32Columns + at.column;
-  const auto place = [&](std::int64_t i) { return float32_chunk(sequence, n, chunks - 1 - i); };
+  const auto column = [&] { return walk.slice * kFloat32Columns + at.column; };
   typename Memory::State ds;
-  read_state(ds, p.dfinal_state, n, i_h, column, at.key, at.lane);
+  read_state(ds, p.dfinal_state, walk.n, walk.i_h, column(), at.key, at.lane);
   Columns16 dout;
-  if (chunks > 0) read_columns(dout, p.dout, place(0), i_h, column, at.lane);
+  if (walk.chunks > 0) read_columns(dout, p.dout, walk.place(0), walk.i_h, column(), at.lane);
   for_each_chunk(
-      memory.stages, chunks,
+      memory.stages, walk.chunks,
       [&](std::int64_t i, SweepStage<KD>& stage) {
-        start_loads<true, Memory::kThreads>(c.forward, place(i), slot + chunks - 1 - i, i_h, stage);
+        start_loads<true, Memory::kThreads>(c.forward, walk.place(i), walk.slot + walk.chunks - 1 - i, walk.i_h, stage);
       },
       [&](std::int64_t i, const SweepStage<KD>& stage) {
         const Float32Record& record = stage.record;
-        const std::int64_t index = slice_index(c, slot + chunks - 1 - i, i_h, slice);
-        write_image<KD>(ds, c.dstates + index * kFloat32Columns * KD + at.key, at.column, at.lane);
+        const auto index = [&] { return slice_index(c, walk.slot + walk.chunks - 1 - i, walk.i_h, walk.slice); };
+        write_image<KD>(ds, c.dstates + index() * kFloat32Columns * KD + at.key, at.column, at.lane);
         Columns16 du = {}, d;
         multiply_state<KD>(du, ds, shared_address(stage.k + at.key), at.lane);
         scale_by_column(du, record.write, at.lane);
@@ -117,18 +131,18 @@ __global__ void __launch_bounds__(Memory::kThreads) reverse_kernel(const __grid_
         scale_by_column(dout, record.out, at.lane);
         add_to_state<KD>(ds, dout, shared_address(stage.q + at.key), at.lane);
         __syncthreads();
-        if (i + 1 < chunks) read_columns(dout, p.dout, place(i + 1), i_h, column, at.lane);
+        if (i + 1 < walk.chunks) read_columns(dout, p.dout, walk.place(i + 1), walk.i_h, column(), at.lane);
 #pragma unroll
         for (int tile = 0; tile < kFloat32Tokens / 8; ++tile)
           add_parts(du + 4 * tile, memory.parts[0], at.column / 16, tile, at.lane);
         solve_upper(d, du, shared_address(record.solve), at.lane);
-        if (at.group == 0) write_tile(d, c.dresiduals + index * kFloat32Columns * kFloat32Tokens, at.column, at.lane);
+        if (at.group == 0) write_tile(d, c.dresiduals + index() * kFloat32Columns * kFloat32Tokens, at.column, at.lane);
         scale_by_column(d, record.read, at.lane);
 #pragma unroll
         for (float& x : d) x = -x;
         add_to_state<KD>(ds, d, shared_address(stage.k + at.key), at.lane);
       });
-  write_state(ds, p.dinitial_state, n, i_h, column, at.key, at.lane);
+  write_state(ds, p.dinitial_state, walk.n, walk.i_h, column(), at.key, at.lane);
 }
 
 }  // namespace
@@ -137,15 +151,17 @@ void launch_float32_states(const Float32Backward& c, cudaStream_t stream) {
   const std::int64_t chunks = c.p.saved.interval / kFloat32Tokens;
   const std::int64_t segments = c.p.shape.packed > 0 ? 0 : (c.forward.slots_per_sequence + chunks - 1) / chunks;
   const std::int64_t starts = segments > 0 ? segments * c.p.shape.batch : c.forward.slots;
-  using Memory = SweepMemory<kFloat32Keys, 2>;
-  launch_sweep<Memory>("chunk_float32, states", states_kernel<Memory>, starts * c.p.shape.value_heads * c.slices, c,
-                       stream, segments, chunks);
+  launch_for_keys(c.p.shape, [&]<class Memory>(std::type_identity<Memory>) {
+    launch_sweep<Memory>("chunk_float32, states", states_kernel<Memory>, starts * c.p.shape.value_heads * c.slices, c,
+                         stream, segments, chunks);
+  });
 }
 
 void launch_float32_reverse(const Float32Backward& c, cudaStream_t stream) {
-  using Memory = SweepMemory<kFloat32Keys, 2>;
-  launch_sweep<Memory>("chunk_float32, reverse", reverse_kernel<Memory>,
-                       c.p.shape.sequences() * c.p.shape.value_heads * c.slices, c, stream);
+  launch_for_keys(c.p.shape, [&]<class Memory>(std::type_identity<Memory>) {
+    launch_sweep<Memory>("chunk_float32, reverse", reverse_kernel<Memory>,
+                         c.p.shape.sequences() * c.p.shape.value_heads * c.slices, c, stream);
+  });
 }
 
 }  // namespace efla::gpu

@@ -22,7 +22,7 @@ struct Parts {
     records = heads * sizeof(Float32Record);
     vectors = heads * sizeof(Float32Vectors);
     writes = heads * static_cast<std::size_t>(slices) * kFloat32Tokens * kFloat32Columns * sizeof(float);
-    states = writes / kFloat32Tokens * kFloat32Keys;
+    states = writes / kFloat32Tokens * static_cast<std::size_t>(float32_keys(s));
   }
   std::size_t forward() const { return records; }
   std::size_t backward() const { return records + vectors + 2 * states + 2 * writes; }
@@ -31,9 +31,8 @@ struct Parts {
 // What both directions refuse.
 template <class Problem>
 std::string refusal(const Problem& p) {
-  if (p.shape.key_dim > kFloat32MaxKeyDim) {
-    return "keys of more than " + std::to_string(kFloat32MaxKeyDim) + " dimensions in float32";
-  }
+  const std::int64_t most = p.shape.key_dim <= 64 || has_shared_memory(kFloat32LargeBytes) ? kFloat32MaxKeyDim : 64;
+  if (p.shape.key_dim > most) return "keys of more than " + std::to_string(most) + " dimensions in float32";
   return p.rule.decay == Decay::channel ? "a decay per key channel of float32 inputs" : "";
 }
 

@@ -65,8 +65,10 @@ struct Float32Backward {
 };
 
 // K as the kernels have it.
-inline constexpr int kFloat32Keys = 64;
-static_assert(kFloat32Keys == kFloat32MaxKeyDim);
+constexpr int float32_keys(const DeltaShape& s) { return s.key_dim <= 64 ? 64 : 128; }
+
+// The shared memory that a thread block needs for K above 64, which not every GPU has.
+inline constexpr int kFloat32LargeBytes = 120 * 1024;
 
 // Slots of all sequences; of packed ones an upper bound, because the host does not read cu_seqlens.
 constexpr std::int64_t float32_slots(const DeltaShape& s) {

@@ -179,6 +179,7 @@ class Grads {
   // x += a b for the channels of the warp, with b rows [8 · step, 8 · step + 8) of a tile.
   template <int kColumns>
   __device__ void multiply_tile(Rows& x, const Operand& a, std::uint32_t tile, int step, int lane) {
+    __syncwarp();  // as in add_to_state of the sweeps
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
       multiply_columns<kColumns>(x + 4 * i, a, tile, 8 * step, 8 * (kTiles * part_ + i), lane);
@@ -482,10 +483,15 @@ void launch(const Float32Backward& c, cudaStream_t stream) {
   check_launch("chunk_float32, grads");
 }
 
+template <int KD>
+void launch(const Float32Backward& c, cudaStream_t stream) {
+  c.p.shape.group() > 1 ? launch<KD, true>(c, stream) : launch<KD, false>(c, stream);
+}
+
 }  // namespace
 
 void launch_float32_grads(const Float32Backward& c, cudaStream_t stream) {
-  c.p.shape.group() > 1 ? launch<kFloat32Keys, true>(c, stream) : launch<kFloat32Keys, false>(c, stream);
+  float32_keys(c.p.shape) == 64 ? launch<64>(c, stream) : launch<128>(c, stream);
 }
 
 }  // namespace efla::gpu

@@ -168,6 +168,8 @@ void launch(const Float32Problem& c, cudaStream_t stream) {
 
 }  // namespace
 
-void launch_float32_prepare(const Float32Problem& c, cudaStream_t stream) { launch<kFloat32Keys>(c, stream); }
+void launch_float32_prepare(const Float32Problem& c, cudaStream_t stream) {
+  float32_keys(c.p.shape) == 64 ? launch<64>(c, stream) : launch<128>(c, stream);
+}
 
 }  // namespace efla::gpu

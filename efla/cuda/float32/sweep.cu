@@ -70,9 +70,10 @@ __global__ void __launch_bounds__(Memory::kThreads) sweep_kernel(const __grid_co
 
 void launch_float32_sweep(const Float32Problem& c, cudaStream_t stream) {
   const std::int64_t slices = (c.p.shape.value_dim + kFloat32Columns - 1) / kFloat32Columns;
-  using Memory = SweepMemory<kFloat32Keys, 2>;
-  launch_sweep<Memory>("chunk_float32, sweep", sweep_kernel<Memory>,
-                       c.p.shape.sequences() * c.p.shape.value_heads * slices, c, stream, static_cast<int>(slices));
+  launch_for_keys(c.p.shape, [&]<class Memory>(std::type_identity<Memory>) {
+    launch_sweep<Memory>("chunk_float32, sweep", sweep_kernel<Memory>,
+                         c.p.shape.sequences() * c.p.shape.value_heads * slices, c, stream, static_cast<int>(slices));
+  });
 }
 
 }  // namespace efla::gpu

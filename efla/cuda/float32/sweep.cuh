@@ -103,6 +103,7 @@ __device__ __forceinline__ void multiply_lower(Columns16& d, const Columns16& a,
   lane = opaque(lane) & 31;
 #pragma unroll
   for (int step = 0; step < kFloat32Tokens / 8; ++step) {
+    __syncwarp();  // as in add_to_state
     const auto operand = operand_of(a + 4 * step);
 #pragma unroll
     for (int tile = step; tile < kFloat32Tokens / 8; ++tile) {
@@ -191,6 +192,8 @@ __device__ __forceinline__ void add_to_state(float (&s)[kCount], const Columns16
   lane = opaque(lane) & 31;
 #pragma unroll
   for (int step = 0; step < kFloat32Tokens / 8; ++step) {
+    // One step's products end before the next begin, because ptxas would hold operands of several in registers.
+    __syncwarp();
     const auto operand = operand_of(a + 4 * step);
 #pragma unroll
     for (int tile = 0; tile < kCount / 4; ++tile) {
@@ -253,6 +256,15 @@ __device__ __forceinline__ void for_each_chunk(SweepStage<KD> (&stages)[2], std:
     f(i, stages[i % 2]);
     __syncthreads();
   }
+}
+
+// Calls launch(std::type_identity<Memory>) with the memory of a sweep for a shape.
+template <class Launch>
+void launch_for_keys(const DeltaShape& shape, Launch&& launch) {
+  using Narrow = SweepMemory<64, 2>;
+  using Broad = SweepMemory<128, 2>;
+  static_assert(sizeof(Narrow) <= 98 * 1024 && sizeof(Broad) + 1024 <= kFloat32LargeBytes);
+  float32_keys(shape) == 64 ? launch(std::type_identity<Narrow>()) : launch(std::type_identity<Broad>());
 }
 
 template <class Memory, class Problem, class... Arguments>
