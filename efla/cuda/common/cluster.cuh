@@ -39,23 +39,26 @@ __device__ __forceinline__ void wait_at_cluster_barrier() {
   asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
 }
 
-// Return what is at the place that `from` has in the shared memory of a thread block of the cluster.
-__device__ __forceinline__ float load_from_cluster(const float* from, int rank) {
-  float x;
-  asm volatile("{ .reg .b32 address; mapa.shared::cluster.u32 address, %1, %2; ld.shared::cluster.f32 %0, [address]; }"
-               : "=f"(x)
-               : "r"(shared_address(from)), "r"(rank)
-               : "memory");
+// Return what is at the place that `from` has in the shared memory of a thread block of the cluster, or zeros unless
+// `exists`.
+__device__ __forceinline__ float load_from_cluster(const float* from, int rank, bool exists) {
+  float x = 0;
+  asm volatile(
+      "{ .reg .b32 address; .reg .pred p; setp.ne.b32 p, %3, 0; mapa.shared::cluster.u32 address, %1, %2; "
+      "@p ld.shared::cluster.f32 %0, [address]; }"
+      : "+f"(x)
+      : "r"(shared_address(from)), "r"(rank), "r"(static_cast<int>(exists))
+      : "memory");
   return x;
 }
 
-__device__ __forceinline__ float4 load_4_from_cluster(const float* from, int rank) {
-  float4 x;
+__device__ __forceinline__ float4 load_4_from_cluster(const float* from, int rank, bool exists) {
+  float4 x{0, 0, 0, 0};
   asm volatile(
-      "{ .reg .b32 address; mapa.shared::cluster.u32 address, %4, %5; "
-      "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [address]; }"
-      : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
-      : "r"(shared_address(from)), "r"(rank)
+      "{ .reg .b32 address; .reg .pred p; setp.ne.b32 p, %6, 0; mapa.shared::cluster.u32 address, %4, %5; "
+      "@p ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [address]; }"
+      : "+f"(x.x), "+f"(x.y), "+f"(x.z), "+f"(x.w)
+      : "r"(shared_address(from)), "r"(rank), "r"(static_cast<int>(exists))
       : "memory");
   return x;
 }

@@ -153,23 +153,26 @@ __device__ __forceinline__ void multiply_chunk(float (&d)[kTile / 4], const unsi
 
 // Returns the sums of what is at the place of four floats in all blocks of the cluster, in the order of the blocks.
 __device__ __forceinline__ float4 sum_of_cluster(const float* from, int blocks) {
-  float4 sum{};
+  float4 x[kMostBlocks];
 #pragma unroll
-  for (int block = 0; block < kMostBlocks; ++block) {
-    const float4 x = load_4_from_cluster(from, min(block, blocks - 1));
-    if (block < blocks) sum = {sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w};
+  for (int block = 0; block < kMostBlocks; ++block) x[block] = load_4_from_cluster(from, block, block < blocks);
+  float4 sum = x[0];
+#pragma unroll
+  for (int block = 1; block < kMostBlocks; ++block) {
+    sum = {sum.x + x[block].x, sum.y + x[block].y, sum.z + x[block].z, sum.w + x[block].w};
   }
   return sum;
 }
 
-// Writes the outputs of the cluster of which this block has every blocks-th part: four of a row per thread at a time.
+// Writes the outputs of the cluster of which this block has every blocks-th row: four per thread at a time.
 template <int kTile>
 __device__ __forceinline__ void write_outputs(const LinearForward& p, const Plan& plan, int cluster, int rank,
                                               const float* sums, const float* squares) {
   const int rows = static_cast<int>(p.x.extent[0]), outputs = static_cast<int>(p.y.extent[1]);
   const int fours = plan.outputs / 4;  // per row
-  for (int i = rank * kThreads + static_cast<int>(threadIdx.x); i < rows * fours; i += plan.blocks * kThreads) {
-    const int m = i / fours, in_cluster = i % fours * 4, n = cluster * plan.outputs + in_cluster;
+  for (int i = static_cast<int>(threadIdx.x);; i += kThreads) {
+    const int m = i / fours * plan.blocks + rank, in_cluster = i % fours * 4, n = cluster * plan.outputs + in_cluster;
+    if (m >= rows) break;
     if (n >= outputs) continue;
     float residual[4] = {};
     if (p.residual && plan.aligned) {
@@ -188,8 +191,7 @@ __device__ __forceinline__ void write_outputs(const LinearForward& p, const Plan
       float all = 0;
 #pragma unroll
       for (int block = 0; block < kMostBlocks; ++block) {
-        const float x = load_from_cluster(&squares[m], min(block, plan.blocks - 1));
-        if (block < plan.blocks) all += x;
+        all += load_from_cluster(&squares[m], block, block < plan.blocks);
       }
       r = rsqrtf(all / static_cast<float>(p.x.extent[1]) + p.norm_eps);
     }
@@ -257,7 +259,7 @@ __global__ void __launch_bounds__(kThreads, 2)
       multiply_chunk<kTile>(d, stage, own_weight + chunk * kTile * 128, chunk > 0);
     }
   }
-  part.write_squares(squares);
+  if (p.norm_weight) part.write_squares(squares);
   products_wait<0>();
   __syncthreads();
   float* const own = sums + (threadIdx.x % 128 / 32 * 16 + lane / 4) * (row_bytes(kTile) / 4) + group * (kTile / 2);

@@ -71,6 +71,7 @@ __device__ __forceinline__ int channel_column(const MixerStep& p, int at, int h,
 template <int kTaps, bool kAwaits>
 struct HeadInputs {
   int column[kChannelsPerThread];
+  float* past[kChannelsPerThread];
   float x[kChannelsPerThread][kTaps], tap[kChannelsPerThread][kTaps];
   float beta, beta_factor, decay, decay_bias = 0, rate = 0, norm_weight = 1, gate, gate_bias = 0;
 
@@ -84,10 +85,11 @@ struct HeadInputs {
       column[i] = with_keys || at >= 2 * kStateKeys ? channel_column(p, at, h, i_q) : -1;
       const int from = max(column[i], 0), row = static_cast<int>(p.history.stride[1]);
       const int step = static_cast<int>(p.taps.stride[1]);
-      const float *const past = p.history.at(slot, 0, from), *const taps = p.taps.at(from, 0);
+      past[i] = p.history.at(slot, 0, from);
+      const float* const taps = p.taps.at(from, 0);
 #pragma unroll
       for (int j = 0; j < kTaps; ++j) {
-        x[i][j] = j + 1 < width ? __ldcg(past + j * row) : 0.0F;
+        x[i][j] = j + 1 < width ? __ldcg(past[i] + j * row) : 0.0F;
         tap[i][j] = __ldg(taps + min(j, width - 1) * step);
       }
     }
@@ -122,8 +124,8 @@ struct HeadInputs {
   }
 
   // Writes the activated outputs of the convolution to u, and the history after this token.
-  __device__ void convolve(const MixerStep& p, std::int64_t slot, bool with_keys, float* u) const {
-    const int width = static_cast<int>(p.taps.extent[1]);
+  __device__ void convolve(const MixerStep& p, bool with_keys, float* u) const {
+    const int width = static_cast<int>(p.taps.extent[1]), row = static_cast<int>(p.history.stride[1]);
 #pragma unroll
     for (int i = 0; i < kChannelsPerThread; ++i) {
       const int at = static_cast<int>(threadIdx.x) + i * kStateThreads;
@@ -133,7 +135,7 @@ struct HeadInputs {
       if (at < kMixedChannels && (with_keys || at >= 2 * kStateKeys)) u[at] = column[i] < 0 ? 0.0F : sum * sigmoid(sum);
 #pragma unroll
       for (int j = 0; j + 1 < kTaps; ++j) {
-        if (column[i] >= 0 && j + 1 < width) *p.history.at(slot, j, column[i]) = x[i][j + 1];
+        if (column[i] >= 0 && j + 1 < width) past[i][j * row] = x[i][j + 1];
       }
     }
   }
@@ -182,7 +184,7 @@ __device__ __forceinline__ void compute_head(const MixerStep& p, int i_b, std::i
   const int key_dim = static_cast<int>(p.shape.key_dim), value_dim = static_cast<int>(p.shape.value_dim);
   const int at = h * value_dim + tid;
   const HeadInputs<kTaps, kAwaits> inputs(p, i_b, slot, h, i_q, with_keys, awaited);
-  inputs.convolve(p, slot, with_keys, scratch.u);
+  inputs.convolve(p, with_keys, scratch.u);
   if (tid < kStateKeys) scratch.decay[tid] = inputs.decay_of(p);
   const float beta = inputs.beta_of(p);
   copy_async_wait<kPending>();
@@ -190,16 +192,23 @@ __device__ __forceinline__ void compute_head(const MixerStep& p, int i_b, std::i
 
   const Keys keys = keys_of<kStateKeys>(scratch.u, p.rule.qk_l2norm, lane);
   const float alpha = gain_alpha(p.rule.step, beta, keys.lambda);
+  // What lane i of a warp knows of the warp's key i: the warp's sums lie where this is for all of its lanes.
+  const int own_key = warp + lane % kStatePieces * kStateWarps;
+  const float own_decay = scratch.decay[own_key], own_k = keys.k_factor * scratch.u[kStateKeys + own_key];
+  float4* const of_keys = reinterpret_cast<float4*>(scratch.error[warp]);
+  if (lane < kStatePieces) {
+    of_keys[lane] = {own_decay, own_k, own_decay * own_k, own_decay * keys.q_factor * scratch.u[own_key]};
+  }
+  __syncwarp();
   float4 error{0, 0, 0, 0}, out{0, 0, 0, 0};
 #pragma unroll 4
   for (int i = 0; i < kStatePieces; ++i) {
-    const int key = warp + i * kStateWarps;
-    const float decay = scratch.decay[key];
-    const float k = decay * keys.k_factor * scratch.u[kStateKeys + key], q = decay * keys.q_factor * scratch.u[key];
+    const float k = of_keys[i].z, q = of_keys[i].w;
     const float4 s = *reinterpret_cast<const float4*>(own + i * kStateThreads);
     error = {fmaf(s.x, k, error.x), fmaf(s.y, k, error.y), fmaf(s.z, k, error.z), fmaf(s.w, k, error.w)};
     out = {fmaf(s.x, q, out.x), fmaf(s.y, q, out.y), fmaf(s.z, q, out.z), fmaf(s.w, q, out.w)};
   }
+  __syncwarp();
   reinterpret_cast<float4*>(scratch.error[warp])[lane] = error;
   reinterpret_cast<float4*>(scratch.out[warp])[lane] = out;
   __syncthreads();
@@ -228,6 +237,8 @@ __device__ __forceinline__ void compute_head(const MixerStep& p, int i_b, std::i
     if (lane == 0) scratch.squares[warp] = squares;
   }
   __syncthreads();
+  if (lane < kStatePieces) of_keys[lane] = {own_decay, own_k, 0, 0};
+  __syncwarp();
   if (tid < value_dim) {
     if (p.norm_weight) {
       float squares = 0;
@@ -240,15 +251,15 @@ __device__ __forceinline__ void compute_head(const MixerStep& p, int i_b, std::i
     if (exchange != nullptr) write_place(exchange + i_b * p.o.stride[0] + at, o);
   }
   if (4 * lane >= value_dim) return;
-  float* const to = p.states.at(slot, h, warp, 4 * lane);
+  float* to = p.states.at(slot, h, warp, 4 * lane);
+  const std::int64_t step = kStateWarps * p.states.stride[2];
 #pragma unroll 4
-  for (int i = 0; i < kStatePieces; ++i) {
-    const int key = warp + i * kStateWarps;
-    const float k = keys.k_factor * scratch.u[kStateKeys + key], decay = scratch.decay[key];
+  for (int i = 0; i < kStatePieces; ++i, to += step) {
+    const float decay = of_keys[i].x, k = of_keys[i].y;
     const float4 s = *reinterpret_cast<const float4*>(own + i * kStateThreads);
-    if (key < key_dim) {
-      *reinterpret_cast<float4*>(to + i * kStateWarps * p.states.stride[2]) = {
-          fmaf(k, u.x, decay * s.x), fmaf(k, u.y, decay * s.y), fmaf(k, u.z, decay * s.z), fmaf(k, u.w, decay * s.w)};
+    if (warp + i * kStateWarps < key_dim) {
+      *reinterpret_cast<float4*>(to) = {fmaf(k, u.x, decay * s.x), fmaf(k, u.y, decay * s.y), fmaf(k, u.z, decay * s.z),
+                                        fmaf(k, u.w, decay * s.w)};
     }
   }
 }
