@@ -1,4 +1,4 @@
-// Times the chunkwise backward alone and after the forward, and compares its gradients with the gradients of the token
+// Times the backward alone and after the forward, and compares gradients by chunks with the gradients of the token
 // recurrence in float32.
 #include <cuda_runtime_api.h>
 
@@ -42,8 +42,10 @@ double error_of(Both<T>& got, Both<T>& expected) {
 
 }  // namespace
 
-void time_backward(CaseRun& run, const std::string& name, Case<>& c, const Row& row, const Rule& rule) {
+void time_backward(CaseRun& run, const std::string& name, Case<>& c, const Row& row, const Rule& rule,
+                   const std::string& algorithm) {
   const DeltaShape& s = c.shape;
+  const bool chunks = algorithm == "chunk";
   Gradients got(c), expected(c);
   Both<bfloat16> dout(random_values(c.v.host.size(), 7));
   DeltaForward<bfloat16> forward = c.forward(rule, true);
@@ -75,7 +77,8 @@ void time_backward(CaseRun& run, const std::string& name, Case<>& c, const Row& 
     call();
     check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   };
-  const bool checked = s.batch * s.tokens * s.value_heads <= 300'000;  // the others take the recurrence too long
+  // For more tokens the recurrence takes too long.
+  const bool checked = chunks && s.batch * s.tokens * s.value_heads <= 300'000;
   if (checked) {
     with_states(expected, gpu::kRecurrentInterval, [&] {
       const DeviceMemory workspace(gpu::recurrent_bwd_workspace_bytes(s, rule.rule));
@@ -83,10 +86,13 @@ void time_backward(CaseRun& run, const std::string& name, Case<>& c, const Row& 
       check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
     });
   }
-  const DeviceMemory workspace(gpu::chunk_bwd_workspace_bytes(s, rule.rule)),
-      forward_workspace(gpu::chunk_fwd_workspace_bytes(s, rule.rule));
-  with_states(got, kInterval, [&] {
-    const auto backward = [&](cudaStream_t stream) { gpu::chunk_bwd(p, workspace.workspace(), stream); };
+  const DeviceMemory workspace(chunks ? gpu::chunk_bwd_workspace_bytes(s, rule.rule)
+                                      : gpu::recurrent_bwd_workspace_bytes(s, rule.rule)),
+      forward_workspace(chunks ? gpu::chunk_fwd_workspace_bytes(s, rule.rule) : 0);
+  with_states(got, chunks ? kInterval : gpu::kRecurrentInterval, [&] {
+    const auto backward = [&](cudaStream_t stream) {
+      chunks ? gpu::chunk_bwd(p, workspace.workspace(), stream) : gpu::recurrent_bwd(p, workspace.workspace(), stream);
+    };
     backward(nullptr);
     check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
     std::string errors = "null";
@@ -102,13 +108,13 @@ void time_backward(CaseRun& run, const std::string& name, Case<>& c, const Row& 
       errors += "]";
     }
     const std::string fields = ", \"shape\": \"" + row.name + "\", \"dim\": " + std::to_string(s.key_dim) +
-                               ", \"rule\": \"" + rule.name +
-                               "\", \"algorithm\": \"chunk\", \"dtype\": \"bfloat16\", \"errors\": " + errors;
+                               ", \"rule\": \"" + rule.name + "\", \"algorithm\": \"" + algorithm +
+                               "\", \"dtype\": \"bfloat16\", \"errors\": " + errors;
     run.write_result(name, "\"op\": \"delta_backward\"" + fields, right,
                      [&] { return time_calls(run.options.repeats, backward); });
     run.write_result(name, "\"op\": \"delta_forward_backward\"" + fields, right, [&] {
       return time_calls(run.options.repeats, [&](cudaStream_t stream) {
-        gpu::chunk_fwd(forward, forward_workspace.workspace(), stream);
+        chunks ? gpu::chunk_fwd(forward, forward_workspace.workspace(), stream) : gpu::recurrent_fwd(forward, stream);
         backward(stream);
       });
     });

@@ -159,7 +159,8 @@ std::string milliseconds(double ms);
 // float32.cc, decode.cc). `interval`: tokens between saved states, 0 for none.
 void time_forward(CaseRun& run, const std::string& name, Case<>& c, const Row& row, const Rule& rule,
                   const std::string& algorithm, std::int64_t interval);
-void time_backward(CaseRun& run, const std::string& name, Case<>& c, const Row& row, const Rule& rule);
+void time_backward(CaseRun& run, const std::string& name, Case<>& c, const Row& row, const Rule& rule,
+                   const std::string& algorithm);
 // Times the forward and the backward of float32 inputs, by chunks or by the recurrence. The forward saves states, as it
 // does in training.
 void time_float32(CaseRun& run, const std::string& name, const Row& row, std::int64_t dim, const Rule& rule,

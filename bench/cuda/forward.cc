@@ -35,7 +35,8 @@ double sampled_error(Case<>& c, const Rule& rule) {
   const std::int64_t last = c.shape.sequences() - 1, head = c.shape.value_heads - 1;
   for (const auto& [n, i_h] : {std::pair{std::int64_t{0}, std::int64_t{0}}, {last, head}, {last / 2, head / 2}}) {
     const Sequence at = sequence_of(all, n);
-    const std::int64_t tokens = std::min<std::int64_t>(at.end - at.begin, 4096), i_q = i_h / c.shape.group();
+    const std::int64_t state = c.shape.key_dim * c.shape.value_dim, i_q = i_h / c.shape.group();
+    const std::int64_t tokens = std::min(at.end - at.begin, std::min<std::int64_t>(4096, (1 << 26) / state));
     const std::int64_t channels = all.g ? all.g.extent[3] : 0;
     DeltaForward<double> one;
     one.shape = {1, tokens, 1, 1, c.shape.key_dim, c.shape.value_dim, 0};
@@ -87,7 +88,10 @@ void time_forward(CaseRun& run, const std::string& name, Case<>& c, const Row& r
   const auto kernel = static_cast<gpu::ChunkKernel>(std::find(std::begin(kKernels), std::end(kKernels), algorithm) -
                                                     std::begin(kKernels));
   const DeviceMemory workspace(gpu::chunk_fwd_workspace_bytes(s, rule.rule));
-  const auto call = [&](cudaStream_t stream) { gpu::chunk_fwd(p, workspace.workspace(), stream, kernel); };
+  const auto call = [&](cudaStream_t stream) {
+    if (algorithm == "recurrent") return gpu::recurrent_fwd(p, stream);
+    gpu::chunk_fwd(p, workspace.workspace(), stream, kernel);
+  };
   c.o.poison();
   call(nullptr);
   check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");

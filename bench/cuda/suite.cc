@@ -49,14 +49,16 @@ std::vector<Plan> plans(const GpuOptions& options) {
     rows_of_float32 = rows;
     rows_of_float32.push_back({"128x784x1", 128, 784, 1, 1, 0});  // images pixel by pixel
   }
-  for (const std::int64_t dim : {128, 64}) {
+  for (const std::int64_t dim : {256, 128, 64}) {
+    const bool divided = dim > 128;  // keys that only Hopper GPUs take, and no gate per key channel
     for (const Rule& rule : rules()) {
+      if (divided && (rule.rule.decay == Decay::channel || !gpu::is_hopper())) continue;
       for (const Row& row : rows) {
         const std::string end = "/" + std::string(rule.name) + "/d" + std::to_string(dim) + "/" + row.name;
-        for (const char* algorithm : {"chunk", "portable", "sweep", "fused"}) {
-          const bool of_hopper = algorithm == std::string("sweep") || algorithm == std::string("fused");
-          if (of_hopper && !gpu::is_hopper()) continue;
-          if (options.scaling && algorithm != std::string("chunk")) continue;
+        for (const std::string algorithm : {"chunk", "portable", "sweep", "fused", "recurrent"}) {
+          if ((algorithm == "sweep" || algorithm == "fused") && !gpu::is_hopper()) continue;
+          if (options.scaling && algorithm != "chunk") continue;
+          if (algorithm != "chunk" && (algorithm == "recurrent") != divided) continue;
           for (const std::int64_t interval : {std::int64_t{0}, kTrainingInterval}) {
             plans.push_back({(interval > 0 ? "forward-saving" : "forward") + end + "/" + algorithm,
                              [=](CaseRun& run, const std::string& name) {
@@ -65,10 +67,13 @@ std::vector<Plan> plans(const GpuOptions& options) {
                              }});
           }
         }
-        plans.push_back({"forward+backward" + end + "/chunk", [=](CaseRun& run, const std::string& name) {
-                           Case<> c(row, dim, rule);
-                           time_backward(run, name, c, row, rule);
-                         }});
+        for (const std::string algorithm : {"chunk", "recurrent"}) {
+          if (algorithm == "recurrent" && !divided) continue;
+          plans.push_back({"forward+backward" + end + "/" + algorithm, [=](CaseRun& run, const std::string& name) {
+                             Case<> c(row, dim, rule);
+                             time_backward(run, name, c, row, rule, algorithm);
+                           }});
+        }
       }
       for (const Row& row : rows_of_float32) {
         if (rule.rule.decay == Decay::channel || dim > gpu::kFloat32MaxKeyDim) continue;  // by the recurrence alone

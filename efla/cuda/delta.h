@@ -52,7 +52,7 @@ template <class T, class S>
 void step_fwd(const DeltaStep<T, S>& problem, cudaStream_t stream);
 
 // Which kernels compute the chunkwise form: `automatic` chooses by shapes and GPU, the others are for tests and
-// measurements.
+// measurements. K above 128 has `sweep` alone.
 enum class ChunkKernel {
   automatic,
   portable,  // prepare, then a sweep with mma.sync
@@ -61,9 +61,10 @@ enum class ChunkKernel {
 };
 
 // The chunkwise form (EFLA paper, equations 21 to 32; Gated DeltaNet with a decay) on the tensor cores: products of
-// bfloat16 summed in float32, the state in float32. K up to kChunkMaxKeyDim; a non-finite
-// token reaches its own chunk of 64 tokens and what comes after, never an earlier chunk nor another sequence. States
-// are saved every saved.interval tokens, a multiple of 64.
+// bfloat16 summed in float32, the state in float32. K up to kChunkMaxKeyDim; above 128 on a
+// Hopper GPU alone, without a gate per key channel, in rows of whole pieces of 16 bytes. A non-finite token reaches its
+// own chunk of 64 tokens and what comes after, never an earlier chunk nor another sequence. States are saved every
+// saved.interval tokens, a multiple of 64.
 void chunk_fwd(const DeltaForward<bfloat16>& problem, const Workspace& workspace, cudaStream_t stream,
                ChunkKernel kernel = ChunkKernel::automatic);
 
@@ -73,7 +74,7 @@ std::size_t chunk_fwd_workspace_bytes(const DeltaShape& shape, const DeltaRule& 
 // Returns what of the problem chunk_fwd does not take, or "" where it takes the problem.
 std::string chunk_fwd_refusal(const DeltaForward<bfloat16>& problem);
 
-inline constexpr std::int64_t kChunkMaxKeyDim = 128;
+inline constexpr std::int64_t kChunkMaxKeyDim = 256;
 
 // The gradients of the chunkwise form, for the same problems as chunk_fwd, from states that the forward saved at chunk
 // boundaries: every saved.interval tokens, a multiple of 64. The states of the chunks between are computed again, so
@@ -82,8 +83,10 @@ inline constexpr std::int64_t kChunkMaxKeyDim = 128;
 void chunk_bwd(const DeltaBackward<bfloat16>& problem, const Workspace& workspace, cudaStream_t stream,
                ChunkKernel kernel = ChunkKernel::automatic);
 
-// Returns the bytes of workspace that chunk_bwd needs.
+// Return the bytes of workspace that chunk_bwd needs: for rows of whole pieces of 16 bytes, and for any problem. With K
+// above 128 other rows are copied first.
 std::size_t chunk_bwd_workspace_bytes(const DeltaShape& shape, const DeltaRule& rule);
+std::size_t chunk_bwd_workspace_bytes(const DeltaBackward<bfloat16>& problem);
 
 // Returns what of the problem chunk_bwd does not take, or "" where it takes the problem.
 std::string chunk_bwd_refusal(const DeltaBackward<bfloat16>& problem);

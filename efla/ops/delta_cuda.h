@@ -72,7 +72,7 @@ std::string refuse_cuda_chunk_backward(const DeltaBackward<T>& p, bool named) {
 template <class T>
 void run_cuda_chunk_backward(const DeltaBackward<T>& p, const ExecutionContext& context) {
   if constexpr (std::is_same_v<T, bfloat16>) {
-    call_on_gpu(context, gpu::chunk_bwd_workspace_bytes(p.shape, p.rule),
+    call_on_gpu(context, gpu::chunk_bwd_workspace_bytes(p),
                 [&](const gpu::Workspace& workspace, cudaStream_t stream) { gpu::chunk_bwd(p, workspace, stream); });
   } else if constexpr (std::is_same_v<T, float>) {
     call_on_gpu(

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "efla/base/random.h"
+#include "efla/cuda/chunk/chunk.h"
 #include "efla/cuda/common/error.h"
 #include "efla/cuda/delta.h"
 #include "efla/rule/problem.h"
@@ -24,6 +25,14 @@ inline std::string why_no_gpu() {
   const cudaError_t code = cudaGetDeviceCount(&devices);
   if (code != cudaSuccess) return cudaGetErrorString(code);
   return devices > 0 ? "" : "no device";
+}
+
+// Whether the chunkwise backward for bfloat16 takes a case on a Hopper GPU; the forward, if its rows are aligned.
+inline bool chunks_take(const DeltaCase& c) {
+  return !gpu::divides_keys(c.shape()) || (c.key_dim % 8 == 0 && c.value_dim % 8 == 0 && c.decay != Decay::channel);
+}
+inline bool has_aligned_rows(const DeltaCase& c) {
+  return c.layout == Layout::contiguous || c.layout == Layout::head_major;
 }
 
 // Captures call(stream) in a graph and replays it twice.

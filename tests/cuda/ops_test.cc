@@ -59,14 +59,22 @@ TEST(CudaOps, ChunksInBfloat16AreTheKernels) {
 
 TEST(CudaOps, EveryRowIsRunOrSaysWhyNot) {
   DeltaCase c = small_case();
+  const auto expect_refusal = [&](const std::string& reason) {
+    DeltaData<bfloat16> data(c);
+    DeviceData<bfloat16> device(data);
+    const Choice ran = delta_forward(without_states(device.forward()), {.context = kGpu});
+    EXPECT_EQ(ran.implementation, "recurrent_cuda");
+    EXPECT_EQ(ran.refusals.back().implementation, "chunk_cuda");
+    EXPECT_EQ(ran.refusals.back().reason, "it does not take keys of more than 128 dimensions " + reason);
+  };
+  c.key_dim = 250;
+  expect_refusal("where K or V is not a multiple of 8");
   c.key_dim = 256;
-  DeltaData<bfloat16> data(c);
-  DeviceData<bfloat16> device(data);
-  const DeltaForward<bfloat16> p = without_states(device.forward());
-  const Choice ran = delta_forward(p, {.context = kGpu});
-  EXPECT_EQ(ran.implementation, "recurrent_cuda");
-  EXPECT_EQ(ran.refusals.back().implementation, "chunk_cuda");
-  EXPECT_EQ(ran.refusals.back().reason, "it does not take keys of more than 128 dimensions");
+  c.layout = Layout::column_major;
+  expect_refusal("in rows that are not aligned to 16 bytes");
+  c.layout = Layout::contiguous;
+  c.decay = Decay::channel;
+  expect_refusal("with a decay per key channel");
   DeltaCase gated = small_case();
   gated.decay = Decay::channel;
   DeltaData<float> wide(gated);

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "efla/cuda/common/tensor_map.h"
 #include "efla/cuda/delta.h"
@@ -56,6 +57,11 @@ constexpr std::size_t segment_map_bytes(const DeltaShape& s) {
   return s.key_dim <= 64 ? sizeof(SegmentMap<1>) : sizeof(SegmentMap<2>);
 }
 
+// Keys of more dimensions than this are divided: two warpgroups have half of every state each. Only `prepare`, the
+// sweeps on Hopper and the gradients take them, without segments and without a gate per key channel.
+inline constexpr std::int64_t kUndividedKeys = 128;
+constexpr bool divides_keys(const DeltaShape& s) { return s.key_dim > kUndividedKeys; }
+
 struct ChunkProblem {
   DeltaForward<bfloat16> p;
   ChunkRecord* records = nullptr;   // [slots][HV]
@@ -89,6 +95,9 @@ inline constexpr std::int64_t kMultiprocessors = 132;
 constexpr std::int64_t waves_of(std::int64_t blocks) { return (blocks + kMultiprocessors - 1) / kMultiprocessors; }
 
 constexpr bool has_channel_gate(const ChunkProblem& c) { return c.p.rule.decay == Decay::channel; }
+
+// Returns what keeps the kernels from the divided keys of a problem, or "".
+std::string divided_keys_refusal(const DeltaShape& shape, const DeltaRule& rule);
 
 // Returns into how many segments the sequences of a problem are cut, a function of the sizes alone; 1: they are not.
 int segments_of(const DeltaShape& shape);

@@ -4,6 +4,7 @@
 
 #include "efla/base/error.h"
 #include "efla/cuda/chunk/chunk_bwd.h"
+#include "efla/cuda/common/copy_rows.h"
 #include "efla/cuda/common/launch.h"
 #include "efla/cuda/common/tensor_map.h"
 #include "efla/cuda/delta.h"
@@ -20,17 +21,35 @@ struct Parts {
     constexpr std::size_t kTile = kChunkTokens * kChunkTokens * sizeof(bfloat16);
     const auto heads = static_cast<std::size_t>(chunk_slots(s) * s.value_heads);
     records = (heads * sizeof(ChunkRecord) + 255) / 256 * 256;
-    const std::size_t tiles = s.key_dim <= 64 ? 1 : 2;
+    const std::size_t tiles = s.key_dim <= 64 ? 1 : divides_keys(s) ? 4 : 2;
     writes = heads * static_cast<std::size_t>(slices) * kTile;
     states = writes * tiles;
     if (rule.decay == Decay::channel) {
       scaled = heads * scaled_rows_bytes(s);
-      if (s.group() > 1) key_sums = static_cast<std::size_t>(chunk_slots(s) * s.heads) * 4 * kTile * tiles;
     }
-    counts = (heads + 1) * sizeof(unsigned);
+    if (s.group() > 1 && (rule.decay == Decay::channel || divides_keys(s))) {
+      key_sums = static_cast<std::size_t>(chunk_slots(s) * s.heads) * 4 * kTile * tiles;
+    }
+    counts = ((heads + 1) * sizeof(unsigned) + 255) / 256 * 256;
   }
   std::size_t total() const { return records + scaled + 2 * states + 2 * writes + key_sums + counts; }
 };
+
+// Whether the copy engine can read all rows that the sweeps and the gradients read.
+bool can_copy_all(const DeltaBackward<bfloat16>& p) {
+  return can_copy_rows(p.q) && can_copy_rows(p.k) && can_copy_rows(p.v) && can_copy_rows(p.dout) &&
+         has_aligned_rows(p.dv);
+}
+
+// Calls f with the views of the problem whose rows are copied before the sweeps, because divided keys have no portable
+// kernels.
+template <class F>
+void for_copied_rows(DeltaBackward<bfloat16>& p, F&& f) {
+  if (!divides_keys(p.shape)) return;
+  for (auto* view : {&p.q, &p.k, &p.v, &p.dout}) {
+    if (!can_copy_rows(*view)) f(*view);
+  }
+}
 
 }  // namespace
 
@@ -38,8 +57,18 @@ std::size_t chunk_bwd_workspace_bytes(const DeltaShape& shape, const DeltaRule& 
   return Parts(shape, rule).total();
 }
 
+std::size_t chunk_bwd_workspace_bytes(const DeltaBackward<bfloat16>& problem) {
+  DeltaBackward<bfloat16> p = problem;
+  std::size_t bytes = Parts(p.shape, p.rule).total();
+  for_copied_rows(p, [&](const View<const bfloat16, 4>& view) { bytes += copied_bytes(view); });
+  return bytes;
+}
+
 std::string chunk_bwd_refusal(const DeltaBackward<bfloat16>& p) {
   if (p.shape.key_dim > kChunkMaxKeyDim) return "keys of more than " + std::to_string(kChunkMaxKeyDim) + " dimensions";
+  if (divides_keys(p.shape)) {
+    if (const std::string refusal = divided_keys_refusal(p.shape, p.rule); !refusal.empty()) return refusal;
+  }
   if (p.rule.decay == Decay::channel && !is_hopper()) return "a decay per key channel on GPUs other than Hopper";
   if (p.saved.interval % kChunkTokens != 0) {
     return "states saved at other tokens than every " + std::to_string(kChunkTokens) + "th";
@@ -47,13 +76,22 @@ std::string chunk_bwd_refusal(const DeltaBackward<bfloat16>& p) {
   return "";
 }
 
-void chunk_bwd(const DeltaBackward<bfloat16>& p, const Workspace& workspace, cudaStream_t stream, ChunkKernel kernel) {
+void chunk_bwd(const DeltaBackward<bfloat16>& problem, const Workspace& workspace, cudaStream_t stream,
+               ChunkKernel kernel) {
   constexpr const char* kOperation = "chunk_bwd";
-  if (const std::string refusal = chunk_bwd_refusal(p); !refusal.empty()) {
+  if (const std::string refusal = chunk_bwd_refusal(problem); !refusal.empty()) {
     throw Error(kOperation, "problem", refusal, "what the chunkwise kernels take");
   }
-  const Parts parts(p.shape, p.rule);
-  require_workspace(kOperation, workspace, parts.total());
+  const Parts parts(problem.shape, problem.rule);
+  require_workspace(kOperation, workspace, chunk_bwd_workspace_bytes(problem));
+  auto* at = static_cast<unsigned char*>(workspace.data);
+  DeltaBackward<bfloat16> p = problem;
+  auto* copies = at + parts.total();
+  for_copied_rows(p, [&](View<const bfloat16, 4>& view) {
+    auto* to = copies;
+    copies += copied_bytes(view);
+    view = copy_rows(view, to, stream);
+  });
   ChunkBackward c;
   c.p = p;
   c.forward.p.shape = p.shape;
@@ -76,7 +114,6 @@ void chunk_bwd(const DeltaBackward<bfloat16>& p, const Workspace& workspace, cud
   c.dq_rows = has_aligned_rows(p.dq);
   c.dk_rows = has_aligned_rows(p.dk);
   c.v_rows = has_aligned_rows(p.v) && has_aligned_rows(p.dv);
-  auto* at = static_cast<unsigned char*>(workspace.data);
   c.forward.records = reinterpret_cast<ChunkRecord*>(at);
   c.forward.scaled = at + parts.records;
   c.states = c.forward.scaled + parts.scaled;
@@ -86,10 +123,8 @@ void chunk_bwd(const DeltaBackward<bfloat16>& p, const Workspace& workspace, cud
   c.key_sums = reinterpret_cast<float*>(c.dresiduals + parts.writes);
   c.begun = reinterpret_cast<unsigned*>(c.dresiduals + parts.writes + parts.key_sums);
   c.ready = c.begun + 1;
-  const bool rows = c.forward.q_rows && c.forward.k_rows && c.v_rows && c.dout_rows && can_map_rows(p.q) &&
-                    can_map_rows(p.k) && can_map_rows(p.v) && can_map_rows(p.dout);
   if (kernel == ChunkKernel::automatic) kernel = is_hopper() ? ChunkKernel::sweep : ChunkKernel::portable;
-  if (!rows || kernel == ChunkKernel::portable) {
+  if (!divides_keys(p.shape) && (!can_copy_all(p) || kernel == ChunkKernel::portable)) {
     channel ? launch_prepare_channel(c.forward, stream) : launch_prepare(c.forward, nullptr, stream);
     launch_sweep_states(c, stream);
     launch_sweep_reverse(c, stream);

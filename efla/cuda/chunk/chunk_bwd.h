@@ -23,8 +23,8 @@ struct ChunkBackward {
   ChunkProblem forward;                                    // the same inputs, with records
   unsigned char *states = nullptr, *dstates = nullptr;     // S before the chunk and dS' [slots][HV][slices], K/64 tiles
   unsigned char *writes = nullptr, *dresiduals = nullptr;  // U and D [slots][HV][slices], tokens by value columns
-  // With a gate per key channel and several value heads per query head, the sums of the gradients of q and k over value
-  // heads [slots][H][2], tokens by keys.
+  // With several value heads per query head, and with a gate per key channel or divided keys, the sums of the gradients
+  // of q and k over value heads [slots][H][2], tokens by keys in the order of the kernel.
   float* key_sums = nullptr;
   // On Hopper, where the gradients begin while the sweeps run: how many slices of the states and of their gradients a
   // slot and head has [slots][HV], and how many chunks and query heads have been begun.

@@ -1,6 +1,7 @@
 // The two sweeps of the chunkwise backward on Hopper GPUs, as the walks of sweep_sm90.cu: kGroups warpgroups keep 64
 // rows each of a transposed state in registers, one warp copies rows and records ahead, and one counts what has been
-// written.
+// written. Where the keys are divided, two warpgroups have half of the keys of 64 value columns each, and exchange
+// their parts of the sums over keys.
 //
 // One walks whole sequences in reverse, the other from every saved state to the next. Neither needs the other, and both
 // run at once: where few heads leave the GPU empty in the first, the second fills it.
@@ -22,16 +23,18 @@ constexpr int kPublished = 4;  // chunks that are counted together, because the 
 // `v` of a stage has the values or dO, afterwards U or D.
 template <int kTiles, int kGroups, bool kChannel>
 struct BackwardShared {
-  // With a gate per key channel three stages of two groups, or three records, exceed the memory.
-  static constexpr int kStages = kChannel && kGroups == 2 ? 2 : gpu::kStages,
-                       kRecords = kChannel || kGroups == 2 ? 2 : kStages;
+  // With a gate per key channel three stages of two groups, or three records, exceed the memory, as three stages of
+  // divided keys do.
+  static constexpr int kStages = (kChannel && kGroups == 2) || kDivided<kTiles> ? 2 : gpu::kStages,
+                       kRecords = kChannel || kGroups == 2 ? 2 : kStages, kOwners = kStateGroups<kTiles, kGroups>;
   alignas(1024) Rows<kTiles, kGroups, kChannel> rows[kStages];
   RecordAt record[kRecords];
-  unsigned char state[kGroups][kTiles * kTileBytes];  // S or dS' on its way to memory
+  unsigned char state[kOwners][kOwnTiles<kTiles> * kTileBytes];  // S or dS' on its way to memory; what is exchanged
   Walk walk;
   std::uint64_t rows_full[kStages], rows_free[kStages], record_full[kRecords], record_free[kRecords];
   std::uint64_t tail;
-  int written[kGroups * kGroupWarps];  // how many chunks each warp of the state has written
+  Exchange exchange;
+  int written[kOwners * kGroupWarps];  // how many chunks each warp of the state has written
 };
 
 // What a thread block walks, its number `block` among the blocks of its kind; all lanes of a warp take part. `interval`
@@ -153,7 +156,7 @@ __device__ __forceinline__ void count_chunks(const ChunkBackward& c, int lane,
   unsigned* ready = &c.ready[walk.slot * c.p.shape.value_heads + walk.i_h];
   int counted = 0;
   while (counted < walk.chunks) {
-    const int of_warp = lane < kGroups * kGroupWarps ? load_acquire(&shared.written[lane]) : walk.chunks;
+    const int of_warp = lane < shared.kOwners * kGroupWarps ? load_acquire(&shared.written[lane]) : walk.chunks;
     const int written = __reduce_min_sync(0xffffffffU, of_warp);
     if (written < min(counted + kPublished, walk.chunks)) {
       __nanosleep(100);
@@ -215,15 +218,40 @@ __device__ __forceinline__ void to_operands(std::uint32_t (&operand)[kCount][4],
   for (int step = 0; step < kCount; ++step) to_operand(operand[step], x + 8 * step);
 }
 
-// Reads a warp's 16 rows of the saved state before the walk.
+// Reads a warp's 16 rows of the saved state before the walk, from key `first_key` on.
 template <int kTiles, class T>
 __device__ __forceinline__ void read_saved(float (&s)[32 * kTiles], const View<T, 5>& saved, const ChunkBackward& c,
-                                           const Walk& walk, std::int64_t column, int lane) {
+                                           const Walk& walk, std::int64_t column, int lane, int first_key) {
   const Sequence sequence = sequence_of(c.p, walk.n);
   const View<T, 4> state{saved.at(walk.i_b, sequence.chunk(walk.begin)),
                          {1, saved.extent[2], saved.extent[3], saved.extent[4]},
                          {0, saved.stride[2], saved.stride[3], saved.stride[4]}};
-  for_each_element<kTiles>(s, state, 0, walk.i_h, column, lane, [](float& x, const T* from) { x = to_float(*from); });
+  for_each_element<kTiles>(s, keys_from(state, first_key), 0, walk.i_h, column, lane,
+                           [](float& x, const T* from) { x = to_float(*from); });
+}
+
+// Where the keys are divided, adds to e of the walk's chunk number `i` what the other half of the keys gives.
+template <int kTiles, int kGroups, bool kChannel>
+__device__ __forceinline__ void add_other_half(float (&e)[32], int half, int i, int warp, int lane,
+                                               BackwardShared<kTiles, kGroups, kChannel>& shared) {
+  if constexpr (kDivided<kTiles>) {
+    const unsigned use = static_cast<unsigned>(i) & 1U;
+    if (lane == 0) store_bulk_wait();
+    __syncwarp();
+    shared.exchange.send(e, shared.state[half], use, warp, lane);
+    shared.exchange.add_received(e, shared.state[1 - half], use, warp, lane);
+  }
+}
+
+// Waits until the other half has come as far as this one in chunk number `i`, so that this half may overwrite what it
+// has sent and what both have read.
+template <int kTiles, int kGroups, bool kChannel>
+__device__ __forceinline__ void wait_for_other_half(int i, int warp,
+                                                    BackwardShared<kTiles, kGroups, kChannel>& shared) {
+  if constexpr (kDivided<kTiles>) {
+    shared.exchange.release(warp);
+    shared.exchange.wait_for_release(static_cast<unsigned>(i) & 1U, warp);
+  }
 }
 
 // A warpgroup that writes S and U of every chunk.
@@ -231,40 +259,43 @@ template <int kTiles, int kGroups, bool kChannel>
 __device__ __forceinline__ void walk_forwards(const ChunkBackward& c, int group, int thread,
                                               BackwardShared<kTiles, kGroups, kChannel>& shared) {
   using Memory = BackwardShared<kTiles, kGroups, kChannel>;
-  constexpr int kStages = Memory::kStages, kRecords = Memory::kRecords;
+  constexpr int kStages = Memory::kStages, kRecords = Memory::kRecords, kOwn = kOwnTiles<kTiles>;
   const int warp = warp_of(thread), lane = thread % 32;
   const Walk& walk = shared.walk;
   if (walk.chunks == 0) return;
-  const std::int64_t column = walk.column + 64 * group + 16 * warp;
-  float s[32 * kTiles], e[32];
+  const int slice = kDivided<kTiles> ? 0 : group, tiles = kDivided<kTiles> ? group * kOwn : 0;
+  const std::int64_t column = walk.column + 64 * slice + 16 * warp;
+  float s[32 * kOwn], e[32];
 #pragma unroll
   for (float& x : s) x = 0;
   if (c.p.saved.narrow) {
-    read_saved<kTiles>(s, c.p.narrow_states, c, walk, column, lane);
+    read_saved<kOwn>(s, c.p.narrow_states, c, walk, column, lane, 64 * tiles);
   } else {
-    read_saved<kTiles>(s, c.p.chunk_states, c, walk, column, lane);
+    read_saved<kOwn>(s, c.p.chunk_states, c, walk, column, lane, 64 * tiles);
   }
   leave_undefined(e);
-  std::int64_t image = slice_index(c, walk.slot, walk.i_h, walk.column / 64 + group);
+  std::int64_t image = slice_index(c, walk.slot, walk.i_h, walk.column / 64 + slice);
 #pragma unroll 1
   for (int i = 0; i < walk.chunks; ++i) {
     auto& rows = shared.rows[i % kStages];
     const ChunkRecord& record = shared.record[i % kRecords];
-    unsigned char* tile = rows.v + group * kTileBytes;
-    std::uint32_t state[4 * kTiles][4], written[4][4], u[4][4];
+    unsigned char* tile = rows.v + slice * kTileBytes;
+    std::uint32_t state[4 * kOwn][4], written[4][4], u[4][4];
     to_operands(state, s);
     barrier_wait(&shared.rows_full[i % kStages], parity(i, kStages));
     products_fence();
-    multiply_state<kTiles>(e, state, shared_address(rows.k));
+    multiply_state<kOwn>(e, state, shared_address(rows.k + tiles * kTileBytes));
     products_commit();
     barrier_wait(&shared.record_full[i % kRecords], parity(i, kRecords));
     const float decay = record.decay;
     products_wait<0>();
+    add_other_half(e, group, i, warp, lane, shared);
     residual(written, e, shared_address(tile), record, warp, lane);
+    wait_for_other_half(i, warp, shared);
     products_fence();
     multiply_chunk(e, written, record.t, false);
     products_commit();
-    store_state<kTiles>(state, shared.state[group], c.states + image * kTiles * kTileBytes, warp, lane);
+    store_state<kOwn>(state, shared.state[group], c.states + (image * kTiles + tiles) * kTileBytes, warp, lane);
     if constexpr (kChannel) {
       scale_columns(s, rows.decay, lane);
     } else {
@@ -276,16 +307,16 @@ __device__ __forceinline__ void walk_forwards(const ChunkBackward& c, int group,
     scale_columns(e, record.write, lane);
     to_operands(written, e);
     products_fence();
-    update_state<kTiles>(s, written, shared_address(rows.written()));
+    update_state<kOwn>(s, written, shared_address(rows.written() + tiles * kTileBytes));
     products_commit();
-    store_columns(u, tile, c.writes + image * kTileBytes, warp, lane);
+    if (tiles == 0) store_columns(u, tile, c.writes + image * kTileBytes, warp, lane);
     image += c.p.shape.value_heads * c.slices;
     products_wait<0>();
     __syncwarp();
     if (lane == 0) {
       barrier_arrive(&shared.record_free[i % kRecords]);
       barrier_arrive(&shared.rows_free[i % kStages]);
-      store_bulk_finish<kTiles>();
+      store_bulk_finish<kOwn>();
       store_release(&shared.written[group * kGroupWarps + warp], i);
     }
   }
@@ -297,22 +328,23 @@ template <int kTiles, int kGroups, bool kChannel>
 __device__ __forceinline__ void walk_in_reverse(const ChunkBackward& c, int group, int thread,
                                                 BackwardShared<kTiles, kGroups, kChannel>& shared) {
   using Memory = BackwardShared<kTiles, kGroups, kChannel>;
-  constexpr int kStages = Memory::kStages, kRecords = Memory::kRecords;
+  constexpr int kStages = Memory::kStages, kRecords = Memory::kRecords, kOwn = kOwnTiles<kTiles>;
   const int warp = warp_of(thread);
   const Walk& walk = shared.walk;
-  const std::int64_t column = walk.column + 64 * group + 16 * warp;
-  float ds[32 * kTiles], e[32], of_outputs[32];
-  read_state<kTiles>(ds, c.p.dfinal_state, walk.n, walk.i_h, column, thread % 32);
+  const int slice = kDivided<kTiles> ? 0 : group, tiles = kDivided<kTiles> ? group * kOwn : 0;
+  const std::int64_t column = walk.column + 64 * slice + 16 * warp;
+  float ds[32 * kOwn], e[32], of_outputs[32];
+  read_state<kOwn>(ds, keys_from(c.p.dfinal_state, 64 * tiles), walk.n, walk.i_h, column, thread % 32);
   leave_undefined(e);
   leave_undefined(of_outputs);
-  std::int64_t image = slice_index(c, walk.slot + walk.chunks - 1, walk.i_h, walk.column / 64 + group);
+  std::int64_t image = slice_index(c, walk.slot + walk.chunks - 1, walk.i_h, walk.column / 64 + slice);
 #pragma unroll 1
   for (int i = 0; i < walk.chunks; ++i) {
     const int lane = opaque(thread % 32);
     auto& rows = shared.rows[i % kStages];
     const ChunkRecord& record = shared.record[i % kRecords];
-    unsigned char* tile = rows.v + group * kTileBytes;
-    std::uint32_t state[4 * kTiles][4], operand[4][4], scaled[4][4], of_read[4][4];
+    unsigned char* tile = rows.v + slice * kTileBytes;
+    std::uint32_t state[4 * kOwn][4], operand[4][4], scaled[4][4], of_read[4][4];
     to_operands(state, ds);
     barrier_wait(&shared.record_full[i % kRecords], parity(i, kRecords));
     if constexpr (kChannel) {
@@ -327,7 +359,7 @@ __device__ __forceinline__ void walk_in_reverse(const ChunkBackward& c, int grou
     for (float& x : ds) asm volatile("" : "+f"(x));  // before the first product, or the products would be serialised
     if constexpr (!kChannel) barrier_wait(&shared.rows_full[i % kStages], parity(i, kStages));
     products_fence();
-    multiply_state<kTiles>(e, state, shared_address(rows.written()));
+    multiply_state<kOwn>(e, state, shared_address(rows.written() + tiles * kTileBytes));
     products_commit();
     column_operands(operand, shared_address(tile), warp, lane);
     products_fence();
@@ -348,6 +380,7 @@ __device__ __forceinline__ void walk_in_reverse(const ChunkBackward& c, int grou
       }
     }
     products_wait<0>();
+    add_other_half(e, group, i, warp, lane, shared);
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const float2 write = *reinterpret_cast<const float2*>(record.write + 8 * j + 2 * (lane % 4));
@@ -359,9 +392,10 @@ __device__ __forceinline__ void walk_in_reverse(const ChunkBackward& c, int grou
     products_fence();
     multiply_chunk_rows(e, operand, record.t);
     products_commit();
-    update_state<kTiles>(ds, scaled, shared_address(rows.q));
+    update_state<kOwn>(ds, scaled, shared_address(rows.q + tiles * kTileBytes));
     products_commit();
-    store_state<kTiles>(state, shared.state[group], c.dstates + image * kTiles * kTileBytes, warp, lane);
+    wait_for_other_half(i, warp, shared);
+    store_state<kOwn>(state, shared.state[group], c.dstates + (image * kTiles + tiles) * kTileBytes, warp, lane);
     products_wait<1>();
     to_operands(operand, e);
 #pragma unroll
@@ -371,9 +405,9 @@ __device__ __forceinline__ void walk_in_reverse(const ChunkBackward& c, int grou
       of_read[j / 2][j % 2 * 2 + 1] = pack_bf16(-read.x * e[4 * j + 2], -read.y * e[4 * j + 3]);
     }
     products_fence();
-    update_state<kTiles>(ds, of_read, shared_address(rows.k));
+    update_state<kOwn>(ds, of_read, shared_address(rows.k + tiles * kTileBytes));
     products_commit();
-    store_columns(operand, tile, c.dresiduals + image * kTileBytes, warp, lane);
+    if (tiles == 0) store_columns(operand, tile, c.dresiduals + image * kTileBytes, warp, lane);
     image -= c.p.shape.value_heads * c.slices;
     __syncwarp();
     if (lane == 0) barrier_arrive(&shared.record_free[i % kRecords]);
@@ -381,25 +415,27 @@ __device__ __forceinline__ void walk_in_reverse(const ChunkBackward& c, int grou
     __syncwarp();
     if (lane == 0) {
       barrier_arrive(&shared.rows_free[i % kStages]);
-      store_bulk_finish<kTiles>();
+      store_bulk_finish<kOwn>();
       store_release(&shared.written[group * kGroupWarps + warp], i);
     }
   }
   finish_states(walk.chunks, &shared.written[group * kGroupWarps + warp], thread % 32);
-  write_state<kTiles>(ds, c.p.dinitial_state, walk.n, walk.i_h, column, thread % 32);
+  write_state<kOwn>(ds, keys_from(c.p.dinitial_state, 64 * tiles), walk.n, walk.i_h, column, thread % 32);
 }
 
-template <int kGroups>
+template <int kTiles, int kGroups>
 constexpr int threads() {
-  return kGroupThreads * kGroups + (kGroups == 2 ? kGroupThreads : 64);
+  constexpr int kOwners = kStateGroups<kTiles, kGroups>;
+  return kGroupThreads * kOwners + (kOwners == 2 ? kGroupThreads : 64);
 }
 
 // The reverse walk lets the other kernel begin once `prepare` has ended, so that the other needs no wait of its own
 // for its inputs. Its last thread block waits for the reverse walk, so that what comes after it finds both complete.
 template <int kTiles, int kGroups, bool kReverse, bool kChannel>
-__global__ void __launch_bounds__(threads<kGroups>(), 1)
+__global__ void __launch_bounds__(threads<kTiles, kGroups>(), 1)
     backward_kernel(const __grid_constant__ ChunkBackward c, const __grid_constant__ RowMaps maps,
                     const __grid_constant__ CUtensorMap values, int parts) {
+  constexpr int kOwners = kStateGroups<kTiles, kGroups>;
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<BackwardShared<kTiles, kGroups, kChannel>*>(memory);
   if constexpr (!kReverse) let_next_kernel_begin();
@@ -409,12 +445,13 @@ __global__ void __launch_bounds__(threads<kGroups>(), 1)
       shared.walk = walk;
       for (int i = 0; i < shared.kStages; ++i) {
         barrier_init(&shared.rows_full[i], 1);
-        barrier_init(&shared.rows_free[i], kGroups * kGroupWarps);
+        barrier_init(&shared.rows_free[i], kOwners * kGroupWarps);
       }
       for (int i = 0; i < shared.kRecords; ++i) {
         barrier_init(&shared.record_full[i], 1);
-        barrier_init(&shared.record_free[i], kGroups * kGroupWarps);
+        barrier_init(&shared.record_free[i], kOwners * kGroupWarps);
       }
+      if constexpr (kDivided<kTiles>) shared.exchange.init();
       barrier_init(&shared.tail, 1);
       for (int& written : shared.written) written = 0;
       fence_for_products();
@@ -422,8 +459,8 @@ __global__ void __launch_bounds__(threads<kGroups>(), 1)
   }
   __syncthreads();
   const int group = threadIdx.x / kGroupThreads, thread = threadIdx.x % kGroupThreads;
-  if (group < kGroups) {
-    if constexpr (kGroups == 2) take_registers<232>();
+  if (group < kOwners) {
+    if constexpr (kOwners == 2) take_registers<232>();
     if constexpr (kReverse) {
       wait_for_kernels();
       let_next_kernel_begin();
@@ -432,7 +469,7 @@ __global__ void __launch_bounds__(threads<kGroups>(), 1)
       walk_forwards(c, group, thread, shared);
     }
   } else {
-    if constexpr (kGroups == 2) give_registers<40>();
+    if constexpr (kOwners == 2) give_registers<40>();
     if (thread < 32) {
       copy_chunks<kReverse>(c, maps, values, thread, shared);
     } else if (thread < 64) {
@@ -452,7 +489,7 @@ void launch(const ChunkBackward& c, const RowMaps& maps, const CUtensorMap& valu
                      walks = kReverse ? s.sequences() : s.batch * s.chunks(c.p.saved.interval);
   const unsigned grid = grid_of("chunk_bwd", walks * s.value_heads * parts);
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "cudaFuncSetAttribute");
-  launch_early("chunk_bwd, sweeps", kernel, grid, threads<kGroups>(), kBytes, stream, c, maps, values,
+  launch_early("chunk_bwd, sweeps", kernel, grid, threads<kTiles, kGroups>(), kBytes, stream, c, maps, values,
                static_cast<int>(parts));
 }
 
@@ -474,6 +511,7 @@ void launch(const ChunkBackward& c, const RowMaps& maps, const CUtensorMap& dout
 
 void launch_sweeps_sm90(const ChunkBackward& c, const RowMaps& maps, const CUtensorMap& dout, cudaStream_t stream) {
   const bool narrow = c.p.shape.key_dim <= 64;
+  if (divides_keys(c.p.shape)) return launch_both<4, 1, false>(c, maps, dout, stream);
   if (has_channel_gate(c.forward)) {
     return narrow ? launch<1, true>(c, maps, dout, stream) : launch<2, true>(c, maps, dout, stream);
   }

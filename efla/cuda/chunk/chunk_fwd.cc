@@ -36,7 +36,21 @@ ChunkKernel best_sweep(const DeltaShape& s, const DeltaRule& rule) {
   return 10 * blocks >= 7 * kMultiprocessors * waves_of(blocks) ? ChunkKernel::fused : ChunkKernel::sweep;
 }
 
+std::string wide_keys() { return "keys of more than " + std::to_string(kUndividedKeys) + " dimensions "; }
+
+// Whether the copy engine can read and write all rows.
+bool can_copy_all(const DeltaForward<bfloat16>& p) {
+  return can_copy_rows(p.q) && can_copy_rows(p.k) && can_copy_rows(p.v) && can_copy_rows(p.o);
+}
+
 }  // namespace
+
+std::string divided_keys_refusal(const DeltaShape& shape, const DeltaRule& rule) {
+  const std::string keys = wide_keys();
+  if (rule.decay == Decay::channel) return keys + "with a decay per key channel";
+  if (shape.key_dim % 8 != 0 || shape.value_dim % 8 != 0) return keys + "where K or V is not a multiple of 8";
+  return is_hopper() ? "" : keys + "on GPUs other than Hopper";
+}
 
 std::size_t chunk_fwd_workspace_bytes(const DeltaShape& shape, const DeltaRule& rule) {
   return Parts(shape, rule).total();
@@ -44,6 +58,10 @@ std::size_t chunk_fwd_workspace_bytes(const DeltaShape& shape, const DeltaRule& 
 
 std::string chunk_fwd_refusal(const DeltaForward<bfloat16>& p) {
   if (p.shape.key_dim > kChunkMaxKeyDim) return "keys of more than " + std::to_string(kChunkMaxKeyDim) + " dimensions";
+  if (divides_keys(p.shape)) {
+    if (const std::string refusal = divided_keys_refusal(p.shape, p.rule); !refusal.empty()) return refusal;
+    if (p.q && !can_copy_all(p)) return wide_keys() + "in rows that are not aligned to 16 bytes";
+  }
   if (p.narrow_states) return "saved states in bfloat16";
   if (p.chunk_states && p.saved.interval % kChunkTokens != 0) {
     return "states saved at other tokens than every " + std::to_string(kChunkTokens) + "th";
@@ -76,9 +94,8 @@ void chunk_fwd(const DeltaForward<bfloat16>& p, const Workspace& workspace, cuda
   c.v_rows = has_aligned_rows(p.v);
   c.o_rows = has_aligned_rows(p.o);
   c.g_rows = p.rule.decay == Decay::channel && has_aligned_rows(p.g);
-  const bool rows = c.q_rows && c.k_rows && c.v_rows && c.o_rows && can_map_rows(p.q) && can_map_rows(p.k) &&
-                    can_map_rows(p.v) && can_map_rows(p.o);
-  if (!rows) kernel = ChunkKernel::portable;
+  if (!can_copy_all(p)) kernel = ChunkKernel::portable;
+  if (divides_keys(p.shape)) kernel = ChunkKernel::sweep;
   if (kernel == ChunkKernel::automatic) kernel = is_hopper() ? best_sweep(p.shape, p.rule) : ChunkKernel::portable;
   const bool channel = p.rule.decay == Decay::channel, fused = kernel == ChunkKernel::fused && !channel;
   if (channel) launch_prepare_channel(c, stream);

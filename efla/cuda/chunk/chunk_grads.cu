@@ -12,8 +12,9 @@
 //
 //   dg_t = z + Σ_{i≥t} r_i + Σ_{j<t} w_j + Σ_{i≥t>j} M_ij
 //
-// Products are in tiles of bfloat16 summed in float32 by eight warps: warp w has the 16 rows from 16 (w % 4) on, and of
-// the keys half w / 4; of the 64 × 64 matrices the first half of the warps has W and the other H, below the diagonal.
+// Products are in tiles of bfloat16 summed in float32 by eight warps, or by sixteen for more than 128 keys: warp w has
+// the 16 rows from 16 (w % 4) on, and of the keys part w / 4; of the 64 × 64 matrices the warps of the first part have
+// W and the warps of the second one H, below the diagonal.
 #include "efla/cuda/chunk/chunk_bwd.h"
 #include "efla/cuda/chunk/chunk_grads.cuh"
 #include "efla/cuda/chunk/prepare.cuh"
@@ -25,15 +26,18 @@
 namespace efla::gpu {
 namespace {
 
-constexpr int kWarps = 8, kThreads = 32 * kWarps;
 constexpr int kScoreStride = kChunkTokens + 1;
 
-// Sums over the keys of a token, of which every half of the warps has a part.
+// Sums over the keys of a token, to which every part of the keys adds.
 enum Sum { kErase, kRead, kWritten, kSums };
+
+// Into how many parts the keys are cut.
+template <int kTiles>
+inline constexpr int kKeyParts = kTiles == 4 ? 4 : 2;
 
 template <int kTiles>
 struct Memory {
-  static constexpr int kStageTiles = kTiles == 2 ? 4 : 3;
+  static constexpr int kStageTiles = kTiles + 2;
   alignas(1024) unsigned char k[kTiles * kTileBytes], q[kTiles * kTileBytes];
   unsigned char w_keys[kTileBytes], w_queries[kTileBytes];  // W_ij n_k,j and W_ij n_q,i
   unsigned char h_keys[kTileBytes], h_erase[kTileBytes];    // H_ij n_k,j and −a_i n_k,i H_ij
@@ -41,7 +45,7 @@ struct Memory {
   float key_factor[kChunkTokens], query_factor[kChunkTokens];
   float prefix[kChunkTokens], suffix[kChunkTokens];  // log2 γ_i, and ŝ_i
   float a[kChunkTokens], b[kChunkTokens];
-  float sums[kSums][2][kChunkTokens];
+  float sums[kSums][kKeyParts<kTiles>][kChunkTokens];
 };
 
 // The two elements of a row of tiles that an accumulator pair has: of row `row`, columns 8·piece + 2 (lane % 4) and the
@@ -54,7 +58,9 @@ __device__ __forceinline__ float2 pair_of(const unsigned char* tiles, int row, i
 template <int kTiles, bool kGrouped>
 class Grads {
  public:
-  static constexpr int kBlocks = 2 * kTiles, kCount = 8 * kBlocks;  // of a warp's keys
+  static constexpr int kParts = kKeyParts<kTiles>, kWarps = 4 * kParts, kThreads = 32 * kWarps;
+  static constexpr int kRowThreads = kThreads / kChunkTokens;                // beside each other, where each has a row
+  static constexpr int kBlocks = 4 * kTiles / kParts, kCount = 8 * kBlocks;  // of a warp's keys
   using Sums = float[kCount];
 
   __device__ Grads(const ChunkBackward& c, Memory<kTiles>& memory, const ChunkAt& at, int slot, int i_q)
@@ -67,14 +73,40 @@ class Grads {
         thread_(threadIdx.x),
         lane_(threadIdx.x % 32),
         row_(threadIdx.x / 32 % 4),
-        half_(threadIdx.x / 128),
-        piece_(4 * kTiles * (threadIdx.x / 128)) {}
+        part_(threadIdx.x / 128),
+        piece_(2 * kBlocks * (threadIdx.x / 128)) {}
 
   // Writes the gradients of all inputs. Where the query head has one value head, the gradient of q is stored before
-  // that of k is computed, so that two thread blocks fit into the registers of a multiprocessor.
+  // that of k is computed, so that two thread blocks fit into the registers of a multiprocessor. Sixteen warps have no
+  // registers for the sums over value heads, which are in memory.
   __device__ void run() {
     load_head();
-    if constexpr (kGrouped) {
+    if constexpr (kGrouped && kTiles == 4) {
+      const std::int64_t group = p_.shape.group(), head = slot_ * p_.shape.heads + i_q_;
+      float* const sums = c_.key_sums + head * (2 * kCount * kThreads) + thread_;
+      Sums x, of_head;
+      const auto add_to = [&](float* sum) {
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) {
+          float& element = sum[i * kThreads];
+          element = i_h_ == i_q_ * group ? of_head[i] : element + of_head[i];
+        }
+      };
+      const auto store_sum = [&](const float* sum, auto&&... to) {
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) of_head[i] = sum[i * kThreads];
+        store(of_head, to...);
+      };
+      for (i_h_ = i_q_ * group; i_h_ < (i_q_ + 1) * group; ++i_h_) {
+        read_part(of_head, x);
+        add_to(sums);
+        write_gradients(x, of_head);
+        finish_tokens(of_head);
+        add_to(sums + kCount * kThreads);
+      }
+      store_sum(sums, m_.q, m_.query_factor, p_.dq, c_.dq_rows);
+      store_sum(sums + kCount * kThreads, m_.k, m_.key_factor, p_.dk, c_.dk_rows);
+    } else if constexpr (kGrouped) {
       Sums dq = {}, dk = {};
       const int group = static_cast<int>(p_.shape.group());
       for (i_h_ = i_q_ * group; i_h_ < (i_q_ + 1) * group; ++i_h_) {
@@ -108,11 +140,11 @@ class Grads {
     copy_async_commit();
     copy_async_wait<0>();
     __syncthreads();
-    const int row = thread_ / 4;
+    const int row = thread_ / kRowThreads;
     const float k = squares(m_.k, row), q = squares(m_.q, row);
     constexpr auto kEpsilon = static_cast<float>(kL2NormEpsilon);
     const float k_factor = p_.rule.qk_l2norm ? 1 / sqrtf(k + kEpsilon) : 1.0F;
-    if (thread_ % 4 == 0) {
+    if (thread_ % kRowThreads == 0) {
       m_.key_factor[row] = k_factor;
       m_.query_factor[row] = p_.rule.qk_l2norm ? 1 / sqrtf(q + kEpsilon) : 1.0F;
     }
@@ -143,7 +175,7 @@ class Grads {
       for_pairs(
           [&](int, int row, int piece, float* pair) {
             const float2 x = pair_of(tiles, row, piece, lane_);
-            const float factor = factors[row], sum = factor * (m_.sums[kWritten][0][row] + m_.sums[kWritten][1][row]);
+            const float factor = factors[row], sum = factor * total(kWritten, row);
             pair[0] = factor * (pair[0] - sum * x.x);
             pair[1] = factor * (pair[1] - sum * x.y);
           },
@@ -178,8 +210,23 @@ class Grads {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float sum = quad_sum(sums[r]);
-      if (lane_ % 4 == 0) m_.sums[kind][half_][16 * row_ + lane_ / 4 + 8 * r] = sum;
+      if (lane_ % 4 == 0) m_.sums[kind][part_][16 * row_ + lane_ / 4 + 8 * r] = sum;
     }
+  }
+
+  // The sum over all parts of the keys.
+  __device__ float total(int kind, int row) const {
+    float sum = 0;
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) sum += m_.sums[kind][part][row];
+    return sum;
+  }
+
+  // Returns the sum over the threads of a row.
+  __device__ static float row_sum(float x) {
+#pragma unroll
+    for (int offset = 1; offset < kRowThreads; offset *= 2) x += __shfl_xor_sync(0xffffffffU, x, offset);
+    return x;
   }
 
   __device__ static float piece_squares(const unsigned char* tiles, int row, int piece) {
@@ -191,12 +238,13 @@ class Grads {
     return sum;
   }
 
-  // The sum of the squares of a row, by four threads beside each other.
+  // The sum of the squares of a row, by the threads of the row.
   __device__ float squares(const unsigned char* tiles, int row) const {
+    constexpr int kPieces = 8 * kTiles / kRowThreads;
     float sum = 0;
 #pragma unroll
-    for (int i = 0; i < 2 * kTiles; ++i) sum += piece_squares(tiles, row, 2 * kTiles * (thread_ % 4) + i);
-    return quad_sum(sum);
+    for (int i = 0; i < kPieces; ++i) sum += piece_squares(tiles, row, kPieces * (thread_ % kRowThreads) + i);
+    return row_sum(sum);
   }
 
   // λ of the token that the thread is; computed where it is needed, because no register is left to keep it.
@@ -256,32 +304,32 @@ class Grads {
       load_images<kThreads>(u, c_.writes + slice_at(slice) * kTileBytes, kTileBytes, thread_);
       load_images<kThreads>(d, c_.dresiduals + slice_at(slice) * kTileBytes, kTileBytes, thread_);
       wait_for_loads();
-      multiply_below<4>(sum, shared_address(half_ == 0 ? dout : d), shared_address(u));
+      multiply_below<4>(sum, shared_address(part_ == 0 ? dout : d), shared_address(u));
       db += value_gradients<kThreads>(c_, at_, i_h_, slice, d, m_.b, thread_);
       __syncthreads();
     }
-    db = quad_sum(db);
-    if (thread_ % 4 == 0) m_.b[thread_ / 4] = db;
+    db = row_sum(db);
+    if (thread_ % kRowThreads == 0) m_.b[thread_ / kRowThreads] = db;
     const bool gated = p_.rule.decay == Decay::scalar;
     float products[32] = {};
-    if (gated) multiply_below<4 * kTiles>(products, shared_address(half_ == 0 ? m_.q : m_.k), shared_address(m_.k));
+    if (gated) multiply_below<4 * kTiles>(products, shared_address(part_ == 0 ? m_.q : m_.k), shared_address(m_.k));
     auto* matrix = reinterpret_cast<float*>(m_.stage);
-    const auto scale = half_ == 0 ? c_.forward.scale : 1.0F;
-    unsigned char* const by_keys = half_ == 0 ? m_.w_keys : m_.h_keys;
-    unsigned char* const by_rows = half_ == 0 ? m_.w_queries : m_.h_erase;
+    const auto scale = part_ == 0 ? c_.forward.scale : 1.0F;
+    unsigned char* const by_keys = part_ == 0 ? m_.w_keys : m_.h_keys;
+    unsigned char* const by_rows = part_ == 0 ? m_.w_queries : m_.h_erase;
 #pragma unroll
     for (int block = 0; block < 4; ++block) {
-      if (block > row_) break;
+      if (block > row_ || part_ > 1) break;
       std::uint32_t for_keys[4], for_rows[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int row = 16 * row_ + lane_ / 4 + 8 * (i % 2), column = 16 * block + 8 * (i / 2) + 2 * (lane_ % 4);
-        const float row_factor = half_ == 0 ? m_.query_factor[row] : -m_.a[row] * m_.key_factor[row];
+        const float row_factor = part_ == 0 ? m_.query_factor[row] : -m_.a[row] * m_.key_factor[row];
         float x[2];
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           float& element = sum[8 * block + 2 * i + e];
-          const bool below = column + e < row || (half_ == 0 && column + e == row);
+          const bool below = column + e < row || (part_ == 0 && column + e == row);
           element = below ? scale * exp2_fast(m_.prefix[row] - m_.prefix[column + e]) * element : 0.0F;
           x[e] = element * m_.key_factor[column + e];
           // From here on the element of M.
@@ -295,7 +343,7 @@ class Grads {
     }
     if (gated) {
       for (int turn = 0; turn < 2; ++turn) {
-        if (half_ == turn) {
+        if (part_ == turn) {
 #pragma unroll
           for (int i = 0; i < 32; ++i) {
             const int row = 16 * row_ + lane_ / 4 + 8 * (i / 2 % 2),
@@ -311,9 +359,11 @@ class Grads {
     __syncthreads();
   }
 
-  // sum += a bᵀ for the block row of the warp, up to the diagonal; rows of kSteps · 16 elements.
+  // sum += a bᵀ for the block row of the warp, up to the diagonal; rows of kSteps · 16 elements. Only the first two
+  // parts of the warps have something to add.
   template <int kSteps>
   __device__ void multiply_below(float (&sum)[32], std::uint32_t a, std::uint32_t b) {
+    if (part_ > 1) return;
 #pragma unroll 1
     for (int step = 0; step < kSteps; ++step) {
       std::uint32_t rows[4];
@@ -464,12 +514,12 @@ class Grads {
       float sum = dg, z = 0;
       for (int w = 0; w < kWarps; ++w) z += reinterpret_cast<const float*>(m_.stage)[w];
       z *= exp2f(m_.prefix[kChunkTokens - 1]);
-      for (int i = kChunkTokens - 1; i >= thread_; --i) sum += m_.sums[kRead][0][i] + m_.sums[kRead][1][i];
-      for (int j = 0; j < thread_; ++j) sum += m_.sums[kWritten][0][j] + m_.sums[kWritten][1][j];
+      for (int i = kChunkTokens - 1; i >= thread_; --i) sum += total(kRead, i);
+      for (int j = 0; j < thread_; ++j) sum += total(kWritten, j);
       dg = sum + z;
     }
     if (thread_ < kChunkTokens) {
-      const float da = -(m_.sums[kErase][0][thread_] + m_.sums[kErase][1][thread_]);
+      const float da = -total(kErase, thread_);
       const float dalpha = static_cast<float>(p_.rule.step.erase_scale) * da +
                            static_cast<float>(p_.rule.step.write_scale) * m_.b[thread_];
       const Gain<float> of_token = gain(p_.rule.step, beta(), lambda());
@@ -497,12 +547,13 @@ class Grads {
   Memory<kTiles>& m_;
   const ChunkAt at_;
   const int slot_, i_q_;
-  const int thread_, lane_, row_, half_, piece_;
+  const int thread_, lane_, row_, part_, piece_;
   int i_h_ = 0;
 };
 
 template <int kTiles, bool kGrouped>
-__global__ void __launch_bounds__(kThreads, kGrouped ? 1 : 2) grads_kernel(const __grid_constant__ ChunkBackward c) {
+__global__ void __launch_bounds__(128 * kKeyParts<kTiles>, kGrouped || kTiles == 4 ? 1 : 2)
+    grads_kernel(const __grid_constant__ ChunkBackward c) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const int heads = static_cast<int>(c.p.shape.heads), slot = static_cast<int>(blockIdx.x) / heads,
             i_q = static_cast<int>(blockIdx.x) % heads;
@@ -513,10 +564,10 @@ __global__ void __launch_bounds__(kThreads, kGrouped ? 1 : 2) grads_kernel(const
 template <int kTiles, bool kGrouped>
 void launch(const ChunkBackward& c, cudaStream_t stream) {
   constexpr int kBytes = sizeof(Memory<kTiles>);
-  static_assert(kBytes <= 99 * 1024);
+  static_assert(kBytes <= (kTiles == 4 ? 227 : 99) * 1024);
   const auto kernel = grads_kernel<kTiles, kGrouped>;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "cudaFuncSetAttribute");
-  kernel<<<grid_of("chunk_bwd", c.forward.slots * c.p.shape.heads), kThreads, kBytes, stream>>>(c);
+  kernel<<<grid_of("chunk_bwd", c.forward.slots * c.p.shape.heads), 128 * kKeyParts<kTiles>, kBytes, stream>>>(c);
   check_launch("chunk_bwd, grads");
 }
 
@@ -529,6 +580,7 @@ void launch(const ChunkBackward& c, cudaStream_t stream) {
 }  // namespace
 
 void launch_grads(const ChunkBackward& c, cudaStream_t stream) {
+  if (divides_keys(c.p.shape)) return launch<4>(c, stream);
   if (c.p.shape.key_dim <= 64) return launch<1>(c, stream);
   launch<2>(c, stream);
 }

@@ -467,7 +467,9 @@ void launch(const ChunkBackward& c, const RowMaps& maps, const CUtensorMap& dout
 
 }  // namespace
 
-bool grads_sm90_take(const ChunkBackward& c) { return c.slices <= 2 && c.dq_rows && c.dk_rows; }
+bool grads_sm90_take(const ChunkBackward& c) {
+  return c.slices <= 2 && !divides_keys(c.p.shape) && c.dq_rows && c.dk_rows;
+}
 
 void launch_grads_sm90(const ChunkBackward& c, const RowMaps& maps, const CUtensorMap& dout, cudaStream_t stream) {
   if (c.p.shape.key_dim <= 64) {

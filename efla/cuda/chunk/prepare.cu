@@ -71,7 +71,9 @@ __device__ __forceinline__ void finish_rows(const ChunkAt& at, int thread,
 }
 
 template <int kTiles, bool kGrouped, bool kMapped>
-__global__ void __launch_bounds__(kPrepareThreads, kTiles == 1 && kCopyEngine && !kGrouped ? 5 : 4)
+__global__ void __launch_bounds__(kPrepareThreads, kTiles == 1 && kCopyEngine && !kGrouped ? 5
+                                                   : kTiles == 4                           ? 3
+                                                                                           : 4)
     prepare_kernel(const __grid_constant__ ChunkProblem c, const __grid_constant__ RowMaps maps) {
   extern __shared__ __align__(1024) unsigned char shared[];
   auto& memory = *reinterpret_cast<PrepareMemory<kTiles, kGrouped>*>(shared);
@@ -161,6 +163,7 @@ void launch(const ChunkProblem& c, const RowMaps& maps, cudaStream_t stream) {
 
 void launch_prepare(const ChunkProblem& c, const RowMaps* maps, cudaStream_t stream) {
   const bool narrow = c.p.shape.key_dim <= 64;
+  if (divides_keys(c.p.shape)) return launch<4, true>(c, *maps, stream);
   if (maps) return narrow ? launch<1, true>(c, *maps, stream) : launch<2, true>(c, *maps, stream);
   if (narrow) return launch<1, false>(c, {}, stream);
   launch<2, false>(c, {}, stream);

@@ -14,7 +14,7 @@ int segments_of(const DeltaShape& s) {
   constexpr std::int64_t kMaxSegments = 8;
   const std::int64_t heads = s.sequences() * s.value_heads, chunks = chunk_slots(s) / s.sequences();
   const std::int64_t slices = (s.value_dim + 63) / 64, pairs = (s.value_dim + 127) / 128;
-  if (s.key_dim % 8 != 0 || s.value_dim % 8 != 0 || s.key_dim > kChunkMaxKeyDim) return 1;
+  if (s.key_dim % 8 != 0 || s.value_dim % 8 != 0 || divides_keys(s)) return 1;
   std::int64_t best = waves_of(heads * slices) * chunks;
   int segments = 1;
   for (int i = 3; i <= kMaxSegments; ++i) {

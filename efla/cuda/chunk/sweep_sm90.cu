@@ -10,6 +10,9 @@
 // makes no outputs but the segment's map of the state: what becomes of zeros, and what becomes of the identity without
 // any values. The same launch has thread blocks that compute the outputs of the first segment, which need no map.
 //
+// Keys of more than 128 dimensions are divided (consume_half): the two warpgroups have the halves of the keys of the
+// same 64 value columns, and send each other their parts of the sums over all keys.
+//
 // Chunk c has stage c % kStages for its rows and record c % kRecords. Barriers say that rows or a record are there, and
 // that every warp that reads them has finished.
 #include <algorithm>
@@ -28,8 +31,8 @@ namespace efla::gpu {
 namespace {
 
 // s ← γ_C s.
-template <int kTiles, int kGroups, bool kChannel>
-__device__ __forceinline__ void decay_state(float (&s)[32 * kTiles], const Rows<kTiles, kGroups, kChannel>& rows,
+template <int kCount, int kTiles, int kGroups, bool kChannel>
+__device__ __forceinline__ void decay_state(float (&s)[kCount], const Rows<kTiles, kGroups, kChannel>& rows,
                                             const ChunkRecord& record, int lane) {
   if constexpr (kChannel) {
     scale_columns(s, rows.decay, lane);
@@ -40,12 +43,14 @@ __device__ __forceinline__ void decay_state(float (&s)[32 * kTiles], const Rows<
   }
 }
 
-// Writes a warp's 16 value columns of a chunk's outputs to a tile.
-__device__ __forceinline__ void put_outputs(const float (&x)[32], unsigned char* tile, int warp, int lane) {
+// Writes a warp's 16 value columns of a chunk's outputs to a tile, from token `first` on.
+template <int kCount>
+__device__ __forceinline__ void put_outputs(const float (&x)[kCount], unsigned char* tile, int warp, int lane,
+                                            int first = 0) {
 #pragma unroll
-  for (int block = 0; block < 4; ++block) {
+  for (int block = 0; block < kCount / 8; ++block) {
     const float* from = x + 8 * block;
-    write_block_transposed(tile, 16 * block, 2 * warp,
+    write_block_transposed(tile, first + 16 * block, 2 * warp,
                            {pack_bf16(from[0], from[1]), pack_bf16(from[2], from[3]), pack_bf16(from[4], from[5]),
                             pack_bf16(from[6], from[7])},
                            lane);
@@ -70,14 +75,16 @@ struct OutputColumns {
     to = o.at(walk.i_b, walk.start(chunk) + row, walk.i_h, exists ? column + 8 * piece : 0);
   }
 
-  // Writes the first `rows` tokens of a chunk from a tile.
-  __device__ __forceinline__ void copy(const unsigned char* tile, int rows) const {
+  // Writes the first `rows` tokens of a chunk from a tile; of these only the 16 · kPasses from token `first` on.
+  template <int kPasses = 4>
+  __device__ __forceinline__ void copy(const unsigned char* tile, int rows, int first = 0) const {
     if (!exists) return;
 #pragma unroll
-    for (int pass = 0; pass < 4; ++pass) {
-      if (row + 16 * pass >= rows) break;
-      *reinterpret_cast<uint4*>(to + 16 * pass * stride) =
-          *reinterpret_cast<const uint4*>(tile + piece_offset(row + 16 * pass, piece));
+    for (int pass = 0; pass < kPasses; ++pass) {
+      const int at = first + 16 * pass;
+      if (row + at >= rows) break;
+      *reinterpret_cast<uint4*>(to + at * stride) =
+          *reinterpret_cast<const uint4*>(tile + piece_offset(row + at, piece));
     }
   }
 };
@@ -279,6 +286,85 @@ __device__ __forceinline__ void consume(const ChunkProblem& c, const CUtensorMap
   write_state<kTiles>(s, state_after(c, walk), 0, 0, walk.column + 64 * group + 16 * warp_of(own), own % 32);
 }
 
+// The warpgroup of the state that has half `half` of the keys. It makes the outputs of the same half of a chunk's
+// tokens.
+template <int kTiles>
+__device__ __forceinline__ void consume_half(const ChunkProblem& c, int half, int thread,
+                                             Shared<kTiles, 1, false, false>& shared) {
+  constexpr int kStages = Shared<kTiles, 1, false, false>::kStages,
+                kRecords = Shared<kTiles, 1, false, false>::kRecords, kOwn = kOwnTiles<kTiles>;
+  const int warp = warp_of(thread), lane = thread % 32, key = 64 * kOwn * half, token = 32 * half;
+  const Walk& walk = shared.walk;
+  const int tail = walk.tail;
+  const std::int64_t column = walk.column + 16 * warp;
+  Exchange& exchange = shared.exchange;
+  unsigned char *own = shared.exchanged[half], *other = shared.exchanged[1 - half];
+  float s[32 * kOwn], e[32], o[32];
+  read_state<kOwn>(s, keys_from(state_of(c.p.initial_state, walk), key), 0, 0, column, lane);
+  OutputColumns columns(c.p.o, walk, walk.column, 0, warp, lane);
+  leave_undefined(e);
+  leave_undefined(o);
+#pragma unroll 1
+  for (int chunk = 0; chunk < walk.chunks; ++chunk) {
+    auto& rows = shared.rows[chunk % kStages];
+    const ChunkRecord& record = shared.record[chunk % kRecords];
+    const unsigned char *k = rows.k + half * kOwn * kTileBytes, *q = rows.q + half * kOwn * kTileBytes;
+    save_state<kOwn>(s, c.p, walk.i_b, walk.i_h, walk.first_saved, walk.first_chunk + chunk, column, lane, key);
+    std::uint32_t operand[4 * kOwn][4], written[4][4], u[4][4];
+#pragma unroll
+    for (int step = 0; step < 4 * kOwn; ++step) to_operand(operand[step], s + 8 * step);
+    wait_for_rows(chunk, tail, shared);
+    products_fence();
+    multiply_state<kOwn>(e, operand, shared_address(k));
+    products_commit();
+    multiply_state<kOwn>(o, operand, shared_address(q));
+    products_commit();
+    products_wait<1>();
+    exchange.send(e, own, 0, warp, lane);
+    exchange.add_received(e, other, 0, warp, lane);
+    exchange.release(warp);
+    barrier_wait(&shared.record_full[chunk % kRecords], parity(chunk, kRecords));
+    residual(written, e, shared_address(rows.v), record, warp, lane);
+    products_fence();
+    multiply_chunk(e, written, record.t, false);
+    products_commit();
+    products_wait<1>();
+    float outputs[16], others[16];
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      outputs[i] = half == 0 ? o[i] : o[16 + i];
+      others[i] = half == 0 ? o[16 + i] : o[i];
+    }
+    exchange.send(others, own, 1, warp, lane);
+    products_wait<0>();
+#pragma unroll
+    for (int step = 0; step < 4; ++step) to_operand(u[step], e + 8 * step);
+    scale_columns(e, record.write, lane);
+#pragma unroll
+    for (int step = 0; step < 4; ++step) to_operand(written[step], e + 8 * step);
+    decay_state(s, rows, record, lane);
+    products_fence();
+    update_state<kOwn>(s, written, shared_address(k));
+    products_commit();
+    exchange.add_received(outputs, other, 1, warp, lane);
+    exchange.release(warp);
+    scale_columns(outputs, record.out + token, lane);
+    products_fence();
+    multiply_half_chunk(outputs, u, record.p + 128 * token);
+    products_commit();
+    finish_products(s);
+    put_outputs(outputs, rows.v, warp, lane, token);
+    columns.template copy<2>(rows.v, walk.rows(chunk), token);
+    columns.to += kChunkTokens * columns.stride;
+    __syncwarp();
+    if (lane == 0) {
+      barrier_arrive(&shared.record_free[chunk % kRecords]);
+      barrier_arrive(&shared.rows_free[chunk % kStages]);
+    }
+  }
+  write_state<kOwn>(s, keys_from(state_after(c, walk), key), 0, 0, column, lane);
+}
+
 // A warpgroup of the state where no outputs are made.
 template <int kTiles, int kGroups, bool kChannel>
 __device__ __forceinline__ void transform(const ChunkProblem& c, int group, int thread,
@@ -333,23 +419,26 @@ __device__ __forceinline__ void transform(const ChunkProblem& c, int group, int 
   }
 }
 
-template <int kGroups, bool kFused>
+template <int kTiles, int kGroups, bool kFused>
 constexpr int threads() {
-  return kGroupThreads * kGroups + (kFused ? 2 * kGroupThreads : kGroups == 2 ? kGroupThreads : 32);
+  constexpr int kOthers = kFused ? 2 * kGroupThreads : kStateGroups<kTiles, kGroups> == 2 ? kGroupThreads : 32;
+  return kGroupThreads * kStateGroups<kTiles, kGroups> + kOthers;
 }
 
 // Prepares what the warps share; run by one thread.
 template <int kTiles, int kGroups, bool kFused, bool kChannel>
 __device__ __forceinline__ void start(const Walk& walk, Shared<kTiles, kGroups, kFused, kChannel>& shared) {
+  constexpr int kUsers = kStateGroups<kTiles, kGroups> * (kFused ? kGroupThreads : kGroupWarps);
   shared.walk = walk;
   for (int i = 0; i < shared.kStages; ++i) {
     barrier_init(&shared.rows_full[i], 1);
-    barrier_init(&shared.rows_free[i], kGroups * (kFused ? kGroupThreads : kGroupWarps));
+    barrier_init(&shared.rows_free[i], kUsers);
   }
   for (int i = 0; i < shared.kRecords; ++i) {
     barrier_init(&shared.record_full[i], kFused ? kGroupThreads : 1);
-    barrier_init(&shared.record_free[i], kGroups * (kFused ? kGroupThreads : kGroupWarps));
+    barrier_init(&shared.record_free[i], kUsers);
   }
+  if constexpr (kDivided<kTiles>) shared.exchange.init();
   for (auto& barrier : shared.tokens_full) barrier_init(&barrier, 32);
   for (auto& barrier : shared.vectors_full) barrier_init(&barrier, kGroupThreads);
   for (auto& barrier : shared.diagonal_full) barrier_init(&barrier, kGroupThreads);
@@ -361,7 +450,7 @@ __device__ __forceinline__ void start(const Walk& walk, Shared<kTiles, kGroups, 
 }
 
 template <int kTiles, int kGroups, bool kFused, bool kOutputs, bool kChannel>
-__global__ void __launch_bounds__(threads<kGroups, kFused>(), 1)
+__global__ void __launch_bounds__(threads<kTiles, kGroups, kFused>(), 1)
     sweep_kernel(const __grid_constant__ ChunkProblem c, const __grid_constant__ RowMaps maps,
                  const __grid_constant__ CUtensorMap outputs) {
   extern __shared__ __align__(1024) unsigned char memory[];
@@ -384,7 +473,8 @@ __global__ void __launch_bounds__(threads<kGroups, kFused>(), 1)
   if constexpr (!kOutputs) {
     if (walk.map) {
       for (auto& rows : shared.rows) {
-        for (int at = threadIdx.x; at < static_cast<int>(sizeof(rows.v) / 16); at += threads<kGroups, kFused>()) {
+        for (int at = threadIdx.x; at < static_cast<int>(sizeof(rows.v) / 16);
+             at += threads<kTiles, kGroups, kFused>()) {
           reinterpret_cast<uint4*>(rows.v)[at] = uint4{};
         }
       }
@@ -397,10 +487,13 @@ __global__ void __launch_bounds__(threads<kGroups, kFused>(), 1)
   }
   // What the warpgroups take together must be no more than what the block was started with: 168 for each of 384
   // threads, or 128 for each of 512.
-  if (group < kGroups) {
-    if constexpr (kGroups == 2) take_registers<kFused ? 192 : 232>();
+  constexpr int kOwners = kStateGroups<kTiles, kGroups>;
+  if (group < kOwners) {
+    if constexpr (kOwners == 2) take_registers<kFused ? 192 : 232>();
     if constexpr (!kFused) wait_for_kernels();
-    if constexpr (kOutputs) {
+    if constexpr (kDivided<kTiles>) {
+      consume_half(c, group, thread, shared);
+    } else if constexpr (kOutputs) {
       consume(c, outputs, group, thread, shared);
     } else if (!walk.outputs) {
       transform(c, group, thread, shared);
@@ -408,7 +501,7 @@ __global__ void __launch_bounds__(threads<kGroups, kFused>(), 1)
       consume(c, outputs, 0, thread, first);
     }
   } else if constexpr (!kFused) {
-    if constexpr (kGroups == 2) give_registers<40>();
+    if constexpr (kOwners == 2) give_registers<40>();
     if (thread >= 32) return;
     if (!kOutputs && walk.outputs) {
       copy_chunks<true>(c, maps, thread, first);
@@ -434,7 +527,7 @@ void launch(const ChunkProblem& c, const RowMaps& maps, const CUtensorMap& outpu
   const int blocks = kOutputs ? sweep_blocks(c, kColumns) : map_blocks(c, kColumns);
   const unsigned grid = grid_of("chunk_fwd", c.p.shape.sequences() * c.p.shape.value_heads * blocks);
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "cudaFuncSetAttribute");
-  launch_early("sweep", kernel, grid, threads<kGroups, kFused>(), kBytes, stream, c, maps, outputs);
+  launch_early("sweep", kernel, grid, threads<kTiles, kGroups, kFused>(), kBytes, stream, c, maps, outputs);
 }
 
 template <int kTiles, bool kChannel>
@@ -454,6 +547,7 @@ void launch_sweep(const ChunkProblem& c, const RowMaps& maps, const CUtensorMap&
 void launch_sweep_sm90(const ChunkProblem& problem, const RowMaps& maps, const CUtensorMap& outputs, bool fused,
                        cudaStream_t stream) {
   const bool narrow = problem.p.shape.key_dim <= 64;
+  if (divides_keys(problem.p.shape)) return launch<4, 1, false, false>(problem, maps, outputs, stream);
   if (fused) {
     ChunkProblem c = problem;
     c.segments = 1;

@@ -16,6 +16,15 @@ inline constexpr int kStages = 3;
 inline constexpr int kTokenStages = 4;                       // of the fused kernel
 inline constexpr int kKeysBarrier = 1, kOutputsBarrier = 2;  // ids of named barriers, the latter of the first group
 
+// A state's 64 value columns of kTiles · 64 keys are in the registers of one warpgroup or, where the keys are divided,
+// of two, which have half of the keys each.
+template <int kTiles>
+inline constexpr bool kDivided = kTiles > 2;
+template <int kTiles>
+inline constexpr int kOwnTiles = kDivided<kTiles> ? kTiles / 2 : kTiles;
+template <int kTiles, int kGroups>
+inline constexpr int kStateGroups = kDivided<kTiles> ? 2 * kGroups : kGroups;
+
 template <int kTiles, int kGroups, bool kChannel = false>
 struct Rows {
   unsigned char k[kTiles * kTileBytes], q[kTiles * kTileBytes];
@@ -49,16 +58,61 @@ struct Walk {
   __device__ int rows(int chunk) const { return min(end - start(chunk), kChunkTokens); }
 };
 
+// What the two warps that have the halves of the same value columns send each other: 32 or fewer elements per lane, in
+// the rows of two tiles per half that have the warp's number. Barriers say what has been sent and received. `use`: the
+// parity of how often the exchange was used before.
+struct Exchange {
+  std::uint64_t sent[kGroupWarps], received[kGroupWarps];
+
+  __device__ void init() {
+    for (int warp = 0; warp < kGroupWarps; ++warp) {
+      barrier_init(&sent[warp], 64);
+      barrier_init(&received[warp], 64);
+    }
+  }
+  __device__ static float4* at(unsigned char* tiles, int i, int warp, int lane) {
+    return reinterpret_cast<float4*>(tiles + i / 4 * kTileBytes + 2048 * warp + 512 * (i % 4)) + lane;
+  }
+
+  // Sends x through this half's tiles.
+  template <int kCount>
+  __device__ __forceinline__ void send(const float (&x)[kCount], unsigned char* tiles, unsigned use, int warp,
+                                       int lane) {
+    barrier_wait(&received[warp], use ^ 1U);
+#pragma unroll
+    for (int i = 0; i < kCount / 4; ++i)
+      *at(tiles, i, warp, lane) = {x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]};
+    barrier_arrive(&sent[warp]);
+  }
+  // Adds to x what the other half has sent through its tiles. The caller says when this half is ready for more.
+  template <int kCount>
+  __device__ __forceinline__ void add_received(float (&x)[kCount], unsigned char* tiles, unsigned use, int warp,
+                                               int lane) {
+    barrier_wait(&sent[warp], use);
+#pragma unroll
+    for (int i = 0; i < kCount / 4; ++i) {
+      const float4 other = *at(tiles, i, warp, lane);
+      x[4 * i] += other.x;
+      x[4 * i + 1] += other.y;
+      x[4 * i + 2] += other.z;
+      x[4 * i + 3] += other.w;
+    }
+  }
+  __device__ __forceinline__ void release(int warp) { barrier_arrive(&received[warp]); }
+  __device__ __forceinline__ void wait_for_release(unsigned use, int warp) { barrier_wait(&received[warp], use); }
+};
+
 // T and P at addresses of which the swizzle of the tensor cores is a function.
 struct alignas(1024) RecordAt : ChunkRecord {};
 
 template <int kTiles, int kGroups, bool kFused, bool kChannel>
 struct Shared {
-  // With a gate per key channel three stages of two groups exceed the memory.
-  static constexpr int kStages = kChannel && kGroups == 2 ? 2 : gpu::kStages,
+  // With a gate per key channel three stages of two groups exceed the memory, as three of divided keys do.
+  static constexpr int kStages = (kChannel && kGroups == 2) || kDivided<kTiles> ? 2 : gpu::kStages,
                        kRecords = kFused && kGroups == 2 ? 2 : kStages;
   alignas(1024) Rows<kTiles, kGroups, kChannel> rows[kStages];
   RecordAt record[kRecords];
+  unsigned char exchanged[kDivided<kTiles> ? 2 : 0][2 * kTileBytes];
   PrepareScratch scratch[kFused ? kRecords : 0];
   Token tokens[kFused ? kTokenStages : 0][kChunkTokens];
   Walk walk;
@@ -67,6 +121,7 @@ struct Shared {
   std::uint64_t tokens_full[kFused ? kTokenStages : 0], vectors_full[kFused ? kRecords : 0];
   std::uint64_t diagonal_full[kFused ? kRecords : 0];
   std::uint64_t map_full, map_free;
+  Exchange exchange;
 
   // The map of a segment before the one that is walked takes the place of all rows but the first chunk's.
   __device__ SegmentMap<kTiles>& map() {
@@ -246,7 +301,7 @@ __device__ __forceinline__ void copy_chunks(const ChunkProblem& c, const RowMaps
     wait_for_kernels();
     if constexpr (kChannel) start_rows<kOutputs>(c, maps, 0, shared);
     start_record(0);
-    if constexpr (kOutputs) copy_maps(c, shared);
+    if constexpr (kOutputs && !kDivided<kTiles>) copy_maps(c, shared);
 #pragma unroll 1
     for (int chunk = 1; chunk < walk.chunks; ++chunk) {
       start_rows<kOutputs>(c, maps, chunk, shared);

@@ -9,6 +9,7 @@
 
 #include "efla/cuda/chunk/chunk.h"
 #include "efla/cuda/common/error.h"
+#include "efla/cuda/common/launch.h"
 
 namespace efla::gpu {
 namespace {
@@ -43,6 +44,8 @@ bool can_map_rows(const View<const bfloat16, 4>& view) {
   }
   return true;
 }
+
+bool can_copy_rows(const View<const bfloat16, 4>& view) { return has_aligned_rows(view) && can_map_rows(view); }
 
 CUtensorMap map_rows(const View<const bfloat16, 4>& view) {
   static const PFN_cuTensorMapEncodeTiled_v12000 encode = encoder();

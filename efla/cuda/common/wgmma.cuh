@@ -50,7 +50,21 @@ __device__ __forceinline__ void multiply_64(float (&d)[32], const std::uint32_t 
         "n"(static_cast<int>(kTransposed)));
 }
 
-// The same with the first operand in tiles too: by row_operand, or where kTransposedA is set, by column_operand.
+// The same with 32 columns.
+template <bool kTransposed>
+__device__ __forceinline__ void multiply_32(float (&d)[16], const std::uint32_t (&a)[4], std::uint64_t b, bool add) {
+  asm volatile(
+      "{ .reg .pred p; setp.ne.b32 p, %21, 0;"
+      " wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "
+      "%13, %14, %15}, {%16, %17, %18, %19}, %20, p, 1, 1, %22; }"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
+        "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)),
+        "n"(static_cast<int>(kTransposed)));
+}
+
+// The same as multiply_64 with the first operand in tiles too: by row_operand, or where kTransposedA is set, by
+// column_operand.
 template <bool kTransposedA = false, bool kTransposed = false>
 __device__ __forceinline__ void multiply_tiles(float (&d)[32], std::uint64_t a, std::uint64_t b, bool add) {
   asm volatile(
@@ -155,6 +169,14 @@ __device__ __forceinline__ void multiply_chunk(float (&d)[32], const std::uint32
   const std::uint64_t operand = row_operand(shared_address(b));
 #pragma unroll
   for (int step = 0; step < 4; ++step) multiply_64<false>(d, a[step], operand + step * kRowStep, add || step > 0);
+}
+
+// d += a bᵀ, with b half of the rows of a matrix of 64 × 64.
+__device__ __forceinline__ void multiply_half_chunk(float (&d)[16], const std::uint32_t (&a)[4][4],
+                                                    const unsigned char* b) {
+  const std::uint64_t operand = row_operand(shared_address(b));
+#pragma unroll
+  for (int step = 0; step < 4; ++step) multiply_32<false>(d, a[step], operand + step * kRowStep, true);
 }
 
 // d = a b, with b a matrix of 64 × 64.

@@ -85,6 +85,14 @@ __device__ __forceinline__ void for_each_element(float (&s)[32 * kTiles], const 
   }
 }
 
+// Returns a view of the states without the keys before `first`.
+template <class T>
+__device__ __forceinline__ View<T, 4> keys_from(View<T, 4> states, int first) {
+  if (states) states.data += first * states.stride[2];
+  states.extent[2] -= first;
+  return states;
+}
+
 template <int kTiles>
 __device__ __forceinline__ void read_state(float (&s)[32 * kTiles], const View<const float, 4>& state, std::int64_t n,
                                            std::int64_t i_h, std::int64_t column, int lane) {
@@ -110,10 +118,11 @@ __device__ __forceinline__ void write_state(float (&s)[32 * kTiles], const View<
 }
 
 // Writes the state before chunk `chunk` of a sequence where the forward saves it; `first` is the index of the
-// sequence's first saved state.
+// sequence's first saved state, and `first_key` the key of the first column of s.
 template <int kTiles>
 __device__ __forceinline__ void save_state(float (&s)[32 * kTiles], const DeltaForward<bfloat16>& p, std::int64_t i_b,
-                                           std::int64_t i_h, int first, int chunk, std::int64_t column, int lane) {
+                                           std::int64_t i_h, int first, int chunk, std::int64_t column, int lane,
+                                           int first_key = 0) {
   const View<float, 5>& saved = p.chunk_states;
   if (!saved) return;
   const int every = static_cast<int>(p.saved.interval / kChunkTokens);
@@ -121,7 +130,7 @@ __device__ __forceinline__ void save_state(float (&s)[32 * kTiles], const DeltaF
   const View<float, 4> state{saved.at(i_b, first + chunk / every),
                              {1, saved.extent[2], saved.extent[3], saved.extent[4]},
                              {0, saved.stride[2], saved.stride[3], saved.stride[4]}};
-  write_state<kTiles>(s, state, 0, i_h, column, lane);
+  write_state<kTiles>(s, keys_from(state, first_key), 0, i_h, column, lane);
 }
 
 }  // namespace efla::gpu
