@@ -101,7 +101,7 @@ std::vector<DeltaCase> chunk_bwd_cases() {
       DeltaCase grouped{"exact", 1, 1, false, 2, 200, 2, dim, dim, 1.5, contiguous, true, true, true};
       grouped.decay = decay;
       grouped.gate = 0.1;
-      grouped.group = 4;
+      grouped.group = dim == 256 ? 2 : 4;
       cases.push_back(grouped);
       DeltaCase packed{"euler", 1, 1, true, 1, 900, 2, dim, dim, 1, contiguous, true, true, true};
       packed.decay = decay;
