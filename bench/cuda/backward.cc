@@ -66,7 +66,7 @@ void time_backward(CaseRun& run, const std::string& name, Case<>& c, const Row& 
     states.data = static_cast<float*>(memory.data());
     DeltaForward<bfloat16> saving = forward;
     saving.chunk_states = states;
-    saving.saved = p.saved = {interval, false};
+    saving.saved = p.saved = {interval};
     gpu::recurrent_fwd(saving, nullptr);
     p.chunk_states = states;
     p.dq = View<bfloat16, 4>::contiguous(to.dq.device, p.q.extent);

@@ -39,7 +39,7 @@ class Run {
                                    : gpu::recurrent_bwd_workspace_bytes(c.shape, forward.rule)) {
     forward_.o = View<float, 4>::contiguous(o.device, forward.o.extent);
     saving_ = forward_;
-    saving_.saved = {interval_, false};
+    saving_.saved = {interval_};
     saving_.chunk_states = View<float, 5>::contiguous(static_cast<float*>(states_.data()), extent_);
     backward_ = backward_of(saving_);
     backward_.dout = View<const float, 4>::contiguous(dout.device, forward.v.extent);

@@ -79,7 +79,7 @@ void time_forward(CaseRun& run, const std::string& name, Case<>& c, const Row& r
   DeltaForward<bfloat16> p = c.forward(rule, true);
   const DeltaShape& s = c.shape;
   if (interval > 0) {
-    p.saved = {interval, false};
+    p.saved = {interval};
     p.chunk_states =
         View<float, 5>::contiguous(nullptr, {s.batch, s.chunks(interval), s.value_heads, s.key_dim, s.value_dim});
   }

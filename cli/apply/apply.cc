@@ -92,7 +92,6 @@ struct Problem {
   DeltaShape shape;
   std::vector<T> q, k, v, beta, dout, o, dq, dk, dv, dbeta;
   std::vector<State<T>> g, dg, initial_state, dfinal_state, final_state, chunk_states, dinitial_state;
-  std::vector<bfloat16> narrow_states;  // in place of chunk_states where saved.narrow
   SavedStates saved;
   std::vector<std::int64_t> cu_seqlens;
   std::int64_t channels = 1;  // of g
@@ -142,9 +141,8 @@ struct Problem {
   // Makes room for the states that a backward needs.
   void save_states(const SavedStates& as) {
     saved = as;
-    const std::size_t size =
-        shape.batch * shape.chunks(saved.interval) * shape.value_heads * shape.key_dim * shape.value_dim;
-    saved.narrow ? narrow_states.resize(size) : chunk_states.resize(size);
+    chunk_states.resize(shape.batch * shape.chunks(saved.interval) * shape.value_heads * shape.key_dim *
+                        shape.value_dim);
   }
   auto ends() { return view<1>(cu_seqlens, {static_cast<std::int64_t>(cu_seqlens.size())}); }
 
@@ -170,7 +168,6 @@ DeltaForward<T> forward_of(Problem<T>& p, const DeltaRule& rule, Place& place) {
           .o = place.output(p.values(p.o)),
           .final_state = place.output(p.states(p.final_state)),
           .chunk_states = place.output(p.chunks(p.chunk_states)),
-          .narrow_states = place.output(p.chunks(p.narrow_states)),
           .saved = p.saved};
 }
 

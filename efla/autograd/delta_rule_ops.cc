@@ -111,12 +111,12 @@ std::tuple<Tensor, Tensor, Tensor> forward_op(const Tensor& q, const Tensor& k, 
                                               const OptionalTensor& cu_seqlens, c10::optional<double> scale,
                                               std::int64_t integrator, std::int64_t order, double erase_scale,
                                               double write_scale, bool qk_l2norm, const std::string& implementation,
-                                              std::int64_t state_interval, bool narrow_states) {
+                                              std::int64_t state_interval) {
   const DeltaRuleInput in = input_of(q, k, v, beta, g, initial_state, cu_seqlens);
   const DeltaRuleSettings settings{rule_of(scale, integrator, order, erase_scale, write_scale, qk_l2norm),
                                    implementation,
                                    state_interval != 0,
-                                   {state_interval, narrow_states}};
+                                   {state_interval}};
   if (state_interval < 0) throw Error(kOperation, "state_interval", std::to_string(state_interval), "at least 0");
   if (!kMeta) check(in);
   const Tensor o = at::empty_symint(in.v.sym_sizes(), in.v.options()), final_state = empty_state(in);
@@ -131,7 +131,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_op(
     const OptionalTensor& initial_state, const OptionalTensor& cu_seqlens, const Tensor& chunk_states,
     const Tensor& dout, const OptionalTensor& dfinal_state, c10::optional<double> scale, std::int64_t integrator,
     std::int64_t order, double erase_scale, double write_scale, bool qk_l2norm, const std::string& implementation,
-    std::int64_t state_interval, bool narrow_states) {
+    std::int64_t state_interval) {
   const DeltaRuleInput in = input_of(q, k, v, beta, g, initial_state, cu_seqlens);
   DeltaRuleGradients gradients = empty_gradients(in);
   if (!kMeta) {
@@ -140,7 +140,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward_op(
                  {rule_of(scale, integrator, order, erase_scale, write_scale, qk_l2norm),
                   implementation,
                   true,
-                  {state_interval, narrow_states}},
+                  {state_interval}},
                  chunk_states, dout, dfinal_state.value_or(Tensor()), gradients);
   }
   for (Tensor* gradient : {&gradients.g, &gradients.initial_state}) {
@@ -188,7 +188,7 @@ std::tuple<Tensor, Tensor, Tensor> user_op_with_states(const Tensor& q, const Te
   if (state_interval < 1) throw Error(kOperation, "state_interval", std::to_string(state_interval), "at least 1");
   auto out = call_delta_rule_fwd(
       input_of(q, k, v, beta, g, initial_state, cu_seqlens),
-      {rule_of(scale, step, erase_scale, write_scale, qk_l2norm), implementation, true, {state_interval, false}});
+      {rule_of(scale, step, erase_scale, write_scale, qk_l2norm), implementation, true, {state_interval}});
   return {std::move(out.o), std::move(out.final_state), std::move(out.chunk_states)};
 }
 
@@ -233,7 +233,7 @@ Tensor empty_chunk_states(const DeltaRuleInput& in, const SavedStates& saved) {
   const c10::SymInt chunks =
       is_packed(in) ? tokens / saved.interval + sequences(in) : (tokens + (saved.interval - 1)) / saved.interval;
   return at::empty_symint({in.q.sym_size(0), chunks, in.v.sym_size(2), in.q.sym_size(3), in.v.sym_size(3)},
-                          saved.narrow ? state_options(in).dtype(at::kBFloat16) : state_options(in));
+                          state_options(in));
 }
 
 void run_forward(const DeltaRuleInput& in, const DeltaRuleSettings& settings, const ForwardTensors& out) {
@@ -243,11 +243,7 @@ void run_forward(const DeltaRuleInput& in, const DeltaRuleSettings& settings, co
     problem.initial_state = view_of<const State<T>, 4>(in.initial_state);
     problem.o = view_of<T, 4>(out.o);
     problem.final_state = view_of<State<T>, 4>(out.final_state);
-    if (settings.saved.narrow) {
-      problem.narrow_states = view_of<bfloat16, 5>(out.chunk_states);
-    } else {
-      problem.chunk_states = view_of<State<T>, 5>(out.chunk_states);
-    }
+    problem.chunk_states = view_of<State<T>, 5>(out.chunk_states);
     delta_forward(problem, {settings.implementation, context_of(in.q)});
   });
 }
@@ -255,8 +251,7 @@ void run_forward(const DeltaRuleInput& in, const DeltaRuleSettings& settings, co
 void run_backward(const DeltaRuleInput& in, const DeltaRuleSettings& settings, const Tensor& chunk_states,
                   const Tensor& dout, const Tensor& dfinal_state, const DeltaRuleGradients& gradients) {
   const auto state_type = c10::typeMetaToScalarType(state_options(in).dtype());
-  check_tensor(kOperation, "chunk_states", chunk_states, settings.saved.narrow ? at::kBFloat16 : state_type, 5,
-               "[B, NC, HV, K, V]", in.q.device());
+  check_tensor(kOperation, "chunk_states", chunk_states, state_type, 5, "[B, NC, HV, K, V]", in.q.device());
   check_tensor(kOperation, "dout", dout, in.q.scalar_type(), 4, "[B, T, HV, V]", in.q.device());
   if (dfinal_state.defined()) {
     check_tensor(kOperation, "dfinal_state", dfinal_state, state_type, 4, "[N, HV, K, V]", in.q.device());
@@ -264,11 +259,7 @@ void run_backward(const DeltaRuleInput& in, const DeltaRuleSettings& settings, c
   with_element_type(kOperation, in.q, [&]<class T>(T) {
     DeltaBackward<T> problem;
     fill<T>(problem, in, settings);
-    if (settings.saved.narrow) {
-      problem.narrow_states = view_of<const bfloat16, 5>(chunk_states);
-    } else {
-      problem.chunk_states = view_of<const State<T>, 5>(chunk_states);
-    }
+    problem.chunk_states = view_of<const State<T>, 5>(chunk_states);
     problem.dout = view_of<const T, 4>(dout);
     problem.dfinal_state = view_of<const State<T>, 4>(dfinal_state);
     problem.dq = view_of<T, 4>(gradients.q);
@@ -291,7 +282,7 @@ ForwardTensors call_delta_rule_fwd(const DeltaRuleInput& in, const DeltaRuleSett
       op.call(in.q, in.k, in.v, in.beta, optional_of(in.g), optional_of(in.initial_state), optional_of(in.cu_seqlens),
               scale_of(rule), static_cast<std::int64_t>(rule.step.integrator), rule.step.order, rule.step.erase_scale,
               rule.step.write_scale, rule.qk_l2norm, settings.implementation,
-              settings.save_states ? settings.saved.interval : 0, settings.saved.narrow);
+              settings.save_states ? settings.saved.interval : 0);
   return {std::move(o), std::move(final_state), std::move(chunk_states)};
 }
 
@@ -300,11 +291,11 @@ DeltaRuleGradients call_delta_rule_bwd(const DeltaRuleInput& in, const Tensor& c
   static const auto op =
       c10::Dispatcher::singleton().findSchemaOrThrow("efla::delta_rule_bwd", "").typed<decltype(backward_op<false>)>();
   const DeltaRule& rule = settings.rule;
-  auto [dq, dk, dv, dbeta, dg, dinitial_state] = op.call(
-      in.q, in.k, in.v, in.beta, optional_of(in.g), optional_of(in.initial_state), optional_of(in.cu_seqlens),
-      chunk_states, dout, optional_of(dfinal_state), scale_of(rule), static_cast<std::int64_t>(rule.step.integrator),
-      rule.step.order, rule.step.erase_scale, rule.step.write_scale, rule.qk_l2norm, settings.implementation,
-      settings.saved.interval, settings.saved.narrow);
+  auto [dq, dk, dv, dbeta, dg, dinitial_state] =
+      op.call(in.q, in.k, in.v, in.beta, optional_of(in.g), optional_of(in.initial_state), optional_of(in.cu_seqlens),
+              chunk_states, dout, optional_of(dfinal_state), scale_of(rule),
+              static_cast<std::int64_t>(rule.step.integrator), rule.step.order, rule.step.erase_scale,
+              rule.step.write_scale, rule.qk_l2norm, settings.implementation, settings.saved.interval);
   return {dq, dk, dv, dbeta, in.g.defined() ? dg : Tensor(), in.initial_state.defined() ? dinitial_state : Tensor()};
 }
 
@@ -314,7 +305,7 @@ DeltaRuleGradients call_delta_rule_bwd(const DeltaRuleInput& in, const Tensor& c
   "str implementation='auto'"
 #define EFLA_PARSED_RULE                                                                            \
   "float? scale, int integrator, int order, float erase_scale, float write_scale, bool qk_l2norm, " \
-  "str implementation, int state_interval, bool narrow_states"
+  "str implementation, int state_interval"
 
 TORCH_LIBRARY_FRAGMENT(efla, library) {
   library.def("delta_rule_fwd(" EFLA_INPUTS ", Tensor? initial_state, Tensor? cu_seqlens, " EFLA_PARSED_RULE

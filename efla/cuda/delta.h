@@ -30,7 +30,7 @@ void recurrent_fwd(const DeltaForward<T>& problem, cudaStream_t stream);
 inline constexpr std::int64_t kMaxKeyDim = 256;
 
 // The gradients of the token recurrence in float32, for the same problems, from the states that the forward saved every
-// kRecurrentInterval tokens or fewer (saved.narrow too). Where more than one value head or slice of value columns adds
+// kRecurrentInterval tokens or fewer. Where more than one value head or slice of value columns adds
 // to a gradient, they are added in a fixed order. T is float or bfloat16.
 template <class T>
 void recurrent_bwd(const DeltaBackward<T>& problem, const Workspace& workspace, cudaStream_t stream);

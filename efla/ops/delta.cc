@@ -29,14 +29,12 @@ std::string refuse_float64() {
   return std::is_same_v<T, double> ? "it computes in float32; float64 inputs need ref" : "";
 }
 
-std::string text_of(const SavedStates& saved) {
-  return "a state per " + std::to_string(saved.interval) + " tokens" + (saved.narrow ? " in bfloat16" : "");
-}
+std::string text_of(const SavedStates& saved) { return "a state per " + std::to_string(saved.interval) + " tokens"; }
 
 // Refuses states that are saved in another way than the row's.
 template <class Problem>
 std::string refuse_saved(const Problem& p, const SavedStates& own) {
-  if (p.saved == own || (!p.chunk_states && !p.narrow_states)) return "";
+  if (p.saved == own || !p.chunk_states) return "";
   return "it saves " + text_of(own) + ", and the problem has " + text_of(p.saved);
 }
 

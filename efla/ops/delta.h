@@ -7,7 +7,7 @@
 // A forward whose states a backward needs asks first how they are saved:
 //
 //   RunOptions options = …;
-//   p.saved = choose_saved_states<T>(p.shape, p.rule, options);  // then allocate p.chunk_states (or p.narrow_states)
+//   p.saved = choose_saved_states<T>(p.shape, p.rule, options);  // then allocate p.chunk_states
 //   delta_forward(p, options);                                   // runs the same row
 //
 // A backend is its folder, its part of CMake and one row per list. For example, a CUDA kernel that saves a bfloat16
@@ -15,7 +15,7 @@
 //
 //   {"chunk_cuda", "chunk", Device::Kind::cuda,
 //    EFLA_CUDA_ROW(refuse_cuda_chunk_forward<T>, run_cuda_chunk_forward<T>),  // both in delta_cuda.h
-//    kSaved}  // constexpr SavedStates kSaved{.interval = 64, .narrow = true};
+//    kSaved}  // constexpr SavedStates kSaved{.interval = 64};
 //
 // Nothing else changes: commands, Python and tests read the list, and a row is never asked about tensors elsewhere. A
 // build without nvcc has the row too, which then refuses.

@@ -37,7 +37,6 @@ std::string refuse_cuda_chunk_forward(const DeltaForward<T>& p, bool named) {
     return "it takes float32 and bfloat16";
   } else {
     constexpr std::int64_t kFewTokens = std::is_same_v<T, float> ? 16 : 8;
-    if (p.narrow_states) return sentence_of("saved states in bfloat16");
     const std::string refusal = chunk_refusal(p);
     const std::int64_t tokens = p.shape.tokens / std::max<std::int64_t>(p.shape.packed, 1);
     if (!refusal.empty()) return sentence_of(refusal);
@@ -63,7 +62,6 @@ std::string refuse_cuda_chunk_backward(const DeltaBackward<T>& p, bool named) {
   if constexpr (std::is_same_v<T, double>) {
     return "it takes float32 and bfloat16";
   } else {
-    if (p.narrow_states) return "it needs states in float32";
     const std::string refusal = chunk_refusal(p);
     return refusal.empty() ? refuse_cancelling<T>(p.shape, named) : sentence_of(refusal);
   }
@@ -91,8 +89,7 @@ std::string refuse_cuda_recurrence(const DeltaShape& shape) {
 
 template <class T>
 std::string refuse_cuda_recurrent_forward(const DeltaForward<T>& p, bool) {
-  const std::string reason = refuse_cuda_recurrence<T>(p.shape);
-  return reason.empty() && p.narrow_states ? "it saves states in float32" : reason;
+  return refuse_cuda_recurrence<T>(p.shape);
 }
 
 template <class T>

@@ -11,7 +11,7 @@ template <class T>
 void recurrent_fwd(const DeltaForward<T>& problem);
 
 // Computes the gradients of the token recurrence by walking back over the stored states of all tokens. Reads only the
-// first saved state of each sequence. Both functions take every SavedStates.
+// first saved state of each sequence. Both functions take every interval.
 template <class T>
 void recurrent_bwd(const DeltaBackward<T>& problem);
 

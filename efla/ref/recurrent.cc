@@ -99,8 +99,7 @@ void head_bwd(const DeltaBackward<T>& p, std::int64_t n, std::int64_t i_h, Rows&
   const double scale = p.rule.scale_for(p.shape.key_dim);
   Matrix s(p.shape.key_dim, p.shape.value_dim);
   if (at.begin < at.end) {
-    s = p.saved.narrow ? read_state(chunk_state(p.narrow_states, at.first_chunk), p.shape, at.i_b, i_h)
-                       : read_state(chunk_state(p.chunk_states, at.first_chunk), p.shape, at.i_b, i_h);
+    s = read_state(chunk_state(p.chunk_states, at.first_chunk), p.shape, at.i_b, i_h);
   }
   std::vector<Matrix> states{s};  // S_0 … S_T
   Rows us;
@@ -158,9 +157,8 @@ void recurrent_fwd(const DeltaForward<T>& p) {
     for (std::int64_t i_h = 0; i_h < p.shape.value_heads; ++i_h) {
       Matrix s = read_state(p.initial_state, p.shape, n, i_h);
       for (std::int64_t t = at.begin; t < at.end; ++t) {
-        if ((t - at.begin) % p.saved.interval == 0) {
-          if (p.chunk_states) write_state(s, chunk_state(p.chunk_states, at.chunk(t)), at.i_b, i_h);
-          if (p.narrow_states) write_state(s, chunk_state(p.narrow_states, at.chunk(t)), at.i_b, i_h);
+        if (p.chunk_states && (t - at.begin) % p.saved.interval == 0) {
+          write_state(s, chunk_state(p.chunk_states, at.chunk(t)), at.i_b, i_h);
         }
         const Token token = read_token(p, at.i_b, t, i_h);
         advance(s, token);

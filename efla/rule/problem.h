@@ -40,7 +40,6 @@ struct DeltaShape {
 // How an implementation saves the states from which its backward starts.
 struct SavedStates {
   std::int64_t interval = kChunk;  // tokens of a sequence between two states; of an implementation, 0: it saves none
-  bool narrow = false;             // elements are bfloat16 and not State<T>
 
   constexpr bool operator==(const SavedStates&) const = default;
 };
@@ -80,10 +79,8 @@ struct DeltaForward {
   View<const State<T>, 4> initial_state;  // [N, HV, K, V], optional; absent: zeros
   View<T, 4> o;                           // [B, T, HV, V]
   View<State<T>, 4> final_state;          // [N, HV, K, V], optional
-  // [B, NC, HV, K, V], optional: the state before every saved.interval tokens of a sequence. Where saved.narrow, they
-  // are written to narrow_states instead.
+  // [B, NC, HV, K, V], optional: the state before every saved.interval tokens of a sequence.
   View<State<T>, 5> chunk_states;
-  View<bfloat16, 5> narrow_states = {};
   SavedStates saved = {};  // as the implementation saves them: Choice::saved of choose_delta_forward (ops/delta.h)
 };
 
@@ -96,15 +93,14 @@ struct DeltaBackward {
   View<const T, 3> beta;
   View<const State<T>, 4> g;
   View<const std::int64_t, 1> cu_seqlens;
-  View<const State<T>, 5> chunk_states;        // [B, NC, HV, K, V], as the forward wrote them
-  View<const T, 4> dout;                       // [B, T, HV, V]
-  View<const State<T>, 4> dfinal_state;        // [N, HV, K, V], optional; absent: zeros
-  View<T, 4> dq, dk, dv;                       // as q, k, v; dq and dk are summed over the value heads of a query head
-  View<T, 3> dbeta;                            // as beta
-  View<State<T>, 4> dg;                        // as g
-  View<State<T>, 4> dinitial_state;            // [N, HV, K, V], optional
-  View<const bfloat16, 5> narrow_states = {};  // in place of chunk_states where saved.narrow
-  SavedStates saved = {};                      // as in DeltaForward
+  View<const State<T>, 5> chunk_states;  // [B, NC, HV, K, V], as the forward wrote them
+  View<const T, 4> dout;                 // [B, T, HV, V]
+  View<const State<T>, 4> dfinal_state;  // [N, HV, K, V], optional; absent: zeros
+  View<T, 4> dq, dk, dv;                 // as q, k, v; dq and dk are summed over the value heads of a query head
+  View<T, 3> dbeta;                      // as beta
+  View<State<T>, 4> dg;                  // as g
+  View<State<T>, 4> dinitial_state;      // [N, HV, K, V], optional
+  SavedStates saved = {};                // as in DeltaForward
 };
 
 // Returns a backward with the inputs and the saved states of a forward, and without gradients.
@@ -120,7 +116,6 @@ DeltaBackward<T> backward_of(const DeltaForward<T>& p) {
   backward.g = p.g;
   backward.cu_seqlens = p.cu_seqlens;
   backward.chunk_states = p.chunk_states;
-  backward.narrow_states = p.narrow_states;
   backward.saved = p.saved;
   return backward;
 }

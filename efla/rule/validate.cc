@@ -51,19 +51,12 @@ void check_sequences(const char* operation, const DeltaShape& s, const View<cons
   check_cu_seqlens(operation, cu_seqlens, s.packed, s.batch, s.tokens, device);
 }
 
-// chunk_states or narrow_states, whichever `saved` says; the other one is absent.
-template <class S, class N>
-void check_saved_states(const char* operation, const DeltaShape& s, const SavedStates& saved, const View<S, 5>& wide,
-                        const View<N, 5>& narrow, Presence presence) {
+template <class S>
+void check_saved_states(const char* operation, const DeltaShape& s, const SavedStates& saved, const View<S, 5>& states,
+                        Presence presence) {
   check_size(operation, "interval of saved states", saved.interval, 1);
-  const std::array<std::int64_t, 5> expected{s.batch, s.chunks(saved.interval), s.value_heads, s.key_dim, s.value_dim};
-  if (saved.narrow) {
-    if (wide) throw Error(operation, "chunk_states", "a tensor", "nothing, as states are saved in bfloat16");
-    check_view(operation, "narrow_states", narrow, expected, presence);
-  } else {
-    if (narrow) throw Error(operation, "narrow_states", "a tensor", "nothing, as states are not saved in bfloat16");
-    check_view(operation, "chunk_states", wide, expected, presence);
-  }
+  check_view(operation, "chunk_states", states,
+             {s.batch, s.chunks(saved.interval), s.value_heads, s.key_dim, s.value_dim}, presence);
 }
 
 // Checks the states [B, HV, K, V] of a decode step, or with slots a pool of them.
@@ -131,7 +124,7 @@ void validate(const DeltaForward<T>& p, const Device& device) {
   check_view(op, "initial_state", p.initial_state, state, Presence::optional);
   check_view(op, "o", p.o, {s.batch, s.tokens, s.value_heads, s.value_dim});
   check_view(op, "final_state", p.final_state, state, Presence::optional);
-  check_saved_states(op, s, p.saved, p.chunk_states, p.narrow_states, Presence::optional);
+  check_saved_states(op, s, p.saved, p.chunk_states, Presence::optional);
 }
 
 template <class T>
@@ -148,7 +141,7 @@ void validate(const DeltaBackward<T>& p, const Device& device) {
   check_view(op, "beta", p.beta, {s.batch, s.tokens, s.value_heads});
   check_decay(op, "g", p.rule, p.g, {s.batch, s.tokens, s.value_heads, s.key_dim});
   check_sequences(op, s, p.cu_seqlens, device);
-  check_saved_states(op, s, p.saved, p.chunk_states, p.narrow_states, Presence::required);
+  check_saved_states(op, s, p.saved, p.chunk_states, Presence::required);
   check_view(op, "dout", p.dout, values);
   check_view(op, "dfinal_state", p.dfinal_state, state, Presence::optional);
   check_view(op, "dq", p.dq, keys);

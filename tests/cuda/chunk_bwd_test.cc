@@ -32,7 +32,7 @@ void run_chunk_bwd(const DeltaData<bfloat16>& host, const DeviceData<bfloat16>& 
   const View<float, 5> shape = View<float, 5>::contiguous(nullptr, extent);
   const DeviceBytes states(static_cast<std::size_t>(shape.size()) * sizeof(float));
   DeltaForward<bfloat16> forward = device.forward();
-  forward.saved = {interval, false};
+  forward.saved = {interval};
   forward.chunk_states = View<float, 5>::contiguous(static_cast<float*>(states.data()), extent);
   if (by_chunks) {
     const PoisonedWorkspace own(gpu::chunk_fwd_workspace_bytes(s, host.rule));
@@ -171,7 +171,7 @@ TEST(CudaChunkBackwardLaunch, ManySequencesInAGraph) {
   const DeviceBytes states(static_cast<std::size_t>(shape.size()) * sizeof(float));
   gpu::check(cudaMemset(states.data(), 0, states.bytes()), "cudaMemset");  // before the only token of each sequence
   DeltaBackward<bfloat16> backward = device.backward();
-  backward.saved = {64, false};
+  backward.saved = {64};
   backward.chunk_states = View<const float, 5>::contiguous(static_cast<const float*>(states.data()), extent);
   replay_in_graph([&](cudaStream_t stream) { gpu::chunk_bwd(backward, workspace.get(), stream); });
   device.download();

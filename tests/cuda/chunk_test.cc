@@ -50,7 +50,7 @@ struct SavedChunkStates {
   // Returns the problem with its states in `memory`, of the host or the device.
   DeltaForward<bfloat16> problem(DeltaForward<bfloat16> p, void* memory) const {
     p.chunk_states = View<float, 5>::contiguous(static_cast<float*>(memory), extent);
-    p.saved = {interval, false};
+    p.saved = {interval};
     return p;
   }
   std::size_t bytes() const { return values.size() * sizeof(float); }

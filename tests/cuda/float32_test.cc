@@ -35,7 +35,7 @@ class SavedStatesOnDevice {
   template <class Problem>
   Problem in(Problem p) const {
     p.chunk_states = View<float, 5>::contiguous(static_cast<float*>(memory_.data()), extent_);
-    p.saved = {interval_, false};
+    p.saved = {interval_};
     return p;
   }
 

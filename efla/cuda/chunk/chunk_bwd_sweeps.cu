@@ -219,21 +219,12 @@ __global__ void __launch_bounds__(kThreads, 1)
   float s[32 * kTiles];
 #pragma unroll
   for (float& x : s) x = 0;
-  const auto read = [&](const auto& saved) {
-    auto view = saved;
-    view.data = saved.at(first.i_b, sequence.chunk(first.start));
-    using T = std::remove_pointer_t<decltype(view.data)>;
-    const View<T, 4> state{view.data,
-                           {1, view.extent[2], view.extent[3], view.extent[4]},
-                           {0, view.stride[2], view.stride[3], view.stride[4]}};
-    for_each_element<kTiles>(s, state, 0, i_h, 64 * slice + 16 * warp, lane,
-                             [](float& x, const T* from) { x = to_float(*from); });
-  };
-  if (p.saved.narrow) {
-    read(p.narrow_states);
-  } else {
-    read(p.chunk_states);
-  }
+  const View<const float, 5>& saved = p.chunk_states;
+  const View<const float, 4> state{saved.at(first.i_b, sequence.chunk(first.start)),
+                                   {1, saved.extent[2], saved.extent[3], saved.extent[4]},
+                                   {0, saved.stride[2], saved.stride[3], saved.stride[4]}};
+  for_each_element<kTiles>(s, state, 0, i_h, 64 * slice + 16 * warp, lane,
+                           [](float& x, const float* from) { x = *from; });
   walk<kTiles, kStages, false, kChannel>(
       c, s, slot, chunks, i_h, slice, [&](std::int64_t chunk) { return place_of(sequence, first.n, before + chunk); });
 }

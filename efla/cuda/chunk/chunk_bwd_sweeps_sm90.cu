@@ -219,15 +219,16 @@ __device__ __forceinline__ void to_operands(std::uint32_t (&operand)[kCount][4],
 }
 
 // Reads a warp's 16 rows of the saved state before the walk, from key `first_key` on.
-template <int kTiles, class T>
-__device__ __forceinline__ void read_saved(float (&s)[32 * kTiles], const View<T, 5>& saved, const ChunkBackward& c,
-                                           const Walk& walk, std::int64_t column, int lane, int first_key) {
+template <int kTiles>
+__device__ __forceinline__ void read_saved(float (&s)[32 * kTiles], const ChunkBackward& c, const Walk& walk,
+                                           std::int64_t column, int lane, int first_key) {
+  const View<const float, 5>& saved = c.p.chunk_states;
   const Sequence sequence = sequence_of(c.p, walk.n);
-  const View<T, 4> state{saved.at(walk.i_b, sequence.chunk(walk.begin)),
-                         {1, saved.extent[2], saved.extent[3], saved.extent[4]},
-                         {0, saved.stride[2], saved.stride[3], saved.stride[4]}};
+  const View<const float, 4> state{saved.at(walk.i_b, sequence.chunk(walk.begin)),
+                                   {1, saved.extent[2], saved.extent[3], saved.extent[4]},
+                                   {0, saved.stride[2], saved.stride[3], saved.stride[4]}};
   for_each_element<kTiles>(s, keys_from(state, first_key), 0, walk.i_h, column, lane,
-                           [](float& x, const T* from) { x = to_float(*from); });
+                           [](float& x, const float* from) { x = *from; });
 }
 
 // Where the keys are divided, adds to e of the walk's chunk number `i` what the other half of the keys gives.
@@ -268,11 +269,7 @@ __device__ __forceinline__ void walk_forwards(const ChunkBackward& c, int group,
   float s[32 * kOwn], e[32];
 #pragma unroll
   for (float& x : s) x = 0;
-  if (c.p.saved.narrow) {
-    read_saved<kOwn>(s, c.p.narrow_states, c, walk, column, lane, 64 * tiles);
-  } else {
-    read_saved<kOwn>(s, c.p.chunk_states, c, walk, column, lane, 64 * tiles);
-  }
+  read_saved<kOwn>(s, c, walk, column, lane, 64 * tiles);
   leave_undefined(e);
   std::int64_t image = slice_index(c, walk.slot, walk.i_h, walk.column / 64 + slice);
 #pragma unroll 1

@@ -62,7 +62,6 @@ std::string chunk_fwd_refusal(const DeltaForward<bfloat16>& p) {
     if (const std::string refusal = divided_keys_refusal(p.shape, p.rule); !refusal.empty()) return refusal;
     if (p.q && !can_copy_all(p)) return wide_keys() + "in rows that are not aligned to 16 bytes";
   }
-  if (p.narrow_states) return "saved states in bfloat16";
   if (p.chunk_states && p.saved.interval % kChunkTokens != 0) {
     return "states saved at other tokens than every " + std::to_string(kChunkTokens) + "th";
   }

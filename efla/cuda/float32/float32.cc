@@ -39,7 +39,6 @@ std::string refusal(const Problem& p) {
 // What both directions refuse of saved states.
 template <class Problem>
 std::string saved_states_refusal(const Problem& p) {
-  if (p.saved.narrow) return "saved states in bfloat16";
   if (p.saved.interval % kFloat32Tokens == 0) return "";
   return "states saved at other tokens than every " + std::to_string(kFloat32Tokens) + "th";
 }
@@ -70,7 +69,7 @@ std::size_t chunk_float32_bwd_workspace_bytes(const DeltaShape& shape) { return 
 
 std::string chunk_float32_fwd_refusal(const DeltaForward<float>& p) {
   if (const std::string reason = refusal(p); !reason.empty()) return reason;
-  return p.chunk_states || p.narrow_states ? saved_states_refusal(p) : "";
+  return p.chunk_states ? saved_states_refusal(p) : "";
 }
 
 std::string chunk_float32_bwd_refusal(const DeltaBackward<float>& p) {

@@ -151,8 +151,7 @@ class Walk {
     clear(state);
     const std::int64_t chunk = at_.chunk(start);
     state.for_each(p_.shape.key_dim, p_.shape.value_dim, [&](float& s, std::int64_t key, std::int64_t column) {
-      s = p_.saved.narrow ? to_float(p_.narrow_states(at_.i_b, chunk, i_h_, key, column))
-                          : p_.chunk_states(at_.i_b, chunk, i_h_, key, column);
+      s = p_.chunk_states(at_.i_b, chunk, i_h_, key, column);
     });
     for (int first = 0; first < tokens; first += kStage) {
       stage(start, first, tokens);
