@@ -30,8 +30,8 @@ void recurrent_fwd(const DeltaForward<T>& problem, cudaStream_t stream);
 inline constexpr std::int64_t kMaxKeyDim = 256;
 
 // The gradients of the token recurrence in float32, for the same problems, from the states that the forward saved every
-// kRecurrentInterval tokens or fewer. Where more than one value head or slice of value columns adds
-// to a gradient, they are added in a fixed order. T is float or bfloat16.
+// kRecurrentInterval tokens or fewer. Where more than one value head or slice of value columns adds to a gradient, they
+// are added in a fixed order. T is float or bfloat16.
 template <class T>
 void recurrent_bwd(const DeltaBackward<T>& problem, const Workspace& workspace, cudaStream_t stream);
 
@@ -61,10 +61,10 @@ enum class ChunkKernel {
 };
 
 // The chunkwise form (EFLA paper, equations 21 to 32; Gated DeltaNet with a decay) on the tensor cores: products of
-// bfloat16 summed in float32, the state in float32. K up to kChunkMaxKeyDim; above 128 on a
-// Hopper GPU alone, without a gate per key channel, in rows of whole pieces of 16 bytes. A non-finite token reaches its
-// own chunk of 64 tokens and what comes after, never an earlier chunk nor another sequence. States are saved every
-// saved.interval tokens, a multiple of 64.
+// bfloat16 summed in float32, the state in float32. K up to kChunkMaxKeyDim; above 128 on a Hopper GPU alone, without a
+// gate per key channel, in rows of whole pieces of 16 bytes. A non-finite token reaches its own chunk of 64 tokens and
+// what comes after, never an earlier chunk nor another sequence. States are saved every saved.interval tokens, a
+// multiple of 64.
 void chunk_fwd(const DeltaForward<bfloat16>& problem, const Workspace& workspace, cudaStream_t stream,
                ChunkKernel kernel = ChunkKernel::automatic);
 
@@ -93,7 +93,7 @@ std::string chunk_bwd_refusal(const DeltaBackward<bfloat16>& problem);
 
 // The chunkwise form with every operand in float32, and products in TF32 of two parts per operand, which have nearly
 // float32's accuracy: chunks of 32 tokens, no decay or one per head, K up to kFloat32MaxKeyDim, but up to 64 where a
-// thread block may not have 120 KB of shared memory. A non-finite token reaches its own chunk and what comes after.
+// thread block cannot have 120 KB of shared memory. A non-finite token reaches its own chunk and what comes after.
 // States are saved every saved.interval tokens, a multiple of 32.
 void chunk_float32_fwd(const DeltaForward<float>& problem, const Workspace& workspace, cudaStream_t stream);
 

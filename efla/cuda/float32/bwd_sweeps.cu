@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(Memory::kThreads)
       });
 }
 
-// What a thread block of the reverse sweep walks; in shared memory, because registers are short.
+// What a thread block of the reverse sweep walks; in shared memory, because registers are scarce.
 struct ReverseWalk {
   Sequence sequence;
   std::int64_t n, slot, chunks;
