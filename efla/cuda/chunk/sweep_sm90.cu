@@ -157,6 +157,16 @@ __device__ __forceinline__ View<float, 4> state_after(const ChunkProblem& c, con
   return walk.segment == 0 ? state_of(c.segment_states, walk, c.segments - 1, 0) : View<float, 4>{};
 }
 
+// Makes operands of the writes U, which are in e, and of write∘U, which is in e afterwards.
+__device__ __forceinline__ void make_write_operands(std::uint32_t (&u)[4][4], std::uint32_t (&written)[4][4],
+                                                    float (&e)[32], const ChunkRecord& record, int lane) {
+#pragma unroll
+  for (int step = 0; step < 4; ++step) to_operand(u[step], e + 8 * step);
+  scale_columns(e, record.write, lane);
+#pragma unroll
+  for (int step = 0; step < 4; ++step) to_operand(written[step], e + 8 * step);
+}
+
 // A warpgroup of the state, number `group`. kDeferred: the product P U of a chunk is made while the next chunk's
 // residual is computed. kStored: the copy engine writes the outputs of a chunk from the tile in which its values were.
 // If the sequence does not fill the chunk, warps write them, because the rows after them belong to another sequence.
@@ -247,11 +257,7 @@ __device__ __forceinline__ void consume(const ChunkProblem& c, const CUtensorMap
       products_commit();
     }
     products_wait<kDeferred ? 1 : 0>();
-#pragma unroll
-    for (int step = 0; step < 4; ++step) to_operand(u[step], e + 8 * step);
-    scale_columns(e, record.write, lane);
-#pragma unroll
-    for (int step = 0; step < 4; ++step) to_operand(written[step], e + 8 * step);
+    make_write_operands(u, written, e, record, lane);
     decay_state(s, rows, record, lane);
     products_fence();
     update_state<kTiles>(s, written, shared_address(rows.written()));
@@ -337,11 +343,7 @@ __device__ __forceinline__ void consume_half(const ChunkProblem& c, int half, in
     }
     exchange.send(others, own, 1, warp, lane);
     products_wait<0>();
-#pragma unroll
-    for (int step = 0; step < 4; ++step) to_operand(u[step], e + 8 * step);
-    scale_columns(e, record.write, lane);
-#pragma unroll
-    for (int step = 0; step < 4; ++step) to_operand(written[step], e + 8 * step);
+    make_write_operands(u, written, e, record, lane);
     decay_state(s, rows, record, lane);
     products_fence();
     update_state<kOwn>(s, written, shared_address(k));
