@@ -155,8 +155,8 @@ inline constexpr double kMaxError = 6e-3;
 std::string error_json(double error);
 std::string milliseconds(double ms);
 
-// Time the forward by one of the algorithms, forward and backward together, and decode steps (forward.cc, backward.cc,
-// float32.cc, decode.cc). `interval`: tokens between saved states, 0 for none.
+// Time the forward by one of the algorithms, forward and backward together, and decode steps of the rule (forward.cc,
+// backward.cc, float32.cc, decode.cc). `interval`: tokens between saved states, 0 for none.
 void time_forward(CaseRun& run, const std::string& name, Case<>& c, const Row& row, const Rule& rule,
                   const std::string& algorithm, std::int64_t interval);
 void time_backward(CaseRun& run, const std::string& name, Case<>& c, const Row& row, const Rule& rule,
@@ -167,5 +167,7 @@ void time_float32(CaseRun& run, const std::string& name, const Row& row, std::in
                   const std::string& algorithm);
 void time_step(CaseRun& run, const std::string& name, std::int64_t batch, std::int64_t tokens, std::int64_t dim,
                const Rule& rule, bool narrow);
+// Times all operators of a decode step, or a part of them (layers.cc).
+void time_layers(CaseRun& run, const std::string& name, const std::string& part, std::int64_t texts, bool one_kernel);
 
 }  // namespace efla::bench::cuda

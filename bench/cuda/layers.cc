@@ -1,0 +1,210 @@
+// Times the layers of a decode step of a model with 374 million parameters, their weights in bfloat16: all of its
+// operators, or one of them in every layer, with a kernel per operator or with one kernel for all.
+#include <cuda_runtime_api.h>
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "bench/cuda/case.h"
+#include "bench/cuda/timing.h"
+#include "efla/cuda/common/error.h"
+#include "efla/cuda/layers/linear.h"
+#include "efla/cuda/recurrent/layers_step.h"
+#include "efla/cuda/recurrent/mixer_step.h"
+
+namespace efla::bench::cuda {
+namespace {
+
+constexpr std::int64_t kLayers = 24, kHidden = 1024, kModelHeads = 8, kDim = 128, kInner = 2816, kVocabulary = 32000;
+constexpr std::int64_t kTaps = 4, kChannels = 3 * kHidden, kProjected = kChannels + kModelHeads;  // the last ones for β
+constexpr std::int64_t kState = kModelHeads * kDim * kDim;
+constexpr double kMaxLayersError = 1e-4;  // of one way to run the operators against another
+
+using Operator = std::variant<LinearForward, MixerStep>;
+
+// The same numbers at several places.
+template <class T>
+class Copies {
+ public:
+  Copies(std::int64_t size, float factor, std::uint64_t stream, int count = kLayers)
+      : values_(scaled(size, factor, stream)), memory_(count * bytes()), count_(count) {
+    reset();
+  }
+  void reset() const {
+    for (int i = 0; i < count_; ++i) {
+      check(cudaMemcpy(at(i), values_.device, bytes(), cudaMemcpyDeviceToDevice), "cudaMemcpy");
+    }
+  }
+  T* at(int i) const { return static_cast<T*>(memory_.data()) + i * values_.host.size(); }
+
+ private:
+  static std::vector<T> scaled(std::int64_t size, float factor, std::uint64_t stream) {
+    auto values = random_values<T>(size, stream);
+    for (auto& value : values) value = from_state<T>(to_float(value) * factor);
+    return values;
+  }
+  std::size_t bytes() const { return values_.host.size() * sizeof(T); }
+
+  Both<T> values_;
+  DeviceMemory memory_;
+  int count_;
+};
+
+class Model {
+ public:
+  explicit Model(std::int64_t texts)
+      : states_(texts * kState, 0.3F, 11),
+        history_(texts * (kTaps - 1) * kChannels, 1, 12),
+        x_(texts * kHidden, 1, 13, 1),
+        projected_(texts * kProjected, 1, 14, 1),
+        o_(texts * kHidden, 1, 15, 1),
+        inner_(texts * kInner, 1, 16, 1),
+        logits_(texts * kVocabulary, 1, 17, 1) {}
+
+  // Returns the operators of a part of the step for the first `texts` texts.
+  std::vector<Operator> operators(const std::string& part, std::int64_t texts) const {
+    std::vector<Operator> list;
+    const auto add = [&](const char* name, const Operator& one) {
+      if (part == name || (part == "all" && std::string(name) != "chain")) list.push_back(one);
+    };
+    for (int i = 0; i < kLayers; ++i) {
+      const bool odd = i % 2 != 0;
+      add("in", product(texts, x_, in_.at(i), kHidden, projected_, kProjected, true));
+      add("mixer", mixer(texts, i));
+      add("out", product(texts, o_, out_.at(i), kHidden, x_, kHidden, false));
+      add("gate_up", product(texts, x_, gate_up_.at(i), kHidden, inner_, kInner, true, true));
+      add("down", product(texts, inner_, down_.at(i), kInner, x_, kHidden, false));
+      // Products of which each reads all that the one before it wrote.
+      add("chain", product(texts, odd ? o_ : x_, out_.at(i), kHidden, odd ? x_ : o_, kHidden, true));
+    }
+    if (part == "all" || part == "head") {
+      list.emplace_back(product(texts, x_, head_.at(0), kHidden, logits_, kVocabulary, true));
+    }
+    return list;
+  }
+  void reset() const {
+    for (const auto* copies : {&states_, &history_, &x_, &projected_, &o_, &inner_}) copies->reset();
+  }
+
+ private:
+  // Without a norm, y is added to.
+  LinearForward product(std::int64_t texts, const Copies<float>& x, const bfloat16* weight, std::int64_t columns,
+                        const Copies<float>& y, std::int64_t outputs, bool norm, bool swiglu = false) const {
+    LinearForward p;
+    p.x = View<const float, 2>::contiguous(x.at(0), {texts, columns});
+    p.narrow_weight = View<const bfloat16, 2>::contiguous(weight, {swiglu ? 2 * outputs : outputs, columns});
+    p.y = View<float, 2>::contiguous(y.at(0), {texts, outputs});
+    p.swiglu = swiglu;
+    p.norm_eps = 1e-6F;
+    if (norm) {
+      p.norm_weight = View<const float, 1>::contiguous(norm_.at(0), {columns});
+    } else {
+      p.residual = p.y;
+    }
+    return p;
+  }
+  MixerStep mixer(std::int64_t texts, int layer) const {
+    const auto columns = [&](std::int64_t first, std::int64_t count) {
+      return View<const float, 2>{projected_.at(0) + first, {texts, count}, {kProjected, 1}};
+    };
+    MixerStep p;
+    p.shape = {texts, 1, kModelHeads, kModelHeads, kDim, kDim};
+    p.rule.step = parse_step_size("exact");
+    p.qkv = columns(0, kChannels);
+    p.taps = View<const float, 2>::contiguous(taps_.at(0), {kChannels, kTaps});
+    p.beta = columns(kChannels, kModelHeads);
+    p.beta_activation = BetaActivation::softplus;
+    p.beta_factor = View<const float, 1>::contiguous(norm_.at(0), {kModelHeads});
+    p.norm_weight = View<const float, 1>::contiguous(norm_.at(0), {kDim});
+    p.history = View<float, 3>::contiguous(history_.at(layer), {texts, kTaps - 1, kChannels});
+    p.states = View<float, 4>::contiguous(states_.at(layer), {texts, kModelHeads, kDim, kDim});
+    p.o = View<float, 2>::contiguous(o_.at(0), {texts, kModelHeads * kDim});
+    return p;
+  }
+
+  Copies<bfloat16> in_{kProjected * kHidden, 0.03F, 1}, out_{kHidden * kHidden, 0.03F, 2},
+      gate_up_{2 * kInner * kHidden, 0.03F, 3}, down_{kHidden * kInner, 0.02F, 4},
+      head_{kVocabulary * kHidden, 0.03F, 5, 1};
+  Copies<float> norm_{kHidden, 1, 6, 1}, taps_{kChannels * kTaps, 0.5F, 7, 1};
+  Copies<float> states_, history_, x_, projected_, o_, inner_, logits_;
+};
+
+// Runs operators, by one kernel for all of them or by a kernel each.
+class Runner {
+ public:
+  Runner(const std::vector<Operator>& operators, bool one_kernel)
+      : operators_(operators), step_(one_kernel ? list_of(operators) : gpu::LayersStep()), memory_(step_.bytes()) {
+    if (memory_.data() == nullptr) return;
+    const auto image = step_.image(memory_.data());
+    check(cudaMemcpy(memory_.data(), image.data(), image.size(), cudaMemcpyHostToDevice), "cudaMemcpy");
+  }
+  void run(cudaStream_t stream) const {
+    if (memory_.data() != nullptr) return step_.run(memory_.data(), stream);
+    for (const Operator& one : operators_) {
+      if (const auto* mixer = std::get_if<MixerStep>(&one)) {
+        gpu::mixer_step(*mixer, stream);
+      } else {
+        gpu::linear(std::get<LinearForward>(one), stream);
+      }
+    }
+  }
+  // Returns what the last operator writes for the first text, when all have run once.
+  std::vector<float> output() const {
+    const auto* mixer = std::get_if<MixerStep>(&operators_.back());
+    const View<float, 2> y = mixer != nullptr ? mixer->o : std::get<LinearForward>(operators_.back()).y;
+    run(nullptr);
+    check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    std::vector<float> values(y.extent[1]);
+    check(cudaMemcpy(values.data(), y.data, values.size() * sizeof(float), cudaMemcpyDeviceToHost), "cudaMemcpy");
+    return values;
+  }
+
+ private:
+  static gpu::LayersStep list_of(const std::vector<Operator>& operators) {
+    gpu::LayersStep step;
+    for (const Operator& one : operators) std::visit([&](const auto& problem) { step.add(problem); }, one);
+    return step;
+  }
+  std::vector<Operator> operators_;
+  gpu::LayersStep step_;
+  DeviceMemory memory_;
+};
+
+// The bytes of weights that operators read, and of states that they read and write.
+std::int64_t bytes_of(const std::vector<Operator>& operators) {
+  std::int64_t bytes = 0;
+  for (const Operator& one : operators) {
+    const auto* mixer = std::get_if<MixerStep>(&one);
+    bytes += mixer != nullptr ? mixer->states.size() * 8 : std::get<LinearForward>(one).narrow_weight.size() * 2;
+  }
+  return bytes;
+}
+
+}  // namespace
+
+void time_layers(CaseRun& run, const std::string& name, const std::string& part, std::int64_t texts, bool one_kernel) {
+  const Model model(texts);
+  const Runner runner(model.operators(part, texts), one_kernel);
+  const std::vector<float> y = runner.output();
+  model.reset();
+  // The first text alone, by the other way to run it.
+  const std::vector<float> other = Runner(model.operators(part, 1), !one_kernel).output();
+  double error = 0, size = 0;
+  for (std::size_t i = 0; i < y.size(); ++i) {
+    error += (y[i] - other[i]) * (y[i] - other[i]);
+    size += other[i] * other[i];
+  }
+  error = std::sqrt(error / size);
+  run.write_result(name,
+                   "\"op\": \"layers_step\", \"part\": \"" + part + "\", \"kernels\": \"" +
+                       (one_kernel ? "one" : "many") + "\", \"texts\": " + std::to_string(texts) + ", \"bytes\": " +
+                       std::to_string(bytes_of(model.operators(part, texts))) + ", \"error\": " + error_json(error),
+                   error <= kMaxLayersError,
+                   [&] { return time_calls(run.options.repeats, [&](cudaStream_t stream) { runner.run(stream); }); });
+}
+
+}  // namespace efla::bench::cuda
