@@ -31,36 +31,29 @@ void launch_clusters_early(const char* name, void (*kernel)(Parameters...), unsi
   check(cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), pointers), name);
 }
 
-// A barrier of all threads of a cluster: writes to shared memory before `arrive` are visible after `wait`.
+// A barrier of all threads of a cluster. It does not order what is written before `arrive`: a fence would wait for all
+// of a thread's writes to global memory.
 __device__ __forceinline__ void arrive_at_cluster_barrier() {
-  asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+  asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
 }
 __device__ __forceinline__ void wait_at_cluster_barrier() {
   asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
 }
 
-// Return what is at the place that `from` has in the shared memory of a thread block of the cluster, or zeros unless
-// `exists`.
-__device__ __forceinline__ float load_from_cluster(const float* from, int rank, bool exists) {
-  float x = 0;
-  asm volatile(
-      "{ .reg .b32 address; .reg .pred p; setp.ne.b32 p, %3, 0; mapa.shared::cluster.u32 address, %1, %2; "
-      "@p ld.shared::cluster.f32 %0, [address]; }"
-      : "+f"(x)
-      : "r"(shared_address(from)), "r"(rank), "r"(static_cast<int>(exists))
-      : "memory");
-  return x;
+// Makes a barrier that this thread has initialised (wgmma.cuh) known to the cluster, before the cluster's barrier.
+__device__ __forceinline__ void announce_barriers() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-__device__ __forceinline__ float4 load_4_from_cluster(const float* from, int rank, bool exists) {
-  float4 x{0, 0, 0, 0};
+// Starts a copy of `bytes` bytes, a multiple of 16, to the place that `to` has in the shared memory of a thread block
+// of the cluster. That block's `arrived` counts it.
+__device__ __forceinline__ void send_to_block(void* to, const void* from, int bytes, std::uint64_t* arrived, int rank) {
   asm volatile(
-      "{ .reg .b32 address; .reg .pred p; setp.ne.b32 p, %6, 0; mapa.shared::cluster.u32 address, %4, %5; "
-      "@p ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [address]; }"
-      : "+f"(x.x), "+f"(x.y), "+f"(x.z), "+f"(x.w)
-      : "r"(shared_address(from)), "r"(rank), "r"(static_cast<int>(exists))
+      "{ .reg .b32 place, barrier; mapa.shared::cluster.u32 place, %0, %4; mapa.shared::cluster.u32 barrier, %3, %4; "
+      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [place], [%1], %2, [barrier]; }" ::"r"(
+          shared_address(to)),
+      "r"(shared_address(from)), "r"(bytes), "r"(shared_address(arrived)), "r"(rank)
       : "memory");
-  return x;
 }
 
 }  // namespace efla::gpu

@@ -1,10 +1,12 @@
 // The product of up to 64 rows with a weight matrix in bfloat16, on the tensor cores (linear.h).
 //
 // A cluster of thread blocks computes a tile of y for all rows; each block has a slice of the columns. A block fetches
-// its slice of the weight before the kernels before it have ended, and then reads x, of which it makes two bfloat16
-// numbers each, chunk by chunk. Its two warpgroups multiply, each for half of the outputs of the tile. The sums of all
-// blocks are added in a fixed order by the block that writes an output.
+// its slice of the weight before the kernels before it have ended, and then x through a ring of pieces of 32 columns.
+// Its two warpgroups multiply, each for half of the outputs of a tile, or half of the columns of a tile of 64 outputs.
+// A thread makes two bfloat16 numbers of every x that it holds as an operand of the tensor cores. The blocks of a
+// cluster send each other their sums, of which every block adds the sums of some rows in a fixed order.
 #include <algorithm>
+#include <iterator>
 #include <string>
 
 #include "efla/cuda/common/cluster.cuh"
@@ -17,11 +19,9 @@ namespace efla::gpu {
 namespace {
 
 constexpr int kGroups = 2, kThreads = 128 * kGroups;  // warpgroups
-constexpr int kRows = 64, kChunk = 64;                // rows of x; columns of a chunk
+constexpr int kRows = 64, kChunk = 64;                // rows of x; columns of a chunk of the weight
 constexpr int kMostBlocks = 8, kMostChunks = 6;       // per cluster; per block
-constexpr int kStages = 2;                            // of chunks of x in shared memory
-constexpr int kStageBytes = 2 * kTileBytes;           // two bfloat16 numbers for an x
-constexpr int kThreadRows = kRows / (kThreads / 16);  // of a chunk; 16 threads have the columns of a row
+constexpr int kPiece = 32, kPieceBytes = kRows * kPiece * static_cast<int>(sizeof(float));  // columns of x in the ring
 
 // How a problem is distributed.
 struct Plan {
@@ -30,18 +30,25 @@ struct Plan {
   int clusters;
   int blocks;    // per cluster
   int chunks;    // per block, or fewer in the last block
+  int rows;      // of y that a block writes, or fewer
+  int ring_at;   // in shared memory: the ring, later the sums of other blocks
+  int norm_at;   // the weight of the norm
   int bytes;     // of shared memory
   bool aligned;  // whether y and the residual are read and written in pieces of 16 bytes
 };
 
 constexpr int kAlignment = 1024;  // of tiles
 
+// Pieces of x in the ring.
+template <int kTile>
+constexpr int kDepth = kTile == 128 ? 5 : 4;
+
 constexpr int row_bytes(int tile) { return (tile + 8) * static_cast<int>(sizeof(float)); }  // of the sums of a row
 
 Plan plan_of(const LinearForward& p) {
   constexpr int kFew = 1024, kMost = 4096, kWide = 6144;  // outputs that clusters of one size compute at once
   constexpr int kWideChunks = 16;                         // for which clusters of four blocks have shared memory
-  const int outputs = static_cast<int>(p.outputs()),
+  const int outputs = static_cast<int>(p.outputs()), rows = static_cast<int>(p.x.extent[0]),
             all_chunks = static_cast<int>((p.x.extent[1] + kChunk - 1) / kChunk);
   Plan plan;
   plan.tile = outputs <= kFew ? 64 : outputs <= kMost || outputs > kWide ? 128 : 192;
@@ -50,8 +57,12 @@ Plan plan_of(const LinearForward& p) {
   const int most_blocks = plan.tile == 64 || all_chunks > kWideChunks ? kMostBlocks : kMostBlocks / 2;
   plan.chunks = (all_chunks + most_blocks - 1) / most_blocks;
   plan.blocks = (all_chunks + plan.chunks - 1) / plan.chunks;
-  plan.bytes = kAlignment + plan.chunks * plan.tile * kChunk * static_cast<int>(sizeof(bfloat16)) +
-               kStages * kStageBytes + (plan.chunks * kChunk + kRows) * static_cast<int>(sizeof(float));
+  plan.rows = (rows + plan.blocks - 1) / plan.blocks;
+  plan.ring_at =
+      std::max(plan.chunks * plan.tile * kChunk * static_cast<int>(sizeof(bfloat16)), kRows * row_bytes(plan.tile));
+  const int depth = plan.tile == 128 ? kDepth<128> : kDepth<64>;
+  plan.norm_at = plan.ring_at + std::max(depth * kPieceBytes, (plan.blocks - 1) * plan.rows * row_bytes(plan.tile));
+  plan.bytes = kAlignment + plan.norm_at + plan.chunks * kChunk * static_cast<int>(sizeof(float));
   plan.aligned = has_aligned_rows(p.y) && (!p.residual || has_aligned_rows(p.residual));
   return plan;
 }
@@ -77,207 +88,306 @@ __device__ __forceinline__ void fetch_weight(const LinearForward& p, const Plan&
   copy_async_commit();
 }
 
-// A thread's part of x: four neighbouring columns per chunk of kThreadRows rows.
-class XPart {
+// Returns where four columns of a row of a piece of x lie in the ring. They change places within a row, so that a warp
+// which reads pairs of floats of eight rows has no bank conflicts.
+__device__ __forceinline__ int ring_offset(int row, int four) { return row * kPiece * 4 + ((four ^ row % 4 * 2) << 4); }
+
+// Starts the copies of pieces of x: 16 bytes of two rows per thread. What does not exist becomes zeros.
+class XCopies {
  public:
-  __device__ XPart(const LinearForward& p, int first)
-      : column_(first * kChunk + static_cast<int>(threadIdx.x) % 16 * 4),
+  __device__ XCopies(const LinearForward& p, int first, unsigned char* ring)
+      : column_(first * kChunk + static_cast<int>(threadIdx.x) % 8 * 4),
         columns_(static_cast<int>(p.x.extent[1])),
-        row_(static_cast<int>(threadIdx.x) / 16),
+        row_(static_cast<int>(threadIdx.x) / 8),
         rows_(static_cast<int>(p.x.extent[0])),
         from_(p.x.data + row_ * p.x.stride[0] + column_),
-        step_(p.x.stride[0] * (kThreads / 16)),
-        nowhere_(p.x.data) {}
+        step_(p.x.stride[0] * kRowStep),
+        nowhere_(p.x.data),
+        to_(shared_address(ring) + ring_offset(row_, static_cast<int>(threadIdx.x) % 8)) {}
 
-  // Reads chunk `chunk` of the block.
-  __device__ __forceinline__ void read(int chunk, float4 (&x)[kThreadRows]) const {
-    const bool in_row = column_ + chunk * kChunk < columns_;
+  // Piece `piece` of the block, unless there are only `pieces`, to place `slot` of the ring.
+  __device__ __forceinline__ void fetch(int piece, int pieces, int slot) const {
+    if (piece < pieces) {
+      const bool in_row = column_ + piece * kPiece < columns_;
 #pragma unroll
-    for (int i = 0; i < kThreadRows; ++i) {
-      const bool exists = in_row && row_ + i * (kThreads / 16) < rows_;
-      const float* const from = exists ? from_ + i * step_ + chunk * kChunk : nowhere_;
-      x[i] = __ldcg(reinterpret_cast<const float4*>(from));
-      if (!exists) x[i] = {0, 0, 0, 0};
-    }
-  }
-
-  // Writes x times the norm's weight as two bfloat16 numbers, whose sum it is, to the tiles at `to`.
-  __device__ __forceinline__ void stage(const float4 (&x)[kThreadRows], const float4& weight, unsigned char* to) {
-    const int piece = static_cast<int>(threadIdx.x) % 16 / 2;
-    unsigned char* const own = to + piece_offset(row_, piece) + static_cast<int>(threadIdx.x) % 2 * 8;
-#pragma unroll
-    for (int i = 0; i < kThreadRows; ++i) {
-      squares_[i] += x[i].x * x[i].x + x[i].y * x[i].y + (x[i].z * x[i].z + x[i].w * x[i].w);
-      const float4 v{x[i].x * weight.x, x[i].y * weight.y, x[i].z * weight.z, x[i].w * weight.w};
-      const std::uint32_t a = pack_bf16(v.x, v.y), b = pack_bf16(v.z, v.w);
-      const std::uint32_t c = pack_bf16(v.x - low_bf16(a), v.y - high_bf16(a));
-      const std::uint32_t d = pack_bf16(v.z - low_bf16(b), v.w - high_bf16(b));
-      *reinterpret_cast<uint2*>(own + i * (kThreads / 16) * 128) = {a, b};
-      *reinterpret_cast<uint2*>(own + i * (kThreads / 16) * 128 + kTileBytes) = {c, d};
-    }
-  }
-
-  // Writes the sums of the squares of the rows.
-  __device__ __forceinline__ void write_squares(float* squares) const {
-#pragma unroll
-    for (int i = 0; i < kThreadRows; ++i) {
-      float sum = squares_[i];
-#pragma unroll
-      for (int offset = 8; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffU, sum, offset);
-      if (threadIdx.x % 16 == 0) squares[row_ + i * (kThreads / 16)] = sum;
+      for (int i = 0; i < kRows / kRowStep; ++i) {
+        const bool exists = in_row && row_ + i * kRowStep < rows_;
+        copy_async_16(to_ + slot * kPieceBytes + i * kRowStep * kPiece * 4,
+                      exists ? from_ + i * step_ + piece * kPiece : nowhere_, exists ? 16 : 0);
+      }
     }
   }
 
  private:
+  static constexpr int kRowStep = kThreads / 8;
   int column_, columns_, row_, rows_;
   const float* from_;
   std::int64_t step_;
   const float* nowhere_;
-  float squares_[kThreadRows] = {};
+  std::uint32_t to_;
 };
 
-// Adds chunk `chunk` of the products to d: all rows, and the outputs of a warpgroup.
+// Whether the warpgroups multiply different columns of x, for all outputs of a tile. The sums of wider tiles do not
+// have room in the registers of one warpgroup.
 template <int kTile>
-__device__ __forceinline__ void multiply_chunk(float (&d)[kTile / 4], const unsigned char* x,
-                                               const unsigned char* weight, bool add) {
-  const std::uint64_t high = row_operand(shared_address(x)), low = high + (kTileBytes >> 4);
-  const std::uint64_t outputs = row_operand(shared_address(weight));
-  products_fence();
-#pragma unroll
-  for (int k = 0; k < kChunk / 16; ++k) {
-    multiply_tiles(d, high + k * kRowStep, outputs + k * kRowStep, add || k > 0);
-    multiply_tiles(d, low + k * kRowStep, outputs + k * kRowStep, true);
-  }
-  products_commit();
-}
+constexpr bool kSplitsColumns = kTile == 64;
 
-// Returns the sums of what is at the place of four floats in all blocks of the cluster, in the order of the blocks.
-__device__ __forceinline__ float4 sum_of_cluster(const float* from, int blocks) {
-  float4 x[kMostBlocks];
-#pragma unroll
-  for (int block = 0; block < kMostBlocks; ++block) x[block] = load_4_from_cluster(from, block, block < blocks);
-  float4 sum = x[0];
-#pragma unroll
-  for (int block = 1; block < kMostBlocks; ++block) {
-    sum = {sum.x + x[block].x, sum.y + x[block].y, sum.z + x[block].z, sum.w + x[block].w};
-  }
-  return sum;
-}
-
-// Writes the outputs of the cluster of which this block has every blocks-th row: four per thread at a time.
+// The products of x that a warpgroup computes.
 template <int kTile>
-__device__ __forceinline__ void write_outputs(const LinearForward& p, const Plan& plan, int cluster, int rank,
-                                              const float* sums, const float* squares) {
-  const int rows = static_cast<int>(p.x.extent[0]), outputs = static_cast<int>(p.y.extent[1]);
-  const int fours = plan.outputs / 4;  // per row
-  for (int i = static_cast<int>(threadIdx.x);; i += kThreads) {
-    const int m = i / fours * plan.blocks + rank, in_cluster = i % fours * 4, n = cluster * plan.outputs + in_cluster;
-    if (m >= rows) break;
-    if (n >= outputs) continue;
-    float residual[4] = {};
-    if (p.residual && plan.aligned) {
-      const float4 r = __ldcg(reinterpret_cast<const float4*>(p.residual.at(m, n)));
-      residual[0] = r.x, residual[1] = r.y, residual[2] = r.z, residual[3] = r.w;
-    } else if (p.residual) {
+struct Products {
+  static constexpr int kBuffers = kSplitsColumns<kTile> ? 1 : 2;
+  float d[kSplitsColumns<kTile> ? kTile / 2 : kTile / 4];                       // as accumulators of wgmma
+  std::uint32_t high[kBuffers][kPiece / 16][4], low[kBuffers][kPiece / 16][4];  // operands made of pieces of x
+  float squares[2] = {};                                                        // of x in the thread's two rows
+
+  // Makes operands `at` of a piece of x times the norm's weight.
+  __device__ __forceinline__ void convert(int at, const unsigned char* x, const float* norm) {
+    const int row = static_cast<int>(threadIdx.x) % 128 / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4;
+    const int pair = static_cast<int>(threadIdx.x) % 4;
+    const unsigned char* const own = x + pair % 2 * 8;
 #pragma unroll
-      for (int e = 0; e < 4; ++e) residual[e] = n + e < outputs ? __ldcg(p.residual.at(m, n + e)) : 0.0F;
-    }
-    const float* const from = sums + m * (row_bytes(kTile) / 4) + in_cluster;
-    const float4 z = sum_of_cluster(from, plan.blocks);
-    float4 w{};
-    if (p.swiglu) w = sum_of_cluster(from + kTile / 2, plan.blocks);
-    float r = 1;
-    if (p.norm_weight) {
-      float all = 0;
+    for (int k = 0; k < kPiece / 16; ++k) {
 #pragma unroll
-      for (int block = 0; block < kMostBlocks; ++block) {
-        all += load_from_cluster(&squares[m], block, block < plan.blocks);
+      for (int i = 0; i < 4; ++i) {  // two columns of row `row` and of row + 8, then the columns eight further
+        const int four = k * 4 + i / 2 * 2 + pair / 2;
+        const float2 v = *reinterpret_cast<const float2*>(own + i % 2 * 8 * kPiece * 4 + ring_offset(row, four));
+        const float2 w = *reinterpret_cast<const float2*>(norm + k * 16 + i / 2 * 8 + pair * 2);
+        squares[i % 2] = fmaf(v.x, v.x, fmaf(v.y, v.y, squares[i % 2]));
+        const float a = v.x * w.x, b = v.y * w.y;
+        high[at][k][i] = pack_bf16(a, b);
+        low[at][k][i] = pack_bf16(a - low_bf16(high[at][k][i]), b - high_bf16(high[at][k][i]));
       }
-      r = rsqrtf(all / static_cast<float>(p.x.extent[1]) + p.norm_eps);
-    }
-    float y[4] = {r * z.x, r * z.y, r * z.z, r * z.w};
-    const float gates[4] = {r * w.x, r * w.y, r * w.z, r * w.w};
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      if (p.swiglu) y[e] *= __fdividef(1.0F, 1.0F + expf(-y[e])) * gates[e];
-      y[e] += residual[e];
-    }
-    if (plan.aligned) {
-      *reinterpret_cast<float4*>(p.y.at(m, n)) = {y[0], y[1], y[2], y[3]};
-      continue;
-    }
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      if (n + e < outputs) *p.y.at(m, n + e) = y[e];
     }
   }
-}
 
-// kAhead: chunks of x that are read before the first is used.
-template <int kTile, int kAhead>
+  // Adds the products of operands `at`.
+  __device__ __forceinline__ void multiply(int at, std::uint64_t outputs, bool add) {
+    products_fence();
+#pragma unroll
+    for (int k = 0; k < kPiece / 16; ++k) {
+      multiply_step(high[at][k], outputs + k * kRowStep, add || k > 0);
+      multiply_step(low[at][k], outputs + k * kRowStep, true);
+    }
+    products_commit();
+  }
+
+ private:
+  __device__ __forceinline__ void multiply_step(const std::uint32_t (&a)[4], std::uint64_t b, bool add) {
+    if constexpr (kTile <= 128) multiply_64<false>(d, a, b, add);
+    if constexpr (kTile == 192) multiply_96(d, a, b, add);
+  }
+};
+
+// The rows of y that a block writes: the sums of all blocks of its cluster.
+template <int kTile>
+class Outputs {
+ public:
+  // sums: [row of x][output of the tile] of this block, with two sums of squares of the row beside them; received: the
+  // block's rows of the other blocks, one block after the other.
+  __device__ Outputs(const LinearForward& p, const Plan& plan, int cluster, int rank, const float* sums,
+                     const float* received)
+      : p_(p),
+        plan_(plan),
+        first_output_(cluster * plan.outputs),
+        first_row_(rank * plan.rows),
+        rows_(min(plan.rows, static_cast<int>(p.x.extent[0]) - first_row_)),
+        rank_(rank),
+        own_(sums + first_row_ * kRowFloats),
+        received_(received) {}
+
+  // Four numbers of the residual, or zeros, for item i of the block: four outputs of a row.
+  __device__ __forceinline__ float4 residual(int i) const {
+    const int row = row_of(i), n = first_output_ + (i - row * (plan_.outputs / 4)) * 4;
+    const int outputs = static_cast<int>(p_.y.extent[1]);
+    if (!p_.residual || row >= rows_ || n >= outputs) return {0, 0, 0, 0};
+    const float* const from = p_.residual.at(first_row_ + row, n);
+    if (plan_.aligned) return __ldcg(reinterpret_cast<const float4*>(from));
+    float r[4];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) r[e] = n + e < outputs ? __ldcg(p_.residual.at(first_row_ + row, n + e)) : 0.0F;
+    return {r[0], r[1], r[2], r[3]};
+  }
+
+  // Writes the outputs. residual: of the thread's first item.
+  __device__ __forceinline__ void write(float4 residual) const {
+    const int outputs = static_cast<int>(p_.y.extent[1]), fours = plan_.outputs / 4;
+    for (int i = static_cast<int>(threadIdx.x); i < rows_ * fours; i += kThreads) {
+      const int row = row_of(i), in_tile = (i - row * fours) * 4, n = first_output_ + in_tile;
+      const float4 added = residual;
+      residual = this->residual(i + kThreads);
+      if (n >= outputs) continue;
+      float z[4] = {}, gates[4] = {}, squares = 0;
+      const float* other = received_ + row * kRowFloats;
+#pragma unroll 1  // code that runs once is bound by fetching it
+      for (int block = 0; block < plan_.blocks; ++block) {
+        const float* const from = block == rank_ ? own_ + row * kRowFloats : other;
+        if (block != rank_) other += plan_.rows * kRowFloats;
+        add(z, from + in_tile);
+        if (p_.swiglu) add(gates, from + kTile / 2 + in_tile);
+        squares += from[kTile] + from[kTile + 1];
+      }
+      const float r = p_.norm_weight ? rsqrtf(squares / static_cast<float>(p_.x.extent[1]) + p_.norm_eps) : 1.0F;
+      const float addends[4] = {added.x, added.y, added.z, added.w};
+      float y[4];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        y[e] = r * z[e];
+        if (p_.swiglu) y[e] *= __fdividef(1.0F, 1.0F + expf(-y[e])) * (r * gates[e]);
+        y[e] += addends[e];
+      }
+      float* const to = p_.y.at(first_row_ + row, n);
+      if (plan_.aligned) {
+        *reinterpret_cast<float4*>(to) = {y[0], y[1], y[2], y[3]};
+        continue;
+      }
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        if (n + e < outputs) *p_.y.at(first_row_ + row, n + e) = y[e];
+      }
+    }
+  }
+
+  __device__ __forceinline__ int rows() const { return rows_; }
+
+ private:
+  static constexpr int kRowFloats = row_bytes(kTile) / static_cast<int>(sizeof(float));
+
+  __device__ __forceinline__ int row_of(int i) const { return p_.swiglu ? i / (kTile / 8) : i / (kTile / 4); }
+  __device__ __forceinline__ static void add(float (&sum)[4], const float* from) {
+    const float4 x = *reinterpret_cast<const float4*>(from);
+    sum[0] += x.x, sum[1] += x.y, sum[2] += x.z, sum[3] += x.w;
+  }
+
+  const LinearForward& p_;
+  const Plan& plan_;
+  int first_output_, first_row_, rows_, rank_;
+  const float *own_, *received_;
+};
+
+template <int kTile>
 __global__ void __launch_bounds__(kThreads, 2)
     linear_many_kernel(const __grid_constant__ LinearForward p, const __grid_constant__ Plan plan) {
   extern __shared__ unsigned char unaligned[];
+  __shared__ std::uint64_t arrived;  // the sums of the other blocks
   unsigned char* const weight = unaligned + (kAlignment - shared_address(unaligned) % kAlignment) % kAlignment;
-  unsigned char* const stages = weight + plan.chunks * kTile * 128;
-  float* const norm = reinterpret_cast<float*>(stages + kStages * kStageBytes);
-  float* const squares = norm + plan.chunks * kChunk;
-  float* const sums = reinterpret_cast<float*>(weight);  // [row of x][output of the tile], after the products
+  unsigned char* const ring = weight + plan.ring_at;
+  float* const norm = reinterpret_cast<float*>(weight + plan.norm_at);
   const int cluster = static_cast<int>(blockIdx.x) / plan.blocks, rank = static_cast<int>(blockIdx.x) % plan.blocks;
-  const int columns = static_cast<int>(p.x.extent[1]), first = rank * plan.chunks;
+  const int columns = static_cast<int>(p.x.extent[1]), first = rank * plan.chunks,
+            thread = static_cast<int>(threadIdx.x);
   const int chunks = min(plan.chunks, (columns + kChunk - 1) / kChunk - first);
+  float* const sums = reinterpret_cast<float*>(weight);  // after the products
+  const Outputs<kTile> outputs(p, plan, cluster, rank, sums, reinterpret_cast<const float*>(ring));
   fetch_weight<kTile>(p, plan, cluster, first, weight);
   let_next_kernel_begin();
-  for (int i = static_cast<int>(threadIdx.x); i < chunks * kChunk; i += kThreads) {
+  if (thread == 0) {
+    barrier_init(&arrived, 1);
+    announce_barriers();
+    barrier_expect(&arrived, (plan.blocks - 1) * max(outputs.rows(), 0) * row_bytes(kTile));
+  }
+  for (int i = thread; i < chunks * kChunk; i += kThreads) {
     norm[i] = p.norm_weight && first * kChunk + i < columns ? __ldg(p.norm_weight.data + first * kChunk + i) : 1.0F;
   }
-  __syncthreads();
   wait_for_kernels();
 
-  XPart part(p, first);
-  float4 x[kAhead][kThreadRows];
+  constexpr int kRing = kDepth<kTile>, kPieces = kChunk / kPiece;  // of a chunk
+  const XCopies x(p, first, ring);
+  const int group = thread / 128, lane = thread % 32;
+  Products<kTile> products;
+  if constexpr (kSplitsColumns<kTile>) {
+    constexpr int kAhead = kRing / kPieces;  // chunks
+    const auto fetch = [&](int chunk) {
 #pragma unroll
-  for (int i = 0; i < kAhead; ++i) {
-    if (i < chunks) part.read(i, x[i]);
-  }
-  const int group = static_cast<int>(threadIdx.x) / 128, lane = static_cast<int>(threadIdx.x) % 32;
-  const unsigned char* const own_weight = weight + group * (kTile / 2) * 128;
-  float d[kTile / 4];
-  for (int base = 0; base < chunks; base += kAhead) {
+      for (int i = 0; i < kPieces; ++i) {
+        x.fetch(chunk * kPieces + i, kPieces * chunks, chunk % kAhead * kPieces + i);
+      }
+      copy_async_commit();
+    };
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      const int chunk = base + i;
-      if (chunk >= chunks) continue;
-      unsigned char* const stage = stages + chunk % kStages * kStageBytes;
-      const float4 factor = *reinterpret_cast<const float4*>(norm + chunk * kChunk + threadIdx.x % 16 * 4);
-      part.stage(x[i], factor, stage);
-      if (chunk + kAhead < chunks) part.read(chunk + kAhead, x[i]);
-      if (chunk == 0) copy_async_wait<0>();
-      fence_for_products();
+    for (int chunk = 0; chunk < kAhead; ++chunk) fetch(chunk);
+    const std::uint64_t own_weight = row_operand(shared_address(weight)) + group * (kPiece / 16) * kRowStep;
+    for (int chunk = 0; chunk < chunks; ++chunk) {
+      copy_async_wait<kAhead - 1>();
+      if (chunk == 0) fence_for_products();  // of the weight
+      __syncthreads();                       // the chunk has arrived
       products_wait<0>();
-      __syncthreads();  // the chunk has been written, and the stage of the next one is free
-      multiply_chunk<kTile>(d, stage, own_weight + chunk * kTile * 128, chunk > 0);
+      products.convert(0, ring + (chunk % kAhead * kPieces + group) * kPieceBytes,
+                       norm + (chunk * kPieces + group) * kPiece);
+      __syncthreads();  // its place is free
+      products.multiply(0, own_weight + chunk * (kTile * 128 >> 4), chunk > 0);
+      fetch(chunk + kAhead);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i + 1 < kRing; ++i) {
+      x.fetch(i, kPieces * chunks, i);
+      copy_async_commit();
+    }
+    const std::uint64_t own_weight = row_operand(shared_address(weight + group * (kTile / 2) * 128));
+    int slot = 0;
+    for (int chunk = 0; chunk < chunks; ++chunk) {
+#pragma unroll
+      for (int i = 0; i < kPieces; ++i) {
+        const int piece = chunk * kPieces + i;
+        copy_async_wait<kRing - 2>();
+        if (piece == 0) fence_for_products();  // of the weight
+        __syncthreads();                       // the piece has arrived, and the piece before it has been used
+        x.fetch(piece + kRing - 1, kPieces * chunks, slot == 0 ? kRing - 1 : slot - 1);
+        copy_async_commit();
+        products.convert(i, ring + slot * kPieceBytes, norm + piece * kPiece);
+        products.multiply(i, own_weight + chunk * (kTile * 128 >> 4) + i * (kPiece / 16) * kRowStep, piece > 0);
+        products_wait<1>();  // the operands that the next piece becomes are not used any more
+        slot = slot + 1 == kRing ? 0 : slot + 1;
+      }
     }
   }
-  if (p.norm_weight) part.write_squares(squares);
+  const float4 residual = outputs.residual(thread);
   products_wait<0>();
+  fence_for_products();
   __syncthreads();
-  float* const own = sums + (threadIdx.x % 128 / 32 * 16 + lane / 4) * (row_bytes(kTile) / 4) + group * (kTile / 2);
+  arrive_at_cluster_barrier();  // the ring may be written
+  const int row = thread % 128 / 32 * 16 + lane / 4;
+  constexpr int kRowFloats = row_bytes(kTile) / static_cast<int>(sizeof(float));
+  float* const own = sums + row * kRowFloats;
+  const auto for_each_pair = [&](auto&& f) {
 #pragma unroll
-  for (int i = 0; i < kTile / 4; i += 2) {
-    const int column = i / 4 * 8 + lane % 4 * 2;
-    *reinterpret_cast<float2*>(own + i / 2 % 2 * 8 * (row_bytes(kTile) / 4) + column) = {d[i], d[i + 1]};
+    for (int i = 0; i < static_cast<int>(std::size(products.d)); i += 2) {
+      const int column = i / 4 * 8 + lane % 4 * 2 + (kSplitsColumns<kTile> ? 0 : group * (kTile / 2));
+      f(*reinterpret_cast<float2*>(own + i / 2 % 2 * 8 * kRowFloats + column), products.d[i], products.d[i + 1]);
+    }
+  };
+  const auto write = [](float2& to, float a, float b) { to = {a, b}; };
+  if constexpr (kSplitsColumns<kTile>) {
+    if (group == 1) for_each_pair(write);
+    __syncthreads();
+    if (group == 0) for_each_pair([](float2& to, float a, float b) { to = {a + to.x, b + to.y}; });
+  } else {
+    for_each_pair(write);
   }
-  arrive_at_cluster_barrier();
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    float sum = products.squares[i];
+#pragma unroll
+    for (int offset = 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffU, sum, offset);
+    if (lane % 4 == 0) own[i * 8 * kRowFloats + kTile + group] = kSplitsColumns<kTile> || group == 0 ? sum : 0.0F;
+  }
+  fence_for_products();
+  __syncthreads();
   wait_at_cluster_barrier();
-  write_outputs<kTile>(p, plan, cluster, rank, sums, squares);
-  arrive_at_cluster_barrier();  // others may still read this block's sums
+  if (thread < plan.blocks && thread != rank) {
+    const int from = thread * plan.rows, rows = min(plan.rows, static_cast<int>(p.x.extent[0]) - from);
+    unsigned char* const to = ring + (rank - (rank > thread)) * plan.rows * row_bytes(kTile);
+    if (rows > 0) send_to_block(to, sums + from * kRowFloats, rows * row_bytes(kTile), &arrived, thread);
+  }
+  barrier_wait(&arrived, 0);
+  arrive_at_cluster_barrier();  // the sums of the other blocks have been read
+  outputs.write(residual);
   wait_at_cluster_barrier();
 }
 
-template <int kTile, int kAhead>
+template <int kTile>
 void launch(const LinearForward& p, const Plan& plan, cudaStream_t stream) {
-  const auto kernel = linear_many_kernel<kTile, kAhead>;
+  const auto kernel = linear_many_kernel<kTile>;
   reserve_shared_memory(kernel, plan.bytes);
   launch_clusters_early("linear", kernel, static_cast<unsigned>(plan.clusters * plan.blocks),
                         static_cast<unsigned>(plan.blocks), kThreads, static_cast<std::size_t>(plan.bytes), stream, p,
@@ -288,9 +398,9 @@ void launch(const LinearForward& p, const Plan& plan, cudaStream_t stream) {
 
 void linear_many(const LinearForward& p, cudaStream_t stream) {
   const Plan plan = plan_of(p);
-  if (plan.tile == 64) return launch<64, 4>(p, plan, stream);
-  if (plan.tile == 128) return launch<128, 3>(p, plan, stream);
-  launch<192, 2>(p, plan, stream);
+  if (plan.tile == 64) return launch<64>(p, plan, stream);
+  if (plan.tile == 128) return launch<128>(p, plan, stream);
+  launch<192>(p, plan, stream);
 }
 
 std::string linear_many_refusal(const LinearForward& p) {
