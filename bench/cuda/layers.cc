@@ -118,7 +118,7 @@ class Model {
     p.taps = View<const float, 2>::contiguous(taps_.at(0), {kChannels, kTaps});
     p.beta = columns(kChannels, kModelHeads);
     p.beta_activation = BetaActivation::softplus;
-    p.beta_factor = View<const float, 1>::contiguous(norm_.at(0), {kModelHeads});
+    p.beta_factor = View<const float, 1>::contiguous(ones_.device, {kModelHeads});
     p.norm_weight = View<const float, 1>::contiguous(norm_.at(0), {kDim});
     p.history = View<float, 3>::contiguous(history_.at(layer), {texts, kTaps - 1, kChannels});
     p.states = View<float, 4>::contiguous(states_.at(layer), {texts, kModelHeads, kDim, kDim});
@@ -130,6 +130,7 @@ class Model {
       gate_up_{2 * kInner * kHidden, 0.03F, 3}, down_{kHidden * kInner, 0.02F, 4},
       head_{kVocabulary * kHidden, 0.03F, 5, 1};
   Copies<float> norm_{kHidden, 1, 6, 1}, taps_{kChannels * kTaps, 0.5F, 7, 1};
+  Both<float> ones_{std::vector<float>(kModelHeads, 1.0F)};  // a negative β would let states grow
   Copies<float> states_, history_, x_, projected_, o_, inner_, logits_;
 };
 
