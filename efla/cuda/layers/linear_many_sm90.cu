@@ -2,7 +2,7 @@
 //
 // A cluster of thread blocks computes a tile of y for all rows; each block has a slice of the columns. A block fetches
 // its slice of the weight before the kernels before it have ended, and then x through a ring of pieces of 32 columns.
-// Its two warpgroups multiply, each for half of the outputs of a tile, or half of the columns of a tile of 64 outputs.
+// Its two warpgroups multiply, each half of the columns.
 // A thread makes two bfloat16 numbers of every x that it holds as an operand of the tensor cores. The blocks of a
 // cluster send each other their sums, of which every block adds the sums of some rows in a fixed order.
 #include <algorithm>
@@ -39,19 +39,17 @@ struct Plan {
 
 constexpr int kAlignment = 1024;  // of tiles
 
-// Pieces of x in the ring.
-template <int kTile>
-constexpr int kDepth = kTile == 128 ? 5 : 4;
+constexpr int kDepth = 4;  // pieces of x in the ring
 
 constexpr int row_bytes(int tile) { return (tile + 8) * static_cast<int>(sizeof(float)); }  // of the sums of a row
 
 Plan plan_of(const LinearForward& p) {
-  constexpr int kFew = 1024, kMost = 4096, kWide = 6144;  // outputs that clusters of one size compute at once
-  constexpr int kWideChunks = 16;                         // for which clusters of four blocks have shared memory
+  constexpr int kFew = 1024;       // outputs for which the tiles of 64 occupy the multiprocessors once
+  constexpr int kWideChunks = 16;  // for which clusters of four blocks have shared memory
   const int outputs = static_cast<int>(p.outputs()), rows = static_cast<int>(p.x.extent[0]),
             all_chunks = static_cast<int>((p.x.extent[1] + kChunk - 1) / kChunk);
   Plan plan;
-  plan.tile = outputs <= kFew ? 64 : outputs <= kMost || outputs > kWide ? 128 : 192;
+  plan.tile = outputs <= kFew ? 64 : 128;
   plan.outputs = p.swiglu ? plan.tile / 2 : plan.tile;
   plan.clusters = (static_cast<int>(p.y.extent[1]) + plan.outputs - 1) / plan.outputs;
   const int most_blocks = plan.tile == 64 || all_chunks > kWideChunks ? kMostBlocks : kMostBlocks / 2;
@@ -60,8 +58,7 @@ Plan plan_of(const LinearForward& p) {
   plan.rows = (rows + plan.blocks - 1) / plan.blocks;
   plan.ring_at =
       std::max(plan.chunks * plan.tile * kChunk * static_cast<int>(sizeof(bfloat16)), kRows * row_bytes(plan.tile));
-  const int depth = plan.tile == 128 ? kDepth<128> : kDepth<64>;
-  plan.norm_at = plan.ring_at + std::max(depth * kPieceBytes, (plan.blocks - 1) * plan.rows * row_bytes(plan.tile));
+  plan.norm_at = plan.ring_at + std::max(kDepth * kPieceBytes, (plan.blocks - 1) * plan.rows * row_bytes(plan.tile));
   plan.bytes = kAlignment + plan.norm_at + plan.chunks * kChunk * static_cast<int>(sizeof(float));
   plan.aligned = has_aligned_rows(p.y) && (!p.residual || has_aligned_rows(p.residual));
   return plan;
@@ -127,21 +124,15 @@ class XCopies {
   std::uint32_t to_;
 };
 
-// Whether the warpgroups multiply different columns of x, for all outputs of a tile. The sums of wider tiles do not
-// have room in the registers of one warpgroup.
-template <int kTile>
-constexpr bool kSplitsColumns = kTile == 64;
-
 // The products of x that a warpgroup computes.
 template <int kTile>
 struct Products {
-  static constexpr int kBuffers = kSplitsColumns<kTile> ? 1 : 2;
-  float d[kSplitsColumns<kTile> ? kTile / 2 : kTile / 4];                       // as accumulators of wgmma
-  std::uint32_t high[kBuffers][kPiece / 16][4], low[kBuffers][kPiece / 16][4];  // operands made of pieces of x
-  float squares[2] = {};                                                        // of x in the thread's two rows
+  float d[kTile / 2];                                       // as accumulators of wgmma
+  std::uint32_t high[kPiece / 16][4], low[kPiece / 16][4];  // operands made of a piece of x
+  float squares[2] = {};                                    // of x in the thread's two rows
 
-  // Makes operands `at` of a piece of x times the norm's weight.
-  __device__ __forceinline__ void convert(int at, const unsigned char* x, const float* norm) {
+  // Makes operands of a piece of x times the norm's weight.
+  __device__ __forceinline__ void convert(const unsigned char* x, const float* norm) {
     const int row = static_cast<int>(threadIdx.x) % 128 / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4;
     const int pair = static_cast<int>(threadIdx.x) % 4;
     const unsigned char* const own = x + pair % 2 * 8;
@@ -154,27 +145,27 @@ struct Products {
         const float2 w = *reinterpret_cast<const float2*>(norm + k * 16 + i / 2 * 8 + pair * 2);
         squares[i % 2] = fmaf(v.x, v.x, fmaf(v.y, v.y, squares[i % 2]));
         const float a = v.x * w.x, b = v.y * w.y;
-        high[at][k][i] = pack_bf16(a, b);
-        low[at][k][i] = pack_bf16(a - low_bf16(high[at][k][i]), b - high_bf16(high[at][k][i]));
+        high[k][i] = pack_bf16(a, b);
+        low[k][i] = pack_bf16(a - low_bf16(high[k][i]), b - high_bf16(high[k][i]));
       }
     }
   }
 
-  // Adds the products of operands `at`.
-  __device__ __forceinline__ void multiply(int at, std::uint64_t outputs, bool add) {
+  // Adds the products of the operands.
+  __device__ __forceinline__ void multiply(std::uint64_t outputs, bool add) {
     products_fence();
 #pragma unroll
     for (int k = 0; k < kPiece / 16; ++k) {
-      multiply_step(high[at][k], outputs + k * kRowStep, add || k > 0);
-      multiply_step(low[at][k], outputs + k * kRowStep, true);
+      multiply_step(high[k], outputs + k * kRowStep, add || k > 0);
+      multiply_step(low[k], outputs + k * kRowStep, true);
     }
     products_commit();
   }
 
  private:
   __device__ __forceinline__ void multiply_step(const std::uint32_t (&a)[4], std::uint64_t b, bool add) {
-    if constexpr (kTile <= 128) multiply_64<false>(d, a, b, add);
-    if constexpr (kTile == 192) multiply_96(d, a, b, add);
+    if constexpr (kTile == 64) multiply_64<false>(d, a, b, add);
+    if constexpr (kTile == 128) multiply_128<false>(d, a, b, add);
   }
 };
 
@@ -290,56 +281,31 @@ __global__ void __launch_bounds__(kThreads, 2)
   }
   wait_for_kernels();
 
-  constexpr int kRing = kDepth<kTile>, kPieces = kChunk / kPiece;  // of a chunk
+  constexpr int kPieces = kChunk / kPiece;  // of a chunk
   const XCopies x(p, first, ring);
   const int group = thread / 128, lane = thread % 32;
   Products<kTile> products;
-  if constexpr (kSplitsColumns<kTile>) {
-    constexpr int kAhead = kRing / kPieces;  // chunks
-    const auto fetch = [&](int chunk) {
+  constexpr int kAhead = kDepth / kPieces;  // chunks
+  const auto fetch = [&](int chunk) {
 #pragma unroll
-      for (int i = 0; i < kPieces; ++i) {
-        x.fetch(chunk * kPieces + i, kPieces * chunks, chunk % kAhead * kPieces + i);
-      }
-      copy_async_commit();
-    };
-#pragma unroll
-    for (int chunk = 0; chunk < kAhead; ++chunk) fetch(chunk);
-    const std::uint64_t own_weight = row_operand(shared_address(weight)) + group * (kPiece / 16) * kRowStep;
-    for (int chunk = 0; chunk < chunks; ++chunk) {
-      copy_async_wait<kAhead - 1>();
-      if (chunk == 0) fence_for_products();  // of the weight
-      __syncthreads();                       // the chunk has arrived
-      products_wait<0>();
-      products.convert(0, ring + (chunk % kAhead * kPieces + group) * kPieceBytes,
-                       norm + (chunk * kPieces + group) * kPiece);
-      __syncthreads();  // its place is free
-      products.multiply(0, own_weight + chunk * (kTile * 128 >> 4), chunk > 0);
-      fetch(chunk + kAhead);
+    for (int i = 0; i < kPieces; ++i) {
+      x.fetch(chunk * kPieces + i, kPieces * chunks, chunk % kAhead * kPieces + i);
     }
-  } else {
+    copy_async_commit();
+  };
 #pragma unroll
-    for (int i = 0; i + 1 < kRing; ++i) {
-      x.fetch(i, kPieces * chunks, i);
-      copy_async_commit();
-    }
-    const std::uint64_t own_weight = row_operand(shared_address(weight + group * (kTile / 2) * 128));
-    int slot = 0;
-    for (int chunk = 0; chunk < chunks; ++chunk) {
-#pragma unroll
-      for (int i = 0; i < kPieces; ++i) {
-        const int piece = chunk * kPieces + i;
-        copy_async_wait<kRing - 2>();
-        if (piece == 0) fence_for_products();  // of the weight
-        __syncthreads();                       // the piece has arrived, and the piece before it has been used
-        x.fetch(piece + kRing - 1, kPieces * chunks, slot == 0 ? kRing - 1 : slot - 1);
-        copy_async_commit();
-        products.convert(i, ring + slot * kPieceBytes, norm + piece * kPiece);
-        products.multiply(i, own_weight + chunk * (kTile * 128 >> 4) + i * (kPiece / 16) * kRowStep, piece > 0);
-        products_wait<1>();  // the operands that the next piece becomes are not used any more
-        slot = slot + 1 == kRing ? 0 : slot + 1;
-      }
-    }
+  for (int chunk = 0; chunk < kAhead; ++chunk) fetch(chunk);
+  const std::uint64_t own_weight = row_operand(shared_address(weight)) + group * (kPiece / 16) * kRowStep;
+  for (int chunk = 0; chunk < chunks; ++chunk) {
+    copy_async_wait<kAhead - 1>();
+    if (chunk == 0) fence_for_products();  // of the weight
+    __syncthreads();                       // the chunk has arrived
+    products_wait<0>();
+    products.convert(ring + (chunk % kAhead * kPieces + group) * kPieceBytes,
+                     norm + (chunk * kPieces + group) * kPiece);
+    __syncthreads();  // its place is free
+    products.multiply(own_weight + chunk * (kTile * 128 >> 4), chunk > 0);
+    fetch(chunk + kAhead);
   }
   const float4 residual = outputs.residual(thread);
   products_wait<0>();
@@ -352,24 +318,19 @@ __global__ void __launch_bounds__(kThreads, 2)
   const auto for_each_pair = [&](auto&& f) {
 #pragma unroll
     for (int i = 0; i < static_cast<int>(std::size(products.d)); i += 2) {
-      const int column = i / 4 * 8 + lane % 4 * 2 + (kSplitsColumns<kTile> ? 0 : group * (kTile / 2));
+      const int column = i / 4 * 8 + lane % 4 * 2;
       f(*reinterpret_cast<float2*>(own + i / 2 % 2 * 8 * kRowFloats + column), products.d[i], products.d[i + 1]);
     }
   };
-  const auto write = [](float2& to, float a, float b) { to = {a, b}; };
-  if constexpr (kSplitsColumns<kTile>) {
-    if (group == 1) for_each_pair(write);
-    __syncthreads();
-    if (group == 0) for_each_pair([](float2& to, float a, float b) { to = {a + to.x, b + to.y}; });
-  } else {
-    for_each_pair(write);
-  }
+  if (group == 1) for_each_pair([](float2& to, float a, float b) { to = {a, b}; });
+  __syncthreads();
+  if (group == 0) for_each_pair([](float2& to, float a, float b) { to = {a + to.x, b + to.y}; });
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     float sum = products.squares[i];
 #pragma unroll
     for (int offset = 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffU, sum, offset);
-    if (lane % 4 == 0) own[i * 8 * kRowFloats + kTile + group] = kSplitsColumns<kTile> || group == 0 ? sum : 0.0F;
+    if (lane % 4 == 0) own[i * 8 * kRowFloats + kTile + group] = sum;
   }
   fence_for_products();
   __syncthreads();
@@ -399,8 +360,7 @@ void launch(const LinearForward& p, const Plan& plan, cudaStream_t stream) {
 void linear_many(const LinearForward& p, cudaStream_t stream) {
   const Plan plan = plan_of(p);
   if (plan.tile == 64) return launch<64>(p, plan, stream);
-  if (plan.tile == 128) return launch<128>(p, plan, stream);
-  launch<192>(p, plan, stream);
+  launch<128>(p, plan, stream);
 }
 
 std::string linear_many_refusal(const LinearForward& p) {
