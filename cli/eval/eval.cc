@@ -13,8 +13,8 @@
 #include "cli/support/progress.h"
 #include "cli/support/threads.h"
 #include "efla/eval/robustness.h"
+#include "efla/io/checkpoint_folder.h"
 #include "efla/train/checkpoint.h"
-#include "efla/train/checkpoint_folder.h"
 #include "efla/train/tasks/image_task.h"
 #include "experiments/smnist/digits.h"
 
@@ -43,7 +43,7 @@ void print_table(const eval::Robustness& robustness, std::int64_t images) {
 }
 
 void eval_robustness(const EvalArguments& arguments) {
-  const auto checkpoint = train::CheckpointFolder(arguments.run).require_latest().path;
+  const auto checkpoint = io::CheckpointFolder(arguments.run).require_latest().path;
   const auto trained = train::read_image_config(checkpoint);
   const auto& recorded = trained.at("data");
   const bool other_data = !arguments.data.empty();

@@ -98,7 +98,7 @@ void add_settings(CLI::App& command, TrainArguments& a) {
 
 // Returns the path of what says with what a run began: its latest checkpoint, or kTrainingFile before there is one.
 std::filesystem::path record_of(const std::filesystem::path& folder) {
-  const train::CheckpointFolder checkpoints(folder);
+  const io::CheckpointFolder checkpoints(folder);
   const auto begun = folder / kTrainingFile;
   return !checkpoints.latest() && exists(begun) ? begun : checkpoints.require_latest().path;
 }
@@ -154,7 +154,7 @@ io::FolderLock begin(const Plan& plan) {
   const json run = train::description(plan.run);
   if (!exists(begun)) {
     io::write_file_atomically(begun, run.dump(2) + "\n");
-  } else if (train::CheckpointFolder(plan.run.folder).latest()) {
+  } else if (io::CheckpointFolder(plan.run.folder).latest()) {
     throw Error(kTrainSmnist, "--out", plan.run.folder.string() + ", which has a checkpoint",
                 "a new or empty folder, or --resume in place of --out");
   } else {
@@ -187,7 +187,7 @@ void train_smnist(const TrainArguments& arguments) {
   }
   const auto metrics = io::read_json_lines(plan.run.folder / train::kMetricsFile);
   fmt::print("test accuracy {:.4f} on {} images\ncheckpoint    {}\n", metrics.back().at("accuracy").get<double>(),
-             plan.data.test.count, train::CheckpointFolder(plan.run.folder).require_latest().path.string());
+             plan.data.test.count, io::CheckpointFolder(plan.run.folder).require_latest().path.string());
 }
 
 }  // namespace

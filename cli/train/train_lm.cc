@@ -140,7 +140,7 @@ void print_summary(const std::filesystem::path& folder) {
     }
     fmt::print("\n");
   }
-  fmt::print("checkpoint  {}\n", train::CheckpointFolder(folder).latest()->path.string());
+  fmt::print("checkpoint  {}\n", io::CheckpointFolder(folder).latest()->path.string());
 }
 
 std::filesystem::path folder_of(const TrainLmArguments& a) { return a.resume.empty() ? a.out : a.resume; }

@@ -71,7 +71,7 @@ class Runner {
     if (trainer_.steps_done() > 0 && !enough_) observe();
   }
 
-  void restore(const CheckpointFolder::Saved& saved) {
+  void restore(const io::CheckpointFolder::Saved& saved) {
     trainer_.restore(saved.path, run_.config);
     saved_ = saved;
   }
@@ -175,9 +175,9 @@ class Runner {
   ProcessGroup& group_;
   const RunEvents& events_;
   Trainer trainer_;
-  CheckpointFolder checkpoints_;
+  io::CheckpointFolder checkpoints_;
   std::unique_ptr<MetricsLog> log_;  // rank 0's
-  std::optional<CheckpointFolder::Saved> saved_;
+  std::optional<io::CheckpointFolder::Saved> saved_;
   std::int64_t evaluated_ = 0, sampled_ = 0;  // the steps of the last ones
   bool enough_ = false;
 };

@@ -10,7 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "efla/train/checkpoint_folder.h"
+#include "efla/io/checkpoint_folder.h"
 #include "efla/train/metrics_log.h"
 #include "efla/train/trainer.h"
 

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "efla/io/checkpoint_folder.h"
 #include "efla/report/html.h"
-#include "efla/train/checkpoint_folder.h"
 #include "experiments/synthetic/report.h"
 
 namespace efla::experiments {
@@ -141,7 +141,7 @@ Study synthetic_study(const Plan& plan) {
                             return execute(run, folder, context);
                           },
                           [](const std::filesystem::path& folder) {
-                            std::filesystem::remove_all(folder / train::kCheckpointsFolder);  // a study has hundreds
+                            std::filesystem::remove_all(folder / io::kCheckpointsFolder);  // a study has hundreds
                           }});
   }
   study.brief = [](const nlohmann::ordered_json& entry) {

@@ -101,7 +101,7 @@ TEST_F(SeveralRanks, WriteOneRunThatAnyNumberOfRanksGoesOnWith) {
     });
   };
   EXPECT_EQ(run_as(2, 5), std::vector<std::string>(2)) << "rank 1 alone was asked to stop";
-  const auto stopped_at = CheckpointFolder(folder_ / "several").latest()->step;
+  const auto stopped_at = io::CheckpointFolder(folder_ / "several").latest()->step;
   EXPECT_GT(stopped_at, 2);
   EXPECT_LT(stopped_at, 12);
   EXPECT_EQ(run_as(4, 1000), std::vector<std::string>(4));

@@ -95,7 +95,7 @@ TEST_F(LmTraining, ARunLeavesMetricsAndCheckpoints) {
   EXPECT_EQ(steps["evaluation"], (std::vector<std::int64_t>{5, 10, 12}));
   EXPECT_EQ(steps["sample"], (std::vector<std::int64_t>{6, 12}));
   std::vector<std::int64_t> kept;
-  for (const auto& saved : CheckpointFolder(folder_ / "run").list()) kept.push_back(saved.step);
+  for (const auto& saved : io::CheckpointFolder(folder_ / "run").list()) kept.push_back(saved.step);
   EXPECT_EQ(kept, (std::vector<std::int64_t>{8, 12}));
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder_ / "run" / "checkpoints"), {}), 2);
   EXPECT_TRUE(std::filesystem::exists(folder_ / "run" / "checkpoints" / "step-000012" / "trainer.json"));
@@ -112,13 +112,13 @@ TEST_F(LmTraining, InterruptedAndResumedEqualsUninterrupted) {
   events.step = [&](const StepResult&, double) { ++seen; };
   events.stop = [&] { return seen >= 3; };  // in the fourth step, and at once in the evaluation after it
   ASSERT_EQ(run(folder_ / "parts", options, 2, events), RunEnd::stopped);
-  EXPECT_EQ(CheckpointFolder(folder_ / "parts").latest()->step, 4);
+  EXPECT_EQ(io::CheckpointFolder(folder_ / "parts").latest()->step, 4);
   seen = -10;
   events.step = [&](const StepResult& result, double) {
     if (result.step == 9) throw std::runtime_error("died");
   };
   EXPECT_THROW(run(folder_ / "parts", options, 3, events), std::runtime_error);
-  EXPECT_EQ(CheckpointFolder(folder_ / "parts").latest()->step, 5);
+  EXPECT_EQ(io::CheckpointFolder(folder_ / "parts").latest()->step, 5);
   std::filesystem::create_directory(folder_ / "parts" / "checkpoints" / ".step-000009.tmp-1");
   ASSERT_EQ(run(folder_ / "parts", options), RunEnd::finished);
   expect_same_run(folder_ / "whole", folder_ / "parts");
@@ -146,11 +146,11 @@ TEST_F(LmTraining, StopsAtALossThatIsNotFiniteAndNamesTheLastCheckpoint) {
     EXPECT_NE(text.find("step 5"), std::string::npos) << text;
     EXPECT_NE(text.find("step-000004"), std::string::npos) << text;
   }
-  EXPECT_EQ(CheckpointFolder(folder_ / "run").latest()->step, 4);
+  EXPECT_EQ(io::CheckpointFolder(folder_ / "run").latest()->step, 4);
 }
 
 TEST_F(LmTraining, ACheckpointThatCannotBeWrittenLeavesTheOthers) {
-  CheckpointFolder checkpoints(folder_ / "run");
+  io::CheckpointFolder checkpoints(folder_ / "run");
   const auto write = [](const std::string& text) {
     return [text](const std::filesystem::path& folder) { test::write_text(folder / "file", text); };
   };
@@ -180,7 +180,7 @@ TEST_F(LmTraining, ACheckpointOfAnotherRunIsRefused) {
   options.seed = 7;
   expect_error([&] { run(folder_ / "run", options); }, "seed", "got 7, expected 42 as in");
   options.seed = 42;
-  const auto trainer = CheckpointFolder(folder_ / "run").latest()->path / "trainer.json";
+  const auto trainer = io::CheckpointFolder(folder_ / "run").latest()->path / "trainer.json";
   test::write_text(trainer, "{\"format\": \"other\"}");
   expect_bad_content([&] { run(folder_ / "run", options); }, -1, "its format is not");
 }

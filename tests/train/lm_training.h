@@ -93,7 +93,7 @@ inline std::vector<nlohmann::json> timeless_metrics(const std::filesystem::path&
 
 inline void expect_same_run(const std::filesystem::path& a, const std::filesystem::path& b) {
   EXPECT_EQ(timeless_metrics(a), timeless_metrics(b));
-  const auto last = CheckpointFolder(a).latest(), other = CheckpointFolder(b).latest();
+  const auto last = io::CheckpointFolder(a).latest(), other = io::CheckpointFolder(b).latest();
   ASSERT_TRUE(last && other);
   EXPECT_EQ(last->step, other->step);
   for (const char* file : {"model.safetensors", "optimizer.safetensors", "trainer.json"}) {

@@ -51,12 +51,12 @@ RunEnd run(
 }
 
 std::int64_t last_checkpoint(const std::filesystem::path& folder) {
-  return CheckpointFolder(folder).require_latest().step;
+  return io::CheckpointFolder(folder).require_latest().step;
 }
 
 // The files of the latest checkpoint, one after another.
 std::string checkpoint_bytes(const std::filesystem::path& folder) {
-  const auto path = CheckpointFolder(folder).require_latest().path;
+  const auto path = io::CheckpointFolder(folder).require_latest().path;
   return read_text(path / "model.safetensors") + read_text(path / "optimizer.safetensors") +
          read_text(path / "trainer.json");
 }

@@ -3,13 +3,13 @@
 #include <torch/types.h>
 
 #include <algorithm>
-#include <charconv>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "efla/base/error.h"
 #include "efla/base/text.h"
+#include "efla/io/checkpoint_folder.h"
 #include "efla/io/file.h"
 #include "efla/io/json.h"
 #include "efla/io/safetensors/safetensors_folder.h"
@@ -23,16 +23,6 @@ namespace fs = std::filesystem;
 
 constexpr const char* kConfigFile = "config.json";
 constexpr const char* kWeightsFile = "model.safetensors";
-constexpr const char* kCheckpoints = "checkpoints";
-
-// Returns N for a folder "step-N"; −1 for any other name.
-std::int64_t step_of(const std::string& name) {
-  constexpr std::string_view prefix = "step-";
-  if (!name.starts_with(prefix)) return -1;
-  std::int64_t step = -1;
-  const char* end = name.data() + name.size();
-  return std::from_chars(name.data() + prefix.size(), end, step).ptr == end ? step : -1;
-}
 
 [[noreturn]] void refuse(const std::string& path, const std::string& what) {
   throw IoError(IoError::Kind::content, path, -1, what);
@@ -59,22 +49,15 @@ void check_names(const io::SafetensorsFolder& folder, const LanguageModel& model
 
 fs::path language_model_folder(const fs::path& path) {
   if (fs::exists(path / kConfigFile)) return path;
-  fs::path latest;
-  std::int64_t latest_step = -1;
-  std::error_code none;
-  for (const auto& entry : fs::directory_iterator(path / kCheckpoints, none)) {
-    const std::int64_t step = step_of(entry.path().filename().string());
-    if (step > latest_step && fs::exists(entry.path() / kConfigFile)) {
-      latest_step = step;
-      latest = entry.path();
-    }
-  }
-  if (latest_step < 0) {
+  const auto checkpoints = io::CheckpointFolder(path).list();
+  const auto holds_model = [](const auto& saved) { return fs::exists(saved.path / kConfigFile); };
+  const auto latest = std::find_if(checkpoints.rbegin(), checkpoints.rend(), holds_model);
+  if (latest == checkpoints.rend()) {
     throw IoError(IoError::Kind::missing, path.string(), -1,
                   fs::exists(path) ? "holds no language model: neither config.json nor checkpoints/step-N with one"
                                    : "no such folder");
   }
-  return latest;
+  return latest->path;
 }
 
 LanguageModelConfig load_language_model_config(const fs::path& path) {

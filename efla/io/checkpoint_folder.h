@@ -7,7 +7,7 @@
 #include <optional>
 #include <vector>
 
-namespace efla::train {
+namespace efla::io {
 
 inline constexpr const char* kCheckpointsFolder = "checkpoints";  // of a run's folder
 
@@ -45,4 +45,4 @@ class CheckpointFolder {
   std::filesystem::path folder_;
 };
 
-}  // namespace efla::train
+}  // namespace efla::io

@@ -1,4 +1,4 @@
-#include "efla/train/checkpoint_folder.h"
+#include "efla/io/checkpoint_folder.h"
 
 #include <algorithm>
 #include <charconv>
@@ -8,7 +8,7 @@
 #include "efla/base/error.h"
 #include "efla/io/file.h"
 
-namespace efla::train {
+namespace efla::io {
 namespace {
 
 namespace fs = std::filesystem;
@@ -72,7 +72,7 @@ void CheckpointFolder::add(std::int64_t step, const std::function<void(const fs:
   fs::create_directories(folder_, error);
   if (error) refuse(folder_, "make the folder", error);
   const fs::path target = path_of(step);
-  io::AtomicFolder folder(target);
+  AtomicFolder folder(target);
   write(folder.path());
   if (fs::exists(target)) remove(target);
   folder.commit();
@@ -106,4 +106,4 @@ void CheckpointFolder::remove(const fs::path& checkpoint) {
   if (error) refuse(hidden, "remove it", error);
 }
 
-}  // namespace efla::train
+}  // namespace efla::io
