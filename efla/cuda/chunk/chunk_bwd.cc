@@ -30,7 +30,7 @@ struct Parts {
     if (s.group() > 1 && (rule.decay == Decay::channel || divides_keys(s))) {
       key_sums = static_cast<std::size_t>(chunk_slots(s) * s.heads) * 4 * kTile * tiles;
     }
-    counts = ((heads + 1) * sizeof(unsigned) + 255) / 256 * 256;
+    counts = ((1 + kClaims + heads) * sizeof(unsigned) + 255) / 256 * 256;
   }
   std::size_t total() const { return records + scaled + 2 * states + 2 * writes + key_sums + counts; }
 };
@@ -122,7 +122,8 @@ void chunk_bwd(const DeltaBackward<bfloat16>& problem, const Workspace& workspac
   c.dresiduals = c.writes + parts.writes;
   c.key_sums = reinterpret_cast<float*>(c.dresiduals + parts.writes);
   c.begun = reinterpret_cast<unsigned*>(c.dresiduals + parts.writes + parts.key_sums);
-  c.ready = c.begun + 1;
+  c.claims = c.begun + 1;
+  c.ready = c.claims + kClaims;
   if (kernel == ChunkKernel::automatic) kernel = is_hopper() ? ChunkKernel::sweep : ChunkKernel::portable;
   if (!divides_keys(p.shape) && (!can_copy_all(p) || kernel == ChunkKernel::portable)) {
     channel ? launch_prepare_channel(c.forward, stream) : launch_prepare(c.forward, nullptr, stream);

@@ -29,10 +29,14 @@ struct ChunkBackward {
   // On Hopper, where the gradients begin while the sweeps run: how many slices of the states and of their gradients a
   // slot and head has [slots][HV], and how many chunks and query heads have been begun.
   unsigned *ready = nullptr, *begun = nullptr;
-  bool counted = false;  // the sweeps count
+  unsigned* claims = nullptr;  // [kClaims], of the walks in reverse (claim_walk)
+  bool counted = false;        // the sweeps count
   int slices = 0;
   bool v_rows = false, dout_rows = false, dq_rows = false, dk_rows = false;  // as in ChunkProblem; v and dv together
 };
+
+// How many walks have been claimed, and one word per pair of multiprocessors.
+inline constexpr int kClaims = 1 + 128;
 
 // The index of a slot's slice in `writes` and `dresiduals`, and of its first tile in the others after a product with
 // the tiles per state.

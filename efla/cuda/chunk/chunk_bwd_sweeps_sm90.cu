@@ -31,6 +31,7 @@ struct BackwardShared {
   RecordAt record[kRecords];
   unsigned char state[kOwners][kOwnTiles<kTiles> * kTileBytes];  // S or dS' on its way to memory; what is exchanged
   Walk walk;
+  bool idle;  // without a walk
   std::uint64_t rows_full[kStages], rows_free[kStages], record_full[kRecords], record_free[kRecords];
   std::uint64_t tail;
   Exchange exchange;
@@ -68,6 +69,38 @@ __device__ __forceinline__ Walk backward_walk(const ChunkBackward& c, unsigned b
   walk.slot = first_slot(c.forward, walk.n) + (begin - sequence.begin) / kChunkTokens;
   walk.chunks = static_cast<int>(max(std::int64_t{0}, (end - begin + kChunkTokens - 1) / kChunkTokens));
   return walk;
+}
+
+// Claims one of `walks` walks for a thread block and returns its number, or one that is not below `walks` if none is
+// left; run by one thread. Both multiprocessors of a pair seem to fetch instructions through one cache: beside a block
+// of the gradients, which have many, a walk in reverse takes up to twice as long per chunk as beside another walk.
+// Thread blocks on all multiprocessors therefore claim walks pair by pair, whose second block claims for both. A block
+// that stays alone for long, because other work has the other multiprocessor, claims one walk.
+__device__ inline unsigned claim_walk(unsigned* claims, unsigned walks) {
+  constexpr unsigned kWaiting = 1, kClaiming = 2, kClaimed = 3;  // kClaimed + w: walk w is for the first block
+  constexpr long long kPatience = 50'000;                        // clocks
+  unsigned multiprocessor = 0;
+  asm volatile("mov.u32 %0, %%smid;" : "=r"(multiprocessor));
+  unsigned* pair = claims + 1 + multiprocessor / 2 % (kClaims - 1);
+  const auto read = [](const unsigned* from) { return *static_cast<const volatile unsigned*>(from); };
+  const unsigned before = atomicCAS(pair, 0, kWaiting);
+  if (before == kWaiting && atomicCAS(pair, kWaiting, kClaiming) == kWaiting) {
+    const unsigned walk = atomicAdd(claims, 2);
+    atomicExch(pair, kClaimed + walk + 1);
+    return walk;
+  }
+  const long long begin = clock64();
+  while (read(claims) < walks && clock64() - begin < kPatience) {
+    const unsigned now = before == 0 ? read(pair) : 0;
+    if (now >= kClaimed) return now - kClaimed;
+    __nanosleep(100);
+  }
+  if (before == 0 && atomicCAS(pair, kWaiting, 0) != kWaiting) {
+    while (read(pair) < kClaimed) {
+    }
+    return read(pair) - kClaimed;
+  }
+  return read(claims) < walks ? atomicAdd(claims, 1) : walks;
 }
 
 // The chunk that a walk comes to as number `i`.
@@ -431,14 +464,21 @@ constexpr int threads() {
 template <int kTiles, int kGroups, bool kReverse, bool kChannel>
 __global__ void __launch_bounds__(threads<kTiles, kGroups>(), 1)
     backward_kernel(const __grid_constant__ ChunkBackward c, const __grid_constant__ RowMaps maps,
-                    const __grid_constant__ CUtensorMap values, int parts) {
+                    const __grid_constant__ CUtensorMap values, int parts, unsigned walks) {
   constexpr int kOwners = kStateGroups<kTiles, kGroups>;
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<BackwardShared<kTiles, kGroups, kChannel>*>(memory);
   if constexpr (!kReverse) let_next_kernel_begin();
   if (threadIdx.x < 32) {
-    const Walk walk = backward_walk(c, blockIdx.x, parts, 64 * kGroups, kReverse ? 0 : c.p.saved.interval);
+    unsigned block = blockIdx.x;
+    if (kReverse && gridDim.x > walks) {
+      if (threadIdx.x == 0) block = claim_walk(c.claims, walks);
+      block = __shfl_sync(0xffffffffU, block, 0);
+    }
+    Walk walk{};
+    if (block < walks) walk = backward_walk(c, block, parts, 64 * kGroups, kReverse ? 0 : c.p.saved.interval);
     if (threadIdx.x == 0) {
+      shared.idle = block >= walks;
       shared.walk = walk;
       for (int i = 0; i < shared.kStages; ++i) {
         barrier_init(&shared.rows_full[i], 1);
@@ -455,6 +495,7 @@ __global__ void __launch_bounds__(threads<kTiles, kGroups>(), 1)
     }
   }
   __syncthreads();
+  if (kReverse && shared.idle) return;
   const int group = threadIdx.x / kGroupThreads, thread = threadIdx.x % kGroupThreads;
   if (group < kOwners) {
     if constexpr (kOwners == 2) take_registers<232>();
@@ -484,10 +525,11 @@ void launch(const ChunkBackward& c, const RowMaps& maps, const CUtensorMap& valu
   const DeltaShape& s = c.p.shape;
   const std::int64_t parts = (s.value_dim + kColumns - 1) / kColumns,
                      walks = kReverse ? s.sequences() : s.batch * s.chunks(c.p.saved.interval);
-  const unsigned grid = grid_of("chunk_bwd", walks * s.value_heads * parts);
+  const unsigned blocks = grid_of("chunk_bwd", walks * s.value_heads * parts), all = multiprocessors();
+  const unsigned grid = kReverse && 2 * blocks <= all ? all : blocks;  // few walks are claimed
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "cudaFuncSetAttribute");
   launch_early("chunk_bwd, sweeps", kernel, grid, threads<kTiles, kGroups>(), kBytes, stream, c, maps, values,
-               static_cast<int>(parts));
+               static_cast<int>(parts), blocks);
 }
 
 template <int kTiles, int kGroups, bool kChannel>
