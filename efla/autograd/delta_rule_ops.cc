@@ -65,8 +65,23 @@ void fill(Problem& problem, const DeltaRuleInput& in, const DeltaRuleSettings& s
 Tensor nothing(const DeltaRuleInput& in) { return at::empty({0}, state_options(in)); }
 
 DeltaRuleGradients empty_gradients(const DeltaRuleInput& in) {
-  const auto like = [](const Tensor& t) { return t.defined() ? at::empty_like(t) : Tensor(); };
+  const auto like = [](const Tensor& t) {
+    return t.defined() ? at::empty_like(t, at::MemoryFormat::Contiguous) : Tensor();
+  };
   return {like(in.q), like(in.k), like(in.v), like(in.beta), like(in.g), like(in.initial_state)};
+}
+
+// Returns the tensor; on a GPU a copy of it if its columns are apart in memory, as after a convolution along the last
+// axis, because the fast kernels read whole rows.
+Tensor with_rows(const Tensor& tensor) {
+  return tensor.defined() && tensor.is_cuda() ? with_contiguous_rows(tensor) : tensor;
+}
+
+DeltaRuleInput with_rows(const DeltaRuleInput& in) {
+  DeltaRuleInput rows = in;
+  for (Tensor* tensor : {&rows.q, &rows.k, &rows.v}) *tensor = with_rows(*tensor);
+  if (in.g.defined() && in.g.dim() == 4) rows.g = with_rows(in.g);
+  return rows;
 }
 
 // The ops' arguments as tensors that may be undefined.
@@ -236,7 +251,8 @@ Tensor empty_chunk_states(const DeltaRuleInput& in, const SavedStates& saved) {
                           state_options(in));
 }
 
-void run_forward(const DeltaRuleInput& in, const DeltaRuleSettings& settings, const ForwardTensors& out) {
+void run_forward(const DeltaRuleInput& given, const DeltaRuleSettings& settings, const ForwardTensors& out) {
+  const DeltaRuleInput in = with_rows(given);
   with_element_type(kOperation, in.q, [&]<class T>(T) {
     DeltaForward<T> problem;
     fill<T>(problem, in, settings);
@@ -248,19 +264,21 @@ void run_forward(const DeltaRuleInput& in, const DeltaRuleSettings& settings, co
   });
 }
 
-void run_backward(const DeltaRuleInput& in, const DeltaRuleSettings& settings, const Tensor& chunk_states,
+void run_backward(const DeltaRuleInput& given, const DeltaRuleSettings& settings, const Tensor& chunk_states,
                   const Tensor& dout, const Tensor& dfinal_state, const DeltaRuleGradients& gradients) {
+  const DeltaRuleInput in = with_rows(given);
   const auto state_type = c10::typeMetaToScalarType(state_options(in).dtype());
   check_tensor(kOperation, "chunk_states", chunk_states, state_type, 5, "[B, NC, HV, K, V]", in.q.device());
   check_tensor(kOperation, "dout", dout, in.q.scalar_type(), 4, "[B, T, HV, V]", in.q.device());
   if (dfinal_state.defined()) {
     check_tensor(kOperation, "dfinal_state", dfinal_state, state_type, 4, "[N, HV, K, V]", in.q.device());
   }
+  const Tensor do_rows = with_rows(dout);
   with_element_type(kOperation, in.q, [&]<class T>(T) {
     DeltaBackward<T> problem;
     fill<T>(problem, in, settings);
     problem.chunk_states = view_of<const State<T>, 5>(chunk_states);
-    problem.dout = view_of<const T, 4>(dout);
+    problem.dout = view_of<const T, 4>(do_rows);
     problem.dfinal_state = view_of<const State<T>, 4>(dfinal_state);
     problem.dq = view_of<T, 4>(gradients.q);
     problem.dk = view_of<T, 4>(gradients.k);

@@ -45,6 +45,18 @@ class Cuda(unittest.TestCase):
             for name, expected in gradients[0].items():
                 assert_close(self, gradients[1][name].cpu(), expected, factor=2, what=f"d{name}, decay {decay}")
 
+    def test_layouts_do_not_change_results(self):
+        x = on_gpu({name: tensor.bfloat16() for name, tensor in inputs(tokens=200, key_dim=64, value_dim=64).items()})
+        results = []
+        for axis in (3, 1):  # of the elements side by side in memory: columns, and tokens as after a convolution
+            leaves = {n: t.transpose(axis, -1).contiguous().transpose(axis, -1) if t.dim() == 4 else t for n, t in x.items()}
+            leaves = {name: leaf.detach().requires_grad_() for name, leaf in leaves.items()}
+            o, state = efla.chunk_efla(**leaves, output_final_state=True)
+            o.backward(torch.ones_like(o).transpose(axis, -1).contiguous().transpose(axis, -1))
+            results.append({"o": o, "state": state} | {f"d{name}": leaf.grad for name, leaf in leaves.items()})
+        for name, expected in results[0].items():
+            self.assertTrue(torch.equal(results[1][name], expected), name)
+
     def test_steps_are_the_forward(self):
         x = on_gpu(inputs(tokens=4, decay="scalar"))
         expected, expected_state = efla.chunk_efla(**x, output_final_state=True)
