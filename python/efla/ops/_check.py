@@ -52,6 +52,11 @@ def check_tensors(function: str, **tensors: object) -> None:
             raise mistake(function, argument, type(tensor).__name__, "a tensor")
 
 
+def as_dtype(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """tensor.to(dtype), without the cost of a call that changes nothing."""
+    return tensor if tensor.dtype == dtype else tensor.to(dtype)
+
+
 def widen_half(function: str, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """float16 tensors in float32, in which they are computed; others as they are. Raises ValueError for a mixture."""
     if q.dtype != torch.float16:

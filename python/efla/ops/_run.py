@@ -69,7 +69,7 @@ def delta_rule(
     beta = beta_of(function, beta, use_beta_sigmoid_in_kernel, allow_neg_eigval)
     if g is not None:
         _check.check_tensors(function, g=g)
-        g = g.to(state_dtype)
+        g = _check.as_dtype(g, state_dtype)
     if cu_seqlens is not None:
         _check.check_tensors(function, cu_seqlens=cu_seqlens)
         if cu_seqlens.dtype not in (torch.int64, torch.int32):
@@ -79,14 +79,14 @@ def delta_rule(
             cu_seqlens = torch.cat([cu_seqlens[:-1], cu_seqlens[-1:] + 1])
     if initial_state is not None:
         _check.check_axes(function, "initial_state", initial_state, "N HV V K" if state_v_first else "N HV K V")
-        initial_state = initial_state.to(state_dtype)
+        initial_state = _check.as_dtype(initial_state, state_dtype)
         if state_v_first:
             initial_state = initial_state.transpose(-1, -2)
     arguments = (
         q,
         k,
         v,
-        beta.to(q.dtype),
+        _check.as_dtype(beta, q.dtype),
         g,
         initial_state,
         cu_seqlens,
@@ -104,10 +104,10 @@ def delta_rule(
     if not return_intermediate_states:
         o, final_state = _check.call(function, torch.ops.efla.delta_rule, *arguments)
         o = o[:, :0] if empty else o
-        return o.to(given), laid_out(final_state) if output_final_state else None, None
+        return _check.as_dtype(o, given), laid_out(final_state) if output_final_state else None, None
     _check.check_no_gradients(function, "return_intermediate_states", (q, k, v, beta, g, initial_state))
     o, final_state, states = _check.call(function, torch.ops.efla.delta_rule_with_states, *arguments, _INTERVAL)
     between = laid_out(_states_between(states, cu_seqlens, chunk_size))
     if empty:
         o, between = o[:, :0], between[:, :0]
-    return o.to(given), laid_out(final_state) if output_final_state else None, between
+    return _check.as_dtype(o, given), laid_out(final_state) if output_final_state else None, between

@@ -40,25 +40,24 @@ def delta_rule_step(
     double = q.dtype == torch.float64
     if g is not None:
         _check.check_tensors(function, g=g)
-        g = g.to(torch.float64 if double else torch.float32)
-    with torch.no_grad():
-        o: Tensor = _check.call(
-            function,
-            torch.ops.efla.delta_rule_step,
-            q,
-            k,
-            v,
-            beta.to(q.dtype),
-            g,
-            state,
-            scale,
-            step,
-            float(erase_scale),
-            float(write_scale),
-            use_qk_l2norm_in_kernel,
-            "ref" if double else "auto",
-        )
-    return o.to(given)
+        g = _check.as_dtype(g, torch.float64 if double else torch.float32)
+    o: Tensor = _check.call(
+        function,
+        torch.ops.efla.delta_rule_step,
+        q,
+        k,
+        v,
+        _check.as_dtype(beta, q.dtype),
+        g,
+        state,
+        scale,
+        step,
+        float(erase_scale),
+        float(write_scale),
+        use_qk_l2norm_in_kernel,
+        "ref" if double else "auto",
+    )
+    return _check.as_dtype(o, given)
 
 
 def delta_rule_steps(
@@ -98,23 +97,22 @@ def delta_rule_steps(
     double = q.dtype == torch.float64
     if g is not None:
         _check.check_tensors(function, g=g)
-        g = g.to(torch.float64 if double else torch.float32)
-    with torch.no_grad():
-        o: Tensor = _check.call(
-            function,
-            torch.ops.efla.delta_rule_steps,
-            q,
-            k,
-            v,
-            beta.to(q.dtype),
-            g,
-            states,
-            slots,
-            scale,
-            step,
-            float(erase_scale),
-            float(write_scale),
-            use_qk_l2norm_in_kernel,
-            "ref" if double else "auto",
-        )
-    return o.to(given)
+        g = _check.as_dtype(g, torch.float64 if double else torch.float32)
+    o: Tensor = _check.call(
+        function,
+        torch.ops.efla.delta_rule_steps,
+        q,
+        k,
+        v,
+        _check.as_dtype(beta, q.dtype),
+        g,
+        states,
+        slots,
+        scale,
+        step,
+        float(erase_scale),
+        float(write_scale),
+        use_qk_l2norm_in_kernel,
+        "ref" if double else "auto",
+    )
+    return _check.as_dtype(o, given)
