@@ -20,6 +20,9 @@ namespace efla::cpu {
 // memory once. Register tiles of kTileRows rows of x need the fewest loads per product.
 inline constexpr int kPassRows = 8, kTileRows = 4;
 
+// Sums and partial sums that are kept in registers, most of them; more are kept in memory.
+inline constexpr int kSumRegisters = 20;
+
 // Bytes from the elements of a weight that a tile reads to the elements that it prefetches, at least; twice as many
 // where two tiles read the same rows of the weight.
 inline constexpr std::int64_t kPrefetchBytes = 8192;
@@ -73,39 +76,51 @@ HWY_INLINE void tile(const LinearForward& p, const WeightRow<W>* weight, std::si
   using Vec = hn::Vec<decltype(d)>;
   const std::size_t size = static_cast<std::size_t>(p.x.extent[1]), lanes = hn::Lanes(d);
   const float* x[M];
-  Vec sum[M][N], part[M][N];
+  // With scales `sum` is of one block, and `total` of the blocks so far, or `stored` where registers have no room.
+  constexpr bool kInMemory = kScaled && 2 * M * N > kSumRegisters;
+  HWY_ALIGN float stored[kInMemory ? M * N * hn::MaxLanes(d) : 1] = {};
+  Vec sum[M][N], total[M][N];
   for (int i = 0; i < M; ++i) {
     x[i] = p.x.at(m + i);
-    for (int j = 0; j < N; ++j) sum[i][j] = hn::Zero(d);
+    for (int j = 0; j < N; ++j) sum[i][j] = total[i][j] = hn::Zero(d);
   }
   std::size_t at = 0;
   for (std::size_t block = 0; block + lanes <= size; block += kScaleBlock) {
     const std::size_t end = std::min(block + kScaleBlock, size);
     for (int j = 0; j < N && ahead > 0; ++j) prefetch<kPart, kParts>(weight[j], block, ahead);
-    auto& to = kScaled ? part : sum;
     for (int i = 0; i < M && kScaled; ++i) {
-      for (int j = 0; j < N; ++j) part[i][j] = hn::Zero(d);
+      for (int j = 0; j < N; ++j) sum[i][j] = hn::Zero(d);
     }
     for (; at + lanes <= end; at += lanes) {
       if constexpr (M == 1) {  // in this order no vector of the weight waits for its product in a register
         const auto v = hn::LoadU(d, x[0] + at);
-        for (int j = 0; j < N; ++j) to[0][j] = hn::MulAdd(weight[j].at(d, at), v, to[0][j]);
+        for (int j = 0; j < N; ++j) sum[0][j] = hn::MulAdd(weight[j].at(d, at), v, sum[0][j]);
         continue;
       }
       Vec w[N];
       for (int j = 0; j < N; ++j) w[j] = weight[j].at(d, at);
       for (int i = 0; i < M; ++i) {
         const auto v = hn::LoadU(d, x[i] + at);
-        for (int j = 0; j < N; ++j) to[i][j] = hn::MulAdd(w[j], v, to[i][j]);
+        for (int j = 0; j < N; ++j) sum[i][j] = hn::MulAdd(w[j], v, sum[i][j]);
       }
     }
-    for (int j = 0; j < N && kScaled; ++j) {
-      const auto scale = hn::Set(d, weight[j].scales[block / kScaleBlock]);
-      for (int i = 0; i < M; ++i) sum[i][j] = hn::MulAdd(scale, part[i][j], sum[i][j]);
+    if constexpr (kScaled) {
+      for (int j = 0; j < N; ++j) {
+        const auto scale = hn::Set(d, weight[j].scales[block / kScaleBlock]);
+        for (int i = 0; i < M; ++i) {
+          if constexpr (kInMemory) {
+            float* const to = stored + (i * N + j) * lanes;
+            hn::Store(hn::MulAdd(scale, sum[i][j], hn::Load(d, to)), d, to);
+          } else {
+            total[i][j] = hn::MulAdd(scale, sum[i][j], total[i][j]);
+          }
+        }
+      }
     }
   }
   for (int i = 0; i < M; ++i) {
     for (int j = 0; j < N; ++j) {
+      if constexpr (kScaled) sum[i][j] = kInMemory ? hn::Load(d, stored + (i * N + j) * lanes) : total[i][j];
       auto rest = hn::Set(d1, hn::GetLane(hn::SumOfLanes(d, sum[i][j])));
       for (std::size_t c = at; c < size; ++c) {
         auto w = weight[j].at(d1, c);
@@ -154,8 +169,6 @@ HWY_INLINE void tiles(const LinearForward& p, const LinearBlock& block, std::int
 
 template <bool kScaled, class W>
 HWY_INLINE void all_tiles(const LinearForward& p, const LinearBlock& block, const WeightRows<W>& weight) {
-  // With scales two tiles would need more registers than there are.
-  constexpr int kRows7 = kScaled ? 7 : kTileRows, kRows8 = kScaled ? 8 : kTileRows;
   std::int64_t m = block.m_begin;
   for (; m + kPassRows < block.m_end; m += kTileRows) tiles<kTileRows, kScaled>(p, block, m, weight);
   switch (block.m_end - m) {
@@ -172,9 +185,9 @@ HWY_INLINE void all_tiles(const LinearForward& p, const LinearBlock& block, cons
     case 6:
       return tiles<6, kScaled>(p, block, m, weight);
     case 7:
-      return tiles<kRows7, kScaled, 7 - kRows7>(p, block, m, weight);
+      return tiles<kTileRows, kScaled, 7 - kTileRows>(p, block, m, weight);
     default:
-      return tiles<kRows8, kScaled, 8 - kRows8>(p, block, m, weight);
+      return tiles<kTileRows, kScaled, 8 - kTileRows>(p, block, m, weight);
   }
 }
 
