@@ -186,7 +186,7 @@ def readme_table(folders):
 def transformers_tables(path):
     """The results of bench/transformers_speed.py, one table per machine and setting."""
     def setting(r):
-        return (r["on"], r["device"], r["threads"], r["dtype"], r["batch"], r["tokens"])
+        return (r["on"], r["device"], r["threads"], r["dtype"], r["batch"], r["tokens"], r.get("fla"))
 
     def change(pair):
         def shown(seconds):
@@ -201,7 +201,8 @@ def transformers_tables(path):
     for these in [[r for r in found if setting(r) == s] for s in dict.fromkeys(map(setting, found))]:
         first = these[0]
         versions = [f'PyTorch {first["torch"]}', f'transformers {first["transformers"]}']
-        versions += [f'flash-linear-attention {first["fla"]}'] if first["device"] == "cuda" else []
+        if first["device"] == "cuda":
+            versions.append(f'flash-linear-attention {first["fla"]}' if "fla" in first else "without flash-linear-attention")
         threads = f', {first["threads"]} threads' if first["device"] == "cpu" else ""
         commits = " and ".join(dict.fromkeys(r["commit"] for r in these))
         text += (f'{first["on"]}{threads}, {first["dtype"]}, {first["batch"]} × {first["tokens"]} tokens; {", ".join(versions)}, '
