@@ -79,18 +79,17 @@ __device__ __forceinline__ void query_gradients(const ChunkBackward& c, int thre
       follow.release(kOutputs);
       named_barrier(kVectorsBarrier, 2 * kGroupThreads);
       const float2 prefix = rows.of(sums.prefix);
+      const float2 n_q{c.forward.scale * factor.x, c.forward.scale * factor.y};
       std::uint32_t operand[4][4];
 #pragma unroll
       for (int block = 0; block < 4; ++block) {
 #pragma unroll
         for (int j = 8 * block; j < 8 * block + 8; j += 2) {
           const int column = 16 * block + j / 4 % 2 * 8 + 2 * (lane % 4), row = rows.first + j / 2 % 2 * 8;
-          const float2 columns = *reinterpret_cast<const float2*>(sums.prefix + column);
-          const float2 n_k = *reinterpret_cast<const float2*>(sums.key_factor + column);
-          const float before = j / 2 % 2 == 0 ? prefix.x : prefix.y;
-          const float n_q = c.forward.scale * (j / 2 % 2 == 0 ? factor.x : factor.y);
-          w[j] = column <= row ? w[j] * (n_q * n_k.x * exp2_fast(before - columns.x)) : 0.0F;
-          w[j + 1] = column + 1 <= row ? w[j + 1] * (n_q * n_k.y * exp2_fast(before - columns.y)) : 0.0F;
+          const float2 from = *reinterpret_cast<const float2*>(sums.from_key + column);
+          const float to = j / 2 % 2 == 0 ? prefix.x : prefix.y, n = j / 2 % 2 == 0 ? n_q.x : n_q.y;
+          w[j] = column <= row ? w[j] * (n * exp2_fast(to - from.x)) : 0.0F;
+          w[j + 1] = column + 1 <= row ? w[j + 1] * (n * exp2_fast(to - from.y)) : 0.0F;
           products[j] *= w[j];
           products[j + 1] *= w[j + 1];
         }
@@ -118,6 +117,7 @@ __device__ __forceinline__ void key_gradients(const ChunkBackward& c, int thread
                                               GradsShared<kTiles, kSlices>& shared) {
   const int warp = warp_of(thread), lane = thread % 32;
   const RowsOfWarp rows(warp, lane);
+  const bool of_lambda = gain_depends_on_lambda(c.p.rule);
   const int group = static_cast<int>(c.p.shape.group());
   Follower<kTiles, kSlices> follow{shared, lane};
   float dk[32 * kTiles];
@@ -125,7 +125,7 @@ __device__ __forceinline__ void key_gradients(const ChunkBackward& c, int thread
     const Item& item = follow.next_item();
     if (item.rows == 0) return;
     const unsigned char *k = shared.k[follow.count & 1U], *q = shared.q[follow.count & 1U];
-    float2 factor{1, 1};
+    float2 factor{1, 1}, lambda{0, 0}, unit{1, 1};
 #pragma unroll
     for (float& x : dk) x = 0;
 #pragma unroll 1
@@ -167,49 +167,35 @@ __device__ __forceinline__ void key_gradients(const ChunkBackward& c, int thread
       products_commit();
       products_wait<0>();
       named_barrier(kLambdaBarrier, 2 * kGroupThreads);
-      const float2 lambda = rows.of(sums.lambda_factor), unit = rows.of(sums.lambda_unit);
-#pragma unroll
-      for (int pair = 0; pair < 16 * kTiles; ++pair) {
-        const float2 of_k = rows.pair_of(k, pair);
-        const float l = pair % 2 == 0 ? lambda.x : lambda.y, n = pair % 2 == 0 ? unit.x : unit.y;
-        dk[2 * pair] += l * (n * of_k.x);
-        dk[2 * pair + 1] += l * (n * of_k.y);
-      }
+      const float2 of_head = rows.of(sums.lambda_factor);
+      lambda.x += of_head.x;
+      lambda.y += of_head.y;
+      unit = rows.of(sums.lambda_unit);
       factor = rows.of(sums.key_factor);
     }
+    if (of_lambda) rows.add(dk, lambda, unit, k);
     store_rows<kTiles>(dk, c.p.rule.qk_l2norm, factor, k, c.p.dk, item, warp, lane);
   }
 }
 
-// Writes dv and the sums db of all tokens; a thread has a piece of 16 bytes of 4 rows.
+// Writes dv of a warp's 16 tokens; a lane has a piece of 16 bytes of every fourth row.
 template <int kTiles, int kSlices>
-__device__ __forceinline__ void value_gradients(const ChunkBackward& c, const Item& item, int i_h, int thread,
-                                                const GradsShared<kTiles, kSlices>& shared, const float* gains,
-                                                float* db) {
-  const int piece = thread % 8;
-  const auto dot = [](std::uint32_t x, std::uint32_t y) {
-    return low_bf16(x) * low_bf16(y) + high_bf16(x) * high_bf16(y);
-  };
+__device__ __forceinline__ void write_values(const ChunkBackward& c, const Item& item, int i_h, int warp, int lane,
+                                             const unsigned char* d, const float* gains) {
+  const int piece = lane % 8, first = 16 * warp + lane / 8;
+  const std::int64_t stride = c.p.dv.stride[1];
+  bfloat16* to = c.p.dv.at(item.i_b, item.start + first, i_h, 8 * piece);
 #pragma unroll 1
-  for (int pass = 0; pass < 4; ++pass) {
-    const int row = thread / 8 + 16 * pass;
+  for (int row = first; row < 16 * warp + 16; row += 4, to += 4 * stride) {
     const float b = gains[row];
     const auto scaled = [&](std::uint32_t x) { return pack_bf16(b * low_bf16(x), b * high_bf16(x)); };
-    float sum = 0;
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice) {
-      const int at = slice * kTileBytes + piece_offset(row, piece), column = 64 * slice + 8 * piece;
-      const uint4 v = *reinterpret_cast<const uint4*>(shared.v + at),
-                  d = *reinterpret_cast<const uint4*>(shared.d + at);
-      sum += dot(v.x, d.x) + dot(v.y, d.y) + dot(v.z, d.z) + dot(v.w, d.w);
-      if (row < item.rows && column < c.p.shape.value_dim) {
-        *reinterpret_cast<uint4*>(c.p.dv.at(item.i_b, item.start + row, i_h, column)) =
-            uint4{scaled(d.x), scaled(d.y), scaled(d.z), scaled(d.w)};
+      const uint4 x = *reinterpret_cast<const uint4*>(d + slice * kTileBytes + piece_offset(row, piece));
+      if (row < item.rows && 64 * slice + 8 * piece < c.p.shape.value_dim) {
+        *reinterpret_cast<uint4*>(to + 64 * slice) = uint4{scaled(x.x), scaled(x.y), scaled(x.z), scaled(x.w)};
       }
     }
-#pragma unroll
-    for (int offset = 1; offset < 8; offset *= 2) sum += __shfl_xor_sync(0xffffffffU, sum, offset);
-    if (piece == 0) db[row] = sum;
   }
 }
 
@@ -315,6 +301,7 @@ __device__ __forceinline__ void token_gradients(const ChunkBackward& c, int thre
   const int group = static_cast<int>(p.shape.group());
   const auto erase_scale = static_cast<float>(p.rule.step.erase_scale),
              write_scale = static_cast<float>(p.rule.step.write_scale);
+  const bool of_lambda = gain_depends_on_lambda(p.rule);
   Follower<kTiles, kSlices> follow{shared, thread % 32};
   for (;; follow.finish_item()) {
     const Item& item = follow.next_item();
@@ -327,15 +314,20 @@ __device__ __forceinline__ void token_gradients(const ChunkBackward& c, int thre
       TokenSums& sums = shared.sums[follow.step & 1U];
       const TokenPair pair = read_tokens(p, p.beta.at(item.i_b, item.start, i_h),
                                          gated ? p.g.at(item.i_b, item.start, i_h) : nullptr, 0, item.rows, lane);
-      float lambda = query_squares<kTiles>(shared_address(k), warp, lane), n_k = 1;
+      float lambda = 0, n_k = 1;
+      if (of_lambda || p.rule.qk_l2norm) lambda = query_squares<kTiles>(shared_address(k), warp, lane);
       if (p.rule.qk_l2norm) {
         n_k = rsqrtf(lambda + static_cast<float>(kL2NormEpsilon));
         lambda *= n_k * n_k;
       }
       const Token token = token_of(pair, gated, warp, lane);
-      const Gain<float> of_token = gain(p.rule.step, token.beta, lambda);
+      const Gain<float> of_token =
+          of_lambda ? gain(p.rule.step, token.beta, lambda) : Gain<float>{token.beta, 1, 1, 0, 0};
       if (lane < 16) {
+        const float log_factor = __log2f(n_k);
         sums.prefix[t] = token.prefix;
+        sums.to_key[t] = token.prefix + log_factor;
+        sums.from_key[t] = token.prefix - log_factor;
         sums.key_factor[t] = n_k;
         sums.lambda_factor[t] = erase_scale * of_token.alpha;  // until the gradient through λ is known
         sums.lambda_unit[t] = of_token.lambda_unit * n_k;
@@ -355,27 +347,32 @@ __device__ __forceinline__ void token_gradients(const ChunkBackward& c, int thre
       products_commit();
       const RecordVectors& vectors = follow.wait_for_vectors();
       const float decay = vectors.decay;
+      write_values<kTiles, kSlices>(c, item, i_h, warp, lane, shared.d, vectors.b);
       follow.wait(kValues);
-      value_gradients(c, item, i_h, 32 * warp + lane, shared, vectors.b, sums.db);
+      const float db = row_dots<kSlices>(shared_address(shared.v), shared_address(shared.d), warp, lane);
       follow.release(kValues);
       products_wait<0>();
       follow.release(kOutputs);
-      const float2 prefix = rows.of(sums.prefix), factor = rows.of(sums.key_factor), a = rows.of(sums.lambda_factor);
+      const float2 to_row = rows.of(sums.to_key), a = rows.of(sums.lambda_factor);
       float2 key_key{0, 0};
 #pragma unroll
-      for (int j = 0; j < 32; j += 2) {
-        const int column = j / 8 * 16 + j / 4 % 2 * 8 + 2 * (lane % 4), row = rows.first + j / 2 % 2 * 8;
-        const float2 columns = *reinterpret_cast<const float2*>(sums.prefix + column);
-        const float2 n = *reinterpret_cast<const float2*>(sums.key_factor + column);
-        const float before = j / 2 % 2 == 0 ? prefix.x : prefix.y, n_row = j / 2 % 2 == 0 ? factor.x : factor.y;
-        const float of_row = j / 2 % 2 == 0 ? a.x : a.y;
-        const float x = column < row ? h[j] * (n_row * n.x * exp2_fast(before - columns.x)) : 0.0F;
-        const float y = column + 1 < row ? h[j + 1] * (n_row * n.y * exp2_fast(before - columns.y)) : 0.0F;
-        (j / 2 % 2 == 0 ? key_key.x : key_key.y) += x * products[j] + y * products[j + 1];
-        h[j] = x == 0 ? 0.0F : -of_row * x;  // no negative zeros
-        h[j + 1] = y == 0 ? 0.0F : -of_row * y;
-        products[j] *= h[j];
-        products[j + 1] *= h[j + 1];
+      for (int block = 0; block < 4; ++block) {
+        if (block > warp) break;
+#pragma unroll
+        for (int j = 8 * block; j < 8 * block + 8; j += 2) {
+          const int column = 16 * block + j / 4 % 2 * 8 + 2 * (lane % 4);
+          const float2 from = *reinterpret_cast<const float2*>(sums.from_key + column);
+          const float to = j / 2 % 2 == 0 ? to_row.x : to_row.y;
+          h[j] *= exp2_fast(to - from.x);
+          h[j + 1] *= exp2_fast(to - from.y);
+        }
+        if (block == warp) keep_below(h + 8 * block, lane);
+#pragma unroll
+        for (int j = 8 * block; j < 8 * block + 8; ++j) {
+          (j / 2 % 2 == 0 ? key_key.x : key_key.y) += h[j] * products[j];
+          h[j] = __fmaf_rn(j / 2 % 2 == 0 ? -a.x : -a.y, h[j], 0.0F);  // the sum has no negative zeros
+          products[j] *= h[j];
+        }
       }
       rows.put(sums.key_key, quad_sum(key_key.x), quad_sum(key_key.y));
       write_symmetric(h, shared.g, warp, lane);
@@ -383,8 +380,8 @@ __device__ __forceinline__ void token_gradients(const ChunkBackward& c, int thre
       named_arrive(kTilesBarrier, 3 * kGroupThreads);
       named_barrier(kSumsBarrier, 2 * kGroupThreads);
       if (lane < 16) {
-        const float da = -(exp2_fast(sums.prefix[t]) * sums.key_factor[t] * sums.state_key[t] + sums.key_key[t]),
-                    dalpha = erase_scale * da + write_scale * sums.db[t], unit = sums.beta_unit[t];
+        const float da = -(exp2_fast(sums.to_key[t]) * sums.state_key[t] + sums.key_key[t]),
+                    dalpha = erase_scale * da + write_scale * db, unit = sums.beta_unit[t];
         sums.lambda_factor[t] = dalpha * sums.lambda_slope[t] * sums.lambda_unit[t];
         if (t < item.rows) {
           c.p.dbeta(item.i_b, item.start + t, i_h) = to_bfloat16(dalpha * unit * sums.beta_slope[t] * unit);

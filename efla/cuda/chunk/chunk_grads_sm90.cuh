@@ -31,12 +31,12 @@ static_assert(sizeof(RecordVectors) == sizeof(ChunkRecord) - offsetof(ChunkRecor
 
 // What the warpgroups tell each other about the tokens of a chunk and value head.
 struct alignas(16) TokenSums {
-  float prefix[kChunkTokens], key_factor[kChunkTokens], query_factor[kChunkTokens];  // log2 γ_i, n_k, n_q
-  float db[kChunkTokens];
-  float state_key[kChunkTokens];                                 // k_i·(S D_i)
-  float key_key[kChunkTokens];                                   // Σ_j H_ij k_i·k_j
-  float read_q[kChunkTokens], read_k[kChunkTokens];              // the terms of token i that read S
-  float written[kChunkTokens];                                   // the term of token i's write that S' has
+  float prefix[kChunkTokens], to_key[kChunkTokens], from_key[kChunkTokens];  // log2 of γ_i, γ_i n_k,i and γ_i/n_k,i
+  float key_factor[kChunkTokens], query_factor[kChunkTokens];                // n_k, n_q
+  float state_key[kChunkTokens];                                             // k_i·(S D_i)
+  float key_key[kChunkTokens];                                               // Σ_j H_ij k_i·k_j
+  float read_q[kChunkTokens], read_k[kChunkTokens];                          // the terms of token i that read S
+  float written[kChunkTokens];                                               // the term of token i's write that S' has
   float lambda_factor[kChunkTokens], lambda_unit[kChunkTokens];  // the gradient through λ: their product times k
   float lambda_slope[kChunkTokens], beta_slope[kChunkTokens], beta_unit[kChunkTokens];  // Gain
   float spanning[2 * kGroupWarps][kChunkTokens];  // Σ_{i≥t>j} M_ij over a warp's rows
@@ -181,6 +181,11 @@ __device__ __forceinline__ void copy_items(const ChunkBackward& c, const RowMaps
   }
 }
 
+// Whether the gains depend on the keys.
+__device__ __forceinline__ bool gain_depends_on_lambda(const DeltaRule& rule) {
+  return rule.step.integrator != Integrator::euler;
+}
+
 // d = a bᵀ over rows of kTiles tiles.
 template <int kTiles>
 __device__ __forceinline__ void multiply_rows_of(float (&d)[32], const unsigned char* a, const unsigned char* b) {
@@ -246,18 +251,45 @@ struct RowsOfWarp {
     }
     return {quad_sum(sum.x), quad_sum(sum.y)};
   }
-  // x += factor · rows of `tiles`.
+  // x += factor · (unit · rows of `tiles`).
   template <int kCount>
-  __device__ __forceinline__ void add(float (&x)[kCount], float2 factor, const unsigned char* tiles) const {
+  __device__ __forceinline__ void add(float (&x)[kCount], float2 factor, float2 unit,
+                                      const unsigned char* tiles) const {
 #pragma unroll
     for (int pair = 0; pair < kCount / 2; ++pair) {
       const float2 y = pair_of(tiles, pair);
-      const float f = pair % 2 == 0 ? factor.x : factor.y;
-      x[2 * pair] += f * y.x;
-      x[2 * pair + 1] += f * y.y;
+      const float f = pair % 2 == 0 ? factor.x : factor.y, u = pair % 2 == 0 ? unit.x : unit.y;
+      x[2 * pair] += f * (u * y.x);
+      x[2 * pair + 1] += f * (u * y.y);
     }
   }
 };
+
+// Returns the product of rows 16·warp + lane % 16 of x and y, which are kTiles tiles each.
+template <int kTiles>
+__device__ __forceinline__ float row_dots(std::uint32_t x, std::uint32_t y, int warp, int lane) {
+  float products[8] = {};
+#pragma unroll 2
+  for (int step = 0; step < 4 * kTiles; ++step) {
+    std::uint32_t of_x[4], of_y[4];
+    load_matrices(of_x, block_address(x, 16 * warp, 2 * step, lane));
+    load_matrices(of_y, block_address(y, 16 * warp, 2 * step, lane));
+    mma_bf16(products, of_x, of_y[0], of_y[2]);
+    mma_bf16(products + 4, of_x, of_y[1], of_y[3]);
+  }
+  return diagonal_of(products, lane);
+}
+
+// Of a 16 × 16 block on the diagonal zeroes what is not below the diagonal; x are its accumulators.
+__device__ __forceinline__ void keep_below(float* x, int lane) {
+  const int row = lane / 4, column = 2 * (lane % 4);
+  const bool first = column < row, second = column + 1 < row;
+  x[0] = first ? x[0] : 0.0F;
+  x[1] = second ? x[1] : 0.0F;
+  x[4] = x[5] = 0;
+  x[6] = first ? x[6] : 0.0F;
+  x[7] = second ? x[7] : 0.0F;
+}
 
 template <int kCount>
 __device__ __forceinline__ void scale_rows(float (&x)[kCount], float2 factor) {
@@ -266,38 +298,48 @@ __device__ __forceinline__ void scale_rows(float (&x)[kCount], float2 factor) {
 }
 
 // Writes Σ_{i≥t>j} M_ij over the warp's 16 rows i for every token t; sums of sums, so that terms that do not span t are
-// not in them. M has zeros above the diagonal.
+// not in them. Of M, whose terms are rounded to bfloat16, only blocks up to the diagonal are read, and of that one what
+// is below the diagonal of M. The sums over j are products with ones, of the transposed M, so that a lane has one t.
 __device__ __forceinline__ void spanning_sums(const float (&m)[32], int warp, int lane, float* to) {
-  const int first = 16 * warp + lane / 4;
-  float before[2] = {};
+  constexpr std::uint32_t kOnes = 0x3f803f80U;
+  const int row = lane / 4, column = 2 * (lane % 4);
+  const std::uint32_t below = (column < row ? 0x3f80U : 0U) | (column + 1 < row ? 0x3f800000U : 0U);
+  const std::uint32_t up_to[4] = {below, kOnes, 0, below}, all[4] = {kOnes, kOnes, kOnes, kOnes};
+  float before[8] = {}, sums[4][2] = {};  // sums over the blocks before, of row 2 (lane % 4) + e of 8 rows
 #pragma unroll
-  for (int piece = 0; piece < 8; ++piece) {
-    float sums[2] = {};
-    if (piece <= 2 * warp + 1) {
+  for (int block = 0; block < 4; ++block) {
+    if (block > warp) break;
+    std::uint32_t x[4];
+    to_operand(x, m + 8 * block);
+    float left[8];
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const float x = m[4 * piece + 2 * r], y = m[4 * piece + 2 * r + 1];
-        float up_to = x + y;
-#pragma unroll
-        for (int offset = 1; offset < 4; offset *= 2) {
-          const float below = __shfl_up_sync(0xffffffffU, up_to, offset, 4);
-          up_to += lane % 4 >= offset ? below : 0.0F;
-        }
-        const float total = __shfl_sync(0xffffffffU, up_to, 3, 4);
-        const float others = __shfl_up_sync(0xffffffffU, up_to, 1, 4);
-        const float left = before[r] + (lane % 4 == 0 ? 0.0F : others);
-        const int row = first + 8 * r, column = 8 * piece + 2 * (lane % 4);
-        sums[0] += row >= column ? left : 0.0F;
-        sums[1] += row >= column + 1 ? left + x : 0.0F;
-        before[r] += total;
-      }
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-#pragma unroll
-        for (int offset = 4; offset < 32; offset *= 2) sums[e] += __shfl_xor_sync(0xffffffffU, sums[e], offset);
-      }
+    for (int i = 0; i < 8; ++i) left[i] = before[i];
+    mma_bf16(left, up_to, x[0], x[2]);
+    mma_bf16(left + 4, up_to, x[1], x[3]);
+    mma_bf16(before, all, x[0], x[2]);
+    mma_bf16(before + 4, all, x[1], x[3]);
+    if (block == warp) {  // without the rows before t
+      left[0] = column >= row ? left[0] : 0.0F;
+      left[1] = column + 1 >= row ? left[1] : 0.0F;
+      left[2] = left[3] = 0;
+      left[6] = column >= row ? left[6] : 0.0F;
+      left[7] = column + 1 >= row ? left[7] : 0.0F;
     }
-    if (lane < 4) *reinterpret_cast<float2*>(to + 8 * piece + 2 * lane) = float2{sums[0], sums[1]};
+    sums[block][0] = left[0] + left[1] + (left[4] + left[5]);
+    sums[block][1] = left[2] + left[3] + (left[6] + left[7]);
+  }
+  // The sums over four lanes, of block lane % 4.
+  const bool upper = (lane & 2) != 0, odd = (lane & 1) != 0;
+#pragma unroll
+  for (int e = 0; e < 2; ++e) {
+    float mine[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      mine[i] =
+          (upper ? sums[i + 2][e] : sums[i][e]) + __shfl_xor_sync(0xffffffffU, upper ? sums[i][e] : sums[i + 2][e], 2);
+    }
+    to[16 * (lane % 4) + row + 8 * e] =
+        (odd ? mine[1] : mine[0]) + __shfl_xor_sync(0xffffffffU, odd ? mine[0] : mine[1], 1);
   }
 }
 
@@ -309,7 +351,7 @@ __device__ __forceinline__ void store_rows(float (&x)[32 * kTiles], bool l2norm,
   const RowsOfWarp rows(warp, lane);
   if (l2norm) {
     const float2 along = rows.dot(x, tiles);
-    rows.add(x, float2{-factor.x * factor.x * along.x, -factor.y * factor.y * along.y}, tiles);
+    rows.add(x, float2{-factor.x * factor.x * along.x, -factor.y * factor.y * along.y}, float2{1, 1}, tiles);
   }
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
