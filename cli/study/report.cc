@@ -5,9 +5,11 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "cli/commands.h"
+#include "cli/support/output_file.h"
 #include "efla/io/file.h"
 #include "experiments/common/lm_runs.h"
 
@@ -28,6 +30,13 @@ std::vector<std::string> names_of(const std::vector<std::string>& runs) {
 }
 
 void write_report(const std::vector<std::string>& runs, const std::string& out) {
+  check_output_file("report", "--out", out);
+  for (const auto& run : runs) {
+    std::error_code missing;  // which reading the run says
+    for (const auto& file : fs::directory_iterator(run, missing)) {
+      if (file.path().extension() != ".html") check_output_file("report", "--out", out, file.path());
+    }
+  }
   const auto names = names_of(runs);
   std::vector<experiments::LmRunRecord> records;
   for (std::size_t i = 0; i < runs.size(); ++i) {

@@ -160,6 +160,11 @@ TEST_F(TrainLm, LeavesARunThatLearnsAndReportsOnIt) {
   for (const char* part : {"training.lr", "model.model_type", "delta_net", "Validation perplexity"}) {
     EXPECT_NE(page.find(part), std::string::npos) << part;
   }
+  const auto metrics_before = read_text(path("run") + "/metrics.jsonl");
+  const auto replacing = run_program({"report", path("run"), "--out", path("run") + "/metrics.jsonl"});
+  EXPECT_EQ(replacing.exit_code, 2);
+  EXPECT_NE(replacing.err.find("--out"), std::string::npos) << replacing.err;
+  EXPECT_EQ(read_text(path("run") + "/metrics.jsonl"), metrics_before);
 }
 
 TEST_F(TrainLm, KilledAtAnyMomentGoesOnToTheSameBits) {
