@@ -1,6 +1,7 @@
 // efla reproduce: the studies of experiments/, from training to the report.
 #include <cstdint>
 #include <filesystem>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -48,7 +49,8 @@ CLI::App& add_study(CLI::App& reproduce, const std::string& name, const std::str
       ->required();
   add_study_setting<std::vector<std::string>>(*command, arguments, "--mixers", "/mixers",
                                               "Mixers, with commas between");
-  add_study_setting<std::vector<std::uint64_t>>(*command, arguments, "--seeds", "/seeds", "Seeds");
+  add_study_setting<std::vector<std::uint64_t>>(*command, arguments, "--seeds", "/seeds", "Seeds")
+      ->check(CLI::Range(std::int64_t{0}, std::numeric_limits<std::int64_t>::max()));
   add_study_setting<std::vector<double>>(*command, arguments, "--lr", "/lr", "Learning rates");
   add_device_option(*command, arguments->device);
   add_threads_option(*command, arguments->threads);

@@ -214,6 +214,12 @@ TEST(ReproduceCommand, WritesResultsAndReportAndGoesOn) {
   const Arguments command{"reproduce",     "smnist",     "--out",    out,  "--train-images", "24",
                           "--test-images", "16",         "--epochs", "1",  "--seeds",        "1,2",
                           "--lr",          "0.01,0.001", "--layers", "1,2"};
+  auto negative = command;
+  negative[11] = "1,-1";
+  const auto refused = run_program(negative);
+  EXPECT_EQ(refused.exit_code, 2);
+  EXPECT_NE(refused.err.find("--seeds"), std::string::npos) << refused.err;
+  EXPECT_FALSE(std::filesystem::exists(out));
   const auto result = run_program(command);
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_NE(result.out.find("report: " + out + "/report.html"), std::string::npos) << result.out;
