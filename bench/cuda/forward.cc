@@ -18,15 +18,6 @@
 namespace efla::bench::cuda {
 namespace {
 
-// The view's head i_h alone, of tokens [begin, begin + tokens) of batch entry i_b.
-template <class View>
-View head_of(View view, std::int64_t i_b, std::int64_t begin, std::int64_t tokens, std::int64_t i_h) {
-  view.data = view.at(i_b, begin, i_h);
-  view.extent[0] = view.extent[2] = 1;
-  view.extent[1] = tokens;
-  return view;
-}
-
 // The relative RMS error of some heads of some sequences against the reference.
 double sampled_error(Case<>& c, const Rule& rule) {
   c.o.download();

@@ -51,13 +51,7 @@ __device__ __forceinline__ void multiply_columns(float (&d)[8 * kBlocks], const 
   }
 }
 
-// The operands of rows [16 · row, 16 · row + 16) of a tile.
-__device__ __forceinline__ void row_operands(std::uint32_t (&operand)[4][4], std::uint32_t tile, int row, int lane) {
-#pragma unroll
-  for (int step = 0; step < 4; ++step) load_matrices(operand[step], block_address(tile, 16 * row, 2 * step, lane));
-}
-
-// The same of the transposed tile: of its columns [16 · column, 16 · column + 16).
+// The operands of the transposed tile's rows: of its columns [16 · column, 16 · column + 16).
 __device__ __forceinline__ void column_operands(std::uint32_t (&operand)[4][4], std::uint32_t tile, int column,
                                                 int lane) {
 #pragma unroll
