@@ -22,20 +22,25 @@ std::vector<std::filesystem::path> files_of(const std::filesystem::path& folder)
   return files;
 }
 
-}  // namespace
-
-SessionFolder::SessionFolder(std::filesystem::path path) : path_(std::move(path)) {
+const std::filesystem::path& made(const std::filesystem::path& folder) {
   std::error_code error;
-  std::filesystem::create_directories(path_, error);
-  if (!std::filesystem::is_directory(path_)) throw Error("serve", "--sessions", path_.string(), "a folder");
+  std::filesystem::create_directories(folder, error);
+  if (!std::filesystem::is_directory(folder)) throw Error("serve", "--sessions", folder.string(), "a folder");
+  return folder;
 }
 
-void SessionFolder::load(serve::Engine& engine) const {
+}  // namespace
+
+SessionFolder::SessionFolder(std::filesystem::path path)
+    : path_(std::move(path)), lock_(made(path_), "serve", "--sessions") {}
+
+void SessionFolder::load(serve::Engine& engine) {
   for (const auto& file : files_of(path_)) {
     const auto bytes = io::read_file(file);
     const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
     try {
       engine.load(file.stem().string(), text);
+      loaded_.push_back(file.stem().string());
     } catch (const Error& error) {
       throw Error("serve", "--sessions", file.string() + " (" + error.what() + ")", "a session of this model");
     } catch (const IoError& error) {
@@ -53,11 +58,11 @@ std::size_t SessionFolder::save(const serve::Engine& engine) const {
     file.commit();
     ++saved;
   }
-  for (const auto& file : files_of(path_)) {
+  for (const auto& name : loaded_) {
     try {
-      engine.session(file.stem().string());
+      engine.session(name);
     } catch (const serve::NoSuchSession&) {
-      std::filesystem::remove(file);
+      std::filesystem::remove(path_ / (name + kEnd));
     }
   }
   return saved;

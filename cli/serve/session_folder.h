@@ -3,24 +3,30 @@
 
 #include <cstddef>
 #include <filesystem>
+#include <string>
+#include <vector>
 
+#include "efla/io/folder_lock.h"
 #include "efla/serve/engine.h"
 
 namespace efla::cli {
 
 class SessionFolder {
  public:
-  // Makes the folder if it does not exist. Throws Error if it cannot.
+  // Makes the folder if it does not exist, and locks it. Throws Error if it cannot.
   explicit SessionFolder(std::filesystem::path path);
 
   // Stores the session of each file NAME.safetensors. Throws Error, IoError.
-  void load(serve::Engine& engine) const;
+  void load(serve::Engine& engine);
 
-  // Writes every session to its file and removes the files of sessions that were erased. Returns the number of files.
+  // Writes every session to its file and removes the files that `load` read whose sessions were erased. Returns the
+  // number of files.
   std::size_t save(const serve::Engine& engine) const;
 
  private:
   std::filesystem::path path_;
+  io::FolderLock lock_;
+  std::vector<std::string> loaded_;
 };
 
 }  // namespace efla::cli

@@ -104,6 +104,17 @@ TEST_F(ServeCommand, KeepsSessionsFromOneStartToTheNext) {
   EXPECT_TRUE(is_user_mistake(run_program(again), "broken.safetensors"));
 }
 
+TEST_F(ServeCommand, RemovesNoSessionFileThatItDidNotLoad) {
+  const Arguments sessions{"--sessions", folder.file("sessions")};
+  start(sessions);
+  post("/v1/sessions", {{"name", "own"}, {"prompt", "A"}});
+  EXPECT_TRUE(is_user_mistake(run_program(words(sessions)), "which process " + std::to_string(process_)));
+  write_text(folder / "sessions/foreign.safetensors", "of efla generate --save-session");
+  EXPECT_EQ(stop(), 0);
+  EXPECT_TRUE(std::filesystem::exists(folder / "sessions/own.safetensors"));
+  EXPECT_TRUE(std::filesystem::exists(folder / "sessions/foreign.safetensors"));
+}
+
 TEST_F(ServeCommand, FinishesStreamsAfterSigterm) {
   start({});
   HttpClient client(port_);
