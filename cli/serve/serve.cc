@@ -85,6 +85,11 @@ void run(ServeArguments arguments) {
 CLI::Option* add_bytes_option(CLI::App& command, const char* option, std::size_t& bytes, const char* what) {
   return command.add_option(option, bytes, what)
       ->transform(CLI::AsSizeValue(false).description(""))
+      ->transform(CLI::Validator(  // before the other one, which reads -1 as the largest number
+          [](std::string& size) {
+            return size.find('-') == std::string::npos ? "" : "got '" + size + "', expected a number of bytes";
+          },
+          ""))
       ->type_name("BYTES")
       ->capture_default_str();
 }

@@ -147,6 +147,7 @@ TEST_F(ServeCommand, RefusesMistakes) {
   refused({"--chat-template", folder.file("none")}, "none");
   refused({"--sessions", model() + "/config.json"}, "--sessions");
   refused({"--state-memory", "2 parsecs"}, "--state-memory");
+  refused({"--request-memory", "-1"}, "--request-memory: got '-1', expected a number of bytes");
   refused({"--weights", "int3"}, "weights");
   refused({"--prot", "80"}, "nearest is --port");
   EXPECT_TRUE(is_user_mistake(run_program({"serve", folder.file("none")}), "none"));
