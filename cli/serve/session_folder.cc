@@ -1,6 +1,5 @@
 #include "cli/serve/session_folder.h"
 
-#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -22,17 +21,10 @@ std::vector<std::filesystem::path> files_of(const std::filesystem::path& folder)
   return files;
 }
 
-const std::filesystem::path& made(const std::filesystem::path& folder) {
-  std::error_code error;
-  std::filesystem::create_directories(folder, error);
-  if (!std::filesystem::is_directory(folder)) throw Error("serve", "--sessions", folder.string(), "a folder");
-  return folder;
-}
-
 }  // namespace
 
 SessionFolder::SessionFolder(std::filesystem::path path)
-    : path_(std::move(path)), lock_(made(path_), "serve", "--sessions") {}
+    : path_(std::move(path)), lock_(io::lock_folder(path_, "serve", "--sessions")) {}
 
 void SessionFolder::load(serve::Engine& engine) {
   for (const auto& file : files_of(path_)) {

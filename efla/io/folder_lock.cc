@@ -88,6 +88,16 @@ FolderLock::~FolderLock() {
 FolderLock::FolderLock(FolderLock&& other) noexcept
     : path_(std::move(other.path_)), descriptor_(std::exchange(other.descriptor_, -1)) {}
 
+FolderLock lock_folder(const fs::path& path, std::string_view operation, std::string_view argument) {
+  std::error_code error;
+  fs::create_directories(path, error);
+  if (error == std::errc::not_a_directory || (!error && !fs::is_directory(path))) {
+    throw Error(std::string(operation), std::string(argument), path.string(), "a folder");
+  }
+  if (error) throw system_error(path.string(), "make the folder", error.value());
+  return FolderLock(path, operation, argument);
+}
+
 void remove_stale_lock(const fs::path& folder) {
   const auto path = folder / FolderLock::kFile;
   const Descriptor file(::open(path.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC));

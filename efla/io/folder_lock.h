@@ -28,6 +28,11 @@ class FolderLock {
   int descriptor_ = -1;
 };
 
+// Makes the folder and its parents if they do not exist, and locks it. Throws Error(operation, argument, …) for a path
+// that is or leads to a file, else as FolderLock does.
+[[nodiscard]] FolderLock lock_folder(const std::filesystem::path& path, std::string_view operation,
+                                     std::string_view argument);
+
 // Removes the file of a lock that a killed process left in a folder, for commands that find their work done and write
 // nothing. Does nothing where a process holds the lock, or where this process may not remove the file.
 void remove_stale_lock(const std::filesystem::path& folder);

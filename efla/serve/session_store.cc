@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <system_error>
 #include <utility>
 
 #include "efla/base/error.h"
@@ -39,7 +40,12 @@ std::size_t StoredText::record_bytes() const {
 
 SessionStore::SessionStore(std::size_t memory, std::filesystem::path swap_folder, std::int64_t max_disposable)
     : memory_(memory), swap_folder_(std::move(swap_folder)), max_disposable_(max_disposable) {
-  if (!swap_folder_.empty()) std::filesystem::create_directories(swap_folder_);
+  if (swap_folder_.empty()) return;
+  swap_lock_.emplace(io::lock_folder(swap_folder_, "engine", "swap_folder"));
+  for (const auto& file : std::filesystem::directory_iterator(swap_folder_)) {
+    std::error_code none;
+    if (file.path().extension() == kSwapEnd) std::filesystem::remove(file, none);
+  }
 }
 
 SessionStore::Entries::const_iterator SessionStore::find(const std::string& name) const {

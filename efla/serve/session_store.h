@@ -7,10 +7,12 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "efla/generate/session_record.h"
+#include "efla/io/folder_lock.h"
 #include "efla/serve/engine.h"
 #include "efla/serve/stored.h"
 
@@ -49,7 +51,9 @@ struct StoredText {
 // texts. Several threads may call functions at once; one that writes a file does not keep others waiting.
 class SessionStore {
  public:
-  // swap_folder: for files; empty: none. max_disposable: of disposable texts.
+  // swap_folder: for files; empty: none. Makes the folder if it does not exist, locks it, and removes files that a
+  // killed process left. max_disposable: of disposable texts. Throws Error for a swap_folder that is none or that
+  // another process uses, IoError.
   SessionStore(std::size_t memory, std::filesystem::path swap_folder, std::int64_t max_disposable);
 
   // Throw NoSuchSession, SessionInUse and, for a name that is not one, Error; put and reserve NoRoom and IoError too.
@@ -96,6 +100,7 @@ class SessionStore {
 
   const std::size_t memory_;
   const std::filesystem::path swap_folder_;
+  std::optional<io::FolderLock> swap_lock_;
   const std::int64_t max_disposable_;
   const std::shared_ptr<StoredBytes> bytes_ = std::make_shared<StoredBytes>();
   mutable std::mutex mutex_;  // of what follows

@@ -1,8 +1,6 @@
 // Values that never change, but may move to a file, and the bytes that they take together.
 #pragma once
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
@@ -13,9 +11,9 @@
 #include <fstream>
 #include <memory>
 #include <mutex>
+#include <random>
 #include <span>
 #include <string>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -55,6 +53,15 @@ class CountedBytes {
   std::shared_ptr<StoredBytes> total_;
   std::size_t bytes_ = 0;
 };
+
+constexpr const char* kSwapEnd = ".efla-swap";  // of the names of files that values move to
+
+// Returns a name that no other file has: processes in different containers may have the same id.
+inline std::string new_swap_name() {
+  static const auto process = std::uint64_t{std::random_device()()} << 32 | std::random_device()();
+  static std::atomic<std::uint64_t> count{0};
+  return std::to_string(process) + "-" + std::to_string(count++) + kSwapEnd;
+}
 
 // Functions may be called by several threads at once.
 template <class T>
@@ -98,8 +105,7 @@ class Stored {
     const std::lock_guard lock(mutex_);
     if (!file_.empty() || size_ == 0) return;
     if (total_) total_->moving += bytes();
-    static std::atomic<std::uint64_t> count{0};
-    const auto file = folder / (std::string(kPrefix) + std::to_string(getpid()) + "-" + std::to_string(count++));
+    const auto file = folder / new_swap_name();
     std::ofstream out(file, std::ios::binary);
     out.write(reinterpret_cast<const char*>(values_.data()), static_cast<std::streamsize>(bytes()));
     out.close();
@@ -122,8 +128,6 @@ class Stored {
   }
 
  private:
-  static constexpr const char* kPrefix = std::is_same_v<T, float> ? "state-" : "ids-";
-
   [[noreturn]] static void refuse(const std::filesystem::path& file) {
     throw IoError(IoError::Kind::system, file.string(), -1, std::strerror(errno));
   }

@@ -146,6 +146,7 @@ TEST_F(ServeCommand, RefusesMistakes) {
   refused({"--api-keys", folder.file("none")}, "none");
   refused({"--chat-template", folder.file("none")}, "none");
   refused({"--sessions", model() + "/config.json"}, "--sessions");
+  refused({"--swap", model() + "/config.json"}, "config.json, expected a folder");
   refused({"--state-memory", "2 parsecs"}, "--state-memory");
   refused({"--request-memory", "-1"}, "--request-memory: got '-1', expected a number of bytes");
   refused({"--weights", "int3"}, "weights");

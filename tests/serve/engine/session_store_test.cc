@@ -13,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "tests/support/expect_error.h"
 #include "tests/support/temp_folder.h"
 
 namespace efla::serve {
@@ -36,8 +37,8 @@ TEST(SessionStore, ATextOfTwoNamesMovesOnce) {
   StoredState before(std::vector<float>(1));
   before.swap_out(number);
   const std::string file = std::filesystem::directory_iterator(number)->path().filename();
-  const auto digits = file.rfind('-') + 1;
-  const auto pipe = swap / (file.substr(0, digits) + std::to_string(std::stoull(file.substr(digits)) + 1));
+  const auto digits = file.find('-') + 1;
+  const auto pipe = swap / (file.substr(0, digits) + std::to_string(std::stoull(file.substr(digits)) + 1) + kSwapEnd);
   ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
 
   std::thread first([&] { store.reserve("a", 2 * kBytes); });
@@ -53,6 +54,17 @@ TEST(SessionStore, ATextOfTwoNamesMovesOnce) {
   second.join();
   EXPECT_EQ(store.bytes().moving, 0U);
   EXPECT_EQ(store.bytes().files, 2 * kBytes);
+}
+
+TEST(SessionStore, LocksItsFolderAndRemovesWhatAKilledProcessLeft) {
+  const test::TempFolder folder;
+  const auto left = folder / ("1-0" + std::string(kSwapEnd)), notes = folder / "state-of-things";
+  for (const auto& file : {left, notes}) std::ofstream(file) << "text";
+  const SessionStore store(1000, folder.path(), 0);
+  EXPECT_FALSE(std::filesystem::exists(left));
+  EXPECT_TRUE(std::filesystem::exists(notes));
+  test::expect_error([&] { SessionStore(1000, folder.path(), 0); }, "swap_folder", "which process");
+  test::expect_error([&] { SessionStore(1000, notes, 0); }, "swap_folder", "expected a folder");
 }
 
 }  // namespace

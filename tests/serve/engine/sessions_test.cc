@@ -168,7 +168,8 @@ TEST(EngineSessions, IdleSessionsMoveToFiles) {
   EXPECT_EQ(engine->statistics().swapped_bytes, 2 * (slot + 4 * sizeof(std::int32_t)));
   EXPECT_EQ(reply(*engine, in_session(request_of("x", 4), "a", "")).ids.size(), 4U);
   for (const std::string name : {"a", "b", "c"}) engine->erase(name);
-  EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
+  for (const auto& file : std::filesystem::directory_iterator(folder.path()))
+    EXPECT_NE(file.path().extension(), kSwapEnd);
 
   const auto promised = tiny_engine({.session_memory = slot + records});
   const auto running = std::make_shared<Recorder>();
@@ -239,7 +240,7 @@ TEST(EngineSessions, ADiskThatFailsLosesNoReplyThatIsFinished) {
   const auto engine = tiny_engine({.session_memory = slot + 2000, .swap_folder = swap});
   reply(*engine, in_session(request_of("a", 3), "", "a"));
   const auto running = std::make_shared<Recorder>();
-  std::filesystem::remove(swap);
+  std::filesystem::remove_all(swap);
   // Whoever needs room learns of it, before its request begins.
   EXPECT_THROW(engine->submit(in_session(request_of("b", 3), "", "b"), running), IoError);
   EXPECT_EQ(engine->sessions().size(), 1U);
