@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <exception>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -66,6 +67,7 @@ void run(ServeArguments arguments) {
     folder = std::make_unique<SessionFolder>(sessions);
     folder->load(*running);
   }
+  std::exception_ptr failed;
   {
     serve::Service service(*running, api, keys, http);
     fmt::print("Serving {} at {}\n", api.model, service.address());
@@ -74,12 +76,17 @@ void run(ServeArguments arguments) {
       print_or_drop(stderr, "efla: serve: --host " + http.host +
                                 " without --api-keys: everybody who reaches this address may use the model\n");
     }
-    service.run(milliseconds(grace), /*signals=*/true);
+    try {
+      service.run(milliseconds(grace), /*signals=*/true);
+    } catch (...) {  // the sessions are saved all the same
+      failed = std::current_exception();
+    }
   }
   if (folder) {
     const auto saved = folder->save(*running);
     print_or_drop(stderr, fmt::format("sessions: {} in {}\n", saved, sessions));
   }
+  if (failed) std::rethrow_exception(failed);
 }
 
 CLI::Option* add_bytes_option(CLI::App& command, const char* option, std::size_t& bytes, const char* what) {

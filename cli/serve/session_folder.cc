@@ -1,5 +1,9 @@
 #include "cli/serve/session_folder.h"
 
+#include <fmt/core.h>
+
+#include <exception>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
@@ -43,12 +47,15 @@ void SessionFolder::load(serve::Engine& engine) {
 
 std::size_t SessionFolder::save(const serve::Engine& engine) const {
   std::size_t saved = 0;
+  std::string failed;
   for (const auto& session : engine.sessions()) {
     if (session.name.starts_with('_')) continue;  // of a request that did not end
-    io::AtomicFile file(path_ / (session.name + kEnd));
-    file.write(engine.save(session.name));
-    file.commit();
-    ++saved;
+    try {
+      io::write_file_atomically(path_ / (session.name + kEnd), engine.save(session.name));
+      ++saved;
+    } catch (const std::exception& error) {
+      failed += (failed.empty() ? "" : "; ") + session.name + " (" + error.what() + ")";
+    }
   }
   for (const auto& name : loaded_) {
     try {
@@ -56,6 +63,10 @@ std::size_t SessionFolder::save(const serve::Engine& engine) const {
     } catch (const serve::NoSuchSession&) {
       std::filesystem::remove(path_ / (name + kEnd));
     }
+  }
+  if (!failed.empty()) {
+    throw std::runtime_error(
+        fmt::format("serve: --sessions: saved {} sessions in {}, but not {}", saved, path_.string(), failed));
   }
   return saved;
 }

@@ -20,7 +20,7 @@ class SessionFolder {
   void load(serve::Engine& engine);
 
   // Writes every session to its file and removes the files that `load` read whose sessions were erased. Returns the
-  // number of files.
+  // number of files. Saves all that it can, then throws std::runtime_error with the names of the others.
   std::size_t save(const serve::Engine& engine) const;
 
  private:

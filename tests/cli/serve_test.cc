@@ -115,6 +115,21 @@ TEST_F(ServeCommand, RemovesNoSessionFileThatItDidNotLoad) {
   EXPECT_TRUE(std::filesystem::exists(folder / "sessions/foreign.safetensors"));
 }
 
+TEST_F(ServeCommand, SavesTheOtherSessionsWhereOneCannotBeRead) {
+  start({"--sessions", folder.file("sessions"), "--swap", folder.file("swap"), "--session-memory", "8000"});
+  for (const std::string name : {"a", "b", "c"}) post("/v1/sessions", {{"name", name}, {"prompt", name}});
+  std::vector<std::filesystem::path> files;
+  for (const auto& file : std::filesystem::directory_iterator(folder / "swap")) files.push_back(file.path());
+  for (const auto& file : files) {
+    if (file.filename().string().find("-0.") != std::string::npos) std::filesystem::remove(file);  // the state of a
+  }
+  EXPECT_EQ(stop(), 1);
+  EXPECT_NE(read_text(folder / "err").find("but not a ("), std::string::npos) << read_text(folder / "err");
+  EXPECT_FALSE(std::filesystem::exists(folder / "sessions/a.safetensors"));
+  EXPECT_TRUE(std::filesystem::exists(folder / "sessions/b.safetensors"));
+  EXPECT_TRUE(std::filesystem::exists(folder / "sessions/c.safetensors"));
+}
+
 TEST_F(ServeCommand, FinishesStreamsAfterSigterm) {
   start({});
   HttpClient client(port_);
