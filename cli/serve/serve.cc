@@ -47,6 +47,19 @@ bool is_public(const serve::HttpOptions& http) {
   return http.unix_socket.empty() && http.host != "localhost" && http.host != "::1" && !http.host.starts_with("127.");
 }
 
+// Starts the engine. Its errors name its options; those thrown here name the command's.
+std::unique_ptr<serve::Engine> load_engine(const std::string& model, std::unique_ptr<data::Tokenizer> tokenizer,
+                                           const serve::EngineOptions& options) {
+  try {
+    return serve::load_engine(model, std::move(tokenizer), options);
+  } catch (const Error& error) {
+    if (error.operation() != "engine") throw;
+    std::string option = error.argument() == "swap_folder" ? "swap" : error.argument();
+    std::replace(option.begin(), option.end(), '_', '-');
+    throw Error("serve", "--" + option, error.got(), error.expected());
+  }
+}
+
 void run(ServeArguments arguments) {
   auto& [model, tokenizer_name, name, chat_template, api_keys, sessions, timeout, grace, deadline, http, api, engine] =
       arguments;
@@ -61,7 +74,7 @@ void run(ServeArguments arguments) {
   const auto tokenizer_path = require_tokenizer("serve", model, tokenizer_name);
   auto tokenizer = data::load_tokenizer(tokenizer_path);
   require_tokenizer_of_run("serve", model, tokenizer_path, tokenizer->info());
-  const auto running = serve::load_engine(model, std::move(tokenizer), engine);
+  const auto running = load_engine(model, std::move(tokenizer), engine);
   std::unique_ptr<SessionFolder> folder;
   if (!sessions.empty()) {
     folder = std::make_unique<SessionFolder>(sessions);
@@ -130,8 +143,7 @@ void add_model_options(CLI::App& command, ServeArguments& arguments) {
                   "plain, chatml, or a TOML file with a text per role (docs/serving.md)")
       ->capture_default_str();
   command.add_flag("--bos", arguments.api.bos, "Start texts with the bos token unless a request says otherwise");
-  command.add_option("--weights", engine.weights, "Weights of the linear layers: float32, bfloat16 or int8")
-      ->capture_default_str();
+  add_weights_option(command, engine.weights);
   add_draft_option(command, engine.draft_tokens);
   command
       .add_option("--sessions", arguments.sessions,

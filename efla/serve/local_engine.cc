@@ -42,7 +42,10 @@ std::int64_t slots_of(const EngineOptions& options, const nn::InferenceModel& mo
           "at least the " + std::to_string(slot) + " bytes of one text's state");
   const double all = double(options.state_memory) + double(options.session_memory) + double(options.cache_memory) +
                      double(model.weight_bytes());
-  require_memory("engine", "state_memory", "states, sessions, cache and weights", all);
+  std::pair largest{options.state_memory, "state_memory"};
+  if (options.session_memory > largest.first) largest = {options.session_memory, "session_memory"};
+  if (options.cache_memory > largest.first) largest = {options.cache_memory, "cache_memory"};
+  require_memory("engine", largest.second, "states, sessions, cache and weights", all);
   return static_cast<std::int64_t>(std::min(options.state_memory / slot, kMostSlots));
 }
 

@@ -161,10 +161,12 @@ TEST_F(ServeCommand, RefusesMistakes) {
   refused({"--api-keys", folder.file("none")}, "none");
   refused({"--chat-template", folder.file("none")}, "none");
   refused({"--sessions", model() + "/config.json"}, "--sessions");
-  refused({"--swap", model() + "/config.json"}, "config.json, expected a folder");
+  refused({"--swap", model() + "/config.json"}, "serve: --swap: got " + model() + "/config.json, expected a folder");
+  refused({"--cache-memory", "9999999999999999999"}, "serve: --cache-memory: got states, sessions, cache and weights");
+  refused({"--state-memory", "1"}, "serve: --state-memory: got 1, expected at least");
   refused({"--state-memory", "2 parsecs"}, "--state-memory");
   refused({"--request-memory", "-1"}, "--request-memory: got '-1', expected a number of bytes");
-  refused({"--weights", "int3"}, "weights");
+  refused({"--weights", "int3"}, "serve: --weights: ");
   refused({"--prot", "80"}, "nearest is --port");
   EXPECT_TRUE(is_user_mistake(run_program({"serve", folder.file("none")}), "none"));
 }
