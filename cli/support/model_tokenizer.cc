@@ -11,6 +11,20 @@
 #include "efla/train/run.h"
 
 namespace efla::cli {
+namespace {
+
+// Returns the text at a JSON pointer of a run.json, or "". Throws IoError for a value of another type.
+std::string text_at(const nlohmann::json& recorded, const char* path, const std::filesystem::path& run) {
+  const nlohmann::json::json_pointer pointer(path);
+  if (!recorded.is_object() || !recorded.contains(pointer)) return "";
+  const auto& value = recorded.at(pointer);
+  if (!value.is_string()) {
+    throw IoError(IoError::Kind::content, run.string(), -1, std::string(path) + " is not a text");
+  }
+  return value.get<std::string>();
+}
+
+}  // namespace
 
 std::string find_tokenizer(const std::string& model, const std::string& given) {
   if (!given.empty()) return given;
@@ -23,18 +37,9 @@ std::string find_tokenizer(const std::string& model, const std::string& given) {
   const auto run = std::filesystem::path(model) / train::kRunFile;
   if (!std::filesystem::exists(run)) return beside(kTokenizerJsonFile);
   const auto recorded = io::read_json(run);
-  const auto field = [&](const char* path) -> std::string {
-    const nlohmann::json::json_pointer pointer(path);
-    if (!recorded.is_object() || !recorded.contains(pointer)) return "";
-    const auto& value = recorded.at(pointer);
-    if (!value.is_string()) {
-      throw IoError(IoError::Kind::content, run.string(), -1, std::string(path) + " is not a text");
-    }
-    return value.get<std::string>();
-  };
-  if (auto path = field("/config/data/tokenizer"); !path.empty()) return path;
+  if (auto path = text_at(recorded, "/config/data/tokenizer", run); !path.empty()) return path;
   // Any other is a file's name without its folder.
-  return field("/data/train/tokenizer") == "bytes" ? "bytes" : "";
+  return text_at(recorded, "/data/train/tokenizer", run) == "bytes" ? "bytes" : "";
 }
 
 std::string require_tokenizer(const std::string& command, const std::string& model, const std::string& given) {
@@ -72,9 +77,11 @@ void require_tokenizer_of_run(const std::string& command, const std::string& mod
   const auto recorded = io::read_json(run);
   if (!recorded.is_object() || !recorded.contains("tokenizer")) return;  // of a version that did not keep it
   const auto& expected = recorded.at("tokenizer");
-  if (!expected.is_object() || expected.value("fingerprint", "") == tokenizer.fingerprint) return;
-  throw Error(command, "--tokenizer", path + ", which is not the tokenizer of " + model,
-              expected.value("name", "another") + " of " + std::to_string(expected.value("vocab_size", 0)) + " tokens");
+  if (!expected.is_object() || text_at(recorded, "/tokenizer/fingerprint", run) == tokenizer.fingerprint) return;
+  const auto name = text_at(recorded, "/tokenizer/name", run);
+  throw Error(
+      command, "--tokenizer", path + ", which is not the tokenizer of " + model,
+      (name.empty() ? "another" : name) + " of " + expected.value("vocab_size", nlohmann::json(0)).dump() + " tokens");
 }
 
 }  // namespace efla::cli

@@ -169,6 +169,10 @@ TEST_F(ServeCommand, RefusesMistakes) {
   refused({"--weights", "int3"}, "serve: --weights: ");
   refused({"--prot", "80"}, "nearest is --port");
   EXPECT_TRUE(is_user_mistake(run_program({"serve", folder.file("none")}), "none"));
+  write_text(model() + "/run.json", R"({"tokenizer": {"fingerprint": 3}})");
+  refused({}, "run.json: /tokenizer/fingerprint is not a text");
+  write_text(model() + "/run.json", R"({"tokenizer": {"fingerprint": "0", "name": []}})");
+  refused({}, "run.json: /tokenizer/name is not a text");
 }
 
 }  // namespace
