@@ -32,7 +32,8 @@ std::vector<std::string> read_prompts(const std::filesystem::path& path) {
   std::vector<std::string> prompts;
   for (std::size_t begin = 0; begin < text.size();) {
     const auto end = std::min(text.find('\n', begin), text.size());
-    const auto line = text.substr(begin, end - begin);
+    auto line = text.substr(begin, end - begin);
+    if (line.ends_with('\r')) line.remove_suffix(1);
     prompts.push_back(json ? prompt_of(line, path, begin) : std::string(line));
     begin = end + 1;
   }

@@ -106,7 +106,7 @@ TEST_F(GenerateCommand, SeedsAndStopStrings) {
 }
 
 TEST_F(GenerateCommand, PromptsOfAFile) {
-  write_text(folder / "prompts.txt", "one\ntwo, which is longer\nthree\n");
+  write_text(folder / "prompts.txt", "one\r\ntwo, which is longer\r\nthree\n");
   write_text(folder / "prompts.jsonl", "{\"prompt\": \"one\"}\n{\"id\": 7, \"prompt\": \"two, which is longer\"}");
   Arguments arguments{"--prompts", folder.file("prompts.txt"), "--seed", "3"};
   arguments.insert(arguments.end(), warm.begin(), warm.end());
