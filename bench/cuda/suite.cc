@@ -98,6 +98,14 @@ std::vector<Plan> plans(const GpuOptions& options) {
       }
     }
   }
+  for (const char* layer : {"short_conv", "rms_norm", "rms_norm gated", "add_rms_norm", "glu"}) {
+    for (const bool backward : {false, true}) {
+      if (options.scaling) continue;
+      plans.push_back(
+          {"layer/" + std::string(layer) + (backward ? "/backward" : "/forward"),
+           [=](CaseRun& run, const std::string& name) { time_training_layer(run, name, layer, backward); }});
+    }
+  }
   if (options.scaling || !gpu::is_hopper()) return plans;
   for (const std::int64_t texts : {1, 4, 64}) {
     for (const bool one_kernel : {true, false}) {
