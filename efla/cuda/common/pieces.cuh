@@ -3,6 +3,7 @@
 
 #include <cuda_bf16.h>
 
+#include <cstdint>
 #include <type_traits>
 
 #include "efla/base/dtype.h"
@@ -13,10 +14,12 @@ namespace efla::gpu {
 template <class T>
 inline constexpr int kPieceElements = 16 / sizeof(T);
 
-// kVector elements that are read or written together, 16 bytes at a time.
+// kVector elements that are read or written together, 16 bytes at a time. Two of bfloat16 are one word, because
+// registers have 32 bits.
 template <class T, int kVector>
 struct alignas(sizeof(T) * kVector < 16 ? sizeof(T) * kVector : 16) Piece {
-  T element[kVector];
+  static constexpr bool kPairs = std::is_same_v<T, bfloat16> && kVector % 2 == 0;
+  std::conditional_t<kPairs, std::uint32_t, T> part[kPairs ? kVector / 2 : kVector];
 };
 
 template <int kVector, class T>
@@ -27,7 +30,14 @@ __device__ __forceinline__ Piece<T, kVector> read_piece(const T* from) {
 template <class T, int kVector>
 __device__ __forceinline__ void widen(const Piece<T, kVector>& piece, float (&to)[kVector]) {
 #pragma unroll
-  for (int i = 0; i < kVector; ++i) to[i] = to_float(piece.element[i]);
+  for (int i = 0; i < kVector; ++i) {
+    if constexpr (Piece<T, kVector>::kPairs) {
+      const std::uint32_t pair = piece.part[i / 2];
+      to[i] = __uint_as_float(i % 2 == 0 ? pair << 16 : pair & 0xFFFF0000U);
+    } else {
+      to[i] = to_float(piece.part[i]);
+    }
+  }
 }
 
 template <class T, int kVector>
@@ -38,16 +48,14 @@ __device__ __forceinline__ void load_piece(const T* from, float (&to)[kVector]) 
 template <class T, int kVector>
 __device__ __forceinline__ void store_piece(T* to, const float (&from)[kVector]) {
   Piece<T, kVector> piece;
-  if constexpr (std::is_same_v<T, bfloat16> && kVector % 2 == 0) {  // two at once
 #pragma unroll
-    for (int i = 0; i < kVector; i += 2) {
+  for (int i = 0; i < kVector; ++i) {
+    if constexpr (!Piece<T, kVector>::kPairs) {
+      piece.part[i] = from_state<T>(from[i]);
+    } else if (i % 2 == 0) {
       const __nv_bfloat162 pair = __floats2bfloat162_rn(from[i], from[i + 1]);
-      piece.element[i].bits = __bfloat16_as_ushort(pair.x);
-      piece.element[i + 1].bits = __bfloat16_as_ushort(pair.y);
+      piece.part[i / 2] = *reinterpret_cast<const std::uint32_t*>(&pair);
     }
-  } else {
-#pragma unroll
-    for (int i = 0; i < kVector; ++i) piece.element[i] = from_state<T>(from[i]);
   }
   *reinterpret_cast<Piece<T, kVector>*>(to) = piece;
 }

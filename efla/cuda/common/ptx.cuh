@@ -106,6 +106,12 @@ __device__ __forceinline__ float exp2_fast(float x) {
   return y;
 }
 
+__device__ __forceinline__ float reciprocal_fast(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // Returns 1 where a = b, 0 elsewhere.
 __device__ __forceinline__ float one_if_equal(int a, int b) {
   float y;

@@ -11,6 +11,8 @@
 namespace efla::gpu {
 namespace {
 
+constexpr std::int64_t kMostParts = 792;  // of dweight: a multiple of the thread blocks that an H200 runs at once
+
 template <class L, class T>
 __global__ void __launch_bounds__(L::kThreads)
     add_forward_kernel(const __grid_constant__ AddRmsNormForward<T> p, std::int64_t rows_per_group) {
@@ -129,7 +131,7 @@ void add_rms_norm(const AddRmsNormBackward<T>& p, const Workspace& workspace, cu
   std::int64_t count = 0;
   if (p.sum.size() > 0) {
     with_layout<float>(has_pieces(p), columns, [&]<class L>(L) {
-      count = parts_of(rows, L::kRows);
+      count = parts_of(rows, L::kRows, kMostParts);
       const std::size_t bytes = L::kRows > 1 ? L::kRows * columns * sizeof(float) : 0;
       add_backward_kernel<L, T><<<static_cast<unsigned>(count), L::kThreads, bytes, stream>>>(p, parts);
     });
@@ -141,7 +143,8 @@ void add_rms_norm(const AddRmsNormBackward<T>& p, const Workspace& workspace, cu
 template <class T>
 std::size_t add_rms_norm_workspace_bytes(const AddRmsNormBackward<T>& p) {
   std::int64_t parts = 0;
-  with_layout<float>(has_pieces(p), p.sum.extent[1], [&]<class L>(L) { parts = parts_of(p.sum.extent[0], L::kRows); });
+  with_layout<float>(has_pieces(p), p.sum.extent[1],
+                     [&]<class L>(L) { parts = parts_of(p.sum.extent[0], L::kRows, kMostParts); });
   return static_cast<std::size_t>(parts * p.sum.extent[1]) * sizeof(float);
 }
 

@@ -26,15 +26,16 @@ __global__ void __launch_bounds__(kThreads) glu_forward_kernel(const __grid_cons
 #pragma unroll
     for (int j = 0; j < kVector; ++j) {
       float value, slope;
-      activate(p.activation, gate[j], value, slope);
+      activate<T>(p.activation, gate[j], value, slope);
       up[j] *= value;
     }
     store_piece(p.y.at(row) + column, up);
   });
 }
 
+// Registers for four blocks, because with fewer the compiler reads the three inputs one after the other.
 template <int kVector, class T>
-__global__ void __launch_bounds__(kThreads) glu_backward_kernel(const __grid_constant__ GluBackward<T> p) {
+__global__ void __launch_bounds__(kThreads, 4) glu_backward_kernel(const __grid_constant__ GluBackward<T> p) {
   at_piece<kVector>(p.gate.extent[0], p.gate.extent[1], [&](std::int64_t row, std::int64_t column) {
     float gate[kVector], up[kVector], dy[kVector];
     load_piece(p.gate.at(row) + column, gate);
@@ -44,7 +45,7 @@ __global__ void __launch_bounds__(kThreads) glu_backward_kernel(const __grid_con
 #pragma unroll
     for (int j = 0; j < kVector; ++j) {
       float value, slope;
-      activate(p.activation, gate[j], value, slope);
+      activate<T>(p.activation, gate[j], value, slope);
       dgate[j] = dy[j] * up[j] * slope;
       dup[j] = dy[j] * value;
       up[j] *= value;

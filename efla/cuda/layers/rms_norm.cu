@@ -11,6 +11,8 @@
 namespace efla::gpu {
 namespace {
 
+constexpr std::int64_t kMostParts = 1056;  // of dweight: a multiple of the thread blocks that an H200 runs at once
+
 template <bool kGated, class L, class T>
 __global__ void __launch_bounds__(L::kThreads)
     forward_kernel(const __grid_constant__ RmsNormForward<T> p, std::int64_t rows_per_group) {
@@ -41,7 +43,7 @@ __global__ void __launch_bounds__(L::kThreads)
       gate.load(p.gate.at(row), columns, lane);
       x.for_each([&](float& e, int i_p, int j) {
         float value, slope;
-        activate(p.activation, gate.at[i_p][j], value, slope);
+        activate<T>(p.activation, gate.at[i_p][j], value, slope);
         e *= value;
       });
     }
@@ -96,7 +98,7 @@ __global__ void __launch_bounds__(L::kThreads)
       }
       gate.for_each([&](float& z, int i, int j) {
         float value, slope;
-        activate(p.activation, z, value, slope);
+        activate<T>(p.activation, z, value, slope);
         z = dy.at[i][j] * x.at[i][j] * r * weight.at[i][j] * slope;
         dy.at[i][j] *= value;
       });
@@ -124,7 +126,7 @@ void launch(const RmsNormForward<T>& p, cudaStream_t stream) {
 
 template <bool kGated, class L, class T>
 void launch(const RmsNormBackward<T>& p, float* parts, cudaStream_t stream) {
-  const auto grid = static_cast<unsigned>(parts_of(p.x.extent[0], L::kRows));
+  const auto grid = static_cast<unsigned>(parts_of(p.x.extent[0], L::kRows, kMostParts));
   const std::size_t sums = L::kRows > 1 && parts != nullptr ? L::kRows * p.x.extent[1] * sizeof(float) : 0;
   backward_kernel<kGated, L, T><<<grid, L::kThreads, sums, stream>>>(p, parts);
   check_launch("rms_norm_backward");
@@ -169,7 +171,8 @@ template <class T>
 std::size_t rms_norm_workspace_bytes(const RmsNormBackward<T>& p) {
   if (!p.dweight || p.x.size() == 0) return 0;
   std::int64_t parts = 0;
-  with_layout<T>(has_pieces(p), p.x.extent[1], [&]<class L>(L) { parts = parts_of(p.x.extent[0], L::kRows); });
+  with_layout<T>(has_pieces(p), p.x.extent[1],
+                 [&]<class L>(L) { parts = parts_of(p.x.extent[0], L::kRows, kMostParts); });
   return static_cast<std::size_t>(parts * p.x.extent[1]) * sizeof(float);
 }
 

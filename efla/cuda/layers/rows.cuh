@@ -12,9 +12,8 @@
 
 namespace efla::gpu {
 
-inline constexpr std::int64_t kMostParts = 1056;  // of the sum over rows: the thread blocks of a backward
-inline constexpr std::int64_t kMostRows = 8;      // that a group of a forward computes one after the other
-inline constexpr std::int64_t kFullGrid = 1024;   // thread blocks from which on a group takes more than one row
+inline constexpr std::int64_t kMostRows = 8;     // that a group of a forward computes one after the other
+inline constexpr std::int64_t kFullGrid = 1024;  // thread blocks from which on a group takes more than one row
 
 // How rows lie on threads: groups of kLanes threads, each with kPieces pieces of kVector columns.
 template <int kVectorIn, int kLanesIn, int kPiecesIn>
@@ -104,8 +103,9 @@ struct Row {
   }
 };
 
-inline std::int64_t parts_of(std::int64_t rows, std::int64_t rows_per_block) {
-  return std::min((rows + rows_per_block - 1) / rows_per_block, kMostParts);
+// Returns the number of parts of a sum over the rows: the thread blocks of a backward, at most `most`.
+inline std::int64_t parts_of(std::int64_t rows, std::int64_t rows_per_block, std::int64_t most) {
+  return std::min((rows + rows_per_block - 1) / rows_per_block, most);
 }
 
 // Writes a thread block's sums over its rows, of which every group has some, to part [columns]; `sums` is shared
