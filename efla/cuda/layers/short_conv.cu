@@ -5,6 +5,7 @@
 #include "efla/cuda/common/launch.h"
 #include "efla/cuda/common/partial_sums.h"
 #include "efla/cuda/common/pieces.cuh"
+#include "efla/cuda/layers/activation.cuh"
 #include "efla/cuda/layers/short_conv.h"
 
 namespace efla::gpu {
@@ -12,9 +13,14 @@ namespace {
 
 constexpr int kGroups = 32;  // of channels per thread block
 constexpr int kStrips = 8;   // of tokens per thread block
-constexpr int kStrip = 32;   // tokens per strip
-constexpr int kAhead = 4;    // tokens that are read before the first of them is computed
+constexpr int kStrip = 64;   // tokens per strip
 constexpr int kThreads = kGroups * kStrips;
+constexpr int kPiece = 4;  // channels of a thread where tokens can be read in pieces
+
+// Whether registers are left for several thread blocks per multiprocessor.
+template <class T, int kTaps>
+constexpr bool kSmall = sizeof(T) < sizeof(float) && kTaps < kMaxConvWidth;
+static_assert(kStrip % kMaxConvWidth == 0);
 
 // Where a thread works.
 struct Place {
@@ -56,8 +62,6 @@ struct Sequences {
     }
     age = clamped(first - begin);
   }
-  // Whether each of the next tokens has all taps of its own sequence.
-  __device__ bool reach_all(int taps, int tokens) const { return age >= taps - 1 && left >= tokens; }
   // Moves on to the next token.
   __device__ void advance() {
     ++age;
@@ -132,25 +136,21 @@ __device__ void weighted_sum(const Taps<kVector, kTaps>& taps, const History<kVe
   }
 }
 
-// σ(a) as exactly as T needs it. Where e^(−a) overflows the quotient is 0, as it should be.
-template <class T>
-__device__ __forceinline__ float sigmoid(float a) {
-  return __fdividef(1.0F, 1.0F + (sizeof(T) < sizeof(float) ? __expf(-a) : expf(-a)));
-}
-
-// Calls walk<kWhole>(), with kWhole where every one of the next tokens has kTaps taps, so that none is asked.
-template <int kTaps, class Sequences, class Walk>
-__device__ __forceinline__ void walk_over(const Sequences& sequences, int width, int tokens, Walk&& walk) {
-  if (width == kTaps && sequences.reach_all(kTaps, tokens)) {
-    walk.template operator()<true>();
-  } else {
-    walk.template operator()<false>();
+// Calls step(t, t % kTaps) for each t < tokens. The second one is a constant where the call is compiled.
+template <int kTaps, class Step>
+__device__ __forceinline__ void for_tokens(int tokens, Step&& step) {
+  for (int first = 0; first < tokens; first += kTaps) {
+#pragma unroll
+    for (int i = 0; i < kTaps; ++i) {
+      if (first + i < tokens) step(first + i, i);
+    }
   }
 }
 
 template <bool kPacked, class T, int kVector, int kTaps>
-__global__ void __launch_bounds__(kThreads) forward_kernel(const __grid_constant__ ShortConvForward<T> p,
-                                                           std::int64_t channel_blocks, std::int64_t token_blocks) {
+__global__ void __launch_bounds__(kThreads, kSmall<T, kTaps> ? 3 : 1)
+    forward_kernel(const __grid_constant__ ShortConvForward<T> p, std::int64_t channel_blocks,
+                   std::int64_t token_blocks) {
   const Place place = place_of<kVector>(p.x.extent, channel_blocks, token_blocks);
   if (place.first_token >= place.end_token || place.first_channel >= p.x.extent[2]) return;
   const Taps<kVector, kTaps> taps(p.weight, place.first_channel);
@@ -161,36 +161,38 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const __grid_constant
             width = static_cast<int>(p.weight.extent[1]);
   const T* from = p.x.at(place.i_b, place.first_token, place.first_channel);
   T* to = p.y.at(place.i_b, place.first_token, place.first_channel);
-  walk_over<kTaps>(sequences, width, tokens, [&]<bool kWhole>() {
-    for (int first = 0; first < tokens; first += kAhead) {
-      Piece<T, kVector> ahead[kAhead];
+  Piece<T, kVector> ahead[kTaps];  // of tokens that are read while those before them are computed
+  const auto read = [&](int t, int i) {
+    if (t < tokens) ahead[i] = read_piece<kVector>(from);
+    from += p.x.stride[1];
+  };
+  const auto compute = [&](int t, int i, int reach) {
+    x.shift();
+    widen(ahead[i], x.at[0]);
+    read(t + kTaps, i);
+    float y[kVector];
+    weighted_sum(taps, x, reach, y);
 #pragma unroll
-      for (int i = 0; i < kAhead; ++i) {
-        if (first + i < tokens) ahead[i] = read_piece<kVector>(from);
-        from += p.x.stride[1];
-      }
+    for (int c = 0; c < kVector; ++c) y[c] *= sigmoid<T>(y[c]);
+    store_piece(to, y);
+    to += p.y.stride[1];
+  };
 #pragma unroll
-      for (int i = 0; i < kAhead; ++i) {
-        if (first + i < tokens) {
-          x.shift();
-          widen(ahead[i], x.at[0]);
-          float y[kVector];
-          weighted_sum(taps, x, kWhole ? kTaps : min(width, sequences.age + 1), y);
-          if (!kWhole) sequences.advance();
-#pragma unroll
-          for (int c = 0; c < kVector; ++c) y[c] *= sigmoid<T>(y[c]);
-          store_piece(to, y);
-        }
-        to += p.y.stride[1];
-      }
-    }
-  });
+  for (int i = 0; i < kTaps; ++i) read(i, i);
+  if (tokens == kStrip && width == kTaps && sequences.left >= tokens) {
+    for_tokens<kTaps>(kStrip, [&](int t, int i) { compute(t, i, kTaps); });
+  } else {
+    for_tokens<kTaps>(tokens, [&](int t, int i) {
+      compute(t, i, min(width, sequences.age + 1));
+      sequences.advance();
+    });
+  }
 }
 
 // dx[s] is complete kTaps − 1 tokens after s, so that a strip walks that far beyond its end. parts [token blocks of all
 // batch entries][D][W].
 template <bool kPacked, class T, int kVector, int kTaps>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kSmall<T, kTaps> ? 2 : 1)
     backward_kernel(const __grid_constant__ ShortConvBackward<T> p, float* parts, std::int64_t channel_blocks,
                     std::int64_t token_blocks) {
   __shared__ float sums[kStrips][kVector * kTaps][kGroups];
@@ -211,58 +213,74 @@ __global__ void __launch_bounds__(kThreads)
     }
     const T* from_x = p.x.at(place.i_b, place.first_token, place.first_channel);
     const T* from_dy = p.dy.at(place.i_b, place.first_token, place.first_channel);
-    T* to = p.dx.at(place.i_b, place.first_token, place.first_channel);
+    T* to = p.dx.at(place.i_b, place.first_token, place.first_channel) - (kTaps - 1) * p.dx.stride[1];
     const int tokens = static_cast<int>(place.end_token - place.first_token), end = tokens + kTaps - 1;
     const int readable = static_cast<int>(min(p.x.extent[1] - place.first_token, std::int64_t{end}));
-    walk_over<kTaps>(sequences, width, readable, [&]<bool kWhole>() {
-      for (int first = 0; first < end; first += kAhead) {
-        Piece<T, kVector> ahead_x[kAhead], ahead_dy[kAhead];
+    Piece<T, kVector> ahead_x[kTaps], ahead_dy[kTaps];  // of tokens that are read while those before them are computed
+    const auto read = [&](int t, int i) {
+      if (t < readable) {
+        ahead_x[i] = read_piece<kVector>(from_x);
+        ahead_dy[i] = read_piece<kVector>(from_dy);
+      }
+      from_x += p.x.stride[1];
+      from_dy += p.dy.stride[1];
+    };
+    const auto shift = [&] {
+      x.shift();
+      dx.shift();
 #pragma unroll
-        for (int i = 0; i < kAhead; ++i) {
-          if (first + i < readable) {
-            ahead_x[i] = read_piece<kVector>(from_x);
-            ahead_dy[i] = read_piece<kVector>(from_dy);
-          }
-          from_x += p.x.stride[1];
-          from_dy += p.dy.stride[1];
-        }
+      for (int c = 0; c < kVector; ++c) dx.at[0][c] = 0;
+    };
+    const auto compute = [&](int t, int i, int reach, bool own) {
+      float da[kVector], a[kVector];
+      widen(ahead_x[i], x.at[0]);
+      widen(ahead_dy[i], da);
+      read(t + kTaps, i);
+      weighted_sum(taps, x, reach, a);
 #pragma unroll
-        for (int i = 0; i < kAhead; ++i) {
-          const int t = first + i;
-          x.shift();
-          dx.shift();
+      for (int c = 0; c < kVector; ++c) {
+        const float sigma = sigmoid<T>(a[c]);
+        da[c] *= sigma * (1 + a[c] * (1 - sigma));
+      }
 #pragma unroll
-          for (int c = 0; c < kVector; ++c) dx.at[0][c] = 0;
-          if (t < readable) {
-            widen(ahead_x[i], x.at[0]);
-            const int reach = kWhole ? kTaps : min(width, sequences.age + 1);
-            if (!kWhole) sequences.advance();
-            float da[kVector], a[kVector];
-            widen(ahead_dy[i], da);
-            weighted_sum(taps, x, reach, a);
+      for (int j = 0; j < kTaps; ++j) {
+        if (j >= reach) continue;
 #pragma unroll
-            for (int c = 0; c < kVector; ++c) {
-              const float sigma = sigmoid<T>(a[c]);
-              da[c] *= sigma * (1 + a[c] * (1 - sigma));
-            }
-            const bool own = t < tokens;
-#pragma unroll
-            for (int j = 0; j < kTaps; ++j) {
-              if (j >= reach) continue;
-#pragma unroll
-              for (int c = 0; c < kVector; ++c) {
-                dx.at[j][c] += taps.at[j][c] * da[c];
-                if (own) dweight[j][c] += da[c] * x.at[j][c];
-              }
-            }
-          }
-          if (t >= kTaps - 1 && t < end) {
-            store_piece(to, dx.at[kTaps - 1]);
-            to += p.dx.stride[1];
-          }
+        for (int c = 0; c < kVector; ++c) {
+          dx.at[j][c] += taps.at[j][c] * da[c];
+          if (own) dweight[j][c] += da[c] * x.at[j][c];
         }
       }
-    });
+    };
+    // Stores the gradient of the token kTaps − 1 tokens before, where it is of this strip.
+    const auto store = [&](bool own) {
+      if (own) store_piece(to, dx.at[kTaps - 1]);
+      to += p.dx.stride[1];
+    };
+#pragma unroll
+    for (int i = 0; i < kTaps; ++i) read(i, i);
+    if (tokens == kStrip && width == kTaps && sequences.left >= tokens) {
+      for_tokens<kTaps>(kStrip, [&](int t, int i) {
+        shift();
+        compute(t, i, kTaps, true);
+        store(t >= kTaps - 1);
+      });
+#pragma unroll
+      for (int i = 0; i < kTaps - 1; ++i) {
+        shift();
+        if (kStrip + i < min(readable, sequences.left)) compute(kStrip + i, i, kTaps, false);
+        store(true);
+      }
+    } else {
+      for_tokens<kTaps>(end, [&](int t, int i) {
+        shift();
+        if (t < readable) {
+          compute(t, i, min(width, sequences.age + 1), t < tokens);
+          sequences.advance();
+        }
+        store(t >= kTaps - 1);
+      });
+    }
   }
 #pragma unroll
   for (int i = 0; i < kTaps; ++i) {
@@ -288,8 +306,8 @@ std::int64_t token_blocks_of(const Problem& p) {
   return ceil_div(p.x.extent[1], kStrip * kStrips);
 }
 
-// Calls f<kVector, kTaps>(channel blocks); kVector is `kPiece` where there are pieces.
-template <int kPiece, class F>
+// Calls f<kVector, kTaps>(channel blocks); kVector is kPiece where there are pieces.
+template <class F>
 void with_shape(bool pieces, std::int64_t channels, std::int64_t width, F&& f) {
   if (pieces && width <= 4) return f.template operator()<kPiece, 4>(ceil_div(channels, kGroups * kPiece));
   f.template operator()<1, kMaxConvWidth>(ceil_div(channels, kGroups));
@@ -301,15 +319,14 @@ template <class T>
 void short_conv(const ShortConvForward<T>& p, cudaStream_t stream) {
   if (p.x.size() == 0) return;
   const bool pieces = has_aligned_rows(p.x) && has_aligned_rows(p.y);
-  with_shape<kPieceElements<T>>(
-      pieces, p.x.extent[2], p.weight.extent[1], [&]<int kVector, int kTaps>(std::int64_t channel_blocks) {
-        const std::int64_t token_blocks = token_blocks_of(p);
-        const unsigned grid = grid_of("short_conv_forward", channel_blocks * token_blocks * p.x.extent[0]);
-        const auto kernel =
-            p.cu_seqlens ? forward_kernel<true, T, kVector, kTaps> : forward_kernel<false, T, kVector, kTaps>;
-        kernel<<<grid, kThreads, 0, stream>>>(p, channel_blocks, token_blocks);
-        check_launch("short_conv_forward");
-      });
+  with_shape(pieces, p.x.extent[2], p.weight.extent[1], [&]<int kVector, int kTaps>(std::int64_t channel_blocks) {
+    const std::int64_t token_blocks = token_blocks_of(p);
+    const unsigned grid = grid_of("short_conv_forward", channel_blocks * token_blocks * p.x.extent[0]);
+    const auto kernel =
+        p.cu_seqlens ? forward_kernel<true, T, kVector, kTaps> : forward_kernel<false, T, kVector, kTaps>;
+    kernel<<<grid, kThreads, 0, stream>>>(p, channel_blocks, token_blocks);
+    check_launch("short_conv_forward");
+  });
 }
 
 template <class T>
@@ -319,7 +336,7 @@ void short_conv(const ShortConvBackward<T>& p, const Workspace& workspace, cudaS
   const std::int64_t count = token_blocks_of(p) * p.x.extent[0];
   if (p.x.size() > 0) {
     const bool pieces = has_aligned_rows(p.x) && has_aligned_rows(p.dy) && has_aligned_rows(p.dx);
-    with_shape<4>(pieces, p.x.extent[2], p.weight.extent[1], [&]<int kVector, int kTaps>(std::int64_t channel_blocks) {
+    with_shape(pieces, p.x.extent[2], p.weight.extent[1], [&]<int kVector, int kTaps>(std::int64_t channel_blocks) {
       const unsigned grid = grid_of("short_conv_backward", channel_blocks * count);
       const auto kernel =
           p.cu_seqlens ? backward_kernel<true, T, kVector, kTaps> : backward_kernel<false, T, kVector, kTaps>;
