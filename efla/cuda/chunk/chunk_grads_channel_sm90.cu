@@ -135,7 +135,8 @@ template <int kTiles, int kStages>
 __device__ void ChannelGrads<kTiles, kStages>::finish_tokens() {
   if (thread_ < kChunkTokens) {
     const float n_k = m_.key_factor[thread_], n_q = m_.query_factor[thread_], squares = m_.squares[thread_];
-    const Gain<float> of_token = gain(p_.rule.step, beta(), squares * n_k * n_k);
+    const Gain<float> of_token =
+        is_euler() ? Gain<float>{beta(), 1, 1, 0, 0} : gain(p_.rule.step, beta(), squares * n_k * n_k);
     const float dalpha = static_cast<float>(p_.rule.step.write_scale) * m_.b[thread_] -
                          static_cast<float>(p_.rule.step.erase_scale) * sum_of(kErase, thread_);
     if (thread_ < at_.rows) {
