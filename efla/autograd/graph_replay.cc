@@ -18,7 +18,7 @@ using at::Tensor;
 #ifdef EFLA_TORCH_CUDA
 namespace {
 
-constexpr std::size_t kMostShapes = 8;  // whose graphs are kept, because each has memory of its own
+constexpr std::size_t kMostShapes = 32;  // whose graphs are kept
 
 // One capture at a time, on a stream that nothing else uses: a capture records everything that is launched on its
 // stream, and other threads may have any stream of LibTorch's pool. Each thread has a stream of its own, because
@@ -58,10 +58,11 @@ struct GraphReplay::Captured {
                       [](const Tensor& a, const Tensor& b) { return a.sizes() == b.sizes(); });
   }
 
-  void capture(const Function& function) {
+  // Graphs with one pool use the same memory, which their outputs alone keep: only one of them may run at a time.
+  void capture(const Function& function, at::cuda::MempoolId_t pool) {
     const CaptureStream stream(inputs.front().device().index());
     auto fresh = std::make_unique<at::cuda::CUDAGraph>();
-    fresh->capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
+    fresh->capture_begin(pool, cudaStreamCaptureModeThreadLocal);
     try {
       outputs = function(inputs);
     } catch (...) {
@@ -74,6 +75,10 @@ struct GraphReplay::Captured {
     fresh->capture_end();
     graph = std::move(fresh);
   }
+};
+
+struct GraphReplay::Pool {
+  at::cuda::MempoolId_t id;
 };
 
 GraphReplay::Tensors GraphReplay::call(const Function& function, const Tensors& inputs, const Tensors& held) {
@@ -94,12 +99,16 @@ GraphReplay::Tensors GraphReplay::call(const Function& function, const Tensors& 
   }
   Captured& captured = **known;
   for (std::size_t i = 0; i < inputs.size(); ++i) captured.inputs[i].copy_(inputs[i]);
-  if (!captured.graph) captured.capture(function);
+  if (!captured.graph) {
+    if (!pool_) pool_ = std::make_unique<Pool>(Pool{at::cuda::graph_pool_handle()});
+    captured.capture(function, pool_->id);
+  }
   captured.graph->replay();
   return captured.outputs;
 }
 #else
 struct GraphReplay::Captured {};
+struct GraphReplay::Pool {};
 
 GraphReplay::Tensors GraphReplay::call(const Function& function, const Tensors& inputs, const Tensors& /*held*/) {
   return function(inputs);
