@@ -119,7 +119,8 @@ class Runner {
     const RunOptions& options = run_.options;
     const std::int64_t done = trainer_.steps_done();
     if (options.evaluate && (last() || every(options.evaluate_every)) && evaluated_ < done) {
-      if (options.checkpoint_evaluated) save();
+      const std::chrono::duration<double> pause(options.checkpoint_pause);
+      if (options.checkpoint_evaluated && Clock::now() - saved_at_ >= pause) save();
       if (events_.evaluating) events_.evaluating(done);
       const ordered_json evaluation = task_.evaluate(model_, group_, events_.stop);
       if (log_) {
@@ -156,6 +157,7 @@ class Runner {
                                "; " + last_good());
     }
     saved_ = {step, checkpoints_.path_of(step)};
+    saved_at_ = Clock::now();
     if (!writes()) return;
     try {
       checkpoints_.keep_newest(run_.options.keep_checkpoints);
@@ -178,6 +180,7 @@ class Runner {
   io::CheckpointFolder checkpoints_;
   std::unique_ptr<MetricsLog> log_;  // rank 0's
   std::optional<io::CheckpointFolder::Saved> saved_;
+  Clock::time_point saved_at_ = Clock::now();
   std::int64_t evaluated_ = 0, sampled_ = 0;  // the steps of the last ones
   bool enough_ = false;
 };

@@ -22,6 +22,7 @@ struct RunOptions {
   std::int64_t sample_every = 0;      // steps; 0: never
   std::int64_t checkpoint_every = 0;  // steps; 0: after the last only
   bool checkpoint_evaluated = false;  // also before each evaluation
+  double checkpoint_pause = 0.0;      // seconds: no checkpoint before an evaluation where the last one is newer
   std::int64_t keep_checkpoints = 1;  // the newest
 };
 

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "efla/autograd/context.h"
+#include "efla/autograd/graph_replay.h"
 #include "efla/io/json.h"
 #include "efla/report/html.h"
 #include "efla/train/run.h"
@@ -16,6 +17,9 @@ using nlohmann::json;
 using nlohmann::ordered_json;
 using train::SequenceClassifier;
 namespace fs = std::filesystem;
+
+// Seconds. A GPU may compute an epoch in less time than a checkpoint takes.
+constexpr double kCheckpointPause = 30.0;
 
 SequenceClassifier make_sequence_classifier(const SyntheticRun& run) {
   const auto model = std::make_shared<const nn::SequenceModel>(run.model, nn::Initialiser(run.training.seed));
@@ -67,10 +71,11 @@ ordered_json entry_of(const SyntheticRun& run, const fs::path& metrics, std::int
   const auto curve = curve_of(metrics);
   for (std::size_t i = 0; i < run.test_tasks.size() && !diverged; ++i) {
     const auto& task = run.test_tasks[i];
+    autograd::GraphReplay replay;
     // The first was measured at the end of the training.
     const double accuracy = i == 0 ? curve.back().at("accuracy").get<double>()
                                    : train::evaluate(model, task, run.training.seed, run.test_examples,
-                                                     run.training.batch_size, context.pool, context.stop);
+                                                     run.training.batch_size, context.pool, replay, context.stop);
     diverged = std::isnan(accuracy);
     ordered_json test{{"length", task.length}};
     if (run.training_task.name == "mqar-set") test["pairs"] = static_cast<std::int64_t>(task.parameters.at("pairs"));
@@ -106,6 +111,7 @@ std::optional<ordered_json> execute(const SyntheticRun& run, const fs::path& fol
   train::RunOptions options;
   options.evaluate_every = run.evaluate_every;
   options.checkpoint_evaluated = true;
+  options.checkpoint_pause = kCheckpointPause;
   train::RunEvents events;
   events.stop = context.stop;
   events.step = [&](const train::StepResult& step, double) {

@@ -109,6 +109,7 @@ SequenceClassifier constant_model() {
 
 TEST(SyntheticAccuracy, IsNotANumberWhereALogitIsNotFinite) {
   ThreadPool pool(2);
+  autograd::GraphReplay replay;
   for (const float bad : {NAN, INFINITY, -INFINITY}) {
     const auto task = given_targets({{0, 0, 0, 1}, {0, 1, 1, 1}}, Accuracy::examples);
     auto model = constant_model();
@@ -117,7 +118,7 @@ TEST(SyntheticAccuracy, IsNotANumberWhereALogitIsNotFinite) {
       result[1][3] = bad;  // not the class that is answered
       return result;
     };
-    EXPECT_TRUE(std::isnan(evaluate(model, task, 1, 2, 2, pool)));
+    EXPECT_TRUE(std::isnan(evaluate(model, task, 1, 2, 2, pool, replay)));
   }
 }
 
@@ -125,14 +126,17 @@ TEST(SyntheticAccuracy, CountsByClassOrByExample) {
   constexpr auto kNo = kIgnoreIndex;
   const std::vector<std::vector<std::int32_t>> targets{{0, 0, 0, 1}, {0, kNo, kNo, kNo}, {2, 2, kNo, 0}};
   ThreadPool pool(2);
+  autograd::GraphReplay replay;
   // In one batch: class 0 is right 5 of 5 times, classes 1 and 2 never are.
-  EXPECT_DOUBLE_EQ(evaluate(constant_model(), given_targets(targets, Accuracy::classes), 1, 3, 3, pool), 1.0 / 3.0);
+  EXPECT_DOUBLE_EQ(evaluate(constant_model(), given_targets(targets, Accuracy::classes), 1, 3, 3, pool, replay),
+                   1.0 / 3.0);
   // In batches of two: the mean of (1 + 0) / 2 and (1 + 0) / 2.
-  EXPECT_DOUBLE_EQ(evaluate(constant_model(), given_targets(targets, Accuracy::classes), 1, 3, 2, pool), 0.5);
+  EXPECT_DOUBLE_EQ(evaluate(constant_model(), given_targets(targets, Accuracy::classes), 1, 3, 2, pool, replay), 0.5);
   // By example: 3/4, 1 and 1/3, whatever the batches.
   const double mean = (0.75 + 1.0 + 1.0 / 3.0) / 3.0;
   for (const std::int64_t batch : {1, 2, 3}) {
-    EXPECT_DOUBLE_EQ(evaluate(constant_model(), given_targets(targets, Accuracy::examples), 1, 3, batch, pool), mean);
+    EXPECT_DOUBLE_EQ(evaluate(constant_model(), given_targets(targets, Accuracy::examples), 1, 3, batch, pool, replay),
+                     mean);
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <map>
@@ -13,6 +14,7 @@
 #include <string>
 #include <utility>
 
+#include "efla/autograd/graph_replay.h"
 #include "efla/autograd/one_thread.h"
 #include "efla/base/check.h"
 #include "efla/base/error.h"
@@ -23,6 +25,8 @@ namespace {
 
 using data::synthetic::Example;
 using SyntheticTask = data::synthetic::Task;
+
+constexpr std::int64_t kNoAnswer = -1;
 
 // Tokens that are computed at a time: by a thread of the CPU, or by a GPU. The sums over a batch are over groups of
 // this many, so another value gives other bits.
@@ -35,22 +39,33 @@ std::vector<Example> draw_examples(const SyntheticTask& task, std::uint64_t seed
   return examples;
 }
 
-// Neighbouring examples of a batch, with the places at which something is asked.
+// Neighbouring examples of a batch, with the places at which something is asked. On a GPU there are sequences and
+// places besides, copies of the last ones, so that a batch whose examples differ has one of few shapes.
 struct Questions {
   torch::Tensor ids;                   // [B, T] int64, on the model's device
   torch::Tensor places;                // [M] int64, on the model's device
-  std::vector<std::int64_t> targets;   // [M]
-  std::vector<std::int64_t> sequence;  // [M]: of the part, from 0
+  std::vector<std::int64_t> targets;   // of the first places
+  std::vector<std::int64_t> sequence;  // of the first places: in the part, from 0
 };
 
+// Returns count, or on a GPU the next multiple of an eighth of its order of magnitude, which is at least `least`.
+std::int64_t padded(std::int64_t count, std::int64_t least, const torch::Device& device) {
+  if (device.is_cpu() || count == 0) return count;
+  const auto unit = std::max<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(count)) / 8, least);
+  return (count + unit - 1) / unit * unit;
+}
+
 Questions make_questions(std::span<const Example> examples, const torch::Device& device) {
-  const auto batch = static_cast<std::int64_t>(examples.size());
+  const auto given = static_cast<std::int64_t>(examples.size()), batch = padded(given, 8, device);
   const auto tokens = static_cast<std::int64_t>(examples.front().inputs.size());
   Questions part{torch::empty({batch, tokens}, torch::kLong), {}, {}, {}};
   std::vector<std::int64_t> places;
   auto* ids = part.ids.data_ptr<std::int64_t>();
   for (std::int64_t b = 0; b < batch; ++b) {
-    std::copy(examples[b].inputs.begin(), examples[b].inputs.end(), ids + b * tokens);
+    const auto& inputs = examples[std::min(b, given - 1)].inputs;
+    std::copy(inputs.begin(), inputs.end(), ids + b * tokens);
+  }
+  for (std::int64_t b = 0; b < given; ++b) {
     for (std::int64_t t = 0; t < tokens; ++t) {
       if (examples[b].targets[t] == kIgnoreIndex) continue;
       places.push_back(b * tokens + t);
@@ -58,6 +73,7 @@ Questions make_questions(std::span<const Example> examples, const torch::Device&
       part.sequence.push_back(b);
     }
   }
+  places.resize(padded(std::ssize(places), 64, device), places.empty() ? 0 : places.back());
   part.ids = part.ids.to(device);
   part.places = torch::tensor(places, torch::kLong).to(device);
   return part;
@@ -91,19 +107,25 @@ double mean_share(const std::map<std::int64_t, Count>& groups) {
 
 // Counts the right answers of one part by class, or by sequence from `first` on; nothing where a logit is not finite.
 std::optional<std::map<std::int64_t, Count>> count_right(const SequenceClassifier& model, const SyntheticTask& task,
-                                                         std::span<const Example> examples, std::int64_t first) {
+                                                         std::span<const Example> examples, std::int64_t first,
+                                                         autograd::GraphReplay& replay) {
   const Questions part = make_questions(examples, nn::device_of(model.parameters));
   std::map<std::int64_t, Count> groups;
   if (part.targets.empty()) return groups;
-  const torch::Tensor logits = model.logits(part.ids, part.places);
-  if (!logits.isfinite().all().item<bool>()) return {};
-  const torch::Tensor answers = logits.argmax(1).to(torch::kCPU);
-  const auto* answer = answers.data_ptr<std::int64_t>();
+  const auto answer = [&](const std::vector<torch::Tensor>& inputs) {
+    const torch::Tensor logits = model.logits(inputs[0], inputs[1]);
+    return std::vector<torch::Tensor>{torch::where(logits.isfinite().all(), logits.argmax(1), kNoAnswer)};
+  };
+  std::vector<torch::Tensor> parameters;
+  for (const auto& [name, parameter] : model.parameters) parameters.push_back(parameter);
+  const torch::Tensor answers = replay.call(answer, {part.ids, part.places}, parameters).front().to(torch::kCPU);
+  const auto* given = answers.data_ptr<std::int64_t>();
+  if (given[0] == kNoAnswer) return {};
   for (std::size_t i = 0; i < part.targets.size(); ++i) {
     const bool by_class = task.accuracy == data::synthetic::Accuracy::classes;
     Count& count = groups[by_class ? part.targets[i] : first + part.sequence[i]];
     ++count.asked;
-    count.right += answer[i] == part.targets[i];
+    count.right += given[i] == part.targets[i];
   }
   return groups;
 }
@@ -156,7 +178,7 @@ std::int64_t SequenceTask::schedule_step(std::int64_t step) const {
   return step / std::max<std::int64_t>(training_.steps_per_epoch(), 1);
 }
 
-std::vector<std::int64_t> SequenceTask::batch_indices(std::int64_t step) const {
+std::vector<std::int64_t> SequenceTask::batch_indices(std::int64_t step) {
   const std::int64_t size = training_.batch_size;
   std::vector<std::int64_t> indices(static_cast<std::size_t>(size));
   if (training_.examples == 0) {
@@ -164,9 +186,12 @@ std::vector<std::int64_t> SequenceTask::batch_indices(std::int64_t step) const {
     return indices;
   }
   const std::int64_t epoch = step / training_.steps_per_epoch(), first = step % training_.steps_per_epoch() * size;
-  const auto order = epoch_order(training_.seed, epoch, static_cast<std::uint32_t>(training_.examples));
+  if (order_epoch_ != epoch) {
+    order_ = epoch_order(training_.seed, epoch, static_cast<std::uint32_t>(training_.examples));
+    order_epoch_ = epoch;
+  }
   indices.resize(static_cast<std::size_t>(std::min(size, training_.examples - first)));
-  std::copy_n(order.begin() + first, indices.size(), indices.begin());
+  std::copy_n(order_.begin() + first, indices.size(), indices.begin());
   return indices;
 }
 
@@ -187,14 +212,16 @@ Part SequenceTask::part(std::int64_t i) {
   const auto& examples = parts_[static_cast<std::size_t>(i)];
   const torch::Device device = nn::device_of(copies_.front().parameters);
   const Questions asked = make_questions(examples, device);
-  const torch::Tensor targets = torch::tensor(asked.targets, torch::kLong).to(device);
+  std::vector<std::int64_t> padded_targets = asked.targets;
+  padded_targets.resize(static_cast<std::size_t>(asked.places.size(0)), kIgnoreIndex);
+  const torch::Tensor targets = torch::tensor(padded_targets, torch::kLong).to(device);
   const torch::Tensor divisor = torch::full({}, normaliser(), torch::kFloat).to(device);
   return {{asked.ids, asked.places, targets, divisor}, std::ssize(asked.targets), std::ssize(examples), normaliser()};
 }
 
 PartLoss SequenceTask::loss(const std::vector<torch::Tensor>& inputs, int copy) {
   namespace functional = torch::nn::functional;
-  const auto sum = functional::CrossEntropyFuncOptions().reduction(torch::kSum);
+  const auto sum = functional::CrossEntropyFuncOptions().reduction(torch::kSum).ignore_index(kIgnoreIndex);
   const torch::Tensor logits = copies_[static_cast<std::size_t>(copy)].logits(inputs[0], inputs[1]);
   const torch::Tensor objective = functional::cross_entropy(logits, inputs[2], sum) / inputs[3];
   return {objective, objective.detach(), {}};
@@ -203,7 +230,7 @@ PartLoss SequenceTask::loss(const std::vector<torch::Tensor>& inputs, int copy) 
 nlohmann::ordered_json SequenceTask::evaluate(const DataParallel& model, ProcessGroup& /*group*/,
                                               const StopFunction& stop) {
   const double accuracy = train::evaluate(copies_.front(), *test_.task, training_.seed, test_.examples,
-                                          training_.batch_size, model.pool(), stop);
+                                          training_.batch_size, model.pool(), replay_, stop);
   if (std::isnan(accuracy))
     throw NonFinite("a test of the task " + test_.task->name + " has a logit that is not finite");
   return {{"accuracy", accuracy}};
@@ -218,7 +245,7 @@ UpdateOptions update_options(const SyntheticTraining& training) {
 }
 
 double evaluate(const SequenceClassifier& model, const SyntheticTask& task, std::uint64_t seed, std::int64_t examples,
-                std::int64_t batch_size, ThreadPool& pool, const StopFunction& stop) {
+                std::int64_t batch_size, ThreadPool& pool, autograd::GraphReplay& replay, const StopFunction& stop) {
   const bool by_class = task.accuracy == data::synthetic::Accuracy::classes;
   const torch::Device device = nn::device_of(model.parameters);
   double sum = 0.0, weights = 0.0;
@@ -235,7 +262,7 @@ double evaluate(const SequenceClassifier& model, const SyntheticTask& task, std:
         return;
       }
       const torch::NoGradGuard no_grad;
-      counts[i] = count_right(model, task, parts[i], parts[i].data() - batch.data());
+      counts[i] = count_right(model, task, parts[i], parts[i].data() - batch.data(), replay);
     });
     if (stopped) throw Stopped();
     std::map<std::int64_t, Count> groups;

@@ -10,6 +10,7 @@
 #include <span>
 #include <vector>
 
+#include "efla/autograd/graph_replay.h"
 #include "efla/base/threads.h"
 #include "efla/data/synthetic/task.h"
 #include "efla/train/task.h"
@@ -80,13 +81,16 @@ class SequenceTask : public Task {
   bool enough(const nlohmann::ordered_json& evaluation) const override;
 
  private:
-  std::vector<std::int64_t> batch_indices(std::int64_t step) const;
+  std::vector<std::int64_t> batch_indices(std::int64_t step);
 
   MakeModel make_;
   const data::synthetic::Task& task_;
   SyntheticTraining training_;
   SyntheticTest test_;
   std::vector<SequenceClassifier> copies_;
+  autograd::GraphReplay replay_;  // of tests
+  std::vector<std::uint32_t> order_;
+  std::int64_t order_epoch_ = -1;                                 // of order_
   std::vector<data::synthetic::Example> batch_;                   // of the step that was drawn, by rising length
   std::vector<std::span<const data::synthetic::Example>> parts_;  // of batch_
   double targets_ = 0.0;                                          // of batch_
@@ -96,8 +100,9 @@ class SequenceTask : public Task {
 UpdateOptions update_options(const SyntheticTraining& training);
 
 // Returns the accuracy, in [0, 1], on the first examples of the test split, as task.accuracy says; NaN where a logit is
-// not finite. Throws Stopped.
+// not finite. On a GPU `replay` keeps what is launched for the next call with this model and task. Throws Stopped.
 double evaluate(const SequenceClassifier& model, const data::synthetic::Task& task, std::uint64_t seed,
-                std::int64_t examples, std::int64_t batch_size, ThreadPool& pool, const StopFunction& stop = {});
+                std::int64_t examples, std::int64_t batch_size, ThreadPool& pool, autograd::GraphReplay& replay,
+                const StopFunction& stop = {});
 
 }  // namespace efla::train
