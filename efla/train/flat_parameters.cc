@@ -109,6 +109,19 @@ void FlatAdamW::step_on_cpu(const torch::Tensor& gradient, const Factors& decayi
   });
 }
 
+FlatAdamW::Views FlatAdamW::views(const torch::Tensor& gradient, bool decay) const {
+  Views of;
+  for (const Stretch& stretch : stretches_) {
+    if (stretch.decays != decay) continue;
+    const std::int64_t begin = stretch.range.begin, size = stretch.range.size();
+    of.values.push_back(parameters_.values().narrow(0, begin, size));
+    of.gradients.push_back(gradient.narrow(0, begin, size));
+    of.exp_avg.push_back(exp_avg_.narrow(0, begin - range_.begin, size));
+    of.exp_avg_sq.push_back(exp_avg_sq_.narrow(0, begin - range_.begin, size));
+  }
+  return of;
+}
+
 void FlatAdamW::step_on_device([[maybe_unused]] const torch::Tensor& gradient, [[maybe_unused]] double scale,
                                [[maybe_unused]] double lr) {
 #if TORCH_VERSION_MAJOR >= 2
@@ -116,21 +129,17 @@ void FlatAdamW::step_on_device([[maybe_unused]] const torch::Tensor& gradient, [
   const auto options = parameters_.values().options();
   const torch::Tensor steps = torch::full({}, static_cast<double>(steps_), options);
   const torch::Tensor divisor = torch::full({}, 1.0 / scale, options);  // of the gradient
-  for (const bool decays : {false, true}) {
-    std::vector<torch::Tensor> values, gradients, means, squares, counts;
-    for (const Stretch& stretch : stretches_) {
-      if (stretch.decays != decays) continue;
-      const std::int64_t begin = stretch.range.begin, size = stretch.range.size();
-      values.push_back(parameters_.values().narrow(0, begin, size));
-      gradients.push_back(gradient.narrow(0, begin, size));
-      means.push_back(exp_avg_.narrow(0, begin - range_.begin, size));
-      squares.push_back(exp_avg_sq_.narrow(0, begin - range_.begin, size));
-      counts.push_back(steps);
-    }
-    if (values.empty()) continue;
-    at::_fused_adamw_(values, gradients, means, squares, {}, counts, lr, settings_.beta1, settings_.beta2,
-                      decays ? settings_.weight_decay : 0.0, settings_.eps, /*amsgrad=*/false, /*maximize=*/false,
-                      divisor);
+  if (!gradient.is_same(gradient_)) {
+    decaying_ = views(gradient, true);
+    plain_ = views(gradient, false);
+    gradient_ = gradient;
+  }
+  for (Views* of : {&plain_, &decaying_}) {
+    if (of->values.empty()) continue;
+    const std::vector<torch::Tensor> counts(of->values.size(), steps);
+    at::_fused_adamw_(of->values, of->gradients, of->exp_avg, of->exp_avg_sq, {}, counts, lr, settings_.beta1,
+                      settings_.beta2, of == &decaying_ ? settings_.weight_decay : 0.0, settings_.eps,
+                      /*amsgrad=*/false, /*maximize=*/false, divisor);
   }
 #else
   throw Error("train", "--device", "cuda with LibTorch " TORCH_VERSION, "LibTorch 2 or later");

@@ -76,12 +76,17 @@ class FlatAdamW {
     Range range;  // of the flat buffer
     bool decays;
   };
+  // Views of the stretches that decay, or of those that do not.
+  struct Views {
+    std::vector<torch::Tensor> values, gradients, exp_avg, exp_avg_sq;
+  };
   struct Factors {
     float gradient, decay, keep1, add1, keep2, add2, step, correction2, eps;
   };
 
   void step_on_cpu(const torch::Tensor& gradient, const Factors& decaying, const Factors& plain, ThreadPool& pool);
   void step_on_device(const torch::Tensor& gradient, double scale, double lr);  // overwrites the gradient
+  Views views(const torch::Tensor& gradient, bool decay) const;
 
   const FlatParameters& parameters_;
   AdamWSettings settings_;
@@ -89,6 +94,8 @@ class FlatAdamW {
   std::vector<Stretch> stretches_;  // of parameters that decay, and that do not
   std::vector<Stretch> blocks_;     // the same, cut into tasks
   torch::Tensor exp_avg_, exp_avg_sq_;
+  torch::Tensor gradient_;  // of the views
+  Views decaying_, plain_;  // on a GPU, made once, because runs side by side would wait for one another to allocate
   std::int64_t steps_ = 0;
 };
 

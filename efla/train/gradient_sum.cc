@@ -44,9 +44,15 @@ void GradientSum::add(std::size_t parameter, std::int64_t part, torch::Tensor gr
   }
 }
 
-void GradientSum::add_at_once(std::size_t parameter, const torch::Tensor& gradient) const {
+void GradientSum::add_at_once(const std::vector<torch::Tensor>& gradients) const {
   const torch::NoGradGuard no_grad;
-  parameters_.view(gradient_, parameters_.entries()[parameter]).add_(gradient);
+  std::vector<torch::Tensor> sums, given;
+  for (std::size_t i = 0; i < gradients.size(); ++i) {
+    if (!gradients[i].defined()) continue;
+    sums.push_back(parameters_.view(gradient_, parameters_.entries()[i]));
+    given.push_back(gradients[i]);
+  }
+  if (!given.empty()) at::_foreach_add_(sums, given);
 }
 
 void GradientSum::accumulate(std::size_t parameter, const torch::Tensor& gradient) {

@@ -30,8 +30,9 @@ class GradientSum {
   // Exactly once per step for every pair; may be called from several threads.
   void add(std::size_t parameter, std::int64_t part, torch::Tensor gradient);
 
-  // Adds a gradient to the flat gradient at once. Instead of begin and add; called by one thread.
-  void add_at_once(std::size_t parameter, const torch::Tensor& gradient) const;
+  // Adds the gradients of all parameters in one part, in few kernels on a GPU; an undefined tensor is zero. Instead of
+  // begin and add; called by one thread.
+  void add_at_once(const std::vector<torch::Tensor>& gradients) const;
 
   // [parameters.size()] float32
   const torch::Tensor& gradient() const { return gradient_; }

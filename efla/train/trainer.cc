@@ -141,8 +141,9 @@ Trainer::Sums Trainer::accumulate() {
 
 Trainer::Sums Trainer::accumulate_by_replay(std::int64_t parts) {
   const auto run = [&](const std::vector<torch::Tensor>& inputs) {
-    GradientHooks hooks(model_.copy(0), [&](std::size_t parameter, const torch::Tensor& gradient) {
-      sum_.add_at_once(parameter, gradient);
+    std::vector<torch::Tensor> gradients(model_.copy(0).size());
+    GradientHooks hooks(model_.copy(0), [&](std::size_t parameter, torch::Tensor gradient) {
+      gradients[parameter] = std::move(gradient);
     });
     PartLoss loss;
     {
@@ -150,6 +151,7 @@ Trainer::Sums Trainer::accumulate_by_replay(std::int64_t parts) {
       loss = task_.loss(inputs, 0);
     }
     loss.objective.backward();
+    sum_.add_at_once(gradients);
     const bool counts = loss.correct.defined();
     return counts ? std::vector<torch::Tensor>{loss.loss, loss.correct} : std::vector<torch::Tensor>{loss.loss};
   };

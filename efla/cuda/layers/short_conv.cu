@@ -1,6 +1,6 @@
-// The short convolution. A thread computes kVector channels of a strip of tokens, and keeps what a token's taps reach
-// in registers: tap i is the one of the token i places before. i ≤ age, the number of tokens of the sequence before the
-// current one, keeps sequences apart.
+// The short convolution. A thread computes kVector channels of a strip of tokens of one batch entry, and keeps what a
+// token's taps reach in registers: tap i is the one of the token i places before. i ≤ age, the number of tokens of the
+// sequence before the current one, keeps sequences apart.
 #include "efla/cuda/common/error.h"
 #include "efla/cuda/common/launch.h"
 #include "efla/cuda/common/partial_sums.h"
@@ -13,28 +13,31 @@ namespace {
 
 constexpr int kGroups = 32;  // of channels per thread block
 constexpr int kStrips = 8;   // of tokens per thread block
-constexpr int kStrip = 64;   // tokens per strip
 constexpr int kThreads = kGroups * kStrips;
 constexpr int kPiece = 4;  // channels of a thread where tokens can be read in pieces
+
+// Tokens per strip. Short strips where long ones would leave most of a GPU idle, as the sizes alone decide.
+constexpr int kLong = 64, kShort = 16;
+constexpr std::int64_t kFewBlocks = 256;
 
 // Whether registers are left for several thread blocks per multiprocessor.
 template <class T, int kTaps>
 constexpr bool kSmall = sizeof(T) < sizeof(float) && kTaps < kMaxConvWidth;
-static_assert(kStrip % kMaxConvWidth == 0);
+static_assert(kLong % kMaxConvWidth == 0 && kShort % kMaxConvWidth == 0);
 
 // Where a thread works.
 struct Place {
   std::int64_t i_b, first_token, end_token, first_channel;
 };
 
-// Thread blocks are numbered by channels, then tokens, then batch entries.
-template <int kVector>
-__device__ Place place_of(const std::array<std::int64_t, 3>& extent, std::int64_t channel_blocks,
-                          std::int64_t token_blocks) {
-  const std::int64_t block = blockIdx.x;
-  const std::int64_t i_c = block % channel_blocks, i_t = block / channel_blocks % token_blocks;
-  const std::int64_t first = (i_t * kStrips + threadIdx.x / kGroups) * kStrip;
-  return {block / channel_blocks / token_blocks, first, min(first + kStrip, extent[1]),
+// Thread blocks are numbered by channels, then strips of all batch entries; strips are those of one batch entry. The
+// place of a thread without work has no tokens.
+template <int kVector, int kStrip>
+__device__ Place place_of(const std::array<std::int64_t, 3>& extent, std::int64_t channel_blocks, std::int64_t strips) {
+  const std::int64_t block = blockIdx.x, i_c = block % channel_blocks;
+  const std::int64_t strip = block / channel_blocks * kStrips + threadIdx.x / kGroups;
+  const std::int64_t i_b = strip / strips, first = strip % strips * kStrip;
+  return {i_b, first, i_b < extent[0] ? min(first + kStrip, extent[1]) : first,
           (i_c * kGroups + threadIdx.x % kGroups) * kVector};
 }
 
@@ -147,11 +150,10 @@ __device__ __forceinline__ void for_tokens(int tokens, Step&& step) {
   }
 }
 
-template <bool kPacked, class T, int kVector, int kTaps>
+template <bool kPacked, class T, int kVector, int kTaps, int kStrip>
 __global__ void __launch_bounds__(kThreads, kSmall<T, kTaps> ? 3 : 1)
-    forward_kernel(const __grid_constant__ ShortConvForward<T> p, std::int64_t channel_blocks,
-                   std::int64_t token_blocks) {
-  const Place place = place_of<kVector>(p.x.extent, channel_blocks, token_blocks);
+    forward_kernel(const __grid_constant__ ShortConvForward<T> p, std::int64_t channel_blocks, std::int64_t strips) {
+  const Place place = place_of<kVector, kStrip>(p.x.extent, channel_blocks, strips);
   if (place.first_token >= place.end_token || place.first_channel >= p.x.extent[2]) return;
   const Taps<kVector, kTaps> taps(p.weight, place.first_channel);
   Sequences<kPacked> sequences(p.cu_seqlens, place.first_token);
@@ -189,14 +191,14 @@ __global__ void __launch_bounds__(kThreads, kSmall<T, kTaps> ? 3 : 1)
   }
 }
 
-// dx[s] is complete kTaps − 1 tokens after s, so that a strip walks that far beyond its end. parts [token blocks of all
-// batch entries][D][W].
-template <bool kPacked, class T, int kVector, int kTaps>
+// dx[s] is complete kTaps − 1 tokens after s, so that a strip walks that far beyond its end. parts [blocks of strips of
+// all batch entries][D][W].
+template <bool kPacked, class T, int kVector, int kTaps, int kStrip>
 __global__ void __launch_bounds__(kThreads, kSmall<T, kTaps> ? 2 : 1)
     backward_kernel(const __grid_constant__ ShortConvBackward<T> p, float* parts, std::int64_t channel_blocks,
-                    std::int64_t token_blocks) {
+                    std::int64_t strips) {
   __shared__ float sums[kStrips][kVector * kTaps][kGroups];
-  const Place place = place_of<kVector>(p.x.extent, channel_blocks, token_blocks);
+  const Place place = place_of<kVector, kStrip>(p.x.extent, channel_blocks, strips);
   const std::int64_t channels = p.x.extent[2];
   const int width = static_cast<int>(p.weight.extent[1]);
   const int group = threadIdx.x % kGroups, strip = threadIdx.x / kGroups;
@@ -301,16 +303,52 @@ __global__ void __launch_bounds__(kThreads, kSmall<T, kTaps> ? 2 : 1)
 
 constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-template <class Problem>
-std::int64_t token_blocks_of(const Problem& p) {
-  return ceil_div(p.x.extent[1], kStrip * kStrips);
+// The strips of a problem x [B, T, D], of `length` tokens each.
+struct Strips {
+  int length;
+  std::int64_t per_entry, blocks;
+};
+
+Strips strips_of(const std::array<std::int64_t, 3>& extent, std::int64_t channel_blocks) {
+  const auto of = [&](int length) {
+    const std::int64_t per_entry = ceil_div(extent[1], length);
+    return Strips{length, per_entry, ceil_div(per_entry * extent[0], kStrips)};
+  };
+  const Strips strips = of(kLong);
+  return strips.blocks * channel_blocks < kFewBlocks ? of(kShort) : strips;
 }
 
-// Calls f<kVector, kTaps>(channel blocks); kVector is kPiece where there are pieces.
+// How a problem is divided.
+struct Division {
+  bool pieces;
+  std::int64_t channel_blocks;
+  Strips strips;
+
+  Division(bool aligned, const std::array<std::int64_t, 3>& extent, std::int64_t width)
+      : pieces(aligned && width <= 4),
+        channel_blocks(ceil_div(extent[2], kGroups * (pieces ? kPiece : 1))),
+        strips(strips_of(extent, channel_blocks)) {}
+};
+
+template <class T>
+Division division_of(const ShortConvForward<T>& p) {
+  return {has_aligned_rows(p.x) && has_aligned_rows(p.y), p.x.extent, p.weight.extent[1]};
+}
+
+template <class T>
+Division division_of(const ShortConvBackward<T>& p) {
+  return {has_aligned_rows(p.x) && has_aligned_rows(p.dy) && has_aligned_rows(p.dx), p.x.extent, p.weight.extent[1]};
+}
+
+// Calls f<kVector, kTaps, kStrip>().
 template <class F>
-void with_shape(bool pieces, std::int64_t channels, std::int64_t width, F&& f) {
-  if (pieces && width <= 4) return f.template operator()<kPiece, 4>(ceil_div(channels, kGroups * kPiece));
-  f.template operator()<1, kMaxConvWidth>(ceil_div(channels, kGroups));
+void with_shape(const Division& division, F&& f) {
+  const auto with_strip = [&]<int kVector, int kTaps> {
+    if (division.strips.length == kShort) return f.template operator()<kVector, kTaps, kShort>();
+    f.template operator()<kVector, kTaps, kLong>();
+  };
+  if (division.pieces) return with_strip.template operator()<kPiece, 4>();
+  with_strip.template operator()<1, kMaxConvWidth>();
 }
 
 }  // namespace
@@ -318,13 +356,12 @@ void with_shape(bool pieces, std::int64_t channels, std::int64_t width, F&& f) {
 template <class T>
 void short_conv(const ShortConvForward<T>& p, cudaStream_t stream) {
   if (p.x.size() == 0) return;
-  const bool pieces = has_aligned_rows(p.x) && has_aligned_rows(p.y);
-  with_shape(pieces, p.x.extent[2], p.weight.extent[1], [&]<int kVector, int kTaps>(std::int64_t channel_blocks) {
-    const std::int64_t token_blocks = token_blocks_of(p);
-    const unsigned grid = grid_of("short_conv_forward", channel_blocks * token_blocks * p.x.extent[0]);
-    const auto kernel =
-        p.cu_seqlens ? forward_kernel<true, T, kVector, kTaps> : forward_kernel<false, T, kVector, kTaps>;
-    kernel<<<grid, kThreads, 0, stream>>>(p, channel_blocks, token_blocks);
+  const Division division = division_of(p);
+  const unsigned grid = grid_of("short_conv_forward", division.channel_blocks * division.strips.blocks);
+  with_shape(division, [&]<int kVector, int kTaps, int kStrip> {
+    const auto kernel = p.cu_seqlens ? forward_kernel<true, T, kVector, kTaps, kStrip>
+                                     : forward_kernel<false, T, kVector, kTaps, kStrip>;
+    kernel<<<grid, kThreads, 0, stream>>>(p, division.channel_blocks, division.strips.per_entry);
     check_launch("short_conv_forward");
   });
 }
@@ -333,23 +370,22 @@ template <class T>
 void short_conv(const ShortConvBackward<T>& p, const Workspace& workspace, cudaStream_t stream) {
   require_workspace("short_conv_backward", workspace, short_conv_workspace_bytes(p));
   auto* parts = static_cast<float*>(workspace.data);
-  const std::int64_t count = token_blocks_of(p) * p.x.extent[0];
+  const Division division = division_of(p);
   if (p.x.size() > 0) {
-    const bool pieces = has_aligned_rows(p.x) && has_aligned_rows(p.dy) && has_aligned_rows(p.dx);
-    with_shape(pieces, p.x.extent[2], p.weight.extent[1], [&]<int kVector, int kTaps>(std::int64_t channel_blocks) {
-      const unsigned grid = grid_of("short_conv_backward", channel_blocks * count);
-      const auto kernel =
-          p.cu_seqlens ? backward_kernel<true, T, kVector, kTaps> : backward_kernel<false, T, kVector, kTaps>;
-      kernel<<<grid, kThreads, 0, stream>>>(p, parts, channel_blocks, token_blocks_of(p));
+    const unsigned grid = grid_of("short_conv_backward", division.channel_blocks * division.strips.blocks);
+    with_shape(division, [&]<int kVector, int kTaps, int kStrip> {
+      const auto kernel = p.cu_seqlens ? backward_kernel<true, T, kVector, kTaps, kStrip>
+                                       : backward_kernel<false, T, kVector, kTaps, kStrip>;
+      kernel<<<grid, kThreads, 0, stream>>>(p, parts, division.channel_blocks, division.strips.per_entry);
       check_launch("short_conv_backward");
     });
   }
-  launch_add_parts(parts, p.x.size() > 0 ? count : 0, p.dweight, stream);
+  launch_add_parts(parts, p.x.size() > 0 ? division.strips.blocks : 0, p.dweight, stream);
 }
 
 template <class T>
 std::size_t short_conv_workspace_bytes(const ShortConvBackward<T>& p) {
-  return static_cast<std::size_t>(token_blocks_of(p) * p.x.extent[0] * p.weight.extent[0] * p.weight.extent[1]) *
+  return static_cast<std::size_t>(division_of(p).strips.blocks * p.weight.extent[0] * p.weight.extent[1]) *
          sizeof(float);
 }
 

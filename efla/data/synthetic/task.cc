@@ -130,12 +130,18 @@ Task make_task(std::string_view name, const Parameters& parameters) {
   return task;
 }
 
-Example example(const Task& task, std::uint64_t seed, Split split, std::int64_t i) {
+void draw_example(const Task& task, std::uint64_t seed, Split split, std::int64_t i, Example& example) {
   Random random(seed, 2 * static_cast<std::uint64_t>(i) + (split == Split::test ? 1 : 0));
+  for (auto* tokens : {&example.inputs, &example.targets}) {
+    tokens->clear();
+    tokens->reserve(static_cast<std::size_t>(task.length));
+  }
+  task.draw(random, split, example);
+}
+
+Example example(const Task& task, std::uint64_t seed, Split split, std::int64_t i) {
   Example result;
-  result.inputs.reserve(static_cast<std::size_t>(task.length));
-  result.targets.reserve(static_cast<std::size_t>(task.length));
-  task.draw(random, split, result);
+  draw_example(task, seed, split, i, result);
   return result;
 }
 

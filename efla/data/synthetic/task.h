@@ -40,7 +40,11 @@ struct Task {
   std::function<std::string(std::int32_t)> text;  // of a token, for display
 };
 
-// Returns example i of a split. It does not depend on earlier calls. The splits share no random numbers.
+// Draws example i of a split into `example`, whose memory it reuses. The example does not depend on earlier calls. The
+// splits share no random numbers.
+void draw_example(const Task& task, std::uint64_t seed, Split split, std::int64_t i, Example& example);
+
+// Returns the same.
 Example example(const Task& task, std::uint64_t seed, Split split, std::int64_t i);
 
 struct ParameterKind {

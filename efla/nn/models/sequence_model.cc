@@ -5,6 +5,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "efla/autograd/layers/add_rms_norm.h"
 #include "efla/autograd/layers/rms_norm.h"
 #include "efla/base/check.h"
 #include "efla/base/error.h"
@@ -118,10 +119,17 @@ Tensor SequenceModel::decoded(const Tensor& x, const Tensor& places) const {
 
 Tensor SequenceModel::logits(const Tensor& ids, const Tensor& places) const {
   auto x = torch::embedding(embeddings_->value, ids);
+  Tensor branch;  // not yet added to x
+  const auto add_and_norm = [&](const Weight& weight) {
+    const auto [sum, norm] = autograd::add_rms_norm(x, branch, weight.value, kSequenceNormEps);
+    x = sum;
+    return norm;
+  };
   for (const auto& layer : layers_) {
-    x = x + layer.mixer->forward(normed(x, *layer.mixer_norm));
-    x = x + layer.mlp->forward(normed(x, *layer.mlp_norm));
+    branch = layer.mixer->forward(add_and_norm(*layer.mixer_norm));
+    branch = layer.mlp->forward(add_and_norm(*layer.mlp_norm));
   }
+  x = x + branch;
   const auto read = config_.reconstructs ? decoded(x, places) : x.flatten(0, 1).index_select(0, places);
   return torch::addmm(head_bias_, normed(read, *norm_), head_->value.t());
 }

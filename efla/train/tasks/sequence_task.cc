@@ -7,10 +7,8 @@
 #include <bit>
 #include <cmath>
 #include <limits>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
-#include <optional>
 #include <string>
 #include <utility>
 
@@ -32,11 +30,13 @@ constexpr std::int64_t kNoAnswer = -1;
 // this many, so another value gives other bits.
 std::int64_t part_tokens(const torch::Device& device) { return device.is_cpu() ? 2048 : 65536; }
 
-std::vector<Example> draw_examples(const SyntheticTask& task, std::uint64_t seed, data::Split split,
-                                   const std::vector<std::int64_t>& indices) {
-  std::vector<Example> examples;
-  for (const auto i : indices) examples.push_back(data::synthetic::example(task, seed, split, i));
-  return examples;
+// Draws examples in the memory of those before, because runs side by side would wait for one another to allocate.
+void draw_examples(const SyntheticTask& task, std::uint64_t seed, data::Split split,
+                   const std::vector<std::int64_t>& indices, std::vector<Example>& examples) {
+  examples.resize(indices.size());
+  for (std::size_t i = 0; i < indices.size(); ++i) {
+    data::synthetic::draw_example(task, seed, split, indices[i], examples[i]);
+  }
 }
 
 // Neighbouring examples of a batch, with the places at which something is asked. On a GPU there are sequences and
@@ -98,20 +98,25 @@ struct Count {
   std::int64_t right = 0, asked = 0;
 };
 
-// The mean over groups, classes or sequences, of the share that is right.
-double mean_share(const std::map<std::int64_t, Count>& groups) {
-  double sum = 0.0;
-  for (const auto& [group, count] : groups) sum += static_cast<double>(count.right) / static_cast<double>(count.asked);
-  return sum / static_cast<double>(groups.size());
+using Counts = std::vector<Count>;  // by group: class or sequence
+
+// Returns the number of groups of which something is asked, and the sum of their shares of right answers.
+std::pair<double, double> sum_shares(const Counts& groups) {
+  double asked = 0.0, sum = 0.0;
+  for (const Count& count : groups) {
+    if (count.asked == 0) continue;
+    asked += 1.0;
+    sum += static_cast<double>(count.right) / static_cast<double>(count.asked);
+  }
+  return {asked, sum};
 }
 
-// Counts the right answers of one part by class, or by sequence from `first` on; nothing where a logit is not finite.
-std::optional<std::map<std::int64_t, Count>> count_right(const SequenceClassifier& model, const SyntheticTask& task,
-                                                         std::span<const Example> examples, std::int64_t first,
-                                                         autograd::GraphReplay& replay) {
+// Adds the right answers of one part to `groups`, by class or by sequence from `first` on. Returns false where a logit
+// is not finite.
+bool count_right(const SequenceClassifier& model, const SyntheticTask& task, std::span<const Example> examples,
+                 std::int64_t first, autograd::GraphReplay& replay, Counts& groups) {
   const Questions part = make_questions(examples, nn::device_of(model.parameters));
-  std::map<std::int64_t, Count> groups;
-  if (part.targets.empty()) return groups;
+  if (part.targets.empty()) return true;
   const auto answer = [&](const std::vector<torch::Tensor>& inputs) {
     const torch::Tensor logits = model.logits(inputs[0], inputs[1]);
     return std::vector<torch::Tensor>{torch::where(logits.isfinite().all(), logits.argmax(1), kNoAnswer)};
@@ -120,14 +125,14 @@ std::optional<std::map<std::int64_t, Count>> count_right(const SequenceClassifie
   for (const auto& [name, parameter] : model.parameters) parameters.push_back(parameter);
   const torch::Tensor answers = replay.call(answer, {part.ids, part.places}, parameters).front().to(torch::kCPU);
   const auto* given = answers.data_ptr<std::int64_t>();
-  if (given[0] == kNoAnswer) return {};
+  if (given[0] == kNoAnswer) return false;
   for (std::size_t i = 0; i < part.targets.size(); ++i) {
     const bool by_class = task.accuracy == data::synthetic::Accuracy::classes;
     Count& count = groups[by_class ? part.targets[i] : first + part.sequence[i]];
     ++count.asked;
     count.right += given[i] == part.targets[i];
   }
-  return groups;
+  return true;
 }
 
 }  // namespace
@@ -196,7 +201,7 @@ std::vector<std::int64_t> SequenceTask::batch_indices(std::int64_t step) {
 }
 
 std::int64_t SequenceTask::draw(std::int64_t step) {
-  batch_ = draw_examples(task_, training_.seed, data::Split::train, batch_indices(step));
+  draw_examples(task_, training_.seed, data::Split::train, batch_indices(step), batch_);
   std::stable_sort(batch_.begin(), batch_.end(),
                    [](const auto& a, const auto& b) { return a.inputs.size() < b.inputs.size(); });
   std::int64_t targets = 0;
@@ -249,35 +254,37 @@ double evaluate(const SequenceClassifier& model, const SyntheticTask& task, std:
   const bool by_class = task.accuracy == data::synthetic::Accuracy::classes;
   const torch::Device device = nn::device_of(model.parameters);
   double sum = 0.0, weights = 0.0;
+  std::vector<Example> batch;
   for (std::int64_t first = 0; first < examples; first += batch_size) {
     std::vector<std::int64_t> indices(static_cast<std::size_t>(std::min(batch_size, examples - first)));
     std::iota(indices.begin(), indices.end(), first);
-    const auto batch = draw_examples(task, seed, data::Split::test, indices);
+    draw_examples(task, seed, data::Split::test, indices, batch);
     const auto parts = parts_of(batch, part_tokens(device));
-    std::vector<std::optional<std::map<std::int64_t, Count>>> counts(parts.size());
-    std::atomic<bool> stopped = false;
+    const Counts none(by_class ? static_cast<std::size_t>(task.vocab) : batch.size());
+    std::vector<Counts> counts(parts.size(), none);
+    std::atomic<bool> stopped = false, finite = true;
     autograd::run_tasks(pool, device, std::ssize(parts), [&](std::int64_t i) {
       if (stopped || (stop && stop())) {
         stopped = true;
         return;
       }
       const torch::NoGradGuard no_grad;
-      counts[i] = count_right(model, task, parts[i], parts[i].data() - batch.data(), replay);
+      if (!count_right(model, task, parts[i], parts[i].data() - batch.data(), replay, counts[i])) finite = false;
     });
     if (stopped) throw Stopped();
-    std::map<std::int64_t, Count> groups;
+    if (!finite) return std::numeric_limits<double>::quiet_NaN();
+    Counts groups = none;
     for (const auto& part : counts) {
-      if (!part) return std::numeric_limits<double>::quiet_NaN();
-      for (const auto& [group, count] : *part) {
-        groups[group].right += count.right;
-        groups[group].asked += count.asked;
+      for (std::size_t group = 0; group < groups.size(); ++group) {
+        groups[group].right += part[group].right;
+        groups[group].asked += part[group].asked;
       }
     }
-    if (groups.empty()) continue;
+    const auto [asked, shares] = sum_shares(groups);
+    if (asked == 0.0) continue;
     // Batches weigh the same for classes, examples for examples.
-    const double weight = by_class ? 1.0 : static_cast<double>(groups.size());
-    sum += weight * mean_share(groups);
-    weights += weight;
+    sum += by_class ? shares / asked : shares;
+    weights += by_class ? 1.0 : asked;
   }
   if (weights == 0.0) throw Error("evaluate", "task", task.name, "one that asks for something in its test examples");
   return sum / weights;
