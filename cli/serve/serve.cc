@@ -4,14 +4,12 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <exception>
 #include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "cli/commands.h"
-#include "cli/serve/session_folder.h"
 #include "cli/support/model_tokenizer.h"
 #include "cli/support/print.h"
 #include "cli/support/threads.h"
@@ -20,6 +18,7 @@
 #include "efla/data/tokenizers/tokenizer.h"
 #include "efla/nn/models/language_model_file.h"
 #include "efla/serve/api/service.h"
+#include "efla/serve/durable_engine.h"
 #include "efla/serve/engine.h"
 #include "efla/serve/page/page.h"
 
@@ -47,14 +46,18 @@ bool is_public(const serve::HttpOptions& http) {
   return http.unix_socket.empty() && http.host != "localhost" && http.host != "::1" && !http.host.starts_with("127.");
 }
 
-// Starts the engine. Its errors name its options; those thrown here name the command's.
+// Starts the engine, with sessions in a folder unless its name is empty. The engine's errors name its options; those
+// thrown here name the command's.
 std::unique_ptr<serve::Engine> load_engine(const std::string& model, std::unique_ptr<data::Tokenizer> tokenizer,
-                                           const serve::EngineOptions& options) {
+                                           const serve::EngineOptions& options, const std::string& sessions) {
   try {
-    return serve::load_engine(model, std::move(tokenizer), options);
+    auto engine = serve::load_engine(model, std::move(tokenizer), options);
+    return sessions.empty() ? std::move(engine) : std::make_unique<serve::DurableEngine>(std::move(engine), sessions);
   } catch (const Error& error) {
     if (error.operation() != "engine") throw;
-    std::string option = error.argument() == "swap_folder" ? "swap" : error.argument();
+    std::string option = error.argument() == "swap_folder"      ? "swap"
+                         : error.argument() == "session_folder" ? "sessions"
+                                                                : error.argument();
     std::replace(option.begin(), option.end(), '_', '-');
     throw Error("serve", "--" + option, error.got(), error.expected());
   }
@@ -74,32 +77,16 @@ void run(ServeArguments arguments) {
   const auto tokenizer_path = require_tokenizer("serve", model, tokenizer_name);
   auto tokenizer = data::load_tokenizer(tokenizer_path);
   require_tokenizer_of_run("serve", model, tokenizer_path, tokenizer->info());
-  const auto running = load_engine(model, std::move(tokenizer), engine);
-  std::unique_ptr<SessionFolder> folder;
-  if (!sessions.empty()) {
-    folder = std::make_unique<SessionFolder>(sessions);
-    folder->load(*running);
+  const auto running = load_engine(model, std::move(tokenizer), engine, sessions);
+  serve::Service service(*running, api, keys, http);
+  fmt::print("Serving {} at {}\n", api.model, service.address());
+  fmt::print("Memory for {} texts at once (--state-memory)\n", running->statistics().slots);
+  flush_standard_output();
+  if (keys.empty() && is_public(http)) {
+    print_or_drop(stderr, "efla: serve: --host " + http.host +
+                              " without --api-keys: everybody who reaches this address may use the model\n");
   }
-  std::exception_ptr failed;
-  {
-    serve::Service service(*running, api, keys, http);
-    fmt::print("Serving {} at {}\n", api.model, service.address());
-    flush_standard_output();
-    if (keys.empty() && is_public(http)) {
-      print_or_drop(stderr, "efla: serve: --host " + http.host +
-                                " without --api-keys: everybody who reaches this address may use the model\n");
-    }
-    try {
-      service.run(milliseconds(grace), /*signals=*/true);
-    } catch (...) {  // the sessions are saved all the same
-      failed = std::current_exception();
-    }
-  }
-  if (folder) {
-    const auto saved = folder->save(*running);
-    print_or_drop(stderr, fmt::format("sessions: {} in {}\n", saved, sessions));
-  }
-  if (failed) std::rethrow_exception(failed);
+  service.run(milliseconds(grace), /*signals=*/true);
 }
 
 CLI::Option* add_bytes_option(CLI::App& command, const char* option, std::size_t& bytes, const char* what) {
@@ -147,7 +134,7 @@ void add_model_options(CLI::App& command, ServeArguments& arguments) {
   add_draft_option(command, engine.draft_tokens);
   command
       .add_option("--sessions", arguments.sessions,
-                  "Load the sessions in this folder at the start, and save all at the end")
+                  "Keep the sessions in this folder: each is written when it is stored, and read at the next start")
       ->type_name("FOLDER");
   add_bytes_option(command, "--state-memory", engine.state_memory, "Memory of the texts that run, such as 512MB");
   add_bytes_option(command, "--session-memory", engine.session_memory, "Memory of stored sessions");

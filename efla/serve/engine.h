@@ -122,7 +122,7 @@ struct Finish {
   double queue_ms = 0.0, first_token_ms = 0.0, total_ms = 0.0;  // since submit; first_token_ms 0 without a token
 };
 
-// Receives a reply. The engine's thread calls it, one call after the other, never inside submit or cancel; finish is
+// Receives a reply. Threads of the engine call it, one call after the other, never inside submit or cancel; finish is
 // the last call and comes exactly once. Functions must return at once and may call Engine::cancel only. What they throw
 // ends the request as an error.
 class Listener {

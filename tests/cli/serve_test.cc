@@ -51,8 +51,8 @@ class ServeCommand : public testing::Test {
     ASSERT_TRUE(line.starts_with("Serving model at http://127.0.0.1:")) << line << read_text(folder / "err");
     port_ = std::stoi(line.substr(line.rfind(':') + 1));
   }
-  int stop() {
-    kill(process_, SIGTERM);
+  int stop(int signal = SIGTERM) {
+    kill(process_, signal);
     return wait_for(std::exchange(process_, -1));
   }
   json post(const std::string& path, const json& body) const {
@@ -87,13 +87,13 @@ TEST_F(ServeCommand, KeepsSessionsFromOneStartToTheNext) {
   post("/v1/sessions", {{"name", "other"}, {"prompt", "A"}});
   const json request{{"session", "book"}, {"max_tokens", 20}, {"temperature", 0}};
   const auto before = post("/v1/completions", request)["choices"][0]["text"];
-  EXPECT_EQ(stop(), 0);
+  EXPECT_EQ(stop(SIGKILL), 128 + SIGKILL);
   EXPECT_TRUE(std::filesystem::exists(folder / "sessions/book.safetensors"));
   start(sessions);
   EXPECT_EQ(post("/v1/completions", request)["choices"][0]["text"], before);
   EXPECT_EQ(status_of(HttpClient(port_).ask("DELETE /v1/sessions/other HTTP/1.1\r\nHost: t\r\n\r\n")), 200);
-  EXPECT_EQ(stop(), 0);
   EXPECT_FALSE(std::filesystem::exists(folder / "sessions/other.safetensors"));
+  EXPECT_EQ(stop(), 0);
   // The file is a session of efla generate, and the other way round.
   const auto continued = run_program({"generate", model(), "--tokenizer", "bytes", "--load-session",
                                       folder.file("sessions/book.safetensors"), "--max-tokens", "20", "--json"});
@@ -102,6 +102,42 @@ TEST_F(ServeCommand, KeepsSessionsFromOneStartToTheNext) {
   write_text(folder / "sessions/broken.safetensors", "rubbish");
   Arguments again = words(sessions);
   EXPECT_TRUE(is_user_mistake(run_program(again), "broken.safetensors"));
+}
+
+TEST_F(ServeCommand, LosesNoConfirmedTokenWhenItIsKilled) {
+  const Arguments sessions{"--sessions", folder.file("sessions")};
+  const auto advance_of = [](const std::string& name) {
+    return json{{"session", name}, {"save_as", name}, {"max_tokens", 1}, {"temperature", 0}};
+  };
+  start(sessions);
+  post("/v1/sessions", {{"name", "book"}, {"prompt", "Once upon"}});
+  std::int64_t confirmed = 9;  // tokens of the prompt
+  for (const int ms : {3, 10, 17, 29, 48}) {
+    std::thread killer([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(ms));
+      stop(SIGKILL);
+    });
+    for (HttpClient client(port_);; ++confirmed) {
+      const auto reply = client.post("/v1/completions", advance_of("book").dump());
+      if (!reply.starts_with("HTTP/1.1 200") || client.ended()) break;
+    }
+    killer.join();
+    start(sessions);
+    const std::int64_t kept = json::parse(body_of(HttpClient(port_).get("/v1/sessions/book")))["tokens"];
+    EXPECT_TRUE(kept == confirmed || kept == confirmed + 1) << kept << " instead of " << confirmed;
+    confirmed = kept;
+  }
+  EXPECT_GT(confirmed, 9);
+  // As after the same requests without a kill between them.
+  post("/v1/sessions", {{"name", "whole"}, {"prompt", "Once upon"}});
+  for (std::int64_t i = 9; i < confirmed; ++i) post("/v1/completions", advance_of("whole"));
+  const auto next = [&](const char* session) {
+    return post(
+        "/v1/completions",
+        {{"session", session}, {"max_tokens", 20}, {"logprobs", 3}, {"temperature", 0}})["choices"][0]["logprobs"];
+  };
+  EXPECT_EQ(next("book"), next("whole"));
+  EXPECT_EQ(stop(), 0);
 }
 
 TEST_F(ServeCommand, RemovesNoSessionFileThatItDidNotLoad) {
@@ -115,19 +151,15 @@ TEST_F(ServeCommand, RemovesNoSessionFileThatItDidNotLoad) {
   EXPECT_TRUE(std::filesystem::exists(folder / "sessions/foreign.safetensors"));
 }
 
-TEST_F(ServeCommand, SavesTheOtherSessionsWhereOneCannotBeRead) {
-  start({"--sessions", folder.file("sessions"), "--swap", folder.file("swap"), "--session-memory", "8000"});
-  for (const std::string name : {"a", "b", "c"}) post("/v1/sessions", {{"name", name}, {"prompt", name}});
-  std::vector<std::filesystem::path> files;
-  for (const auto& file : std::filesystem::directory_iterator(folder / "swap")) files.push_back(file.path());
-  for (const auto& file : files) {
-    if (file.filename().string().find("-0.") != std::string::npos) std::filesystem::remove(file);  // the state of a
-  }
-  EXPECT_EQ(stop(), 1);
-  EXPECT_NE(read_text(folder / "err").find("but not a ("), std::string::npos) << read_text(folder / "err");
-  EXPECT_FALSE(std::filesystem::exists(folder / "sessions/a.safetensors"));
-  EXPECT_TRUE(std::filesystem::exists(folder / "sessions/b.safetensors"));
-  EXPECT_TRUE(std::filesystem::exists(folder / "sessions/c.safetensors"));
+TEST_F(ServeCommand, SaysThatASessionCannotBeWritten) {
+  start({"--sessions", folder.file("sessions")});
+  std::filesystem::create_directories(folder / "sessions/book.safetensors/occupied");
+  const auto reply = HttpClient(port_).post("/v1/sessions", json{{"name", "book"}, {"prompt", "Once"}}.dump());
+  EXPECT_EQ(status_of(reply), 500) << reply;
+  EXPECT_NE(reply.find("book is stored, but not in a file"), std::string::npos) << reply;
+  post("/v1/sessions", {{"name", "other"}, {"prompt", "A"}});
+  EXPECT_TRUE(std::filesystem::exists(folder / "sessions/other.safetensors"));
+  EXPECT_EQ(stop(), 0);
 }
 
 TEST_F(ServeCommand, FinishesStreamsAfterSigterm) {

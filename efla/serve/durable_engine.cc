@@ -1,0 +1,169 @@
+#include "efla/serve/durable_engine.h"
+
+#include <algorithm>
+#include <exception>
+
+#include "efla/base/error.h"
+#include "efla/io/file.h"
+
+namespace efla::serve {
+namespace {
+
+constexpr const char* kEnd = ".safetensors";
+
+bool is_kept(const std::string& name) { return !name.empty() && !name.starts_with('_'); }
+
+}  // namespace
+
+// Holds a reply's end back until its session is in a file.
+class DurableEngine::KeepingListener : public Listener {
+ public:
+  KeepingListener(DurableEngine& engine, std::string name, std::shared_ptr<Listener> listener)
+      : engine_(engine), name_(std::move(name)), listener_(std::move(listener)) {}
+
+  void prompt(std::span<const PromptToken> tokens) override { listener_->prompt(tokens); }
+  void token(const Token& token) override { listener_->token(token); }
+  void finish(const Finish& finish) override {
+    if (finish.reason != FinishReason::stop && finish.reason != FinishReason::length) return listener_->finish(finish);
+    engine_.keep_later(name_, [listener = listener_, end = finish](const std::string& error) mutable {
+      if (!error.empty()) {
+        end.reason = FinishReason::error;
+        end.error = error;
+      }
+      try {
+        listener->finish(end);
+      } catch (const std::exception&) {  // the reply has ended anyway
+      }
+    });
+  }
+
+ private:
+  DurableEngine& engine_;
+  std::string name_;
+  std::shared_ptr<Listener> listener_;
+};
+
+DurableEngine::DurableEngine(std::unique_ptr<Engine> engine, std::filesystem::path folder)
+    : folder_(std::move(folder)),
+      lock_(io::lock_folder(folder_, "engine", "session_folder")),
+      engine_(std::move(engine)) {
+  io::remove_stale_temporaries(folder_);
+  load_all();
+  thread_ = std::thread([this] { run(); });
+}
+
+DurableEngine::~DurableEngine() {
+  {
+    const std::lock_guard lock(queue_mutex_);
+    stopping_ = true;
+  }
+  changed_.notify_one();
+  thread_.join();
+}
+
+std::filesystem::path DurableEngine::file_of(const std::string& name) const { return folder_ / (name + kEnd); }
+
+void DurableEngine::load_all() {
+  for (const auto& entry : std::filesystem::directory_iterator(folder_)) {
+    const std::filesystem::path& file = entry.path();
+    if (file.extension() != kEnd || io::is_temporary_name(file.filename().string())) continue;
+    const auto bytes = io::read_file(file);
+    const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    try {
+      engine_->load(file.stem().string(), text);
+    } catch (const Error& error) {
+      throw Error("engine", "session_folder", file.string() + " (" + error.what() + ")", "a session of this model");
+    } catch (const IoError& error) {
+      throw IoError(error.kind(), file.string(), error.offset(), error.what());
+    }
+    files_.insert(file.stem().string());
+  }
+}
+
+// Makes the file of a session agree with the engine.
+void DurableEngine::keep(const std::string& name) {
+  if (!is_kept(name)) return;
+  const std::lock_guard lock(files_mutex_);
+  try {
+    io::write_file_atomically(file_of(name), engine_->save(name));
+    files_.insert(name);
+  } catch (const NoSuchSession&) {  // dropped or erased meanwhile
+  }
+  remove_dropped();
+}
+
+// Removes the files of sessions that no longer exist.
+void DurableEngine::remove_dropped() {
+  std::set<std::string> stored;
+  for (const auto& session : engine_->sessions()) stored.insert(session.name);
+  std::erase_if(files_, [&](const std::string& name) {
+    if (stored.contains(name)) return false;
+    std::filesystem::remove(file_of(name));
+    return true;
+  });
+}
+
+// Keeps a session and calls `then`, on another thread if that has not ended.
+void DurableEngine::keep_later(const std::string& name, std::function<void(const std::string& error)> then) {
+  auto task = [this, name, then = std::move(then)] {
+    std::string error;
+    try {
+      keep(name);
+    } catch (const std::exception& failed) {
+      error = "session: " + name + " is stored, but not in a file (" + failed.what() + ")";
+    }
+    then(error);
+  };
+  {
+    const std::lock_guard lock(queue_mutex_);
+    if (!stopping_) {
+      queue_.push_back(std::move(task));
+      changed_.notify_one();
+      return;
+    }
+  }
+  task();
+}
+
+void DurableEngine::run() {
+  std::unique_lock lock(queue_mutex_);
+  for (;;) {
+    changed_.wait(lock, [&] { return stopping_ || !queue_.empty(); });
+    if (queue_.empty()) return;
+    const auto task = std::move(queue_.front());
+    queue_.pop_front();
+    lock.unlock();
+    task();
+    lock.lock();
+  }
+}
+
+RequestId DurableEngine::submit(Request request, std::shared_ptr<Listener> listener) {
+  if (is_kept(request.save_as)) {
+    listener = std::make_shared<KeepingListener>(*this, request.save_as, std::move(listener));
+  }
+  return engine_->submit(std::move(request), std::move(listener));
+}
+
+void DurableEngine::fork(const std::string& name, const std::string& copy) {
+  engine_->fork(name, copy);
+  keep(copy);
+}
+
+void DurableEngine::rewind(const std::string& name, std::int64_t tokens) {
+  engine_->rewind(name, tokens);
+  keep(name);
+}
+
+void DurableEngine::load(const std::string& name, std::string_view bytes) {
+  engine_->load(name, bytes);
+  keep(name);
+}
+
+void DurableEngine::erase(const std::string& name) {
+  engine_->erase(name);
+  const std::lock_guard lock(files_mutex_);
+  remove_dropped();
+}
+
+}  // namespace efla::serve

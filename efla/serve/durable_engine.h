@@ -1,0 +1,72 @@
+// An engine whose sessions are files of a folder too, so that they outlive its process however that ends.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "efla/io/folder_lock.h"
+#include "efla/serve/engine.h"
+
+namespace efla::serve {
+
+// Writes a session to NAME.safetensors before the call that stores it returns, or before the reply that stores it ends.
+// A file that cannot be written is the call's IoError, or makes the reply end with FinishReason::error; the session
+// stays stored in memory. Sessions whose names begin with '_' are another part's intermediate results and get no file.
+// A session that was loaded from a file, or read from one by another start, cannot be rewound.
+class DurableEngine final : public Engine {
+ public:
+  // Makes the folder if it does not exist, locks it, and stores the session of each file NAME.safetensors. Throws
+  // Error("engine", "session_folder", …) for a folder that cannot be locked and for a file that is no session of this
+  // model, IoError.
+  DurableEngine(std::unique_ptr<Engine> engine, std::filesystem::path folder);
+  ~DurableEngine() override;
+
+  EngineInfo info() const override { return engine_->info(); }
+  RequestId submit(Request request, std::shared_ptr<Listener> listener) override;
+  void cancel(RequestId id) override { engine_->cancel(id); }
+  std::vector<SessionInfo> sessions() const override { return engine_->sessions(); }
+  SessionInfo session(const std::string& name) const override { return engine_->session(name); }
+  void fork(const std::string& name, const std::string& copy) override;
+  void rewind(const std::string& name, std::int64_t tokens) override;
+  std::string save(const std::string& name) const override { return engine_->save(name); }
+  void load(const std::string& name, std::string_view bytes) override;
+  void erase(const std::string& name) override;
+  void make_disposable(const std::string& name) override { engine_->make_disposable(name); }
+  Statistics statistics() const override { return engine_->statistics(); }
+
+ private:
+  class KeepingListener;
+
+  std::filesystem::path file_of(const std::string& name) const;
+  void load_all();
+  void keep(const std::string& name);
+  void remove_dropped();
+  void keep_later(const std::string& name, std::function<void(const std::string& error)> then);
+  void run();
+
+  const std::filesystem::path folder_;
+  const io::FolderLock lock_;
+
+  std::mutex files_mutex_;       // of the folder's files
+  std::set<std::string> files_;  // names of sessions that were read from files or written to them
+
+  std::mutex queue_mutex_;  // of what follows
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> queue_;
+  bool stopping_ = false;
+
+  std::thread thread_;              // writes the sessions of replies, because listeners may not wait
+  std::unique_ptr<Engine> engine_;  // last: while it ends, replies end
+};
+
+}  // namespace efla::serve

@@ -1,0 +1,124 @@
+// Sessions that are files too: when they are written and removed, and what a new start finds.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <functional>
+#include <string>
+
+#include "efla/serve/durable_engine.h"
+#include "tests/serve/engine/recorder.h"
+#include "tests/support/expect_error.h"
+#include "tests/support/temp_folder.h"
+
+namespace efla::serve {
+namespace {
+
+class DurableSessions : public testing::Test {
+ protected:
+  std::unique_ptr<DurableEngine> start(const EngineOptions& options = {}) const {
+    return std::make_unique<DurableEngine>(tiny_engine(options), folder / "sessions");
+  }
+  std::filesystem::path file_of(const std::string& name) const { return folder / "sessions" / (name + ".safetensors"); }
+  bool has_file(const std::string& name) const { return std::filesystem::exists(file_of(name)); }
+
+  const test::TempFolder folder;
+};
+
+TEST_F(DurableSessions, AreInFilesAfterEveryChange) {
+  auto engine = start();
+  reply(*engine, in_session(request_of("Once upon", 5), "", "text"));
+  engine->fork("text", "copy");
+  reply(*engine, in_session(request_of(" a time", 9), "text", "text"));
+  engine->rewind("text", 4);
+  engine->load("loaded", engine->save("copy"));
+  reply(*engine, in_session(request_of("x", 1), "", "erased"));
+  EXPECT_TRUE(has_file("erased"));
+  engine->erase("erased");
+  EXPECT_FALSE(has_file("erased"));
+  reply(*engine, in_session(request_of("x", 1), "", "_7"));
+  EXPECT_FALSE(has_file("_7"));
+  for (const std::string name : {"text", "copy", "loaded"}) {
+    EXPECT_EQ(test::read_text(file_of(name)), engine->save(name)) << name;
+  }
+  const auto next = in_session(request_of("", 20), "text", "");
+  const Record before = reply(*engine, next);
+  engine.reset();
+  engine = start();
+  EXPECT_EQ(engine->sessions().size(), 3U);
+  EXPECT_EQ(reply(*engine, next), before);
+  engine->erase("loaded");
+  EXPECT_FALSE(has_file("loaded"));
+}
+
+// Calls a function at the end of a reply.
+class AtTheEnd final : public Listener {
+ public:
+  AtTheEnd(std::shared_ptr<Listener> listener, std::function<void()> call)
+      : listener_(std::move(listener)), call_(std::move(call)) {}
+  void token(const Token& token) override { listener_->token(token); }
+  void finish(const Finish& finish) override {
+    call_();
+    listener_->finish(finish);
+  }
+
+ private:
+  std::shared_ptr<Listener> listener_;
+  std::function<void()> call_;
+};
+
+TEST_F(DurableSessions, AreInFilesBeforeTheReplyEnds) {
+  const auto engine = start();
+  const auto recorder = std::make_shared<Recorder>();
+  bool kept = false;
+  engine->submit(in_session(request_of("Once upon", 5), "", "text"),
+                 std::make_shared<AtTheEnd>(recorder, [&] { kept = has_file("text"); }));
+  EXPECT_EQ(recorder->record().reason, FinishReason::length);
+  EXPECT_TRUE(kept);
+}
+
+TEST_F(DurableSessions, ALastReplyIsKeptWhereTheEngineEnds) {
+  auto engine = start();
+  const auto recorder = std::make_shared<Recorder>();
+  engine->submit(in_session(request_of("Once upon", 30), "", "text"), recorder);
+  engine.reset();
+  EXPECT_EQ(recorder->record().reason == FinishReason::length, has_file("text"));
+}
+
+TEST_F(DurableSessions, LoseTheirFilesWhenTheyAreDropped) {
+  const auto engine = start({.max_disposable = 2});
+  for (const std::string name : {"a", "b", "c"}) {
+    auto request = in_session(request_of("x", 1), "", name);
+    request.disposable = true;
+    reply(*engine, request);
+  }
+  EXPECT_FALSE(has_file("a"));
+  EXPECT_TRUE(has_file("b"));
+  EXPECT_TRUE(has_file("c"));
+}
+
+TEST_F(DurableSessions, AFileThatCannotBeWrittenIsSaid) {
+  const auto engine = start();
+  std::filesystem::create_directories(file_of("text") / "occupied");
+  const Record record = reply(*engine, in_session(request_of("Once upon", 5), "", "text"));
+  EXPECT_EQ(record.reason, FinishReason::error);
+  EXPECT_NE(record.error.find("text is stored, but not in a file"), std::string::npos) << record.error;
+  EXPECT_EQ(record.ids.size(), 5U);
+  EXPECT_THROW(engine->rewind("text", 1), IoError);
+  engine->fork("text", "copy");
+  EXPECT_TRUE(has_file("copy"));
+}
+
+TEST_F(DurableSessions, RefusesASecondEngineAndFilesOfOthers) {
+  {
+    const auto engine = start();
+    reply(*engine, in_session(request_of("x", 1), "", "text"));
+    test::expect_error([&] { start(); }, "session_folder", "");
+  }
+  test::expect_error([&] { DurableEngine(tiny_engine({}, /*seed=*/2), folder / "sessions"); }, "session_folder",
+                     "a session of this model");
+  test::write_text(folder / "sessions/broken.safetensors", "rubbish");
+  EXPECT_THROW(start(), IoError);
+}
+
+}  // namespace
+}  // namespace efla::serve
