@@ -1,0 +1,120 @@
+#!/usr/bin/env python3
+"""Measures a running `efla serve` under load: memory of many sessions, and the wait of a short prompt beside a long one.
+
+    bench/serve_load.py sessions PORT [--sessions 1000] [--seconds 230] [--clients 32]
+    bench/serve_load.py wait PORT [--prompt 1000000]
+
+`sessions` stores texts, then continues one after another by a token each with `wrk` (Debian's package), and prints the
+requests and the resident memory of the server every 30 seconds. `wait` measures the time from sending a prompt of 16
+tokens to the first token of the reply, with an idle server and while one long prompt is read. The model has a tokenizer
+of bytes. Needs Linux, because memory comes from /proc.
+"""
+
+import argparse
+import http.client
+import json
+import random
+import statistics
+import subprocess
+import tempfile
+import threading
+import time
+
+JSON = {"Content-Type": "application/json"}
+CONTINUE = """
+local n = 0
+request = function()
+  n = n + 1
+  local body = '{"session": "s' .. n * 7 %% %d .. '", "prompt": "x", "max_tokens": 1, "temperature": 0}'
+  return wrk.format("POST", "/v1/completions", {["Content-Type"] = "application/json"}, body)
+end
+"""
+
+
+def post(connection, path, body):
+    connection.request("POST", path, json.dumps(body), JSON)
+    return connection.getresponse()
+
+
+def resident_kib(port):
+    """Memory of the process that listens on the port."""
+    listening = subprocess.run(["ss", "-ltnpH", f"sport = :{port}"], capture_output=True, text=True, check=True).stdout
+    process = listening.split("pid=")[1].split(",")[0]
+    with open(f"/proc/{process}/status") as status:
+        return int(next(line for line in status if line.startswith("VmRSS")).split()[1])
+
+
+def measure_sessions(arguments):
+    connection = http.client.HTTPConnection("127.0.0.1", arguments.port)
+    for i in range(arguments.sessions):
+        reply = post(connection, "/v1/sessions", {"name": f"s{i}", "prompt": f"Once upon a time {i}"})
+        assert reply.status == 201, reply.read()
+        reply.read()
+    print(f"{arguments.sessions} sessions: {resident_kib(arguments.port)} KiB")
+    with tempfile.NamedTemporaryFile("w", suffix=".lua") as script:
+        script.write(CONTINUE % arguments.sessions)
+        script.flush()
+        load = subprocess.Popen(
+            ["wrk", "-t1", f"-c{arguments.clients}", f"-d{arguments.seconds}s", "-s", script.name,
+             f"http://127.0.0.1:{arguments.port}/"], stdout=subprocess.PIPE, text=True)
+        while load.poll() is None:
+            try:
+                load.wait(30)
+            except subprocess.TimeoutExpired:
+                print(f"{resident_kib(arguments.port)} KiB", flush=True)
+        print(load.stdout.read())
+
+
+def first_token_ms(port):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    prompt = [random.randrange(256) for _ in range(16)]
+    begin = time.monotonic()
+    # With log-probabilities every token is an event of its own, also one that is part of a character.
+    reply = post(connection, "/v1/completions",
+                 {"prompt": prompt, "max_tokens": 4, "temperature": 0, "stream": True, "logprobs": 0})
+    for line in reply:
+        if b'"token_logprobs":[' in line:
+            milliseconds = (time.monotonic() - begin) * 1e3
+            reply.read()
+            return milliseconds
+    raise SystemExit("the reply has no token")
+
+
+def describe(name, times):
+    times.sort()
+    print(f"{name}: median {statistics.median(times):.1f} ms, 90 % {times[len(times) * 9 // 10]:.1f} ms, "
+          f"most {times[-1]:.1f} ms")
+
+
+def measure_wait(arguments):
+    describe("idle", [first_token_ms(arguments.port) for _ in range(20)])
+    prompt = [random.randrange(256) for _ in range(arguments.prompt)]
+
+    def read_long_prompt():
+        connection = http.client.HTTPConnection("127.0.0.1", arguments.port, timeout=3600)
+        post(connection, "/v1/completions", {"prompt": prompt, "max_tokens": 1}).read()
+
+    reader = threading.Thread(target=read_long_prompt, daemon=True)
+    reader.start()
+    time.sleep(4)
+    times = []
+    while reader.is_alive() and len(times) < 60:
+        times.append(first_token_ms(arguments.port))
+        time.sleep(0.3)
+    describe(f"beside a prompt of {arguments.prompt} tokens", times)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["sessions", "wait"])
+    parser.add_argument("port", type=int)
+    parser.add_argument("--sessions", type=int, default=1000)
+    parser.add_argument("--seconds", type=int, default=230)
+    parser.add_argument("--clients", type=int, default=32)
+    parser.add_argument("--prompt", type=int, default=1_000_000)
+    arguments = parser.parse_args()
+    (measure_sessions if arguments.what == "sessions" else measure_wait)(arguments)
+
+
+if __name__ == "__main__":
+    main()
