@@ -207,6 +207,48 @@ std::tuple<Tensor, Tensor, Tensor> user_op_with_states(const Tensor& q, const Te
   return {std::move(out.o), std::move(out.final_state), std::move(out.chunk_states)};
 }
 
+// Returns the name of the forward's implementation for tensors like these, and why rows before it were passed over; an
+// empty name where no row computes them. float16 counts as float32, to which the functions convert it. Converted
+// tensors and tensors without memory count as aligned.
+std::tuple<std::string, std::string> choice_op(const Tensor& q, const Tensor& k, const Tensor& v,
+                                               const OptionalTensor& g, const OptionalTensor& cu_seqlens,
+                                               const std::string& implementation) {
+  const DeltaRuleInput given = input_of(q, k, v, {}, g, {}, cu_seqlens);
+  check_tensor(kOperation, "q", q, q.scalar_type(), 4, "[B, T, H, K]", q.device());
+  check_tensor(kOperation, "k", k, q.scalar_type(), 4, "[B, T, H, K]", q.device());
+  check_tensor(kOperation, "v", v, q.scalar_type(), 4, "[B, T, HV, V]", q.device());
+  const bool half = q.scalar_type() == at::kHalf;
+  const auto ask = [&]<class T>(T) -> std::tuple<std::string, std::string> {
+    DeltaForward<T> problem;
+    problem.shape = shape_of(given);
+    problem.rule.decay = decay_of(given.g, 3);
+    if (!half && q.is_cuda() && !q.unsafeGetTensorImpl()->is_python_dispatch()) {
+      // A tensor that with_rows would copy is left out, because its copy is aligned.
+      const auto rows = [](const Tensor& t) { return t.stride(3) == 1 ? view_of<const T, 4>(t) : View<const T, 4>(); };
+      problem.q = rows(q);
+      problem.k = rows(k);
+      problem.v = rows(v);
+      if (!problem.k || !problem.v) problem.q = {};
+      problem.o = View<T, 4>::contiguous(nullptr, {v.size(0), v.size(1), v.size(2), v.size(3)});
+    }
+    Choice choice;
+    try {
+      choice = choose_delta_forward(problem, {implementation, context_of(q)});
+    } catch (const Error& error) {
+      return {"", error.what()};
+    }
+    std::string reasons;
+    for (const Refusal& refusal : choice.refusals) {
+      reasons += (reasons.empty() ? "" : "; ") + std::string(refusal.implementation) + ": " + refusal.reason;
+    }
+    return {std::string(choice.implementation), reasons};
+  };
+  if (half) return ask(float{});
+  std::tuple<std::string, std::string> names;
+  with_element_type(kOperation, q, [&](auto zero) { names = ask(zero); });
+  return names;
+}
+
 }  // namespace
 
 void check(const DeltaRuleInput& in) {
@@ -341,6 +383,10 @@ TORCH_LIBRARY_FRAGMENT(efla, library) {
               user_op_with_states);
   library.def("delta_rule_step(" EFLA_INPUTS ", Tensor(a!) state, " EFLA_RULE ") -> Tensor");
   library.def("delta_rule_steps(" EFLA_INPUTS ", Tensor(a!) states, Tensor? slots=None, " EFLA_RULE ") -> Tensor");
+  library.def(
+      "delta_rule_choice(Tensor q, Tensor k, Tensor v, Tensor? g=None, Tensor? cu_seqlens=None, "
+      "str implementation=\"auto\") -> (str name, str reason)",
+      choice_op);
   library.def("has_gpu_kernels() -> bool", [] { return has_gpu_kernels(); });
   library.def("delta_rule_implementations() -> str[]",
               [] { return selectable_names(delta_forward_implementations()); });

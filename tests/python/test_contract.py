@@ -128,6 +128,18 @@ class Implementations(unittest.TestCase):
         with self.assertRaisesRegex(RuntimeError, "got 'fast', expected one of " + ", ".join(names)):
             call(implementation="fast")
 
+    def test_choice_is_known_without_a_run(self):
+        x = inputs()
+        choice = functools.partial(torch.ops.efla.delta_rule_choice, x["q"], x["k"], x["v"])
+        self.assertEqual(choice(implementation="chunk_simd"), ("chunk_simd", ""))
+        name, reason = choice(implementation="chunk_cuda")
+        self.assertEqual(name, "")
+        self.assertIn("chunk_cuda: it computes on a GPU, and the tensors are on the CPU", reason)
+        halves = [x[letter].half() for letter in ("q", "k", "v")]
+        self.assertEqual(torch.ops.efla.delta_rule_choice(*halves), choice())
+        with self.assertRaisesRegex(RuntimeError, "k: got dtype Float, expected Half"):
+            torch.ops.efla.delta_rule_choice(halves[0], x["k"], x["v"])
+
 
 class Mistakes(unittest.TestCase):
     def refuses(self, message, function, *arguments, **named):

@@ -45,6 +45,21 @@ class Cuda(unittest.TestCase):
             for name, expected in gradients[0].items():
                 assert_close(self, gradients[1][name].cpu(), expected, factor=2, what=f"d{name}, decay {decay}")
 
+    def test_choice_knows_the_kernels(self):
+        for dtype, key_dim, decay, named in (
+            (torch.bfloat16, 128, "channel", "chunk_cuda"),
+            (torch.bfloat16, 192, "channel", ""),
+            (torch.bfloat16, 190, None, ""),
+            (torch.float32, 128, None, "chunk_cuda"),
+            (torch.float32, 64, "channel", ""),
+            (torch.float16, 128, "scalar", "chunk_cuda"),
+        ):
+            x = on_gpu(inputs(key_dim=key_dim, value_dim=64, decay=decay, dtype=dtype))
+            arguments = x["q"], x["k"], x["v"], x.get("g"), None
+            with self.subTest(dtype=dtype, key_dim=key_dim, decay=decay):
+                self.assertEqual(torch.ops.efla.delta_rule_choice(*arguments, "chunk")[0], named)
+                self.assertEqual(torch.ops.efla.delta_rule_choice(*arguments)[0], named or "recurrent_cuda")
+
     def test_layouts_do_not_change_results(self):
         x = on_gpu({name: tensor.bfloat16() for name, tensor in inputs(tokens=200, key_dim=64, value_dim=64).items()})
         results = []
