@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from efla import ops
+from efla.ops._choice import refusal_on_gpu
 
 try:
     from fla.backends import BaseBackend, register  # type: ignore[import-untyped, unused-ignore]
@@ -115,16 +116,8 @@ def _check(function: str, given: dict[str, Any]) -> None:
     if "beta" in given and given["beta"].dim() != 3:
         raise _Declined(f"beta has {given['beta'].dim()} dimensions, expected [B, T, HV]")
     if q.device.type == "cuda":
-        if not torch.ops.efla.has_gpu_kernels():
-            raise _Declined("this build of efla has no GPU kernels")
-        if q.shape[-1] > 256:
-            raise _Declined(f"keys have {q.shape[-1]} dimensions, at most 256 on a GPU")
-        if q.dtype != torch.bfloat16 and function.startswith("chunk"):
-            slow = f"efla has no GPU kernel that computes {q.dtype} in chunks"
-            if function == "chunk_kda":
-                raise _Declined(f"{slow} with a decay per channel, only bfloat16")
-            if q.shape[-1] > 64:
-                raise _Declined(f"{slow} with keys of {q.shape[-1]} dimensions, only bfloat16, or keys of at most 64")
+        if reason := refusal_on_gpu(function, q, given["k"], given["v"], given.get("g"), given.get("cu_seqlens")):
+            raise _Declined(reason)
     elif q.device.type != "cpu":
         raise _Declined(f"q is on {q.device}, expected a CPU or an NVIDIA GPU")
 

@@ -121,22 +121,14 @@ class Backend(unittest.TestCase):
         from efla.fla import declines
         from torch._subclasses.fake_tensor import FakeTensorMode
 
-        with FakeTensorMode(), mock.patch.object(torch.ops.efla, "has_gpu_kernels", return_value=True):
-            for function, key_dim, dtype, reason in (
-                ("chunk_kda", 64, torch.bfloat16, None),
-                ("chunk_delta_rule", 64, torch.float16, None),
-                ("chunk_delta_rule", 128, torch.float16, "torch.float16 in chunks with keys of 128 dimensions, only bfloat16, or keys"),
-                ("chunk_kda", 64, torch.float32, "torch.float32 in chunks with a decay per channel, only bfloat16"),
-                ("fused_recurrent_kda", 128, torch.float32, None),
-                ("fused_recurrent_kda", 512, torch.float32, "keys have 512 dimensions, at most 256 on a GPU"),
-            ):
-                q = torch.empty(1, 8, 2, key_dim, dtype=dtype, device="cuda")
-                named = {"q": q, "k": q, "v": q, "beta": q[..., 0], **({"g": q} if "kda" in function else {})}
-                got = declines(function, **named)
-                if reason is None:
-                    self.assertIsNone(got, function)
-                else:
-                    self.assertIn(reason, str(got))
+        with FakeTensorMode():
+            q = torch.empty(1, 8, 2, 64, dtype=torch.bfloat16, device="cuda")
+            named = {"q": q, "k": q, "v": q, "g": q, "beta": q[..., 0]}
+            for function, algorithm in (("chunk_kda", "chunk"), ("fused_recurrent_kda", "auto")):
+                for choice, reason in ((("a_kernel", "another: slow"), None), (("", "no kernel"), "no kernel")):
+                    with mock.patch.object(torch.ops.efla, "delta_rule_choice", return_value=choice) as asked:
+                        self.assertEqual(declines(function, **named), reason)
+                    self.assertEqual(asked.call_args.args[-1], algorithm)
 
 
 if __name__ == "__main__":
