@@ -60,6 +60,20 @@ class Cuda(unittest.TestCase):
                 self.assertEqual(torch.ops.efla.delta_rule_choice(*arguments, "chunk")[0], named)
                 self.assertEqual(torch.ops.efla.delta_rule_choice(*arguments)[0], named or "recurrent_cuda")
 
+    def test_gradients_in_16_bits_agree_with_the_reference(self):
+        for dtype in (torch.bfloat16, torch.float16):
+            for decay in (None, "scalar", "channel"):
+                gradients = []
+                for device in ("cpu", "cuda"):
+                    x = inputs(key_dim=64, value_dim=64, decay=decay, dtype=dtype)
+                    x = {n: t.double() if device == "cpu" else t.cuda() for n, t in x.items()}
+                    leaves = {name: tensor.requires_grad_() for name, tensor in x.items()}
+                    o, state = efla.chunk_efla(**leaves, output_final_state=True, use_qk_l2norm_in_kernel=True)
+                    (o.to(state.dtype).sum() + state.sum()).backward()
+                    gradients.append({name: leaf.grad for name, leaf in leaves.items()})
+                for name, expected in gradients[0].items():
+                    assert_close(self, gradients[1][name].cpu(), expected, dtype, factor=2, what=f"d{name}, {decay}, {dtype}")
+
     def test_layouts_do_not_change_results(self):
         x = on_gpu({name: tensor.bfloat16() for name, tensor in inputs(tokens=200, key_dim=64, value_dim=64).items()})
         results = []
