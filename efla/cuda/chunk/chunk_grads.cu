@@ -14,7 +14,8 @@
 //
 // Products are in tiles of bfloat16 summed in float32 by eight warps, or by sixteen for more than 128 keys: warp w has
 // the 16 rows from 16 (w % 4) on, and of the keys part w / 4; of the 64 × 64 matrices the warps of the first part have
-// W and the warps of the second one H, below the diagonal.
+// W and the warps of the second one H, below the diagonal. Sixteen warps have the multiprocessor to themselves, so they
+// copy the next slice of value columns while they compute with one.
 #include "efla/cuda/chunk/chunk_bwd.h"
 #include "efla/cuda/chunk/chunk_grads.cuh"
 #include "efla/cuda/chunk/prepare.cuh"
@@ -31,17 +32,20 @@ constexpr int kScoreStride = kChunkTokens + 1;
 // Sums over the keys of a token, to which every part of the keys adds.
 enum Sum { kErase, kRead, kWritten, kSums };
 
+// What goes over the slices of value columns, one after the other.
+enum class Phase { scores, read, write };
+
 // Into how many parts the keys are cut.
 template <int kTiles>
 inline constexpr int kKeyParts = kTiles == 4 ? 4 : 2;
 
 template <int kTiles>
 struct Memory {
-  static constexpr int kStageTiles = kTiles + 2;
+  static constexpr int kStageTiles = kTiles + 2, kStages = kTiles == 4 ? 2 : 1;
   alignas(1024) unsigned char k[kTiles * kTileBytes], q[kTiles * kTileBytes];
   unsigned char w_keys[kTileBytes], w_queries[kTileBytes];  // W_ij n_k,j and W_ij n_q,i
   unsigned char h_keys[kTileBytes], h_erase[kTileBytes];    // H_ij n_k,j and −a_i n_k,i H_ij
-  unsigned char stage[kStageTiles * kTileBytes];            // tiles of one slice; M; outputs
+  unsigned char stage[kStages][kStageTiles * kTileBytes];   // tiles of one slice; in the first one also M and outputs
   float key_factor[kChunkTokens], query_factor[kChunkTokens];
   float prefix[kChunkTokens], suffix[kChunkTokens];  // log2 γ_i, and ŝ_i
   float a[kChunkTokens], b[kChunkTokens];
@@ -59,6 +63,7 @@ template <int kTiles, bool kGrouped>
 class Grads {
  public:
   static constexpr int kParts = kKeyParts<kTiles>, kWarps = 4 * kParts, kThreads = 32 * kWarps;
+  static constexpr int kStages = Memory<kTiles>::kStages, kAhead = kStages - 1;
   static constexpr int kRowThreads = kThreads / kChunkTokens;                // beside each other, where each has a row
   static constexpr int kBlocks = 4 * kTiles / kParts, kCount = 8 * kBlocks;  // of a warp's keys
   using Sums = float[kCount];
@@ -186,13 +191,13 @@ class Grads {
     for (int block = 0; block < kBlocks; ++block) {
       std::uint32_t packed[4];
       to_operand(packed, gradient + 8 * block);
-      write_block(m_.stage, 16 * row_, piece_ + 2 * block, packed, lane_);
+      write_block(m_.stage[0], 16 * row_, piece_ + 2 * block, packed, lane_);
     }
     __syncthreads();
     constexpr int kPieces = 8 * kTiles;
     const int piece = thread_ % kPieces, count = min(static_cast<int>(to.extent[3]) - 8 * piece, 8);
     for (int row = thread_ / kPieces; row < at_.rows && count > 0; row += kThreads / kPieces) {
-      const uint4 values = *reinterpret_cast<const uint4*>(m_.stage + piece_offset(row, piece));
+      const uint4 values = *reinterpret_cast<const uint4*>(m_.stage[0] + piece_offset(row, piece));
       store_row_piece(to.at(at_.i_b, at_.start + row, i_q_, 8 * piece), to.stride[3], values, count, aligned);
     }
     __syncthreads();
@@ -262,6 +267,7 @@ class Grads {
 
   // Computes the decays and gains of the value head's tokens. Ends with a barrier.
   __device__ void token_vectors() {
+    prefetch<Phase::scores>();
     if (thread_ < 32) {
       const DeltaForward<bfloat16>& p = c_.forward.p;
       const TokenPair pair = read_tokens(p, p.beta.at(at_.i_b, at_.start, i_h_),
@@ -284,36 +290,67 @@ class Grads {
 
   __device__ std::int64_t slice_at(int slice) const { return slice_index(c_, slot_, i_h_, slice); }
 
-  __device__ void load_dout(unsigned char* to, int slice) {
-    load_rows<1, kThreads>(to, p_.dout, at_.i_b, at_.start, at_.rows, i_h_, 64 * slice, c_.dout_rows, thread_);
+  // The tiles of a slice are dO, D and S, or U in the place of S, or U and dS'.
+  template <Phase kPhase>
+  __device__ void load_slice(unsigned char* to, int slice) {
+    // Only sums over value heads in memory leave no register to keep what is computed from the thread.
+    const int thread = kGrouped && kTiles == 4 ? opaque(thread_) : thread_;
+    constexpr int kState = kTiles * kTileBytes;
+    const unsigned char* const u = c_.writes + slice_at(slice) * kTileBytes;
+    if constexpr (kPhase == Phase::write) {
+      load_images<kThreads>(to, u, kTileBytes, thread);
+      load_images<kThreads>(to + kTileBytes, c_.dstates + slice_at(slice) * kState, kState, thread);
+    } else {
+      load_rows<1, kThreads>(to, p_.dout, at_.i_b, at_.start, at_.rows, i_h_, 64 * slice, c_.dout_rows, thread);
+      load_images<kThreads>(to + kTileBytes, c_.dresiduals + slice_at(slice) * kTileBytes, kTileBytes, thread);
+      constexpr bool kScores = kPhase == Phase::scores;
+      load_images<kThreads>(to + 2 * kTileBytes, kScores ? u : c_.states + slice_at(slice) * kState,
+                            kScores ? kTileBytes : kState, thread);
+    }
   }
-  __device__ void wait_for_loads() {
-    copy_async_commit();
-    copy_async_wait<0>();
-    __syncthreads();
+
+  // The first slice of a phase has the last stage, because M and outputs, which are in the first one, may still be in
+  // use.
+  __device__ unsigned char* stage_of(int slice) { return m_.stage[(slice + 1) % kStages]; }
+
+  // Starts the copy of the first slice where for_slices expects it to be under way.
+  template <Phase kPhase>
+  __device__ void prefetch() {
+    if constexpr (kAhead > 0) {
+      load_slice<kPhase>(stage_of(0), 0);
+      copy_async_commit();
+    }
+  }
+
+  // Calls f(tiles, slice) for all slices. Ends with a barrier.
+  template <Phase kPhase, class F>
+  __device__ void for_slices(F&& f) {
+#pragma unroll 1
+    for (int slice = 0; slice < c_.slices; ++slice) {
+      if (slice + kAhead < c_.slices) load_slice<kPhase>(stage_of(slice + kAhead), slice + kAhead);
+      copy_async_commit();
+      copy_async_wait<kAhead>();
+      __syncthreads();
+      f(stage_of(slice), slice);
+      __syncthreads();
+    }
   }
 
   // Computes W and H, dv, db (in the place of b) and, in dg, Σ_{i≥t>j} M_ij. Ends with a barrier.
   __device__ void scores() {
-    unsigned char* const dout = m_.stage;
-    unsigned char* const u = m_.stage + kTileBytes;
-    unsigned char* const d = m_.stage + 2 * kTileBytes;
     float sum[32] = {}, db = 0;
-    for (int slice = 0; slice < c_.slices; ++slice) {
-      load_dout(dout, slice);
-      load_images<kThreads>(u, c_.writes + slice_at(slice) * kTileBytes, kTileBytes, thread_);
-      load_images<kThreads>(d, c_.dresiduals + slice_at(slice) * kTileBytes, kTileBytes, thread_);
-      wait_for_loads();
-      multiply_below<4>(sum, shared_address(part_ == 0 ? dout : d), shared_address(u));
+    for_slices<Phase::scores>([&](const unsigned char* tiles, int slice) {
+      const unsigned char* const d = tiles + kTileBytes;
+      multiply_below<4>(sum, shared_address(part_ == 0 ? tiles : d), shared_address(d + kTileBytes));
       db += value_gradients<kThreads>(c_, at_, i_h_, slice, d, m_.b, thread_);
-      __syncthreads();
-    }
+    });
+    prefetch<Phase::read>();
     db = row_sum(db);
     if (thread_ % kRowThreads == 0) m_.b[thread_ / kRowThreads] = db;
     const bool gated = p_.rule.decay == Decay::scalar;
     float products[32] = {};
     if (gated) multiply_below<4 * kTiles>(products, shared_address(part_ == 0 ? m_.q : m_.k), shared_address(m_.k));
-    auto* matrix = reinterpret_cast<float*>(m_.stage);
+    auto* matrix = reinterpret_cast<float*>(m_.stage[0]);
     const auto scale = part_ == 0 ? c_.forward.scale : 1.0F;
     unsigned char* const by_keys = part_ == 0 ? m_.w_keys : m_.h_keys;
     unsigned char* const by_rows = part_ == 0 ? m_.w_queries : m_.h_erase;
@@ -398,20 +435,13 @@ class Grads {
 
   // What reads the state before the chunk: the gradient of q̂, X, and the sums r and da.
   __device__ void read_gradients(Sums& dq, Sums& x) {
-    unsigned char* const d = m_.stage + kTileBytes;
-    unsigned char* const s = m_.stage + 2 * kTileBytes;
-    static_assert((2 + kTiles) * kTileBytes <= sizeof(m_.stage));
 #pragma unroll
     for (int i = 0; i < kCount; ++i) dq[i] = x[i] = 0;
-    for (int slice = 0; slice < c_.slices; ++slice) {
-      load_dout(m_.stage, slice);
-      load_images<kThreads>(d, c_.dresiduals + slice_at(slice) * kTileBytes, kTileBytes, thread_);
-      load_images<kThreads>(s, c_.states + slice_at(slice) * kTiles * kTileBytes, kTiles * kTileBytes, thread_);
-      wait_for_loads();
-      multiply_both<kBlocks>(dq, x, shared_address(m_.stage), shared_address(d), shared_address(s), row_, lane_, piece_,
-                             3);
-      __syncthreads();
-    }
+    for_slices<Phase::read>([&](const unsigned char* tiles, int) {
+      multiply_both<kBlocks>(dq, x, shared_address(tiles), shared_address(tiles + kTileBytes),
+                             shared_address(tiles + 2 * kTileBytes), row_, lane_, piece_, 3);
+    });
+    prefetch<Phase::write>();
     float read[2] = {}, erase[2] = {};
     const bool gated = p_.rule.decay == Decay::scalar;
     for_pairs(
@@ -449,19 +479,15 @@ class Grads {
   // What the state after the chunk has of the writes: leaves the gradient of k̂ in y, but for the gain's, and computes w
   // and z.
   __device__ void write_gradients(const Sums& x, Sums& y) {
-    unsigned char* const ds = m_.stage + kTileBytes;
     const bool gated = p_.rule.decay == Decay::scalar;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) y[i] = 0;
     float z = 0;
-    for (int slice = 0; slice < c_.slices; ++slice) {
-      load_images<kThreads>(m_.stage, c_.writes + slice_at(slice) * kTileBytes, kTileBytes, thread_);
-      load_images<kThreads>(ds, c_.dstates + slice_at(slice) * kTiles * kTileBytes, kTiles * kTileBytes, thread_);
-      wait_for_loads();
-      multiply_one<false, kBlocks>(y, shared_address(m_.stage), shared_address(ds), row_, lane_, piece_);
+    for_slices<Phase::write>([&](const unsigned char* tiles, int slice) {
+      const unsigned char* const ds = tiles + kTileBytes;
+      multiply_one<false, kBlocks>(y, shared_address(tiles), shared_address(ds), row_, lane_, piece_);
       if (gated) z += state_product(ds, c_.states + slice_at(slice) * kTiles * kTileBytes);
-      __syncthreads();
-    }
+    });
     float written[2] = {};
     for_pairs(
         [&](int r, int row, int piece, float* pair) {
@@ -476,7 +502,7 @@ class Grads {
     if (gated) {
       put_sums(kWritten, written);
       z = warp_total(z);
-      if (lane_ == 0) reinterpret_cast<float*>(m_.stage)[thread_ / 32] = z;
+      if (lane_ == 0) reinterpret_cast<float*>(m_.stage[0])[thread_ / 32] = z;
     }
     multiply_one<true, kBlocks>(y, shared_address(m_.w_queries), shared_address(m_.q), row_, lane_, piece_);
     multiply_one<true, kBlocks>(y, shared_address(m_.h_erase), shared_address(m_.k), row_, lane_, piece_);
@@ -512,7 +538,7 @@ class Grads {
     if (p_.rule.decay == Decay::scalar && thread_ < at_.rows) {
       float& dg = p_.dg(at_.i_b, at_.start + thread_, i_h_, 0);
       float sum = dg, z = 0;
-      for (int w = 0; w < kWarps; ++w) z += reinterpret_cast<const float*>(m_.stage)[w];
+      for (int w = 0; w < kWarps; ++w) z += reinterpret_cast<const float*>(m_.stage[0])[w];
       z *= exp2f(m_.prefix[kChunkTokens - 1]);
       for (int i = kChunkTokens - 1; i >= thread_; --i) sum += total(kRead, i);
       for (int j = 0; j < thread_; ++j) sum += total(kWritten, j);
