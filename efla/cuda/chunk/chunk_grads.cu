@@ -514,7 +514,7 @@ class Grads {
   // The thread's part of the sum over all elements of two states, one of them in global memory.
   __device__ float state_product(const unsigned char* x, const unsigned char* y) {
     float sum = 0;
-#pragma unroll 1
+#pragma unroll(kTiles == 4 ? 4 : 1)
     for (int i = 0; i < kTiles * kTileBytes / 16 / kThreads; ++i) {
       const int byte = 16 * (thread_ + i * kThreads);
       const uint4 a = *reinterpret_cast<const uint4*>(x + byte), b = *reinterpret_cast<const uint4*>(y + byte);
