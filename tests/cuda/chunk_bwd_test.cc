@@ -27,23 +27,16 @@ void run_chunk_bwd(const DeltaData<bfloat16>& host, const DeviceData<bfloat16>& 
                    const PoisonedWorkspace& workspace, std::int64_t interval,
                    gpu::ChunkKernel kernel = gpu::ChunkKernel::automatic, bool by_chunks = false,
                    bool in_graph = false) {
-  const DeltaShape& s = host.shape;
-  const std::array<std::int64_t, 5> extent{s.batch, s.chunks(interval), s.value_heads, s.key_dim, s.value_dim};
-  const View<float, 5> shape = View<float, 5>::contiguous(nullptr, extent);
-  const DeviceBytes states(static_cast<std::size_t>(shape.size()) * sizeof(float));
-  DeltaForward<bfloat16> forward = device.forward();
-  forward.saved = {interval};
-  forward.chunk_states = View<float, 5>::contiguous(static_cast<float*>(states.data()), extent);
+  const SavedStatesOnDevice states(host.shape, interval);
+  const DeltaForward<bfloat16> forward = states.in(device.forward());
   if (by_chunks) {
-    const PoisonedWorkspace own(gpu::chunk_fwd_workspace_bytes(s, host.rule));
+    const PoisonedWorkspace own(gpu::chunk_fwd_workspace_bytes(host.shape, host.rule));
     gpu::chunk_fwd(forward, own.get(), nullptr);
     gpu::check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   } else {
     gpu::recurrent_fwd(forward, nullptr);
   }
-  DeltaBackward<bfloat16> backward = device.backward();
-  backward.saved = forward.saved;
-  backward.chunk_states = forward.chunk_states;
+  const DeltaBackward<bfloat16> backward = states.in(device.backward());
   workspace.poison();
   const auto call = [&](cudaStream_t stream) { gpu::chunk_bwd(backward, workspace.get(), stream, kernel); };
   gpu::check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");

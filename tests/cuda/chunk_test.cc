@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "efla/cuda/chunk/chunk.h"
+#include "efla/cuda/common/launch.h"
 #include "efla/ref/delta.h"
 #include "tests/cuda/device.h"
 #include "tests/support/chunk_oracle.h"
@@ -67,12 +68,6 @@ void run_chunk_fwd(const DeviceData<bfloat16>& device, const PoisonedWorkspace& 
   gpu::check(cudaMemcpy(states.values.data(), memory.data(), states.bytes(), cudaMemcpyDeviceToHost), "cudaMemcpy");
 }
 
-bool is_hopper() {
-  int major = 0;
-  gpu::check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0), "cudaDeviceGetAttribute");
-  return major == 9;
-}
-
 class CudaChunk : public testing::TestWithParam<DeltaCase> {
  protected:
   void run(gpu::ChunkKernel kernel);
@@ -81,7 +76,7 @@ class CudaChunk : public testing::TestWithParam<DeltaCase> {
 void CudaChunk::run(gpu::ChunkKernel kernel) {
   const DeltaCase& c = GetParam();
   const bool divided = gpu::divides_keys(c.shape());
-  if ((kernel != gpu::ChunkKernel::portable || divided) && !is_hopper()) GTEST_SKIP() << "not a Hopper GPU";
+  if ((kernel != gpu::ChunkKernel::portable || divided) && !gpu::is_hopper()) GTEST_SKIP() << "not a Hopper GPU";
   if (divided && kernel != gpu::ChunkKernel::sweep) GTEST_SKIP() << "the sweep alone divides keys";
   DeltaData<bfloat16> data(c), again(c), oracle(c);
   DeltaData<double> exact(c, data);
@@ -159,7 +154,7 @@ INSTANTIATE_TEST_SUITE_P(Matrix, CudaChunk, testing::ValuesIn(chunk_cases()),
 class CudaChunkContainment : public testing::TestWithParam<std::int64_t> {};
 
 TEST_P(CudaChunkContainment, NanToken) {
-  if (GetParam() > gpu::kUndividedKeys && !is_hopper()) GTEST_SKIP() << "not a Hopper GPU";
+  if (GetParam() > gpu::kUndividedKeys && !gpu::is_hopper()) GTEST_SKIP() << "not a Hopper GPU";
   DeltaCase c{"exact", 1, 1, true, 1, 600, 2, GetParam(), 128, 1, Layout::contiguous, false, true, false};
   c.cu_seqlens = {0, 150, 400, 600};
   DeltaData<bfloat16> clean(c), spoiled(c);

@@ -101,6 +101,30 @@ Tensor<T, Rank> random_tensor(const std::array<std::int64_t, Rank>& extent, Rand
   return tensor;
 }
 
+// States at chunk boundaries in the memory of the device, poisoned.
+class SavedStatesOnDevice {
+ public:
+  SavedStatesOnDevice(const DeltaShape& s, std::int64_t interval)
+      : interval_(interval),
+        extent_{s.batch, s.chunks(interval), s.value_heads, s.key_dim, s.value_dim},
+        memory_(static_cast<std::size_t>(View<float, 5>::contiguous(nullptr, extent_).size()) * sizeof(float)) {
+    gpu::check(cudaMemset(memory_.data(), 0xff, memory_.bytes()), "cudaMemset");
+  }
+
+  // Returns a forward or a backward with these states.
+  template <class Problem>
+  Problem in(Problem p) const {
+    p.chunk_states = View<float, 5>::contiguous(static_cast<float*>(memory_.data()), extent_);
+    p.saved = {interval_};
+    return p;
+  }
+
+ private:
+  std::int64_t interval_;
+  std::array<std::int64_t, 5> extent_;
+  DeviceBytes memory_;
+};
+
 // A copy of a host tensor's memory on the device, sentinels included. The first element of the view is aligned to 256
 // bytes, so that contiguous rows take the kernels' paths for aligned rows.
 template <class T, int Rank>

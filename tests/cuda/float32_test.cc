@@ -2,9 +2,7 @@
 // their chunks, with the tolerances of the token recurrence.
 #include <gtest/gtest.h>
 
-#include <array>
 #include <cmath>
-#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <string>
@@ -21,30 +19,6 @@
 namespace efla::test {
 namespace {
 
-// States at chunk boundaries in the memory of the device, poisoned.
-class SavedStatesOnDevice {
- public:
-  SavedStatesOnDevice(const DeltaShape& s, std::int64_t interval)
-      : interval_(interval),
-        extent_{s.batch, s.chunks(interval), s.value_heads, s.key_dim, s.value_dim},
-        memory_(static_cast<std::size_t>(View<float, 5>::contiguous(nullptr, extent_).size()) * sizeof(float)) {
-    gpu::check(cudaMemset(memory_.data(), 0xff, memory_.bytes()), "cudaMemset");
-  }
-
-  // Returns a forward or a backward with these states.
-  template <class Problem>
-  Problem in(Problem p) const {
-    p.chunk_states = View<float, 5>::contiguous(static_cast<float*>(memory_.data()), extent_);
-    p.saved = {interval_};
-    return p;
-  }
-
- private:
-  std::int64_t interval_;
-  std::array<std::int64_t, 5> extent_;
-  DeviceBytes memory_;
-};
-
 // The forward and the backward of a case.
 void run_chunk_float32(const DeltaShape& shape, const DeviceData<float>& device, std::int64_t interval,
                        cudaStream_t stream = nullptr) {
@@ -55,13 +29,6 @@ void run_chunk_float32(const DeltaShape& shape, const DeviceData<float>& device,
   gpu::chunk_float32_bwd(states.in(device.backward()), backward.get(), stream);
   device.download();
   EXPECT_TRUE(forward.guards_intact() && backward.guards_intact());
-}
-
-template <class T>
-Results all_results(const DeltaData<T>& data) {
-  Results results = forward_results(data);
-  for (auto& result : backward_results(data)) results.push_back(std::move(result));
-  return results;
 }
 
 class CudaFloat32 : public testing::TestWithParam<DeltaCase> {

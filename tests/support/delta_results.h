@@ -30,4 +30,12 @@ Results backward_results(const DeltaData<T>& data) {
   return results;
 }
 
+// Returns the forward's results, then the backward's.
+template <class T>
+Results all_results(const DeltaData<T>& data) {
+  Results results = forward_results(data);
+  for (auto& result : backward_results(data)) results.push_back(std::move(result));
+  return results;
+}
+
 }  // namespace efla::test
