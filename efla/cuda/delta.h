@@ -79,7 +79,8 @@ inline constexpr std::int64_t kChunkMaxKeyDim = 256;
 // The gradients of the chunkwise form, for the same problems as chunk_fwd, from states that the forward saved at chunk
 // boundaries: every saved.interval tokens, a multiple of 64. The states of the chunks between are computed again, so
 // that a longer interval saves memory; the chunks of one interval are computed in order, the intervals
-// of a sequence in parallel.
+// of a sequence in parallel. A non-finite token reaches its own chunk beside what it reaches in the recurrence, never
+// another sequence (docs/numerics.md).
 void chunk_bwd(const DeltaBackward<bfloat16>& problem, const Workspace& workspace, cudaStream_t stream,
                ChunkKernel kernel = ChunkKernel::automatic);
 

@@ -150,39 +150,6 @@ std::vector<DeltaCase> chunk_cases() {
 INSTANTIATE_TEST_SUITE_P(Matrix, CudaChunk, testing::ValuesIn(chunk_cases()),
                          [](const auto& info) { return std::to_string(info.index) + "_" + name_of(info.param); });
 
-// A NaN token reaches its own chunk and later ones of its sequence and head, and nothing else.
-class CudaChunkContainment : public testing::TestWithParam<std::int64_t> {};
-
-TEST_P(CudaChunkContainment, NanToken) {
-  if (GetParam() > gpu::kUndividedKeys && !gpu::is_hopper()) GTEST_SKIP() << "not a Hopper GPU";
-  DeltaCase c{"exact", 1, 1, true, 1, 600, 2, GetParam(), 128, 1, Layout::contiguous, false, true, false};
-  c.cu_seqlens = {0, 150, 400, 600};
-  DeltaData<bfloat16> clean(c), spoiled(c);
-  constexpr std::int64_t kToken = 150 + 70;  // in the second chunk of sequence 1
-  for (std::int64_t i = 0; i < c.key_dim; ++i) {
-    spoiled.k.view()(0, kToken, 1, i) = to_bfloat16(std::numeric_limits<float>::quiet_NaN());
-  }
-  PoisonedWorkspace workspace(gpu::chunk_fwd_workspace_bytes(c.shape(), c.rule()));
-  DeviceData<bfloat16> device(clean), device_spoiled(spoiled);
-  run_chunk_fwd(device, workspace);
-  run_chunk_fwd(device_spoiled, workspace);
-  const auto got = spoiled.o.view(), expected = clean.o.view();
-  for (std::int64_t t = 0; t < 600; ++t) {
-    for (std::int64_t h = 0; h < 2; ++h) {
-      const bool reached = h == 1 && t >= 150 + 64 && t < 400;
-      for (std::int64_t j = 0; j < c.value_dim; ++j) {
-        if (!reached) {
-          ASSERT_EQ(got(0, t, h, j).bits, expected(0, t, h, j).bits) << t << ' ' << h << ' ' << j;
-        } else if (t >= kToken) {
-          ASSERT_TRUE(std::isnan(to_float(got(0, t, h, j)))) << t << ' ' << h << ' ' << j;
-        }
-      }
-    }
-  }
-}
-
-INSTANTIATE_TEST_SUITE_P(Keys, CudaChunkContainment, testing::Values(128, 256), testing::PrintToStringParamName());
-
 // A gate of minus infinity clears the state.
 TEST(CudaChunkGates, InfiniteDecay) {
   for (const Decay decay : {Decay::scalar, Decay::channel}) {

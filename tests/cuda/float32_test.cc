@@ -2,9 +2,7 @@
 // their chunks, with the tolerances of the token recurrence.
 #include <gtest/gtest.h>
 
-#include <cmath>
 #include <cstdint>
-#include <limits>
 #include <string>
 #include <vector>
 
@@ -104,33 +102,6 @@ std::vector<DeltaCase> fading_cases_of_both_keys() {
 
 INSTANTIATE_TEST_SUITE_P(Matrix, CudaFloat32Fading, testing::ValuesIn(fading_cases_of_both_keys()),
                          [](const auto& info) { return name_of(info.param); });
-
-// A NaN token reaches its own chunk and later ones of its sequence and head, and nothing else.
-TEST(CudaFloat32Containment, NanToken) {
-  DeltaCase c{"exact", 1, 1, true, 1, 300, 2, 64, 64, 1, Layout::contiguous, false, true, false};
-  c.cu_seqlens = {0, 75, 200, 300};
-  DeltaData<float> clean(c), spoiled(c);
-  constexpr std::int64_t kToken = 75 + 40;  // in the second chunk of sequence 1
-  for (std::int64_t i = 0; i < c.key_dim; ++i) {
-    spoiled.k.view()(0, kToken, 1, i) = std::numeric_limits<float>::quiet_NaN();
-  }
-  const DeviceData<float> device(clean), device_spoiled(spoiled);
-  run_chunk_float32(c.shape(), device, 96);
-  run_chunk_float32(c.shape(), device_spoiled, 96);
-  const auto got = spoiled.o.view(), expected = clean.o.view();
-  for (std::int64_t t = 0; t < c.tokens; ++t) {
-    for (std::int64_t h = 0; h < 2; ++h) {
-      const bool reached = h == 1 && t >= 75 + 32 && t < 200;
-      for (std::int64_t j = 0; j < c.value_dim; ++j) {
-        if (!reached) {
-          ASSERT_EQ(got(0, t, h, j), expected(0, t, h, j)) << t << ' ' << h << ' ' << j;
-        } else if (t >= kToken) {
-          ASSERT_TRUE(std::isnan(got(0, t, h, j))) << t << ' ' << h << ' ' << j;
-        }
-      }
-    }
-  }
-}
 
 // More sequences than a grid has rows in its second dimension, and a graph that replays the calls.
 TEST(CudaFloat32Launch, ManySequencesInAGraph) {

@@ -10,7 +10,9 @@
 #include "tests/cuda/device.h"
 #include "tests/support/compare.h"
 #include "tests/support/delta_cases.h"
+#include "tests/support/delta_results.h"
 #include "tests/support/plain_delta.h"
+#include "tests/support/reach.h"
 
 namespace efla::test {
 namespace {
@@ -53,11 +55,10 @@ std::vector<double> state_values(Tensor<S, 4>& states, std::int64_t batch) {
   return values;
 }
 
-// Decodes all tokens of a case, `per_call` in each call (0: one, two, … eight and again); `skip`: an entry without a
-// state.
+// Decodes all tokens of a case's data, `per_call` in each call (0: one, two, … eight and again); `skip`: an entry
+// without a state.
 template <class T, class S>
-Decoded<T, S> decode(const DeltaCase& c, std::int64_t per_call, std::int64_t skip = -1) {
-  DeltaData<T> data(c);
+Decoded<T, S> decode(const DeltaCase& c, DeltaData<T>& data, std::int64_t per_call, std::int64_t skip = -1) {
   Decoded<T, S> result{{},
                        Tensor<S, 4>({c.batch + kPoolStates, data.shape.value_heads, c.key_dim, c.value_dim}, c.layout)};
   std::vector<std::int64_t> slots = slots_of(c.batch);
@@ -102,6 +103,12 @@ Decoded<T, S> decode(const DeltaCase& c, std::int64_t per_call, std::int64_t ski
   EXPECT_TRUE(data.sentinels_intact() && result.states.sentinels_intact());
   result.o = data.o.values();
   return result;
+}
+
+template <class T, class S>
+Decoded<T, S> decode(const DeltaCase& c, std::int64_t per_call, std::int64_t skip = -1) {
+  DeltaData<T> data(c);
+  return decode<T, S>(c, data, per_call, skip);
 }
 
 class CudaStep : public testing::TestWithParam<DeltaCase> {
@@ -206,6 +213,26 @@ TEST(CudaStepPool, SkippedEntry) {
   const std::int64_t size = c.heads * c.key_dim * c.value_dim;
   for (std::int64_t i = 0; i < std::ssize(got); ++i) {
     ASSERT_EQ(got[i], i / size == kSkipped ? initial[i] : expected[i]) << i;
+  }
+}
+
+// A NaN token reaches what it reaches in the recurrence, whichever call has the token, and no other state of the pool.
+template <class T, class S>
+void expect_contained_steps(Decay decay) {
+  DeltaCase c{"exact", 1, 1, true, 3, 12, 2, 128, 64, 1, Layout::contiguous, true, true, false};
+  c.decay = decay;
+  c.gate = 0.5;
+  c.group = 2;
+  expect_contained<T>(c, 1, {{1, 0}, {1, 4}, {1, 11}}, [&](DeltaData<T>& data) {
+    Decoded<T, S> decoded = decode<T, S>(c, data, 0);
+    return Results{{"o", decoded.o}, {"final_state", state_values(decoded.states, c.batch)}};
+  });
+}
+
+TEST(CudaStepPool, NanToken) {
+  for (const Decay decay : {Decay::none, Decay::scalar, Decay::channel}) {
+    expect_contained_steps<float, float>(decay);
+    expect_contained_steps<bfloat16, bfloat16>(decay);
   }
 }
 

@@ -13,7 +13,9 @@
 #include "tests/support/compare.h"
 #include "tests/support/delta_cases.h"
 #include "tests/support/delta_results.h"
+#include "tests/support/hard_keys.h"
 #include "tests/support/plain_delta.h"
+#include "tests/support/reach.h"
 
 namespace efla::test {
 namespace {
@@ -46,31 +48,6 @@ TEST(ChunkRounding, Matrix) {
   }
   std::printf("largest relative RMS error over the matrix: %.2e, where tokens erase nearly all %.2e\n", worst,
               worst_erasing);
-}
-
-// Keys and queries around one direction: the unit vector along u + spread · ε with ε standard normal in every
-// component, times a length; log-normal lengths where asked for.
-template <class T>
-void draw_cone(DeltaData<T>& data, double spread, bool log_normal) {
-  const DeltaShape& s = data.shape;
-  Random random(23);
-  const std::vector<double> u = drawn_keys(1, s.key_dim, 1, 0, random);
-  double length_of_u = 0;
-  for (const double x : u) length_of_u += x * x / static_cast<double>(s.key_dim);
-  for (auto* tensor : {&data.q, &data.k}) {
-    std::vector<double> values;
-    for (std::int64_t row = 0; row < s.batch * s.tokens * s.heads; ++row) {
-      std::vector<double> x;
-      double squares = 0;
-      for (std::int64_t i = 0; i < s.key_dim; ++i) {
-        x.push_back(u[i] / std::sqrt(length_of_u * static_cast<double>(s.key_dim)) + spread * random.normal());
-        squares += x.back() * x.back();
-      }
-      const double length = log_normal && tensor == &data.k ? std::exp(0.5 * random.normal()) : 1.0;
-      for (const double e : x) values.push_back(e * length / std::sqrt(squares));
-    }
-    tensor->assign(values);
-  }
 }
 
 // Limits are what flash-linear-attention's chunk kernel was measured to reach on such keys with the gain of the exact
@@ -213,6 +190,31 @@ TEST(ChunkRounding, GradientsOfDeepChannelGates) {
   const WorstGradient worst = oracle_gradient_error(c, data);
   std::printf("deep gates per channel: largest gradient error %.2e (%s)\n", worst.error, worst.name.c_str());
   EXPECT_LE(worst.error, 6e-3) << worst.name;
+}
+
+// A NaN token reaches its own chunk beside what it reaches in the recurrence, also where sequences are cut into
+// segments.
+template <class T>
+void expect_contained_oracle(Decay decay, int segments) {
+  DeltaCase c{"exact", 1, 1, true, 1, 300, 2, 16, 8, 1, Layout::contiguous, true, true, true};
+  c.cu_seqlens = {0, 80, 230, 300};
+  c.decay = decay;
+  c.gate = 0.1;
+  expect_contained<T>(c, ChunkOracle<T>::kTokens, {{1, 0}, {1, 70}, {1, 149}}, [&](DeltaData<T>& data) {
+    chunk_oracle_forward(data.forward(), segments);
+    chunk_oracle_backward(data.forward(), data.backward());
+    return all_results(data);
+  });
+}
+
+TEST(ChunkRounding, NanToken) {
+  for (const Decay decay : {Decay::none, Decay::scalar, Decay::channel}) {
+    for (const int segments : {1, 3}) expect_contained_oracle<bfloat16>(decay, segments);
+  }
+}
+
+TEST(ChunkRoundingFloat32, NanToken) {
+  for (const Decay decay : {Decay::none, Decay::scalar}) expect_contained_oracle<float>(decay, 1);
 }
 
 // The case that grew without bound in a kernel whose diagonal inverse was rounded: one unit key repeated. Here the
