@@ -93,14 +93,7 @@ nlohmann::ordered_json report(const EvalLmArguments& arguments, const nn::Langua
                              {"bos", arguments.options.text.bos},
                              {"limit", arguments.limit},
                              {"tasks", eval::to_json(results)}};
-  all["table_1"] = nlohmann::ordered_json::object();
-  for (const auto& result : results) {
-    for (const auto metric : data::lm_task_info(result.task).table_metrics) {
-      all["table_1"][result.task + " " + std::string(metric)] = result.score(metric).value;
-    }
-  }
-  const auto average = eval::table_average(results);
-  if (average) all["table_1"]["average"] = *average;
+  all["table_1"] = eval::table_row(results);
   return all;
 }
 

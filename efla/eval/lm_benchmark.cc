@@ -7,6 +7,8 @@
 namespace efla::eval {
 namespace {
 
+constexpr const char* kAverage = "average";  // table 1's last column
+
 // An example's requests and metrics, for each kind of task.
 class TaskEvaluator {
  public:
@@ -90,6 +92,10 @@ std::int64_t count_unknown_words(const data::LmTask& task) {
 
 bool is_accuracy(std::string_view metric) { return metric.starts_with("acc"); }
 
+std::string column_of(std::string_view task, std::string_view metric) {
+  return std::string(task) + " " + std::string(metric);
+}
+
 }  // namespace
 
 const Score& LmTaskResult::score(std::string_view name) const {
@@ -121,6 +127,26 @@ std::optional<double> table_average(std::span<const LmTaskResult> results) {
     }
   }
   return sum / count;
+}
+
+std::vector<std::string> table_columns() {
+  std::vector<std::string> names;
+  for (const auto& info : data::lm_tasks()) {
+    for (const auto metric : info.table_metrics) names.push_back(column_of(info.name, metric));
+  }
+  names.emplace_back(kAverage);
+  return names;
+}
+
+nlohmann::ordered_json table_row(std::span<const LmTaskResult> results) {
+  auto row = nlohmann::ordered_json::object();
+  for (const auto& result : results) {
+    for (const auto metric : data::lm_task_info(result.task).table_metrics) {
+      row[column_of(result.task, metric)] = result.score(metric).value;
+    }
+  }
+  if (const auto average = table_average(results)) row[kAverage] = *average;
+  return row;
 }
 
 nlohmann::ordered_json to_json(std::span<const LmTaskResult> results) {

@@ -38,6 +38,13 @@ LmTaskResult evaluate_lm_task(const data::LmTask& task, const data::Tokenizer& t
 // Returns the mean of table 1's accuracies, its last column; unset if one of its tasks is missing.
 std::optional<double> table_average(std::span<const LmTaskResult> results);
 
+// Returns the names of table 1's columns in their order: "wikitext word_perplexity", "lambada perplexity", …,
+// "average".
+std::vector<std::string> table_columns();
+
+// Returns a row of table 1: {"wikitext word_perplexity": …, …}, the columns of the tasks that are in the results.
+nlohmann::ordered_json table_row(std::span<const LmTaskResult> results);
+
 // Returns {"piqa": {"file": …, "examples": n, "acc": …, "acc_stderr": …, "acc_norm": …, …}, …}; a standard error that
 // the harness does not have is null.
 nlohmann::ordered_json to_json(std::span<const LmTaskResult> results);
