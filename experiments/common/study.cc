@@ -30,10 +30,16 @@ class Runner {
     const std::size_t first = entries_.size();
     entries_.resize(first + runs.size());
     shares_.resize(first + runs.size());
-    pool_.run(static_cast<std::int64_t>(runs.size()), [&](std::int64_t task, int) {
+    const auto execute_next = [&](std::int64_t task, int) {
       const auto i = static_cast<std::size_t>(task);
       if (!events_.stop()) execute(runs[i], first + i);
-    });
+    };
+    const auto count = static_cast<std::int64_t>(runs.size());
+    if (study_.fills_gpu && !device_.is_cpu()) {
+      for (std::int64_t i = 0; i < count; ++i) execute_next(i, 0);
+    } else {
+      pool_.run(count, execute_next);
+    }
     return std::none_of(entries_.begin(), entries_.end(), [](const ordered_json& entry) { return entry.is_null(); });
   }
 
@@ -84,7 +90,9 @@ class Runner {
 
 json description(const Study& study) {
   json description{{"study", study.name}, {"settings", study.settings}};
-  for (const auto& run : study.runs) description["runs"][run.name] = run.description;
+  for (const auto& run : study.runs) {
+    if (!run.description.is_null()) description["runs"][run.name] = run.description;
+  }
   return description;
 }
 

@@ -23,7 +23,7 @@ struct RunContext {
 
 struct StudyRun {
   std::string name;            // of its folder, another for each run
-  nlohmann::json description;  // what an unfinished folder must agree on
+  nlohmann::json description;  // what an unfinished folder must agree on; null where the study's settings have it all
 
   // Trains and measures in an existing folder, from the checkpoint there if there is one. Returns the run's entry of
   // results.json, or nothing where it was stopped, with a checkpoint saved.
@@ -48,6 +48,7 @@ struct Study {
   std::function<std::vector<StudyRun>(const std::vector<nlohmann::ordered_json>& entries)> more = {};
   std::function<std::string(const nlohmann::ordered_json& entry)> brief;  // what came out, in a few words
   std::function<report::Report(const Outcome& outcome)> report;
+  bool fills_gpu = false;  // whether one run keeps a GPU busy: there the runs follow one another
 };
 
 struct StudyEvents {
@@ -60,9 +61,9 @@ struct StudyEvents {
 // Returns what study.json keeps: a folder with another one is not continued.
 nlohmann::json description(const Study& study);
 
-// Executes the runs in folder/runs/NAME, one per thread of the pool; the last one alone has all threads. An entry is
-// kept in its folder's result.json, and a run that has one is not executed again. Returns the entries, or nothing where
-// it was stopped.
+// Executes the runs in folder/runs/NAME, one per thread of the pool; the last one alone has all threads, and so has
+// each run of a study that fills a GPU. An entry is kept in its folder's result.json, and a run that has one is not
+// executed again: no other file of it is needed. Returns the entries, or nothing where it was stopped.
 std::optional<std::vector<nlohmann::ordered_json>> run_study(const Study& study, const std::filesystem::path& folder,
                                                              ThreadPool& pool, const StudyEvents& events,
                                                              const Device& device = {});

@@ -71,6 +71,38 @@ TEST(Study, ExecutesRunsThatDependOnTheFirst) {
   EXPECT_EQ(entries->back().at("square"), -1);
 }
 
+TEST(Study, ThatFillsAGpuExecutesOneRunAfterTheOther) {
+  const test::TempFolder folder;
+  std::atomic<int> running = 0, most = 0;
+  Study study{"filling", {}, {}, {}, [](const ordered_json&) { return std::string(); }, {}, true};
+  for (int i = 0; i < 4; ++i) {
+    study.runs.push_back({std::to_string(i), {}, [&](const fs::path&, const RunContext& context) {
+                            most = std::max<int>(most, ++running);
+                            // A run has the pool for itself.
+                            context.pool.run(3, [](std::int64_t, int) {});
+                            --running;
+                            return std::optional<ordered_json>(ordered_json{{"done", true}});
+                          }});
+  }
+  ThreadPool pool(3);
+  EXPECT_TRUE(run_study(study, folder.path(), pool, quiet(), {Device::Kind::cuda}).has_value());
+  EXPECT_EQ(most, 1);
+}
+
+TEST(Study, NeedsOnlyTheResultsOfFinishedRuns) {
+  const test::TempFolder folder, travelled;
+  std::atomic<int> executed = 0;
+  const auto study = counting_study(3, executed);
+  ThreadPool pool(1);
+  const auto entries = run_study(study, folder.path(), pool, quiet());
+  for (const char* run : {"0", "2"}) {
+    fs::create_directories(travelled.path() / "runs" / run);
+    fs::copy(folder.path() / "runs" / run / "result.json", travelled.path() / "runs" / run / "result.json");
+  }
+  EXPECT_EQ(run_study(study, travelled.path(), pool, quiet()), entries);
+  EXPECT_EQ(executed, 4) << "one run lacked its result";
+}
+
 TEST(Study, StopsAndContinues) {
   const test::TempFolder folder;
   std::atomic<int> executed = 0;
@@ -108,6 +140,9 @@ TEST(Study, DescribesItsSettingsAndRuns) {
   EXPECT_EQ(wanted.at("study"), "counting");
   EXPECT_EQ(wanted.at("settings").at("n"), 2);
   EXPECT_EQ(wanted.at("runs").at("1").at("i"), 1);
+  auto study = counting_study(2, executed);
+  study.runs[0].description = nullptr;
+  EXPECT_EQ(description(study).at("runs").size(), 1U);
 }
 
 }  // namespace
