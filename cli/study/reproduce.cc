@@ -22,7 +22,7 @@ namespace efla::cli {
 namespace {
 
 struct StudyArguments {
-  std::string out, scale = "small", data = "builtin", tokens = "tokens";
+  std::string out, scale = "small", data = "builtin", tokens = "tokens", tasks;
   bool quick = false;
   nlohmann::json given = nlohmann::json::object();  // settings in place of the plan's
   std::string device = "auto";
@@ -93,19 +93,40 @@ void add_synthetic(CLI::App& reproduce, const std::string& name, std::string_vie
                                               "Tasks; all where none is named");
 }
 
+// Reads all tasks of table 1 before the first training, to report a mistake in the last one early.
+std::vector<data::LmTask> load_tasks(const std::string& folder) {
+  std::vector<data::LmTask> tasks;
+  if (folder.empty()) return tasks;
+  for (const auto& info : data::lm_tasks()) tasks.push_back(data::load_lm_task(info.name, folder));
+  return tasks;
+}
+
 void add_table1(CLI::App& reproduce) {
   const auto arguments = std::make_shared<StudyArguments>();
-  auto& command = add_study(reproduce, "table1", "Perplexity of language models that differ in their mixer (table 1)",
-                            arguments, [](const StudyArguments& a) {
-                              const experiments::Plan plan(experiments::table1_plan(), "table1", a.scale, a.given);
-                              for (const char* split : {"train", "validation"}) {
-                                io::TokenFolder(std::filesystem::path(a.tokens) / split);  // throws where it is none
-                              }
-                              return experiments::table1_study(plan, a.tokens, train_lm_of_study);
-                            });
-  command.add_option("--scale", arguments->scale, "tiny (a minute) or small (hours)")->capture_default_str();
-  command.add_option("--tokens", arguments->tokens, "Folder with the token shards train and validation, made of bytes")
+  auto& command =
+      add_study(reproduce, "table1", "Language models that differ in their mixer (table 1 of the EFLA paper)",
+                arguments, [](const StudyArguments& a) {
+                  const experiments::Plan plan(experiments::table1_plan(), "table1", a.scale, a.given);
+                  experiments::LmTokens tokens{a.tokens, {}};
+                  for (const char* split : {"train", "validation"}) {
+                    tokens.description[split] = describe_tokens(io::TokenFolder(tokens.folder / split));
+                  }
+                  const auto tasks = load_tasks(a.tasks);
+                  tokens.description["scored"] = !tasks.empty();
+                  return experiments::table1_study(plan, tokens, train_lm_of_study(tasks));
+                });
+  command
+      .add_option("--scale", arguments->scale,
+                  "tiny (a minute), small (hours on two cores), medium or large (47 or 340 million\n"
+                  "parameters, on a GPU)")
       ->capture_default_str();
+  command.add_option("--tokens", arguments->tokens, "Folder with the token shards train and validation")
+      ->capture_default_str();
+  add_study_setting<std::string>(
+      command, arguments, "--tokenizer", "/config/data/tokenizer",
+      "The tokenizer that made the tokens (default: bytes, or tokenizer.model on a GPU's scales)");
+  command.add_option("--data", arguments->tasks,
+                     "Folder of the ten tasks' files (docs/evaluation.md); without it no task is scored");
 }
 
 }  // namespace

@@ -6,6 +6,8 @@
 #include "cli/support/model_tokenizer.h"
 #include "efla/autograd/context.h"
 #include "efla/base/error.h"
+#include "efla/eval/language_model_scorer.h"
+#include "efla/eval/lm_benchmark.h"
 #include "efla/generate/generator.h"
 #include "efla/io/file.h"
 #include "efla/io/json.h"
@@ -18,16 +20,6 @@ namespace efla::cli {
 namespace {
 
 using nlohmann::json;
-
-// What a run's checkpoints are bound to: the same tokens.
-json describe(const io::TokenFolder& folder) {
-  std::string shards;
-  for (const auto& shard : folder.index().shards) shards += shard.sha256;
-  return {{"tokens", folder.tokens()},
-          {"documents", folder.documents()},
-          {"sha256", io::sha256(io::as_bytes(shards))},
-          {"tokenizer", folder.tokenizer().name}};
-}
 
 nn::LanguageModelConfig model_config(const json& config, const io::TokenFolder& corpus) {
   json table = config.value("model", json::object());
@@ -116,8 +108,8 @@ json LmSetup::full() const {
 json LmSetup::tokenizer_description() const { return tokenizer_of_run(train_->tokenizer()); }
 
 json LmSetup::data_description() const {
-  json description = {{"train", describe(*train_)}};
-  if (validation_) description["validation"] = describe(*validation_);
+  json description = {{"train", describe_tokens(*train_)}};
+  if (validation_) description["validation"] = describe_tokens(*validation_);
   return description;
 }
 
@@ -130,6 +122,17 @@ train::LmReplica LmSetup::make_replica() {
 }
 
 std::int64_t LmSetup::parameter_count() const { return models_.front()->parameter_count(); }
+
+nlohmann::ordered_json LmSetup::score(const std::vector<data::LmTask>& tasks, ThreadPool& pool,
+                                      const eval::ScoreEvents& events) const {
+  if (!tokenizer_) throw Error(kTrainLm, "data.tokenizer", "\"\"", "the tokenizer, which the tasks need");
+  const auto scorer = eval::make_scorer(*models_.front());
+  std::vector<eval::LmTaskResult> results;
+  for (const auto& task : tasks) {
+    results.push_back(eval::evaluate_lm_task(task, *tokenizer_, scorer, {}, pool, events));
+  }
+  return eval::table_row(results);
+}
 
 // The tokenizer's files that let transformers load a checkpoint; none where it has no such tokenizer.
 std::vector<std::pair<std::string, std::string>> LmSetup::tokenizer_files() const {
@@ -188,8 +191,10 @@ void write_run_file(const std::filesystem::path& folder, const LmSetup& setup, i
   io::write_file_atomically(folder / train::kRunFile, run.dump(2) + "\n");
 }
 
-experiments::LmEnd train_lm_of_study(const json& config, const std::filesystem::path& folder,
-                                     const experiments::RunContext& context) {
+namespace {
+
+experiments::LmOutcome train_and_score(const json& config, const std::vector<data::LmTask>& tasks,
+                                       const std::filesystem::path& folder, const experiments::RunContext& context) {
   const torch::Device device = autograd::torch_device(context.device);
   LmSetup setup(config);
   const auto& options = setup.options().training;
@@ -213,10 +218,35 @@ experiments::LmEnd train_lm_of_study(const json& config, const std::filesystem::
   const train::Run run{folder, setup.full(), train::run_options(options, !setup.options().data.validation.empty())};
   try {
     const auto end = train::train_in_folder(run, task, model, train::update_options(options), *group, events);
-    return end == train::RunEnd::stopped ? experiments::LmEnd::stopped : experiments::LmEnd::finished;
+    if (end == train::RunEnd::stopped) return {experiments::LmEnd::stopped};
+    if (tasks.empty()) return {experiments::LmEnd::finished};
+    const auto precision = model.use_precision();
+    const eval::ScoreEvents scoring{context.stop, [&](std::int64_t done, std::int64_t all) {
+                                      context.progress(1.0, fmt::format("scored {} of {}", done, all));
+                                    }};
+    return {experiments::LmEnd::finished, setup.score(tasks, context.pool, scoring)};
   } catch (const train::NonFinite&) {
-    return experiments::LmEnd::diverged;
+    return {experiments::LmEnd::diverged};
+  } catch (const Stopped&) {
+    return {experiments::LmEnd::stopped};
   }
+}
+
+}  // namespace
+
+json describe_tokens(const io::TokenFolder& folder) {
+  std::string shards;
+  for (const auto& shard : folder.index().shards) shards += shard.sha256;
+  return {{"tokens", folder.tokens()},
+          {"documents", folder.documents()},
+          {"sha256", io::sha256(io::as_bytes(shards))},
+          {"tokenizer", folder.tokenizer().name}};
+}
+
+experiments::TrainLm train_lm_of_study(const std::vector<data::LmTask>& tasks) {
+  return [tasks](const json& config, const std::filesystem::path& folder, const experiments::RunContext& context) {
+    return train_and_score(config, tasks, folder, context);
+  };
 }
 
 }  // namespace efla::cli

@@ -8,7 +8,9 @@
 #include <utility>
 #include <vector>
 
+#include "efla/data/lm_tasks/task.h"
 #include "efla/data/tokenizers/tokenizer.h"
+#include "efla/eval/likelihood.h"
 #include "efla/io/tokens/token_folder.h"
 #include "efla/nn/models/language_model.h"
 #include "efla/train/tasks/lm_task.h"
@@ -45,6 +47,11 @@ class LmSetup {
 
   std::int64_t parameter_count() const;
 
+  // Returns the scores of the first replica on the tasks: a row of table 1. Throws Error without a tokenizer and
+  // Stopped.
+  nlohmann::ordered_json score(const std::vector<data::LmTask>& tasks, ThreadPool& pool,
+                               const eval::ScoreEvents& events) const;
+
   // Of the replicas made; they outlive what is returned.
   train::LmFiles files();
   train::LmData run_data() const;
@@ -65,8 +72,11 @@ class LmSetup {
 void write_run_file(const std::filesystem::path& folder, const LmSetup& setup, int processes, int threads,
                     const std::string& device);
 
-// Trains the model of a configuration as one of several runs of a study, on the CPU, by the calling thread.
-experiments::LmEnd train_lm_of_study(const nlohmann::json& config, const std::filesystem::path& folder,
-                                     const experiments::RunContext& context);
+// What run.json and a study keep of the tokens in a folder: {tokens, documents, sha256, tokenizer}.
+nlohmann::json describe_tokens(const io::TokenFolder& folder);
+
+// Returns a function that trains the model of a configuration as one of several runs of a study, by the calling thread,
+// and then scores it on the tasks, in the precision of the training.
+experiments::TrainLm train_lm_of_study(const std::vector<data::LmTask>& tasks);
 
 }  // namespace efla::cli

@@ -5,6 +5,7 @@
 #include <limits>
 #include <utility>
 
+#include "efla/eval/lm_benchmark.h"
 #include "efla/io/json.h"
 #include "efla/nn/layers/mixer_preset.h"
 #include "efla/report/html.h"
@@ -40,7 +41,15 @@ std::vector<json> best_runs(const json& settings, const std::string& mixer, cons
   return best;
 }
 
-ordered_json entry_of(const std::string& name, const json& config, LmEnd end, const fs::path& folder) {
+// Returns the name of the GPU or the processor that a run was computed on.
+std::string hardware_of(const json& run) {
+  const json& environment = run.at("environment");
+  if (run.at("device") == "cpu") return environment.at("cpu");
+  const json& gpus = environment.at("gpus");
+  return gpus.empty() ? "unknown" : gpus.front().at("name");
+}
+
+ordered_json entry_of(const std::string& name, const json& config, const LmOutcome& outcome, const fs::path& folder) {
   const auto run = read_lm_run(name, folder);
   const json& training = config.at("training");
   ordered_json entry{{"name", name},
@@ -48,6 +57,7 @@ ordered_json entry_of(const std::string& name, const json& config, LmEnd end, co
                      {"lr", training.at("lr")},
                      {"seed", training.at("seed")},
                      {"parameters", run.run.at("parameters")},
+                     {"hardware", hardware_of(run.run)},
                      {"diverged", true},
                      {"perplexity", nullptr}};
   entry["curve"] = ordered_json::array();
@@ -55,10 +65,12 @@ ordered_json entry_of(const std::string& name, const json& config, LmEnd end, co
     entry["curve"].push_back({{"tokens", point.x}, {"loss", point.y.mean}});
   for (const auto& line : run.metrics) {
     entry["train_seconds"] = line.at("seconds");
-    if (line.at("event") != "evaluation" || end == LmEnd::diverged || !line.at("perplexity").is_number()) continue;
+    if (line.at("event") != "evaluation" || outcome.end == LmEnd::diverged || !line.at("perplexity").is_number())
+      continue;
     for (const char* key : {"tokens", "perplexity", "bits_per_byte"}) entry[key] = line.value(key, json());
     entry["diverged"] = false;
   }
+  if (!outcome.table_row.empty()) entry["table_1"] = outcome.table_row;
   return entry;
 }
 
@@ -74,10 +86,10 @@ StudyRun run_of(const json& settings, const fs::path& tokens, const json& mixer,
   nn::mixer_preset(mixer.get<std::string>());
   train::lm_options_from_json(config);  // throws for what no run could be made of
   const auto name = mixer.get<std::string>() + "-lr" + report::compact(lr) + "-seed" + seed.dump();
-  return {name, config, [=](const fs::path& folder, const RunContext& context) -> std::optional<ordered_json> {
-            const LmEnd end = train(config, folder, context);
-            if (end == LmEnd::stopped) return {};
-            return entry_of(name, config, end, folder);
+  return {name, nullptr, [=](const fs::path& folder, const RunContext& context) -> std::optional<ordered_json> {
+            const LmOutcome outcome = train(config, folder, context);
+            if (outcome.end == LmEnd::stopped) return {};
+            return entry_of(name, config, outcome, folder);
           }};
 }
 
@@ -86,7 +98,7 @@ std::string perplexity_text(const json& value) {
 }
 
 Table ranking_table(const ordered_json& scores, const std::vector<ordered_json>& runs) {
-  Table table{"Perplexity",
+  Table table{"Validation perplexity",
               {{"Mixer", false}, {"Learning rate"}, {"Perplexity"}, {"Standard error"}, {"Seeds", false}}};
   for (const auto& score : scores) {
     std::vector<std::string> seeds;
@@ -101,14 +113,50 @@ Table ranking_table(const ordered_json& scores, const std::vector<ordered_json>&
   return table;
 }
 
+// Returns a number of table 1 as the paper writes it: a perplexity, or an accuracy in per cent.
+std::string cell_of(const std::string& column, const json& mean, const json& standard_error) {
+  if (mean.is_null()) return "–";
+  const bool perplexity = column.ends_with("perplexity");
+  const double scale = perplexity ? 1.0 : 100.0;
+  const int digits = perplexity ? 2 : 1;
+  const std::string text = report::fixed(mean.get<double>() * scale, digits);
+  if (standard_error.is_null()) return text;
+  return text + " ± " + report::fixed(standard_error.get<double>() * scale, digits);
+}
+
+// Returns table 1 of these models, and below it the paper's rows. Without scored tasks it has no rows.
+Table tasks_table(const json& settings, const ordered_json& scores) {
+  const auto columns = eval::table_columns();
+  Table table{"Table 1", {{"Mixer", false}}};
+  for (const auto& column : columns) table.columns.push_back({column});
+  for (const json score : scores) {
+    if (score.at("table_1").empty()) continue;
+    auto& row = table.rows.emplace_back(1, score.at("mixer").get<std::string>());
+    for (const auto& column : columns) {
+      const json& value = score.at("table_1").value(column, json::object());
+      row.push_back(cell_of(column, value.value("mean", json()), value.value("standard_error", json())));
+    }
+  }
+  if (table.rows.empty()) return table;
+  for (const auto& [name, numbers] : settings.at("paper").items()) {
+    auto& row = table.rows.emplace_back(1, name + ", paper");
+    for (std::size_t i = 0; i < columns.size(); ++i) {
+      row.push_back(report::fixed(numbers.at(i), columns[i].ends_with("perplexity") ? 2 : 1));
+    }
+  }
+  return table;
+}
+
 Table rates_table(const json& settings, const ordered_json& scores, const std::vector<ordered_json>& runs) {
-  Table table{"Perplexity of the first seed by learning rate", {{"Mixer", false}}};
-  for (const auto& lr : settings.at("lr")) table.columns.push_back({report::compact(lr)});
+  Table table{"Validation perplexity of the first seed by learning rate", {{"Mixer", false}}};
+  std::vector<double> rates = settings.at("lr");
+  std::sort(rates.begin(), rates.end());
+  for (const double lr : rates) table.columns.push_back({report::compact(lr)});
   for (const auto& score : scores) {
     auto& row = table.rows.emplace_back(1, score.at("mixer").get<std::string>());
-    for (const auto& lr : settings.at("lr")) {
+    for (const double lr : rates) {
       const auto run = std::find_if(runs.begin(), runs.end(), [&](const ordered_json& entry) {
-        return entry.at("mixer") == score.at("mixer") && json(entry.at("lr")) == lr &&
+        return entry.at("mixer") == score.at("mixer") && entry.at("lr") == lr &&
                json(entry.at("seed")) == settings.at("seeds").front();
       });
       row.push_back(perplexity_text(run->at("perplexity")));
@@ -138,9 +186,9 @@ report::Report table1_report(const Plan& plan, const Outcome& outcome) {
   const json& settings = plan.settings();
   const auto& runs = outcome.runs;
   const auto scores = score_models(settings, runs);
-  Table all{"", {{"Run", false}, {"Parameters"}, {"Training, s"}, {"Perplexity"}}};
+  Table all{"", {{"Run", false}, {"Parameters"}, {"Hardware", false}, {"Training, s"}, {"Perplexity"}}};
   for (const json run : runs) {
-    all.rows.push_back({run.at("name"), report::thousands(run.at("parameters")),
+    all.rows.push_back({run.at("name"), report::thousands(run.at("parameters")), run.at("hardware"),
                         report::thousands(report::number_of(run, "train_seconds")),
                         perplexity_text(run.at("perplexity"))});
   }
@@ -148,15 +196,39 @@ report::Report table1_report(const Plan& plan, const Outcome& outcome) {
   report.caveat = settings.value("caveat", "");
   report.results = results_of(plan.study(), settings, outcome, scores);
   report.sections = {
-      {"ranking",
-       "Perplexity on held-out text",
+      {"tasks",
+       "Zero-shot on the ten tasks",
        "table 1 of the paper",
+       "Mean ± standard error over the seeds at each mixer’s best learning rate, which was chosen on other text. "
+       "Accuracies are in per cent. The paper’s models have 340 million parameters and 8 billion tokens of other text.",
+       {},
+       {tasks_table(settings, scores)}},
+      {"ranking",
+       "Perplexity on the validation tokens",
+       "",
        "Mean over the seeds at each mixer’s best learning rate. The standard error is that of the mean, from the "
-       "spread of the seeds. The learning rate was chosen on the same text, for every mixer alike.",
+       "spread of the seeds. The learning rate was chosen on these tokens, for every mixer alike.",
        {loss_figure(scores, runs)},
        {ranking_table(scores, runs), rates_table(settings, scores, runs)}},
       report::how_to_repeat(outcome.command, outcome.environment, std::move(all))};
   return report;
+}
+
+// Returns mean and standard error over the runs of each column of table 1 that they have.
+ordered_json score_tasks(const std::vector<json>& runs) {
+  auto scores = ordered_json::object();
+  for (const auto& column : eval::table_columns()) {
+    std::vector<double> values;
+    for (const auto& run : runs) {
+      const json row = run.value("table_1", json::object());
+      if (row.contains(column) && row.at(column).is_number()) values.push_back(row.at(column));
+    }
+    if (values.empty()) continue;
+    const Spread spread = spread_of(values);
+    scores[column] = {{"mean", number_or_null(spread.mean)},
+                      {"standard_error", number_or_null(standard_error(spread))}};
+  }
+  return scores;
 }
 
 }  // namespace
@@ -177,7 +249,8 @@ ordered_json score_models(const json& settings, const std::vector<ordered_json>&
                       {"seeds", seeds},
                       {"diverged", best.size() - perplexities.size()},
                       {"perplexity", number_or_null(spread.mean)},
-                      {"standard_error", number_or_null(standard_error(spread))}});
+                      {"standard_error", number_or_null(standard_error(spread))},
+                      {"table_1", score_tasks(best)}});
   }
   const auto place = [](const ordered_json& score) {
     return score.at("perplexity").is_null() ? std::numeric_limits<double>::infinity()
@@ -187,10 +260,15 @@ ordered_json score_models(const json& settings, const std::vector<ordered_json>&
   return scores;
 }
 
-Study table1_study(const Plan& plan, const fs::path& tokens, const TrainLm& train) {
+Study table1_study(const Plan& plan, const LmTokens& tokens, const TrainLm& train) {
   const json settings = plan.settings();
-  const fs::path folder = fs::absolute(tokens).lexically_normal();
-  Study study{plan.study(), settings, {}, {}, {}, {}};
+  const fs::path folder = fs::absolute(tokens.folder).lexically_normal();
+  // A run's name and these settings say all of it.
+  json agreed = settings;
+  for (const char* selection : {"mixers", "lr", "seeds"}) agreed.erase(selection);
+  agreed["config"].erase("data");  // paths, which may differ between machines that compute parts of one study
+  agreed["tokens"] = tokens.description;
+  Study study{plan.study(), agreed, {}, {}, {}, {}};
   for (const json& lr : settings.at("lr")) {
     for (const json& mixer : settings.at("mixers")) {
       study.runs.push_back(run_of(settings, folder, mixer, lr, settings.at("seeds").front(), train));
@@ -198,15 +276,18 @@ Study table1_study(const Plan& plan, const fs::path& tokens, const TrainLm& trai
   }
   study.more = [=](const std::vector<ordered_json>& entries) {
     std::vector<StudyRun> runs;
-    for (const json& mixer : settings.at("mixers")) {
-      const json lr = best_runs(settings, mixer, entries).front().at("lr");
-      for (std::size_t i = 1; i < settings.at("seeds").size(); ++i) {
+    for (std::size_t i = 1; i < settings.at("seeds").size(); ++i) {
+      for (const json& mixer : settings.at("mixers")) {
+        const json lr = best_runs(settings, mixer, entries).front().at("lr");
         runs.push_back(run_of(settings, folder, mixer, lr, settings.at("seeds")[i], train));
       }
     }
     return runs;
   };
-  study.brief = [](const ordered_json& entry) { return "perplexity " + perplexity_text(entry.at("perplexity")); };
+  study.brief = [](const ordered_json& entry) {
+    return "validation perplexity " + perplexity_text(entry.at("perplexity"));
+  };
+  study.fills_gpu = true;
   study.report = [plan](const Outcome& outcome) { return table1_report(plan, outcome); };
   return study;
 }

@@ -1,4 +1,4 @@
-// Table 1 of the EFLA paper: which language models are trained, and the table of their perplexities.
+// Table 1 of the EFLA paper: which language models are trained, and the table of their perplexities and accuracies.
 #pragma once
 
 #include <filesystem>
@@ -14,17 +14,30 @@ namespace efla::experiments {
 
 enum class LmEnd { finished, stopped, diverged };
 
+// How training ended, and where it finished, the model's row of table 1 (eval::table_row) if its tasks are scored.
+struct LmOutcome {
+  LmEnd end;
+  nlohmann::ordered_json table_row = {};
+};
+
 // Trains a language model of a configuration {"model", "data", "training"} in an existing folder, from the checkpoint
 // there if there is one, and leaves run.json and metrics.jsonl. The folder has a result of `efla train lm`.
-using TrainLm =
-    std::function<LmEnd(const nlohmann::json& config, const std::filesystem::path& folder, const RunContext& context)>;
+using TrainLm = std::function<LmOutcome(const nlohmann::json& config, const std::filesystem::path& folder,
+                                        const RunContext& context)>;
+
+// What the models are trained on.
+struct LmTokens {
+  std::filesystem::path folder;  // with the token folders train and validation
+  nlohmann::json description;    // of the tokens, which an unfinished folder must agree on
+};
 
 // Returns the rows of table 1 from the entries of its runs: for each mixer the learning rate with the lowest perplexity
-// of the first seed, and {"mixer", "lr", "seeds", "diverged", "perplexity", "standard_error"} over the seeds at it,
-// those with the lowest perplexity first. perplexity is null where all runs diverged.
+// of the first seed on the validation tokens, and {"mixer", "lr", "seeds", "diverged", "perplexity", "standard_error",
+// "table_1"} over the seeds at it, those with the lowest perplexity first. table_1 has {"mean", "standard_error"} per
+// column, of the runs that were scored on the tasks. A number is null where no run has it.
 nlohmann::ordered_json score_models(const nlohmann::json& settings, const std::vector<nlohmann::ordered_json>& runs);
 
-// Returns the study on the token folders train and validation in `tokens`.
-Study table1_study(const Plan& plan, const std::filesystem::path& tokens, const TrainLm& train);
+// Returns the study of the mixers, learning rates and seeds of a plan. A folder may be continued with others of them.
+Study table1_study(const Plan& plan, const LmTokens& tokens, const TrainLm& train);
 
 }  // namespace efla::experiments
