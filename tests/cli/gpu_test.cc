@@ -221,6 +221,22 @@ TEST_F(GpuStudies, RunsSideBySideLearnWhatRunsOneAfterTheOtherLearn) {
   EXPECT_EQ(curves[0], curves[1]);
 }
 
+TEST_F(GpuStudies, LanguageModelsAreTrainedAndScoredAsOnTheCpu) {
+  for (const char* split : {"train", "validation"}) fs::copy(path("tokens"), path(split), fs::copy_options::recursive);
+  std::vector<json> scores;
+  for (const char* device : {"cpu", "cuda"}) {
+    const std::string out = path(std::string("table1-") + device);
+    run({"reproduce", "table1", "--scale", "tiny", "--mixers", "efla", "--seeds", "1", "--tokens", path(""), "--data",
+         std::string(EFLA_SOURCE_DIR) + "/tests/support/lm_tasks", "--device", device, "--out", out});
+    scores.push_back(json::parse(read_text(out + "/results.json")).at("scores").at(0));
+  }
+  EXPECT_EQ(scores[0].at("lr"), scores[1].at("lr"));
+  const auto word_loss = [](const json& score) {
+    return std::log(score.at("table_1").at("wikitext word_perplexity").at("mean").get<double>());
+  };
+  EXPECT_NEAR(word_loss(scores[0]), word_loss(scores[1]), 1e-2);
+}
+
 TEST_F(GpuStudies, AStudyOfSequencesEndsInAReport) {
   run({"reproduce", "state-tracking", "--scale", "tiny", "--mixers", "efla", "--seeds", "1", "--device", "cuda",
        "--out", path("study")});
