@@ -7,9 +7,9 @@ function(efla_test name)
   cmake_parse_arguments(ARG "WHOLE" "HEADERS;SHARDS" "SOURCES;DEPENDS;LABELS" ${ARGN})
   set(target test_${name})
   add_executable(${target} ${ARG_SOURCES})
-  target_compile_options(${target} PRIVATE ${EFLA_WARNINGS})
+  target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:${EFLA_WARNINGS}>")
   if(NOT EFLA_SANITIZE)  # whose preset says how
-    target_compile_options(${target} PRIVATE -O1)  # compiling tests takes longer than running them
+    target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-O1>)  # compiling tests takes longer than running them
   endif()
   if(ARG_HEADERS)
     efla_reuse_headers(${target} ${ARG_HEADERS})

@@ -292,6 +292,11 @@ TEST(LmBenchmark, ScoresAsTheHarness) {
   }
   EXPECT_NEAR(table_average(results).value(), sum / 9, 1e-12);
   EXPECT_FALSE(table_average(std::span(results).first(9)));
+  std::vector<std::string> names;
+  const auto row = table_row(results);
+  for (const auto& [name, value] : row.items()) names.push_back(name);
+  EXPECT_EQ(names, table_columns());
+  EXPECT_FALSE(table_row(std::span(results).first(9)).contains("average"));
 }
 
 TEST(LmBenchmark, CountsTheTokensOfDocuments) {
