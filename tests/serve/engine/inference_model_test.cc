@@ -238,6 +238,14 @@ TEST(PackedWeight, StoresWhatItsTypeHolds) {
   EXPECT_TRUE(PackedWeight({torch::zeros({1, 3})}, WeightType::int8).widened().equal(torch::zeros({1, 3})));
 }
 
+// ‖got − expected‖ / ‖expected‖. The largest difference of a logit is no measure where a model amplifies rounding at
+// some tokens, which the processor and its BLAS decide.
+double relative_difference(const std::vector<float>& got, const torch::Tensor& expected) {
+  const auto want = expected.contiguous().flatten().to(torch::kDouble);
+  const auto have = torch::tensor(got).to(torch::kDouble);
+  return ((have - want).norm() / want.norm()).item<double>();
+}
+
 TEST(InferenceModel, ComputesWithTheWeightsOfItsType) {
   for (const bool tied : {false, true}) {
     for (const auto type : {WeightType::bfloat16, WeightType::int8}) {
@@ -249,9 +257,9 @@ TEST(InferenceModel, ComputesWithTheWeightsOfItsType) {
       texts.begin(0);
       const auto ids = random_ids(40, 3);
       const auto got = texts.advance({{ids}}, {0})[0];
-      EXPECT_GT(largest_difference(got, model.logits(tensor_of(ids)).squeeze(0)), 1e-3);
+      EXPECT_GT(relative_difference(got, model.logits(tensor_of(ids)).squeeze(0)), 1e-3);
       round_weights(model, type);
-      EXPECT_LT(largest_difference(got, model.logits(tensor_of(ids)).squeeze(0)), 2e-4);
+      EXPECT_LT(relative_difference(got, model.logits(tensor_of(ids)).squeeze(0)), 1e-4);
     }
   }
 }
