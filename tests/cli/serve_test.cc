@@ -2,6 +2,7 @@
 #include <chrono>
 #include <csignal>
 #include <filesystem>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <thread>
@@ -164,13 +165,28 @@ TEST_F(ServeCommand, SaysThatASessionCannotBeWritten) {
 
 TEST_F(ServeCommand, FinishesStreamsAfterSigterm) {
   start({});
-  HttpClient client(port_);
   const auto body = json({{"prompt", "a"}, {"max_tokens", 200}, {"stream", true}, {"logprobs", 0}}).dump();
-  client.send("POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\nContent-Length: " +
-              std::to_string(body.size()) + "\r\n\r\n" + body);
-  client.read_until("data: ");
+  std::vector<std::unique_ptr<HttpClient>> clients;
+  for (int i = 0; i < 100; ++i) {
+    clients.push_back(std::make_unique<HttpClient>(port_));
+    clients.back()->send(
+        "POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\nContent-Length: " +
+        std::to_string(body.size()) + "\r\n\r\n" + body);
+  }
+  for (const auto& client : clients) client->read_until("data: ");
   EXPECT_EQ(stop(), 0);
-  EXPECT_NE(client.read_all().find("data: [DONE]"), std::string::npos);
+  for (const auto& client : clients) EXPECT_NE(client->read_all().find("data: [DONE]"), std::string::npos);
+}
+
+TEST_F(ServeCommand, OutlivesTenThousandConnections) {
+  start({"--max-connections", "64"});
+  for (int i = 0; i < 10'000; ++i) {
+    HttpClient client(port_);
+    if (i % 3 == 1) client.send("GET /hea");
+    if (i % 3 == 2) client.send("GET /health HTTP/1.1\r\nHost: t\r\n\r\n");
+  }
+  EXPECT_EQ(status_of(HttpClient(port_).get("/health")), 200);
+  EXPECT_EQ(stop(), 0);
 }
 
 TEST_F(ServeCommand, CancelsAfterTheGrace) {
