@@ -138,9 +138,10 @@ TEST(Engine, CancelsInTheQueueInThePromptAndInTheReply) {
   auto endless = request_of("x", 1 << 20);
   endless.save_as = "unfinished";
   const auto waiting = std::make_shared<Recorder>(), prompt = std::make_shared<Recorder>();
-  running = engine->submit(endless, reply_of);
+  const auto in_reply = engine->submit(endless, reply_of);
   const auto in_queue = engine->submit(request_of("y", 4), waiting);
   engine->cancel(in_queue);
+  running = in_reply;  // from now on the slot may become free
   EXPECT_EQ(waiting->record().reason, FinishReason::cancelled);
   EXPECT_EQ(reply_of->record().reason, FinishReason::cancelled);
   EXPECT_EQ(reply_of->record().ids.size(), last);
