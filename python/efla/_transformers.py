@@ -12,8 +12,6 @@ import torch
 from torch import Tensor
 
 from efla import ops
-from efla.ops._check import is_compiling
-from efla.ops._choice import refusal_on_gpu
 
 _MODELS = ("qwen3_5", "qwen3_5_moe", "qwen3_next", "qwen4_exp", "olmo_hybrid", "kimi_linear", "bailing_hybrid", "glm5_next")
 # What the models' modules call, and our function. A model looks its function up at every call.
@@ -70,8 +68,7 @@ def patch_transformers() -> TransformersPatch:
     """Gives the models of transformers with a (gated or Kimi) delta rule the functions of this package, on CPUs and GPUs.
 
     Models that exist already and models made later use them, also where flash-linear-attention is installed. What these functions do
-    not compute (chunks on a GPU that its kernels refuse, a GPU that this build has no kernels for, torch.export) is computed
-    as before.
+    not compute (float16 on a GPU, a GPU that this build has no kernels for, torch.export) is computed as before.
 
     Returns:
         the patch, which prints what was replaced; undo(), or leaving a `with` block, puts it back. Raises ImportError where
@@ -93,15 +90,13 @@ def patch_transformers() -> TransformersPatch:
 
 def _adapter(function: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
     """Returns `function` with the names of the reference's arguments, and `original` where `function` does not compute."""
-    takes = set(inspect.signature(function).parameters)
-    on_gpu = bool(torch.ops.efla.has_gpu_kernels())  # torch.compile does not trace this
+    takes, on_gpu = set(inspect.signature(function).parameters), bool(torch.ops.efla.has_gpu_kernels())
     # Where flash-linear-attention is installed, the original is its function, which fails without a GPU.
     reference = getattr(original, "__wrapped__", original)
 
     @functools.wraps(reference)
     def adapter(query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor, **more: Any) -> Any:
-        named = function.__name__, query, key, value, g, more.get("cu_seqlens")
-        if _is_exporting() or not (on_gpu and _computes_on_gpu(*named) if query.is_cuda else _computes(query)):
+        if not _computes(query, on_gpu) or _is_exporting():
             before = reference if query.device.type == "cpu" else original
             return before(query, key, value, g=g, beta=beta, **more)
         more = {name: argument for name, argument in more.items() if name in takes}
@@ -111,12 +106,10 @@ def _adapter(function: Callable[..., Any], original: Callable[..., Any]) -> Call
     return adapter
 
 
-def _computes_on_gpu(function: str, q: Tensor, k: Tensor, v: Tensor, g: Tensor, cu_seqlens: Tensor | None) -> bool:
-    return is_compiling() or refusal_on_gpu(function, q, k, v, g, cu_seqlens) is None
-
-
-def _computes(query: Tensor) -> bool:
-    """Whether the functions of this package take tensors of the dtype and on the device of `query`, which is no GPU."""
+def _computes(query: Tensor, on_gpu: bool) -> bool:
+    """Whether the functions of this package take tensors of the dtype and on the device of `query`."""
+    if query.device.type == "cuda":
+        return on_gpu and query.shape[-1] <= 256 and query.dtype in (torch.float32, torch.bfloat16)
     dtypes = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
     return query.device.type in ("cpu", "meta") and query.dtype in dtypes
 
