@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <stdexcept>
 
 #include "efla/base/error.h"
 #include "efla/io/file.h"
@@ -88,6 +89,8 @@ void DurableEngine::keep(const std::string& name) {
     io::write_file_atomically(file_of(name), engine_->save(name));
     files_.insert(name);
   } catch (const NoSuchSession&) {  // dropped or erased meanwhile
+  } catch (const std::exception& error) {
+    throw std::runtime_error("session: " + name + " is stored, but not in a file (" + error.what() + ")");
   }
   remove_dropped();
 }
@@ -110,7 +113,7 @@ void DurableEngine::keep_later(const std::string& name, std::function<void(const
     try {
       keep(name);
     } catch (const std::exception& failed) {
-      error = "session: " + name + " is stored, but not in a file (" + failed.what() + ")";
+      error = failed.what();
     }
     then(error);
   };

@@ -20,9 +20,9 @@
 namespace efla::serve {
 
 // Writes a session to NAME.safetensors before the call that stores it returns, or before the reply that stores it ends.
-// A file that cannot be written is the call's IoError, or makes the reply end with FinishReason::error; the session
-// stays stored in memory. Sessions whose names begin with '_' are another part's intermediate results and get no file.
-// A session that was loaded from a file, or read from one by another start, cannot be rewound.
+// Where the file cannot be written, the call throws std::runtime_error, or the reply ends with FinishReason::error; the
+// session stays stored in memory. A session whose name begins with '_' gets no file, because it is an intermediate
+// result of the API. A session that came from a file cannot be rewound.
 class DurableEngine final : public Engine {
  public:
   // Makes the folder if it does not exist, locks it, and stores the session of each file NAME.safetensors. Throws

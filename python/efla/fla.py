@@ -116,6 +116,8 @@ def _check(function: str, given: dict[str, Any]) -> None:
     if "beta" in given and given["beta"].dim() != 3:
         raise _Declined(f"beta has {given['beta'].dim()} dimensions, expected [B, T, HV]")
     if q.device.type == "cuda":
+        if q.dtype == torch.float16 and function.startswith("chunk") and q.shape[-1] > 64:
+            raise _Declined(f"efla computes {q.dtype} in float32, which takes longer for keys of {q.shape[-1]} dimensions")
         if reason := refusal_on_gpu(function, q, given["k"], given["v"], given.get("g"), given.get("cu_seqlens")):
             raise _Declined(reason)
     elif q.device.type != "cpu":

@@ -67,6 +67,7 @@ class Written {
       first.push_back(words_of(memory.back().data(), memory.back().bytes()));
       fill(first.back(), Poison::nan);
     }
+    ASSERT_GE(repeats(), 1) << "EFLA_CUDA_REPEATS";
     for (int repeat = 0; repeat <= repeats(); ++repeat) {
       for (const Words& words : workspaces_) fill(words, static_cast<Poison>(repeat % 4), repeat);
       for (const Output& output : outputs_) fill(output.words, Poison::nan);

@@ -129,6 +129,9 @@ class Backend(unittest.TestCase):
                     with mock.patch.object(torch.ops.efla, "delta_rule_choice", return_value=choice) as asked:
                         self.assertEqual(declines(function, **named), reason)
                     self.assertEqual(asked.call_args.args[-1], algorithm)
+            q = torch.empty(1, 8, 2, 128, dtype=torch.float16, device="cuda")
+            got = declines("chunk_delta_rule", q, q, q, q[..., 0])
+            self.assertEqual(got, "efla computes torch.float16 in float32, which takes longer for keys of 128 dimensions")
 
 
 if __name__ == "__main__":

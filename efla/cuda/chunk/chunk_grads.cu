@@ -32,7 +32,7 @@ constexpr int kScoreStride = kChunkTokens + 1;
 // Sums over the keys of a token, to which every part of the keys adds.
 enum Sum { kErase, kRead, kWritten, kSums };
 
-// What goes over the slices of value columns, one after the other.
+// The passes over the slices of value columns, in their order.
 enum class Phase { scores, read, write };
 
 // Into how many parts the keys are cut.
@@ -290,10 +290,11 @@ class Grads {
 
   __device__ std::int64_t slice_at(int slice) const { return slice_index(c_, slot_, i_h_, slice); }
 
-  // The tiles of a slice are dO, D and S, or U in the place of S, or U and dS'.
+  // Starts the copy of a slice's tiles: dO, D and U for the scores; dO, D and S for reads; U and dS' for writes.
   template <Phase kPhase>
   __device__ void load_slice(unsigned char* to, int slice) {
-    // Only sums over value heads in memory leave no register to keep what is computed from the thread.
+    // With sums over value heads in memory no register is left to keep addresses from one slice to the next: an opaque
+    // number makes the compiler compute them again.
     const int thread = kGrouped && kTiles == 4 ? opaque(thread_) : thread_;
     constexpr int kState = kTiles * kTileBytes;
     const unsigned char* const u = c_.writes + slice_at(slice) * kTileBytes;
@@ -309,11 +310,12 @@ class Grads {
     }
   }
 
-  // The first slice of a phase has the last stage, because M and outputs, which are in the first one, may still be in
-  // use.
+  // Returns the stage of a slice. The first slice of a phase uses the last stage, because M and the outputs use the
+  // first one until the phase before has ended.
   __device__ unsigned char* stage_of(int slice) { return m_.stage[(slice + 1) % kStages]; }
 
-  // Starts the copy of the first slice where for_slices expects it to be under way.
+  // Starts the copy of a phase's first slice if there are two stages. Comes once before for_slices of the phase, which
+  // then starts the copies of the other slices alone.
   template <Phase kPhase>
   __device__ void prefetch() {
     if constexpr (kAhead > 0) {

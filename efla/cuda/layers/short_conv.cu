@@ -16,7 +16,8 @@ constexpr int kStrips = 8;   // of tokens per thread block
 constexpr int kThreads = kGroups * kStrips;
 constexpr int kPiece = 4;  // channels of a thread where tokens can be read in pieces
 
-// Tokens per strip. Short strips where long ones would leave most of a GPU idle, as the sizes alone decide.
+// Tokens per strip: the shorter ones if the longer ones give fewer than kFewBlocks thread blocks, which leave most of a
+// GPU idle. The sizes of a problem alone decide, so that the bits do not depend on the GPU.
 constexpr int kLong = 64, kShort = 16;
 constexpr std::int64_t kFewBlocks = 256;
 
@@ -30,8 +31,9 @@ struct Place {
   std::int64_t i_b, first_token, end_token, first_channel;
 };
 
-// Thread blocks are numbered by channels, then strips of all batch entries; strips are those of one batch entry. The
-// place of a thread without work has no tokens.
+// Returns the place of this thread; a thread without work gets one without tokens. A thread block has 32 groups of
+// channels and eight strips. Consecutive thread blocks have the next channels of the same strips, then the next strips.
+// A batch entry has `strips` strips; those of all entries are numbered one after the other.
 template <int kVector, int kStrip>
 __device__ Place place_of(const std::array<std::int64_t, 3>& extent, std::int64_t channel_blocks, std::int64_t strips) {
   const std::int64_t block = blockIdx.x, i_c = block % channel_blocks;
@@ -191,8 +193,8 @@ __global__ void __launch_bounds__(kThreads, kSmall<T, kTaps> ? 3 : 1)
   }
 }
 
-// dx[s] is complete kTaps − 1 tokens after s, so that a strip walks that far beyond its end. parts [blocks of strips of
-// all batch entries][D][W].
+// dx[s] is complete kTaps − 1 tokens after s, so that a strip walks that far beyond its end. parts [ceil(strips of all
+// batch entries / 8)][D][W].
 template <bool kPacked, class T, int kVector, int kTaps, int kStrip>
 __global__ void __launch_bounds__(kThreads, kSmall<T, kTaps> ? 2 : 1)
     backward_kernel(const __grid_constant__ ShortConvBackward<T> p, float* parts, std::int64_t channel_blocks,

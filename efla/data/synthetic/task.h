@@ -44,7 +44,7 @@ struct Task {
 // splits share no random numbers.
 void draw_example(const Task& task, std::uint64_t seed, Split split, std::int64_t i, Example& example);
 
-// Returns the same.
+// Returns example i of a split, as draw_example draws it.
 Example example(const Task& task, std::uint64_t seed, Split split, std::int64_t i);
 
 struct ParameterKind {

@@ -48,7 +48,8 @@ struct Questions {
   std::vector<std::int64_t> sequence;  // of the first places: in the part, from 0
 };
 
-// Returns count, or on a GPU the next multiple of an eighth of its order of magnitude, which is at least `least`.
+// Returns count, or on a GPU the next multiple of a unit, so that few numbers are possible: an eighth of the largest
+// power of two that is not above count, and at least `least`.
 std::int64_t padded(std::int64_t count, std::int64_t least, const torch::Device& device) {
   if (device.is_cpu() || count == 0) return count;
   const auto unit = std::max<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(count)) / 8, least);

@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <functional>
+#include <stdexcept>
 #include <string>
 
 #include "efla/serve/durable_engine.h"
@@ -103,7 +104,12 @@ TEST_F(DurableSessions, AFileThatCannotBeWrittenIsSaid) {
   EXPECT_EQ(record.reason, FinishReason::error);
   EXPECT_NE(record.error.find("text is stored, but not in a file"), std::string::npos) << record.error;
   EXPECT_EQ(record.ids.size(), 5U);
-  EXPECT_THROW(engine->rewind("text", 1), IoError);
+  try {
+    engine->rewind("text", 1);
+    FAIL() << "the file was written";
+  } catch (const std::runtime_error& error) {
+    EXPECT_NE(std::string(error.what()).find("text is stored, but not in a file"), std::string::npos) << error.what();
+  }
   engine->fork("text", "copy");
   EXPECT_TRUE(has_file("copy"));
 }
