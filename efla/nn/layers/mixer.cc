@@ -20,6 +20,9 @@ using torch::Tensor;
 
 constexpr std::int64_t kMaxMixerWidth = 1 << 16;
 
+// GPUs multiply matrices fastest whose rows are multiples of 16 bytes: of so many numbers in bfloat16.
+constexpr std::int64_t kColumns = 8;
+
 std::shared_ptr<Weight> projection_weight(torch::nn::Module& owner, const Initialiser& init, const std::string& name,
                                           std::int64_t out, std::int64_t in) {
   return owner.register_module(name, std::make_shared<Weight>(linear_weight(init.within(name), out, in)));
@@ -191,6 +194,17 @@ std::vector<Tensor> Mixer::projections() const {
   return parts;
 }
 
+std::int64_t Mixer::gate_columns() const { return config_.value_heads * ((b_proj_ ? 1 : 0) + (a_proj_ ? 1 : 0)); }
+
+Tensor Mixer::projected(const Tensor& x) const {
+  auto parts = projections();
+  const std::int64_t beyond = (mixed() + gate_columns()) % kColumns;
+  if (x.is_cuda() && beyond != 0) {
+    parts.push_back(torch::zeros({kColumns - beyond, config_.hidden}, q_proj_->value.options()));
+  }
+  return autograd::linear(x, torch::cat(parts));
+}
+
 Tensor Mixer::taps() const { return torch::cat({q_conv_->value, k_conv_->value, v_conv_->value}); }
 
 std::array<Tensor, 3> Mixer::heads_of(const Tensor& qkv) const {
@@ -210,21 +224,20 @@ Tensor Mixer::sum_normed(const Tensor& qkv) const {
   return torch::cat({(qk / qk.sum(-1, true)).flatten(2), qkv.narrow(2, 2 * keys(), values())}, 2);
 }
 
-std::pair<Tensor, Tensor> Mixer::convolved(const Tensor& projected, const Tensor& cu_seqlens) const {
-  const std::int64_t mixed = 2 * keys() + values(), rest = projected.size(2) - mixed;
+std::pair<Tensor, Tensor> Mixer::convolved(const Tensor& projected, std::int64_t rest, const Tensor& cu_seqlens) const {
   std::pair<Tensor, Tensor> result;
   if (config_.conv > 0 && config_.qk_activation == "silu") {
     result = autograd::short_conv_split(projected, taps(), rest, cu_seqlens);
   } else {
-    const auto qkv = projected.narrow(2, 0, mixed);
+    const auto qkv = projected.narrow(2, 0, mixed());
     result = {activated(config_.conv > 0 ? plain_conv(qkv, taps(), cu_seqlens) : qkv),
-              projected.narrow(2, mixed, rest)};
+              projected.narrow(2, mixed(), rest)};
   }
   if (config_.qk_sum_norm) result.first = sum_normed(result.first);
   return result;
 }
 
-Tensor Mixer::beta(const Tensor& gates) const {
+Tensor Mixer::beta(const Tensor& gates, const Tensor& qkv) const {
   Tensor activated;
   if (b_proj_) {
     const auto b = gates.narrow(2, 0, config_.value_heads);
@@ -233,7 +246,8 @@ Tensor Mixer::beta(const Tensor& gates) const {
     activated = torch::ones({gates.size(0), gates.size(1), config_.value_heads}, gates.options());
   }
   if (alpha_.defined()) activated = activated * torch::softplus(alpha_);
-  return config_.beta_scale == 1.0 ? activated : activated * config_.beta_scale;
+  if (config_.beta_scale != 1.0) activated = activated * config_.beta_scale;
+  return activated.to(qkv.scalar_type());  // because softplus widens under autocast
 }
 
 Tensor Mixer::decay(const Tensor& x, const Tensor& gates) const {
@@ -273,8 +287,7 @@ Tensor Mixer::output(const Tensor& x, Tensor o) const {
 }
 
 Tensor Mixer::forward(const Tensor& x, const Tensor& cu_seqlens) const {
-  const auto projected = autograd::linear(x, torch::cat(projections()));  // [B, T, 2·H·K + HV·V + …]
-  const auto [qkv, gates] = convolved(projected, cu_seqlens);
+  const auto [qkv, gates] = convolved(projected(x), gate_columns(), cu_seqlens);
   if (preset_.softmax) {
     Require("mixer")(!cu_seqlens.defined() || cu_seqlens.size(0) == 2, "cu_seqlens", "packed sequences, and softmax",
                      "one sequence");
@@ -284,12 +297,10 @@ Tensor Mixer::forward(const Tensor& x, const Tensor& cu_seqlens) const {
     Require("mixer")(!cu_seqlens.defined() || cu_seqlens.size(0) == 2, "cu_seqlens",
                      "packed sequences, and a recurrence that was set", "one sequence");
     const auto [q, k, v] = heads_of(qkv);
-    return output(x, recurrence_.sequence(q, k, v, beta(gates)));
+    return output(x, recurrence_.sequence(q, k, v, beta(gates, qkv)));
   }
-  // Under autocast softplus widens what it gets.
-  const auto b = beta(gates).to(qkv.scalar_type());
-  return output(
-      x, autograd::delta_rule_packed(qkv, b, decay(x, gates), config_.heads, config_.key_dim, rule_, cu_seqlens));
+  return output(x, autograd::delta_rule_packed(qkv, beta(gates, qkv), decay(x, gates), config_.heads, config_.key_dim,
+                                               rule_, cu_seqlens));
 }
 
 void Mixer::set_recurrence(Recurrence recurrence) {
@@ -309,17 +320,21 @@ Tensor Mixer::forward(const Tensor& x, MixerState& state) const {
   if (preset_.softmax) throw Error("mixer", "state", "one of " + config_.mixer, "one of a delta rule");
   const torch::NoGradGuard no_grad;
   const std::int64_t tokens = x.size(1);
-  // For few tokens, concatenating the results moves less data than concatenating the weights.
-  std::vector<Tensor> columns;
-  for (const auto& weight : projections()) columns.push_back(autograd::linear(x, weight));
-  const auto inputs = torch::cat({columns[0], columns[1], columns[2]}, 2);  // [B, T, 2·H·K + HV·V]
-  columns.erase(columns.begin(), columns.begin() + 3);
-  const auto gates = columns.empty() ? x.narrow(2, 0, 0) : torch::cat(columns, 2);
+  Tensor columns;
+  if (x.is_cuda() && tokens > 1) {
+    columns = projected(x);
+  } else {  // for few tokens, concatenating the results moves less data than concatenating the weights
+    std::vector<Tensor> parts;
+    for (const auto& weight : projections()) parts.push_back(autograd::linear(x, weight));
+    columns = torch::cat(parts, 2);
+  }
+  const auto inputs = columns.narrow(2, 0, mixed()), gates = columns.narrow(2, mixed(), gate_columns());
 
   Tensor qkv;
   if (config_.conv > 0) {
-    const auto window = torch::cat({state.conv, inputs}, 1);  // [B, W − 1 + T, 2·H·K + HV·V]
-    qkv = convolved(window, {}).first.narrow(1, config_.conv - 1, tokens);
+    // [B, W − 1 + T, 2·H·K + HV·V]
+    const auto window = torch::cat({state.conv, inputs}, 1);
+    qkv = convolved(window, 0, {}).first.narrow(1, config_.conv - 1, tokens);
     const auto last = window.narrow(1, tokens, config_.conv - 1);
     if (tokens == 1) {
       state.conv.copy_(last);
@@ -327,10 +342,10 @@ Tensor Mixer::forward(const Tensor& x, MixerState& state) const {
       state.conv = last.clone();
     }
   } else {
-    qkv = convolved(inputs, {}).first;
+    qkv = convolved(inputs, 0, {}).first;
   }
   const auto [q, k, v] = heads_of(qkv);
-  const auto b = beta(gates), g = decay(x, gates);
+  const auto b = beta(gates, qkv), g = decay(x, gates);
   if (tokens == 1) {
     const auto only = [](const Tensor& t) { return t.defined() ? t.select(1, 0) : t; };
     if (recurrence_.step) return output(x, recurrence_.step(only(q), only(k), only(v), only(b), state.memory));

@@ -96,14 +96,20 @@ class Mixer : public torch::nn::Module {
 
   void register_decay(const Initialiser& init);
   void register_output(const Initialiser& init);
+  std::int64_t mixed() const { return 2 * keys() + values(); }
   std::vector<torch::Tensor> projections() const;  // [·, D]: of q, k, v and, if they exist, b and a
-  torch::Tensor taps() const;                      // [2·H·K + HV·V, 1, W]
-  // Returns convolution and activation of the first columns of projected, [B, T, 2·H·K + HV·V], and the other columns.
-  std::pair<torch::Tensor, torch::Tensor> convolved(const torch::Tensor& projected,
+  std::int64_t gate_columns() const;               // of the outputs of b and a
+  // Returns the outputs of all projections side by side, [B, T, 2·H·K + HV·V + gate_columns()], and on a GPU perhaps
+  // further columns.
+  torch::Tensor projected(const torch::Tensor& x) const;
+  torch::Tensor taps() const;  // [2·H·K + HV·V, 1, W]
+  // Returns convolution and activation of the first columns of projected, [B, T, 2·H·K + HV·V], and the next `rest`.
+  std::pair<torch::Tensor, torch::Tensor> convolved(const torch::Tensor& projected, std::int64_t rest,
                                                     const torch::Tensor& cu_seqlens) const;
   torch::Tensor activated(const torch::Tensor& qkv) const;   // applied to sums of the convolution
   torch::Tensor sum_normed(const torch::Tensor& qkv) const;  // q and k divided by their sums
-  torch::Tensor beta(const torch::Tensor& gates) const;      // gates [B, T, HV + …] → [B, T, HV]
+  // Returns β [B, T, HV] in the type of qkv from gates [B, T, HV + …].
+  torch::Tensor beta(const torch::Tensor& gates, const torch::Tensor& qkv) const;
   // Returns the decay [B, T, HV] or [B, T, HV, K] from x and gates; undefined without a decay.
   torch::Tensor decay(const torch::Tensor& x, const torch::Tensor& gates) const;
   torch::Tensor causal_softmax(const torch::Tensor& qkv) const;         // [B, T, 3·D] → [B, T, H, D/H]
