@@ -35,7 +35,8 @@ double ms_since(Clock::time_point start) {
 }
 
 // Prefills random tokens. Returns milliseconds.
-double prefill(const nn::LanguageModel& model, std::int64_t tokens, Random& random, generate::Session& session) {
+double prefill(const nn::LanguageModel& model, const nn::GpuDecoder* decoder, std::int64_t tokens, Random& random,
+               generate::Session& session) {
   double ms = 0.0;
   while (tokens > 0) {
     const auto count = std::min(tokens, kPrefillPiece);
@@ -44,7 +45,8 @@ double prefill(const nn::LanguageModel& model, std::int64_t tokens, Random& rand
       ids.data_ptr<std::int64_t>()[i] = random.below(static_cast<std::uint32_t>(model.config().vocab_size));
     }
     const auto start = Clock::now();
-    model.prefill(ids, session.state).to(torch::kCPU);  // waits for a GPU
+    const auto logits = decoder != nullptr ? decoder->prefill(ids, session.state) : model.prefill(ids, session.state);
+    logits.to(torch::kCPU);  // waits for a GPU
     ms += ms_since(start);
     tokens -= count;
   }
@@ -106,13 +108,13 @@ void measure_generation(const GenerationOptions& options, const c10::Device& dev
   Random random(1);
   {
     generate::Session session(model, 0);
-    prefill(model, std::min(kShortest, options.longest), random, session);
+    prefill(model, decoder.get(), std::min(kShortest, options.longest), random, session);
     decode(model, decoder.get(), kWarmUp, options.texts, session.clone());
   }
   generate::Session session(model, 0);
   for (const auto context : contexts_up_to(options.longest)) {
     const auto tokens = context - session.state.tokens;
-    const double rate = 1e3 * static_cast<double>(tokens) / prefill(model, tokens, random, session);
+    const double rate = 1e3 * static_cast<double>(tokens) / prefill(model, decoder.get(), tokens, random, session);
     const auto ms = decode(model, decoder.get(), options.draws, options.texts, session.clone());
     const double median = ms[ms.size() / 2], p90 = ms[ms.size() * 9 / 10];
     fmt::print("{:>9}{:>18.0f}{:>13.3f}{:>9.3f}{:>9.3f}{:>14}{:>14.1f}\n", context, rate, median, ms.front(), p90,

@@ -167,7 +167,7 @@ nlohmann::ordered_json measure_generating(const GpuModelOptions& options, const 
   const std::int64_t vocab_size = model.config().vocab_size;
   const nn::GpuDecoder decoder(model, weights, vocab_size);
   auto state = model.initial_state(texts);
-  model.prefill(torch::randint(vocab_size, {texts, kPromptTokens}, torch::kLong), state);
+  decoder.prefill(torch::randint(vocab_size, {texts, kPromptTokens}, torch::kLong), state);
   auto ids = torch::zeros({texts}, torch::kLong);
   const auto draw = [&] { ids = decoder.step(ids, state).likeliest.to(torch::kCPU).select(1, 0).to(torch::kLong); };
   const double seconds = seconds_per_call(draw, kDrawsPerRound, options.rounds);

@@ -20,8 +20,10 @@ torch::Tensor taken(Session& session, std::size_t count) {
 }
 
 // Prefills the first `count` pending ids. Returns the logits [vocab_size] after them.
-torch::Tensor prefill(const nn::LanguageModel& model, Session& session, std::size_t count) {
-  const auto logits = model.prefill(taken(session, count).unsqueeze(0), session.state);
+torch::Tensor prefill(const nn::LanguageModel& model, const nn::GpuDecoder* decoder, Session& session,
+                      std::size_t count) {
+  const auto ids = taken(session, count).unsqueeze(0);
+  const auto logits = decoder != nullptr ? decoder->prefill(ids, session.state) : model.prefill(ids, session.state);
   return logits.squeeze(0).to(torch::kCPU).contiguous();
 }
 
@@ -56,7 +58,7 @@ std::int64_t next_id(const nn::LanguageModel& model, Session& session, const Sam
     const auto output = decoder->step(taken(session, 1), session.state);
     return Drawer(output, options, limit).draw(0, session);
   }
-  const auto logits = prefill(model, session, session.pending.size());
+  const auto logits = prefill(model, decoder, session, session.pending.size());
   return draw({logits.data_ptr<float>(), static_cast<std::size_t>(limit)}, session, options);
 }
 
@@ -95,7 +97,7 @@ std::int64_t Advance::draw(const SamplingOptions& options, std::int64_t limit, b
 }
 
 torch::Tensor Advance::take(std::size_t count, bool decode) {
-  if (!states_) return prefill(model_, session_, count);
+  if (!states_) return prefill(model_, decoder_, session_, count);
   const auto& config = inference_->config();
   for (std::size_t at = 0; at < count;) {
     const std::int64_t begin = session_.state.tokens, room = kInferencePiece - begin % nn::kCutTokens;

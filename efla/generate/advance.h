@@ -19,8 +19,7 @@
 namespace efla::generate {
 
 // Advances the state by the session's pending ids and draws the next id, in [0, limit), which becomes pending. Throws
-// Error if nothing is pending. A single pending id is decoded by `decoder`, if given, which is made of the model and of
-// the same limit.
+// Error if nothing is pending. `decoder`, if given, computes the logits; it is made of the model and of the same limit.
 std::int64_t next_id(const nn::LanguageModel& model, Session& session, const SamplingOptions& options,
                      std::int64_t limit, const nn::GpuDecoder* decoder = nullptr);
 

@@ -8,6 +8,7 @@
 #include <tuple>
 #include <utility>
 
+#include "efla/autograd/autocast.h"
 #include "efla/autograd/context.h"
 #include "efla/autograd/graph_replay.h"
 #include "efla/autograd/layers/linear.h"
@@ -229,6 +230,12 @@ std::shared_ptr<GpuDecoder::Cache> GpuDecoder::cache_for(LanguageModelState& sta
   }
   state.decode = cache;
   return cache;
+}
+
+Tensor GpuDecoder::prefill(const Tensor& ids, LanguageModelState& state) const {
+  const auto precision =
+      weights_ == WeightType::bfloat16 ? std::make_unique<autograd::Bfloat16OnGpu>() : nullptr;  // for this call
+  return model_.prefill(ids, state);
 }
 
 GpuDecoder::Output GpuDecoder::step(const Tensor& ids, LanguageModelState& state) const {

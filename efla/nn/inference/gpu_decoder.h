@@ -1,5 +1,5 @@
-// Decode steps of a language model on a GPU: for a few texts one kernel computes all layers, for more texts few kernels
-// per layer, of which each reads its weights once; replayed as a CUDA graph.
+// A language model's inference on a GPU. A decode step of a few texts is one kernel for all layers, of more texts few
+// kernels per layer, of which each reads its weights once; replayed as a CUDA graph.
 #pragma once
 
 #include <torch/types.h>
@@ -15,7 +15,7 @@
 namespace efla::nn {
 
 // Outputs agree with LanguageModel but for rounding. Weights that it stores in bfloat16 must have such values in the
-// model too (round_weights), which computes prompts. Layers of softmax attention and mixers that are computed by none
+// model too (round_weights). Layers of softmax attention and mixers that are computed by none
 // of its kernels are the model's. Not for several threads at once.
 class GpuDecoder {
  public:
@@ -30,6 +30,10 @@ class GpuDecoder {
     torch::Tensor
         likeliest;  // [B, 2] float64: the drawable id with the largest logit, the lowest of equal ones, and it
   };
+
+  // Does what LanguageModel::prefill does; with weights in bfloat16 the activations are computed as in training with
+  // this precision, in bfloat16 too.
+  torch::Tensor prefill(const torch::Tensor& ids, LanguageModelState& state) const;
 
   // Decodes one token per sequence, ids [B]. Replays a CUDA graph from the state's second step on, unless a layer
   // attends. Throws Error for a bad argument.

@@ -333,13 +333,13 @@ Tensor Mixer::forward(const Tensor& x, MixerState& state) const {
   Tensor qkv;
   if (config_.conv > 0) {
     // [B, W − 1 + T, 2·H·K + HV·V]
-    const auto window = torch::cat({state.conv, inputs}, 1);
+    const auto window = torch::cat({state.conv.to(inputs.scalar_type()), inputs}, 1);
     qkv = convolved(window, 0, {}).first.narrow(1, config_.conv - 1, tokens);
     const auto last = window.narrow(1, tokens, config_.conv - 1);
     if (tokens == 1) {
       state.conv.copy_(last);
     } else {
-      state.conv = last.clone();
+      state.conv = last.to(state.conv.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
     }
   } else {
     qkv = convolved(inputs, 0, {}).first;

@@ -21,8 +21,8 @@ using torch::Tensor;
 
 constexpr const char* kName = "language model";
 
-// Tokens per step of a prefill, over all sequences.
-constexpr std::int64_t kPrefillTokens = 2048;
+// Tokens per step of a prefill, over all sequences. A GPU has to be given more of them at once to be busy.
+constexpr std::int64_t kPrefillTokens = 2048, kPrefillTokensOnGpu = 8192;
 
 std::shared_ptr<Weight> add_norm(torch::nn::Module& owner, const char* name, std::int64_t width) {
   return owner.register_module(name, std::make_shared<Weight>(torch::ones({width})));
@@ -192,8 +192,9 @@ Tensor LanguageModel::advance_in_parts(const Tensor& ids, LanguageModelState& st
   check_ids(ids, 2);
   check_state(state, ids.size(0));
   // A multiple of the operator's chunk, so that the result does not depend on where a prefill is cut.
-  const std::int64_t step = std::max(kChunk, kPrefillTokens / ids.size(0) / kChunk * kChunk);
   const Tensor on_device = ids.to(embeddings_->value.device());
+  const std::int64_t most = on_device.is_cuda() ? kPrefillTokensOnGpu : kPrefillTokens;
+  const std::int64_t step = std::max(kChunk, most / ids.size(0) / kChunk * kChunk);
   std::vector<Tensor> parts;
   for (std::int64_t begin = 0; begin < ids.size(1); begin += step) {
     const std::int64_t end = std::min(begin + step, ids.size(1));
