@@ -60,6 +60,9 @@ struct Request {
   std::optional<std::string> end_turn = {};
   bool disposable = false;  // the stored session may be dropped where room is needed, the longest unused first, and
                             // cannot be rewound
+  // Tokens of the prompt after which its state is worth room in the prefix cache: the state is kept after the largest
+  // multiple of 64 up to there.
+  std::vector<std::int64_t> cache_after = {};
   std::int64_t max_tokens = 16;  // of the reply; 0: the prompt is only prefilled (and scored)
   SamplingOptions sampling = {};
   std::vector<std::string> stop = {};       // UTF-8, none empty; the text ends before the first of them

@@ -205,7 +205,9 @@ void LocalEngine::end_waiting_and_running() {
 void LocalEngine::begin(Job& job) {
   job.queue_ms = std::chrono::duration<double, std::milli>(Clock::now() - job.submitted).count();
   const auto slot = states_.slot(job.slot);
-  const auto plan = cache_.plan(job.names);
+  std::vector<std::size_t> wanted;
+  for (const auto tokens : job.request.cache_after) wanted.push_back(static_cast<std::size_t>(tokens / nn::kCutTokens));
+  const auto plan = cache_.plan(job.names, std::move(wanted));
   if (plan.state) {
     std::copy(plan.state->begin(), plan.state->end(), slot.begin());
     job.cached = static_cast<std::int64_t>(plan.known) * nn::kCutTokens;

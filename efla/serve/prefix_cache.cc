@@ -1,6 +1,7 @@
 #include "efla/serve/prefix_cache.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "efla/io/sha256.h"
 #include "efla/nn/inference/inference_model.h"
@@ -25,7 +26,7 @@ std::vector<std::string> names_of_beginnings(std::span<const std::int32_t> promp
   return names;
 }
 
-PrefixCache::Plan PrefixCache::plan(const std::vector<std::string>& names) {
+PrefixCache::Plan PrefixCache::plan(const std::vector<std::string>& names, std::vector<std::size_t> wanted) {
   Plan plan;
   if (budget_ == 0 || names.empty()) return plan;
   ++now_;
@@ -39,8 +40,12 @@ PrefixCache::Plan PrefixCache::plan(const std::vector<std::string>& names) {
     plan.state = found->second.state;
     plan.known = i;
   }
-  if (shared > plan.known) plan.store.push_back(shared);
-  if (names.size() > std::max(shared, plan.known)) plan.store.push_back(names.size());
+  wanted.push_back(shared);
+  wanted.push_back(names.size());
+  std::sort(wanted.begin(), wanted.end());
+  wanted.erase(std::unique(wanted.begin(), wanted.end()), wanted.end());
+  std::copy_if(wanted.begin(), wanted.end(), std::back_inserter(plan.store),
+               [&](std::size_t beginning) { return beginning > plan.known && beginning <= names.size(); });
   for (const auto& name : names) remember(name);
   return plan;
 }

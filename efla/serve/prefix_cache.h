@@ -31,9 +31,9 @@ class PrefixCache {
     std::size_t known = 0;                // beginnings that this state is after
     std::vector<std::size_t> store = {};  // beginnings, counted as `known`, after which put should be called
   };
-  // Plans a prompt. States are worth their memory at the end of a prompt, because a longer one may follow, and where a
-  // prompt leaves an earlier one, because more may leave it there.
-  Plan plan(const std::vector<std::string>& names);
+  // Plans a prompt. States are worth their memory at the end of a prompt, because a longer one may follow, where a
+  // prompt leaves an earlier one, because more may leave it there, and after the beginnings that `wanted` counts.
+  Plan plan(const std::vector<std::string>& names, std::vector<std::size_t> wanted = {});
 
   // Stores the state after a beginning. Drops the states that save the least: the product of their tokens and their
   // hits, divided by the time since the last one.

@@ -30,7 +30,7 @@ TEST(Requests, CompletionTakesEveryField) {
       "temperature": 0.5, "top_p": 0.9, "top_k": 7, "presence_penalty": 1, "frequency_penalty": -1,
       "repetition_penalty": 1.1, "logit_bias": {"5": -100, "6": 3.5}, "seed": -1, "stop": ["x", "y"],
       "stop_token_ids": [4], "logprobs": 2, "echo": true, "stream": true, "stream_options": {"include_usage": true},
-      "add_special_tokens": false, "session": "book", "user": "u", "return_state": false})"));
+      "add_special_tokens": false, "session": "book", "user": "u", "return_state": false, "cache_tokens": 640})"));
   EXPECT_EQ(request.model, "m");
   EXPECT_EQ(std::get<std::string>(request.prompts.at(0)), "a");
   EXPECT_EQ(request.max_tokens, 5);
@@ -49,6 +49,7 @@ TEST(Requests, CompletionTakesEveryField) {
   EXPECT_TRUE(request.echo && request.stream && request.include_usage);
   EXPECT_EQ(request.bos, false);
   EXPECT_EQ(request.session, "book");
+  EXPECT_EQ(request.cache_tokens, 640);
   EXPECT_EQ(parse_completion(parse_body(R"({"prompt": "a", "stop": null, "seed": null})")).max_tokens, 16);
 }
 
@@ -135,6 +136,13 @@ TEST(Requests, ChatTakesMessagesOfTextAndOfParts) {
   refused(R"({"messages": [{"role": "user"}]})", "messages", "messages[0].content");
   refused(R"({"messages": [{"role": "user", "content": "a", "name": "b"}]})", "messages[0].name", "unknown field");
   refused(R"({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]})", "messages[0].content", "\"text\"");
+  const std::string part =
+      R"({"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "cache_control": )";
+  EXPECT_TRUE(parse_chat(parse_body(part + R"({"type": "ephemeral"}}]}]})")).chat[0].cached);
+  EXPECT_FALSE(request.chat[1].cached);
+  refused(part + R"({"type": "forever"}}]}]})", "messages[0].content", "expected \"ephemeral\"");
+  refused(part + R"({"type": "ephemeral", "ttl": "1h"}}]}]})", "messages[0].content.cache_control.ttl",
+          "unknown field");
   refused(R"({"messages": [{"role": "user", "content": "a"}], "top_logprobs": 2})", "top_logprobs", "logprobs");
   refused(R"({"messages": [{"role": "user", "content": "a"}], "tools": []})", "tools", "unknown field");
 }

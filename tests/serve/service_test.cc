@@ -195,6 +195,20 @@ TEST_F(ServiceTest, Chat) {
       "messages");
 }
 
+TEST_F(ServiceTest, ClientsSayWhereAPromptIsWorthRoomInTheCache) {
+  start();
+  const auto text = [](const std::string& content) {
+    return json{{"type", "text"}, {"text", content}, {"cache_control", {{"type", "ephemeral"}}}};
+  };
+  post("/v1/chat/completions", {{"messages",
+                                 {{{"role", "system"}, {"content", {text("Be.")}}},
+                                  {{"role", "user"}, {"content", "Hi"}},
+                                  {{"role", "user"}, {"content", {text("Ho")}}}}}});
+  EXPECT_EQ(engine_->last().cache_after, (std::vector<std::int64_t>{5, 5 + 9 + 9}));  // "Be.\n\n", "User: Hi\n"
+  post("/v1/completions", {{"prompt", "Hi"}, {"cache_tokens", 128}});
+  EXPECT_EQ(engine_->last().cache_after, (std::vector<std::int64_t>{128}));
+}
+
 TEST_F(ServiceTest, ResponsesContinueStoredStates) {
   start("Hello\nUser:");
   const auto first = post("/v1/responses", {{"input", "Hi"}, {"instructions", "Be."}});

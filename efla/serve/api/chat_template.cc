@@ -41,7 +41,7 @@ std::string text_of(const nlohmann::json& value, const std::string& path, const 
 
 }  // namespace
 
-std::string ChatTemplate::render(const std::vector<ChatMessage>& chat) const {
+std::string ChatTemplate::text_of(std::span<const ChatMessage> chat) const {
   std::string text;
   for (const auto& message : chat) {
     const auto found = messages.find(message.role);
@@ -52,7 +52,7 @@ std::string ChatTemplate::render(const std::vector<ChatMessage>& chat) const {
     }
     text += filled(found->second, message.content);
   }
-  return text + reply;
+  return text;
 }
 
 std::string ChatTemplate::after_reply() const {

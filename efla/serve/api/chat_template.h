@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -9,6 +10,7 @@ namespace efla::serve {
 
 struct ChatMessage {
   std::string role, content;
+  bool cached = false;  // the client asks for a cached state after this message
 };
 
 struct ChatTemplate {
@@ -16,8 +18,10 @@ struct ChatTemplate {
   std::string reply = {};              // what a reply begins with; the reply ends like an assistant's message
   std::vector<std::string> stop = {};  // texts that end a reply
 
-  // Returns the text of messages and the beginning of a reply. Throws ApiError for a role without a template.
-  std::string render(const std::vector<ChatMessage>& chat) const;
+  // Returns the text of messages. Throws ApiError for a role without a template.
+  std::string text_of(std::span<const ChatMessage> chat) const;
+  // Returns the text of messages and the beginning of a reply.
+  std::string render(const std::vector<ChatMessage>& chat) const { return text_of(chat) + reply; }
 
   // Returns the text that follows a reply in a chat.
   std::string after_reply() const;

@@ -81,6 +81,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   ReplyHead head_;
   std::unique_ptr<ResponseFormat> response_;
   std::vector<std::vector<std::int32_t>> prompts_;
+  std::vector<std::int64_t> cache_after_;                 // of all of them
   std::vector<std::vector<ScoredToken>> scored_prompts_;  // of several replies each
   std::string from_, save_as_;                            // engine's names
   std::vector<std::string> forks_;                        // of prompts with several replies
@@ -167,17 +168,25 @@ void Generation::prepare_states() {
 }
 
 void Generation::prepare_prompts() {
-  if (request_.shape != Shape::completion) {
-    request_.prompts = {context_.options.chat.render(request_.chat)};
-    const auto& stop = context_.options.chat.stop;
-    request_.stop.insert(request_.stop.end(), stop.begin(), stop.end());
-  }
   const bool bos = request_.bos.value_or(context_.options.bos);
   const char* field = request_.shape == Shape::completion ? "prompt"
                       : request_.shape == Shape::chat     ? "messages"
                                                           : "input";
+  const auto encode = [&](const Prompt& prompt) { return encode_prompt(context_, prompt, bos, from_.empty(), field); };
+  if (request_.shape == Shape::completion) {
+    cache_after_ = {request_.cache_tokens};
+  } else {
+    const auto& chat = context_.options.chat;
+    request_.prompts = {chat.render(request_.chat)};
+    request_.stop.insert(request_.stop.end(), chat.stop.begin(), chat.stop.end());
+    for (std::size_t i = 0; i < request_.chat.size(); ++i) {
+      if (!request_.chat[i].cached) continue;
+      const auto ids = encode(chat.text_of(std::span(request_.chat).first(i + 1)));
+      cache_after_.push_back(static_cast<std::int64_t>(ids.size()));
+    }
+  }
   for (auto& prompt : request_.prompts) {
-    prompts_.push_back(encode_prompt(context_, prompt, bos, from_.empty(), field));
+    prompts_.push_back(encode(prompt));
     if (!request_.echo) prompt = {};  // a prompt may be as large as a body, and wait for long
   }
   request_.chat.clear();
@@ -211,6 +220,7 @@ void Generation::submit_all() {
     auto request = engine_request(0);
     request.echo = request_.echo && request_.logprobs >= 0;
     request.prompt = request_.echo ? prompts_[i] : std::exchange(prompts_[i], {});
+    request.cache_after = cache_after_;
     if (i == 0) request.places = static_cast<std::int64_t>(replies());
     if (request_.n == 1) {
       request.save_as = save_as_;

@@ -143,25 +143,39 @@ void require_one_reply(const GenerationRequest& request) {
   }
 }
 
-std::string content_text(const nlohmann::json& content, const std::string& field,
-                         const std::vector<std::string>& types) {
-  if (content.is_string()) return content.get<std::string>();
+// Reads the mark of Anthropic's API on a part of a message: {"type": "ephemeral"}.
+bool read_cache_control(Fields& fields, const std::string& field) {
+  const auto* control = fields.find("cache_control");
+  if (control == nullptr) return false;
+  Fields inner(*control, field + ".cache_control");
+  const auto type = inner.text("type").value_or("");
+  if (type != "ephemeral") {
+    throw ApiError(400, field + ".cache_control.type: got \"" + type + "\", expected \"ephemeral\"", field);
+  }
+  inner.refuse_others();
+  return true;
+}
+
+// Returns a message without its role.
+ChatMessage content_of(const nlohmann::json& content, const std::string& field, const std::vector<std::string>& types) {
+  if (content.is_string()) return {"", content.get<std::string>()};
   if (!content.is_array()) {
     throw ApiError(400, field + ": got " + short_text(content) + ", expected a text or a list of texts", field);
   }
-  std::string text;
+  ChatMessage message;
   for (const auto& part : content) {
     Fields fields(part, field);
     const auto type = fields.text("type").value_or("");
     if (std::find(types.begin(), types.end(), type) == types.end()) {
       throw ApiError(400, field + ".type: got \"" + type + "\", expected \"" + types.front() + "\"", field);
     }
-    text += fields.text("text").value_or("");
+    message.content += fields.text("text").value_or("");
+    message.cached = read_cache_control(fields, field) || message.cached;
     fields.find("annotations");  // of a reply that the client sends back
     fields.find("logprobs");
     fields.refuse_others();
   }
-  return text;
+  return message;
 }
 
 std::vector<ChatMessage> messages(const nlohmann::json& list, const std::string& name,
@@ -177,7 +191,8 @@ std::vector<ChatMessage> messages(const nlohmann::json& list, const std::string&
     if (role == "developer") role = "system";
     const auto* content = fields.find("content");
     if (content == nullptr) throw ApiError(400, at + ".content: got nothing, expected a text", name);
-    chat.push_back({role, content_text(*content, at + ".content", types)});
+    chat.push_back(content_of(*content, at + ".content", types));
+    chat.back().role = role;
     for (const char* ignored : {"type", "id", "status"}) fields.text(ignored);  // of a reply that the client sends back
     fields.find("refusal");
     fields.refuse_others();
@@ -218,6 +233,7 @@ GenerationRequest parse_completion(const nlohmann::json& body) {
   request.logprobs = fields.integer("logprobs", 0, kMaxLogprobs).value_or(-1);
   request.echo = fields.flag("echo", false);
   request.bos = fields.flag("add_special_tokens");
+  request.cache_tokens = fields.integer("cache_tokens", 0, kMost).value_or(0);
   fields.refuse_others();
   const bool continues = !request.session.empty() || request.state.has_value();
   if (request.prompts.empty()) {

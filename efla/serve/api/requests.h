@@ -32,6 +32,7 @@ struct GenerationRequest {
   std::vector<std::string> stop;
   std::vector<std::int32_t> stop_ids;
   std::int64_t logprobs = -1;
+  std::int64_t cache_tokens = 0;  // of every prompt of a completion: Request::cache_after
   bool echo = false, stream = false, include_usage = false;
   std::optional<bool> bos;           // whether a text begins with the bos token
   std::string session, save_as;      // names of sessions

@@ -168,6 +168,24 @@ TEST(Engine, AShortPromptDoesNotWaitForALongOne) {
   engine->cancel(id);
 }
 
+TEST(Engine, CachesAStateWhereTheClientAsks) {
+  const auto cached = [](std::vector<std::int64_t> cache_after) {
+    const auto engine = tiny_engine();
+    const std::string shared(300, 's');
+    auto request = request_of(shared + std::string(100, 'a'), 1);
+    request.cache_after = std::move(cache_after);
+    reply(*engine, request);
+    // Without it the second prompt finds nothing, and the third what the second left where it left the first.
+    const auto recorder = std::make_shared<Recorder>();
+    engine->submit(request_of(shared + std::string(100, 'b'), 1), recorder);
+    return recorder->end().usage.cached_tokens;
+  };
+  EXPECT_EQ(cached({}), 0);
+  EXPECT_EQ(cached({300}), 256);
+  EXPECT_EQ(cached({64, 200}), 192);
+  EXPECT_EQ(cached({-1, 0, 63, 100'000}), 0);
+}
+
 TEST(Engine, DraftsOfRepetitionsChangeNoBit) {
   std::vector<Request> requests;
   for (const double temperature : {0.0, 0.3}) {
