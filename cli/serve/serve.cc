@@ -26,7 +26,7 @@ namespace efla::cli {
 namespace {
 
 struct ServeArguments {
-  std::string model, tokenizer, name, chat_template = "plain", api_keys, sessions;
+  std::string model, tokenizer, name, chat_template = "plain", api_keys, state_keys, sessions;
   double timeout = 30, grace = 30, deadline = 0;
   serve::HttpOptions http;
   serve::ApiOptions api;
@@ -64,12 +64,13 @@ std::unique_ptr<serve::Engine> load_engine(const std::string& model, std::unique
 }
 
 void run(ServeArguments arguments) {
-  auto& [model, tokenizer_name, name, chat_template, api_keys, sessions, timeout, grace, deadline, http, api, engine] =
-      arguments;
+  auto& [model, tokenizer_name, name, chat_template, api_keys, state_keys, sessions, timeout, grace, deadline, http,
+         api, engine] = arguments;
   http.timeout = milliseconds(timeout);
   api.deadline = milliseconds(deadline);
   api.chat = serve::load_chat_template(chat_template);
-  const auto keys = api_keys.empty() ? serve::Keys() : serve::read_keys(api_keys);
+  const serve::Keys keys(api_keys.empty() ? std::vector<std::string>() : serve::read_keys(api_keys, "--api-keys"));
+  if (!state_keys.empty()) api.state_keys = serve::StateKeys(serve::read_keys(state_keys, "--state-keys"));
   const auto config = nn::load_language_model_config(model);
   api.kv_bytes_per_token = 2 * config.num_hidden_layers * config.hidden_size * 2;  // keys and values of 2 bytes
   api.model = name.empty() ? default_name(model) : name;
@@ -113,6 +114,11 @@ void add_address_options(CLI::App& command, ServeArguments& arguments) {
       .add_option("--api-keys", arguments.api_keys,
                   "Answer only clients with a key of this file, one per line; clients with\n"
                   "different keys do not see each other's sessions")
+      ->type_name("FILE");
+  command
+      .add_option("--state-keys", arguments.state_keys,
+                  "Sign the states that clients take with the first key of this file, one per line,\n"
+                  "and take back those signed with any of them alone")
       ->type_name("FILE");
   command.add_option("--cors", http.cors_origins, "Let pages of this origin call; may be given several times")
       ->type_name("ORIGIN")

@@ -105,6 +105,40 @@ TEST_F(ServeCommand, KeepsSessionsFromOneStartToTheNext) {
   EXPECT_TRUE(is_user_mistake(run_program(again), "broken.safetensors"));
 }
 
+TEST_F(ServeCommand, TakesBackTheStatesThatItSigned) {
+  const Arguments keys{"--state-keys", write_text(folder / "keys", "alpha\n").string()};
+  const auto put = [&](const std::string& state) {
+    return HttpClient(port_).ask("PUT /v1/sessions/back/state HTTP/1.1\r\nHost: t\r\nContent-Length: " +
+                                 std::to_string(state.size()) + "\r\n\r\n" + state);
+  };
+  const json request{{"max_tokens", 20}, {"temperature", 0}, {"return_state", true}};
+  start(keys);
+  post("/v1/sessions", {{"name", "book"}, {"prompt", "Once upon"}});
+  const auto state = body_of(HttpClient(port_).get("/v1/sessions/book/state"));
+  auto asked = request;
+  asked["session"] = "book";
+  const auto before = post("/v1/completions", asked);
+  EXPECT_EQ(stop(), 0);
+  start(keys);
+  EXPECT_EQ(status_of(put(state)), 200);
+  asked["session"] = "back";
+  EXPECT_EQ(post("/v1/completions", asked)["choices"], before["choices"]);
+  auto travelling = request;
+  travelling["state"] = before["state"];
+  post("/v1/completions", travelling);
+  auto changed = state;
+  changed.back() = static_cast<char>(changed.back() ^ 1);
+  const auto refused = put(changed);
+  EXPECT_EQ(status_of(refused), 400) << refused;
+  EXPECT_NE(refused.find("a wrong signature"), std::string::npos) << refused;
+  EXPECT_EQ(stop(), 0);
+  write_text(folder / "book.safetensors", state);
+  const auto continued = run_program({"generate", model(), "--tokenizer", "bytes", "--load-session",
+                                      folder.file("book.safetensors"), "--max-tokens", "20", "--json"});
+  ASSERT_EQ(continued.exit_code, 0) << continued.err;
+  EXPECT_EQ(json::parse(continued.out)["text"], before["choices"][0]["text"]);
+}
+
 TEST_F(ServeCommand, LosesNoConfirmedTokenWhenItIsKilled) {
   const Arguments sessions{"--sessions", folder.file("sessions")};
   const auto advance_of = [](const std::string& name) {

@@ -3,9 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include "efla/io/safetensors/safetensors.h"
 #include "efla/serve/api/base64.h"
 #include "efla/serve/api/fields.h"
 #include "efla/serve/api/keys.h"
+#include "efla/serve/api/state_keys.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/temp_folder.h"
 
@@ -213,14 +215,47 @@ TEST(ChatTemplates, PlainChatmlAndFiles) {
 TEST(ApiKeys, AdmitTheirHoldersAlone) {
   EXPECT_EQ(Keys().client("anything"), "");
   const test::TempFolder folder;
-  const auto keys = read_keys(test::write_text(folder / "keys", "# ours\nalpha\n\nbeta \r\n"));
+  const Keys keys(read_keys(test::write_text(folder / "keys", "# ours\nalpha\n\nbeta \r\n"), "--api-keys"));
   EXPECT_EQ(keys.client("Bearer alpha")->size(), 12U);
   EXPECT_NE(keys.client("Bearer alpha"), keys.client("Bearer beta"));
   for (const char* wrong : {"", "alpha", "Bearer", "Bearer ", "Bearer alph", "Bearer alphaa", "Basic alpha"}) {
     EXPECT_FALSE(keys.client(wrong)) << wrong;
   }
-  test::expect_error([&] { read_keys(test::write_text(folder / "none", "# nothing\n")); }, "--api-keys",
+  test::expect_error([&] { read_keys(test::write_text(folder / "none", "# nothing\n"), "--api-keys"); }, "--api-keys",
                      "without a key");
+}
+
+TEST(StateKeys, TakeWhatTheySignedAlone) {
+  const std::vector<float> values{1.0F, -2.0F};
+  const io::NamedTensor tensor{
+      "layers.0.memory", io::TensorType::F32, {2}, {reinterpret_cast<const std::uint8_t*>(values.data()), 8}};
+  const std::string held = R"(quoted "signature":" text)";
+  const auto file = io::safetensors_bytes(std::span(&tensor, 1), {{"held", held}});
+  const StateKeys ours({"a", "b"}), rotated({"new", "a"}), other({"b2"});
+  const auto made = ours.sign(file);
+  const auto content = io::parse_safetensors(io::as_bytes(made), "state");
+  EXPECT_EQ(content.metadata.at("held"), held);
+  EXPECT_EQ(content.tensors.at(0).bytes.size(), 8U);
+  ours.require_signature(made, "state");
+  rotated.require_signature(made, "state");
+  StateKeys().require_signature(file, "state");
+  EXPECT_EQ(StateKeys().sign(file), file);
+  ours.require_signature(ours.sign(made), "state");
+
+  const auto refused = [](const StateKeys& keys, const std::string& bytes, const std::string& says) {
+    expect_refused([&](const auto&) { keys.require_signature(bytes, "state"); }, "{}", "state", says);
+  };
+  refused(other, made, "wrong signature");
+  for (const std::string& bytes : {file, std::string(), std::string("1234567"), std::string(8, '\xff') + "{}"}) {
+    refused(ours, bytes, "without a signature");
+  }
+  for (std::size_t i = 0; i < made.size(); ++i) {
+    auto changed = made;
+    changed[i] ^= 1;
+    refused(ours, changed, "signature");
+  }
+  for (std::size_t size = 0; size < made.size(); ++size) refused(ours, made.substr(0, size), "signature");
+  refused(ours, made + " ", "wrong signature");
 }
 
 }  // namespace

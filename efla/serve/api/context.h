@@ -12,6 +12,7 @@
 
 #include "efla/serve/api/chat_template.h"
 #include "efla/serve/api/requests.h"
+#include "efla/serve/api/state_keys.h"
 #include "efla/serve/engine.h"
 
 namespace efla::serve {
@@ -24,6 +25,7 @@ struct ApiOptions {
   std::int64_t max_prompt_tokens = 0;     // 0: no limit
   std::int64_t max_requests_per_key = 0;  // that run at once; 0: no limit
   std::chrono::milliseconds deadline{0};  // of a reply; 0: none
+  StateKeys state_keys = {};              // of states that leave the server and come back
   std::int64_t kv_bytes_per_token = 0;    // of a model with softmax attention of the same width, in 16 bits
   std::string page = {};                  // the web page
 };

@@ -159,6 +159,7 @@ void Generation::prepare_states() {
   }
   if (request_.state) {
     from_ = temporary();
+    context_.options.state_keys.require_signature(*request_.state, "state");
     engine.load(from_, *request_.state);
     request_.state->clear();
   }
@@ -356,7 +357,9 @@ void Generation::complete() {
 
 void Generation::answer() {
   nlohmann::ordered_json extra = nlohmann::ordered_json::object();
-  if (request_.return_state && !save_as_.empty()) extra["state"] = to_base64(context_.engine.save(save_as_));
+  if (request_.return_state && !save_as_.empty()) {
+    extra["state"] = to_base64(context_.options.state_keys.sign(context_.engine.save(save_as_)));
+  }
   drop_temporary();
   if (request_.stream) {
     if (response_) {

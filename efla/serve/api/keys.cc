@@ -38,7 +38,7 @@ std::optional<std::string> Keys::client(std::string_view authorization) const {
   return client;
 }
 
-Keys read_keys(const std::filesystem::path& path) {
+std::vector<std::string> read_keys(const std::filesystem::path& path, const std::string& option) {
   const auto bytes = io::read_file(path);
   std::istringstream text(std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
   std::vector<std::string> keys;
@@ -46,8 +46,8 @@ Keys read_keys(const std::filesystem::path& path) {
     while (!line.empty() && (line.back() == '\r' || line.back() == ' ')) line.pop_back();
     if (!line.empty() && line.front() != '#') keys.push_back(line);
   }
-  if (keys.empty()) throw Error("serve", "--api-keys", path.string() + " without a key", "one key per line");
-  return Keys(keys);
+  if (keys.empty()) throw Error("serve", option, path.string() + " without a key", "one key per line");
+  return keys;
 }
 
 }  // namespace efla::serve

@@ -30,7 +30,8 @@ class Keys {
   std::vector<std::string> digests_;  // hexadecimal SHA-256
 };
 
-// Reads keys, one per line; empty lines and lines that begin with # are skipped. Throws Error without any, IoError.
-Keys read_keys(const std::filesystem::path& path);
+// Reads the keys of an option's file, one per line; empty lines and lines that begin with # are skipped. Throws Error
+// without any, IoError.
+std::vector<std::string> read_keys(const std::filesystem::path& path, const std::string& option);
 
 }  // namespace efla::serve

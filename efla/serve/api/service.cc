@@ -125,7 +125,8 @@ class Service::Implementation {
   void fork(Call& call);
   void rewind(Call& call);
   void download(Call& call) {
-    reply(call, {.body = context_.engine.save(engine_name(call.client, call.name)), .type = kBytes});
+    auto state = context_.engine.save(engine_name(call.client, call.name));
+    reply(call, {.body = context_.options.state_keys.sign(std::move(state)), .type = kBytes});
   }
   void upload(Call& call);
   void generate(Call& call, GenerationRequest request) {
@@ -388,6 +389,7 @@ void Service::Implementation::rewind(Call& call) {
 
 void Service::Implementation::upload(Call& call) {
   check_new_session_name(call.name, "name");
+  context_.options.state_keys.require_signature(call.request.body, "state");
   context_.engine.load(engine_name(call.client, call.name), call.request.body);
   reply(call, session_reply(call, call.name));
 }
