@@ -104,11 +104,11 @@ std::int64_t sample(std::span<const float> logits, const SeenIds& seen, const Sa
   });
   if (!(first.logit > -INFINITY)) throw std::runtime_error("generate: no token has a logit above -infinity");
   if (options.temperature == 0.0) return first.id;
+  keep_top_k(candidates, options.top_k);
   const double largest = first.logit;
   for (auto& candidate : candidates) {
     candidate.weight = std::exp((candidate.logit - largest) / options.temperature);
   }
-  keep_top_k(candidates, options.top_k);
   keep_top_p(candidates, options.top_p);
   return drawn(candidates, random);
 }
