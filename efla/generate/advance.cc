@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "efla/base/error.h"
+#include "efla/generate/batch_sampler.h"
 #include "efla/ops/context.h"
 
 namespace efla::generate {
@@ -35,10 +36,6 @@ std::int64_t add_drawn(std::int64_t id, Session& session) {
   return id;
 }
 
-bool is_greedy(const SamplingOptions& options) {
-  return options.temperature == 0.0 && options.repetition_penalty == 1.0;
-}
-
 }  // namespace
 
 void require_pending(const Session& session) {
@@ -55,26 +52,32 @@ std::int64_t next_id(const nn::LanguageModel& model, Session& session, const Sam
                      std::int64_t limit, const nn::GpuDecoder* decoder) {
   require_pending(session);
   if (decoder != nullptr && session.pending.size() == 1) {
-    const auto output = decoder->step(taken(session, 1), session.state);
-    return Drawer(output, options, limit).draw(0, session);
+    Session* const sessions[] = {&session};
+    return draw_rows(decoder->step(taken(session, 1), session.state), sessions, options, limit)[0];
   }
   const auto logits = prefill(model, decoder, session, session.pending.size());
   return draw({logits.data_ptr<float>(), static_cast<std::size_t>(limit)}, session, options);
 }
 
-Drawer::Drawer(const nn::GpuDecoder::Output& output, const SamplingOptions& options, std::int64_t limit)
-    : output_(output), options_(options), limit_(limit) {
-  if (is_greedy(options)) likeliest_ = output.likeliest.to(torch::kCPU);
-}
-
-std::int64_t Drawer::draw(std::int64_t row, Session& session) const {
-  if (likeliest_.defined()) {
-    const double* values = likeliest_.data_ptr<double>() + 2 * row;
-    if (std::isfinite(values[1])) return add_drawn(static_cast<std::int64_t>(values[0]), session);
+std::vector<std::int64_t> draw_rows(const nn::GpuDecoder::Output& output, std::span<Session* const> sessions,
+                                    const SamplingOptions& options, std::int64_t limit) {
+  const bool greedy = options.temperature == 0.0 && options.repetition_penalty == 1.0;
+  const std::vector<const Session*> read(sessions.begin(), sessions.end());
+  const auto drawn =
+      (greedy ? output.likeliest : sample_rows(output.logits.narrow(1, 0, limit), read, options)).to(torch::kCPU);
+  const auto values = drawn.accessor<double, 2>();
+  std::vector<std::int64_t> ids(sessions.size(), -1);
+  for (std::size_t i = 0; i < sessions.size(); ++i) {
+    if (sessions[i] == nullptr) continue;
+    const auto row = static_cast<std::int64_t>(i);
+    if (std::isfinite(values[row][1])) {
+      ids[i] = add_drawn(static_cast<std::int64_t>(values[row][0]), *sessions[i]);
+    } else {  // says which logit is wrong
+      const auto logits = output.logits[row].to(torch::kCPU);
+      ids[i] = draw({logits.data_ptr<float>(), static_cast<std::size_t>(limit)}, *sessions[i], options);
+    }
   }
-  if (!logits_.defined()) logits_ = output_.logits.to(torch::kCPU);
-  const auto logits = logits_[row];
-  return generate::draw({logits.data_ptr<float>(), static_cast<std::size_t>(limit_)}, session, options_);
+  return ids;
 }
 
 Advance::Advance(const nn::LanguageModel& model, nn::InferenceModel* inference, const nn::GpuDecoder* decoder,

@@ -29,23 +29,10 @@ std::int64_t draw(std::span<const float> logits, Session& session, const Samplin
 // Throws Error if a session has no pending id.
 void require_pending(const Session& session);
 
-// Draws the ids after a step of a GpuDecoder. Where the options ask for the most probable id, only the id that the GPU
-// has found is copied to the CPU; otherwise all logits are. All arguments must outlive the object.
-class Drawer {
- public:
-  // Ids in [0, limit) are drawn.
-  Drawer(const nn::GpuDecoder::Output& output, const SamplingOptions& options, std::int64_t limit);
-
-  // Draws the id after row `row`, which becomes the session's pending one.
-  std::int64_t draw(std::int64_t row, Session& session) const;
-
- private:
-  const nn::GpuDecoder::Output& output_;
-  const SamplingOptions& options_;
-  std::int64_t limit_;
-  torch::Tensor likeliest_;
-  mutable torch::Tensor logits_;
-};
+// Draws an id in [0, limit) after each row of a GpuDecoder's step, on the GPU: the session of the row gets it as its
+// pending one, unless it is null. Returns the ids of the rows, −1 without a session.
+std::vector<std::int64_t> draw_rows(const nn::GpuDecoder::Output& output, std::span<Session* const> sessions,
+                                    const SamplingOptions& options, std::int64_t limit);
 
 // Advances a session's state by its pending ids. An InferenceModel keeps the state elsewhere until the object goes.
 class Advance {

@@ -314,12 +314,15 @@ void Generator::continue_together(std::span<Session> sessions, std::span<const s
     }
     const auto start = Clock::now();
     const auto output = decoder_->step(torch::tensor(ids, torch::kLong), state);
-    std::vector<std::int64_t> drawn;
-    const Drawer drawer(output, options.sampling, tokenizer_.vocab_size());
-    for (const auto row : rows) drawn.push_back(drawer.draw(row, sessions[texts[static_cast<std::size_t>(row)]]));
+    std::vector<Session*> drawing(texts.size(), nullptr);
+    for (const auto row : rows) {
+      drawing[static_cast<std::size_t>(row)] = &sessions[texts[static_cast<std::size_t>(row)]];
+    }
+    const auto drawn = draw_rows(output, drawing, options.sampling, tokenizer_.vocab_size());
     const double ms = ms_since(start) / static_cast<double>(rows.size());
-    for (std::size_t i = 0; i < rows.size(); ++i) {
-      all[static_cast<std::size_t>(texts[static_cast<std::size_t>(rows[i])])]->add(drawn[i], 1, ms);
+    for (const auto at : rows) {
+      const auto row = static_cast<std::size_t>(at);
+      all[static_cast<std::size_t>(texts[row])]->add(drawn[row], 1, ms);
     }
   }
 }

@@ -49,9 +49,7 @@ void keep_top_p(std::vector<Candidate>& candidates, double p) {
 }
 
 std::int64_t drawn(const std::vector<Candidate>& candidates, Random& random) {
-  // Draws 53 bits, because the bits of Random::uniform would never reach the tail of a large vocabulary.
-  const std::uint64_t high = random.bits(), low = random.bits();
-  const double place = static_cast<double>((high << 21) | (low >> 11)) * 0x1p-53 * total_weight(candidates);
+  const double place = unit_number(random) * total_weight(candidates);
   double sum = 0.0;
   std::int64_t last = 0;
   for (const auto& candidate : candidates) {
@@ -91,6 +89,11 @@ void validate(const SamplingOptions& options) {
   }
   if (!(options.top_p > 0.0 && options.top_p <= 1.0)) refuse("--top-p", options.top_p, "over 0 and at most 1");
   if (!(penalty >= 0.01 && penalty <= 100.0)) refuse("--repetition-penalty", penalty, "0.01 to 100; 1 changes nothing");
+}
+
+double unit_number(Random& random) {
+  const std::uint64_t high = random.bits(), low = random.bits();
+  return static_cast<double>((high << 21) | (low >> 11)) * 0x1p-53;
 }
 
 std::int64_t sample(std::span<const float> logits, const SeenIds& seen, const SamplingOptions& options,

@@ -35,6 +35,10 @@ class SeenIds {
   std::vector<std::uint8_t> bits_;
 };
 
+// Returns the number in [0, 1) that decides a draw: 53 bits, because the bits of Random::uniform would never reach the
+// tail of a large vocabulary.
+double unit_number(Random& random);
+
 // Draws an id from a row of logits. Logits of seen ids are divided by the penalty if positive and multiplied if
 // negative (Keskar et al., "CTRL: a conditional transformer language model for controllable generation", 2019,
 // section 4.1, in the form of Hugging Face's RepetitionPenaltyLogitsProcessor). top-p follows Holtzman et al., "The

@@ -126,6 +126,9 @@ TEST_P(GpuLanguageModel, TrainsResumesAndWritesAsOnTheCpu) {
   const std::string text = reply("cpu", {"--prompt", "the delta "});
   EXPECT_EQ(reply("cuda", {"--prompt", "the delta ", "--save-session", path("session")}), text);
   EXPECT_EQ(reply("cuda", {"--load-session", path("session")}), reply("cpu", {"--load-session", path("session")}));
+  const Arguments drawn{"--prompt", "the delta ", "--temperature",        "0.9", "--top-p", "0.8",
+                        "--top-k",  "50",         "--repetition-penalty", "1.1", "--seed",  "3"};
+  EXPECT_EQ(reply("cuda", drawn), reply("cpu", drawn));
 }
 
 TEST_P(GpuLanguageModel, DecodesWithWeightsInBfloat16) {

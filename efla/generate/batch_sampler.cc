@@ -1,0 +1,61 @@
+#include "efla/generate/batch_sampler.h"
+
+#include <algorithm>
+#include <tuple>
+#include <vector>
+
+namespace efla::generate {
+namespace {
+
+using torch::Tensor;
+
+// Returns the logits after the repetition penalty.
+Tensor penalised(const Tensor& logits, std::span<const Session* const> sessions, double penalty) {
+  const std::int64_t rows = logits.size(0), vocab_size = logits.size(1);
+  const Tensor bytes = torch::zeros({rows, (vocab_size + 7) / 8}, torch::kUInt8);
+  for (std::int64_t row = 0; row < rows; ++row) {
+    if (sessions[row] == nullptr) continue;
+    const auto& bits = sessions[row]->seen.bits();  // of a vocabulary that may be larger
+    std::copy_n(bits.begin(), bytes.size(1), bytes[row].data_ptr<std::uint8_t>());
+  }
+  const Tensor bits = torch::pow(2, torch::arange(8)).to(logits.device(), torch::kUInt8);
+  const Tensor seen =
+      bytes.to(logits.device()).unsqueeze(2).bitwise_and(bits).ne(0).flatten(1).narrow(1, 0, vocab_size);
+  const auto factor = static_cast<float>(penalty);
+  return torch::where(seen, torch::where(logits < 0, logits * factor, logits / factor), logits);
+}
+
+}  // namespace
+
+Tensor sample_rows(const Tensor& given, std::span<const Session* const> sessions, const SamplingOptions& options) {
+  const torch::NoGradGuard no_grad;
+  const double penalty = options.repetition_penalty, temperature = options.temperature;
+  const Tensor logits = penalty == 1.0 ? given : penalised(given, sessions, penalty);
+  const auto [maximum, likeliest] = logits.max(1, /*keepdim=*/true);
+  const Tensor largest = maximum.to(torch::kDouble);
+  if (temperature == 0.0) return torch::cat({likeliest.to(torch::kDouble), largest}, 1);
+
+  Tensor values = logits, ids;
+  const bool cut = options.top_k > 0 && options.top_k < logits.size(1);
+  if (cut || options.top_p < 1.0) std::tie(values, ids) = logits.sort(/*stable=*/true, 1, /*descending=*/true);
+  if (cut) values = values.narrow(1, 0, options.top_k);
+  Tensor weights = ((values.to(torch::kDouble) - largest) / temperature).exp();
+  Tensor sums = weights.cumsum(1);
+  const auto total = [&] { return sums.narrow(1, sums.size(1) - 1, 1); };
+  if (options.top_p < 1.0) {
+    sums = weights.masked_fill_(sums - weights >= options.top_p * total(), 0.0).cumsum(1);
+  }
+
+  std::vector<double> numbers;
+  for (const Session* session : sessions) {
+    Random random(session == nullptr ? 0 : session->seed, session == nullptr ? 0 : session->draws);
+    numbers.push_back(unit_number(random));
+  }
+  const Tensor place = torch::tensor(numbers, torch::kDouble).to(logits.device()).unsqueeze(1) * total();
+  // Where rounding makes a place as large as the sum, it is that of the last id with a probability.
+  const Tensor index =
+      (sums <= torch::minimum(place, torch::nextafter(total(), torch::zeros_like(total())))).sum(1, true);
+  return torch::cat({(ids.defined() ? ids.gather(1, index) : index).to(torch::kDouble), largest}, 1);
+}
+
+}  // namespace efla::generate

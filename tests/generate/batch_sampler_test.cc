@@ -1,0 +1,75 @@
+// Draws of several rows at once against draws of one row.
+#include "efla/generate/batch_sampler.h"
+
+#include <gtest/gtest.h>
+#include <torch/types.h>
+
+#include <cmath>
+#include <vector>
+
+#include "tests/generate/tiny_model.h"
+
+namespace efla::generate {
+namespace {
+
+TEST(BatchSampler, DrawsWhatTheSamplerDraws) {
+  constexpr std::int64_t kRows = 5, kVocab = 250;
+  const auto model = test::tiny_model();
+  Random random(3);
+  std::vector<Session> sessions;
+  for (std::uint64_t row = 0; row < kRows; ++row) sessions.emplace_back(model, 100 + row);
+  for (const auto& options :
+       std::vector<SamplingOptions>{{},
+                                    {.temperature = 1.0},
+                                    {.temperature = 0.3},
+                                    {.temperature = 0.8, .top_k = 7},
+                                    {.temperature = 0.8, .top_k = 1000},
+                                    {.temperature = 1.2, .top_p = 0.7},
+                                    {.temperature = 5.0, .top_k = 40, .top_p = 0.95},
+                                    {.repetition_penalty = 1.3},
+                                    {.temperature = 1.0, .top_p = 0.9, .repetition_penalty = 0.7}}) {
+    for (int round = 0; round < 50; ++round) {
+      const auto logits = torch::empty({kRows, 258});
+      auto values = logits.accessor<float, 2>();
+      std::vector<const Session*> rows;
+      for (std::int64_t row = 0; row < kRows; ++row) {
+        // Whole numbers, so that many are equal; some ids are excluded.
+        for (std::int64_t id = 0; id < 258; ++id) {
+          values[row][id] = random.below(20) == 0 ? -INFINITY : static_cast<float>(random.below(9)) - 4.0F;
+        }
+        auto& session = sessions[row];
+        ++session.draws;
+        session.seen.add(random.below(kVocab));
+        rows.push_back(round % 10 == 9 && row == 2 ? nullptr : &session);
+      }
+      const auto drawn = sample_rows(logits.narrow(1, 0, kVocab), rows, options);
+      for (std::int64_t row = 0; row < kRows; ++row) {
+        EXPECT_TRUE(std::isfinite(drawn[row][1].item<double>()));
+        if (rows[row] == nullptr) continue;
+        Random numbers(sessions[row].seed, sessions[row].draws);
+        const auto expected = sample({&values[row][0], kVocab}, sessions[row].seen, options, numbers);
+        EXPECT_EQ(drawn[row][0].item<double>(), static_cast<double>(expected))
+            << "T " << options.temperature << " k " << options.top_k << " p " << options.top_p << " row " << row;
+      }
+    }
+  }
+}
+
+TEST(BatchSampler, TellsRowsThatTheSamplerRefuses) {
+  const auto model = test::tiny_model();
+  const Session session(model, 1);
+  const std::vector<const Session*> rows(4, &session);
+  const auto logits = torch::zeros({4, 258});
+  logits[1][7] = NAN;
+  logits[2][7] = INFINITY;
+  logits[3].fill_(-INFINITY);
+  for (const auto& options :
+       std::vector<SamplingOptions>{{}, {.temperature = 1.0}, {.temperature = 1.0, .top_p = 0.5}}) {
+    const auto largest = sample_rows(logits, rows, options).select(1, 1);
+    EXPECT_EQ(largest[0].item<double>(), 0.0);
+    for (int row = 1; row < 4; ++row) EXPECT_FALSE(std::isfinite(largest[row].item<double>())) << row;
+  }
+}
+
+}  // namespace
+}  // namespace efla::generate
