@@ -1,5 +1,6 @@
 #include "efla/autograd/delta_rule_ops.h"
 
+#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/library.h>
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -387,6 +388,10 @@ TORCH_LIBRARY_FRAGMENT(efla, library) {
       "delta_rule_choice(Tensor q, Tensor k, Tensor v, Tensor? g=None, Tensor? cu_seqlens=None, "
       "str implementation=\"auto\") -> (str name, str reason)",
       choice_op);
+  library.def("delta_rule_step_size(str step) -> (int integrator, int order)", [](const std::string& step) {
+    const StepSize size = parse_step_size(step);
+    return std::tuple(static_cast<std::int64_t>(size.integrator), static_cast<std::int64_t>(size.order));
+  });
   library.def("has_gpu_kernels() -> bool", [] { return has_gpu_kernels(); });
   library.def("delta_rule_implementations() -> str[]",
               [] { return selectable_names(delta_forward_implementations()); });
@@ -416,6 +421,8 @@ TORCH_LIBRARY_IMPL(efla, Meta, library) {
 
 // PyTorch 1.13 has no way past AutogradMeta by itself.
 TORCH_LIBRARY_IMPL(efla, Autograd, library) {
+  // Otherwise second derivatives by torch.func would be zeros.
+  library.impl("delta_rule_bwd", torch::autograd::autogradNotImplementedFallback());
   library.impl("delta_rule_step", torch::CppFunction::makeFallthrough());
   library.impl("delta_rule_steps", torch::CppFunction::makeFallthrough());
 }

@@ -262,14 +262,6 @@ class Derivatives(unittest.TestCase):
         with self.assertRaisesRegex(RuntimeError, "create_graph: got true, expected false: only first derivatives are implemented"):
             torch.autograd.grad(o.sum(), x["q"], create_graph=True)
 
-    @unittest.skipUnless(hasattr(torch, "func"), "torch.func came with PyTorch 2")
-    def test_of_torch_func_are_refused(self):
-        x = inputs(tokens=3)
-        q = x.pop("q")
-        with self.assertRaisesRegex(NotImplementedError, "^chunk_delta_rule: torch.func's grad.* use torch.autograd.grad"):
-            torch.func.grad(lambda q: efla.chunk_delta_rule(q, **x)[0].sum())(q)
-        got = torch.func.vmap(lambda q: efla.chunk_delta_rule(q, **x)[0])(torch.stack([q, 2 * q]))
-        torch.testing.assert_close(got[1], 2 * got[0])
 
 
 class Types(unittest.TestCase):

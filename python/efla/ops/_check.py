@@ -17,16 +17,22 @@ def mistake(function: str, argument: str, got: object, expected: str) -> ValueEr
     return ValueError(f"{function}: {argument}: got {got}, expected {expected}")
 
 
+class Transformed(NotImplementedError):
+    """A transform of torch.func that the operator does not take."""
+
+
 def call(function: str, operator: Callable[..., Any], *arguments: object) -> Any:
-    """Calls a torch operator of the library. Its mistakes become ValueErrors that name `function`."""
+    """Calls a torch operator of the library. Its mistakes become ValueErrors that name `function`.
+
+    Raises Transformed inside torch.func's grad, vjp, jvp and jacobians where the operator's gradients are made in C++.
+    """
     if is_compiling():
         return operator(*arguments)
     try:
         return operator(*arguments)
     except RuntimeError as error:
         if "functorch transforms" in str(error):
-            text = "torch.func's grad, vjp, jvp and jacobians are not implemented: use torch.autograd.grad or backward()"
-            raise NotImplementedError(f"{function}: {text}") from None
+            raise Transformed(f"{function}: torch.func is not implemented: use torch.autograd.grad or backward()") from None
         _, separator, text = str(error).partition(": ")
         if not (separator and ": got " in text and ", expected " in text):
             raise

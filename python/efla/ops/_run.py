@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from efla.ops import _check
+from efla.ops import _check, _func
 from efla.ops._gate import beta_of
 
 
@@ -102,7 +102,10 @@ def delta_rule(
         return states.transpose(-1, -2).contiguous() if state_v_first else states
 
     if not return_intermediate_states:
-        o, final_state = _check.call(function, torch.ops.efla.delta_rule, *arguments)
+        try:
+            o, final_state = _check.call(function, torch.ops.efla.delta_rule, *arguments)
+        except _check.Transformed:
+            o, final_state, _ = _check.call(function, _func.DeltaRule.apply, *arguments)
         o = o[:, :0] if empty else o
         return _check.as_dtype(o, given), laid_out(final_state) if output_final_state else None, None
     _check.check_no_gradients(function, "return_intermediate_states", (q, k, v, beta, g, initial_state))

@@ -1,0 +1,46 @@
+"""The operator as a function that torch.func can differentiate, which the operator's own gradients, made in C++, refuse."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_INTERVAL = 32  # tokens between the states that the backward starts from
+
+
+class DeltaRule(torch.autograd.Function):
+    """apply(*arguments of efla::delta_rule, all of them) returns (o, final_state, states between)."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*arguments: Any) -> Any:  # type: ignore[override, unused-ignore]
+        return torch.ops.efla.delta_rule_with_states(*arguments, _INTERVAL)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+        *tensors, ctx.scale, ctx.step, ctx.erase_scale, ctx.write_scale, ctx.qk_l2norm, ctx.implementation = inputs
+        ctx.save_for_backward(*tensors, output[2])
+        ctx.mark_non_differentiable(output[2])
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, do: Tensor | None, dfinal_state: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+        *inputs, states = ctx.saved_tensors
+        gradients = torch.ops.efla.delta_rule_bwd(
+            *inputs,
+            states,
+            torch.zeros_like(inputs[2]) if do is None else do,
+            dfinal_state,
+            ctx.scale,
+            *torch.ops.efla.delta_rule_step_size(ctx.step),
+            ctx.erase_scale,
+            ctx.write_scale,
+            ctx.qk_l2norm,
+            ctx.implementation,
+            _INTERVAL,
+        )
+        of_inputs = (None if tensor is None else gradient for tensor, gradient in zip(inputs, gradients))
+        return (*of_inputs, *[None] * 7)  # cu_seqlens and six settings
