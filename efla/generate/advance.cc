@@ -61,10 +61,10 @@ std::int64_t next_id(const nn::LanguageModel& model, Session& session, const Sam
 
 std::vector<std::int64_t> draw_rows(const nn::GpuDecoder::Output& output, std::span<Session* const> sessions,
                                     const SamplingOptions& options, std::int64_t limit) {
-  const bool greedy = options.temperature == 0.0 && options.repetition_penalty == 1.0;
+  const bool known = output.likeliest.defined() && options.temperature == 0.0 && options.repetition_penalty == 1.0;
   const std::vector<const Session*> read(sessions.begin(), sessions.end());
   const auto drawn =
-      (greedy ? output.likeliest : sample_rows(output.logits.narrow(1, 0, limit), read, options)).to(torch::kCPU);
+      (known ? output.likeliest : sample_rows(output.logits.narrow(1, 0, limit), read, options)).to(torch::kCPU);
   const auto values = drawn.accessor<double, 2>();
   std::vector<std::int64_t> ids(sessions.size(), -1);
   for (std::size_t i = 0; i < sessions.size(); ++i) {

@@ -29,8 +29,8 @@ std::int64_t draw(std::span<const float> logits, Session& session, const Samplin
 // Throws Error if a session has no pending id.
 void require_pending(const Session& session);
 
-// Draws an id in [0, limit) after each row of a GpuDecoder's step, on the GPU: the session of the row gets it as its
-// pending one, unless it is null. Returns the ids of the rows, −1 without a session.
+// Draws an id in [0, limit) after each row of logits, on their device; output.likeliest may be undefined: the session
+// of the row gets it as its pending one, unless it is null. Returns the ids of the rows, −1 without a session.
 std::vector<std::int64_t> draw_rows(const nn::GpuDecoder::Output& output, std::span<Session* const> sessions,
                                     const SamplingOptions& options, std::int64_t limit);
 

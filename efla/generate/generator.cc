@@ -21,6 +21,9 @@ using Clock = std::chrono::steady_clock;
 // Tokens of a prompt between two calls of `interrupted`. The model cuts them further.
 constexpr std::size_t kPrefillPiece = 16384;
 
+// Tokens of prompts that are prefilled together.
+constexpr std::size_t kPackedTokens = 8192;
+
 double ms_since(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
 }
@@ -269,14 +272,60 @@ void Generator::replies(std::span<Session> sessions, std::span<const std::vector
   try {
     for (std::size_t i = 0; i < sessions.size(); ++i) {
       all.push_back(std::make_unique<Progress>(*this, sessions[i], prompts[i], options));
-      // The first id of a reply is that of its prompt.
-      continue_alone(sessions[i], *all[i], options, 1);
+    }
+    // The first id of a reply is that of its prompt.
+    for (std::size_t i = 0; i < sessions.size();) {
+      const auto count = options.max_tokens == 0 ? 1 : count_packed(sessions.subspan(i));
+      if (count > 1) {
+        begin_packed(sessions.subspan(i, count), std::span(all).subspan(i, count), options);
+      } else {
+        continue_alone(sessions[i], *all[i], options, 1);
+      }
+      i += count;
       end_complete();
     }
     continue_together(sessions, all, options, end_complete);
   } catch (...) {
     while (next < all.size()) end_next();
     throw;
+  }
+}
+
+// Returns how many of the first texts are prefilled together: as many that begin as fit, or 1.
+std::size_t Generator::count_packed(std::span<const Session> sessions) const {
+  std::size_t count = 0, tokens = 0;
+  for (const auto& session : sessions) {
+    tokens += session.pending.size();
+    if (session.state.tokens > 0 || session.pending.empty() || tokens > kPackedTokens) break;
+    ++count;
+  }
+  return std::max<std::size_t>(count, 1);
+}
+
+// Prefills the prompts of texts that begin, and draws an id after each.
+void Generator::begin_packed(std::span<Session> sessions, std::span<const std::unique_ptr<Progress>> all,
+                             const ReplyOptions& options) const {
+  std::vector<std::int64_t> ids, ends{0};
+  std::vector<Session*> drawing;
+  for (std::size_t i = 0; i < sessions.size(); ++i) {
+    auto& pending = sessions[i].pending;
+    ids.insert(ids.end(), pending.begin(), pending.end());
+    ends.push_back(static_cast<std::int64_t>(ids.size()));
+    drawing.push_back(all[i]->goes_on() ? &sessions[i] : nullptr);
+  }
+  const auto start = Clock::now();
+  auto states = model_.initial_state(std::ssize(sessions));
+  const auto logits = decoder_->prefill_packed(torch::tensor(ids, torch::kLong).unsqueeze(0),
+                                               torch::tensor(ends, torch::kLong), states);
+  for (std::size_t i = 0; i < sessions.size(); ++i) {
+    const auto row = static_cast<std::int64_t>(i);
+    sessions[i].state = states.shared_row(row, ends[i + 1] - ends[i]);
+    sessions[i].pending.clear();
+  }
+  const auto drawn = draw_rows({logits, {}}, drawing, options.sampling, tokenizer_.vocab_size());
+  const double ms = ms_since(start) / static_cast<double>(sessions.size());
+  for (std::size_t i = 0; i < sessions.size(); ++i) {
+    if (drawing[i] != nullptr) all[i]->add(drawn[i], ends[i + 1] - ends[i], ms);
   }
 }
 

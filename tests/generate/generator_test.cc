@@ -171,6 +171,7 @@ TEST_F(GeneratorTest, AnErrorOfOneTextLeavesTheOthersReplies) {
   for (const char* text : {"a", "b", "c"}) {
     sessions.emplace_back(model, 1);
     prompts.push_back(together.encode(sessions.back(), text, false));
+    together.reply(sessions.back(), prompts.back(), {.max_tokens = 2});  // only texts that begin are prefilled together
   }
   std::vector<std::size_t> complete;
   const auto fail_at_the_third = [&] {

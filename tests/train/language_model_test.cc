@@ -101,6 +101,40 @@ TEST(LanguageModel, DecodesWhatItPredictsWholeForEveryMixer) {
   }
 }
 
+TEST(LanguageModel, PrefillsPackedSequencesAsEachAlone) {
+  const torch::NoGradGuard no_grad;
+  const std::vector<std::int64_t> lengths{1, 40, 2, 3, 64, 33};
+  const auto ends = lengths_to_ends(lengths);
+  for (const auto& [name, config] : models()) {
+    SCOPED_TRACE(name);
+    const LanguageModel model(config, Initialiser(5));
+    const auto ids = random_ids({1, 143}, 1), next = random_ids({6}, 2);
+    auto state = model.initial_state(6);
+    if (mixer_preset(config.mixer).softmax || !config.attention_layers.empty()) {
+      expect_error([&] { model.prefill_packed(ids, ends, state); }, "cu_seqlens", "softmax attention");
+      continue;
+    }
+    const auto logits = model.prefill_packed(ids, ends, state);
+    EXPECT_EQ(state.tokens, 0);
+    for (std::int64_t n = 0; n < 6; ++n) {
+      auto alone = model.initial_state(1), packed = state.shared_row(n, lengths[n]).clone();
+      EXPECT_EQ(packed.tokens, lengths[n]);
+      const auto begin = ends[n].item<std::int64_t>();
+      const auto expected = model.prefill(ids.slice(1, begin, begin + lengths[n]), alone);
+      const auto expect_same = [n](const Tensor& got, const Tensor& wanted) {
+        EXPECT_LE(((got - wanted).norm() / wanted.norm()).item<double>(), 2e-5) << n;
+      };
+      expect_same(logits[n].unsqueeze(0), expected);
+      for (int step = 0; step < 2; ++step) {
+        expect_same(model.step(next.slice(0, n, n + 1), packed), model.step(next.slice(0, n, n + 1), alone));
+      }
+    }
+    expect_error([&] { model.prefill_packed(ids, lengths_to_ends({0, 143}), state); }, "state", "one of 6 sequences");
+    auto two = model.initial_state(2);
+    expect_error([&] { model.prefill_packed(ids, lengths_to_ends({0, 143}), two); }, "cu_seqlens", "without tokens");
+  }
+}
+
 TEST(LanguageModel, PackedDocumentsAreAsTheyAreAlone) {
   const std::vector<std::int64_t> lengths{1, 40, 2, 3, 64, 33};
   const auto ends = lengths_to_ends(lengths);

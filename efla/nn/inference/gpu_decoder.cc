@@ -8,7 +8,6 @@
 #include <tuple>
 #include <utility>
 
-#include "efla/autograd/autocast.h"
 #include "efla/autograd/context.h"
 #include "efla/autograd/graph_replay.h"
 #include "efla/autograd/layers/linear.h"
@@ -232,10 +231,18 @@ std::shared_ptr<GpuDecoder::Cache> GpuDecoder::cache_for(LanguageModelState& sta
   return cache;
 }
 
+std::unique_ptr<autograd::Bfloat16OnGpu> GpuDecoder::use_precision() const {
+  return weights_ == WeightType::bfloat16 ? std::make_unique<autograd::Bfloat16OnGpu>() : nullptr;
+}
+
 Tensor GpuDecoder::prefill(const Tensor& ids, LanguageModelState& state) const {
-  const auto precision =
-      weights_ == WeightType::bfloat16 ? std::make_unique<autograd::Bfloat16OnGpu>() : nullptr;  // for this call
+  const auto precision = use_precision();
   return model_.prefill(ids, state);
+}
+
+Tensor GpuDecoder::prefill_packed(const Tensor& ids, const Tensor& cu_seqlens, LanguageModelState& state) const {
+  const auto precision = use_precision();
+  return model_.prefill_packed(ids, cu_seqlens, state);
 }
 
 GpuDecoder::Output GpuDecoder::step(const Tensor& ids, LanguageModelState& state) const {

@@ -8,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+#include "efla/autograd/autocast.h"
 #include "efla/nn/inference/layer_parameters.h"
 #include "efla/nn/inference/packed_weight.h"
 #include "efla/nn/models/language_model.h"
@@ -31,9 +32,11 @@ class GpuDecoder {
         likeliest;  // [B, 2] float64: the drawable id with the largest logit, the lowest of equal ones, and it
   };
 
-  // Does what LanguageModel::prefill does; with weights in bfloat16 the activations are computed as in training with
+  // Do what LanguageModel's functions do; with weights in bfloat16 the activations are computed as in training with
   // this precision, in bfloat16 too.
   torch::Tensor prefill(const torch::Tensor& ids, LanguageModelState& state) const;
+  torch::Tensor prefill_packed(const torch::Tensor& ids, const torch::Tensor& cu_seqlens,
+                               LanguageModelState& state) const;
 
   // Decodes one token per sequence, ids [B]. Replays a CUDA graph from the state's second step on, unless a layer
   // attends. Throws Error for a bad argument.
@@ -48,6 +51,7 @@ class GpuDecoder {
   struct Cache;
   struct Identity;
 
+  std::unique_ptr<autograd::Bfloat16OnGpu> use_precision() const;
   torch::Tensor packed(const std::vector<torch::Tensor>& parts) const;
   Layer packed_layer(std::int64_t index) const;
   Step step_of(const Layer& layer, const torch::Tensor& projected, const MixerState& state, Operators& operators) const;

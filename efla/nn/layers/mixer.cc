@@ -356,4 +356,24 @@ Tensor Mixer::forward(const Tensor& x, MixerState& state) const {
   return output(x, out.o);
 }
 
+Tensor Mixer::forward(const Tensor& x, const Tensor& cu_seqlens, MixerState& states) const {
+  if (preset_.softmax) throw Error("mixer", "state", "one of " + config_.mixer, "one of a delta rule");
+  const torch::NoGradGuard no_grad;
+  const auto columns = projected(x);
+  const auto [qkv, gates] = convolved(columns, gate_columns(), cu_seqlens);
+  if (config_.conv > 0) {
+    const std::int64_t count = cu_seqlens.size(0) - 1, kept = config_.conv - 1;
+    const auto before = torch::arange(-kept, 0, cu_seqlens.options());
+    const auto rows =
+        cu_seqlens.narrow(0, 1, count).unsqueeze(1) + before;  // [N, W − 1], of which some may be too early
+    const auto last = columns[0].narrow(1, 0, mixed()).index_select(0, rows.clamp_min(0).flatten());
+    const auto missing = (rows < cu_seqlens.narrow(0, 0, count).unsqueeze(1)).unsqueeze(2);
+    states.conv = last.view({count, kept, mixed()}).to(torch::kFloat).masked_fill(missing, 0.0);
+  }
+  const auto [q, k, v] = heads_of(qkv);
+  auto out = autograd::delta_rule({q, k, v, beta(gates, qkv), {}, decay(x, gates), cu_seqlens}, rule_);
+  states.memory = out.final_state;
+  return output(x, out.o);
+}
+
 }  // namespace efla::nn

@@ -82,6 +82,9 @@ class Mixer : public torch::nn::Module {
   // softmax.
   torch::Tensor forward(const torch::Tensor& x, MixerState& state) const;
 
+  // Does the same for packed sequences x [1, T, D], cu_seqlens as above, that begin: N states are replaced.
+  torch::Tensor forward(const torch::Tensor& x, const torch::Tensor& cu_seqlens, MixerState& states) const;
+
   // Returns the state of B empty sequences.
   MixerState initial_state(std::int64_t batch) const;
 

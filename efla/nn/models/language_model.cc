@@ -178,13 +178,19 @@ Tensor LanguageModel::mix(std::size_t index, const Tensor& normed, LanguageModel
                      : layer.attention->forward(normed, std::get<KeyValueCache>(state.layers[index]));
 }
 
-Tensor LanguageModel::advance(const Tensor& ids, LanguageModelState& state) const {
+Tensor LanguageModel::stack_output(const Tensor& ids,
+                                   const std::function<Tensor(std::size_t, const Tensor&)>& mix) const {
   Stream stream{torch::embedding(embeddings_->value, ids), {}};
   for (std::size_t i = 0; i < layers_.size(); ++i) {
-    stream = layer_output(layers_[i], stream, [&](const Tensor& normed) { return mix(i, normed, state); });
+    stream = layer_output(layers_[i], stream, [&](const Tensor& normed) { return mix(i, normed); });
   }
-  state.tokens += ids.size(1);
   return sum_and_norm(stream, *norm_).second;
+}
+
+Tensor LanguageModel::advance(const Tensor& ids, LanguageModelState& state) const {
+  const Tensor x = stack_output(ids, [&](std::size_t i, const Tensor& normed) { return mix(i, normed, state); });
+  state.tokens += ids.size(1);
+  return x;
 }
 
 Tensor LanguageModel::advance_in_parts(const Tensor& ids, LanguageModelState& state, bool all_logits) const {
@@ -209,6 +215,26 @@ Tensor LanguageModel::advance_in_parts(const Tensor& ids, LanguageModelState& st
 
 Tensor LanguageModel::prefill(const Tensor& ids, LanguageModelState& state) const {
   return advance_in_parts(ids, state, /*all_logits=*/false).squeeze(1);
+}
+
+Tensor LanguageModel::prefill_packed(const Tensor& ids, const Tensor& cu_seqlens, LanguageModelState& state) const {
+  const torch::NoGradGuard no_grad;
+  check_ids(ids, 2);
+  autograd::check_cu_seqlens(kName, cu_seqlens, ids.size(0), ids.size(1));
+  const std::int64_t count = cu_seqlens.size(0) - 1;
+  check_state(state, count);
+  if (cu_seqlens.diff().le(0).any().item<bool>()) {
+    throw Error(kName, "cu_seqlens", "a sequence without tokens", "at least one token in each");
+  }
+  const auto device = embeddings_->value.device();
+  const Tensor ends = cu_seqlens.to(device);
+  const Tensor x = stack_output(ids.to(device), [&](std::size_t i, const Tensor& normed) {
+    auto* mixer = std::get_if<MixerState>(&state.layers[i]);
+    if (mixer == nullptr) throw Error(kName, "cu_seqlens", "a layer of softmax attention", "a mixer in each");
+    return layers_[i].mixer->forward(normed, ends, *mixer);
+  });
+  const Tensor last = x[0].index_select(0, ends.narrow(0, 1, count) - 1);
+  return autograd::linear(last, head()).to(torch::kFloat);
 }
 
 Tensor LanguageModel::prefill_all(const Tensor& ids, LanguageModelState& state) const {

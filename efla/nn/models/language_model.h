@@ -53,7 +53,12 @@ class LanguageModel : public torch::nn::Module {
   // Prefills ids [B, T], T ≥ 1, a bounded number of tokens at a time. Returns the logits after the last token, [B,
   // vocab_size] float32.
   torch::Tensor prefill(const torch::Tensor& ids, LanguageModelState& state) const;
-  // Prefills in the same way, and returns the logits after every token: [B, T, vocab_size].
+  // Prefills sequences that begin, packed in ids [1, T], in one call: cu_seqlens [N + 1], none of them empty. Returns
+  // the logits after each, [N, vocab_size] float32. Replaces the tensors of a state of N sequences; its number of
+  // tokens stays. Throws Error for layers of softmax attention.
+  torch::Tensor prefill_packed(const torch::Tensor& ids, const torch::Tensor& cu_seqlens,
+                               LanguageModelState& state) const;
+  // Prefills as `prefill` does, and returns the logits after every token: [B, T, vocab_size].
   torch::Tensor prefill_all(const torch::Tensor& ids, LanguageModelState& state) const;
   // Decodes one token per sequence: maps ids [B] to [B, vocab_size] float32. GpuDecoder does so faster on a GPU.
   torch::Tensor step(const torch::Tensor& ids, LanguageModelState& state) const;
@@ -85,6 +90,9 @@ class LanguageModel : public torch::nn::Module {
   // Computes a layer with `mix` as its attn.
   Stream layer_output(const Layer& layer, const Stream& in,
                       const std::function<torch::Tensor(const torch::Tensor&)>& mix) const;
+  // Returns the input of the head after all layers, each with mix(index, normed) as its attn.
+  torch::Tensor stack_output(const torch::Tensor& ids,
+                             const std::function<torch::Tensor(std::size_t, const torch::Tensor&)>& mix) const;
   // Maps ids [B, T] to [B, T, D] in one call of each layer.
   torch::Tensor advance(const torch::Tensor& ids, LanguageModelState& state) const;
   torch::Tensor advance_in_parts(const torch::Tensor& ids, LanguageModelState& state, bool all_logits) const;

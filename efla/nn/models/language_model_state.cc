@@ -62,6 +62,16 @@ LanguageModelState LanguageModelState::selected(const std::vector<std::int64_t>&
   return some;
 }
 
+LanguageModelState LanguageModelState::shared_row(std::int64_t row, std::int64_t row_tokens) const {
+  LanguageModelState one{1, row_tokens, layers};
+  for (auto& layer : one.layers) {
+    auto& mixer = std::get<MixerState>(layer);
+    mixer.memory = mixer.memory.narrow(0, row, 1);
+    if (mixer.conv.defined()) mixer.conv = mixer.conv.narrow(0, row, 1);
+  }
+  return one;
+}
+
 std::int64_t LanguageModelState::bytes() const {
   std::int64_t total = 0;
   for (const auto& layer : layers) {

@@ -35,6 +35,8 @@ struct LanguageModelState {
   // the sequences of the given rows. The number of tokens is the first state's.
   static LanguageModelState joined(const std::vector<const LanguageModelState*>& states);
   LanguageModelState selected(const std::vector<std::int64_t>& rows) const;
+  // Returns the state of one sequence, which shares its tensors with this one, without caches of softmax attention.
+  LanguageModelState shared_row(std::int64_t row, std::int64_t tokens) const;
 
   std::int64_t bytes() const;
 
