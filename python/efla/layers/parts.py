@@ -21,28 +21,32 @@ class ShortConvolution(nn.Conv1d):
     def forward(  # type: ignore[override]
         self, x: Tensor, cache: Tensor | None = None, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """x [B, T, D], cache [N, D, W] of the last inputs or None for zeros → [B, T, D] and the next cache.
+        """Returns short_convolution of x with these parameters."""
+        return short_convolution(x, self.weight, self.bias, self.activation, cache, cu_seqlens)
 
-        With cu_seqlens [N + 1], B is 1 and every sequence sees its own tokens only.
-        """
-        if cu_seqlens is None:
-            return self._run(x, cache)
+
+def short_convolution(
+    x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, cache: Tensor | None, cu_seqlens: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """x [B, T, D], cache [N, D, W] of the last inputs or None for zeros → [B, T, D] and the next cache.
+
+    weight, bias and activation are as in ShortConvolution. With cu_seqlens [N + 1], B is 1 and every sequence sees its own tokens only.
+    """
+    if cu_seqlens is not None:
         ends = cu_seqlens.tolist()
         parts = [
-            self._run(x[:, begin:end], None if cache is None else cache[n : n + 1])
+            short_convolution(x[:, begin:end], weight, bias, activation, None if cache is None else cache[n : n + 1], None)
             for n, (begin, end) in enumerate(zip(ends, ends[1:]))
         ]
         return torch.cat([y for y, _ in parts], 1), torch.cat([next_cache for _, next_cache in parts])
-
-    def _run(self, x: Tensor, cache: Tensor | None) -> tuple[Tensor, Tensor]:
-        width = self.kernel_size[0]
-        if cache is None:
-            cache = x.new_zeros(x.shape[0], x.shape[2], width)
-        if x.shape[1] == 0:
-            return x, cache
-        seen = torch.cat([cache.to(x.dtype), x.transpose(1, 2)], -1)  # [B, D, W + T]
-        y = F.conv1d(seen[..., 1:], self.weight, self.bias, groups=self.groups).transpose(1, 2)
-        return F.silu(y) if self.activation == "silu" else y, seen[..., -width:]
+    width = weight.shape[-1]
+    if cache is None:
+        cache = x.new_zeros(x.shape[0], x.shape[2], width)
+    if x.shape[1] == 0:
+        return x, cache
+    seen = torch.cat([cache.to(x.dtype), x.transpose(1, 2)], -1)  # [B, D, W + T]
+    y = F.conv1d(seen[..., 1:], weight, bias, groups=x.shape[2]).transpose(1, 2)
+    return F.silu(y) if activation == "silu" else y, seen[..., -width:]
 
 
 class HeadNorm(nn.Module):
