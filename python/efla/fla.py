@@ -1,9 +1,10 @@
 """Lets flash-linear-attention (fla) 0.6 compute with this package: `import efla.fla`.
 
 chunk_gated_delta_rule and chunk_kda get a backend in fla's registry (fla/backends.py). The functions without dispatch,
-chunk_delta_rule and the fused_recurrent ones, are replaced wherever a module of fla has imported them. A call that is declined, for
-example with float64, runs fla's own function; `declines(function, *arguments)` says why, and fla logs it (logger fla.backends, INFO).
-FLA_EFLA=0 in the environment or disable() switches everything off, enable() on again.
+chunk_delta_rule and the fused_recurrent ones, are replaced wherever a module of fla has imported them. On a CPU, where fla's Triton
+kernels do not run, the same backend computes what fla's layers and models with a delta rule need beside it (efla/_fla_modules.py). A call
+that is declined, for example with float64, runs fla's own function; `declines(function, *arguments)` says why, and fla logs it (logger
+fla.backends, INFO). FLA_EFLA=0 in the environment or disable() switches everything off, enable() on again.
 """
 
 from __future__ import annotations
@@ -20,28 +21,71 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from efla import ops
+from efla import _fla_modules, ops
 from efla.ops._choice import refusal_on_gpu
 
 try:
     from fla.backends import BaseBackend, register  # type: ignore[import-untyped, unused-ignore]
+    from fla.modules.fused_cross_entropy import (  # type: ignore[import-untyped, unused-ignore]
+        FusedCrossEntropyLoss,
+        cross_entropy_loss,
+    )
 except ImportError as error:
     raise ImportError(f"efla.fla: flash-linear-attention 0.6 or later is needed: {error}") from None
 
-_DISPATCHED = {"chunk_gated_delta_rule": "gated_delta_rule", "chunk_kda": "kda"}
+# Functions and fla's modules that have them.
+_DISPATCHED = {"chunk_gated_delta_rule": "ops.gated_delta_rule", "chunk_kda": "ops.kda"}
 _REPLACED = {
-    "chunk_delta_rule": "delta_rule",
-    "fused_recurrent_delta_rule": "delta_rule",
-    "fused_recurrent_gated_delta_rule": "gated_delta_rule",
-    "fused_recurrent_kda": "kda",
+    "chunk_delta_rule": "ops.delta_rule",
+    "fused_recurrent_delta_rule": "ops.delta_rule",
+    "fused_recurrent_gated_delta_rule": "ops.gated_delta_rule",
+    "fused_recurrent_kda": "ops.kda",
+}
+_ON_CPU = {
+    "causal_conv1d_fwd": "modules.causal_conv1d.ops",
+    "causal_conv1d_bwd": "modules.causal_conv1d.ops",
+    "causal_conv1d_update": "modules.causal_conv1d.ops",
+    "layer_norm_fwd": "modules.norm.layernorm",
+    "layer_norm_bwd": "modules.norm.layernorm",
+    "layer_norm_gated_fwd": "modules.norm.fused_norm_gate",
+    "layer_norm_gated_bwd": "modules.norm.fused_norm_gate",
+    "l2norm_fwd": "modules.norm.l2norm",
+    "l2norm_bwd": "modules.norm.l2norm",
+    "elu_p1_fwd": "modules.activations.ops",
+    "elu_p1_bwd": "modules.activations.ops",
+    "swiglu_fwd": "modules.activations.ops",
+    "swiglu_fwdbwd": "modules.activations.ops",
+    "cross_entropy_fwd": "modules.fused_cross_entropy.ops",
+    "cross_entropy_bwd": "modules.fused_cross_entropy.ops",
+    "fused_linear_cross_entropy_bwd": "modules.fused_linear_cross_entropy.ops",
+    "gdn_gate_fwd": "ops.gated_delta_rule.gate",
+    "gdn_gate_bwd": "ops.gated_delta_rule.gate",
+    "fused_kda_gate": "ops.kda.gate",
+}
+# Functions that dispatch by the name of an operation instead of their own.
+_OPERATIONS = {
+    "chunk_gated_delta_rule": "gated_delta_rule",
+    "gdn_gate_fwd": "gated_delta_rule",
+    "gdn_gate_bwd": "gated_delta_rule",
+    "fused_kda_gate": "kda",
 }
 # Arguments of fla's that change nothing here.
 _WITHOUT_EFFECT = {"cu_seqlens_cpu", "chunk_indices", "disable_recompute", "safe_gate", "max_num_seqs"}
+_WITHOUT_EFFECT_ON_CPU = {
+    *("cu_seqlens_cpu", "chunk_indices", "chunk_size", "layout_fallback", "output_contiguous", "is_rms_norm"),
+    *("lse", "total_classes", "class_start_idx"),  # of the forward, which the backward computes again
+}
 
 _originals = {
-    name: getattr(importlib.import_module(f"fla.ops.{module}"), name) for name, module in {**_DISPATCHED, **_REPLACED}.items()
+    name: getattr(importlib.import_module(f"fla.{module}"), name)
+    for name, module in {**_DISPATCHED, **_REPLACED, **_ON_CPU}.items()
+}
+_functions: dict[str, Callable[..., Any]] = {
+    name: getattr(_fla_modules if name in _ON_CPU else ops, name) for name in _originals
 }
 _signatures = {name: inspect.signature(inspect.unwrap(original)) for name, original in _originals.items()}
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_DTYPES_TEXT = "torch.float32, torch.bfloat16 or torch.float16"
 _enabled = True
 
 
@@ -83,19 +127,38 @@ def _arguments(function: str, arguments: tuple[Any, ...], named: dict[str, Any])
     bound.update(bound.pop("kwargs", {}))
     if "transpose_state_layout" in bound and "state_v_first" not in bound:  # its older name
         bound["state_v_first"] = bound.pop("transpose_state_layout")
-    takes = inspect.signature(getattr(ops, function)).parameters
+    takes = inspect.signature(_functions[function]).parameters
+    without_effect = _WITHOUT_EFFECT_ON_CPU if function in _ON_CPU else _WITHOUT_EFFECT
     given: dict[str, Any] = {}
     for name, value in bound.items():
         default = signature.parameters[name].default if name in signature.parameters else None
-        if name in _WITHOUT_EFFECT or value is default or (isinstance(value, bool) and value == (default or False)):
+        if name in without_effect or value is default or (isinstance(value, bool) and value == (default or False)):
+            continue
+        if value is None and name not in takes:
             continue
         if name not in takes or name in ("cp_context", "gv"):
             raise _Declined(f"{name} is not implemented")
         given[name] = value
+    if function in _ON_CPU:
+        if "is_rms_norm" in signature.parameters and not bound.get("is_rms_norm"):
+            raise _Declined("is_rms_norm is False, expected True")
+        _check_on_cpu(given)
+        return given
     _check(function, given)
     if "A_log" in given:  # in fla of any shape, such as [1, 1, HV, 1]
         given["A_log"] = given["A_log"].flatten()
     return given
+
+
+def _check_on_cpu(given: dict[str, Any]) -> None:
+    """Raises _Declined for tensors that the functions for a CPU do not take."""
+    for name, value in given.items():
+        if not isinstance(value, Tensor):
+            continue
+        if value.device.type != "cpu":
+            raise _Declined(f"{name} is on {value.device}, where fla has a kernel, expected a CPU")
+        if value.is_floating_point() and value.dtype not in _DTYPES:
+            raise _Declined(f"{name} has dtype {value.dtype}, expected {_DTYPES_TEXT}")
 
 
 def _check(function: str, given: dict[str, Any]) -> None:
@@ -105,8 +168,8 @@ def _check(function: str, given: dict[str, Any]) -> None:
     for name, tensor in tensors.items():
         if tensor.device.type != q.device.type:
             raise _Declined(f"{name} is on {tensor.device}, q on {q.device}")
-    if q.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        raise _Declined(f"q has dtype {q.dtype}, expected torch.float32, torch.bfloat16 or torch.float16")
+    if q.dtype not in _DTYPES:
+        raise _Declined(f"q has dtype {q.dtype}, expected {_DTYPES_TEXT}")
     for name in ("k", "v"):
         if given[name].dtype != q.dtype:
             raise _Declined(f"{name} has dtype {given[name].dtype}, expected {q.dtype}, as q")
@@ -133,7 +196,7 @@ class EflaBackend(BaseBackend):  # type: ignore[misc, unused-ignore]
     priority = 2  # before those that need a GPU of one kind
 
     def verify(self, function_name: str, *arguments: Any, **named: Any) -> tuple[bool, str | None]:
-        if function_name not in _DISPATCHED:
+        if function_name not in _originals:
             return False, "efla has no such function"
         reason = declines(function_name, *arguments, **named)
         return reason is None, reason
@@ -144,7 +207,7 @@ def _compute(function: str, given: dict[str, Any], named: dict[str, Any]) -> Any
     if "transpose_state_layout" in named:
         text = "`transpose_state_layout` is deprecated and renamed to `state_v_first`."
         warnings.warn(f"{function}: {text}", DeprecationWarning, stacklevel=3)  # as fla's function does
-    result = getattr(ops, function)(**given)
+    result = _functions[function](**given)
     if not given.get("return_intermediate_states"):
         return result
     o, final_state, states = result
@@ -170,10 +233,27 @@ def _replacement(function: str, original: Callable[..., Any]) -> Callable[..., A
     return replacement
 
 
-for _name in _DISPATCHED:
+def _loss_on_cpu(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the forward of fla's FusedCrossEntropyLoss without its assertion that tensors are on a GPU."""
+
+    @functools.wraps(original)
+    def forward(self: Any, input: Tensor, target: Tensor) -> Any:
+        if declines("cross_entropy_fwd", input, target, process_group=self.process_group):
+            return original(self, input, target)
+        names = list(inspect.signature(cross_entropy_loss).parameters)[2:]
+        losses = cross_entropy_loss(input, target, *(getattr(self, name) for name in names))
+        if self.reduction != "none":
+            count = (target != self.ignore_index).sum() if self.reduction == "mean" else 1
+            losses = tuple(loss.sum() / count for loss in losses)
+        return losses if self.return_z_loss else losses[0]
+
+    return forward
+
+
+for _name in (*_DISPATCHED, *_ON_CPU):
     setattr(EflaBackend, _name, staticmethod(_caller(_name)))
-register("gated_delta_rule")(EflaBackend)
-register(_originals["chunk_kda"])(EflaBackend)
+    register(_OPERATIONS.get(_name, _originals[_name]))(EflaBackend)
+FusedCrossEntropyLoss.forward = _loss_on_cpu(FusedCrossEntropyLoss.forward)
 for _name in _REPLACED:
     _ours = _replacement(_name, _originals[_name])
     for _module in [module for key, module in sys.modules.items() if key.split(".")[0] == "fla" and module is not None]:
