@@ -182,14 +182,6 @@ def l2norm_bwd(y: Tensor, rstd: Tensor, dy: Tensor, eps: float = 1e-6) -> Tensor
     return ((dunit - (dunit * unit).sum(-1, keepdim=True) * unit) * rstd.unsqueeze(-1)).to(y.dtype)
 
 
-def elu_p1_fwd(x: Tensor) -> Tensor:
-    return torch.where(x >= 0, x + 1, torch.exp(x.clamp(max=0)))
-
-
-def elu_p1_bwd(x: Tensor, dy: Tensor) -> Tensor:
-    return dy * torch.exp(x.clamp(max=0))
-
-
 def swiglu_fwd(x: Tensor, y: Tensor) -> Tensor:
     return (F.silu(x.float()) * y).to(x.dtype)
 

@@ -51,8 +51,6 @@ _ON_CPU = {
     "layer_norm_gated_bwd": "modules.norm.fused_norm_gate",
     "l2norm_fwd": "modules.norm.l2norm",
     "l2norm_bwd": "modules.norm.l2norm",
-    "elu_p1_fwd": "modules.activations.ops",
-    "elu_p1_bwd": "modules.activations.ops",
     "swiglu_fwd": "modules.activations.ops",
     "swiglu_fwdbwd": "modules.activations.ops",
     "cross_entropy_fwd": "modules.fused_cross_entropy.ops",

@@ -1,6 +1,10 @@
-"""flash-linear-attention's functions computed by this package, against its naive ones; skipped where it is not installed."""
+"""flash-linear-attention's functions, layers and models computed by this package; skipped where it is not installed.
+
+References are its naive functions, PyTorch's, and the layers and models of this package, whose parameters have the same names.
+"""
 
 import contextlib
+import functools
 import importlib
 import importlib.util
 import os
@@ -9,19 +13,23 @@ import warnings
 from unittest import mock
 
 import torch
+import torch.nn.functional as F
 from support import assert_close, inputs, state
 
 import efla
 
 
 @unittest.skipUnless(importlib.util.find_spec("fla"), "flash-linear-attention is not installed")
-class Backend(unittest.TestCase):
+class WithFla(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that there is no GPU
             importlib.import_module("efla.fla")
+        torch.manual_seed(0)
 
+
+class Backend(WithFla):
     def counted(self, function, *arguments, **named):
         """The results, and how often the operator ran."""
         with mock.patch.object(torch.ops.efla, "delta_rule", side_effect=torch.ops.efla.delta_rule) as operator:
@@ -132,6 +140,212 @@ class Backend(unittest.TestCase):
             q = torch.empty(1, 8, 2, 128, dtype=torch.float16, device="cuda")
             got = declines("chunk_delta_rule", q, q, q, q[..., 0])
             self.assertEqual(got, "efla computes torch.float16 in float32, which takes longer for keys of 128 dimensions")
+
+
+class OnCpu(WithFla):
+    def compare(self, got, expected, leaves, what, **tolerance):
+        """Compares the tuples that two functions without arguments return, and their gradients by `leaves`."""
+        runs = []
+        for function in (got, expected):
+            results = function()
+            generator = torch.Generator().manual_seed(3)
+            douts = [torch.randn(y.shape, generator=generator).to(y.dtype) for y in results]
+            runs.append([*results, *torch.autograd.grad(results, leaves, douts)])
+        self.assertEqual([y.shape for y in runs[0]], [y.shape for y in runs[1]], what)
+        for a, b in zip(*runs):
+            self.assertEqual(a.dtype, b.dtype, what)
+            assert_close(self, a, b, what=what, **tolerance)
+
+    def test_convolution(self):
+        from efla.layers.parts import ShortConvolution as Ours
+        from fla.modules import ShortConvolution
+
+        for bias, activation, packed, cached in (
+            (False, "silu", False, False),
+            (True, "silu", False, True),
+            (False, None, False, False),
+            (False, "silu", True, True),
+            (True, None, True, False),
+        ):
+            module, ours = ShortConvolution(6, 4, bias, activation), Ours(6, 4, bias, activation)
+            x = torch.randn(1 if packed else 2, 9 if packed else 3, 6, requires_grad=True)
+            cache = torch.randn(2, 6, 4, requires_grad=True) if cached else None
+            named = {"cache": cache, "cu_seqlens": torch.tensor([0, 2, 9]) if packed else None}
+            ours.weight, ours.bias = module.weight, module.bias
+            leaves = [x, *module.parameters(), *([cache] if cached else [])]
+            what = f"{bias} {activation} {packed} {cached}"
+            got = functools.partial(module, x, output_final_state=True, **named)
+            self.compare(got, functools.partial(ours, x, **named), leaves, what)
+            residual = torch.randn(x.shape, requires_grad=True)
+            got = functools.partial(module, x, residual, **named)
+            self.compare(lambda: got()[:1], lambda: (ours(x, **named)[0] + residual,), [*leaves, residual], what)
+            with torch.no_grad():
+                kept = torch.zeros(2, 6, 4) if cache is None else cache.detach().clone()
+                token, residual = torch.randn(2, 1, 6), torch.randn(2, 1, 6)
+                y, after = ours(token, kept)
+                got, got_cache = module(token, residual, cache=kept, output_final_state=True)
+                assert_close(self, got, y + residual)
+                self.assertIs(got_cache, kept)
+                assert_close(self, kept, after)
+
+    def test_norms(self):
+        from efla.layers.parts import HeadNorm
+        from fla.modules import FusedRMSNormGated, RMSNorm
+        from fla.modules.l2norm import l2norm
+
+        for dtype in (torch.float32, torch.bfloat16):
+            x, z, residual = (torch.randn(2, 5, 3, 16, dtype=dtype, requires_grad=True) for _ in range(3))
+            weight = torch.nn.Parameter(torch.randn(16))
+            named = {"dtype": dtype, "factor": 2}
+            for activation in ("swish", "sigmoid"):
+                gated, ours = FusedRMSNormGated(16, activation=activation), HeadNorm(16, 1e-5, activation.replace("swish", "silu"))
+                gated.weight = ours.weight = weight
+                self.compare(lambda: (gated(x, z),), lambda: (ours(x, z),), [x, z, weight], activation, **named)
+            norm, ours = RMSNorm(16), HeadNorm(16, 1e-5)
+            norm.weight = ours.weight = weight
+            self.compare(lambda: (norm(x),), lambda: (ours(x),), [x, weight], "rms_norm", **named)
+            self.compare(
+                lambda: norm(x, residual.float(), prenorm=True),
+                lambda: (ours(x + residual.float()).to(dtype), x + residual.float()),
+                [x, residual, weight],
+                "rms_norm with a residual",
+                **named,
+            )
+            got = functools.partial(norm, x, prenorm=True, residual_in_fp32=True)
+            self.compare(got, lambda: (ours(x), x.float()), [x, weight], "rms_norm with its input in float32", **named)
+            self.compare(lambda: (l2norm(x),), lambda: (F.normalize(x.float(), dim=-1).to(dtype),), [x], "l2norm", **named)
+
+    def test_activations_and_gates(self):
+        from fla.modules import GatedMLP
+        from fla.modules.activations import swiglu
+        from fla.ops.gated_delta_rule.gate import fused_gdn_gate, naive_gdn_gate
+        from fla.ops.kda.gate import fused_kda_gate, naive_kda_gate, naive_kda_lowerbound_gate
+
+        x, y, g = (torch.randn(*shape, requires_grad=True) for shape in ((2, 5, 8), (2, 5, 8), (2, 5, 2, 4)))
+        A_log, dt_bias, channels = (torch.randn(n, requires_grad=True) for n in (8, 8, 2))
+        mlp = GatedMLP(8, intermediate_size=12)
+        weights = [mlp.gate_proj.weight, mlp.up_proj.weight, mlp.down_proj.weight]
+        for what, got, expected, leaves in (
+            ("swiglu", lambda: swiglu(x, y), lambda: F.silu(x) * y, [x, y]),
+            ("mlp", lambda: mlp(x), lambda: F.linear(F.silu(x @ weights[0].T) * (x @ weights[1].T), weights[2]), [x, *weights]),
+            ("gdn", lambda: fused_gdn_gate(x, A_log, dt_bias), lambda: naive_gdn_gate(x, A_log, dt_bias), [x, A_log, dt_bias]),
+            ("kda", lambda: fused_kda_gate(g, channels, dt_bias), lambda: naive_kda_gate(g, channels, dt_bias), [g, channels, dt_bias]),
+            (
+                "kda with a bound",
+                lambda: fused_kda_gate(g, channels, dt_bias, -5.0),
+                lambda: naive_kda_lowerbound_gate(g, channels, dt_bias, -5.0),
+                [g, channels, dt_bias],
+            ),
+        ):
+            self.compare(lambda: (got(),), lambda: (expected(),), leaves, what)
+
+    def test_losses(self):
+        from fla.modules import FusedCrossEntropyLoss, FusedLinearCrossEntropyLoss
+
+        x, weight = torch.randn(40, 8, requires_grad=True), torch.randn(30, 8, requires_grad=True)
+        target = torch.randint(0, 30, (40,)).masked_fill(torch.arange(40) % 3 == 0, -100)
+        for reduction in ("mean", "sum", "none"):
+            for inplace, smoothing in ((False, 0.0), (True, 0.1)):
+                loss = FusedCrossEntropyLoss(reduction=reduction, label_smoothing=smoothing, inplace_backward=inplace)
+                expected = functools.partial(F.cross_entropy, reduction=reduction, label_smoothing=smoothing)
+                logits = functools.partial(F.linear, x, weight)
+                self.compare(lambda: (loss(logits(), target),), lambda: (expected(logits(), target),), [x, weight], reduction)
+                if reduction != "none":
+                    fused = FusedLinearCrossEntropyLoss(reduction=reduction, label_smoothing=smoothing)
+                    self.compare(lambda: (fused(x, target, weight),), lambda: (expected(logits(), target),), [x, weight], reduction)
+        loss = FusedCrossEntropyLoss(lse_square_scale=0.2, logit_scale=0.5, logit_softcapping=3.0, return_z_loss=True)
+        capped = 3 * torch.tanh(F.linear(x, weight) / 6)
+        squares = 0.2 * capped.logsumexp(-1)[target != -100].square().mean()
+        got, z_loss = loss(F.linear(x, weight), target)
+        assert_close(self, z_loss, squares)
+        self.compare(lambda: (got,), lambda: (F.cross_entropy(capped, target) + squares,), [x, weight], "all options")
+
+    def test_layers(self):
+        import efla.layers
+        import fla.layers
+        from fla.models.utils import Cache
+
+        for name, named in (
+            ("DeltaNet", {"num_heads": 2}),
+            ("DeltaNet", {"num_heads": 2, "use_gate": True, "qk_activation": "elu", "qk_norm": "sum"}),
+            ("GatedDeltaNet", {"head_dim": 16, "num_heads": 2, "num_v_heads": 4, "conv_bias": True}),
+            ("KimiDeltaAttention", {"head_dim": 16, "num_heads": 2, "safe_gate": True, "lower_bound": -5.0}),
+        ):
+            layer = getattr(fla.layers, name)(hidden_size=64, layer_idx=0, **named)
+            ours = getattr(efla.layers, name)(hidden_size=64, layer_idx=0, **named)
+            ours.load_state_dict(layer.state_dict())
+            x, mask = torch.randn(2, 70, 64, requires_grad=True), torch.ones(2, 70, dtype=torch.long)
+            mask[0, :9] = 0
+            for given in (None, mask):
+                self.compare(lambda: layer(x, given)[:1], lambda: ours(x, given)[:1], [x], name, factor=4)
+                for each in (layer, ours):
+                    each.zero_grad()
+                    each(x, given)[0].square().sum().backward()
+                for parameter_name, parameter in ours.named_parameters():
+                    assert_close(self, layer.get_parameter(parameter_name).grad, parameter.grad, factor=10, what=parameter_name)
+            layer.eval()
+            cache = Cache()
+            with torch.no_grad():
+                parts = [layer(piece, past_key_values=cache, use_cache=True)[0] for piece in x.split([67, 1, 1, 1], 1)]
+                assert_close(self, torch.cat(parts, 1), ours(x)[0], factor=4, what=name)
+
+    @unittest.skipUnless(importlib.util.find_spec("transformers"), "transformers is not installed")
+    def test_models(self):
+        import fla.models
+        import efla.hf
+
+        ids = torch.randint(3, 90, (2, 70))
+        for name, named in (
+            ("DeltaNet", {"num_heads": 2}),
+            ("GatedDeltaNet", {"num_heads": 2, "head_dim": 16}),
+            ("KDA", {"num_heads": 2, "head_dim": 16}),
+        ):
+            sizes = {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 90, **named}
+            made = [
+                getattr(models, name + "ForCausalLM")(getattr(models, name + "Config")(**sizes)) for models in (fla.models, efla.hf)
+            ]
+            made[1].load_state_dict(made[0].state_dict())
+            for training in (False, True):  # KDA has another loss in training
+                losses = []
+                for model in made:
+                    model.train(training).zero_grad()
+                    losses.append(model(ids, labels=ids).loss)
+                    losses[-1].backward()
+                assert_close(self, *losses, what=name)
+                for parameter_name, parameter in made[1].named_parameters():
+                    got = made[0].get_parameter(parameter_name).grad
+                    assert_close(self, got, parameter.grad, factor=10, what=f"{name} {parameter_name}")
+            model, reference = made[0].eval(), made[1].eval()
+            with torch.no_grad():
+                assert_close(self, model(ids).logits, reference(ids).logits, factor=4, what=name)
+                tokens = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
+                self.assertTrue(torch.equal(model.generate(ids, **tokens), reference.generate(ids, **tokens)), name)
+
+    def test_what_is_declined(self):
+        from efla.fla import declines, disable, enable
+        from fla.modules import FusedCrossEntropyLoss, RMSNorm
+
+        x = torch.randn(4, 8)
+        rms = {"weight": None, "bias": None, "is_rms_norm": True}
+        self.assertIsNone(declines("layer_norm_fwd", x, **rms))
+        for function, arguments, named, reason in (
+            ("swiglu_fwd", (x.to("meta"), x), {}, "x is on meta, where fla has a kernel, expected a CPU"),
+            ("swiglu_fwd", (x.double(), x), {}, "x has dtype torch.float64, expected torch.float32, torch.bfloat16 or torch.float16"),
+            ("layer_norm_fwd", (x, None, None), {}, "is_rms_norm is False, expected True"),
+            ("layer_norm_fwd", (x,), {**rms, "bias": x[0]}, "bias is not implemented"),
+            ("layer_norm_fwd", (x,), {**rms, "num_groups": 2}, "num_groups is not implemented"),
+            ("cross_entropy_fwd", (x, x[:, 0].long()), {"process_group": object()}, "process_group is not implemented"),
+        ):
+            self.assertEqual(declines(function, *arguments, **named), reason)
+        disable()
+        try:
+            self.assertEqual(declines("layer_norm_fwd", x, **rms), "efla.fla is disabled")
+            with self.assertRaises(Exception):  # fla's kernel needs a GPU
+                RMSNorm(8)(x)
+            with self.assertRaisesRegex(AssertionError, "Only support CUDA"):
+                FusedCrossEntropyLoss()(x, x[:, 0].long())
+        finally:
+            enable()
 
 
 if __name__ == "__main__":
