@@ -191,6 +191,10 @@ def swiglu_fwdbwd(x: Tensor, y: Tensor, g: Tensor, use_weight: bool = False) -> 
     return (dx, dy, swiglu_fwd(x, y)) if use_weight else (dx, dy)
 
 
+def swiglu_linear(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return F.linear(swiglu_fwd(x, y), weight, bias)
+
+
 def _cross_entropy(
     logits: Tensor, target: Tensor, smoothing: float, scale: float, square: float, cap: float | None, ignored: int
 ) -> tuple[Tensor, Tensor, Tensor]:

@@ -53,6 +53,7 @@ _ON_CPU = {
     "l2norm_bwd": "modules.norm.l2norm",
     "swiglu_fwd": "modules.activations.ops",
     "swiglu_fwdbwd": "modules.activations.ops",
+    "swiglu_linear": "modules.activations.ops",
     "cross_entropy_fwd": "modules.fused_cross_entropy.ops",
     "cross_entropy_bwd": "modules.fused_cross_entropy.ops",
     "fused_linear_cross_entropy_bwd": "modules.fused_linear_cross_entropy.ops",
@@ -120,6 +121,10 @@ def _arguments(function: str, arguments: tuple[Any, ...], named: dict[str, Any])
         raise _Declined("efla.fla is disabled")
     if os.environ.get("FLA_EFLA", "1") == "0":
         raise _Declined("FLA_EFLA is 0")
+    if function in _ON_CPU:  # before anything that takes time, because models on a GPU make these calls too
+        for value in (*arguments, *named.values()):
+            if isinstance(value, Tensor) and value.device.type != "cpu":
+                raise _Declined(f"a tensor is on {value.device}, where fla has kernels")
     signature = _signatures[function]
     bound = dict(signature.bind(*arguments, **named).arguments)
     bound.update(bound.pop("kwargs", {}))
@@ -140,23 +145,14 @@ def _arguments(function: str, arguments: tuple[Any, ...], named: dict[str, Any])
     if function in _ON_CPU:
         if "is_rms_norm" in signature.parameters and not bound.get("is_rms_norm"):
             raise _Declined("is_rms_norm is False, expected True")
-        _check_on_cpu(given)
+        for name, value in given.items():
+            if isinstance(value, Tensor) and value.is_floating_point() and value.dtype not in _DTYPES:
+                raise _Declined(f"{name} has dtype {value.dtype}, expected {_DTYPES_TEXT}")
         return given
     _check(function, given)
     if "A_log" in given:  # in fla of any shape, such as [1, 1, HV, 1]
         given["A_log"] = given["A_log"].flatten()
     return given
-
-
-def _check_on_cpu(given: dict[str, Any]) -> None:
-    """Raises _Declined for tensors that the functions for a CPU do not take."""
-    for name, value in given.items():
-        if not isinstance(value, Tensor):
-            continue
-        if value.device.type != "cpu":
-            raise _Declined(f"{name} is on {value.device}, where fla has a kernel, expected a CPU")
-        if value.is_floating_point() and value.dtype not in _DTYPES:
-            raise _Declined(f"{name} has dtype {value.dtype}, expected {_DTYPES_TEXT}")
 
 
 def _check(function: str, given: dict[str, Any]) -> None:
