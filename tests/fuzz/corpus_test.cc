@@ -40,7 +40,8 @@ INSTANTIATE_TEST_SUITE_P(All, Corpus,
                                          Target{"sentencepiece", sentencepiece},
                                          Target{"tokenizer_json", tokenizer_json}, Target{"documents", documents},
                                          Target{"lm_tasks", lm_tasks}, Target{"toml", toml},
-                                         Target{"http_requests", http_requests}, Target{"api_requests", api_requests}),
+                                         Target{"http_requests", http_requests}, Target{"api_requests", api_requests},
+                                         Target{"session", session}),
                          [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
