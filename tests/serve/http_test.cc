@@ -319,6 +319,18 @@ TEST_F(HttpServing, TakesManyConnectionsAndNoMoreThanItsLimit) {
   for (int i = 150; i < 200; ++i) EXPECT_EQ(status_of(clients[i]->get("/a")), 200) << i;
 }
 
+TEST_F(HttpServing, OutlivesTenThousandConnections) {
+  options_.max_connections = 64;
+  start();
+  for (int i = 0; i < 10'000; ++i) {
+    HttpClient client(port_);
+    if (i % 3 == 1) client.send("GET /a");
+    if (i % 3 == 2) client.send("GET /a HTTP/1.1\r\nHost: t\r\n\r\n");
+  }
+  EXPECT_EQ(body_of(HttpClient(port_).get("/a")), "GET /a  ");
+  EXPECT_TRUE(reaches([&] { return server_->connections(); }, 0));
+}
+
 TEST_F(HttpServing, CorsOnlyForListedOrigins) {
   options_.cors_origins = {"https://a.example"};
   start();

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <csignal>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -34,7 +35,7 @@ class ServiceTest : public testing::Test {
     service_ = std::make_unique<Service>(*engine_, options_, keys_, http_);
     const auto address = service_->address();
     port_ = std::stoi(address.substr(address.rfind(':') + 1));
-    thread_ = std::thread([this] { service_->run(0ms, false); });
+    thread_ = std::thread([this] { service_->run(60s, /*signals=*/true); });
   }
   void stop(std::chrono::milliseconds grace) {
     if (!thread_.joinable()) return;
@@ -465,18 +466,22 @@ TEST_F(ServiceTest, DeadlinesEndReplies) {
   EXPECT_EQ(reply["choices"][0]["finish_reason"], "deadline");
 }
 
-TEST_F(ServiceTest, StoppingFinishesStreamsAndSaysSo) {
+TEST_F(ServiceTest, SigtermFinishesAHundredStreamsAndSaysSo) {
   start();
-  engine_->step = 5ms;
-  HttpClient client(port_), probe(port_);
+  engine_->step = 10ms;
+  std::vector<std::unique_ptr<HttpClient>> clients;
   const std::string body = R"({"prompt": "a", "max_tokens": 100, "seed": 0, "stream": true})";
-  client.send("POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\nContent-Length: " +
-              std::to_string(body.size()) + "\r\n\r\n" + body);
-  client.read_until("data: ");
-  service_->stop(60s);
-  EXPECT_EQ(status_of(HttpClient(port_).get("/health")), 503);
+  for (int i = 0; i < 100; ++i) {
+    clients.push_back(std::make_unique<HttpClient>(port_));
+    clients.back()->send(
+        "POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\nContent-Length: " +
+        std::to_string(body.size()) + "\r\n\r\n" + body);
+  }
+  for (const auto& client : clients) client->read_until("data: ");
+  kill(getpid(), SIGTERM);
+  EXPECT_TRUE(soon([&] { return status_of(HttpClient(port_).get("/health")) == 503; }));
   EXPECT_EQ(status_of(HttpClient(port_).post("/v1/completions", R"({"prompt": "a"})")), 503);
-  EXPECT_NE(client.read_all().find("[DONE]"), std::string::npos);
+  for (const auto& client : clients) EXPECT_NE(client->read_all().find("[DONE]"), std::string::npos);
   thread_.join();
   EXPECT_EQ(engine_->cancelled, 0);
 }
