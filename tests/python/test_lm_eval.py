@@ -1,8 +1,9 @@
-"""lm-evaluation-harness on a training run, against `efla eval lm`; skipped without lm_eval and without EFLA_PROGRAM."""
+"""lm-evaluation-harness on a training run and its server, against `efla eval lm`; skipped without lm_eval and without EFLA_PROGRAM."""
 
 import importlib
 import importlib.util
 import json
+import math
 import os
 import pathlib
 import subprocess
@@ -39,46 +40,76 @@ checkpoint_every = 20
 """
 
 
-@unittest.skipUnless(all(map(importlib.util.find_spec, ("lm_eval", "accelerate"))), "lm_eval[hf] is not installed")
+def installed(*packages):
+    return all(map(importlib.util.find_spec, packages))
+
+
+@unittest.skipUnless(installed("lm_eval", "datasets"), "lm_eval is not installed")
 @unittest.skipUnless(PROGRAM, "EFLA_PROGRAM does not name the program efla")
 class Harness(unittest.TestCase):
-    def program(self, *arguments):
-        done = subprocess.run([os.path.abspath(PROGRAM), *arguments], cwd=self.folder, capture_output=True, text=True)
-        self.assertEqual(done.returncode, 0, done.stderr)
+    @classmethod
+    def setUpClass(cls):
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        cls.folder = pathlib.Path(folder.name)
+        (cls.folder / "run.toml").write_text(CONFIGURATION)
+        with mock.patch.object(sys, "argv", ["", str(TASKS)]), mock.patch.object(sys, "path", [str(TASKS), *sys.path]):
+            cls.local = importlib.import_module("make_harness_golden")  # the tasks from files instead of the network
+        cls.program("data", "tokenize", str(ROOT / "docs/python.md"), "--tokenizer", "bytes", "--out", "tokens")
+        cls.program("train", "lm", "run.toml", "--out", "run")
+        scores = cls.program("eval", "lm", "run", "--data", str(TASKS), "--max-length", str(cls.local.MAX_LENGTH), "--json")
+        cls.expected = json.loads(scores)["tasks"]
+
+    @classmethod
+    def program(cls, *arguments):
+        done = subprocess.run([os.path.abspath(PROGRAM), *arguments], cwd=cls.folder, capture_output=True, text=True)
+        if done.returncode != 0:
+            raise AssertionError(done.stderr)
         return done.stdout
 
-    def test_a_run_has_the_scores_of_the_program(self):
-        warnings.simplefilter("ignore")
-        with tempfile.TemporaryDirectory() as self.folder:
-            pathlib.Path(self.folder, "run.toml").write_text(CONFIGURATION)
-            self.program("data", "tokenize", str(ROOT / "docs/python.md"), "--tokenizer", "bytes", "--out", "tokens")
-            self.program("train", "lm", "run.toml", "--out", "run")
-            ours = json.loads(self.program("eval", "lm", "run", "--data", str(TASKS), "--json"))["tasks"]
-            theirs = self.harness(pathlib.Path(self.folder, "run"))
-        self.assertEqual({name.removesuffix("_openai") for name in theirs}, set(ours))
-        for name, metrics in theirs.items():
-            expected = ours[name.removesuffix("_openai")]
-            compared = {key: value for key, value in metrics.items() if key.removesuffix(",none") in expected and "stderr" not in key}
-            self.assertTrue(compared, name)
-            for key, value in compared.items():
-                self.assertAlmostEqual(value / (expected[key.removesuffix(",none")] or 1), 1 if value else 0, 5, f"{name} {key}")
+    def assert_scores(self, **model):
+        """Fails unless the harness has every score of the program with this model.
 
-    def harness(self, run):
+        Perplexities are compared by their logarithms, because these are the log-likelihoods that float32 rounds.
+        """
         import datasets
-        import efla.hf
         import lm_eval
 
-        with mock.patch.object(sys, "argv", ["", str(TASKS)]), mock.patch.object(sys, "path", [str(TASKS), *sys.path]):
-            local = importlib.import_module("make_harness_golden")  # the tasks from files instead of the network
-        with mock.patch.object(datasets, "load_dataset", local.load_dataset):
-            return lm_eval.simple_evaluate(
-                model="hf",
-                model_args=f"pretrained={efla.hf.checkpoint(run)},dtype=float32,max_length=2048",
-                device="cpu",
-                tasks=local.TASKS,
-                log_samples=False,
-                bootstrap_iters=0,
-            )["results"]
+        warnings.simplefilter("ignore")
+        with mock.patch.object(datasets, "load_dataset", self.local.load_dataset):
+            results = lm_eval.simple_evaluate(**model, tasks=self.local.TASKS, log_samples=False, bootstrap_iters=0)["results"]
+        self.assertEqual({name.removesuffix("_openai") for name in results}, set(self.expected))
+        for name, metrics in results.items():
+            expected = self.expected[name.removesuffix("_openai")]
+            metrics = {key.removesuffix(",none"): value for key, value in metrics.items()}
+            compared = {key for key in metrics.keys() & expected if "stderr" not in key}
+            self.assertTrue(compared, name)
+            for key in compared:
+                scale = math.log if "perplexity" in key else float
+                value = scale(expected[key])
+                self.assertAlmostEqual(scale(metrics[key]), value, delta=1e-6 * value, msg=f"{name} {key}")
+
+    @unittest.skipUnless(installed("accelerate"), "lm_eval[hf] is not installed")
+    def test_the_model_of_transformers_has_the_scores_of_the_program(self):
+        import efla.hf
+
+        checkpoint = efla.hf.checkpoint(self.folder / "run")
+        arguments = f"pretrained={checkpoint},dtype=float32,max_length={self.local.MAX_LENGTH}"
+        self.assert_scores(model="hf", model_args=arguments, device="cpu")
+
+    @unittest.skipUnless(installed("aiohttp", "tenacity"), "lm_eval[api] is not installed")
+    def test_the_server_has_the_scores_of_the_program(self):
+        command = [os.path.abspath(PROGRAM), "serve", "run", "--port", "0"]
+        server = subprocess.Popen(command, cwd=self.folder, stdout=subprocess.PIPE, text=True)
+        self.addCleanup(server.communicate)
+        self.addCleanup(server.kill)
+        _, name, _, address = server.stdout.readline().split()
+        # One token more because the last one is not read, and one for the token that the harness lets the server add.
+        length = self.local.MAX_LENGTH + 2
+        arguments = f"model={name},base_url={address}/v1/completions,tokenizer_backend=remote,max_length={length}"
+        self.assert_scores(model="local-completions", model_args=arguments)
+        server.terminate()
+        self.assertEqual(server.wait(), 0)
 
 
 if __name__ == "__main__":
