@@ -350,5 +350,17 @@ TEST(PixelClassifier, NamesWhatIsWrong) {
   EXPECT_THROW(pixel_classifier_config_from_json(json), Error);
 }
 
+// So that a text which was prefilled in bfloat16 is decoded in float32.
+TEST(KeyValueCache, KeepsItsTypeAsItGrows) {
+  KeyValueCache cache(1, 1, 2, torch::kCPU);
+  for (const std::int64_t tokens : {3, 4}) {
+    const auto keys = torch::ones({1, 1, tokens, 2}, torch::kBFloat16);
+    cache.append(keys, 2 * keys);
+  }
+  EXPECT_EQ(cache.tokens(), 7);
+  EXPECT_TRUE(cache.keys().equal(torch::ones({1, 1, 7, 2})));
+  EXPECT_TRUE(cache.values().equal(torch::full({1, 1, 7, 2}, 2.0F)));
+}
+
 }  // namespace
 }  // namespace efla::nn

@@ -68,7 +68,7 @@ void KeyValueCache::append(const Tensor& keys, const Tensor& values) {
   if (keys_.size(2) < needed) {
     const std::int64_t room = std::max(needed, 2 * tokens_);
     for (auto* held : {&keys_, &values_}) {
-      const auto larger = torch::empty({held->size(0), held->size(1), room, held->size(3)}, keys.options());
+      const auto larger = torch::empty({held->size(0), held->size(1), room, held->size(3)}, held->options());
       larger.narrow(2, 0, tokens_).copy_(held->narrow(2, 0, tokens_));
       *held = larger;
     }
