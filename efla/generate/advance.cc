@@ -51,33 +51,40 @@ std::int64_t draw(std::span<const float> logits, Session& session, const Samplin
 std::int64_t next_id(const nn::LanguageModel& model, Session& session, const SamplingOptions& options,
                      std::int64_t limit, const nn::GpuDecoder* decoder) {
   require_pending(session);
-  if (decoder != nullptr && session.pending.size() == 1) {
+  if (decoder != nullptr) {
+    nn::GpuDecoder::Output output;
+    if (session.pending.size() == 1) {
+      output = decoder->step(taken(session, 1), session.state);
+    } else {
+      const auto ids = taken(session, session.pending.size()).unsqueeze(0);
+      output.logits = decoder->prefill(ids, session.state);
+    }
     Session* const sessions[] = {&session};
-    return draw_rows(decoder->step(taken(session, 1), session.state), sessions, options, limit)[0];
+    std::int64_t id = 0;
+    draw_rows(output, sessions, options, limit, [&](std::size_t, std::int64_t drawn) { id = drawn; });
+    return id;
   }
-  const auto logits = prefill(model, decoder, session, session.pending.size());
+  const auto logits = prefill(model, nullptr, session, session.pending.size());
   return draw({logits.data_ptr<float>(), static_cast<std::size_t>(limit)}, session, options);
 }
 
-std::vector<std::int64_t> draw_rows(const nn::GpuDecoder::Output& output, std::span<Session* const> sessions,
-                                    const SamplingOptions& options, std::int64_t limit) {
+void draw_rows(const nn::GpuDecoder::Output& output, std::span<Session* const> sessions, const SamplingOptions& options,
+               std::int64_t limit, const std::function<void(std::size_t row, std::int64_t id)>& drawn) {
   const bool known = output.likeliest.defined() && options.temperature == 0.0 && options.repetition_penalty == 1.0;
   const std::vector<const Session*> read(sessions.begin(), sessions.end());
-  const auto drawn =
+  const auto all =
       (known ? output.likeliest : sample_rows(output.logits.narrow(1, 0, limit), read, options)).to(torch::kCPU);
-  const auto values = drawn.accessor<double, 2>();
-  std::vector<std::int64_t> ids(sessions.size(), -1);
+  const auto values = all.accessor<double, 2>();
   for (std::size_t i = 0; i < sessions.size(); ++i) {
     if (sessions[i] == nullptr) continue;
     const auto row = static_cast<std::int64_t>(i);
     if (std::isfinite(values[row][1])) {
-      ids[i] = add_drawn(static_cast<std::int64_t>(values[row][0]), *sessions[i]);
+      drawn(i, add_drawn(static_cast<std::int64_t>(values[row][0]), *sessions[i]));
     } else {  // says which logit is wrong
       const auto logits = output.logits[row].to(torch::kCPU);
-      ids[i] = draw({logits.data_ptr<float>(), static_cast<std::size_t>(limit)}, *sessions[i], options);
+      drawn(i, draw({logits.data_ptr<float>(), static_cast<std::size_t>(limit)}, *sessions[i], options));
     }
   }
-  return ids;
 }
 
 Advance::Advance(const nn::LanguageModel& model, nn::InferenceModel* inference, const nn::GpuDecoder* decoder,

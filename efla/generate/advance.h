@@ -4,6 +4,7 @@
 #include <torch/types.h>
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <vector>
@@ -29,10 +30,11 @@ std::int64_t draw(std::span<const float> logits, Session& session, const Samplin
 // Throws Error if a session has no pending id.
 void require_pending(const Session& session);
 
-// Draws an id in [0, limit) after each row of logits, on their device; output.likeliest may be undefined: the session
-// of the row gets it as its pending one, unless it is null. Returns the ids of the rows, −1 without a session.
-std::vector<std::int64_t> draw_rows(const nn::GpuDecoder::Output& output, std::span<Session* const> sessions,
-                                    const SamplingOptions& options, std::int64_t limit);
+// Draws an id in [0, limit) after each row of logits, on their device, for each row whose session is not null. The id
+// becomes the session's pending one, and `drawn` is called with row and id, before the next row. output.likeliest may
+// be undefined. Throws std::runtime_error at the first row for which sample throws.
+void draw_rows(const nn::GpuDecoder::Output& output, std::span<Session* const> sessions, const SamplingOptions& options,
+               std::int64_t limit, const std::function<void(std::size_t row, std::int64_t id)>& drawn);
 
 // Advances a session's state by its pending ids. An InferenceModel keeps the state elsewhere until the object goes.
 class Advance {

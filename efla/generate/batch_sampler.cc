@@ -52,7 +52,7 @@ Tensor sample_rows(const Tensor& given, std::span<const Session* const> sessions
     numbers.push_back(unit_number(random));
   }
   const Tensor place = torch::tensor(numbers, torch::kDouble).to(logits.device()).unsqueeze(1) * total();
-  // Where rounding makes a place as large as the sum, it is that of the last id with a probability.
+  // Where rounding makes a place as large as the sum, the last id with a probability is drawn.
   const Tensor index =
       (sums <= torch::minimum(place, torch::nextafter(total(), torch::zeros_like(total())))).sum(1, true);
   return torch::cat({(ids.defined() ? ids.gather(1, index) : index).to(torch::kDouble), largest}, 1);

@@ -35,6 +35,17 @@ void remember(std::vector<std::int32_t>& last_ids, const data::Tokenizer& tokeni
   if (last_ids.size() > kLastIds) last_ids.erase(last_ids.begin());
 }
 
+// Returns how many of the first texts are prefilled together: as many that begin as fit, or 1.
+std::size_t count_packed(std::span<const Session> sessions) {
+  std::size_t count = 0, tokens = 0;
+  for (const auto& session : sessions) {
+    tokens += session.pending.size();
+    if (session.state.tokens > 0 || session.pending.empty() || tokens > kPackedTokens) break;
+    ++count;
+  }
+  return std::max<std::size_t>(count, 1);
+}
+
 }  // namespace
 
 // Converts ids to text, up to a stop string.
@@ -291,17 +302,6 @@ void Generator::replies(std::span<Session> sessions, std::span<const std::vector
   }
 }
 
-// Returns how many of the first texts are prefilled together: as many that begin as fit, or 1.
-std::size_t Generator::count_packed(std::span<const Session> sessions) const {
-  std::size_t count = 0, tokens = 0;
-  for (const auto& session : sessions) {
-    tokens += session.pending.size();
-    if (session.state.tokens > 0 || session.pending.empty() || tokens > kPackedTokens) break;
-    ++count;
-  }
-  return std::max<std::size_t>(count, 1);
-}
-
 // Prefills the prompts of texts that begin, and draws an id after each.
 void Generator::begin_packed(std::span<Session> sessions, std::span<const std::unique_ptr<Progress>> all,
                              const ReplyOptions& options) const {
@@ -313,6 +313,7 @@ void Generator::begin_packed(std::span<Session> sessions, std::span<const std::u
     ends.push_back(static_cast<std::int64_t>(ids.size()));
     drawing.push_back(all[i]->goes_on() ? &sessions[i] : nullptr);
   }
+  if (std::all_of(drawing.begin(), drawing.end(), [](const Session* session) { return session == nullptr; })) return;
   const auto start = Clock::now();
   auto states = model_.initial_state(std::ssize(sessions));
   const auto logits = decoder_->prefill_packed(torch::tensor(ids, torch::kLong).unsqueeze(0),
@@ -322,11 +323,11 @@ void Generator::begin_packed(std::span<Session> sessions, std::span<const std::u
     sessions[i].state = states.shared_row(row, ends[i + 1] - ends[i]);
     sessions[i].pending.clear();
   }
-  const auto drawn = draw_rows({logits, {}}, drawing, options.sampling, tokenizer_.vocab_size());
-  const double ms = ms_since(start) / static_cast<double>(sessions.size());
-  for (std::size_t i = 0; i < sessions.size(); ++i) {
-    if (drawing[i] != nullptr) all[i]->add(drawn[i], ends[i + 1] - ends[i], ms);
-  }
+  double ms = -1.0;
+  draw_rows({logits, {}}, drawing, options.sampling, tokenizer_.vocab_size(), [&](std::size_t i, std::int64_t id) {
+    if (ms < 0.0) ms = ms_since(start) / static_cast<double>(sessions.size());
+    all[i]->add(id, ends[i + 1] - ends[i], ms);
+  });
 }
 
 // Draws the further ids of all replies, one of each per step, and calls end_complete after each. The sessions' states
@@ -367,12 +368,11 @@ void Generator::continue_together(std::span<Session> sessions, std::span<const s
     for (const auto row : rows) {
       drawing[static_cast<std::size_t>(row)] = &sessions[texts[static_cast<std::size_t>(row)]];
     }
-    const auto drawn = draw_rows(output, drawing, options.sampling, tokenizer_.vocab_size());
-    const double ms = ms_since(start) / static_cast<double>(rows.size());
-    for (const auto at : rows) {
-      const auto row = static_cast<std::size_t>(at);
-      all[static_cast<std::size_t>(texts[row])]->add(drawn[row], 1, ms);
-    }
+    double ms = -1.0;
+    draw_rows(output, drawing, options.sampling, tokenizer_.vocab_size(), [&](std::size_t row, std::int64_t id) {
+      if (ms < 0.0) ms = ms_since(start) / static_cast<double>(rows.size());
+      all[static_cast<std::size_t>(texts[row])]->add(id, 1, ms);
+    });
   }
 }
 

@@ -50,7 +50,7 @@ class Advance;
 class Generator {
  public:
   // All must outlive the generator. With `inference`, which is made of the model, the generator computes with that;
-  // with `decoder`, made of the model and the tokenizer's ids, it decodes with that. Throws Error if the tokenizer has
+  // with `decoder`, made of the model and the tokenizer's ids, with that. Throws Error if the tokenizer has
   // ids that the model does not have.
   Generator(const nn::LanguageModel& model, const data::Tokenizer& tokenizer, nn::InferenceModel* inference = nullptr,
             const nn::GpuDecoder* decoder = nullptr);
@@ -78,7 +78,6 @@ class Generator {
   void continue_alone(Session& session, Progress& progress, const ReplyOptions& options, std::int64_t count) const;
   std::int64_t continue_draft(Advance& advance, Session& session, Progress& progress,
                               std::span<const std::int32_t> draft, const ReplyOptions& options) const;
-  std::size_t count_packed(std::span<const Session> sessions) const;
   void begin_packed(std::span<Session> sessions, std::span<const std::unique_ptr<Progress>> all,
                     const ReplyOptions& options) const;
   void continue_together(std::span<Session> sessions, std::span<const std::unique_ptr<Progress>> all,

@@ -163,6 +163,29 @@ TEST_F(GeneratorTest, ContinuesTextsTogetherAsOneByOne) {
   }
 }
 
+TEST_F(GeneratorTest, PrefillsTogetherWhatFitsAndBegins) {
+  const nn::GpuDecoder decoder(model, nn::WeightType::float32, tokenizer->vocab_size());
+  const Generator together(model, *tokenizer, nullptr, &decoder);
+  const ReplyOptions options{.max_tokens = 6};
+  std::vector<Session> sessions, alone;
+  std::vector<std::vector<std::int32_t>> prompts;
+  Random random(5);
+  for (const std::size_t length : {5'000, 5'000, 3, 2, 9'000, 7, 70}) {
+    for (auto* all : {&sessions, &alone}) {
+      all->emplace_back(model, 1);
+      if (length == 2) together.reply(all->back(), std::vector<std::int32_t>{1, 2, 3}, {.max_tokens = 1});  // goes on
+    }
+    auto& prompt = prompts.emplace_back(length);
+    for (auto& id : prompt) id = static_cast<std::int32_t>(random.below(256));
+  }
+  std::vector<std::vector<std::int32_t>> ids;
+  together.replies(sessions, prompts, options, [&](std::size_t, const Reply& reply) { ids.push_back(reply.ids); });
+  ASSERT_EQ(ids.size(), prompts.size());
+  for (std::size_t i = 0; i < prompts.size(); ++i) {
+    EXPECT_EQ(ids[i], together.reply(alone[i], prompts[i], options).ids) << i;
+  }
+}
+
 TEST_F(GeneratorTest, AnErrorOfOneTextLeavesTheOthersReplies) {
   const nn::GpuDecoder decoder(model, nn::WeightType::float32, tokenizer->vocab_size());
   const Generator together(model, *tokenizer, nullptr, &decoder);
