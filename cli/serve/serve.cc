@@ -118,7 +118,7 @@ void add_address_options(CLI::App& command, ServeArguments& arguments) {
   command
       .add_option("--state-keys", arguments.state_keys,
                   "Sign the states that clients take with the first key of this file, one per line,\n"
-                  "and take back those signed with any of them alone")
+                  "and refuse states that none of the keys signed")
       ->type_name("FILE");
   command.add_option("--cors", http.cors_origins, "Let pages of this origin call; may be given several times")
       ->type_name("ORIGIN")

@@ -203,9 +203,7 @@ TEST_F(ServeCommand, FinishesStreamsAfterSigterm) {
   std::vector<std::unique_ptr<HttpClient>> clients;
   for (int i = 0; i < 100; ++i) {
     clients.push_back(std::make_unique<HttpClient>(port_));
-    clients.back()->send(
-        "POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\nContent-Length: " +
-        std::to_string(body.size()) + "\r\n\r\n" + body);
+    clients.back()->send_post("/v1/completions", body);
   }
   for (const auto& client : clients) client->read_until("data: ");
   EXPECT_EQ(stop(), 0);

@@ -66,6 +66,7 @@ TEST(KilledEngine, KeepsEveryTokenThatItConfirmed) {
     const pid_t child = fork();
     ASSERT_GE(child, 0);
     if (child == 0) {
+      close(ends[0]);
       DurableEngine engine(std::make_unique<FakeEngine>("a"), sessions);
       for (;;) {
         advance(engine);

@@ -142,6 +142,12 @@ TEST(Requests, ChatTakesMessagesOfTextAndOfParts) {
       R"({"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "cache_control": )";
   EXPECT_TRUE(parse_chat(parse_body(part + R"({"type": "ephemeral"}}]}]})")).chat[0].cached);
   EXPECT_FALSE(request.chat[1].cached);
+  std::string five = R"({"messages": [)";
+  for (int i = 0; i < 5; ++i) {
+    five += std::string(i > 0 ? "," : "") +
+            R"({"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}]})";
+  }
+  refused(five + "]}", "messages", "got 5 messages with cache_control, expected at most 4");
   refused(part + R"({"type": "forever"}}]}]})", "messages[0].content", "expected \"ephemeral\"");
   refused(part + R"({"type": "ephemeral", "ttl": "1h"}}]}]})", "messages[0].content.cache_control.ttl",
           "unknown field");

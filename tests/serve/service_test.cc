@@ -473,9 +473,7 @@ TEST_F(ServiceTest, SigtermFinishesAHundredStreamsAndSaysSo) {
   const std::string body = R"({"prompt": "a", "max_tokens": 100, "seed": 0, "stream": true})";
   for (int i = 0; i < 100; ++i) {
     clients.push_back(std::make_unique<HttpClient>(port_));
-    clients.back()->send(
-        "POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\nContent-Length: " +
-        std::to_string(body.size()) + "\r\n\r\n" + body);
+    clients.back()->send_post("/v1/completions", body);
   }
   for (const auto& client : clients) client->read_until("data: ");
   kill(getpid(), SIGTERM);

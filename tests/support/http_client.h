@@ -71,8 +71,12 @@ class HttpClient {
   }
   std::string get(const std::string& path) { return ask("GET " + path + " HTTP/1.1\r\nHost: test\r\n\r\n"); }
   std::string post(const std::string& path, const std::string& body, const std::string& fields = "") {
-    return ask("POST " + path + " HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n" + fields +
-               "Content-Length: " + std::to_string(body.size()) + "\r\n\r\n" + body);
+    send_post(path, body, fields);
+    return read_reply();
+  }
+  void send_post(const std::string& path, const std::string& body, const std::string& fields = "") {
+    send("POST " + path + " HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n" + fields +
+         "Content-Length: " + std::to_string(body.size()) + "\r\n\r\n" + body);
   }
 
   std::string read_reply() {

@@ -41,7 +41,7 @@ std::string text_of(const nlohmann::json& value, const std::string& path, const 
 
 }  // namespace
 
-std::string ChatTemplate::text_of(std::span<const ChatMessage> chat) const {
+std::string ChatTemplate::render_messages(std::span<const ChatMessage> chat) const {
   std::string text;
   for (const auto& message : chat) {
     const auto found = messages.find(message.role);

@@ -19,9 +19,9 @@ struct ChatTemplate {
   std::vector<std::string> stop = {};  // texts that end a reply
 
   // Returns the text of messages. Throws ApiError for a role without a template.
-  std::string text_of(std::span<const ChatMessage> chat) const;
+  std::string render_messages(std::span<const ChatMessage> chat) const;
   // Returns the text of messages and the beginning of a reply.
-  std::string render(const std::vector<ChatMessage>& chat) const { return text_of(chat) + reply; }
+  std::string render(const std::vector<ChatMessage>& chat) const { return render_messages(chat) + reply; }
 
   // Returns the text that follows a reply in a chat.
   std::string after_reply() const;

@@ -180,10 +180,10 @@ void Generation::prepare_prompts() {
     const auto& chat = context_.options.chat;
     request_.prompts = {chat.render(request_.chat)};
     request_.stop.insert(request_.stop.end(), chat.stop.begin(), chat.stop.end());
-    for (std::size_t i = 0; i < request_.chat.size(); ++i) {
+    for (std::size_t i = 0; from_.empty() && i < request_.chat.size(); ++i) {  // the cache is of texts that begin
       if (!request_.chat[i].cached) continue;
-      const auto ids = encode(chat.text_of(std::span(request_.chat).first(i + 1)));
-      cache_after_.push_back(static_cast<std::int64_t>(ids.size()));
+      const auto beginning = chat.render_messages(std::span(request_.chat).first(i + 1));
+      if (!beginning.empty()) cache_after_.push_back(static_cast<std::int64_t>(encode(beginning).size()));
     }
   }
   for (auto& prompt : request_.prompts) {

@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
 constexpr std::int64_t kMostReplies = 128;  // n
-constexpr std::size_t kMostPrompts = 2048, kMostStops = 16;
+constexpr std::size_t kMostPrompts = 2048, kMostStops = 16, kMostCached = 4;
 
 std::int32_t token_id(const nlohmann::json& value, Fields& fields, const std::string& name) {
   if (value.is_number_integer()) {
@@ -196,6 +196,14 @@ std::vector<ChatMessage> messages(const nlohmann::json& list, const std::string&
     for (const char* ignored : {"type", "id", "status"}) fields.text(ignored);  // of a reply that the client sends back
     fields.find("refusal");
     fields.refuse_others();
+  }
+  const auto cached =
+      std::count_if(chat.begin(), chat.end(), [](const ChatMessage& message) { return message.cached; });
+  if (std::cmp_greater(cached, kMostCached)) {
+    throw ApiError(400,
+                   name + ": got " + std::to_string(cached) + " messages with cache_control, expected at most " +
+                       std::to_string(kMostCached),
+                   name);
   }
   return chat;
 }
