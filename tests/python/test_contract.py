@@ -263,7 +263,6 @@ class Derivatives(unittest.TestCase):
             torch.autograd.grad(o.sum(), x["q"], create_graph=True)
 
 
-
 class Types(unittest.TestCase):
     @unittest.skipUnless(importlib.util.find_spec("mypy"), "mypy is not installed")
     def test_results_unpack(self):

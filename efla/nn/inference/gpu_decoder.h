@@ -16,8 +16,8 @@
 namespace efla::nn {
 
 // Outputs agree with LanguageModel but for rounding. Weights that it stores in bfloat16 must have such values in the
-// model too (round_weights). Layers of softmax attention and mixers that are computed by none
-// of its kernels are the model's. Not for several threads at once.
+// model too (round_weights). Layers of softmax attention and mixers that are computed by none of its kernels are the
+// model's. Not for several threads at once.
 class GpuDecoder {
  public:
   // Packs the weights of a model on a GPU, which must outlive the object. Ids in [0, drawable) may be drawn. Throws

@@ -20,7 +20,7 @@ using torch::Tensor;
 
 constexpr std::int64_t kMaxMixerWidth = 1 << 16;
 
-// GPUs multiply matrices fastest whose rows are multiples of 16 bytes: of so many numbers in bfloat16.
+// GPUs multiply matrices fastest whose rows are multiples of 16 bytes: of 8 numbers in bfloat16.
 constexpr std::int64_t kColumns = 8;
 
 std::shared_ptr<Weight> projection_weight(torch::nn::Module& owner, const Initialiser& init, const std::string& name,

@@ -197,9 +197,9 @@ Tensor LanguageModel::advance_in_parts(const Tensor& ids, LanguageModelState& st
   const torch::NoGradGuard no_grad;
   check_ids(ids, 2);
   check_state(state, ids.size(0));
-  // A multiple of the operator's chunk, so that the result does not depend on where a prefill is cut.
   const Tensor on_device = ids.to(embeddings_->value.device());
   const std::int64_t most = on_device.is_cuda() ? kPrefillTokensOnGpu : kPrefillTokens;
+  // A multiple of the operator's chunk, so that the result does not depend on where a prefill is cut.
   const std::int64_t step = std::max(kChunk, most / ids.size(0) / kChunk * kChunk);
   std::vector<Tensor> parts;
   for (std::int64_t begin = 0; begin < ids.size(1); begin += step) {

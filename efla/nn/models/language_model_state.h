@@ -36,7 +36,7 @@ struct LanguageModelState {
   static LanguageModelState joined(const std::vector<const LanguageModelState*>& states);
   LanguageModelState selected(const std::vector<std::int64_t>& rows) const;
   // Returns the state of one sequence, which shares its tensors with this one, without caches of softmax attention.
-  LanguageModelState shared_row(std::int64_t row, std::int64_t tokens) const;
+  LanguageModelState shared_row(std::int64_t row, std::int64_t row_tokens) const;
 
   std::int64_t bytes() const;
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_INTERVAL = 32  # tokens between the states that the backward starts from
+_BACKWARD_INTERVAL = 32  # tokens between the states that the backward starts from
 
 
 class DeltaRule(torch.autograd.Function):
@@ -17,7 +17,7 @@ class DeltaRule(torch.autograd.Function):
 
     @staticmethod
     def forward(*arguments: Any) -> Any:  # type: ignore[override, unused-ignore]
-        return torch.ops.efla.delta_rule_with_states(*arguments, _INTERVAL)
+        return torch.ops.efla.delta_rule_with_states(*arguments, _BACKWARD_INTERVAL)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -40,7 +40,7 @@ class DeltaRule(torch.autograd.Function):
             ctx.write_scale,
             ctx.qk_l2norm,
             ctx.implementation,
-            _INTERVAL,
+            _BACKWARD_INTERVAL,
         )
         of_inputs = (None if tensor is None else gradient for tensor, gradient in zip(inputs, gradients))
         return (*of_inputs, *[None] * 7)  # cu_seqlens and six settings
