@@ -100,7 +100,11 @@ HWY_INLINE void tile(const LinearForward& p, const WeightRow<W>* weight, std::si
       Vec w[N];
       for (int j = 0; j < N; ++j) w[j] = weight[j].at(d, at);
       for (int i = 0; i < M; ++i) {
-        const auto v = hn::LoadU(d, x[i] + at);
+        auto v = hn::LoadU(d, x[i] + at);
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
+        // Keeps v in one of 32 registers. GCC would read it from memory for each product, and reads bound this loop.
+        asm("" : "+v"(v.raw));
+#endif
         for (int j = 0; j < N; ++j) sum[i][j] = hn::MulAdd(w[j], v, sum[i][j]);
       }
     }
