@@ -33,7 +33,7 @@ struct Place {
 
 // Returns the place of this thread; a thread without work gets one without tokens. A thread block has 32 groups of
 // channels and eight strips. Consecutive thread blocks have the next channels of the same strips, then the next strips.
-// A batch entry has `strips` strips; those of all entries are numbered one after the other.
+// A batch entry has `strips` strips, and the numbers of strips go on from each entry to the next.
 template <int kVector, int kStrip>
 __device__ Place place_of(const std::array<std::int64_t, 3>& extent, std::int64_t channel_blocks, std::int64_t strips) {
   const std::int64_t block = blockIdx.x, i_c = block % channel_blocks;

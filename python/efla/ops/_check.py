@@ -32,7 +32,7 @@ def call(function: str, operator: Callable[..., Any], *arguments: object) -> Any
         return operator(*arguments)
     except RuntimeError as error:
         if "functorch transforms" in str(error):
-            raise Transformed(f"{function}: torch.func is not implemented: use torch.autograd.grad or backward()") from None
+            raise Transformed(f"{function}: got a transform of torch.func, expected torch.autograd.grad or backward()") from None
         _, separator, text = str(error).partition(": ")
         if not (separator and ": got " in text and ", expected " in text):
             raise
