@@ -176,11 +176,13 @@ Tensor step_op(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& 
 
 template <bool kMeta>
 Tensor steps_op(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& beta, const OptionalTensor& g,
-                Tensor states, const OptionalTensor& slots, c10::optional<double> scale, const std::string& step,
-                double erase_scale, double write_scale, bool qk_l2norm, const std::string& implementation) {
+                Tensor states, const OptionalTensor& slots, const OptionalTensor& kept, c10::optional<double> scale,
+                const std::string& step, double erase_scale, double write_scale, bool qk_l2norm,
+                const std::string& implementation) {
   const DeltaRule rule = rule_of(scale, step, erase_scale, write_scale, qk_l2norm);
   if (kMeta) return at::empty(v.sizes(), v.options());
-  return delta_rule_steps(q, k, v, beta, g.value_or(Tensor()), states, slots.value_or(Tensor()), rule, implementation);
+  return delta_rule_steps(q, k, v, beta, g.value_or(Tensor()), states, slots.value_or(Tensor()),
+                          kept.value_or(Tensor()), rule, implementation);
 }
 
 // The ops that a user calls: differentiable, or with the states before every state_interval tokens of a sequence.
@@ -383,7 +385,8 @@ TORCH_LIBRARY_FRAGMENT(efla, library) {
               ", int state_interval=32) -> (Tensor o, Tensor final_state, Tensor states)",
               user_op_with_states);
   library.def("delta_rule_step(" EFLA_INPUTS ", Tensor(a!) state, " EFLA_RULE ") -> Tensor");
-  library.def("delta_rule_steps(" EFLA_INPUTS ", Tensor(a!) states, Tensor? slots=None, " EFLA_RULE ") -> Tensor");
+  library.def("delta_rule_steps(" EFLA_INPUTS ", Tensor(a!) states, Tensor? slots=None, Tensor? kept=None, " EFLA_RULE
+              ") -> Tensor");
   library.def(
       "delta_rule_choice(Tensor q, Tensor k, Tensor v, Tensor? g=None, Tensor? cu_seqlens=None, "
       "str implementation=\"auto\") -> (str name, str reason)",

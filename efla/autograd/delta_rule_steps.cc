@@ -17,7 +17,7 @@ using at::Tensor;
 
 // One token per batch entry where kTokenAxes is 0, several where it is 1.
 template <int kTokenAxes>
-Tensor run_steps(const char* name, const DeltaRuleInput& in, Tensor& states, const Tensor& slots,
+Tensor run_steps(const char* name, const DeltaRuleInput& in, Tensor& states, const Tensor& slots, const Tensor& kept,
                  const DeltaRule& given_rule, const std::string& implementation) {
   constexpr bool kTokens = kTokenAxes == 1;
   constexpr int kRank = 3 + kTokenAxes;
@@ -40,6 +40,7 @@ Tensor run_steps(const char* name, const DeltaRuleInput& in, Tensor& states, con
   check_one(kTokens ? "states" : "state", states, narrow ? at::kBFloat16 : state_dtype, 4,
             kTokens ? "[P, HV, K, V]" : "[B, HV, K, V]");
   if (slots.defined()) check_one("slots", slots, at::kLong, 1, "[B]");
+  if (kept.defined()) check_one("kept", kept, at::kLong, 1, "[B]");
   const at::NoGradGuard no_grad;
   Tensor o = at::empty(in.v.sizes(), in.v.options());
   with_element_type(name, q, [&]<class T>(T) {
@@ -57,6 +58,7 @@ Tensor run_steps(const char* name, const DeltaRuleInput& in, Tensor& states, con
       problem.o = view_of<T, kRank>(o);
       if constexpr (kTokens) {
         problem.states = view_of<S, 4>(states);
+        problem.kept = view_of<const std::int64_t, 1>(kept);
         delta_steps(problem, {implementation, context_of(q)});
       } else {
         problem.state = view_of<S, 4>(states);
@@ -80,13 +82,14 @@ Tensor run_steps(const char* name, const DeltaRuleInput& in, Tensor& states, con
 Tensor delta_rule_step(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& beta, const Tensor& g,
                        Tensor& state, const DeltaRule& rule, const std::string& implementation) {
   RECORD_USER_SCOPE("efla::delta_rule_step");
-  return run_steps<0>("delta_rule_step", {q, k, v, beta, {}, g, {}}, state, {}, rule, implementation);
+  return run_steps<0>("delta_rule_step", {q, k, v, beta, {}, g, {}}, state, {}, {}, rule, implementation);
 }
 
 Tensor delta_rule_steps(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& beta, const Tensor& g,
-                        Tensor& states, const Tensor& slots, const DeltaRule& rule, const std::string& implementation) {
+                        Tensor& states, const Tensor& slots, const Tensor& kept, const DeltaRule& rule,
+                        const std::string& implementation) {
   RECORD_USER_SCOPE("efla::delta_rule_steps");
-  return run_steps<1>("delta_rule_steps", {q, k, v, beta, {}, g, {}}, states, slots, rule, implementation);
+  return run_steps<1>("delta_rule_steps", {q, k, v, beta, {}, g, {}}, states, slots, kept, rule, implementation);
 }
 
 }  // namespace efla::autograd

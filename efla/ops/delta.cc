@@ -172,14 +172,34 @@ View<T, Rank - 1> token_of(const View<T, Rank>& view, std::int64_t t) {
   return token;
 }
 
-// Calls f with every token of a problem as a problem of its own.
+// Calls f(x) with every element x of the state of a slot.
+template <class S, class F>
+void for_each_element(const View<S, 4>& states, std::int64_t slot, F&& f) {
+  for (std::int64_t h = 0; h < states.extent[1]; ++h) {
+    for (std::int64_t i = 0; i < states.extent[2]; ++i) {
+      for (std::int64_t j = 0; j < states.extent[3]; ++j) f(states(slot, h, i, j));
+    }
+  }
+}
+
+// Calls f with every token of a problem as a problem of its own, and rolls back those that are not kept.
 template <class T, class S, class F>
 void for_each_token(const DeltaSteps<T, S>& p, F&& f) {
   DeltaShape one = p.shape;
   one.tokens = 1;
+  const auto slot = [&](std::int64_t i_b) { return p.slots ? p.slots(i_b) : i_b; };
+  std::vector<std::vector<S>> kept(p.kept ? p.shape.batch : 0);  // states that later tokens will change
   for (std::int64_t t = 0; t < p.shape.tokens; ++t) {
+    for (std::int64_t i_b = 0; i_b < std::ssize(kept); ++i_b) {
+      if (p.kept(i_b) != t || slot(i_b) < 0) continue;
+      for_each_element(p.states, slot(i_b), [&](const S& x) { kept[i_b].push_back(x); });
+    }
     f(DeltaStep<T, S>{one, p.rule, token_of(p.q, t), token_of(p.k, t), token_of(p.v, t), token_of(p.beta, t),
                       token_of(p.g, t), p.states, token_of(p.o, t), p.slots});
+  }
+  for (std::int64_t i_b = 0; i_b < std::ssize(kept); ++i_b) {
+    auto next = kept[i_b].begin();
+    if (next != kept[i_b].end()) for_each_element(p.states, slot(i_b), [&](S& x) { x = *next++; });
   }
 }
 

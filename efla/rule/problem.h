@@ -153,6 +153,9 @@ struct DeltaSteps {
   View<const std::int64_t, 1> slots;  // as in DeltaStep
   View<S, 4> states;                  // [P, HV, K, V], updated in place; [B, HV, K, V] without slots
   View<T, 4> o;                       // [B, T, HV, V]
+  // [B], optional: how many of its tokens, 0 to T, a batch entry keeps: its state becomes the one after these, so that
+  // the others are rolled back. All outputs are computed. Absent: T.
+  View<const std::int64_t, 1> kept = {};
 };
 
 // Returns the place of sequence n of a forward or a backward.

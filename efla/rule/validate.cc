@@ -180,6 +180,10 @@ void validate(const DeltaSteps<T, S>& p, const Device& device) {
   check_decay(op, "g", p.rule, p.g, {s.batch, s.tokens, s.value_heads, s.key_dim});
   check_states(op, "states", s, p.states, p.slots, device);
   check_view(op, "o", p.o, {s.batch, s.tokens, s.value_heads, s.value_dim});
+  check_view(op, "kept", p.kept, {s.batch}, Presence::optional);
+  for (std::int64_t i = 0; p.kept && device.is_cpu() && i < s.batch; ++i) {
+    check_size(op, ("kept[" + std::to_string(i) + "]").c_str(), p.kept(i), 0, s.tokens);
+  }
 }
 
 void validate(const MixerStep& p, const Device& device) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "efla/ref/delta.h"
@@ -213,6 +214,54 @@ TEST(CudaStepPool, SkippedEntry) {
   const std::int64_t size = c.heads * c.key_dim * c.value_dim;
   for (std::int64_t i = 0; i < std::ssize(got); ++i) {
     ASSERT_EQ(got[i], i / size == kSkipped ? initial[i] : expected[i]) << i;
+  }
+}
+
+// A state keeps the first tokens to the same bits, as if there had been no others; all outputs are computed.
+template <class T, class S>
+void expect_kept(std::int64_t dim) {
+  constexpr std::int64_t kTokens = 5;
+  const std::vector<std::int64_t> kept{3, 0, kTokens, 1};
+  DeltaCase c{"exact", 1, 1, true, std::ssize(kept), kTokens, 2, dim, dim, 1, Layout::contiguous, true, true, false};
+  c.decay = Decay::scalar;
+  c.gate = 0.5;
+  DeltaData<T> data(c);
+  Tensor<S, 4> states({c.batch, c.heads, dim, dim});
+  const std::vector<double> initial = data.initial_state.values();
+  // Returns outputs and states after one call of the first `count` tokens.
+  const auto call = [&](std::int64_t count, bool rolls_back) {
+    states.assign(initial);
+    const DeviceData<T> device(data);
+    const DeviceTensor<S, 4> device_states(states);
+    const DeviceBytes numbers(kept.size() * sizeof(std::int64_t));
+    gpu::check(cudaMemcpy(numbers.data(), kept.data(), numbers.bytes(), cudaMemcpyHostToDevice), "cudaMemcpy");
+    const DeltaForward<T> f = device.forward();
+    DeltaSteps<T, S> p{f.shape, f.rule, f.q, f.k, f.v, f.beta, f.g, {}, device_states.view(), f.o};
+    p.shape.tokens = count;
+    if (rolls_back) {
+      p.kept = View<const std::int64_t, 1>::contiguous(static_cast<const std::int64_t*>(numbers.data()), {c.batch});
+    }
+    gpu::step_fwd(p, nullptr);
+    device.download();
+    device_states.download();
+    return std::pair(data.o.values(), states.values());
+  };
+  const auto rolled_back = call(kTokens, true);
+  EXPECT_EQ(rolled_back.first, call(kTokens, false).first);
+  const std::int64_t size = c.heads * dim * dim;
+  for (std::int64_t b = 0; b < c.batch; ++b) {
+    const std::vector<double> expected =
+        kept[b] > 0 ? call(kept[b], false).second : (states.assign(initial), states.values());
+    for (std::int64_t i = b * size; i < (b + 1) * size; ++i)
+      ASSERT_EQ(rolled_back.second[i], expected[i]) << b << ' ' << i;
+  }
+}
+
+TEST(CudaStepPool, RollsBackTokensThatAreNotKept) {
+  for (const std::int64_t dim :
+       {64, 100, 128, 256}) {  // states in registers, by elements, in registers, in shared memory
+    expect_kept<float, float>(dim);
+    expect_kept<bfloat16, bfloat16>(dim);
   }
 }
 

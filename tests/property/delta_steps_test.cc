@@ -94,6 +94,47 @@ TEST(DeltaSteps, AreSingleStepsOfThePoolsStates) {
   check_all("ref");
 }
 
+// A state keeps the first tokens, as if there had been no others; all outputs are computed.
+template <class T, class S>
+void check_kept(const std::string& implementation) {
+  const DeltaCase c = pool_case(Decay::scalar);
+  DeltaData<T> all(c), some(c);
+  const std::array<std::int64_t, 4> extent{c.batch, all.shape.value_heads, c.key_dim, c.value_dim};
+  const std::vector<std::int64_t> kept{3, 0, kTokens};
+  for (std::int64_t b = 0; b < c.batch; ++b) {
+    Tensor<S, 4> rolled_back(extent, Layout::sliced), expected(extent, Layout::sliced);
+    fill(rolled_back);
+    fill(expected);
+    DeltaSteps<T, S> p = steps_of(some.forward(), rolled_back.view(), {});
+    p.kept = View<const std::int64_t, 1>::contiguous(kept.data(), {c.batch});
+    delta_steps(p, {.implementation = implementation});
+    DeltaSteps<T, S> first = steps_of(all.forward(), expected.view(), {});
+    first.shape.tokens = kept[b];
+    for (auto* view : {&first.q, &first.k, &first.v}) view->extent[1] = kept[b];
+    first.beta.extent[1] = first.g.extent[1] = first.o.extent[1] = kept[b];
+    if (kept[b] > 0) delta_steps(first, {.implementation = implementation});
+    for (std::int64_t h = 0; h < extent[1]; ++h) {
+      for (std::int64_t i = 0; i < c.key_dim; ++i) {
+        for (std::int64_t j = 0; j < c.value_dim; ++j) {
+          ASSERT_EQ(to_float(rolled_back.view()(b, h, i, j)), to_float(expected.view()(b, h, i, j))) << b << ' ' << i;
+        }
+      }
+    }
+    Tensor<S, 4> states(extent, Layout::sliced);
+    fill(states);
+    delta_steps(steps_of(all.forward(), states.view(), {}), {.implementation = implementation});
+    EXPECT_TRUE(some.o.same_bits(all.o));
+  }
+}
+
+TEST(DeltaSteps, RollBackTokensThatAreNotKept) {
+  for (const std::string& row : fast_rows(delta_step_implementations())) {
+    check_kept<float, float>(row);
+    check_kept<bfloat16, bfloat16>(row);
+  }
+  check_kept<float, float>("ref");
+}
+
 TEST(DeltaSteps, RefuseWhatDoesNotFit) {
   DeltaData<float> data(pool_case(Decay::none));
   Tensor<float, 4> pool({kPool, data.shape.value_heads, 12, 20}, Layout::contiguous);
@@ -103,7 +144,13 @@ TEST(DeltaSteps, RefuseWhatDoesNotFit) {
     bad[2] = slot;
     expect_error([&] { delta_steps(p); }, "slots[2]", "expected -1 or a state of 4 that no other entry has");
   }
+  bad = {0, kTokens + 1, 0};
+  p.kept = p.slots;
   p.slots = {};
+  p.states.extent[0] = 3;
+  expect_error([&] { delta_steps(p); }, "kept[1]", "got 6, expected 0 to 5");
+  p.states.extent[0] = kPool;
+  p.kept = {};
   expect_error([&] { delta_steps(p); }, "states", "expected shape [3, 4, 12, 20]");
   p.shape.tokens = kMaxStepTokens + 1;
   expect_error([&] { delta_steps(p); }, "token count T", "got 9, expected 1 to 8");

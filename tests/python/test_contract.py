@@ -48,7 +48,7 @@ SIGNATURES = {
     "delta_rule_step": "q k v beta state g=None scale=None use_qk_l2norm_in_kernel=False "
     "| step erase_scale=1.0 write_scale=1.0",
     "delta_rule_steps": "q k v beta states slots=None g=None scale=None use_qk_l2norm_in_kernel=False "
-    "| step erase_scale=1.0 write_scale=1.0",
+    "| step erase_scale=1.0 write_scale=1.0 kept=None",
 }
 
 

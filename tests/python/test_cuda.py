@@ -105,6 +105,15 @@ class Cuda(unittest.TestCase):
             assert_close(self, got.cpu(), expected, state_dtype, factor=4, what="o")
             assert_close(self, got_pool.cpu(), expected_pool, state_dtype, factor=4, what="states")
 
+    def test_tokens_that_are_not_kept_are_rolled_back(self):
+        x = on_gpu(inputs(tokens=5, decay="scalar"))
+        pool = torch.randn(2, x["v"].shape[2], x["k"].shape[3], x["v"].shape[3]).cuda()
+        first = pool[:1].clone()
+        efla.delta_rule_steps(**{name: tensor[:1, :3] for name, tensor in x.items()}, states=first, step="exact")
+        untouched = pool[1].clone()
+        efla.delta_rule_steps(**x, states=pool, step="exact", kept=torch.tensor([3, 0]).cuda())
+        self.assertTrue(torch.equal(pool[:1], first) and torch.equal(pool[1], untouched))
+
     def test_layers_agree_with_the_cpu(self):
         torch.manual_seed(0)
         x = torch.randn(2, 70, 64)

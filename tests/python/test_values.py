@@ -201,6 +201,19 @@ class Values(unittest.TestCase):
                 self.assertEqual(o[0].abs().max(), 0)
                 self.assertTrue(torch.equal(pool[slots], before[slots]) and not torch.equal(pool[1], before[1]))
 
+    def test_tokens_that_are_not_kept_are_rolled_back(self):
+        x = inputs(tokens=5, decay="scalar", value_heads=4)
+        pool = state(sequences=2, value_heads=4)
+        kept, all_kept = torch.tensor([3, 0]), pool.clone()
+        expected = efla.delta_rule_steps(**x, states=all_kept, step="exact")
+        first, untouched = pool[:1].clone(), pool[1].clone()
+        efla.delta_rule_steps(**{name: tensor[:1, :3] for name, tensor in x.items()}, states=first, step="exact")
+        o = efla.delta_rule_steps(**x, states=pool, step="exact", kept=kept)
+        self.assertTrue(torch.equal(o, expected))
+        self.assertTrue(torch.equal(pool[:1], first) and torch.equal(pool[1], untouched))
+        with self.assertRaisesRegex(ValueError, r"kept\[1\]: got 6, expected 0 to 5"):
+            efla.delta_rule_steps(**x, states=pool, step="exact", kept=torch.tensor([1, 6]))
+
     def test_no_tokens(self):
         for function, decay in ((efla.chunk_kda, "channel"), (efla.fused_recurrent_gated_delta_rule, "scalar"), (efla.chunk_efla, None)):
             for packed in (None, torch.tensor([0, 0, 0])):

@@ -3,8 +3,9 @@
 // A thread block has kColumns value columns of one state. It copies them to shared memory by whole rows, because memory
 // is fast in pieces of 128 bytes and more, and each warp prepares a token while the copies are on their way. Then every
 // warp computes a slice of the columns by itself: lanes beside each other have pieces of 16 bytes of a row, and the
-// groups of lanes every other four rows. Slices in float32 stay in registers over the tokens where they fit. The others
-// stay in shared memory, where the last token's update is a part of the writing of the state.
+// groups of lanes every other four rows. Slices in float32 stay in registers over the tokens where they fit; shared
+// memory gets the state to be written, after the last token that is kept. The others stay in shared memory, where the
+// last token's update is a part of the writing of the state, and are written earlier if fewer tokens are kept.
 #include "efla/base/error.h"
 #include "efla/cuda/common/error.h"
 #include "efla/cuda/common/launch.h"
@@ -217,12 +218,14 @@ struct Copy {
   int row;        // of the first piece
   int columns;    // how many columns the state has from the piece's first on
 
+  static constexpr int kPieces = KD / L::kStep;
+
   // Calls f(state, memory, row, exists) for every piece. Pieces of rows that cannot be read whole are a loop, because
   // the addresses of all their elements at once would take too many registers.
-  template <class F>
+  template <int kAtOnce = kAligned ? kPieces : 1, class F>
   __device__ __forceinline__ void for_each(F&& f) const {
-#pragma unroll(kAligned ? KD / L::kStep : 1)
-    for (int i = 0; i < KD / L::kStep; ++i) {
+#pragma unroll(kAtOnce)
+    for (int i = 0; i < kPieces; ++i) {
       const int at = row + i * L::kStep;
       f(state + i * L::kStep * states.stride[2], memory + i * L::kStep * L::kPieces, at,
         at < states.extent[2] && columns > 0);
@@ -245,9 +248,9 @@ struct Copy {
   }
 
   // Writes value(row, x) for every piece x of shared memory.
-  template <class F>
+  template <int kAtOnce = kAligned ? kPieces : 1, class F>
   __device__ __forceinline__ void write(F&& value) const {
-    for_each([&](S* to, const uint4* from, int at, bool exists) {
+    for_each<kAtOnce>([&](S* to, const uint4* from, int at, bool exists) {
       if (!exists) return;
       if constexpr (kAligned) {
         *reinterpret_cast<uint4*>(to) = value(at, *from);
@@ -283,6 +286,7 @@ __global__ void __launch_bounds__(L::kThreads, kRegisters ? L::kBlocks
   const bool sums = lane < L::kLanes * L::kPiece, gives = sums && own < columns;
   T* const o = p.o.at(i_b, 0, i_h, first + own);
   const std::int64_t slot = p.slots ? p.slots(i_b) : i_b;
+  const int kept = p.kept ? static_cast<int>(min(max(p.kept(i_b), std::int64_t{0}), p.shape.tokens)) : count;
   if (slot < 0) {
     for (int t = 0; t < count && gives; ++t) o[t * p.o.stride[1]] = from_state<T>(0.0F);
     return;
@@ -312,7 +316,7 @@ __global__ void __launch_bounds__(L::kThreads, kRegisters ? L::kBlocks
     const Token<KD, S>& token = tokens[t];
     const float2 result = read_out(token, own, lane, piece);
     if (gives) o[t * p.o.stride[1]] = from_state<T>(scale * result.y);
-    if (!kRegisters && t + 1 == count) {
+    if (t + 1 == count && (!kRegisters || kept < count)) {
       if (sums) memory.u[own] = result.x;
       break;
     }
@@ -331,12 +335,18 @@ __global__ void __launch_bounds__(L::kThreads, kRegisters ? L::kBlocks
       piece(i + 2) = updated(piece(i + 2), decay.z, k.z, u);
       piece(i + 3) = updated(piece(i + 3), decay.w, k.w, u);
     }
-    if (kRegisters && t + 1 == count) break;
-  }
-  if constexpr (kRegisters) {
+    if (t + 1 != kept) continue;
+    if constexpr (kRegisters) {
 #pragma unroll
-    for (int i = 0; i < L::kRows; ++i) slice[row_of(i) * L::kPieces] = pieces[i];
+      for (int i = 0; i < L::kRows; ++i) slice[row_of(i) * L::kPieces] = pieces[i];
+      if (kept == count) break;
+    } else {
+      __syncthreads();
+      copy.template write<1>([](int, const uint4& x) { return x; });  // a loop, because the tokens need the registers
+      __syncthreads();
+    }
   }
+  if (kRegisters ? kept == 0 : kept < count) return;
   __syncthreads();
   if constexpr (kRegisters) {
     copy.write([](int, const uint4& x) { return x; });

@@ -74,6 +74,7 @@ def delta_rule_steps(
     step: str,
     erase_scale: float = 1.0,
     write_scale: float = 1.0,
+    kept: Tensor | None = None,
 ) -> Tensor:
     """chunk_efla for 1 to 8 tokens of every batch entry, whose states lie in a pool; in place and without gradients.
 
@@ -82,6 +83,9 @@ def delta_rule_steps(
         states: [P, HV, K, V], float32 or bfloat16 (rounded at every token), of which those named are overwritten.
         slots: [B] int64, the state of each batch entry, no two alike; −1 for an entry without a state, whose outputs are
             zeros. None: entry b has state b of P = B. On a GPU the values are not checked.
+        kept: [B] int64, how many of its tokens each entry's state keeps, 0 to T; the others are rolled back, but have
+            outputs. None: T. So that speculative decoding rejects tokens without waiting for a GPU: a call takes the
+            tokens that the last one had accepted, which it keeps, and new drafts behind them, which it does not.
         step, scale, use_qk_l2norm_in_kernel, erase_scale, write_scale: as delta_rule_step.
 
     Returns:
@@ -92,8 +96,9 @@ def delta_rule_steps(
     _check.check_tensors(function, q=q, k=k, v=v, beta=beta, states=states)
     given = q.dtype
     q, k, v = _check.widen_half(function, q, k, v)
-    if slots is not None:
-        _check.check_tensors(function, slots=slots)
+    for name, tensor in (("slots", slots), ("kept", kept)):
+        if tensor is not None:
+            _check.check_tensors(function, **{name: tensor})
     double = q.dtype == torch.float64
     if g is not None:
         _check.check_tensors(function, g=g)
@@ -108,6 +113,7 @@ def delta_rule_steps(
         g,
         states,
         slots,
+        kept,
         scale,
         step,
         float(erase_scale),
