@@ -1,6 +1,7 @@
 // Language models in folders: flash-linear-attention's checkpoints give its logits and its tokens, and what is wrong
 // with a folder is said.
 #include <gtest/gtest.h>
+#include <torch/cuda.h>
 #include <torch/types.h>
 
 #include <algorithm>
@@ -47,45 +48,62 @@ std::vector<std::int64_t> greedy(const LanguageModel& model, Tensor logits, Lang
 }
 
 // Made by flash-linear-attention on a GPU: three models of random weights, what they compute, and how they go on.
-TEST(Goldens, LogitsAndGreedyTokensAreFlashLinearAttentions) {
-  const fs::path goldens = fs::path(EFLA_SHARED_DATA) / "fla-goldens";
-  if (!fs::is_directory(goldens)) GTEST_SKIP() << "no fla-goldens in " << EFLA_SHARED_DATA;
-  const torch::NoGradGuard no_grad;
-  for (const char* name : {"delta_net-a", "gdn-a", "kda-a"}) {
-    SCOPED_TRACE(name);
-    const auto model = load_language_model(goldens / name);
-    const io::SafetensorsFile golden(goldens / name / "golden.safetensors");
-    const double error = max_difference(model->logits(read_any(golden, "input_ids")), read_any(golden, "logits"));
+class Goldens : public ::testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    if (!fs::is_directory(folder())) GTEST_SKIP() << "no fla-goldens in " << EFLA_SHARED_DATA;
+  }
+
+  static fs::path folder() { return fs::path(EFLA_SHARED_DATA) / "fla-goldens" / GetParam(); }
+
+  static void expect_logits_and_greedy_tokens(torch::Device device) {
+    const torch::NoGradGuard no_grad;
+    const auto model = load_language_model(folder(), device);
+    const io::SafetensorsFile golden(folder() / "golden.safetensors");
+    const auto on_device = [&](const char* name) { return read_any(golden, name).to(device); };
+    const double error = max_difference(model->logits(on_device("input_ids")).cpu(), read_any(golden, "logits"));
     EXPECT_LE(error, 5e-5);
-    RecordProperty(std::string(name) + " max error", std::to_string(error));
+    RecordProperty("max error", std::to_string(error));
 
     const auto wanted = read_any(golden, "greedy_ids");
     const std::vector<std::int64_t> tokens(wanted.data_ptr<std::int64_t>(),
                                            wanted.data_ptr<std::int64_t>() + wanted.numel());
-    const auto prompt = read_any(golden, "prompt_ids");
+    const auto prompt = on_device("prompt_ids");
     auto state = model->initial_state(1);
     EXPECT_EQ(greedy(*model, model->prefill(prompt, state), state, tokens.size()), tokens);
     auto slowly = model->initial_state(1);
     Tensor last;
     for (std::int64_t t = 0; t < prompt.size(1); ++t) last = model->step(prompt.select(1, t), slowly);
     EXPECT_EQ(greedy(*model, last, slowly, tokens.size()), tokens);
-
-    // What is written has the same bits under the same names.
-    const test::TempFolder folder;
-    save_language_model(*model, folder.path());
-    const io::SafetensorsFile before(goldens / name / "model.safetensors"), after(folder / "model.safetensors");
-    ASSERT_EQ(before.tensors().size(), after.tensors().size());
-    for (const auto& tensor : before.tensors()) {
-      const auto* again = after.find(tensor.name);
-      ASSERT_NE(again, nullptr) << tensor.name;
-      EXPECT_EQ(again->shape, tensor.shape) << tensor.name;
-      EXPECT_TRUE(std::ranges::equal(again->bytes, tensor.bytes)) << tensor.name;
-    }
-    EXPECT_EQ(io::read_json(folder / "config.json")["model_type"],
-              io::read_json(goldens / name / "config.json")["model_type"]);
-    EXPECT_EQ(load_language_model_config(folder.path()), model->config());
   }
+};
+
+TEST_P(Goldens, LogitsAndGreedyTokensAreFlashLinearAttentions) { expect_logits_and_greedy_tokens(torch::kCPU); }
+
+TEST_P(Goldens, LogitsAndGreedyTokensOnAGpuAreFlashLinearAttentions) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "LibTorch has no GPU";
+  expect_logits_and_greedy_tokens(torch::kCUDA);
 }
+
+TEST_P(Goldens, WrittenModelsHaveTheSameBits) {
+  const auto model = load_language_model(folder());
+  const test::TempFolder written;
+  save_language_model(*model, written.path());
+  const io::SafetensorsFile before(folder() / "model.safetensors"), after(written / "model.safetensors");
+  ASSERT_EQ(before.tensors().size(), after.tensors().size());
+  for (const auto& tensor : before.tensors()) {
+    const auto* again = after.find(tensor.name);
+    ASSERT_NE(again, nullptr) << tensor.name;
+    EXPECT_EQ(again->shape, tensor.shape) << tensor.name;
+    EXPECT_TRUE(std::ranges::equal(again->bytes, tensor.bytes)) << tensor.name;
+  }
+  EXPECT_EQ(io::read_json(written / "config.json")["model_type"],
+            io::read_json(folder() / "config.json")["model_type"]);
+  EXPECT_EQ(load_language_model_config(written.path()), model->config());
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, Goldens, testing::Values("delta_net-a", "gdn-a", "kda-a"),
+                         [](const auto& info) { return std::string(info.param, std::string(info.param).find('-')); });
 
 class ModelFolder : public ::testing::Test {
  protected:
