@@ -16,7 +16,7 @@ Batch make_batch(const data::ImageSet& images, std::span<const std::uint32_t> in
     *label++ = images.labels[index];
     to += size;
   }
-  return {batch.pixels.to(device), batch.labels.to(device)};
+  return {batch.pixels.to(device, /*non_blocking=*/true), batch.labels.to(device, /*non_blocking=*/true)};
 }
 
 torch::Tensor count_correct(const torch::Tensor& logits, const torch::Tensor& labels) {

@@ -146,10 +146,9 @@ void FlatAdamW::step_on_device([[maybe_unused]] const torch::Tensor& gradient, [
 #endif
 }
 
-double sum_of_squares(const torch::Tensor& flat, Range range, ThreadPool& pool) {
+torch::Tensor sum_of_squares(const torch::Tensor& flat, Range range, ThreadPool& pool) {
   if (!flat.is_cpu()) {  // in float32, because LibTorch would first copy the gradient for sums in float64
-    const double norm = at::norm(flat.narrow(0, range.begin, range.size())).item<double>();
-    return norm * norm;
+    return at::norm(flat.narrow(0, range.begin, range.size())).to(torch::kDouble).square();
   }
   std::vector<double> sums(static_cast<std::size_t>(blocks_of(range)));
   pool.run(blocks_of(range), [&](std::int64_t task, int) {
@@ -161,7 +160,7 @@ double sum_of_squares(const torch::Tensor& flat, Range range, ThreadPool& pool) 
   });
   double sum = 0.0;
   for (const double part : sums) sum += part;
-  return sum;
+  return torch::full({}, sum, torch::kDouble);
 }
 
 }  // namespace efla::train

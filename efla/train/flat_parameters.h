@@ -99,7 +99,8 @@ class FlatAdamW {
   std::int64_t steps_ = 0;
 };
 
-// Returns Σ x² over a range of a flat float32 buffer. The same bits for any number of threads.
-double sum_of_squares(const torch::Tensor& flat, Range range, ThreadPool& pool);
+// Returns Σ x² over a range of a flat float32 buffer, a float64 scalar on its device, without waiting for a GPU. The
+// same bits for any number of threads.
+torch::Tensor sum_of_squares(const torch::Tensor& flat, Range range, ThreadPool& pool);
 
 }  // namespace efla::train

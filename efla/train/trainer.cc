@@ -78,21 +78,17 @@ std::vector<std::int64_t> partition(std::int64_t size, int ranks) {
 
 struct Trainer::Sums {
   double loss = 0.0;  // over targets
-  std::int64_t targets = 0, examples = 0, correct = 0;
+  std::int64_t targets = 0, examples = 0;
+  double correct = 0.0;
+  double squares = 0.0;  // of the gradient's elements that this rank owns
 
-  void add(const Sums& other) {
-    loss += other.loss;
-    targets += other.targets;
-    examples += other.examples;
-    correct += other.correct;
+  void add(const Sums& part) {
+    loss += part.loss;
+    targets += part.targets;
+    examples += part.examples;
+    correct += part.correct;
   }
 };
-
-// Waits for a GPU. loss and correct are undefined where the part has no targets.
-Trainer::Sums Trainer::sums_of(const Part& part, const torch::Tensor& loss, const torch::Tensor& correct) {
-  return {loss.defined() ? loss.item<double>() * part.weight : 0.0, part.targets, part.examples,
-          correct.defined() ? correct.item<std::int64_t>() : 0};
-}
 
 Trainer::Trainer(Task& task, DataParallel& model, const UpdateOptions& options, ProcessGroup& group)
     : task_(task),
@@ -130,12 +126,14 @@ Trainer::Sums Trainer::accumulate() {
       }
       loss.objective.backward();
     }
-    sums[i] = sums_of(part, loss.loss, loss.correct);
+    sums[i] = {loss.loss.defined() ? loss.loss.item<double>() * part.weight : 0.0, part.targets, part.examples,
+               loss.correct.defined() ? loss.correct.item<double>() : 0.0};
     hooks.finish();
   });
   for (const auto& wait : pending_) wait();
   Sums all;
   for (const auto& sum : sums) all.add(sum);
+  all.squares = sum_of_squares(sum_.gradient(), adamw_.range(), model_.pool()).item<double>();
   return all;
 }
 
@@ -152,32 +150,42 @@ Trainer::Sums Trainer::accumulate_by_replay(std::int64_t parts) {
     }
     loss.objective.backward();
     sum_.add_at_once(gradients);
-    const bool counts = loss.correct.defined();
-    return counts ? std::vector<torch::Tensor>{loss.loss, loss.correct} : std::vector<torch::Tensor>{loss.loss};
+    const torch::Tensor of_part = loss.loss.to(torch::kDouble);
+    const torch::Tensor correct = loss.correct.defined() ? loss.correct.to(torch::kDouble) : torch::zeros_like(of_part);
+    return std::vector<torch::Tensor>{torch::stack({of_part, correct})};
   };
   Sums all;
+  std::vector<double> weights(static_cast<std::size_t>(parts));
+  // Loss and correct targets of each part, then the gradient's sum of squares: read at once, so that the step waits for
+  // the GPU once.
+  torch::Tensor results = torch::zeros({parts + 1, 2}, sum_.gradient().options().dtype(torch::kDouble));
   sum_.gradient().zero_();
   for (std::int64_t i = 0; i < parts; ++i) {
     const Part part = task_.part(i);
-    if (part.targets == 0) {
-      all.add(sums_of(part, {}, {}));
-      continue;
-    }
-    const auto outputs = replay_.call(run, part.inputs, {sum_.gradient()});
-    all.add(sums_of(part, outputs[0], outputs.size() > 1 ? outputs[1] : torch::Tensor()));
+    all.targets += part.targets;
+    all.examples += part.examples;
+    weights[i] = part.weight;
+    if (part.targets > 0) results[i].copy_(replay_.call(run, part.inputs, {sum_.gradient()}).front());
   }
+  results[parts][0].copy_(sum_of_squares(sum_.gradient(), adamw_.range(), model_.pool()));
+  results = results.to(torch::kCPU);
+  const auto rows = results.accessor<double, 2>();
+  for (std::int64_t i = 0; i < parts; ++i) {
+    all.loss += rows[i][0] * weights[i];
+    all.correct += rows[i][1];
+  }
+  all.squares = rows[parts][0];
   return all;
 }
 
 StepResult Trainer::step(const StopFunction& stop) {
   const nlohmann::json before = task_.position();
   const Sums sums = accumulate();
-  const double squares = sum_of_squares(sum_.gradient(), adamw_.range(), model_.pool());
   StepResult result;
   double loss = 0.0, targets = 0.0, correct = 0.0, norm = 0.0;
   for (const auto& of_rank :
-       group_.gather({sums.loss, static_cast<double>(sums.targets), static_cast<double>(sums.examples),
-                      static_cast<double>(sums.correct), squares, stop && stop() ? 1.0 : 0.0})) {
+       group_.gather({sums.loss, static_cast<double>(sums.targets), static_cast<double>(sums.examples), sums.correct,
+                      sums.squares, stop && stop() ? 1.0 : 0.0})) {
     loss += of_rank[0];
     targets += of_rank[1];
     result.step_examples += static_cast<std::int64_t>(of_rank[2]);

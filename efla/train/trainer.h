@@ -46,7 +46,6 @@ class Trainer {
  private:
   struct Sums;
 
-  static Sums sums_of(const Part& part, const torch::Tensor& loss, const torch::Tensor& correct);
   Sums accumulate();
   // Does the same on one GPU for a task that repeats, with CUDA graphs.
   Sums accumulate_by_replay(std::int64_t parts);

@@ -99,8 +99,8 @@ TEST(FlatAdamW, InPartsAndOnAnyThreadsHasTheSameBits) {
   }
   EXPECT_TRUE(torch::equal(flat_whole.values(), flat_parts.values()));
   EXPECT_TRUE(torch::equal(adamw.exp_avg_sq().narrow(0, 60100, 100), second.exp_avg_sq().narrow(0, 0, 100)));
-  const double norm = sum_of_squares(gradient, {0, gradient.numel()}, one);
-  EXPECT_EQ(norm, sum_of_squares(gradient, {0, gradient.numel()}, three));
+  const double norm = sum_of_squares(gradient, {0, gradient.numel()}, one).item<double>();
+  EXPECT_EQ(norm, sum_of_squares(gradient, {0, gradient.numel()}, three).item<double>());
   EXPECT_NEAR(norm, gradient.to(torch::kFloat64).square().sum().item<double>(), 1e-9 * norm);
 }
 

@@ -125,7 +125,7 @@ Part ImageTask::part(std::int64_t i) {
   const auto most = static_cast<std::size_t>(eval::micro_batch(device())), from = static_cast<std::size_t>(i) * most;
   const std::size_t size = std::min(most, batch_.size() - from);
   const eval::Batch images = eval::make_batch(train_, batch_.subspan(from, size), {}, 0, device());
-  const torch::Tensor divisor = torch::full({}, normaliser(), torch::kFloat).to(device());
+  const torch::Tensor divisor = torch::full({}, normaliser(), torch::kFloat).to(device(), /*non_blocking=*/true);
   const auto count = static_cast<std::int64_t>(size);
   return {{images.pixels, images.labels, divisor}, count, count, normaliser()};
 }

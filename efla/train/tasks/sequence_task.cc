@@ -75,8 +75,8 @@ Questions make_questions(std::span<const Example> examples, const torch::Device&
     }
   }
   places.resize(padded(std::ssize(places), 64, device), places.empty() ? 0 : places.back());
-  part.ids = part.ids.to(device);
-  part.places = torch::tensor(places, torch::kLong).to(device);
+  part.ids = part.ids.to(device, /*non_blocking=*/true);
+  part.places = torch::tensor(places, torch::kLong).to(device, /*non_blocking=*/true);
   return part;
 }
 
@@ -220,8 +220,8 @@ Part SequenceTask::part(std::int64_t i) {
   const Questions asked = make_questions(examples, device);
   std::vector<std::int64_t> padded_targets = asked.targets;
   padded_targets.resize(static_cast<std::size_t>(asked.places.size(0)), kIgnoreIndex);
-  const torch::Tensor targets = torch::tensor(padded_targets, torch::kLong).to(device);
-  const torch::Tensor divisor = torch::full({}, normaliser(), torch::kFloat).to(device);
+  const torch::Tensor targets = torch::tensor(padded_targets, torch::kLong).to(device, /*non_blocking=*/true);
+  const torch::Tensor divisor = torch::full({}, normaliser(), torch::kFloat).to(device, /*non_blocking=*/true);
   return {{asked.ids, asked.places, targets, divisor}, std::ssize(asked.targets), std::ssize(examples), normaliser()};
 }
 
