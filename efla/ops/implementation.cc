@@ -1,5 +1,9 @@
 #include "efla/ops/implementation.h"
 
+#ifdef EFLA_HAS_CUDA
+#include "efla/cuda/device.h"
+#endif
+
 namespace efla {
 
 std::vector<std::string> selectable_names(const std::vector<ImplementationName>& rows) {
@@ -16,6 +20,13 @@ std::string refuse_device(Device::Kind row, const Device& tensors) {
   if (row == tensors.kind) return "";
   return std::string(row == Device::Kind::cpu ? "it computes on the CPU" : "it computes on a GPU") +
          ", and the tensors are on " + name_of(tensors);
+}
+
+std::string refuse_on_gpu([[maybe_unused]] const Device& tensors, const std::function<std::string()>& refuse) {
+#ifdef EFLA_HAS_CUDA
+  const gpu::OnDevice current(tensors.index);
+#endif
+  return refuse();
 }
 
 void throw_no_implementation(const char* operation, std::string_view named, const std::vector<ImplementationName>& rows,

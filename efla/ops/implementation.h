@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -65,6 +66,9 @@ std::vector<std::string> selectable_names(const std::vector<ImplementationName>&
 // Returns what a row refuses because of where its tensors lie, or "".
 std::string refuse_device(Device::Kind row, const Device& tensors);
 
+// Returns what `refuse` says where the tensors' GPU is the current one, of which kernels ask what they need.
+std::string refuse_on_gpu(const Device& tensors, const std::function<std::string()>& refuse);
+
 template <class Problem>
 std::vector<ImplementationName> names_of(std::span<const Implementation<Problem>> rows) {
   std::vector<ImplementationName> names;
@@ -83,8 +87,11 @@ std::optional<std::string> refusal_of(const Implementation<Problem>& row, const 
                                       const RunOptions& options) {
   const bool named = options.implementation != "auto";
   if (named && options.implementation != row.name && options.implementation != row.algorithm) return std::nullopt;
-  std::string reason = refuse_device(row.device, options.context.device);
-  return reason.empty() ? row.refuse(problem, named) : reason;
+  const Device& device = options.context.device;
+  std::string reason = refuse_device(row.device, device);
+  if (!reason.empty()) return reason;
+  if (device.is_cpu()) return row.refuse(problem, named);
+  return refuse_on_gpu(device, [&] { return row.refuse(problem, named); });
 }
 
 // Returns the row that computes a validated problem and fills `choice`; nullptr where there is none.
