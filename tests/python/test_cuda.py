@@ -1,15 +1,20 @@
 """Tensors on a GPU: the numbers of the CPU's reference, the current stream, and reasons instead of silent copies."""
 
+import copy
 import unittest
 
 import torch
-from support import assert_close, inputs
+from support import assert_close, inputs, state
 
 import efla
 
 
+def to(device, tensors):
+    return {name: tensor.to(device) for name, tensor in tensors.items()}
+
+
 def on_gpu(tensors):
-    return {name: tensor.cuda() for name, tensor in tensors.items()}
+    return to("cuda", tensors)
 
 
 @unittest.skipUnless(torch.cuda.is_available(), "no GPU that this PyTorch can use")
@@ -186,3 +191,93 @@ class Cuda(unittest.TestCase):
             efla.chunk_efla(**{**on_gpu(x), "beta": x["beta"]})
         with self.assertRaisesRegex(ValueError, "ref: it computes on the CPU, and the tensors are on cuda:0"):
             efla.chunk_efla(**{name: tensor.double() for name, tensor in on_gpu(x).items()})
+
+
+@unittest.skipUnless(torch.cuda.device_count() >= 2, "fewer than two GPUs that this PyTorch can use")
+class SecondGpu(unittest.TestCase):
+    """Tensors on cuda:1 while cuda:0 is the current device."""
+
+    def setUp(self):
+        self.assertEqual(torch.cuda.current_device(), 0)
+
+    def functions(self, device, dtype, decay):
+        """Returns what functions compute on a device, with their gradients and steps, by name."""
+        x = to(device, {**inputs(key_dim=64, value_dim=64, decay=decay, dtype=dtype), "initial_state": state(key_dim=64, value_dim=64)})
+        leaves, results = {name: tensor.requires_grad_() for name, tensor in x.items()}, {}
+        for function in (efla.chunk_efla, efla.fused_recurrent_efla):
+            outputs = function(**leaves, output_final_state=True, use_qk_l2norm_in_kernel=True)
+            gradients = torch.autograd.grad(outputs, list(leaves.values()), [torch.ones_like(y) for y in outputs])
+            named = {**dict(zip(("o", "state"), outputs)), **{f"d{name}": y for name, y in zip(leaves, gradients)}}
+            results.update({f"{function.__name__} {name}": y for name, y in named.items()})
+        kept = x.pop("initial_state").detach().clone()
+        with torch.no_grad():
+            first = {name: tensor[:, 0] for name, tensor in x.items()}
+            results["step"] = efla.delta_rule_step(**first, state=kept, step="exact")
+            few, slots = {name: tensor[:, :5] for name, tensor in x.items()}, torch.tensor([1, 0], device=device)
+            results["steps"] = efla.delta_rule_steps(**few, states=kept, slots=slots, step="exact")
+        return {**results, "states": kept}
+
+    def test_functions(self):
+        for dtype in (torch.float32, torch.bfloat16):
+            for decay in (None, "scalar", "channel"):
+                expected, got = (self.functions(device, dtype, decay) for device in ("cuda:0", "cuda:1"))
+                for name, y in got.items():
+                    self.assertEqual(y.device, torch.device("cuda:1"), name)
+                    assert_close(self, y.cpu(), expected[name].cpu(), dtype, what=f"{name}, {decay}, {dtype}")
+        self.assertEqual(torch.cuda.current_device(), 0)
+
+    def test_layers(self):
+        x = torch.randn(2, 70, 64, generator=torch.Generator().manual_seed(1))
+        gated = {"head_dim": 16, "num_v_heads": 4}
+        for kind, named in (("EFLA", {}), ("GatedDeltaNet", gated), ("KimiDeltaAttention", {"head_dim": 16})):
+            torch.manual_seed(0)
+            layer, results = getattr(efla.layers, kind)(hidden_size=64, num_heads=2, layer_idx=0, **named), []
+            for device in ("cuda:0", "cuda:1"):
+                copied = copy.deepcopy(layer).to(device)
+                y = copied(x.to(device))[0]
+                y.square().sum().backward()
+                parts, cache = [], None
+                with torch.no_grad():
+                    for piece in x.to(device).split([67, 1, 1, 1], 1):
+                        part, _, cache = copied(piece, past_key_values=cache, use_cache=True)
+                        parts.append(part)
+                results.append({"y": y, "decoding": torch.cat(parts, 1), **{n: p.grad for n, p in copied.named_parameters()}})
+            for name, got in results[1].items():
+                self.assertEqual(got.device, torch.device("cuda:1"), name)
+                assert_close(self, got.cpu(), results[0][name].cpu(), factor=4, what=f"{kind} {name}")
+            assert_close(self, results[1]["decoding"], results[1]["y"], factor=4, what=kind)
+
+    def test_its_current_stream(self):
+        x = to("cuda:1", inputs(key_dim=64, value_dim=64, decay="scalar", dtype=torch.bfloat16))
+        expected = efla.chunk_efla(**x)[0]
+        q, stream = torch.zeros_like(x["q"]), torch.cuda.Stream("cuda:1")
+        torch.cuda.synchronize("cuda:1")
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(50_000_000)
+            q.copy_(x["q"])
+            with torch.cuda.device(0):
+                o = efla.chunk_efla(**{**x, "q": q})[0]
+            self.assertFalse(stream.query(), "the call waited for the stream")
+        stream.synchronize()
+        self.assertTrue(torch.equal(o, expected))
+
+    def test_refuses_tensors_of_both(self):
+        x = to("cuda:1", {**inputs(batch=1, decay="scalar"), "initial_state": state(sequences=1)})
+        x["cu_seqlens"] = torch.tensor([0, 70], device="cuda:1")
+        for name in ("k", "v", "beta", "g", "initial_state", "cu_seqlens"):
+            with self.assertRaisesRegex(ValueError, f"{name}: got a tensor on cuda:0, expected one on cuda:1"):
+                efla.chunk_efla(**{**x, name: x[name].to("cuda:0")})
+        x = to("cuda:1", inputs(tokens=1, decay="scalar"))
+        few = {**x, "states": state().to("cuda:0"), "slots": torch.tensor([0, 1], device="cuda:1")}
+        with self.assertRaisesRegex(ValueError, "states: got a tensor on cuda:0, expected one on cuda:1"):
+            efla.delta_rule_steps(**few, step="exact")
+        few = {**few, "states": state().to("cuda:1"), "slots": torch.tensor([0, 1], device="cuda:0")}
+        with self.assertRaisesRegex(ValueError, "slots: got a tensor on cuda:0, expected one on cuda:1"):
+            efla.delta_rule_steps(**few, step="exact")
+        for op, named in ((torch.ops.efla.rms_norm, torch.ones(8)), (torch.ops.efla.short_conv, torch.ones(8, 4))):
+            with self.assertRaisesRegex(RuntimeError, "weight: got a tensor on cuda:0, expected one on cuda:1"):
+                op(torch.ones(1, 5, 8, device="cuda:1"), named.to("cuda:0"))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -12,6 +12,7 @@ import warnings
 import torch
 from support import assert_close
 
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 HAS_TRANSFORMERS = importlib.util.find_spec("transformers") is not None
 PROGRAM = os.environ.get("EFLA_PROGRAM")
 SMALL = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 3, "num_heads": 2, "intermediate_size": 48}
@@ -42,7 +43,7 @@ class Models(unittest.TestCase):
         transformers.logging.disable_progress_bar()
         self.transformers, self.hf = transformers, efla.hf
 
-    def models(self):
+    def models(self, device="cpu"):
         for name, fields in CASES:
             torch.manual_seed(0)
             config = getattr(self.hf, name)(**SMALL, **fields)
@@ -51,7 +52,7 @@ class Models(unittest.TestCase):
                 for parameter in model.parameters():
                     if parameter.dim() > 1:
                         parameter.mul_(8)
-            yield f"{name} {fields}", model
+            yield f"{name} {fields} on {device}", model.to(device)
 
     def test_the_program_computes_the_same(self):
         if PROGRAM is None:
@@ -72,49 +73,76 @@ class Models(unittest.TestCase):
                 assert_close(self, model(ids).logits, expected, factor=4, what=name)
 
     def test_decoding_padding_and_beams(self):
-        ids = torch.randint(3, 61, (2, 12), generator=torch.Generator().manual_seed(1))
+        for device in DEVICES:
+            factor = 4 if device == "cpu" else 20  # a GPU's products of other sizes sum in other orders
+            ids = torch.randint(3, 61, (2, 12), generator=torch.Generator().manual_seed(1)).to(device)
+            mask = torch.ones_like(ids)
+            mask[1, :5] = 0
+            for name, model in self.models(device):
+                with torch.no_grad():
+                    whole = model(ids).logits
+                    parts, cache = [], None
+                    for begin, end in ((0, 7), (7, 8), (8, 12)):
+                        out = model(ids[:, begin:end], past_key_values=cache, use_cache=True)
+                        cache = out.past_key_values
+                        parts.append(out.logits)
+                    assert_close(self, torch.cat(parts, 1), whole, factor=factor, what=name)
+                    padded = model(ids, attention_mask=mask).logits[1, 5:]
+                    assert_close(self, padded, model(ids[1:, 5:]).logits[0], factor=factor, what=f"{name} padding")
+                    assert_close(self, model(ids, logits_to_keep=1).logits, whole[:, -1:], factor=factor / 4, what=name)
+                options = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+                alone = model.generate(ids[1:, 5:], **options)[0, 7:]
+                together = model.generate(ids, attention_mask=mask, **options)[1, 12:]
+                self.assertEqual(alone.tolist(), together.tolist(), name)
+                slow = model.generate(ids, use_cache=False, num_beams=3, **options)
+                self.assertEqual(model.generate(ids, num_beams=3, **options).tolist(), slow.tolist(), name)
+
+    @unittest.skipUnless(torch.cuda.is_available(), "no GPU that this PyTorch can use")
+    def test_a_gpu_computes_the_same(self):
+        ids = torch.randint(3, 61, (2, 80), generator=torch.Generator().manual_seed(1))
         mask = torch.ones_like(ids)
-        mask[1, :5] = 0
-        for name, model in self.models():
-            with torch.no_grad():
-                whole = model(ids).logits
-                parts, cache = [], None
-                for begin, end in ((0, 7), (7, 8), (8, 12)):
-                    out = model(ids[:, begin:end], past_key_values=cache, use_cache=True)
-                    cache = out.past_key_values
-                    parts.append(out.logits)
-                assert_close(self, torch.cat(parts, 1), whole, factor=4, what=name)
-                padded = model(ids, attention_mask=mask).logits[1, 5:]
-                assert_close(self, padded, model(ids[1:, 5:]).logits[0], factor=4, what=f"{name} padding")
-                assert_close(self, model(ids, logits_to_keep=1).logits, whole[:, -1:], what=name)
-            options = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
-            alone = model.generate(ids[1:, 5:], **options)[0, 7:]
-            together = model.generate(ids, attention_mask=mask, **options)[1, 12:]
-            self.assertEqual(alone.tolist(), together.tolist(), name)
-            slow = model.generate(ids, use_cache=False, num_beams=3, **options)
-            self.assertEqual(model.generate(ids, num_beams=3, **options).tolist(), slow.tolist(), name)
+        mask[1, :30] = 0
+        for (name, model), (_, moved) in zip(self.models(), self.models("cuda")):
+            results = []
+            for each in (model, moved):
+                given = {"input_ids": ids.to(each.device), "attention_mask": mask.to(each.device)}
+                out = each(**given, labels=ids.masked_fill(mask == 0, -100).to(each.device))
+                out.loss.backward()
+                gradients = {n: p.grad.cpu() for n, p in each.named_parameters()}
+                options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+                results.append((out.logits.cpu(), gradients, each.generate(**given, **options)[:, 80:].tolist()))
+            (expected, expected_gradients, expected_tokens), (got, gradients, tokens) = results
+            seen = mask.bool()
+            assert_close(self, got[seen], expected[seen], factor=20, what=name)
+            for n, gradient in gradients.items():
+                assert_close(self, gradient, expected_gradients[n], factor=100, what=f"{name} d{n}")
+            self.assertEqual(tokens, expected_tokens, name)
 
     def test_files_and_training(self):
-        ids = torch.randint(61, (2, 20))
-        for name, model in self.models():
-            with tempfile.TemporaryDirectory() as folder:
-                model.save_pretrained(folder)
-                again, problems = self.transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
-            self.assertIs(type(again), type(model))
-            self.assertFalse(any(problems.values()), problems)
-            self.assertTrue(torch.equal(again(ids).logits, model(ids).logits), name)
-            model.train()
-            out = model(ids, labels=ids)
-            expected = torch.nn.functional.cross_entropy(out.logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
-            torch.testing.assert_close(out.loss, expected)
-            out.loss.backward()
-            gradients = {n: p.grad.clone() for n, p in model.named_parameters()}
-            model.zero_grad()
-            model.gradient_checkpointing_enable()
-            model(ids, labels=ids).loss.backward()
-            for n, p in model.named_parameters():
-                self.assertTrue(torch.equal(p.grad, gradients[n]), f"{name} {n}")
-            copy.deepcopy(model).bfloat16()(ids)
+        for device in DEVICES:
+            ids = torch.randint(61, (2, 20)).to(device)
+            for name, model in self.models(device):
+                with tempfile.TemporaryDirectory() as folder:
+                    model.save_pretrained(folder)
+                    again, problems = self.transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+                self.assertIs(type(again), type(model))
+                self.assertFalse(any(problems.values()), problems)
+                self.assertTrue(torch.equal(again.to(device)(ids).logits, model(ids).logits), name)
+                model.train()
+                out = model(ids, labels=ids)
+                expected = torch.nn.functional.cross_entropy(out.logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+                torch.testing.assert_close(out.loss, expected)
+                out.loss.backward()
+                gradients = {n: p.grad.clone() for n, p in model.named_parameters()}
+                model.zero_grad()
+                model.gradient_checkpointing_enable()
+                model(ids, labels=ids).loss.backward()
+                for n, p in model.named_parameters():
+                    if device == "cpu":
+                        self.assertTrue(torch.equal(p.grad, gradients[n]), f"{name} {n}")
+                    else:  # PyTorch's attention adds up its gradients in any order
+                        assert_close(self, p.grad, gradients[n], factor=20, what=f"{name} {n}")
+                copy.deepcopy(model).bfloat16()(ids)
 
     def test_the_latest_checkpoint(self):
         with tempfile.TemporaryDirectory() as folder:

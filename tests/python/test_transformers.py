@@ -13,6 +13,7 @@ from transformers_models import MODELS, Sizes, make
 
 import efla
 
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 SMALL = Sizes(
     vocabulary=96,
     width=32,
@@ -56,8 +57,13 @@ class Transformers(unittest.TestCase):
         warnings.simplefilter("ignore")  # of flash-linear-attention, that there is no GPU
 
     def check(self, model):
+        for device in DEVICES:
+            with self.subTest(device=device):
+                self.check_on(device, model)
+
+    def check_on(self, device, model):
         modeling, made = make(model, SMALL)
-        ids = torch.randint(3, 96, (2, 90))
+        made, ids = made.to(device), torch.randint(3, 96, (2, 90), device=device)
 
         def run():
             out = made(ids, use_cache=True)
