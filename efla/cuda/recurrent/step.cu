@@ -1,17 +1,18 @@
 // Decode: the token recurrence of rule/problem.h over one to eight tokens, bound by the reading and writing of states.
+// step_registers.cu has the kernel for states in float32 of the usual sizes; this one takes all.
 //
 // A thread block has kColumns value columns of one state. It copies them to shared memory by whole rows, because memory
 // is fast in pieces of 128 bytes and more, and each warp prepares a token while the copies are on their way. Then every
 // warp computes a slice of the columns by itself: lanes beside each other have pieces of 16 bytes of a row, and the
-// groups of lanes every other four rows. Slices in float32 stay in registers over the tokens where they fit; shared
-// memory gets the state to be written, after the last token that is kept. The others stay in shared memory, where the
-// last token's update is a part of the writing of the state, and are written earlier if fewer tokens are kept.
+// groups of lanes every other four rows. The last token's update is a part of the writing of the state, which is
+// written earlier if fewer tokens are kept.
 #include "efla/base/error.h"
 #include "efla/cuda/common/error.h"
 #include "efla/cuda/common/launch.h"
 #include "efla/cuda/common/ptx.cuh"
 #include "efla/cuda/delta.h"
-#include "efla/cuda/recurrent/token.cuh"
+#include "efla/cuda/recurrent/step_registers.h"
+#include "efla/cuda/recurrent/step_token.cuh"
 
 namespace efla::gpu {
 namespace {
@@ -25,18 +26,12 @@ struct Layout {
   static constexpr int kWarps = 4, kThreads = 32 * kWarps;
   static constexpr int kPieces = kLanes * kWarps, kColumns = kPieces * kPiece;  // per thread block
   static constexpr int kStep = kThreads / kPieces;  // rows that a thread block copies at once
-  // Thread blocks per multiprocessor that registers must allow where they hold the slices, and where they do not.
-  static constexpr int kBlocks = 4, kBlocksOfShared = KD > 128 ? 1 : 6;
+  static constexpr int kBlocks = KD > 128 ? 1 : 6;  // per multiprocessor, that registers must allow
   static_assert(kGroups >= kPiece && kStep % 8 == 0);
 };
 
-// What a token brings to the columns of a thread block.
 template <int KD, class S>
-struct Token {
-  float decay[KD], k[KD], decayed_k[KD], decayed_q[KD];
-  float v[Layout<KD, S>::kColumns];  // b v
-  float a, q_dot_k, unused[2];
-};
+using Token = StepToken<KD, Layout<KD, S>::kColumns>;
 
 template <int KD, class S>
 struct Memory {
@@ -49,58 +44,6 @@ struct Memory {
     return static_cast<int>(sizeof(Memory) + tokens * sizeof(Token<KD, S>));
   }
 };
-
-// A token's inputs as a warp reads them.
-template <int KD, class S>
-struct TokenInputs {
-  static constexpr int kValues = Layout<KD, S>::kColumns / 32;
-  TokenRows<KD> rows;
-  float beta, g[KD / 32], v[kValues];
-};
-
-// Reads the inputs of token t, all of them before any is used, so that one wait for memory is enough.
-template <int KD, class T, class S>
-__device__ __forceinline__ TokenInputs<KD, S> read_token(const DeltaSteps<T, S>& p, int i_b, int t, int i_h, int i_q,
-                                                         int first, int lane) {
-  TokenInputs<KD, S> in;
-  in.rows = read_rows<KD>(p.q, p.k, i_b, t, i_q, lane);
-  in.beta = to_float(p.beta(i_b, t, i_h));
-#pragma unroll
-  for (int i = 0; i < KD / 32; ++i) {
-    const int channel = p.rule.decay == Decay::channel ? lane + 32 * i : 0;
-    in.g[i] = p.g && channel < p.shape.key_dim ? p.g(i_b, t, i_h, channel) : 0.0F;
-  }
-#pragma unroll
-  for (int i = 0; i < in.kValues; ++i) {
-    const int column = first + lane + 32 * i;
-    in.v[i] = column < p.shape.value_dim ? to_float(p.v(i_b, t, i_h, column)) : 0.0F;
-  }
-  return in;
-}
-
-// Computes what a token brings from its inputs; run by one warp.
-template <int KD, class S>
-__device__ __forceinline__ void finish_token(const DeltaRule& rule, TokenInputs<KD, S>& in, int lane,
-                                             Token<KD, S>& token) {
-  finish_rows(in.rows, rule.qk_l2norm);
-  const float alpha = gain_alpha(rule.step, in.beta, in.rows.lambda);
-  const float b = static_cast<float>(rule.step.write_scale) * alpha, q_dot_k = dot_rows(in.rows.q, in.rows.k);
-#pragma unroll
-  for (int i = 0; i < KD / 32; ++i) {
-    const int key = lane + 32 * i;
-    const float decay = expf(in.g[i]);
-    token.decay[key] = decay;
-    token.k[key] = in.rows.k[i];
-    token.decayed_k[key] = decay * in.rows.k[i];
-    token.decayed_q[key] = decay * in.rows.q[i];
-  }
-#pragma unroll
-  for (int i = 0; i < in.kValues; ++i) token.v[lane + 32 * i] = b * in.v[i];
-  if (lane == 0) {
-    token.a = static_cast<float>(rule.step.erase_scale) * alpha;
-    token.q_dot_k = q_dot_k;
-  }
-}
 
 __device__ __forceinline__ void widen(const uint4& piece, float (&x)[4]) {
   x[0] = __uint_as_float(piece.x);
@@ -266,11 +209,8 @@ struct Copy {
   }
 };
 
-// kRegisters: the slices stay in registers over the tokens.
-template <int KD, bool kAligned, bool kRegisters, class T, class S, class L = Layout<KD, S>>
-__global__ void __launch_bounds__(L::kThreads, kRegisters ? L::kBlocks
-                                               : kAligned ? L::kBlocksOfShared
-                                                          : 1)
+template <int KD, bool kAligned, class T, class S, class L = Layout<KD, S>>
+__global__ void __launch_bounds__(L::kThreads, kAligned ? L::kBlocks : 1)
     step_kernel(const __grid_constant__ DeltaSteps<T, S> p, int heads, int group, int blocks_per_head, float scale) {
   extern __shared__ __align__(16) unsigned char shared[];
   auto& memory = *reinterpret_cast<Memory<KD, S>*>(shared);
@@ -278,8 +218,8 @@ __global__ void __launch_bounds__(L::kThreads, kRegisters ? L::kBlocks
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, count = static_cast<int>(p.shape.tokens);
   const int head = blockIdx.x / blocks_per_head, i_b = head / heads, i_h = head % heads;
   const int first = blockIdx.x % blocks_per_head * L::kColumns;
-  const auto read = [&](int t) { return read_token<KD>(p, i_b, t, i_h, i_h / group, first, lane); };
-  TokenInputs<KD, S> in;
+  const auto read = [&](int t) { return read_token<KD, L::kColumns>(p, i_b, t, i_h, i_h / group, first, lane); };
+  StepTokenInputs<KD, L::kColumns> in;
   if (warp < count) in = read(warp);
   const int own = warp * L::kSlice + lane % L::kLanes * L::kPiece + column_of<L>(lane);
   const int columns = static_cast<int>(p.shape.value_dim) - first;
@@ -302,21 +242,13 @@ __global__ void __launch_bounds__(L::kThreads, kRegisters ? L::kBlocks
   copy_async_wait<0>();
   __syncthreads();
   uint4* const slice = memory.pieces + memory.index(lane / L::kLanes * 4, warp * L::kLanes + lane % L::kLanes);
-  uint4 pieces[kRegisters ? L::kRows : 1];
-  const auto piece = [&](int i) -> uint4& {
-    if constexpr (kRegisters) return pieces[i];
-    return slice[row_of(i) * L::kPieces];
-  };
-  if constexpr (kRegisters) {
-#pragma unroll
-    for (int i = 0; i < L::kRows; ++i) pieces[i] = slice[row_of(i) * L::kPieces];
-  }
+  const auto piece = [&](int i) -> uint4& { return slice[row_of(i) * L::kPieces]; };
 #pragma unroll 1
   for (int t = 0;; ++t) {
     const Token<KD, S>& token = tokens[t];
-    const float2 result = read_out(token, own, lane, piece);
+    const float2 result = read_out<KD, S>(token, own, lane, piece);
     if (gives) o[t * p.o.stride[1]] = from_state<T>(scale * result.y);
-    if (t + 1 == count && (!kRegisters || kept < count)) {
+    if (t + 1 == count) {
       if (sums) memory.u[own] = result.x;
       break;
     }
@@ -336,34 +268,24 @@ __global__ void __launch_bounds__(L::kThreads, kRegisters ? L::kBlocks
       piece(i + 3) = updated(piece(i + 3), decay.w, k.w, u);
     }
     if (t + 1 != kept) continue;
-    if constexpr (kRegisters) {
-#pragma unroll
-      for (int i = 0; i < L::kRows; ++i) slice[row_of(i) * L::kPieces] = pieces[i];
-      if (kept == count) break;
-    } else {
-      __syncthreads();
-      copy.template write<1>([](int, const uint4& x) { return x; });  // a loop, because the tokens need the registers
-      __syncthreads();
-    }
+    __syncthreads();
+    copy.template write<1>([](int, const uint4& x) { return x; });  // a loop, because the tokens need the registers
+    __syncthreads();
   }
-  if (kRegisters ? kept == 0 : kept < count) return;
+  if (kept < count) return;
   __syncthreads();
-  if constexpr (kRegisters) {
-    copy.write([](int, const uint4& x) { return x; });
-  } else {
-    const Token<KD, S>& last = tokens[count - 1];
-    float u[L::kPiece];
+  const Token<KD, S>& last = tokens[count - 1];
+  float u[L::kPiece];
 #pragma unroll
-    for (int j = 0; j < L::kPiece; ++j) u[j] = memory.u[column + j];
-    copy.write([&](int row, const uint4& x) { return updated(x, last.decay[row], last.k[row], u); });
-  }
+  for (int j = 0; j < L::kPiece; ++j) u[j] = memory.u[column + j];
+  copy.write([&](int row, const uint4& x) { return updated(x, last.decay[row], last.k[row], u); });
 }
 
-template <int KD, bool kAligned, bool kRegisters, class T, class S>
+template <int KD, bool kAligned, class T, class S>
 void launch(const DeltaSteps<T, S>& p, cudaStream_t stream) {
   using L = Layout<KD, S>;
   const std::int64_t blocks_per_head = (p.shape.value_dim + L::kColumns - 1) / L::kColumns;
-  const auto kernel = step_kernel<KD, kAligned, kRegisters, T, S>;
+  const auto kernel = step_kernel<KD, kAligned, T, S>;
   const int bytes = Memory<KD, S>::bytes(p.shape.tokens);
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "cudaFuncSetAttribute");
   kernel<<<grid_of("step_fwd", p.shape.batch * p.shape.value_heads * blocks_per_head), L::kThreads, bytes, stream>>>(
@@ -374,8 +296,10 @@ void launch(const DeltaSteps<T, S>& p, cudaStream_t stream) {
 
 template <int KD, class T, class S>
 void launch(const DeltaSteps<T, S>& p, cudaStream_t stream) {
-  if (!has_aligned_rows(p.states)) return launch<KD, false, false>(p, stream);
-  launch<KD, true, KD <= 128 && sizeof(S) == sizeof(float)>(p, stream);
+  if constexpr (std::is_same_v<S, float>) {
+    if (takes_step_in_registers(p)) return step_in_registers(p, stream);
+  }
+  return has_aligned_rows(p.states) ? launch<KD, true>(p, stream) : launch<KD, false>(p, stream);
 }
 
 // A view of [B, …] as one of [B, 1, …].

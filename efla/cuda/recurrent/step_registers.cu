@@ -1,0 +1,164 @@
+// Decode for states in float32: the token recurrence of rule/problem.h over one to eight tokens.
+//
+// A thread block has kBlockColumns value columns of one state. Its threads read them straight to registers, where they
+// stay over the tokens: 16 lanes beside each other have four columns each of a row, and each half of a warp has other
+// rows. Every read is on its way before a thread waits for one, and meanwhile the warps prepare the tokens. Sums over
+// the rows pass through shared memory, in two buffers for even and odd tokens, so that a token needs one barrier.
+#include "efla/cuda/recurrent/step_registers.h"
+
+#include "efla/cuda/common/error.h"
+#include "efla/cuda/common/launch.h"
+#include "efla/cuda/recurrent/step_token.cuh"
+
+namespace efla::gpu {
+namespace {
+
+constexpr int kLanes = 16, kBlockColumns = 4 * kLanes, kRows = 16;  // rows: of a lane
+
+template <int KD>
+struct Layout {
+  static constexpr int kWarps = KD / (2 * kRows), kThreads = 32 * kWarps;
+  static constexpr int kBlocks = 512 / kThreads;  // per multiprocessor, of 128 registers per thread
+};
+
+template <int KD>
+using Token = StepToken<KD, kBlockColumns>;
+
+__device__ __forceinline__ float element(const float4& x, int i) {
+  return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w;
+}
+
+// Returns acc + s x.
+__device__ __forceinline__ float4 accumulated(const float4& acc, const float4& s, float x) {
+  return {fmaf(s.x, x, acc.x), fmaf(s.y, x, acc.y), fmaf(s.z, x, acc.z), fmaf(s.w, x, acc.w)};
+}
+
+// Returns the sums of a lane's columns over the rows of its warp: in the first half of a warp Σ s k, in the second
+// Σ s q.
+template <int KD>
+__device__ __forceinline__ float4 sum_rows(const float4 (&state)[kRows], const Token<KD>& token, int row, int lane) {
+  float4 error{}, out{};
+#pragma unroll
+  for (int i = 0; i < kRows; i += 4) {
+    const float4 k = *reinterpret_cast<const float4*>(&token.decayed_k[row + i]);
+    const float4 q = *reinterpret_cast<const float4*>(&token.decayed_q[row + i]);
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+      error = accumulated(error, state[i + c], element(k, c));
+      out = accumulated(out, state[i + c], element(q, c));
+    }
+  }
+  // The lanes of a pair give each other the sums that the other keeps.
+  const bool second = lane >= kLanes;
+  const float4 give = second ? error : out, keep = second ? out : error;
+  const auto other = [](float x) { return __shfl_xor_sync(0xffffffffU, x, kLanes); };
+  return {keep.x + other(give.x), keep.y + other(give.y), keep.z + other(give.z), keep.w + other(give.w)};
+}
+
+template <int KD, class T, class L = Layout<KD>>
+__global__ void __launch_bounds__(L::kThreads, L::kBlocks)
+    step_kernel(const __grid_constant__ DeltaSteps<T, float> p, int heads, int group, int blocks_per_head,
+                float scale) {
+  extern __shared__ __align__(16) unsigned char shared[];
+  // S̃ᵀk and S̃ᵀq of an even and an odd token, by warp.
+  __shared__ __align__(16) float sums[2][2][L::kWarps][kBlockColumns];
+  auto* tokens = reinterpret_cast<Token<KD>*>(shared);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, count = static_cast<int>(p.shape.tokens);
+  const int head = blockIdx.x / blocks_per_head, i_b = head / heads, i_h = head % heads;
+  const int first = blockIdx.x % blocks_per_head * kBlockColumns;
+  T* const o = p.o.at(i_b, 0, i_h, first + threadIdx.x);  // of one column per thread
+  const bool gives = threadIdx.x < kBlockColumns;
+  const std::int64_t slot = p.slots ? p.slots(i_b) : i_b;
+  const int kept = p.kept ? static_cast<int>(min(max(p.kept(i_b), std::int64_t{0}), p.shape.tokens)) : count;
+  if (slot < 0) {
+    for (int t = 0; t < count && gives; ++t) o[t * p.o.stride[1]] = from_state<T>(0.0F);
+    return;
+  }
+  // Every warp prepares a token while the state is read; the tokens beyond the number of warps come before.
+  StepTokenInputs<KD, kBlockColumns> in;
+  for (int t = warp + (count - 1) / L::kWarps * L::kWarps; t >= 0; t -= L::kWarps) {
+    if (t >= count) continue;
+    in = read_token<KD, kBlockColumns>(p, i_b, t, i_h, i_h / group, first, lane);
+    if (t >= L::kWarps) finish_token(p.rule, in, lane, tokens[t]);
+  }
+  const int half = lane / kLanes, row = (2 * warp + half) * kRows, own = lane % kLanes * 4;
+  float* const place = p.states.at(slot, i_h, row, first + own);
+  float4 state[kRows];
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) state[i] = *reinterpret_cast<const float4*>(place + i * p.states.stride[2]);
+  if (warp < count) finish_token(p.rule, in, lane, tokens[warp]);
+  __syncthreads();
+#pragma unroll 1
+  for (int t = 0; t < count; ++t) {
+    const Token<KD>& token = tokens[t];
+    auto& of_token = sums[t % 2];
+    *reinterpret_cast<float4*>(&of_token[half][warp][own]) = sum_rows<KD>(state, token, row, lane);
+    __syncthreads();
+    if (gives) {
+      float error = 0, out = 0;
+#pragma unroll
+      for (int w = 0; w < L::kWarps; ++w) {
+        error += of_token[0][w][threadIdx.x];
+        out += of_token[1][w][threadIdx.x];
+      }
+      const float u = fmaf(-token.a, error, token.v[threadIdx.x]);
+      o[t * p.o.stride[1]] = from_state<T>(scale * fmaf(token.q_dot_k, u, out));
+    }
+    if (t + 1 == count && kept < count) return;
+    float4 error{};
+#pragma unroll
+    for (int w = 0; w < L::kWarps; ++w) {
+      error = accumulated(error, *reinterpret_cast<const float4*>(&of_token[0][w][own]), 1.0F);
+    }
+    const float4 u = accumulated(*reinterpret_cast<const float4*>(&token.v[own]), error, -token.a);
+#pragma unroll
+    for (int i = 0; i < kRows; i += 4) {
+      const float4 k = *reinterpret_cast<const float4*>(&token.k[row + i]);
+      const float4 decay = *reinterpret_cast<const float4*>(&token.decay[row + i]);
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        float4& s = state[i + c];
+        const float d = element(decay, c);
+        s = accumulated({__fmul_rn(d, s.x), __fmul_rn(d, s.y), __fmul_rn(d, s.z), __fmul_rn(d, s.w)}, u, element(k, c));
+      }
+    }
+    if (t + 1 == kept) {
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) *reinterpret_cast<float4*>(place + i * p.states.stride[2]) = state[i];
+    }
+  }
+}
+
+template <int KD, class T>
+void launch(const DeltaSteps<T, float>& p, cudaStream_t stream) {
+  using L = Layout<KD>;
+  static_assert(L::kThreads >= kBlockColumns);
+  const std::int64_t blocks_per_head = p.shape.value_dim / kBlockColumns;
+  const auto kernel = step_kernel<KD, T>;
+  const int bytes = static_cast<int>(p.shape.tokens * sizeof(Token<KD>));
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "cudaFuncSetAttribute");
+  kernel<<<grid_of("step_fwd", p.shape.batch * p.shape.value_heads * blocks_per_head), L::kThreads, bytes, stream>>>(
+      p, static_cast<int>(p.shape.value_heads), static_cast<int>(p.shape.group()), static_cast<int>(blocks_per_head),
+      static_cast<float>(p.rule.scale_for(p.shape.key_dim)));
+  check_launch("step_fwd");
+}
+
+}  // namespace
+
+template <class T>
+bool takes_step_in_registers(const DeltaSteps<T, float>& p) {
+  const bool keys = p.shape.key_dim == 64 || p.shape.key_dim == 128;
+  return keys && p.shape.value_dim % kBlockColumns == 0 && has_aligned_rows(p.states);
+}
+
+template <class T>
+void step_in_registers(const DeltaSteps<T, float>& p, cudaStream_t stream) {
+  return p.shape.key_dim == 64 ? launch<64>(p, stream) : launch<128>(p, stream);
+}
+
+template bool takes_step_in_registers(const DeltaSteps<float, float>&);
+template bool takes_step_in_registers(const DeltaSteps<bfloat16, float>&);
+template void step_in_registers(const DeltaSteps<float, float>&, cudaStream_t);
+template void step_in_registers(const DeltaSteps<bfloat16, float>&, cudaStream_t);
+
+}  // namespace efla::gpu
