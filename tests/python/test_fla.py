@@ -389,6 +389,10 @@ class Training(WithFla):
         disable()
         try:
             expected, calls_without = self.losses(name, named)
+        except RuntimeError as error:  # fla refuses gradients of gated rules on Hopper GPUs for some versions of Triton
+            if "chunk_bwd_dqkwg" not in str(error):
+                raise
+            self.skipTest(f"fla: {error}")
         finally:
             enable()
         self.assertEqual((calls, calls_without), (100, 0))
