@@ -17,11 +17,8 @@
 namespace efla::cpu {
 
 // Up to kPassRows rows of x are computed with a few rows of the weight at a time, so that the weight is read from
-// memory once. Register tiles of kTileRows rows of x need the fewest loads per product.
-inline constexpr int kPassRows = 8, kTileRows = 4;
-
-// Sums and partial sums that are kept in registers, most of them; more are kept in memory.
-inline constexpr int kSumRegisters = 20;
+// memory once.
+inline constexpr int kPassRows = 8;
 
 // Bytes from the elements of a weight that a tile reads to the elements that it prefetches, at least; twice as many
 // where two tiles read the same rows of the weight.
@@ -37,6 +34,17 @@ struct LinearBlock {
 
 HWY_BEFORE_NAMESPACE();
 namespace efla::cpu::HWY_NAMESPACE {
+
+// Sums that are kept in registers, most of them. With scales a sum has two vectors; more are kept in memory.
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
+inline constexpr int kSumRegisters = 24;
+#else
+inline constexpr int kSumRegisters = 16;
+#endif
+
+// Register tiles of this number of rows of x and three of the weight need the fewest loads per product.
+template <bool kScaled>
+inline constexpr int kTileRows = kSumRegisters >= 24 && !kScaled ? 8 : 4;
 
 // A row of the weight. at() returns a vector of it, without the scale of its block.
 template <class W>
@@ -64,6 +72,48 @@ HWY_INLINE void prefetch(const WeightRow<W>& row, std::size_t block, std::size_t
   for (std::size_t i = kPart * kLine; i < kScaleBlock * sizeof(W); i += kParts * kLine) hwy::Prefetch(from + i);
 }
 
+#if HWY_TARGET != HWY_SCALAR
+// Returns, in every group of 2·kSpan lanes, the sums of the group's halves: of a in the first kSpan lanes, of b in the
+// others.
+template <std::size_t kSpan, class D, class V = hn::Vec<D>>
+HWY_INLINE V add_halves(D d, V a, V b) {
+  if constexpr (kSpan == 1) {
+    return hn::Add(hn::OddEven(b, a), hn::Shuffle2301(hn::OddEven(a, b)));
+  } else if constexpr (kSpan == 2) {
+    const hn::RepartitionToWide<D> pairs;
+    const auto outer = hn::BitCast(d, hn::OddEven(hn::BitCast(pairs, b), hn::BitCast(pairs, a)));
+    return hn::Add(outer, hn::CombineShiftRightBytes<2 * sizeof(float)>(d, b, a));
+  } else if constexpr (2 * kSpan < hn::MaxLanes(d)) {
+    return hn::Add(hn::OddEvenBlocks(b, a), hn::SwapAdjacentBlocks(hn::OddEvenBlocks(a, b)));
+  } else {
+    return hn::Add(hn::ConcatUpperLower(d, b, a), hn::ConcatLowerUpper(d, b, a));
+  }
+}
+#endif
+
+// Returns the sums of the lanes of the vectors at(0) to at(kCount − 1), one per lane, which takes fewer additions than
+// one sum after another. A sum adds the halves of its vector, then the halves of these. With kSpan: kSpan lanes each of
+// the sums of at(kFirst), at(kFirst + kSpan), …
+template <std::size_t kCount, std::size_t kSpan = 1, std::size_t kFirst = 0, class D, class F>
+HWY_INLINE hn::Vec<D> sums_of_lanes(D d, const F& at) {
+  if constexpr (kSpan == hn::MaxLanes(d)) {
+    return at(kFirst);
+  } else {
+    const auto a = sums_of_lanes<kCount, 2 * kSpan, kFirst>(d, at);
+    auto b = a;
+    if constexpr (kFirst + kSpan < kCount) b = sums_of_lanes<kCount, 2 * kSpan, kFirst + kSpan>(d, at);
+    return add_halves<kSpan>(d, a, b);
+  }
+}
+
+// Stores the sums of the lanes of kCount vectors. `to` has room for whole vectors.
+template <std::size_t kCount, std::size_t kFirst = 0, class D, class F>
+HWY_INLINE void store_sums(D d, const F& at, float* to) {
+  constexpr std::size_t kLanes = hn::MaxLanes(d), kNext = kFirst + kLanes;
+  hn::Store(sums_of_lanes<std::min(kCount, kNext), 1, kFirst>(d, at), d, to + kFirst);
+  if constexpr (kNext < kCount) store_sums<kCount, kNext>(d, at, to);
+}
+
 // Computes M rows of x with N rows of the weight, the first of which lies `ahead` bytes before the row that is read
 // next. Each sum has one vector of partial sums, whatever M and N are, and then the columns that fill no vector. With
 // scales the partial sums of a block are multiplied by its scale. Of kParts tiles with the same rows of the weight this
@@ -74,6 +124,7 @@ HWY_INLINE void tile(const LinearForward& p, const WeightRow<W>* weight, std::si
   const hn::ScalableTag<float> d;
   const hn::CappedTag<float, 1> d1;
   using Vec = hn::Vec<decltype(d)>;
+  constexpr std::size_t kLanes = hn::MaxLanes(d);
   const std::size_t size = static_cast<std::size_t>(p.x.extent[1]), lanes = hn::Lanes(d);
   const float* x[M];
   // With scales `sum` is of one block, and `total` of the blocks so far, or `stored` where registers have no room.
@@ -122,10 +173,19 @@ HWY_INLINE void tile(const LinearForward& p, const WeightRow<W>* weight, std::si
       }
     }
   }
+  HWY_ALIGN float sums[(M * N + kLanes - 1) / kLanes * kLanes];
+  if constexpr (kInMemory) {  // one after another, because GCC would keep `stored` in registers, which it lacks
+    for (std::size_t k = 0; k < M * N; ++k) {
+      sums[k] = hn::GetLane(sums_of_lanes<1>(d, [&](std::size_t) HWY_ATTR { return hn::Load(d, stored + k * lanes); }));
+    }
+  } else {
+    store_sums<M * N>(
+        d, [&](std::size_t k) HWY_ATTR { return (kScaled ? total : sum)[k / N][k % N]; }, sums);
+  }
+  HWY_UNROLL(8)
   for (int i = 0; i < M; ++i) {
     for (int j = 0; j < N; ++j) {
-      if constexpr (kScaled) sum[i][j] = kInMemory ? hn::Load(d, stored + (i * N + j) * lanes) : total[i][j];
-      auto rest = hn::Set(d1, hn::GetLane(hn::SumOfLanes(d, sum[i][j])));
+      auto rest = hn::Set(d1, sums[i * N + j]);
       for (std::size_t c = at; c < size; ++c) {
         auto w = weight[j].at(d1, c);
         if constexpr (kScaled) w = hn::Mul(hn::Set(d1, weight[j].scales[c / kScaleBlock]), w);
@@ -153,7 +213,8 @@ struct WeightRows {
 template <int M, bool kScaled, int kMore = 0, class W>
 HWY_INLINE void tiles(const LinearForward& p, const LinearBlock& block, std::int64_t m, const WeightRows<W>& weight) {
   // With fewer rows of x a tile has more rows of the weight, because an addition waits for the previous one of its sum.
-  constexpr int N = M == 1 ? 6 : M == 2 ? 5 : M == 3 ? 4 : M == 4 ? 3 : M <= 6 ? 2 : 1;
+  constexpr bool kWide = kTileRows<kScaled> == 8;
+  constexpr int N = M == 1 ? 6 : M == 2 ? 5 : M == 3 ? 4 : M == 4 || kWide ? 3 : 2;
   constexpr int kParts = kMore > 0 ? 2 : 1;
   std::int64_t n = block.n_begin;
   const std::int64_t bytes = std::max<std::int64_t>(1, N * weight.stride * static_cast<std::int64_t>(sizeof(W)));
@@ -173,8 +234,9 @@ HWY_INLINE void tiles(const LinearForward& p, const LinearBlock& block, std::int
 
 template <bool kScaled, class W>
 HWY_INLINE void all_tiles(const LinearForward& p, const LinearBlock& block, const WeightRows<W>& weight) {
+  constexpr int kRows = kTileRows<kScaled>;
   std::int64_t m = block.m_begin;
-  for (; m + kPassRows < block.m_end; m += kTileRows) tiles<kTileRows, kScaled>(p, block, m, weight);
+  for (; m + kPassRows < block.m_end; m += kRows) tiles<kRows, kScaled>(p, block, m, weight);
   switch (block.m_end - m) {
     case 1:
       return tiles<1, kScaled>(p, block, m, weight);
@@ -189,9 +251,9 @@ HWY_INLINE void all_tiles(const LinearForward& p, const LinearBlock& block, cons
     case 6:
       return tiles<6, kScaled>(p, block, m, weight);
     case 7:
-      return tiles<kTileRows, kScaled, 7 - kTileRows>(p, block, m, weight);
+      return tiles<std::min(kRows, 7), kScaled, std::max(0, 7 - kRows)>(p, block, m, weight);
     default:
-      return tiles<kTileRows, kScaled, 8 - kTileRows>(p, block, m, weight);
+      return tiles<kRows, kScaled, 8 - kRows>(p, block, m, weight);
   }
 }
 

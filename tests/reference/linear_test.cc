@@ -92,7 +92,7 @@ class LinearOnTarget : public testing::TestWithParam<std::string> {
 TEST_P(LinearOnTarget, IsTheFloat64Product) {
   Random random(7);
   for (const auto stored : {Stored::float32, Stored::bfloat16, Stored::int8}) {
-    for (const std::int64_t rows : {1, 2, 3, 4, 7, 21}) {
+    for (const std::int64_t rows : {1, 2, 3, 4, 5, 6, 7, 8, 21}) {
       for (const std::int64_t n : {1, 3, 9, 130}) {
         for (const std::int64_t d : {1, 7, 16, 100, 384}) {
           Matrix x(rows, d, random);
@@ -123,7 +123,7 @@ TEST_P(LinearOnTarget, ARowHasTheSameBitsWhateverIsBesideItAndForAnyNumberOfThre
   const std::int64_t n = 317, d = 203;
   for (const auto stored : {Stored::float32, Stored::bfloat16, Stored::int8}) {
     Weight weight(stored, n, d, random);
-    for (const std::int64_t rows : {2, 7, 8, 9, 33, 150}) {  // enough to be distributed in both ways
+    for (const std::int64_t rows : {2, 3, 4, 5, 6, 7, 8, 9, 33, 150}) {  // enough to be distributed in both ways
       Matrix x(rows, d, random), all = product(x, weight, 1), threaded = product(x, weight, 3);
       for (std::int64_t r = 0; r<rows; r += rows> 40 ? 13 : 1) {
         Matrix row(1, d);
