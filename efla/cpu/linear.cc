@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <type_traits>
-#include <vector>
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "efla/cpu/linear.cc"
@@ -196,17 +195,14 @@ HWY_INLINE void tile(const LinearForward& p, const WeightRow<W>* weight, std::si
   }
 }
 
-// The rows of a weight, or of a copy of a part of it.
+// The rows of a weight.
 template <class W>
 struct WeightRows {
-  const W* data;  // of row `first`
-  std::int64_t first, stride;
+  View<const W, 2> data;
   View<const float, 2> scales;
   bool far;  // in memory rather than in a cache
 
-  HWY_INLINE WeightRow<W> row(std::int64_t n) const {
-    return {data + (n - first) * stride, scales ? scales.at(n) : nullptr};
-  }
+  HWY_INLINE WeightRow<W> row(std::int64_t n) const { return {data.at(n), scales ? scales.at(n) : nullptr}; }
 };
 
 // Computes M rows of x, and kMore after them, with a block's rows of the weight.
@@ -217,7 +213,8 @@ HWY_INLINE void tiles(const LinearForward& p, const LinearBlock& block, std::int
   constexpr int N = M == 1 ? 6 : M == 2 ? 5 : M == 3 ? 4 : M == 4 || kWide ? 3 : 2;
   constexpr int kParts = kMore > 0 ? 2 : 1;
   std::int64_t n = block.n_begin;
-  const std::int64_t bytes = std::max<std::int64_t>(1, N * weight.stride * static_cast<std::int64_t>(sizeof(W)));
+  const std::int64_t bytes =
+      std::max<std::int64_t>(1, N * weight.data.stride[0] * static_cast<std::int64_t>(sizeof(W)));
   const auto ahead = static_cast<std::size_t>(weight.far ? (kParts * kPrefetchBytes + bytes - 1) / bytes * bytes : 0);
   for (; n + N <= block.n_end; n += N) {
     WeightRow<W> rows[N];
@@ -261,19 +258,7 @@ template <class W>
 void linear_block(const LinearForward& p, const View<const W, 2>& weight, const LinearBlock& block) {
   constexpr bool kScaled = std::is_same_v<W, std::int8_t>;
   const bool few = block.m_end - block.m_begin <= kPassRows;
-  const WeightRows<W> rows{weight.at(block.n_begin), block.n_begin, weight.stride[0],
-                           kScaled ? p.scales : View<const float, 2>{}, few};
-  if (few || std::is_same_v<W, float>) return all_tiles<kScaled>(p, block, rows);
-  // Several tiles read a row: it is widened once.
-  thread_local std::vector<float> wide;
-  const std::size_t size = static_cast<std::size_t>(p.x.extent[1]);
-  wide.resize(static_cast<std::size_t>(block.n_end - block.n_begin) * size);
-  for (std::int64_t n = block.n_begin; n < block.n_end; ++n) {
-    const auto from = rows.row(n);
-    float* to = wide.data() + static_cast<std::size_t>(n - block.n_begin) * size;
-    for_each_vector(size, [&](auto d, std::size_t c) HWY_ATTR { hn::StoreU(from.at(d, c), d, to + c); });
-  }
-  all_tiles<kScaled>(p, block, WeightRows<float>{wide.data(), block.n_begin, p.x.extent[1], rows.scales, false});
+  all_tiles<kScaled>(p, block, WeightRows<W>{weight, kScaled ? p.scales : View<const float, 2>{}, few});
 }
 
 void linear_block_f32(const LinearForward& p, const LinearBlock& block) { linear_block(p, p.weight, block); }
