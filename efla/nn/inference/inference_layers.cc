@@ -76,17 +76,18 @@ void InferenceModel::convolve(const Layer& layer, std::span<const TextRun> runs,
     row += run.tokens;
     at += kept + run.tokens;
   }
-  const auto part = [&](std::int64_t batch, std::int64_t first, std::int64_t tokens) {
+  const auto part = [&](std::int64_t first, std::int64_t tokens) {
     ShortConvForward<float> p;
-    p.x = View<const float, 3>::contiguous(window.at(first), {batch, tokens, mixer_.channels});
+    p.x = View<const float, 3>::contiguous(window.at(first), {1, tokens, mixer_.channels});
     p.weight = View<const float, 2>::contiguous(layer.taps.data(), {mixer_.channels, mixer_.config.conv});
-    p.y = View<float, 3>::contiguous(mixed.at(first), {batch, tokens, mixer_.channels});
+    p.y = View<float, 3>::contiguous(mixed.at(first), {1, tokens, mixer_.channels});
     short_conv_forward(p, {.context = {.pool = &pool}});
   };
-  if (own.decodes > 0) part(own.decodes, 0, mixer_.config.conv);
+  // One sequence of all decoded tokens: the output of each is in its last row, which depends on its own rows alone.
+  if (own.decodes > 0) part(0, own.decodes * mixer_.config.conv);
   at = own.decodes * mixer_.config.conv;
   for (const auto& run : runs.subspan(static_cast<std::size_t>(own.decodes))) {
-    part(1, at, kept + run.tokens);
+    part(at, kept + run.tokens);
     at += kept + run.tokens;
   }
 }
