@@ -1,19 +1,24 @@
 #!/usr/bin/env python3
-"""Measures a running `efla serve` under load: memory of many sessions, and the wait of a short prompt beside a long one.
+"""Measures a running `efla serve` under load: memory of many sessions, the wait of a short prompt beside a long one,
+and the rate of streams.
 
     bench/serve_load.py sessions PORT [--sessions 1000] [--seconds 230] [--clients 32]
     bench/serve_load.py wait PORT [--prompt 1000000]
+    bench/serve_load.py streams PORT [--clients 32] [--tokens 300] [--rounds 9]
 
 `sessions` stores texts, then continues one after another by a token each with `wrk` (Debian's package), and prints the
 requests and the resident memory of the server every 30 seconds. `wait` measures the time from sending a prompt of 16
-tokens to the first token of the reply, with an idle server and while one long prompt is read. The model has a tokenizer
-of bytes. Needs Linux, because memory comes from /proc.
+tokens to the first token of the reply, with an idle server and while one long prompt is read. `streams` measures the
+tokens per second of several replies at once, in turns as streams and as whole replies, which cost the server nothing
+per token. The model has a tokenizer of bytes. Needs Linux, because memory comes from /proc.
 """
 
 import argparse
 import http.client
 import json
 import random
+import selectors
+import socket
 import statistics
 import subprocess
 import tempfile
@@ -104,16 +109,61 @@ def measure_wait(arguments):
     describe(f"beside a prompt of {arguments.prompt} tokens", times)
 
 
+def tokens_per_second(port, clients, tokens, stream):
+    """Every reply repeats one letter, so that each of its tokens is an event of its own."""
+    body = json.dumps({"prompt": "a", "max_tokens": tokens, "temperature": 0, "logit_bias": {"97": 100},
+                       "stream": stream})
+    request = ("POST /v1/completions HTTP/1.1\r\nHost: a\r\nConnection: close\r\n"
+               f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n{body}").encode()
+    waiting = selectors.DefaultSelector()
+    received = {}
+    for _ in range(clients):
+        connection = socket.create_connection(("127.0.0.1", port))
+        received[connection] = []
+        waiting.register(connection, selectors.EVENT_READ)
+    begin = time.monotonic()
+    for connection in received:
+        connection.sendall(request)
+    open_connections = clients
+    while open_connections:
+        for key, _ in waiting.select():
+            data = key.fileobj.recv(1 << 16)
+            received[key.fileobj].append(data)
+            if not data:
+                waiting.unregister(key.fileobj)
+                key.fileobj.close()
+                open_connections -= 1
+    seconds = time.monotonic() - begin
+    for parts in received.values():
+        reply = b"".join(parts)
+        assert reply.count(b'"text":"a"') == tokens if stream else b'"text":"' + b"a" * tokens + b'"' in reply, reply
+    return clients * tokens / seconds
+
+
+def measure_streams(arguments):
+    rates = {True: [], False: []}
+    for i in range(arguments.rounds):
+        for stream in (i % 2 == 0, i % 2 != 0):
+            rates[stream].append(tokens_per_second(arguments.port, arguments.clients, arguments.tokens, stream))
+    ratios = [streamed / whole for streamed, whole in zip(rates[True], rates[False])]
+    for name, values in (("streams", rates[True]), ("whole replies", rates[False])):
+        print(f"{name}: median {statistics.median(values):.0f} tokens/s, {min(values):.0f} to {max(values):.0f}")
+    print(f"streams / whole replies: median of rounds {statistics.median(ratios):.3f}, "
+          f"{min(ratios):.3f} to {max(ratios):.3f}")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["sessions", "wait"])
+    parser.add_argument("what", choices=["sessions", "wait", "streams"])
     parser.add_argument("port", type=int)
     parser.add_argument("--sessions", type=int, default=1000)
     parser.add_argument("--seconds", type=int, default=230)
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--prompt", type=int, default=1_000_000)
+    parser.add_argument("--tokens", type=int, default=300)
+    parser.add_argument("--rounds", type=int, default=9)
     arguments = parser.parse_args()
-    (measure_sessions if arguments.what == "sessions" else measure_wait)(arguments)
+    {"sessions": measure_sessions, "wait": measure_wait, "streams": measure_streams}[arguments.what](arguments)
 
 
 if __name__ == "__main__":
