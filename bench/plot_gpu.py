@@ -11,18 +11,19 @@ import sys
 import plots
 from tables import gpu_times
 
-COLOURS = {"FlashQLA": "#e6a000", "fla": "#009e73"}
-LABELS = {"FlashQLA": "FlashQLA", "fla": "flash-linear-attention"}
+COLOURS = {"flashinfer": "#cc79a7", "FlashQLA": "#e6a000", "fla": "#009e73"}
+LABELS = {"flashinfer": "flashinfer", "FlashQLA": "FlashQLA", "fla": "flash-linear-attention"}
 
 
 def draw(axes, operation, times):
-    width = 0.8 / len(COLOURS)
+    peers = [peer for peer in COLOURS if any(peer in of for of in times.values())]
+    width = 0.8 / len(peers)
     for place, of in enumerate(times.values()):
-        for offset, contender in enumerate(COLOURS):
+        for offset, contender in enumerate(peers):
             if contender not in of:
                 continue
             ratio = of[contender] / of["efla"]
-            bar = axes.bar(place + (offset - 0.5) * width, ratio, width * 0.92, color=COLOURS[contender],
+            bar = axes.bar(place + (offset - (len(peers) - 1) / 2) * width, ratio, width * 0.92, color=COLOURS[contender],
                            label=LABELS[contender] if place == 0 else None)
             axes.bar_label(bar, [f"{ratio:.2f}"], fontsize=7, padding=1)
     axes.axhline(1, color="#0050a0", linewidth=1.5, label="efla")
@@ -37,7 +38,8 @@ def main(target, path):
     for each, (operation, times) in zip(axes, gpu_times(path).items()):
         draw(each, operation, times)
     axes[0].set_ylabel("time, as a multiple of efla's")
-    axes[0].legend(frameon=False, ncols=3)
+    handles, labels = axes[0].get_legend_handles_labels()  # of all peers
+    axes[1].legend(handles, labels, frameon=False, ncols=4, fontsize=8)
     plots.save(figure, target)
 
 

@@ -19,7 +19,7 @@ from results import median
 
 GATES = {"none": "no gate", "scalar": "scalar gate", "channel": "channel gate"}
 PEERS = ("eager", "ggml")
-GPU_PEERS = {"FlashQLA": "FlashQLA", "flash-linear-attention": "fla"}
+GPU_PEERS = {"flashinfer": "flashinfer", "FlashQLA": "FlashQLA", "flash-linear-attention": "fla"}
 MARKS = re.compile(r"(<!-- bench/tables.py: begin -->\n).*?(<!-- bench/tables.py: end -->\n)", re.DOTALL)
 
 
@@ -240,15 +240,17 @@ def gpu_table(path):
     """The times of the operator on a GPU beside its peers', and how many times as long the peers take."""
     times = gpu_times(path)
     rows = [["B × T × H (/ value heads)"]]
-    for operation in times:
-        rows[0] += [f"{operation}, ms", "FlashQLA", "fla"]
-    for shape in times["forward"]:
-        rows.append([shape.replace("x", " × ").replace("/", " / ")])
-        for operation, by_shape in times.items():
+    for operation, by_shape in times.items():
+        peers = [peer for peer in GPU_PEERS.values() if any(peer in of for of in by_shape.values())]
+        rows[0] += [f"{operation}, ms", *peers]
+        for i, shape in enumerate(times["forward"], 1):
+            if len(rows) == i:
+                rows.append([shape.replace("x", " × ").replace("/", " / ")])
             of = by_shape[shape]
-            still = of.get("FlashQLA (g = 0)")
-            rows[-1] += [f'{of["efla"]:.3f}', f'{of["FlashQLA"]:.3f}' + (f" ({still:.3f})" if still else ""),
-                         f'{of["fla"]:.3f}' if "fla" in of else ""]
+            for contender in ("efla", *peers):
+                still = of.get(f"{contender} (g = 0)")
+                time = f"{of[contender]:.3f}" if contender in of else ""
+                rows[i].append(time + (f" ({still:.3f})" if still else ""))
     return markdown(rows).rstrip("\n") + "\n"
 
 
