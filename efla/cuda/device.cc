@@ -4,14 +4,16 @@
 
 namespace efla::gpu {
 
-OnDevice::OnDevice(int device) {
-  check(cudaGetDevice(&before_), "cudaGetDevice");
-  if (device != before_) check(cudaSetDevice(device), "cudaSetDevice");
+int make_current(int device) {
+  int before = 0;
+  check(cudaGetDevice(&before), "cudaGetDevice");
+  if (device != before) check(cudaSetDevice(device), "cudaSetDevice");
+  return before;
 }
 
-OnDevice::~OnDevice() {
-  int now = before_;
-  if (cudaGetDevice(&now) == cudaSuccess && now != before_) cudaSetDevice(before_);
+void restore_current(int before) noexcept {
+  int now = before;
+  if (cudaGetDevice(&now) == cudaSuccess && now != before) cudaSetDevice(before);
 }
 
 std::shared_ptr<void> allocate_on_stream(std::size_t bytes, cudaStream_t stream) {

@@ -10,16 +10,22 @@
 
 namespace efla::gpu {
 
+// Makes a GPU the current one of the calling thread and returns the one before. Throws CudaError.
+int make_current(int device);
+
+// Makes the one before the current one again.
+void restore_current(int before) noexcept;
+
 // Makes a GPU the current one of the calling thread while it lives.
 class OnDevice {
  public:
-  explicit OnDevice(int device);
-  ~OnDevice();
+  explicit OnDevice(int device) : before_(make_current(device)) {}
+  ~OnDevice() { restore_current(before_); }
   OnDevice(const OnDevice&) = delete;
   OnDevice& operator=(const OnDevice&) = delete;
 
  private:
-  int before_ = 0;
+  int before_;
 };
 
 // Returns memory of the current device for work on the stream, from the runtime's pool, aligned to 256 bytes. When the

@@ -22,12 +22,17 @@ std::string refuse_device(Device::Kind row, const Device& tensors) {
          ", and the tensors are on " + name_of(tensors);
 }
 
-std::string refuse_on_gpu([[maybe_unused]] const Device& tensors, const std::function<std::string()>& refuse) {
 #ifdef EFLA_HAS_CUDA
-  const gpu::OnDevice current(tensors.index);
-#endif
-  return refuse();
+OnDeviceOf::OnDeviceOf(const Device& tensors) {
+  if (!tensors.is_cpu()) before_ = gpu::make_current(tensors.index);
 }
+OnDeviceOf::~OnDeviceOf() {
+  if (before_ >= 0) gpu::restore_current(before_);
+}
+#else
+OnDeviceOf::OnDeviceOf(const Device& /*tensors*/) {}
+OnDeviceOf::~OnDeviceOf() = default;
+#endif
 
 void throw_no_implementation(const char* operation, std::string_view named, const std::vector<ImplementationName>& rows,
                              const std::vector<Refusal>& refusals) {

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <algorithm>
-#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -66,8 +65,18 @@ std::vector<std::string> selectable_names(const std::vector<ImplementationName>&
 // Returns what a row refuses because of where its tensors lie, or "".
 std::string refuse_device(Device::Kind row, const Device& tensors);
 
-// Returns what `refuse` says where the tensors' GPU is the current one, of which kernels ask what they need.
-std::string refuse_on_gpu(const Device& tensors, const std::function<std::string()>& refuse);
+// Makes the tensors' GPU the current device while it lives, because kernels query the limits of the current device.
+// Does nothing for tensors on the CPU.
+class OnDeviceOf {
+ public:
+  explicit OnDeviceOf(const Device& tensors);
+  ~OnDeviceOf();
+  OnDeviceOf(const OnDeviceOf&) = delete;
+  OnDeviceOf& operator=(const OnDeviceOf&) = delete;
+
+ private:
+  int before_ = -1;  // the GPU to return to; −1: none
+};
 
 template <class Problem>
 std::vector<ImplementationName> names_of(std::span<const Implementation<Problem>> rows) {
@@ -87,11 +96,10 @@ std::optional<std::string> refusal_of(const Implementation<Problem>& row, const 
                                       const RunOptions& options) {
   const bool named = options.implementation != "auto";
   if (named && options.implementation != row.name && options.implementation != row.algorithm) return std::nullopt;
-  const Device& device = options.context.device;
-  std::string reason = refuse_device(row.device, device);
+  std::string reason = refuse_device(row.device, options.context.device);
   if (!reason.empty()) return reason;
-  if (device.is_cpu()) return row.refuse(problem, named);
-  return refuse_on_gpu(device, [&] { return row.refuse(problem, named); });
+  const OnDeviceOf current(options.context.device);
+  return row.refuse(problem, named);
 }
 
 // Returns the row that computes a validated problem and fills `choice`; nullptr where there is none.
