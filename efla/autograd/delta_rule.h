@@ -50,7 +50,7 @@ at::Tensor delta_rule_step(const at::Tensor& q, const at::Tensor& k, const at::T
 // Decoding from a pool of states: T tokens, 1 to kMaxStepTokens. q, k [B, T, H, K], v [B, T, HV, V], beta [B, T, HV],
 // g [B, T, HV], [B, T, HV, K] or undefined; states [P, HV, K, V], float32 or bfloat16, are updated in place. slots [B]
 // int64 names the state of each batch entry, no two alike, or −1 for an entry without a state, whose outputs are zeros;
-// undefined: entry b has state b. kept [B] int64 names how many of its tokens each entry's state keeps, 0 to T;
+// undefined: entry b has state b. kept [B] int64 says how many of its tokens each entry's state keeps, 0 to T;
 // undefined: all. Returns o [B, T, HV, V]. Not differentiable.
 at::Tensor delta_rule_steps(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& beta,
                             const at::Tensor& g, at::Tensor& states, const at::Tensor& slots, const at::Tensor& kept,

@@ -34,14 +34,15 @@ struct LinearBlock {
 HWY_BEFORE_NAMESPACE();
 namespace efla::cpu::HWY_NAMESPACE {
 
-// Sums that are kept in registers, most of them. With scales a sum has two vectors; more are kept in memory.
+// The greatest number of vectors of sums that a tile keeps in registers. With scales each sum needs two; where they are
+// too many, they are kept in memory.
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
 inline constexpr int kSumRegisters = 24;
 #else
 inline constexpr int kSumRegisters = 16;
 #endif
 
-// Register tiles of this number of rows of x and three of the weight need the fewest loads per product.
+// A tile of kTileRows rows of x and three rows of the weight needs the fewest loads per product.
 template <bool kScaled>
 inline constexpr int kTileRows = kSumRegisters >= 24 && !kScaled ? 8 : 4;
 
@@ -181,7 +182,7 @@ HWY_INLINE void tile(const LinearForward& p, const WeightRow<W>* weight, std::si
     store_sums<M * N>(
         d, [&](std::size_t k) HWY_ATTR { return (kScaled ? total : sum)[k / N][k % N]; }, sums);
   }
-  HWY_UNROLL(8)
+  HWY_UNROLL(8)  // only this loop: with the inner one too the product of one row is slower
   for (int i = 0; i < M; ++i) {
     for (int j = 0; j < N; ++j) {
       auto rest = hn::Set(d1, sums[i * N + j]);

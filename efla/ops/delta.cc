@@ -188,18 +188,19 @@ void for_each_token(const DeltaSteps<T, S>& p, F&& f) {
   DeltaShape one = p.shape;
   one.tokens = 1;
   const auto slot = [&](std::int64_t i_b) { return p.slots ? p.slots(i_b) : i_b; };
-  std::vector<std::vector<S>> kept(p.kept ? p.shape.batch : 0);  // states that later tokens will change
+  // Of each batch entry, the state that its rolled-back tokens must not change.
+  std::vector<std::vector<S>> before(p.kept ? p.shape.batch : 0);
   for (std::int64_t t = 0; t < p.shape.tokens; ++t) {
-    for (std::int64_t i_b = 0; i_b < std::ssize(kept); ++i_b) {
+    for (std::int64_t i_b = 0; i_b < std::ssize(before); ++i_b) {
       if (p.kept(i_b) != t || slot(i_b) < 0) continue;
-      for_each_element(p.states, slot(i_b), [&](const S& x) { kept[i_b].push_back(x); });
+      for_each_element(p.states, slot(i_b), [&](const S& x) { before[i_b].push_back(x); });
     }
     f(DeltaStep<T, S>{one, p.rule, token_of(p.q, t), token_of(p.k, t), token_of(p.v, t), token_of(p.beta, t),
                       token_of(p.g, t), p.states, token_of(p.o, t), p.slots});
   }
-  for (std::int64_t i_b = 0; i_b < std::ssize(kept); ++i_b) {
-    auto next = kept[i_b].begin();
-    if (next != kept[i_b].end()) for_each_element(p.states, slot(i_b), [&](S& x) { x = *next++; });
+  for (std::int64_t i_b = 0; i_b < std::ssize(before); ++i_b) {
+    auto next = before[i_b].begin();
+    if (next != before[i_b].end()) for_each_element(p.states, slot(i_b), [&](S& x) { x = *next++; });
   }
 }
 

@@ -153,8 +153,8 @@ struct DeltaSteps {
   View<const std::int64_t, 1> slots;  // as in DeltaStep
   View<S, 4> states;                  // [P, HV, K, V], updated in place; [B, HV, K, V] without slots
   View<T, 4> o;                       // [B, T, HV, V]
-  // [B], optional: how many of its tokens, 0 to T, a batch entry keeps: its state becomes the one after these, so that
-  // the others are rolled back. All outputs are computed. Absent: T.
+  // [B], optional: how many of its tokens, 0 to T, the state of a batch entry keeps. The state becomes the state after
+  // these tokens; later tokens are rolled back. All outputs are computed. Absent: T. On a GPU other values are clamped.
   View<const std::int64_t, 1> kept = {};
 };
 

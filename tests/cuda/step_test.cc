@@ -221,26 +221,31 @@ TEST(CudaStepPool, SkippedEntry) {
 template <class T, class S>
 void expect_kept(std::int64_t dim) {
   constexpr std::int64_t kTokens = 5;
-  const std::vector<std::int64_t> kept{3, 0, kTokens, 1};
-  DeltaCase c{"exact", 1, 1, true, std::ssize(kept), kTokens, 2, dim, dim, 1, Layout::contiguous, true, true, false};
+  // Of each entry, and what values outside 0 to T count as; the third entry has no state.
+  const std::vector<std::int64_t> given{3, -1, 4, kTokens + 1, 1}, kept{3, 0, 0, kTokens, 1}, slots{4, 0, -1, 1, 2};
+  const auto batch = std::ssize(kept);
+  DeltaCase c{"exact", 1, 1, true, batch, kTokens, 2, dim, dim, 1, Layout::contiguous, true, true, false};
   c.decay = Decay::scalar;
   c.gate = 0.5;
   DeltaData<T> data(c);
-  Tensor<S, 4> states({c.batch, c.heads, dim, dim});
+  Tensor<S, 4> states({batch, c.heads, dim, dim});
   const std::vector<double> initial = data.initial_state.values();
+  const DeviceBytes numbers(2 * batch * sizeof(std::int64_t));
+  auto* const on_device = static_cast<std::int64_t*>(numbers.data());
+  const auto upload = [&](const std::vector<std::int64_t>& from, std::int64_t* to) {
+    gpu::check(cudaMemcpy(to, from.data(), batch * sizeof(std::int64_t), cudaMemcpyHostToDevice), "cudaMemcpy");
+    return View<const std::int64_t, 1>::contiguous(to, {batch});
+  };
   // Returns outputs and states after one call of the first `count` tokens.
   const auto call = [&](std::int64_t count, bool rolls_back) {
     states.assign(initial);
     const DeviceData<T> device(data);
     const DeviceTensor<S, 4> device_states(states);
-    const DeviceBytes numbers(kept.size() * sizeof(std::int64_t));
-    gpu::check(cudaMemcpy(numbers.data(), kept.data(), numbers.bytes(), cudaMemcpyHostToDevice), "cudaMemcpy");
     const DeltaForward<T> f = device.forward();
-    DeltaSteps<T, S> p{f.shape, f.rule, f.q, f.k, f.v, f.beta, f.g, {}, device_states.view(), f.o};
+    DeltaSteps<T, S> p{f.shape, f.rule, f.q, f.k, f.v, f.beta, f.g, upload(slots, on_device), device_states.view(),
+                       f.o};
     p.shape.tokens = count;
-    if (rolls_back) {
-      p.kept = View<const std::int64_t, 1>::contiguous(static_cast<const std::int64_t*>(numbers.data()), {c.batch});
-    }
+    if (rolls_back) p.kept = upload(given, on_device + batch);
     gpu::step_fwd(p, nullptr);
     device.download();
     device_states.download();
@@ -248,18 +253,20 @@ void expect_kept(std::int64_t dim) {
   };
   const auto rolled_back = call(kTokens, true);
   EXPECT_EQ(rolled_back.first, call(kTokens, false).first);
+  states.assign(initial);
+  const std::vector<double> untouched = states.values();
   const std::int64_t size = c.heads * dim * dim;
-  for (std::int64_t b = 0; b < c.batch; ++b) {
-    const std::vector<double> expected =
-        kept[b] > 0 ? call(kept[b], false).second : (states.assign(initial), states.values());
-    for (std::int64_t i = b * size; i < (b + 1) * size; ++i)
+  for (std::int64_t b = 0; b < batch; ++b) {
+    const std::int64_t slot = slots[b] < 0 ? 3 : slots[b];  // which no entry has
+    const std::vector<double> expected = kept[b] > 0 ? call(kept[b], false).second : untouched;
+    for (std::int64_t i = slot * size; i < (slot + 1) * size; ++i) {
       ASSERT_EQ(rolled_back.second[i], expected[i]) << b << ' ' << i;
+    }
   }
 }
 
 TEST(CudaStepPool, RollsBackTokensThatAreNotKept) {
-  for (const std::int64_t dim :
-       {64, 100, 128, 256}) {  // states in registers, by elements, in registers, in shared memory
+  for (const std::int64_t dim : {64, 101, 128, 256}) {  // of float32 states 64 and 128 in registers, 101 by elements
     expect_kept<float, float>(dim);
     expect_kept<bfloat16, bfloat16>(dim);
   }

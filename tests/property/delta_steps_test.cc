@@ -1,6 +1,7 @@
 // Several tokens of entries with states in a pool are single steps of those states, to the same bits.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -94,36 +95,40 @@ TEST(DeltaSteps, AreSingleStepsOfThePoolsStates) {
   check_all("ref");
 }
 
-// A state keeps the first tokens, as if there had been no others; all outputs are computed.
+// A state of the pool keeps the first tokens of its entry, as if there had been no others; all outputs are computed.
 template <class T, class S>
 void check_kept(const std::string& implementation) {
   const DeltaCase c = pool_case(Decay::scalar);
   DeltaData<T> all(c), some(c);
-  const std::array<std::int64_t, 4> extent{c.batch, all.shape.value_heads, c.key_dim, c.value_dim};
-  const std::vector<std::int64_t> kept{3, 0, kTokens};
-  for (std::int64_t b = 0; b < c.batch; ++b) {
-    Tensor<S, 4> rolled_back(extent, Layout::sliced), expected(extent, Layout::sliced);
+  const std::array<std::int64_t, 4> extent{kPool, all.shape.value_heads, c.key_dim, c.value_dim};
+  const auto slots = View<const std::int64_t, 1>::contiguous(kSlots.data(), {c.batch});
+  for (const std::vector<std::int64_t>& kept : {std::vector<std::int64_t>{3, 2, kTokens}, {0, 0, 1}}) {
+    Tensor<S, 4> rolled_back(extent, Layout::sliced), whole(extent, Layout::sliced);
     fill(rolled_back);
-    fill(expected);
-    DeltaSteps<T, S> p = steps_of(some.forward(), rolled_back.view(), {});
+    fill(whole);
+    DeltaSteps<T, S> p = steps_of(some.forward(), rolled_back.view(), slots);
     p.kept = View<const std::int64_t, 1>::contiguous(kept.data(), {c.batch});
     delta_steps(p, {.implementation = implementation});
-    DeltaSteps<T, S> first = steps_of(all.forward(), expected.view(), {});
-    first.shape.tokens = kept[b];
-    for (auto* view : {&first.q, &first.k, &first.v}) view->extent[1] = kept[b];
-    first.beta.extent[1] = first.g.extent[1] = first.o.extent[1] = kept[b];
-    if (kept[b] > 0) delta_steps(first, {.implementation = implementation});
-    for (std::int64_t h = 0; h < extent[1]; ++h) {
-      for (std::int64_t i = 0; i < c.key_dim; ++i) {
-        for (std::int64_t j = 0; j < c.value_dim; ++j) {
-          ASSERT_EQ(to_float(rolled_back.view()(b, h, i, j)), to_float(expected.view()(b, h, i, j))) << b << ' ' << i;
+    delta_steps(steps_of(all.forward(), whole.view(), slots), {.implementation = implementation});
+    EXPECT_TRUE(some.o.same_bits(all.o));
+    Tensor<S, 4> expected(extent, Layout::sliced);
+    for (std::int64_t slot = 0; slot < kPool; ++slot) {
+      const auto entry = std::find(kSlots.begin(), kSlots.end(), slot) - kSlots.begin();
+      const std::int64_t tokens = entry < c.batch ? kept[entry] : 0;
+      fill(expected);
+      DeltaSteps<T, S> first = steps_of(all.forward(), expected.view(), slots);
+      first.shape.tokens = tokens;
+      for (auto* view : {&first.q, &first.k, &first.v}) view->extent[1] = tokens;
+      first.beta.extent[1] = first.g.extent[1] = first.o.extent[1] = tokens;
+      if (tokens > 0) delta_steps(first, {.implementation = implementation});
+      for (std::int64_t h = 0; h < extent[1]; ++h) {
+        for (std::int64_t i = 0; i < c.key_dim; ++i) {
+          for (std::int64_t j = 0; j < c.value_dim; ++j) {
+            ASSERT_EQ(to_float(rolled_back.view()(slot, h, i, j)), to_float(expected.view()(slot, h, i, j))) << slot;
+          }
         }
       }
     }
-    Tensor<S, 4> states(extent, Layout::sliced);
-    fill(states);
-    delta_steps(steps_of(all.forward(), states.view(), {}), {.implementation = implementation});
-    EXPECT_TRUE(some.o.same_bits(all.o));
   }
 }
 

@@ -55,7 +55,8 @@ class Compile(unittest.TestCase):
         compiled = torch.compile(efla.delta_rule_steps, backend="aot_eager", fullgraph=True)
         x, slots = inputs(2, decay="scalar"), torch.tensor([2, 0])
         pools = [state(3), state(3)]
-        got, expected = (f(**x, states=s, slots=slots, step="exact") for f, s in zip((compiled, efla.delta_rule_steps), pools))
+        kept = torch.tensor([2, 1])
+        got, expected = (f(**x, states=s, slots=slots, step="exact", kept=kept) for f, s in zip((compiled, efla.delta_rule_steps), pools))
         assert_close(self, got, expected)
         assert_close(self, *pools)
         self.assertFalse(torch.equal(pools[0], state(3)))

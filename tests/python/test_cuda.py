@@ -274,6 +274,9 @@ class SecondGpu(unittest.TestCase):
         few = {**few, "states": state().to("cuda:1"), "slots": torch.tensor([0, 1], device="cuda:0")}
         with self.assertRaisesRegex(ValueError, "slots: got a tensor on cuda:0, expected one on cuda:1"):
             efla.delta_rule_steps(**few, step="exact")
+        few = {**few, "slots": None, "kept": torch.tensor([0, 1], device="cuda:0")}
+        with self.assertRaisesRegex(ValueError, "kept: got a tensor on cuda:0, expected one on cuda:1"):
+            efla.delta_rule_steps(**few, step="exact")
         for op, named in ((torch.ops.efla.rms_norm, torch.ones(8)), (torch.ops.efla.short_conv, torch.ones(8, 4))):
             with self.assertRaisesRegex(RuntimeError, "weight: got a tensor on cuda:0, expected one on cuda:1"):
                 op(torch.ones(1, 5, 8, device="cuda:1"), named.to("cuda:0"))

@@ -128,6 +128,8 @@ class Training(unittest.TestCase):
             torch.library.opcheck(torch.ops.efla.delta_rule_step, (), {**x, "state": state().to(device)}, test_utils=tests)
             x = {name: tensor.to(device) for name, tensor in inputs(2, decay="scalar").items()}
             torch.library.opcheck(torch.ops.efla.delta_rule_steps, (), {**x, "states": state().to(device)}, test_utils=tests)
+            kept = torch.tensor([1, 0], device=device)
+            torch.library.opcheck(torch.ops.efla.delta_rule_steps, (), {**x, "states": state().to(device), "kept": kept}, test_utils=tests)
 
     @unittest.skipUnless(hasattr(torch, "compile"), "FSDP2 came with PyTorch 2.6")
     def test_fsdp2(self):

@@ -1,5 +1,6 @@
 // Decode: the token recurrence of rule/problem.h over one to eight tokens, bound by the reading and writing of states.
-// step_registers.cu has the kernel for states in float32 of the usual sizes; this one takes all.
+// step_registers.cu has the kernel for float32 states with K = 64 or 128 and V a multiple of 64; this kernel takes
+// every size.
 //
 // A thread block has kColumns value columns of one state. It copies them to shared memory by whole rows, because memory
 // is fast in pieces of 128 bytes and more, and each warp prepares a token while the copies are on their way. Then every

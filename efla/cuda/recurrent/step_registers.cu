@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(L::kThreads, L::kBlocks)
     for (int t = 0; t < count && gives; ++t) o[t * p.o.stride[1]] = from_state<T>(0.0F);
     return;
   }
-  // Every warp prepares a token while the state is read; the tokens beyond the number of warps come before.
+  // Every warp prepares a token while the state is read. Tokens from number kWarps on are prepared before.
   StepTokenInputs<KD, kBlockColumns> in;
   for (int t = warp + (count - 1) / L::kWarps * L::kWarps; t >= 0; t -= L::kWarps) {
     if (t >= count) continue;
@@ -133,13 +133,14 @@ template <int KD, class T>
 void launch(const DeltaSteps<T, float>& p, cudaStream_t stream) {
   using L = Layout<KD>;
   static_assert(L::kThreads >= kBlockColumns);
+  // More shared memory than the default would need an attribute of the kernel.
+  static_assert(kMaxStepTokens * sizeof(Token<KD>) + 4 * L::kWarps * kBlockColumns * sizeof(float) <= 48 * 1024);
   const std::int64_t blocks_per_head = p.shape.value_dim / kBlockColumns;
-  const auto kernel = step_kernel<KD, T>;
   const int bytes = static_cast<int>(p.shape.tokens * sizeof(Token<KD>));
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "cudaFuncSetAttribute");
-  kernel<<<grid_of("step_fwd", p.shape.batch * p.shape.value_heads * blocks_per_head), L::kThreads, bytes, stream>>>(
-      p, static_cast<int>(p.shape.value_heads), static_cast<int>(p.shape.group()), static_cast<int>(blocks_per_head),
-      static_cast<float>(p.rule.scale_for(p.shape.key_dim)));
+  step_kernel<KD, T>
+      <<<grid_of("step_fwd", p.shape.batch * p.shape.value_heads * blocks_per_head), L::kThreads, bytes, stream>>>(
+          p, static_cast<int>(p.shape.value_heads), static_cast<int>(p.shape.group()),
+          static_cast<int>(blocks_per_head), static_cast<float>(p.rule.scale_for(p.shape.key_dim)));
   check_launch("step_fwd");
 }
 

@@ -84,8 +84,9 @@ def delta_rule_steps(
         slots: [B] int64, the state of each batch entry, no two alike; −1 for an entry without a state, whose outputs are
             zeros. None: entry b has state b of P = B. On a GPU the values are not checked.
         kept: [B] int64, how many of its tokens each entry's state keeps, 0 to T; the others are rolled back, but have
-            outputs. None: T. So that speculative decoding rejects tokens without waiting for a GPU: a call takes the
-            tokens that the last one had accepted, which it keeps, and new drafts behind them, which it does not.
+            outputs. None: T. Speculative decoding can thus reject tokens without waiting for a GPU: a call takes the
+            tokens accepted after the last call, which the state keeps, then new drafts. On a GPU values outside 0 to T
+            are clamped.
         step, scale, use_qk_l2norm_in_kernel, erase_scale, write_scale: as delta_rule_step.
 
     Returns:
