@@ -9,8 +9,8 @@ and the rate of streams.
 `sessions` stores texts, then continues one after another by a token each with `wrk` (Debian's package), and prints the
 requests and the resident memory of the server every 30 seconds. `wait` measures the time from sending a prompt of 16
 tokens to the first token of the reply, with an idle server and while one long prompt is read. `streams` measures the
-tokens per second of several replies at once, in turns as streams and as whole replies, which cost the server nothing
-per token. The model has a tokenizer of bytes. Needs Linux, because memory comes from /proc.
+tokens per second of several replies at once, interleaved, as streams and as whole replies. A whole reply costs the
+server no message per token. The model has a tokenizer of bytes. Needs Linux, because memory comes from /proc.
 """
 
 import argparse

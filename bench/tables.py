@@ -206,7 +206,7 @@ def transformers_tables(path):
         threads = f', {first["threads"]} threads' if first["device"] == "cpu" else ""
         commits = " and ".join(dict.fromkeys(r["commit"] for r in these))
         text += (f'{first["on"]}{threads}, {first["dtype"]}, {first["batch"]} × {first["tokens"]} tokens; {", ".join(versions)}, '
-                 f'commit {commits}; medians of {first["rounds"]} rounds:\n\n')
+                 f'commit{"s" if " and " in commits else ""} {commits}; medians of {first["rounds"]} rounds:\n\n')
         rows = [["shape of", "parameters, millions", "prefill, ms", "forward + backward, ms", "delta rules of the prefill, ms", "their share"]]
         for r in these:
             share = [f"{100 * r['delta_share_of_prefill'][kind]:.0f}" for kind in ("installed", "efla")]
@@ -237,7 +237,7 @@ def gpu_times(path):
 
 
 def gpu_table(path):
-    """The times of the operator on a GPU beside its peers', and how many times as long the peers take."""
+    """The times of the operator and of its peers on a GPU, in milliseconds."""
     times = gpu_times(path)
     rows = [["B × T × H (/ value heads)"]]
     for operation, by_shape in times.items():
