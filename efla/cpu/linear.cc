@@ -276,30 +276,59 @@ HWY_EXPORT(linear_block_f32);
 HWY_EXPORT(linear_block_bf16);
 HWY_EXPORT(linear_block_int8);
 
-void linear(const LinearForward& p, ThreadPool& pool) {
-  // Many rows of x are cut so that a block of the weight stays in the second-level cache while the rows pass by. A task
-  // must be long compared with its start, and the whole compared with waking a thread.
+namespace {
+
+// How the outputs of a problem are cut into tasks.
+struct LinearCut {
+  std::int64_t m_step, n_step, m_blocks, tasks;
+};
+
+std::int64_t columns_of(const LinearForward& p) { return std::max<std::int64_t>(1, p.x.extent[1]); }
+
+// Many rows of x are cut so that a block of the weight stays in the second-level cache while the rows pass by. A task
+// must be long compared with its start. shared: several threads run the tasks.
+LinearCut cut_of(const LinearForward& p, bool shared) {
   constexpr std::int64_t kFewRows = 16, kRowsPerTask = 64, kFewFloats = 1 << 14, kManyFloats = 1 << 16;
-  constexpr std::int64_t kLeastShared = 1 << 18, kLeastSharedAwake = 1 << 16;
   constexpr std::int64_t kTile = 24;  // a multiple of most tiles' weight rows
-  const std::int64_t rows = p.x.extent[0], outputs = p.outputs(), columns = std::max<std::int64_t>(1, p.x.extent[1]);
-  if (rows == 0 || outputs == 0) return;
+  const std::int64_t rows = p.x.extent[0], outputs = p.outputs();
+  if (rows == 0 || outputs == 0) return {};
   const bool few = rows <= kFewRows;
-  const bool shared = rows * outputs * columns >= (pool.in_use() ? kLeastSharedAwake : kLeastShared);
   const std::int64_t floats = few ? kFewFloats : kManyFloats;
-  const std::int64_t n_step = few && !shared ? outputs : std::max(kTile, floats / columns / kTile * kTile);
-  const std::int64_t m_step = few ? rows : kRowsPerTask;
-  const std::int64_t n_blocks = (outputs + n_step - 1) / n_step, m_blocks = (rows + m_step - 1) / m_step;
-  pool.run(n_blocks * m_blocks, [&](std::int64_t task, int) {
-    const std::int64_t m = task % m_blocks * m_step, n = task / m_blocks * n_step;
-    const LinearBlock block{m, std::min(rows, m + m_step), n, std::min(outputs, n + n_step)};
-    if (p.narrow_weight) {
-      HWY_DYNAMIC_DISPATCH(linear_block_bf16)(p, block);
-    } else if (p.byte_weight) {
-      HWY_DYNAMIC_DISPATCH(linear_block_int8)(p, block);
-    } else {
-      HWY_DYNAMIC_DISPATCH(linear_block_f32)(p, block);
-    }
+  const std::int64_t n_step = few && !shared ? outputs : std::max(kTile, floats / columns_of(p) / kTile * kTile);
+  const std::int64_t m_step = few ? rows : kRowsPerTask, m_blocks = (rows + m_step - 1) / m_step;
+  return {m_step, n_step, m_blocks, (outputs + n_step - 1) / n_step * m_blocks};
+}
+
+void run_task(const LinearForward& p, const LinearCut& cut, std::int64_t task) {
+  const std::int64_t m = task % cut.m_blocks * cut.m_step, n = task / cut.m_blocks * cut.n_step;
+  const LinearBlock block{m, std::min(p.x.extent[0], m + cut.m_step), n, std::min(p.outputs(), n + cut.n_step)};
+  if (p.narrow_weight) {
+    HWY_DYNAMIC_DISPATCH(linear_block_bf16)(p, block);
+  } else if (p.byte_weight) {
+    HWY_DYNAMIC_DISPATCH(linear_block_int8)(p, block);
+  } else {
+    HWY_DYNAMIC_DISPATCH(linear_block_f32)(p, block);
+  }
+}
+
+}  // namespace
+
+void linear(std::span<const LinearForward> problems, ThreadPool& pool) {
+  // The whole must be long compared with waking a thread.
+  constexpr std::int64_t kLeastShared = 1 << 18, kLeastSharedAwake = 1 << 16;
+  std::int64_t products = 0, tasks = 0;
+  for (const auto& p : problems) products += p.x.extent[0] * p.outputs() * columns_of(p);
+  const bool shared = products >= (pool.in_use() ? kLeastSharedAwake : kLeastShared);
+  for (const auto& p : problems) tasks += cut_of(p, shared).tasks;
+  const auto run = [&](std::int64_t task) {
+    const LinearForward* p = problems.data();
+    LinearCut cut = cut_of(*p, shared);
+    for (; task >= cut.tasks; cut = cut_of(*++p, shared)) task -= cut.tasks;
+    run_task(*p, cut, task);
+  };
+  if (shared) return pool.run(tasks, [&](std::int64_t task, int) { run(task); });
+  pool.run(1, [&](std::int64_t, int) {
+    for (std::int64_t task = 0; task < tasks; ++task) run(task);
   });
 }
 

@@ -138,6 +138,56 @@ TEST_P(LinearOnTarget, ARowHasTheSameBitsWhateverIsBesideItAndForAnyNumberOfThre
   }
 }
 
+TEST_P(LinearOnTarget, SeveralProblemsHaveTheBitsOfACallForEach) {
+  struct Case {
+    Matrix x;
+    Weight weight;
+  };
+  for (const std::int64_t rows : {1, 8, 40}) {
+    for (const std::int64_t d : {5, 203}) {  // few and many products
+      Random random(11);
+      std::vector<Case> cases;
+      for (const auto stored : {Stored::float32, Stored::int8, Stored::bfloat16, Stored::float32}) {
+        const auto i = static_cast<std::int64_t>(cases.size());
+        cases.push_back({Matrix(i == 2 ? rows + 1 : rows, d, random), Weight(stored, i == 1 ? 2 : 160 + i, d, random)});
+      }
+      cases.push_back({Matrix(0, d, random), Weight(Stored::float32, 7, d, random)});
+      for (const int threads : {1, 3}) {
+        std::vector<Matrix> outputs;
+        for (const auto& one : cases) outputs.emplace_back(one.x.rows, one.weight.exact.rows);
+        std::vector<LinearForward> problems;
+        for (std::size_t i = 0; i < cases.size(); ++i) {
+          problems.push_back(cases[i].weight.problem(cases[i].x, outputs[i]));
+        }
+        ThreadPool pool(threads);
+        linear_forward(problems, {"auto", {.pool = &pool}});
+        for (std::size_t i = 0; i < cases.size(); ++i) {
+          Matrix alone = product(cases[i].x, cases[i].weight, threads);
+          for (std::int64_t r = 0; r < alone.rows; ++r) {
+            for (std::int64_t c = 0; c < alone.columns; ++c) ASSERT_EQ(outputs[i].at(r, c), alone.at(r, c)) << i;
+            for (std::int64_t gap = 0; gap < kGap; ++gap) {
+              ASSERT_TRUE(std::isnan(outputs[i].at(r, alone.columns + gap))) << i;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Linear, ComputesNoneOfSeveralProblemsIfOneIsRefused) {
+  Random random(12);
+  Matrix x(2, 4, random), weight(6, 4, random), y(2, 6), fused(2, 3);
+  std::vector<LinearForward> problems{{x.const_view(), weight.const_view(), y.view()},
+                                      {x.const_view(), weight.const_view(), fused.view()}};
+  problems[1].swiglu = true;
+  test::expect_error([&] { linear_forward(problems); }, "implementation", "auto");
+  EXPECT_TRUE(std::isnan(y.at(0, 0)));
+  linear_forward(problems, {"ref"});
+  EXPECT_FALSE(std::isnan(y.at(0, 0)));
+  EXPECT_FALSE(std::isnan(fused.at(1, 2)));
+}
+
 TEST(Linear, TheReferenceHasWhatStandsBeforeAndAfterTheProduct) {
   Random random(10);
   const std::int64_t rows = 3, d = 40, n = 14;

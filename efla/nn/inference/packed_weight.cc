@@ -85,16 +85,20 @@ LinearForward PackedWeight::narrow_problem() const {
 }
 
 void PackedWeight::apply(const View<const float, 2>& x, const View<float, 2>& y, ThreadPool& pool) const {
-  LinearForward p = type_ == WeightType::float32 ? LinearForward{} : narrow_problem();
-  p.x = x;
-  p.y = y;
-  if (wide_.empty()) linear_forward(p, {.context = {.pool = &pool}});
+  std::vector<LinearForward> problems;
+  if (wide_.empty()) problems.push_back(narrow_problem());
   for (const auto& part : wide_) {
-    p.weight = View<const float, 2>::contiguous(part.data_ptr<float>(), {part.size(0), columns_});
-    p.y.extent[1] = part.size(0);
-    linear_forward(p, {.context = {.pool = &pool}});
-    p.y.data += part.size(0);
+    problems.emplace_back().weight = View<const float, 2>::contiguous(part.data_ptr<float>(), {part.size(0), columns_});
   }
+  std::int64_t first = 0;
+  for (auto& p : problems) {
+    p.x = x;
+    p.y = y;
+    p.y.data += first;
+    p.y.extent[1] = p.outputs();
+    first += p.outputs();
+  }
+  linear_forward(problems, {.context = {.pool = &pool}});
 }
 
 void PackedWeight::copy_row(std::int64_t n, float* to) const {
