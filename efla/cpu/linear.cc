@@ -285,16 +285,16 @@ struct LinearCut {
 
 std::int64_t columns_of(const LinearForward& p) { return std::max<std::int64_t>(1, p.x.extent[1]); }
 
-// Many rows of x are cut so that a block of the weight stays in the second-level cache while the rows pass by. A task
-// must be long compared with its start. shared: several threads run the tasks.
-LinearCut cut_of(const LinearForward& p, bool shared) {
-  constexpr std::int64_t kFewRows = 16, kRowsPerTask = 64, kFewFloats = 1 << 14, kManyFloats = 1 << 16;
+// Many rows of x are cut so that a block of the weight stays in the second-level cache while the rows pass by.
+// few_floats: elements of the weight per task with few rows; 0: all.
+LinearCut cut_of(const LinearForward& p, std::int64_t few_floats) {
+  constexpr std::int64_t kFewRows = 16, kRowsPerTask = 64, kManyFloats = 1 << 16;
   constexpr std::int64_t kTile = 24;  // a multiple of most tiles' weight rows
   const std::int64_t rows = p.x.extent[0], outputs = p.outputs();
   if (rows == 0 || outputs == 0) return {};
   const bool few = rows <= kFewRows;
-  const std::int64_t floats = few ? kFewFloats : kManyFloats;
-  const std::int64_t n_step = few && !shared ? outputs : std::max(kTile, floats / columns_of(p) / kTile * kTile);
+  const std::int64_t floats = few ? few_floats : kManyFloats;
+  const std::int64_t n_step = floats == 0 ? outputs : std::max(kTile, floats / columns_of(p) / kTile * kTile);
   const std::int64_t m_step = few ? rows : kRowsPerTask, m_blocks = (rows + m_step - 1) / m_step;
   return {m_step, n_step, m_blocks, (outputs + n_step - 1) / n_step * m_blocks};
 }
@@ -314,16 +314,23 @@ void run_task(const LinearForward& p, const LinearCut& cut, std::int64_t task) {
 }  // namespace
 
 void linear(std::span<const LinearForward> problems, ThreadPool& pool) {
-  // The whole must be long compared with waking a thread.
+  // The whole must be long compared with waking a thread, a task compared with its start. Each thread has several
+  // tasks, of which others take some where it is late.
   constexpr std::int64_t kLeastShared = 1 << 18, kLeastSharedAwake = 1 << 16;
-  std::int64_t products = 0, tasks = 0;
-  for (const auto& p : problems) products += p.x.extent[0] * p.outputs() * columns_of(p);
+  constexpr std::int64_t kLeastFloats = 1 << 14, kMostFloats = 1 << 15, kTasksPerThread = 4;
+  std::int64_t products = 0, floats = 0, tasks = 0;
+  for (const auto& p : problems) {
+    floats += p.outputs() * columns_of(p);
+    products += p.x.extent[0] * p.outputs() * columns_of(p);
+  }
   const bool shared = products >= (pool.in_use() ? kLeastSharedAwake : kLeastShared);
-  for (const auto& p : problems) tasks += cut_of(p, shared).tasks;
+  const std::int64_t few_floats =
+      shared ? std::clamp(floats / (kTasksPerThread * pool.threads()), kLeastFloats, kMostFloats) : 0;
+  for (const auto& p : problems) tasks += cut_of(p, few_floats).tasks;
   const auto run = [&](std::int64_t task) {
     const LinearForward* p = problems.data();
-    LinearCut cut = cut_of(*p, shared);
-    for (; task >= cut.tasks; cut = cut_of(*++p, shared)) task -= cut.tasks;
+    LinearCut cut = cut_of(*p, few_floats);
+    for (; task >= cut.tasks; cut = cut_of(*++p, few_floats)) task -= cut.tasks;
     run_task(*p, cut, task);
   };
   if (shared) return pool.run(tasks, [&](std::int64_t task, int) { run(task); });
