@@ -121,8 +121,7 @@ TEST(FolderLockOfCommands, TrainLmImportAndExport) {
   {
     const io::FolderLock lock(run, "test", "folder");
     const auto before = tree_of(run);
-    const std::string launch =
-        "WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=" + std::to_string(20000 + ::getpid() % 20000);
+    const std::string launch = "WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=" + std::to_string(meeting_port());
     const std::string line = std::string(" ") + EFLA_PROGRAM + " train lm --resume '" + run + "' --threads 1";
     const auto result =
         run_command({"bash", "-c",

@@ -220,7 +220,7 @@ TEST_F(TrainLm, AFullDiskLeavesTheCheckpointBefore) {
 
 // The environment of one of two processes on this machine, as torchrun gives it; a shell's assignments.
 std::string environment_of_rank(int rank) {
-  return "MASTER_ADDR=127.0.0.1 MASTER_PORT=" + std::to_string(20000 + getpid() % 20000) +
+  return "MASTER_ADDR=127.0.0.1 MASTER_PORT=" + std::to_string(meeting_port()) +
          " WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 RANK=" + std::to_string(rank) + " LOCAL_RANK=" + std::to_string(rank) + " ";
 }
 

@@ -72,6 +72,10 @@ inline ProgramResult run_program(std::vector<std::string> arguments, const std::
   return run_command(arguments, out);
 }
 
+// Returns the port at which the processes of a test meet. It lies below the ports that Linux gives to connections, of
+// which another test may have any.
+inline int meeting_port() { return 20000 + ::getpid() % 12000; }
+
 // Passes if the program reported a user's mistake in one line that contains `part`, with exit code 2.
 inline ::testing::AssertionResult is_user_mistake(const ProgramResult& result, const std::string& part) {
   if (result.exit_code == 2 && result.out.empty() && result.err.starts_with("efla: ") &&
