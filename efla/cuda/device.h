@@ -13,7 +13,7 @@ namespace efla::gpu {
 // Makes a GPU the current one of the calling thread and returns the one before. Throws CudaError.
 int make_current(int device);
 
-// Makes the one before the current one again.
+// Makes `before`, which make_current returned, the current GPU again.
 void restore_current(int before) noexcept;
 
 // Makes a GPU the current one of the calling thread while it lives.

@@ -80,7 +80,7 @@ struct Trainer::Sums {
   double loss = 0.0;  // over targets
   std::int64_t targets = 0, examples = 0;
   double correct = 0.0;
-  double squares = 0.0;  // of the gradient's elements that this rank owns: not of parts, and not added
+  double squares = 0.0;  // of all gradient elements that this rank owns: a part has none, and add leaves it
 
   void add(const Sums& part) {
     loss += part.loss;
