@@ -74,6 +74,7 @@ SyntheticRun run_of(const json& plan, const json& task, const Setting& setting) 
   run.model.vocab = run.training_task.vocab;
   run.model.reconstructs = run.training_task.reconstructs;
 
+  run.precision = plan.value("precision", run.precision);
   const json& training = plan.at("training");
   run.training.batch_size = training.value("batch_size", run.training.batch_size);
   run.training.lr_floor = training.value("lr_floor", run.training.lr_floor);

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <memory>
 
+#include "efla/autograd/autocast.h"
 #include "efla/autograd/context.h"
 #include "efla/autograd/graph_replay.h"
 #include "efla/io/json.h"
@@ -23,8 +24,11 @@ constexpr double kCheckpointPause = 30.0;
 
 SequenceClassifier make_sequence_classifier(const SyntheticRun& run) {
   const auto model = std::make_shared<const nn::SequenceModel>(run.model, nn::Initialiser(run.training.seed));
-  return {nn::named_parameters(*model),
-          [model](const torch::Tensor& ids, const torch::Tensor& places) { return model->logits(ids, places); }};
+  const bool bfloat16 = run.precision == "bfloat16";
+  return {nn::named_parameters(*model), [model, bfloat16](const torch::Tensor& ids, const torch::Tensor& places) {
+            const auto precision = bfloat16 && ids.is_cuda() ? std::make_unique<autograd::Bfloat16OnGpu>() : nullptr;
+            return model->logits(ids, places);
+          }};
 }
 
 // Returns [{"step", "loss", "accuracy"}]: each evaluation with the mean loss of the steps before it.
@@ -96,6 +100,7 @@ json description(const SyntheticRun& run) {
   return {{"task", {{"name", run.training_task.name}, {"parameters", run.training_task.parameters}}},
           {"tests", {{"parameters", tests}, {"examples", run.test_examples}, {"every", run.evaluate_every}}},
           {"model", nn::to_json(run.model)},
+          {"precision", run.precision},
           {"training", train::to_json(run.training)},
           {"enough", run.enough ? json(*run.enough) : json()}};
 }

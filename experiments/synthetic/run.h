@@ -22,6 +22,7 @@ struct SyntheticRun {
   std::vector<data::synthetic::Task> test_tasks;  // the first is measured during training too
   std::int64_t test_examples = 1000;
   nn::SequenceModelConfig model;
+  std::string precision = "float32";  // of matrix products on a GPU, or bfloat16; parameters are float32
   train::SyntheticTraining training;
   std::int64_t evaluate_every = 100;  // steps
   std::optional<double> enough;       // training ends at this accuracy on the first test

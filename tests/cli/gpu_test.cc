@@ -241,6 +241,22 @@ TEST_F(GpuStudies, LanguageModelsAreTrainedAndScoredAsOnTheCpu) {
   EXPECT_NEAR(word_loss(scores[0]), word_loss(scores[1]), 1e-2);
 }
 
+// MAD's products are in bfloat16 on a GPU, with a decoder for compression.
+TEST_F(GpuStudies, SequencesTrainInBfloat16AsOnTheCpu) {
+  std::vector<std::vector<double>> curves;
+  for (const char* device : {"cpu", "cuda"}) {
+    const std::string out = path(std::string("mad-") + device);
+    run({"reproduce", "mad", "--scale", "tiny", "--tasks", "compression,fuzzy-recall", "--device", device, "--out", out});
+    const auto results = json::parse(read_text(out + "/results.json"));
+    auto& all = curves.emplace_back();
+    for (const auto& one : results.at("runs")) {
+      for (const auto& point : one.at("curve")) all.push_back(point.at("loss"));
+    }
+  }
+  ASSERT_EQ(curves[0].size(), 8U);
+  expect_near(curves[0], curves[1], 2e-2);
+}
+
 TEST_F(GpuStudies, AStudyOfSequencesEndsInAReport) {
   run({"reproduce", "state-tracking", "--scale", "tiny", "--mixers", "efla", "--seeds", "1", "--device", "cuda",
        "--out", path("study")});

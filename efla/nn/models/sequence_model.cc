@@ -131,7 +131,7 @@ Tensor SequenceModel::logits(const Tensor& ids, const Tensor& places) const {
   }
   x = x + branch;
   const auto read = config_.reconstructs ? decoded(x, places) : x.flatten(0, 1).index_select(0, places);
-  return torch::addmm(head_bias_, normed(read, *norm_), head_->value.t());
+  return torch::addmm(head_bias_, normed(read, *norm_), head_->value.t()).to(torch::kFloat);
 }
 
 }  // namespace efla::nn
