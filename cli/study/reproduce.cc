@@ -55,10 +55,10 @@ CLI::App& add_study(CLI::App& reproduce, const std::string& name, const std::str
   add_device_option(*command, arguments->device);
   add_threads_option(*command, arguments->threads);
   command->callback([=] {
-    ThreadPool& pool = use_threads(arguments->threads);
+    const Device device = autograd::device_of(choose_device("reproduce " + name, arguments->device));
+    ThreadPool& pool = use_threads(arguments->threads, device);
     const auto study = make(*arguments);
-    const torch::Device device = choose_device("reproduce " + name, arguments->device);
-    run_study(study, arguments->out, pool, autograd::device_of(device));
+    run_study(study, arguments->out, pool, device);
   });
   return *command;
 }

@@ -3,12 +3,14 @@
 
 #include <CLI/CLI.hpp>
 
+#include "efla/base/device.h"
 #include "efla/base/threads.h"
 
 namespace efla::cli {
 
 // Sets the number of threads, 0 for one per processor, of the operators too, and returns the pool that all of them use.
-ThreadPool& use_threads(int threads);
+// On a CPU it also sets how malloc keeps the tensors of a step; so it comes before other threads are made.
+ThreadPool& use_threads(int threads, const Device& device = {});
 
 // Adds --threads, 0 to 1024.
 inline void add_threads_option(
