@@ -133,6 +133,8 @@ void time_case(CaseRun& run, const std::string& name, std::int64_t batch, std::i
   StepCase<S> c(batch, tokens, dim, rule.rule);
   const double error = step_error(c, rule.rule),
                copy = copy_ms(run.options.repeats, 2 * c.states.host.size() * sizeof(S));
+  // Each token rounds a state in bfloat16 once more.
+  const double most = kMaxError * (sizeof(S) == 2 ? std::sqrt(static_cast<double>(tokens)) : 1.0);
   const DeltaSteps<bfloat16, S> p = c.problem(rule.rule, true);
   run.write_result(
       name,
@@ -140,7 +142,7 @@ void time_case(CaseRun& run, const std::string& name, std::int64_t batch, std::i
           ", \"heads\": " + std::to_string(kHeads) + ", \"dim\": " + std::to_string(dim) + ", \"rule\": \"" +
           rule.name + "\", \"state\": \"" + (sizeof(S) == 2 ? "bfloat16" : "float32") +
           "\", \"copy_ms\": " + milliseconds(copy) + ", \"error\": " + error_json(error),
-      error <= kMaxError,
+      error <= most,
       [&] { return time_calls(run.options.repeats, [&](cudaStream_t stream) { gpu::step_fwd(p, stream); }); });
 }
 
