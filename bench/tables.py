@@ -4,7 +4,7 @@
     bench/tables.py bench/results/*/            writes README.md into each of these folders
     bench/tables.py --readme README.md bench/results/*/    also replaces the small table of figures in README.md
     bench/tables.py --transformers bench/results/transformers.jsonl docs/python.md    replaces the tables of transformers' models in a page
-    bench/tables.py --gpu bench/results/cuda-peers.jsonl docs/performance.md    replaces the table of a GPU's kernels in a page
+    bench/tables.py --gpu bench/results/cuda-peers.jsonl docs/performance-gpu.md    replaces the table of a GPU's kernels in a page
 
 A folder holds op.jsonl and, if they were measured, scaling.jsonl, model.jsonl, generation.jsonl and serving.jsonl. The last
 run in op.jsonl and scaling.jsonl counts, and in the other files the last result of each case.
@@ -34,14 +34,17 @@ def markdown(rows):
     return "".join("| " + " | ".join(cells) + " |\n" for cells in lines) + "\n"
 
 
-def environment_text(result):
-    e = result["environment"]
+def environment_text(found):
+    """The environment of the last result, and the commands that gave the results."""
+    e = found[-1]["environment"]
     commit = e["commit"].removesuffix("-dirty")
     modified = ", **from a modified source tree**" if e["commit"].endswith("-dirty") else ""
+    blas = f'BLAS core {e["blas_core"]}' if e["blas_core"] else "without OpenBLAS"
+    commands = dict.fromkeys(r["environment"]["command"] for r in found)
     return (f'Commit {commit}{modified}, {e["time"][:10]}; {e["cpu"]} ({e["processor_signature"]}), kernels for '
-            f'{e["simd"]["target"]}, {e["threads"]} threads; {e["compiler"]}, LibTorch {e["libtorch"]}, BLAS core '
-            f'{e["blas_core"]}, ggml {e["ggml"] or "none"}; load average {e["load_average"]:.1f}.\n\n'
-            f'    {e["command"]}\n\n')
+            f'{e["simd"]["target"]}, {e["threads"]} threads; {e["compiler"]}, LibTorch {e["libtorch"]}, {blas}, '
+            f'ggml {e["ggml"] or "none"}; load average {e["load_average"]:.1f}.\n\n' +
+            "".join(f"    {command}\n" for command in commands) + "\n")
 
 
 class Op:
@@ -84,7 +87,7 @@ class Op:
 
 def op_section(path):
     op = Op(path)
-    text = "## Operator\n\n" + environment_text(op.first)
+    text = "## Operator\n\n" + environment_text([op.first])
     text += (f'B = {op.first["batch"]}, T = {op.first["tokens"]}, H = {op.first["heads"]}, K = V = d, the exact step. '
              "Columns ([method](../../../docs/performance.md)): *µs*: median microseconds per token and head; *% of peak*: "
              "arithmetic per second relative to a large float32 matrix product of the BLAS; *eager*, *ggml*: how many times "
@@ -102,7 +105,7 @@ def scaling_section(path):
     found = {(r["operation"], r["contender"], r["key_dim"], r["tokens"]): r for r in run}
     rows = [["operation", "algorithm", "d"] + [f"T = {t:,}" for t in tokens]]
     rows += [[*case] + [figure(median(found[(*case, t)])) if (*case, t) in found else "" for t in tokens] for case in cases]
-    return ("## Cost against the length of the sequence\n\n" + environment_text(run[0]) +
+    return ("## Cost against the length of the sequence\n\n" + environment_text(run[:1]) +
             f'float32, H = {run[0]["heads"]}; median microseconds per token and head.\n\n' + markdown(rows))
 
 
@@ -120,7 +123,7 @@ def model_section(path):
             ["speedup", *(f"{r['times_eager']:.2f} ×" for r in found)]]
     for part in dict.fromkeys(part for r in found for part in r["shares"]):
         rows.append([f"share of the time: {part}", *(f"{100 * r['shares'].get(part, 0.0):.1f} %" for r in found)])
-    return "## Whole models\n\n" + environment_text(found[-1]) + markdown(rows)
+    return "## Whole models\n\n" + environment_text(found) + markdown(rows)
 
 
 def generation_section(path):
@@ -129,7 +132,7 @@ def generation_section(path):
     rows = [["mixer", "context", "prefill, tokens/s", "ms per token, median", "ms per token, least", "bytes of state", "resident MB"]]
     rows += [[r["mixer"], f'{r["context"]:,}', f'{r["prefill_tokens_per_s"]:,.0f}', f'{r["ms_per_step"]["median"]:.2f}',
               f'{r["ms_per_step"]["min"]:.2f}', f'{r["state_bytes"]:,}', f'{r["resident_bytes"] / 1e6:.0f}'] for r in found]
-    return (f'## Generation, {found[0]["preset"]} with random weights\n\n' + environment_text(found[-1]) + markdown(rows))
+    return (f'## Generation, {found[0]["preset"]} with random weights\n\n' + environment_text(found) + markdown(rows))
 
 
 def serving_section(path):
@@ -150,7 +153,7 @@ def serving_section(path):
     stored = [["model", "bytes of a session", "fork, ms", "save, ms", "load, ms"]]
     stored += [[r["preset"], f'{r["session_bytes"]:,}', *(f'{r["ms"][key]:.3g}' for key in ("fork", "save", "load"))]
                for r in found if r["study"] == "serving sessions"]
-    return ("## Many texts at once, models with random weights\n\n" + environment_text(found[-1]) + markdown(rows) +
+    return ("## Many texts at once, models with random weights\n\n" + environment_text(found) + markdown(rows) +
             "Sessions, median of seven times:\n\n" + markdown(stored))
 
 
@@ -205,8 +208,9 @@ def transformers_tables(path):
             versions.append(f'flash-linear-attention {first["fla"]}' if "fla" in first else "without flash-linear-attention")
         threads = f', {first["threads"]} threads' if first["device"] == "cpu" else ""
         commits = " and ".join(dict.fromkeys(r["commit"] for r in these))
+        fewer = "".join(f', {r["model"]} of {r["rounds"]}' for r in these if r["rounds"] != first["rounds"])
         text += (f'{first["on"]}{threads}, {first["dtype"]}, {first["batch"]} × {first["tokens"]} tokens; {", ".join(versions)}, '
-                 f'commit{"s" if " and " in commits else ""} {commits}; medians of {first["rounds"]} rounds:\n\n')
+                 f'commit{"s" if " and " in commits else ""} {commits}; medians of {first["rounds"]} rounds{fewer}:\n\n')
         rows = [["shape of", "parameters, millions", "prefill, ms", "forward + backward, ms", "delta rules of the prefill, ms", "their share"]]
         for r in these:
             share = [f"{100 * r['delta_share_of_prefill'][kind]:.0f}" for kind in ("installed", "efla")]
