@@ -15,6 +15,7 @@ namespace {
 using nlohmann::json;
 
 constexpr const char* kTrainLm = "train lm";
+constexpr std::int64_t kMost = std::int64_t{1} << 40;  // of steps and tokens
 
 [[noreturn]] void refuse(const std::string& key, const json& got, const std::string& expected) {
   throw Error(kTrainLm, key, io::shown(got), expected);
@@ -104,7 +105,6 @@ void read_table(const json& config, const std::string& name, const ForEach& for_
 
 void validate_sizes(const LmTrainOptions& o) {
   const Require require(kTrainLm, "training.");
-  constexpr std::int64_t kMost = std::int64_t{1} << 40;
   require(o.sequence_length >= 1 && o.sequence_length <= 1 << 24, "sequence_length", o.sequence_length, "1 to 2^24");
   require(o.micro_batch >= 1 && o.micro_batch <= 65536, "micro_batch", o.micro_batch, "1 to 65536");
   const std::int64_t rows = o.sequence_length * o.micro_batch;
@@ -135,15 +135,16 @@ void validate_events(const LmOptions& options) {
   const Require require(kTrainLm, "training.");
   const LmTrainOptions& o = options.training;
   if (options.data.train.empty()) refuse("data.train", "", "a folder of token shards");
-  require(o.evaluate_every >= 0, "evaluate_every", o.evaluate_every, "a number of steps, or 0");
-  require(o.evaluate_tokens >= 0, "evaluate_tokens", o.evaluate_tokens, "a number of tokens, or 0 for all");
+  require(o.evaluate_every >= 0 && o.evaluate_every <= kMost, "evaluate_every", o.evaluate_every, "0 to 2^40");
+  require(o.evaluate_tokens >= 0 && o.evaluate_tokens <= kMost, "evaluate_tokens", o.evaluate_tokens,
+          "0 (all) to 2^40");
   require(o.evaluate_every == 0 || !options.data.validation.empty(), "evaluate_every", o.evaluate_every,
           "0 where there is no data.validation");
-  require(o.sample_every >= 0, "sample_every", o.sample_every, "a number of steps, or 0");
+  require(o.sample_every >= 0 && o.sample_every <= kMost, "sample_every", o.sample_every, "0 to 2^40");
   require(o.sample_every == 0 || !options.data.tokenizer.empty(), "sample_every", o.sample_every,
           "0 where there is no data.tokenizer");
   require(o.sample_tokens >= 1 && o.sample_tokens <= 65536, "sample_tokens", o.sample_tokens, "1 to 65536");
-  require(o.checkpoint_every >= 0, "checkpoint_every", o.checkpoint_every, "a number of steps, or 0");
+  require(o.checkpoint_every >= 0 && o.checkpoint_every <= kMost, "checkpoint_every", o.checkpoint_every, "0 to 2^40");
   require(o.keep_checkpoints >= 1, "keep_checkpoints", o.keep_checkpoints, "1 or more");
 }
 
