@@ -312,6 +312,16 @@ TEST(LanguageModel, PresetsAreOfTheirSize) {
   expect_error([] { language_model_preset("efla-1b"); }, "preset", "nearest: efla-1m");
 }
 
+TEST(LanguageModel, AModelOfAttentionAloneNeedsNoSizesOfAMixer) {
+  LanguageModelConfig config;
+  config.mixer = "softmax";
+  config.vocab_size = 32;
+  config.hidden_size = 40;  // not a multiple of the mixer's 16 heads
+  config.num_hidden_layers = 1;
+  config.attention_heads = 10;
+  EXPECT_EQ(LanguageModel(config, Initialiser(1)).logits(torch::zeros({1, 3}, torch::kLong)).size(2), 32);
+}
+
 TEST(LanguageModel, ConfigurationSurvivesJson) {
   for (const auto& [name, config] : models()) {
     SCOPED_TRACE(name);
