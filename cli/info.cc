@@ -8,6 +8,7 @@
 
 #include "cli/commands.h"
 #include "cli/support/environment.h"
+#include "efla/io/json.h"
 #include "efla/ops/gpu.h"
 
 namespace efla::cli {
@@ -54,7 +55,7 @@ void add_info(CLI::App& program) {
   command->callback([json] {
     const auto all = environment();
     if (*json) {
-      fmt::print("{}\n", all.dump(2));
+      fmt::print("{}", io::to_json_text(all));
     } else {
       print_text(all);
     }

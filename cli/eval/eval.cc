@@ -14,6 +14,7 @@
 #include "cli/support/threads.h"
 #include "efla/eval/robustness.h"
 #include "efla/io/checkpoint_folder.h"
+#include "efla/io/json.h"
 #include "efla/train/checkpoint.h"
 #include "efla/train/tasks/image_task.h"
 #include "experiments/smnist/digits.h"
@@ -77,7 +78,7 @@ void eval_robustness(const EvalArguments& arguments) {
                              {"step", train::read_trainer_state(checkpoint).step},
                              {"model", trained.at("model")}};
   all.update(eval::to_json(robustness));
-  fmt::print("{}\n", all.dump(2));
+  fmt::print("{}", io::to_json_text(all));
 }
 
 }  // namespace

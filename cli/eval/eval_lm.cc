@@ -19,6 +19,7 @@
 #include "efla/eval/language_model_scorer.h"
 #include "efla/eval/lm_benchmark.h"
 #include "efla/io/file.h"
+#include "efla/io/json.h"
 #include "efla/nn/inference/inference_model.h"
 #include "efla/nn/models/language_model_file.h"
 
@@ -134,7 +135,7 @@ void eval_lm(const EvalLmArguments& arguments) {
   } catch (const Stopped&) {
     end_interrupted("Stopped. Nothing was written.");
   }
-  const auto text = report(arguments, *model, *tokenizer, results).dump(2) + "\n";
+  const auto text = io::to_json_text(report(arguments, *model, *tokenizer, results));
   if (!arguments.out.empty()) io::write_file_atomically(arguments.out, text);
   if (arguments.json) {
     fmt::print("{}", text);

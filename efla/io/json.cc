@@ -79,6 +79,10 @@ std::string to_json_line(const nlohmann::ordered_json& value) {
   return value.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 
+std::string to_json_text(const nlohmann::ordered_json& value) {
+  return value.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+}
+
 std::string shown(const nlohmann::json& value) {
   const bool has_no_json = value.is_number_float() && !std::isfinite(value.get<double>());
   return has_no_json ? std::to_string(value.get<double>()) : value.dump();

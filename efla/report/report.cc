@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "efla/io/file.h"
+#include "efla/io/json.h"
 #include "efla/report/assets.h"
 #include "efla/report/figure.h"
 #include "efla/report/html.h"
@@ -125,8 +126,7 @@ std::string render(const Report& report) {
 }
 
 std::filesystem::path write(const Report& report, const std::filesystem::path& folder) {
-  const auto results = report.results.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
-  io::write_file_atomically(folder / "results.json", results + "\n");
+  io::write_file_atomically(folder / "results.json", io::to_json_text(report.results));
   io::write_file_atomically(folder / "report.html", render(report));
   return std::filesystem::absolute(folder / "report.html").lexically_normal();
 }

@@ -42,6 +42,10 @@ TEST(JsonLines, AreWrittenAndReadBack) {
   EXPECT_EQ(lines[2]["step"], 2);
 }
 
+TEST(JsonText, ReplacesBytesThatAreNotUtf8) {
+  EXPECT_EQ(to_json_text({{"name", "bad \xff byte"}}), "{\n  \"name\": \"bad \xef\xbf\xbd byte\"\n}\n");
+}
+
 TEST(JsonLines, ALineCutShortIsLeftOutAndCutOff) {
   const TempFolder folder;
   const auto path = write_text(folder / "m.jsonl", "{\"a\":1}\n{\"a\":");

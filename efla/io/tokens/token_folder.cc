@@ -145,8 +145,7 @@ void write_token_index(const std::filesystem::path& folder, const TokenIndex& in
     value["shards"].push_back(
         {{"file", shard.file}, {"tokens", shard.tokens}, {"documents", shard.documents}, {"sha256", shard.sha256}});
   }
-  write_file_atomically(folder / kTokenIndexFile,
-                        value.dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n");
+  write_file_atomically(folder / kTokenIndexFile, to_json_text(value));
 }
 
 TokenFolder::TokenFolder(const std::filesystem::path& folder) : index_(read_token_index(folder)) {
