@@ -11,6 +11,8 @@
 #include <mutex>
 
 #include "efla/autograd/one_thread.h"
+#include "efla/base/error.h"
+#include "efla/base/statistics.h"
 #include "efla/nn/models/language_model.h"
 #include "efla/nn/models/language_model_json.h"
 #include "efla/serve/local_engine.h"
@@ -22,11 +24,6 @@ using serve::Clock;
 
 double elapsed_ms(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
-}
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
 }
 
 // Counts the ends of replies. The clock starts with the first token of the last reply to begin, so that no prompt is
@@ -144,6 +141,15 @@ void measure_serving(const ServingOptions& options, const std::function<void(con
       engines[weights] = std::make_unique<serve::LocalEngine>(
           model, data::load_tokenizer("bytes"),
           serve::EngineOptions{.cache_memory = 0, .weights = weights, .draft_tokens = 0, .threads = options.threads});
+    }
+  }
+  // Replies that wait for a slot would begin after others have ended.
+  for (const auto& [weights, engine] : engines) {
+    for (const auto sessions : options.sessions) {
+      if (const auto slots = engine->statistics().slots; sessions > slots) {
+        throw Error("bench serve", "--sessions", std::to_string(sessions),
+                    "at most " + std::to_string(slots) + " texts at once");
+      }
     }
   }
   fmt::print("{}, {} parameters\n", options.preset, parameters);
