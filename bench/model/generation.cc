@@ -34,19 +34,28 @@ double ms_since(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
 }
 
+// What computes a step, as in efla generate: on a CPU the InferenceModel, if it takes the model; on a GPU the decoder.
+struct Decoding {
+  const nn::LanguageModel& model;
+  std::unique_ptr<nn::InferenceModel> inference;
+  std::unique_ptr<nn::GpuDecoder> decoder;
+
+  generate::Advance advance(generate::Session& session) const {
+    return {model, inference.get(), decoder.get(), session};
+  }
+};
+
 // Prefills random tokens. Returns milliseconds.
-double prefill(const nn::LanguageModel& model, const nn::GpuDecoder* decoder, std::int64_t tokens, Random& random,
-               generate::Session& session) {
+double prefill(const Decoding& decoding, std::int64_t tokens, Random& random, generate::Session& session) {
   double ms = 0.0;
+  generate::Advance advance = decoding.advance(session);
   while (tokens > 0) {
     const auto count = std::min(tokens, kPrefillPiece);
-    const auto ids = torch::empty({1, count}, torch::kLong);
     for (std::int64_t i = 0; i < count; ++i) {
-      ids.data_ptr<std::int64_t>()[i] = random.below(static_cast<std::uint32_t>(model.config().vocab_size));
+      session.pending.push_back(random.below(static_cast<std::uint32_t>(decoding.model.config().vocab_size)));
     }
     const auto start = Clock::now();
-    const auto logits = decoder != nullptr ? decoder->prefill(ids, session.state) : model.prefill(ids, session.state);
-    logits.to(torch::kCPU);  // waits for a GPU
+    advance.take(session.pending.size(), /*decode=*/false).to(torch::kCPU);  // waits for a GPU
     ms += ms_since(start);
     tokens -= count;
   }
@@ -54,19 +63,20 @@ double prefill(const nn::LanguageModel& model, const nn::GpuDecoder* decoder, st
 }
 
 // Returns the milliseconds of each step after the session's text, which draws a token for every one of `texts` copies.
-std::vector<double> decode(const nn::LanguageModel& model, const nn::GpuDecoder* decoder, std::int64_t draws,
-                           std::int64_t texts, generate::Session session) {
+std::vector<double> decode(const Decoding& decoding, std::int64_t draws, std::int64_t texts,
+                           generate::Session session) {
   const std::vector<const nn::LanguageModelState*> states(static_cast<std::size_t>(texts), &session.state);
   auto joined = texts > 1 ? nn::LanguageModelState::joined(states) : nn::LanguageModelState{};
   auto ids = torch::zeros({texts}, torch::kLong);
   session.pending = {0};
+  generate::Advance advance = decoding.advance(session);
   std::vector<double> ms;
   for (std::int64_t n = 0; n < draws; ++n) {
     const auto start = Clock::now();
     if (texts == 1) {
-      generate::next_id(model, session, {}, model.config().vocab_size, decoder);
+      advance.draw({}, decoding.model.config().vocab_size, /*decode=*/true);
     } else {
-      ids = decoder->step(ids, joined).likeliest.to(torch::kCPU).select(1, 0).to(torch::kLong);
+      ids = decoding.decoder->step(ids, joined).likeliest.to(torch::kCPU).select(1, 0).to(torch::kLong);
     }
     ms.push_back(ms_since(start));
   }
@@ -96,11 +106,13 @@ void measure_generation(const GenerationOptions& options, const c10::Device& dev
   config.mixer = nn::mixer_preset(options.mixer).name;
   nn::LanguageModel model(config, nn::Initialiser(1));
   model.to(device);
-  std::unique_ptr<nn::GpuDecoder> decoder;
+  Decoding decoding{model, {}, {}};
   if (device.is_cuda()) {
     const auto weights = nn::parse_weight_type(options.weights);
     nn::round_weights(model, weights);
-    decoder = std::make_unique<nn::GpuDecoder>(model, weights, config.vocab_size);
+    decoding.decoder = std::make_unique<nn::GpuDecoder>(model, weights, config.vocab_size);
+  } else if (nn::InferenceModel::refusal(config).empty()) {
+    decoding.inference = std::make_unique<nn::InferenceModel>(model, nn::WeightType::float32);
   }
   fmt::print("{} with {}, {} parameters\n", options.preset, options.mixer, model.parameter_count());
   fmt::print("{:>9}{:>18}{:>13}{:>9}{:>9}{:>14}{:>14}\n", "context", "prefill tokens/s", "ms per step", "least", "90 %",
@@ -108,14 +120,14 @@ void measure_generation(const GenerationOptions& options, const c10::Device& dev
   Random random(1);
   {
     generate::Session session(model, 0);
-    prefill(model, decoder.get(), std::min(kShortest, options.longest), random, session);
-    decode(model, decoder.get(), kWarmUp, options.texts, session.clone());
+    prefill(decoding, std::min(kShortest, options.longest), random, session);
+    decode(decoding, kWarmUp, options.texts, session.clone());
   }
   generate::Session session(model, 0);
   for (const auto context : contexts_up_to(options.longest)) {
     const auto tokens = context - session.state.tokens;
-    const double rate = 1e3 * static_cast<double>(tokens) / prefill(model, decoder.get(), tokens, random, session);
-    const auto ms = decode(model, decoder.get(), options.draws, options.texts, session.clone());
+    const double rate = 1e3 * static_cast<double>(tokens) / prefill(decoding, tokens, random, session);
+    const auto ms = decode(decoding, options.draws, options.texts, session.clone());
     const double median = ms[ms.size() / 2], p90 = ms[ms.size() * 9 / 10];
     fmt::print("{:>9}{:>18.0f}{:>13.3f}{:>9.3f}{:>9.3f}{:>14}{:>14.1f}\n", context, rate, median, ms.front(), p90,
                session.state.bytes(), static_cast<double>(resident_bytes()) / 1e6);
