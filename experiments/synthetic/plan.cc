@@ -60,7 +60,7 @@ SyntheticRun run_of(const json& plan, const json& task, const Setting& setting) 
     run.test_tasks.push_back(make_task(name, longer));
   }
   for (const json& test : plan.value("tests", json::array())) {
-    run.test_tasks.push_back(make_task("mqar", parameters_of(test)));
+    run.test_tasks.push_back(make_task(plan.at("test").get<std::string>(), parameters_of(test)));
   }
   run.test_examples = plan.value("test_examples", run.test_examples);
   if (plan.contains("enough")) run.enough = plan.at("enough").get<double>();

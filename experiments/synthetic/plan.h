@@ -8,7 +8,7 @@
 //             hidden is the model's width, with a head per 64. vary lists {parameter = values}: each value makes a
 //             setting that differs from the baseline in it alone (examples is the training set's size).
 //   times     lengths of the tests, as multiples of the training length
-//   tests     parameters of tests of the task mqar, in place of times
+//   test, tests   a task, and the parameters of each test of it, in place of times
 //   deciding_tests   how many of the first tests choose learning rate and weight decay (1)
 //   test_examples    examples per test (1000)
 //   evaluations      during training without epochs (10); with epochs there is one after each

@@ -48,6 +48,13 @@ ordered_json curve_of(const fs::path& metrics) {
   return curve;
 }
 
+bool tests_differ_in(const SyntheticRun& run, const std::string& parameter) {
+  return std::any_of(run.test_tasks.begin(), run.test_tasks.end(), [&](const data::synthetic::Task& test) {
+    const auto& first = run.test_tasks.front().parameters;
+    return test.parameters.contains(parameter) && test.parameters.at(parameter) != first.at(parameter);
+  });
+}
+
 // Returns the entry of a run that made `steps` steps; the model has its parameters. Throws Stopped.
 ordered_json entry_of(const SyntheticRun& run, const fs::path& metrics, std::int64_t steps,
                       const SequenceClassifier& model, bool diverged, const RunContext& context) {
@@ -82,7 +89,7 @@ ordered_json entry_of(const SyntheticRun& run, const fs::path& metrics, std::int
                                                      run.training.batch_size, context.pool, replay, context.stop);
     diverged = std::isnan(accuracy);
     ordered_json test{{"length", task.length}};
-    if (run.training_task.name == "mqar-set") test["pairs"] = static_cast<std::int64_t>(task.parameters.at("pairs"));
+    if (tests_differ_in(run, "pairs")) test["pairs"] = static_cast<std::int64_t>(task.parameters.at("pairs"));
     test["accuracy"] = accuracy;
     entry["tests"].push_back(test);
   }
