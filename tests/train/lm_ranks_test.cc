@@ -68,6 +68,30 @@ class SeveralRanks : public LmTraining {
   }
 };
 
+// A launcher's store that speaks another protocol must not keep the ranks waiting.
+TEST_F(SeveralRanks, AStoreThatDoesNotAnswerIsNamed) {
+  const int socket = ::socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  ASSERT_EQ(::bind(socket, reinterpret_cast<const sockaddr*>(&address), size), 0);
+  ASSERT_EQ(::listen(socket, 8), 0);
+  ::getsockname(socket, reinterpret_cast<sockaddr*>(&address), &size);
+  RankEnvironment environment;
+  environment.size = 2;
+  environment.port = ntohs(address.sin_port);
+  environment.launcher_has_store = true;
+  std::string error;
+  try {
+    ProcessGroup::join(environment, torch::kCPU);
+  } catch (const std::runtime_error& thrown) {
+    error = thrown.what();
+  }
+  // The socket stays open, because the thread that waits for an answer stays too.
+  EXPECT_NE(error.find("does not answer; torchrun must belong to the PyTorch"), std::string::npos) << error;
+}
+
 TEST_F(SeveralRanks, TrainAsOneDoes) {
   const auto one = train(1, 6, *alone_);
   for (const int size : {2, 4}) {

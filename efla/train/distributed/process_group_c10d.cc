@@ -39,6 +39,8 @@ using StorePointer = c10::intrusive_ptr<c10d::Store>;
 // Longer than any rank keeps the others waiting, as with an evaluation or a slow disk: who is gone is told by
 // heartbeat.
 constexpr auto kTimeout = std::chrono::hours(24);
+// A store that its launcher has opened answers at once, if it speaks this LibTorch's protocol.
+constexpr auto kAnswer = std::chrono::seconds(10);
 
 // Returns make(), which runs on a thread of its own because what it waits for cannot be interrupted. Calls check
 // meanwhile; an exception of check leaves that thread behind.
@@ -185,7 +187,21 @@ class C10dProcessGroup : public ProcessGroup {
 
  private:
   StorePointer reach(const RankEnvironment& environment, bool listen) const {
-    return make_watched([=] { return connect(environment, listen); }, [this] { stop_if_asked(); });
+    const auto start = std::chrono::steady_clock::now();
+    const auto answered = [=] {
+      auto store = connect(environment, listen);
+      store->add("efla/reached", 0);
+      return store;
+    };
+    return make_watched(answered, [&, this] {
+      stop_if_asked();
+      if (environment.launcher_has_store && std::chrono::steady_clock::now() - start > kAnswer) {
+        throw std::runtime_error("the store of torchrun at " + environment.address + ":" +
+                                 std::to_string(environment.port) +
+                                 " does not answer; torchrun must belong to the PyTorch of this program, LibTorch " +
+                                 TORCH_VERSION);
+      }
+    });
   }
 
   void stop_if_asked() const {
