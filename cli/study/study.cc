@@ -5,14 +5,18 @@
 #include <algorithm>
 #include <chrono>
 #include <ctime>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "cli/support/environment.h"
 #include "cli/support/interrupt.h"
 #include "cli/support/progress_bar.h"
+#include "efla/base/error.h"
 #include "efla/io/file.h"
 #include "efla/io/folder_lock.h"
 #include "efla/io/json.h"
+#include "efla/train/metrics_log.h"
 
 namespace efla::cli {
 namespace {
@@ -39,20 +43,50 @@ nlohmann::ordered_json study_environment(const ThreadPool& pool) {
   return surroundings;
 }
 
-// Locks an unfinished folder of the study, or makes, locks and marks a new one.
-io::FolderLock prepare_folder(const fs::path& folder, const experiments::Study& study) {
-  const auto operation = "reproduce " + study.name;
-  const auto wanted = experiments::description(study);
-  auto lock = io::prepare_output_folder(folder, operation, kStudyFile);
-  const auto mark = folder / kStudyFile;
-  io::remove_stale_temporaries(folder);
-  if (fs::exists(mark)) {
-    io::require_same(wanted, io::read_json(mark), operation, mark.string());
-  } else {
-    io::write_file_atomically(mark, wanted.dump(2) + "\n");
+// Throws Error where a study is not the one of the mark. What the user chose is compared first, because the runs follow
+// from it.
+void require_same_study(const nlohmann::json& wanted, const fs::path& mark, const std::string& operation) {
+  const auto found = io::read_json(mark);
+  for (const char* part : {"study", "settings"}) {
+    io::require_same({{part, wanted.at(part)}}, {{part, found.value(part, nlohmann::json())}}, operation,
+                     mark.string());
   }
-  return lock;
+  io::require_same(wanted, found, operation, mark.string());
 }
+
+// The folder of a study while its command has it.
+class StudyFolder {
+ public:
+  // Locks an unfinished folder of the study, or makes, locks and marks a new one.
+  StudyFolder(const fs::path& folder, const experiments::Study& study)
+      : folder_(folder), lock_(io::prepare_output_folder(folder, "reproduce " + study.name, kStudyFile)) {
+    const auto wanted = experiments::description(study);
+    const auto mark = folder / kStudyFile;
+    io::remove_stale_temporaries(folder);
+    is_new_ = !fs::exists(mark);
+    if (is_new_) {
+      io::write_file_atomically(mark, wanted.dump(2) + "\n");
+    } else {
+      require_same_study(wanted, mark, "reproduce " + study.name);
+    }
+  }
+
+  // Empties a new folder whose first runs were refused before a step, so that the corrected command may have it.
+  void give_back() const {
+    if (!is_new_) return;
+    std::error_code ignored;  // the mistake is what the user has to know
+    for (const auto& run : fs::directory_iterator(folder_ / "runs", ignored)) {
+      if (fs::exists(run.path() / train::kMetricsFile)) return;
+    }
+    fs::remove_all(folder_ / "runs", ignored);
+    fs::remove(folder_ / kStudyFile, ignored);
+  }
+
+ private:
+  fs::path folder_;
+  io::FolderLock lock_;
+  bool is_new_ = false;
+};
 
 // Prints the tables of numbers that the page shows without a click.
 void print_tables(const report::Report& report) {
@@ -68,14 +102,20 @@ void print_tables(const report::Report& report) {
 }  // namespace
 
 void run_study(const experiments::Study& study, const fs::path& folder, ThreadPool& pool, const Device& device) {
-  const auto lock = prepare_folder(folder, study);
+  const StudyFolder place(folder, study);
   watch_for_interrupts();
   ProgressBar bar(study.name);
   experiments::StudyEvents events;
   events.stop = interrupted;
   events.progress = [&](double share, const std::string& text) { bar.draw(share, text, /*plain_line=*/false); };
   events.finished = [&](const std::string& text) { bar.line(text); };
-  const auto runs = experiments::run_study(study, folder, pool, events, device);
+  std::optional<std::vector<nlohmann::ordered_json>> runs;
+  try {
+    runs = experiments::run_study(study, folder, pool, events, device);
+  } catch (const Error&) {
+    place.give_back();
+    throw;
+  }
   bar.clear();
   if (!runs) end_interrupted("Stopped and saved. The same command continues from here: " + command_line());
   const auto report = study.report({*runs, command_line(), study_environment(pool)});

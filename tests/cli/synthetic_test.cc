@@ -68,7 +68,7 @@ TEST(SyntheticStudyCommand, WritesResultsAndAReport) {
   const auto again = run_program(tiny("state-tracking", out, "deltanet-neg,efla"));
   EXPECT_EQ(again.exit_code, 0) << again.err;
   EXPECT_EQ(json::parse(read_text(out + "/results.json")).at("scores"), results.at("scores"));
-  EXPECT_TRUE(is_user_mistake(run_program(tiny("state-tracking", out, "efla")), "study.json"));
+  EXPECT_TRUE(is_user_mistake(run_program(tiny("state-tracking", out, "efla")), "settings.mixers: got"));
 }
 
 TEST(SyntheticStudyCommand, CtrlCSavesAndTheSameCommandGoesOn) {

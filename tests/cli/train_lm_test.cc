@@ -409,6 +409,10 @@ TEST_F(TrainLm, Table1IsTheSameAfterAnInterruption) {
   EXPECT_TRUE(is_user_mistake(run_program({"reproduce", "table1", "--out", path("x"), "--tokens", path("nowhere")}),
                               "nowhere"));
   EXPECT_FALSE(fs::exists(path("x"))) << "a mistake left a folder behind";
+  EXPECT_TRUE(is_user_mistake(run_program({"reproduce", "table1", "--scale", "large", "--tokenizer", "bytes",
+                                           "--tokens", path(""), "--device", "cpu", "--out", path("y")}),
+                              "training.precision"));
+  EXPECT_TRUE(fs::is_empty(path("y"))) << "the corrected command could not have the folder";
 }
 
 // As where machines compute parts of a study and only small files travel between them.
