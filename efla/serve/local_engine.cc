@@ -144,6 +144,10 @@ RequestId LocalEngine::submit(Request request, std::shared_ptr<Listener> listene
   job->names = std::move(names);
   if (!save_as.empty()) store_.reserve(save_as, info_.session_bytes + job->record_bytes());
   try {
+    if (!save_as.empty() && save_as == job->request.session && store_.peek(save_as) != job->from()) {
+      throw SessionInUse("engine", "session", "'" + save_as + "', which another request advanced meanwhile",
+                         "a session that no request advances");
+    }
     const std::lock_guard lock(mutex_);
     require_places(places);
     alive_.insert(id);

@@ -91,6 +91,25 @@ inline std::unique_ptr<LocalEngine> tiny_engine(const EngineOptions& options = {
   return std::make_unique<LocalEngine>(test::tiny_model(seed), data::load_tokenizer("bytes"), options);
 }
 
+// A tokenizer of bytes that calls a function, once, before it returns the bytes of '!'.
+class CallingTokenizer final : public data::Tokenizer {
+ public:
+  explicit CallingTokenizer(std::function<void()> call)
+      : Tokenizer(data::load_tokenizer("bytes")->info()), call_(std::move(call)) {}
+
+  std::vector<std::int32_t> encode(std::string_view text) const override { return bytes_->encode(text); }
+  std::string_view bytes_of(std::int32_t id) const override {
+    if (id == '!' && call_) std::exchange(call_, {})();
+    return bytes_->bytes_of(id);
+  }
+  bool begins_with_added_space(std::int32_t id) const override { return bytes_->begins_with_added_space(id); }
+  data::TextCut last_cut(std::string_view text) const override { return bytes_->last_cut(text); }
+
+ private:
+  std::unique_ptr<data::Tokenizer> bytes_ = data::load_tokenizer("bytes");
+  mutable std::function<void()> call_;
+};
+
 inline Record reply(Engine& engine, Request request) {
   const auto recorder = std::make_shared<Recorder>();
   engine.submit(std::move(request), recorder);

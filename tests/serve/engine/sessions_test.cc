@@ -156,6 +156,19 @@ TEST(EngineSessions, ASessionThatIsAdvancedIsLockedAndKeptIfTheRequestIsCancelle
   EXPECT_FALSE(engine->session("one").in_use);
 }
 
+TEST(EngineSessions, ARequestThatReadTheSessionBeforeAnotherAdvancedItIsRefused) {
+  Engine* running = nullptr;
+  LocalEngine engine(
+      test::tiny_model(),
+      std::make_unique<CallingTokenizer>([&] { reply(*running, in_session(request_of("x", 3), "one", "one")); }), {});
+  running = &engine;
+  reply(engine, in_session(request_of("Some text", 5), "", "one"));
+  auto late = in_session(request_of("!", 1), "one", "one");
+  EXPECT_THROW(engine.submit(late, std::make_shared<Recorder>()), SessionInUse);
+  EXPECT_EQ(engine.session("one").tokens, 9 + 5 + 1 + 3);
+  EXPECT_EQ(reply(engine, late).ids.size(), 1U);
+}
+
 TEST(EngineSessions, IdleSessionsMoveToFiles) {
   const test::TempFolder folder;
   const auto slot = tiny_engine()->info().session_bytes;
