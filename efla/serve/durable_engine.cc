@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <exception>
 #include <stdexcept>
+#include <system_error>
 
 #include "efla/base/error.h"
 #include "efla/io/file.h"
@@ -95,15 +96,19 @@ void DurableEngine::keep(const std::string& name) {
   remove_dropped();
 }
 
-// Removes the files of sessions that no longer exist.
-void DurableEngine::remove_dropped() {
-  std::set<std::string> stored;
+// Removes the files of sessions that no longer exist. Returns the sessions whose files cannot be removed; the next call
+// tries again.
+std::set<std::string> DurableEngine::remove_dropped() {
+  std::set<std::string> stored, failed;
   for (const auto& session : engine_->sessions()) stored.insert(session.name);
   std::erase_if(files_, [&](const std::string& name) {
     if (stored.contains(name)) return false;
-    std::filesystem::remove(file_of(name));
-    return true;
+    std::error_code error;
+    std::filesystem::remove(file_of(name), error);
+    if (error) failed.insert(name);
+    return !error;
   });
+  return failed;
 }
 
 // Keeps a session and calls `then`, on another thread if that has not ended.
@@ -166,7 +171,7 @@ void DurableEngine::load(const std::string& name, std::string_view bytes) {
 void DurableEngine::erase(const std::string& name) {
   engine_->erase(name);
   const std::lock_guard lock(files_mutex_);
-  remove_dropped();
+  if (remove_dropped().contains(name)) throw std::runtime_error("session: " + name + " is erased, but its file is not");
 }
 
 }  // namespace efla::serve

@@ -50,7 +50,7 @@ class DurableEngine final : public Engine {
   std::filesystem::path file_of(const std::string& name) const;
   void load_all();
   void keep(const std::string& name);
-  void remove_dropped();
+  std::set<std::string> remove_dropped();
   void keep_later(const std::string& name, std::function<void(const std::string& error)> then);
   void run();
 

@@ -33,7 +33,8 @@ class FakeEngine : public Engine {
   std::chrono::microseconds step{0};
   std::chrono::milliseconds prefill{0};  // of any prompt; it can be cancelled
   std::atomic<std::size_t> max_queue = 1000;
-  std::vector<std::string> disposable;  // names, of sessions that were there at the start too
+  std::vector<std::string> disposable;       // names, of sessions that were there at the start too
+  std::atomic<bool> fails_to_erase = false;  // with an error of the system
   std::atomic<int> cancelled = 0;
   std::atomic<std::uint64_t> steps = 0;
 
@@ -117,6 +118,7 @@ class FakeEngine : public Engine {
     sessions_[name] = tokenizer_->encode(bytes.substr(6));
   }
   void erase(const std::string& name) override {
+    if (fails_to_erase) throw std::runtime_error("the file system is read-only");
     const std::lock_guard lock(mutex_);
     require(name);
     for (const auto& [id, job] : jobs_) {

@@ -265,6 +265,15 @@ TEST_F(ServiceTest, AFullQueueLosesNoReplyThatIsFinished) {
   EXPECT_EQ(refused["message"], "n: got 1024 replies in all, expected at most the 1000 that may wait (--max-queue)");
 }
 
+TEST_F(ServiceTest, AStateThatCannotBeErasedEndsNeitherReplyNorServer) {
+  start();
+  engine_->fails_to_erase = true;
+  EXPECT_EQ(post("/v1/completions", {{"prompt", "x"}, {"n", 2}, {"max_tokens", 2}})["choices"].size(), 2U);
+  engine_->max_queue = 0;
+  post("/v1/completions", {{"prompt", "x"}, {"state", to_base64("state:A")}}, 429);
+  EXPECT_TRUE(soon([&] { return get("/health")["status"] == "ok" && engine_->stored() > 0; }));
+}
+
 TEST_F(ServiceTest, ResponsesStream) {
   start("Hello$");
   const auto events = stream("/v1/responses", {{"input", "Hi"}, {"stream", true}, {"seed", 0}}, false);

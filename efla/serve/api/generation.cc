@@ -397,7 +397,7 @@ void Generation::drop_temporary() {
   for (const auto& name : std::exchange(temporary_, {})) {
     try {
       context_.engine.erase(name);
-    } catch (const Error&) {  // it was never stored
+    } catch (const std::exception&) {  // it was never stored, or no longer is
     }
   }
 }

@@ -114,6 +114,28 @@ TEST_F(DurableSessions, AFileThatCannotBeWrittenIsSaid) {
   EXPECT_TRUE(has_file("copy"));
 }
 
+TEST_F(DurableSessions, AFileThatCannotBeRemovedFailsNoOtherRequest) {
+  const auto engine = start({.max_disposable = 1});
+  const auto store = [&](const std::string& name) {
+    auto request = in_session(request_of("x", 1), "", name);
+    request.disposable = true;
+    return reply(*engine, request).reason;
+  };
+  store("a");
+  std::filesystem::remove(file_of("a"));
+  std::filesystem::create_directories(file_of("a") / "occupied");
+  EXPECT_EQ(store("b"), FinishReason::length);  // drops a
+  EXPECT_TRUE(has_file("a"));
+  reply(*engine, in_session(request_of("x", 1), "", "_7"));
+  EXPECT_NO_THROW(engine->erase("_7"));
+  std::filesystem::remove(file_of("a") / "occupied");
+  EXPECT_EQ(store("c"), FinishReason::length);
+  EXPECT_FALSE(has_file("a"));
+  std::filesystem::remove(file_of("c"));
+  std::filesystem::create_directories(file_of("c") / "occupied");
+  EXPECT_THROW(engine->erase("c"), std::runtime_error);
+}
+
 TEST_F(DurableSessions, RefusesASecondEngineAndFilesOfOthers) {
   {
     const auto engine = start();
