@@ -249,8 +249,13 @@ void LocalEngine::end(Jobs::iterator place) {
   const bool whole = *job->ended == FinishReason::stop || *job->ended == FinishReason::length;
   if (job->slot >= 0) {
     if (whole && !job->request.save_as.empty()) {
-      const auto slot = states_.slot(job->slot);
-      text = job->stored(std::make_shared<StoredState>(std::vector<float>(slot.begin(), slot.end())));
+      try {
+        const auto slot = states_.slot(job->slot);
+        text = job->stored(std::make_shared<StoredState>(std::vector<float>(slot.begin(), slot.end())));
+      } catch (const std::exception& error) {  // no memory for it
+        job->ended = FinishReason::error;
+        job->error = error.what();
+      }
     }
     free_slots_.push_back(job->slot);
     if (job->kept_slot >= 0) free_slots_.push_back(job->kept_slot);

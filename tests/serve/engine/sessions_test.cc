@@ -6,6 +6,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -167,6 +168,18 @@ TEST(EngineSessions, ARequestThatReadTheSessionBeforeAnotherAdvancedItIsRefused)
   EXPECT_THROW(engine.submit(late, std::make_shared<Recorder>()), SessionInUse);
   EXPECT_EQ(engine.session("one").tokens, 9 + 5 + 1 + 3);
   EXPECT_EQ(reply(engine, late).ids.size(), 1U);
+}
+
+TEST(EngineSessions, ATextThatCannotBeStoredEndsItsRequestAlone) {
+  LocalEngine engine(test::tiny_model(), std::make_unique<CallingTokenizer>([] { throw std::bad_alloc(); }), {});
+  auto request = in_session(request_of("x", 3), "", "one");
+  request.sampling.logit_bias['!'] = -100.0;
+  request.end_turn = "!";
+  const auto failed = reply(engine, request);
+  EXPECT_EQ(failed.reason, FinishReason::error);
+  EXPECT_EQ(failed.error, "std::bad_alloc");
+  EXPECT_TRUE(engine.sessions().empty());
+  EXPECT_EQ(reply(engine, request).reason, FinishReason::length);
 }
 
 TEST(EngineSessions, IdleSessionsMoveToFiles) {
