@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <exception>
+#include <map>
 #include <stdexcept>
 #include <system_error>
 
 #include "efla/base/error.h"
 #include "efla/io/file.h"
+#include "efla/io/sha256.h"
 
 namespace efla::serve {
 namespace {
@@ -65,20 +67,28 @@ DurableEngine::~DurableEngine() {
 
 std::filesystem::path DurableEngine::file_of(const std::string& name) const { return folder_ / (name + kEnd); }
 
+// Loads the sessions of the files. Files of the same bytes are forks and share the memory again.
 void DurableEngine::load_all() {
+  std::map<std::string, std::string> names;  // of the first session by the checksum of its file
   for (const auto& entry : std::filesystem::directory_iterator(folder_)) {
     const std::filesystem::path& file = entry.path();
     if (file.extension() != kEnd || io::is_temporary_name(file.filename().string())) continue;
+    const std::string name = file.stem().string();
     const auto bytes = io::read_file(file);
-    const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
     try {
-      engine_->load(file.stem().string(), text);
+      if (const auto [first, added] = names.emplace(io::sha256(bytes), name); added) {
+        engine_->load(name, {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+      } else {
+        engine_->fork(first->second, name);
+      }
+    } catch (const NoRoom&) {
+      throw;
     } catch (const Error& error) {
       throw Error("engine", "session_folder", file.string() + " (" + error.what() + ")", "a session of this model");
     } catch (const IoError& error) {
       throw IoError(error.kind(), file.string(), error.offset(), error.what());
     }
-    files_.insert(file.stem().string());
+    files_.insert(name);
   }
 }
 

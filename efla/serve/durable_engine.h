@@ -27,7 +27,7 @@ class DurableEngine final : public Engine {
  public:
   // Makes the folder if it does not exist, locks it, and stores the session of each file NAME.safetensors. Throws
   // Error("engine", "session_folder", …) for a folder that cannot be locked and for a file that is no session of this
-  // model, IoError.
+  // model, NoRoom, IoError.
   DurableEngine(std::unique_ptr<Engine> engine, std::filesystem::path folder);
   ~DurableEngine() override;
 

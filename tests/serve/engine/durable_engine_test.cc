@@ -51,6 +51,23 @@ TEST_F(DurableSessions, AreInFilesAfterEveryChange) {
   EXPECT_FALSE(has_file("loaded"));
 }
 
+TEST_F(DurableSessions, ForksShareTheirMemoryAfterARestart) {
+  const auto slot = tiny_engine()->info().session_bytes;
+  const EngineOptions options{.session_memory = 2 * slot + 4000};
+  auto engine = start(options);
+  reply(*engine, in_session(request_of("Once upon", 5), "", "base"));
+  for (int i = 0; i < 5; ++i) engine->fork("base", "fork" + std::to_string(i));
+  reply(*engine, in_session(request_of(" a time", 5), "base", "fork3"));
+  const auto before = engine->save("fork3"), base = engine->save("base");
+  engine.reset();
+  engine = start(options);
+  EXPECT_EQ(engine->sessions().size(), 6U);
+  EXPECT_EQ(engine->save("fork3"), before);
+  EXPECT_EQ(engine->save("fork4"), base);
+  engine.reset();
+  test::expect_error([&] { start({.session_memory = slot + 1000}); }, "session_memory", "swap_folder");
+}
+
 // Calls a function at the end of a reply.
 class AtTheEnd final : public Listener {
  public:
