@@ -8,12 +8,15 @@
 
 #include "efla/base/error.h"
 #include "efla/io/file.h"
+#include "efla/io/safetensors/safetensors.h"
 #include "efla/io/sha256.h"
 
 namespace efla::serve {
 namespace {
 
 constexpr const char* kEnd = ".safetensors";
+
+constexpr const char* kDisposable = "disposable";  // in the metadata of the files of such sessions
 
 bool is_kept(const std::string& name) { return !name.empty() && !name.starts_with('_'); }
 
@@ -67,7 +70,8 @@ DurableEngine::~DurableEngine() {
 
 std::filesystem::path DurableEngine::file_of(const std::string& name) const { return folder_ / (name + kEnd); }
 
-// Loads the sessions of the files. Files of the same bytes are forks and share the memory again.
+// Loads the sessions of the files. Files of the same bytes are forks and share the memory again. Disposable sessions
+// without room are dropped.
 void DurableEngine::load_all() {
   std::map<std::string, std::string> names;  // of the first session by the checksum of its file
   for (const auto& entry : std::filesystem::directory_iterator(folder_)) {
@@ -75,14 +79,17 @@ void DurableEngine::load_all() {
     if (file.extension() != kEnd || io::is_temporary_name(file.filename().string())) continue;
     const std::string name = file.stem().string();
     const auto bytes = io::read_file(file);
+    bool disposable = false;
     try {
-      if (const auto [first, added] = names.emplace(io::sha256(bytes), name); added) {
+      disposable = io::parse_safetensors(bytes, file).metadata.contains(kDisposable);
+      if (const auto [first, added] = names.emplace(io::sha256(bytes), name); added || disposable) {
         engine_->load(name, {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
       } else {
         engine_->fork(first->second, name);
       }
+      if (disposable) engine_->make_disposable(name);
     } catch (const NoRoom&) {
-      throw;
+      if (!disposable) throw;
     } catch (const Error& error) {
       throw Error("engine", "session_folder", file.string() + " (" + error.what() + ")", "a session of this model");
     } catch (const IoError& error) {
@@ -90,6 +97,7 @@ void DurableEngine::load_all() {
     }
     files_.insert(name);
   }
+  remove_dropped();
 }
 
 // Makes the file of a session agree with the engine.
@@ -97,7 +105,13 @@ void DurableEngine::keep(const std::string& name) {
   if (!is_kept(name)) return;
   const std::lock_guard lock(files_mutex_);
   try {
-    io::write_file_atomically(file_of(name), engine_->save(name));
+    std::string bytes = engine_->save(name);
+    if (engine_->session(name).disposable) {
+      auto [tensors, metadata] = io::parse_safetensors(io::as_bytes(bytes), name);
+      metadata[kDisposable] = "true";
+      bytes = io::safetensors_bytes(tensors, metadata);
+    }
+    io::write_file_atomically(file_of(name), bytes);
     files_.insert(name);
   } catch (const NoSuchSession&) {  // dropped or erased meanwhile
   } catch (const std::exception& error) {
@@ -175,6 +189,11 @@ void DurableEngine::rewind(const std::string& name, std::int64_t tokens) {
 
 void DurableEngine::load(const std::string& name, std::string_view bytes) {
   engine_->load(name, bytes);
+  keep(name);
+}
+
+void DurableEngine::make_disposable(const std::string& name) {
+  engine_->make_disposable(name);
   keep(name);
 }
 

@@ -41,7 +41,7 @@ class DurableEngine final : public Engine {
   std::string save(const std::string& name) const override { return engine_->save(name); }
   void load(const std::string& name, std::string_view bytes) override;
   void erase(const std::string& name) override;
-  void make_disposable(const std::string& name) override { engine_->make_disposable(name); }
+  void make_disposable(const std::string& name) override;
   Statistics statistics() const override { return engine_->statistics(); }
 
  private:

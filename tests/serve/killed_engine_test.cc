@@ -12,6 +12,7 @@
 #include <string>
 #include <thread>
 
+#include "efla/io/safetensors/safetensors.h"
 #include "efla/serve/durable_engine.h"
 #include "tests/serve/fake_engine.h"
 #include "tests/support/temp_folder.h"
@@ -20,6 +21,23 @@ namespace efla::serve {
 namespace {
 
 constexpr std::size_t kPrompt = 300'000;  // bytes of the first text, so that a save takes a while
+
+// An engine whose sessions are saved as files of safetensors.
+class SavingEngine final : public FakeEngine {
+ public:
+  using FakeEngine::FakeEngine;
+  std::string save(const std::string& name) const override {
+    const std::string text = text_of(name);
+    const io::NamedTensor tensor{
+        "text", io::TensorType::U8, {static_cast<std::int64_t>(text.size())}, io::as_bytes(text)};
+    return io::safetensors_bytes({&tensor, 1});
+  }
+  void load(const std::string& name, std::string_view bytes) override {
+    const auto content = io::parse_safetensors(io::as_bytes(bytes), name);
+    const auto text = content.tensors.at(0).bytes;
+    FakeEngine::load(name, "state:" + std::string(text.begin(), text.end()));
+  }
+};
 
 class Waiting final : public Listener {
  public:
@@ -67,7 +85,7 @@ TEST(KilledEngine, KeepsEveryTokenThatItConfirmed) {
     ASSERT_GE(child, 0);
     if (child == 0) {
       close(ends[0]);
-      DurableEngine engine(std::make_unique<FakeEngine>("a"), sessions);
+      DurableEngine engine(std::make_unique<SavingEngine>("a"), sessions);
       for (;;) {
         advance(engine);
         if (write(ends[1], "+", 1) != 1) _exit(1);
@@ -83,7 +101,7 @@ TEST(KilledEngine, KeepsEveryTokenThatItConfirmed) {
     while (read(ends[0], &one, 1) == 1) ++confirmed;
     close(ends[0]);
 
-    auto inner = std::make_unique<FakeEngine>("a");
+    auto inner = std::make_unique<SavingEngine>("a");
     const FakeEngine& engine = *inner;
     const DurableEngine next(std::move(inner), sessions);
     const std::string text = engine.text_of("book");

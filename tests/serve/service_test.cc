@@ -291,20 +291,6 @@ TEST_F(ServiceTest, ResponsesStream) {
             "max_output_tokens");
 }
 
-TEST_F(ServiceTest, ResponsesAreKnownByTheirNamesAfterARestart) {
-  const auto disposable_of = [&](const std::vector<std::string>& names) {
-    engine_ = std::make_unique<FakeEngine>();
-    for (const auto& name : names) engine_->load(name, "state:A");
-    Service(*engine_, options_, keys_, http_);
-    return engine_->disposable;
-  };
-  EXPECT_EQ(disposable_of({"resp_1", "x.resp_1", "my_resp_1", "book"}), (std::vector<std::string>{"resp_1"}));
-  keys_ = Keys({"alpha", "beta"});
-  const auto alpha = *keys_.client("Bearer alpha"), beta = *keys_.client("Bearer beta");
-  EXPECT_EQ(disposable_of({alpha + ".resp_1", alpha + ".x.resp_1", "resp_1", beta + ".resp_2", "x.resp_1"}),
-            (std::vector<std::string>{alpha + ".resp_1", beta + ".resp_2"}));
-}
-
 TEST_F(ServiceTest, NamesOfResponsesAreNoneOfSessions) {
   start("Hello$");
   for (const char* field : {"name", "save_as"}) {

@@ -20,13 +20,6 @@ Keys::Keys(const std::vector<std::string>& keys) {
   for (const auto& key : keys) digests_.push_back(io::sha256(io::as_bytes(key)));
 }
 
-std::vector<std::string> Keys::clients() const {
-  if (digests_.empty()) return {""};
-  std::vector<std::string> all;
-  for (const auto& digest : digests_) all.push_back(digest.substr(0, kClientDigits));
-  return all;
-}
-
 std::optional<std::string> Keys::client(std::string_view authorization) const {
   if (digests_.empty()) return "";
   if (!authorization.starts_with(kScheme)) return std::nullopt;

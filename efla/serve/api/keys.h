@@ -19,9 +19,6 @@ class Keys {
 
   bool empty() const { return digests_.empty(); }
 
-  // Returns the names of all clients; without keys it is "" alone.
-  std::vector<std::string> clients() const;
-
   // Returns the name of the client of a header "Authorization: Bearer KEY": the first digits of the key's SHA-256, or
   // "" where there are no keys. Returns nothing for a wrong key.
   std::optional<std::string> client(std::string_view authorization) const;

@@ -36,14 +36,7 @@ class Service::Implementation {
             http, [this](const HttpRequest& head) { return check(head); },
             [this](HttpRequest request, std::shared_ptr<HttpExchange> exchange) {
               handle(std::move(request), std::move(exchange));
-            }) {
-    for (const auto& client : keys_.clients()) {
-      const auto beginning = engine_name(client, std::string(kResponse));
-      for (const auto& session : engine.sessions()) {
-        if (session.name.starts_with(beginning)) engine.make_disposable(session.name);
-      }
-    }
-  }
+            }) {}
 
   const std::string& address() const { return server_.address(); }
 

@@ -114,6 +114,34 @@ TEST_F(DurableSessions, LoseTheirFilesWhenTheyAreDropped) {
   EXPECT_TRUE(has_file("c"));
 }
 
+TEST_F(DurableSessions, AreStillDisposableAfterARestart) {
+  const auto slot = tiny_engine()->info().session_bytes;
+  auto engine = start();
+  for (const std::string name : {"a", "b", "c", "d", "N", "O"}) {
+    auto request = in_session(request_of(name, 1), "", name);
+    request.disposable = name >= "a";
+    reply(*engine, request);
+  }
+  const auto saved = engine->save("a");
+  const auto restart = [&](const EngineOptions& options) {
+    engine.reset();
+    engine = start(options);
+    std::string named, disposable;
+    for (const auto& session : engine->sessions()) {
+      (session.disposable ? disposable : named) += session.name;
+      EXPECT_TRUE(has_file(session.name));
+    }
+    EXPECT_EQ(named, "NO");
+    return disposable;
+  };
+  EXPECT_EQ(restart({}), "abcd");
+  EXPECT_EQ(engine->save("a"), saved);
+  EXPECT_EQ(restart({.max_disposable = 3}).size(), 3U);
+  EXPECT_EQ(restart({.session_memory = 4 * slot + 4000}).size(), 2U);
+  EXPECT_EQ(restart({.session_memory = 2 * slot + 2000}), "");
+  for (const std::string name : {"a", "b", "c", "d"}) EXPECT_FALSE(has_file(name));
+}
+
 TEST_F(DurableSessions, AFileThatCannotBeWrittenIsSaid) {
   const auto engine = start();
   std::filesystem::create_directories(file_of("text") / "occupied");
