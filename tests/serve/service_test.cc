@@ -291,21 +291,18 @@ TEST_F(ServiceTest, ResponsesStream) {
             "max_output_tokens");
 }
 
-TEST_F(ServiceTest, NamesOfResponsesAreNoneOfSessions) {
+TEST_F(ServiceTest, SessionsAreNoResponses) {
   start("Hello$");
-  for (const char* field : {"name", "save_as"}) {
-    const auto path = std::string(field) == "name" ? "/v1/sessions" : "/v1/completions";
-    EXPECT_EQ(post(path, {{"prompt", "A"}, {field, "resp_1"}}, 400)["error"]["param"], field);
-  }
-  post("/v1/sessions", {{"name", "book"}, {"prompt", "A"}}, 201);
-  EXPECT_EQ(post("/v1/sessions/book/fork", {{"name", "resp_1"}}, 400)["error"]["param"], "name");
-  EXPECT_EQ(status_of(ask("PUT", "/v1/sessions/resp_1/state", "state:A", "")), 400);
   const auto after = [&](const std::string& previous, int status) {
     return post("/v1/responses", {{"input", "x"}, {"previous_response_id", previous}}, status)["error"]["param"];
   };
   EXPECT_EQ(after("_0", 400), "previous_response_id");
   EXPECT_EQ(after("../book", 400), "previous_response_id");
-  EXPECT_EQ(after("book", 404), "previous_response_id");  // a session, but no response
+  for (const std::string name : {"book", "resp_1"}) {
+    post("/v1/sessions", {{"name", name}, {"prompt", "A"}}, 201);
+    EXPECT_EQ(after(name, 404), "previous_response_id");
+    EXPECT_EQ(status_of(ask("DELETE", "/v1/responses/" + name)), 404);
+  }
   EXPECT_TRUE(engine_->disposable.empty());
   const std::string id = post("/v1/responses", {{"input", "Hi"}})["id"];
   EXPECT_EQ(engine_->disposable, std::vector<std::string>{id});

@@ -124,12 +124,12 @@ void Generation::prepare() {
                    field);
   }
   if (!request_.seeded) request_.sampling.seed = std::random_device{}();
-  const std::string_view prefix = request_.shape == Shape::chat       ? "chatcmpl-"
-                                  : request_.shape == Shape::response ? kResponse
-                                                                      : "cmpl-";
+  const char* prefix = request_.shape == Shape::chat       ? "chatcmpl-"
+                       : request_.shape == Shape::response ? "resp_"
+                                                           : "cmpl-";
   const auto now = std::chrono::system_clock::now().time_since_epoch();
-  head_ = {random_name(std::string(prefix)), options.model,
-           std::chrono::duration_cast<std::chrono::seconds>(now).count(), request_.shape};
+  head_ = {random_name(prefix), options.model, std::chrono::duration_cast<std::chrono::seconds>(now).count(),
+           request_.shape};
   if (request_.shape == Shape::response) response_ = std::make_unique<ResponseFormat>(head_, request_);
   prepare_states();
   prepare_prompts();

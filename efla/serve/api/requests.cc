@@ -77,11 +77,9 @@ void read_logit_bias(Fields& fields, SamplingOptions& sampling) {
   }
 }
 
-using CheckName = void(const std::string& name, const std::string& field);
-
-void read_session_name(Fields& fields, const char* name, std::string& into, CheckName* check = check_session_name) {
+void read_session_name(Fields& fields, const char* name, std::string& into) {
   if (const auto text = fields.text(name)) {
-    check(*text, name);
+    check_session_name(*text, name);
     into = *text;
   }
 }
@@ -119,7 +117,7 @@ void read_stream_options(Fields& fields, GenerationRequest& request) {
 // Sessions, and states that travel with requests.
 void read_state(Fields& fields, GenerationRequest& request) {
   read_session_name(fields, "session", request.session);
-  read_session_name(fields, "save_as", request.save_as, check_new_session_name);
+  read_session_name(fields, "save_as", request.save_as);
   request.return_state = fields.flag("return_state", false);
   if (const auto text = fields.text("state")) {
     request.state = from_base64(*text);
@@ -222,13 +220,6 @@ void check_session_name(const std::string& name, const std::string& field) {
                  field);
 }
 
-void check_new_session_name(const std::string& name, const std::string& field) {
-  check_session_name(name, field);
-  if (!name.starts_with(kResponse)) return;
-  throw ApiError(400, field + ": got " + short_text(name) + ", expected a name that does not begin like a response's",
-                 field);
-}
-
 GenerationRequest parse_completion(const nlohmann::json& body) {
   Fields fields(body);
   GenerationRequest request;
@@ -326,7 +317,7 @@ CreateSessionRequest parse_create_session(const nlohmann::json& body) {
   Fields fields(body);
   CreateSessionRequest request;
   fields.text("model");
-  read_session_name(fields, "name", request.name, check_new_session_name);
+  read_session_name(fields, "name", request.name);
   read_session_name(fields, "parent", request.parent);
   if (const auto* prompt = fields.find("prompt")) request.prompt = one_prompt(*prompt, fields, "prompt");
   request.bos = fields.flag("add_special_tokens");
@@ -340,7 +331,7 @@ CreateSessionRequest parse_create_session(const nlohmann::json& body) {
 std::string parse_fork(const nlohmann::json& body) {
   Fields fields(body);
   std::string name;
-  read_session_name(fields, "name", name, check_new_session_name);
+  read_session_name(fields, "name", name);
   fields.refuse_others();
   return name;
 }

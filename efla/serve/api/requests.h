@@ -64,12 +64,7 @@ CreateSessionRequest parse_create_session(const nlohmann::json& body);
 std::string parse_fork(const nlohmann::json& body);  // the copy's name, or ""
 std::int64_t parse_rewind(const nlohmann::json& body);
 
-// How the names of stored responses begin.
-inline constexpr std::string_view kResponse = "resp_";
-
 // Throws ApiError unless a session may have this name: 1 to 100 letters, digits and "._-", first a letter or digit.
 void check_session_name(const std::string& name, const std::string& field);
-// Throws ApiError unless a client may give a session this name, which is none of a response.
-void check_new_session_name(const std::string& name, const std::string& field);
 
 }  // namespace efla::serve

@@ -381,7 +381,6 @@ void Service::Implementation::rewind(Call& call) {
 }
 
 void Service::Implementation::upload(Call& call) {
-  check_new_session_name(call.name, "name");
   context_.options.state_keys.require_signature(call.request.body, "state");
   context_.engine.load(engine_name(call.client, call.name), call.request.body);
   reply(call, session_reply(call, call.name));
