@@ -130,11 +130,12 @@ void LocalEngine::take_logits(std::span<const Row> rows) {
     job.flush_echo();
     const auto before = job.last_token;
     job.take(outcomes[i], info_.eos);
+    if (!outcomes[i].error.empty()) continue;
     if (job.must_keep_state()) job.drafting() ? job.cut_draft() : keep_state(job);
     const std::lock_guard lock(mutex_);
     if (!before) {
       statistics_.first_token_seconds.add(job.first_token_ms / 1e3);
-    } else if (job.last_token) {
+    } else {
       statistics_.between_tokens_seconds.add(std::chrono::duration<double>(*job.last_token - *before).count());
     }
   }

@@ -290,6 +290,17 @@ TEST(Engine, WhatAListenerThrowsEndsItsRequest) {
   EXPECT_EQ(recorder->record().error, "gone");
 }
 
+TEST(Engine, TimesNoTokenThatCannotBeDrawn) {
+  const auto engine = tiny_engine();
+  auto request = request_of("x", 2);
+  for (std::int32_t id = 0; id < 258; ++id) request.sampling.logit_bias[id] = -100.0;
+  EXPECT_EQ(reply(*engine, request).reason, FinishReason::error);
+  EXPECT_EQ(engine->statistics().first_token_seconds.total(), 0U);
+  EXPECT_EQ(reply(*engine, request_of("x", 2)).reason, FinishReason::length);
+  EXPECT_EQ(engine->statistics().first_token_seconds.total(), 1U);
+  EXPECT_EQ(engine->statistics().between_tokens_seconds.total(), 1U);
+}
+
 TEST(Engine, RefusesWhatItCannotDo) {
   const auto slot = tiny_engine()->info().session_bytes;
   test::expect_error([&] { tiny_engine({.state_memory = slot - 1}); }, "state_memory", "bytes of one text's state");
