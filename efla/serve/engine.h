@@ -143,6 +143,7 @@ struct SessionInfo {
   std::string name;
   std::int64_t tokens = 0;      // of the text, prompts and replies
   std::int64_t rewindable = 0;  // tokens that rewind can roll back
+  std::int64_t pending = 0;     // of the tokens, the last ones that the state has not seen: 1 after most requests
   std::size_t bytes = 0;        // of memory or file
   bool in_memory = true;        // otherwise in a file of EngineOptions::swap_folder
   bool in_use = false;          // by a request that will advance it

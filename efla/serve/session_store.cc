@@ -222,6 +222,7 @@ void SessionStore::drop_disposable() {
 
 SessionInfo SessionStore::info_of(const std::string& name, const Entry& entry) const {
   SessionInfo info{name, entry.text->tokens(), entry.text->rewindable()};
+  info.pending = static_cast<std::int64_t>(entry.text->record.pending.size());
   info.bytes = entry.text->record_bytes();
   entry.text->for_each_part([&](const auto& part) {
     info.bytes += part.bytes();

@@ -33,6 +33,7 @@ class FakeEngine : public Engine {
   std::chrono::microseconds step{0};
   std::chrono::milliseconds prefill{0};  // of any prompt; it can be cancelled
   std::atomic<std::size_t> max_queue = 1000;
+  std::atomic<std::int64_t> pending = 1;     // of every session
   std::vector<std::string> disposable;       // names, of sessions that were there at the start too
   std::atomic<bool> fails_to_erase = false;  // with an error of the system
   std::atomic<int> cancelled = 0;
@@ -167,6 +168,7 @@ class FakeEngine : public Engine {
     return {.name = name,
             .tokens = static_cast<std::int64_t>(size),
             .rewindable = static_cast<std::int64_t>(size),
+            .pending = pending,
             .bytes = 1000,
             .disposable = std::find(disposable.begin(), disposable.end(), name) != disposable.end()};
   }

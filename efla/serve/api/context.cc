@@ -1,5 +1,6 @@
 #include "efla/serve/api/context.h"
 
+#include <algorithm>
 #include <random>
 #include <utility>
 
@@ -36,12 +37,12 @@ std::string random_name(const std::string& prefix) {
   return name;
 }
 
-std::vector<std::int32_t> encode_prompt(const ApiContext& context, const Prompt& prompt, bool bos, bool at_start,
-                                        const std::string& field) {
+std::vector<std::int32_t> encode_prompt(const ApiContext& context, const Prompt& prompt, bool bos,
+                                        const std::string& from, const std::string& field) {
   const auto& tokenizer = *context.info.tokenizer;
   std::vector<std::int32_t> ids;
   if (const auto* text = std::get_if<std::string>(&prompt)) {
-    if (bos && at_start && tokenizer.bos() >= 0) ids.push_back(tokenizer.bos());
+    if (bos && from.empty() && tokenizer.bos() >= 0) ids.push_back(tokenizer.bos());
     const auto encoded = tokenizer.encode(*text);
     ids.insert(ids.end(), encoded.begin(), encoded.end());
   } else {
@@ -55,12 +56,16 @@ std::vector<std::int32_t> encode_prompt(const ApiContext& context, const Prompt&
           field);
     }
   }
-  if (ids.empty() && at_start) throw ApiError(400, field + ": got an empty text, expected at least one token", field);
+  if (ids.empty() && from.empty())
+    throw ApiError(400, field + ": got an empty text, expected at least one token", field);
   const auto most = context.options.max_prompt_tokens;
-  if (most > 0 && std::cmp_greater(ids.size(), most)) {
-    throw ApiError(400,
-                   field + ": got " + std::to_string(ids.size()) + " tokens, expected at most " + std::to_string(most),
-                   field, "context_length_exceeded");
+  if (most == 0) return ids;
+  // A state that a client brought may have seen its text only in part.
+  const auto unread = from.empty() ? 0 : std::max<std::int64_t>(0, context.engine.session(from).pending - 1);
+  if (const auto tokens = static_cast<std::int64_t>(ids.size()) + unread; tokens > most) {
+    throw ApiError(
+        400, field + ": got " + std::to_string(tokens) + " tokens to read, expected at most " + std::to_string(most),
+        field, "context_length_exceeded");
   }
   return ids;
 }

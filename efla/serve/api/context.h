@@ -45,9 +45,10 @@ struct ApiContext {
 // Returns the name of a client's session inside the engine: clients do not see each other's.
 std::string engine_name(const std::string& client, const std::string& session);
 
-// Returns the ids of a prompt. Throws ApiError about `field`. at_start: of a text, where a bos token may stand.
-std::vector<std::int32_t> encode_prompt(const ApiContext& context, const Prompt& prompt, bool bos, bool at_start,
-                                        const std::string& field);
+// Returns the ids of a prompt. Throws ApiError about `field`. from: the engine's name of the session that the prompt
+// continues; empty: the prompt begins a text, with a bos token if `bos`.
+std::vector<std::int32_t> encode_prompt(const ApiContext& context, const Prompt& prompt, bool bos,
+                                        const std::string& from, const std::string& field);
 
 // Throws ApiError unless the model is the one that is served, or not named.
 void check_model(const ApiContext& context, const std::string& model);

@@ -173,7 +173,7 @@ void Generation::prepare_prompts() {
   const char* field = request_.shape == Shape::completion ? "prompt"
                       : request_.shape == Shape::chat     ? "messages"
                                                           : "input";
-  const auto encode = [&](const Prompt& prompt) { return encode_prompt(context_, prompt, bos, from_.empty(), field); };
+  const auto encode = [&](const Prompt& prompt) { return encode_prompt(context_, prompt, bos, from_, field); };
   if (request_.shape == Shape::completion) {
     cache_after_ = {request_.cache_tokens};
   } else {

@@ -327,9 +327,9 @@ void Service::Implementation::create_session(Call& call) {
     return reply(call, session_reply(call, request.name, 201));
   }
   Request made;
-  made.prompt = encode_prompt(context_, *request.prompt, request.bos.value_or(context_.options.bos),
-                              request.parent.empty(), "prompt");
   if (!request.parent.empty()) made.session = engine_name(call.client, request.parent);
+  made.prompt =
+      encode_prompt(context_, *request.prompt, request.bos.value_or(context_.options.bos), made.session, "prompt");
   made.save_as = name;
   made.max_tokens = 0;
   made.client = call.client;
