@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cmath>
 #include <condition_variable>
+#include <functional>
 #include <limits>
 #include <map>
 #include <mutex>
@@ -34,6 +35,7 @@ class FakeEngine : public Engine {
   std::chrono::milliseconds prefill{0};  // of any prompt; it can be cancelled
   std::atomic<std::size_t> max_queue = 1000;
   std::atomic<std::int64_t> pending = 1;     // of every session
+  std::function<void()> submitting;          // called by each submit
   std::vector<std::string> disposable;       // names, of sessions that were there at the start too
   std::atomic<bool> fails_to_erase = false;  // with an error of the system
   std::atomic<int> cancelled = 0;
@@ -66,6 +68,7 @@ class FakeEngine : public Engine {
   }
 
   RequestId submit(Request request, std::shared_ptr<Listener> listener) override {
+    if (submitting) submitting();
     const std::lock_guard lock(mutex_);
     if (request.places > 0 && jobs_.size() + static_cast<std::size_t>(request.places) > max_queue) {
       throw QueueFull("full");

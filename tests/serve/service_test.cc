@@ -458,6 +458,19 @@ TEST_F(ServiceTest, ClientsThatLeaveAreCancelledWithinAStep) {
   }
 }
 
+TEST_F(ServiceTest, ASubmissionThatTakesLongStopsNoStream) {
+  start();
+  engine_->step = 1ms;
+  bool first = true;
+  engine_->submitting = [&] {
+    if (std::exchange(first, false)) return;
+    const auto steps = engine_->steps.load();  // of the first reply, which streams
+    EXPECT_TRUE(soon([&] { return engine_->steps > steps + 5; }));
+  };
+  const auto events = stream("/v1/completions", {{"prompt", {"a", "b"}}, {"max_tokens", 20}, {"stream", true}});
+  EXPECT_EQ(events.size(), 42U);
+}
+
 TEST_F(ServiceTest, DeadlinesEndReplies) {
   options_.deadline = 50ms;
   start();

@@ -238,16 +238,19 @@ void Generation::submit_all() {
   }
 }
 
+// Without the lock while the engine takes the request, because that may write files.
 void Generation::submit(Request request, std::size_t index) {
-  const std::lock_guard lock(mutex_);
-  if (gone_ || failed_) request.deadline = Clock::now();  // its end still cleans up
   ++left_;
+  RequestId id = 0;
   try {
-    ids_.push_back(context_.engine.submit(std::move(request), std::make_shared<Receiver>(shared_from_this(), index)));
+    id = context_.engine.submit(std::move(request), std::make_shared<Receiver>(shared_from_this(), index));
   } catch (...) {
     --left_;  // not to 0, because the thread that submits counts too
     throw;
   }
+  const std::lock_guard lock(mutex_);
+  ids_.push_back(id);
+  if (gone_ || failed_) context_.engine.cancel(id);  // its end still cleans up
 }
 
 // Completes the reply after the last request.
