@@ -1,4 +1,4 @@
-// An owned POSIX file descriptor, errno as an exception, and this machine's name. Used inside this folder only.
+// An owned POSIX file descriptor, errno as an exception, and this machine's name.
 #pragma once
 
 #include <cerrno>

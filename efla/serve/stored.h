@@ -1,23 +1,27 @@
 // Values that never change, but may move to a file, and the bytes that they take together.
 #pragma once
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
-#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <memory>
 #include <mutex>
 #include <random>
 #include <span>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
 #include "efla/base/error.h"
+#include "efla/io/descriptor.h"
+#include "efla/io/file.h"
 
 namespace efla::serve {
 
@@ -95,8 +99,12 @@ class Stored {
       std::copy(values_.begin(), values_.end(), to.begin());
       return;
     }
-    std::ifstream in(file_, std::ios::binary);
-    if (!in.read(reinterpret_cast<char*>(to.data()), static_cast<std::streamsize>(bytes()))) refuse(file_);
+    const io::Bytes content = io::read_file(file_);
+    if (content.size() != bytes()) {
+      throw IoError(IoError::Kind::system, file_.string(), -1,
+                    std::to_string(content.size()) + " bytes, expected " + std::to_string(bytes()));
+    }
+    std::memcpy(to.data(), content.data(), bytes());
   }
 
   // Moves the values to a new file of the folder; waits where another thread does. Throws IoError; the values then stay
@@ -106,16 +114,16 @@ class Stored {
     if (!file_.empty() || size_ == 0) return;
     if (total_) total_->moving += bytes();
     const auto file = folder / new_swap_name();
-    std::ofstream out(file, std::ios::binary);
-    out.write(reinterpret_cast<const char*>(values_.data()), static_cast<std::streamsize>(bytes()));
-    out.close();
-    if (!out) {
-      const int error = errno;
+    try {
+      io::Descriptor out(::open(file.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666));
+      if (out.get() < 0) throw io::system_error(file, "create it");
+      io::write_all(out.get(), {reinterpret_cast<const std::uint8_t*>(values_.data()), bytes()}, file);
+      if (::close(out.release()) != 0) throw io::system_error(file, "write to it");
+    } catch (...) {
       std::error_code none;
       std::filesystem::remove(file, none);
       if (total_) total_->moving -= bytes();
-      errno = error;
-      refuse(file);
+      throw;
     }
     file_ = file;
     in_file_ = true;
@@ -128,10 +136,6 @@ class Stored {
   }
 
  private:
-  [[noreturn]] static void refuse(const std::filesystem::path& file) {
-    throw IoError(IoError::Kind::system, file.string(), -1, std::strerror(errno));
-  }
-
   mutable std::mutex mutex_;
   std::vector<T> values_;
   std::size_t size_;

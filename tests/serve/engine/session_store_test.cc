@@ -56,6 +56,29 @@ TEST(SessionStore, ATextOfTwoNamesMovesOnce) {
   EXPECT_EQ(store.bytes().files, 2 * kBytes);
 }
 
+TEST(SessionStore, SaysWhatIsWrongWithASwapFile) {
+  const test::TempFolder folder;
+  const auto swap = folder / "swap";
+  const auto failure = [](auto call) {
+    try {
+      call();
+    } catch (const IoError& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  StoredState state({1.0F, 2.0F});
+  EXPECT_NE(failure([&] { state.swap_out(swap); }).find("No such file"), std::string::npos);
+  EXPECT_TRUE(state.in_memory());
+  std::filesystem::create_directory(swap);
+  state.swap_out(swap);
+  std::vector<float> values(2);
+  state.copy_to(values);
+  EXPECT_EQ(values, (std::vector<float>{1.0F, 2.0F}));
+  std::filesystem::resize_file(std::filesystem::directory_iterator(swap)->path(), 6);
+  EXPECT_NE(failure([&] { state.copy_to(values); }).find("6 bytes, expected 8"), std::string::npos);
+}
+
 TEST(SessionStore, LocksItsFolderAndRemovesWhatAKilledProcessLeft) {
   const test::TempFolder folder;
   const auto left = folder / ("1-0" + std::string(kSwapEnd)), notes = folder / "state-of-things";
