@@ -1,6 +1,7 @@
 #include "efla/serve/prefix_cache.h"
 
 #include <algorithm>
+#include <functional>
 #include <iterator>
 
 #include "efla/io/sha256.h"
@@ -10,6 +11,8 @@ namespace efla::serve {
 namespace {
 
 constexpr std::size_t kMaxSeen = 1 << 18;  // beginnings that are remembered
+
+constexpr std::hash<std::string> hash_of;
 
 }  // namespace
 
@@ -32,7 +35,7 @@ PrefixCache::Plan PrefixCache::plan(const std::vector<std::string>& names, std::
   ++now_;
   std::size_t shared = 0;
   for (std::size_t i = names.size(); i > 0 && !plan.state; --i) {
-    if (shared == 0 && seen_.contains(names[i - 1])) shared = i;
+    if (shared == 0 && seen_.contains(hash_of(names[i - 1]))) shared = i;
     const auto found = entries_.find(names[i - 1]);
     if (found == entries_.end()) continue;
     found->second.hits += 1;
@@ -46,13 +49,13 @@ PrefixCache::Plan PrefixCache::plan(const std::vector<std::string>& names, std::
   wanted.erase(std::unique(wanted.begin(), wanted.end()), wanted.end());
   std::copy_if(wanted.begin(), wanted.end(), std::back_inserter(plan.store),
                [&](std::size_t beginning) { return beginning > plan.known && beginning <= names.size(); });
-  for (const auto& name : names) remember(name);
+  for (const auto& name : names) remember(hash_of(name));
   return plan;
 }
 
-void PrefixCache::remember(const std::string& name) {
-  if (!seen_.insert(name).second) return;
-  order_.push_back(name);
+void PrefixCache::remember(std::size_t hash) {
+  if (!seen_.insert(hash).second) return;
+  order_.push_back(hash);
   if (order_.size() <= kMaxSeen) return;
   seen_.erase(order_.front());
   order_.pop_front();

@@ -48,13 +48,15 @@ class PrefixCache {
     std::size_t tokens = 0;
     std::uint64_t hits = 0, last = 0;
   };
-  void remember(const std::string& name);
+  void remember(std::size_t hash);
 
   std::size_t budget_, bytes_ = 0;
   std::uint64_t now_ = 0;
   std::map<std::string, Entry> entries_;
-  std::unordered_set<std::string> seen_;  // beginnings of earlier prompts, with or without a state
-  std::deque<std::string> order_;         // of seen_
+  // Hashes of the beginnings of earlier prompts, with or without a state: two with the same hash only make the cache
+  // store a state that it need not.
+  std::unordered_set<std::size_t> seen_;
+  std::deque<std::size_t> order_;  // of seen_
 };
 
 }  // namespace efla::serve
