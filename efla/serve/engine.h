@@ -69,7 +69,8 @@ struct Request {
   std::vector<std::int32_t> stop_ids = {};  // besides the id that ends a text
   std::int64_t logprobs = -1;               // alternatives per token, 0 to kMaxLogprobs; −1: no logprob at all
   bool echo = false;                        // score the prompt: Listener::prompt
-  std::string client = {};                  // the engine treats clients alike, however many requests each has
+  // The engine treats clients alike, however many requests each has. They share no states of the prefix cache.
+  std::string client = {};
   std::int64_t places = 1;  // in the queue, at most EngineOptions::max_queue, for this request and for requests that
                             // follow it with 0 places, which a full queue does not refuse
   std::optional<Clock::time_point> deadline = {};  // afterwards the reply ends with FinishReason::deadline

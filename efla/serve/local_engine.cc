@@ -132,7 +132,7 @@ RequestId LocalEngine::submit(Request request, std::shared_ptr<Listener> listene
   const std::string save_as = request.save_as;
   const std::int64_t places = request.places;
   const bool cacheable = !from && !request.echo && options_.cache_memory > 0;
-  auto names = cacheable ? names_of_beginnings(request.prompt) : std::vector<std::string>();
+  auto names = cacheable ? names_of_beginnings(request.prompt, request.client) : std::vector<std::string>();
   RequestId id = 0;
   {
     const std::lock_guard lock(mutex_);

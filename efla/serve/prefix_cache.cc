@@ -16,12 +16,12 @@ constexpr std::hash<std::string> hash_of;
 
 }  // namespace
 
-std::vector<std::string> names_of_beginnings(std::span<const std::int32_t> prompt) {
+std::vector<std::string> names_of_beginnings(std::span<const std::int32_t> prompt, const std::string& client) {
   constexpr auto kCut = static_cast<std::size_t>(nn::kCutTokens);
   std::vector<std::string> names;
   for (std::size_t end = kCut; end < prompt.size(); end += kCut) {
     io::Sha256 hash;
-    if (!names.empty()) hash.update(io::as_bytes(names.back()));
+    hash.update(io::as_bytes(names.empty() ? client : names.back()));
     const auto ids = prompt.subspan(end - kCut, kCut);
     hash.update({reinterpret_cast<const std::uint8_t*>(ids.data()), ids.size_bytes()});
     names.push_back(hash.digest());

@@ -17,8 +17,9 @@ namespace efla::serve {
 using State = std::vector<float>;
 
 // Returns the names of a prompt's beginnings: the i-th stands for the first (i + 1) · nn::kCutTokens ids, each name for
-// all ids before it (SHA-256). Only beginnings that leave at least one id are named.
-std::vector<std::string> names_of_beginnings(std::span<const std::int32_t> prompt);
+// all ids before it and for the client (SHA-256), because usage tells a client what the cache has. Only beginnings that
+// leave at least one id are named.
+std::vector<std::string> names_of_beginnings(std::span<const std::int32_t> prompt, const std::string& client);
 
 // Not for several threads at once.
 class PrefixCache {

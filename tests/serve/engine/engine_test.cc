@@ -186,6 +186,21 @@ TEST(Engine, CachesAStateWhereTheClientAsks) {
   EXPECT_EQ(cached({-1, 0, 63, 100'000}), 0);
 }
 
+TEST(Engine, ClientsShareNoStatesOfTheCache) {
+  const auto engine = tiny_engine();
+  const auto cached = [&](const std::string& client) {
+    auto request = request_of(std::string(300, 's'), 1);
+    request.client = client;
+    const auto recorder = std::make_shared<Recorder>();
+    engine->submit(request, recorder);
+    return recorder->end().usage.cached_tokens;
+  };
+  EXPECT_EQ(cached("alpha"), 0);
+  EXPECT_EQ(cached("beta"), 0);
+  EXPECT_EQ(cached("alpha"), 256);
+  EXPECT_EQ(cached("beta"), 256);
+}
+
 TEST(Engine, DraftsOfRepetitionsChangeNoBit) {
   std::vector<Request> requests;
   for (const double temperature : {0.0, 0.3}) {
