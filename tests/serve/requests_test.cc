@@ -104,6 +104,7 @@ TEST(Requests, CompletionRefusesByName) {
   refused(R"({"prompt": "a", "session": "b", "state": "AAAA"})", "state", "without \"session\"");
   refused(R"({"prompt": "a", "state": "A"})", "state", "base64");
   refused(R"({"prompt": "a", "save_as": "x", "return_state": true})", "save_as", "one of the two");
+  refused(R"({"prompt": "a", "disposable": true})", "disposable", "with \"save_as\"");
 }
 
 TEST(Requests, BodiesThatAreNotJson) {

@@ -303,7 +303,11 @@ TEST_F(ServiceTest, SessionsAreNoResponses) {
     EXPECT_EQ(after(name, 404), "previous_response_id");
     EXPECT_EQ(status_of(ask("DELETE", "/v1/responses/" + name)), 404);
   }
+  post("/v1/completions", {{"prompt", "A"}, {"save_as", "saved"}});
   EXPECT_TRUE(engine_->disposable.empty());
+  post("/v1/completions", {{"prompt", "A"}, {"save_as", "saved"}, {"disposable", true}});
+  EXPECT_EQ(engine_->disposable, std::vector<std::string>{"saved"});
+  engine_->disposable.clear();
   const std::string id = post("/v1/responses", {{"input", "Hi"}})["id"];
   EXPECT_EQ(engine_->disposable, std::vector<std::string>{id});
 }

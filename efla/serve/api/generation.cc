@@ -225,7 +225,7 @@ void Generation::submit_all() {
     if (i == 0) request.places = static_cast<std::int64_t>(replies());
     if (request_.n == 1) {
       request.save_as = save_as_;
-      request.disposable = request_.store;
+      request.disposable = request_.disposable;
       if (request_.shape != Shape::completion) request.end_turn = context_.options.chat.after_reply();
       submit(std::move(request), i);
       continue;

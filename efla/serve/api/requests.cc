@@ -118,6 +118,8 @@ void read_stream_options(Fields& fields, GenerationRequest& request) {
 void read_state(Fields& fields, GenerationRequest& request) {
   read_session_name(fields, "session", request.session);
   read_session_name(fields, "save_as", request.save_as);
+  request.disposable = fields.flag("disposable", false);
+  if (request.disposable && request.save_as.empty()) fields.refuse("disposable", "it with \"save_as\"");
   request.return_state = fields.flag("return_state", false);
   if (const auto text = fields.text("state")) {
     request.state = from_base64(*text);
@@ -272,7 +274,7 @@ GenerationRequest parse_response(const nlohmann::json& body) {
   read_common(fields, request);
   request.max_tokens = fields.integer("max_output_tokens", 0, kMost);
   read_session_name(fields, "previous_response_id", request.previous_response);
-  request.store = fields.flag("store", true);
+  request.store = request.disposable = fields.flag("store", true);
   if (const auto instructions = fields.text("instructions")) request.chat.push_back({"system", *instructions});
   const auto* input = fields.find("input");
   if (input == nullptr) throw ApiError(400, "input: got nothing, expected a text or a list of messages", "input");

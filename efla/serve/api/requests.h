@@ -36,10 +36,11 @@ struct GenerationRequest {
   bool echo = false, stream = false, include_usage = false;
   std::optional<bool> bos;           // whether a text begins with the bos token
   std::string session, save_as;      // names of sessions
+  bool disposable = false;           // the stored state may be dropped
   std::optional<std::string> state;  // bytes of a session to continue
   bool return_state = false;
   std::string previous_response;  // of a response
-  bool store = false;
+  bool store = false;             // under the response's id
 };
 
 // The fields of the three endpoints. Throw ApiError with status 400.
