@@ -51,11 +51,33 @@ class Waiting final : public Listener {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return ended_; });
   }
+  bool ended() {
+    const std::lock_guard lock(mutex_);
+    return ended_;
+  }
 
  private:
   std::mutex mutex_;
   std::condition_variable changed_;
   bool ended_ = false;
+};
+
+// An engine that finishes its one request while it ends.
+class EndingEngine final : public FakeEngine {
+ public:
+  ~EndingEngine() override {
+    load(save_as_, "state:text");
+    listener_->finish({.reason = FinishReason::length});
+  }
+  RequestId submit(Request request, std::shared_ptr<Listener> listener) override {
+    save_as_ = request.save_as;
+    listener_ = std::move(listener);
+    return 1;
+  }
+
+ private:
+  std::string save_as_;
+  std::shared_ptr<Listener> listener_;
 };
 
 // Advances the session "book" by a token, and stores it.
@@ -110,6 +132,19 @@ TEST(KilledEngine, KeepsEveryTokenThatItConfirmed) {
     EXPECT_EQ(text, std::string(kPrompt, 'p') + std::string(text.size() - kPrompt, 'a'));
     confirmed = text.size() - kPrompt;
   }
+}
+
+TEST(EndingEngine, ALastReplyIsInAFile) {
+  const test::TempFolder folder;
+  const auto listener = std::make_shared<Waiting>();
+  {
+    DurableEngine engine(std::make_unique<EndingEngine>(), folder.path());
+    Request request;
+    request.save_as = "book";
+    engine.submit(std::move(request), listener);
+  }
+  EXPECT_TRUE(listener->ended());
+  EXPECT_EQ(test::read_text(folder / "book.safetensors"), "state:text");
 }
 
 }  // namespace

@@ -94,14 +94,6 @@ TEST_F(DurableSessions, AreInFilesBeforeTheReplyEnds) {
   EXPECT_TRUE(kept);
 }
 
-TEST_F(DurableSessions, ALastReplyIsKeptWhereTheEngineEnds) {
-  auto engine = start();
-  const auto recorder = std::make_shared<Recorder>();
-  engine->submit(in_session(request_of("Once upon", 30), "", "text"), recorder);
-  engine.reset();
-  EXPECT_EQ(recorder->record().reason == FinishReason::length, has_file("text"));
-}
-
 TEST_F(DurableSessions, LoseTheirFilesWhenTheyAreDropped) {
   const auto engine = start({.max_disposable = 2});
   for (const std::string name : {"a", "b", "c"}) {
