@@ -120,6 +120,29 @@ class Layers(unittest.TestCase):
                 longer = layer(torch.cat([self.x[1:2, :4], self.x[1:2, :1]], 1))[0]
                 assert_close(self, after[1:2], longer[:, -1:], what="after packing")
 
+    def test_a_mask_covers_the_tokens_in_the_cache(self):
+        mask = torch.tensor([[1] * 11, [0] * 4 + [1] * 7])
+        layer = GatedDeltaNet(hidden_size=24, head_dim=8, num_heads=2, layer_idx=0)
+        with torch.no_grad():
+            whole, cache = layer(self.x, mask)[0], {}
+            ends = (0, 6, 6, 7, 11)  # once no token
+            parts = [layer(self.x[:, a:b], mask[:, :b], cache, use_cache=True)[0] for a, b in zip(ends, ends[1:])]
+        assert_close(self, torch.cat(parts, 1), whole)
+
+    def test_a_mask_of_another_shape_is_refused(self):
+        layer = GatedDeltaNet(hidden_size=24, head_dim=8, num_heads=2)
+        expected = "expected [B, at least T] = [2, at least 11]"
+        for mask, message in (
+            (torch.ones(2, 10), f"shape [2, 10], {expected}"),
+            (torch.ones(1, 11), f"shape [1, 11], {expected}"),
+            (torch.ones(3, 11), f"shape [3, 11], {expected}"),
+            (torch.ones(2, 11, 1), "shape [2, 11, 1], expected a tensor [B, T]"),
+            ([[1] * 11] * 2, "list, expected a tensor [B, T]"),
+        ):
+            with self.assertRaises(ValueError) as caught:
+                layer(self.x, attention_mask=mask)
+            self.assertEqual(str(caught.exception), f"GatedDeltaNet: attention_mask: got {message}")
+
     def test_gradients_reach_every_parameter(self):
         for layer in layers():
             layer(self.x)[0].square().sum().backward()

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from efla.layers.cache import keep_states, states_of
 from efla.layers.parts import HeadNorm, ShortConvolution, repad, unpad
+from efla.ops._check import check_axes, mistake
 from efla.ops._gate import channel_gate, scalar_gate, widen
 from efla.ops._run import delta_rule
 from efla.ops.decode import delta_rule_step
@@ -165,7 +166,8 @@ class Mixer(nn.Module):
         """hidden_states [B, T, D] → ([B, T, D], None, past_key_values).
 
         Args:
-            attention_mask: [B, T], 0 for padding, whose outputs are 0; not looked at with cu_seqlens.
+            attention_mask: [B, T] or longer, whose last T columns count; 0 for padding, whose outputs are 0; not looked at with
+                cu_seqlens.
             past_key_values: a dict, at first empty or None, that holds under layer_idx what the tokens so far left behind:
                 recurrent_state [N, HV, K, V] and conv_state, three [N, ·, conv_size] or None. Or flash-linear-attention's
                 Cache or transformers' DynamicCache, which then hold the same.
@@ -176,7 +178,11 @@ class Mixer(nn.Module):
         batch, tokens, _ = hidden_states.shape
         indices = None
         if attention_mask is not None and cu_seqlens is None:
-            hidden_states, cu_seqlens, indices = unpad(hidden_states, attention_mask[:, -tokens:])
+            sizes = check_axes(type(self).__name__, "attention_mask", attention_mask, "B T")
+            if sizes["B"] != batch or sizes["T"] < tokens:
+                got, expected = f"shape {list(attention_mask.shape)}", f"[B, at least T] = [{batch}, at least {tokens}]"
+                raise mistake(type(self).__name__, "attention_mask", got, expected)
+            hidden_states, cu_seqlens, indices = unpad(hidden_states, attention_mask[:, sizes["T"] - tokens :])
         key = self.layer_idx or 0
         last = states_of(past_key_values, key)
 
