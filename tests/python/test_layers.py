@@ -71,13 +71,15 @@ PARAMETERS = [
 def layers():
     torch.manual_seed(0)
     return [
-        DeltaNet(hidden_size=24, num_heads=2, use_gate=True, allow_neg_eigval=True),
-        DeltaNet(hidden_size=24, num_heads=2, qk_activation="elu", qk_norm="sum", conv_bias=True, use_beta=False),
+        DeltaNet(hidden_size=24, num_heads=2, use_gate=True, allow_neg_eigval=True, layer_idx=0),
+        DeltaNet(hidden_size=24, num_heads=2, qk_activation="elu", qk_norm="sum", conv_bias=True, use_beta=False, layer_idx=0),
         GatedDeltaNet(hidden_size=24, head_dim=8, num_heads=2, num_v_heads=4, layer_idx=3),
-        GatedDeltaNet(hidden_size=24, head_dim=8, num_heads=2, use_gate=False, mode="fused_recurrent"),
-        KimiDeltaAttention(hidden_size=24, head_dim=8, num_heads=2),
-        KimiDeltaAttention(hidden_size=24, head_dim=8, num_heads=2, safe_gate=True, lower_bound=-5.0, use_short_conv=False),
-        EFLA(hidden_size=24, num_heads=2),
+        GatedDeltaNet(hidden_size=24, head_dim=8, num_heads=2, use_gate=False, mode="fused_recurrent", layer_idx=1),
+        KimiDeltaAttention(hidden_size=24, head_dim=8, num_heads=2, layer_idx=0),
+        KimiDeltaAttention(
+            hidden_size=24, head_dim=8, num_heads=2, safe_gate=True, lower_bound=-5.0, use_short_conv=False, layer_idx=0
+        ),
+        EFLA(hidden_size=24, num_heads=2, layer_idx=0),
     ]
 
 
@@ -101,7 +103,7 @@ class Layers(unittest.TestCase):
                         y, nothing, cache = layer(self.x[:, t : t + 1], past_key_values=cache, use_cache=True)
                         parts.append(y)
                 self.assertIsNone(nothing)
-                self.assertEqual(list(cache), [layer.layer_idx or 0])
+                self.assertEqual(list(cache), [layer.layer_idx])
                 assert_close(self, torch.cat(parts, 1), whole, what=type(layer).__name__)
 
     def test_packed_and_padded_sequences_are_separate_ones(self):
@@ -142,6 +144,15 @@ class Layers(unittest.TestCase):
             with self.assertRaises(ValueError) as caught:
                 layer(self.x, attention_mask=mask)
             self.assertEqual(str(caught.exception), f"GatedDeltaNet: attention_mask: got {message}")
+
+    def test_a_cache_needs_the_index_of_the_layer(self):
+        layer = DeltaNet(hidden_size=24, num_heads=2)
+        for given in ({"use_cache": True}, {"past_key_values": {}}, {"past_key_values": {}, "use_cache": True}):
+            with self.assertRaises(ValueError) as caught:
+                layer(self.x, **given)
+            message = "DeltaNet: layer_idx: got None, expected the index of the layer, which a cache needs"
+            self.assertEqual(str(caught.exception), message)
+        self.assertIsNone(layer(self.x)[2])
 
     def test_gradients_reach_every_parameter(self):
         for layer in layers():

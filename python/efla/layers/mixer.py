@@ -170,7 +170,7 @@ class Mixer(nn.Module):
                 cu_seqlens.
             past_key_values: a dict, at first empty or None, that holds under layer_idx what the tokens so far left behind:
                 recurrent_state [N, HV, K, V] and conv_state, three [N, ·, conv_size] or None. Or flash-linear-attention's
-                Cache or transformers' DynamicCache, which then hold the same.
+                Cache or transformers' DynamicCache, which then hold the same. A layer without layer_idx takes none.
             use_cache: whether to write to past_key_values; without gradients a single token does so in place.
             output_attentions: taken for compatibility; there are none.
             cu_seqlens: [N + 1], sequences packed one after the other into B = 1.
@@ -183,7 +183,9 @@ class Mixer(nn.Module):
                 got, expected = f"shape {list(attention_mask.shape)}", f"[B, at least T] = [{batch}, at least {tokens}]"
                 raise mistake(type(self).__name__, "attention_mask", got, expected)
             hidden_states, cu_seqlens, indices = unpad(hidden_states, attention_mask[:, sizes["T"] - tokens :])
-        key = self.layer_idx or 0
+        if self.layer_idx is None and (use_cache or past_key_values is not None):
+            raise mistake(type(self).__name__, "layer_idx", None, "the index of the layer, which a cache needs")
+        key = self.layer_idx or 0  # without a cache not looked at
         last = states_of(past_key_values, key)
 
         q, k, v, conv_state = self._qkv(hidden_states, last["conv_state"], cu_seqlens)
