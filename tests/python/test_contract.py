@@ -141,6 +141,9 @@ class Implementations(unittest.TestCase):
             torch.ops.efla.delta_rule_choice(halves[0], x["k"], x["v"])
 
 
+DTYPES = "one of torch.float32, torch.bfloat16, torch.float16, torch.float64"
+
+
 class Mistakes(unittest.TestCase):
     def refuses(self, message, function, *arguments, **named):
         with self.assertRaises(ValueError) as caught:
@@ -153,7 +156,7 @@ class Mistakes(unittest.TestCase):
         for name, bad, message in (
             ("q", x["q"][0], "q: got shape [70, 2, 12], expected 4 dimensions [B, T, H, K]"),
             ("q", None, "q: got NoneType, expected a tensor"),
-            ("q", x["q"].int(), "q: got dtype Int, expected Float, BFloat16 or Double"),
+            ("q", x["q"].int(), f"q: got dtype torch.int32, expected {DTYPES}"),
             ("q", x["q"].half(), "k: got dtype torch.float32, expected torch.float16, as q"),
             ("k", x["k"][..., :5], "k: got shape [2, 70, 2, 5], expected shape [2, 70, 2, 12]"),
             ("k", x["k"].bfloat16(), "k: got dtype BFloat16, expected Float"),
@@ -170,6 +173,11 @@ class Mistakes(unittest.TestCase):
         self.refuses("g: got shape [2, 70, 2], expected a tensor [B, T, HV, K]", efla.chunk_kda, **x, g=g[..., 0])
         self.refuses("g: got shape [2, 70, 1, 12], expected shape [2, 70, 2, 12]", efla.chunk_kda, **x, g=g[:, :, :1])
         self.refuses("g: got NoneType, expected a tensor [B, T, HV, K]", efla.chunk_kda, **x, g=None)
+        g = inputs(decay="scalar")["g"]
+        for bad in (g[:, :, :1], g[:, 1:], g[:1]):
+            message = f"g: got shape {list(bad.shape)}, expected shape [2, 70, 2]"
+            self.refuses(message, efla.chunk_gated_delta_rule, **x, g=bad)
+            self.refuses(message, efla.chunk_efla, **x, g=bad)
 
     def test_packed_sequences(self):
         f, x = efla.chunk_delta_rule, inputs(batch=1)
@@ -200,6 +208,13 @@ class Mistakes(unittest.TestCase):
         self.refuses("order of rk: got 65, expected 1 to 64", f, **x, step="rk65")
         for scale in ("inf", "nan"):
             self.refuses(f"scale: got {scale}, expected a finite number", f, **x, scale=float(scale))
+        for argument, bad, expected in (
+            ("scale", "a", "Optional[float]"),
+            ("erase_scale", "a", "float"),
+            ("step", 3, "str"),
+            ("use_qk_l2norm_in_kernel", "a", "bool"),
+        ):
+            self.refuses(f"{argument}: got {bad!r}, expected a value of type {expected}", f, **x, **{argument: bad})
         self.refuses("erase_scale: got inf, expected a finite number", f, **x, erase_scale=float("inf"))
         self.refuses(
             "allow_neg_eigval: got True, expected False without use_beta_sigmoid_in_kernel", f, **x, allow_neg_eigval=True
@@ -237,6 +252,8 @@ class Mistakes(unittest.TestCase):
             efla.delta_rule_step(**x, state=state())
         self.refuses("state: got dtype Double, expected Float", f, **x, state=state().double())
         self.refuses("state: got shape [1, 2, 12, 10], expected shape [2, 2, 12, 10]", f, **x, state=state(1))
+        self.refuses("g: got shape [2, 1], expected shape [2, 2]", f, **x, state=state(), g=torch.zeros(2, 1))
+        self.refuses("scale: got 'a', expected a value of type Optional[float]", f, **x, state=state(), scale="a")
         x["q"] = x["q"].unsqueeze(1)
         self.refuses("q: got shape [2, 1, 2, 12], expected 3 dimensions [B, H, K]", f, **x, state=state())
 
@@ -249,6 +266,8 @@ class Mistakes(unittest.TestCase):
         self.refuses("states: got shape [5, 2, 12, 10], expected shape [2, 2, 12, 10]", f, **x, states=pool)
         self.refuses("slots: got shape [1], expected shape [2]", f, **x, states=pool, slots=slots[:1])
         self.refuses("slots: got dtype Int, expected Long", f, **x, states=pool, slots=slots.int())
+        g = torch.zeros(2, 2, 2)
+        self.refuses("g: got shape [2, 2, 2], expected shape [2, 3, 2]", f, **x, states=pool, slots=slots, g=g)
         for bad, index in (([4, 4], 1), ([5, 0], 0), ([-2, 0], 0)):
             expected = f"slots[{index}]: got {bad[index]}, expected -1 or a state of 5 that no other entry has"
             self.refuses(expected, f, **x, states=pool, slots=torch.tensor(bad))

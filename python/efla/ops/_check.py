@@ -5,6 +5,7 @@ A message names the function, the argument, what was got and expected.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -21,8 +22,13 @@ class Transformed(NotImplementedError):
     """A transform of torch.func that the operator does not take."""
 
 
+# What PyTorch says of an argument that does not fit an operator's schema, and where the operators have other names.
+_BAD_TYPE = re.compile(r"Expected a value of type '(.+)' for argument '(\w+)' but instead found .*\n.*\nValue: (.*)")
+_ARGUMENTS = {"qk_l2norm": "use_qk_l2norm_in_kernel"}
+
+
 def call(function: str, operator: Callable[..., Any], *arguments: object) -> Any:
-    """Calls a torch operator of the library. Its mistakes become ValueErrors that name `function`.
+    """Calls a torch operator of the library with q, k, v, beta, g and more. Its mistakes become ValueErrors that name `function`.
 
     Raises Transformed inside torch.func's grad, vjp, jvp and jacobians where the operator's gradients are made in C++.
     """
@@ -33,9 +39,16 @@ def call(function: str, operator: Callable[..., Any], *arguments: object) -> Any
     except RuntimeError as error:
         if "functorch transforms" in str(error):
             raise Transformed(f"{function}: got a transform of torch.func, expected torch.autograd.grad or backward()") from None
+        bad_type = _BAD_TYPE.search(str(error))
+        if bad_type:
+            expected, argument, got = bad_type.groups()
+            raise mistake(function, _ARGUMENTS.get(argument, argument), got, f"a value of type {expected}") from None
         _, separator, text = str(error).partition(": ")
         if not (separator and ": got " in text and ", expected " in text):
             raise
+        q, g = arguments[0], arguments[4]
+        if text.startswith("g: got shape") and isinstance(q, Tensor) and isinstance(g, Tensor) and g.dim() == q.dim() - 1:
+            text = text.replace(", 1]", "]")  # the axis of channels that the operator gives a decay per head
         raise ValueError(f"{function}: {text}") from None
 
 
@@ -63,8 +76,13 @@ def as_dtype(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor if tensor.dtype == dtype else tensor.to(dtype)
 
 
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
 def widen_half(function: str, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """float16 tensors in float32, in which they are computed; others as they are. Raises ValueError for a mixture."""
+    """float16 tensors in float32, in which they are computed; others as they are. Raises ValueError for a mixture and other dtypes."""
+    if q.dtype not in _DTYPES:
+        raise mistake(function, "q", f"dtype {q.dtype}", "one of " + ", ".join(map(str, _DTYPES)))
     if q.dtype != torch.float16:
         return q, k, v
     for name, tensor in (("k", k), ("v", v)):

@@ -92,8 +92,8 @@ def delta_rule(
         cu_seqlens,
         scale,
         step,
-        float(erase_scale),
-        float(write_scale),
+        erase_scale,
+        write_scale,
         use_qk_l2norm_in_kernel,
         "ref" if q.dtype == torch.float64 else implementation,
     )

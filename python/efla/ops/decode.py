@@ -52,8 +52,8 @@ def delta_rule_step(
         state,
         scale,
         step,
-        float(erase_scale),
-        float(write_scale),
+        erase_scale,
+        write_scale,
         use_qk_l2norm_in_kernel,
         "ref" if double else "auto",
     )
@@ -117,8 +117,8 @@ def delta_rule_steps(
         kept,
         scale,
         step,
-        float(erase_scale),
-        float(write_scale),
+        erase_scale,
+        write_scale,
         use_qk_l2norm_in_kernel,
         "ref" if double else "auto",
     )
