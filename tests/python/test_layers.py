@@ -145,6 +145,36 @@ class Layers(unittest.TestCase):
                 layer(self.x, attention_mask=mask)
             self.assertEqual(str(caught.exception), f"GatedDeltaNet: attention_mask: got {message}")
 
+    def test_an_input_of_another_shape_is_refused(self):
+        for layer in layers():
+            for x, message in (
+                (self.x[0], "shape [11, 24], expected a tensor [B, T, D]"),
+                (None, "NoneType, expected a tensor [B, T, D]"),
+                (torch.zeros(2, 11, 25), "shape [2, 11, 25], expected [B, T, hidden_size] with hidden_size = 24"),
+            ):
+                with self.assertRaises(ValueError) as caught:
+                    layer(x)
+                self.assertEqual(str(caught.exception), f"{type(layer).__name__}: hidden_states: got {message}")
+
+    def test_a_cache_of_another_batch_is_refused(self):
+        packed, ends = self.x.flatten(0, 1).unsqueeze(0), torch.tensor([0, 3, 9, 22])
+        mask = torch.ones(1, 11)
+        for layer in layers():
+            state = [2, layer.sizes.value_heads, layer.sizes.key_dim, layer.sizes.value_dim]
+            for x, sequences, more in (
+                (self.x[:1], 1, {}),
+                (self.x[:1, :1], 1, {}),
+                (self.x[:1], 1, {"attention_mask": mask}),
+                (packed, 3, {"cu_seqlens": ends}),
+            ):
+                with torch.no_grad():
+                    cache = layer(self.x, use_cache=True)[2]
+                    with self.assertRaises(ValueError) as caught:
+                        layer(x, past_key_values=cache, use_cache=True, **more)
+                expected = f"[N, HV, K, V] = {[sequences, *state[1:]]}"
+                message = f"past_key_values: recurrent_state: got shape {state}, expected {expected}"
+                self.assertEqual(str(caught.exception), f"{type(layer).__name__}: {message}")
+
     def test_a_cache_needs_the_index_of_the_layer(self):
         layer = DeltaNet(hidden_size=24, num_heads=2)
         for given in ({"use_cache": True}, {"past_key_values": {}}, {"past_key_values": {}, "use_cache": True}):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from efla.layers.cache import keep_states, states_of
 from efla.layers.parts import HeadNorm, ShortConvolution, repad, unpad
-from efla.ops._check import check_axes, mistake
+from efla.ops._check import check_axes, check_shape, mistake
 from efla.ops._gate import channel_gate, scalar_gate, widen
 from efla.ops._run import delta_rule
 from efla.ops.decode import delta_rule_step
@@ -175,18 +175,15 @@ class Mixer(nn.Module):
             output_attentions: taken for compatibility; there are none.
             cu_seqlens: [N + 1], sequences packed one after the other into B = 1.
         """
-        batch, tokens, _ = hidden_states.shape
+        batch, tokens = self._check_input(hidden_states)
         indices = None
         if attention_mask is not None and cu_seqlens is None:
-            sizes = check_axes(type(self).__name__, "attention_mask", attention_mask, "B T")
-            if sizes["B"] != batch or sizes["T"] < tokens:
-                got, expected = f"shape {list(attention_mask.shape)}", f"[B, at least T] = [{batch}, at least {tokens}]"
-                raise mistake(type(self).__name__, "attention_mask", got, expected)
-            hidden_states, cu_seqlens, indices = unpad(hidden_states, attention_mask[:, sizes["T"] - tokens :])
+            hidden_states, cu_seqlens, indices = unpad(hidden_states, self._last_columns(attention_mask, batch, tokens))
         if self.layer_idx is None and (use_cache or past_key_values is not None):
             raise mistake(type(self).__name__, "layer_idx", None, "the index of the layer, which a cache needs")
         key = self.layer_idx or 0  # without a cache not looked at
         last = states_of(past_key_values, key)
+        self._check_state(last["recurrent_state"], batch if cu_seqlens is None else len(cu_seqlens) - 1)
 
         q, k, v, conv_state = self._qkv(hidden_states, last["conv_state"], cu_seqlens)
         o, recurrent_state = self._mix(q, k, v, hidden_states, last["recurrent_state"], use_cache, cu_seqlens)
@@ -197,6 +194,29 @@ class Mixer(nn.Module):
         gate = None if self.gate is None else self.g_proj(hidden_states).reshape(o.shape)
         y = self.o_proj(self.o_norm(o, gate).flatten(2))
         return (y if indices is None else repad(y, indices, batch, tokens)), None, past_key_values
+
+    def _check_input(self, hidden_states: Tensor) -> tuple[int, int]:
+        """Returns B and T of hidden_states. Raises ValueError unless it is [B, T, D]."""
+        name, width = type(self).__name__, self.sizes.hidden
+        sizes = check_axes(name, "hidden_states", hidden_states, "B T D")
+        if sizes["D"] != width:
+            raise mistake(name, "hidden_states", f"shape {list(hidden_states.shape)}", f"[B, T, hidden_size] with hidden_size = {width}")
+        return sizes["B"], sizes["T"]
+
+    def _last_columns(self, attention_mask: Tensor, batch: int, tokens: int) -> Tensor:
+        """Returns the mask [B, T] of the tokens. Raises ValueError for a mask of fewer tokens or of another batch."""
+        name = type(self).__name__
+        sizes = check_axes(name, "attention_mask", attention_mask, "B T")
+        if sizes["B"] != batch or sizes["T"] < tokens:
+            got, expected = f"shape {list(attention_mask.shape)}", f"[B, at least T] = [{batch}, at least {tokens}]"
+            raise mistake(name, "attention_mask", got, expected)
+        return attention_mask[:, sizes["T"] - tokens :]
+
+    def _check_state(self, state: Tensor | None, sequences: int) -> None:
+        """Raises ValueError for a state in the cache that is not of this number of sequences and of this layer's sizes."""
+        sizes = {"N": sequences, "HV": self.sizes.value_heads, "K": self.sizes.key_dim, "V": self.sizes.value_dim}
+        if state is not None:
+            check_shape(type(self).__name__, "past_key_values: recurrent_state", state, "N HV K V", sizes)
 
     def _qkv(
         self, x: Tensor, conv_state: tuple[Tensor, ...] | None, cu_seqlens: Tensor | None
