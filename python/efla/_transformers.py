@@ -64,6 +64,17 @@ class TransformersPatch:
         return "\n".join(lines)
 
 
+def transformers_for(feature: str) -> Any:
+    """Returns the module transformers. Raises ImportError where its version 5 is not installed, which `feature` needs."""
+    try:
+        transformers = importlib.import_module("transformers")
+    except ModuleNotFoundError as error:
+        raise ImportError(f"{feature}: transformers 5 is needed: {error}") from None
+    if int(transformers.__version__.split(".")[0]) < 5:
+        raise ImportError(f"{feature}: transformers 5 is needed, got {transformers.__version__}")
+    return transformers
+
+
 def patch_transformers() -> TransformersPatch:
     """Gives the models of transformers with a (gated or Kimi) delta rule the functions of this package, on CPUs and GPUs.
 
@@ -72,9 +83,9 @@ def patch_transformers() -> TransformersPatch:
 
     Returns:
         the patch, which prints what was replaced; undo(), or leaving a `with` block, puts it back. Raises ImportError where
-        transformers is not installed.
+        transformers 5 is not installed.
     """
-    transformers = importlib.import_module("transformers")
+    transformers = transformers_for("patch_transformers")
     patch = TransformersPatch(transformers.__version__)
     for model in _MODELS:
         try:

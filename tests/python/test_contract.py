@@ -115,6 +115,19 @@ class AnotherPyTorch(unittest.TestCase):
         self.assertIn(str(second), got.stderr)
 
 
+class WithoutTransformers(unittest.TestCase):
+    def test_what_needs_it_says_so(self):
+        for feature, use in (("patch_transformers", "efla.patch_transformers()"), ("efla.hf", "import efla.hf")):
+            for transformers, expected in (
+                ("None", "is needed: "),
+                ("types.SimpleNamespace(__version__='4.57.1')", "is needed, got 4.57.1"),
+            ):
+                program = f"import efla, sys, types; sys.modules['transformers'] = {transformers}; {use}"
+                got = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+                self.assertEqual(got.returncode, 1)
+                self.assertIn(f"\nImportError: {feature}: transformers 5 {expected}", got.stderr)
+
+
 class Implementations(unittest.TestCase):
     def test_are_those_of_the_operators_list(self):
         names = torch.ops.efla.delta_rule_implementations()

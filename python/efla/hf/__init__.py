@@ -9,10 +9,14 @@ from __future__ import annotations
 import os
 import pathlib
 
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from efla._transformers import transformers_for
 
-from efla.hf.configuration import DeltaNetConfig, EflaConfig, GatedDeltaNetConfig, KDAConfig
-from efla.hf.modeling import (
+transformers_for("efla.hf")
+
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM  # noqa: E402: a clear error first
+
+from efla.hf.configuration import DeltaNetConfig, EflaConfig, GatedDeltaNetConfig, KDAConfig  # noqa: E402
+from efla.hf.modeling import (  # noqa: E402
     DeltaNetForCausalLM,
     DeltaNetModel,
     EflaForCausalLM,
