@@ -50,10 +50,12 @@ parser.add_argument("--device", default="cpu")
 options = parser.parse_args()
 torch.manual_seed(1)
 text = torch.tensor(list(options.text.read_bytes()), device=options.device)
+if len(text) < 257:
+    parser.error(f"text: got {len(text)} bytes, expected at least 257, the stretch that a step trains on")
 model = Model(options.layer).to(options.device)
 optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3)
 for step in range(1, options.steps + 1):
-    rows = torch.stack([text[start : start + 257] for start in torch.randint(len(text) - 257, (8,))])
+    rows = torch.stack([text[start : start + 257] for start in torch.randint(len(text) - 256, (8,))])
     loss = functional.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
     optimiser.zero_grad()
     loss.backward()

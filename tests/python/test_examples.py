@@ -36,6 +36,18 @@ class TestExamples(unittest.TestCase):
         self.assertLess(float(last[0].split()[2]), 1.0, "nats per byte; log 256 = 5.5 without learning")
         self.assertIn(line[10:50], done.stdout[done.stdout.index((line * 2)[:64]) + 64 :])
 
+    def test_the_training_script_refuses_a_short_text(self):
+        with tempfile.TemporaryDirectory() as folder:
+            text = pathlib.Path(folder) / "text.txt"
+            for size, status in ((0, 2), (256, 2), (257, 0)):
+                text.write_text("a" * size)
+                command = [sys.executable, EXAMPLES / "train_bytes.py", text, "--steps", "1"]
+                done = subprocess.run(command, capture_output=True, text=True)
+                self.assertEqual(done.returncode, status, done.stderr)
+                if status:
+                    self.assertTrue(done.stderr.splitlines()[-1].startswith("train_bytes.py: error: text: got "), done.stderr)
+                    self.assertIn(f"got {size} bytes, expected at least 257", done.stderr)
+
 
 if __name__ == "__main__":
     unittest.main()
