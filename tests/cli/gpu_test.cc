@@ -246,7 +246,8 @@ TEST_F(GpuStudies, SequencesTrainInBfloat16AsOnTheCpu) {
   std::vector<std::vector<double>> curves;
   for (const char* device : {"cpu", "cuda"}) {
     const std::string out = path(std::string("mad-") + device);
-    run({"reproduce", "mad", "--scale", "tiny", "--tasks", "compression,fuzzy-recall", "--device", device, "--out", out});
+    run({"reproduce", "mad", "--scale", "tiny", "--tasks", "compression,fuzzy-recall", "--device", device, "--out",
+         out});
     const auto results = json::parse(read_text(out + "/results.json"));
     auto& all = curves.emplace_back();
     for (const auto& one : results.at("runs")) {

@@ -15,7 +15,10 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 
 from efla.hf.configuration import DeltaNetConfig, EflaConfig, GatedDeltaNetConfig, KDAConfig
 from efla.layers import RULES, Mixer, Sizes
-from efla.layers.named import _whole
+from efla.layers.named import whole
+
+# What transformers names the cache among a model's outputs; the first name is that of version 5.24 and later.
+_CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
 
 
 def _mixer(config: EflaConfig, layer: int) -> Mixer:
@@ -31,8 +34,8 @@ def _mixer(config: EflaConfig, layer: int) -> Mixer:
             config.hidden_size,
             config.num_heads,
             config.num_v_heads or config.num_heads,
-            _whole("config", "expand_k", config.expand_k * unit),
-            _whole("config", "expand_v", config.expand_v * unit),
+            whole("config", "expand_k", config.expand_k * unit),
+            whole("config", "expand_v", config.expand_v * unit),
         ),
         replace(
             rule,
@@ -71,7 +74,7 @@ class EflaAttention(nn.Module):
         super().__init__()
         attention, width = config.attention(), config.hidden_size
         self.heads, self.layer_idx, self.rope_theta = attention["num_heads"], layer, attention["rope_theta"]
-        self.head_dim = _whole("config", "hidden_size / (2 * num_heads)", width / (2 * self.heads)) * 2
+        self.head_dim = whole("config", "hidden_size / (2 * num_heads)", width / (2 * self.heads)) * 2
         keys = self.head_dim * attention["num_kv_heads"]
         self.q_proj = nn.Linear(width, width, bias=False)
         self.k_proj = nn.Linear(width, keys, bias=False)
@@ -179,9 +182,14 @@ class EflaModel(EflaPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         output_hidden_states: bool = False,
+        cache: Any = None,
         **_: Any,
     ) -> BaseModelOutputWithPast:
-        """input_ids [B, T] → last_hidden_state [B, T, D]. attention_mask [B, past + T], 0 for padding, on any side."""
+        """input_ids [B, T] → last_hidden_state [B, T, D]. attention_mask [B, past + T], 0 for padding, on any side.
+
+        cache is past_key_values, as transformers names it from 5.24 on.
+        """
+        past_key_values = cache if past_key_values is None else past_key_values
         x = self.embeddings(input_ids) if inputs_embeds is None else inputs_embeds
         use_cache = (self.config.use_cache and not self.training) if use_cache is None else use_cache
         if use_cache and past_key_values is None:
@@ -195,8 +203,8 @@ class EflaModel(EflaPreTrainedModel):
             hidden_states += (x,)
         return BaseModelOutputWithPast(
             last_hidden_state=self.norm(x),
-            past_key_values=past_key_values if use_cache else None,
             hidden_states=hidden_states if output_hidden_states else None,
+            **{_CACHE: past_key_values if use_cache else None},
         )
 
 
@@ -222,18 +230,18 @@ class EflaForCausalLM(EflaPreTrainedModel, GenerationMixin):  # type: ignore[mis
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         output_hidden_states: bool = False,
+        cache: Any = None,
         **more: Any,
     ) -> CausalLMOutputWithPast:
         """input_ids [B, T] → logits [B, T, vocab_size]; with labels [B, T] the mean loss of the next tokens, −100 left out."""
+        past_key_values = cache if past_key_values is None else past_key_values
         out = self.model(input_ids, attention_mask, past_key_values, inputs_embeds, use_cache, output_hidden_states)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(out.last_hidden_state[:, kept])
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.vocab_size, **more)
-        return CausalLMOutputWithPast(
-            loss=loss, logits=logits, past_key_values=out.past_key_values, hidden_states=out.hidden_states
-        )
+        return CausalLMOutputWithPast(loss=loss, logits=logits, hidden_states=out.hidden_states, **{_CACHE: getattr(out, _CACHE)})
 
 
 class DeltaNetModel(EflaModel):

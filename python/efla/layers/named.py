@@ -8,7 +8,7 @@ from dataclasses import replace
 from efla.layers.mixer import RULES, Mixer, Sizes
 
 
-def _whole(layer: str, argument: str, value: float) -> int:
+def whole(layer: str, argument: str, value: float) -> int:
     """`value` as a whole number, or ValueError."""
     if not math.isclose(value, round(value), rel_tol=1e-5):
         raise ValueError(f"{layer}: {argument}: got {value}, expected a whole number")
@@ -18,8 +18,8 @@ def _whole(layer: str, argument: str, value: float) -> int:
 def _of_width(layer: str, hidden_size: int, num_heads: int, expand_k: float, expand_v: float) -> Sizes:
     """The sizes of a mixer whose heads share hidden_size · expand."""
     keys, values = int(hidden_size * expand_k), int(hidden_size * expand_v)
-    key_dim = _whole(layer, "hidden_size * expand_k / num_heads", keys / num_heads)
-    value_dim = _whole(layer, "hidden_size * expand_v / num_heads", values / num_heads)
+    key_dim = whole(layer, "hidden_size * expand_k / num_heads", keys / num_heads)
+    value_dim = whole(layer, "hidden_size * expand_v / num_heads", values / num_heads)
     return Sizes(hidden_size, num_heads, num_heads, key_dim, value_dim)
 
 
@@ -27,7 +27,7 @@ def _of_heads(
     layer: str, hidden_size: int, head_dim: int, num_heads: int, num_v_heads: int | None, expand_v: float
 ) -> Sizes:
     """The sizes of a mixer whose heads have a size of their own."""
-    value_dim = _whole(layer, "head_dim * expand_v", head_dim * expand_v)
+    value_dim = whole(layer, "head_dim * expand_v", head_dim * expand_v)
     return Sizes(hidden_size, num_heads, num_v_heads or num_heads, head_dim, value_dim)
 
 
