@@ -182,11 +182,6 @@ void DurableEngine::fork(const std::string& name, const std::string& copy) {
   keep(copy);
 }
 
-void DurableEngine::rewind(const std::string& name, std::int64_t tokens) {
-  engine_->rewind(name, tokens);
-  keep(name);
-}
-
 void DurableEngine::load(const std::string& name, std::string_view bytes) {
   engine_->load(name, bytes);
   keep(name);

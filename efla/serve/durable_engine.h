@@ -37,7 +37,6 @@ class DurableEngine final : public Engine {
   std::vector<SessionInfo> sessions() const override { return engine_->sessions(); }
   SessionInfo session(const std::string& name) const override { return engine_->session(name); }
   void fork(const std::string& name, const std::string& copy) override;
-  void rewind(const std::string& name, std::int64_t tokens) override;
   std::string save(const std::string& name) const override { return engine_->save(name); }
   void load(const std::string& name, std::string_view bytes) override;
   void erase(const std::string& name) override;

@@ -50,11 +50,15 @@ struct SamplingOptions {
 };
 
 struct Request {
-  std::vector<std::int32_t> prompt;  // ids; empty only where a session is continued
+  std::vector<std::int32_t> prompt;  // ids; empty only where a session is continued or rewound
   std::string session = {};          // name of the session whose text the prompt continues; empty: an empty text
   // Name under which the state after the reply is stored, in place of an older one; empty: the state is dropped. The
   // name in `session` advances that session; a request that is cancelled or fails then leaves it as it was.
   std::string save_as = {};
+  // Rolls the text of `session` back by its last tokens, at most SessionInfo::rewindable, before save_as stores it: it
+  // is then as it was after the earlier tokens, with the same bits. 0: no. The request has no prompt and draws no
+  // token.
+  std::int64_t rewind = 0;
   // With save_as: the stored text ends with this text, in place of the stop string or the id that ended the reply. With
   // `stop` the request takes two slots.
   std::optional<std::string> end_turn = {};
@@ -143,7 +147,7 @@ class Listener {
 struct SessionInfo {
   std::string name;
   std::int64_t tokens = 0;      // of the text, prompts and replies
-  std::int64_t rewindable = 0;  // tokens that rewind can roll back
+  std::int64_t rewindable = 0;  // tokens that a request can roll back
   std::int64_t pending = 0;     // of the tokens, the last ones that the state has not seen: 1 after most requests
   std::size_t bytes = 0;        // of memory or file
   bool in_memory = true;        // otherwise in a file of EngineOptions::swap_folder
@@ -240,9 +244,6 @@ class Engine {
   virtual SessionInfo session(const std::string& name) const = 0;
   // Stores a copy under a second name; both share the memory. Throws Error if `copy` exists.
   virtual void fork(const std::string& name, const std::string& copy) = 0;
-  // Rolls the text back by its last `tokens`, 0 to rewindable: the session is then as it was after the earlier tokens,
-  // with the same bits.
-  virtual void rewind(const std::string& name, std::int64_t tokens) = 0;
   // Returns a session as the bytes of a file that `efla generate --load-session` reads too.
   virtual std::string save(const std::string& name) const = 0;
   // Stores a session from such bytes, in place of an older one. Throws IoError(content) for bytes that are not a

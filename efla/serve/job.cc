@@ -30,11 +30,12 @@ generate::SessionRecord extended(generate::SessionRecord record, std::span<const
 }
 
 Job::Job(RequestId id, Request given, std::shared_ptr<Listener> listener, std::shared_ptr<const StoredText> from,
-         const data::Tokenizer& tokenizer, std::int64_t vocab_size)
+         const std::optional<Replay>& replay, const data::Tokenizer& tokenizer, std::int64_t vocab_size)
     : id(id),
       request(std::move(given)),
       listener_(std::move(listener)),
       from_(std::move(from)),
+      replay_(replay),
       tokenizer_(tokenizer),
       prompt_tokens_(request.prompt.size()),
       ids_(std::exchange(request.prompt, {})),
@@ -49,7 +50,8 @@ Job::Job(RequestId id, Request given, std::shared_ptr<Listener> listener, std::s
     seen_.add(prompt_id);
     remember(prompt_id);
   }
-  if (from_) ids_.insert(ids_.begin(), from_->record.pending.begin(), from_->record.pending.end());
+  const bool whole = replay_ && ids_.empty();  // the state before is what a rewind of the whole request stores
+  if (from_ && !whole) ids_.insert(ids_.begin(), from_->record.pending.begin(), from_->record.pending.end());
   for (const auto last : last_ids_) decoder_.push(last);  // restores an unfinished character
 }
 
@@ -61,16 +63,24 @@ void Job::remember(std::int32_t drawn) {
 }
 
 std::size_t Job::prefill_size() const {
-  if (closing_ && ids_.empty()) return 0;
+  if (ids_.empty()) return 0;
   if (!draws()) return ids_.size() - 1;
   return prompt_tokens_ == 0 && ids_.size() == 1 ? 0 : ids_.size();
+}
+
+std::size_t Job::prefill_end() const {
+  return replay_ && fed < replay_->prefilled ? std::min(replay_->prefilled, prefill_size()) : prefill_size();
+}
+
+bool Job::replays() const {
+  return replay_ && fed >= replay_->prefilled && fed < replay_->prefilled + replay_->decoded && !decodes();
 }
 
 std::int64_t Job::state_tokens() const {
   return (from_ ? from_->state_tokens() : 0) + static_cast<std::int64_t>(before_ + fed + decoded_);
 }
 
-void Job::count_decoded(std::int64_t tokens) { decoded_ += static_cast<std::size_t>(tokens); }
+void Job::count_decoded(std::int64_t tokens) { (replays() ? fed : decoded_) += static_cast<std::size_t>(tokens); }
 
 std::span<const std::int32_t> Job::draft(std::int64_t most) {
   drawn_ = 0;
@@ -267,6 +277,7 @@ std::size_t Job::record_bytes() const {
 }
 
 std::shared_ptr<StoredText> Job::stored(std::shared_ptr<StoredState> state) const {
+  if (replay_ && ids_.empty()) return std::make_shared<StoredText>(*from_);
   auto text = std::make_shared<StoredText>();
   text->state = std::move(state);
   generate::SessionRecord before;
@@ -286,7 +297,7 @@ std::shared_ptr<StoredText> Job::stored(std::shared_ptr<StoredState> state) cons
     record.last_ids = last_ids_;
     record.seen = seen_.bits();
   }
-  const std::size_t drawn = closing_ ? 0 : reply_.size();  // since the last prompt
+  const std::uint64_t drawn = replay_ ? replay_->drawn : closing_ ? 0 : reply_.size();  // since the last prompt
   record.counters = {request.sampling.seed, drawn, static_cast<std::uint64_t>(state_tokens())};
   if (request.disposable) return text;
   auto start = std::make_shared<StoredText>();
@@ -295,8 +306,10 @@ std::shared_ptr<StoredText> Job::stored(std::shared_ptr<StoredState> state) cons
   text->before = std::move(start);
   since.shrink_to_fit();
   text->since = std::make_shared<StoredIds>(std::move(since));
-  text->prefilled = closing_ ? prefilled_ : fed;
-  text->decoded = closing_ ? before_ - prefilled_ : decoded_;
+  text->prefilled = replay_ ? std::min(replay_->prefilled, fed) : closing_ ? prefilled_ : fed;
+  text->decoded = replay_    ? std::min(replay_->decoded, fed - text->prefilled)
+                  : closing_ ? before_ - prefilled_
+                             : decoded_;
   return text;
 }
 

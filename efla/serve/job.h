@@ -35,11 +35,18 @@ inline std::int64_t slots_of(const Request& request) {
   return request.end_turn && !request.save_as.empty() && !request.stop.empty() ? 2 : 1;
 }
 
+// How the ids of a text were computed that a rewind computes again: the first ones were prefilled, the next ones
+// decoded, and the others prefilled.
+struct Replay {
+  std::size_t prefilled = 0, decoded = 0;
+  std::uint64_t drawn = 0;  // the stored record's counter
+};
+
 class Job {
  public:
-  // from: the text that the prompt continues, or null.
+  // from: the text that the prompt continues, or null. replay: of a rewind, whose prompt is ids to compute again.
   Job(RequestId id, Request request, std::shared_ptr<Listener> listener, std::shared_ptr<const StoredText> from,
-      const data::Tokenizer& tokenizer, std::int64_t vocab_size);
+      const std::optional<Replay>& replay, const data::Tokenizer& tokenizer, std::int64_t vocab_size);
 
   const RequestId id;
   Request request;  // without the prompt, which ids() has
@@ -47,7 +54,8 @@ class Job {
 
   // The ids before the reply that the state has not seen at the start: pending ones, then the prompt. All are
   // prefilled, except that a pending id without a prompt is decoded, and that without a reply the last one stays
-  // pending. Once the request closes: the ids that its stored text ends with, of which the last one stays pending.
+  // pending. A rewind decodes those that were drawn. Once the request closes: the ids that its stored text ends with,
+  // of which the last one stays pending.
   const std::vector<std::int32_t>& ids() const { return ids_; }
   const std::shared_ptr<const StoredText>& from() const { return from_; }
 
@@ -66,7 +74,9 @@ class Job {
   bool draws() const { return request.max_tokens > 0 && !closing_; }
   bool decodes() const { return fed >= prefill_size(); }
   std::size_t prefill_size() const;  // of ids that are prefilled
-  std::int32_t next_id() const { return reply_.empty() ? ids_.back() : reply_.back(); }
+  std::size_t prefill_end() const;   // where the ids end that can be prefilled together
+  bool replays() const;              // whether the next of ids() is decoded, because it was drawn
+  std::int32_t next_id() const { return replays() ? ids_[fed] : reply_.empty() ? ids_.back() : reply_.back(); }
   std::int64_t state_tokens() const;  // tokens of the text that the state has seen
   void count_decoded(std::int64_t tokens);
 
@@ -124,6 +134,7 @@ class Job {
 
   std::shared_ptr<Listener> listener_;
   std::shared_ptr<const StoredText> from_;
+  const std::optional<Replay> replay_;
   const data::Tokenizer& tokenizer_;
   std::size_t prompt_tokens_;
   std::vector<std::int32_t> ids_, reply_;

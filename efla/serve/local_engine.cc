@@ -103,6 +103,7 @@ void LocalEngine::check(const Request& request) const {
           "at most " + std::to_string(kMaxLogprobs));
   require(slots_of(request) <= states_.slots(), "state_memory", options_.state_memory,
           "at least the bytes of two states, because the stored text may end before a stop string");
+  require(request.rewind >= 0, "rewind", request.rewind, "a count of tokens");
   const auto check_ids = [&](const char* field, const std::vector<std::int32_t>& ids) {
     const auto wrong = std::find_if(ids.begin(), ids.end(), [&](auto id) { return id < 0 || id >= drawable_; });
     if (wrong == ids.end()) return;
@@ -125,10 +126,17 @@ void LocalEngine::require_places(std::int64_t places) const {
 
 RequestId LocalEngine::submit(Request request, std::shared_ptr<Listener> listener) {
   check(request);
-  std::shared_ptr<const StoredText> from;
-  if (!request.session.empty()) from = store_.get(request.session);
-  Require("request")(!request.prompt.empty() || (from && !from->record.pending.empty()), "prompt", "no tokens",
-                     "at least one, or a session whose text continues");
+  std::shared_ptr<const StoredText> text;
+  if (!request.session.empty()) text = store_.get(request.session);
+  auto from = text;
+  std::optional<Replay> replay;
+  if (request.rewind > 0) {
+    replay = prepare_rewind(request, text.get());
+    from = text->before;
+  } else {
+    Require("request")(!request.prompt.empty() || (from && !from->record.pending.empty()), "prompt", "no tokens",
+                       "at least one, or a session whose text continues");
+  }
   const std::string save_as = request.save_as;
   const std::int64_t places = request.places;
   const bool cacheable = !from && !request.echo && options_.cache_memory > 0;
@@ -139,12 +147,12 @@ RequestId LocalEngine::submit(Request request, std::shared_ptr<Listener> listene
     require_places(places);  // before others make room for what it will store
     id = next_id_++;
   }
-  auto job = std::make_unique<Job>(id, std::move(request), std::move(listener), std::move(from), *tokenizer_,
+  auto job = std::make_unique<Job>(id, std::move(request), std::move(listener), std::move(from), replay, *tokenizer_,
                                    info_.vocab_size);
   job->names = std::move(names);
   if (!save_as.empty()) store_.reserve(save_as, info_.session_bytes + job->record_bytes());
   try {
-    if (!save_as.empty() && save_as == job->request.session && store_.peek(save_as) != job->from()) {
+    if (!save_as.empty() && save_as == job->request.session && store_.peek(save_as) != text) {
       throw SessionInUse("engine", "session", "'" + save_as + "', which another request advanced meanwhile",
                          "a session that no request advances");
     }

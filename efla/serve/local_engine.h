@@ -37,7 +37,6 @@ class LocalEngine final : public Engine {
   std::vector<SessionInfo> sessions() const override { return store_.list(); }
   SessionInfo session(const std::string& name) const override { return store_.info(name); }
   void fork(const std::string& name, const std::string& copy) override { store_.fork(name, copy); }
-  void rewind(const std::string& name, std::int64_t tokens) override;
   std::string save(const std::string& name) const override;
   void load(const std::string& name, std::string_view bytes) override;
   void erase(const std::string& name) override { store_.erase(name); }
@@ -64,6 +63,7 @@ class LocalEngine final : public Engine {
 
   void check(const Request& request) const;
   void require_places(std::int64_t places) const;
+  static Replay prepare_rewind(Request& request, const StoredText* text);
   void run();
   void end_waiting_and_running();
   void admit();
@@ -83,7 +83,6 @@ class LocalEngine final : public Engine {
   void close(Job& job);
   void end(Jobs::iterator job);
   void forget_clients();
-  std::shared_ptr<StoredText> rewound(const StoredText& text, std::int64_t tokens);
 
   const EngineOptions options_;
   const std::unique_ptr<data::Tokenizer> tokenizer_;
@@ -93,7 +92,6 @@ class LocalEngine final : public Engine {
   ThreadPool pool_;
   SessionStore store_;
 
-  std::mutex model_mutex_;  // of model_ and pool_
   nn::StatePool states_;
   std::vector<std::int64_t> free_slots_;
   PrefixCache cache_;

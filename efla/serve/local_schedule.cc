@@ -56,7 +56,7 @@ void LocalEngine::admit() {
 std::int64_t LocalEngine::piece_of(const Job& job, std::int64_t begin) const {
   const std::int64_t before = job.state_tokens() - static_cast<std::int64_t>(job.fed);
   const std::int64_t cut = nn::kCutTokens - (before + begin) % nn::kCutTokens;
-  return std::min(cut, static_cast<std::int64_t>(job.prefill_size()) - begin);
+  return std::min(cut, static_cast<std::int64_t>(job.prefill_end()) - begin);
 }
 
 // Returns how many ids of prompts the next step takes.
@@ -74,14 +74,14 @@ void LocalEngine::distribute_prompts(Step& step) {
   };
   std::vector<Prompt> prompts;
   for (const auto& job : running_) {
-    if (!job->decodes()) prompts.push_back({job.get(), 0});
+    if (!job->decodes() && !job->replays()) prompts.push_back({job.get(), 0});
   }
   const auto done = [](const Prompt& prompt) {
     const auto& job = *prompt.job;
     const std::size_t end = job.fed + static_cast<std::size_t>(prompt.tokens);
     // A state that the cache wants is taken at the end of a step.
     const auto stored = [&](std::size_t n) { return n * nn::kCutTokens == end; };
-    return end >= job.prefill_size() || (prompt.tokens > 0 && std::any_of(job.store.begin(), job.store.end(), stored));
+    return end >= job.prefill_end() || (prompt.tokens > 0 && std::any_of(job.store.begin(), job.store.end(), stored));
   };
   for (std::int64_t left = prompt_tokens(); left > 0;) {
     const auto key = [&](const Prompt& prompt) {
@@ -113,11 +113,12 @@ void LocalEngine::distribute_prompts(Step& step) {
   }
 }
 
-// Decodes a token of every reply, and drafts where reading the weights, once for all rows, takes longer than the rows.
+// Decodes a token of every reply and of every rewind that computes a reply again, and drafts where reading the weights,
+// once for all rows, takes longer than the rows.
 void LocalEngine::decode_replies(Step& step) {
   std::vector<std::pair<Job*, std::span<const std::int32_t>>> replies;
   for (const auto& job : running_) {
-    if (job->decodes()) replies.emplace_back(job.get(), std::span<const std::int32_t>());
+    if (job->decodes() || job->replays()) replies.emplace_back(job.get(), std::span<const std::int32_t>());
   }
   if (replies.empty()) return;
   const auto count = static_cast<std::int64_t>(replies.size());
@@ -129,7 +130,7 @@ void LocalEngine::decode_replies(Step& step) {
     step.runs.push_back({job->slot, job->state_tokens(), static_cast<std::int64_t>(draft.size()) + 1, true});
     step.jobs.push_back(job);
     if (!draft.empty()) step.drafts.push_back(step.jobs.size() - 1);
-    step.rows.push_back({job, static_cast<std::int64_t>(step.ids.size()), std::nullopt});
+    if (job->draws()) step.rows.push_back({job, static_cast<std::int64_t>(step.ids.size()), std::nullopt});
     step.ids.push_back(job->next_id());
     for (const auto id : draft) {
       step.rows.push_back({job, static_cast<std::int64_t>(step.ids.size()), std::nullopt, true});

@@ -15,66 +15,24 @@ constexpr std::uint64_t kMostTokens = std::uint64_t{1} << 53;  // of a text in a
 
 }  // namespace
 
-// Returns a text without its last tokens: the state before its last request, advanced again by the ids that stay.
-std::shared_ptr<StoredText> LocalEngine::rewound(const StoredText& text, std::int64_t tokens) {
-  const auto& before = *text.before;
-  const std::size_t kept = text.since->size() - static_cast<std::size_t>(tokens),
-                    pending = before.record.pending.size();
-  if (kept == pending) return std::make_shared<StoredText>(before);
-  auto result = std::make_shared<StoredText>(text);
-  std::vector<std::int32_t> since(text.since->size());
-  text.since->copy_to(since);
-  since.resize(kept);
-  result->prefilled = std::min(text.prefilled, kept - 1);
-  result->decoded = std::min(text.decoded, kept - 1 - result->prefilled);
-
-  nn::StatePool scratch(1, model_.state_floats());
-  const auto slot = scratch.slot(0);
-  std::fill(slot.begin(), slot.end(), 0.0F);
-  if (before.state) before.state->copy_to(slot);
-  std::vector<float> hidden;
-  const std::int64_t first = before.state_tokens();
-  for (std::size_t at = 0; at + 1 < kept;) {
-    const std::size_t reply_end = result->prefilled + result->decoded;
-    const bool decode = at >= result->prefilled && at < reply_end;
-    const std::size_t end = at < result->prefilled ? result->prefilled : kept - 1;
-    const std::int64_t begin = first + static_cast<std::int64_t>(at);
-    // Pieces end at cuts of the text, as when the ids were computed first.
-    const std::int64_t room = options_.step_tokens - begin % nn::kCutTokens;
-    const std::int64_t count = decode ? 1 : std::min<std::int64_t>(room, static_cast<std::int64_t>(end - at));
-    const nn::TextRun run{0, begin, count, decode};
-    hidden.resize(static_cast<std::size_t>(count * model_.config().hidden_size));
-    const std::lock_guard lock(model_mutex_);
-    model_.advance(std::span(since).subspan(at, static_cast<std::size_t>(count)), {&run, 1}, scratch,
-                   View<float, 2>::contiguous(hidden.data(), {count, model_.config().hidden_size}), pool_);
-    at += static_cast<std::size_t>(count);
-  }
-  result->state = std::make_shared<StoredState>(std::vector<float>(slot.begin(), slot.end()));
-
-  auto& record = result->record;
-  record = extended(before.record, std::span(since).subspan(pending), *tokenizer_);
-  record.counters[0] = text.record.counters[0];
-  record.counters[1] = text.record.counters[1] - std::min(text.record.counters[1], static_cast<std::uint64_t>(tokens));
-  record.counters[2] = static_cast<std::uint64_t>(first) + kept - 1;
-  record.pending = {since.back()};
-  record.held.clear();
-  result->since = std::make_shared<StoredIds>(std::move(since));
-  return result;
-}
-
-void LocalEngine::rewind(const std::string& name, std::int64_t tokens) {
-  store_.reserve(name, tokens > 0 ? info_.session_bytes : 0);  // the state before, which forks may share, stays
-  std::shared_ptr<StoredText> shorter;
-  try {
-    const auto text = store_.get(name);
-    Require("engine")(tokens >= 0 && tokens <= text->rewindable(), "tokens", tokens,
-                      "0 to " + std::to_string(text->rewindable()) + ", the tokens since the last request began");
-    if (tokens > 0) shorter = rewound(*text, tokens);
-  } catch (...) {
-    store_.release(name, nullptr, false);
-    throw;
-  }
-  store_.release(name, std::move(shorter), false);
+// Makes a request that rewinds a text one that starts before the text's last request and computes again the ids that
+// stay. Returns how they were computed.
+Replay LocalEngine::prepare_rewind(Request& request, const StoredText* text) {
+  const Require require("request");
+  require(request.prompt.empty(), "prompt", std::to_string(request.prompt.size()) + " tokens", "none with rewind");
+  const std::int64_t most = text == nullptr ? 0 : text->rewindable();
+  require(request.rewind <= most, "tokens", request.rewind,
+          "0 to " + std::to_string(most) + ", the tokens since the last request began");
+  request.prompt.resize(text->since->size());
+  text->since->copy_to(request.prompt);
+  request.prompt.resize(request.prompt.size() - static_cast<std::size_t>(request.rewind));
+  request.prompt.erase(request.prompt.begin(), request.prompt.begin() + std::ssize(text->before->record.pending));
+  request.max_tokens = 0;
+  request.sampling.seed = text->record.counters[0];
+  request.end_turn.reset();
+  request.echo = false;
+  const auto drawn = text->record.counters[1];
+  return {text->prefilled, text->decoded, drawn - std::min(drawn, static_cast<std::uint64_t>(request.rewind))};
 }
 
 std::string LocalEngine::save(const std::string& name) const {

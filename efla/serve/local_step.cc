@@ -34,12 +34,8 @@ void LocalEngine::end_if_fed(Job& job) {
 void LocalEngine::compute(const Step& step) {
   const std::int64_t width = model_.config().hidden_size;
   const auto hidden = rows_of(hidden_, static_cast<std::int64_t>(step.ids.size()), width);
-  Clock::time_point start;
-  {
-    const std::lock_guard lock(model_mutex_);
-    start = Clock::now();
-    model_.advance(step.ids, step.runs, states_, hidden, pool_, &drafts_);
-  }
+  const auto start = Clock::now();
+  model_.advance(step.ids, step.runs, states_, hidden, pool_, &drafts_);
   bool reads = false;  // prompts
   for (std::size_t i = 0; i < step.runs.size(); ++i) {
     if (step.runs[i].decode) {
@@ -72,10 +68,7 @@ void LocalEngine::end_drafts(const Step& step) {
     if (job.ended == FinishReason::error) continue;
     const std::int64_t drawn = job.end_draft();
     job.count_decoded(drawn);
-    {
-      const std::lock_guard lock(model_mutex_);
-      model_.accept(drafts_[i], drawn, states_, pool_);
-    }
+    model_.accept(drafts_[i], drawn, states_, pool_);
     if (job.must_keep_state()) keep_state(job);
     const std::lock_guard lock(mutex_);
     statistics_.drafted_tokens += static_cast<std::uint64_t>(step.runs[step.drafts[i]].tokens - 1);
@@ -105,17 +98,14 @@ void LocalEngine::take_logits(std::span<const Row> rows) {
     std::copy_n(hidden_.data() + rows[static_cast<std::size_t>(i)].row * width, width, picked.at(i));
   }
   std::vector<Outcome> outcomes(rows.size());
-  {
-    const std::lock_guard lock(model_mutex_);
-    model_.logits(picked, logits, pool_);
-    pool_.run(count, [&](std::int64_t i, int) {
-      const auto& row = rows[static_cast<std::size_t>(i)];
-      if (row.drafted) return;
-      const std::span<float> own(logits.at(i), static_cast<std::size_t>(vocab));
-      outcomes[static_cast<std::size_t>(i)] =
-          row.scored ? row.job->score(own, drawable_, *row.scored) : row.job->draw(own, drawable_);
-    });
-  }
+  model_.logits(picked, logits, pool_);
+  pool_.run(count, [&](std::int64_t i, int) {
+    const auto& row = rows[static_cast<std::size_t>(i)];
+    if (row.drafted) return;
+    const std::span<float> own(logits.at(i), static_cast<std::size_t>(vocab));
+    outcomes[static_cast<std::size_t>(i)] =
+        row.scored ? row.job->score(own, drawable_, *row.scored) : row.job->draw(own, drawable_);
+  });
   for (std::size_t i = 0; i < rows.size(); ++i) {
     Job& job = *rows[i].job;
     if (job.ended) continue;

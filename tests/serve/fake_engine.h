@@ -74,9 +74,16 @@ class FakeEngine : public Engine {
       throw QueueFull("full");
     }
     if (!request.session.empty()) require(request.session);
+    if (request.rewind > 0) {
+      if (std::cmp_greater(request.rewind, sessions_.at(request.session).size())) {
+        throw Error("serve", "tokens", std::to_string(request.rewind), "fewer");
+      }
+      request.max_tokens = 0;
+    }
     last_ = request;
     auto& job = jobs_[++id_];
     if (!request.session.empty()) job.text = sessions_.at(request.session);
+    job.text.resize(job.text.size() - static_cast<std::size_t>(request.rewind));
     job.old = job.text.size();
     job.text.insert(job.text.end(), request.prompt.begin(), request.prompt.end());
     job.request = std::move(request);
@@ -107,13 +114,6 @@ class FakeEngine : public Engine {
     require(name);
     if (sessions_.contains(copy)) throw Error("serve", "copy", copy, "a new name");
     sessions_[copy] = sessions_.at(name);
-  }
-  void rewind(const std::string& name, std::int64_t tokens) override {
-    const std::lock_guard lock(mutex_);
-    require(name);
-    auto& ids = sessions_.at(name);
-    if (std::cmp_greater(tokens, ids.size())) throw Error("serve", "tokens", std::to_string(tokens), "fewer");
-    ids.resize(ids.size() - static_cast<std::size_t>(tokens));
   }
   std::string save(const std::string& name) const override { return "state:" + text_of_checked(name); }
   void load(const std::string& name, std::string_view bytes) override {

@@ -469,10 +469,32 @@ TEST_F(ServiceTest, ASubmissionThatTakesLongStopsNoStream) {
   engine_->submitting = [&] {
     if (std::exchange(first, false)) return;
     const auto steps = engine_->steps.load();  // of the first reply, which streams
-    EXPECT_TRUE(soon([&] { return engine_->steps > steps + 5; }));
+    EXPECT_TRUE(soon([&] { return engine_->steps > steps + 5 || engine_->statistics().running == 0; }));
   };
   const auto events = stream("/v1/completions", {{"prompt", {"a", "b"}}, {"max_tokens", 20}, {"stream", true}});
   EXPECT_EQ(events.size(), 42U);
+}
+
+TEST_F(ServiceTest, ARewindKeepsNobodyWaitingAndEndsWhenItsClientLeaves) {
+  start();
+  post("/v1/sessions", {{"name", "book"}, {"prompt", "Once"}}, 201);
+  EXPECT_EQ(post("/v1/sessions/book/rewind", {{"tokens", 0}})["tokens"], 4);
+  EXPECT_EQ(post("/v1/sessions/book/rewind", {{"tokens", 5}}, 400)["error"]["param"], "tokens");
+  engine_->prefill = 60'000ms;
+  HttpClient client(port_);
+  client.send_post("/v1/sessions/book/rewind", R"({"tokens": 1})");
+  EXPECT_TRUE(soon([&] { return engine_->statistics().running == 1; }));
+  engine_->prefill = 0ms;
+  post("/v1/completions", {{"prompt", "a"}});
+  client.close();
+  EXPECT_TRUE(soon([&] { return engine_->cancelled == 1; }));
+  EXPECT_EQ(engine_->text_of("book"), "Once");
+  engine_->prefill = 60'000ms;
+  HttpClient last(port_);
+  last.send_post("/v1/sessions/book/rewind", R"({"tokens": 1})");
+  EXPECT_TRUE(soon([&] { return engine_->statistics().running == 1; }));
+  stop(0ms);
+  EXPECT_EQ(engine_->cancelled, 2);
 }
 
 TEST_F(ServiceTest, DeadlinesEndReplies) {

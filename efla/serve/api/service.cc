@@ -113,6 +113,7 @@ class Service::Implementation {
   void tokenizer_info(Call& call);
   void list_sessions(Call& call);
   void create_session(Call& call);
+  void store(Call& call, const std::string& name, Request made, int status);
   void session(Call& call) { reply(call, session_reply(call, call.name)); }
   void delete_session(Call& call);
   void fork(Call& call);
@@ -332,17 +333,22 @@ void Service::Implementation::create_session(Call& call) {
       encode_prompt(context_, *request.prompt, request.bos.value_or(context_.options.bos), made.session, "prompt");
   made.save_as = name;
   made.max_tokens = 0;
-  made.client = call.client;
   call.request.body = {};
+  store(call, request.name, std::move(made), 201);
+}
+
+// Submits a request that stores a session, and replies with the session.
+void Service::Implementation::store(Call& call, const std::string& name, Request made, int status) {
+  made.client = call.client;
   const auto id = context_.engine.submit(
       std::move(made),
       std::make_shared<Continuation>(
-          [this, call, name = request.name, place = take_place(context_, call.client)](const Finish& finish) mutable {
-            context_.work([this, call, name, finish, place]() mutable {
+          [this, call, name, status, place = take_place(context_, call.client)](const Finish& finish) mutable {
+            context_.work([this, call, name, status, finish, place]() mutable {
               try {
                 if (finish.reason == FinishReason::error) throw ApiError(500, finish.error);
                 if (finish.reason == FinishReason::cancelled) throw ApiError(503, "the request was cancelled");
-                reply(call, session_reply(call, name, 201));
+                reply(call, session_reply(call, name, status));
               } catch (...) {
                 reply(call, to_reply(current_error()));
               }
@@ -376,8 +382,11 @@ void Service::Implementation::fork(Call& call) {
 
 void Service::Implementation::rewind(Call& call) {
   const auto tokens = parse_rewind(parse_body(call.request.body));
-  context_.engine.rewind(engine_name(call.client, call.name), tokens);
-  reply(call, session_reply(call, call.name));
+  if (tokens == 0) return reply(call, session_reply(call, call.name));
+  Request made;
+  made.session = made.save_as = engine_name(call.client, call.name);
+  made.rewind = tokens;
+  store(call, call.name, std::move(made), 200);
 }
 
 void Service::Implementation::upload(Call& call) {

@@ -30,7 +30,7 @@ TEST_F(DurableSessions, AreInFilesAfterEveryChange) {
   reply(*engine, in_session(request_of("Once upon", 5), "", "text"));
   engine->fork("text", "copy");
   reply(*engine, in_session(request_of(" a time", 9), "text", "text"));
-  engine->rewind("text", 4);
+  rewind(*engine, "text", 4);
   engine->load("loaded", engine->save("copy"));
   reply(*engine, in_session(request_of("x", 1), "", "erased"));
   EXPECT_TRUE(has_file("erased"));
@@ -142,7 +142,7 @@ TEST_F(DurableSessions, AFileThatCannotBeWrittenIsSaid) {
   EXPECT_NE(record.error.find("text is stored, but not in a file"), std::string::npos) << record.error;
   EXPECT_EQ(record.ids.size(), 5U);
   try {
-    engine->rewind("text", 1);
+    rewind(*engine, "text", 1);
     FAIL() << "the file was written";
   } catch (const std::runtime_error& error) {
     EXPECT_NE(std::string(error.what()).find("text is stored, but not in a file"), std::string::npos) << error.what();

@@ -116,6 +116,20 @@ inline Record reply(Engine& engine, Request request) {
   return recorder->record();
 }
 
+// Returns a request that rolls a session back.
+inline Request rewind_of(const std::string& name, std::int64_t tokens) {
+  Request request;
+  request.session = request.save_as = name;
+  request.rewind = tokens;
+  return request;
+}
+
+inline void rewind(Engine& engine, const std::string& name, std::int64_t tokens) {
+  if (const auto record = reply(engine, rewind_of(name, tokens)); record.reason != FinishReason::length) {
+    throw std::runtime_error(record.error);
+  }
+}
+
 inline std::vector<std::int32_t> ids_of(std::string_view text) {
   std::vector<std::int32_t> ids;
   for (const char c : text) ids.push_back(static_cast<std::uint8_t>(c));

@@ -1,4 +1,4 @@
-// Random schedules: every reply has the bits of the same request alone.
+// Random schedules: every reply, and every rewind, has the bits of the same request alone.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -62,16 +62,21 @@ std::map<std::string, std::string> saved(Engine& engine) {
   return all;
 }
 
+// Returns a part of the session's last request: of its reply, or of its prompt too.
+std::int64_t tokens_to_rewind(const SessionInfo& session) { return (session.rewindable + 2) / 3; }
+
 TEST(Schedule, EveryReplyHasTheBitsOfTheSameRequestAlone) {
   const auto slot = tiny_engine()->info().session_bytes;
   const auto requests = random_requests(1);
   std::vector<Record> alone;
-  std::map<std::string, std::string> sessions;
+  std::map<std::string, std::string> sessions, rewound;
   {
     const auto engine =
         tiny_engine({.state_memory = 2 * slot, .cache_memory = 0, .draft_tokens = 0, .step_tokens = 64, .threads = 1});
     for (const auto& request : requests) alone.push_back(reply(*engine, request));
     sessions = saved(*engine);
+    for (const auto& session : engine->sessions()) rewind(*engine, session.name, tokens_to_rewind(session));
+    rewound = saved(*engine);
   }
   EXPECT_EQ(sessions.size(), 3U);
   for (const auto& record : alone) EXPECT_EQ(record.error, "");
@@ -115,6 +120,18 @@ TEST(Schedule, EveryReplyHasTheBitsOfTheSameRequestAlone) {
     }
     for (int i = 0; i < kRequests; ++i) EXPECT_EQ(recorders[i]->record(), alone[i]) << "schedule " << seed << " " << i;
     EXPECT_EQ(saved(*engine), sessions) << "schedule " << seed;
+    recorders.clear();
+    for (const auto& session : engine->sessions()) {
+      Request noise = requests[random.below(kRequests)];
+      noise.session = noise.save_as = "";
+      if (noise.prompt.empty()) noise.prompt = {1};
+      for (const auto& request : {noise, rewind_of(session.name, tokens_to_rewind(session))}) {
+        recorders.push_back(std::make_shared<Recorder>());
+        engine->submit(request, recorders.back());
+      }
+    }
+    for (const auto& recorder : recorders) EXPECT_EQ(recorder->record().error, "");
+    EXPECT_EQ(saved(*engine), rewound) << "schedule " << seed;
     hits += engine->statistics().cache_hits;
   }
   EXPECT_GT(hits, 0U);

@@ -29,17 +29,39 @@ TEST(EngineSessions, RewindingGivesTheSessionThatWas) {
   reply(*engine, in_session(request_of(second, 12), "text", "text"));
   EXPECT_EQ(engine->session("text").tokens, 150 + 9 + 90 + 12);
   EXPECT_EQ(engine->session("text").rewindable, 90 + 12);
-  engine->rewind("text", 0);
   for (const std::int64_t drawn : {6, 1, 0}) {
-    engine->rewind("text", engine->session("text").rewindable - 90 - drawn);
+    rewind(*engine, "text", engine->session("text").rewindable - 90 - drawn);
     EXPECT_EQ(engine->save("text"), engine->save("shorter" + std::to_string(drawn))) << drawn;
   }
-  engine->rewind("text", 20);  // into the prompt
+  rewind(*engine, "text", 20);  // into the prompt
   EXPECT_EQ(engine->session("text").rewindable, 70);
-  engine->rewind("text", 70);
+  rewind(*engine, "text", 70);
   EXPECT_EQ(engine->save("text"), engine->save("before"));
   EXPECT_EQ(engine->session("text").rewindable, 0);
-  test::expect_error([&] { engine->rewind("text", 1); }, "tokens", "expected 0 to 0");
+  test::expect_error([&] { rewind(*engine, "text", 1); }, "tokens", "expected 0 to 0");
+}
+
+TEST(EngineSessions, ARewindIsARequestLikeOthers) {
+  const auto engine = tiny_engine({.step_tokens = 64});
+  reply(*engine, in_session(request_of(std::string(1 << 16, 'a'), 2), "", "text"));
+  const auto before = engine->save("text");
+  const auto recorder = std::make_shared<Recorder>();
+  const auto id = engine->submit(rewind_of("text", 3), recorder);
+  EXPECT_TRUE(engine->session("text").in_use);
+  EXPECT_EQ(reply(*engine, request_of("short", 4)).ids.size(), 4U);
+  EXPECT_FALSE(recorder->ended());
+  engine->cancel(id);
+  EXPECT_EQ(recorder->record().reason, FinishReason::cancelled);
+  EXPECT_EQ(engine->save("text"), before);
+  EXPECT_FALSE(engine->session("text").in_use);
+  auto prompt = rewind_of("text", 3);
+  prompt.prompt = {'a'};
+  test::expect_error([&] { engine->submit(prompt, recorder); }, "prompt", "none with rewind");
+  auto other = rewind_of("text", engine->session("text").rewindable);
+  other.save_as = "empty";
+  reply(*engine, other);
+  EXPECT_EQ(engine->session("empty").tokens, 0);
+  EXPECT_EQ(engine->save("text"), before);
 }
 
 // Log-probabilities of a fixed text after a session.
@@ -102,7 +124,7 @@ TEST(EngineSessions, ATurnEndsInPlaceOfWhatEndedTheReply) {
       if (end.size() > 1) {
         request.end_turn = end.substr(0, end.size() - 2);
         reply(*engine, in_session(request, "", "shorter"));
-        engine->rewind("closed", 2);
+        rewind(*engine, "closed", 2);
         EXPECT_EQ(engine->save("closed"), engine->save("shorter")) << rest;
       }
     }
@@ -148,7 +170,7 @@ TEST(EngineSessions, ASessionThatIsAdvancedIsLockedAndKeptIfTheRequestIsCancelle
   EXPECT_THROW(engine->submit(in_session(request_of("x", 1), "one", "one"), std::make_shared<Recorder>()),
                SessionInUse);
   EXPECT_THROW(engine->erase("one"), SessionInUse);
-  EXPECT_THROW(engine->rewind("one", 1), SessionInUse);
+  EXPECT_THROW(rewind(*engine, "one", 1), SessionInUse);
   EXPECT_THROW(engine->make_disposable("one"), SessionInUse);
   EXPECT_EQ(reply(*engine, in_session(request_of("x", 3), "one", "two")).ids.size(), 3U);  // reading is allowed
   engine->cancel(id);
@@ -235,17 +257,17 @@ TEST(EngineSessions, RewindingAForkStaysWithinTheMemory) {
     engine.fork("text", "c");
   };
   make(*unbounded);
-  unbounded->rewind("b", 2);
-  unbounded->rewind("c", 3);
+  rewind(*unbounded, "b", 2);
+  rewind(*unbounded, "c", 3);
 
   const auto engine = tiny_engine({.session_memory = 2 * slot + records});
   make(*engine);
-  engine->rewind("b", 2);
-  EXPECT_THROW(engine->rewind("c", 3), NoRoom);  // a third state
+  rewind(*engine, "b", 2);
+  EXPECT_THROW(rewind(*engine, "c", 3), NoRoom);  // a third state
   EXPECT_EQ(engine->save("c"), engine->save("text"));
   EXPECT_FALSE(engine->session("c").in_use);
   engine->erase("b");
-  engine->rewind("c", 3);
+  rewind(*engine, "c", 3);
   EXPECT_EQ(engine->save("c"), unbounded->save("c"));
   EXPECT_EQ(engine->save("text"), unbounded->save("text"));
   EXPECT_LE(engine->statistics().session_bytes, 2 * slot + records);
@@ -253,8 +275,8 @@ TEST(EngineSessions, RewindingAForkStaysWithinTheMemory) {
   const test::TempFolder folder;
   const auto swapping = tiny_engine({.session_memory = slot + records, .swap_folder = folder.path()});
   make(*swapping);
-  swapping->rewind("b", 2);
-  swapping->rewind("c", 3);
+  rewind(*swapping, "b", 2);
+  rewind(*swapping, "c", 3);
   for (const std::string name : {"text", "b", "c"}) EXPECT_EQ(swapping->save(name), unbounded->save(name)) << name;
   EXPECT_LE(swapping->statistics().session_bytes, slot + records);
 }
@@ -295,7 +317,7 @@ TEST(EngineSessions, IdsOfTextsCountAsSessionMemory) {
   reply(*swapping, in_session(request_of("x", 3), "", "d"));
   EXPECT_EQ(swapping->statistics().swapped_bytes, 3 * (slot + (ids + 3) * sizeof(std::int32_t)));
   EXPECT_LE(swapping->statistics().session_bytes, 2 * slot);
-  swapping->rewind("a", 3);
+  rewind(*swapping, "a", 3);
   EXPECT_EQ(swapping->session("a").tokens, static_cast<std::int64_t>(ids));
 }
 
