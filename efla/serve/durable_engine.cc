@@ -135,7 +135,7 @@ std::set<std::string> DurableEngine::remove_dropped() {
   return failed;
 }
 
-// Keeps a session and calls `then`, on another thread if that has not ended.
+// Keeps a session and then calls `then`: on the thread that writes, or on this thread once that one has stopped.
 void DurableEngine::keep_later(const std::string& name, std::function<void(const std::string& error)> then) {
   auto task = [this, name, then = std::move(then)] {
     std::string error;

@@ -185,7 +185,7 @@ Statistics LocalEngine::statistics() const {
 }
 
 // Ends requests that were cancelled or are late.
-void LocalEngine::end_waiting_and_running() {
+void LocalEngine::end_cancelled_and_late() {
   Jobs over;
   {
     const std::lock_guard lock(mutex_);
@@ -229,7 +229,7 @@ void LocalEngine::begin(Job& job) {
   } else {
     std::fill(slot.begin(), slot.end(), 0.0F);
   }
-  job.store = plan.store;
+  job.store = plan.store_after;
   job.served = client_served_.contains(job.request.client) ? client_served_[job.request.client] : 0;
   job.begin_echo();
   end_if_fed(job);
@@ -290,7 +290,7 @@ void LocalEngine::run() {
       changed_.wait(lock, wanted);
       if (stopping_ && waiting_.empty() && running_.empty()) return;
     }
-    end_waiting_and_running();
+    end_cancelled_and_late();
     admit();
     const Step step = plan();
     if (!step.ids.empty()) {

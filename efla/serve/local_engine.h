@@ -65,7 +65,7 @@ class LocalEngine final : public Engine {
   void require_places(std::int64_t places) const;
   static Replay prepare_rewind(Request& request, const StoredText* text);
   void run();
-  void end_waiting_and_running();
+  void end_cancelled_and_late();
   void admit();
   void begin(Job& job);
   Step plan();

@@ -61,7 +61,7 @@ void LocalEngine::compute(const Step& step) {
 
 void LocalEngine::keep_state(Job& job) { job.keep_state(states_.slot(job.slot), states_.slot(job.kept_slot)); }
 
-// Advances the texts of drafts by what was right of them.
+// Advances the texts of drafts by the accepted tokens of each draft.
 void LocalEngine::end_drafts(const Step& step) {
   for (std::size_t i = 0; i < step.drafts.size(); ++i) {
     Job& job = *step.jobs[step.drafts[i]];

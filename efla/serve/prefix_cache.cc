@@ -47,7 +47,7 @@ PrefixCache::Plan PrefixCache::plan(const std::vector<std::string>& names, std::
   wanted.push_back(names.size());
   std::sort(wanted.begin(), wanted.end());
   wanted.erase(std::unique(wanted.begin(), wanted.end()), wanted.end());
-  std::copy_if(wanted.begin(), wanted.end(), std::back_inserter(plan.store),
+  std::copy_if(wanted.begin(), wanted.end(), std::back_inserter(plan.store_after),
                [&](std::size_t beginning) { return beginning > plan.known && beginning <= names.size(); });
   for (const auto& name : names) remember(hash_of(name));
   return plan;

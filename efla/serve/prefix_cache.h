@@ -28,9 +28,9 @@ class PrefixCache {
   explicit PrefixCache(std::size_t bytes) : budget_(bytes) {}
 
   struct Plan {
-    std::shared_ptr<const State> state;   // of the longest beginning that is stored, or null
-    std::size_t known = 0;                // beginnings that this state is after
-    std::vector<std::size_t> store = {};  // beginnings, counted as `known`, after which put should be called
+    std::shared_ptr<const State> state;         // of the longest beginning that is stored, or null
+    std::size_t known = 0;                      // beginnings that this state is after
+    std::vector<std::size_t> store_after = {};  // beginnings, counted as `known`, after which put should be called
   };
   // Plans a prompt. States are worth their memory at the end of a prompt, because a longer one may follow, where a
   // prompt leaves an earlier one, because more may leave it there, and after the beginnings that `wanted` counts.

@@ -23,12 +23,11 @@ struct StoredText {
   std::shared_ptr<StoredState> state;  // null: of an empty text
   generate::SessionRecord record;      // counters[2]: tokens in the state
 
-  // What rewinding needs, unless it is disposable or was loaded: the text before the last request, the ids that
-  // followed (first its pending ones), how many of these were prefilled, and how many then decoded; the others were
-  // prefilled again.
-  std::shared_ptr<const StoredText> before;  // without a `before` of its own
-  std::shared_ptr<StoredIds> since;
-  std::size_t prefilled = 0, decoded = 0;
+  // What rewinding needs; none for a disposable text and for one that was loaded.
+  std::shared_ptr<const StoredText> before;  // the text before the last request, without a `before` of its own
+  std::shared_ptr<StoredIds> since;          // the pending ids of `before`, then the ids of the last request
+  std::size_t prefilled = 0;                 // the number of ids of `since` that were prefilled first
+  std::size_t decoded = 0;  // the number of ids after these that were decoded; the others were prefilled
 
   CountedBytes counted;  // of the records
 
