@@ -69,18 +69,18 @@ std::size_t Job::prefill_size() const {
 }
 
 std::size_t Job::prefill_end() const {
-  return replay_ && fed < replay_->prefilled ? std::min(replay_->prefilled, prefill_size()) : prefill_size();
+  return replay_ && ids_fed < replay_->prefilled ? std::min(replay_->prefilled, prefill_size()) : prefill_size();
 }
 
 bool Job::replays() const {
-  return replay_ && fed >= replay_->prefilled && fed < replay_->prefilled + replay_->decoded && !decodes();
+  return replay_ && ids_fed >= replay_->prefilled && ids_fed < replay_->prefilled + replay_->decoded && !decodes();
 }
 
 std::int64_t Job::state_tokens() const {
-  return (from_ ? from_->state_tokens() : 0) + static_cast<std::int64_t>(before_ + fed + decoded_);
+  return (from_ ? from_->state_tokens() : 0) + static_cast<std::int64_t>(before_ + ids_fed + decoded_);
 }
 
-void Job::count_decoded(std::int64_t tokens) { (replays() ? fed : decoded_) += static_cast<std::size_t>(tokens); }
+void Job::count_decoded(std::int64_t tokens) { (replays() ? ids_fed : decoded_) += static_cast<std::size_t>(tokens); }
 
 std::span<const std::int32_t> Job::draft(std::int64_t most) {
   drawn_ = 0;
@@ -230,8 +230,8 @@ void Job::close(std::span<float> state, std::span<const float> kept_state) {
   since_.insert(since_.end(), reply_.begin(), reply_.end());
   since_.resize(kept);
   since_.insert(since_.end(), end.begin(), end.end());
-  prefilled_ = fed;
-  before_ = fed + decoded_;
+  prefilled_ = ids_fed;
+  before_ = ids_fed + decoded_;
   if (before_ > kept) {
     before_ = ids_.size() + kept_at_;
     if (kept_ && before_ <= kept) {
@@ -243,15 +243,15 @@ void Job::close(std::span<float> state, std::span<const float> kept_state) {
     }
   }
   ids_.assign(since_.begin() + static_cast<std::ptrdiff_t>(before_), since_.end());
-  fed = decoded_ = 0;
-  store.clear();
+  ids_fed = decoded_ = 0;
+  store_after.clear();
   closing_ = true;
   reason_ = *ended;
   if (!decodes()) ended.reset();
 }
 
 Usage Job::usage() const {
-  return {static_cast<std::int64_t>(prompt_tokens_), cached, static_cast<std::int64_t>(reply_.size())};
+  return {static_cast<std::int64_t>(prompt_tokens_), cached_tokens, static_cast<std::int64_t>(reply_.size())};
 }
 
 void Job::finish() {
@@ -306,8 +306,8 @@ std::shared_ptr<StoredText> Job::stored(std::shared_ptr<StoredState> state) cons
   text->before = std::move(start);
   since.shrink_to_fit();
   text->since = std::make_shared<StoredIds>(std::move(since));
-  text->prefilled = replay_ ? std::min(replay_->prefilled, fed) : closing_ ? prefilled_ : fed;
-  text->decoded = replay_    ? std::min(replay_->decoded, fed - text->prefilled)
+  text->prefilled = replay_ ? std::min(replay_->prefilled, ids_fed) : closing_ ? prefilled_ : ids_fed;
+  text->decoded = replay_    ? std::min(replay_->decoded, ids_fed - text->prefilled)
                   : closing_ ? before_ - prefilled_
                              : decoded_;
   return text;

@@ -60,23 +60,23 @@ class Job {
   const std::shared_ptr<const StoredText>& from() const { return from_; }
 
   // The schedule's side, of the engine's thread.
-  std::int64_t slot = -1;          // −1: in the queue
-  std::int64_t kept_slot = -1;     // of a request with two slots, for the state before a token of the reply
-  std::size_t fed = 0;             // ids that the state has seen
-  std::uint64_t served = 0;        // when its last piece was scheduled
-  std::vector<std::string> names;  // of the prompt's beginnings (prefix_cache.h)
-  std::vector<std::size_t> store;  // beginnings whose states go to the cache
-  std::int64_t cached = 0;
+  std::int64_t slot = -1;                // −1: in the queue
+  std::int64_t kept_slot = -1;           // of a request with two slots, for the state before a token of the reply
+  std::size_t ids_fed = 0;               // ids that the state has seen
+  std::uint64_t last_served = 0;         // when its last piece was scheduled
+  std::vector<std::string> beginnings;   // names of the prompt's beginnings (prefix_cache.h)
+  std::vector<std::size_t> store_after;  // beginnings whose states go to the cache
+  std::int64_t cached_tokens = 0;        // of the prompt, found in the cache
   std::optional<FinishReason> ended;
   std::string error;
 
   bool closing() const { return closing_; }
   bool draws() const { return request.max_tokens > 0 && !closing_; }
-  bool decodes() const { return fed >= prefill_size(); }
+  bool decodes() const { return ids_fed >= prefill_size(); }
   std::size_t prefill_size() const;  // of ids that are prefilled
   std::size_t prefill_end() const;   // where the ids end that can be prefilled together
   bool replays() const;              // whether the next of ids() is decoded, because it was drawn
-  std::int32_t next_id() const { return replays() ? ids_[fed] : reply_.empty() ? ids_.back() : reply_.back(); }
+  std::int32_t next_id() const { return replays() ? ids_[ids_fed] : reply_.empty() ? ids_.back() : reply_.back(); }
   std::int64_t state_tokens() const;  // tokens of the text that the state has seen
   void count_decoded(std::int64_t tokens);
 

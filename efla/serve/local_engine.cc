@@ -149,7 +149,7 @@ RequestId LocalEngine::submit(Request request, std::shared_ptr<Listener> listene
   }
   auto job = std::make_unique<Job>(id, std::move(request), std::move(listener), std::move(from), replay, *tokenizer_,
                                    info_.vocab_size);
-  job->names = std::move(names);
+  job->beginnings = std::move(names);
   if (!save_as.empty()) store_.reserve(save_as, info_.session_bytes + job->record_bytes());
   try {
     if (!save_as.empty() && save_as == job->request.session && store_.peek(save_as) != text) {
@@ -219,23 +219,23 @@ void LocalEngine::begin(Job& job) {
   const auto slot = states_.slot(job.slot);
   std::vector<std::size_t> wanted;
   for (const auto tokens : job.request.cache_after) wanted.push_back(static_cast<std::size_t>(tokens / nn::kCutTokens));
-  const auto plan = cache_.plan(job.names, std::move(wanted));
+  const auto plan = cache_.plan(job.beginnings, std::move(wanted));
   if (plan.state) {
     std::copy(plan.state->begin(), plan.state->end(), slot.begin());
-    job.cached = static_cast<std::int64_t>(plan.known) * nn::kCutTokens;
-    job.fed = static_cast<std::size_t>(job.cached);
+    job.cached_tokens = static_cast<std::int64_t>(plan.known) * nn::kCutTokens;
+    job.ids_fed = static_cast<std::size_t>(job.cached_tokens);
   } else if (job.from() && job.from()->state) {
     job.from()->state->copy_to(slot);
   } else {
     std::fill(slot.begin(), slot.end(), 0.0F);
   }
-  job.store = plan.store_after;
-  job.served = client_served_.contains(job.request.client) ? client_served_[job.request.client] : 0;
+  job.store_after = plan.store_after;
+  job.last_served = client_served_.contains(job.request.client) ? client_served_[job.request.client] : 0;
   job.begin_echo();
   end_if_fed(job);
   const std::lock_guard lock(mutex_);
   statistics_.queue_seconds.add(job.queue_ms / 1e3);
-  if (!job.names.empty()) ++(plan.state ? statistics_.cache_hits : statistics_.cache_misses);
+  if (!job.beginnings.empty()) ++(plan.state ? statistics_.cache_hits : statistics_.cache_misses);
 }
 
 // Lets a request whose reply has ended prefill what its stored text ends with.

@@ -54,7 +54,7 @@ void LocalEngine::admit() {
 
 // Returns how many ids from `begin` on may follow in one piece: up to the next cut.
 std::int64_t LocalEngine::piece_of(const Job& job, std::int64_t begin) const {
-  const std::int64_t before = job.state_tokens() - static_cast<std::int64_t>(job.fed);
+  const std::int64_t before = job.state_tokens() - static_cast<std::int64_t>(job.ids_fed);
   const std::int64_t cut = nn::kCutTokens - (before + begin) % nn::kCutTokens;
   return std::min(cut, static_cast<std::int64_t>(job.prefill_end()) - begin);
 }
@@ -78,24 +78,25 @@ void LocalEngine::distribute_prompts(Step& step) {
   }
   const auto done = [](const Prompt& prompt) {
     const auto& job = *prompt.job;
-    const std::size_t end = job.fed + static_cast<std::size_t>(prompt.tokens);
+    const std::size_t end = job.ids_fed + static_cast<std::size_t>(prompt.tokens);
     // A state that the cache wants is taken at the end of a step.
     const auto stored = [&](std::size_t n) { return n * nn::kCutTokens == end; };
-    return end >= job.prefill_end() || (prompt.tokens > 0 && std::any_of(job.store.begin(), job.store.end(), stored));
+    return end >= job.prefill_end() ||
+           (prompt.tokens > 0 && std::any_of(job.store_after.begin(), job.store_after.end(), stored));
   };
   for (std::int64_t left = prompt_tokens(); left > 0;) {
     const auto key = [&](const Prompt& prompt) {
       const auto& job = *prompt.job;
-      return std::tuple(done(prompt), client_served_[job.request.client], job.served, job.id);
+      return std::tuple(done(prompt), client_served_[job.request.client], job.last_served, job.id);
     };
     const auto next =
         std::min_element(prompts.begin(), prompts.end(), [&](const auto& a, const auto& b) { return key(a) < key(b); });
     if (next == prompts.end() || done(*next)) break;
-    const std::int64_t tokens = piece_of(*next->job, static_cast<std::int64_t>(next->job->fed) + next->tokens);
+    const std::int64_t tokens = piece_of(*next->job, static_cast<std::int64_t>(next->job->ids_fed) + next->tokens);
     if (tokens > left) break;
     next->tokens += tokens;
     left -= tokens;
-    client_served_[next->job->request.client] = next->job->served = ++served_;
+    client_served_[next->job->request.client] = next->job->last_served = ++served_;
   }
   for (const auto& [job, tokens] : prompts) {
     if (tokens == 0) continue;
@@ -103,11 +104,11 @@ void LocalEngine::distribute_prompts(Step& step) {
     step.runs.push_back({job->slot, job->state_tokens(), tokens, false});
     step.jobs.push_back(job);
     for (std::int64_t i = 0; i < tokens; ++i) {
-      const std::size_t index = job->fed + static_cast<std::size_t>(i);
+      const std::size_t index = job->ids_fed + static_cast<std::size_t>(i);
       step.ids.push_back(job->ids()[index]);
       if (const auto scored = job->echoed(index)) step.rows.push_back({job, first + i, scored});
     }
-    if (job->draws() && job->fed + static_cast<std::size_t>(tokens) == job->prefill_size()) {
+    if (job->draws() && job->ids_fed + static_cast<std::size_t>(tokens) == job->prefill_size()) {
       step.rows.push_back({job, first + tokens - 1, std::nullopt});
     }
   }

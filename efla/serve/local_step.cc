@@ -42,7 +42,7 @@ void LocalEngine::compute(const Step& step) {
       if (step.runs[i].tokens == 1) step.jobs[i]->count_decoded(1);
     } else {
       reads = true;
-      step.jobs[i]->fed += static_cast<std::size_t>(step.runs[i].tokens);
+      step.jobs[i]->ids_fed += static_cast<std::size_t>(step.runs[i].tokens);
     }
   }
   if (reads) time_step(static_cast<std::int64_t>(step.ids.size()), Clock::now() - start);
@@ -133,10 +133,10 @@ void LocalEngine::take_logits(std::span<const Row> rows) {
 
 void LocalEngine::cache_states(const Step& step) {
   for (Job* job : step.jobs) {
-    for (const std::size_t beginning : job->store) {
-      if (beginning * nn::kCutTokens != job->fed) continue;
+    for (const std::size_t beginning : job->store_after) {
+      if (beginning * nn::kCutTokens != job->ids_fed) continue;
       const auto slot = states_.slot(job->slot);
-      cache_.put(job->names[beginning - 1], job->fed, std::make_shared<const State>(slot.begin(), slot.end()));
+      cache_.put(job->beginnings[beginning - 1], job->ids_fed, std::make_shared<const State>(slot.begin(), slot.end()));
     }
   }
 }
