@@ -21,11 +21,17 @@ bool is_hidden(const fs::path& path) { return path.filename().string().starts_wi
 
 std::vector<fs::path> files_below(const fs::path& folder) {
   std::vector<fs::path> files;
+  std::error_code error;
   for (auto at = fs::recursive_directory_iterator(folder); at != fs::recursive_directory_iterator(); ++at) {
     if (is_hidden(at->path())) {
       at.disable_recursion_pending();
-    } else if (at->is_regular_file()) {
+    } else if (const auto status = fs::status(at->path(), error); fs::is_regular_file(status)) {
       files.push_back(at->path());
+    } else if (at->is_symlink() || !fs::is_directory(status)) {  // links to folders could lead round in circles
+      throw IoError(IoError::Kind::content, at->path().string(), -1,
+                    fs::is_directory(status) ? "is a link to a folder; give that folder as an input of its own"
+                    : fs::exists(status)     ? "is not a regular file"
+                                             : "is a link that leads nowhere");
     }
   }
   if (files.empty()) throw Error("data tokenize", "INPUT", folder.string() + ", a folder without files", "text");

@@ -25,8 +25,8 @@ struct DocumentPart {
 };
 
 // Returns the input files: the files named, and for a folder every file below it whose name does not start with a dot,
-// sorted by the bytes of their paths. Throws IoError for a file that is missing or not a regular one, and Error for a
-// folder without files.
+// sorted by the bytes of their paths. Throws IoError for a file that is missing or not a regular one, for a link below
+// a folder that leads to a folder or nowhere, and Error for a folder without files.
 std::vector<std::filesystem::path> list_inputs(const std::vector<std::string>& inputs);
 
 // The documents of one file, read as a stream. Used by documents.cc.

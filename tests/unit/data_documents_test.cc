@@ -134,5 +134,26 @@ TEST(ListInputs, GoesThroughFoldersInOrder) {
                         "there is no such file or folder");
 }
 
+TEST(ListInputs, FollowsLinksToFilesAndRefusesOthers) {
+  const TempFolder folder;
+  std::filesystem::create_directories(folder / "in/below");
+  write_text(folder / "in/below/file", "x");
+  std::filesystem::create_symlink("below/file", folder / "in/link");
+  const std::vector<std::filesystem::path> both{folder / "in/below/file", folder / "in/link"};
+  EXPECT_EQ(list_inputs({folder.file("in")}), both);
+  const auto refused = [&](const std::string& target, const std::string& says) {
+    std::filesystem::create_symlink(target, folder / "in/other");
+    expect_bad_content([&] { list_inputs({folder.file("in")}); }, -1, folder.file("in/other") + ": " + says);
+    std::filesystem::remove(folder / "in/other");
+  };
+  refused("none", "is a link that leads nowhere");
+  refused("other", "is a link that leads nowhere");
+  refused("..", "is a link to a folder");
+  refused("below", "is a link to a folder");
+  refused("/dev/null", "is not a regular file");
+  std::filesystem::create_symlink("below", folder / "in/.other");
+  EXPECT_EQ(list_inputs({folder.file("in")}), both);
+}
+
 }  // namespace
 }  // namespace efla::data
