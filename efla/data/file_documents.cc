@@ -88,7 +88,11 @@ class TextDocuments final : public FileDocuments {
   std::uint64_t position() const override { return buffer_.position(); }
 
  private:
-  bool is_separator(std::string_view line) const { return line_is_whole_ && line == separator_; }
+  // Whether the line equals the separator, with or without the carriage return of a file with CRLF.
+  bool is_separator(std::string_view line) const {
+    return line_is_whole_ && line.starts_with(separator_) &&
+           (line.size() == separator_.size() || line.substr(separator_.size()) == "\r");
+  }
 
   // Ends the document after `size` bytes; the next one starts at `next`. Returns false if there is no document.
   bool end_document(Chunk& chunk, std::size_t size, std::size_t next) {
@@ -102,10 +106,10 @@ class TextDocuments final : public FileDocuments {
   }
 
   // Takes the text that certainly belongs to the current document: whole lines, or what is there of a line that is
-  // longer than the separator. Returns false if there is none.
+  // longer than the separator and a carriage return. Returns false if there is none.
   bool take_front(Chunk& chunk) {
     const auto text = buffer_.text();
-    const bool long_line = !line_is_whole_ || text.size() - line_ > separator_.size();
+    const bool long_line = !line_is_whole_ || text.size() - line_ > separator_.size() + 1;
     const auto size = long_line ? valid_ : line_;
     if (size == 0) return false;
     chunk.text = text.substr(0, size);

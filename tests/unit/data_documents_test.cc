@@ -56,6 +56,12 @@ TEST_F(Documents, OfTextAreWhatLiesBetweenSeparators) {
   EXPECT_EQ(read_text("<|endoftext|>\n\n<|endoftext|>\n<|endoftext|>\nx\n<|endoftext|>"), (Texts{"\n", "x\n"}));
   EXPECT_EQ(read_text("a <|endoftext|>\n <|endoftext|>\n<|endoftext|> \n<|endoftext|"),
             Texts{"a <|endoftext|>\n <|endoftext|>\n<|endoftext|> \n<|endoftext|"});
+  EXPECT_EQ(read_text("one\r\n<|endoftext|>\r\ntwo\r\n<|endoftext|>\r"), (Texts{"one\r\n", "two\r\n"}));
+  EXPECT_EQ(read_text("<|endoftext|>\r\r\n<|endoftext|>x\r\n"), Texts{"<|endoftext|>\r\r\n<|endoftext|>x\r\n"});
+  for (std::size_t size = (1 << 18) - 17; size < 1 << 18; ++size) {  // a separator on the border of two reads
+    const std::string line(size - 1, 'x');
+    EXPECT_EQ(read_text(line + "\n<|endoftext|>\r\ny"), (Texts{line + "\n", "y"})) << size;
+  }
   EXPECT_EQ(read_text(""), Texts{});
   EXPECT_EQ(read_text("<|endoftext|>"), Texts{});
 }
