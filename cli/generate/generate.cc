@@ -66,17 +66,22 @@ void check(const GenerateArguments& arguments) {
   validate(arguments.reply);
 }
 
+// Tokens of prompts or replies, and how many tokens the model computed for them in which time: the last token is
+// computed only when another one follows.
 struct Pace {
-  std::int64_t tokens = 0;
+  std::size_t tokens = 0;
+  std::int64_t computed = 0;
   double ms = 0.0;
 
   void add(const Pace& other) {
     tokens += other.tokens;
+    computed += other.computed;
     ms += other.ms;
   }
-  double per_second() const { return tokens > 0 ? 1e3 * static_cast<double>(tokens) / ms : NAN; }
+  double per_second() const { return computed > 0 ? 1e3 * static_cast<double>(computed) / ms : NAN; }
   std::string text() const {
-    return tokens > 0 ? fmt::format("{} tokens, {:.4g} tokens/s", tokens, per_second()) : "0 tokens";
+    const auto rate = computed > 0 ? fmt::format(", {:.4g} tokens/s", per_second()) : "";
+    return fmt::format("{} token{}{}", tokens, tokens == 1 ? "" : "s", rate);
   }
 };
 
@@ -162,7 +167,7 @@ class Generate {
                        [&](std::size_t i, const Reply& reply) {
                          print_header(begin + i);
                          if (!arguments_.json) fmt::print("{}", reply.text);
-                         report(reply, sessions[i], prompts[begin + i]);
+                         report(reply, sessions[i], prompts[begin + i], ids[begin + i].size());
                        });
   }
 
@@ -187,19 +192,20 @@ class Generate {
   }
 
   void reply(Session& session, const std::string& prompt, const std::vector<std::int32_t>& ids) {
-    report(generator_.reply(session, ids, options_), session, prompt);
+    report(generator_.reply(session, ids, options_), session, prompt, ids.size());
   }
 
   // Prints what follows a reply's text, or all of it as JSON.
-  void report(const Reply& reply, const Session& session, const std::string& prompt) {
-    const Pace prefill{reply.prefill_tokens, reply.prefill_ms}, decode{reply.decode_tokens, reply.decode_ms};
+  void report(const Reply& reply, const Session& session, const std::string& prompt, std::size_t prompt_tokens) {
+    const Pace prefill{prompt_tokens, reply.prefill_tokens, reply.prefill_ms};
+    const Pace decode{reply.ids.size(), reply.decode_tokens, reply.decode_ms};
     if (arguments_.json) {
       fmt::print("{}\n", io::to_json_line({{"prompt", prompt},
                                            {"text", reply.text},
                                            {"tokens", reply.ids.size()},
                                            {"end", name_of(reply.end)},
                                            {"seed", session.seed},
-                                           {"prefill_tokens", prefill.tokens},
+                                           {"prefill_tokens", prefill.computed},
                                            {"prefill_tokens_per_s", prefill.per_second()},
                                            {"decode_tokens_per_s", decode.per_second()},
                                            {"drafted_tokens", reply.drafted_tokens},

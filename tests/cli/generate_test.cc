@@ -59,9 +59,20 @@ TEST_F(GenerateCommand, TextAndJsonOfOnePrompt) {
   const auto text = generate({"--prompt", "Once upon"});
   ASSERT_EQ(text.exit_code, 0) << text.err;
   EXPECT_EQ(utf8_prefix(text.out), text.out.size());
-  for (const char* part : {"prompt: 9 tokens", "reply: 29 tokens", "tokens/s", "state: "}) {
+  for (const char* part : {"prompt: 9 tokens", "reply: 30 tokens, ", "tokens/s", "state: "}) {
     EXPECT_NE(text.err.find(part), std::string::npos) << text.err;
   }
+  // The first token of a reply is drawn with the prompt, so a single one has no rate. Without a reply the prompt's last
+  // token waits for the next one.
+  EXPECT_NE(generate({"--prompt", "a", "--max-tokens", "1"}).err.find("prompt: 1 token, "), std::string::npos);
+  EXPECT_NE(generate({"--prompt", "a", "--max-tokens", "1"}).err.find("reply: 1 token; "), std::string::npos);
+  const auto session = folder.file("session");
+  const auto prefilled = generate({"--prompt", "To be", "--max-tokens", "0", "--save-session", session});
+  EXPECT_NE(prefilled.err.find("prompt: 5 tokens, "), std::string::npos) << prefilled.err;
+  EXPECT_NE(prefilled.err.find("reply: 0 tokens; "), std::string::npos) << prefilled.err;
+  const auto continued = generate({"--load-session", session, "--max-tokens", "3"});
+  EXPECT_NE(continued.err.find("prompt: 0 tokens; reply: 3 tokens, "), std::string::npos) << continued.err;
+
   const auto lines = replies({"--prompt", "Once upon"});
   ASSERT_EQ(lines.size(), 1U);
   EXPECT_EQ(lines[0].at("text").get<std::string>() + "\n", text.out);
