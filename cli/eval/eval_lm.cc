@@ -27,6 +27,7 @@ namespace efla::cli {
 namespace {
 
 constexpr const char* kEvalLm = "eval lm";
+constexpr std::int64_t kMost = std::int64_t{1} << 40;  // of examples and tokens
 
 struct EvalLmArguments {
   std::string model, data = ".", tokenizer, out, device = "auto", weights = "float32";
@@ -162,16 +163,16 @@ void add_eval_lm(CLI::App& eval) {
       ->capture_default_str()
       ->type_name("DIR");
   command->add_option("--limit", arguments->limit, "Only this many examples of each task, the first ones; 0: all")
-      ->check(CLI::NonNegativeNumber)
+      ->check(CLI::Range(std::int64_t{0}, kMost).description(""))
       ->type_name("N");
   command->add_option("--batch", arguments->options.batch_tokens, "Tokens of all texts that are computed together")
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(std::int64_t{1}, kMost).description(""))
       ->capture_default_str()
       ->type_name("TOKENS");
   command
       ->add_option("--max-length", arguments->options.text.max_length,
                    "Most tokens of one text; longer texts lose their start")
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(std::int64_t{1}, kMost).description(""))
       ->capture_default_str()
       ->type_name("TOKENS");
   command->add_option("--tokenizer", arguments->tokenizer,

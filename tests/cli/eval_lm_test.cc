@@ -103,7 +103,10 @@ TEST_F(EvalLm, NamesMistakes) {
   expect_mistake({"--data", folder_.path().string()}, "holds no wikitext-2.test.raw or wikitext-2.test.tokens");
   expect_mistake({}, "eval lm: --tokenizer: got none, and none in");
   expect_mistake({"--tokenizer", "bytes", "--max-length", "4"}, "--max-length: got 4, expected at least the");
-  expect_mistake({"--limit", "-1"}, "--limit");
+  for (const char* value : {"-1", "1.5", "99999999999999999999"}) {
+    expect_mistake({"--limit", value},
+                   std::string("eval lm: --limit: Value ") + value + " not in range 0 to 1099511627776");
+  }
   expect_mistake({"--batch", "0"}, "--batch");
   expect_mistake({"--tokenizer", "bytes"}, "nowhere", "nowhere");
   save_model("small", 200);
