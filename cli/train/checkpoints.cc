@@ -35,11 +35,12 @@ struct TokenizerFiles {
   std::string refusal;                                     // why there is none for transformers
 };
 
-// Returns the files of a tokenizer that exists; where `exported`, also the files that are made for transformers.
+// Returns the files of a tokenizer that exists; where `exported`, and for bytes, which have no file of their own, also
+// the files that are made for transformers.
 TokenizerFiles tokenizer_files(const std::string& tokenizer, bool exported) {
   TokenizerFiles result;
   const bool is_json = tokenizer.ends_with(".json");
-  if (exported || is_json) {
+  if (exported || is_json || tokenizer == "bytes") {
     try {
       result.files = files_for_transformers(tokenizer);
     } catch (const IoError& error) {

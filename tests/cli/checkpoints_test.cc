@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "efla/data/tokenizers/tokenizer.h"
 #include "efla/io/json.h"
 #include "efla/io/safetensors/safetensors.h"
 #include "tests/support/byte_level.h"
@@ -97,6 +98,18 @@ TEST_F(Checkpoints, ATokenizerGoesAlong) {
   EXPECT_NE(moved.out.find("without its tokenizer: /no/where.model does not exist"), std::string::npos) << moved.out;
   write_text(fs::path(model_) / "run.json", R"({"config": {"data": {"tokenizer": 3}}})");
   EXPECT_TRUE(is_user_mistake(run_program({"export", model_, "--out", folder_.file("wrong")}), "run.json"));
+}
+
+TEST_F(Checkpoints, TheBytesOfARunGoAlong) {
+  write_text(fs::path(model_) / "run.json", R"({"data": {"train": {"tokenizer": "bytes"}}})");
+  for (const char* command : {"import", "export"}) {
+    const auto result = run_program({command, model_, "--out", folder_.file(command)});
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_NE(result.out.find("with its tokenizer"), std::string::npos) << result.out;
+    const auto tokenizer = data::load_tokenizer(folder_.file(command) + "/tokenizer.json");
+    EXPECT_EQ(tokenizer->encode("a\xc3\xa9"), data::load_tokenizer("bytes")->encode("a\xc3\xa9"));
+    EXPECT_EQ(tokenizer->eos(), data::load_tokenizer("bytes")->eos());
+  }
 }
 
 TEST_F(Checkpoints, ATokenizerJsonGoesAlong) {
