@@ -257,6 +257,10 @@ TEST_F(Tokens, BadInputIsNamed) {
   ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
   EXPECT_TRUE(is_user_mistake(tokenize({pipe}), pipe + ": is not a regular file"));
   EXPECT_TRUE(is_user_mistake(tokenize({"/dev/null"}), "/dev/null: is not a regular file"));
+  EXPECT_TRUE(is_user_mistake(run_command({"sh", "-c",
+                                           std::string("printf text | ") + EFLA_PROGRAM +
+                                               " data tokenize /dev/stdin --tokenizer bytes --out " + out_}),
+                              "/dev/stdin: is not a regular file"));
   const auto input = folder_.file("texts");
   std::filesystem::create_directory(input);
   write_text(folder_ / "texts/a.txt", "a text");

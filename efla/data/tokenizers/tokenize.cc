@@ -36,15 +36,16 @@ ordered_json describe_source(const std::vector<fs::path>& files, const TokenizeO
 
 // Lists the input files. Refuses a folder inside of an input, because its shards would be text for the next call.
 std::vector<fs::path> inputs_outside(const fs::path& folder, const std::vector<std::string>& inputs) {
+  auto files = list_inputs(inputs);  // first, because a pipe's path has no canonical form
   const auto out = fs::weakly_canonical(folder);
   for (const auto& input : inputs) {
-    const auto in = fs::weakly_canonical(input);
-    if (!fs::is_directory(in)) continue;
+    if (!fs::is_directory(input)) continue;
+    const auto in = fs::canonical(input);
     if (std::mismatch(in.begin(), in.end(), out.begin(), out.end()).first == in.end()) {
       throw Error(kOperation, "--out", folder.string() + ", inside the input " + input, "a folder outside of it");
     }
   }
-  return list_inputs(inputs);
+  return files;
 }
 
 // Removes the shards and indices that a killed process left half-written, in a locked folder.
