@@ -1,6 +1,7 @@
 #include "efla/data/tokenizers/tokenize.h"
 
 #include <algorithm>
+#include <chrono>
 #include <exception>
 #include <optional>
 #include <system_error>
@@ -20,13 +21,19 @@ using nlohmann::json;
 using nlohmann::ordered_json;
 
 constexpr const char* kOperation = "data tokenize";
+constexpr const char* kChanged = "changed_ns";
 constexpr std::size_t kTextPerThread = std::size_t{1} << 19;  // bytes of text per thread and round
 
 // Describes how a shard folder is made. A folder made in another way is refused. A file that changes but keeps its size
-// is not noticed.
+// and the time of its last change, in nanoseconds since 1970, is not noticed.
 ordered_json describe_source(const std::vector<fs::path>& files, const TokenizeOptions& options) {
   ordered_json inputs = ordered_json::array();
-  for (const auto& file : files) inputs.push_back({{"path", file.string()}, {"bytes", fs::file_size(file)}});
+  for (const auto& file : files) {
+    const auto changed = std::chrono::file_clock::to_sys(fs::last_write_time(file)).time_since_epoch();
+    inputs.push_back({{"path", file.string()},
+                      {"bytes", fs::file_size(file)},
+                      {kChanged, std::chrono::nanoseconds(changed).count()}});
+  }
   return {{"field", options.format.field},
           {"separator", options.format.separator},
           {"bos", options.bos},
@@ -68,7 +75,11 @@ io::TokenIndex read_output(const fs::path& folder, const io::TokenizerInfo& toke
                 "the same arguments to go on, or a new folder");
   };
   if (index.tokenizer.fingerprint != tokenizer.fingerprint) refuse("--tokenizer");
-  const json before = index.source, now = source;
+  const json before = index.source;
+  json now = source;
+  if (!before.contains(json::json_pointer(std::string("/inputs/0/") + kChanged))) {  // as earlier versions wrote it
+    for (auto& input : now.at("inputs")) input.erase(kChanged);
+  }
   for (const auto& [name, value] : now.items()) {
     if (before.value(name, json()) == value) continue;
     if (name == "inputs") refuse("INPUT, or its files have changed");
