@@ -4,6 +4,7 @@
 #include <fmt/core.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -120,6 +121,23 @@ std::string conversion_message(const CLI::App& app, std::string_view message) {
   return std::string(message);
 }
 
+// Returns what is wrong with a whole number that int64 cannot hold, which CLI11 would turn into the nearest that it
+// can.
+std::string beyond_int64(const std::string& text) {
+  errno = 0;
+  std::strtoll(text.c_str(), nullptr, 0);
+  return errno == ERANGE ? "got " + text + ", expected a whole number between -2^63 and 2^63" : "";
+}
+
+// Adds the check for whole numbers to the options of all commands. CLI11 names their type INT or UINT.
+void check_whole_numbers(CLI::App& app) {
+  for (auto* option : app.get_options()) {
+    const auto type = option->get_type_name();
+    if (type.starts_with("INT") || type.starts_with("UINT")) option->check(beyond_int64);
+  }
+  for (auto* command : app.get_subcommands([](CLI::App*) { return true; })) check_whole_numbers(*command);
+}
+
 // Returns what is wrong with a command line that `program` could not parse.
 std::string usage_message(const CLI::App& program, const CLI::ParseError& error) {
   const auto [app, path] = deepest(program);
@@ -174,6 +192,7 @@ int run_program(const char* name, const char* about, int argc, char** argv,
   program.require_subcommand(1);
   program.option_defaults()->take_last();  // of an option given twice the last counts, as in other programs
   for (const auto add : commands) add(program);
+  check_whole_numbers(program);
   try {
     return parse_and_run(program, argc, argv);
   } catch (const Error& error) {

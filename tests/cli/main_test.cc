@@ -43,6 +43,28 @@ TEST(Main, MistakesNameTheNearest) {
   EXPECT_TRUE(is_user_mistake(run_program({""}), "unknown command ''"));
 }
 
+// CLI11 would take the nearest number that int64 can hold.
+TEST(Main, WholeNumbersBeyondInt64AreMistakes) {
+  const std::string beyond = "99999999999999999999";
+  const auto refused = [&](std::vector<std::string> arguments, const std::string& number) {
+    arguments.push_back(number);
+    EXPECT_TRUE(is_user_mistake(run_program(arguments), *(arguments.end() - 2) + ": got " + number +
+                                                            ", expected a whole number between -2^63 and 2^63"));
+  };
+  const std::vector<std::string> tokenize{"data",  "tokenize", "x", "--tokenizer",
+                                          "bytes", "--out",    "y", "--shard-tokens"};
+  refused(tokenize, beyond);
+  refused(tokenize, "-" + beyond);
+  refused({"data", "show", "mqar", "--seed"}, beyond);  // an unsigned one
+#ifdef EFLA_TORCH
+  refused({"generate", "x", "--max-tokens"}, beyond);
+  refused({"train", "smnist", "--epochs"}, beyond);
+#endif
+  // Numbers that are not whole and texts keep theirs.
+  EXPECT_TRUE(
+      is_user_mistake(run_program({"apply", beyond, "--out", "y", "--scale", beyond}), beyond + ": cannot open"));
+}
+
 #ifdef EFLA_TORCH
 // A copy of the program without the one beside it that has LibTorch.
 TEST(Main, ProgramByItselfAppliesOperatorsAndNamesWhatIsMissing) {
