@@ -13,6 +13,7 @@
 #include "cli/apply/apply_place.h"
 #include "cli/commands.h"
 #include "cli/support/output_file.h"
+#include "cli/support/threads.h"
 #include "cli/version/version.h"
 #include "efla/base/error.h"
 #include "efla/base/memory.h"
@@ -37,7 +38,7 @@ struct Options {
   std::string implementation = "auto", device = "cpu";
   std::optional<std::string> dtype;  // none: that of the file
   bool grad = false, verbose = false;
-  std::optional<int> threads;
+  int threads = 0;
 };
 
 void check_name(const char* option, const std::string& name, const std::vector<std::string>& names) {
@@ -263,7 +264,7 @@ void run(const Options& options) {
   check_device(options);
   DeltaRule rule = rule_of(options);
   if (options.decay) check_name("--decay", *options.decay, {"none", "scalar", "channel"});
-  if (options.threads) set_threads(*options.threads);
+  if (options.threads > 0) set_threads(options.threads);
   check_output_file("apply", "--out", options.out, options.in);
   if (options.in.empty()) throw Error("apply", "IN", "an empty name", "a file name");
 
@@ -340,8 +341,7 @@ void add_apply(CLI::App& program) {
   command->add_option("--device", options->device, "Where to compute: cpu or cuda, the first GPU")
       ->type_name("NAME")
       ->capture_default_str();
-  command->add_option("--threads", options->threads, "Threads, 1 to 1024 (default: as many as processors)")
-      ->type_name("INTEGER");
+  add_threads_option(*command, options->threads);
   command->add_flag("--verbose", options->verbose, "Print which implementation ran and why others did not");
   command->callback([options] { run(*options); });
 }

@@ -167,9 +167,10 @@ TEST_F(ApplyMistakes, Options) {
     expect_refused(problem_, std::string("apply: ") + option + ": got 'two', expected NUMBER", {option, "two"});
     expect_refused(problem_, option, {option});
   }
-  expect_refused(problem_, "got 0, expected 1 to 1024", {"--threads", "0"});
-  expect_refused(problem_, "apply: --threads: got '99999999999', expected INTEGER", {"--threads", "99999999999"});
-  expect_refused(problem_, "apply: --threads: got '1.5', expected INTEGER", {"--threads", "1.5"});
+  for (const char* value : {"-1", "1025", "99999999999", "1.5"}) {
+    expect_refused(problem_, std::string("apply: --threads: Value ") + value + " not in range 0 to 1024",
+                   {"--threads", value});
+  }
   expect_refused(problem_, "apply: --grad: got 'maybe', expected no value", {"--grad=maybe"});
   expect_refused(problem_, "apply: --dtype: got '', expected float32, bfloat16", {"--dtype", ""});
   expect_refused(problem_, "step size: step: got ''", {"--step", ""});

@@ -289,8 +289,10 @@ TEST_F(Apply, SameBitsWithAnyThreadCount) {
   const auto in = random_problem(2, 70, 2, 16, 32);
   apply(in, TensorType::F32, {"--grad", "--threads", "1"});
   const auto one = read_text(folder_.file("out.safetensors"));
-  apply(in, TensorType::F32, {"--grad", "--threads", "3"});
-  EXPECT_EQ(one, read_text(folder_.file("out.safetensors")));
+  for (const char* threads : {"3", "0"}) {
+    apply(in, TensorType::F32, {"--grad", "--threads", threads});
+    EXPECT_EQ(one, read_text(folder_.file("out.safetensors"))) << threads;
+  }
 }
 
 TEST_F(Apply, VerboseSaysWhatRan) {
