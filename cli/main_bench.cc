@@ -4,6 +4,6 @@
 
 int main(int argc, char** argv) {
   using namespace efla::cli;
-  return run_program("efla-bench", "Measure the operator, training and generation on this machine.", argc, argv,
+  return run_program("efla bench", "Measure the operator, training and generation on this machine.", argc, argv,
                      {add_benchmarks});
 }

@@ -33,6 +33,7 @@ int report(int code, std::string_view message) {
 
 namespace {
 
+constexpr std::string_view kName = "efla";  // and the first word of the name of every other program
 constexpr const char* kNoMemory = "not enough memory";
 constexpr const char* kNoGpuMemory =
     "not enough memory on the GPU; less at a time needs less: training.micro_batch (or training.recompute = true) of "
@@ -141,8 +142,9 @@ void check_whole_numbers(CLI::App& app) {
 // Returns what is wrong with a command line that `program` could not parse.
 std::string usage_message(const CLI::App& program, const CLI::ParseError& error) {
   const auto [app, path] = deepest(program);
-  const std::string prefix = path.empty() ? "" : path + ": ";
-  const std::string help = " (see " + program.get_name() + " " + (path.empty() ? "" : path + " ") + "--help)";
+  const std::string command = program.get_name() + (path.empty() ? "" : " " + path);
+  const std::string prefix = command == kName ? "" : command.substr(kName.size() + 1) + ": ";
+  const std::string help = " (see " + command + " --help)";
   const auto commands = subcommand_names(*app);
   const auto leftover = program.remaining(true);
   if (!leftover.empty()) {
@@ -213,8 +215,9 @@ int run_program(const char* name, const char* about, int argc, char** argv,
 }
 
 int run_efla(int argc, char** argv, std::initializer_list<AddCommand> commands) {
-  return run_program("efla", "Error-free linear attention: the exact delta rule, and models that are trained with it.",
-                     argc, argv, commands);
+  return run_program(kName.data(),
+                     "Error-free linear attention: the exact delta rule, and models that are trained with it.", argc,
+                     argv, commands);
 }
 
 }  // namespace efla::cli

@@ -100,7 +100,9 @@ TEST(BenchOp, MistakesNameWhatThereIs) {
   }
   EXPECT_TRUE(is_user_mistake(bench_op({"--scaling", "--filter", "decode"}), "forward+backward"));
   EXPECT_TRUE(is_user_mistake(bench_op({"--scaling", "--tokens", "64"}), "--scaling"));
-  EXPECT_TRUE(is_user_mistake(bench_op({"--reps", "0"}), "--reps"));
+  const auto no_reps = bench_op({"--reps", "0"});
+  EXPECT_TRUE(is_user_mistake(no_reps, "efla: bench op: --reps: "));
+  EXPECT_TRUE(is_user_mistake(no_reps, "(see efla bench op --help)"));
   EXPECT_TRUE(is_user_mistake(run_program({"bench"}), "expected one of op, stability, generate, serve, model"));
 }
 
