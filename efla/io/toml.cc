@@ -19,6 +19,11 @@ struct Source {
   [[noreturn]] void refuse(const toml::source_position& at, std::string_view why) const {
     std::size_t offset = 0;
     for (toml::source_index line = 1; line < at.line; ++line) offset = text.find('\n', offset) + 1;
+    const auto is_inside = [&](std::size_t byte) { return byte < text.size() && (text[byte] & 0xc0) == 0x80; };
+    for (toml::source_index column = 1; column < at.column && offset < text.size(); ++column) {
+      do ++offset;
+      while (is_inside(offset));
+    }
     throw IoError(IoError::Kind::content, name, static_cast<std::int64_t>(offset),
                   fmt::format("line {}, column {}: {}", at.line, at.column, why));
   }

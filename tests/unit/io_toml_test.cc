@@ -18,10 +18,14 @@ TEST(Toml, BecomesJson) {
   EXPECT_TRUE(parse_toml("x = 1e-3", "text").at("x").is_number_float());
 }
 
-TEST(Toml, NamesLineAndColumn) {
-  test::expect_bad_content([] { parse_toml("x = 1\ny = \n", "f.toml"); }, 6, "line 2, column");
-  test::expect_bad_content([] { parse_toml("x = 1\nx = 2\n", "f.toml"); }, 6, "line 2, column");
-  test::expect_bad_content([] { parse_toml("\nx = 2026-11-21\n", "f.toml"); }, 1, "line 2, column 5: a date");
+TEST(Toml, NamesByteLineAndColumn) {
+  test::expect_bad_content([] { parse_toml("x = 1\ny = \n", "f.toml"); }, 10, "line 2, column 5: ");
+  test::expect_bad_content([] { parse_toml("x = 1\nx = 2\n", "f.toml"); }, 10, "line 2, column 5: ");
+  test::expect_bad_content([] { parse_toml("\nx = 2026-11-21\n", "f.toml"); }, 5, "line 2, column 5: a date");
+  test::expect_bad_content([] { parse_toml("x = ", "f.toml"); }, 4, "line 1, column 5: ");
+  // A column is a character, which may have several bytes.
+  test::expect_bad_content([] { parse_toml("\"\xe6\x9d\xb1\xc3\xa9\" = 2026-11-21", "f.toml"); }, 10,
+                           "line 1, column 8: ");
 }
 
 }  // namespace
