@@ -45,10 +45,13 @@ std::string quoted_setting(const std::string& setting) {
     throw Error(kTrainLm, "--set", "'" + setting + "'", "TABLE.KEY=VALUE, as in training.lr=1e-3");
   }
   const auto first = setting.find_first_not_of(' ', equals + 1);
-  const std::string value = first == std::string::npos ? "" : setting.substr(first);
-  return value.empty() || value.find_first_of("'\"[]{}\n") != std::string::npos
-             ? setting
-             : setting.substr(0, equals) + "='" + value + "'";
+  if (first == std::string::npos) {
+    throw Error(kTrainLm, "--set", "'" + setting + "'",
+                "a value; for an empty text --set '" + setting.substr(0, equals) + "=\"\"'");
+  }
+  const std::string value = setting.substr(first);
+  return value.find_first_of("'\"[]{}\n") != std::string::npos ? setting
+                                                               : setting.substr(0, equals) + "='" + value + "'";
 }
 
 json parse_setting(const std::string& setting) {

@@ -344,6 +344,12 @@ TEST_F(TrainLm, Mistakes) {
       run_program(train("run", {"model.vocab_size=100", "model.bos_token_id=1", "model.eos_token_id=2"})),
       "at least 258"));
   EXPECT_TRUE(is_user_mistake(run_program(train("run", {"training"})), "TABLE.KEY=VALUE"));
+  for (const char* setting : {"data.validation=", "training.sample_prompt=  "}) {
+    const auto result = run_program(train("run", {setting}));
+    EXPECT_TRUE(
+        is_user_mistake(result, std::string("--set: got '") + setting + "', expected a value; for an empty text "));
+  }
+  EXPECT_TRUE(is_user_mistake(run_program(train("run", {"lr=1"})), "nearest is training.lr"));
   EXPECT_TRUE(is_user_mistake(run_program(train("run", {"training.lr=nan"})), "training.lr: got nan"));
   EXPECT_TRUE(is_user_mistake(
       run_program(train("run", {"model.hidden_size=65536", "model.num_hidden_layers=1000", "model.num_heads=512"})),

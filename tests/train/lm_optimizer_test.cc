@@ -184,6 +184,11 @@ TEST(LmOptions, MistakesAreNamed) {
   refused("training", "warm_up_steps", 1, "training.warm_up_steps", "nearest is training.warmup_steps");
   refused("data", "trian", "x", "data.trian", "nearest is data.train");
   refused("trainig", "x", 1, "trainig", "nearest is training");
+  for (const auto& [key, full] : {std::pair{"lr", "training.lr"}, {"validation", "data.validation"}}) {
+    auto config = small_config();
+    config[key] = 1;
+    expect_error([&] { lm_options_from_json(config); }, key, std::string("nearest is ") + full);
+  }
   refused("training", "lr", "high", "training.lr", "a number");
   refused("training", "steps", 1.5, "training.steps", "a whole number");
   refused("training", "tokens", 5, "training.steps", "either steps or tokens");

@@ -81,6 +81,20 @@ void for_each_training_key(Options& o, const Visit& visit) {
   visit("keep_checkpoints", o.keep_checkpoints);
 }
 
+// Refuses a key without a table. The message names a table that has the key.
+void require_tables(const json& config) {
+  const std::vector<std::string> tables{"model", "data", "training"};
+  const json known = to_json(LmOptions{});
+  for (const auto& [key, value] : config.items()) {
+    if (std::find(tables.begin(), tables.end(), key) != tables.end()) continue;
+    std::string nearest = nearest_name(key, tables);
+    for (const auto& [table, keys] : known.items()) {
+      if (keys.contains(key)) nearest = table + "." + key;
+    }
+    throw Error(kTrainLm, key, "a key that is not known", "a known one; the nearest is " + nearest);
+  }
+}
+
 void require_known(const std::string& prefix, const json& table, const std::vector<std::string>& names) {
   for (const auto& [key, value] : table.items()) {
     if (std::find(names.begin(), names.end(), key) == names.end()) {
@@ -155,7 +169,7 @@ std::int64_t LmTrainOptions::total_steps() const {
 }
 
 LmOptions lm_options_from_json(const json& config) {
-  require_known("", config, {"model", "data", "training"});
+  require_tables(config);
   LmOptions options;
   read_table(
       config, "data", [](auto& o, const auto& visit) { for_each_data_key(o, visit); }, options.data);
