@@ -350,6 +350,8 @@ TEST_F(TrainLm, Mistakes) {
         is_user_mistake(result, std::string("--set: got '") + setting + "', expected a value; for an empty text "));
   }
   EXPECT_TRUE(is_user_mistake(run_program(train("run", {"lr=1"})), "nearest is training.lr"));
+  EXPECT_TRUE(
+      is_user_mistake(run_program(train("run", {"model.num_heads=5"})), "num_heads: got 5, expected a divisor of "));
   EXPECT_TRUE(is_user_mistake(run_program(train("run", {"training.lr=nan"})), "training.lr: got nan"));
   EXPECT_TRUE(is_user_mistake(
       run_program(train("run", {"model.hidden_size=65536", "model.num_hidden_layers=1000", "model.num_heads=512"})),

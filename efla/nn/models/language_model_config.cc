@@ -14,12 +14,16 @@ namespace {
 constexpr const char* kConfig = "language model";
 constexpr std::int64_t kMaxVocabulary = std::int64_t{1} << 24, kMaxWidth = 1 << 16, kMaxLayers = 1024;
 
-// Returns `size` as an integer. Throws Error if it is not one.
-std::int64_t whole(const char* field, double factor, double size, const char* what) {
+// Returns factor · head_dim, where head_dim 0 stands for hidden_size / num_heads. Throws Error if it is not an integer.
+std::int64_t head_size(const LanguageModelConfig& config, const char* field, double factor, const char* what) {
   const Require require(kConfig);
+  const auto hidden = static_cast<double>(config.hidden_size), heads = static_cast<double>(config.num_heads);
+  const double size = factor * (config.head_dim > 0 ? static_cast<double>(config.head_dim) : hidden / heads);
   const double rounded = std::round(size);
-  require(rounded >= 1.0 && rounded <= kMaxWidth && std::abs(size - rounded) <= 1e-5 * rounded, field, factor,
-          fmt::format("a factor that gives heads a whole {} (got {:.6g})", what, size));
+  const bool is_whole = rounded >= 1.0 && rounded <= kMaxWidth && std::abs(size - rounded) <= 1e-5 * rounded;
+  require(is_whole || config.head_dim > 0 || std::fmod(hidden, heads) == 0.0, "num_heads", config.num_heads,
+          fmt::format("a divisor of hidden_size = {} (heads got a {} of {:.6g})", config.hidden_size, what, size));
+  require(is_whole, field, factor, fmt::format("a factor that gives heads a whole {} (got {:.6g})", what, size));
   return std::llround(size);
 }
 
@@ -38,14 +42,12 @@ std::int64_t LanguageModelConfig::mlp_width() const {
 
 MixerConfig LanguageModelConfig::mixer_config() const {
   const auto& preset = mixer_preset(mixer);
-  const double unit =
-      head_dim > 0 ? static_cast<double>(head_dim) : static_cast<double>(hidden_size) / static_cast<double>(num_heads);
   MixerConfig config{.mixer = mixer, .hidden = hidden_size, .heads = num_heads};
   config.conv = use_short_conv ? conv_size : 0;
   config.output_norm = use_output_norm;
   config.value_heads = num_v_heads;
-  config.key_dim = whole("expand_k", expand_k, expand_k * unit, "key dim");
-  config.value_dim = whole("expand_v", expand_v, expand_v * unit, "value dim");
+  config.key_dim = head_size(*this, "expand_k", expand_k, "key dim");
+  config.value_dim = head_size(*this, "expand_v", expand_v, "value dim");
   if (use_gate.value_or(preset.gate != Gate::none)) {
     const bool by_channel = preset.gate == Gate::channel || preset.gate == Gate::safe_channel;
     config.output_gate = by_channel ? OutputGate::sigmoid : OutputGate::silu;
@@ -97,9 +99,9 @@ void validate(const LanguageModelConfig& config) {
   }
   bool any_mixer = false, any_attention = false;
   for (const auto layer : config.attention_layers) {
-    require(layer >= 0 && layer < config.num_hidden_layers, "attention_layers", layer,
+    require(layer >= 0 && layer < config.num_hidden_layers, "attn.layers", layer,
             fmt::format("layers from 0 to {}", config.num_hidden_layers - 1));
-    require(std::count(config.attention_layers.begin(), config.attention_layers.end(), layer) == 1, "attention_layers",
+    require(std::count(config.attention_layers.begin(), config.attention_layers.end(), layer) == 1, "attn.layers",
             fmt::format("{} twice", layer), "each layer once");
   }
   for (std::int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
