@@ -17,7 +17,6 @@ namespace {
 
 constexpr int kSide = 28;
 constexpr std::size_t kPixels = kSide * kSide;
-constexpr std::int64_t kMaxCount = 100'000'000;
 
 // Line segments between two points of a spline.
 constexpr int kPieces = 5;
@@ -208,8 +207,8 @@ void draw_digit(int digit, Random& random, std::vector<Segment>& segments, std::
 }  // namespace
 
 ImageSet builtin_digits(Split split, std::int64_t count, std::uint64_t seed) {
-  if (count < 0 || count > kMaxCount) {
-    throw Error("builtin_digits", "count", std::to_string(count), "0 to " + std::to_string(kMaxCount));
+  if (count < 0 || count > kMostDigits) {
+    throw Error("builtin_digits", "count", std::to_string(count), "0 to " + std::to_string(kMostDigits));
   }
   const auto n = static_cast<std::size_t>(count);
   ImageSet set{count, kSide, kSide, std::vector<std::uint8_t>(n * kPixels), std::vector<std::uint8_t>(n)};

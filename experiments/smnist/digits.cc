@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "efla/base/error.h"
+#include "efla/base/memory.h"
 #include "efla/data/digits.h"
 #include "efla/nn/models/pixel_classifier.h"
 #include "efla/train/tasks/image_task.h"
@@ -24,8 +25,13 @@ data::ImageSet load_digit_images(const std::string& source, data::Split split, s
   const std::string option = training ? "--train-images" : "--test-images";
   if (count < 0) throw Error("data", option, std::to_string(count), "a count, or 0 for all");
   if (source == "builtin") {
-    const std::int64_t usual = training ? kBuiltinTrainImages : kBuiltinTestImages;
-    return data::builtin_digits(split, count == 0 ? usual : count);
+    if (count == 0) count = training ? kBuiltinTrainImages : kBuiltinTestImages;
+    if (count > data::kMostDigits) {
+      throw Error("data", option, std::to_string(count),
+                  "at most the " + std::to_string(data::kMostDigits) + " built in");
+    }
+    require_memory("data", option.c_str(), "images", static_cast<double>(count) * kImageSide * kImageSide);
+    return data::builtin_digits(split, count);
   }
   data::ImageSet images = data::load_mnist(source, split);
   if (images.rows != kImageSide || images.cols != kImageSide) {
