@@ -196,10 +196,9 @@ class C10dProcessGroup : public ProcessGroup {
     return make_watched(answered, [&, this] {
       stop_if_asked();
       if (environment.launcher_has_store && std::chrono::steady_clock::now() - start > kAnswer) {
-        throw std::runtime_error("the store of torchrun at " + environment.address + ":" +
-                                 std::to_string(environment.port) +
-                                 " does not answer; torchrun must belong to the PyTorch of this program, LibTorch " +
-                                 TORCH_VERSION);
+        throw std::runtime_error(
+            "the store of torchrun at " + environment.address + ":" + std::to_string(environment.port) +
+            " does not answer; torchrun must belong to the PyTorch of this program, LibTorch " + TORCH_VERSION);
       }
     });
   }
