@@ -159,7 +159,7 @@ class FakeEngine : public Engine {
   };
 
   void require(const std::string& name) const {
-    if (!sessions_.contains(name)) throw NoSuchSession("serve", "session", name, "a stored session");
+    if (!sessions_.contains(name)) throw NoSuchSession("serve", "session", "'" + name + "'", "a stored session");
   }
   std::string text_of_checked(const std::string& name) const {
     const std::lock_guard lock(mutex_);

@@ -6,6 +6,7 @@
 #include "efla/base/error.h"
 #include "efla/base/printable.h"
 #include "efla/io/json.h"
+#include "efla/serve/api/context.h"
 #include "efla/serve/engine.h"
 
 namespace efla::serve {
@@ -38,9 +39,12 @@ HttpReply to_reply(const ApiError& error) {
   return reply;
 }
 
-ApiError current_error() {
-  const auto sentence = [](const Error& error) {
-    return printable(error.argument() + ": got " + error.got() + ", expected " + error.expected(), 1000);
+ApiError current_error(const std::string& client) {
+  const auto sentence = [&](const Error& error) {
+    std::string got = error.got();
+    const std::string owned = "'" + engine_name(client, "");
+    if (got.starts_with(owned)) got.replace(0, owned.size(), "'");
+    return printable(error.argument() + ": got " + got + ", expected " + error.expected(), 1000);
   };
   try {
     throw;

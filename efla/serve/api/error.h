@@ -26,7 +26,8 @@ std::string to_json(const ApiError& error);
 // Returns the reply with an error; with Retry-After for 429 and 503.
 HttpReply to_reply(const ApiError& error);
 
-// Returns the exception that is being handled as an error of the API. What is nobody's mistake has status 500.
-ApiError current_error();
+// Returns the exception that is being handled as an error of the API, with names of sessions as the client knows them.
+// What is nobody's mistake has status 500.
+ApiError current_error(const std::string& client);
 
 }  // namespace efla::serve

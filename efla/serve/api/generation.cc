@@ -107,7 +107,7 @@ void Generation::start() {
     submit_all();
     begin_stream();
   } catch (...) {
-    fail(current_error());
+    fail(current_error(client_));
   }
   release();
 }
@@ -267,7 +267,7 @@ void Generation::submit_forks(std::size_t prompt) {
       submit(std::move(request), prompt * n + replica);
     }
   } catch (...) {
-    fail(current_error());
+    fail(current_error(client_));
   }
   release();
 }
@@ -353,7 +353,7 @@ void Generation::complete() {
     if (choices_.front().finish->reason == FinishReason::deadline) save_as_.clear();  // the engine stores nothing
     answer();
   } catch (...) {
-    fail(current_error());
+    fail(current_error(client_));
     drop_temporary();
   }
 }

@@ -112,6 +112,7 @@ class Service::Implementation {
   void detokenize(Call& call);
   void tokenizer_info(Call& call);
   void list_sessions(Call& call);
+  void require_new(const Call& call, const std::string& name) const;
   void create_session(Call& call);
   void store(Call& call, const std::string& name, Request made, int status);
   void session(Call& call) { reply(call, session_reply(call, call.name)); }
@@ -232,7 +233,7 @@ void Service::Implementation::run_route(const Route& route, Call& call) {
     if (!call.name.empty() && route.run != &Implementation::model) check_session_name(call.name, "name");
     (this->*route.run)(call);
   } catch (...) {
-    reply(call, to_reply(current_error()));
+    reply(call, to_reply(current_error(call.client)));
   }
 }
 
@@ -319,9 +320,20 @@ void Service::Implementation::list_sessions(Call& call) {
   reply(call, json_reply({{"object", "list"}, {"data", std::move(list)}}));
 }
 
+// Throws ApiError where the client has a session of this name.
+void Service::Implementation::require_new(const Call& call, const std::string& name) const {
+  try {
+    context_.engine.session(engine_name(call.client, name));
+  } catch (const NoSuchSession&) {
+    return;
+  }
+  throw ApiError(400, "name: got \"" + name + "\", which exists, expected a new name", "name");
+}
+
 void Service::Implementation::create_session(Call& call) {
   auto request = parse_create_session(parse_body(call.request.body));
   if (request.name.empty()) request.name = random_name("s-");
+  if (request.name != request.parent) require_new(call, request.name);
   const auto name = engine_name(call.client, request.name);
   if (!request.prompt) {
     context_.engine.fork(engine_name(call.client, request.parent), name);
@@ -350,7 +362,7 @@ void Service::Implementation::store(Call& call, const std::string& name, Request
                 if (finish.reason == FinishReason::cancelled) throw ApiError(503, "the request was cancelled");
                 reply(call, session_reply(call, name, status));
               } catch (...) {
-                reply(call, to_reply(current_error()));
+                reply(call, to_reply(current_error(call.client)));
               }
             });
           }));
@@ -376,6 +388,7 @@ void Service::Implementation::delete_response(Call& call) {
 void Service::Implementation::fork(Call& call) {
   auto copy = parse_fork(parse_body(call.request.body));
   if (copy.empty()) copy = random_name("s-");
+  require_new(call, copy);
   context_.engine.fork(engine_name(call.client, call.name), engine_name(call.client, copy));
   reply(call, session_reply(call, copy, 201));
 }
