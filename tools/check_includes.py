@@ -36,15 +36,17 @@ HIDDEN = {"ops": ["ref", "cpu", "cuda"]}
 OUTERMOST = ["cli", "tests", "bench", "python"]  # included by nobody in efla/ or experiments/
 EXPERIMENTS = "experiments"  # included by the outermost alone
 
-# Outside libraries that only some folders may include, by how the header's name begins.
+# Outside libraries that only some folders, with what is below them, may include, by how the header's name begins.
 OUTSIDE = {
     "LibTorch": (("torch/", "ATen/", "c10/", "caffe2/"),
                  ["autograd", "nn", "eval", "train", "generate", "serve", "experiments", "cli", "python"]),
     "Highway": (("hwy/",), ["cpu"]),
     "CUDA": (("cuda", "cublas", "nccl"), ["cuda"]),
     "CLI11": (("CLI/",), ["cli"]),
-    "Boost": (("boost/",), ["serve"]),
+    "Boost": (("boost/",), ["serve/http"]),
 }
+# Folders inside of those that do without a library.
+WITHOUT = {"LibTorch": ["serve/http", "serve/api", "serve/page"]}
 EXTENSIONS = {".h", ".cc", ".cu", ".cuh"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*(["<])([^">]+)[">]')
 
@@ -66,8 +68,14 @@ def folder_of(path):
     return parts[1] if parts[0] == "efla" and len(parts) > 2 else parts[0]
 
 
-def violation(folder, bracket, header):
-    """Why `folder` may not include `header`, or None."""
+def is_in(place, folders):
+    """Whether a place, such as serve/http, is one of the folders or below it."""
+    return any(place == folder or place.startswith(folder + "/") for folder in folders)
+
+
+def violation(place, bracket, header):
+    """Why a file of a place, a folder such as serve/http without its first efla/, may not include `header`, or None."""
+    folder = place.split("/")[0]
     free = folder in OUTERMOST
     if header.startswith("efla/"):
         target = folder_of(pathlib.PurePosixPath(header))
@@ -87,8 +95,9 @@ def violation(folder, bracket, header):
         if not header.startswith("hwy/"):
             return "a header in quotes is named from the root of the checkout"
     for library, (prefixes, folders) in OUTSIDE.items():
-        if header.startswith(prefixes) and folder not in folders and folder not in ("tests", "bench"):
-            return f"{library} only in {', '.join(folders)}; not {folder}"
+        without = is_in(place, WITHOUT.get(library, []))
+        if header.startswith(prefixes) and (without or not is_in(place, [*folders, "tests", "bench"])):
+            return f"{library} only in {', '.join(folders)}; not {place}"
     return None
 
 
@@ -101,12 +110,13 @@ def check(root):
                 continue
             relative = path.relative_to(root)
             folder = folder_of(relative)
+            place = "/".join(relative.parts[1 if top == "efla" else 0 : -1])
             if top == "efla" and folder not in ALLOWED:
                 problems.append(f"{relative}:1: there is no folder efla/{folder} in the table of this script")
                 continue
             for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
                 match = INCLUDE.match(line)
-                rule = match and violation(folder, *match.groups())
+                rule = match and violation(place, *match.groups())
                 if rule:
                     problems.append(f"{relative}:{number}: {match.group(2)}: {rule}")
     return problems
@@ -120,6 +130,8 @@ GOOD = {
     "efla/nn/mixer.h": '#include "efla/ops/delta.h"\n#include "efla/io/safetensors.h"\n#include <vector>\n',
     "cli/main.cc": '#include <CLI/CLI.hpp>\n#include "cli/commands.h"\n#include "efla/train/loop.h"\n',
     "experiments/mad/mad.cc": '#include "efla/train/loop.h"\n#include "experiments/common/study.h"\n',
+    "efla/serve/http/http.cc": "#include <boost/asio/post.hpp>\n",
+    "efla/serve/local_engine.cc": "#include <torch/types.h>\n",
     "bench/stability.cc": '#include "experiments/stability/growth.h"\n',
     "tests/unit/chunk_test.cc": '#include "efla/ref/delta.h"\n#include "tests/support/compare.h"\n',
 }
@@ -135,6 +147,8 @@ BAD = {
     "efla/rule/i.cc": "#include <efla/base/error.h>\n",
     "efla/rule/j.cc": '#include "step_size.h"\n',
     "efla/fast/k.cc": "#include <vector>\n",
+    "efla/serve/api/p.cc": "#include <torch/types.h>\n",
+    "efla/serve/q.cc": "#include <boost/asio/post.hpp>\n",
     "efla/train/l.cc": '#include "efla/report/page.h"\n',
     "efla/autograd/n.cc": '#include "efla/cpu/linear.h"\n',
     "efla/nn/o.cc": '#include "efla/ref/delta.h"\n',
