@@ -42,7 +42,8 @@ def main(target, *folders):
     for each, op in zip(axes, runs):
         draw(each, op)
     axes[0].set_ylabel("µs per token and head, median")
-    axes[0].legend(frameon=False)
+    contenders = {label: handle for each in axes for handle, label in zip(*each.get_legend_handles_labels())}
+    axes[-1].legend(contenders.values(), contenders.keys(), frameon=False)
     plots.save(figure, target)
 
 
