@@ -122,19 +122,26 @@ std::string conversion_message(const CLI::App& app, std::string_view message) {
   return std::string(message);
 }
 
-// Returns what is wrong with a whole number that int64 cannot hold, which CLI11 would turn into the nearest that it
+// Returns what is wrong with a whole number that 64 bits cannot hold, which CLI11 would turn into the nearest that they
 // can.
-std::string beyond_int64(const std::string& text) {
+std::string beyond_64_bits(const std::string& text, bool is_unsigned) {
   errno = 0;
-  std::strtoll(text.c_str(), nullptr, 0);
-  return errno == ERANGE ? "got " + text + ", expected a whole number between -2^63 and 2^63" : "";
+  if (is_unsigned) {
+    std::strtoull(text.c_str(), nullptr, 0);
+  } else {
+    std::strtoll(text.c_str(), nullptr, 0);
+  }
+  if (errno != ERANGE) return "";
+  return "got " + text + ", expected a whole number " + (is_unsigned ? "below 2^64" : "between -2^63 and 2^63");
 }
 
 // Adds the check for whole numbers to the options of all commands. CLI11 names their type INT or UINT.
 void check_whole_numbers(CLI::App& app) {
   for (auto* option : app.get_options()) {
     const auto type = option->get_type_name();
-    if (type.starts_with("INT") || type.starts_with("UINT")) option->check(beyond_int64);
+    const bool is_unsigned = type.starts_with("UINT");
+    if (!is_unsigned && !type.starts_with("INT")) continue;
+    option->check([is_unsigned](const std::string& text) { return beyond_64_bits(text, is_unsigned); });
   }
   for (auto* command : app.get_subcommands([](CLI::App*) { return true; })) check_whole_numbers(*command);
 }
