@@ -5,6 +5,8 @@
 #include <map>
 #include <stdexcept>
 #include <system_error>
+#include <utility>
+#include <vector>
 
 #include "efla/base/error.h"
 #include "efla/io/file.h"
@@ -73,10 +75,15 @@ std::filesystem::path DurableEngine::file_of(const std::string& name) const { re
 // Loads the sessions of the files. Files of the same bytes are forks and share the memory again. Disposable sessions
 // without room are dropped.
 void DurableEngine::load_all() {
-  std::map<std::string, std::string> names;  // of the first session by the checksum of its file
+  std::vector<std::pair<std::filesystem::file_time_type, std::filesystem::path>> files;
   for (const auto& entry : std::filesystem::directory_iterator(folder_)) {
     const std::filesystem::path& file = entry.path();
     if (file.extension() != kEnd || io::is_temporary_name(file.filename().string())) continue;
+    files.emplace_back(entry.last_write_time(), file);
+  }
+  std::sort(files.begin(), files.end());     // the oldest first, which then is the longest unused
+  std::map<std::string, std::string> names;  // of the first session by the checksum of its file
+  for (const auto& [written, file] : files) {
     const std::string name = file.stem().string();
     const auto bytes = io::read_file(file);
     bool disposable = false;

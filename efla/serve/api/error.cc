@@ -40,11 +40,13 @@ HttpReply to_reply(const ApiError& error) {
 }
 
 ApiError current_error(const std::string& client) {
+  const auto of_client = [&](std::string text) {
+    const std::string owned = engine_name(client, "");
+    for (std::size_t at; !owned.empty() && (at = text.find(owned)) != std::string::npos;) text.erase(at, owned.size());
+    return printable(text, 1000);
+  };
   const auto sentence = [&](const Error& error) {
-    std::string got = error.got();
-    const std::string owned = "'" + engine_name(client, "");
-    if (got.starts_with(owned)) got.replace(0, owned.size(), "'");
-    return printable(error.argument() + ": got " + got + ", expected " + error.expected(), 1000);
+    return of_client(error.argument() + ": got " + error.got() + ", expected " + error.expected());
   };
   try {
     throw;
@@ -62,11 +64,11 @@ ApiError current_error(const std::string& client) {
     return {400, sentence(error), error.argument()};
   } catch (const IoError& error) {
     const bool content = error.kind() == IoError::Kind::content;
-    return {content ? 400 : 500, printable(error.what(), 1000)};
+    return {content ? 400 : 500, of_client(error.what())};
   } catch (const std::bad_alloc&) {
     return {503, "not enough memory"};
   } catch (const std::exception& error) {
-    return {500, printable(error.what(), 1000)};
+    return {500, of_client(error.what())};
   }
 }
 

@@ -320,7 +320,7 @@ void Service::Implementation::list_sessions(Call& call) {
   reply(call, json_reply({{"object", "list"}, {"data", std::move(list)}}));
 }
 
-// Throws ApiError where the client has a session of this name.
+// Throws ApiError where the client has a session of this name. A request that ends meanwhile may still store one.
 void Service::Implementation::require_new(const Call& call, const std::string& name) const {
   try {
     context_.engine.session(engine_name(call.client, name));
