@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cli/commands.h"
+#include "cli/support/count_option.h"
 #include "cli/support/device.h"
 #include "cli/support/interrupt.h"
 #include "cli/support/model_tokenizer.h"
@@ -27,7 +28,6 @@ namespace efla::cli {
 namespace {
 
 constexpr const char* kEvalLm = "eval lm";
-constexpr std::int64_t kMost = std::int64_t{1} << 40;  // of examples and tokens
 
 struct EvalLmArguments {
   std::string model, data = ".", tokenizer, out, device = "auto", weights = "float32";
@@ -162,19 +162,12 @@ void add_eval_lm(CLI::App& eval) {
   command->add_option("--data", arguments->data, "Folder of the tasks' files (docs/evaluation.md)")
       ->capture_default_str()
       ->type_name("DIR");
-  command->add_option("--limit", arguments->limit, "Only this many examples of each task, the first ones; 0: all")
-      ->check(CLI::Range(std::int64_t{0}, kMost).description(""))
-      ->type_name("N");
-  command->add_option("--batch", arguments->options.batch_tokens, "Tokens of all texts that are computed together")
-      ->check(CLI::Range(std::int64_t{1}, kMost).description(""))
-      ->capture_default_str()
-      ->type_name("TOKENS");
-  command
-      ->add_option("--max-length", arguments->options.text.max_length,
-                   "Most tokens of one text; longer texts lose their start")
-      ->check(CLI::Range(std::int64_t{1}, kMost).description(""))
-      ->capture_default_str()
-      ->type_name("TOKENS");
+  add_count_option(*command, "--limit", arguments->limit,
+                   "Only this many examples of each task, the first ones; 0: all", 0);
+  add_count_option(*command, "--batch", arguments->options.batch_tokens,
+                   "Tokens of all texts that are computed together", 1, "TOKENS");
+  add_count_option(*command, "--max-length", arguments->options.text.max_length,
+                   "Most tokens of one text; longer texts lose their start", 1, "TOKENS");
   command->add_option("--tokenizer", arguments->tokenizer,
                       "A SentencePiece model, a tokenizer.json, or bytes (default: what the model's folder names)");
   command->add_flag("--bos", arguments->options.text.bos, "Start every text with the bos token");

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cli/commands.h"
+#include "cli/support/count_option.h"
 #include "cli/support/model_tokenizer.h"
 #include "cli/support/print.h"
 #include "cli/support/threads.h"
@@ -152,25 +153,21 @@ void add_model_options(CLI::App& command, ServeArguments& arguments) {
 void add_limit_options(CLI::App& command, ServeArguments& arguments) {
   auto& api = arguments.api;
   auto& http = arguments.http;
-  const auto count = [&](const char* option, auto& value, const char* what, std::int64_t low) {
-    command.add_option(option, value, what)
-        ->check(CLI::Range(low, std::int64_t{1} << 40).description(""))
-        ->type_name("N")
-        ->capture_default_str();
-  };
   const auto seconds = [&](const char* option, double& value, const char* what, double low) {
     command.add_option(option, value, what)
         ->check(CLI::Range(low, 1e6).description(""))
         ->type_name("SECONDS")
         ->capture_default_str();
   };
-  count("--max-tokens", api.max_tokens, "Most tokens of a reply, and the default in chats", 1);
-  count("--max-prompt-tokens", api.max_prompt_tokens, "Most tokens of a prompt; 0: no limit", 0);
-  count("--max-queue", arguments.engine.max_queue, "Requests that wait; further ones get status 429", 1);
-  count("--max-per-key", api.max_requests_per_key, "Requests of one key that run at once; 0: no limit", 0);
-  count("--max-responses", arguments.engine.max_disposable,
-        "Stored states of /v1/responses; beyond, the longest unused are dropped", 1);
-  count("--max-connections", http.max_connections, "Open connections; further ones wait", 1);
+  add_count_option(command, "--max-tokens", api.max_tokens, "Most tokens of a reply, and the default in chats", 1);
+  add_count_option(command, "--max-prompt-tokens", api.max_prompt_tokens, "Most tokens of a prompt; 0: no limit", 0);
+  add_count_option(command, "--max-queue", arguments.engine.max_queue,
+                   "Requests that wait; further ones get status 429", 1);
+  add_count_option(command, "--max-per-key", api.max_requests_per_key,
+                   "Requests of one key that run at once; 0: no limit", 0);
+  add_count_option(command, "--max-responses", arguments.engine.max_disposable,
+                   "Stored states of /v1/responses; beyond, the longest unused are dropped", 1);
+  add_count_option(command, "--max-connections", http.max_connections, "Open connections; further ones wait", 1);
   add_bytes_option(command, "--max-body", http.max_body_bytes, "Most bytes of a request's body");
   add_bytes_option(command, "--request-memory", http.request_memory,
                    "Bytes of all bodies, of requests that arrive, wait and run; further ones get status 503");
