@@ -14,7 +14,7 @@
 //   evaluations      during training without epochs (10); with epochs there is one after each
 //   enough    accuracy on the first test that ends a training
 //   model     {hidden, layers, heads, head_dim}
-//   precision of matrix products on a GPU: float32 (the default) or bfloat16
+//   precision    of matrix products on a GPU: float32 (the default) or bfloat16
 //   training  {batch_size, lr_floor, clip}
 //   figures   accuracy in per cent in a paper: task → mixer → [[mean, deviation], ...] by test
 //   eigenvalues      whether the report shows the mixers' eigenvalues
