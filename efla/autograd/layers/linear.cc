@@ -49,14 +49,18 @@ void product(const Tensor& x, const Tensor& weight, Tensor& y) {
 
 }  // namespace
 
-Tensor linear(const Tensor& x, const Tensor& weight) {
-  const bool differentiable = at::GradMode::is_enabled() && (x.requires_grad() || weight.requires_grad());
-  if (differentiable || !is_plain(x, weight)) return at::matmul(x, weight.t());
+Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
+  const bool differentiable = at::GradMode::is_enabled() &&
+                              (x.requires_grad() || weight.requires_grad() || (bias.defined() && bias.requires_grad()));
+  if (differentiable || !is_plain(x, weight)) {
+    return bias.defined() ? at::linear(x, weight, bias) : at::matmul(x, weight.t());
+  }
   RECORD_USER_SCOPE("efla::linear");
   const at::NoGradGuard no_grad;
   const Tensor rows = with_contiguous_rows(x.reshape({-1, x.size(-1)}));
   Tensor y = at::empty({rows.size(0), weight.size(0)}, x.options());
   product(rows, weight, y);
+  if (bias.defined()) y.add_(bias);
   auto sizes = x.sizes().vec();
   sizes.back() = weight.size(0);
   return y.view(sizes);

@@ -274,16 +274,25 @@ Tensor Mixer::causal_softmax(const Tensor& qkv) const {
   return torch::matmul(weights, parts[2]).transpose(1, 2);
 }
 
+Tensor Mixer::output_gate(const Tensor& x) const {
+  const auto gate = config_.output_gate == OutputGate::silu
+                        ? autograd::linear(x, g_proj_out_->value)
+                        : autograd::linear(autograd::linear(x, g_proj_in_->value), g_proj_out_->value, g_bias_);
+  return gate.unflatten(2, {config_.value_heads, config_.value_dim});
+}
+
 Tensor Mixer::output(const Tensor& x, Tensor o) const {
-  if (o_norm_) o = autograd::rms_norm(o, o_norm_->value, config_.norm_eps);
-  o = o.reshape({x.size(0), x.size(1), values()});
-  if (config_.output_gate == OutputGate::silu) {
-    o = o * torch::silu(autograd::linear(x, g_proj_out_->value));
-  } else if (config_.output_gate == OutputGate::sigmoid) {
-    const auto low = autograd::linear(x, g_proj_in_->value);
-    o = o * torch::sigmoid(autograd::linear(low, g_proj_out_->value) + g_bias_);
+  o = o.reshape({x.size(0), x.size(1), config_.value_heads, config_.value_dim});  // of one token it has no dimension T
+  const bool silu = config_.output_gate == OutputGate::silu;
+  if (config_.output_gate == OutputGate::none) {
+    if (o_norm_) o = autograd::rms_norm(o, o_norm_->value, config_.norm_eps);
+  } else if (o_norm_) {
+    const auto activation = silu ? GateActivation::silu : GateActivation::sigmoid;
+    o = autograd::gated_rms_norm(o, output_gate(x), o_norm_->value, activation, config_.norm_eps);
+  } else {
+    o = o * (silu ? torch::silu(output_gate(x)) : torch::sigmoid(output_gate(x)));
   }
-  return autograd::linear(o, o_proj_->value);
+  return autograd::linear(o.flatten(2), o_proj_->value);
 }
 
 Tensor Mixer::forward(const Tensor& x, const Tensor& cu_seqlens) const {

@@ -116,6 +116,7 @@ class Mixer : public torch::nn::Module {
   // Returns the decay [B, T, HV] or [B, T, HV, K] from x and gates; undefined without a decay.
   torch::Tensor decay(const torch::Tensor& x, const torch::Tensor& gates) const;
   torch::Tensor causal_softmax(const torch::Tensor& qkv) const;         // [B, T, 3·D] → [B, T, H, D/H]
+  torch::Tensor output_gate(const torch::Tensor& x) const;              // before its activation: [B, T, HV, V]
   torch::Tensor output(const torch::Tensor& x, torch::Tensor o) const;  // o [B, T, HV, V] → [B, T, D]
 
   MixerConfig config_;
