@@ -3,9 +3,13 @@
 #include <memory>
 
 #ifdef EFLA_TORCH_CUDA
+#include <ATen/Context.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
+
+#include <cstdlib>
+#include <mutex>
 #endif
 
 namespace efla::autograd {
@@ -33,6 +37,16 @@ OwnStream::OwnStream(const Device& device) {
   guard_.reset(new Guard{c10::cuda::CUDAStreamGuard(c10::cuda::getStreamFromPool(false, index))});
 }
 
+void compute_reproducibly() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    // Without it LibTorch warns at every matrix product. The size is the one that LibTorch takes by itself on Hopper.
+    setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
+    at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
+    at::globalContext().setDeterministicFillUninitializedMemory(false);  // no operator here reads such memory
+  });
+}
+
 std::int64_t most_bytes_allocated(const Device& device) {
   using c10::CachingAllocator::StatType;
   const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(static_cast<c10::DeviceIndex>(device.index));
@@ -44,6 +58,8 @@ bool has_gpu_kernels() { return true; }
 struct OwnStream::Guard {};
 
 OwnStream::OwnStream(const Device& /*device*/) {}
+
+void compute_reproducibly() {}
 
 std::int64_t most_bytes_allocated(const Device& /*device*/) { return 0; }
 

@@ -32,6 +32,11 @@ class OwnStream {
   std::unique_ptr<Guard> guard_;
 };
 
+// Makes LibTorch's operators on GPUs give the same bits in every run, in this process from now on. Some of them, such
+// as the gradient of an embedding of few rows, otherwise add by atomic operations, in any order. Nothing in a build
+// without GPUs.
+void compute_reproducibly();
+
 // Returns the most bytes that LibTorch's tensors have had at one time on a GPU.
 std::int64_t most_bytes_allocated(const Device& device);
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include "efla/autograd/context.h"
 #include "efla/autograd/one_thread.h"
 #include "efla/base/error.h"
 
@@ -27,6 +28,7 @@ torch::Device usable(torch::Device device, const std::string& precision) {
 DataParallel::DataParallel(int copies, const std::function<nn::NamedParameters()>& make, ThreadPool& pool,
                            torch::Device device, const std::string& precision)
     : device_(usable(device, precision)), autocast_(precision == "bfloat16"), pool_(pool) {
+  if (device.is_cuda()) autograd::compute_reproducibly();
   for (int i = 0; i < copies; ++i) copies_.push_back(make());
   parameters_ = std::make_unique<FlatParameters>(copies_.front(), device);
   for (const auto& copy : copies_) parameters_->share(copy);

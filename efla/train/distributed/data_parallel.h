@@ -19,8 +19,8 @@ namespace efla::train {
 class DataParallel {
  public:
   // Calls make(), which makes one more copy of the model and returns its parameters, `copies` times. All copies take
-  // the first one's values. precision is float32 or bfloat16, of matrix products. Throws Error for a device or a
-  // precision that this machine does not have.
+  // the first one's values. On a GPU LibTorch then computes reproducibly (autograd/context.h). precision is float32 or
+  // bfloat16, of matrix products. Throws Error for a device or a precision that this machine does not have.
   DataParallel(int copies, const std::function<nn::NamedParameters()>& make, ThreadPool& pool,
                torch::Device device = torch::kCPU, const std::string& precision = "float32");
 
