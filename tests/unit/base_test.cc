@@ -50,6 +50,50 @@ TEST(Bfloat16, EveryValueSurvivesFloat32) {
   }
 }
 
+TEST(Float16, RoundsToNearestTiesToEven) {
+  EXPECT_EQ(to_float16(1.0F).bits, 0x3c00);
+  EXPECT_EQ(to_float16(1.0F + 0x1p-11F).bits, 0x3c00);             // a tie, to even
+  EXPECT_EQ(to_float16(1.0F + 0x3p-11F).bits, 0x3c02);             // a tie, to even
+  EXPECT_EQ(to_float16(1.0F + 0x1p-11F + 0x1p-20F).bits, 0x3c01);  // above the tie
+  EXPECT_EQ(to_float16(-1.0F - 0x1p-11F - 0x1p-20F).bits, 0xbc01);
+  EXPECT_EQ(to_float16(-0.0F).bits, 0x8000);
+  EXPECT_EQ(to_float16(0x1p-25F).bits, 0);  // a tie, to even
+  EXPECT_EQ(to_float16(0x1p-25F + 0x1p-40F).bits, 1);
+  EXPECT_EQ(to_float16(0x3p-25F).bits, 2);                  // a tie, to even
+  EXPECT_EQ(to_float16(0x1p-14F - 0x1p-26F).bits, 0x0400);  // rounds up to the smallest normal number
+  EXPECT_EQ(to_float16(std::numeric_limits<float>::denorm_min()).bits, 0);
+}
+
+TEST(Float16, OverflowsToInfinity) {
+  EXPECT_EQ(to_float16(65519.0F).bits, 0x7bff);
+  EXPECT_EQ(to_float16(65520.0F).bits, 0x7c00);
+  EXPECT_EQ(to_float16(-65520.0F).bits, 0xfc00);
+  EXPECT_EQ(to_float16(std::numeric_limits<float>::max()).bits, 0x7c00);
+  EXPECT_EQ(to_float16(std::numeric_limits<float>::infinity()).bits, 0x7c00);
+}
+
+TEST(Float16, ANanStaysANan) {
+  EXPECT_TRUE(std::isnan(to_float(to_float16(std::numeric_limits<float>::quiet_NaN()))));
+  EXPECT_TRUE(std::isnan(to_float(to_float16(std::bit_cast<float>(0x7f800001U)))));  // whose payload is cut off
+  EXPECT_TRUE(std::isnan(to_float(to_float16(std::bit_cast<float>(0xffffffffU)))));
+}
+
+TEST(Float16, EveryValueIsItsFractionTimesAPowerOfTwo) {
+  for (std::uint32_t bits = 0; bits < 0x10000; ++bits) {
+    const float16 x{static_cast<std::uint16_t>(bits)};
+    const int exponent = static_cast<int>(bits >> 10 & 31U), fraction = static_cast<int>(bits & 0x3ffU);
+    if (exponent == 31) {
+      ASSERT_EQ(std::isnan(to_float(x)), fraction != 0);
+      ASSERT_EQ(std::isinf(to_float(x)), fraction == 0);
+    } else {
+      const double magnitude = exponent == 0 ? std::ldexp(fraction, -24) : std::ldexp(1024 + fraction, exponent - 25);
+      ASSERT_EQ(to_float(x), bits < 0x8000 ? magnitude : -magnitude);
+    }
+    if (std::isnan(to_float(x))) continue;
+    ASSERT_EQ(to_float16(to_float(x)).bits, bits);
+  }
+}
+
 // The first vector of the authors' known answers for philox4x32-10 (key 0, counter 0), and numbers noted when this was
 // written: data sets, initial values and orders of training depend on them for good.
 TEST(Random, GivesTheKnownNumbers) {
