@@ -23,7 +23,7 @@ struct Workspace {
 };
 
 // The token recurrence in float32: any sizes with K up to kMaxKeyDim, any strides, every step size and decay, and
-// states at chunk boundaries. Exact and strictly causal, and slow for long sequences. T is float or bfloat16.
+// states at chunk boundaries. Exact and strictly causal, and slow for long sequences. T is float, bfloat16 or float16.
 template <class T>
 void recurrent_fwd(const DeltaForward<T>& problem, cudaStream_t stream);
 
@@ -31,7 +31,7 @@ inline constexpr std::int64_t kMaxKeyDim = 256;
 
 // The gradients of the token recurrence in float32, for the same problems, from the states that the forward saved every
 // kRecurrentInterval tokens or fewer. Where more than one value head or slice of value columns adds to a gradient, they
-// are added in a fixed order. T is float or bfloat16.
+// are added in a fixed order. T is float, bfloat16 or float16.
 template <class T>
 void recurrent_bwd(const DeltaBackward<T>& problem, const Workspace& workspace, cudaStream_t stream);
 
@@ -42,8 +42,8 @@ inline constexpr std::int64_t kRecurrentInterval = 32;
 
 // Decode steps. Every state is read once and written once. Several tokens in one call give the same bits as one call
 // per token. Any sizes with K up to
-// kMaxKeyDim and any strides; fastest where rows [V] of the states can be read in pieces of 16 bytes. T and S are float
-// or bfloat16.
+// kMaxKeyDim and any strides; fastest where rows [V] of the states can be read in pieces of 16 bytes. T is float,
+// bfloat16 or float16, S float or bfloat16.
 template <class T, class S>
 void step_fwd(const DeltaSteps<T, S>& problem, cudaStream_t stream);
 
@@ -60,19 +60,22 @@ enum class ChunkKernel {
   fused      // Hopper: one kernel; of the forward alone, and `sweep` where every key channel has a gate
 };
 
-// The chunkwise form (EFLA paper, equations 21 to 32; Gated DeltaNet with a decay) on the tensor cores: products of
-// bfloat16 summed in float32, the state in float32. K up to kChunkMaxKeyDim; above 128 on a Hopper GPU alone, without a
-// gate per key channel, in rows of whole pieces of 16 bytes. A non-finite token reaches its own chunk of 64 tokens and
-// what comes after, never an earlier chunk nor another sequence. States are saved every saved.interval tokens, a
-// multiple of 64.
-void chunk_fwd(const DeltaForward<bfloat16>& problem, const Workspace& workspace, cudaStream_t stream,
+// The chunkwise form (EFLA paper, equations 21 to 32; Gated DeltaNet with a decay) on the tensor cores: products of E,
+// bfloat16 or float16, summed in float32, the state in float32. K up to kChunkMaxKeyDim; above 128 on a Hopper GPU
+// alone, without a gate per key channel, in rows of whole pieces of 16 bytes. float16 is taken without a gate per key
+// channel, and a factor of a product that exceeds 65504 becomes infinite (docs/numerics.md). A non-finite token reaches
+// its own chunk of 64 tokens and what comes after, never an earlier chunk nor another sequence. States are saved every
+// saved.interval tokens, a multiple of 64.
+template <class E>
+void chunk_fwd(const DeltaForward<E>& problem, const Workspace& workspace, cudaStream_t stream,
                ChunkKernel kernel = ChunkKernel::automatic);
 
 // Returns the bytes of workspace that chunk_fwd needs.
 std::size_t chunk_fwd_workspace_bytes(const DeltaShape& shape, const DeltaRule& rule);
 
 // Returns what of the problem chunk_fwd does not take, or "" where it takes the problem.
-std::string chunk_fwd_refusal(const DeltaForward<bfloat16>& problem);
+template <class E>
+std::string chunk_fwd_refusal(const DeltaForward<E>& problem);
 
 inline constexpr std::int64_t kChunkMaxKeyDim = 256;
 
@@ -81,16 +84,19 @@ inline constexpr std::int64_t kChunkMaxKeyDim = 256;
 // that a longer interval saves memory; the chunks of one interval are computed in order, the intervals
 // of a sequence in parallel. A non-finite token reaches its own chunk beside what it reaches in the recurrence, never
 // another sequence (docs/numerics.md).
-void chunk_bwd(const DeltaBackward<bfloat16>& problem, const Workspace& workspace, cudaStream_t stream,
+template <class E>
+void chunk_bwd(const DeltaBackward<E>& problem, const Workspace& workspace, cudaStream_t stream,
                ChunkKernel kernel = ChunkKernel::automatic);
 
 // Return the bytes of workspace that chunk_bwd needs: for rows of whole pieces of 16 bytes, and for any problem. With K
 // above 128 other rows are copied first.
 std::size_t chunk_bwd_workspace_bytes(const DeltaShape& shape, const DeltaRule& rule);
-std::size_t chunk_bwd_workspace_bytes(const DeltaBackward<bfloat16>& problem);
+template <class E>
+std::size_t chunk_bwd_workspace_bytes(const DeltaBackward<E>& problem);
 
 // Returns what of the problem chunk_bwd does not take, or "" where it takes the problem.
-std::string chunk_bwd_refusal(const DeltaBackward<bfloat16>& problem);
+template <class E>
+std::string chunk_bwd_refusal(const DeltaBackward<E>& problem);
 
 // The chunkwise form with every operand in float32, and products in TF32 of two parts per operand, which have nearly
 // float32's accuracy: chunks of 32 tokens, no decay or one per head, K up to kFloat32MaxKeyDim, but up to 64 where a

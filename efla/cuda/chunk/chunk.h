@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <type_traits>
 
 #include "efla/cuda/common/tensor_map.h"
 #include "efla/cuda/delta.h"
@@ -19,7 +20,7 @@ inline constexpr int kChunkTokens = 64;
 //
 //   E = kᵀ S,  R = b∘v − read∘E,  U = T R,  o = out∘(qᵀ S) + P U,  S ← γ_C S + k (write∘U)
 //
-// T and P are images of the swizzled tile (tile.cuh) in bfloat16.
+// T and P are images of the swizzled tile (tile.cuh) in the type of the elements.
 struct ChunkRecord {
   alignas(128) unsigned char t[kChunkTokens * kChunkTokens * 2];  // (I + stril(a_i n_i n_j Γ_ij k_iᵀ k_j))⁻¹
   unsigned char p[kChunkTokens * kChunkTokens * 2];               // scale n_q,i n_k,j Γ_ij q_iᵀ k_j for i ≥ j
@@ -45,8 +46,8 @@ constexpr std::size_t scaled_rows_bytes(const DeltaShape& s) {
   return s.key_dim <= 64 ? sizeof(ScaledRows<1>) : sizeof(ScaledRows<2>);
 }
 
-// The map of a segment, S ← M S, in two bfloat16 parts whose sum has the first 16 bits of M's elements. Rows of the
-// transposed map as images of swizzled tiles: kTiles times 64 rows of kTiles tiles.
+// The map of a segment, S ← M S, in two parts of the elements' type, whose sum has twice its bits of M's elements. Rows
+// of the transposed map as images of swizzled tiles: kTiles times 64 rows of kTiles tiles.
 template <int kTiles>
 struct SegmentMap {
   static constexpr int kBytes = kTiles * kTiles * kChunkTokens * 128;
@@ -62,8 +63,10 @@ constexpr std::size_t segment_map_bytes(const DeltaShape& s) {
 inline constexpr std::int64_t kUndividedKeys = 128;
 constexpr bool divides_keys(const DeltaShape& s) { return s.key_dim > kUndividedKeys; }
 
+// E, the type of elements in memory and of what is multiplied, is bfloat16 or float16.
+template <class E>
 struct ChunkProblem {
-  DeltaForward<bfloat16> p;
+  DeltaForward<E> p;
   ChunkRecord* records = nullptr;   // [slots][HV]
   unsigned char* scaled = nullptr;  // [slots][HV], ScaledRows with a gate per channel
   // Of sequences that are cut into segments of whole chunks (segments.cc), the state after the first segment and the
@@ -94,7 +97,17 @@ constexpr std::int64_t segment_chunks(std::int64_t chunks, int segments) { retur
 inline constexpr std::int64_t kMultiprocessors = 132;
 constexpr std::int64_t waves_of(std::int64_t blocks) { return (blocks + kMultiprocessors - 1) / kMultiprocessors; }
 
-constexpr bool has_channel_gate(const ChunkProblem& c) { return c.p.rule.decay == Decay::channel; }
+// Whether the kernels take a gate per key channel. float16 has too few exponents for keys and queries that are decayed
+// to or from another token (prepare_channel.cu).
+template <class E>
+inline constexpr bool kTakesChannelGate = std::is_same_v<E, bfloat16>;
+
+inline constexpr const char* kNarrowChannelGate = "a decay per key channel with float16 inputs";
+
+template <class E>
+constexpr bool has_channel_gate(const ChunkProblem<E>& c) {
+  return c.p.rule.decay == Decay::channel;
+}
 
 // Returns what keeps the kernels from the divided keys of a problem, or "".
 std::string divided_keys_refusal(const DeltaShape& shape, const DeltaRule& rule);
@@ -103,17 +116,20 @@ std::string divided_keys_refusal(const DeltaShape& shape, const DeltaRule& rule)
 int segments_of(const DeltaShape& shape);
 
 // Launches the kernel that writes every record. With `maps` (on Hopper) it reads rows by them.
-void launch_prepare(const ChunkProblem& problem, const RowMaps* maps, cudaStream_t stream);
+template <class E>
+void launch_prepare(const ChunkProblem<E>& problem, const RowMaps* maps, cudaStream_t stream);
 
 // The same where every key channel has a gate: also writes the scaled rows.
-void launch_prepare_channel(const ChunkProblem& problem, cudaStream_t stream);
+void launch_prepare_channel(const ChunkProblem<bfloat16>& problem, cudaStream_t stream);
 
 // Launches the sweep over the state on any GPU.
-void launch_sweep_portable(const ChunkProblem& problem, cudaStream_t stream);
+template <class E>
+void launch_sweep_portable(const ChunkProblem<E>& problem, cudaStream_t stream);
 
 // Launches the sweep on a Hopper GPU, which writes outputs by the descriptor `outputs`. `fused` computes the records on
 // the way, so that `prepare` is not needed.
-void launch_sweep_sm90(const ChunkProblem& problem, const RowMaps& maps, const CUtensorMap& outputs, bool fused,
+template <class E>
+void launch_sweep_sm90(const ChunkProblem<E>& problem, const RowMaps& maps, const CUtensorMap& outputs, bool fused,
                        cudaStream_t stream);
 
 }  // namespace efla::gpu

@@ -18,7 +18,7 @@ struct Parts {
   std::size_t records, scaled = 0, states, writes, key_sums = 0, counts;
 
   Parts(const DeltaShape& s, const DeltaRule& rule) : slices((s.value_dim + kChunkTokens - 1) / kChunkTokens) {
-    constexpr std::size_t kTile = kChunkTokens * kChunkTokens * sizeof(bfloat16);
+    constexpr std::size_t kTile = kChunkTokens * kChunkTokens * 2;
     const auto heads = static_cast<std::size_t>(chunk_slots(s) * s.value_heads);
     records = (heads * sizeof(ChunkRecord) + 255) / 256 * 256;
     const std::size_t tiles = s.key_dim <= 64 ? 1 : divides_keys(s) ? 4 : 2;
@@ -36,15 +36,25 @@ struct Parts {
 };
 
 // Whether the copy engine can read all rows that the sweeps and the gradients read.
-bool can_copy_all(const DeltaBackward<bfloat16>& p) {
+template <class E>
+bool can_copy_all(const DeltaBackward<E>& p) {
   return can_copy_rows(p.q) && can_copy_rows(p.k) && can_copy_rows(p.v) && can_copy_rows(p.dout) &&
          has_aligned_rows(p.dv);
 }
 
+// Launches the kernel that writes every record; `maps` as launch_prepare takes them.
+template <class E>
+void prepare(const ChunkProblem<E>& c, const RowMaps* maps, cudaStream_t stream) {
+  if constexpr (kTakesChannelGate<E>) {
+    if (has_channel_gate(c)) return launch_prepare_channel(c, stream);
+  }
+  launch_prepare(c, maps, stream);
+}
+
 // Calls f with the views of the problem whose rows are copied before the sweeps, because divided keys have no portable
 // kernels.
-template <class F>
-void for_copied_rows(DeltaBackward<bfloat16>& p, F&& f) {
+template <class F, class E>
+void for_copied_rows(DeltaBackward<E>& p, F&& f) {
   if (!divides_keys(p.shape)) return;
   for (auto* view : {&p.q, &p.k, &p.v, &p.dout}) {
     if (!can_copy_rows(*view)) f(*view);
@@ -57,14 +67,17 @@ std::size_t chunk_bwd_workspace_bytes(const DeltaShape& shape, const DeltaRule& 
   return Parts(shape, rule).total();
 }
 
-std::size_t chunk_bwd_workspace_bytes(const DeltaBackward<bfloat16>& problem) {
-  DeltaBackward<bfloat16> p = problem;
+template <class E>
+std::size_t chunk_bwd_workspace_bytes(const DeltaBackward<E>& problem) {
+  DeltaBackward<E> p = problem;
   std::size_t bytes = Parts(p.shape, p.rule).total();
-  for_copied_rows(p, [&](const View<const bfloat16, 4>& view) { bytes += copied_bytes(view); });
+  for_copied_rows(p, [&](const View<const E, 4>& view) { bytes += copied_bytes(view); });
   return bytes;
 }
 
-std::string chunk_bwd_refusal(const DeltaBackward<bfloat16>& p) {
+template <class E>
+std::string chunk_bwd_refusal(const DeltaBackward<E>& p) {
+  if (p.rule.decay == Decay::channel && !kTakesChannelGate<E>) return kNarrowChannelGate;
   if (p.shape.key_dim > kChunkMaxKeyDim) return "keys of more than " + std::to_string(kChunkMaxKeyDim) + " dimensions";
   if (divides_keys(p.shape)) {
     if (const std::string refusal = divided_keys_refusal(p.shape, p.rule); !refusal.empty()) return refusal;
@@ -76,8 +89,8 @@ std::string chunk_bwd_refusal(const DeltaBackward<bfloat16>& p) {
   return "";
 }
 
-void chunk_bwd(const DeltaBackward<bfloat16>& problem, const Workspace& workspace, cudaStream_t stream,
-               ChunkKernel kernel) {
+template <class E>
+void chunk_bwd(const DeltaBackward<E>& problem, const Workspace& workspace, cudaStream_t stream, ChunkKernel kernel) {
   constexpr const char* kOperation = "chunk_bwd";
   if (const std::string refusal = chunk_bwd_refusal(problem); !refusal.empty()) {
     throw Error(kOperation, "problem", refusal, "what the chunkwise kernels take");
@@ -85,14 +98,14 @@ void chunk_bwd(const DeltaBackward<bfloat16>& problem, const Workspace& workspac
   const Parts parts(problem.shape, problem.rule);
   require_workspace(kOperation, workspace, chunk_bwd_workspace_bytes(problem));
   auto* at = static_cast<unsigned char*>(workspace.data);
-  DeltaBackward<bfloat16> p = problem;
+  DeltaBackward<E> p = problem;
   auto* copies = at + parts.total();
-  for_copied_rows(p, [&](View<const bfloat16, 4>& view) {
+  for_copied_rows(p, [&](View<const E, 4>& view) {
     auto* to = copies;
     copies += copied_bytes(view);
     view = copy_rows(view, to, stream);
   });
-  ChunkBackward c;
+  ChunkBackward<E> c;
   c.p = p;
   c.forward.p.shape = p.shape;
   c.forward.p.rule = p.rule;
@@ -126,20 +139,32 @@ void chunk_bwd(const DeltaBackward<bfloat16>& problem, const Workspace& workspac
   c.ready = c.claims + kClaims;
   if (kernel == ChunkKernel::automatic) kernel = is_hopper() ? ChunkKernel::sweep : ChunkKernel::portable;
   if (!divides_keys(p.shape) && (!can_copy_all(p) || kernel == ChunkKernel::portable)) {
-    channel ? launch_prepare_channel(c.forward, stream) : launch_prepare(c.forward, nullptr, stream);
+    prepare(c.forward, nullptr, stream);
     launch_sweep_states(c, stream);
     launch_sweep_reverse(c, stream);
-    return channel ? launch_grads_channel(c, stream) : launch_grads(c, stream);
+    if constexpr (kTakesChannelGate<E>) {
+      if (channel) return launch_grads_channel(c, stream);
+    }
+    return launch_grads(c, stream);
   }
   c.counted = true;
   check(cudaMemsetAsync(c.begun, 0, parts.counts, stream), "cudaMemsetAsync");
   const RowMaps maps{map_rows(p.q), map_rows(p.k), map_rows(p.v)};
-  channel ? launch_prepare_channel(c.forward, stream) : launch_prepare(c.forward, &maps, stream);
+  prepare(c.forward, &maps, stream);
   const CUtensorMap dout = map_rows(p.dout);
   launch_sweeps_sm90(c, maps, dout, stream);
-  if (channel) return launch_grads_channel(c, stream);
+  if constexpr (kTakesChannelGate<E>) {
+    if (channel) return launch_grads_channel(c, stream);
+  }
   if (grads_sm90_take(c)) return launch_grads_sm90(c, maps, dout, stream);
   launch_grads(c, stream);
 }
+
+template std::size_t chunk_bwd_workspace_bytes(const DeltaBackward<bfloat16>&);
+template std::size_t chunk_bwd_workspace_bytes(const DeltaBackward<float16>&);
+template std::string chunk_bwd_refusal(const DeltaBackward<bfloat16>&);
+template std::string chunk_bwd_refusal(const DeltaBackward<float16>&);
+template void chunk_bwd(const DeltaBackward<bfloat16>&, const Workspace&, cudaStream_t, ChunkKernel);
+template void chunk_bwd(const DeltaBackward<float16>&, const Workspace&, cudaStream_t, ChunkKernel);
 
 }  // namespace efla::gpu

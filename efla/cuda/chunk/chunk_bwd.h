@@ -17,10 +17,11 @@ namespace efla::gpu {
 //   dU = write∘(k dS') + Pᵀ dO,   D = Tᵀ dU,   dS = γ_C dS' + (out∘q)ᵀ dO − (read∘k)ᵀ D
 //
 // With a gate per key channel k of dU is γ_C/γ∘k, and q and k of dS are γ∘q and γ∘k (ScaledRows).
-// Images of swizzled tiles (tile.cuh) in bfloat16; of the states the transposed, value columns by keys.
+// Images of swizzled tiles (tile.cuh) in the type of the elements; of the states the transposed, value columns by keys.
+template <class E>
 struct ChunkBackward {
-  DeltaBackward<bfloat16> p;
-  ChunkProblem forward;                                    // the same inputs, with records
+  DeltaBackward<E> p;
+  ChunkProblem<E> forward;                                 // the same inputs, with records
   unsigned char *states = nullptr, *dstates = nullptr;     // S before the chunk and dS' [slots][HV][slices], K/64 tiles
   unsigned char *writes = nullptr, *dresiduals = nullptr;  // U and D [slots][HV][slices], tokens by value columns
   // With several value heads per query head, and with a gate per key channel or divided keys, the sums of the gradients
@@ -40,25 +41,33 @@ inline constexpr int kClaims = 1 + 128;
 
 // The index of a slot's slice in `writes` and `dresiduals`, and of its first tile in the others after a product with
 // the tiles per state.
-constexpr std::int64_t slice_index(const ChunkBackward& c, std::int64_t slot, std::int64_t i_h, std::int64_t slice) {
+template <class E>
+constexpr std::int64_t slice_index(const ChunkBackward<E>& c, std::int64_t slot, std::int64_t i_h, std::int64_t slice) {
   return (slot * c.p.shape.value_heads + i_h) * c.slices + slice;
 }
 
 // Launch the kernels, in this order after `prepare`: the forward sweep that writes S and U from the saved states on,
 // the reverse sweep that writes dS' and D, and the products that give the gradients of the inputs.
-void launch_sweep_states(const ChunkBackward& problem, cudaStream_t stream);
-void launch_sweep_reverse(const ChunkBackward& problem, cudaStream_t stream);
-void launch_grads(const ChunkBackward& problem, cudaStream_t stream);
+template <class E>
+void launch_sweep_states(const ChunkBackward<E>& problem, cudaStream_t stream);
+template <class E>
+void launch_sweep_reverse(const ChunkBackward<E>& problem, cudaStream_t stream);
+template <class E>
+void launch_grads(const ChunkBackward<E>& problem, cudaStream_t stream);
 
 // Takes the place of launch_grads where every key channel has a gate.
-void launch_grads_channel(const ChunkBackward& problem, cudaStream_t stream);
+void launch_grads_channel(const ChunkBackward<bfloat16>& problem, cudaStream_t stream);
 
 // Launches both sweeps on a Hopper GPU; `dout` describes the rows of dO.
-void launch_sweeps_sm90(const ChunkBackward& problem, const RowMaps& maps, const CUtensorMap& dout,
+template <class E>
+void launch_sweeps_sm90(const ChunkBackward<E>& problem, const RowMaps& maps, const CUtensorMap& dout,
                         cudaStream_t stream);
 
 // Whether launch_grads_sm90, which takes the place of launch_grads on a Hopper GPU, takes the problem.
-bool grads_sm90_take(const ChunkBackward& problem);
-void launch_grads_sm90(const ChunkBackward& problem, const RowMaps& maps, const CUtensorMap& dout, cudaStream_t stream);
+template <class E>
+bool grads_sm90_take(const ChunkBackward<E>& problem);
+template <class E>
+void launch_grads_sm90(const ChunkBackward<E>& problem, const RowMaps& maps, const CUtensorMap& dout,
+                       cudaStream_t stream);
 
 }  // namespace efla::gpu

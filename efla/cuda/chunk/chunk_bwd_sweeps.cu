@@ -27,11 +27,11 @@ struct Stage {
   __device__ const unsigned char* written() const { return kChannel ? w : k; }
 };
 
-template <int kTiles, bool kReverse, bool kChannel>
-__device__ __forceinline__ void start_loads(const ChunkBackward& c, const ChunkAt& at, std::int64_t slot,
+template <int kTiles, bool kReverse, bool kChannel, class E>
+__device__ __forceinline__ void start_loads(const ChunkBackward<E>& c, const ChunkAt& at, std::int64_t slot,
                                             std::int64_t i_h, std::int64_t column,
                                             Stage<kTiles, kReverse, kChannel>& stage) {
-  const DeltaBackward<bfloat16>& p = c.p;
+  const DeltaBackward<E>& p = c.p;
   const std::int64_t i_q = i_h / p.shape.group();
   const int thread = threadIdx.x;
   if constexpr (kChannel) {
@@ -57,7 +57,7 @@ __device__ __forceinline__ void start_loads(const ChunkBackward& c, const ChunkA
 }
 
 // Writes the 16 rows of a warp of a transposed state to the image of its tiles.
-template <int kTiles>
+template <class E, int kTiles>
 __device__ __forceinline__ void write_state_tiles(const float (&s)[32 * kTiles], unsigned char* tiles, int warp,
                                                   int lane) {
   const int row = 16 * warp + lane / 4;
@@ -68,8 +68,8 @@ __device__ __forceinline__ void write_state_tiles(const float (&s)[32 * kTiles],
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
       const float* from = s + 32 * tile + 4 * piece;
-      *reinterpret_cast<std::uint32_t*>(to + offset + tile * kTileBytes) = pack_bf16(from[0], from[1]);
-      *reinterpret_cast<std::uint32_t*>(to + offset + tile * kTileBytes + 8 * 128) = pack_bf16(from[2], from[3]);
+      *reinterpret_cast<std::uint32_t*>(to + offset + tile * kTileBytes) = pack<E>(from[0], from[1]);
+      *reinterpret_cast<std::uint32_t*>(to + offset + tile * kTileBytes + 8 * 128) = pack<E>(from[2], from[3]);
     }
   }
 }
@@ -95,40 +95,40 @@ __device__ __forceinline__ void decay_state(float (&s)[32 * kTiles], const Stage
 }
 
 // One chunk forwards: writes S, leaves U in the place of v and moves the state s on.
-template <int kTiles, bool kChannel>
+template <class E, int kTiles, bool kChannel>
 __device__ __forceinline__ void sweep_chunk(float (&s)[32 * kTiles], Stage<kTiles, false, kChannel>& stage,
                                             unsigned char* states, int warp, int lane) {
   const ChunkRecord& record = stage.record;
   std::uint32_t written[4][4];
-  write_state_tiles<kTiles>(s, states, warp, lane);
+  write_state_tiles<E, kTiles>(s, states, warp, lane);
   {
     float e[32] = {};
-    multiply_state<kTiles>(e, s, shared_address(stage.k), lane);
-    residual(written, e, shared_address(stage.v), record, warp, lane);
+    multiply_state<E, kTiles>(e, s, shared_address(stage.k), lane);
+    residual<E>(written, e, shared_address(stage.v), record, warp, lane);
   }
   float u[32] = {};
-  multiply_rows(u, written, shared_address(record.t), lane);
+  multiply_rows<E>(u, written, shared_address(record.t), lane);
   __syncwarp();  // the warp's own columns of v have been read
-  write_outputs(u, stage.v, warp, lane);
+  write_outputs<E>(u, stage.v, warp, lane);
   scale_columns(u, record.write, lane);
 #pragma unroll
-  for (int step = 0; step < 4; ++step) to_operand(written[step], u + 8 * step);
+  for (int step = 0; step < 4; ++step) to_operand<E>(written[step], u + 8 * step);
   decay_state(s, stage, lane);
-  multiply_columns<4 * kTiles>(s, written, shared_address(stage.written()), lane);
+  multiply_columns<E, 4 * kTiles>(s, written, shared_address(stage.written()), lane);
 }
 
 // One chunk in reverse: writes dS', leaves D in the place of dO and moves the gradient ds back.
-template <int kTiles, bool kChannel>
+template <class E, int kTiles, bool kChannel>
 __device__ __forceinline__ void sweep_chunk(float (&ds)[32 * kTiles], Stage<kTiles, true, kChannel>& stage,
                                             unsigned char* dstates, int warp, int lane) {
   const ChunkRecord& record = stage.record;
-  write_state_tiles<kTiles>(ds, dstates, warp, lane);
+  write_state_tiles<E, kTiles>(ds, dstates, warp, lane);
   std::uint32_t operand[4][4];
   float du[32] = {};
-  multiply_state<kTiles>(du, ds, shared_address(stage.written()), lane);
+  multiply_state<E, kTiles>(du, ds, shared_address(stage.written()), lane);
   scale_columns(du, record.write, lane);
   column_operands(operand, shared_address(stage.v), warp, lane);
-  multiply_columns<4>(du, operand, shared_address(record.p), lane);
+  multiply_columns<E, 4>(du, operand, shared_address(record.p), lane);
 #pragma unroll
   for (int step = 0; step < 4; ++step) {
 #pragma unroll
@@ -137,31 +137,31 @@ __device__ __forceinline__ void sweep_chunk(float (&ds)[32 * kTiles], Stage<kTil
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         std::uint32_t& pair = operand[step][2 * half + r];
-        pair = pack_bf16(out.x * low_bf16(pair), out.y * high_bf16(pair));
+        pair = pack<E>(out.x * low_of<E>(pair), out.y * high_of<E>(pair));
       }
     }
   }
   decay_state(ds, stage, lane);
-  multiply_columns<4 * kTiles>(ds, operand, shared_address(stage.q), lane);
+  multiply_columns<E, 4 * kTiles>(ds, operand, shared_address(stage.q), lane);
 #pragma unroll
-  for (int step = 0; step < 4; ++step) to_operand(operand[step], du + 8 * step);
+  for (int step = 0; step < 4; ++step) to_operand<E>(operand[step], du + 8 * step);
   float d[32] = {};
-  multiply_columns<4>(d, operand, shared_address(record.t), lane);
+  multiply_columns<E, 4>(d, operand, shared_address(record.t), lane);
   __syncwarp();  // the warp's own columns of dO have been read
-  write_outputs(d, stage.v, warp, lane);
+  write_outputs<E>(d, stage.v, warp, lane);
   scale_columns(d, record.read, lane);
 #pragma unroll
   for (int step = 0; step < 4; ++step) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) operand[step][i] = pack_bf16(-d[8 * step + 2 * i], -d[8 * step + 2 * i + 1]);
+    for (int i = 0; i < 4; ++i) operand[step][i] = pack<E>(-d[8 * step + 2 * i], -d[8 * step + 2 * i + 1]);
   }
-  multiply_columns<4 * kTiles>(ds, operand, shared_address(stage.k), lane);
+  multiply_columns<E, 4 * kTiles>(ds, operand, shared_address(stage.k), lane);
 }
 
 // Walks `chunks` chunks with slots from `slot` on, in reverse from the last to the first; copies ahead where there are
 // two stages. `place` gives the place of a chunk.
-template <int kTiles, int kStages, bool kReverse, bool kChannel, class Place>
-__device__ __forceinline__ void walk(const ChunkBackward& c, float (&s)[32 * kTiles], std::int64_t slot,
+template <int kTiles, int kStages, bool kReverse, bool kChannel, class Place, class E>
+__device__ __forceinline__ void walk(const ChunkBackward<E>& c, float (&s)[32 * kTiles], std::int64_t slot,
                                      std::int64_t chunks, std::int64_t i_h, std::int64_t slice, Place&& place) {
   extern __shared__ __align__(1024) unsigned char shared[];
   auto* stages = reinterpret_cast<Stage<kTiles, kReverse, kChannel>*>(shared);
@@ -184,7 +184,7 @@ __device__ __forceinline__ void walk(const ChunkBackward& c, float (&s)[32 * kTi
     __syncthreads();
     Stage<kTiles, kReverse, kChannel>& stage = stages[i % kStages];
     const std::int64_t at = slice_index(c, slot + chunk_of(i), i_h, slice);
-    sweep_chunk(s, stage, (kReverse ? c.dstates : c.states) + at * kTiles * kTileBytes, warp, lane);
+    sweep_chunk<E>(s, stage, (kReverse ? c.dstates : c.states) + at * kTiles * kTileBytes, warp, lane);
     __syncthreads();
     copy_tile((kReverse ? c.dresiduals : c.writes) + at * kTileBytes, stage.v);
     __syncthreads();
@@ -203,10 +203,10 @@ __device__ __forceinline__ ChunkAt place_of(const Sequence& sequence, std::int64
 
 // From one saved state to the next. Packed sequences have a thread block for every slot, because where a saved state
 // lies is known on the device alone.
-template <int kTiles, int kStages, bool kChannel>
+template <class E, int kTiles, int kStages, bool kChannel>
 __global__ void __launch_bounds__(kThreads, 1)
-    states_kernel(const __grid_constant__ ChunkBackward c, std::int64_t segments, std::int64_t segment_chunks) {
-  const DeltaBackward<bfloat16>& p = c.p;
+    states_kernel(const __grid_constant__ ChunkBackward<E> c, std::int64_t segments, std::int64_t segment_chunks) {
+  const DeltaBackward<E>& p = c.p;
   const std::int64_t slice = blockIdx.x % c.slices, i_h = blockIdx.x / c.slices % p.shape.value_heads;
   std::int64_t slot = blockIdx.x / c.slices / p.shape.value_heads;
   if (segments > 0) slot = slot / segments * c.forward.slots_per_sequence + slot % segments * segment_chunks;
@@ -229,9 +229,9 @@ __global__ void __launch_bounds__(kThreads, 1)
       c, s, slot, chunks, i_h, slice, [&](std::int64_t chunk) { return place_of(sequence, first.n, before + chunk); });
 }
 
-template <int kTiles, int kStages, bool kChannel>
-__global__ void __launch_bounds__(kThreads, 1) reverse_kernel(const __grid_constant__ ChunkBackward c) {
-  const DeltaBackward<bfloat16>& p = c.p;
+template <class E, int kTiles, int kStages, bool kChannel>
+__global__ void __launch_bounds__(kThreads, 1) reverse_kernel(const __grid_constant__ ChunkBackward<E> c) {
+  const DeltaBackward<E>& p = c.p;
   const std::int64_t slice = blockIdx.x % c.slices, i_h = blockIdx.x / c.slices % p.shape.value_heads;
   const std::int64_t n = blockIdx.x / c.slices / p.shape.value_heads;
   const Sequence sequence = sequence_of(p, n);
@@ -244,10 +244,10 @@ __global__ void __launch_bounds__(kThreads, 1) reverse_kernel(const __grid_const
   write_state<kTiles>(ds, p.dinitial_state, n, i_h, 64 * slice + 16 * warp, lane);
 }
 
-template <int kTiles, int kStages, bool kChannel>
-void launch_states(const ChunkBackward& c, cudaStream_t stream) {
+template <int kTiles, int kStages, bool kChannel, class E>
+void launch_states(const ChunkBackward<E>& c, cudaStream_t stream) {
   constexpr int kBytes = kStages * sizeof(Stage<kTiles, false, kChannel>);
-  const auto kernel = states_kernel<kTiles, kStages, kChannel>;
+  const auto kernel = states_kernel<E, kTiles, kStages, kChannel>;
   const std::int64_t chunks = c.p.saved.interval / kChunkTokens;
   const std::int64_t segments = c.p.shape.packed > 0 ? 0 : (c.forward.slots_per_sequence + chunks - 1) / chunks;
   const std::int64_t starts = segments > 0 ? segments * c.p.shape.batch : c.forward.slots;
@@ -257,10 +257,10 @@ void launch_states(const ChunkBackward& c, cudaStream_t stream) {
   check_launch("chunk_bwd, states");
 }
 
-template <int kTiles, int kStages, bool kChannel>
-void launch_reverse(const ChunkBackward& c, cudaStream_t stream) {
+template <int kTiles, int kStages, bool kChannel, class E>
+void launch_reverse(const ChunkBackward<E>& c, cudaStream_t stream) {
   constexpr int kBytes = kStages * sizeof(Stage<kTiles, true, kChannel>);
-  const auto kernel = reverse_kernel<kTiles, kStages, kChannel>;
+  const auto kernel = reverse_kernel<E, kTiles, kStages, kChannel>;
   const unsigned grid = grid_of("chunk_bwd", c.p.shape.sequences() * c.p.shape.value_heads * c.slices);
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "cudaFuncSetAttribute");
   kernel<<<grid, kThreads, kBytes, stream>>>(c);
@@ -269,22 +269,33 @@ void launch_reverse(const ChunkBackward& c, cudaStream_t stream) {
 
 }  // namespace
 
-void launch_sweep_states(const ChunkBackward& c, cudaStream_t stream) {
+template <class E>
+void launch_sweep_states(const ChunkBackward<E>& c, cudaStream_t stream) {
   const bool narrow = c.p.shape.key_dim <= 64;
-  if (has_channel_gate(c.forward)) {
-    return narrow ? launch_states<1, 2, true>(c, stream) : launch_states<2, 1, true>(c, stream);
+  if constexpr (kTakesChannelGate<E>) {
+    if (has_channel_gate(c.forward)) {
+      return narrow ? launch_states<1, 2, true>(c, stream) : launch_states<2, 1, true>(c, stream);
+    }
   }
   narrow ? launch_states<1, 2, false>(c, stream) : launch_states<2, 2, false>(c, stream);
 }
 
-void launch_sweep_reverse(const ChunkBackward& c, cudaStream_t stream) {
+template <class E>
+void launch_sweep_reverse(const ChunkBackward<E>& c, cudaStream_t stream) {
   const bool narrow = c.p.shape.key_dim <= 64;
-  if (has_channel_gate(c.forward)) {
-    return narrow ? launch_reverse<1, 1, true>(c, stream) : launch_reverse<2, 1, true>(c, stream);
+  if constexpr (kTakesChannelGate<E>) {
+    if (has_channel_gate(c.forward)) {
+      return narrow ? launch_reverse<1, 1, true>(c, stream) : launch_reverse<2, 1, true>(c, stream);
+    }
   }
   if (narrow) return launch_reverse<1, 2, false>(c, stream);
   if (has_shared_memory(2 * sizeof(Stage<2, true, false>))) return launch_reverse<2, 2, false>(c, stream);
   launch_reverse<2, 1, false>(c, stream);
 }
+
+template void launch_sweep_states(const ChunkBackward<bfloat16>&, cudaStream_t);
+template void launch_sweep_states(const ChunkBackward<float16>&, cudaStream_t);
+template void launch_sweep_reverse(const ChunkBackward<bfloat16>&, cudaStream_t);
+template void launch_sweep_reverse(const ChunkBackward<float16>&, cudaStream_t);
 
 }  // namespace efla::gpu

@@ -40,7 +40,8 @@ struct BackwardShared {
 
 // What a thread block walks, its number `block` among the blocks of its kind; all lanes of a warp take part. `interval`
 // is the tokens between saved states, and 0 for the walk of a whole sequence.
-__device__ __forceinline__ Walk backward_walk(const ChunkBackward& c, unsigned block, int parts, int columns,
+template <class E>
+__device__ __forceinline__ Walk backward_walk(const ChunkBackward<E>& c, unsigned block, int parts, int columns,
                                               std::int64_t interval) {
   Walk walk{};
   walk.column = static_cast<int>(block % parts) * columns;
@@ -112,8 +113,8 @@ __device__ __forceinline__ int chunk_of(const Walk& walk, int i) {
 // The warp that copies rows and records: in reverse of q, k and dO and all of the record, otherwise of k and v and the
 // record without P; `values` is the map of dO or of v. Rows after the sequence's end, which are another sequence's,
 // become zeros; ScaledRows have zeros there.
-template <bool kReverse, int kTiles, int kGroups, bool kChannel>
-__device__ __forceinline__ void copy_chunks(const ChunkBackward& c, const RowMaps& maps, const CUtensorMap& values,
+template <bool kReverse, int kTiles, int kGroups, bool kChannel, class E>
+__device__ __forceinline__ void copy_chunks(const ChunkBackward<E>& c, const RowMaps& maps, const CUtensorMap& values,
                                             int lane, BackwardShared<kTiles, kGroups, kChannel>& shared) {
   const Walk& walk = shared.walk;
   using Memory = BackwardShared<kTiles, kGroups, kChannel>;
@@ -182,8 +183,8 @@ __device__ __forceinline__ void copy_chunks(const ChunkBackward& c, const RowMap
 
 // The warp that counts chunks as written, some at once, because the fence before is slow: it waits for all stores of
 // the multiprocessor.
-template <bool kReverse, int kTiles, int kGroups, bool kChannel>
-__device__ __forceinline__ void count_chunks(const ChunkBackward& c, int lane,
+template <bool kReverse, int kTiles, int kGroups, bool kChannel, class E>
+__device__ __forceinline__ void count_chunks(const ChunkBackward<E>& c, int lane,
                                              BackwardShared<kTiles, kGroups, kChannel>& shared) {
   const Walk& walk = shared.walk;
   unsigned* ready = &c.ready[walk.slot * c.p.shape.value_heads + walk.i_h];
@@ -245,15 +246,15 @@ __device__ __forceinline__ void store_columns(const std::uint32_t (&x)[4][4], un
   }
 }
 
-template <int kCount>
+template <class E, int kCount>
 __device__ __forceinline__ void to_operands(std::uint32_t (&operand)[kCount][4], const float (&x)[8 * kCount]) {
 #pragma unroll
-  for (int step = 0; step < kCount; ++step) to_operand(operand[step], x + 8 * step);
+  for (int step = 0; step < kCount; ++step) to_operand<E>(operand[step], x + 8 * step);
 }
 
 // Reads a warp's 16 rows of the saved state before the walk, from key `first_key` on.
-template <int kTiles>
-__device__ __forceinline__ void read_saved(float (&s)[32 * kTiles], const ChunkBackward& c, const Walk& walk,
+template <int kTiles, class E>
+__device__ __forceinline__ void read_saved(float (&s)[32 * kTiles], const ChunkBackward<E>& c, const Walk& walk,
                                            std::int64_t column, int lane, int first_key) {
   const View<const float, 5>& saved = c.p.chunk_states;
   const Sequence sequence = sequence_of(c.p, walk.n);
@@ -289,8 +290,8 @@ __device__ __forceinline__ void wait_for_other_half(int i, int warp,
 }
 
 // A warpgroup that writes S and U of every chunk.
-template <int kTiles, int kGroups, bool kChannel>
-__device__ __forceinline__ void walk_forwards(const ChunkBackward& c, int group, int thread,
+template <int kTiles, int kGroups, bool kChannel, class E>
+__device__ __forceinline__ void walk_forwards(const ChunkBackward<E>& c, int group, int thread,
                                               BackwardShared<kTiles, kGroups, kChannel>& shared) {
   using Memory = BackwardShared<kTiles, kGroups, kChannel>;
   constexpr int kStages = Memory::kStages, kRecords = Memory::kRecords, kOwn = kOwnTiles<kTiles>;
@@ -311,19 +312,19 @@ __device__ __forceinline__ void walk_forwards(const ChunkBackward& c, int group,
     const ChunkRecord& record = shared.record[i % kRecords];
     unsigned char* tile = rows.v + slice * kTileBytes;
     std::uint32_t state[4 * kOwn][4], written[4][4], u[4][4];
-    to_operands(state, s);
+    to_operands<E>(state, s);
     barrier_wait(&shared.rows_full[i % kStages], parity(i, kStages));
     products_fence();
-    multiply_state<kOwn>(e, state, shared_address(rows.k + tiles * kTileBytes));
+    multiply_state<E, kOwn>(e, state, shared_address(rows.k + tiles * kTileBytes));
     products_commit();
     barrier_wait(&shared.record_full[i % kRecords], parity(i, kRecords));
     const float decay = record.decay;
     products_wait<0>();
     add_other_half(e, group, i, warp, lane, shared);
-    residual(written, e, shared_address(tile), record, warp, lane);
+    residual<E>(written, e, shared_address(tile), record, warp, lane);
     wait_for_other_half(i, warp, shared);
     products_fence();
-    multiply_chunk(e, written, record.t, false);
+    multiply_chunk<E>(e, written, record.t, false);
     products_commit();
     store_state<kOwn>(state, shared.state[group], c.states + (image * kTiles + tiles) * kTileBytes, warp, lane);
     if constexpr (kChannel) {
@@ -333,11 +334,11 @@ __device__ __forceinline__ void walk_forwards(const ChunkBackward& c, int group,
       for (float& x : s) x *= decay;
     }
     products_wait<0>();
-    to_operands(u, e);
+    to_operands<E>(u, e);
     scale_columns(e, record.write, lane);
-    to_operands(written, e);
+    to_operands<E>(written, e);
     products_fence();
-    update_state<kOwn>(s, written, shared_address(rows.written() + tiles * kTileBytes));
+    update_state<E, kOwn>(s, written, shared_address(rows.written() + tiles * kTileBytes));
     products_commit();
     if (tiles == 0) store_columns(u, tile, c.writes + image * kTileBytes, warp, lane);
     image += c.p.shape.value_heads * c.slices;
@@ -354,8 +355,8 @@ __device__ __forceinline__ void walk_forwards(const ChunkBackward& c, int group,
 }
 
 // A warpgroup that writes dS' and D of every chunk.
-template <int kTiles, int kGroups, bool kChannel>
-__device__ __forceinline__ void walk_in_reverse(const ChunkBackward& c, int group, int thread,
+template <int kTiles, int kGroups, bool kChannel, class E>
+__device__ __forceinline__ void walk_in_reverse(const ChunkBackward<E>& c, int group, int thread,
                                                 BackwardShared<kTiles, kGroups, kChannel>& shared) {
   using Memory = BackwardShared<kTiles, kGroups, kChannel>;
   constexpr int kStages = Memory::kStages, kRecords = Memory::kRecords, kOwn = kOwnTiles<kTiles>;
@@ -375,7 +376,7 @@ __device__ __forceinline__ void walk_in_reverse(const ChunkBackward& c, int grou
     const ChunkRecord& record = shared.record[i % kRecords];
     unsigned char* tile = rows.v + slice * kTileBytes;
     std::uint32_t state[4 * kOwn][4], operand[4][4], scaled[4][4], of_read[4][4];
-    to_operands(state, ds);
+    to_operands<E>(state, ds);
     barrier_wait(&shared.record_full[i % kRecords], parity(i, kRecords));
     if constexpr (kChannel) {
       barrier_wait(&shared.rows_full[i % kStages], parity(i, kStages));
@@ -389,11 +390,11 @@ __device__ __forceinline__ void walk_in_reverse(const ChunkBackward& c, int grou
     for (float& x : ds) asm volatile("" : "+f"(x));  // before the first product, or the products would be serialised
     if constexpr (!kChannel) barrier_wait(&shared.rows_full[i % kStages], parity(i, kStages));
     products_fence();
-    multiply_state<kOwn>(e, state, shared_address(rows.written() + tiles * kTileBytes));
+    multiply_state<E, kOwn>(e, state, shared_address(rows.written() + tiles * kTileBytes));
     products_commit();
     column_operands(operand, shared_address(tile), warp, lane);
     products_fence();
-    multiply_chunk_rows(of_outputs, operand, record.p);
+    multiply_chunk_rows<E>(of_outputs, operand, record.p);
     products_commit();
     // Read again, because the operands of products under way may not be touched.
     column_operands(scaled, shared_address(tile), warp, lane);
@@ -405,7 +406,7 @@ __device__ __forceinline__ void walk_in_reverse(const ChunkBackward& c, int grou
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
           std::uint32_t& pair = scaled[step][2 * half + r];
-          pair = pack_bf16(out.x * low_bf16(pair), out.y * high_bf16(pair));
+          pair = pack<E>(out.x * low_of<E>(pair), out.y * high_of<E>(pair));
         }
       }
     }
@@ -418,24 +419,24 @@ __device__ __forceinline__ void walk_in_reverse(const ChunkBackward& c, int grou
       for (int r = 0; r < 4; ++r)
         e[4 * j + r] = (r % 2 == 0 ? write.x : write.y) * e[4 * j + r] + of_outputs[4 * j + r];
     }
-    to_operands(operand, e);
+    to_operands<E>(operand, e);
     products_fence();
-    multiply_chunk_rows(e, operand, record.t);
+    multiply_chunk_rows<E>(e, operand, record.t);
     products_commit();
-    update_state<kOwn>(ds, scaled, shared_address(rows.q + tiles * kTileBytes));
+    update_state<E, kOwn>(ds, scaled, shared_address(rows.q + tiles * kTileBytes));
     products_commit();
     wait_for_other_half(i, warp, shared);
     store_state<kOwn>(state, shared.state[group], c.dstates + (image * kTiles + tiles) * kTileBytes, warp, lane);
     products_wait<1>();
-    to_operands(operand, e);
+    to_operands<E>(operand, e);
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const float2 read = *reinterpret_cast<const float2*>(record.read + 8 * j + 2 * (lane % 4));
-      of_read[j / 2][j % 2 * 2] = pack_bf16(-read.x * e[4 * j], -read.y * e[4 * j + 1]);
-      of_read[j / 2][j % 2 * 2 + 1] = pack_bf16(-read.x * e[4 * j + 2], -read.y * e[4 * j + 3]);
+      of_read[j / 2][j % 2 * 2] = pack<E>(-read.x * e[4 * j], -read.y * e[4 * j + 1]);
+      of_read[j / 2][j % 2 * 2 + 1] = pack<E>(-read.x * e[4 * j + 2], -read.y * e[4 * j + 3]);
     }
     products_fence();
-    update_state<kOwn>(ds, of_read, shared_address(rows.k + tiles * kTileBytes));
+    update_state<E, kOwn>(ds, of_read, shared_address(rows.k + tiles * kTileBytes));
     products_commit();
     if (tiles == 0) store_columns(operand, tile, c.dresiduals + image * kTileBytes, warp, lane);
     image -= c.p.shape.value_heads * c.slices;
@@ -461,9 +462,9 @@ constexpr int threads() {
 
 // The reverse walk lets the other kernel begin once `prepare` has ended, so that the other needs no wait of its own
 // for its inputs. Its last thread block waits for the reverse walk, so that what comes after it finds both complete.
-template <int kTiles, int kGroups, bool kReverse, bool kChannel>
+template <class E, int kTiles, int kGroups, bool kReverse, bool kChannel>
 __global__ void __launch_bounds__(threads<kTiles, kGroups>(), 1)
-    backward_kernel(const __grid_constant__ ChunkBackward c, const __grid_constant__ RowMaps maps,
+    backward_kernel(const __grid_constant__ ChunkBackward<E> c, const __grid_constant__ RowMaps maps,
                     const __grid_constant__ CUtensorMap values, int parts, unsigned walks) {
   constexpr int kOwners = kStateGroups<kTiles, kGroups>;
   extern __shared__ __align__(1024) unsigned char memory[];
@@ -517,11 +518,11 @@ __global__ void __launch_bounds__(threads<kTiles, kGroups>(), 1)
   if (!kReverse && blockIdx.x == gridDim.x - 1) wait_for_kernels();
 }
 
-template <int kTiles, int kGroups, bool kReverse, bool kChannel>
-void launch(const ChunkBackward& c, const RowMaps& maps, const CUtensorMap& values, cudaStream_t stream) {
+template <int kTiles, int kGroups, bool kReverse, bool kChannel, class E>
+void launch(const ChunkBackward<E>& c, const RowMaps& maps, const CUtensorMap& values, cudaStream_t stream) {
   constexpr int kBytes = sizeof(BackwardShared<kTiles, kGroups, kChannel>), kColumns = 64 * kGroups;
   static_assert(kBytes <= 227 * 1024);
-  const auto kernel = backward_kernel<kTiles, kGroups, kReverse, kChannel>;
+  const auto kernel = backward_kernel<E, kTiles, kGroups, kReverse, kChannel>;
   const DeltaShape& s = c.p.shape;
   const std::int64_t parts = (s.value_dim + kColumns - 1) / kColumns,
                      walks = kReverse ? s.sequences() : s.batch * s.chunks(c.p.saved.interval);
@@ -532,14 +533,14 @@ void launch(const ChunkBackward& c, const RowMaps& maps, const CUtensorMap& valu
                static_cast<int>(parts), blocks);
 }
 
-template <int kTiles, int kGroups, bool kChannel>
-void launch_both(const ChunkBackward& c, const RowMaps& maps, const CUtensorMap& dout, cudaStream_t stream) {
+template <int kTiles, int kGroups, bool kChannel, class E>
+void launch_both(const ChunkBackward<E>& c, const RowMaps& maps, const CUtensorMap& dout, cudaStream_t stream) {
   launch<kTiles, kGroups, true, kChannel>(c, maps, dout, stream);
   launch<kTiles, kGroups, false, kChannel>(c, maps, maps.v, stream);
 }
 
-template <int kTiles, bool kChannel>
-void launch(const ChunkBackward& c, const RowMaps& maps, const CUtensorMap& dout, cudaStream_t stream) {
+template <int kTiles, bool kChannel, class E>
+void launch(const ChunkBackward<E>& c, const RowMaps& maps, const CUtensorMap& dout, cudaStream_t stream) {
   if (c.slices % 2 == 0 && c.p.shape.sequences() * c.p.shape.value_heads >= 96) {
     return launch_both<kTiles, 2, kChannel>(c, maps, dout, stream);
   }
@@ -548,13 +549,19 @@ void launch(const ChunkBackward& c, const RowMaps& maps, const CUtensorMap& dout
 
 }  // namespace
 
-void launch_sweeps_sm90(const ChunkBackward& c, const RowMaps& maps, const CUtensorMap& dout, cudaStream_t stream) {
+template <class E>
+void launch_sweeps_sm90(const ChunkBackward<E>& c, const RowMaps& maps, const CUtensorMap& dout, cudaStream_t stream) {
   const bool narrow = c.p.shape.key_dim <= 64;
   if (divides_keys(c.p.shape)) return launch_both<4, 1, false>(c, maps, dout, stream);
-  if (has_channel_gate(c.forward)) {
-    return narrow ? launch<1, true>(c, maps, dout, stream) : launch<2, true>(c, maps, dout, stream);
+  if constexpr (kTakesChannelGate<E>) {
+    if (has_channel_gate(c.forward)) {
+      return narrow ? launch<1, true>(c, maps, dout, stream) : launch<2, true>(c, maps, dout, stream);
+    }
   }
   narrow ? launch<1, false>(c, maps, dout, stream) : launch<2, false>(c, maps, dout, stream);
 }
+
+template void launch_sweeps_sm90(const ChunkBackward<bfloat16>&, const RowMaps&, const CUtensorMap&, cudaStream_t);
+template void launch_sweeps_sm90(const ChunkBackward<float16>&, const RowMaps&, const CUtensorMap&, cudaStream_t);
 
 }  // namespace efla::gpu

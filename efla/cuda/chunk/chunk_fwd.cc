@@ -39,8 +39,9 @@ ChunkKernel best_sweep(const DeltaShape& s, const DeltaRule& rule) {
 std::string wide_keys() { return "keys of more than " + std::to_string(kUndividedKeys) + " dimensions "; }
 
 // Whether the copy engine can read and write all rows.
-bool can_copy_all(const DeltaForward<bfloat16>& p) {
-  return can_copy_rows(p.q) && can_copy_rows(p.k) && can_copy_rows(p.v) && can_copy_rows(p.o);
+template <class E>
+bool can_copy_all(const DeltaForward<E>& p) {
+  return can_copy_rows(p.q) && can_copy_rows(p.k) && can_copy_rows(p.v) && can_copy_rows(View<const E, 4>(p.o));
 }
 
 }  // namespace
@@ -56,7 +57,9 @@ std::size_t chunk_fwd_workspace_bytes(const DeltaShape& shape, const DeltaRule& 
   return Parts(shape, rule).total();
 }
 
-std::string chunk_fwd_refusal(const DeltaForward<bfloat16>& p) {
+template <class E>
+std::string chunk_fwd_refusal(const DeltaForward<E>& p) {
+  if (p.rule.decay == Decay::channel && !kTakesChannelGate<E>) return kNarrowChannelGate;
   if (p.shape.key_dim > kChunkMaxKeyDim) return "keys of more than " + std::to_string(kChunkMaxKeyDim) + " dimensions";
   if (divides_keys(p.shape)) {
     if (const std::string refusal = divided_keys_refusal(p.shape, p.rule); !refusal.empty()) return refusal;
@@ -68,14 +71,15 @@ std::string chunk_fwd_refusal(const DeltaForward<bfloat16>& p) {
   return "";
 }
 
-void chunk_fwd(const DeltaForward<bfloat16>& p, const Workspace& workspace, cudaStream_t stream, ChunkKernel kernel) {
+template <class E>
+void chunk_fwd(const DeltaForward<E>& p, const Workspace& workspace, cudaStream_t stream, ChunkKernel kernel) {
   constexpr const char* kOperation = "chunk_fwd";
   if (const std::string refusal = chunk_fwd_refusal(p); !refusal.empty()) {
     throw Error(kOperation, "problem", refusal, "what the chunkwise kernels take");
   }
   const Parts parts(p.shape, p.rule);
   require_workspace(kOperation, workspace, parts.total());
-  ChunkProblem c;
+  ChunkProblem<E> c;
   c.p = p;
   c.records = static_cast<ChunkRecord*>(workspace.data);
   c.scaled = static_cast<unsigned char*>(workspace.data) + parts.records;
@@ -97,14 +101,21 @@ void chunk_fwd(const DeltaForward<bfloat16>& p, const Workspace& workspace, cuda
   if (divides_keys(p.shape)) kernel = ChunkKernel::sweep;
   if (kernel == ChunkKernel::automatic) kernel = is_hopper() ? best_sweep(p.shape, p.rule) : ChunkKernel::portable;
   const bool channel = p.rule.decay == Decay::channel, fused = kernel == ChunkKernel::fused && !channel;
-  if (channel) launch_prepare_channel(c, stream);
+  if constexpr (kTakesChannelGate<E>) {
+    if (channel) launch_prepare_channel(c, stream);
+  }
   if (kernel == ChunkKernel::portable) {
     if (!channel) launch_prepare(c, nullptr, stream);
     return launch_sweep_portable(c, stream);
   }
   const RowMaps maps{map_rows(p.q), map_rows(p.k), map_rows(p.v)};
   if (!fused && !channel) launch_prepare(c, &maps, stream);
-  launch_sweep_sm90(c, maps, map_rows(p.o), fused, stream);
+  launch_sweep_sm90(c, maps, map_rows(View<const E, 4>(p.o)), fused, stream);
 }
+
+template std::string chunk_fwd_refusal(const DeltaForward<bfloat16>&);
+template std::string chunk_fwd_refusal(const DeltaForward<float16>&);
+template void chunk_fwd(const DeltaForward<bfloat16>&, const Workspace&, cudaStream_t, ChunkKernel);
+template void chunk_fwd(const DeltaForward<float16>&, const Workspace&, cudaStream_t, ChunkKernel);
 
 }  // namespace efla::gpu

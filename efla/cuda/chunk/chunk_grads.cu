@@ -12,7 +12,7 @@
 //
 //   dg_t = z + Σ_{i≥t} r_i + Σ_{j<t} w_j + Σ_{i≥t>j} M_ij
 //
-// Products are in tiles of bfloat16 summed in float32 by eight warps, or by sixteen for more than 128 keys: warp w has
+// Products are of tiles of elements summed in float32 by eight warps, or by sixteen for more than 128 keys: warp w has
 // the 16 rows from 16 (w % 4) on, and of the keys part w / 4; of the 64 × 64 matrices the warps of the first part have
 // W and the warps of the second one H, below the diagonal. Sixteen warps have the multiprocessor to themselves, so they
 // copy the next slice of value columns while they compute with one.
@@ -54,12 +54,13 @@ struct Memory {
 
 // The two elements of a row of tiles that an accumulator pair has: of row `row`, columns 8·piece + 2 (lane % 4) and the
 // next.
+template <class E>
 __device__ __forceinline__ float2 pair_of(const unsigned char* tiles, int row, int piece, int lane) {
   const auto pair = *reinterpret_cast<const std::uint32_t*>(tiles + piece_offset(row, piece) + lane % 4 * 4);
-  return {low_bf16(pair), high_bf16(pair)};
+  return {low_of<E>(pair), high_of<E>(pair)};
 }
 
-template <int kTiles, bool kGrouped>
+template <class E, int kTiles, bool kGrouped>
 class Grads {
  public:
   static constexpr int kParts = kKeyParts<kTiles>, kWarps = 4 * kParts, kThreads = 32 * kWarps;
@@ -68,7 +69,7 @@ class Grads {
   static constexpr int kBlocks = 4 * kTiles / kParts, kCount = 8 * kBlocks;  // of a warp's keys
   using Sums = float[kCount];
 
-  __device__ Grads(const ChunkBackward& c, Memory<kTiles>& memory, const ChunkAt& at, int slot, int i_q)
+  __device__ Grads(const ChunkBackward<E>& c, Memory<kTiles>& memory, const ChunkAt& at, int slot, int i_q)
       : c_(c),
         p_(c.p),
         m_(memory),
@@ -164,13 +165,13 @@ class Grads {
   }
 
   // Applies the L2 norm and stores the gradient of k or q.
-  __device__ void store(Sums& gradient, const unsigned char* tiles, const float* factors, const View<bfloat16, 4>& to,
+  __device__ void store(Sums& gradient, const unsigned char* tiles, const float* factors, const View<E, 4>& to,
                         bool aligned) {
     if (p_.rule.qk_l2norm) {
       float along[2] = {};
       for_pairs(
           [&](int r, int row, int piece, float* pair) {
-            const float2 x = pair_of(tiles, row, piece, lane_);
+            const float2 x = pair_of<E>(tiles, row, piece, lane_);
             along[r] += factors[row] * (x.x * pair[0] + x.y * pair[1]);
           },
           gradient);
@@ -179,7 +180,7 @@ class Grads {
       __syncthreads();
       for_pairs(
           [&](int, int row, int piece, float* pair) {
-            const float2 x = pair_of(tiles, row, piece, lane_);
+            const float2 x = pair_of<E>(tiles, row, piece, lane_);
             const float factor = factors[row], sum = factor * total(kWritten, row);
             pair[0] = factor * (pair[0] - sum * x.x);
             pair[1] = factor * (pair[1] - sum * x.y);
@@ -190,7 +191,7 @@ class Grads {
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block) {
       std::uint32_t packed[4];
-      to_operand(packed, gradient + 8 * block);
+      to_operand<E>(packed, gradient + 8 * block);
       write_block(m_.stage[0], 16 * row_, piece_ + 2 * block, packed, lane_);
     }
     __syncthreads();
@@ -198,7 +199,7 @@ class Grads {
     const int piece = thread_ % kPieces, count = min(static_cast<int>(to.extent[3]) - 8 * piece, 8);
     for (int row = thread_ / kPieces; row < at_.rows && count > 0; row += kThreads / kPieces) {
       const uint4 values = *reinterpret_cast<const uint4*>(m_.stage[0] + piece_offset(row, piece));
-      store_row_piece(to.at(at_.i_b, at_.start + row, i_q_, 8 * piece), to.stride[3], values, count, aligned);
+      store_row_piece<E>(to.at(at_.i_b, at_.start + row, i_q_, 8 * piece), to.stride[3], values, count, aligned);
     }
     __syncthreads();
   }
@@ -238,7 +239,7 @@ class Grads {
     const uint4 words = *reinterpret_cast<const uint4*>(tiles + piece_offset(row, piece));
     float sum = 0;
     for (const std::uint32_t word : {words.x, words.y, words.z, words.w}) {
-      sum += low_bf16(word) * low_bf16(word) + high_bf16(word) * high_bf16(word);
+      sum += low_of<E>(word) * low_of<E>(word) + high_of<E>(word) * high_of<E>(word);
     }
     return sum;
   }
@@ -269,9 +270,9 @@ class Grads {
   __device__ void token_vectors() {
     prefetch<Phase::scores>();
     if (thread_ < 32) {
-      const DeltaForward<bfloat16>& p = c_.forward.p;
-      const TokenPair pair = read_tokens(p, p.beta.at(at_.i_b, at_.start, i_h_),
-                                         p.g ? p.g.at(at_.i_b, at_.start, i_h_) : nullptr, 0, at_.rows, lane_);
+      const DeltaForward<E>& p = c_.forward.p;
+      const TokenPair<E> pair = read_tokens(p, p.beta.at(at_.i_b, at_.start, i_h_),
+                                            p.g ? p.g.at(at_.i_b, at_.start, i_h_) : nullptr, 0, at_.rows, lane_);
       Token tokens[2];
       scan_tokens(pair, p.rule.decay == Decay::scalar, lane_, tokens);
 #pragma unroll
@@ -374,8 +375,8 @@ class Grads {
           // From here on the element of M.
           products[8 * block + 2 * i + e] *= x[e] * row_factor;
         }
-        for_keys[i] = pack_bf16(x[0], x[1]);
-        for_rows[i] = pack_bf16(row_factor * sum[8 * block + 2 * i], row_factor * sum[8 * block + 2 * i + 1]);
+        for_keys[i] = pack<E>(x[0], x[1]);
+        for_rows[i] = pack<E>(row_factor * sum[8 * block + 2 * i], row_factor * sum[8 * block + 2 * i + 1]);
       }
       write_block(by_keys, 16 * row_, 2 * block, for_keys, lane_);
       write_block(by_rows, 16 * row_, 2 * block, for_rows, lane_);
@@ -412,8 +413,8 @@ class Grads {
         if (block > row_) break;
         std::uint32_t columns[4];
         load_matrices(columns, block_address(b, 16 * block, 2 * step, lane_));
-        mma_bf16(sum + 8 * block, rows, columns[0], columns[2]);
-        mma_bf16(sum + 8 * block + 4, rows, columns[1], columns[3]);
+        mma<E>(sum + 8 * block, rows, columns[0], columns[2]);
+        mma<E>(sum + 8 * block + 4, rows, columns[1], columns[3]);
       }
     }
   }
@@ -440,8 +441,8 @@ class Grads {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) dq[i] = x[i] = 0;
     for_slices<Phase::read>([&](const unsigned char* tiles, int) {
-      multiply_both<kBlocks>(dq, x, shared_address(tiles), shared_address(tiles + kTileBytes),
-                             shared_address(tiles + 2 * kTileBytes), row_, lane_, piece_, 3);
+      multiply_both<E, kBlocks>(dq, x, shared_address(tiles), shared_address(tiles + kTileBytes),
+                                shared_address(tiles + 2 * kTileBytes), row_, lane_, piece_, 3);
     });
     prefetch<Phase::write>();
     float read[2] = {}, erase[2] = {};
@@ -452,7 +453,7 @@ class Grads {
           pair[0] *= factor;
           pair[1] *= factor;
           if (!gated) return;
-          const float2 q = pair_of(m_.q, row, piece, lane_);
+          const float2 q = pair_of<E>(m_.q, row, piece, lane_);
           read[r] += m_.query_factor[row] * (q.x * pair[0] + q.y * pair[1]);
         },
         dq);
@@ -462,15 +463,15 @@ class Grads {
           pair[0] *= decay;
           pair[1] *= decay;
           if (!gated) return;
-          const float2 k = pair_of(m_.k, row, piece, lane_);
+          const float2 k = pair_of<E>(m_.k, row, piece, lane_);
           read[r] -= m_.a[row] * m_.key_factor[row] * (k.x * pair[0] + k.y * pair[1]);
         },
         x);
-    multiply_both<kBlocks>(dq, x, shared_address(m_.w_keys), shared_address(m_.h_keys), shared_address(m_.k), row_,
-                           lane_, piece_, row_);
+    multiply_both<E, kBlocks>(dq, x, shared_address(m_.w_keys), shared_address(m_.h_keys), shared_address(m_.k), row_,
+                              lane_, piece_, row_);
     for_pairs(
         [&](int r, int row, int piece, float* pair) {
-          const float2 k = pair_of(m_.k, row, piece, lane_);
+          const float2 k = pair_of<E>(m_.k, row, piece, lane_);
           erase[r] += m_.key_factor[row] * (k.x * pair[0] + k.y * pair[1]);
         },
         x);
@@ -487,7 +488,7 @@ class Grads {
     float z = 0;
     for_slices<Phase::write>([&](const unsigned char* tiles, int slice) {
       const unsigned char* const ds = tiles + kTileBytes;
-      multiply_one<false, kBlocks>(y, shared_address(tiles), shared_address(ds), row_, lane_, piece_);
+      multiply_one<E, false, kBlocks>(y, shared_address(tiles), shared_address(ds), row_, lane_, piece_);
       if (gated) z += state_product(ds, c_.states + slice_at(slice) * kTiles * kTileBytes);
     });
     float written[2] = {};
@@ -497,7 +498,7 @@ class Grads {
           pair[0] *= suffix;
           pair[1] *= suffix;
           if (!gated) return;
-          const float2 k = pair_of(m_.k, row, piece, lane_);
+          const float2 k = pair_of<E>(m_.k, row, piece, lane_);
           written[r] += m_.key_factor[row] * (k.x * pair[0] + k.y * pair[1]);
         },
         y);
@@ -506,8 +507,8 @@ class Grads {
       z = warp_total(z);
       if (lane_ == 0) reinterpret_cast<float*>(m_.stage[0])[thread_ / 32] = z;
     }
-    multiply_one<true, kBlocks>(y, shared_address(m_.w_queries), shared_address(m_.q), row_, lane_, piece_);
-    multiply_one<true, kBlocks>(y, shared_address(m_.h_erase), shared_address(m_.k), row_, lane_, piece_);
+    multiply_one<E, true, kBlocks>(y, shared_address(m_.w_queries), shared_address(m_.q), row_, lane_, piece_);
+    multiply_one<E, true, kBlocks>(y, shared_address(m_.h_erase), shared_address(m_.k), row_, lane_, piece_);
 #pragma unroll
     for (int i = 0; i < kCount; ++i) y[i] -= m_.a[16 * row_ + lane_ / 4 + 8 * (i / 2 % 2)] * x[i];
     __syncthreads();
@@ -523,7 +524,7 @@ class Grads {
       const std::uint32_t of_a[4] = {a.x, a.y, a.z, a.w}, of_b[4] = {b.x, b.y, b.z, b.w};
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        sum += low_bf16(of_a[j]) * low_bf16(of_b[j]) + high_bf16(of_a[j]) * high_bf16(of_b[j]);
+        sum += low_of<E>(of_a[j]) * low_of<E>(of_b[j]) + high_of<E>(of_a[j]) * high_of<E>(of_b[j]);
       }
     }
     return sum;
@@ -553,7 +554,7 @@ class Grads {
       const Gain<float> of_token = gain(p_.rule.step, beta(), lambda());
       if (thread_ < at_.rows) {
         p_.dbeta(at_.i_b, at_.start + thread_, i_h_) =
-            to_bfloat16(dalpha * of_token.beta_unit * of_token.beta_slope * of_token.beta_unit);
+            from_state<E>(dalpha * of_token.beta_unit * of_token.beta_slope * of_token.beta_unit);
       }
       m_.sums[kErase][0][thread_] = 2 * dalpha * of_token.lambda_slope * of_token.lambda_unit;
       m_.sums[kErase][1][thread_] = of_token.lambda_unit * m_.key_factor[thread_];
@@ -561,7 +562,7 @@ class Grads {
     __syncthreads();
     for_pairs(
         [&](int, int row, int piece, float* pair) {
-          const float2 k = pair_of(m_.k, row, piece, lane_);
+          const float2 k = pair_of<E>(m_.k, row, piece, lane_);
           const float twice_dlambda = m_.sums[kErase][0][row], unit = m_.sums[kErase][1][row];
           pair[0] += twice_dlambda * (unit * k.x);
           pair[1] += twice_dlambda * (unit * k.y);
@@ -570,8 +571,8 @@ class Grads {
     __syncthreads();
   }
 
-  const ChunkBackward& c_;
-  const DeltaBackward<bfloat16>& p_;
+  const ChunkBackward<E>& c_;
+  const DeltaBackward<E>& p_;
   Memory<kTiles>& m_;
   const ChunkAt at_;
   const int slot_, i_q_;
@@ -579,38 +580,42 @@ class Grads {
   int i_h_ = 0;
 };
 
-template <int kTiles, bool kGrouped>
+template <class E, int kTiles, bool kGrouped>
 __global__ void __launch_bounds__(128 * kKeyParts<kTiles>, kGrouped || kTiles == 4 ? 1 : 2)
-    grads_kernel(const __grid_constant__ ChunkBackward c) {
+    grads_kernel(const __grid_constant__ ChunkBackward<E> c) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const int heads = static_cast<int>(c.p.shape.heads), slot = static_cast<int>(blockIdx.x) / heads,
             i_q = static_cast<int>(blockIdx.x) % heads;
   const ChunkAt at = chunk_at(c.forward, slot);
-  if (at.rows > 0) Grads<kTiles, kGrouped>(c, *reinterpret_cast<Memory<kTiles>*>(shared), at, slot, i_q).run();
+  if (at.rows > 0) Grads<E, kTiles, kGrouped>(c, *reinterpret_cast<Memory<kTiles>*>(shared), at, slot, i_q).run();
 }
 
-template <int kTiles, bool kGrouped>
-void launch(const ChunkBackward& c, cudaStream_t stream) {
+template <int kTiles, bool kGrouped, class E>
+void launch(const ChunkBackward<E>& c, cudaStream_t stream) {
   constexpr int kBytes = sizeof(Memory<kTiles>);
   static_assert(kBytes <= (kTiles == 4 ? 227 : 99) * 1024);
-  const auto kernel = grads_kernel<kTiles, kGrouped>;
+  const auto kernel = grads_kernel<E, kTiles, kGrouped>;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "cudaFuncSetAttribute");
   kernel<<<grid_of("chunk_bwd", c.forward.slots * c.p.shape.heads), 128 * kKeyParts<kTiles>, kBytes, stream>>>(c);
   check_launch("chunk_bwd, grads");
 }
 
-template <int kTiles>
-void launch(const ChunkBackward& c, cudaStream_t stream) {
+template <int kTiles, class E>
+void launch(const ChunkBackward<E>& c, cudaStream_t stream) {
   if (c.p.shape.group() > 1) return launch<kTiles, true>(c, stream);
   launch<kTiles, false>(c, stream);
 }
 
 }  // namespace
 
-void launch_grads(const ChunkBackward& c, cudaStream_t stream) {
+template <class E>
+void launch_grads(const ChunkBackward<E>& c, cudaStream_t stream) {
   if (divides_keys(c.p.shape)) return launch<4>(c, stream);
   if (c.p.shape.key_dim <= 64) return launch<1>(c, stream);
   launch<2>(c, stream);
 }
+
+template void launch_grads(const ChunkBackward<bfloat16>&, cudaStream_t);
+template void launch_grads(const ChunkBackward<float16>&, cudaStream_t);
 
 }  // namespace efla::gpu

@@ -22,7 +22,8 @@ __device__ __forceinline__ void load_images(unsigned char* to, const unsigned ch
 }
 
 // Writes the first `count` of eight elements of a row.
-__device__ __forceinline__ void store_row_piece(bfloat16* to, std::int64_t stride, const uint4& values, int count,
+template <class E>
+__device__ __forceinline__ void store_row_piece(E* to, std::int64_t stride, const uint4& values, int count,
                                                 bool aligned) {
   if (aligned) {
     *reinterpret_cast<uint4*>(to) = values;
@@ -37,8 +38,8 @@ __device__ __forceinline__ void store_row_piece(bfloat16* to, std::int64_t strid
 
 // Writes dv of a slice from the tile of D with the gains b, and returns the thread's part of db; kThreads / 64 threads
 // beside each other have a token.
-template <int kThreads>
-__device__ __forceinline__ float value_gradients(const ChunkBackward& c, const ChunkAt& at, int i_h, int slice,
+template <int kThreads, class E>
+__device__ __forceinline__ float value_gradients(const ChunkBackward<E>& c, const ChunkAt& at, int i_h, int slice,
                                                  const unsigned char* d, const float* gains, int thread) {
   constexpr int kRowThreads = kThreads / kChunkTokens, kPieces = 8 / kRowThreads;
   const int row = thread / kRowThreads;
@@ -49,7 +50,7 @@ __device__ __forceinline__ float value_gradients(const ChunkBackward& c, const C
     const int piece = kPieces * (thread % kRowThreads) + i;
     const int column = 64 * slice + 8 * piece, count = min(static_cast<int>(c.p.shape.value_dim) - column, 8);
     if (count <= 0) break;
-    const bfloat16* from = c.p.v.at(at.i_b, at.start + row, i_h, column);
+    const E* from = c.p.v.at(at.i_b, at.start + row, i_h, column);
     uint4 v{0, 0, 0, 0};
     if (c.v_rows) {
       v = *reinterpret_cast<const uint4*>(from);
@@ -67,11 +68,11 @@ __device__ __forceinline__ float value_gradients(const ChunkBackward& c, const C
     const float b = gains[row];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      sum += low_bf16(values[j]) * low_bf16(words[j]) + high_bf16(values[j]) * high_bf16(words[j]);
-      dv[j] = pack_bf16(b * low_bf16(words[j]), b * high_bf16(words[j]));
+      sum += low_of<E>(values[j]) * low_of<E>(words[j]) + high_of<E>(values[j]) * high_of<E>(words[j]);
+      dv[j] = pack<E>(b * low_of<E>(words[j]), b * high_of<E>(words[j]));
     }
-    store_row_piece(c.p.dv.at(at.i_b, at.start + row, i_h, column), c.p.dv.stride[3], uint4{dv[0], dv[1], dv[2], dv[3]},
-                    count, c.v_rows);
+    store_row_piece<E>(c.p.dv.at(at.i_b, at.start + row, i_h, column), c.p.dv.stride[3],
+                       uint4{dv[0], dv[1], dv[2], dv[3]}, count, c.v_rows);
   }
   return sum;
 }

@@ -109,8 +109,8 @@ __device__ void ChannelGrads<kTiles, kStages>::pairs(float* queries, float* eras
       for (int j = 8 * half; j < 8 * half + 8; ++j) {
         if (j > i) break;
         const std::uint32_t w_pair = of_w[j / 2 % 4], h_pair = of_h[j / 2 % 4];
-        const float w_ij = j % 2 == 0 ? low_bf16(w_pair) : high_bf16(w_pair);
-        const float h_ij = j % 2 == 0 ? low_bf16(h_pair) : high_bf16(h_pair);
+        const float w_ij = j % 2 == 0 ? low_of<bfloat16>(w_pair) : high_of<bfloat16>(w_pair);
+        const float h_ij = j % 2 == 0 ? low_of<bfloat16>(h_pair) : high_of<bfloat16>(h_pair);
         if (j == i) {
           decay[i] = 1;
           dq += w_ij * k[i];
@@ -159,7 +159,7 @@ namespace {
 
 template <int kTiles, int kStages>
 __global__ void __launch_bounds__(ChannelShared<kTiles, kStages>::kThreads, 1)
-    channel_grads_kernel(const __grid_constant__ ChunkBackward c) {
+    channel_grads_kernel(const __grid_constant__ ChunkBackward<bfloat16> c) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const int heads = static_cast<int>(c.p.shape.heads), group = static_cast<int>(c.p.shape.group()),
             i_q = static_cast<int>(blockIdx.x) % heads;
@@ -195,7 +195,7 @@ __global__ void __launch_bounds__(ChannelShared<kTiles, kStages>::kThreads, 1)
 }
 
 template <int kTiles, int kStages>
-void launch(const ChunkBackward& c, cudaStream_t stream) {
+void launch(const ChunkBackward<bfloat16>& c, cudaStream_t stream) {
   using Shared = ChannelShared<kTiles, kStages>;
   constexpr int kBytes = sizeof(Shared);
   static_assert(kStages > 1 || kBytes <= 99 * 1024);
@@ -211,14 +211,14 @@ void launch(const ChunkBackward& c, cudaStream_t stream) {
 
 // Two slices at once where they fit.
 template <int kTiles>
-void launch(const ChunkBackward& c, cudaStream_t stream) {
+void launch(const ChunkBackward<bfloat16>& c, cudaStream_t stream) {
   if (has_shared_memory(sizeof(ChannelShared<kTiles, 2>))) return launch<kTiles, 2>(c, stream);
   launch<kTiles, 1>(c, stream);
 }
 
 }  // namespace
 
-void launch_grads_channel(const ChunkBackward& c, cudaStream_t stream) {
+void launch_grads_channel(const ChunkBackward<bfloat16>& c, cudaStream_t stream) {
   c.p.shape.key_dim <= 64 ? launch<1>(c, stream) : launch<2>(c, stream);
 }
 

@@ -72,8 +72,8 @@ class ChannelGrads {
   using Sums = float[kCount];
 
   // `thread` is opaque, so that nothing of one value head is kept in registers for the next.
-  __device__ ChannelGrads(const ChunkBackward& c, Shared& memory, const ChunkAt& at, int slot, int i_q, int i_h,
-                          int thread)
+  __device__ ChannelGrads(const ChunkBackward<bfloat16>& c, Shared& memory, const ChunkAt& at, int slot, int i_q,
+                          int i_h, int thread)
       : c_(c),
         p_(c.p),
         m_(memory),
@@ -101,7 +101,7 @@ class ChannelGrads {
  private:
   __device__ bool exists(int i) const { return i < tokens_; }
   // Rounds in one instruction, where to_bfloat16 needs ten.
-  __device__ static bfloat16 rounded(float x) { return {static_cast<std::uint16_t>(pack_bf16(x, 0))}; }
+  __device__ static bfloat16 rounded(float x) { return {static_cast<std::uint16_t>(pack<bfloat16>(x, 0))}; }
   // The next token's element; opaque, because registers are short for many addresses at once.
   template <class T>
   __device__ static T* next(T* element, std::int64_t stride) {
@@ -246,9 +246,10 @@ class ChannelGrads {
       __syncthreads();
       const ChannelSlice<kTiles>& from = m_.slices[slice % kStages];
       multiply_matrix<kMatrixBlocks>(matrix, shared_address(is_w ? from.dout : from.d), shared_address(from.u));
-      multiply_both<2>(of_query, of_erase, shared_address(from.dout), shared_address(from.d),
-                       shared_address(from.before), block_, lane_, 4 * quarter_, 3);
-      multiply_one<false, 2>(of_key, shared_address(from.u), shared_address(from.after), block_, lane_, 4 * quarter_);
+      multiply_both<bfloat16, 2>(of_query, of_erase, shared_address(from.dout), shared_address(from.d),
+                                 shared_address(from.before), block_, lane_, 4 * quarter_, 3);
+      multiply_one<bfloat16, false, 2>(of_key, shared_address(from.u), shared_address(from.after), block_, lane_,
+                                       4 * quarter_);
       add_state_products(from, states);
       db += value_gradients<kThreads>(c_, at_, i_h_, slice, from.d, m_.b, thread_);
       __syncthreads();
@@ -277,7 +278,7 @@ class ChannelGrads {
         x = below ? x * ((i / 2 % 2 == 0 ? factor.x : factor.y) * m_.key_factor[column]) : 0.0F;
       }
       std::uint32_t packed[4];
-      to_operand(packed, matrix + 8 * b);
+      to_operand<bfloat16>(packed, matrix + 8 * b);
       write_block(to, kBlock * block_, 2 * block, packed, lane_);
     }
     __syncthreads();
@@ -301,8 +302,8 @@ class ChannelGrads {
         if (block > block_) break;
         std::uint32_t columns[4];
         load_matrices(columns, block_address(b, kBlock * block, 2 * step, lane_));
-        mma_bf16(sum + 8 * i, rows, columns[0], columns[2]);
-        mma_bf16(sum + 8 * i + 4, rows, columns[1], columns[3]);
+        mma<bfloat16>(sum + 8 * i, rows, columns[0], columns[2]);
+        mma<bfloat16>(sum + 8 * i + 4, rows, columns[1], columns[3]);
       }
     }
   }
@@ -318,8 +319,8 @@ class ChannelGrads {
       const std::uint32_t of_x[4] = {x.x, x.y, x.z, x.w}, of_y[4] = {y.x, y.y, y.z, y.w};
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        sum[2 * j] += low_bf16(of_x[j]) * low_bf16(of_y[j]);
-        sum[2 * j + 1] += high_bf16(of_x[j]) * high_bf16(of_y[j]);
+        sum[2 * j] += low_of<bfloat16>(of_x[j]) * low_of<bfloat16>(of_y[j]);
+        sum[2 * j + 1] += high_of<bfloat16>(of_x[j]) * high_of<bfloat16>(of_y[j]);
       }
     }
   }
@@ -351,7 +352,7 @@ class ChannelGrads {
     const int row = first + lane_ / 4 + 8 * (i / 2 % 2);
     const auto pair = *reinterpret_cast<const std::uint32_t*>(
         tiles + quarter_ / 2 * kEdgeBytes + piece_offset(row, 4 * (quarter_ % 2) + i / 4) + lane_ % 4 * 4);
-    return {low_bf16(pair), high_bf16(pair)};
+    return {low_of<bfloat16>(pair), high_of<bfloat16>(pair)};
   }
   // Writes Σ over the 16 tokens of x (and y) times decayed rows, per channel.
   template <class F>
@@ -390,8 +391,8 @@ class ChannelGrads {
     for (int b = 0; b < 2; ++b) {
       std::uint32_t rows[4];
       load_matrices_transposed(rows, block_address(tile, first, 4 * (quarter_ % 2) + 2 * b, lane_));
-      mma_bf16(x + 8 * b, a, rows[0], rows[1]);
-      mma_bf16(x + 8 * b + 4, a, rows[2], rows[3]);
+      mma<bfloat16>(x + 8 * b, a, rows[0], rows[1]);
+      mma<bfloat16>(x + 8 * b + 4, a, rows[2], rows[3]);
     }
   }
 
@@ -463,7 +464,7 @@ class ChannelGrads {
   // with a barrier.
   __device__ void finish_tokens();
 
-  const ChunkBackward& c_;
+  const ChunkBackward<bfloat16>& c_;
   const DeltaBackward<bfloat16>& p_;
   Shared& m_;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900

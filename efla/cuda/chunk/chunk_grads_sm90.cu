@@ -23,11 +23,11 @@ namespace {
 constexpr int kThreads = 4 * kGroupThreads;
 
 // The warpgroup of the gradient of q, which also computes W.
-template <int kTiles, int kSlices>
-__device__ __forceinline__ void query_gradients(const ChunkBackward& c, int thread,
+template <int kTiles, int kSlices, class E>
+__device__ __forceinline__ void query_gradients(const ChunkBackward<E>& c, int thread,
                                                 GradsShared<kTiles, kSlices>& shared) {
   const int warp = warp_of(thread), lane = thread % 32;
-  const RowsOfWarp rows(warp, lane);
+  const RowsOfWarp<E> rows(warp, lane);
   const bool gated = c.p.rule.decay == Decay::scalar, l2norm = c.p.rule.qk_l2norm;
   const int group = static_cast<int>(c.p.shape.group());
   Follower<kTiles, kSlices> follow{shared, lane};
@@ -48,7 +48,7 @@ __device__ __forceinline__ void query_gradients(const ChunkBackward& c, int thre
         follow.wait(kOutputs);
         follow.wait(kBefore);
         products_fence();
-        multiply_images<kTiles, kSlices>(of_head, shared.dout, shared.before);
+        multiply_images<E, kTiles, kSlices>(of_head, shared.dout, shared.before);
         products_commit();
         const float2 out = rows.of(follow.wait_for_vectors().out);
         products_wait<0>();
@@ -66,11 +66,11 @@ __device__ __forceinline__ void query_gradients(const ChunkBackward& c, int thre
       leave_undefined(w);
       leave_undefined(products);
       products_fence();
-      multiply_rows_of<kSlices>(w, shared.dout, shared.u);
-      multiply_rows_of<kTiles>(products, q, k);
+      multiply_rows_of<E, kSlices>(w, shared.dout, shared.u);
+      multiply_rows_of<E, kTiles>(products, q, k);
       products_commit();
       if (l2norm && i == 0) {
-        const float squares = query_squares<kTiles>(shared_address(q), warp, lane);
+        const float squares = query_squares<E, kTiles>(shared_address(q), warp, lane);
         if (lane < 16) sums.query_factor[16 * warp + lane] = rsqrtf(squares + static_cast<float>(kL2NormEpsilon));
         __syncwarp();
         factor = rows.of(sums.query_factor);
@@ -93,16 +93,16 @@ __device__ __forceinline__ void query_gradients(const ChunkBackward& c, int thre
           products[j] *= w[j];
           products[j + 1] *= w[j + 1];
         }
-        to_operand(operand[block], w + 8 * block);
+        to_operand<E>(operand[block], w + 8 * block);
         if (block <= warp) write_block(shared.w, 16 * warp, 2 * block, operand[block], lane);
       }
       fence_for_products();
       named_arrive(kTilesBarrier, 3 * kGroupThreads);
       products_fence();
-      update_state<kTiles>(dq, operand, shared_address(k));
+      update_state<E, kTiles>(dq, operand, shared_address(k));
       products_commit();
       if (gated) {
-        spanning_sums(products, warp, lane, sums.spanning[warp]);
+        spanning_sums<E>(products, warp, lane, sums.spanning[warp]);
         named_arrive(kGatesBarrier, 2 * kGroupThreads);
       }
       products_wait<0>();
@@ -112,11 +112,11 @@ __device__ __forceinline__ void query_gradients(const ChunkBackward& c, int thre
 }
 
 // The warpgroup of the gradient of k.
-template <int kTiles, int kSlices>
-__device__ __forceinline__ void key_gradients(const ChunkBackward& c, int thread,
+template <int kTiles, int kSlices, class E>
+__device__ __forceinline__ void key_gradients(const ChunkBackward<E>& c, int thread,
                                               GradsShared<kTiles, kSlices>& shared) {
   const int warp = warp_of(thread), lane = thread % 32;
-  const RowsOfWarp rows(warp, lane);
+  const RowsOfWarp<E> rows(warp, lane);
   const bool of_lambda = gain_depends_on_lambda(c.p.rule);
   const int group = static_cast<int>(c.p.shape.group());
   Follower<kTiles, kSlices> follow{shared, lane};
@@ -136,7 +136,7 @@ __device__ __forceinline__ void key_gradients(const ChunkBackward& c, int thread
       follow.wait(kOutputs);
       follow.wait(kBefore);
       products_fence();
-      multiply_images<kTiles, kSlices>(x, shared.d, shared.before);
+      multiply_images<E, kTiles, kSlices>(x, shared.d, shared.before);
       products_commit();
       const RecordVectors& vectors = follow.wait_for_vectors();
       const float2 read = rows.of(vectors.read), write = rows.of(vectors.write);
@@ -150,7 +150,7 @@ __device__ __forceinline__ void key_gradients(const ChunkBackward& c, int thread
       for (int j = 0; j < 32 * kTiles; ++j) dk[j] -= (j / 2 % 2 == 0 ? read.x : read.y) * x[j];
       follow.wait(kAfter);
       products_fence();
-      multiply_images<kTiles, kSlices>(x, shared.u, shared.after);
+      multiply_images<E, kTiles, kSlices>(x, shared.u, shared.after);
       products_commit();
       products_wait<0>();
       follow.release(kAfter);
@@ -162,8 +162,8 @@ __device__ __forceinline__ void key_gradients(const ChunkBackward& c, int thread
       for (int j = 0; j < 32 * kTiles; ++j) dk[j] += (j / 2 % 2 == 0 ? write.x : write.y) * x[j];
       named_barrier(kTilesBarrier, 3 * kGroupThreads);
       products_fence();
-      add_product<false, kTiles>(dk, shared.g, k);
-      add_product<true, kTiles>(dk, shared.w, q);
+      add_product<E, false, kTiles>(dk, shared.g, k);
+      add_product<E, true, kTiles>(dk, shared.w, q);
       products_commit();
       products_wait<0>();
       named_barrier(kLambdaBarrier, 2 * kGroupThreads);
@@ -179,16 +179,16 @@ __device__ __forceinline__ void key_gradients(const ChunkBackward& c, int thread
 }
 
 // Writes dv of a warp's 16 tokens; a lane has a piece of 16 bytes of every fourth row.
-template <int kTiles, int kSlices>
-__device__ __forceinline__ void write_values(const ChunkBackward& c, const Item& item, int i_h, int warp, int lane,
+template <int kTiles, int kSlices, class E>
+__device__ __forceinline__ void write_values(const ChunkBackward<E>& c, const Item& item, int i_h, int warp, int lane,
                                              const unsigned char* d, const float* gains) {
   const int piece = lane % 8, first = 16 * warp + lane / 8;
   const std::int64_t stride = c.p.dv.stride[1];
-  bfloat16* to = c.p.dv.at(item.i_b, item.start + first, i_h, 8 * piece);
+  E* to = c.p.dv.at(item.i_b, item.start + first, i_h, 8 * piece);
 #pragma unroll 1
   for (int row = first; row < 16 * warp + 16; row += 4, to += 4 * stride) {
     const float b = gains[row];
-    const auto scaled = [&](std::uint32_t x) { return pack_bf16(b * low_bf16(x), b * high_bf16(x)); };
+    const auto scaled = [&](std::uint32_t x) { return pack<E>(b * low_of<E>(x), b * high_of<E>(x)); };
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice) {
       const uint4 x = *reinterpret_cast<const uint4*>(d + slice * kTileBytes + piece_offset(row, piece));
@@ -201,8 +201,8 @@ __device__ __forceinline__ void write_values(const ChunkBackward& c, const Item&
 
 // The warps that add up the products of the elements of S and dS', which the gradient of a gate needs: of rows of 16
 // value columns the diagonal of S dS'ᵀ, a third each.
-template <int kTiles, int kSlices>
-__device__ __forceinline__ void sum_states(const ChunkBackward& c, int helper, int lane,
+template <int kTiles, int kSlices, class E>
+__device__ __forceinline__ void sum_states(const ChunkBackward<E>& c, int helper, int lane,
                                            GradsShared<kTiles, kSlices>& shared) {
   const bool gated = c.p.rule.decay == Decay::scalar;
   const int group = static_cast<int>(c.p.shape.group());
@@ -223,8 +223,8 @@ __device__ __forceinline__ void sum_states(const ChunkBackward& c, int helper, i
             std::uint32_t before[4], after[4];
             load_matrices(before, block_address(shared_address(shared.before) + at, 16 * (block % 4), 2 * step, lane));
             load_matrices(after, block_address(shared_address(shared.after) + at, 16 * (block % 4), 2 * step, lane));
-            mma_bf16(products[step % 2], before, after[0], after[2]);
-            mma_bf16(products[step % 2] + 4, before, after[1], after[3]);
+            mma<E>(products[step % 2], before, after[0], after[2]);
+            mma<E>(products[step % 2] + 4, before, after[1], after[3]);
           }
         }
       }
@@ -242,12 +242,13 @@ __device__ __forceinline__ void sum_states(const ChunkBackward& c, int helper, i
 }
 
 // Writes a warp's block row of G and the transposed blocks; x are the accumulators of −a∘H.
+template <class E>
 __device__ __forceinline__ void write_symmetric(const float (&x)[32], unsigned char* tile, int warp, int lane) {
 #pragma unroll
   for (int block = 0; block < 4; ++block) {
     if (block > warp) break;
     std::uint32_t packed[4];
-    to_operand(packed, x + 8 * block);
+    to_operand<E>(packed, x + 8 * block);
     if (block < warp) {
       write_block_transposed(tile, 16 * block, 2 * warp, packed, lane);
     } else {  // one of both triangles of a diagonal 8 × 8 matrix is zero
@@ -260,7 +261,8 @@ __device__ __forceinline__ void write_symmetric(const float (&x)[32], unsigned c
 }
 
 // Adds up what spans each token and writes the gradients of the gates; run by one warp, two tokens per lane.
-__device__ __forceinline__ void write_gates(const ChunkBackward& c, const Item& item, int i_h, float decay, int lane,
+template <class E>
+__device__ __forceinline__ void write_gates(const ChunkBackward<E>& c, const Item& item, int i_h, float decay, int lane,
                                             const TokenSums& sums) {
   float read[2], written[2];
 #pragma unroll
@@ -292,11 +294,11 @@ __device__ __forceinline__ void write_gates(const ChunkBackward& c, const Item& 
 }
 
 // The warpgroup of G, of the gradients of values, β and gates, and of the factors of tokens.
-template <int kTiles, int kSlices>
-__device__ __forceinline__ void token_gradients(const ChunkBackward& c, int thread,
+template <int kTiles, int kSlices, class E>
+__device__ __forceinline__ void token_gradients(const ChunkBackward<E>& c, int thread,
                                                 GradsShared<kTiles, kSlices>& shared) {
   const int warp = warp_of(thread);
-  const DeltaForward<bfloat16>& p = c.forward.p;
+  const DeltaForward<E>& p = c.forward.p;
   const bool gated = p.rule.decay == Decay::scalar;
   const int group = static_cast<int>(p.shape.group());
   const auto erase_scale = static_cast<float>(p.rule.step.erase_scale),
@@ -310,12 +312,12 @@ __device__ __forceinline__ void token_gradients(const ChunkBackward& c, int thre
 #pragma unroll 1
     for (int i = 0; i < group; ++i, ++follow.step) {
       const int i_h = item.i_q * group + i, lane = opaque(thread % 32), t = 16 * warp + lane % 16;
-      const RowsOfWarp rows(warp, lane);
+      const RowsOfWarp<E> rows(warp, lane);
       TokenSums& sums = shared.sums[follow.step & 1U];
-      const TokenPair pair = read_tokens(p, p.beta.at(item.i_b, item.start, i_h),
-                                         gated ? p.g.at(item.i_b, item.start, i_h) : nullptr, 0, item.rows, lane);
+      const TokenPair<E> pair = read_tokens(p, p.beta.at(item.i_b, item.start, i_h),
+                                            gated ? p.g.at(item.i_b, item.start, i_h) : nullptr, 0, item.rows, lane);
       float lambda = 0, n_k = 1;
-      if (of_lambda || p.rule.qk_l2norm) lambda = query_squares<kTiles>(shared_address(k), warp, lane);
+      if (of_lambda || p.rule.qk_l2norm) lambda = query_squares<E, kTiles>(shared_address(k), warp, lane);
       if (p.rule.qk_l2norm) {
         n_k = rsqrtf(lambda + static_cast<float>(kL2NormEpsilon));
         lambda *= n_k * n_k;
@@ -342,14 +344,14 @@ __device__ __forceinline__ void token_gradients(const ChunkBackward& c, int thre
       leave_undefined(products);
       follow.wait(kOutputs);
       products_fence();
-      multiply_rows_of<kSlices>(h, shared.d, shared.u);
-      multiply_rows_of<kTiles>(products, k, k);
+      multiply_rows_of<E, kSlices>(h, shared.d, shared.u);
+      multiply_rows_of<E, kTiles>(products, k, k);
       products_commit();
       const RecordVectors& vectors = follow.wait_for_vectors();
       const float decay = vectors.decay;
       write_values<kTiles, kSlices>(c, item, i_h, warp, lane, shared.d, vectors.b);
       follow.wait(kValues);
-      const float db = row_dots<kSlices>(shared_address(shared.v), shared_address(shared.d), warp, lane);
+      const float db = row_dots<E, kSlices>(shared_address(shared.v), shared_address(shared.d), warp, lane);
       follow.release(kValues);
       products_wait<0>();
       follow.release(kOutputs);
@@ -375,7 +377,7 @@ __device__ __forceinline__ void token_gradients(const ChunkBackward& c, int thre
         }
       }
       rows.put(sums.key_key, quad_sum(key_key.x), quad_sum(key_key.y));
-      write_symmetric(h, shared.g, warp, lane);
+      write_symmetric<E>(h, shared.g, warp, lane);
       fence_for_products();
       named_arrive(kTilesBarrier, 3 * kGroupThreads);
       named_barrier(kSumsBarrier, 2 * kGroupThreads);
@@ -384,12 +386,12 @@ __device__ __forceinline__ void token_gradients(const ChunkBackward& c, int thre
                     dalpha = erase_scale * da + write_scale * db, unit = sums.beta_unit[t];
         sums.lambda_factor[t] = dalpha * sums.lambda_slope[t] * sums.lambda_unit[t];
         if (t < item.rows) {
-          c.p.dbeta(item.i_b, item.start + t, i_h) = to_bfloat16(dalpha * unit * sums.beta_slope[t] * unit);
+          c.p.dbeta(item.i_b, item.start + t, i_h) = from_state<E>(dalpha * unit * sums.beta_slope[t] * unit);
         }
       }
       named_barrier(kLambdaBarrier, 2 * kGroupThreads);
       if (gated) {
-        spanning_sums(products, warp, lane, sums.spanning[kGroupWarps + warp]);
+        spanning_sums<E>(products, warp, lane, sums.spanning[kGroupWarps + warp]);
         named_barrier(kTokensBarrier, kGroupThreads);
         named_barrier(kGatesBarrier, 2 * kGroupThreads);
         if (warp == 0) {
@@ -402,9 +404,9 @@ __device__ __forceinline__ void token_gradients(const ChunkBackward& c, int thre
   }
 }
 
-template <int kTiles, int kSlices>
+template <class E, int kTiles, int kSlices>
 __global__ void __launch_bounds__(kThreads, 1)
-    grads_kernel(const __grid_constant__ ChunkBackward c, const __grid_constant__ RowMaps maps,
+    grads_kernel(const __grid_constant__ ChunkBackward<E> c, const __grid_constant__ RowMaps maps,
                  const __grid_constant__ CUtensorMap dout) {
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<GradsShared<kTiles, kSlices>*>(memory);
@@ -448,11 +450,11 @@ __global__ void __launch_bounds__(kThreads, 1)
   wait_for_kernels();  // their inputs are there, but what comes next is to find them ended
 }
 
-template <int kTiles, int kSlices>
-void launch(const ChunkBackward& c, const RowMaps& maps, const CUtensorMap& dout, cudaStream_t stream) {
+template <int kTiles, int kSlices, class E>
+void launch(const ChunkBackward<E>& c, const RowMaps& maps, const CUtensorMap& dout, cudaStream_t stream) {
   constexpr int kBytes = sizeof(GradsShared<kTiles, kSlices>);
   static_assert(kBytes <= 227 * 1024);
-  const auto kernel = grads_kernel<kTiles, kSlices>;
+  const auto kernel = grads_kernel<E, kTiles, kSlices>;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "cudaFuncSetAttribute");
   int device = 0, multiprocessors = 0;
   check(cudaGetDevice(&device), "cudaGetDevice");
@@ -464,15 +466,22 @@ void launch(const ChunkBackward& c, const RowMaps& maps, const CUtensorMap& dout
 
 }  // namespace
 
-bool grads_sm90_take(const ChunkBackward& c) {
+template <class E>
+bool grads_sm90_take(const ChunkBackward<E>& c) {
   return c.slices <= 2 && !divides_keys(c.p.shape) && c.dq_rows && c.dk_rows;
 }
 
-void launch_grads_sm90(const ChunkBackward& c, const RowMaps& maps, const CUtensorMap& dout, cudaStream_t stream) {
+template <class E>
+void launch_grads_sm90(const ChunkBackward<E>& c, const RowMaps& maps, const CUtensorMap& dout, cudaStream_t stream) {
   if (c.p.shape.key_dim <= 64) {
     return c.slices == 1 ? launch<1, 1>(c, maps, dout, stream) : launch<1, 2>(c, maps, dout, stream);
   }
   return c.slices == 1 ? launch<2, 1>(c, maps, dout, stream) : launch<2, 2>(c, maps, dout, stream);
 }
+
+template bool grads_sm90_take(const ChunkBackward<bfloat16>&);
+template bool grads_sm90_take(const ChunkBackward<float16>&);
+template void launch_grads_sm90(const ChunkBackward<bfloat16>&, const RowMaps&, const CUtensorMap&, cudaStream_t);
+template void launch_grads_sm90(const ChunkBackward<float16>&, const RowMaps&, const CUtensorMap&, cudaStream_t);
 
 }  // namespace efla::gpu

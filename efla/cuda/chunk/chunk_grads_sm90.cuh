@@ -78,8 +78,8 @@ __device__ __forceinline__ void named_arrive(int id, int threads) {
 }
 
 // The warp that copies.
-template <int kTiles, int kSlices>
-__device__ __forceinline__ void copy_items(const ChunkBackward& c, const RowMaps& maps, const CUtensorMap& dout,
+template <int kTiles, int kSlices, class E>
+__device__ __forceinline__ void copy_items(const ChunkBackward<E>& c, const RowMaps& maps, const CUtensorMap& dout,
                                            int lane, GradsShared<kTiles, kSlices>& shared) {
   constexpr int kImage = kSlices * kTileBytes;
   const int heads = static_cast<int>(c.p.shape.heads), group = static_cast<int>(c.p.shape.group());
@@ -187,41 +187,42 @@ __device__ __forceinline__ bool gain_depends_on_lambda(const DeltaRule& rule) {
 }
 
 // d = a bᵀ over rows of kTiles tiles.
-template <int kTiles>
+template <class E, int kTiles>
 __device__ __forceinline__ void multiply_rows_of(float (&d)[32], const unsigned char* a, const unsigned char* b) {
   const std::uint64_t of_a = row_operand(shared_address(a)), of_b = row_operand(shared_address(b));
 #pragma unroll
   for (int step = 0; step < 4 * kTiles; ++step) {
     const int at = step / 4 * (kTileBytes >> 4) + step % 4 * kRowStep;
-    multiply_tiles(d, of_a + at, of_b + at, step > 0);
+    multiply_tiles<E>(d, of_a + at, of_b + at, step > 0);
   }
 }
 
 // d = a b, with a tokens by value columns and b value columns by keys.
-template <int kTiles, int kSlices>
+template <class E, int kTiles, int kSlices>
 __device__ __forceinline__ void multiply_images(float (&d)[32 * kTiles], const unsigned char* a,
                                                 const unsigned char* b) {
   const std::uint64_t of_a = row_operand(shared_address(a)), of_b = column_operand(shared_address(b));
 #pragma unroll
   for (int step = 0; step < 4 * kSlices; ++step) {
-    multiply_tiles<false, true>(d, of_a + step / 4 * (kTileBytes >> 4) + step % 4 * kRowStep,
-                                of_b + step / 4 * (kTiles * kTileBytes >> 4) + step % 4 * kColumnStep, step > 0);
+    multiply_tiles<E, false, true>(d, of_a + step / 4 * (kTileBytes >> 4) + step % 4 * kRowStep,
+                                   of_b + step / 4 * (kTiles * kTileBytes >> 4) + step % 4 * kColumnStep, step > 0);
   }
 }
 
 // d += a b or, where kTransposed is set, aᵀ b, with a of 64 × 64 and b the rows of keys or queries.
-template <bool kTransposed, int kTiles>
+template <class E, bool kTransposed, int kTiles>
 __device__ __forceinline__ void add_product(float (&d)[32 * kTiles], const unsigned char* a, const unsigned char* b) {
   const std::uint64_t of_a = kTransposed ? column_operand(shared_address(a)) : row_operand(shared_address(a)),
                       of_b = column_operand(shared_address(b));
 #pragma unroll
   for (int step = 0; step < 4; ++step) {
-    multiply_tiles<kTransposed, true>(d, of_a + step * (kTransposed ? kColumnStep : kRowStep),
-                                      of_b + step * kColumnStep, true);
+    multiply_tiles<E, kTransposed, true>(d, of_a + step * (kTransposed ? kColumnStep : kRowStep),
+                                         of_b + step * kColumnStep, true);
   }
 }
 
 // The rows of a warp's accumulators.
+template <class E>
 struct RowsOfWarp {
   int first, lane;  // row lane / 4
 
@@ -238,7 +239,7 @@ struct RowsOfWarp {
   __device__ __forceinline__ float2 pair_of(const unsigned char* tiles, int pair) const {
     const auto bits =
         *reinterpret_cast<const std::uint32_t*>(tiles + piece_offset(first + pair % 2 * 8, pair / 2) + lane % 4 * 4);
-    return {low_bf16(bits), high_bf16(bits)};
+    return {low_of<E>(bits), high_of<E>(bits)};
   }
   // Returns Σ over the keys of a row of x and a row of `tiles`.
   template <int kCount>
@@ -266,7 +267,7 @@ struct RowsOfWarp {
 };
 
 // Returns the product of rows 16·warp + lane % 16 of x and y, which are kTiles tiles each.
-template <int kTiles>
+template <class E, int kTiles>
 __device__ __forceinline__ float row_dots(std::uint32_t x, std::uint32_t y, int warp, int lane) {
   float products[8] = {};
 #pragma unroll 2
@@ -274,8 +275,8 @@ __device__ __forceinline__ float row_dots(std::uint32_t x, std::uint32_t y, int 
     std::uint32_t of_x[4], of_y[4];
     load_matrices(of_x, block_address(x, 16 * warp, 2 * step, lane));
     load_matrices(of_y, block_address(y, 16 * warp, 2 * step, lane));
-    mma_bf16(products, of_x, of_y[0], of_y[2]);
-    mma_bf16(products + 4, of_x, of_y[1], of_y[3]);
+    mma<E>(products, of_x, of_y[0], of_y[2]);
+    mma<E>(products + 4, of_x, of_y[1], of_y[3]);
   }
   return diagonal_of(products, lane);
 }
@@ -298,26 +299,27 @@ __device__ __forceinline__ void scale_rows(float (&x)[kCount], float2 factor) {
 }
 
 // Writes Σ_{i≥t>j} M_ij over the warp's 16 rows i for every token t; sums of sums, so that terms that do not span t are
-// not in them. Of M, whose terms are rounded to bfloat16, only blocks up to the diagonal are read, and of that one what
+// not in them. Of M, whose terms are rounded to elements, only blocks up to the diagonal are read, and of that one what
 // is below the diagonal of M. The sums over j are products with ones, of the transposed M, so that a lane has one t.
+template <class E>
 __device__ __forceinline__ void spanning_sums(const float (&m)[32], int warp, int lane, float* to) {
-  constexpr std::uint32_t kOnes = 0x3f803f80U;
+  constexpr std::uint32_t kOne = from_state<E>(1).bits, kOnes = kOne | kOne << 16;
   const int row = lane / 4, column = 2 * (lane % 4);
-  const std::uint32_t below = (column < row ? 0x3f80U : 0U) | (column + 1 < row ? 0x3f800000U : 0U);
+  const std::uint32_t below = (column < row ? kOne : 0U) | (column + 1 < row ? kOne << 16 : 0U);
   const std::uint32_t up_to[4] = {below, kOnes, 0, below}, all[4] = {kOnes, kOnes, kOnes, kOnes};
   float before[8] = {}, sums[4][2] = {};  // sums over the blocks before, of row 2 (lane % 4) + e of 8 rows
 #pragma unroll
   for (int block = 0; block < 4; ++block) {
     if (block > warp) break;
     std::uint32_t x[4];
-    to_operand(x, m + 8 * block);
+    to_operand<E>(x, m + 8 * block);
     float left[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) left[i] = before[i];
-    mma_bf16(left, up_to, x[0], x[2]);
-    mma_bf16(left + 4, up_to, x[1], x[3]);
-    mma_bf16(before, all, x[0], x[2]);
-    mma_bf16(before + 4, all, x[1], x[3]);
+    mma<E>(left, up_to, x[0], x[2]);
+    mma<E>(left + 4, up_to, x[1], x[3]);
+    mma<E>(before, all, x[0], x[2]);
+    mma<E>(before + 4, all, x[1], x[3]);
     if (block == warp) {  // without the rows before t
       left[0] = column >= row ? left[0] : 0.0F;
       left[1] = column + 1 >= row ? left[1] : 0.0F;
@@ -344,11 +346,11 @@ __device__ __forceinline__ void spanning_sums(const float (&m)[32], int warp, in
 }
 
 // Applies the L2 norm to a warp's 16 rows of a gradient, and stores them.
-template <int kTiles>
+template <int kTiles, class E>
 __device__ __forceinline__ void store_rows(float (&x)[32 * kTiles], bool l2norm, float2 factor,
-                                           const unsigned char* tiles, const View<bfloat16, 4>& to, const Item& item,
-                                           int warp, int lane) {
-  const RowsOfWarp rows(warp, lane);
+                                           const unsigned char* tiles, const View<E, 4>& to, const Item& item, int warp,
+                                           int lane) {
+  const RowsOfWarp<E> rows(warp, lane);
   if (l2norm) {
     const float2 along = rows.dot(x, tiles);
     rows.add(x, float2{-factor.x * factor.x * along.x, -factor.y * factor.y * along.y}, float2{1, 1}, tiles);
@@ -356,7 +358,7 @@ __device__ __forceinline__ void store_rows(float (&x)[32 * kTiles], bool l2norm,
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int row = rows.first + 8 * r;
-    bfloat16* at = to.at(item.i_b, item.start + row, item.i_q, 8 * (lane % 4));
+    E* at = to.at(item.i_b, item.start + row, item.i_q, 8 * (lane % 4));
 #pragma unroll
     for (int piece = 0; piece < 8 * kTiles; piece += 4) {
       // Four lanes have the rows' parts of four pieces; afterwards each has one piece.
@@ -364,7 +366,7 @@ __device__ __forceinline__ void store_rows(float (&x)[32 * kTiles], bool l2norm,
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float* from = x + 4 * (piece + i) + 2 * r;
-        words[i] = pack_bf16(from[0], from[1]);
+        words[i] = pack<E>(from[0], from[1]);
       }
 #pragma unroll
       for (int bit = 1; bit < 4; bit *= 2) {

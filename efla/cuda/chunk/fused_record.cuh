@@ -8,11 +8,11 @@
 namespace efla::gpu {
 
 // Reads β and g of a chunk's tokens, two per lane.
-template <int kTiles, int kGroups>
-__device__ __forceinline__ TokenPair tokens_of(const ChunkProblem& c, int chunk, int lane,
-                                               const Shared<kTiles, kGroups, true, false>& shared) {
+template <int kTiles, int kGroups, class E>
+__device__ __forceinline__ TokenPair<E> tokens_of(const ChunkProblem<E>& c, int chunk, int lane,
+                                                  const Shared<kTiles, kGroups, true, false>& shared) {
   const Walk& walk = shared.walk;
-  return read_tokens(c.p, walk.beta, walk.g, chunk * kChunkTokens, walk.end - walk.begin, lane);
+  return read_tokens(c.p, static_cast<const E*>(walk.beta), walk.g, chunk * kChunkTokens, walk.end - walk.begin, lane);
 }
 
 // Chunks whose tokens are shared before the warpgroups begin.
@@ -20,12 +20,12 @@ inline constexpr int kFirstTokens = 2;
 
 // Starts the copies of the first chunk's rows and computes the decays of the first chunks' tokens; run by one warp,
 // before the warpgroups begin.
-template <int kTiles, int kGroups>
-__device__ __forceinline__ void start_records(const ChunkProblem& c, const RowMaps& maps, int lane,
+template <int kTiles, int kGroups, class E>
+__device__ __forceinline__ void start_records(const ChunkProblem<E>& c, const RowMaps& maps, int lane,
                                               Shared<kTiles, kGroups, true, false>& shared) {
   if (lane == 0) start_rows<true>(c, maps, 0, shared);
   __syncwarp();
-  TokenPair pairs[kFirstTokens];
+  TokenPair<E> pairs[kFirstTokens];
 #pragma unroll
   for (int chunk = 0; chunk < kFirstTokens; ++chunk) pairs[chunk] = tokens_of(c, chunk, lane, shared);
 #pragma unroll
@@ -43,8 +43,8 @@ __device__ __forceinline__ Token wait_for_token(int chunk, int t, Shared<kTiles,
 }
 
 // The warpgroup that computes the vectors of the keys, −A and the inverses of its diagonal blocks.
-template <int kTiles, int kGroups>
-__device__ __forceinline__ void prepare_keys(const ChunkProblem& c, int thread,
+template <int kTiles, int kGroups, class E>
+__device__ __forceinline__ void prepare_keys(const ChunkProblem<E>& c, int thread,
                                              Shared<kTiles, kGroups, true, false>& shared) {
   const Walk& walk = shared.walk;
   using Memory = Shared<kTiles, kGroups, true, false>;
@@ -55,7 +55,7 @@ __device__ __forceinline__ void prepare_keys(const ChunkProblem& c, int thread,
   const auto start_keys = [&](int chunk) {
     wait_for_rows(chunk, walk.tail, shared);
     const std::uint32_t k_tile = shared_address(shared.rows[chunk % kStages].k);
-    start_products<kTiles>(k_tile, k_tile, warp, thread % 32, keys);
+    start_products<E, kTiles>(k_tile, k_tile, warp, thread % 32, keys);
   };
 #pragma unroll 1
   for (int chunk = 0; chunk < walk.chunks; ++chunk) {
@@ -69,7 +69,7 @@ __device__ __forceinline__ void prepare_keys(const ChunkProblem& c, int thread,
     key_vectors(c.p.rule, token, key_squares(keys, warp, lane), warp, lane, scratch, record);
     barrier_arrive(&shared.vectors_full[chunk % kRecords]);
     named_barrier(kKeysBarrier, kGroupThreads);
-    write_keys(keys, warp, lane, scratch);
+    write_keys<E>(keys, warp, lane, scratch);
     __syncwarp();
     invert_diagonal(warp, lane, scratch);
     barrier_arrive(&shared.diagonal_full[chunk % kRecords]);
@@ -77,8 +77,8 @@ __device__ __forceinline__ void prepare_keys(const ChunkProblem& c, int thread,
 }
 
 // The warpgroup that computes P, the vectors of the queries and T, reads β and g, and copies rows.
-template <int kTiles, int kGroups>
-__device__ __forceinline__ void prepare_queries(const ChunkProblem& c, const RowMaps& maps, int thread,
+template <int kTiles, int kGroups, class E>
+__device__ __forceinline__ void prepare_queries(const ChunkProblem<E>& c, const RowMaps& maps, int thread,
                                                 Shared<kTiles, kGroups, true, false>& shared) {
   const Walk& walk = shared.walk;
   using Memory = Shared<kTiles, kGroups, true, false>;
@@ -87,7 +87,7 @@ __device__ __forceinline__ void prepare_queries(const ChunkProblem& c, const Row
   const bool gated = c.p.rule.decay == Decay::scalar;
   for (auto& record : shared.record) clear_upper_blocks(record, thread);
   // Warps 2 and 3, which have the least to do for T, compute the decays of all tokens and copy rows.
-  TokenPair next{};
+  TokenPair<E> next{};
   if (warp == 2) next = tokens_of(c, kFirstTokens, thread % 32, shared);
   if (warp == 3 && is_tail(0, shared)) finish_tail(thread % 32, shared);
 #pragma unroll 1
@@ -102,21 +102,21 @@ __device__ __forceinline__ void prepare_queries(const ChunkProblem& c, const Row
     }
     wait_for_rows(chunk, walk.tail, shared);
     const std::uint32_t k_tile = shared_address(rows.k), q_tile = shared_address(rows.q);
-    const float squares = c.p.rule.qk_l2norm ? query_squares<kTiles>(q_tile, warp, lane) : 0.0F;
+    const float squares = c.p.rule.qk_l2norm ? query_squares<E, kTiles>(q_tile, warp, lane) : 0.0F;
     barrier_wait(&shared.record_free[chunk % kRecords], parity(chunk, kRecords) ^ 1U);
     query_vectors(c.p.rule, c.scale, wait_for_token(chunk, 16 * warp + lane % 16, shared), squares, warp, lane, scratch,
                   record);
     __syncwarp();
     BlockProducts queries;
     leave_undefined(queries);
-    start_products<kTiles>(q_tile, k_tile, warp, lane, queries);
+    start_products<E, kTiles>(q_tile, k_tile, warp, lane, queries);
     barrier_wait(&shared.vectors_full[chunk % kRecords], parity(chunk, kRecords));
     finish_products(queries);
     const auto blocks_of = [&](int b, float(&blocks)[16]) {
 #pragma unroll
       for (int i = 0; i < 16; ++i) blocks[i] = queries[8 * b + i];
     };
-    write_queries(blocks_of, warp, lane, scratch, record);
+    write_queries<E>(blocks_of, warp, lane, scratch, record);
     chunk = opaque(chunk);  // addresses kept from before would take registers that are not there
     if (warp == 3 && is_tail(chunk + 1, shared)) finish_tail(lane, shared);
     if (warp == 2) {
@@ -125,7 +125,7 @@ __device__ __forceinline__ void prepare_queries(const ChunkProblem& c, const Row
       next = tokens_of(c, chunk + kFirstTokens + 1, lane, shared);
     }
     barrier_wait(&shared.diagonal_full[chunk % kRecords], parity(chunk, kRecords));
-    invert_below(warp, lane, scratch, record);
+    invert_below<E>(warp, lane, scratch, record);
     fence_for_products();
     barrier_arrive(&shared.record_full[chunk % kRecords]);
   }

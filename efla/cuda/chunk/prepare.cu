@@ -29,8 +29,8 @@ constexpr bool kCopyEngine = false;
 #endif
 
 // Starts to copy the keys and queries of a chunk; kMapped: by the copy engine.
-template <int kTiles, bool kMapped>
-__device__ __forceinline__ void start_rows(const ChunkProblem& c, const RowMaps& maps, const ChunkAt& at,
+template <int kTiles, bool kMapped, class E>
+__device__ __forceinline__ void start_rows(const ChunkProblem<E>& c, const RowMaps& maps, const ChunkAt& at,
                                            std::int64_t i_q, int thread, unsigned char (&rows)[2][kTiles * kTileBytes],
                                            std::uint64_t* loaded) {
   if constexpr (!kMapped || !kCopyEngine) {
@@ -70,17 +70,17 @@ __device__ __forceinline__ void finish_rows(const ChunkAt& at, int thread,
   __syncthreads();
 }
 
-template <int kTiles, bool kGrouped, bool kMapped>
+template <class E, int kTiles, bool kGrouped, bool kMapped>
 __global__ void __launch_bounds__(kPrepareThreads, kTiles == 1 && kCopyEngine && !kGrouped ? 5
                                                    : kTiles == 4                           ? 3
                                                                                            : 4)
-    prepare_kernel(const __grid_constant__ ChunkProblem c, const __grid_constant__ RowMaps maps) {
+    prepare_kernel(const __grid_constant__ ChunkProblem<E> c, const __grid_constant__ RowMaps maps) {
   extern __shared__ __align__(1024) unsigned char shared[];
   auto& memory = *reinterpret_cast<PrepareMemory<kTiles, kGrouped>*>(shared);
   ChunkRecord& record = memory.products.record;
   PrepareScratch& scratch = memory.products.scratch;
   auto& query_products = memory.products.queries;
-  const DeltaForward<bfloat16>& p = c.p;
+  const DeltaForward<E>& p = c.p;
   const int thread = threadIdx.x, warp = warp_of(thread), lane = thread % 32;
   const unsigned heads = static_cast<unsigned>(p.shape.heads);
   const std::int64_t slot = blockIdx.x / heads, i_q = blockIdx.x % heads, group = kGrouped ? p.shape.group() : 1;
@@ -95,16 +95,16 @@ __global__ void __launch_bounds__(kPrepareThreads, kTiles == 1 && kCopyEngine &&
     return read_tokens(p, p.beta.at(at.i_b, at.start, i_h), p.g ? p.g.at(at.i_b, at.start, i_h) : nullptr, 0, at.rows,
                        lane);
   };
-  TokenPair tokens = tokens_of(i_q * group);
+  TokenPair<E> tokens = tokens_of(i_q * group);
   finish_rows<kTiles, kMapped>(at, thread, memory.rows, &loaded);
 
   BlockProducts keys, queries;
   const std::uint32_t k_tile = shared_address(memory.rows[0]), q_tile = shared_address(memory.rows[1]);
   leave_undefined(keys);
   leave_undefined(queries);
-  start_products<kTiles>(k_tile, k_tile, warp, lane, keys);
-  start_products<kTiles>(q_tile, k_tile, warp, lane, queries);
-  const float squares = p.rule.qk_l2norm ? query_squares<kTiles>(q_tile, warp, lane) : 0.0F;
+  start_products<E, kTiles>(k_tile, k_tile, warp, lane, keys);
+  start_products<E, kTiles>(q_tile, k_tile, warp, lane, queries);
+  const float squares = p.rule.qk_l2norm ? query_squares<E, kTiles>(q_tile, warp, lane) : 0.0F;
   finish_products(keys);
   finish_products(queries);
   __syncthreads();
@@ -123,11 +123,11 @@ __global__ void __launch_bounds__(kPrepareThreads, kTiles == 1 && kCopyEngine &&
     key_vectors(p.rule, token, key_squares(keys, warp, lane), warp, lane, scratch, record);
     query_vectors(p.rule, c.scale, token, squares, warp, lane, scratch, record);
     __syncthreads();
-    write_keys(keys, warp, lane, scratch);
+    write_keys<E>(keys, warp, lane, scratch);
     __syncwarp();
     invert_diagonal(warp, lane, scratch);
     __syncthreads();
-    invert_below(warp, lane, scratch, record);
+    invert_below<E>(warp, lane, scratch, record);
     const auto blocks_of = [&](int b, float(&blocks)[16]) {
 #pragma unroll
       for (int j = 0; j < 16; j += 4) {
@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(kPrepareThreads, kTiles == 1 && kCopyEngine &&
         *reinterpret_cast<float4*>(blocks + j) = kGrouped ? query_products[2 * b + j / 4][thread] : *from;
       }
     };
-    write_queries(blocks_of, warp, lane, scratch, record);
+    write_queries<E>(blocks_of, warp, lane, scratch, record);
     fence_record();
     __syncthreads();
     store_record<kPrepareThreads>(record, &c.records[slot * p.shape.value_heads + i_h], thread);
@@ -144,29 +144,33 @@ __global__ void __launch_bounds__(kPrepareThreads, kTiles == 1 && kCopyEngine &&
   }
 }
 
-template <int kTiles, bool kGrouped, bool kMapped>
-void launch(const ChunkProblem& c, const RowMaps& maps, cudaStream_t stream) {
+template <int kTiles, bool kGrouped, bool kMapped, class E>
+void launch(const ChunkProblem<E>& c, const RowMaps& maps, cudaStream_t stream) {
   constexpr int kBytes = sizeof(PrepareMemory<kTiles, kGrouped>);
-  const auto kernel = prepare_kernel<kTiles, kGrouped, kMapped>;
+  const auto kernel = prepare_kernel<E, kTiles, kGrouped, kMapped>;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "cudaFuncSetAttribute");
   kernel<<<grid_of("chunk_fwd", c.slots * c.p.shape.heads), kPrepareThreads, kBytes, stream>>>(c, maps);
   check_launch("prepare");
 }
 
-template <int kTiles, bool kMapped>
-void launch(const ChunkProblem& c, const RowMaps& maps, cudaStream_t stream) {
+template <int kTiles, bool kMapped, class E>
+void launch(const ChunkProblem<E>& c, const RowMaps& maps, cudaStream_t stream) {
   if (c.p.shape.group() > 1) return launch<kTiles, true, kMapped>(c, maps, stream);
   launch<kTiles, false, kMapped>(c, maps, stream);
 }
 
 }  // namespace
 
-void launch_prepare(const ChunkProblem& c, const RowMaps* maps, cudaStream_t stream) {
+template <class E>
+void launch_prepare(const ChunkProblem<E>& c, const RowMaps* maps, cudaStream_t stream) {
   const bool narrow = c.p.shape.key_dim <= 64;
   if (divides_keys(c.p.shape)) return launch<4, true>(c, *maps, stream);
   if (maps) return narrow ? launch<1, true>(c, *maps, stream) : launch<2, true>(c, *maps, stream);
   if (narrow) return launch<1, false>(c, {}, stream);
   launch<2, false>(c, {}, stream);
 }
+
+template void launch_prepare(const ChunkProblem<bfloat16>&, const RowMaps*, cudaStream_t);
+template void launch_prepare(const ChunkProblem<float16>&, const RowMaps*, cudaStream_t);
 
 }  // namespace efla::gpu

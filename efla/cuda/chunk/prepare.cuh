@@ -29,7 +29,7 @@ using BlockProducts = float[32];
 __device__ __forceinline__ int warp_of(int thread) { return __shfl_sync(0xffffffffU, thread / 32, 0); }
 
 // Computes block columns b and b + 1 of the warp's block row of `rows` with all keys, with mma.
-template <int kTiles>
+template <class E, int kTiles>
 __device__ __forceinline__ void multiply_blocks(std::uint32_t rows, std::uint32_t keys, int b, int warp, int lane,
                                                 float* blocks) {
 #pragma unroll
@@ -42,15 +42,15 @@ __device__ __forceinline__ void multiply_blocks(std::uint32_t rows, std::uint32_
     for (int i = 0; i < 2; ++i) load_matrices(columns[i], block_address(keys, 16 * (b + i), 2 * step, lane));
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      mma_bf16(blocks + 8 * i, row, columns[i][0], columns[i][2]);
-      mma_bf16(blocks + 8 * i + 4, row, columns[i][1], columns[i][3]);
+      mma<E>(blocks + 8 * i, row, columns[i][0], columns[i][2]);
+      mma<E>(blocks + 8 * i + 4, row, columns[i][1], columns[i][3]);
     }
   }
 }
 
 // Starts the products of this warp's block row of `rows` with all keys, tiles of 64 · kTiles columns. The caller has
 // given `products` their registers (leave_undefined).
-template <int kTiles>
+template <class E, int kTiles>
 __device__ __forceinline__ void start_products(std::uint32_t rows, std::uint32_t keys, int warp, int lane,
                                                BlockProducts& products) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -59,13 +59,13 @@ __device__ __forceinline__ void start_products(std::uint32_t rows, std::uint32_t
 #pragma unroll
   for (int step = 0; step < 4 * kTiles; ++step) {
     const int at = step / 4 * (kTileBytes >> 4) + step % 4 * kRowStep;
-    multiply_tiles(products, a + at, b + at, step > 0);
+    multiply_tiles<E>(products, a + at, b + at, step > 0);
   }
   products_commit();
 #else
 #pragma unroll
   for (int b = 0; b < 4; b += 2) {
-    if (b <= warp) multiply_blocks<kTiles>(rows, keys, b, warp, lane, products + 8 * b);
+    if (b <= warp) multiply_blocks<E, kTiles>(rows, keys, b, warp, lane, products + 8 * b);
   }
 #endif
 }
@@ -97,15 +97,15 @@ __device__ __forceinline__ float diagonal_part(const float* block, int lane) {
 }
 
 // Returns Σq² of query 16·warp + lane % 16.
-template <int kTiles>
+template <class E, int kTiles>
 __device__ __forceinline__ float query_squares(std::uint32_t q_tile, int warp, int lane) {
   float squares[8] = {};
 #pragma unroll 2
   for (int step = 0; step < 4 * kTiles; ++step) {
     std::uint32_t queries[4];
     load_matrices(queries, block_address(q_tile, 16 * warp, 2 * step, lane));
-    mma_bf16(squares, queries, queries[0], queries[2]);
-    mma_bf16(squares + 4, queries, queries[1], queries[3]);
+    mma<E>(squares, queries, queries[0], queries[2]);
+    mma<E>(squares + 4, queries, queries[1], queries[3]);
   }
   return diagonal_of(squares, lane);
 }
@@ -115,15 +115,17 @@ inline constexpr float kMinDecay = -120.0F;
 
 // β and g of two neighbouring tokens, 2·lane and the next; tokens that do not exist change nothing. As they are in
 // memory, so that nothing waits for them before they are needed.
+template <class E>
 struct TokenPair {
-  bfloat16 beta[2];
+  E beta[2];
   float g[2];
 };
 
 // Reads a lane's pair of the tokens [t, end) of a head whose first token's β and g are given; g may be null.
-__device__ __forceinline__ TokenPair read_tokens(const DeltaForward<bfloat16>& p, const bfloat16* beta, const float* g,
-                                                 int t, int end, int lane) {
-  TokenPair pair{};
+template <class E>
+__device__ __forceinline__ TokenPair<E> read_tokens(const DeltaForward<E>& p, const E* beta, const float* g, int t,
+                                                    int end, int lane) {
+  TokenPair<E> pair{};
   t += 2 * lane;
   beta += t * p.beta.stride[1];
   if (t < end) pair.beta[0] = *beta;
@@ -141,7 +143,8 @@ struct Token {
 };
 
 // Returns both tokens of a lane.
-__device__ __forceinline__ void scan_tokens(const TokenPair& pair, bool gated, int lane, Token (&tokens)[2]) {
+template <class E>
+__device__ __forceinline__ void scan_tokens(const TokenPair<E>& pair, bool gated, int lane, Token (&tokens)[2]) {
 #pragma unroll
   for (int e = 0; e < 2; ++e) tokens[e] = {to_float(pair.beta[e]), 0, 0, 0};
   if (!gated) return;
@@ -168,7 +171,8 @@ __device__ __forceinline__ void scan_tokens(const TokenPair& pair, bool gated, i
 }
 
 // Writes all tokens of a chunk, of which this warp has pairs.
-__device__ __forceinline__ void share_tokens(const TokenPair& pair, bool gated, int lane,
+template <class E>
+__device__ __forceinline__ void share_tokens(const TokenPair<E>& pair, bool gated, int lane,
                                              Token (&shared)[kChunkTokens]) {
   Token tokens[2];
   scan_tokens(pair, gated, lane, tokens);
@@ -177,7 +181,8 @@ __device__ __forceinline__ void share_tokens(const TokenPair& pair, bool gated, 
 }
 
 // Returns token 16·warp + lane % 16.
-__device__ __forceinline__ Token token_of(const TokenPair& pair, bool gated, int warp, int lane) {
+template <class E>
+__device__ __forceinline__ Token token_of(const TokenPair<E>& pair, bool gated, int warp, int lane) {
   const int from = 8 * warp + lane % 16 / 2;
   const auto mine = [&](float even, float odd) {
     const float first = __shfl_sync(0xffffffffU, even, from), second = __shfl_sync(0xffffffffU, odd, from);
@@ -295,7 +300,15 @@ __device__ __forceinline__ void scale_block(float (&x)[8], const float* block, c
   }
 }
 
+// Returns x for a product by mma_tf32, which drops the bits that TF32 does not have. TF32 has as many bits as float16,
+// so that the dropped bits would be as much as float16 rounds: for float16 x is rounded.
+template <class E>
+__device__ __forceinline__ float to_tf32(float x) {
+  return std::is_same_v<E, float16> ? round_to_tf32(x) : x;
+}
+
 // Writes the warp's block row of −A to the scratch.
+template <class E>
 __device__ __forceinline__ void write_keys(const BlockProducts& products, int warp, int lane, PrepareScratch& scratch) {
   const RowFactors rows(scratch.row, scratch, warp, lane);
 #pragma unroll
@@ -304,6 +317,10 @@ __device__ __forceinline__ void write_keys(const BlockProducts& products, int wa
     float x[8];
     const bool diagonal = b == warp;
     scale_block(x, products + 8 * b, rows, scratch.key_factor + 16 * b, scratch.prefix + 16 * b, diagonal, lane);
+    if (!diagonal) {  // the block on the diagonal is inverted in float32
+#pragma unroll
+      for (float& e : x) e = to_tf32<E>(e);
+    }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       *reinterpret_cast<float2*>(
@@ -314,7 +331,7 @@ __device__ __forceinline__ void write_keys(const BlockProducts& products, int wa
 }
 
 // Writes the warp's block row of P to the record; blocks_of(b, blocks) gives block columns b and b + 1 of Q Kᵀ.
-template <class F>
+template <class E, class F>
 __device__ __forceinline__ void write_queries(F&& blocks_of, int warp, int lane, const PrepareScratch& scratch,
                                               ChunkRecord& record) {
 #pragma unroll
@@ -340,7 +357,7 @@ __device__ __forceinline__ void write_queries(F&& blocks_of, int warp, int lane,
         x[4] = x[5] = 0;
       }
       write_block(record.p, 16 * warp, 2 * b,
-                  {pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7])}, lane);
+                  {pack<E>(x[0], x[1]), pack<E>(x[2], x[3]), pack<E>(x[4], x[5]), pack<E>(x[6], x[7])}, lane);
     }
   }
 }
@@ -403,7 +420,7 @@ __device__ __forceinline__ void invert_diagonal(int warp, int lane, PrepareScrat
   write(own + column, (below ? first : second) + 4 * half, z);
 }
 
-// The accumulators of a 16 × 16 block as an operand of mma_tf32, which drops the bits that TF32 does not have.
+// The accumulators of a 16 × 16 block as an operand of mma_tf32.
 struct Tf32Block {
   std::uint32_t x[8];
 
@@ -412,7 +429,7 @@ struct Tf32Block {
 
 // d = a bᵀ, plus d where kAdd is set, with b a block of the scratch's matrix. kTransposed: the scratch has the
 // transposed of b.
-template <bool kAdd, bool kTransposed>
+template <class E, bool kAdd, bool kTransposed>
 __device__ __forceinline__ void multiply_tf32(float (&d)[8], const Tf32Block& a, const PrepareScratch& scratch, int row,
                                               int column, int lane) {
 #pragma unroll
@@ -424,7 +441,8 @@ __device__ __forceinline__ void multiply_tf32(float (&d)[8], const Tf32Block& a,
       const int other = 8 * half + lane / 4;
       float2 b;
       if constexpr (kTransposed) {
-        b = {scratch.matrix[row + common][column + other], scratch.matrix[row + common + 1][column + other]};
+        b = {to_tf32<E>(scratch.matrix[row + common][column + other]),
+             to_tf32<E>(scratch.matrix[row + common + 1][column + other])};
       } else {
         b = *reinterpret_cast<const float2*>(&scratch.matrix[row + other][column + common]);
       }
@@ -435,21 +453,21 @@ __device__ __forceinline__ void multiply_tf32(float (&d)[8], const Tf32Block& a,
 
 // Computes block column j of T, T_ij = T_ii Σ_{j≤k<i} (−A_ik) T_kj for i > j, and writes it to the record. What is
 // multiplied are the transposes, so that an accumulator is the next product's operand. TF32 is enough, because T is
-// rounded to bfloat16.
+// rounded to E.
+template <class E>
 __device__ __forceinline__ void invert_below(int j, int lane, const PrepareScratch& scratch, ChunkRecord& record) {
   Tf32Block column[3];  // T_kjᵀ of k = j, j + 1, j + 2
   const auto write = [&](int i_block, const float* x) {
     write_block_transposed(record.t, 16 * i_block, 2 * j,
-                           {pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7])},
-                           lane);
+                           {pack<E>(x[0], x[1]), pack<E>(x[2], x[3]), pack<E>(x[4], x[5]), pack<E>(x[6], x[7])}, lane);
   };
   float block[8];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const float2 pair = *reinterpret_cast<const float2*>(
         &scratch.matrix[16 * j + lane / 4 + 8 * (i % 2)][16 * j + 2 * (lane % 4) + 8 * (i / 2)]);
-    block[2 * i] = pair.x;
-    block[2 * i + 1] = pair.y;
+    block[2 * i] = to_tf32<E>(pair.x);
+    block[2 * i + 1] = to_tf32<E>(pair.y);
   }
   write(j, block);
 #pragma unroll
@@ -459,14 +477,16 @@ __device__ __forceinline__ void invert_below(int j, int lane, const PrepareScrat
     const int i_block = j + step;
     if (i_block > 3) break;
     float sum[8];
-    multiply_tf32<false, false>(sum, column[0], scratch, 16 * i_block, 16 * j, lane);
+    multiply_tf32<E, false, false>(sum, column[0], scratch, 16 * i_block, 16 * j, lane);
 #pragma unroll
     for (int k = 1; k < step; ++k)
-      multiply_tf32<true, false>(sum, column[k], scratch, 16 * i_block, 16 * (j + k), lane);
+      multiply_tf32<E, true, false>(sum, column[k], scratch, 16 * i_block, 16 * (j + k), lane);
     Tf32Block sums;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) sums.set(i, sum[i]);
-    multiply_tf32<false, true>(block, sums, scratch, 16 * i_block, 16 * i_block, lane);
+    for (int i = 0; i < 8; ++i) sums.set(i, to_tf32<E>(sum[i]));
+    multiply_tf32<E, false, true>(block, sums, scratch, 16 * i_block, 16 * i_block, lane);
+#pragma unroll
+    for (float& x : block) x = to_tf32<E>(x);  // what is rounded to E afterwards is the same
     write(i_block, block);
     if (step == 3) break;
 #pragma unroll

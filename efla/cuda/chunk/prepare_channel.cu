@@ -69,8 +69,8 @@ __device__ __forceinline__ float2 read_pair(const float* from, std::int64_t stri
 }
 
 template <bool kAligned>
-__device__ __forceinline__ void read_channels(const ChunkProblem& c, const ChunkAt& at, std::int64_t i_h, int block,
-                                              int channel, Channels& x) {
+__device__ __forceinline__ void read_channels(const ChunkProblem<bfloat16>& c, const ChunkAt& at, std::int64_t i_h,
+                                              int block, int channel, Channels& x) {
   const DeltaForward<bfloat16>& p = c.p;
   const std::int64_t t = at.start + kBlock * block, i_q = i_h / p.shape.group();
   const int exist = min(max(static_cast<int>(p.shape.key_dim) - channel, 0), 2), tokens = at.rows - kBlock * block;
@@ -106,7 +106,8 @@ __device__ __forceinline__ void share_channels(const Channels& x, int block, int
     float squares[kBlock];
 #pragma unroll
     for (int i = 0; i < kBlock; ++i) {
-      squares[i] = low_bf16(pairs[i]) * low_bf16(pairs[i]) + high_bf16(pairs[i]) * high_bf16(pairs[i]);
+      squares[i] = low_of<bfloat16>(pairs[i]) * low_of<bfloat16>(pairs[i]) +
+                   high_of<bfloat16>(pairs[i]) * high_of<bfloat16>(pairs[i]);
     }
     sum_over_lanes(squares, lane);
     if (lane < kBlock) to[lane] = squares[0];
@@ -129,7 +130,8 @@ __device__ __forceinline__ void share_channels(const Channels& x, int block, int
 // Writes two channels of a token, times the factors of both.
 __device__ __forceinline__ void write_scaled(unsigned char* to, std::uint32_t pair, const float (&x)[2],
                                              const float (&y)[2]) {
-  *reinterpret_cast<std::uint32_t*>(to) = pack_bf16(low_bf16(pair) * (x[0] * y[0]), high_bf16(pair) * (x[1] * y[1]));
+  *reinterpret_cast<std::uint32_t*>(to) =
+      pack<bfloat16>(low_of<bfloat16>(pair) * (x[0] * y[0]), high_of<bfloat16>(pair) * (x[1] * y[1]));
 }
 
 // Writes the block's two channels as rows of the operands and of the sweep.
@@ -200,8 +202,8 @@ __device__ __forceinline__ void multiply_channels(const unsigned char* rows, con
       if (b > warp) break;
       std::uint32_t column[4];
       load_matrices(column, block_address(columns, kBlock * b, 2 * (step % 4), lane));
-      mma_bf16(products + 8 * b, row, column[0], column[2]);
-      mma_bf16(products + 8 * b + 4, row, column[1], column[3]);
+      mma<bfloat16>(products + 8 * b, row, column[0], column[2]);
+      mma<bfloat16>(products + 8 * b + 4, row, column[1], column[3]);
     }
   }
 }
@@ -209,7 +211,7 @@ __device__ __forceinline__ void multiply_channels(const unsigned char* rows, con
 // Adds the products of the tokens of block `warp` with each other in its deep channels: rows of `x` (keys or queries)
 // with keys. Half a warp per channel, a column per lane. `block` is memory for 16 rows of 16 floats, `stride` apart.
 template <int kTiles>
-__device__ __forceinline__ void add_deep_channels(const ChunkProblem& c, const View<const bfloat16, 4>& x,
+__device__ __forceinline__ void add_deep_channels(const ChunkProblem<bfloat16>& c, const View<const bfloat16, 4>& x,
                                                   const ChunkAt& at, std::int64_t i_h, int warp, int lane,
                                                   const ChannelMemory<kTiles>& memory, float* block, int stride,
                                                   BlockProducts& products) {
@@ -261,7 +263,7 @@ __device__ __forceinline__ void add_deep_channels(const ChunkProblem& c, const V
 
 template <int kTiles, bool kAligned>
 __global__ void __launch_bounds__(kThreads, kAligned ? kResident : 1)
-    prepare_channel_kernel(const __grid_constant__ ChunkProblem c) {
+    prepare_channel_kernel(const __grid_constant__ ChunkProblem<bfloat16> c) {
   extern __shared__ __align__(1024) unsigned char shared[];
   auto& memory = *reinterpret_cast<ChannelMemory<kTiles>*>(shared);
   constexpr int kPairs = 32 * kTiles;  // of channels
@@ -314,7 +316,7 @@ __global__ void __launch_bounds__(kThreads, kAligned ? kResident : 1)
   }
   __syncthreads();
   if (of_keys) {
-    write_keys(products, warp, lane, scratch);
+    write_keys<bfloat16>(products, warp, lane, scratch);
     __syncwarp();
     invert_diagonal(warp, lane, scratch);
   } else {
@@ -322,10 +324,10 @@ __global__ void __launch_bounds__(kThreads, kAligned ? kResident : 1)
 #pragma unroll
       for (int i = 0; i < 16; ++i) blocks[i] = products[8 * b + i];
     };
-    write_queries(blocks_of, warp, lane, scratch, record);
+    write_queries<bfloat16>(blocks_of, warp, lane, scratch, record);
   }
   __syncthreads();
-  if (of_keys) invert_below(warp, lane, scratch, record);
+  if (of_keys) invert_below<bfloat16>(warp, lane, scratch, record);
   fence_record();
   __syncthreads();
   store_record<kThreads>(record, &c.records[slot * p.shape.value_heads + i_h], threadIdx.x);
@@ -333,7 +335,7 @@ __global__ void __launch_bounds__(kThreads, kAligned ? kResident : 1)
 }
 
 template <int kTiles, bool kAligned>
-void launch(const ChunkProblem& c, cudaStream_t stream) {
+void launch(const ChunkProblem<bfloat16>& c, cudaStream_t stream) {
   constexpr int kBytes = sizeof(ChannelMemory<kTiles>);
   const auto kernel = prepare_channel_kernel<kTiles, kAligned>;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "cudaFuncSetAttribute");
@@ -343,7 +345,7 @@ void launch(const ChunkProblem& c, cudaStream_t stream) {
 
 }  // namespace
 
-void launch_prepare_channel(const ChunkProblem& c, cudaStream_t stream) {
+void launch_prepare_channel(const ChunkProblem<bfloat16>& c, cudaStream_t stream) {
   const bool narrow = c.p.shape.key_dim <= 64, aligned = c.q_rows && c.k_rows && c.g_rows;
   if (aligned) return narrow ? launch<1, true>(c, stream) : launch<2, true>(c, stream);
   narrow ? launch<1, false>(c, stream) : launch<2, false>(c, stream);

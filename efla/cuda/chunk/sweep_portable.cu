@@ -1,9 +1,9 @@
 // The sweep over the state on any GPU from sm_80 on: products by mma.sync, copies by cp.async.
 //
 // One thread block per sequence, value head and slice of 64 value columns walks the chunks of the sequence. Each of its
-// four warps keeps 16 rows of the transposed state Sᵀ [V, K] in registers, as the accumulators of mma; converted to
-// bfloat16 they are its first operand, so neither the state nor R nor U ever leave the registers. Everything below is
-// the transposed of the equations at ChunkRecord: rows are value columns, columns are tokens.
+// four warps keeps 16 rows of the transposed state Sᵀ [V, K] in registers, as the accumulators of mma; rounded to
+// the elements' type they are its first operand, so neither the state nor R nor U ever leave the registers. Everything
+// below is the transposed of the equations at ChunkRecord: rows are value columns, columns are tokens.
 #include "efla/cuda/chunk/chunk.h"
 #include "efla/cuda/common/error.h"
 #include "efla/cuda/common/launch.h"
@@ -37,10 +37,10 @@ __device__ __forceinline__ void start_copy(void* to, const void* from, int bytes
   }
 }
 
-template <int kTiles, bool kChannel>
-__device__ __forceinline__ void start_loads(const ChunkProblem& c, const ChunkAt& at, std::int64_t slot,
+template <int kTiles, bool kChannel, class E>
+__device__ __forceinline__ void start_loads(const ChunkProblem<E>& c, const ChunkAt& at, std::int64_t slot,
                                             std::int64_t i_h, std::int64_t column, Stage<kTiles, kChannel>& stage) {
-  const DeltaForward<bfloat16>& p = c.p;
+  const DeltaForward<E>& p = c.p;
   const std::int64_t i_q = i_h / p.shape.group();
   const int thread = threadIdx.x;
   if constexpr (kChannel) {
@@ -57,46 +57,47 @@ __device__ __forceinline__ void start_loads(const ChunkProblem& c, const ChunkAt
 }
 
 // One chunk: adds to the state s and leaves o in the place of v.
-template <int kTiles, bool kChannel>
+template <class E, int kTiles, bool kChannel>
 __device__ __forceinline__ void sweep_chunk(float (&s)[32 * kTiles], Stage<kTiles, kChannel>& stage, int warp,
                                             int lane) {
   const ChunkRecord& record = stage.record;
   std::uint32_t u[4][4], written[4][4];  // U and write∘U
   {
     float e[32] = {}, sum[32] = {};
-    multiply_state<kTiles>(e, s, shared_address(stage.k), lane);
-    residual(written, e, shared_address(stage.v), record, warp, lane);
-    multiply_rows(sum, written, shared_address(record.t), lane);
+    multiply_state<E, kTiles>(e, s, shared_address(stage.k), lane);
+    residual<E>(written, e, shared_address(stage.v), record, warp, lane);
+    multiply_rows<E>(sum, written, shared_address(record.t), lane);
 #pragma unroll
-    for (int step = 0; step < 4; ++step) to_operand(u[step], sum + 8 * step);
+    for (int step = 0; step < 4; ++step) to_operand<E>(u[step], sum + 8 * step);
     scale_columns(sum, record.write, lane);
 #pragma unroll
-    for (int step = 0; step < 4; ++step) to_operand(written[step], sum + 8 * step);
+    for (int step = 0; step < 4; ++step) to_operand<E>(written[step], sum + 8 * step);
   }
   float o[32] = {};
-  multiply_state<kTiles>(o, s, shared_address(stage.q), lane);
+  multiply_state<E, kTiles>(o, s, shared_address(stage.q), lane);
   scale_columns(o, record.out, lane);
-  multiply_rows(o, u, shared_address(record.p), lane);
+  multiply_rows<E>(o, u, shared_address(record.p), lane);
   __syncwarp();  // the warp's own columns of v have been read
-  write_outputs(o, stage.v, warp, lane);
+  write_outputs<E>(o, stage.v, warp, lane);
   if constexpr (kChannel) {
     scale_columns(s, stage.decay, lane);
   } else {
 #pragma unroll
     for (float& x : s) x *= record.decay;
   }
-  multiply_columns<4 * kTiles>(s, written, shared_address(stage.written()), lane);
+  multiply_columns<E, 4 * kTiles>(s, written, shared_address(stage.written()), lane);
 }
 
 // Copies the outputs of a chunk from a tile to global memory.
-__device__ __forceinline__ void store_outputs(const ChunkProblem& c, const ChunkAt& at, std::int64_t i_h,
+template <class E>
+__device__ __forceinline__ void store_outputs(const ChunkProblem<E>& c, const ChunkAt& at, std::int64_t i_h,
                                               std::int64_t column, const unsigned char* tile) {
-  const View<bfloat16, 4>& o = c.p.o;
+  const View<E, 4>& o = c.p.o;
   const int piece = threadIdx.x % 8, count = static_cast<int>(min(o.extent[3] - column - 8 * piece, std::int64_t{8}));
   for (int row = threadIdx.x / 8; row < at.rows; row += kThreads / 8) {
     const uint4 values = *reinterpret_cast<const uint4*>(tile + piece_offset(row, piece));
     if (count <= 0) continue;
-    bfloat16* to = o.at(at.i_b, at.start + row, i_h, column + 8 * piece);
+    E* to = o.at(at.i_b, at.start + row, i_h, column + 8 * piece);
     if (c.o_rows) {
       *reinterpret_cast<uint4*>(to) = values;
     } else {
@@ -109,8 +110,8 @@ __device__ __forceinline__ void store_outputs(const ChunkProblem& c, const Chunk
   }
 }
 
-template <int kTiles, int kStages, bool kChannel>
-__global__ void __launch_bounds__(kThreads, 1) sweep_kernel(const __grid_constant__ ChunkProblem c, int slices) {
+template <class E, int kTiles, int kStages, bool kChannel>
+__global__ void __launch_bounds__(kThreads, 1) sweep_kernel(const __grid_constant__ ChunkProblem<E> c, int slices) {
   extern __shared__ __align__(1024) unsigned char shared[];
   auto* stages = reinterpret_cast<Stage<kTiles, kChannel>*>(shared);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -148,7 +149,7 @@ __global__ void __launch_bounds__(kThreads, 1) sweep_kernel(const __grid_constan
     __syncthreads();
     save_state<kTiles>(s, c.p, sequence.i_b, i_h, static_cast<int>(sequence.first_chunk), static_cast<int>(chunk),
                        column + 16 * warp, lane);
-    sweep_chunk(s, stage, warp, lane);
+    sweep_chunk<E>(s, stage, warp, lane);
     __syncthreads();
     store_outputs(c, place(chunk), i_h, column, stage.v);
     __syncthreads();
@@ -156,10 +157,10 @@ __global__ void __launch_bounds__(kThreads, 1) sweep_kernel(const __grid_constan
   write_state<kTiles>(s, c.p.final_state, n, i_h, column + 16 * warp, lane);
 }
 
-template <int kTiles, int kStages, bool kChannel>
-void launch(const ChunkProblem& c, cudaStream_t stream) {
+template <int kTiles, int kStages, bool kChannel, class E>
+void launch(const ChunkProblem<E>& c, cudaStream_t stream) {
   constexpr int kBytes = kStages * sizeof(Stage<kTiles, kChannel>);
-  const auto kernel = sweep_kernel<kTiles, kStages, kChannel>;
+  const auto kernel = sweep_kernel<E, kTiles, kStages, kChannel>;
   const std::int64_t slices = (c.p.shape.value_dim + 63) / 64;
   const unsigned grid = grid_of("chunk_fwd", c.p.shape.sequences() * c.p.shape.value_heads * slices);
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "cudaFuncSetAttribute");
@@ -169,11 +170,17 @@ void launch(const ChunkProblem& c, cudaStream_t stream) {
 
 }  // namespace
 
-void launch_sweep_portable(const ChunkProblem& c, cudaStream_t stream) {
+template <class E>
+void launch_sweep_portable(const ChunkProblem<E>& c, cudaStream_t stream) {
   // Two stages where they fit into the 99 KB that every GPU from sm_80 on has.
   const bool narrow = c.p.shape.key_dim <= 64;
-  if (has_channel_gate(c)) return narrow ? launch<1, 1, true>(c, stream) : launch<2, 1, true>(c, stream);
+  if constexpr (kTakesChannelGate<E>) {
+    if (has_channel_gate(c)) return narrow ? launch<1, 1, true>(c, stream) : launch<2, 1, true>(c, stream);
+  }
   narrow ? launch<1, 2, false>(c, stream) : launch<2, 1, false>(c, stream);
 }
+
+template void launch_sweep_portable(const ChunkProblem<bfloat16>&, cudaStream_t);
+template void launch_sweep_portable(const ChunkProblem<float16>&, cudaStream_t);
 
 }  // namespace efla::gpu

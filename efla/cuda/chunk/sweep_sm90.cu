@@ -44,29 +44,30 @@ __device__ __forceinline__ void decay_state(float (&s)[kCount], const Rows<kTile
 }
 
 // Writes a warp's 16 value columns of a chunk's outputs to a tile, from token `first` on.
-template <int kCount>
+template <class E, int kCount>
 __device__ __forceinline__ void put_outputs(const float (&x)[kCount], unsigned char* tile, int warp, int lane,
                                             int first = 0) {
 #pragma unroll
   for (int block = 0; block < kCount / 8; ++block) {
     const float* from = x + 8 * block;
-    write_block_transposed(tile, first + 16 * block, 2 * warp,
-                           {pack_bf16(from[0], from[1]), pack_bf16(from[2], from[3]), pack_bf16(from[4], from[5]),
-                            pack_bf16(from[6], from[7])},
-                           lane);
+    write_block_transposed(
+        tile, first + 16 * block, 2 * warp,
+        {pack<E>(from[0], from[1]), pack<E>(from[2], from[3]), pack<E>(from[4], from[5]), pack<E>(from[6], from[7])},
+        lane);
   }
   __syncwarp();
 }
 
 // Where a warp copies its 16 value columns of the outputs from a tile.
+template <class E>
 struct OutputColumns {
-  bfloat16* to;  // the lane's piece of the lane's first row
+  E* to;  // the lane's piece of the lane's first row
   std::int64_t stride;
   int piece, row;
   bool exists;
 
   // `chunk`: whose tokens the first call of copy writes.
-  __device__ __forceinline__ OutputColumns(const View<bfloat16, 4>& o, const Walk& walk, std::int64_t column, int chunk,
+  __device__ __forceinline__ OutputColumns(const View<E, 4>& o, const Walk& walk, std::int64_t column, int chunk,
                                            int warp, int lane)
       : stride(o.stride[1]),
         piece(2 * warp + lane % 2),
@@ -97,9 +98,10 @@ __device__ __forceinline__ View<T, 4> state_of(View<T, 4> states, const Walk& wa
 }
 
 // Reads a warp's 16 rows of the state before the segment that a thread block walks.
-template <int kTiles, int kGroups, bool kFused, bool kChannel>
-__device__ __forceinline__ void read_state_before(float (&s)[32 * kTiles], const ChunkProblem& c, std::int64_t column,
-                                                  int lane, Shared<kTiles, kGroups, kFused, kChannel>& shared) {
+template <int kTiles, int kGroups, bool kFused, bool kChannel, class E>
+__device__ __forceinline__ void read_state_before(float (&s)[32 * kTiles], const ChunkProblem<E>& c,
+                                                  std::int64_t column, int lane,
+                                                  Shared<kTiles, kGroups, kFused, kChannel>& shared) {
   const Walk& walk = shared.walk;
   if (kFused || walk.segment == 0) return read_state<kTiles>(s, state_of(c.p.initial_state, walk), 0, 0, column, lane);
   if constexpr (!kFused) {
@@ -113,9 +115,9 @@ __device__ __forceinline__ void read_state_before(float (&s)[32 * kTiles], const
 #pragma unroll
       for (int i = 0; i < 16 * kTiles; ++i) {
         const float x = s[2 * i], y = s[2 * i + 1];
-        const std::uint32_t pair = pack_bf16(x, y);
+        const std::uint32_t pair = pack<E>(x, y);
         high[i / 16][i / 4 % 4][i % 4] = pair;
-        low[i / 16][i / 4 % 4][i % 4] = pack_bf16(x - low_bf16(pair), y - high_bf16(pair));
+        low[i / 16][i / 4 % 4][i % 4] = pack<E>(x - low_of<E>(pair), y - high_of<E>(pair));
       }
       read(segment);
       barrier_wait(&shared.map_full, static_cast<unsigned>(segment - 1) & 1U);
@@ -124,9 +126,9 @@ __device__ __forceinline__ void read_state_before(float (&s)[32 * kTiles], const
       for (int tile = 0; tile < kTiles; ++tile) {
         const std::uint32_t map_high = shared_address(shared.map().high) + tile * kTiles * kTileBytes,
                             map_low = shared_address(shared.map().low) + tile * kTiles * kTileBytes;
-        update_state<kTiles>(s, high[tile], map_high);
-        update_state<kTiles>(s, low[tile], map_high);
-        update_state<kTiles>(s, high[tile], map_low);
+        update_state<E, kTiles>(s, high[tile], map_high);
+        update_state<E, kTiles>(s, low[tile], map_high);
+        update_state<E, kTiles>(s, high[tile], map_low);
       }
       products_commit();
       products_wait<0>();
@@ -137,34 +139,36 @@ __device__ __forceinline__ void read_state_before(float (&s)[32 * kTiles], const
 }
 
 // Writes a warp's 16 rows of a segment's transposed map, from row `row` on.
-template <int kTiles>
+template <class E, int kTiles>
 __device__ __forceinline__ void write_map(const float (&s)[32 * kTiles], SegmentMap<kTiles>& map, int row, int lane) {
   if (row >= 64 * kTiles) return;
   const int tiles = row / 64 * kTiles * kTileBytes;
 #pragma unroll
   for (int i = 0; i < 16 * kTiles; ++i) {
     const float x = s[2 * i], y = s[2 * i + 1];
-    const std::uint32_t high = pack_bf16(x, y);
+    const std::uint32_t high = pack<E>(x, y);
     const int at = tiles + piece_offset(row % 64 + lane / 4 + i % 2 * 8, i / 2) + lane % 4 * 4;
     *reinterpret_cast<std::uint32_t*>(map.high + at) = high;
-    *reinterpret_cast<std::uint32_t*>(map.low + at) = pack_bf16(x - low_bf16(high), y - high_bf16(high));
+    *reinterpret_cast<std::uint32_t*>(map.low + at) = pack<E>(x - low_of<E>(high), y - high_of<E>(high));
   }
 }
 
 // Where the state after the segment that a thread block walks goes.
-__device__ __forceinline__ View<float, 4> state_after(const ChunkProblem& c, const Walk& walk) {
+template <class E>
+__device__ __forceinline__ View<float, 4> state_after(const ChunkProblem<E>& c, const Walk& walk) {
   if (walk.segment == c.segments - 1) return state_of(c.p.final_state, walk);
   return walk.segment == 0 ? state_of(c.segment_states, walk, c.segments - 1, 0) : View<float, 4>{};
 }
 
 // Makes operands of the writes U, which are in e, and of write∘U, which is in e afterwards.
+template <class E>
 __device__ __forceinline__ void make_write_operands(std::uint32_t (&u)[4][4], std::uint32_t (&written)[4][4],
                                                     float (&e)[32], const ChunkRecord& record, int lane) {
 #pragma unroll
-  for (int step = 0; step < 4; ++step) to_operand(u[step], e + 8 * step);
+  for (int step = 0; step < 4; ++step) to_operand<E>(u[step], e + 8 * step);
   scale_columns(e, record.write, lane);
 #pragma unroll
-  for (int step = 0; step < 4; ++step) to_operand(written[step], e + 8 * step);
+  for (int step = 0; step < 4; ++step) to_operand<E>(written[step], e + 8 * step);
 }
 
 // A warpgroup of the state, number `group`. kDeferred: the product P U of a chunk is made while the next chunk's
@@ -172,8 +176,8 @@ __device__ __forceinline__ void make_write_operands(std::uint32_t (&u)[4][4], st
 // If the sequence does not fill the chunk, warps write them, because the rows after them belong to another sequence.
 // The kernel for 64 dimensions does without the copy engine, because its chunks wait for records, and records for
 // tiles.
-template <int kTiles, int kGroups, bool kFused, bool kChannel>
-__device__ __forceinline__ void consume(const ChunkProblem& c, const CUtensorMap& outputs, int group, int thread,
+template <int kTiles, int kGroups, bool kFused, bool kChannel, class E>
+__device__ __forceinline__ void consume(const ChunkProblem<E>& c, const CUtensorMap& outputs, int group, int thread,
                                         Shared<kTiles, kGroups, kFused, kChannel>& shared) {
   constexpr int kStages = Shared<kTiles, kGroups, kFused, kChannel>::kStages,
                 kRecords = Shared<kTiles, kGroups, kFused, kChannel>::kRecords;
@@ -186,7 +190,7 @@ __device__ __forceinline__ void consume(const ChunkProblem& c, const CUtensorMap
   float s[32 * kTiles], e[32], o[32];
   std::uint32_t u[4][4] = {};
   read_state_before(s, c, column + 16 * warp, lane, shared);
-  OutputColumns columns(c.p.o, walk, column, 0, warp, lane);
+  OutputColumns<E> columns(c.p.o, walk, column, 0, warp, lane);
   leave_undefined(e);
   leave_undefined(o);
   const auto free_record = [&](int chunk) {
@@ -194,13 +198,14 @@ __device__ __forceinline__ void consume(const ChunkProblem& c, const CUtensorMap
     if (kFused || lane == 0) barrier_arrive(&shared.record_free[chunk % kRecords]);
   };
   const auto write_chunk = [&](int chunk, unsigned char* tile) {
-    put_outputs(o, tile, warp, lane);
+    put_outputs<E>(o, tile, warp, lane);
     if constexpr (!kStored) {
       columns.copy(tile, walk.rows(chunk));
       columns.to += kChunkTokens * columns.stride;
     } else if (chunk == tail) {
       const int own = opaque(thread);  // addresses kept from before would take registers that are not there
-      OutputColumns(c.p.o, walk, walk.column + 64 * group, chunk, warp_of(own), own % 32).copy(tile, walk.rows(chunk));
+      OutputColumns<E>(c.p.o, walk, walk.column + 64 * group, chunk, warp_of(own), own % 32)
+          .copy(tile, walk.rows(chunk));
     } else {
       fence_for_products();
       if (group == 0) {
@@ -222,16 +227,16 @@ __device__ __forceinline__ void consume(const ChunkProblem& c, const CUtensorMap
                        lane);
     std::uint32_t operand[4 * kTiles][4], written[4][4];
 #pragma unroll
-    for (int step = 0; step < 4 * kTiles; ++step) to_operand(operand[step], s + 8 * step);
+    for (int step = 0; step < 4 * kTiles; ++step) to_operand<E>(operand[step], s + 8 * step);
     wait_for_rows(chunk, tail, shared);
     products_fence();
-    multiply_state<kTiles>(e, operand, shared_address(rows.k));
+    multiply_state<E, kTiles>(e, operand, shared_address(rows.k));
     products_commit();
     if constexpr (!kDeferred) {
-      multiply_state<kTiles>(o, operand, shared_address(rows.q));
+      multiply_state<E, kTiles>(o, operand, shared_address(rows.q));
       products_commit();
     } else {  // of the chunk before; of the first chunk nothing comes of it
-      multiply_chunk(o, u, shared.record[(chunk + kRecords - 1) % kRecords].p, true);
+      multiply_chunk<E>(o, u, shared.record[(chunk + kRecords - 1) % kRecords].p, true);
       products_commit();
     }
     if constexpr (kStored && !kDeferred) {  // the copy engine has read the outputs of the chunk before by now
@@ -242,9 +247,9 @@ __device__ __forceinline__ void consume(const ChunkProblem& c, const CUtensorMap
     }
     barrier_wait(&shared.record_full[chunk % kRecords], parity(chunk, kRecords));
     products_wait<kDeferred ? 1 : 0>();  // two groups hide the wait for o, and have no registers to spare
-    residual(written, e, shared_address(tile), record, warp, lane);
+    residual<E>(written, e, shared_address(tile), record, warp, lane);
     products_fence();
-    multiply_chunk(e, written, record.t, false);
+    multiply_chunk<E>(e, written, record.t, false);
     products_commit();
     if constexpr (kDeferred) {
       products_wait<1>();
@@ -253,20 +258,20 @@ __device__ __forceinline__ void consume(const ChunkProblem& c, const CUtensorMap
         write_chunk(chunk - 1, tile);
       }
       products_fence();
-      multiply_state<kTiles>(o, operand, shared_address(rows.q));
+      multiply_state<E, kTiles>(o, operand, shared_address(rows.q));
       products_commit();
     }
     products_wait<kDeferred ? 1 : 0>();
-    make_write_operands(u, written, e, record, lane);
+    make_write_operands<E>(u, written, e, record, lane);
     decay_state(s, rows, record, lane);
     products_fence();
-    update_state<kTiles>(s, written, shared_address(rows.written()));
+    update_state<E, kTiles>(s, written, shared_address(rows.written()));
     products_commit();
     if constexpr (kDeferred) products_wait<1>();
     scale_columns(o, record.out, lane);
     if constexpr (!kDeferred) {
       products_fence();
-      multiply_chunk(o, u, record.p, true);
+      multiply_chunk<E>(o, u, record.p, true);
       products_commit();
     }
     finish_products(s);
@@ -281,7 +286,7 @@ __device__ __forceinline__ void consume(const ChunkProblem& c, const CUtensorMap
   if (kDeferred && walk.chunks > 0) {
     const int chunk = walk.chunks - 1;
     products_fence();
-    multiply_chunk(o, u, shared.record[chunk % kRecords].p, true);
+    multiply_chunk<E>(o, u, shared.record[chunk % kRecords].p, true);
     products_commit();
     products_wait<0>();
     named_barrier(kOutputsBarrier, kGroupThreads);  // the first thread has waited for the copy from this tile
@@ -294,8 +299,8 @@ __device__ __forceinline__ void consume(const ChunkProblem& c, const CUtensorMap
 
 // The warpgroup of the state that has half `half` of the keys. It makes the outputs of the same half of a chunk's
 // tokens.
-template <int kTiles>
-__device__ __forceinline__ void consume_half(const ChunkProblem& c, int half, int thread,
+template <int kTiles, class E>
+__device__ __forceinline__ void consume_half(const ChunkProblem<E>& c, int half, int thread,
                                              Shared<kTiles, 1, false, false>& shared) {
   constexpr int kStages = Shared<kTiles, 1, false, false>::kStages,
                 kRecords = Shared<kTiles, 1, false, false>::kRecords, kOwn = kOwnTiles<kTiles>;
@@ -307,7 +312,7 @@ __device__ __forceinline__ void consume_half(const ChunkProblem& c, int half, in
   unsigned char *own = shared.exchanged[half], *other = shared.exchanged[1 - half];
   float s[32 * kOwn], e[32], o[32];
   read_state<kOwn>(s, keys_from(state_of(c.p.initial_state, walk), key), 0, 0, column, lane);
-  OutputColumns columns(c.p.o, walk, walk.column, 0, warp, lane);
+  OutputColumns<E> columns(c.p.o, walk, walk.column, 0, warp, lane);
   leave_undefined(e);
   leave_undefined(o);
 #pragma unroll 1
@@ -318,21 +323,21 @@ __device__ __forceinline__ void consume_half(const ChunkProblem& c, int half, in
     save_state<kOwn>(s, c.p, walk.i_b, walk.i_h, walk.first_saved, walk.first_chunk + chunk, column, lane, key);
     std::uint32_t operand[4 * kOwn][4], written[4][4], u[4][4];
 #pragma unroll
-    for (int step = 0; step < 4 * kOwn; ++step) to_operand(operand[step], s + 8 * step);
+    for (int step = 0; step < 4 * kOwn; ++step) to_operand<E>(operand[step], s + 8 * step);
     wait_for_rows(chunk, tail, shared);
     products_fence();
-    multiply_state<kOwn>(e, operand, shared_address(k));
+    multiply_state<E, kOwn>(e, operand, shared_address(k));
     products_commit();
-    multiply_state<kOwn>(o, operand, shared_address(q));
+    multiply_state<E, kOwn>(o, operand, shared_address(q));
     products_commit();
     products_wait<1>();
     exchange.send(e, own, 0, warp, lane);
     exchange.add_received(e, other, 0, warp, lane);
     exchange.release(warp);
     barrier_wait(&shared.record_full[chunk % kRecords], parity(chunk, kRecords));
-    residual(written, e, shared_address(rows.v), record, warp, lane);
+    residual<E>(written, e, shared_address(rows.v), record, warp, lane);
     products_fence();
-    multiply_chunk(e, written, record.t, false);
+    multiply_chunk<E>(e, written, record.t, false);
     products_commit();
     products_wait<1>();
     float outputs[16], others[16];
@@ -343,19 +348,19 @@ __device__ __forceinline__ void consume_half(const ChunkProblem& c, int half, in
     }
     exchange.send(others, own, 1, warp, lane);
     products_wait<0>();
-    make_write_operands(u, written, e, record, lane);
+    make_write_operands<E>(u, written, e, record, lane);
     decay_state(s, rows, record, lane);
     products_fence();
-    update_state<kOwn>(s, written, shared_address(k));
+    update_state<E, kOwn>(s, written, shared_address(k));
     products_commit();
     exchange.add_received(outputs, other, 1, warp, lane);
     exchange.release(warp);
     scale_columns(outputs, record.out + token, lane);
     products_fence();
-    multiply_half_chunk(outputs, u, record.p + 128 * token);
+    multiply_half_chunk<E>(outputs, u, record.p + 128 * token);
     products_commit();
     finish_products(s);
-    put_outputs(outputs, rows.v, warp, lane, token);
+    put_outputs<E>(outputs, rows.v, warp, lane, token);
     columns.template copy<2>(rows.v, walk.rows(chunk), token);
     columns.to += kChunkTokens * columns.stride;
     __syncwarp();
@@ -368,8 +373,8 @@ __device__ __forceinline__ void consume_half(const ChunkProblem& c, int half, in
 }
 
 // A warpgroup of the state where no outputs are made.
-template <int kTiles, int kGroups, bool kChannel>
-__device__ __forceinline__ void transform(const ChunkProblem& c, int group, int thread,
+template <int kTiles, int kGroups, bool kChannel, class E>
+__device__ __forceinline__ void transform(const ChunkProblem<E>& c, int group, int thread,
                                           Shared<kTiles, kGroups, false, kChannel>& shared) {
   constexpr int kStages = Shared<kTiles, kGroups, false, kChannel>::kStages,
                 kRecords = Shared<kTiles, kGroups, false, kChannel>::kRecords;
@@ -388,24 +393,24 @@ __device__ __forceinline__ void transform(const ChunkProblem& c, int group, int 
     const ChunkRecord& record = shared.record[chunk % kRecords];
     std::uint32_t operand[4 * kTiles][4], written[4][4];
 #pragma unroll
-    for (int step = 0; step < 4 * kTiles; ++step) to_operand(operand[step], s + 8 * step);
+    for (int step = 0; step < 4 * kTiles; ++step) to_operand<E>(operand[step], s + 8 * step);
     wait_for_rows(chunk, tail, shared);
     products_fence();
-    multiply_state<kTiles>(e, operand, shared_address(rows.k));
+    multiply_state<E, kTiles>(e, operand, shared_address(rows.k));
     products_commit();
     barrier_wait(&shared.record_full[chunk % kRecords], parity(chunk, kRecords));
     products_wait<0>();
-    residual(written, e, shared_address(rows.v + group * kTileBytes), record, warp, lane);
+    residual<E>(written, e, shared_address(rows.v + group * kTileBytes), record, warp, lane);
     products_fence();
-    multiply_chunk(e, written, record.t, false);
+    multiply_chunk<E>(e, written, record.t, false);
     products_commit();
     decay_state(s, rows, record, lane);
     products_wait<0>();
     scale_columns(e, record.write, lane);
 #pragma unroll
-    for (int step = 0; step < 4; ++step) to_operand(written[step], e + 8 * step);
+    for (int step = 0; step < 4; ++step) to_operand<E>(written[step], e + 8 * step);
     products_fence();
-    update_state<kTiles>(s, written, shared_address(rows.written()));
+    update_state<E, kTiles>(s, written, shared_address(rows.written()));
     products_commit();
     products_wait<0>();
     __syncwarp();
@@ -415,7 +420,7 @@ __device__ __forceinline__ void transform(const ChunkProblem& c, int group, int 
     }
   }
   if (walk.map) {
-    write_map(s, *segment_map<kTiles>(c, walk, walk.segment), static_cast<int>(column), lane);
+    write_map<E>(s, *segment_map<kTiles>(c, walk, walk.segment), static_cast<int>(column), lane);
   } else {
     write_state<kTiles>(s, state_of(c.segment_states, walk, c.segments - 1, walk.segment), 0, 0, column, lane);
   }
@@ -451,9 +456,9 @@ __device__ __forceinline__ void start(const Walk& walk, Shared<kTiles, kGroups, 
   fence_for_products();
 }
 
-template <int kTiles, int kGroups, bool kFused, bool kOutputs, bool kChannel>
+template <class E, int kTiles, int kGroups, bool kFused, bool kOutputs, bool kChannel>
 __global__ void __launch_bounds__(threads<kTiles, kGroups, kFused>(), 1)
-    sweep_kernel(const __grid_constant__ ChunkProblem c, const __grid_constant__ RowMaps maps,
+    sweep_kernel(const __grid_constant__ ChunkProblem<E> c, const __grid_constant__ RowMaps maps,
                  const __grid_constant__ CUtensorMap outputs) {
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared<kTiles, kGroups, kFused, kChannel>*>(memory);
@@ -519,21 +524,21 @@ __global__ void __launch_bounds__(threads<kTiles, kGroups, kFused>(), 1)
   }
 }
 
-template <int kTiles, int kGroups, bool kFused, bool kChannel, bool kOutputs = true>
-void launch(const ChunkProblem& c, const RowMaps& maps, const CUtensorMap& outputs, cudaStream_t stream) {
+template <int kTiles, int kGroups, bool kFused, bool kChannel, bool kOutputs = true, class E>
+void launch(const ChunkProblem<E>& c, const RowMaps& maps, const CUtensorMap& outputs, cudaStream_t stream) {
   constexpr int kBytes = std::max(sizeof(Shared<kTiles, kGroups, kFused, kChannel>),
                                   kOutputs ? 0 : sizeof(Shared<kTiles, 1, false, kChannel>)),
                 kColumns = 64 * kGroups;
   static_assert(kBytes + sizeof(Walk) <= 227 * 1024);
-  const auto kernel = sweep_kernel<kTiles, kGroups, kFused, kOutputs, kChannel>;
+  const auto kernel = sweep_kernel<E, kTiles, kGroups, kFused, kOutputs, kChannel>;
   const int blocks = kOutputs ? sweep_blocks(c, kColumns) : map_blocks(c, kColumns);
   const unsigned grid = grid_of("chunk_fwd", c.p.shape.sequences() * c.p.shape.value_heads * blocks);
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "cudaFuncSetAttribute");
   launch_early("sweep", kernel, grid, threads<kTiles, kGroups, kFused>(), kBytes, stream, c, maps, outputs);
 }
 
-template <int kTiles, bool kChannel>
-void launch_sweep(const ChunkProblem& c, const RowMaps& maps, const CUtensorMap& outputs, cudaStream_t stream) {
+template <int kTiles, bool kChannel, class E>
+void launch_sweep(const ChunkProblem<E>& c, const RowMaps& maps, const CUtensorMap& outputs, cudaStream_t stream) {
   if (c.segments > 1) {
     launch<kTiles, 2, false, kChannel, false>(c, maps, outputs, stream);
   }
@@ -546,22 +551,28 @@ void launch_sweep(const ChunkProblem& c, const RowMaps& maps, const CUtensorMap&
 
 }  // namespace
 
-void launch_sweep_sm90(const ChunkProblem& problem, const RowMaps& maps, const CUtensorMap& outputs, bool fused,
+template <class E>
+void launch_sweep_sm90(const ChunkProblem<E>& problem, const RowMaps& maps, const CUtensorMap& outputs, bool fused,
                        cudaStream_t stream) {
   const bool narrow = problem.p.shape.key_dim <= 64;
   if (divides_keys(problem.p.shape)) return launch<4, 1, false, false>(problem, maps, outputs, stream);
   if (fused) {
-    ChunkProblem c = problem;
+    ChunkProblem<E> c = problem;
     c.segments = 1;
     return narrow ? launch<1, 1, true, false>(c, maps, outputs, stream)
                   : launch<2, 2, true, false>(c, maps, outputs, stream);
   }
-  if (has_channel_gate(problem)) {
-    return narrow ? launch_sweep<1, true>(problem, maps, outputs, stream)
-                  : launch_sweep<2, true>(problem, maps, outputs, stream);
+  if constexpr (kTakesChannelGate<E>) {
+    if (has_channel_gate(problem)) {
+      return narrow ? launch_sweep<1, true>(problem, maps, outputs, stream)
+                    : launch_sweep<2, true>(problem, maps, outputs, stream);
+    }
   }
   narrow ? launch_sweep<1, false>(problem, maps, outputs, stream)
          : launch_sweep<2, false>(problem, maps, outputs, stream);
 }
+
+template void launch_sweep_sm90(const ChunkProblem<bfloat16>&, const RowMaps&, const CUtensorMap&, bool, cudaStream_t);
+template void launch_sweep_sm90(const ChunkProblem<float16>&, const RowMaps&, const CUtensorMap&, bool, cudaStream_t);
 
 }  // namespace efla::gpu

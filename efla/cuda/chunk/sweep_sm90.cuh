@@ -51,7 +51,7 @@ struct Walk {
   int first_chunk, first_saved;  // the number of the segment's first chunk, and the sequence's first saved state
   bool outputs;                  // outputs are made
   bool map;                      // of the identity, without values
-  const bfloat16* beta;          // of the segment's first token
+  const void* beta;              // of the segment's first token, in the type of the elements
   const float* g;
 
   __device__ int start(int chunk) const { return begin + chunk * kChunkTokens; }
@@ -134,17 +134,19 @@ struct Shared {
 // several segments, the first one's outputs are computed by the kernel of the maps. map_blocks: slices of the first
 // segment's outputs, and, for every segment between the first and the last, slices of its values and of the identity.
 constexpr int slices_of(std::int64_t size, int columns) { return static_cast<int>((size + columns - 1) / columns); }
-constexpr int sweep_blocks(const ChunkProblem& c, int columns) {
+template <class E>
+constexpr int sweep_blocks(const ChunkProblem<E>& c, int columns) {
   return slices_of(c.p.shape.value_dim, columns) * (c.segments - (c.segments > 1 ? 1 : 0));
 }
-constexpr int map_blocks(const ChunkProblem& c, int columns) {
+template <class E>
+constexpr int map_blocks(const ChunkProblem<E>& c, int columns) {
   const int slices = slices_of(c.p.shape.value_dim, columns) + slices_of(c.p.shape.key_dim, columns);
   return slices_of(c.p.shape.value_dim, 64) + (c.segments - 2) * slices;
 }
 
 // What the thread block walks; kGroups and kOutputs as sweep_kernel has them.
-template <int kGroups, bool kOutputs>
-__device__ __forceinline__ Walk walk_of(const ChunkProblem& c) {
+template <int kGroups, bool kOutputs, class E>
+__device__ __forceinline__ Walk walk_of(const ChunkProblem<E>& c) {
   constexpr int kColumns = 64 * kGroups;
   Walk walk;
   const int slices = slices_of(c.p.shape.value_dim, kColumns);
@@ -190,8 +192,8 @@ __device__ __forceinline__ Walk walk_of(const ChunkProblem& c) {
 __device__ __forceinline__ unsigned parity(int chunk, int stages) { return static_cast<unsigned>(chunk / stages) & 1U; }
 
 // Waits for the stage of a chunk and starts the copies of its rows; run by one thread.
-template <bool kOutputs, int kTiles, int kGroups, bool kFused, bool kChannel>
-__device__ __forceinline__ void start_rows(const ChunkProblem& c, const RowMaps& maps, int chunk,
+template <bool kOutputs, int kTiles, int kGroups, bool kFused, bool kChannel, class E>
+__device__ __forceinline__ void start_rows(const ChunkProblem<E>& c, const RowMaps& maps, int chunk,
                                            Shared<kTiles, kGroups, kFused, kChannel>& shared) {
   const Walk& walk = shared.walk;
   if (chunk >= walk.chunks) return;
@@ -255,15 +257,15 @@ __device__ __forceinline__ void wait_for_rows(int chunk, int tail, Shared<kTiles
 }
 
 // The map of a segment between the first and the last of a sequence.
-template <int kTiles>
-__device__ __forceinline__ SegmentMap<kTiles>* segment_map(const ChunkProblem& c, const Walk& walk, int segment) {
+template <int kTiles, class E>
+__device__ __forceinline__ SegmentMap<kTiles>* segment_map(const ChunkProblem<E>& c, const Walk& walk, int segment) {
   const std::int64_t head = walk.n * c.p.shape.value_heads + walk.i_h;
   return reinterpret_cast<SegmentMap<kTiles>*>(c.segment_maps) + head * (c.segments - 2) + segment - 1;
 }
 
 // Copies the maps of the segments between the first and the one that is walked, one after the other; run by one thread.
-template <int kTiles, int kGroups, bool kChannel>
-__device__ __forceinline__ void copy_maps(const ChunkProblem& c, Shared<kTiles, kGroups, false, kChannel>& shared) {
+template <int kTiles, int kGroups, bool kChannel, class E>
+__device__ __forceinline__ void copy_maps(const ChunkProblem<E>& c, Shared<kTiles, kGroups, false, kChannel>& shared) {
   const int last = shared.walk.segment - 1;
   for (int segment = 1; segment <= last; ++segment) {
     barrier_expect(&shared.map_full, sizeof(SegmentMap<kTiles>));
@@ -275,8 +277,8 @@ __device__ __forceinline__ void copy_maps(const ChunkProblem& c, Shared<kTiles, 
 
 // The warp that copies rows and records. The first chunk's rows of keys, queries and values, which are inputs of all
 // kernels of the forward, are copied while the kernels before end.
-template <bool kOutputs, int kTiles, int kGroups, bool kChannel>
-__device__ __forceinline__ void copy_chunks(const ChunkProblem& c, const RowMaps& maps, int lane,
+template <bool kOutputs, int kTiles, int kGroups, bool kChannel, class E>
+__device__ __forceinline__ void copy_chunks(const ChunkProblem<E>& c, const RowMaps& maps, int lane,
                                             Shared<kTiles, kGroups, false, kChannel>& shared) {
   const Walk& walk = shared.walk;
   constexpr int kRecords = Shared<kTiles, kGroups, false, kChannel>::kRecords;

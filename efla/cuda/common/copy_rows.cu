@@ -11,7 +11,8 @@ namespace {
 constexpr int kThreads = 256, kPiece = 8;
 
 // One piece of a row per thread.
-__global__ void __launch_bounds__(kThreads) copy_kernel(View<const bfloat16, 4> from, View<bfloat16, 4> to) {
+template <class E>
+__global__ void __launch_bounds__(kThreads) copy_kernel(View<const E, 4> from, View<E, 4> to) {
   const std::int64_t pieces = from.extent[3] / kPiece;
   std::int64_t index = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (index >= from.size() / kPiece) return;
@@ -26,16 +27,23 @@ __global__ void __launch_bounds__(kThreads) copy_kernel(View<const bfloat16, 4> 
 
 }  // namespace
 
-std::size_t copied_bytes(const View<const bfloat16, 4>& view) {
-  return (static_cast<std::size_t>(view.size()) * sizeof(bfloat16) + 255) / 256 * 256;
+template <class E>
+std::size_t copied_bytes(const View<const E, 4>& view) {
+  return (static_cast<std::size_t>(view.size()) * sizeof(E) + 255) / 256 * 256;
 }
 
-View<const bfloat16, 4> copy_rows(const View<const bfloat16, 4>& view, void* to, cudaStream_t stream) {
-  const auto copy = View<bfloat16, 4>::contiguous(static_cast<bfloat16*>(to), view.extent);
+template <class E>
+View<const E, 4> copy_rows(const View<const E, 4>& view, void* to, cudaStream_t stream) {
+  const auto copy = View<E, 4>::contiguous(static_cast<E*>(to), view.extent);
   const std::int64_t pieces = view.size() / kPiece;
   copy_kernel<<<grid_of("copy_rows", (pieces + kThreads - 1) / kThreads), kThreads, 0, stream>>>(view, copy);
   check_launch("copy_rows");
   return copy;
 }
+
+template std::size_t copied_bytes(const View<const bfloat16, 4>&);
+template View<const bfloat16, 4> copy_rows(const View<const bfloat16, 4>&, void*, cudaStream_t);
+template std::size_t copied_bytes(const View<const float16, 4>&);
+template View<const float16, 4> copy_rows(const View<const float16, 4>&, void*, cudaStream_t);
 
 }  // namespace efla::gpu

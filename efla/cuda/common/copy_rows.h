@@ -10,10 +10,14 @@
 
 namespace efla::gpu {
 
+// E is bfloat16 or float16.
+
 // Returns the bytes of a contiguous copy of a view, a multiple of 256.
-std::size_t copied_bytes(const View<const bfloat16, 4>& view);
+template <class E>
+std::size_t copied_bytes(const View<const E, 4>& view);
 
 // Copies a view, whose last extent is a multiple of 8, to contiguous memory, and returns the view of the copy.
-View<const bfloat16, 4> copy_rows(const View<const bfloat16, 4>& view, void* to, cudaStream_t stream);
+template <class E>
+View<const E, 4> copy_rows(const View<const E, 4>& view, void* to, cudaStream_t stream);
 
 }  // namespace efla::gpu

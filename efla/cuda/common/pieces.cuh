@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "efla/base/dtype.h"
+#include "efla/cuda/common/ptx.cuh"
 
 namespace efla::gpu {
 
@@ -14,11 +15,11 @@ namespace efla::gpu {
 template <class T>
 inline constexpr int kPieceElements = 16 / sizeof(T);
 
-// kVector elements that are read or written together, 16 bytes at a time. Two of bfloat16 are one word, because
+// kVector elements that are read or written together, 16 bytes at a time. Two of 16 bits are one word, because
 // registers have 32 bits.
 template <class T, int kVector>
 struct alignas(sizeof(T) * kVector < 16 ? sizeof(T) * kVector : 16) Piece {
-  static constexpr bool kPairs = std::is_same_v<T, bfloat16> && kVector % 2 == 0;
+  static constexpr bool kPairs = sizeof(T) == 2 && kVector % 2 == 0;
   std::conditional_t<kPairs, std::uint32_t, T> part[kPairs ? kVector / 2 : kVector];
 };
 
@@ -33,7 +34,7 @@ __device__ __forceinline__ void widen(const Piece<T, kVector>& piece, float (&to
   for (int i = 0; i < kVector; ++i) {
     if constexpr (Piece<T, kVector>::kPairs) {
       const std::uint32_t pair = piece.part[i / 2];
-      to[i] = __uint_as_float(i % 2 == 0 ? pair << 16 : pair & 0xFFFF0000U);
+      to[i] = i % 2 == 0 ? low_of<T>(pair) : high_of<T>(pair);
     } else {
       to[i] = to_float(piece.part[i]);
     }
@@ -52,6 +53,8 @@ __device__ __forceinline__ void store_piece(T* to, const float (&from)[kVector])
   for (int i = 0; i < kVector; ++i) {
     if constexpr (!Piece<T, kVector>::kPairs) {
       piece.part[i] = from_state<T>(from[i]);
+    } else if constexpr (std::is_same_v<T, float16>) {
+      if (i % 2 == 0) piece.part[i / 2] = pack<T>(from[i], from[i + 1]);
     } else if (i % 2 == 0) {
       const __nv_bfloat162 pair = __floats2bfloat162_rn(from[i], from[i + 1]);
       piece.part[i / 2] = *reinterpret_cast<const std::uint32_t*>(&pair);

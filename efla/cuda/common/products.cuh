@@ -8,7 +8,7 @@ namespace efla::gpu {
 
 // d [16 rows, 16 · kBlocks columns] += a bᵀ, with one step of 16 of the common dimension per operand, and b a row-major
 // matrix of 16 · kBlocks rows, from column 16 · `first` on.
-template <int kSteps, int kBlocks = 4>
+template <class E, int kSteps, int kBlocks = 4>
 __device__ __forceinline__ void multiply_rows(float (&d)[8 * kBlocks], const std::uint32_t (&a)[kSteps][4],
                                               std::uint32_t b, int lane, int first = 0) {
 #pragma unroll
@@ -17,26 +17,26 @@ __device__ __forceinline__ void multiply_rows(float (&d)[8 * kBlocks], const std
     for (int block = 0; block < kBlocks; ++block) {
       std::uint32_t columns[4];
       load_matrices(columns, block_address(b, 16 * block, 2 * (first + step), lane));
-      mma_bf16(d + 8 * block, a[step], columns[0], columns[2]);
-      mma_bf16(d + 8 * block + 4, a[step], columns[1], columns[3]);
+      mma<E>(d + 8 * block, a[step], columns[0], columns[2]);
+      mma<E>(d + 8 * block + 4, a[step], columns[1], columns[3]);
     }
   }
 }
 
 // d [16 rows, 64 columns] += Sᵀ bᵀ, the state converted on the way.
-template <int kTiles>
+template <class E, int kTiles>
 __device__ __forceinline__ void multiply_state(float (&d)[32], const float (&s)[32 * kTiles], std::uint32_t b,
                                                int lane) {
 #pragma unroll
   for (int step = 0; step < 4 * kTiles; ++step) {
     std::uint32_t state[1][4];
-    to_operand(state[0], s + 8 * step);
-    multiply_rows(d, state, b, lane, step);
+    to_operand<E>(state[0], s + 8 * step);
+    multiply_rows<E>(d, state, b, lane, step);
   }
 }
 
 // d [16 rows, 16 · kBlocks columns] += a b, with b row-major: 64 rows, of which the columns from 8 · `piece` on.
-template <int kBlocks>
+template <class E, int kBlocks>
 __device__ __forceinline__ void multiply_columns(float (&d)[8 * kBlocks], const std::uint32_t (&a)[4][4],
                                                  std::uint32_t b, int lane, int piece = 0) {
 #pragma unroll
@@ -45,8 +45,8 @@ __device__ __forceinline__ void multiply_columns(float (&d)[8 * kBlocks], const 
     for (int block = 0; block < kBlocks; ++block) {
       std::uint32_t rows[4];
       load_matrices_transposed(rows, block_address(b, 16 * step, piece + 2 * block, lane));
-      mma_bf16(d + 8 * block, a[step], rows[0], rows[1]);
-      mma_bf16(d + 8 * block + 4, a[step], rows[2], rows[3]);
+      mma<E>(d + 8 * block, a[step], rows[0], rows[1]);
+      mma<E>(d + 8 * block + 4, a[step], rows[2], rows[3]);
     }
   }
 }
@@ -63,7 +63,7 @@ __device__ __forceinline__ void column_operands(std::uint32_t (&operand)[4][4], 
 
 // x += a b and y += c b, where a and c are rows [16 · row, …) of tiles, over steps [0, last] of 16 of the 64 rows of b,
 // of which the columns from 8 · `piece` on.
-template <int kBlocks>
+template <class E, int kBlocks>
 __device__ __forceinline__ void multiply_both(float (&x)[8 * kBlocks], float (&y)[8 * kBlocks], std::uint32_t a,
                                               std::uint32_t c, std::uint32_t b, int row, int lane, int piece,
                                               int last) {
@@ -76,17 +76,17 @@ __device__ __forceinline__ void multiply_both(float (&x)[8 * kBlocks], float (&y
     for (int block = 0; block < kBlocks; ++block) {
       std::uint32_t rows[4];
       load_matrices_transposed(rows, block_address(b, 16 * step, piece + 2 * block, lane));
-      mma_bf16(x + 8 * block, of_a, rows[0], rows[1]);
-      mma_bf16(x + 8 * block + 4, of_a, rows[2], rows[3]);
-      mma_bf16(y + 8 * block, of_c, rows[0], rows[1]);
-      mma_bf16(y + 8 * block + 4, of_c, rows[2], rows[3]);
+      mma<E>(x + 8 * block, of_a, rows[0], rows[1]);
+      mma<E>(x + 8 * block + 4, of_a, rows[2], rows[3]);
+      mma<E>(y + 8 * block, of_c, rows[0], rows[1]);
+      mma<E>(y + 8 * block + 4, of_c, rows[2], rows[3]);
     }
   }
 }
 
 // x += a b, where a are rows [16 · row, …) of a tile, or where kTransposed is set, columns of which only those below
 // the diagonal are not zero.
-template <bool kTransposed, int kBlocks>
+template <class E, bool kTransposed, int kBlocks>
 __device__ __forceinline__ void multiply_one(float (&x)[8 * kBlocks], std::uint32_t a, std::uint32_t b, int row,
                                              int lane, int piece) {
 #pragma unroll 1
@@ -101,8 +101,8 @@ __device__ __forceinline__ void multiply_one(float (&x)[8 * kBlocks], std::uint3
     for (int block = 0; block < kBlocks; ++block) {
       std::uint32_t rows[4];
       load_matrices_transposed(rows, block_address(b, 16 * step, piece + 2 * block, lane));
-      mma_bf16(x + 8 * block, of_a, rows[0], rows[1]);
-      mma_bf16(x + 8 * block + 4, of_a, rows[2], rows[3]);
+      mma<E>(x + 8 * block, of_a, rows[0], rows[1]);
+      mma<E>(x + 8 * block + 4, of_a, rows[2], rows[3]);
     }
   }
 }

@@ -2,6 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
+
+#include "efla/base/dtype.h"
 
 namespace efla::gpu {
 
@@ -48,13 +51,23 @@ __device__ __forceinline__ void store_matrices_transposed(std::uint32_t row, con
                : "memory");
 }
 
-// d += a b: a [16, 16] and b [16, 8] in bfloat16, d [16, 8] in float32.
-__device__ __forceinline__ void mma_bf16(float* d, const std::uint32_t* a, std::uint32_t b0, std::uint32_t b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-      "{%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+// d += a b: a [16, 16] and b [16, 8] of elements E, which is bfloat16 or float16, d [16, 8] in float32.
+template <class E>
+__device__ __forceinline__ void mma(float* d, const std::uint32_t* a, std::uint32_t b0, std::uint32_t b1) {
+  if constexpr (std::is_same_v<E, bfloat16>) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  } else {
+    static_assert(std::is_same_v<E, float16>);
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  }
 }
 
 // d = a b, plus d where `add` is set: a [16, 8] and b [8, 8] in TF32, d [16, 8] in float32. The operands are float32,
@@ -70,6 +83,13 @@ __device__ __forceinline__ void mma_tf32(float* d, const std::uint32_t* a, bool 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]));
 }
 
+// Rounds to TF32, to nearest, ties away from zero.
+__device__ __forceinline__ float round_to_tf32(float x) {
+  std::uint32_t y;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(x));
+  return __uint_as_float(y);
+}
+
 // Transposes an 8 × 8 matrix of 16-bit elements that a warp holds.
 __device__ __forceinline__ std::uint32_t transpose_matrix(std::uint32_t x) {
   std::uint32_t y;
@@ -77,15 +97,42 @@ __device__ __forceinline__ std::uint32_t transpose_matrix(std::uint32_t x) {
   return y;
 }
 
-// Two float32 rounded to bfloat16: `low` in the lower half. Volatile, because a state converted twice is meant to be:
-// kept converted it would need registers that are not there.
-__device__ __forceinline__ std::uint32_t pack_bf16(float low, float high) {
+// Two float32 rounded to E, bfloat16 or float16: `low` in the lower half. Volatile, because a state converted twice is
+// meant to be: kept converted it would need registers that are not there.
+template <class E>
+__device__ __forceinline__ std::uint32_t pack(float low, float high) {
   std::uint32_t packed;
-  asm volatile("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  if constexpr (std::is_same_v<E, bfloat16>) {
+    asm volatile("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  } else {
+    static_assert(std::is_same_v<E, float16>);
+    asm volatile("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  }
   return packed;
 }
-__device__ __forceinline__ float low_bf16(std::uint32_t packed) { return __uint_as_float(packed << 16); }
-__device__ __forceinline__ float high_bf16(std::uint32_t packed) { return __uint_as_float(packed & 0xffff0000U); }
+// Return the halves of a pair, widened.
+template <class E>
+__device__ __forceinline__ float low_of(std::uint32_t packed) {
+  if constexpr (std::is_same_v<E, bfloat16>) {
+    return __uint_as_float(packed << 16);
+  } else {
+    static_assert(std::is_same_v<E, float16>);
+    float low;
+    asm("{ .reg .b16 low, high; mov.b32 {low, high}, %1; cvt.f32.f16 %0, low; }" : "=f"(low) : "r"(packed));
+    return low;
+  }
+}
+template <class E>
+__device__ __forceinline__ float high_of(std::uint32_t packed) {
+  if constexpr (std::is_same_v<E, bfloat16>) {
+    return __uint_as_float(packed & 0xffff0000U);
+  } else {
+    static_assert(std::is_same_v<E, float16>);
+    float high;
+    asm("{ .reg .b16 low, high; mov.b32 {low, high}, %1; cvt.f32.f16 %0, high; }" : "=f"(high) : "r"(packed));
+    return high;
+  }
+}
 
 // Returns x as a value of which the compiler knows nothing, so that what is computed from it is computed where it is
 // used, instead of before a loop, where it would take registers.

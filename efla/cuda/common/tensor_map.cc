@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 
 #include "efla/cuda/chunk/chunk.h"
 #include "efla/cuda/common/error.h"
@@ -15,9 +16,10 @@ namespace efla::gpu {
 namespace {
 
 // Of the dimensions in the order h, t, b; a dimension of one element has any stride.
-std::int64_t stride_bytes(const View<const bfloat16, 4>& view, int i) {
+template <class E>
+std::int64_t stride_bytes(const View<const E, 4>& view, int i) {
   const int d = 2 - i;
-  return view.extent[d] == 1 ? 16 : view.stride[d] * static_cast<std::int64_t>(sizeof(bfloat16));
+  return view.extent[d] == 1 ? 16 : view.stride[d] * static_cast<std::int64_t>(sizeof(E));
 }
 
 // The driver's function, which the runtime finds, so that nothing links to the driver.
@@ -37,7 +39,8 @@ PFN_cuTensorMapEncodeTiled_v12000 encoder() {
 
 }  // namespace
 
-bool can_map_rows(const View<const bfloat16, 4>& view) {
+template <class E>
+bool can_map_rows(const View<const E, 4>& view) {
   for (int i = 0; i < 3; ++i) {
     const std::int64_t bytes = stride_bytes(view, i);
     if (bytes <= 0 || bytes >= std::int64_t{1} << 40 || view.extent[i] >= std::int64_t{1} << 31) return false;
@@ -45,20 +48,33 @@ bool can_map_rows(const View<const bfloat16, 4>& view) {
   return true;
 }
 
-bool can_copy_rows(const View<const bfloat16, 4>& view) { return has_aligned_rows(view) && can_map_rows(view); }
+template <class E>
+bool can_copy_rows(const View<const E, 4>& view) {
+  return has_aligned_rows(view) && can_map_rows(view);
+}
 
-CUtensorMap map_rows(const View<const bfloat16, 4>& view) {
+template <class E>
+CUtensorMap map_rows(const View<const E, 4>& view) {
+  constexpr CUtensorMapDataType kType =
+      std::is_same_v<E, bfloat16> ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
   static const PFN_cuTensorMapEncodeTiled_v12000 encode = encoder();
   cuuint64_t extents[4], strides[3];
   const cuuint32_t box[4] = {64, 1, kChunkTokens, 1}, steps[4] = {1, 1, 1, 1};
   for (int i = 0; i < 4; ++i) extents[i] = static_cast<cuuint64_t>(view.extent[3 - i]);
   for (int i = 0; i < 3; ++i) strides[i] = static_cast<cuuint64_t>(stride_bytes(view, i));
   CUtensorMap map;
-  const CUresult code = encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<bfloat16*>(view.data), extents,
-                               strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                               CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult code =
+      encode(&map, kType, 4, const_cast<E*>(view.data), extents, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (code != CUDA_SUCCESS) throw CudaError("cuTensorMapEncodeTiled", cudaErrorInvalidValue);
   return map;
 }
+
+template bool can_map_rows(const View<const bfloat16, 4>&);
+template bool can_copy_rows(const View<const bfloat16, 4>&);
+template CUtensorMap map_rows(const View<const bfloat16, 4>&);
+template bool can_map_rows(const View<const float16, 4>&);
+template bool can_copy_rows(const View<const float16, 4>&);
+template CUtensorMap map_rows(const View<const float16, 4>&);
 
 }  // namespace efla::gpu

@@ -71,7 +71,8 @@ struct ChunkAt {
 };
 
 // The slot of the first chunk of a sequence.
-__device__ __forceinline__ std::int64_t first_slot(const ChunkProblem& c, std::int64_t n) {
+template <class E>
+__device__ __forceinline__ std::int64_t first_slot(const ChunkProblem<E>& c, std::int64_t n) {
   return c.slots_per_sequence > 0 ? n * c.slots_per_sequence : c.p.cu_seqlens(n) / kChunkTokens + n;
 }
 
@@ -90,12 +91,14 @@ __device__ __forceinline__ std::int64_t find_sequence(std::int64_t sequences, st
 }
 
 // The sequence whose slots hold `slot`; all lanes of a warp take part.
-__device__ inline std::int64_t sequence_of_slot(const ChunkProblem& c, std::int64_t slot) {
+template <class E>
+__device__ inline std::int64_t sequence_of_slot(const ChunkProblem<E>& c, std::int64_t slot) {
   if (c.slots_per_sequence > 0) return slot / c.slots_per_sequence;
   return find_sequence(c.p.shape.packed, slot, [&](std::int64_t n) { return first_slot(c, n); });
 }
 
-__device__ inline ChunkAt chunk_at(const ChunkProblem& c, std::int64_t slot) {
+template <class E>
+__device__ inline ChunkAt chunk_at(const ChunkProblem<E>& c, std::int64_t slot) {
   const std::int64_t n = sequence_of_slot(c, slot);
   const Sequence s = sequence_of(c.p, n);
   const std::int64_t start = s.begin + (slot - first_slot(c, n)) * kChunkTokens;
@@ -105,7 +108,8 @@ __device__ inline ChunkAt chunk_at(const ChunkProblem& c, std::int64_t slot) {
 
 // Copies a piece of every step-th row from `row` on, element by element; elements that do not exist become zeros. A
 // loop, because it is the rare way and would fill the instruction cache.
-__device__ __forceinline__ void copy_elements(unsigned char* tiles, const bfloat16* from, int row, int step, int rows,
+template <class E>
+__device__ __forceinline__ void copy_elements(unsigned char* tiles, const E* from, int row, int step, int rows,
                                               int count, std::int64_t row_stride, std::int64_t stride, int piece) {
 #pragma unroll 1
   for (; row < kChunkTokens; row += step) {
@@ -122,15 +126,15 @@ __device__ __forceinline__ void copy_elements(unsigned char* tiles, const bfloat
 // Starts the copies of rows [t, t + rows) and columns [column, column + 64·kTiles) of a head into tiles; rows and
 // columns that do not exist become zeros. `aligned` says that rows are contiguous and aligned to 16 bytes; otherwise
 // the elements are copied one by one, before the function returns. The caller commits and waits.
-template <int kTiles, int kThreads, bool kAlwaysAligned = false>
-__device__ __forceinline__ void load_rows(unsigned char* tiles, const View<const bfloat16, 4>& view, std::int64_t i_b,
+template <int kTiles, int kThreads, bool kAlwaysAligned = false, class E>
+__device__ __forceinline__ void load_rows(unsigned char* tiles, const View<const E, 4>& view, std::int64_t i_b,
                                           std::int64_t t, int rows, std::int64_t i_h, std::int64_t column, bool aligned,
                                           int thread) {
   constexpr int kPieces = 8 * kTiles, kStep = kThreads / kPieces;  // pieces per row, rows per pass
   const int piece = thread % kPieces,
             columns = static_cast<int>(min(view.extent[3] - column, std::int64_t{64 * kTiles}));
   const int count = min(max(columns - 8 * piece, 0), 8);  // columns of the piece that exist
-  const bfloat16* from = view.at(i_b, t, i_h, column) + static_cast<std::int64_t>(8 * piece) * view.stride[3];
+  const E* from = view.at(i_b, t, i_h, column) + static_cast<std::int64_t>(8 * piece) * view.stride[3];
   const std::int64_t stride = view.stride[1];
   if (!kAlwaysAligned && !aligned) {
     copy_elements(tiles, from, thread / kPieces, kStep, rows, count, stride, view.stride[3], piece);

@@ -1,5 +1,8 @@
 // The asynchronous products of Hopper's tensor cores (wgmma) and the barriers in shared memory that go with them.
 //
+// Operands have elements E, bfloat16 or float16. A template cannot change the text of an instruction, so that a macro
+// in every product has it with the names of both types.
+//
 // A warpgroup of 128 threads multiplies: the first operand and the accumulators are in registers, in the layout of
 // state.cuh, the second operand is in tiles (tile.cuh) that a descriptor names.
 #pragma once
@@ -35,141 +38,189 @@ __device__ __forceinline__ void products_wait() {
 
 // d = a b, plus d where `add` is set: one step of 16 of the common dimension, 64 columns. kTransposed: b by
 // column_operand.
-template <bool kTransposed>
+template <class E, bool kTransposed>
 __device__ __forceinline__ void multiply_64(float (&d)[32], const std::uint32_t (&a)[4], std::uint64_t b, bool add) {
-  asm volatile(
-      "{ .reg .pred p; setp.ne.b32 p, %37, 0;"
-      " wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "
-      "%13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-      "{%32, %33, %34, %35}, %36, p, 1, 1, %38; }"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
-        "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),
-        "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]),
-        "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)),
-        "n"(static_cast<int>(kTransposed)));
+#define EFLA_MULTIPLY(types)                                                                                        \
+  asm volatile(                                                                                                     \
+      "{ .reg .pred p; setp.ne.b32 p, %37, 0;"                                                                      \
+      " wgmma.mma_async.sync.aligned.m64n64k16.f32." types                                                          \
+      " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "                                                   \
+      "%13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "            \
+      "{%32, %33, %34, %35}, %36, p, 1, 1, %38; }"                                                                  \
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), \
+        "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),      \
+        "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]),     \
+        "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])                   \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)),                             \
+        "n"(static_cast<int>(kTransposed)))
+  if constexpr (std::is_same_v<E, bfloat16>) {
+    EFLA_MULTIPLY("bf16.bf16");
+  } else {
+    static_assert(std::is_same_v<E, float16>);
+    EFLA_MULTIPLY("f16.f16");
+  }
+#undef EFLA_MULTIPLY
 }
 
 // The same with 32 columns.
-template <bool kTransposed>
+template <class E, bool kTransposed>
 __device__ __forceinline__ void multiply_32(float (&d)[16], const std::uint32_t (&a)[4], std::uint64_t b, bool add) {
-  asm volatile(
-      "{ .reg .pred p; setp.ne.b32 p, %21, 0;"
-      " wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "
-      "%13, %14, %15}, {%16, %17, %18, %19}, %20, p, 1, 1, %22; }"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
-        "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)),
-        "n"(static_cast<int>(kTransposed)));
+#define EFLA_MULTIPLY(types)                                                                                        \
+  asm volatile(                                                                                                     \
+      "{ .reg .pred p; setp.ne.b32 p, %21, 0;"                                                                      \
+      " wgmma.mma_async.sync.aligned.m64n32k16.f32." types                                                          \
+      " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "                                                   \
+      "%13, %14, %15}, {%16, %17, %18, %19}, %20, p, 1, 1, %22; }"                                                  \
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), \
+        "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])                    \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)),                             \
+        "n"(static_cast<int>(kTransposed)))
+  if constexpr (std::is_same_v<E, bfloat16>) {
+    EFLA_MULTIPLY("bf16.bf16");
+  } else {
+    static_assert(std::is_same_v<E, float16>);
+    EFLA_MULTIPLY("f16.f16");
+  }
+#undef EFLA_MULTIPLY
 }
 
 // The same as multiply_64 with the first operand in tiles too: by row_operand, or where kTransposedA is set, by
 // column_operand.
-template <bool kTransposedA = false, bool kTransposed = false>
+template <class E, bool kTransposedA = false, bool kTransposed = false>
 __device__ __forceinline__ void multiply_tiles(float (&d)[32], std::uint64_t a, std::uint64_t b, bool add) {
-  asm volatile(
-      "{ .reg .pred p; setp.ne.b32 p, %34, 0;"
-      " wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "
-      "%13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-      "%32, %33, p, 1, 1, %35, %36; }"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
-        "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),
-        "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]),
-        "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(static_cast<int>(kTransposedA)),
-        "n"(static_cast<int>(kTransposed)));
+#define EFLA_MULTIPLY(types)                                                                                        \
+  asm volatile(                                                                                                     \
+      "{ .reg .pred p; setp.ne.b32 p, %34, 0;"                                                                      \
+      " wgmma.mma_async.sync.aligned.m64n64k16.f32." types                                                          \
+      " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "                                                   \
+      "%13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "            \
+      "%32, %33, p, 1, 1, %35, %36; }"                                                                              \
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), \
+        "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),      \
+        "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]),     \
+        "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])                   \
+      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(static_cast<int>(kTransposedA)),                            \
+        "n"(static_cast<int>(kTransposed)))
+  if constexpr (std::is_same_v<E, bfloat16>) {
+    EFLA_MULTIPLY("bf16.bf16");
+  } else {
+    static_assert(std::is_same_v<E, float16>);
+    EFLA_MULTIPLY("f16.f16");
+  }
+#undef EFLA_MULTIPLY
 }
 
 // The same as multiply_64 with 128 columns, two tiles.
-template <bool kTransposed>
+template <class E, bool kTransposed>
 __device__ __forceinline__ void multiply_128(float (&d)[64], const std::uint32_t (&a)[4], std::uint64_t b, bool add) {
-  asm volatile(
-      "{ .reg .pred p; setp.ne.b32 p, %69, 0;"
-      " wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "
-      "%13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, "
-      "%35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, "
-      "%57, %58, %59, %60, %61, %62, %63}, "
-      "{%64, %65, %66, %67}, %68, p, 1, 1, %70; }"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
-        "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),
-        "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]),
-        "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]),
-        "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]),
-        "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),
-        "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]),
-        "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)),
-        "n"(static_cast<int>(kTransposed)));
+#define EFLA_MULTIPLY(types)                                                                                           \
+  asm volatile(                                                                                                        \
+      "{ .reg .pred p; setp.ne.b32 p, %69, 0;"                                                                         \
+      " wgmma.mma_async.sync.aligned.m64n128k16.f32." types                                                            \
+      " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "                                                      \
+      "%13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, " \
+      "%35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, " \
+      "%57, %58, %59, %60, %61, %62, %63}, "                                                                           \
+      "{%64, %65, %66, %67}, %68, p, 1, 1, %70; }"                                                                     \
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),    \
+        "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),         \
+        "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]),        \
+        "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]),        \
+        "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]),        \
+        "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),        \
+        "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]),        \
+        "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])                      \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)),                                \
+        "n"(static_cast<int>(kTransposed)))
+  if constexpr (std::is_same_v<E, bfloat16>) {
+    EFLA_MULTIPLY("bf16.bf16");
+  } else {
+    static_assert(std::is_same_v<E, float16>);
+    EFLA_MULTIPLY("f16.f16");
+  }
+#undef EFLA_MULTIPLY
 }
 
 // The same as multiply_tiles with 128 columns, two tiles.
-template <bool kTransposedA = false, bool kTransposed = false>
+template <class E, bool kTransposedA = false, bool kTransposed = false>
 __device__ __forceinline__ void multiply_tiles(float (&d)[64], std::uint64_t a, std::uint64_t b, bool add) {
-  asm volatile(
-      "{ .reg .pred p; setp.ne.b32 p, %66, 0;"
-      " wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "
-      "%13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, "
-      "%35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, "
-      "%57, %58, %59, %60, %61, %62, %63}, "
-      "%64, %65, p, 1, 1, %67, %68; }"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
-        "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),
-        "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]),
-        "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]),
-        "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]),
-        "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),
-        "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]),
-        "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(static_cast<int>(kTransposedA)),
-        "n"(static_cast<int>(kTransposed)));
+#define EFLA_MULTIPLY(types)                                                                                           \
+  asm volatile(                                                                                                        \
+      "{ .reg .pred p; setp.ne.b32 p, %66, 0;"                                                                         \
+      " wgmma.mma_async.sync.aligned.m64n128k16.f32." types                                                            \
+      " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "                                                      \
+      "%13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, " \
+      "%35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, " \
+      "%57, %58, %59, %60, %61, %62, %63}, "                                                                           \
+      "%64, %65, p, 1, 1, %67, %68; }"                                                                                 \
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),    \
+        "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),         \
+        "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]),        \
+        "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]),        \
+        "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]),        \
+        "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),        \
+        "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]),        \
+        "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])                      \
+      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(static_cast<int>(kTransposedA)),                               \
+        "n"(static_cast<int>(kTransposed)))
+  if constexpr (std::is_same_v<E, bfloat16>) {
+    EFLA_MULTIPLY("bf16.bf16");
+  } else {
+    static_assert(std::is_same_v<E, float16>);
+    EFLA_MULTIPLY("f16.f16");
+  }
+#undef EFLA_MULTIPLY
 }
 
 // d = Sᵀ bᵀ, with b the 64 rows of `tiles` and the state as operands.
-template <int kTiles>
+template <class E, int kTiles>
 __device__ __forceinline__ void multiply_state(float (&d)[32], const std::uint32_t (&s)[4 * kTiles][4],
                                                std::uint32_t tiles) {
   const std::uint64_t operand = row_operand(tiles);
 #pragma unroll
   for (int step = 0; step < 4 * kTiles; ++step) {
-    multiply_64<false>(d, s[step], operand + step / 4 * (kTileBytes >> 4) + step % 4 * kRowStep, step > 0);
+    multiply_64<E, false>(d, s[step], operand + step / 4 * (kTileBytes >> 4) + step % 4 * kRowStep, step > 0);
   }
 }
 
 // d = a bᵀ, plus d where `add` is set, with b a matrix of 64 × 64.
+template <class E>
 __device__ __forceinline__ void multiply_chunk(float (&d)[32], const std::uint32_t (&a)[4][4], const unsigned char* b,
                                                bool add) {
   const std::uint64_t operand = row_operand(shared_address(b));
 #pragma unroll
-  for (int step = 0; step < 4; ++step) multiply_64<false>(d, a[step], operand + step * kRowStep, add || step > 0);
+  for (int step = 0; step < 4; ++step) multiply_64<E, false>(d, a[step], operand + step * kRowStep, add || step > 0);
 }
 
 // d += a bᵀ, with b half of the rows of a matrix of 64 × 64.
+template <class E>
 __device__ __forceinline__ void multiply_half_chunk(float (&d)[16], const std::uint32_t (&a)[4][4],
                                                     const unsigned char* b) {
   const std::uint64_t operand = row_operand(shared_address(b));
 #pragma unroll
-  for (int step = 0; step < 4; ++step) multiply_32<false>(d, a[step], operand + step * kRowStep, true);
+  for (int step = 0; step < 4; ++step) multiply_32<E, false>(d, a[step], operand + step * kRowStep, true);
 }
 
 // d = a b, with b a matrix of 64 × 64.
+template <class E>
 __device__ __forceinline__ void multiply_chunk_rows(float (&d)[32], const std::uint32_t (&a)[4][4],
                                                     const unsigned char* b) {
   const std::uint64_t operand = column_operand(shared_address(b));
 #pragma unroll
-  for (int step = 0; step < 4; ++step) multiply_64<true>(d, a[step], operand + step * kColumnStep, step > 0);
+  for (int step = 0; step < 4; ++step) multiply_64<E, true>(d, a[step], operand + step * kColumnStep, step > 0);
 }
 
 // s += a b, with b the 64 rows of `tiles`.
-template <int kTiles>
+template <class E, int kTiles>
 __device__ __forceinline__ void update_state(float (&s)[32 * kTiles], const std::uint32_t (&a)[4][4],
                                              std::uint32_t tiles) {
   const std::uint64_t b = column_operand(tiles);
 #pragma unroll
   for (int step = 0; step < 4; ++step) {
     if constexpr (kTiles == 2) {
-      multiply_128<true>(s, a[step], b + step * kColumnStep, true);
+      multiply_128<E, true>(s, a[step], b + step * kColumnStep, true);
     } else {
-      multiply_64<true>(s, a[step], b + step * kColumnStep, true);
+      multiply_64<E, true>(s, a[step], b + step * kColumnStep, true);
     }
   }
 }

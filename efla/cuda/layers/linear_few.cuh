@@ -58,9 +58,9 @@ __device__ __forceinline__ void store_x(float* row, int column, const float4& x)
   if constexpr (std::is_same_v<W, float>) {
     *reinterpret_cast<float4*>(row + column) = x;
   } else {
-    const uint2 high{pack_bf16(x.x, x.y), pack_bf16(x.z, x.w)};
-    const uint2 low{pack_bf16(x.x - low_bf16(high.x), x.y - high_bf16(high.x)),
-                    pack_bf16(x.z - low_bf16(high.y), x.w - high_bf16(high.y))};
+    const uint2 high{pack<bfloat16>(x.x, x.y), pack<bfloat16>(x.z, x.w)};
+    const uint2 low{pack<bfloat16>(x.x - low_of<bfloat16>(high.x), x.y - high_of<bfloat16>(high.x)),
+                    pack<bfloat16>(x.z - low_of<bfloat16>(high.y), x.w - high_of<bfloat16>(high.y))};
     float* const to = row + column / 32 * 32 + column % 32 / 2;
     *reinterpret_cast<uint2*>(to) = high;
     *reinterpret_cast<uint2*>(to + 16) = low;
@@ -85,8 +85,8 @@ struct TileSums<bfloat16, kRows> {
     }
     // Rows 0 to 7 of the operand are the higher parts of x, rows 8 to 15 the lower ones.
     const std::uint32_t first[4] = {high.x, low.x, high.y, low.y}, second[4] = {high.z, low.z, high.w, low.w};
-    mma_bf16(even, first, w.x, w.y);
-    mma_bf16(odd, second, w.z, w.w);
+    mma<bfloat16>(even, first, w.x, w.y);
+    mma<bfloat16>(odd, second, w.z, w.w);
   }
   __device__ __forceinline__ void store(float* sums, int lane) const {
     if (lane / 4 >= kRows) return;

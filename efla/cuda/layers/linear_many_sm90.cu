@@ -145,8 +145,8 @@ struct Products {
         const float2 w = *reinterpret_cast<const float2*>(norm + k * 16 + i / 2 * 8 + pair * 2);
         squares[i % 2] = fmaf(v.x, v.x, fmaf(v.y, v.y, squares[i % 2]));
         const float a = v.x * w.x, b = v.y * w.y;
-        high[k][i] = pack_bf16(a, b);
-        low[k][i] = pack_bf16(a - low_bf16(high[k][i]), b - high_bf16(high[k][i]));
+        high[k][i] = pack<bfloat16>(a, b);
+        low[k][i] = pack<bfloat16>(a - low_of<bfloat16>(high[k][i]), b - high_of<bfloat16>(high[k][i]));
       }
     }
   }
@@ -164,8 +164,8 @@ struct Products {
 
  private:
   __device__ __forceinline__ void multiply_step(const std::uint32_t (&a)[4], std::uint64_t b, bool add) {
-    if constexpr (kTile == 64) multiply_64<false>(d, a, b, add);
-    if constexpr (kTile == 128) multiply_128<false>(d, a, b, add);
+    if constexpr (kTile == 64) multiply_64<bfloat16, false>(d, a, b, add);
+    if constexpr (kTile == 128) multiply_128<bfloat16, false>(d, a, b, add);
   }
 };
 

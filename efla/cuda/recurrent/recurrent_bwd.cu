@@ -432,5 +432,6 @@ void recurrent_bwd(const DeltaBackward<T>& p, const Workspace& workspace, cudaSt
 
 template void recurrent_bwd(const DeltaBackward<float>&, const Workspace&, cudaStream_t);
 template void recurrent_bwd(const DeltaBackward<bfloat16>&, const Workspace&, cudaStream_t);
+template void recurrent_bwd(const DeltaBackward<float16>&, const Workspace&, cudaStream_t);
 
 }  // namespace efla::gpu

@@ -125,5 +125,6 @@ void recurrent_fwd(const DeltaForward<T>& p, cudaStream_t stream) {
 
 template void recurrent_fwd(const DeltaForward<float>&, cudaStream_t);
 template void recurrent_fwd(const DeltaForward<bfloat16>&, cudaStream_t);
+template void recurrent_fwd(const DeltaForward<float16>&, cudaStream_t);
 
 }  // namespace efla::gpu

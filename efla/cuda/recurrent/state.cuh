@@ -8,9 +8,10 @@
 namespace efla::gpu {
 
 // The operand of mma or wgmma made of the 16 × 16 block whose accumulators are x[0] to x[7].
+template <class E>
 __device__ __forceinline__ void to_operand(std::uint32_t (&operand)[4], const float* x) {
 #pragma unroll
-  for (int i = 0; i < 4; ++i) operand[i] = pack_bf16(x[2 * i], x[2 * i + 1]);
+  for (int i = 0; i < 4; ++i) operand[i] = pack<E>(x[2 * i], x[2 * i + 1]);
 }
 
 // x_ij ← x_ij factors_j; factors in shared memory, one per column.
@@ -27,6 +28,7 @@ __device__ __forceinline__ void scale_columns(float (&x)[kCount], const float* f
 }
 
 // Rᵀ = b∘vᵀ − read∘Eᵀ as operands, with v a tile of tokens by value columns.
+template <class E>
 __device__ __forceinline__ void residual(std::uint32_t (&operand)[4][4], const float (&e)[32], std::uint32_t v,
                                          const ChunkRecord& record, int warp, int lane) {
 #pragma unroll
@@ -45,20 +47,21 @@ __device__ __forceinline__ void residual(std::uint32_t (&operand)[4][4], const f
         const float* from = e + 8 * block + 4 * half + 2 * r;
         const std::uint32_t pair = values[2 * half + r];
         operand[block][2 * half + r] =
-            pack_bf16(b.x * low_bf16(pair) - read.x * from[0], b.y * high_bf16(pair) - read.y * from[1]);
+            pack<E>(b.x * low_of<E>(pair) - read.x * from[0], b.y * high_of<E>(pair) - read.y * from[1]);
       }
     }
   }
 }
 
 // Writes Oᵀ to a tile of tokens by value columns.
+template <class E>
 __device__ __forceinline__ void write_outputs(const float (&o)[32], unsigned char* tile, int warp, int lane) {
 #pragma unroll
   for (int block = 0; block < 4; ++block) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {  // i % 2: rows 8 to 15; i / 2: tokens 8 to 15
       write_transposed(tile, 16 * block + 8 * (i / 2), 2 * warp + i % 2,
-                       pack_bf16(o[8 * block + 2 * i], o[8 * block + 2 * i + 1]), lane);
+                       pack<E>(o[8 * block + 2 * i], o[8 * block + 2 * i + 1]), lane);
     }
   }
 }
@@ -119,8 +122,8 @@ __device__ __forceinline__ void write_state(float (&s)[32 * kTiles], const View<
 
 // Writes the state before chunk `chunk` of a sequence where the forward saves it; `first` is the index of the
 // sequence's first saved state, and `first_key` the key of the first column of s.
-template <int kTiles>
-__device__ __forceinline__ void save_state(float (&s)[32 * kTiles], const DeltaForward<bfloat16>& p, std::int64_t i_b,
+template <int kTiles, class E>
+__device__ __forceinline__ void save_state(float (&s)[32 * kTiles], const DeltaForward<E>& p, std::int64_t i_b,
                                            std::int64_t i_h, int first, int chunk, std::int64_t column, int lane,
                                            int first_key = 0) {
   const View<float, 5>& saved = p.chunk_states;

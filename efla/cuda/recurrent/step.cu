@@ -56,8 +56,8 @@ __device__ __forceinline__ void widen(const uint4& piece, float (&x)[8]) {
   const std::uint32_t words[4] = {piece.x, piece.y, piece.z, piece.w};
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    x[2 * i] = low_bf16(words[i]);
-    x[2 * i + 1] = high_bf16(words[i]);
+    x[2 * i] = low_of<bfloat16>(words[i]);
+    x[2 * i + 1] = high_of<bfloat16>(words[i]);
   }
 }
 // The same by other instructions, so that the compiler computes it a second time instead of keeping the first results.
@@ -74,7 +74,8 @@ __device__ __forceinline__ uint4 narrow(const float (&x)[4]) {
   return {__float_as_uint(x[0]), __float_as_uint(x[1]), __float_as_uint(x[2]), __float_as_uint(x[3])};
 }
 __device__ __forceinline__ uint4 narrow(const float (&x)[8]) {
-  return {pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7])};
+  return {pack<bfloat16>(x[0], x[1]), pack<bfloat16>(x[2], x[3]), pack<bfloat16>(x[4], x[5]),
+          pack<bfloat16>(x[6], x[7])};
 }
 
 // Returns row i of a lane of group 0; a lane of group g has the row 4 g below.
@@ -341,6 +342,8 @@ EFLA_INSTANTIATE(float, float)
 EFLA_INSTANTIATE(float, bfloat16)
 EFLA_INSTANTIATE(bfloat16, float)
 EFLA_INSTANTIATE(bfloat16, bfloat16)
+EFLA_INSTANTIATE(float16, float)
+EFLA_INSTANTIATE(float16, bfloat16)
 #undef EFLA_INSTANTIATE
 
 }  // namespace efla::gpu

@@ -159,7 +159,9 @@ void step_in_registers(const DeltaSteps<T, float>& p, cudaStream_t stream) {
 
 template bool takes_step_in_registers(const DeltaSteps<float, float>&);
 template bool takes_step_in_registers(const DeltaSteps<bfloat16, float>&);
+template bool takes_step_in_registers(const DeltaSteps<float16, float>&);
 template void step_in_registers(const DeltaSteps<float, float>&, cudaStream_t);
 template void step_in_registers(const DeltaSteps<bfloat16, float>&, cudaStream_t);
+template void step_in_registers(const DeltaSteps<float16, float>&, cudaStream_t);
 
 }  // namespace efla::gpu
