@@ -24,9 +24,14 @@ constexpr SavedStates kSavedOnCpu{};
 // intervals, which the backward computes side by side.
 constexpr SavedStates kSavedByCudaChunks{.interval = 256};
 
+// Whether the kernels on the CPU take elements of type T.
 template <class T>
-std::string refuse_float64() {
-  return std::is_same_v<T, double> ? "it computes in float32; float64 inputs need ref" : "";
+inline constexpr bool kCpuTakes = std::is_same_v<T, float> || std::is_same_v<T, bfloat16>;
+
+template <class T>
+std::string refuse_type() {
+  if (std::is_same_v<T, double>) return "it computes in float32; float64 inputs need ref";
+  return kCpuTakes<T> ? "" : "it takes float32 and bfloat16";
 }
 
 std::string text_of(const SavedStates& saved) { return "a state per " + std::to_string(saved.interval) + " tokens"; }
@@ -41,7 +46,7 @@ std::string refuse_saved(const Problem& p, const SavedStates& own) {
 // What every SIMD kernel refuses.
 template <class T, class Problem>
 std::string refuse_simd(const Problem& p, bool) {
-  const std::string reason = refuse_float64<T>();
+  const std::string reason = refuse_type<T>();
   return reason.empty() ? refuse_saved(p, kSavedOnCpu) : reason;
 }
 
@@ -110,7 +115,7 @@ std::string refuse_amx_backward(const DeltaBackward<T>& p, bool named) {
 // Runs a kernel on the CPU with the scratch memory that it needs. The kernels exist for float32 and bfloat16.
 #define EFLA_CPU_KERNEL(T, function)                                                                       \
   [](const auto& problem, [[maybe_unused]] const ExecutionContext& context) {                              \
-    if constexpr (!std::is_same_v<T, double>) {                                                            \
+    if constexpr (kCpuTakes<T>) {                                                                          \
       ThreadPool& pool = context.threads();                                                                \
       const Scratch scratch(cpu::function##_workspace_bytes(problem.shape, problem.rule, pool.threads())); \
       cpu::function(problem, scratch.workspace(), pool);                                                   \
@@ -150,7 +155,7 @@ std::span<const Implementation<Problem>> backward_rows() {
 template <class T, class S, class Problem = DeltaStep<T, S>>
 std::span<const Implementation<Problem>> step_rows() {
   static const Implementation<Problem> rows[]{
-      {"recurrent_simd", "recurrent", kCpu, [](const Problem&, bool) { return refuse_float64<T>(); },
+      {"recurrent_simd", "recurrent", kCpu, [](const Problem&, bool) { return refuse_type<T>(); },
        EFLA_CPU_KERNEL(T, step)},
       {"recurrent_cuda", "recurrent", kCuda, EFLA_CUDA_ROW(refuse_cuda_step, run_cuda_step)},
       {"ref", "ref", kCpu, refuse_unless_named<Problem>,
@@ -207,7 +212,7 @@ void for_each_token(const DeltaSteps<T, S>& p, F&& f) {
 template <class T, class S, class Problem = DeltaSteps<T, S>>
 std::span<const Implementation<Problem>> steps_rows() {
   static const Implementation<Problem> rows[]{
-      {"recurrent_simd", "recurrent", kCpu, [](const Problem&, bool) { return refuse_float64<T>(); },
+      {"recurrent_simd", "recurrent", kCpu, [](const Problem&, bool) { return refuse_type<T>(); },
        [](const Problem& p, const ExecutionContext& context) {
          for_each_token(p, [&](const DeltaStep<T, S>& token) { EFLA_CPU_KERNEL(T, step)(token, context); });
        }},
@@ -294,12 +299,15 @@ Choice delta_steps(const DeltaSteps<T, S>& problem, const RunOptions& options) {
   template Choice delta_steps(const DeltaSteps<T, State<T>>&, const RunOptions&);
 EFLA_INSTANTIATE(float)
 EFLA_INSTANTIATE(bfloat16)
+EFLA_INSTANTIATE(float16)
 EFLA_INSTANTIATE(double)
 #undef EFLA_INSTANTIATE
 template Choice delta_step(const DeltaStep<float, bfloat16>&, const RunOptions&);
 template Choice delta_step(const DeltaStep<bfloat16, bfloat16>&, const RunOptions&);
+template Choice delta_step(const DeltaStep<float16, bfloat16>&, const RunOptions&);
 template Choice delta_steps(const DeltaSteps<float, bfloat16>&, const RunOptions&);
 template Choice delta_steps(const DeltaSteps<bfloat16, bfloat16>&, const RunOptions&);
+template Choice delta_steps(const DeltaSteps<float16, bfloat16>&, const RunOptions&);
 
 // Every element type has the same rows.
 std::vector<ImplementationName> delta_forward_implementations() { return names_of(forward_rows<float>()); }

@@ -29,7 +29,8 @@
 namespace efla {
 
 // Forward over T tokens: outputs, and the final and the saved states where their views are present.
-// T: float, bfloat16, or double ("ref" alone computes in double; the others refuse it).
+// T: float, bfloat16, float16 (on a GPU; on the CPU "ref" alone takes it), or double ("ref" alone computes in double;
+// the others refuse it).
 // Throws Error for a bad argument or an implementation that refuses the problem. Equations 20 and 21 to 32 of the EFLA
 // paper.
 template <class T>

@@ -25,16 +25,31 @@ std::string refuse_cancelling(const DeltaShape& shape, bool named) {
   return "chunk is less exact for keys of one or two dimensions";
 }
 
-inline std::string chunk_refusal(const DeltaForward<bfloat16>& p) { return gpu::chunk_fwd_refusal(p); }
-inline std::string chunk_refusal(const DeltaForward<float>& p) { return gpu::chunk_float32_fwd_refusal(p); }
-inline std::string chunk_refusal(const DeltaBackward<bfloat16>& p) { return gpu::chunk_bwd_refusal(p); }
-inline std::string chunk_refusal(const DeltaBackward<float>& p) { return gpu::chunk_float32_bwd_refusal(p); }
+// T: float, bfloat16 or float16.
+template <class T>
+std::string chunk_refusal(const DeltaForward<T>& p) {
+  if constexpr (std::is_same_v<T, float>) {
+    return gpu::chunk_float32_fwd_refusal(p);
+  } else {
+    return gpu::chunk_fwd_refusal(p);
+  }
+}
+template <class T>
+std::string chunk_refusal(const DeltaBackward<T>& p) {
+  if constexpr (std::is_same_v<T, float>) {
+    return gpu::chunk_float32_bwd_refusal(p);
+  } else {
+    return gpu::chunk_bwd_refusal(p);
+  }
+}
+
+inline constexpr const char* kCudaTypes = "it takes float32, bfloat16 and float16";
 
 // "auto" takes the chunk kernels from kFewTokens tokens per sequence on.
 template <class T>
 std::string refuse_cuda_chunk_forward(const DeltaForward<T>& p, bool named) {
   if constexpr (std::is_same_v<T, double>) {
-    return "it takes float32 and bfloat16";
+    return kCudaTypes;
   } else {
     constexpr std::int64_t kFewTokens = std::is_same_v<T, float> ? 16 : 8;
     const std::string refusal = chunk_refusal(p);
@@ -47,7 +62,7 @@ std::string refuse_cuda_chunk_forward(const DeltaForward<T>& p, bool named) {
 
 template <class T>
 void run_cuda_chunk_forward(const DeltaForward<T>& p, const ExecutionContext& context) {
-  if constexpr (std::is_same_v<T, bfloat16>) {
+  if constexpr (std::is_same_v<T, bfloat16> || std::is_same_v<T, float16>) {
     call_on_gpu(context, gpu::chunk_fwd_workspace_bytes(p.shape, p.rule),
                 [&](const gpu::Workspace& workspace, cudaStream_t stream) { gpu::chunk_fwd(p, workspace, stream); });
   } else if constexpr (std::is_same_v<T, float>) {
@@ -60,7 +75,7 @@ void run_cuda_chunk_forward(const DeltaForward<T>& p, const ExecutionContext& co
 template <class T>
 std::string refuse_cuda_chunk_backward(const DeltaBackward<T>& p, bool named) {
   if constexpr (std::is_same_v<T, double>) {
-    return "it takes float32 and bfloat16";
+    return kCudaTypes;
   } else {
     const std::string refusal = chunk_refusal(p);
     return refusal.empty() ? refuse_cancelling<T>(p.shape, named) : sentence_of(refusal);
@@ -69,7 +84,7 @@ std::string refuse_cuda_chunk_backward(const DeltaBackward<T>& p, bool named) {
 
 template <class T>
 void run_cuda_chunk_backward(const DeltaBackward<T>& p, const ExecutionContext& context) {
-  if constexpr (std::is_same_v<T, bfloat16>) {
+  if constexpr (std::is_same_v<T, bfloat16> || std::is_same_v<T, float16>) {
     call_on_gpu(context, gpu::chunk_bwd_workspace_bytes(p),
                 [&](const gpu::Workspace& workspace, cudaStream_t stream) { gpu::chunk_bwd(p, workspace, stream); });
   } else if constexpr (std::is_same_v<T, float>) {
@@ -82,7 +97,7 @@ void run_cuda_chunk_backward(const DeltaBackward<T>& p, const ExecutionContext& 
 // What every kernel of the token recurrence refuses.
 template <class T>
 std::string refuse_cuda_recurrence(const DeltaShape& shape) {
-  if (std::is_same_v<T, double>) return "it takes float32 and bfloat16";
+  if (std::is_same_v<T, double>) return kCudaTypes;
   if (shape.key_dim <= gpu::kMaxKeyDim) return "";
   return sentence_of("keys of more than " + std::to_string(gpu::kMaxKeyDim) + " dimensions");
 }

@@ -247,9 +247,11 @@ void step(const DeltaStep<T, S>& p) {
   template void step(const DeltaStep<T, State<T>>&);
 EFLA_INSTANTIATE(float)
 EFLA_INSTANTIATE(bfloat16)
+EFLA_INSTANTIATE(float16)
 EFLA_INSTANTIATE(double)
 #undef EFLA_INSTANTIATE
 template void step(const DeltaStep<float, bfloat16>&);
 template void step(const DeltaStep<bfloat16, bfloat16>&);
+template void step(const DeltaStep<float16, bfloat16>&);
 
 }  // namespace efla::ref

@@ -213,9 +213,11 @@ void validate(const MixerStep& p, const Device& device) {
 
 template void validate(const DeltaForward<float>&, const Device&);
 template void validate(const DeltaForward<bfloat16>&, const Device&);
+template void validate(const DeltaForward<float16>&, const Device&);
 template void validate(const DeltaForward<double>&, const Device&);
 template void validate(const DeltaBackward<float>&, const Device&);
 template void validate(const DeltaBackward<bfloat16>&, const Device&);
+template void validate(const DeltaBackward<float16>&, const Device&);
 template void validate(const DeltaBackward<double>&, const Device&);
 
 #define EFLA_INSTANTIATE(T, S)                                   \
@@ -225,6 +227,8 @@ EFLA_INSTANTIATE(float, float)
 EFLA_INSTANTIATE(float, bfloat16)
 EFLA_INSTANTIATE(bfloat16, float)
 EFLA_INSTANTIATE(bfloat16, bfloat16)
+EFLA_INSTANTIATE(float16, float)
+EFLA_INSTANTIATE(float16, bfloat16)
 EFLA_INSTANTIATE(double, double)
 #undef EFLA_INSTANTIATE
 

@@ -172,6 +172,10 @@ TEST_F(Validate, ImplementationsSayWhyTheyRefuse) {
   expect_error([&] { delta_forward(wide.forward()); }, "implementation",
                "ref: the float64 reference runs only when asked for by name");
   EXPECT_TRUE(delta_forward(wide.forward(), {.implementation = "ref"}).refusals.empty());
+  DeltaData<float16> half(kCase);
+  expect_error([&] { delta_forward(half.forward()); }, "implementation",
+               "recurrent_simd: it takes float32 and bfloat16");
+  EXPECT_TRUE(delta_forward(half.forward(), {.implementation = "ref"}).refusals.empty());
   expect_error([&] { delta_forward(data_.forward(), {.implementation = "recurrent_cuda"}); }, "implementation",
                "recurrent_cuda: it computes on a GPU, and the tensors are on the CPU");
   expect_error(
