@@ -2,9 +2,9 @@
 // differs from a kernel is the order of sums. Its distance from the float64 reference is the accuracy of the algorithm;
 // a kernel's distance from it is a fault of the kernel.
 //
-// bfloat16 inputs (efla/cuda/chunk/chunk.h): the blocks of the inverse in TF32, and in bfloat16 T and P, the state as
-// an operand, the residual R, U and write∘U, the outputs, and with a gate per channel the decayed keys and queries;
-// maps of segments and the states that they multiply in two bfloat16 parts. float32 inputs
+// bfloat16 and float16 inputs (efla/cuda/chunk/chunk.h): the blocks of the inverse in TF32, and in the inputs' type T
+// and P, the state as an operand, the residual R, U and write∘U, the outputs, and with a gate per channel the decayed
+// keys and queries; maps of segments and the states that they multiply in two parts of that type. float32 inputs
 // (efla/cuda/float32/float32.h): every operand of a product, but for inverses, as the sum of two TF32 numbers.
 #pragma once
 
@@ -13,43 +13,51 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 #include <vector>
 
 #include "efla/rule/problem.h"
 
 namespace efla::test {
 
-inline float through_bfloat16(float x) { return to_float(to_bfloat16(x)); }
+// Rounds to T, bfloat16 or float16.
+template <class T>
+float through(float x) {
+  return to_float(from_state<T>(x));
+}
 
 // Drops the bits that TF32 does not have, as the tensor cores do.
 inline float through_tf32(float x) { return std::bit_cast<float>(std::bit_cast<std::uint32_t>(x) & 0xffffe000U); }
 
-// Two bfloat16 numbers whose sum has the first 16 bits of x.
-inline std::array<float, 2> bfloat16_parts(float x) {
-  const float high = through_bfloat16(x);
-  return {high, through_bfloat16(x - high)};
+inline float nearest_tf32(float x) {
+  return std::bit_cast<float>((std::bit_cast<std::uint32_t>(x) + 0x1000U) & 0xffffe000U);
 }
 
-// What the kernels for inputs of a type do.
+// Two numbers of type T whose sum is nearer to x than one of them.
+template <class T>
+std::array<float, 2> parts_of(float x) {
+  const float high = through<T>(x);
+  return {high, through<T>(x - high)};
+}
+
+// What the kernels for inputs of a type do: bfloat16 or float16.
 template <class T>
 struct ChunkArithmetic {
   static constexpr int kTokens = 64;
   static constexpr bool kSubstitutes = false;  // instead of multiplying with an inverse
   using Log = float;                           // of a product of decays
 
-  static float operand(float x) { return through_bfloat16(x); }
+  static float operand(float x) { return through<T>(x); }
+  // An operand of the products that make the inverse. Dropped bits would be as much as float16 rounds.
+  static float inverse_operand(float x) { return std::is_same_v<T, float16> ? nearest_tf32(x) : through_tf32(x); }
   static float times(float x, float y) { return x * y; }
   // The product of an element of a segment's map and one of a state.
   static float map(float x, float y) {
-    const auto [high_x, low_x] = bfloat16_parts(x);
-    const auto [high_y, low_y] = bfloat16_parts(y);
+    const auto [high_x, low_x] = parts_of<T>(x);
+    const auto [high_y, low_y] = parts_of<T>(y);
     return high_x * high_y + low_x * high_y + high_x * low_y;
   }
 };
-
-inline float nearest_tf32(float x) {
-  return std::bit_cast<float>((std::bit_cast<std::uint32_t>(x) + 0x1000U) & 0xffffe000U);
-}
 
 template <>
 struct ChunkArithmetic<float> {
@@ -58,6 +66,7 @@ struct ChunkArithmetic<float> {
   using Log = double;
 
   static float operand(float x) { return x; }
+  static float inverse_operand(float x) { return x; }
   static float times(float x, float y) {
     const float big_x = nearest_tf32(x), big_y = nearest_tf32(y);
     const float small_x = through_tf32(x - big_x), small_y = through_tf32(y - big_y);
@@ -196,6 +205,7 @@ class ChunkOracle {
 
   static float decay_of(Log log) { return std::exp(static_cast<float>(log)); }
   static float operand(float x) { return ChunkArithmetic<T>::operand(x); }
+  static float inverse_operand(float x) { return ChunkArithmetic<T>::inverse_operand(x); }
   static float times(float x, float y) { return ChunkArithmetic<T>::times(x, y); }
 
   static float limited(float g) { return g < -120.0F ? -120.0F : g; }
@@ -297,11 +307,11 @@ class ChunkOracle {
         std::array<float, kBlock> sums{};
         for (int i = 0; i < kBlock; ++i) {
           for (int x = j / kBlock * kBlock; x < block; ++x)
-            sums[i] += through_tf32(a[block + i][x]) * through_tf32(t[x][j]);
+            sums[i] += inverse_operand(a[block + i][x]) * inverse_operand(t[x][j]);
         }
         for (int i = 0; i < kBlock; ++i) {
           for (int x = 0; x <= i; ++x)
-            t[block + i][j] -= through_tf32(diagonal(a, block, i, x)) * through_tf32(sums[x]);
+            t[block + i][j] -= inverse_operand(diagonal(a, block, i, x)) * inverse_operand(sums[x]);
         }
       }
     }

@@ -1,9 +1,9 @@
 // How much a result may differ from the float64 reference.
 //
 // The relative RMS error of an output, √(Σ(got − expected)²/Σ expected²), may be `factor` times that of the naive
-// implementation in the same dtype (plain_delta.h) or, for bfloat16 by chunks, of the rounding oracle (chunk_oracle.h),
-// plus a floor for outputs of a few elements, for which the naive implementation may be exact by luck. Neither it nor
-// the error of a single element may exceed a cap, whatever the naive implementation does.
+// implementation in the same dtype (plain_delta.h) or, for bfloat16 and float16 by chunks, of the rounding oracle
+// (chunk_oracle.h), plus a floor for outputs of a few elements, for which the naive implementation may be exact by
+// luck. Neither it nor the error of a single element may exceed a cap, whatever the naive implementation does.
 #pragma once
 
 #include <algorithm>
@@ -33,6 +33,10 @@ inline const Tolerance& tolerance_of(std::string_view kind) {
       // Against the rounding oracle (chunk_oracle.h) in the place of the naive implementation.
       {"bfloat16 by chunks", 1e-4, 2e-2, 0.3},
       {"gradients of bfloat16 by chunks", 1e-4, 5e-2, 1.0},
+      // float16 has three bits more.
+      {"float16", 1e-5 / 8, 3e-3 / 8, 1e-2 / 8},
+      {"float16 by chunks", 1e-4 / 8, 2e-2 / 8, 0.3 / 8},
+      {"gradients of float16 by chunks", 1e-4 / 8, 5e-2 / 8, 1.0 / 8},
       {"bfloat16 states", 1e-5, 0.1, 1.0},  // rounded after every token
       // The oracle adds its terms one after the other, which a kernel does not.
       {"oracle of float32 by chunks", 5e-7, 2e-5, 2e-4, 3},
