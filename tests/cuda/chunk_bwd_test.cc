@@ -20,15 +20,13 @@
 namespace efla::test {
 namespace {
 
-class CudaChunkBackward : public testing::TestWithParam<DeltaCase> {};
-
 // Runs the forward, which saves states every `interval` tokens, and the backward with a poisoned workspace.
-void run_chunk_bwd(const DeltaData<bfloat16>& host, const DeviceData<bfloat16>& device,
-                   const PoisonedWorkspace& workspace, std::int64_t interval,
-                   gpu::ChunkKernel kernel = gpu::ChunkKernel::automatic, bool by_chunks = false,
+template <class E>
+void run_chunk_bwd(const DeltaData<E>& host, const DeviceData<E>& device, const PoisonedWorkspace& workspace,
+                   std::int64_t interval, gpu::ChunkKernel kernel = gpu::ChunkKernel::automatic, bool by_chunks = false,
                    bool in_graph = false) {
   const SavedStatesOnDevice states(host.shape, interval);
-  const DeltaForward<bfloat16> forward = states.in(device.forward());
+  const DeltaForward<E> forward = states.in(device.forward());
   if (by_chunks) {
     const PoisonedWorkspace own(gpu::chunk_fwd_workspace_bytes(host.shape, host.rule));
     gpu::chunk_fwd(forward, own.get(), nullptr);
@@ -36,7 +34,7 @@ void run_chunk_bwd(const DeltaData<bfloat16>& host, const DeviceData<bfloat16>& 
   } else {
     gpu::recurrent_fwd(forward, nullptr);
   }
-  const DeltaBackward<bfloat16> backward = states.in(device.backward());
+  const DeltaBackward<E> backward = states.in(device.backward());
   workspace.poison();
   const auto call = [&](cudaStream_t stream) { gpu::chunk_bwd(backward, workspace.get(), stream, kernel); };
   gpu::check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
@@ -48,21 +46,22 @@ void run_chunk_bwd(const DeltaData<bfloat16>& host, const DeviceData<bfloat16>& 
   device.download();
 }
 
-TEST_P(CudaChunkBackward, Gradients) {
-  const DeltaCase& c = GetParam();
+// Runs a case with inputs of type E.
+template <class E>
+void run_backward_case(const DeltaCase& c) {
   if (gpu::divides_keys(c.shape()) && !gpu::is_hopper()) GTEST_SKIP() << "not a Hopper GPU";
-  DeltaData<bfloat16> oracle(c);
+  DeltaData<E> oracle(c);
   DeltaData<double> exact(c, oracle);
   ref::recurrent_fwd(exact.forward());
   ref::recurrent_bwd(exact.backward());
   chunk_oracle_backward(oracle.forward(), oracle.backward());
   const Results expected = backward_results(exact), of_oracle = backward_results(oracle);
-  const PoisonedWorkspace workspace(gpu::chunk_bwd_workspace_bytes(DeviceData<bfloat16>(oracle).backward()));
+  const PoisonedWorkspace workspace(gpu::chunk_bwd_workspace_bytes(DeviceData<E>(oracle).backward()));
   for (const auto& [name, kernel] :
        {std::pair{"portable", gpu::ChunkKernel::portable}, std::pair{"automatic", gpu::ChunkKernel::automatic}}) {
     SCOPED_TRACE(name);
-    DeltaData<bfloat16> data(c), again(c);
-    const DeviceData<bfloat16> device(data), device_again(again);
+    DeltaData<E> data(c), again(c);
+    const DeviceData<E> device(data), device_again(again);
     run_chunk_bwd(data, device, workspace, 64, kernel);
     EXPECT_TRUE(workspace.guards_intact());
     run_chunk_bwd(again, device_again, workspace, 64, kernel);
@@ -71,12 +70,18 @@ TEST_P(CudaChunkBackward, Gradients) {
     for (std::size_t i = 0; i < got.size(); ++i) {
       EXPECT_EQ(got[i].second, repeated[i].second) << got[i].first;
       EXPECT_EQ(disagreement(got[i].second, expected[i].second, of_oracle[i].second,
-                             tolerance_of("gradients of bfloat16 by chunks")),
+                             tolerance_of("gradients of " + std::string(DTypeOf<E>::name) + " by chunks")),
                 "")
           << got[i].first;
     }
   }
 }
+
+class CudaChunkBackward : public testing::TestWithParam<DeltaCase> {};
+TEST_P(CudaChunkBackward, Gradients) { run_backward_case<bfloat16>(GetParam()); }
+
+class CudaChunkBackwardFloat16 : public testing::TestWithParam<DeltaCase> {};
+TEST_P(CudaChunkBackwardFloat16, Gradients) { run_backward_case<float16>(GetParam()); }
 
 std::vector<DeltaCase> chunk_bwd_cases() {
   using enum Layout;
@@ -120,8 +125,9 @@ std::vector<DeltaCase> chunk_bwd_cases() {
   return cases;
 }
 
-INSTANTIATE_TEST_SUITE_P(Matrix, CudaChunkBackward, testing::ValuesIn(chunk_bwd_cases()),
-                         [](const auto& info) { return std::to_string(info.index) + "_" + name_of(info.param); });
+INSTANTIATE_TEST_SUITE_P(Matrix, CudaChunkBackward, testing::ValuesIn(chunk_bwd_cases()), indexed_name);
+INSTANTIATE_TEST_SUITE_P(Matrix, CudaChunkBackwardFloat16, testing::ValuesIn(taken_in_float16(chunk_bwd_cases())),
+                         indexed_name);
 
 // Gates per channel of which some are minus infinity, some so strong that nothing survives a token, and the others
 // weak.

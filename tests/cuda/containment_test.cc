@@ -18,9 +18,10 @@ namespace efla::test {
 namespace {
 
 // Return what computes the outputs and the gradients of a case.
+template <class E>
 auto by_chunks(gpu::ChunkKernel kernel) {
-  return [kernel](DeltaData<bfloat16>& host) {
-    const DeviceData<bfloat16> device(host);
+  return [kernel](DeltaData<E>& host) {
+    const DeviceData<E> device(host);
     const SavedStatesOnDevice states(host.shape, 2 * gpu::kChunkTokens);
     const PoisonedWorkspace forward(gpu::chunk_fwd_workspace_bytes(host.shape, host.rule)),
         backward(gpu::chunk_bwd_workspace_bytes(host.shape, host.rule));
@@ -56,14 +57,18 @@ auto by_recurrence() {
   };
 }
 
-// Checks a case with all kernels of bfloat16 chunks that take it.
+// Checks a case with all kernels of chunks that take it, with inputs of bfloat16 and, without a gate per key channel,
+// of float16.
 void expect_contained_chunks(const DeltaCase& c, const std::vector<TokenAt>& tokens) {
   using enum gpu::ChunkKernel;
   for (const auto& [name, kernel] : {std::pair{"portable", portable}, {"sweep", sweep}, {"fused", fused}}) {
     if (kernel == portable ? gpu::divides_keys(c.shape()) : !gpu::is_hopper()) continue;
     if (kernel == portable && c.decay == Decay::channel && !gpu::is_hopper()) continue;
     SCOPED_TRACE(name);
-    expect_contained<bfloat16>(c, gpu::kChunkTokens, tokens, by_chunks(kernel));
+    expect_contained<bfloat16>(c, gpu::kChunkTokens, tokens, by_chunks<bfloat16>(kernel));
+    if (c.decay != Decay::channel) {
+      expect_contained<float16>(c, gpu::kChunkTokens, tokens, by_chunks<float16>(kernel));
+    }
   }
 }
 

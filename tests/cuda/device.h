@@ -2,11 +2,13 @@
 #pragma once
 
 #include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "efla/base/random.h"
@@ -15,6 +17,7 @@
 #include "efla/cuda/delta.h"
 #include "efla/rule/problem.h"
 #include "tests/support/delta_case.h"
+#include "tests/support/delta_cases.h"
 #include "tests/support/tensor.h"
 
 namespace efla::test {
@@ -33,6 +36,20 @@ inline bool chunks_take(const DeltaCase& c) {
 }
 inline bool has_aligned_rows(const DeltaCase& c) {
   return c.layout == Layout::contiguous || c.layout == Layout::head_major;
+}
+
+// Returns the cases that the chunkwise kernels take with float16 inputs.
+inline std::vector<DeltaCase> taken_in_float16(const std::vector<DeltaCase>& cases) {
+  std::vector<DeltaCase> taken;
+  for (const DeltaCase& c : cases) {
+    if (c.decay != Decay::channel && float16_holds(c)) taken.push_back(c);
+  }
+  return taken;
+}
+
+// The name of a test of a list of cases.
+inline std::string indexed_name(const testing::TestParamInfo<DeltaCase>& info) {
+  return std::to_string(info.index) + "_" + name_of(info.param);
 }
 
 // Captures call(stream) in a graph and replays it twice.

@@ -46,16 +46,15 @@ void print(const HardCase& hard, const char* algorithm, const Results& got, cons
   std::printf("\n");
 }
 
-class CudaHardKeys : public testing::TestWithParam<HardCase> {};
-
-TEST_P(CudaHardKeys, Errors) {
-  const HardCase& hard = GetParam();
+// Runs a case with inputs of type E.
+template <class E>
+void run_hard_case(const HardCase& hard) {
   const DeltaCase c = hard.of_rule();
   if (c.decay == Decay::channel && !gpu::is_hopper()) GTEST_SKIP() << "not a Hopper GPU";
-  DeltaData<bfloat16> data(c);
+  DeltaData<E> data(c);
   draw_cone(data, hard.spread, hard.log_normal);
   data.initial_state.assign(std::vector<double>(data.initial_state.view().size()));
-  DeltaData<bfloat16> oracle = data;
+  DeltaData<E> oracle = data;
   DeltaData<double> exact(c, data);
   ref::recurrent_fwd(exact.forward());
   ref::recurrent_bwd(exact.backward());
@@ -63,7 +62,7 @@ TEST_P(CudaHardKeys, Errors) {
   chunk_oracle_backward(oracle.forward(), oracle.backward());
   const Results expected = all_results(exact), of_oracle = all_results(oracle);
   print(hard, "oracle", of_oracle, expected);
-  const DeviceData<bfloat16> device(data);
+  const DeviceData<E> device(data);
   const SavedStatesOnDevice states(c.shape(), 4 * gpu::kChunkTokens);
   const PoisonedWorkspace forward(gpu::chunk_fwd_workspace_bytes(c.shape(), c.rule())),
       backward(gpu::chunk_bwd_workspace_bytes(c.shape(), c.rule()));
@@ -78,16 +77,23 @@ TEST_P(CudaHardKeys, Errors) {
     print(hard, name, got, expected);
     for (std::size_t i = 0; i < got.size(); ++i) {
       const auto& [result, values] = got[i];
-      const auto* kind = result.starts_with('d') ? "gradients of bfloat16 by chunks" : "bfloat16 by chunks";
+      const std::string kind =
+          (result.starts_with('d') ? "gradients of " : "") + std::string(DTypeOf<E>::name) + " by chunks";
       EXPECT_EQ(disagreement(values, expected[i].second, of_oracle[i].second, tolerance_of(kind)), "")
           << result << ' ' << name;
     }
   }
 }
 
-std::vector<HardCase> hard_cases() {
+class CudaHardKeys : public testing::TestWithParam<HardCase> {};
+TEST_P(CudaHardKeys, Errors) { run_hard_case<bfloat16>(GetParam()); }
+
+class CudaHardKeysFloat16 : public testing::TestWithParam<HardCase> {};
+TEST_P(CudaHardKeysFloat16, Errors) { run_hard_case<float16>(GetParam()); }
+
+std::vector<HardCase> hard_cases(const std::vector<const char*>& rules) {
   std::vector<HardCase> cases;
-  for (const char* rule : {"efla", "deltanet", "gdn", "kda"}) {
+  for (const char* rule : rules) {
     const bool efla = std::string(rule) == "efla";  // the other rules divide keys by their lengths
     cases.push_back({rule, "random", 1e3, false});
     if (efla) cases.push_back({rule, "log-normal norms", 1e3, true});
@@ -97,12 +103,17 @@ std::vector<HardCase> hard_cases() {
   return cases;
 }
 
-INSTANTIATE_TEST_SUITE_P(Rules, CudaHardKeys, testing::ValuesIn(hard_cases()), [](const auto& info) {
+std::string name_of_case(const testing::TestParamInfo<HardCase>& info) {
   std::string name = std::string(info.param.rule) + "_" + info.param.keys;
   std::erase_if(name, [](char letter) { return letter == '.' || letter == ','; });
   for (char& letter : name) letter = letter == ' ' || letter == '-' ? '_' : letter;
   return name;
-});
+}
+
+INSTANTIATE_TEST_SUITE_P(Rules, CudaHardKeys, testing::ValuesIn(hard_cases({"efla", "deltanet", "gdn", "kda"})),
+                         name_of_case);
+INSTANTIATE_TEST_SUITE_P(Rules, CudaHardKeysFloat16, testing::ValuesIn(hard_cases({"efla", "deltanet", "gdn"})),
+                         name_of_case);
 
 }  // namespace
 }  // namespace efla::test

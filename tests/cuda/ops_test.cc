@@ -43,10 +43,11 @@ void save_states_as(const SavedStates& saved, DeltaForward<T>& p) {
       p.chunk_states.data, {s.batch, s.chunks(saved.interval), s.value_heads, s.key_dim, s.value_dim});
 }
 
-TEST(CudaOps, ChunksInBfloat16AreTheKernels) {
+template <class E>
+void expect_chunks() {
   const DeltaCase c = small_case();
-  DeltaData<bfloat16> data(c), direct(c);
-  DeviceData<bfloat16> device(data), device_direct(direct);
+  DeltaData<E> data(c), direct(c);
+  DeviceData<E> device(data), device_direct(direct);
   const Choice ran = delta_forward(without_states(device.forward()), {.context = kGpu});
   device.download();
   EXPECT_EQ(ran.implementation, "chunk_cuda");
@@ -56,6 +57,9 @@ TEST(CudaOps, ChunksInBfloat16AreTheKernels) {
   device_direct.download();
   EXPECT_TRUE(data.o.same_bits(direct.o) && data.final_state.same_bits(direct.final_state));
 }
+
+TEST(CudaOps, ChunksInBfloat16AreTheKernels) { expect_chunks<bfloat16>(); }
+TEST(CudaOps, ChunksInFloat16AreTheKernels) { expect_chunks<float16>(); }
 
 TEST(CudaOps, EveryRowIsRunOrSaysWhyNot) {
   DeltaCase c = small_case();
@@ -82,6 +86,11 @@ TEST(CudaOps, EveryRowIsRunOrSaysWhyNot) {
   const Choice of_float32 = delta_forward(without_states(device_wide.forward()), {.context = kGpu});
   EXPECT_EQ(of_float32.implementation, "recurrent_cuda");
   EXPECT_EQ(of_float32.refusals.back().reason, "it does not take a decay per key channel of float32 inputs");
+  DeltaData<float16> half(gated);
+  DeviceData<float16> device_half(half);
+  const Choice of_float16 = delta_forward(without_states(device_half.forward()), {.context = kGpu});
+  EXPECT_EQ(of_float16.implementation, "recurrent_cuda");
+  EXPECT_EQ(of_float16.refusals.back().reason, "it does not take a decay per key channel with float16 inputs");
   for (const std::string name : {"chunk", "chunk_simd", "ref"}) {
     EXPECT_THROW(delta_forward(without_states(device_wide.forward()), {.implementation = name, .context = kGpu}),
                  Error);

@@ -78,6 +78,10 @@ class CudaRecurrent : public testing::TestWithParam<DeltaCase> {
 
 TEST_P(CudaRecurrent, Float32) { run<float>(); }
 TEST_P(CudaRecurrent, Bfloat16) { run<bfloat16>(); }
+TEST_P(CudaRecurrent, Float16) {
+  if (!float16_holds(GetParam())) GTEST_SKIP() << "results are beyond float16's range";
+  run<float16>();
+}
 
 INSTANTIATE_TEST_SUITE_P(Matrix, CudaRecurrent, testing::ValuesIn(delta_cases()),
                          [](const auto& info) { return name_of(info.param); });

@@ -174,8 +174,16 @@ class CudaStep : public testing::TestWithParam<DeltaCase> {
 
 TEST_P(CudaStep, Float32) { run<float, float>(tolerance_of("float32")); }
 TEST_P(CudaStep, Bfloat16) { run<bfloat16, float>(tolerance_of("bfloat16")); }
+TEST_P(CudaStep, Float16) {
+  if (!float16_holds(GetParam())) GTEST_SKIP() << "results are beyond float16's range";
+  run<float16, float>(tolerance_of("float16"));
+}
 TEST_P(CudaStep, Float32NarrowState) { run<float, bfloat16>(tolerance_of("bfloat16 states")); }
 TEST_P(CudaStep, Bfloat16NarrowState) { run<bfloat16, bfloat16>(tolerance_of("bfloat16 states")); }
+TEST_P(CudaStep, Float16NarrowState) {
+  if (!float16_holds(GetParam())) GTEST_SKIP() << "results are beyond float16's range";
+  run<float16, bfloat16>(tolerance_of("bfloat16 states"));
+}
 
 std::vector<DeltaCase> step_cases() {
   std::vector<DeltaCase> cases;
