@@ -12,8 +12,8 @@
 namespace efla::autograd {
 
 // B batch, T tokens, H query heads, HV value heads (a multiple of H), N sequences. q, k, v and beta are float32 or
-// bfloat16 (or float64, which the implementation "ref" alone takes), all alike, with any strides; g and states are
-// float32 (float64 for float64 inputs).
+// bfloat16, on a GPU also float16 (or float64, which the implementation "ref" alone takes), all alike, with any
+// strides; g and states are float32 (float64 for float64 inputs).
 struct DeltaRuleInput {
   at::Tensor q, k;                // [B, T, H, K]
   at::Tensor v;                   // [B, T, HV, V]

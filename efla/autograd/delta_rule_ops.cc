@@ -211,8 +211,8 @@ std::tuple<Tensor, Tensor, Tensor> user_op_with_states(const Tensor& q, const Te
 }
 
 // Returns the name of the forward's implementation for tensors like these, and why rows before it were passed over; an
-// empty name where no row computes them. float16 counts as float32, to which the functions convert it. Converted
-// tensors and tensors without memory count as aligned.
+// empty name where no row computes them. On a CPU float16 counts as float32, to which the functions convert it. Tensors
+// without memory count as aligned.
 std::tuple<std::string, std::string> choice_op(const Tensor& q, const Tensor& k, const Tensor& v,
                                                const OptionalTensor& g, const OptionalTensor& cu_seqlens,
                                                const std::string& implementation) {
@@ -220,12 +220,11 @@ std::tuple<std::string, std::string> choice_op(const Tensor& q, const Tensor& k,
   check_tensor(kOperation, "q", q, q.scalar_type(), 4, "[B, T, H, K]", q.device());
   check_tensor(kOperation, "k", k, q.scalar_type(), 4, "[B, T, H, K]", q.device());
   check_tensor(kOperation, "v", v, q.scalar_type(), 4, "[B, T, HV, V]", q.device());
-  const bool half = q.scalar_type() == at::kHalf;
   const auto ask = [&]<class T>(T) -> std::tuple<std::string, std::string> {
     DeltaForward<T> problem;
     problem.shape = shape_of(given);
     problem.rule.decay = decay_of(given.g, 3);
-    if (!half && q.is_cuda() && !q.unsafeGetTensorImpl()->is_python_dispatch()) {
+    if (q.is_cuda() && !q.unsafeGetTensorImpl()->is_python_dispatch()) {
       // A tensor that with_rows would copy is left out, because its copy is aligned.
       const auto rows = [](const Tensor& t) { return t.stride(3) == 1 ? view_of<const T, 4>(t) : View<const T, 4>(); };
       problem.q = rows(q);
@@ -246,7 +245,7 @@ std::tuple<std::string, std::string> choice_op(const Tensor& q, const Tensor& k,
     }
     return {std::string(choice.implementation), reasons};
   };
-  if (half) return ask(float{});
+  if (q.scalar_type() == at::kHalf && !q.is_cuda()) return ask(float{});
   std::tuple<std::string, std::string> names;
   with_element_type(kOperation, q, [&](auto zero) { names = ask(zero); });
   return names;

@@ -16,7 +16,7 @@ inline at::Tensor with_channels(const at::Tensor& g, std::int64_t axes) {
   return g.defined() && g.dim() == axes - 1 ? g.unsqueeze(-1) : g;
 }
 
-// Calls f with a value of the element type of q.
+// Calls f with a value of the element type of q. float16 is taken on a GPU alone.
 template <class F>
 void with_element_type(const char* name, const at::Tensor& q, F&& f) {
   switch (q.scalar_type()) {
@@ -26,8 +26,12 @@ void with_element_type(const char* name, const at::Tensor& q, F&& f) {
       return f(bfloat16{});
     case at::kDouble:
       return f(double{});
+    case at::kHalf:
+      if (q.is_cuda()) return f(float16{});
+      [[fallthrough]];
     default:
-      throw Error(name, "q", std::string("dtype ") + c10::toString(q.scalar_type()), "Float, BFloat16 or Double");
+      throw Error(name, "q", std::string("dtype ") + c10::toString(q.scalar_type()),
+                  q.is_cuda() ? "Float, BFloat16, Half or Double" : "Float, BFloat16 or Double");
   }
 }
 

@@ -19,6 +19,8 @@ template <class T>
 constexpr at::ScalarType scalar_type() {
   if constexpr (std::is_same_v<T, bfloat16>) {
     return at::kBFloat16;
+  } else if constexpr (std::is_same_v<T, float16>) {
+    return at::kHalf;
   } else if constexpr (std::is_same_v<T, double>) {
     return at::kDouble;
   } else {

@@ -2,6 +2,7 @@
 
 import copy
 import unittest
+from unittest import mock
 
 import torch
 from support import assert_close, inputs, state
@@ -58,6 +59,8 @@ class Cuda(unittest.TestCase):
             (torch.float32, 128, None, "chunk_cuda"),
             (torch.float32, 64, "channel", ""),
             (torch.float16, 128, "scalar", "chunk_cuda"),
+            (torch.float16, 256, None, "chunk_cuda"),
+            (torch.float16, 128, "channel", ""),
         ):
             x = on_gpu(inputs(key_dim=key_dim, value_dim=64, decay=decay, dtype=dtype))
             arguments = x["q"], x["k"], x["v"], x.get("g"), None
@@ -90,6 +93,12 @@ class Cuda(unittest.TestCase):
             results.append({"o": o, "state": state} | {f"d{name}": leaf.grad for name, leaf in leaves.items()})
         for name, expected in results[0].items():
             self.assertTrue(torch.equal(results[1][name], expected), name)
+
+    def test_float16_is_not_converted(self):
+        x = on_gpu(inputs(key_dim=64, value_dim=64, decay="scalar", dtype=torch.float16))
+        with mock.patch.object(torch.ops.efla, "delta_rule", side_effect=torch.ops.efla.delta_rule) as operator:
+            efla.chunk_efla(**x)
+        self.assertEqual({operator.call_args.args[i].dtype for i in range(4)}, {torch.float16})
 
     def test_steps_are_the_forward(self):
         x = on_gpu(inputs(tokens=4, decay="scalar"))

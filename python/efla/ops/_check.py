@@ -80,7 +80,7 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def widen_half(function: str, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """float16 tensors in float32, in which they are computed; others as they are. Raises ValueError for a mixture and other dtypes."""
+    """float16 tensors on a CPU in float32, in which they are computed; others as they are. Raises ValueError for a mixture and other dtypes."""
     if q.dtype not in _DTYPES:
         raise mistake(function, "q", f"dtype {q.dtype}", "one of " + ", ".join(map(str, _DTYPES)))
     if q.dtype != torch.float16:
@@ -88,7 +88,7 @@ def widen_half(function: str, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, 
     for name, tensor in (("k", k), ("v", v)):
         if tensor.dtype != q.dtype:
             raise mistake(function, name, f"dtype {tensor.dtype}", f"{q.dtype}, as q")
-    return q.float(), k.float(), v.float()
+    return (q, k, v) if q.is_cuda else (q.float(), k.float(), v.float())
 
 
 def check_axes(function: str, argument: str, tensor: object, axes: str) -> dict[str, int]:

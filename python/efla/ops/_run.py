@@ -52,8 +52,8 @@ def delta_rule(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Brings the arguments to the operator's dtypes and layouts and runs it; errors name `function`.
 
-    beta is rounded to the dtype of q; g and initial_state are widened to float32. float16 is computed in float32, float64
-    runs the reference. Returns o in the dtype of q, the final state where output_final_state is true, and the states before
+    beta is rounded to the dtype of q; g and initial_state are widened to float32. float16 is computed in float32 on a CPU,
+    float64 runs the reference. Returns o in the dtype of q, the final state where output_final_state is true, and the states before
     every chunk_size tokens of a sequence where return_intermediate_states is.
     """
     _check.check_chunk_size(function, chunk_size, (32, 64))

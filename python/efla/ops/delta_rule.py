@@ -25,7 +25,7 @@ def chunk_delta_rule(
     """S_t = S_{t−1} + β k (v − S_{t−1}ᵀ k)ᵀ, o_t = scale · S_tᵀ q_t, chunk by chunk; for training and prefill.
 
     Args:
-        q, k: [B, T, H, K], float32, bfloat16 or float16 (computed in float32; float64 runs a slow reference), any strides.
+        q, k: [B, T, H, K], float32, bfloat16 or float16 (on a CPU computed in float32; float64 runs a slow reference), any strides.
         v: [B, T, HV, V], of the same dtype; HV is a multiple of H (grouped value heads).
         beta: [B, T, HV], the step size; rounded to the dtype of q.
         scale: of the output; None for K^(−1/2).

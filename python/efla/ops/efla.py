@@ -89,7 +89,7 @@ def chunk_efla(
         trapezoid       β/(1 + βλ/2)
 
     Args:
-        q, k: [B, T, H, K], float32, bfloat16 or float16 (computed in float32; float64 runs a slow reference), any strides.
+        q, k: [B, T, H, K], float32, bfloat16 or float16 (on a CPU computed in float32; float64 runs a slow reference), any strides.
         v: [B, T, HV, V], of the same dtype; HV is a multiple of H (grouped value heads).
         beta: [B, T, HV], the step size; rounded to the dtype of q.
         g: [B, T, HV] for D = e^g, [B, T, HV, K] for D = diag(e^g), None for no decay; computed with in float32.
