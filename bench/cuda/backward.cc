@@ -18,11 +18,12 @@ namespace {
 constexpr std::int64_t kInterval = 1024;  // tokens between saved states
 
 // The gradients of a case, on the device.
+template <class T>
 struct Gradients {
-  Both<bfloat16> dq, dk, dv, dbeta;
+  Both<T> dq, dk, dv, dbeta;
   Both<float> dg;
 
-  explicit Gradients(const Case<>& c) : dq(c.q.host), dk(c.k.host), dv(c.v.host), dbeta(c.beta.host), dg(c.g.host) {}
+  explicit Gradients(const Case<T>& c) : dq(c.q.host), dk(c.k.host), dv(c.v.host), dbeta(c.beta.host), dg(c.g.host) {}
 };
 
 // The relative RMS error of `got` against `expected`, both on the device.
@@ -42,14 +43,15 @@ double error_of(Both<T>& got, Both<T>& expected) {
 
 }  // namespace
 
-void time_backward(CaseRun& run, const std::string& name, Case<>& c, const Row& row, const Rule& rule,
+template <class T>
+void time_backward(CaseRun& run, const std::string& name, Case<T>& c, const Row& row, const Rule& rule,
                    const std::string& algorithm) {
   const DeltaShape& s = c.shape;
   const bool chunks = algorithm == "chunk";
-  Gradients got(c), expected(c);
-  Both<bfloat16> dout(random_values(c.v.host.size(), 7));
-  DeltaForward<bfloat16> forward = c.forward(rule, true);
-  DeltaBackward<bfloat16> p;
+  Gradients<T> got(c), expected(c);
+  Both<T> dout(random_values<T>(c.v.host.size(), 7));
+  DeltaForward<T> forward = c.forward(rule, true);
+  DeltaBackward<T> p;
   p.shape = forward.shape;
   p.rule = forward.rule;
   p.q = forward.q;
@@ -58,21 +60,21 @@ void time_backward(CaseRun& run, const std::string& name, Case<>& c, const Row& 
   p.beta = forward.beta;
   p.g = forward.g;
   p.cu_seqlens = forward.cu_seqlens;
-  p.dout = View<const bfloat16, 4>::contiguous(dout.device, forward.v.extent);
-  const auto with_states = [&](Gradients& to, std::int64_t interval, auto&& call) {
+  p.dout = View<const T, 4>::contiguous(dout.device, forward.v.extent);
+  const auto with_states = [&](Gradients<T>& to, std::int64_t interval, auto&& call) {
     const std::array<std::int64_t, 5> extent{s.batch, s.chunks(interval), s.value_heads, s.key_dim, s.value_dim};
     View<float, 5> states = View<float, 5>::contiguous(nullptr, extent);
     const DeviceMemory memory(static_cast<std::size_t>(states.size()) * sizeof(float));
     states.data = static_cast<float*>(memory.data());
-    DeltaForward<bfloat16> saving = forward;
+    DeltaForward<T> saving = forward;
     saving.chunk_states = states;
     saving.saved = p.saved = {interval};
     gpu::recurrent_fwd(saving, nullptr);
     p.chunk_states = states;
-    p.dq = View<bfloat16, 4>::contiguous(to.dq.device, p.q.extent);
-    p.dk = View<bfloat16, 4>::contiguous(to.dk.device, p.k.extent);
-    p.dv = View<bfloat16, 4>::contiguous(to.dv.device, p.v.extent);
-    p.dbeta = View<bfloat16, 3>::contiguous(to.dbeta.device, p.beta.extent);
+    p.dq = View<T, 4>::contiguous(to.dq.device, p.q.extent);
+    p.dk = View<T, 4>::contiguous(to.dk.device, p.k.extent);
+    p.dv = View<T, 4>::contiguous(to.dv.device, p.v.extent);
+    p.dbeta = View<T, 3>::contiguous(to.dbeta.device, p.beta.extent);
     if (p.g) p.dg = View<float, 4>::contiguous(to.dg.device, p.g.extent);
     call();
     check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
@@ -103,13 +105,13 @@ void time_backward(CaseRun& run, const std::string& name, Case<>& c, const Row& 
            {error_of(got.dq, expected.dq), error_of(got.dk, expected.dk), error_of(got.dv, expected.dv),
             error_of(got.dbeta, expected.dbeta), error_of(got.dg, expected.dg)}) {
         errors += (errors.empty() ? "[" : ", ") + error_json(error);
-        right = right && error <= kMaxError;
+        right = right && error <= kMaxError<T>;
       }
       errors += "]";
     }
     const std::string fields = ", \"shape\": \"" + row.name + "\", \"dim\": " + std::to_string(s.key_dim) +
                                ", \"rule\": \"" + rule.name + "\", \"algorithm\": \"" + algorithm +
-                               "\", \"dtype\": \"bfloat16\", \"errors\": " + errors;
+                               "\", \"dtype\": \"" + std::string(DTypeOf<T>::name) + "\", \"errors\": " + errors;
     run.write_result(name, "\"op\": \"delta_backward\"" + fields, right,
                      [&] { return time_calls(run.options.repeats, backward); });
     run.write_result(name, "\"op\": \"delta_forward_backward\"" + fields, right, [&] {
@@ -120,5 +122,8 @@ void time_backward(CaseRun& run, const std::string& name, Case<>& c, const Row& 
     });
   });
 }
+
+template void time_backward(CaseRun&, const std::string&, Case<bfloat16>&, const Row&, const Rule&, const std::string&);
+template void time_backward(CaseRun&, const std::string&, Case<float16>&, const Row&, const Rule&, const std::string&);
 
 }  // namespace efla::bench::cuda

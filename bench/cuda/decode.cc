@@ -134,7 +134,7 @@ void time_case(CaseRun& run, const std::string& name, std::int64_t batch, std::i
   const double error = step_error(c, rule.rule),
                copy = copy_ms(run.options.repeats, 2 * c.states.host.size() * sizeof(S));
   // Each token rounds a state in bfloat16 once more.
-  const double most = kMaxError * (sizeof(S) == 2 ? std::sqrt(static_cast<double>(tokens)) : 1.0);
+  const double most = kMaxError<> * (sizeof(S) == 2 ? std::sqrt(static_cast<double>(tokens)) : 1.0);
   const DeltaSteps<bfloat16, S> p = c.problem(rule.rule, true);
   run.write_result(
       name,

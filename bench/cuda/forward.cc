@@ -19,9 +19,10 @@ namespace efla::bench::cuda {
 namespace {
 
 // The relative RMS error of some heads of some sequences against the reference.
-double sampled_error(Case<>& c, const Rule& rule) {
+template <class T>
+double sampled_error(Case<T>& c, const Rule& rule) {
   c.o.download();
-  const DeltaForward<bfloat16> all = c.forward(rule, false);
+  const DeltaForward<T> all = c.forward(rule, false);
   double error = 0, size = 0;
   const std::int64_t last = c.shape.sequences() - 1, head = c.shape.value_heads - 1;
   for (const auto& [n, i_h] : {std::pair{std::int64_t{0}, std::int64_t{0}}, {last, head}, {last / 2, head / 2}}) {
@@ -65,9 +66,10 @@ constexpr std::string_view kKernels[] = {"chunk", "portable", "sweep", "fused"};
 
 }  // namespace
 
-void time_forward(CaseRun& run, const std::string& name, Case<>& c, const Row& row, const Rule& rule,
+template <class T>
+void time_forward(CaseRun& run, const std::string& name, Case<T>& c, const Row& row, const Rule& rule,
                   const std::string& algorithm, std::int64_t interval) {
-  DeltaForward<bfloat16> p = c.forward(rule, true);
+  DeltaForward<T> p = c.forward(rule, true);
   const DeltaShape& s = c.shape;
   if (interval > 0) {
     p.saved = {interval};
@@ -89,10 +91,15 @@ void time_forward(CaseRun& run, const std::string& name, Case<>& c, const Row& r
   const double error = sampled_error(c, rule);
   run.write_result(name,
                    "\"op\": \"delta_forward\", \"shape\": \"" + row.name + "\", \"dim\": " + std::to_string(s.key_dim) +
-                       ", \"rule\": \"" + rule.name + "\", \"algorithm\": \"" + algorithm +
-                       "\", \"dtype\": \"bfloat16\", \"interval\": " + std::to_string(interval) +
+                       ", \"rule\": \"" + rule.name + "\", \"algorithm\": \"" + algorithm + "\", \"dtype\": \"" +
+                       std::string(DTypeOf<T>::name) + "\", \"interval\": " + std::to_string(interval) +
                        ", \"error\": " + error_json(error),
-                   error <= kMaxError, [&] { return time_calls(run.options.repeats, call); });
+                   error <= kMaxError<T>, [&] { return time_calls(run.options.repeats, call); });
 }
+
+template void time_forward(CaseRun&, const std::string&, Case<bfloat16>&, const Row&, const Rule&, const std::string&,
+                           std::int64_t);
+template void time_forward(CaseRun&, const std::string&, Case<float16>&, const Row&, const Rule&, const std::string&,
+                           std::int64_t);
 
 }  // namespace efla::bench::cuda

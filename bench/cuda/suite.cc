@@ -75,6 +75,22 @@ std::vector<Plan> plans(const GpuOptions& options) {
                            }});
         }
       }
+      for (const Row& row : rows) {
+        if (rule.rule.decay == Decay::channel) continue;  // by the recurrence alone
+        const std::string end =
+            "/" + std::string(rule.name) + " float16/d" + std::to_string(dim) + "/" + row.name + "/";
+        for (const std::int64_t interval : {std::int64_t{0}, kTrainingInterval}) {
+          plans.push_back({(interval > 0 ? "forward-saving" : "forward") + end + "chunk",
+                           [=](CaseRun& run, const std::string& name) {
+                             Case<float16> c(row, dim, rule);
+                             time_forward(run, name, c, row, rule, "chunk", interval);
+                           }});
+        }
+        plans.push_back({"forward+backward" + end + "chunk", [=](CaseRun& run, const std::string& name) {
+                           Case<float16> c(row, dim, rule);
+                           time_backward(run, name, c, row, rule, "chunk");
+                         }});
+      }
       for (const Row& row : rows_of_float32) {
         if (rule.rule.decay == Decay::channel || dim > gpu::kFloat32MaxKeyDim) continue;  // by the recurrence alone
         for (const char* algorithm : {"chunk", "recurrent"}) {

@@ -97,7 +97,7 @@ void time_layer(CaseRun& run, const std::string& name, std::size_t bytes, Narrow
   const double error = result.error();
   run.write_result(
       name, "\"op\": \"" + name + "\", \"bytes\": " + std::to_string(bytes) + ", \"error\": " + error_json(error),
-      error <= kMaxError,
+      error <= kMaxError<>,
       [&] { return time_calls(run.options.repeats, [&](cudaStream_t stream) { kernel(problem, stream); }); });
 }
 
