@@ -170,7 +170,7 @@ TEST_F(ModelFolder, ShardsAreReadByTheirIndex) {
   test::write_text(index, nlohmann::json{{"weight_map", wrong}}.dump());
   expect_refused("has a tensor model.norm.weight that the index does not place there");
   test::write_text(index, "{}");
-  expect_refused("has no object weight_map");
+  expect_refused("weight_map: got nothing, expected an object");
 }
 
 TEST_F(ModelFolder, HalfPrecisionIsWidened) {

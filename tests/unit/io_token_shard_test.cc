@@ -203,8 +203,7 @@ class TokenFolderTest : public testing::Test {
     const auto at = text.find(part);
     ASSERT_NE(at, std::string::npos) << part;
     write_text(folder_ / kTokenIndexFile, text.replace(at, part.size(), by));
-    test::expect_io_error([&] { TokenFolder{folder_.path()}; }, IoError::Kind::content, -1,
-                          "not an index of token shards: " + says);
+    test::expect_io_error([&] { TokenFolder{folder_.path()}; }, IoError::Kind::content, -1, "index.json: " + says);
     write_token_index(folder_.path(), index_);
   }
 
@@ -257,19 +256,19 @@ TEST_F(TokenFolderTest, RefusesShardsOfAnotherIndex) {
 }
 
 TEST_F(TokenFolderTest, RefusesAnIndexOfAnotherForm) {
-  expect_text_refused("efla token shards", "parquet", "its format is \"parquet\"");
-  expect_text_refused("\"version\": 1", "\"version\": 2", "'version' of it is not a whole number from 1 to 1");
-  expect_text_refused("\"vocab_size\": 258", "\"vocab_size\": 0", "'vocab_size' of 'tokenizer'");
-  expect_text_refused("\"eos\": 257", "\"eos\": 258", "'eos' of 'tokenizer' is not a whole number from -1 to 257");
-  expect_text_refused("\"tokens\": 6", "\"tokens\": 7", "'tokens' of it is not a whole number from 6 to 6");
-  expect_text_refused("\"documents\": 3", "\"documents\": \"3\"", "'documents' of it");
-  expect_text_refused("\"file\": \"a\"", "\"file\": \"../a\"", "the name \"../a\" of a shard is not a plain one");
-  expect_text_refused("\"file\": \"a\"", "\"file\": 1", "'file' of shard 0 is not a string");
+  expect_text_refused("efla token shards", "parquet", "format: got \"parquet\", expected \"efla token shards\"");
+  expect_text_refused("\"version\": 1", "\"version\": 2", "version: got 2, expected 1");
+  expect_text_refused("\"vocab_size\": 258", "\"vocab_size\": 0", "tokenizer.vocab_size: got 0");
+  expect_text_refused("\"eos\": 257", "\"eos\": 258", "tokenizer.eos: got 258, expected a whole number from -1 to 257");
+  expect_text_refused("\"tokens\": 6", "\"tokens\": 7", "tokens: got 7, expected 6");
+  expect_text_refused("\"documents\": 3", "\"documents\": \"3\"", "documents: got \"3\", expected 3");
+  expect_text_refused("\"file\": \"a\"", "\"file\": \"../a\"", "shards[0].file: got \"../a\", expected a plain name");
+  expect_text_refused("\"file\": \"a\"", "\"file\": 1", "shards[0].file: got 1, expected a text");
   expect_text_refused("\"documents\": 2", "\"documents\": 5",
-                      "'documents' of shard 0 is not a whole number from 1 to 4");
-  expect_text_refused(index_.shards[0].sha256, "12", "'sha256' is not 64 hexadecimal digits");
-  expect_text_refused("\"shards\"", "\"sherds\"", "it has no field 'shards'");
-  expect_text_refused("\"unfinished\": null", "\"unfinished\": 1", "'unfinished' is not an object");
+                      "shards[0].documents: got 5, expected a whole number from 1 to 4");
+  expect_text_refused(index_.shards[0].sha256, "12", "shards[0].sha256: got \"12\", expected 64 hexadecimal digits");
+  expect_text_refused("\"shards\"", "\"sherds\"", "shards: got nothing, expected a list of objects");
+  expect_text_refused("\"unfinished\": null", "\"unfinished\": 1", "unfinished: got 1, expected an object");
 }
 
 TEST_F(TokenFolderTest, NamesAMissingShardAndAMissingIndex) {

@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "efla/base/error.h"
+#include "efla/io/fields.h"
 #include "efla/io/json.h"
 
 namespace efla::io {
@@ -32,9 +33,7 @@ SafetensorsFolder::SafetensorsFolder(const std::filesystem::path& folder) {
 void SafetensorsFolder::open_shards(const std::filesystem::path& folder) {
   path_ = (folder / kIndex).string();
   const auto index = read_json(folder / kIndex);
-  if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object()) {
-    refuse(path_, "has no object weight_map");
-  }
+  Fields(index, refuse_in_file(path_)).object("weight_map");
   std::map<std::string, const SafetensorsFile*> opened;
   for (const auto& [name, value] : index["weight_map"].items()) {
     const auto shard = value.is_string() ? value.get<std::string>() : std::string();

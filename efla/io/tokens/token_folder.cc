@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "efla/base/error.h"
+#include "efla/io/fields.h"
 #include "efla/io/json.h"
 #include "efla/io/safetensors/safetensors.h"
 
@@ -19,74 +20,32 @@ constexpr const char* kFormat = "efla token shards";
 constexpr int kVersion = 1;
 constexpr std::int64_t kMaxCount = std::int64_t{1} << 50;  // keeps sums of counts far from overflow
 
-// Reads the fields of a JSON object. Reports a field that is missing or has another type.
-class Fields {
- public:
-  Fields(const json& object, std::string path, std::string where)
-      : object_(object), path_(std::move(path)), where_(std::move(where)) {
-    if (!object_.is_object()) fail(where_ + " is not an object");
-  }
-
-  const json& at(const char* name) const {
-    const auto found = object_.find(name);
-    if (found == object_.end()) fail(fmt::format("{} has no field '{}'", where_, name));
-    return *found;
-  }
-
-  std::string text(const char* name) const {
-    const auto& value = at(name);
-    if (!value.is_string()) fail(fmt::format("'{}' of {} is not a string", name, where_));
-    return value.get<std::string>();
-  }
-
-  std::int64_t number(const char* name, std::int64_t low, std::int64_t high) const {
-    const auto& value = at(name);
-    const bool fits = value.is_number_integer() && value >= low && value <= high;
-    if (!fits) fail(fmt::format("'{}' of {} is not a whole number from {} to {}", name, where_, low, high));
-    return value.get<std::int64_t>();
-  }
-
-  const json& array(const char* name) const {
-    const auto& value = at(name);
-    if (!value.is_array()) fail(fmt::format("'{}' of {} is not an array", name, where_));
-    return value;
-  }
-
-  [[noreturn]] void fail(const std::string& what) const {
-    throw IoError(IoError::Kind::content, path_, -1, "not an index of token shards: " + what);
-  }
-
- private:
-  const json& object_;
-  std::string path_, where_;
-};
-
 std::string read_sum(const Fields& fields, const char* name) {
-  auto sum = fields.text(name);
+  auto sum = fields.get<std::string>(name);
   const bool good = sum.size() == 64 && sum.find_first_not_of("0123456789abcdef") == std::string::npos;
-  if (!good) fields.fail(fmt::format("'{}' is not 64 hexadecimal digits in lower case", name));
+  if (!good) fields.refuse(name, "64 hexadecimal digits in lower case");
   return sum;
 }
 
 TokenizerInfo read_tokenizer(const Fields& fields) {
   TokenizerInfo info;
-  info.name = fields.text("name");
+  info.name = fields.get<std::string>("name");
   info.fingerprint = read_sum(fields, "sha256");
-  info.vocab_size = fields.number("vocab_size", 1, INT32_MAX);
-  info.bos = static_cast<std::int32_t>(fields.number("bos", -1, info.vocab_size - 1));
-  info.eos = static_cast<std::int32_t>(fields.number("eos", -1, info.vocab_size - 1));
+  info.vocab_size = fields.get<std::int64_t>("vocab_size", 1, INT32_MAX);
+  info.bos = static_cast<std::int32_t>(fields.get<std::int64_t>("bos", -1, info.vocab_size - 1));
+  info.eos = static_cast<std::int32_t>(fields.get<std::int64_t>("eos", -1, info.vocab_size - 1));
   return info;
 }
 
 TokenIndex::Shard read_shard(const Fields& fields) {
   TokenIndex::Shard shard;
-  shard.file = fields.text("file");
+  shard.file = fields.get<std::string>("file");
   // A plain name: an index from elsewhere must not open files outside of its folder.
   const bool plain = !shard.file.empty() && shard.file.front() != '.' &&
                      shard.file.find_first_of(std::string_view("/\\\0", 3)) == std::string::npos;
-  if (!plain) fields.fail(fmt::format("the name \"{}\" of a shard is not a plain one", printable(shard.file)));
-  shard.tokens = fields.number("tokens", 1, kMaxCount);
-  shard.documents = fields.number("documents", 1, shard.tokens);
+  if (!plain) fields.refuse("file", "a plain name");
+  shard.tokens = fields.get<std::int64_t>("tokens", 1, kMaxCount);
+  shard.documents = fields.get<std::int64_t>("documents", 1, shard.tokens);
   shard.sha256 = read_sum(fields, "sha256");
   return shard;
 }
@@ -106,22 +65,22 @@ std::int64_t TokenIndex::documents() const {
 TokenIndex read_token_index(const std::filesystem::path& folder) {
   const auto path = folder / kTokenIndexFile;
   const auto value = read_json(path);
-  const Fields fields(value, path.string(), "it");
-  const auto format = fields.text("format");
-  if (format != kFormat) fields.fail(fmt::format("its format is \"{}\"", printable(format)));
-  fields.number("version", kVersion, kVersion);
+  const Fields fields(value, refuse_in_file(path.string()));
+  if (fields.get<std::string>("format") != kFormat) fields.refuse("format", shown(kFormat));
+  fields.get<std::int64_t>("version", kVersion, kVersion);
   TokenIndex index;
-  index.tokenizer = read_tokenizer(Fields(fields.at("tokenizer"), path.string(), "'tokenizer'"));
-  for (const auto& shard : fields.array("shards")) {
-    if (index.tokens() > kMaxCount) fields.fail("its shards hold too many tokens");
-    index.shards.push_back(read_shard(Fields(shard, path.string(), fmt::format("shard {}", index.shards.size()))));
+  index.tokenizer = read_tokenizer(fields.object("tokenizer"));
+  for (const auto& shard : fields.objects("shards")) {
+    if (index.tokens() > kMaxCount) fields.refuse("shards", "fewer tokens");
+    index.shards.push_back(read_shard(shard));
   }
-  fields.number("tokens", index.tokens(), index.tokens());
-  fields.number("documents", index.documents(), index.documents());
-  index.source = fields.at("source");
-  if (const auto& unfinished = fields.at("unfinished"); !unfinished.is_null()) {
-    const Fields position(unfinished, path.string(), "'unfinished'");
-    index.unfinished = {position.number("input", 0, kMaxCount), position.number("document", 0, kMaxCount)};
+  fields.get<std::int64_t>("tokens", index.tokens(), index.tokens());
+  fields.get<std::int64_t>("documents", index.documents(), index.documents());
+  if (const auto* source = fields.find("source")) index.source = *source;
+  if (fields.find("unfinished") != nullptr) {
+    const auto position = fields.object("unfinished");
+    index.unfinished = {position.get<std::int64_t>("input", 0, kMaxCount),
+                        position.get<std::int64_t>("document", 0, kMaxCount)};
   }
   return index;
 }

@@ -1,0 +1,78 @@
+#include "efla/io/fields.h"
+
+#include <limits>
+#include <stdexcept>
+
+#include "efla/base/error.h"
+#include "efla/base/printable.h"
+#include "efla/base/text.h"
+#include "efla/io/json.h"
+
+namespace efla::io {
+
+RefuseField refuse_in_file(std::string path, std::string where, std::int64_t offset) {
+  return [=](const std::string& field, const std::string& got, const std::string& expected) {
+    const std::string place = where + (field.empty() ? "" : field + ": ");
+    throw IoError(IoError::Kind::content, path, offset, place + "got " + got + ", expected " + expected);
+  };
+}
+
+RefuseField refuse_argument(std::string operation) {
+  return [=](const std::string& field, const std::string& got, const std::string& expected) {
+    throw Error(operation, field.empty() ? "content" : field, got, expected);
+  };
+}
+
+std::string brief(const nlohmann::json& value) {
+  constexpr std::size_t kLongest = 100;
+  return printable(shown(value), kLongest);
+}
+
+Fields::Fields(const nlohmann::json& object, RefuseField refuse, std::string name)
+    : object_(&object), refuse_(std::move(refuse)), name_(std::move(name)) {
+  if (!object.is_object()) refuse_(name_, brief(object), "an object");
+}
+
+const nlohmann::json* Fields::find(const std::string& name) const {
+  known_.push_back(name);
+  const auto found = object_->find(name);
+  return found == object_->end() || found->is_null() ? nullptr : &*found;
+}
+
+Fields Fields::object(const std::string& name) const {
+  if (const auto* value = find(name)) return within(name, *value);
+  refuse(name, "an object");
+}
+
+std::vector<Fields> Fields::objects(const std::string& name) const {
+  const auto* list = find(name);
+  if (list == nullptr || !list->is_array()) refuse(name, "a list of objects");
+  std::vector<Fields> all;
+  for (const auto& value : *list) all.push_back(within(name + "[" + std::to_string(all.size()) + "]", value));
+  return all;
+}
+
+void Fields::refuse_others() const {
+  for (const auto& [name, value] : object_->items()) {
+    if (std::find(known_.begin(), known_.end(), name) != known_.end()) continue;
+    refuse(name, "no such field (nearest: " + full(nearest_name(name, known_)) + ")");
+  }
+}
+
+void Fields::refuse(const std::string& name, const std::string& expected) const {
+  const auto found = object_->find(name);
+  refuse_(printable(full(name), 100), found == object_->end() ? "nothing" : brief(*found), expected);
+  throw std::logic_error("the function that refuses fields has returned");
+}
+
+std::string Fields::range_text(double low, double high) {
+  return "a number from " + value_text(low) + " to " + value_text(high);
+}
+
+std::string Fields::range_text(std::int64_t low, std::int64_t high) {
+  if (low == high) return value_text(low);
+  if (high == std::numeric_limits<std::int64_t>::max()) return "a whole number of at least " + value_text(low);
+  return "a whole number from " + value_text(low) + " to " + value_text(high);
+}
+
+}  // namespace efla::io

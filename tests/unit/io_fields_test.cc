@@ -1,0 +1,83 @@
+#include "efla/io/fields.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/support/expect_error.h"
+
+namespace efla::io {
+namespace {
+
+using nlohmann::json;
+using test::expect_bad_content;
+using test::expect_error;
+
+const json kObject = {{"count", 3},      {"most", UINT64_MAX},  {"negative", -1},
+                      {"rate", 0.5},     {"name", "a"},         {"on", true},
+                      {"none", nullptr}, {"names", {"a", "b"}}, {"inner", {{"list", {{{"x", 1}}, {{"x", "y"}}}}}}};
+
+TEST(Fields, AreRead) {
+  const Fields fields(kObject, refuse_in_file("f.json"));
+  EXPECT_EQ(fields.get<std::int64_t>("count"), 3);
+  EXPECT_EQ(fields.get<std::int64_t>("count", 3, 3), 3);
+  EXPECT_EQ(fields.get<std::uint64_t>("most"), UINT64_MAX);
+  EXPECT_EQ(fields.get<double>("count"), 3.0);
+  EXPECT_EQ(fields.get<double>("rate", 0.5, 1), 0.5);
+  EXPECT_EQ(fields.find<bool>("on"), true);
+  EXPECT_EQ(fields.find<bool>("off"), std::nullopt);
+  EXPECT_EQ(fields.find<bool>("none"), std::nullopt);
+  EXPECT_EQ(fields.get<std::vector<std::string>>("names"), (std::vector<std::string>{"a", "b"}));
+  EXPECT_EQ(fields.object("inner").objects("list")[0].get<std::int64_t>("x"), 1);
+  std::string name = "kept";
+  std::optional<std::string> other = "kept", cleared = "cleared";
+  fields.read("missing", name);
+  fields.read("missing", other);
+  fields.read("none", cleared);
+  EXPECT_EQ(name + *other, "keptkept");
+  EXPECT_EQ(cleared, std::nullopt);
+  fields.read("name", name);
+  EXPECT_EQ(name, "a");
+}
+
+TEST(Fields, NameFileFieldValueAndWhatIsExpected) {
+  const Fields fields(kObject, refuse_in_file("f.json", "line 2: ", 7));
+  const auto refused = [](const std::function<void()>& read, const std::string& says) {
+    expect_bad_content(read, 7, "f.json: at byte 7: line 2: " + says);
+  };
+  refused([&] { fields.get<bool>("off"); }, "off: got nothing, expected true or false");
+  refused([&] { fields.get<bool>("none"); }, "none: got null, expected true or false");
+  refused([&] { fields.find<bool>("name"); }, "name: got \"a\", expected true or false");
+  refused([&] { fields.get<std::int64_t>("rate"); }, "rate: got 0.5, expected a whole number below 2^63");
+  refused([&] { fields.get<std::int64_t>("most"); },
+          "most: got 18446744073709551615, expected a whole number below 2^63");
+  refused([&] { fields.get<std::uint64_t>("negative"); }, "negative: got -1, expected a whole number from 0");
+  refused([&] { fields.get<std::int64_t>("count", 4, 9); }, "count: got 3, expected a whole number from 4 to 9");
+  refused([&] { fields.get<std::int64_t>("count", 4, 4); }, "count: got 3, expected 4");
+  refused([&] { fields.get<std::int64_t>("count", 4, INT64_MAX); },
+          "count: got 3, expected a whole number of at least 4");
+  refused([&] { fields.get<double>("rate", 1, 2); }, "rate: got 0.5, expected a number from 1 to 2");
+  refused([&] { fields.get<std::vector<std::string>>("name"); }, "name: got \"a\", expected a list of texts");
+  refused([&] { fields.get<std::vector<std::int64_t>>("names"); },
+          "names: got [\"a\",\"b\"], expected a list of whole numbers below 2^63");
+  refused([&] { fields.object("name"); }, "name: got \"a\", expected an object");
+  refused([&] { fields.objects("inner"); },
+          "inner: got {\"list\":[{\"x\":1},{\"x\":\"y\"}]}, expected a list of objects");
+  refused([&] { fields.object("inner").objects("list")[1].get<bool>("x"); },
+          "inner.list[1].x: got \"y\", expected true");
+  refused([&] { Fields(json("x"), refuse_in_file("f.json", "line 2: ", 7)); }, "got \"x\", expected an object");
+}
+
+TEST(Fields, NameAFieldThatNothingReads) {
+  const json object = {{"number", 1}, {"name", std::string(200, 'x')}};
+  const Fields fields(object, refuse_argument("train lm"), "model");
+  fields.find("number");
+  fields.find("nam");
+  expect_error(
+      [&] { fields.refuse_others(); }, "model.name",
+      "train lm: model.name: got \"" + std::string(99, 'x') + "…, expected no such field (nearest: model.nam)");
+  fields.find("name");
+  EXPECT_NO_THROW(fields.refuse_others());
+  expect_error([] { Fields(json(3), refuse_argument("train lm")); }, "content", "got 3, expected an object");
+}
+
+}  // namespace
+}  // namespace efla::io
