@@ -7,6 +7,7 @@
 
 #include "efla/base/error.h"
 #include "efla/base/utf8.h"
+#include "efla/io/fields.h"
 #include "efla/io/json.h"
 #include "efla/io/safetensors/safetensors.h"
 #include "efla/io/unpack.h"
@@ -172,16 +173,10 @@ class JsonDocuments final : public FileDocuments {
  private:
   std::string read_field(std::string_view line) const {
     if (const auto valid = utf8_prefix(line); valid < line.size()) buffer_.fail(valid, "not UTF-8");
-    auto value = io::parse_json(io::as_bytes(line), buffer_.name(), buffer_.offset());
-    const auto field = value.is_object() ? value.find(field_) : value.end();
-    if (!value.is_object() || field == value.end()) {
-      buffer_.fail(0, fmt::format("line {} has no field '{}'", line_, io::printable(field_)));
-    }
-    if (!field->is_string()) {
-      buffer_.fail(0, fmt::format("field '{}' of line {} is a JSON {}, expected a string", io::printable(field_), line_,
-                                  field->type_name()));
-    }
-    return std::move(field->get_ref<std::string&>());
+    const auto value = io::parse_json(io::as_bytes(line), buffer_.name(), buffer_.offset());
+    const auto offset = static_cast<std::int64_t>(buffer_.offset());
+    return io::Fields(value, io::refuse_in_file(buffer_.name(), fmt::format("line {}: ", line_), offset))
+        .get<std::string>(field_);
   }
 
   TextBuffer buffer_;

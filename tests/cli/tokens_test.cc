@@ -249,7 +249,7 @@ TEST_F(Tokens, BadInputIsNamed) {
                      .string();
   EXPECT_TRUE(is_user_mistake(tokenize({a}), a + ": at byte 6: not UTF-8"));
   const auto b = write_text(folder_ / "b.jsonl", "{\"text\": \"a\"}\n{}\n").string();
-  EXPECT_TRUE(is_user_mistake(tokenize({b}), b + ": at byte 14: line 2 has no field 'text'"));
+  EXPECT_TRUE(is_user_mistake(tokenize({b}), b + ": at byte 14: line 2: text: got nothing, expected a text"));
   const auto c = write_text(folder_ / "c.gz", gzip("some text").substr(0, 20)).string();
   EXPECT_TRUE(is_user_mistake(tokenize({c}), c + ": at byte 20: gzip stream is cut short"));
   const auto empty = write_text(folder_ / "empty", "").string();

@@ -172,7 +172,7 @@ TEST(ByteLevelTokenizer, RefusesByNameWhatItDoesNotImplement) {
   expect_refused("/model/vocab/a", -1, "the id -1");
   expect_refused("/model/vocab/a", "b", "the id \"b\"");
   expect_refused("/model/vocab/a", 1000000, "the id 1000000");
-  expect_refused("/model/merges", 3, "not a tokenizer");
+  expect_refused("/model/merges", 3, "model.merges: got 3, expected a list");
   expect_refused("/normalizer", {{"type", "Lowercase"}}, "the normalizer Lowercase");
   expect_refused("/pre_tokenizer", nullptr, "does not end in ByteLevel");
   expect_refused("/pre_tokenizer", sequence({{{"type", "Whitespace"}}, byte_level_step(true)}), "Whitespace");
@@ -184,7 +184,7 @@ TEST(ByteLevelTokenizer, RefusesByNameWhatItDoesNotImplement) {
   expect_refused("/pre_tokenizer", sequence({broken, byte_level_step(false)}), "the regular expression (a: ");
   expect_refused("/decoder", nullptr, "another decoder");
   expect_refused("/added_tokens/0/lstrip", true, "lstrip of the added token '<|bos|>'");
-  expect_refused("/added_tokens/0/content", "", "without text");
+  expect_refused("/added_tokens/0/content", "", "added_tokens[0].content: got \"\", expected a text that is not empty");
 }
 
 }  // namespace

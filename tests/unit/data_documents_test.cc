@@ -119,9 +119,10 @@ TEST_F(Documents, NameTheByteThatIsNotUtf8) {
 }
 
 TEST_F(Documents, NameTheLineOfJsonThatIsWrong) {
-  expect_bad_content([&] { read_json("{\"text\": \"a\"}\n{\"txt\": \"b\"}\n"); }, 14, "line 2 has no field 'text'");
-  expect_bad_content([&] { read_json("[1]\n"); }, 0, "line 1 has no field 'text'");
-  expect_bad_content([&] { read_json("\n{\"text\": 3}\n"); }, 1, "field 'text' of line 2 is a JSON number");
+  expect_bad_content([&] { read_json("{\"text\": \"a\"}\n{\"txt\": \"b\"}\n"); }, 14,
+                     "line 2: text: got nothing, expected a text");
+  expect_bad_content([&] { read_json("[1]\n"); }, 0, "line 1: got [1], expected an object");
+  expect_bad_content([&] { read_json("\n{\"text\": 3}\n"); }, 1, "line 2: text: got 3, expected a text");
   expect_bad_content([&] { read_json("{\"text\": \"a\"\n"); }, 12, "not JSON");
   expect_bad_content([&] { read_json("{\"text\": \"\\ud800\"}\n"); }, 16, "not JSON");
 }

@@ -5,17 +5,16 @@
 
 namespace efla::data {
 
-MultipleChoice arc_example(const Record& record) {
+MultipleChoice arc_example(const io::Fields& record) {
   const auto choices = record.object("choices");
-  const auto answers = choices.texts("text");
-  const auto labels = choices.texts("label");
+  const auto answers = texts_of(choices, "text");
+  const auto labels = texts_of(choices, "label");
   if (labels.size() != answers.size()) {
-    choices.fail("label",
-                 fmt::format("holds {} texts, expected {} as there are answers", labels.size(), answers.size()));
+    choices.refuse("label", fmt::format("{} texts as there are answers", answers.size()));
   }
   // Labels are letters in some rows and digits in others.
-  const auto gold = record.place(record.text("answerKey"), labels, "answerKey");
-  return choose_answer("Question: " + record.text("question") + "\nAnswer:", answers, gold);
+  const auto gold = place_of(record, "answerKey", text_of(record, "answerKey"), labels);
+  return choose_answer("Question: " + text_of(record, "question") + "\nAnswer:", answers, gold);
 }
 
 }  // namespace efla::data

@@ -3,11 +3,11 @@
 
 namespace efla::data {
 
-MultipleChoice boolq_example(const Record& record) {
+MultipleChoice boolq_example(const io::Fields& record) {
   // In SuperGLUE, whose copy the harness reads, the title is part of the passage.
-  const auto passage = record.text("title") + " -- " + record.text("passage");
-  return choose_answer(passage + "\nQuestion: " + record.text("question") + "?\nAnswer:", {"no", "yes"},
-                       record.flag("answer") ? 1 : 0);
+  const auto passage = text_of(record, "title") + " -- " + text_of(record, "passage");
+  return choose_answer(passage + "\nQuestion: " + text_of(record, "question") + "?\nAnswer:", {"no", "yes"},
+                       record.get<bool>("answer") ? 1 : 0);
 }
 
 }  // namespace efla::data

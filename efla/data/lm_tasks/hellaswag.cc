@@ -34,21 +34,19 @@ std::string with_begun_sentence(const std::string& context) {
 
 }  // namespace
 
-MultipleChoice hellaswag_example(const Record& record) {
-  const auto activity = record.text("activity_label") + ": ";
-  auto endings = record.texts("endings");
+MultipleChoice hellaswag_example(const io::Fields& record) {
+  const auto activity = text_of(record, "activity_label") + ": ";
+  auto endings = texts_of(record, "endings");
   if (endings.size() != kEndings) {
-    record.fail("endings", fmt::format("holds {} texts, expected {}", endings.size(), kEndings));
+    record.refuse("endings", fmt::format("{} texts", kEndings));
   }
-  const auto label = record.integer("label");
-  if (label < 0 || label >= static_cast<std::int64_t>(kEndings)) {
-    record.fail("label", fmt::format("is {}, expected 0 to {}", label, kEndings - 1));
-  }
-  const auto context = record.has("ctx_a") ? record.text("ctx_a", true) + " " + capitalize(record.text("ctx_b", true))
-                                           : with_begun_sentence(record.text("ctx"));
+  const auto label = record.get<std::int64_t>("label", 0, kEndings - 1);
+  const auto context = record.find("ctx_a") != nullptr
+                           ? record.get<std::string>("ctx_a") + " " + capitalize(record.get<std::string>("ctx_b"))
+                           : with_begun_sentence(text_of(record, "ctx"));
   for (auto& ending : endings) {
     ending = without_marks(ending);
-    if (ending.empty()) record.fail("endings", "holds one of marks alone");
+    if (ending.empty()) record.refuse("endings", "texts with more than marks");
   }
   return choose_answer(without_marks(activity + context), endings, static_cast<std::size_t>(label));
 }

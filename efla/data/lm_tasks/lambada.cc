@@ -3,11 +3,11 @@
 
 namespace efla::data {
 
-Cloze lambada_example(const Record& record) {
-  const auto text = record.text("text");
+Cloze lambada_example(const io::Fields& record) {
+  const auto text = text_of(record, "text");
   const auto space = text.rfind(' ');
   if (space == std::string::npos || space + 1 == text.size())
-    record.fail("text", "has no word after a space at its end");
+    record.refuse("text", "a text with a word after a space at its end");
   return {text.substr(0, space), text.substr(space)};
 }
 

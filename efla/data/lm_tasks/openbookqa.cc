@@ -4,15 +4,16 @@
 
 namespace efla::data {
 
-MultipleChoice openbookqa_example(const Record& record) {
+MultipleChoice openbookqa_example(const io::Fields& record) {
   const auto question = record.object("question");
   std::vector<std::string> answers, labels;
   for (const auto& choice : question.objects("choices")) {
-    answers.push_back(choice.text("text"));
-    labels.push_back(choice.text("label"));
+    answers.push_back(text_of(choice, "text"));
+    labels.push_back(text_of(choice, "label"));
   }
-  const auto gold = record.place(std::string(lstrip(record.text("answerKey"))), labels, "answerKey");
-  return choose_answer(question.text("stem"), answers, gold);
+  if (answers.empty()) question.refuse("choices", "a list that is not empty");
+  const auto gold = place_of(record, "answerKey", std::string(lstrip(text_of(record, "answerKey"))), labels);
+  return choose_answer(text_of(question, "stem"), answers, gold);
 }
 
 }  // namespace efla::data

@@ -3,9 +3,9 @@
 
 namespace efla::data {
 
-MultipleChoice piqa_example(const Record& record, bool second) {
-  return choose_answer("Question: " + record.text("goal") + "\nAnswer:", {record.text("sol1"), record.text("sol2")},
-                       second ? 1 : 0);
+MultipleChoice piqa_example(const io::Fields& record, bool second) {
+  return choose_answer("Question: " + text_of(record, "goal") + "\nAnswer:",
+                       {text_of(record, "sol1"), text_of(record, "sol2")}, second ? 1 : 0);
 }
 
 }  // namespace efla::data

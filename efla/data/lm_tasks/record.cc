@@ -64,83 +64,35 @@ void fail_at_line(const std::string& path, std::int64_t line, const std::string&
   throw IoError(IoError::Kind::content, path, -1, fmt::format("line {}: {}", line, what));
 }
 
-Record::Record(std::string path, std::int64_t line, std::string_view text) : path_(std::move(path)), line_(line) {
+nlohmann::json parse_line(const std::string& path, std::int64_t line, std::string_view text) {
   try {
-    value_ = io::parse_json(io::as_bytes(text), path_);
+    return io::parse_json(io::as_bytes(text), path);
   } catch (const IoError& error) {
-    fail_at_line(path_, line_, fmt::format("not JSON, from byte {} of the line on", error.offset()));
+    fail_at_line(path, line, fmt::format("not JSON, from byte {} of the line on", error.offset()));
   }
-  if (!value_.is_object()) fail_at_line(path_, line_, "not a JSON object");
 }
 
-Record::Record(const Record& outer, const std::string& name, nlohmann::json value)
-    : path_(outer.path_), line_(outer.line_), inside_(outer.inside_ + name + "."), value_(std::move(value)) {}
-
-std::string Record::text(const char* field, bool may_be_empty) const {
-  return checked_text(at(field), field, may_be_empty);
-}
-
-bool Record::flag(const char* field) const {
-  const auto& value = at(field);
-  if (!value.is_boolean()) fail(field, fmt::format("is {}, expected true or false", value.dump()));
-  return value.get<bool>();
-}
-
-std::int64_t Record::integer(const char* field) const {
-  const auto& value = at(field);
-  if (!value.is_number_integer()) fail(field, fmt::format("is {}, expected a whole number", value.dump()));
-  return value.get<std::int64_t>();
-}
-
-std::vector<std::string> Record::texts(const char* field) const {
-  const auto& value = at(field);
-  if (!value.is_array() || value.empty()) fail(field, "is no list of texts");
-  std::vector<std::string> result;
-  for (const auto& element : value) {
-    result.push_back(checked_text(element, fmt::format("{}[{}]", field, result.size()), false));
-  }
-  return result;
-}
-
-Record Record::object(const char* field) const {
-  const auto& value = at(field);
-  if (!value.is_object()) fail(field, "is no object");
-  return {*this, field, value};
-}
-
-std::vector<Record> Record::objects(const char* field) const {
-  const auto& value = at(field);
-  if (!value.is_array() || value.empty()) fail(field, "is no list of objects");
-  std::vector<Record> result;
-  for (const auto& element : value) {
-    const auto name = fmt::format("{}[{}]", field, result.size());
-    if (!element.is_object()) fail(name.c_str(), "is no object");
-    result.push_back(Record(*this, name, element));
-  }
-  return result;
-}
-
-std::size_t Record::place(const std::string& label, const std::vector<std::string>& labels, const char* field) const {
-  const auto found = std::find(labels.begin(), labels.end(), label);
-  if (found == labels.end()) fail(field, fmt::format("is '{}', expected one of {}", label, fmt::join(labels, ", ")));
-  return static_cast<std::size_t>(found - labels.begin());
-}
-
-void Record::fail(const char* field, const std::string& what) const {
-  fail_at_line(path_, line_, fmt::format("'{}{}' {}", inside_, field, what));
-}
-
-const nlohmann::json& Record::at(const char* field) const {
-  const auto found = value_.find(field);
-  if (found == value_.end()) fail(field, "is missing");
-  return *found;
-}
-
-std::string Record::checked_text(const nlohmann::json& value, const std::string& field, bool may_be_empty) const {
-  if (!value.is_string()) fail(field.c_str(), "is no text");
-  auto text = value.get<std::string>();
-  if (text.empty() && !may_be_empty) fail(field.c_str(), "is empty");
+std::string text_of(const io::Fields& record, const char* field) {
+  auto text = record.get<std::string>(field);
+  if (text.empty()) record.refuse(field, "a text that is not empty");
   return text;
+}
+
+std::vector<std::string> texts_of(const io::Fields& record, const char* field) {
+  auto texts = record.get<std::vector<std::string>>(field);
+  if (texts.empty()) record.refuse(field, "a list that is not empty");
+  const auto empty = std::find(texts.begin(), texts.end(), "");
+  if (empty != texts.end()) {
+    record.refuse(field, fmt::format("a text that is not empty at [{}]", empty - texts.begin()));
+  }
+  return texts;
+}
+
+std::size_t place_of(const io::Fields& record, const char* field, std::string_view label,
+                     const std::vector<std::string>& labels) {
+  const auto found = std::find(labels.begin(), labels.end(), label);
+  if (found == labels.end()) record.refuse(field, fmt::format("one of {}", fmt::join(labels, ", ")));
+  return static_cast<std::size_t>(found - labels.begin());
 }
 
 }  // namespace efla::data

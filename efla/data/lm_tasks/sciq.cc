@@ -4,12 +4,12 @@
 
 namespace efla::data {
 
-MultipleChoice sciq_example(const Record& record) {
-  const auto support = record.text("support", true);
-  const auto context = std::string(lstrip(support)) + "\nQuestion: " + record.text("question") + "\nAnswer:";
+MultipleChoice sciq_example(const io::Fields& record) {
+  const auto support = record.get<std::string>("support");
+  const auto context = std::string(lstrip(support)) + "\nQuestion: " + text_of(record, "question") + "\nAnswer:";
   return choose_answer(context,
-                       {record.text("distractor1"), record.text("distractor2"), record.text("distractor3"),
-                        record.text("correct_answer")},
+                       {text_of(record, "distractor1"), text_of(record, "distractor2"), text_of(record, "distractor3"),
+                        text_of(record, "correct_answer")},
                        3);
 }
 

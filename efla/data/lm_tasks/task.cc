@@ -23,12 +23,15 @@ std::size_t limited(std::size_t all, std::int64_t limit) {
 
 template <typename Example>
 LmTask read_records(const fs::path& path, std::int64_t limit,
-                    const std::function<Example(const Record&, std::size_t index)>& example) {
+                    const std::function<Example(const io::Fields&, std::size_t index)>& example) {
   const auto text = read_task_file(path);
   const auto lines = split_lines(text, path.string());
   std::vector<Example> examples;
   for (std::size_t i = 0; i < limited(lines.size(), limit); ++i) {
-    examples.push_back(example(Record(path.string(), static_cast<std::int64_t>(i) + 1, lines[i]), i));
+    const auto line = static_cast<std::int64_t>(i) + 1;
+    const auto value = parse_line(path.string(), line, lines[i]);
+    examples.push_back(
+        example(io::Fields(value, io::refuse_in_file(path.string(), fmt::format("line {}: ", line))), i));
   }
   return {"", path.string(), std::move(examples)};
 }
@@ -36,9 +39,9 @@ LmTask read_records(const fs::path& path, std::int64_t limit,
 // Reads a task that consists of one file.
 template <auto kReader>
 LmTask read_task(const fs::path& folder, const char* file, std::int64_t limit) {
-  using Example = decltype(kReader(std::declval<const Record&>()));
+  using Example = decltype(kReader(std::declval<const io::Fields&>()));
   return read_records<Example>(find_task_file(folder, {file}), limit,
-                               [](const Record& record, std::size_t) { return kReader(record); });
+                               [](const io::Fields& record, std::size_t) { return kReader(record); });
 }
 
 LmTask read_piqa(const fs::path& folder, const char* file, std::int64_t limit) {
@@ -46,7 +49,7 @@ LmTask read_piqa(const fs::path& folder, const char* file, std::int64_t limit) {
   const auto labels_path = find_task_file(folder, {"piqa-valid-labels.lst"}).string();
   const auto labels_text = read_task_file(labels_path);
   const auto labels = split_lines(labels_text, labels_path);
-  auto task = read_records<MultipleChoice>(path, limit, [&](const Record& record, std::size_t i) {
+  auto task = read_records<MultipleChoice>(path, limit, [&](const io::Fields& record, std::size_t i) {
     const auto line = static_cast<std::int64_t>(i) + 1;
     if (i >= labels.size()) fail_at_line(labels_path, line, "is missing: there are more questions than labels");
     if (labels[i] != "0" && labels[i] != "1") {

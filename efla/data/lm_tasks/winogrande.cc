@@ -5,19 +5,19 @@
 
 namespace efla::data {
 
-MultipleChoice winogrande_example(const Record& record) {
-  const auto sentence = record.text("sentence");
+MultipleChoice winogrande_example(const io::Fields& record) {
+  const auto sentence = text_of(record, "sentence");
   const auto blank = sentence.find('_');
-  if (blank == std::string::npos) record.fail("sentence", "has no blank '_'");
+  if (blank == std::string::npos) record.refuse("sentence", "a text with a blank '_'");
   const std::string before = sentence.substr(0, blank);
   const std::string after(strip(std::string_view(sentence).substr(blank + 1)));
-  if (after.empty()) record.fail("sentence", "ends with its blank '_'");
+  if (after.empty()) record.refuse("sentence", "a text after the blank '_'");
   MultipleChoice example;
   for (const char* option : {"option1", "option2"}) {
-    const auto context = before + record.text(option);
+    const auto context = before + text_of(record, option);
     example.choices.push_back({context, " " + after, count_characters(after)});
   }
-  example.gold = record.place(record.text("answer"), {"1", "2"}, "answer");
+  example.gold = place_of(record, "answer", text_of(record, "answer"), {"1", "2"});
   return example;
 }
 

@@ -13,6 +13,7 @@
 #include "efla/base/utf8.h"
 #include "efla/data/tokenizers/byte_pairs.h"
 #include "efla/data/tokenizers/pre_tokenizer.h"
+#include "efla/io/fields.h"
 #include "efla/io/json.h"
 #include "efla/io/sha256.h"
 
@@ -70,17 +71,19 @@ class AddedTokens {
   std::array<std::vector<AddedToken>, 256> by_first_;  // by the first byte, the longest first
 };
 
-std::vector<AddedToken> read_added_tokens(const json& list, const std::string& path) {
+std::vector<AddedToken> read_added_tokens(const io::Fields& document, const std::string& path) {
   std::vector<AddedToken> tokens;
-  for (const json& token : list) {
-    const std::string text = token.at("content");
+  if (document.find("added_tokens") == nullptr) return tokens;
+  for (const auto& token : document.objects("added_tokens")) {
+    const auto text = token.get<std::string>("content");
+    const auto has = [&](const char* flag) { return token.find<bool>(flag).value_or(false); };
     for (const char* flag : {"single_word", "lstrip", "rstrip"}) {
-      if (token.value(flag, false))
-        refuse_tokenizer(path, fmt::format("{} of the added token '{}'", flag, brief(text)));
+      if (has(flag)) refuse_tokenizer(path, fmt::format("{} of the added token '{}'", flag, brief(text)));
     }
-    if (text.empty()) fail_tokenizer(path, "an added token without text");
-    const bool special = token.value("special", false);
-    tokens.push_back({token.at("id"), text, special, !special && token.value("normalized", true)});
+    if (text.empty()) token.refuse("content", "a text that is not empty");
+    const bool normalized = !has("special") && token.find<bool>("normalized").value_or(true);
+    const auto id = static_cast<std::int32_t>(token.get<std::int64_t>("id", 0, INT32_MAX));
+    tokens.push_back({id, text, has("special"), normalized});
   }
   return tokens;
 }
@@ -92,19 +95,21 @@ std::uint64_t pair_of(std::int32_t left, std::int32_t right) {
 
 class ByteLevelTokenizer final : public Tokenizer {
  public:
-  ByteLevelTokenizer(const json& document, io::TokenizerInfo info, const std::string& path)
+  ByteLevelTokenizer(const io::Fields& document, const std::vector<AddedToken>& added, io::TokenizerInfo info,
+                     const std::string& path)
       : Tokenizer(std::move(info)),
-        pre_tokenizer_(document.value("normalizer", json()), document.value("pre_tokenizer", json()), path) {
-    const json& model = document.at("model");
-    add_vocabulary(model.at("vocab"), path);
-    for (const auto& token : read_added_tokens(document.value("added_tokens", json::array()), path)) {
+        pre_tokenizer_(document.content().value("normalizer", json()),
+                       document.content().value("pre_tokenizer", json()), path) {
+    const auto model = document.object("model");
+    add_vocabulary(model.object("vocab").content(), path);
+    for (const auto& token : added) {
       (token.normalized ? normalized_tokens_ : tokens_).add(token);
       bytes_[static_cast<std::size_t>(token.id)] = token.special ? "" : token.text;
       const bool only_spaces = token.text.find_first_not_of(' ') == std::string::npos;
       spans_spaces_ = spans_spaces_ || (!only_spaces && token.text.find(' ', 1) != std::string::npos);
     }
-    add_merges(model.at("merges"), path);
-    whole_words_ = model.value("ignore_merges", false);
+    add_merges(model, path);
+    whole_words_ = model.find<bool>("ignore_merges").value_or(false);
   }
 
   std::vector<std::int32_t> encode(std::string_view text) const override;
@@ -164,17 +169,21 @@ class ByteLevelTokenizer final : public Tokenizer {
     by_text_ = &vocabulary;
   }
 
-  void add_merges(const json& merges, const std::string& path) {
-    merges_.reserve(merges.size());
+  void add_merges(const io::Fields& model, const std::string& path) {
+    const json* merges = model.find("merges");
+    if (merges == nullptr || !merges->is_array()) model.refuse("merges", "a list");
+    merges_.reserve(merges->size());
     std::int32_t rank = 0;
-    for (const json& merge : merges) {
+    for (const json& merge : *merges) {
       std::array<std::string, 2> parts;
-      if (merge.is_array() && merge.size() == 2) {
+      if (merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string()) {
         parts = merge;
       } else {
-        const std::string text = merge;
+        const auto text = merge.is_string() ? merge.get<std::string>() : "";
         const auto space = text.find(' ');
-        if (space == std::string::npos) fail_tokenizer(path, "the merge '" + brief(text) + "', expected two tokens");
+        if (space == std::string::npos) {
+          fail_tokenizer(path, "the merge " + io::brief(merge) + ", expected two tokens");
+        }
         parts = {text.substr(0, space), text.substr(space + 1)};
       }
       const auto left = id_of(parts[0], path), right = id_of(parts[1], path), both = id_of(parts[0] + parts[1], path);
@@ -245,48 +254,47 @@ std::vector<std::int32_t> ByteLevelTokenizer::encode(std::string_view text) cons
 }
 
 // The id of the token that tokenizer_config.json names; −1: none.
-std::int32_t special_id(const json& config, const char* name, const json& vocabulary, const json& added,
-                        const std::string& path) {
-  json text = config.value(name, json());
-  if (text.is_object()) text = text.value("content", json());
-  if (text.is_null()) return -1;
-  for (const json& token : added) {
-    if (token.at("content") == text) return token.at("id");
+std::int32_t special_id(const io::Fields& config, const char* name, const json& vocabulary,
+                        const std::vector<AddedToken>& added) {
+  const json* text = config.find(name);
+  if (text != nullptr && text->is_object()) text = config.object(name).find("content");
+  if (text == nullptr) return -1;
+  for (const auto& token : added) {
+    if (*text == token.text) return token.id;
   }
-  if (!text.is_string() || !vocabulary.contains(text.get<std::string>())) {
-    fail_tokenizer(path, fmt::format("{} is {}, which is no token", name, brief(text.dump())));
-  }
-  return vocabulary.at(text.get<std::string>());
+  if (!text->is_string() || !vocabulary.contains(text->get<std::string>())) config.refuse(name, "a token");
+  return vocabulary.at(text->get<std::string>());
 }
 
-std::int64_t vocab_size_of(const json& vocabulary, const json& added, const std::string& path) {
+std::int64_t vocab_size_of(const json& vocabulary, const std::vector<AddedToken>& added, const std::string& path) {
   // A bound on memory: of real vocabularies nearly every id has a token.
   const auto most = static_cast<std::int64_t>(4 * (vocabulary.size() + added.size()) + 4096);
   std::int64_t size = 0;
   const auto count = [&](const json& id) {
-    if (!id.is_number_integer() || id < 0 || id >= most)
-      fail_tokenizer(path, "the id " + brief(id.dump()) + " of a token");
+    if (!id.is_number_integer() || id < 0 || id >= most) {
+      fail_tokenizer(path, "the id " + io::brief(id) + " of a token");
+    }
     size = std::max(size, id.get<std::int64_t>() + 1);
   };
   for (const auto& [text, id] : vocabulary.items()) count(id);
-  for (const json& token : added) count(token.at("id"));
+  for (const auto& token : added) count(token.id);
   return size;
 }
 
-void check_supported(const json& document, const std::string& path) {
-  const json& model = document.at("model");
+void check_supported(const io::Fields& document, const std::string& path) {
+  const auto model = document.object("model");
   // Older files have no type.
-  if (const auto type = model.value("type", "BPE"); type != "BPE") {
-    refuse_tokenizer(path, "the model " + brief(type) + " instead of BPE");
+  if (const auto type = model.find<std::string>("type"); type && *type != "BPE") {
+    refuse_tokenizer(path, "the model " + brief(*type) + " instead of BPE");
   }
   for (const char* key : {"dropout", "continuing_subword_prefix", "end_of_word_suffix"}) {
-    const json value = model.value(key, json());
-    if (!value.is_null() && value != "" && value != 0) refuse_tokenizer(path, key);
+    const json* value = model.find(key);
+    if (value != nullptr && *value != "" && *value != 0) refuse_tokenizer(path, key);
   }
-  if (model.value("byte_fallback", false)) refuse_tokenizer(path, "byte_fallback");
-  const json decoder = document.value("decoder", json());
-  if (!decoder.is_object() || decoder.value("type", "") != "ByteLevel")
+  if (model.find<bool>("byte_fallback").value_or(false)) refuse_tokenizer(path, "byte_fallback");
+  if (document.find("decoder") == nullptr || document.object("decoder").find<std::string>("type") != "ByteLevel") {
     refuse_tokenizer(path, "another decoder than ByteLevel");
+  }
 }
 
 }  // namespace
@@ -306,20 +314,18 @@ std::vector<std::string> characters_of_bytes() {
 
 std::unique_ptr<Tokenizer> make_byte_level_tokenizer(io::ByteView bytes, const std::string& path) {
   const json document = io::parse_json(bytes, path);
+  const io::Fields fields(document, io::refuse_in_file(path));
+  check_supported(fields, path);
+  const auto added = read_added_tokens(fields, path);
+  const json& vocabulary = fields.object("model").object("vocab").content();
+
   const auto beside = std::filesystem::path(path).replace_filename("tokenizer_config.json");
-  const json config = std::filesystem::exists(beside) ? io::read_json(beside) : json::object();
-  try {
-    check_supported(document, path);
-    const json added = document.value("added_tokens", json::array());
-    const json& vocabulary = document.at("model").at("vocab");
-    io::TokenizerInfo info{std::filesystem::path(path).filename().string(), io::sha256(bytes),
-                           vocab_size_of(vocabulary, added, path),
-                           special_id(config, "bos_token", vocabulary, added, beside.string()),
-                           special_id(config, "eos_token", vocabulary, added, beside.string())};
-    return std::make_unique<ByteLevelTokenizer>(document, std::move(info), path);
-  } catch (const json::exception& error) {
-    fail_tokenizer(path, std::string("not a tokenizer: ") + error.what());
-  }
+  const json named = std::filesystem::exists(beside) ? io::read_json(beside) : json::object();
+  const io::Fields config(named, io::refuse_in_file(beside.string()));
+  io::TokenizerInfo info{std::filesystem::path(path).filename().string(), io::sha256(bytes),
+                         vocab_size_of(vocabulary, added, path), special_id(config, "bos_token", vocabulary, added),
+                         special_id(config, "eos_token", vocabulary, added)};
+  return std::make_unique<ByteLevelTokenizer>(fields, added, std::move(info), path);
 }
 
 }  // namespace efla::data

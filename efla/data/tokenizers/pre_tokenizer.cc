@@ -12,6 +12,7 @@
 
 #include "efla/base/error.h"
 #include "efla/base/utf8.h"
+#include "efla/io/fields.h"
 
 namespace efla::data {
 namespace {
@@ -29,20 +30,18 @@ constexpr std::array<std::string_view, 3> kSplitAtSpaces{
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)"};
 
 std::string type_of(const json& stage, const char* what, const std::string& path) {
-  if (!stage.is_object() || !stage.contains("type") || !stage.at("type").is_string()) {
-    throw IoError(IoError::Kind::content, path, -1, std::string("a ") + what + " without a type");
-  }
-  return stage.at("type");
+  return io::Fields(stage, io::refuse_in_file(path), what).get<std::string>("type");
 }
 
 // The stages of a Sequence, or the one stage.
 std::vector<json> stages_of(const json& stage, const char* what, const char* list, const std::string& path) {
   if (stage.is_null()) return {};
   if (type_of(stage, what, path) != "Sequence") return {stage};
-  if (!stage.contains(list) || !stage.at(list).is_array()) {
-    throw IoError(IoError::Kind::content, path, -1, std::string("a ") + what + " without the list " + list);
+  std::vector<json> stages;
+  for (const auto& inner : io::Fields(stage, io::refuse_in_file(path), what).objects(list)) {
+    stages.push_back(inner.content());
   }
-  return stage.at(list).get<std::vector<json>>();
+  return stages;
 }
 
 }  // namespace
@@ -134,7 +133,9 @@ void PreTokenizer::add_normalizer(const json& normalizer, const std::string& pat
 }
 
 void PreTokenizer::add_step(const json& step, bool last, const std::string& path) {
-  const std::string type = type_of(step, "pre_tokenizer", path);
+  const io::Fields fields(step, io::refuse_in_file(path), "pre_tokenizer");
+  const auto type = fields.get<std::string>("type");
+  const auto flag = [&](const char* name, bool otherwise) { return fields.find<bool>(name).value_or(otherwise); };
   const auto add = [&](std::string_view expression, bool keep_gaps) {
     const bool known = std::find(kSplitAtSpaces.begin(), kSplitAtSpaces.end(), expression) != kSplitAtSpaces.end();
     splits_at_spaces_ = splits_at_spaces_ || known;
@@ -143,20 +144,21 @@ void PreTokenizer::add_step(const json& step, bool last, const std::string& path
   };
   if (type == "ByteLevel") {
     if (!last) refuse_tokenizer(path, "a pre_tokenizer with a step after ByteLevel");
-    if (step.value("add_prefix_space", true)) refuse_tokenizer(path, "add_prefix_space");
-    if (step.value("use_regex", true)) add(kByteLevel, true);
+    if (flag("add_prefix_space", true)) refuse_tokenizer(path, "add_prefix_space");
+    if (flag("use_regex", true)) add(kByteLevel, true);
   } else if (type == "Digits") {
-    add(step.value("individual_digits", false) ? R"(\p{N})" : R"(\p{N}+)", true);
+    add(flag("individual_digits", false) ? R"(\p{N})" : R"(\p{N}+)", true);
   } else if (type == "Split") {
-    const auto expression = step.value(json::json_pointer("/pattern/Regex"), json());
-    const std::string behavior = step.value("behavior", "");
-    const bool inverted = step.value("invert", false);
-    if (!expression.is_string()) refuse_tokenizer(path, "a Split without a regular expression");
+    const bool has_pattern = fields.find("pattern") != nullptr;
+    const auto expression = has_pattern ? fields.object("pattern").find<std::string>("Regex") : std::nullopt;
+    const auto behavior = fields.find<std::string>("behavior").value_or("");
+    const bool inverted = flag("invert", false);
+    if (!expression) refuse_tokenizer(path, "a Split without a regular expression");
     if ((behavior != "Isolated" || inverted) && (behavior != "Removed" || !inverted)) {
       refuse_tokenizer(path,
                        fmt::format("a Split of the behavior {}{}", brief(behavior), inverted ? ", inverted" : ""));
     }
-    add(expression.get<std::string>(), behavior == "Isolated");
+    add(*expression, behavior == "Isolated");
   } else {
     refuse_tokenizer(path, "the pre_tokenizer " + brief(type));
   }
