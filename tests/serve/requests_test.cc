@@ -5,6 +5,7 @@
 
 #include "efla/io/safetensors/safetensors.h"
 #include "efla/serve/api/base64.h"
+#include "efla/serve/api/error.h"
 #include "efla/serve/api/fields.h"
 #include "efla/serve/api/keys.h"
 #include "efla/serve/api/state_keys.h"
@@ -77,11 +78,11 @@ TEST(Requests, CompletionRefusesByName) {
   refused(R"({"prompt": [1, "a"]})", "prompt", "token ids");
   refused(R"({"prompt": [-1]})", "prompt", "not -1");
   refused(R"({"prompt": [1.5]})", "prompt", "not 1.5");
-  refused(R"({"prompt": [[[1]]]})", "prompt", "not a list of 1");
+  refused(R"({"prompt": [[[1]]]})", "prompt", "not [1]");
   refused(R"({"prompt": [99999999999]})", "prompt", "token ids");
-  refused(R"({"prompt": "a", "best_of": 2})", "best_of", "unknown field");
-  refused(R"({"prompt": "a", "tools": []})", "tools", "unknown field");
-  refused(R"({"prompt": "a", "temprature": 1})", "temprature", "nearest is \"temperature\"");
+  refused(R"({"prompt": "a", "best_of": 2})", "best_of", "expected no such field");
+  refused(R"({"prompt": "a", "tools": []})", "tools", "expected no such field");
+  refused(R"({"prompt": "a", "temprature": 1})", "temprature", "nearest: temperature");
   refused(R"({"prompt": "a", "temperature": "hot"})", "temperature", "got \"hot\", expected a number from 0 to 100");
   refused(R"({"prompt": "a", "temperature": -0.1})", "temperature", "got -0.1");
   refused(R"({"prompt": "a", "top_p": 0})", "top_p", "above 0");
@@ -98,7 +99,8 @@ TEST(Requests, CompletionRefusesByName) {
   refused(R"({"prompt": "a", "logit_bias": {"1": 101}})", "logit_bias", "-100 to 100");
   refused(R"({"prompt": "a", "logit_bias": {"9999999999": 1}})", "logit_bias", "token ids");
   refused(R"({"prompt": "a", "stream_options": {"include_usage": true}})", "stream_options", "stream");
-  refused(R"({"prompt": "a", "stream": true, "stream_options": {"x": 1}})", "stream_options.x", "unknown field");
+  refused(R"({"prompt": "a", "stream": true, "stream_options": {"x": 1}})", "stream_options.x",
+          "expected no such field");
   refused(R"({"prompt": "a", "session": "../x"})", "session", "letters, digits");
   refused(R"({"prompt": "a", "session": "_1"})", "session", "begin with a letter");
   refused(R"({"prompt": "a", "session": "b", "state": "AAAA"})", "state", "without \"session\"");
@@ -136,9 +138,11 @@ TEST(Requests, ChatTakesMessagesOfTextAndOfParts) {
   refused("{}", "messages", "a list of messages");
   refused(R"({"messages": []})", "messages", "a list of messages");
   refused(R"({"messages": [3]})", "messages[0]", "expected an object");
-  refused(R"({"messages": [{"role": "user"}]})", "messages", "messages[0].content");
-  refused(R"({"messages": [{"role": "user", "content": "a", "name": "b"}]})", "messages[0].name", "unknown field");
-  refused(R"({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]})", "messages[0].content", "\"text\"");
+  refused(R"({"messages": [{"role": "user"}]})", "messages[0].content", "got nothing");
+  refused(R"({"messages": [{"role": "user", "content": "a", "name": "b"}]})", "messages[0].name",
+          "expected no such field");
+  refused(R"({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]})", "messages[0].content[0].type",
+          "expected \"text\"");
   const std::string part =
       R"({"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "cache_control": )";
   EXPECT_TRUE(parse_chat(parse_body(part + R"({"type": "ephemeral"}}]}]})")).chat[0].cached);
@@ -149,11 +153,11 @@ TEST(Requests, ChatTakesMessagesOfTextAndOfParts) {
             R"({"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}]})";
   }
   refused(five + "]}", "messages", "got 5 messages with cache_control, expected at most 4");
-  refused(part + R"({"type": "forever"}}]}]})", "messages[0].content", "expected \"ephemeral\"");
-  refused(part + R"({"type": "ephemeral", "ttl": "1h"}}]}]})", "messages[0].content.cache_control.ttl",
-          "unknown field");
+  refused(part + R"({"type": "forever"}}]}]})", "messages[0].content[0].cache_control.type", "expected \"ephemeral\"");
+  refused(part + R"({"type": "ephemeral", "ttl": "1h"}}]}]})", "messages[0].content[0].cache_control.ttl",
+          "expected no such field");
   refused(R"({"messages": [{"role": "user", "content": "a"}], "top_logprobs": 2})", "top_logprobs", "logprobs");
-  refused(R"({"messages": [{"role": "user", "content": "a"}], "tools": []})", "tools", "unknown field");
+  refused(R"({"messages": [{"role": "user", "content": "a"}], "tools": []})", "tools", "expected no such field");
 }
 
 TEST(Requests, ResponsesTakeTextAndMessages) {
@@ -168,7 +172,7 @@ TEST(Requests, ResponsesTakeTextAndMessages) {
   EXPECT_EQ(list.chat.at(0).content, "a");
   EXPECT_TRUE(list.store);
   expect_refused(parse_response, "{}", "input", "got nothing");
-  expect_refused(parse_response, R"({"input": "a", "reasoning": {}})", "reasoning", "unknown field");
+  expect_refused(parse_response, R"({"input": "a", "reasoning": {}})", "reasoning", "expected no such field");
 }
 
 TEST(Requests, TokenizeDetokenizeAndSessions) {
@@ -210,13 +214,13 @@ TEST(ChatTemplates, PlainChatmlAndFiles) {
   EXPECT_EQ(own.render({{"user", "x"}}), "Q x\nA ");
   EXPECT_EQ(own.stop, std::vector<std::string>{"Q"});
   const auto refused = [&](const std::string& text, const std::string& says) {
-    test::expect_error([&] { with(text); }, "--chat-template", says);
+    test::expect_bad_content([&] { with(text); }, -1, "t.toml: " + says);
   };
-  refused("user = \"Q\"\nassistant = \"{content}\"", "with user");
-  refused("user = \"{content}\"", "with assistant");
-  refused("stop = 3", "a list of texts");
-  refused("stop = [\"\"]", "at least one character");
-  refused("user = 3", "a text");
+  refused("user = \"Q\"\nassistant = \"{content}\"", "user: got \"Q\", expected a text with {content}");
+  refused("user = \"{content}\"", "assistant: got nothing, expected a text with {content}");
+  refused("stop = 3", "stop: got 3, expected a list of texts");
+  refused("stop = [\"\"]", "stop: got [\"\"], expected texts of at least one character");
+  refused("user = 3", "user: got 3, expected a text");
 }
 
 TEST(ApiKeys, AdmitTheirHoldersAlone) {

@@ -1,6 +1,6 @@
 #include "efla/serve/api/chat_template.h"
 
-#include "efla/base/error.h"
+#include "efla/io/fields.h"
 #include "efla/io/toml.h"
 #include "efla/serve/api/error.h"
 
@@ -29,16 +29,6 @@ ChatTemplate chatml() {
   return made;
 }
 
-[[noreturn]] void refuse(const std::string& path, const std::string& field, const std::string& got,
-                         const std::string& expected) {
-  throw Error("serve", "--chat-template", path + " with " + field + ": " + got, expected);
-}
-
-std::string text_of(const nlohmann::json& value, const std::string& path, const std::string& field) {
-  if (!value.is_string()) refuse(path, field, value.dump(), "a text");
-  return value.get<std::string>();
-}
-
 }  // namespace
 
 std::string ChatTemplate::render_messages(std::span<const ChatMessage> chat) const {
@@ -65,24 +55,21 @@ ChatTemplate load_chat_template(const std::string& name) {
   if (name == "chatml") return chatml();
   ChatTemplate made;
   const auto table = io::read_toml(name);
+  const io::Fields fields(table, io::refuse_in_file(name));
+  fields.read("reply", made.reply);
+  fields.read("stop", made.stop);
+  for (const auto& stop : made.stop) {
+    if (stop.empty()) fields.refuse("stop", "texts of at least one character");
+  }
   for (const auto& [field, value] : table.items()) {
-    if (field == "reply") {
-      made.reply = text_of(value, name, field);
-    } else if (field == "stop") {
-      if (!value.is_array()) refuse(name, field, value.dump(), "a list of texts");
-      for (const auto& stop : value) {
-        made.stop.push_back(text_of(stop, name, field));
-        if (made.stop.back().empty()) refuse(name, field, "an empty text", "texts of at least one character");
-      }
-    } else {
-      made.messages[field] = text_of(value, name, field);
-      if (made.messages[field].find(kContent) == std::string::npos) {
-        refuse(name, field, value.dump(), "a text with {content} (or \"reply\", \"stop\")");
-      }
+    if (field == "reply" || field == "stop") continue;
+    made.messages[field] = fields.get<std::string>(field);
+    if (made.messages[field].find(kContent) == std::string::npos) {
+      fields.refuse(field, "a text with {content} (or \"reply\", \"stop\")");
     }
   }
   for (const char* role : {"user", "assistant"}) {
-    if (!made.messages.contains(role)) refuse(name, role, "nothing", "a text with {content}");
+    if (!made.messages.contains(role)) fields.refuse(role, "a text with {content}");
   }
   return made;
 }

@@ -3,37 +3,40 @@
 #include <algorithm>
 
 #include "efla/serve/api/base64.h"
+#include "efla/serve/api/error.h"
 #include "efla/serve/api/fields.h"
 
 namespace efla::serve {
 namespace {
 
+using io::Fields;
+
 constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
 constexpr std::int64_t kMostReplies = 128;  // n
 constexpr std::size_t kMostPrompts = 2048, kMostStops = 16, kMostCached = 4;
 
-std::int32_t token_id(const nlohmann::json& value, Fields& fields, const std::string& name) {
+std::int32_t token_id(const nlohmann::json& value, const Fields& fields, const std::string& name) {
   if (value.is_number_integer()) {
     const auto id = value.get<std::int64_t>();
     if (id >= 0 && id <= INT32_MAX) return static_cast<std::int32_t>(id);
   }
-  fields.refuse(name, "token ids, whole numbers from 0, and not " + short_text(value));
+  fields.refuse(name, "token ids, whole numbers from 0, and not " + io::brief(value));
 }
 
-std::vector<std::int32_t> token_ids(const nlohmann::json& list, Fields& fields, const std::string& name) {
+std::vector<std::int32_t> token_ids(const nlohmann::json& list, const Fields& fields, const std::string& name) {
   std::vector<std::int32_t> ids;
   ids.reserve(list.size());
   for (const auto& value : list) ids.push_back(token_id(value, fields, name));
   return ids;
 }
 
-Prompt one_prompt(const nlohmann::json& value, Fields& fields, const std::string& name) {
+Prompt one_prompt(const nlohmann::json& value, const Fields& fields, const std::string& name) {
   if (value.is_string()) return value.get<std::string>();
   if (value.is_array()) return token_ids(value, fields, name);
   fields.refuse(name, "a text, a list of token ids, or a list of these");
 }
 
-void read_prompts(Fields& fields, GenerationRequest& request) {
+void read_prompts(const Fields& fields, GenerationRequest& request) {
   const auto* value = fields.find("prompt");
   if (value == nullptr) return;
   const bool list = value->is_array() && !value->empty() && !value->front().is_number();
@@ -46,7 +49,7 @@ void read_prompts(Fields& fields, GenerationRequest& request) {
   for (const auto& prompt : *value) request.prompts.push_back(one_prompt(prompt, fields, "prompt"));
 }
 
-void read_stop(Fields& fields, GenerationRequest& request) {
+void read_stop(const Fields& fields, GenerationRequest& request) {
   if (const auto* stop = fields.find("stop")) {
     const auto list = stop->is_array() ? *stop : nlohmann::json::array({*stop});
     for (const auto& text : list) {
@@ -62,7 +65,7 @@ void read_stop(Fields& fields, GenerationRequest& request) {
   }
 }
 
-void read_logit_bias(Fields& fields, SamplingOptions& sampling) {
+void read_logit_bias(const Fields& fields, SamplingOptions& sampling) {
   const auto* bias = fields.find("logit_bias");
   if (bias == nullptr) return;
   const std::string expected = "an object of token ids, each with a number from -100 to 100";
@@ -77,51 +80,50 @@ void read_logit_bias(Fields& fields, SamplingOptions& sampling) {
   }
 }
 
-void read_session_name(Fields& fields, const char* name, std::string& into) {
-  if (const auto text = fields.text(name)) {
+void read_session_name(const Fields& fields, const char* name, std::string& into) {
+  if (const auto text = fields.find<std::string>(name)) {
     check_session_name(*text, name);
     into = *text;
   }
 }
 
 // The fields that all endpoints of generation share.
-void read_common(Fields& fields, GenerationRequest& request) {
-  request.model = fields.text("model").value_or("");
+void read_common(const Fields& fields, GenerationRequest& request) {
+  request.model = fields.find<std::string>("model").value_or("");
   auto& sampling = request.sampling;
-  sampling.temperature = fields.number("temperature", 0, 100).value_or(1.0);
-  sampling.top_p = fields.number("top_p", 0, 1).value_or(1.0);
+  sampling.temperature = fields.find<double>("temperature", 0, 100).value_or(1.0);
+  sampling.top_p = fields.find<double>("top_p", 0, 1).value_or(1.0);
   if (sampling.top_p == 0) fields.refuse("top_p", "a number above 0 and at most 1");
-  sampling.top_k = std::max<std::int64_t>(0, fields.integer("top_k", -1, kMost).value_or(0));
-  sampling.presence_penalty = fields.number("presence_penalty", -2, 2).value_or(0.0);
-  sampling.frequency_penalty = fields.number("frequency_penalty", -2, 2).value_or(0.0);
-  sampling.repetition_penalty = fields.number("repetition_penalty", 0.01, 100).value_or(1.0);
+  sampling.top_k = std::max<std::int64_t>(0, fields.find<std::int64_t>("top_k", -1, kMost).value_or(0));
+  sampling.presence_penalty = fields.find<double>("presence_penalty", -2, 2).value_or(0.0);
+  sampling.frequency_penalty = fields.find<double>("frequency_penalty", -2, 2).value_or(0.0);
+  sampling.repetition_penalty = fields.find<double>("repetition_penalty", 0.01, 100).value_or(1.0);
   read_logit_bias(fields, sampling);
-  if (const auto seed = fields.integer("seed", std::numeric_limits<std::int64_t>::min(), kMost)) {
+  if (const auto seed = fields.find<std::int64_t>("seed", std::numeric_limits<std::int64_t>::min(), kMost)) {
     sampling.seed = static_cast<std::uint64_t>(*seed);
     request.seeded = true;
   }
   read_stop(fields, request);
-  request.stream = fields.flag("stream", false);
-  fields.text("user");  // whoever the client serves: of no use here
+  request.stream = fields.find<bool>("stream").value_or(false);
+  fields.find<std::string>("user");  // whoever the client serves: of no use here
 }
 
-void read_stream_options(Fields& fields, GenerationRequest& request) {
-  const auto* options = fields.find("stream_options");
-  if (options == nullptr) return;
+void read_stream_options(const Fields& fields, GenerationRequest& request) {
+  if (fields.find("stream_options") == nullptr) return;
   if (!request.stream) fields.refuse("stream_options", "it with \"stream\": true alone");
-  Fields inner(*options, "stream_options");
-  request.include_usage = inner.flag("include_usage", false);
-  inner.refuse_others();
+  const auto options = fields.object("stream_options");
+  request.include_usage = options.find<bool>("include_usage").value_or(false);
+  refuse_others(options);
 }
 
 // Sessions, and states that travel with requests.
-void read_state(Fields& fields, GenerationRequest& request) {
+void read_state(const Fields& fields, GenerationRequest& request) {
   read_session_name(fields, "session", request.session);
   read_session_name(fields, "save_as", request.save_as);
-  request.disposable = fields.flag("disposable", false);
+  request.disposable = fields.find<bool>("disposable").value_or(false);
   if (request.disposable && request.save_as.empty()) fields.refuse("disposable", "it with \"save_as\"");
-  request.return_state = fields.flag("return_state", false);
-  if (const auto text = fields.text("state")) {
+  request.return_state = fields.find<bool>("return_state").value_or(false);
+  if (const auto text = fields.find<std::string>("state")) {
     request.state = from_base64(*text);
     if (!request.state) fields.refuse("state", "a state in base64");
     if (!request.session.empty()) fields.refuse("state", "it without \"session\"");
@@ -131,8 +133,8 @@ void read_state(Fields& fields, GenerationRequest& request) {
   }
 }
 
-void read_n(Fields& fields, GenerationRequest& request) {
-  request.n = fields.integer("n", 1, kMostReplies).value_or(1);
+void read_n(const Fields& fields, GenerationRequest& request) {
+  request.n = fields.find<std::int64_t>("n", 1, kMostReplies).value_or(1);
 }
 
 // A state that is kept needs one reply to be the state of.
@@ -144,58 +146,48 @@ void require_one_reply(const GenerationRequest& request) {
 }
 
 // Reads the mark of Anthropic's API on a part of a message: {"type": "ephemeral"}.
-bool read_cache_control(Fields& fields, const std::string& field) {
-  const auto* control = fields.find("cache_control");
-  if (control == nullptr) return false;
-  Fields inner(*control, field + ".cache_control");
-  const auto type = inner.text("type").value_or("");
-  if (type != "ephemeral") {
-    throw ApiError(400, field + ".cache_control.type: got \"" + type + "\", expected \"ephemeral\"", field);
-  }
-  inner.refuse_others();
+bool read_cache_control(const Fields& fields) {
+  if (fields.find("cache_control") == nullptr) return false;
+  const auto control = fields.object("cache_control");
+  if (control.find<std::string>("type") != "ephemeral") control.refuse("type", "\"ephemeral\"");
+  refuse_others(control);
   return true;
 }
 
-// Returns a message without its role.
-ChatMessage content_of(const nlohmann::json& content, const std::string& field, const std::vector<std::string>& types) {
-  if (content.is_string()) return {"", content.get<std::string>()};
-  if (!content.is_array()) {
-    throw ApiError(400, field + ": got " + short_text(content) + ", expected a text or a list of texts", field);
+// Returns a message's content, without its role.
+ChatMessage content_of(const Fields& message, const std::vector<std::string>& types) {
+  const auto* content = message.find("content");
+  if (content == nullptr) message.refuse("content", "a text");
+  if (content->is_string()) return {"", content->get<std::string>()};
+  if (!content->is_array()) message.refuse("content", "a text or a list of texts");
+  ChatMessage read;
+  for (const auto& part : message.objects("content")) {
+    const auto type = part.find<std::string>("type").value_or("");
+    if (std::find(types.begin(), types.end(), type) == types.end()) part.refuse("type", "\"" + types.front() + "\"");
+    read.content += part.find<std::string>("text").value_or("");
+    read.cached = read_cache_control(part) || read.cached;
+    part.find("annotations");  // of a reply that the client sends back
+    part.find("logprobs");
+    refuse_others(part);
   }
-  ChatMessage message;
-  for (const auto& part : content) {
-    Fields fields(part, field);
-    const auto type = fields.text("type").value_or("");
-    if (std::find(types.begin(), types.end(), type) == types.end()) {
-      throw ApiError(400, field + ".type: got \"" + type + "\", expected \"" + types.front() + "\"", field);
-    }
-    message.content += fields.text("text").value_or("");
-    message.cached = read_cache_control(fields, field) || message.cached;
-    fields.find("annotations");  // of a reply that the client sends back
-    fields.find("logprobs");
-    fields.refuse_others();
-  }
-  return message;
+  return read;
 }
 
-std::vector<ChatMessage> messages(const nlohmann::json& list, const std::string& name,
+std::vector<ChatMessage> messages(const Fields& fields, const std::string& name,
                                   const std::vector<std::string>& types) {
-  if (!list.is_array() || list.empty()) {
-    throw ApiError(400, name + ": got " + short_text(list) + ", expected a list of messages", name);
-  }
+  const auto* list = fields.find(name);
+  if (list == nullptr || !list->is_array() || list->empty()) fields.refuse(name, "a list of messages");
   std::vector<ChatMessage> chat;
-  for (std::size_t i = 0; i < list.size(); ++i) {
-    const auto at = name + "[" + std::to_string(i) + "]";
-    Fields fields(list[i], at);
-    auto role = fields.text("role").value_or("");
+  for (const auto& message : fields.objects(name)) {
+    auto role = message.find<std::string>("role").value_or("");
     if (role == "developer") role = "system";
-    const auto* content = fields.find("content");
-    if (content == nullptr) throw ApiError(400, at + ".content: got nothing, expected a text", name);
-    chat.push_back(content_of(*content, at + ".content", types));
+    chat.push_back(content_of(message, types));
     chat.back().role = role;
-    for (const char* ignored : {"type", "id", "status"}) fields.text(ignored);  // of a reply that the client sends back
-    fields.find("refusal");
-    fields.refuse_others();
+    for (const char* ignored : {"type", "id", "status"}) {
+      message.find<std::string>(ignored);  // of a reply that the client sends back
+    }
+    message.find("refusal");
+    refuse_others(message);
   }
   const auto cached =
       std::count_if(chat.begin(), chat.end(), [](const ChatMessage& message) { return message.cached; });
@@ -217,29 +209,28 @@ void check_session_name(const std::string& name, const std::string& field) {
       std::all_of(name.begin(), name.end(), [&](char c) { return letter(c) || c == '.' || c == '_' || c == '-'; });
   if (fits) return;
   throw ApiError(400,
-                 field + ": got " + short_text(name) +
+                 field + ": got " + io::brief(name) +
                      ", expected 1 to 100 letters, digits and \"._-\" that begin with a letter or digit",
                  field);
 }
 
 GenerationRequest parse_completion(const nlohmann::json& body) {
-  Fields fields(body);
+  const auto fields = fields_of(body);
   GenerationRequest request;
   read_prompts(fields, request);
   read_common(fields, request);
   read_stream_options(fields, request);
   read_state(fields, request);
   read_n(fields, request);
-  request.max_tokens = fields.integer("max_tokens", 0, kMost).value_or(16);
-  request.logprobs = fields.integer("logprobs", 0, kMaxLogprobs).value_or(-1);
-  request.echo = fields.flag("echo", false);
-  request.bos = fields.flag("add_special_tokens");
-  request.cache_tokens = fields.integer("cache_tokens", 0, kMost).value_or(0);
-  fields.refuse_others();
+  request.max_tokens = fields.find<std::int64_t>("max_tokens", 0, kMost).value_or(16);
+  request.logprobs = fields.find<std::int64_t>("logprobs", 0, kMaxLogprobs).value_or(-1);
+  request.echo = fields.find<bool>("echo").value_or(false);
+  request.bos = fields.find<bool>("add_special_tokens");
+  request.cache_tokens = fields.find<std::int64_t>("cache_tokens", 0, kMost).value_or(0);
+  refuse_others(fields);
   const bool continues = !request.session.empty() || request.state.has_value();
   if (request.prompts.empty()) {
-    if (!continues)
-      throw ApiError(400, "prompt: got nothing, expected a text, token ids, or a list of these", "prompt");
+    if (!continues) fields.refuse("prompt", "a text, token ids, or a list of these");
     request.prompts.emplace_back(std::vector<std::int32_t>());
   }
   require_one_reply(request);
@@ -247,103 +238,96 @@ GenerationRequest parse_completion(const nlohmann::json& body) {
 }
 
 GenerationRequest parse_chat(const nlohmann::json& body) {
-  Fields fields(body);
+  const auto fields = fields_of(body);
   GenerationRequest request;
   request.shape = Shape::chat;
-  const auto* list = fields.find("messages");
-  request.chat = messages(list == nullptr ? nlohmann::json() : *list, "messages", {"text"});
+  request.chat = messages(fields, "messages", {"text"});
   read_common(fields, request);
   read_stream_options(fields, request);
   read_state(fields, request);
   read_n(fields, request);
-  request.max_tokens = fields.integer("max_tokens", 0, kMost);
-  if (const auto most = fields.integer("max_completion_tokens", 0, kMost)) request.max_tokens = most;
-  const bool scored = fields.flag("logprobs", false);
-  const auto top = fields.integer("top_logprobs", 0, kMaxLogprobs);
+  request.max_tokens = fields.find<std::int64_t>("max_tokens", 0, kMost);
+  if (const auto most = fields.find<std::int64_t>("max_completion_tokens", 0, kMost)) request.max_tokens = most;
+  const bool scored = fields.find<bool>("logprobs").value_or(false);
+  const auto top = fields.find<std::int64_t>("top_logprobs", 0, kMaxLogprobs);
   if (top && !scored) fields.refuse("top_logprobs", "it with \"logprobs\": true alone");
   if (scored) request.logprobs = top.value_or(0);
-  fields.refuse_others();
+  refuse_others(fields);
   require_one_reply(request);
   return request;
 }
 
 GenerationRequest parse_response(const nlohmann::json& body) {
-  Fields fields(body);
+  const auto fields = fields_of(body);
   GenerationRequest request;
   request.shape = Shape::response;
   read_common(fields, request);
-  request.max_tokens = fields.integer("max_output_tokens", 0, kMost);
+  request.max_tokens = fields.find<std::int64_t>("max_output_tokens", 0, kMost);
   read_session_name(fields, "previous_response_id", request.previous_response);
-  request.store = request.disposable = fields.flag("store", true);
-  if (const auto instructions = fields.text("instructions")) request.chat.push_back({"system", *instructions});
+  request.store = request.disposable = fields.find<bool>("store").value_or(true);
+  if (const auto instructions = fields.find<std::string>("instructions"))
+    request.chat.push_back({"system", *instructions});
   const auto* input = fields.find("input");
-  if (input == nullptr) throw ApiError(400, "input: got nothing, expected a text or a list of messages", "input");
+  if (input == nullptr) fields.refuse("input", "a text or a list of messages");
   if (input->is_string()) {
     request.chat.push_back({"user", input->get<std::string>()});
   } else {
-    for (auto& message : messages(*input, "input", {"input_text", "output_text"})) {
+    for (auto& message : messages(fields, "input", {"input_text", "output_text"})) {
       request.chat.push_back(std::move(message));
     }
   }
-  fields.refuse_others();
+  refuse_others(fields);
   return request;
 }
 
 TokenizeRequest parse_tokenize(const nlohmann::json& body) {
-  Fields fields(body);
+  const auto fields = fields_of(body);
   TokenizeRequest request;
-  fields.text("model");
-  const auto text = fields.text("prompt");
-  if (!text) throw ApiError(400, "prompt: got nothing, expected a text", "prompt");
-  request.text = *text;
-  request.bos = fields.flag("add_special_tokens");
-  fields.refuse_others();
+  fields.find<std::string>("model");
+  request.text = fields.get<std::string>("prompt");
+  request.bos = fields.find<bool>("add_special_tokens");
+  refuse_others(fields);
   return request;
 }
 
 std::vector<std::int32_t> parse_detokenize(const nlohmann::json& body) {
-  Fields fields(body);
-  fields.text("model");
+  const auto fields = fields_of(body);
+  fields.find<std::string>("model");
   const auto* tokens = fields.find("tokens");
-  if (tokens == nullptr || !tokens->is_array()) {
-    throw ApiError(
-        400, "tokens: got " + (tokens == nullptr ? "nothing" : short_text(*tokens)) + ", expected a list of token ids",
-        "tokens");
-  }
+  if (tokens == nullptr || !tokens->is_array()) fields.refuse("tokens", "a list of token ids");
   auto ids = token_ids(*tokens, fields, "tokens");
-  fields.refuse_others();
+  refuse_others(fields);
   return ids;
 }
 
 CreateSessionRequest parse_create_session(const nlohmann::json& body) {
-  Fields fields(body);
+  const auto fields = fields_of(body);
   CreateSessionRequest request;
-  fields.text("model");
+  fields.find<std::string>("model");
   read_session_name(fields, "name", request.name);
   read_session_name(fields, "parent", request.parent);
   if (const auto* prompt = fields.find("prompt")) request.prompt = one_prompt(*prompt, fields, "prompt");
-  request.bos = fields.flag("add_special_tokens");
-  fields.refuse_others();
+  request.bos = fields.find<bool>("add_special_tokens");
+  refuse_others(fields);
   if (!request.prompt && request.parent.empty()) {
-    throw ApiError(400, "prompt: got nothing, expected a text or token ids, or a parent to copy", "prompt");
+    fields.refuse("prompt", "a text or token ids, or a parent to copy");
   }
   return request;
 }
 
 std::string parse_fork(const nlohmann::json& body) {
-  Fields fields(body);
+  const auto fields = fields_of(body);
   std::string name;
   read_session_name(fields, "name", name);
-  fields.refuse_others();
+  refuse_others(fields);
   return name;
 }
 
 std::int64_t parse_rewind(const nlohmann::json& body) {
-  Fields fields(body);
-  const auto tokens = fields.integer("tokens", 0, kMost);
-  fields.refuse_others();
-  if (!tokens) throw ApiError(400, "tokens: got nothing, expected the number of tokens to roll back", "tokens");
-  return *tokens;
+  const auto fields = fields_of(body);
+  const auto tokens = fields.get<std::int64_t>("tokens", 0, kMost);
+  refuse_others(fields);
+  return tokens;
 }
 
 }  // namespace efla::serve
