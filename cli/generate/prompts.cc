@@ -1,23 +1,20 @@
 #include "cli/generate/prompts.h"
 
-#include <nlohmann/json.hpp>
 #include <string_view>
 
 #include "efla/base/error.h"
 #include "efla/base/utf8.h"
+#include "efla/io/fields.h"
 #include "efla/io/file.h"
+#include "efla/io/json.h"
 
 namespace efla::cli {
 namespace {
 
 std::string prompt_of(std::string_view line, const std::filesystem::path& path, std::size_t offset) {
-  const auto object = nlohmann::json::parse(line, nullptr, false);
-  const auto field = object.is_object() ? object.find("prompt") : object.end();
-  if (!object.is_object() || field == object.end() || !field->is_string()) {
-    throw IoError(IoError::Kind::content, path.string(), static_cast<std::int64_t>(offset),
-                  "not a JSON object with a text \"prompt\"");
-  }
-  return field->get<std::string>();
+  const auto object = io::parse_json(io::as_bytes(line), path.string(), offset);
+  return io::Fields(object, io::refuse_in_file(path.string(), "", static_cast<std::int64_t>(offset)))
+      .get<std::string>("prompt");
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include "cli/support/interrupt.h"
 #include "cli/support/progress_bar.h"
 #include "efla/base/error.h"
+#include "efla/io/fields.h"
 #include "efla/io/file.h"
 #include "efla/io/folder_lock.h"
 #include "efla/io/json.h"
@@ -47,6 +48,7 @@ nlohmann::ordered_json study_environment(const ThreadPool& pool) {
 // from it.
 void require_same_study(const nlohmann::json& wanted, const fs::path& mark, const std::string& operation) {
   const auto found = io::read_json(mark);
+  const io::Fields fields(found, io::refuse_in_file(mark.string()));
   for (const char* part : {"study", "settings"}) {
     io::require_same({{part, wanted.at(part)}}, {{part, found.value(part, nlohmann::json())}}, operation,
                      mark.string());

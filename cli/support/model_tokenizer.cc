@@ -5,6 +5,7 @@
 
 #include "efla/base/error.h"
 #include "efla/data/tokenizers/tokenizer_json.h"
+#include "efla/io/fields.h"
 #include "efla/io/file.h"
 #include "efla/io/json.h"
 #include "efla/nn/models/language_model_file.h"
@@ -13,15 +14,13 @@
 namespace efla::cli {
 namespace {
 
-// Returns the text at a JSON pointer of a run.json, or "". Throws IoError for a value of another type.
-std::string text_at(const nlohmann::json& recorded, const char* path, const std::filesystem::path& run) {
-  const nlohmann::json::json_pointer pointer(path);
-  if (!recorded.is_object() || !recorded.contains(pointer)) return "";
-  const auto& value = recorded.at(pointer);
-  if (!value.is_string()) {
-    throw IoError(IoError::Kind::content, run.string(), -1, std::string(path) + " is not a text");
+// Returns the text in a run.json below these names, or "". Throws IoError for a value of another type.
+std::string text_at(io::Fields fields, std::initializer_list<const char*> objects, const char* name) {
+  for (const char* object : objects) {
+    if (fields.find(object) == nullptr) return "";
+    fields = fields.object(object);
   }
-  return value.get<std::string>();
+  return fields.find<std::string>(name).value_or("");
 }
 
 }  // namespace
@@ -37,9 +36,10 @@ std::string find_tokenizer(const std::string& model, const std::string& given) {
   const auto run = std::filesystem::path(model) / train::kRunFile;
   if (!std::filesystem::exists(run)) return beside(kTokenizerJsonFile);
   const auto recorded = io::read_json(run);
-  if (auto path = text_at(recorded, "/config/data/tokenizer", run); !path.empty()) return path;
+  const io::Fields fields(recorded, io::refuse_in_file(run.string()));
+  if (auto path = text_at(fields, {"config", "data"}, "tokenizer"); !path.empty()) return path;
   // Any other is a file's name without its folder.
-  return text_at(recorded, "/data/train/tokenizer", run) == "bytes" ? "bytes" : "";
+  return text_at(fields, {"data", "train"}, "tokenizer") == "bytes" ? "bytes" : "";
 }
 
 std::string require_tokenizer(const std::string& command, const std::string& model, const std::string& given) {
@@ -75,13 +75,13 @@ void require_tokenizer_of_run(const std::string& command, const std::string& mod
   const auto run = std::filesystem::path(model) / train::kRunFile;
   if (!std::filesystem::exists(run)) return;
   const auto recorded = io::read_json(run);
-  if (!recorded.is_object() || !recorded.contains("tokenizer")) return;  // of a version that did not keep it
-  const auto& expected = recorded.at("tokenizer");
-  if (!expected.is_object() || text_at(recorded, "/tokenizer/fingerprint", run) == tokenizer.fingerprint) return;
-  const auto name = text_at(recorded, "/tokenizer/name", run);
-  throw Error(
-      command, "--tokenizer", path + ", which is not the tokenizer of " + model,
-      (name.empty() ? "another" : name) + " of " + expected.value("vocab_size", nlohmann::json(0)).dump() + " tokens");
+  const io::Fields fields(recorded, io::refuse_in_file(run.string()));
+  if (fields.find("tokenizer") == nullptr) return;  // of a version that did not keep it
+  const auto expected = fields.object("tokenizer");
+  if (expected.get<std::string>("fingerprint") == tokenizer.fingerprint) return;
+  const auto name = expected.find<std::string>("name").value_or("another");
+  throw Error(command, "--tokenizer", path + ", which is not the tokenizer of " + model,
+              name + " of " + std::to_string(expected.get<std::int64_t>("vocab_size")) + " tokens");
 }
 
 }  // namespace efla::cli

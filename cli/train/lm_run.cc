@@ -9,6 +9,7 @@
 #include "efla/eval/language_model_scorer.h"
 #include "efla/eval/lm_benchmark.h"
 #include "efla/generate/generator.h"
+#include "efla/io/fields.h"
 #include "efla/io/file.h"
 #include "efla/io/json.h"
 #include "efla/io/sha256.h"
@@ -207,8 +208,9 @@ experiments::LmOutcome train_and_score(const json& config, const std::vector<dat
       1, [&] { return task.add_copy(); }, context.pool, device, options.precision);
   if (const auto file = folder / train::kRunFile; std::filesystem::exists(file)) {
     // The tokens are those that the run began with.
-    io::require_same({{"data", setup.data_description()}}, {{"data", io::read_json(file).at("data")}}, "reproduce",
-                     file.string());
+    const json recorded = io::read_json(file);
+    const auto data = io::Fields(recorded, io::refuse_in_file(file.string())).object("data");
+    io::require_same({{"data", setup.data_description()}}, {{"data", data.content()}}, "reproduce", file.string());
   } else {
     write_run_file(folder, setup, 1, 1, context.device.is_cpu() ? "cpu" : "cuda");
   }

@@ -16,6 +16,7 @@
 #include "cli/support/threads.h"
 #include "efla/base/error.h"
 #include "efla/base/shell_word.h"
+#include "efla/io/fields.h"
 #include "efla/io/file.h"
 #include "efla/io/folder_lock.h"
 #include "efla/io/json.h"
@@ -135,7 +136,8 @@ Plan make_plan(TrainArguments a) {
     for (const auto& set : a.given) set(a.run);
   }
   plan.run.model = a.run.at("model");
-  plan.run.training = train::image_training_from_json(a.run.at("training"));
+  plan.run.training =
+      train::image_training_from_json(io::Fields(a.run, io::refuse_argument(kTrainSmnist)).object("training"));
   plan.run.checkpoint_every = a.checkpoint_every;
   train::validate(plan.run.training);
   experiments::make_digit_classifier(plan.run.model,

@@ -18,6 +18,7 @@
 #include "cli/version/version.h"
 #include "efla/base/error.h"
 #include "efla/base/shell_word.h"
+#include "efla/io/fields.h"
 #include "efla/io/file.h"
 #include "efla/io/folder_lock.h"
 #include "efla/io/json.h"
@@ -94,14 +95,6 @@ int threads_of(int asked) {
   return std::max(1, available_processors() / processes);
 }
 
-// A part of run.json.
-json field_of(const json& run, const char* name, const std::filesystem::path& path) {
-  if (!run.is_object() || !run.contains(name) || !run.at(name).is_object()) {
-    throw IoError(IoError::Kind::content, path.string(), -1, std::string("it has no \"") + name + "\" of a run");
-  }
-  return run.at(name);
-}
-
 json asked_configuration(const TrainLmArguments& a) {
   if (a.out.empty() == a.resume.empty()) {
     throw Error(kTrainLm, "--out", a.out.empty() ? "nothing" : "both --out and --resume",
@@ -113,15 +106,17 @@ json asked_configuration(const TrainLmArguments& a) {
   }
   if (!a.config.empty()) return read_configuration(a.config, a.settings);
   const auto path = std::filesystem::path(a.resume) / train::kRunFile;
-  return field_of(io::read_json(path), "config", path);
+  const json recorded = io::read_json(path);
+  return io::Fields(recorded, io::refuse_in_file(path.string())).object("config").content();
 }
 
 // The configuration and the data of the run that goes on are those that it began with.
 void require_same_run(const std::filesystem::path& folder, const json& config, const json& data) {
   const auto path = folder / train::kRunFile;
   const json recorded = io::read_json(path);
-  io::require_same(config, field_of(recorded, "config", path), "resume", path.string());
-  io::require_same({{"data", data}}, {{"data", field_of(recorded, "data", path)}}, "resume", path.string());
+  const io::Fields fields(recorded, io::refuse_in_file(path.string()));
+  io::require_same(config, fields.object("config").content(), "resume", path.string());
+  io::require_same({{"data", data}}, {{"data", fields.object("data").content()}}, "resume", path.string());
 }
 
 void print_summary(const std::filesystem::path& folder) {

@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "efla/base/error.h"
+#include "efla/io/fields.h"
 #include "efla/io/json.h"
 #include "efla/io/safetensors/safetensors.h"
 
@@ -12,26 +12,6 @@ namespace {
 constexpr const char* kFormat = "efla checkpoint 2";
 constexpr const char* kOptimizerFile = "optimizer.safetensors";
 constexpr const char* kTrainerFile = "trainer.json";
-
-[[noreturn]] void refuse(const std::string& path, const std::string& what) {
-  throw IoError(IoError::Kind::content, path, -1, what);
-}
-
-template <class T>
-T field(const nlohmann::json& json, const char* name, const std::string& path) {
-  try {
-    return json.at(name).get<T>();
-  } catch (const nlohmann::json::exception&) {
-    refuse(path, std::string("has no ") + name + ", or one of another type");
-  }
-}
-
-std::int64_t count_field(const nlohmann::json& json, const char* name, const std::string& path) {
-  if (!json.contains(name) || !json.at(name).is_number_integer() || json.at(name) < 0) {
-    refuse(path, std::string("its ") + name + " is not a count");
-  }
-  return json.at(name).get<std::int64_t>();
-}
 
 }  // namespace
 
@@ -54,15 +34,13 @@ void write_checkpoint(const std::filesystem::path& folder, const TrainerState& s
 TrainerState read_trainer_state(const std::filesystem::path& folder) {
   const std::string path = (folder / kTrainerFile).string();
   const nlohmann::json trainer = io::read_json(path);
-  if (!trainer.is_object() || trainer.value("format", nlohmann::json()) != kFormat) {
-    refuse(path, std::string("its format is not \"") + kFormat + "\"");
-  }
+  const io::Fields fields(trainer, io::refuse_in_file(path));
+  if (fields.get<std::string>("format") != kFormat) fields.refuse("format", io::shown(kFormat));
   TrainerState state;
-  state.step = count_field(trainer, "step", path);
-  state.examples = count_field(trainer, "examples", path);
-  state.position = field<nlohmann::json>(trainer, "position", path);
-  state.config = field<nlohmann::json>(trainer, "config", path);
-  if (!state.config.is_object()) refuse(path, "its config is not a JSON object");
+  state.step = fields.get<std::int64_t>("step", 0, INT64_MAX);
+  state.examples = fields.get<std::int64_t>("examples", 0, INT64_MAX);
+  state.position = fields.object("position").content();
+  state.config = fields.object("config").content();
   return state;
 }
 

@@ -5,10 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <numbers>
-#include <string>
 #include <string_view>
-
-#include "efla/base/error.h"
 
 namespace efla::train {
 
@@ -16,14 +13,6 @@ enum class Schedule { constant, cosine };
 
 inline std::string_view schedule_name(Schedule schedule) {
   return schedule == Schedule::cosine ? "cosine" : "constant";
-}
-
-// Throws Error for a name that is neither "constant" nor "cosine".
-inline Schedule schedule_from_name(std::string_view name) {
-  for (const Schedule schedule : {Schedule::constant, Schedule::cosine}) {
-    if (name == schedule_name(schedule)) return schedule;
-  }
-  throw Error("train", "schedule", std::string("\"").append(name).append("\""), "constant or cosine");
 }
 
 struct LearningRate {

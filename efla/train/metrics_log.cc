@@ -4,7 +4,7 @@
 #include <string_view>
 #include <vector>
 
-#include "efla/base/error.h"
+#include "efla/io/fields.h"
 
 namespace efla::train {
 namespace {
@@ -50,15 +50,14 @@ void MetricsLog::note(const nlohmann::ordered_json& line) {
 const std::filesystem::path& MetricsLog::kept(const std::filesystem::path& path, std::int64_t step) {
   if (!std::filesystem::exists(path)) return path;
   std::size_t kept_lines = 0;
-  try {
-    for (const auto& line : io::read_json_lines(path)) {
-      if (line.at("step").get<std::int64_t>() > step) break;
-      note(line);
-      ++kept_lines;
-    }
-  } catch (const nlohmann::json::exception&) {
-    throw IoError(IoError::Kind::content, path.string(), -1,
-                  "line " + std::to_string(kept_lines + 1) + " has no event, step and seconds");
+  for (const auto& line : io::read_json_lines(path)) {
+    const auto place = "line " + std::to_string(kept_lines + 1) + ": ";
+    const io::Fields fields(line, io::refuse_in_file(path.string(), place));
+    if (fields.get<std::int64_t>("step") > step) break;
+    fields.get<double>("seconds");
+    fields.get<std::string>("event");
+    note(line);
+    ++kept_lines;
   }
   const io::Bytes text = io::read_file(path);
   auto end = text.begin();

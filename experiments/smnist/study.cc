@@ -7,6 +7,7 @@
 #include "efla/autograd/context.h"
 #include "efla/base/shell_word.h"
 #include "efla/eval/robustness.h"
+#include "efla/io/fields.h"
 #include "efla/io/json.h"
 #include "efla/report/html.h"
 #include "efla/train/tasks/image_task.h"
@@ -30,7 +31,8 @@ train::ImageRun spec_of(const DigitRun& run, const json& settings, const json& d
   training.merge_patch(settings.at("training"));
   training["lr"] = run.lr;
   training["seed"] = run.seed;
-  return {/*folder=*/{}, model, data, train::image_training_from_json(training)};
+  return {/*folder=*/{}, model, data,
+          train::image_training_from_json({training, io::refuse_argument("reproduce smnist"), "training"})};
 }
 
 std::string train_command(const DigitRun& run, const train::ImageRun& spec, const std::string& data) {

@@ -239,9 +239,9 @@ TEST_F(ServeCommand, RefusesMistakes) {
   refused({"--prot", "80"}, "nearest is --port");
   EXPECT_TRUE(is_user_mistake(run_program({"serve", folder.file("none")}), "none"));
   write_text(model() + "/run.json", R"({"tokenizer": {"fingerprint": 3}})");
-  refused({}, "run.json: /tokenizer/fingerprint is not a text");
+  refused({}, "run.json: tokenizer.fingerprint: got 3, expected a text");
   write_text(model() + "/run.json", R"({"tokenizer": {"fingerprint": "0", "name": []}})");
-  refused({}, "run.json: /tokenizer/name is not a text");
+  refused({}, "run.json: tokenizer.name: got [], expected a text");
 }
 
 }  // namespace

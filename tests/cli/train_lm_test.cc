@@ -333,7 +333,7 @@ TEST_F(TrainLm, NothingThatIsObservedChangesWhatIsTrained) {
 }
 
 TEST_F(TrainLm, Mistakes) {
-  EXPECT_TRUE(is_user_mistake(run_program(train("run", {"training.warmup=3"})), "nearest is training.warmup_steps"));
+  EXPECT_TRUE(is_user_mistake(run_program(train("run", {"training.warmup=3"})), "nearest: training.warmup_steps"));
   EXPECT_TRUE(is_user_mistake(run_program(train("run", {"model.hiden_size=3"})), "hidden_size"));
   EXPECT_TRUE(is_user_mistake(run_program(train("run", {"data.train=\"nowhere\""})), "nowhere"));
   EXPECT_TRUE(is_user_mistake(run_program(train("run", {"data.train=./no/where"})), "no/where")) << "without quotes";
@@ -349,7 +349,7 @@ TEST_F(TrainLm, Mistakes) {
     EXPECT_TRUE(
         is_user_mistake(result, std::string("--set: got '") + setting + "', expected a value; for an empty text "));
   }
-  EXPECT_TRUE(is_user_mistake(run_program(train("run", {"lr=1"})), "nearest is training.lr"));
+  EXPECT_TRUE(is_user_mistake(run_program(train("run", {"lr=1"})), "nearest: training.lr"));
   EXPECT_TRUE(
       is_user_mistake(run_program(train("run", {"model.num_heads=5"})), "num_heads: got 5, expected a divisor of "));
   EXPECT_TRUE(is_user_mistake(run_program(train("run", {"training.lr=nan"})), "training.lr: got nan"));
@@ -367,7 +367,7 @@ TEST_F(TrainLm, Mistakes) {
   EXPECT_TRUE(is_user_mistake(run_program({"train", "lm", "--resume", path("none")}), "none"));
   fs::create_directory(path("half"));
   write_text(folder_ / "half/run.json", "{}");
-  EXPECT_TRUE(is_user_mistake(run_program(resume("half")), "run.json: it has no \"config\" of a run"));
+  EXPECT_TRUE(is_user_mistake(run_program(resume("half")), "run.json: config: got nothing, expected an object"));
   write_text(folder_ / "broken.toml", "[training\n");
   EXPECT_TRUE(is_user_mistake(run_program({"train", "lm", path("broken.toml"), "--out", path("run")}), "line 1"));
   EXPECT_FALSE(fs::exists(path("run"))) << "a mistake left a folder behind";

@@ -144,7 +144,7 @@ TEST(TrainCommand, KilledBeforeItsFirstCheckpointBeginsAnew) {
   write_text(damaged / "training.json", R"({"model": {}, "data": 1})");
   for (const auto& command :
        {small_run(damaged.string()), Arguments{"train", "smnist", "--resume", damaged.string()}}) {
-    EXPECT_TRUE(is_user_mistake(run_program(command), "training.json: it has no \"data\" of a run"));
+    EXPECT_TRUE(is_user_mistake(run_program(command), "training.json: model.mixer: got nothing, expected a text"));
   }
 }
 
@@ -200,8 +200,10 @@ TEST(EvalCommand, MeasuresARun) {
   write_text(
       other + "/checkpoints/step-000001/trainer.json",
       R"({"format": "efla checkpoint 2", "step": 1, "examples": 1, "position": {}, "config": {"model": {}, "data": {}, "training": {}}})");
-  EXPECT_TRUE(is_user_mistake(run_program({"eval", "robustness", other}), "not of a classifier of images"));
-  EXPECT_TRUE(is_user_mistake(run_program({"train", "smnist", "--resume", other}), "not of a classifier of images"));
+  EXPECT_TRUE(is_user_mistake(run_program({"eval", "robustness", other}),
+                              "step-000001: model.mixer: got nothing, expected a text"));
+  EXPECT_TRUE(is_user_mistake(run_program({"train", "smnist", "--resume", other}),
+                              "step-000001: model.mixer: got nothing, expected a text"));
   EXPECT_TRUE(is_user_mistake(run_program({"eval", "robustness", folder.path()}), "has no checkpoint"));
 
   std::filesystem::resize_file(run + "/checkpoints/step-000010/model.safetensors", 100);

@@ -402,15 +402,16 @@ TEST(LanguageModel, ConfigJsonNamesWhatIsNotSupported) {
     json.update(change);
     expect_error([&] { language_model_config_from_json(json); }, argument, says);
   };
-  wrong("model_type", "'mamba2'", {{"model_type", "mamba2"}});
+  wrong("model_type", "got \"mamba2\", expected delta_net", {{"model_type", "mamba2"}});
   wrong("hidden_act", "\"swish\" or \"silu\", all that is supported", {{"hidden_act", "gelu"}});
   wrong("attnres_block_size", "got 4", {{"attnres_block_size", 4}});
   wrong("hidden_sizes", "nearest: hidden_size", {{"hidden_sizes", 64}});
   wrong("hidden_size", "a whole number", {{"hidden_size", "64"}});
   wrong("hidden_size", "got 9223372036854775808, expected a whole number below 2^63",
         {{"hidden_size", std::uint64_t{1} << 63}});
-  wrong("layers", "whole numbers below 2^63", {{"attn", {{"layers", {std::uint64_t{1} << 63}}, {"num_heads", 2}}}});
-  wrong("window_size", "got 512", {{"attn", {{"layers", {0}}, {"num_heads", 2}, {"window_size", 512}}}});
+  wrong("attn.layers", "a list of whole numbers below 2^63",
+        {{"attn", {{"layers", {std::uint64_t{1} << 63}}, {"num_heads", 2}}}});
+  wrong("attn.window_size", "got 512", {{"attn", {{"layers", {0}}, {"num_heads", 2}, {"window_size", 512}}}});
 }
 
 }  // namespace

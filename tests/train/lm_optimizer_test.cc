@@ -181,13 +181,13 @@ TEST(LmOptions, MistakesAreNamed) {
     config[table][key] = value;
     expect_error([&] { lm_options_from_json(config); }, argument, says);
   };
-  refused("training", "warm_up_steps", 1, "training.warm_up_steps", "nearest is training.warmup_steps");
-  refused("data", "trian", "x", "data.trian", "nearest is data.train");
-  refused("trainig", "x", 1, "trainig", "nearest is training");
+  refused("training", "warm_up_steps", 1, "training.warm_up_steps", "nearest: training.warmup_steps");
+  refused("data", "trian", "x", "data.trian", "nearest: data.train");
+  refused("trainig", "x", 1, "trainig", "nearest: training");
   for (const auto& [key, full] : {std::pair{"lr", "training.lr"}, {"validation", "data.validation"}}) {
     auto config = small_config();
     config[key] = 1;
-    expect_error([&] { lm_options_from_json(config); }, key, std::string("nearest is ") + full);
+    expect_error([&] { lm_options_from_json(config); }, key, std::string("nearest: ") + full);
   }
   refused("training", "lr", "high", "training.lr", "a number");
   refused("training", "steps", 1.5, "training.steps", "a whole number");

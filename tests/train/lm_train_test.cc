@@ -182,7 +182,8 @@ TEST_F(LmTraining, ACheckpointOfAnotherRunIsRefused) {
   options.seed = 42;
   const auto trainer = io::CheckpointFolder(folder_ / "run").latest()->path / "trainer.json";
   test::write_text(trainer, "{\"format\": \"other\"}");
-  expect_bad_content([&] { run(folder_ / "run", options); }, -1, "its format is not");
+  expect_bad_content([&] { run(folder_ / "run", options); }, -1,
+                     "format: got \"other\", expected \"efla checkpoint 2\"");
 }
 
 TEST_F(LmTraining, EvaluationIsTheMeanOverTheTargets) {

@@ -226,7 +226,8 @@ TEST(Checkpoint, RefusesFoldersThatAreNone) {
     write_text(folder / "trainer.json", trainer);
     expect_bad_content([&] { read_trainer_state(folder.path()); }, -1, says);
   };
-  refused("{}", "its format is not \"efla checkpoint 2\"");
+  refused("{}", "trainer.json: format: got nothing, expected a text");
+  refused(R"({"format": "x"})", "format: got \"x\", expected \"efla checkpoint 2\"");
   const json whole = {{"format", "efla checkpoint 2"},
                       {"step", 3},
                       {"examples", 7},
@@ -239,14 +240,14 @@ TEST(Checkpoint, RefusesFoldersThatAreNone) {
   };
   json without = whole;
   without.erase("step");
-  refused(without.dump(), "its step is not a count");
-  refused(changed("step", "3x"), "its step is not a count");
-  refused(changed("step", -3), "its step is not a count");
-  refused(changed("examples", 1.5), "its examples is not a count");
-  refused(changed("config", 1), "its config is not a JSON object");
+  refused(without.dump(), "step: got nothing, expected a whole number of at least 0");
+  refused(changed("step", "3x"), "step: got \"3x\", expected a whole number of at least 0");
+  refused(changed("step", -3), "step: got -3");
+  refused(changed("examples", 1.5), "examples: got 1.5");
+  refused(changed("config", 1), "config: got 1, expected an object");
   without.erase("config");
   without["step"] = 3;
-  refused(without.dump(), "has no config");
+  refused(without.dump(), "config: got nothing, expected an object");
   write_text(folder / "trainer.json", whole.dump());
   EXPECT_EQ(read_trainer_state(folder.path()).step, 3);
 

@@ -6,117 +6,41 @@
 #include <algorithm>
 #include <initializer_list>
 #include <nlohmann/json.hpp>
-#include <set>
 
 #include "efla/base/error.h"
 #include "efla/base/text.h"
+#include "efla/io/fields.h"
 #include "efla/rule/validate.h"
 
 namespace efla::nn {
 namespace {
 
+using io::Fields;
 using nlohmann::json;
 
-// Reads the fields of an object and remembers which names are known.
-class Fields {
- public:
-  Fields(const json& object, std::string source) : object_(object), source_(std::move(source)) {
-    if (!object.is_object()) throw Error(source_, "content", object.dump().substr(0, 40), "an object");
-  }
-
-  // Reads a field; null stands for the default.
-  template <class T>
-  void read(const char* name, T& value) {
-    known_.insert(name);
-    const auto found = object_.find(name);
-    if (found == object_.end() || found->is_null()) return;
-    if (!has_type<T>(*found)) throw Error(source_, name, found->dump(), type_text<T>());
-    found->get_to(value);
-  }
-
-  template <class T>
-  void read(const char* name, std::optional<T>& value) {
-    known_.insert(name);
-    const auto found = object_.find(name);
-    if (found == object_.end()) return;
-    value.reset();
-    if (found->is_null()) return;
-    read(name, value.emplace());
-  }
-
-  // Reads a field for which only these values are supported.
-  void allow(const char* name, std::initializer_list<json> values) {
-    known_.insert(name);
-    const auto found = object_.find(name);
-    if (found == object_.end() || std::find(values.begin(), values.end(), *found) != values.end()) return;
-    std::string list;
-    for (const auto& value : values) list += (list.empty() ? "" : " or ") + value.dump();
-    throw Error(source_, name, found->dump(), list + ", all that is supported");
-  }
-
-  // Accepts fields that do not change what a model computes.
-  void pass_over(std::initializer_list<const char*> names) { known_.insert(names.begin(), names.end()); }
-
-  const json* find(const char* name) {
-    known_.insert(name);
-    const auto found = object_.find(name);
-    return found == object_.end() || found->is_null() ? nullptr : &*found;
-  }
-
-  // Throws for a field that was never read.
-  void finish() const {
-    for (const auto& [name, value] : object_.items()) {
-      if (known_.count(name)) continue;
-      const std::vector<std::string> names(known_.begin(), known_.end());
-      throw Error(source_, name.substr(0, 100), value.dump().substr(0, 40),
-                  "no such field (nearest: " + nearest_name(name, names) + ")");
-    }
-  }
-
- private:
-  static bool is_int64(const json& value) {
-    return value.is_number_integer() && (!value.is_number_unsigned() || value.get<std::uint64_t>() <= INT64_MAX);
-  }
-
-  template <class T>
-  static bool has_type(const json& value) {
-    if constexpr (std::is_same_v<T, bool>) return value.is_boolean();
-    if constexpr (std::is_same_v<T, std::int64_t>) return is_int64(value);
-    if constexpr (std::is_same_v<T, double>) return value.is_number();
-    if constexpr (std::is_same_v<T, std::string>) return value.is_string();
-    if constexpr (std::is_same_v<T, std::vector<std::int64_t>>) {
-      return value.is_array() && std::all_of(value.begin(), value.end(), is_int64);
-    }
-  }
-
-  template <class T>
-  static std::string type_text() {
-    if constexpr (std::is_same_v<T, bool>) return "true or false";
-    if constexpr (std::is_same_v<T, std::int64_t>) return "a whole number below 2^63";
-    if constexpr (std::is_same_v<T, double>) return "a number";
-    if constexpr (std::is_same_v<T, std::string>) return "a text";
-    return "a list of whole numbers below 2^63";
-  }
-
-  const json& object_;
-  std::string source_;
-  std::set<std::string> known_;
-};
+// Refuses a field with another value than these, which alone are supported.
+void allow(const Fields& fields, const char* name, std::initializer_list<json> values) {
+  const json* found = fields.find(name);
+  if (found == nullptr || std::find(values.begin(), values.end(), *found) != values.end()) return;
+  std::string list;
+  for (const auto& value : values) list += (list.empty() ? "" : " or ") + value.dump();
+  fields.refuse(name, list + ", all that is supported");
+}
 
 // Reads {"layers": […], "num_heads": n, "num_kv_heads": n, "rope_theta": x}, or a list with one such object.
-void read_attention(const json& given, const std::string& source, LanguageModelConfig& config) {
+void read_attention(const Fields& outer, const json& given, LanguageModelConfig& config) {
   const json& object = given.is_array() && given.size() == 1 ? given.front() : given;
-  Fields fields(object, source + ": attn");
+  const Fields fields = outer.within("attn", object);
   fields.read("layers", config.attention_layers);
   fields.read("num_heads", config.attention_heads);
   fields.read("num_kv_heads", config.attention_kv_heads);
   fields.read("rope_theta", config.rope_theta);
-  fields.allow("qkv_bias", {false, nullptr});
-  fields.allow("window_size", {nullptr});
-  fields.finish();
+  allow(fields, "qkv_bias", {false});
+  allow(fields, "window_size", {nullptr});
+  fields.refuse_others();
 }
 
-void read_common(Fields& fields, const std::string& source, LanguageModelConfig& config) {
+void read_common(const Fields& fields, LanguageModelConfig& config) {
   fields.read("vocab_size", config.vocab_size);
   fields.read("hidden_size", config.hidden_size);
   fields.read("num_hidden_layers", config.num_hidden_layers);
@@ -133,48 +57,51 @@ void read_common(Fields& fields, const std::string& source, LanguageModelConfig&
   fields.read("bos_token_id", config.bos_token_id);
   fields.read("eos_token_id", config.eos_token_id);
   fields.read("pad_token_id", config.pad_token_id);
-  if (const json* attention = fields.find("attn")) read_attention(*attention, source, config);
+  if (const json* attention = fields.find("attn")) read_attention(fields, *attention, config);
 }
 
-// Reads the other fields that Hugging Face and flash-linear-attention write.
-void read_rest(Fields& fields) {
-  fields.allow("hidden_act", {"swish", "silu"});
-  fields.allow("attnres_block_size", {nullptr});
-  fields.allow("use_l2warp", {false});
-  fields.allow("conv_bias", {false});
-  fields.allow("norm_first", {false});
-  fields.allow("share_conv_kernel", {false});
-  fields.allow("clamp_min", {nullptr});
-  fields.allow("clamp_max", {nullptr});
-  fields.allow("elementwise_affine", {true, nullptr});
-  fields.allow("quantization_config", {nullptr});
-  fields.allow("is_encoder_decoder", {false});
-  fields.pass_over({"model_type",
-                    "architectures",
-                    "attn_mode",
-                    "auto_map",
-                    "chunk_size_feed_forward",
-                    "dtype",
-                    "fuse_cross_entropy",
-                    "fuse_linear_cross_entropy",
-                    "fuse_norm",
-                    "fuse_swiglu",
-                    "id2label",
-                    "label2id",
-                    "max_position_embeddings",
-                    "output_attentions",
-                    "output_hidden_states",
-                    "problem_type",
-                    "return_dict",
-                    "torch_dtype",
-                    "transformers_version",
-                    "use_cache",
-                    "_attn_implementation_autoset",
-                    "_name_or_path"});
+// Reads the other fields that Hugging Face and flash-linear-attention write; those of the last list do not change what
+// a model computes.
+void read_rest(const Fields& fields) {
+  allow(fields, "hidden_act", {"swish", "silu"});
+  allow(fields, "attnres_block_size", {nullptr});
+  allow(fields, "use_l2warp", {false});
+  allow(fields, "conv_bias", {false});
+  allow(fields, "norm_first", {false});
+  allow(fields, "share_conv_kernel", {false});
+  allow(fields, "clamp_min", {nullptr});
+  allow(fields, "clamp_max", {nullptr});
+  allow(fields, "elementwise_affine", {true});
+  allow(fields, "quantization_config", {nullptr});
+  allow(fields, "is_encoder_decoder", {false});
+  for (const char* name : {"model_type",
+                           "architectures",
+                           "attn_mode",
+                           "auto_map",
+                           "chunk_size_feed_forward",
+                           "dtype",
+                           "fuse_cross_entropy",
+                           "fuse_linear_cross_entropy",
+                           "fuse_norm",
+                           "fuse_swiglu",
+                           "id2label",
+                           "label2id",
+                           "max_position_embeddings",
+                           "output_attentions",
+                           "output_hidden_states",
+                           "problem_type",
+                           "return_dict",
+                           "torch_dtype",
+                           "transformers_version",
+                           "use_cache",
+                           "_attn_implementation_autoset",
+                           "_name_or_path"}) {
+    fields.find(name);
+  }
 }
 
 // Reads the fields that all model types share.
-void read_efla(Fields& fields, LanguageModelConfig& config) {
+void read_efla(const Fields& fields, LanguageModelConfig& config) {
   fields.read("mixer", config.mixer);
   fields.read("num_v_heads", config.num_v_heads);
   fields.read("head_dim", config.head_dim);
@@ -188,39 +115,39 @@ void read_efla(Fields& fields, LanguageModelConfig& config) {
   fields.read("lower_bound", config.lower_bound);
 }
 
-LanguageModelConfig read_delta_net(Fields& fields, const std::string& source) {
+LanguageModelConfig read_delta_net(const Fields& fields) {
   LanguageModelConfig config{.mixer = "deltanet", .use_gate = false};
-  read_common(fields, source, config);
+  read_common(fields, config);
   fields.read("expand_k", config.expand_k);
   fields.read("use_gate", config.use_gate);
   fields.read("use_beta", config.use_beta);
   fields.read("qk_norm", config.qk_norm);
   fields.read("qk_activation", config.qk_activation);
-  fields.allow("use_output_norm", {true});
+  allow(fields, "use_output_norm", {true});
   return config;
 }
 
-LanguageModelConfig read_gated_deltanet(Fields& fields, const std::string& source) {
+LanguageModelConfig read_gated_deltanet(const Fields& fields) {
   LanguageModelConfig config{.mixer = "gdn", .num_hidden_layers = 21, .num_heads = 6, .head_dim = 256};
   config.expand_v = 2.0;
   config.use_gate = true;
-  read_common(fields, source, config);
+  read_common(fields, config);
   fields.read("head_dim", config.head_dim);
   fields.read("num_v_heads", config.num_v_heads);
   fields.read("use_gate", config.use_gate);
   return config;
 }
 
-LanguageModelConfig read_kda(Fields& fields, const std::string& source) {
+LanguageModelConfig read_kda(const Fields& fields) {
   LanguageModelConfig config{.mixer = "kda", .head_dim = 128};
   config.use_gate = true;
-  read_common(fields, source, config);
+  read_common(fields, config);
   fields.read("head_dim", config.head_dim);
   fields.read("num_v_heads", config.num_v_heads);
   fields.read("safe_gate", config.safe_gate);
   fields.read("lower_bound", config.lower_bound);
   if (config.safe_gate && !config.lower_bound) {
-    throw Error(source, "lower_bound", "null", "a number in [-5, 0), as safe_gate is true");
+    fields.refuse("lower_bound", "a number in [-5, 0), as safe_gate is true");
   }
   return config;
 }
@@ -346,37 +273,36 @@ json to_json(const LanguageModelConfig& c) {
 }
 
 LanguageModelConfig language_model_config_from_json(const json& object, const std::string& source) {
-  Fields fields(object, source);
+  const Fields fields(object, io::refuse_argument(source));
   std::string type;
   fields.read("model_type", type);
   LanguageModelConfig config;
   if (type == "delta_net") {
-    config = read_delta_net(fields, source);
+    config = read_delta_net(fields);
   } else if (type == "gated_deltanet") {
-    config = read_gated_deltanet(fields, source);
+    config = read_gated_deltanet(fields);
   } else if (type == "kda") {
-    config = read_kda(fields, source);
+    config = read_kda(fields);
   } else if (type == "efla") {
-    read_common(fields, source, config);
+    read_common(fields, config);
     read_efla(fields, config);
   } else {
-    throw Error(source, "model_type", type.empty() ? "nothing" : "'" + type.substr(0, 100) + "'",
-                "delta_net, gated_deltanet, kda or efla");
+    fields.refuse("model_type", "delta_net, gated_deltanet, kda or efla");
   }
   read_rest(fields);
-  fields.finish();
+  fields.refuse_others();
   validate(config);
   return config;
 }
 
 LanguageModelConfig language_model_config_from_table(const json& table, const std::string& source) {
-  Fields fields(table, source);
+  const Fields fields(table, io::refuse_argument(source));
   std::string preset;
   fields.read("preset", preset);
   LanguageModelConfig config = preset.empty() ? LanguageModelConfig{} : language_model_preset(preset);
-  read_common(fields, source, config);
+  read_common(fields, config);
   read_efla(fields, config);
-  fields.finish();
+  fields.refuse_others();
   validate(config);
   return config;
 }

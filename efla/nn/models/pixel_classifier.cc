@@ -9,6 +9,7 @@
 #include "efla/base/check.h"
 #include "efla/base/error.h"
 #include "efla/base/memory.h"
+#include "efla/io/fields.h"
 
 namespace efla::nn {
 namespace {
@@ -21,16 +22,6 @@ constexpr double kMaxMlpRatio = 64.0;
 
 // Small compared with a pixel's contribution to a token's vector.
 constexpr double kPositionDeviation = 0.02;
-
-template <class T>
-void read_field(const json& json, const char* field, T& value) {
-  if (!json.contains(field)) throw Error(kClassifier, field, "nothing", "a value in the model's configuration");
-  try {
-    json.at(field).get_to(value);
-  } catch (const json::exception&) {
-    throw Error(kClassifier, field, json.at(field).dump(), "a value of another type");
-  }
-}
 
 }  // namespace
 
@@ -55,22 +46,20 @@ json to_json(const PixelClassifierConfig& c) {
 }
 
 PixelClassifierConfig pixel_classifier_config_from_json(const json& json) {
+  const io::Fields fields(json, io::refuse_argument(kClassifier));
   PixelClassifierConfig c;
-  const auto known = to_json(c);
-  for (const auto& [field, value] : json.items()) {
-    if (!known.contains(field)) throw Error(kClassifier, field, value.dump(), "a field of the model's configuration");
-  }
-  read_field(json, "mixer", c.mixer);
-  read_field(json, "layers", c.layers);
-  read_field(json, "hidden", c.hidden);
-  read_field(json, "heads", c.heads);
-  read_field(json, "mlp_ratio", c.mlp_ratio);
-  read_field(json, "conv", c.conv);
-  read_field(json, "positions", c.positions);
-  read_field(json, "output_norm", c.output_norm);
-  read_field(json, "pooling", c.pooling);
-  read_field(json, "tokens", c.tokens);
-  read_field(json, "classes", c.classes);
+  fields.get_to("mixer", c.mixer);
+  fields.get_to("layers", c.layers);
+  fields.get_to("hidden", c.hidden);
+  fields.get_to("heads", c.heads);
+  fields.get_to("mlp_ratio", c.mlp_ratio);
+  fields.get_to("conv", c.conv);
+  fields.get_to("positions", c.positions);
+  fields.get_to("output_norm", c.output_norm);
+  fields.get_to("pooling", c.pooling);
+  fields.get_to("tokens", c.tokens);
+  fields.get_to("classes", c.classes);
+  fields.refuse_others();
   return c;
 }
 

@@ -11,7 +11,7 @@
 #include "efla/base/check.h"
 #include "efla/base/error.h"
 #include "efla/eval/robustness.h"
-#include "efla/io/json.h"
+#include "efla/io/fields.h"
 #include "efla/train/checkpoint.h"
 #include "efla/train/data_order.h"
 
@@ -65,16 +65,18 @@ json to_json(const ImageTraining& t) {
           {"clip", t.clip}};
 }
 
-ImageTraining image_training_from_json(const json& j) {
+ImageTraining image_training_from_json(const io::Fields& fields) {
   ImageTraining t;
-  t.epochs = j.at("epochs").get<std::int64_t>();
-  t.lr = j.at("lr").get<double>();
-  t.seed = j.at("seed").get<std::uint64_t>();
-  t.batch_size = j.at("batch_size").get<std::int64_t>();
-  t.weight_decay = j.at("weight_decay").get<double>();
-  t.schedule = schedule_from_name(j.at("schedule").get<std::string>());
-  t.warmup = j.at("warmup").get<double>();
-  t.clip = j.at("clip").get<double>();
+  fields.get_to("epochs", t.epochs);
+  fields.get_to("lr", t.lr);
+  fields.get_to("seed", t.seed);
+  fields.get_to("batch_size", t.batch_size);
+  fields.get_to("weight_decay", t.weight_decay);
+  const auto schedule = fields.get<std::string>("schedule");
+  t.schedule = schedule == schedule_name(Schedule::constant) ? Schedule::constant : Schedule::cosine;
+  if (schedule != schedule_name(t.schedule)) fields.refuse("schedule", "constant or cosine");
+  fields.get_to("warmup", t.warmup);
+  fields.get_to("clip", t.clip);
   return t;
 }
 
@@ -153,20 +155,12 @@ json description(const ImageRun& run) {
 }
 
 void require_image_config(const json& config, const std::filesystem::path& path) {
-  const auto refuse = [&](const std::string& what) { throw IoError(IoError::Kind::content, path.string(), -1, what); };
-  for (const char* part : {"model", "data", "training"}) {
-    if (!config.is_object() || !config.contains(part) || !config.at(part).is_object()) {
-      refuse(std::string("it has no \"") + part + "\" of a run");
-    }
-  }
-  try {
-    image_training_from_json(config.at("training"));
-    config.at("model").at("mixer").get<std::string>();
-    config.at("data").at("source").get<std::string>();
-    for (const char* count : {"train_images", "test_images"}) config.at("data").at(count).get<std::int64_t>();
-  } catch (const std::exception&) {
-    refuse("it is not of a classifier of images");
-  }
+  const io::Fields fields(config, io::refuse_in_file(path.string()));
+  fields.object("model").get<std::string>("mixer");
+  const auto data = fields.object("data");
+  data.get<std::string>("source");
+  for (const char* count : {"train_images", "test_images"}) data.get<std::int64_t>(count);
+  image_training_from_json(fields.object("training"));
 }
 
 json read_image_config(const std::filesystem::path& checkpoint) {

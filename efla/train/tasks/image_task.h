@@ -11,6 +11,7 @@
 
 #include "efla/data/images.h"
 #include "efla/eval/classifier.h"
+#include "efla/io/fields.h"
 #include "efla/train/run.h"
 #include "efla/train/task.h"
 
@@ -31,7 +32,8 @@ struct ImageTraining {
 void validate(const ImageTraining& training);
 
 nlohmann::json to_json(const ImageTraining& training);
-ImageTraining image_training_from_json(const nlohmann::json& json);
+// Reads what to_json returns, and refuses a field that is missing or of another type.
+ImageTraining image_training_from_json(const io::Fields& fields);
 
 // Returns {"source": …, "train_images": n, "test_images": n, "digest": sixteen hexadecimal digits of all pixels and
 // labels}.

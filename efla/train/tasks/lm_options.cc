@@ -7,7 +7,7 @@
 
 #include "efla/base/check.h"
 #include "efla/base/error.h"
-#include "efla/io/json.h"
+#include "efla/io/fields.h"
 
 namespace efla::train {
 namespace {
@@ -16,35 +16,6 @@ using nlohmann::json;
 
 constexpr const char* kTrainLm = "train lm";
 constexpr std::int64_t kMost = std::int64_t{1} << 40;  // of steps and tokens
-
-[[noreturn]] void refuse(const std::string& key, const json& got, const std::string& expected) {
-  throw Error(kTrainLm, key, io::shown(got), expected);
-}
-
-void read(const json& value, const std::string& key, std::string& into) {
-  if (!value.is_string()) refuse(key, value, "a string");
-  into = value.get<std::string>();
-}
-
-void read(const json& value, const std::string& key, bool& into) {
-  if (!value.is_boolean()) refuse(key, value, "true or false");
-  into = value.get<bool>();
-}
-
-void read(const json& value, const std::string& key, double& into) {
-  if (!value.is_number()) refuse(key, value, "a number");
-  into = value.get<double>();
-}
-
-void read(const json& value, const std::string& key, std::int64_t& into) {
-  if (!value.is_number_integer()) refuse(key, value, "a whole number");
-  into = value.get<std::int64_t>();
-}
-
-void read(const json& value, const std::string& key, std::uint64_t& into) {
-  if (!value.is_number_integer() || value < 0) refuse(key, value, "a whole number from 0");
-  into = value.get<std::uint64_t>();
-}
 
 // Calls visit(name, member) for every key of the tables.
 template <class Options, class Visit>
@@ -91,30 +62,16 @@ void require_tables(const json& config) {
     for (const auto& [table, keys] : known.items()) {
       if (keys.contains(key)) nearest = table + "." + key;
     }
-    throw Error(kTrainLm, key, "a key that is not known", "a known one; the nearest is " + nearest);
-  }
-}
-
-void require_known(const std::string& prefix, const json& table, const std::vector<std::string>& names) {
-  for (const auto& [key, value] : table.items()) {
-    if (std::find(names.begin(), names.end(), key) == names.end()) {
-      throw Error(kTrainLm, prefix + key, "a key that is not known",
-                  "a known one; the nearest is " + prefix + nearest_name(key, names));
-    }
+    throw Error(kTrainLm, key, io::brief(value), "no such field (nearest: " + nearest + ")");
   }
 }
 
 template <class ForEach, class Options>
-void read_table(const json& config, const std::string& name, const ForEach& for_each, Options& options) {
+void read_table(const json& config, const char* name, const ForEach& for_each, Options& options) {
   if (!config.contains(name)) return;
-  const json& table = config.at(name);
-  if (!table.is_object()) refuse(name, table, "a table");
-  std::vector<std::string> names;
-  for_each(options, [&](const char* key, const auto&) { names.emplace_back(key); });
-  require_known(name + ".", table, names);
-  for_each(options, [&](const char* key, auto& member) {
-    if (table.contains(key)) read(table.at(key), name + "." + key, member);
-  });
+  const io::Fields fields(config.at(name), io::refuse_argument(kTrainLm), name);
+  for_each(options, [&](const char* key, auto& member) { fields.read(key, member); });
+  fields.refuse_others();
 }
 
 void validate_sizes(const LmTrainOptions& o) {
@@ -148,7 +105,7 @@ void validate_rates(const LmTrainOptions& o) {
 void validate_events(const LmOptions& options) {
   const Require require(kTrainLm, "training.");
   const LmTrainOptions& o = options.training;
-  if (options.data.train.empty()) refuse("data.train", "", "a folder of token shards");
+  if (options.data.train.empty()) throw Error(kTrainLm, "data.train", "\"\"", "a folder of token shards");
   require(o.evaluate_every >= 0 && o.evaluate_every <= kMost, "evaluate_every", o.evaluate_every, "0 to 2^40");
   require(o.evaluate_tokens >= 0 && o.evaluate_tokens <= kMost, "evaluate_tokens", o.evaluate_tokens,
           "0 (all) to 2^40");

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "efla/base/error.h"
+#include "efla/io/fields.h"
 
 namespace efla::train {
 namespace {
@@ -66,11 +67,8 @@ nlohmann::json LmTask::position() const {
 }
 
 void LmTask::seek(const nlohmann::json& position) {
-  try {
-    batches_.seek({position.at("epoch").get<std::int64_t>(), position.at("index").get<std::int64_t>()});
-  } catch (const nlohmann::json::exception&) {
-    throw Error("train lm", "the checkpoint's position", position.dump(), "an epoch and an index");
-  }
+  const io::Fields fields(position, io::refuse_argument("train lm"), "position");
+  batches_.seek({fields.get<std::int64_t>("epoch"), fields.get<std::int64_t>("index")});
 }
 
 nlohmann::ordered_json LmTask::evaluate(const DataParallel& model, ProcessGroup& group, const StopFunction& stop) {
