@@ -4,6 +4,7 @@
 
 #include "efla/base/error.h"
 #include "efla/base/utf8.h"
+#include "efla/io/content_error.h"
 #include "efla/io/fields.h"
 #include "efla/io/file.h"
 #include "efla/io/json.h"
@@ -23,7 +24,7 @@ std::vector<std::string> read_prompts(const std::filesystem::path& path) {
   const auto bytes = io::read_file(path);
   const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   if (const auto valid = utf8_prefix(text); valid != text.size()) {
-    throw IoError(IoError::Kind::content, path.string(), static_cast<std::int64_t>(valid), "not UTF-8");
+    io::fail_at(path, valid, "not UTF-8");
   }
   const bool json = path.extension() == ".jsonl" || path.extension() == ".ndjson";
   std::vector<std::string> prompts;

@@ -15,6 +15,7 @@
 #include "cli/support/model_tokenizer.h"
 #include "cli/support/output_file.h"
 #include "efla/base/error.h"
+#include "efla/io/content_error.h"
 #include "efla/io/file.h"
 #include "efla/io/folder_lock.h"
 #include "efla/io/safetensors/safetensors.h"
@@ -78,11 +79,10 @@ void convert(const std::string& command, const Arguments& arguments) {
 torch::Tensor read_ids(const std::string& path) {
   const io::SafetensorsFile file(path);
   const auto* ids = file.find("input_ids");
-  if (ids == nullptr) throw IoError(IoError::Kind::content, file.path(), -1, "has no tensor input_ids");
+  if (ids == nullptr) io::fail_in(file.path(), "has no tensor input_ids");
   if (ids->type != io::TensorType::I64 || ids->shape.size() != 2) {
-    throw IoError(
-        IoError::Kind::content, file.path(), -1,
-        fmt::format("input_ids is {} with {} axes, expected I64 [B, T]", io::type_name(ids->type), ids->shape.size()));
+    io::fail_in(file.path(), fmt::format("input_ids is {} with {} axes, expected I64 [B, T]", io::type_name(ids->type),
+                                         ids->shape.size()));
   }
   const auto tensor = torch::empty(ids->shape, torch::kLong);
   std::memcpy(tensor.data_ptr(), ids->bytes.data(), ids->bytes.size());

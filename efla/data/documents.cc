@@ -8,6 +8,7 @@
 
 #include "efla/base/error.h"
 #include "efla/data/file_documents.h"
+#include "efla/io/content_error.h"
 
 namespace efla::data {
 namespace {
@@ -28,10 +29,10 @@ std::vector<fs::path> files_below(const fs::path& folder) {
     } else if (const auto status = fs::status(at->path(), error); fs::is_regular_file(status)) {
       files.push_back(at->path());
     } else if (at->is_symlink() || !fs::is_directory(status)) {  // links to folders could lead round in circles
-      throw IoError(IoError::Kind::content, at->path().string(), -1,
-                    fs::is_directory(status) ? "is a link to a folder; give that folder as an input of its own"
-                    : fs::exists(status)     ? "is not a regular file"
-                                             : "is a link that leads nowhere");
+      io::fail_in(at->path(), fs::is_directory(status)
+                                  ? "is a link to a folder; give that folder as an input of its own"
+                              : fs::exists(status) ? "is not a regular file"
+                                                   : "is a link that leads nowhere");
     }
   }
   if (files.empty()) throw Error("data tokenize", "INPUT", folder.string() + ", a folder without files", "text");
@@ -55,7 +56,7 @@ std::vector<fs::path> list_inputs(const std::vector<std::string>& inputs) {
     } else if (fs::is_regular_file(status)) {
       files.emplace_back(input);
     } else {  // its size is not known, and what was read of it is gone when the command is given again
-      throw IoError(IoError::Kind::content, input, -1, "is not a regular file");
+      io::fail_in(input, "is not a regular file");
     }
   }
   return files;
@@ -112,8 +113,7 @@ bool DocumentReader::take_part(DocumentPart& part) {
       uncut_ = reach;
       if (!ended_ && reach <= kMaxUncut) return false;
       if (!ended_) {
-        throw IoError(IoError::Kind::content, files_[input_].string(), -1,
-                      fmt::format("document {} has more than 64 MiB without a space", document_));
+        io::fail_in(files_[input_], fmt::format("document {} has more than 64 MiB without a space", document_));
       }
       cut = {text.size(), text.size()};
       last = true;

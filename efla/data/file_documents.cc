@@ -5,8 +5,8 @@
 
 #include <fmt/format.h>
 
-#include "efla/base/error.h"
 #include "efla/base/utf8.h"
+#include "efla/io/content_error.h"
 #include "efla/io/fields.h"
 #include "efla/io/json.h"
 #include "efla/io/safetensors/safetensors.h"
@@ -47,9 +47,7 @@ class TextBuffer {
   }
 
   // `at` counts from the front of text().
-  [[noreturn]] void fail(std::size_t at, const std::string& what) const {
-    throw IoError(IoError::Kind::content, name_, static_cast<std::int64_t>(offset_ + at), what);
-  }
+  [[noreturn]] void fail(std::size_t at, const std::string& what) const { io::fail_at(name_, offset_ + at, what); }
 
   std::uint64_t offset() const { return offset_; }
 

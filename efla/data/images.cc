@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "efla/base/error.h"
+#include "efla/io/content_error.h"
 #include "efla/io/idx.h"
 
 namespace efla::data {
@@ -34,18 +35,15 @@ ImageSet load_mnist(const fs::path& folder, Split split) {
   const auto labels_path = find_file(folder, prefix + "-labels-idx1-ubyte");
   auto images = io::read_idx_images(images_path);
   auto labels = io::read_idx_labels(labels_path);
-  const auto fail = [](const fs::path& path, std::int64_t offset, const std::string& what) {
-    throw IoError(IoError::Kind::content, path.string(), offset, what);
-  };
-  if (images.count == 0) fail(images_path, -1, "holds no images");
+  if (images.count == 0) io::fail_in(images_path, "holds no images");
   if (std::cmp_not_equal(labels.size(), images.count)) {
-    fail(labels_path, -1,
-         fmt::format("holds {} labels, expected {}, the number of images", labels.size(), images.count));
+    io::fail_in(labels_path,
+                fmt::format("holds {} labels, expected {}, the number of images", labels.size(), images.count));
   }
   const auto bad = std::find_if(labels.begin(), labels.end(), [](auto label) { return label >= kClasses; });
   if (bad != labels.end()) {
-    const auto index = bad - labels.begin();
-    fail(labels_path, kLabelsHeader + index, fmt::format("label {} is {}, expected 0 to 9", index, *bad));
+    const auto index = static_cast<std::size_t>(bad - labels.begin());
+    io::fail_at(labels_path, kLabelsHeader + index, fmt::format("label {} is {}, expected 0 to 9", index, *bad));
   }
   return {images.count, images.rows, images.cols, std::move(images.pixels), std::move(labels)};
 }

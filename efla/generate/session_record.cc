@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "efla/base/error.h"
+#include "efla/io/content_error.h"
 
 namespace efla::generate {
 namespace {
@@ -21,10 +22,6 @@ NamedTensor entry(const char* name, TensorType type, const Values& values) {
           {reinterpret_cast<const std::uint8_t*>(values.data()), values.size() * sizeof(values[0])}};
 }
 
-[[noreturn]] void refuse(const std::string& path, const std::string& what) {
-  throw IoError(IoError::Kind::content, path, -1, what);
-}
-
 // Reads a vector of the file, of any size or of `size`.
 template <class T>
 std::vector<T> vector_of(const std::vector<NamedTensor>& tensors, const std::string& path, const char* name,
@@ -33,7 +30,7 @@ std::vector<T> vector_of(const std::vector<NamedTensor>& tensors, const std::str
       std::find_if(tensors.begin(), tensors.end(), [&](const NamedTensor& tensor) { return tensor.name == name; });
   if (found == tensors.end() || found->type != type || found->shape.size() != 1 ||
       (size >= 0 && found->shape[0] != size)) {
-    refuse(path, std::string("not a session: ") + name + " is missing or of another type or size");
+    io::fail_in(path, std::string("not a session: ") + name + " is missing or of another type or size");
   }
   std::vector<T> values(found->bytes.size() / sizeof(T));
   if (!values.empty()) std::memcpy(values.data(), found->bytes.data(), found->bytes.size());
@@ -43,14 +40,14 @@ std::vector<T> vector_of(const std::vector<NamedTensor>& tensors, const std::str
 template <class T>
 void check_ids(const std::string& path, const std::vector<T>& ids, std::int64_t vocab_size) {
   for (const auto id : ids) {
-    if (id < 0 || id >= vocab_size) refuse(path, "not a session: token " + std::to_string(id));
+    if (id < 0 || id >= vocab_size) io::fail_in(path, "not a session: token " + std::to_string(id));
   }
 }
 
 const std::string& field(const std::map<std::string, std::string>& metadata, const std::string& path,
                          const char* name) {
   const auto found = metadata.find(name);
-  if (found == metadata.end()) refuse(path, std::string("not a session: its metadata has no ") + name);
+  if (found == metadata.end()) io::fail_in(path, std::string("not a session: its metadata has no ") + name);
   return found->second;
 }
 
@@ -71,7 +68,7 @@ SessionRecord read_session_record(const std::vector<NamedTensor>& tensors,
                                   const std::map<std::string, std::string>& metadata, const std::string& path,
                                   const std::string& model, std::int64_t vocab_size) {
   if (field(metadata, path, "format") != kFormat) {
-    refuse(path, std::string("not a session of the format ") + kFormat);
+    io::fail_in(path, std::string("not a session of the format ") + kFormat);
   }
   if (const auto& of = field(metadata, path, "model"); of != model) {
     throw Error("generate", "--load-session", path + " of the model " + of.substr(0, 12),
@@ -80,7 +77,7 @@ SessionRecord read_session_record(const std::vector<NamedTensor>& tensors,
   SessionRecord record;
   const auto counters = vector_of<std::uint64_t>(tensors, path, "counters", TensorType::U64, 3);
   for (const auto counter : counters) {
-    if (counter > INT64_MAX) refuse(path, "not a session: a counter of " + std::to_string(counter));
+    if (counter > INT64_MAX) io::fail_in(path, "not a session: a counter of " + std::to_string(counter));
   }
   std::copy(counters.begin(), counters.end(), record.counters.begin());
   record.pending = vector_of<std::int64_t>(tensors, path, "pending", TensorType::I64);
@@ -88,8 +85,8 @@ SessionRecord read_session_record(const std::vector<NamedTensor>& tensors,
   record.seen = vector_of<std::uint8_t>(tensors, path, "seen", TensorType::U8, (vocab_size + 7) / 8);
   record.held = field(metadata, path, "held");
   if (record.last_ids.size() > kLastIds) {
-    refuse(path, "not a session: " + std::to_string(record.last_ids.size()) + " last ids, at most " +
-                     std::to_string(kLastIds));
+    io::fail_in(path, "not a session: " + std::to_string(record.last_ids.size()) + " last ids, at most " +
+                          std::to_string(kLastIds));
   }
   check_ids(path, record.pending, vocab_size);
   check_ids(path, record.last_ids, vocab_size);

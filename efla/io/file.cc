@@ -13,6 +13,7 @@
 
 #include <fmt/format.h>
 
+#include "efla/io/content_error.h"
 #include "efla/io/descriptor.h"
 
 namespace efla::io {
@@ -31,13 +32,12 @@ Descriptor open_to_read(const std::string& path, struct ::stat& status, int flag
   Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | flags));
   if (file.get() < 0) throw system_error(path, "open it");
   if (::fstat(file.get(), &status) != 0) throw system_error(path, "read its size");
-  if (S_ISDIR(status.st_mode)) throw IoError(IoError::Kind::content, path, -1, "is a folder, expected a file");
+  if (S_ISDIR(status.st_mode)) fail_in(path, "is a folder, expected a file");
   return file;
 }
 
 [[noreturn]] void throw_too_big(const std::string& path, std::size_t max_bytes) {
-  throw IoError(IoError::Kind::content, path, static_cast<std::int64_t>(max_bytes),
-                "more data, expected at most " + std::to_string(max_bytes) + " bytes");
+  fail_at(path, max_bytes, "more data, expected at most " + std::to_string(max_bytes) + " bytes");
 }
 
 // Calls fsync for a folder, without which a rename may be lost. Ignores file systems that cannot fsync a folder, and
@@ -119,7 +119,7 @@ Bytes read_file(const fs::path& path, std::size_t max_bytes) {
 MappedFile::MappedFile(const fs::path& path) : path_(path) {
   struct ::stat status {};
   const auto file = open_to_read(path_, status, O_NONBLOCK);  // refuses a pipe instead of waiting for it
-  if (!S_ISREG(status.st_mode)) throw IoError(IoError::Kind::content, path_, -1, "is not a regular file");
+  if (!S_ISREG(status.st_mode)) fail_in(path_, "is not a regular file");
   if (status.st_size == 0) return;  // mmap refuses a length of 0
   size_ = static_cast<std::size_t>(status.st_size);
   void* address = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file.get(), 0);

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <span>
 
-#include "efla/base/error.h"
+#include "efla/io/content_error.h"
 #include "efla/io/unpack.h"
 
 namespace efla::io {
@@ -21,8 +21,8 @@ Bytes gunzip(ByteView packed, const std::string& path, std::size_t max_bytes) {
     const auto count = unpacker->unpack(rest, true, std::span(out).subspan(before));
     out.resize(before + count);
     if (out.size() > max_bytes) {
-      throw IoError(IoError::Kind::content, path, static_cast<std::int64_t>(packed.size() - rest.size()),
-                    "gzip stream unpacks to more than " + std::to_string(max_bytes) + " bytes");
+      fail_at(path, packed.size() - rest.size(),
+              "gzip stream unpacks to more than " + std::to_string(max_bytes) + " bytes");
     }
     if (count == 0 && rest.empty()) return out;
   }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "efla/io/content_error.h"
 #include "efla/io/descriptor.h"
 
 namespace efla::io {
@@ -41,8 +42,7 @@ std::optional<Difference> difference_at(const std::string& path, const nlohmann:
 nlohmann::json parse_json(ByteView text, const std::string& path, std::size_t start) {
   const auto limit_depth = [&](int depth, nlohmann::json::parse_event_t, nlohmann::json&) {
     if (depth > kMaxDepth) {
-      throw IoError(IoError::Kind::content, path, static_cast<std::int64_t>(start),
-                    "JSON nested deeper than " + std::to_string(kMaxDepth));
+      fail_at(path, start, "JSON nested deeper than " + std::to_string(kMaxDepth));
     }
     return true;
   };
@@ -51,9 +51,9 @@ nlohmann::json parse_json(ByteView text, const std::string& path, std::size_t st
   } catch (const nlohmann::json::parse_error& error) {
     // nlohmann counts bytes from 1, and returns 0 for an empty text.
     const auto offset = start + (error.byte > 0 ? error.byte - 1 : 0);
-    throw IoError(IoError::Kind::content, path, static_cast<std::int64_t>(offset), "not JSON");
+    fail_at(path, offset, "not JSON");
   } catch (const nlohmann::json::out_of_range&) {
-    throw IoError(IoError::Kind::content, path, static_cast<std::int64_t>(start), "a number beyond float64");
+    fail_at(path, start, "a number beyond float64");
   }
 }
 

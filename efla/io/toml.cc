@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 #include <toml++/toml.h>
 
-#include "efla/base/error.h"
+#include "efla/io/content_error.h"
 #include "efla/io/file.h"
 
 namespace efla::io {
@@ -24,8 +24,7 @@ struct Source {
       do ++offset;
       while (is_inside(offset));
     }
-    throw IoError(IoError::Kind::content, name, static_cast<std::int64_t>(offset),
-                  fmt::format("line {}, column {}: {}", at.line, at.column, why));
+    fail_at(name, offset, fmt::format("line {}, column {}: {}", at.line, at.column, why));
   }
 };
 

@@ -1,4 +1,5 @@
 #include "efla/io/unpack.h"
+#include "efla/io/content_error.h"
 
 #include <fcntl.h>
 #include <lzma.h>
@@ -10,8 +11,6 @@
 #include <array>
 #include <new>
 #include <utility>
-
-#include "efla/base/error.h"
 
 namespace efla::io {
 namespace {
@@ -34,9 +33,7 @@ class Counting : public Unpacker {
     taken_ += count;
   }
 
-  [[noreturn]] void fail(const std::string& what) const {
-    throw IoError(IoError::Kind::content, path_, static_cast<std::int64_t>(taken_), what);
-  }
+  [[noreturn]] void fail(const std::string& what) const { fail_at(path_, taken_, what); }
 
  private:
   std::string path_;
@@ -189,7 +186,7 @@ Descriptor open_input(const std::string& path) {
   if (file.get() < 0) throw system_error(path, "open it");
   struct ::stat status {};
   if (::fstat(file.get(), &status) != 0) throw system_error(path, "read its size");
-  if (S_ISDIR(status.st_mode)) throw IoError(IoError::Kind::content, path, -1, "is a folder, expected a file");
+  if (S_ISDIR(status.st_mode)) fail_in(path, "is a folder, expected a file");
   return file;
 }
 

@@ -5,17 +5,13 @@
 #include <cstring>
 
 #include "efla/autograd/tensor_view.h"
-#include "efla/base/error.h"
+#include "efla/io/content_error.h"
 #include "efla/rule/validate.h"
 
 namespace efla::nn {
 namespace {
 
 using io::TensorType;
-
-[[noreturn]] void refuse(const io::SafetensorsFile& file, const std::string& what) {
-  throw IoError(IoError::Kind::content, file.path(), -1, what);
-}
 
 }  // namespace
 
@@ -42,13 +38,13 @@ io::NamedTensor named_tensor(const std::string& name, const torch::Tensor& tenso
 
 void read_tensor(const io::SafetensorsFile& file, const std::string& name, const torch::Tensor& into) {
   const io::NamedTensor* from = file.find(name);
-  if (!from) refuse(file, "has no tensor " + name);
+  if (!from) io::fail_in(file.path(), "has no tensor " + name);
   const auto type = from->type;
   const bool half = type == TensorType::F16 || type == TensorType::BF16;
   if ((!half && type != TensorType::F32) || from->shape != into.sizes().vec()) {
-    refuse(file, name + " is " + std::string(io::type_name(type)) + " " +
-                     efla::shape_text(from->shape.data(), static_cast<int>(from->shape.size())) + ", expected F32 " +
-                     autograd::shape_text(into));
+    io::fail_in(file.path(), name + " is " + std::string(io::type_name(type)) + " " +
+                                 efla::shape_text(from->shape.data(), static_cast<int>(from->shape.size())) +
+                                 ", expected F32 " + autograd::shape_text(into));
   }
   if (!half && into.device().is_cpu()) {
     std::memcpy(into.data_ptr(), from->bytes.data(), from->bytes.size());

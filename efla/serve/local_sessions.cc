@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "efla/base/check.h"
+#include "efla/io/content_error.h"
 #include "efla/io/safetensors/safetensors.h"
 #include "efla/serve/local_engine.h"
 
@@ -62,25 +63,24 @@ void LocalEngine::load(const std::string& name, std::string_view bytes) {
   } catch (const Error& error) {
     throw Error("engine", "session", error.got(), error.expected());
   }
-  const auto refuse = [&](const std::string& what) { throw IoError(IoError::Kind::content, path, -1, what); };
-  if (text->record.counters[2] > kMostTokens) refuse("not a session: a text of too many tokens");
+  if (text->record.counters[2] > kMostTokens) io::fail_in(path, "not a session: a text of too many tokens");
   for (const auto id : text->record.last_ids) {
-    if (id >= drawable_) refuse("not a session: token " + std::to_string(id));
+    if (id >= drawable_) io::fail_in(path, "not a session: token " + std::to_string(id));
   }
   for (const auto id : text->record.pending) {
-    if (id >= drawable_) refuse("not a session: token " + std::to_string(id));
+    if (id >= drawable_) io::fail_in(path, "not a session: token " + std::to_string(id));
   }
   std::vector<float> state(model_.state_floats());
   for (const auto& part : model_.state_parts()) {
     const auto found = std::find_if(content.tensors.begin(), content.tensors.end(),
                                     [&](const io::NamedTensor& tensor) { return tensor.name == part.name; });
     if (found == content.tensors.end() || found->type != io::TensorType::F32 || found->shape != part.shape) {
-      refuse("not a session: " + part.name + " is missing or of another type or shape");
+      io::fail_in(path, "not a session: " + part.name + " is missing or of another type or shape");
     }
     std::memcpy(state.data() + part.offset, found->bytes.data(), found->bytes.size());
   }
   if (!std::all_of(state.begin(), state.end(), [](float x) { return std::isfinite(x); })) {
-    refuse("not a session: a state with numbers that are not finite");
+    io::fail_in(path, "not a session: a state with numbers that are not finite");
   }
   text->state = std::make_shared<StoredState>(std::move(state));
   store_.put(name, std::move(text));

@@ -8,6 +8,7 @@
 #include <fmt/ranges.h>
 
 #include "efla/base/error.h"
+#include "efla/io/content_error.h"
 #include "efla/io/json.h"
 #include "efla/io/unpack.h"
 
@@ -40,8 +41,7 @@ std::string read_task_file(const fs::path& path) {
   std::array<std::uint8_t, 1 << 16> part{};
   while (const auto size = file.read(part)) {
     if (text.size() + size > kLargestFile) {
-      throw IoError(IoError::Kind::content, path.string(), -1,
-                    fmt::format("unpacks to more than {} bytes", kLargestFile));
+      io::fail_in(path, fmt::format("unpacks to more than {} bytes", kLargestFile));
     }
     text.append(reinterpret_cast<const char*>(part.data()), size);
   }
@@ -49,7 +49,7 @@ std::string read_task_file(const fs::path& path) {
 }
 
 std::vector<std::string_view> split_lines(std::string_view text, const std::string& path) {
-  if (text.empty()) throw IoError(IoError::Kind::content, path, -1, "is empty");
+  if (text.empty()) io::fail_in(path, "is empty");
   if (text.ends_with('\n')) text.remove_suffix(1);
   std::vector<std::string_view> lines;
   for (;;) {
@@ -60,15 +60,11 @@ std::vector<std::string_view> split_lines(std::string_view text, const std::stri
   }
 }
 
-void fail_at_line(const std::string& path, std::int64_t line, const std::string& what) {
-  throw IoError(IoError::Kind::content, path, -1, fmt::format("line {}: {}", line, what));
-}
-
 nlohmann::json parse_line(const std::string& path, std::int64_t line, std::string_view text) {
   try {
     return io::parse_json(io::as_bytes(text), path);
   } catch (const IoError& error) {
-    fail_at_line(path, line, fmt::format("not JSON, from byte {} of the line on", error.offset()));
+    io::fail_at_line(path, line, fmt::format("not JSON, from byte {} of the line on", error.offset()));
   }
 }
 

@@ -23,8 +23,6 @@ std::string read_task_file(const std::filesystem::path& path);
 // Returns the lines of a text; the last one may lack its newline. path is for messages. Throws if there is none.
 std::vector<std::string_view> split_lines(std::string_view text, const std::string& path);
 
-[[noreturn]] void fail_at_line(const std::string& path, std::int64_t line, const std::string& what);
-
 // Parses the line of a file; `line` counts from 1.
 nlohmann::json parse_line(const std::string& path, std::int64_t line, std::string_view text);
 

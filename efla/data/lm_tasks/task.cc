@@ -10,6 +10,7 @@
 #include "efla/base/error.h"
 #include "efla/data/lm_tasks/readers.h"
 #include "efla/data/lm_tasks/text.h"
+#include "efla/io/content_error.h"
 
 namespace efla::data {
 namespace {
@@ -51,15 +52,15 @@ LmTask read_piqa(const fs::path& folder, const char* file, std::int64_t limit) {
   const auto labels = split_lines(labels_text, labels_path);
   auto task = read_records<MultipleChoice>(path, limit, [&](const io::Fields& record, std::size_t i) {
     const auto line = static_cast<std::int64_t>(i) + 1;
-    if (i >= labels.size()) fail_at_line(labels_path, line, "is missing: there are more questions than labels");
+    if (i >= labels.size()) io::fail_at_line(labels_path, line, "is missing: there are more questions than labels");
     if (labels[i] != "0" && labels[i] != "1") {
-      fail_at_line(labels_path, line, fmt::format("is '{}', expected 0 or 1", labels[i]));
+      io::fail_at_line(labels_path, line, fmt::format("is '{}', expected 0 or 1", labels[i]));
     }
     return piqa_example(record, labels[i] == "1");
   });
   const auto questions = std::get<std::vector<MultipleChoice>>(task.examples).size();
   if (limit == 0 && labels.size() > questions) {
-    fail_at_line(labels_path, static_cast<std::int64_t>(questions) + 1, "there are more labels than questions");
+    io::fail_at_line(labels_path, static_cast<std::int64_t>(questions) + 1, "there are more labels than questions");
   }
   return task;
 }
@@ -68,7 +69,7 @@ LmTask read_wikitext(const fs::path& folder, const char* file, std::int64_t limi
   const auto path = find_task_file(folder, {"wikitext-2.test.raw", file});
   const auto text = read_task_file(path);
   auto documents = wikitext_documents(text);
-  if (documents.empty()) throw IoError(IoError::Kind::content, path.string(), -1, "is empty");
+  if (documents.empty()) io::fail_in(path, "is empty");
   documents.resize(limited(documents.size(), limit));
   return {"", path.string(), std::move(documents)};
 }

@@ -13,6 +13,7 @@
 #include "efla/base/utf8.h"
 #include "efla/data/tokenizers/byte_pairs.h"
 #include "efla/data/tokenizers/pre_tokenizer.h"
+#include "efla/io/content_error.h"
 #include "efla/io/fields.h"
 #include "efla/io/json.h"
 #include "efla/io/sha256.h"
@@ -21,10 +22,6 @@ namespace efla::data {
 namespace {
 
 using nlohmann::json;
-
-[[noreturn]] void fail_tokenizer(const std::string& path, const std::string& what) {
-  throw IoError(IoError::Kind::content, path, -1, what);
-}
 
 struct AddedToken {
   std::int32_t id;
@@ -182,7 +179,7 @@ class ByteLevelTokenizer final : public Tokenizer {
         const auto text = merge.is_string() ? merge.get<std::string>() : "";
         const auto space = text.find(' ');
         if (space == std::string::npos) {
-          fail_tokenizer(path, "the merge " + io::brief(merge) + ", expected two tokens");
+          io::fail_in(path, "the merge " + io::brief(merge) + ", expected two tokens");
         }
         parts = {text.substr(0, space), text.substr(space + 1)};
       }
@@ -194,8 +191,7 @@ class ByteLevelTokenizer final : public Tokenizer {
 
   std::int32_t id_of(const std::string& text, const std::string& path) const {
     const auto found = by_text_->find(text);
-    if (found == by_text_->end())
-      fail_tokenizer(path, "a merge of '" + brief(text) + "', which is not in the vocabulary");
+    if (found == by_text_->end()) io::fail_in(path, "a merge of '" + brief(text) + "', which is not in the vocabulary");
     return *found;
   }
 
@@ -272,7 +268,7 @@ std::int64_t vocab_size_of(const json& vocabulary, const std::vector<AddedToken>
   std::int64_t size = 0;
   const auto count = [&](const json& id) {
     if (!id.is_number_integer() || id < 0 || id >= most) {
-      fail_tokenizer(path, "the id " + io::brief(id) + " of a token");
+      io::fail_in(path, "the id " + io::brief(id) + " of a token");
     }
     size = std::max(size, id.get<std::int64_t>() + 1);
   };

@@ -10,8 +10,8 @@
 #include <oniguruma.h>
 #include <utf8proc.h>
 
-#include "efla/base/error.h"
 #include "efla/base/utf8.h"
+#include "efla/io/content_error.h"
 #include "efla/io/fields.h"
 
 namespace efla::data {
@@ -47,7 +47,7 @@ std::vector<json> stages_of(const json& stage, const char* what, const char* lis
 }  // namespace
 
 void refuse_tokenizer(const std::string& path, const std::string& what) {
-  throw IoError(IoError::Kind::content, path, -1, "a tokenizer with " + what + ", which is not supported");
+  io::fail_in(path, "a tokenizer with " + what + ", which is not supported");
 }
 
 std::string brief(std::string_view text) {
@@ -66,10 +66,9 @@ class PreTokenizer::Pattern {
     if (code == ONIG_NORMAL) return;
     std::array<OnigUChar, ONIG_MAX_ERROR_MESSAGE_LEN> message{};
     const int size = onig_error_code_to_str(message.data(), code, &info);
-    throw IoError(IoError::Kind::content, path, -1,
-                  fmt::format("the regular expression {}: {}", brief(expression),
-                              std::string_view(reinterpret_cast<const char*>(message.data()),
-                                               static_cast<std::size_t>(std::max(size, 0)))));
+    io::fail_in(path, fmt::format("the regular expression {}: {}", brief(expression),
+                                  std::string_view(reinterpret_cast<const char*>(message.data()),
+                                                   static_cast<std::size_t>(std::max(size, 0)))));
   }
   ~Pattern() { onig_free(regex_); }
   Pattern(const Pattern&) = delete;

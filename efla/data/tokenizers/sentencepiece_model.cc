@@ -7,8 +7,8 @@
 
 #include <fmt/format.h>
 
-#include "efla/base/error.h"
 #include "efla/base/utf8.h"
+#include "efla/io/content_error.h"
 
 namespace efla::data {
 namespace {
@@ -75,8 +75,7 @@ class Message {
 
   // Throws with the place of the current field.
   [[noreturn]] void fail(const std::string& what) const {
-    throw IoError(IoError::Kind::content, path_, static_cast<std::int64_t>(start_),
-                  "not a SentencePiece model: " + what);
+    io::fail_at(path_, start_, "not a SentencePiece model: " + what);
   }
 
  private:
@@ -187,7 +186,7 @@ SentencePieceModel parse_sentencepiece_model(io::ByteView bytes, const std::stri
     }
   }
   if (model.pieces.empty()) {
-    throw IoError(IoError::Kind::content, path, -1, "not a SentencePiece model: it has no pieces");
+    io::fail_in(path, "not a SentencePiece model: it has no pieces");
   }
   return model;
 }

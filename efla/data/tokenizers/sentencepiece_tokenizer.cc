@@ -13,6 +13,7 @@
 #include "efla/base/utf8.h"
 #include "efla/data/tokenizers/byte_pairs.h"
 #include "efla/data/tokenizers/sentencepiece_model.h"
+#include "efla/io/content_error.h"
 #include "efla/io/sha256.h"
 
 namespace efla::data {
@@ -22,7 +23,7 @@ using Kind = SentencePieceModel::Kind;
 using Type = SentencePieceModel::Type;
 
 [[noreturn]] void refuse(const std::string& path, const std::string& what) {
-  throw IoError(IoError::Kind::content, path, -1, "a SentencePiece model with " + what + ", which is not supported");
+  io::fail_in(path, "a SentencePiece model with " + what + ", which is not supported");
 }
 
 // Refuses by name every feature of the format that encode and bytes_of do not implement.

@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "efla/base/error.h"
+#include "efla/io/content_error.h"
 #include "efla/io/fields.h"
 #include "efla/io/json.h"
 
@@ -11,10 +12,6 @@ namespace {
 
 constexpr const char* kFile = "model.safetensors";
 constexpr const char* kIndex = "model.safetensors.index.json";
-
-[[noreturn]] void refuse(const std::string& path, const std::string& what) {
-  throw IoError(IoError::Kind::content, path, -1, what);
-}
 
 }  // namespace
 
@@ -38,8 +35,8 @@ void SafetensorsFolder::open_shards(const std::filesystem::path& folder) {
   for (const auto& [name, value] : index["weight_map"].items()) {
     const auto shard = value.is_string() ? value.get<std::string>() : std::string();
     if (shard.empty() || std::filesystem::path(shard).filename() != shard || shard == "." || shard == "..") {
-      refuse(path_, "gives tensor " + printable(name) + " the file " + printable(value.dump()) +
-                        ", expected the name of one beside it");
+      fail_in(path_, "gives tensor " + printable(name) + " the file " + printable(value.dump()) +
+                         ", expected the name of one beside it");
     }
     auto& file = opened[shard];
     if (file == nullptr) {
@@ -47,13 +44,13 @@ void SafetensorsFolder::open_shards(const std::filesystem::path& folder) {
       file = files_.back().get();
     }
     if (file->find(name) == nullptr)
-      refuse(file->path(), "has no tensor " + printable(name) + ", which the index names");
+      fail_in(file->path(), "has no tensor " + printable(name) + ", which the index names");
     where_[name] = file;
   }
   for (const auto& file : files_) {
     for (const auto& tensor : file->tensors()) {
       if (file_with(tensor.name) != file.get()) {
-        refuse(file->path(), "has a tensor " + printable(tensor.name) + " that the index does not place there");
+        fail_in(file->path(), "has a tensor " + printable(tensor.name) + " that the index does not place there");
       }
     }
   }

@@ -7,8 +7,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "efla/base/error.h"
 #include "efla/base/printable.h"
+#include "efla/io/content_error.h"
 
 namespace efla::io {
 namespace {
@@ -136,8 +136,7 @@ class HeaderHandler : public nlohmann::json_sax<nlohmann::json> {
   bool boolean(bool) override { fail("a JSON boolean where none belongs"); }
   bool binary(binary_t&) override { fail("a binary value where none belongs"); }
   bool parse_error(std::size_t byte, const std::string&, const nlohmann::json::exception&) override {
-    throw IoError(IoError::Kind::content, path_, static_cast<std::int64_t>(start_ + (byte > 0 ? byte - 1 : 0)),
-                  "the header is not JSON");
+    fail_at(path_, start_ + (byte > 0 ? byte - 1 : 0), "the header is not JSON");
   }
 
  private:
@@ -175,9 +174,7 @@ class HeaderHandler : public nlohmann::json_sax<nlohmann::json> {
     }
   }
 
-  [[noreturn]] void fail(const std::string& what) const {
-    throw IoError(IoError::Kind::content, path_, static_cast<std::int64_t>(offset()), "in the header: " + what);
-  }
+  [[noreturn]] void fail(const std::string& what) const { fail_at(path_, offset(), "in the header: " + what); }
   [[noreturn]] void fail_tensor(const std::string& what) const {
     fail("tensor \"" + printable(header_.entries.back().name) + "\" " + what);
   }

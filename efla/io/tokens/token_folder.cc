@@ -5,7 +5,7 @@
 
 #include <fmt/format.h>
 
-#include "efla/base/error.h"
+#include "efla/io/content_error.h"
 #include "efla/io/fields.h"
 #include "efla/io/json.h"
 #include "efla/io/safetensors/safetensors.h"
@@ -108,20 +108,17 @@ void write_token_index(const std::filesystem::path& folder, const TokenIndex& in
 }
 
 TokenFolder::TokenFolder(const std::filesystem::path& folder) : index_(read_token_index(folder)) {
-  const auto fail = [](const std::filesystem::path& path, const std::string& what) {
-    throw IoError(IoError::Kind::content, path.string(), -1, what);
-  };
-  if (index_.unfinished) fail(folder, "its tokenization has not ended: run the same command again");
-  if (index_.shards.empty()) fail(folder, "holds no token shards");
+  if (index_.unfinished) fail_in(folder, "its tokenization has not ended: run the same command again");
+  if (index_.shards.empty()) fail_in(folder, "holds no token shards");
   begins_.push_back(0);
   for (const auto& expected : index_.shards) {
     const auto& shard = shards_.emplace_back(folder / expected.file);
     const auto& got = shard.content();
     if (got.tokens != expected.tokens || got.documents != expected.documents || got.sha256 != expected.sha256) {
-      fail(shard.path(), "is not the shard that index.json describes: tokens, documents or sha256 differ");
+      fail_in(shard.path(), "is not the shard that index.json describes: tokens, documents or sha256 differ");
     }
     if (got.fingerprint != tokenizer().fingerprint || got.vocab_size != tokenizer().vocab_size) {
-      fail(shard.path(), "was made with another tokenizer than index.json says");
+      fail_in(shard.path(), "was made with another tokenizer than index.json says");
     }
     begins_.push_back(begins_.back() + got.tokens);
   }

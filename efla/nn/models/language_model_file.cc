@@ -10,6 +10,7 @@
 #include "efla/base/error.h"
 #include "efla/base/text.h"
 #include "efla/io/checkpoint_folder.h"
+#include "efla/io/content_error.h"
 #include "efla/io/file.h"
 #include "efla/io/json.h"
 #include "efla/io/safetensors/safetensors_folder.h"
@@ -24,23 +25,19 @@ namespace fs = std::filesystem;
 constexpr const char* kConfigFile = "config.json";
 constexpr const char* kWeightsFile = "model.safetensors";
 
-[[noreturn]] void refuse(const std::string& path, const std::string& what) {
-  throw IoError(IoError::Kind::content, path, -1, what);
-}
-
 // Checks that the model and the folder have the same tensors.
 void check_names(const io::SafetensorsFolder& folder, const LanguageModel& model) {
   std::vector<std::string> names;
   for (const auto& parameter : model.named_parameters()) names.push_back(parameter.key());
   for (const auto& name : names) {
     if (!folder.file_with(name))
-      refuse(folder.path(), "has no tensor " + name + ", which the model of its config.json has");
+      io::fail_in(folder.path(), "has no tensor " + name + ", which the model of its config.json has");
   }
   for (const auto& name : folder.names()) {
     if (std::find(names.begin(), names.end(), name) == names.end()) {
-      refuse(folder.path(), "has a tensor " + io::printable(name) +
-                                ", which the model of its config.json has not (nearest: " + nearest_name(name, names) +
-                                ")");
+      io::fail_in(folder.path(),
+                  "has a tensor " + io::printable(name) +
+                      ", which the model of its config.json has not (nearest: " + nearest_name(name, names) + ")");
     }
   }
 }
