@@ -4,6 +4,7 @@
 #include <fmt/core.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
@@ -169,6 +170,17 @@ std::string usage_message(const CLI::App& program, const CLI::ParseError& error)
   return prefix + error.what() + help;
 }
 
+// Returns an error's message. An argument that an option of the command sets is named as that option of the command:
+// "serve: --state-memory" for "engine: state_memory".
+std::string message_of(const CLI::App& program, const Error& error) {
+  const auto [app, command] = deepest(program);
+  std::string option = "--" + error.argument();
+  std::replace(option.begin(), option.end(), '_', '-');
+  const auto names = option_names(*app);
+  if (std::find(names.begin(), names.end(), option) == names.end()) return error.what();
+  return Error(command, option, error.got(), error.expected()).what();
+}
+
 int parse_and_run(CLI::App& program, int argc, char** argv) {
   try {
     program.parse(argc, argv);
@@ -205,7 +217,7 @@ int run_program(const char* name, const char* about, int argc, char** argv,
   try {
     return parse_and_run(program, argc, argv);
   } catch (const Error& error) {
-    return report(kUserMistake, error.what());
+    return report(kUserMistake, message_of(program, error));
   } catch (const IoError& error) {
     return report(error.kind() == IoError::Kind::system ? kFailure : kUserMistake, error.what());
   } catch (const std::system_error& error) {

@@ -7,7 +7,8 @@
 
 namespace efla {
 
-// A bad argument: which operation, which argument, what was got, what was expected. Exit code 2.
+// A bad argument: which operation, which argument as the library names it, what was got, what was expected. Exit
+// code 2.
 class Error : public std::runtime_error {
  public:
   Error(std::string operation, std::string argument, std::string got, std::string expected);

@@ -35,7 +35,7 @@ std::vector<fs::path> files_below(const fs::path& folder) {
                                                    : "is a link that leads nowhere");
     }
   }
-  if (files.empty()) throw Error("data tokenize", "INPUT", folder.string() + ", a folder without files", "text");
+  if (files.empty()) throw Error("data tokenize", "inputs", folder.string() + ", a folder without files", "text");
   std::sort(files.begin(), files.end(), [](const auto& a, const auto& b) { return a.native() < b.native(); });
   return files;
 }
@@ -139,7 +139,7 @@ void DocumentReader::skip_to(std::size_t input, std::int64_t document) {
   FileDocuments::Chunk chunk;
   while (document_ < document) {
     if (open_ == nullptr || !open_->next(chunk)) {
-      throw Error("data tokenize", "INPUT",
+      throw Error("data tokenize", "inputs",
                   fmt::format("fewer than {} documents in {}", document,
                               input < files_.size() ? files_[input].string() : "nothing"),
                   "the inputs of the run before");

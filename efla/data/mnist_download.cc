@@ -56,10 +56,10 @@ void fetch(const fs::path& path, const std::string& url, const RemoteFile& file,
 
 void download_files(const fs::path& folder, const std::string& base_url, std::span<const RemoteFile> files,
                     const DownloadCallback& callback, const io::DownloadLimits& limits) {
-  if (folder.empty()) throw Error("download", "--out", "an empty name", "a folder");
+  if (folder.empty()) throw Error("download", "out", "an empty name", "a folder");
   std::error_code error;
   if (const auto status = fs::status(folder, error); fs::exists(status) && !fs::is_directory(status)) {
-    throw Error("download", "--out", folder.string() + ", which is not a folder", "a folder");
+    throw Error("download", "out", folder.string() + ", which is not a folder", "a folder");
   }
   fs::create_directories(folder, error);
   if (error) throw IoError(IoError::Kind::system, folder.string(), -1, "cannot make the folder: " + error.message());
@@ -70,7 +70,7 @@ void download_files(const fs::path& folder, const std::string& base_url, std::sp
     auto kind = DownloadEvent::Kind::already_there;
     bool right = is_right(path, file);
     if (!right && !lock) {
-      lock.emplace(folder, "download", "--out");
+      lock.emplace(folder, "download", "out");
       right = is_right(path, file);  // another process may have brought it meanwhile
     }
     if (!right) {

@@ -16,7 +16,7 @@ namespace {
 constexpr const char* kEvalLm = "eval lm";
 
 void check_bos(const data::Tokenizer& tokenizer, const TextOptions& options) {
-  if (options.bos && tokenizer.bos() < 0) throw Error(kEvalLm, "--bos", "a tokenizer without bos", "one with it");
+  if (options.bos && tokenizer.bos() < 0) throw Error(kEvalLm, "bos", "a tokenizer without bos", "one with it");
 }
 
 // Returns the token in front of a text without a context.
@@ -103,7 +103,7 @@ ScoreRequest continuation_request(const data::Tokenizer& tokenizer, std::string_
   }
   request.scored = static_cast<std::int64_t>(request.tokens.size() - before);
   if (request.scored > options.max_length) {
-    throw Error(kEvalLm, "--max-length", std::to_string(options.max_length),
+    throw Error(kEvalLm, "max_length", std::to_string(options.max_length),
                 "at least the " + std::to_string(request.scored) + " tokens of an answer");
   }
   const auto excess = static_cast<std::int64_t>(request.tokens.size()) - options.max_length - 1;

@@ -154,15 +154,15 @@ std::string_view name_of(ReplyEnd end) {
 void validate(const ReplyOptions& options) {
   validate(options.sampling);
   if (options.max_tokens < 0) {
-    throw Error("generate", "--max-tokens", std::to_string(options.max_tokens), "a count of tokens");
+    throw Error("generate", "max_tokens", std::to_string(options.max_tokens), "a count of tokens");
   }
   if (options.draft_tokens < 0 || options.draft_tokens >= nn::kMostDecoded) {
-    throw Error("generate", "--draft-tokens", std::to_string(options.draft_tokens),
+    throw Error("generate", "draft_tokens", std::to_string(options.draft_tokens),
                 "0 to " + std::to_string(nn::kMostDecoded - 1));
   }
   for (const auto& string : options.stop) {
     if (string.empty() || utf8_prefix(string) != string.size()) {
-      throw Error("generate", "--stop", string.empty() ? "an empty text" : "a text that is not UTF-8",
+      throw Error("generate", "stop", string.empty() ? "an empty text" : "a text that is not UTF-8",
                   "UTF-8 that ends the reply");
     }
   }
@@ -177,7 +177,7 @@ Generator::Generator(const nn::LanguageModel& model, const data::Tokenizer& toke
       bos_(tokenizer.bos() >= 0 ? tokenizer.bos() : model.config().bos_token_id.value_or(-1)),
       eos_(tokenizer.eos() >= 0 ? tokenizer.eos() : model.config().eos_token_id.value_or(-1)) {
   if (tokenizer.vocab_size() > model.config().vocab_size) {
-    throw Error("generate", "--tokenizer",
+    throw Error("generate", "tokenizer",
                 tokenizer.info().name + " of " + std::to_string(tokenizer.vocab_size()) + " tokens",
                 "at most the " + std::to_string(model.config().vocab_size) + " of the model's vocabulary");
   }
@@ -185,12 +185,12 @@ Generator::Generator(const nn::LanguageModel& model, const data::Tokenizer& toke
 
 std::vector<std::int32_t> Generator::encode(const Session& session, std::string_view prompt, bool bos) const {
   if (const auto valid = utf8_prefix(prompt); valid != prompt.size()) {
-    throw Error("generate", "--prompt", "a byte at " + std::to_string(valid) + " that is not UTF-8", "UTF-8");
+    throw Error("generate", "prompt", "a byte at " + std::to_string(valid) + " that is not UTF-8", "UTF-8");
   }
   auto ids = tokenizer_.encode(prompt);
   if (!bos || !session.empty()) return ids;
   if (bos_ < 0 || bos_ >= tokenizer_.vocab_size()) {
-    throw Error("generate", "--bos", "a tokenizer without a token that begins a text", "one that has it");
+    throw Error("generate", "bos", "a tokenizer without a token that begins a text", "one that has it");
   }
   ids.insert(ids.begin(), static_cast<std::int32_t>(bos_));
   return ids;

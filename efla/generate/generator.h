@@ -30,7 +30,7 @@ struct ReplyOptions {
   std::function<bool()> interrupted = {};              // called before every step and every 16384 tokens of a prompt
 };
 
-// Throws Error that names the option as the command line does.
+// Throws Error that names the option.
 void validate(const ReplyOptions& options);
 
 enum class ReplyEnd { max_tokens, end_of_text, stop_string, interrupted };

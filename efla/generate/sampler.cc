@@ -83,12 +83,12 @@ void for_each_penalised(std::span<const float> logits, const SeenIds& seen, doub
 
 void validate(const SamplingOptions& options) {
   const double t = options.temperature, penalty = options.repetition_penalty;
-  if (!(t >= 0.0 && std::isfinite(t))) refuse("--temperature", t, "0 (the most probable token) or more");
+  if (!(t >= 0.0 && std::isfinite(t))) refuse("temperature", t, "0 (the most probable token) or more");
   if (options.top_k < 0) {
-    throw Error("generate", "--top-k", std::to_string(options.top_k), "a count, or 0 for all tokens");
+    throw Error("generate", "top_k", std::to_string(options.top_k), "a count, or 0 for all tokens");
   }
-  if (!(options.top_p > 0.0 && options.top_p <= 1.0)) refuse("--top-p", options.top_p, "over 0 and at most 1");
-  if (!(penalty >= 0.01 && penalty <= 100.0)) refuse("--repetition-penalty", penalty, "0.01 to 100; 1 changes nothing");
+  if (!(options.top_p > 0.0 && options.top_p <= 1.0)) refuse("top_p", options.top_p, "over 0 and at most 1");
+  if (!(penalty >= 0.01 && penalty <= 100.0)) refuse("repetition_penalty", penalty, "0.01 to 100; 1 changes nothing");
 }
 
 double unit_number(Random& random) {

@@ -16,7 +16,7 @@ struct SamplingOptions {
   double repetition_penalty = 1.0;  // above 1: tokens that occurred before become less probable
 };
 
-// Throws Error that names the option as the command line does.
+// Throws Error that names the option.
 void validate(const SamplingOptions& options);
 
 // The ids that occur in a text. Its size does not depend on the length of the text.

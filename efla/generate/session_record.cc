@@ -71,7 +71,7 @@ SessionRecord read_session_record(const std::vector<NamedTensor>& tensors,
     io::fail_in(path, std::string("not a session of the format ") + kFormat);
   }
   if (const auto& of = field(metadata, path, "model"); of != model) {
-    throw Error("generate", "--load-session", path + " of the model " + of.substr(0, 12),
+    throw Error("generate", "session", path + " of the model " + of.substr(0, 12),
                 "a session of this model, " + model.substr(0, 12));
   }
   SessionRecord record;

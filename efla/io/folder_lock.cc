@@ -108,7 +108,7 @@ void remove_stale_lock(const fs::path& folder) {
 
 FolderLock prepare_output_folder(const fs::path& path, std::string_view operation, std::string_view mark) {
   const auto refuse = [&](const std::string& why) {
-    throw Error(std::string(operation), "--out", why, "a new or empty folder");
+    throw Error(std::string(operation), "out", why, "a new or empty folder");
   };
   if (path.empty()) refuse("an empty name");
   const auto require_free = [&] {
@@ -124,7 +124,7 @@ FolderLock prepare_output_folder(const fs::path& path, std::string_view operatio
     fs::create_directories(path, error);
     if (error) throw system_error(path.string(), "make the folder", error.value());
   }
-  FolderLock lock(path, operation, "--out");
+  FolderLock lock(path, operation, "out");
   require_free();
   return lock;
 }

@@ -38,7 +38,7 @@ class FolderLock {
 void remove_stale_lock(const std::filesystem::path& folder);
 
 // Makes the folder and its parents, or accepts a folder that is empty or holds the file `mark`, and locks the folder.
-// Files that AtomicFile and FolderLock of a killed process left do not count. Throws Error(operation, "--out", …) for
+// Files that AtomicFile and FolderLock of a killed process left do not count. Throws Error(operation, "out", …) for
 // anything else, with nothing written.
 [[nodiscard]] FolderLock prepare_output_folder(const std::filesystem::path& path, std::string_view operation,
                                                std::string_view mark = "");

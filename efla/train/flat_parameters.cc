@@ -142,7 +142,7 @@ void FlatAdamW::step_on_device([[maybe_unused]] const torch::Tensor& gradient, [
                       /*amsgrad=*/false, /*maximize=*/false, divisor);
   }
 #else
-  throw Error("train", "--device", "cuda with LibTorch " TORCH_VERSION, "LibTorch 2 or later");
+  throw Error("train", "device", "cuda with LibTorch " TORCH_VERSION, "LibTorch 2 or later");
 #endif
 }
 

@@ -61,7 +61,7 @@ class Runner {
       for (const auto& saved : checkpoints_.list()) {
         if (saved.step == static_cast<std::int64_t>(known)) restore(saved);
       }
-      if (!saved_) throw Error("train", "RUN", "no checkpoint that rank 0 sees", "a folder that all processes see");
+      if (!saved_) throw Error("train", "folder", "no checkpoint that rank 0 sees", "a folder that all processes see");
     }
     if (writes()) log_ = std::make_unique<MetricsLog>(run_.folder, trainer_.steps_done());
     const auto seen = group_.gather(seen_so_far()).front();

@@ -23,10 +23,10 @@ std::string scale_names(const json& plan) {
 void require_values(const json& settings, const std::string& key) {
   if (!settings.contains(key)) return;
   const json& values = settings.at(key);
-  if (values.empty()) throw Error("reproduce", "--" + key, "an empty list", "at least one value");
+  if (values.empty()) throw Error("reproduce", key, "an empty list", "at least one value");
   for (auto value = values.begin(); value != values.end(); ++value) {
     if (std::find(values.begin(), value, *value) == value) continue;
-    throw Error("reproduce", "--" + key, value->dump() + " twice", "each value once");
+    throw Error("reproduce", key, value->dump() + " twice", "each value once");
   }
 }
 
@@ -41,7 +41,7 @@ void keep_tasks(json& settings, const json& names) {
     std::erase(unknown, name);
     if (std::find(names.begin(), names.end(), name) != names.end()) kept.push_back(task);
   }
-  if (!unknown.empty()) throw Error("reproduce", "--tasks", "'" + unknown.front() + "'", "one of " + all);
+  if (!unknown.empty()) throw Error("reproduce", "tasks", "'" + unknown.front() + "'", "one of " + all);
   settings["tasks"] = kept;
 }
 
@@ -52,7 +52,7 @@ Plan::Plan(std::string_view toml, const std::string& study, const std::string& s
   const json plan = io::parse_toml(toml, study + "/plan.toml");
   title_ = plan.at("title");
   if (scale == kAll || !plan.contains(scale) || !plan.at(scale).is_object()) {
-    throw Error("reproduce", "--scale", "'" + scale + "'", "one of " + scale_names(plan));
+    throw Error("reproduce", "scale", "'" + scale + "'", "one of " + scale_names(plan));
   }
   settings_ = plan.value(kAll, json::object());
   settings_.merge_patch(plan.at(scale));

@@ -56,7 +56,7 @@ class Runner {
     } else {
       fs::create_directories(folder);
       // Other commands may be given this folder too, as `efla train smnist --resume` is.
-      const io::FolderLock lock(folder, "reproduce " + study_.name, "--out");
+      const io::FolderLock lock(folder, "reproduce " + study_.name, "out");
       const RunContext context{pool_, device_, events_.stop, [&](double share, const std::string& text) {
                                  const std::lock_guard lock(mutex_);
                                  shares_[i] = share;

@@ -22,24 +22,25 @@ std::string size_text(std::int64_t rows, std::int64_t columns) {
 
 data::ImageSet load_digit_images(const std::string& source, data::Split split, std::int64_t count) {
   const bool training = split == data::Split::train;
-  const std::string option = training ? "--train-images" : "--test-images";
-  if (count < 0) throw Error("data", option, std::to_string(count), "a count, or 0 for all");
+  const std::string argument = training ? "train_images" : "test_images";
+  if (count < 0) throw Error("data", argument, std::to_string(count), "a count, or 0 for all");
   if (source == "builtin") {
     if (count == 0) count = training ? kBuiltinTrainImages : kBuiltinTestImages;
     if (count > data::kMostDigits) {
-      throw Error("data", option, std::to_string(count),
+      throw Error("data", argument, std::to_string(count),
                   "at most the " + std::to_string(data::kMostDigits) + " built in");
     }
-    require_memory("data", option.c_str(), "images", static_cast<double>(count) * kImageSide * kImageSide);
+    require_memory("data", argument.c_str(), "images", static_cast<double>(count) * kImageSide * kImageSide);
     return data::builtin_digits(split, count);
   }
   data::ImageSet images = data::load_mnist(source, split);
   if (images.rows != kImageSide || images.cols != kImageSide) {
-    throw Error("data", "--data", "images of " + size_text(images.rows, images.cols) + " pixels in " + source,
+    throw Error("data", "data", "images of " + size_text(images.rows, images.cols) + " pixels in " + source,
                 size_text(kImageSide, kImageSide) + ", one token per pixel");
   }
   if (count > images.count) {
-    throw Error("data", option, std::to_string(count), "at most the " + std::to_string(images.count) + " in " + source);
+    throw Error("data", argument, std::to_string(count),
+                "at most the " + std::to_string(images.count) + " in " + source);
   }
   if (count > 0) {
     images.count = count;

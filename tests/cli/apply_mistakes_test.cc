@@ -152,7 +152,7 @@ TEST_F(ApplyMistakes, NumbersThatOverflowTheTypeAskedFor) {
 }
 
 TEST_F(ApplyMistakes, Options) {
-  expect_refused(problem_, "step size: step: got 'exat'", {"--step", "exat"});
+  expect_refused(problem_, "apply: --step: got 'exat'", {"--step", "exat"});
   expect_refused(problem_, "(nearest: exact)", {"--step", "exat"});
   expect_refused(problem_, "order of rk: got 65", {"--step", "rk65"});
   expect_refused(problem_, "apply: --impl: got 'chunky', expected auto, ", {"--impl", "chunky"});
@@ -173,7 +173,7 @@ TEST_F(ApplyMistakes, Options) {
   }
   expect_refused(problem_, "apply: --grad: got 'maybe', expected no value", {"--grad=maybe"});
   expect_refused(problem_, "apply: --dtype: got '', expected float32, bfloat16", {"--dtype", ""});
-  expect_refused(problem_, "step size: step: got ''", {"--step", ""});
+  expect_refused(problem_, "apply: --step: got ''", {"--step", ""});
   expect_refused(problem_, "unknown option '--stpe', nearest is --step", {"--stpe", "exact"});
   expect_refused(problem_, "unexpected argument 'more'", {"more"});
   EXPECT_TRUE(is_user_mistake(run_program({"apply", in_}), "--out is required"));

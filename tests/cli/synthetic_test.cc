@@ -37,8 +37,8 @@ TEST(ShowCommand, Mistakes) {
   };
   EXPECT_TRUE(is_user_mistake(show({}), "expected one of in-context-recall"));
   EXPECT_TRUE(is_user_mistake(show({"mqra"}), "nearest is mqar"));
-  EXPECT_TRUE(
-      is_user_mistake(show({"mqar", "--length", "64", "--pairs", "17"}), "mqar: pairs: got 68 > 64, expected 4"));
+  EXPECT_TRUE(is_user_mistake(show({"mqar", "--length", "64", "--pairs", "17"}),
+                              "data show mqar: --pairs: got 68 > 64, expected 4"));
   EXPECT_TRUE(is_user_mistake(show({"stack", "--stacks", "200"}), "stacks"));
   EXPECT_TRUE(is_user_mistake(show({"mqar", "--split", "validation"}), "--split"));
 }

@@ -222,22 +222,22 @@ TEST_F(Tokens, GoOnOnlyWithTheSameArguments) {
   const auto refused = [&](const ProgramResult& result, const std::string& what) {
     EXPECT_TRUE(is_user_mistake(result, "data tokenize: --out: got " + out_ + ", which was made with another " + what));
   };
-  refused(tokenize({folder_.file("b.txt")}), "INPUT");
-  refused(tokenize({folder_.file("a.txt"), folder_.file("b.txt")}), "INPUT");
-  refused(tokenize({folder_.file("a.txt")}, {"--field", "x"}), "--field");
-  refused(tokenize({folder_.file("a.txt")}, {"--separator", "x"}), "--separator");
-  refused(tokenize({folder_.file("a.txt")}, {"--shard-tokens", "5"}), "--shard-tokens");
-  refused(tokenize({folder_.file("a.txt")}, {"--bos"}), "--bos");
-  refused(tokenize({folder_.file("a.txt")}, {"--tokenizer", "bytes"}), "--tokenizer");
+  refused(tokenize({folder_.file("b.txt")}), "list of inputs");
+  refused(tokenize({folder_.file("a.txt"), folder_.file("b.txt")}), "list of inputs");
+  refused(tokenize({folder_.file("a.txt")}, {"--field", "x"}), "field");
+  refused(tokenize({folder_.file("a.txt")}, {"--separator", "x"}), "separator");
+  refused(tokenize({folder_.file("a.txt")}, {"--shard-tokens", "5"}), "shard_tokens");
+  refused(tokenize({folder_.file("a.txt")}, {"--bos"}), "bos");
+  refused(tokenize({folder_.file("a.txt")}, {"--tokenizer", "bytes"}), "tokenizer");
   // A change that keeps the size is noticed by its time, which an index of an earlier version does not have.
   fs::last_write_time(folder_ / "a.txt", fs::last_write_time(folder_ / "a.txt") + std::chrono::seconds(1));
-  refused(tokenize({folder_.file("a.txt")}), "INPUT, or its files have changed");
+  refused(tokenize({folder_.file("a.txt")}), "list of inputs, or their files have changed");
   auto index = io::read_token_index(out_);
   index.source.at("inputs").at(0).erase("changed_ns");
   io::write_token_index(out_, index);
   EXPECT_EQ(tokenize({folder_.file("a.txt")}).exit_code, 0);
   write_text(folder_ / "a.txt", "abcd\n");
-  refused(tokenize({folder_.file("a.txt")}), "INPUT, or its files have changed");
+  refused(tokenize({folder_.file("a.txt")}), "list of inputs, or their files have changed");
   write_text(fs::path(out_) / "index.json", before.at("index.json"));
   EXPECT_TRUE(same_contents(contents_of(out_), before));
 }
@@ -253,7 +253,7 @@ TEST_F(Tokens, BadInputIsNamed) {
   const auto c = write_text(folder_ / "c.gz", gzip("some text").substr(0, 20)).string();
   EXPECT_TRUE(is_user_mistake(tokenize({c}), c + ": at byte 20: gzip stream is cut short"));
   const auto empty = write_text(folder_ / "empty", "").string();
-  EXPECT_TRUE(is_user_mistake(tokenize({empty}), "data tokenize: INPUT: got no text"));
+  EXPECT_TRUE(is_user_mistake(tokenize({empty}), "data tokenize: inputs: got no text"));
   EXPECT_TRUE(is_user_mistake(tokenize({folder_.file("none")}), "none: there is no such file or folder"));
   EXPECT_TRUE(is_user_mistake(tokenize({empty}, {"--tokenizer", empty}), "not a SentencePiece model"));
   EXPECT_TRUE(is_user_mistake(tokenize({empty}, {"--tokenizer", folder_.file("none")}),

@@ -356,7 +356,7 @@ TEST_F(TrainLm, Mistakes) {
   EXPECT_TRUE(is_user_mistake(
       run_program(train("run", {"model.hidden_size=65536", "model.num_hidden_layers=1000", "model.num_heads=512"})),
       "at most this machine's memory"));
-  EXPECT_TRUE(is_user_mistake(run_program(train("run", {"training.precision=\"bfloat16\""})), "--device cuda"));
+  EXPECT_TRUE(is_user_mistake(run_program(train("run", {"training.precision=\"bfloat16\""})), "or the device cuda"));
   EXPECT_TRUE(is_user_mistake(run_program(train("run", {"training.evaluate_tokens=9223372036854775807"})), "0 (all)"));
   auto on_gpu = train("run");
   on_gpu.insert(on_gpu.end(), {"--device", "cuda"});

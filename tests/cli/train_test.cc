@@ -162,7 +162,7 @@ TEST(TrainCommand, Mistakes) {
   }
   EXPECT_TRUE(is_user_mistake(with({"--data", small.string()}), "28 x 28"));
   EXPECT_TRUE(is_user_mistake(with({"--train-images", "100000001"}),
-                              "data: --train-images: got 100000001, expected at most the 100000000 built in"));
+                              "train smnist: --train-images: got 100000001, expected at most the 100000000 built in"));
   EXPECT_TRUE(is_user_mistake(with({"--lr", "-1"}), "lr"));
   EXPECT_TRUE(is_user_mistake(with({"--hidden", "1000000000"}), "hidden"));
   EXPECT_TRUE(is_user_mistake(with({"--hidden", "65536", "--layers", "64"}), "at most this machine's memory"));

@@ -35,9 +35,9 @@ TEST(DigitPlan, HasTheHeadlineOverSeedsAndTheRestOnce) {
                                           "efla-layers2-lr0.003-seed4", "deltanet-layers2-lr0.003-seed4"};
   EXPECT_EQ(names(plan("full", given).settings()), expected);
   EXPECT_EQ(names(plan("quick", {}).settings()).size(), 5U);
-  expect_error([] { plan("full", {{"seeds", {4, 4}}}); }, "--seeds", "4 twice");
-  expect_error([] { plan("full", {{"seeds", json::array()}}); }, "--seeds", "an empty list");
-  expect_error([] { plan("huge", {}); }, "--scale", "one of full, quick");
+  expect_error([] { plan("full", {{"seeds", {4, 4}}}); }, "seeds", "4 twice");
+  expect_error([] { plan("full", {{"seeds", json::array()}}); }, "seeds", "an empty list");
+  expect_error([] { plan("huge", {}); }, "scale", "one of full, quick");
 }
 
 TEST(DigitCurve, AveragesOverStretchesOfAnEpoch) {

@@ -169,15 +169,15 @@ TEST(SyntheticPlan, EveryScaleOfEveryStudyIsWhole) {
     for (const char* scale : {"tiny", "small", "paper"}) EXPECT_FALSE(runs_of(text, scale).empty());
   }
   expect_error([] { runs_of(mad_plan, "tiny", {{"mixers", {"elfa"}}}); }, "name", "nearest: efla");
-  expect_error([] { runs_of(mad_plan, "tiny", {{"seeds", {1, 1}}}); }, "--seeds", "1 twice");
+  expect_error([] { runs_of(mad_plan, "tiny", {{"seeds", {1, 1}}}); }, "seeds", "1 twice");
   expect_error([] { runs_of(mad_plan, "tiny", {{"lr", {2.0}}}); }, "lr", "at most 1");
   expect_error(
       [] {
         runs_of(mad_plan, "tiny", {{"tasks", {"compression", "recall"}}});
       },
-      "--tasks", "one of compression, fuzzy-recall");
-  expect_error([] { runs_of(mad_plan, "tiny", {{"tasks", json::array()}}); }, "--tasks", "at least one");
-  expect_error([] { runs_of(mad_plan, "huge"); }, "--scale", "one of paper, small, tiny");
+      "tasks", "one of compression, fuzzy-recall");
+  expect_error([] { runs_of(mad_plan, "tiny", {{"tasks", json::array()}}); }, "tasks", "at least one");
+  expect_error([] { runs_of(mad_plan, "huge"); }, "scale", "one of paper, small, tiny");
 }
 
 json settings_of(PlanText text) { return Plan(text(), "study", "paper", {}).settings(); }

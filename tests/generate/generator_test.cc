@@ -304,7 +304,7 @@ TEST_F(GeneratorTest, DraftsChangeNoBit) {
     EXPECT_GT(all.accepted_tokens, 60);
     EXPECT_GT(all.drafted_tokens, all.accepted_tokens);
   }
-  expect_error([&] { reply("abc", {.draft_tokens = 8}); }, "--draft-tokens", "0 to 7");
+  expect_error([&] { reply("abc", {.draft_tokens = 8}); }, "draft_tokens", "0 to 7");
 }
 
 TEST_F(GeneratorTest, StopsWhenInterrupted) {
@@ -327,16 +327,16 @@ TEST_F(GeneratorTest, StopsWhenInterrupted) {
 
 TEST_F(GeneratorTest, Mistakes) {
   Session session(model, 0);
-  expect_error([&] { generator.encode(session, "a\xff", false); }, "--prompt", "UTF-8");
-  expect_error([&] { generator.reply(session, {}, {.max_tokens = 1}); }, "--prompt", "");
-  expect_error([&] { reply("a", {.max_tokens = -1}); }, "--max-tokens", "-1");
-  expect_error([&] { reply("a", {.max_tokens = 1, .stop = {""}}); }, "--stop", "empty");
-  expect_error([&] { reply("a", {.max_tokens = 1, .stop = {"\xc3"}}); }, "--stop", "UTF-8");
+  expect_error([&] { generator.encode(session, "a\xff", false); }, "prompt", "UTF-8");
+  expect_error([&] { generator.reply(session, {}, {.max_tokens = 1}); }, "prompt", "");
+  expect_error([&] { reply("a", {.max_tokens = -1}); }, "max_tokens", "-1");
+  expect_error([&] { reply("a", {.max_tokens = 1, .stop = {""}}); }, "stop", "empty");
+  expect_error([&] { reply("a", {.max_tokens = 1, .stop = {"\xc3"}}); }, "stop", "UTF-8");
   nn::LanguageModelConfig small = model.config();
   small.vocab_size = 257;
   small.eos_token_id = 0;
   const nn::LanguageModel other(small, nn::Initialiser(1));
-  expect_error([&] { Generator(other, *tokenizer); }, "--tokenizer", "258");
+  expect_error([&] { Generator(other, *tokenizer); }, "tokenizer", "258");
 }
 
 }  // namespace

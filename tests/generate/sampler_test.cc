@@ -172,13 +172,13 @@ TEST(Sampler, Mistakes) {
   const auto refused = [](const SamplingOptions& options, const std::string& option) {
     expect_error([&] { validate(options); }, option, "");
   };
-  refused({.temperature = -0.1}, "--temperature");
-  refused({.temperature = NAN}, "--temperature");
-  refused({.temperature = INFINITY}, "--temperature");
-  refused({.top_k = -1}, "--top-k");
-  refused({.top_p = 0.0}, "--top-p");
-  refused({.top_p = 1.01}, "--top-p");
-  refused({.repetition_penalty = 0.0}, "--repetition-penalty");
+  refused({.temperature = -0.1}, "temperature");
+  refused({.temperature = NAN}, "temperature");
+  refused({.temperature = INFINITY}, "temperature");
+  refused({.top_k = -1}, "top_k");
+  refused({.top_p = 0.0}, "top_p");
+  refused({.top_p = 1.01}, "top_p");
+  refused({.repetition_penalty = 0.0}, "repetition_penalty");
   EXPECT_NO_THROW(validate(SamplingOptions{}));
   const auto draw = [](const std::vector<float>& logits) {
     Random random(1);

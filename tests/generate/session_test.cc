@@ -97,14 +97,14 @@ TEST(Session, RefusesAnotherModelsAndOtherFiles) {
   const auto path = folder.file("session");
   save_session(path, session, model);
   const auto other = tiny_model(9);
-  test::expect_error([&] { load_session(path, other); }, "--load-session", "this model");
+  test::expect_error([&] { load_session(path, other); }, "session", "this model");
   {
     // The same configuration and one weight changed in its last bit.
     const auto near = tiny_model(8);
     const torch::NoGradGuard no_grad;
     auto weights = near.parameters().back().flatten();
     weights[0] = std::nextafter(weights[0].item<float>(), 1e9F);
-    test::expect_error([&] { load_session(path, near); }, "--load-session", "this model");
+    test::expect_error([&] { load_session(path, near); }, "session", "this model");
   }
   constexpr auto kTooMany = std::uint64_t{1} << 63;
   for (const auto change : {+[](Session& s) { s.seed = kTooMany; }, +[](Session& s) { s.draws = kTooMany; },

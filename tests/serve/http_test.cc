@@ -203,7 +203,7 @@ TEST_F(HttpServing, HoldsTheBodiesOfAllRequestsToABound) {
   EXPECT_TRUE(reaches([&] { return server_->connections(); }, 0));
   EXPECT_EQ(server_->body_bytes(), 0);
   options_.request_memory = 99'000;
-  test::expect_error([&] { HttpServer(options_, {}, {}); }, "--request-memory", "at least --max-body, 100000");
+  test::expect_error([&] { HttpServer(options_, {}, {}); }, "request_memory", "at least the 100000 bytes");
 }
 
 TEST_F(HttpServing, RefusesWhatIsNotHttp) {
@@ -369,7 +369,7 @@ TEST_F(HttpServing, OnAUnixSocket) {
   EXPECT_EQ(server_->address(), "unix:" + options_.unix_socket);
   HttpClient client(options_.unix_socket);
   EXPECT_EQ(body_of(client.get("/a")), "GET /a  ");
-  test::expect_error([&] { HttpServer(options_, {}, {}); }, "--unix-socket", "which a program listens on");
+  test::expect_error([&] { HttpServer(options_, {}, {}); }, "unix_socket", "which a program listens on");
   TearDown();
   server_.reset();
   EXPECT_FALSE(std::filesystem::exists(options_.unix_socket));
@@ -397,9 +397,9 @@ TEST_F(HttpServing, WithTls) {
   plain.read_all();
   EXPECT_TRUE(plain.ended());
   options_.tls_key = folder.file("certificate");
-  test::expect_error([&] { HttpServer(options_, {}, {}); }, "--tls-key", "expected a PEM file");
+  test::expect_error([&] { HttpServer(options_, {}, {}); }, "tls_key", "expected a PEM file");
   options_.tls_key.clear();
-  test::expect_error([&] { HttpServer(options_, {}, {}); }, "--tls-key", "none");
+  test::expect_error([&] { HttpServer(options_, {}, {}); }, "tls_key", "none");
 }
 
 TEST_F(HttpServing, RefusesAddressesThatItCannotListenOn) {
@@ -410,9 +410,9 @@ TEST_F(HttpServing, RefusesAddressesThatItCannotListenOn) {
     options.port = port;
     return options;
   };
-  test::expect_error([&] { HttpServer(with("127.0.0.1", 70'000), {}, {}); }, "--port", "70000");
-  test::expect_error([&] { HttpServer(with("no.such.host.invalid", 1), {}, {}); }, "--host", "no.such.host");
-  test::expect_error([&] { HttpServer(with("192.0.2.1", 1), {}, {}); }, "--port", "192.0.2.1:1");
+  test::expect_error([&] { HttpServer(with("127.0.0.1", 70'000), {}, {}); }, "port", "70000");
+  test::expect_error([&] { HttpServer(with("no.such.host.invalid", 1), {}, {}); }, "host", "no.such.host");
+  test::expect_error([&] { HttpServer(with("192.0.2.1", 1), {}, {}); }, "port", "192.0.2.1:1");
 }
 
 }  // namespace

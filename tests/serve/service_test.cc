@@ -262,7 +262,7 @@ TEST_F(ServiceTest, AFullQueueLosesNoReplyThatIsFinished) {
   const auto refused =
       post("/v1/completions", {{"prompt", std::vector<std::string>(8, "x")}, {"n", 128}}, 400)["error"];
   EXPECT_EQ(refused["param"], "n");
-  EXPECT_EQ(refused["message"], "n: got 1024 replies in all, expected at most the 1000 that may wait (--max-queue)");
+  EXPECT_EQ(refused["message"], "n: got 1024 replies in all, expected at most the 1000 that may wait");
 }
 
 TEST_F(ServiceTest, AStateThatCannotBeErasedEndsNeitherReplyNorServer) {

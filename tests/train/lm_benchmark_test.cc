@@ -91,7 +91,7 @@ TEST(ContinuationRequest, BeginsWithBosWhereAsked) {
   EXPECT_EQ(request.tokens, (Ids{300, 'x', ' ', 'y'}));
   EXPECT_EQ(request.scored, 2);
   EXPECT_EQ(continuation_request(PairTokenizer(300, 301), "", "y", options).tokens, (Ids{300, 'y'}));
-  expect_error([&] { continuation_request(PairTokenizer(-1, 301), "x", "y", options); }, "--bos", "without bos");
+  expect_error([&] { continuation_request(PairTokenizer(-1, 301), "x", "y", options); }, "bos", "without bos");
 }
 
 TEST(ContinuationRequest, CutsOffTheStart) {
@@ -99,7 +99,7 @@ TEST(ContinuationRequest, CutsOffTheStart) {
   const auto request = continuation_request(PairTokenizer(300, 301), "vwxy", "yz", options);
   EXPECT_EQ(request.tokens, (Ids{'x', 'y', 'y', 'z'}));  // three are read, and each but the first is predicted
   EXPECT_EQ(request.scored, 2);
-  expect_error([&] { continuation_request(PairTokenizer(300, 301), "x", "wxyz", options); }, "--max-length",
+  expect_error([&] { continuation_request(PairTokenizer(300, 301), "x", "wxyz", options); }, "max_length",
                "got 3, expected at least the 4 tokens of an answer");
   expect_error([&] { continuation_request(PairTokenizer(300, 301), "xa", "b", {}); }, "continuation 'b'",
                "no token of its own");
@@ -119,7 +119,7 @@ TEST(DocumentRequests, ScoreEveryTokenOnceInWindows) {
   ASSERT_EQ(one.size(), 1U);
   EXPECT_EQ(one[0].tokens, (Ids{301, 'k', 'l'}));
   EXPECT_TRUE(document_requests(PairTokenizer(300, 301), "", options).empty());
-  expect_error([] { document_requests(PairTokenizer(-1, 301), "kl", {.bos = true}); }, "--bos", "without bos");
+  expect_error([] { document_requests(PairTokenizer(-1, 301), "kl", {.bos = true}); }, "bos", "without bos");
 }
 
 TEST(Score, DoesNotDependOnTheBatches) {

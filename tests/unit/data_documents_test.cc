@@ -104,7 +104,7 @@ TEST_F(Documents, MayBePacked) {
     EXPECT_EQ(read({"a.txt.gz", "b.jsonl.xz", "c.ndjson.zst", "d"}, input, document),
               Texts(all.begin() + static_cast<std::ptrdiff_t>(skipped), all.end()));
   }
-  test::expect_error([&] { read({"d"}, 0, 3); }, "INPUT", "got fewer than 3 documents in ");
+  test::expect_error([&] { read({"d"}, 0, 3); }, "inputs", "got fewer than 3 documents in ");
 }
 
 TEST_F(Documents, NameTheByteThatIsNotUtf8) {
@@ -136,7 +136,7 @@ TEST(ListInputs, GoesThroughFoldersInOrder) {
   EXPECT_EQ(list_inputs({folder.path()}), all);
   EXPECT_EQ(list_inputs({folder.file("c"), folder.file("b")}),
             (std::vector<std::filesystem::path>{folder / "c", folder / "b/10", folder / "b/2"}));
-  test::expect_error([&] { list_inputs({folder.file("empty")}); }, "INPUT", "a folder without files");
+  test::expect_error([&] { list_inputs({folder.file("empty")}); }, "inputs", "a folder without files");
   test::expect_io_error([&] { list_inputs({folder.file("none")}); }, IoError::Kind::missing, -1,
                         "there is no such file or folder");
 }

@@ -171,7 +171,7 @@ TEST_F(Download, TakesOnlyHttp) {
 
 TEST_F(Download, SaysThatTheFolderIsAFile) {
   write_text(folder_ / "out", "a file");
-  test::expect_error([&] { run(); }, "--out", (folder_ / "out").string() + ", which is not a folder");
+  test::expect_error([&] { run(); }, "out", (folder_ / "out").string() + ", which is not a folder");
 }
 
 TEST(Mnist, ListsTheFourFilesAsTheyAre) {

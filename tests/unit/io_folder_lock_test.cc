@@ -162,9 +162,9 @@ TEST(PrepareOutputFolder, MakesItOrTakesAnEmptyOne) {
   { const auto lock = prepare_output_folder(path, "train"); }
   EXPECT_TRUE(std::filesystem::is_empty(path));
   const auto lock = prepare_output_folder(path, "train");
-  expect_error([&] { (void)prepare_output_folder(path, "train"); }, "--out", "which process ");
+  expect_error([&] { (void)prepare_output_folder(path, "train"); }, "out", "which process ");
   write_text(path / "run.json", "{}");
-  expect_error([&] { (void)prepare_output_folder(path, "train"); }, "--out", "which process ");
+  expect_error([&] { (void)prepare_output_folder(path, "train"); }, "out", "which process ");
 }
 
 TEST(PrepareOutputFolder, TakesWhatAKilledProcessLeft) {
@@ -175,8 +175,8 @@ TEST(PrepareOutputFolder, TakesWhatAKilledProcessLeft) {
   write_text(folder / "mark", "");
   write_text(folder / "more", "");
   { const auto lock = prepare_output_folder(folder.path(), "train", "mark"); }
-  expect_error([&] { (void)prepare_output_folder(folder.path(), "train"); }, "--out", "which is not empty");
-  expect_error([&] { (void)prepare_output_folder(folder.path(), "train", "other"); }, "--out", "which is not empty");
+  expect_error([&] { (void)prepare_output_folder(folder.path(), "train"); }, "out", "which is not empty");
+  expect_error([&] { (void)prepare_output_folder(folder.path(), "train", "other"); }, "out", "which is not empty");
 }
 
 TEST(RemoveStaleLock, RemovesOneThatNobodyHolds) {
@@ -194,15 +194,15 @@ TEST(PrepareOutputFolder, RefusesWhatIsInUse) {
   const TempFolder folder;
   write_text(folder / "file", "x");
   const auto prepare = [](const std::filesystem::path& path) { (void)prepare_output_folder(path, "train"); };
-  expect_error([&] { prepare(folder.path()); }, "--out",
-               "train: --out: got " + folder.path().string() + ", which is not empty, expected a new or empty folder");
-  expect_error([&] { prepare(folder / "file"); }, "--out", "which is not a folder");
-  expect_error([&] { prepare(""); }, "--out", "an empty name");
+  expect_error([&] { prepare(folder.path()); }, "out",
+               "train: out: got " + folder.path().string() + ", which is not empty, expected a new or empty folder");
+  expect_error([&] { prepare(folder / "file"); }, "out", "which is not a folder");
+  expect_error([&] { prepare(""); }, "out", "an empty name");
   expect_io_error([&] { prepare(folder / "file" / "x"); }, IoError::Kind::missing, -1,
                   "cannot make the folder: Not a directory");
   EXPECT_EQ(folder.files(), 1U);
   write_text(folder / FolderLock::kFile, "1 here\n");
-  expect_error([&] { prepare(folder.path()); }, "--out", "which is not empty");
+  expect_error([&] { prepare(folder.path()); }, "out", "which is not empty");
 }
 
 }  // namespace

@@ -49,7 +49,7 @@ std::vector<fs::path> inputs_outside(const fs::path& folder, const std::vector<s
     if (!fs::is_directory(input)) continue;
     const auto in = fs::canonical(input);
     if (std::mismatch(in.begin(), in.end(), out.begin(), out.end()).first == in.end()) {
-      throw Error(kOperation, "--out", folder.string() + ", inside the input " + input, "a folder outside of it");
+      throw Error(kOperation, "out", folder.string() + ", inside the input " + input, "a folder outside of it");
     }
   }
   return files;
@@ -71,10 +71,10 @@ io::TokenIndex read_output(const fs::path& folder, const io::TokenizerInfo& toke
   if (!fs::exists(folder / io::kTokenIndexFile)) return {tokenizer, {}, source, io::TokenIndex::Position{}};
   auto index = io::read_token_index(folder);
   const auto refuse = [&](const std::string& what) {
-    throw Error(kOperation, "--out", fmt::format("{}, which was made with another {}", folder.string(), what),
+    throw Error(kOperation, "out", fmt::format("{}, which was made with another {}", folder.string(), what),
                 "the same arguments to go on, or a new folder");
   };
-  if (index.tokenizer.fingerprint != tokenizer.fingerprint) refuse("--tokenizer");
+  if (index.tokenizer.fingerprint != tokenizer.fingerprint) refuse("tokenizer");
   const json before = index.source;
   json now = source;
   if (!before.contains(json::json_pointer(std::string("/inputs/0/") + kChanged))) {  // as earlier versions wrote it
@@ -82,8 +82,7 @@ io::TokenIndex read_output(const fs::path& folder, const io::TokenizerInfo& toke
   }
   for (const auto& [name, value] : now.items()) {
     if (before.value(name, json()) == value) continue;
-    if (name == "inputs") refuse("INPUT, or its files have changed");
-    refuse("--" + (name == "shard_tokens" ? "shard-tokens" : name));
+    refuse(name == "inputs" ? "list of inputs, or their files have changed" : name);
   }
   index.source = source;  // in the order of a new index: the same bytes
   return index;
@@ -122,7 +121,7 @@ class Tokenization {
     reader_.skip_to(static_cast<std::size_t>(position_.input), position_.document);
     if (!tokenize_all()) return TokenizeEnd::stopped;
     if (writer_) end_shard();
-    if (index_.shards.empty()) throw Error(kOperation, "INPUT", "no text", "files with at least one document");
+    if (index_.shards.empty()) throw Error(kOperation, "inputs", "no text", "files with at least one document");
     index_.unfinished.reset();
     io::write_token_index(folder_, index_);
     return TokenizeEnd::complete;
@@ -218,15 +217,15 @@ class Tokenization {
 TokenizeEnd tokenize(const fs::path& folder, const TokenizeOptions& options, const Tokenizer& tokenizer,
                      ThreadPool& pool, const TokenizeEvents& events) {
   if (options.shard_tokens < 1) {
-    throw Error(kOperation, "--shard-tokens", std::to_string(options.shard_tokens), "at least 1");
+    throw Error(kOperation, "shard_tokens", std::to_string(options.shard_tokens), "at least 1");
   }
   if (options.format.separator.empty() || options.format.separator.find('\n') != std::string::npos) {
-    throw Error(kOperation, "--separator", "'" + options.format.separator + "'", "one line that is not empty");
+    throw Error(kOperation, "separator", "'" + options.format.separator + "'", "one line that is not empty");
   }
   if (tokenizer.eos() < 0)
-    throw Error(kOperation, "--tokenizer", "a tokenizer without eos",
+    throw Error(kOperation, "tokenizer", "a tokenizer without eos",
                 "one with eos (tokenizer_config.json names it for a tokenizer.json)");
-  if (options.bos && tokenizer.bos() < 0) throw Error(kOperation, "--bos", "a tokenizer without bos", "one with bos");
+  if (options.bos && tokenizer.bos() < 0) throw Error(kOperation, "bos", "a tokenizer without bos", "one with bos");
   return Tokenization(folder, options, tokenizer, pool, events).run();
 }
 

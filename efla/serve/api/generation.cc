@@ -194,7 +194,7 @@ void Generation::prepare_prompts() {
   if (const auto most = context_.info.max_queue; std::cmp_greater(replies(), most)) {
     throw ApiError(400,
                    "n: got " + std::to_string(replies()) + " replies in all, expected at most the " +
-                       std::to_string(most) + " that may wait (--max-queue)",
+                       std::to_string(most) + " that may wait",
                    "n");
   }
 }

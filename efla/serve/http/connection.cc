@@ -134,7 +134,7 @@ void Connection::count_body() {
   if (size / kPiece != body_.get() / kPiece) read_deadline_ = Clock::now() + host_.options.timeout;
   body_.set(size);
   if (*host_.body_bytes > host_.options.request_memory) {
-    auto reply = error_reply(503, "the bodies of the requests that wait and run take all of --request-memory");
+    auto reply = error_reply(503, "the bodies of the requests that wait and run take all the memory for requests");
     reply.fields.emplace_back("Retry-After: 1");
     refuse(std::move(reply));
   }

@@ -221,8 +221,8 @@ class HttpServer::Implementation {
       return std::make_shared<Exchange>(mailbox_, connection, serial, std::move(body));
     };
     if (options.request_memory < options.max_body_bytes) {
-      throw Error("serve", "--request-memory", std::to_string(options.request_memory),
-                  "at least --max-body, " + std::to_string(options.max_body_bytes));
+      throw Error("serve", "request_memory", std::to_string(options.request_memory),
+                  "at least the " + std::to_string(options.max_body_bytes) + " bytes of the largest body");
     }
     host_.closed = [this](Connection& connection) {
       connections_.erase(connection.shared_from_this());
@@ -286,8 +286,8 @@ class HttpServer::Implementation {
     const auto& options = host_.options;
     if (options.tls_certificate.empty() || options.tls_key.empty()) {
       const bool key = options.tls_certificate.empty();
-      throw Error("serve", key ? "--tls-certificate" : "--tls-key", "none",
-                  std::string("a PEM file, because there is ") + (key ? "--tls-key" : "--tls-certificate"));
+      throw Error("serve", key ? "tls_certificate" : "tls_key", "none",
+                  std::string("a PEM file, because there is a ") + (key ? "key" : "certificate"));
     }
     tls_ = std::make_unique<asio::ssl::context>(asio::ssl::context::tls_server);
     tls_->set_options(asio::ssl::context::default_workarounds | asio::ssl::context::no_tlsv1 |
@@ -295,40 +295,40 @@ class HttpServer::Implementation {
     error_code error;
     tls_->use_certificate_chain_file(options.tls_certificate, error);
     if (error) {
-      throw Error("serve", "--tls-certificate", options.tls_certificate + " (" + error.message() + ")",
+      throw Error("serve", "tls_certificate", options.tls_certificate + " (" + error.message() + ")",
                   "a PEM file with a chain of certificates");
     }
     tls_->use_private_key_file(options.tls_key, asio::ssl::context::pem, error);
     if (error) {
-      throw Error("serve", "--tls-key", options.tls_key + " (" + error.message() + ")",
+      throw Error("serve", "tls_key", options.tls_key + " (" + error.message() + ")",
                   "a PEM file with the certificate's key");
     }
   }
 
-  void listen(const stream_protocol::endpoint& endpoint, const char* option, const std::string& what) {
+  void listen(const stream_protocol::endpoint& endpoint, const char* argument, const std::string& what) {
     error_code error;
     acceptor_.open(endpoint.protocol(), error);
     if (!error) acceptor_.set_option(asio::socket_base::reuse_address(true), error);
     if (!error) acceptor_.bind(endpoint, error);
     if (!error) acceptor_.listen(asio::socket_base::max_listen_connections, error);
-    if (error) throw Error("serve", option, what + " (" + error.message() + ")", "an address that can be listened on");
+    if (error)
+      throw Error("serve", argument, what + " (" + error.message() + ")", "an address that can be listened on");
   }
 
   void listen_tcp() {
     const auto& options = host_.options;
     if (options.port < 0 || options.port > 65535) {
-      throw Error("serve", "--port", std::to_string(options.port), "0 (any free port) to 65535");
+      throw Error("serve", "port", std::to_string(options.port), "0 (any free port) to 65535");
     }
     error_code error;
     asio::ip::tcp::resolver resolver(io_);
     const auto found =
         resolver.resolve(options.host, std::to_string(options.port), asio::ip::tcp::resolver::numeric_service, error);
     if (error || found.empty()) {
-      throw Error("serve", "--host", options.host + " (" + error.message() + ")",
-                  "a name or an address of this machine");
+      throw Error("serve", "host", options.host + " (" + error.message() + ")", "a name or an address of this machine");
     }
     const auto endpoint = found.begin()->endpoint();
-    listen(endpoint, "--port", options.host + ":" + std::to_string(options.port));
+    listen(endpoint, "port", options.host + ":" + std::to_string(options.port));
     const auto local = acceptor_.local_endpoint();
     const auto port = local.data()->sa_family == AF_INET6
                           ? ntohs(reinterpret_cast<const sockaddr_in6*>(local.data())->sin6_port)
@@ -340,7 +340,7 @@ class HttpServer::Implementation {
   void listen_unix() {
     const auto& path = host_.options.unix_socket;
     if (path.size() >= sizeof(sockaddr_un::sun_path)) {
-      throw Error("serve", "--unix-socket", path,
+      throw Error("serve", "unix_socket", path,
                   "a path of less than " + std::to_string(sizeof(sockaddr_un::sun_path)) + " bytes");
     }
     struct stat status {};
@@ -348,10 +348,10 @@ class HttpServer::Implementation {
       error_code error;
       asio::local::stream_protocol::socket probe(io_);
       probe.connect(path, error);
-      if (!error) throw Error("serve", "--unix-socket", path + ", which a program listens on", "a free path");
+      if (!error) throw Error("serve", "unix_socket", path + ", which a program listens on", "a free path");
       ::unlink(path.c_str());
     }
-    listen(asio::local::stream_protocol::endpoint(path), "--unix-socket", path);
+    listen(asio::local::stream_protocol::endpoint(path), "unix_socket", path);
     address_ = "unix:" + path;
   }
 

@@ -69,8 +69,8 @@ class HttpServer {
   using Check = std::function<std::optional<HttpReply>(const HttpRequest& head)>;
   using Handle = std::function<void(HttpRequest request, std::shared_ptr<HttpExchange> exchange)>;
 
-  // Listens from now on. `check` and `handle` are called on the thread of run(). Throws Error that names the option as
-  // the command line does, and IoError for files that cannot be read.
+  // Listens from now on. `check` and `handle` are called on the thread of run(). Throws Error that names the option,
+  // and IoError for files that cannot be read.
   HttpServer(const HttpOptions& options, Check check, Handle handle);
   ~HttpServer();
   HttpServer(const HttpServer&) = delete;

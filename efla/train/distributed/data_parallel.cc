@@ -14,11 +14,11 @@ namespace {
 
 torch::Device usable(torch::Device device, const std::string& precision) {
   if (device.is_cuda() && !torch::cuda::is_available()) {
-    throw Error("train", "--device", "cuda", "cpu: this LibTorch finds no GPU that it can use");
+    throw Error("train", "device", "cuda", "cpu: this LibTorch finds no GPU that it can use");
   }
   if (precision == "bfloat16" && !device.is_cuda()) {
     throw Error("train", "training.precision", "bfloat16 on " + device.str(),
-                "float32, or --device cuda: on the CPU the operators keep float32 numbers");
+                "float32, or the device cuda: on the CPU the operators keep float32 numbers");
   }
   return device;
 }

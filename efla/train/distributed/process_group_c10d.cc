@@ -101,7 +101,7 @@ c10::intrusive_ptr<Backend> make_backend(const StorePointer& store, const RankEn
 #ifdef EFLA_NCCL
     return c10::make_intrusive<c10d::ProcessGroupNCCL>(store, environment.rank, environment.size);
 #else
-    throw Error("train lm", "--device", "cuda in several processes", "one process: this build has no NCCL");
+    throw Error("train lm", "device", "cuda in several processes", "one process: this build has no NCCL");
 #endif
   }
 #ifdef EFLA_GLOO
