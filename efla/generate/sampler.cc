@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "efla/base/error.h"
+#include "efla/base/check.h"
 
 namespace efla::generate {
 namespace {
@@ -75,20 +75,16 @@ void for_each_penalised(std::span<const float> logits, const SeenIds& seen, doub
   }
 }
 
-[[noreturn]] void refuse(const char* option, double got, const char* expected) {
-  throw Error("generate", option, std::to_string(got), expected);
-}
-
 }  // namespace
 
 void validate(const SamplingOptions& options) {
-  const double t = options.temperature, penalty = options.repetition_penalty;
-  if (!(t >= 0.0 && std::isfinite(t))) refuse("temperature", t, "0 (the most probable token) or more");
-  if (options.top_k < 0) {
-    throw Error("generate", "top_k", std::to_string(options.top_k), "a count, or 0 for all tokens");
-  }
-  if (!(options.top_p > 0.0 && options.top_p <= 1.0)) refuse("top_p", options.top_p, "over 0 and at most 1");
-  if (!(penalty >= 0.01 && penalty <= 100.0)) refuse("repetition_penalty", penalty, "0.01 to 100; 1 changes nothing");
+  const Require require("generate");
+  const double temperature = options.temperature, penalty = options.repetition_penalty;
+  require(temperature >= 0.0 && std::isfinite(temperature), "temperature", temperature,
+          "0 (the most probable token) or more");
+  require(options.top_k >= 0, "top_k", options.top_k, "a count, or 0 for all tokens");
+  require(options.top_p > 0.0 && options.top_p <= 1.0, "top_p", options.top_p, "over 0 and at most 1");
+  require(penalty >= 0.01 && penalty <= 100.0, "repetition_penalty", penalty, "0.01 to 100; 1 changes nothing");
 }
 
 double unit_number(Random& random) {

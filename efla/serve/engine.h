@@ -29,6 +29,7 @@
 
 #include "efla/base/error.h"
 #include "efla/data/tokenizers/tokenizer.h"
+#include "efla/generate/sampler.h"
 
 namespace efla::serve {
 
@@ -39,11 +40,9 @@ using Clock = std::chrono::steady_clock;
 // or reply, the repetition penalty (a division if z_i is positive, otherwise a multiplication), then z_i −=
 // presence_penalty + frequency_penalty · n_i for tokens that occurred n_i > 0 times in this reply; then temperature,
 // top_k, top_p as in generate/sampler.h.
-struct SamplingOptions {
-  double temperature = 1.0;  // 0: the largest logit, no randomness
-  double top_p = 1.0;        // in (0, 1]
-  std::int64_t top_k = 0;    // 0: all
-  double repetition_penalty = 1.0;
+struct RequestSampling : generate::SamplingOptions {
+  RequestSampling() { temperature = 1.0; }
+
   double presence_penalty = 0.0, frequency_penalty = 0.0;  // in [−2, 2]
   std::map<std::int32_t, double> logit_bias = {};          // in [−100, 100]; −100 excludes the token
   std::uint64_t seed = 0;  // the random numbers of token n of a reply depend on the seed and n alone
@@ -68,7 +67,7 @@ struct Request {
   // multiple of 64 up to there.
   std::vector<std::int64_t> cache_after = {};
   std::int64_t max_tokens = 16;  // of the reply; 0: the prompt is only prefilled (and scored)
-  SamplingOptions sampling = {};
+  RequestSampling sampling = {};
   std::vector<std::string> stop = {};       // UTF-8, none empty; the text ends before the first of them
   std::vector<std::int32_t> stop_ids = {};  // besides the id that ends a text
   std::int64_t logprobs = -1;               // alternatives per token, 0 to kMaxLogprobs; −1: no logprob at all
@@ -82,7 +81,7 @@ struct Request {
 
 inline constexpr std::int64_t kMaxLogprobs = 20;
 
-// log p(id) of the model's own distribution: the softmax of the logits before any option of SamplingOptions.
+// log p(id) of the model's own distribution: the softmax of the logits before any option of RequestSampling.
 struct ScoredId {
   std::int32_t id = 0;
   float logprob = 0.0F;

@@ -15,14 +15,9 @@ bool within(double value, double low, double high) { return value >= low && valu
 
 }  // namespace
 
-void validate(const SamplingOptions& options, std::int64_t vocab_size) {
+void validate(const RequestSampling& options, std::int64_t vocab_size) {
+  generate::validate(options);
   const Require require("request");
-  require(options.temperature >= 0.0 && std::isfinite(options.temperature), "temperature", options.temperature,
-          "0 or more");
-  require(options.top_p > 0.0 && options.top_p <= 1.0, "top_p", options.top_p, "over 0 and at most 1");
-  require(options.top_k >= 0, "top_k", options.top_k, "a count, or 0 for all tokens");
-  require(within(options.repetition_penalty, 0.01, 100.0), "repetition_penalty", options.repetition_penalty,
-          "0.01 to 100");
   require(within(options.presence_penalty, -2.0, 2.0), "presence_penalty", options.presence_penalty, "-2 to 2");
   require(within(options.frequency_penalty, -2.0, 2.0), "frequency_penalty", options.frequency_penalty, "-2 to 2");
   for (const auto& [id, bias] : options.logit_bias) {
@@ -32,7 +27,7 @@ void validate(const SamplingOptions& options, std::int64_t vocab_size) {
   }
 }
 
-std::int32_t draw(std::span<float> logits, const SamplingOptions& options, const generate::SeenIds& seen,
+std::int32_t draw(std::span<float> logits, const RequestSampling& options, const generate::SeenIds& seen,
                   const IdCounts& counts, Random& random) {
   for (const auto& [id, bias] : options.logit_bias) {
     float& logit = logits[static_cast<std::size_t>(id)];
@@ -49,8 +44,8 @@ std::int32_t draw(std::span<float> logits, const SamplingOptions& options, const
     logits[static_cast<std::size_t>(id)] -=
         static_cast<float>(options.presence_penalty + options.frequency_penalty * static_cast<double>(count));
   }
-  const generate::SamplingOptions rest{
-      .temperature = options.temperature, .top_k = options.top_k, .top_p = options.top_p};
+  generate::SamplingOptions rest = options;
+  rest.repetition_penalty = 1.0;
   return static_cast<std::int32_t>(generate::sample(logits, seen, rest, random));
 }
 

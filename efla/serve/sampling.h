@@ -13,14 +13,14 @@
 namespace efla::serve {
 
 // Throws Error that names the field.
-void validate(const SamplingOptions& options, std::int64_t vocab_size);
+void validate(const RequestSampling& options, std::int64_t vocab_size);
 
 // The numbers of times that ids occurred in a reply.
 using IdCounts = std::map<std::int32_t, std::int64_t>;
 
-// Draws an id as SamplingOptions says. Changes the logits. Throws std::runtime_error if a logit is NaN or all tokens
+// Draws an id as RequestSampling says. Changes the logits. Throws std::runtime_error if a logit is NaN or all tokens
 // are excluded.
-std::int32_t draw(std::span<float> logits, const SamplingOptions& options, const generate::SeenIds& seen,
+std::int32_t draw(std::span<float> logits, const RequestSampling& options, const generate::SeenIds& seen,
                   const IdCounts& counts, Random& random);
 
 // log p of ids under the softmax of a row of logits.

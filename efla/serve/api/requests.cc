@@ -65,7 +65,7 @@ void read_stop(const Fields& fields, GenerationRequest& request) {
   }
 }
 
-void read_logit_bias(const Fields& fields, SamplingOptions& sampling) {
+void read_logit_bias(const Fields& fields, RequestSampling& sampling) {
   const auto* bias = fields.find("logit_bias");
   if (bias == nullptr) return;
   const std::string expected = "an object of token ids, each with a number from -100 to 100";

@@ -27,7 +27,7 @@ struct GenerationRequest {
   bool one_prompt = true;         // the prompt was not a list of prompts
   std::int64_t n = 1;             // replies per prompt
   std::optional<std::int64_t> max_tokens;
-  SamplingOptions sampling;
+  RequestSampling sampling;
   bool seeded = false;  // the client chose sampling.seed
   std::vector<std::string> stop;
   std::vector<std::int32_t> stop_ids;
