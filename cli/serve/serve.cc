@@ -1,7 +1,6 @@
 // efla serve: a server for a language model, with OpenAI's API and a web page.
 #include <fmt/core.h>
 
-#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
@@ -15,7 +14,6 @@
 #include "cli/support/print.h"
 #include "cli/support/threads.h"
 #include "cli/support/weights.h"
-#include "efla/base/error.h"
 #include "efla/data/tokenizers/tokenizer.h"
 #include "efla/nn/models/language_model_file.h"
 #include "efla/serve/api/service.h"
@@ -47,23 +45,6 @@ bool is_public(const serve::HttpOptions& http) {
   return http.unix_socket.empty() && http.host != "localhost" && http.host != "::1" && !http.host.starts_with("127.");
 }
 
-// Starts the engine, with sessions in a folder unless its name is empty. The engine's errors name its options; those
-// thrown here name the command's.
-std::unique_ptr<serve::Engine> load_engine(const std::string& model, std::unique_ptr<data::Tokenizer> tokenizer,
-                                           const serve::EngineOptions& options, const std::string& sessions) {
-  try {
-    auto engine = serve::load_engine(model, std::move(tokenizer), options);
-    return sessions.empty() ? std::move(engine) : std::make_unique<serve::DurableEngine>(std::move(engine), sessions);
-  } catch (const Error& error) {
-    if (error.operation() != "engine") throw;
-    std::string option = error.argument() == "swap_folder"      ? "swap"
-                         : error.argument() == "session_folder" ? "sessions"
-                                                                : error.argument();
-    std::replace(option.begin(), option.end(), '_', '-');
-    throw Error("serve", "--" + option, error.got(), error.expected());
-  }
-}
-
 void run(ServeArguments arguments) {
   auto& [model, tokenizer_name, name, chat_template, api_keys, state_keys, sessions, timeout, grace, deadline, http,
          api, engine] = arguments;
@@ -79,7 +60,8 @@ void run(ServeArguments arguments) {
   const auto tokenizer_path = require_tokenizer("serve", model, tokenizer_name);
   auto tokenizer = data::load_tokenizer(tokenizer_path);
   require_tokenizer_of_run("serve", model, tokenizer_path, tokenizer->info());
-  const auto running = load_engine(model, std::move(tokenizer), engine, sessions);
+  auto running = serve::load_engine(model, std::move(tokenizer), engine);
+  if (!sessions.empty()) running = std::make_unique<serve::DurableEngine>(std::move(running), sessions);
   serve::Service service(*running, api, keys, http);
   fmt::print("Serving {} at {}\n", api.model, service.address());
   fmt::print("Memory for {} texts at once (--state-memory)\n", running->statistics().slots);
@@ -146,7 +128,7 @@ void add_model_options(CLI::App& command, ServeArguments& arguments) {
   add_bytes_option(command, "--state-memory", engine.state_memory, "Memory of the texts that run, such as 512MB");
   add_bytes_option(command, "--session-memory", engine.session_memory, "Memory of stored sessions");
   add_bytes_option(command, "--cache-memory", engine.cache_memory, "Memory of the cache of prefixes; 0: no cache");
-  command.add_option("--swap", engine.swap_folder, "Folder for sessions beyond --session-memory")->type_name("FOLDER");
+  command.add_option("--swap", engine.swap, "Folder for sessions beyond --session-memory")->type_name("FOLDER");
   add_threads_option(command, engine.threads);
 }
 

@@ -52,10 +52,8 @@ class DurableEngine::KeepingListener : public Listener {
   std::shared_ptr<Listener> listener_;
 };
 
-DurableEngine::DurableEngine(std::unique_ptr<Engine> engine, std::filesystem::path folder)
-    : folder_(std::move(folder)),
-      lock_(io::lock_folder(folder_, "engine", "session_folder")),
-      engine_(std::move(engine)) {
+DurableEngine::DurableEngine(std::unique_ptr<Engine> engine, std::filesystem::path sessions)
+    : folder_(std::move(sessions)), lock_(io::lock_folder(folder_, "engine", "sessions")), engine_(std::move(engine)) {
   io::remove_stale_temporaries(folder_);
   load_all();
   thread_ = std::thread([this] { run(); });
@@ -98,7 +96,7 @@ void DurableEngine::load_all() {
     } catch (const NoRoom&) {
       if (!disposable) throw;
     } catch (const Error& error) {
-      throw Error("engine", "session_folder", file.string() + " (" + error.what() + ")", "a session of this model");
+      throw Error("engine", "sessions", file.string() + " (" + error.what() + ")", "a session of this model");
     } catch (const IoError& error) {
       throw IoError(error.kind(), file.string(), error.offset(), error.what());
     }

@@ -26,9 +26,9 @@ namespace efla::serve {
 class DurableEngine final : public Engine {
  public:
   // Makes the folder if it does not exist, locks it, and stores the session of each file NAME.safetensors. Throws
-  // Error("engine", "session_folder", …) for a folder that cannot be locked and for a file that is no session of this
+  // Error("engine", "sessions", …) for a folder that cannot be locked and for a file that is no session of this
   // model, NoRoom, IoError.
-  DurableEngine(std::unique_ptr<Engine> engine, std::filesystem::path folder);
+  DurableEngine(std::unique_ptr<Engine> engine, std::filesystem::path sessions);
   ~DurableEngine() override;
 
   EngineInfo info() const override { return engine_->info(); }

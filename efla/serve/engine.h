@@ -149,7 +149,7 @@ struct SessionInfo {
   std::int64_t rewindable = 0;  // tokens that a request can roll back
   std::int64_t pending = 0;     // of the tokens, the last ones that the state has not seen: 1 after most requests
   std::size_t bytes = 0;        // of memory or file
-  bool in_memory = true;        // otherwise in a file of EngineOptions::swap_folder
+  bool in_memory = true;        // otherwise in a file of EngineOptions::swap
   bool in_use = false;          // by a request that will advance it
   bool disposable = false;
 };
@@ -260,11 +260,11 @@ struct EngineOptions {
   std::size_t session_memory = std::size_t{1}
                                << 30;  // bytes of stored sessions with their ids; the longest unused go to files
   std::size_t cache_memory = std::size_t{1} << 28;  // bytes of the prefix cache; 0: none
-  std::filesystem::path swap_folder = {};  // for sessions beyond session_memory; empty: disposable ones are dropped,
-                                           // and a request that needs more room is refused
-  std::string weights = "float32";         // of the linear layers: float32, bfloat16 or int8
-  std::int64_t draft_tokens = 7;   // drafted of a reply from repetitions in its text, and computed together; 0 to 7
-  std::int64_t step_tokens = 512;  // of prompts per step at most, a multiple of 64
+  std::filesystem::path swap = {};  // folder for sessions beyond session_memory; empty: disposable ones are dropped,
+                                    // and a request that needs more room is refused
+  std::string weights = "float32";  // of the linear layers: float32, bfloat16 or int8
+  std::int64_t draft_tokens = 7;    // drafted of a reply from repetitions in its text, and computed together; 0 to 7
+  std::int64_t step_tokens = 512;   // of prompts per step at most, a multiple of 64
   std::chrono::milliseconds step_time{50};  // of a step's prompts, which have fewer tokens if more would take longer
   std::int64_t max_queue = 1024;            // requests that wait
   std::int64_t max_disposable = 256;        // stored sessions; the longest unused are dropped

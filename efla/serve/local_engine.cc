@@ -58,7 +58,7 @@ LocalEngine::LocalEngine(const nn::LanguageModel& model, std::unique_ptr<data::T
       model_(model, nn::parse_weight_type(options.weights)),
       drawable_(tokenizer_->vocab_size()),
       pool_(options.threads > 0 ? options.threads : available_processors()),
-      store_(options.session_memory, options.swap_folder, options.max_disposable),
+      store_(options.session_memory, options.swap, options.max_disposable),
       states_(slots_of(options, model_), model_.state_floats()),
       cache_(options.cache_memory) {
   const auto& config = model.config();

@@ -57,12 +57,8 @@ void LocalEngine::load(const std::string& name, std::string_view bytes) {
   const std::string path = "session " + name;
   const auto content = io::parse_safetensors(io::as_bytes(bytes), path);
   auto text = std::make_shared<StoredText>();
-  try {
-    text->record =
-        generate::read_session_record(content.tensors, content.metadata, path, info_.model_sha256, info_.vocab_size);
-  } catch (const Error& error) {
-    throw Error("engine", "session", error.got(), error.expected());
-  }
+  text->record =
+      generate::read_session_record(content.tensors, content.metadata, path, info_.model_sha256, info_.vocab_size);
   if (text->record.counters[2] > kMostTokens) io::fail_in(path, "not a session: a text of too many tokens");
   for (const auto id : text->record.last_ids) {
     if (id >= drawable_) io::fail_in(path, "not a session: token " + std::to_string(id));

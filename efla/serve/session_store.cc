@@ -38,10 +38,10 @@ std::size_t StoredText::record_bytes() const {
   return sizeof(StoredText) + bytes_of(record) + (before ? sizeof(StoredText) + bytes_of(before->record) : 0);
 }
 
-SessionStore::SessionStore(std::size_t memory, std::filesystem::path swap_folder, std::int64_t max_disposable)
-    : memory_(memory), swap_folder_(std::move(swap_folder)), max_disposable_(max_disposable) {
+SessionStore::SessionStore(std::size_t memory, std::filesystem::path swap, std::int64_t max_disposable)
+    : memory_(memory), swap_folder_(std::move(swap)), max_disposable_(max_disposable) {
   if (swap_folder_.empty()) return;
-  swap_lock_.emplace(io::lock_folder(swap_folder_, "engine", "swap_folder"));
+  swap_lock_.emplace(io::lock_folder(swap_folder_, "engine", "swap"));
   for (const auto& file : std::filesystem::directory_iterator(swap_folder_)) {
     std::error_code none;
     if (file.path().extension() == kSwapEnd) std::filesystem::remove(file, none);
@@ -185,7 +185,7 @@ void SessionStore::refuse_room() const {
   throw NoRoom("engine", "session_memory",
                std::to_string(bytes_->memory + promised_) + " bytes with what running requests will store",
                "at most " + std::to_string(memory_) +
-                   (swap_folder_.empty() ? ", or a swap_folder for sessions that are not in use" : ""));
+                   (swap_folder_.empty() ? ", or a folder for sessions that are not in use" : ""));
 }
 
 // Moves the text to files that was used the longest ago.

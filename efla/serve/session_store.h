@@ -50,10 +50,10 @@ struct StoredText {
 // texts. Several threads may call functions at once; one that writes a file does not keep others waiting.
 class SessionStore {
  public:
-  // swap_folder: for files; empty: none. Makes the folder if it does not exist, locks it, and removes files that a
-  // killed process left. max_disposable: of disposable texts. Throws Error for a swap_folder that is none or that
+  // swap: the folder for files; empty: none. Makes the folder if it does not exist, locks it, and removes files that a
+  // killed process left. max_disposable: of disposable texts. Throws Error for a folder that is none or that
   // another process uses, IoError.
-  SessionStore(std::size_t memory, std::filesystem::path swap_folder, std::int64_t max_disposable);
+  SessionStore(std::size_t memory, std::filesystem::path swap, std::int64_t max_disposable);
 
   // Throw NoSuchSession, SessionInUse and, for a name that is not one, Error; put and reserve NoRoom and IoError too.
   std::shared_ptr<const StoredText> get(const std::string& name);         // counts as a use

@@ -66,7 +66,7 @@ TEST_F(DurableSessions, ForksShareTheirMemoryAfterARestart) {
   EXPECT_EQ(engine->save("fork3"), before);
   EXPECT_EQ(engine->save("fork4"), base);
   engine.reset();
-  test::expect_error([&] { start({.session_memory = slot + 1000}); }, "session_memory", "swap_folder");
+  test::expect_error([&] { start({.session_memory = slot + 1000}); }, "session_memory", "or a folder");
 }
 
 // Calls a function at the end of a reply.
@@ -182,9 +182,9 @@ TEST_F(DurableSessions, RefusesASecondEngineAndFilesOfOthers) {
   {
     const auto engine = start();
     reply(*engine, in_session(request_of("x", 1), "", "text"));
-    test::expect_error([&] { start(); }, "session_folder", "");
+    test::expect_error([&] { start(); }, "sessions", "");
   }
-  test::expect_error([&] { DurableEngine(tiny_engine({}, /*seed=*/2), folder / "sessions"); }, "session_folder",
+  test::expect_error([&] { DurableEngine(tiny_engine({}, /*seed=*/2), folder / "sessions"); }, "sessions",
                      "a session of this model");
   test::write_text(folder / "sessions/broken.safetensors", "rubbish");
   EXPECT_THROW(start(), IoError);

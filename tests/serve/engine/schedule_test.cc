@@ -91,7 +91,7 @@ TEST(Schedule, EveryReplyHasTheBitsOfTheSameRequestAlone) {
     options.draft_tokens = random.below(8);
     options.step_tokens = 64 * (1 + random.below(6));
     options.threads = 1 + static_cast<int>(random.below(2));
-    options.swap_folder = folder.path();
+    options.swap = folder.path();
     if (random.below(2) == 0) options.session_memory = 8'000;  // every session is swapped
     const auto engine = tiny_engine(options);
     std::vector<int> order;

@@ -86,8 +86,8 @@ TEST(SessionStore, LocksItsFolderAndRemovesWhatAKilledProcessLeft) {
   const SessionStore store(1000, folder.path(), 0);
   EXPECT_FALSE(std::filesystem::exists(left));
   EXPECT_TRUE(std::filesystem::exists(notes));
-  test::expect_error([&] { SessionStore(1000, folder.path(), 0); }, "swap_folder", "which process");
-  test::expect_error([&] { SessionStore(1000, notes, 0); }, "swap_folder", "expected a folder");
+  test::expect_error([&] { SessionStore(1000, folder.path(), 0); }, "swap", "which process");
+  test::expect_error([&] { SessionStore(1000, notes, 0); }, "swap", "expected a folder");
 }
 
 }  // namespace

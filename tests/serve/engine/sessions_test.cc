@@ -209,7 +209,7 @@ TEST(EngineSessions, IdleSessionsMoveToFiles) {
   const auto slot = tiny_engine()->info().session_bytes;
   const std::size_t records = 2000;  // room for a text's ids and what sampling needs, and less than a state
   ASSERT_LT(2 * records, slot);
-  const auto engine = tiny_engine({.session_memory = slot + records, .swap_folder = folder.path()});
+  const auto engine = tiny_engine({.session_memory = slot + records, .swap = folder.path()});
   for (const std::string name : {"a", "b", "c"}) reply(*engine, in_session(request_of(name, 3), "", name));
   EXPECT_FALSE(engine->session("a").in_memory);
   EXPECT_TRUE(engine->session("c").in_memory);
@@ -229,14 +229,14 @@ TEST(EngineSessions, IdleSessionsMoveToFiles) {
   const auto full = tiny_engine({.session_memory = slot + records});
   reply(*full, in_session(request_of("a", 3), "", "a"));
   test::expect_error([&] { full->submit(in_session(request_of("b", 3), "", "b"), std::make_shared<Recorder>()); },
-                     "session_memory", "swap_folder");
+                     "session_memory", "or a folder");
 }
 
 TEST(EngineSessions, RequestsThatWaitTogetherStayWithinTheMemory) {
   const test::TempFolder folder;
   const auto slot = tiny_engine()->info().session_bytes;
   const std::size_t texts = 12, memory = 3 * slot + texts * 1000;  // with what sampling needs of each text
-  const auto engine = tiny_engine({.state_memory = slot, .session_memory = memory, .swap_folder = folder.path()});
+  const auto engine = tiny_engine({.state_memory = slot, .session_memory = memory, .swap = folder.path()});
   std::vector<std::shared_ptr<Recorder>> replies;
   for (std::size_t i = 0; i < texts; ++i) {
     replies.push_back(std::make_shared<Recorder>());
@@ -273,7 +273,7 @@ TEST(EngineSessions, RewindingAForkStaysWithinTheMemory) {
   EXPECT_LE(engine->statistics().session_bytes, 2 * slot + records);
 
   const test::TempFolder folder;
-  const auto swapping = tiny_engine({.session_memory = slot + records, .swap_folder = folder.path()});
+  const auto swapping = tiny_engine({.session_memory = slot + records, .swap = folder.path()});
   make(*swapping);
   rewind(*swapping, "b", 2);
   rewind(*swapping, "c", 3);
@@ -285,7 +285,7 @@ TEST(EngineSessions, ADiskThatFailsLosesNoReplyThatIsFinished) {
   const test::TempFolder folder;
   const auto slot = tiny_engine()->info().session_bytes;
   const auto swap = folder / "swap";
-  const auto engine = tiny_engine({.session_memory = slot + 2000, .swap_folder = swap});
+  const auto engine = tiny_engine({.session_memory = slot + 2000, .swap = swap});
   reply(*engine, in_session(request_of("a", 3), "", "a"));
   const auto running = std::make_shared<Recorder>();
   std::filesystem::remove_all(swap);
@@ -311,7 +311,7 @@ TEST(EngineSessions, IdsOfTextsCountAsSessionMemory) {
   EXPECT_THROW(engine->submit(in_session(request_of(prompt, 3), "", "b"), std::make_shared<Recorder>()), NoRoom);
   EXPECT_EQ(engine->statistics().session_bytes, before);
 
-  const auto swapping = tiny_engine({.session_memory = 2 * slot, .swap_folder = folder.path()});
+  const auto swapping = tiny_engine({.session_memory = 2 * slot, .swap = folder.path()});
   for (const std::string name : {"a", "b", "c"}) reply(*swapping, in_session(request_of(prompt, 3), "", name));
   EXPECT_GE(swapping->session("c").bytes, slot + ids * sizeof(std::int32_t));
   reply(*swapping, in_session(request_of("x", 3), "", "d"));
