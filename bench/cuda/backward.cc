@@ -13,11 +13,8 @@
 #include "efla/cuda/delta.h"
 
 namespace efla::bench::cuda {
-namespace {
 
-constexpr std::int64_t kInterval = 1024;  // tokens between saved states
-
-// The gradients of a case, on the device.
+// The gradients of a case, on the device. Outside of the anonymous namespace, because time_backward captures them.
 template <class T>
 struct Gradients {
   Both<T> dq, dk, dv, dbeta;
@@ -25,6 +22,10 @@ struct Gradients {
 
   explicit Gradients(const Case<T>& c) : dq(c.q.host), dk(c.k.host), dv(c.v.host), dbeta(c.beta.host), dg(c.g.host) {}
 };
+
+namespace {
+
+constexpr std::int64_t kInterval = 1024;  // tokens between saved states
 
 // The relative RMS error of `got` against `expected`, both on the device.
 template <class T>
