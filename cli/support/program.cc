@@ -38,7 +38,7 @@ constexpr std::string_view kName = "efla";  // and the first word of the name of
 constexpr const char* kNoMemory = "not enough memory";
 constexpr const char* kNoGpuMemory =
     "not enough memory on the GPU; less at a time needs less: training.micro_batch (or training.recompute = true) of "
-    "train lm, --batch-size of train smnist, --batch of eval lm, or --device cpu";
+    "train lm, --batch-size of train smnist, --batch of eval lm, --threads of reproduce, or --device cpu";
 
 [[noreturn]] void end_at_uncaught_exception() {
   try {
@@ -63,7 +63,7 @@ namespace {
 // Returns what to say in place of LibTorch's words for memory that it did not get; other messages as they are.
 std::string_view words_for(std::string_view message) {
   const auto says = [&](std::string_view part) { return message.find(part) != std::string_view::npos; };
-  if (says("CUDA out of memory")) return kNoGpuMemory;
+  if (says_no_gpu_memory(message)) return kNoGpuMemory;
   return says("DefaultCPUAllocator") && says("can't allocate memory") ? kNoMemory : message;
 }
 

@@ -27,4 +27,6 @@ IoError::IoError(Kind kind, std::string path, std::int64_t offset, std::string w
       path_(std::move(path)),
       offset_(offset) {}
 
+bool says_no_gpu_memory(std::string_view message) { return message.find("CUDA out of memory") != message.npos; }
+
 }  // namespace efla

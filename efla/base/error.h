@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 
 namespace efla {
 
@@ -40,5 +41,8 @@ class IoError : public std::runtime_error {
   std::string path_;
   std::int64_t offset_;
 };
+
+// Whether a message is LibTorch's for memory that a GPU did not have.
+bool says_no_gpu_memory(std::string_view message);
 
 }  // namespace efla

@@ -1,10 +1,12 @@
 #include "experiments/common/study.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <mutex>
 #include <numeric>
 
+#include "efla/base/error.h"
 #include "efla/io/file.h"
 #include "efla/io/folder_lock.h"
 #include "efla/io/json.h"
@@ -30,15 +32,13 @@ class Runner {
     const std::size_t first = entries_.size();
     entries_.resize(first + runs.size());
     shares_.resize(first + runs.size());
-    const auto execute_next = [&](std::int64_t task, int) {
-      const auto i = static_cast<std::size_t>(task);
-      if (!events_.stop()) execute(runs[i], first + i);
-    };
-    const auto count = static_cast<std::int64_t>(runs.size());
-    if (study_.fills_gpu && !device_.is_cpu()) {
-      for (std::int64_t i = 0; i < count; ++i) execute_next(i, 0);
-    } else {
-      pool_.run(count, execute_next);
+    std::vector<std::size_t> left(runs.size());
+    std::iota(left.begin(), left.end(), 0);
+    int at_once = study_.fills_gpu && !device_.is_cpu() ? 1 : pool_.threads();
+    while (!left.empty() && !events_.stop()) {
+      at_once = std::min(at_once, static_cast<int>(left.size()));
+      left = execute(runs, first, left, at_once);
+      at_once = std::max(at_once / 2, 1);
     }
     return std::none_of(entries_.begin(), entries_.end(), [](const ordered_json& entry) { return entry.is_null(); });
   }
@@ -46,6 +46,34 @@ class Runner {
   const std::vector<ordered_json>& entries() const { return entries_; }
 
  private:
+  // Executes the runs of these numbers, at most `at_once` side by side. Returns those for which the GPU had too little
+  // memory beside the others.
+  std::vector<std::size_t> execute(const std::vector<StudyRun>& runs, std::size_t first,
+                                   const std::vector<std::size_t>& numbers, int at_once) {
+    if (at_once == 1) {
+      for (std::size_t i = 0; i < numbers.size() && !events_.stop(); ++i) execute(runs[numbers[i]], first + numbers[i]);
+      return {};
+    }
+    std::atomic<std::size_t> next = 0;
+    std::vector<std::size_t> without_memory;
+    const auto execute_until_none_is_left = [&](std::int64_t, int) {
+      for (std::size_t i = next++; i < numbers.size() && !events_.stop(); i = next++) {
+        try {
+          execute(runs[numbers[i]], first + numbers[i]);
+        } catch (const std::exception& error) {
+          if (!says_no_gpu_memory(error.what())) {
+            next = numbers.size();
+            throw;
+          }
+          const std::lock_guard lock(mutex_);
+          without_memory.push_back(numbers[i]);
+        }
+      }
+    };
+    pool_.run(at_once, execute_until_none_is_left);
+    return without_memory;
+  }
+
   void execute(const StudyRun& run, std::size_t i) {
     const fs::path folder = folder_ / run.name, kept = folder / kResultFile;
     std::optional<ordered_json> entry;

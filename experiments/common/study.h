@@ -61,9 +61,11 @@ struct StudyEvents {
 // Returns what study.json keeps: a folder with another one is not continued.
 nlohmann::json description(const Study& study);
 
-// Executes the runs in folder/runs/NAME, one per thread of the pool; the last one alone has all threads, and so has
-// each run of a study that fills a GPU. An entry is kept in its folder's result.json, and a run that has one is not
-// executed again: no other file of it is needed. Returns the entries, or nothing where it was stopped.
+// Executes the runs in folder/runs/NAME, one per thread of the pool; a run has all threads where it is the only one, or
+// where the study's runs fill a GPU. A run that did not get enough memory on a GPU is executed again after the others,
+// from its last checkpoint on, with half as many side by side. An entry is kept in its folder's result.json, and a run
+// that has one is not executed again: no other file of it is needed. Returns the entries, or nothing where it was
+// stopped.
 std::optional<std::vector<nlohmann::ordered_json>> run_study(const Study& study, const std::filesystem::path& folder,
                                                              ThreadPool& pool, const StudyEvents& events,
                                                              const Device& device = {});

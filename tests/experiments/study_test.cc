@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
+#include <thread>
 
 #include "efla/io/json.h"
 #include "tests/support/temp_folder.h"
@@ -87,6 +89,43 @@ TEST(Study, ThatFillsAGpuExecutesOneRunAfterTheOther) {
   ThreadPool pool(3);
   EXPECT_TRUE(run_study(study, folder.path(), pool, quiet(), {Device::Kind::cuda}).has_value());
   EXPECT_EQ(most, 1);
+}
+
+TEST(Study, ExecutesRunsAgainThatHadTooLittleMemoryBesideOthers) {
+  const test::TempFolder folder;
+  constexpr int kRuns = 4;
+  std::atomic<int> tries = 0, running = 0, most_again = 0;
+  Study study{"large", {}, {}, {}, [](const ordered_json&) { return std::string(); }, {}};
+  for (int i = 0; i < kRuns; ++i) {
+    study.runs.push_back({std::to_string(i), {}, [&, i](const fs::path&, const RunContext&) {
+                            const int number = ++tries;
+                            if (number <= kRuns) {
+                              while (tries < kRuns) std::this_thread::yield();  // all are side by side
+                              if (i > 0) throw std::runtime_error("CUDA out of memory. Tried to allocate 2.00 GiB");
+                            } else {
+                              most_again = std::max<int>(most_again, ++running);
+                              std::this_thread::sleep_for(std::chrono::milliseconds(20));
+                              --running;
+                            }
+                            return std::optional<ordered_json>(ordered_json{{"i", i}});
+                          }});
+  }
+  ThreadPool pool(kRuns);
+  const auto entries = run_study(study, folder.path(), pool, quiet(), {Device::Kind::cuda});
+  ASSERT_TRUE(entries.has_value());
+  for (int i = 0; i < kRuns; ++i) EXPECT_EQ((*entries)[i].at("i"), i);
+  EXPECT_EQ(tries, 2 * kRuns - 1);
+  EXPECT_LE(most_again, kRuns / 2);
+}
+
+TEST(Study, ThatHasTooLittleMemoryForOneRunEnds) {
+  const test::TempFolder folder;
+  Study study{"too large", {}, {}, {}, [](const ordered_json&) { return std::string(); }, {}};
+  study.runs.push_back({"0", {}, [](const fs::path&, const RunContext&) -> std::optional<ordered_json> {
+                          throw std::runtime_error("CUDA out of memory. Tried to allocate 2.00 GiB");
+                        }});
+  ThreadPool pool(3);
+  EXPECT_THROW(run_study(study, folder.path(), pool, quiet(), {Device::Kind::cuda}), std::runtime_error);
 }
 
 TEST(Study, NeedsOnlyTheResultsOfFinishedRuns) {
