@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <filesystem>
 #include <new>
 #include <string>
 #include <string_view>
@@ -171,13 +172,16 @@ std::string usage_message(const CLI::App& program, const CLI::ParseError& error)
 }
 
 // Returns an error's message. An argument that an option of the command sets is named as that option of the command:
-// "serve: --state-memory" for "engine: state_memory".
+// "serve: --state-memory" for "engine: state_memory". An option may have the plural of the argument's name.
 std::string message_of(const CLI::App& program, const Error& error) {
+  if (dynamic_cast<const FieldError*>(&error) != nullptr) return error.what();
   const auto [app, command] = deepest(program);
   std::string option = "--" + error.argument();
   std::replace(option.begin(), option.end(), '_', '-');
   const auto names = option_names(*app);
-  if (std::find(names.begin(), names.end(), option) == names.end()) return error.what();
+  const auto is_option = [&] { return std::find(names.begin(), names.end(), option) != names.end(); };
+  if (!is_option()) option += "s";
+  if (!is_option()) return error.what();
   return Error(command, option, error.got(), error.expected()).what();
 }
 
@@ -220,6 +224,8 @@ int run_program(const char* name, const char* about, int argc, char** argv,
     return report(kUserMistake, message_of(program, error));
   } catch (const IoError& error) {
     return report(error.kind() == IoError::Kind::system ? kFailure : kUserMistake, error.what());
+  } catch (const std::filesystem::filesystem_error& error) {
+    return report(kFailure, error.path1().string() + ": " + error.code().message());
   } catch (const std::system_error& error) {
     if (error.code() != std::errc::broken_pipe) return report(kFailure, error.what());
     // Whoever read the results is gone and wants no more: the end that the system gives to such programs.

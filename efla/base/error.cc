@@ -1,5 +1,7 @@
 #include "efla/base/error.h"
 
+#include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "efla/base/printable.h"
@@ -27,6 +29,11 @@ IoError::IoError(Kind kind, std::string path, std::int64_t offset, std::string w
       path_(std::move(path)),
       offset_(offset) {}
 
-bool says_no_gpu_memory(std::string_view message) { return message.find("CUDA out of memory") != message.npos; }
+bool says_no_gpu_memory(std::string_view message) {
+  constexpr std::string_view kParts[] = {"CUDA out of memory", "CUDA error: out of memory", "cudaErrorMemoryAllocation",
+                                         "CUBLAS_STATUS_ALLOC_FAILED"};
+  return std::any_of(std::begin(kParts), std::end(kParts),
+                     [&](std::string_view part) { return message.find(part) != message.npos; });
+}
 
 }  // namespace efla

@@ -23,6 +23,12 @@ class Error : public std::runtime_error {
   std::string operation_, argument_, got_, expected_;
 };
 
+// A bad field of an object that a file or a request holds: no argument of a command, whatever its name.
+class FieldError : public Error {
+ public:
+  using Error::Error;
+};
+
 // A file that cannot be read or written: its path, the byte offset of the problem (−1: none), and the reason.
 class IoError : public std::runtime_error {
  public:
@@ -42,7 +48,7 @@ class IoError : public std::runtime_error {
   std::int64_t offset_;
 };
 
-// Whether a message is LibTorch's for memory that a GPU did not have.
+// Whether a message is LibTorch's, cuBLAS's or CUDA's for memory that a GPU did not have.
 bool says_no_gpu_memory(std::string_view message);
 
 }  // namespace efla

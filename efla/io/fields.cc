@@ -19,12 +19,16 @@ RefuseField refuse_in_file(std::string path, std::string where, std::int64_t off
 
 RefuseField refuse_argument(std::string operation) {
   return [=](const std::string& field, const std::string& got, const std::string& expected) {
-    throw Error(operation, field.empty() ? "content" : field, got, expected);
+    throw FieldError(operation, field.empty() ? "content" : field, got, expected);
   };
 }
 
 std::string brief(const nlohmann::json& value) {
-  constexpr std::size_t kLongest = 100;
+  constexpr std::size_t kLongest = 100, kMostElements = 1000;
+  if (value.is_structured() && value.size() > kMostElements) {
+    return (value.is_array() ? "a list of " : "an object of ") + std::to_string(value.size()) +
+           (value.is_array() ? " values" : " fields");
+  }
   return printable(shown(value), kLongest);
 }
 
@@ -71,7 +75,11 @@ std::string Fields::range_text(double low, double high) {
 
 std::string Fields::range_text(std::int64_t low, std::int64_t high) {
   if (low == high) return value_text(low);
-  if (high == std::numeric_limits<std::int64_t>::max()) return "a whole number of at least " + value_text(low);
+  if (high == std::numeric_limits<std::int64_t>::max()) {
+    return low == std::numeric_limits<std::int64_t>::min()
+               ? "a whole number between -2^63 and 2^63"
+               : "a whole number of at least " + value_text(low) + " and below 2^63";
+  }
   return "a whole number from " + value_text(low) + " to " + value_text(high);
 }
 

@@ -23,10 +23,10 @@ using RefuseField = std::function<void(const std::string& field, const std::stri
 // object". where: "", or the place in the file, as in "line 2: ". offset: the byte of the place; −1: none.
 RefuseField refuse_in_file(std::string path, std::string where = "", std::int64_t offset = -1);
 
-// Returns a function that throws Error(operation, field, got, expected).
+// Returns a function that throws FieldError(operation, field, got, expected).
 RefuseField refuse_argument(std::string operation);
 
-// Returns a value as messages show it: JSON of at most 100 bytes.
+// Returns a value as messages show it: JSON of at most 100 bytes, and of long lists and objects their size.
 std::string brief(const nlohmann::json& value);
 
 // The fields of an object, which must outlive this. A field that is null counts as missing. The functions for a type T

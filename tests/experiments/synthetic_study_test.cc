@@ -168,7 +168,7 @@ TEST(SyntheticPlan, EveryScaleOfEveryStudyIsWhole) {
   for (const PlanText text : {mad_plan, mqar_plan, extrapolation_plan, state_tracking_plan}) {
     for (const char* scale : {"tiny", "small", "paper"}) EXPECT_FALSE(runs_of(text, scale).empty());
   }
-  expect_error([] { runs_of(mad_plan, "tiny", {{"mixers", {"elfa"}}}); }, "name", "nearest: efla");
+  expect_error([] { runs_of(mad_plan, "tiny", {{"mixers", {"elfa"}}}); }, "mixer", "nearest: efla");
   expect_error([] { runs_of(mad_plan, "tiny", {{"seeds", {1, 1}}}); }, "seeds", "1 twice");
   expect_error([] { runs_of(mad_plan, "tiny", {{"lr", {2.0}}}); }, "lr", "at most 1");
   expect_error(

@@ -353,7 +353,7 @@ TEST(LanguageModel, TableOverridesItsPreset) {
       [] {
         language_model_config_from_table({{"hiden_size", 256}}, "lm.toml");
       },
-      "hiden_size", "nearest: hidden_size");
+      "model.hiden_size", "nearest: model.hidden_size");
 }
 
 TEST(LanguageModel, NamesWhatIsWrong) {
@@ -362,7 +362,7 @@ TEST(LanguageModel, NamesWhatIsWrong) {
     change(config);
     expect_error([&] { LanguageModel(config, Initialiser(1)); }, argument, says);
   };
-  wrong("name", "nearest: efla", [](auto& c) { c.mixer = "elfa"; });
+  wrong("mixer", "nearest: efla", [](auto& c) { c.mixer = "elfa"; });
   wrong("vocab_size", "got 0", [](auto& c) { c.vocab_size = 0; });
   wrong("num_heads", "got 3, expected a divisor of hidden_size = ", [](auto& c) { c.num_heads = 3; });
   wrong("expand_k", "whole key dim", [](auto& c) { c.expand_k = 0.3; });

@@ -77,7 +77,7 @@ TEST(SequenceModel, RefusesWhatItCannotBe) {
     change(config);
     expect_error([&] { nn::SequenceModel(config, nn::Initialiser(1)); }, field, "");
   };
-  refused([](auto& c) { c.mixer = "elfa"; }, "name");
+  refused([](auto& c) { c.mixer = "elfa"; }, "mixer");
   refused([](auto& c) { c.layers = 0; }, "layers");
   refused([](auto& c) { c.vocab = 0; }, "vocab");
 }

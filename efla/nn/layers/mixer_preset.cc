@@ -48,7 +48,7 @@ const MixerPreset& mixer_preset(std::string_view name) {
     names.emplace_back(preset.name);
     list += (list.empty() ? "" : ", ") + names.back();
   }
-  throw Error("mixer", "name", "'" + std::string(name) + "'",
+  throw Error("mixer", "mixer", "'" + std::string(name) + "'",
               "one of " + list + " (nearest: " + nearest_name(name, names) + ")");
 }
 

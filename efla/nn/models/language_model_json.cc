@@ -20,8 +20,9 @@ using nlohmann::json;
 
 // Refuses a field with another value than these, which alone are supported.
 void allow(const Fields& fields, const char* name, std::initializer_list<json> values) {
-  const json* found = fields.find(name);
-  if (found == nullptr || std::find(values.begin(), values.end(), *found) != values.end()) return;
+  fields.find(name);  // a known field; null is a value here
+  const auto found = fields.content().find(name);
+  if (found == fields.content().end() || std::find(values.begin(), values.end(), *found) != values.end()) return;
   std::string list;
   for (const auto& value : values) list += (list.empty() ? "" : " or ") + value.dump();
   fields.refuse(name, list + ", all that is supported");
@@ -35,7 +36,7 @@ void read_attention(const Fields& outer, const json& given, LanguageModelConfig&
   fields.read("num_heads", config.attention_heads);
   fields.read("num_kv_heads", config.attention_kv_heads);
   fields.read("rope_theta", config.rope_theta);
-  allow(fields, "qkv_bias", {false});
+  allow(fields, "qkv_bias", {false, nullptr});
   allow(fields, "window_size", {nullptr});
   fields.refuse_others();
 }
@@ -71,7 +72,7 @@ void read_rest(const Fields& fields) {
   allow(fields, "share_conv_kernel", {false});
   allow(fields, "clamp_min", {nullptr});
   allow(fields, "clamp_max", {nullptr});
-  allow(fields, "elementwise_affine", {true});
+  allow(fields, "elementwise_affine", {true, nullptr});
   allow(fields, "quantization_config", {nullptr});
   allow(fields, "is_encoder_decoder", {false});
   for (const char* name : {"model_type",
@@ -296,7 +297,7 @@ LanguageModelConfig language_model_config_from_json(const json& object, const st
 }
 
 LanguageModelConfig language_model_config_from_table(const json& table, const std::string& source) {
-  const Fields fields(table, io::refuse_argument(source));
+  const Fields fields(table, io::refuse_argument(source), "model");
   std::string preset;
   fields.read("preset", preset);
   LanguageModelConfig config = preset.empty() ? LanguageModelConfig{} : language_model_preset(preset);

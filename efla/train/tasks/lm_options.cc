@@ -62,7 +62,7 @@ void require_tables(const json& config) {
     for (const auto& [table, keys] : known.items()) {
       if (keys.contains(key)) nearest = table + "." + key;
     }
-    throw Error(kTrainLm, key, io::brief(value), "no such field (nearest: " + nearest + ")");
+    throw FieldError(kTrainLm, key, io::brief(value), "no such field (nearest: " + nearest + ")");
   }
 }
 
