@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -137,7 +138,12 @@ void add_limit_options(CLI::App& command, ServeArguments& arguments) {
   auto& http = arguments.http;
   const auto seconds = [&](const char* option, double& value, const char* what, double low) {
     command.add_option(option, value, what)
-        ->check(CLI::Range(low, 1e6).description(""))
+        ->check([low](const std::string& text) {
+          constexpr double kMost = 1e6;
+          const double given = std::strtod(text.c_str(), nullptr);
+          if (given >= low && given <= kMost) return std::string();
+          return fmt::format("got {}, expected a number from {} to {}", text, low, kMost);
+        })
         ->type_name("SECONDS")
         ->capture_default_str();
   };

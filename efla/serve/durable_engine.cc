@@ -96,9 +96,7 @@ void DurableEngine::load_all() {
     } catch (const NoRoom&) {
       if (!disposable) throw;
     } catch (const Error& error) {
-      throw Error("engine", "sessions", file.string() + " (" + error.what() + ")", "a session of this model");
-    } catch (const IoError& error) {
-      throw IoError(error.kind(), file.string(), error.offset(), error.what());
+      throw Error("engine", "sessions", file.string() + " (" + error.got() + ")", "a session of this model");
     }
     files_.insert(name);
   }

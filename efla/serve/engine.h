@@ -68,10 +68,10 @@ struct Request {
   std::vector<std::int64_t> cache_after = {};
   std::int64_t max_tokens = 16;  // of the reply; 0: the prompt is only prefilled (and scored)
   RequestSampling sampling = {};
-  std::vector<std::string> stop = {};       // UTF-8, none empty; the text ends before the first of them
-  std::vector<std::int32_t> stop_ids = {};  // besides the id that ends a text
-  std::int64_t logprobs = -1;               // alternatives per token, 0 to kMaxLogprobs; −1: no logprob at all
-  bool echo = false;                        // score the prompt: Listener::prompt
+  std::vector<std::string> stop = {};             // UTF-8, none empty; the text ends before the first of them
+  std::vector<std::int32_t> stop_token_ids = {};  // besides the id that ends a text
+  std::int64_t logprobs = -1;                     // alternatives per token, 0 to kMaxLogprobs; −1: no logprob at all
+  bool echo = false;                              // score the prompt: Listener::prompt
   // The engine treats clients alike, however many requests each has. They share no states of the prefix cache.
   std::string client = {};
   std::int64_t places = 1;  // in the queue, at most EngineOptions::max_queue, for this request and for requests that

@@ -163,7 +163,8 @@ void Job::take(const Outcome& outcome, std::int32_t eos) {
   seen_.add(drawn);
   ++counts_[drawn];
   remember(drawn);
-  if (drawn == eos || std::find(request.stop_ids.begin(), request.stop_ids.end(), drawn) != request.stop_ids.end()) {
+  if (drawn == eos ||
+      std::find(request.stop_token_ids.begin(), request.stop_token_ids.end(), drawn) != request.stop_token_ids.end()) {
     ended = FinishReason::stop;
   } else {
     Token token{outcome.id, tokenizer_.bytes_of(drawn), stop_.push(decoder_.push(drawn)), outcome.alternatives};

@@ -110,7 +110,7 @@ void LocalEngine::check(const Request& request) const {
     throw Error("request", field, "token " + std::to_string(*wrong), "0 to " + std::to_string(drawable_ - 1));
   };
   check_ids("prompt", request.prompt);
-  check_ids("stop_ids", request.stop_ids);
+  check_ids("stop_token_ids", request.stop_token_ids);
   for (const auto& stop : request.stop) {
     require(!stop.empty() && utf8_prefix(stop) == stop.size(), "stop",
             stop.empty() ? "an empty text" : "a text that is not UTF-8", "UTF-8 that ends the reply");

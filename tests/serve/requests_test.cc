@@ -47,7 +47,7 @@ TEST(Requests, CompletionTakesEveryField) {
   EXPECT_EQ(request.sampling.logit_bias, (std::map<std::int32_t, double>{{5, -100}, {6, 3.5}}));
   EXPECT_EQ(request.sampling.seed, UINT64_MAX);
   EXPECT_EQ(request.stop, (std::vector<std::string>{"x", "y"}));
-  EXPECT_EQ(request.stop_ids, (std::vector<std::int32_t>{4}));
+  EXPECT_EQ(request.stop_token_ids, (std::vector<std::int32_t>{4}));
   EXPECT_EQ(request.logprobs, 2);
   EXPECT_TRUE(request.echo && request.stream && request.include_usage);
   EXPECT_EQ(request.bos, false);

@@ -117,9 +117,9 @@ void Generation::prepare() {
   const auto& options = context_.options;
   if (!request_.max_tokens) request_.max_tokens = options.max_tokens;
   if (*request_.max_tokens > options.max_tokens) {
-    const char* field = request_.shape == Shape::response ? "max_output_tokens" : "max_tokens";
+    const std::string field = request_.max_tokens_field;
     throw ApiError(400,
-                   std::string(field) + ": got " + std::to_string(*request_.max_tokens) + ", expected at most " +
+                   field + ": got " + std::to_string(*request_.max_tokens) + ", expected at most " +
                        std::to_string(options.max_tokens),
                    field);
   }
@@ -208,7 +208,7 @@ Request Generation::engine_request(std::size_t replica) const {
   made.sampling = request_.sampling;
   made.sampling.seed += replica;
   made.stop = request_.stop;
-  made.stop_ids = request_.stop_ids;
+  made.stop_token_ids = request_.stop_token_ids;
   made.logprobs = request_.logprobs;
   made.client = client_;
   if (context_.options.deadline.count() > 0) made.deadline = Clock::now() + context_.options.deadline;

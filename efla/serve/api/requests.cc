@@ -61,7 +61,7 @@ void read_stop(const Fields& fields, GenerationRequest& request) {
   }
   if (const auto* ids = fields.find("stop_token_ids")) {
     if (!ids->is_array() || ids->size() > kMostReplies) fields.refuse("stop_token_ids", "a list of token ids");
-    request.stop_ids = token_ids(*ids, fields, "stop_token_ids");
+    request.stop_token_ids = token_ids(*ids, fields, "stop_token_ids");
   }
 }
 
@@ -247,7 +247,10 @@ GenerationRequest parse_chat(const nlohmann::json& body) {
   read_state(fields, request);
   read_n(fields, request);
   request.max_tokens = fields.find<std::int64_t>("max_tokens", 0, kMost);
-  if (const auto most = fields.find<std::int64_t>("max_completion_tokens", 0, kMost)) request.max_tokens = most;
+  if (const auto most = fields.find<std::int64_t>("max_completion_tokens", 0, kMost)) {
+    request.max_tokens = most;
+    request.max_tokens_field = "max_completion_tokens";
+  }
   const bool scored = fields.find<bool>("logprobs").value_or(false);
   const auto top = fields.find<std::int64_t>("top_logprobs", 0, kMaxLogprobs);
   if (top && !scored) fields.refuse("top_logprobs", "it with \"logprobs\": true alone");
@@ -262,7 +265,8 @@ GenerationRequest parse_response(const nlohmann::json& body) {
   GenerationRequest request;
   request.shape = Shape::response;
   read_common(fields, request);
-  request.max_tokens = fields.find<std::int64_t>("max_output_tokens", 0, kMost);
+  request.max_tokens_field = "max_output_tokens";
+  request.max_tokens = fields.find<std::int64_t>(request.max_tokens_field, 0, kMost);
   read_session_name(fields, "previous_response_id", request.previous_response);
   request.store = request.disposable = fields.find<bool>("store").value_or(true);
   if (const auto instructions = fields.find<std::string>("instructions"))

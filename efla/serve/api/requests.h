@@ -27,10 +27,11 @@ struct GenerationRequest {
   bool one_prompt = true;         // the prompt was not a list of prompts
   std::int64_t n = 1;             // replies per prompt
   std::optional<std::int64_t> max_tokens;
+  const char* max_tokens_field = "max_tokens";  // that gave it
   RequestSampling sampling;
   bool seeded = false;  // the client chose sampling.seed
   std::vector<std::string> stop;
-  std::vector<std::int32_t> stop_ids;
+  std::vector<std::int32_t> stop_token_ids;
   std::int64_t logprobs = -1;
   std::int64_t cache_tokens = 0;  // of every prompt of a completion: Request::cache_after
   bool echo = false, stream = false, include_usage = false;

@@ -68,7 +68,7 @@ TEST(Engine, EndsAtStopStringsIdsAndTheLength) {
   EXPECT_EQ(whole.ids.size(), 12U);
 
   auto by_id = request_of("abc", 12);
-  by_id.stop_ids = {whole.ids[5]};
+  by_id.stop_token_ids = {whole.ids[5]};
   const auto first = std::find(whole.ids.begin(), whole.ids.end(), whole.ids[5]) - whole.ids.begin();
   const auto stopped = reply(*engine, by_id);
   EXPECT_EQ(stopped.reason, FinishReason::stop);

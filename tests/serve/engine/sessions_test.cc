@@ -108,7 +108,7 @@ TEST(EngineSessions, ATurnEndsInPlaceOfWhatEndedTheReply) {
   for (const auto& [strings, ids, rest] : cases) {
     for (const std::string end : {"", "!", "\nUser: "}) {
       request.stop = strings;
-      request.stop_ids = ids;
+      request.stop_token_ids = ids;
       request.end_turn = end;
       const auto steps = engine->statistics().steps;
       const auto got = reply(*engine, in_session(request, "", "closed"));
