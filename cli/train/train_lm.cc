@@ -120,7 +120,8 @@ void require_same_run(const std::filesystem::path& folder, const json& config, c
 }
 
 void print_summary(const std::filesystem::path& folder) {
-  const auto metrics = io::read_json_lines(folder / train::kMetricsFile);
+  const auto path = folder / train::kMetricsFile;
+  const auto metrics = io::read_json_lines(path);
   const auto last = [&](const char* event) {
     return std::find_if(metrics.rbegin(), metrics.rend(), [&](const json& line) { return line.at("event") == event; });
   };
@@ -128,12 +129,12 @@ void print_summary(const std::filesystem::path& folder) {
     fmt::print("steps       {}, {} tokens, {:.0f} s\n", step->at("step").get<std::int64_t>(),
                step->at("tokens").get<std::int64_t>(), step->at("seconds").get<double>());
   }
-  if (const auto evaluation = last("evaluation"); evaluation != metrics.rend()) {
-    fmt::print("validation  perplexity {:.3f}", std::exp(evaluation->at("loss").get<double>()));
-    if (evaluation->contains("bits_per_byte")) {
-      fmt::print(", {:.4f} bits per byte", evaluation->at("bits_per_byte").get<double>());
-    }
-    fmt::print("\n");
+  if (const auto line = last("evaluation"); line != metrics.rend()) {
+    const io::Fields evaluation(*line, io::refuse_in_file(path.string(), "the last evaluation: "));
+    const double loss = evaluation.get<double>("loss");
+    const auto bits = evaluation.find<double>("bits_per_byte");
+    fmt::print("validation  perplexity {:.3f}{}\n", std::exp(loss),
+               bits ? fmt::format(", {:.4f} bits per byte", *bits) : "");
   }
   fmt::print("checkpoint  {}\n", io::CheckpointFolder(folder).latest()->path.string());
 }

@@ -79,7 +79,8 @@ void validate(const LanguageModelConfig& config) {
   require(config.head_dim >= 0 && config.head_dim <= kMaxWidth, "head_dim", config.head_dim, "a positive size");
   require(config.num_v_heads >= 0, "num_v_heads", config.num_v_heads, "a positive number");
   if (config.use_short_conv) require.count("conv_size", config.conv_size, kMaxConvWidth);
-  require(config.hidden_ratio > 0.0 && config.hidden_ratio <= 64.0, "hidden_ratio", config.hidden_ratio, "0 to 64");
+  require(config.hidden_ratio > 0.0 && config.hidden_ratio <= 64.0, "hidden_ratio", config.hidden_ratio,
+          "a number above 0 and at most 64");
   require(config.intermediate_size >= 0, "intermediate_size", config.intermediate_size, "a positive size");
   require.count("intermediate_size", config.mlp_width(), 64 * kMaxWidth);
   require(static_cast<float>(config.norm_eps) > 0.0F && config.norm_eps <= 1.0, "norm_eps", config.norm_eps,
