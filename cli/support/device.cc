@@ -36,6 +36,7 @@ torch::Device choose_device(const std::string& command, const std::string& devic
     throw Error(command, "--device", fmt::format("cuda:{}, by the process's local rank", local_rank),
                 fmt::format("at most {} processes per machine, one per GPU", gpus.size()));
   }
+  autograd::compute_reproducibly();  // before there are other threads, because it sets a variable of the environment
   print_or_drop(stderr, fmt::format("device: cuda:{}, {}\n", local_rank, gpus[local_rank].name));
   return {torch::kCUDA, static_cast<c10::DeviceIndex>(local_rank)};
 }

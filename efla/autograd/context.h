@@ -32,9 +32,10 @@ class OwnStream {
   std::unique_ptr<Guard> guard_;
 };
 
-// Makes LibTorch's operators on GPUs give the same bits in every run, in this process from now on. Some of them, such
-// as the gradient of an embedding of few rows, otherwise add by atomic operations, in any order. Nothing in a build
-// without GPUs.
+// Makes LibTorch's operators on GPUs give the same bits in every run, in this process from now on; LibTorch warns of
+// those that cannot. Some, such as the gradient of an embedding of few rows, otherwise add by atomic operations, in any
+// order. Sets a variable of the environment, so that the first call belongs before other threads start. Does nothing in
+// a build without GPUs.
 void compute_reproducibly();
 
 // Returns the most bytes that LibTorch's tensors have had at one time on a GPU.
