@@ -1,5 +1,4 @@
 #include "efla/io/unpack.h"
-#include "efla/io/content_error.h"
 
 #include <fcntl.h>
 #include <lzma.h>
@@ -11,6 +10,8 @@
 #include <array>
 #include <new>
 #include <utility>
+
+#include "efla/io/content_error.h"
 
 namespace efla::io {
 namespace {

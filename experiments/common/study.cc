@@ -46,8 +46,8 @@ class Runner {
   const std::vector<ordered_json>& entries() const { return entries_; }
 
  private:
-  // Executes the runs of these numbers, at most `at_once` side by side. Returns those for which the GPU had too little
-  // memory beside the others.
+  // Executes the runs of these numbers, at most `at_once` side by side. Returns the numbers of the runs for which the
+  // GPU had too little memory beside the others.
   std::vector<std::size_t> execute(const std::vector<StudyRun>& runs, std::size_t first,
                                    const std::vector<std::size_t>& numbers, int at_once) {
     if (at_once == 1) {

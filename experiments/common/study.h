@@ -62,8 +62,8 @@ struct StudyEvents {
 nlohmann::json description(const Study& study);
 
 // Executes the runs in folder/runs/NAME, one per thread of the pool; a run has all threads where it is the only one, or
-// where the study's runs fill a GPU. A run that did not get enough memory on a GPU is executed again after the others,
-// from its last checkpoint on, with half as many side by side. An entry is kept in its folder's result.json, and a run
+// where the study's runs fill a GPU. A run that did not get enough memory on a GPU goes on after the others, from its
+// last checkpoint. Then half as many runs are side by side. An entry is kept in its folder's result.json, and a run
 // that has one is not executed again: no other file of it is needed. Returns the entries, or nothing where it was
 // stopped.
 std::optional<std::vector<nlohmann::ordered_json>> run_study(const Study& study, const std::filesystem::path& folder,

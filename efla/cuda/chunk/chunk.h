@@ -46,8 +46,9 @@ constexpr std::size_t scaled_rows_bytes(const DeltaShape& s) {
   return s.key_dim <= 64 ? sizeof(ScaledRows<1>) : sizeof(ScaledRows<2>);
 }
 
-// The map of a segment, S ← M S, in two parts of the elements' type, whose sum has twice its bits of M's elements. Rows
-// of the transposed map as images of swizzled tiles: kTiles times 64 rows of kTiles tiles.
+// The map of a segment, S ← M S, in two parts of the elements' type. The sum of both has twice as many significant bits
+// of M's elements as one part. Rows of the transposed map as images of swizzled tiles: kTiles times 64 rows of kTiles
+// tiles.
 template <int kTiles>
 struct SegmentMap {
   static constexpr int kBytes = kTiles * kTiles * kChunkTokens * 128;
