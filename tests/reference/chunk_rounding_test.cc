@@ -25,8 +25,9 @@ struct Errors {
   Distance o, state;
 };
 
-// What limits are times, in units of those of bfloat16. float16 has three bits more, which is an eighth, and TF32, in
-// which the inverse is merged, rounds as much as float16, so that its errors add to an eighth.
+// The limit of an error is bfloat16's limit times this. float16 has three bits more than bfloat16, so that its rounding
+// errors are an eighth as large. The inverse is merged in TF32, which rounds as much as float16; with the errors that
+// this adds, the limit is a seventh.
 template <class E>
 constexpr double kUnit = std::is_same_v<E, float16> ? 1.0 / 7 : 1.0;
 

@@ -61,8 +61,8 @@ void read_common(const Fields& fields, LanguageModelConfig& config) {
   if (const json* attention = fields.find("attn")) read_attention(fields, *attention, config);
 }
 
-// Reads the other fields that Hugging Face and flash-linear-attention write; those of the last list do not change what
-// a model computes.
+// Reads the other fields that Hugging Face and flash-linear-attention write. The fields in the last list of this
+// function do not change what a model computes.
 void read_rest(const Fields& fields) {
   allow(fields, "hidden_act", {"swish", "silu"});
   allow(fields, "attnres_block_size", {nullptr});
