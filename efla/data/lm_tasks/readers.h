@@ -5,8 +5,8 @@
 #include <string_view>
 #include <vector>
 
-#include "efla/data/lm_tasks/record.h"
 #include "efla/data/lm_tasks/task.h"
+#include "efla/data/lm_tasks/task_file.h"
 
 namespace efla::data {
 

@@ -1,4 +1,4 @@
-#include "efla/data/lm_tasks/record.h"
+#include "efla/data/lm_tasks/task_file.h"
 
 #include <algorithm>
 #include <array>
