@@ -163,17 +163,19 @@ TEST(ByteLevelTokenizer, RefusesByNameWhatItDoesNotImplement) {
       EXPECT_NE(std::string(error.what()).find(what), std::string::npos) << error.what();
     }
   };
-  expect_refused("/model/type", "Unigram", "Unigram instead of BPE");
+  expect_refused("/model/type", "Unigram", "the model \"Unigram\" instead of BPE");
+  expect_refused("/model/type", std::string(98, 'x') + "ää",
+                 "the model \"" + std::string(98, 'x') + "… instead of BPE");
   expect_refused("/model/byte_fallback", true, "byte_fallback");
   expect_refused("/model/end_of_word_suffix", "</w>", "end_of_word_suffix");
-  expect_refused("/model/merges/0", {"t", "hat"}, "'hat', which is not in the vocabulary");
+  expect_refused("/model/merges/0", {"t", "hat"}, "a merge of \"hat\", which is not in the vocabulary");
   expect_refused("/model/merges/0", "th", "expected two tokens");
   expect_refused("/model/vocab", {{"a", 0}}, "no token of the byte 0");
   expect_refused("/model/vocab/a", -1, "the id -1");
   expect_refused("/model/vocab/a", "b", "the id \"b\"");
   expect_refused("/model/vocab/a", 1000000, "the id 1000000");
   expect_refused("/model/merges", 3, "model.merges: got 3, expected a list");
-  expect_refused("/normalizer", {{"type", "Lowercase"}}, "the normalizer Lowercase");
+  expect_refused("/normalizer", {{"type", "Lowercase"}}, "the normalizer \"Lowercase\"");
   expect_refused("/pre_tokenizer", nullptr, "does not end in ByteLevel");
   expect_refused("/pre_tokenizer", sequence({{{"type", "Whitespace"}}, byte_level_step(true)}), "Whitespace");
   expect_refused("/pre_tokenizer", sequence({split("MergedWithNext", false), byte_level_step(false)}),
@@ -181,9 +183,9 @@ TEST(ByteLevelTokenizer, RefusesByNameWhatItDoesNotImplement) {
   expect_refused("/pre_tokenizer/add_prefix_space", true, "add_prefix_space");
   json broken = split("Isolated", false);
   broken["pattern"]["Regex"] = "(a";
-  expect_refused("/pre_tokenizer", sequence({broken, byte_level_step(false)}), "the regular expression (a: ");
+  expect_refused("/pre_tokenizer", sequence({broken, byte_level_step(false)}), "the regular expression \"(a\": ");
   expect_refused("/decoder", nullptr, "another decoder");
-  expect_refused("/added_tokens/0/lstrip", true, "lstrip of the added token '<|bos|>'");
+  expect_refused("/added_tokens/0/lstrip", true, "lstrip of the added token \"<|bos|>\"");
   expect_refused("/added_tokens/0/content", "", "added_tokens[0].content: got \"\", expected a text that is not empty");
 }
 

@@ -75,7 +75,7 @@ std::vector<AddedToken> read_added_tokens(const io::Fields& document, const std:
     const auto text = token.get<std::string>("content");
     const auto has = [&](const char* flag) { return token.find<bool>(flag).value_or(false); };
     for (const char* flag : {"single_word", "lstrip", "rstrip"}) {
-      if (has(flag)) refuse_tokenizer(path, fmt::format("{} of the added token '{}'", flag, brief(text)));
+      if (has(flag)) refuse_tokenizer(path, fmt::format("{} of the added token {}", flag, io::brief(text)));
     }
     if (text.empty()) token.refuse("content", "a text that is not empty");
     const bool normalized = !has("special") && token.find<bool>("normalized").value_or(true);
@@ -191,7 +191,8 @@ class ByteLevelTokenizer final : public Tokenizer {
 
   std::int32_t id_of(const std::string& text, const std::string& path) const {
     const auto found = by_text_->find(text);
-    if (found == by_text_->end()) io::fail_in(path, "a merge of '" + brief(text) + "', which is not in the vocabulary");
+    if (found == by_text_->end())
+      io::fail_in(path, "a merge of " + io::brief(text) + ", which is not in the vocabulary");
     return *found;
   }
 
@@ -281,7 +282,7 @@ void check_supported(const io::Fields& document, const std::string& path) {
   const auto model = document.object("model");
   // Older files have no type.
   if (const auto type = model.find<std::string>("type"); type && *type != "BPE") {
-    refuse_tokenizer(path, "the model " + brief(*type) + " instead of BPE");
+    refuse_tokenizer(path, "the model " + io::brief(*type) + " instead of BPE");
   }
   for (const char* key : {"dropout", "continuing_subword_prefix", "end_of_word_suffix"}) {
     const json* value = model.find(key);

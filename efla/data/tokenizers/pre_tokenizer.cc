@@ -50,11 +50,6 @@ void refuse_tokenizer(const std::string& path, const std::string& what) {
   io::fail_in(path, "a tokenizer with " + what + ", which is not supported");
 }
 
-std::string brief(std::string_view text) {
-  constexpr std::size_t kMost = 100;
-  return text.size() <= kMost ? std::string(text) : std::string(text.substr(0, kMost)) + "…";
-}
-
 // A regular expression in the syntax of Oniguruma, the library that Hugging Face's tokenizers use.
 class PreTokenizer::Pattern {
  public:
@@ -66,7 +61,7 @@ class PreTokenizer::Pattern {
     if (code == ONIG_NORMAL) return;
     std::array<OnigUChar, ONIG_MAX_ERROR_MESSAGE_LEN> message{};
     const int size = onig_error_code_to_str(message.data(), code, &info);
-    io::fail_in(path, fmt::format("the regular expression {}: {}", brief(expression),
+    io::fail_in(path, fmt::format("the regular expression {}: {}", io::brief(expression),
                                   std::string_view(reinterpret_cast<const char*>(message.data()),
                                                    static_cast<std::size_t>(std::max(size, 0)))));
   }
@@ -127,7 +122,7 @@ void PreTokenizer::add_normalizer(const json& normalizer, const std::string& pat
   const std::string type = type_of(normalizer, "normalizer", path);
   const auto* const form =
       std::find_if(kForms.begin(), kForms.end(), [&](const auto& known) { return known.first == type; });
-  if (form == kForms.end()) refuse_tokenizer(path, "the normalizer " + brief(type));
+  if (form == kForms.end()) refuse_tokenizer(path, "the normalizer " + io::brief(type));
   forms_.push_back(form->second);
 }
 
@@ -155,11 +150,11 @@ void PreTokenizer::add_step(const json& step, bool last, const std::string& path
     if (!expression) refuse_tokenizer(path, "a Split without a regular expression");
     if ((behavior != "Isolated" || inverted) && (behavior != "Removed" || !inverted)) {
       refuse_tokenizer(path,
-                       fmt::format("a Split of the behavior {}{}", brief(behavior), inverted ? ", inverted" : ""));
+                       fmt::format("a Split of the behavior {}{}", io::brief(behavior), inverted ? ", inverted" : ""));
     }
     add(*expression, behavior == "Isolated");
   } else {
-    refuse_tokenizer(path, "the pre_tokenizer " + brief(type));
+    refuse_tokenizer(path, "the pre_tokenizer " + io::brief(type));
   }
 }
 

@@ -13,9 +13,6 @@ namespace efla::data {
 // Throws IoError(content): a tokenizer.json with `what`, which is not supported.
 [[noreturn]] void refuse_tokenizer(const std::string& path, const std::string& what);
 
-// Returns the beginning of a text, for a message.
-std::string brief(std::string_view text);
-
 // Its functions may be called by several threads at once.
 class PreTokenizer {
  public:
