@@ -5,6 +5,7 @@
 #include "cli/support/environment.h"
 #include "cli/support/model_tokenizer.h"
 #include "efla/autograd/context.h"
+#include "efla/base/check.h"
 #include "efla/base/error.h"
 #include "efla/eval/language_model_scorer.h"
 #include "efla/eval/lm_benchmark.h"
@@ -22,16 +23,18 @@ namespace {
 
 using nlohmann::json;
 
-nn::LanguageModelConfig model_config(const json& config, const io::TokenFolder& corpus) {
-  json table = config.value("model", json::object());
-  if (table.contains("model_type")) return nn::language_model_config_from_json(table, kTrainLm);
-  const io::TokenizerInfo& tokenizer = corpus.tokenizer();
-  if (table.is_object()) {
+nn::LanguageModelConfig model_config(const io::Fields& config, const io::TokenFolder& corpus) {
+  const json* given = config.find("model");
+  json table = given != nullptr ? *given : json::object();
+  const bool is_whole = table.is_object() && table.contains("model_type");
+  if (table.is_object() && !is_whole) {
+    const io::TokenizerInfo& tokenizer = corpus.tokenizer();
     if (!table.contains("vocab_size")) table["vocab_size"] = tokenizer.vocab_size;
     if (!table.contains("bos_token_id") && tokenizer.bos >= 0) table["bos_token_id"] = tokenizer.bos;
     if (!table.contains("eos_token_id") && tokenizer.eos >= 0) table["eos_token_id"] = tokenizer.eos;
   }
-  return nn::language_model_config_from_table(table, kTrainLm);
+  const auto fields = config.within("model", table);
+  return is_whole ? nn::language_model_config_from_json(fields) : nn::language_model_config_from_table(fields);
 }
 
 std::string absolute(const std::string& path) {
@@ -74,14 +77,15 @@ json read_configuration(const std::string& path, const std::vector<std::string>&
   return config;
 }
 
-LmSetup::LmSetup(const json& config) : options_(train::lm_options_from_json(config)) {
+LmSetup::LmSetup(const io::Fields& config) : options_(train::lm_options_from_json(config)) {
   read_data();
   model_config_ = model_config(config, *train_);
-  if (model_config_.vocab_size < train_->tokenizer().vocab_size) {
-    throw Error(
-        kTrainLm, "model.vocab_size", std::to_string(model_config_.vocab_size),
-        "at least " + std::to_string(train_->tokenizer().vocab_size) + ", the vocabulary of " + options_.data.train);
-  }
+  const std::int64_t least = train_->tokenizer().vocab_size;
+  const Require require(kTrainLm);
+  config.check([&] {
+    require(model_config_.vocab_size >= least, "model.vocab_size", model_config_.vocab_size,
+            "at least " + std::to_string(least) + ", the vocabulary of " + options_.data.train);
+  });
   // Damaged tokens would train all the same, or end the run hours later.
   train_->verify();
   if (validation_) validation_->verify();
@@ -200,7 +204,7 @@ namespace {
 experiments::LmOutcome train_and_score(const json& config, const std::vector<data::LmTask>& tasks,
                                        const std::filesystem::path& folder, const experiments::RunContext& context) {
   const torch::Device device = autograd::torch_device(context.device);
-  LmSetup setup(config);
+  LmSetup setup(io::Fields(config, io::refuse_argument("reproduce table1")));
   const auto& options = setup.options().training;
   const auto group = train::ProcessGroup::join({}, torch::kCPU);
   train::LmTask task([&] { return setup.make_replica(); }, setup.run_data(), options, *group, device, setup.files());

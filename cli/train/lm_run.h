@@ -11,6 +11,7 @@
 #include "efla/data/lm_tasks/task.h"
 #include "efla/data/tokenizers/tokenizer.h"
 #include "efla/eval/likelihood.h"
+#include "efla/io/fields.h"
 #include "efla/io/tokens/token_folder.h"
 #include "efla/nn/models/language_model.h"
 #include "efla/train/tasks/lm_task.h"
@@ -28,8 +29,9 @@ nlohmann::json read_configuration(const std::string& path, const std::vector<std
 // What a configuration names, read and checked against each other.
 class LmSetup {
  public:
-  // config: {"model", "data", "training"} as a user writes it, or as full() returned it. Throws Error and IoError.
-  explicit LmSetup(const nlohmann::json& config);
+  // config: {"model", "data", "training"} as a user writes it, or as full() returned it. Throws Error, IoError, and for
+  // fields of the configuration.
+  explicit LmSetup(const io::Fields& config);
 
   const train::LmOptions& options() const { return options_; }
 

@@ -97,17 +97,18 @@ void add_settings(CLI::App& command, TrainArguments& a) {
   add_setting<double>(command, a, "--clip", "/training/clip", "Largest gradient norm; 0: no clipping");
 }
 
-// Returns the path of what says with what a run began: its latest checkpoint, or kTrainingFile before there is one.
+// Returns the file that says with what a run began: of its latest checkpoint, or kTrainingFile before there is one.
 std::filesystem::path record_of(const std::filesystem::path& folder) {
   const io::CheckpointFolder checkpoints(folder);
   const auto begun = folder / kTrainingFile;
-  return !checkpoints.latest() && exists(begun) ? begun : checkpoints.require_latest().path;
+  if (!checkpoints.latest() && exists(begun)) return begun;
+  return train::trainer_file(checkpoints.require_latest().path);
 }
 
 json recorded_run(const std::filesystem::path& path) {
-  if (path.filename() != kTrainingFile) return train::read_image_config(path);
+  if (path.filename() != kTrainingFile) return train::read_image_config(path.parent_path());
   json run = io::read_json(path);
-  train::require_image_config(run, path);
+  train::require_image_config({run, io::refuse_in_file(path.string())});
   return run;
 }
 

@@ -95,6 +95,11 @@ int threads_of(int asked) {
   return std::max(1, available_processors() / processes);
 }
 
+// Returns the file that the run is described in: the command's, or that of the run which goes on.
+std::filesystem::path configuration_file(const TrainLmArguments& a) {
+  return a.config.empty() ? std::filesystem::path(a.resume) / train::kRunFile : std::filesystem::path(a.config);
+}
+
 json asked_configuration(const TrainLmArguments& a) {
   if (a.out.empty() == a.resume.empty()) {
     throw Error(kTrainLm, "--out", a.out.empty() ? "nothing" : "both --out and --resume",
@@ -105,9 +110,14 @@ json asked_configuration(const TrainLmArguments& a) {
     throw Error(kTrainLm, "--set", a.settings.front(), "no setting: a run goes on as it began");
   }
   if (!a.config.empty()) return read_configuration(a.config, a.settings);
-  const auto path = std::filesystem::path(a.resume) / train::kRunFile;
-  const json recorded = io::read_json(path);
-  return io::Fields(recorded, io::refuse_in_file(path.string())).object("config").content();
+  const json recorded = io::read_json(configuration_file(a));
+  return io::Fields(recorded, io::refuse_in_file(configuration_file(a))).object("config").content();
+}
+
+// Returns the fields of an asked configuration, with the names that they have in their file.
+io::Fields fields_of(const json& config, const TrainLmArguments& a) {
+  const std::string file = configuration_file(a).string() + (a.settings.empty() ? "" : " with --set");
+  return {config, io::refuse_in_file(file), a.config.empty() ? "config" : ""};
 }
 
 // The configuration and the data of the run that goes on are those that it began with.
@@ -189,7 +199,7 @@ std::unique_ptr<train::ProcessGroup> join(const TrainLmArguments& a, const LmSet
 void train_lm(const TrainLmArguments& a) {
   const json config = asked_configuration(a);
   const auto environment = train::RankEnvironment::read();
-  LmSetup setup(config);
+  LmSetup setup(fields_of(config, a));
   if (!a.resume.empty()) require_same_run(a.resume, setup.full(), setup.data_description());
   const torch::Device device = choose_device(kTrainLm, a.device, environment.local_rank);
   watch_for_interrupts();

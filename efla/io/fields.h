@@ -13,6 +13,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "efla/base/error.h"
+
 namespace efla::io {
 
 // Throws the error for a field. `field` has the names of the objects around it, as in "question.choices[1].text"; it is
@@ -91,6 +93,17 @@ class Fields {
 
   // Throws if there is a field that no function above was called for.
   void refuse_others() const;
+
+  // Calls f. Throws for the field of the object that an Error of f names as its argument.
+  template <class F>
+  decltype(auto) check(const F& f) const {
+    try {
+      return f();
+    } catch (const Error& error) {
+      refuse_(full(error.argument()), error.got(), error.expected());
+      throw;
+    }
+  }
 
   // Throws for the value that a field has.
   [[noreturn]] void refuse(const std::string& name, const std::string& expected) const;

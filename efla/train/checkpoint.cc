@@ -31,8 +31,10 @@ void write_checkpoint(const std::filesystem::path& folder, const TrainerState& s
   io::write_file_atomically(folder / kTrainerFile, trainer.dump(2) + "\n");
 }
 
+std::string trainer_file(const std::filesystem::path& folder) { return (folder / kTrainerFile).string(); }
+
 TrainerState read_trainer_state(const std::filesystem::path& folder) {
-  const std::string path = (folder / kTrainerFile).string();
+  const std::string path = trainer_file(folder);
   const nlohmann::json trainer = io::read_json(path);
   const io::Fields fields(trainer, io::refuse_in_file(path));
   if (fields.get<std::string>("format") != kFormat) fields.refuse("format", io::shown(kFormat));

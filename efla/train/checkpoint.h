@@ -29,6 +29,9 @@ struct TrainerState {
 void write_checkpoint(const std::filesystem::path& folder, const TrainerState& state, const FlatParameters& parameters,
                       const torch::Tensor& exp_avg, const torch::Tensor& exp_avg_sq);
 
+// Returns the path of a checkpoint's trainer.json, which errors name.
+std::string trainer_file(const std::filesystem::path& folder);
+
 // Throws IoError(content) where trainer.json is not that of a checkpoint.
 TrainerState read_trainer_state(const std::filesystem::path& folder);
 

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "efla/base/stop.h"
+#include "efla/io/fields.h"
 #include "efla/train/distributed/data_parallel.h"
 #include "efla/train/distributed/process_group.h"
 #include "efla/train/learning_rate.h"
@@ -87,9 +88,10 @@ class Task {
   // Whether inputs of equal shapes need equal work, and loss never waits for a GPU, so that this can be replayed.
   virtual bool repeats() const { return false; }
 
-  // The place in the data, for tasks that do not know it from the number of the step.
+  // The place in the data, for tasks that do not know it from the number of the step. seek throws for a field that is
+  // none of a position.
   virtual nlohmann::json position() const { return nlohmann::json::object(); }
-  virtual void seek(const nlohmann::json& /*position*/) {}
+  virtual void seek(const io::Fields& /*position*/) {}
 
   // Measures the model and returns the fields of the evaluation. Called by all ranks. Throws Stopped where a rank's
   // stop says so, and NonFinite.

@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "efla/io/fields.h"
 #include "efla/io/json.h"
 #include "efla/train/checkpoint.h"
 
@@ -202,7 +203,7 @@ StepResult Trainer::step(const StopFunction& stop) {
   result.lr = rate_.at(task_.schedule_step(step_));
   result.grad_norm = std::sqrt(norm) * scale;
   if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm)) {
-    task_.seek(before);
+    task_.seek({before, io::refuse_argument("train"), "position"});
     return result;
   }
   const bool clips = options_.clip > 0.0 && result.grad_norm > options_.clip;
@@ -245,7 +246,12 @@ void Trainer::save(const std::filesystem::path& folder, const nlohmann::json& co
 
 void Trainer::restore(const std::filesystem::path& folder, const nlohmann::json& config) {
   const TrainerState state = read_trainer_state(folder);
-  io::require_same(config, state.config, "resume", folder.string());
+  const std::string file = trainer_file(folder);
+  const auto refuse = io::refuse_in_file(file);
+  io::require_same(config, state.config, "resume", file);
+  if (state.step > task_.steps()) {
+    refuse("step", std::to_string(state.step), "at most " + std::to_string(task_.steps()) + ", the steps of the run");
+  }
   task_.read_model(folder, model_.parameters());
   const torch::Tensor exp_avg = torch::empty({model_.parameters().size()}, torch::kFloat32);
   const torch::Tensor exp_avg_sq = torch::empty_like(exp_avg);
@@ -254,7 +260,7 @@ void Trainer::restore(const std::filesystem::path& folder, const nlohmann::json&
   adamw_.exp_avg().copy_(exp_avg.narrow(0, owned.begin, owned.size()));
   adamw_.exp_avg_sq().copy_(exp_avg_sq.narrow(0, owned.begin, owned.size()));
   adamw_.set_steps(state.step);
-  task_.seek(state.position);
+  task_.seek({state.position, refuse, "position"});
   step_ = state.step;
   examples_ = state.examples;
 }

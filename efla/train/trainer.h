@@ -40,7 +40,7 @@ class Trainer {
   void save(const std::filesystem::path& folder, const nlohmann::json& config);
 
   // Reads a checkpoint. Called by all ranks. Throws Error, naming the field, where the checkpoint is of another
-  // configuration, and IoError where it is no checkpoint.
+  // configuration, and IoError where it is no checkpoint or of a step that the run does not have.
   void restore(const std::filesystem::path& folder, const nlohmann::json& config);
 
  private:

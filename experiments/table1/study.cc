@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "efla/eval/lm_benchmark.h"
+#include "efla/io/fields.h"
 #include "efla/io/json.h"
 #include "efla/nn/layers/mixer_preset.h"
 #include "efla/report/html.h"
@@ -84,7 +85,7 @@ StudyRun run_of(const json& settings, const fs::path& tokens, const json& mixer,
   config["training"]["min_lr"] = lr.get<double>() / 10.0;
   config["training"]["seed"] = seed;
   nn::mixer_preset(mixer.get<std::string>());
-  train::lm_options_from_json(config);  // throws for what no run could be made of
+  train::lm_options_from_json({config, io::refuse_argument("reproduce table1")});  // throws for what cannot be run
   const auto name = mixer.get<std::string>() + "-lr" + report::compact(lr) + "-seed" + seed.dump();
   return {name, nullptr, [=](const fs::path& folder, const RunContext& context) -> std::optional<ordered_json> {
             const LmOutcome outcome = train(config, folder, context);

@@ -83,7 +83,7 @@ TEST(Fields, NamedLikeAnOptionAreNotTheOption) {
   write_text(folder / "config.toml", "device = \"cuda\"\n");
   const auto trained = run_program({"train", "lm", folder.file("config.toml"), "--out", folder.file("run")});
   EXPECT_EQ(trained.exit_code, 2);
-  EXPECT_NE(trained.err.find("train lm: device: got"), std::string::npos) << trained.err;
+  EXPECT_NE(trained.err.find("config.toml: device: got"), std::string::npos) << trained.err;
 }
 
 TEST(Limits, TooLowForLibTorchAreAFailure) {

@@ -1,6 +1,7 @@
 // efla train lm and efla report as a user meets them: runs and what they leave behind, kills at any moment, Ctrl-C, a
 // full disk, several processes, and mistakes.
 #include <algorithm>
+#include <array>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <random>
@@ -352,7 +353,8 @@ TEST_F(TrainLm, Mistakes) {
   EXPECT_TRUE(is_user_mistake(run_program(train("run", {"lr=1"})), "nearest: training.lr"));
   EXPECT_TRUE(
       is_user_mistake(run_program(train("run", {"model.num_heads=5"})), "num_heads: got 5, expected a divisor of "));
-  EXPECT_TRUE(is_user_mistake(run_program(train("run", {"training.lr=nan"})), "training.lr: got nan"));
+  EXPECT_TRUE(
+      is_user_mistake(run_program(train("run", {"training.lr=nan"})), "config.toml with --set: training.lr: got nan"));
   EXPECT_TRUE(is_user_mistake(
       run_program(train("run", {"model.hidden_size=65536", "model.num_hidden_layers=1000", "model.num_heads=512"})),
       "at most this machine's memory"));
@@ -368,9 +370,51 @@ TEST_F(TrainLm, Mistakes) {
   fs::create_directory(path("half"));
   write_text(folder_ / "half/run.json", "{}");
   EXPECT_TRUE(is_user_mistake(run_program(resume("half")), "run.json: config: got nothing, expected an object"));
+  const std::vector<std::pair<std::string, std::string>> wrong{
+      {R"("training": {"lr": "high"})", "training.lr: got \"high\", expected a number"},
+      {R"("training": {"micro_batch": 0})", "training.micro_batch: got 0, expected 1 to 65536"},
+      {R"("trainig": {})", "trainig: got {}, expected no such field (nearest: training)"}};
+  for (const auto& [content, says] : wrong) {
+    write_text(folder_ / "half/run.json", R"({"config": {)" + content + "}}");
+    EXPECT_TRUE(is_user_mistake(run_program(resume("half")), path("half") + "/run.json: config." + says));
+  }
+  const auto sound = read_text(path("config.toml"));
+  for (const auto& [from, to, says] : std::vector<std::array<std::string, 3>>{
+           {"lr = 1e-2", "lr = 5", "training.lr: got 5, expected a number above 0 and at most 1"},
+           {"steps = 24", "steps = \"all\"", "training.steps: got \"all\", expected a whole number"},
+           {"num_heads = 1", "num_heads = 5", "model.num_heads: got 5, expected a divisor of hidden_size"},
+           {"num_heads = 1", "preset = \"efla-2m\"", "model.preset: got 'efla-2m', expected one of"},
+           {"[model]", "[model]\nvocab_size = 257\neos_token_id = 1",
+            "model.vocab_size: got 257, expected at least 258"}}) {
+    const auto file = write_text(folder_ / "wrong.toml", replaced(sound, from, to)).string();
+    EXPECT_TRUE(is_user_mistake(run_program({"train", "lm", file, "--out", path("run")}), file + ": " + says));
+  }
   write_text(folder_ / "broken.toml", "[training\n");
   EXPECT_TRUE(is_user_mistake(run_program({"train", "lm", path("broken.toml"), "--out", path("run")}), "line 1"));
   EXPECT_FALSE(fs::exists(path("run"))) << "a mistake left a folder behind";
+}
+
+TEST_F(TrainLm, RefusesADamagedTrainerJson) {
+  ASSERT_EQ(run_program(train("run")).exit_code, 0);
+  const std::string trainer = path("run") + "/checkpoints/step-000024/trainer.json";
+  const auto whole = read_text(trainer);
+  const auto refused = [&](const char* place, const json& value, const std::string& says) {
+    auto changed = json::parse(whole);
+    changed[json::json_pointer(place)] = value;
+    write_text(trainer, changed.dump());
+    EXPECT_TRUE(is_user_mistake(run_program(resume("run")), trainer + ": " + says));
+  };
+  refused("/position/index", 1000000, "position.index: got 1000000, expected 0 to ");
+  refused("/position/epoch", -1, "position.epoch: got -1, expected at least 0");
+  refused("/position/epoch", "first", "position.epoch: got \"first\", expected a whole number");
+  refused("/position", json::object(), "position.epoch: got nothing, expected a whole number");
+  refused("/step", 25, "step: got 25, expected at most 24, the steps of the run");
+  auto changed = json::parse(whole);
+  changed["config"]["training"]["lr"] = 0.5;
+  write_text(trainer, changed.dump());
+  EXPECT_TRUE(is_user_mistake(run_program(resume("run")), "training.lr: got 0.01, expected 0.5 as in " + trainer));
+  write_text(trainer, whole);
+  EXPECT_EQ(run_program(resume("run")).exit_code, 0);
 }
 
 // Tokens that are damaged are as good as others to a model: they must be found before it trains on them.

@@ -146,6 +146,11 @@ TEST(TrainCommand, KilledBeforeItsFirstCheckpointBeginsAnew) {
        {small_run(damaged.string()), Arguments{"train", "smnist", "--resume", damaged.string()}}) {
     EXPECT_TRUE(is_user_mistake(run_program(command), "training.json: model.mixer: got nothing, expected a text"));
   }
+  auto begun = json::parse(read_text(folder.file("again") + "/training.json"));
+  begun["training"]["batch_size"] = 0;
+  write_text(damaged / "training.json", begun.dump());
+  EXPECT_TRUE(is_user_mistake(run_program({"train", "smnist", "--resume", damaged.string()}),
+                              "training.json: training.batch_size: got 0, expected 1 to 65536"));
 }
 
 TEST(TrainCommand, Mistakes) {
@@ -201,10 +206,26 @@ TEST(EvalCommand, MeasuresARun) {
       other + "/checkpoints/step-000001/trainer.json",
       R"({"format": "efla checkpoint 2", "step": 1, "examples": 1, "position": {}, "config": {"model": {}, "data": {}, "training": {}}})");
   EXPECT_TRUE(is_user_mistake(run_program({"eval", "robustness", other}),
-                              "step-000001: model.mixer: got nothing, expected a text"));
+                              "step-000001/trainer.json: config.model.mixer: got nothing, expected a text"));
   EXPECT_TRUE(is_user_mistake(run_program({"train", "smnist", "--resume", other}),
-                              "step-000001: model.mixer: got nothing, expected a text"));
+                              "step-000001/trainer.json: config.model.mixer: got nothing, expected a text"));
   EXPECT_TRUE(is_user_mistake(run_program({"eval", "robustness", folder.path()}), "has no checkpoint"));
+
+  const std::string trainer = run + "/checkpoints/step-000010/trainer.json", whole = read_text(trainer);
+  const auto refused = [&](const char* place, const json& value, const std::string& says) {
+    auto changed = json::parse(whole);
+    changed[json::json_pointer(place)] = value;
+    write_text(trainer, changed.dump());
+    for (const Arguments& command : {Arguments{"eval", "robustness", run}, {"train", "smnist", "--resume", run}}) {
+      EXPECT_TRUE(is_user_mistake(run_program(command), trainer + ": " + says));
+    }
+  };
+  refused("/config/model/hidden", "wide", "config.model.hidden: got \"wide\", expected a whole number below 2^63");
+  refused("/config/model/layers", 0, "config.model.layers: got 0, expected 1 to 64");
+  refused("/config/training/lr", 5, "config.training.lr: got 5, expected a number above 0 and at most 1");
+  write_text(trainer, whole);
+  const auto other_rate = run_program({"train", "smnist", "--resume", run, "--lr", "0.5"});
+  EXPECT_TRUE(is_user_mistake(other_rate, "training.lr: got 0.5, expected 0.01 as in " + trainer));
 
   std::filesystem::resize_file(run + "/checkpoints/step-000010/model.safetensors", 100);
   const auto cut = run_program({"eval", "robustness", run});

@@ -326,7 +326,7 @@ TEST(LanguageModel, ConfigurationSurvivesJson) {
   for (const auto& [name, config] : models()) {
     SCOPED_TRACE(name);
     const auto json = to_json(config);
-    const auto read = language_model_config_from_json(json);
+    const auto read = language_model_config_from_json({json, io::refuse_argument("config.json")});
     EXPECT_EQ(to_json(read), json);
     const LanguageModel a(config, Initialiser(1)), b(read, Initialiser(1));
     const auto ids = random_ids({1, 9}, 1);
@@ -339,21 +339,21 @@ TEST(LanguageModel, ConfigurationSurvivesJson) {
 }
 
 TEST(LanguageModel, TableOverridesItsPreset) {
-  const auto config = language_model_config_from_table({{"preset", "efla-20m"},
-                                                        {"mixer", "kda"},
-                                                        {"hidden_size", 256},
-                                                        {"num_heads", 4},
-                                                        {"attn", {{"layers", {0, 3}}}}},
-                                                       "lm.toml");
+  const auto read = [](const nlohmann::json& table) {
+    return language_model_config_from_table({table, io::refuse_argument("lm.toml"), "model"});
+  };
+  const auto config = read({{"preset", "efla-20m"},
+                            {"mixer", "kda"},
+                            {"hidden_size", 256},
+                            {"num_heads", 4},
+                            {"attn", {{"layers", {0, 3}}}}});
   EXPECT_EQ(config.mixer, "kda");
   EXPECT_EQ(config.hidden_size, 256);
   EXPECT_EQ(config.num_hidden_layers, language_model_preset("efla-20m").num_hidden_layers);
   EXPECT_EQ(config.attention_layers, (std::vector<std::int64_t>{0, 3}));
-  expect_error(
-      [] {
-        language_model_config_from_table({{"hiden_size", 256}}, "lm.toml");
-      },
-      "model.hiden_size", "nearest: model.hidden_size");
+  expect_error([&] { read({{"hiden_size", 256}}); }, "model.hiden_size", "nearest: model.hidden_size");
+  expect_error([&] { read({{"preset", "efla-21m"}}); }, "model.preset", "lm.toml: model.preset: got 'efla-21m'");
+  expect_error([&] { read({{"num_heads", 0}}); }, "model.num_heads", "lm.toml: model.num_heads: got 0");
 }
 
 TEST(LanguageModel, NamesWhatIsWrong) {
@@ -400,7 +400,7 @@ TEST(LanguageModel, ConfigJsonNamesWhatIsNotSupported) {
   const auto wrong = [](const std::string& argument, const std::string& says, const nlohmann::json& change) {
     auto json = to_json(small("deltanet"));
     json.update(change);
-    expect_error([&] { language_model_config_from_json(json); }, argument, says);
+    expect_error([&] { language_model_config_from_json({json, io::refuse_argument("config.json")}); }, argument, says);
   };
   wrong("model_type", "got \"mamba2\", expected delta_net", {{"model_type", "mamba2"}});
   wrong("hidden_act", "\"swish\" or \"silu\", all that is supported", {{"hidden_act", "gelu"}});
@@ -411,6 +411,7 @@ TEST(LanguageModel, ConfigJsonNamesWhatIsNotSupported) {
         {{"hidden_size", std::uint64_t{1} << 63}});
   wrong("attn.layers", "a list of whole numbers below 2^63",
         {{"attn", {{"layers", {std::uint64_t{1} << 63}}, {"num_heads", 2}}}});
+  wrong("num_heads", "config.json: num_heads: got 0", {{"num_heads", 0}});
   wrong("attn.window_size", "got 512", {{"attn", {{"layers", {0}}, {"num_heads", 2}, {"window_size", 512}}}});
 }
 

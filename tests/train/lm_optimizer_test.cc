@@ -156,6 +156,8 @@ TEST(GradientSum, HasTheSameBitsInAnyOrder) {
   EXPECT_EQ(std::vector<float>(expected.begin() + range.begin, expected.begin() + range.end), values_of(lone));
 }
 
+LmOptions options_of(const json& config) { return lm_options_from_json({config, io::refuse_argument("lm.toml")}); }
+
 json small_config() {
   return {{"data", {{"train", "shards"}}},
           {"training",
@@ -163,15 +165,15 @@ json small_config() {
 }
 
 TEST(LmOptions, AreReadAndWritten) {
-  const auto options = lm_options_from_json(small_config());
+  const auto options = options_of(small_config());
   EXPECT_EQ(options.data.train, "shards");
   EXPECT_EQ(options.training.sequence_length, 16);
   EXPECT_EQ(options.training.seed, 42U);
-  EXPECT_EQ(to_json(lm_options_from_json(to_json(options))), to_json(options));
+  EXPECT_EQ(to_json(options_of(to_json(options))), to_json(options));
   auto by_tokens = small_config();
   by_tokens["training"].erase("steps");
   by_tokens["training"]["tokens"] = 650;
-  EXPECT_EQ(lm_options_from_json(by_tokens).training.total_steps(), 11);
+  EXPECT_EQ(options_of(by_tokens).training.total_steps(), 11);
 }
 
 TEST(LmOptions, MistakesAreNamed) {
@@ -179,7 +181,7 @@ TEST(LmOptions, MistakesAreNamed) {
                           const std::string& argument, const std::string& says) {
     auto config = small_config();
     config[table][key] = value;
-    expect_error([&] { lm_options_from_json(config); }, argument, says);
+    expect_error([&] { options_of(config); }, argument, says);
   };
   refused("training", "warm_up_steps", 1, "training.warm_up_steps", "nearest: training.warmup_steps");
   refused("data", "trian", "x", "data.trian", "nearest: data.train");
@@ -187,7 +189,7 @@ TEST(LmOptions, MistakesAreNamed) {
   for (const auto& [key, full] : {std::pair{"lr", "training.lr"}, {"validation", "data.validation"}}) {
     auto config = small_config();
     config[key] = 1;
-    expect_error([&] { lm_options_from_json(config); }, key, std::string("nearest: ") + full);
+    expect_error([&] { options_of(config); }, key, std::string("nearest: ") + full);
   }
   refused("training", "lr", "high", "training.lr", "a number");
   refused("training", "steps", 1.5, "training.steps", "a whole number");
@@ -198,11 +200,7 @@ TEST(LmOptions, MistakesAreNamed) {
   refused("training", "evaluate_every", 1, "training.evaluate_every", "no data.validation");
   refused("training", "sample_every", 1, "training.sample_every", "no data.tokenizer");
   refused("training", "precision", "fp8", "training.precision", "float32 or bfloat16");
-  expect_error(
-      [] {
-        lm_options_from_json({{"training", {{"steps", 2}, {"warmup_steps", 0}}}});
-      },
-      "data.train", "a folder");
+  expect_error([] { options_of({{"training", {{"steps", 2}, {"warmup_steps", 0}}}}); }, "data.train", "a folder");
 }
 
 TEST(LearningRate, RisesFromTheFloorAndFallsToIt) {

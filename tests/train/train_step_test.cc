@@ -206,8 +206,8 @@ TEST(Trainer, NamesTheOptionThatIsOutOfRange) {
   expect_error([&] { make([](auto& o) { o.epochs = 0; }); }, "epochs", "got 0");
   expect_error([&] { make([](auto& o) { o.lr = -1.0; }); }, "lr", "got -1,");
   expect_error([&] { make([](auto& o) { o.lr = std::nan(""); }); }, "lr", "above 0");
-  expect_error([&] { make([](auto& o) { o.batch_size = 0; }); }, "batch-size", "1 to 65536");
-  expect_error([&] { make([](auto& o) { o.weight_decay = -0.1; }); }, "weight-decay", "got -0.1");
+  expect_error([&] { make([](auto& o) { o.batch_size = 0; }); }, "batch_size", "1 to 65536");
+  expect_error([&] { make([](auto& o) { o.weight_decay = -0.1; }); }, "weight_decay", "got -0.1");
   expect_error([&] { make([](auto& o) { o.warmup = 1.0; }); }, "warmup", "below 1");
   expect_error([&] { make([](auto& o) { o.clip = std::nan(""); }); }, "clip", "finite");
   expect_error([&] { ImageTask(first_classifier, data::ImageSet{}, images, {}); }, "training images", "none");

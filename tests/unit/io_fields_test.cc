@@ -66,6 +66,14 @@ TEST(Fields, NameFileFieldValueAndWhatIsExpected) {
   refused([&] { Fields(json("x"), refuse_in_file("f.json", "line 2: ", 7)); }, "got \"x\", expected an object");
 }
 
+TEST(Fields, NameTheFieldsOfErrors) {
+  const Fields fields = Fields(kObject, refuse_in_file("f.json")).object("inner");
+  EXPECT_EQ(fields.check([] { return 3; }), 3);
+  expect_bad_content([&] { fields.check([] { throw Error("train", "lr", "5", "at most 1"); }); }, -1,
+                     "f.json: inner.lr: got 5, expected at most 1");
+  EXPECT_THROW(fields.check([] { throw std::runtime_error("another"); }), std::runtime_error);
+}
+
 TEST(Fields, NameAFieldThatNothingReads) {
   const json object = {{"number", 1}, {"name", std::string(200, 'x')}};
   const Fields fields(object, refuse_argument("train lm"), "model");

@@ -59,7 +59,8 @@ fs::path language_model_folder(const fs::path& path) {
 
 LanguageModelConfig load_language_model_config(const fs::path& path) {
   const auto file = language_model_folder(path) / kConfigFile;
-  return language_model_config_from_json(io::read_json(file), file.string());
+  const auto config = io::read_json(file);
+  return language_model_config_from_json({config, io::refuse_in_file(file.string())});
 }
 
 std::shared_ptr<LanguageModel> load_language_model(const fs::path& path, torch::Device device) {

@@ -273,8 +273,7 @@ json to_json(const LanguageModelConfig& c) {
   return out;
 }
 
-LanguageModelConfig language_model_config_from_json(const json& object, const std::string& source) {
-  const Fields fields(object, io::refuse_argument(source));
+LanguageModelConfig language_model_config_from_json(const Fields& fields) {
   std::string type;
   fields.read("model_type", type);
   LanguageModelConfig config;
@@ -292,19 +291,19 @@ LanguageModelConfig language_model_config_from_json(const json& object, const st
   }
   read_rest(fields);
   fields.refuse_others();
-  validate(config);
+  fields.check([&] { validate(config); });
   return config;
 }
 
-LanguageModelConfig language_model_config_from_table(const json& table, const std::string& source) {
-  const Fields fields(table, io::refuse_argument(source), "model");
+LanguageModelConfig language_model_config_from_table(const Fields& fields) {
   std::string preset;
   fields.read("preset", preset);
-  LanguageModelConfig config = preset.empty() ? LanguageModelConfig{} : language_model_preset(preset);
+  LanguageModelConfig config =
+      preset.empty() ? LanguageModelConfig{} : fields.check([&] { return language_model_preset(preset); });
   read_common(fields, config);
   read_efla(fields, config);
   fields.refuse_others();
-  validate(config);
+  fields.check([&] { validate(config); });
   return config;
 }
 

@@ -12,6 +12,7 @@
 #include "efla/base/error.h"
 #include "efla/eval/robustness.h"
 #include "efla/io/fields.h"
+#include "efla/nn/models/pixel_classifier.h"
 #include "efla/train/checkpoint.h"
 #include "efla/train/data_order.h"
 
@@ -48,8 +49,8 @@ void validate(const ImageTraining& t) {
   const Require require("train");
   require(t.epochs >= 1 && t.epochs <= 1'000'000, "epochs", t.epochs, "1 to 1000000");
   require(t.lr > 0.0 && t.lr <= 1.0, "lr", t.lr, "a number above 0 and at most 1");
-  require(t.batch_size >= 1 && t.batch_size <= 65536, "batch-size", t.batch_size, "1 to 65536");
-  require(t.weight_decay >= 0.0 && t.weight_decay <= 100.0, "weight-decay", t.weight_decay, "0 to 100");
+  require(t.batch_size >= 1 && t.batch_size <= 65536, "batch_size", t.batch_size, "1 to 65536");
+  require(t.weight_decay >= 0.0 && t.weight_decay <= 100.0, "weight_decay", t.weight_decay, "0 to 100");
   require(t.warmup >= 0.0 && t.warmup < 1.0, "warmup", t.warmup, "a part of all steps, at least 0 and below 1");
   require(t.clip >= 0.0 && std::isfinite(t.clip), "clip", t.clip, "a finite norm, or 0 for none");
 }
@@ -154,18 +155,20 @@ json description(const ImageRun& run) {
   return {{"model", run.model}, {"data", run.data}, {"training", to_json(run.training)}};
 }
 
-void require_image_config(const json& config, const std::filesystem::path& path) {
-  const io::Fields fields(config, io::refuse_in_file(path.string()));
-  fields.object("model").get<std::string>("mixer");
-  const auto data = fields.object("data");
+void require_image_config(const io::Fields& config) {
+  const auto model = config.object("model");
+  model.check([&] { validate(nn::pixel_classifier_config_from_json(model.content())); });
+  const auto data = config.object("data");
   data.get<std::string>("source");
   for (const char* count : {"train_images", "test_images"}) data.get<std::int64_t>(count);
-  image_training_from_json(fields.object("training"));
+  const auto training = config.object("training");
+  const auto options = image_training_from_json(training);
+  training.check([&] { validate(options); });
 }
 
 json read_image_config(const std::filesystem::path& checkpoint) {
   json config = read_trainer_state(checkpoint).config;
-  require_image_config(config, checkpoint);
+  require_image_config({config, io::refuse_in_file(trainer_file(checkpoint)), "config"});
   return config;
 }
 

@@ -95,10 +95,10 @@ struct ImageRun {
 // Returns {"model": …, "data": …, "training": …}: what a checkpoint must agree on to be resumed.
 nlohmann::json description(const ImageRun& run);
 
-// Throws IoError(content), naming the path, for a configuration that `description` would not have returned.
-void require_image_config(const nlohmann::json& config, const std::filesystem::path& path);
+// Throws for a configuration that `description` would not have returned for a PixelClassifier.
+void require_image_config(const io::Fields& config);
 
-// Reads the configuration of a checkpoint. Throws IoError(content) if it is not one of a classifier of images.
+// Reads the configuration of a checkpoint. Throws IoError(content) if it is not one of a PixelClassifier.
 nlohmann::json read_image_config(const std::filesystem::path& checkpoint);
 
 struct ImageRunResult {

@@ -53,23 +53,23 @@ void for_each_training_key(Options& o, const Visit& visit) {
 }
 
 // Refuses a key without a table. The message names a table that has the key.
-void require_tables(const json& config) {
+void require_tables(const io::Fields& config) {
   const std::vector<std::string> tables{"model", "data", "training"};
   const json known = to_json(LmOptions{});
-  for (const auto& [key, value] : config.items()) {
+  for (const auto& [key, value] : config.content().items()) {
     if (std::find(tables.begin(), tables.end(), key) != tables.end()) continue;
     std::string nearest = nearest_name(key, tables);
     for (const auto& [table, keys] : known.items()) {
       if (keys.contains(key)) nearest = table + "." + key;
     }
-    throw FieldError(kTrainLm, key, io::brief(value), "no such field (nearest: " + nearest + ")");
+    config.refuse(key, "no such field (nearest: " + nearest + ")");
   }
 }
 
 template <class ForEach, class Options>
-void read_table(const json& config, const char* name, const ForEach& for_each, Options& options) {
-  if (!config.contains(name)) return;
-  const io::Fields fields(config.at(name), io::refuse_argument(kTrainLm), name);
+void read_table(const io::Fields& config, const char* name, const ForEach& for_each, Options& options) {
+  if (config.find(name) == nullptr) return;
+  const auto fields = config.object(name);
   for_each(options, [&](const char* key, auto& member) { fields.read(key, member); });
   fields.refuse_others();
 }
@@ -125,16 +125,18 @@ std::int64_t LmTrainOptions::total_steps() const {
   return steps > 0 ? steps : tokens / tokens_per_step + (tokens % tokens_per_step != 0 ? 1 : 0);
 }
 
-LmOptions lm_options_from_json(const json& config) {
+LmOptions lm_options_from_json(const io::Fields& config) {
   require_tables(config);
   LmOptions options;
   read_table(
       config, "data", [](auto& o, const auto& visit) { for_each_data_key(o, visit); }, options.data);
   read_table(
       config, "training", [](auto& o, const auto& visit) { for_each_training_key(o, visit); }, options.training);
-  validate_sizes(options.training);
-  validate_rates(options.training);
-  validate_events(options);
+  config.check([&] {
+    validate_sizes(options.training);
+    validate_rates(options.training);
+    validate_events(options);
+  });
   return options;
 }
 

@@ -5,6 +5,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 
+#include "efla/io/fields.h"
 #include "efla/train/learning_rate.h"
 
 namespace efla::train {
@@ -50,9 +51,9 @@ struct LmOptions {
   LmTrainOptions training;
 };
 
-// Reads a configuration {"model": …, "data": …, "training": …}. Throws Error(train lm) for an unknown table or key,
-// naming the nearest, and for a value of another type or out of range. [model] is left to the model.
-LmOptions lm_options_from_json(const nlohmann::json& config);
+// Reads a configuration {"model": …, "data": …, "training": …}. Throws for an unknown table or key, naming the nearest,
+// and for a value of another type or out of range. [model] is left to the model.
+LmOptions lm_options_from_json(const io::Fields& config);
 
 // Returns every key with its value, as lm_options_from_json reads it: {"data": …, "training": …}.
 nlohmann::json to_json(const LmOptions& options);

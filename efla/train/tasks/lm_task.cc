@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "efla/base/error.h"
-#include "efla/io/fields.h"
 
 namespace efla::train {
 namespace {
@@ -66,9 +65,9 @@ nlohmann::json LmTask::position() const {
   return {{"epoch", batches_.position().epoch}, {"index", batches_.position().index}};
 }
 
-void LmTask::seek(const nlohmann::json& position) {
-  const io::Fields fields(position, io::refuse_argument("train lm"), "position");
-  batches_.seek({fields.get<std::int64_t>("epoch"), fields.get<std::int64_t>("index")});
+void LmTask::seek(const io::Fields& position) {
+  const data::PackedPosition place{position.get<std::int64_t>("epoch"), position.get<std::int64_t>("index")};
+  position.check([&] { batches_.seek(place); });
 }
 
 nlohmann::ordered_json LmTask::evaluate(const DataParallel& model, ProcessGroup& group, const StopFunction& stop) {

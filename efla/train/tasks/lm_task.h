@@ -54,7 +54,7 @@ class LmTask : public Task {
   Part part(std::int64_t i) override;
   PartLoss loss(const std::vector<torch::Tensor>& inputs, int copy) override;
   nlohmann::json position() const override;
-  void seek(const nlohmann::json& position) override;
+  void seek(const io::Fields& position) override;
   nlohmann::ordered_json evaluate(const DataParallel& model, ProcessGroup& group, const StopFunction& stop) override;
   std::string sample() override { return files_.sample(); }
   void write_model(const std::filesystem::path& folder, const FlatParameters& parameters) const override;

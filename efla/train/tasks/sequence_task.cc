@@ -143,11 +143,11 @@ std::int64_t SyntheticTraining::steps_per_epoch() const { return (examples + bat
 void validate(const SyntheticTraining& t) {
   const Require require("train");
   require(t.steps >= 1 && t.steps <= 1'000'000'000, "steps", t.steps, "1 to 10^9");
-  require(t.batch_size >= 1 && t.batch_size <= 65536, "batch-size", t.batch_size, "1 to 65536");
+  require(t.batch_size >= 1 && t.batch_size <= 65536, "batch_size", t.batch_size, "1 to 65536");
   require(t.examples >= 0 && t.examples <= (1 << 30), "examples", t.examples, "0 (new ones each step) to 2^30");
   require(t.lr > 0.0 && t.lr <= 1.0, "lr", t.lr, "a number above 0 and at most 1");
-  require(t.lr_floor >= 0.0 && t.lr_floor <= t.lr, "lr-floor", t.lr_floor, "0 to the learning rate");
-  require(t.weight_decay >= 0.0 && t.weight_decay <= 100.0, "weight-decay", t.weight_decay, "0 to 100");
+  require(t.lr_floor >= 0.0 && t.lr_floor <= t.lr, "lr_floor", t.lr_floor, "0 to the learning rate");
+  require(t.weight_decay >= 0.0 && t.weight_decay <= 100.0, "weight_decay", t.weight_decay, "0 to 100");
   require(t.warmup >= 0.0 && t.warmup < 1.0, "warmup", t.warmup, "a part of all steps, at least 0 and below 1");
   require(t.clip >= 0.0 && std::isfinite(t.clip), "clip", t.clip, "a finite norm, or 0 for none");
 }
