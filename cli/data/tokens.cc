@@ -108,9 +108,9 @@ void add_token_commands(CLI::App& data) {
       "tokenize",
       "Turn text into token shards; resumes to the same bytes after an interruption (docs/token-shards.md)");
   tokenize_command
-      ->add_option("input", options.inputs, "Text or JSON lines (.jsonl), also .gz, .xz, .zst; or a folder of them")
+      ->add_option("INPUT", options.inputs, "Text or JSON lines (.jsonl), also .gz, .xz, .zst; or a folder of them")
       ->required()
-      ->type_name("INPUT")
+      ->type_name("PATH")
       ->take_all();
   tokenize_command->add_option("--tokenizer", arguments->tokenizer, "A SentencePiece model, a tokenizer.json, or bytes")
       ->required();
@@ -129,7 +129,7 @@ void add_token_commands(CLI::App& data) {
 
   const auto folder = std::make_shared<std::string>();
   auto* verify_command = data.add_subcommand("verify", "Read token shards whole and check every checksum and token");
-  verify_command->add_option("folder", *folder, "Folder of efla data tokenize")->required()->type_name("DIR");
+  verify_command->add_option("TOKENS", *folder, "Folder of efla data tokenize")->required()->type_name("FOLDER");
   verify_command->callback([folder] { verify(*folder); });
 }
 

@@ -89,7 +89,7 @@ void add_eval(CLI::App& program) {
   auto* command =
       eval->add_subcommand("robustness", "Accuracy under pixel dropout, intensity scale and Gaussian noise");
   auto arguments = std::make_shared<EvalArguments>();
-  command->add_option("run", arguments->run, "Folder of a run of efla train smnist")->required()->type_name("RUN");
+  command->add_option("RUN", arguments->run, "Folder of a run of efla train smnist")->required()->type_name("FOLDER");
   command->add_option("--data", arguments->data, "builtin, or a folder with MNIST's files; the run's own if not given");
   command->add_option("--test-images", arguments->test_images,
                       "Number of test images, from the first; 0: as in the run");

@@ -171,18 +171,30 @@ std::string usage_message(const CLI::App& program, const CLI::ParseError& error)
   return prefix + error.what() + help;
 }
 
-// Returns an error's message. An argument that an option of the command sets is named as that option of the command:
-// "serve: --state-memory" for "engine: state_memory". An option may have the plural of the argument's name.
+// Returns what the user types for a library's argument of this name: "--state-memory" for state_memory, "MODEL" for
+// model. Returns "" where the command has nothing of the name.
+std::string typed_name(const CLI::App& app, std::string argument) {
+  std::replace(argument.begin(), argument.end(), '_', '-');
+  for (const auto* option : app.get_options()) {
+    if (option->check_lname(argument)) return "--" + argument;
+    if (option->get_positional() && CLI::detail::to_lower(option->get_single_name()) == argument) {
+      return option->get_single_name();
+    }
+  }
+  return "";
+}
+
+// Returns an error's message. An argument that the command line sets is named as it is there: "serve: --state-memory"
+// for "engine: state_memory". What sets it may have the plural or the singular of the argument's name.
 std::string message_of(const CLI::App& program, const Error& error) {
   if (dynamic_cast<const FieldError*>(&error) != nullptr) return error.what();
   const auto [app, command] = deepest(program);
-  std::string option = "--" + error.argument();
-  std::replace(option.begin(), option.end(), '_', '-');
-  const auto names = option_names(*app);
-  const auto is_option = [&] { return std::find(names.begin(), names.end(), option) != names.end(); };
-  if (!is_option()) option += "s";
-  if (!is_option()) return error.what();
-  return Error(command, option, error.got(), error.expected()).what();
+  const std::string& argument = error.argument();
+  std::string typed = typed_name(*app, argument);
+  if (typed.empty()) typed = typed_name(*app, argument + "s");
+  if (typed.empty() && argument.ends_with('s')) typed = typed_name(*app, argument.substr(0, argument.size() - 1));
+  if (typed.empty()) return error.what();
+  return Error(command, typed, error.got(), error.expected()).what();
 }
 
 int parse_and_run(CLI::App& program, int argc, char** argv) {

@@ -253,7 +253,7 @@ TEST_F(Tokens, BadInputIsNamed) {
   const auto c = write_text(folder_ / "c.gz", gzip("some text").substr(0, 20)).string();
   EXPECT_TRUE(is_user_mistake(tokenize({c}), c + ": at byte 20: gzip stream is cut short"));
   const auto empty = write_text(folder_ / "empty", "").string();
-  EXPECT_TRUE(is_user_mistake(tokenize({empty}), "data tokenize: inputs: got no text"));
+  EXPECT_TRUE(is_user_mistake(tokenize({empty}), "data tokenize: INPUT: got no text"));
   EXPECT_TRUE(is_user_mistake(tokenize({folder_.file("none")}), "none: there is no such file or folder"));
   EXPECT_TRUE(is_user_mistake(tokenize({empty}, {"--tokenizer", empty}), "not a SentencePiece model"));
   EXPECT_TRUE(is_user_mistake(tokenize({empty}, {"--tokenizer", folder_.file("none")}),
@@ -276,7 +276,7 @@ TEST_F(Tokens, BadInputIsNamed) {
   EXPECT_TRUE(is_user_mistake(tokenize({empty}, {"--out", empty}), "which is not a folder"));
   EXPECT_TRUE(is_user_mistake(tokenize({empty}, {"--out", folder_.path().string()}), "which is not empty"));
   EXPECT_TRUE(is_user_mistake(run_program({"data", "tokenize", "--out", out_, "--tokenizer", "bytes"}),
-                              "data tokenize: input is required"));
+                              "data tokenize: INPUT is required"));
 }
 
 TEST_F(Tokens, VerifyFindsWhatIsWrong) {
