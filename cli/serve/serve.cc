@@ -1,11 +1,14 @@
 // efla serve: a server for a language model, with OpenAI's API and a web page.
 #include <fmt/core.h>
 
+#include <cerrno>
 #include <chrono>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -74,14 +77,33 @@ void run(ServeArguments arguments) {
   service.run(milliseconds(grace), /*signals=*/true);
 }
 
-CLI::Option* add_bytes_option(CLI::App& command, const char* option, std::size_t& bytes, const char* what) {
-  return command.add_option(option, bytes, what)
-      ->transform(CLI::AsSizeValue(false).description(""))
-      ->transform(CLI::Validator(  // before the other one, which reads -1 as the largest number
-          [](std::string& size) {
-            return size.find('-') == std::string::npos ? "" : "got '" + size + "', expected a number of bytes";
-          },
-          ""))
+// Returns the bytes of a size such as 512MB; nothing for another text.
+std::optional<std::size_t> parse_size(std::string text) {
+  if (text.find('-') != std::string::npos) return std::nullopt;  // which would become a large number
+  try {
+    CLI::AsSizeValue(/*kb_is_1000=*/false)(text);
+  } catch (const CLI::ValidationError&) {
+    return std::nullopt;
+  }
+  errno = 0;
+  const std::size_t bytes = std::strtoull(text.c_str(), nullptr, 0);
+  return errno == ERANGE ? std::nullopt : std::optional(bytes);
+}
+
+void add_bytes_option(CLI::App& command, const char* option, std::size_t& bytes, const char* what, std::size_t low = 0,
+                      std::size_t high = SIZE_MAX) {
+  const auto convert = [low, high](std::string& text) {
+    const auto size = parse_size(text);
+    const bool is_bounded = high < SIZE_MAX;
+    if (!size || *size < low || *size > high) {
+      return fmt::format("got '{}', expected a number of bytes{}", text,
+                         is_bounded ? fmt::format(" from {} to {}", low, high) : ", such as 512MB");
+    }
+    text = std::to_string(*size);
+    return std::string();
+  };
+  command.add_option(option, bytes, what)
+      ->transform(CLI::Validator(convert, ""))
       ->type_name("BYTES")
       ->capture_default_str();
 }
@@ -159,8 +181,7 @@ void add_limit_options(CLI::App& command, ServeArguments& arguments) {
   add_bytes_option(command, "--max-body", http.max_body_bytes, "Most bytes of a request's body");
   add_bytes_option(command, "--request-memory", http.request_memory,
                    "Bytes of all bodies, of requests that arrive, wait and run; further ones get status 503");
-  add_bytes_option(command, "--max-header", http.max_header_bytes, "Most bytes of a request's header")
-      ->check(CLI::Range(1024, 1 << 20).description(""));
+  add_bytes_option(command, "--max-header", http.max_header_bytes, "Most bytes of a request's header", 1024, 1 << 20);
   seconds("--deadline", arguments.deadline, "Longest time of a reply; 0: no limit", 0);
   seconds("--timeout", arguments.timeout, "Longest time for a header, and for 64 KiB of a body in either direction",
           0.1);

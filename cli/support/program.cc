@@ -124,6 +124,16 @@ std::string conversion_message(const CLI::App& app, std::string_view message) {
   return std::string(message);
 }
 
+// Returns, for example, "--port: got 70000, expected 0 to 65535" for CLI11's "--port: Value 70000 not in range 0 to
+// 65535".
+std::string range_message(std::string message) {
+  constexpr std::string_view kGot = ": Value ", kRange = " not in range ";
+  const auto range = message.rfind(kRange), got = message.find(kGot);
+  if (got == std::string::npos || range == std::string::npos) return message;
+  message.replace(range, kRange.size(), ", expected ");
+  return message.replace(got, kGot.size(), ": got ");
+}
+
 // Returns what is wrong with a whole number that 64 bits cannot hold, which CLI11 would turn into the nearest that they
 // can.
 std::string beyond_64_bits(const std::string& text, bool is_unsigned) {
@@ -168,7 +178,7 @@ std::string usage_message(const CLI::App& program, const CLI::ParseError& error)
   }
   if (!commands.empty()) return prefix + "no command given, expected one of " + joined(commands) + help;
   if (error.get_name() == "ConversionError") return prefix + conversion_message(*app, error.what()) + help;
-  return prefix + error.what() + help;
+  return prefix + range_message(error.what()) + help;
 }
 
 // Returns what the user types for a library's argument of this name: "--state-memory" for state_memory, "MODEL" for

@@ -168,7 +168,7 @@ TEST_F(ApplyMistakes, Options) {
     expect_refused(problem_, option, {option});
   }
   for (const char* value : {"-1", "1025", "99999999999", "1.5"}) {
-    expect_refused(problem_, std::string("apply: --threads: Value ") + value + " not in range 0 to 1024",
+    expect_refused(problem_, std::string("apply: --threads: got ") + value + ", expected 0 to 1024",
                    {"--threads", value});
   }
   expect_refused(problem_, "apply: --grad: got 'maybe', expected no value", {"--grad=maybe"});

@@ -104,8 +104,7 @@ TEST_F(EvalLm, NamesMistakes) {
   expect_mistake({}, "eval lm: --tokenizer: got none, and none in");
   expect_mistake({"--tokenizer", "bytes", "--max-length", "4"}, "--max-length: got 4, expected at least the");
   for (const char* value : {"-1", "1.5", "99999999999999999999"}) {
-    expect_mistake({"--limit", value},
-                   std::string("eval lm: --limit: Value ") + value + " not in range 0 to 1099511627776");
+    expect_mistake({"--limit", value}, std::string("eval lm: --limit: got ") + value + ", expected 0 to 1099511627776");
   }
   expect_mistake({"--batch", "0"}, "--batch");
   expect_mistake({"--tokenizer", "bytes"}, "nowhere", "nowhere");

@@ -233,8 +233,15 @@ TEST_F(ServeCommand, RefusesMistakes) {
   refused({"--swap", model() + "/config.json"}, "serve: --swap: got " + model() + "/config.json, expected a folder");
   refused({"--cache-memory", "9999999999999999999"}, "serve: --cache-memory: got states, sessions, cache and weights");
   refused({"--state-memory", "1"}, "serve: --state-memory: got 1, expected at least");
-  refused({"--state-memory", "2 parsecs"}, "--state-memory");
-  refused({"--request-memory", "-1"}, "--request-memory: got '-1', expected a number of bytes");
+  for (const char* size : {"2 parsecs", "1.5GB", "x", "99999999999999999999", "99999999999TB", "-1", ""}) {
+    refused({"--state-memory", size},
+            std::string("serve: --state-memory: got '") + size + "', expected a number of bytes, such as 512MB");
+  }
+  for (const char* size : {"1023", "2MB"}) {
+    refused({"--max-header", size},
+            std::string("serve: --max-header: got '") + size + "', expected a number of bytes from 1024 to 1048576");
+  }
+  refused({"--max-queue", "0"}, "serve: --max-queue: got 0, expected 1 to 1099511627776");
   refused({"--weights", "int3"}, "serve: --weights: ");
   refused({"--prot", "80"}, "nearest is --port");
   EXPECT_TRUE(is_user_mistake(run_program({"serve", folder.file("none")}), "none"));
