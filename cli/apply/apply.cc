@@ -12,6 +12,7 @@
 #include "cli/apply/apply_inputs.h"
 #include "cli/apply/apply_place.h"
 #include "cli/commands.h"
+#include "cli/support/name_option.h"
 #include "cli/support/output_file.h"
 #include "cli/support/threads.h"
 #include "cli/version/version.h"
@@ -343,7 +344,7 @@ void add_apply(CLI::App& program) {
       ->capture_default_str();
   add_threads_option(*command, options->threads);
   command->add_flag("--verbose", options->verbose, "Print which implementation ran and why others did not");
-  command->callback([options] { run(*options); });
+  command->callback([options] { name_option("apply", "--impl", "implementation", [&] { run(*options); }); });
 }
 
 }  // namespace efla::cli

@@ -39,7 +39,8 @@ StepSize parse_step_size(std::string_view step) {
     const auto [stop, status] = std::from_chars(step.data() + 2, end, order);
     if (status == std::errc() && stop == end) {
       if (order >= 1 && order <= kMaxRungeKuttaOrder) return {Integrator::rk, order};
-      throw Error("step size", "order of rk", std::to_string(order), "1 to " + std::to_string(kMaxRungeKuttaOrder));
+      throw Error("step size", "step", "'" + std::string(step) + "'",
+                  "rk1 to rk" + std::to_string(kMaxRungeKuttaOrder));
     }
   }
   throw_unknown(step);

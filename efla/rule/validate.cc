@@ -22,7 +22,7 @@ constexpr std::int64_t kMaxElements = std::numeric_limits<std::int64_t>::max() /
 void check_rule(const char* operation, const DeltaRule& rule) {
   const auto& step = rule.step;
   if (step.integrator == Integrator::rk && (step.order < 1 || step.order > kMaxRungeKuttaOrder)) {
-    throw Error(operation, "order of rk", std::to_string(step.order), "1 to " + std::to_string(kMaxRungeKuttaOrder));
+    throw Error(operation, "order", std::to_string(step.order), "1 to " + std::to_string(kMaxRungeKuttaOrder));
   }
   for (const auto& [name, value] : {std::pair{"erase_scale", step.erase_scale}, {"write_scale", step.write_scale}}) {
     if (!std::isfinite(value)) throw Error(operation, name, value_text(value), "a finite number");

@@ -154,9 +154,13 @@ TEST_F(ApplyMistakes, NumbersThatOverflowTheTypeAskedFor) {
 TEST_F(ApplyMistakes, Options) {
   expect_refused(problem_, "apply: --step: got 'exat'", {"--step", "exat"});
   expect_refused(problem_, "(nearest: exact)", {"--step", "exat"});
-  expect_refused(problem_, "order of rk: got 65", {"--step", "rk65"});
+  expect_refused(problem_, "apply: --step: got 'rk65', expected rk1 to rk64", {"--step", "rk65"});
   expect_refused(problem_, "apply: --impl: got 'chunky', expected auto, ", {"--impl", "chunky"});
   expect_refused(problem_, "(nearest: chunk)", {"--impl", "chunky"});
+  expect_refused(problem_, "apply: --impl: got 'chunk_cuda', expected one that takes this problem (chunk_cuda: ",
+                 {"--impl", "chunk_cuda"});
+  expect_refused(problem_, "apply: --impl: got 'recurrent_simd', expected one of auto, ",
+                 {"--impl", "recurrent_simd", "--grad"});
   expect_refused(problem_,
                  "apply: --dtype: got 'float16', expected float32, bfloat16 (nearest: ", {"--dtype", "float16"});
   for (const char* option : {"--erase-scale", "--write-scale", "--scale"}) {

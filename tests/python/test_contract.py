@@ -218,7 +218,7 @@ class Mistakes(unittest.TestCase):
         f = efla.chunk_efla
         with self.assertRaisesRegex(ValueError, r"^chunk_efla: step: got 'exakt', expected one of euler, .* \(nearest: exact\)$"):
             f(**x, step="exakt")
-        self.refuses("order of rk: got 65, expected 1 to 64", f, **x, step="rk65")
+        self.refuses("step: got 'rk65', expected rk1 to rk64", f, **x, step="rk65")
         for scale in ("inf", "nan"):
             self.refuses(f"scale: got {scale}, expected a finite number", f, **x, scale=float(scale))
         for argument, bad, expected in (

@@ -209,9 +209,9 @@ TEST(StepSize, WrongNamesGetTheNearestOne) {
   expect("rk 4", "step", "nearest: rk4");
   expect("rk+4", "step", "nearest: rk4");
   expect("", "step", "got ''");
-  expect("rk0", "order of rk", "got 0, expected 1 to 64");
-  expect("rk-2", "order of rk", "got -2, expected 1 to 64");
-  expect("rk65", "order of rk", "got 65, expected 1 to 64");
+  expect("rk0", "step", "got 'rk0', expected rk1 to rk64");
+  expect("rk-2", "step", "got 'rk-2', expected rk1 to rk64");
+  expect("rk65", "step", "got 'rk65', expected rk1 to rk64");
   expect("rk99999999999", "step", "nearest: ");
 }
 

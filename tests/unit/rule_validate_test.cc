@@ -58,7 +58,7 @@ TEST_F(Validate, SizesOutOfRange) {
 }
 
 TEST_F(Validate, RulesOutOfRange) {
-  forward([](auto& p) { p.rule.step = {Integrator::rk, 0}; }, "order of rk", "got 0, expected 1 to 64");
+  forward([](auto& p) { p.rule.step = {Integrator::rk, 0}; }, "order", "got 0, expected 1 to 64");
   forward([](auto& p) { p.rule.step.erase_scale = NAN; }, "erase_scale", "got nan, expected a finite number");
   forward([](auto& p) { p.rule.step.write_scale = INFINITY; }, "write_scale", "got inf");
   forward([](auto& p) { p.rule.scale = -INFINITY; }, "scale", "got -inf");
