@@ -18,6 +18,7 @@
 #include "cli/support/device.h"
 #include "cli/support/interrupt.h"
 #include "cli/support/model_tokenizer.h"
+#include "cli/support/name_option.h"
 #include "cli/support/output_file.h"
 #include "cli/support/print.h"
 #include "cli/support/program.h"
@@ -100,7 +101,7 @@ class Generate {
   }
 
   void run() {
-    Session session = arguments_.load.empty() ? Session(model_, 0) : generate::load_session(arguments_.load, model_);
+    Session session = arguments_.load.empty() ? Session(model_, 0) : load();
     if (arguments_.seed) session.seed = *arguments_.seed;
     if (!arguments_.prompts.empty()) {
       reply_to_each(session, read_prompts(arguments_.prompts));
@@ -120,6 +121,11 @@ class Generate {
   }
 
  private:
+  Session load() const {
+    return name_option("generate", "--load-session", "session",
+                       [&] { return generate::load_session(arguments_.load, model_); });
+  }
+
   void reply_to_one(Session& session) {
     options_.to_be_continued = !arguments_.save.empty();
     watch_for_interrupts();

@@ -251,6 +251,15 @@ TEST_F(GenerateCommand, Mistakes) {
   EXPECT_TRUE(is_user_mistake(generate({"--prompt", "a", "--tokenizer", folder.file("none")}), "none"));
   EXPECT_TRUE(is_user_mistake(generate({"--prompt", "a", "--save-session", folder.file("no/file")}), "--save-session"));
   EXPECT_TRUE(is_user_mistake(generate({"--load-session", folder.file("none")}), "none"));
+  const auto other = folder.file("other.session");
+  std::filesystem::create_directory(folder / "another");
+  nn::save_language_model(nn::LanguageModel(tiny_model().config(), nn::Initialiser(2)), folder / "another");
+  ASSERT_EQ(run_program({"generate", folder.file("another"), "--tokenizer", "bytes", "--prompt", "a", "--max-tokens",
+                         "1", "--save-session", other})
+                .exit_code,
+            0);
+  EXPECT_TRUE(is_user_mistake(generate({"--load-session", other}),
+                              "generate: --load-session: got " + other + " of the model "));
   EXPECT_TRUE(is_user_mistake(run_program({"generate", folder.file("none"), "--prompt", "a"}), "none"));
   EXPECT_TRUE(is_user_mistake(run_program({"generate", model(), "--prompt", "a"}), "--tokenizer"));
 
