@@ -185,7 +185,7 @@ void SessionStore::refuse_room() const {
   throw NoRoom("engine", "session_memory",
                std::to_string(bytes_->memory + promised_) + " bytes with what running requests will store",
                "at most " + std::to_string(memory_) +
-                   (swap_folder_.empty() ? ", or a folder for sessions that are not in use" : ""));
+                   (swap_folder_.empty() ? ", or in swap a folder for sessions that are not in use" : ""));
 }
 
 // Moves the text to files that was used the longest ago.

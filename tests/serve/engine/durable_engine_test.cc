@@ -66,7 +66,7 @@ TEST_F(DurableSessions, ForksShareTheirMemoryAfterARestart) {
   EXPECT_EQ(engine->save("fork3"), before);
   EXPECT_EQ(engine->save("fork4"), base);
   engine.reset();
-  test::expect_error([&] { start({.session_memory = slot + 1000}); }, "session_memory", "or a folder");
+  test::expect_error([&] { start({.session_memory = slot + 1000}); }, "session_memory", "or in swap a folder");
 }
 
 // Calls a function at the end of a reply.

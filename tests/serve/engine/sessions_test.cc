@@ -229,7 +229,7 @@ TEST(EngineSessions, IdleSessionsMoveToFiles) {
   const auto full = tiny_engine({.session_memory = slot + records});
   reply(*full, in_session(request_of("a", 3), "", "a"));
   test::expect_error([&] { full->submit(in_session(request_of("b", 3), "", "b"), std::make_shared<Recorder>()); },
-                     "session_memory", "or a folder");
+                     "session_memory", "or in swap a folder");
 }
 
 TEST(EngineSessions, RequestsThatWaitTogetherStayWithinTheMemory) {
