@@ -191,9 +191,14 @@ TEST_F(ServiceTest, Chat) {
   EXPECT_EQ(events.front()["object"], "chat.completion.chunk");
   EXPECT_EQ(events[1]["choices"][0]["delta"]["content"], "Hello");
   EXPECT_EQ(events.back()["choices"][0]["finish_reason"], "stop");
-  EXPECT_EQ(
-      post("/v1/chat/completions", {{"messages", {{{"role", "robot"}, {"content", "a"}}}}}, 400)["error"]["param"],
-      "messages");
+  const auto robot = [&](const std::string& path, const std::string& field) {
+    const json messages{{{"role", "user"}, {"content", "a"}}, {{"role", "robot"}, {"content", "b"}}};
+    const auto error = post(path, {{field, messages}}, 400)["error"];
+    EXPECT_EQ(error["param"], field + "[1].role");
+    EXPECT_EQ(error["message"], field + "[1].role: got \"robot\", expected one of assistant, system, user");
+  };
+  robot("/v1/chat/completions", "messages");
+  robot("/v1/responses", "input");
 }
 
 TEST_F(ServiceTest, ClientsSayWhereAPromptIsWorthRoomInTheCache) {
@@ -320,6 +325,14 @@ TEST_F(ServiceTest, Sessions) {
   EXPECT_EQ(post("/v1/sessions/book/fork", {{"name", "copy"}}, 400)["error"]["param"], "name");
   EXPECT_EQ(post("/v1/sessions", {{"name", "longer"}, {"parent", "book"}, {"prompt", " upon"}}, 201)["tokens"], 9);
   EXPECT_EQ(post("/v1/sessions", {{"name", "same"}, {"parent", "book"}}, 201)["tokens"], 4);
+  for (const json& more : {json::object(), json{{"prompt", "a"}}}) {
+    json orphan{{"name", "orphan"}, {"parent", "none"}};
+    orphan.update(more);
+    const auto error = post("/v1/sessions", orphan, 404)["error"];
+    EXPECT_EQ(error["param"], "parent");
+    EXPECT_EQ(error["code"], "session_not_found");
+    EXPECT_EQ(error["message"], "parent: got 'none', expected a stored session");
+  }
   EXPECT_EQ(post("/v1/completions",
                  {{"session", "book"}, {"save_as", "book"}, {"max_tokens", 2}, {"seed", 0}})["choices"][0]["text"],
             "ab");
@@ -366,7 +379,9 @@ TEST_F(ServiceTest, ModelsTokensHealthMetricsAndPage) {
   const auto info = get("/tokenizer_info");
   EXPECT_EQ(post("/tokenize", {{"prompt", info["eos_token"]}})["tokens"], json({257}));
   EXPECT_EQ(post("/detokenize", {{"tokens", {97, 98, 257}}})["prompt"], "ab");
-  EXPECT_EQ(post("/detokenize", {{"tokens", {999}}}, 400)["error"]["param"], "id");
+  const auto unknown = post("/detokenize", {{"tokens", {97, 999}}}, 400)["error"];
+  EXPECT_EQ(unknown["param"], "tokens");
+  EXPECT_EQ(unknown["message"], "tokens: got token 999, expected 0 to 257");
   EXPECT_EQ(get("/health")["status"], "ok");
   const auto metrics = body_of(ask("GET", "/metrics"));
   for (const char* line :

@@ -38,7 +38,8 @@ std::string ChatTemplate::render_messages(std::span<const ChatMessage> chat) con
     if (found == messages.end()) {
       std::string roles;
       for (const auto& [role, ignored] : messages) roles += (roles.empty() ? "" : ", ") + role;
-      throw ApiError(400, "messages: got the role \"" + message.role + "\", expected one of " + roles, "messages");
+      throw ApiError(400, message.field + ": got " + io::brief(message.role) + ", expected one of " + roles,
+                     message.field);
     }
     text += filled(found->second, message.content);
   }

@@ -10,7 +10,8 @@ namespace efla::serve {
 
 struct ChatMessage {
   std::string role, content;
-  bool cached = false;  // the client asks for a cached state after this message
+  bool cached = false;     // the client asks for a cached state after this message
+  std::string field = {};  // of the request that has the role, as in "messages[1].role"
 };
 
 struct ChatTemplate {

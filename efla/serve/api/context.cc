@@ -37,6 +37,15 @@ std::string random_name(const std::string& prefix) {
   return name;
 }
 
+void require_ids(const data::Tokenizer& tokenizer, const std::vector<std::int32_t>& ids, const std::string& field) {
+  const auto size = tokenizer.vocab_size();
+  for (const auto id : ids) {
+    if (id < size) continue;
+    throw ApiError(400, field + ": got token " + std::to_string(id) + ", expected 0 to " + std::to_string(size - 1),
+                   field);
+  }
+}
+
 std::vector<std::int32_t> encode_prompt(const ApiContext& context, const Prompt& prompt, bool bos,
                                         const std::string& from, const std::string& field) {
   const auto& tokenizer = *context.info.tokenizer;
@@ -47,14 +56,7 @@ std::vector<std::int32_t> encode_prompt(const ApiContext& context, const Prompt&
     ids.insert(ids.end(), encoded.begin(), encoded.end());
   } else {
     ids = std::get<std::vector<std::int32_t>>(prompt);
-    // Replies of logprobs name every token, so that the tokenizer must have it.
-    for (const auto id : ids) {
-      if (id < tokenizer.vocab_size()) continue;
-      throw ApiError(
-          400,
-          field + ": got token " + std::to_string(id) + ", expected 0 to " + std::to_string(tokenizer.vocab_size() - 1),
-          field);
-    }
+    require_ids(tokenizer, ids, field);  // because replies of logprobs name every token
   }
   if (ids.empty() && from.empty())
     throw ApiError(400, field + ": got an empty text, expected at least one token", field);

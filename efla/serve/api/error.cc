@@ -55,7 +55,7 @@ ApiError current_error(const std::string& client) {
   } catch (const QueueFull&) {
     return {429, "the queue is full: too many requests wait already", "", "queue_full"};
   } catch (const NoSuchSession& error) {
-    return {404, sentence(error), "session", "session_not_found"};
+    return {404, sentence(error), error.argument(), "session_not_found"};
   } catch (const SessionInUse& error) {
     return {409, sentence(error), "session", "session_in_use"};
   } catch (const NoRoom& error) {

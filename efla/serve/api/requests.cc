@@ -181,8 +181,10 @@ std::vector<ChatMessage> messages(const Fields& fields, const std::string& name,
   for (const auto& message : fields.objects(name)) {
     auto role = message.find<std::string>("role").value_or("");
     if (role == "developer") role = "system";
+    const auto field = name + "[" + std::to_string(chat.size()) + "].role";
     chat.push_back(content_of(message, types));
     chat.back().role = role;
+    chat.back().field = field;
     for (const char* ignored : {"type", "id", "status"}) {
       message.find<std::string>(ignored);  // of a reply that the client sends back
     }
@@ -270,11 +272,11 @@ GenerationRequest parse_response(const nlohmann::json& body) {
   read_session_name(fields, "previous_response_id", request.previous_response);
   request.store = request.disposable = fields.find<bool>("store").value_or(true);
   if (const auto instructions = fields.find<std::string>("instructions"))
-    request.chat.push_back({"system", *instructions});
+    request.chat.push_back({.role = "system", .content = *instructions, .field = "instructions"});
   const auto* input = fields.find("input");
   if (input == nullptr) fields.refuse("input", "a text or a list of messages");
   if (input->is_string()) {
-    request.chat.push_back({"user", input->get<std::string>()});
+    request.chat.push_back({.role = "user", .content = input->get<std::string>(), .field = "input"});
   } else {
     for (auto& message : messages(fields, "input", {"input_text", "output_text"})) {
       request.chat.push_back(std::move(message));

@@ -114,6 +114,7 @@ class Service::Implementation {
   void list_sessions(Call& call);
   void require_new(const Call& call, const std::string& name) const;
   void create_session(Call& call);
+  void begin_session(Call& call, const CreateSessionRequest& request);
   void store(Call& call, const std::string& name, Request made, int status);
   void session(Call& call) { reply(call, session_reply(call, call.name)); }
   void delete_session(Call& call);
@@ -276,6 +277,7 @@ void Service::Implementation::tokenize(Call& call) {
 
 void Service::Implementation::detokenize(Call& call) {
   const auto ids = parse_detokenize(parse_body(call.request.body));
+  require_ids(*context_.info.tokenizer, ids, "tokens");
   reply(call, json_reply({{"prompt", context_.info.tokenizer->decode(ids)}}));
 }
 
@@ -334,6 +336,14 @@ void Service::Implementation::create_session(Call& call) {
   auto request = parse_create_session(parse_body(call.request.body));
   if (request.name.empty()) request.name = random_name("s-");
   if (request.name != request.parent) require_new(call, request.name);
+  try {
+    begin_session(call, request);
+  } catch (const NoSuchSession& error) {
+    throw NoSuchSession(error.operation(), "parent", error.got(), error.expected());
+  }
+}
+
+void Service::Implementation::begin_session(Call& call, const CreateSessionRequest& request) {
   const auto name = engine_name(call.client, request.name);
   if (!request.prompt) {
     context_.engine.fork(engine_name(call.client, request.parent), name);
