@@ -228,7 +228,11 @@ TEST_F(ServeCommand, RefusesMistakes) {
   refused({"--port", "70000"}, "--port");
   refused({"--tls-key", folder.file("none")}, "--tls-certificate");
   refused({"--api-keys", folder.file("none")}, "none");
-  refused({"--chat-template", folder.file("none")}, "none");
+  refused({"--chat-template", folder.file("none")}, "serve: --chat-template: got '" + folder.file("none") +
+                                                        "', expected plain, chatml or a TOML file that exists");
+  const auto chat = write_text(folder / "chat.toml", "user = \"{content}\"\nassistant = 3\n").string();
+  refused({"--chat-template", chat}, chat + ": assistant: got 3, expected a text");
+  refused({"--chat-template", write_text(folder / "cut.toml", "user = \"").string()}, "cut.toml: at byte ");
   refused({"--sessions", model() + "/config.json"}, "--sessions");
   refused({"--swap", model() + "/config.json"}, "serve: --swap: got " + model() + "/config.json, expected a folder");
   refused({"--cache-memory", "9999999999999999999"}, "serve: --cache-memory: got states, sessions, cache and weights");

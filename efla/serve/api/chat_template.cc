@@ -1,5 +1,9 @@
 #include "efla/serve/api/chat_template.h"
 
+#include <filesystem>
+#include <system_error>
+
+#include "efla/base/error.h"
 #include "efla/io/fields.h"
 #include "efla/io/toml.h"
 #include "efla/serve/api/error.h"
@@ -54,6 +58,9 @@ std::string ChatTemplate::after_reply() const {
 ChatTemplate load_chat_template(const std::string& name) {
   if (name == "plain") return plain();
   if (name == "chatml") return chatml();
+  if (std::error_code none; !std::filesystem::exists(name, none)) {
+    throw Error("serve", "chat_template", "'" + name + "'", "plain, chatml or a TOML file that exists");
+  }
   ChatTemplate made;
   const auto table = io::read_toml(name);
   const io::Fields fields(table, io::refuse_in_file(name));

@@ -29,7 +29,8 @@ struct ChatTemplate {
 };
 
 // Loads "plain" ("User: …", "Assistant: …" on a line each), "chatml" (<|im_start|>role … <|im_end|>), or a TOML file
-// with a text per role ("system", "user", "assistant"), "reply" and "stop". Throws IoError.
+// with a text per role ("system", "user", "assistant"), "reply" and "stop". Throws Error where there is no such file,
+// and IoError.
 ChatTemplate load_chat_template(const std::string& name);
 
 }  // namespace efla::serve
