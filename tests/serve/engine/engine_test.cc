@@ -326,17 +326,19 @@ TEST(Engine, RefusesWhatItCannotDo) {
   test::expect_error([&] { tiny_engine({.draft_tokens = -1}); }, "draft_tokens", "0 to 7");
   test::expect_error([&] { tiny_engine({.step_time = std::chrono::milliseconds(-1)}); }, "step_time", "a time");
   const auto engine = tiny_engine({.state_memory = slot, .max_queue = 2});
-  const auto refused = [&](auto change, const std::string& field) {
+  const auto refused = [&](auto change, const std::string& field, const std::string& says = "expected") {
     Request request = request_of("x", 1);
     change(request);
-    test::expect_error([&] { engine->submit(request, std::make_shared<Recorder>()); }, field, "expected");
+    test::expect_error([&] { engine->submit(request, std::make_shared<Recorder>()); }, field, says);
   };
   refused([](Request& r) { r.prompt.clear(); }, "prompt");
   refused([](Request& r) { r.prompt = {258}; }, "prompt");
   refused([](Request& r) { r.max_tokens = -1; }, "max_tokens");
   refused([](Request& r) { r.logprobs = 21; }, "logprobs");
   refused([](Request& r) { r.stop = {""}; }, "stop");
-  refused([](Request& r) { r.sampling.top_p = 0.0; }, "top_p");
+  for (const double top_p : {0.0, 1.5}) {
+    refused([&](Request& r) { r.sampling.top_p = top_p; }, "top_p", "expected a number above 0 and at most 1");
+  }
   refused([](Request& r) { r.sampling.temperature = NAN; }, "temperature");
   refused([](Request& r) { r.sampling.logit_bias = {{300, 1.0}}; }, "logit_bias");
   refused([](Request& r) { r.save_as = "a b"; }, "session");
