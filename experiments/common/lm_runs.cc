@@ -6,6 +6,9 @@
 #include <map>
 #include <set>
 
+#include "efla/io/content_error.h"
+#include "efla/io/fields.h"
+#include "efla/io/file.h"
 #include "efla/io/json.h"
 #include "efla/report/html.h"
 
@@ -45,7 +48,7 @@ struct Losses {
 
   explicit Losses(const std::vector<json>& metrics) {
     for (const json& line : metrics) {
-      if (!line.is_object() || text_of(line, "event") != "step") continue;
+      if (text_of(line, "event") != "step") continue;
       const double at = number_of(line, "tokens"), loss = number_of(line, "loss");
       if (!std::isfinite(at) || !std::isfinite(loss)) continue;
       tokens.push_back(at);
@@ -66,10 +69,9 @@ void flatten(const std::string& path, const json& value, std::map<std::string, s
 Run read(const LmRunRecord& record) {
   Run run;
   run.name = record.name;
-  run.file = record.run.is_object() ? record.run : json::object();
+  run.file = record.run;
   std::vector<double> rates;
   for (const json& line : record.metrics) {
-    if (!line.is_object()) continue;
     const auto event = text_of(line, "event");
     const double tokens = number_of(line, "tokens"), loss = number_of(line, "loss");
     if (std::isfinite(tokens)) run.tokens = tokens;
@@ -167,6 +169,31 @@ void add_differences(Section& section, const std::vector<Run>& runs, const std::
   section.tables.push_back(common);
 }
 
+void check_run(const io::Fields& run) {
+  run.get<std::string>("command");
+  run.get<std::int64_t>("parameters", 0, INT64_MAX);
+  run.object("config");
+  run.object("environment");
+}
+
+// Checks a line of metrics. Numbers that are not finite are null; training stops before it writes such a loss.
+void check_line(const io::Fields& line) {
+  const auto event = line.get<std::string>("event");
+  for (const char* count : {"step", "tokens"}) line.get<std::int64_t>(count, 0, INT64_MAX);
+  line.get<double>("seconds");
+  if (event == "step") {
+    line.get<double>("loss");
+    for (const char* number : {"lr", "grad_norm", "tokens_per_second"}) line.find<double>(number);
+  } else if (event == "evaluation") {
+    line.get<double>("loss");
+    for (const char* number : {"perplexity", "bits_per_byte"}) line.find<double>(number);
+  } else if (event == "sample") {
+    line.get<std::string>("text");
+  } else {
+    line.refuse("event", "step, evaluation or sample");
+  }
+}
+
 // Returns a sentence: the run with the lowest perplexity.
 std::string summary(const std::vector<Run>& runs) {
   const Run* best = nullptr;
@@ -182,7 +209,17 @@ std::string summary(const std::vector<Run>& runs) {
 }  // namespace
 
 LmRunRecord read_lm_run(const std::string& name, const std::filesystem::path& folder) {
-  return {name, io::read_json(folder / "run.json"), io::read_json_lines(folder / "metrics.jsonl")};
+  const std::string run = (folder / "run.json").string(), metrics = (folder / "metrics.jsonl").string();
+  LmRunRecord record{name, io::read_json(run), io::read_json_lines(metrics)};
+  check_run({record.run, io::refuse_in_file(run)});
+  std::int64_t number = 0;
+  for (const json& line : record.metrics) {
+    check_line({line, io::refuse_in_file(metrics, "line " + std::to_string(++number) + ": ")});
+  }
+  if (const auto text = io::read_file(metrics); !text.empty() && text.back() != '\n') {
+    io::fail_at_line(metrics, number + 1, "is cut off, expected a newline at its end");
+  }
+  return record;
 }
 
 Line loss_curve(const std::vector<json>& metrics) {

@@ -164,6 +164,10 @@ TEST_F(TrainLm, LeavesARunThatLearnsAndReportsOnIt) {
     EXPECT_NE(page.find(part), std::string::npos) << part;
   }
   const auto metrics_before = read_text(path("run") + "/metrics.jsonl");
+  write_text(path("other") + "/metrics.jsonl", metrics_before.substr(0, metrics_before.size() - 9));
+  EXPECT_TRUE(is_user_mistake(run_program({"report", path("run"), path("other"), "--out", path("damaged.html")}),
+                              path("other") + "/metrics.jsonl: line 29: is cut off"));
+  EXPECT_FALSE(fs::exists(path("damaged.html")));
   const auto replacing = run_program({"report", path("run"), "--out", path("run") + "/metrics.jsonl"});
   EXPECT_EQ(replacing.exit_code, 2);
   EXPECT_NE(replacing.err.find("--out"), std::string::npos) << replacing.err;

@@ -6,7 +6,9 @@
 
 #include "experiments/common/lm_runs.h"
 #include "tests/experiments/invented_lm_runs.h"
+#include "tests/support/expect_error.h"
 #include "tests/support/expect_text.h"
+#include "tests/support/temp_folder.h"
 
 namespace efla::experiments {
 namespace {
@@ -51,9 +53,8 @@ TEST(LmRuns, LeavesOutWhatIsMissing) {
   auto run = invented_lm_run("a<b>", "efla", 1e-3, 1.5);
   run.metrics = {{{"event", "step"}, {"step", 1}, {"tokens", 8}, {"loss", nullptr}},
                  {{"event", "step"}, {"step", 2}, {"tokens", 16}, {"loss", 2.5}},
-                 {{"event", "evaluation"}, {"tokens", 16}, {"perplexity", "high"}},
-                 17};
-  run.run = 3;
+                 {{"event", "evaluation"}, {"tokens", 16}, {"perplexity", nullptr}}};
+  run.run = json::object();
   const auto page = page_of({run});
   EXPECT_CONTAINS(page, "Training of a&lt;b&gt;");
   EXPECT_LACKS(page, "a<b>");
@@ -61,7 +62,69 @@ TEST(LmRuns, LeavesOutWhatIsMissing) {
   EXPECT_LACKS(page, "lowest validation");
   EXPECT_LACKS(page, "id=\"settings\"");
   EXPECT_LACKS(page, "id=\"samples\"");
-  EXPECT_CONTAINS(page_of({{"\xff", {}, {}}}), "\xef\xbf\xbd");
+  EXPECT_CONTAINS(page_of({{"\xff", json::object(), {}}}), "\xef\xbf\xbd");
+}
+
+TEST(LmRuns, OfDamagedFilesAreRefused) {
+  const test::TempFolder folder;
+  const auto whole = invented_lm_run("a", "efla", 1e-3, 1.5);
+  const auto write = [&](const json& run, const std::vector<json>& metrics) {
+    test::write_text(folder / "run.json", run.dump());
+    std::string lines;
+    for (const auto& line : metrics) lines += line.dump() + "\n";
+    test::write_text(folder / "metrics.jsonl", lines);
+    return lines;
+  };
+  const auto refused = [&](const std::string& says) {
+    test::expect_bad_content([&] { read_lm_run("a", folder.path()); }, -1, says);
+  };
+  const auto lines = write(whole.run, whole.metrics);
+  EXPECT_EQ(read_lm_run("a", folder.path()).metrics, whole.metrics);
+
+  for (const auto& [field, value] : std::vector<std::pair<std::string, json>>{
+           {"command", 7}, {"parameters", "many"}, {"parameters", -1}, {"config", 3}, {"environment", json::array()}}) {
+    auto run = whole.run;
+    run[field] = value;
+    write(run, whole.metrics);
+    refused("run.json: " + field + ": got " + value.dump() + ", expected ");
+    run.erase(field);
+    write(run, whole.metrics);
+    refused("run.json: " + field + ": got nothing, expected ");
+  }
+  write(3, whole.metrics);
+  refused("run.json: got 3, expected an object");
+
+  const auto in_line = [&](std::size_t line, const std::string& field, const json& value) {
+    auto metrics = whole.metrics;
+    metrics[line - 1][field] = value;
+    write(whole.run, metrics);
+    refused("metrics.jsonl: line " + std::to_string(line) + ": " + field + ": got " + value.dump() + ", expected ");
+  };
+  ASSERT_EQ(whole.metrics[125].at("event"), "evaluation");
+  ASSERT_EQ(whole.metrics[252].at("event"), "sample");
+  in_line(1, "event", "stop");
+  in_line(1, "event", 7);
+  in_line(2, "step", "two");
+  in_line(2, "tokens", 1.5);
+  in_line(3, "seconds", true);
+  for (const char* number : {"loss", "lr", "grad_norm", "tokens_per_second"}) in_line(3, number, "high");
+  for (const char* number : {"loss", "perplexity", "bits_per_byte"}) in_line(126, number, json::array());
+  in_line(253, "text", 3);
+  auto metrics = whole.metrics;
+  metrics[3].erase("loss");
+  write(whole.run, metrics);
+  refused("metrics.jsonl: line 4: loss: got nothing, expected a number");
+  metrics[3] = 17;
+  write(whole.run, metrics);
+  refused("metrics.jsonl: line 4: got 17, expected an object");
+
+  write(whole.run, whole.metrics);
+  test::write_text(folder / "metrics.jsonl", lines.substr(0, lines.size() - 5));
+  refused("metrics.jsonl: line " + std::to_string(whole.metrics.size()) + ": is cut off");
+  const auto run = whole.run.dump();
+  test::write_text(folder / "run.json", run.substr(0, run.size() - 5));
+  test::expect_bad_content([&] { read_lm_run("a", folder.path()); }, static_cast<std::int64_t>(run.size()) - 5,
+                           "run.json: ");
 }
 
 }  // namespace
