@@ -15,6 +15,7 @@
 #include "cli/support/model_tokenizer.h"
 #include "cli/support/output_file.h"
 #include "efla/base/error.h"
+#include "efla/data/tokenizers/tokenizer.h"
 #include "efla/io/content_error.h"
 #include "efla/io/file.h"
 #include "efla/io/folder_lock.h"
@@ -60,6 +61,7 @@ void convert(const std::string& command, const Arguments& arguments) {
   // The tokenizer goes along, for the folder to be complete in itself. A run may name one that is elsewhere.
   const auto tokenizer = find_tokenizer(arguments.model);
   const bool exists = tokenizer == "bytes" || (!tokenizer.empty() && std::filesystem::exists(tokenizer));
+  if (exists && command == "import") data::load_tokenizer(tokenizer);  // throws where it cannot be read
   const auto of_tokenizer = exists ? tokenizer_files(tokenizer, command == "export") : TokenizerFiles();
   const auto lock = io::prepare_output_folder(arguments.out, command);
   nn::save_language_model(*model, arguments.out);

@@ -100,6 +100,22 @@ TEST_F(Checkpoints, ATokenizerGoesAlong) {
   EXPECT_TRUE(is_user_mistake(run_program({"export", model_, "--out", folder_.file("wrong")}), "run.json"));
 }
 
+TEST_F(Checkpoints, ATokenizerThatCannotBeReadIsNotImported) {
+  const auto refused = [&](const char* file, const std::string& text, const std::string& says) {
+    write_text(fs::path(model_) / file, text);
+    EXPECT_TRUE(is_user_mistake(run_program({"import", model_, "--out", out_}), says));
+    EXPECT_FALSE(fs::exists(out_));
+    fs::remove(fs::path(model_) / file);
+  };
+  const std::string model = model_ + "/tokenizer.model: at byte ", json = model_ + "/tokenizer.json: ";
+  refused("tokenizer.model", "bytes as they are", model);
+  const auto whole = sentencepiece_model({"ab", "a", "b"});
+  refused("tokenizer.model", whole.substr(0, whole.size() - 3), model);
+  refused("tokenizer.json", "{}", json + "model: got nothing, expected an object");
+  const auto document = byte_level_json(byte_level_step(true)).dump();
+  refused("tokenizer.json", document.substr(0, document.size() / 2), json + "at byte ");
+}
+
 TEST_F(Checkpoints, TheBytesOfARunGoAlong) {
   write_text(fs::path(model_) / "run.json", R"({"data": {"train": {"tokenizer": "bytes"}}})");
   for (const char* command : {"import", "export"}) {
