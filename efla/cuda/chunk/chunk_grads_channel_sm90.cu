@@ -22,9 +22,8 @@
 
 namespace efla::gpu {
 
-template <int kTiles, int kStages>
-__device__ void ChannelGrads<kTiles, kStages>::add_pairs(const Sums& of_query, const Sums& of_erase,
-                                                         const Sums& of_key) {
+template <int kTiles>
+__device__ void ChannelGrads<kTiles>::add_pairs(const Sums& of_query, const Sums& of_erase, const Sums& of_key) {
   float* const queries = m_.scratch(warp_, 0);  // the gradients of q̂, then E
   float* const erase = m_.scratch(warp_, 1);
   float dk[kBlock], k[kBlock], decays[kBlock], spanning[kBlock];
@@ -85,10 +84,10 @@ __device__ void ChannelGrads<kTiles, kStages>::add_pairs(const Sums& of_query, c
   store(1, p_.dk, dk);
 }
 
-template <int kTiles, int kStages>
-__device__ void ChannelGrads<kTiles, kStages>::pairs(float* queries, float* erase, const float (&k)[kBlock],
-                                                     const float (&decays)[kBlock], float (&dk)[kBlock],
-                                                     float (&spanning)[kBlock]) {
+template <int kTiles>
+__device__ void ChannelGrads<kTiles>::pairs(float* queries, float* erase, const float (&k)[kBlock],
+                                            const float (&decays)[kBlock], float (&dk)[kBlock],
+                                            float (&spanning)[kBlock]) {
   const bfloat16* q_rows = at(p_.q, i_q_);
   float decay[kBlock], from_start = 1;
 #pragma unroll
@@ -131,8 +130,8 @@ __device__ void ChannelGrads<kTiles, kStages>::pairs(float* queries, float* eras
   }
 }
 
-template <int kTiles, int kStages>
-__device__ void ChannelGrads<kTiles, kStages>::finish_tokens() {
+template <int kTiles>
+__device__ void ChannelGrads<kTiles>::finish_tokens() {
   if (thread_ < kChunkTokens) {
     const float n_k = m_.key_factor[thread_], n_q = m_.query_factor[thread_], squares = m_.squares[thread_];
     const Gain<float> of_token =
@@ -157,8 +156,8 @@ __device__ void ChannelGrads<kTiles, kStages>::finish_tokens() {
 
 namespace {
 
-template <int kTiles, int kStages>
-__global__ void __launch_bounds__(ChannelShared<kTiles, kStages>::kThreads, 1)
+template <int kTiles>
+__global__ void __launch_bounds__(ChannelShared<kTiles>::kThreads, 1)
     channel_grads_kernel(const __grid_constant__ ChunkBackward<bfloat16> c) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const int heads = static_cast<int>(c.p.shape.heads), group = static_cast<int>(c.p.shape.group()),
@@ -167,39 +166,30 @@ __global__ void __launch_bounds__(ChannelShared<kTiles, kStages>::kThreads, 1)
   const std::int64_t turn = blockIdx.x / heads, sequences = c.forward.slots_per_sequence > 0 ? c.p.shape.batch : 1,
                      length = c.forward.slots / sequences;
   const int slot = static_cast<int>(turn % sequences * length + length - 1 - turn / sequences);
-  auto& memory = *reinterpret_cast<ChannelShared<kTiles, kStages>*>(shared);
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  auto& memory = *reinterpret_cast<ChannelShared<kTiles>*>(shared);
   {
     const ChunkAt place = chunk_at(c.forward, slot);
     if (threadIdx.x == 0) memory.at = place;
   }
   __syncthreads();
   const ChunkAt& at = memory.at;
-#else
-  const ChunkAt at = chunk_at(c.forward, slot);
-#endif
 #pragma unroll 1
   for (int i_h = i_q * group; i_h < (i_q + 1) * group && at.rows > 0; ++i_h) {
-#if __CUDA_ARCH__ >= 900
     if (c.counted && threadIdx.x == 0) {
       wait_for_count(&c.ready[slot * c.p.shape.value_heads + i_h], 2 * static_cast<unsigned>(c.slices));
     }
-#endif
     __syncthreads();  // and what the value head before has read is overwritten
-    ChannelGrads<kTiles, kStages>(c, memory, at, slot, i_q, i_h, opaque(threadIdx.x)).run();
+    ChannelGrads<kTiles>(c, memory, at, slot, i_q, i_h, opaque(threadIdx.x)).run();
   }
-#if __CUDA_ARCH__ >= 900
   // The inputs are there, but the next kernel in the stream must find the sweeps ended.
   if (c.counted && blockIdx.x == gridDim.x - 1) wait_for_kernels();
-#endif
 }
 
-template <int kTiles, int kStages>
+template <int kTiles>
 void launch(const ChunkBackward<bfloat16>& c, cudaStream_t stream) {
-  using Shared = ChannelShared<kTiles, kStages>;
+  using Shared = ChannelShared<kTiles>;
   constexpr int kBytes = sizeof(Shared);
-  static_assert(kStages > 1 || kBytes <= 99 * 1024);
-  const auto kernel = channel_grads_kernel<kTiles, kStages>;
+  const auto kernel = channel_grads_kernel<kTiles>;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "cudaFuncSetAttribute");
   const unsigned grid = grid_of("chunk_bwd", c.forward.slots * c.p.shape.heads);
   if (c.counted) {
@@ -207,13 +197,6 @@ void launch(const ChunkBackward<bfloat16>& c, cudaStream_t stream) {
   }
   kernel<<<grid, Shared::kThreads, kBytes, stream>>>(c);
   check_launch("chunk_bwd, grads by channel");
-}
-
-// Two slices at once where they fit.
-template <int kTiles>
-void launch(const ChunkBackward<bfloat16>& c, cudaStream_t stream) {
-  if (has_shared_memory(sizeof(ChannelShared<kTiles, 2>))) return launch<kTiles, 2>(c, stream);
-  launch<kTiles, 1>(c, stream);
 }
 
 }  // namespace

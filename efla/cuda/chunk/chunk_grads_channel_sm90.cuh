@@ -33,8 +33,9 @@ struct ChannelSlice {
   unsigned char dout[kTileBytes], u[kTileBytes], d[kTileBytes], before[kTiles * kTileBytes], after[kTiles * kTileBytes];
 };
 
-template <int kTiles, int kStages>
+template <int kTiles>
 struct ChannelShared {
+  static constexpr int kStages = 2;  // slices in shared memory at once
   static constexpr int kThreads = 256 * kTiles, kQuarters = 2 * kTiles;
   alignas(1024) ChannelSlice<kTiles> slices[kStages];
   // Keys of all blocks but the last, decayed to their block's end; queries and −a∘keys of all but the first, decayed
@@ -45,7 +46,7 @@ struct ChannelShared {
   float a[kChunkTokens], b[kChunkTokens];
   float of_key[kChunkTokens], of_query[kChunkTokens];  // what is added of k and q to their gradients
   float sums[kSums][kQuarters][kChunkTokens];
-  ChunkAt at;  // of Hopper's kernel, where registers are short
+  ChunkAt at;  // here because registers are short
 
   // In the place of slices that have been used: W and H, what spans blocks, parts of S·dS', one per warp, and, in the
   // place of decayed rows too, accumulators on their way from products to channels.
@@ -63,11 +64,11 @@ static_assert(sizeof(Crossing<2>) <= kTileBytes);
 
 // Multiplies in mma's layout: warp `block` + 4 · `quarter` has the 16 rows of a block and 32 channels. Channels in the
 // other layout: a lane has one channel of its warp's 32, of all tokens of the block.
-template <int kTiles, int kStages>
+template <int kTiles>
 class ChannelGrads {
  public:
-  using Shared = ChannelShared<kTiles, kStages>;
-  static constexpr int kThreads = Shared::kThreads, kQuarters = Shared::kQuarters;
+  using Shared = ChannelShared<kTiles>;
+  static constexpr int kThreads = Shared::kThreads, kQuarters = Shared::kQuarters, kStages = Shared::kStages;
   static constexpr int kCount = 16;  // accumulators of 16 tokens and 32 channels
   using Sums = float[kCount];
 
@@ -238,7 +239,7 @@ class ChannelGrads {
     for (int i = 0; i < kCount; ++i) of_query[i] = of_erase[i] = of_key[i] = 0;
 #pragma unroll 1
     for (int slice = 0; slice < c_.slices; ++slice) {
-      if (kStages > 1 && slice + 1 < c_.slices) {
+      if (slice + 1 < c_.slices) {
         copy_async_wait<1>();
       } else {
         copy_async_wait<0>();
@@ -467,11 +468,7 @@ class ChannelGrads {
   const ChunkBackward<bfloat16>& c_;
   const DeltaBackward<bfloat16>& p_;
   Shared& m_;
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   const ChunkAt& at_;
-#else
-  const ChunkAt at_;
-#endif
   const int slot_, i_q_, i_h_;
   const int thread_, lane_, warp_, block_, quarter_, channel_;
   const int tokens_;  // of the block and the lane's channel that exist, if fewer than kBlock
