@@ -170,11 +170,15 @@ class ChannelGrads {
     copy_async_commit();
   }
 
-  // Writes the lane's channel of token i of a block to the rows of ChannelShared::keys, queries or erase; `first` is
-  // the block's number among the blocks that are there.
-  __device__ void write_row(unsigned char* tiles, int first, int i, float x) const {
-    const int at = opaque(channel_ / 64 * kEdgeBytes + piece_offset(0, channel_ % 64 / 8) + channel_ % 8 * 2);
-    *reinterpret_cast<bfloat16*>(tiles + kBlock * first * 128 + i * 128 + (at ^ (i % 8 * 16))) = rounded(x);
+  // Writes the lane's channel of a block to rows of ChannelShared::keys, queries or erase; `first` is the block's
+  // number among the blocks that are there.
+  __device__ void write_rows(unsigned char* tiles, int first, const float (&x)[kBlock]) const {
+    const int element = piece_offset(0, channel_ % 64 / 8) + channel_ % 8 * 2;
+    unsigned char* rows = tiles + channel_ / 64 * kEdgeBytes + kBlock * first * 128;
+#pragma unroll
+    for (int i = 0; i < kBlock; ++i) {
+      *reinterpret_cast<bfloat16*>(rows + i * 128 + (element ^ (i % 8 * 16))) = rounded(x[i]);
+    }
   }
 
   // Writes the decayed rows, the decays of blocks, and the factors and gains of tokens.
@@ -183,23 +187,26 @@ class ChannelGrads {
     read(p_.k, k);
     read(p_.q, x);
     read_decays(decays);
-    float from_start = 1, to_end = 1;
+    float decay = 1;
+    if (block_ > 0) {
+      float decayed[kBlock];
 #pragma unroll
-    for (int i = 0; i < kBlock; ++i) {
-      from_start *= decays[i];
-      if (block_ > 0) write_row(m_.queries, block_ - 1, i, x[i] * from_start);
-      x[i] *= x[i];
+      for (int i = 0; i < kBlock; ++i) decayed[i] = x[i] * (decay *= decays[i]);
+      write_rows(m_.queries, block_ - 1, decayed);
     }
+#pragma unroll
+    for (float& e : x) e *= e;
     put_sums(kQuerySquares, x);
-    m_.decay[block_][channel_] = from_start;
+    if (block_ < kBlocks - 1) {
+      decay = 1;
+#pragma unroll
+      for (int i = kBlock - 1; i >= 0; --i, decay *= decays[i + 1]) x[i] = k[i] * decay;
+      write_rows(m_.keys, block_, x);
+    }
+    m_.decay[block_][channel_] = decay;
 #pragma unroll
     for (int i = 0; i < kBlock; ++i) x[i] = k[i] * k[i];
     put_sums(kKeySquares, x);
-#pragma unroll
-    for (int i = kBlock - 1; i >= 0; --i) {
-      if (block_ < kBlocks - 1) write_row(m_.keys, block_, i, k[i] * to_end);
-      to_end *= decays[i];
-    }
     __syncthreads();
     if (thread_ < kChunkTokens) {
       constexpr auto kEpsilon = static_cast<float>(kL2NormEpsilon);
@@ -214,12 +221,10 @@ class ChannelGrads {
     }
     __syncthreads();
     if (block_ == 0) return;
-    from_start = 1;
+    decay = 1;
 #pragma unroll
-    for (int i = 0; i < kBlock; ++i) {
-      from_start *= decays[i];
-      write_row(m_.erase, block_ - 1, i, -m_.a[kBlock * block_ + i] * (k[i] * from_start));
-    }
+    for (int i = 0; i < kBlock; ++i) x[i] = -m_.a[kBlock * block_ + i] * (k[i] * (decay *= decays[i]));
+    write_rows(m_.erase, block_ - 1, x);
   }
 
   // Whether the gain of a token is β: the way through the other integrators' gains is long.
