@@ -35,8 +35,9 @@ __device__ void ChannelGrads<kTiles>::add_pairs(const Sums& of_query, const Sums
   write_scratch(of_query, queries);
   write_scratch(of_erase, erase);
   __syncwarp();
-  read(p_.k, k);
-  read_decays(decays);
+  read(tile().k, k, element());
+#pragma unroll
+  for (int i = 0; i < kBlock; ++i) decays[i] = m_.decays[kBlock * block_ + i][channel_];
   float decay = 1;
 #pragma unroll
   for (int i = kBlock - 1; i >= 0; --i) {
@@ -69,7 +70,7 @@ __device__ void ChannelGrads<kTiles>::add_pairs(const Sums& of_query, const Sums
   for (int i = 0; i < kBlock; ++i) sums[i] = k[i] * dk[i];
   put_sums(kAlongKey, sums);
   float q[kBlock];
-  read(p_.q, q);
+  read(tile().q, q, element());
 #pragma unroll
   for (int i = 0; i < kBlock; ++i) sums[i] = q[i] * queries[place(i, lane_)];
   put_sums(kAlongQuery, sums);
@@ -88,13 +89,13 @@ template <int kTiles>
 __device__ void ChannelGrads<kTiles>::pairs(float* queries, float* erase, const float (&k)[kBlock],
                                             const float (&decays)[kBlock], float (&dk)[kBlock],
                                             float (&spanning)[kBlock]) {
-  const bfloat16* q_rows = at(p_.q, i_q_);
+  const int at_row_0 = element();
   float decay[kBlock], from_start = 1;
 #pragma unroll
-  for (int i = 0; i < kBlock; ++i, q_rows = next(q_rows, p_.q.stride[1])) {
+  for (int i = 0; i < kBlock; ++i) {
     const int token = kBlock * block_ + i;
     if (token >= at_.rows) break;  // a branch per token, before which nothing for it is computed: registers are short
-    const float q = exists(i) ? to_float(*q_rows) : 0.0F, erasing = m_.a[token] * k[i];
+    const float q = read(tile().q, i, at_row_0), erasing = m_.a[token] * k[i];
     from_start *= decays[i];
     float dq = from_start * queries[place(i, lane_)], e = from_start * erase[place(i, lane_)];
     float sum = q * dq - erasing * e;  // of what spans token j + 1, from earlier tokens than it to this one

@@ -33,14 +33,19 @@ struct ChannelSlice {
   unsigned char dout[kTileBytes], u[kTileBytes], d[kTileBytes], before[kTiles * kTileBytes], after[kTiles * kTileBytes];
 };
 
+// The rows of 64 channels: keys and queries; keys of all blocks but the last, decayed to their block's end; queries and
+// −a∘keys of all but the first, decayed from their block's start.
+struct ChannelTile {
+  unsigned char k[kTileBytes], q[kTileBytes], keys[kEdgeBytes], queries[kEdgeBytes], erase[kEdgeBytes];
+};
+
 template <int kTiles>
 struct ChannelShared {
   static constexpr int kStages = 2;  // slices in shared memory at once
   static constexpr int kThreads = 256 * kTiles, kQuarters = 2 * kTiles;
   alignas(1024) ChannelSlice<kTiles> slices[kStages];
-  // Keys of all blocks but the last, decayed to their block's end; queries and −a∘keys of all but the first, decayed
-  // from their block's start.
-  unsigned char keys[kTiles * kEdgeBytes], queries[kTiles * kEdgeBytes], erase[kTiles * kEdgeBytes];
+  ChannelTile tiles[kTiles];
+  float decays[kChunkTokens][64 * kTiles];                                            // of every token
   float decay[kBlocks][64 * kTiles];                                                  // over a block
   float key_factor[kChunkTokens], query_factor[kChunkTokens], squares[kChunkTokens];  // n_k, n_q, Σk²
   float a[kChunkTokens], b[kChunkTokens];
@@ -48,15 +53,15 @@ struct ChannelShared {
   float sums[kSums][kQuarters][kChunkTokens];
   ChunkAt at;  // here because registers are short
 
-  // In the place of slices that have been used: W and H, what spans blocks, parts of S·dS', one per warp, and, in the
-  // place of decayed rows too, accumulators on their way from products to channels.
+  // In the place of slices that have been used: W and H, what spans blocks, parts of S·dS', one per warp, and
+  // accumulators on their way from products to channels.
   __device__ unsigned char* w() { return slices[0].dout; }
   __device__ unsigned char* h() { return slices[0].u; }
   __device__ Crossing<kTiles>& crossing() { return *reinterpret_cast<Crossing<kTiles>*>(slices[0].d); }
   __device__ float* state_sums(int warp) { return reinterpret_cast<float*>(slices[0].before) + warp * 64 * kTiles; }
   __device__ float* scratch(int warp, int which) {
     static_assert(2 * 4 * kQuarters * kBlock * 32 * sizeof(float) <=
-                  kStages * sizeof(ChannelSlice<kTiles>) - 3 * kTileBytes + 3 * kTiles * kEdgeBytes);
+                  kStages * sizeof(ChannelSlice<kTiles>) - 3 * kTileBytes);
     return reinterpret_cast<float*>(slices[0].before) + (2 * warp + which) * kBlock * 32;
   }
 };
@@ -91,7 +96,10 @@ class ChannelGrads {
         tokens_(channel_ < static_cast<int>(c.p.shape.key_dim) ? at.rows - kBlock * block_ : 0) {}
 
   __device__ void run() {
-    for (int slice = 0; slice < min(kStages, c_.slices); ++slice) load_slice(slice);
+    load_tile(p_.k, &ChannelTile::k, c_.forward.k_rows);
+    load_tile(p_.q, &ChannelTile::q, c_.forward.q_rows);
+    copy_async_commit();
+    for (int slice = 0; slice < kStages; ++slice) load_slice(slice);
     decay_rows();
     Sums of_query, of_erase, of_key;
     multiply_slices(of_query, of_erase, of_key);
@@ -112,18 +120,29 @@ class ChannelGrads {
   __device__ auto* at(const View<T, 4>& view, std::int64_t i_h) const {
     return view.at(at_.i_b, at_.start + kBlock * block_, i_h, channel_);
   }
-  // Reads the block's tokens of the lane's channel.
-  __device__ void read(const View<const bfloat16, 4>& view, float (&x)[kBlock]) const {
-    const bfloat16* from = at(view, i_q_);
-#pragma unroll
-    for (int i = 0; i < kBlock; ++i, from = next(from, view.stride[1])) x[i] = exists(i) ? to_float(*from) : 0.0F;
+  __device__ ChannelTile& tile() const { return m_.tiles[quarter_ / 2]; }
+  // The byte offset of the lane's channel in row 0 of a tile; opaque, so that the offsets in other rows are not kept.
+  __device__ int element() const { return opaque(piece_offset(0, channel_ % 64 / 8) + channel_ % 8 * 2); }
+  // The same in row i.
+  __device__ static int offset_of(int i, int element) { return i * 128 + (element ^ (i % 8 * 16)); }
+  // Reads the lane's channel of the block's tokens from a tile.
+  __device__ float read(const unsigned char* tile, int i, int element) const {
+    return to_float(*reinterpret_cast<const bfloat16*>(tile + kBlock * 128 * block_ + offset_of(i, element)));
   }
-  __device__ void read_decays(float (&x)[kBlock]) const {
+  __device__ void read(const unsigned char* tile, float (&x)[kBlock], int element) const {
+#pragma unroll
+    for (int i = 0; i < kBlock; ++i) x[i] = read(tile, i, element);
+  }
+  // Reads the decays of the block's tokens from the gates, and keeps them in shared memory.
+  __device__ void read_gates(float (&x)[kBlock]) const {
     const float* from = at(p_.g, i_h_);
 #pragma unroll
     for (int i = 0; i < kBlock; ++i, from = next(from, p_.g.stride[1])) x[i] = exists(i) ? *from : 0.0F;
 #pragma unroll
-    for (float& e : x) e = exp2_fast(limited_gate(e));
+    for (int i = 0; i < kBlock; ++i) {
+      x[i] = exp2_fast(limited_gate(x[i]));
+      m_.decays[kBlock * block_ + i][channel_] = x[i];
+    }
   }
   // Adds to the gradient of q (0) or k (1) what a value head gives: after the head's last one writes it, before that
   // keeps the sum in the workspace.
@@ -159,7 +178,15 @@ class ChannelGrads {
     return sum;
   }
 
+  // Starts the copy of keys or queries.
+  __device__ void load_tile(const View<const bfloat16, 4>& view, unsigned char (ChannelTile::*to)[kTileBytes],
+                            bool aligned) const {
+    const int tile = thread_ / 256;
+    load_rows<1, 256>(m_.tiles[tile].*to, view, at_.i_b, at_.start, at_.rows, i_q_, 64 * tile, aligned, thread_ % 256);
+  }
+  // Starts the copy of a slice, if it exists.
   __device__ void load_slice(int slice) {
+    if (slice >= c_.slices) return copy_async_commit();
     const std::int64_t image = slice_index(c_, slot_, i_h_, slice);
     ChannelSlice<kTiles>& to = m_.slices[slice % kStages];
     load_rows<1, kThreads>(to.dout, p_.dout, at_.i_b, at_.start, at_.rows, i_h_, 64 * slice, c_.dout_rows, thread_);
@@ -170,47 +197,48 @@ class ChannelGrads {
     copy_async_commit();
   }
 
-  // Writes the lane's channel of a block to rows of ChannelShared::keys, queries or erase; `first` is the block's
-  // number among the blocks that are there.
-  __device__ void write_rows(unsigned char* tiles, int first, const float (&x)[kBlock]) const {
-    const int element = piece_offset(0, channel_ % 64 / 8) + channel_ % 8 * 2;
-    unsigned char* rows = tiles + channel_ / 64 * kEdgeBytes + kBlock * first * 128;
+  // Writes the lane's channel of a block to decayed rows, from row `first` on.
+  __device__ static void write_rows(unsigned char* rows, int first, const float (&x)[kBlock], int element) {
 #pragma unroll
     for (int i = 0; i < kBlock; ++i) {
-      *reinterpret_cast<bfloat16*>(rows + i * 128 + (element ^ (i % 8 * 16))) = rounded(x[i]);
+      *reinterpret_cast<bfloat16*>(rows + first * 128 + offset_of(i, element)) = rounded(x[i]);
+    }
+  }
+  // Writes the parts of Σk² and Σq² of the block's tokens that 64 channels have.
+  __device__ void put_squares() {
+    const bool is_key = quarter_ % 2 == 0;
+    const float squares =
+        query_squares<bfloat16, 1>(shared_address(is_key ? tile().k : tile().q), block_, opaque(lane_));
+    if (lane_ < kBlock) {
+      m_.sums[is_key ? kKeySquares : kQuerySquares][quarter_ / 2][kBlock * block_ + lane_] = squares;
     }
   }
 
   // Writes the decayed rows, the decays of blocks, and the factors and gains of tokens.
   __device__ void decay_rows() {
-    float decays[kBlock], k[kBlock], x[kBlock];
-    read(p_.k, k);
-    read(p_.q, x);
-    read_decays(decays);
-    float decay = 1;
+    float decays[kBlock], k[kBlock], x[kBlock], decay = 1;
+    read_gates(decays);
+    copy_async_wait<kStages>();
+    __syncthreads();
+    put_squares();
+    const int element = this->element();
+    read(tile().k, k, element);
     if (block_ > 0) {
-      float decayed[kBlock];
 #pragma unroll
-      for (int i = 0; i < kBlock; ++i) decayed[i] = x[i] * (decay *= decays[i]);
-      write_rows(m_.queries, block_ - 1, decayed);
+      for (int i = 0; i < kBlock; ++i) x[i] = read(tile().q, i, element) * (decay *= decays[i]);
+      write_rows(tile().queries, kBlock * (block_ - 1), x, element);
     }
-#pragma unroll
-    for (float& e : x) e *= e;
-    put_sums(kQuerySquares, x);
     if (block_ < kBlocks - 1) {
       decay = 1;
 #pragma unroll
       for (int i = kBlock - 1; i >= 0; --i, decay *= decays[i + 1]) x[i] = k[i] * decay;
-      write_rows(m_.keys, block_, x);
+      write_rows(tile().keys, kBlock * block_, x, element);
     }
     m_.decay[block_][channel_] = decay;
-#pragma unroll
-    for (int i = 0; i < kBlock; ++i) x[i] = k[i] * k[i];
-    put_sums(kKeySquares, x);
     __syncthreads();
     if (thread_ < kChunkTokens) {
       constexpr auto kEpsilon = static_cast<float>(kL2NormEpsilon);
-      const float key = sum_of(kKeySquares, thread_), query = sum_of(kQuerySquares, thread_);
+      const float key = squares_of(kKeySquares), query = squares_of(kQuerySquares);
       const float n_k = p_.rule.qk_l2norm ? 1 / sqrtf(key + kEpsilon) : 1.0F;
       const float alpha = is_euler() ? beta() : gain_alpha(p_.rule.step, beta(), key * n_k * n_k);
       m_.key_factor[thread_] = n_k;
@@ -224,12 +252,18 @@ class ChannelGrads {
     decay = 1;
 #pragma unroll
     for (int i = 0; i < kBlock; ++i) x[i] = -m_.a[kBlock * block_ + i] * (k[i] * (decay *= decays[i]));
-    write_rows(m_.erase, block_ - 1, x);
+    write_rows(tile().erase, kBlock * (block_ - 1), x, element);
   }
 
   // Whether the gain of a token is β: the way through the other integrators' gains is long.
   __device__ bool is_euler() const { return p_.rule.step.integrator == Integrator::euler; }
-  // β of the token that the thread is.
+  // Σk² or Σq², and β, of the token that the thread is.
+  __device__ float squares_of(ChannelSum kind) const {
+    float sum = 0;
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) sum += m_.sums[kind][tile][thread_];
+    return sum;
+  }
   __device__ float beta() const {
     return thread_ < at_.rows ? to_float(p_.beta(at_.i_b, at_.start + thread_, i_h_)) : 0.0F;
   }
@@ -354,10 +388,10 @@ class ChannelGrads {
   // x ∘ the decays over a block.
   __device__ void scale_channels(Sums& x, int block) const { scale_columns(x, m_.decay[block] + 32 * quarter_, lane_); }
   // The pair of channels of a decayed row that accumulators `i` and the next have; `first` is the block's first row.
-  __device__ float2 pair_of(const unsigned char* tiles, int first, int i) const {
+  __device__ float2 pair_of(const unsigned char* rows, int first, int i) const {
     const int row = first + lane_ / 4 + 8 * (i / 2 % 2);
-    const auto pair = *reinterpret_cast<const std::uint32_t*>(
-        tiles + quarter_ / 2 * kEdgeBytes + piece_offset(row, 4 * (quarter_ % 2) + i / 4) + lane_ % 4 * 4);
+    const auto pair =
+        *reinterpret_cast<const std::uint32_t*>(rows + piece_offset(row, 4 * (quarter_ % 2) + i / 4) + lane_ % 4 * 4);
     return {low_of<bfloat16>(pair), high_of<bfloat16>(pair)};
   }
   // Writes Σ over the 16 tokens of x (and y) times decayed rows, per channel.
@@ -383,7 +417,7 @@ class ChannelGrads {
   }
   // x += a b with one block a of W or H, or its transposed, and the decayed rows b of a block.
   template <bool kTransposed>
-  __device__ void add_block(Sums& x, const unsigned char* matrix, int row, int column, const unsigned char* tiles,
+  __device__ void add_block(Sums& x, const unsigned char* matrix, int row, int column, const unsigned char* rows,
                             int first) const {
     std::uint32_t a[4];
     if constexpr (kTransposed) {
@@ -392,36 +426,35 @@ class ChannelGrads {
     } else {
       load_matrices(a, block_address(shared_address(matrix), kBlock * row, 2 * column, lane_));
     }
-    const std::uint32_t tile = shared_address(tiles) + quarter_ / 2 * kEdgeBytes;
 #pragma unroll
     for (int b = 0; b < 2; ++b) {
-      std::uint32_t rows[4];
-      load_matrices_transposed(rows, block_address(tile, first, 4 * (quarter_ % 2) + 2 * b, lane_));
-      mma<bfloat16>(x + 8 * b, a, rows[0], rows[1]);
-      mma<bfloat16>(x + 8 * b + 4, a, rows[2], rows[3]);
+      std::uint32_t of_b[4];
+      load_matrices_transposed(of_b, block_address(shared_address(rows), first, 4 * (quarter_ % 2) + 2 * b, lane_));
+      mma<bfloat16>(x + 8 * b, a, of_b[0], of_b[1]);
+      mma<bfloat16>(x + 8 * b + 4, a, of_b[2], of_b[3]);
     }
   }
 
   // Adds what other blocks give, and writes the rest of Crossing. Ends with a barrier.
   __device__ void multiply_blocks(Sums& of_query, Sums& of_erase, Sums& of_key) {
-    const int rows = kBlock * (block_ - 1);
+    const int first = kBlock * (block_ - 1);
 #pragma unroll 1
     for (int other = 0; other < block_; ++other) {
       put_products(
           [&](int i) {
-            const float2 q = pair_of(m_.queries, rows, i), e = pair_of(m_.erase, rows, i);
+            const float2 q = pair_of(tile().queries, first, i), e = pair_of(tile().erase, first, i);
             return float2{q.x * of_query[i] + e.x * of_erase[i], q.y * of_query[i + 1] + e.y * of_erase[i + 1]};
           },
           m_.crossing().read[pair_index(block_, other)]);
       scale_channels(of_query, other);
       scale_channels(of_erase, other);
-      add_block<false>(of_query, m_.w(), block_, other, m_.keys, kBlock * other);
-      add_block<false>(of_erase, m_.h(), block_, other, m_.keys, kBlock * other);
+      add_block<false>(of_query, m_.w(), block_, other, tile().keys, kBlock * other);
+      add_block<false>(of_erase, m_.h(), block_, other, tile().keys, kBlock * other);
     }
     if (block_ < kBlocks - 1) {
       put_products(
           [&](int i) {
-            const float2 k = pair_of(m_.keys, kBlock * block_, i);
+            const float2 k = pair_of(tile().keys, kBlock * block_, i);
             return float2{k.x * of_key[i], k.y * of_key[i + 1]};
           },
           m_.crossing().written[block_]);
@@ -429,8 +462,8 @@ class ChannelGrads {
 #pragma unroll 1
     for (int other = kBlocks - 1; other > block_; --other) {
       scale_channels(of_key, other);
-      add_block<true>(of_key, m_.w(), other, block_, m_.queries, kBlock * (other - 1));
-      add_block<true>(of_key, m_.h(), other, block_, m_.erase, kBlock * (other - 1));
+      add_block<true>(of_key, m_.w(), other, block_, tile().queries, kBlock * (other - 1));
+      add_block<true>(of_key, m_.h(), other, block_, tile().erase, kBlock * (other - 1));
     }
     __syncthreads();
   }
@@ -447,17 +480,18 @@ class ChannelGrads {
 
   // What spans all of the warp's block, of the lane's channel.
   __device__ float crossing() const {
-    float sum = 0, decay = m_.decay[block_][channel_];
+    const int channel = opaque(channel_);  // no addresses kept
+    float sum = 0, decay = m_.decay[block_][channel];
     for (int other = block_ + 1; other < kBlocks; ++other) {
-      sum += decay * m_.crossing().read[pair_index(other, block_)][channel_];
-      decay *= m_.decay[other][channel_];
+      sum += decay * m_.crossing().read[pair_index(other, block_)][channel];
+      decay *= m_.decay[other][channel];
     }
     // From here on `decay` is from the block's start to the chunk's end.
     for (int other = block_ - 1; other >= 0; --other) {
-      sum += decay * m_.crossing().written[other][channel_];
-      decay *= m_.decay[other][channel_];
+      sum += decay * m_.crossing().written[other][channel];
+      decay *= m_.decay[other][channel];
     }
-    return sum + decay * m_.crossing().states[channel_];
+    return sum + decay * m_.crossing().states[channel];
   }
 
   // Adds pairs of tokens of the block, finishes the tokens and writes the gradients.
