@@ -170,7 +170,11 @@ __global__ void __launch_bounds__(ChannelShared<kTiles>::kThreads, 1)
   auto& memory = *reinterpret_cast<ChannelShared<kTiles>*>(shared);
   {
     const ChunkAt place = chunk_at(c.forward, slot);
-    if (threadIdx.x == 0) memory.at = place;
+    if (threadIdx.x == 0) {
+      memory.at = place;
+      for (std::uint64_t& barrier : memory.full) barrier_init(&barrier, 1);
+      fence_for_products();
+    }
   }
   __syncthreads();
   const ChunkAt& at = memory.at;
@@ -179,7 +183,8 @@ __global__ void __launch_bounds__(ChannelShared<kTiles>::kThreads, 1)
     if (c.counted && threadIdx.x == 0) {
       wait_for_count(&c.ready[slot * c.p.shape.value_heads + i_h], 2 * static_cast<unsigned>(c.slices));
     }
-    __syncthreads();  // and what the value head before has read is overwritten
+    fence_for_products();
+    __syncthreads();  // and what the value head before has read and written is overwritten
     ChannelGrads<kTiles>(c, memory, at, slot, i_q, i_h, opaque(threadIdx.x)).run();
   }
   // The inputs are there, but the next kernel in the stream must find the sweeps ended.

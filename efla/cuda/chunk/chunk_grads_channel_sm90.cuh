@@ -9,6 +9,7 @@
 #include "efla/cuda/chunk/chunk_grads.cuh"
 #include "efla/cuda/common/products.cuh"
 #include "efla/cuda/common/tile.cuh"
+#include "efla/cuda/common/wgmma.cuh"
 
 namespace efla::gpu {
 
@@ -51,7 +52,8 @@ struct ChannelShared {
   float a[kChunkTokens], b[kChunkTokens];
   float of_key[kChunkTokens], of_query[kChunkTokens];  // what is added of k and q to their gradients
   float sums[kSums][kQuarters][kChunkTokens];
-  ChunkAt at;  // here because registers are short
+  ChunkAt at;                   // here because registers are short
+  std::uint64_t full[kStages];  // barriers: the images of a slice have been copied
 
   // In the place of slices that have been used: W and H, what spans blocks, parts of S·dS', one per warp, and
   // accumulators on their way from products to channels.
@@ -99,6 +101,7 @@ class ChannelGrads {
     load_tile(p_.k, &ChannelTile::k, c_.forward.k_rows);
     load_tile(p_.q, &ChannelTile::q, c_.forward.q_rows);
     copy_async_commit();
+#pragma unroll 1
     for (int slice = 0; slice < kStages; ++slice) load_slice(slice);
     decay_rows();
     Sums of_query, of_erase, of_key;
@@ -150,7 +153,7 @@ class ChannelGrads {
     const int group = static_cast<int>(p_.shape.group()), of_group = i_h_ - i_q_ * group;
     constexpr int kElements = kChunkTokens * 64 * kTiles;
     float* sum = c_.key_sums + ((slot_ * p_.shape.heads + i_q_) * 2 + which) * kElements +
-                 kBlock * block_ * 64 * kTiles + channel_;
+                 kBlock * 64 * kTiles * opaque(block_) + channel_;
     if (of_group > 0) {
 #pragma unroll
       for (int i = 0; i < kBlock; ++i) x[i] += sum[64 * kTiles * i];
@@ -187,14 +190,24 @@ class ChannelGrads {
   // Starts the copy of a slice, if it exists.
   __device__ void load_slice(int slice) {
     if (slice >= c_.slices) return copy_async_commit();
-    const std::int64_t image = slice_index(c_, slot_, i_h_, slice);
     ChannelSlice<kTiles>& to = m_.slices[slice % kStages];
     load_rows<1, kThreads>(to.dout, p_.dout, at_.i_b, at_.start, at_.rows, i_h_, 64 * slice, c_.dout_rows, thread_);
-    load_images<kThreads>(to.u, c_.writes + image * kTileBytes, kTileBytes, thread_);
-    load_images<kThreads>(to.d, c_.dresiduals + image * kTileBytes, kTileBytes, thread_);
-    load_images<kThreads>(to.before, c_.states + image * kTiles * kTileBytes, kTiles * kTileBytes, thread_);
-    load_images<kThreads>(to.after, c_.dstates + image * kTiles * kTileBytes, kTiles * kTileBytes, thread_);
     copy_async_commit();
+    if (thread_ > 0) return;
+    const std::int64_t image = slice_index(c_, slot_, i_h_, slice);
+    std::uint64_t* const full = &m_.full[slice % kStages];
+    barrier_expect(full, (2 + 2 * kTiles) * kTileBytes);
+    load_bulk(to.u, c_.writes + image * kTileBytes, kTileBytes, full);
+    load_bulk(to.d, c_.dresiduals + image * kTileBytes, kTileBytes, full);
+    load_bulk(to.before, c_.states + image * kTiles * kTileBytes, kTiles * kTileBytes, full);
+    load_bulk(to.after, c_.dstates + image * kTiles * kTileBytes, kTiles * kTileBytes, full);
+  }
+
+  // The parity of the phase of a slice's barrier, which every value head before has used for each slice of its stage.
+  __device__ unsigned parity(int slice) const {
+    const int head = i_h_ - i_q_ * static_cast<int>(p_.shape.group()),
+              uses = (c_.slices + kStages - 1 - slice % kStages) / kStages;
+    return static_cast<unsigned>(head * uses + slice / kStages) % 2;
   }
 
   // Writes the lane's channel of a block to decayed rows, from row `first` on.
@@ -283,6 +296,7 @@ class ChannelGrads {
       } else {
         copy_async_wait<0>();
       }
+      barrier_wait(&m_.full[slice % kStages], parity(slice));
       __syncthreads();
       const ChannelSlice<kTiles>& from = m_.slices[slice % kStages];
       multiply_matrix<kMatrixBlocks>(matrix, shared_address(is_w ? from.dout : from.d), shared_address(from.u));
