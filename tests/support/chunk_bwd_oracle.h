@@ -4,9 +4,9 @@
 // bfloat16 and float16 inputs (efla/cuda/chunk/chunk_bwd.h): the points of the kernels for Hopper, in their type:
 // besides the forward's, U and D and their gradients as operands, dS' as an operand, the scaled dO and D that change
 // dS, and W and H with all their factors. With a gate per channel (efla/cuda/chunk/chunk_grads_channel_sm90.cu) the
-// decayed keys and queries of blocks of 16 tokens are rounded too. The portable kernel without such a gate rounds W and
-// H twice, with one factor of the L2 norm each. The kernels of float32 operands round as in the forward
-// (chunk_oracle.h).
+// decayed keys and queries of blocks of 16 tokens are rounded too, but not W and H of pairs within a block. The
+// portable kernel without such a gate rounds W and H twice, with one factor of the L2 norm each. The kernels of float32
+// operands round as in the forward (chunk_oracle.h).
 #pragma once
 
 #include <cmath>
@@ -220,8 +220,11 @@ class ChunkBwdOracle : ChunkOracle<T> {
     Matrix w{}, h{};
     for (int i = 0; i < rows; ++i) {
       for (int j = 0; j <= i; ++j) {
-        w[i][j] = operand(out_[i] * n_k_[j] * product(of_dout, i, c.u, j));
-        if (j < i) h[i][j] = operand(n_k_[i] * n_k_[j] * product(c.d, i, c.u, j));
+        w[i][j] = out_[i] * n_k_[j] * product(of_dout, i, c.u, j);
+        if (j < i) h[i][j] = n_k_[i] * n_k_[j] * product(c.d, i, c.u, j);
+        if (i / kBlock == j / kBlock) continue;
+        w[i][j] = operand(w[i][j]);
+        h[i][j] = operand(h[i][j]);
       }
     }
     std::array<float, kTokens> da{};

@@ -11,8 +11,9 @@
 // and the gradient of a gate as there, with every term per channel. Tokens are in blocks of 16. What S and earlier
 // blocks give to a block I is a recurrence over blocks in products: what is decayed to the start of block J, times the
 // decay over J, plus (W or H)_IJ times the keys of J decayed to J's end. Another one, from the chunk's end, has what
-// dS' and later blocks give. So no factor exceeds 1. Pairs of tokens of one block are added one by one, by a thread per
-// block and channel that multiplies Γ by one token's decay after the other.
+// dS' and later blocks give. So no factor exceeds 1. Pairs of tokens of one block are added one by one in float32, by a
+// thread per block and channel: first pairs across the border between the block's halves, with the keys of one half
+// decayed to the border and the queries of the other decayed from it, then pairs of each half.
 //
 // For a gate, what spans a token is of four kinds: pairs of the block; what the block's tokens from it on take from
 // before the block; what its tokens before it give to after the block; and what spans the whole block (Crossing).
@@ -24,111 +25,121 @@ namespace efla::gpu {
 
 template <int kTiles>
 __device__ void ChannelGrads<kTiles>::add_pairs(const Sums& of_query, const Sums& of_erase, const Sums& of_key) {
-  float* const queries = m_.scratch(warp_, 0);  // the gradients of q̂, then E
-  float* const erase = m_.scratch(warp_, 1);
-  float dk[kBlock], k[kBlock], decays[kBlock], spanning[kBlock];
-  write_scratch(of_key, queries);
+  write_scratch(of_query, m_.queries(warp_));
+  write_scratch(of_erase, m_.erase(warp_));
+  write_scratch(of_key, m_.keys(warp_));
   __syncwarp();
-#pragma unroll
-  for (int i = 0; i < kBlock; ++i) dk[i] = queries[place(i, lane_)];
-  __syncwarp();
-  write_scratch(of_query, queries);
-  write_scratch(of_erase, erase);
-  __syncwarp();
-  read(tile().k, k, element());
-#pragma unroll
-  for (int i = 0; i < kBlock; ++i) decays[i] = m_.decays[kBlock * block_ + i][channel_];
-  float decay = 1;
-#pragma unroll
-  for (int i = kBlock - 1; i >= 0; --i) {
-    dk[i] *= decay;
-    decay *= decays[i];
-  }
-  float written = crossing();
-#pragma unroll
-  for (int i = 0; i < kBlock; ++i) {
-    spanning[i] = written;
-    written += k[i] * dk[i];
-  }
-  pairs(queries, erase, k, decays, dk, spanning);
-  {
-    float* to = at(p_.dg, i_h_);
-#pragma unroll
-    for (int i = 0; i < kBlock; ++i, to = next(to, p_.dg.stride[1])) {
-      if (exists(i)) *to = spanning[i];
-    }
-  }
-  float sums[kBlock];
-#pragma unroll
-  for (int i = 0; i < kBlock; ++i) {
-    const float e = erase[place(i, lane_)];
-    dk[i] -= m_.a[kBlock * block_ + i] * e;
-    sums[i] = k[i] * e;
-  }
-  put_sums(kErase, sums);
-#pragma unroll
-  for (int i = 0; i < kBlock; ++i) sums[i] = k[i] * dk[i];
-  put_sums(kAlongKey, sums);
-  float q[kBlock];
-  read(tile().q, q, element());
-#pragma unroll
-  for (int i = 0; i < kBlock; ++i) sums[i] = q[i] * queries[place(i, lane_)];
-  put_sums(kAlongQuery, sums);
+  const float2 spanning = join_halves();
+#pragma unroll 1
+  for (int half = 0; half < 2; ++half) pairs(half, half == 0 ? spanning.x : spanning.y);
   __syncthreads();
   finish_tokens();
-#pragma unroll
-  for (int i = 0; i < kBlock; ++i) {
-    dk[i] += m_.of_key[kBlock * block_ + i] * k[i];
-    q[i] = queries[place(i, lane_)] + m_.of_query[kBlock * block_ + i] * q[i];
-  }
-  store(0, p_.dq, q);
-  store(1, p_.dk, dk);
+  finish(0, p_.dq, m_.queries(warp_), tile().q, m_.of_query);
+  finish(1, p_.dk, m_.keys(warp_), tile().k, m_.of_key);
 }
 
+// With M the border between the halves, the second half's gradients of q̂ and E have T X_i + Σ_j W_ij Γ_Mj∘k_j, decayed
+// to M, where T is the decay over the first half, and the first half's dk̂ has the like.
 template <int kTiles>
-__device__ void ChannelGrads<kTiles>::pairs(float* queries, float* erase, const float (&k)[kBlock],
-                                            const float (&decays)[kBlock], float (&dk)[kBlock],
-                                            float (&spanning)[kBlock]) {
-  const int at_row_0 = element();
-  float decay[kBlock], from_start = 1;
+__device__ float2 ChannelGrads<kTiles>::join_halves() {
+  float* const queries = m_.queries(warp_);
+  float* const erase = m_.erase(warp_);
+  float* const keys = m_.keys(warp_);
+  const float(*const decays)[64 * kTiles] = m_.decays + kBlock * block_;
+  const int element = this->element();
+  float k[kHalf], sums[kHalf], over_first = 1, over_second = 1, read_before = 0, written = 0;
 #pragma unroll
-  for (int i = 0; i < kBlock; ++i) {
-    const int token = kBlock * block_ + i;
-    if (token >= at_.rows) break;  // a branch per token, before which nothing for it is computed: registers are short
-    const float q = read(tile().q, i, at_row_0), erasing = m_.a[token] * k[i];
-    from_start *= decays[i];
-    float dq = from_start * queries[place(i, lane_)], e = from_start * erase[place(i, lane_)];
-    float sum = q * dq - erasing * e;  // of what spans token j + 1, from earlier tokens than it to this one
-    spanning[0] += sum;
-#pragma unroll
-    for (int half = 0; half <= i / 8; ++half) {
-      const int at = piece_offset(token, 2 * block_ + half);
-      const uint4 w = *reinterpret_cast<const uint4*>(m_.w() + at), h = *reinterpret_cast<const uint4*>(m_.h() + at);
-      const std::uint32_t of_w[4] = {w.x, w.y, w.z, w.w}, of_h[4] = {h.x, h.y, h.z, h.w};
-#pragma unroll
-      for (int j = 8 * half; j < 8 * half + 8; ++j) {
-        if (j > i) break;
-        const std::uint32_t w_pair = of_w[j / 2 % 4], h_pair = of_h[j / 2 % 4];
-        const float w_ij = j % 2 == 0 ? low_of<bfloat16>(w_pair) : high_of<bfloat16>(w_pair);
-        const float h_ij = j % 2 == 0 ? low_of<bfloat16>(h_pair) : high_of<bfloat16>(h_pair);
-        if (j == i) {
-          decay[i] = 1;
-          dq += w_ij * k[i];
-          dk[i] += w_ij * q;
-          continue;
-        }
-        decay[j] *= decays[i];
-        const float key = decay[j] * k[j], to_key = w_ij * q - h_ij * erasing;
-        dq += w_ij * key;
-        e += h_ij * key;
-        dk[j] += decay[j] * to_key;
-        sum += key * to_key;
-        spanning[j + 1] += sum;
-      }
-    }
-    queries[place(i, lane_)] = dq;
-    erase[place(i, lane_)] = e;
+  for (int j = kHalf - 1; j >= 0; --j) {
+    k[j] = read(tile().k, j, element) * over_first;
+    over_first *= decays[j][channel_];
+    sums[j] = 0;
   }
+#pragma unroll 1
+  for (int first = kHalf; first < kBlock; first += 4) {
+    const int first_element = element ^ (first % 8 * 16);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int token = first + i, at = kBlock * 128 * block_ + first * 128 + offset_of(i, first_element),
+                scratch = 32 * first + place(i, lane_);
+      over_second *= decays[token][channel_];
+      const float q = over_second * to_float(*reinterpret_cast<const bfloat16*>(tile().q + at)),
+                  erasing = over_second * m_.a[kBlock * block_ + token] *
+                            to_float(*reinterpret_cast<const bfloat16*>(tile().k + at));
+      float dq = queries[scratch], e = erase[scratch];
+      read_before += q * dq - erasing * e;
+      dq *= over_first;
+      e *= over_first;
+#pragma unroll
+      for (int j = 0; j < kHalf; j += 2) {
+        const auto x = *reinterpret_cast<const float4*>(&m_.diagonal(block_).of[token][j]);
+        dq += x.x * k[j] + x.z * k[j + 1];
+        e += x.y * k[j] + x.w * k[j + 1];
+        sums[j] += x.x * q - x.y * erasing;
+        sums[j + 1] += x.z * q - x.w * erasing;
+      }
+      queries[scratch] = dq;
+      erase[scratch] = e;
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < kHalf; ++j) {
+    float& dk = keys[place(j, lane_)];
+    const float after = over_second * dk;
+    written += k[j] * after;
+    dk = after + sums[j];
+  }
+  const float spanning = crossing();
+  return {spanning + over_first * read_before, spanning + written};
+}
+
+// Goes from the last token of the half to the first. At token i, dk[j] is what tokens from i on give to token j,
+// decayed to token i. Times the key of token j, decayed to token i too, it is what spans token i of that.
+template <int kTiles>
+__device__ void ChannelGrads<kTiles>::pairs(int half, float spanning) {
+  const int first = kHalf * half, tokens = kBlock * block_ + first, element = this->element();
+  float* const queries = m_.queries(warp_) + 32 * first;
+  float* const erase = m_.erase(warp_) + 32 * first;
+  float* const keys = m_.keys(warp_) + 32 * first;
+  float decays[kHalf], key[kHalf][kHalf], from_start[kHalf], dk[kHalf];  // key[i][j]: of token j, decayed to token i
+#pragma unroll
+  for (int i = 0; i < kHalf; ++i) {
+    decays[i] = m_.decays[tokens + i][channel_];
+    from_start[i] = i > 0 ? from_start[i - 1] * decays[i] : decays[i];
+    key[i][i] = to_float(*reinterpret_cast<const bfloat16*>(tile().k + tokens * 128 + offset_of(i, element)));
+    dk[i] = keys[place(i, lane_)];
+#pragma unroll
+    for (int j = 0; j < i; ++j) key[i][j] = key[i - 1][j] * decays[i];
+  }
+  float along_erase[kHalf], along_query[kHalf], along_key[kHalf];
+  float* to = at(p_.dg, i_h_) + (first + kHalf - 1) * p_.dg.stride[1];
+#pragma unroll
+  for (int i = kHalf - 1; i >= 0; --i, to = next(to, -p_.dg.stride[1])) {
+    const float q = to_float(*reinterpret_cast<const bfloat16*>(tile().q + tokens * 128 + offset_of(i, element))),
+                a = m_.a[tokens + i], erasing = a * key[i][i];
+    float dq = from_start[i] * queries[place(i, lane_)], e = from_start[i] * erase[place(i, lane_)];
+    spanning += q * dq - erasing * e;
+    float dg = spanning;
+#pragma unroll
+    for (int j = 0; j <= i; ++j) {
+      const float2 x = m_.diagonal(block_).of[first + i][first + j];
+      const float to_key = j < i ? x.x * q - x.y * erasing : x.x * q;
+      dk[j] = i < kHalf - 1 ? dk[j] * decays[i + 1] + to_key : dk[j] + to_key;
+      dq += x.x * key[i][j];
+      if (j == i) break;
+      e += x.y * key[i][j];
+      dg += key[i][j] * dk[j];
+    }
+    if (exists(first + i)) *to = dg;
+    dk[i] -= a * e;
+    queries[place(i, lane_)] = dq;
+    keys[place(i, lane_)] = dk[i];
+    along_erase[i] = key[i][i] * e;
+    along_key[i] = key[i][i] * dk[i];
+    along_query[i] = q * dq;
+  }
+  put_sums(kErase, half, along_erase);
+  put_sums(kAlongKey, half, along_key);
+  put_sums(kAlongQuery, half, along_query);
 }
 
 template <int kTiles>

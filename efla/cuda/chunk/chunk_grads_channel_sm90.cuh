@@ -40,9 +40,16 @@ struct ChannelTile {
   unsigned char k[kTileBytes], q[kTileBytes], keys[kEdgeBytes], queries[kEdgeBytes], erase[kEdgeBytes];
 };
 
+// A diagonal block of W and of H, element by element. The length of a row keeps stores of accumulators almost free of
+// bank conflicts.
+struct DiagonalBlock {
+  float2 of[kBlock][kBlock + 2];
+};
+
 template <int kTiles>
 struct ChannelShared {
-  static constexpr int kStages = 2;  // slices in shared memory at once
+  static constexpr int kScratch = kBlock * 32;  // floats of 16 tokens and 32 channels
+  static constexpr int kStages = 2;             // slices in shared memory at once
   static constexpr int kThreads = 256 * kTiles, kQuarters = 2 * kTiles;
   alignas(1024) ChannelSlice<kTiles> slices[kStages];
   ChannelTile tiles[kTiles];
@@ -55,16 +62,23 @@ struct ChannelShared {
   ChunkAt at;                   // here because registers are short
   std::uint64_t full[kStages];  // barriers: the images of a slice have been copied
 
-  // In the place of slices that have been used: W and H, what spans blocks, parts of S·dS', one per warp, and
-  // accumulators on their way from products to channels.
+  // In the place of slices that have been used: W and H below the diagonal blocks, what spans blocks, parts of S·dS',
+  // one per warp; accumulators on their way from products to channels, dq̂ and E there and dk̂ in the place of decayed
+  // rows; and the diagonal blocks of W and H.
   __device__ unsigned char* w() { return slices[0].dout; }
   __device__ unsigned char* h() { return slices[0].u; }
   __device__ Crossing<kTiles>& crossing() { return *reinterpret_cast<Crossing<kTiles>*>(slices[0].d); }
   __device__ float* state_sums(int warp) { return reinterpret_cast<float*>(slices[0].before) + warp * 64 * kTiles; }
-  __device__ float* scratch(int warp, int which) {
-    static_assert(2 * 4 * kQuarters * kBlock * 32 * sizeof(float) <=
+  __device__ float* queries(int warp) { return reinterpret_cast<float*>(slices[0].before) + 2 * warp * kScratch; }
+  __device__ float* erase(int warp) { return queries(warp) + kScratch; }
+  __device__ float* keys(int warp) {
+    static_assert(2 * kBlocks * kScratch * sizeof(float) <= 3 * kEdgeBytes);
+    return reinterpret_cast<float*>(tiles[warp / (2 * kBlocks)].keys) + warp % (2 * kBlocks) * kScratch;
+  }
+  __device__ DiagonalBlock& diagonal(int block) {
+    static_assert(kThreads / 32 * 2 * kScratch * sizeof(float) + kBlocks * sizeof(DiagonalBlock) <=
                   kStages * sizeof(ChannelSlice<kTiles>) - 3 * kTileBytes);
-    return reinterpret_cast<float*>(slices[0].before) + (2 * warp + which) * kBlock * 32;
+    return reinterpret_cast<DiagonalBlock*>(queries(kThreads / 32))[block];
   }
 };
 static_assert(sizeof(Crossing<2>) <= kTileBytes);
@@ -77,6 +91,7 @@ class ChannelGrads {
   using Shared = ChannelShared<kTiles>;
   static constexpr int kThreads = Shared::kThreads, kQuarters = Shared::kQuarters, kStages = Shared::kStages;
   static constexpr int kCount = 16;  // accumulators of 16 tokens and 32 channels
+  static constexpr int kHalf = kBlock / 2;
   using Sums = float[kCount];
 
   // `thread` is opaque, so that nothing of one value head is kept in registers for the next.
@@ -170,9 +185,10 @@ class ChannelGrads {
       *to = rounded(x[i]);
     }
   }
-  __device__ void put_sums(ChannelSum kind, float (&x)[kBlock]) {
+  // Writes the warp's sum over channels of half a block's tokens.
+  __device__ void put_sums(ChannelSum kind, int half, float (&x)[kHalf]) {
     sum_over_lanes(x, lane_);
-    if (lane_ < kBlock) m_.sums[kind][quarter_][kBlock * block_ + lane_] = x[0];
+    if (lane_ < kHalf) m_.sums[kind][quarter_][kBlock * block_ + kHalf * half + lane_] = x[0];
   }
   __device__ float sum_of(ChannelSum kind, int token) const {
     float sum = 0;
@@ -331,6 +347,10 @@ class ChannelGrads {
         float& x = matrix[8 * b + i];
         x = below ? x * ((i / 2 % 2 == 0 ? factor.x : factor.y) * m_.key_factor[column]) : 0.0F;
       }
+      if (block == block_) {
+        put_diagonal(matrix + 8 * b, is_w);
+        break;
+      }
       std::uint32_t packed[4];
       to_operand<bfloat16>(packed, matrix + 8 * b);
       write_block(to, kBlock * block_, 2 * block, packed, lane_);
@@ -340,6 +360,14 @@ class ChannelGrads {
       float sum = 0;
       for (int warp = 0; warp < kThreads / 32; ++warp) sum += m_.state_sums(warp)[thread_];
       m_.crossing().states[thread_] = sum;
+    }
+  }
+
+  __device__ void put_diagonal(const float* x, bool is_w) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      float2& to = m_.diagonal(block_).of[lane_ / 4 + 8 * (i / 2 % 2)][8 * (i / 4) + 2 * (lane_ % 4) + i % 2];
+      (is_w ? to.x : to.y) = x[i];
     }
   }
 
@@ -484,6 +512,15 @@ class ChannelGrads {
 
   // Where the scratch has a token's channel.
   __device__ static int place(int token, int channel) { return 32 * token + (channel ^ (token % 4 * 8)); }
+  // Adds to a gradient in the scratch `factors` times its rows, keys or queries, and stores the sum.
+  __device__ void finish(int which, const View<bfloat16, 4>& view, const float* scratch, const unsigned char* rows,
+                         const float* factors) const {
+    float x[kBlock];
+    read(rows, x, element());
+#pragma unroll
+    for (int i = 0; i < kBlock; ++i) x[i] = scratch[place(i, lane_)] + factors[kBlock * block_ + i] * x[i];
+    store(which, view, x);
+  }
   __device__ void write_scratch(const Sums& x, float* scratch) const {
 #pragma unroll
     for (int i = 0; i < kCount; i += 2) {
@@ -510,10 +547,12 @@ class ChannelGrads {
 
   // Adds pairs of tokens of the block, finishes the tokens and writes the gradients.
   __device__ void add_pairs(const Sums& of_query, const Sums& of_erase, const Sums& of_key);
-  // Adds pairs of tokens of the block: to what the scratch has of the gradients of q̂ and of E, which are decayed to the
-  // block's start before, to dk, and to what spans a token.
-  __device__ void pairs(float* queries, float* erase, const float (&k)[kBlock], const float (&decays)[kBlock],
-                        float (&dk)[kBlock], float (&spanning)[kBlock]);
+  // Adds pairs of tokens of which one is in the block's first half and one in the second to the gradients in the
+  // scratch, which are then decayed to the start or the end of a half. Returns what spans all of a half.
+  __device__ float2 join_halves();
+  // Adds pairs of tokens of half a block, writes the gradients of gates, of which `spanning` spans the half, and the
+  // sums over channels; leaves dq̂ and dk̂ in the scratch.
+  __device__ void pairs(int half, float spanning);
   // Writes dbeta and computes what is added of k and q to their gradients: what comes through λ and the L2 norm. Ends
   // with a barrier.
   __device__ void finish_tokens();
