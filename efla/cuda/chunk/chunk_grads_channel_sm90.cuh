@@ -92,6 +92,7 @@ class ChannelGrads {
   static constexpr int kThreads = Shared::kThreads, kQuarters = Shared::kQuarters, kStages = Shared::kStages;
   static constexpr int kCount = 16;  // accumulators of 16 tokens and 32 channels
   static constexpr int kHalf = kBlock / 2;
+  static constexpr int kMatrixBlocks = kBlocks / kTiles;  // of a block row of W or H, every kTiles-th
   using Sums = float[kCount];
 
   // `thread` is opaque, so that nothing of one value head is kept in registers for the next.
@@ -300,7 +301,6 @@ class ChannelGrads {
   // The products of a slice after the other: dO Sᵀ, D Sᵀ and U dS'ᵀ, with their factors per token; W and H in their
   // tiles; dv, db (in the place of b) and Crossing::states. Ends with a barrier.
   __device__ void multiply_slices(Sums& of_query, Sums& of_erase, Sums& of_key) {
-    constexpr int kMatrixBlocks = kBlocks / kTiles;  // of a block row, every kTiles-th
     float matrix[8 * kMatrixBlocks] = {}, states[8] = {}, db = 0;
     const bool is_w = quarter_ % 2 == 0;
 #pragma unroll
@@ -315,11 +315,7 @@ class ChannelGrads {
       barrier_wait(&m_.full[slice % kStages], parity(slice));
       __syncthreads();
       const ChannelSlice<kTiles>& from = m_.slices[slice % kStages];
-      multiply_matrix<kMatrixBlocks>(matrix, shared_address(is_w ? from.dout : from.d), shared_address(from.u));
-      multiply_both<bfloat16, 2>(of_query, of_erase, shared_address(from.dout), shared_address(from.d),
-                                 shared_address(from.before), block_, lane_, 4 * quarter_, 3);
-      multiply_one<bfloat16, false, 2>(of_key, shared_address(from.u), shared_address(from.after), block_, lane_,
-                                       4 * quarter_);
+      multiply_slice(from, matrix, of_query, of_erase, of_key);
       add_state_products(from, states);
       db += value_gradients<kThreads>(c_, at_, i_h_, slice, from.d, m_.b, thread_);
       __syncthreads();
@@ -371,21 +367,43 @@ class ChannelGrads {
     }
   }
 
-  // sum += a bᵀ for the block row of the warp and every kTiles-th block column up to the diagonal.
-  template <int kMatrixBlocks>
-  __device__ void multiply_matrix(float (&sum)[8 * kMatrixBlocks], std::uint32_t a, std::uint32_t b) const {
-#pragma unroll 1
+  // Adds the products of a slice: dO Uᵀ or D Uᵀ for the block row of the warp and every kTiles-th block column, and
+  // dO Sᵀ, D Sᵀ and U dS'ᵀ for the warp's channels. A step's addresses are those of the first with other bits flipped.
+  __device__ void multiply_slice(const ChannelSlice<kTiles>& from, float (&matrix)[8 * kMatrixBlocks], Sums& of_query,
+                                 Sums& of_erase, Sums& of_key) const {
+    constexpr int kBlockBytes = kBlock * 128;
+    const std::uint32_t dout = shared_address(from.dout), u = shared_address(from.u), d = shared_address(from.d),
+                        before = shared_address(from.before), after = shared_address(from.after),
+                        left = (quarter_ % 2 == 0 ? dout : d) + kBlockBytes * block_;
+    const int lane = opaque(lane_), row = piece_offset(lane % 16, lane / 16),
+              column = piece_offset(lane % 16, 4 * quarter_ + lane / 16);
+#pragma unroll 2
     for (int step = 0; step < 4; ++step) {
-      std::uint32_t rows[4];
-      load_matrices(rows, block_address(a, kBlock * block_, 2 * step, lane_));
+      const int at = row ^ (32 * step);
+      std::uint32_t a[4], of_dout[4], of_d[4], of_u[4];
+      load_matrices(a, left + at);
 #pragma unroll
       for (int i = 0; i < kMatrixBlocks; ++i) {
-        const int block = quarter_ / 2 + kTiles * i;
-        if (block > block_) break;
-        std::uint32_t columns[4];
-        load_matrices(columns, block_address(b, kBlock * block, 2 * step, lane_));
-        mma<bfloat16>(sum + 8 * i, rows, columns[0], columns[2]);
-        mma<bfloat16>(sum + 8 * i + 4, rows, columns[1], columns[3]);
+        std::uint32_t b[4];
+        load_matrices(b, u + kBlockBytes * (quarter_ / 2 + kTiles * i) + at);
+        mma<bfloat16>(matrix + 8 * i, a, b[0], b[2]);
+        mma<bfloat16>(matrix + 8 * i + 4, a, b[1], b[3]);
+      }
+      load_matrices(of_dout, dout + kBlockBytes * block_ + at);
+      load_matrices(of_d, d + kBlockBytes * block_ + at);
+      load_matrices(of_u, u + kBlockBytes * block_ + at);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int in_states = kBlockBytes * step + (column ^ (32 * i));
+        std::uint32_t b[4];
+        load_matrices_transposed(b, before + in_states);
+        mma<bfloat16>(of_query + 8 * i, of_dout, b[0], b[1]);
+        mma<bfloat16>(of_query + 8 * i + 4, of_dout, b[2], b[3]);
+        mma<bfloat16>(of_erase + 8 * i, of_d, b[0], b[1]);
+        mma<bfloat16>(of_erase + 8 * i + 4, of_d, b[2], b[3]);
+        load_matrices_transposed(b, after + in_states);
+        mma<bfloat16>(of_key + 8 * i, of_u, b[0], b[1]);
+        mma<bfloat16>(of_key + 8 * i + 4, of_u, b[2], b[3]);
       }
     }
   }
