@@ -174,7 +174,7 @@ void time_float32(CaseRun& run, const std::string& name, const Row& row, std::in
 void time_step(CaseRun& run, const std::string& name, std::int64_t batch, std::int64_t tokens, std::int64_t dim,
                const Rule& rule, bool narrow);
 // Times all operators of a decode step, or a part of them (layers.cc).
-void time_layers(CaseRun& run, const std::string& name, const std::string& part, std::int64_t texts, bool one_kernel);
+void time_layers(CaseRun& run, const std::string& name, const std::string& part, std::int64_t texts);
 // Times a layer around the delta rule in training: short_conv, rms_norm, rms_norm gated, add_rms_norm, glu.
 void time_training_layer(CaseRun& run, const std::string& name, const std::string& layer, bool backward);
 

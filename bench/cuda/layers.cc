@@ -1,7 +1,8 @@
 // Times the layers of a decode step of a model with 374 million parameters, their weights in bfloat16: all of its
-// operators, or one of them in every layer, with a kernel per operator or with one kernel for all.
+// operators, or one of them in every layer.
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -13,7 +14,6 @@
 #include "bench/cuda/timing.h"
 #include "efla/cuda/common/error.h"
 #include "efla/cuda/layers/linear.h"
-#include "efla/cuda/recurrent/layers_step.h"
 #include "efla/cuda/recurrent/mixer_step.h"
 
 namespace efla::bench::cuda {
@@ -22,7 +22,7 @@ namespace {
 constexpr std::int64_t kLayers = 24, kHidden = 1024, kModelHeads = 8, kDim = 128, kInner = 2816, kVocabulary = 32000;
 constexpr std::int64_t kTaps = 4, kChannels = 3 * kHidden, kProjected = kChannels + kModelHeads;  // the last ones for β
 constexpr std::int64_t kState = kModelHeads * kDim * kDim;
-constexpr double kMaxLayersError = 1e-4;  // of one way to run the operators against another
+constexpr double kMaxLayersError = 1e-4;  // of a text beside others against the text beside fewer or more
 
 using Operator = std::variant<LinearForward, MixerStep>;
 
@@ -134,46 +134,26 @@ class Model {
   Copies<float> states_, history_, x_, projected_, o_, inner_, logits_;
 };
 
-// Runs operators, by one kernel for all of them or by a kernel each.
-class Runner {
- public:
-  Runner(const std::vector<Operator>& operators, bool one_kernel)
-      : operators_(operators), step_(one_kernel ? list_of(operators) : gpu::LayersStep()), memory_(step_.bytes()) {
-    if (memory_.data() == nullptr) return;
-    const auto image = step_.image(memory_.data());
-    check(cudaMemcpy(memory_.data(), image.data(), image.size(), cudaMemcpyHostToDevice), "cudaMemcpy");
-  }
-  void run(cudaStream_t stream) const {
-    if (memory_.data() != nullptr) return step_.run(memory_.data(), stream);
-    for (const Operator& one : operators_) {
-      if (const auto* mixer = std::get_if<MixerStep>(&one)) {
-        gpu::mixer_step(*mixer, stream);
-      } else {
-        gpu::linear(std::get<LinearForward>(one), stream);
-      }
+void run_operators(const std::vector<Operator>& operators, cudaStream_t stream) {
+  for (const Operator& one : operators) {
+    if (const auto* mixer = std::get_if<MixerStep>(&one)) {
+      gpu::mixer_step(*mixer, stream);
+    } else {
+      gpu::linear(std::get<LinearForward>(one), stream);
     }
   }
-  // Returns what the last operator writes for the first text, when all have run once.
-  std::vector<float> output() const {
-    const auto* mixer = std::get_if<MixerStep>(&operators_.back());
-    const View<float, 2> y = mixer != nullptr ? mixer->o : std::get<LinearForward>(operators_.back()).y;
-    run(nullptr);
-    check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-    std::vector<float> values(y.extent[1]);
-    check(cudaMemcpy(values.data(), y.data, values.size() * sizeof(float), cudaMemcpyDeviceToHost), "cudaMemcpy");
-    return values;
-  }
+}
 
- private:
-  static gpu::LayersStep list_of(const std::vector<Operator>& operators) {
-    gpu::LayersStep step;
-    for (const Operator& one : operators) std::visit([&](const auto& problem) { step.add(problem); }, one);
-    return step;
-  }
-  std::vector<Operator> operators_;
-  gpu::LayersStep step_;
-  DeviceMemory memory_;
-};
+// Returns what the last operator writes for the first text, when all have run once.
+std::vector<float> output_of(const std::vector<Operator>& operators) {
+  const auto* mixer = std::get_if<MixerStep>(&operators.back());
+  const View<float, 2> y = mixer != nullptr ? mixer->o : std::get<LinearForward>(operators.back()).y;
+  run_operators(operators, nullptr);
+  check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  std::vector<float> values(y.extent[1]);
+  check(cudaMemcpy(values.data(), y.data, values.size() * sizeof(float), cudaMemcpyDeviceToHost), "cudaMemcpy");
+  return values;
+}
 
 // The bytes of weights that operators read, and of states that they read and write.
 std::int64_t bytes_of(const std::vector<Operator>& operators) {
@@ -187,25 +167,25 @@ std::int64_t bytes_of(const std::vector<Operator>& operators) {
 
 }  // namespace
 
-void time_layers(CaseRun& run, const std::string& name, const std::string& part, std::int64_t texts, bool one_kernel) {
-  const Model model(texts);
-  const Runner runner(model.operators(part, texts), one_kernel);
-  const std::vector<float> y = runner.output();
+void time_layers(CaseRun& run, const std::string& name, const std::string& part, std::int64_t texts) {
+  constexpr std::int64_t kOther = 8;  // texts that another kernel computes
+  const Model model(std::max(texts, kOther));
+  const auto operators = model.operators(part, texts);
+  const std::vector<float> y = output_of(operators);
   model.reset();
-  // The first text alone, by the other way to run it.
-  const std::vector<float> other = Runner(model.operators(part, 1), !one_kernel).output();
-  double error = 0, size = 0;
+  const std::vector<float> other = output_of(model.operators(part, texts == 1 ? kOther : 1));
+  double error = 0, size = 0;  // of the first text
   for (std::size_t i = 0; i < y.size(); ++i) {
     error += (y[i] - other[i]) * (y[i] - other[i]);
     size += other[i] * other[i];
   }
   error = std::sqrt(error / size);
-  run.write_result(name,
-                   "\"op\": \"layers_step\", \"part\": \"" + part + "\", \"kernels\": \"" +
-                       (one_kernel ? "one" : "many") + "\", \"texts\": " + std::to_string(texts) + ", \"bytes\": " +
-                       std::to_string(bytes_of(model.operators(part, texts))) + ", \"error\": " + error_json(error),
-                   error <= kMaxLayersError,
-                   [&] { return time_calls(run.options.repeats, [&](cudaStream_t stream) { runner.run(stream); }); });
+  run.write_result(
+      name,
+      "\"op\": \"layers_step\", \"part\": \"" + part + "\", \"texts\": " + std::to_string(texts) +
+          ", \"bytes\": " + std::to_string(bytes_of(operators)) + ", \"error\": " + error_json(error),
+      error <= kMaxLayersError,
+      [&] { return time_calls(run.options.repeats, [&](cudaStream_t stream) { run_operators(operators, stream); }); });
 }
 
 }  // namespace efla::bench::cuda

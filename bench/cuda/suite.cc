@@ -124,13 +124,9 @@ std::vector<Plan> plans(const GpuOptions& options) {
   }
   if (options.scaling || !gpu::is_hopper()) return plans;
   for (const std::int64_t texts : {1, 4, 64}) {
-    for (const bool one_kernel : {true, false}) {
-      if (one_kernel && texts > 4) continue;
-      for (const char* part : {"all", "in", "mixer", "out", "gate_up", "down", "head", "chain"}) {
-        plans.push_back(
-            {"step/" + std::string(one_kernel ? "one-kernel/" : "kernels/") + std::to_string(texts) + "/" + part,
-             [=](CaseRun& run, const std::string& name) { time_layers(run, name, part, texts, one_kernel); }});
-      }
+    for (const char* part : {"all", "in", "mixer", "out", "gate_up", "down", "head", "chain"}) {
+      plans.push_back({"step/" + std::to_string(texts) + "/" + part,
+                       [=](CaseRun& run, const std::string& name) { time_layers(run, name, part, texts); }});
     }
   }
   return plans;

@@ -58,7 +58,6 @@ std::string part_of_kernel(const std::string& name) {
   if (holds({"RmsNorm"})) return "residual sums and RMS norms";
   if (holds({"Glu"})) return "SwiGLU";
   if (holds({"CrossEntropy"})) return "cross-entropy";
-  if (holds({"layers_step_kernel"})) return "all layers of a decode step";
   if (holds({"efla::"})) return "delta rule";
   if (holds({"multi_tensor_apply"})) return "optimiser";
   return "element by element, sums, copies";

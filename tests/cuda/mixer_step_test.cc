@@ -170,34 +170,45 @@ class CudaMixerStep : public testing::Test {
   }
 };
 
+// Few heads and more than a GPU's multiprocessors divided by eight, which have a kernel each.
+constexpr std::int64_t kHeads[] = {2, 18};
+
 TEST_F(CudaMixerStep, IsTheFloat64Step) {
-  for (const std::int64_t key_dim : {20, 64, 128}) {
-    for (const std::int64_t value_dim : {4, 36, 64, 128}) {
-      for (const std::int64_t group : {1, 3}) {
-        StepCase c{.group = group, .key_dim = key_dim, .value_dim = value_dim};
-        check_step(c);
-        c.l2norm = c.slots = true;
-        c.batch = 3;
-        c.decay = Decay::scalar;
-        check_step(c);
-        c.decay = Decay::channel;
-        c.gate = c.gate_bias = true;
-        c.gate_activation = GateActivation::sigmoid;
-        check_step(c);
+  for (const std::int64_t heads : kHeads) {
+    for (const std::int64_t key_dim : {20, 64, 128}) {
+      for (const std::int64_t value_dim : {4, 36, 64, 128}) {
+        for (const std::int64_t group : {1, 3}) {
+          StepCase c{.heads = heads, .group = group, .key_dim = key_dim, .value_dim = value_dim};
+          check_step(c);
+          c.l2norm = c.slots = true;
+          c.batch = 3;
+          c.decay = Decay::scalar;
+          check_step(c);
+          c.decay = Decay::channel;
+          c.gate = c.gate_bias = true;
+          c.gate_activation = GateActivation::sigmoid;
+          check_step(c);
+        }
       }
     }
   }
 }
 
 TEST_F(CudaMixerStep, HasEveryChoiceOfAMixer) {
-  for (const char* step : {"euler", "rk2", "rk4", "exact", "implicit_euler", "trapezoid"}) check_step({.step = step});
-  for (const auto beta : {BetaActivation::softplus, BetaActivation::one}) check_step({.beta = beta});
-  for (const std::int64_t taps : {1, 2, 3, 8}) check_step({.taps = taps});
-  check_step({.step = "euler", .beta = BetaActivation::one, .erase_scale = 0.0});
-  check_step({.decay = Decay::channel, .decay_activation = DecayActivation::sigmoid});
-  check_step({.norm = false});
-  check_step({.norm = false, .gate = true});
-  check_step({.gate = true});
+  for (const std::int64_t heads : kHeads) {
+    const auto check = [&](StepCase c) {
+      c.heads = heads;
+      check_step(c);
+    };
+    for (const char* step : {"euler", "rk2", "rk4", "exact", "implicit_euler", "trapezoid"}) check({.step = step});
+    for (const auto beta : {BetaActivation::softplus, BetaActivation::one}) check({.beta = beta});
+    for (const std::int64_t taps : {1, 2, 3, 8}) check({.taps = taps});
+    check({.step = "euler", .beta = BetaActivation::one, .erase_scale = 0.0});
+    check({.decay = Decay::channel, .decay_activation = DecayActivation::sigmoid});
+    check({.norm = false});
+    check({.norm = false, .gate = true});
+    check({.gate = true});
+  }
   check_step({.batch = 64, .heads = 8, .slots = true});
 }
 

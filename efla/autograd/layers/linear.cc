@@ -10,6 +10,7 @@
 #include "efla/autograd/one_thread.h"
 #include "efla/autograd/tensor_view.h"
 #include "efla/ops/layers/linear.h"
+#include "efla/rule/linear.h"
 
 namespace efla::autograd {
 namespace {
@@ -47,6 +48,22 @@ void product(const Tensor& x, const Tensor& weight, Tensor& y) {
   });
 }
 
+LinearForward linear_problem(const Tensor& x, const Tensor& weight, const LinearFusion& with, const Tensor& y) {
+  LinearForward p;
+  p.x = view_of<const float, 2>(x);
+  if (weight.scalar_type() == at::kBFloat16) {
+    p.narrow_weight = view_of<const bfloat16, 2>(weight);
+  } else {
+    p.weight = view_of<const float, 2>(weight);
+  }
+  p.y = view_of<float, 2>(y);
+  p.norm_weight = view_of<const float, 1>(with.norm_weight);
+  p.norm_eps = static_cast<float>(with.norm_eps);
+  p.swiglu = with.swiglu;
+  p.residual = view_of<const float, 2>(with.residual);
+  return p;
+}
+
 }  // namespace
 
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
@@ -64,22 +81,6 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
   auto sizes = x.sizes().vec();
   sizes.back() = weight.size(0);
   return y.view(sizes);
-}
-
-LinearForward linear_problem(const Tensor& x, const Tensor& weight, const LinearFusion& with, const Tensor& y) {
-  LinearForward p;
-  p.x = view_of<const float, 2>(x);
-  if (weight.scalar_type() == at::kBFloat16) {
-    p.narrow_weight = view_of<const bfloat16, 2>(weight);
-  } else {
-    p.weight = view_of<const float, 2>(weight);
-  }
-  p.y = view_of<float, 2>(y);
-  p.norm_weight = view_of<const float, 1>(with.norm_weight);
-  p.norm_eps = static_cast<float>(with.norm_eps);
-  p.swiglu = with.swiglu;
-  p.residual = view_of<const float, 2>(with.residual);
-  return p;
 }
 
 Tensor fused_linear(const Tensor& x, const Tensor& weight, const LinearFusion& with) {

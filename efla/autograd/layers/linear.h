@@ -3,8 +3,6 @@
 
 #include <ATen/ATen.h>
 
-#include "efla/rule/linear.h"
-
 namespace efla::autograd {
 
 // Returns x [..., D] times the transpose of weight [N, D], plus bias [N] where one is defined: [..., N]. Where a
@@ -21,10 +19,6 @@ struct LinearFusion {
   bool swiglu = false;
   at::Tensor residual = {};  // [M, N] or undefined
 };
-
-// Returns the operator's problem: x [M, D] float32 times the transpose of the weight [N, D], float32 or bfloat16, to y.
-LinearForward linear_problem(const at::Tensor& x, const at::Tensor& weight, const LinearFusion& with,
-                             const at::Tensor& y);
 
 // Returns x [M, D] float32 times the transpose of the weight [N, D], float32 or bfloat16, with what `with` says. For a
 // few rows on a GPU one kernel computes all of it; elsewhere LibTorch's operators do, with x and the product rounded to

@@ -1,128 +1,331 @@
 // The product of a few rows with a weight matrix, bound by reading the weight (linear.h).
 //
-// A tile is 8 rows of the weight. The 8 warps of a thread block compute the same tiles, each with a slice of the
-// columns, and add their sums in shared memory, always in the same order. A lane has row lane / 4 of a tile and every
-// fourth piece of 16 bytes of the warp's slice, as the operand of the tensor cores wants it. It copies its pieces to
-// its own part of shared memory, several tiles ahead and the first ones before the kernels before it have ended: no
-// thread waits for another before the sums of its block.
+// A tile is 8 rows of the weight. A thread block has a few tiles, whose rows come to shared memory as bulk copies,
+// which begin before the kernels before it have ended. The 8 warps compute the same tiles, each with a slice of the
+// columns, and add their sums in shared memory, always in the same order.
+//
+// A decode step is a sequence of such products, each of which waits for the one before. So a block does little between
+// the end of the kernel before it and its own end, and lets the next kernel begin at once: the weights of several
+// products are on their way at a time. What a block needs of the problem is small and is read before it waits, because
+// parameters of a kernel come from memory at first.
 #include <algorithm>
+#include <string>
+#include <type_traits>
 
 #include "efla/cuda/common/error.h"
 #include "efla/cuda/common/launch.h"
-#include "efla/cuda/common/prefetch.cuh"
 #include "efla/cuda/common/ptx.cuh"
+#include "efla/cuda/common/wgmma.cuh"
 #include "efla/cuda/layers/linear.h"
-#include "efla/cuda/layers/linear_few.cuh"
 
 namespace efla::gpu {
 namespace {
 
-// The copies of a lane's pieces of tiles, one committed group per tile.
-template <class W>
-struct Weights {
-  const View<const W, 2>& weight;
-  const FewPlan& plan;
-  uint4* own;  // the lane's first piece in shared memory
-  int column;  // the lane's first one
-  int lane_row, outputs;
+constexpr int kWarps = 8, kThreads = 32 * kWarps, kTileRows = 8;
+constexpr int kMostRows = 8;                     // of x
+constexpr int kMostFloatRows = 4;                // with weights in float32
+constexpr std::int64_t kMostBytes = 200 * 1024;  // of shared memory
 
-  __device__ __forceinline__ void fetch(int tile, int slot) const {
-    if (tile < plan.tiles) {
-      const int output = tile * plan.tile_outputs + lane_row % plan.tile_outputs;
-      const int row = output + lane_row / plan.tile_outputs * outputs;  // with swiglu the upper lanes have z[N / 2 + n]
-      const W* const from = weight.data + row * weight.stride[0] + column;
-      const int columns = static_cast<int>(weight.extent[1]) - column;
-      for (int s = 0; s < plan.spans; ++s) {
-        const bool exists = output < outputs && s * kSpan<W> < columns;
-        copy_async_16(shared_address(own + (slot * plan.spans + s) * kThreads),
-                      exists ? from + s * kSpan<W> : weight.data, exists ? 16 : 0);
+constexpr int kSpanBytes = 64;  // of a row of a weight that a warp reads at once
+constexpr int kGap = 64;        // bytes before every other row of a weight, so that rows differ in their banks
+template <class W>
+constexpr int kSpan = kSpanBytes / sizeof(W);  // columns
+
+// A problem and how it is distributed over thread blocks.
+template <class W>
+struct Product {
+  const float *x, *norm_weight, *residual;  // the last two may be absent
+  float* y;
+  const W* weight;
+  std::int64_t x_step, residual_step, y_step, weight_step;  // from row to row
+  float norm_eps, inverse_columns;
+  int rows, columns, outputs;
+  int tile_outputs = 0;  // outputs per tile: with swiglu, half of its rows
+  int spans = 0;         // per warp
+  int slice = 0;        // floats of a row of x that a warp keeps, and of the space behind it that avoids bank conflicts
+  int tiles = 0;        // of the whole problem
+  int block_tiles = 0;  // per thread block
+  int norm_at = 0, x_at = 0, sums_at = 0;  // bytes in shared memory
+};
+
+// Returns where row `row` of a block's tiles lies in shared memory.
+__host__ __device__ __forceinline__ int row_at(int row, int spans) {
+  return row * spans * kWarps * kSpanBytes + (row + 1) / 2 * kGap;
+}
+
+__device__ __forceinline__ float sum_lanes(float x) {
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffffU, x, offset);
+  return x;
+}
+
+// Starts the copies of a block's rows of the weight, by one warp. Columns beyond the weight's become zeros, rows beyond
+// it stay as they are.
+template <class W>
+__device__ __forceinline__ void fetch_weight(const Product<W>& p, int first_tile, int tiles, unsigned char* to,
+                                             std::uint64_t* arrived, int lane) {
+  const int bytes = p.columns * static_cast<int>(sizeof(W)), padded = p.spans * kWarps * kSpanBytes;
+  for (int row = lane; row < tiles * kTileRows; row += 32) {
+    const int in_tile = row % kTileRows;
+    const bool second = in_tile >= p.tile_outputs;  // with swiglu z[N / 2 + n]
+    const int output = (first_tile + row / kTileRows) * p.tile_outputs + in_tile - (second ? p.tile_outputs : 0);
+    if (output >= p.outputs) continue;
+    load_bulk(to + row_at(row, p.spans), p.weight + (output + (second ? p.outputs : 0)) * p.weight_step, bytes,
+              arrived);
+  }
+  for (int i = lane, pieces = (padded - bytes) / 16; i < tiles * kTileRows * pieces; i += 32) {
+    *reinterpret_cast<uint4*>(to + row_at(i / pieces, p.spans) + bytes + i % pieces * 16) = {0, 0, 0, 0};
+  }
+}
+
+// Writes four columns of x to a warp's slice. With bfloat16 weights every x becomes the sum of two bfloat16
+// numbers, a higher and a lower part; of every 32 columns the 32 higher parts lie first, then the 32 lower ones.
+template <class W>
+__device__ __forceinline__ void store_x(float* row, int column, const float4& x) {
+  if constexpr (std::is_same_v<W, float>) {
+    *reinterpret_cast<float4*>(row + column) = x;
+  } else {
+    const uint2 high{pack<bfloat16>(x.x, x.y), pack<bfloat16>(x.z, x.w)};
+    const uint2 low{pack<bfloat16>(x.x - low_of<bfloat16>(high.x), x.y - high_of<bfloat16>(high.x)),
+                    pack<bfloat16>(x.z - low_of<bfloat16>(high.y), x.w - high_of<bfloat16>(high.y))};
+    float* const to = row + column / 32 * 32 + column % 32 / 2;
+    *reinterpret_cast<uint2*>(to) = high;
+    *reinterpret_cast<uint2*>(to + 16) = low;
+  }
+}
+
+// Reads a warp's slice of x, times the norm's weight in shared memory, into shared memory, and writes the sums of its
+// squares.
+template <class W, int kRows>
+__device__ __forceinline__ void stage_x(const Product<W>& p, int first_column, const float* norm, float* slices,
+                                        float* squares, int lane) {
+  constexpr int kTurns = 4 / kRows > 0 ? 4 / kRows : 1;  // of 128 columns that are read before any is used
+  const int width = p.spans * kSpan<W>, end = min(width, p.columns - first_column);
+  float sum[kRows] = {};
+  for (int first = 4 * lane; first < width; first += kTurns * 128) {
+    float4 x[kTurns][kRows];
+#pragma unroll
+    for (int t = 0; t < kTurns; ++t) {
+      const int c = first + t * 128;
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        const float* const from = p.x + r * p.x_step + first_column + c;
+        x[t][r] = c < end && r < p.rows ? __ldcg(reinterpret_cast<const float4*>(from)) : float4{0, 0, 0, 0};
       }
     }
-    copy_async_commit();
+#pragma unroll
+    for (int t = 0; t < kTurns; ++t) {
+      const int c = first + t * 128;
+      if (c >= width) continue;
+      const float4 w = p.norm_weight != nullptr ? *reinterpret_cast<const float4*>(norm + c) : float4{1, 1, 1, 1};
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        const float4 v = x[t][r];
+        sum[r] += v.x * v.x + v.y * v.y + (v.z * v.z + v.w * v.w);
+        store_x<W>(slices + r * p.slice, c, {v.x * w.x, v.y * w.y, v.z * w.z, v.w * w.w});
+      }
+    }
+  }
+  __syncwarp();
+  if (p.norm_weight == nullptr) return;
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    const float all = sum_lanes(sum[r]);
+    if (lane == 0) squares[r] = all;
+  }
+}
+
+// Sums of kTiles tiles: of a lane, after all spans, z[m, n] of its warp's columns.
+template <class W, int kRows, int kTiles>
+struct TileSums;
+
+template <int kRows, int kTiles>
+struct TileSums<bfloat16, kRows, kTiles> {
+  float even[kTiles][4] = {}, odd[kTiles][4] = {};  // two chains of products
+
+  // Adds the products of a span. w: of the first tile, whose next one is `step` bytes further.
+  __device__ __forceinline__ void add(const unsigned char* w, int step, const float* x, int slice, int lane) {
+    uint4 weight[kTiles], high{}, low{};
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) weight[t] = *reinterpret_cast<const uint4*>(w + t * step);
+    if (lane / 4 < kRows) {
+      const float* const from = x + lane / 4 * slice + 4 * (lane % 4);
+      high = *reinterpret_cast<const uint4*>(from);
+      low = *reinterpret_cast<const uint4*>(from + 16);
+    }
+    // Rows 0 to 7 of the operand are the higher parts of x, rows 8 to 15 the lower ones.
+    const std::uint32_t first[4] = {high.x, low.x, high.y, low.y}, second[4] = {high.z, low.z, high.w, low.w};
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+      mma<bfloat16>(even[t], first, weight[t].x, weight[t].y);
+      mma<bfloat16>(odd[t], second, weight[t].z, weight[t].w);
+    }
+  }
+  __device__ __forceinline__ void store(float* sums, int lane) const {
+    if (lane / 4 >= kRows) return;
+    float* to = sums + lane / 4 * kTileRows + 2 * (lane % 4);
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t, to += kWarps * kRows * kTileRows) {
+      to[0] = even[t][0] + odd[t][0] + (even[t][2] + odd[t][2]);
+      to[1] = even[t][1] + odd[t][1] + (even[t][3] + odd[t][3]);
+    }
   }
 };
 
-// kRows: rows of x, or more. kDepth: tiles whose weights are on their way at once.
-template <class W, int kRows, int kDepth>
-__global__ void __launch_bounds__(kThreads)
-    linear_kernel(const __grid_constant__ LinearForward p, const __grid_constant__ View<const W, 2> weight,
-                  const __grid_constant__ FewPlan plan) {
+template <int kRows, int kTiles>
+struct TileSums<float, kRows, kTiles> {
+  float sum[kTiles][kRows] = {};
+
+  __device__ __forceinline__ void add(const unsigned char* w, int step, const float* x, int slice, int lane) {
+    float4 weight[kTiles];
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) weight[t] = *reinterpret_cast<const float4*>(w + t * step);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const float4 v = *reinterpret_cast<const float4*>(x + r * slice + 4 * (lane % 4));
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) {
+        sum[t][r] =
+            fmaf(v.x, weight[t].x, fmaf(v.y, weight[t].y, fmaf(v.z, weight[t].z, fmaf(v.w, weight[t].w, sum[t][r]))));
+      }
+    }
+  }
+  __device__ __forceinline__ void store(float* sums, int lane) const {
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        float all = sum[t][r] + __shfl_xor_sync(0xffffffffU, sum[t][r], 1);
+        all += __shfl_xor_sync(0xffffffffU, all, 2);
+        if (lane % 4 == 0) sums[(t * kWarps * kRows + r) * kTileRows + lane / 4] = all;
+      }
+    }
+  }
+};
+
+// kRows: rows of x, or more. kTiles: tiles that a warp computes at a time; a block has that many or a multiple.
+template <class W, int kRows, int kTiles>
+__global__ void __launch_bounds__(kThreads, 2) linear_kernel(const __grid_constant__ Product<W> p) {
   extern __shared__ __align__(16) unsigned char shared[];
   __shared__ float squares[kWarps][kRows];
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, step = static_cast<int>(gridDim.x);
-  const int outputs = static_cast<int>(p.y.extent[1]), rows = static_cast<int>(p.x.extent[0]);
-  const int first_column = warp * plan.spans * kSpan<W>;
-  uint4* const own = reinterpret_cast<uint4*>(shared) + threadIdx.x;
-  float* const slices = reinterpret_cast<float*>(shared + plan.x_at) + warp * kRows * plan.slice;
-  float* const all_sums = reinterpret_cast<float*>(shared + plan.sums_at);
-  const Weights<W> weights{weight, plan, own, first_column + lane % 4 * kPiece<W>, lane / 4, outputs};
-#pragma unroll
-  for (int i = 0; i < kDepth; ++i) weights.fetch(static_cast<int>(blockIdx.x) + i * step, i);
-  if (p.norm_weight && 4 * lane < plan.spans * kSpan<W> && first_column + 4 * lane < weight.extent[1]) {
-    prefetch(p.norm_weight.data + first_column + 4 * lane);
-  }
+  __shared__ std::uint64_t arrived;
   let_next_kernel_begin();
-  wait_for_kernels();
-  stage_x<W, kRows>(p, plan, first_column, slices, squares[warp], lane);
-
-  const int per_row = p.swiglu ? kTileRows / 2 : kTileRows;  // plan.tile_outputs as one of two constants
-  int buffer = 0;
-  for (int tile = static_cast<int>(blockIdx.x); tile < plan.tiles; tile += kDepth * step, buffer ^= 1) {
-    // The output of this thread of the tiles of this turn: row m, column n.
-    constexpr int kOutputs = (kDepth * kRows * kTileRows + kThreads - 1) / kThreads;
-    float* const sums = all_sums + buffer * kDepth * kWarps * kRows * kTileRows;
-    const auto for_each_output = [&](auto&& f) {
-#pragma unroll
-      for (int j = 0; j < kOutputs; ++j) {
-        const int i = static_cast<int>(threadIdx.x) + j * kThreads, in_tile = i & (per_row - 1);
-        const int row = p.swiglu ? i / (kTileRows / 2) : i / kTileRows, m = row % kRows, d = row / kRows;
-        const int n = (tile + d * step) * per_row + in_tile;
-        if (d < kDepth && m < rows && n < outputs) f(j, d, m, in_tile, n);
-      }
-    };
-    float residual[kOutputs] = {};
-    if (p.residual) for_each_output([&](int j, int, int m, int, int n) { residual[j] = __ldcg(p.residual.at(m, n)); });
-#pragma unroll
-    for (int d = 0; d < kDepth; ++d) {
-      copy_async_wait<kDepth - 1>();
-      if (tile + d * step < plan.tiles) {
-        TileSums<W, kRows> tile_sums;
-        const uint4* const pieces = own + d * plan.spans * kThreads;
-#pragma unroll 4
-        for (int s = 0; s < plan.spans; ++s) {
-          tile_sums.add(pieces[s * kThreads], slices + s * kSpan<W>, plan.slice, lane);
-        }
-        tile_sums.store(sums + (d * kWarps + warp) * kRows * kTileRows, lane);
-      }
-      weights.fetch(tile + (d + kDepth) * step, d);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int first_tile = static_cast<int>(blockIdx.x) * p.block_tiles, tiles = min(p.block_tiles, p.tiles - first_tile);
+  float* const slices = reinterpret_cast<float*>(shared + p.x_at) + warp * kRows * p.slice;
+  float* const sums = reinterpret_cast<float*>(shared + p.sums_at);
+  if (warp == 0) {
+    if (lane == 0) {
+      barrier_init(&arrived, 1);
+      fence_for_products();
+      const int outputs = min(tiles * p.tile_outputs, p.outputs - first_tile * p.tile_outputs);
+      barrier_expect(&arrived, outputs * (kTileRows / p.tile_outputs) * p.columns * static_cast<int>(sizeof(W)));
     }
-    __syncthreads();  // the sums of two turns are apart, so that one barrier per turn is enough
-    for_each_output([&](int j, int d, int m, int in_tile, int n) {
-      const float* const of_tile = sums + d * kWarps * kRows * kTileRows;
-      *p.y.at(m, n) = tile_output<kRows>(p, of_tile, squares, m, in_tile, per_row) + residual[j];
-    });
+    __syncwarp();
+    fetch_weight(p, first_tile, tiles, shared, &arrived, lane);
   }
+  const int first_column = warp * p.spans * kSpan<W>;
+  float* const norm = reinterpret_cast<float*>(shared + p.norm_at) + first_column;
+  if (p.norm_weight != nullptr) {
+    for (int c = 4 * lane; c < min(p.spans * kSpan<W>, p.columns - first_column); c += 128) {
+      *reinterpret_cast<float4*>(norm + c) = __ldg(reinterpret_cast<const float4*>(p.norm_weight + first_column + c));
+    }
+  }
+  // The output of this thread: row m, column n.
+  const bool swiglu = p.tile_outputs < kTileRows;
+  const int i = static_cast<int>(threadIdx.x), in_tile = i & (p.tile_outputs - 1), row = swiglu ? i / 4 : i / 8;
+  const int m = row % kRows, d = row / kRows, n = (first_tile + d) * p.tile_outputs + in_tile;
+  const bool writes = d < tiles && m < p.rows && n < p.outputs;
+  float* const y = p.y + m * p.y_step + n;
+  const float* const residual_place = writes && p.residual != nullptr ? p.residual + m * p.residual_step + n : nullptr;
+  const unsigned char* const pieces = shared + row_at(lane / 4, p.spans) + warp * p.spans * kSpanBytes + lane % 4 * 16;
+  const int tile_bytes = row_at(kTileRows, p.spans);
+  __syncthreads();
+  wait_for_kernels();
+  const float residual = residual_place != nullptr ? __ldcg(residual_place) : 0.0F;
+  stage_x<W, kRows>(p, first_column, norm, slices, squares[warp], lane);
+  barrier_wait(&arrived, 0);
+#pragma unroll 1
+  for (int tile = 0; tile < tiles; tile += kTiles) {
+    TileSums<W, kRows, kTiles> tile_sums;
+    const unsigned char* const of_tile = pieces + tile * tile_bytes;
+#pragma unroll 2
+    for (int s = 0; s < p.spans; ++s) {
+      tile_sums.add(of_tile + s * kSpanBytes, tile_bytes, slices + s * kSpan<W>, p.slice, lane);
+    }
+    tile_sums.store(sums + (tile * kWarps + warp) * kRows * kTileRows, lane);
+  }
+  __syncthreads();
+  if (!writes) return;
+  const float* const of_tile = sums + (d * kWarps * kRows + m) * kTileRows;
+  const auto sum_at = [&](int in_row) {
+    float sum = 0;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) sum += of_tile[w * kRows * kTileRows + in_row];
+    return sum;
+  };
+  float r = 1;
+  if (p.norm_weight != nullptr) {
+    float all = 0;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) all += squares[w][m];
+    r = rsqrtf(fmaf(all, p.inverse_columns, p.norm_eps));
+  }
+  float value = r * sum_at(in_tile);
+  if (swiglu) value *= __fdividef(1.0F, 1.0F + __expf(-value)) * (r * sum_at(p.tile_outputs + in_tile));
+  *y = value + residual;
 }
 
-template <class W, int kRows, int kDepth>
-void launch(const LinearForward& p, const View<const W, 2>& weight, int blocks, cudaStream_t stream) {
-  const auto kernel = linear_kernel<W, kRows, kDepth>;
-  const FewPlan plan = few_plan_of<W>(p, kRows, kDepth);
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.bytes), "cudaFuncSetAttribute");
-  launch_early("linear", kernel, static_cast<unsigned>(blocks), kThreads, static_cast<std::size_t>(plan.bytes), stream,
-               p, weight, plan);
+// Returns the problem as the thread blocks of `blocks` multiprocessors compute it, and the bytes of shared memory of
+// each of them.
+template <class W>
+std::pair<Product<W>, int> product_of(const LinearForward& p, const View<const W, 2>& weight, int most_rows,
+                                      int blocks) {
+  const int most_outputs = kThreads / (most_rows * kTileRows);  // tiles whose outputs the threads have
+  constexpr int kFloat = sizeof(float), kMostWeights = 104 * 1024, kWeights = 64 * 1024;
+  Product<W> product{p.x.data,
+                     p.norm_weight.data,
+                     p.residual.data,
+                     p.y.data,
+                     weight.data,
+                     p.x.stride[0],
+                     p.residual.stride[0],
+                     p.y.stride[0],
+                     weight.stride[0],
+                     p.norm_eps,
+                     1.0F / static_cast<float>(p.x.extent[1]),
+                     static_cast<int>(p.x.extent[0]),
+                     static_cast<int>(p.x.extent[1]),
+                     static_cast<int>(p.y.extent[1])};
+  product.tile_outputs = p.swiglu ? kTileRows / 2 : kTileRows;
+  product.spans = (product.columns + kSpan<W> * kWarps - 1) / (kSpan<W> * kWarps);
+  product.slice = product.spans * kSpan<W> + 16;
+  product.tiles = (product.outputs + product.tile_outputs - 1) / product.tile_outputs;
+  const int tile = row_at(kTileRows, product.spans);
+  product.block_tiles = std::min((product.tiles + blocks - 1) / blocks, most_outputs);
+  if (product.block_tiles * tile > kMostWeights) product.block_tiles = std::max(1, kWeights / tile);
+  if (product.block_tiles > 4 && product.block_tiles % 3 != 0) product.block_tiles = product.block_tiles / 4 * 4;
+  product.norm_at = row_at(product.block_tiles * kTileRows, product.spans);
+  product.x_at = product.norm_at + (p.norm_weight ? product.spans * kSpan<W> * kWarps * kFloat : 0);
+  product.sums_at = product.x_at + kWarps * most_rows * product.slice * kFloat;
+  return {product, product.sums_at + product.block_tiles * kWarps * most_rows * kTileRows * kFloat};
 }
 
-// Takes as many tiles ahead as thread blocks have, and shared memory has room for.
+template <class W, int kRows, int kTiles>
+void launch(const Product<W>& product, int bytes, cudaStream_t stream) {
+  const auto kernel = linear_kernel<W, kRows, kTiles>;
+  reserve_shared_memory(kernel, bytes);
+  launch_early("linear", kernel, static_cast<unsigned>((product.tiles + product.block_tiles - 1) / product.block_tiles),
+               kThreads, static_cast<std::size_t>(bytes), stream, product);
+}
+
 template <class W, int kRows>
 void launch(const LinearForward& p, const View<const W, 2>& weight, cudaStream_t stream) {
-  const int tiles = few_plan_of<W>(p, kRows, 1).tiles, blocks = std::min(tiles, multiprocessors());
-  const int per_block = (tiles + blocks - 1) / blocks;
-  const auto fits = [&](int depth) { return few_plan_of<W>(p, kRows, depth).bytes <= kMostBytes; };
-  if (per_block > 3 && fits(6)) return launch<W, kRows, 6>(p, weight, blocks, stream);
-  if (per_block > 2 && fits(3)) return launch<W, kRows, 3>(p, weight, blocks, stream);
-  if (per_block > 1 && fits(2)) return launch<W, kRows, 2>(p, weight, blocks, stream);
-  launch<W, kRows, 1>(p, weight, blocks, stream);
+  const auto [product, bytes] = product_of(p, weight, kRows, multiprocessors());
+  if (product.block_tiles % 4 == 0) return launch<W, kRows, 4>(product, bytes, stream);
+  if (product.block_tiles % 3 == 0) return launch<W, kRows, 3>(product, bytes, stream);
+  if (product.block_tiles % 2 == 0) return launch<W, kRows, 2>(product, bytes, stream);
+  launch<W, kRows, 1>(product, bytes, stream);
 }
 
 }  // namespace
@@ -138,7 +341,9 @@ void linear_few(const LinearForward& p, cudaStream_t stream) {
 std::string linear_few_refusal(const LinearForward& p) {
   const int most = p.weight ? kMostFloatRows : kMostRows;
   if (p.x.extent[0] > most) return "it takes at most " + std::to_string(most) + " rows";
-  const auto bytes = p.weight ? few_plan_of<float>(p, most, 1).bytes : few_plan_of<bfloat16>(p, most, 1).bytes;
+  const int blocks = 1 << 30;  // a tile each
+  const int bytes =
+      p.weight ? product_of(p, p.weight, most, blocks).second : product_of(p, p.narrow_weight, most, blocks).second;
   return bytes <= kMostBytes ? "" : "rows of " + std::to_string(p.x.extent[1]) + " columns exceed its shared memory";
 }
 

@@ -9,10 +9,14 @@
 
 namespace efla::gpu {
 
-// For Hopper GPUs; in float32. Results have the same bits in every run and whatever other texts there are.
+// For Hopper GPUs; in float32. Results have the same bits in every run, and whatever other texts there are; few heads
+// of all texts and many heads are added in different orders.
 //
-// The kernel reads slots while the kernels before it still run, which must therefore not write them.
+// The kernel reads slots and parameters while the kernels before it still run, which must therefore not write them.
 void mixer_step(const MixerStep& problem, cudaStream_t stream);
+
+// The kernel of mixer_step for many heads.
+void mixer_step_many(const MixerStep& problem, cudaStream_t stream);
 
 // Returns what of the problem mixer_step does not take on the current device, as a sentence, or "".
 std::string mixer_step_refusal(const MixerStep& problem);

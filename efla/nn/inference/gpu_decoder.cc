@@ -14,7 +14,6 @@
 #include "efla/autograd/layers/rms_norm.h"
 #include "efla/autograd/tensor_view.h"
 #include "efla/base/error.h"
-#include "efla/ops/layers_step.h"
 #include "efla/ops/mixer_step.h"
 
 namespace efla::nn {
@@ -37,49 +36,12 @@ struct GpuDecoder::Step {
   Tensor decay = {}, gate = {}, o = {};
 };
 
-// What becomes of the operators of a step.
-struct GpuDecoder::Operators {
-  virtual ~Operators() = default;
-  virtual Tensor linear(const Tensor& x, const Tensor& weight, const LinearFusion& with) = 0;
-  virtual void mixer(const Step& step) = 0;
-};
-
-// Runs each of them.
-struct GpuDecoder::AtOnce : Operators {
-  Tensor linear(const Tensor& x, const Tensor& weight, const LinearFusion& with) override {
-    return autograd::fused_linear(x, weight, with);
-  }
-  void mixer(const Step& step) override { mixer_step(step.problem, {.context = autograd::context_of(step.o)}); }
-};
-
-// Makes a list of them, on tensors of its own.
-struct GpuDecoder::Listed : Operators {
-  explicit Listed(const Tensor& on) : list(autograd::context_of(on)) {}
-
-  Tensor linear(const Tensor& x, const Tensor& weight, const LinearFusion& with) override {
-    const auto y = torch::empty({x.size(0), weight.size(0) / (with.swiglu ? 2 : 1)}, x.options());
-    complete = complete && list.add(autograd::linear_problem(x, weight, with, y));
-    kept.insert(kept.end(), {x, y});
-    return y;
-  }
-  void mixer(const Step& step) override {
-    complete = complete && list.add(step.problem);
-    kept.insert(kept.end(), {step.decay, step.gate, step.o});
-  }
-
-  LayersStep list;
-  std::vector<Tensor> kept;
-  bool complete = true;  // without it the list is of no use
-};
-
 // A step of a state, whose tensors are `held`.
 struct GpuDecoder::Cache : DecodeCache {
   std::shared_ptr<const Identity> decoder;
   std::vector<Tensor> held;
   bool attends = false;
   autograd::GraphReplay replay;
-  std::unique_ptr<Listed> layers;  // from x to logits; none where they cannot be one list
-  Tensor x, logits;
 };
 
 GpuDecoder::GpuDecoder(const LanguageModel& model, WeightType weights, std::int64_t drawable)
@@ -102,8 +64,7 @@ GpuDecoder::GpuDecoder(const LanguageModel& model, WeightType weights, std::int6
     std::int64_t columns = 0;
     for (const auto& weight : layer.from.in) columns += weight.size(0);
     const auto projected = torch::zeros({1, columns}, norm_.options());
-    AtOnce at_once;
-    const Step step = step_of(layer, projected, std::get<MixerState>(state.layers[i]), at_once);
+    const Step step = step_of(layer, projected, std::get<MixerState>(state.layers[i]));
     layer.has_mixer = takes_mixer_step(step.problem, {.context = autograd::context_of(projected)});
   }
 }
@@ -129,8 +90,7 @@ GpuDecoder::Layer GpuDecoder::packed_layer(std::int64_t index) const {
   return layer;
 }
 
-GpuDecoder::Step GpuDecoder::step_of(const Layer& layer, const Tensor& projected, const MixerState& state,
-                                     Operators& operators) const {
+GpuDecoder::Step GpuDecoder::step_of(const Layer& layer, const Tensor& projected, const MixerState& state) const {
   const auto& from = layer.from;
   const auto& config = mixer_.config;
   const std::int64_t batch = projected.size(0), heads = config.value_heads;
@@ -146,7 +106,7 @@ GpuDecoder::Step GpuDecoder::step_of(const Layer& layer, const Tensor& projected
   p.beta_factor = view_of<const float, 1>(from.beta_factor);
   if (mixer_.gate != Gate::none) {
     step.decay =
-        from.a >= 0 ? columns(from.a, heads) : operators.linear(columns(from.f, config.value_dim), layer.f_out, {});
+        from.a >= 0 ? columns(from.a, heads) : autograd::fused_linear(columns(from.f, config.value_dim), layer.f_out);
     p.decay = view_of<const float, 2>(step.decay);
     p.decay_activation = mixer_.gate == Gate::safe_channel ? DecayActivation::sigmoid : DecayActivation::softplus;
     p.rate = view_of<const float, 1>(from.rate);
@@ -157,7 +117,7 @@ GpuDecoder::Step GpuDecoder::step_of(const Layer& layer, const Tensor& projected
   p.norm_eps = static_cast<float>(config.norm_eps);
   if (config.output_gate != OutputGate::none) {
     const bool low_rank = config.output_gate == OutputGate::sigmoid;
-    step.gate = low_rank ? operators.linear(columns(from.g, config.value_dim), layer.g_out, {})
+    step.gate = low_rank ? autograd::fused_linear(columns(from.g, config.value_dim), layer.g_out)
                          : columns(from.g, mixer_.values);
     p.gate = view_of<const float, 2>(step.gate);
     p.gate_bias = view_of<const float, 1>(from.gate_bias);
@@ -171,30 +131,30 @@ GpuDecoder::Step GpuDecoder::step_of(const Layer& layer, const Tensor& projected
 }
 
 // Returns x plus what the mixer or the attention of layer `index` adds to it.
-Tensor GpuDecoder::mix(std::size_t index, const Tensor& x, LanguageModelState& state, Operators& operators) const {
+Tensor GpuDecoder::mix(std::size_t index, const Tensor& x, LanguageModelState& state) const {
   const Layer& layer = layers_[index];
   const double eps = model_.config().norm_eps;
   if (!layer.has_mixer) {
     const auto normed = autograd::rms_norm(x, layer.from.attn_norm, eps);
     return x + model_.mix(index, normed.unsqueeze(1), state).squeeze(1);
   }
-  const auto projected = operators.linear(x, layer.in, {.norm_weight = layer.from.attn_norm, .norm_eps = eps});
-  const Step step = step_of(layer, projected, std::get<MixerState>(state.layers[index]), operators);
-  operators.mixer(step);
-  return operators.linear(step.o, layer.o_proj, {.residual = x});
+  const auto projected = autograd::fused_linear(x, layer.in, {.norm_weight = layer.from.attn_norm, .norm_eps = eps});
+  const Step step = step_of(layer, projected, std::get<MixerState>(state.layers[index]));
+  mixer_step(step.problem, {.context = autograd::context_of(step.o)});
+  return autograd::fused_linear(step.o, layer.o_proj, {.residual = x});
 }
 
 // Returns the logits for the embeddings x [B, D].
-Tensor GpuDecoder::logits(Tensor x, LanguageModelState& state, Operators& operators) const {
+Tensor GpuDecoder::logits(Tensor x, LanguageModelState& state) const {
   const double eps = model_.config().norm_eps;
   for (std::size_t i = 0; i < layers_.size(); ++i) {
     const Layer& layer = layers_[i];
-    x = mix(i, x, state, operators);
+    x = mix(i, x, state);
     const auto inner =
-        operators.linear(x, layer.gate_up, {.norm_weight = layer.from.mlp_norm, .norm_eps = eps, .swiglu = true});
-    x = operators.linear(inner, layer.down, {.residual = x});
+        autograd::fused_linear(x, layer.gate_up, {.norm_weight = layer.from.mlp_norm, .norm_eps = eps, .swiglu = true});
+    x = autograd::fused_linear(inner, layer.down, {.residual = x});
   }
-  return operators.linear(x, head_, {.norm_weight = norm_, .norm_eps = eps});
+  return autograd::fused_linear(x, head_, {.norm_weight = norm_, .norm_eps = eps});
 }
 
 std::shared_ptr<GpuDecoder::Cache> GpuDecoder::cache_for(LanguageModelState& state) const {
@@ -217,16 +177,6 @@ std::shared_ptr<GpuDecoder::Cache> GpuDecoder::cache_for(LanguageModelState& sta
   cache->decoder = identity_;
   cache->held = held;
   cache->attends = attends;
-  if (std::all_of(layers_.begin(), layers_.end(), [](const Layer& layer) { return layer.has_mixer; })) {
-    cache->x = torch::empty({state.batch, model_.config().hidden_size}, embeddings_.options());
-    cache->layers = std::make_unique<Listed>(cache->x);
-    cache->logits = logits(cache->x, state, *cache->layers);
-    if (cache->layers->complete) {
-      cache->layers->list.finish();
-    } else {
-      cache->layers.reset();
-    }
-  }
   state.decode = cache;
   return cache;
 }
@@ -251,15 +201,7 @@ GpuDecoder::Output GpuDecoder::step(const Tensor& ids, LanguageModelState& state
   model_.check_state(state, ids.size(0));
   const auto cache = cache_for(state);
   const auto decode = [&](const std::vector<Tensor>& inputs) {
-    Tensor all;
-    if (cache->layers) {
-      torch::index_select_out(cache->x, embeddings_, 0, inputs[0]);
-      cache->layers->list.run(autograd::context_of(cache->x));
-      all = cache->logits;
-    } else {
-      AtOnce at_once;
-      all = logits(torch::embedding(embeddings_, inputs[0]), state, at_once);
-    }
+    const Tensor all = logits(torch::embedding(embeddings_, inputs[0]), state);
     const auto [largest, id] = torch::max(all.narrow(1, 0, drawable_), 1);
     return std::vector<Tensor>{all, torch::stack({id.to(torch::kDouble), largest.to(torch::kDouble)}, 1)};
   };

@@ -1,5 +1,5 @@
-// A language model's inference on a GPU. A decode step of a few texts is one kernel for all layers, of more texts few
-// kernels per layer, of which each reads its weights once; replayed as a CUDA graph.
+// A language model's inference on a GPU. A decode step has few kernels per layer, of which each reads its weights once,
+// and is replayed as a CUDA graph.
 #pragma once
 
 #include <torch/types.h>
@@ -45,18 +45,15 @@ class GpuDecoder {
  private:
   struct Layer;
   struct Step;
-  struct Operators;
-  struct AtOnce;
-  struct Listed;
   struct Cache;
   struct Identity;
 
   std::unique_ptr<autograd::Bfloat16OnGpu> use_precision() const;
   torch::Tensor packed(const std::vector<torch::Tensor>& parts) const;
   Layer packed_layer(std::int64_t index) const;
-  Step step_of(const Layer& layer, const torch::Tensor& projected, const MixerState& state, Operators& operators) const;
-  torch::Tensor mix(std::size_t index, const torch::Tensor& x, LanguageModelState& state, Operators& operators) const;
-  torch::Tensor logits(torch::Tensor x, LanguageModelState& state, Operators& operators) const;
+  Step step_of(const Layer& layer, const torch::Tensor& projected, const MixerState& state) const;
+  torch::Tensor mix(std::size_t index, const torch::Tensor& x, LanguageModelState& state) const;
+  torch::Tensor logits(torch::Tensor x, LanguageModelState& state) const;
   std::shared_ptr<Cache> cache_for(LanguageModelState& state) const;
 
   const LanguageModel& model_;
