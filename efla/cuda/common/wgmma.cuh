@@ -36,51 +36,53 @@ __device__ __forceinline__ void products_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
+// The accumulators of an instruction: their names in its text, and d as its operands.
+#define EFLA_NAMES_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define EFLA_NAMES_32 EFLA_NAMES_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define EFLA_NAMES_64                                                                      \
+  EFLA_NAMES_32                                                                            \
+      ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define EFLA_D_8(i)                                                                                           \
+  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
+      "+f"(d[i + 7])
+#define EFLA_D_16 EFLA_D_8(0), EFLA_D_8(8)
+#define EFLA_D_32 EFLA_D_16, EFLA_D_8(16), EFLA_D_8(24)
+#define EFLA_D_64 EFLA_D_32, EFLA_D_8(32), EFLA_D_8(40), EFLA_D_8(48), EFLA_D_8(56)
+
+// Has EFLA_MULTIPLY with the names of the type E.
+#define EFLA_MULTIPLY_BY_TYPE                  \
+  if constexpr (std::is_same_v<E, bfloat16>) { \
+    EFLA_MULTIPLY("bf16.bf16");                \
+  } else {                                     \
+    static_assert(std::is_same_v<E, float16>); \
+    EFLA_MULTIPLY("f16.f16");                  \
+  }
+
 // d = a b, plus d where `add` is set: one step of 16 of the common dimension, 64 columns. kTransposed: b by
 // column_operand.
 template <class E, bool kTransposed>
 __device__ __forceinline__ void multiply_64(float (&d)[32], const std::uint32_t (&a)[4], std::uint64_t b, bool add) {
-#define EFLA_MULTIPLY(types)                                                                                        \
-  asm volatile(                                                                                                     \
-      "{ .reg .pred p; setp.ne.b32 p, %37, 0;"                                                                      \
-      " wgmma.mma_async.sync.aligned.m64n64k16.f32." types                                                          \
-      " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "                                                   \
-      "%13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "            \
-      "{%32, %33, %34, %35}, %36, p, 1, 1, %38; }"                                                                  \
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), \
-        "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),      \
-        "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]),     \
-        "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])                   \
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)),                             \
-        "n"(static_cast<int>(kTransposed)))
-  if constexpr (std::is_same_v<E, bfloat16>) {
-    EFLA_MULTIPLY("bf16.bf16");
-  } else {
-    static_assert(std::is_same_v<E, float16>);
-    EFLA_MULTIPLY("f16.f16");
-  }
+#define EFLA_MULTIPLY(types)                                                                              \
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, %37, 0; wgmma.mma_async.sync.aligned.m64n64k16.f32." types \
+               " {" EFLA_NAMES_32 "}, {%32, %33, %34, %35}, %36, p, 1, 1, %38; }"                         \
+               : EFLA_D_32                                                                                \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)),          \
+                 "n"(static_cast<int>(kTransposed)))
+  EFLA_MULTIPLY_BY_TYPE
 #undef EFLA_MULTIPLY
 }
 
 // The same with 32 columns.
 template <class E, bool kTransposed>
 __device__ __forceinline__ void multiply_32(float (&d)[16], const std::uint32_t (&a)[4], std::uint64_t b, bool add) {
-#define EFLA_MULTIPLY(types)                                                                                        \
-  asm volatile(                                                                                                     \
-      "{ .reg .pred p; setp.ne.b32 p, %21, 0;"                                                                      \
-      " wgmma.mma_async.sync.aligned.m64n32k16.f32." types                                                          \
-      " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "                                                   \
-      "%13, %14, %15}, {%16, %17, %18, %19}, %20, p, 1, 1, %22; }"                                                  \
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), \
-        "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])                    \
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)),                             \
-        "n"(static_cast<int>(kTransposed)))
-  if constexpr (std::is_same_v<E, bfloat16>) {
-    EFLA_MULTIPLY("bf16.bf16");
-  } else {
-    static_assert(std::is_same_v<E, float16>);
-    EFLA_MULTIPLY("f16.f16");
-  }
+#define EFLA_MULTIPLY(types)                                                                              \
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, %21, 0; wgmma.mma_async.sync.aligned.m64n32k16.f32." types \
+               " {" EFLA_NAMES_16 "}, {%16, %17, %18, %19}, %20, p, 1, 1, %22; }"                         \
+               : EFLA_D_16                                                                                \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)),          \
+                 "n"(static_cast<int>(kTransposed)))
+  EFLA_MULTIPLY_BY_TYPE
 #undef EFLA_MULTIPLY
 }
 
@@ -88,89 +90,50 @@ __device__ __forceinline__ void multiply_32(float (&d)[16], const std::uint32_t 
 // column_operand.
 template <class E, bool kTransposedA = false, bool kTransposed = false>
 __device__ __forceinline__ void multiply_tiles(float (&d)[32], std::uint64_t a, std::uint64_t b, bool add) {
-#define EFLA_MULTIPLY(types)                                                                                        \
-  asm volatile(                                                                                                     \
-      "{ .reg .pred p; setp.ne.b32 p, %34, 0;"                                                                      \
-      " wgmma.mma_async.sync.aligned.m64n64k16.f32." types                                                          \
-      " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "                                                   \
-      "%13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "            \
-      "%32, %33, p, 1, 1, %35, %36; }"                                                                              \
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), \
-        "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),      \
-        "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]),     \
-        "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])                   \
-      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(static_cast<int>(kTransposedA)),                            \
-        "n"(static_cast<int>(kTransposed)))
-  if constexpr (std::is_same_v<E, bfloat16>) {
-    EFLA_MULTIPLY("bf16.bf16");
-  } else {
-    static_assert(std::is_same_v<E, float16>);
-    EFLA_MULTIPLY("f16.f16");
-  }
+#define EFLA_MULTIPLY(types)                                                                              \
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, %34, 0; wgmma.mma_async.sync.aligned.m64n64k16.f32." types \
+               " {" EFLA_NAMES_32 "}, %32, %33, p, 1, 1, %35, %36; }"                                     \
+               : EFLA_D_32                                                                                \
+               : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(static_cast<int>(kTransposedA)),         \
+                 "n"(static_cast<int>(kTransposed)))
+  EFLA_MULTIPLY_BY_TYPE
 #undef EFLA_MULTIPLY
 }
 
 // The same as multiply_64 with 128 columns, two tiles.
 template <class E, bool kTransposed>
 __device__ __forceinline__ void multiply_128(float (&d)[64], const std::uint32_t (&a)[4], std::uint64_t b, bool add) {
-#define EFLA_MULTIPLY(types)                                                                                           \
-  asm volatile(                                                                                                        \
-      "{ .reg .pred p; setp.ne.b32 p, %69, 0;"                                                                         \
-      " wgmma.mma_async.sync.aligned.m64n128k16.f32." types                                                            \
-      " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "                                                      \
-      "%13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, " \
-      "%35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, " \
-      "%57, %58, %59, %60, %61, %62, %63}, "                                                                           \
-      "{%64, %65, %66, %67}, %68, p, 1, 1, %70; }"                                                                     \
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),    \
-        "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),         \
-        "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]),        \
-        "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]),        \
-        "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]),        \
-        "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),        \
-        "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]),        \
-        "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])                      \
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)),                                \
-        "n"(static_cast<int>(kTransposed)))
-  if constexpr (std::is_same_v<E, bfloat16>) {
-    EFLA_MULTIPLY("bf16.bf16");
-  } else {
-    static_assert(std::is_same_v<E, float16>);
-    EFLA_MULTIPLY("f16.f16");
-  }
+#define EFLA_MULTIPLY(types)                                                                               \
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, %69, 0; wgmma.mma_async.sync.aligned.m64n128k16.f32." types \
+               " {" EFLA_NAMES_64 "}, {%64, %65, %66, %67}, %68, p, 1, 1, %70; }"                          \
+               : EFLA_D_64                                                                                 \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)),           \
+                 "n"(static_cast<int>(kTransposed)))
+  EFLA_MULTIPLY_BY_TYPE
 #undef EFLA_MULTIPLY
 }
 
 // The same as multiply_tiles with 128 columns, two tiles.
 template <class E, bool kTransposedA = false, bool kTransposed = false>
 __device__ __forceinline__ void multiply_tiles(float (&d)[64], std::uint64_t a, std::uint64_t b, bool add) {
-#define EFLA_MULTIPLY(types)                                                                                           \
-  asm volatile(                                                                                                        \
-      "{ .reg .pred p; setp.ne.b32 p, %66, 0;"                                                                         \
-      " wgmma.mma_async.sync.aligned.m64n128k16.f32." types                                                            \
-      " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "                                                      \
-      "%13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, " \
-      "%35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, " \
-      "%57, %58, %59, %60, %61, %62, %63}, "                                                                           \
-      "%64, %65, p, 1, 1, %67, %68; }"                                                                                 \
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),    \
-        "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),         \
-        "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]),        \
-        "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]),        \
-        "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]),        \
-        "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),        \
-        "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]),        \
-        "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])                      \
-      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(static_cast<int>(kTransposedA)),                               \
-        "n"(static_cast<int>(kTransposed)))
-  if constexpr (std::is_same_v<E, bfloat16>) {
-    EFLA_MULTIPLY("bf16.bf16");
-  } else {
-    static_assert(std::is_same_v<E, float16>);
-    EFLA_MULTIPLY("f16.f16");
-  }
+#define EFLA_MULTIPLY(types)                                                                               \
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, %66, 0; wgmma.mma_async.sync.aligned.m64n128k16.f32." types \
+               " {" EFLA_NAMES_64 "}, %64, %65, p, 1, 1, %67, %68; }"                                      \
+               : EFLA_D_64                                                                                 \
+               : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(static_cast<int>(kTransposedA)),          \
+                 "n"(static_cast<int>(kTransposed)))
+  EFLA_MULTIPLY_BY_TYPE
 #undef EFLA_MULTIPLY
 }
+
+#undef EFLA_MULTIPLY_BY_TYPE
+#undef EFLA_D_64
+#undef EFLA_D_32
+#undef EFLA_D_16
+#undef EFLA_D_8
+#undef EFLA_NAMES_64
+#undef EFLA_NAMES_32
+#undef EFLA_NAMES_16
 
 // d = Sᵀ bᵀ, with b the 64 rows of `tiles` and the state as operands.
 template <class E, int kTiles>
