@@ -54,19 +54,32 @@ struct HeadInputs : HeadScalars {
       const int step = static_cast<int>(p.taps.stride[1]);
       past[i] = p.history.at(slot, 0, from);
       const float* const taps = p.taps.at(from, 0);
-      const float now = __ldcg(p.qkv.at(i_b, from));
 #pragma unroll
       for (int j = 0; j < kTaps; ++j) {
-        x[i][j] = j + 1 < width ? __ldcg(past[i] + j * row) : j + 1 == width ? now : 0.0F;
+        x[i][j] = j + 1 < width ? __ldcg(past[i] + j * row) : 0.0F;
         tap[i][j] = __ldg(taps + min(j, width - 1) * step);
       }
     }
     const int value_dim = static_cast<int>(p.shape.value_dim), value = min(thread, value_dim - 1);
     const int channel = decay_channel(p, h, thread);
     read_parameters(p, h, channel, value);
-    if (p.beta) beta = __ldcg(p.beta.at(i_b, h));
-    if (p.decay) decay = __ldcg(p.decay.at(i_b, channel));
-    if (p.gate) gate = __ldcg(p.gate.at(i_b, h * value_dim + value));
+    const float* places[kChannelsPerThread + 3];  // where this token's numbers are; another number where one is absent
+#pragma unroll
+    for (int i = 0; i < kChannelsPerThread; ++i) places[i] = p.qkv.at(i_b, max(column[i], 0));
+    places[kChannelsPerThread] = p.beta ? p.beta.at(i_b, h) : places[0];
+    places[kChannelsPerThread + 1] = p.decay ? p.decay.at(i_b, channel) : places[0];
+    places[kChannelsPerThread + 2] = p.gate ? p.gate.at(i_b, h * value_dim + value) : places[0];
+    float read[kChannelsPerThread + 3];
+#pragma unroll
+    for (int i = 0; i < kChannelsPerThread + 3; ++i) read[i] = __ldcg(places[i]);
+#pragma unroll
+    for (int i = 0; i < kChannelsPerThread; ++i) {
+#pragma unroll
+      for (int j = 0; j < kTaps; ++j) x[i][j] = j + 1 == width ? read[i] : x[i][j];
+    }
+    beta = read[kChannelsPerThread];
+    decay = read[kChannelsPerThread + 1];
+    gate = read[kChannelsPerThread + 2];
   }
 
   // Writes the activated outputs of the convolution to u, and the history after this token.
