@@ -119,6 +119,23 @@ TEST_F(CudaLinear, IsTheFloat64Product) {
   }
 }
 
+// A warp's slice of x is longer than x where columns are no multiple of it.
+TEST_F(CudaLinear, IgnoresWhatSharedMemoryHeld) {
+  for (const bool narrow : {false, true}) {
+    for (const std::int64_t columns : {40, 264}) {
+      LinearData nans({1, 2816, 3080, narrow});
+      Random random(1);
+      if (narrow) {
+        nans.narrow = random_tensor<bfloat16, 2>({3080, 2816}, random, std::nan(""));
+      } else {
+        nans.weight = random_tensor<float, 2>({3080, 2816}, random, std::nan(""));
+      }
+      on_gpu(nans, [](const LinearForward& p) { gpu::linear(p, nullptr); });
+      check_linear({1, columns, 90, narrow, /*norm=*/true});
+    }
+  }
+}
+
 TEST_F(CudaLinear, HasWhatStandsBeforeAndAfterIt) {
   for (const bool narrow : {false, true}) {
     for (const std::int64_t rows : {1, 3}) {

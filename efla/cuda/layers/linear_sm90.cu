@@ -1,13 +1,13 @@
 // The product of a few rows with a weight matrix, bound by reading the weight (linear.h).
 //
-// A tile is 8 rows of the weight. A thread block has a few tiles, whose rows come to shared memory as bulk copies,
-// which begin before the kernels before it have ended. The 8 warps compute the same tiles, each with a slice of the
+// A tile is 8 rows of the weight. A thread block has a few tiles, whose rows come to shared memory as bulk copies. The
+// copies begin while earlier kernels still run. The 8 warps compute the same tiles, each with a slice of the
 // columns, and add their sums in shared memory, always in the same order.
 //
 // A decode step is a sequence of such products, each of which waits for the one before. So a block does little between
 // the end of the kernel before it and its own end, and lets the next kernel begin at once: the weights of several
-// products are on their way at a time. What a block needs of the problem is small and is read before it waits, because
-// parameters of a kernel come from memory at first.
+// products are on their way at once. A thread block reads the parameters of the problem before it waits, because the
+// first read of a parameter comes from memory.
 #include <algorithm>
 #include <string>
 #include <type_traits>
@@ -59,8 +59,8 @@ __device__ __forceinline__ float sum_lanes(float x) {
   return x;
 }
 
-// Starts the copies of a block's rows of the weight, by one warp. Columns beyond the weight's become zeros, rows beyond
-// it stay as they are.
+// Starts the copies of a block's rows of the weight, by one warp. Columns beyond the weight's become zeros. Rows
+// beyond its last one stay uninitialised; their sums are not written.
 template <class W>
 __device__ __forceinline__ void fetch_weight(const Product<W>& p, int first_tile, int tiles, unsigned char* to,
                                              std::uint64_t* arrived, int lane) {
@@ -117,7 +117,8 @@ __device__ __forceinline__ void stage_x(const Product<W>& p, int first_column, c
     for (int t = 0; t < kTurns; ++t) {
       const int c = first + t * 128;
       if (c >= width) continue;
-      const float4 w = p.norm_weight != nullptr ? *reinterpret_cast<const float4*>(norm + c) : float4{1, 1, 1, 1};
+      const bool weighs = p.norm_weight != nullptr && c < end;  // beyond the columns norm is not written
+      const float4 w = weighs ? *reinterpret_cast<const float4*>(norm + c) : float4{1, 1, 1, 1};
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
         const float4 v = x[t][r];
