@@ -22,7 +22,7 @@ namespace {
 constexpr std::int64_t kLayers = 24, kHidden = 1024, kModelHeads = 8, kDim = 128, kInner = 2816, kVocabulary = 32000;
 constexpr std::int64_t kTaps = 4, kChannels = 3 * kHidden, kProjected = kChannels + kModelHeads;  // the last ones for β
 constexpr std::int64_t kState = kModelHeads * kDim * kDim;
-constexpr double kMaxLayersError = 1e-4;  // of a text beside others against the text beside fewer or more
+constexpr double kMaxStepError = 1e-4;  // of a text beside others against the text beside fewer or more
 
 using Operator = std::variant<LinearForward, MixerStep>;
 
@@ -168,7 +168,7 @@ std::int64_t bytes_of(const std::vector<Operator>& operators) {
 }  // namespace
 
 void time_layers(CaseRun& run, const std::string& name, const std::string& part, std::int64_t texts) {
-  constexpr std::int64_t kOther = 8;  // texts that another kernel computes
+  constexpr std::int64_t kOther = 8;  // texts, for which mixer_step takes its kernel for many heads
   const Model model(std::max(texts, kOther));
   const auto operators = model.operators(part, texts);
   const std::vector<float> y = output_of(operators);
@@ -182,9 +182,9 @@ void time_layers(CaseRun& run, const std::string& name, const std::string& part,
   error = std::sqrt(error / size);
   run.write_result(
       name,
-      "\"op\": \"layers_step\", \"part\": \"" + part + "\", \"texts\": " + std::to_string(texts) +
+      "\"op\": \"step\", \"part\": \"" + part + "\", \"texts\": " + std::to_string(texts) +
           ", \"bytes\": " + std::to_string(bytes_of(operators)) + ", \"error\": " + error_json(error),
-      error <= kMaxLayersError,
+      error <= kMaxStepError,
       [&] { return time_calls(run.options.repeats, [&](cudaStream_t stream) { run_operators(operators, stream); }); });
 }
 

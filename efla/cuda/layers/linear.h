@@ -14,7 +14,7 @@ namespace efla::gpu {
 // bfloat16 weights on the tensor cores, with every x as the sum of two bfloat16 numbers. A row has the same bits
 // whatever other rows there are, up to 8 of them; more rows are added in another order.
 //
-// The kernel fetches weights while the kernels before it still run, which must therefore not write them.
+// The kernel reads weight and norm_weight while the kernels before it still run, which must therefore not write them.
 void linear(const LinearForward& problem, cudaStream_t stream);
 
 // The kernels of `linear` for up to 8 rows, and for up to 64 rows.

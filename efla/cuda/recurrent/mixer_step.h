@@ -9,8 +9,9 @@
 
 namespace efla::gpu {
 
-// For Hopper GPUs; in float32. Results have the same bits in every run, and whatever other texts there are; few heads
-// of all texts and many heads are added in different orders.
+// For Hopper GPUs; in float32. Results have the same bits in every run. Two kernels add in different orders, one for
+// few heads of all texts and one for many. So the bits of a text depend on the number of texts; with the same kernel
+// they do not depend on the other texts.
 //
 // The kernel reads slots and parameters while the kernels before it still run, which must therefore not write them.
 void mixer_step(const MixerStep& problem, cudaStream_t stream);

@@ -1,11 +1,11 @@
-// A mixer's part of a decode step for few heads (mixer_step.h), which hardly read enough to keep a GPU busy: a step
-// waits for the time from one read to the next.
+// A mixer's part of a decode step for few heads (mixer_step.h). A few heads read too little to use the GPU's bandwidth,
+// so the latency of reads decides.
 //
 // A cluster of thread blocks computes a text and a query head, whose value heads it takes one after the other. Each
-// thread block has some value columns of the state in registers. It computes the convolution of q and k for itself, and
-// of its own value columns. What no kernel writes is read before the kernels before have ended; everything else is read
-// at once. The thread blocks of a cluster send each other the sums of squares of their outputs for the output norm. The
-// first one then writes the history of q and k, because all others have read it.
+// thread block has some value columns of the state in registers, and computes the convolution of q, of k and of its own
+// value columns. It reads parameters while earlier kernels run, and all other inputs in one batch after them. The
+// thread blocks of a cluster send each other the sums of squares of their outputs for the output norm. The first one
+// then writes the history of q and k, because all others have read it.
 #include <string>
 
 #include "efla/cuda/common/cluster.cuh"
@@ -140,7 +140,7 @@ __device__ __forceinline__ void write_history(const MixerStep& p, const Part& pa
   }
 }
 
-// Bring the history of a thread's channels and the block's part of a state to the L2 cache.
+// Prefetches the history of a thread's channels to the L2 cache.
 template <int kTaps>
 __device__ __forceinline__ void prefetch_history(const MixerStep& p, const HeadInputs<kTaps>& inputs) {
 #pragma unroll
@@ -149,6 +149,7 @@ __device__ __forceinline__ void prefetch_history(const MixerStep& p, const HeadI
     for (int j = 0; j + 1 < p.taps.extent[1]; ++j) prefetch(inputs.past[i] + j * p.history.stride[1]);
   }
 }
+// Prefetches the block's part of a state to the L2 cache.
 __device__ __forceinline__ void prefetch_state(const MixerStep& p, const Part& part, int h) {
   const int thread = static_cast<int>(threadIdx.x), column = part.rank * kColumns;
   if (thread < p.shape.key_dim && column < p.shape.value_dim) prefetch(p.states.at(part.slot, h, thread, column));

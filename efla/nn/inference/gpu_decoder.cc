@@ -63,6 +63,7 @@ GpuDecoder::GpuDecoder(const LanguageModel& model, WeightType weights, std::int6
     if (!layer.from.has_mixer()) continue;
     std::int64_t columns = 0;
     for (const auto& weight : layer.from.in) columns += weight.size(0);
+    // An ordinary launch: a product may read f_out and g_out early only after it.
     const auto projected = torch::zeros({1, columns}, norm_.options());
     const Step step = step_of(layer, projected, std::get<MixerState>(state.layers[i]));
     layer.has_mixer = takes_mixer_step(step.problem, {.context = autograd::context_of(projected)});
