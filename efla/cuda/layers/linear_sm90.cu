@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <string>
 #include <type_traits>
+#include <utility>
 
 #include "efla/cuda/common/error.h"
 #include "efla/cuda/common/launch.h"

@@ -38,6 +38,18 @@ __device__ __forceinline__ Keys keys_of(const float* u, bool l2norm, int lane) {
   return keys;
 }
 
+// Returns the column in qkv of the convolution's output `at` of a thread block: of q and k of query head i_q, then of
+// `columns` value columns of value head h from first_value on. Returns −1 where there is none.
+__device__ __forceinline__ int channel_column(const MixerStep& p, int at, int i_q, int h, int first_value,
+                                              int columns) {
+  const int key_dim = static_cast<int>(p.shape.key_dim), value_dim = static_cast<int>(p.shape.value_dim);
+  const int heads = static_cast<int>(p.shape.heads), in_values = at - 2 * kStateKeys;
+  if (in_values < 0)
+    return at % kStateKeys < key_dim ? (at / kStateKeys * heads + i_q) * key_dim + at % kStateKeys : -1;
+  const int value = first_value + in_values;
+  return in_values < columns && value < value_dim ? 2 * heads * key_dim + h * value_dim + value : -1;
+}
+
 // What beta, the decay of a thread's key channel, and the output norm and gate of its value column are computed from.
 struct HeadScalars {
   float beta = 0, beta_factor = 1, decay = 0, decay_bias = 0, rate = 0, norm_weight = 1, gate = 0, gate_bias = 0;

@@ -26,15 +26,6 @@ struct MixerScratch {
 
 constexpr int kChannelsPerThread = (kMixedChannels + kStateThreads - 1) / kStateThreads;
 
-// Returns the column in qkv of the convolution's output `at`, of query head i_q and value head h; −1: there is none.
-__device__ __forceinline__ int channel_column(const MixerStep& p, int at, int h, int i_q) {
-  const int key_dim = static_cast<int>(p.shape.key_dim), value_dim = static_cast<int>(p.shape.value_dim);
-  const int heads = static_cast<int>(p.shape.heads), in_head = at - 2 * kStateKeys;
-  if (at < 2 * kStateKeys)
-    return at % kStateKeys < key_dim ? (at / kStateKeys * heads + i_q) * key_dim + at % kStateKeys : -1;
-  return at < kMixedChannels && in_head < value_dim ? 2 * heads * key_dim + h * value_dim + in_head : -1;
-}
-
 // What a thread reads for a head, all of it before any is used: its channels of the convolution (their columns in qkv,
 // −1 for none; taps; the history and this token), and the scalars of its key channel and value column.
 template <int kTaps>
@@ -49,7 +40,7 @@ struct HeadInputs : HeadScalars {
 #pragma unroll
     for (int i = 0; i < kChannelsPerThread; ++i) {
       const int at = thread + i * kStateThreads;
-      column[i] = with_keys || at >= 2 * kStateKeys ? channel_column(p, at, h, i_q) : -1;
+      column[i] = with_keys || at >= 2 * kStateKeys ? channel_column(p, at, i_q, h, 0, kStateColumns) : -1;
       const int from = max(column[i], 0), row = static_cast<int>(p.history.stride[1]);
       const int step = static_cast<int>(p.taps.stride[1]);
       past[i] = p.history.at(slot, 0, from);
@@ -103,7 +94,7 @@ struct HeadInputs : HeadScalars {
 // Brings the taps and the history of a head's channels to the L2 cache.
 __device__ __forceinline__ void prefetch_channels(const MixerStep& p, std::int64_t slot, int h, int i_q) {
   for (int i = 0; i < kChannelsPerThread; ++i) {
-    const int column = channel_column(p, static_cast<int>(threadIdx.x) + i * kStateThreads, h, i_q);
+    const int column = channel_column(p, static_cast<int>(threadIdx.x) + i * kStateThreads, i_q, h, 0, kStateColumns);
     if (column < 0) continue;
     prefetch(p.taps.at(column, 0));
     for (int j = 0; j + 1 < p.taps.extent[1]; ++j) prefetch(p.history.at(slot, j, column));

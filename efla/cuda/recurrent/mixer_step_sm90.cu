@@ -54,16 +54,6 @@ struct Part {
   std::int64_t slot;
 };
 
-// Returns the column in qkv of the convolution's output `at`, of value head h; −1: there is none.
-__device__ __forceinline__ int channel_column(const MixerStep& p, const Part& part, int at, int h) {
-  const int key_dim = static_cast<int>(p.shape.key_dim), value_dim = static_cast<int>(p.shape.value_dim);
-  const int heads = static_cast<int>(p.shape.heads);
-  if (at < 2 * kStateKeys)
-    return at % kStateKeys < key_dim ? (at / kStateKeys * heads + part.i_q) * key_dim + at % kStateKeys : -1;
-  const int value = part.rank * kColumns + at - 2 * kStateKeys;
-  return at < kChannels && value < value_dim ? 2 * heads * key_dim + h * value_dim + value : -1;
-}
-
 // What a thread reads for a value head: its channels of the convolution (their columns in qkv, −1 for none; taps; the
 // history and this token), and the scalars of its key channel and value column.
 template <int kTaps>
@@ -79,7 +69,8 @@ struct HeadInputs : HeadScalars {
 #pragma unroll
     for (int i = 0; i < kPasses; ++i) {
       const int at = thread + i * kStateThreads;
-      column[i] = with_keys || at >= 2 * kStateKeys ? channel_column(p, part, at, h) : -1;
+      column[i] =
+          with_keys || at >= 2 * kStateKeys ? channel_column(p, at, part.i_q, h, part.rank * kColumns, kColumns) : -1;
       if (column[i] < 0) continue;
       const int step = static_cast<int>(p.taps.stride[1]);
       const float* const taps = p.taps.at(column[i], 0);
@@ -134,7 +125,7 @@ __device__ __forceinline__ void write_history(const MixerStep& p, const Part& pa
                                               const float (*rows)[kChannels]) {
   const int first = with_keys && part.rank == 0 ? 0 : 2 * kStateKeys;
   for (int at = first + static_cast<int>(threadIdx.x); at < kChannels; at += kStateThreads) {
-    const int column = channel_column(p, part, at, h);
+    const int column = channel_column(p, at, part.i_q, h, part.rank * kColumns, kColumns);
     if (column < 0) continue;
     for (int j = 0; j + 1 < p.taps.extent[1]; ++j) *p.history.at(part.slot, j, column) = rows[j][at];
   }
