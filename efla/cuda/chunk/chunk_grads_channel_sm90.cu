@@ -11,9 +11,10 @@
 // and the gradient of a gate as there, with every term per channel. Tokens are in blocks of 16. What S and earlier
 // blocks give to a block I is a recurrence over blocks in products: what is decayed to the start of block J, times the
 // decay over J, plus (W or H)_IJ times the keys of J decayed to J's end. Another one, from the chunk's end, has what
-// dS' and later blocks give. So no factor exceeds 1. Pairs of tokens of one block are added one by one in float32, by a
-// thread per block and channel: first pairs across the border between the block's halves, with the keys of one half
-// decayed to the border and the queries of the other decayed from it, then pairs of each half.
+// dS' and later blocks give. So no factor exceeds 1. A thread per block and channel adds the pairs of tokens of one
+// block one by one in float32. First come the pairs with a key in the block's first half and a query in the second: the
+// keys are decayed to the border between the halves, and the queries are decayed from there. Then come the pairs inside
+// each half.
 //
 // For a gate, what spans a token is of four kinds: pairs of the block; what the block's tokens from it on take from
 // before the block; what its tokens before it give to after the block; and what spans the whole block (Crossing).
@@ -92,8 +93,9 @@ __device__ float2 ChannelGrads<kTiles>::join_halves() {
   return {spanning + over_first * read_before, spanning + written};
 }
 
-// Goes from the last token of the half to the first. At token i, dk[j] is what tokens from i on give to token j,
-// decayed to token i. Times the key of token j, decayed to token i too, it is what spans token i of that.
+// Goes from the last token of the half to the first. At token i, dk[j] is the gradient that tokens from i on give to
+// the key of token j, decayed to token i. The product of dk[j] and the key of token j, decayed to token i too, is the
+// part of the gate's gradient at token i that comes from token j.
 template <int kTiles>
 __device__ void ChannelGrads<kTiles>::pairs(int half, float spanning) {
   const int first = kHalf * half, tokens = kBlock * block_ + first, element = this->element();

@@ -368,7 +368,8 @@ class ChannelGrads {
   }
 
   // Adds the products of a slice: dO Uᵀ or D Uᵀ for the block row of the warp and every kTiles-th block column, and
-  // dO Sᵀ, D Sᵀ and U dS'ᵀ for the warp's channels. A step's addresses are those of the first with other bits flipped.
+  // dO Sᵀ, D Sᵀ and U dS'ᵀ for the warp's channels. Tiles are swizzled, so the address of a step is that of the first
+  // step XOR a constant.
   __device__ void multiply_slice(const ChannelSlice<kTiles>& from, float (&matrix)[8 * kMatrixBlocks], Sums& of_query,
                                  Sums& of_erase, Sums& of_key) const {
     constexpr int kBlockBytes = kBlock * 128;
