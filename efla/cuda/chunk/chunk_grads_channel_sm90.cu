@@ -39,8 +39,9 @@ __device__ void ChannelGrads<kTiles>::add_pairs(const Sums& of_query, const Sums
   finish(1, p_.dk, m_.keys(warp_), tile().k, m_.of_key);
 }
 
-// With M the border between the halves, the second half's gradients of q̂ and E have T X_i + Σ_j W_ij Γ_Mj∘k_j, decayed
-// to M, where T is the decay over the first half, and the first half's dk̂ has the like.
+// Let M be the border between the halves and T the decay over the first half. For a token i of the second half, what
+// the scratch has of the gradient of q̂, X_i, becomes T X_i + Σ_j W_ij Γ_Mj∘k_j over the tokens j of the first half,
+// which is decayed to M. E and, from the other side of M, dk̂ of the first half are computed in the same way.
 template <int kTiles>
 __device__ float2 ChannelGrads<kTiles>::join_halves() {
   float* const queries = m_.queries(warp_);
