@@ -62,10 +62,10 @@ enum class ChunkKernel {
 
 // The chunkwise form (EFLA paper, equations 21 to 32; Gated DeltaNet with a decay) on the tensor cores: products of E,
 // bfloat16 or float16, summed in float32, the state in float32. K up to kChunkMaxKeyDim; above 128 on a Hopper GPU
-// alone, without a gate per key channel, in rows of whole pieces of 16 bytes. float16 is taken without a gate per key
-// channel, and a factor of a product that exceeds 65504 becomes infinite (docs/numerics.md). A non-finite token reaches
-// its own chunk of 64 tokens and what comes after, never an earlier chunk nor another sequence. States are saved every
-// saved.interval tokens, a multiple of 64.
+// alone, without a gate per key channel, in rows of whole pieces of 16 bytes. With float16 a factor of a product that
+// exceeds 65504 becomes infinite (docs/numerics.md). A non-finite token reaches its own chunk of 64 tokens and what
+// comes after, never an earlier chunk nor another sequence. States are saved every saved.interval tokens, a multiple of
+// 64.
 template <class E>
 void chunk_fwd(const DeltaForward<E>& problem, const Workspace& workspace, cudaStream_t stream,
                ChunkKernel kernel = ChunkKernel::automatic);

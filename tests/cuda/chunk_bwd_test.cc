@@ -112,6 +112,13 @@ std::vector<DeltaCase> chunk_bwd_cases() {
       cases.push_back(many);
     }
   }
+  // Short keys, and gates that leave the range of exponents of float16 in some channels of a block.
+  for (const std::int64_t dim : {64, 128}) {
+    DeltaCase steep{"exact", 1, 1, true, 2, 150, 2, dim, dim, 0.03, contiguous, true, true, true};
+    steep.decay = Decay::channel;
+    steep.gate = 3;
+    cases.push_back(steep);
+  }
   for (const auto& [keys, values, layout] : {std::tuple{136, 64, contiguous},
                                              {192, 40, sliced},
                                              {200, 512, reversed},
@@ -131,28 +138,32 @@ INSTANTIATE_TEST_SUITE_P(Matrix, CudaChunkBackwardFloat16, testing::ValuesIn(tak
 
 // Gates per channel of which some are minus infinity, some so strong that nothing survives a token, and the others
 // weak.
-TEST(CudaChunkBackwardGates, DeepInSomeChannels) {
+template <class E>
+void expect_deep_channels() {
   for (const std::int64_t dim : {64, 128}) {
     DeltaCase c{"exact", 1, 1, true, 1, 200, 1, dim, dim, 1, Layout::contiguous, true, true, true};
     c.decay = Decay::channel;
     c.gate = 0.05;
-    DeltaData<bfloat16> data(c);
+    DeltaData<E> data(c);
     deepen_gates(data);
     DeltaData<double> exact(c, data);
     ref::recurrent_fwd(exact.forward());
     ref::recurrent_bwd(exact.backward());
     const Results expected = backward_results(exact);
-    const DeviceData<bfloat16> device(data);
+    const DeviceData<E> device(data);
     const PoisonedWorkspace workspace(gpu::chunk_bwd_workspace_bytes(c.shape(), c.rule()));
     for (const auto kernel : {gpu::ChunkKernel::portable, gpu::ChunkKernel::automatic}) {
       run_chunk_bwd(data, device, workspace, 64, kernel);
       const Results got = backward_results(data);
       for (std::size_t i = 0; i < got.size(); ++i) {
-        EXPECT_LE(distance(got[i].second, expected[i].second).rms, 8e-3) << got[i].first << ' ' << dim;
+        EXPECT_LE(distance(got[i].second, expected[i].second).rms, kUnit<E> * 8e-3) << got[i].first << ' ' << dim;
       }
     }
   }
 }
+
+TEST(CudaChunkBackwardGates, DeepInSomeChannels) { expect_deep_channels<bfloat16>(); }
+TEST(CudaChunkBackwardGates, DeepInSomeChannelsFloat16) { expect_deep_channels<float16>(); }
 
 // More sequences than a grid has rows in its second dimension, and a graph that replays the calls.
 TEST(CudaChunkBackwardLaunch, ManySequencesInAGraph) {
@@ -182,24 +193,28 @@ TEST(CudaChunkBackwardLaunch, ManySequencesInAGraph) {
 
 // States that the chunkwise forward saves at longer intervals give the same as the states of the recurrence at every
 // chunk, to the rounding of the products.
-TEST(CudaChunkBackwardStates, Intervals) {
+template <class E>
+void expect_intervals() {
   for (const auto& [decay, packed] : {std::pair{Decay::scalar, false}, std::pair{Decay::scalar, true},
                                       std::pair{Decay::channel, false}, std::pair{Decay::channel, true}}) {
     DeltaCase c{"exact", 1, 1, true, 1, 900, 2, 128, 128, 1, Layout::contiguous, true, true, true};
     c.decay = decay;
     c.gate = 0.05;
     if (packed) c.cu_seqlens = {0, 0, 1, 64, 65, 193, 400, 400, 837, 900, 900};
-    DeltaData<bfloat16> every(c), some(c);
-    const DeviceData<bfloat16> device_every(every), device_some(some);
+    DeltaData<E> every(c), some(c);
+    const DeviceData<E> device_every(every), device_some(some);
     const PoisonedWorkspace workspace(gpu::chunk_bwd_workspace_bytes(c.shape(), c.rule()));
     run_chunk_bwd(every, device_every, workspace, 64);
     run_chunk_bwd(some, device_some, workspace, 192, gpu::ChunkKernel::automatic, true);
     const Results expected = backward_results(every), got = backward_results(some);
     for (std::size_t i = 0; i < got.size(); ++i) {
-      EXPECT_LE(distance(got[i].second, expected[i].second).rms, 8e-3) << got[i].first;
+      EXPECT_LE(distance(got[i].second, expected[i].second).rms, kUnit<E> * 8e-3) << got[i].first;
     }
   }
 }
+
+TEST(CudaChunkBackwardStates, Intervals) { expect_intervals<bfloat16>(); }
+TEST(CudaChunkBackwardStates, IntervalsFloat16) { expect_intervals<float16>(); }
 
 // Replays of a graph give the bits of a call, for more sequences than a grid has rows in its second dimension and for a
 // sequence that is long enough for all kernels to run at once.

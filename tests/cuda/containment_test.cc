@@ -57,8 +57,7 @@ auto by_recurrence() {
   };
 }
 
-// Checks a case with all kernels of chunks that take it, with inputs of bfloat16 and, without a gate per key channel,
-// of float16.
+// Checks a case with all kernels of chunks that take it, with inputs of bfloat16 and of float16.
 void expect_contained_chunks(const DeltaCase& c, const std::vector<TokenAt>& tokens) {
   using enum gpu::ChunkKernel;
   for (const auto& [name, kernel] : {std::pair{"portable", portable}, {"sweep", sweep}, {"fused", fused}}) {
@@ -66,9 +65,7 @@ void expect_contained_chunks(const DeltaCase& c, const std::vector<TokenAt>& tok
     if (kernel == portable && c.decay == Decay::channel && !gpu::is_hopper()) continue;
     SCOPED_TRACE(name);
     expect_contained<bfloat16>(c, gpu::kChunkTokens, tokens, by_chunks<bfloat16>(kernel));
-    if (c.decay != Decay::channel) {
-      expect_contained<float16>(c, gpu::kChunkTokens, tokens, by_chunks<float16>(kernel));
-    }
+    expect_contained<float16>(c, gpu::kChunkTokens, tokens, by_chunks<float16>(kernel));
   }
 }
 

@@ -30,7 +30,7 @@ inline std::string why_no_gpu() {
   return devices > 0 ? "" : "no device";
 }
 
-// Whether the chunkwise backward for bfloat16 takes a case on a Hopper GPU; the forward, if its rows are aligned.
+// Whether the chunkwise backward takes a case on a Hopper GPU; the forward, if its rows are aligned.
 inline bool chunks_take(const DeltaCase& c) {
   return !gpu::divides_keys(c.shape()) || (c.key_dim % 8 == 0 && c.value_dim % 8 == 0 && c.decay != Decay::channel);
 }
@@ -42,7 +42,7 @@ inline bool has_aligned_rows(const DeltaCase& c) {
 inline std::vector<DeltaCase> taken_in_float16(const std::vector<DeltaCase>& cases) {
   std::vector<DeltaCase> taken;
   for (const DeltaCase& c : cases) {
-    if (c.decay != Decay::channel && float16_holds(c)) taken.push_back(c);
+    if (float16_holds(c)) taken.push_back(c);
   }
   return taken;
 }

@@ -112,7 +112,7 @@ std::string name_of_case(const testing::TestParamInfo<HardCase>& info) {
 
 INSTANTIATE_TEST_SUITE_P(Rules, CudaHardKeys, testing::ValuesIn(hard_cases({"efla", "deltanet", "gdn", "kda"})),
                          name_of_case);
-INSTANTIATE_TEST_SUITE_P(Rules, CudaHardKeysFloat16, testing::ValuesIn(hard_cases({"efla", "deltanet", "gdn"})),
+INSTANTIATE_TEST_SUITE_P(Rules, CudaHardKeysFloat16, testing::ValuesIn(hard_cases({"efla", "deltanet", "gdn", "kda"})),
                          name_of_case);
 
 }  // namespace

@@ -4,8 +4,9 @@
 //
 // bfloat16 and float16 inputs (efla/cuda/chunk/chunk.h): the blocks of the inverse in TF32, and in the inputs' type T
 // and P, the state as an operand, the residual R, U and write∘U, the outputs, and with a gate per channel the decayed
-// keys and queries; maps of segments and the states that they multiply in two parts of that type. float32 inputs
-// (efla/cuda/float32/float32.h): every operand of a product, but for inverses, as the sum of two TF32 numbers.
+// keys and queries, which for float16 are multiplied by powers of two first; maps of segments and the states that they
+// multiply in two parts of that type. float32 inputs (efla/cuda/float32/float32.h): every operand of a product, but for
+// inverses, as the sum of two TF32 numbers.
 #pragma once
 
 #include <algorithm>
@@ -19,6 +20,12 @@
 #include "efla/rule/problem.h"
 
 namespace efla::test {
+
+// The limit of an error is bfloat16's limit times this. float16 has three bits more than bfloat16, so that its rounding
+// errors are an eighth as large. The inverse is merged in TF32, which rounds as much as float16; with the errors that
+// this adds, the limit is a seventh.
+template <class E>
+constexpr double kUnit = std::is_same_v<E, float16> ? 1.0 / 7 : 1.0;
 
 // Rounds to T, bfloat16 or float16.
 template <class T>
@@ -46,6 +53,10 @@ struct ChunkArithmetic {
   static constexpr int kTokens = 64;
   static constexpr bool kSubstitutes = false;  // instead of multiplying with an inverse
   using Log = float;                           // of a product of decays
+  // With a gate per key channel: whether keys and queries are brought to a length near 1, how much rows of products of
+  // tokens are then multiplied by, and the largest log2 of a decay to or from a block's token.
+  static constexpr bool kUnitRows = std::is_same_v<T, float16>;
+  static constexpr float kHeadroom = kUnitRows ? 4 : 1, kRange = kUnitRows ? 12 : 60;
 
   static float operand(float x) { return through<T>(x); }
   // An operand of the products that make the inverse. Dropped bits would be as much as float16 rounds.
@@ -64,6 +75,8 @@ struct ChunkArithmetic<float> {
   static constexpr int kTokens = 32;
   static constexpr bool kSubstitutes = true;
   using Log = double;
+  static constexpr bool kUnitRows = false;
+  static constexpr float kHeadroom = 1, kRange = 60;
 
   static float operand(float x) { return x; }
   static float inverse_operand(float x) { return x; }
@@ -149,8 +162,21 @@ class ChunkOracle {
       p_.chunk_states(at_.i_b, at_.chunk(t), i_h_, i / columns_, i % columns_) = state[i];
   }
 
-  float key(std::int64_t t, std::int64_t i) const { return to_float(p_.k(at_.i_b, t, i_q_, i)); }
-  float query(std::int64_t t, std::int64_t i) const { return to_float(p_.q(at_.i_b, t, i_q_, i)); }
+  // Elements of the chunk's keys and queries, times the powers of two of their tokens.
+  float key(std::int64_t t, std::int64_t i) const {
+    return key_unit_[t - start_] * to_float(p_.k(at_.i_b, t, i_q_, i));
+  }
+  float query(std::int64_t t, std::int64_t i) const {
+    return query_unit_[t - start_] * to_float(p_.q(at_.i_b, t, i_q_, i));
+  }
+
+  // The power of two that brings a row of which the sum of squares is given to a length in [1, 2).
+  float unit_of(float squares) const {
+    if (!ChunkArithmetic<T>::kUnitRows || p_.rule.decay != Decay::channel) return 1;
+    const float x = squares + (p_.rule.qk_l2norm ? static_cast<float>(kL2NormEpsilon) : std::ldexp(1.0F, -12));
+    const int exponent = static_cast<int>(std::bit_cast<std::uint32_t>(x) >> 23) - 127;
+    return std::ldexp(1.0F, -(exponent >> 1));
+  }
 
   // Fills T, P and the vectors.
   void prepare(std::int64_t start, int rows) {
@@ -158,6 +184,9 @@ class ChunkOracle {
     const auto scale = static_cast<float>(p_.rule.scale_for(keys_));
     const auto epsilon = static_cast<float>(kL2NormEpsilon);
     std::array<float, kTokens> g{};
+    start_ = start;
+    key_unit_.fill(1);
+    query_unit_.fill(1);
     for (int r = 0; r < rows; ++r) {
       float k = 0, q = 0;
       for (std::int64_t i = 0; i < keys_; ++i) {
@@ -171,6 +200,10 @@ class ChunkOracle {
       const float alpha = gain_alpha(step, to_float(p_.beta(at_.i_b, start + r, i_h_)), k * n_k_[r] * n_k_[r]);
       erase_[r] = static_cast<float>(step.erase_scale) * alpha;
       b_[r] = static_cast<float>(step.write_scale) * alpha;
+      key_unit_[r] = unit_of(k);
+      query_unit_[r] = unit_of(q);
+      n_k_[r] /= key_unit_[r];
+      n_q_[r] /= query_unit_[r];
       read_[r] = erase_[r] * decay_of(prefix_[r]) * n_k_[r];
       out_[r] = scale * decay_of(prefix_[r]) * n_q_[r];
     }
@@ -234,11 +267,11 @@ class ChunkOracle {
 
   // The same with a gate per channel: Γ of tokens i and j is a factor of i times one of j, the decays from and to a
   // token between them, both rounded with their rows. A block of 16 tokens i has one such token, the last before its
-  // first or, where no decay within the block leaves the range of exponents, its eighth. Where one does, pairs of the
+  // first or, where no decay from or to it leaves the range of exponents, its eighth. Where one does, pairs of the
   // block's own tokens are added in float32.
   void multiply_channels(std::int64_t start, int rows, Matrix& kk, Matrix& qk) {
     constexpr int kBlock = 16, kBlocks = kTokens / kBlock;
-    constexpr float kRange = 60 * 0.6931472F;
+    constexpr float kRange = ChunkArithmetic<T>::kRange * 0.6931472F, kHeadroom = ChunkArithmetic<T>::kHeadroom;
     read_keys_.assign(kTokens * keys_, 0);
     read_queries_ = write_keys_ = read_keys_;
     decays_.assign(keys_, 0);
@@ -273,7 +306,7 @@ class ChunkOracle {
         write_keys_[i * keys_ + x] =
             operand(k * (std::exp(total[block] - local[i]) * std::exp(between(block + 1, kBlocks))));
         const float row = std::exp(local[i] - middle[block]);
-        const float k_row = operand(k * row), q_row = operand(q * row);
+        const float k_row = operand(kHeadroom * k * row) / kHeadroom, q_row = operand(kHeadroom * q * row) / kHeadroom;
         for (int j = 0; j <= i; ++j) {
           const int other = j / kBlock;
           const float k_j = key(start + j, x);
@@ -285,7 +318,7 @@ class ChunkOracle {
           }
           const float to_middle = other == block ? middle[block] - local[j]
                                                  : total[other] - local[j] + between(other + 1, block) + middle[block];
-          const float column = operand(k_j * std::exp(to_middle));
+          const float column = operand(kHeadroom * k_j * std::exp(to_middle)) / kHeadroom;
           kk[i][j] += k_row * column;
           qk[i][j] += q_row * column;
         }
@@ -394,7 +427,9 @@ class ChunkOracle {
   Sequence at_;
   std::int64_t n_, i_h_, i_q_, segments_, keys_, columns_;
   Matrix t_{}, p_matrix_{};
-  std::array<float, kTokens> b_{}, read_{}, write_{}, out_{}, erase_{}, n_k_{}, n_q_{};
+  // n_k and n_q: the factors of the L2 norm, divided by the tokens' powers of two.
+  std::array<float, kTokens> b_{}, read_{}, write_{}, out_{}, erase_{}, n_k_{}, n_q_{}, key_unit_{}, query_unit_{};
+  std::int64_t start_ = 0;             // of the chunk
   std::array<Log, kTokens> prefix_{};  // log γ
   float decay_ = 1;
   // What the sweep multiplies, with a gate per channel decayed from the chunk's start or to its end; γ_C per channel.

@@ -219,7 +219,8 @@ struct DeltaData {
 };
 
 // Makes some gates minus infinity and others so strong that nothing survives a token.
-inline void deepen_gates(DeltaData<bfloat16>& data) {
+template <class T>
+void deepen_gates(DeltaData<T>& data) {
   Random random(29);
   std::vector<double> gates = data.g.values();
   for (double& g : gates) {

@@ -8,6 +8,23 @@ namespace efla::gpu {
 
 inline constexpr int kBlock = 16, kBlocks = kChunkTokens / kBlock;
 
+// Whether rows of keys and queries of type E are brought to a length near 1 by powers of two, one per token, before
+// they are decayed: float16 has too few exponents for decays of short and of long rows. The factors n_k and n_q of the
+// tokens are divided by these powers.
+template <class E>
+inline constexpr bool kUnitRows = std::is_same_v<E, float16>;
+
+// Returns the power of two that brings a row with this sum of squares to a length in [1, 2). Without the L2 norm rows
+// shorter than 2⁻⁶ stay shorter than 1, because what multiplies a row is divided by the power.
+__device__ __forceinline__ float unit_of(float squares, bool qk_l2norm) {
+  const float x = squares + (qk_l2norm ? static_cast<float>(kL2NormEpsilon) : 0x1p-12F);
+  const int exponent = static_cast<int>(__float_as_uint(x) >> 23 & 255U) - 127;
+  return __int_as_float((127 - (exponent >> 1)) << 23);
+}
+
+// Returns 1/x of a power of two.
+__device__ __forceinline__ float inverse_of_power(float x) { return __int_as_float((254 << 23) - __float_as_int(x)); }
+
 // Returns the log2 of a token's decay.
 __device__ __forceinline__ float limited_gate(float g) { return (g < kMinDecay ? kMinDecay : g) * 1.44269504F; }
 

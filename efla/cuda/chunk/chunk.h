@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
-#include <type_traits>
 
 #include "efla/cuda/common/tensor_map.h"
 #include "efla/cuda/delta.h"
@@ -34,7 +33,8 @@ static_assert(sizeof(ChunkRecord) % 128 == 0);
 
 // With a gate per key channel γ_i is a vector over the channels. The gates go into the keys and queries: E reads
 // γ_i∘k_i, o reads γ_i∘q_i, and the state gets γ_C/γ_i∘k_i. The record's vectors then are without γ, and γ_C is here.
-// Images of swizzled tiles in bfloat16, 64 channels each.
+// Rows of float16 are multiplied by powers of two, one per key and one per query, and n_k and n_q divided by them
+// (kUnitRows in channels.cuh). Images of swizzled tiles in the type of the elements, 64 channels each.
 template <int kTiles>
 struct ScaledRows {
   static constexpr int kBytes = kTiles * kChunkTokens * 128;
@@ -98,13 +98,6 @@ constexpr std::int64_t segment_chunks(std::int64_t chunks, int segments) { retur
 inline constexpr std::int64_t kMultiprocessors = 132;
 constexpr std::int64_t waves_of(std::int64_t blocks) { return (blocks + kMultiprocessors - 1) / kMultiprocessors; }
 
-// Whether the kernels take a gate per key channel. float16 has too few exponents for keys and queries that are decayed
-// to or from another token (prepare_channel.cu).
-template <class E>
-inline constexpr bool kTakesChannelGate = std::is_same_v<E, bfloat16>;
-
-inline constexpr const char* kNarrowChannelGate = "a decay per key channel with float16 inputs";
-
 template <class E>
 constexpr bool has_channel_gate(const ChunkProblem<E>& c) {
   return c.p.rule.decay == Decay::channel;
@@ -121,7 +114,8 @@ template <class E>
 void launch_prepare(const ChunkProblem<E>& problem, const RowMaps* maps, cudaStream_t stream);
 
 // The same where every key channel has a gate: also writes the scaled rows.
-void launch_prepare_channel(const ChunkProblem<bfloat16>& problem, cudaStream_t stream);
+template <class E>
+void launch_prepare_channel(const ChunkProblem<E>& problem, cudaStream_t stream);
 
 // Launches the sweep over the state on any GPU.
 template <class E>

@@ -45,9 +45,7 @@ bool can_copy_all(const DeltaBackward<E>& p) {
 // Launches the kernel that writes every record; `maps` as launch_prepare takes them.
 template <class E>
 void prepare(const ChunkProblem<E>& c, const RowMaps* maps, cudaStream_t stream) {
-  if constexpr (kTakesChannelGate<E>) {
-    if (has_channel_gate(c)) return launch_prepare_channel(c, stream);
-  }
+  if (has_channel_gate(c)) return launch_prepare_channel(c, stream);
   launch_prepare(c, maps, stream);
 }
 
@@ -77,7 +75,6 @@ std::size_t chunk_bwd_workspace_bytes(const DeltaBackward<E>& problem) {
 
 template <class E>
 std::string chunk_bwd_refusal(const DeltaBackward<E>& p) {
-  if (p.rule.decay == Decay::channel && !kTakesChannelGate<E>) return kNarrowChannelGate;
   if (p.shape.key_dim > kChunkMaxKeyDim) return "keys of more than " + std::to_string(kChunkMaxKeyDim) + " dimensions";
   if (divides_keys(p.shape)) {
     if (const std::string refusal = divided_keys_refusal(p.shape, p.rule); !refusal.empty()) return refusal;
@@ -142,9 +139,7 @@ void chunk_bwd(const DeltaBackward<E>& problem, const Workspace& workspace, cuda
     prepare(c.forward, nullptr, stream);
     launch_sweep_states(c, stream);
     launch_sweep_reverse(c, stream);
-    if constexpr (kTakesChannelGate<E>) {
-      if (channel) return launch_grads_channel(c, stream);
-    }
+    if (channel) return launch_grads_channel(c, stream);
     return launch_grads(c, stream);
   }
   c.counted = true;
@@ -153,9 +148,7 @@ void chunk_bwd(const DeltaBackward<E>& problem, const Workspace& workspace, cuda
   prepare(c.forward, &maps, stream);
   const CUtensorMap dout = map_rows(p.dout);
   launch_sweeps_sm90(c, maps, dout, stream);
-  if constexpr (kTakesChannelGate<E>) {
-    if (channel) return launch_grads_channel(c, stream);
-  }
+  if (channel) return launch_grads_channel(c, stream);
   if (grads_sm90_take(c)) return launch_grads_sm90(c, maps, dout, stream);
   launch_grads(c, stream);
 }

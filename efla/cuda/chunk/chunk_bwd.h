@@ -56,7 +56,8 @@ template <class E>
 void launch_grads(const ChunkBackward<E>& problem, cudaStream_t stream);
 
 // Takes the place of launch_grads where every key channel has a gate.
-void launch_grads_channel(const ChunkBackward<bfloat16>& problem, cudaStream_t stream);
+template <class E>
+void launch_grads_channel(const ChunkBackward<E>& problem, cudaStream_t stream);
 
 // Launches both sweeps on a Hopper GPU; `dout` describes the rows of dO.
 template <class E>

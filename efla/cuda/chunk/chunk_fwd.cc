@@ -59,7 +59,6 @@ std::size_t chunk_fwd_workspace_bytes(const DeltaShape& shape, const DeltaRule& 
 
 template <class E>
 std::string chunk_fwd_refusal(const DeltaForward<E>& p) {
-  if (p.rule.decay == Decay::channel && !kTakesChannelGate<E>) return kNarrowChannelGate;
   if (p.shape.key_dim > kChunkMaxKeyDim) return "keys of more than " + std::to_string(kChunkMaxKeyDim) + " dimensions";
   if (divides_keys(p.shape)) {
     if (const std::string refusal = divided_keys_refusal(p.shape, p.rule); !refusal.empty()) return refusal;
@@ -101,9 +100,7 @@ void chunk_fwd(const DeltaForward<E>& p, const Workspace& workspace, cudaStream_
   if (divides_keys(p.shape)) kernel = ChunkKernel::sweep;
   if (kernel == ChunkKernel::automatic) kernel = is_hopper() ? best_sweep(p.shape, p.rule) : ChunkKernel::portable;
   const bool channel = p.rule.decay == Decay::channel, fused = kernel == ChunkKernel::fused && !channel;
-  if constexpr (kTakesChannelGate<E>) {
-    if (channel) launch_prepare_channel(c, stream);
-  }
+  if (channel) launch_prepare_channel(c, stream);
   if (kernel == ChunkKernel::portable) {
     if (!channel) launch_prepare(c, nullptr, stream);
     return launch_sweep_portable(c, stream);

@@ -24,8 +24,8 @@
 
 namespace efla::gpu {
 
-template <int kTiles>
-__device__ void ChannelGrads<kTiles>::add_pairs(const Sums& of_query, const Sums& of_erase, const Sums& of_key) {
+template <class E, int kTiles>
+__device__ void ChannelGrads<E, kTiles>::add_pairs(const Sums& of_query, const Sums& of_erase, const Sums& of_key) {
   write_scratch(of_query, m_.queries(warp_));
   write_scratch(of_erase, m_.erase(warp_));
   write_scratch(of_key, m_.keys(warp_));
@@ -42,8 +42,8 @@ __device__ void ChannelGrads<kTiles>::add_pairs(const Sums& of_query, const Sums
 // Let M be the border between the halves and T the decay over the first half. For a token i of the second half, what
 // the scratch has of the gradient of q̂, X_i, becomes T X_i + Σ_j W_ij Γ_Mj∘k_j over the tokens j of the first half,
 // which is decayed to M. E and, from the other side of M, dk̂ of the first half are computed in the same way.
-template <int kTiles>
-__device__ float2 ChannelGrads<kTiles>::join_halves() {
+template <class E, int kTiles>
+__device__ float2 ChannelGrads<E, kTiles>::join_halves() {
   float* const queries = m_.queries(warp_);
   float* const erase = m_.erase(warp_);
   float* const keys = m_.keys(warp_);
@@ -64,9 +64,9 @@ __device__ float2 ChannelGrads<kTiles>::join_halves() {
       const int token = first + i, at = kBlock * 128 * block_ + first * 128 + offset_of(i, first_element),
                 scratch = 32 * first + place(i, lane_);
       over_second *= decays[token][channel_];
-      const float q = over_second * to_float(*reinterpret_cast<const bfloat16*>(tile().q + at)),
+      const float q = over_second * to_float(*reinterpret_cast<const E*>(tile().q + at)),
                   erasing = over_second * m_.a[kBlock * block_ + token] *
-                            to_float(*reinterpret_cast<const bfloat16*>(tile().k + at));
+                            to_float(*reinterpret_cast<const E*>(tile().k + at));
       float dq = queries[scratch], e = erase[scratch];
       read_before += q * dq - erasing * e;
       dq *= over_first;
@@ -97,8 +97,8 @@ __device__ float2 ChannelGrads<kTiles>::join_halves() {
 // Goes from the last token of the half to the first. At token i, dk[j] is the gradient that tokens from i on give to
 // the key of token j, decayed to token i. The product of dk[j] and the key of token j, decayed to token i too, is the
 // part of the gate's gradient at token i that comes from token j.
-template <int kTiles>
-__device__ void ChannelGrads<kTiles>::pairs(int half, float spanning) {
+template <class E, int kTiles>
+__device__ void ChannelGrads<E, kTiles>::pairs(int half, float spanning) {
   const int first = kHalf * half, tokens = kBlock * block_ + first, element = this->element();
   float* const queries = m_.queries(warp_) + 32 * first;
   float* const erase = m_.erase(warp_) + 32 * first;
@@ -108,7 +108,7 @@ __device__ void ChannelGrads<kTiles>::pairs(int half, float spanning) {
   for (int i = 0; i < kHalf; ++i) {
     decays[i] = m_.decays[tokens + i][channel_];
     from_start[i] = i > 0 ? from_start[i - 1] * decays[i] : decays[i];
-    key[i][i] = to_float(*reinterpret_cast<const bfloat16*>(tile().k + tokens * 128 + offset_of(i, element)));
+    key[i][i] = to_float(*reinterpret_cast<const E*>(tile().k + tokens * 128 + offset_of(i, element)));
     dk[i] = keys[place(i, lane_)];
 #pragma unroll
     for (int j = 0; j < i; ++j) key[i][j] = key[i - 1][j] * decays[i];
@@ -117,7 +117,7 @@ __device__ void ChannelGrads<kTiles>::pairs(int half, float spanning) {
   float* to = at(p_.dg, i_h_) + (first + kHalf - 1) * p_.dg.stride[1];
 #pragma unroll
   for (int i = kHalf - 1; i >= 0; --i, to = next(to, -p_.dg.stride[1])) {
-    const float q = to_float(*reinterpret_cast<const bfloat16*>(tile().q + tokens * 128 + offset_of(i, element))),
+    const float q = to_float(*reinterpret_cast<const E*>(tile().q + tokens * 128 + offset_of(i, element))),
                 a = m_.a[tokens + i], erasing = a * key[i][i];
     float dq = from_start[i] * queries[place(i, lane_)], e = from_start[i] * erase[place(i, lane_)];
     spanning += q * dq - erasing * e;
@@ -145,8 +145,8 @@ __device__ void ChannelGrads<kTiles>::pairs(int half, float spanning) {
   put_sums(kAlongQuery, half, along_query);
 }
 
-template <int kTiles>
-__device__ void ChannelGrads<kTiles>::finish_tokens() {
+template <class E, int kTiles>
+__device__ void ChannelGrads<E, kTiles>::finish_tokens() {
   if (thread_ < kChunkTokens) {
     const float n_k = m_.key_factor[thread_], n_q = m_.query_factor[thread_], squares = m_.squares[thread_];
     const Gain<float> of_token =
@@ -155,7 +155,7 @@ __device__ void ChannelGrads<kTiles>::finish_tokens() {
                          static_cast<float>(p_.rule.step.erase_scale) * sum_of(kErase, thread_);
     if (thread_ < at_.rows) {
       p_.dbeta(at_.i_b, at_.start + thread_, i_h_) =
-          to_bfloat16(dalpha * of_token.beta_unit * of_token.beta_slope * of_token.beta_unit);
+          from_state<E>(dalpha * of_token.beta_unit * of_token.beta_slope * of_token.beta_unit);
     }
     float of_key = 2 * dalpha * of_token.lambda_slope * of_token.lambda_unit * (of_token.lambda_unit * n_k) * n_k,
           of_query = 0;
@@ -171,9 +171,9 @@ __device__ void ChannelGrads<kTiles>::finish_tokens() {
 
 namespace {
 
-template <int kTiles>
-__global__ void __launch_bounds__(ChannelShared<kTiles>::kThreads, 1)
-    channel_grads_kernel(const __grid_constant__ ChunkBackward<bfloat16> c) {
+template <class E, int kTiles>
+__global__ void __launch_bounds__(ChannelShared<E, kTiles>::kThreads, 1)
+    channel_grads_kernel(const __grid_constant__ ChunkBackward<E> c) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const int heads = static_cast<int>(c.p.shape.heads), group = static_cast<int>(c.p.shape.group()),
             i_q = static_cast<int>(blockIdx.x) % heads;
@@ -181,7 +181,7 @@ __global__ void __launch_bounds__(ChannelShared<kTiles>::kThreads, 1)
   const std::int64_t turn = blockIdx.x / heads, sequences = c.forward.slots_per_sequence > 0 ? c.p.shape.batch : 1,
                      length = c.forward.slots / sequences;
   const int slot = static_cast<int>(turn % sequences * length + length - 1 - turn / sequences);
-  auto& memory = *reinterpret_cast<ChannelShared<kTiles>*>(shared);
+  auto& memory = *reinterpret_cast<ChannelShared<E, kTiles>*>(shared);
   {
     const ChunkAt place = chunk_at(c.forward, slot);
     if (threadIdx.x == 0) {
@@ -199,17 +199,17 @@ __global__ void __launch_bounds__(ChannelShared<kTiles>::kThreads, 1)
     }
     fence_for_products();
     __syncthreads();  // and what the value head before has read and written is overwritten
-    ChannelGrads<kTiles>(c, memory, at, slot, i_q, i_h, opaque(threadIdx.x)).run();
+    ChannelGrads<E, kTiles>(c, memory, at, slot, i_q, i_h, opaque(threadIdx.x)).run();
   }
   // The inputs are there, but the next kernel in the stream must find the sweeps ended.
   if (c.counted && blockIdx.x == gridDim.x - 1) wait_for_kernels();
 }
 
-template <int kTiles>
-void launch(const ChunkBackward<bfloat16>& c, cudaStream_t stream) {
-  using Shared = ChannelShared<kTiles>;
+template <int kTiles, class E>
+void launch(const ChunkBackward<E>& c, cudaStream_t stream) {
+  using Shared = ChannelShared<E, kTiles>;
   constexpr int kBytes = sizeof(Shared);
-  const auto kernel = channel_grads_kernel<kTiles>;
+  const auto kernel = channel_grads_kernel<E, kTiles>;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "cudaFuncSetAttribute");
   const unsigned grid = grid_of("chunk_bwd", c.forward.slots * c.p.shape.heads);
   if (c.counted) {
@@ -221,8 +221,12 @@ void launch(const ChunkBackward<bfloat16>& c, cudaStream_t stream) {
 
 }  // namespace
 
-void launch_grads_channel(const ChunkBackward<bfloat16>& c, cudaStream_t stream) {
+template <class E>
+void launch_grads_channel(const ChunkBackward<E>& c, cudaStream_t stream) {
   c.p.shape.key_dim <= 64 ? launch<1>(c, stream) : launch<2>(c, stream);
 }
+
+template void launch_grads_channel(const ChunkBackward<bfloat16>&, cudaStream_t);
+template void launch_grads_channel(const ChunkBackward<float16>&, cudaStream_t);
 
 }  // namespace efla::gpu

@@ -46,16 +46,17 @@ struct DiagonalBlock {
   float2 of[kBlock][kBlock + 2];
 };
 
-template <int kTiles>
+template <class E, int kTiles>
 struct ChannelShared {
   static constexpr int kScratch = kBlock * 32;  // floats of 16 tokens and 32 channels
   static constexpr int kStages = 2;             // slices in shared memory at once
   static constexpr int kThreads = 256 * kTiles, kQuarters = 2 * kTiles;
   alignas(1024) ChannelSlice<kTiles> slices[kStages];
   ChannelTile tiles[kTiles];
-  float decays[kChunkTokens][64 * kTiles];                                            // of every token
-  float decay[kBlocks][64 * kTiles];                                                  // over a block
-  float key_factor[kChunkTokens], query_factor[kChunkTokens], squares[kChunkTokens];  // n_k, n_q, Σk²
+  float decays[kChunkTokens][64 * kTiles];                                                       // of every token
+  float decay[kBlocks][64 * kTiles];                                                             // over a block
+  float key_factor[kChunkTokens], query_factor[kChunkTokens], squares[kChunkTokens];             // n_k, n_q, Σk²
+  float key_unit[kUnitRows<E> ? kChunkTokens : 0], query_unit[kUnitRows<E> ? kChunkTokens : 0];  // of rows (unit_of)
   float a[kChunkTokens], b[kChunkTokens];
   float of_key[kChunkTokens], of_query[kChunkTokens];  // what is added of k and q to their gradients
   float sums[kSums][kQuarters][kChunkTokens];
@@ -85,10 +86,10 @@ static_assert(sizeof(Crossing<2>) <= kTileBytes);
 
 // Multiplies in mma's layout: warp `block` + 4 · `quarter` has the 16 rows of a block and 32 channels. Channels in the
 // other layout: a lane has one channel of its warp's 32, of all tokens of the block.
-template <int kTiles>
+template <class E, int kTiles>
 class ChannelGrads {
  public:
-  using Shared = ChannelShared<kTiles>;
+  using Shared = ChannelShared<E, kTiles>;
   static constexpr int kThreads = Shared::kThreads, kQuarters = Shared::kQuarters, kStages = Shared::kStages;
   static constexpr int kCount = 16;  // accumulators of 16 tokens and 32 channels
   static constexpr int kHalf = kBlock / 2;
@@ -96,8 +97,8 @@ class ChannelGrads {
   using Sums = float[kCount];
 
   // `thread` is opaque, so that nothing of one value head is kept in registers for the next.
-  __device__ ChannelGrads(const ChunkBackward<bfloat16>& c, Shared& memory, const ChunkAt& at, int slot, int i_q,
-                          int i_h, int thread)
+  __device__ ChannelGrads(const ChunkBackward<E>& c, Shared& memory, const ChunkAt& at, int slot, int i_q, int i_h,
+                          int thread)
       : c_(c),
         p_(c.p),
         m_(memory),
@@ -128,8 +129,8 @@ class ChannelGrads {
 
  private:
   __device__ bool exists(int i) const { return i < tokens_; }
-  // Rounds in one instruction, where to_bfloat16 needs ten.
-  __device__ static bfloat16 rounded(float x) { return {static_cast<std::uint16_t>(pack<bfloat16>(x, 0))}; }
+  // Rounds in one instruction, where from_state needs ten.
+  __device__ static E rounded(float x) { return {static_cast<std::uint16_t>(pack<E>(x, 0))}; }
   // The next token's element; opaque, because registers are short for many addresses at once.
   template <class T>
   __device__ static T* next(T* element, std::int64_t stride) {
@@ -146,7 +147,7 @@ class ChannelGrads {
   __device__ static int offset_of(int i, int element) { return i * 128 + (element ^ (i % 8 * 16)); }
   // Reads the lane's channel of the block's tokens from a tile.
   __device__ float read(const unsigned char* tile, int i, int element) const {
-    return to_float(*reinterpret_cast<const bfloat16*>(tile + kBlock * 128 * block_ + offset_of(i, element)));
+    return to_float(*reinterpret_cast<const E*>(tile + kBlock * 128 * block_ + offset_of(i, element)));
   }
   __device__ void read(const unsigned char* tile, float (&x)[kBlock], int element) const {
 #pragma unroll
@@ -165,7 +166,7 @@ class ChannelGrads {
   }
   // Adds to the gradient of q (0) or k (1) what a value head gives: after the head's last one writes it, before that
   // keeps the sum in the workspace.
-  __device__ void store(int which, const View<bfloat16, 4>& view, float (&x)[kBlock]) const {
+  __device__ void store(int which, const View<E, 4>& view, float (&x)[kBlock]) const {
     const int group = static_cast<int>(p_.shape.group()), of_group = i_h_ - i_q_ * group;
     constexpr int kElements = kChunkTokens * 64 * kTiles;
     float* sum = c_.key_sums + ((slot_ * p_.shape.heads + i_q_) * 2 + which) * kElements +
@@ -179,10 +180,11 @@ class ChannelGrads {
       for (int i = 0; i < kBlock; ++i) sum[64 * kTiles * i] = x[i];
       return;
     }
-    bfloat16* to = at(view, i_q_);
+    E* to = at(view, i_q_);
 #pragma unroll
     for (int i = 0; i < kBlock; ++i, to = next(to, view.stride[1])) {
       if (!exists(i)) return;
+      if constexpr (kUnitRows<E>) x[i] *= (which == 0 ? m_.query_unit : m_.key_unit)[kBlock * block_ + i];
       *to = rounded(x[i]);
     }
   }
@@ -199,7 +201,7 @@ class ChannelGrads {
   }
 
   // Starts the copy of keys or queries.
-  __device__ void load_tile(const View<const bfloat16, 4>& view, unsigned char (ChannelTile::*to)[kTileBytes],
+  __device__ void load_tile(const View<const E, 4>& view, unsigned char (ChannelTile::*to)[kTileBytes],
                             bool aligned) const {
     const int tile = thread_ / 256;
     load_rows<1, 256>(m_.tiles[tile].*to, view, at_.i_b, at_.start, at_.rows, i_q_, 64 * tile, aligned, thread_ % 256);
@@ -231,16 +233,35 @@ class ChannelGrads {
   __device__ static void write_rows(unsigned char* rows, int first, const float (&x)[kBlock], int element) {
 #pragma unroll
     for (int i = 0; i < kBlock; ++i) {
-      *reinterpret_cast<bfloat16*>(rows + first * 128 + offset_of(i, element)) = rounded(x[i]);
+      *reinterpret_cast<E*>(rows + first * 128 + offset_of(i, element)) = rounded(x[i]);
     }
   }
   // Writes the parts of Σk² and Σq² of the block's tokens that 64 channels have.
   __device__ void put_squares() {
     const bool is_key = quarter_ % 2 == 0;
-    const float squares =
-        query_squares<bfloat16, 1>(shared_address(is_key ? tile().k : tile().q), block_, opaque(lane_));
+    const float squares = query_squares<E, 1>(shared_address(is_key ? tile().k : tile().q), block_, opaque(lane_));
     if (lane_ < kBlock) {
       m_.sums[is_key ? kKeySquares : kQuerySquares][quarter_ / 2][kBlock * block_ + lane_] = squares;
+    }
+  }
+
+  // Multiplies the warp's keys and queries by their powers of two. From here on they are the kernel's keys and queries,
+  // and n_k and n_q their factors, until `store` multiplies the gradients.
+  __device__ void make_units() {
+    const ChannelSum kind = lane_ < kBlock ? kKeySquares : kQuerySquares;
+    float squares = 0;
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) squares += m_.sums[kind][i][kBlock * block_ + lane_ % kBlock];
+    const float unit = unit_of(squares, p_.rule.qk_l2norm);
+    const int element = this->element();
+    const auto multiply = [&](unsigned char* rows, int i, float factor) {
+      E& x = *reinterpret_cast<E*>(rows + kBlock * 128 * block_ + offset_of(i, element));
+      x = rounded(factor * to_float(x));
+    };
+#pragma unroll
+    for (int i = 0; i < kBlock; ++i) {
+      multiply(tile().k, i, __shfl_sync(0xffffffffU, unit, i));
+      multiply(tile().q, i, __shfl_sync(0xffffffffU, unit, kBlock + i));
     }
   }
 
@@ -251,6 +272,10 @@ class ChannelGrads {
     copy_async_wait<kStages>();
     __syncthreads();
     put_squares();
+    if constexpr (kUnitRows<E>) {
+      __syncthreads();
+      make_units();
+    }
     const int element = this->element();
     read(tile().k, k, element);
     if (block_ > 0) {
@@ -276,6 +301,14 @@ class ChannelGrads {
       m_.query_factor[thread_] = p_.rule.qk_l2norm ? 1 / sqrtf(query + kEpsilon) : 1.0F;
       m_.a[thread_] = static_cast<float>(p_.rule.step.erase_scale) * alpha;
       m_.b[thread_] = static_cast<float>(p_.rule.step.write_scale) * alpha;
+      if constexpr (kUnitRows<E>) {
+        const float key_unit = unit_of(key, p_.rule.qk_l2norm), query_unit = unit_of(query, p_.rule.qk_l2norm);
+        m_.key_factor[thread_] *= inverse_of_power(key_unit);
+        m_.query_factor[thread_] *= inverse_of_power(query_unit);
+        m_.squares[thread_] *= key_unit * key_unit;
+        m_.key_unit[thread_] = key_unit;
+        m_.query_unit[thread_] = query_unit;
+      }
     }
     __syncthreads();
     if (block_ == 0) return;
@@ -348,7 +381,7 @@ class ChannelGrads {
         break;
       }
       std::uint32_t packed[4];
-      to_operand<bfloat16>(packed, matrix + 8 * b);
+      to_operand<E>(packed, matrix + 8 * b);
       write_block(to, kBlock * block_, 2 * block, packed, lane_);
     }
     __syncthreads();
@@ -387,8 +420,8 @@ class ChannelGrads {
       for (int i = 0; i < kMatrixBlocks; ++i) {
         std::uint32_t b[4];
         load_matrices(b, u + kBlockBytes * (quarter_ / 2 + kTiles * i) + at);
-        mma<bfloat16>(matrix + 8 * i, a, b[0], b[2]);
-        mma<bfloat16>(matrix + 8 * i + 4, a, b[1], b[3]);
+        mma<E>(matrix + 8 * i, a, b[0], b[2]);
+        mma<E>(matrix + 8 * i + 4, a, b[1], b[3]);
       }
       load_matrices(of_dout, dout + kBlockBytes * block_ + at);
       load_matrices(of_d, d + kBlockBytes * block_ + at);
@@ -398,13 +431,13 @@ class ChannelGrads {
         const int in_states = kBlockBytes * step + (column ^ (32 * i));
         std::uint32_t b[4];
         load_matrices_transposed(b, before + in_states);
-        mma<bfloat16>(of_query + 8 * i, of_dout, b[0], b[1]);
-        mma<bfloat16>(of_query + 8 * i + 4, of_dout, b[2], b[3]);
-        mma<bfloat16>(of_erase + 8 * i, of_d, b[0], b[1]);
-        mma<bfloat16>(of_erase + 8 * i + 4, of_d, b[2], b[3]);
+        mma<E>(of_query + 8 * i, of_dout, b[0], b[1]);
+        mma<E>(of_query + 8 * i + 4, of_dout, b[2], b[3]);
+        mma<E>(of_erase + 8 * i, of_d, b[0], b[1]);
+        mma<E>(of_erase + 8 * i + 4, of_d, b[2], b[3]);
         load_matrices_transposed(b, after + in_states);
-        mma<bfloat16>(of_key + 8 * i, of_u, b[0], b[1]);
-        mma<bfloat16>(of_key + 8 * i + 4, of_u, b[2], b[3]);
+        mma<E>(of_key + 8 * i, of_u, b[0], b[1]);
+        mma<E>(of_key + 8 * i + 4, of_u, b[2], b[3]);
       }
     }
   }
@@ -420,8 +453,8 @@ class ChannelGrads {
       const std::uint32_t of_x[4] = {x.x, x.y, x.z, x.w}, of_y[4] = {y.x, y.y, y.z, y.w};
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        sum[2 * j] += low_of<bfloat16>(of_x[j]) * low_of<bfloat16>(of_y[j]);
-        sum[2 * j + 1] += high_of<bfloat16>(of_x[j]) * high_of<bfloat16>(of_y[j]);
+        sum[2 * j] += low_of<E>(of_x[j]) * low_of<E>(of_y[j]);
+        sum[2 * j + 1] += high_of<E>(of_x[j]) * high_of<E>(of_y[j]);
       }
     }
   }
@@ -453,7 +486,7 @@ class ChannelGrads {
     const int row = first + lane_ / 4 + 8 * (i / 2 % 2);
     const auto pair =
         *reinterpret_cast<const std::uint32_t*>(rows + piece_offset(row, 4 * (quarter_ % 2) + i / 4) + lane_ % 4 * 4);
-    return {low_of<bfloat16>(pair), high_of<bfloat16>(pair)};
+    return {low_of<E>(pair), high_of<E>(pair)};
   }
   // Writes Σ over the 16 tokens of x (and y) times decayed rows, per channel.
   template <class F>
@@ -491,8 +524,8 @@ class ChannelGrads {
     for (int b = 0; b < 2; ++b) {
       std::uint32_t of_b[4];
       load_matrices_transposed(of_b, block_address(shared_address(rows), first, 4 * (quarter_ % 2) + 2 * b, lane_));
-      mma<bfloat16>(x + 8 * b, a, of_b[0], of_b[1]);
-      mma<bfloat16>(x + 8 * b + 4, a, of_b[2], of_b[3]);
+      mma<E>(x + 8 * b, a, of_b[0], of_b[1]);
+      mma<E>(x + 8 * b + 4, a, of_b[2], of_b[3]);
     }
   }
 
@@ -532,7 +565,7 @@ class ChannelGrads {
   // Where the scratch has a token's channel.
   __device__ static int place(int token, int channel) { return 32 * token + (channel ^ (token % 4 * 8)); }
   // Adds to a gradient in the scratch `factors` times its rows, keys or queries, and stores the sum.
-  __device__ void finish(int which, const View<bfloat16, 4>& view, const float* scratch, const unsigned char* rows,
+  __device__ void finish(int which, const View<E, 4>& view, const float* scratch, const unsigned char* rows,
                          const float* factors) const {
     float x[kBlock];
     read(rows, x, element());
@@ -576,8 +609,8 @@ class ChannelGrads {
   // with a barrier.
   __device__ void finish_tokens();
 
-  const ChunkBackward<bfloat16>& c_;
-  const DeltaBackward<bfloat16>& p_;
+  const ChunkBackward<E>& c_;
+  const DeltaBackward<E>& p_;
   Shared& m_;
   const ChunkAt& at_;
   const int slot_, i_q_, i_h_;

@@ -3,7 +3,7 @@
 //
 // Γ_ij = γ_i/γ_j, now per channel, is a factor of token i times one of token j, the decays from and to a token between
 // them, which go into their rows before the products. Blocks are of 16 tokens. For block row I that token is the eighth
-// of the block, if no decay within the block leaves the range of exponents of bfloat16 (a channel where one does is
+// of the block, if no decay from or to it leaves the range of exponents of the elements (a channel where one does is
 // *deep*), and the last before the block otherwise. So neither factor overflows, and where one underflows so does Γ. In
 // deep channels the factors of the block's own tokens are zeros, and their products are added pair by pair in float32.
 #include "efla/cuda/chunk/channels.cuh"
@@ -16,7 +16,13 @@ namespace efla::gpu {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr float kRange = 60;  // of a decay's log2
+
+// The largest log2 of a decay from or to a block's token. Rows of float16 have a length below 2 (unit_of), so that a
+// row times kHeadroom and such a decay stays below 2¹⁵, and an element of 2⁻⁴ keeps all its digits.
+template <class E>
+constexpr float kRange = kUnitRows<E> ? 12 : 60;
+template <class E>
+constexpr float kHeadroom = kUnitRows<E> ? 4 : 1;
 
 // Thread blocks per multiprocessor for which the compiler leaves registers.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -55,8 +61,8 @@ struct Channels {
 };
 
 // Reads two neighbouring elements of a row, of which `count` exist; kAligned: both or none do, at an aligned address.
-template <bool kAligned>
-__device__ __forceinline__ std::uint32_t read_pair(const bfloat16* from, std::int64_t stride, int count) {
+template <bool kAligned, class E>
+__device__ __forceinline__ std::uint32_t read_pair(const E* from, std::int64_t stride, int count) {
   if constexpr (kAligned) return count > 0 ? *reinterpret_cast<const std::uint32_t*>(from) : 0;
   std::uint32_t pair = count > 0 ? from->bits : 0;
   if (count > 1) pair |= static_cast<std::uint32_t>(from[stride].bits) << 16;
@@ -68,13 +74,13 @@ __device__ __forceinline__ float2 read_pair(const float* from, std::int64_t stri
   return {count > 0 ? *from : 0.0F, count > 1 ? from[stride] : 0.0F};
 }
 
-template <bool kAligned>
-__device__ __forceinline__ void read_channels(const ChunkProblem<bfloat16>& c, const ChunkAt& at, std::int64_t i_h,
-                                              int block, int channel, Channels& x) {
-  const DeltaForward<bfloat16>& p = c.p;
+template <bool kAligned, class E>
+__device__ __forceinline__ void read_channels(const ChunkProblem<E>& c, const ChunkAt& at, std::int64_t i_h, int block,
+                                              int channel, Channels& x) {
+  const DeltaForward<E>& p = c.p;
   const std::int64_t t = at.start + kBlock * block, i_q = i_h / p.shape.group();
   const int exist = min(max(static_cast<int>(p.shape.key_dim) - channel, 0), 2), tokens = at.rows - kBlock * block;
-  const bfloat16 *k = p.k.at(at.i_b, t, i_q, channel), *q = p.q.at(at.i_b, t, i_q, channel);
+  const E *k = p.k.at(at.i_b, t, i_q, channel), *q = p.q.at(at.i_b, t, i_q, channel);
   const float* g = p.g.at(at.i_b, t, i_h, channel);
 #pragma unroll
   for (int i = 0; i < kBlock; ++i) {
@@ -99,15 +105,14 @@ __device__ __forceinline__ void read_channels(const ChunkProblem<bfloat16>& c, c
 }
 
 // Computes what the blocks of a chunk need of each other's channels.
-template <int kTiles>
+template <class E, int kTiles>
 __device__ __forceinline__ void share_channels(const Channels& x, int block, int channel, int lane,
                                                ChannelMemory<kTiles>& memory) {
   const auto share_squares = [&](const std::uint32_t(&pairs)[kBlock], float* to) {
     float squares[kBlock];
 #pragma unroll
     for (int i = 0; i < kBlock; ++i) {
-      squares[i] = low_of<bfloat16>(pairs[i]) * low_of<bfloat16>(pairs[i]) +
-                   high_of<bfloat16>(pairs[i]) * high_of<bfloat16>(pairs[i]);
+      squares[i] = low_of<E>(pairs[i]) * low_of<E>(pairs[i]) + high_of<E>(pairs[i]) * high_of<E>(pairs[i]);
     }
     sum_over_lanes(squares, lane);
     if (lane < kBlock) to[lane] = squares[0];
@@ -117,9 +122,9 @@ __device__ __forceinline__ void share_channels(const Channels& x, int block, int
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
     const float middle = x.decay[kBlock / 2 - 1][e];
-    bool deep = !(fabsf(middle) <= kRange);
+    bool deep = !(fabsf(middle) <= kRange<E>);
 #pragma unroll
-    for (int i = 0; i < kBlock; ++i) deep = deep || !(fabsf(x.decay[i][e] - middle) <= kRange);
+    for (int i = 0; i < kBlock; ++i) deep = deep || !(fabsf(x.decay[i][e] - middle) <= kRange<E>);
     memory.total[block][channel + e] = x.decay[kBlock - 1][e];
     memory.middle[block][channel + e] = deep ? 0.0F : middle;
     const unsigned mask = __ballot_sync(0xffffffffU, deep);
@@ -127,15 +132,36 @@ __device__ __forceinline__ void share_channels(const Channels& x, int block, int
   }
 }
 
+// Returns a pair times a factor.
+template <class E>
+__device__ __forceinline__ std::uint32_t scaled_pair(std::uint32_t pair, float factor) {
+  return pack<E>(low_of<E>(pair) * factor, high_of<E>(pair) * factor);
+}
+
+// Multiplies the block's keys and queries by their powers of two (unit_of).
+template <class E, int kTiles>
+__device__ __forceinline__ void make_units(Channels& x, int block, int lane, bool qk_l2norm,
+                                           const ChannelMemory<kTiles>& memory) {
+  float squares = 0;
+#pragma unroll
+  for (int tile = 0; tile < kTiles; ++tile) squares += memory.squares[tile][block][lane];
+  const float unit = unit_of(squares, qk_l2norm);
+#pragma unroll
+  for (int i = 0; i < kBlock; ++i) {
+    x.k[i] = scaled_pair<E>(x.k[i], __shfl_sync(0xffffffffU, unit, i));
+    x.q[i] = scaled_pair<E>(x.q[i], __shfl_sync(0xffffffffU, unit, kBlock + i));
+  }
+}
+
 // Writes two channels of a token, times the factors of both.
+template <class E>
 __device__ __forceinline__ void write_scaled(unsigned char* to, std::uint32_t pair, const float (&x)[2],
                                              const float (&y)[2]) {
-  *reinterpret_cast<std::uint32_t*>(to) =
-      pack<bfloat16>(low_of<bfloat16>(pair) * (x[0] * y[0]), high_of<bfloat16>(pair) * (x[1] * y[1]));
+  *reinterpret_cast<std::uint32_t*>(to) = pack<E>(low_of<E>(pair) * (x[0] * y[0]), high_of<E>(pair) * (x[1] * y[1]));
 }
 
 // Writes the block's two channels as rows of the operands and of the sweep.
-template <int kTiles>
+template <class E, int kTiles>
 __device__ __forceinline__ void scale_channels(Channels& x, int block, int channel, int lane,
                                                ChannelMemory<kTiles>& memory, ScaledRows<kTiles>& to) {
   const int tile = channel / 64, in_tile = kBlock * block * 128;
@@ -150,17 +176,17 @@ __device__ __forceinline__ void scale_channels(Channels& x, int block, int chann
   for (int e = 0; e < 2; ++e) {
     if (block == 0) to.decay[channel + e] = exp2_fast(log_total(0, kBlocks, e));
     factor[e] = exp2_fast(log_total(0, block, e));
-    middle[e] = exp2_fast(-memory.middle[block][channel + e]);
+    middle[e] = kHeadroom<E> * exp2_fast(-memory.middle[block][channel + e]);
   }
 #pragma unroll
   for (int i = 0; i < kBlock; ++i) {
     if (i % 4 == 0) __syncwarp();  // no exponentials of later tokens before, for which registers are short
     const float from_start[2] = {exp2_fast(x.decay[i][0]), exp2_fast(x.decay[i][1])};
     const int at = tile * kTileBytes + in_tile + place(i, channel);
-    write_scaled(memory.rows.queries + at, x.q[i], from_start, middle);
-    write_scaled(memory.rows.keys + at, x.k[i], from_start, middle);
-    write_scaled(to.q + at, x.q[i], from_start, factor);
-    write_scaled(to.k + at, x.k[i], from_start, factor);
+    write_scaled<E>(memory.rows.queries + at, x.q[i], from_start, middle);
+    write_scaled<E>(memory.rows.keys + at, x.k[i], from_start, middle);
+    write_scaled<E>(to.q + at, x.q[i], from_start, factor);
+    write_scaled<E>(to.k + at, x.k[i], from_start, factor);
   }
 #pragma unroll
   for (int i = 0; i < kBlock; ++i) {  // from here on the decays from the token to the block's end
@@ -173,20 +199,20 @@ __device__ __forceinline__ void scale_channels(Channels& x, int block, int chann
     for (int e = 0; e < 2; ++e) {
       const bool deep = other == block && (memory.deep[block][tile * 2 + e] >> lane & 1) != 0;
       const float from_end = other == block ? -memory.total[block][channel + e] : log_total(block + 1, other, e);
-      factor[e] = deep ? 0.0F : exp2_fast(from_end + memory.middle[other][channel + e]);
+      factor[e] = deep ? 0.0F : kHeadroom<E> * exp2_fast(from_end + memory.middle[other][channel + e]);
     }
     unsigned char* rows = memory.rows.columns[tile] + column_row(other) * 128 + in_tile;
 #pragma unroll
-    for (int i = 0; i < kBlock; ++i) write_scaled(rows + place(i, opaque(channel)), x.k[i], x.decay[i], factor);
+    for (int i = 0; i < kBlock; ++i) write_scaled<E>(rows + place(i, opaque(channel)), x.k[i], x.decay[i], factor);
   }
   for (int e = 0; e < 2; ++e) factor[e] = exp2_fast(log_total(block + 1, kBlocks, e));
   unsigned char* rows = to.written + tile * kTileBytes + in_tile;
 #pragma unroll
-  for (int i = 0; i < kBlock; ++i) write_scaled(rows + place(i, opaque(channel)), x.k[i], x.decay[i], factor);
+  for (int i = 0; i < kBlock; ++i) write_scaled<E>(rows + place(i, opaque(channel)), x.k[i], x.decay[i], factor);
 }
 
 // Computes the block row `warp` of the products of `rows` with the keys decayed to that block's token.
-template <int kTiles>
+template <class E, int kTiles>
 __device__ __forceinline__ void multiply_channels(const unsigned char* rows, const ChannelMemory<kTiles>& memory,
                                                   int warp, int lane, BlockProducts& products) {
 #pragma unroll
@@ -202,20 +228,21 @@ __device__ __forceinline__ void multiply_channels(const unsigned char* rows, con
       if (b > warp) break;
       std::uint32_t column[4];
       load_matrices(column, block_address(columns, kBlock * b, 2 * (step % 4), lane));
-      mma<bfloat16>(products + 8 * b, row, column[0], column[2]);
-      mma<bfloat16>(products + 8 * b + 4, row, column[1], column[3]);
+      mma<E>(products + 8 * b, row, column[0], column[2]);
+      mma<E>(products + 8 * b + 4, row, column[1], column[3]);
     }
   }
 }
 
 // Adds the products of the tokens of block `warp` with each other in its deep channels: rows of `x` (keys or queries)
-// with keys. Half a warp per channel, a column per lane. `block` is memory for 16 rows of 16 floats, `stride` apart.
-template <int kTiles>
-__device__ __forceinline__ void add_deep_channels(const ChunkProblem<bfloat16>& c, const View<const bfloat16, 4>& x,
-                                                  const ChunkAt& at, std::int64_t i_h, int warp, int lane,
-                                                  const ChannelMemory<kTiles>& memory, float* block, int stride,
-                                                  BlockProducts& products) {
-  const DeltaForward<bfloat16>& p = c.p;
+// with keys, each times the factor of the lane's token. Half a warp per channel, a column per lane. `block` is memory
+// for 16 rows of 16 floats, `stride` apart.
+template <class E, int kTiles>
+__device__ __forceinline__ void add_deep_channels(const ChunkProblem<E>& c, const View<const E, 4>& x, float row_factor,
+                                                  float key_factor, const ChunkAt& at, std::int64_t i_h, int warp,
+                                                  int lane, const ChannelMemory<kTiles>& memory, float* block,
+                                                  int stride, BlockProducts& products) {
+  const DeltaForward<E>& p = c.p;
   const int column = lane % kBlock, token = kBlock * warp + column;
   const std::int64_t t = at.start + token, i_q = i_h / p.shape.group();
   float sums[kBlock] = {};
@@ -229,8 +256,8 @@ __device__ __forceinline__ void add_deep_channels(const ChunkProblem<bfloat16>& 
       const int channel = word / 2 * 64 + 2 * pair + word % 2;
       const bool exists = pair >= 0 && token < at.rows;
       float decay = exists ? limited_gate(*p.g.at(at.i_b, t, i_h, channel)) : 0.0F;
-      const float k = exists ? to_float(*p.k.at(at.i_b, t, i_q, channel)) : 0.0F;
-      const float row = exists ? to_float(*x.at(at.i_b, t, i_q, channel)) : 0.0F;
+      const float k = exists ? key_factor * to_float(*p.k.at(at.i_b, t, i_q, channel)) : 0.0F;
+      const float row = exists ? row_factor * to_float(*x.at(at.i_b, t, i_q, channel)) : 0.0F;
 #pragma unroll
       for (int offset = 1; offset < kBlock; offset *= 2) {
         const float below = __shfl_up_sync(0xffffffffU, decay, offset, kBlock);
@@ -261,13 +288,31 @@ __device__ __forceinline__ void add_deep_channels(const ChunkProblem<bfloat16>& 
   __syncwarp();
 }
 
-template <int kTiles, bool kAligned>
+// Divides the factors of the warp's keys or queries by what their rows were multiplied by.
+template <class E>
+__device__ __forceinline__ void divide_by_unit(float unit, bool of_keys, int warp, int lane, PrepareScratch& scratch,
+                                               ChunkRecord& record) {
+  if (lane >= kBlock) return;
+  const int t = kBlock * warp + lane;
+  const float of_sweep = inverse_of_power(unit), of_products = of_sweep / kHeadroom<E>;
+  if (of_keys) {
+    scratch.row[t] *= of_products;
+    scratch.key_factor[t] *= of_products;
+    record.read[t] *= of_sweep;
+    record.write[t] *= of_sweep;
+  } else {
+    scratch.query_factor[t] *= of_products;
+    record.out[t] *= of_sweep;
+  }
+}
+
+template <class E, int kTiles, bool kAligned>
 __global__ void __launch_bounds__(kThreads, kAligned ? kResident : 1)
-    prepare_channel_kernel(const __grid_constant__ ChunkProblem<bfloat16> c) {
+    prepare_channel_kernel(const __grid_constant__ ChunkProblem<E> c) {
   extern __shared__ __align__(1024) unsigned char shared[];
   auto& memory = *reinterpret_cast<ChannelMemory<kTiles>*>(shared);
   constexpr int kPairs = 32 * kTiles;  // of channels
-  const DeltaForward<bfloat16>& p = c.p;
+  const DeltaForward<E>& p = c.p;
   const int lane = threadIdx.x % 32, block = warp_of(threadIdx.x) / kTiles;
   const int channel = 2 * (static_cast<int>(threadIdx.x) % kPairs);
   const auto heads = static_cast<unsigned>(p.shape.value_heads);
@@ -282,11 +327,14 @@ __global__ void __launch_bounds__(kThreads, kAligned ? kResident : 1)
     Channels x;
     if (block < kBlocks) {
       read_channels<kAligned>(c, place, i_h, block, channel, x);
-      share_channels(x, block, channel, lane, memory);
+      share_channels<E>(x, block, channel, lane, memory);
     }
     __syncthreads();
     auto& scaled = reinterpret_cast<ScaledRows<kTiles>*>(c.scaled)[slot * p.shape.value_heads + i_h];
-    if (block < kBlocks) scale_channels(x, block, channel, lane, memory, scaled);
+    if (block < kBlocks) {
+      if constexpr (kUnitRows<E>) make_units<E>(x, block, lane, p.rule.qk_l2norm, memory);
+      scale_channels<E>(x, block, channel, lane, memory, scaled);
+    }
     __syncthreads();
   }
   const ChunkAt& at = memory.at;
@@ -296,7 +344,7 @@ __global__ void __launch_bounds__(kThreads, kAligned ? kResident : 1)
   const int t = kBlock * warp + lane % kBlock;
   const Token token{t < at.rows ? to_float(*p.beta.at(at.i_b, at.start + t, i_h)) : 0.0F, 0, 0, 0};
   BlockProducts products;
-  multiply_channels(of_keys ? memory.rows.keys : memory.rows.queries, memory, warp, lane, products);
+  multiply_channels<E>(of_keys ? memory.rows.keys : memory.rows.queries, memory, warp, lane, products);
   __syncthreads();
   PrepareScratch& scratch = memory.products.scratch;
   constexpr int kStride = sizeof(scratch.matrix[0]) / sizeof(float);
@@ -306,17 +354,20 @@ __global__ void __launch_bounds__(kThreads, kAligned ? kResident : 1)
     for (int tile = 0; tile < kTiles; ++tile) sum += memory.squares[tile][warp][first + lane % kBlock];
     return sum;
   };
-  add_deep_channels(c, of_keys ? p.k : p.q, at, i_h, warp, lane, memory,
-                    &scratch.matrix[kBlock * warp][of_keys ? 0 : 2 * kBlock], kStride, products);
+  const auto unit = [&](int first) { return kUnitRows<E> ? unit_of(squares_of(first), p.rule.qk_l2norm) : 1.0F; };
+  const float key_unit = unit(0), row_unit = of_keys ? key_unit : unit(kBlock);
+  add_deep_channels(c, of_keys ? p.k : p.q, kHeadroom<E> * row_unit, kHeadroom<E> * key_unit, at, i_h, warp, lane,
+                    memory, &scratch.matrix[kBlock * warp][of_keys ? 0 : 2 * kBlock], kStride, products);
   if (of_keys) {
     clear_upper_blocks(record, threadIdx.x);
     key_vectors(p.rule, token, squares_of(0), warp, lane, scratch, record);
   } else {
     query_vectors(p.rule, c.scale, token, squares_of(kBlock), warp, lane, scratch, record);
   }
+  if constexpr (kUnitRows<E>) divide_by_unit<E>(row_unit, of_keys, warp, lane, scratch, record);
   __syncthreads();
   if (of_keys) {
-    write_keys<bfloat16>(products, warp, lane, scratch);
+    write_keys<E>(products, warp, lane, scratch);
     __syncwarp();
     invert_diagonal(warp, lane, scratch);
   } else {
@@ -324,20 +375,20 @@ __global__ void __launch_bounds__(kThreads, kAligned ? kResident : 1)
 #pragma unroll
       for (int i = 0; i < 16; ++i) blocks[i] = products[8 * b + i];
     };
-    write_queries<bfloat16>(blocks_of, warp, lane, scratch, record);
+    write_queries<E>(blocks_of, warp, lane, scratch, record);
   }
   __syncthreads();
-  if (of_keys) invert_below<bfloat16>(warp, lane, scratch, record);
+  if (of_keys) invert_below<E>(warp, lane, scratch, record);
   fence_record();
   __syncthreads();
   store_record<kThreads>(record, &c.records[slot * p.shape.value_heads + i_h], threadIdx.x);
   wait_for_record(threadIdx.x);
 }
 
-template <int kTiles, bool kAligned>
-void launch(const ChunkProblem<bfloat16>& c, cudaStream_t stream) {
+template <int kTiles, bool kAligned, class E>
+void launch(const ChunkProblem<E>& c, cudaStream_t stream) {
   constexpr int kBytes = sizeof(ChannelMemory<kTiles>);
-  const auto kernel = prepare_channel_kernel<kTiles, kAligned>;
+  const auto kernel = prepare_channel_kernel<E, kTiles, kAligned>;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "cudaFuncSetAttribute");
   kernel<<<grid_of("chunk_fwd", c.slots * c.p.shape.value_heads), kThreads, kBytes, stream>>>(c);
   check_launch("prepare_channel");
@@ -345,10 +396,14 @@ void launch(const ChunkProblem<bfloat16>& c, cudaStream_t stream) {
 
 }  // namespace
 
-void launch_prepare_channel(const ChunkProblem<bfloat16>& c, cudaStream_t stream) {
+template <class E>
+void launch_prepare_channel(const ChunkProblem<E>& c, cudaStream_t stream) {
   const bool narrow = c.p.shape.key_dim <= 64, aligned = c.q_rows && c.k_rows && c.g_rows;
   if (aligned) return narrow ? launch<1, true>(c, stream) : launch<2, true>(c, stream);
   narrow ? launch<1, false>(c, stream) : launch<2, false>(c, stream);
 }
+
+template void launch_prepare_channel(const ChunkProblem<bfloat16>&, cudaStream_t);
+template void launch_prepare_channel(const ChunkProblem<float16>&, cudaStream_t);
 
 }  // namespace efla::gpu

@@ -174,9 +174,7 @@ template <class E>
 void launch_sweep_portable(const ChunkProblem<E>& c, cudaStream_t stream) {
   // Two stages where they fit into the 99 KB that every GPU from sm_80 on has.
   const bool narrow = c.p.shape.key_dim <= 64;
-  if constexpr (kTakesChannelGate<E>) {
-    if (has_channel_gate(c)) return narrow ? launch<1, 1, true>(c, stream) : launch<2, 1, true>(c, stream);
-  }
+  if (has_channel_gate(c)) return narrow ? launch<1, 1, true>(c, stream) : launch<2, 1, true>(c, stream);
   narrow ? launch<1, 2, false>(c, stream) : launch<2, 1, false>(c, stream);
 }
 
