@@ -79,8 +79,7 @@ def patch_transformers() -> TransformersPatch:
     """Gives the models of transformers with a (gated or Kimi) delta rule the functions of this package, on CPUs and GPUs.
 
     Models that exist already and models made later use them, also where flash-linear-attention is installed. What these functions do
-    not compute (float16 with a decay per key channel on a GPU, a GPU that this build has no kernels for, torch.export) is computed as
-    before.
+    not compute (a GPU that this build has no kernels for, torch.export) is computed as before.
 
     Returns:
         the patch, which prints what was replaced; undo(), or leaving a `with` block, puts it back. Raises ImportError where
@@ -108,7 +107,7 @@ def _adapter(function: Callable[..., Any], original: Callable[..., Any]) -> Call
 
     @functools.wraps(reference)
     def adapter(query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor, **more: Any) -> Any:
-        if not _computes(query, g, on_gpu) or _is_exporting():
+        if not _computes(query, on_gpu) or _is_exporting():
             before = reference if query.device.type == "cpu" else original
             return before(query, key, value, g=g, beta=beta, **more)
         more = {name: argument for name, argument in more.items() if name in takes}
@@ -118,13 +117,12 @@ def _adapter(function: Callable[..., Any], original: Callable[..., Any]) -> Call
     return adapter
 
 
-def _computes(query: Tensor, g: Tensor | None, on_gpu: bool) -> bool:
-    """Whether the functions of this package take tensors of the dtype and on the device of `query`, with gates like `g`."""
+def _computes(query: Tensor, on_gpu: bool) -> bool:
+    """Whether the functions of this package take tensors of the dtype and on the device of `query`."""
+    dtypes = (torch.float32, torch.bfloat16, torch.float16)
     if query.device.type == "cuda":
-        by_channel = g is not None and g.dim() == 4
-        dtypes = (torch.float32, torch.bfloat16) if by_channel else (torch.float32, torch.bfloat16, torch.float16)
         return on_gpu and query.shape[-1] <= 256 and query.dtype in dtypes
-    dtypes = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+    dtypes = (*dtypes, torch.float64)
     return query.device.type in ("cpu", "meta") and query.dtype in dtypes
 
 

@@ -173,8 +173,6 @@ def _check(function: str, given: dict[str, Any]) -> None:
     if "beta" in given and given["beta"].dim() != 3:
         raise _Declined(f"beta has {given['beta'].dim()} dimensions, expected [B, T, HV]")
     if q.device.type == "cuda":
-        if q.dtype == torch.float16 and function.startswith("chunk") and getattr(given.get("g"), "ndim", 0) == 4:
-            raise _Declined(f"efla computes {q.dtype} with a decay per key channel token by token")
         if reason := refusal_on_gpu(function, q, given["k"], given["v"], given.get("g"), given.get("cu_seqlens")):
             raise _Declined(reason)
     elif q.device.type != "cpu":

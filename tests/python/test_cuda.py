@@ -60,7 +60,7 @@ class Cuda(unittest.TestCase):
             (torch.float32, 64, "channel", ""),
             (torch.float16, 128, "scalar", "chunk_cuda"),
             (torch.float16, 256, None, "chunk_cuda"),
-            (torch.float16, 128, "channel", ""),
+            (torch.float16, 128, "channel", "chunk_cuda"),
         ):
             x = on_gpu(inputs(key_dim=key_dim, value_dim=64, decay=decay, dtype=dtype))
             arguments = x["q"], x["k"], x["v"], x.get("g"), None
