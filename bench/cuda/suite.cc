@@ -76,7 +76,6 @@ std::vector<Plan> plans(const GpuOptions& options) {
         }
       }
       for (const Row& row : rows) {
-        if (rule.rule.decay == Decay::channel) continue;  // by the recurrence alone
         const std::string end =
             "/" + std::string(rule.name) + " float16/d" + std::to_string(dim) + "/" + row.name + "/";
         for (const std::int64_t interval : {std::int64_t{0}, kTrainingInterval}) {
