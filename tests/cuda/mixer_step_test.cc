@@ -212,5 +212,17 @@ TEST_F(CudaMixerStep, HasEveryChoiceOfAMixer) {
   check_step({.batch = 64, .heads = 8, .slots = true});
 }
 
+// An H100 and an H200 have 132 multiprocessors: with 16 heads a text has clusters, with 17 it has not.
+TEST_F(CudaMixerStep, TakesSeveralValueHeadsWithShortAndLongConvolutions) {
+  for (const std::int64_t group : {1, 5}) {
+    for (const std::int64_t taps : {1, 8}) {
+      for (const std::int64_t heads : {16, 17}) check_step({.heads = heads, .group = group, .taps = taps});
+      for (const std::int64_t heads : kHeads) {
+        check_step({.batch = 3, .heads = heads, .group = group, .taps = taps, .decay = Decay::channel, .slots = true});
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace efla::test
