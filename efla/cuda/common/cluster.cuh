@@ -46,7 +46,8 @@ __device__ __forceinline__ void announce_barriers() {
 }
 
 // Starts a copy of `bytes` bytes, a multiple of 16, to the place that `to` has in the shared memory of a thread block
-// of the cluster. That block's `arrived` counts it.
+// of the cluster. That block's `arrived` counts it. barrier_wait (wgmma.cuh) acquires for the block alone; for the
+// cluster it would only invalidate the L1 cache too (CCTL.IVALL), which shared memory does not pass.
 __device__ __forceinline__ void send_to_block(void* to, const void* from, int bytes, std::uint64_t* arrived, int rank) {
   asm volatile(
       "{ .reg .b32 place, barrier; mapa.shared::cluster.u32 place, %0, %4; mapa.shared::cluster.u32 barrier, %3, %4; "
