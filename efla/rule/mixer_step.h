@@ -6,6 +6,7 @@
 
 #include "efla/base/device.h"
 #include "efla/base/view.h"
+#include "efla/rule/decay_activation.h"
 #include "efla/rule/problem.h"
 #include "efla/rule/rms_norm.h"
 
@@ -13,12 +14,6 @@ namespace efla {
 
 // What β is computed from its projection with.
 enum class BetaActivation { sigmoid, softplus, one };
-
-// What the decay g is computed from its projection z with, per head or per key channel. rate is positive.
-enum class DecayActivation {
-  softplus,  // g = −rate · softplus(z + bias)
-  sigmoid    // g = bound · sigmoid(rate · (z + bias))
-};
 
 // With the sizes of rule/problem.h, C = 2·H·K + HV·V channels (q, k and v), W taps and a pool of P states:
 //
