@@ -7,6 +7,7 @@
 #include "efla/rule/add_rms_norm.h"
 #include "efla/rule/check.h"
 #include "efla/rule/cross_entropy.h"
+#include "efla/rule/decay_gate.h"
 #include "efla/rule/glu.h"
 #include "efla/rule/linear.h"
 #include "efla/rule/rms_norm.h"
@@ -42,6 +43,22 @@ void check_rms_norm(const char* operation, const Problem& p) {
   check_view(operation, "weight", p.weight, {p.x.extent[1]}, Presence::optional);
   check_view(operation, "gate", p.gate, p.x.extent, Presence::optional);
   check_eps(operation, p.eps);
+}
+
+template <class Problem>
+void check_decay_gate(const char* operation, const Problem& p) {
+  const std::int64_t columns = p.z.extent[1], heads = p.a_log.extent[0];
+  check_filled(operation, "z", p.z, p.z.extent);
+  check_filled(operation, "bias", p.bias, {columns});
+  check_size(operation, "heads HV", heads, 1);
+  if (columns % heads != 0) {
+    throw Error(operation, "columns of z", std::to_string(columns),
+                "a multiple of the " + std::to_string(heads) + " heads of a_log");
+  }
+  check_view(operation, "a_log", p.a_log, {heads});
+  if (p.activation == DecayActivation::sigmoid && !(p.bound < 0 && std::isfinite(p.bound))) {
+    throw Error(operation, "bound", value_text(p.bound), "a negative number");
+  }
 }
 
 }  // namespace
@@ -123,6 +140,23 @@ void validate(const GluBackward<T>& p) {
 }
 
 template <class T>
+void validate(const DecayGateForward<T>& p) {
+  constexpr const char* op = "decay_gate_forward";
+  check_decay_gate(op, p);
+  check_filled(op, "g", p.g, p.z.extent);
+}
+
+template <class T>
+void validate(const DecayGateBackward<T>& p) {
+  constexpr const char* op = "decay_gate_backward";
+  check_decay_gate(op, p);
+  check_filled(op, "dg", p.dg, p.z.extent);
+  check_filled(op, "dz", p.dz, p.z.extent);
+  check_filled(op, "dbias", p.dbias, p.bias.extent);
+  check_view(op, "da_log", p.da_log, p.a_log.extent);
+}
+
+template <class T>
 void validate(const CrossEntropy<T>& p, const Device& device) {
   constexpr const char* op = "cross_entropy";
   check_filled(op, "logits", p.logits, p.logits.extent);
@@ -174,6 +208,10 @@ template void validate(const AddRmsNormBackward<float>&);
 template void validate(const AddRmsNormBackward<bfloat16>&);
 template void validate(const CrossEntropy<float>&, const Device&);
 template void validate(const CrossEntropy<bfloat16>&, const Device&);
+template void validate(const DecayGateForward<float>&);
+template void validate(const DecayGateForward<bfloat16>&);
+template void validate(const DecayGateBackward<float>&);
+template void validate(const DecayGateBackward<bfloat16>&);
 template void validate(const GluForward<float>&);
 template void validate(const GluForward<bfloat16>&);
 template void validate(const GluBackward<float>&);
