@@ -12,6 +12,7 @@
 
 #include "efla/autograd/delta_rule.h"
 #include "efla/autograd/layers/add_rms_norm.h"
+#include "efla/autograd/layers/decay_gate.h"
 #include "efla/autograd/layers/linear.h"
 #include "efla/autograd/layers/rms_norm.h"
 #include "efla/autograd/layers/short_conv.h"
@@ -20,7 +21,9 @@
 #include "efla/base/error.h"
 #include "efla/ops/delta.h"
 #include "efla/ops/layers/add_rms_norm.h"
+#include "efla/ops/layers/decay_gate.h"
 #include "efla/ops/layers/glu.h"
+#include "tests/support/expect_error.h"
 #include "tests/support/torch_tensors.h"
 
 namespace efla::autograd {
@@ -352,6 +355,50 @@ TEST(Swiglu, IsWhatTheReferenceOfTheFusedKernelComputes) {
   EXPECT_LE(max_difference(y, expected_y), 1e-6);
   EXPECT_LE(max_difference(gradients[0], dgate), 1e-6);
   EXPECT_LE(max_difference(gradients[1], dup), 1e-6);
+}
+
+// In float64 by LibTorch's operators, also where exponentials of z overflow.
+TEST(DecayGate, IsWhatTheReferenceOfTheFusedKernelComputes) {
+  constexpr std::int64_t kRows = 6, kHeads = 3;
+  for (const auto activation : {DecayActivation::softplus, DecayActivation::sigmoid}) {
+    for (const std::int64_t channels : {1, 5}) {
+      const std::int64_t columns = kHeads * channels;
+      const auto given = [](const Tensor& x) { return x.to(torch::kFloat); };
+      const auto z = given(4 * random_tensor({kRows, columns}, 1)), bias = given(random_tensor({columns}, 2));
+      const auto a_log = given(random_tensor({kHeads}, 3)), dg = given(random_tensor({kRows, columns}, 4));
+      z[0][0] = 2000;
+      z[1][1] = -2000;
+      const auto wide = [](const Tensor& x) { return x.to(torch::kDouble).requires_grad_(); };
+      const auto z_wide = wide(z), bias_wide = wide(bias), a_log_wide = wide(a_log);
+      const auto expected = decay_gate(z_wide, bias_wide, a_log_wide, activation, -5.0);
+      const auto gradients =
+          torch::autograd::grad({expected}, {z_wide, bias_wide, a_log_wide}, {dg.to(torch::kDouble)});
+
+      const RunOptions ref{.implementation = "ref"};
+      const auto a = view_of<const float, 2>(z);
+      const auto b = view_of<const float, 1>(bias), c = view_of<const float, 1>(a_log);
+      const Tensor g = torch::empty({kRows, columns}), dz = torch::empty({kRows, columns});
+      const Tensor dbias = torch::empty({columns}), da_log = torch::empty({kHeads});
+      decay_gate_forward(DecayGateForward<float>{a, b, c, activation, -5.0F, view_of<float, 2>(g)}, ref);
+      decay_gate_backward(
+          DecayGateBackward<float>{a, b, c, activation, -5.0F, view_of<const float, 2>(dg), view_of<float, 2>(dz),
+                                   view_of<float, 1>(dbias), view_of<float, 1>(da_log)},
+          ref);
+      EXPECT_TRUE(torch::allclose(g.to(torch::kDouble), expected, 1e-6, 1e-30)) << columns;
+      EXPECT_TRUE(torch::allclose(dz.to(torch::kDouble), gradients[0], 1e-6, 1e-12)) << columns;
+      EXPECT_TRUE(torch::allclose(dbias.to(torch::kDouble), gradients[1], 1e-6, 1e-12)) << columns;
+      EXPECT_TRUE(torch::allclose(da_log.to(torch::kDouble), gradients[2], 1e-6, 1e-12)) << columns;
+    }
+  }
+}
+
+TEST(DecayGate, NamesTheTensorThatIsWrong) {
+  const auto z = torch::zeros({2, 6}), bias = torch::zeros({6}), a_log = torch::zeros({3});
+  const auto softplus = DecayActivation::softplus;
+  test::expect_error([&] { decay_gate({}, bias, a_log, softplus); }, "z", "got an undefined tensor");
+  test::expect_error([&] { decay_gate(z, bias.narrow(0, 0, 5), a_log, softplus); }, "bias", "expected shape [6]");
+  test::expect_error([&] { decay_gate(z, bias, torch::zeros({4}), softplus); }, "a_log", "that divide the 6 columns");
+  test::expect_error([&] { decay_gate(z, bias, torch::zeros({3, 1}), softplus); }, "a_log", "got shape [3, 1]");
 }
 
 TEST(Linear, IsLibTorchsProductWithAndWithoutGradientsAndForAnyThreads) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "efla/autograd/delta_rule.h"
+#include "efla/autograd/layers/decay_gate.h"
 #include "efla/autograd/layers/linear.h"
 #include "efla/autograd/layers/rms_norm.h"
 #include "efla/autograd/layers/short_conv.h"
@@ -254,15 +255,13 @@ Tensor Mixer::decay(const Tensor& x, const Tensor& gates) const {
   if (gate_ == Gate::none) return {};
   if (gate_ == Gate::scalar) {
     const auto a = gates.narrow(2, gates.size(2) - config_.value_heads, config_.value_heads);
-    return -torch::exp(a_log_) * torch::softplus(a + dt_bias_);
+    return autograd::decay_gate(a, dt_bias_, a_log_, DecayActivation::softplus);
   }
-  const auto f = autograd::linear(autograd::linear(x, f_proj_in_->value), f_proj_out_->value) + dt_bias_;
-  const auto rate = torch::exp(a_log_).unsqueeze(-1);  // [HV, 1]
-  const auto by_channel = f.unflatten(-1, {config_.value_heads, config_.key_dim});
-  if (gate_ == Gate::safe_channel) {
-    return config_.lower_bound.value_or(kGateLowerBound) * torch::sigmoid(rate * by_channel);
-  }
-  return -rate * torch::softplus(by_channel);
+  const auto f = autograd::linear(autograd::linear(x, f_proj_in_->value), f_proj_out_->value);
+  const auto activation = gate_ == Gate::safe_channel ? DecayActivation::sigmoid : DecayActivation::softplus;
+  const double bound = config_.lower_bound.value_or(kGateLowerBound);
+  return autograd::decay_gate(f, dt_bias_, a_log_, activation, bound)
+      .unflatten(-1, {config_.value_heads, config_.key_dim});
 }
 
 Tensor Mixer::causal_softmax(const Tensor& qkv) const {
