@@ -175,7 +175,7 @@ void time_step(CaseRun& run, const std::string& name, std::int64_t batch, std::i
                const Rule& rule, bool narrow);
 // Times all operators of a decode step, or a part of them (layers.cc).
 void time_layers(CaseRun& run, const std::string& name, const std::string& part, std::int64_t texts);
-// Times a layer around the delta rule in training: short_conv, rms_norm, rms_norm gated, add_rms_norm, glu.
+// Times a layer around the delta rule in training: short_conv, rms_norm, rms_norm gated, add_rms_norm, glu, decay_gate.
 void time_training_layer(CaseRun& run, const std::string& name, const std::string& layer, bool backward);
 
 }  // namespace efla::bench::cuda

@@ -113,7 +113,7 @@ std::vector<Plan> plans(const GpuOptions& options) {
       }
     }
   }
-  for (const char* layer : {"short_conv", "rms_norm", "rms_norm gated", "add_rms_norm", "glu"}) {
+  for (const char* layer : {"short_conv", "rms_norm", "rms_norm gated", "add_rms_norm", "glu", "decay_gate"}) {
     for (const bool backward : {false, true}) {
       if (options.scaling) continue;
       plans.push_back(

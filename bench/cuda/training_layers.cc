@@ -12,10 +12,12 @@
 #include "bench/cuda/timing.h"
 #include "efla/cuda/common/error.h"
 #include "efla/cuda/layers/add_rms_norm.h"
+#include "efla/cuda/layers/decay_gate.h"
 #include "efla/cuda/layers/glu.h"
 #include "efla/cuda/layers/rms_norm.h"
 #include "efla/cuda/layers/short_conv.h"
 #include "efla/ref/add_rms_norm.h"
+#include "efla/ref/decay_gate.h"
 #include "efla/ref/glu.h"
 #include "efla/ref/rms_norm.h"
 #include "efla/ref/short_conv.h"
@@ -87,8 +89,8 @@ View<T, 2> taps_of(Both<float>& both, bool device) {
 }
 
 // Runs `reference` on the host's problem and `kernel` on the device's, compares `result`, and times `kernel`.
-template <class Make, class Reference, class Kernel>
-void time_layer(CaseRun& run, const std::string& name, std::size_t bytes, Narrow& result, Make&& make,
+template <class Result, class Make, class Reference, class Kernel>
+void time_layer(CaseRun& run, const std::string& name, std::size_t bytes, Result& result, Make&& make,
                 Reference&& reference, Kernel&& kernel) {
   reference(make(false));
   const auto problem = make(true);
@@ -208,6 +210,34 @@ void time_glu(CaseRun& run, const std::string& name, bool backward) {
       [](const auto& p, cudaStream_t stream) { gpu::glu(p, stream); });
 }
 
+// One decay per key channel.
+void time_decay_gate(CaseRun& run, const std::string& name, bool backward) {
+  Narrow z(kHidden, 1), dz(kHidden, 0);
+  Wide g(kHidden, backward ? 2 : 0);  // and its gradient
+  Both<float> bias(random_values<float>(kHidden, 3)), a_log(random_values<float>(kHeads, 4));
+  if (!backward) {
+    const auto make = [&](bool device) {
+      return DecayGateForward<bfloat16>{
+          z.rows(device), vector_of(bias, device), vector_of(a_log, device), DecayActivation::softplus,
+          0.0F,           g.rows(device)};
+    };
+    time_layer(
+        run, name, z.bytes() + g.bytes(), g, make, [](const auto& p) { ref::decay_gate(p); },
+        [](const auto& p, cudaStream_t stream) { gpu::decay_gate(p, stream); });
+    return;
+  }
+  Both<float> dbias(bias.host), da_log(a_log.host);
+  const auto make = [&](bool device) {
+    return DecayGateBackward<bfloat16>{
+        z.rows(device), vector_of(bias, device), vector_of(a_log, device),        DecayActivation::softplus,       0.0F,
+        g.rows(device), dz.rows(device),         vector_of<float>(dbias, device), vector_of<float>(da_log, device)};
+  };
+  const DeviceMemory memory(gpu::decay_gate_workspace_bytes(make(true)));
+  time_layer(
+      run, name, z.bytes() + g.bytes() + dz.bytes(), dz, make, [](const auto& p) { ref::decay_gate(p); },
+      [&](const auto& p, cudaStream_t stream) { gpu::decay_gate(p, memory.workspace(), stream); });
+}
+
 }  // namespace
 }  // namespace training_layers
 
@@ -216,6 +246,7 @@ void time_training_layer(CaseRun& run, const std::string& name, const std::strin
   if (layer == "short_conv") return time_short_conv(run, name, backward);
   if (layer == "add_rms_norm") return time_add_rms_norm(run, name, backward);
   if (layer == "glu") return time_glu(run, name, backward);
+  if (layer == "decay_gate") return time_decay_gate(run, name, backward);
   time_rms_norm(run, name, layer == "rms_norm gated", backward);
 }
 
