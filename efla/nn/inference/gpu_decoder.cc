@@ -30,10 +30,14 @@ struct GpuDecoder::Layer {
   bool has_mixer = false;  // which the kernel mixer_step takes
 };
 
-// A mixer step for projected [B, ·], and the tensors that only its problem refers to.
+// The inputs of a mixer step: the first projections [B, ·], and those of the decay and the gate that have two weights.
+struct GpuDecoder::Projected {
+  Tensor all = {}, decay = {}, gate = {};
+};
+
 struct GpuDecoder::Step {
   MixerStep problem = {};
-  Tensor decay = {}, gate = {}, o = {};
+  Tensor o = {};
 };
 
 // A step of a state, whose tensors are `held`.
@@ -61,12 +65,12 @@ GpuDecoder::GpuDecoder(const LanguageModel& model, WeightType weights, std::int6
     layers_.push_back(packed_layer(static_cast<std::int64_t>(i)));
     Layer& layer = layers_.back();
     if (!layer.from.has_mixer()) continue;
-    std::int64_t columns = 0;
-    for (const auto& weight : layer.from.in) columns += weight.size(0);
-    // An ordinary launch: a product may read f_out and g_out early only after it.
-    const auto projected = torch::zeros({1, columns}, norm_.options());
+    const auto outputs_of = [&](const Tensor& weight) {
+      return weight.defined() ? torch::zeros({1, weight.size(0)}, norm_.options()) : Tensor();
+    };
+    const Projected projected{outputs_of(layer.in), outputs_of(layer.f_out), outputs_of(layer.g_out)};
     const Step step = step_of(layer, projected, std::get<MixerState>(state.layers[i]));
-    layer.has_mixer = takes_mixer_step(step.problem, {.context = autograd::context_of(projected)});
+    layer.has_mixer = takes_mixer_step(step.problem, {.context = autograd::context_of(projected.all)});
   }
 }
 
@@ -91,11 +95,23 @@ GpuDecoder::Layer GpuDecoder::packed_layer(std::int64_t index) const {
   return layer;
 }
 
-GpuDecoder::Step GpuDecoder::step_of(const Layer& layer, const Tensor& projected, const MixerState& state) const {
+GpuDecoder::Projected GpuDecoder::project(const Layer& layer, const Tensor& x) const {
+  const auto& from = layer.from;
+  Projected projected{
+      autograd::fused_linear(x, layer.in, {.norm_weight = from.attn_norm, .norm_eps = model_.config().norm_eps})};
+  const auto second = [&](std::int64_t first, const Tensor& weight) {
+    return weight.defined() ? autograd::fused_linear(projected.all.narrow(1, first, weight.size(1)), weight) : Tensor();
+  };
+  projected.decay = second(from.f, layer.f_out);
+  projected.gate = second(from.g, layer.g_out);
+  return projected;
+}
+
+GpuDecoder::Step GpuDecoder::step_of(const Layer& layer, const Projected& projected, const MixerState& state) const {
   const auto& from = layer.from;
   const auto& config = mixer_.config;
-  const std::int64_t batch = projected.size(0), heads = config.value_heads;
-  const auto columns = [&](std::int64_t first, std::int64_t count) { return projected.narrow(1, first, count); };
+  const std::int64_t batch = projected.all.size(0), heads = config.value_heads;
+  const auto columns = [&](std::int64_t first, std::int64_t count) { return projected.all.narrow(1, first, count); };
   Step step;
   MixerStep& p = step.problem;
   p.shape = {batch, 1, config.heads, heads, config.key_dim, config.value_dim};
@@ -106,9 +122,7 @@ GpuDecoder::Step GpuDecoder::step_of(const Layer& layer, const Tensor& projected
   if (from.b >= 0) p.beta = view_of<const float, 2>(columns(from.b, heads));
   p.beta_factor = view_of<const float, 1>(from.beta_factor);
   if (mixer_.gate != Gate::none) {
-    step.decay =
-        from.a >= 0 ? columns(from.a, heads) : autograd::fused_linear(columns(from.f, config.value_dim), layer.f_out);
-    p.decay = view_of<const float, 2>(step.decay);
+    p.decay = view_of<const float, 2>(from.a >= 0 ? columns(from.a, heads) : projected.decay);
     p.decay_activation = mixer_.gate == Gate::safe_channel ? DecayActivation::sigmoid : DecayActivation::softplus;
     p.rate = view_of<const float, 1>(from.rate);
     p.decay_bias = view_of<const float, 1>(from.dt_bias);
@@ -118,15 +132,13 @@ GpuDecoder::Step GpuDecoder::step_of(const Layer& layer, const Tensor& projected
   p.norm_eps = static_cast<float>(config.norm_eps);
   if (config.output_gate != OutputGate::none) {
     const bool low_rank = config.output_gate == OutputGate::sigmoid;
-    step.gate = low_rank ? autograd::fused_linear(columns(from.g, config.value_dim), layer.g_out)
-                         : columns(from.g, mixer_.values);
-    p.gate = view_of<const float, 2>(step.gate);
+    p.gate = view_of<const float, 2>(low_rank ? projected.gate : columns(from.g, mixer_.values));
     p.gate_bias = view_of<const float, 1>(from.gate_bias);
     p.gate_activation = low_rank ? GateActivation::sigmoid : GateActivation::silu;
   }
   p.history = view_of<float, 3>(state.conv);
   p.states = view_of<float, 4>(state.memory);
-  step.o = torch::empty({batch, mixer_.values}, projected.options());
+  step.o = torch::empty({batch, mixer_.values}, projected.all.options());
   p.o = view_of<float, 2>(step.o);
   return step;
 }
@@ -139,7 +151,7 @@ Tensor GpuDecoder::mix(std::size_t index, const Tensor& x, LanguageModelState& s
     const auto normed = autograd::rms_norm(x, layer.from.attn_norm, eps);
     return x + model_.mix(index, normed.unsqueeze(1), state).squeeze(1);
   }
-  const auto projected = autograd::fused_linear(x, layer.in, {.norm_weight = layer.from.attn_norm, .norm_eps = eps});
+  const Projected projected = project(layer, x);
   const Step step = step_of(layer, projected, std::get<MixerState>(state.layers[index]));
   mixer_step(step.problem, {.context = autograd::context_of(step.o)});
   return autograd::fused_linear(step.o, layer.o_proj, {.residual = x});

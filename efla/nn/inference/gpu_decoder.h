@@ -44,6 +44,7 @@ class GpuDecoder {
 
  private:
   struct Layer;
+  struct Projected;
   struct Step;
   struct Cache;
   struct Identity;
@@ -51,7 +52,8 @@ class GpuDecoder {
   std::unique_ptr<autograd::Bfloat16OnGpu> use_precision() const;
   torch::Tensor packed(const std::vector<torch::Tensor>& parts) const;
   Layer packed_layer(std::int64_t index) const;
-  Step step_of(const Layer& layer, const torch::Tensor& projected, const MixerState& state) const;
+  Projected project(const Layer& layer, const torch::Tensor& x) const;
+  Step step_of(const Layer& layer, const Projected& projected, const MixerState& state) const;
   torch::Tensor mix(std::size_t index, const torch::Tensor& x, LanguageModelState& state) const;
   torch::Tensor logits(torch::Tensor x, LanguageModelState& state) const;
   std::shared_ptr<Cache> cache_for(LanguageModelState& state) const;
