@@ -11,6 +11,7 @@
 #include <memory>
 #include <vector>
 
+#include "efla/autograd/host_copy.h"
 #include "efla/autograd/one_thread.h"
 #include "efla/base/random.h"
 #include "efla/generate/advance.h"
@@ -67,16 +68,19 @@ std::vector<double> decode(const Decoding& decoding, std::int64_t draws, std::in
                            generate::Session session) {
   const std::vector<const nn::LanguageModelState*> states(static_cast<std::size_t>(texts), &session.state);
   auto joined = texts > 1 ? nn::LanguageModelState::joined(states) : nn::LanguageModelState{};
-  auto ids = torch::zeros({texts}, torch::kLong);
   session.pending = {0};
   generate::Advance advance = decoding.advance(session);
+  nn::GpuDecoder::Output output;
+  if (texts > 1) output = decoding.decoder->step(torch::zeros({texts}, torch::kLong), joined);
   std::vector<double> ms;
   for (std::int64_t n = 0; n < draws; ++n) {
     const auto start = Clock::now();
     if (texts == 1) {
-      advance.draw({}, decoding.model.config().vocab_size, /*decode=*/true);
-    } else {
-      ids = decoding.decoder->step(ids, joined).likeliest.to(torch::kCPU).select(1, 0).to(torch::kLong);
+      advance.draw({}, decoding.model.config().vocab_size, /*decode=*/true, /*ahead=*/true);
+    } else {  // as efla generate continues several texts
+      autograd::HostCopy ids(output.likeliest);
+      output = decoding.decoder->step_drawn(output.likeliest.select(1, 0).to(torch::kLong), joined);
+      ids.get();
     }
     ms.push_back(ms_since(start));
   }

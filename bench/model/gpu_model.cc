@@ -18,6 +18,7 @@
 
 #include "bench/model/random_tokens.h"
 #include "efla/autograd/context.h"
+#include "efla/autograd/host_copy.h"
 #include "efla/base/error.h"
 #include "efla/nn/inference/gpu_decoder.h"
 #include "efla/nn/models/language_model.h"
@@ -167,8 +168,12 @@ nlohmann::ordered_json measure_generating(const GpuModelOptions& options, const 
   const nn::GpuDecoder decoder(model, weights, vocab_size);
   auto state = model.initial_state(texts);
   decoder.prefill(torch::randint(vocab_size, {texts, kPromptTokens}, torch::kLong), state);
-  auto ids = torch::zeros({texts}, torch::kLong);
-  const auto draw = [&] { ids = decoder.step(ids, state).likeliest.to(torch::kCPU).select(1, 0).to(torch::kLong); };
+  auto output = decoder.step(torch::zeros({texts}, torch::kLong), state);
+  const auto draw = [&] {
+    autograd::HostCopy ids(output.likeliest);
+    output = decoder.step_drawn(output.likeliest.select(1, 0).to(torch::kLong), state);
+    ids.get();
+  };
   const double seconds = seconds_per_call(draw, kDrawsPerRound, options.rounds);
   const double rate = static_cast<double>(texts) / seconds;
   fmt::print("generating {} {} with weights in {}: {:.0f} tokens/s\n", texts, texts == 1 ? "text" : "texts",

@@ -230,7 +230,8 @@ ModelResult generate_text(const ModelSpeedOptions& options, const nn::LanguageMo
     return model.step(torch::zeros({1}, torch::kLong), state).to(torch::kDouble).norm().item<double>();
   });
   const auto draw = [&] {
-    for (std::int64_t n = 0; n < kDraws; ++n) generate::next_id(model, session, {}, model.config().vocab_size);
+    generate::Advance advance(model, nullptr, nullptr, session);
+    for (std::int64_t n = 0; n < kDraws; ++n) advance.draw({}, model.config().vocab_size, /*decode=*/true);
   };
   auto result = measure_by_turns(set, draw, {}, options, 1);
   result.eager_form = "one token";

@@ -128,6 +128,7 @@ class Generate {
 
   void reply_to_one(Session& session) {
     options_.to_be_continued = !arguments_.save.empty();
+    options_.ends_session = arguments_.save.empty();
     watch_for_interrupts();
     if (arguments_.prompt) {
       reply(session, *arguments_.prompt, generator_.encode(session, *arguments_.prompt, arguments_.bos));
@@ -165,6 +166,7 @@ class Generate {
     }
     if (sessions.size() == 1) {
       print_header(begin);
+      options_.ends_session = true;
       return reply(sessions[0], prompts[begin], ids[begin]);
     }
     auto options = options_;

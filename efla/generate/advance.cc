@@ -2,7 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <stdexcept>
+#include <string>
+#include <utility>
 
+#include "efla/autograd/host_copy.h"
 #include "efla/base/error.h"
 #include "efla/generate/batch_sampler.h"
 #include "efla/ops/context.h"
@@ -48,38 +52,22 @@ std::int64_t draw(std::span<const float> logits, Session& session, const Samplin
   return add_drawn(sample(logits, session.seen, options, random), session);
 }
 
-std::int64_t next_id(const nn::LanguageModel& model, Session& session, const SamplingOptions& options,
-                     std::int64_t limit, const nn::GpuDecoder* decoder) {
-  require_pending(session);
-  if (decoder != nullptr) {
-    nn::GpuDecoder::Output output;
-    if (session.pending.size() == 1) {
-      output = decoder->step(taken(session, 1), session.state);
-    } else {
-      const auto ids = taken(session, session.pending.size()).unsqueeze(0);
-      output.logits = decoder->prefill(ids, session.state);
-    }
-    Session* const sessions[] = {&session};
-    std::int64_t id = 0;
-    draw_rows(output, sessions, options, limit, [&](std::size_t, std::int64_t drawn) { id = drawn; });
-    return id;
-  }
-  const auto logits = prefill(model, nullptr, session, session.pending.size());
-  return draw({logits.data_ptr<float>(), static_cast<std::size_t>(limit)}, session, options);
-}
-
 void draw_rows(const nn::GpuDecoder::Output& output, std::span<Session* const> sessions, const SamplingOptions& options,
-               std::int64_t limit, const std::function<void(std::size_t row, std::int64_t id)>& drawn) {
+               std::int64_t limit, const std::function<void(std::size_t row, std::int64_t id)>& drawn,
+               const std::function<void(const torch::Tensor& ids)>& go_on) {
   const bool known = output.likeliest.defined() && options.temperature == 0.0 && options.repetition_penalty == 1.0;
   const std::vector<const Session*> read(sessions.begin(), sessions.end());
-  const auto all =
-      (known ? output.likeliest : sample_rows(output.logits.narrow(1, 0, limit), read, options)).to(torch::kCPU);
-  const auto values = all.accessor<double, 2>();
+  const auto all = known ? output.likeliest : sample_rows(output.logits.narrow(1, 0, limit), read, options);
+  autograd::HostCopy copy(all);
+  if (go_on) go_on(all.select(1, 0).to(torch::kLong));
+  const auto values = copy.get().accessor<double, 2>();
   for (std::size_t i = 0; i < sessions.size(); ++i) {
     if (sessions[i] == nullptr) continue;
     const auto row = static_cast<std::int64_t>(i);
     if (std::isfinite(values[row][1])) {
       drawn(i, add_drawn(static_cast<std::int64_t>(values[row][0]), *sessions[i]));
+    } else if (go_on) {
+      throw std::runtime_error("generate: the largest logit of a text is " + std::to_string(values[row][1]));
     } else {  // says which logit is wrong
       const auto logits = output.logits[row].to(torch::kCPU);
       drawn(i, draw({logits.data_ptr<float>(), static_cast<std::size_t>(limit)}, *sessions[i], options));
@@ -100,10 +88,29 @@ Advance::~Advance() {
   if (states_) inference_->copy_state(states_->slot(0), session_.state);
 }
 
-std::int64_t Advance::draw(const SamplingOptions& options, std::int64_t limit, bool decode) {
-  if (!states_) return next_id(model_, session_, options, limit, decoder_);
+std::int64_t Advance::draw(const SamplingOptions& options, std::int64_t limit, bool decode, bool ahead) {
+  require_pending(session_);
+  if (decoder_ != nullptr) return draw_by_decoder(options, limit, ahead);
   const auto logits = take(session_.pending.size(), decode);
   return generate::draw({logits.data_ptr<float>(), static_cast<std::size_t>(limit)}, session_, options);
+}
+
+std::int64_t Advance::draw_by_decoder(const SamplingOptions& options, std::int64_t limit, bool ahead) {
+  nn::GpuDecoder::Output output;
+  if (ahead_) {
+    output = *std::exchange(ahead_, std::nullopt);
+  } else if (session_.pending.size() == 1) {
+    output = decoder_->step(taken(session_, 1), session_.state);
+  } else {
+    output.logits = decoder_->prefill(taken(session_, session_.pending.size()).unsqueeze(0), session_.state);
+  }
+  Session* const sessions[] = {&session_};
+  std::int64_t id = 0;
+  std::function<void(const torch::Tensor&)> go_on;
+  if (ahead) go_on = [&](const torch::Tensor& ids) { ahead_ = decoder_->step_drawn(ids, session_.state); };
+  draw_rows(
+      output, sessions, options, limit, [&](std::size_t, std::int64_t drawn) { id = drawn; }, go_on);
+  return id;
 }
 
 torch::Tensor Advance::take(std::size_t count, bool decode) {

@@ -19,11 +19,6 @@
 
 namespace efla::generate {
 
-// Advances the state by the session's pending ids and draws the next id, in [0, limit), which becomes pending. Throws
-// Error if nothing is pending. `decoder`, if given, computes the logits; it is made of the model and of the same limit.
-std::int64_t next_id(const nn::LanguageModel& model, Session& session, const SamplingOptions& options,
-                     std::int64_t limit, const nn::GpuDecoder* decoder = nullptr);
-
 // Draws the next id of a session, which becomes pending.
 std::int64_t draw(std::span<const float> logits, Session& session, const SamplingOptions& options);
 
@@ -32,9 +27,11 @@ void require_pending(const Session& session);
 
 // Draws an id in [0, limit) after each row of logits, on their device, for each row whose session is not null. The id
 // becomes the session's pending one, and `drawn` is called with row and id, before the next row. output.likeliest may
-// be undefined. Throws std::runtime_error at the first row for which sample throws.
+// be undefined. `go_on`, if given, is called with the ids [B] on their device before the host reads them: it can launch
+// the next step, which may overwrite the output. Throws std::runtime_error at the first row for which sample throws.
 void draw_rows(const nn::GpuDecoder::Output& output, std::span<Session* const> sessions, const SamplingOptions& options,
-               std::int64_t limit, const std::function<void(std::size_t row, std::int64_t id)>& drawn);
+               std::int64_t limit, const std::function<void(std::size_t row, std::int64_t id)>& drawn,
+               const std::function<void(const torch::Tensor& ids)>& go_on = {});
 
 // Advances a session's state by its pending ids. An InferenceModel keeps the state elsewhere until the object goes.
 class Advance {
@@ -47,8 +44,10 @@ class Advance {
   Advance(const Advance&) = delete;
   Advance& operator=(const Advance&) = delete;
 
-  // Takes all pending ids, of a prompt unless `decode`, and draws the next one, in [0, limit).
-  std::int64_t draw(const SamplingOptions& options, std::int64_t limit, bool decode);
+  // Takes all pending ids, of a prompt unless `decode`, and draws the next one, in [0, limit), which becomes pending.
+  // Throws Error if nothing is pending. `ahead`: a decoder computes the next step while this id is read, so that the
+  // session's state may have seen its pending id when the object goes.
+  std::int64_t draw(const SamplingOptions& options, std::int64_t limit, bool decode, bool ahead = false);
 
   // Takes the first `count` pending ids, of a prompt unless `decode`. Returns the logits [vocab_size] after them.
   torch::Tensor take(std::size_t count, bool decode);
@@ -62,6 +61,7 @@ class Advance {
   void accept(std::size_t tokens);
 
  private:
+  std::int64_t draw_by_decoder(const SamplingOptions& options, std::int64_t limit, bool ahead);
   void compute_logits(std::int64_t first, std::int64_t count);
   View<float, 2> rows(std::int64_t count, std::int64_t columns);
 
@@ -74,6 +74,7 @@ class Advance {
   torch::Tensor logits_;
   PromptLookup lookup_;
   std::vector<nn::Draft> drafts_;
+  std::optional<nn::GpuDecoder::Output> ahead_;  // after the pending id
 };
 
 }  // namespace efla::generate

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -230,7 +232,8 @@ void Generator::continue_alone(Session& session, Progress& progress, const Reply
     const auto most = progress.of_prompt() ? 0 : std::min(options.draft_tokens, count - 1);
     const auto draft = advance.draft(text, progress.reply.ids, most);
     if (draft.empty()) {
-      const auto id = advance.draw(options.sampling, tokenizer_.vocab_size(), /*decode=*/!progress.of_prompt());
+      const bool ahead = options.ends_session && count > 1 && continues_together();
+      const auto id = advance.draw(options.sampling, tokenizer_.vocab_size(), /*decode=*/!progress.of_prompt(), ahead);
       progress.add(id, pending, ms_since(start));
       --count;
     } else {
@@ -343,6 +346,7 @@ void Generator::continue_together(std::span<Session> sessions, std::span<const s
   }
   if (texts.empty()) return end_complete();
   auto state = nn::LanguageModelState::joined(states);
+  std::optional<nn::GpuDecoder::Output> ahead;  // of a step with the pending ids
   for (;;) {
     std::vector<std::int64_t> rows;  // of texts that go on
     for (std::size_t row = 0; row < texts.size(); ++row) {
@@ -350,7 +354,9 @@ void Generator::continue_together(std::span<Session> sessions, std::span<const s
     }
     end_complete();
     if (rows.empty()) return;
-    if (2 * rows.size() <= texts.size()) {  // every size has a graph of its own
+    bool fewer = 2 * rows.size() <= texts.size();  // are left: every size has a graph of its own
+    if (fewer && !ahead) {
+      fewer = false;
       state = state.selected(rows);
       for (std::size_t i = 0; i < rows.size(); ++i) {
         texts[i] = texts[static_cast<std::size_t>(rows[i])];
@@ -359,20 +365,25 @@ void Generator::continue_together(std::span<Session> sessions, std::span<const s
       texts.resize(rows.size());
     }
     std::vector<std::int64_t> ids(texts.size());
+    std::vector<Session*> drawing(texts.size(), nullptr);
+    bool goes_on = false;  // unless a text ends before
     for (const auto row : rows) {
-      ids[static_cast<std::size_t>(row)] = sessions[texts[static_cast<std::size_t>(row)]].pending[0];
+      const auto text = static_cast<std::size_t>(texts[static_cast<std::size_t>(row)]);
+      ids[static_cast<std::size_t>(row)] = sessions[text].pending[0];
+      drawing[static_cast<std::size_t>(row)] = &sessions[text];
+      goes_on = goes_on || std::cmp_less(all[text]->reply.ids.size() + 1, options.max_tokens);
     }
     const auto start = Clock::now();
-    const auto output = decoder_->step(torch::tensor(ids, torch::kLong), state);
-    std::vector<Session*> drawing(texts.size(), nullptr);
-    for (const auto row : rows) {
-      drawing[static_cast<std::size_t>(row)] = &sessions[texts[static_cast<std::size_t>(row)]];
-    }
+    const auto output =
+        ahead ? *std::exchange(ahead, std::nullopt) : decoder_->step(torch::tensor(ids, torch::kLong), state);
+    std::function<void(const torch::Tensor&)> go_on;
+    if (goes_on && !fewer) go_on = [&](const torch::Tensor& drawn) { ahead = decoder_->step_drawn(drawn, state); };
     double ms = -1.0;
-    draw_rows(output, drawing, options.sampling, tokenizer_.vocab_size(), [&](std::size_t row, std::int64_t id) {
+    const auto add = [&](std::size_t row, std::int64_t id) {
       if (ms < 0.0) ms = ms_since(start) / static_cast<double>(rows.size());
       all[static_cast<std::size_t>(texts[row])]->add(id, 1, ms);
-    });
+    };
+    draw_rows(output, drawing, options.sampling, tokenizer_.vocab_size(), add, go_on);
   }
 }
 

@@ -26,6 +26,7 @@ struct ReplyOptions {
   // with the next one. The reply is the same for any number, 0 to 7.
   std::int64_t draft_tokens = 7;
   bool to_be_continued = false;  // keep the possible start of a character or of a stop string in the session
+  bool ends_session = false;     // the session is not used again: a decoder may compute a token too many
   std::function<void(std::string_view)> on_text = {};  // called for each piece of text; every piece is UTF-8
   std::function<bool()> interrupted = {};              // called before every step and every 16384 tokens of a prompt
 };

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "efla/base/utf8.h"
-#include "efla/generate/advance.h"
 #include "efla/io/safetensors/safetensors.h"
 #include "efla/nn/inference/gpu_decoder.h"
 #include "efla/nn/models/language_model_file.h"
@@ -57,7 +56,7 @@ TEST(GeneratorGoldens, GreedyTokensOfFlashLinearAttention) {
     Session session(*model, 0);
     session.pending = ids_of(golden, "prompt_ids");
     std::vector<std::int64_t> ids;
-    while (ids.size() < expected.size()) ids.push_back(next_id(*model, session, {}, model->config().vocab_size));
+    while (ids.size() < expected.size()) ids.push_back(test::next_id(*model, session, model->config().vocab_size));
     EXPECT_EQ(ids, expected) << name;
   }
 }
@@ -74,9 +73,9 @@ TEST(Generator, SameTokensFromPrefillAsTokenByToken) {
       for (std::size_t at = 0; at < prompt.size(); at += piece) {
         const auto end = std::min(at + piece, prompt.size());
         session.pending.assign(prompt.begin() + at, prompt.begin() + end);
-        ids = {next_id(model, session, {}, 258)};
+        ids = {test::next_id(model, session, 258)};
       }
-      while (ids.size() < 40) ids.push_back(next_id(model, session, {}, 258));
+      while (ids.size() < 40) ids.push_back(test::next_id(model, session, 258));
       return ids;
     };
     const auto whole = continued(prompt.size());
@@ -118,7 +117,19 @@ TEST(Generator, TheDecoderOfGpusDrawsTheSameTokens) {
     const ReplyOptions options{.max_tokens = 25};
     Session one(model, 1), other(model, 1);
     const auto prompt = alone.encode(one, "The state", false);
-    EXPECT_EQ(decoding.reply(one, prompt, options).ids, alone.reply(other, prompt, options).ids);
+    const auto reply = alone.reply(other, prompt, options);
+    EXPECT_EQ(decoding.reply(one, prompt, options).ids, reply.ids);
+    // Steps ahead of the ids that are read, with a text that ends before its most tokens.
+    const auto middle = utf8_prefix(reply.text.substr(0, reply.text.size() / 2));
+    for (const std::string& stop :
+         {std::string("never"), reply.text.substr(middle, utf8_prefix(reply.text.substr(middle, 12)))}) {
+      Session ahead(model, 1), exact(model, 1);
+      ReplyOptions until{.max_tokens = 25, .stop = {stop}};
+      const auto expected = decoding.reply(exact, prompt, until);
+      until.ends_session = true;
+      EXPECT_EQ(decoding.reply(ahead, prompt, until).ids, expected.ids);
+      EXPECT_EQ(exact.state.tokens, static_cast<std::int64_t>(prompt.size() + expected.ids.size()) - 1);
+    }
   }
 }
 

@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "efla/generate/advance.h"
 #include "efla/generate/generator.h"
 #include "tests/generate/tiny_model.h"
 #include "tests/support/expect_error.h"
@@ -79,7 +78,7 @@ TEST(Session, ItsFileDoesNotGrowWithTheText) {
   const auto size_after = [&](const nn::LanguageModel& model, std::int64_t tokens) {
     Session session(model, 1);
     session.pending.assign(tokens, 'a');
-    next_id(model, session, {}, 256);
+    test::next_id(model, session, 256);
     for (int i = 0; i < 3; ++i) session.last_ids.push_back('a');
     return save_session(folder.file("session"), session, model);
   };
@@ -93,7 +92,7 @@ TEST(Session, RefusesAnotherModelsAndOtherFiles) {
   const auto model = tiny_model(8);
   Session session(model, 1);
   session.pending = {1, 2, 3};
-  next_id(model, session, {}, 256);
+  test::next_id(model, session, 256);
   const auto path = folder.file("session");
   save_session(path, session, model);
   const auto other = tiny_model(9);

@@ -1,9 +1,10 @@
 // Small language models with random weights.
 #pragma once
 
-#include <memory>
+#include <cstdint>
 #include <string>
 
+#include "efla/generate/advance.h"
 #include "efla/nn/models/language_model.h"
 
 namespace efla::test {
@@ -33,6 +34,11 @@ inline nn::LanguageModel repeating_model() {
     if (name.ends_with("o_proj.weight") || name.ends_with("down_proj.weight")) torch::Tensor(parameter.value()).zero_();
   }
   return model;
+}
+
+// Advances the session's text by its pending ids and draws the next one, in [0, limit), with the model alone.
+inline std::int64_t next_id(const nn::LanguageModel& model, generate::Session& session, std::int64_t limit) {
+  return generate::Advance(model, nullptr, nullptr, session).draw({}, limit, /*decode=*/true);
 }
 
 }  // namespace efla::test

@@ -209,8 +209,12 @@ Tensor GpuDecoder::prefill_packed(const Tensor& ids, const Tensor& cu_seqlens, L
 }
 
 GpuDecoder::Output GpuDecoder::step(const Tensor& ids, LanguageModelState& state) const {
-  const torch::NoGradGuard no_grad;
   model_.check_ids(ids, 1);
+  return step_drawn(ids.to(embeddings_.device()), state);
+}
+
+GpuDecoder::Output GpuDecoder::step_drawn(const Tensor& ids, LanguageModelState& state) const {
+  const torch::NoGradGuard no_grad;
   model_.check_state(state, ids.size(0));
   const auto cache = cache_for(state);
   const auto decode = [&](const std::vector<Tensor>& inputs) {
@@ -218,9 +222,8 @@ GpuDecoder::Output GpuDecoder::step(const Tensor& ids, LanguageModelState& state
     const auto [largest, id] = torch::max(all.narrow(1, 0, drawable_), 1);
     return std::vector<Tensor>{all, torch::stack({id.to(torch::kDouble), largest.to(torch::kDouble)}, 1)};
   };
-  const std::vector<Tensor> inputs{ids.to(embeddings_.device())};
   // A cache of keys and values that grows is another one every time.
-  const auto outputs = cache->attends ? decode(inputs) : cache->replay.call(decode, inputs, cache->held);
+  const auto outputs = cache->attends ? decode({ids}) : cache->replay.call(decode, {ids}, cache->held);
   ++state.tokens;
   return {outputs[0], outputs[1]};
 }

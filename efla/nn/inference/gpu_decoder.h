@@ -41,6 +41,9 @@ class GpuDecoder {
   // Decodes one token per sequence, ids [B]. Replays a CUDA graph from the state's second step on, unless a layer
   // attends. Throws Error for a bad argument.
   Output step(const torch::Tensor& ids, LanguageModelState& state) const;
+  // The same for ids on the model's device that a step has drawn. They are not checked, because that would wait for
+  // them.
+  Output step_drawn(const torch::Tensor& ids, LanguageModelState& state) const;
 
  private:
   struct Layer;

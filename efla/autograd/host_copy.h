@@ -1,0 +1,24 @@
+// Reading a tensor of a GPU without waiting for what is launched after it.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <c10/core/Event.h>
+
+#include <optional>
+
+namespace efla::autograd {
+
+// A copy of a tensor in the host's memory, on its way behind what the tensor's device was given before.
+class HostCopy {
+ public:
+  explicit HostCopy(const at::Tensor& x);
+
+  // Returns the copy when it has arrived.
+  const at::Tensor& get();
+
+ private:
+  at::Tensor copy_;
+  std::optional<c10::Event> arrived_;
+};
+
+}  // namespace efla::autograd
