@@ -43,6 +43,7 @@ void normalise(std::vector<T>& values, std::int64_t dim) {
 struct Rule {
   const char* name;
   DeltaRule rule;
+  float gate = 1.0F / 16;  // times −softplus of a random number is g, −0.05 in the mean
 };
 
 inline std::vector<Rule> rules() {
@@ -54,7 +55,17 @@ inline std::vector<Rule> rules() {
   gdn.decay = Decay::scalar;
   kda.step = parse_step_size("euler");
   kda.decay = Decay::channel;
-  return {{"deltanet l2norm", deltanet}, {"efla", efla}, {"gdn", gdn}, {"kda", kda}};
+  return {{"deltanet l2norm", deltanet}, {"efla", efla}, {"gdn", gdn}, {"kda", kda}, {"kda strong", kda, 3}};
+}
+
+// Returns the gates of `heads` heads of all tokens, one each or one per key channel; none without a decay.
+inline std::vector<float> random_gates(std::size_t heads, std::int64_t key_dim, const Rule& rule) {
+  std::vector<float> gates;
+  if (rule.rule.decay == Decay::none) return gates;
+  for (const auto e : random_values(rule.rule.decay == Decay::channel ? heads * key_dim : heads, 5)) {
+    gates.push_back(-std::log1p(std::exp(-to_float(e))) * rule.gate);
+  }
+  return gates;
 }
 
 // Memory on the device, none for 0 bytes.
@@ -88,7 +99,7 @@ struct Case {
         v(random_values<T>(values(), 3)),
         beta(betas()),
         o(std::vector<T>(values())),
-        g(gates(rule)),
+        g(random_gates(shape.batch * shape.tokens * shape.value_heads, shape.key_dim, rule)),
         cu_seqlens(ends()) {}
 
   // The problem with its pointers on the device or on the host.
@@ -121,14 +132,6 @@ struct Case {
     return x;
   }
   std::int64_t channels(const Rule& rule) const { return rule.rule.decay == Decay::channel ? shape.key_dim : 1; }
-  std::vector<float> gates(const Rule& rule) const {
-    if (rule.rule.decay == Decay::none) return {};
-    std::vector<float> g;
-    for (const auto e : random_values(shape.batch * shape.tokens * shape.value_heads * channels(rule), 5)) {
-      g.push_back(-std::log1p(std::exp(-to_float(e))) / 16);
-    }
-    return g;
-  }
   std::vector<std::int64_t> ends() const {
     std::vector<std::int64_t> ends;
     for (std::int64_t n = 0; n <= shape.packed && shape.packed > 0; ++n)

@@ -27,7 +27,7 @@ struct StepCase {
   Both<float> g;
   Both<S> states;
 
-  StepCase(std::int64_t batch, std::int64_t tokens, std::int64_t dim, const DeltaRule& rule)
+  StepCase(std::int64_t batch, std::int64_t tokens, std::int64_t dim, const Rule& rule)
       : batch(batch),
         tokens(tokens),
         dim(dim),
@@ -36,7 +36,7 @@ struct StepCase {
         v(random_values(rows() * dim, 3)),
         beta(betas()),
         o(std::vector<bfloat16>(rows() * dim)),
-        g(gates(rule)),
+        g(random_gates(rows(), dim, rule)),
         states(pool()) {}
 
   DeltaSteps<bfloat16, S> problem(const DeltaRule& rule, bool device) {
@@ -64,14 +64,6 @@ struct StepCase {
     auto x = random_values(rows(), 4);
     for (auto& e : x) e = to_bfloat16(1 / (1 + std::exp(-to_float(e))));
     return x;
-  }
-  std::vector<float> gates(const DeltaRule& rule) const {
-    std::vector<float> gates;
-    if (rule.decay == Decay::none) return gates;
-    for (const auto e : random_values(rows() * (rule.decay == Decay::channel ? dim : 1), 5)) {
-      gates.push_back(-std::log1p(std::exp(-to_float(e))) / 16);
-    }
-    return gates;
   }
   std::vector<S> pool() const {
     std::vector<S> states;
@@ -130,7 +122,7 @@ double copy_ms(int repeats, std::size_t bytes) {
 template <class S>
 void time_case(CaseRun& run, const std::string& name, std::int64_t batch, std::int64_t tokens, std::int64_t dim,
                const Rule& rule) {
-  StepCase<S> c(batch, tokens, dim, rule.rule);
+  StepCase<S> c(batch, tokens, dim, rule);
   const double error = step_error(c, rule.rule),
                copy = copy_ms(run.options.repeats, 2 * c.states.host.size() * sizeof(S));
   // Each token rounds a state in bfloat16 once more.
