@@ -121,10 +121,10 @@ std::vector<SyntheticRun> plan_runs(const json& settings) {
   };
   for (const json& seed : settings.at("seeds")) {
     for (const json& task : settings.at("tasks")) {
-      for (const Setting& setting : settings_of(task)) {
-        const SyntheticRun common = run_of(settings, task, setting);
-        for (const json& mixer : settings.at("mixers")) {
-          for (const json& lr : settings.at("lr")) {
+      for (const json& lr : settings.at("lr")) {
+        for (const Setting& setting : settings_of(task)) {
+          const SyntheticRun common = run_of(settings, task, setting);
+          for (const json& mixer : settings.at("mixers")) {
             for (const json& decay : settings.at("weight_decay")) add(common, seed, mixer, lr, decay);
           }
         }
