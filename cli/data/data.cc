@@ -21,7 +21,7 @@ using data::DownloadEvent;
 
 constexpr double kMegabyte = 1e6;
 
-// One line a file; on a terminal also one that counts while it arrives.
+// One line per file; on a terminal also one that counts while the file arrives.
 class DownloadReport {
  public:
   void operator()(const DownloadEvent& event) {

@@ -17,7 +17,7 @@ bool interrupted();
 void watch_for_ctrl_c();
 void forget_interrupt();
 
-// Ends the subcommand with exit code 130, after saying on standard error how to go on.
+// Ends the subcommand with exit code 130, after saying on standard error how to continue.
 [[noreturn]] void end_interrupted(const std::string& how_to_continue);
 
 }  // namespace efla::cli

@@ -1,4 +1,4 @@
-// What commands print: results on standard output, which must not be lost, and words about their course, which may be.
+// What commands print: results on standard output, which must not be lost, and progress messages, which may be.
 #pragma once
 
 #include <cstdio>

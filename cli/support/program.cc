@@ -231,7 +231,7 @@ int run_program(const char* name, const char* about, int argc, char** argv,
   report_uncaught_exceptions();
   // A write beyond the limit on file sizes then fails like one to a full disk, and what was written is removed.
   std::signal(SIGXFSZ, SIG_IGN);
-  // Whoever reads what a command says of its course may leave before the command ends.
+  // A reader of progress messages may close the pipe before the command ends.
   const auto at_closed_pipe = std::signal(SIGPIPE, SIG_IGN);
   CLI::App program(about, name);
   program.set_version_flag("--version", std::string(version()), "Print the version and exit");

@@ -54,8 +54,9 @@ class LmSetup {
   nlohmann::ordered_json score(const std::vector<data::LmTask>& tasks, ThreadPool& pool,
                                const eval::ScoreEvents& events) const;
 
-  // Of the replicas made; they outlive what is returned.
+  // Returns the files of the first replica. This object must outlive the result.
   train::LmFiles files();
+  // Returns the tokens of the run. This object must outlive the result.
   train::LmData run_data() const;
 
  private:

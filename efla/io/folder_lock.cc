@@ -78,7 +78,7 @@ FolderLock::FolderLock(const fs::path& folder, std::string_view operation, std::
   }
 }
 
-// Removes the file first: whoever locks it behind this sees that the name is gone, and makes another.
+// Removes the file first: a process that then gets this lock sees that the name is gone and makes a new file.
 FolderLock::~FolderLock() {
   if (descriptor_ < 0) return;
   ::unlink(path_.c_str());

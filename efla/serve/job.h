@@ -35,8 +35,8 @@ inline std::int64_t slots_of(const Request& request) {
   return request.end_turn && !request.save_as.empty() && !request.stop.empty() ? 2 : 1;
 }
 
-// How the ids of a text were computed that a rewind computes again: the first ones were prefilled, the next ones
-// decoded, and the others prefilled.
+// How the ids that a rewind computes again were first computed: the first ones were prefilled, the next ones decoded,
+// and the others prefilled.
 struct Replay {
   std::size_t prefilled = 0, decoded = 0;
   std::uint64_t drawn = 0;  // the stored record's counter

@@ -147,7 +147,7 @@ LocalEngine::Step LocalEngine::plan() {
   return step;
 }
 
-// Forgets when clients were served that have no request, so that their number does not grow with the time.
+// Removes the times of clients without a request, so that the map stays bounded.
 void LocalEngine::forget_clients() {
   constexpr std::size_t kRemembered = 1024;
   if (client_served_.size() <= kRemembered) return;

@@ -16,8 +16,8 @@ constexpr std::uint64_t kMostTokens = std::uint64_t{1} << 53;  // of a text in a
 
 }  // namespace
 
-// Makes a request that rewinds a text one that starts before the text's last request and computes again the ids that
-// stay. Returns how they were computed.
+// Turns a rewind into a request. The request starts before the text's last request and computes the remaining ids
+// again. Returns how these ids were first computed.
 Replay LocalEngine::prepare_rewind(Request& request, const StoredText* text) {
   const Require require("request");
   require(request.prompt.empty(), "prompt", std::to_string(request.prompt.size()) + " tokens", "none with rewind");

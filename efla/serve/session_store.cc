@@ -188,7 +188,7 @@ void SessionStore::refuse_room() const {
                    (swap_folder_.empty() ? ", or in swap a folder for sessions that are not in use" : ""));
 }
 
-// Moves the text to files that was used the longest ago.
+// Moves the least recently used text to files.
 void SessionStore::swap_oldest(std::unique_lock<std::mutex>& lock) {
   const auto oldest = in_memory_.begin();
   const std::string name = oldest->second;
@@ -208,7 +208,7 @@ void SessionStore::swap_oldest(std::unique_lock<std::mutex>& lock) {
   std::rethrow_exception(failed);
 }
 
-// Drops the disposable texts that were used the longest ago. Drops none if that is not enough.
+// Drops the least recently used disposable texts. Drops none if that is not enough.
 void SessionStore::drop_disposable() {
   if (has_room()) return;
   std::size_t most = 0;

@@ -51,8 +51,8 @@ struct StoredText {
 class SessionStore {
  public:
   // swap: the folder for files; empty: none. Makes the folder if it does not exist, locks it, and removes files that a
-  // killed process left. max_disposable: of disposable texts. Throws Error for a folder that is none or that
-  // another process uses, IoError.
+  // killed process left. max_disposable: of disposable texts. Throws Error if swap is not a folder or
+  // another process uses it, and IoError.
   SessionStore(std::size_t memory, std::filesystem::path swap, std::int64_t max_disposable);
 
   // Throw NoSuchSession, SessionInUse and, for a name that is not one, Error; put and reserve NoRoom and IoError too.

@@ -29,7 +29,7 @@ namespace efla::serve {
 struct StoredBytes {
   std::atomic<std::size_t> memory = 0, files = 0, moving = 0;
 
-  // Returns the bytes that stay in memory when the files are written that are being written.
+  // Returns the bytes that will stay in memory after the current writes.
   std::size_t staying() const {
     const std::size_t all = memory;  // read first, so that a move that ends in between is not subtracted twice
     return all - std::min(all, moving.load());

@@ -16,7 +16,7 @@ using Clock = std::chrono::steady_clock;
 constexpr auto kBeat = std::chrono::milliseconds(250);
 // A rank that still has its processor beats every kBeat; one that is stopped or cut off is given up after this.
 constexpr auto kSilence = std::chrono::seconds(15);
-// After a connection broke: whoever has not beaten for so long is the one that is gone.
+// After a connection broke: a rank without a heartbeat for this long counts as lost.
 constexpr auto kSilenceAfterError = std::chrono::milliseconds(1500);
 constexpr auto kJoin = std::chrono::minutes(5);
 constexpr auto kLeave = std::chrono::seconds(5);
