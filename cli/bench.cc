@@ -173,7 +173,7 @@ void add_op(CLI::App& program) {
   command->callback([arguments, command] {
     if (arguments->device == "cpu") return bench_op(*arguments);
     for (const char* option : {"--threads", "--tokens", "--heads"}) {
-      if (command->count(option) > 0) throw Error("bench op", option, "with --device cuda", "with --device cpu alone");
+      if (command->count(option) > 0) throw Error("bench op", option, "with --device cuda", "only with --device cpu");
     }
     bench_op_on_gpu(*arguments);
   });

@@ -58,10 +58,10 @@ void check(const GenerateArguments& arguments) {
   if (sources > 1 || (sources == 0 && arguments.load.empty())) {
     throw Error("generate", "--prompt",
                 sources == 0 ? "none" : "more than one of --prompt, --prompts and --interactive",
-                "one of --prompt, --prompts and --interactive, or --load-session alone");
+                "one of --prompt, --prompts and --interactive; none only with --load-session");
   }
   if (!arguments.prompts.empty() && !arguments.save.empty()) {
-    throw Error("generate", "--save-session", "a file, with --prompts", "it with one text alone");
+    throw Error("generate", "--save-session", "a file, with --prompts", "only with one text");
   }
   if (!arguments.save.empty()) check_output_file("generate", "--save-session", arguments.save);
   validate(arguments.reply);

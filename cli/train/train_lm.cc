@@ -95,7 +95,7 @@ int threads_of(int asked) {
   return std::max(1, available_processors() / processes);
 }
 
-// Returns the file that the run is described in: the command's, or that of the run which goes on.
+// Returns the file that describes the run: the one of the command line, or the one in the folder of a resumed run.
 std::filesystem::path configuration_file(const TrainLmArguments& a) {
   return a.config.empty() ? std::filesystem::path(a.resume) / train::kRunFile : std::filesystem::path(a.config);
 }
@@ -107,7 +107,7 @@ json asked_configuration(const TrainLmArguments& a) {
   }
   if (a.config.empty() && a.resume.empty()) throw Error(kTrainLm, "CONFIG", "nothing", "a configuration's file");
   if (a.config.empty() && !a.settings.empty()) {
-    throw Error(kTrainLm, "--set", a.settings.front(), "no setting: a run goes on as it began");
+    throw Error(kTrainLm, "--set", a.settings.front(), "no setting: a resumed run keeps its configuration");
   }
   if (!a.config.empty()) return read_configuration(a.config, a.settings);
   const json recorded = io::read_json(configuration_file(a));
@@ -120,7 +120,7 @@ io::Fields fields_of(const json& config, const TrainLmArguments& a) {
   return {config, io::refuse_in_file(file), a.config.empty() ? "config" : ""};
 }
 
-// The configuration and the data of the run that goes on are those that it began with.
+// Throws Error unless a resumed run has the configuration and the data that it began with.
 void require_same_run(const std::filesystem::path& folder, const json& config, const json& data) {
   const auto path = folder / train::kRunFile;
   const json recorded = io::read_json(path);

@@ -72,7 +72,7 @@ io::TokenIndex read_output(const fs::path& folder, const io::TokenizerInfo& toke
   auto index = io::read_token_index(folder);
   const auto refuse = [&](const std::string& what) {
     throw Error(kOperation, "out", fmt::format("{}, which was made with another {}", folder.string(), what),
-                "the same arguments to go on, or a new folder");
+                "the same arguments to resume, or a new folder");
   };
   if (index.tokenizer.fingerprint != tokenizer.fingerprint) refuse("tokenizer");
   const json before = index.source;

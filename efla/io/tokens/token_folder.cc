@@ -77,7 +77,7 @@ TokenIndex read_token_index(const std::filesystem::path& folder) {
   fields.get<std::int64_t>("tokens", index.tokens(), index.tokens());
   fields.get<std::int64_t>("documents", index.documents(), index.documents());
   if (const auto* source = fields.find("source")) index.source = *source;
-  if (!fields.content().contains("unfinished")) fields.refuse("unfinished", "null, or where tokenizing goes on");
+  if (!fields.content().contains("unfinished")) fields.refuse("unfinished", "null, or where tokenizing resumes");
   if (fields.find("unfinished") != nullptr) {
     const auto position = fields.object("unfinished");
     index.unfinished = {position.get<std::int64_t>("input", 0, kMaxCount),
