@@ -299,6 +299,16 @@ struct ModelArguments {
   std::string out;
 };
 
+// Throws Error unless a language model has this preset. On a CPU the choices have the classifier too.
+void require_preset(const std::string& model, bool on_cpu) {
+  try {
+    nn::language_model_preset(model);
+  } catch (const Error& error) {
+    throw Error("bench model", "--model", error.got(),
+                (on_cpu ? std::string(bench::kPixelClassifier) + ", or " : "") + error.expected());
+  }
+}
+
 void bench_model_on_gpu(const ModelArguments& arguments) {
   bench::GpuModelOptions options;
   options.model = arguments.model.value_or(options.model);
@@ -306,7 +316,7 @@ void bench_model_on_gpu(const ModelArguments& arguments) {
   options.length = arguments.length.value_or(options.length);
   options.batch = arguments.batch.value_or(options.batch);
   options.rounds = arguments.options.rounds;
-  nn::language_model_preset(options.model);  // report mistakes at once
+  require_preset(options.model, /*on_cpu=*/false);  // report mistakes at once
   nn::mixer_preset(options.mixer);
   const int threads = arguments.threads == 0 ? available_processors() : arguments.threads;
   use_threads(threads);
@@ -326,7 +336,7 @@ void bench_model(ModelArguments& arguments) {
     if (arguments.length)
       throw Error("bench model", "--length", std::to_string(*arguments.length), "none: images have 784 tokens");
   } else {
-    nn::language_model_preset(options.model);  // report a mistake at once
+    require_preset(options.model, /*on_cpu=*/true);  // report a mistake at once
     options.length = arguments.length.value_or(options.length);
   }
   options.threads = arguments.threads == 0 ? available_processors() : arguments.threads;

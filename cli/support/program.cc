@@ -75,14 +75,15 @@ void open_standard_streams() {
   }
 }
 
-// The command line as far as it was understood: "apply", "eval robustness", "" for the program itself.
+// The command line as far as it was understood: "apply", "bench serve", "" for the program efla itself.
 struct Position {
   const CLI::App* app;
   std::string path;
 };
 
 Position deepest(const CLI::App& program) {
-  Position at{&program, ""};
+  std::string name = program.get_name();
+  Position at{&program, name == kName ? "" : name.substr(kName.size() + 1)};
   while (!at.app->get_subcommands().empty()) {
     at.app = at.app->get_subcommands().front();
     at.path += (at.path.empty() ? "" : " ") + at.app->get_name();
@@ -161,9 +162,8 @@ void check_whole_numbers(CLI::App& app) {
 // Returns what is wrong with a command line that `program` could not parse.
 std::string usage_message(const CLI::App& program, const CLI::ParseError& error) {
   const auto [app, path] = deepest(program);
-  const std::string command = program.get_name() + (path.empty() ? "" : " " + path);
-  const std::string prefix = command == kName ? "" : command.substr(kName.size() + 1) + ": ";
-  const std::string help = " (see " + command + " --help)";
+  const std::string prefix = path.empty() ? "" : path + ": ";
+  const std::string help = " (see " + std::string(kName) + (path.empty() ? "" : " " + path) + " --help)";
   const auto commands = subcommand_names(*app);
   const auto leftover = program.remaining(true);
   if (!leftover.empty()) {

@@ -126,7 +126,9 @@ TEST(BenchModel, TrainsAndGeneratesBesideTheEagerForm) {
     EXPECT_GT(line.at("shares").at("delta rule"), 0.001);
     EXPECT_GT(line.at("shares").at("short convolution"), 0.001);
   }
-  EXPECT_TRUE(is_user_mistake(run_program({"bench", "model", "--model", "efla-2m"}), "efla-1m"));
+  EXPECT_TRUE(
+      is_user_mistake(run_program({"bench", "model", "--model", "efla-2m"}),
+                      "efla: bench model: --model: got 'efla-2m', expected pixel-classifier, or one of efla-1m"));
   EXPECT_TRUE(is_user_mistake(run_program({"bench", "model", "--model", "pixel-classifier", "--length", "9"}), "784"));
   EXPECT_TRUE(is_user_mistake(run_program({"bench", "model", "--reps", "0"}), "--reps"));
 }
@@ -157,8 +159,10 @@ TEST(BenchGenerate, AResultForEachContext) {
   EXPECT_EQ(lines[0].at("state_bytes"), lines[1].at("state_bytes"));
   EXPECT_GT(lines[1].at("ms_per_step").at("median").get<double>(), 0.0);
   EXPECT_TRUE(lines[1].contains("environment"));
-  EXPECT_TRUE(is_user_mistake(bench({"--preset", "efla-1b"}), "efla-1.3b"));
-  EXPECT_TRUE(is_user_mistake(bench({"--mixer", "elfa"}), "efla"));
+  EXPECT_TRUE(is_user_mistake(bench({"--preset", "efla-1b"}), "efla: bench generate: --preset: got 'efla-1b'"));
+  EXPECT_TRUE(is_user_mistake(bench({"--mixer", "elfa"}), "efla: bench generate: --mixer: got 'elfa'"));
+  EXPECT_TRUE(is_user_mistake(run_program({"bench", "serve", "--preset", "efla-1b"}),
+                              "efla: bench serve: --preset: got 'efla-1b'"));
   EXPECT_TRUE(is_user_mistake(bench({"--device", "cpu", "--texts", "64"}), "64 on a CPU"));
   EXPECT_TRUE(is_user_mistake(bench({"--device", "cpu", "--weights", "bfloat16"}), "bfloat16 on a CPU"));
 }
