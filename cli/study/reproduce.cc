@@ -9,6 +9,7 @@
 #include "cli/commands.h"
 #include "cli/study/study.h"
 #include "cli/support/device.h"
+#include "cli/support/name_option.h"
 #include "cli/support/threads.h"
 #include "cli/train/lm_run.h"
 #include "efla/autograd/context.h"
@@ -25,6 +26,7 @@ struct StudyArguments {
   std::string out, scale = "small", data = "builtin", tokens = "tokens", tasks;
   bool quick = false;
   nlohmann::json given = nlohmann::json::object();  // settings in place of the plan's
+  OptionNames options;
   std::string device = "auto";
   int threads = 0;
 };
@@ -33,6 +35,7 @@ struct StudyArguments {
 template <class T>
 CLI::Option* add_study_setting(CLI::App& command, const std::shared_ptr<StudyArguments>& arguments,
                                const std::string& name, const char* place, const std::string& help) {
+  arguments->options["settings." + argument_at(place)] = name;
   auto* option = command.add_option_function<T>(
       name, [=](const T& value) { arguments->given[nlohmann::json::json_pointer(place)] = value; }, help);
   return option->delimiter(',');
@@ -58,7 +61,7 @@ CLI::App& add_study(CLI::App& reproduce, const std::string& name, const std::str
     const Device device = autograd::device_of(choose_device("reproduce " + name, arguments->device));
     ThreadPool& pool = use_threads(arguments->threads, device);
     const auto study = make(*arguments);
-    run_study(study, arguments->out, pool, device);
+    name_options("reproduce " + name, arguments->options, [&] { run_study(study, arguments->out, pool, device); });
   });
   return *command;
 }
@@ -71,6 +74,8 @@ void add_smnist(CLI::App& reproduce) {
                                                            a.quick ? "quick" : "full", a.given);
                               return experiments::digit_study(plan, a.data);
                             });
+  arguments->options["settings.scale"] = "--quick";
+  arguments->options["settings.data.source"] = "--data";
   command.add_flag("--quick", arguments->quick, "Few images, so that all of it takes a few minutes");
   command.add_option("--data", arguments->data, "builtin, or a folder with MNIST's files")->capture_default_str();
   add_study_setting<std::vector<std::int64_t>>(command, arguments, "--layers", "/layers",
@@ -87,6 +92,7 @@ void add_synthetic(CLI::App& reproduce, const std::string& name, std::string_vie
   auto& command = add_study(reproduce, name, about, arguments, [=](const StudyArguments& a) {
     return experiments::synthetic_study(experiments::Plan(plan(), name, a.scale, a.given));
   });
+  arguments->options["settings.scale"] = "--scale";
   command.add_option("--scale", arguments->scale, "tiny (minutes), small, or paper (the papers' sizes and steps)")
       ->capture_default_str();
   add_study_setting<std::vector<std::string>>(command, arguments, "--tasks", "/tasks",
@@ -115,6 +121,7 @@ void add_table1(CLI::App& reproduce) {
                   tokens.description["scored"] = !tasks.empty();
                   return experiments::table1_study(plan, tokens, train_lm_of_study(tasks));
                 });
+  arguments->options["settings.scale"] = "--scale";
   command
       .add_option("--scale", arguments->scale,
                   "tiny (a minute), small (hours on two cores), medium or large (47 or 340 million\n"

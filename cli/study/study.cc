@@ -45,13 +45,16 @@ nlohmann::ordered_json study_environment(const ThreadPool& pool) {
 }
 
 // Throws Error where a study is not the one of the mark. What the user chose is compared first, because the runs follow
-// from it.
+// from it, and first of all the scale, because the other settings follow from it.
 void require_same_study(const nlohmann::json& wanted, const fs::path& mark, const std::string& operation) {
   const auto found = io::read_json(mark);
   const io::Fields fields(found, io::refuse_in_file(mark.string()));
-  for (const char* part : {"study", "settings"}) {
-    io::require_same({{part, wanted.at(part)}}, {{part, found.value(part, nlohmann::json())}}, operation,
-                     mark.string());
+  for (const char* place : {"/study", "/settings/scale", "/settings"}) {
+    const nlohmann::json::json_pointer part(place);
+    nlohmann::json asked, kept;
+    asked[part] = wanted.at(part);
+    kept[part] = found.contains(part) ? found.at(part) : nlohmann::json();
+    io::require_same(asked, kept, operation, mark.string());
   }
   io::require_same(wanted, found, operation, mark.string());
 }

@@ -12,6 +12,7 @@
 #include "cli/commands.h"
 #include "cli/support/device.h"
 #include "cli/support/interrupt.h"
+#include "cli/support/name_option.h"
 #include "cli/support/progress.h"
 #include "cli/support/threads.h"
 #include "efla/base/error.h"
@@ -45,6 +46,8 @@ struct TrainArguments {
   json run = {{"model", experiments::default_digit_model()}, {"training", train::to_json(train::ImageTraining{})}};
   // Puts the options that were given into run.
   std::vector<std::function<void(json& run)>> given;
+  OptionNames options = {
+      {"data.source", "--data"}, {"data.train_images", "--train-images"}, {"data.test_images", "--test-images"}};
 };
 
 // An option whose value, where it is given, goes to a place in a run's description; that place has its default.
@@ -57,6 +60,7 @@ CLI::Option* add_setting(CLI::App& command, TrainArguments& arguments, const std
   arguments.given.push_back([=](json& run) {
     if (option->count() > 0) run[pointer] = *value;
   });
+  arguments.options[argument_at(place)] = name;
   return option;
 }
 
@@ -122,13 +126,14 @@ struct Plan {
 Plan make_plan(TrainArguments a) {
   Plan plan;
   plan.run.folder = a.resume.empty() ? a.out : a.resume;
+  std::filesystem::path record;
   json recorded;
   if (!a.resume.empty()) {
-    const auto path = record_of(plan.run.folder);
-    recorded = recorded_run(path);
+    record = record_of(plan.run.folder);
+    recorded = recorded_run(record);
     a.run = recorded;
     for (const auto& set : a.given) set(a.run);
-    io::require_same(a.run, recorded, "resume", path.string());
+    io::require_same(a.run, recorded, kTrainSmnist, record.string());
     const json& data = recorded.at("data");
     if (!a.data_given) a.data = data.at("source").get<std::string>();
     if (!a.train_images_given) a.train_images = data.at("train_images").get<std::int64_t>();
@@ -145,8 +150,13 @@ Plan make_plan(TrainArguments a) {
                                      plan.run.training.seed);  // throws where no model could be made of it
   plan.data = experiments::load_digits(a.data, a.train_images, a.test_images);
   plan.run.data = plan.data.description;
+  if (recorded.is_null()) return plan;
+  for (const char* count : {"train_images", "test_images"}) {  // before the digest, which follows from them
+    io::require_same({{"data", {{count, plan.run.data.at(count)}}}},
+                     {{"data", {{count, recorded.at("data").at(count)}}}}, kTrainSmnist, record.string());
+  }
   // The same images at another place are the same data.
-  if (!recorded.is_null()) plan.run.data["source"] = recorded.at("data").at("source");
+  plan.run.data["source"] = recorded.at("data").at("source");
   return plan;
 }
 
@@ -221,7 +231,7 @@ void add_train(CLI::App& program) {
     arguments->data_given = data->count() > 0;
     arguments->train_images_given = train_images->count() > 0;
     arguments->test_images_given = test_images->count() > 0;
-    train_smnist(*arguments);
+    name_options(kTrainSmnist, arguments->options, [&] { train_smnist(*arguments); });
   });
 }
 

@@ -125,8 +125,8 @@ void require_same_run(const std::filesystem::path& folder, const json& config, c
   const auto path = folder / train::kRunFile;
   const json recorded = io::read_json(path);
   const io::Fields fields(recorded, io::refuse_in_file(path.string()));
-  io::require_same(config, fields.object("config").content(), "resume", path.string());
-  io::require_same({{"data", data}}, {{"data", fields.object("data").content()}}, "resume", path.string());
+  io::require_same(config, fields.object("config").content(), kTrainLm, path.string());
+  io::require_same({{"data", data}}, {{"data", fields.object("data").content()}}, kTrainLm, path.string());
 }
 
 void print_summary(const std::filesystem::path& folder) {

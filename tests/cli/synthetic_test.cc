@@ -68,7 +68,10 @@ TEST(SyntheticStudyCommand, WritesResultsAndAReport) {
   const auto again = run_program(tiny("state-tracking", out, "deltanet-neg,efla"));
   EXPECT_EQ(again.exit_code, 0) << again.err;
   EXPECT_EQ(json::parse(read_text(out + "/results.json")).at("scores"), results.at("scores"));
-  EXPECT_TRUE(is_user_mistake(run_program(tiny("state-tracking", out, "efla")), "settings.mixers: got"));
+  EXPECT_TRUE(
+      is_user_mistake(run_program(tiny("state-tracking", out, "efla")), "reproduce state-tracking: --mixers: got"));
+  EXPECT_TRUE(is_user_mistake(run_program({"reproduce", "state-tracking", "--out", out}),
+                              "reproduce state-tracking: --scale: got \"small\", expected \"tiny\" as in "));
 }
 
 TEST(SyntheticStudyCommand, CtrlCSavesAndTheSameCommandGoesOn) {

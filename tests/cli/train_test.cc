@@ -130,8 +130,9 @@ TEST(TrainCommand, KilledBeforeItsFirstCheckpointBeginsAnew) {
     write_text(run + "/mine", "precious");
 
     const auto other = Arguments{"--lr", "0.02"};
-    EXPECT_TRUE(is_user_mistake(run_program(small_run(run) + longer + other), "training.lr"));
-    EXPECT_TRUE(is_user_mistake(run_program(Arguments{"train", "smnist", "--resume", run} + other), "training.lr"));
+    EXPECT_TRUE(is_user_mistake(run_program(small_run(run) + longer + other), "train smnist: --lr: got 0.02"));
+    EXPECT_TRUE(is_user_mistake(run_program(Arguments{"train", "smnist", "--resume", run} + other),
+                                "train smnist: --lr: got 0.02"));
     const auto result = run_program(resumes ? Arguments{"train", "smnist", "--resume", run} : small_run(run) + longer);
     ASSERT_EQ(result.exit_code, 0) << result.err;
     EXPECT_EQ(checkpoint_bytes(run), checkpoint_bytes(whole));
@@ -225,7 +226,9 @@ TEST(EvalCommand, MeasuresARun) {
   refused("/config/training/lr", 5, "config.training.lr: got 5, expected a number above 0 and at most 1");
   write_text(trainer, whole);
   const auto other_rate = run_program({"train", "smnist", "--resume", run, "--lr", "0.5"});
-  EXPECT_TRUE(is_user_mistake(other_rate, "training.lr: got 0.5, expected 0.01 as in " + trainer));
+  EXPECT_TRUE(is_user_mistake(other_rate, "efla: train smnist: --lr: got 0.5, expected 0.01 as in " + trainer));
+  EXPECT_TRUE(is_user_mistake(run_program({"train", "smnist", "--resume", run, "--train-images", "39"}),
+                              "efla: train smnist: --train-images: got 39, expected 40 as in " + trainer));
 
   std::filesystem::resize_file(run + "/checkpoints/step-000010/model.safetensors", 100);
   const auto cut = run_program({"eval", "robustness", run});
@@ -266,7 +269,7 @@ TEST(ReproduceCommand, WritesResultsAndReportAndGoesOn) {
   const auto again = run_program(command);
   ASSERT_EQ(again.exit_code, 0) << again.err;
   EXPECT_EQ(json::parse(read_text(out + "/results.json")).at("scores"), results.at("scores"));
-  EXPECT_TRUE(is_user_mistake(run_program(command + Arguments{"--epochs", "2"}), "epochs"));
+  EXPECT_TRUE(is_user_mistake(run_program(command + Arguments{"--epochs", "2"}), "reproduce smnist: --epochs: got 2"));
   EXPECT_TRUE(is_user_mistake(run_program({"reproduce", "smnist", "--out", folder.file("x"), "--mixers", "elfa"}),
                               "nearest: efla"));
 }
