@@ -58,13 +58,13 @@ void download_files(const fs::path& folder, const std::string& base_url, std::sp
                     const DownloadCallback& callback, const io::DownloadLimits& limits) {
   if (folder.empty()) throw Error("download", "out", "an empty name", "a folder");
   std::error_code error;
-  if (const auto status = fs::status(folder, error); fs::exists(status) && !fs::is_directory(status)) {
+  const auto status = fs::status(folder, error);
+  if (fs::exists(status) && !fs::is_directory(status)) {
     throw Error("download", "out", folder.string() + ", which is not a folder", "a folder");
   }
-  fs::create_directories(folder, error);
-  if (error) throw IoError(IoError::Kind::system, folder.string(), -1, "cannot make the folder: " + error.message());
   const std::string base = base_url.ends_with('/') ? base_url : base_url + "/";
   std::optional<io::FolderLock> lock;  // none for a folder that has every file: its user may not be able to write it
+  if (!fs::exists(status)) lock.emplace(io::prepare_output_folder(folder, "download"));
   for (const auto& file : files) {
     const auto path = folder / file.name;
     auto kind = DownloadEvent::Kind::already_there;

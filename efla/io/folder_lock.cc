@@ -82,11 +82,12 @@ FolderLock::FolderLock(const fs::path& folder, std::string_view operation, std::
 FolderLock::~FolderLock() {
   if (descriptor_ < 0) return;
   ::unlink(path_.c_str());
+  for (const auto& folder : made_) ::rmdir(folder.c_str());
   ::close(descriptor_);
 }
 
 FolderLock::FolderLock(FolderLock&& other) noexcept
-    : path_(std::move(other.path_)), descriptor_(std::exchange(other.descriptor_, -1)) {}
+    : path_(std::move(other.path_)), descriptor_(std::exchange(other.descriptor_, -1)), made_(std::move(other.made_)) {}
 
 FolderLock lock_folder(const fs::path& path, std::string_view operation, std::string_view argument) {
   std::error_code error;
@@ -116,15 +117,20 @@ FolderLock prepare_output_folder(const fs::path& path, std::string_view operatio
   };
   std::error_code error;
   const auto status = fs::status(path, error);
+  std::vector<fs::path> made;
   if (fs::exists(status)) {
     if (!fs::is_directory(status)) refuse(path.string() + ", which is not a folder");
     // A folder with a lock is refused by what the lock says, and one of somebody else gets none.
     if (!fs::exists(path / FolderLock::kFile)) require_free();
   } else {
+    for (auto folder = path; !folder.empty() && !fs::exists(folder, error); folder = folder.parent_path()) {
+      made.push_back(folder);
+    }
     fs::create_directories(path, error);
     if (error) throw system_error(path.string(), "make the folder", error.value());
   }
   FolderLock lock(path, operation, "out");
+  lock.made_ = std::move(made);
   require_free();
   return lock;
 }

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace efla::io {
 
@@ -24,8 +25,13 @@ class FolderLock {
   FolderLock& operator=(FolderLock&&) = delete;
 
  private:
+  friend FolderLock prepare_output_folder(const std::filesystem::path& path, std::string_view operation,
+                                          std::string_view mark);
+
   std::string path_;
   int descriptor_ = -1;
+  std::vector<std::filesystem::path>
+      made_;  // folders that the destructor removes if they are empty, the innermost first
 };
 
 // Makes the folder and its parents if they do not exist, and locks it. Throws Error(operation, argument, …) for a path
@@ -39,7 +45,8 @@ void remove_stale_lock(const std::filesystem::path& folder);
 
 // Makes the folder and its parents, or accepts a folder that is empty or holds the file `mark`, and locks the folder.
 // Files that AtomicFile and FolderLock of a killed process left do not count. Throws Error(operation, "out", …) for
-// anything else, with nothing written.
+// anything else, with nothing written. The lock's destructor removes folders that this function made and that are still
+// empty, as after an error.
 [[nodiscard]] FolderLock prepare_output_folder(const std::filesystem::path& path, std::string_view operation,
                                                std::string_view mark = "");
 

@@ -248,6 +248,7 @@ TEST_F(Tokens, BadInputIsNamed) {
                             "ad")
                      .string();
   EXPECT_TRUE(is_user_mistake(tokenize({a}), a + ": at byte 6: not UTF-8"));
+  EXPECT_FALSE(fs::exists(out_)) << "a mistake left a folder behind";
   const auto b = write_text(folder_ / "b.jsonl", "{\"text\": \"a\"}\n{}\n").string();
   EXPECT_TRUE(is_user_mistake(tokenize({b}), b + ": at byte 14: line 2: text: got nothing, expected a text"));
   const auto c = write_text(folder_ / "c.gz", gzip("some text").substr(0, 20)).string();

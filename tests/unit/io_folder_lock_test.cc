@@ -159,12 +159,31 @@ TEST(FolderLock, RefusesWhatItCannotLock) {
 TEST(PrepareOutputFolder, MakesItOrTakesAnEmptyOne) {
   const TempFolder folder;
   const auto path = folder / "x" / "y";
+  std::filesystem::create_directories(path);
   { const auto lock = prepare_output_folder(path, "train"); }
   EXPECT_TRUE(std::filesystem::is_empty(path));
   const auto lock = prepare_output_folder(path, "train");
   expect_error([&] { (void)prepare_output_folder(path, "train"); }, "out", "which process ");
   write_text(path / "run.json", "{}");
   expect_error([&] { (void)prepare_output_folder(path, "train"); }, "out", "which process ");
+}
+
+TEST(PrepareOutputFolder, RemovesFoldersThatItMadeAndThatStayEmpty) {
+  const TempFolder folder;
+  const auto outer = folder / "x", inner = outer / "y";
+  { const auto lock = prepare_output_folder(inner / "", "train"); }
+  EXPECT_EQ(folder.files(), 0U);
+  {
+    const auto lock = prepare_output_folder(inner, "train");
+    write_text(outer / "mine", "x");
+  }
+  EXPECT_FALSE(std::filesystem::exists(inner));
+  EXPECT_TRUE(std::filesystem::exists(outer / "mine"));
+  {
+    const auto lock = prepare_output_folder(inner, "train");
+    write_text(inner / "result", "x");
+  }
+  EXPECT_TRUE(std::filesystem::exists(inner / "result"));
 }
 
 TEST(PrepareOutputFolder, TakesWhatAKilledProcessLeft) {
