@@ -4,6 +4,7 @@
 #include <string_view>
 #include <vector>
 
+#include "efla/io/content_error.h"
 #include "efla/io/fields.h"
 
 namespace efla::train {
@@ -50,14 +51,22 @@ void MetricsLog::note(const nlohmann::ordered_json& line) {
 const std::filesystem::path& MetricsLog::kept(const std::filesystem::path& path, std::int64_t step) {
   if (!std::filesystem::exists(path)) return path;
   std::size_t kept_lines = 0;
+  std::int64_t reached = 0;
   for (const auto& line : io::read_json_lines(path)) {
     const auto place = "line " + std::to_string(kept_lines + 1) + ": ";
     const io::Fields fields(line, io::refuse_in_file(path.string(), place));
-    if (fields.get<std::int64_t>("step") > step) break;
+    const auto at = fields.get<std::int64_t>("step");
+    if (at > step) break;
+    reached = at;
     fields.get<double>("seconds");
     fields.get<std::string>("event");
     note(line);
     ++kept_lines;
+  }
+  if (reached < step) {
+    io::fail_in(path.string(), "ends at step " + std::to_string(reached) + ", expected the step of the checkpoint, " +
+                                   std::to_string(step) +
+                                   "; restore the file, or remove it to resume without its lines");
   }
   const io::Bytes text = io::read_file(path);
   auto end = text.begin();

@@ -139,6 +139,21 @@ TEST(Run, RepeatsTheStepsAfterTheLastCheckpointWhenTheProcessDied) {
   expect_same_run(whole.path(), died.path());
 }
 
+TEST(Run, RefusesMetricsThatEndBeforeTheCheckpoint) {
+  const TempFolder folder;
+  ASSERT_EQ(run(folder.path(), small_spec(), 1), RunEnd::finished);
+  const auto metrics = folder / kMetricsFile;
+  const auto whole = read_text(metrics);
+  std::size_t end = 0;
+  for (int line = 0; line < 5; ++line) end = whole.find('\n', end) + 1;
+  write_text(metrics, whole.substr(0, end));
+  expect_bad_content([&] { run(folder.path(), small_spec(), 1); }, -1,
+                     "ends at step 5, expected the step of the checkpoint, 21");
+  EXPECT_EQ(read_text(metrics), whole.substr(0, end));
+  std::filesystem::remove(metrics);
+  EXPECT_EQ(run(folder.path(), small_spec(), 1), RunEnd::finished);
+}
+
 TEST(Run, HasTheSameBitsOnAnyThreads) {
   const TempFolder one, three;
   ASSERT_EQ(run(one.path(), small_spec(), 1), RunEnd::finished);
