@@ -22,7 +22,8 @@ TEST(ReadJson, NamesTheByteWhereItBreaks) {
   expect_bad_content([&] { read_json(write_text(folder / "b", R"({"x": [1, }])")); }, 10, "not JSON");
   expect_bad_content([&] { read_json(write_text(folder / "c", "")); }, 0, "not JSON");
   expect_bad_content([&] { read_json(write_text(folder / "d", "1e999")); }, 0, "beyond float64");
-  expect_bad_content([&] { read_json(write_text(folder / "e", std::string(100'000, '['))); }, 0, "nested deeper");
+  expect_bad_content([&] { read_json(write_text(folder / "e", R"({"x": [1, -1e999]})")); }, 10, "beyond float64");
+  expect_bad_content([&] { read_json(write_text(folder / "f", std::string(100'000, '['))); }, 257, "nested deeper");
 }
 
 TEST(JsonLines, AreWrittenAndReadBack) {
@@ -61,6 +62,7 @@ TEST(JsonLines, NameTheByteWhereTheyBreak) {
   const TempFolder folder;
   expect_bad_content([&] { read_json_lines(write_text(folder / "a", "{}\n{\"a\" 1}\n")); }, 8, "not JSON");
   expect_bad_content([&] { read_json_lines(write_text(folder / "b", "1\n\n2\n")); }, 2, "not JSON");
+  expect_bad_content([&] { read_json_lines(write_text(folder / "c", "1\n[1e999]\n")); }, 3, "beyond float64");
 }
 
 TEST(JsonLines, AnUnwritableFileIsNamed) {
