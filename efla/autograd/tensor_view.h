@@ -55,7 +55,7 @@ inline void check_tensor(const char* operation, const char* name, const at::Tens
                 "one on " + (device.is_cuda() ? device.str() : "the CPU"));
   }
   if (tensor.dim() != rank) {
-    throw Error(operation, name, "shape " + shape_text(tensor), std::to_string(rank) + " dimensions " + axes);
+    throw Error(operation, name, "shape " + shape_text(tensor), std::string("shape ") + axes);
   }
   if (tensor.scalar_type() != dtype) {
     throw Error(operation, name, std::string("dtype ") + c10::toString(tensor.scalar_type()), c10::toString(dtype));

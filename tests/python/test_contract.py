@@ -167,7 +167,7 @@ class Mistakes(unittest.TestCase):
         x = inputs()
         f = efla.chunk_delta_rule
         for name, bad, message in (
-            ("q", x["q"][0], "q: got shape [70, 2, 12], expected 4 dimensions [B, T, H, K]"),
+            ("q", x["q"][0], "q: got shape [70, 2, 12], expected shape [B, T, H, K]"),
             ("q", None, "q: got NoneType, expected a tensor"),
             ("q", x["q"].int(), f"q: got dtype torch.int32, expected {DTYPES}"),
             ("q", x["q"].half(), "k: got dtype torch.float32, expected torch.float16, as q"),
@@ -176,7 +176,7 @@ class Mistakes(unittest.TestCase):
             ("v", x["v"][:, 1:], "v: got shape [2, 69, 2, 10], expected shape [2, 70, 2, 10]"),
             ("v", x["v"].repeat(1, 1, 2, 1)[:, :, 1:], "value head count HV: got 3, expected a multiple of H = 2"),
             ("v", x["v"][..., :0], "value dim V: got 0, expected 1 to 2147483647"),
-            ("beta", x["beta"][..., 0], "beta: got shape [2, 70], expected 3 dimensions [B, T, HV]"),
+            ("beta", x["beta"][..., 0], "beta: got shape [2, 70], expected shape [B, T, HV]"),
             ("beta", 1.0, "beta: got float, expected a tensor"),
             ("initial_state", state(3), "initial_state: got shape [3, 2, 12, 10], expected shape [2, 2, 12, 10]"),
         ):
@@ -268,7 +268,7 @@ class Mistakes(unittest.TestCase):
         self.refuses("g: got shape [2, 1], expected shape [2, 2]", f, **x, state=state(), g=torch.zeros(2, 1))
         self.refuses("scale: got 'a', expected a value of type Optional[float]", f, **x, state=state(), scale="a")
         x["q"] = x["q"].unsqueeze(1)
-        self.refuses("q: got shape [2, 1, 2, 12], expected 3 dimensions [B, H, K]", f, **x, state=state())
+        self.refuses("q: got shape [2, 1, 2, 12], expected shape [B, H, K]", f, **x, state=state())
 
     def test_tokens_of_a_pool(self):
         x = inputs(tokens=3)
