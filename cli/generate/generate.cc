@@ -81,7 +81,7 @@ struct Pace {
   }
   double per_second() const { return computed > 0 ? 1e3 * static_cast<double>(computed) / ms : NAN; }
   std::string text() const {
-    const auto rate = computed > 0 ? fmt::format(", {:.4g} tokens/s", per_second()) : "";
+    const auto rate = computed > 0 ? fmt::format(", {:.0f} tokens/s", per_second()) : "";
     return fmt::format("{} token{}{}", tokens, tokens == 1 ? "" : "s", rate);
   }
 };
@@ -200,6 +200,7 @@ class Generate {
   }
 
   void reply(Session& session, const std::string& prompt, const std::vector<std::int32_t>& ids) {
+    if (ids.empty() && session.empty()) throw Error("generate", "--prompt", "an empty text", "a text, or --bos");
     report(generator_.reply(session, ids, options_), session, prompt, ids.size());
   }
 

@@ -44,7 +44,7 @@ std::int64_t add_drawn(std::int64_t id, Session& session) {
 
 void require_pending(const Session& session) {
   if (!session.pending.empty()) return;
-  throw Error("generate", "prompt", "an empty text and a tokenizer without an id that begins one", "a prompt");
+  throw Error("generate", "prompt", "an empty text", "at least one token");
 }
 
 std::int64_t draw(std::span<const float> logits, Session& session, const SamplingOptions& options) {

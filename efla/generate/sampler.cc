@@ -68,7 +68,7 @@ void for_each_penalised(std::span<const float> logits, const SeenIds& seen, doub
     const auto id = static_cast<std::int64_t>(i);
     float logit = logits[i];
     if (!(logit < INFINITY)) {
-      throw std::runtime_error("generate: the logit of token " + std::to_string(id) + " is not a number");
+      throw std::runtime_error("generate: the logit of token " + std::to_string(id) + " is not finite");
     }
     if (penalty != 1.0 && seen.contains(id)) logit = logit < 0.0F ? logit * factor : logit / factor;
     visit(id, logit);

@@ -62,6 +62,7 @@ TEST_F(GenerateCommand, TextAndJsonOfOnePrompt) {
   for (const char* part : {"prompt: 9 tokens", "reply: 30 tokens, ", "tokens/s", "state: "}) {
     EXPECT_NE(text.err.find(part), std::string::npos) << text.err;
   }
+  EXPECT_EQ(text.err.find("e+"), std::string::npos) << "a rate with an exponent: " << text.err;
   // The first token of a reply is drawn with the prompt, so a single one has no rate. Without a reply the prompt's last
   // token waits for the next one.
   EXPECT_NE(generate({"--prompt", "a", "--max-tokens", "1"}).err.find("prompt: 1 token, "), std::string::npos);
@@ -241,7 +242,8 @@ TEST_F(GenerateCommand, CtrlCEndsAReply) {
 TEST_F(GenerateCommand, Mistakes) {
   EXPECT_TRUE(is_user_mistake(generate({}), "--prompt"));
   EXPECT_TRUE(is_user_mistake(generate({"--prompt", "a", "--interactive"}), "more than one"));
-  EXPECT_TRUE(is_user_mistake(generate({"--prompt", ""}), "--prompt"));
+  EXPECT_TRUE(
+      is_user_mistake(generate({"--prompt", ""}), "generate: --prompt: got an empty text, expected a text, or --bos"));
   EXPECT_TRUE(is_user_mistake(generate({"--prompt", "a\xff"}), "UTF-8"));
   EXPECT_TRUE(is_user_mistake(generate({"--prompt", "a", "--stop", ""}), "--stop"));
   EXPECT_TRUE(is_user_mistake(generate({"--prompt", "a", "--temperature", "-1"}), "--temperature"));
