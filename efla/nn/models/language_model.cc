@@ -199,7 +199,7 @@ Tensor LanguageModel::advance(const Tensor& ids, LanguageModelState& state) cons
   return x;
 }
 
-Tensor LanguageModel::advance_in_parts(const Tensor& ids, LanguageModelState& state, bool all_logits) const {
+Tensor LanguageModel::prefill(const Tensor& ids, LanguageModelState& state) const {
   const torch::NoGradGuard no_grad;
   check_ids(ids, 2);
   check_state(state, ids.size(0));
@@ -207,20 +207,11 @@ Tensor LanguageModel::advance_in_parts(const Tensor& ids, LanguageModelState& st
   const std::int64_t most = on_device.is_cuda() ? kPrefillTokensOnGpu : kPrefillTokens;
   // A multiple of the operator's chunk, so that the result does not depend on where a prefill is cut.
   const std::int64_t step = std::max(kChunk, most / ids.size(0) / kChunk * kChunk);
-  std::vector<Tensor> parts;
+  Tensor last;
   for (std::int64_t begin = 0; begin < ids.size(1); begin += step) {
-    const std::int64_t end = std::min(begin + step, ids.size(1));
-    const auto x = advance(on_device.slice(1, begin, end), state);
-    if (all_logits || end == ids.size(1)) {
-      const auto read = all_logits ? x : x.slice(1, end - begin - 1, end - begin);
-      parts.push_back(autograd::linear(read, head()).to(torch::kFloat));
-    }
+    last = advance(on_device.slice(1, begin, std::min(begin + step, ids.size(1))), state).select(1, -1);
   }
-  return torch::cat(parts, 1);
-}
-
-Tensor LanguageModel::prefill(const Tensor& ids, LanguageModelState& state) const {
-  return advance_in_parts(ids, state, /*all_logits=*/false).squeeze(1);
+  return autograd::linear(last, head()).to(torch::kFloat);
 }
 
 Tensor LanguageModel::prefill_packed(const Tensor& ids, const Tensor& cu_seqlens, LanguageModelState& state) const {
@@ -241,10 +232,6 @@ Tensor LanguageModel::prefill_packed(const Tensor& ids, const Tensor& cu_seqlens
   });
   const Tensor last = x[0].index_select(0, ends.narrow(0, 1, count) - 1);
   return autograd::linear(last, head()).to(torch::kFloat);
-}
-
-Tensor LanguageModel::prefill_all(const Tensor& ids, LanguageModelState& state) const {
-  return advance_in_parts(ids, state, /*all_logits=*/true);
 }
 
 Tensor LanguageModel::step(const Tensor& ids, LanguageModelState& state) const {

@@ -58,8 +58,6 @@ class LanguageModel : public torch::nn::Module {
   // tokens stays. Throws Error for layers of softmax attention.
   torch::Tensor prefill_packed(const torch::Tensor& ids, const torch::Tensor& cu_seqlens,
                                LanguageModelState& state) const;
-  // Prefills as `prefill` does, and returns the logits after every token: [B, T, vocab_size].
-  torch::Tensor prefill_all(const torch::Tensor& ids, LanguageModelState& state) const;
   // Decodes one token per sequence: maps ids [B] to [B, vocab_size] float32. GpuDecoder does so faster on a GPU.
   torch::Tensor step(const torch::Tensor& ids, LanguageModelState& state) const;
   // Computes the mixer or the attention of layer `index` for normed [B, T, D], and updates its state.
@@ -95,7 +93,6 @@ class LanguageModel : public torch::nn::Module {
                              const std::function<torch::Tensor(std::size_t, const torch::Tensor&)>& mix) const;
   // Maps ids [B, T] to [B, T, D] in one call of each layer.
   torch::Tensor advance(const torch::Tensor& ids, LanguageModelState& state) const;
-  torch::Tensor advance_in_parts(const torch::Tensor& ids, LanguageModelState& state, bool all_logits) const;
 
   LanguageModelConfig config_;
   bool recompute_ = false;
