@@ -34,11 +34,6 @@ std::string token_text(std::int32_t id, const data::Tokenizer& tokenizer) {
   return text;
 }
 
-std::size_t characters(std::string_view bytes) {
-  return static_cast<std::size_t>(
-      std::count_if(bytes.begin(), bytes.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
-}
-
 Json chat_token(std::int32_t id, float logprob, const data::Tokenizer& tokenizer) {
   Json bytes = Json::array();
   for (const char c : tokenizer.bytes_of(id)) bytes.push_back(static_cast<unsigned char>(c));
@@ -64,7 +59,7 @@ Json completion_logprobs(const std::vector<ScoredToken>& tokens, const data::Tok
     texts.push_back(token_text(token.id, tokenizer));
     values.push_back(logprob_json(token.logprob));
     offsets.push_back(offset);
-    offset += characters(tokenizer.bytes_of(token.id));
+    offset += characters_of(token.id, tokenizer);
     if (std::isnan(token.logprob)) {
       tops.push_back(nullptr);
       continue;
@@ -103,6 +98,12 @@ std::string choice_event(const ReplyHead& head, std::size_t index, const std::st
 }  // namespace
 
 std::string json_text(std::string_view text) { return io::to_json_line(Json(std::string(text))); }
+
+std::size_t characters_of(std::int32_t id, const data::Tokenizer& tokenizer) {
+  const auto bytes = tokenizer.bytes_of(id);
+  return static_cast<std::size_t>(
+      std::count_if(bytes.begin(), bytes.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
+}
 
 std::string finish_reason(const Finish& finish) { return std::string(name_of(finish.reason)); }
 

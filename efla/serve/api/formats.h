@@ -30,6 +30,7 @@ struct Choice {
   std::string text;                 // UTF-8
   std::vector<ScoredToken> scored;  // with logprobs: the prompt with echo, then the reply
   bool begun = false;               // a token has come
+  std::size_t sent_characters = 0;  // of the tokens of `scored` that a stream has sent
   std::optional<Finish> finish;
 };
 
@@ -42,6 +43,10 @@ struct ReplyHead {
 
 std::string finish_reason(const Finish& finish);
 nlohmann::ordered_json usage_json(const Usage& usage);
+
+// Returns the number of characters of a token's text: of a part of a character 1 for the part that begins the
+// character, otherwise 0.
+std::size_t characters_of(std::int32_t id, const data::Tokenizer& tokenizer);
 
 // Returns the object "logprobs" of a completion or a chat for some tokens; null for none. offset: characters of the
 // text before them.

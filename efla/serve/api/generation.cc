@@ -305,10 +305,12 @@ void Generation::token(std::size_t index, const Token& token) {
 void Generation::send_text(std::size_t index, std::string_view text, std::size_t first_scored) {
   begin_stream();
   if (response_) return exchange_->write(response_->text_event(text));
-  auto& scored = choices_[index].scored;
-  if (scored.empty()) return exchange_->write(chunk_event(head_, index, text, "null"));
-  const std::vector<ScoredToken> fresh(scored.begin() + static_cast<std::ptrdiff_t>(first_scored), scored.end());
-  const auto logprobs = logprobs_json(request_.shape, fresh, tokenizer(), 0);
+  auto& choice = choices_[index];
+  if (choice.scored.empty()) return exchange_->write(chunk_event(head_, index, text, "null"));
+  const std::vector<ScoredToken> fresh(choice.scored.begin() + static_cast<std::ptrdiff_t>(first_scored),
+                                       choice.scored.end());
+  const auto logprobs = logprobs_json(request_.shape, fresh, tokenizer(), choice.sent_characters);
+  for (const auto& token : fresh) choice.sent_characters += characters_of(token.id, tokenizer());
   exchange_->write(chunk_event(head_, index, text, io::to_json_line(logprobs)));
 }
 
