@@ -4,6 +4,7 @@
 #include <exception>
 #include <map>
 #include <stdexcept>
+#include <string_view>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -20,7 +21,10 @@ constexpr const char* kEnd = ".safetensors";
 
 constexpr const char* kDisposable = "disposable";  // in the metadata of the files of such sessions
 
-bool is_kept(const std::string& name) { return !name.empty() && !name.starts_with('_'); }
+// Returns whether a session has a file: clients cannot name a session whose name begins with ".", "_" or "-".
+bool is_kept(const std::string& name) {
+  return is_session_name(name) && std::string_view("._-").find(name.front()) == std::string_view::npos;
+}
 
 }  // namespace
 
@@ -70,13 +74,14 @@ DurableEngine::~DurableEngine() {
 
 std::filesystem::path DurableEngine::file_of(const std::string& name) const { return folder_ / (name + kEnd); }
 
-// Loads the sessions of the files. Files of the same bytes are forks and share the memory again. Disposable sessions
-// without room are dropped.
+// Loads the sessions of the files, and no other files. Session files of the same bytes are forks and share the memory
+// again. Disposable sessions without room are dropped.
 void DurableEngine::load_all() {
   std::vector<std::pair<std::filesystem::file_time_type, std::filesystem::path>> files;
   for (const auto& entry : std::filesystem::directory_iterator(folder_)) {
     const std::filesystem::path& file = entry.path();
-    if (file.extension() != kEnd || io::is_temporary_name(file.filename().string())) continue;
+    std::error_code none;  // of a link to nothing
+    if (file.extension() != kEnd || !is_kept(file.stem().string()) || !entry.is_regular_file(none)) continue;
     files.emplace_back(entry.last_write_time(), file);
   }
   std::sort(files.begin(), files.end());     // the oldest first, which then is the longest unused

@@ -221,6 +221,15 @@ class NoRoom : public Error {
   using Error::Error;
 };
 
+// Returns whether a text is a name of sessions: 1 to 128 letters, digits and characters of "._-".
+inline bool is_session_name(std::string_view text) {
+  constexpr std::size_t kLongest = 128;
+  return !text.empty() && text.size() <= kLongest && std::all_of(text.begin(), text.end(), [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '_' ||
+           c == '-';
+  });
+}
+
 // Threads may call any function at once. Functions throw Error that names the argument ("session", "top_p", …).
 class Engine {
  public:
@@ -236,7 +245,7 @@ class Engine {
   // FinishReason::cancelled follows. Does nothing if the request is unknown or has ended.
   virtual void cancel(RequestId id) = 0;
 
-  // Sessions. Names are 1 to 128 letters, digits and characters of "._-". Functions that read a session throw
+  // Sessions, by a name for which is_session_name is true. Functions that read a session throw
   // NoSuchSession, functions that change it SessionInUse too.
 
   virtual std::vector<SessionInfo> sessions() const = 0;  // by name

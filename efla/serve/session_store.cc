@@ -11,13 +11,8 @@ namespace efla::serve {
 namespace {
 
 void check_name(const std::string& name) {
-  constexpr std::size_t kLongest = 128;
-  const bool known = std::all_of(name.begin(), name.end(), [](char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '_' ||
-           c == '-';
-  });
-  if (known && !name.empty() && name.size() <= kLongest) return;
-  throw Error("engine", "session", "'" + name.substr(0, kLongest) + "'",
+  if (is_session_name(name)) return;
+  throw Error("engine", "session", "'" + name.substr(0, 128) + "'",
               "a name of 1 to 128 letters, digits and characters of \"._-\"");
 }
 

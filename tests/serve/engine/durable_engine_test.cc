@@ -4,6 +4,7 @@
 #include <chrono>
 #include <filesystem>
 #include <functional>
+#include <set>
 #include <stdexcept>
 #include <string>
 
@@ -176,6 +177,28 @@ TEST_F(DurableSessions, AFileThatCannotBeRemovedFailsNoOtherRequest) {
   std::filesystem::remove(file_of("c"));
   std::filesystem::create_directories(file_of("c") / "occupied");
   EXPECT_THROW(engine->erase("c"), std::runtime_error);
+}
+
+TEST_F(DurableSessions, LeaveOtherFilesAlone) {
+  reply(*start(), in_session(request_of("x", 1), "", "text"));
+  std::filesystem::create_symlink("nothing", file_of("link"));
+  std::filesystem::create_directory(file_of("folder"));
+  for (const std::string name : {".hid", "_1", "-x", "a copy"}) {
+    std::filesystem::copy_file(file_of("text"), file_of(name));
+  }
+  const auto files = [&] {
+    std::set<std::filesystem::path> names;
+    for (const auto& entry : std::filesystem::directory_iterator(folder / "sessions")) names.insert(entry.path());
+    return names;
+  };
+  const auto before = files();
+  {
+    const auto engine = start();
+    const auto sessions = engine->sessions();
+    ASSERT_EQ(sessions.size(), 1U);
+    EXPECT_EQ(sessions.front().name, "text");
+  }
+  EXPECT_EQ(files(), before);
 }
 
 TEST_F(DurableSessions, RefusesASecondEngineAndFilesOfOthers) {
