@@ -117,7 +117,8 @@ class FakeEngine : public Engine {
   }
   std::string save(const std::string& name) const override { return "state:" + text_of_checked(name); }
   void load(const std::string& name, std::string_view bytes) override {
-    if (!bytes.starts_with("state:")) throw IoError(IoError::Kind::content, "state", 0, "not a session");
+    if (bytes == "other") throw Error("serve", "session", "session " + name + " of another model", "one of this model");
+    if (!bytes.starts_with("state:")) throw IoError(IoError::Kind::content, "session " + name, 3, "not a session");
     const std::lock_guard lock(mutex_);
     sessions_[name] = tokenizer_->encode(bytes.substr(6));
   }

@@ -354,6 +354,9 @@ TEST_F(ServiceTest, Sessions) {
     EXPECT_EQ(error["code"], "session_not_found");
     EXPECT_EQ(error["message"], "parent: got 'none', expected a stored session");
   }
+  const auto itself = post("/v1/sessions", {{"name", "book"}, {"parent", "book"}}, 400)["error"];
+  EXPECT_EQ(itself["param"], "name");
+  EXPECT_EQ(itself["message"], "name: got \"book\", which exists, expected a new name");
   EXPECT_EQ(post("/v1/completions",
                  {{"session", "book"}, {"save_as", "book"}, {"max_tokens", 2}, {"seed", 0}})["choices"][0]["text"],
             "ab");
@@ -366,7 +369,9 @@ TEST_F(ServiceTest, Sessions) {
   EXPECT_EQ(body_of(state), "state:Oncea");
   EXPECT_EQ(status_of(ask("PUT", "/v1/sessions/loaded/state", body_of(state), "")), 200);
   EXPECT_EQ(engine_->text_of("loaded"), "Oncea");
-  EXPECT_EQ(status_of(ask("PUT", "/v1/sessions/loaded/state", "rubbish", "")), 400);
+  const auto rubbish = ask("PUT", "/v1/sessions/loaded/state", "rubbish", "");
+  EXPECT_EQ(status_of(rubbish), 400);
+  EXPECT_EQ(json::parse(body_of(rubbish))["error"]["param"], "state");
   EXPECT_EQ(status_of(ask("DELETE", "/v1/sessions/book")), 200);
   EXPECT_EQ(get("/v1/sessions/book", 404)["error"]["code"], "session_not_found");
   EXPECT_EQ(post("/v1/completions", {{"session", "book"}}, 404)["error"]["param"], "session");
@@ -385,8 +390,13 @@ TEST_F(ServiceTest, StatesTravelWithRequests) {
   const auto events =
       stream("/v1/completions", {{"prompt", "x"}, {"max_tokens", 1}, {"stream", true}, {"return_state", true}});
   EXPECT_TRUE(events.back().contains("state"));
-  EXPECT_EQ(post("/v1/completions", {{"prompt", "x"}, {"state", to_base64("rubbish")}}, 400)["error"]["type"],
-            "invalid_request_error");
+  const auto rubbish = post("/v1/completions", {{"prompt", "x"}, {"state", to_base64("rubbish")}}, 400)["error"];
+  EXPECT_EQ(rubbish["type"], "invalid_request_error");
+  EXPECT_EQ(rubbish["param"], "state");
+  EXPECT_EQ(rubbish["message"], "state: at byte 3: not a session");  // without the engine's name for it
+  const auto other = post("/v1/completions", {{"prompt", "x"}, {"state", to_base64("other")}}, 400)["error"];
+  EXPECT_EQ(other["param"], "state");
+  EXPECT_EQ(other["message"], "state: got a state of another model, expected one of this model");
 }
 
 TEST_F(ServiceTest, ModelsTokensHealthMetricsAndPage) {

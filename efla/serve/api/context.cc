@@ -4,6 +4,7 @@
 #include <random>
 #include <utility>
 
+#include "efla/base/error.h"
 #include "efla/base/printable.h"
 #include "efla/serve/api/error.h"
 
@@ -70,6 +71,22 @@ std::vector<std::int32_t> encode_prompt(const ApiContext& context, const Prompt&
         field, "context_length_exceeded");
   }
   return ids;
+}
+
+void load_state(ApiContext& context, const std::string& name, std::string_view state) {
+  const std::string field = "state", engines = "session " + name;  // how the engine's messages call the state
+  const auto refuse = [&](const std::string& reason) { throw ApiError(400, field + ": " + reason, field); };
+  context.options.state_keys.require_signature(state, field);
+  try {
+    context.engine.load(name, state);
+  } catch (const IoError& error) {
+    const std::string what = error.what();
+    if (error.kind() != IoError::Kind::content || error.path() != engines) throw;
+    refuse(what.substr(what.find(": ") + 2));
+  } catch (const Error& error) {
+    if (!error.got().starts_with(engines)) throw;
+    refuse("got a state" + error.got().substr(engines.size()) + ", expected " + error.expected());
+  }
 }
 
 void check_model(const ApiContext& context, const std::string& model) {

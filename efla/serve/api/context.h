@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "efla/serve/api/chat_template.h"
@@ -52,6 +53,10 @@ void require_ids(const data::Tokenizer& tokenizer, const std::vector<std::int32_
 // continues; empty: the prompt begins a text, with a bos token if `bos`.
 std::vector<std::int32_t> encode_prompt(const ApiContext& context, const Prompt& prompt, bool bos,
                                         const std::string& from, const std::string& field);
+
+// Stores a state that a client sent in the field "state", under the engine's name of a session. Throws ApiError about
+// the field.
+void load_state(ApiContext& context, const std::string& name, std::string_view state);
 
 // Throws ApiError unless the model is the one that is served, or not named.
 void check_model(const ApiContext& context, const std::string& model);

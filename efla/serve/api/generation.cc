@@ -159,8 +159,7 @@ void Generation::prepare_states() {
   }
   if (request_.state) {
     from_ = temporary();
-    context_.options.state_keys.require_signature(*request_.state, "state");
-    engine.load(from_, *request_.state);
+    load_state(context_, from_, *request_.state);
     request_.state->clear();
   }
   if (!request_.save_as.empty()) save_as_ = engine_name(client_, request_.save_as);

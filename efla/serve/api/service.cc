@@ -22,6 +22,10 @@ constexpr const char* kBytes = "application/octet-stream";
 
 HttpReply json_reply(const Json& value) { return {.body = io::to_json_line(value)}; }
 
+[[noreturn]] void refuse_existing(const std::string& name) {
+  throw ApiError(400, "name: got \"" + name + "\", which exists, expected a new name", "name");
+}
+
 }  // namespace
 
 class Service::Implementation {
@@ -113,6 +117,7 @@ class Service::Implementation {
   void tokenizer_info(Call& call);
   void list_sessions(Call& call);
   void require_new(const Call& call, const std::string& name) const;
+  void copy_session(const Call& call, const std::string& from, const std::string& copy);
   void create_session(Call& call);
   void begin_session(Call& call, const CreateSessionRequest& request);
   void store(Call& call, const std::string& name, Request made, int status);
@@ -329,13 +334,23 @@ void Service::Implementation::require_new(const Call& call, const std::string& n
   } catch (const NoSuchSession&) {
     return;
   }
-  throw ApiError(400, "name: got \"" + name + "\", which exists, expected a new name", "name");
+  refuse_existing(name);
+}
+
+// Copies a session of the client. Throws ApiError where the client has a session of the copy's name.
+void Service::Implementation::copy_session(const Call& call, const std::string& from, const std::string& copy) {
+  try {
+    context_.engine.fork(engine_name(call.client, from), engine_name(call.client, copy));
+  } catch (const Error& error) {
+    if (error.argument() != "copy") throw;
+    refuse_existing(copy);
+  }
 }
 
 void Service::Implementation::create_session(Call& call) {
   auto request = parse_create_session(parse_body(call.request.body));
   if (request.name.empty()) request.name = random_name("s-");
-  if (request.name != request.parent) require_new(call, request.name);
+  if (request.prompt && request.name != request.parent) require_new(call, request.name);
   try {
     begin_session(call, request);
   } catch (const NoSuchSession& error) {
@@ -346,7 +361,7 @@ void Service::Implementation::create_session(Call& call) {
 void Service::Implementation::begin_session(Call& call, const CreateSessionRequest& request) {
   const auto name = engine_name(call.client, request.name);
   if (!request.prompt) {
-    context_.engine.fork(engine_name(call.client, request.parent), name);
+    copy_session(call, request.parent, request.name);
     return reply(call, session_reply(call, request.name, 201));
   }
   Request made;
@@ -398,8 +413,7 @@ void Service::Implementation::delete_response(Call& call) {
 void Service::Implementation::fork(Call& call) {
   auto copy = parse_fork(parse_body(call.request.body));
   if (copy.empty()) copy = random_name("s-");
-  require_new(call, copy);
-  context_.engine.fork(engine_name(call.client, call.name), engine_name(call.client, copy));
+  copy_session(call, call.name, copy);
   reply(call, session_reply(call, copy, 201));
 }
 
@@ -413,8 +427,7 @@ void Service::Implementation::rewind(Call& call) {
 }
 
 void Service::Implementation::upload(Call& call) {
-  context_.options.state_keys.require_signature(call.request.body, "state");
-  context_.engine.load(engine_name(call.client, call.name), call.request.body);
+  load_state(context_, engine_name(call.client, call.name), call.request.body);
   reply(call, session_reply(call, call.name));
 }
 
