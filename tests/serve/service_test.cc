@@ -373,8 +373,9 @@ TEST_F(ServiceTest, Sessions) {
   EXPECT_EQ(status_of(rubbish), 400);
   EXPECT_EQ(json::parse(body_of(rubbish))["error"]["param"], "state");
   EXPECT_EQ(status_of(ask("DELETE", "/v1/sessions/book")), 200);
-  EXPECT_EQ(get("/v1/sessions/book", 404)["error"]["code"], "session_not_found");
-  EXPECT_EQ(post("/v1/completions", {{"session", "book"}}, 404)["error"]["param"], "session");
+  const auto missing = get("/v1/sessions/book", 404)["error"];
+  EXPECT_EQ(missing["code"], "session_not_found");
+  EXPECT_EQ(post("/v1/completions", {{"session", "book"}}, 404)["error"], missing);
   EXPECT_EQ(status_of(ask("GET", "/v1/sessions/_0")), 400);
 }
 

@@ -15,8 +15,13 @@
 namespace efla::serve {
 namespace {
 
-[[noreturn]] void refuse_missing(const std::string& name, const std::string& field) {
-  throw ApiError(404, field + ": got \"" + name + "\", expected a stored one", field, "not_found");
+// Returns whether the engine has a session of this name that is the state of a response.
+bool is_response(const Engine& engine, const std::string& name) {
+  try {
+    return engine.session(name).disposable;
+  } catch (const NoSuchSession&) {
+    return false;
+  }
 }
 
 class Generation : public std::enable_shared_from_this<Generation> {
@@ -144,18 +149,16 @@ void Generation::prepare_states() {
     temporary_.push_back("_" + std::to_string(context_.next_name++));
     return temporary_.back();
   };
-  const auto find = [&](const std::string& name, const std::string& field) {
-    try {
-      from_ = engine_name(client_, name);
-      return engine.session(from_);
-    } catch (const NoSuchSession&) {
-      refuse_missing(name, field);
+  if (!request_.session.empty()) {
+    from_ = engine_name(client_, request_.session);
+    engine.session(from_);  // throws NoSuchSession, whose message and code are those of /v1/sessions
+  }
+  if (const auto& previous = request_.previous_response; !previous.empty()) {
+    from_ = engine_name(client_, previous);
+    if (!is_response(engine, from_)) {
+      const std::string field = "previous_response_id";
+      throw ApiError(404, field + ": got \"" + previous + "\", expected a stored one", field, "not_found");
     }
-  };
-  if (!request_.session.empty()) find(request_.session, "session");
-  const auto& previous = request_.previous_response;
-  if (!previous.empty() && !find(previous, "previous_response_id").disposable) {
-    refuse_missing(previous, "previous_response_id");
   }
   if (request_.state) {
     from_ = temporary();
