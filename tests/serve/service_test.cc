@@ -433,7 +433,17 @@ TEST_F(ServiceTest, ErrorsHaveOpenAisShape) {
   EXPECT_EQ(error["param"], "tools");
   EXPECT_EQ(error["code"], "unknown_field");
   EXPECT_EQ(get("/v1/nothing", 404)["error"]["message"], "there is no /v1/nothing");
-  EXPECT_EQ(status_of(ask("GET", "/v1/completions")), 405);
+  const auto refused = [&](const std::string& method, const std::string& path, const std::string& methods) {
+    const auto reply = ask(method, path);
+    EXPECT_EQ(status_of(reply), 405) << reply;
+    EXPECT_NE(reply.find("\r\nAllow: " + methods + "\r\n"), std::string::npos) << reply;
+    EXPECT_EQ(json::parse(body_of(reply))["error"]["message"],
+              path + " has no method " + method + ", expected " + methods);
+  };
+  refused("GET", "/v1/completions", "POST");
+  refused("PUT", "/v1/sessions", "GET, HEAD, POST");
+  refused("POST", "/v1/sessions/book", "GET, HEAD, DELETE");
+  refused("DELETE", "/v1/sessions/book/state", "GET, HEAD, PUT");
   EXPECT_EQ(status_of(ask("POST", "/v1/completions", "{}", "Content-Type: text/plain\r\n")), 415);
   EXPECT_EQ(post("/v1/completions", {{"prompt", ""}}, 400)["error"]["param"], "prompt");
   EXPECT_EQ(post("/v1/completions", {{"prompt", {300}}}, 400)["error"]["param"], "prompt");

@@ -18,6 +18,7 @@ struct ApiError : std::exception {
   int status;
   std::string message;
   std::string param, code;  // empty: null
+  std::string allow = {};   // of status 405: the methods of the path
 };
 
 // Returns {"error": {message, type, param, code}}.

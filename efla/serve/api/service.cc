@@ -190,15 +190,18 @@ bool Service::Implementation::matches(const Route& route, const std::string& pat
 
 const Service::Implementation::Route& Service::Implementation::find(const HttpRequest& head, std::string& name) const {
   const auto method = head.method == "HEAD" ? std::string("GET") : head.method;
-  const Route* other = nullptr;
+  std::string methods;
   for (const auto& route : routes()) {
     if (!matches(route, head.path, name)) continue;
     if (route.method == method) return route;
-    other = &route;
+    methods += (methods.empty() ? "" : ", ") + std::string(route.method);
+    if (methods.ends_with("GET")) methods += ", HEAD";
   }
   const auto path = printable(head.path, 100);
-  if (other == nullptr) throw ApiError(404, "there is no " + path, "", "not_found");
-  throw ApiError(405, path + " has no method " + printable(head.method, 20) + ", expected " + other->method);
+  if (methods.empty()) throw ApiError(404, "there is no " + path, "", "not_found");
+  ApiError error(405, path + " has no method " + printable(head.method, 20) + ", expected " + methods);
+  error.allow = methods;
+  throw error;
 }
 
 std::optional<HttpReply> Service::Implementation::check(const HttpRequest& head) {
