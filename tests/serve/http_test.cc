@@ -412,7 +412,9 @@ TEST_F(HttpServing, RefusesAddressesThatItCannotListenOn) {
   };
   test::expect_error([&] { HttpServer(with("127.0.0.1", 70'000), {}, {}); }, "port", "70000");
   test::expect_error([&] { HttpServer(with("no.such.host.invalid", 1), {}, {}); }, "host", "no.such.host");
-  test::expect_error([&] { HttpServer(with("192.0.2.1", 1), {}, {}); }, "port", "192.0.2.1:1");
+  test::expect_error([&] { HttpServer(with("192.0.2.1", 1), {}, {}); }, "host", "192.0.2.1 (");
+  const int used = port_;
+  test::expect_error([&] { HttpServer(with("127.0.0.1", used), {}, {}); }, "port", "127.0.0.1:" + std::to_string(used));
 }
 
 }  // namespace

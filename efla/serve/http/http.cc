@@ -311,8 +311,14 @@ class HttpServer::Implementation {
     if (!error) acceptor_.set_option(asio::socket_base::reuse_address(true), error);
     if (!error) acceptor_.bind(endpoint, error);
     if (!error) acceptor_.listen(asio::socket_base::max_listen_connections, error);
+    if (error == boost::system::errc::address_not_available) refuse_host(error);
     if (error)
       throw Error("serve", argument, what + " (" + error.message() + ")", "an address that can be listened on");
+  }
+
+  [[noreturn]] void refuse_host(error_code error) const {
+    throw Error("serve", "host", host_.options.host + " (" + error.message() + ")",
+                "a name or an address of this machine");
   }
 
   void listen_tcp() {
@@ -324,9 +330,7 @@ class HttpServer::Implementation {
     asio::ip::tcp::resolver resolver(io_);
     const auto found =
         resolver.resolve(options.host, std::to_string(options.port), asio::ip::tcp::resolver::numeric_service, error);
-    if (error || found.empty()) {
-      throw Error("serve", "host", options.host + " (" + error.message() + ")", "a name or an address of this machine");
-    }
+    if (error || found.empty()) refuse_host(error);
     const auto endpoint = found.begin()->endpoint();
     listen(endpoint, "port", options.host + ":" + std::to_string(options.port));
     const auto local = acceptor_.local_endpoint();
