@@ -99,15 +99,16 @@ TEST(Requests, CompletionRefusesByName) {
   refused(R"({"prompt": "a", "logit_bias": {"x": 1}})", "logit_bias", "token ids");
   refused(R"({"prompt": "a", "logit_bias": {"1": 101}})", "logit_bias", "-100 to 100");
   refused(R"({"prompt": "a", "logit_bias": {"9999999999": 1}})", "logit_bias", "token ids");
-  refused(R"({"prompt": "a", "stream_options": {"include_usage": true}})", "stream_options", "stream");
+  refused(R"({"prompt": "a", "stream_options": {"include_usage": true}})", "stream_options",
+          "expected only with \"stream\": true");
   refused(R"({"prompt": "a", "stream": true, "stream_options": {"x": 1}})", "stream_options.x",
           "expected no such field");
   refused(R"({"prompt": "a", "session": "../x"})", "session", "letters, digits");
   refused(R"({"prompt": "a", "session": "_1"})", "session", "begin with a letter");
-  refused(R"({"prompt": "a", "session": "b", "state": "AAAA"})", "state", "without \"session\"");
+  refused(R"({"prompt": "a", "session": "b", "state": "AAAA"})", "state", "expected only without \"session\"");
   refused(R"({"prompt": "a", "state": "A"})", "state", "base64");
   refused(R"({"prompt": "a", "save_as": "x", "return_state": true})", "save_as", "one of the two");
-  refused(R"({"prompt": "a", "disposable": true})", "disposable", "with \"save_as\"");
+  refused(R"({"prompt": "a", "disposable": true})", "disposable", "expected only with \"save_as\"");
 }
 
 TEST(Requests, BodiesThatAreNotJson) {
@@ -137,7 +138,8 @@ TEST(Requests, ChatTakesMessagesOfTextAndOfParts) {
     expect_refused(parse_chat, body, param, says);
   };
   refused("{}", "messages", "a list of messages");
-  refused(R"({"messages": []})", "messages", "a list of messages");
+  refused(R"({"messages": 3})", "messages", "a list of messages");
+  refused(R"({"messages": []})", "messages", "got [], expected at least one message");
   refused(R"({"messages": [3]})", "messages[0]", "expected an object");
   refused(R"({"messages": [{"role": "user"}]})", "messages[0].content", "got nothing");
   refused(R"({"messages": [{"role": "user", "content": "a", "name": "b"}]})", "messages[0].name",
@@ -157,7 +159,8 @@ TEST(Requests, ChatTakesMessagesOfTextAndOfParts) {
   refused(part + R"({"type": "forever"}}]}]})", "messages[0].content[0].cache_control.type", "expected \"ephemeral\"");
   refused(part + R"({"type": "ephemeral", "ttl": "1h"}}]}]})", "messages[0].content[0].cache_control.ttl",
           "expected no such field");
-  refused(R"({"messages": [{"role": "user", "content": "a"}], "top_logprobs": 2})", "top_logprobs", "logprobs");
+  refused(R"({"messages": [{"role": "user", "content": "a"}], "top_logprobs": 2})", "top_logprobs",
+          "expected only with \"logprobs\": true");
   refused(R"({"messages": [{"role": "user", "content": "a"}], "tools": []})", "tools", "expected no such field");
 }
 

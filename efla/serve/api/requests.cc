@@ -109,7 +109,7 @@ void read_common(const Fields& fields, GenerationRequest& request) {
 
 void read_stream_options(const Fields& fields, GenerationRequest& request) {
   if (fields.find("stream_options") == nullptr) return;
-  if (!request.stream) fields.refuse("stream_options", "it with \"stream\": true alone");
+  if (!request.stream) fields.refuse("stream_options", "only with \"stream\": true");
   const auto options = fields.object("stream_options");
   request.include_usage = options.find<bool>("include_usage").value_or(false);
   refuse_others(options);
@@ -120,12 +120,12 @@ void read_state(const Fields& fields, GenerationRequest& request) {
   read_session_name(fields, "session", request.session);
   read_session_name(fields, "save_as", request.save_as);
   request.disposable = fields.find<bool>("disposable").value_or(false);
-  if (request.disposable && request.save_as.empty()) fields.refuse("disposable", "it with \"save_as\"");
+  if (request.disposable && request.save_as.empty()) fields.refuse("disposable", "only with \"save_as\"");
   request.return_state = fields.find<bool>("return_state").value_or(false);
   if (const auto text = fields.find<std::string>("state")) {
     request.state = from_base64(*text);
     if (!request.state) fields.refuse("state", "a state in base64");
-    if (!request.session.empty()) fields.refuse("state", "it without \"session\"");
+    if (!request.session.empty()) fields.refuse("state", "only without \"session\"");
   }
   if (request.return_state && !request.save_as.empty()) {
     throw ApiError(400, "save_as: got a name with return_state, expected one of the two", "save_as");
@@ -175,7 +175,8 @@ ChatMessage content_of(const Fields& message, const std::vector<std::string>& ty
 std::vector<ChatMessage> messages(const Fields& fields, const std::string& name,
                                   const std::vector<std::string>& types) {
   const auto* list = fields.find(name);
-  if (list == nullptr || !list->is_array() || list->empty()) fields.refuse(name, "a list of messages");
+  if (list == nullptr || !list->is_array()) fields.refuse(name, "a list of messages");
+  if (list->empty()) fields.refuse(name, "at least one message");
   std::vector<ChatMessage> chat;
   for (const auto& message : fields.objects(name)) {
     auto role = message.find<std::string>("role").value_or("");
@@ -254,7 +255,7 @@ GenerationRequest parse_chat(const nlohmann::json& body) {
   }
   const bool scored = fields.find<bool>("logprobs").value_or(false);
   const auto top = fields.find<std::int64_t>("top_logprobs", 0, kMaxLogprobs);
-  if (top && !scored) fields.refuse("top_logprobs", "it with \"logprobs\": true alone");
+  if (top && !scored) fields.refuse("top_logprobs", "only with \"logprobs\": true");
   if (scored) request.logprobs = top.value_or(0);
   refuse_others(fields);
   require_one_reply(request);
