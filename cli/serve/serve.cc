@@ -1,6 +1,7 @@
 // efla serve: a server for a language model, with OpenAI's API and a web page.
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstdint>
@@ -10,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cli/commands.h"
@@ -18,6 +20,7 @@
 #include "cli/support/print.h"
 #include "cli/support/threads.h"
 #include "cli/support/weights.h"
+#include "efla/base/error.h"
 #include "efla/data/tokenizers/tokenizer.h"
 #include "efla/nn/models/language_model_file.h"
 #include "efla/serve/api/service.h"
@@ -55,7 +58,8 @@ void run(ServeArguments arguments) {
   http.timeout = milliseconds(timeout);
   api.deadline = milliseconds(deadline);
   api.chat = serve::load_chat_template(chat_template);
-  const serve::Keys keys(api_keys.empty() ? std::vector<std::string>() : serve::read_keys(api_keys, "--api-keys"));
+  const serve::Keys keys(api_keys.empty() ? std::vector<std::string>()
+                                          : serve::read_client_keys(api_keys, "--api-keys"));
   if (!state_keys.empty()) api.state_keys = serve::StateKeys(serve::read_keys(state_keys, "--state-keys"));
   const auto config = nn::load_language_model_config(model);
   api.kv_bytes_per_token = 2 * config.num_hidden_layers * config.hidden_size * 2;  // keys and values of 2 bytes
@@ -94,10 +98,11 @@ void add_bytes_option(CLI::App& command, const char* option, std::size_t& bytes,
                       std::size_t high = SIZE_MAX) {
   const auto convert = [low, high](std::string& text) {
     const auto size = parse_size(text);
-    const bool is_bounded = high < SIZE_MAX;
     if (!size || *size < low || *size > high) {
       return fmt::format("got '{}', expected a number of bytes{}", text,
-                         is_bounded ? fmt::format(" from {} to {}", low, high) : ", such as 512MB");
+                         high < SIZE_MAX ? fmt::format(" from {} to {}", low, high)
+                         : low > 0       ? fmt::format(" from {}, such as 512MB", low)
+                                         : ", such as 512MB");
     }
     text = std::to_string(*size);
     return std::string();
@@ -106,6 +111,19 @@ void add_bytes_option(CLI::App& command, const char* option, std::size_t& bytes,
       ->transform(CLI::Validator(convert, ""))
       ->type_name("BYTES")
       ->capture_default_str();
+}
+
+// Whether a text is "*", or an origin as browsers send it: in lowercase, without a path.
+bool is_origin(const std::string& text) {
+  if (text == "*" || text == "null") return true;  // null: of pages in files
+  const auto scheme = text.find("://");
+  if (scheme == std::string::npos || scheme == 0) return false;
+  const auto only = [](std::string_view part, std::string_view others) {
+    return !part.empty() && std::all_of(part.begin(), part.end(), [&](char c) {
+      return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || others.find(c) != std::string_view::npos;
+    });
+  };
+  return only(text.substr(0, scheme), "+-.") && only(text.substr(scheme + 3), "-._:[]");
 }
 
 void add_address_options(CLI::App& command, ServeArguments& arguments) {
@@ -128,6 +146,13 @@ void add_address_options(CLI::App& command, ServeArguments& arguments) {
       ->type_name("FILE");
   command.add_option("--cors", http.cors_origins, "Let pages of this origin call; may be given several times")
       ->type_name("ORIGIN")
+      ->check([](const std::string& text) {
+        return is_origin(text) ? std::string()
+                               : fmt::format(
+                                     "got '{}', expected * or an origin as browsers send it, such as "
+                                     "https://a.example:8443",
+                                     text);
+      })
       ->allow_extra_args(false)
       ->take_all();
 }
@@ -178,9 +203,9 @@ void add_limit_options(CLI::App& command, ServeArguments& arguments) {
   add_count_option(command, "--max-responses", arguments.engine.max_disposable,
                    "Stored states of /v1/responses; beyond, the longest unused are dropped", 1);
   add_count_option(command, "--max-connections", http.max_connections, "Open connections; further ones wait", 1);
-  add_bytes_option(command, "--max-body", http.max_body_bytes, "Most bytes of a request's body");
+  add_bytes_option(command, "--max-body", http.max_body_bytes, "Most bytes of a request's body", 1);
   add_bytes_option(command, "--request-memory", http.request_memory,
-                   "Bytes of all bodies, of requests that arrive, wait and run; further ones get status 503");
+                   "Bytes of all bodies, of requests that arrive, wait and run; further ones get status 503", 1);
   add_bytes_option(command, "--max-header", http.max_header_bytes, "Most bytes of a request's header", 1024, 1 << 20);
   seconds("--deadline", arguments.deadline, "Longest time of a reply; 0: no limit", 0);
   seconds("--timeout", arguments.timeout, "Longest time for a header, and for 64 KiB of a body in either direction",
@@ -197,7 +222,14 @@ void add_serve(CLI::App& program) {
   add_address_options(*command, *arguments);
   add_model_options(*command, *arguments);
   add_limit_options(*command, *arguments);
-  command->callback([arguments] { run(*arguments); });
+  command->callback([arguments, command] {
+    for (const char* option : {"--host", "--port"}) {
+      if (command->count("--unix-socket") == 0 || command->count(option) == 0) continue;
+      throw Error("serve", option, command->get_option(option)->results().front() + " with --unix-socket",
+                  "one of the two");
+    }
+    run(*arguments);
+  });
 }
 
 }  // namespace efla::cli

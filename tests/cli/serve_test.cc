@@ -226,6 +226,22 @@ TEST_F(ServeCommand, RefusesMistakes) {
     EXPECT_TRUE(is_user_mistake(result, part)) << testing::PrintToString(more);
   };
   refused({"--port", "70000"}, "--port");
+  refused({"--host", "192.0.2.1"}, "serve: --host: got 192.0.2.1 (");
+  refused({"--unix-socket", folder.file("socket")}, "serve: --port: got 0 with --unix-socket, expected one of the two");
+  EXPECT_TRUE(
+      is_user_mistake(run_program({"serve", model(), "--unix-socket", folder.file("socket"), "--host", "localhost"}),
+                      "serve: --host: got localhost with --unix-socket, expected one of the two"));
+  for (const char* origin : {"foo", "", "https://", "https://a.example/", "https://A.example", "HTTPS://a.example",
+                             "https://a b", "a.example:80", "https://a.example?x", "https://u@a.example"}) {
+    refused({"--cors", origin}, std::string("serve: --cors: got '") + origin +
+                                    "', expected * or an origin as browsers send it, such as https://a.example:8443");
+  }
+  const auto keys = write_text(folder / "keys", "al pha\n").string();
+  refused({"--api-keys", keys}, "UTF-8 in key 1 of " + keys);
+  for (const char* option : {"--max-body", "--request-memory"}) {
+    refused({option, "0"},
+            std::string("serve: ") + option + ": got '0', expected a number of bytes from 1, such as 512MB");
+  }
   refused({"--tls-key", folder.file("none")}, "--tls-certificate");
   refused({"--api-keys", folder.file("none")}, "none");
   refused({"--chat-template", folder.file("none")}, "serve: --chat-template: got '" + folder.file("none") +

@@ -2,9 +2,11 @@
 
 #include <openssl/crypto.h>
 
+#include <algorithm>
 #include <sstream>
 
 #include "efla/base/error.h"
+#include "efla/base/utf8.h"
 #include "efla/io/file.h"
 #include "efla/io/sha256.h"
 
@@ -40,6 +42,20 @@ std::vector<std::string> read_keys(const std::filesystem::path& path, const std:
     if (!line.empty() && line.front() != '#') keys.push_back(line);
   }
   if (keys.empty()) throw Error("serve", option, path.string() + " without a key", "one key per line");
+  return keys;
+}
+
+std::vector<std::string> read_client_keys(const std::filesystem::path& path, const std::string& option) {
+  auto keys = read_keys(path, option);
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    const auto& key = keys[i];
+    const bool blank = std::any_of(key.begin(), key.end(), [](unsigned char c) { return c <= ' ' || c == 0x7F; });
+    if (!blank && utf8_prefix(key) == key.size()) continue;
+    throw Error("serve", option,
+                "a blank, a control character or a byte that is not UTF-8 in key " + std::to_string(i + 1) + " of " +
+                    path.string(),
+                "keys that clients can send in a header");
+  }
   return keys;
 }
 

@@ -31,4 +31,7 @@ class Keys {
 // without any, IoError.
 std::vector<std::string> read_keys(const std::filesystem::path& path, const std::string& option);
 
+// Reads the keys of clients. Throws also for a key that clients cannot send in a header.
+std::vector<std::string> read_client_keys(const std::filesystem::path& path, const std::string& option);
+
 }  // namespace efla::serve
