@@ -69,7 +69,7 @@ class ServeCommand : public testing::Test {
 };
 
 TEST_F(ServeCommand, ContinuesTextsAsGenerateDoes) {
-  start({});
+  start({"--cors", "https://a.example:8443", "--cors", "null", "--cors", "*"});
   EXPECT_EQ(status_of(HttpClient(port_).get("/health")), 200);
   EXPECT_NE(body_of(HttpClient(port_).get("/")).find("<!doctype html>"), std::string::npos);
   const auto reply = post("/v1/completions", {{"prompt", "Once upon"}, {"max_tokens", 30}, {"temperature", 0}});
