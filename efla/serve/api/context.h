@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,6 +16,7 @@
 #include "efla/serve/api/requests.h"
 #include "efla/serve/api/state_keys.h"
 #include "efla/serve/engine.h"
+#include "efla/serve/http/http.h"
 
 namespace efla::serve {
 
@@ -42,6 +44,16 @@ struct ApiContext {
   std::mutex mutex{};                                // of what follows
   std::map<std::string, std::int64_t> running = {};  // requests by client
 };
+
+// A request on its way to a route. name: the part of the path that NAME stands for in the route's path.
+struct Call {
+  HttpRequest request;
+  std::string client, name;
+  std::shared_ptr<HttpExchange> exchange;
+};
+
+// Returns a reply of JSON.
+HttpReply json_reply(const nlohmann::ordered_json& value);
 
 // Returns the name of a client's session inside the engine: clients do not see each other's.
 std::string engine_name(const std::string& client, const std::string& session);
