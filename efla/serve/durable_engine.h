@@ -22,12 +22,13 @@ namespace efla::serve {
 // Writes a session to NAME.safetensors before the call that stores it returns, or before the reply that stores it ends.
 // Where the file cannot be written, the call throws std::runtime_error, or the reply ends with FinishReason::error; the
 // session stays stored in memory. A session whose name begins with '_' gets no file, because it is an intermediate
-// result of the API. A session that came from a file cannot be rewound.
+// result of the API; one whose name begins with '.' or '-' gets none, because no client of the API can give the name. A
+// session that came from a file cannot be rewound.
 class DurableEngine final : public Engine {
  public:
-  // Makes the folder if it does not exist, locks it, and stores the session of each file NAME.safetensors. Throws
-  // Error("engine", "sessions", …) for a folder that cannot be locked and for a file that is no session of this
-  // model, NoRoom, IoError.
+  // Makes the folder if it does not exist, locks it, and stores the session of each file NAME.safetensors. Other files,
+  // folders, and links to nothing stay as they are. Throws Error("engine", "sessions", …) for a folder that cannot be
+  // locked and for a file that is no session of this model, NoRoom, IoError.
   DurableEngine(std::unique_ptr<Engine> engine, std::filesystem::path sessions);
   ~DurableEngine() override;
 
