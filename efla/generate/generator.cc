@@ -162,12 +162,7 @@ void validate(const ReplyOptions& options) {
     throw Error("generate", "draft_tokens", std::to_string(options.draft_tokens),
                 "0 to " + std::to_string(nn::kMostDecoded - 1));
   }
-  for (const auto& string : options.stop) {
-    if (string.empty() || utf8_prefix(string) != string.size()) {
-      throw Error("generate", "stop", string.empty() ? "an empty text" : "a text that is not UTF-8",
-                  "UTF-8 that ends the reply");
-    }
-  }
+  require_stop_strings("generate", options.stop);
 }
 
 Generator::Generator(const nn::LanguageModel& model, const data::Tokenizer& tokenizer, nn::InferenceModel* inference,

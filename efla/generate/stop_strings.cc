@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "efla/base/error.h"
+#include "efla/base/utf8.h"
+
 namespace efla::generate {
 namespace {
 
@@ -15,6 +18,14 @@ std::size_t begun(std::string_view text, std::string_view string) {
 }
 
 }  // namespace
+
+void require_stop_strings(const std::string& operation, const std::vector<std::string>& strings) {
+  for (const auto& string : strings) {
+    if (!string.empty() && utf8_prefix(string) == string.size()) continue;
+    throw Error(operation, "stop", string.empty() ? "an empty text" : "a text that is not UTF-8",
+                "UTF-8 that ends the reply");
+  }
+}
 
 StopStrings::StopStrings(std::vector<std::string> strings, std::string held)
     : strings_(std::move(strings)), held_(std::move(held)) {}

@@ -7,6 +7,9 @@
 
 namespace efla::generate {
 
+// Throws Error of the operation about "stop" unless every string is UTF-8 and not empty.
+void require_stop_strings(const std::string& operation, const std::vector<std::string>& strings);
+
 // Returns a text up to the stop string that is complete first; if several end at the same byte, up to the longest.
 // Holds back what may be the start of a stop string until more text decides it. The result does not depend on how the
 // text is cut into pieces.

@@ -6,8 +6,8 @@
 
 #include "efla/base/check.h"
 #include "efla/base/memory.h"
-#include "efla/base/utf8.h"
 #include "efla/generate/session.h"
+#include "efla/generate/stop_strings.h"
 #include "efla/nn/models/language_model_file.h"
 
 namespace efla::serve {
@@ -111,10 +111,7 @@ void LocalEngine::check(const Request& request) const {
   };
   check_ids("prompt", request.prompt);
   check_ids("stop_token_ids", request.stop_token_ids);
-  for (const auto& stop : request.stop) {
-    require(!stop.empty() && utf8_prefix(stop) == stop.size(), "stop",
-            stop.empty() ? "an empty text" : "a text that is not UTF-8", "UTF-8 that ends the reply");
-  }
+  generate::require_stop_strings("request", request.stop);
 }
 
 // With mutex_ held.
