@@ -10,7 +10,7 @@ namespace {
 using torch::Tensor;
 
 // Returns the logits after the repetition penalty.
-Tensor penalised(const Tensor& logits, std::span<const Session* const> sessions, double penalty) {
+Tensor penalised_rows(const Tensor& logits, std::span<const Session* const> sessions, double penalty) {
   const std::int64_t rows = logits.size(0), vocab_size = logits.size(1);
   const Tensor bytes = torch::zeros({rows, (vocab_size + 7) / 8}, torch::kUInt8);
   for (std::int64_t row = 0; row < rows; ++row) {
@@ -30,7 +30,7 @@ Tensor penalised(const Tensor& logits, std::span<const Session* const> sessions,
 Tensor sample_rows(const Tensor& given, std::span<const Session* const> sessions, const SamplingOptions& options) {
   const torch::NoGradGuard no_grad;
   const double penalty = options.repetition_penalty, temperature = options.temperature;
-  const Tensor logits = penalty == 1.0 ? given : penalised(given, sessions, penalty);
+  const Tensor logits = penalty == 1.0 ? given : penalised_rows(given, sessions, penalty);
   const auto [maximum, likeliest] = logits.max(1, /*keepdim=*/true);
   const Tensor largest = maximum.to(torch::kDouble);
   if (temperature == 0.0) return torch::cat({likeliest.to(torch::kDouble), largest}, 1);

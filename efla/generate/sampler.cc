@@ -70,7 +70,7 @@ void for_each_penalised(std::span<const float> logits, const SeenIds& seen, doub
     if (!(logit < INFINITY)) {
       throw std::runtime_error("generate: the logit of token " + std::to_string(id) + " is not finite");
     }
-    if (penalty != 1.0 && seen.contains(id)) logit = logit < 0.0F ? logit * factor : logit / factor;
+    if (penalty != 1.0 && seen.contains(id)) logit = penalised(logit, factor);
     visit(id, logit);
   }
 }

@@ -35,6 +35,9 @@ class SeenIds {
   std::vector<std::uint8_t> bits_;
 };
 
+// Returns the logit of a seen id after the repetition penalty of this factor.
+inline float penalised(float logit, float factor) { return logit < 0.0F ? logit * factor : logit / factor; }
+
 // Returns the number in [0, 1) that decides a draw: 53 bits, because the bits of Random::uniform would never reach the
 // tail of a large vocabulary.
 double unit_number(Random& random);

@@ -36,8 +36,7 @@ std::int32_t draw(std::span<float> logits, const RequestSampling& options, const
   if (options.repetition_penalty != 1.0) {
     const auto factor = static_cast<float>(options.repetition_penalty);
     for (std::size_t i = 0; i < logits.size(); ++i) {
-      if (seen.contains(static_cast<std::int64_t>(i)))
-        logits[i] = logits[i] < 0.0F ? logits[i] * factor : logits[i] / factor;
+      if (seen.contains(static_cast<std::int64_t>(i))) logits[i] = generate::penalised(logits[i], factor);
     }
   }
   for (const auto& [id, count] : counts) {
