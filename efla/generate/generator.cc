@@ -30,13 +30,6 @@ double ms_since(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
 }
 
-// Keeps the last three ids that stand for bytes, because they hold every byte of an unfinished character.
-void remember(std::vector<std::int32_t>& last_ids, const data::Tokenizer& tokenizer, std::int32_t id) {
-  if (tokenizer.bytes_of(id).empty()) return;
-  last_ids.push_back(id);
-  if (last_ids.size() > kLastIds) last_ids.erase(last_ids.begin());
-}
-
 // Returns how many of the first texts are prefilled together: as many that begin as fit, or 1.
 std::size_t count_packed(std::span<const Session> sessions) {
   std::size_t count = 0, tokens = 0;

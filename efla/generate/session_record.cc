@@ -53,6 +53,12 @@ const std::string& field(const std::map<std::string, std::string>& metadata, con
 
 }  // namespace
 
+void remember(std::vector<std::int32_t>& last_ids, const data::Tokenizer& tokenizer, std::int32_t id) {
+  if (tokenizer.bytes_of(id).empty()) return;
+  last_ids.push_back(id);
+  if (last_ids.size() > kLastIds) last_ids.erase(last_ids.begin());
+}
+
 void SessionRecord::append_to(std::vector<NamedTensor>& tensors) const {
   tensors.push_back(entry("counters", TensorType::U64, counters));
   tensors.push_back(entry("pending", TensorType::I64, pending));

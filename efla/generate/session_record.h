@@ -9,12 +9,16 @@
 #include <string>
 #include <vector>
 
+#include "efla/data/tokenizers/tokenizer.h"
 #include "efla/io/safetensors/safetensors.h"
 
 namespace efla::generate {
 
 // The number of ids to keep: the bytes of an unfinished character, at most three, come from at most this many ids.
 inline constexpr std::size_t kLastIds = 3;
+
+// Appends an id that stands for bytes to the last ids of a text, and keeps the last kLastIds of them.
+void remember(std::vector<std::int32_t>& last_ids, const data::Tokenizer& tokenizer, std::int32_t id);
 
 struct SessionRecord {
   std::array<std::uint64_t, 3> counters{};  // seed, ids drawn, tokens in the state

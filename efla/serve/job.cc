@@ -21,10 +21,7 @@ generate::SessionRecord extended(generate::SessionRecord record, std::span<const
                                  const data::Tokenizer& tokenizer) {
   for (const auto id : ids) {
     record.seen[static_cast<std::size_t>(id) / 8] |= static_cast<std::uint8_t>(1U << (id % 8));
-    if (!tokenizer.bytes_of(id).empty()) record.last_ids.push_back(id);
-  }
-  if (record.last_ids.size() > generate::kLastIds) {
-    record.last_ids.erase(record.last_ids.begin(), record.last_ids.end() - generate::kLastIds);
+    generate::remember(record.last_ids, tokenizer, id);
   }
   return record;
 }
@@ -48,18 +45,11 @@ Job::Job(RequestId id, Request given, std::shared_ptr<Listener> listener, std::s
   }
   for (const auto prompt_id : ids_) {
     seen_.add(prompt_id);
-    remember(prompt_id);
+    generate::remember(last_ids_, tokenizer_, prompt_id);
   }
   const bool whole = replay_ && ids_.empty();  // the state before is what a rewind of the whole request stores
   if (from_ && !whole) ids_.insert(ids_.begin(), from_->record.pending.begin(), from_->record.pending.end());
   for (const auto last : last_ids_) decoder_.push(last);  // restores an unfinished character
-}
-
-// Keeps the last ids that stand for bytes, because they hold every byte of an unfinished character.
-void Job::remember(std::int32_t drawn) {
-  if (tokenizer_.bytes_of(drawn).empty()) return;
-  last_ids_.push_back(drawn);
-  if (last_ids_.size() > generate::kLastIds) last_ids_.erase(last_ids_.begin());
 }
 
 std::size_t Job::prefill_size() const {
@@ -162,7 +152,7 @@ void Job::take(const Outcome& outcome, std::int32_t eos) {
   ++drawn_;
   seen_.add(drawn);
   ++counts_[drawn];
-  remember(drawn);
+  generate::remember(last_ids_, tokenizer_, drawn);
   if (drawn == eos ||
       std::find(request.stop_token_ids.begin(), request.stop_token_ids.end(), drawn) != request.stop_token_ids.end()) {
     ended = FinishReason::stop;

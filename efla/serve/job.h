@@ -127,7 +127,6 @@ class Job {
   std::optional<Clock::time_point> last_token = {};
 
  private:
-  void remember(std::int32_t id);
   std::size_t kept_reply(std::string& rest) const;
   template <class F>
   void call(F&& f);
