@@ -1,89 +1,17 @@
-// The API over real sockets, with an engine that follows a script.
+// The API over real sockets: replies, streams, errors and limits.
 #include "efla/serve/api/service.h"
 
 #include <gtest/gtest.h>
 
 #include <csignal>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "efla/serve/api/base64.h"
-#include "tests/serve/fake_engine.h"
+#include "tests/serve/service_fixture.h"
 #include "tests/support/http_client.h"
 
 namespace efla::serve {
 namespace {
-
-using namespace std::chrono_literals;
-using nlohmann::json;
-using test::body_of;
-using test::HttpClient;
-using test::status_of;
-
-class ServiceTest : public testing::Test {
- protected:
-  ServiceTest() {
-    options_.model = "fake";
-    options_.chat = load_chat_template("plain");
-    options_.page = "<!doctype html>";
-    http_.port = 0;
-  }
-  ~ServiceTest() override { stop(0ms); }
-
-  void start(const std::string& script = "abcdefghij") {
-    engine_ = std::make_unique<FakeEngine>(script);
-    service_ = std::make_unique<Service>(*engine_, options_, keys_, http_);
-    const auto address = service_->address();
-    port_ = std::stoi(address.substr(address.rfind(':') + 1));
-    thread_ = std::thread([this] { service_->run(60s, /*signals=*/true); });
-  }
-  void stop(std::chrono::milliseconds grace) {
-    if (!thread_.joinable()) return;
-    service_->stop(grace);
-    thread_.join();
-  }
-
-  std::string ask(const std::string& method, const std::string& path, const std::string& body = "",
-                  const std::string& fields = "Content-Type: application/json\r\n") const {
-    HttpClient client(port_);
-    return client.ask(method + " " + path + " HTTP/1.1\r\nHost: t\r\n" + fields +
-                      "Content-Length: " + std::to_string(body.size()) + "\r\n\r\n" + body);
-  }
-  json post(const std::string& path, const json& body, int status = 200) const {
-    const auto reply = ask("POST", path, body.dump());
-    EXPECT_EQ(status_of(reply), status) << reply;
-    return json::parse(body_of(reply));
-  }
-  json get(const std::string& path, int status = 200) const {
-    const auto reply = ask("GET", path);
-    EXPECT_EQ(status_of(reply), status) << reply;
-    return json::parse(body_of(reply));
-  }
-  // The JSON of the events of a stream, without [DONE].
-  std::vector<json> stream(const std::string& path, const json& body, bool done = true) const {
-    const auto text = body_of(ask("POST", path, body.dump()));
-    EXPECT_EQ(text.ends_with("data: [DONE]\n\n"), done) << text;
-    std::vector<json> events;
-    std::istringstream in(text);
-    for (std::string line; std::getline(in, line);) {
-      if (line.starts_with("data: {")) events.push_back(json::parse(line.substr(6)));
-    }
-    return events;
-  }
-  template <class Condition>
-  static bool soon(const Condition& condition) {
-    for (int i = 0; i < 1000 && !condition(); ++i) std::this_thread::sleep_for(5ms);
-    return condition();
-  }
-
-  ApiOptions options_;
-  HttpOptions http_;
-  Keys keys_;
-  std::unique_ptr<FakeEngine> engine_;
-  std::unique_ptr<Service> service_;
-  std::thread thread_;
-  int port_ = 0;
-};
 
 TEST_F(ServiceTest, Completions) {
   start();
@@ -236,33 +164,6 @@ TEST_F(ServiceTest, ClientsSayWhereAPromptIsWorthRoomInTheCache) {
   EXPECT_EQ(engine_->last().cache_after, (std::vector<std::int64_t>{128}));
 }
 
-TEST_F(ServiceTest, ResponsesContinueStoredStates) {
-  start("Hello\nUser:");
-  const auto first = post("/v1/responses", {{"input", "Hi"}, {"instructions", "Be."}});
-  EXPECT_EQ(first["status"], "completed");
-  EXPECT_EQ(first["output"][0]["content"][0]["text"], first["output"][0]["content"][0]["text"]);
-  const std::string id = first["id"];
-  // The stored text ends as a turn ends, whatever ended the reply.
-  const auto stored = engine_->text_of(id);
-  EXPECT_TRUE(stored.starts_with("Be.\n\nUser: Hi\nAssistant:")) << stored;
-  EXPECT_TRUE(stored.ends_with("\n")) << stored;
-  EXPECT_EQ(stored.find("\nUser:", 20), std::string::npos) << stored;
-  const auto second = post("/v1/responses", {{"input", "More"}, {"previous_response_id", id}});
-  EXPECT_EQ(second["previous_response_id"], id);
-  EXPECT_TRUE(engine_->text_of(second["id"]).starts_with(stored + "User: More\nAssistant:"));
-  EXPECT_EQ(engine_->text_of(id), stored);  // several responses can follow one
-  EXPECT_EQ(post("/v1/responses", {{"input", "x"}, {"previous_response_id", "resp_0"}}, 404)["error"]["code"],
-            "not_found");
-  const auto unstored = post("/v1/responses", {{"input", "x"}, {"store", false}});
-  EXPECT_EQ(engine_->stored(), 2U);
-  EXPECT_EQ(status_of(ask("DELETE", "/v1/responses/" + id)), 200);
-  EXPECT_EQ(status_of(ask("DELETE", "/v1/responses/" + id)), 404);
-  EXPECT_EQ(engine_->stored(), 1U);
-  post("/v1/sessions", {{"name", "book"}, {"prompt", "A text."}}, 201);
-  EXPECT_EQ(status_of(ask("DELETE", "/v1/responses/book")), 404) << "not a response";
-  EXPECT_EQ(engine_->stored(), 2U);
-}
-
 TEST_F(ServiceTest, AFullQueueLosesNoReplyThatIsFinished) {
   start("Hello\nUser:");
   engine_->prefill = 100ms;
@@ -291,15 +192,6 @@ TEST_F(ServiceTest, AFullQueueLosesNoReplyThatIsFinished) {
   EXPECT_EQ(refused["message"], "n: got 1024 replies in all, expected at most the 1000 that may wait");
 }
 
-TEST_F(ServiceTest, AStateThatCannotBeErasedEndsNeitherReplyNorServer) {
-  start();
-  engine_->fails_to_erase = true;
-  EXPECT_EQ(post("/v1/completions", {{"prompt", "x"}, {"n", 2}, {"max_tokens", 2}})["choices"].size(), 2U);
-  engine_->max_queue = 0;
-  post("/v1/completions", {{"prompt", "x"}, {"state", to_base64("state:A")}}, 429);
-  EXPECT_TRUE(soon([&] { return get("/health")["status"] == "ok" && engine_->stored() > 0; }));
-}
-
 TEST_F(ServiceTest, ResponsesStream) {
   start("Hello$");
   const auto events = stream("/v1/responses", {{"input", "Hi"}, {"stream", true}, {"seed", 0}}, false);
@@ -315,89 +207,6 @@ TEST_F(ServiceTest, ResponsesStream) {
   EXPECT_EQ(events.back()["response"]["status"], "completed");
   EXPECT_EQ(post("/v1/responses", {{"input", "Hi"}, {"max_output_tokens", 0}})["incomplete_details"]["reason"],
             "max_output_tokens");
-}
-
-TEST_F(ServiceTest, SessionsAreNoResponses) {
-  start("Hello$");
-  const auto after = [&](const std::string& previous, int status) {
-    return post("/v1/responses", {{"input", "x"}, {"previous_response_id", previous}}, status)["error"]["param"];
-  };
-  EXPECT_EQ(after("_0", 400), "previous_response_id");
-  EXPECT_EQ(after("../book", 400), "previous_response_id");
-  for (const std::string name : {"book", "resp_1"}) {
-    post("/v1/sessions", {{"name", name}, {"prompt", "A"}}, 201);
-    EXPECT_EQ(after(name, 404), "previous_response_id");
-    EXPECT_EQ(status_of(ask("DELETE", "/v1/responses/" + name)), 404);
-  }
-  post("/v1/completions", {{"prompt", "A"}, {"save_as", "saved"}});
-  EXPECT_TRUE(engine_->disposable.empty());
-  post("/v1/completions", {{"prompt", "A"}, {"save_as", "saved"}, {"disposable", true}});
-  EXPECT_EQ(engine_->disposable, std::vector<std::string>{"saved"});
-  engine_->disposable.clear();
-  const std::string id = post("/v1/responses", {{"input", "Hi"}})["id"];
-  EXPECT_EQ(engine_->disposable, std::vector<std::string>{id});
-}
-
-TEST_F(ServiceTest, Sessions) {
-  start();
-  EXPECT_EQ(post("/v1/sessions", {{"name", "book"}, {"prompt", "Once"}}, 201)["tokens"], 4);
-  EXPECT_EQ(post("/v1/sessions/book/fork", {{"name", "copy"}}, 201)["name"], "copy");
-  EXPECT_EQ(post("/v1/sessions", {{"name", "copy"}, {"prompt", "lost"}}, 400)["error"]["param"], "name");
-  EXPECT_EQ(post("/v1/sessions/book/fork", {{"name", "copy"}}, 400)["error"]["param"], "name");
-  EXPECT_EQ(post("/v1/sessions", {{"name", "longer"}, {"parent", "book"}, {"prompt", " upon"}}, 201)["tokens"], 9);
-  EXPECT_EQ(post("/v1/sessions", {{"name", "same"}, {"parent", "book"}}, 201)["tokens"], 4);
-  for (const json& more : {json::object(), json{{"prompt", "a"}}}) {
-    json orphan{{"name", "orphan"}, {"parent", "none"}};
-    orphan.update(more);
-    const auto error = post("/v1/sessions", orphan, 404)["error"];
-    EXPECT_EQ(error["param"], "parent");
-    EXPECT_EQ(error["code"], "session_not_found");
-    EXPECT_EQ(error["message"], "parent: got 'none', expected a stored session");
-  }
-  const auto itself = post("/v1/sessions", {{"name", "book"}, {"parent", "book"}}, 400)["error"];
-  EXPECT_EQ(itself["param"], "name");
-  EXPECT_EQ(itself["message"], "name: got \"book\", which exists, expected a new name");
-  EXPECT_EQ(post("/v1/completions",
-                 {{"session", "book"}, {"save_as", "book"}, {"max_tokens", 2}, {"seed", 0}})["choices"][0]["text"],
-            "ab");
-  EXPECT_EQ(engine_->text_of("book"), "Onceab");
-  EXPECT_EQ(engine_->text_of("copy"), "Once");
-  EXPECT_EQ(post("/v1/sessions/book/rewind", {{"tokens", 1}})["tokens"], 5);
-  EXPECT_EQ(get("/v1/sessions/book")["bytes"], 1000);
-  EXPECT_EQ(get("/v1/sessions")["data"].size(), 4U);
-  const auto state = ask("GET", "/v1/sessions/book/state");
-  EXPECT_EQ(body_of(state), "state:Oncea");
-  EXPECT_EQ(status_of(ask("PUT", "/v1/sessions/loaded/state", body_of(state), "")), 200);
-  EXPECT_EQ(engine_->text_of("loaded"), "Oncea");
-  const auto rubbish = ask("PUT", "/v1/sessions/loaded/state", "rubbish", "");
-  EXPECT_EQ(status_of(rubbish), 400);
-  EXPECT_EQ(json::parse(body_of(rubbish))["error"]["param"], "state");
-  EXPECT_EQ(status_of(ask("DELETE", "/v1/sessions/book")), 200);
-  const auto missing = get("/v1/sessions/book", 404)["error"];
-  EXPECT_EQ(missing["code"], "session_not_found");
-  EXPECT_EQ(post("/v1/completions", {{"session", "book"}}, 404)["error"], missing);
-  EXPECT_EQ(status_of(ask("GET", "/v1/sessions/_0")), 400);
-}
-
-TEST_F(ServiceTest, StatesTravelWithRequests) {
-  start();
-  const auto first =
-      post("/v1/completions", {{"prompt", "Hi"}, {"max_tokens", 2}, {"seed", 0}, {"return_state", true}});
-  EXPECT_EQ(from_base64(first["state"].get<std::string>()), "state:Hiab");
-  const auto second =
-      post("/v1/completions", {{"state", first["state"]}, {"max_tokens", 1}, {"seed", 0}, {"return_state", true}});
-  EXPECT_EQ(from_base64(second["state"].get<std::string>()), "state:Hiaba");
-  EXPECT_EQ(engine_->stored(), 0U);
-  const auto events =
-      stream("/v1/completions", {{"prompt", "x"}, {"max_tokens", 1}, {"stream", true}, {"return_state", true}});
-  EXPECT_TRUE(events.back().contains("state"));
-  const auto rubbish = post("/v1/completions", {{"prompt", "x"}, {"state", to_base64("rubbish")}}, 400)["error"];
-  EXPECT_EQ(rubbish["type"], "invalid_request_error");
-  EXPECT_EQ(rubbish["param"], "state");
-  EXPECT_EQ(rubbish["message"], "state: at byte 3: not a session");  // without the engine's name for it
-  const auto other = post("/v1/completions", {{"prompt", "x"}, {"state", to_base64("other")}}, 400)["error"];
-  EXPECT_EQ(other["param"], "state");
-  EXPECT_EQ(other["message"], "state: got a state of another model, expected one of this model");
 }
 
 TEST_F(ServiceTest, ModelsTokensHealthMetricsAndPage) {
@@ -537,28 +346,6 @@ TEST_F(ServiceTest, ASubmissionThatTakesLongStopsNoStream) {
   };
   const auto events = stream("/v1/completions", {{"prompt", {"a", "b"}}, {"max_tokens", 20}, {"stream", true}});
   EXPECT_EQ(events.size(), 42U);
-}
-
-TEST_F(ServiceTest, ARewindKeepsNobodyWaitingAndEndsWhenItsClientLeaves) {
-  start();
-  post("/v1/sessions", {{"name", "book"}, {"prompt", "Once"}}, 201);
-  EXPECT_EQ(post("/v1/sessions/book/rewind", {{"tokens", 0}})["tokens"], 4);
-  EXPECT_EQ(post("/v1/sessions/book/rewind", {{"tokens", 5}}, 400)["error"]["param"], "tokens");
-  engine_->prefill = 60'000ms;
-  HttpClient client(port_);
-  client.send_post("/v1/sessions/book/rewind", R"({"tokens": 1})");
-  EXPECT_TRUE(soon([&] { return engine_->statistics().running == 1; }));
-  engine_->prefill = 0ms;
-  post("/v1/completions", {{"prompt", "a"}});
-  client.close();
-  EXPECT_TRUE(soon([&] { return engine_->cancelled == 1; }));
-  EXPECT_EQ(engine_->text_of("book"), "Once");
-  engine_->prefill = 60'000ms;
-  HttpClient last(port_);
-  last.send_post("/v1/sessions/book/rewind", R"({"tokens": 1})");
-  EXPECT_TRUE(soon([&] { return engine_->statistics().running == 1; }));
-  stop(0ms);
-  EXPECT_EQ(engine_->cancelled, 2);
 }
 
 TEST_F(ServiceTest, DeadlinesEndReplies) {
