@@ -63,7 +63,7 @@ const std::filesystem::path& MetricsLog::kept(const std::filesystem::path& path,
     note(line);
     ++kept_lines;
   }
-  if (reached < step) {
+  if (kept_lines > 0 && reached < step) {
     io::fail_in(path.string(), "ends at step " + std::to_string(reached) + ", expected the step of the checkpoint, " +
                                    std::to_string(step) +
                                    "; restore the file, or remove it to resume without its lines");

@@ -19,7 +19,7 @@ inline constexpr const char* kMetricsFile = "metrics.jsonl";
 class MetricsLog {
  public:
   // Drops the lines beyond `step` in the run's folder: the process died after its last checkpoint, and those steps will
-  // be repeated. Throws IoError, also where an existing file ends before `step`, because the lines between are lost.
+  // be repeated. Throws IoError, also where a file with lines ends before `step`, because the lines between are lost.
   MetricsLog(const std::filesystem::path& folder, std::int64_t step);
 
   double seconds() const { return seconds_; }  // of the last line: the time spent in steps

@@ -152,6 +152,9 @@ TEST(Run, RefusesMetricsThatEndBeforeTheCheckpoint) {
   EXPECT_EQ(read_text(metrics), whole.substr(0, end));
   std::filesystem::remove(metrics);
   EXPECT_EQ(run(folder.path(), small_spec(), 1), RunEnd::finished);
+  // A process that was killed before its first step after that has made the file again.
+  write_text(metrics, "");
+  EXPECT_EQ(run(folder.path(), small_spec(), 1), RunEnd::finished);
 }
 
 TEST(Run, HasTheSameBitsOnAnyThreads) {
