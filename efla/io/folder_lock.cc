@@ -74,6 +74,7 @@ FolderLock::FolderLock(const fs::path& folder, std::string_view operation, std::
     write_all(file.get(), as_bytes(fmt::format("{} {}\n", ::getpid(), host_name())), path_);
     ::fsync(file.get());  // for the readers of a network file system
     descriptor_ = file.release();
+    locks_ = failed == 0;
     return;
   }
 }
@@ -87,7 +88,10 @@ FolderLock::~FolderLock() {
 }
 
 FolderLock::FolderLock(FolderLock&& other) noexcept
-    : path_(std::move(other.path_)), descriptor_(std::exchange(other.descriptor_, -1)), made_(std::move(other.made_)) {}
+    : path_(std::move(other.path_)),
+      descriptor_(std::exchange(other.descriptor_, -1)),
+      locks_(other.locks_),
+      made_(std::move(other.made_)) {}
 
 FolderLock lock_folder(const fs::path& path, std::string_view operation, std::string_view argument) {
   std::error_code error;
@@ -123,14 +127,17 @@ FolderLock prepare_output_folder(const fs::path& path, std::string_view operatio
     // A folder with a lock is refused by what the lock says, and one of somebody else gets none.
     if (!fs::exists(path / FolderLock::kFile)) require_free();
   } else {
+    std::vector<fs::path> missing;
     for (auto folder = path; !folder.empty() && !fs::exists(folder, error); folder = folder.parent_path()) {
-      made.push_back(folder);
+      missing.push_back(folder);
     }
-    fs::create_directories(path, error);
-    if (error) throw system_error(path.string(), "make the folder", error.value());
+    for (auto folder = missing.rbegin(); folder != missing.rend(); ++folder) {
+      if (fs::create_directory(*folder, error)) made.insert(made.begin(), *folder);  // not one of another process
+      if (error) throw system_error(path.string(), "make the folder", error.value());
+    }
   }
   FolderLock lock(path, operation, "out");
-  lock.made_ = std::move(made);
+  if (lock.locks_) lock.made_ = std::move(made);
   require_free();
   return lock;
 }

@@ -30,8 +30,8 @@ class FolderLock {
 
   std::string path_;
   int descriptor_ = -1;
-  std::vector<std::filesystem::path>
-      made_;  // folders that the destructor removes if they are empty, the innermost first
+  bool locks_ = false;                       // the file system has locks
+  std::vector<std::filesystem::path> made_;  // the destructor removes them if they are empty, the innermost first
 };
 
 // Makes the folder and its parents if they do not exist, and locks it. Throws Error(operation, argument, …) for a path
