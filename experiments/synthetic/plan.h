@@ -28,9 +28,9 @@
 
 namespace efla::experiments {
 
-// Returns every run: seeds × tasks × learning rates × settings × mixers × weight decays, in this order. So a study that
-// is interrupted has compared its mixers in every setting first. Throws Error for a run that no model or training can
-// have.
+// Returns every run: seeds × tasks × learning rates × settings × mixers × weight decays, in this order. So an
+// interrupted study compares its mixers in every setting of a task at the first learning rate before it tries the next
+// one. Throws Error for a run that no model or training can have.
 std::vector<SyntheticRun> plan_runs(const nlohmann::json& settings);
 
 // Returns the study of a plan: its runs, and its report.
