@@ -8,7 +8,7 @@
 
 namespace efla::autograd {
 
-// A copy of a tensor in the host's memory, on its way behind what the tensor's device was given before.
+// A copy of a tensor in the host's memory, made after the work that the current stream already has.
 class HostCopy {
  public:
   explicit HostCopy(const at::Tensor& x);

@@ -45,8 +45,8 @@ class Advance {
   Advance& operator=(const Advance&) = delete;
 
   // Takes all pending ids, of a prompt unless `decode`, and draws the next one, in [0, limit), which becomes pending.
-  // Throws Error if nothing is pending. `ahead`: a decoder computes the next step while this id is read, so that the
-  // session's state may have seen its pending id when the object goes.
+  // Throws Error if nothing is pending. `ahead`: a decoder also computes the step after the drawn id, so that at the
+  // end the state may already have seen the pending id.
   std::int64_t draw(const SamplingOptions& options, std::int64_t limit, bool decode, bool ahead = false);
 
   // Takes the first `count` pending ids, of a prompt unless `decode`. Returns the logits [vocab_size] after them.

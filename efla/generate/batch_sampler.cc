@@ -9,6 +9,8 @@ namespace {
 
 using torch::Tensor;
 
+constexpr bool kNonBlocking = true;  // a copy to a GPU does not wait for the step that runs there
+
 // Returns the logits after the repetition penalty.
 Tensor penalised_rows(const Tensor& logits, std::span<const Session* const> sessions, double penalty) {
   const std::int64_t rows = logits.size(0), vocab_size = logits.size(1);
@@ -18,9 +20,9 @@ Tensor penalised_rows(const Tensor& logits, std::span<const Session* const> sess
     const auto& bits = sessions[row]->seen.bits();  // of a vocabulary that may be larger
     std::copy_n(bits.begin(), bytes.size(1), bytes[row].data_ptr<std::uint8_t>());
   }
-  const Tensor bits = torch::pow(2, torch::arange(8)).to(logits.device(), torch::kUInt8);
+  const Tensor bits = torch::pow(2, torch::arange(8)).to(logits.device(), torch::kUInt8, kNonBlocking);
   const Tensor seen =
-      bytes.to(logits.device()).unsqueeze(2).bitwise_and(bits).ne(0).flatten(1).narrow(1, 0, vocab_size);
+      bytes.to(logits.device(), kNonBlocking).unsqueeze(2).bitwise_and(bits).ne(0).flatten(1).narrow(1, 0, vocab_size);
   const auto factor = static_cast<float>(penalty);
   return torch::where(seen, torch::where(logits < 0, logits * factor, logits / factor), logits);
 }
@@ -51,7 +53,7 @@ Tensor sample_rows(const Tensor& given, std::span<const Session* const> sessions
     Random random(session == nullptr ? 0 : session->seed, session == nullptr ? 0 : session->draws);
     numbers.push_back(unit_number(random));
   }
-  const Tensor place = torch::tensor(numbers, torch::kDouble).to(logits.device()).unsqueeze(1) * total();
+  const Tensor place = torch::tensor(numbers, torch::kDouble).to(logits.device(), kNonBlocking).unsqueeze(1) * total();
   // Where rounding makes a place as large as the sum, the last id with a probability is drawn.
   const Tensor index =
       (sums <= torch::minimum(place, torch::nextafter(total(), torch::zeros_like(total())))).sum(1, true);

@@ -220,7 +220,7 @@ void Generator::continue_alone(Session& session, Progress& progress, const Reply
     const auto most = progress.of_prompt() ? 0 : std::min(options.draft_tokens, count - 1);
     const auto draft = advance.draft(text, progress.reply.ids, most);
     if (draft.empty()) {
-      const bool ahead = options.ends_session && count > 1 && continues_together();
+      const bool ahead = options.ends_session && count > 1 && !progress.of_prompt() && continues_together();
       const auto id = advance.draw(options.sampling, tokenizer_.vocab_size(), /*decode=*/!progress.of_prompt(), ahead);
       progress.add(id, pending, ms_since(start));
       --count;
@@ -334,7 +334,7 @@ void Generator::continue_together(std::span<Session> sessions, std::span<const s
   }
   if (texts.empty()) return end_complete();
   auto state = nn::LanguageModelState::joined(states);
-  std::optional<nn::GpuDecoder::Output> ahead;  // of a step with the pending ids
+  std::optional<nn::GpuDecoder::Output> ahead;  // of the step after the pending ids, if it has been launched
   for (;;) {
     std::vector<std::int64_t> rows;  // of texts that go on
     for (std::size_t row = 0; row < texts.size(); ++row) {
@@ -342,9 +342,9 @@ void Generator::continue_together(std::span<Session> sessions, std::span<const s
     }
     end_complete();
     if (rows.empty()) return;
-    bool fewer = 2 * rows.size() <= texts.size();  // are left: every size has a graph of its own
-    if (fewer && !ahead) {
-      fewer = false;
+    bool shrinks = 2 * rows.size() <= texts.size();  // at most half go on; every size has a graph of its own
+    if (shrinks && !ahead) {
+      shrinks = false;
       state = state.selected(rows);
       for (std::size_t i = 0; i < rows.size(); ++i) {
         texts[i] = texts[static_cast<std::size_t>(rows[i])];
@@ -354,18 +354,19 @@ void Generator::continue_together(std::span<Session> sessions, std::span<const s
     }
     std::vector<std::int64_t> ids(texts.size());
     std::vector<Session*> drawing(texts.size(), nullptr);
-    bool goes_on = false;  // unless a text ends before
+    bool another_step = false;  // whether a text may need an id after this one
     for (const auto row : rows) {
       const auto text = static_cast<std::size_t>(texts[static_cast<std::size_t>(row)]);
       ids[static_cast<std::size_t>(row)] = sessions[text].pending[0];
       drawing[static_cast<std::size_t>(row)] = &sessions[text];
-      goes_on = goes_on || std::cmp_less(all[text]->reply.ids.size() + 1, options.max_tokens);
+      another_step = another_step || std::cmp_less(all[text]->reply.ids.size() + 1, options.max_tokens);
     }
     const auto start = Clock::now();
     const auto output =
         ahead ? *std::exchange(ahead, std::nullopt) : decoder_->step(torch::tensor(ids, torch::kLong), state);
     std::function<void(const torch::Tensor&)> go_on;
-    if (goes_on && !fewer) go_on = [&](const torch::Tensor& drawn) { ahead = decoder_->step_drawn(drawn, state); };
+    if (another_step && !shrinks)
+      go_on = [&](const torch::Tensor& drawn) { ahead = decoder_->step_drawn(drawn, state); };
     double ms = -1.0;
     const auto add = [&](std::size_t row, std::int64_t id) {
       if (ms < 0.0) ms = ms_since(start) / static_cast<double>(rows.size());

@@ -30,7 +30,8 @@ struct GpuDecoder::Layer {
   bool has_mixer = false;  // which the kernel mixer_step takes
 };
 
-// The inputs of a mixer step: the first projections [B, ·], and those of the decay and the gate that have two weights.
+// The inputs of a mixer step. all: the first projections [B, ·]; decay and gate: the second ones, where these have two
+// weights.
 struct GpuDecoder::Projected {
   Tensor all = {}, decay = {}, gate = {};
 };
