@@ -14,8 +14,8 @@ inline constexpr int kBlock = 16, kBlocks = kChunkTokens / kBlock;
 template <class E>
 inline constexpr bool kUnitRows = std::is_same_v<E, float16>;
 
-// Returns the power of two that brings a row with this sum of squares to a length in [1, 2). Without the L2 norm rows
-// shorter than 2⁻⁶ stay shorter than 1, because what multiplies a row is divided by the power.
+// Returns the power of two that brings a row with this sum of squares to a length in [1, 2). Rows shorter than √ε (with
+// the L2 norm) or 2⁻⁶ (without) stay shorter than 1, to bound the factors that are divided by the power.
 __device__ __forceinline__ float unit_of(float squares, bool qk_l2norm) {
   const float x = squares + (qk_l2norm ? static_cast<float>(kL2NormEpsilon) : 0x1p-12F);
   const int exponent = static_cast<int>(__float_as_uint(x) >> 23 & 255U) - 127;

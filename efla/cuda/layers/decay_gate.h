@@ -10,7 +10,8 @@ namespace efla::gpu {
 template <class T>
 void decay_gate(const DecayGateForward<T>& problem, cudaStream_t stream);
 
-// The sums over rows are made of parts that depend on the problem's sizes alone and are added in a fixed order.
+// The sums over rows are made of parts that depend on the problem's sizes and on whether rows are pieces of 16 bytes,
+// and are added in a fixed order.
 template <class T>
 void decay_gate(const DecayGateBackward<T>& problem, const Workspace& workspace, cudaStream_t stream);
 
