@@ -151,7 +151,7 @@ void Generation::prepare_states() {
   };
   if (!request_.session.empty()) {
     from_ = engine_name(client_, request_.session);
-    engine.session(from_);  // throws NoSuchSession, whose message and code are those of /v1/sessions
+    engine.session(from_);  // throws NoSuchSession, which is answered as in /v1/sessions
   }
   if (const auto& previous = request_.previous_response; !previous.empty()) {
     from_ = engine_name(client_, previous);
