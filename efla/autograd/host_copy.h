@@ -13,7 +13,7 @@ class HostCopy {
  public:
   explicit HostCopy(const at::Tensor& x);
 
-  // Returns the copy when it has arrived.
+  // Returns the copy when it has arrived. Asks again and again, because that notices the end of a step the soonest.
   const at::Tensor& get();
 
  private:
