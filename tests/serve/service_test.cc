@@ -264,14 +264,17 @@ TEST_F(ServiceTest, LimitsOfPromptsQueueAndKeys) {
   options_.max_requests_per_key = 2;
   start();
   EXPECT_EQ(post("/v1/completions", {{"prompt", "12345678901"}}, 400)["error"]["code"], "context_length_exceeded");
-  // What a state has still to read counts.
+  // What a state has still to read counts. A request gives its key's place back only after its reply.
+  const auto becomes = [&](const std::string& path, const json& body, int status) {
+    return soon([&] { return status_of(ask("POST", path, body.dump())) == status; });
+  };
   const auto longest = std::string(10, 'x');
   post("/v1/sessions", {{"name", "s"}, {"prompt", "a"}}, 201);
-  post("/v1/completions", {{"prompt", longest}, {"session", "s"}});
+  EXPECT_TRUE(becomes("/v1/completions", {{"prompt", longest}, {"session", "s"}}, 200));
   engine_->pending = 2;
-  post("/v1/completions", {{"prompt", longest}, {"session", "s"}}, 400);
-  post("/v1/completions", {{"prompt", longest}, {"state", to_base64("state:A")}}, 400);
-  post("/v1/sessions", {{"name", "t"}, {"parent", "s"}, {"prompt", longest}}, 400);
+  EXPECT_TRUE(becomes("/v1/completions", {{"prompt", longest}, {"session", "s"}}, 400));
+  EXPECT_TRUE(becomes("/v1/completions", {{"prompt", longest}, {"state", to_base64("state:A")}}, 400));
+  EXPECT_TRUE(becomes("/v1/sessions", {{"name", "t"}, {"parent", "s"}, {"prompt", longest}}, 400));
   engine_->step = 2ms;
   HttpClient one(port_), two(port_);
   const std::string endless = R"({"prompt": "a", "max_tokens": 4000, "stream": true})";
