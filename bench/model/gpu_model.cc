@@ -9,13 +9,13 @@
 #include <chrono>
 #include <cstdio>
 #include <initializer_list>
-#include <map>
 #include <memory>
 #include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "bench/model/kernel_shares.h"
 #include "bench/model/random_tokens.h"
 #include "efla/autograd/context.h"
 #include "efla/autograd/host_copy.h"
@@ -66,12 +66,16 @@ std::string part_of_kernel(const std::string& name) {
 
 // LibTorch 2 counts in nanoseconds, LibTorch 1 in microseconds.
 template <class Event>
-double seconds_of(const Event& event) {
+KernelTime time_of(const Event& event) {
+  double begin = 0.0, seconds = 0.0;
   if constexpr (requires { event.durationNs(); }) {
-    return 1e-9 * static_cast<double>(event.durationNs());
+    begin = 1e-9 * static_cast<double>(event.startNs());
+    seconds = 1e-9 * static_cast<double>(event.durationNs());
   } else {
-    return 1e-6 * static_cast<double>(event.durationUs());
+    begin = 1e-6 * static_cast<double>(event.startUs());
+    seconds = 1e-6 * static_cast<double>(event.durationUs());
   }
+  return {part_of_kernel(event.name()), begin, begin + seconds};
 }
 
 // Returns the share of the time of a call in each part, and in none of the GPU's kernels.
@@ -88,14 +92,13 @@ Shares shares_of(const std::function<void()>& run) {
   torch::cuda::synchronize();
   const double all = std::chrono::duration<double>(Clock::now() - start).count();
   const auto result = profiler::disableProfiler();
-  std::map<std::string, double> parts;
-  double busy = 0.0;
+  std::vector<KernelTime> kernels;
   for (const auto& event : result->events()) {
-    if (event.deviceType() != c10::DeviceType::CUDA) continue;
-    const double share = seconds_of(event) / all;
-    parts[part_of_kernel(event.name())] += share;
-    busy += share;
+    if (event.deviceType() == c10::DeviceType::CUDA) kernels.push_back(time_of(event));
   }
+  auto parts = seconds_of_parts(std::move(kernels));
+  double busy = 0.0;
+  for (auto& [part, seconds] : parts) busy += seconds /= all;
   parts["no kernel"] = 1.0 - busy;
   Shares sorted(parts.begin(), parts.end());
   std::sort(sorted.begin(), sorted.end(), [](const auto& a, const auto& b) { return a.second > b.second; });
