@@ -45,7 +45,7 @@ void run_backward(const Tensor& x, const Tensor& taps, const Tensor& cu_seqlens,
 }
 
 struct ShortConvFunction : torch::autograd::Function<ShortConvFunction> {
-  static variable_list forward(AutogradContext* ctx, const Tensor& x_any, const Tensor& weight, std::int64_t rest,
+  static variable_list forward(AutogradContext* ctx, const Tensor& x_any, const Tensor& weight,
                                const OptionalTensor& given_cu_seqlens) {
     const Tensor cu_seqlens = given_cu_seqlens.value_or(Tensor());
     const Tensor x = with_contiguous_rows(x_any);
@@ -59,7 +59,7 @@ struct ShortConvFunction : torch::autograd::Function<ShortConvFunction> {
     }
     ctx->save_for_backward({x, weight, cu_seqlens});
     ctx->set_materialize_grads(false);
-    return {y, x.narrow(2, channels, rest).clone(at::MemoryFormat::Contiguous)};
+    return {y, x.narrow(2, channels, x.size(2) - channels).clone(at::MemoryFormat::Contiguous)};
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
@@ -77,18 +77,18 @@ struct ShortConvFunction : torch::autograd::Function<ShortConvFunction> {
       run_backward<bfloat16>(columns, taps, saved[2], dy, dcolumns, dtaps);
     }
     Tensor tail = dx.narrow(2, channels, x.size(2) - channels);
-    if (tail.size(2) > 0) {
+    if (grads[1].defined()) {
+      tail.copy_(grads[1]);
+    } else {
       tail.zero_();
-      if (grads[1].defined()) tail.narrow(2, 0, grads[1].size(2)).copy_(grads[1]);
     }
-    return {dx, dtaps.to(weight.scalar_type()).reshape(weight.sizes()), {}, {}};
+    return {dx, dtaps.to(weight.scalar_type()).reshape(weight.sizes()), {}};
   }
 };
 
 }  // namespace
 
-std::pair<Tensor, Tensor> short_conv_split(const Tensor& x, const Tensor& weight, std::int64_t rest,
-                                           const Tensor& cu_seqlens) {
+std::pair<Tensor, Tensor> short_conv_split(const Tensor& x, const Tensor& weight, const Tensor& cu_seqlens) {
   RECORD_USER_SCOPE("efla::short_conv");
   if (!x.defined()) throw Error(kShortConv, "x", "an undefined tensor", "a tensor [B, T, D]");
   if (x.scalar_type() != at::kFloat && x.scalar_type() != at::kBFloat16) {
@@ -102,18 +102,18 @@ std::pair<Tensor, Tensor> short_conv_split(const Tensor& x, const Tensor& weight
                 "[D, W] or [D, 1, W] with W from 1 to " + std::to_string(kMaxConvWidth));
   }
   check_tensor(kShortConv, "weight", weight, weight.scalar_type(), weight.dim(), "[D, W]", x.device());
-  if (rest < 0 || weight.size(0) + rest > x.size(2)) {
+  if (weight.size(0) > x.size(2)) {
     throw Error(
         kShortConv, "x", "shape " + shape_text(x),
-        "at least " + std::to_string(weight.size(0) + rest) + " columns (weight has shape " + shape_text(weight) + ")");
+        "at least " + std::to_string(weight.size(0)) + " columns (weight has shape " + shape_text(weight) + ")");
   }
   if (cu_seqlens.defined()) check_tensor(kShortConv, "cu_seqlens", cu_seqlens, at::kLong, 1, "[N + 1]", x.device());
-  auto out = ShortConvFunction::apply(x, weight, rest, optional_of(cu_seqlens));
+  auto out = ShortConvFunction::apply(x, weight, optional_of(cu_seqlens));
   return {out[0], out[1]};
 }
 
 Tensor short_conv(const Tensor& x, const Tensor& weight) {
-  auto y = short_conv_split(x, weight, 0).first;
+  auto y = short_conv_split(x, weight).first;
   if (y.size(2) != x.size(2)) check_shape(kShortConv, "x", x, y.sizes());
   return y;
 }

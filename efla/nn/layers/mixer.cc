@@ -188,18 +188,45 @@ void Mixer::register_output(const Initialiser& init) {
   o_proj_ = projection_weight(*this, init, "o_proj", width, values());
 }
 
+std::vector<Tensor> Mixer::gate_weights() const {
+  std::vector<Tensor> weights;
+  for (const auto& weight : {f_proj_in_, g_proj_in_, b_proj_, a_proj_}) {
+    if (weight) weights.push_back(weight->value);
+  }
+  return weights;
+}
+
 std::vector<Tensor> Mixer::projections() const {
   std::vector<Tensor> parts{q_proj_->value, k_proj_->value, v_proj_->value};
-  if (b_proj_) parts.push_back(b_proj_->value);
-  if (a_proj_) parts.push_back(a_proj_->value);
+  for (const auto& weight : gate_weights()) parts.push_back(weight);
   return parts;
 }
 
-std::int64_t Mixer::gate_columns() const { return config_.value_heads * ((b_proj_ ? 1 : 0) + (a_proj_ ? 1 : 0)); }
+Mixer::Gates Mixer::gates_of(const Tensor& columns) const {
+  std::vector<std::int64_t> widths;
+  std::int64_t beyond = columns.size(2);
+  for (const auto& weight : gate_weights()) {
+    widths.push_back(weight.size(0));
+    beyond -= weight.size(0);
+  }
+  if (widths.empty()) return {};
+  widths.push_back(beyond);
+  const auto parts = columns.split_with_sizes(widths, 2);  // their gradients are concatenated, not added
+  auto part = parts.begin();
+  const auto next = [&](const std::shared_ptr<Weight>& weight) { return weight ? *part++ : Tensor(); };
+  Gates gates;
+  gates.f = next(f_proj_in_);
+  gates.g = next(g_proj_in_);
+  gates.b = next(b_proj_);
+  gates.a = next(a_proj_);
+  return gates;
+}
 
 Tensor Mixer::projected(const Tensor& x) const {
   auto parts = projections();
-  const std::int64_t beyond = (mixed() + gate_columns()) % kColumns;
+  std::int64_t outputs = 0;
+  for (const auto& weight : parts) outputs += weight.size(0);
+  const std::int64_t beyond = outputs % kColumns;
   if (x.is_cuda() && beyond != 0) {
     parts.push_back(torch::zeros({kColumns - beyond, config_.hidden}, q_proj_->value.options()));
   }
@@ -225,39 +252,34 @@ Tensor Mixer::sum_normed(const Tensor& qkv) const {
   return torch::cat({(qk / qk.sum(-1, true)).flatten(2), qkv.narrow(2, 2 * keys(), values())}, 2);
 }
 
-std::pair<Tensor, Tensor> Mixer::convolved(const Tensor& projected, std::int64_t rest, const Tensor& cu_seqlens) const {
+std::pair<Tensor, Tensor> Mixer::convolved(const Tensor& projected, const Tensor& cu_seqlens) const {
   std::pair<Tensor, Tensor> result;
   if (config_.conv > 0 && config_.qk_activation == "silu") {
-    result = autograd::short_conv_split(projected, taps(), rest, cu_seqlens);
+    result = autograd::short_conv_split(projected, taps(), cu_seqlens);
   } else {
     const auto qkv = projected.narrow(2, 0, mixed());
-    result = {activated(config_.conv > 0 ? plain_conv(qkv, taps(), cu_seqlens) : qkv),
-              projected.narrow(2, mixed(), rest)};
+    result = {activated(config_.conv > 0 ? plain_conv(qkv, taps(), cu_seqlens) : qkv), projected.slice(2, mixed())};
   }
   if (config_.qk_sum_norm) result.first = sum_normed(result.first);
   return result;
 }
 
-Tensor Mixer::beta(const Tensor& gates, const Tensor& qkv) const {
+Tensor Mixer::beta(const Gates& gates, const Tensor& qkv) const {
   Tensor activated;
   if (b_proj_) {
-    const auto b = gates.narrow(2, 0, config_.value_heads);
-    activated = preset_.beta == BetaActivation::sigmoid ? torch::sigmoid(b) : torch::softplus(b);
+    activated = preset_.beta == BetaActivation::sigmoid ? torch::sigmoid(gates.b) : torch::softplus(gates.b);
   } else {
-    activated = torch::ones({gates.size(0), gates.size(1), config_.value_heads}, gates.options());
+    activated = torch::ones({qkv.size(0), qkv.size(1), config_.value_heads}, qkv.options());
   }
   if (alpha_.defined()) activated = activated * torch::softplus(alpha_);
   if (config_.beta_scale != 1.0) activated = activated * config_.beta_scale;
   return activated.to(qkv.scalar_type());  // because softplus widens under autocast
 }
 
-Tensor Mixer::decay(const Tensor& x, const Tensor& gates) const {
+Tensor Mixer::decay(const Gates& gates) const {
   if (gate_ == Gate::none) return {};
-  if (gate_ == Gate::scalar) {
-    const auto a = gates.narrow(2, gates.size(2) - config_.value_heads, config_.value_heads);
-    return autograd::decay_gate(a, dt_bias_, a_log_, DecayActivation::softplus);
-  }
-  const auto f = autograd::linear(autograd::linear(x, f_proj_in_->value), f_proj_out_->value);
+  if (gate_ == Gate::scalar) return autograd::decay_gate(gates.a, dt_bias_, a_log_, DecayActivation::softplus);
+  const auto f = autograd::linear(gates.f, f_proj_out_->value);
   const auto activation = gate_ == Gate::safe_channel ? DecayActivation::sigmoid : DecayActivation::softplus;
   const double bound = config_.lower_bound.value_or(kGateLowerBound);
   return autograd::decay_gate(f, dt_bias_, a_log_, activation, bound)
@@ -273,42 +295,43 @@ Tensor Mixer::causal_softmax(const Tensor& qkv) const {
   return torch::matmul(weights, parts[2]).transpose(1, 2);
 }
 
-Tensor Mixer::output_gate(const Tensor& x) const {
-  const auto gate = config_.output_gate == OutputGate::silu
-                        ? autograd::linear(x, g_proj_out_->value)
-                        : autograd::linear(autograd::linear(x, g_proj_in_->value), g_proj_out_->value, g_bias_);
+Tensor Mixer::output_gate(const Tensor& x, const Gates& gates) const {
+  const bool silu = config_.output_gate == OutputGate::silu;
+  const auto gate = autograd::linear(silu ? x : gates.g, g_proj_out_->value, g_bias_);
   return gate.unflatten(2, {config_.value_heads, config_.value_dim});
 }
 
-Tensor Mixer::output(const Tensor& x, Tensor o) const {
+Tensor Mixer::output(const Tensor& x, const Gates& gates, Tensor o) const {
   o = o.reshape({x.size(0), x.size(1), config_.value_heads, config_.value_dim});  // of one token it has no dimension T
   const bool silu = config_.output_gate == OutputGate::silu;
   if (config_.output_gate == OutputGate::none) {
     if (o_norm_) o = autograd::rms_norm(o, o_norm_->value, config_.norm_eps);
   } else if (o_norm_) {
     const auto activation = silu ? GateActivation::silu : GateActivation::sigmoid;
-    o = autograd::gated_rms_norm(o, output_gate(x), o_norm_->value, activation, config_.norm_eps);
+    o = autograd::gated_rms_norm(o, output_gate(x, gates), o_norm_->value, activation, config_.norm_eps);
   } else {
-    o = o * (silu ? torch::silu(output_gate(x)) : torch::sigmoid(output_gate(x)));
+    o = o * (silu ? torch::silu(output_gate(x, gates)) : torch::sigmoid(output_gate(x, gates)));
   }
   return autograd::linear(o.flatten(2), o_proj_->value);
 }
 
 Tensor Mixer::forward(const Tensor& x, const Tensor& cu_seqlens) const {
-  const auto [qkv, gates] = convolved(projected(x), gate_columns(), cu_seqlens);
+  const auto [qkv, columns] = convolved(projected(x), cu_seqlens);
+  const Gates gates = gates_of(columns);
   if (preset_.softmax) {
     Require("mixer")(!cu_seqlens.defined() || cu_seqlens.size(0) == 2, "cu_seqlens", "packed sequences, and softmax",
                      "one sequence");
-    return output(x, causal_softmax(qkv));
+    return output(x, gates, causal_softmax(qkv));
   }
   if (recurrence_.sequence) {
     Require("mixer")(!cu_seqlens.defined() || cu_seqlens.size(0) == 2, "cu_seqlens",
                      "packed sequences, and a recurrence that was set", "one sequence");
     const auto [q, k, v] = heads_of(qkv);
-    return output(x, recurrence_.sequence(q, k, v, beta(gates, qkv)));
+    return output(x, gates, recurrence_.sequence(q, k, v, beta(gates, qkv)));
   }
-  return output(x, autograd::delta_rule_packed(qkv, beta(gates, qkv), decay(x, gates), config_.heads, config_.key_dim,
-                                               rule_, cu_seqlens));
+  return output(x, gates,
+                autograd::delta_rule_packed(qkv, beta(gates, qkv), decay(gates), config_.heads, config_.key_dim, rule_,
+                                            cu_seqlens));
 }
 
 void Mixer::set_recurrence(Recurrence recurrence) {
@@ -336,13 +359,14 @@ Tensor Mixer::forward(const Tensor& x, MixerState& state) const {
     for (const auto& weight : projections()) parts.push_back(autograd::linear(x, weight));
     columns = torch::cat(parts, 2);
   }
-  const auto inputs = columns.narrow(2, 0, mixed()), gates = columns.narrow(2, mixed(), gate_columns());
+  const auto inputs = columns.narrow(2, 0, mixed());
+  const Gates gates = gates_of(columns.slice(2, mixed()));
 
   Tensor qkv;
   if (config_.conv > 0) {
     // [B, W − 1 + T, 2·H·K + HV·V]
     const auto window = torch::cat({state.conv.to(inputs.scalar_type()), inputs}, 1);
-    qkv = convolved(window, 0, {}).first.narrow(1, config_.conv - 1, tokens);
+    qkv = convolved(window, {}).first.narrow(1, config_.conv - 1, tokens);
     const auto last = window.narrow(1, tokens, config_.conv - 1);
     if (tokens == 1) {
       state.conv.copy_(last);
@@ -350,25 +374,27 @@ Tensor Mixer::forward(const Tensor& x, MixerState& state) const {
       state.conv = last.to(state.conv.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
     }
   } else {
-    qkv = convolved(inputs, 0, {}).first;
+    qkv = convolved(inputs, {}).first;
   }
   const auto [q, k, v] = heads_of(qkv);
-  const auto b = beta(gates, qkv), g = decay(x, gates);
+  const auto b = beta(gates, qkv), g = decay(gates);
   if (tokens == 1) {
     const auto only = [](const Tensor& t) { return t.defined() ? t.select(1, 0) : t; };
-    if (recurrence_.step) return output(x, recurrence_.step(only(q), only(k), only(v), only(b), state.memory));
-    return output(x, autograd::delta_rule_step(only(q), only(k), only(v), only(b), only(g), state.memory, rule_));
+    if (recurrence_.step) return output(x, gates, recurrence_.step(only(q), only(k), only(v), only(b), state.memory));
+    return output(x, gates,
+                  autograd::delta_rule_step(only(q), only(k), only(v), only(b), only(g), state.memory, rule_));
   }
   auto out = autograd::delta_rule({q, k, v, b, state.memory, g, {}}, rule_);
   state.memory = out.final_state;
-  return output(x, out.o);
+  return output(x, gates, out.o);
 }
 
 Tensor Mixer::forward(const Tensor& x, const Tensor& cu_seqlens, MixerState& states) const {
   if (preset_.softmax) throw Error("mixer", "state", "one of " + config_.mixer, "one of a delta rule");
   const torch::NoGradGuard no_grad;
   const auto columns = projected(x);
-  const auto [qkv, gates] = convolved(columns, gate_columns(), cu_seqlens);
+  const auto [qkv, rest] = convolved(columns, cu_seqlens);
+  const Gates gates = gates_of(rest);
   if (config_.conv > 0) {
     const std::int64_t count = cu_seqlens.size(0) - 1, kept = config_.conv - 1;
     const auto before = torch::arange(-kept, 0, cu_seqlens.options());
@@ -379,9 +405,9 @@ Tensor Mixer::forward(const Tensor& x, const Tensor& cu_seqlens, MixerState& sta
     states.conv = last.view({count, kept, mixed()}).to(torch::kFloat).masked_fill(missing, 0.0);
   }
   const auto [q, k, v] = heads_of(qkv);
-  auto out = autograd::delta_rule({q, k, v, beta(gates, qkv), {}, decay(x, gates), cu_seqlens}, rule_);
+  auto out = autograd::delta_rule({q, k, v, beta(gates, qkv), {}, decay(gates), cu_seqlens}, rule_);
   states.memory = out.final_state;
-  return output(x, out.o);
+  return output(x, gates, out.o);
 }
 
 }  // namespace efla::nn

@@ -100,24 +100,32 @@ class Mixer : public torch::nn::Module {
   void register_decay(const Initialiser& init);
   void register_output(const Initialiser& init);
   std::int64_t mixed() const { return 2 * keys() + values(); }
-  std::vector<torch::Tensor> projections() const;  // [·, D]: of q, k, v and, if they exist, b and a
-  std::int64_t gate_columns() const;               // of the outputs of b and a
-  // Returns the outputs of all projections side by side, [B, T, 2·H·K + HV·V + gate_columns()], and on a GPU perhaps
-  // further columns.
+  // The outputs of the projections of few columns, [B, T, ·]; undefined where the mixer has none.
+  struct Gates {
+    torch::Tensor f, g, b, a;  // of the decay by channel, the sigmoid gate, β and the decay by head
+  };
+
+  std::vector<torch::Tensor> gate_weights() const;  // [·, D]: of f, g, b and a, if they exist
+  std::vector<torch::Tensor> projections() const;   // [·, D]: of q, k and v, then gate_weights()
+  // Returns the outputs of projections() side by side, [B, T, ·], and on a GPU perhaps further columns.
   torch::Tensor projected(const torch::Tensor& x) const;
+  // Splits the columns of projected() after q, k and v.
+  Gates gates_of(const torch::Tensor& columns) const;
   torch::Tensor taps() const;  // [2·H·K + HV·V, 1, W]
-  // Returns convolution and activation of the first columns of projected, [B, T, 2·H·K + HV·V], and the next `rest`.
-  std::pair<torch::Tensor, torch::Tensor> convolved(const torch::Tensor& projected, std::int64_t rest,
+  // Returns convolution and activation of the first columns of projected, [B, T, 2·H·K + HV·V], and the columns after
+  // them.
+  std::pair<torch::Tensor, torch::Tensor> convolved(const torch::Tensor& projected,
                                                     const torch::Tensor& cu_seqlens) const;
-  torch::Tensor activated(const torch::Tensor& qkv) const;   // applied to sums of the convolution
-  torch::Tensor sum_normed(const torch::Tensor& qkv) const;  // q and k divided by their sums
-  // Returns β [B, T, HV] in the type of qkv from gates [B, T, HV + …].
-  torch::Tensor beta(const torch::Tensor& gates, const torch::Tensor& qkv) const;
-  // Returns the decay [B, T, HV] or [B, T, HV, K] from x and gates; undefined without a decay.
-  torch::Tensor decay(const torch::Tensor& x, const torch::Tensor& gates) const;
-  torch::Tensor causal_softmax(const torch::Tensor& qkv) const;         // [B, T, 3·D] → [B, T, H, D/H]
-  torch::Tensor output_gate(const torch::Tensor& x) const;              // before its activation: [B, T, HV, V]
-  torch::Tensor output(const torch::Tensor& x, torch::Tensor o) const;  // o [B, T, HV, V] → [B, T, D]
+  torch::Tensor activated(const torch::Tensor& qkv) const;                 // applied to sums of the convolution
+  torch::Tensor sum_normed(const torch::Tensor& qkv) const;                // q and k divided by their sums
+  torch::Tensor beta(const Gates& gates, const torch::Tensor& qkv) const;  // [B, T, HV] in the type of qkv
+  // Returns the decay [B, T, HV] or [B, T, HV, K]; undefined without a decay.
+  torch::Tensor decay(const Gates& gates) const;
+  torch::Tensor causal_softmax(const torch::Tensor& qkv) const;  // [B, T, 3·D] → [B, T, H, D/H]
+  // Returns the output gate before its activation, [B, T, HV, V].
+  torch::Tensor output_gate(const torch::Tensor& x, const Gates& gates) const;
+  // o [B, T, HV, V] → [B, T, D]
+  torch::Tensor output(const torch::Tensor& x, const Gates& gates, torch::Tensor o) const;
 
   MixerConfig config_;
   const MixerPreset& preset_;
