@@ -14,6 +14,7 @@
 #include "efla/autograd/layers/add_rms_norm.h"
 #include "efla/autograd/layers/decay_gate.h"
 #include "efla/autograd/layers/linear.h"
+#include "efla/autograd/layers/lookup.h"
 #include "efla/autograd/layers/rms_norm.h"
 #include "efla/autograd/layers/short_conv.h"
 #include "efla/autograd/layers/swiglu.h"
@@ -271,6 +272,22 @@ TEST(ShortConv, MatchesConv1d) {
     const auto expected_gradients = torch::autograd::grad({loss(expected, x.slice(2, 19))}, {x, weight});
     EXPECT_LE(max_difference(gradients[0], expected_gradients[0]), 2e-5);
     EXPECT_LE(max_difference(gradients[1], expected_gradients[1]), 2e-4);
+  }
+}
+
+TEST(RowsAt, HasTheGradientOfIndexSelect) {
+  for (const std::vector<std::int64_t>& numbers :
+       {std::vector<std::int64_t>{0, 2, 3, 6}, {1, 4, 5, 5, 5}, {6}, {0, 0}}) {
+    const auto x = random_tensor({7, 5}, 1).requires_grad_(true);
+    const auto places = torch::tensor(numbers), expected = x.index_select(0, places);
+    auto gradient = random_tensor(expected.sizes().vec(), 2);
+    for (std::size_t i = 1; i < numbers.size(); ++i) {
+      if (numbers[i] == numbers[i - 1]) gradient[static_cast<std::int64_t>(i)].zero_();
+    }
+    const auto rows = rows_at(x, places);
+    EXPECT_TRUE(torch::equal(rows, expected));
+    EXPECT_TRUE(torch::equal(torch::autograd::grad({rows}, {x}, {gradient})[0],
+                             torch::autograd::grad({expected}, {x}, {gradient})[0]));
   }
 }
 

@@ -9,6 +9,7 @@
 #include "efla/autograd/layers/add_rms_norm.h"
 #include "efla/autograd/layers/cross_entropy.h"
 #include "efla/autograd/layers/linear.h"
+#include "efla/autograd/layers/lookup.h"
 #include "efla/autograd/recompute.h"
 #include "efla/autograd/tensor_view.h"
 #include "efla/base/error.h"
@@ -121,7 +122,7 @@ Tensor LanguageModel::hidden(const Tensor& ids, const Tensor& cu_seqlens) const 
     autograd::check_cu_seqlens(kName, ends, ids.size(0), ids.size(1));
     ends = ends.to(ids.device());
   }
-  Stream stream{torch::embedding(embeddings_->value, ids), {}};
+  Stream stream{autograd::embedding(embeddings_->value, ids), {}};
   for (const auto& layer : layers_) {
     // The backward calls it again after this function has returned.
     const auto output = [this, &layer, ends](const Stream& input) {
@@ -186,7 +187,7 @@ Tensor LanguageModel::mix(std::size_t index, const Tensor& normed, LanguageModel
 
 Tensor LanguageModel::stack_output(const Tensor& ids,
                                    const std::function<Tensor(std::size_t, const Tensor&)>& mix) const {
-  Stream stream{torch::embedding(embeddings_->value, ids), {}};
+  Stream stream{autograd::embedding(embeddings_->value, ids), {}};
   for (std::size_t i = 0; i < layers_.size(); ++i) {
     stream = layer_output(layers_[i], stream, [&](const Tensor& normed) { return mix(i, normed); });
   }

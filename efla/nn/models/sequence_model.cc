@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "efla/autograd/layers/add_rms_norm.h"
+#include "efla/autograd/layers/lookup.h"
 #include "efla/autograd/layers/rms_norm.h"
 #include "efla/base/check.h"
 #include "efla/base/error.h"
@@ -118,7 +119,7 @@ Tensor SequenceModel::decoded(const Tensor& x, const Tensor& places) const {
 }
 
 Tensor SequenceModel::logits(const Tensor& ids, const Tensor& places) const {
-  auto x = torch::embedding(embeddings_->value, ids);
+  auto x = autograd::embedding(embeddings_->value, ids);
   Tensor branch;  // not yet added to x
   const auto add_and_norm = [&](const Weight& weight) {
     const auto [sum, norm] = autograd::add_rms_norm(x, branch, weight.value, kSequenceNormEps);
@@ -129,9 +130,9 @@ Tensor SequenceModel::logits(const Tensor& ids, const Tensor& places) const {
     branch = layer.mixer->forward(add_and_norm(*layer.mixer_norm));
     branch = layer.mlp->forward(add_and_norm(*layer.mlp_norm));
   }
-  x = x + branch;
-  const auto read = config_.reconstructs ? decoded(x, places) : x.flatten(0, 1).index_select(0, places);
-  return torch::addmm(head_bias_, normed(read, *norm_), head_->value.t()).to(torch::kFloat);
+  const auto read = config_.reconstructs ? normed(decoded(x + branch, places), *norm_)
+                                         : autograd::rows_at(add_and_norm(*norm_).flatten(0, 1), places);
+  return torch::addmm(head_bias_, read, head_->value.t()).to(torch::kFloat);
 }
 
 }  // namespace efla::nn
