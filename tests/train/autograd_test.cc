@@ -361,7 +361,8 @@ TEST(Swiglu, IsWhatTheReferenceOfTheFusedKernelComputes) {
   const auto gate = (3 * random_tensor({6, 20}, 1)).to(torch::kFloat).requires_grad_(true);
   const auto up = random_tensor({6, 20}, 2).to(torch::kFloat).requires_grad_(true);
   const auto dy = random_tensor({6, 20}, 3).to(torch::kFloat);
-  const auto y = swiglu_linear(gate, up, torch::eye(20));
+  const auto eye = torch::eye(20), zero = torch::zeros({20, 20});
+  const auto y = swiglu_mlp(torch::cat({gate, up}, 1), torch::cat({eye, zero}, 1), torch::cat({zero, eye}, 1), eye);
   const auto gradients = torch::autograd::grad({y}, {gate, up}, {dy});
 
   const RunOptions ref{.implementation = "ref"};

@@ -1,13 +1,14 @@
-// SwiGLU and the product behind it as a LibTorch function with gradients.
+// A gated MLP as a LibTorch function with gradients.
 #pragma once
 
 #include <ATen/ATen.h>
 
 namespace efla::autograd {
 
-// Returns (silu(gate) · up) weightᵀ. gate and up have one shape and type [..., D], weight is [N, D]. On a GPU one
-// kernel computes silu(gate) · up, for float32 and bfloat16; the backward computes it again, so that it need not be
+// Returns (silu(x gateᵀ) ⊙ (x upᵀ)) downᵀ, the SwiGLU of Shazeer (arXiv 2002.05202): [..., N]. x is [..., D], gate and
+// up are [I, D], down is [N, I]. On a GPU, for products in float32 and bfloat16, gate and up are multiplied at once,
+// and one kernel computes what stands between the products; the backward computes it again, so that it need not be
 // kept. Throws Error for a bad argument.
-at::Tensor swiglu_linear(const at::Tensor& gate, const at::Tensor& up, const at::Tensor& weight);
+at::Tensor swiglu_mlp(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& up, const at::Tensor& down);
 
 }  // namespace efla::autograd

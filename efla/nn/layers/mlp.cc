@@ -2,7 +2,6 @@
 
 #include <torch/types.h>
 
-#include "efla/autograd/layers/linear.h"
 #include "efla/autograd/layers/swiglu.h"
 
 namespace efla::nn {
@@ -17,8 +16,7 @@ Mlp::Mlp(std::int64_t hidden, std::int64_t inner, const Initialiser& init) {
 }
 
 torch::Tensor Mlp::forward(const torch::Tensor& x) const {
-  const auto gate = autograd::linear(x, gate_proj_->value), up = autograd::linear(x, up_proj_->value);
-  return autograd::swiglu_linear(gate, up, down_proj_->value);
+  return autograd::swiglu_mlp(x, gate_proj_->value, up_proj_->value, down_proj_->value);
 }
 
 }  // namespace efla::nn
