@@ -1,4 +1,4 @@
-// Clusters of thread blocks, which read and write each other's shared memory (sm_90).
+// Clusters of thread blocks: launches, barriers, and copies to the shared memory of another block (sm_90).
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -11,7 +11,8 @@
 
 namespace efla::gpu {
 
-// Launches a kernel as launch_early of launch.h does. Every `cluster` thread blocks are a cluster.
+// Launches a kernel as launch_early of launch.h does, with `cluster` consecutive thread blocks per cluster. Throws
+// CudaError.
 template <class... Parameters>
 void launch_clusters_early(const char* name, void (*kernel)(Parameters...), unsigned blocks, unsigned cluster,
                            int threads, std::size_t bytes, cudaStream_t stream, Parameters... arguments) {
@@ -31,8 +32,8 @@ void launch_clusters_early(const char* name, void (*kernel)(Parameters...), unsi
   check(cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), pointers), name);
 }
 
-// A barrier of all threads of a cluster. It does not order what is written before `arrive`: a fence would wait for all
-// of a thread's writes to global memory.
+// A barrier of all threads of a cluster, in two steps. It does not order writes before the arrival, because a fence
+// would wait for all writes of a thread to global memory.
 __device__ __forceinline__ void arrive_at_cluster_barrier() {
   asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
 }
@@ -40,14 +41,16 @@ __device__ __forceinline__ void wait_at_cluster_barrier() {
   asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
 }
 
-// Makes a barrier that this thread has initialised (wgmma.cuh) known to the cluster, before the cluster's barrier.
+// Makes a barrier that this thread has initialised (barrier_init in wgmma.cuh) visible to the cluster. Followed by the
+// cluster's barrier.
 __device__ __forceinline__ void announce_barriers() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// Starts a copy of `bytes` bytes, a multiple of 16, to the place that `to` has in the shared memory of a thread block
-// of the cluster. That block's `arrived` counts it. barrier_wait (wgmma.cuh) acquires for the block alone; for the
-// cluster it would only invalidate the L1 cache too (CCTL.IVALL), which shared memory does not pass.
+// Starts a copy of `bytes` bytes, a multiple of 16, to the shared memory of thread block `rank` of the cluster, to the
+// place that `to` has in this block. The barrier at the place of `arrived` in that block counts the bytes. barrier_wait
+// (wgmma.cuh) suffices there, although it acquires for one block only: an acquire for the cluster would also invalidate
+// the L1 cache, which shared memory does not use.
 __device__ __forceinline__ void send_to_block(void* to, const void* from, int bytes, std::uint64_t* arrived, int rank) {
   asm volatile(
       "{ .reg .b32 place, barrier; mapa.shared::cluster.u32 place, %0, %4; mapa.shared::cluster.u32 barrier, %3, %4; "

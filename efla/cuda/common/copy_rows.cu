@@ -1,3 +1,4 @@
+// Copies tensors to contiguous memory, one thread per 8 elements of a row (copy_rows.h).
 #include "efla/cuda/common/copy_rows.h"
 
 #include <cstdint>
@@ -10,7 +11,7 @@ namespace {
 
 constexpr int kThreads = 256, kPiece = 8;
 
-// One piece of a row per thread.
+// Copies kPiece elements of a row per thread.
 template <class E>
 __global__ void __launch_bounds__(kThreads) copy_kernel(View<const E, 4> from, View<E, 4> to) {
   const std::int64_t pieces = from.extent[3] / kPiece;

@@ -1,4 +1,4 @@
-// Checks calls of the CUDA runtime.
+// Checks of calls of the CUDA runtime.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -8,8 +8,8 @@
 
 namespace efla {
 
-// A call of the CUDA runtime or a kernel launch that failed: what was called, and the runtime's name and text of the
-// error.
+// The failure of a call of the CUDA runtime or of a kernel launch. The message has the name of the call or kernel, and
+// the runtime's name and text of the error.
 class CudaError : public std::runtime_error {
  public:
   CudaError(const std::string& call, cudaError_t code);
@@ -25,7 +25,7 @@ namespace gpu {
 // Throws CudaError unless `code`, the result of `call`, is cudaSuccess.
 void check(cudaError_t code, const char* call);
 
-// Throws CudaError where the launch of `kernel` just before failed.
+// Throws CudaError if the launch of `kernel` just before this call failed.
 void check_launch(const char* kernel);
 
 }  // namespace gpu

@@ -1,4 +1,4 @@
-// What the launches of kernels share.
+// Launches of kernels, and checks of their arguments.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -12,8 +12,9 @@
 
 namespace efla::gpu {
 
-// Lets a kernel have `bytes` of shared memory per thread block. Multiprocessors prefer shared memory to cache for it,
-// because kernels that run at the same time on a multiprocessor need the same division of its memory.
+// Lets a kernel use `bytes` bytes of dynamic shared memory per thread block. Multiprocessors then prefer shared memory
+// to cache for this kernel, because kernels that run at the same time on a multiprocessor need the same division of its
+// memory. Throws CudaError.
 template <class... Parameters>
 void reserve_shared_memory(void (*kernel)(Parameters...), int bytes) {
   const auto* const function = reinterpret_cast<const void*>(kernel);
@@ -22,8 +23,9 @@ void reserve_shared_memory(void (*kernel)(Parameters...), int bytes) {
         "cudaFuncSetAttribute");
 }
 
-// Launches a kernel for Hopper GPUs that may begin before the kernel before it in the stream has ended. Until it calls
-// wait_for_kernels, it touches nothing that a kernel since the last ordinary launch, that one included, writes.
+// Launches a kernel for Hopper GPUs that may begin before the previous kernel in the stream has ended. Before it calls
+// wait_for_kernels (ptx.cuh), the kernel must not read or write what any kernel writes from the last ordinary launch
+// on. `bytes` is its dynamic shared memory. Throws CudaError that names `name`.
 template <class... Parameters>
 void launch_early(const char* name, void (*kernel)(Parameters...), unsigned blocks, int threads, std::size_t bytes,
                   cudaStream_t stream, Parameters... arguments) {
@@ -41,25 +43,25 @@ void launch_early(const char* name, void (*kernel)(Parameters...), unsigned bloc
   check(cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), pointers), name);
 }
 
-// Whether the current device is a Hopper GPU.
+// Returns whether the current device is a Hopper GPU. Throws CudaError.
 bool is_hopper();
 
-// Returns the number of multiprocessors of the current device.
+// Returns the number of multiprocessors of the current device. Throws CudaError.
 int multiprocessors();
 
-// Whether a thread block may have `bytes` of shared memory.
+// Returns whether a thread block on the current device may have `bytes` bytes of shared memory. Throws CudaError.
 bool has_shared_memory(std::size_t bytes);
 
-// Returns `blocks` as the x extent of a grid; throws Error(operation, …) where it exceeds what CUDA allows, 2³¹ − 1.
+// Returns `blocks` as the x extent of a grid. Throws Error(operation, …) if it exceeds what CUDA allows, 2³¹ − 1.
 unsigned grid_of(const char* operation, std::int64_t blocks);
 
-// Throws Error(operation, …) where the key dim exceeds kMaxKeyDim.
+// Throws Error(operation, …) if the key dim exceeds kMaxKeyDim.
 void require_key_dim(const char* operation, std::int64_t key_dim);
 
-// Throws Error(operation, …) unless the workspace has `needed` bytes, aligned to 256.
+// Throws Error(operation, …) unless the workspace has `needed` bytes and is aligned to 256 bytes.
 void require_workspace(const char* operation, const Workspace& workspace, std::size_t needed);
 
-// Whether every row of a view can be read or written in pieces of 16 bytes.
+// Returns whether every row of a view can be read or written in pieces of 16 bytes.
 template <class T, int Rank>
 bool has_aligned_rows(const View<T, Rank>& view) {
   constexpr std::int64_t kPiece = 16 / sizeof(T);

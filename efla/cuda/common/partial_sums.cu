@@ -1,3 +1,5 @@
+// Adds the parts of sums in a fixed order (partial_sums.h). One thread block of 32 × 32 threads computes 32 sums:
+// thread row r adds parts r, r + 32, and so on; then one row of threads adds the 32 results in their order.
 #include "efla/cuda/common/error.h"
 #include "efla/cuda/common/launch.h"
 #include "efla/cuda/common/partial_sums.h"
@@ -7,7 +9,6 @@ namespace {
 
 constexpr int kColumns = 32, kRows = 32;
 
-// One thread block per 32 sums: thread row r adds parts r, r + 32, …, then the rows are added in their order.
 __global__ void __launch_bounds__(kColumns* kRows)
     add_parts_kernel(const float* parts, std::int64_t count, const __grid_constant__ View<float, 2> sum) {
   __shared__ float rows[kRows][kColumns];

@@ -1,4 +1,4 @@
-// Reading and writing rows of elements in pieces of kVector elements, widened to float32.
+// Reads and writes kVector elements of a row at once, widened to float32.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -11,23 +11,25 @@
 
 namespace efla::gpu {
 
-// Elements of a piece of 16 bytes.
+// The number of elements of a piece of 16 bytes.
 template <class T>
 inline constexpr int kPieceElements = 16 / sizeof(T);
 
-// kVector elements that are read or written together, 16 bytes at a time. Two of 16 bits are one word, because
-// registers have 32 bits.
+// kVector elements that are read or written together, 16 bytes at a time. Elements of 16 bits are held in pairs,
+// because registers have 32 bits.
 template <class T, int kVector>
 struct alignas(sizeof(T) * kVector < 16 ? sizeof(T) * kVector : 16) Piece {
   static constexpr bool kPairs = sizeof(T) == 2 && kVector % 2 == 0;
   std::conditional_t<kPairs, std::uint32_t, T> part[kPairs ? kVector / 2 : kVector];
 };
 
+// Returns the piece at an aligned address.
 template <int kVector, class T>
 __device__ __forceinline__ Piece<T, kVector> read_piece(const T* from) {
   return *reinterpret_cast<const Piece<T, kVector>*>(from);
 }
 
+// Converts a piece to float32.
 template <class T, int kVector>
 __device__ __forceinline__ void widen(const Piece<T, kVector>& piece, float (&to)[kVector]) {
 #pragma unroll
@@ -41,11 +43,13 @@ __device__ __forceinline__ void widen(const Piece<T, kVector>& piece, float (&to
   }
 }
 
+// Reads a piece and converts it to float32.
 template <class T, int kVector>
 __device__ __forceinline__ void load_piece(const T* from, float (&to)[kVector]) {
   widen(read_piece<kVector>(from), to);
 }
 
+// Rounds float32 numbers to T and writes them as a piece.
 template <class T, int kVector>
 __device__ __forceinline__ void store_piece(T* to, const float (&from)[kVector]) {
   Piece<T, kVector> piece;

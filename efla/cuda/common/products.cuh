@@ -1,4 +1,5 @@
-// Products by mma.sync of what a warp holds in registers (state.cuh) and tiles in shared memory (tile.cuh).
+// Products by mma.sync of matrices in the registers of a warp (state.cuh) and tiles in shared memory (tile.cuh).
+// Operands a are [step][4]: 16 rows, and 16 of the common dimension per step. Matrices b are shared addresses.
 #pragma once
 
 #include "efla/cuda/common/tile.cuh"
@@ -6,8 +7,7 @@
 
 namespace efla::gpu {
 
-// d [16 rows, 16 · kBlocks columns] += a bᵀ, with one step of 16 of the common dimension per operand, and b a row-major
-// matrix of 16 · kBlocks rows, from column 16 · `first` on.
+// d [16 rows, 16 · kBlocks columns] += a bᵀ, with b [16 · kBlocks rows, …] from its column 16 · `first` on.
 template <class E, int kSteps, int kBlocks = 4>
 __device__ __forceinline__ void multiply_rows(float (&d)[8 * kBlocks], const std::uint32_t (&a)[kSteps][4],
                                               std::uint32_t b, int lane, int first = 0) {
@@ -23,7 +23,8 @@ __device__ __forceinline__ void multiply_rows(float (&d)[8 * kBlocks], const std
   }
 }
 
-// d [16 rows, 64 columns] += Sᵀ bᵀ, the state converted on the way.
+// d [16 rows, 64 columns] += s bᵀ, with s the warp's 16 rows of the transposed state, which are rounded to operands
+// here.
 template <class E, int kTiles>
 __device__ __forceinline__ void multiply_state(float (&d)[32], const float (&s)[32 * kTiles], std::uint32_t b,
                                                int lane) {
@@ -35,7 +36,7 @@ __device__ __forceinline__ void multiply_state(float (&d)[32], const float (&s)[
   }
 }
 
-// d [16 rows, 16 · kBlocks columns] += a b, with b row-major: 64 rows, of which the columns from 8 · `piece` on.
+// d [16 rows, 16 · kBlocks columns] += a b, with b [64 rows, …] from its column 8 · `piece` on.
 template <class E, int kBlocks>
 __device__ __forceinline__ void multiply_columns(float (&d)[8 * kBlocks], const std::uint32_t (&a)[4][4],
                                                  std::uint32_t b, int lane, int piece = 0) {
@@ -51,7 +52,7 @@ __device__ __forceinline__ void multiply_columns(float (&d)[8 * kBlocks], const 
   }
 }
 
-// The operands of the transposed tile's rows: of its columns [16 · column, 16 · column + 16).
+// Reads 16 rows of a transposed tile as operands: columns [16 · column, 16 · column + 16) of the tile.
 __device__ __forceinline__ void column_operands(std::uint32_t (&operand)[4][4], std::uint32_t tile, int column,
                                                 int lane) {
 #pragma unroll
@@ -61,13 +62,13 @@ __device__ __forceinline__ void column_operands(std::uint32_t (&operand)[4][4], 
   }
 }
 
-// x += a b and y += c b, where a and c are rows [16 · row, …) of tiles, over steps [0, last] of 16 of the 64 rows of b,
-// of which the columns from 8 · `piece` on.
+// x += a b and y += c b. a and c are rows [16 · row, 16 · row + 16) of tiles, and b has 64 rows, from its column 8 ·
+// `piece` on. Only steps 0 to `last` of the common dimension are computed.
 template <class E, int kBlocks>
 __device__ __forceinline__ void multiply_both(float (&x)[8 * kBlocks], float (&y)[8 * kBlocks], std::uint32_t a,
                                               std::uint32_t c, std::uint32_t b, int row, int lane, int piece,
                                               int last) {
-#pragma unroll 1  // fewer addresses in registers
+#pragma unroll 1  // so that fewer addresses are in registers
   for (int step = 0; step <= last; ++step) {
     std::uint32_t of_a[4], of_c[4];
     load_matrices(of_a, block_address(a, 16 * row, 2 * step, lane));
@@ -84,8 +85,8 @@ __device__ __forceinline__ void multiply_both(float (&x)[8 * kBlocks], float (&y
   }
 }
 
-// x += a b, where a are rows [16 · row, …) of a tile, or where kTransposed is set, columns of which only those below
-// the diagonal are not zero.
+// x += a b. a are rows [16 · row, 16 · row + 16) of a tile or, if kTransposed is set, of a transposed tile whose
+// elements above the diagonal are zeros. b as in multiply_both.
 template <class E, bool kTransposed, int kBlocks>
 __device__ __forceinline__ void multiply_one(float (&x)[8 * kBlocks], std::uint32_t a, std::uint32_t b, int row,
                                              int lane, int piece) {

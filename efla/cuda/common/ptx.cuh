@@ -1,4 +1,4 @@
-// The PTX instructions that CUDA C++ has no names for, one function each. Addresses in shared memory are 32 bits wide.
+// PTX instructions that CUDA C++ has no functions for, one function each. Addresses in shared memory have 32 bits.
 #pragma once
 
 #include <cstdint>
@@ -8,30 +8,33 @@
 
 namespace efla::gpu {
 
+// Returns the address of an object in shared memory.
 __device__ __forceinline__ std::uint32_t shared_address(const void* pointer) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// Copies 16 bytes from global to shared memory without waiting; `bytes` (0 or 16) of them, the rest become zeros.
+// Starts a copy of 16 bytes from global to shared memory. Only `bytes` (0 or 16) of them are read, and the others
+// become zeros.
 __device__ __forceinline__ void copy_async_16(std::uint32_t to, const void* from, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
+// Closes a group of copies of this thread.
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Waits until at most `kPending` committed groups of this thread's copies are under way.
+// Waits until at most kPending committed groups of copies of this thread are in progress.
 template <int kPending>
 __device__ __forceinline__ void copy_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// Loads four 8 × 8 matrices of 16-bit elements, whose rows lane i addresses; register m gets, of matrix m, the elements
-// (lane / 4, 2 (lane % 4)) and the one after it in the row.
+// Loads four 8 × 8 matrices of 16-bit elements. Lane i gives the address `row` of row i % 8 of matrix i / 8. Register m
+// gets elements (lane / 4, 2 (lane % 4)) and (lane / 4, 2 (lane % 4) + 1) of matrix m.
 __device__ __forceinline__ void load_matrices(std::uint32_t (&r)[4], std::uint32_t row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(row)
                : "memory");
 }
-// The same of the transposed matrices.
+// Loads the transposed matrices in the same way.
 __device__ __forceinline__ void load_matrices_transposed(std::uint32_t (&r)[4], std::uint32_t row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -39,7 +42,7 @@ __device__ __forceinline__ void load_matrices_transposed(std::uint32_t (&r)[4], 
                : "memory");
 }
 
-// Stores four 8 × 8 matrices, the reverse of load_matrices (sm_90).
+// Stores four 8 × 8 matrices or the transposed of them, with the layout of load_matrices (sm_90).
 __device__ __forceinline__ void store_matrices(std::uint32_t row, const std::uint32_t (&r)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(r[0]), "r"(r[1]),
                "r"(r[2]), "r"(r[3])
@@ -51,7 +54,7 @@ __device__ __forceinline__ void store_matrices_transposed(std::uint32_t row, con
                : "memory");
 }
 
-// d += a b: a [16, 16] and b [16, 8] of elements E, which is bfloat16 or float16, d [16, 8] in float32.
+// d [16, 8] += a b in float32, with a [16, 16] and b [16, 8] of elements E, which is bfloat16 or float16.
 template <class E>
 __device__ __forceinline__ void mma(float* d, const std::uint32_t* a, std::uint32_t b0, std::uint32_t b1) {
   if constexpr (std::is_same_v<E, bfloat16>) {
@@ -70,9 +73,9 @@ __device__ __forceinline__ void mma(float* d, const std::uint32_t* a, std::uint3
   }
 }
 
-// d = a b, plus d where `add` is set: a [16, 8] and b [8, 8] in TF32, d [16, 8] in float32. The operands are float32,
-// of which the tensor cores drop the bits that TF32 does not have. Element k of a's columns and b's rows is k / 2 + 4
-// (k % 2), so that an accumulator of mma is an operand: a takes its four registers in the order 0, 2, 1, 3.
+// d [16, 8] = a b, plus d if `add` is set, in float32, with a [16, 8] and b [8, 8] in TF32. The operands are float32
+// numbers, whose bits that TF32 does not have are dropped. Element k of the common dimension is element k / 2 + 4 (k %
+// 2) of the instruction. So accumulators of mma, in the order 0, 2, 1, 3, are an operand a.
 __device__ __forceinline__ void mma_tf32(float* d, const std::uint32_t* a, bool add, std::uint32_t b0,
                                          std::uint32_t b1) {
   const float c[4] = {add ? d[0] : 0.0F, add ? d[1] : 0.0F, add ? d[2] : 0.0F, add ? d[3] : 0.0F};
@@ -97,8 +100,8 @@ __device__ __forceinline__ std::uint32_t transpose_matrix(std::uint32_t x) {
   return y;
 }
 
-// Two float32 rounded to E, bfloat16 or float16: `low` in the lower half. Volatile, because a state converted twice is
-// meant to be: kept converted it would need registers that are not there.
+// Returns two numbers rounded to E, bfloat16 or float16, with `low` in the lower half. Volatile, so that the compiler
+// rounds a state again where it is used twice, because registers are short for both versions.
 template <class E>
 __device__ __forceinline__ std::uint32_t pack(float low, float high) {
   std::uint32_t packed;
@@ -110,7 +113,7 @@ __device__ __forceinline__ std::uint32_t pack(float low, float high) {
   }
   return packed;
 }
-// Return the halves of a pair, widened.
+// Return the lower and the upper half of a pair, widened to float32.
 template <class E>
 __device__ __forceinline__ float low_of(std::uint32_t packed) {
   if constexpr (std::is_same_v<E, bfloat16>) {
@@ -134,8 +137,8 @@ __device__ __forceinline__ float high_of(std::uint32_t packed) {
   }
 }
 
-// Returns x as a value of which the compiler knows nothing, so that what is computed from it is computed where it is
-// used, instead of before a loop, where it would take registers.
+// Returns x as a value about which the compiler knows nothing. What is computed from it is then computed where it is
+// used, and not before a loop, where it would occupy registers.
 __device__ __forceinline__ int opaque(int x) {
   asm volatile("" : "+r"(x));
   return x;
@@ -147,26 +150,28 @@ __device__ __forceinline__ T* opaque(T* x) {
   return x;
 }
 
+// Returns 2^x, approximately; 0 for results below the normal numbers.
 __device__ __forceinline__ float exp2_fast(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 
+// Returns 1/x, approximately; 0 for results below the normal numbers.
 __device__ __forceinline__ float reciprocal_fast(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 
-// Returns 1 where a = b, 0 elsewhere.
+// Returns 1 if a = b, otherwise 0.
 __device__ __forceinline__ float one_if_equal(int a, int b) {
   float y;
   asm("set.eq.f32.s32 %0, %1, %2;" : "=f"(y) : "r"(a), "r"(b));
   return y;
 }
 
-// Starts and commits a copy of `bytes` bytes, a multiple of 16, from shared to global memory.
+// Starts and commits a bulk copy of `bytes` bytes, a multiple of 16, from shared to global memory (sm_90).
 __device__ __forceinline__ void store_bulk(void* to, const void* from, int bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(__cvta_generic_to_global(to)),
                "r"(shared_address(from)), "r"(bytes)
@@ -175,29 +180,30 @@ __device__ __forceinline__ void store_bulk(void* to, const void* from, int bytes
 }
 // Waits until all bulk copies of this thread have read their source.
 __device__ __forceinline__ void store_bulk_wait() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
-// Waits until at most `kPending` bulk copies of this thread, the last ones, have not written their destination.
+// Waits until all bulk copies of this thread but the last kPending have written their destination.
 template <int kPending>
 __device__ __forceinline__ void store_bulk_finish() {
   asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// Makes writes to shared memory by this thread visible to wgmma and bulk copies.
+// Makes writes of this thread to shared memory visible to wgmma and to bulk copies (sm_90).
 __device__ __forceinline__ void fence_for_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// Lets the kernel after this one begin, once all thread blocks have said so or ended (sm_90).
+// Lets the next kernel in the stream begin when all thread blocks have called this function or ended (sm_90).
 __device__ __forceinline__ void let_next_kernel_begin() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
-// Waits until the kernels before this one have ended and their writes are visible (sm_90).
+// Waits until the previous kernels in the stream have ended and their writes are visible (sm_90).
 __device__ __forceinline__ void wait_for_kernels() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
-// Orders all writes that this thread knows of before what it counts next. Waits for the stores of the multiprocessor.
+// Orders all writes that this thread has seen before its next add_count. Waits for all stores of the multiprocessor.
 __device__ __forceinline__ void fence_for_counts() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
-// Adds to a counter.
+// Adds x to a counter in global memory.
 __device__ __forceinline__ void add_count(unsigned* counter, unsigned x) {
   asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(__cvta_generic_to_global(counter)), "r"(x) : "memory");
 }
-// Waits until a counter has reached `x`; what was written before is then visible, to the copy engine too.
+// Waits until a counter has reached x. What was written before the count is then visible to this thread and to the copy
+// engine.
 __device__ __forceinline__ void wait_for_count(const unsigned* counter, unsigned x) {
   unsigned count;
   do {
@@ -209,8 +215,8 @@ __device__ __forceinline__ void wait_for_count(const unsigned* counter, unsigned
   asm volatile("fence.proxy.async;" ::: "memory");
 }
 
-// Stores to and loads from shared memory that order what the thread block's threads write before the store and read
-// after the load.
+// Store to and load from shared memory with release and acquire: a thread of the block that reads x sees what was
+// written before the store.
 __device__ __forceinline__ void store_release(int* to, int x) {
   asm volatile("st.release.cta.shared::cta.s32 [%0], %1;" ::"r"(shared_address(to)), "r"(x) : "memory");
 }
@@ -220,7 +226,7 @@ __device__ __forceinline__ int load_acquire(const int* from) {
   return x;
 }
 
-// A barrier of `threads` threads, a multiple of 32; ids 1 to 15 (0 is __syncthreads).
+// Waits at the named barrier `id` (1 to 15; 0 is __syncthreads) for `threads` threads, a multiple of 32.
 __device__ __forceinline__ void named_barrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }

@@ -1,3 +1,4 @@
+// Makes tensor maps (tensor_map.h) with the function of the driver.
 #include "efla/cuda/common/tensor_map.h"
 
 #include <cudaTypedefs.h>
@@ -15,14 +16,15 @@
 namespace efla::gpu {
 namespace {
 
-// Of the dimensions in the order h, t, b; a dimension of one element has any stride.
+// Returns the stride of dimension h (i = 0), t (1) or b (2) in bytes. A dimension of one element may have any stride.
 template <class E>
 std::int64_t stride_bytes(const View<const E, 4>& view, int i) {
   const int d = 2 - i;
   return view.extent[d] == 1 ? 16 : view.stride[d] * static_cast<std::int64_t>(sizeof(E));
 }
 
-// The driver's function, which the runtime finds, so that nothing links to the driver.
+// Returns the driver's function, which the runtime finds, so that nothing links to the driver. Throws
+// std::runtime_error if the driver does not have it.
 PFN_cuTensorMapEncodeTiled_v12000 encoder() {
   void* function = nullptr;
   cudaDriverEntryPointQueryResult found{};

@@ -1,6 +1,6 @@
-// Tiles in shared memory. A tile is 64 rows of 64 elements of 16 bits, 128 bytes per row; the 16-byte piece p of row r
-// lies at piece p ^ (r & 7), which is the 128-byte swizzle of wgmma and free of bank conflicts for ldmatrix. A matrix
-// of 64 rows and more columns is several tiles side by side.
+// Tiles in shared memory, and the copies of rows to tiles. A tile is 64 rows of 64 elements of 16 bits, 128 bytes per
+// row. Piece p (16 bytes) of row r lies at piece p ^ (r & 7). This is the 128-byte swizzle of wgmma, and ldmatrix reads
+// it without bank conflicts. A matrix of 64 rows and more columns is several tiles, one after another.
 #pragma once
 
 #include <cstdint>
@@ -14,26 +14,27 @@ namespace efla::gpu {
 
 inline constexpr int kTileBytes = kChunkTokens * 128;
 
-// The byte offset of 16-byte piece `piece` of row `row`; pieces 8 and on are in the tiles beside.
+// Returns the byte offset of piece `piece` of row `row`. Pieces from 8 on are in the next tiles.
 __device__ __forceinline__ int piece_offset(int row, int piece) {
   return (piece >> 3) * kTileBytes + row * 128 + (((piece & 7) ^ (row & 7)) << 4);
 }
 
-// The address that lane `lane` gives to load_matrices for the 16 × 16 block at (row, 8·piece): matrices in the order of
-// the A operand of mma (rows 0 to 7, rows 8 to 15, then the same of columns 8 to 15).
+// Returns the address that lane `lane` gives to load_matrices for the 16 × 16 block at row `row`, column 8 · `piece`.
+// The matrices are in the order of the A operand of mma: rows 0 to 7, rows 8 to 15, then the same rows of columns 8 to
+// 15.
 __device__ __forceinline__ std::uint32_t block_address(std::uint32_t tile, int row, int piece, int lane) {
   return tile + piece_offset(row + (lane & 15), piece + (lane >> 4));
 }
 
-// Writes the transposed of an 8 × 8 block, two neighbouring elements of a row per lane, to rows [row, row + 8) of a
-// piece.
+// Writes the transposed of an 8 × 8 matrix to rows [row, row + 8) of a piece. Each lane has two neighbouring elements
+// of a row.
 __device__ __forceinline__ void write_transposed(unsigned char* tile, int row, int piece, std::uint32_t pair,
                                                  int lane) {
   *reinterpret_cast<std::uint32_t*>(tile + piece_offset(row + lane / 4, piece) + lane % 4 * 4) = transpose_matrix(pair);
 }
 
-// Writes a 16 × 16 block, as accumulators of mma packed in pairs along a row, to rows [row, row + 16) and pieces
-// `piece` and the next.
+// Writes a 16 × 16 block to rows [row, row + 16) of pieces `piece` and `piece` + 1. x are accumulators of mma, packed
+// in pairs along a row.
 __device__ __forceinline__ void write_block(unsigned char* tile, int row, int piece, const std::uint32_t (&x)[4],
                                             int lane) {
 #if __CUDA_ARCH__ >= 900
@@ -47,7 +48,7 @@ __device__ __forceinline__ void write_block(unsigned char* tile, int row, int pi
 #endif
 }
 
-// The same of the transposed block.
+// Writes the transposed of the block in the same way.
 __device__ __forceinline__ void write_block_transposed(unsigned char* tile, int row, int piece,
                                                        const std::uint32_t (&x)[4], int lane) {
 #if __CUDA_ARCH__ >= 900
@@ -59,25 +60,26 @@ __device__ __forceinline__ void write_block_transposed(unsigned char* tile, int 
 #endif
 }
 
-// Zeros the rows of a tile from `first` on; `thread` of `threads`.
+// Zeroes the rows of a tile from `first` on. Run by `threads` threads, of which this is number `thread`.
 __device__ __forceinline__ void clear_rows(unsigned char* tile, int first, int thread, int threads) {
   for (int at = 8 * first + thread; at < 8 * kChunkTokens; at += threads) reinterpret_cast<uint4*>(tile)[at] = uint4{};
 }
 
-// Where a chunk lies: sequence n, its tokens, the chunk's first token and how many tokens it has (none: no such chunk).
+// Where a chunk lies: sequence n of batch entry i_b with tokens [begin, end), the chunk's first token and its number of
+// tokens, which is 0 if the slot has no chunk.
 struct ChunkAt {
   std::int64_t n, i_b, begin, end, start;
   int rows;
 };
 
-// The slot of the first chunk of a sequence.
+// Returns the slot of the first chunk of a sequence.
 template <class E>
 __device__ __forceinline__ std::int64_t first_slot(const ChunkProblem<E>& c, std::int64_t n) {
   return c.slots_per_sequence > 0 ? n * c.slots_per_sequence : c.p.cu_seqlens(n) / kChunkTokens + n;
 }
 
-// The last of `sequences` sequences for which first(n), which grows with n, is at most `index`; all lanes of a warp
-// take part.
+// Returns the last of `sequences` sequences for which first(n), which increases with n, is at most `index`. All lanes
+// of a warp take part.
 template <class F>
 __device__ __forceinline__ std::int64_t find_sequence(std::int64_t sequences, std::int64_t index, F&& first) {
   std::int64_t low = 0, high = sequences;  // first(low) ≤ index, and the answer is below high
@@ -90,13 +92,14 @@ __device__ __forceinline__ std::int64_t find_sequence(std::int64_t sequences, st
   return low;
 }
 
-// The sequence whose slots hold `slot`; all lanes of a warp take part.
+// Returns the sequence to which a slot belongs. All lanes of a warp take part.
 template <class E>
 __device__ inline std::int64_t sequence_of_slot(const ChunkProblem<E>& c, std::int64_t slot) {
   if (c.slots_per_sequence > 0) return slot / c.slots_per_sequence;
   return find_sequence(c.p.shape.packed, slot, [&](std::int64_t n) { return first_slot(c, n); });
 }
 
+// Returns where the chunk of a slot lies. All lanes of a warp take part.
 template <class E>
 __device__ inline ChunkAt chunk_at(const ChunkProblem<E>& c, std::int64_t slot) {
   const std::int64_t n = sequence_of_slot(c, slot);
@@ -106,8 +109,8 @@ __device__ inline ChunkAt chunk_at(const ChunkProblem<E>& c, std::int64_t slot) 
           s.end, start, static_cast<int>(max(std::int64_t{0}, min(s.end - start, std::int64_t{kChunkTokens})))};
 }
 
-// Copies a piece of every step-th row from `row` on, element by element; elements that do not exist become zeros. A
-// loop, because it is the rare way and would fill the instruction cache.
+// Copies a piece of every step-th row from `row` on, element by element. Elements that do not exist become zeros. It is
+// a loop, because it is rarely used and unrolled code would fill the instruction cache.
 template <class E>
 __device__ __forceinline__ void copy_elements(unsigned char* tiles, const E* from, int row, int step, int rows,
                                               int count, std::int64_t row_stride, std::int64_t stride, int piece) {
@@ -123,9 +126,9 @@ __device__ __forceinline__ void copy_elements(unsigned char* tiles, const E* fro
   }
 }
 
-// Starts the copies of rows [t, t + rows) and columns [column, column + 64·kTiles) of a head into tiles; rows and
-// columns that do not exist become zeros. `aligned` says that rows are contiguous and aligned to 16 bytes; otherwise
-// the elements are copied one by one, before the function returns. The caller commits and waits.
+// Starts the copies of rows [t, t + rows) and columns [column, column + 64 · kTiles) of a head to tiles. Rows and
+// columns that do not exist become zeros. `aligned`: rows are contiguous and aligned to 16 bytes. Otherwise elements
+// are copied one by one before the function returns. The caller commits and waits.
 template <int kTiles, int kThreads, bool kAlwaysAligned = false, class E>
 __device__ __forceinline__ void load_rows(unsigned char* tiles, const View<const E, 4>& view, std::int64_t i_b,
                                           std::int64_t t, int rows, std::int64_t i_h, std::int64_t column, bool aligned,

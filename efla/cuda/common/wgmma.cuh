@@ -1,42 +1,41 @@
-// The asynchronous products of Hopper's tensor cores (wgmma) and the barriers in shared memory that go with them.
+// The asynchronous products of Hopper's tensor cores (wgmma), and barriers in shared memory for them and for copies.
 //
-// Operands have elements E, bfloat16 or float16. A template cannot change the text of an instruction, so that a macro
-// in every product has it with the names of both types.
-//
-// A warpgroup of 128 threads multiplies: the first operand and the accumulators are in registers, in the layout of
-// state.cuh, the second operand is in tiles (tile.cuh) that a descriptor names.
+// A warpgroup of 128 threads multiplies. The accumulators are in registers, in the layout of state.cuh. The first
+// operand is in registers or in tiles (tile.cuh), the second in tiles. A descriptor names tiles. Operands have elements
+// E, bfloat16 or float16. A template cannot change the text of an instruction, so a macro in every product contains the
+// text for both types.
 #pragma once
 
 #include "efla/cuda/common/tile.cuh"
 
 namespace efla::gpu {
 
-// The descriptor of an operand of 64 rows per tile whose elements of the common dimension lie next to each other. The
-// next 16 of them are kRowStep further.
+// Returns the descriptor of an operand with 64 rows per tile, in which the elements of the common dimension are
+// neighbours. Adding kRowStep to a descriptor moves it by 16 elements of the common dimension.
 __device__ __forceinline__ std::uint64_t row_operand(std::uint32_t tile) {
   return (std::uint64_t{1} << 62) | (std::uint64_t{1024 >> 4} << 32) | (std::uint64_t{1} << 16) |
          ((tile & 0x3ffffU) >> 4);
 }
 inline constexpr int kRowStep = 32 >> 4;
 
-// The descriptor of an operand whose rows are the common dimension; 64 columns per tile. The next 16 rows are
-// kColumnStep further.
+// Returns the descriptor of an operand whose rows are the common dimension, with 64 columns per tile. Adding
+// kColumnStep to a descriptor moves it by 16 rows.
 __device__ __forceinline__ std::uint64_t column_operand(std::uint32_t tile) {
   return (std::uint64_t{1} << 62) | (std::uint64_t{1024 >> 4} << 32) | (std::uint64_t{kTileBytes >> 4} << 16) |
          ((tile & 0x3ffffU) >> 4);
 }
 inline constexpr int kColumnStep = 2048 >> 4;
 
-// Orders accesses of registers before the products that follow.
+// Orders accesses to registers before the products that follow.
 __device__ __forceinline__ void products_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// Waits until at most kPending committed groups of products are under way.
+// Waits until at most kPending committed groups of products are in progress.
 template <int kPending>
 __device__ __forceinline__ void products_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// The accumulators of an instruction: their names in its text, and d as its operands.
+// The accumulators of an instruction: their names in its text, and d as their operands.
 #define EFLA_NAMES_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define EFLA_NAMES_32 EFLA_NAMES_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define EFLA_NAMES_64                                                                  \
@@ -50,7 +49,7 @@ __device__ __forceinline__ void products_wait() {
 #define EFLA_D_32 EFLA_D_16, EFLA_D_8(16), EFLA_D_8(24)
 #define EFLA_D_64 EFLA_D_32, EFLA_D_8(32), EFLA_D_8(40), EFLA_D_8(48), EFLA_D_8(56)
 
-// Has EFLA_MULTIPLY with the names of the type E.
+// Expands to EFLA_MULTIPLY with the name of type E.
 #define EFLA_MULTIPLY_BY_TYPE                  \
   if constexpr (std::is_same_v<E, bfloat16>) { \
     EFLA_MULTIPLY("bf16.bf16");                \
@@ -59,8 +58,8 @@ __device__ __forceinline__ void products_wait() {
     EFLA_MULTIPLY("f16.f16");                  \
   }
 
-// d = a b, plus d where `add` is set: one step of 16 of the common dimension, 64 columns. kTransposed: b by
-// column_operand.
+// d [64, 64] = a b, plus d if `add` is set, for one step of 16 of the common dimension. `b` is the row_operand of a
+// tile that holds bᵀ, or the column_operand of a tile that holds b if kTransposed is set.
 template <class E, bool kTransposed>
 __device__ __forceinline__ void multiply_64(float (&d)[32], const std::uint32_t (&a)[4], std::uint64_t b, bool add) {
 #define EFLA_MULTIPLY(types)                                                                              \
@@ -73,7 +72,7 @@ __device__ __forceinline__ void multiply_64(float (&d)[32], const std::uint32_t 
 #undef EFLA_MULTIPLY
 }
 
-// The same with 32 columns.
+// As multiply_64, with 32 columns.
 template <class E, bool kTransposed>
 __device__ __forceinline__ void multiply_32(float (&d)[16], const std::uint32_t (&a)[4], std::uint64_t b, bool add) {
 #define EFLA_MULTIPLY(types)                                                                              \
@@ -86,8 +85,8 @@ __device__ __forceinline__ void multiply_32(float (&d)[16], const std::uint32_t 
 #undef EFLA_MULTIPLY
 }
 
-// The same as multiply_64 with the first operand in tiles too: by row_operand, or where kTransposedA is set, by
-// column_operand.
+// As multiply_64, with the first operand in tiles too: the row_operand of a tile that holds a, or the column_operand of
+// a tile that holds aᵀ if kTransposedA is set.
 template <class E, bool kTransposedA = false, bool kTransposed = false>
 __device__ __forceinline__ void multiply_tiles(float (&d)[32], std::uint64_t a, std::uint64_t b, bool add) {
 #define EFLA_MULTIPLY(types)                                                                              \
@@ -100,7 +99,7 @@ __device__ __forceinline__ void multiply_tiles(float (&d)[32], std::uint64_t a, 
 #undef EFLA_MULTIPLY
 }
 
-// The same as multiply_64 with 128 columns, two tiles.
+// As multiply_64, with 128 columns in two tiles.
 template <class E, bool kTransposed>
 __device__ __forceinline__ void multiply_128(float (&d)[64], const std::uint32_t (&a)[4], std::uint64_t b, bool add) {
 #define EFLA_MULTIPLY(types)                                                                               \
@@ -113,7 +112,7 @@ __device__ __forceinline__ void multiply_128(float (&d)[64], const std::uint32_t
 #undef EFLA_MULTIPLY
 }
 
-// The same as multiply_tiles with 128 columns, two tiles.
+// As multiply_tiles, with 128 columns in two tiles.
 template <class E, bool kTransposedA = false, bool kTransposed = false>
 __device__ __forceinline__ void multiply_tiles(float (&d)[64], std::uint64_t a, std::uint64_t b, bool add) {
 #define EFLA_MULTIPLY(types)                                                                               \
@@ -135,7 +134,7 @@ __device__ __forceinline__ void multiply_tiles(float (&d)[64], std::uint64_t a, 
 #undef EFLA_NAMES_32
 #undef EFLA_NAMES_16
 
-// d = Sᵀ bᵀ, with b the 64 rows of `tiles` and the state as operands.
+// d = Sᵀ bᵀ, with the transposed state as operands s, and b the 64 rows of `tiles`.
 template <class E, int kTiles>
 __device__ __forceinline__ void multiply_state(float (&d)[32], const std::uint32_t (&s)[4 * kTiles][4],
                                                std::uint32_t tiles) {
@@ -146,7 +145,7 @@ __device__ __forceinline__ void multiply_state(float (&d)[32], const std::uint32
   }
 }
 
-// d = a bᵀ, plus d where `add` is set, with b a matrix of 64 × 64.
+// d = a bᵀ, plus d if `add` is set, with b [64, 64].
 template <class E>
 __device__ __forceinline__ void multiply_chunk(float (&d)[32], const std::uint32_t (&a)[4][4], const unsigned char* b,
                                                bool add) {
@@ -155,7 +154,7 @@ __device__ __forceinline__ void multiply_chunk(float (&d)[32], const std::uint32
   for (int step = 0; step < 4; ++step) multiply_64<E, false>(d, a[step], operand + step * kRowStep, add || step > 0);
 }
 
-// d += a bᵀ, with b half of the rows of a matrix of 64 × 64.
+// d += a bᵀ, with b 32 rows of a 64 × 64 matrix.
 template <class E>
 __device__ __forceinline__ void multiply_half_chunk(float (&d)[16], const std::uint32_t (&a)[4][4],
                                                     const unsigned char* b) {
@@ -164,7 +163,7 @@ __device__ __forceinline__ void multiply_half_chunk(float (&d)[16], const std::u
   for (int step = 0; step < 4; ++step) multiply_32<E, false>(d, a[step], operand + step * kRowStep, true);
 }
 
-// d = a b, with b a matrix of 64 × 64.
+// d = a b, with b [64, 64].
 template <class E>
 __device__ __forceinline__ void multiply_chunk_rows(float (&d)[32], const std::uint32_t (&a)[4][4],
                                                     const unsigned char* b) {
@@ -188,27 +187,27 @@ __device__ __forceinline__ void update_state(float (&s)[32 * kTiles], const std:
   }
 }
 
-// Gives every element its own register, of any value.
+// Gives every element a register without a defined value.
 template <int kCount>
 __device__ __forceinline__ void leave_undefined(float (&d)[kCount]) {
 #pragma unroll
   for (float& x : d) asm volatile("" : "=f"(x));
 }
 
-// A barrier in shared memory that `count` arrivals complete.
+// Initialises a barrier in shared memory that `count` arrivals complete.
 __device__ __forceinline__ void barrier_init(std::uint64_t* barrier, int count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count) : "memory");
 }
 __device__ __forceinline__ void barrier_arrive(std::uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
-// Arrives at a barrier whose phase then also waits for `bytes` bytes of copies.
+// Arrives at a barrier, whose phase then also waits for `bytes` bytes of copies.
 __device__ __forceinline__ void barrier_expect(std::uint64_t* barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
                : "memory");
 }
-// Starts copies that `barrier` counts: of `bytes` bytes, a multiple of 16, and of 64 tokens from t on of 64 columns of
-// a head into a tile (tensor_map.h).
+// Start copies to shared memory whose bytes `barrier` counts: load_bulk of `bytes` bytes, a multiple of 16; load_tile
+// of 64 columns of 64 tokens of a head, from `column` and token t on, to a tile (tensor_map.h).
 __device__ __forceinline__ void load_bulk(void* to, const void* from, int bytes, std::uint64_t* barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
                    shared_address(to)),
@@ -223,7 +222,8 @@ __device__ __forceinline__ void load_tile(void* to, const void* map, int column,
       "l"(map), "r"(column), "r"(i_h), "r"(t), "r"(i_b), "r"(shared_address(barrier))
       : "memory");
 }
-// Starts to write a tile to memory, as store_bulk does; elements outside of the tensor are left out.
+// Starts and commits the copy of a tile to memory, with the waits of store_bulk. Elements outside of the tensor are not
+// written.
 __device__ __forceinline__ void store_tile(const void* map, const void* from, int column, int i_h, int t, int i_b) {
   asm volatile(
       "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4}], [%5];\n"
@@ -231,7 +231,7 @@ __device__ __forceinline__ void store_tile(const void* map, const void* from, in
       "r"(column), "r"(i_h), "r"(t), "r"(i_b), "r"(shared_address(from))
       : "memory");
 }
-// Waits until the barrier's phase of this parity has completed.
+// Waits until the phase of the barrier with this parity has completed.
 __device__ __forceinline__ void barrier_wait(std::uint64_t* barrier, unsigned parity) {
   asm volatile(
       "{ .reg .pred done;\n"
@@ -241,7 +241,8 @@ __device__ __forceinline__ void barrier_wait(std::uint64_t* barrier, unsigned pa
       : "memory");
 }
 
-// The registers of each thread of a warpgroup.
+// Set the registers per thread of this warpgroup to kCount: take_registers to more than before, give_registers to
+// fewer.
 template <int kCount>
 __device__ __forceinline__ void take_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
