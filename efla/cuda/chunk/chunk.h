@@ -1,5 +1,15 @@
-// How the chunkwise kernels cut a problem: chunks of kChunkTokens tokens of a sequence, each with a slot, and per slot
-// and value head a record in the workspace that `prepare` writes and a sweep over the state reads.
+// How the chunk kernels divide a problem, and what they exchange through the workspace. The equations are those of
+// docs/equations.md (the chunk algorithm, decay); docs/design/2026-11-cuda-forward.md explains the kernels. Words:
+//
+//   chunk    kChunkTokens consecutive tokens of a sequence; the last chunk of a sequence may have fewer
+//   slot     the number of a chunk among the chunks of all sequences
+//   slice    64 value columns
+//   piece    16 bytes of a row
+//   tile     64 rows of 64 elements in shared memory (common/tile.cuh)
+//   image    the bytes of one or more tiles, in shared memory or in the workspace
+//   record   what `prepare` computes of a chunk and value head without the state, and a sweep reads
+//   sweep    a kernel that carries the state from chunk to chunk
+//   walk     the chunks that one thread block of a sweep visits, in order
 #pragma once
 
 #include <cstddef>
@@ -14,15 +24,17 @@ namespace efla::gpu {
 
 inline constexpr int kChunkTokens = 64;
 
-// What a chunk brings to the sweep besides q, k and v. With γ_i the decay from the chunk's start to token i, γ_C the
-// whole chunk's, n_k and n_q the factors of the L2 norm and Γ_ij = γ_i/γ_j, the chunk maps the state S before it to
+// The record of a chunk and value head. For token i of the chunk, γ_i is the decay from the chunk's start to i, γ_C the
+// decay over the chunk, and Γ_ij = γ_i/γ_j the decay from token j to token i. a and b are the erase and write gains,
+// n_k and n_q the factors of the L2 norm, which are 1 without the norm. With tokens as rows of k, q, v and o, and with
+// A_ij = a_i n_k,i n_k,j Γ_ij k_i·k_j for i > j, the chunk maps the state S before it to
 //
-//   E = kᵀ S,  R = b∘v − read∘E,  U = T R,  o = out∘(qᵀ S) + P U,  S ← γ_C S + k (write∘U)
+//   E = k S,  R = b∘v − read∘E,  U = T R,  o = out∘(q S) + P U,  S ← γ_C S + kᵀ (write∘U)
 //
-// T and P are images of the swizzled tile (tile.cuh) in the type of the elements.
+// T and P are images of one tile each, in the type of the elements.
 struct ChunkRecord {
-  alignas(128) unsigned char t[kChunkTokens * kChunkTokens * 2];  // (I + stril(a_i n_i n_j Γ_ij k_iᵀ k_j))⁻¹
-  unsigned char p[kChunkTokens * kChunkTokens * 2];               // scale n_q,i n_k,j Γ_ij q_iᵀ k_j for i ≥ j
+  alignas(128) unsigned char t[kChunkTokens * kChunkTokens * 2];  // (I + A)⁻¹
+  unsigned char p[kChunkTokens * kChunkTokens * 2];               // scale n_q,i n_k,j Γ_ij q_i·k_j for i ≥ j
   float b[kChunkTokens];                                          // write gain
   float read[kChunkTokens];                                       // a_i γ_i n_k,i
   float write[kChunkTokens];                                      // n_k,i γ_C/γ_i
@@ -31,10 +43,11 @@ struct ChunkRecord {
 };
 static_assert(sizeof(ChunkRecord) % 128 == 0);
 
-// With a gate per key channel γ_i is a vector over the channels. The gates go into the keys and queries: E reads
-// γ_i∘k_i, o reads γ_i∘q_i, and the state gets γ_C/γ_i∘k_i. The record's vectors then are without γ, and γ_C is here.
-// Rows of float16 are multiplied by powers of two, one per key and one per query, and n_k and n_q divided by them
-// (kUnitRows in channels.cuh). Images of swizzled tiles in the type of the elements, 64 channels each.
+// The decayed keys and queries of a chunk and value head where every key channel has a gate. γ_i is then a vector over
+// the channels. E reads γ_i∘k_i (`k`), the state gets γ_C/γ_i∘k_i (`written`), and o reads γ_i∘q_i (`q`). The vectors
+// of the record are then without γ, and γ_C is `decay`. In float16 every key and every query is also multiplied by a
+// power of two, and n_k or n_q is divided by this power (kUnitRows in channels.cuh). k, written and q are images of
+// kTiles tiles of 64 channels each, in the type of the elements.
 template <int kTiles>
 struct ScaledRows {
   static constexpr int kBytes = kTiles * kChunkTokens * 128;
@@ -42,60 +55,63 @@ struct ScaledRows {
   float decay[64 * kTiles];
 };
 
+// Returns the size of ScaledRows for K key channels, in bytes.
 constexpr std::size_t scaled_rows_bytes(const DeltaShape& s) {
   return s.key_dim <= 64 ? sizeof(ScaledRows<1>) : sizeof(ScaledRows<2>);
 }
 
-// The map of a segment, S ← M S, in two parts of the elements' type. The sum of both has twice as many significant bits
-// of M's elements as one part. Rows of the transposed map as images of swizzled tiles: kTiles times 64 rows of kTiles
-// tiles.
+// The matrix M of a segment, which maps the state before it to M S + N (segments.cc). M is the sum of two matrices in
+// the type of the elements, which together have twice the significant bits of one. Each is an image of Mᵀ: kTiles times
+// 64 rows, each of kTiles tiles.
 template <int kTiles>
 struct SegmentMap {
   static constexpr int kBytes = kTiles * kTiles * kChunkTokens * 128;
   alignas(128) unsigned char high[kBytes], low[kBytes];
 };
 
+// Returns the size of SegmentMap for K key channels, in bytes.
 constexpr std::size_t segment_map_bytes(const DeltaShape& s) {
   return s.key_dim <= 64 ? sizeof(SegmentMap<1>) : sizeof(SegmentMap<2>);
 }
 
-// Keys of more dimensions than this are divided: two warpgroups have half of every state each. Only `prepare`, the
-// sweeps on Hopper and the gradients take them, without segments and without a gate per key channel.
+// Keys of more dimensions than this are divided: each of two warpgroups has half of the keys of every state. `prepare`,
+// the sweeps on Hopper and the gradients take divided keys, without segments and without a gate per key channel.
 inline constexpr std::int64_t kUndividedKeys = 128;
 constexpr bool divides_keys(const DeltaShape& s) { return s.key_dim > kUndividedKeys; }
 
-// E, the type of elements in memory and of what is multiplied, is bfloat16 or float16.
+// A forward problem with its workspace. E, the type of the elements and of every factor of a product, is bfloat16 or
+// float16.
 template <class E>
 struct ChunkProblem {
   DeltaForward<E> p;
   ChunkRecord* records = nullptr;   // [slots][HV]
-  unsigned char* scaled = nullptr;  // [slots][HV], ScaledRows with a gate per channel
-  // Of sequences that are cut into segments of whole chunks (segments.cc), the state after the first segment and the
-  // states that the others but the last would end with, had they begun with zeros [N, HV · (segments − 1), K, V], and
-  // the product of a segment's chunks as a map of the state [N, HV, segments − 2], from the second segment to the last
-  // but one.
+  unsigned char* scaled = nullptr;  // [slots][HV], ScaledRows; with a gate per key channel
+  // Where sequences are cut into segments (segments.cc): [N, HV · (segments − 1), K, V], at index 0 of a head the state
+  // after the first segment, and at index i the matrix N of segment i, for every segment but the first and the last.
   View<float, 4> segment_states;
-  unsigned char* segment_maps = nullptr;
+  unsigned char* segment_maps = nullptr;  // [N, HV, segments − 2], SegmentMap of the same segments
   int segments = 1;
   std::int64_t slots = 0;
-  std::int64_t slots_per_sequence = 0;  // 0: packed
+  std::int64_t slots_per_sequence = 0;  // 0 if sequences are packed
   float scale = 0;
-  // Rows that 16-byte accesses can read or write.
+  // Whether rows can be read or written in pieces of 16 bytes.
   bool q_rows = false, k_rows = false, v_rows = false, o_rows = false, g_rows = false;
 };
 
-// Slots of all sequences; of packed ones an upper bound, because the host does not read cu_seqlens.
+// Returns the number of slots. If sequences are packed it is an upper bound, because the host does not read cu_seqlens.
 constexpr std::int64_t chunk_slots(const DeltaShape& s) {
   if (s.packed > 0) return s.tokens / kChunkTokens + s.packed;
   return s.batch * ((s.tokens + kChunkTokens - 1) / kChunkTokens);
 }
 
-// The chunks of a sequence of `chunks` chunks that each of `segments` segments has; the last ones may have fewer.
+// Returns the chunks per segment of a sequence of `chunks` chunks. The last segments may have fewer.
 constexpr std::int64_t segment_chunks(std::int64_t chunks, int segments) { return (chunks + segments - 1) / segments; }
 
-// The multiprocessors for which forms and splits are chosen, whatever the GPU has, so that bits do not depend on it: an
-// H200's. waves_of: how often thread blocks fill them, one block each.
+// The multiprocessors of an H200. Kernels and numbers of segments are chosen for this count on every GPU, so that the
+// bits of results do not depend on the GPU.
 inline constexpr std::int64_t kMultiprocessors = 132;
+
+// Returns how many times `blocks` thread blocks fill kMultiprocessors, with one block per multiprocessor.
 constexpr std::int64_t waves_of(std::int64_t blocks) { return (blocks + kMultiprocessors - 1) / kMultiprocessors; }
 
 template <class E>
@@ -103,26 +119,27 @@ constexpr bool has_channel_gate(const ChunkProblem<E>& c) {
   return c.p.rule.decay == Decay::channel;
 }
 
-// Returns what keeps the kernels from the divided keys of a problem, or "".
+// Returns what the kernels do not take of a problem with divided keys, or "".
 std::string divided_keys_refusal(const DeltaShape& shape, const DeltaRule& rule);
 
-// Returns into how many segments the sequences of a problem are cut, a function of the sizes alone; 1: they are not.
+// Returns the number of segments per sequence, a function of the sizes alone. 1: sequences are not cut.
 int segments_of(const DeltaShape& shape);
 
-// Launches the kernel that writes every record. With `maps` (on Hopper) it reads rows by them.
+// Launches the kernel that writes every record, for problems without a gate per key channel. With `maps` (on Hopper)
+// the copy engine reads keys and queries. Every launch function here throws CudaError where the launch fails.
 template <class E>
 void launch_prepare(const ChunkProblem<E>& problem, const RowMaps* maps, cudaStream_t stream);
 
-// The same where every key channel has a gate: also writes the scaled rows.
+// Launches the kernel that writes every record and all ScaledRows where every key channel has a gate.
 template <class E>
 void launch_prepare_channel(const ChunkProblem<E>& problem, cudaStream_t stream);
 
-// Launches the sweep over the state on any GPU.
+// Launches the sweep on any GPU from sm_80 on.
 template <class E>
 void launch_sweep_portable(const ChunkProblem<E>& problem, cudaStream_t stream);
 
-// Launches the sweep on a Hopper GPU, which writes outputs by the descriptor `outputs`. `fused` computes the records on
-// the way, so that `prepare` is not needed.
+// Launches the sweep on a Hopper GPU. `maps` describes q, k and v, and `outputs` describes o. With `fused` the sweep
+// also computes the records, so that launch_prepare is not needed.
 template <class E>
 void launch_sweep_sm90(const ChunkProblem<E>& problem, const RowMaps& maps, const CUtensorMap& outputs, bool fused,
                        cudaStream_t stream);

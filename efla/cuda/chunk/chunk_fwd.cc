@@ -1,3 +1,5 @@
+// The forward by chunks: divides the workspace, chooses the kernels (`prepare` and a sweep, or the fused kernel) and
+// launches them. docs/design/2026-11-cuda-forward.md explains the choice.
 #include <cmath>
 #include <cstdint>
 
@@ -11,7 +13,7 @@
 namespace efla::gpu {
 namespace {
 
-// What is in the workspace, one after the other, in bytes.
+// The parts of the workspace in their order, in bytes.
 struct Parts {
   std::size_t records, scaled = 0, states = 0, maps = 0;
 
@@ -28,8 +30,8 @@ struct Parts {
   std::size_t total() const { return records + scaled + states + maps; }
 };
 
-// The fused kernel wins where its thread blocks fill the GPU nearly, once or several times
-// (docs/design/2026-11-cuda-forward.md).
+// Returns the kernel to use on a Hopper GPU: the fused one if its thread blocks nearly fill the multiprocessors, once
+// or several times (docs/design/2026-11-cuda-forward.md).
 ChunkKernel best_sweep(const DeltaShape& s, const DeltaRule& rule) {
   if (rule.decay == Decay::channel || (s.key_dim <= 64) != (s.value_dim <= 64)) return ChunkKernel::sweep;
   const std::int64_t blocks = s.sequences() * s.value_heads * ((s.value_dim + 127) / 128);
@@ -38,7 +40,7 @@ ChunkKernel best_sweep(const DeltaShape& s, const DeltaRule& rule) {
 
 std::string wide_keys() { return "keys of more than " + std::to_string(kUndividedKeys) + " dimensions "; }
 
-// Whether the copy engine can read and write all rows.
+// Returns whether the copy engine can read q, k and v and write o.
 template <class E>
 bool can_copy_all(const DeltaForward<E>& p) {
   return can_copy_rows(p.q) && can_copy_rows(p.k) && can_copy_rows(p.v) && can_copy_rows(View<const E, 4>(p.o));

@@ -1,5 +1,7 @@
-// The record of a chunk (prepare.cuh), computed by two warpgroups beside the sweep that uses it: one the vectors of the
-// keys and what T is made of, −A and the inverses of its diagonal blocks, the other P and T.
+// Computes the records of chunks (prepare.cuh) in the fused kernel, with two warpgroups of the sweep's thread block.
+// One warpgroup computes the vectors of the keys, −A and the inverses of the diagonal blocks of I + A. The other one
+// computes the vectors of the queries, P and T. "One kernel" in docs/design/2026-11-cuda-forward.md explains the
+// division.
 #pragma once
 
 #include "efla/cuda/chunk/sweep_sm90.cuh"
@@ -7,7 +9,7 @@
 
 namespace efla::gpu {
 
-// Reads β and g of a chunk's tokens, two per lane.
+// Returns β and g of a chunk's tokens, two tokens per lane.
 template <int kTiles, int kGroups, class E>
 __device__ __forceinline__ TokenPair<E> tokens_of(const ChunkProblem<E>& c, int chunk, int lane,
                                                   const Shared<kTiles, kGroups, true, false>& shared) {
@@ -15,10 +17,10 @@ __device__ __forceinline__ TokenPair<E> tokens_of(const ChunkProblem<E>& c, int 
   return read_tokens(c.p, static_cast<const E*>(walk.beta), walk.g, chunk * kChunkTokens, walk.end - walk.begin, lane);
 }
 
-// Chunks whose tokens are shared before the warpgroups begin.
+// Chunks whose tokens are computed before the warpgroups begin.
 inline constexpr int kFirstTokens = 2;
 
-// Starts the copies of the first chunk's rows and computes the decays of the first chunks' tokens; run by one warp,
+// Starts the copies of the first chunk's rows and computes the decays of the first kFirstTokens chunks. Run by one warp
 // before the warpgroups begin.
 template <int kTiles, int kGroups, class E>
 __device__ __forceinline__ void start_records(const ChunkProblem<E>& c, const RowMaps& maps, int lane,
@@ -34,7 +36,7 @@ __device__ __forceinline__ void start_records(const ChunkProblem<E>& c, const Ro
   }
 }
 
-// Waits for the tokens of a chunk and returns one of them.
+// Waits for the tokens of a chunk and returns token t.
 template <int kTiles, int kGroups>
 __device__ __forceinline__ Token wait_for_token(int chunk, int t, Shared<kTiles, kGroups, true, false>& shared) {
   const int stage = chunk % kTokenStages;
@@ -42,7 +44,7 @@ __device__ __forceinline__ Token wait_for_token(int chunk, int t, Shared<kTiles,
   return shared.tokens[stage][t];
 }
 
-// The warpgroup that computes the vectors of the keys, −A and the inverses of its diagonal blocks.
+// Runs the warpgroup that computes the vectors of the keys, −A and the inverses of the diagonal blocks of I + A.
 template <int kTiles, int kGroups, class E>
 __device__ __forceinline__ void prepare_keys(const ChunkProblem<E>& c, int thread,
                                              Shared<kTiles, kGroups, true, false>& shared) {
@@ -76,7 +78,7 @@ __device__ __forceinline__ void prepare_keys(const ChunkProblem<E>& c, int threa
   }
 }
 
-// The warpgroup that computes P, the vectors of the queries and T, reads β and g, and copies rows.
+// Runs the warpgroup that computes P, the vectors of the queries and T, reads β and g, and copies rows.
 template <int kTiles, int kGroups, class E>
 __device__ __forceinline__ void prepare_queries(const ChunkProblem<E>& c, const RowMaps& maps, int thread,
                                                 Shared<kTiles, kGroups, true, false>& shared) {
@@ -86,7 +88,7 @@ __device__ __forceinline__ void prepare_queries(const ChunkProblem<E>& c, const 
   const int warp = warp_of(thread);
   const bool gated = c.p.rule.decay == Decay::scalar;
   for (auto& record : shared.record) clear_upper_blocks(record, thread);
-  // Warps 2 and 3, which have the least to do for T, compute the decays of all tokens and copy rows.
+  // Warp 2 computes the decays of all tokens, and warp 3 copies rows, because they have the fewest blocks of T.
   TokenPair<E> next{};
   if (warp == 2) next = tokens_of(c, kFirstTokens, thread % 32, shared);
   if (warp == 3 && is_tail(0, shared)) finish_tail(thread % 32, shared);
@@ -117,7 +119,7 @@ __device__ __forceinline__ void prepare_queries(const ChunkProblem<E>& c, const 
       for (int i = 0; i < 16; ++i) blocks[i] = queries[8 * b + i];
     };
     write_queries<E>(blocks_of, warp, lane, scratch, record);
-    chunk = opaque(chunk);  // addresses kept from before would take registers that are not there
+    chunk = opaque(chunk);  // opaque, because registers are short for addresses kept until here
     if (warp == 3 && is_tail(chunk + 1, shared)) finish_tail(lane, shared);
     if (warp == 2) {
       share_tokens(next, gated, lane, shared.tokens[(chunk + kFirstTokens) % kTokenStages]);

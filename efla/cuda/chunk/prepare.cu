@@ -1,5 +1,7 @@
-// Everything of a chunk that does not depend on the state, for all chunks at once: one thread block per chunk and query
-// head, which loops over the value heads of that head.
+// `prepare`: computes the record (ChunkRecord in chunk.h) of every chunk and value head, that is everything of the
+// chunk algorithm that does not depend on the state. One thread block of four warps per chunk and query head computes K
+// Kᵀ and Q Kᵀ once, and then loops over the value heads of the query head. prepare.cuh has the work of the warps;
+// docs/equations.md has the equations, docs/design/2026-11-cuda-forward.md the choices.
 #include "efla/cuda/chunk/chunk.h"
 #include "efla/cuda/chunk/prepare.cuh"
 #include "efla/cuda/common/error.h"
@@ -9,8 +11,8 @@
 namespace efla::gpu {
 namespace {
 
-// Record, scratch and products take the place of keys and queries once those have been multiplied. kGrouped: the
-// threads leave their products of queries and keys here, because registers do not hold both products for all heads.
+// Keys and queries, and later in their place the record, the scratch and products. With kGrouped (several value heads
+// per query head) the threads keep Q Kᵀ in `queries`, because registers do not hold both products over all heads.
 template <int kTiles, bool kGrouped>
 union PrepareMemory {
   unsigned char rows[2][kTiles * kTileBytes];  // keys, queries
@@ -28,7 +30,7 @@ constexpr bool kCopyEngine = true;
 constexpr bool kCopyEngine = false;
 #endif
 
-// Starts to copy the keys and queries of a chunk; kMapped: by the copy engine.
+// Starts the copies of a chunk's keys and queries. With kMapped the copy engine makes them.
 template <int kTiles, bool kMapped, class E>
 __device__ __forceinline__ void start_rows(const ChunkProblem<E>& c, const RowMaps& maps, const ChunkAt& at,
                                            std::int64_t i_q, int thread, unsigned char (&rows)[2][kTiles * kTileBytes],
@@ -53,7 +55,8 @@ __device__ __forceinline__ void start_rows(const ChunkProblem<E>& c, const RowMa
     __syncthreads();
   }
 }
-// Waits for them; rows after the sequence's end become zeros.
+
+// Waits for the copies that start_rows started. Rows after the sequence's end become zeros.
 template <int kTiles, bool kMapped>
 __device__ __forceinline__ void finish_rows(const ChunkAt& at, int thread,
                                             unsigned char (&rows)[2][kTiles * kTileBytes], std::uint64_t* loaded) {

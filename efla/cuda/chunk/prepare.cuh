@@ -1,7 +1,8 @@
-// What a chunk brings to the sweep (ChunkRecord), computed by 128 threads from its keys and queries in shared memory.
+// The work of `prepare`: computes a ChunkRecord from keys and queries in shared memory, with 128 threads.
 //
-// Matrices of 64 × 64 are cut in 16 × 16 blocks, of which only those on and below the diagonal are used. Warp w has
-// block row w of K Kᵀ and of Q Kᵀ, w + 1 blocks each, and block column w of T below the diagonal, 3 − w blocks.
+// Matrices of 64 × 64 are divided into 16 × 16 blocks. Only the blocks on and below the diagonal are used. Warp w
+// computes block row w of K Kᵀ and of Q Kᵀ, w + 1 blocks each. It inverts diagonal block w of I + A and computes block
+// column w of T below the diagonal, 3 − w blocks. A, T, P and the vectors are defined at ChunkRecord (chunk.h).
 #pragma once
 
 #include "efla/cuda/common/tile.cuh"
@@ -12,23 +13,25 @@ namespace efla::gpu {
 
 inline constexpr int kPrepareThreads = 128;
 
+// Shared memory of the 128 threads.
 struct PrepareScratch {
-  // −A below the diagonal blocks; on the diagonal −A, then the transposed of the inverse. The length of a row keeps
-  // reads of float2 free of bank conflicts.
+  // −A below the diagonal blocks. A diagonal block is −A first, and the transposed inverse of I + A later. The padding
+  // of a row avoids bank conflicts of float2 reads.
   float matrix[kChunkTokens][kChunkTokens + 8];
-  float key_factor[kChunkTokens], query_factor[kChunkTokens];  // n_k, and scale n_q
+  float key_factor[kChunkTokens], query_factor[kChunkTokens];  // n_k and scale n_q
   float row[kChunkTokens];                                     // −a_i n_k,i
   float prefix[kChunkTokens];                                  // log2 γ_i
 };
 
-// A block row of K Kᵀ or Q Kᵀ, as the accumulators of mma or wgmma: of block column b, element 8·b + 4·h + 2·r + e is
+// The accumulators of a block row of K Kᵀ or Q Kᵀ, of mma or wgmma: element 8·b + 4·h + 2·r + e of block column b is
 // row lane/4 + 8·r, column 8·h + 2 (lane % 4) + e.
 using BlockProducts = float[32];
 
-// Returns the warp's number as a value of which the compiler knows that all lanes have the same.
+// Returns the number of the warp, as a value that the compiler knows to be equal in all lanes.
 __device__ __forceinline__ int warp_of(int thread) { return __shfl_sync(0xffffffffU, thread / 32, 0); }
 
-// Computes block columns b and b + 1 of the warp's block row of `rows` with all keys, with mma.
+// Multiplies block row `warp` of `rows` by key blocks b and b + 1, with mma. `rows` and `keys` are shared addresses of
+// tiles; `blocks` gets 16 accumulators.
 template <class E, int kTiles>
 __device__ __forceinline__ void multiply_blocks(std::uint32_t rows, std::uint32_t keys, int b, int warp, int lane,
                                                 float* blocks) {
@@ -48,8 +51,8 @@ __device__ __forceinline__ void multiply_blocks(std::uint32_t rows, std::uint32_
   }
 }
 
-// Starts the products of this warp's block row of `rows` with all keys, tiles of 64 · kTiles columns. The caller has
-// given `products` their registers (leave_undefined).
+// Starts the products of block row `warp` of `rows` with all keys. Both are kTiles tiles. On Hopper the products are
+// asynchronous, and the caller has called leave_undefined for `products` before.
 template <class E, int kTiles>
 __device__ __forceinline__ void start_products(std::uint32_t rows, std::uint32_t keys, int warp, int lane,
                                                BlockProducts& products) {
@@ -70,7 +73,7 @@ __device__ __forceinline__ void start_products(std::uint32_t rows, std::uint32_t
 #endif
 }
 
-// Waits for all products that this warp started; `products` are not read before.
+// Waits for all products that this warp started. `products` must not be read before.
 template <int kCount>
 __device__ __forceinline__ void finish_products(float (&products)[kCount]) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -80,18 +83,19 @@ __device__ __forceinline__ void finish_products(float (&products)[kCount]) {
 #endif
 }
 
-// The diagonal of a 16 × 16 block of which `block` are the accumulators: element lane % 16.
+// Returns element lane % 16 of the diagonal of a 16 × 16 block, whose accumulators are `block`.
 __device__ __forceinline__ float diagonal_of(const float* block, int lane) {
-  const bool odd = lane / 4 % 2 == 1;  // of row lane / 4 the diagonal is with the lane for which 2 (lane % 4) + e is it
+  const bool odd = lane / 4 % 2 == 1;  // e for which 2 (lane % 4) + e = lane / 4
   const float low = odd ? block[1] : block[0], high = odd ? block[7] : block[6];
   const int from = 4 * (lane % 8) + lane % 8 / 2;
   const float first = __shfl_sync(0xffffffffU, low, from), second = __shfl_sync(0xffffffffU, high, from);
   return lane % 16 < 8 ? first : second;
 }
 
-// Returns the lane's part of the sum of the diagonal of a 16 × 16 block of which `block` are the accumulators.
+// Returns the sum of those elements of the diagonal of a 16 × 16 block that this lane has. `block` are its
+// accumulators.
 __device__ __forceinline__ float diagonal_part(const float* block, int lane) {
-  const int column = lane / 4 - 2 * (lane % 4);  // of the diagonal, from the lane's first one on
+  const int column = lane / 4 - 2 * (lane % 4);  // of the diagonal, counted from the lane's first column
   const float even = block[0] + block[6], odd = block[1] + block[7];
   return column == 0 ? even : column == 1 ? odd : 0.0F;
 }
@@ -110,18 +114,19 @@ __device__ __forceinline__ float query_squares(std::uint32_t q_tile, int warp, i
   return diagonal_of(squares, lane);
 }
 
-// Decays below e^kMinDecay are zero in float32 whatever their exponent; a smaller one would cost the others digits.
+// The least log decay that is used. e^kMinDecay is 0 in float32, and larger sums of g would cost other decays digits.
 inline constexpr float kMinDecay = -120.0F;
 
-// β and g of two neighbouring tokens, 2·lane and the next; tokens that do not exist change nothing. As they are in
-// memory, so that nothing waits for them before they are needed.
+// β and g of tokens 2·lane and 2·lane + 1, zeros for tokens that do not exist. They stay in the types of memory until
+// they are used, so that a read does not wait.
 template <class E>
 struct TokenPair {
   E beta[2];
   float g[2];
 };
 
-// Reads a lane's pair of the tokens [t, end) of a head whose first token's β and g are given; g may be null.
+// Returns the lane's pair of the 64 tokens from t on, of the tokens [t, end). `beta` and `g` point to token 0 of the
+// head; g may be null.
 template <class E>
 __device__ __forceinline__ TokenPair<E> read_tokens(const DeltaForward<E>& p, const E* beta, const float* g, int t,
                                                     int end, int lane) {
@@ -137,12 +142,13 @@ __device__ __forceinline__ TokenPair<E> read_tokens(const DeltaForward<E>& p, co
   return pair;
 }
 
-// A token's β and the log2 of its decays: from the chunk's start to it, from it to the chunk's end, and over the chunk.
+// β of a token, and log2 of decays: from the chunk's start to the token (log2 γ_i), from the token to the chunk's end
+// (log2 γ_C/γ_i), and over the chunk (log2 γ_C).
 struct Token {
   float beta, prefix, suffix, total;
 };
 
-// Returns both tokens of a lane.
+// Computes both tokens of a lane. All lanes of the warp take part.
 template <class E>
 __device__ __forceinline__ void scan_tokens(const TokenPair<E>& pair, bool gated, int lane, Token (&tokens)[2]) {
 #pragma unroll
@@ -151,7 +157,7 @@ __device__ __forceinline__ void scan_tokens(const TokenPair<E>& pair, bool gated
   float g[2];
 #pragma unroll
   for (int e = 0; e < 2; ++e) g[e] = (pair.g[e] < kMinDecay ? kMinDecay : pair.g[e]) * 1.44269504F;  // NaN stays
-  float before = g[0] + g[1], after = before;  // sums over the lanes up to this one, and from it on
+  float before = g[0] + g[1], after = before;  // sums over lanes 0 to lane, and lane to 31
 #pragma unroll
   for (int offset = 1; offset < 32; offset *= 2) {
     const float below = __shfl_up_sync(0xffffffffU, before, offset),
@@ -170,7 +176,7 @@ __device__ __forceinline__ void scan_tokens(const TokenPair<E>& pair, bool gated
   tokens[1].suffix = after;
 }
 
-// Writes all tokens of a chunk, of which this warp has pairs.
+// Writes the tokens of a chunk to shared memory. Run by one warp, whose lanes have two tokens each.
 template <class E>
 __device__ __forceinline__ void share_tokens(const TokenPair<E>& pair, bool gated, int lane,
                                              Token (&shared)[kChunkTokens]) {
@@ -180,7 +186,7 @@ __device__ __forceinline__ void share_tokens(const TokenPair<E>& pair, bool gate
   for (int e = 0; e < 2; ++e) shared[2 * lane + e] = tokens[e];
 }
 
-// Returns token 16·warp + lane % 16.
+// Returns token 16·warp + lane % 16 of the chunk, of which every warp has all pairs.
 template <class E>
 __device__ __forceinline__ Token token_of(const TokenPair<E>& pair, bool gated, int warp, int lane) {
   const int from = 8 * warp + lane % 16 / 2;
@@ -205,7 +211,8 @@ __device__ __forceinline__ float key_squares(const BlockProducts& keys, int warp
   return squares;
 }
 
-// Computes what of the gains and decays of the warp's 16 tokens needs their keys, of which `lambda` is Σk².
+// Writes b, read, write and γ_C of the warp's 16 tokens to the record, and −a n_k, log2 γ and n_k to the scratch.
+// `lambda` is Σk² of the lane's token, before the L2 norm.
 __device__ __forceinline__ void key_vectors(const DeltaRule& rule, const Token& token, float lambda, int warp, int lane,
                                             PrepareScratch& scratch, ChunkRecord& record) {
   float n_k = 1;
@@ -226,7 +233,8 @@ __device__ __forceinline__ void key_vectors(const DeltaRule& rule, const Token& 
   if (t == 0) record.decay = exp2_fast(token.total);
 }
 
-// Computes what of them needs their queries; `squares` is Σq² of the lane's token (query_squares).
+// Writes `out` of the warp's 16 tokens to the record and scale n_q to the scratch. `squares` is Σq² of the lane's token
+// (query_squares).
 __device__ __forceinline__ void query_vectors(const DeltaRule& rule, float scale, const Token& token, float squares,
                                               int warp, int lane, PrepareScratch& scratch, ChunkRecord& record) {
   const float n_q = rule.qk_l2norm ? scale * rsqrtf(squares + static_cast<float>(kL2NormEpsilon)) : scale;
@@ -235,7 +243,7 @@ __device__ __forceinline__ void query_vectors(const DeltaRule& rule, float scale
   record.out[16 * warp + lane] = n_q * exp2_fast(token.prefix);
 }
 
-// Zeros the blocks above the diagonal of T and P.
+// Zeroes the blocks of T and P above the diagonal.
 __device__ __forceinline__ void clear_upper_blocks(ChunkRecord& record, int thread) {
 #pragma unroll
   for (int i = 0; i < kTileBytes / 16 / kPrepareThreads; ++i) {
@@ -247,8 +255,9 @@ __device__ __forceinline__ void clear_upper_blocks(ChunkRecord& record, int thre
   }
 }
 
-// The factors of rows lane / 4 and lane / 4 + 8 of a warp's block row: of blocks below the diagonal with the decay from
-// the token before the block row, and of the block on the diagonal without. Where there is no gate all decays are 1.
+// The factors of rows lane / 4 and lane / 4 + 8 of a warp's block row. `below`, for blocks below the diagonal, includes
+// the decay from the last token before the block row; `diagonal` does not. `prefix` is log2 γ of the rows, and `before`
+// log2 γ of the last token before the block row. Without a gate all decays are 1.
 struct RowFactors {
   float below[2], diagonal[2], prefix[2], before;
 
@@ -264,11 +273,10 @@ struct RowFactors {
   }
 };
 
-// Multiplies a 16 × 16 block of products with factors of its rows and columns and with Γ, the decay between their
-// tokens.
+// Writes to x a 16 × 16 block of products times the factors of its rows and columns and times Γ.
 //
-// Γ_ij is a factor of i times one of j, the decays to and from a token between them: neither exceeds 1. On the diagonal
-// there is no such token.
+// Below the diagonal Γ_ij is the decay from the last token before the block row to i, times the decay from j to that
+// token. Neither exceeds 1. A block on the diagonal has no such token, and Γ_ij is computed for every element.
 __device__ __forceinline__ void scale_block(float (&x)[8], const float* block, const RowFactors& rows,
                                             const float* columns, const float* prefixes, bool diagonal, int lane) {
   float factors[4];
@@ -300,8 +308,8 @@ __device__ __forceinline__ void scale_block(float (&x)[8], const float* block, c
   }
 }
 
-// Returns x for a product by mma_tf32, which drops the bits that TF32 does not have. TF32 has as many bits as float16,
-// so that the dropped bits would be as much as float16 rounds: for float16 x is rounded.
+// Returns x for a product by mma_tf32, which drops the bits that TF32 does not have. For float16 x is rounded instead,
+// because TF32 has as many bits as float16, so that dropped bits would matter as much as float16's rounding.
 template <class E>
 __device__ __forceinline__ float to_tf32(float x) {
   return std::is_same_v<E, float16> ? round_to_tf32(x) : x;
@@ -317,7 +325,7 @@ __device__ __forceinline__ void write_keys(const BlockProducts& products, int wa
     float x[8];
     const bool diagonal = b == warp;
     scale_block(x, products + 8 * b, rows, scratch.key_factor + 16 * b, scratch.prefix + 16 * b, diagonal, lane);
-    if (!diagonal) {  // the block on the diagonal is inverted in float32
+    if (!diagonal) {  // a block on the diagonal stays in float32, because it is inverted in float32
 #pragma unroll
       for (float& e : x) e = to_tf32<E>(e);
     }
@@ -330,7 +338,7 @@ __device__ __forceinline__ void write_keys(const BlockProducts& products, int wa
   }
 }
 
-// Writes the warp's block row of P to the record; blocks_of(b, blocks) gives block columns b and b + 1 of Q Kᵀ.
+// Writes the warp's block row of P to the record. blocks_of(b, blocks) gives block columns b and b + 1 of Q Kᵀ.
 template <class E, class F>
 __device__ __forceinline__ void write_queries(F&& blocks_of, int warp, int lane, const PrepareScratch& scratch,
                                               ChunkRecord& record) {
@@ -362,12 +370,13 @@ __device__ __forceinline__ void write_queries(F&& blocks_of, int warp, int lane,
   }
 }
 
-// Inverts diagonal block `warp` of I + A and leaves the transposed. Its two blocks of 8 × 8 on the diagonal are
-// inverted by forward substitution, one column per lane and twice, by both halves of the warp; the block below them is
-// minus the product of the second inverse, the block itself and the first inverse, four rows per half.
+// Inverts diagonal block `warp` of I + A and leaves the transposed inverse in the scratch. The block has two 8 × 8
+// blocks on its diagonal. They are inverted by forward substitution, one column per lane; both halves of the warp
+// compute the same. The 8 × 8 block below them is minus the product of the second inverse, the block itself and the
+// first inverse; each half of the warp computes four rows.
 __device__ __forceinline__ void invert_diagonal(int warp, int lane, PrepareScratch& scratch) {
   const int half = lane / 16, column = lane % 8, first = 16 * warp, second = first + 8;
-  const bool below = lane / 8 % 2 == 1;  // this lane has a column of the second block
+  const bool below = lane / 8 % 2 == 1;  // whether this lane has a column of the second inverse
   const int own = below ? second : first;
   float x[8];
 #pragma unroll
@@ -383,7 +392,7 @@ __device__ __forceinline__ void invert_diagonal(int warp, int lane, PrepareScrat
       }
     }
   }
-  float y[8], z[4] = {};  // rows 4·half and on of the products with the first inverse, then all rows
+  float y[8], z[4] = {};  // y: rows from 4·half on of −A times the first inverse, later all 8 rows
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     y[i] = 0;
@@ -420,15 +429,15 @@ __device__ __forceinline__ void invert_diagonal(int warp, int lane, PrepareScrat
   write(own + column, (below ? first : second) + 4 * half, z);
 }
 
-// The accumulators of a 16 × 16 block as an operand of mma_tf32.
+// The accumulators of a 16 × 16 block as first operand of mma_tf32.
 struct Tf32Block {
   std::uint32_t x[8];
 
   __device__ __forceinline__ void set(int i, float value) { x[i] = __float_as_uint(value); }
 };
 
-// d = a bᵀ, plus d where kAdd is set, with b a block of the scratch's matrix. kTransposed: the scratch has the
-// transposed of b.
+// d = a bᵀ, plus d if kAdd is set. b is the 16 × 16 block of the scratch's matrix at (row, column). kTransposed: the
+// matrix holds bᵀ there.
 template <class E, bool kAdd, bool kTransposed>
 __device__ __forceinline__ void multiply_tf32(float (&d)[8], const Tf32Block& a, const PrepareScratch& scratch, int row,
                                               int column, int lane) {
@@ -451,9 +460,9 @@ __device__ __forceinline__ void multiply_tf32(float (&d)[8], const Tf32Block& a,
   }
 }
 
-// Computes block column j of T, T_ij = T_ii Σ_{j≤k<i} (−A_ik) T_kj for i > j, and writes it to the record. What is
-// multiplied are the transposes, so that an accumulator is the next product's operand. TF32 is enough, because T is
-// rounded to E.
+// Computes block column j of T, T_ij = T_ii Σ_{j≤k<i} (−A_ik) T_kj for block rows i > j, and writes it to the record.
+// The products are of transposed blocks, so that the accumulators of one product are an operand of the next. TF32
+// suffices, because T is rounded to E.
 template <class E>
 __device__ __forceinline__ void invert_below(int j, int lane, const PrepareScratch& scratch, ChunkRecord& record) {
   Tf32Block column[3];  // T_kjᵀ of k = j, j + 1, j + 2
@@ -486,7 +495,7 @@ __device__ __forceinline__ void invert_below(int j, int lane, const PrepareScrat
     for (int i = 0; i < 8; ++i) sums.set(i, to_tf32<E>(sum[i]));
     multiply_tf32<E, false, true>(block, sums, scratch, 16 * i_block, 16 * i_block, lane);
 #pragma unroll
-    for (float& x : block) x = to_tf32<E>(x);  // what is rounded to E afterwards is the same
+    for (float& x : block) x = to_tf32<E>(x);  // does not change the result of rounding to E
     write(i_block, block);
     if (step == 3) break;
 #pragma unroll
@@ -494,7 +503,7 @@ __device__ __forceinline__ void invert_below(int j, int lane, const PrepareScrat
   }
 }
 
-// Copies a record from shared to global memory; wait_for_record says when it may be overwritten.
+// Copies a record from shared to global memory. The record may be overwritten after wait_for_record.
 template <int kThreads>
 __device__ __forceinline__ void store_record(const ChunkRecord& record, ChunkRecord* to, int thread) {
 #if __CUDA_ARCH__ >= 900
@@ -511,7 +520,7 @@ __device__ __forceinline__ void wait_for_record(int thread) {
 #endif
 }
 
-// Makes what this thread wrote to shared memory visible to wgmma and bulk copies, which sm_80 does not have.
+// Makes writes of this thread to shared memory visible to wgmma and to bulk copies. Does nothing before sm_90.
 __device__ __forceinline__ void fence_record() {
 #if __CUDA_ARCH__ >= 900
   fence_for_products();

@@ -1,11 +1,14 @@
-// Everything of a chunk that does not depend on the state where every key channel has a gate: one thread block per
-// chunk and value head.
+// `prepare` where every key channel has a gate: computes the record and the ScaledRows (chunk.h) of every chunk and
+// value head. One thread block of eight warps per chunk and value head. First a thread scales two channels of a block
+// of 16 tokens. Then four warps compute T from the keys and four warps compute P from the queries, one block row of 16
+// tokens per warp (prepare.cuh). docs/design/2026-11-cuda-forward.md, "A gate per key channel", explains the kernel.
 //
-// Γ_ij = γ_i/γ_j, now per channel, is a factor of token i times one of token j, the decays from and to a token between
-// them, which go into their rows before the products. Blocks are of 16 tokens. For block row I that token is the eighth
-// of the block, if no decay from or to it leaves the range of exponents of the elements (a channel where one does is
-// *deep*), and the last before the block otherwise. So neither factor overflows, and where one underflows so does Γ. In
-// deep channels the factors of the block's own tokens are zeros, and their products are added pair by pair in float32.
+// Γ_ij = γ_i/γ_j is a vector over the channels. It is the product of the decay from a reference token to token i and
+// the decay from token j to the reference token. These factors multiply rows of queries and keys before the products.
+// The reference token of a block row is the eighth token of its block, if the decays between the reference and the
+// block's tokens stay within 2^±kRange. Otherwise the channel is *deep* in this block, and the reference is the last
+// token before the block. So no factor overflows, and Γ_ij underflows where a factor does. In deep channels the factors
+// of the block's own keys are zeros, and the products of tokens within the block are added pair by pair in float32.
 #include "efla/cuda/chunk/channels.cuh"
 #include "efla/cuda/chunk/chunk.h"
 #include "efla/cuda/chunk/prepare.cuh"
@@ -17,21 +20,23 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// The largest log2 of a decay from or to a block's token. Rows of float16 have a length below 2 (unit_of), so that a
-// row times kHeadroom and such a decay stays below 2¹⁵, and an element of 2⁻⁴ keeps all its digits.
+// The largest |log2| of a decay between a block's tokens and its reference token. A row of float16 has a length below 2
+// (unit_of). So its product with kHeadroom and such a decay stays below 2¹⁵, and an element of 2⁻⁴ keeps all its
+// digits.
 template <class E>
 constexpr float kRange = kUnitRows<E> ? 12 : 60;
 template <class E>
 constexpr float kHeadroom = kUnitRows<E> ? 4 : 1;
 
-// Thread blocks per multiprocessor for which the compiler leaves registers.
+// Thread blocks per multiprocessor that registers must allow.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 constexpr int kResident = 2;
 #else
 constexpr int kResident = 1;
 #endif
 
-// The rows of a block's tokens and of the tokens before it, decayed to the block's token: block row I has 16 (I + 1).
+// Rows of keys for the products with block row I: the keys of blocks 0 to I, decayed to the reference token of block I,
+// 16 (I + 1) rows. column_row is the first of these rows.
 constexpr int kColumnRows = kBlock * kBlocks * (kBlocks + 1) / 2;
 constexpr int column_row(int block) { return kBlock * block * (block + 1) / 2; }
 
@@ -47,8 +52,9 @@ struct ChannelMemory {
       PrepareScratch scratch;
     } products;
   };
-  float total[kBlocks][64 * kTiles], middle[kBlocks][64 * kTiles];  // log2 of decays from the block's start
-  unsigned deep[kBlocks][2 * kTiles];  // a bit per pair of channels, for the even and the odd ones of 64
+  // log2 of decays from the block's start to its end and to its reference token
+  float total[kBlocks][64 * kTiles], middle[kBlocks][64 * kTiles];
+  unsigned deep[kBlocks][2 * kTiles];  // of 64 channels, one word for the even and one for the odd channels
   float squares[kTiles][kBlocks][32];  // Σk² of the block's tokens, then Σq², over 64 channels
   ChunkAt at;
   __device__ ChannelMemory() {}
@@ -60,7 +66,8 @@ struct Channels {
   std::uint32_t k[kBlock], q[kBlock];
 };
 
-// Reads two neighbouring elements of a row, of which `count` exist; kAligned: both or none do, at an aligned address.
+// Returns two neighbouring elements of a row. `count` of them exist, and the others are zeros. kAligned: both elements
+// or none exist, at an aligned address.
 template <bool kAligned, class E>
 __device__ __forceinline__ std::uint32_t read_pair(const E* from, std::int64_t stride, int count) {
   if constexpr (kAligned) return count > 0 ? *reinterpret_cast<const std::uint32_t*>(from) : 0;
@@ -74,6 +81,7 @@ __device__ __forceinline__ float2 read_pair(const float* from, std::int64_t stri
   return {count > 0 ? *from : 0.0F, count > 1 ? from[stride] : 0.0F};
 }
 
+// Reads channels `channel` and `channel` + 1 of a block's tokens and adds up their gates.
 template <bool kAligned, class E>
 __device__ __forceinline__ void read_channels(const ChunkProblem<E>& c, const ChunkAt& at, std::int64_t i_h, int block,
                                               int channel, Channels& x) {
@@ -104,7 +112,8 @@ __device__ __forceinline__ void read_channels(const ChunkProblem<E>& c, const Ch
   }
 }
 
-// Computes what the blocks of a chunk need of each other's channels.
+// Writes to shared memory what other blocks and other channels need: sums of squares, total decays, and which channels
+// are deep.
 template <class E, int kTiles>
 __device__ __forceinline__ void share_channels(const Channels& x, int block, int channel, int lane,
                                                ChannelMemory<kTiles>& memory) {
@@ -153,20 +162,21 @@ __device__ __forceinline__ void make_units(Channels& x, int block, int lane, boo
   }
 }
 
-// Writes two channels of a token, times the factors of both.
+// Writes two channels of a token times factors x and y of each channel.
 template <class E>
 __device__ __forceinline__ void write_scaled(unsigned char* to, std::uint32_t pair, const float (&x)[2],
                                              const float (&y)[2]) {
   *reinterpret_cast<std::uint32_t*>(to) = pack<E>(low_of<E>(pair) * (x[0] * y[0]), high_of<E>(pair) * (x[1] * y[1]));
 }
 
-// Writes the block's two channels as rows of the operands and of the sweep.
+// Writes the decayed rows of two channels of a block: the operands of the products in shared memory, and the
+// ScaledRows.
 template <class E, int kTiles>
 __device__ __forceinline__ void scale_channels(Channels& x, int block, int channel, int lane,
                                                ChannelMemory<kTiles>& memory, ScaledRows<kTiles>& to) {
   const int tile = channel / 64, in_tile = kBlock * block * 128;
   const auto place = [](int i, int channel) { return piece_offset(i, channel % 64 / 8) + channel % 8 * 2; };
-  const auto log_total = [&](int first, int last, int e) {  // of the blocks [first, last)
+  const auto log_total = [&](int first, int last, int e) {  // log2 of the decay over blocks [first, last)
     float sum = 0;
     for (int other = first; other < last; ++other) sum += memory.total[other][channel + e];
     return sum;
@@ -180,7 +190,7 @@ __device__ __forceinline__ void scale_channels(Channels& x, int block, int chann
   }
 #pragma unroll
   for (int i = 0; i < kBlock; ++i) {
-    if (i % 4 == 0) __syncwarp();  // no exponentials of later tokens before, for which registers are short
+    if (i % 4 == 0) __syncwarp();  // so that the compiler does not compute later exponentials: registers are short
     const float from_start[2] = {exp2_fast(x.decay[i][0]), exp2_fast(x.decay[i][1])};
     const int at = tile * kTileBytes + in_tile + place(i, channel);
     write_scaled<E>(memory.rows.queries + at, x.q[i], from_start, middle);
@@ -211,7 +221,7 @@ __device__ __forceinline__ void scale_channels(Channels& x, int block, int chann
   for (int i = 0; i < kBlock; ++i) write_scaled<E>(rows + place(i, opaque(channel)), x.k[i], x.decay[i], factor);
 }
 
-// Computes the block row `warp` of the products of `rows` with the keys decayed to that block's token.
+// Multiplies block row `warp` of `rows` by the keys that are decayed to the reference token of this block.
 template <class E, int kTiles>
 __device__ __forceinline__ void multiply_channels(const unsigned char* rows, const ChannelMemory<kTiles>& memory,
                                                   int warp, int lane, BlockProducts& products) {
@@ -234,9 +244,9 @@ __device__ __forceinline__ void multiply_channels(const unsigned char* rows, con
   }
 }
 
-// Adds the products of the tokens of block `warp` with each other in its deep channels: rows of `x` (keys or queries)
-// with keys, each times the factor of the lane's token. Half a warp per channel, a column per lane. `block` is memory
-// for 16 rows of 16 floats, `stride` apart.
+// Adds to `products` the products of the tokens of block `warp` with each other in deep channels: rows of `x` (keys or
+// queries) times keys, each with a factor of the lane's token. Each half of the warp has one channel, and each lane one
+// column. `block` is shared memory for 16 rows of 16 floats, `stride` floats apart.
 template <class E, int kTiles>
 __device__ __forceinline__ void add_deep_channels(const ChunkProblem<E>& c, const View<const E, 4>& x, float row_factor,
                                                   float key_factor, const ChunkAt& at, std::int64_t i_h, int warp,
@@ -252,7 +262,7 @@ __device__ __forceinline__ void add_deep_channels(const ChunkProblem<E>& c, cons
       any = true;
       const int first = __ffs(mask) - 1;
       mask &= mask - 1;
-      const int pair = lane < kBlock ? first : __ffs(mask) - 1;  // −1: there is none
+      const int pair = lane < kBlock ? first : __ffs(mask) - 1;  // −1 for none
       const int channel = word / 2 * 64 + 2 * pair + word % 2;
       const bool exists = pair >= 0 && token < at.rows;
       float decay = exists ? limited_gate(*p.g.at(at.i_b, t, i_h, channel)) : 0.0F;
@@ -288,7 +298,7 @@ __device__ __forceinline__ void add_deep_channels(const ChunkProblem<E>& c, cons
   __syncwarp();
 }
 
-// Divides the factors of the warp's keys or queries by what their rows were multiplied by.
+// Divides the factors of the warp's keys or queries by the powers of two that have multiplied their rows (make_units).
 template <class E>
 __device__ __forceinline__ void divide_by_unit(float unit, bool of_keys, int warp, int lane, PrepareScratch& scratch,
                                                ChunkRecord& record) {
@@ -338,7 +348,7 @@ __global__ void __launch_bounds__(kThreads, kAligned ? kResident : 1)
     __syncthreads();
   }
   const ChunkAt& at = memory.at;
-  // The first four warps compute T from the keys, the others P from the queries; each has a block row.
+  // Warps 0 to 3 compute T from the keys, warps 4 to 7 compute P from the queries. Each has a block row.
   const int warp = warp_of(threadIdx.x) % kBlocks;
   const bool of_keys = threadIdx.x < kThreads / 2;
   const int t = kBlock * warp + lane % kBlock;

@@ -1,16 +1,18 @@
-// The exact split of sequences for few heads.
+// Chooses into how many segments sequences are cut where there are too few heads to fill the GPU.
 //
-// A segment of chunks maps the state before it to S ← M S + N. Where there are too few heads to fill the GPU, the sweep
-// first computes the outputs of the first segment and, at once, M and N of the others (M by walking the segment's
-// chunks with the identity as the state and no values), and then the outputs of the other segments at once, each from
-// the state that follows from the first segment's end by the maps of the segments between.
+// A segment of chunks maps the state S before it to M S + N. One launch of the sweep computes the outputs of the first
+// segment and, at the same time, M and N of every segment but the first and the last: M by walking the segment's chunks
+// from the identity with values of zero, N by walking them from a state of zeros. A second launch computes the outputs
+// of the other segments at the same time. Each of its thread blocks first computes the state before its segment from
+// the state after the first segment and the maps of the segments between. docs/design/2026-11-cuda-forward.md has the
+// details.
 #include "efla/cuda/chunk/chunk.h"
 
 namespace efla::gpu {
 
 int segments_of(const DeltaShape& s) {
-  // Costs are in units of one chunk of the sweep; 7 + 2·i estimates the kernels between the sweeps. Rows of keys or
-  // values that the copy engine cannot read are not cut.
+  // Costs are in units of one chunk of the sweep. 7 + 2·i estimates the other costs of i segments: the second launch
+  // and the products with the maps. Problems whose keys or values the copy engine cannot read are not cut.
   constexpr std::int64_t kMaxSegments = 8;
   const std::int64_t heads = s.sequences() * s.value_heads, chunks = chunk_slots(s) / s.sequences();
   const std::int64_t slices = (s.value_dim + 63) / 64, pairs = (s.value_dim + 127) / 128;

@@ -1,9 +1,11 @@
-// The sweep over the state on any GPU from sm_80 on: products by mma.sync, copies by cp.async.
+// The sweep over the state on any GPU from sm_80 on: products by mma.sync, copies by cp.async. It computes the
+// equations at ChunkRecord (chunk.h); docs/design/2026-11-cuda-forward.md explains it.
 //
 // One thread block per sequence, value head and slice of 64 value columns walks the chunks of the sequence. Each of its
-// four warps keeps 16 rows of the transposed state Sᵀ [V, K] in registers, as the accumulators of mma; rounded to
-// the elements' type they are its first operand, so neither the state nor R nor U ever leave the registers. Everything
-// below is the transposed of the equations at ChunkRecord: rows are value columns, columns are tokens.
+// four warps keeps 16 rows of the transposed state Sᵀ [V, K] in registers, as accumulators of mma. Rounded to the type
+// of the elements, the accumulators are the first operand of the next product, so neither S nor R nor U leaves the
+// registers. All matrices below are the transposed of those at ChunkRecord: rows are value columns, and columns are
+// tokens.
 #include "efla/cuda/chunk/chunk.h"
 #include "efla/cuda/common/error.h"
 #include "efla/cuda/common/launch.h"
@@ -16,20 +18,20 @@ namespace {
 
 constexpr int kThreads = 128;
 
-// What a chunk's products read; with a gate per key channel also ScaledRows.
+// What the products of a chunk read. With a gate per key channel k, w, q and decay are the ScaledRows of the chunk.
 template <int kTiles, bool kChannel>
 struct Stage {
   alignas(1024) unsigned char k[kTiles * kTileBytes];
   unsigned char w[kChannel ? kTiles * kTileBytes : 0];
   unsigned char q[kTiles * kTileBytes];
-  unsigned char v[kTileBytes];  // afterwards the outputs
+  unsigned char v[kTileBytes];  // values, later outputs
   ChunkRecord record;
   alignas(16) float decay[kChannel ? 64 * kTiles : 0];
 
   __device__ const unsigned char* written() const { return kChannel ? w : k; }
 };
 
-// Starts to copy `bytes` bytes, a multiple of 16.
+// Starts the copy of `bytes` bytes, a multiple of 16, to shared memory.
 __device__ __forceinline__ void start_copy(void* to, const void* from, int bytes) {
   const std::uint32_t first = shared_address(to);
   for (int at = 16 * static_cast<int>(threadIdx.x); at < bytes; at += 16 * kThreads) {
@@ -37,6 +39,7 @@ __device__ __forceinline__ void start_copy(void* to, const void* from, int bytes
   }
 }
 
+// Starts and commits the copies of a chunk's rows and record to a stage. `column` is the slice's first value column.
 template <int kTiles, bool kChannel, class E>
 __device__ __forceinline__ void start_loads(const ChunkProblem<E>& c, const ChunkAt& at, std::int64_t slot,
                                             std::int64_t i_h, std::int64_t column, Stage<kTiles, kChannel>& stage) {
@@ -56,7 +59,7 @@ __device__ __forceinline__ void start_loads(const ChunkProblem<E>& c, const Chun
   copy_async_commit();
 }
 
-// One chunk: adds to the state s and leaves o in the place of v.
+// Computes one chunk: updates the state s, and replaces the values in the stage by the outputs o.
 template <class E, int kTiles, bool kChannel>
 __device__ __forceinline__ void sweep_chunk(float (&s)[32 * kTiles], Stage<kTiles, kChannel>& stage, int warp,
                                             int lane) {
@@ -110,6 +113,7 @@ __device__ __forceinline__ void store_outputs(const ChunkProblem<E>& c, const Ch
   }
 }
 
+// Walks all chunks of a sequence. With two stages the next chunk is copied while one is computed.
 template <class E, int kTiles, int kStages, bool kChannel>
 __global__ void __launch_bounds__(kThreads, 1) sweep_kernel(const __grid_constant__ ChunkProblem<E> c, int slices) {
   extern __shared__ __align__(1024) unsigned char shared[];
@@ -172,7 +176,7 @@ void launch(const ChunkProblem<E>& c, cudaStream_t stream) {
 
 template <class E>
 void launch_sweep_portable(const ChunkProblem<E>& c, cudaStream_t stream) {
-  // Two stages where they fit into the 99 KB that every GPU from sm_80 on has.
+  // Two stages if they fit into 99 KB of shared memory, which every GPU from sm_80 on has per thread block.
   const bool narrow = c.p.shape.key_dim <= 64;
   if (has_channel_gate(c)) return narrow ? launch<1, 1, true>(c, stream) : launch<2, 1, true>(c, stream);
   narrow ? launch<1, 2, false>(c, stream) : launch<2, 1, false>(c, stream);

@@ -1,20 +1,22 @@
-// The sweep over the state on Hopper GPUs: products by wgmma, copies by the copy engine.
+// The sweep over the state on Hopper GPUs: products by wgmma, copies by the copy engine. It computes the equations at
+// ChunkRecord (chunk.h); docs/design/2026-11-cuda-forward.md explains it.
 //
-// One thread block per sequence, value head and slice of 64 · kGroups value columns walks the chunks of the sequence.
-// Its first kGroups warpgroups keep 64 rows each of the transposed state Sᵀ [V, K] in registers, as in
-// sweep_portable.cu. One thread of the warps after them copies the chunk's rows to shared memory. Where kFused is set
-// these warps are two warpgroups that also compute the chunk's record (fused_record.cuh), so that T and P do not travel
-// through memory; otherwise they are one warp, which copies the record that the kernel `prepare` wrote.
+// One thread block per sequence, value head and 64 · kGroups value columns walks the chunks of the sequence. Its first
+// kGroups warpgroups keep 64 rows each of the transposed state Sᵀ [V, K] in registers, as in sweep_portable.cu. One
+// thread of the other warps copies the rows of chunks to shared memory. With kFused the other warps are two warpgroups
+// that also compute the records (fused_record.cuh), so that T and P do not go through memory. Otherwise one warp also
+// copies the records that `prepare` wrote. If two warpgroups have states, this warp is in a third warpgroup, whose
+// registers they get and whose other warps end at once.
 //
-// Where sequences are cut into segments (segments.cc), a thread block walks one segment. Where kOutputs is not set it
-// makes no outputs but the segment's map of the state: what becomes of zeros, and what becomes of the identity without
-// any values. The same launch has thread blocks that compute the outputs of the first segment, which need no map.
+// If sequences are cut into segments (segments.cc), a thread block walks one segment. Without kOutputs the thread
+// blocks compute the maps of segments, starting from zeros or from the identity with values of zero. The same launch
+// has thread blocks that compute the outputs of the first segment, which need no map.
 //
-// Keys of more than 128 dimensions are divided (consume_half): the two warpgroups have the halves of the keys of the
-// same 64 value columns, and send each other their parts of the sums over all keys.
+// If keys are divided (consume_half), two warpgroups have half of the keys each, of the same 64 value columns. They
+// send each other their parts of sums over keys.
 //
-// Chunk c has stage c % kStages for its rows and record c % kRecords. Barriers say that rows or a record are there, and
-// that every warp that reads them has finished.
+// Chunk c has stage c % kStages for its rows and record c % kRecords. Barriers say that rows or a record have arrived,
+// and that every warp has finished reading them.
 #include <algorithm>
 
 #include "efla/cuda/chunk/chunk.h"
@@ -30,7 +32,7 @@
 namespace efla::gpu {
 namespace {
 
-// s ← γ_C s.
+// Multiplies the state by the decay over the chunk, s ← γ_C s.
 template <int kCount, int kTiles, int kGroups, bool kChannel>
 __device__ __forceinline__ void decay_state(float (&s)[kCount], const Rows<kTiles, kGroups, kChannel>& rows,
                                             const ChunkRecord& record, int lane) {
@@ -58,25 +60,25 @@ __device__ __forceinline__ void put_outputs(const float (&x)[kCount], unsigned c
   __syncwarp();
 }
 
-// Where a warp copies its 16 value columns of the outputs from a tile.
+// Copies a warp's 16 value columns of outputs from a tile to memory.
 template <class E>
 struct OutputColumns {
-  E* to;  // the lane's piece of the lane's first row
+  E* to;  // the lane's piece in the lane's first row
   std::int64_t stride;
   int piece, row;
   bool exists;
 
-  // `chunk`: whose tokens the first call of copy writes.
+  // `chunk` is the chunk whose outputs the first call of copy writes.
   __device__ __forceinline__ OutputColumns(const View<E, 4>& o, const Walk& walk, std::int64_t column, int chunk,
                                            int warp, int lane)
       : stride(o.stride[1]),
         piece(2 * warp + lane % 2),
-        row(lane / 2 % 4 * 2 + lane / 8 % 2 + lane / 16 * 8),  // without bank conflicts
+        row(lane / 2 % 4 * 2 + lane / 8 % 2 + lane / 16 * 8),  // an order without bank conflicts
         exists(column + 8 * piece < o.extent[3]) {
     to = o.at(walk.i_b, walk.start(chunk) + row, walk.i_h, exists ? column + 8 * piece : 0);
   }
 
-  // Writes the first `rows` tokens of a chunk from a tile; of these only the 16 · kPasses from token `first` on.
+  // Writes the tokens of a chunk that are below `rows` and among the 16 · kPasses tokens from `first` on.
   template <int kPasses = 4>
   __device__ __forceinline__ void copy(const unsigned char* tile, int rows, int first = 0) const {
     if (!exists) return;
@@ -90,14 +92,16 @@ struct OutputColumns {
   }
 };
 
-// Returns the state of one sequence and head from all states, of which each head has `per_head`.
+// Returns the view of one state of the walk's sequence and head. Each head has `per_head` states.
 template <class T>
 __device__ __forceinline__ View<T, 4> state_of(View<T, 4> states, const Walk& walk, int per_head = 1, int index = 0) {
   if (states) states.data = states.at(walk.n, walk.i_h * per_head + index);
   return states;
 }
 
-// Reads a warp's 16 rows of the state before the segment that a thread block walks.
+// Computes a warp's 16 rows of the state before the walked segment: the initial state, or from the state after the
+// first segment S ← M S + N once per segment between. S and M are the sum of two matrices of elements, and the product
+// of both lower matrices is left out.
 template <int kTiles, int kGroups, bool kFused, bool kChannel, class E>
 __device__ __forceinline__ void read_state_before(float (&s)[32 * kTiles], const ChunkProblem<E>& c,
                                                   std::int64_t column, int lane,
@@ -138,7 +142,7 @@ __device__ __forceinline__ void read_state_before(float (&s)[32 * kTiles], const
   }
 }
 
-// Writes a warp's 16 rows of a segment's transposed map, from row `row` on.
+// Writes a warp's 16 rows of a segment's map, transposed, from row `row` on.
 template <class E, int kTiles>
 __device__ __forceinline__ void write_map(const float (&s)[32 * kTiles], SegmentMap<kTiles>& map, int row, int lane) {
   if (row >= 64 * kTiles) return;
@@ -153,14 +157,14 @@ __device__ __forceinline__ void write_map(const float (&s)[32 * kTiles], Segment
   }
 }
 
-// Where the state after the segment that a thread block walks goes.
+// Returns where to write the state after the walked segment; a view without data if it is not needed.
 template <class E>
 __device__ __forceinline__ View<float, 4> state_after(const ChunkProblem<E>& c, const Walk& walk) {
   if (walk.segment == c.segments - 1) return state_of(c.p.final_state, walk);
   return walk.segment == 0 ? state_of(c.segment_states, walk, c.segments - 1, 0) : View<float, 4>{};
 }
 
-// Makes operands of the writes U, which are in e, and of write∘U, which is in e afterwards.
+// Converts U, which is in e, to operands u, and write∘U to operands `written`. Leaves write∘U in e.
 template <class E>
 __device__ __forceinline__ void make_write_operands(std::uint32_t (&u)[4][4], std::uint32_t (&written)[4][4],
                                                     float (&e)[32], const ChunkRecord& record, int lane) {
@@ -171,11 +175,15 @@ __device__ __forceinline__ void make_write_operands(std::uint32_t (&u)[4][4], st
   for (int step = 0; step < 4; ++step) to_operand<E>(written[step], e + 8 * step);
 }
 
-// A warpgroup of the state, number `group`. kDeferred: the product P U of a chunk is made while the next chunk's
-// residual is computed. kStored: the copy engine writes the outputs of a chunk from the tile in which its values were.
-// If the sequence does not fill the chunk, warps write them, because the rows after them belong to another sequence.
-// The kernel for 64 dimensions does without the copy engine, because its chunks wait for records, and records for
-// tiles.
+// Runs warpgroup `group` of a state, which computes outputs.
+//
+// kDeferred: the product P U of a chunk is computed while the next chunk's residual is computed.
+//
+// kStored: the copy engine writes the outputs from the tile in which the values were. It does so in the sweep with one
+// warpgroup of the state and in the fused kernel with two. In the other two kernels the warps write the outputs. The
+// fused kernel with one warpgroup does without the copy engine, because chunks would wait for records, and records for
+// tiles. Warps always write the outputs of a chunk that the sequence does not fill, because the rows after it belong to
+// another sequence.
 template <int kTiles, int kGroups, bool kFused, bool kChannel, class E>
 __device__ __forceinline__ void consume(const ChunkProblem<E>& c, const CUtensorMap& outputs, int group, int thread,
                                         Shared<kTiles, kGroups, kFused, kChannel>& shared) {
@@ -203,7 +211,7 @@ __device__ __forceinline__ void consume(const ChunkProblem<E>& c, const CUtensor
       columns.copy(tile, walk.rows(chunk));
       columns.to += kChunkTokens * columns.stride;
     } else if (chunk == tail) {
-      const int own = opaque(thread);  // addresses kept from before would take registers that are not there
+      const int own = opaque(thread);  // opaque, because registers are short for addresses kept until here
       OutputColumns<E>(c.p.o, walk, walk.column + 64 * group, chunk, warp_of(own), own % 32)
           .copy(tile, walk.rows(chunk));
     } else {
@@ -235,18 +243,18 @@ __device__ __forceinline__ void consume(const ChunkProblem<E>& c, const CUtensor
     if constexpr (!kDeferred) {
       multiply_state<E, kTiles>(o, operand, shared_address(rows.q));
       products_commit();
-    } else {  // of the chunk before; of the first chunk nothing comes of it
+    } else {  // of the previous chunk; for the first chunk the result is overwritten
       multiply_chunk<E>(o, u, shared.record[(chunk + kRecords - 1) % kRecords].p, true);
       products_commit();
     }
-    if constexpr (kStored && !kDeferred) {  // the copy engine has read the outputs of the chunk before by now
+    if constexpr (kStored && !kDeferred) {  // by now the copy engine has read the previous chunk's outputs
       if (chunk > 0) {
         store_bulk_wait();
         barrier_arrive(&shared.rows_free[(chunk - 1) % kStages]);
       }
     }
     barrier_wait(&shared.record_full[chunk % kRecords], parity(chunk, kRecords));
-    products_wait<kDeferred ? 1 : 0>();  // two groups hide the wait for o, and have no registers to spare
+    products_wait<kDeferred ? 1 : 0>();  // with two groups one hides the wait of the other, and registers are short
     residual<E>(written, e, shared_address(tile), record, warp, lane);
     products_fence();
     multiply_chunk<E>(e, written, record.t, false);
@@ -297,8 +305,7 @@ __device__ __forceinline__ void consume(const ChunkProblem<E>& c, const CUtensor
   write_state<kTiles>(s, state_after(c, walk), 0, 0, walk.column + 64 * group + 16 * warp_of(own), own % 32);
 }
 
-// The warpgroup of the state that has half `half` of the keys. It makes the outputs of the same half of a chunk's
-// tokens.
+// Runs the warpgroup that has half `half` of the keys of a state. It computes the outputs of half of a chunk's tokens.
 template <int kTiles, class E>
 __device__ __forceinline__ void consume_half(const ChunkProblem<E>& c, int half, int thread,
                                              Shared<kTiles, 1, false, false>& shared) {
@@ -372,7 +379,7 @@ __device__ __forceinline__ void consume_half(const ChunkProblem<E>& c, int half,
   write_state<kOwn>(s, keys_from(state_after(c, walk), key), 0, 0, column, lane);
 }
 
-// A warpgroup of the state where no outputs are made.
+// Runs a warpgroup of a state that computes M or N of a segment, without outputs.
 template <int kTiles, int kGroups, bool kChannel, class E>
 __device__ __forceinline__ void transform(const ChunkProblem<E>& c, int group, int thread,
                                           Shared<kTiles, kGroups, false, kChannel>& shared) {
@@ -432,7 +439,7 @@ constexpr int threads() {
   return kGroupThreads * kStateGroups<kTiles, kGroups> + kOthers;
 }
 
-// Prepares what the warps share; run by one thread.
+// Initialises the barriers and the walk. Run by one thread.
 template <int kTiles, int kGroups, bool kFused, bool kChannel>
 __device__ __forceinline__ void start(const Walk& walk, Shared<kTiles, kGroups, kFused, kChannel>& shared) {
   constexpr int kUsers = kStateGroups<kTiles, kGroups> * (kFused ? kGroupThreads : kGroupWarps);
@@ -462,7 +469,7 @@ __global__ void __launch_bounds__(threads<kTiles, kGroups, kFused>(), 1)
                  const __grid_constant__ CUtensorMap outputs) {
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared<kTiles, kGroups, kFused, kChannel>*>(memory);
-  // What the first segment's blocks share among the maps'.
+  // The shared memory of thread blocks that compute the first segment's outputs in a launch of the maps.
   [[maybe_unused]] auto& first = *reinterpret_cast<Shared<kTiles, 1, false, kChannel>*>(memory);
   __shared__ Walk walk;
   let_next_kernel_begin();
@@ -492,8 +499,8 @@ __global__ void __launch_bounds__(threads<kTiles, kGroups, kFused>(), 1)
     if (threadIdx.x / 32 == (kGroups + 1) * kGroupWarps) start_records(c, maps, thread % 32, shared);
     __syncthreads();
   }
-  // What the warpgroups take together must be no more than what the block was started with: 168 for each of 384
-  // threads, or 128 for each of 512.
+  // The registers of all warpgroups together must not exceed the registers with which the block was started: 168 per
+  // thread of 384 threads, or 128 per thread of 512.
   constexpr int kOwners = kStateGroups<kTiles, kGroups>;
   if (group < kOwners) {
     if constexpr (kOwners == 2) take_registers<kFused ? 192 : 232>();

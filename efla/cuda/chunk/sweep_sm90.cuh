@@ -1,5 +1,5 @@
-// What the warps of a thread block of the sweep on Hopper share: the chunks that it walks, shared memory, and the
-// copies of rows and records (sweep_sm90.cu).
+// What the warps of a thread block of a sweep on Hopper share: the walk, shared memory, and the copies of rows and
+// records (sweep_sm90.cu, chunk_bwd_sweeps_sm90.cu).
 #pragma once
 
 #include <cstddef>
@@ -13,11 +13,12 @@ namespace efla::gpu {
 
 inline constexpr int kGroupThreads = 128, kGroupWarps = 4;
 inline constexpr int kStages = 3;
-inline constexpr int kTokenStages = 4;                       // of the fused kernel
-inline constexpr int kKeysBarrier = 1, kOutputsBarrier = 2;  // ids of named barriers, the latter of the first group
+inline constexpr int kTokenStages = 4;                       // places of tokens in the fused kernel
+inline constexpr int kKeysBarrier = 1, kOutputsBarrier = 2;  // ids of named barriers; group 1 has kOutputsBarrier + 1
 
-// A state's 64 value columns of kTiles · 64 keys are in the registers of one warpgroup or, where the keys are divided,
-// of two, which have half of the keys each.
+// 64 value columns of a state with kTiles · 64 keys are in the registers of one warpgroup. If keys are divided, two
+// warpgroups have half of the keys each. kOwnTiles: the tiles of keys per warpgroup. kStateGroups: warpgroups with
+// states.
 template <int kTiles>
 inline constexpr bool kDivided = kTiles > 2;
 template <int kTiles>
@@ -25,15 +26,16 @@ inline constexpr int kOwnTiles = kDivided<kTiles> ? kTiles / 2 : kTiles;
 template <int kTiles, int kGroups>
 inline constexpr int kStateGroups = kDivided<kTiles> ? 2 * kGroups : kGroups;
 
+// A stage: the rows of a chunk. The outputs replace the values.
 template <int kTiles, int kGroups, bool kChannel = false>
 struct Rows {
   unsigned char k[kTiles * kTileBytes], q[kTiles * kTileBytes];
-  unsigned char v[kGroups * kTileBytes];  // afterwards outputs
+  unsigned char v[kGroups * kTileBytes];
 
   __device__ const unsigned char* written() const { return k; }
 };
 
-// With a gate per key channel: ScaledRows, and values.
+// With a gate per key channel k, w, q and decay are ScaledRows.
 template <int kTiles, int kGroups>
 struct alignas(1024) Rows<kTiles, kGroups, true> {
   unsigned char k[kTiles * kTileBytes], w[kTiles * kTileBytes], q[kTiles * kTileBytes];
@@ -43,14 +45,14 @@ struct alignas(1024) Rows<kTiles, kGroups, true> {
   __device__ const unsigned char* written() const { return w; }
 };
 
-// The chunks of one segment of a sequence that a thread block walks.
+// The chunks of a segment of a sequence that a thread block walks, or of a whole sequence.
 struct Walk {
   std::int64_t n, slot;
-  int i_b, i_h, i_q, column, begin, end;  // no coordinate of the copy engine exceeds 32 bits
+  int i_b, i_h, i_q, column, begin, end;  // 32 bits, because the coordinates of the copy engine have 32 bits
   int chunks, segment, tail;              // tail: the chunk that the sequence does not fill, or −1
-  int first_chunk, first_saved;  // the number of the segment's first chunk, and the sequence's first saved state
-  bool outputs;                  // outputs are made
-  bool map;                      // of the identity, without values
+  int first_chunk, first_saved;  // numbers of the segment's first chunk and of the sequence's first saved state
+  bool outputs;                  // whether outputs are computed
+  bool map;                      // whether the walk starts from the identity, with values of zero
   const void* beta;              // of the segment's first token, in the type of the elements
   const float* g;
 
@@ -58,9 +60,9 @@ struct Walk {
   __device__ int rows(int chunk) const { return min(end - start(chunk), kChunkTokens); }
 };
 
-// What the two warps that have the halves of the same value columns send each other: 32 or fewer elements per lane, in
-// the rows of two tiles per half that have the warp's number. Barriers say what has been sent and received. `use`: the
-// parity of how often the exchange was used before.
+// The exchange between the two warps that have the halves of the keys of the same value columns. Each sends up to 32
+// elements per lane through two tiles of its half, in the warp's rows. `use` is the parity of the number of earlier
+// uses.
 struct Exchange {
   std::uint64_t sent[kGroupWarps], received[kGroupWarps];
 
@@ -74,7 +76,7 @@ struct Exchange {
     return reinterpret_cast<float4*>(tiles + i / 4 * kTileBytes + 2048 * warp + 512 * (i % 4)) + lane;
   }
 
-  // Sends x through this half's tiles.
+  // Sends x through this half's tiles, after the last use has been received.
   template <int kCount>
   __device__ __forceinline__ void send(const float (&x)[kCount], unsigned char* tiles, unsigned use, int warp,
                                        int lane) {
@@ -84,7 +86,7 @@ struct Exchange {
       *at(tiles, i, warp, lane) = {x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]};
     barrier_arrive(&sent[warp]);
   }
-  // Adds to x what the other half has sent through its tiles. The caller says when this half is ready for more.
+  // Adds what the other half has sent through its tiles to x. The caller then calls release.
   template <int kCount>
   __device__ __forceinline__ void add_received(float (&x)[kCount], unsigned char* tiles, unsigned use, int warp,
                                                int lane) {
@@ -98,16 +100,18 @@ struct Exchange {
       x[4 * i + 3] += other.w;
     }
   }
+  // Says that this half has received. The next send waits until both halves have said so.
   __device__ __forceinline__ void release(int warp) { barrier_arrive(&received[warp]); }
   __device__ __forceinline__ void wait_for_release(unsigned use, int warp) { barrier_wait(&received[warp], use); }
 };
 
-// T and P at addresses of which the swizzle of the tensor cores is a function.
+// A record at a multiple of 1024 bytes, because the swizzle of the tensor cores depends on the address.
 struct alignas(1024) RecordAt : ChunkRecord {};
 
+// The shared memory of a thread block.
 template <int kTiles, int kGroups, bool kFused, bool kChannel>
 struct Shared {
-  // With a gate per key channel three stages of two groups exceed the memory, as three of divided keys do.
+  // Three stages would exceed the shared memory with a gate per key channel and two groups, and with divided keys.
   static constexpr int kStages = (kChannel && kGroups == 2) || kDivided<kTiles> ? 2 : gpu::kStages,
                        kRecords = kFused && kGroups == 2 ? 2 : kStages;
   alignas(1024) Rows<kTiles, kGroups, kChannel> rows[kStages];
@@ -117,22 +121,23 @@ struct Shared {
   Token tokens[kFused ? kTokenStages : 0][kChunkTokens];
   Walk walk;
   std::uint64_t rows_full[kStages], rows_free[kStages], record_full[kRecords], record_free[kRecords];
-  std::uint64_t tail, tail_full;  // of the copies of a chunk that the sequence does not fill; its rows are there
+  std::uint64_t tail, tail_full;  // of a chunk that the sequence does not fill: copied; zeroed
   std::uint64_t tokens_full[kFused ? kTokenStages : 0], vectors_full[kFused ? kRecords : 0];
   std::uint64_t diagonal_full[kFused ? kRecords : 0];
   std::uint64_t map_full, map_free;
   Exchange exchange;
 
-  // The map of a segment before the one that is walked takes the place of all rows but the first chunk's.
+  // Returns where the map of an earlier segment lies: in the place of all stages but the first chunk's.
   __device__ SegmentMap<kTiles>& map() {
     static_assert(sizeof(SegmentMap<kTiles>) <= (kStages - 1) * sizeof(rows[0]));
     return *reinterpret_cast<SegmentMap<kTiles>*>(&rows[1]);
   }
 };
 
-// Count thread blocks per sequence and head. sweep_blocks: one per slice of value columns and segment; where there are
-// several segments, the first one's outputs are computed by the kernel of the maps. map_blocks: slices of the first
-// segment's outputs, and, for every segment between the first and the last, slices of its values and of the identity.
+// Returns the thread blocks per sequence and value head of a launch, with `columns` value columns per block.
+// sweep_blocks: one per slice and segment; with several segments the first segment is left to the launch of the maps.
+// map_blocks: slices of 64 columns of the first segment's outputs, and per segment between the first and the last
+// slices of N and of M.
 constexpr int slices_of(std::int64_t size, int columns) { return static_cast<int>((size + columns - 1) / columns); }
 template <class E>
 constexpr int sweep_blocks(const ChunkProblem<E>& c, int columns) {
@@ -144,7 +149,7 @@ constexpr int map_blocks(const ChunkProblem<E>& c, int columns) {
   return slices_of(c.p.shape.value_dim, 64) + (c.segments - 2) * slices;
 }
 
-// What the thread block walks; kGroups and kOutputs as sweep_kernel has them.
+// Returns the walk of this thread block. kGroups and kOutputs as in sweep_kernel.
 template <int kGroups, bool kOutputs, class E>
 __device__ __forceinline__ Walk walk_of(const ChunkProblem<E>& c) {
   constexpr int kColumns = 64 * kGroups;
@@ -188,10 +193,10 @@ __device__ __forceinline__ Walk walk_of(const ChunkProblem<E>& c) {
   return walk;
 }
 
-// Which use of its stage a chunk is, as the parity that a wait for that use takes.
+// Returns the parity with which to wait for a chunk in one of `stages` stages.
 __device__ __forceinline__ unsigned parity(int chunk, int stages) { return static_cast<unsigned>(chunk / stages) & 1U; }
 
-// Waits for the stage of a chunk and starts the copies of its rows; run by one thread.
+// Waits until the stage of a chunk is free and starts the copies of the chunk's rows. Run by one thread.
 template <bool kOutputs, int kTiles, int kGroups, bool kFused, bool kChannel, class E>
 __device__ __forceinline__ void start_rows(const ChunkProblem<E>& c, const RowMaps& maps, int chunk,
                                            Shared<kTiles, kGroups, kFused, kChannel>& shared) {
@@ -228,7 +233,7 @@ __device__ __forceinline__ void start_rows(const ChunkProblem<E>& c, const RowMa
   }
 }
 
-// Zeros the rows of keys and values after the sequence's end, which are another sequence's; run by one warp.
+// Zeroes the rows of keys and values after the sequence's end, which belong to another sequence. Run by one warp.
 template <int kTiles, int kGroups, bool kFused, bool kChannel>
 __device__ __forceinline__ void finish_tail(int lane, Shared<kTiles, kGroups, kFused, kChannel>& shared) {
   const int chunk = shared.walk.chunks - 1, first = shared.walk.rows(chunk), stage = chunk % shared.kStages;
@@ -245,7 +250,7 @@ __device__ __forceinline__ bool is_tail(int chunk, const Shared<kTiles, kGroups,
   return chunk == shared.walk.tail;
 }
 
-// Waits for the rows of a chunk; `tail` is the walk's.
+// Waits for the rows of a chunk. `tail` is the tail of the walk.
 template <int kTiles, int kGroups, bool kFused, bool kChannel>
 __device__ __forceinline__ void wait_for_rows(int chunk, int tail, Shared<kTiles, kGroups, kFused, kChannel>& shared) {
   constexpr int kStages = Shared<kTiles, kGroups, kFused, kChannel>::kStages;
@@ -256,14 +261,14 @@ __device__ __forceinline__ void wait_for_rows(int chunk, int tail, Shared<kTiles
   }
 }
 
-// The map of a segment between the first and the last of a sequence.
+// Returns the map of a segment, which is neither the first nor the last of its sequence.
 template <int kTiles, class E>
 __device__ __forceinline__ SegmentMap<kTiles>* segment_map(const ChunkProblem<E>& c, const Walk& walk, int segment) {
   const std::int64_t head = walk.n * c.p.shape.value_heads + walk.i_h;
   return reinterpret_cast<SegmentMap<kTiles>*>(c.segment_maps) + head * (c.segments - 2) + segment - 1;
 }
 
-// Copies the maps of the segments between the first and the one that is walked, one after the other; run by one thread.
+// Copies the maps of the segments between the first and the walked one, one after the other. Run by one thread.
 template <int kTiles, int kGroups, bool kChannel, class E>
 __device__ __forceinline__ void copy_maps(const ChunkProblem<E>& c, Shared<kTiles, kGroups, false, kChannel>& shared) {
   const int last = shared.walk.segment - 1;
@@ -275,8 +280,8 @@ __device__ __forceinline__ void copy_maps(const ChunkProblem<E>& c, Shared<kTile
   }
 }
 
-// The warp that copies rows and records. The first chunk's rows of keys, queries and values, which are inputs of all
-// kernels of the forward, are copied while the kernels before end.
+// Runs the warp that copies rows and records. Without a gate per key channel the rows of the first chunk are copied
+// before the previous kernels have ended, because no kernel of the forward writes q, k or v.
 template <bool kOutputs, int kTiles, int kGroups, bool kChannel, class E>
 __device__ __forceinline__ void copy_chunks(const ChunkProblem<E>& c, const RowMaps& maps, int lane,
                                             Shared<kTiles, kGroups, false, kChannel>& shared) {
