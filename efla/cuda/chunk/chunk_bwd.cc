@@ -1,3 +1,5 @@
+// The backward by chunks: divides the workspace, chooses between the kernels for Hopper and the portable ones, and
+// launches `prepare`, two sweeps and the gradients. docs/design/2026-11-cuda-backward.md explains the kernels.
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -12,7 +14,7 @@
 namespace efla::gpu {
 namespace {
 
-// What is in the workspace, one after the other, in bytes; each a multiple of 256.
+// The parts of the workspace in their order, in bytes. Each is a multiple of 256.
 struct Parts {
   std::int64_t slices;
   std::size_t records, scaled = 0, states, writes, key_sums = 0, counts;
@@ -35,22 +37,22 @@ struct Parts {
   std::size_t total() const { return records + scaled + 2 * states + 2 * writes + key_sums + counts; }
 };
 
-// Whether the copy engine can read all rows that the sweeps and the gradients read.
+// Returns whether the copy engine can read the rows of q, k, v and dO, and dv can be written in pieces of 16 bytes.
 template <class E>
 bool can_copy_all(const DeltaBackward<E>& p) {
   return can_copy_rows(p.q) && can_copy_rows(p.k) && can_copy_rows(p.v) && can_copy_rows(p.dout) &&
          has_aligned_rows(p.dv);
 }
 
-// Launches the kernel that writes every record; `maps` as launch_prepare takes them.
+// Launches the kernel that writes every record. `maps` as in launch_prepare.
 template <class E>
 void prepare(const ChunkProblem<E>& c, const RowMaps* maps, cudaStream_t stream) {
   if (has_channel_gate(c)) return launch_prepare_channel(c, stream);
   launch_prepare(c, maps, stream);
 }
 
-// Calls f with the views of the problem whose rows are copied before the sweeps, because divided keys have no portable
-// kernels.
+// Calls f with every input whose rows the copy engine cannot read, if the keys are divided. Such rows are copied before
+// the sweeps, because divided keys have no portable sweeps.
 template <class F, class E>
 void for_copied_rows(DeltaBackward<E>& p, F&& f) {
   if (!divides_keys(p.shape)) return;

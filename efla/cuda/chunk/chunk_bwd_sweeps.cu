@@ -1,5 +1,9 @@
-// The two sweeps of the chunkwise backward on any GPU from sm_80 on, in the manner of sweep_portable.cu: a thread block
-// keeps 64 columns of a transposed state in registers, four warps with 16 rows of Sᵀ each.
+// The two sweeps of the backward by chunks on any GPU from sm_80 on, with products by mma.sync. They compute the
+// equations at ChunkBackward (chunk_bwd.h); docs/design/2026-11-cuda-backward.md explains them.
+//
+// The forward sweep starts at every saved state and writes S and U of every chunk. The reverse sweep walks whole
+// sequences from the last chunk to the first and writes dS' and D. As in sweep_portable.cu, a thread block has a slice
+// of 64 value columns, and each of its four warps keeps 16 rows of the transposed state in registers.
 #include "efla/cuda/chunk/chunk_bwd.h"
 #include "efla/cuda/chunk/chunk_grads.cuh"
 #include "efla/cuda/common/error.h"
@@ -13,8 +17,8 @@ namespace {
 
 constexpr int kThreads = 128;
 
-// What the products of a chunk read, forwards: keys, values and afterwards U; in reverse: keys, queries, dO and
-// afterwards D. With a gate per key channel the rows are ScaledRows.
+// What the products of a chunk read. The forward sweep has keys and values, which U replaces. The reverse sweep has
+// keys, queries and dO, which D replaces. With a gate per key channel k, w, q and decay are ScaledRows.
 template <int kTiles, bool kReverse, bool kChannel>
 struct Stage {
   alignas(1024) unsigned char k[kTiles * kTileBytes];
@@ -27,6 +31,7 @@ struct Stage {
   __device__ const unsigned char* written() const { return kChannel ? w : k; }
 };
 
+// Starts and commits the copies of a chunk's rows and record to a stage. `column` is the slice's first value column.
 template <int kTiles, bool kReverse, bool kChannel, class E>
 __device__ __forceinline__ void start_loads(const ChunkBackward<E>& c, const ChunkAt& at, std::int64_t slot,
                                             std::int64_t i_h, std::int64_t column,
@@ -56,7 +61,7 @@ __device__ __forceinline__ void start_loads(const ChunkBackward<E>& c, const Chu
   copy_async_commit();
 }
 
-// Writes the 16 rows of a warp of a transposed state to the image of its tiles.
+// Writes a warp's 16 rows of a transposed state to the image of its tiles.
 template <class E, int kTiles>
 __device__ __forceinline__ void write_state_tiles(const float (&s)[32 * kTiles], unsigned char* tiles, int warp,
                                                   int lane) {
@@ -74,6 +79,7 @@ __device__ __forceinline__ void write_state_tiles(const float (&s)[32 * kTiles],
   }
 }
 
+// Copies a tile from shared memory to its image in the workspace.
 __device__ __forceinline__ void copy_tile(unsigned char* to, const unsigned char* from) {
 #pragma unroll
   for (int i = 0; i < kTileBytes / 16 / kThreads; ++i) {
@@ -82,7 +88,7 @@ __device__ __forceinline__ void copy_tile(unsigned char* to, const unsigned char
   }
 }
 
-// s_ij ← s_ij times the decay of key j over the chunk.
+// Multiplies the state by the decay of the chunk: with a gate per key channel, column j of s by the decay of key j.
 template <int kTiles, bool kReverse, bool kChannel>
 __device__ __forceinline__ void decay_state(float (&s)[32 * kTiles], const Stage<kTiles, kReverse, kChannel>& stage,
                                             int lane) {
@@ -94,7 +100,7 @@ __device__ __forceinline__ void decay_state(float (&s)[32 * kTiles], const Stage
   }
 }
 
-// One chunk forwards: writes S, leaves U in the place of v and moves the state s on.
+// Computes one chunk of the forward sweep: writes S, replaces v in the stage by U, and updates the state s.
 template <class E, int kTiles, bool kChannel>
 __device__ __forceinline__ void sweep_chunk(float (&s)[32 * kTiles], Stage<kTiles, false, kChannel>& stage,
                                             unsigned char* states, int warp, int lane) {
@@ -117,7 +123,7 @@ __device__ __forceinline__ void sweep_chunk(float (&s)[32 * kTiles], Stage<kTile
   multiply_columns<E, 4 * kTiles>(s, written, shared_address(stage.written()), lane);
 }
 
-// One chunk in reverse: writes dS', leaves D in the place of dO and moves the gradient ds back.
+// Computes one chunk of the reverse sweep: writes dS', replaces dO in the stage by D, and updates the gradient ds.
 template <class E, int kTiles, bool kChannel>
 __device__ __forceinline__ void sweep_chunk(float (&ds)[32 * kTiles], Stage<kTiles, true, kChannel>& stage,
                                             unsigned char* dstates, int warp, int lane) {
@@ -158,8 +164,8 @@ __device__ __forceinline__ void sweep_chunk(float (&ds)[32 * kTiles], Stage<kTil
   multiply_columns<E, 4 * kTiles>(ds, operand, shared_address(stage.k), lane);
 }
 
-// Walks `chunks` chunks with slots from `slot` on, in reverse from the last to the first; copies ahead where there are
-// two stages. `place` gives the place of a chunk.
+// Walks `chunks` chunks, whose slots begin with `slot`; in reverse from the last to the first. With two stages the next
+// chunk is copied while one is computed. place(i) returns the ChunkAt of chunk i.
 template <int kTiles, int kStages, bool kReverse, bool kChannel, class Place, class E>
 __device__ __forceinline__ void walk(const ChunkBackward<E>& c, float (&s)[32 * kTiles], std::int64_t slot,
                                      std::int64_t chunks, std::int64_t i_h, std::int64_t slice, Place&& place) {
@@ -191,6 +197,7 @@ __device__ __forceinline__ void walk(const ChunkBackward<E>& c, float (&s)[32 * 
   }
 }
 
+// Returns where chunk number `chunk` of sequence n lies.
 __device__ __forceinline__ ChunkAt place_of(const Sequence& sequence, std::int64_t n, std::int64_t chunk) {
   const std::int64_t start = sequence.begin + chunk * kChunkTokens;
   return {n,
@@ -201,8 +208,8 @@ __device__ __forceinline__ ChunkAt place_of(const Sequence& sequence, std::int64
           static_cast<int>(min(sequence.end - start, std::int64_t{kChunkTokens}))};
 }
 
-// From one saved state to the next. Packed sequences have a thread block for every slot, because where a saved state
-// lies is known on the device alone.
+// The forward sweep: a thread block walks from one saved state to the next. If sequences are packed, every slot has a
+// thread block, because only the device knows where saved states lie; blocks of other slots end at once.
 template <class E, int kTiles, int kStages, bool kChannel>
 __global__ void __launch_bounds__(kThreads, 1)
     states_kernel(const __grid_constant__ ChunkBackward<E> c, std::int64_t segments, std::int64_t segment_chunks) {
@@ -229,6 +236,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       c, s, slot, chunks, i_h, slice, [&](std::int64_t chunk) { return place_of(sequence, first.n, before + chunk); });
 }
 
+// The reverse sweep: a thread block walks a whole sequence.
 template <class E, int kTiles, int kStages, bool kChannel>
 __global__ void __launch_bounds__(kThreads, 1) reverse_kernel(const __grid_constant__ ChunkBackward<E> c) {
   const DeltaBackward<E>& p = c.p;

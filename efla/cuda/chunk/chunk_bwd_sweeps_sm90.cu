@@ -1,10 +1,14 @@
-// The two sweeps of the chunkwise backward on Hopper GPUs, as the walks of sweep_sm90.cu: kGroups warpgroups keep 64
-// rows each of a transposed state in registers, one warp copies rows and records ahead, and one counts what has been
-// written. Where the keys are divided, two warpgroups have half of the keys of 64 value columns each, and exchange
-// their parts of the sums over keys.
+// The two sweeps of the backward by chunks on Hopper GPUs, with products by wgmma. They compute the equations at
+// ChunkBackward (chunk_bwd.h); docs/design/2026-11-cuda-backward.md explains them.
 //
-// One walks whole sequences in reverse, the other from every saved state to the next. Neither needs the other, and both
-// run at once: where few heads leave the GPU empty in the first, the second fills it.
+// A thread block walks chunks for kGroups slices of 64 value columns. As in sweep_sm90.cu, each of kGroups warpgroups
+// keeps 64 rows of a transposed state in registers. One more warp copies rows and records before they are needed, and
+// another one counts the chunks that have been written. If keys are divided, two warpgroups have half of the keys each,
+// of the same 64 value columns, and exchange their parts of sums over keys.
+//
+// The reverse sweep walks whole sequences, the forward sweep from every saved state to the next. Neither reads what the
+// other writes, so they run at the same time: the forward sweep fills multiprocessors that few heads leave idle in the
+// reverse sweep.
 #include "efla/cuda/chunk/chunk_bwd.h"
 #include "efla/cuda/chunk/sweep_sm90.cuh"
 #include "efla/cuda/common/error.h"
@@ -18,28 +22,29 @@
 namespace efla::gpu {
 namespace {
 
-constexpr int kPublished = 4;  // chunks that are counted together, because the fence before is slow
+constexpr int kPublished = 4;  // chunks that are counted together, because the fence before a count is slow
 
-// `v` of a stage has the values or dO, afterwards U or D.
+// The shared memory of a thread block. `v` of a stage has the values, later U, or dO, later D.
 template <int kTiles, int kGroups, bool kChannel>
 struct BackwardShared {
-  // With a gate per key channel three stages of two groups, or three records, exceed the memory, as three stages of
-  // divided keys do.
+  // Three stages would exceed the shared memory with a gate per key channel and two groups, and with divided keys.
+  // Three records would exceed it with a gate per key channel or with two groups.
   static constexpr int kStages = (kChannel && kGroups == 2) || kDivided<kTiles> ? 2 : gpu::kStages,
                        kRecords = kChannel || kGroups == 2 ? 2 : kStages, kOwners = kStateGroups<kTiles, kGroups>;
   alignas(1024) Rows<kTiles, kGroups, kChannel> rows[kStages];
   RecordAt record[kRecords];
-  unsigned char state[kOwners][kOwnTiles<kTiles> * kTileBytes];  // S or dS' on its way to memory; what is exchanged
+  unsigned char state[kOwners][kOwnTiles<kTiles> * kTileBytes];  // S or dS' on the way to memory; the exchange
   Walk walk;
-  bool idle;  // without a walk
+  bool idle;  // whether there is no walk for the thread block
   std::uint64_t rows_full[kStages], rows_free[kStages], record_full[kRecords], record_free[kRecords];
-  std::uint64_t tail;
+  std::uint64_t tail;  // of the copies of a chunk that the sequence does not fill
   Exchange exchange;
   int written[kOwners * kGroupWarps];  // how many chunks each warp of the state has written
 };
 
-// What a thread block walks, its number `block` among the blocks of its kind; all lanes of a warp take part. `interval`
-// is the tokens between saved states, and 0 for the walk of a whole sequence.
+// Returns the walk of thread block `block` of a sweep. `parts` is the number of blocks that divide the value columns,
+// with `columns` columns each. `interval` is the number of tokens between saved states, or 0 for walks of whole
+// sequences. All lanes of a warp take part.
 template <class E>
 __device__ __forceinline__ Walk backward_walk(const ChunkBackward<E>& c, unsigned block, int parts, int columns,
                                               std::int64_t interval) {
@@ -56,7 +61,7 @@ __device__ __forceinline__ Walk backward_walk(const ChunkBackward<E>& c, unsigne
       const auto first = [&](std::int64_t n) { return c.p.cu_seqlens(n) / interval + n; };
       walk.n = find_sequence(c.p.shape.packed, index, first);
       index -= first(walk.n);
-    } else {  // the last ones first, as the reverse sweep comes to them
+    } else {  // the last chunks first, in the order of the reverse sweep
       walk.n = index % c.p.shape.batch;
       index = c.p.shape.chunks(interval) - 1 - index / c.p.shape.batch;
     }
@@ -72,13 +77,14 @@ __device__ __forceinline__ Walk backward_walk(const ChunkBackward<E>& c, unsigne
   return walk;
 }
 
-// Claims one of `walks` walks for a thread block and returns its number, or one that is not below `walks` if none is
-// left; run by one thread. Both multiprocessors of a pair seem to fetch instructions through one cache: beside a block
-// of the gradients, which have many, a walk in reverse takes up to twice as long per chunk as beside another walk.
-// Thread blocks on all multiprocessors therefore claim walks pair by pair, whose second block claims for both. A block
-// that stays alone for long, because other work has the other multiprocessor, claims one walk.
+// Claims one of `walks` walks for a thread block and returns its number, or a number that is not below `walks` if none
+// is left. Run by one thread. The two multiprocessors of a pair seem to fetch instructions through one cache, and the
+// code of the gradients is long. A walk of the reverse sweep therefore takes longer beside a thread block of the
+// gradients than beside another walk. So thread blocks on all multiprocessors claim walks in pairs: the second block of
+// a pair claims for both. A block claims one walk for itself if the second does not come for long, because the other
+// multiprocessor has other work. See "Pairs of multiprocessors" in docs/design/2026-11-cuda-backward.md.
 __device__ inline unsigned claim_walk(unsigned* claims, unsigned walks) {
-  constexpr unsigned kWaiting = 1, kClaiming = 2, kClaimed = 3;  // kClaimed + w: walk w is for the first block
+  constexpr unsigned kWaiting = 1, kClaiming = 2, kClaimed = 3;  // of a pair; kClaimed + w: the first block gets walk w
   constexpr long long kPatience = 50'000;                        // clocks
   unsigned multiprocessor = 0;
   asm volatile("mov.u32 %0, %%smid;" : "=r"(multiprocessor));
@@ -104,15 +110,15 @@ __device__ inline unsigned claim_walk(unsigned* claims, unsigned walks) {
   return read(claims) < walks ? atomicAdd(claims, 1) : walks;
 }
 
-// The chunk that a walk comes to as number `i`.
+// Returns the chunk that a walk visits as number `i`.
 template <bool kReverse>
 __device__ __forceinline__ int chunk_of(const Walk& walk, int i) {
   return kReverse ? walk.chunks - 1 - i : i;
 }
 
-// The warp that copies rows and records: in reverse of q, k and dO and all of the record, otherwise of k and v and the
-// record without P; `values` is the map of dO or of v. Rows after the sequence's end, which are another sequence's,
-// become zeros; ScaledRows have zeros there.
+// Runs the warp that copies rows and records. In reverse it copies q, k, dO and the whole record, otherwise k, v and
+// the record without P. `values` describes dO or v. Rows after the sequence's end belong to another sequence and become
+// zeros; ScaledRows have zeros there.
 template <bool kReverse, int kTiles, int kGroups, bool kChannel, class E>
 __device__ __forceinline__ void copy_chunks(const ChunkBackward<E>& c, const RowMaps& maps, const CUtensorMap& values,
                                             int lane, BackwardShared<kTiles, kGroups, kChannel>& shared) {
@@ -151,7 +157,8 @@ __device__ __forceinline__ void copy_chunks(const ChunkBackward<E>& c, const Row
       for (int tile = 0; tile < kGroups; ++tile) {
         load_tile(rows.v + tile * kTileBytes, &values, walk.column + 64 * tile, walk.i_h, t, walk.i_b, full);
       }
-      if (kReverse && !kChannel && i == 0) wait_for_kernels();  // rows are inputs of `prepare` too
+      // The copies above need no wait, because `prepare` reads the same rows.
+      if (kReverse && !kChannel && i == 0) wait_for_kernels();
       RecordAt& record = shared.record[i % kRecords];
       const ChunkRecord* from = records + chunk * c.p.shape.value_heads;
       full = &shared.record_full[i % kRecords];
@@ -181,8 +188,8 @@ __device__ __forceinline__ void copy_chunks(const ChunkBackward<E>& c, const Row
   }
 }
 
-// The warp that counts chunks as written, some at once, because the fence before is slow: it waits for all stores of
-// the multiprocessor.
+// Runs the warp that counts written chunks in `ready`. It counts several chunks at once, because the fence before a
+// count waits for all stores of the multiprocessor.
 template <bool kReverse, int kTiles, int kGroups, bool kChannel, class E>
 __device__ __forceinline__ void count_chunks(const ChunkBackward<E>& c, int lane,
                                              BackwardShared<kTiles, kGroups, kChannel>& shared) {
@@ -207,7 +214,8 @@ __device__ __forceinline__ void count_chunks(const ChunkBackward<E>& c, int lane
   }
 }
 
-// Starts the copies of a warp's 16 rows of a state to the image of its tiles, through `tiles`: one per tile.
+// Copies a warp's 16 rows of a state, which are operands, to shared memory (`tiles`) and starts one bulk copy per tile
+// to the image `to`.
 template <int kTiles>
 __device__ __forceinline__ void store_state(const std::uint32_t (&state)[4 * kTiles][4], unsigned char* tiles,
                                             unsigned char* to, int warp, int lane) {
@@ -225,14 +233,14 @@ __device__ __forceinline__ void store_state(const std::uint32_t (&state)[4 * kTi
   }
 }
 
-// Waits for the copies of all states and says that `chunks` chunks are written.
+// Waits for the bulk copies of all states and says that `chunks` chunks have been written.
 __device__ __forceinline__ void finish_states(int chunks, int* written, int lane) {
   if (lane != 0) return;
   store_bulk_finish<0>();
   store_release(written, chunks);
 }
 
-// Writes a warp's 16 value columns of U or D, which are operands, to the image of their tile, through `tile`.
+// Writes a warp's 16 value columns of U or D, which are operands, to the image `to`, through `tile` in shared memory.
 __device__ __forceinline__ void store_columns(const std::uint32_t (&x)[4][4], unsigned char* tile, unsigned char* to,
                                               int warp, int lane) {
 #pragma unroll
@@ -246,13 +254,15 @@ __device__ __forceinline__ void store_columns(const std::uint32_t (&x)[4][4], un
   }
 }
 
+// Rounds accumulators to operands of the next product.
 template <class E, int kCount>
 __device__ __forceinline__ void to_operands(std::uint32_t (&operand)[kCount][4], const float (&x)[8 * kCount]) {
 #pragma unroll
   for (int step = 0; step < kCount; ++step) to_operand<E>(operand[step], x + 8 * step);
 }
 
-// Reads a warp's 16 rows of the saved state before the walk, from key `first_key` on.
+// Reads a warp's 16 rows of the saved state before the walk, from key `first_key` on. `column` is the first row's value
+// column.
 template <int kTiles, class E>
 __device__ __forceinline__ void read_saved(float (&s)[32 * kTiles], const ChunkBackward<E>& c, const Walk& walk,
                                            std::int64_t column, int lane, int first_key) {
@@ -265,7 +275,8 @@ __device__ __forceinline__ void read_saved(float (&s)[32 * kTiles], const ChunkB
                            [](float& x, const float* from) { x = *from; });
 }
 
-// Where the keys are divided, adds to e of the walk's chunk number `i` what the other half of the keys gives.
+// Adds the other half's part of the sums over keys to e, for chunk number `i` of the walk. Does nothing for undivided
+// keys.
 template <int kTiles, int kGroups, bool kChannel>
 __device__ __forceinline__ void add_other_half(float (&e)[32], int half, int i, int warp, int lane,
                                                BackwardShared<kTiles, kGroups, kChannel>& shared) {
@@ -278,8 +289,8 @@ __device__ __forceinline__ void add_other_half(float (&e)[32], int half, int i, 
   }
 }
 
-// Waits until the other half has come as far as this one in chunk number `i`, so that this half may overwrite what it
-// has sent and what both have read.
+// Waits until the other half has also called this function for chunk number `i`. Then this half may overwrite what it
+// has sent and what both halves have read. Does nothing for undivided keys.
 template <int kTiles, int kGroups, bool kChannel>
 __device__ __forceinline__ void wait_for_other_half(int i, int warp,
                                                     BackwardShared<kTiles, kGroups, kChannel>& shared) {
@@ -289,7 +300,7 @@ __device__ __forceinline__ void wait_for_other_half(int i, int warp,
   }
 }
 
-// A warpgroup that writes S and U of every chunk.
+// Runs a warpgroup of the forward sweep, which writes S and U of every chunk.
 template <int kTiles, int kGroups, bool kChannel, class E>
 __device__ __forceinline__ void walk_forwards(const ChunkBackward<E>& c, int group, int thread,
                                               BackwardShared<kTiles, kGroups, kChannel>& shared) {
@@ -354,7 +365,7 @@ __device__ __forceinline__ void walk_forwards(const ChunkBackward<E>& c, int gro
   finish_states(walk.chunks, &shared.written[group * kGroupWarps + warp], lane);
 }
 
-// A warpgroup that writes dS' and D of every chunk.
+// Runs a warpgroup of the reverse sweep, which writes dS' and D of every chunk.
 template <int kTiles, int kGroups, bool kChannel, class E>
 __device__ __forceinline__ void walk_in_reverse(const ChunkBackward<E>& c, int group, int thread,
                                                 BackwardShared<kTiles, kGroups, kChannel>& shared) {
@@ -387,7 +398,7 @@ __device__ __forceinline__ void walk_in_reverse(const ChunkBackward<E>& c, int g
       for (float& x : ds) x *= decay;
     }
 #pragma unroll
-    for (float& x : ds) asm volatile("" : "+f"(x));  // before the first product, or the products would be serialised
+    for (float& x : ds) asm volatile("" : "+f"(x));  // scaled before the first product, or ptxas serialises products
     if constexpr (!kChannel) barrier_wait(&shared.rows_full[i % kStages], parity(i, kStages));
     products_fence();
     multiply_state<E, kOwn>(e, state, shared_address(rows.written() + tiles * kTileBytes));
@@ -396,7 +407,7 @@ __device__ __forceinline__ void walk_in_reverse(const ChunkBackward<E>& c, int g
     products_fence();
     multiply_chunk_rows<E>(of_outputs, operand, record.p);
     products_commit();
-    // Read again, because the operands of products under way may not be touched.
+    // Read again, because operands of products in progress must not change.
     column_operands(scaled, shared_address(tile), warp, lane);
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
@@ -460,8 +471,9 @@ constexpr int threads() {
   return kGroupThreads * kOwners + (kOwners == 2 ? kGroupThreads : 64);
 }
 
-// The reverse walk lets the other kernel begin once `prepare` has ended, so that the other needs no wait of its own
-// for its inputs. Its last thread block waits for the reverse walk, so that what comes after it finds both complete.
+// The reverse sweep is launched first. It lets the forward sweep begin when `prepare` has ended, so that the forward
+// sweep need not wait for its inputs. The last thread block of the forward sweep waits for the end of the reverse
+// sweep, so that both are complete when the next kernel in the stream begins.
 template <class E, int kTiles, int kGroups, bool kReverse, bool kChannel>
 __global__ void __launch_bounds__(threads<kTiles, kGroups>(), 1)
     backward_kernel(const __grid_constant__ ChunkBackward<E> c, const __grid_constant__ RowMaps maps,
@@ -527,7 +539,7 @@ void launch(const ChunkBackward<E>& c, const RowMaps& maps, const CUtensorMap& v
   const std::int64_t parts = (s.value_dim + kColumns - 1) / kColumns,
                      walks = kReverse ? s.sequences() : s.batch * s.chunks(c.p.saved.interval);
   const unsigned blocks = grid_of("chunk_bwd", walks * s.value_heads * parts), all = multiprocessors();
-  const unsigned grid = kReverse && 2 * blocks <= all ? all : blocks;  // few walks are claimed
+  const unsigned grid = kReverse && 2 * blocks <= all ? all : blocks;  // a few walks are claimed (claim_walk)
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "cudaFuncSetAttribute");
   launch_early("chunk_bwd, sweeps", kernel, grid, threads<kTiles, kGroups>(), kBytes, stream, c, maps, values,
                static_cast<int>(parts), blocks);

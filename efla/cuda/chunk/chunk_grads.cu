@@ -1,21 +1,22 @@
-// The gradients of the inputs of the chunkwise form from the states, writes and their gradients of every chunk, for all
-// chunks at once: one thread block per chunk and query head, which loops over the value heads of that head.
+// The gradients of the inputs by chunks, on any GPU, without a gate per key channel. S, dS', U and D of every chunk
+// (ChunkBackward in chunk_bwd.h) give them for all chunks at once. One thread block per chunk and query head loops over
+// the value heads of the query head. docs/design/2026-11-cuda-backward.md explains the kernels.
 //
-// In the notation of ChunkBackward, per token with k̂ = n_k k, q̂ = n_q q, ŝ_i = γ_C/γ_i and sums over value columns:
+// Notation of ChunkBackward. Per token k̂ = n_k k, q̂ = n_q q and ŝ_i = γ_C/γ_i, and · sums over value columns or keys:
 //
 //   W_ij = scale Γ_ij dO_i·U_j  for i ≥ j,    H_ij = Γ_ij D_i·U_j  for i > j
 //   dq̂ = scale γ∘(dO Sᵀ) + W k̂,    X = γ∘(D Sᵀ) + H k̂,    dk̂ = ŝ∘(U dS'ᵀ) + Wᵀ q̂ − (a∘H)ᵀ k̂ − a∘X
 //   dv = b∘D,    db_i = v_i·D_i,    da_i = −k̂_i·X_i
 //
-// The gradient of a gate g_t is the sum of all terms of the loss whose decay spans token t: with M_ij = W_ij q̂_i·k̂_j −
-// a_i H_ij k̂_i·k̂_j, r_i the terms of token i that read S, w_j those of token j's write that S' has, and z = γ_C S·dS',
+// The gradient of the gate g_t is the sum of all terms of the loss whose decay contains the decay of token t. Let r_i
+// be the terms in which token i reads S, w_j the terms in which S' has the write of token j, and z = γ_C S·dS':
 //
+//   M_ij = W_ij q̂_i·k̂_j − a_i H_ij k̂_i·k̂_j
 //   dg_t = z + Σ_{i≥t} r_i + Σ_{j<t} w_j + Σ_{i≥t>j} M_ij
 //
-// Products are of tiles of elements summed in float32 by eight warps, or by sixteen for more than 128 keys: warp w has
-// the 16 rows from 16 (w % 4) on, and of the keys part w / 4; of the 64 × 64 matrices the warps of the first part have
-// W and the warps of the second one H, below the diagonal. Sixteen warps have the multiprocessor to themselves, so they
-// copy the next slice of value columns while they compute with one.
+// Eight warps multiply, or sixteen for more than 128 keys. Warp w has rows 16 (w % 4) to 16 (w % 4) + 15 and part w / 4
+// of the keys. Of the 64 × 64 matrices the warps of part 0 compute W, and the warps of part 1 compute H. With sixteen
+// warps a multiprocessor has one thread block, which copies the next slice of value columns while it computes one.
 #include "efla/cuda/chunk/chunk_grads_portable.cuh"
 #include "efla/cuda/common/error.h"
 #include "efla/cuda/common/launch.h"

@@ -1,4 +1,4 @@
-// What the kernels of the gradients share (chunk_grads.cu, chunk_grads_channel_sm90.cu, chunk_grads_sm90.cu).
+// What the kernels of the gradients have in common (chunk_grads.cu, chunk_grads_channel_sm90.cu, chunk_grads_sm90.cu).
 #pragma once
 
 #include "efla/cuda/chunk/chunk_bwd.h"
@@ -7,13 +7,13 @@
 
 namespace efla::gpu {
 
-// Returns the sum over four lanes beside each other.
+// Returns the sum over the four lanes 4 (lane / 4) to 4 (lane / 4) + 3.
 __device__ __forceinline__ float quad_sum(float x) {
   x += __shfl_xor_sync(0xffffffffU, x, 1);
   return x + __shfl_xor_sync(0xffffffffU, x, 2);
 }
 
-// Starts the copy of `bytes` bytes of images to shared memory.
+// Starts the copy of `bytes` bytes, a multiple of 16, to shared memory. Run by kThreads threads.
 template <int kThreads>
 __device__ __forceinline__ void load_images(unsigned char* to, const unsigned char* from, int bytes, int thread) {
   for (int byte = 16 * thread; byte < bytes; byte += 16 * kThreads) {
@@ -21,7 +21,7 @@ __device__ __forceinline__ void load_images(unsigned char* to, const unsigned ch
   }
 }
 
-// Writes the first `count` of eight elements of a row.
+// Writes the first `count` of eight elements (`values`) of a row. `aligned`: as one piece of 16 bytes.
 template <class E>
 __device__ __forceinline__ void store_row_piece(E* to, std::int64_t stride, const uint4& values, int count,
                                                 bool aligned) {
@@ -36,8 +36,8 @@ __device__ __forceinline__ void store_row_piece(E* to, std::int64_t stride, cons
   }
 }
 
-// Writes dv of a slice from the tile of D with the gains b, and returns the thread's part of db; kThreads / 64 threads
-// beside each other have a token.
+// Writes dv = b∘D of a slice, with D in the tile `d` and b in `gains`. Returns the thread's part of db. kThreads / 64
+// neighbouring threads have one token.
 template <int kThreads, class E>
 __device__ __forceinline__ float value_gradients(const ChunkBackward<E>& c, const ChunkAt& at, int i_h, int slice,
                                                  const unsigned char* d, const float* gains, int thread) {

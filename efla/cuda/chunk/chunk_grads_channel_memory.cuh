@@ -1,5 +1,5 @@
-// What a thread block has in shared memory for the gradients where every key channel has a gate
-// (chunk_grads_channel_sm90.cu, which has the equations).
+// The shared memory of a thread block of the gradients where every key channel has a gate. chunk_grads_channel_sm90.cu
+// defines the symbols.
 #pragma once
 
 #include <cstdint>
@@ -9,59 +9,61 @@
 
 namespace efla::gpu {
 
+// Rows that are decayed to or from the edge of their block, in all blocks but one.
 inline constexpr int kEdgeRows = kBlock * (kBlocks - 1), kEdgeBytes = kEdgeRows * 128;
-inline constexpr int kPairs = kBlocks * (kBlocks - 1) / 2;  // of a block and an earlier one
+inline constexpr int kPairs = kBlocks * (kBlocks - 1) / 2;  // pairs of a block and an earlier block
 constexpr int pair_index(int block, int earlier) { return block * (block - 1) / 2 + earlier; }
 
-// Sums over the channels of a token, of which every warp of the token's block has a part: first Σk² and Σq², then k·E
-// and the products of q and k with the gradients that the L2 norm projects.
+// Sums over the channels of a token. Each warp of the token's block adds its 32 channels. First they are Σk² and Σq²;
+// later k·E, and the products of q and k with their gradients, which the L2 norm needs.
 enum ChannelSum { kErase, kAlongQuery, kAlongKey, kSums, kKeySquares = kErase, kQuerySquares = kAlongQuery };
 
-// Terms of gates' gradients that span whole blocks: what a block's tokens read from before an earlier block (of that
-// block and the earlier one), what a block's tokens write that dS' has, and S·dS'.
+// Terms of the gates' gradients that span whole blocks, per channel. `read`: what the tokens of a block read from
+// before an earlier block, per pair of blocks. `written`: what S' has of the writes of a block's tokens. `states`:
+// S·dS'.
 template <int kTiles>
 struct Crossing {
   float read[kPairs][64 * kTiles], written[kBlocks - 1][64 * kTiles], states[64 * kTiles];
 };
 
-// The tiles of a slice: dO, U, D, S and dS'.
+// The tiles of a slice of 64 value columns: dO, U, D, S (before) and dS' (after).
 template <int kTiles>
 struct ChannelSlice {
   unsigned char dout[kTileBytes], u[kTileBytes], d[kTileBytes], before[kTiles * kTileBytes], after[kTiles * kTileBytes];
 };
 
-// The rows of 64 channels: keys and queries; keys of all blocks but the last, decayed to their block's end; queries and
-// −a∘keys of all but the first, decayed from their block's start.
+// Rows of 64 channels. k, q: keys and queries. keys: the keys of all blocks but the last, decayed to the end of their
+// block. queries, erase: queries and −a∘keys of all blocks but the first, decayed from the start of their block.
 struct ChannelTile {
   unsigned char k[kTileBytes], q[kTileBytes], keys[kEdgeBytes], queries[kEdgeBytes], erase[kEdgeBytes];
 };
 
-// A diagonal block of W and of H, element by element. The length of a row keeps stores of accumulators almost free of
-// bank conflicts.
+// A diagonal block of W (x) and of H (y). The padding of a row avoids most bank conflicts of stores of accumulators.
 struct DiagonalBlock {
   float2 of[kBlock][kBlock + 2];
 };
 
+// Stages, rows and vectors, and what replaces them later. A quarter is 32 channels.
 template <class E, int kTiles>
 struct ChannelShared {
-  static constexpr int kScratch = kBlock * 32;  // floats of 16 tokens and 32 channels
+  static constexpr int kScratch = kBlock * 32;  // floats of 16 tokens times 32 channels
   static constexpr int kStages = 2;             // slices in shared memory at once
   static constexpr int kThreads = 256 * kTiles, kQuarters = 2 * kTiles;
   alignas(1024) ChannelSlice<kTiles> slices[kStages];
   ChannelTile tiles[kTiles];
-  float decays[kChunkTokens][64 * kTiles];                                                       // of every token
-  float decay[kBlocks][64 * kTiles];                                                             // over a block
-  float key_factor[kChunkTokens], query_factor[kChunkTokens], squares[kChunkTokens];             // n_k, n_q, Σk²
+  float decays[kChunkTokens][64 * kTiles];                                            // of every token and channel
+  float decay[kBlocks][64 * kTiles];                                                  // over a block
+  float key_factor[kChunkTokens], query_factor[kChunkTokens], squares[kChunkTokens];  // n_k, n_q, Σk²
   float key_unit[kUnitRows<E> ? kChunkTokens : 0], query_unit[kUnitRows<E> ? kChunkTokens : 0];  // of rows (unit_of)
   float a[kChunkTokens], b[kChunkTokens];
-  float of_key[kChunkTokens], of_query[kChunkTokens];  // what is added of k and q to their gradients
+  float of_key[kChunkTokens], of_query[kChunkTokens];  // factors: of_key k is added to dk, of_query q to dq
   float sums[kSums][kQuarters][kChunkTokens];
-  ChunkAt at;                   // here because registers are short
+  ChunkAt at;                   // not in registers, because registers are short
   std::uint64_t full[kStages];  // barriers: the images of a slice have been copied
 
-  // In the place of slices that have been used: W and H below the diagonal blocks, what spans blocks, parts of S·dS',
-  // one per warp; accumulators on their way from products to channels, dq̂ and E there and dk̂ in the place of decayed
-  // rows; and the diagonal blocks of W and H.
+  // What replaces slices after the products of all slices: W and H below the diagonal blocks; Crossing; each warp's
+  // part of S·dS'; each warp's accumulators of dq̂ and E on their way to one channel per lane; and the diagonal blocks.
+  // The accumulators of dk̂ replace decayed rows (`keys`).
   __device__ unsigned char* w() { return slices[0].dout; }
   __device__ unsigned char* h() { return slices[0].u; }
   __device__ Crossing<kTiles>& crossing() { return *reinterpret_cast<Crossing<kTiles>*>(slices[0].d); }

@@ -1,23 +1,29 @@
-// The gradients of the inputs where every key channel has a gate, on Hopper GPUs, for all chunks at once: one
-// thread block per chunk and query head, which loops over the value heads of that head.
+// The gradients of the inputs by chunks where every key channel has a gate, on Hopper GPUs, for all chunks at once. One
+// thread block of 8 warps per 64 keys computes a chunk and a query head, and loops over the value heads of the query
+// head. docs/design/2026-11-cuda-backward.md and docs/equations.md (decay) explain the algorithm.
 //
-// In the notation of chunk_grads.cu with the factors of the L2 norm inside, and with decays Γ and γ per channel,
+// Notation of chunk_grads.cu, with decays Γ and γ per channel and with the factors of the L2 norm in W and H. E_i here
+// is n_k,i X_i of chunk_grads.cu.
 //
 //   W_ij = scale n_q,i n_k,j dO_i·U_j  for i ≥ j,    H_ij = n_k,i n_k,j D_i·U_j  for i > j
 //   n_q dq̂_i = scale n_q,i γ_i∘(dO Sᵀ)_i + Σ_{j≤i} W_ij Γ_ij∘k_j
 //   E_i = n_k,i γ_i∘(D Sᵀ)_i + Σ_{j<i} H_ij Γ_ij∘k_j,    da_i = −k_i·E_i
 //   n_k dk̂_j = n_k,j γ_C/γ_j∘(U dS'ᵀ)_j + Σ_{i≥j} W_ij Γ_ij∘q_i − Σ_{i>j} a_i H_ij Γ_ij∘k_i − a_j E_j
 //
-// and the gradient of a gate as there, with every term per channel. Tokens are in blocks of 16. What S and earlier
-// blocks give to a block I is a recurrence over blocks in products: what is decayed to the start of block J, times the
-// decay over J, plus (W or H)_IJ times the keys of J decayed to J's end. Another one, from the chunk's end, has what
-// dS' and later blocks give. So no factor exceeds 1. A thread per block and channel adds the pairs of tokens of one
-// block one by one in float32. First come the pairs with a key in the block's first half and a query in the second: the
-// keys are decayed to the border between the halves, and the queries are decayed from there. Then come the pairs inside
-// each half.
+// The gradient of a gate is the sum of chunk_grads.cu, per channel. Tokens are in four blocks of 16.
 //
-// For a gate, what spans a token is of four kinds: pairs of the block; what the block's tokens from it on take from
-// before the block; what its tokens before it give to after the block; and what spans the whole block (Crossing).
+// What S and earlier blocks give to block I is a recurrence over blocks J < I: the sum so far, decayed to the start of
+// J, times the decay over J, plus (W or H)_IJ times the keys of J, decayed to the end of J. A second recurrence, from
+// the end of the chunk, adds what dS' and later blocks give. No factor exceeds 1. These are products of the tensor
+// cores.
+//
+// Pairs of tokens within a block are added in float32, by one thread per block and channel. First come pairs with the
+// key in the first half of the block and the query in the second half: keys are decayed to the border between the
+// halves, queries from the border. Then come the pairs within each half.
+//
+// The terms of a gate's gradient that span token t are of four kinds: pairs of tokens within the block of t; what
+// tokens of the block from t on read from before the block; what tokens of the block before t give to after the block;
+// and terms that span the whole block (Crossing).
 #include "efla/cuda/chunk/chunk_grads_channel_sm90.cuh"
 #include "efla/cuda/common/error.h"
 #include "efla/cuda/common/launch.h"
@@ -39,9 +45,9 @@ __device__ void ChannelGrads<E, kTiles>::add_pairs(const Sums& of_query, const S
   finish(1, p_.dk, m_.keys(warp_), tile().k, m_.of_key);
 }
 
-// Let M be the border between the halves and T the decay over the first half. For a token i of the second half, what
-// the scratch has of the gradient of q̂, X_i, becomes T X_i + Σ_j W_ij Γ_Mj∘k_j over the tokens j of the first half,
-// which is decayed to M. E and, from the other side of M, dk̂ of the first half are computed in the same way.
+// Let M be the border between the halves and T the decay over the first half. For a token i of the second half, let X_i
+// be the part of dq̂ that is in the scratch. X_i becomes T X_i + Σ_j W_ij Γ_Mj∘k_j over the tokens j of the first half,
+// which is decayed to M. E_i is computed in the same way, and so is dk̂ of the first half, from the other side of M.
 template <class E, int kTiles>
 __device__ float2 ChannelGrads<E, kTiles>::join_halves() {
   float* const queries = m_.queries(warp_);
@@ -94,16 +100,16 @@ __device__ float2 ChannelGrads<E, kTiles>::join_halves() {
   return {spanning + over_first * read_before, spanning + written};
 }
 
-// Goes from the last token of the half to the first. At token i, dk[j] is the gradient that tokens from i on give to
-// the key of token j, decayed to token i. The product of dk[j] and the key of token j, decayed to token i too, is the
-// part of the gate's gradient at token i that comes from token j.
+// Goes from the last token of the half to the first. At token i, dk[j] is the gradient that the tokens from i on give
+// to key j, decayed to token i. The product of dk[j] and key j, also decayed to token i, is what token j adds to the
+// gradient of the gate at token i.
 template <class E, int kTiles>
 __device__ void ChannelGrads<E, kTiles>::pairs(int half, float spanning) {
   const int first = kHalf * half, tokens = kBlock * block_ + first, element = this->element();
   float* const queries = m_.queries(warp_) + 32 * first;
   float* const erase = m_.erase(warp_) + 32 * first;
   float* const keys = m_.keys(warp_) + 32 * first;
-  float decays[kHalf], key[kHalf][kHalf], from_start[kHalf], dk[kHalf];  // key[i][j]: of token j, decayed to token i
+  float decays[kHalf], key[kHalf][kHalf], from_start[kHalf], dk[kHalf];  // key[i][j]: key j, decayed to token i
 #pragma unroll
   for (int i = 0; i < kHalf; ++i) {
     decays[i] = m_.decays[tokens + i][channel_];
@@ -177,7 +183,7 @@ __global__ void __launch_bounds__(ChannelShared<E, kTiles>::kThreads, 1)
   extern __shared__ __align__(1024) unsigned char shared[];
   const int heads = static_cast<int>(c.p.shape.heads), group = static_cast<int>(c.p.shape.group()),
             i_q = static_cast<int>(blockIdx.x) % heads;
-  // In the order in which the reverse sweep finishes chunks.
+  // Chunks in the order in which the reverse sweep finishes them.
   const std::int64_t turn = blockIdx.x / heads, sequences = c.forward.slots_per_sequence > 0 ? c.p.shape.batch : 1,
                      length = c.forward.slots / sequences;
   const int slot = static_cast<int>(turn % sequences * length + length - 1 - turn / sequences);
@@ -198,10 +204,10 @@ __global__ void __launch_bounds__(ChannelShared<E, kTiles>::kThreads, 1)
       wait_for_count(&c.ready[slot * c.p.shape.value_heads + i_h], 2 * static_cast<unsigned>(c.slices));
     }
     fence_for_products();
-    __syncthreads();  // and what the value head before has read and written is overwritten
+    __syncthreads();  // before the previous value head's data is overwritten
     ChannelGrads<E, kTiles>(c, memory, at, slot, i_q, i_h, opaque(threadIdx.x)).run();
   }
-  // The inputs are there, but the next kernel in the stream must find the sweeps ended.
+  // The inputs are complete, but the next kernel in the stream must also find the sweeps ended.
   if (c.counted && blockIdx.x == gridDim.x - 1) wait_for_kernels();
 }
 

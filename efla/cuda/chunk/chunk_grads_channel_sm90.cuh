@@ -1,5 +1,5 @@
-// The gradients where every key channel has a gate, as a thread block computes them for a chunk and a value head
-// (chunk_grads_channel_sm90.cu, which has the equations).
+// The gradients where every key channel has a gate, as a thread block computes them for a chunk and a value head.
+// chunk_grads_channel_sm90.cu has the equations.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,9 @@
 
 namespace efla::gpu {
 
-// Multiplies in mma's layout: warp `block` + 4 · `quarter` has the 16 rows of a block and 32 channels. Channels in the
-// other layout: a lane has one channel of its warp's 32, of all tokens of the block.
+// Computes a chunk and a value head. Products use the layout of mma: warp block + 4 · quarter has the 16 rows of a
+// block and the 32 channels of a quarter. Work per channel uses another layout: a lane has one channel of the warp's
+// quarter and all 16 tokens of the block.
 template <class E, int kTiles>
 class ChannelGrads {
  public:
@@ -23,10 +24,10 @@ class ChannelGrads {
   static constexpr int kThreads = Shared::kThreads, kQuarters = Shared::kQuarters, kStages = Shared::kStages;
   static constexpr int kCount = 16;  // accumulators of 16 tokens and 32 channels
   static constexpr int kHalf = kBlock / 2;
-  static constexpr int kMatrixBlocks = kBlocks / kTiles;  // of a block row of W or H, every kTiles-th
+  static constexpr int kMatrixBlocks = kBlocks / kTiles;  // blocks per warp of a block row of W or H: every kTiles-th
   using Sums = float[kCount];
 
-  // `thread` is opaque, so that nothing of one value head is kept in registers for the next.
+  // `thread` is opaque, so that the compiler keeps nothing in registers from one value head to the next.
   __device__ ChannelGrads(const ChunkBackward<E>& c, Shared& memory, const ChunkAt& at, int slot, int i_q, int i_h,
                           int thread)
       : c_(c),
@@ -44,6 +45,7 @@ class ChannelGrads {
         channel_(32 * quarter_ + lane_),
         tokens_(channel_ < static_cast<int>(c.p.shape.key_dim) ? at.rows - kBlock * block_ : 0) {}
 
+  // Writes dv, dbeta and dg of the value head, and dq and dk after the last value head of the query head.
   __device__ void run() {
     load_tile(p_.k, &ChannelTile::k, c_.forward.k_rows);
     load_tile(p_.q, &ChannelTile::q, c_.forward.q_rows);
@@ -58,10 +60,11 @@ class ChannelGrads {
   }
 
  private:
+  // Returns whether token i of the block and the lane's channel exist.
   __device__ bool exists(int i) const { return i < tokens_; }
-  // Rounds in one instruction, where from_state needs ten.
+  // Rounds in one instruction; from_state needs more.
   __device__ static E rounded(float x) { return {static_cast<std::uint16_t>(pack<E>(x, 0))}; }
-  // The next token's element; opaque, because registers are short for many addresses at once.
+  // Returns the address of the next token's element. It is opaque, because registers are short for many addresses.
   template <class T>
   __device__ static T* next(T* element, std::int64_t stride) {
     return opaque(element + stride);
@@ -71,11 +74,12 @@ class ChannelGrads {
     return view.at(at_.i_b, at_.start + kBlock * block_, i_h, channel_);
   }
   __device__ ChannelTile& tile() const { return m_.tiles[quarter_ / 2]; }
-  // The byte offset of the lane's channel in row 0 of a tile; opaque, so that the offsets in other rows are not kept.
+  // Returns the byte offset of the lane's channel in row 0 of a tile. It is opaque, so that offsets of other rows are
+  // not kept in registers.
   __device__ int element() const { return opaque(piece_offset(0, channel_ % 64 / 8) + channel_ % 8 * 2); }
-  // The same in row i.
+  // Returns the byte offset of the channel in row i, from its offset in row 0.
   __device__ static int offset_of(int i, int element) { return i * 128 + (element ^ (i % 8 * 16)); }
-  // Reads the lane's channel of the block's tokens from a tile.
+  // Return the lane's channel of one token or of all tokens of the block, from a tile.
   __device__ float read(const unsigned char* tile, int i, int element) const {
     return to_float(*reinterpret_cast<const E*>(tile + kBlock * 128 * block_ + offset_of(i, element)));
   }
@@ -83,7 +87,7 @@ class ChannelGrads {
 #pragma unroll
     for (int i = 0; i < kBlock; ++i) x[i] = read(tile, i, element);
   }
-  // Reads the decays of the block's tokens from the gates, and keeps them in shared memory.
+  // Computes the decays of the block's tokens from the gates, and keeps them in shared memory too.
   __device__ void read_gates(float (&x)[kBlock]) const {
     const float* from = at(p_.g, i_h_);
 #pragma unroll
@@ -94,8 +98,8 @@ class ChannelGrads {
       m_.decays[kBlock * block_ + i][channel_] = x[i];
     }
   }
-  // Adds to the gradient of q (0) or k (1) what a value head gives: after the head's last one writes it, before that
-  // keeps the sum in the workspace.
+  // Adds x to the gradient of q (which = 0) or k (1). The last value head of the query head writes the gradient; the
+  // other value heads keep the sum in the workspace.
   __device__ void store(int which, const View<E, 4>& view, float (&x)[kBlock]) const {
     const int group = static_cast<int>(p_.shape.group()), of_group = i_h_ - i_q_ * group;
     constexpr int kElements = kChunkTokens * 64 * kTiles;
@@ -118,11 +122,12 @@ class ChannelGrads {
       *to = rounded(x[i]);
     }
   }
-  // Writes the warp's sum over channels of half a block's tokens.
+  // Writes the sums over the warp's channels of x, for the tokens of half a block.
   __device__ void put_sums(ChannelSum kind, int half, float (&x)[kHalf]) {
     sum_over_lanes(x, lane_);
     if (lane_ < kHalf) m_.sums[kind][quarter_][kBlock * block_ + kHalf * half + lane_] = x[0];
   }
+  // Returns a sum over all channels of a token.
   __device__ float sum_of(ChannelSum kind, int token) const {
     float sum = 0;
 #pragma unroll
@@ -130,13 +135,13 @@ class ChannelGrads {
     return sum;
   }
 
-  // Starts the copy of keys or queries.
+  // Starts the copy of keys or queries to their tiles; does not commit it.
   __device__ void load_tile(const View<const E, 4>& view, unsigned char (ChannelTile::*to)[kTileBytes],
                             bool aligned) const {
     const int tile = thread_ / 256;
     load_rows<1, 256>(m_.tiles[tile].*to, view, at_.i_b, at_.start, at_.rows, i_q_, 64 * tile, aligned, thread_ % 256);
   }
-  // Starts the copy of a slice, if it exists.
+  // Starts and commits the copy of a slice, if the slice exists.
   __device__ void load_slice(int slice) {
     if (slice >= c_.slices) return copy_async_commit();
     ChannelSlice<kTiles>& to = m_.slices[slice % kStages];
@@ -152,7 +157,8 @@ class ChannelGrads {
     load_bulk(to.after, c_.dstates + image * kTiles * kTileBytes, kTiles * kTileBytes, full);
   }
 
-  // The parity of the phase of a slice's barrier, which every value head before has used for each slice of its stage.
+  // Returns the parity of the phase of a slice's barrier. Every earlier value head has used the barrier once for each
+  // slice of the same stage.
   __device__ unsigned parity(int slice) const {
     const int head = i_h_ - i_q_ * static_cast<int>(p_.shape.group()),
               uses = (c_.slices + kStages - 1 - slice % kStages) / kStages;
@@ -166,7 +172,7 @@ class ChannelGrads {
       *reinterpret_cast<E*>(rows + first * 128 + offset_of(i, element)) = rounded(x[i]);
     }
   }
-  // Writes the parts of Σk² and Σq² of the block's tokens that 64 channels have.
+  // Writes the parts of Σk² and Σq² of the block's tokens over 64 channels.
   __device__ void put_squares() {
     const bool is_key = quarter_ % 2 == 0;
     const float squares = query_squares<E, 1>(shared_address(is_key ? tile().k : tile().q), block_, opaque(lane_));
@@ -175,8 +181,8 @@ class ChannelGrads {
     }
   }
 
-  // Multiplies the warp's keys and queries by their powers of two. From here on they are the kernel's keys and queries,
-  // and n_k and n_q their factors, until `store` multiplies the gradients.
+  // Multiplies the warp's keys and queries by powers of two, one per row (unit_of). From here on k, q, n_k and n_q are
+  // those of the multiplied rows; `store` multiplies the gradients by the same powers.
   __device__ void make_units() {
     const ChannelSum kind = lane_ < kBlock ? kKeySquares : kQuerySquares;
     float squares = 0;
@@ -195,7 +201,8 @@ class ChannelGrads {
     }
   }
 
-  // Writes the decayed rows, the decays of blocks, and the factors and gains of tokens.
+  // Writes decayed rows, the decays over blocks, and the factors and gains of tokens. Ends with a barrier, except for
+  // the rows −a∘k.
   __device__ void decay_rows() {
     float decays[kBlock], k[kBlock], x[kBlock], decay = 1;
     read_gates(decays);
@@ -248,21 +255,22 @@ class ChannelGrads {
     write_rows(tile().erase, kBlock * (block_ - 1), x, element);
   }
 
-  // Whether the gain of a token is β: the way through the other integrators' gains is long.
+  // Returns whether the gain of a token is β. The other integrators need much more code.
   __device__ bool is_euler() const { return p_.rule.step.integrator == Integrator::euler; }
-  // Σk² or Σq², and β, of the token that the thread is.
+  // Returns Σk² or Σq² of token `thread_`.
   __device__ float squares_of(ChannelSum kind) const {
     float sum = 0;
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) sum += m_.sums[kind][tile][thread_];
     return sum;
   }
+  // Returns β of token `thread_`.
   __device__ float beta() const {
     return thread_ < at_.rows ? to_float(p_.beta(at_.i_b, at_.start + thread_, i_h_)) : 0.0F;
   }
 
-  // The products of a slice after the other: dO Sᵀ, D Sᵀ and U dS'ᵀ, with their factors per token; W and H in their
-  // tiles; dv, db (in the place of b) and Crossing::states. Ends with a barrier.
+  // Computes the products of all slices: dO Sᵀ, D Sᵀ and U dS'ᵀ, with the factors of tokens (of_query, of_erase,
+  // of_key); W and H; dv; db, which replaces b; and Crossing::states. Ends with a barrier.
   __device__ void multiply_slices(Sums& of_query, Sums& of_erase, Sums& of_key) {
     float matrix[8 * kMatrixBlocks] = {}, states[8] = {}, db = 0;
     const bool is_w = quarter_ % 2 == 0;
@@ -322,6 +330,7 @@ class ChannelGrads {
     }
   }
 
+  // Writes the accumulators of a diagonal block of W or H.
   __device__ void put_diagonal(const float* x, bool is_w) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
@@ -330,8 +339,8 @@ class ChannelGrads {
     }
   }
 
-  // Adds the products of a slice: dO Uᵀ or D Uᵀ for the block row of the warp and every kTiles-th block column, and
-  // dO Sᵀ, D Sᵀ and U dS'ᵀ for the warp's channels. Tiles are swizzled, so the address of a step is that of the first
+  // Adds the products of a slice: dO Uᵀ or D Uᵀ for the warp's block row and every kTiles-th block column, and dO Sᵀ, D
+  // Sᵀ and U dS'ᵀ for the warp's channels. Tiles are swizzled, so the address of a step is the address of the first
   // step XOR a constant.
   __device__ void multiply_slice(const ChannelSlice<kTiles>& from, float (&matrix)[8 * kMatrixBlocks], Sums& of_query,
                                  Sums& of_erase, Sums& of_key) const {
@@ -372,7 +381,7 @@ class ChannelGrads {
     }
   }
 
-  // Adds S·dS' of a slice, of eight channels and every kThreads / (8 kTiles)-th value column.
+  // Adds S·dS' of a slice, for eight channels and every kThreads / (8 kTiles)-th value column.
   __device__ void add_state_products(const ChannelSlice<kTiles>& from, float (&sum)[8]) const {
     const int piece = thread_ % (8 * kTiles);
 #pragma unroll 1
@@ -388,6 +397,7 @@ class ChannelGrads {
       }
     }
   }
+  // Adds S·dS' over the lanes with the same channels, and writes the warp's sums.
   __device__ void put_state_products(float (&sum)[8]) {
     const int piece = lane_ % (8 * kTiles);
 #pragma unroll
@@ -401,6 +411,7 @@ class ChannelGrads {
     for (int j = 0; j < 8; ++j) to[j] = sum[j];
   }
 
+  // Returns the elements of a vector of tokens for the two rows of this lane's accumulators.
   __device__ float2 of_rows(const float* vector) const {
     const int row = kBlock * block_ + lane_ / 4;
     return {vector[row], vector[row + 8]};
@@ -409,16 +420,16 @@ class ChannelGrads {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) x[i] *= i / 2 % 2 == 0 ? factor.x : factor.y;
   }
-  // x ∘ the decays over a block.
+  // Multiplies the channels of x by the decays over a block.
   __device__ void scale_channels(Sums& x, int block) const { scale_columns(x, m_.decay[block] + 32 * quarter_, lane_); }
-  // The pair of channels of a decayed row that accumulators `i` and the next have; `first` is the block's first row.
+  // Returns the pair of channels of a decayed row at accumulators `i` and i + 1. `first` is the block's first row.
   __device__ float2 pair_of(const unsigned char* rows, int first, int i) const {
     const int row = first + lane_ / 4 + 8 * (i / 2 % 2);
     const auto pair =
         *reinterpret_cast<const std::uint32_t*>(rows + piece_offset(row, 4 * (quarter_ % 2) + i / 4) + lane_ % 4 * 4);
     return {low_of<E>(pair), high_of<E>(pair)};
   }
-  // Writes Σ over the 16 tokens of x (and y) times decayed rows, per channel.
+  // Writes, per channel, the sum of product(i) over the 16 tokens of the block.
   template <class F>
   __device__ void put_products(F&& product, float* to) const {
     float sums[8] = {};
@@ -439,7 +450,7 @@ class ChannelGrads {
       *reinterpret_cast<float2*>(to + 32 * quarter_ + 8 * i + 2 * lane_) = float2{sums[2 * i], sums[2 * i + 1]};
     }
   }
-  // x += a b with one block a of W or H, or its transposed, and the decayed rows b of a block.
+  // x += a b, with a one 16 × 16 block of W or H or the transposed of one, and b the decayed rows of a block.
   template <bool kTransposed>
   __device__ void add_block(Sums& x, const unsigned char* matrix, int row, int column, const unsigned char* rows,
                             int first) const {
@@ -459,7 +470,7 @@ class ChannelGrads {
     }
   }
 
-  // Adds what other blocks give, and writes the rest of Crossing. Ends with a barrier.
+  // Adds what other blocks give to the sums of this block, and writes the rest of Crossing. Ends with a barrier.
   __device__ void multiply_blocks(Sums& of_query, Sums& of_erase, Sums& of_key) {
     const int first = kBlock * (block_ - 1);
 #pragma unroll 1
@@ -492,9 +503,9 @@ class ChannelGrads {
     __syncthreads();
   }
 
-  // Where the scratch has a token's channel.
+  // Returns the index in the scratch of a token and channel. Neighbouring tokens have other banks.
   __device__ static int place(int token, int channel) { return 32 * token + (channel ^ (token % 4 * 8)); }
-  // Adds to a gradient in the scratch `factors` times its rows, keys or queries, and stores the sum.
+  // Adds `factors` times rows (keys or queries) to a gradient in the scratch, and stores the sum.
   __device__ void finish(int which, const View<E, 4>& view, const float* scratch, const unsigned char* rows,
                          const float* factors) const {
     float x[kBlock];
@@ -511,7 +522,7 @@ class ChannelGrads {
     }
   }
 
-  // What spans all of the warp's block, of the lane's channel.
+  // Returns the sum of the terms that span the whole block, for the lane's channel.
   __device__ float crossing() const {
     const int channel = opaque(channel_);  // no addresses kept
     float sum = 0, decay = m_.decay[block_][channel];
@@ -527,16 +538,17 @@ class ChannelGrads {
     return sum + decay * m_.crossing().states[channel];
   }
 
-  // Adds pairs of tokens of the block, finishes the tokens and writes the gradients.
+  // Adds the pairs of tokens of the block, finishes the tokens and writes the gradients.
   __device__ void add_pairs(const Sums& of_query, const Sums& of_erase, const Sums& of_key);
-  // Adds pairs of tokens of which one is in the block's first half and one in the second to the gradients in the
-  // scratch, which are then decayed to the start or the end of a half. Returns what spans all of a half.
+  // Adds the pairs of tokens with one token in each half of the block to the gradients in the scratch, which are then
+  // decayed to the start or the end of a half. Returns the sums of the terms that span all of the first (x) and of the
+  // second half (y).
   __device__ float2 join_halves();
-  // Adds pairs of tokens of half a block, writes the gradients of gates, of which `spanning` spans the half, and the
-  // sums over channels; leaves dq̂ and dk̂ in the scratch.
+  // Adds the pairs of tokens within a half of the block. Writes the gradients of gates, of which the terms `spanning`
+  // span the half, and sums over channels. Leaves dq̂ and dk̂ in the scratch.
   __device__ void pairs(int half, float spanning);
-  // Writes dbeta and computes what is added of k and q to their gradients: what comes through λ and the L2 norm. Ends
-  // with a barrier.
+  // Writes dbeta, and computes the factors of k and q in their gradients: what comes through λ and through the L2 norm.
+  // Ends with a barrier.
   __device__ void finish_tokens();
 
   const ChunkBackward<E>& c_;
@@ -545,7 +557,7 @@ class ChannelGrads {
   const ChunkAt& at_;
   const int slot_, i_q_, i_h_;
   const int thread_, lane_, warp_, block_, quarter_, channel_;
-  const int tokens_;  // of the block and the lane's channel that exist, if fewer than kBlock
+  const int tokens_;  // that exist from the block's start on; 0 if the lane's channel does not exist
 };
 
 }  // namespace efla::gpu

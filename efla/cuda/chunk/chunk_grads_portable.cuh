@@ -1,5 +1,5 @@
-// The gradients of a chunk's inputs as a thread block computes them on any GPU (chunk_grads.cu, which has the
-// equations).
+// The gradients of a chunk's inputs as a thread block computes them on any GPU. chunk_grads.cu has the equations and
+// the division over warps.
 #pragma once
 
 #include <cstdint>
@@ -14,30 +14,31 @@ namespace efla::gpu {
 
 inline constexpr int kScoreStride = kChunkTokens + 1;
 
-// Sums over the keys of a token, to which every part of the keys adds.
+// Sums over the keys of a token, to which every part of the keys adds: k̂·X, and the terms r and w of a gate's gradient.
 enum PortableSum { kErase, kRead, kWritten, kSums };
 
 // The passes over the slices of value columns, in their order.
 enum class PortablePhase { scores, read, write };
 
-// Into how many parts the keys are cut.
+// The number of parts of the keys.
 template <int kTiles>
 inline constexpr int kKeyParts = kTiles == 4 ? 4 : 2;
 
+// The shared memory of a thread block.
 template <int kTiles>
 struct PortableMemory {
   static constexpr int kStageTiles = kTiles + 2, kStages = kTiles == 4 ? 2 : 1;
   alignas(1024) unsigned char k[kTiles * kTileBytes], q[kTiles * kTileBytes];
   unsigned char w_keys[kTileBytes], w_queries[kTileBytes];  // W_ij n_k,j and W_ij n_q,i
   unsigned char h_keys[kTileBytes], h_erase[kTileBytes];    // H_ij n_k,j and −a_i n_k,i H_ij
-  unsigned char stage[kStages][kStageTiles * kTileBytes];   // tiles of one slice; in the first one also M and outputs
+  unsigned char stage[kStages][kStageTiles * kTileBytes];   // tiles of a slice; stage 0 also has M and outputs
   float key_factor[kChunkTokens], query_factor[kChunkTokens];
   float prefix[kChunkTokens], suffix[kChunkTokens];  // log2 γ_i, and ŝ_i
   float a[kChunkTokens], b[kChunkTokens];
   float sums[kSums][kKeyParts<kTiles>][kChunkTokens];
 };
 
-// The two elements of a row of tiles that an accumulator pair has: of row `row`, columns 8·piece + 2 (lane % 4) and the
+// Returns the two elements of `tiles` at a pair of accumulators: row `row`, columns 8·piece + 2 (lane % 4) and the
 // next.
 template <class E>
 __device__ __forceinline__ float2 pair_of(const unsigned char* tiles, int row, int piece, int lane) {
@@ -45,13 +46,14 @@ __device__ __forceinline__ float2 pair_of(const unsigned char* tiles, int row, i
   return {low_of<E>(pair), high_of<E>(pair)};
 }
 
+// Computes a chunk and a query head. kGrouped: the query head has several value heads.
 template <class E, int kTiles, bool kGrouped>
 class PortableGrads {
  public:
   static constexpr int kParts = kKeyParts<kTiles>, kWarps = 4 * kParts, kThreads = 32 * kWarps;
   static constexpr int kStages = PortableMemory<kTiles>::kStages, kAhead = kStages - 1;
-  static constexpr int kRowThreads = kThreads / kChunkTokens;                // beside each other, where each has a row
-  static constexpr int kBlocks = 4 * kTiles / kParts, kCount = 8 * kBlocks;  // of a warp's keys
+  static constexpr int kRowThreads = kThreads / kChunkTokens;                // neighbouring threads that share a row
+  static constexpr int kBlocks = 4 * kTiles / kParts, kCount = 8 * kBlocks;  // 16-key blocks and accumulators of a warp
   using Sums = float[kCount];
 
   __device__ PortableGrads(const ChunkBackward<E>& c, PortableMemory<kTiles>& memory, const ChunkAt& at, int slot,
@@ -68,9 +70,9 @@ class PortableGrads {
         part_(threadIdx.x / 128),
         piece_(2 * kBlocks * (threadIdx.x / 128)) {}
 
-  // Writes the gradients of all inputs. Where the query head has one value head, the gradient of q is stored before
-  // that of k is computed, so that two thread blocks fit into the registers of a multiprocessor. Sixteen warps have no
-  // registers for the sums over value heads, which are in memory.
+  // Writes the gradients of all inputs. If the query head has one value head, the gradient of q is stored before the
+  // gradient of k is computed, so that two thread blocks fit into the registers of a multiprocessor. With sixteen warps
+  // the sums over value heads are in memory, because registers are short.
   __device__ void run() {
     load_head();
     if constexpr (kGrouped && kTiles == 4) {
@@ -143,14 +145,14 @@ class PortableGrads {
     __syncthreads();
   }
 
-  // The gradients of a value head from what its tokens read: leaves the one of q̂ in dq.
+  // Computes what a value head's tokens read: leaves the gradient of q̂ in dq, and X in x.
   __device__ void read_part(Sums& dq, Sums& x) {
     token_vectors();
     scores();
     read_gradients(dq, x);
   }
 
-  // Applies the L2 norm and stores the gradient of k or q.
+  // Applies the backward of the L2 norm to the gradient of k̂ or q̂, and stores the gradient of k or q.
   __device__ void store(Sums& gradient, const unsigned char* tiles, const float* factors, const View<E, 4>& to,
                         bool aligned) {
     if (p_.rule.qk_l2norm) {
@@ -190,7 +192,7 @@ class PortableGrads {
     __syncthreads();
   }
 
-  // Calls f(r, row, piece, pair) for the accumulator pairs of a warp.
+  // Calls f(r, row, piece, pair) for every pair of accumulators of a warp, with `row` = 16 row_ + lane / 4 + 8 r.
   template <class F>
   __device__ void for_pairs(F&& f, Sums& sums) {
     const int row = opaque(16 * row_ + lane_ / 4);
@@ -198,6 +200,7 @@ class PortableGrads {
     for (int i = 0; i < kCount / 2; ++i) f(i % 2, row + 8 * (i % 2), piece_ + i / 2, sums + 2 * i);
   }
 
+  // Writes the warp's part of a sum over keys, for its 16 rows.
   __device__ void put_sums(int kind, const float (&sums)[2]) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -206,7 +209,7 @@ class PortableGrads {
     }
   }
 
-  // The sum over all parts of the keys.
+  // Returns a sum over all parts of the keys.
   __device__ float total(int kind, int row) const {
     float sum = 0;
 #pragma unroll
@@ -221,6 +224,7 @@ class PortableGrads {
     return x;
   }
 
+  // Returns the sum of the squares of a piece.
   __device__ static float piece_squares(const unsigned char* tiles, int row, int piece) {
     const uint4 words = *reinterpret_cast<const uint4*>(tiles + piece_offset(row, piece));
     float sum = 0;
@@ -230,7 +234,7 @@ class PortableGrads {
     return sum;
   }
 
-  // The sum of the squares of a row, by the threads of the row.
+  // Returns the sum of the squares of a row, computed by the threads of the row.
   __device__ float squares(const unsigned char* tiles, int row) const {
     constexpr int kPieces = 8 * kTiles / kRowThreads;
     float sum = 0;
@@ -239,7 +243,7 @@ class PortableGrads {
     return row_sum(sum);
   }
 
-  // λ of the token that the thread is; computed where it is needed, because no register is left to keep it.
+  // Returns λ of token `thread_`. It is computed where it is needed, because registers are short.
   __device__ float lambda() const {
     float sum = 0;
 #pragma unroll 1
@@ -247,7 +251,7 @@ class PortableGrads {
     return sum * m_.key_factor[thread_] * m_.key_factor[thread_];
   }
 
-  // β of the token that the thread is.
+  // Returns β of token `thread_`.
   __device__ float beta() const {
     return thread_ < at_.rows ? to_float(p_.beta(at_.i_b, at_.start + thread_, i_h_)) : 0.0F;
   }
@@ -277,11 +281,11 @@ class PortableGrads {
 
   __device__ std::int64_t slice_at(int slice) const { return slice_index(c_, slot_, i_h_, slice); }
 
-  // Starts the copy of a slice's tiles: dO, D and U for the scores; dO, D and S for reads; U and dS' for writes.
+  // Starts the copy of a slice's tiles: dO, D and U for scores; dO, D and S for reads; U and dS' for writes.
   template <PortablePhase kPhase>
   __device__ void load_slice(unsigned char* to, int slice) {
-    // With sums over value heads in memory no register is left to keep addresses from one slice to the next: an opaque
-    // number makes the compiler compute them again.
+    // An opaque number makes the compiler compute addresses again for every slice, because registers are short with
+    // sums over value heads in memory.
     const int thread = kGrouped && kTiles == 4 ? opaque(thread_) : thread_;
     constexpr int kState = kTiles * kTileBytes;
     const unsigned char* const u = c_.writes + slice_at(slice) * kTileBytes;
@@ -297,12 +301,12 @@ class PortableGrads {
     }
   }
 
-  // Returns the stage of a slice. The first slice of a phase uses the last stage, because M and the outputs use the
-  // first one until the phase before has ended.
+  // Returns the stage of a slice. The first slice of a phase uses the last stage, because M and outputs use stage 0
+  // until the previous phase has ended.
   __device__ unsigned char* stage_of(int slice) { return m_.stage[(slice + 1) % kStages]; }
 
-  // Starts the copy of a phase's first slice if there are two stages. Comes once before for_slices of the phase, which
-  // then starts the copies of the other slices alone.
+  // Starts the copy of a phase's first slice if there are two stages. Called once before for_slices of the phase, which
+  // then starts the copies of the other slices only.
   template <PortablePhase kPhase>
   __device__ void prefetch() {
     if constexpr (kAhead > 0) {
@@ -325,7 +329,7 @@ class PortableGrads {
     }
   }
 
-  // Computes W and H, dv, db (in the place of b) and, in dg, Σ_{i≥t>j} M_ij. Ends with a barrier.
+  // Computes W and H, dv, db (which replaces b), and in dg Σ_{i≥t>j} M_ij. Ends with a barrier.
   __device__ void scores() {
     float sum[32] = {}, db = 0;
     for_slices<PortablePhase::scores>([&](const unsigned char* tiles, int slice) {
@@ -358,7 +362,7 @@ class PortableGrads {
           const bool below = column + e < row || (part_ == 0 && column + e == row);
           element = below ? scale * exp2_fast(m_.prefix[row] - m_.prefix[column + e]) * element : 0.0F;
           x[e] = element * m_.key_factor[column + e];
-          // From here on the element of M.
+          // From here on `products` has elements of M.
           products[8 * block + 2 * i + e] *= x[e] * row_factor;
         }
         for_keys[i] = pack<E>(x[0], x[1]);
@@ -385,8 +389,8 @@ class PortableGrads {
     __syncthreads();
   }
 
-  // sum += a bᵀ for the block row of the warp, up to the diagonal; rows of kSteps · 16 elements. Only the first two
-  // parts of the warps have something to add.
+  // sum += a bᵀ for the warp's block row, up to the diagonal. Rows have kSteps · 16 elements. Only the warps of parts 0
+  // and 1 compute.
   template <int kSteps>
   __device__ void multiply_below(float (&sum)[32], std::uint32_t a, std::uint32_t b) {
     if (part_ > 1) return;
@@ -405,7 +409,8 @@ class PortableGrads {
     }
   }
 
-  // Writes Σ_{i≥t>j} M_ij of every token t to dg; sums of sums, so that terms that do not span t are not in them.
+  // Writes Σ_{i≥t>j} M_ij of every token t to dg. A prefix sum along rows is followed by a suffix sum along columns, so
+  // that terms that do not span t are never added.
   __device__ void spanning_sums(float* matrix) {
     if (thread_ < kChunkTokens) {
       float before = 0;
@@ -422,7 +427,7 @@ class PortableGrads {
     p_.dg(at_.i_b, at_.start + thread_, i_h_, 0) = sum;
   }
 
-  // What reads the state before the chunk: the gradient of q̂, X, and the sums r and da.
+  // Computes what reads the state before the chunk: the gradient of q̂, X, and the sums r and k̂·X.
   __device__ void read_gradients(Sums& dq, Sums& x) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) dq[i] = x[i] = 0;
@@ -465,8 +470,8 @@ class PortableGrads {
     if (gated) put_sums(kRead, read);
   }
 
-  // What the state after the chunk has of the writes: leaves the gradient of k̂ in y, but for the gain's, and computes w
-  // and z.
+  // Computes the gradient of k̂ without the part that comes through the gains, and leaves it in y. Computes the terms w
+  // and z of the gates' gradients.
   __device__ void write_gradients(const Sums& x, Sums& y) {
     const bool gated = p_.rule.decay == Decay::scalar;
 #pragma unroll
@@ -500,7 +505,8 @@ class PortableGrads {
     __syncthreads();
   }
 
-  // The thread's part of the sum over all elements of two states, one of them in global memory.
+  // Returns the thread's part of the sum of products of two states' elements. x is in shared memory, y in global
+  // memory.
   __device__ float state_product(const unsigned char* x, const unsigned char* y) {
     float sum = 0;
 #pragma unroll(kTiles == 4 ? 4 : 1)
@@ -516,13 +522,14 @@ class PortableGrads {
     return sum;
   }
 
+  // Returns the sum over the lanes of a warp.
   __device__ static float warp_total(float x) {
 #pragma unroll
     for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffffU, x, offset);
     return x;
   }
 
-  // Writes dbeta and dg, and adds the gradient through λ to dk.
+  // Writes dbeta and dg, and adds what comes through λ to the gradient of k̂ in dk.
   __device__ void finish_tokens(Sums& dk) {
     if (p_.rule.decay == Decay::scalar && thread_ < at_.rows) {
       float& dg = p_.dg(at_.i_b, at_.start + thread_, i_h_, 0);

@@ -1,15 +1,16 @@
-// The gradients of the inputs of the chunkwise form on Hopper GPUs, in the notation of chunk_grads.cu. Thread blocks
-// stay on the chip and go from chunk to chunk. With the factors of the L2 norm inside,
+// The gradients of the inputs by chunks on Hopper GPUs, without a gate per key channel, K ≤ 128 and V ≤ 128. Notation
+// of chunk_grads.cu, but W and H contain the factors of the L2 norm. docs/design/2026-11-cuda-backward.md explains it.
 //
-//   W_ij = scale n_q,i n_k,j Γ_ij dO_i·U_j  for i ≥ j,    H_ij = n_k,i n_k,j
-//   Γ_ij D_i·U_j  for i > j,   G = −a∘H − (a∘H)ᵀ n_q dq̂ = out∘(dO Sᵀ) + W k,
-//   n_k dk̂ = write∘(U dS'ᵀ) − read∘(D Sᵀ) + Wᵀ q + G k da_i = −γ_i n_k,i k_i·(S
-//   D_i) − Σ_j H_ij k_i·k_j
+//   W_ij = scale n_q,i n_k,j Γ_ij dO_i·U_j  for i ≥ j,    H_ij = n_k,i n_k,j Γ_ij D_i·U_j  for i > j
+//   G = −a∘H − (a∘H)ᵀ
+//   n_q dq̂ = out∘(dO Sᵀ) + W k,    n_k dk̂ = write∘(U dS'ᵀ) − read∘(D Sᵀ) + Wᵀ q + G k
+//   da_i = −γ_i n_k,i k_i·(S D_i) − Σ_j H_ij k_i·k_j
 //
-// A warpgroup each computes the gradient of q with W, the gradient of k, and G with everything of a token or a value.
-// Of the warps after them one copies ahead, and the others sum over the elements of states. What has value columns is
-// used first and is free again when half of a chunk's work is left, so that the next chunk's copies run under that
-// half; keys and queries, which are used until its end, have two places.
+// Persistent thread blocks, one per multiprocessor, take one chunk and query head after another. Each has four
+// warpgroups. Group 0 computes W and the gradient of q. Group 1 computes the gradient of k. Group 2 computes G, the
+// gradients of values, β and gates, and the factors of tokens. In group 3 one warp copies the next operands, and three
+// warps compute S·dS'. Operands with value columns are used first. Their shared memory is free during the second half
+// of a chunk's work and receives the next chunk. Keys and queries are used until the end and have two places.
 #include <algorithm>
 
 #include "efla/cuda/chunk/chunk_bwd.h"
@@ -22,7 +23,7 @@ namespace {
 
 constexpr int kThreads = 4 * kGroupThreads;
 
-// The warpgroup of the gradient of q, which also computes W.
+// Runs group 0, which computes W and the gradient of q.
 template <int kTiles, int kSlices, class E>
 __device__ __forceinline__ void query_gradients(const ChunkBackward<E>& c, int thread,
                                                 GradsShared<kTiles, kSlices>& shared) {
@@ -111,7 +112,7 @@ __device__ __forceinline__ void query_gradients(const ChunkBackward<E>& c, int t
   }
 }
 
-// The warpgroup of the gradient of k.
+// Runs group 1, which computes the gradient of k.
 template <int kTiles, int kSlices, class E>
 __device__ __forceinline__ void key_gradients(const ChunkBackward<E>& c, int thread,
                                               GradsShared<kTiles, kSlices>& shared) {
@@ -178,7 +179,7 @@ __device__ __forceinline__ void key_gradients(const ChunkBackward<E>& c, int thr
   }
 }
 
-// Writes dv of a warp's 16 tokens; a lane has a piece of 16 bytes of every fourth row.
+// Writes dv of a warp's 16 tokens. A lane has one piece of every fourth row.
 template <int kTiles, int kSlices, class E>
 __device__ __forceinline__ void write_values(const ChunkBackward<E>& c, const Item& item, int i_h, int warp, int lane,
                                              const unsigned char* d, const float* gains) {
@@ -199,8 +200,9 @@ __device__ __forceinline__ void write_values(const ChunkBackward<E>& c, const It
   }
 }
 
-// The warps that add up the products of the elements of S and dS', which the gradient of a gate needs: of rows of 16
-// value columns the diagonal of S dS'ᵀ, a third each.
+// Runs a warp that computes S·dS', the sum of products of elements, which the gradient of a gate needs. It is the sum
+// of the diagonals of products of 16 rows of both images. Each of the kHelpers warps has every kHelpers-th block of 16
+// rows.
 template <int kTiles, int kSlices, class E>
 __device__ __forceinline__ void sum_states(const ChunkBackward<E>& c, int helper, int lane,
                                            GradsShared<kTiles, kSlices>& shared) {
@@ -241,7 +243,7 @@ __device__ __forceinline__ void sum_states(const ChunkBackward<E>& c, int helper
   }
 }
 
-// Writes a warp's block row of G and the transposed blocks; x are the accumulators of −a∘H.
+// Writes a warp's block row of G and the transposed blocks. x are the accumulators of −a∘H.
 template <class E>
 __device__ __forceinline__ void write_symmetric(const float (&x)[32], unsigned char* tile, int warp, int lane) {
 #pragma unroll
@@ -251,7 +253,7 @@ __device__ __forceinline__ void write_symmetric(const float (&x)[32], unsigned c
     to_operand<E>(packed, x + 8 * block);
     if (block < warp) {
       write_block_transposed(tile, 16 * block, 2 * warp, packed, lane);
-    } else {  // one of both triangles of a diagonal 8 × 8 matrix is zero
+    } else {  // −a∘H is zero on and above the diagonal, so OR adds the transposed
       packed[2] = transpose_matrix(packed[1]);
       packed[0] |= transpose_matrix(packed[0]);
       packed[3] |= transpose_matrix(packed[3]);
@@ -260,7 +262,7 @@ __device__ __forceinline__ void write_symmetric(const float (&x)[32], unsigned c
   }
 }
 
-// Adds up what spans each token and writes the gradients of the gates; run by one warp, two tokens per lane.
+// Adds the terms that span each token and writes the gradients of the gates. Run by one warp, two tokens per lane.
 template <class E>
 __device__ __forceinline__ void write_gates(const ChunkBackward<E>& c, const Item& item, int i_h, float decay, int lane,
                                             const TokenSums& sums) {
@@ -293,7 +295,7 @@ __device__ __forceinline__ void write_gates(const ChunkBackward<E>& c, const Ite
   }
 }
 
-// The warpgroup of G, of the gradients of values, β and gates, and of the factors of tokens.
+// Runs group 2, which computes G, the gradients of values, β and gates, and the factors of tokens.
 template <int kTiles, int kSlices, class E>
 __device__ __forceinline__ void token_gradients(const ChunkBackward<E>& c, int thread,
                                                 GradsShared<kTiles, kSlices>& shared) {
@@ -331,7 +333,7 @@ __device__ __forceinline__ void token_gradients(const ChunkBackward<E>& c, int t
         sums.to_key[t] = token.prefix + log_factor;
         sums.from_key[t] = token.prefix - log_factor;
         sums.key_factor[t] = n_k;
-        sums.lambda_factor[t] = erase_scale * of_token.alpha;  // until the gradient through λ is known
+        sums.lambda_factor[t] = erase_scale * of_token.alpha;  // a, replaced by the gradient through λ below
         sums.lambda_unit[t] = of_token.lambda_unit * n_k;
         sums.lambda_slope[t] = 2 * of_token.lambda_slope;
         sums.beta_slope[t] = of_token.beta_slope;
@@ -372,7 +374,8 @@ __device__ __forceinline__ void token_gradients(const ChunkBackward<E>& c, int t
 #pragma unroll
         for (int j = 8 * block; j < 8 * block + 8; ++j) {
           (j / 2 % 2 == 0 ? key_key.x : key_key.y) += h[j] * products[j];
-          h[j] = __fmaf_rn(j / 2 % 2 == 0 ? -a.x : -a.y, h[j], 0.0F);  // the sum has no negative zeros
+          // Adding 0 turns −0 into 0, which write_symmetric needs.
+          h[j] = __fmaf_rn(j / 2 % 2 == 0 ? -a.x : -a.y, h[j], 0.0F);
           products[j] *= h[j];
         }
       }
@@ -399,7 +402,7 @@ __device__ __forceinline__ void token_gradients(const ChunkBackward<E>& c, int t
           write_gates(c, item, i_h, decay, lane, sums);
         }
       }
-      follow.release_vectors();  // and, with them, the sums over the states
+      follow.release_vectors();  // and the sums S·dS' of the same step
     }
   }
 }
@@ -429,7 +432,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   for (int at = threadIdx.x; at < kTileBytes / 16; at += kThreads) reinterpret_cast<uint4*>(shared.w)[at] = uint4{};
   fence_for_products();
   __syncthreads();
-  // Together no more than the 4 · 128 registers per lane that the block was started with.
+  // Together at most 4 · 128 registers per lane, with which the thread block was started.
   if (group == 0) {
     take_registers<176>();
     query_gradients(c, thread, shared);
@@ -447,7 +450,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       sum_states(c, warp_of(thread) - 1, thread % 32, shared);
     }
   }
-  wait_for_kernels();  // their inputs are there, but what comes next is to find them ended
+  wait_for_kernels();  // the inputs are complete, but the next kernel must find the sweeps ended
 }
 
 template <int kTiles, int kSlices, class E>

@@ -1,5 +1,5 @@
-// What the warps of a thread block of the gradients on Hopper share: shared memory, the warp that copies ahead, and
-// products and sums over what a warpgroup has in registers (chunk_grads_sm90.cu).
+// What the warps of a thread block of the gradients on Hopper share: shared memory, the warp that copies, and products
+// and sums over a warpgroup's registers. chunk_grads_sm90.cu has the equations and the work of the groups.
 #pragma once
 
 #include <cstddef>
@@ -15,13 +15,14 @@
 
 namespace efla::gpu {
 
-// What is copied together and used up together: dO, U and D; S; dS'; v.
+// Parts of the operands, each with one pair of barriers: dO, U and D (kOutputs); S (kBefore); dS' (kAfter); v
+// (kValues).
 enum Part { kOutputs, kBefore, kAfter, kValues, kParts };
 
-// Warps beside the copying one that sum over the elements of states.
+// Warps of group 3 that compute S·dS'.
 inline constexpr int kHelpers = 3;
 
-// The vectors of a ChunkRecord.
+// The vectors of a ChunkRecord, from b on.
 struct RecordVectors {
   alignas(128) float b[kChunkTokens];
   float read[kChunkTokens], write[kChunkTokens], out[kChunkTokens];
@@ -35,20 +36,21 @@ struct alignas(16) TokenSums {
   float key_factor[kChunkTokens], query_factor[kChunkTokens];                // n_k, n_q
   float state_key[kChunkTokens];                                             // k_i·(S D_i)
   float key_key[kChunkTokens];                                               // Σ_j H_ij k_i·k_j
-  float read_q[kChunkTokens], read_k[kChunkTokens];                          // the terms of token i that read S
-  float written[kChunkTokens];                                               // the term of token i's write that S' has
-  float lambda_factor[kChunkTokens], lambda_unit[kChunkTokens];  // the gradient through λ: their product times k
-  float lambda_slope[kChunkTokens], beta_slope[kChunkTokens], beta_unit[kChunkTokens];  // Gain
+  float read_q[kChunkTokens], read_k[kChunkTokens];                          // r_i = read_q[i] + read_k[i]
+  float written[kChunkTokens];                                               // w_i
+  float lambda_factor[kChunkTokens], lambda_unit[kChunkTokens];  // the gradient through λ is their product times k
+  float lambda_slope[kChunkTokens], beta_slope[kChunkTokens], beta_unit[kChunkTokens];  // as in Gain (rule/step_size.h)
   float spanning[2 * kGroupWarps][kChunkTokens];  // Σ_{i≥t>j} M_ij over a warp's rows
-  float states[kHelpers];                         // parts of S·dS'
+  float states[kHelpers];                         // parts of S·dS', one per helper
 };
 
-// A chunk and query head; rows is 0 after the last one.
+// A chunk and query head. `rows` is 0 after the last item.
 struct Item {
   std::int64_t slot;
   int i_b, i_q, start, rows;
 };
 
+// The shared memory of a thread block. Keys, queries, vectors and sums have two places, for the next item or step.
 template <int kTiles, int kSlices>
 struct GradsShared {
   alignas(1024) unsigned char dout[kSlices * kTileBytes], u[kSlices * kTileBytes], d[kSlices * kTileBytes];
@@ -58,44 +60,45 @@ struct GradsShared {
   unsigned char w[kTileBytes], g[kTileBytes];
   RecordVectors vectors[2];
   TokenSums sums[2];
-  Item item[2];  // with its k and q
+  Item item[2];  // item i has its keys and queries in k[i] and q[i]
   std::uint64_t full[kParts], free[kParts], vectors_full[2], vectors_free[2], item_full[2], item_free[2], tail;
-  std::uint64_t states_full[2];  // `states` of TokenSums
+  std::uint64_t states_full[2];  // of `states` of TokenSums
 };
 
-// Ids of named barriers, with the warpgroups that arrive and those that wait.
+// Ids of named barriers. The groups are those of chunk_grads_sm90.cu.
 enum Barrier {
-  kVectorsBarrier = 1,  // tokens' factors are there: group 2 to group 0
-  kTilesBarrier,        // W and G are there: groups 0 and 2 to group 1
-  kSumsBarrier,         // what the key group knows of tokens is there: group 1 to group 2
-  kLambdaBarrier,       // groups 1 and 2: the gradients through λ are there, and W and G may be overwritten
-  kGatesBarrier,        // what the query group knows of gates is there: group 0 to group 2
+  kVectorsBarrier = 1,  // group 2 tells group 0: the factors of tokens are written
+  kTilesBarrier,        // groups 0 and 2 tell group 1: W and G are written
+  kSumsBarrier,         // group 1 tells group 2: the sums over keys are written
+  kLambdaBarrier,       // groups 1 and 2: the gradients through λ are written, and W and G may be overwritten
+  kGatesBarrier,        // group 0 tells group 2: its terms of the gates are written
   kTokensBarrier        // within group 2
 };
 
+// Arrives at a named barrier of `threads` threads without waiting.
 __device__ __forceinline__ void named_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// The warp that copies.
+// Runs the warp that takes items and copies their operands.
 template <int kTiles, int kSlices, class E>
 __device__ __forceinline__ void copy_items(const ChunkBackward<E>& c, const RowMaps& maps, const CUtensorMap& dout,
                                            int lane, GradsShared<kTiles, kSlices>& shared) {
   constexpr int kImage = kSlices * kTileBytes;
   const int heads = static_cast<int>(c.p.shape.heads), group = static_cast<int>(c.p.shape.group());
   const std::int64_t items = c.forward.slots * heads;
-  unsigned step = 0, count = 0, tails = 0;  // chunks and value heads, items, copies of chunks that are not full
+  unsigned step = 0, count = 0, tails = 0;  // counts of: value heads of items, items, waits for `tail`
   const auto wait_free = [&](Part part) { barrier_wait(&shared.free[part], (step & 1U) ^ 1U); };
-  // Waits for rows, and zeroes the rows after the sequence's end, which belong to another sequence.
+  // Waits for rows if `wait` is set, and zeroes the rows after the sequence's end, which belong to another sequence.
   const auto finish_tail = [&](unsigned char* tiles, int bytes, int rows, bool wait) {
     if (wait) barrier_wait(&shared.tail, tails++ & 1U);
     for (int at = 0; at < bytes; at += kTileBytes) clear_rows(tiles + at, rows, lane, 32);
     fence_for_products();
     __syncwarp();
   };
-  // Waits until the item before the last is done with.
+  // Waits until the item before the last one is finished.
   const auto next_place = [&] { barrier_wait(&shared.item_free[count & 1U], (count / 2 & 1U) ^ 1U); };
-  // The next item in the order in which the reverse sweep finishes chunks.
+  // Takes the next item, in the order in which the reverse sweep finishes chunks.
   const auto next_index = [&] {
     const unsigned index = lane == 0 ? atomicAdd(c.begun, 1U) : 0U;
     return static_cast<std::int64_t>(__shfl_sync(0xffffffffU, index, 0));
@@ -137,7 +140,7 @@ __device__ __forceinline__ void copy_items(const ChunkBackward<E>& c, const RowM
 #pragma unroll
         for (int s = 0; s < kSlices; ++s) load_tile(to + s * kTileBytes, &map, 64 * s, i_h, start, i_b, barrier);
       };
-      // In the order in which the chunk before has done with the parts.
+      // In the order in which the previous value head releases the parts.
       if (lane == 0) {
         wait_for_count(&c.ready[slot * c.p.shape.value_heads + i_h], 2 * kSlices);
         RecordVectors& vectors = shared.vectors[step & 1U];
@@ -181,7 +184,7 @@ __device__ __forceinline__ void copy_items(const ChunkBackward<E>& c, const RowM
   }
 }
 
-// Whether the gains depend on the keys.
+// Returns whether the gains depend on the keys.
 __device__ __forceinline__ bool gain_depends_on_lambda(const DeltaRule& rule) {
   return rule.step.integrator != Integrator::euler;
 }
@@ -197,7 +200,7 @@ __device__ __forceinline__ void multiply_rows_of(float (&d)[32], const unsigned 
   }
 }
 
-// d = a b, with a tokens by value columns and b value columns by keys.
+// d = a b, with a [tokens, value columns] and b [value columns, keys].
 template <class E, int kTiles, int kSlices>
 __device__ __forceinline__ void multiply_images(float (&d)[32 * kTiles], const unsigned char* a,
                                                 const unsigned char* b) {
@@ -209,7 +212,7 @@ __device__ __forceinline__ void multiply_images(float (&d)[32 * kTiles], const u
   }
 }
 
-// d += a b or, where kTransposed is set, aᵀ b, with a of 64 × 64 and b the rows of keys or queries.
+// d += a b, or d += aᵀ b if kTransposed is set. a is 64 × 64, and b are rows of keys or queries.
 template <class E, bool kTransposed, int kTiles>
 __device__ __forceinline__ void add_product(float (&d)[32 * kTiles], const unsigned char* a, const unsigned char* b) {
   const std::uint64_t of_a = kTransposed ? column_operand(shared_address(a)) : row_operand(shared_address(a)),
@@ -221,27 +224,28 @@ __device__ __forceinline__ void add_product(float (&d)[32 * kTiles], const unsig
   }
 }
 
-// The rows of a warp's accumulators.
+// The two rows of a lane's accumulators, first = 16·warp + lane / 4 and first + 8, and operations on them.
 template <class E>
 struct RowsOfWarp {
-  int first, lane;  // row lane / 4
+  int first, lane;
 
   __device__ __forceinline__ RowsOfWarp(int warp, int lane) : first(16 * warp + lane / 4), lane(lane) {}
 
-  // Returns elements lane/4 and lane/4 + 8 of a vector of tokens.
+  // Returns the elements of a vector of tokens for both rows.
   __device__ __forceinline__ float2 of(const float* vector) const { return {vector[first], vector[first + 8]}; }
+  // Writes the elements of a vector of tokens for both rows.
   __device__ __forceinline__ void put(float* vector, float x, float y) const {
     if (lane % 4 != 0) return;
     vector[first] = x;
     vector[first + 8] = y;
   }
-  // The pair of a row of `tiles` that accumulators 2·pair and 2·pair + 1 belong to.
+  // Returns the elements of `tiles` at accumulators 2·pair and 2·pair + 1.
   __device__ __forceinline__ float2 pair_of(const unsigned char* tiles, int pair) const {
     const auto bits =
         *reinterpret_cast<const std::uint32_t*>(tiles + piece_offset(first + pair % 2 * 8, pair / 2) + lane % 4 * 4);
     return {low_of<E>(bits), high_of<E>(bits)};
   }
-  // Returns Σ over the keys of a row of x and a row of `tiles`.
+  // Returns, for both rows, the product of a row of x and a row of `tiles`, summed over keys.
   template <int kCount>
   __device__ __forceinline__ float2 dot(const float (&x)[kCount], const unsigned char* tiles) const {
     float2 sum{0, 0};
@@ -266,7 +270,7 @@ struct RowsOfWarp {
   }
 };
 
-// Returns the product of rows 16·warp + lane % 16 of x and y, which are kTiles tiles each.
+// Returns the product of row 16·warp + lane % 16 of x and of y, which are kTiles tiles each.
 template <class E, int kTiles>
 __device__ __forceinline__ float row_dots(std::uint32_t x, std::uint32_t y, int warp, int lane) {
   float products[8] = {};
@@ -281,7 +285,7 @@ __device__ __forceinline__ float row_dots(std::uint32_t x, std::uint32_t y, int 
   return diagonal_of(products, lane);
 }
 
-// Of a 16 × 16 block on the diagonal zeroes what is not below the diagonal; x are its accumulators.
+// Zeroes what is not below the diagonal of a diagonal 16 × 16 block. x are its accumulators.
 __device__ __forceinline__ void keep_below(float* x, int lane) {
   const int row = lane / 4, column = 2 * (lane % 4);
   const bool first = column < row, second = column + 1 < row;
@@ -292,22 +296,24 @@ __device__ __forceinline__ void keep_below(float* x, int lane) {
   x[7] = second ? x[7] : 0.0F;
 }
 
+// Multiplies both rows of the accumulators by factors.
 template <int kCount>
 __device__ __forceinline__ void scale_rows(float (&x)[kCount], float2 factor) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) x[i] *= i / 2 % 2 == 0 ? factor.x : factor.y;
 }
 
-// Writes Σ_{i≥t>j} M_ij over the warp's 16 rows i for every token t; sums of sums, so that terms that do not span t are
-// not in them. Of M, whose terms are rounded to elements, only blocks up to the diagonal are read, and of that one what
-// is below the diagonal of M. The sums over j are products with ones, of the transposed M, so that a lane has one t.
+// Writes Σ_{i≥t>j} M_ij over the warp's 16 rows i to to[t] for every token t. Sums over j are followed by sums over i,
+// so that terms that do not span t are never added. M is rounded to elements. Only blocks up to the diagonal are read,
+// and of the block on the diagonal only what is below the diagonal of M. The sums over j are products of ones and the
+// transposed M, so that a lane has one t.
 template <class E>
 __device__ __forceinline__ void spanning_sums(const float (&m)[32], int warp, int lane, float* to) {
   constexpr std::uint32_t kOne = from_state<E>(1).bits, kOnes = kOne | kOne << 16;
   const int row = lane / 4, column = 2 * (lane % 4);
   const std::uint32_t below = (column < row ? kOne : 0U) | (column + 1 < row ? kOne << 16 : 0U);
   const std::uint32_t up_to[4] = {below, kOnes, 0, below}, all[4] = {kOnes, kOnes, kOnes, kOnes};
-  float before[8] = {}, sums[4][2] = {};  // sums over the blocks before, of row 2 (lane % 4) + e of 8 rows
+  float before[8] = {}, sums[4][2] = {};  // before: sums over earlier blocks
 #pragma unroll
   for (int block = 0; block < 4; ++block) {
     if (block > warp) break;
@@ -320,7 +326,7 @@ __device__ __forceinline__ void spanning_sums(const float (&m)[32], int warp, in
     mma<E>(left + 4, up_to, x[1], x[3]);
     mma<E>(before, all, x[0], x[2]);
     mma<E>(before + 4, all, x[1], x[3]);
-    if (block == warp) {  // without the rows before t
+    if (block == warp) {  // rows before t do not span t
       left[0] = column >= row ? left[0] : 0.0F;
       left[1] = column + 1 >= row ? left[1] : 0.0F;
       left[2] = left[3] = 0;
@@ -330,7 +336,7 @@ __device__ __forceinline__ void spanning_sums(const float (&m)[32], int warp, in
     sums[block][0] = left[0] + left[1] + (left[4] + left[5]);
     sums[block][1] = left[2] + left[3] + (left[6] + left[7]);
   }
-  // The sums over four lanes, of block lane % 4.
+  // Adds over four lanes. Each of them gets the sum of block lane % 4.
   const bool upper = (lane & 2) != 0, odd = (lane & 1) != 0;
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
@@ -345,7 +351,7 @@ __device__ __forceinline__ void spanning_sums(const float (&m)[32], int warp, in
   }
 }
 
-// Applies the L2 norm to a warp's 16 rows of a gradient, and stores them.
+// Applies the backward of the L2 norm to a warp's 16 rows of a gradient, and stores them.
 template <int kTiles, class E>
 __device__ __forceinline__ void store_rows(float (&x)[32 * kTiles], bool l2norm, float2 factor,
                                            const unsigned char* tiles, const View<E, 4>& to, const Item& item, int warp,
@@ -361,7 +367,7 @@ __device__ __forceinline__ void store_rows(float (&x)[32 * kTiles], bool l2norm,
     E* at = to.at(item.i_b, item.start + row, item.i_q, 8 * (lane % 4));
 #pragma unroll
     for (int piece = 0; piece < 8 * kTiles; piece += 4) {
-      // Four lanes have the rows' parts of four pieces; afterwards each has one piece.
+      // Each of four lanes has a part of four pieces. They exchange the parts, so that each lane has one whole piece.
       std::uint32_t words[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -386,7 +392,7 @@ __device__ __forceinline__ void store_rows(float (&x)[32 * kTiles], bool l2norm,
   }
 }
 
-// How a warp follows the copies.
+// How a warp waits for copies and releases their places. step counts value heads of items, count counts items.
 template <int kTiles, int kSlices>
 struct Follower {
   GradsShared<kTiles, kSlices>& shared;
