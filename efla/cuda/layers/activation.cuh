@@ -1,4 +1,4 @@
-// What a gate goes through (rule/gate_activation.h).
+// The activations of gates in float32 (rule/gate_activation.h).
 #pragma once
 
 #include "efla/cuda/common/ptx.cuh"
@@ -6,7 +6,7 @@
 
 namespace efla::gpu {
 
-// σ(z) as exactly as results of type T need it. Where e^(−z) overflows the quotient is 0, as it should be.
+// Returns σ(z), as exactly as results of type T need it. If e^(−z) overflows, the quotient is 0, which is correct.
 template <class T>
 __device__ __forceinline__ float sigmoid(float z) {
   if constexpr (sizeof(T) == sizeof(float)) return 1 / (1 + expf(-z));
@@ -14,7 +14,7 @@ __device__ __forceinline__ float sigmoid(float z) {
   return reciprocal_fast(1 + exp2_fast(-kLog2E * z));
 }
 
-// act(z) and its derivative, as exactly as results of type T need them.
+// Computes act(z) and act′(z), as exactly as results of type T need them.
 template <class T>
 __device__ __forceinline__ void activate(GateActivation activation, float z, float& value, float& slope) {
   const float sigma = sigmoid<T>(z);

@@ -1,5 +1,6 @@
-// The step between two branches of a residual network. A group of threads holds a row in registers (rows.cuh), so that
-// every tensor is read once and written once.
+// add_rms_norm, forward and backward: sum = x + branch, y = rms_norm(sum) · weight. docs/ops/add_rms_norm.md has the
+// equations. A group of threads has a row in registers (rows.cuh), so that every tensor is read once and written once.
+// In the backward a thread block adds its rows' part of dweight, and a second kernel adds the parts (partial_sums.h).
 #include <algorithm>
 
 #include "efla/cuda/common/error.h"
@@ -11,7 +12,7 @@
 namespace efla::gpu {
 namespace {
 
-constexpr std::int64_t kMostParts = 792;  // of dweight: a multiple of the thread blocks that an H200 runs at once
+constexpr std::int64_t kMostParts = 792;  // of dweight; a multiple of an H200's multiprocessors
 
 template <class L, class T>
 __global__ void __launch_bounds__(L::kThreads)
@@ -47,7 +48,7 @@ __global__ void __launch_bounds__(L::kThreads)
   }
 }
 
-// Thread block b computes the rows of groups b, b + gridDim.x, … and writes its part [D] of dweight.
+// Computes the backward. Thread block b takes row groups b, b + gridDim.x, … and writes its part [D] of dweight.
 template <class L, class T>
 __global__ void __launch_bounds__(L::kThreads)
     add_backward_kernel(const __grid_constant__ AddRmsNormBackward<T> p, float* parts) {
@@ -58,7 +59,7 @@ __global__ void __launch_bounds__(L::kThreads)
   Row<L> weight, dweight;
   weight.load(p.weight.data, columns, lane);
   dweight.fill(0);
-  constexpr bool kReadAhead = L::kVector > 1;  // elsewhere there are too few registers
+  constexpr bool kReadAhead = L::kVector > 1;  // otherwise there are too few registers
   for (std::int64_t first = std::int64_t{blockIdx.x} * L::kRows; first < rows;
        first += std::int64_t{gridDim.x} * L::kRows) {
     const std::int64_t row = first + group;

@@ -1,5 +1,5 @@
-// The step between two branches of a residual network (rule/add_rms_norm.h) on NVIDIA GPUs; delta.h says what holds for
-// every function.
+// The step between two branches of a residual network on NVIDIA GPUs: sum = x + branch, y = rms_norm(sum) · weight.
+// rule/add_rms_norm.h has shapes, types and equations. delta.h says what holds for every function.
 #pragma once
 
 #include "efla/cuda/delta.h"
@@ -7,7 +7,9 @@
 
 namespace efla::gpu {
 
-// Strides, columns and sums as in rms_norm.h. T is float or bfloat16.
+// Compute the forward and the backward. Rows may have any stride, and columns are contiguous, at most kMaxNormColumns
+// (rms_norm.h). Sums over rows as in rms_norm.h. Throw Error for more columns or a workspace that is too small. T is
+// float or bfloat16.
 template <class T>
 void add_rms_norm(const AddRmsNormForward<T>& problem, cudaStream_t stream);
 template <class T>

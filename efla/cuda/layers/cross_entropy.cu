@@ -1,5 +1,5 @@
-// Softmax and cross-entropy of rows of logits: one thread block per row reads it twice, the second time mostly from the
-// caches, and writes the gradient over it.
+// The cross-entropy of rows of logits and its gradient. docs/ops/cross_entropy.md has the equations. One thread block
+// per row reads the row twice, the second time mostly from the caches, and writes the gradient over the logits.
 #include <cmath>
 
 #include "efla/cuda/common/launch.h"
@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kThreads = 512, kWarps = kThreads / 32;
 
-// Σ e^x as sum · e^largest, so that it does not overflow.
+// A sum Σ e^x, held as sum · e^largest so that it does not overflow.
 struct ExpSum {
   float largest = -INFINITY, sum = 0;
 
@@ -21,6 +21,7 @@ struct ExpSum {
     sum = sum * __expf(largest - most) + other.sum * __expf(other.largest - most);
     largest = most;
   }
+  // Adds the sums of all lanes of the warp.
   __device__ void add_lanes() {
 #pragma unroll
     for (int offset = 16; offset > 0; offset /= 2) {

@@ -1,4 +1,5 @@
-// The cross-entropy of a softmax (rule/cross_entropy.h) on NVIDIA GPUs; delta.h says what holds for every function.
+// The cross-entropy of a softmax over logits, and its gradient, on NVIDIA GPUs. rule/cross_entropy.h has shapes, types
+// and equations. delta.h says what holds for every function.
 #pragma once
 
 #include "efla/cuda/delta.h"
@@ -6,7 +7,7 @@
 
 namespace efla::gpu {
 
-// The columns of a row are side by side in memory. T is float or bfloat16.
+// Computes the losses and, with a share, the gradients. The columns of a row are contiguous. T is float or bfloat16.
 template <class T>
 void cross_entropy(const CrossEntropy<T>& problem, cudaStream_t stream);
 

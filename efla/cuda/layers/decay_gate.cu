@@ -1,4 +1,6 @@
-// The decay gate. A thread has kVector columns, whose bias and rate it reads once, of rows at equal distances.
+// The decay gate, forward and backward. docs/ops/decay_gate.md has the equations. A thread has kVector columns, whose
+// bias and rate it reads once, of rows at equal distances. In the backward thread blocks write parts of dbias and
+// da_log, and a second kernel adds the parts (partial_sums.h).
 #include <algorithm>
 
 #include "efla/cuda/common/launch.h"
@@ -10,11 +12,13 @@ namespace efla::gpu {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kPiece = 4;                  // columns of a thread where rows are aligned: 16 bytes of g
-constexpr int kRows = 2;                   // that a thread reads before it computes them
-constexpr std::int64_t kMostBlocks = 528;  // four for each multiprocessor of an H200, which run at once
+constexpr int kPiece = 4;                  // columns per thread if rows are aligned: 16 bytes of g
+constexpr int kRows = 2;                   // rows that a thread reads before it computes with them
+constexpr std::int64_t kMostBlocks = 528;  // four per multiprocessor of an H200, which run at once
 
-// How a problem is divided: a thread block has `lanes` threads side by side, a power of two.
+// How a problem is divided over thread blocks. A block has `lanes` threads side by side, a power of two, with `vector`
+// columns each. column_blocks thread blocks cover the columns of a row, and row_blocks of them share the rows of each
+// column.
 struct Division {
   int vector, lanes;
   std::int64_t column_blocks, row_blocks;
@@ -45,7 +49,7 @@ std::int64_t parts_of(const DecayGateBackward<T>& p) {
   return p.z.size() > 0 ? division_of(p).row_blocks : 0;
 }
 
-// Where a thread works: its first column and row, and the distance of its rows.
+// Where a thread works: its first column and row, and the distance between its rows.
 struct Place {
   std::int64_t column, row, step;
 
@@ -57,7 +61,7 @@ struct Place {
   }
 };
 
-// What the columns of a thread have in every row.
+// The bias and the rate exp(a_log) of a thread's columns.
 template <int kVector>
 struct Columns {
   float bias[kVector], rate[kVector];
@@ -75,18 +79,19 @@ struct Columns {
   }
 };
 
-// Returns log(1 + e) of e in [0, 1] with a relative error of at most 2⁻²¹. log1pf takes more time than memory needs.
-// The result is 2 artanh(s) with s = e / (2 + e), that is s times a function of s², which is fitted on [0, 1/9].
+// Returns log(1 + e) for e in [0, 1], with a relative error of at most 2⁻²¹; log1pf would take longer than the memory
+// accesses. The result is 2 artanh(s) with s = e / (2 + e): s times a function of s², which is fitted on [0, 1/9].
 __device__ __forceinline__ float log1p_of_unit(float e) {
   const float s = e * reciprocal_fast(2 + e), t = s * s;
   return s * (2.0F + t * (0.66666317F + t * (0.40024853F + t * (0.27961418F + t * 0.28174657F))));
 }
 
-// A decay and its derivatives with respect to x = z + bias and to a_log, from e^(−|x|), which does not overflow.
+// A decay g and its derivatives with respect to x = z + bias and to a_log.
 struct GatedDecay {
   float value, by_x, by_a_log;
 };
 
+// Computes a decay from the exponential of −|x| or −|rate · x|, which cannot overflow.
 template <DecayActivation kActivation>
 __device__ __forceinline__ GatedDecay gated_decay(float x, float rate, float bound) {
   constexpr bool kSoftplus = kActivation == DecayActivation::softplus;
@@ -129,7 +134,7 @@ __global__ void __launch_bounds__(kThreads, 4)
   }
 }
 
-// Row of blocks b writes the sums over its rows, per column, to part b [HV·C] of both arrays.
+// Computes dz, and writes the sums over the rows of a row of blocks b to part b [HV·C] of both arrays.
 template <DecayActivation kActivation, int kVector, class T>
 __global__ void __launch_bounds__(kThreads, 4)
     decay_gate_backward_kernel(const __grid_constant__ DecayGateBackward<T> p, int lanes, unsigned column_blocks,
@@ -188,7 +193,7 @@ __global__ void __launch_bounds__(kThreads, 4)
   }
 }
 
-// Calls f<kActivation, kVector>().
+// Calls f<kActivation, kVector>() with the values for a problem.
 template <class F>
 void with_kernel(DecayActivation activation, bool pieces, F&& f) {
   const auto with_vector = [&]<DecayActivation kActivation> {

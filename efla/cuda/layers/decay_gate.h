@@ -1,4 +1,5 @@
-// The decay gate (rule/decay_gate.h) on NVIDIA GPUs; delta.h says what holds for every function.
+// The decay gate on NVIDIA GPUs. rule/decay_gate.h has shapes, types and equations. delta.h says what holds for every
+// function.
 #pragma once
 
 #include "efla/cuda/delta.h"
@@ -6,12 +7,14 @@
 
 namespace efla::gpu {
 
-// Any row strides; columns side by side. Fastest where rows can be read in pieces of 16 bytes. T is float or bfloat16.
+// Computes the forward. Rows may have any stride, and columns are contiguous. Fastest if rows can be read in pieces of
+// 16 bytes. T is float or bfloat16.
 template <class T>
 void decay_gate(const DecayGateForward<T>& problem, cudaStream_t stream);
 
-// The sums over rows are made of parts that depend on the problem's sizes and on whether rows are pieces of 16 bytes,
-// and are added in a fixed order.
+// Computes the backward, for the same rows. Sums over rows are made of parts, which are added in a fixed order. The
+// parts depend on the sizes and on whether rows can be read in pieces of 16 bytes. Throws Error for a workspace that is
+// too small.
 template <class T>
 void decay_gate(const DecayGateBackward<T>& problem, const Workspace& workspace, cudaStream_t stream);
 

@@ -1,4 +1,5 @@
-// Gated linear units: one thread per piece of 16 bytes of each tensor, or per element where rows are not aligned.
+// Gated linear units, forward and backward. docs/ops/glu.md has the equations. One thread per piece of 16 bytes of each
+// tensor, or per element if rows are not aligned.
 #include "efla/cuda/common/launch.h"
 #include "efla/cuda/common/pieces.cuh"
 #include "efla/cuda/layers/activation.cuh"
@@ -33,7 +34,8 @@ __global__ void __launch_bounds__(kThreads) glu_forward_kernel(const __grid_cons
   });
 }
 
-// Registers for four blocks, because with fewer the compiler reads the three inputs one after the other.
+// Bounds registers for four blocks per multiprocessor; with fewer registers the compiler reads the three inputs one
+// after another.
 template <int kVector, class T>
 __global__ void __launch_bounds__(kThreads, 4) glu_backward_kernel(const __grid_constant__ GluBackward<T> p) {
   at_piece<kVector>(p.gate.extent[0], p.gate.extent[1], [&](std::int64_t row, std::int64_t column) {

@@ -1,4 +1,5 @@
-// Gated linear units (rule/glu.h) on NVIDIA GPUs; delta.h says what holds for every function.
+// Gated linear units on NVIDIA GPUs, y = act(gate) · up. rule/glu.h has shapes, types and equations. delta.h says what
+// holds for every function.
 #pragma once
 
 #include "efla/cuda/delta.h"
@@ -6,7 +7,7 @@
 
 namespace efla::gpu {
 
-// The columns of a row are side by side in memory. T is float or bfloat16.
+// Compute the forward and the backward. The columns of a row are contiguous. T is float or bfloat16.
 template <class T>
 void glu(const GluForward<T>& problem, cudaStream_t stream);
 template <class T>

@@ -1,3 +1,4 @@
+// Chooses the kernel for a linear layer of a few rows (linear.h).
 #include "efla/cuda/layers/linear.h"
 
 #include "efla/cuda/common/launch.h"

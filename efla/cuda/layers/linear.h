@@ -1,5 +1,6 @@
-// The product of a few rows with a weight matrix, with what stands before and after it in a layer. Decoding reads every
-// weight of a model once per step, so that the kernel is bound by that.
+// The product of a few rows with a weight matrix, with the operations before and after it in a layer, on Hopper GPUs.
+// rule/linear.h has shapes and equations, docs/ops/linear.md and docs/design/2026-11-cuda-decode.md explain the
+// kernels. A decode step reads every weight of a model once, which takes most of its time.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -10,22 +11,25 @@
 
 namespace efla::gpu {
 
-// For Hopper GPUs and weights in float32 or bfloat16. Sums are in float32: of float32 weights by multiply-adds; of
-// bfloat16 weights on the tensor cores, with every x as the sum of two bfloat16 numbers. A row has the same bits
-// whatever other rows there are, up to 8 of them; more rows are added in another order.
+// Computes y for weights in float32 or bfloat16. Sums are in float32: with float32 weights by multiply-adds, with
+// bfloat16 weights on the tensor cores, where every x is the sum of two bfloat16 numbers. A row has the same bits for
+// any other rows, if there are at most 8 rows; more rows are added in another order. Takes problems for which
+// linear_refusal returns "". Throws CudaError where the launch fails.
 //
-// The kernel reads weight and norm_weight while the kernels before it still run, which must therefore not write them.
+// The kernels read weight and norm_weight while earlier kernels in the stream still run; these kernels must not write
+// them.
 void linear(const LinearForward& problem, cudaStream_t stream);
 
-// The kernels of `linear` for up to 8 rows, and for up to 64 rows.
+// Launch the kernel of `linear` for up to 8 rows (4 with a float32 weight), and the kernel for up to 64 rows.
 void linear_few(const LinearForward& problem, cudaStream_t stream);
 void linear_many(const LinearForward& problem, cudaStream_t stream);
 
-// Return what of the problem a kernel does not take, which has aligned rows and weights in float32 or bfloat16, or "".
+// Return what a kernel does not take of a problem with aligned rows and a weight in float32 or bfloat16, as a sentence,
+// or "". The kernel for many rows takes a weight in bfloat16 only.
 std::string linear_few_refusal(const LinearForward& problem);
 std::string linear_many_refusal(const LinearForward& problem);
 
-// Returns what of the problem `linear` does not take on the current device, as a sentence, or "".
+// Returns what `linear` does not take of a problem on the current device, as a sentence, or "".
 std::string linear_refusal(const LinearForward& problem);
 
 }  // namespace efla::gpu

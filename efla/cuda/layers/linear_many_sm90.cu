@@ -1,10 +1,11 @@
 // The product of up to 64 rows with a weight matrix in bfloat16, on the tensor cores (linear.h).
+// docs/design/2026-11-cuda-decode.md explains the choices.
 //
-// A cluster of thread blocks computes a tile of y for all rows; each block has a slice of the columns. A block fetches
-// its slice of the weight before the kernels before it have ended, and then x through a ring of pieces of 32 columns.
-// Its two warpgroups multiply, each half of the columns.
-// A thread makes two bfloat16 numbers of every x that it holds as an operand of the tensor cores. The blocks of a
-// cluster send each other their sums, of which every block adds the sums of some rows in a fixed order.
+// A cluster of thread blocks computes a tile of y for all rows, and each block has a slice of the columns of x. A block
+// copies its slice of the weight before the previous kernels have ended, and then x through a ring of pieces of 32
+// columns. Each of its two warpgroups multiplies half of the columns of a chunk. A thread makes two bfloat16 numbers of
+// every x that it has as an operand of the tensor cores. Then the blocks of the cluster send each other sums, and every
+// block adds the sums of some rows in a fixed order.
 #include <algorithm>
 #include <iterator>
 #include <string>
@@ -19,33 +20,36 @@ namespace efla::gpu {
 namespace {
 
 constexpr int kGroups = 2, kThreads = 128 * kGroups;  // warpgroups
-constexpr int kRows = 64, kChunk = 64;                // rows of x; columns of a chunk of the weight
-constexpr int kMostBlocks = 8, kMostChunks = 6;       // per cluster; per block
-constexpr int kPiece = 32, kPieceBytes = kRows * kPiece * static_cast<int>(sizeof(float));  // columns of x in the ring
+constexpr int kRows = 64, kChunk = 64;                // most rows of x; columns of a chunk of the weight
+constexpr int kMostBlocks = 8, kMostChunks = 6;       // blocks per cluster; chunks per block
+// kPiece: columns of a piece of x in the ring.
+constexpr int kPiece = 32, kPieceBytes = kRows * kPiece * static_cast<int>(sizeof(float));
 
 // How a problem is distributed.
 struct Plan {
-  int tile;     // rows of the weight per cluster; with swiglu half of them of z[N / 2 …], half of z[… N / 2]
-  int outputs;  // of y per cluster
+  int tile;     // rows of the weight per cluster; with swiglu the first half for z[n], the second for z[N / 2 + n]
+  int outputs;  // columns of y per cluster
   int clusters;
   int blocks;    // per cluster
   int chunks;    // per block, or fewer in the last block
-  int rows;      // of y that a block writes, or fewer
-  int ring_at;   // in shared memory: the ring, later the sums of other blocks
-  int norm_at;   // the weight of the norm
+  int rows;      // rows of y that a block writes, or fewer
+  int ring_at;   // byte of the ring in shared memory, later of the sums of other blocks
+  int norm_at;   // byte of the norm's weight in shared memory
   int bytes;     // of shared memory
   bool aligned;  // whether y and the residual are read and written in pieces of 16 bytes
 };
 
-constexpr int kAlignment = 1024;  // of tiles
+constexpr int kAlignment = 1024;  // of tiles, in bytes
 
 constexpr int kDepth = 4;  // pieces of x in the ring
 
-constexpr int row_bytes(int tile) { return (tile + 8) * static_cast<int>(sizeof(float)); }  // of the sums of a row
+// Returns the bytes of the sums of a row.
+constexpr int row_bytes(int tile) { return (tile + 8) * static_cast<int>(sizeof(float)); }
 
+// Returns how to distribute a problem.
 Plan plan_of(const LinearForward& p) {
-  constexpr int kFew = 1024;       // outputs for which the tiles of 64 occupy the multiprocessors once
-  constexpr int kWideChunks = 16;  // for which clusters of four blocks have shared memory
+  constexpr int kFew = 1024;       // outputs up to which tiles of 64 occupy the multiprocessors at most once
+  constexpr int kWideChunks = 16;  // chunks of x up to which clusters of four blocks have enough shared memory
   const int outputs = static_cast<int>(p.outputs()), rows = static_cast<int>(p.x.extent[0]),
             all_chunks = static_cast<int>((p.x.extent[1] + kChunk - 1) / kChunk);
   Plan plan;
@@ -64,7 +68,7 @@ Plan plan_of(const LinearForward& p) {
   return plan;
 }
 
-// Starts the copies of the slice of the weight: per chunk kTile rows of 64 columns.
+// Starts the copies of the block's slice of the weight: kTile rows of 64 columns per chunk. Commits them.
 template <int kTile>
 __device__ __forceinline__ void fetch_weight(const LinearForward& p, const Plan& plan, int cluster, int first,
                                              unsigned char* to) {
@@ -85,11 +89,11 @@ __device__ __forceinline__ void fetch_weight(const LinearForward& p, const Plan&
   copy_async_commit();
 }
 
-// Returns where four columns of a row of a piece of x lie in the ring. They change places within a row, so that a warp
-// which reads pairs of floats of eight rows has no bank conflicts.
+// Returns the byte offset in the ring of four columns of a row of a piece of x. They change places within a row, so
+// that a warp reads pairs of floats of eight rows without bank conflicts.
 __device__ __forceinline__ int ring_offset(int row, int four) { return row * kPiece * 4 + ((four ^ row % 4 * 2) << 4); }
 
-// Starts the copies of pieces of x: 16 bytes of two rows per thread. What does not exist becomes zeros.
+// Starts the copies of pieces of x, 16 bytes of two rows per thread. What does not exist becomes zeros.
 class XCopies {
  public:
   __device__ XCopies(const LinearForward& p, int first, unsigned char* ring)
@@ -102,7 +106,7 @@ class XCopies {
         nowhere_(p.x.data),
         to_(shared_address(ring) + ring_offset(row_, static_cast<int>(threadIdx.x) % 8)) {}
 
-  // Piece `piece` of the block, unless there are only `pieces`, to place `slot` of the ring.
+  // Starts the copy of piece `piece` of the block to place `slot` of the ring, if `piece` is below `pieces`.
   __device__ __forceinline__ void fetch(int piece, int pieces, int slot) const {
     if (piece < pieces) {
       const bool in_row = column_ + piece * kPiece < columns_;
@@ -124,14 +128,14 @@ class XCopies {
   std::uint32_t to_;
 };
 
-// The products of x that a warpgroup computes.
+// The products that a warpgroup computes.
 template <int kTile>
 struct Products {
   float d[kTile / 2];                                       // as accumulators of wgmma
   std::uint32_t high[kPiece / 16][4], low[kPiece / 16][4];  // operands made of a piece of x
-  float squares[2] = {};                                    // of x in the thread's two rows
+  float squares[2] = {};                                    // sums of x² in the thread's two rows
 
-  // Makes operands of a piece of x times the norm's weight.
+  // Converts a piece of x times the norm's weight to operands.
   __device__ __forceinline__ void convert(const unsigned char* x, const float* norm) {
     const int row = static_cast<int>(threadIdx.x) % 128 / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4;
     const int pair = static_cast<int>(threadIdx.x) % 4;
@@ -139,7 +143,7 @@ struct Products {
 #pragma unroll
     for (int k = 0; k < kPiece / 16; ++k) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {  // two columns of row `row` and of row + 8, then the columns eight further
+      for (int i = 0; i < 4; ++i) {  // i % 2: row `row` or row + 8; i / 2: columns, or 8 columns further
         const int four = k * 4 + i / 2 * 2 + pair / 2;
         const float2 v = *reinterpret_cast<const float2*>(own + i % 2 * 8 * kPiece * 4 + ring_offset(row, four));
         const float2 w = *reinterpret_cast<const float2*>(norm + k * 16 + i / 2 * 8 + pair * 2);
@@ -151,7 +155,8 @@ struct Products {
     }
   }
 
-  // Adds the products of the operands.
+  // Starts the products of the operands with a chunk of the weight (`outputs`, a descriptor), and adds them if `add` is
+  // set.
   __device__ __forceinline__ void multiply(std::uint64_t outputs, bool add) {
     products_fence();
 #pragma unroll
@@ -169,12 +174,12 @@ struct Products {
   }
 };
 
-// The rows of y that a block writes: the sums of all blocks of its cluster.
+// The rows of y that a block writes, from the sums of all blocks of its cluster.
 template <int kTile>
 class Outputs {
  public:
-  // sums: [row of x][output of the tile] of this block, with two sums of squares of the row beside them; received: the
-  // block's rows of the other blocks, one block after the other.
+  // `sums` are this block's sums, [row of x][output of the tile], followed by two sums of squares of the row.
+  // `received` are the sums of the other blocks for this block's rows, one block after another.
   __device__ Outputs(const LinearForward& p, const Plan& plan, int cluster, int rank, const float* sums,
                      const float* received)
       : p_(p),
@@ -186,7 +191,7 @@ class Outputs {
         own_(sums + first_row_ * kRowFloats),
         received_(received) {}
 
-  // Four numbers of the residual, or zeros, for item i of the block: four outputs of a row.
+  // Returns four numbers of the residual, or zeros, for item i of the block, which is four outputs of a row.
   __device__ __forceinline__ float4 residual(int i) const {
     const int row = row_of(i), n = first_output_ + (i - row * (plan_.outputs / 4)) * 4;
     const int outputs = static_cast<int>(p_.y.extent[1]);
@@ -199,7 +204,7 @@ class Outputs {
     return {r[0], r[1], r[2], r[3]};
   }
 
-  // Writes the outputs. residual: of the thread's first item.
+  // Writes the outputs. `residual` is the residual of the thread's first item.
   __device__ __forceinline__ void write(float4 residual) const {
     const int outputs = static_cast<int>(p_.y.extent[1]), fours = plan_.outputs / 4;
     for (int i = static_cast<int>(threadIdx.x); i < rows_ * fours; i += kThreads) {
@@ -209,7 +214,7 @@ class Outputs {
       if (n >= outputs) continue;
       float z[4] = {}, gates[4] = {}, squares = 0;
       const float* other = received_ + row * kRowFloats;
-#pragma unroll 1  // code that runs once is bound by fetching it
+#pragma unroll 1  // because fetching unrolled code would decide the time of code that runs once
       for (int block = 0; block < plan_.blocks; ++block) {
         const float* const from = block == rank_ ? own_ + row * kRowFloats : other;
         if (block != rank_) other += plan_.rows * kRowFloats;
@@ -259,7 +264,7 @@ template <int kTile>
 __global__ void __launch_bounds__(kThreads, 2)
     linear_many_kernel(const __grid_constant__ LinearForward p, const __grid_constant__ Plan plan) {
   extern __shared__ unsigned char unaligned[];
-  __shared__ std::uint64_t arrived;  // the sums of the other blocks
+  __shared__ std::uint64_t arrived;  // counts the sums of the other blocks
   unsigned char* const weight = unaligned + (kAlignment - shared_address(unaligned) % kAlignment) % kAlignment;
   unsigned char* const ring = weight + plan.ring_at;
   float* const norm = reinterpret_cast<float*>(weight + plan.norm_at);

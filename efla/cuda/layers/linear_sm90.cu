@@ -1,13 +1,14 @@
-// The product of a few rows with a weight matrix, bound by reading the weight (linear.h).
+// The product of up to 8 rows with a weight matrix, whose time is the reading of the weight (linear.h).
+// docs/design/2026-11-cuda-decode.md explains the choices.
 //
-// A tile is 8 rows of the weight. A thread block has a few tiles, whose rows come to shared memory as bulk copies. The
-// copies begin while earlier kernels still run. The 8 warps compute the same tiles, each with a slice of the
-// columns, and add their sums in shared memory, always in the same order.
+// A tile is 8 rows of the weight. A thread block has a few tiles, whose rows are copied to shared memory in bulk, while
+// earlier kernels still run. All 8 warps compute the same tiles, each with a slice of the columns. They add their sums
+// in shared memory, always in the same order.
 //
-// A decode step is a sequence of such products, each of which waits for the one before. So a block does little between
-// the end of the kernel before it and its own end, and lets the next kernel begin at once: the weights of several
-// products are on their way at once. A thread block reads the parameters of the problem before it waits, because the
-// first read of a parameter comes from memory.
+// A decode step is a sequence of such products, each of which waits for the previous one. So a block does little
+// between the end of the previous kernel and its own end, and it lets the next kernel begin at once, so that the
+// weights of several products are copied at the same time. A block reads the parameters of the problem before it waits,
+// because the first read of a parameter comes from memory.
 #include <algorithm>
 #include <string>
 #include <type_traits>
@@ -23,19 +24,19 @@ namespace efla::gpu {
 namespace {
 
 constexpr int kWarps = 8, kThreads = 32 * kWarps, kTileRows = 8;
-constexpr int kMostRows = 8;                     // of x
-constexpr int kMostFloatRows = 4;                // with weights in float32
+constexpr int kMostRows = 8;                     // rows of x
+constexpr int kMostFloatRows = 4;                // rows of x with a float32 weight
 constexpr std::int64_t kMostBytes = 200 * 1024;  // of shared memory
 
-constexpr int kSpanBytes = 64;  // of a row of a weight that a warp reads at once
-constexpr int kGap = 64;        // bytes before every other row of a weight, so that rows differ in their banks
+constexpr int kSpanBytes = 64;  // of a row of the weight that a warp reads at once
+constexpr int kGap = 64;        // bytes before every other row of the weight, against bank conflicts
 template <class W>
 constexpr int kSpan = kSpanBytes / sizeof(W);  // columns
 
 // A problem and how it is distributed over thread blocks.
 template <class W>
 struct Product {
-  const float *x, *norm_weight, *residual;  // the last two may be absent
+  const float *x, *norm_weight, *residual;  // norm_weight and residual may be null
   float* y;
   const W* weight;
   std::int64_t x_step, residual_step, y_step, weight_step;  // from row to row
@@ -43,9 +44,9 @@ struct Product {
   int rows, columns, outputs;
   int tile_outputs = 0;  // outputs per tile: with swiglu, half of its rows
   int spans = 0;         // per warp
-  int slice = 0;        // floats of a row of x that a warp keeps, and of the space behind it that avoids bank conflicts
-  int tiles = 0;        // of the whole problem
-  int block_tiles = 0;  // per thread block
+  int slice = 0;         // floats from row to row of a warp's slice of x, with padding against bank conflicts
+  int tiles = 0;         // of the whole problem
+  int block_tiles = 0;   // per thread block
   int norm_at = 0, x_at = 0, sums_at = 0;  // bytes in shared memory
 };
 
@@ -54,21 +55,22 @@ __host__ __device__ __forceinline__ int row_at(int row, int spans) {
   return row * spans * kWarps * kSpanBytes + (row + 1) / 2 * kGap;
 }
 
+// Returns the sum over the lanes of a warp.
 __device__ __forceinline__ float sum_lanes(float x) {
 #pragma unroll
   for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffffU, x, offset);
   return x;
 }
 
-// Starts the copies of a block's rows of the weight, by one warp. Columns beyond the weight's become zeros. Rows
-// beyond its last one stay uninitialised; their sums are not written.
+// Starts the copies of a block's rows of the weight. Run by one warp. Columns after the last column become zeros. Rows
+// after the last row stay uninitialised, and their sums are not written.
 template <class W>
 __device__ __forceinline__ void fetch_weight(const Product<W>& p, int first_tile, int tiles, unsigned char* to,
                                              std::uint64_t* arrived, int lane) {
   const int bytes = p.columns * static_cast<int>(sizeof(W)), padded = p.spans * kWarps * kSpanBytes;
   for (int row = lane; row < tiles * kTileRows; row += 32) {
     const int in_tile = row % kTileRows;
-    const bool second = in_tile >= p.tile_outputs;  // with swiglu z[N / 2 + n]
+    const bool second = in_tile >= p.tile_outputs;  // with swiglu the row of z[N / 2 + n]
     const int output = (first_tile + row / kTileRows) * p.tile_outputs + in_tile - (second ? p.tile_outputs : 0);
     if (output >= p.outputs) continue;
     load_bulk(to + row_at(row, p.spans), p.weight + (output + (second ? p.outputs : 0)) * p.weight_step, bytes,
@@ -79,8 +81,8 @@ __device__ __forceinline__ void fetch_weight(const Product<W>& p, int first_tile
   }
 }
 
-// Writes four columns of x to a warp's slice. With bfloat16 weights every x becomes the sum of two bfloat16
-// numbers, a higher and a lower part; of every 32 columns the 32 higher parts lie first, then the 32 lower ones.
+// Writes four columns of x to a warp's slice. With bfloat16 weights every x becomes the sum of two bfloat16 numbers, a
+// high and a low part. Of every 32 columns the 32 high parts come first, then the 32 low parts.
 template <class W>
 __device__ __forceinline__ void store_x(float* row, int column, const float4& x) {
   if constexpr (std::is_same_v<W, float>) {
@@ -95,12 +97,12 @@ __device__ __forceinline__ void store_x(float* row, int column, const float4& x)
   }
 }
 
-// Reads a warp's slice of x, times the norm's weight in shared memory, into shared memory, and writes the sums of its
-// squares.
+// Copies a warp's slice of x, times the norm's weight (`norm`, in shared memory), to shared memory, and writes the sums
+// of the squares of x.
 template <class W, int kRows>
 __device__ __forceinline__ void stage_x(const Product<W>& p, int first_column, const float* norm, float* slices,
                                         float* squares, int lane) {
-  constexpr int kTurns = 4 / kRows > 0 ? 4 / kRows : 1;  // of 128 columns that are read before any is used
+  constexpr int kTurns = 4 / kRows > 0 ? 4 / kRows : 1;  // groups of 128 columns that are read before any is used
   const int width = p.spans * kSpan<W>, end = min(width, p.columns - first_column);
   float sum[kRows] = {};
   for (int first = 4 * lane; first < width; first += kTurns * 128) {
@@ -118,7 +120,7 @@ __device__ __forceinline__ void stage_x(const Product<W>& p, int first_column, c
     for (int t = 0; t < kTurns; ++t) {
       const int c = first + t * 128;
       if (c >= width) continue;
-      const bool weighs = p.norm_weight != nullptr && c < end;  // beyond the columns norm is not written
+      const bool weighs = p.norm_weight != nullptr && c < end;  // `norm` is not written beyond the columns
       const float4 w = weighs ? *reinterpret_cast<const float4*>(norm + c) : float4{1, 1, 1, 1};
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
@@ -137,7 +139,7 @@ __device__ __forceinline__ void stage_x(const Product<W>& p, int first_column, c
   }
 }
 
-// Sums of kTiles tiles: of a lane, after all spans, z[m, n] of its warp's columns.
+// The lane's sums of kTiles tiles: after all spans, parts of z[m, n] over its warp's columns.
 template <class W, int kRows, int kTiles>
 struct TileSums;
 
@@ -145,7 +147,8 @@ template <int kRows, int kTiles>
 struct TileSums<bfloat16, kRows, kTiles> {
   float even[kTiles][4] = {}, odd[kTiles][4] = {};  // two chains of products
 
-  // Adds the products of a span. w: of the first tile, whose next one is `step` bytes further.
+  // Adds the products of a span. `w` is the lane's piece of the first tile, and the next tile is `step` bytes further.
+  // `x` is the warp's slice, with `slice` floats per row.
   __device__ __forceinline__ void add(const unsigned char* w, int step, const float* x, int slice, int lane) {
     uint4 weight[kTiles], high{}, low{};
 #pragma unroll
@@ -155,7 +158,7 @@ struct TileSums<bfloat16, kRows, kTiles> {
       high = *reinterpret_cast<const uint4*>(from);
       low = *reinterpret_cast<const uint4*>(from + 16);
     }
-    // Rows 0 to 7 of the operand are the higher parts of x, rows 8 to 15 the lower ones.
+    // Rows 0 to 7 of the operand are the high parts of x, rows 8 to 15 the low parts.
     const std::uint32_t first[4] = {high.x, low.x, high.y, low.y}, second[4] = {high.z, low.z, high.w, low.w};
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
@@ -205,7 +208,8 @@ struct TileSums<float, kRows, kTiles> {
   }
 };
 
-// kRows: rows of x, or more. kTiles: tiles that a warp computes at a time; a block has that many or a multiple.
+// Computes the tiles of a thread block. kRows is at least the number of rows of x. kTiles: tiles that a warp computes
+// at a time; the tiles of a block are a multiple of kTiles.
 template <class W, int kRows, int kTiles>
 __global__ void __launch_bounds__(kThreads, 2) linear_kernel(const __grid_constant__ Product<W> p) {
   extern __shared__ __align__(16) unsigned char shared[];
@@ -233,7 +237,7 @@ __global__ void __launch_bounds__(kThreads, 2) linear_kernel(const __grid_consta
       *reinterpret_cast<float4*>(norm + c) = __ldg(reinterpret_cast<const float4*>(p.norm_weight + first_column + c));
     }
   }
-  // The output of this thread: row m, column n.
+  // The output of this thread: row m of x, column n of y.
   const bool swiglu = p.tile_outputs < kTileRows;
   const int i = static_cast<int>(threadIdx.x), in_tile = i & (p.tile_outputs - 1), row = swiglu ? i / 4 : i / 8;
   const int m = row % kRows, d = row / kRows, n = (first_tile + d) * p.tile_outputs + in_tile;
@@ -278,12 +282,12 @@ __global__ void __launch_bounds__(kThreads, 2) linear_kernel(const __grid_consta
   *y = value + residual;
 }
 
-// Returns the problem as the thread blocks of `blocks` multiprocessors compute it, and the bytes of shared memory of
-// each of them.
+// Returns how the thread blocks of `blocks` multiprocessors compute the problem, and their bytes of shared memory. The
+// kernel has registers for most_rows rows.
 template <class W>
 std::pair<Product<W>, int> product_of(const LinearForward& p, const View<const W, 2>& weight, int most_rows,
                                       int blocks) {
-  const int most_outputs = kThreads / (most_rows * kTileRows);  // tiles whose outputs the threads have
+  const int most_outputs = kThreads / (most_rows * kTileRows);  // tiles for whose outputs there are threads
   constexpr int kFloat = sizeof(float), kMostWeights = 104 * 1024, kWeights = 64 * 1024;
   Product<W> product{p.x.data,
                      p.norm_weight.data,
@@ -343,7 +347,7 @@ void linear_few(const LinearForward& p, cudaStream_t stream) {
 std::string linear_few_refusal(const LinearForward& p) {
   const int most = p.weight ? kMostFloatRows : kMostRows;
   if (p.x.extent[0] > most) return "it takes at most " + std::to_string(most) + " rows";
-  const int blocks = 1 << 30;  // a tile each
+  const int blocks = 1 << 30;  // so many that each has one tile
   const int bytes =
       p.weight ? product_of(p, p.weight, most, blocks).second : product_of(p, p.narrow_weight, most, blocks).second;
   return bytes <= kMostBytes ? "" : "rows of " + std::to_string(p.x.extent[1]) + " columns exceed its shared memory";

@@ -1,4 +1,6 @@
-// RMS normalisation. A group of threads holds a row in registers (rows.cuh), so that every tensor is read once.
+// RMS normalisation, forward and backward, with or without a gate. docs/ops/rms_norm.md has the equations. A group of
+// threads has a row in registers (rows.cuh), so that every tensor is read once. In the backward a thread block adds its
+// rows' part of dweight, and a second kernel adds the parts (partial_sums.h).
 #include <algorithm>
 
 #include "efla/cuda/common/error.h"
@@ -11,7 +13,7 @@
 namespace efla::gpu {
 namespace {
 
-constexpr std::int64_t kMostParts = 1056;  // of dweight: a multiple of the thread blocks that an H200 runs at once
+constexpr std::int64_t kMostParts = 1056;  // of dweight; a multiple of an H200's multiprocessors
 
 template <bool kGated, class L, class T>
 __global__ void __launch_bounds__(L::kThreads)
@@ -51,7 +53,8 @@ __global__ void __launch_bounds__(L::kThreads)
   }
 }
 
-// Thread block b computes the rows of groups b, b + gridDim.x, … and writes its part [D] of dweight.
+// Computes the backward. Thread block b takes row groups b, b + gridDim.x, … and writes its part [D] of dweight, if
+// there are `parts`.
 template <bool kGated, class L, class T>
 __global__ void __launch_bounds__(L::kThreads)
     backward_kernel(const __grid_constant__ RmsNormBackward<T> p, float* parts) {
@@ -67,7 +70,7 @@ __global__ void __launch_bounds__(L::kThreads)
   }
   dweight.fill(0);
   const std::int64_t begin = std::int64_t{blockIdx.x} * L::kRows, step = std::int64_t{gridDim.x} * L::kRows;
-  constexpr bool kReadAhead = L::kVector > 1 && L::kLanes < 1024;  // elsewhere there are too few registers
+  constexpr bool kReadAhead = L::kVector > 1 && L::kLanes < 1024;  // otherwise there are too few registers
   RawRow<L, T> next_x, next_dy;
   const auto read = [&](std::int64_t row) {
     if (row < rows) {
@@ -89,7 +92,7 @@ __global__ void __launch_bounds__(L::kThreads)
     x.for_each([&](float e, int, int) { squares += e * e; });
     squares = group_sum<L>(squares, shared);
     const float r = 1 / sqrtf(squares / static_cast<float>(columns) + p.eps);
-    if constexpr (kGated) {  // dy becomes du
+    if constexpr (kGated) {  // dy becomes du = dy · act(gate)
       Row<L> gate;
       if (row < rows) {
         gate.load(p.gate.at(row), columns, lane);

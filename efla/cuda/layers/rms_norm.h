@@ -1,4 +1,5 @@
-// RMS normalisation (rule/rms_norm.h) on NVIDIA GPUs; delta.h says what holds for every function.
+// RMS normalisation on NVIDIA GPUs, y = x · r · weight · act(gate). rule/rms_norm.h has shapes, types and equations.
+// delta.h says what holds for every function.
 #pragma once
 
 #include "efla/cuda/delta.h"
@@ -6,12 +7,14 @@
 
 namespace efla::gpu {
 
-// Any row strides; columns side by side, at most kMaxNormColumns of them. Fastest where rows can be read in pieces of
-// 16 bytes. T is float or bfloat16.
+// Computes the forward. Rows may have any stride, and columns are contiguous, at most kMaxNormColumns. Fastest if rows
+// can be read in pieces of 16 bytes. Throws Error for more columns. T is float or bfloat16.
 template <class T>
 void rms_norm(const RmsNormForward<T>& problem, cudaStream_t stream);
 
-// The sums over rows are made of parts that depend on the problem's sizes alone and are added in a fixed order.
+// Computes the backward, for the same rows. The sums over rows are made of parts, which are added in a fixed order. The
+// parts depend on the sizes and on whether rows can be read in pieces of 16 bytes. Throws Error for more columns or a
+// workspace that is too small.
 template <class T>
 void rms_norm(const RmsNormBackward<T>& problem, const Workspace& workspace, cudaStream_t stream);
 

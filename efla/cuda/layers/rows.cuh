@@ -1,5 +1,5 @@
-// Rows of a matrix in the registers of groups of threads, for kernels that need sums over a row. Lane l of a group owns
-// the columns (l + i · kLanes) · kVector … of every row that its group computes.
+// Rows of a matrix in the registers of groups of threads, for kernels that need sums over a row. Lane l of a group has
+// columns (l + i · kLanes) · kVector to (l + i · kLanes + 1) · kVector − 1, for i < kPieces, of every row of its group.
 #pragma once
 
 #include <algorithm>
@@ -12,19 +12,19 @@
 
 namespace efla::gpu {
 
-inline constexpr std::int64_t kMostRows = 8;     // that a group of a forward computes one after the other
-inline constexpr std::int64_t kFullGrid = 1024;  // thread blocks from which on a group takes more than one row
+inline constexpr std::int64_t kMostRows = 8;     // rows that a group of a forward computes one after another, at most
+inline constexpr std::int64_t kFullGrid = 1024;  // thread blocks of a forward, at least, if groups take several rows
 
-// How rows lie on threads: groups of kLanes threads, each with kPieces pieces of kVector columns.
+// How rows are distributed over threads: groups of kLanes threads, each with kPieces pieces of kVector columns.
 template <int kVectorIn, int kLanesIn, int kPiecesIn>
 struct Layout {
   static constexpr int kVector = kVectorIn, kLanes = kLanesIn, kPieces = kPiecesIn;
   static constexpr int kThreads = kLanes > 32 ? kLanes : 256;
-  static constexpr int kRows = kThreads / kLanes;  // per thread block
+  static constexpr int kRows = kThreads / kLanes;  // groups per thread block, with one row each at a time
   static constexpr std::int64_t columns() { return std::int64_t{kVector} * kLanes * kPieces; }
 };
 
-// Returns the sum over the threads of a group. Every thread of the block calls it.
+// Returns the sum over the threads of a group. Every thread of the block must call it.
 template <class L>
 __device__ float group_sum(float x, float* shared) {
 #pragma unroll
@@ -34,7 +34,7 @@ __device__ float group_sum(float x, float* shared) {
   if constexpr (L::kLanes > 32) {
     constexpr int kWarps = L::kLanes / 32;
     static_assert(L::kRows == 1);
-    __syncthreads();  // the sum before may still be read
+    __syncthreads();  // the previous sum may still be read
     if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = x;
     __syncthreads();
     x = 0;
@@ -44,7 +44,7 @@ __device__ float group_sum(float x, float* shared) {
   return x;
 }
 
-// A row's elements of one thread as they are in memory: what is read ahead.
+// A thread's elements of a row in the types of memory, so that reads do not wait for conversions.
 template <class L, class T>
 struct RawRow {
   Piece<T, L::kVector> at[L::kPieces];
@@ -62,7 +62,7 @@ struct RawRow {
   }
 };
 
-// A row's elements of one thread.
+// A thread's elements of a row in float32.
 template <class L>
 struct Row {
   float at[L::kPieces][L::kVector];
@@ -108,8 +108,8 @@ inline std::int64_t parts_of(std::int64_t rows, std::int64_t rows_per_block, std
   return std::min((rows + rows_per_block - 1) / rows_per_block, most);
 }
 
-// Writes a thread block's sums over its rows, of which every group has some, to part [columns]; `sums` is shared
-// memory, [kRows][columns] where there are several groups.
+// Writes a thread block's sums over its rows to part [columns]. Every group has the sums of some of the rows. `sums` is
+// shared memory, [kRows][columns] if there are several groups.
 template <class L>
 __device__ void write_part(const Row<L>& row, float* part, float* sums, std::int64_t columns, int lane, int group) {
   if constexpr (L::kRows == 1) {
@@ -125,8 +125,8 @@ __device__ void write_part(const Row<L>& row, float* part, float* sums, std::int
   }
 }
 
-// How the rows of a forward are distributed: over `blocks` thread blocks, whose groups compute `rows` rows each, one
-// after the other.
+// How the rows of a forward are distributed: over `blocks` thread blocks, in which every group computes `rows` rows one
+// after another.
 struct RowsPerGroup {
   std::int64_t rows, blocks;
 
@@ -137,6 +137,7 @@ struct RowsPerGroup {
   }
 };
 
+// Throws Error(operation, …) if there are more than kMaxNormColumns columns.
 inline void require_columns(const char* operation, std::int64_t columns) {
   if (columns > kMaxNormColumns) {
     throw Error(operation, "columns D", std::to_string(columns),
@@ -144,7 +145,7 @@ inline void require_columns(const char* operation, std::int64_t columns) {
   }
 }
 
-// Calls f with the layout for rows of `columns` columns, in pieces of 16 bytes of T where `pieces` says so.
+// Calls f with the Layout for rows of `columns` columns. `pieces`: rows can be read in pieces of 16 bytes of T.
 template <class T, class F>
 void with_layout(bool pieces, std::int64_t columns, F&& f) {
   constexpr int kVector = kPieceElements<T>;

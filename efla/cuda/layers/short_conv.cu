@@ -1,6 +1,8 @@
-// The short convolution. A thread computes kVector channels of a strip of tokens of one batch entry, and keeps what a
-// token's taps reach in registers: tap i is the one of the token i places before. i ≤ age, the number of tokens of the
-// sequence before the current one, keeps sequences apart.
+// The short convolution, forward and backward. docs/ops/short_conv.md has the equations. A thread computes kVector
+// channels of a strip of consecutive tokens of one batch entry, and keeps the last kTaps tokens in registers. Tap i
+// here multiplies the token i places before the current one. Only taps i ≤ age are used, where age is the number of
+// tokens of the sequence before the current one, so that packed sequences do not mix. In the backward a thread block
+// adds its part of dweight, and a second kernel adds the parts (partial_sums.h).
 #include "efla/cuda/common/error.h"
 #include "efla/cuda/common/launch.h"
 #include "efla/cuda/common/partial_sums.h"
@@ -11,17 +13,17 @@
 namespace efla::gpu {
 namespace {
 
-constexpr int kGroups = 32;  // of channels per thread block
-constexpr int kStrips = 8;   // of tokens per thread block
+constexpr int kGroups = 32;  // groups of kVector channels per thread block
+constexpr int kStrips = 8;   // strips per thread block
 constexpr int kThreads = kGroups * kStrips;
-constexpr int kPiece = 4;  // channels of a thread where tokens can be read in pieces
+constexpr int kPiece = 4;  // channels per thread if tokens can be read in pieces
 
-// Tokens per strip: the shorter ones if the longer ones give fewer than kFewBlocks thread blocks, which leave most of a
-// GPU idle. The sizes of a problem alone decide, so that the bits do not depend on the GPU.
+// Tokens per strip: kLong, or kShort if long strips give fewer than kFewBlocks thread blocks, which would leave most of
+// a GPU idle. The sizes of a problem decide, so that the bits do not depend on the GPU.
 constexpr int kLong = 64, kShort = 16;
 constexpr std::int64_t kFewBlocks = 256;
 
-// Whether registers are left for several thread blocks per multiprocessor.
+// Whether registers suffice for several thread blocks per multiprocessor.
 template <class T, int kTaps>
 constexpr bool kSmall = sizeof(T) < sizeof(float) && kTaps < kMaxConvWidth;
 static_assert(kLong % kMaxConvWidth == 0 && kShort % kMaxConvWidth == 0);
@@ -31,9 +33,9 @@ struct Place {
   std::int64_t i_b, first_token, end_token, first_channel;
 };
 
-// Returns the place of this thread; a thread without work gets one without tokens. A thread block has 32 groups of
-// channels and eight strips. Consecutive thread blocks have the next channels of the same strips, then the next strips.
-// A batch entry has `strips` strips, and the numbers of strips go on from each entry to the next.
+// Returns the place of this thread; a thread without work gets no tokens. A thread block has 32 groups of channels and
+// eight strips. Consecutive thread blocks have the next channels of the same strips, then the next strips. A batch
+// entry has `strips` strips, and strips are numbered over all batch entries.
 template <int kVector, int kStrip>
 __device__ Place place_of(const std::array<std::int64_t, 3>& extent, std::int64_t channel_blocks, std::int64_t strips) {
   const std::int64_t block = blockIdx.x, i_c = block % channel_blocks;
@@ -43,16 +45,16 @@ __device__ Place place_of(const std::array<std::int64_t, 3>& extent, std::int64_
           (i_c * kGroups + threadIdx.x % kGroups) * kVector};
 }
 
-// Walks over the sequences of a batch entry, token by token. Counts are of int, because 64-bit arithmetic per token
-// takes as long as the convolution.
+// Walks over the sequences of a batch entry, token by token. Counts are int, because 64-bit arithmetic per token is
+// slow.
 template <bool kPacked>
 struct Sequences {
   const View<const std::int64_t, 1>& ends;
   std::int64_t begin = 0, n = 0;  // of the first token's sequence
-  int age = 0;                    // tokens of the sequence before the present one, kEnough for more
-  int left = kEnough;             // tokens of the sequence from the present one on, kEnough for more
+  int age = 0;                    // tokens of the sequence before the current one, at most kEnough
+  int left = kEnough;             // tokens of the sequence from the current one on, at most kEnough
 
-  static constexpr int kEnough = 1 << 20;  // more than the taps and than a strip
+  static constexpr int kEnough = 1 << 20;  // more than kTaps and than a strip
 
   __device__ Sequences(const View<const std::int64_t, 1>& cu_seqlens, std::int64_t first) : ends(cu_seqlens) {
     if constexpr (kPacked) {
@@ -84,7 +86,7 @@ struct Sequences {
   __device__ static int clamped(std::int64_t count) { return static_cast<int>(min(count, std::int64_t{kEnough})); }
 };
 
-// The taps of a thread's channels, the current token's first; zeros beyond the width.
+// The taps of a thread's channels, the current token's tap first; zeros beyond the width.
 template <int kVector, int kTaps>
 struct Taps {
   float at[kTaps][kVector];
@@ -104,7 +106,7 @@ template <int kVector, int kTaps>
 struct History {
   float at[kTaps][kVector];
 
-  // Makes room for a token in at[0].
+  // Moves every token one place on, so that at[0] is free.
   __device__ void shift() {
 #pragma unroll
     for (int i = kTaps - 1; i > 0; --i) {
@@ -112,7 +114,7 @@ struct History {
       for (int c = 0; c < kVector; ++c) at[i][c] = at[i - 1][c];
     }
   }
-  // Fills at[0] with token t − 1 and so on, as far as the sequence and the taps of token t reach.
+  // Reads the tokens before token t, token t − 1 into at[0], as far as the sequence and the taps of token t reach.
   template <class T>
   __device__ void load_before(const View<const T, 3>& x, const Place& place, std::int64_t t, std::int64_t begin) {
 #pragma unroll
@@ -127,7 +129,7 @@ struct History {
   }
 };
 
-// a = Σ_i taps[i] x[t − i] over the first `reach` taps.
+// Computes a = Σ_i taps[i] x[t − i] over the first `reach` taps.
 template <int kVector, int kTaps>
 __device__ void weighted_sum(const Taps<kVector, kTaps>& taps, const History<kVector, kTaps>& x, int reach,
                              float (&a)[kVector]) {
@@ -141,7 +143,7 @@ __device__ void weighted_sum(const Taps<kVector, kTaps>& taps, const History<kVe
   }
 }
 
-// Calls step(t, t % kTaps) for each t < tokens. The second one is a constant where the call is compiled.
+// Calls step(t, t % kTaps) for every t < tokens. The second argument is a constant after unrolling.
 template <int kTaps, class Step>
 __device__ __forceinline__ void for_tokens(int tokens, Step&& step) {
   for (int first = 0; first < tokens; first += kTaps) {
@@ -165,7 +167,7 @@ __global__ void __launch_bounds__(kThreads, kSmall<T, kTaps> ? 3 : 1)
             width = static_cast<int>(p.weight.extent[1]);
   const T* from = p.x.at(place.i_b, place.first_token, place.first_channel);
   T* to = p.y.at(place.i_b, place.first_token, place.first_channel);
-  Piece<T, kVector> ahead[kTaps];  // of tokens that are read while those before them are computed
+  Piece<T, kVector> ahead[kTaps];  // tokens that are read while earlier tokens are computed
   const auto read = [&](int t, int i) {
     if (t < tokens) ahead[i] = read_piece<kVector>(from);
     from += p.x.stride[1];
@@ -193,8 +195,8 @@ __global__ void __launch_bounds__(kThreads, kSmall<T, kTaps> ? 3 : 1)
   }
 }
 
-// dx[s] is complete kTaps − 1 tokens after s, so that a strip walks that far beyond its end. parts [ceil(strips of all
-// batch entries / 8)][D][W].
+// Computes dx and the parts of dweight, [⌈strips of all batch entries / kStrips⌉][D][W]. dx[s] is complete kTaps − 1
+// tokens after s, so a strip continues for kTaps − 1 tokens after its end.
 template <bool kPacked, class T, int kVector, int kTaps, int kStrip>
 __global__ void __launch_bounds__(kThreads, kSmall<T, kTaps> ? 2 : 1)
     backward_kernel(const __grid_constant__ ShortConvBackward<T> p, float* parts, std::int64_t channel_blocks,
@@ -220,7 +222,7 @@ __global__ void __launch_bounds__(kThreads, kSmall<T, kTaps> ? 2 : 1)
     T* to = p.dx.at(place.i_b, place.first_token, place.first_channel) - (kTaps - 1) * p.dx.stride[1];
     const int tokens = static_cast<int>(place.end_token - place.first_token), end = tokens + kTaps - 1;
     const int readable = static_cast<int>(min(p.x.extent[1] - place.first_token, std::int64_t{end}));
-    Piece<T, kVector> ahead_x[kTaps], ahead_dy[kTaps];  // of tokens that are read while those before them are computed
+    Piece<T, kVector> ahead_x[kTaps], ahead_dy[kTaps];  // tokens that are read while earlier tokens are computed
     const auto read = [&](int t, int i) {
       if (t < readable) {
         ahead_x[i] = read_piece<kVector>(from_x);
@@ -256,7 +258,7 @@ __global__ void __launch_bounds__(kThreads, kSmall<T, kTaps> ? 2 : 1)
         }
       }
     };
-    // Stores the gradient of the token kTaps − 1 tokens before, where it is of this strip.
+    // Stores the gradient of the token kTaps − 1 places before, if it is in this strip.
     const auto store = [&](bool own) {
       if (own) store_piece(to, dx.at[kTaps - 1]);
       to += p.dx.stride[1];
@@ -305,7 +307,8 @@ __global__ void __launch_bounds__(kThreads, kSmall<T, kTaps> ? 2 : 1)
 
 constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-// The strips of a problem x [B, T, D], of `length` tokens each.
+// The strips of a problem x [B, T, D]: tokens per strip, strips per batch entry, and thread blocks per group of
+// channels.
 struct Strips {
   int length;
   std::int64_t per_entry, blocks;
@@ -342,7 +345,7 @@ Division division_of(const ShortConvBackward<T>& p) {
   return {has_aligned_rows(p.x) && has_aligned_rows(p.dy) && has_aligned_rows(p.dx), p.x.extent, p.weight.extent[1]};
 }
 
-// Calls f<kVector, kTaps, kStrip>().
+// Calls f<kVector, kTaps, kStrip>() with the values for a problem.
 template <class F>
 void with_shape(const Division& division, F&& f) {
   const auto with_strip = [&]<int kVector, int kTaps> {

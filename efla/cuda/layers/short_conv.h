@@ -1,4 +1,5 @@
-// The short convolution (rule/short_conv.h) on NVIDIA GPUs; delta.h says what holds for every function.
+// The short convolution of a mixer, followed by SiLU, on NVIDIA GPUs. rule/short_conv.h has shapes, types and
+// equations. delta.h says what holds for every function.
 #pragma once
 
 #include "efla/cuda/delta.h"
@@ -6,12 +7,14 @@
 
 namespace efla::gpu {
 
-// Any strides of batch entries and tokens; channels side by side. Fastest for at most four taps where tokens can be
-// read in pieces of 16 bytes. T is float or bfloat16.
+// Computes the forward. Batch entries and tokens may have any stride, and channels are contiguous. Fastest for at most
+// four taps if tokens can be read in pieces of 16 bytes. T is float or bfloat16.
 template <class T>
 void short_conv(const ShortConvForward<T>& problem, cudaStream_t stream);
 
-// The sums over tokens are made of parts that depend on the problem's sizes alone and are added in a fixed order.
+// Computes the backward, for the same tensors. The sums over tokens are made of parts, which are added in a fixed
+// order. The parts depend on the sizes and on whether tokens can be read in pieces of 16 bytes. Throws Error for a
+// workspace that is too small.
 template <class T>
 void short_conv(const ShortConvBackward<T>& problem, const Workspace& workspace, cudaStream_t stream);
 
