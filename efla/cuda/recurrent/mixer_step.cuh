@@ -1,4 +1,4 @@
-// What the kernels of a mixer's part of a decode step share.
+// What both kernels of mixer_step have in common (mixer_step.h).
 #pragma once
 
 #include "efla/cuda/recurrent/token.cuh"
@@ -7,18 +7,18 @@
 namespace efla::gpu {
 
 inline constexpr int kStateThreads = 256, kStateWarps = kStateThreads / 32;
-inline constexpr int kStateKeys = 128, kStateColumns = 128;  // of a state at most
-inline constexpr int kFewTaps = 4;                           // of most convolutions
+inline constexpr int kStateKeys = 128, kStateColumns = 128;  // most keys and value columns of a state
+inline constexpr int kFewTaps = 4;                           // taps of most convolutions
 
 __device__ __forceinline__ float sigmoid(float x) { return __fdividef(1.0F, 1.0F + expf(-x)); }
 __device__ __forceinline__ float softplus(float x) { return x > 20 ? x : log1pf(expf(x)); }
 
-// What q and k of a head bring to the recurrence: factors of the L2 norm, λ and q·k after it.
+// What a token's update needs of q and k of a head: the factors of the L2 norm, and λ = ‖k‖² and q·k after the norm.
 struct Keys {
   float q_factor = 1, k_factor = 1, lambda, q_dot_k;
 };
 
-// Computed by every warp for itself. u: q, then k.
+// Computes the Keys of a head. Every warp computes them for itself. `u` has q, then k, with kStateKeys numbers each.
 __device__ __forceinline__ Keys keys_of(const float* u, bool l2norm, int lane) {
   float q[kStateKeys / 32], k[kStateKeys / 32];
 #pragma unroll
@@ -38,8 +38,8 @@ __device__ __forceinline__ Keys keys_of(const float* u, bool l2norm, int lane) {
   return keys;
 }
 
-// Returns the column in qkv of the convolution's output `at` of a thread block: of q and k of query head i_q, then of
-// `columns` value columns of value head h from first_value on. Returns −1 where there is none.
+// Returns the column in qkv of output `at` of a thread block's convolution, or −1 if there is none. The outputs are q
+// and k of query head i_q, kStateKeys each, and then `columns` value columns of value head h from first_value on.
 __device__ __forceinline__ int channel_column(const MixerStep& p, int at, int i_q, int h, int first_value,
                                               int columns) {
   const int key_dim = static_cast<int>(p.shape.key_dim), value_dim = static_cast<int>(p.shape.value_dim);
@@ -50,28 +50,30 @@ __device__ __forceinline__ int channel_column(const MixerStep& p, int at, int i_
   return in_values < columns && value < value_dim ? 2 * heads * key_dim + h * value_dim + value : -1;
 }
 
-// What beta, the decay of a thread's key channel, and the output norm and gate of its value column are computed from.
+// The numbers from which a thread computes β of a value head, the decay of its key channel, and the output norm and
+// gate of its value column.
 struct HeadScalars {
   float beta = 0, beta_factor = 1, decay = 0, decay_bias = 0, rate = 0, norm_weight = 1, gate = 0, gate_bias = 0;
 
-  // Reads what no kernel writes, for a value head, a key channel and a value column of the head.
+  // Reads the parameters, which no kernel writes, for a value head, a key channel and a value column of the head.
   __device__ __forceinline__ void read_parameters(const MixerStep& p, int h, int channel, int value) {
     beta_factor = p.beta_factor(h);
     if (p.rule.decay != Decay::none) decay_bias = p.decay_bias(channel), rate = p.rate(h);
     if (p.norm_weight) norm_weight = p.norm_weight(value);
     if (p.gate_bias) gate_bias = p.gate_bias(h * static_cast<int>(p.shape.value_dim) + value);
   }
+  // Returns β.
   __device__ float beta_of(const MixerStep& p) const {
     if (p.beta_activation == BetaActivation::one) return beta_factor;
     return beta_factor * (p.beta_activation == BetaActivation::sigmoid ? sigmoid(beta) : softplus(beta));
   }
-  // Returns e^g of the thread's key channel.
+  // Returns the decay e^g of the thread's key channel.
   __device__ float decay_of(const MixerStep& p) const {
     if (p.rule.decay == Decay::none) return 1;
     const float z = decay + decay_bias;
     return expf(p.decay_activation == DecayActivation::sigmoid ? p.bound * sigmoid(rate * z) : -rate * softplus(z));
   }
-  // Returns what the output norm and gate multiply an output by, but for the root mean square.
+  // Returns the factor of an output from the norm's weight and the gate, without the root mean square.
   __device__ float output_factor(const MixerStep& p) const {
     if (!p.gate) return norm_weight;
     const float z = gate + gate_bias;
@@ -79,7 +81,7 @@ struct HeadScalars {
   }
 };
 
-// Returns the number of a thread's key channel among the decays.
+// Returns the index of a thread's key channel among the decays.
 __device__ __forceinline__ int decay_channel(const MixerStep& p, int h, int thread) {
   const int key_dim = static_cast<int>(p.shape.key_dim);
   return p.rule.decay == Decay::channel ? h * key_dim + min(thread, key_dim - 1) : h;

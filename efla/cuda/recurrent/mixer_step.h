@@ -1,4 +1,6 @@
-// A mixer's part of a decode step in one kernel (rule/mixer_step.h).
+// A mixer's part of a decode step in one kernel, on Hopper GPUs: short convolution, activations, delta rule, output
+// norm and output gate of one token per text. rule/mixer_step.h has shapes and equations, docs/ops/mixer_step.md the
+// limits.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -9,17 +11,19 @@
 
 namespace efla::gpu {
 
-// For Hopper GPUs; in float32. Results have the same bits in every run. Two kernels add in different orders, one for
-// few heads of all texts and one for many. So the bits of a text depend on the number of texts; with the same kernel
-// they do not depend on the other texts.
+// Computes the outputs in float32 and updates history and states. Two kernels add in different orders: one for few
+// heads over all texts, and one for many. So the bits of a text may depend on the number of texts. With the same kernel
+// they do not depend on the other texts. Results have the same bits in every run. Takes problems for which
+// mixer_step_refusal returns "". Throws CudaError where the launch fails.
 //
-// The kernel reads slots and parameters while the kernels before it still run, which must therefore not write them.
+// The kernels read slots and parameters while earlier kernels in the stream still run; these kernels must not write
+// them.
 void mixer_step(const MixerStep& problem, cudaStream_t stream);
 
-// The kernel of mixer_step for many heads.
+// Launches the kernel of mixer_step for many heads.
 void mixer_step_many(const MixerStep& problem, cudaStream_t stream);
 
-// Returns what of the problem mixer_step does not take on the current device, as a sentence, or "".
+// Returns what mixer_step does not take of a problem on the current device, as a sentence, or "".
 std::string mixer_step_refusal(const MixerStep& problem);
 
 }  // namespace efla::gpu

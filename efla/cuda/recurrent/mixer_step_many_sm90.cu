@@ -1,8 +1,10 @@
-// A mixer's part of a decode step for many heads (mixer_step.h), bound by reading and writing the states.
+// The kernel of mixer_step for many heads (mixer_step.h). Its time is the reading and writing of the states.
+// docs/design/2026-11-cuda-decode.md explains the choices.
 //
-// A thread block per text and query head computes the head's value heads one after the other. Its threads have the
-// state in shared memory, each its own pieces: lane l of warp w has columns 4 l … of rows w, w + 8, …. The first thread
-// blocks fetch their states while the second ones' come to the L2 cache, and so on.
+// A thread block per text and query head computes the head's value heads one after another. Its threads copy the state
+// to shared memory, and each thread reads only the pieces that it has copied: lane l of warp w has columns 4 l to 4 l +
+// 3 of rows w, w + 8, and so on. A thread block also prefetches to the L2 cache the first state of the thread block
+// that is `together` blocks later, which will probably run in its place.
 #include "efla/cuda/common/error.h"
 #include "efla/cuda/common/launch.h"
 #include "efla/cuda/common/prefetch.cuh"
@@ -14,27 +16,28 @@
 namespace efla::gpu {
 namespace {
 
-constexpr int kStatePieces = kStateKeys / kStateWarps;          // per thread
-constexpr int kMixedChannels = 2 * kStateKeys + kStateColumns;  // outputs of the convolution: of q, k and v
+constexpr int kStatePieces = kStateKeys / kStateWarps;          // pieces of a state per thread
+constexpr int kMixedChannels = 2 * kStateKeys + kStateColumns;  // outputs of the convolution: q, k and v
 
+// Shared memory of a thread block besides the state.
 struct MixerScratch {
   float u[kMixedChannels];
   float decay[kStateKeys];
   float error[kStateWarps][kStateColumns], out[kStateWarps][kStateColumns];  // parts of S̃ᵀk and S̃ᵀq
-  float squares[kStateColumns / 32];                                         // of the outputs
+  float squares[kStateColumns / 32];                                         // sums of squares of the outputs
 };
 
 constexpr int kChannelsPerThread = (kMixedChannels + kStateThreads - 1) / kStateThreads;
 
-// What a thread reads for a head, all of it before any is used: its channels of the convolution (their columns in qkv,
-// −1 for none; taps; the history and this token), and the scalars of its key channel and value column.
+// What a thread reads for a head, all of it before it uses any: its channels of the convolution (columns in qkv, −1 for
+// none; taps; history and this token), and the scalars of its key channel and value column.
 template <int kTaps>
 struct HeadInputs : HeadScalars {
   int column[kChannelsPerThread];
   float* past[kChannelsPerThread];
   float x[kChannelsPerThread][kTaps], tap[kChannelsPerThread][kTaps];
 
-  // with_keys: the channels of q and k too.
+  // with_keys: read the channels of q and k too.
   __device__ HeadInputs(const MixerStep& p, int i_b, std::int64_t slot, int h, int i_q, bool with_keys) {
     const int width = static_cast<int>(p.taps.extent[1]), thread = static_cast<int>(threadIdx.x);
 #pragma unroll
@@ -54,7 +57,7 @@ struct HeadInputs : HeadScalars {
     const int value_dim = static_cast<int>(p.shape.value_dim), value = min(thread, value_dim - 1);
     const int channel = decay_channel(p, h, thread);
     read_parameters(p, h, channel, value);
-    const float* places[kChannelsPerThread + 3];  // where this token's numbers are; another number where one is absent
+    const float* places[kChannelsPerThread + 3];  // of this token's numbers; of another number if one is absent
 #pragma unroll
     for (int i = 0; i < kChannelsPerThread; ++i) places[i] = p.qkv.at(i_b, max(column[i], 0));
     places[kChannelsPerThread] = p.beta ? p.beta.at(i_b, h) : places[0];
@@ -91,7 +94,7 @@ struct HeadInputs : HeadScalars {
   }
 };
 
-// Brings the taps and the history of a head's channels to the L2 cache.
+// Prefetches the taps and the history of a head's channels to the L2 cache.
 __device__ __forceinline__ void prefetch_channels(const MixerStep& p, std::int64_t slot, int h, int i_q) {
   for (int i = 0; i < kChannelsPerThread; ++i) {
     const int column = channel_column(p, static_cast<int>(threadIdx.x) + i * kStateThreads, i_q, h, 0, kStateColumns);
@@ -101,7 +104,7 @@ __device__ __forceinline__ void prefetch_channels(const MixerStep& p, std::int64
   }
 }
 
-// Starts the copies of a thread's pieces of a state to own[i · kStateThreads]; not committed.
+// Starts the copies of a thread's pieces of a state to own[i · kStateThreads]. Does not commit them.
 __device__ __forceinline__ void fetch_state(const MixerStep& p, std::int64_t slot, int h, uint4* own) {
   const int warp = threadIdx.x / 32, column = threadIdx.x % 32 * 4;
   const float* const from = p.states.at(slot, h, warp, column);
@@ -114,7 +117,8 @@ __device__ __forceinline__ void fetch_state(const MixerStep& p, std::int64_t slo
 }
 
 // Computes value head h of a text, whose query head is i_q. The convolution has at most kTaps taps. with_keys: q and k
-// are computed too, otherwise q and k of the call before are used. The scratch is free after a barrier of the block.
+// are computed too; otherwise q and k of the previous call are used. The caller must wait at a barrier of the block
+// before it uses the scratch again.
 template <int kTaps>
 __device__ __forceinline__ void compute_head(const MixerStep& p, int i_b, std::int64_t slot, int h, int i_q,
                                              bool with_keys, float scale, const uint4* own, MixerScratch& scratch) {
@@ -130,7 +134,7 @@ __device__ __forceinline__ void compute_head(const MixerStep& p, int i_b, std::i
 
   const Keys keys = keys_of(scratch.u, p.rule.qk_l2norm, lane);
   const float alpha = gain_alpha(p.rule.step, beta, keys.lambda);
-  // What lane i of a warp knows of the warp's key i: the warp's sums lie where this is for all of its lanes.
+  // Lane i of a warp writes what the warp's row i needs of its key. These numbers lie where the warp's sums come later.
   const int own_key = warp + lane % kStatePieces * kStateWarps;
   const float own_decay = scratch.decay[own_key], own_k = keys.k_factor * scratch.u[kStateKeys + own_key];
   float4* const of_keys = reinterpret_cast<float4*>(scratch.error[warp]);
@@ -200,10 +204,10 @@ __device__ __forceinline__ void compute_head(const MixerStep& p, int i_b, std::i
   }
 }
 
-constexpr int kBlocks = 2;  // per multiprocessor
+constexpr int kBlocks = 2;  // thread blocks per multiprocessor
 constexpr int kStateBytes = kStatePieces * kStateThreads * 16;
 
-// Brings the first state of thread block `block` to the L2 cache.
+// Prefetches the first state of thread block `block` to the L2 cache.
 __device__ __forceinline__ void prefetch_state(const MixerStep& p, int group, int block) {
   const int heads = static_cast<int>(p.shape.heads), i_b = block / heads, thread = static_cast<int>(threadIdx.x);
   if (i_b >= p.shape.batch || thread >= p.shape.key_dim) return;
@@ -213,7 +217,7 @@ __device__ __forceinline__ void prefetch_state(const MixerStep& p, int group, in
                 static_cast<int>(p.shape.value_dim) * static_cast<int>(sizeof(float)));
 }
 
-// together: thread blocks that run at once.
+// Computes a text and a query head. `together`: thread blocks that run at the same time.
 template <int kTaps>
 __global__ void __launch_bounds__(kStateThreads, kTaps == kFewTaps ? kBlocks : 1)
     mixer_step_kernel(const __grid_constant__ MixerStep p, int group, float scale, int together) {

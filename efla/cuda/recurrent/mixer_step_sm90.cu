@@ -1,11 +1,11 @@
-// A mixer's part of a decode step for few heads (mixer_step.h). A few heads read too little to use the GPU's bandwidth,
-// so the latency of reads decides.
+// The kernel of mixer_step for few heads (mixer_step.h). Few heads do not use the bandwidth of a GPU, so the latency of
+// reads decides. docs/design/2026-11-cuda-decode.md explains the choices.
 //
-// A cluster of thread blocks computes a text and a query head, whose value heads it takes one after the other. Each
-// thread block has some value columns of the state in registers, and computes the convolution of q, of k and of its own
-// value columns. It reads parameters while earlier kernels run, and all other inputs in one batch after them. The
-// thread blocks of a cluster send each other the sums of squares of their outputs for the output norm. The first one
-// then writes the history of q and k, because all others have read it.
+// A cluster of 8 thread blocks computes a text and a query head, and its value heads one after another. Each thread
+// block has 16 value columns of the state in registers, and computes the convolution of q, of k and of its own value
+// columns. It reads parameters while earlier kernels run, and all other inputs together after these kernels have ended.
+// The thread blocks of a cluster send each other the sums of squares of their outputs, for the output norm. When these
+// sums have arrived, every block has read the history of q and k, and the first block writes it.
 #include <string>
 
 #include "efla/cuda/common/cluster.cuh"
@@ -20,25 +20,27 @@
 namespace efla::gpu {
 namespace {
 
-// A thread has columns 4 (thread % kQuads) … of its block's kColumns, of key thread / kQuads + i · kKeysPerPiece for
-// every i < kPieces.
+// A thread has columns 4 (thread % kQuads) to 4 (thread % kQuads) + 3 of its block's kColumns, of keys thread / kQuads
+// + i · kKeysPerPiece for all i < kPieces.
 constexpr int kColumns = 16, kQuads = kColumns / 4, kKeysPerPiece = kStateThreads / kQuads;
 constexpr int kPieces = kStateKeys / kKeysPerPiece;
 constexpr int kCluster = kStateColumns / kColumns;
-constexpr int kChannels = 2 * kStateKeys + kColumns;                      // of the convolution: q, k, own columns
-constexpr int kPasses = (kChannels + kStateThreads - 1) / kStateThreads;  // of the threads over the channels
+constexpr int kChannels = 2 * kStateKeys + kColumns;  // outputs of the convolution: q, k and own value columns
+constexpr int kPasses = (kChannels + kStateThreads - 1) / kStateThreads;  // channels per thread
 
+// The shared memory of a thread block.
 template <int kTaps>
 struct Shared {
   float u[kChannels];
-  float history[kTaps > 1 ? kTaps - 1 : 1][kChannels];             // after this token
+  float history[kTaps > 1 ? kTaps - 1 : 1][kChannels];             // the history after this token
   float4 of_keys[kStateKeys];                                      // decay, k, decay · k, decay · q after the L2 norm
   float error[kStateWarps][kColumns], out[kStateWarps][kColumns];  // parts of S̃ᵀk and S̃ᵀq
-  float squares[2][kCluster];                                      // of the outputs, of an even and an odd value head
-  std::uint64_t arrived[2];                                        // squares of the cluster
+  float squares[2][kCluster];  // sums of squares of the outputs, for even and odd turns
+  std::uint64_t arrived[2];    // barriers of `squares`
 };
 
-// Sends a number to the place that `to` has in the shared memory of a thread block of the cluster.
+// Sends a number to the shared memory of thread block `rank` of the cluster, to the place that `to` has in this block.
+// The barrier at the place of `arrived` in that block counts its bytes.
 __device__ __forceinline__ void send_number(float* to, float x, std::uint64_t* arrived, int rank) {
   asm volatile(
       "{ .reg .b32 place, barrier; mapa.shared::cluster.u32 place, %0, %3; mapa.shared::cluster.u32 barrier, %2, %3; "
@@ -48,14 +50,14 @@ __device__ __forceinline__ void send_number(float* to, float x, std::uint64_t* a
       : "memory");
 }
 
-// A thread block's part of a problem.
+// A thread block's part of a problem: a text, a query head and some value columns.
 struct Part {
-  int i_b, i_q, rank;  // rank: in the cluster
+  int i_b, i_q, rank;  // rank: the block's number in the cluster
   std::int64_t slot;
 };
 
-// What a thread reads for a value head: its channels of the convolution (their columns in qkv, −1 for none; taps; the
-// history and this token), and the scalars of its key channel and value column.
+// What a thread reads for a value head: its channels of the convolution (columns in qkv, −1 for none; taps; history and
+// this token), and the scalars of its key channel and value column.
 template <int kTaps>
 struct HeadInputs : HeadScalars {
   int column[kPasses];
@@ -63,7 +65,7 @@ struct HeadInputs : HeadScalars {
   float x[kPasses][kTaps], tap[kPasses][kTaps];
   const float *now[kPasses], *beta_place, *decay_place, *gate_place;
 
-  // Reads what no kernel writes. with_keys: the channels of q and k too.
+  // Reads what no kernel writes. with_keys: of the channels of q and k too.
   __device__ HeadInputs(const MixerStep& p, const Part& part, int h, bool with_keys) {
     const int width = static_cast<int>(p.taps.extent[1]), thread = static_cast<int>(threadIdx.x);
 #pragma unroll
@@ -87,7 +89,7 @@ struct HeadInputs : HeadScalars {
     gate_place = p.gate ? p.gate.at(part.i_b, h * value_dim + value) : nullptr;
   }
 
-  // Reads everything else.
+  // Reads all other inputs.
   __device__ void read(const MixerStep& p) {
     const int width = static_cast<int>(p.taps.extent[1]), row = static_cast<int>(p.history.stride[1]);
 #pragma unroll
@@ -120,7 +122,7 @@ struct HeadInputs : HeadScalars {
   }
 };
 
-// Writes the history after this token, of q and k where the block is the first of its cluster.
+// Writes the history after this token. Only the first block of a cluster writes it for q and k.
 __device__ __forceinline__ void write_history(const MixerStep& p, const Part& part, int h, bool with_keys,
                                               const float (*rows)[kChannels]) {
   const int first = with_keys && part.rank == 0 ? 0 : 2 * kStateKeys;
@@ -146,11 +148,12 @@ __device__ __forceinline__ void prefetch_state(const MixerStep& p, const Part& p
   if (thread < p.shape.key_dim && column < p.shape.value_dim) prefetch(p.states.at(part.slot, h, thread, column));
 }
 
+// Returns acc + s x.
 __device__ __forceinline__ float4 accumulated(const float4& acc, const float4& s, float x) {
   return {fmaf(s.x, x, acc.x), fmaf(s.y, x, acc.y), fmaf(s.z, x, acc.z), fmaf(s.w, x, acc.w)};
 }
 
-// Adds the numbers of lanes that have the same columns.
+// Returns the sum over the lanes that have the same columns.
 __device__ __forceinline__ float4 sum_keys(float4 x) {
 #pragma unroll
   for (int offset = 16; offset >= kQuads; offset /= 2) {
@@ -162,8 +165,8 @@ __device__ __forceinline__ float4 sum_keys(float4 x) {
   return x;
 }
 
-// Computes the block's columns of value head h. turn: the number of value heads before it, of which the first one waits
-// for the kernels before.
+// Computes the block's columns of value head h. `turn` is the number of earlier value heads. The first turn waits for
+// the previous kernels.
 template <int kTaps>
 __device__ __forceinline__ void compute_head(const MixerStep& p, const Part& part, int h, int turn, float scale,
                                              Shared<kTaps>& shared) {

@@ -1,14 +1,17 @@
-// The gradients of the token recurrence of rule/problem.h in float32.
+// The gradients of the token recurrence of rule/problem.h in float32 (docs/ops/delta_rule.md has the equations,
+// docs/design/2026-11-cuda-backward.md the choices).
 //
-// A thread block computes a sequence, a value head and a slice of the value columns from the last saved state to the
-// first. From a saved state it walks forward and keeps S̃_t = D_t S_{t−1} of every token in the workspace, u_t = b v − a
-// e and e = S̃ᵀk in shared memory. Then it walks back, with dS the gradient with respect to S_t and dO scaled:
+// A thread block computes a sequence, a value head and a slice of kSlice value columns, from the last saved state to
+// the first. From a saved state it goes forward and keeps S̃_t = D_t S_{t−1} of every token in the workspace, and u_t =
+// b v − a e and e = S̃ᵀk in shared memory. Then it goes back. With dS the gradient with respect to S_t, and dO times the
+// scale:
 //
 //   dS += q dOᵀ,   dk = dS u,   du = dSᵀ k,   dv = b du,   db = vᵀ du,   da = −eᵀ du,   de = −a du
 //   dS += k deᵀ,   dq = S_t dO,   dk += S̃ de,   dg = rowsum(dS ∘ S̃),   dS ← D dS
 //
-// What sums over value columns (dq, dk, dg, da, db) goes to the workspace, one row per slice, token and value head. A
-// second kernel adds the rows in their order and computes the derivatives of the gain and of the L2 norm.
+// Sums over value columns (dq, dk, dg, da, db) go to the workspace, one row per slice, token and value head. A second
+// kernel, with one warp per token and query head, adds the rows in their order and computes the derivatives of the gain
+// and of the L2 norm.
 #include <algorithm>
 
 #include "efla/base/error.h"
@@ -21,13 +24,13 @@ namespace efla::gpu {
 namespace {
 
 constexpr int kWarps = 8, kThreads = 32 * kWarps;
-constexpr int kSlice = kWarps * 32 / kParts * kColumns;  // columns per thread block
-constexpr int kStage = 8;                                // tokens staged in shared memory together
+constexpr int kSlice = kWarps * 32 / kParts * kColumns;  // value columns per thread block
+constexpr int kStage = 8;                                // tokens that are in shared memory at once
 constexpr int kSums = 2;                                 // tokens whose sums are written together
 constexpr int kInterval = kRecurrentInterval;
-constexpr std::int64_t kBlocks = 264;  // at most; each has its own S̃ of an interval
+constexpr std::int64_t kBlocks = 264;  // thread blocks, at most; each has its own S̃ of an interval
 
-// A row of sums: dq [K], dk [K], dg [K or 1 or none], da, db.
+// A row of sums in the workspace: dq [K], dk [K], dg [K, 1 or 0], da, db.
 struct RowLayout {
   std::int64_t keys, gates, floats;
   constexpr RowLayout(const DeltaShape& shape, const DeltaRule& rule)
@@ -38,6 +41,7 @@ struct RowLayout {
         floats(2 * keys + gates + 2) {}
 };
 
+// How a problem is divided, and its workspace. An item is a sequence, a value head and a slice.
 struct Plan {
   std::int64_t slices, items, blocks, rows, row_floats, block_floats;
 
@@ -52,32 +56,35 @@ struct Plan {
                       : shape.key_dim <= 128 ? 128
                                              : 256)) {}
 
-  // The block's states come first, so that their addresses are aligned.
+  // Returns the bytes of the workspace. The states come first, so that their addresses are aligned.
   std::size_t bytes() const { return static_cast<std::size_t>(blocks * block_floats + rows * row_floats) * 4; }
 };
 
+// The shared memory of a thread block.
 template <int KD, bool kChannel>
 struct Memory {
   static constexpr int kRows = kChannel ? 3 : 2;
   TokenStage<KD, kChannel, kSlice, kStage> stage;
-  float dout[kStage][kSlice];  // times the scale
+  float dout[kStage][kSlice];  // dO times the scale
   float u[kInterval][kSlice], e[kInterval][kSlice];
   float sums[kSums][kWarps][kRows][KD];  // dq, dk and with a channel gate dg
   float scalars[kSums][kWarps][3];       // da, db, dg of a scalar gate
 };
 
+// Returns the sum over the lanes that have the same columns.
 __device__ __forceinline__ float part_sum(float x) {
 #pragma unroll
   for (int offset = 1; offset < kParts; offset *= 2) x += __shfl_xor_sync(0xffffffffU, x, offset);
   return x;
 }
-// Over the lanes that have the same keys.
+// Returns the sum over the lanes that have the same keys.
 __device__ __forceinline__ float column_sum(float x) {
 #pragma unroll
   for (int offset = kParts; offset < 32; offset *= 2) x += __shfl_xor_sync(0xffffffffU, x, offset);
   return x;
 }
 
+// Computes an item.
 template <int KD, bool kChannel, class T>
 class Walk {
  public:
@@ -130,7 +137,7 @@ class Walk {
     }
   }
 
-  // Stages tokens [start + first, …); ends with a barrier.
+  // Copies tokens [start + first, start + tokens), kStage at most, to shared memory. Ends with a barrier.
   __device__ void stage(std::int64_t start, int first, int tokens) {
     __syncthreads();
     for (int r = warp_; r < tokens - first && r < kStage; r += kWarps) {
@@ -144,6 +151,7 @@ class Walk {
     __syncthreads();
   }
 
+  // Goes forward over the tokens of an interval, which begins with token `start`.
   __device__ void forward(std::int64_t start, int tokens) {
     Columns<KD> state;
     state.part = dstate_.part;
@@ -159,7 +167,7 @@ class Walk {
     }
   }
 
-  // Token r of the stage, `token` of the interval.
+  // Computes token r of the stage, which is number `token` of the interval.
   __device__ void advance(Columns<KD>& state, int r, int token) {
     const auto& stage = memory_.stage;
     float error[kColumns] = {}, k[Columns<KD>::kKeys];
@@ -191,6 +199,7 @@ class Walk {
     }
   }
 
+  // Goes back over the tokens of an interval.
   __device__ void backward(std::int64_t start, int tokens) {
     for (int first = (tokens - 1) / kStage * kStage; first >= 0; first -= kStage) {
       stage(start, first, tokens);
@@ -206,7 +215,8 @@ class Walk {
     }
   }
 
-  // Token t, number r of the stage; `row` of the sums.
+  // Computes the gradients of token t, which is number r of the stage and `token` of the interval. Leaves the warps'
+  // sums in `row` of the sums.
   __device__ void retreat(std::int64_t t, int r, int token, int row) {
     const auto& stage = memory_.stage;
     float dout[kColumns], u[kColumns], du[kColumns] = {}, dk[Columns<KD>::kKeys];
@@ -277,7 +287,7 @@ class Walk {
     }
   }
 
-  // Writes the sums over the warps of `count` tokens, of which t is the first and the last that was computed.
+  // Writes the sums over the warps of `count` tokens. Token t is the first of them.
   __device__ void write_sums(std::int64_t t, int count) {
     constexpr int kRowSums = Memory<KD, kChannel>::kRows * KD;
     for (int at = threadIdx.x; at < count * (kRowSums + 3); at += kThreads) {
@@ -323,7 +333,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-// Returns the gradient of x/√(Σx² + ε) from its result y: (dy − y (y·dy)) · factor.
+// Replaces dy by the gradient with respect to x of y = x/√(Σx² + ε), which is (dy − y (y·dy)) · factor.
 template <int kCount>
 __device__ __forceinline__ void l2_norm_bwd(const float (&y)[kCount], float factor, float (&dy)[kCount]) {
   const float along = dot_rows(y, dy);
@@ -331,7 +341,7 @@ __device__ __forceinline__ void l2_norm_bwd(const float (&y)[kCount], float fact
   for (int i = 0; i < kCount; ++i) dy[i] = factor * (dy[i] - along * y[i]);
 }
 
-// One warp per token and query head adds the rows of its value heads and of the slices.
+// Adds the rows of a query head's value heads and of the slices. One warp per token and query head.
 template <int KD, class T>
 __global__ void __launch_bounds__(kThreads)
     finish_kernel(const __grid_constant__ DeltaBackward<T> p, const float* rows, int slices) {

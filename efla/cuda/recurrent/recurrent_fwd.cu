@@ -1,5 +1,7 @@
-// The token recurrence of rule/problem.h in float32, one thread block per sequence, value head and slice of the value
-// columns. The state stays in registers: a thread owns kColumns columns and every kParts-th group of four keys.
+// The token recurrence of rule/problem.h in float32 (docs/ops/delta_rule.md). One thread block per sequence, value head
+// and slice of kSlice value columns reads one token after another and keeps its part of the state in registers: a
+// thread has kColumns columns and every kParts-th group of four keys (token.cuh). "The ladder" in
+// docs/design/2026-11-cuda-forward.md explains when it is used.
 #include "efla/cuda/common/error.h"
 #include "efla/cuda/common/launch.h"
 #include "efla/cuda/delta.h"
@@ -9,8 +11,8 @@ namespace efla::gpu {
 namespace {
 
 constexpr int kWarps = 4, kThreads = 32 * kWarps;
-constexpr int kSlice = kWarps * 32 / kParts * kColumns;  // columns per thread block
-constexpr int kStage = 16;                               // tokens staged in shared memory together
+constexpr int kSlice = kWarps * 32 / kParts * kColumns;  // value columns per thread block
+constexpr int kStage = 16;                               // tokens that are in shared memory at once
 
 template <int KD, bool kChannel>
 using Stage = TokenStage<KD, kChannel, kSlice, kStage>;

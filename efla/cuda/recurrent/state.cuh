@@ -1,20 +1,20 @@
-// The transposed state and the matrices of a chunk as a warp holds them: as accumulators of mma or wgmma, 16 rows
-// (value columns) per warp. Element 8·b + 4·h + 2·r + e of a thread is row lane/4 + 8·r, column 16·b + 8·h + 2 (lane %
-// 4) + e.
+// Matrices in the registers of a warp: the transposed state [V, K] and the 64 × 64 matrices of a chunk, as accumulators
+// of mma or wgmma, 16 rows (value columns) per warp. Element 8·b + 4·h + 2·r + e of a thread is row lane/4 + 8·r,
+// column 16·b + 8·h + 2·(lane % 4) + e.
 #pragma once
 
 #include "efla/cuda/common/tile.cuh"
 
 namespace efla::gpu {
 
-// The operand of mma or wgmma made of the 16 × 16 block whose accumulators are x[0] to x[7].
+// Rounds a 16 × 16 block, whose accumulators are x[0] to x[7], to an operand of mma or wgmma.
 template <class E>
 __device__ __forceinline__ void to_operand(std::uint32_t (&operand)[4], const float* x) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) operand[i] = pack<E>(x[2 * i], x[2 * i + 1]);
 }
 
-// x_ij ← x_ij factors_j; factors in shared memory, one per column.
+// Multiplies column j of x by factors[j], which is in shared memory.
 template <int kCount>
 __device__ __forceinline__ void scale_columns(float (&x)[kCount], const float* factors, int lane) {
 #pragma unroll
@@ -27,7 +27,7 @@ __device__ __forceinline__ void scale_columns(float (&x)[kCount], const float* f
   }
 }
 
-// Rᵀ = b∘vᵀ − read∘Eᵀ as operands, with v a tile of tokens by value columns.
+// Computes Rᵀ = (b∘v − read∘E)ᵀ as operands. v is a tile of tokens by value columns, and e are the accumulators of Eᵀ.
 template <class E>
 __device__ __forceinline__ void residual(std::uint32_t (&operand)[4][4], const float (&e)[32], std::uint32_t v,
                                          const ChunkRecord& record, int warp, int lane) {
@@ -53,7 +53,7 @@ __device__ __forceinline__ void residual(std::uint32_t (&operand)[4][4], const f
   }
 }
 
-// Writes Oᵀ to a tile of tokens by value columns.
+// Writes the transposed of o, whose rows are value columns, to a tile of tokens by value columns.
 template <class E>
 __device__ __forceinline__ void write_outputs(const float (&o)[32], unsigned char* tile, int warp, int lane) {
 #pragma unroll
@@ -66,8 +66,8 @@ __device__ __forceinline__ void write_outputs(const float (&o)[32], unsigned cha
   }
 }
 
-// Calls f(element of s, address in `state`) for the 16 rows of a warp, of which the first is value column `column`; for
-// elements that the state does not have, nothing.
+// Calls f(element of s, address in `state`) for a warp's 16 rows, of which value column `column` is the first. Elements
+// that the state does not have are left out.
 template <int kTiles, class T, class F>
 __device__ __forceinline__ void for_each_element(float (&s)[32 * kTiles], const View<T, 4>& state, std::int64_t n,
                                                  std::int64_t i_h, std::int64_t column, int lane, F&& f) {
@@ -96,6 +96,7 @@ __device__ __forceinline__ View<T, 4> keys_from(View<T, 4> states, int first) {
   return states;
 }
 
+// Reads a warp's 16 rows of a state; zeros if the view has no data.
 template <int kTiles>
 __device__ __forceinline__ void read_state(float (&s)[32 * kTiles], const View<const float, 4>& state, std::int64_t n,
                                            std::int64_t i_h, std::int64_t column, int lane) {
@@ -105,7 +106,7 @@ __device__ __forceinline__ void read_state(float (&s)[32 * kTiles], const View<c
   for_each_element<kTiles>(s, state, n, i_h, column, lane, [](float& x, const float* from) { x = *from; });
 }
 
-// Makes s the identity.
+// Makes s the warp's rows of the identity.
 template <int kTiles>
 __device__ __forceinline__ void set_identity(float (&s)[32 * kTiles], std::int64_t column, int lane) {
   const int at = static_cast<int>(column) + lane / 4 - 2 * (lane % 4);
@@ -113,6 +114,7 @@ __device__ __forceinline__ void set_identity(float (&s)[32 * kTiles], std::int64
   for (int i = 0; i < 32 * kTiles; ++i) s[i] = at == i / 4 * 8 + i % 2 - 8 * (i / 2 % 2) ? 1.0F : 0.0F;
 }
 
+// Writes a warp's 16 rows of a state, if the view has data.
 template <int kTiles>
 __device__ __forceinline__ void write_state(float (&s)[32 * kTiles], const View<float, 4>& state, std::int64_t n,
                                             std::int64_t i_h, std::int64_t column, int lane) {
@@ -120,7 +122,7 @@ __device__ __forceinline__ void write_state(float (&s)[32 * kTiles], const View<
   for_each_element<kTiles>(s, state, n, i_h, column, lane, [](float x, float* to) { *to = x; });
 }
 
-// Writes the state before chunk `chunk` of a sequence where the forward saves it; `first` is the index of the
+// Writes the state before chunk `chunk` of a sequence, if the forward saves this state. `first` is the index of the
 // sequence's first saved state, and `first_key` the key of the first column of s.
 template <int kTiles, class E>
 __device__ __forceinline__ void save_state(float (&s)[32 * kTiles], const DeltaForward<E>& p, std::int64_t i_b,

@@ -1,12 +1,12 @@
-// Decode: the token recurrence of rule/problem.h over one to eight tokens, bound by the reading and writing of states.
-// step_registers.cu has the kernel for float32 states with K = 64 or 128 and V a multiple of 64; this kernel takes
-// every size.
+// Decode steps (docs/ops/delta_rule_step.md): the token recurrence of rule/problem.h over one to eight tokens. Their
+// time is the reading and writing of the states. step_registers.cu has the kernel for float32 states with K = 64 or 128
+// and V a multiple of 64; this kernel takes every size. docs/design/2026-11-cuda-decode-step.md explains both.
 //
-// A thread block has kColumns value columns of one state. It copies them to shared memory by whole rows, because memory
-// is fast in pieces of 128 bytes and more, and each warp prepares a token while the copies are on their way. Then every
-// warp computes a slice of the columns by itself: lanes beside each other have pieces of 16 bytes of a row, and the
-// groups of lanes every other four rows. The last token's update is a part of the writing of the state, which is
-// written earlier if fewer tokens are kept.
+// A thread block has kColumns value columns of one state. It copies them to shared memory in whole rows, because memory
+// is fast in pieces of 128 bytes and more. Meanwhile each warp prepares a token. Then every warp computes its own slice
+// of the columns: four neighbouring lanes have one piece each of a row, and each of the eight groups of four lanes has
+// four rows of every 32. The last token's update is computed while the state is written. If fewer tokens are kept, the
+// state is written earlier.
 #include "efla/base/error.h"
 #include "efla/cuda/common/error.h"
 #include "efla/cuda/common/launch.h"
@@ -21,26 +21,27 @@ namespace {
 template <int KD, class S>
 struct Layout {
   static constexpr int kPiece = 16 / sizeof(S);            // columns per lane
-  static constexpr int kLanes = 4, kGroups = 32 / kLanes;  // lanes beside each other, and groups of them, in a warp
-  static constexpr int kRows = KD / kGroups;               // per lane
+  static constexpr int kLanes = 4, kGroups = 32 / kLanes;  // neighbouring lanes with a row; groups of lanes per warp
+  static constexpr int kRows = KD / kGroups;               // rows per lane
   static constexpr int kSlice = kLanes * kPiece;           // columns per warp
   static constexpr int kWarps = 4, kThreads = 32 * kWarps;
-  static constexpr int kPieces = kLanes * kWarps, kColumns = kPieces * kPiece;  // per thread block
+  static constexpr int kPieces = kLanes * kWarps, kColumns = kPieces * kPiece;  // pieces and columns per thread block
   static constexpr int kStep = kThreads / kPieces;  // rows that a thread block copies at once
-  static constexpr int kBlocks = KD > 128 ? 1 : 6;  // per multiprocessor, that registers must allow
+  static constexpr int kBlocks = KD > 128 ? 1 : 6;  // thread blocks per multiprocessor that registers must allow
   static_assert(kGroups >= kPiece && kStep % 8 == 0);
 };
 
 template <int KD, class S>
 using Token = StepToken<KD, Layout<KD, S>::kColumns>;
 
+// The shared memory of a thread block; the tokens follow.
 template <int KD, class S>
 struct Memory {
   uint4 pieces[KD * Layout<KD, S>::kPieces];
   float u[Layout<KD, S>::kColumns];
-  // Returns the index of a piece. Lanes beside each other and the next group, four rows below, have other banks.
+  // Returns the index of a piece. Neighbouring lanes and the next group, four rows below, use other banks.
   __device__ static int index(int row, int piece) { return row * Layout<KD, S>::kPieces + (piece ^ (row & 4)); }
-  // The tokens are behind.
+  // Returns the bytes with `tokens` tokens.
   static constexpr int bytes(std::int64_t tokens) {
     return static_cast<int>(sizeof(Memory) + tokens * sizeof(Token<KD, S>));
   }
@@ -60,7 +61,7 @@ __device__ __forceinline__ void widen(const uint4& piece, float (&x)[8]) {
     x[2 * i + 1] = high_of<bfloat16>(words[i]);
   }
 }
-// The same by other instructions, so that the compiler computes it a second time instead of keeping the first results.
+// Converts a piece by other instructions, so that the compiler does not keep the results of the first conversion.
 __device__ __forceinline__ void widen_again(const uint4& piece, float (&x)[4]) { widen(piece, x); }
 __device__ __forceinline__ void widen_again(const uint4& piece, float (&x)[8]) {
   const std::uint32_t words[4] = {piece.x, piece.y, piece.z, piece.w};
@@ -78,17 +79,17 @@ __device__ __forceinline__ uint4 narrow(const float (&x)[8]) {
           pack<bfloat16>(x[6], x[7])};
 }
 
-// Returns row i of a lane of group 0; a lane of group g has the row 4 g below.
+// Returns row i of a lane in group 0. A lane in group g has the row 4 g below.
 __device__ constexpr int row_of(int i) { return i / 4 * 32 + i % 4; }
 
-// Returns the lane that gets the sum of column j from sum_groups, among the lanes with the same columns.
+// Returns the lane that gets the sum of column j from sum_groups, counted from the first lane with the same columns.
 template <class L>
 __device__ constexpr int lane_of(int j) {
   int lane = 0;
   for (int bit = L::kLanes, half = L::kPiece / 2; half > 0; bit *= 2, half /= 2) lane += (j & half) ? bit : 0;
   return lane;
 }
-// Returns the column whose sum a lane gets.
+// Returns the column whose sum a lane gets from sum_groups.
 template <class L>
 __device__ __forceinline__ int column_of(int lane) {
   int column = 0;
@@ -97,8 +98,8 @@ __device__ __forceinline__ int column_of(int lane) {
   return column;
 }
 
-// Returns the sum of x[column_of(lane)] over the groups of a warp. At every step the lanes of a pair give each other
-// the half of the columns that the other keeps.
+// Returns the sum of x[column_of(lane)] over the groups of a warp. In every step two lanes exchange sums: each keeps
+// half of the columns and gives the other half to the other lane.
 template <class L>
 __device__ __forceinline__ float sum_groups(float (&x)[L::kPiece], int lane) {
 #pragma unroll
@@ -117,7 +118,8 @@ __device__ __forceinline__ float sum_groups(float (&x)[L::kPiece], int lane) {
   return x[0];
 }
 
-// Returns u and the output of column column_of(lane) of a warp's slice, of which piece(i) is row i of the lane.
+// Returns u and the output, without the scale, of column column_of(lane) of a warp's slice. piece(i) is row i of the
+// lane.
 template <int KD, class S, class F>
 __device__ __forceinline__ float2 read_out(const Token<KD, S>& token, int own, int lane, F&& piece) {
   using L = Layout<KD, S>;
@@ -143,7 +145,7 @@ __device__ __forceinline__ float2 read_out(const Token<KD, S>& token, int own, i
   return {u, fmaf(token.q_dot_k, u, sum_groups<L>(out, lane))};
 }
 
-// Returns a piece of a row after a token.
+// Returns a piece of a row of the state after a token.
 template <int kPiece>
 __device__ __forceinline__ uint4 updated(const uint4& piece, float decay, float k, const float (&u)[kPiece]) {
   float s[kPiece];
@@ -161,12 +163,12 @@ struct Copy {
   S* state;       // the first piece
   uint4* memory;  // its place in shared memory
   int row;        // of the first piece
-  int columns;    // how many columns the state has from the piece's first on
+  int columns;    // columns of the state from the piece's first column on
 
   static constexpr int kPieces = KD / L::kStep;
 
-  // Calls f(state, memory, row, exists) for every piece. Pieces of rows that cannot be read whole are a loop, because
-  // the addresses of all their elements at once would take too many registers.
+  // Calls f(state, memory, row, exists) for every piece. For rows that cannot be read in pieces this is a loop, because
+  // the addresses of all elements would take too many registers.
   template <int kAtOnce = kAligned ? kPieces : 1, class F>
   __device__ __forceinline__ void for_each(F&& f) const {
 #pragma unroll(kAtOnce)
@@ -177,7 +179,7 @@ struct Copy {
     }
   }
 
-  // What the state does not have becomes zeros.
+  // Starts and commits the copies to shared memory. What the state does not have becomes zeros.
   __device__ __forceinline__ void start() const {
     for_each([&](const S* from, uint4* to, int, bool exists) {
       if constexpr (kAligned) {
@@ -192,7 +194,7 @@ struct Copy {
     copy_async_commit();
   }
 
-  // Writes value(row, x) for every piece x of shared memory.
+  // Writes value(row, x) to the state for every piece x of shared memory.
   template <int kAtOnce = kAligned ? kPieces : 1, class F>
   __device__ __forceinline__ void write(F&& value) const {
     for_each<kAtOnce>([&](S* to, const uint4* from, int at, bool exists) {
@@ -211,6 +213,7 @@ struct Copy {
   }
 };
 
+// Computes all tokens of a batch entry, a value head and kColumns value columns.
 template <int KD, bool kAligned, class T, class S, class L = Layout<KD, S>>
 __global__ void __launch_bounds__(L::kThreads, kAligned ? L::kBlocks : 1)
     step_kernel(const __grid_constant__ DeltaSteps<T, S> p, int heads, int group, int blocks_per_head, float scale) {
@@ -271,7 +274,7 @@ __global__ void __launch_bounds__(L::kThreads, kAligned ? L::kBlocks : 1)
     }
     if (t + 1 != kept) continue;
     __syncthreads();
-    copy.template write<1>([](int, const uint4& x) { return x; });  // a loop, because the tokens need the registers
+    copy.template write<1>([](int, const uint4& x) { return x; });  // a loop, because registers are short
     __syncthreads();
   }
   if (kept < count) return;
@@ -304,7 +307,7 @@ void launch(const DeltaSteps<T, S>& p, cudaStream_t stream) {
   return has_aligned_rows(p.states) ? launch<KD, true>(p, stream) : launch<KD, false>(p, stream);
 }
 
-// A view of [B, …] as one of [B, 1, …].
+// Returns a view of [B, …] as a view of [B, 1, …].
 template <class T, int Rank>
 View<T, Rank + 1> with_token_axis(const View<T, Rank>& view) {
   View<T, Rank + 1> tokens{view.data, {view.extent[0], 1}, {view.stride[0], 0}};

@@ -1,9 +1,11 @@
-// Decode for states in float32: the token recurrence of rule/problem.h over one to eight tokens.
+// Decode steps for float32 states with K = 64 or 128 and V a multiple of 64 (docs/ops/delta_rule_step.md): the token
+// recurrence of rule/problem.h over one to eight tokens. docs/design/2026-11-cuda-decode-step.md explains the choices.
 //
-// A thread block has kBlockColumns value columns of one state. Its threads read them straight to registers, where they
-// stay over the tokens: 16 lanes beside each other have four columns each of a row, and each half of a warp has other
-// rows. Every read is on its way before a thread waits for one, and meanwhile the warps prepare the tokens. Sums over
-// the rows pass through shared memory, in two buffers for even and odd tokens, so that a token needs one barrier.
+// A thread block has kBlockColumns value columns of one state. Its threads read the columns directly to registers,
+// where they stay for all tokens: 16 neighbouring lanes have four columns each of a row, and each half of a warp has
+// other rows. All reads are in progress before a thread waits for one. Meanwhile the warps prepare the tokens. Sums
+// over the rows go through shared memory, with separate places for even and odd tokens, so that a token needs only one
+// barrier.
 #include "efla/cuda/recurrent/step_registers.h"
 
 #include "efla/cuda/common/error.h"
@@ -13,12 +15,12 @@
 namespace efla::gpu {
 namespace {
 
-constexpr int kLanes = 16, kBlockColumns = 4 * kLanes, kRows = 16;  // rows: of a lane
+constexpr int kLanes = 16, kBlockColumns = 4 * kLanes, kRows = 16;  // kRows: rows of a state per lane
 
 template <int KD>
 struct Layout {
   static constexpr int kWarps = KD / (2 * kRows), kThreads = 32 * kWarps;
-  static constexpr int kBlocks = 512 / kThreads;  // per multiprocessor, of 128 registers per thread
+  static constexpr int kBlocks = 512 / kThreads;  // per multiprocessor, with 128 registers per thread
 };
 
 template <int KD>
@@ -33,8 +35,8 @@ __device__ __forceinline__ float4 accumulated(const float4& acc, const float4& s
   return {fmaf(s.x, x, acc.x), fmaf(s.y, x, acc.y), fmaf(s.z, x, acc.z), fmaf(s.w, x, acc.w)};
 }
 
-// Returns the sums of a lane's columns over the rows of its warp: in the first half of a warp Σ s k, in the second
-// Σ s q.
+// Returns the sums of a lane's columns over the rows of its warp: Σ s k in the first half of a warp, Σ s q in the
+// second.
 template <int KD>
 __device__ __forceinline__ float4 sum_rows(const float4 (&state)[kRows], const Token<KD>& token, int row, int lane) {
   float4 error{}, out{};
@@ -48,7 +50,7 @@ __device__ __forceinline__ float4 sum_rows(const float4 (&state)[kRows], const T
       out = accumulated(out, state[i + c], element(q, c));
     }
   }
-  // The lanes of a pair give each other the sums that the other keeps.
+  // Two lanes exchange sums: each keeps one sum and gives the other sum to the other lane.
   const bool second = lane >= kLanes;
   const float4 give = second ? error : out, keep = second ? out : error;
   const auto other = [](float x) { return __shfl_xor_sync(0xffffffffU, x, kLanes); };
@@ -60,13 +62,13 @@ __global__ void __launch_bounds__(L::kThreads, L::kBlocks)
     step_kernel(const __grid_constant__ DeltaSteps<T, float> p, int heads, int group, int blocks_per_head,
                 float scale) {
   extern __shared__ __align__(16) unsigned char shared[];
-  // S̃ᵀk and S̃ᵀq of an even and an odd token, by warp.
+  // S̃ᵀk and S̃ᵀq per warp, for even and odd tokens.
   __shared__ __align__(16) float sums[2][2][L::kWarps][kBlockColumns];
   auto* tokens = reinterpret_cast<Token<KD>*>(shared);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, count = static_cast<int>(p.shape.tokens);
   const int head = blockIdx.x / blocks_per_head, i_b = head / heads, i_h = head % heads;
   const int first = blockIdx.x % blocks_per_head * kBlockColumns;
-  T* const o = p.o.at(i_b, 0, i_h, first + threadIdx.x);  // of one column per thread
+  T* const o = p.o.at(i_b, 0, i_h, first + threadIdx.x);  // one column per thread
   const bool gives = threadIdx.x < kBlockColumns;
   const std::int64_t slot = p.slots ? p.slots(i_b) : i_b;
   const int kept = p.kept ? static_cast<int>(min(max(p.kept(i_b), std::int64_t{0}), p.shape.tokens)) : count;

@@ -1,4 +1,4 @@
-// Decode steps whose states pass through registers alone.
+// Decode steps whose states are in registers only. rule/problem.h has shapes and equations.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -7,11 +7,12 @@
 
 namespace efla::gpu {
 
-// Returns whether step_in_registers takes a problem: K is 64 or 128, V a multiple of 64, rows of states are aligned.
+// Returns whether step_in_registers takes a problem: K is 64 or 128, V is a multiple of 64, and rows of states can be
+// read in pieces of 16 bytes.
 template <class T>
 bool takes_step_in_registers(const DeltaSteps<T, float>& problem);
 
-// As step_fwd.
+// Computes what step_fwd (delta.h) computes.
 template <class T>
 void step_in_registers(const DeltaSteps<T, float>& problem, cudaStream_t stream);
 

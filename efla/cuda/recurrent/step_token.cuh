@@ -1,4 +1,4 @@
-// What the tokens of decode steps bring to the states, prepared by one warp per token.
+// What a token of a decode step gives to the columns of a state. One warp prepares a token.
 #pragma once
 
 #include "efla/cuda/common/ptx.cuh"
@@ -6,15 +6,15 @@
 
 namespace efla::gpu {
 
-// What a token brings to the columns of a thread block.
+// What a token gives to the columns of a thread block, in shared memory.
 template <int KD, int kColumns>
 struct StepToken {
   float decay[KD], k[KD], decayed_k[KD], decayed_q[KD];
-  float v[kColumns];  // b v
+  float v[kColumns];  // b v, with the write gain b
   float a, q_dot_k, unused[2];
 };
 
-// A token's inputs as a warp reads them.
+// A token's inputs in the registers of a warp: element lane + 32 i of g and v.
 template <int KD, int kColumns>
 struct StepTokenInputs {
   static constexpr int kValues = kColumns / 32;
@@ -22,7 +22,8 @@ struct StepTokenInputs {
   float beta, g[KD / 32], v[kValues];
 };
 
-// Reads the inputs of token t, all of them before any is used, so that one wait for memory is enough.
+// Reads the inputs of token t. All reads come before any use, so that one wait for memory suffices. `first` is the
+// first value column.
 template <int KD, int kColumns, class T, class S>
 __device__ __forceinline__ StepTokenInputs<KD, kColumns> read_token(const DeltaSteps<T, S>& p, int i_b, int t, int i_h,
                                                                     int i_q, int first, int lane) {
@@ -42,7 +43,7 @@ __device__ __forceinline__ StepTokenInputs<KD, kColumns> read_token(const DeltaS
   return in;
 }
 
-// Computes what a token brings from its inputs; run by one warp.
+// Computes a StepToken from a token's inputs. Run by one warp.
 template <int KD, int kColumns>
 __device__ __forceinline__ void finish_token(const DeltaRule& rule, StepTokenInputs<KD, kColumns>& in, int lane,
                                              StepToken<KD, kColumns>& token) {

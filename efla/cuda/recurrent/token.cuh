@@ -1,5 +1,5 @@
-// What the kernels of the token recurrence share: the inputs of tokens as a warp reads them, lane l the elements l,
-// l + 32 and so on of a row, and the state in registers.
+// What the kernels of the token recurrence have in common: the inputs of tokens as a warp reads them (lane l has
+// elements l, l + 32 and so on of a row), and the state in registers.
 #pragma once
 
 #include <cstdint>
@@ -10,13 +10,14 @@
 
 namespace efla::gpu {
 
+// Returns the sum over the lanes of a warp.
 __device__ __forceinline__ float warp_sum(float x) {
 #pragma unroll
   for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffffU, x, offset);
   return x;
 }
 
-// Reads row [K] of a token, zeros beyond K.
+// Reads a row [K] of a token, with zeros beyond K.
 template <int KD, class T>
 __device__ __forceinline__ void read_row(const View<const T, 4>& view, std::int64_t i_b, std::int64_t t,
                                          std::int64_t i_h, int lane, float (&row)[KD / 32]) {
@@ -27,7 +28,7 @@ __device__ __forceinline__ void read_row(const View<const T, 4>& view, std::int6
   }
 }
 
-// Returns the sum over all elements of a row.
+// Returns the product of two rows, summed over all lanes.
 template <int kCount>
 __device__ __forceinline__ float dot_rows(const float (&x)[kCount], const float (&y)[kCount]) {
   float sum = 0;
@@ -36,7 +37,7 @@ __device__ __forceinline__ float dot_rows(const float (&x)[kCount], const float 
   return warp_sum(sum);
 }
 
-// A token's query and key after the L2 norm, where the rule has one, and the factors of that norm.
+// A token's query and key, after the L2 norm if the rule has one, and the factors of the norm.
 template <int KD>
 struct TokenRows {
   float q[KD / 32], k[KD / 32];
@@ -44,7 +45,7 @@ struct TokenRows {
   float lambda;  // Σk²
 };
 
-// Reads both rows before it computes with either, so that one wait for memory is enough.
+// Reads the rows of q and k. Both reads come before any use, so that one wait for memory suffices.
 template <int KD, class T>
 __device__ __forceinline__ TokenRows<KD> read_rows(const View<const T, 4>& q, const View<const T, 4>& k,
                                                    std::int64_t i_b, std::int64_t t, std::int64_t i_q, int lane) {
@@ -54,7 +55,7 @@ __device__ __forceinline__ TokenRows<KD> read_rows(const View<const T, 4>& q, co
   return rows;
 }
 
-// Applies the L2 norm, where the rule has one, and computes λ.
+// Applies the L2 norm if the rule has one, and computes λ.
 template <int KD>
 __device__ __forceinline__ void finish_rows(TokenRows<KD>& rows, bool l2norm) {
   rows.lambda = dot_rows(rows.k, rows.k);
@@ -70,8 +71,8 @@ __device__ __forceinline__ void finish_rows(TokenRows<KD>& rows, bool l2norm) {
   rows.lambda = dot_rows(rows.k, rows.k);
 }
 
-// What kTokens tokens bring to the recurrence over kSlice value columns, widened to float32, after the L2 norm; keys
-// beyond K and columns beyond V are zeros.
+// What kTokens tokens give to kSlice value columns, in shared memory: float32, after the L2 norm. Keys beyond K and
+// columns beyond V are zeros. a and b are the gains.
 template <int KD, bool kChannel, int kSlice, int kTokens>
 struct TokenStage {
   float q[kTokens][KD], k[kTokens][KD];
@@ -80,7 +81,8 @@ struct TokenStage {
   float a[kTokens], b[kTokens];
 };
 
-// Fills row r of the stage from token t of a forward or a backward problem; run by one warp.
+// Writes token t of a forward or a backward problem to row r of the stage. `first` is the first value column. Run by
+// one warp.
 template <int KD, bool kChannel, int kSlice, int kTokens, class Problem>
 __device__ void stage_token(const Problem& p, std::int64_t i_b, std::int64_t t, std::int64_t i_h, std::int64_t first,
                             int r, int lane, TokenStage<KD, kChannel, kSlice, kTokens>& stage) {
@@ -107,7 +109,7 @@ __device__ void stage_token(const Problem& p, std::int64_t i_b, std::int64_t t, 
 inline constexpr int kParts = 8;    // threads that share a column of a state
 inline constexpr int kColumns = 2;  // columns per thread
 
-// The columns of a state that a thread owns: key 4·kParts·i + 4·part + c of column j is s[j][4·i + c].
+// The columns of a state that a thread has: s[j][4·i + c] is key 4·kParts·i + 4·part + c of column `column` + j.
 template <int KD>
 struct Columns {
   static constexpr int kKeys = KD / kParts;
@@ -115,6 +117,7 @@ struct Columns {
   int part;
   std::int64_t column;
 
+  // Returns the key of s[j][i].
   __device__ int key(int i) const { return i / 4 * 4 * kParts + 4 * part + i % 4; }
 
   // Calls f(element, key, column) for the elements that the state has.
