@@ -1,4 +1,4 @@
-// Runs the kernels of efla/cuda for the rows of the lists. Included only where the build has them.
+// Runs kernels of efla/cuda for the rows of the lists of implementations. Included only if the build has these kernels.
 #pragma once
 
 #include <cstddef>
@@ -10,8 +10,8 @@
 
 namespace efla {
 
-// Calls f(workspace, stream) on the context's device with a workspace that lives as long as the kernels that f
-// enqueues.
+// Calls f(workspace, stream) on the context's device. The workspace has workspace_bytes bytes and lives as long as the
+// kernels that f enqueues. Throws CudaError, or what context.allocate throws.
 template <class F>
 void call_on_gpu(const ExecutionContext& context, std::size_t workspace_bytes, F&& f) {
   const gpu::OnDevice current(context.device.index);

@@ -1,5 +1,7 @@
-// The delta rule's rows of efla/cuda: what their kernels refuse, and how they run. Included only where the build has
-// them.
+// The rows of efla/cuda for the delta rule: what they refuse, and how they run. Included only if the build has these
+// kernels. A refuse_ function returns why its row does not take a problem, as a sentence, or "". `named`: the caller
+// named the algorithm or the row, so that speed does not matter. A run_ function runs the kernels on the context's
+// stream.
 #pragma once
 
 #include <algorithm>
@@ -12,20 +14,20 @@
 
 namespace efla {
 
-// Returns what a kernel's refusal function says as a sentence, or "".
+// Returns the answer of a kernel's refusal function as a sentence, or "".
 inline std::string sentence_of(const std::string& refusal) {
   return refusal.empty() ? "" : "it does not take " + refusal;
 }
 
-// Returns why "auto" does not take chunks of float32 inputs, for which the recurrence's accuracy is expected, or "":
-// with keys of one or two dimensions the sums between chunks may cancel (docs/numerics.md).
+// Returns why "auto" does not take chunks of float32 inputs, or "". With keys of one or two dimensions the sums between
+// chunks may cancel (docs/numerics.md), and callers expect the accuracy of the recurrence.
 template <class T>
 std::string refuse_cancelling(const DeltaShape& shape, bool named) {
   if (named || !std::is_same_v<T, float> || shape.key_dim > 2) return "";
   return "chunk is less exact for keys of one or two dimensions";
 }
 
-// T: float, bfloat16 or float16.
+// Return what the chunk kernels for T (float, bfloat16 or float16) do not take of a problem, or "".
 template <class T>
 std::string chunk_refusal(const DeltaForward<T>& p) {
   if constexpr (std::is_same_v<T, float>) {
@@ -45,7 +47,8 @@ std::string chunk_refusal(const DeltaBackward<T>& p) {
 
 inline constexpr const char* kCudaTypes = "it takes float32, bfloat16 and float16";
 
-// "auto" takes the chunk kernels from kFewTokens tokens per sequence on.
+// For fewer than kFewTokens tokens per sequence "auto" does not take the chunk kernels, because the recurrence is
+// faster.
 template <class T>
 std::string refuse_cuda_chunk_forward(const DeltaForward<T>& p, bool named) {
   if constexpr (std::is_same_v<T, double>) {
@@ -94,7 +97,7 @@ void run_cuda_chunk_backward(const DeltaBackward<T>& p, const ExecutionContext& 
   }
 }
 
-// What every kernel of the token recurrence refuses.
+// Returns why no kernel of the token recurrence takes a problem, as a sentence, or "".
 template <class T>
 std::string refuse_cuda_recurrence(const DeltaShape& shape) {
   if (std::is_same_v<T, double>) return kCudaTypes;
@@ -130,7 +133,7 @@ void run_cuda_recurrent_backward(const DeltaBackward<T>& p, const ExecutionConte
   }
 }
 
-// Problem: DeltaStep or DeltaSteps.
+// Problem is DeltaStep or DeltaSteps.
 template <class T, class S, template <class, class> class Problem>
 std::string refuse_cuda_step(const Problem<T, S>& p, bool) {
   return refuse_cuda_recurrence<T>(p.shape);
