@@ -1,5 +1,5 @@
-// Times the backward alone and after the forward, and compares gradients by chunks with the gradients of the token
-// recurrence in float32.
+// Times the backward alone and after the forward. Compares gradients by chunks with gradients of the token recurrence
+// in float32.
 #include <cuda_runtime_api.h>
 
 #include <cmath>
@@ -14,7 +14,7 @@
 
 namespace efla::bench::cuda {
 
-// The gradients of a case, on the device. Outside of the anonymous namespace, because time_backward captures them.
+// The gradients of a case, on the device. Not in the anonymous namespace, because time_backward captures them.
 template <class T>
 struct Gradients {
   Both<T> dq, dk, dv, dbeta;
@@ -27,7 +27,7 @@ namespace {
 
 constexpr std::int64_t kInterval = 1024;  // tokens between saved states
 
-// The relative RMS error of `got` against `expected`, both on the device.
+// Returns the relative RMS error of `got` against `expected`, both on the device.
 template <class T>
 double error_of(Both<T>& got, Both<T>& expected) {
   if (got.host.empty()) return 0;
@@ -80,7 +80,7 @@ void time_backward(CaseRun& run, const std::string& name, Case<T>& c, const Row&
     call();
     check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   };
-  // For more tokens the recurrence takes too long.
+  // Problems with more tokens are not compared, because the recurrence takes too long.
   const bool checked = chunks && s.batch * s.tokens * s.value_heads <= 300'000;
   if (checked) {
     with_states(expected, gpu::kRecurrentInterval, [&] {

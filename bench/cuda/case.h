@@ -1,4 +1,4 @@
-// The sizes and rules at which the chunkwise kernels are timed, and their inputs.
+// The sizes and rules at which the chunk kernels are timed, their inputs, and the functions that time them.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -18,6 +18,7 @@
 
 namespace efla::bench::cuda {
 
+// The sizes of a case; packed is the number of packed sequences, or 0. The names are B x T x H (/ HV).
 struct Row {
   std::string name;
   std::int64_t batch, tokens, heads, value_heads, packed;
@@ -39,13 +40,14 @@ void normalise(std::vector<T>& values, std::int64_t dim) {
   }
 }
 
-// What is timed: a rule at a row.
+// A rule that is timed, with its name in the results.
 struct Rule {
   const char* name;
   DeltaRule rule;
-  float gate = 1.0F / 16;  // times −softplus of a random number is g, −0.05 in the mean
+  float gate = 1.0F / 16;  // g = −gate · softplus of a random number
 };
 
+// Returns the rules that are timed.
 inline std::vector<Rule> rules() {
   DeltaRule deltanet, efla, gdn, kda;
   deltanet.step = parse_step_size("euler");
@@ -58,7 +60,7 @@ inline std::vector<Rule> rules() {
   return {{"deltanet l2norm", deltanet}, {"efla", efla}, {"gdn", gdn}, {"kda", kda}, {"kda strong", kda, 3}};
 }
 
-// Returns the gates of `heads` heads of all tokens, one each or one per key channel; none without a decay.
+// Returns gates for `heads` pairs of a token and a head, one each or one per key channel; none without a decay.
 inline std::vector<float> random_gates(std::size_t heads, std::int64_t key_dim, const Rule& rule) {
   std::vector<float> gates;
   if (rule.rule.decay == Decay::none) return gates;
@@ -68,7 +70,7 @@ inline std::vector<float> random_gates(std::size_t heads, std::int64_t key_dim, 
   return gates;
 }
 
-// Memory on the device, none for 0 bytes.
+// Memory on the device; none if bytes is 0.
 class DeviceMemory {
  public:
   explicit DeviceMemory(std::size_t bytes) : bytes_(bytes) {
@@ -85,6 +87,7 @@ class DeviceMemory {
   std::size_t bytes_;
 };
 
+// The random inputs of a case, on the host and on the device.
 template <class T = bfloat16>
 struct Case {
   DeltaShape shape;
@@ -102,7 +105,7 @@ struct Case {
         g(random_gates(shape.batch * shape.tokens * shape.value_heads, shape.key_dim, rule)),
         cu_seqlens(ends()) {}
 
-  // The problem with its pointers on the device or on the host.
+  // Returns the problem with pointers on the device or on the host.
   DeltaForward<T> forward(const Rule& rule, bool device) {
     const std::int64_t b = shape.batch, t = shape.tokens, h = shape.heads, hv = shape.value_heads;
     const auto at = [&](auto& both) { return device ? both.device : both.host.data(); };
@@ -140,20 +143,21 @@ struct Case {
   }
 };
 
-// What times one case and where its result goes.
+// The options of a run and where its results go.
 struct CaseRun {
   GpuOptions options;
   std::string gpu;
   GpuWrite write;
   std::string wrong;  // names of the cases that computed wrong results
 
-  // Writes a result: `fields` are JSON members, "wrong" in place of the times where `right` is false.
+  // Writes a result. `fields` are JSON members. If `right` is false, the result says "wrong" and has no times;
+  // otherwise `time` measures them.
   void write_result(const std::string& name, const std::string& fields, bool right,
                     const std::function<CallTimes()>& time);
 };
 
-// The largest relative RMS error of a right result. float16 has three bits more than bfloat16, and its inverses, which
-// are merged in TF32, round as much once more.
+// The largest relative RMS error of a right result. float16 has three bits more than bfloat16, but not an eighth of its
+// error, because the inverses are merged in TF32, which has no more bits than float16.
 template <class T = bfloat16>
 inline constexpr double kMaxError = std::is_same_v<T, float16> ? 6e-3 / 7 : 6e-3;
 
@@ -161,19 +165,20 @@ inline constexpr double kMaxError = std::is_same_v<T, float16> ? 6e-3 / 7 : 6e-3
 std::string error_json(double error);
 std::string milliseconds(double ms);
 
-// Time the forward by one of the algorithms, forward and backward together, and decode steps of the rule (forward.cc,
-// backward.cc, float32.cc, decode.cc). `interval`: tokens between saved states, 0 for none.
-// T: bfloat16 or float16.
+// Times the forward by one of the algorithms (forward.cc). `interval` is the number of tokens between saved states, or
+// 0 if no states are saved. T is bfloat16 or float16 here and in time_backward.
 template <class T>
 void time_forward(CaseRun& run, const std::string& name, Case<T>& c, const Row& row, const Rule& rule,
                   const std::string& algorithm, std::int64_t interval);
+// Times the backward alone, and forward and backward together (backward.cc).
 template <class T>
 void time_backward(CaseRun& run, const std::string& name, Case<T>& c, const Row& row, const Rule& rule,
                    const std::string& algorithm);
-// Times the forward and the backward of float32 inputs, by chunks or by the recurrence. The forward saves states, as it
-// does in training.
+// Times the forward and the backward of float32 inputs, by chunks or by the recurrence (float32.cc). The forward saves
+// states as in training.
 void time_float32(CaseRun& run, const std::string& name, const Row& row, std::int64_t dim, const Rule& rule,
                   const std::string& algorithm);
+// Times decode steps of `tokens` tokens (decode.cc). narrow: states in bfloat16 instead of float32.
 void time_step(CaseRun& run, const std::string& name, std::int64_t batch, std::int64_t tokens, std::int64_t dim,
                const Rule& rule, bool narrow);
 // Times all operators of a decode step, or a part of them (layers.cc).

@@ -1,4 +1,4 @@
-// Times decode steps.
+// Times decode steps, beside the copy of as many bytes as their states have.
 #include <cuda_runtime_api.h>
 
 #include <array>
@@ -19,7 +19,7 @@ namespace {
 
 constexpr std::int64_t kHeads = 16;
 
-// Tokens of every batch entry, all of them with states in a pool.
+// The tokens of every batch entry, and a pool of states.
 template <class S>
 struct StepCase {
   std::int64_t batch, tokens, dim;
@@ -72,7 +72,7 @@ struct StepCase {
   }
 };
 
-// The relative RMS error of the outputs of the first batch entry against the float64 reference, of one call.
+// Returns the relative RMS error of the outputs of one call, for the first batch entry, against the float64 reference.
 template <class S>
 double step_error(StepCase<S>& c, const DeltaRule& rule) {
   const DeltaSteps<bfloat16, S> p = c.problem(rule, false);
@@ -108,7 +108,7 @@ double step_error(StepCase<S>& c, const DeltaRule& rule) {
   return std::sqrt(error / size);
 }
 
-// The median time of copying half of `bytes`, which reads and writes `bytes` together.
+// Returns the median time in milliseconds of copying bytes / 2 bytes, which reads and writes `bytes` bytes together.
 double copy_ms(int repeats, std::size_t bytes) {
   const DeviceMemory from(bytes / 2), to(bytes / 2);
   return time_calls(repeats,
@@ -125,7 +125,7 @@ void time_case(CaseRun& run, const std::string& name, std::int64_t batch, std::i
   StepCase<S> c(batch, tokens, dim, rule);
   const double error = step_error(c, rule.rule),
                copy = copy_ms(run.options.repeats, 2 * c.states.host.size() * sizeof(S));
-  // Each token rounds a state in bfloat16 once more.
+  // Every token rounds a state in bfloat16 again.
   const double most = kMaxError<> * (sizeof(S) == 2 ? std::sqrt(static_cast<double>(tokens)) : 1.0);
   const DeltaSteps<bfloat16, S> p = c.problem(rule.rule, true);
   run.write_result(

@@ -1,5 +1,5 @@
-// Times the layers of a decode step of a model with 374 million parameters, their weights in bfloat16: all of its
-// operators, or one of them in every layer.
+// Times the layers of a decode step of a model with 374 million parameters, with weights in bfloat16: all operators, or
+// one kind of operator in every layer.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -20,13 +20,13 @@ namespace efla::bench::cuda {
 namespace {
 
 constexpr std::int64_t kLayers = 24, kHidden = 1024, kModelHeads = 8, kDim = 128, kInner = 2816, kVocabulary = 32000;
-constexpr std::int64_t kTaps = 4, kChannels = 3 * kHidden, kProjected = kChannels + kModelHeads;  // the last ones for β
+constexpr std::int64_t kTaps = 4, kChannels = 3 * kHidden, kProjected = kChannels + kModelHeads;  // kModelHeads: of β
 constexpr std::int64_t kState = kModelHeads * kDim * kDim;
-constexpr double kMaxStepError = 1e-4;  // of a text beside others against the text beside fewer or more
+constexpr double kMaxStepError = 1e-4;  // between a text's outputs with different numbers of other texts
 
 using Operator = std::variant<LinearForward, MixerStep>;
 
-// The same numbers at several places.
+// Several copies of the same random numbers on the device, one after another.
 template <class T>
 class Copies {
  public:
@@ -54,6 +54,7 @@ class Copies {
   int count_;
 };
 
+// The weights of a model, and the states and activations of several texts.
 class Model {
  public:
   explicit Model(std::int64_t texts)
@@ -65,7 +66,8 @@ class Model {
         inner_(texts * kInner, 1, 16, 1),
         logits_(texts * kVocabulary, 1, 17, 1) {}
 
-  // Returns the operators of a part of the step for the first `texts` texts.
+  // Returns the operators of a part of the step (in, mixer, out, gate_up, down, head, chain or all) for the first
+  // texts.
   std::vector<Operator> operators(const std::string& part, std::int64_t texts) const {
     std::vector<Operator> list;
     const auto add = [&](const char* name, const Operator& one) {
@@ -78,7 +80,7 @@ class Model {
       add("out", product(texts, o_, out_.at(i), kHidden, x_, kHidden, false));
       add("gate_up", product(texts, x_, gate_up_.at(i), kHidden, inner_, kInner, true, true));
       add("down", product(texts, inner_, down_.at(i), kInner, x_, kHidden, false));
-      // Products of which each reads all that the one before it wrote.
+      // Each of these products reads what the previous one wrote.
       add("chain", product(texts, odd ? o_ : x_, out_.at(i), kHidden, odd ? x_ : o_, kHidden, true));
     }
     if (part == "all" || part == "head") {
@@ -91,7 +93,7 @@ class Model {
   }
 
  private:
-  // Without a norm, y is added to.
+  // Without a norm the product is added to y.
   LinearForward product(std::int64_t texts, const Copies<float>& x, const bfloat16* weight, std::int64_t columns,
                         const Copies<float>& y, std::int64_t outputs, bool norm, bool swiglu = false) const {
     LinearForward p;
@@ -144,7 +146,7 @@ void run_operators(const std::vector<Operator>& operators, cudaStream_t stream) 
   }
 }
 
-// Returns what the last operator writes for the first text, when all have run once.
+// Runs all operators once and returns what the last one writes for the first text.
 std::vector<float> output_of(const std::vector<Operator>& operators) {
   const auto* mixer = std::get_if<MixerStep>(&operators.back());
   const View<float, 2> y = mixer != nullptr ? mixer->o : std::get<LinearForward>(operators.back()).y;
@@ -155,7 +157,7 @@ std::vector<float> output_of(const std::vector<Operator>& operators) {
   return values;
 }
 
-// The bytes of weights that operators read, and of states that they read and write.
+// Returns the bytes of the weights that operators read, and of the states that they read and write.
 std::int64_t bytes_of(const std::vector<Operator>& operators) {
   std::int64_t bytes = 0;
   for (const Operator& one : operators) {
@@ -168,13 +170,13 @@ std::int64_t bytes_of(const std::vector<Operator>& operators) {
 }  // namespace
 
 void time_layers(CaseRun& run, const std::string& name, const std::string& part, std::int64_t texts) {
-  constexpr std::int64_t kOther = 8;  // texts, for which mixer_step takes its kernel for many heads
+  constexpr std::int64_t kOther = 8;  // texts with which mixer_step uses its kernel for many heads
   const Model model(std::max(texts, kOther));
   const auto operators = model.operators(part, texts);
   const std::vector<float> y = output_of(operators);
   model.reset();
   const std::vector<float> other = output_of(model.operators(part, texts == 1 ? kOther : 1));
-  double error = 0, size = 0;  // of the first text
+  double error = 0, size = 0;  // sums over the first text's outputs
   for (std::size_t i = 0; i < y.size(); ++i) {
     error += (y[i] - other[i]) * (y[i] - other[i]);
     size += other[i] * other[i];

@@ -1,5 +1,5 @@
-// The program efla-bench-cuda: `efla-bench op --device cuda` for machines without LibTorch. It needs the CUDA runtime
-// alone, which is linked in.
+// The program efla-bench-cuda: `efla-bench op --device cuda` for machines without LibTorch. It needs only the CUDA
+// runtime, which is linked in.
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <exception>

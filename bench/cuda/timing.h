@@ -1,4 +1,4 @@
-// What the benchmarks on a GPU share: inputs, memory on both sides, and times.
+// What the benchmarks on a GPU have in common: random inputs, memory on host and device, and times.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -16,7 +16,7 @@ namespace efla::bench::cuda {
 
 using gpu::check;
 
-// The same numbers for every run: in [-√3, √3], of variance 1.
+// Returns random numbers in [−√3, √3], of variance 1. They are the same in every run and depend on `stream`.
 template <class T = bfloat16>
 std::vector<T> random_values(std::size_t count, std::uint64_t stream) {
   std::vector<T> values(count);
@@ -46,18 +46,20 @@ struct Both {
   ~Both() { cudaFree(device); }
   Both(const Both&) = delete;
   Both& operator=(const Both&) = delete;
+  // Fills the device's copy with NaN, so that outputs that are not written are found.
   void poison() { check(cudaMemset(device, 0xff, host.size() * sizeof(T)), "cudaMemset"); }
+  // Copies the numbers of the device to the host.
   void download() {
     check(cudaMemcpy(host.data(), device, host.size() * sizeof(T), cudaMemcpyDeviceToHost), "cudaMemcpy");
   }
 };
 
-// Milliseconds per call.
+// Milliseconds per call: the median, the least and the 90 % quantile.
 struct Times {
   double median, least, p90;
 };
 
-// Times launches on a stream, each after the L2 cache was overwritten.
+// Times `repeats` launches on a stream. The L2 cache is overwritten before each.
 template <class Launch>
 Times time_launches(cudaStream_t stream, int repeats, Launch&& launch) {
   cudaEvent_t begin = nullptr, end = nullptr;
@@ -84,11 +86,12 @@ Times time_launches(cudaStream_t stream, int repeats, Launch&& launch) {
   return {times[times.size() / 2], times.front(), times[times.size() * 9 / 10]};
 }
 
-// Of replays of a captured call, and of calls that launch their kernels one by one.
+// Times of replays of a captured call, and of calls that launch their kernels one by one.
 struct CallTimes {
   Times replay, eager;
 };
 
+// Times call(stream) in both ways.
 template <class Call>
 CallTimes time_calls(int repeats, Call&& call) {
   cudaStream_t stream = nullptr;

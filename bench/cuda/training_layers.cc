@@ -1,5 +1,5 @@
 // Times the layers around the delta rule, forward and backward, at the sizes of a training step of a model with 374
-// million parameters: 16 sequences of 2048 tokens.
+// million parameters: 16 sequences of 2048 tokens. Compares the results with the reference.
 #include <cuda_runtime_api.h>
 
 #include <cmath>
@@ -28,15 +28,15 @@ namespace {
 
 constexpr std::int64_t kBatch = 16, kTokens = 2048, kHeads = 8, kDim = 128, kHidden = kHeads * kDim, kInner = 2816;
 constexpr std::int64_t kConvChannels = 3 * kHidden, kTaps = 4;
-constexpr std::int64_t kHostTokens = 64;                      // the first ones, which the reference computes
-constexpr std::int64_t kChecked = kHostTokens - (kTaps - 1);  // those whose gradients no later token changes
+constexpr std::int64_t kHostTokens = 64;                      // the first tokens, which the reference computes
+constexpr std::int64_t kChecked = kHostTokens - (kTaps - 1);  // tokens whose gradients no later token changes
 
-// A row of numbers per token. The device has those of all tokens, the host those of the first kHostTokens, which the
-// device's repeat.
+// A row of numbers per token. The host has the rows of the first kHostTokens tokens. The device has rows for all
+// tokens, which repeat the rows of the host.
 template <class T>
 class Tensor {
  public:
-  // Random numbers of variance 1; 0 for memory of results.
+  // `stream` selects random numbers of variance 1; 0: zeros, for results.
   Tensor(std::int64_t columns, std::uint64_t stream)
       : columns_(columns),
         host_(stream > 0 ? random_values<T>(kHostTokens * columns, stream) : std::vector<T>(kHostTokens * columns)),
@@ -55,7 +55,7 @@ class Tensor {
     return View<T, 3>::contiguous(data(device), {device ? kBatch : 1, device ? kTokens : kHostTokens, columns_});
   }
   std::size_t bytes() const { return kBatch * kTokens * columns_ * sizeof(T); }
-  // Returns the relative RMS difference between the device's numbers and the host's for the first tokens.
+  // Returns the relative RMS difference between the device's and the host's rows of the first kChecked tokens.
   double error() {
     std::vector<T> values(kChecked * columns_);
     check(cudaMemcpy(values.data(), data(true), values.size() * sizeof(T), cudaMemcpyDeviceToHost), "cudaMemcpy");
@@ -88,7 +88,7 @@ View<T, 2> taps_of(Both<float>& both, bool device) {
   return View<T, 2>::contiguous(device ? both.device : both.host.data(), {kConvChannels, kTaps});
 }
 
-// Runs `reference` on the host's problem and `kernel` on the device's, compares `result`, and times `kernel`.
+// Runs `reference` on the host's problem and `kernel` on the device's problem, compares `result`, and times `kernel`.
 template <class Result, class Make, class Reference, class Kernel>
 void time_layer(CaseRun& run, const std::string& name, std::size_t bytes, Result& result, Make&& make,
                 Reference&& reference, Kernel&& kernel) {
@@ -125,7 +125,7 @@ void time_short_conv(CaseRun& run, const std::string& name, bool backward) {
       [&](const auto& p, cudaStream_t stream) { gpu::short_conv(p, memory.workspace(), stream); });
 }
 
-// The norm of a head's outputs, without a gate or with one.
+// Times the norm of a head's outputs, with or without a gate.
 void time_rms_norm(CaseRun& run, const std::string& name, bool gated, bool backward) {
   Narrow x(kHidden, 1), dy(kHidden, backward ? 2 : 0), gate(kHidden, 3), dgate(kHidden, 0), result(kHidden, 0);
   Both<float> weight(random_values<float>(kDim, 4)), dweight(weight.host);
@@ -210,10 +210,10 @@ void time_glu(CaseRun& run, const std::string& name, bool backward) {
       [](const auto& p, cudaStream_t stream) { gpu::glu(p, stream); });
 }
 
-// One decay per key channel.
+// Times the gate with one decay per key channel.
 void time_decay_gate(CaseRun& run, const std::string& name, bool backward) {
   Narrow z(kHidden, 1), dz(kHidden, 0);
-  Wide g(kHidden, backward ? 2 : 0);  // and its gradient
+  Wide g(kHidden, backward ? 2 : 0);  // g, or dg in the backward
   Both<float> bias(random_values<float>(kHidden, 3)), a_log(random_values<float>(kHeads, 4));
   if (!backward) {
     const auto make = [&](bool device) {
