@@ -441,7 +441,12 @@ TEST(Linear, IsLibTorchsProductWithAndWithoutGradientsAndForAnyThreads) {
     }
   }
   at::set_num_threads(1);
+  const auto columns = random_tensor({2, 5, 30}, 1).to(torch::kFloat).narrow(2, 3, 24);
+  const auto bias = random_tensor({50}, 3).to(torch::kFloat).requires_grad_();
   const auto x = random_tensor({700, 24}, 1).to(torch::kFloat), weight = random_tensor({50, 24}, 2).to(torch::kFloat);
+  const auto biased = autograd::linear(columns, weight, bias);
+  EXPECT_LE(max_difference(biased, torch::matmul(columns, weight.t()) + bias), 1e-5);
+  EXPECT_LE(max_difference(torch::autograd::grad({biased.sum()}, {bias})[0], torch::full({50}, 10.0)), 1e-5);
   set_threads(1);
   const auto alone = autograd::linear(x, weight);
   set_threads(3);

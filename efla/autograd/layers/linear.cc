@@ -70,7 +70,10 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
   const bool differentiable = at::GradMode::is_enabled() &&
                               (x.requires_grad() || weight.requires_grad() || (bias.defined() && bias.requires_grad()));
   if (differentiable || !is_plain(x, weight)) {
-    return bias.defined() ? at::linear(x, weight, bias) : at::matmul(x, weight.t());
+    if (!bias.defined()) return at::matmul(x, weight.t());
+    auto sizes = x.sizes().vec();
+    sizes.back() = weight.size(0);
+    return at::addmm(bias, x.reshape({-1, x.size(-1)}), weight.t()).view(sizes);  // the product adds the bias
   }
   RECORD_USER_SCOPE("efla::linear");
   const at::NoGradGuard no_grad;
