@@ -18,40 +18,35 @@ using torch::autograd::variable_list;
 
 constexpr const char* kSwigluMlp = "swiglu_mlp";
 
-// Splits projected [N, 2·I] into gate and up.
 template <class T>
-void swiglu_rows(const Tensor& projected, const Tensor& y) {
-  const auto parts = projected.chunk(2, 1);
-  glu_forward(GluForward<T>{view_of<const T, 2>(parts[0]), view_of<const T, 2>(parts[1]), view_of<T, 2>(y)},
-              {.context = context_of(y)});
+void swiglu_rows(const Tensor& gate, const Tensor& up, const Tensor& y) {
+  glu_forward(GluForward<T>{view_of<const T, 2>(gate), view_of<const T, 2>(up), view_of<T, 2>(y)},
+              {.context = context_of(gate)});
 }
 
 template <class T>
-void swiglu_rows(const Tensor& projected, const Tensor& dy, const Tensor& dprojected, const Tensor& y) {
-  const auto parts = projected.chunk(2, 1), gradients = dprojected.chunk(2, 1);
-  glu_backward(GluBackward<T>{view_of<const T, 2>(parts[0]), view_of<const T, 2>(parts[1]), view_of<const T, 2>(dy),
-                              view_of<T, 2>(gradients[0]), view_of<T, 2>(gradients[1]), view_of<T, 2>(y)},
-               {.context = context_of(y)});
+void swiglu_rows(const Tensor& gate, const Tensor& up, const Tensor& dy, const Tensor& dgate, const Tensor& dup,
+                 const Tensor& y) {
+  glu_backward(GluBackward<T>{view_of<const T, 2>(gate), view_of<const T, 2>(up), view_of<const T, 2>(dy),
+                              view_of<T, 2>(dgate), view_of<T, 2>(dup), view_of<T, 2>(y)},
+               {.context = context_of(gate)});
 }
 
 struct SwigluMlpFunction : torch::autograd::Function<SwigluMlpFunction> {
-  // Everything is computed in `type`. The products of the gate's and the up projection's weights are one.
-  static Tensor forward(AutogradContext* ctx, const Tensor& given_x, const Tensor& gate, const Tensor& up,
-                        const Tensor& given_down, at::ScalarType type) {
+  // Everything is computed in `type`.
+  static Tensor forward(AutogradContext* ctx, const Tensor& given_x, const Tensor& gate_weight, const Tensor& up_weight,
+                        const Tensor& down_weight, at::ScalarType type) {
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-    const Tensor x = rows_of(given_x).to(type), down = given_down.to(type);
-    const std::int64_t inner = gate.size(0);
-    const Tensor weight = at::empty({2 * inner, gate.size(1)}, x.options());
-    weight.narrow(0, 0, inner).copy_(gate);
-    weight.narrow(0, inner, inner).copy_(up);
-    const Tensor projected = at::mm(x, weight.t()), h = at::empty({x.size(0), inner}, x.options());
+    const Tensor x = rows_of(given_x).to(type), to_gate = gate_weight.to(type), to_up = up_weight.to(type);
+    const Tensor down = down_weight.to(type), gate = at::mm(x, to_gate.t()), up = at::mm(x, to_up.t());
+    const Tensor h = at::empty(gate.sizes(), gate.options());
     if (type == at::kFloat) {
-      swiglu_rows<float>(projected, h);
+      swiglu_rows<float>(gate, up, h);
     } else {
-      swiglu_rows<bfloat16>(projected, h);
+      swiglu_rows<bfloat16>(gate, up, h);
     }
-    ctx->save_for_backward({x, weight, projected, down});
-    ctx->saved_data["weight_type"] = given_down.scalar_type();
+    ctx->save_for_backward({x, to_gate, to_up, down, gate, up});
+    ctx->saved_data["weight_type"] = down_weight.scalar_type();
     auto shape = given_x.sizes().vec();
     shape.back() = down.size(0);
     return at::mm(h, down.t()).view(shape);
@@ -61,20 +56,21 @@ struct SwigluMlpFunction : torch::autograd::Function<SwigluMlpFunction> {
     refuse_second_order(kSwigluMlp);
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     const auto saved = ctx->get_saved_variables();
-    const Tensor &x = saved[0], &weight = saved[1], &projected = saved[2], &down = saved[3], dy = rows_of(grads[0]);
-    const Tensor dh = at::mm(dy, down), h = at::empty(dh.sizes(), dh.options());
-    const Tensor dprojected = at::empty(projected.sizes(), projected.options());
+    const Tensor &x = saved[0], &to_gate = saved[1], &to_up = saved[2], &down = saved[3], &gate = saved[4];
+    const Tensor &up = saved[5], dy = rows_of(grads[0]), dh = at::mm(dy, down), h = at::empty(dh.sizes(), dh.options());
+    const Tensor dgate = at::empty(gate.sizes(), gate.options()), dup = at::empty(up.sizes(), up.options());
     if (x.scalar_type() == at::kFloat) {
-      swiglu_rows<float>(projected, dh, dprojected, h);
+      swiglu_rows<float>(gate, up, dh, dgate, dup, h);
     } else {
-      swiglu_rows<bfloat16>(projected, dh, dprojected, h);
+      swiglu_rows<bfloat16>(gate, up, dh, dgate, dup, h);
     }
+    Tensor dx = at::mm(dgate, to_gate);
+    dx.addmm_(dup, to_up);
     auto shape = grads[0].sizes().vec();
     shape.back() = x.size(1);
     const auto weight_type = ctx->saved_data["weight_type"].toScalarType();
-    const auto dweight = at::mm(dprojected.t(), x).to(weight_type).chunk(2);
-    const Tensor ddown = at::mm(dy.t(), h).to(weight_type);
-    return {at::mm(dprojected, weight).view(shape), dweight[0], dweight[1], ddown, {}};
+    const auto of_weight = [&](const Tensor& d, const Tensor& in) { return at::mm(d.t(), in).to(weight_type); };
+    return {dx.view(shape), of_weight(dgate, x), of_weight(dup, x), of_weight(dy, h), {}};
   }
 };
 

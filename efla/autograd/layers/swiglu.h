@@ -6,9 +6,9 @@
 namespace efla::autograd {
 
 // Returns (silu(x gateᵀ) ⊙ (x upᵀ)) downᵀ, the SwiGLU of Shazeer (arXiv 2002.05202): [..., N]. x is [..., D], gate and
-// up are [I, D], down is [N, I]. On a GPU, for products in float32 and bfloat16, gate and up are multiplied at once,
-// and one kernel computes what stands between the products; the backward computes it again, so that it need not be
-// kept. Throws Error for a bad argument.
+// up are [I, D], down is [N, I]. On a GPU, for products in float32 and bfloat16, one kernel computes what stands
+// between the products; the backward computes it again, so that it need not be kept, and adds the two parts of x's
+// gradient within a product. Throws Error for a bad argument.
 at::Tensor swiglu_mlp(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& up, const at::Tensor& down);
 
 }  // namespace efla::autograd
