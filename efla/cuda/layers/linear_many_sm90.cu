@@ -212,14 +212,14 @@ class Outputs {
       const float4 added = residual;
       residual = this->residual(i + kThreads);
       if (n >= outputs) continue;
-      float z[4] = {}, gates[4] = {}, squares = 0;
+      float z[4] = {}, up[4] = {}, squares = 0;
       const float* other = received_ + row * kRowFloats;
 #pragma unroll 1  // because fetching unrolled code would decide the time of code that runs once
       for (int block = 0; block < plan_.blocks; ++block) {
         const float* const from = block == rank_ ? own_ + row * kRowFloats : other;
         if (block != rank_) other += plan_.rows * kRowFloats;
         add(z, from + in_tile);
-        if (p_.swiglu) add(gates, from + kTile / 2 + in_tile);
+        if (p_.swiglu) add(up, from + kTile / 2 + in_tile);
         squares += from[kTile] + from[kTile + 1];
       }
       const float r = p_.norm_weight ? rsqrtf(squares / static_cast<float>(p_.x.extent[1]) + p_.norm_eps) : 1.0F;
@@ -228,7 +228,7 @@ class Outputs {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         y[e] = r * z[e];
-        if (p_.swiglu) y[e] *= __fdividef(1.0F, 1.0F + expf(-y[e])) * (r * gates[e]);
+        if (p_.swiglu) y[e] *= __fdividef(1.0F, 1.0F + expf(-y[e])) * (r * up[e]);
         y[e] += addends[e];
       }
       float* const to = p_.y.at(first_row_ + row, n);
