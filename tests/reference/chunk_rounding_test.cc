@@ -184,7 +184,7 @@ double float32_error_of_allowed(const DeltaCase& c, DeltaData<float>& data,
 TEST(ChunkRoundingFloat32, Matrix) {
   double worst = 0;
   for (const DeltaCase& c : delta_cases()) {
-    if (c.key_dim > 128 || c.decay == Decay::channel) continue;
+    if (c.key_dim > 128) continue;
     DeltaData<float> data(c);
     worst = std::max(worst, float32_error_of_allowed(c, data));
   }
@@ -199,11 +199,15 @@ TEST(ChunkRoundingFloat32, Matrix) {
 TEST(ChunkRoundingFloat32, HardKeys) {
   for (const auto& [name, spread] : {std::pair{"random", 1e3}, {"cone .3", 0.3}, {"cone .05", 0.05}}) {
     for (const char* step : {"exact", "euler"}) {
-      DeltaCase c{step, 1, 1, false, 1, 784, 1, 64, 64, 1, Layout::contiguous, false, true, true};
-      DeltaData<float> data(c);
-      draw_cone(data, spread, false);
-      std::printf("float32, %s, %s: errors up to %.2f of what is allowed\n", step, name,
-                  float32_error_of_allowed(c, data));
+      for (const Decay decay : {Decay::none, Decay::channel}) {
+        DeltaCase c{step, 1, 1, false, 1, 784, 1, 64, 64, 1, Layout::contiguous, false, true, true};
+        c.decay = decay;
+        c.gate = 0.1;
+        DeltaData<float> data(c);
+        draw_cone(data, spread, false);
+        std::printf("float32, %s, %s%s: errors up to %.2f of what is allowed\n", step, name,
+                    decay == Decay::channel ? ", gates per channel" : "", float32_error_of_allowed(c, data));
+      }
     }
   }
 }
@@ -266,6 +270,35 @@ void expect_channel_gates() {
 TEST(ChunkRounding, ChannelGates) { expect_channel_gates<bfloat16>(); }
 TEST(ChunkRoundingFloat16, ChannelGates) { expect_channel_gates<float16>(); }
 
+TEST(ChunkRoundingFloat32, ChannelGates) {
+  for (const bool deep : {false, true}) {
+    for (const double gate : {0.05, 1.0, 4.8, 20.0}) {
+      for (const bool qk_l2norm : {false, true}) {
+        DeltaCase c{qk_l2norm ? "euler" : "exact",
+                    1,
+                    1,
+                    qk_l2norm,
+                    1,
+                    200,
+                    1,
+                    128,
+                    64,
+                    1,
+                    Layout::contiguous,
+                    true,
+                    true,
+                    true};
+        c.decay = Decay::channel;
+        c.gate = gate;
+        DeltaData<float> data(c);
+        if (deep) deepen_gates(data);
+        std::printf("float32, gates of %g%s, %s: errors up to %.2f of what is allowed\n", gate,
+                    deep ? ", some of them deep" : "", c.step, float32_error_of_allowed(c, data));
+      }
+    }
+  }
+}
+
 // A NaN token reaches its own chunk beside what it reaches in the recurrence, also where sequences are cut into
 // segments.
 template <class T>
@@ -294,7 +327,7 @@ TEST(ChunkRoundingFloat16, NanToken) {
 }
 
 TEST(ChunkRoundingFloat32, NanToken) {
-  for (const Decay decay : {Decay::none, Decay::scalar}) expect_contained_oracle<float>(decay, 1);
+  for (const Decay decay : {Decay::none, Decay::scalar, Decay::channel}) expect_contained_oracle<float>(decay, 1);
 }
 
 // The case that grew without bound in a kernel whose diagonal inverse was rounded: one unit key repeated. Here the

@@ -6,7 +6,8 @@
 // dS, and W and H with all their factors. With a gate per channel (efla/cuda/chunk/chunk_grads_channel_sm90.cu) the
 // decayed keys and queries of blocks of 16 tokens are rounded too, but not W and H of pairs within a block. The
 // portable kernel without such a gate rounds W and H twice, with one factor of the L2 norm each. The kernels of float32
-// operands round as in the forward (chunk_oracle.h).
+// operands round as in the forward (chunk_oracle.h); with a gate per channel the products of W and H with decayed keys
+// and queries, of blocks of 8 tokens, are in float32.
 #pragma once
 
 #include <cmath>
@@ -21,10 +22,11 @@ namespace efla::test {
 template <class T>
 class ChunkBwdOracle : ChunkOracle<T> {
   using Base = ChunkOracle<T>;
-  using Base::at_, Base::b_, Base::columns_, Base::decay_, Base::decay_of, Base::decays_, Base::erase_, Base::i_h_,
-      Base::i_q_, Base::key, Base::keys_, Base::kTokens, Base::limited, Base::n_, Base::n_k_, Base::n_q_, Base::operand,
-      Base::out_, Base::p_, Base::p_matrix_, Base::prefix_, Base::prepare, Base::query, Base::read_, Base::read_keys_,
-      Base::read_queries_, Base::solve, Base::solve_transposed, Base::times, Base::write_, Base::write_keys_;
+  using Base::at_, Base::b_, Base::channel_decays, Base::columns_, Base::decay_, Base::decay_of, Base::decays_,
+      Base::erase_, Base::i_h_, Base::i_q_, Base::kBlock, Base::kBlocks, Base::key, Base::keys_, Base::kTokens,
+      Base::n_, Base::n_k_, Base::n_q_, Base::operand, Base::out_, Base::p_, Base::p_matrix_, Base::prefix_,
+      Base::prepare, Base::query, Base::read_, Base::read_keys_, Base::read_queries_, Base::solve,
+      Base::solve_transposed, Base::times, Base::write_, Base::write_keys_;
   using typename Base::Column, typename Base::Matrix, typename Base::State;
 
  public:
@@ -60,8 +62,6 @@ class ChunkBwdOracle : ChunkOracle<T> {
   }
 
  private:
-  static constexpr int kBlock = 16, kBlocks = kTokens / kBlock;
-
   // What the kernels hand over, rounded: S before the chunk and dS' [K, V], U and D [tokens, V].
   struct Chunk {
     State s, ds, u, d;
@@ -202,13 +202,14 @@ class ChunkBwdOracle : ChunkOracle<T> {
     }
   }
 
-  // What a chunk has per channel, with the factors of the L2 norm; rows 16·I + i are tokens of block I.
+  // What a chunk has per channel, with the factors of the L2 norm.
   struct Channel {
-    std::array<float, kTokens> k{}, q{}, local{};  // local: the sum of g from the block's start to the token
+    ChannelDecays<T> decays;
+    std::array<float, kTokens> k{}, q{};
     std::array<float, kTokens> decayed_key{}, decayed_query{}, decayed_erase{};  // rounded
     std::array<float, kTokens> of_query{}, of_erase{},
-        of_key{};                                 // what S and other blocks give, from the block's start or to its end
-    std::array<float, kBlocks> decay{}, cross{};  // over a block; the sum of what spans all of it
+        of_key{};                        // what S and other blocks give, from the block's start or to its end
+    std::array<float, kBlocks> cross{};  // the sum of what spans all of a block
   };
 
   void channel_gradients(std::int64_t start, int rows, const Chunk& c, std::vector<float>& dq_sum,
@@ -232,8 +233,7 @@ class ChunkBwdOracle : ChunkOracle<T> {
     for (std::int64_t x = 0; x < keys_; ++x) {
       const Channel channel = other_blocks(start, rows, x, c, of_dout, w, h);
       std::array<float, kTokens> dg{}, key_gradient{}, erase{};
-      for (int i = 0; i < rows; ++i)
-        key_gradient[i] = std::exp(total(channel, i) - channel.local[i]) * channel.of_key[i];
+      for (int i = 0; i < rows; ++i) key_gradient[i] = channel.decays.to_end(i) * channel.of_key[i];
       float written = 0;
       for (int i = 0; i < rows; ++i) {
         if (i % kBlock == 0) written = 0;
@@ -242,13 +242,13 @@ class ChunkBwdOracle : ChunkOracle<T> {
       }
       for (int i = 0; i < rows; ++i) {
         const int first = i / kBlock * kBlock;
-        const float from_start = std::exp(channel.local[i]), erasing = erase_[i] * channel.k[i];
+        const float from_start = channel.decays.from_start(i), erasing = erase_[i] * channel.k[i];
         float dq = from_start * channel.of_query[i], spanning = 0;
         erase[i] = from_start * channel.of_erase[i];
         const float read = channel.q[i] * dq - erasing * erase[i];
         for (int t = first; t <= i; ++t) dg[t] += read;
         for (int j = first; j <= i; ++j) {
-          const float decay = std::exp(channel.local[i] - channel.local[j]);
+          const float decay = channel.decays.between(j, i);
           dq += w[i][j] * decay * channel.k[j];
           erase[i] += h[i][j] * decay * channel.k[j];
           const float to_key = decay * (w[i][j] * channel.q[i] - h[i][j] * erasing);
@@ -274,53 +274,41 @@ class ChunkBwdOracle : ChunkOracle<T> {
     }
   }
 
-  // The sum of g over the block of token i.
-  static float total(const Channel& channel, int i) { return channel.local[i / kBlock * kBlock + kBlock - 1]; }
-
   // Fills what the states and other blocks give to the tokens of a block: of the blocks before it by a recurrence from
   // the chunk's start over blocks, of those after it by one from the chunk's end.
   Channel other_blocks(std::int64_t start, int rows, std::int64_t x, const Chunk& c, const State& of_dout,
                        const Matrix& w, const Matrix& h) {
-    Channel channel;
-    for (int i = 0; i < kTokens; ++i) {
-      const float g = i < rows ? limited(p_.g(at_.i_b, start + i, i_h_, x)) : 0.0F;
-      channel.local[i] = (i % kBlock > 0 ? channel.local[i - 1] : 0.0F) + g;
-    }
+    Channel channel{channel_decays(start, rows, x)};
     for (int i = 0; i < rows; ++i) {
       channel.k[i] = key(start + i, x);
       channel.q[i] = query(start + i, x);
-      const float from_start = std::exp(channel.local[i]);
-      channel.decayed_key[i] = operand(channel.k[i] * std::exp(total(channel, i) - channel.local[i]));
+      const float from_start = channel.decays.from_start(i);
+      channel.decayed_key[i] = operand(channel.k[i] * channel.decays.to_end(i));
       channel.decayed_query[i] = operand(channel.q[i] * from_start);
       channel.decayed_erase[i] = operand(-erase_[i] * channel.k[i] * from_start);
       channel.of_query[i] = out_[i] * product(of_dout, i, c.s, x);
       channel.of_erase[i] = n_k_[i] * product(c.d, i, c.s, x);
       channel.of_key[i] = n_k_[i] * product(c.u, i, c.ds, x);
     }
-    for (int block = 0; block < kBlocks; ++block) channel.decay[block] = std::exp(total(channel, kBlock * block));
-    const auto decay_over = [&](int first, int last) {  // the blocks [first, last)
-      float decay = 1;
-      for (int block = first; block < last; ++block) decay *= channel.decay[block];
-      return decay;
-    };
-    const float z = decay_over(0, kBlocks) * product(c.s, x, c.ds, x);
+    const float z = channel.decays.over(0, kBlocks) * product(c.s, x, c.ds, x);
     for (float& cross : channel.cross) cross = z;
     for (int j = 0; j < rows; ++j) {
       const int block = j / kBlock;
-      const float written = decay_over(block + 1, kBlocks) * channel.decayed_key[j] * channel.of_key[j];
+      const float written = channel.decays.over(block + 1, kBlocks) * channel.decayed_key[j] * channel.of_key[j];
       for (int other = block + 1; other < kBlocks; ++other) channel.cross[other] += written;
       for (int other = kBlocks - 1; other > block; --other) {
-        channel.of_key[j] *= channel.decay[other];
+        channel.of_key[j] *= channel.decays.over(other);
         for (int i = kBlock * other; i < std::min(kBlock * (other + 1), rows); ++i)
           channel.of_key[j] += w[i][j] * channel.decayed_query[i] + h[i][j] * channel.decayed_erase[i];
       }
     }
     for (int i = 0; i < rows; ++i) {
       for (int other = 0; other < i / kBlock; ++other) {
-        channel.cross[other] += decay_over(other, i / kBlock) * (channel.decayed_query[i] * channel.of_query[i] +
-                                                                 channel.decayed_erase[i] * channel.of_erase[i]);
-        channel.of_query[i] *= channel.decay[other];
-        channel.of_erase[i] *= channel.decay[other];
+        channel.cross[other] +=
+            channel.decays.over(other, i / kBlock) *
+            (channel.decayed_query[i] * channel.of_query[i] + channel.decayed_erase[i] * channel.of_erase[i]);
+        channel.of_query[i] *= channel.decays.over(other);
+        channel.of_erase[i] *= channel.decays.over(other);
         for (int j = kBlock * other; j < kBlock * (other + 1); ++j) {
           channel.of_query[i] += w[i][j] * channel.decayed_key[j];
           channel.of_erase[i] += h[i][j] * channel.decayed_key[j];

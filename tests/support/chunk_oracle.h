@@ -6,7 +6,7 @@
 // and P, the state as an operand, the residual R, U and write∘U, the outputs, and with a gate per channel the decayed
 // keys and queries, which for float16 are multiplied by powers of two first; maps of segments and the states that they
 // multiply in two parts of that type. float32 inputs (efla/cuda/float32/float32.h): every operand of a product, but for
-// inverses, as the sum of two TF32 numbers.
+// inverses and for products of a channel's tokens within a block, as the sum of two TF32 numbers.
 #pragma once
 
 #include <algorithm>
@@ -50,9 +50,9 @@ std::array<float, 2> parts_of(float x) {
 // What the kernels for inputs of a type do: bfloat16 or float16.
 template <class T>
 struct ChunkArithmetic {
-  static constexpr int kTokens = 64;
-  static constexpr bool kSubstitutes = false;  // instead of multiplying with an inverse
-  using Log = float;                           // of a product of decays
+  static constexpr int kTokens = 64, kBlock = 16;  // tokens per chunk, and per block of it
+  static constexpr bool kSubstitutes = false;      // instead of multiplying with an inverse
+  using Log = float;                               // of a product of decays
   // With a gate per key channel: whether keys and queries are brought to a length near 1, how much rows of products of
   // tokens are then multiplied by, and the largest log2 of a decay to or from a block's token.
   static constexpr bool kUnitRows = std::is_same_v<T, float16>;
@@ -72,7 +72,7 @@ struct ChunkArithmetic {
 
 template <>
 struct ChunkArithmetic<float> {
-  static constexpr int kTokens = 32;
+  static constexpr int kTokens = 32, kBlock = 8;
   static constexpr bool kSubstitutes = true;
   using Log = double;
   static constexpr bool kUnitRows = false;
@@ -88,13 +88,53 @@ struct ChunkArithmetic<float> {
   static float map(float x, float y) { return x * y; }
 };
 
+// The decays of one channel within blocks of a chunk: exponentials of sums of g, or of float32 inputs products of the
+// tokens' decays.
+template <class T>
+class ChannelDecays {
+ public:
+  static constexpr int kTokens = ChunkArithmetic<T>::kTokens, kBlock = ChunkArithmetic<T>::kBlock;
+
+  explicit ChannelDecays(const std::array<float, kTokens>& g) {
+    for (int i = 0; i < kTokens; ++i) {
+      sum_[i] = (i % kBlock > 0 ? sum_[i - 1] : 0.0F) + g[i];
+      of_token_[i] = std::exp(g[i]);
+    }
+  }
+
+  // From token j to token i of the same block.
+  float between(int j, int i) const {
+    if constexpr (!std::is_same_v<T, float>) return std::exp(sum_[i] - sum_[j]);
+    float decay = 1;
+    for (int t = j + 1; t <= i; ++t) decay *= of_token_[t];
+    return decay;
+  }
+  // From the start of the block to the token, from the token to the block's end, and over a whole block.
+  float from_start(int i) const {
+    if constexpr (!std::is_same_v<T, float>) return std::exp(sum_[i]);
+    const int first = i / kBlock * kBlock;
+    return of_token_[first] * between(first, i);
+  }
+  float to_end(int i) const { return between(i, i / kBlock * kBlock + kBlock - 1); }
+  float over(int block) const { return from_start(kBlock * block + kBlock - 1); }
+  // Over the blocks [first, last).
+  float over(int first, int last) const {
+    float decay = 1;
+    for (int block = first; block < last; ++block) decay *= over(block);
+    return decay;
+  }
+
+ private:
+  std::array<float, kTokens> of_token_{}, sum_{};  // the sum of g from the block's start to the token
+};
+
 // One value head of one sequence.
 template <class T>
 class ChunkOracle {
  public:
   static constexpr int kTokens = ChunkArithmetic<T>::kTokens;
+  static constexpr int kBlock = ChunkArithmetic<T>::kBlock, kBlocks = kTokens / kBlock;
   static constexpr bool kSubstitutes = ChunkArithmetic<T>::kSubstitutes;
-  static constexpr int kStep = 8;  // tokens per block of a substitution
 
   ChunkOracle(const DeltaForward<T>& p, std::int64_t n, std::int64_t i_h, int segments)
       : p_(p),
@@ -215,7 +255,11 @@ class ChunkOracle {
     }
     Matrix a{}, t{}, kk_matrix{}, qk_matrix{};
     if (p_.rule.decay == Decay::channel) {
-      multiply_channels(start, rows, kk_matrix, qk_matrix);
+      if constexpr (std::is_same_v<T, float>) {
+        multiply_decayed(start, rows, kk_matrix, qk_matrix);
+      } else {
+        multiply_channels(start, rows, kk_matrix, qk_matrix);
+      }
     } else {
       multiply_rows(start, rows, kk_matrix, qk_matrix);
     }
@@ -270,7 +314,6 @@ class ChunkOracle {
   // first or, where no decay from or to it leaves the range of exponents, its eighth. Where one does, pairs of the
   // block's own tokens are added in float32.
   void multiply_channels(std::int64_t start, int rows, Matrix& kk, Matrix& qk) {
-    constexpr int kBlock = 16, kBlocks = kTokens / kBlock;
     constexpr float kRange = ChunkArithmetic<T>::kRange * 0.6931472F, kHeadroom = ChunkArithmetic<T>::kHeadroom;
     read_keys_.assign(kTokens * keys_, 0);
     read_queries_ = write_keys_ = read_keys_;
@@ -326,10 +369,51 @@ class ChunkOracle {
     }
   }
 
-  // t = (I + a)⁻¹ of `rows` rows, by blocks of 16: those on the diagonal by forward substitution, T_ij = −T_ii
+  // The decays of a channel in a chunk; tokens that do not exist have none.
+  ChannelDecays<T> channel_decays(std::int64_t start, int rows, std::int64_t x) const {
+    std::array<float, kTokens> g{};
+    for (int i = 0; i < rows; ++i) g[i] = limited(p_.g(at_.i_b, start + i, i_h_, x));
+    return ChannelDecays<T>(g);
+  }
+
+  // The same for float32: the token between two is the end of the earlier one's block, or the chunk's middle if the
+  // middle is between both. Pairs of a block's own tokens are added in float32.
+  void multiply_decayed(std::int64_t start, int rows, Matrix& kk, Matrix& qk) {
+    constexpr int kMiddle = kBlocks / 2;
+    read_keys_.assign(kTokens * keys_, 0);
+    read_queries_ = write_keys_ = read_keys_;
+    decays_.assign(keys_, 0);
+    for (std::int64_t x = 0; x < keys_; ++x) {
+      const ChannelDecays<T> decays = channel_decays(start, rows, x);
+      decays_[x] = decays.over(0, kBlocks);
+      for (int i = 0; i < rows; ++i) {
+        const int block = i / kBlock;
+        const float k = key(start + i, x), q = query(start + i, x), from_start = decays.from_start(i);
+        read_keys_[i * keys_ + x] = k * from_start * decays.over(0, block);
+        read_queries_[i * keys_ + x] = q * from_start * decays.over(0, block);
+        write_keys_[i * keys_ + x] = k * decays.to_end(i) * decays.over(block + 1, kBlocks);
+        for (int j = 0; j <= i; ++j) {
+          const int other = j / kBlock;
+          const float k_j = key(start + j, x);
+          if (other == block) {
+            const float decayed = k_j * decays.between(j, i);
+            kk[i][j] += k * decayed;
+            qk[i][j] += q * decayed;
+            continue;
+          }
+          const bool across = other < kMiddle && block >= kMiddle;
+          const float row = from_start * (across ? decays.over(kMiddle, block) : 1);
+          const float column = k_j * decays.to_end(j) * (across ? decays.over(other + 1, kMiddle) : 1);
+          kk[i][j] += times(k * row, column);
+          qk[i][j] += times(q * row, column);
+        }
+      }
+    }
+  }
+
+  // t = (I + a)⁻¹ of `rows` rows, by blocks: those on the diagonal by forward substitution, T_ij = −T_ii
   // Σ_{j≤k<i} A_ik T_kj in TF32.
   static void invert(const Matrix& a, Matrix& t, int rows) {
-    constexpr int kBlock = 16;
     for (int j = 0; j < rows; ++j) {
       for (int i = j; i < (j / kBlock + 1) * kBlock; ++i) {
         float sum = i == j ? 1.0F : 0.0F;
@@ -352,7 +436,7 @@ class ChunkOracle {
 
   // Element (i, x) of the inverse of a diagonal block.
   static float diagonal(const Matrix& a, int block, int i, int x) {
-    std::array<float, 16> column{};
+    std::array<float, kBlock> column{};
     for (int r = x; r <= i; ++r) {
       column[r] = r == x ? 1.0F : 0.0F;
       for (int y = x; y < r; ++y) column[r] -= a[block + r][block + y] * column[y];
@@ -360,12 +444,12 @@ class ChunkOracle {
     return column[i];
   }
 
-  // Fills t_ with what blocks of kStep tokens need for substitution: the inverses of the blocks of I + a on the
+  // Fills t_ with what blocks of kBlock tokens need for substitution: the inverses of the blocks of I + a on the
   // diagonal, and −a.
   void prepare_substitution(const Matrix& a) {
     for (int i = 0; i < kTokens; ++i) {
       for (int j = 0; j <= i; ++j) {
-        const int first = i / kStep * kStep;
+        const int first = i / kBlock * kBlock;
         t_[i][j] = j < first ? -a[i][j] : i == j ? 1.0F : 0.0F;
         for (int x = j; x < i && j >= first; ++x) t_[i][j] -= a[i][x] * t_[x][j];
       }
@@ -377,7 +461,7 @@ class ChunkOracle {
   Column solve(Column r, int rows) const {
     Column u{};
     for (int i = 0; i < rows; ++i) {
-      const int first = kSubstitutes ? i / kStep * kStep : 0;
+      const int first = kSubstitutes ? i / kBlock * kBlock : 0;
       for (int j = 0; j < first; ++j) r[i] += times(t_[i][j], u[j]);
       for (int j = first; j <= i; ++j) u[i] += times(t_[i][j], r[j]);
     }
@@ -386,7 +470,7 @@ class ChunkOracle {
   Column solve_transposed(Column du, int rows) const {
     Column d{};
     for (int i = rows - 1; i >= 0; --i) {
-      const int last = kSubstitutes ? std::min(rows, i / kStep * kStep + kStep) : rows;
+      const int last = kSubstitutes ? std::min(rows, i / kBlock * kBlock + kBlock) : rows;
       for (int j = last; j < rows; ++j) du[i] += times(t_[j][i], d[j]);
       for (int j = i; j < last; ++j) d[i] += times(t_[j][i], du[j]);
     }
