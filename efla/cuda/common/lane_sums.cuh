@@ -1,0 +1,24 @@
+// Sums of several values per lane over the lanes of a warp.
+#pragma once
+
+namespace efla::gpu {
+
+// Leaves in x[0] the sum over all lanes of element lane % kCount.
+template <int kHalf, int kCount>
+__device__ __forceinline__ void sum_halves_over_lanes(float (&x)[kCount], int lane) {
+  const bool upper = (lane & kHalf) != 0;
+#pragma unroll
+  for (int i = 0; i < kHalf; ++i) {
+    const float mine = upper ? x[i + kHalf] : x[i], other = upper ? x[i] : x[i + kHalf];
+    x[i] = mine + __shfl_xor_sync(0xffffffffU, other, kHalf);
+  }
+  if constexpr (kHalf > 1) sum_halves_over_lanes<kHalf / 2>(x, lane);
+}
+template <int kCount>
+__device__ __forceinline__ void sum_over_lanes(float (&x)[kCount], int lane) {
+  sum_halves_over_lanes<kCount / 2>(x, lane);
+#pragma unroll
+  for (int offset = kCount; offset < 32; offset *= 2) x[0] += __shfl_xor_sync(0xffffffffU, x[0], offset);
+}
+
+}  // namespace efla::gpu
