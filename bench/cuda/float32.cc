@@ -34,8 +34,8 @@ class Run {
         interval_(chunks ? kFloat32Interval : gpu::kRecurrentInterval),
         extent_{c.shape.batch, c.shape.chunks(interval_), c.shape.value_heads, c.shape.key_dim, c.shape.value_dim},
         states_(static_cast<std::size_t>(View<float, 5>::contiguous(nullptr, extent_).size()) * sizeof(float)),
-        forward_workspace_(chunks ? gpu::chunk_float32_fwd_workspace_bytes(c.shape) : 0),
-        backward_workspace_(chunks ? gpu::chunk_float32_bwd_workspace_bytes(c.shape)
+        forward_workspace_(chunks ? gpu::chunk_float32_fwd_workspace_bytes(c.shape, forward.rule) : 0),
+        backward_workspace_(chunks ? gpu::chunk_float32_bwd_workspace_bytes(c.shape, forward.rule)
                                    : gpu::recurrent_bwd_workspace_bytes(c.shape, forward.rule)) {
     forward_.o = View<float, 4>::contiguous(o.device, forward.o.extent);
     saving_ = forward_;

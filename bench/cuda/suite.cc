@@ -91,7 +91,7 @@ std::vector<Plan> plans(const GpuOptions& options) {
                          }});
       }
       for (const Row& row : rows_of_float32) {
-        if (rule.rule.decay == Decay::channel || dim > gpu::kFloat32MaxKeyDim) continue;  // by the recurrence alone
+        if (dim > gpu::kFloat32MaxKeyDim) continue;  // by the recurrence alone
         for (const char* algorithm : {"chunk", "recurrent"}) {
           plans.push_back(
               {"float32/" + std::string(rule.name) + "/d" + std::to_string(dim) + "/" + row.name + "/" + algorithm,

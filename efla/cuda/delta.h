@@ -102,9 +102,9 @@ std::string chunk_bwd_refusal(const DeltaBackward<E>& problem);
 
 // Computes the forward by the chunk algorithm with every operand in float32. Each operand of a product is the sum of
 // two TF32 numbers, which has nearly the accuracy of float32 (docs/design/2026-11-cuda-float32.md). Chunks have 32
-// tokens. There is no decay or one per head. K is up to kFloat32MaxKeyDim, or up to 64 if a thread block cannot have
-// 120 KB of shared memory. A non-finite token affects its own chunk and later tokens. States are saved every
-// saved.interval tokens, a multiple of 32.
+// tokens. Every decay is taken. K is up to kFloat32MaxKeyDim, or up to 64 if a thread block cannot have 120 KB of
+// shared memory, or 150 KB with a decay per key channel. A non-finite token affects its own chunk and later tokens.
+// States are saved every saved.interval tokens, a multiple of 32.
 void chunk_float32_fwd(const DeltaForward<float>& problem, const Workspace& workspace, cudaStream_t stream);
 
 inline constexpr std::int64_t kFloat32MaxKeyDim = 128;
@@ -113,8 +113,8 @@ inline constexpr std::int64_t kFloat32MaxKeyDim = 128;
 void chunk_float32_bwd(const DeltaBackward<float>& problem, const Workspace& workspace, cudaStream_t stream);
 
 // Return the bytes of workspace that chunk_float32_fwd and chunk_float32_bwd need.
-std::size_t chunk_float32_fwd_workspace_bytes(const DeltaShape& shape);
-std::size_t chunk_float32_bwd_workspace_bytes(const DeltaShape& shape);
+std::size_t chunk_float32_fwd_workspace_bytes(const DeltaShape& shape, const DeltaRule& rule);
+std::size_t chunk_float32_bwd_workspace_bytes(const DeltaShape& shape, const DeltaRule& rule);
 
 // Return what chunk_float32_fwd and chunk_float32_bwd do not take of a problem, or "".
 std::string chunk_float32_fwd_refusal(const DeltaForward<float>& problem);

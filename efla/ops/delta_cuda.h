@@ -70,7 +70,7 @@ void run_cuda_chunk_forward(const DeltaForward<T>& p, const ExecutionContext& co
                 [&](const gpu::Workspace& workspace, cudaStream_t stream) { gpu::chunk_fwd(p, workspace, stream); });
   } else if constexpr (std::is_same_v<T, float>) {
     call_on_gpu(
-        context, gpu::chunk_float32_fwd_workspace_bytes(p.shape),
+        context, gpu::chunk_float32_fwd_workspace_bytes(p.shape, p.rule),
         [&](const gpu::Workspace& workspace, cudaStream_t stream) { gpu::chunk_float32_fwd(p, workspace, stream); });
   }
 }
@@ -92,7 +92,7 @@ void run_cuda_chunk_backward(const DeltaBackward<T>& p, const ExecutionContext& 
                 [&](const gpu::Workspace& workspace, cudaStream_t stream) { gpu::chunk_bwd(p, workspace, stream); });
   } else if constexpr (std::is_same_v<T, float>) {
     call_on_gpu(
-        context, gpu::chunk_float32_bwd_workspace_bytes(p.shape),
+        context, gpu::chunk_float32_bwd_workspace_bytes(p.shape, p.rule),
         [&](const gpu::Workspace& workspace, cudaStream_t stream) { gpu::chunk_float32_bwd(p, workspace, stream); });
   }
 }

@@ -36,8 +36,8 @@ auto by_chunks_of_float32() {
   return [](DeltaData<float>& host) {
     const DeviceData<float> device(host);
     const SavedStatesOnDevice states(host.shape, 2 * gpu::kFloat32Tokens);
-    const PoisonedWorkspace forward(gpu::chunk_float32_fwd_workspace_bytes(host.shape)),
-        backward(gpu::chunk_float32_bwd_workspace_bytes(host.shape));
+    const PoisonedWorkspace forward(gpu::chunk_float32_fwd_workspace_bytes(host.shape, host.rule)),
+        backward(gpu::chunk_float32_bwd_workspace_bytes(host.shape, host.rule));
     gpu::chunk_float32_fwd(states.in(device.forward()), forward.get(), nullptr);
     gpu::chunk_float32_bwd(states.in(device.backward()), backward.get(), nullptr);
     device.download();
@@ -110,8 +110,9 @@ TEST(CudaContainment, Segments) {
 
 TEST(CudaContainment, Float32) {
   for (const std::int64_t keys : {64, 128}) {
-    for (const Decay decay : {Decay::none, Decay::scalar})
+    for (const Decay decay : {Decay::none, Decay::scalar, Decay::channel})
       expect_contained<float>(packed(decay, keys), gpu::kFloat32Tokens, kTokens, by_chunks_of_float32());
+    expect_contained<float>(packed(Decay::channel, keys, 2), gpu::kFloat32Tokens, kTokens, by_chunks_of_float32());
   }
 }
 

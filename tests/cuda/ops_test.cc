@@ -70,6 +70,7 @@ TEST(CudaOps, EveryRowIsRunOrSaysWhyNot) {
     EXPECT_EQ(ran.implementation, "recurrent_cuda");
     EXPECT_EQ(ran.refusals.back().implementation, "chunk_cuda");
     EXPECT_EQ(ran.refusals.back().reason, "it does not take keys of more than 128 dimensions " + reason);
+    EXPECT_THROW(delta_forward(without_states(device.forward()), {.implementation = "chunk", .context = kGpu}), Error);
   };
   c.key_dim = 250;
   expect_refusal("where K or V is not a multiple of 8");
@@ -84,12 +85,11 @@ TEST(CudaOps, EveryRowIsRunOrSaysWhyNot) {
   DeltaData<float> wide(gated);
   DeviceData<float> device_wide(wide);
   const Choice of_float32 = delta_forward(without_states(device_wide.forward()), {.context = kGpu});
-  EXPECT_EQ(of_float32.implementation, "recurrent_cuda");
-  EXPECT_EQ(of_float32.refusals.back().reason, "it does not take a decay per key channel of float32 inputs");
+  EXPECT_EQ(of_float32.implementation, "chunk_cuda");
   DeltaData<float16> half(gated);
   DeviceData<float16> device_half(half);
   EXPECT_EQ(delta_forward(without_states(device_half.forward()), {.context = kGpu}).implementation, "chunk_cuda");
-  for (const std::string name : {"chunk", "chunk_simd", "ref"}) {
+  for (const std::string name : {"chunk_simd", "ref"}) {
     EXPECT_THROW(delta_forward(without_states(device_wide.forward()), {.implementation = name, .context = kGpu}),
                  Error);
   }

@@ -182,26 +182,28 @@ TEST(CudaRepeatsOf, SegmentsCutTheirSequences) {
 }
 
 TEST(CudaRepeatsOf, Float32) {
-  for (const std::int64_t dim : {64, 128}) {
-    SCOPED_TRACE(dim);
-    const DeltaCase c = gated(Decay::scalar, 1, 500, 2, dim, dim, 2);
-    DeltaData<float> host(c);
-    const DeviceData<float> device(host);
-    const SavedStatesOnDevice states(c.shape(), 96);
-    const DeltaForward<float> forward = states.in(device.forward());
-    const DeltaBackward<float> backward = states.in(device.backward());
-    const PoisonedWorkspace of_forward(gpu::chunk_float32_fwd_workspace_bytes(c.shape())),
-        of_backward(gpu::chunk_float32_bwd_workspace_bytes(c.shape()));
-    Written written;
-    written.add(of_forward);
-    written.add(of_backward);
-    written.add(forward);
-    written.add(backward);
-    written.expect_same_bits([&] {
-      gpu::chunk_float32_fwd(forward, of_forward.get(), nullptr);
-      gpu::chunk_float32_bwd(backward, of_backward.get(), nullptr);
-    });
-    EXPECT_TRUE(of_forward.guards_intact() && of_backward.guards_intact());
+  for (const Decay decay : {Decay::scalar, Decay::channel}) {
+    for (const std::int64_t dim : {64, 128}) {
+      SCOPED_TRACE(dim);
+      const DeltaCase c = gated(decay, 1, 500, 2, dim, dim, 2);
+      DeltaData<float> host(c);
+      const DeviceData<float> device(host);
+      const SavedStatesOnDevice states(c.shape(), 96);
+      const DeltaForward<float> forward = states.in(device.forward());
+      const DeltaBackward<float> backward = states.in(device.backward());
+      const PoisonedWorkspace of_forward(gpu::chunk_float32_fwd_workspace_bytes(c.shape(), c.rule())),
+          of_backward(gpu::chunk_float32_bwd_workspace_bytes(c.shape(), c.rule()));
+      Written written;
+      written.add(of_forward);
+      written.add(of_backward);
+      written.add(forward);
+      written.add(backward);
+      written.expect_same_bits([&] {
+        gpu::chunk_float32_fwd(forward, of_forward.get(), nullptr);
+        gpu::chunk_float32_bwd(backward, of_backward.get(), nullptr);
+      });
+      EXPECT_TRUE(of_forward.guards_intact() && of_backward.guards_intact());
+    }
   }
 }
 

@@ -54,10 +54,10 @@ __global__ void __launch_bounds__(Memory::kThreads)
   read_columns(v, p.v, place(0), i_h, column, at.lane);
   for_each_chunk(
       memory.stages, chunks,
-      [&](std::int64_t i, SweepStage<KD>& stage) {
+      [&](std::int64_t i, typename Memory::Stage& stage) {
         start_loads<false, Memory::kThreads>(c.forward, place(i), slot + i, i_h, stage);
       },
-      [&](std::int64_t i, const SweepStage<KD>& stage) {
+      [&](std::int64_t i, const typename Memory::Stage& stage) {
         const Float32Record& record = stage.record;
         const std::int64_t index = slice_index(c, slot + i, i_h, slice);
         write_image<KD>(s, c.states + index * kFloat32Columns * KD + at.key, at.column, at.lane);
@@ -73,9 +73,8 @@ __global__ void __launch_bounds__(Memory::kThreads)
         solve_lower(u, e, shared_address(record.solve), at.lane);
         if (at.group == 0) write_tile(u, c.writes + index * kFloat32Columns * kFloat32Tokens, at.column, at.lane);
         scale_by_column(u, record.write, at.lane);
-#pragma unroll
-        for (float& x : s) x *= record.decay;
-        add_to_state<KD>(s, u, shared_address(stage.k + at.key), at.lane);
+        decay_state(s, stage, at.key, at.lane);
+        add_to_state<KD>(s, u, shared_address(stage.written_keys() + at.key), at.lane);
       });
 }
 
@@ -113,30 +112,41 @@ __global__ void __launch_bounds__(Memory::kThreads) reverse_kernel(const __grid_
   if (walk.chunks > 0) read_columns(dout, p.dout, walk.place(0), walk.i_h, column(), at.lane);
   for_each_chunk(
       memory.stages, walk.chunks,
-      [&](std::int64_t i, SweepStage<KD>& stage) {
+      [&](std::int64_t i, typename Memory::Stage& stage) {
         start_loads<true, Memory::kThreads>(c.forward, walk.place(i), walk.slot + walk.chunks - 1 - i, walk.i_h, stage);
       },
-      [&](std::int64_t i, const SweepStage<KD>& stage) {
+      [&](std::int64_t i, const typename Memory::Stage& stage) {
         const Float32Record& record = stage.record;
         const auto index = [&] { return slice_index(c, walk.slot + walk.chunks - 1 - i, walk.i_h, walk.slice); };
         write_image<KD>(ds, c.dstates + index() * kFloat32Columns * KD + at.key, at.column, at.lane);
         Columns16 du = {}, d;
-        multiply_state<KD>(du, ds, shared_address(stage.k + at.key), at.lane);
+        multiply_state<KD>(du, ds, shared_address(stage.written_keys() + at.key), at.lane);
         scale_by_column(du, record.write, at.lane);
         multiply_upper(du, dout, shared_address(record.p), at.lane,
                        [&](int tile) { return Memory::owner(tile) == at.group; });
         put_part(du, memory.parts[0][at.group][at.column / 16], at.lane);
-#pragma unroll
-        for (float& x : ds) x *= record.decay;
-        scale_by_column(dout, record.out, at.lane);
-        add_to_state<KD>(ds, dout, shared_address(stage.q + at.key), at.lane);
+        const auto add_outputs = [&] {
+          decay_state(ds, stage, at.key, at.lane);
+          scale_by_column(dout, record.out, at.lane);
+          add_to_state<KD>(ds, dout, shared_address(stage.q + at.key), at.lane);
+        };
+        const auto read_next = [&] {
+          if (i + 1 < walk.chunks) read_columns(dout, p.dout, walk.place(i + 1), walk.i_h, column(), at.lane);
+        };
+        // Products of dO beside the exchange of parts take registers, which gates per channel do not leave.
+        constexpr bool kBesideExchange = !Memory::kChannelGates;
+        if constexpr (kBesideExchange) add_outputs();
         __syncthreads();
-        if (i + 1 < walk.chunks) read_columns(dout, p.dout, walk.place(i + 1), walk.i_h, column(), at.lane);
+        if constexpr (kBesideExchange) read_next();
 #pragma unroll
         for (int tile = 0; tile < kFloat32Tokens / 8; ++tile)
           add_parts(du + 4 * tile, memory.parts[0], at.column / 16, tile, at.lane);
-        solve_upper(d, du, shared_address(record.solve), at.lane);
+        solve_upper<Memory::kChannelGates>(d, du, shared_address(record.solve), at.lane);
         if (at.group == 0) write_tile(d, c.dresiduals + index() * kFloat32Columns * kFloat32Tokens, at.column, at.lane);
+        if constexpr (!kBesideExchange) {
+          add_outputs();
+          read_next();
+        }
         scale_by_column(d, record.read, at.lane);
 #pragma unroll
         for (float& x : d) x = -x;
@@ -151,14 +161,14 @@ void launch_float32_states(const Float32Backward& c, cudaStream_t stream) {
   const std::int64_t chunks = c.p.saved.interval / kFloat32Tokens;
   const std::int64_t segments = c.p.shape.packed > 0 ? 0 : (c.forward.slots_per_sequence + chunks - 1) / chunks;
   const std::int64_t starts = segments > 0 ? segments * c.p.shape.batch : c.forward.slots;
-  launch_for_keys(c.p.shape, [&]<class Memory>(std::type_identity<Memory>) {
+  launch_for(c.forward, [&]<class Memory>(std::type_identity<Memory>) {
     launch_sweep<Memory>("chunk_float32, states", states_kernel<Memory>, starts * c.p.shape.value_heads * c.slices, c,
                          stream, segments, chunks);
   });
 }
 
 void launch_float32_reverse(const Float32Backward& c, cudaStream_t stream) {
-  launch_for_keys(c.p.shape, [&]<class Memory>(std::type_identity<Memory>) {
+  launch_for(c.forward, [&]<class Memory>(std::type_identity<Memory>) {
     launch_sweep<Memory>("chunk_float32, reverse", reverse_kernel<Memory>,
                          c.p.shape.sequences() * c.p.shape.value_heads * c.slices, c, stream);
   });

@@ -17,9 +17,9 @@ struct Parts {
   std::int64_t slices;
   std::size_t records, vectors, states, writes;
 
-  explicit Parts(const DeltaShape& s) : slices((s.value_dim + kFloat32Columns - 1) / kFloat32Columns) {
+  Parts(const DeltaShape& s, const DeltaRule& rule) : slices((s.value_dim + kFloat32Columns - 1) / kFloat32Columns) {
     const auto heads = static_cast<std::size_t>(float32_slots(s) * s.value_heads);
-    records = heads * sizeof(Float32Record);
+    records = heads * float32_record_bytes(s, rule);
     vectors = heads * sizeof(Float32Vectors);
     writes = heads * static_cast<std::size_t>(slices) * kFloat32Tokens * kFloat32Columns * sizeof(float);
     states = writes / kFloat32Tokens * static_cast<std::size_t>(float32_keys(s));
@@ -31,9 +31,12 @@ struct Parts {
 // What both directions refuse.
 template <class Problem>
 std::string refusal(const Problem& p) {
-  const std::int64_t most = p.shape.key_dim <= 64 || has_shared_memory(kFloat32LargeBytes) ? kFloat32MaxKeyDim : 64;
-  if (p.shape.key_dim > most) return "keys of more than " + std::to_string(most) + " dimensions in float32";
-  return p.rule.decay == Decay::channel ? "a decay per key channel of float32 inputs" : "";
+  const bool channel = p.rule.decay == Decay::channel;
+  const int bytes = channel ? kFloat32LargeBytes<true> : kFloat32LargeBytes<false>;
+  const std::int64_t most = p.shape.key_dim <= 64 || has_shared_memory(bytes) ? kFloat32MaxKeyDim : 64;
+  if (p.shape.key_dim <= most) return "";
+  return "keys of more than " + std::to_string(most) + " dimensions in float32" +
+         (channel && most < kFloat32MaxKeyDim ? " with a decay per key channel" : "");
 }
 
 // What both directions refuse of saved states.
@@ -59,13 +62,22 @@ Float32Problem forward_of(const Problem& p) {
   c.scale = static_cast<float>(p.rule.scale_for(p.shape.key_dim));
   c.q_rows = has_aligned_rows(p.q);
   c.k_rows = has_aligned_rows(p.k);
+  c.g_rows = p.rule.decay == Decay::channel && has_aligned_rows(p.g);
   return c;
+}
+
+void launch_prepare(const Float32Problem& c, cudaStream_t stream) {
+  c.p.rule.decay == Decay::channel ? launch_float32_prepare_channel(c, stream) : launch_float32_prepare(c, stream);
 }
 
 }  // namespace
 
-std::size_t chunk_float32_fwd_workspace_bytes(const DeltaShape& shape) { return Parts(shape).forward(); }
-std::size_t chunk_float32_bwd_workspace_bytes(const DeltaShape& shape) { return Parts(shape).backward(); }
+std::size_t chunk_float32_fwd_workspace_bytes(const DeltaShape& shape, const DeltaRule& rule) {
+  return Parts(shape, rule).forward();
+}
+std::size_t chunk_float32_bwd_workspace_bytes(const DeltaShape& shape, const DeltaRule& rule) {
+  return Parts(shape, rule).backward();
+}
 
 std::string chunk_float32_fwd_refusal(const DeltaForward<float>& p) {
   if (const std::string reason = refusal(p); !reason.empty()) return reason;
@@ -82,11 +94,11 @@ void chunk_float32_fwd(const DeltaForward<float>& p, const Workspace& workspace,
   if (const std::string reason = chunk_float32_fwd_refusal(p); !reason.empty()) {
     throw Error(kOperation, "problem", reason, "what the chunkwise kernels take");
   }
-  require_workspace(kOperation, workspace, Parts(p.shape).forward());
+  require_workspace(kOperation, workspace, Parts(p.shape, p.rule).forward());
   Float32Problem c = forward_of(p);
   c.p = p;
-  c.records = static_cast<Float32Record*>(workspace.data);
-  launch_float32_prepare(c, stream);
+  c.records = workspace.data;
+  launch_prepare(c, stream);
   launch_float32_sweep(c, stream);
 }
 
@@ -95,7 +107,7 @@ void chunk_float32_bwd(const DeltaBackward<float>& p, const Workspace& workspace
   if (const std::string reason = chunk_float32_bwd_refusal(p); !reason.empty()) {
     throw Error(kOperation, "problem", reason, "what the chunkwise kernels take");
   }
-  const Parts parts(p.shape);
+  const Parts parts(p.shape, p.rule);
   require_workspace(kOperation, workspace, parts.backward());
   Float32Backward c;
   c.p = p;
@@ -103,16 +115,16 @@ void chunk_float32_bwd(const DeltaBackward<float>& p, const Workspace& workspace
   c.slices = static_cast<int>(parts.slices);
   c.dout_rows = has_aligned_rows(p.dout);
   auto* at = static_cast<std::byte*>(workspace.data);
-  c.forward.records = reinterpret_cast<Float32Record*>(at);
+  c.forward.records = at;
   c.forward.vectors = reinterpret_cast<Float32Vectors*>(at += parts.records);
   c.states = reinterpret_cast<float*>(at += parts.vectors);
   c.dstates = reinterpret_cast<float*>(at += parts.states);
   c.writes = reinterpret_cast<float*>(at += parts.states);
   c.dresiduals = reinterpret_cast<float*>(at += parts.writes);
-  launch_float32_prepare(c.forward, stream);
+  launch_prepare(c.forward, stream);
   launch_float32_states(c, stream);
   launch_float32_reverse(c, stream);
-  launch_float32_grads(c, stream);
+  p.rule.decay == Decay::channel ? launch_float32_grads_channel(c, stream) : launch_float32_grads(c, stream);
 }
 
 }  // namespace efla::gpu

@@ -34,6 +34,17 @@ struct Float32Record {
 };
 static_assert(sizeof(Float32Record) % 128 == 0);
 
+// With a gate per key channel γ_i is a vector over the channels. The gates and the L2 norm go into the keys and
+// queries: E reads γ_i∘k̂_i, o reads γ_i∘q̂_i, and the state gets γ_C/γ_i∘k̂_i. The record's vectors then are without
+// both, and γ_C is here. Images of tiles (tile.cuh) of KD channels.
+template <int KD>
+struct Float32ChannelRecord {
+  alignas(128) float k[kFloat32Tokens * KD], written[kFloat32Tokens * KD];
+  float decay[KD];
+  Float32Record record;
+  float q[kFloat32Tokens * KD];
+};
+
 // What the gradients need of a chunk's tokens besides the record.
 struct Float32Vectors {
   alignas(128) double prefix[kFloat32Tokens];                      // log γ_i
@@ -44,12 +55,12 @@ struct Float32Vectors {
 
 struct Float32Problem {
   DeltaForward<float> p;
-  Float32Record* records = nullptr;   // [slots][HV]
+  void* records = nullptr;            // [slots][HV], Float32Record or, with a gate per channel, Float32ChannelRecord
   Float32Vectors* vectors = nullptr;  // [slots][HV]; of the backward alone
   std::int64_t slots = 0;
   std::int64_t slots_per_sequence = 0;  // 0: packed
   float scale = 0;
-  bool q_rows = false, k_rows = false;  // rows that 16-byte accesses can read
+  bool q_rows = false, k_rows = false, g_rows = false;  // rows that 16-byte accesses can read
 };
 
 // With dO the gradient of o, dS' the one of the state after the chunk, and D the gradient of the residual R:
@@ -67,8 +78,15 @@ struct Float32Backward {
 // K as the kernels have it.
 constexpr int float32_keys(const DeltaShape& s) { return s.key_dim <= 64 ? 64 : 128; }
 
-// The shared memory that a thread block needs for K above 64, which not every GPU has.
-inline constexpr int kFloat32LargeBytes = 120 * 1024;
+constexpr std::size_t float32_record_bytes(const DeltaShape& s, const DeltaRule& rule) {
+  if (rule.decay != Decay::channel) return sizeof(Float32Record);
+  return float32_keys(s) == 64 ? sizeof(Float32ChannelRecord<64>) : sizeof(Float32ChannelRecord<128>);
+}
+
+// The shared memory that a thread block needs for K above 64, which not every GPU has; kChannel: with a gate per key
+// channel.
+template <bool kChannel>
+inline constexpr int kFloat32LargeBytes = (kChannel ? 150 : 120) * 1024;
 
 // Slots of all sequences; of packed ones an upper bound, because the host does not read cu_seqlens.
 constexpr std::int64_t float32_slots(const DeltaShape& s) {
@@ -79,6 +97,9 @@ constexpr std::int64_t float32_slots(const DeltaShape& s) {
 // Launches the kernel that writes every record, and the vectors where the problem has a place for them.
 void launch_float32_prepare(const Float32Problem& problem, cudaStream_t stream);
 
+// The same where every key channel has a gate: writes records of its kind.
+void launch_float32_prepare_channel(const Float32Problem& problem, cudaStream_t stream);
+
 // Launches the sweep over the state that writes outputs, final and saved states.
 void launch_float32_sweep(const Float32Problem& problem, cudaStream_t stream);
 
@@ -87,5 +108,8 @@ void launch_float32_sweep(const Float32Problem& problem, cudaStream_t stream);
 void launch_float32_states(const Float32Backward& problem, cudaStream_t stream);
 void launch_float32_reverse(const Float32Backward& problem, cudaStream_t stream);
 void launch_float32_grads(const Float32Backward& problem, cudaStream_t stream);
+
+// The same products where every key channel has a gate.
+void launch_float32_grads_channel(const Float32Backward& problem, cudaStream_t stream);
 
 }  // namespace efla::gpu

@@ -17,7 +17,7 @@
 // have W and four H, 16 × 16 elements each.
 #include "efla/cuda/common/error.h"
 #include "efla/cuda/common/launch.h"
-#include "efla/cuda/float32/products.cuh"
+#include "efla/cuda/float32/grads.cuh"
 
 namespace efla::gpu {
 namespace {
@@ -43,37 +43,17 @@ struct Memory {
   float db[kFloat32Tokens];
 };
 
-// Sum over `lanes` lanes beside each other.
-template <int lanes>
-__device__ __forceinline__ float lane_sum(float x) {
-#pragma unroll
-  for (int offset = 1; offset < lanes; offset *= 2) x += __shfl_xor_sync(0xffffffffU, x, offset);
-  return x;
-}
-
 template <int KD, bool kGrouped>
-class Grads {
- public:
-  using Shared = Memory<KD, kGrouped>;
-  static constexpr int kWarps = Shared::kWarps, kThreads = Shared::kThreads, kParts = Shared::kParts;
-  static constexpr int kTiles = KD / 8 / kParts;  // of a warp's channels
-  using Rows = float[4 * kTiles];
+class Grads : SliceGrads<KD, Memory<KD, kGrouped>> {
+  using Base = SliceGrads<KD, Memory<KD, kGrouped>>;
+  using Base::at_, Base::c_, Base::clear, Base::first_, Base::first_column_, Base::for_scores, Base::i_h_, Base::i_q_,
+      Base::kThreads, Base::kTiles, Base::kWarps, Base::lane_, Base::m_, Base::multiply_slices, Base::p_, Base::part_,
+      Base::of_queries_, Base::quadrant_, Base::slot_, Base::thread_, Base::wait_for_loads;
+  using typename Base::Rows;
 
-  __device__ Grads(const Float32Backward& c, Shared& memory, const ChunkAt& at, int slot, int i_q)
-      : c_(c),
-        p_(c.p),
-        m_(memory),
-        at_(at),
-        slot_(slot),
-        i_q_(i_q),
-        thread_(threadIdx.x),
-        lane_(threadIdx.x % 32),
-        first_(threadIdx.x / 32 % 2 * 16),
-        part_(threadIdx.x / 64),
-        quadrant_(threadIdx.x / 32),
-        of_queries_(quadrant_ < 4),
-        first_column_(threadIdx.x / 64 % 2 * 16),
-        gated_(c.p.rule.decay == Decay::scalar) {}
+ public:
+  __device__ Grads(const Float32Backward& c, Memory<KD, kGrouped>& memory, const ChunkAt& at, int slot, int i_q)
+      : Base(c, memory, at, slot, i_q, threadIdx.x), gated_(p_.rule.decay == Decay::scalar) {}
 
   __device__ void run() {
     const int group = static_cast<int>(p_.shape.group());
@@ -115,17 +95,6 @@ class Grads {
     __syncthreads();
   }
 
-  __device__ static void clear(Rows& x) {
-#pragma unroll
-    for (float& element : x) element = 0;
-  }
-
-  __device__ void wait_for_loads() {
-    copy_async_commit();
-    copy_async_wait<0>();
-    __syncthreads();
-  }
-
   // Loads the vectors of a value head and computes its decays. Ends with a barrier.
   __device__ void load_vectors() {
     load_image<kThreads>(&m_.vectors, &c_.forward.vectors[slot_ * p_.shape.value_heads + i_h_], sizeof(Float32Vectors),
@@ -141,90 +110,16 @@ class Grads {
 
   // Computes the gradients of q̂ and k̂ of a value head and writes the gradients of v, beta and g.
   __device__ void head_gradients(Rows& dq, Rows& dk) {
-    float scores[8] = {}, db = 0, z = 0;
+    float scores[8] = {}, z = 0;
     Rows x;
-    clear(dq);
-    clear(x);
-    clear(dk);
-    for (int slice = 0; slice < c_.slices; ++slice) {
-      const std::int64_t index = (slot_ * p_.shape.value_heads + i_h_) * c_.slices + slice;
-      load_tile<kFloat32Columns, kThreads>(m_.dout, p_.dout, at_.i_b, at_.start, at_.rows, i_h_,
-                                           slice * kFloat32Columns, c_.dout_rows, thread_);
-      load_image<kThreads>(m_.u, c_.writes + index * kFloat32Tokens * kFloat32Columns, sizeof(m_.u), thread_);
-      load_image<kThreads>(m_.d, c_.dresiduals + index * kFloat32Tokens * kFloat32Columns, sizeof(m_.d), thread_);
-      load_image<kThreads>(m_.state, c_.states + index * kFloat32Columns * KD, sizeof(m_.state), thread_);
-      wait_for_loads();
-      multiply_slice(scores, dq, x);
-      db += value_gradients(slice);
-      __syncthreads();
-      load_image<kThreads>(m_.state, c_.dstates + index * kFloat32Columns * KD, sizeof(m_.state), thread_);
-      wait_for_loads();
-#pragma unroll 2
-      for (int step = 0; step < kFloat32Columns / 8; ++step) {
-        const int lane = opaque(lane_) & 31;  // addresses are computed here
-        const auto u = row_operand<kFloat32Columns>(shared_address(m_.u), first_, 8 * step, lane);
-        multiply_tile<KD>(dk, u, shared_address(m_.state), step, lane);
-      }
-      if (gated_) z += state_product(c_.states + index * kFloat32Columns * KD);
-      __syncthreads();
-    }
+    float db =
+        multiply_slices(scores, dq, x, dk, [&](const float* states) { z += gated_ ? state_product(states) : 0.0F; });
     db = lane_sum<kThreads / kFloat32Tokens>(db);
     if (thread_ % (kThreads / kFloat32Tokens) == 0) m_.db[thread_ / (kThreads / kFloat32Tokens)] = db;
     finish_states(dq, x, dk, z);
     finish_scores(scores);
     multiply_scores(dq, x, dk);
     finish_tokens(dk);
-  }
-
-  // x += a b for the channels of the warp, with b rows [8 · step, 8 · step + 8) of a tile.
-  template <int kColumns>
-  __device__ void multiply_tile(Rows& x, const Operand& a, std::uint32_t tile, int step, int lane) {
-    __syncwarp();  // as in add_to_state of the sweeps
-#pragma unroll
-    for (int i = 0; i < kTiles; ++i) {
-      multiply_columns<kColumns>(x + 4 * i, a, tile, 8 * step, 8 * (kTiles * part_ + i), lane);
-    }
-  }
-
-  // Adds a slice's part of dO·U or D·U, dO Sᵀ and D Sᵀ.
-  __device__ void multiply_slice(float (&scores)[8], Rows& dq, Rows& x) {
-    if (first_column_ <= first_) {
-#pragma unroll 1
-      for (int step = 0; step < kFloat32Columns / 8; ++step) {
-        const int lane = opaque(lane_) & 31;  // addresses are computed here
-        const auto rows =
-            row_operand<kFloat32Columns>(shared_address(of_queries_ ? m_.dout : m_.d), first_, 8 * step, lane);
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          multiply_rows<kFloat32Columns>(scores + 4 * i, rows, shared_address(m_.u), first_column_ + 8 * i, 8 * step,
-                                         lane);
-        }
-      }
-    }
-#pragma unroll 1
-    for (int step = 0; step < kFloat32Columns / 8; ++step) {
-      const int lane = opaque(lane_) & 31;  // addresses are computed here
-      multiply_tile<KD>(dq, row_operand<kFloat32Columns>(shared_address(m_.dout), first_, 8 * step, lane),
-                        shared_address(m_.state), step, lane);
-      multiply_tile<KD>(x, row_operand<kFloat32Columns>(shared_address(m_.d), first_, 8 * step, lane),
-                        shared_address(m_.state), step, lane);
-    }
-  }
-
-  // Writes dv of a slice and returns the thread's part of db.
-  __device__ float value_gradients(int slice) {
-    constexpr int kRowThreads = kThreads / kFloat32Tokens;
-    const int row = thread_ / kRowThreads;
-    if (row >= at_.rows) return 0;
-    float sum = 0;
-    for (int column = thread_ % kRowThreads; column < kFloat32Columns; column += kRowThreads) {
-      const std::int64_t j = static_cast<std::int64_t>(slice) * kFloat32Columns + column;
-      if (j >= p_.shape.value_dim) break;
-      const float d = m_.d[tile_index<kFloat32Columns>(row, column)];
-      sum += to_float(p_.v(at_.i_b, at_.start + row, i_h_, j)) * d;
-      p_.dv(at_.i_b, at_.start + row, i_h_, j) = m_.vectors.b[row] * d;
-    }
-    return sum;
   }
 
   // The thread's part of S·dS', with S in global memory.
@@ -325,15 +220,6 @@ class Grads {
     __syncthreads();
   }
 
-  // Calls f(i, row, column) for the elements of the warp's part of W or H.
-  template <class F>
-  __device__ void for_scores(F&& f) const {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      f(i, first_ + lane_ / 4 + 8 * (i / 2 % 2), first_column_ + i / 4 * 8 + 2 * (lane_ % 4) + i % 2);
-    }
-  }
-
   // Writes Σ_{i≥t>j} M_ij of every token t to dg; sums of sums, so that terms that do not span t are not in them.
   __device__ void spanning_sums() {
     if (thread_ >= kFloat32Tokens) return;
@@ -366,17 +252,18 @@ class Grads {
 #pragma unroll 1
     for (int step = 0; step < (first_ + 16) / 8; ++step) {
       const int lane = opaque(lane_) & 31;  // addresses are computed here
-      multiply_tile<KD>(dq, row_operand<kFloat32Tokens>(shared_address(m_.w), first_, 8 * step, lane),
-                        shared_address(m_.k), step, lane);
-      multiply_tile<KD>(x, row_operand<kFloat32Tokens>(shared_address(m_.h), first_, 8 * step, lane),
-                        shared_address(m_.k), step, lane);
+      this->template multiply_tile<KD>(dq, row_operand<kFloat32Tokens>(shared_address(m_.w), first_, 8 * step, lane),
+                                       shared_address(m_.k), step, lane);
+      this->template multiply_tile<KD>(x, row_operand<kFloat32Tokens>(shared_address(m_.h), first_, 8 * step, lane),
+                                       shared_address(m_.k), step, lane);
     }
 #pragma unroll 1
     for (int step = first_ / 8; step < kFloat32Tokens / 8; ++step) {
       const int lane = opaque(lane_) & 31;  // addresses are computed here
-      multiply_tile<KD>(dk, column_operand<kFloat32Tokens>(shared_address(m_.w), 8 * step, first_, lane),
-                        shared_address(m_.q), step, lane);
-      multiply_tile<KD>(dk, transposed_operand(m_.h, m_.vectors.a, step, lane), shared_address(m_.k), step, lane);
+      this->template multiply_tile<KD>(dk, column_operand<kFloat32Tokens>(shared_address(m_.w), 8 * step, first_, lane),
+                                       shared_address(m_.q), step, lane);
+      this->template multiply_tile<KD>(dk, transposed_operand(m_.h, m_.vectors.a, step, lane), shared_address(m_.k),
+                                       step, lane);
     }
     float erase[2] = {};
     for_pairs(m_.k, x, [&](int r, int, float2 k, const float* pair) { erase[r] += k.x * pair[0] + k.y * pair[1]; });
@@ -448,17 +335,7 @@ class Grads {
     }
   }
 
-  const Float32Backward& c_;
-  const DeltaBackward<float>& p_;
-  Shared& m_;
-  const ChunkAt at_;
-  const int slot_, i_q_;
-  const int thread_, lane_, first_, part_;  // first_: the warp's first token; part_: of its channels
-  const int quadrant_;                      // of W and H
-  const bool of_queries_;                   // whether it is of W
-  const int first_column_;
   const bool gated_;
-  int i_h_ = 0;
 };
 
 template <int KD, bool kGrouped>

@@ -36,10 +36,10 @@ __global__ void __launch_bounds__(Memory::kThreads) sweep_kernel(const __grid_co
   if (chunks > 0) read_columns(v, p.v, float32_chunk(sequence, n, 0), i_h, column, at.lane);
   for_each_chunk(
       memory.stages, chunks,
-      [&](std::int64_t i, SweepStage<KD>& stage) {
+      [&](std::int64_t i, typename Memory::Stage& stage) {
         start_loads<true, Memory::kThreads>(c, float32_chunk(sequence, n, i), slot + i, i_h, stage);
       },
-      [&](std::int64_t i, const SweepStage<KD>& stage) {
+      [&](std::int64_t i, const typename Memory::Stage& stage) {
         const Float32Record& record = stage.record;
         save_state(s, p, sequence, i_h, i, column, at.key, at.lane);
         Columns16 e = {}, o = {}, u;
@@ -59,9 +59,8 @@ __global__ void __launch_bounds__(Memory::kThreads) sweep_kernel(const __grid_co
         multiply_lower(o, u, shared_address(record.p), at.lane, owned);
         write_columns(o, p.o, float32_chunk(sequence, n, i), i_h, column, at.lane, owned);
         scale_by_column(u, record.write, at.lane);
-#pragma unroll
-        for (float& x : s) x *= record.decay;
-        add_to_state<KD>(s, u, shared_address(stage.k + at.key), at.lane);
+        decay_state(s, stage, at.key, at.lane);
+        add_to_state<KD>(s, u, shared_address(stage.written_keys() + at.key), at.lane);
       });
   write_state(s, p.final_state, n, i_h, column, at.key, at.lane);
 }
@@ -70,7 +69,7 @@ __global__ void __launch_bounds__(Memory::kThreads) sweep_kernel(const __grid_co
 
 void launch_float32_sweep(const Float32Problem& c, cudaStream_t stream) {
   const std::int64_t slices = (c.p.shape.value_dim + kFloat32Columns - 1) / kFloat32Columns;
-  launch_for_keys(c.p.shape, [&]<class Memory>(std::type_identity<Memory>) {
+  launch_for(c, [&]<class Memory>(std::type_identity<Memory>) {
     launch_sweep<Memory>("chunk_float32, sweep", sweep_kernel<Memory>,
                          c.p.shape.sequences() * c.p.shape.value_heads * slices, c, stream, static_cast<int>(slices));
   });

@@ -5,6 +5,7 @@
 // equations at Float32Record. What sums over keys is exchanged through shared memory.
 #pragma once
 
+#include <cstddef>
 #include <type_traits>
 
 #include "efla/cuda/common/error.h"
@@ -16,20 +17,29 @@ namespace efla::gpu {
 // A matrix of a warp's 16 value columns by the tokens of a chunk.
 using Columns16 = float[kFloat32Tokens / 2];
 
-// What the products of a chunk read.
-template <int KD>
+// What the products of a chunk read; kChannel: with a gate per key channel.
+template <int KD, bool kChannel>
 struct SweepStage {
   alignas(128) float k[kFloat32Tokens * KD], q[kFloat32Tokens * KD];
   Float32Record record;
+
+  // The keys that the state gets.
+  __device__ const float* written_keys() const { return k; }
+};
+template <int KD>
+struct SweepStage<KD, true> : Float32ChannelRecord<KD> {
+  __device__ const float* written_keys() const { return this->written; }
 };
 
 // KD keys in kGroups groups of four warps, each with all value columns.
-template <int KD, int kGroups>
+template <int KD, int kGroups, bool kChannel>
 struct SweepMemory {
   static constexpr int kKeys = KD, kThreads = 128 * kGroups, kCount = KD / kGroups / 2;
+  static constexpr bool kChannelGates = kChannel;
   using State = float[kCount];  // of a warp
+  using Stage = SweepStage<KD, kChannel>;
 
-  SweepStage<KD> stages[2];
+  Stage stages[2];
   float4 parts[2][kGroups][4][kFloat32Tokens / 8][32];  // sums over a group's keys
 
   // The group that finishes 8 tokens where one of them is enough, so that lower triangular products are divided evenly.
@@ -48,16 +58,25 @@ __device__ __forceinline__ SweepThread sweep_thread() {
 }
 
 // Starts the copies of a chunk's keys, record and, where kQueries is set, queries.
-template <bool kQueries, int kThreads, int KD>
+template <bool kQueries, int kThreads, int KD, bool kChannel>
 __device__ __forceinline__ void start_loads(const Float32Problem& c, const ChunkAt& at, std::int64_t slot,
-                                            std::int64_t i_h, SweepStage<KD>& stage) {
+                                            std::int64_t i_h, SweepStage<KD, kChannel>& stage) {
   const std::int64_t i_q = i_h / c.p.shape.group();
   const int thread = opaque(threadIdx.x) & (kThreads - 1);
-  load_tile<KD, kThreads>(stage.k, c.p.k, at.i_b, at.start, at.rows, i_q, 0, c.k_rows, thread);
-  if constexpr (kQueries) {
-    load_tile<KD, kThreads>(stage.q, c.p.q, at.i_b, at.start, at.rows, i_q, 0, c.q_rows, thread);
+  if constexpr (kChannel) {
+    using Record = Float32ChannelRecord<KD>;
+    load_image<kThreads>(static_cast<Record*>(&stage),
+                         static_cast<const Record*>(c.records) + slot * c.p.shape.value_heads + i_h,
+                         kQueries ? sizeof(Record) : offsetof(Record, q), thread);
+  } else {
+    load_tile<KD, kThreads>(stage.k, c.p.k, at.i_b, at.start, at.rows, i_q, 0, c.k_rows, thread);
+    if constexpr (kQueries) {
+      load_tile<KD, kThreads>(stage.q, c.p.q, at.i_b, at.start, at.rows, i_q, 0, c.q_rows, thread);
+    }
+    load_image<kThreads>(&stage.record,
+                         static_cast<const Float32Record*>(c.records) + slot * c.p.shape.value_heads + i_h,
+                         sizeof(Float32Record), thread);
   }
-  load_image<kThreads>(&stage.record, &c.records[slot * c.p.shape.value_heads + i_h], sizeof(Float32Record), thread);
   copy_async_commit();
 }
 
@@ -141,11 +160,14 @@ __device__ __forceinline__ void solve_lower(Columns16& u, Columns16& r, std::uin
     }
   }
 }
-// Solves (I + A)ᵀ D = dU; overwrites dU.
+// Solves (I + A)ᵀ D = dU; overwrites dU. kInSteps: the products of a step end before the next begin, as in
+// add_to_state.
+template <bool kInSteps>
 __device__ __forceinline__ void solve_upper(Columns16& d, Columns16& du, std::uint32_t matrix, int lane) {
   lane = opaque(lane) & 31;
 #pragma unroll
   for (int i = kFloat32Tokens / 8 - 1; i >= 0; --i) {
+    if constexpr (kInSteps) __syncwarp();
 #pragma unroll
     for (int j = 0; j < 4; ++j) d[4 * i + j] = 0;
     multiply_columns<kFloat32Tokens>(d + 4 * i, operand_of(du + 4 * i), matrix, 8 * i, 8 * i, lane);
@@ -202,6 +224,18 @@ __device__ __forceinline__ void add_to_state(float (&s)[kCount], const Columns16
   }
 }
 
+// Applies the decay over a chunk to the keys of a state from `key` on.
+template <int KD, bool kChannel, int kCount>
+__device__ __forceinline__ void decay_state(float (&s)[kCount], const SweepStage<KD, kChannel>& stage, int key,
+                                            int lane) {
+  if constexpr (kChannel) {
+    scale_by_column(s, stage.decay + key, lane);
+  } else {
+#pragma unroll
+    for (float& x : s) x *= stage.record.decay;
+  }
+}
+
 // Calls f(element of s, its address) for a warp's part of a state: 16 value columns from `column` on and the keys from
 // `key` on; for elements that the state does not have, nothing.
 template <int kCount, class T, class F>
@@ -241,8 +275,8 @@ __device__ __forceinline__ void write_state(float (&s)[kCount], const View<float
 
 // Calls f(i, stage) for i from 0 to `chunks` − 1, where start(i, stage) has started the copies of i. Copies one
 // chunk ahead.
-template <int KD, class Start, class F>
-__device__ __forceinline__ void for_each_chunk(SweepStage<KD> (&stages)[2], std::int64_t chunks, Start&& start, F&& f) {
+template <class Stage, class Start, class F>
+__device__ __forceinline__ void for_each_chunk(Stage (&stages)[2], std::int64_t chunks, Start&& start, F&& f) {
   if (chunks > 0) start(0, stages[0]);
 #pragma unroll 1
   for (std::int64_t i = 0; i < chunks; ++i) {
@@ -258,13 +292,18 @@ __device__ __forceinline__ void for_each_chunk(SweepStage<KD> (&stages)[2], std:
   }
 }
 
-// Calls launch(std::type_identity<Memory>) with the memory of a sweep for a shape.
-template <class Launch>
+// Calls launch(std::type_identity<Memory>) with the memory of a sweep for a problem.
+template <bool kChannel, class Launch>
 void launch_for_keys(const DeltaShape& shape, Launch&& launch) {
-  using Narrow = SweepMemory<64, 2>;
-  using Broad = SweepMemory<128, 2>;
-  static_assert(sizeof(Narrow) <= 98 * 1024 && sizeof(Broad) + 1024 <= kFloat32LargeBytes);
+  using Narrow = SweepMemory<64, 2, kChannel>;
+  using Broad = SweepMemory<128, 2, kChannel>;
+  static_assert(sizeof(Narrow) <= 98 * 1024 && sizeof(Broad) + 1024 <= kFloat32LargeBytes<kChannel>);
   float32_keys(shape) == 64 ? launch(std::type_identity<Narrow>()) : launch(std::type_identity<Broad>());
+}
+template <class Launch>
+void launch_for(const Float32Problem& c, Launch&& launch) {
+  c.p.rule.decay == Decay::channel ? launch_for_keys<true>(c.p.shape, launch)
+                                   : launch_for_keys<false>(c.p.shape, launch);
 }
 
 template <class Memory, class Problem, class... Arguments>
