@@ -17,7 +17,7 @@ inline constexpr int kFloat32Columns = 64;  // value columns per thread block
 
 // As ChunkRecord (chunk/chunk.h): the chunk maps the state S before it to
 //
-//   E = kᵀ S,  R = b∘v − read∘E,  (I + A) U = R,  o = out∘(qᵀ S) + P U,  S ← γ_C S + k (write∘U)
+//   E = k S,  R = b∘v − read∘E,  (I + A) U = R,  o = out∘(q S) + P U,  S ← γ_C S + kᵀ (write∘U)
 //
 // with A_ij = a_i n_i n_j Γ_ij k_iᵀ k_j for i > j. U is computed by forward substitution over blocks of 8 tokens, which
 // loses fewer digits than the product with the inverse where tokens erase most of the state.
