@@ -168,6 +168,31 @@ TEST_P(GpuLanguageModel, ContinuesSeveralPromptsAsOneByOne) {
   }
 }
 
+// The next step has been launched when the ids of this one are read.
+TEST_P(GpuLanguageModel, EndsAtALogitThatIsNotFiniteAsOnTheCpu) {
+  train("cpu");
+  const auto reply = [&](const char* device) {
+    return run_program({"generate", path("cpu"), "--prompt", "the delta ", "--max-tokens", "32", "--device", device});
+  };
+  const std::string text = reply("cpu").out;
+  ASSERT_GE(text.size(), 12U);
+  const fs::path file = path("cpu") + "/checkpoints/step-000050/model.safetensors";
+  std::string bytes = read_text(file);
+  for (const auto& tensor : io::parse_safetensors(io::as_bytes(bytes), file).tensors) {
+    if (tensor.name != "model.embeddings.weight") continue;
+    const auto row = tensor.bytes.subspan(tensor.bytes.size() / tensor.shape[0] * static_cast<unsigned char>(text[8]));
+    const float nan = std::nanf("");
+    std::memcpy(bytes.data() + (row.data() - io::as_bytes(bytes).data()), &nan, sizeof(nan));
+  }
+  write_text(file, bytes);
+  const ProgramResult expected = reply("cpu"), result = reply("cuda");
+  EXPECT_EQ(expected.exit_code, 1);
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_NE(result.err.find("generate: the logit of token 0 is not finite"), std::string::npos) << result.err;
+  EXPECT_EQ(result.out, expected.out);
+  EXPECT_EQ(text.compare(0, result.out.size(), result.out), 0);
+}
+
 TEST_P(GpuLanguageModel, LogitsAgreeWithTheCpu) {
   train("cpu");
   std::vector<std::int64_t> ids(2 * 300);
