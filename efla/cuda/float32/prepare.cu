@@ -1,7 +1,5 @@
 // Everything of a chunk that does not depend on the state, for all chunks at once: one thread block per chunk and value
 // head.
-#include "efla/cuda/common/error.h"
-#include "efla/cuda/common/launch.h"
 #include "efla/cuda/float32/prepare.cuh"
 
 namespace efla::gpu {
@@ -71,11 +69,7 @@ __global__ void __launch_bounds__(kThreads) prepare_kernel(const __grid_constant
 
 template <int KD>
 void launch(const Float32Problem& c, cudaStream_t stream) {
-  constexpr int kBytes = sizeof(Memory<KD>);
-  const auto kernel = prepare_kernel<KD>;
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "cudaFuncSetAttribute");
-  kernel<<<grid_of("chunk_float32", c.slots * c.p.shape.value_heads), kThreads, kBytes, stream>>>(c);
-  check_launch("chunk_float32, prepare");
+  launch_prepare_kernel("chunk_float32, prepare", prepare_kernel<KD>, sizeof(Memory<KD>), c, stream);
 }
 
 }  // namespace

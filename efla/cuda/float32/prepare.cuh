@@ -1,6 +1,8 @@
 // What the kernels share that compute what does not depend on the state, one thread block per chunk and value head.
 #pragma once
 
+#include "efla/cuda/common/error.h"
+#include "efla/cuda/common/launch.h"
 #include "efla/cuda/float32/products.cuh"
 
 namespace efla::gpu {
@@ -105,6 +107,15 @@ __device__ __forceinline__ void store_record(const Float32Problem& c, std::int64
   };
   store(&to, &record, sizeof(Float32Record));
   if (c.vectors) store(&c.vectors[index], &vectors, sizeof(Float32Vectors));
+}
+
+// Launches a kernel with `bytes` of shared memory per thread block. Throws CudaError where the launch fails.
+inline void launch_prepare_kernel(const char* operation, void (*kernel)(Float32Problem), std::size_t bytes,
+                                  const Float32Problem& c, cudaStream_t stream) {
+  const int size = static_cast<int>(bytes);
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, size), "cudaFuncSetAttribute");
+  kernel<<<grid_of(operation, c.slots * c.p.shape.value_heads), kPrepareThreads, bytes, stream>>>(c);
+  check_launch(operation);
 }
 
 }  // namespace efla::gpu

@@ -5,9 +5,7 @@
 // rows before the products. Between tokens of the two halves of the chunk that token is the last of the first half, and
 // between other tokens of different blocks it is the last of the earlier block. Products of tokens of the same block
 // are added in float32, a warp per block and a lane per channel, of keys that are decayed from token to token.
-#include "efla/cuda/common/error.h"
 #include "efla/cuda/common/lane_sums.cuh"
-#include "efla/cuda/common/launch.h"
 #include "efla/cuda/float32/channels.cuh"
 #include "efla/cuda/float32/prepare.cuh"
 
@@ -203,11 +201,7 @@ __global__ void __launch_bounds__(kThreads) prepare_channel_kernel(const __grid_
 
 template <int KD>
 void launch(const Float32Problem& c, cudaStream_t stream) {
-  constexpr int kBytes = sizeof(Memory<KD>);
-  const auto kernel = prepare_channel_kernel<KD>;
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "cudaFuncSetAttribute");
-  kernel<<<grid_of("chunk_float32", c.slots * c.p.shape.value_heads), kThreads, kBytes, stream>>>(c);
-  check_launch("chunk_float32, prepare by channel");
+  launch_prepare_kernel("chunk_float32, prepare by channel", prepare_channel_kernel<KD>, sizeof(Memory<KD>), c, stream);
 }
 
 }  // namespace
