@@ -25,7 +25,8 @@ constexpr int kNodes = 4;
 // Width in pixels of the ramp between ink and background, about that of MNIST.
 constexpr double kEdge = 1.4;
 
-// How much writers differ: standard deviations or ranges, in pixels, or relative to a glyph's box of height 1.
+// Median height of a digit in pixels, and how much writers differ: standard deviations or ranges. Lengths are in pixels
+// or relative to a glyph's box of height 1, angles in radians; the spreads are of logarithms.
 constexpr double kHeight = 18.5;
 constexpr double kWarp = 0.062;
 constexpr double kPointJitter = 0.012;
@@ -115,8 +116,8 @@ void append_stroke(const std::vector<Point>& points, bool smooth, std::vector<Se
   }
 }
 
-// Moves strokes, whose lengths are in pixels, to the place that MNIST gives them: shrunk into its box of 20 × 20, with
-// the centre of the ink in the centre of the image plus the shift, but not so far that the pen would reach the border.
+// Shrinks strokes (in pixels) into MNIST's box of 20 × 20 and moves the centre of their ink to the centre of the image
+// plus `shift`, as far as the pen does not reach the border.
 void place_strokes(const Point& shift, std::vector<Segment>& segments) {
   constexpr double kBox = 20.0, kMargin = 2.5, kMiddle = (kSide - 1) / 2.0;  // pixel (i, j) has its centre at (j, i)
   Point low{1e9, 1e9}, high{-1e9, -1e9}, sum;
@@ -140,7 +141,7 @@ void place_strokes(const Point& shift, std::vector<Segment>& segments) {
   }
 }
 
-// Draws the strokes of one digit as line segments in pixels, at their place.
+// Draws the strokes of one digit as line segments in pixels of the image.
 void draw_strokes(int digit, Random& random, std::vector<Segment>& segments) {
   const auto& variants = digit_glyphs(digit);
   const auto& glyph = variants[random.below(static_cast<std::uint32_t>(variants.size()))];
@@ -169,7 +170,8 @@ void draw_strokes(int digit, Random& random, std::vector<Segment>& segments) {
   place_strokes(shift, segments);
 }
 
-// Lowers each pixel's squared distance to the strokes if this segment is nearer, within `reach` of the segment.
+// Lowers the pixels' squared distances to the strokes where this segment is nearer. Visits the pixels within `reach` of
+// the segment.
 void measure(const Segment& s, float reach, std::array<float, kPixels>& distance) {
   const auto ax = static_cast<float>(s.from.x), ay = static_cast<float>(s.from.y);
   const auto bx = static_cast<float>(s.to.x) - ax, by = static_cast<float>(s.to.y) - ay;

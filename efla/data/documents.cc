@@ -55,7 +55,7 @@ std::vector<fs::path> list_inputs(const std::vector<std::string>& inputs) {
       files.insert(files.end(), below.begin(), below.end());
     } else if (fs::is_regular_file(status)) {
       files.emplace_back(input);
-    } else {  // its size is not known, and what was read of it is gone when the command is given again
+    } else {  // a pipe has no size, and its text is gone when the command runs again
       io::fail_in(input, "is not a regular file");
     }
   }
@@ -95,7 +95,7 @@ bool DocumentReader::read_chunk() {
   return false;
 }
 
-// Takes the next part of the pending text, as soon as it has one.
+// Moves the next part of the pending text to `part`. Returns false if more text must be read first.
 bool DocumentReader::take_part(DocumentPart& part) {
   const auto text = std::string_view(pending_).substr(taken_);
   if (text.empty() && !ended_) return false;

@@ -24,9 +24,9 @@ struct DocumentPart {
   bool first = false, last = false;
 };
 
-// Returns the input files: the files named, and for a folder every file below it whose name does not start with a dot,
-// sorted by the bytes of their paths. Throws IoError for a file that is missing or not a regular one, for a link below
-// a folder that leads to a folder or nowhere, and Error for a folder without files.
+// Returns the input files in the order given. A folder gives every file below it, sorted by the bytes of the paths;
+// files and folders whose name starts with a dot are left out. Throws IoError for a file that is missing or not a
+// regular one, for a link below a folder that leads to a folder or nowhere, and Error for a folder without files.
 std::vector<std::filesystem::path> list_inputs(const std::vector<std::string>& inputs);
 
 // The documents of one file, read as a stream. Used by documents.cc.
@@ -35,9 +35,9 @@ class FileDocuments;
 // Reads the documents of files. A file that ends in .jsonl or .ndjson has one JSON object per line. Every other file is
 // text, with documents separated by a line that equals the separator and may end in CRLF. Both may be packed with gzip,
 // xz or zstd (then .gz, .xz or .zst follows). Everything between two separators belongs to the document, byte for byte;
-// empty documents are skipped. Memory: a part, a line of JSON, and text that cannot be cut; more than 64 MiB of that is
-// refused. next throws IoError(content) with the file and the byte offset for text that is not UTF-8 or a line that is
-// not JSON, and with the line number if the field is missing.
+// empty documents are skipped. Memory: a part, a line of JSON (at most 256 MiB), and text that cannot be cut; a text
+// file with more than 64 MiB of such text is refused. next throws IoError(content) with the file and the byte offset
+// for text that is not UTF-8 or a line that is not JSON, and with the line number if the field is missing.
 class DocumentReader {
  public:
   // The tokenizer must outlive the reader.
@@ -52,7 +52,7 @@ class DocumentReader {
   // Moves to a document of a file, before the first call of next. Throws Error if the file has fewer documents.
   void skip_to(std::size_t input, std::int64_t document);
 
-  // Returns the number of bytes of the files that were read.
+  // Returns how many bytes of the files, as stored on disk, were read.
   std::uint64_t position() const;
 
  private:

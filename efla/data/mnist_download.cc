@@ -63,7 +63,7 @@ void download_files(const fs::path& folder, const std::string& base_url, std::sp
     throw Error("download", "out", folder.string() + ", which is not a folder", "a folder");
   }
   const std::string base = base_url.ends_with('/') ? base_url : base_url + "/";
-  std::optional<io::FolderLock> lock;  // none for a folder that has every file: its user may not be able to write it
+  std::optional<io::FolderLock> lock;  // none for a complete folder, which the user may not be able to write
   if (!fs::exists(status)) lock.emplace(io::prepare_output_folder(folder, "download"));
   for (const auto& file : files) {
     const auto path = folder / file.name;
@@ -71,7 +71,7 @@ void download_files(const fs::path& folder, const std::string& base_url, std::sp
     bool right = is_right(path, file);
     if (!right && !lock) {
       lock.emplace(folder, "download", "out");
-      right = is_right(path, file);  // another process may have brought it meanwhile
+      right = is_right(path, file);  // another process may have written the file meanwhile
     }
     if (!right) {
       auto bounded = limits;

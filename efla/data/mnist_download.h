@@ -13,7 +13,7 @@
 
 namespace efla::data {
 
-// A gzip file to download. The checksum is that of the unpacked content, because the packed bytes differ by mirror.
+// A gzip file to download. The checksum covers the unpacked content, because the packed bytes differ by mirror.
 struct RemoteFile {
   std::string_view name;
   std::int64_t unpacked_bytes = 0;

@@ -44,8 +44,8 @@ void TokenWindows::read_row(std::int64_t window, std::int64_t row, PackedBatch& 
   for (auto token = begin; token < end;) {
     const auto document_end = folder_.document_end(token);
     const auto stop = std::min(document_end, end);
-    // The targets are the inputs shifted by one token; the target of the last one is the first token of the next
-    // window.
+    // The targets are the inputs shifted by one token. If the next window continues the document, the last target is
+    // that window's first token.
     const auto first = static_cast<std::size_t>(token - begin), last = static_cast<std::size_t>(stop - begin) - 1;
     std::copy(inputs.begin() + static_cast<std::ptrdiff_t>(first) + 1,
               inputs.begin() + static_cast<std::ptrdiff_t>(last) + 1,

@@ -15,13 +15,13 @@ namespace efla::data {
 struct PackedBatch {
   std::int64_t batch = 0, length = 0;
   std::vector<std::int64_t> inputs;      // [B, T]; 0 for padding
-  std::vector<std::int64_t> targets;     // [B, T] the next token of the same document; kIgnoreIndex at its last token
+  std::vector<std::int64_t> targets;     // [B, T] the document's next token; kIgnoreIndex at its end and for padding
   std::vector<std::int64_t> cu_seqlens;  // [N + 1], from 0 to B·T
-  std::int64_t tokens = 0;               // inputs without the padding of the corpus's last window
+  std::int64_t tokens = 0;               // number of inputs without padding
 };
 
 // The corpus cut into consecutive windows of `length` tokens; the last one may be shorter. A document that does not fit
-// into a window is cut, and the next window starts without the state of its beginning.
+// into a window is cut, and the next window continues it without the state before the cut.
 class TokenWindows {
  public:
   // folder must outlive the object. Throws Error for a length below 1.
@@ -56,7 +56,7 @@ struct PackedPosition {
 
 // An endless sequence of batches. Each epoch visits every window once, in an order that depends only on the seed, the
 // epoch and the number of windows. A batch at the end of an epoch is filled from the next epoch. The rows of all ranks,
-// in the order of the ranks, are the batch of a single rank.
+// in the order of the ranks, are the batch that a single process would get.
 class PackedBatches {
  public:
   // folder must outlive the object. Throws Error for invalid options.
@@ -64,6 +64,7 @@ class PackedBatches {
 
   std::int64_t windows() const { return windows_.count(); }  // per epoch
 
+  // Returns this rank's rows of the next batch.
   PackedBatch next();
 
   const PackedPosition& position() const { return position_; }

@@ -1,4 +1,4 @@
-// A random permutation that needs no memory.
+// A random permutation without a table of its elements.
 #pragma once
 
 #include <array>

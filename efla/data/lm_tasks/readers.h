@@ -1,4 +1,5 @@
-// One function per task family, which reads an example from a record, or from the whole text of the task.
+// One function per task family, which reads an example from a record, or all from the task's text. A comment lists the
+// fields of the record.
 #pragma once
 
 #include <string>

@@ -43,7 +43,7 @@ struct LmTask {
   LmExamples examples;
 };
 
-// A name of --tasks and its metric in table 1: word_perplexity, perplexity, acc or acc_norm.
+// A task: its name in --tasks and its metrics in table 1 (word_perplexity, perplexity, acc or acc_norm).
 struct LmTaskInfo {
   std::string_view name;
   std::vector<std::string_view> table_metrics;

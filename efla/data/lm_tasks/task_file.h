@@ -17,20 +17,20 @@ namespace efla::data {
 // Returns the first of these names that exists in the folder, plain or with .gz, .xz or .zst. Throws IoError(missing).
 std::filesystem::path find_task_file(const std::filesystem::path& folder, std::initializer_list<const char*> names);
 
-// Returns the content of a file, unpacked; at most 1 GiB.
+// Returns the unpacked content of a file. Throws if it is larger than 1 GiB.
 std::string read_task_file(const std::filesystem::path& path);
 
 // Returns the lines of a text; the last one may lack its newline. path is for messages. Throws if there is none.
 std::vector<std::string_view> split_lines(std::string_view text, const std::string& path);
 
-// Parses the line of a file; `line` counts from 1.
+// Parses a line of a file; `line` counts from 1.
 nlohmann::json parse_line(const std::string& path, std::int64_t line, std::string_view text);
 
 // Return the text or the texts of a field, which must not be empty.
 std::string text_of(const io::Fields& record, const char* field);
 std::vector<std::string> texts_of(const io::Fields& record, const char* field);
 
-// Returns the place of a label in labels. Throws if it is not there, and names the field that it came from.
+// Returns the index of a label in labels. Throws if it is not there, and names the field.
 std::size_t place_of(const io::Fields& record, const char* field, std::string_view label,
                      const std::vector<std::string>& labels);
 

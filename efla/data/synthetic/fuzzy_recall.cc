@@ -36,8 +36,9 @@ class Drawing {
     const auto pair = static_cast<std::int64_t>(key.size() + value.size());
     values_.emplace(key, value);
     const std::int64_t end = fuzzy_.length - pair - 2 * kLongestMotif;
-    // MAD draws the place below length − 2 pair, where a short pair may not fit and may then be a probe without having
-    // occurred. Here such a place becomes the last place with enough room.
+    // The last pair is the probe: it repeats `key`, which occurs for the first time soon after `place` at the latest.
+    // MAD draws the place below length − 2 pair. With a short pair that may leave no room for the first occurrence.
+    // Here such a place becomes the last place with enough room.
     const auto place = std::min<std::int64_t>(random_.below(static_cast<std::uint32_t>(fuzzy_.length - 2 * pair)),
                                               end - 2 * kLongestMotif);
     while (size() < end) {
@@ -54,7 +55,7 @@ class Drawing {
   std::int64_t size() const { return static_cast<std::int64_t>(tokens_.size()); }
 
   Motif draw_key() {
-    const bool any = split_ == Split::train;  // the test has probes of the longest keys only
+    const bool any = split_ == Split::train;  // in the test all keys have the greatest length
     const std::int64_t size = any ? 1 + random_.below(kLongestMotif) : kLongestMotif;
     return draw_motif(random_, 0, fuzzy_.keys, size);
   }
@@ -96,7 +97,7 @@ Task fuzzy_recall(const Parameters& parameters) {
   const std::int64_t vocab = whole(kName, parameters, "vocab", 2), length = whole(kName, parameters, "length", 1);
   const std::int64_t motifs = vocab - 1;
   require_at_most(kName, "vocab", kLongestMotif, motifs / 2, "tokens of the longest motif <= (vocab - 1) / 2");
-  // Two pairs of the longest motifs, the second of which may not be a probe, and one pair that may overrun.
+  // The first occurrence of the key, the probe, and a pair by which the loop of draw may overrun its end.
   require_at_most(kName, "length", 6 * kLongestMotif + 1, length, "three pairs of the longest motifs + 1 <= length");
   const Fuzzy fuzzy{motifs / 2, motifs - motifs / 2, length};
   Task task;

@@ -33,8 +33,8 @@ std::vector<std::int32_t> draw_distinct(Random& random, std::int64_t first, std:
   return drawn;
 }
 
-// Draws slots without replacement with probability ∝ i^(a − 1), i = 1 …: those with the largest log(u)/w, in this order
-// (Efraimidis and Spirakis, "Weighted random sampling with a reservoir", 2006).
+// Draws slots i = 1, 2, … without replacement with probability ∝ w = i^(a − 1): takes the slots with the largest
+// log(u)/w, in this order, for uniform u (Efraimidis and Spirakis, "Weighted random sampling with a reservoir", 2006).
 std::vector<std::int64_t> draw_slots(Random& random, const Mqar& mqar) {
   std::vector<std::pair<double, std::int64_t>> order;
   for (std::int64_t i = 0; i < mqar.slots; ++i) {

@@ -14,7 +14,7 @@ constexpr std::int32_t kPush = 0, kPop = 1, kFirstStack = 2;  // elements follow
 
 // Draws operations: PUSH stack element, or POP stack element, with equal probability unless all stacks are empty. A POP
 // takes an element from a stack that is not empty; the target at the stack's name is that element. The end of the
-// sequence cuts the last operation.
+// sequence may cut the last operation.
 void draw(const Sizes& sizes, Random& random, Example& example) {
   const auto first_element = static_cast<std::int32_t>(kFirstStack + sizes.stacks);
   const auto elements = static_cast<std::uint32_t>(sizes.vocab - first_element);

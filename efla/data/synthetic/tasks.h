@@ -34,7 +34,7 @@ std::int64_t even(const char* task, const Parameters& parameters, const char* na
 void require_at_most(const char* task, const char* parameter, std::int64_t left, std::int64_t right,
                      const std::string& inequality);
 
-// The sequence of in-context recall with noise (in the plain task the noise fraction is 0).
+// The sequence of in-context recall; without noise, `noise` and noise_tokens are 0.
 struct Recall {
   std::int64_t keys, values, noise_tokens;  // in this order in the vocabulary
   std::int64_t slots;                       // pairs or pieces of noise; the last slot is the probe

@@ -26,7 +26,7 @@ using nlohmann::json;
 struct AddedToken {
   std::int32_t id;
   std::string text;
-  bool special, normalized;  // normalized: it is found in the normalized text
+  bool special, normalized;  // normalized: to be found in the normalized text
 };
 
 // Finds added tokens in a text: the leftmost first; where several begin at one place, the longest.
@@ -39,7 +39,7 @@ class AddedTokens {
     same.insert(place, token);
   }
 
-  // Calls text(part) for what lies between tokens, where it is not empty, and token(id), in the order of the text.
+  // Calls token(id) for each token and text(part) for each non-empty text between tokens, in the order of the text.
   template <class Text, class Token>
   void split(std::string_view all, const Text& text, const Token& token) const {
     std::size_t done = 0;
@@ -85,7 +85,7 @@ std::vector<AddedToken> read_added_tokens(const io::Fields& document, const std:
   return tokens;
 }
 
-// Two tokens as the key of what they form.
+// Returns the key in merges_ of two neighbouring tokens.
 std::uint64_t pair_of(std::int32_t left, std::int32_t right) {
   return static_cast<std::uint64_t>(static_cast<std::uint32_t>(left)) << 32 | static_cast<std::uint32_t>(right);
 }
@@ -205,8 +205,8 @@ class ByteLevelTokenizer final : public Tokenizer {
   std::array<std::int32_t, 256> byte_ids_{};
   std::unordered_map<std::uint64_t, Merge> merges_;
   const json* by_text_ = nullptr;  // the vocabulary, while it is read
-  bool whole_words_ = false;       // a word that is a token becomes it, whatever its merges
-  bool spans_spaces_ = false;      // an added token has a space behind its first character
+  bool whole_words_ = false;       // a word that is in the vocabulary becomes that token without merges
+  bool spans_spaces_ = false;      // an added token, not of spaces only, has a space behind its start
 };
 
 void ByteLevelTokenizer::encode_word(std::string_view word, BytePairs& pairs, std::vector<std::int32_t>& out) const {
@@ -250,7 +250,7 @@ std::vector<std::int32_t> ByteLevelTokenizer::encode(std::string_view text) cons
   return out;
 }
 
-// The id of the token that tokenizer_config.json names; −1: none.
+// Returns the id of a token that tokenizer_config.json names; −1: none.
 std::int32_t special_id(const io::Fields& config, const char* name, const json& vocabulary,
                         const std::vector<AddedToken>& added) {
   const json* text = config.find(name);
@@ -264,7 +264,7 @@ std::int32_t special_id(const io::Fields& config, const char* name, const json& 
 }
 
 std::int64_t vocab_size_of(const json& vocabulary, const std::vector<AddedToken>& added, const std::string& path) {
-  // A bound on memory: of real vocabularies nearly every id has a token.
+  // Bounds the memory. In real vocabularies nearly every id has a token.
   const auto most = static_cast<std::int64_t>(4 * (vocabulary.size() + added.size()) + 4096);
   std::int64_t size = 0;
   const auto count = [&](const json& id) {

@@ -11,9 +11,9 @@
 
 namespace efla::data {
 
-// Makes a tokenizer from the bytes of the file at `path`; the tokenizer_config.json beside it names bos and eos.
-// Added tokens are found in texts. What the file's post_processor adds, encode does not. Throws IoError(content) that
-// names what is not supported.
+// Makes a tokenizer from the bytes of the file at `path`; the tokenizer_config.json beside it names bos and eos. encode
+// finds added tokens in texts, and ignores the file's post_processor. Throws IoError(content) that names what is not
+// supported.
 std::unique_ptr<Tokenizer> make_byte_level_tokenizer(io::ByteView bytes, const std::string& path);
 
 // Returns the character that stands for each byte in the vocabulary: itself if it is printable in Latin-1, otherwise

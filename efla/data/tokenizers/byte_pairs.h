@@ -13,7 +13,7 @@
 
 namespace efla::data {
 
-// The tokens of a word while they are joined. To be used again for the next word, because it keeps its memory.
+// The tokens of a word while they are joined. The object can be reused for the next word, and keeps its memory.
 class BytePairs {
  public:
   struct Symbol {
@@ -36,7 +36,8 @@ class BytePairs {
     symbols_.push_back({i - 1, -1, id, begin, static_cast<std::uint32_t>(size)});
   }
 
-  // Joins neighbours, with `find(left, right)`, which returns Joined, and calls `token(symbol)` for each that is left.
+  // Joins neighbours as `find(left, right)`, which returns a Joined, says. Then calls `token(symbol)` for every symbol
+  // left.
   template <class Find, class Token>
   void join(const Find& find, const Token& token) {
     for (std::int32_t i = 1; std::cmp_less(i, symbols_.size()); ++i) push_join(i - 1, i, find);
@@ -81,7 +82,8 @@ class BytePairs {
   std::priority_queue<Join> joins_;
 };
 
-// Encodes the words of a text. Looks up the ids of a word that has occurred before. The text must stay in memory.
+// Encodes the words of a text. Copies the ids of a word that has occurred before. The text must stay in memory, and
+// every call must append to the same `out`.
 class WordIds {
  public:
   // Appends the ids of a word, which `encode(word, out)` computes.

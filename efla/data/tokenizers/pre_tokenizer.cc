@@ -33,7 +33,7 @@ std::string type_of(const json& stage, const char* what, const std::string& path
   return io::Fields(stage, io::refuse_in_file(path), what).get<std::string>("type");
 }
 
-// The stages of a Sequence, or the one stage.
+// Returns the stages of a Sequence, or the one stage.
 std::vector<json> stages_of(const json& stage, const char* what, const char* list, const std::string& path) {
   if (stage.is_null()) return {};
   if (type_of(stage, what, path) != "Sequence") return {stage};
@@ -69,14 +69,14 @@ class PreTokenizer::Pattern {
   Pattern(const Pattern&) = delete;
   Pattern& operator=(const Pattern&) = delete;
 
-  // Calls f with every match and, where they are kept, with what lies between two of them.
+  // Calls f with every match and, with keep_gaps, with the text between matches.
   template <class F>
   void split(std::string_view text, const F& f) const {
     const std::unique_ptr<OnigRegion, void (*)(OnigRegion*)> region(onig_region_new(),
                                                                     [](OnigRegion* r) { onig_region_free(r, 1); });
     const auto* const begin = reinterpret_cast<const OnigUChar*>(text.data());
     const auto* const end = begin + text.size();
-    std::size_t done = 0;  // what f has got
+    std::size_t done = 0;  // end of the text that f has got or that was left out
     const auto pass = [&](std::size_t to, bool wanted) {
       if (wanted && to > done) f(text.substr(done, to - done));
       done = to;

@@ -13,12 +13,12 @@ namespace efla::data {
 // Throws IoError(content): a tokenizer.json with `what`, which is not supported.
 [[noreturn]] void refuse_tokenizer(const std::string& path, const std::string& what);
 
-// Its functions may be called by several threads at once.
+// Normalizes and splits texts. The const functions may be called by several threads at once.
 class PreTokenizer {
  public:
   // Takes the values of the keys `normalizer` (null, NFC, NFD, NFKC, NFKD or a Sequence of them) and `pre_tokenizer`
   // (ByteLevel, Split with a regular expression, Digits, or a Sequence of them that ends in ByteLevel). Throws
-  // IoError(content) that names what else is there. path is for messages.
+  // IoError(content) that names any other value. path is for messages.
   PreTokenizer(const nlohmann::json& normalizer, const nlohmann::json& pre_tokenizer, const std::string& path);
   ~PreTokenizer();
   PreTokenizer(PreTokenizer&&) noexcept;
@@ -26,7 +26,7 @@ class PreTokenizer {
   // Returns the text in its normal form. The text must be UTF-8 and have less than 2 GiB.
   std::string normalized(std::string_view text) const;
 
-  // Calls f(piece) for the pieces of a normalized text that no token spans, in their order.
+  // Calls f(piece) for the pieces of a normalized text, in order. No token spans two pieces.
   void split(std::string_view text, const std::function<void(std::string_view)>& f) const;
 
   // Returns whether a piece is known to begin at every space that stands between a printable ASCII character and an

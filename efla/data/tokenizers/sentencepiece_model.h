@@ -30,8 +30,8 @@ struct SentencePieceModel {
   bool add_dummy_prefix = true, remove_extra_whitespaces = true, escape_whitespaces = true;
 };
 
-// Parses a model. Throws IoError(content) with the byte offset for bytes that are not this protocol buffer: no pieces;
-// a piece that is empty, not UTF-8 or given twice; a score that is NaN; an unknown kind or type. path is for messages.
+// Parses a model. Throws IoError(content) for bytes that are not this protocol buffer, for no pieces, a piece that is
+// empty, not UTF-8 or given twice, a score that is not finite, and an unknown kind or type. path is for messages.
 SentencePieceModel parse_sentencepiece_model(io::ByteView bytes, const std::string& path);
 
 }  // namespace efla::data

@@ -107,7 +107,7 @@ class SentencePieceTokenizer final : public Tokenizer {
       // An incomplete character may still become a space.
       if (behind.empty() || utf8_character(behind) < 1 || is_space(behind)) continue;
       if (before.ends_with(' ') || before.ends_with(kSpace)) continue;
-      // If encode adds a prefix, it restores the space.
+      // If encode adds a prefix to the next text, the prefix takes the place of this space.
       return {i, add_prefix_ ? i + 1 : i};
     }
     return {};

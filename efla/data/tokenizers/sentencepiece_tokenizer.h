@@ -9,7 +9,8 @@
 
 namespace efla::data {
 
-// Makes a tokenizer from the bytes of the model's file. path is for messages and names the tokenizer.
+// Makes a tokenizer from the bytes of the model's file. path is for messages and names the tokenizer. Throws
+// IoError(content) for a model that is broken or not supported.
 std::unique_ptr<Tokenizer> make_sentencepiece_tokenizer(io::ByteView bytes, const std::string& path);
 
 }  // namespace efla::data

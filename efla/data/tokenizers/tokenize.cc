@@ -41,7 +41,8 @@ ordered_json describe_source(const std::vector<fs::path>& files, const TokenizeO
           {"inputs", std::move(inputs)}};
 }
 
-// Lists the input files. Refuses a folder inside of an input, because its shards would be text for the next call.
+// Lists the input files. Refuses an output folder inside of an input, because the next call would read its shards as
+// text.
 std::vector<fs::path> inputs_outside(const fs::path& folder, const std::vector<std::string>& inputs) {
   auto files = list_inputs(inputs);  // first, because a pipe's path has no canonical form
   const auto out = fs::weakly_canonical(folder);
@@ -66,7 +67,7 @@ void remove_left_overs(const fs::path& folder) {
   for (const auto& path : left) fs::remove(path);
 }
 
-// Reads the index of the folder, which must be made in the same way; an empty index if there is none.
+// Returns the folder's index, or an empty one if there is none. Throws Error if the folder was made in another way.
 io::TokenIndex read_output(const fs::path& folder, const io::TokenizerInfo& tokenizer, const ordered_json& source) {
   if (!fs::exists(folder / io::kTokenIndexFile)) return {tokenizer, {}, source, io::TokenIndex::Position{}};
   auto index = io::read_token_index(folder);
@@ -77,14 +78,14 @@ io::TokenIndex read_output(const fs::path& folder, const io::TokenizerInfo& toke
   if (index.tokenizer.fingerprint != tokenizer.fingerprint) refuse("tokenizer");
   const json before = index.source;
   json now = source;
-  if (!before.contains(json::json_pointer(std::string("/inputs/0/") + kChanged))) {  // as earlier versions wrote it
+  if (!before.contains(json::json_pointer(std::string("/inputs/0/") + kChanged))) {  // an index of an earlier version
     for (auto& input : now.at("inputs")) input.erase(kChanged);
   }
   for (const auto& [name, value] : now.items()) {
     if (before.value(name, json()) == value) continue;
     refuse(name == "inputs" ? "list of inputs, or their files have changed" : name);
   }
-  index.source = source;  // in the order of a new index: the same bytes
+  index.source = source;  // with the keys in a new index's order, for the same bytes
   return index;
 }
 
@@ -107,14 +108,14 @@ class Tokenization {
 
   TokenizeEnd run() {
     const auto source = describe_source(files_, options_);
-    // A folder that is complete needs no lock: its user may not be able to write it.
+    // A complete folder needs no lock, which the user may not be able to write.
     if (!read_output(folder_, tokenizer_.info(), source).unfinished) {
       io::remove_stale_lock(folder_);
       return TokenizeEnd::was_complete;
     }
     const auto lock = io::prepare_output_folder(folder_, kOperation, io::kTokenIndexFile);
     remove_left_overs(folder_);
-    index_ = read_output(folder_, tokenizer_.info(), source);  // another process may have changed it meanwhile
+    index_ = read_output(folder_, tokenizer_.info(), source);  // another process may have changed the index meanwhile
     if (!index_.unfinished) return TokenizeEnd::was_complete;
     for (const auto& file : files_) progress_.size += fs::file_size(file);
     position_ = *index_.unfinished;
@@ -144,7 +145,7 @@ class Tokenization {
         try {
           read_round(next);
         } catch (...) {
-          unreadable = std::current_exception();  // the text read before it is complete
+          unreadable = std::current_exception();  // thrown after the round before it is written
         }
       });
       for (const auto& job : now) write(job);
@@ -185,8 +186,8 @@ class Tokenization {
     if (writer_->tokens() >= options_.shard_tokens) end_shard();
   }
 
-  // Renames the shard before it writes the index. If the process ends between the two, the next run writes the same
-  // bytes again. There is an index before the first shard, because the next run would not recognise its folder without.
+  // Renames the shard and then writes the index. If the process ends between the two, the next run writes the same
+  // bytes again. The first shard needs an index before it, because a run recognises its folder by the index.
   void end_shard() {
     if (index_.shards.size() == 1)
       io::write_token_index(folder_, {index_.tokenizer, {}, index_.source, io::TokenIndex::Position{}});

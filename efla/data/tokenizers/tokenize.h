@@ -17,7 +17,7 @@ namespace efla::data {
 struct TokenizeOptions {
   std::vector<std::string> inputs;  // files and folders
   DocumentFormat format;
-  bool bos = false;                                   // before each document; eos always follows it
+  bool bos = false;                                   // write bos before each document; eos always follows it
   std::int64_t shard_tokens = std::int64_t{1} << 24;  // a shard ends with the document that reaches this number
 };
 

@@ -19,13 +19,13 @@ struct TextCut {
   std::size_t end = 0, next = 0;
 };
 
-// Its functions may be called by several threads at once.
+// A tokenizer. Its functions may be called by several threads at once.
 class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
 
-  // Returns the ids of a text. All but bytes throw Error with the byte offset if the text is not UTF-8, or if it is
-  // longer than 700 MB.
+  // Returns the ids of a text. Every tokenizer except "bytes" throws Error, with the byte offset, if the text is not
+  // UTF-8, and if the text is longer than 700 MB.
   virtual std::vector<std::int32_t> encode(std::string_view text) const = 0;
 
   // Returns the bytes of a token, often only a part of a character; empty for bos, eos and similar ids. Throws Error
@@ -40,8 +40,8 @@ class Tokenizer {
 
   const io::TokenizerInfo& info() const { return info_; }
   std::int64_t vocab_size() const { return info_.vocab_size; }
-  std::int32_t bos() const { return info_.bos; }
-  std::int32_t eos() const { return info_.eos; }
+  std::int32_t bos() const { return info_.bos; }  // −1: none
+  std::int32_t eos() const { return info_.eos; }  // −1: none
 
   // Returns the text of ids. It is always UTF-8: every byte that belongs to no character becomes U+FFFD.
   std::string decode(std::span<const std::int32_t> ids) const;
