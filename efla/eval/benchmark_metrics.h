@@ -19,7 +19,7 @@ struct Score {
   std::optional<double> standard_error;  // unset where the harness has none
 };
 
-// Returns acc and, if wanted, acc_norm. likelihoods has all choices, example after example. A choice's score is
+// Returns acc and, if `normalized`, acc_norm. likelihoods has all choices, example after example. A choice's score is
 // its log-likelihood, for acc_norm divided by its characters; of equal scores the first counts.
 std::vector<Score> choice_metrics(std::span<const data::MultipleChoice> examples,
                                   std::span<const Likelihood> likelihoods, bool normalized);

@@ -21,7 +21,7 @@ struct Classifier {
 };
 
 // Images that are computed at a time: on the CPU few enough for their activations to stay in a core's cache, on a GPU
-// enough to fill it. The sums over a batch are over groups of this many, so another value gives other bits.
+// enough to fill it. Sums over a batch add the sums of groups of this size, so another size gives other bits.
 inline std::int64_t micro_batch(const torch::Device& device) { return device.is_cpu() ? 8 : 512; }
 
 struct Batch {
@@ -29,7 +29,7 @@ struct Batch {
   torch::Tensor labels;  // [B] int64
 };
 
-// The images at the indices given, disturbed as perturbation says, on the device.
+// Returns the images at these indices, disturbed by the perturbation, on the device.
 Batch make_batch(const data::ImageSet& images, std::span<const std::uint32_t> indices,
                  const Perturbation& perturbation = {}, std::uint64_t seed = 0, torch::Device device = torch::kCPU);
 

@@ -6,8 +6,8 @@
 
 namespace efla::eval {
 
-// Returns a scorer, which the model must outlive without being trained. Logits are computed only for the positions that
-// are needed, a slice of them at a time.
+// Returns a scorer. The model must outlive the scorer, and must not be trained meanwhile. The scorer computes logits
+// only for the positions of targets, some positions at a time.
 Scorer make_scorer(const nn::LanguageModel& model);
 
 }  // namespace efla::eval

@@ -11,9 +11,9 @@
 
 namespace efla::eval {
 
-// Rows of tokens, padded with 0 on the right to one length, and what is asked of them.
+// Rows of tokens, padded with 0 on the right to one length, and the tokens to be scored.
 struct ScoreBatch {
-  // p(token | the row up to and with position)
+  // Wanted is p(token | the row's tokens up to and with position).
   struct Target {
     std::int64_t row = 0, position = 0, token = 0;
   };
@@ -31,14 +31,14 @@ struct TargetScore {
 // A model: one score per target. The score of a target must not depend on the tokens behind its position.
 using Scorer = std::function<std::vector<TargetScore>(const ScoreBatch&)>;
 
-// Tokens of which the last `scored` are scored, each given all before it; there is at least one before.
+// Tokens of which the last `scored` are scored, each given all tokens before it. At least one token is not scored.
 struct ScoreRequest {
   std::vector<std::int32_t> tokens;
   std::int64_t scored = 0;
 };
 
 struct TextOptions {
-  std::int64_t max_length = 2048;  // of what the model reads at once; more is cut off at the start
+  std::int64_t max_length = 2048;  // most tokens that the model reads at once; more are cut off at the start
   bool bos = false;                // every text begins with the tokenizer's bos
 };
 
@@ -64,9 +64,9 @@ struct ScoreEvents {
   std::function<void(std::int64_t done, std::int64_t all)> progress;  // counts requests
 };
 
-// Returns the scores in the order of the requests. These go to the scorer longest first, in batches of as many rows as
-// batch_tokens hold, at least one; requests that differ only in their last token share a row. Throws std::runtime_error
-// where the scorer returns a number that is no log-probability.
+// Returns the scores in the order of the requests. The scorer gets the longest requests first, in batches of at most
+// batch_tokens tokens but at least one row. Requests that differ only in their last token share a row. Throws
+// std::runtime_error if the scorer returns NaN.
 std::vector<Likelihood> score(const std::vector<ScoreRequest>& requests, const Scorer& scorer,
                               std::int64_t batch_tokens, const ScoreEvents& events = {});
 

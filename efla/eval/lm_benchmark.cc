@@ -9,7 +9,7 @@ namespace {
 
 constexpr const char* kAverage = "average";  // table 1's last column
 
-// An example's requests and metrics, for each kind of task.
+// Makes requests from the examples of a task and metrics from their scores, for each kind of example.
 class TaskEvaluator {
  public:
   TaskEvaluator(const data::Tokenizer& tokenizer, const Scorer& scorer, const LmEvalOptions& options, ThreadPool& pool,

@@ -25,13 +25,13 @@ struct LmTaskResult {
   std::string task, file;
   std::int64_t examples = 0;
   std::vector<Score> scores;
-  std::int64_t unknown_words = 0;  // of a text that has <unk> in place of them: its perplexities are nobody else's
+  std::int64_t unknown_words = 0;  // words given as <unk>; with any, perplexities cannot be compared
 
   // Throws std::out_of_range for a name that is not there.
   const Score& score(std::string_view name) const;
 };
 
-// Throws what continuation_request, document_requests and score throw.
+// Returns the scores of a task. Throws what continuation_request, document_requests and score throw.
 LmTaskResult evaluate_lm_task(const data::LmTask& task, const data::Tokenizer& tokenizer, const Scorer& scorer,
                               const LmEvalOptions& options, ThreadPool& pool, const ScoreEvents& events = {});
 

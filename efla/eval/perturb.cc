@@ -5,7 +5,7 @@
 namespace efla::eval {
 namespace {
 
-constexpr std::uint64_t kDropoutStream = std::uint64_t{0xD809} << 48;  // one stream an image for each kind
+constexpr std::uint64_t kDropoutStream = std::uint64_t{0xD809} << 48;  // one stream per image and kind
 constexpr std::uint64_t kNoiseStream = std::uint64_t{0x6A55} << 48;
 
 }  // namespace

@@ -24,7 +24,7 @@ struct Perturbation {
 // direction.
 void perturb(const Perturbation& perturbation, std::uint64_t seed, std::uint64_t image, std::span<float> pixels);
 
-// A panel of figure 1: a name, what its level is called, and the levels measured. The first disturbs nothing.
+// A panel of figure 1: a name, what its level is called, and the levels measured. The first level disturbs nothing.
 struct Panel {
   std::string_view name, level_name;
   Perturbation::Kind kind;

@@ -1,4 +1,4 @@
-// Loss and accuracy on a set of images, undisturbed or under the perturbations of section 5.1.
+// Loss and accuracy on a set of images, undisturbed or under the perturbations of section 5.1 of the EFLA paper.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,8 @@ struct Evaluation {
   double accuracy = 0.0;  // in [0, 1]
 };
 
-// The same bits for any number of threads. seed is the perturbation's.
+// Returns loss and accuracy, with the same bits for any number of threads. seed is the perturbation's. Throws Stopped
+// if stop returns true.
 Evaluation evaluate(const Classifier& classifier, const data::ImageSet& images, ThreadPool& pool,
                     const Perturbation& perturbation = {}, std::uint64_t seed = 0, const StopFunction& stop = {});
 
@@ -27,12 +28,14 @@ struct Robustness {
   std::vector<std::vector<double>> accuracy;  // [panel][level] of robustness_panels()
 };
 
-// Every level of every panel; those that disturb nothing are measured once. progress(done, all) counts evaluations.
+// Measures every level of every panel; the levels that disturb nothing share one measurement. progress(done, all)
+// counts evaluations.
 Robustness measure_robustness(const Classifier& classifier, const data::ImageSet& images, ThreadPool& pool,
                               std::uint64_t seed = 0, const StopFunction& stop = {},
                               const std::function<void(int done, int all)>& progress = {});
 
-// {"clean_accuracy": …, "dropout": [{"p": …, "accuracy": …}], "scale": [{"factor": …}], "noise": [{"sigma": …}]}
+// Returns {"clean_accuracy": …, "dropout": [{"p": …, "accuracy": …}], "scale": [{"factor": …}], "noise": [{"sigma":
+// …}]}
 nlohmann::ordered_json to_json(const Robustness& robustness);
 
 }  // namespace efla::eval
