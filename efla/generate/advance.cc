@@ -17,7 +17,7 @@ namespace {
 // Tokens per call of an InferenceModel.
 constexpr std::int64_t kInferencePiece = 512;
 
-// Takes the first `count` pending ids of a session.
+// Removes the first `count` pending ids from a session and returns them [count].
 torch::Tensor taken(Session& session, std::size_t count) {
   const auto ids = torch::tensor(at::IntArrayRef(session.pending.data(), count), torch::kLong);
   session.pending.erase(session.pending.begin(), session.pending.begin() + static_cast<std::ptrdiff_t>(count));
@@ -32,7 +32,7 @@ torch::Tensor prefill(const nn::LanguageModel& model, const nn::GpuDecoder* deco
   return logits.squeeze(0).to(torch::kCPU).contiguous();
 }
 
-// Makes an id that was drawn pending.
+// Makes a drawn id the only pending one. Returns the id.
 std::int64_t add_drawn(std::int64_t id, Session& session) {
   ++session.draws;
   session.seen.add(id);

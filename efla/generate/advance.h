@@ -19,7 +19,7 @@
 
 namespace efla::generate {
 
-// Draws the next id of a session, which becomes pending.
+// Draws the next id of a session from logits [vocab_size]. The id becomes the session's only pending id.
 std::int64_t draw(std::span<const float> logits, Session& session, const SamplingOptions& options);
 
 // Throws Error if a session has no pending id.
@@ -33,7 +33,8 @@ void draw_rows(const nn::GpuDecoder::Output& output, std::span<Session* const> s
                std::int64_t limit, const std::function<void(std::size_t row, std::int64_t id)>& drawn,
                const std::function<void(const torch::Tensor& ids)>& go_on = {});
 
-// Advances a session's state by its pending ids. An InferenceModel keeps the state elsewhere until the object goes.
+// Advances a session's state by its pending ids. With an InferenceModel the session's state is out of date until the
+// destructor of this object copies the new state back.
 class Advance {
  public:
   // Computes with `inference`, if given, otherwise with the model and, if given, its decoder. All must outlive the
@@ -44,18 +45,18 @@ class Advance {
   Advance(const Advance&) = delete;
   Advance& operator=(const Advance&) = delete;
 
-  // Takes all pending ids, of a prompt unless `decode`, and draws the next one, in [0, limit), which becomes pending.
+  // Computes all pending ids (a prompt's unless `decode`) and draws the next one in [0, limit), which becomes pending.
   // Throws Error if nothing is pending. `ahead`: a decoder also computes the step after the drawn id, so that at the
   // end the state may already have seen the pending id.
   std::int64_t draw(const SamplingOptions& options, std::int64_t limit, bool decode, bool ahead = false);
 
-  // Takes the first `count` pending ids, of a prompt unless `decode`. Returns the logits [vocab_size] after them.
+  // Computes the first `count` pending ids (a prompt's unless `decode`). Returns the logits [vocab_size] after them.
   torch::Tensor take(std::size_t count, bool decode);
 
-  // Drafts tokens after the pending one: none without an InferenceModel.
+  // Drafts at most `most` tokens after the pending one; none without an InferenceModel.
   std::span<const std::int32_t> draft(std::span<const std::int32_t> prompt, std::span<const std::int32_t> reply,
                                       std::int64_t most);
-  // Computes the pending id and the draft. Returns the logits [1 + draft, vocab_size] after each.
+  // Computes the pending id and the draft. Returns the logits [1 + draft, vocab_size] after each of these tokens.
   torch::Tensor take_draft();
   // Advances the state by the pending id and the draft's first tokens, `tokens` in all.
   void accept(std::size_t tokens);

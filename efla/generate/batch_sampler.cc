@@ -17,7 +17,7 @@ Tensor penalised_rows(const Tensor& logits, std::span<const Session* const> sess
   const Tensor bytes = torch::zeros({rows, (vocab_size + 7) / 8}, torch::kUInt8);
   for (std::int64_t row = 0; row < rows; ++row) {
     if (sessions[row] == nullptr) continue;
-    const auto& bits = sessions[row]->seen.bits();  // of a vocabulary that may be larger
+    const auto& bits = sessions[row]->seen.bits();  // may be of a larger vocabulary
     std::copy_n(bits.begin(), bytes.size(1), bytes[row].data_ptr<std::uint8_t>());
   }
   const Tensor bits = torch::pow(2, torch::arange(8)).to(logits.device(), torch::kUInt8, kNonBlocking);

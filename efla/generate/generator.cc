@@ -20,7 +20,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Tokens of a prompt between two calls of `interrupted`. The model cuts them further.
+// Tokens of a prompt between two calls of `interrupted`. The model cuts these pieces further.
 constexpr std::size_t kPrefillPiece = 16384;
 
 // Tokens of prompts that are prefilled together.
@@ -30,7 +30,8 @@ double ms_since(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
 }
 
-// Returns how many of the first texts are prefilled together: as many that begin as fit, or 1.
+// Returns how many of the first texts are prefilled together: new texts whose prompts fit into kPackedTokens, at least
+// 1.
 std::size_t count_packed(std::span<const Session> sessions) {
   std::size_t count = 0, tokens = 0;
   for (const auto& session : sessions) {
@@ -82,15 +83,15 @@ class Generator::Progress {
   bool is_complete() const {
     return reply.end != ReplyEnd::max_tokens || !std::cmp_less(reply.ids.size(), options_.max_tokens);
   }
-  // Whether another id is to be drawn.
+  // Returns whether another id is to be drawn.
   bool goes_on() {
     if (is_complete()) return false;
     if (options_.interrupted && options_.interrupted()) reply.end = ReplyEnd::interrupted;
     return reply.end == ReplyEnd::max_tokens;
   }
-  bool of_prompt() const { return of_prompt_; }  // whether the pending ids are
+  bool of_prompt() const { return of_prompt_; }  // whether the pending ids belong to a prompt
 
-  // Takes an id that was drawn after `pending` ids in `ms` milliseconds.
+  // Adds a drawn id to the reply. Before it the state has seen `pending` ids; step and draw took `ms` milliseconds.
   void add(std::int64_t drawn, std::int64_t pending, double ms) {
     (of_prompt_ ? reply.prefill_ms : reply.decode_ms) += ms;
     (of_prompt_ ? reply.prefill_tokens : reply.decode_tokens) += pending;
@@ -230,7 +231,7 @@ void Generator::continue_alone(Session& session, Progress& progress, const Reply
   }
 }
 
-// Draws the ids of a reply that a draft predicts, and the one after them. Returns their number.
+// Draws ids of a reply as long as they are the draft's, and the id after them. Returns the number of drawn ids.
 std::int64_t Generator::continue_draft(Advance& advance, Session& session, Progress& progress,
                                        std::span<const std::int32_t> draft, const ReplyOptions& options) const {
   auto start = Clock::now();
@@ -275,7 +276,7 @@ void Generator::replies(std::span<Session> sessions, std::span<const std::vector
     for (std::size_t i = 0; i < sessions.size(); ++i) {
       all.push_back(std::make_unique<Progress>(*this, sessions[i], prompts[i], options));
     }
-    // The first id of a reply is that of its prompt.
+    // The prefill of a prompt draws the first id of its reply.
     for (std::size_t i = 0; i < sessions.size();) {
       const auto count = options.max_tokens == 0 ? 1 : count_packed(sessions.subspan(i));
       if (count > 1) {
@@ -321,11 +322,11 @@ void Generator::begin_packed(std::span<Session> sessions, std::span<const std::u
   });
 }
 
-// Draws the further ids of all replies, one of each per step, and calls end_complete after each. The sessions' states
-// stay as they are.
+// Draws the further ids of all replies, one of each per step, and calls end_complete after each step. The sessions'
+// states stay as they are.
 void Generator::continue_together(std::span<Session> sessions, std::span<const std::unique_ptr<Progress>> all,
                                   const ReplyOptions& options, const std::function<void()>& end_complete) const {
-  std::vector<std::int64_t> texts;  // of the rows of the joined state; some of them may have ended
+  std::vector<std::int64_t> texts;  // of each row of the joined state; some texts may have ended
   std::vector<const nn::LanguageModelState*> states;
   for (std::size_t i = 0; i < all.size(); ++i) {
     if (!all[i]->goes_on()) continue;
@@ -334,15 +335,15 @@ void Generator::continue_together(std::span<Session> sessions, std::span<const s
   }
   if (texts.empty()) return end_complete();
   auto state = nn::LanguageModelState::joined(states);
-  std::optional<nn::GpuDecoder::Output> ahead;  // of the step after the pending ids, if it has been launched
+  std::optional<nn::GpuDecoder::Output> ahead;  // output for the pending ids, if that step was launched
   for (;;) {
-    std::vector<std::int64_t> rows;  // of texts that go on
+    std::vector<std::int64_t> rows;  // rows of texts that go on
     for (std::size_t row = 0; row < texts.size(); ++row) {
       if (all[static_cast<std::size_t>(texts[row])]->goes_on()) rows.push_back(static_cast<std::int64_t>(row));
     }
     end_complete();
     if (rows.empty()) return;
-    bool shrinks = 2 * rows.size() <= texts.size();  // at most half go on; every size has a graph of its own
+    bool shrinks = 2 * rows.size() <= texts.size();  // only by half, because every size has a CUDA graph
     if (shrinks && !ahead) {
       shrinks = false;
       state = state.selected(rows);

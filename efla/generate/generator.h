@@ -42,7 +42,7 @@ struct Reply {
   std::vector<std::int32_t> ids;  // the ids drawn, including the end of the text
   ReplyEnd end = ReplyEnd::max_tokens;
   std::int64_t prefill_tokens = 0, decode_tokens = 0;  // tokens of the prompt and of the reply that the state has seen
-  std::int64_t drafted_tokens = 0, accepted_tokens = 0;  // drafts, and their tokens that the reply drew
+  std::int64_t drafted_tokens = 0, accepted_tokens = 0;  // tokens of drafts: all, and drawn by the reply
   double prefill_ms = 0.0, decode_ms = 0.0;
 };
 
@@ -50,9 +50,9 @@ class Advance;
 
 class Generator {
  public:
-  // All must outlive the generator. With `inference`, which is made of the model, the generator computes with that;
-  // with `decoder`, made of the model and the tokenizer's ids, with that. Throws Error if the tokenizer has
-  // ids that the model does not have.
+  // All arguments must outlive the generator. `inference` and `decoder`, if given, must be made from the model, the
+  // decoder for the tokenizer's ids; the generator then computes with them. Throws Error if the tokenizer has ids that
+  // the model does not have.
   Generator(const nn::LanguageModel& model, const data::Tokenizer& tokenizer, nn::InferenceModel* inference = nullptr,
             const nn::GpuDecoder* decoder = nullptr);
 
@@ -64,12 +64,12 @@ class Generator {
   // neither a prompt nor a text to continue.
   Reply reply(Session& session, std::span<const std::int32_t> prompt, const ReplyOptions& options) const;
 
-  // Whether `replies` can continue texts: with a decoder, and a state of constant size.
+  // Returns whether `replies` can continue texts: it needs a decoder and a state of constant size.
   bool continues_together() const;
   // Continues several sessions' texts, each after its prompt, one token of every text per step. Only the texts are
   // continued: the sessions' states stay those after the prompts. The time of a step is divided among its texts. Calls
-  // complete(i, reply) for one text after the other, as soon as it and those before it are complete. Where an error
-  // ends the others, it is thrown after the calls for all texts that are complete.
+  // complete(i, reply) in the order of the texts, as soon as text i and all texts before it are complete. If an error
+  // ends the other texts, throws it after the calls for all complete texts.
   void replies(std::span<Session> sessions, std::span<const std::vector<std::int32_t>> prompts,
                const ReplyOptions& options, const std::function<void(std::size_t, const Reply&)>& complete) const;
 

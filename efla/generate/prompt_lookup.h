@@ -11,9 +11,9 @@ namespace efla::generate {
 // The drafts of one reply, one after the other.
 class PromptLookup {
  public:
-  // Drafts at most `most` tokens to follow the text, which is `prompt` and then `reply`: searches it for its own last
-  // ids, and returns what followed them there. Returns fewer tokens after a draft that was wrong in part, and nothing
-  // for some calls after a draft that was wrong from its first token on.
+  // Drafts at most `most` tokens to follow the text, which is `prompt` and then `reply`: finds the latest earlier place
+  // of the text's last three ids, and returns the ids that follow there. Returns fewer tokens after a draft that was
+  // wrong in part, and nothing for some calls after a draft that was wrong from its first token on.
   std::span<const std::int32_t> draft(std::span<const std::int32_t> prompt, std::span<const std::int32_t> reply,
                                       std::int64_t most);
   // Returns what draft returned last.

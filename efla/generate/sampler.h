@@ -19,7 +19,7 @@ struct SamplingOptions {
 // Throws Error that names the option.
 void validate(const SamplingOptions& options);
 
-// The ids that occur in a text. Its size does not depend on the length of the text.
+// The set of ids that occur in a text. Its size does not depend on the length of the text.
 class SeenIds {
  public:
   explicit SeenIds(std::int64_t vocab_size) : bits_((vocab_size + 7) / 8) {}

@@ -22,7 +22,7 @@ NamedTensor entry(const char* name, TensorType type, const Values& values) {
           {reinterpret_cast<const std::uint8_t*>(values.data()), values.size() * sizeof(values[0])}};
 }
 
-// Reads a vector of the file, of any size or of `size`.
+// Returns a vector of the file with `size` elements, or with any number of elements for −1.
 template <class T>
 std::vector<T> vector_of(const std::vector<NamedTensor>& tensors, const std::string& path, const char* name,
                          TensorType type, std::int64_t size = -1) {

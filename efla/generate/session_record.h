@@ -27,7 +27,7 @@ struct SessionRecord {
   std::vector<std::uint8_t> seen;  // as SeenIds::bits
   std::string held;
 
-  // Appends its tensors, which share its memory, to a state's tensors.
+  // Appends the record's tensors, which share the record's memory, to a state's tensors.
   void append_to(std::vector<io::NamedTensor>& tensors) const;
   // Returns the metadata of a file of the model with this fingerprint.
   std::map<std::string, std::string> metadata(const std::string& model) const;
