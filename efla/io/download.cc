@@ -28,7 +28,8 @@ Handle make_handle() {
   return handle;
 }
 
-// The state of libcurl's C callbacks. They may not throw, so an exception is kept here until the transfer has ended.
+// The state of libcurl's C callbacks. The callbacks may not throw, so `error` keeps an exception until the transfer
+// ends.
 struct Transfer {
   CURL* handle;
   const Descriptor& file;
@@ -45,7 +46,7 @@ struct Transfer {
     return code;
   }
 
-  // False for the page that comes with an error, which is not wanted.
+  // Returns false while the server sends the page of an error.
   bool is_file() const { return status() == kOk || status() == kPartialContent; }
 
   bool write(ByteView bytes) {
@@ -132,8 +133,8 @@ void truncate(const Descriptor& file, const std::string& path) {
   if (::ftruncate(file.get(), 0) != 0) throw system_error(path, "empty it");
 }
 
-// Requests the bytes that follow those in the file. Returns false if the server cannot send them: it does not support
-// ranges, or its file is shorter.
+// Requests the bytes that the file lacks. Returns false if the server cannot send them because it does not support
+// ranges, or because its file is shorter.
 bool request(const std::string& url, const Descriptor& file, const std::string& path, const DownloadProgress& progress,
              const DownloadLimits& limits) {
   if (file_size(file, path) > limits.max_bytes) truncate(file, path);

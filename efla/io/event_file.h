@@ -26,7 +26,7 @@ struct Scalar {
 
 // Return messages of type Event. wall_time is in seconds since 1970.
 std::string version_event(double wall_time);
-// Returns a message that restarts the count at `step`: readers drop earlier values of this and of later steps.
+// Returns a message that restarts the count at `step`: readers drop earlier values of `step` and of later steps.
 std::string start_event(double wall_time, std::int64_t step);
 std::string scalars_event(double wall_time, std::int64_t step, std::span<const Scalar> scalars);
 

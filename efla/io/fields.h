@@ -17,8 +17,8 @@
 
 namespace efla::io {
 
-// Throws the error for a field. `field` has the names of the objects around it, as in "question.choices[1].text"; it is
-// empty for the whole object.
+// Throws the error for a field. `field` has the names of the objects around it, as in "question.choices[1].text", and
+// is empty for the whole object.
 using RefuseField = std::function<void(const std::string& field, const std::string& got, const std::string& expected)>;
 
 // Returns a function that throws IoError(content) for fields of a file: "run.json: line 2: data: got 3, expected an
@@ -28,14 +28,15 @@ RefuseField refuse_in_file(std::string path, std::string where = "", std::int64_
 // Returns a function that throws FieldError(operation, field, got, expected).
 RefuseField refuse_argument(std::string operation);
 
-// Returns a value as messages show it: JSON of at most 100 bytes, and of long lists and objects their size.
+// Returns a value as messages show it: JSON of at most 100 bytes, or the size of a long list or object.
 std::string brief(const nlohmann::json& value);
 
-// The fields of an object, which must outlive this. A field that is null counts as missing. The functions for a type T
-// take bool, std::int64_t, std::uint64_t, double, std::string and std::vector of std::int64_t or std::string.
+// The fields of a JSON object, which must outlive the Fields. A field that is null counts as missing. Not for several
+// threads at once, because every call notes the name of its field. The functions for a type T take bool, std::int64_t,
+// std::uint64_t, double, std::string and std::vector of std::int64_t or std::string.
 class Fields {
  public:
-  // Throws if `object` is none. name: of the object, which its fields' names begin with.
+  // Throws if `object` is not a JSON object. Messages put `name` before the names of the fields.
   Fields(const nlohmann::json& object, RefuseField refuse, std::string name = "");
 
   const nlohmann::json& content() const { return *object_; }
@@ -59,7 +60,7 @@ class Fields {
     return value->get<T>();
   }
 
-  // The same, but throw if the field is missing.
+  // Return the same, but throw if the field is missing.
   template <class T>
   T get(const std::string& name) const {
     if (auto value = find<T>(name)) return std::move(*value);
@@ -75,7 +76,7 @@ class Fields {
     value = get<T>(name);
   }
   Fields object(const std::string& name) const;
-  std::vector<Fields> objects(const std::string& name) const;  // of a list
+  std::vector<Fields> objects(const std::string& name) const;  // the objects of a list
 
   // Returns the fields of an object that is somewhere inside of a field.
   Fields within(const std::string& name, const nlohmann::json& object) const { return {object, refuse_, full(name)}; }
@@ -105,7 +106,7 @@ class Fields {
     }
   }
 
-  // Throws for the value that a field has.
+  // Throws for the field's value, or for its absence.
   [[noreturn]] void refuse(const std::string& name, const std::string& expected) const;
 
  private:

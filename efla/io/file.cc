@@ -22,7 +22,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::size_t kReadStep = std::size_t{1} << 20;
-constexpr std::size_t kMostOfAStream = std::size_t{1} << 28;  // of a pipe or a device, which may have no end
+constexpr std::size_t kMostOfAStream = std::size_t{1} << 28;  // bytes of a pipe or a device, which may have no end
 constexpr std::size_t kWriteBuffer = std::size_t{1} << 18;
 // Linux moves at most 2^31 − 4096 bytes in one call.
 constexpr std::size_t kMaxTransfer = std::size_t{1} << 30;
@@ -185,8 +185,8 @@ void AtomicFile::write_through(ByteView bytes) { write_all(descriptor_, bytes, t
 void AtomicFile::commit() {
   flush();
   if (::fsync(descriptor_) != 0) throw system_error(target_, "fsync it");
-  // From this point the destructor has nothing to close, so a failure removes the temporary file itself. A network file
-  // system may report a full disk only in close.
+  // From here on the destructor does nothing, so this function removes the temporary file after a failure. A network
+  // file system may report a full disk only in close.
   const int error = ::close(std::exchange(descriptor_, -1)) != 0 ? errno : 0;
   if (error == 0 && ::rename(temporary_.c_str(), target_.c_str()) == 0) return sync_folder(folder_of(target_));
   const auto failure =
@@ -219,7 +219,7 @@ void remove_stale_temporaries(const fs::path& folder, const std::string& name) {
   for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
     const auto process = process_of_temporary(entry->path().filename().string(), name);
     if (process == 0 || (process != ::getpid() && (::kill(process, 0) == 0 || errno != ESRCH))) continue;
-    std::error_code ignored;  // of another user
+    std::error_code ignored;  // the file may be another user's
     fs::remove(entry->path(), ignored);
   }
 }

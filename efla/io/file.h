@@ -71,8 +71,9 @@ class AtomicFile {
 // Returns whether AtomicFile gives such a name to its temporary files. A process that was killed leaves them.
 bool is_temporary_name(const std::string& name);
 
-// A folder under a hidden temporary name beside its target, for files that belong together. commit() fsyncs it and
-// renames it to the target, which must not exist. Without commit() the folder and its files are removed.
+// A folder under a hidden temporary name beside its target, for files that belong together. commit() fsyncs the folder,
+// but not its files, and renames it to the target, which must not exist. Without commit() the folder and its files are
+// removed.
 class AtomicFolder {
  public:
   explicit AtomicFolder(const std::filesystem::path& path);
@@ -88,9 +89,9 @@ class AtomicFolder {
   bool committed_ = false;
 };
 
-// Removes what AtomicFile and AtomicFolder left beside their targets in a folder when their processes were killed;
-// where a name is given, beside that target alone. Leaves the files of processes that run, except of this one: files
-// with its number are an earlier process's, so a command calls this before it writes there.
+// Removes the temporary files that AtomicFiles of killed processes left in a folder; with `name`, only those for the
+// target of that name. Leaves the files of running processes. Files with this process's id count as an earlier
+// process's, so a command calls this function before it writes there.
 void remove_stale_temporaries(const std::filesystem::path& folder, const std::string& name = {});
 
 void write_file_atomically(const std::filesystem::path& path, ByteView bytes);

@@ -35,7 +35,7 @@ std::string holder_of(const std::string& path) {
 
 bool has_no_locks(int error) { return error == ENOSYS || error == EOPNOTSUPP || error == ENOLCK; }
 
-// Returns whether the name still leads to the file, because its holder removes the file when it ends.
+// Returns whether `path` still names the open file. A holder removes the file when it frees the lock.
 bool is_at(const std::string& path, int descriptor) {
   struct ::stat named {
   }, opened{};
@@ -124,7 +124,8 @@ FolderLock prepare_output_folder(const fs::path& path, std::string_view operatio
   std::vector<fs::path> made;
   if (fs::exists(status)) {
     if (!fs::is_directory(status)) refuse(path.string() + ", which is not a folder");
-    // A folder with a lock is refused by what the lock says, and one of somebody else gets none.
+    // If the folder has a lock's file, the error about the lock comes first. Otherwise a folder that is not free is
+    // refused before a lock's file is made in it.
     if (!fs::exists(path / FolderLock::kFile)) require_free();
   } else {
     std::vector<fs::path> missing;
@@ -132,7 +133,7 @@ FolderLock prepare_output_folder(const fs::path& path, std::string_view operatio
       missing.push_back(folder);
     }
     for (auto folder = missing.rbegin(); folder != missing.rend(); ++folder) {
-      if (fs::create_directory(*folder, error)) made.insert(made.begin(), *folder);  // not one of another process
+      if (fs::create_directory(*folder, error)) made.insert(made.begin(), *folder);  // false if another process made it
       if (error) throw system_error(path.string(), "make the folder", error.value());
     }
   }

@@ -17,7 +17,7 @@ struct MaybeGzip {
   bool packed = false;
 };
 
-// Reads a file, and unpacks it if it is gzip; either way at most max_bytes.
+// Reads a file, and unpacks it if it is gzip. Throws IoError(content) if file or content has more than max_bytes.
 MaybeGzip read_maybe_gzip(const std::filesystem::path& path, std::size_t max_bytes);
 
 }  // namespace efla::io

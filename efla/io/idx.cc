@@ -16,7 +16,7 @@ constexpr std::uint32_t kLabelsMagic = 0x801;
 // Far above any data set in this format. Limits the memory that a bad file can allocate.
 constexpr std::size_t kMaxBytes = std::size_t{1} << 32;
 
-// Returns the extents and the data of an IDX file of Rank dimensions.
+// The extents and the data of an IDX file of Rank dimensions.
 template <int Rank>
 struct Idx {
   std::array<std::uint32_t, Rank> extent{};

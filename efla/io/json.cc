@@ -36,7 +36,8 @@ struct CountingIterator {
   std::size_t* read;
 };
 
-// Returns where the number begins that the parser has just read, with one byte behind it unless the text ends there.
+// Returns the start of the number that the parser has just read. `read` counts one byte after the number unless the
+// text ends with the number.
 std::size_t start_of_number(ByteView text, std::size_t read) {
   const auto in_number = [&](std::size_t i) {
     return std::string_view("+-.0123456789Ee").find(static_cast<char>(text[i])) != std::string_view::npos;

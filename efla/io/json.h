@@ -26,7 +26,8 @@ std::vector<nlohmann::json> read_json_lines(const std::filesystem::path& path);
 // Returns a value as one line without newline. NaN and infinity become null because JSON has neither.
 std::string to_json_line(const nlohmann::ordered_json& value);
 
-// Returns a value as indented lines. Both functions replace bytes that are not UTF-8, as names of files may have them.
+// Returns a value as indented lines. to_json_line and to_json_text replace bytes that are not UTF-8, which names of
+// files may have.
 std::string to_json_text(const nlohmann::ordered_json& value);
 
 // Returns a value for a message: as JSON, except that nan and inf are shown by name.

@@ -21,7 +21,7 @@ constexpr std::uint64_t kXzMemory = std::uint64_t{1} << 30;
 constexpr std::size_t kMaxStep = std::size_t{1} << 30;  // zlib counts in 32 bits
 constexpr int kGzipOnly = 16;                           // added to the window bits
 constexpr std::array<std::uint8_t, 2> kGzipMagic{0x1f, 0x8b};
-constexpr std::size_t kZstdHeader = 18;  // bytes of a frame's header at most
+constexpr std::size_t kZstdHeader = 18;  // most bytes of a frame's header
 
 // The common base of the unpackers: counts packed bytes, for messages.
 class Counting : public Unpacker {
@@ -142,8 +142,8 @@ class Zstd final : public Counting {
   std::size_t unpack(ByteView& in, bool last, std::span<std::uint8_t> out) override {
     ZSTD_outBuffer to{out.data(), out.size(), 0};
     while (to.pos < to.size && !(ended_ && in.empty())) {
-      // A frame's first bytes one by one: a frame that the library gets whole is checked more strictly than one in
-      // pieces.
+      // Passes a frame's first bytes one by one, because the library would check a frame that it gets whole more
+      // strictly than a frame in pieces.
       ZSTD_inBuffer from{in.data(), header_.size() < kZstdHeader ? std::min<std::size_t>(in.size(), 1) : in.size(), 0};
       const auto before = to.pos;
       const auto status = ZSTD_decompressStream(z_.get(), &to, &from);
@@ -164,8 +164,8 @@ class Zstd final : public Counting {
   }
 
  private:
-  // Compares the size that the frame's header declares with that of what came out, because the library does so only
-  // where the last block is not empty.
+  // Compares the size that the frame's header declares with the size of the unpacked frame, because the library does so
+  // only if the last block is not empty.
   void end_frame() {
     const auto declared = ZSTD_getFrameContentSize(header_.data(), header_.size());
     if (declared != ZSTD_CONTENTSIZE_UNKNOWN && declared != frame_bytes_) {

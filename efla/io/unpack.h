@@ -22,9 +22,10 @@ class Unpacker {
  public:
   virtual ~Unpacker() = default;
 
-  // Consumes bytes from the front of `in`, writes to `out` as many as they give and returns their number. `last` says
-  // that nothing follows `in`. Throws IoError(content) with the offset in the packed bytes if a stream is corrupt,
-  // truncated, followed by other data, or needs more memory than the limit for its format.
+  // Consumes bytes from the front of `in`, writes unpacked bytes to `out` as long as there is room, and returns the
+  // number of bytes written. `last` says that nothing follows `in`. Throws IoError(content) with the offset in the
+  // packed bytes if a stream is corrupt, truncated, followed by other data, or needs more memory than the limit for its
+  // format.
   virtual std::size_t unpack(ByteView& in, bool last, std::span<std::uint8_t> out) = 0;
 };
 

@@ -65,7 +65,7 @@ class SafetensorsFile {
 void write_safetensors(const std::filesystem::path& path, std::span<const NamedTensor> tensors,
                        const std::map<std::string, std::string>& metadata = {});
 
-// Returns the bytes of such a file.
+// Returns the bytes that write_safetensors would write. Throws the same Errors.
 std::string safetensors_bytes(std::span<const NamedTensor> tensors,
                               const std::map<std::string, std::string>& metadata = {});
 

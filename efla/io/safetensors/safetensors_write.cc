@@ -73,7 +73,7 @@ std::string header_text(std::span<const NamedTensor> tensors, const std::map<std
   return text;
 }
 
-// Returns the size of the header and the header.
+// Returns the start of the file: the size of the header and the header.
 std::string file_start(std::span<const NamedTensor> tensors, const std::map<std::string, std::string>& metadata) {
   std::string header;
   try {

@@ -36,7 +36,7 @@ struct TokenIndex {
   std::int64_t documents() const;
 };
 
-// Read and write the index of a folder. read throws IoError: missing if there is none, content if it is invalid.
+// Read and write the index of a folder. Reading throws IoError: missing if there is none, content if it is invalid.
 TokenIndex read_token_index(const std::filesystem::path& folder);
 void write_token_index(const std::filesystem::path& folder, const TokenIndex& index);
 
@@ -55,7 +55,7 @@ class TokenFolder {
 
   // Returns the end of the document that holds the token, which is in [0, tokens()).
   std::int64_t document_end(std::int64_t token) const;
-  // Copies ids [begin, begin + out.size()).
+  // Copies the ids of tokens [begin, begin + out.size()).
   void read(std::int64_t begin, std::span<std::int64_t> out) const;
 
   // Calls TokenShard::verify for every shard.

@@ -79,7 +79,8 @@ class TokenShardWriter {
   std::int64_t tokens() const { return tokens_; }
   std::int64_t documents() const { return static_cast<std::int64_t>(ends_.size()); }
 
-  // Writes the rest and the header. Returns the payload's sha256.
+  // Writes the rest and the header. Returns the payload's sha256. Throws Error if a document has not ended, or if there
+  // is none.
   std::string commit();
 
  private:
