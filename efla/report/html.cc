@@ -30,7 +30,7 @@ std::string with_minus(std::string text) {
 }  // namespace
 
 std::string escape(std::string_view text) {
-  // Through JSON, which replaces invalid UTF-8.
+  // The way through JSON replaces invalid UTF-8.
   const auto clean = json::parse(dumped(std::string(text))).get<std::string>();
   std::string out;
   for (const char c : clean) {

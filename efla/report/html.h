@@ -24,7 +24,7 @@ std::string script_json(const nlohmann::ordered_json& value);
 std::string fill(std::string_view page, const std::map<std::string, std::string, std::less<>>& values);
 
 std::string fixed(double value, int digits);  // 0.0725, 2 → "0.07"; a minus sign is U+2212
-std::string compact(double value);            // as few digits as say it: 0.003, 16, 1e-05
+std::string compact(double value);            // at most 6 significant digits: 0.003, 16, 1e-05
 std::string percent(double share);            // 0.9654 → "96.5 %"
 std::string thousands(double value);          // 12345.6 → "12,346"
 
@@ -33,7 +33,7 @@ std::string plus_minus(const Spread& spread, double scale = 1.0, int digits = 1)
 
 std::string joined(const std::vector<std::string>& parts, const std::string& separator);
 
-// Returns what an object has under a key, as text; "" and NaN where it has nothing of the kind.
+// Return an object's value under a key as text or as a number; "" or NaN if there is none.
 std::string text_of(const nlohmann::json& object, const char* key);
 double number_of(const nlohmann::json& object, const char* key);
 

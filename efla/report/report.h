@@ -1,5 +1,5 @@
-// A report: figures, tables and notes, written as results.json and as one HTML page. It knows no experiment: whoever
-// measured something builds one.
+// A report: figures, tables and notes, written as results.json and as one HTML page. The code that measured something
+// builds the report.
 #pragma once
 
 #include <filesystem>
@@ -45,7 +45,7 @@ struct Figure {
   std::string x_label;
   Unit unit = Unit::number;
   bool log_x = false;
-  std::optional<double> chance = {};  // a dashed line there, on an axis from 0 to 1
+  std::optional<double> chance = {};  // a dashed line at this value, on an axis from 0 to 1
   std::vector<Series> series = {};    // without any the figure is left out
 };
 
@@ -69,7 +69,7 @@ struct Listing {
   bool folded = false;
 };
 
-// Without figures, tables and listings it is left out.
+// A section. Without figures, tables and listings it is left out.
 struct Section {
   std::string id;  // of its HTML element
   std::string heading;
@@ -94,7 +94,7 @@ struct Report {
 Section how_to_repeat(const std::string& command, const nlohmann::json& environment, Table runs);
 
 // Returns the page, complete in itself: style, script, Chart.js and the results are inside, and it loads nothing. Bytes
-// that are not UTF-8 become U+FFFD. Once its charts are drawn, the page sets data-charts on its root element to their
+// that are not UTF-8 become U+FFFD. When all charts are drawn, the page sets data-charts on its root element to their
 // number.
 std::string render(const Report& report);
 
