@@ -19,7 +19,7 @@ namespace {
 
 constexpr const char* kEnd = ".safetensors";
 
-constexpr const char* kDisposable = "disposable";  // in the metadata of the files of such sessions
+constexpr const char* kDisposable = "disposable";  // key in the metadata of files of disposable sessions
 
 // Returns whether a session has a file: clients cannot name a session whose name begins with ".", "_" or "-".
 bool is_kept(const std::string& name) {
@@ -74,18 +74,18 @@ DurableEngine::~DurableEngine() {
 
 std::filesystem::path DurableEngine::file_of(const std::string& name) const { return folder_ / (name + kEnd); }
 
-// Loads the sessions of the files, and no other files. Session files of the same bytes are forks and share the memory
-// again. Disposable sessions without room are dropped.
+// Loads the session of each file that has a session's name. Session files of the same bytes are forks and share the
+// memory again. Disposable sessions without room are dropped.
 void DurableEngine::load_all() {
   std::vector<std::pair<std::filesystem::file_time_type, std::filesystem::path>> files;
   for (const auto& entry : std::filesystem::directory_iterator(folder_)) {
     const std::filesystem::path& file = entry.path();
-    std::error_code none;  // of a link to nothing
+    std::error_code none;  // for a link to nothing
     if (file.extension() != kEnd || !is_kept(file.stem().string()) || !entry.is_regular_file(none)) continue;
     files.emplace_back(entry.last_write_time(), file);
   }
-  std::sort(files.begin(), files.end());     // the oldest first, which then is the longest unused
-  std::map<std::string, std::string> names;  // of the first session by the checksum of its file
+  std::sort(files.begin(), files.end());     // the oldest file first: its session counts as the longest unused
+  std::map<std::string, std::string> names;  // name of the first session by the checksum of its file
   for (const auto& [written, file] : files) {
     const std::string name = file.stem().string();
     const auto bytes = io::read_file(file);
@@ -143,7 +143,7 @@ std::set<std::string> DurableEngine::remove_dropped() {
   return failed;
 }
 
-// Keeps a session and then calls `then`: on the thread that writes, or on this thread once that one has stopped.
+// Keeps a session and then calls `then`: on the writing thread, or on this thread once the writing thread is to stop.
 void DurableEngine::keep_later(const std::string& name, std::function<void(const std::string& error)> then) {
   auto task = [this, name, then = std::move(then)] {
     std::string error;

@@ -1,4 +1,4 @@
-// An engine whose sessions are files of a folder too, so that they outlive its process however that ends.
+// An engine that also keeps its sessions in files of a folder, so that they outlive the process even if it is killed.
 #pragma once
 
 #include <condition_variable>
@@ -57,16 +57,16 @@ class DurableEngine final : public Engine {
   const std::filesystem::path folder_;
   const io::FolderLock lock_;
 
-  std::mutex files_mutex_;       // of the folder's files
+  std::mutex files_mutex_;       // guards the folder's files
   std::set<std::string> files_;  // names of sessions that were read from files or written to them
 
-  std::mutex queue_mutex_;  // of what follows
+  std::mutex queue_mutex_;  // guards the members that follow
   std::condition_variable changed_;
   std::deque<std::function<void()>> queue_;
   bool stopping_ = false;
 
   std::thread thread_;              // writes the sessions of replies, because listeners may not wait
-  std::unique_ptr<Engine> engine_;  // last: while it ends, replies end
+  std::unique_ptr<Engine> engine_;  // last: its destructor ends replies, which need the others
 };
 
 }  // namespace efla::serve

@@ -1,5 +1,5 @@
-// The engine of `efla serve`: many texts continue at once over one model. Knows nothing of HTTP, and its interface has
-// no types of LibTorch.
+// The engine of `efla serve`: many texts continue at once over one model. The engine knows nothing of HTTP, and its
+// interface has no types of LibTorch.
 //
 //   auto engine = load_engine("model", data::load_tokenizer("model/tokenizer.model"));
 //   Request request;
@@ -36,10 +36,10 @@ namespace efla::serve {
 using RequestId = std::uint64_t;
 using Clock = std::chrono::steady_clock;
 
-// How the next token is drawn from the logits z. First z_i gets logit_bias[i], then, for tokens that occurred in prompt
-// or reply, the repetition penalty (a division if z_i is positive, otherwise a multiplication), then z_i −=
-// presence_penalty + frequency_penalty · n_i for tokens that occurred n_i > 0 times in this reply; then temperature,
-// top_k, top_p as in generate/sampler.h.
+// How the next token is drawn from the logits z. First logit_bias[i] is added to z_i. Then tokens that occurred in the
+// session's text, the prompt or the reply get the repetition penalty (a division if z_i is positive, otherwise a
+// multiplication). Then tokens that occurred n_i > 0 times in this reply get z_i −= presence_penalty +
+// frequency_penalty · n_i. Temperature, top_k and top_p follow as in generate/sampler.h.
 struct RequestSampling : generate::SamplingOptions {
   RequestSampling() { temperature = 1.0; }
 
@@ -54,17 +54,17 @@ struct Request {
   // Name under which the state after the reply is stored, in place of an older one; empty: the state is dropped. The
   // name in `session` advances that session; a request that is cancelled or fails then leaves it as it was.
   std::string save_as = {};
-  // Rolls the text of `session` back by its last tokens, at most SessionInfo::rewindable, before save_as stores it: it
-  // is then as it was after the earlier tokens, with the same bits. 0: no. The request has no prompt and draws no
-  // token.
+  // Rolls the text of `session` back by this number of tokens, at most SessionInfo::rewindable, and stores it under
+  // save_as. The state then has the same bits as it had before these tokens. 0: no rewind. The request has no prompt
+  // and draws no token.
   std::int64_t rewind = 0;
   // With save_as: the stored text ends with this text, in place of the stop string or the id that ended the reply. With
   // `stop` the request takes two slots.
   std::optional<std::string> end_turn = {};
   bool disposable = false;  // the stored session may be dropped where room is needed, the longest unused first, and
                             // cannot be rewound
-  // Tokens of the prompt after which its state is worth room in the prefix cache: the state is kept after the largest
-  // multiple of 64 up to there.
+  // Numbers of prompt tokens after which a state is worth room in the prefix cache. For each of them the cache keeps
+  // the state after the largest multiple of 64 tokens up to it.
   std::vector<std::int64_t> cache_after = {};
   std::int64_t max_tokens = 16;  // of the reply; 0: the prompt is only prefilled (and scored)
   RequestSampling sampling = {};
@@ -129,9 +129,9 @@ struct Finish {
   double queue_ms = 0.0, first_token_ms = 0.0, total_ms = 0.0;  // since submit; first_token_ms 0 without a token
 };
 
-// Receives a reply. Threads of the engine call it, one call after the other, never inside submit or cancel; finish is
-// the last call and comes exactly once. Functions must return at once and may call Engine::cancel only. What they throw
-// ends the request as an error.
+// Receives a reply. Threads of the engine call the functions, one call after the other, never inside submit or cancel;
+// finish is the last call and comes exactly once. The functions must return at once and may call Engine::cancel only.
+// An exception from them ends the request as an error.
 class Listener {
  public:
   virtual ~Listener() = default;
@@ -178,7 +178,7 @@ struct Statistics {
   std::int64_t cache_entries = 0;
   std::uint64_t cache_hits = 0, cache_misses = 0;  // requests that started from a cached state, and that did not
   std::uint64_t prompt_tokens = 0, cached_tokens = 0, completion_tokens = 0;  // as Usage, of all requests so far
-  std::uint64_t drafted_tokens = 0, accepted_tokens = 0;  // drafts of replies, and their tokens that were drawn
+  std::uint64_t drafted_tokens = 0, accepted_tokens = 0;  // tokens of replies' drafts: all, and the drawn ones
   std::uint64_t steps = 0;                                // of the engine's loop
   std::map<FinishReason, std::uint64_t> finished;         // requests by reason
   Histogram queue_seconds;                                // from submit to a slot
@@ -214,8 +214,8 @@ class SessionInUse : public Error {
   using Error::Error;
 };
 
-// No room in EngineOptions::session_memory for one more session, counting what running requests will store, and
-// disposable sessions would not make enough.
+// No room in EngineOptions::session_memory for one more session, counting what running requests will store; dropping
+// disposable sessions would not free enough.
 class NoRoom : public Error {
  public:
   using Error::Error;
@@ -272,9 +272,9 @@ struct EngineOptions {
   std::filesystem::path swap = {};  // folder for sessions beyond session_memory; empty: disposable ones are dropped,
                                     // and a request that needs more room is refused
   std::string weights = "float32";  // of the linear layers: float32, bfloat16 or int8
-  std::int64_t draft_tokens = 7;    // drafted of a reply from repetitions in its text, and computed together; 0 to 7
-  std::int64_t step_tokens = 512;   // of prompts per step at most, a multiple of 64
-  std::chrono::milliseconds step_time{50};  // of a step's prompts, which have fewer tokens if more would take longer
+  std::int64_t draft_tokens = 7;    // most tokens drafted from repetitions in a text, computed together; 0 to 7
+  std::int64_t step_tokens = 512;   // most tokens of prompts per step, a multiple of 64
+  std::chrono::milliseconds step_time{50};  // a step takes fewer tokens of prompts if more would take longer
   std::int64_t max_queue = 1024;            // requests that wait
   std::int64_t max_disposable = 256;        // stored sessions; the longest unused are dropped
   int threads = 0;                          // 0: one per processor

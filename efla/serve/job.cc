@@ -47,7 +47,7 @@ Job::Job(RequestId id, Request given, std::shared_ptr<Listener> listener, std::s
     seen_.add(prompt_id);
     generate::remember(last_ids_, tokenizer_, prompt_id);
   }
-  const bool whole = replay_ && ids_.empty();  // the state before is what a rewind of the whole request stores
+  const bool whole = replay_ && ids_.empty();  // a rewind of the whole request stores the text before it
   if (from_ && !whole) ids_.insert(ids_.begin(), from_->record.pending.begin(), from_->record.pending.end());
   for (const auto last : last_ids_) decoder_.push(last);  // restores an unfinished character
 }
@@ -115,7 +115,7 @@ Outcome Job::draw(std::span<float> logits, std::int64_t drawable) {
   }
 }
 
-// What a listener throws ends the request as an error.
+// Calls f, which calls the listener. An exception ends the request as an error.
 template <class F>
 void Job::call(F&& f) {
   if (ended == FinishReason::error) return;
@@ -180,7 +180,7 @@ void Job::take(const Outcome& outcome, std::int32_t eos) {
 bool Job::must_keep_state() const {
   if (ended || slots_of(request) == 1) return false;
   const std::size_t held = stop_.held().size();
-  // What is held began with this token or, where a state is kept, earlier.
+  // The held text began in this token, unless a state is kept already and the text is longer than the token.
   return held > 0 && (!kept_ || held <= tokenizer_.bytes_of(reply_.back()).size());
 }
 
@@ -195,7 +195,8 @@ bool Job::must_close() const {
          (ended == FinishReason::stop || ended == FinishReason::length);
 }
 
-// Returns how many ids of the reply come before what ended it. rest: text of the next id that does, too.
+// Returns how many ids of the reply come before the stop string or the id that ended it. rest: the text of the next id
+// before the stop string.
 std::size_t Job::kept_reply(std::string& rest) const {
   if (stopped_by_.empty()) return reply_.size() - (ended == FinishReason::stop ? 1 : 0);
   std::string bytes;  // of the ids from `id` on
@@ -204,7 +205,7 @@ std::size_t Job::kept_reply(std::string& rest) const {
   while (id > 0 && bytes.size() < last + stopped_by_.size()) bytes.insert(0, tokenizer_.bytes_of(reply_[--id]));
   const std::size_t none = bytes.size() - std::min(bytes.size(), last + stopped_by_.size() - 1);
   const std::size_t stop = bytes.find(stopped_by_, none);
-  if (stop == std::string::npos) return reply_.size();  // it ended what a session had held back
+  if (stop == std::string::npos) return reply_.size();  // it began in text that the session had held back
   std::size_t begin = 0;
   for (; begin + tokenizer_.bytes_of(reply_[id]).size() <= stop; ++id) begin += tokenizer_.bytes_of(reply_[id]).size();
   rest = bytes.substr(begin, stop - begin);
@@ -227,7 +228,7 @@ void Job::close(std::span<float> state, std::span<const float> kept_state) {
     before_ = ids_.size() + kept_at_;
     if (kept_ && before_ <= kept) {
       std::copy(kept_state.begin(), kept_state.end(), state.begin());
-    } else {  // its first character began in an earlier token
+    } else {  // the stop string's first character began in an earlier token
       prefilled_ = before_ = 0;
       std::fill(state.begin(), state.end(), 0.0F);
       if (from_ && from_->state) from_->state->copy_to(state);
@@ -255,7 +256,7 @@ void Job::finish() {
   result.queue_ms = queue_ms;
   result.first_token_ms = first_token_ms;
   result.total_ms = ms_since(submitted);
-  from_.reset();  // whoever hears of the end may delete the session, and expects its file to be gone
+  from_.reset();  // because the listener may delete the session and expect its file to be gone
   try {
     listener_->finish(result);
   } catch (const std::exception&) {  // the request has ended anyway
@@ -288,7 +289,7 @@ std::shared_ptr<StoredText> Job::stored(std::shared_ptr<StoredState> state) cons
     record.last_ids = last_ids_;
     record.seen = seen_.bits();
   }
-  const std::uint64_t drawn = replay_ ? replay_->drawn : closing_ ? 0 : reply_.size();  // since the last prompt
+  const std::uint64_t drawn = replay_ ? replay_->drawn : closing_ ? 0 : reply_.size();  // ids since the last prompt
   record.counters = {request.sampling.seed, drawn, static_cast<std::uint64_t>(state_tokens())};
   if (request.disposable) return text;
   auto start = std::make_shared<StoredText>();

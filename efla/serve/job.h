@@ -29,8 +29,8 @@ struct Outcome {
 generate::SessionRecord extended(generate::SessionRecord record, std::span<const std::int32_t> ids,
                                  const data::Tokenizer& tokenizer);
 
-// Returns how many slots a request needs: two if its stored text ends before the stop string of the reply, which may
-// have begun several tokens ago. The second one has the state before that token.
+// Returns how many slots a request needs: two if its stored text ends before a stop string of the reply, because a stop
+// string may begin several tokens before it is complete. The second slot has the state before its first token.
 inline std::int64_t slots_of(const Request& request) {
   return request.end_turn && !request.save_as.empty() && !request.stop.empty() ? 2 : 1;
 }
@@ -52,14 +52,14 @@ class Job {
   Request request;  // without the prompt, which ids() has
   const Clock::time_point submitted = Clock::now();
 
-  // The ids before the reply that the state has not seen at the start: pending ones, then the prompt. All are
-  // prefilled, except that a pending id without a prompt is decoded, and that without a reply the last one stays
-  // pending. A rewind decodes those that were drawn. Once the request closes: the ids that its stored text ends with,
-  // of which the last one stays pending.
+  // Returns the ids before the reply that the state has not seen at the start: pending ids, then the prompt. All are
+  // prefilled, except that a pending id without a prompt is decoded, and that without a reply the last id stays
+  // pending. A rewind decodes the ids that were drawn. After close() returns the ids at the end of the stored text that
+  // the state has not seen; the last one stays pending.
   const std::vector<std::int32_t>& ids() const { return ids_; }
   const std::shared_ptr<const StoredText>& from() const { return from_; }
 
-  // The schedule's side, of the engine's thread.
+  // What the schedule knows; for the engine's thread only.
   std::int64_t slot = -1;                // −1: in the queue
   std::int64_t kept_slot = -1;           // of a request with two slots, for the state before a token of the reply
   std::size_t ids_fed = 0;               // ids that the state has seen
@@ -82,12 +82,12 @@ class Job {
 
   // Drafts at most `most` tokens to follow next_id(), by prompt lookup.
   std::span<const std::int32_t> draft(std::int64_t most);
-  // Whether the tokens drawn in this step are next_id() and the draft's beginning, so that one more may be drawn.
+  // Returns whether the tokens drawn in this step are the draft's first tokens, so that one more may be drawn.
   bool follows_draft() const;
   bool drafting() const { return drafting_; }
-  // Ends the draft with the token that was drawn last, so that the state before this token can be kept.
+  // Ends the draft before the token that was drawn last, so that the state before this token can be kept.
   void cut_draft() { lookup_.cut(drawn_ - 1); }
-  // Returns how many tokens were drawn in this step, and adapts the length of drafts to it.
+  // Returns how many tokens were drawn in this step, and adapts the length of later drafts to this number.
   std::int64_t end_draft();
 
   // Returns the token whose logprob the row of logits after ids()[index] gives with echo, or nothing.
@@ -102,16 +102,16 @@ class Job {
   void take_echo(const Outcome& outcome);
   void flush_echo();
   void take(const Outcome& outcome, std::int32_t eos);
-  // Whether a stop string may begin with the token that was drawn last, so that the state before it must be kept.
+  // Returns whether a stop string may begin in the token drawn last, so that the state before this token must be kept.
   bool must_keep_state() const;
   void keep_state(std::span<const float> state, std::span<float> kept);
 
-  // Whether the reply has ended and the stored text does not end yet as Request::end_turn says.
+  // Returns whether the reply has ended and the stored text does not end yet as Request::end_turn says.
   bool must_close() const;
-  // Puts the state before the ids that are left to prefill into `state`, and unsets `ended` if there are any. kept: the
-  // state of keep_state.
+  // Makes ids() the end of the stored text, writes the state before these ids to `state`, and unsets `ended` if any of
+  // them must be prefilled. kept: the state of keep_state.
   void close(std::span<float> state, std::span<const float> kept);
-  // Why a request ends whose ids are prefilled.
+  // Returns the reason for the end of a request whose ids are prefilled.
   FinishReason reason() const { return reason_; }
 
   // Calls the listener's finish.
@@ -119,7 +119,7 @@ class Job {
 
   // Returns the text after the reply with this state.
   std::shared_ptr<StoredText> stored(std::shared_ptr<StoredState> state) const;
-  // Returns the bytes of memory that it will take besides the state, without the ids of the reply.
+  // Returns the bytes of memory that stored() will take besides the state, without the ids of the reply.
   std::size_t record_bytes() const;
 
   Usage usage() const;
@@ -139,14 +139,14 @@ class Job {
   std::vector<std::int32_t> ids_, reply_;
   std::size_t decoded_ = 0;  // ids that the state has seen by decoding
   generate::PromptLookup lookup_;
-  std::size_t drawn_ = 0;  // in the step of the draft
+  std::size_t drawn_ = 0;  // tokens drawn in this step
   bool drafting_ = false;
   bool kept_ = false;        // whether a state is kept
   std::size_t kept_at_ = 0;  // ids of the reply that this state has seen
   FinishReason reason_ = FinishReason::length;
   bool closing_ = false;
-  // Once it closes: the ids of the stored text that follow `from`; of these, how many are before ids(), and how many
-  // were prefilled before the reply.
+  // After close(): the ids of the stored text that follow `from`, how many of them are before ids(), and how many were
+  // prefilled before the reply.
   std::vector<std::int32_t> since_;
   std::size_t before_ = 0, prefilled_ = 0;
   generate::SeenIds seen_;

@@ -114,7 +114,7 @@ void LocalEngine::check(const Request& request) const {
   generate::require_stop_strings("request", request.stop);
 }
 
-// With mutex_ held.
+// Throws QueueFull unless the queue has room for `places` requests. mutex_ must be held.
 void LocalEngine::require_places(std::int64_t places) const {
   const auto waiting = static_cast<std::int64_t>(waiting_.size());
   if (places == 0 || places <= options_.max_queue - waiting) return;
@@ -141,7 +141,7 @@ RequestId LocalEngine::submit(Request request, std::shared_ptr<Listener> listene
   RequestId id = 0;
   {
     const std::lock_guard lock(mutex_);
-    require_places(places);  // before others make room for what it will store
+    require_places(places);  // before other sessions make room for this one
     id = next_id_++;
   }
   auto job = std::make_unique<Job>(id, std::move(request), std::move(listener), std::move(from), replay, *tokenizer_,
@@ -181,7 +181,7 @@ Statistics LocalEngine::statistics() const {
   return now;
 }
 
-// Ends requests that were cancelled or are late.
+// Ends requests that were cancelled or have missed their deadline.
 void LocalEngine::end_cancelled_and_late() {
   Jobs over;
   {
@@ -235,7 +235,7 @@ void LocalEngine::begin(Job& job) {
   if (!job.beginnings.empty()) ++(plan.state ? statistics_.cache_hits : statistics_.cache_misses);
 }
 
-// Lets a request whose reply has ended prefill what its stored text ends with.
+// Lets a request whose reply has ended prefill the end of its stored text.
 void LocalEngine::close(Job& job) {
   if (!job.must_close()) return;
   try {
@@ -257,7 +257,7 @@ void LocalEngine::end(Jobs::iterator place) {
       try {
         const auto slot = states_.slot(job->slot);
         text = job->stored(std::make_shared<StoredState>(std::vector<float>(slot.begin(), slot.end())));
-      } catch (const std::exception& error) {  // no memory for it
+      } catch (const std::exception& error) {  // no memory for the session
         job->ended = FinishReason::error;
         job->error = error.what();
       }

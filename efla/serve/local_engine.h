@@ -24,7 +24,7 @@ namespace efla::serve {
 
 // A step decodes one token of every reply and prefills as many ids of prompts as fit its time. These ids are
 // distributed in pieces that end at multiples of nn::kCutTokens: each piece goes to the client that has waited longest,
-// and of its requests to the one that has waited longest. A request that begins therefore waits for the rest of one
+// and to the request of this client that has waited longest. A request that begins therefore waits for the rest of one
 // step, however long the other prompts are.
 class LocalEngine final : public Engine {
  public:
@@ -51,7 +51,7 @@ class LocalEngine final : public Engine {
     Job* job;
     std::int64_t row;
     std::optional<std::int32_t> scored;  // otherwise the next token is drawn
-    bool drafted = false;                // after a token of a draft: the next is drawn only if this token was
+    bool drafted = false;                // follows a draft's token; draws only if the reply has it
   };
   struct Step {
     std::vector<std::int32_t> ids;
@@ -97,12 +97,12 @@ class LocalEngine final : public Engine {
   PrefixCache cache_;
   Jobs running_;
   std::uint64_t served_ = 0;
-  std::chrono::duration<double> per_token_{0};  // of prompts, in the last steps; 0: before the first
+  std::chrono::duration<double> per_token_{0};  // time per token of a prompt; 0: not known yet
   std::map<std::string, std::uint64_t> client_served_;
   std::vector<float> hidden_, picked_, logits_;
   std::vector<nn::Draft> drafts_;  // of the step
 
-  mutable std::mutex mutex_;  // of what follows
+  mutable std::mutex mutex_;  // guards the members that follow
   std::condition_variable changed_;
   Jobs waiting_;
   std::set<RequestId> alive_, cancelled_;

@@ -14,8 +14,8 @@
 
 namespace efla::serve {
 
-// Gives free slots to requests: to the client with the fewest running ones, of these to the one served longest ago.
-// A request that needs two slots waits for both, and later requests wait with it.
+// Gives free slots to requests: of the client with the fewest running requests, among equals of the client served
+// longest ago. A request that needs two slots waits for both, and later requests wait with it.
 void LocalEngine::admit() {
   while (!free_slots_.empty()) {
     std::map<std::string, std::int64_t> running;
@@ -52,7 +52,7 @@ void LocalEngine::admit() {
   }
 }
 
-// Returns how many ids from `begin` on may follow in one piece: up to the next cut.
+// Returns how many ids from `begin` on form a piece: up to the next multiple of nn::kCutTokens in the text.
 std::int64_t LocalEngine::piece_of(const Job& job, std::int64_t begin) const {
   const std::int64_t before = job.state_tokens() - static_cast<std::int64_t>(job.ids_fed);
   const std::int64_t cut = nn::kCutTokens - (before + begin) % nn::kCutTokens;
@@ -79,7 +79,7 @@ void LocalEngine::distribute_prompts(Step& step) {
   const auto done = [](const Prompt& prompt) {
     const auto& job = *prompt.job;
     const std::size_t end = job.ids_fed + static_cast<std::size_t>(prompt.tokens);
-    // A state that the cache wants is taken at the end of a step.
+    // The cache copies states at the end of a step, so a prompt stops where the cache wants its state.
     const auto stored = [&](std::size_t n) { return n * nn::kCutTokens == end; };
     return end >= job.prefill_end() ||
            (prompt.tokens > 0 && std::any_of(job.store_after.begin(), job.store_after.end(), stored));
@@ -114,8 +114,8 @@ void LocalEngine::distribute_prompts(Step& step) {
   }
 }
 
-// Decodes a token of every reply and of every rewind that computes a reply again, and drafts where reading the weights,
-// once for all rows, takes longer than the rows.
+// Decodes a token of every reply and of every rewind that computes a reply again. Drafts only for few replies: then
+// most time of a step is reading the weights, once for all rows.
 void LocalEngine::decode_replies(Step& step) {
   std::vector<std::pair<Job*, std::span<const std::int32_t>>> replies;
   for (const auto& job : running_) {

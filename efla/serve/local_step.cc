@@ -36,7 +36,7 @@ void LocalEngine::compute(const Step& step) {
   const auto hidden = rows_of(hidden_, static_cast<std::int64_t>(step.ids.size()), width);
   const auto start = Clock::now();
   model_.advance(step.ids, step.runs, states_, hidden, pool_, &drafts_);
-  bool reads = false;  // prompts
+  bool reads = false;  // whether prompts are prefilled
   for (std::size_t i = 0; i < step.runs.size(); ++i) {
     if (step.runs[i].decode) {
       if (step.runs[i].tokens == 1) step.jobs[i]->count_decoded(1);
@@ -76,8 +76,8 @@ void LocalEngine::end_drafts(const Step& step) {
   }
 }
 
-// Learns from a step how long a token of a prompt takes. A step of few tokens takes longer per token than one of many,
-// because both read every weight: it only gives a bound from above.
+// Learns from a step how long a token of a prompt takes. A step of few tokens takes longer per token than a step of
+// many, because both read every weight. So a step of few tokens gives only an upper bound.
 void LocalEngine::time_step(std::int64_t tokens, std::chrono::duration<double> time) {
   constexpr double kNew = 0.25;
   const auto now = time / static_cast<double>(tokens);

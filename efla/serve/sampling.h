@@ -18,8 +18,8 @@ void validate(const RequestSampling& options, std::int64_t vocab_size);
 // The numbers of times that ids occurred in a reply.
 using IdCounts = std::map<std::int32_t, std::int64_t>;
 
-// Draws an id as RequestSampling says. Changes the logits. Throws std::runtime_error if a logit is NaN or all tokens
-// are excluded.
+// Draws an id as RequestSampling says. Changes the logits. Throws std::runtime_error if a logit is NaN or +infinity, or
+// if all tokens are excluded.
 std::int32_t draw(std::span<float> logits, const RequestSampling& options, const generate::SeenIds& seen,
                   const IdCounts& counts, Random& random);
 

@@ -164,7 +164,7 @@ void SessionStore::release(const std::string& name, std::shared_ptr<StoredText> 
   if (swap_folder_.empty()) return;
   try {
     while (bytes_->staying() > memory_ && !in_memory_.empty()) swap_oldest(lock);
-  } catch (const std::exception&) {  // the next caller that needs room gets it again
+  } catch (const std::exception&) {  // the next caller that needs room gets the error
   }
 }
 
@@ -173,7 +173,7 @@ bool SessionStore::has_room() const { return bytes_->staying() + promised_ <= me
 void SessionStore::make_room(std::unique_lock<std::mutex>& lock) {
   if (swap_folder_.empty()) return drop_disposable();
   while (!has_room() && !in_memory_.empty()) swap_oldest(lock);
-  if (bytes_->staying() > memory_) refuse_room();  // by what never moves to files
+  if (bytes_->staying() > memory_) refuse_room();  // the records that never move to files are too large
 }
 
 void SessionStore::refuse_room() const {

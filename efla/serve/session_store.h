@@ -34,7 +34,7 @@ struct StoredText {
   std::int64_t state_tokens() const { return static_cast<std::int64_t>(record.counters[2]); }
   std::int64_t tokens() const { return state_tokens() + static_cast<std::int64_t>(record.pending.size()); }
   std::int64_t rewindable() const { return before ? tokens() - before->tokens() : 0; }
-  // Returns the bytes that it shares with no text, and that never move to files.
+  // Returns the bytes of the records, which no other text shares and which never move to files.
   std::size_t record_bytes() const;
   // Calls f with everything that may move to a file.
   template <class F>
@@ -47,17 +47,18 @@ struct StoredText {
 
 // Bounds the bytes of stored states, ids and records in memory together with the bytes that reservations promise. A
 // caller that needs room moves the longest unused texts to files or, without a folder for files, drops disposable
-// texts. Several threads may call functions at once; one that writes a file does not keep others waiting.
+// texts. Several threads may call functions at once; a thread that writes a file does not keep others waiting.
 class SessionStore {
  public:
   // swap: the folder for files; empty: none. Makes the folder if it does not exist, locks it, and removes files that a
-  // killed process left. max_disposable: of disposable texts. Throws Error if swap is not a folder or
-  // another process uses it, and IoError.
+  // killed process left. max_disposable: most disposable texts. Throws Error if swap is not a folder or another process
+  // uses it, and IoError.
   SessionStore(std::size_t memory, std::filesystem::path swap, std::int64_t max_disposable);
 
-  // Throw NoSuchSession, SessionInUse and, for a name that is not one, Error; put and reserve NoRoom and IoError too.
+  // Throw NoSuchSession, SessionInUse and, for a text that is no session's name, Error; put and reserve also throw
+  // NoRoom and IoError.
   std::shared_ptr<const StoredText> get(const std::string& name);         // counts as a use
-  std::shared_ptr<const StoredText> peek(const std::string& name) const;  // does not
+  std::shared_ptr<const StoredText> peek(const std::string& name) const;  // is not a use
   void put(const std::string& name, std::shared_ptr<StoredText> text);
   void fork(const std::string& name, const std::string& copy);
   void erase(const std::string& name);
@@ -102,7 +103,7 @@ class SessionStore {
   std::optional<io::FolderLock> swap_lock_;
   const std::int64_t max_disposable_;
   const std::shared_ptr<StoredBytes> bytes_ = std::make_shared<StoredBytes>();
-  mutable std::mutex mutex_;  // of what follows
+  mutable std::mutex mutex_;  // guards the members that follow
   Entries entries_;
   // Entries by use, the longest unused first: entries that have not moved to files, and disposable entries.
   std::map<std::uint64_t, std::string> in_memory_, disposable_;

@@ -25,7 +25,7 @@
 
 namespace efla::serve {
 
-// moving: of `memory`, on the way to files.
+// The bytes of values in memory and in files. moving: the bytes in memory that are on the way to files.
 struct StoredBytes {
   std::atomic<std::size_t> memory = 0, files = 0, moving = 0;
 
@@ -36,7 +36,7 @@ struct StoredBytes {
   }
 };
 
-// Bytes of memory that are counted for as long as this lives. A copy is not counted.
+// Bytes of memory that are counted as long as the object lives. A copy is not counted.
 class CountedBytes {
  public:
   CountedBytes() = default;
@@ -67,7 +67,7 @@ inline std::string new_swap_name() {
   return std::to_string(process) + "-" + std::to_string(count++) + kSwapEnd;
 }
 
-// Functions may be called by several threads at once.
+// Values in memory or in a file. Functions may be called by several threads at once.
 template <class T>
 class Stored {
  public:
@@ -84,7 +84,7 @@ class Stored {
   std::size_t bytes() const { return size_ * sizeof(T); }
   bool in_memory() const { return !in_file_; }  // without waiting for a file that is being written
 
-  // Counts its bytes from now on, once.
+  // Adds the bytes of the values to `total` until the object dies. Only the first call does so.
   void count(const std::shared_ptr<StoredBytes>& total) {
     const std::lock_guard lock(mutex_);
     if (total_) return;
@@ -107,8 +107,8 @@ class Stored {
     std::memcpy(to.data(), content.data(), bytes());
   }
 
-  // Moves the values to a new file of the folder; waits where another thread does. Throws IoError; the values then stay
-  // in memory.
+  // Moves the values to a new file of the folder; waits if another thread is moving them. Throws IoError; the values
+  // then stay in memory.
   void swap_out(const std::filesystem::path& folder) {
     const std::lock_guard lock(mutex_);
     if (!file_.empty() || size_ == 0) return;

@@ -60,13 +60,13 @@ std::vector<std::int32_t> encode_prompt(const ApiContext& context, const Prompt&
     ids.insert(ids.end(), encoded.begin(), encoded.end());
   } else {
     ids = std::get<std::vector<std::int32_t>>(prompt);
-    require_ids(tokenizer, ids, field);  // because replies of logprobs name every token
+    require_ids(tokenizer, ids, field);  // because replies with logprobs name every token
   }
   if (ids.empty() && from.empty())
     throw ApiError(400, field + ": got an empty text, expected at least one token", field);
   const auto most = context.options.max_prompt_tokens;
   if (most == 0) return ids;
-  // A state that a client brought may have seen its text only in part.
+  // A state that a client sent may have many pending tokens, which the request prefills too.
   const auto unread = from.empty() ? 0 : std::max<std::int64_t>(0, context.engine.session(from).pending - 1);
   if (const auto tokens = static_cast<std::int64_t>(ids.size()) + unread; tokens > most) {
     throw ApiError(

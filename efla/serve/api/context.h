@@ -28,8 +28,8 @@ struct ApiOptions {
   std::int64_t max_prompt_tokens = 0;     // 0: no limit
   std::int64_t max_requests_per_key = 0;  // that run at once; 0: no limit
   std::chrono::milliseconds deadline{0};  // of a reply; 0: none
-  StateKeys state_keys = {};              // of states that leave the server and come back
-  std::int64_t kv_bytes_per_token = 0;    // of a model with softmax attention of the same width, in 16 bits
+  StateKeys state_keys = {};              // sign states that leave the server and come back
+  std::int64_t kv_bytes_per_token = 0;    // KV cache of a softmax model of the same width, in 16 bits
   std::string page = {};                  // the web page
 };
 
@@ -41,7 +41,7 @@ struct ApiContext {
   std::function<void(std::function<void()>)> work;  // calls a function on the thread for work
   std::atomic<std::uint64_t> next_name = 0;
 
-  std::mutex mutex{};                                // of what follows
+  std::mutex mutex{};                                // guards `running`
   std::map<std::string, std::int64_t> running = {};  // requests by client
 };
 
@@ -55,7 +55,7 @@ struct Call {
 // Returns a reply of JSON.
 HttpReply json_reply(const nlohmann::ordered_json& value);
 
-// Returns the name of a client's session inside the engine: clients do not see each other's.
+// Returns the name of a client's session inside the engine, so that clients do not see each other's sessions.
 std::string engine_name(const std::string& client, const std::string& session);
 
 // Throws ApiError about `field` unless the tokenizer has all ids.
@@ -70,7 +70,7 @@ std::vector<std::int32_t> encode_prompt(const ApiContext& context, const Prompt&
 // the field.
 void load_state(ApiContext& context, const std::string& name, std::string_view state);
 
-// Throws ApiError unless the model is the one that is served, or not named.
+// Throws ApiError unless `model` is empty or names the model that is served.
 void check_model(const ApiContext& context, const std::string& model);
 
 // Calls a function when the engine has finished a request that no client waits for token by token.

@@ -28,7 +28,7 @@ std::string to_json(const ApiError& error);
 HttpReply to_reply(const ApiError& error);
 
 // Returns the exception that is being handled as an error of the API, with names of sessions as the client knows them.
-// What is nobody's mistake has status 500.
+// An exception that nobody expects has status 500.
 ApiError current_error(const std::string& client);
 
 }  // namespace efla::serve

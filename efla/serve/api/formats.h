@@ -18,7 +18,7 @@ namespace efla::serve {
 inline constexpr const char* kBosText = "<s>";
 inline constexpr const char* kEosText = "</s>";
 
-// A token with its log-probability and the alternatives to it; NaN where it has none.
+// A token with its log-probability (NaN if it has none) and the alternatives to it.
 struct ScoredToken {
   std::int32_t id = 0;
   float logprob = 0.0F;
@@ -44,12 +44,12 @@ struct ReplyHead {
 std::string finish_reason(const Finish& finish);
 nlohmann::ordered_json usage_json(const Usage& usage);
 
-// Returns the number of characters of a token's text: of a part of a character 1 for the part that begins the
-// character, otherwise 0.
+// Returns the number of characters of a token's text. A part of a character counts 1 if the character begins with it,
+// otherwise 0.
 std::size_t characters_of(std::int32_t id, const data::Tokenizer& tokenizer);
 
 // Returns the object "logprobs" of a completion or a chat for some tokens; null for none. offset: characters of the
-// text before them.
+// text before these tokens.
 nlohmann::ordered_json logprobs_json(Shape shape, const std::vector<ScoredToken>& tokens,
                                      const data::Tokenizer& tokenizer, std::size_t offset);
 

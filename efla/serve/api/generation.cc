@@ -80,21 +80,21 @@ class Generation : public std::enable_shared_from_this<Generation> {
 
   ApiContext& context_;
   std::string client_;
-  std::shared_ptr<void> place_;  // given up last, because the context may end then
+  std::shared_ptr<void> place_;  // destroyed late, because the context may end then
   GenerationRequest request_;
   std::shared_ptr<HttpExchange> exchange_;
   ReplyHead head_;
   std::unique_ptr<ResponseFormat> response_;
   std::vector<std::vector<std::int32_t>> prompts_;
-  std::vector<std::int64_t> cache_after_;                 // of all of them
-  std::vector<std::vector<ScoredToken>> scored_prompts_;  // of several replies each
+  std::vector<std::int64_t> cache_after_;                 // of every prompt
+  std::vector<std::vector<ScoredToken>> scored_prompts_;  // of prompts with several replies
   std::string from_, save_as_;                            // engine's names
   std::vector<std::string> forks_;                        // of prompts with several replies
   std::vector<std::string> temporary_;
   std::vector<Choice> choices_;
   Usage usage_;
-  std::atomic<std::size_t> left_ = 1;  // requests that are not finished, and the thread that submits
-  std::mutex mutex_;                   // of what follows
+  std::atomic<std::size_t> left_ = 1;  // requests that are not finished, plus the thread that submits
+  std::mutex mutex_;                   // guards the members that follow
   std::vector<RequestId> ids_;
   bool gone_ = false, failed_ = false, begun_ = false;
 };
@@ -142,7 +142,7 @@ void Generation::prepare() {
   scored_prompts_.resize(prompts_.size());
 }
 
-// Finds or loads the state that the request continues, and the name for the one that it leaves.
+// Finds or loads the state that the request continues, and names the state that the request leaves.
 void Generation::prepare_states() {
   auto& engine = context_.engine;
   const auto temporary = [&] {
@@ -182,7 +182,7 @@ void Generation::prepare_prompts() {
     const auto& chat = context_.options.chat;
     request_.prompts = {chat.render(request_.chat)};
     request_.stop.insert(request_.stop.end(), chat.stop.begin(), chat.stop.end());
-    for (std::size_t i = 0; from_.empty() && i < request_.chat.size(); ++i) {  // the cache is of texts that begin
+    for (std::size_t i = 0; from_.empty() && i < request_.chat.size(); ++i) {  // the cache has beginnings only
       if (!request_.chat[i].cached) continue;
       const auto beginning = chat.render_messages(std::span(request_.chat).first(i + 1));
       if (!beginning.empty()) cache_after_.push_back(static_cast<std::int64_t>(encode(beginning).size()));
@@ -190,7 +190,7 @@ void Generation::prepare_prompts() {
   }
   for (auto& prompt : request_.prompts) {
     prompts_.push_back(encode(prompt));
-    if (!request_.echo) prompt = {};  // a prompt may be as large as a body, and wait for long
+    if (!request_.echo) prompt = {};  // frees memory, because a request may wait for long
   }
   request_.chat.clear();
   if (const auto most = context_.info.max_queue; std::cmp_greater(replies(), most)) {
@@ -217,7 +217,8 @@ Request Generation::engine_request(std::size_t replica) const {
   return made;
 }
 
-// Several replies to a prompt begin with forks of the state after it: the prompt is prefilled once.
+// Submits the requests. Several replies to a prompt begin with forks of the state after the prompt, which is prefilled
+// once.
 void Generation::submit_all() {
   for (std::size_t i = 0; i < prompts_.size(); ++i) {
     auto request = engine_request(0);
@@ -240,7 +241,7 @@ void Generation::submit_all() {
   }
 }
 
-// Without the lock while the engine takes the request, because that may write files.
+// Submits a request. Does not hold the mutex while the engine takes the request, because the engine may write files.
 void Generation::submit(Request request, std::size_t index) {
   ++left_;
   RequestId id = 0;
@@ -252,7 +253,7 @@ void Generation::submit(Request request, std::size_t index) {
   }
   const std::lock_guard lock(mutex_);
   ids_.push_back(id);
-  if (gone_ || failed_) context_.engine.cancel(id);  // its end still cleans up
+  if (gone_ || failed_) context_.engine.cancel(id);  // finish() still comes and cleans up
 }
 
 // Completes the reply after the last request.
@@ -274,7 +275,8 @@ void Generation::submit_forks(std::size_t prompt) {
   release();
 }
 
-// Called when the engine has taken the requests, so that a full queue still has its status, or at the first token.
+// Begins the stream, once: when the engine has taken the requests, so that a full queue still gets its status, or at
+// the first token.
 void Generation::begin_stream() {
   if (!request_.stream) return;
   const std::lock_guard lock(mutex_);
@@ -373,7 +375,7 @@ void Generation::answer() {
       exchange_->write(response_->last_events(choices_.front(), usage_));
     } else {
       if (request_.include_usage) extra["usage"] = usage_json(usage_);
-      // In one piece, because a client may be behind by no more than a bound, and a state is large.
+      // One write, because a state is large, and a write closes a connection that has too many unsent bytes.
       exchange_->write((extra.empty() ? std::string() : extra_event(head_, extra)) + std::string(kDone));
     }
     return exchange_->end();

@@ -28,7 +28,7 @@ class Keys {
 };
 
 // Reads the keys of an option's file, one per line; empty lines and lines that begin with # are skipped. Throws Error
-// without any, IoError.
+// if there is no key, and IoError.
 std::vector<std::string> read_keys(const std::filesystem::path& path, const std::string& option);
 
 // Reads the keys of clients. Throws also for a key that clients cannot send in a header.

@@ -9,7 +9,7 @@
 
 namespace efla::serve {
 
-// replies: by status.
+// Returns all metrics. replies: numbers of replies by status.
 std::string metrics_text(const Statistics& statistics, const std::map<int, std::uint64_t>& replies,
                          std::int64_t connections, std::int64_t body_bytes);
 

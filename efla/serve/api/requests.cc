@@ -87,7 +87,7 @@ void read_session_name(const Fields& fields, const char* name, std::string& into
   }
 }
 
-// The fields that all endpoints of generation share.
+// Reads the fields that all three endpoints share.
 void read_common(const Fields& fields, GenerationRequest& request) {
   request.model = fields.find<std::string>("model").value_or("");
   auto& sampling = request.sampling;
@@ -104,7 +104,7 @@ void read_common(const Fields& fields, GenerationRequest& request) {
   }
   read_stop(fields, request);
   request.stream = fields.find<bool>("stream").value_or(false);
-  fields.find<std::string>("user");  // whoever the client serves: of no use here
+  fields.find<std::string>("user");  // accepted, but not used
 }
 
 void read_stream_options(const Fields& fields, GenerationRequest& request) {
@@ -115,7 +115,7 @@ void read_stream_options(const Fields& fields, GenerationRequest& request) {
   refuse_others(options);
 }
 
-// Sessions, and states that travel with requests.
+// Reads the fields about sessions and about states in requests.
 void read_state(const Fields& fields, GenerationRequest& request) {
   read_session_name(fields, "session", request.session);
   read_session_name(fields, "save_as", request.save_as);
@@ -136,7 +136,7 @@ void read_n(const Fields& fields, GenerationRequest& request) {
   request.n = fields.find<std::int64_t>("n", 1, kMostReplies).value_or(1);
 }
 
-// A state that is kept needs one reply to be the state of.
+// Throws ApiError for several replies if a state is to be kept, because a state belongs to one reply.
 void require_one_reply(const GenerationRequest& request) {
   const bool keeps = !request.save_as.empty() || request.return_state;
   if (keeps && (request.n > 1 || request.prompts.size() > 1)) {

@@ -27,7 +27,7 @@ struct GenerationRequest {
   bool one_prompt = true;         // the prompt was not a list of prompts
   std::int64_t n = 1;             // replies per prompt
   std::optional<std::int64_t> max_tokens;
-  const char* max_tokens_field = "max_tokens";  // that gave it
+  const char* max_tokens_field = "max_tokens";  // the field that gave max_tokens
   RequestSampling sampling;
   bool seeded = false;  // the client chose sampling.seed
   std::vector<std::string> stop;
@@ -44,7 +44,7 @@ struct GenerationRequest {
   bool store = false;             // under the response's id
 };
 
-// The fields of the three endpoints. Throw ApiError with status 400.
+// Parse the bodies of the three endpoints. Throw ApiError with status 400.
 GenerationRequest parse_completion(const nlohmann::json& body);
 GenerationRequest parse_chat(const nlohmann::json& body);
 GenerationRequest parse_response(const nlohmann::json& body);

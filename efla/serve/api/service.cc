@@ -41,8 +41,8 @@ class Service::Implementation {
       server_.run();
     }
     ended_ = true;
-    // Requests whose clients were told to have left end with the engine's next step. One that the worker has only begun
-    // is not running yet, and would outlive this object.
+    // Requests that the stop has cancelled end with the engine's next step. A request that the worker has only begun is
+    // not counted as running yet, and would outlive this object.
     for (;; std::this_thread::sleep_for(std::chrono::milliseconds(1))) {
       if (queued_ > 0) continue;
       const std::lock_guard lock(context_.mutex);
@@ -65,8 +65,9 @@ class Service::Implementation {
   };
   static const std::vector<Route>& routes();
 
-  // Returns the route of a path, and the part of the path that its NAME stands for.
+  // Returns whether a path is that of a route. Sets `name` to the part of the path that NAME stands for.
   static bool matches(const Route& route, const std::string& path, std::string& name);
+  // Returns the route of a request. Throws ApiError with status 404 or 405.
   const Route& find(const HttpRequest& head, std::string& name) const;
 
   std::optional<HttpReply> check(const HttpRequest& head);
@@ -188,7 +189,7 @@ std::optional<HttpReply> Service::Implementation::check(const HttpRequest& head)
       throw ApiError(401, "the request needs the header \"Authorization: Bearer KEY\" with a key of this server", "",
                      "invalid_api_key");
     }
-    // A page of another origin cannot send JSON without asking first, which CORS refuses.
+    // A browser sends no JSON from a page of another origin unless the server allows the origin (CORS).
     if (route.json && !head.content_type.starts_with("application/json")) {
       throw ApiError(415, "Content-Type: got \"" + printable(head.content_type, 100) + "\", expected application/json");
     }
@@ -246,7 +247,7 @@ void Service::Implementation::tokenize(Call& call) {
   const auto request = parse_tokenize(parse_body(call.request.body));
   const auto& tokenizer = *context_.info.tokenizer;
   std::vector<std::int32_t> ids;
-  // Clients learn the ids of the special tokens from the texts that tokenizer_info has for them.
+  // Clients tokenize the texts that tokenizer_info has for the special tokens, in order to learn their ids.
   if (request.text == kEosText && tokenizer.eos() >= 0) {
     ids = {tokenizer.eos()};
   } else if (request.text == kBosText && tokenizer.bos() >= 0) {

@@ -20,12 +20,12 @@ class Service {
 
   const std::string& address() const;
 
-  // Serves until SIGINT or SIGTERM (`signals`) or stop(). Then new requests for text get status 503, /health too, and
-  // run() returns once every reply is finished, or after `grace`, when the others are cancelled. A second signal
-  // cancels at once.
+  // Serves until SIGINT or SIGTERM (`signals`) or stop(). Then new requests for text and /health get status 503. run()
+  // returns once every reply is finished; after `grace` it cancels the unfinished replies. A second signal cancels them
+  // at once.
   void run(std::chrono::milliseconds grace, bool signals);
 
-  // From any thread.
+  // Stops run(). Any thread may call it.
   void stop(std::chrono::milliseconds grace);
 
  private:

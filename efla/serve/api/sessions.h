@@ -1,5 +1,5 @@
 // The routes of /v1/sessions, and of the stored states of /v1/responses. Functions run on the thread for work and reply
-// to the call; what they throw is for the caller to reply.
+// to the call. The caller replies with the errors that they throw.
 #pragma once
 
 #include "efla/serve/api/context.h"

@@ -10,8 +10,8 @@ namespace {
 
 namespace http = boost::beast::http;
 
-constexpr std::size_t kPiece = 64 << 10;       // of a body, per timeout
-constexpr std::size_t kMostDrained = 1 << 20;  // of a body that was refused
+constexpr std::size_t kPiece = 64 << 10;       // bytes of a body per timeout
+constexpr std::size_t kMostDrained = 1 << 20;  // bytes of a refused body
 constexpr std::chrono::seconds kDrainTime{2};
 
 std::string_view reason(int status) {
@@ -84,7 +84,7 @@ void Connection::parse() {
     boost::beast::error_code error;
     const auto consumed = parser_->put(in_.data(), error);
     in_.consume(consumed);
-    if (phase_ == Phase::header) header_bytes_ += consumed;  // Beast's limit is one of each field
+    if (phase_ == Phase::header) header_bytes_ += consumed;  // Beast limits each field alone
     if (header_bytes_ > host_.options.max_header_bytes) error = http::error::header_limit;
     if (error && error != http::error::need_more) return refuse_bytes(error);
     if (phase_ == Phase::header && parser_->is_header_done()) parsed_header();
@@ -127,7 +127,7 @@ void Connection::parsed_header() {
   if (!parser_->is_done() && boost::beast::iequals(expect, "100-continue")) out_ += "HTTP/1.1 100 Continue\r\n\r\n";
 }
 
-// Holds the bodies of all requests to a number of bytes.
+// Counts the bytes of the body. Refuses the request if the bodies of all requests exceed request_memory.
 void Connection::count_body() {
   const auto size = parser_->get().body().size();
   if (size == body_.get()) return;
@@ -149,7 +149,7 @@ void Connection::parsed_body() {
   host_.handle(std::move(request_), host_.exchange(*this, ++serial_, std::move(body_)));
 }
 
-// Replies to a request whose body has not been read, and closes if there is one.
+// Replies to a request whose body has not been read. The connection closes afterwards if there is a body.
 void Connection::refuse(HttpReply reply) {
   const bool more = !parser_->is_done();
   if (more) keep_alive_ = false;
@@ -254,7 +254,7 @@ void Connection::finish() {
 }
 
 void Connection::read_more() {
-  // While a request is handled a read tells that its client leaves, unless the next requests fill the buffer.
+  // Reads while a request is handled too, because only a read tells that the client leaves; not if the buffer is full.
   if (reading_ || ended_ || phase_ == Phase::closed || in_.size() >= host_.options.max_header_bytes) return;
   reading_ = true;
   start_read(room_);

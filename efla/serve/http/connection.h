@@ -52,7 +52,7 @@ struct ConnectionHost {
   std::function<std::shared_ptr<HttpExchange>(Connection&, std::uint64_t serial, BodyBytes body)> exchange;
   std::function<void(Connection&)> closed;
   std::map<int, std::uint64_t> replies;                                         // by status
-  BodyBytes::Total body_bytes = std::make_shared<std::atomic<std::size_t>>(0);  // read or in requests without an end
+  BodyBytes::Total body_bytes = std::make_shared<std::atomic<std::size_t>>(0);  // of bodies that arrive, wait and run
   bool stopping = false;                                                        // answers end with "Connection: close"
 };
 
@@ -85,11 +85,11 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void close();
 
   bool busy() const { return phase_ == Phase::handling || !out_.empty() || !writing_.empty(); }
-  bool parsing() const { return parsing_; }  // proceed() is on its way and need not be called
+  bool parsing() const { return parsing_; }  // proceed() is running and need not be called
   bool marked = false;                       // for the server's list of connections to continue
 
  protected:
-  // Called by the socket when what it was asked for is done.
+  // The socket calls these functions when a read or a write has ended.
   void received(bool failed, std::size_t bytes);
   void written(bool failed);
 
@@ -116,7 +116,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   ConnectionHost& host_;
   BodyBytes body_;  // of the body that is being read
   Phase phase_ = Phase::idle;
-  std::array<char, 8 << 10> room_;  // of the read in progress
+  std::array<char, 8 << 10> room_;  // for the read in progress
   boost::beast::flat_buffer in_;    // received, not yet parsed
   std::optional<boost::beast::http::request_parser<boost::beast::http::string_body>> parser_;
   HttpRequest request_;
@@ -124,7 +124,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::uint64_t serial_ = 0;
   std::function<void()> gone_;
   std::string out_, writing_;
-  std::size_t write_begin_ = 0;  // of writing_, what is written
+  std::size_t write_begin_ = 0;  // bytes of writing_ that were written
   std::size_t header_bytes_ = 0, drained_ = 0;
   bool reading_ = false, parsing_ = false, keep_alive_ = true, chunked_ = false, events_ = false, head_only_ = false,
        ended_ = false;

@@ -44,8 +44,8 @@ struct HttpReply {
   std::vector<std::string> fields = {};  // more header lines, such as "Retry-After: 1"
 };
 
-// The reply to one request. Its functions may be called from any thread. A request whose exchange is destroyed without
-// a reply gets status 500; a stream without an end is cut.
+// The reply to one request. Any thread may call the functions. A request whose exchange is destroyed without a reply
+// gets status 500; a stream without an end is cut.
 class HttpExchange {
  public:
   virtual ~HttpExchange() = default;
@@ -87,8 +87,7 @@ class HttpServer {
   // Calls a function on the thread of run() after a time.
   void after(std::chrono::milliseconds time, std::function<void()> task);
 
-  // Stops once every request is answered, or after `grace`, when the clients of the others are told to have left. From
-  // any thread.
+  // Stops once every request is answered; after `grace` closes the connections of the others. Any thread may call it.
   void stop(std::chrono::milliseconds grace);
 
   std::int64_t connections() const;  // open now
