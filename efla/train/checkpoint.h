@@ -19,20 +19,20 @@ inline constexpr const char* kModelFile = "model.safetensors";
 
 struct TrainerState {
   std::int64_t step = 0;      // updates made
-  std::int64_t examples = 0;  // that the updates saw
+  std::int64_t examples = 0;  // examples that the updates saw
   nlohmann::json position;    // Task::position
   nlohmann::json config;      // what is trained: must be the same to resume
 };
 
-// Writes everything but the model, of which the task writes the files. exp_avg and exp_avg_sq have the size of
-// parameters and are on the CPU. The bytes depend on the arguments alone. Throws IoError.
+// Writes everything but the model, whose files the task writes. exp_avg and exp_avg_sq have the size of parameters and
+// are on the CPU. The bytes depend on the arguments alone. Throws IoError.
 void write_checkpoint(const std::filesystem::path& folder, const TrainerState& state, const FlatParameters& parameters,
                       const torch::Tensor& exp_avg, const torch::Tensor& exp_avg_sq);
 
 // Returns the path of a checkpoint's trainer.json, which errors name.
 std::string trainer_file(const std::filesystem::path& folder);
 
-// Throws IoError(content) where trainer.json is not that of a checkpoint.
+// Reads trainer.json. Throws IoError(content) if it is not a checkpoint's.
 TrainerState read_trainer_state(const std::filesystem::path& folder);
 
 // Reads AdamW's moments into two flat buffers of the size of parameters. Throws IoError(content).

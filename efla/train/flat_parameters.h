@@ -59,6 +59,7 @@ struct AdamWSettings {
 // for a range of a model's flat parameters: one pass over memory on the CPU.
 class FlatAdamW {
  public:
+  // Updates the values in `range`. `parameters` must outlive the object.
   FlatAdamW(const FlatParameters& parameters, const AdamWSettings& settings, Range range);
 
   const Range& range() const { return range_; }
@@ -91,10 +92,10 @@ class FlatAdamW {
   const FlatParameters& parameters_;
   AdamWSettings settings_;
   Range range_;
-  std::vector<Stretch> stretches_;  // of parameters that decay, and that do not
+  std::vector<Stretch> stretches_;  // neighbouring parameters that all decay or all do not
   std::vector<Stretch> blocks_;     // the same, cut into tasks
   torch::Tensor exp_avg_, exp_avg_sq_;
-  torch::Tensor gradient_;  // of the views
+  torch::Tensor gradient_;  // the gradient of the views below
   Views decaying_, plain_;  // on a GPU, made once, because runs side by side would wait for one another to allocate
   std::int64_t steps_ = 0;
 };

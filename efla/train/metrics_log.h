@@ -27,8 +27,8 @@ class MetricsLog {
   // Returns the last line of an event.
   std::optional<nlohmann::ordered_json> last(const std::string& event) const;
 
-  // Adds a line {"event", "step", …}, with "seconds" grown by `seconds` at its end. Its other numbers become
-  // TensorBoard's GROUP/NAME.
+  // Adds a line {"event", "step", …, "seconds"}, where "seconds" has grown by `seconds`. The other floating-point
+  // numbers of the line become TensorBoard's GROUP/NAME.
   void write(nlohmann::ordered_json line, const std::string& group, double seconds = 0.0);
 
   void sync() { writer_.sync(); }

@@ -48,14 +48,14 @@ class Runner {
   bool last() const { return trainer_.steps_done() >= task_.steps(); }
   bool every(std::int64_t steps) const { return steps > 0 && trainer_.steps_done() % steps == 0; }
 
-  // Resumes from the latest checkpoint, and does what was due at its step.
+  // Resumes from the latest checkpoint, and makes the evaluation and the sample that were due at its step.
   void start() {
     if (writes()) {
       io::remove_stale_temporaries(run_.folder);
       checkpoints_.remove_leftovers();
     }
     const auto latest = checkpoints_.latest();
-    // Rank 0 says which one: the others might see one that it is about to remove.
+    // Rank 0 chooses the checkpoint, because the others might see one that rank 0 is about to remove.
     const auto known = group_.gather({latest ? static_cast<double>(latest->step) : -1.0}).front().front();
     if (known >= 0.0) {
       for (const auto& saved : checkpoints_.list()) {
@@ -76,7 +76,7 @@ class Runner {
     saved_ = saved;
   }
 
-  // The steps of the last evaluation and the last sample, and whether that evaluation was enough.
+  // Returns the steps of the last evaluation and the last sample, and whether that evaluation was enough.
   std::vector<double> seen_so_far() const {
     if (!log_) return {0.0, 0.0, 0.0};
     const auto evaluation = log_->last("evaluation"), sample = log_->last("sample");
@@ -84,7 +84,7 @@ class Runner {
     return {step_of(evaluation), step_of(sample), evaluation && task_.enough(*evaluation) ? 1.0 : 0.0};
   }
 
-  // The beginning of a line of metrics.
+  // Returns the beginning of a line of metrics.
   ordered_json line_of(const char* event) const {
     ordered_json line = {{"event", event}, {"step", trainer_.steps_done()}};
     line.update(task_.progress(trainer_.steps_done(), trainer_.examples_done()));
@@ -181,7 +181,7 @@ class Runner {
   std::unique_ptr<MetricsLog> log_;  // rank 0's
   std::optional<io::CheckpointFolder::Saved> saved_;
   Clock::time_point saved_at_ = Clock::now();
-  std::int64_t evaluated_ = 0, sampled_ = 0;  // the steps of the last ones
+  std::int64_t evaluated_ = 0, sampled_ = 0;  // steps of the last evaluation and sample
   bool enough_ = false;
 };
 

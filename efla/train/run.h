@@ -17,13 +17,13 @@
 namespace efla::train {
 
 struct RunOptions {
-  bool evaluate = true;               // after the last step
+  bool evaluate = true;               // after the last step; false: never
   std::int64_t evaluate_every = 0;    // steps between further evaluations; 0: none
   std::int64_t sample_every = 0;      // steps; 0: never
   std::int64_t checkpoint_every = 0;  // steps; 0: after the last only
   bool checkpoint_evaluated = false;  // also before each evaluation
-  double checkpoint_pause = 0.0;      // seconds: no checkpoint before an evaluation where the last one is newer
-  std::int64_t keep_checkpoints = 1;  // the newest
+  double checkpoint_pause = 0.0;      // seconds: no checkpoint before an evaluation if the last checkpoint is newer
+  std::int64_t keep_checkpoints = 1;  // number of checkpoints that stay, the newest
 };
 
 struct RunEvents {
@@ -50,9 +50,9 @@ enum class RunEnd { finished, stopped };
 // it has one. Called by all ranks, of which rank 0 alone writes. metrics.jsonl gets lines {"event": "step", step,
 // [progress], loss, [accuracy], lr, grad_norm, UNIT_per_second, seconds}, {"event": "evaluation", step, [progress],
 // [evaluation], seconds} and {"event": "sample", step, [progress], text, seconds}; only UNIT_per_second and seconds
-// (the time spent in steps) differ between two runs. A stop saves a checkpoint and returns. Throws NonFinite at a loss
-// or gradient that is not finite, and std::runtime_error where a checkpoint cannot be written; both name the last good
-// one.
+// (the time spent in steps) differ between two runs. A stop saves a checkpoint and returns. Throws NonFinite if a loss
+// or gradient is not finite, and std::runtime_error if a checkpoint cannot be written; for steps and checkpoints the
+// message names the last good checkpoint.
 RunEnd train_in_folder(const Run& run, Task& task, DataParallel& model, const UpdateOptions& update,
                        ProcessGroup& group, const RunEvents& events);
 

@@ -20,7 +20,7 @@
 
 namespace efla::train {
 
-// A loss, a gradient or an output of the model is not finite; the message says which, and names the last checkpoint.
+// A loss, a gradient or an output of the model is not finite; the message says which.
 class NonFinite : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -29,7 +29,7 @@ class NonFinite : public std::runtime_error {
 // One part of a step's data, computed by one thread.
 struct Part {
   std::vector<torch::Tensor> inputs;  // what Task::loss takes
-  std::int64_t targets = 0;           // that losses are summed over
+  std::int64_t targets = 0;           // number of targets that losses are summed over
   std::int64_t examples = 0;          // images, sequences or tokens
   double weight = 0.0;                // factor of PartLoss::loss in the sum of the step's losses
 };
@@ -38,7 +38,7 @@ struct PartLoss {
   // The losses of the part's targets, summed and divided by Task::normaliser(): a scalar with its graph.
   torch::Tensor objective;
   torch::Tensor loss;     // a scalar in proportion to the sum of the losses
-  torch::Tensor correct;  // int64, the targets that the model found; undefined for tasks that do not count them
+  torch::Tensor correct;  // int64, number of targets that the model found; undefined if the task does not count them
 };
 
 // An update of the parameters.
@@ -68,28 +68,29 @@ class Task {
 
   // What the examples are called in metrics: "images_per_second".
   virtual std::string unit() const = 0;
-  // Whether StepResult::accuracy means something.
+  // Returns whether StepResult::accuracy means something.
   virtual bool counts_correct() const { return false; }
   // Returns the fields that say how far a run is, for metrics.jsonl: its epoch, or its tokens.
   virtual nlohmann::ordered_json progress(std::int64_t /*step*/, std::int64_t /*examples*/) const {
     return nlohmann::ordered_json::object();
   }
 
-  // Chooses the data of a step (the first is 0) on this rank and returns the number of its parts. Steps follow one
-  // another but for seek().
+  // Chooses the data of a step (the first is 0) on this rank and returns the number of its parts. Steps come in order
+  // unless seek() is called.
   virtual std::int64_t draw(std::int64_t step) = 0;
-  // Returns the number by which objectives are divided: that of the step's targets on all ranks, or an estimate of it
-  // where it is known only after the step.
+  // Returns the number by which objectives are divided: the number of the step's targets on all ranks, or an estimate
+  // if this number is known only after the step.
   virtual double normaliser() const = 0;
   // Returns a part of the step that was drawn. Called by several threads, as is loss.
   virtual Part part(std::int64_t i) = 0;
   // Computes the loss of a part that has targets from its inputs, with one copy of the model.
   virtual PartLoss loss(const std::vector<torch::Tensor>& inputs, int copy) = 0;
-  // Whether inputs of equal shapes need equal work, and loss never waits for a GPU, so that this can be replayed.
+  // Returns whether loss does equal work for inputs of equal shapes and never waits for a GPU. Then a CUDA graph of the
+  // work can be replayed.
   virtual bool repeats() const { return false; }
 
-  // The place in the data, for tasks that do not know it from the number of the step. seek throws for a field that is
-  // none of a position.
+  // The place in the data, for tasks that do not know it from the number of the step. seek throws if the fields are not
+  // a position.
   virtual nlohmann::json position() const { return nlohmann::json::object(); }
   virtual void seek(const io::Fields& /*position*/) {}
 
@@ -101,8 +102,7 @@ class Task {
   // Returns a text that the model continues, for tasks that have samples.
   virtual std::string sample() { return {}; }
 
-  // Writes the model to model.safetensors and what else belongs to it into the folder of a checkpoint, and reads it
-  // back.
+  // Write model.safetensors and other files of the model into a checkpoint's folder, and read the parameters back.
   virtual void write_model(const std::filesystem::path& folder, const FlatParameters& parameters) const;
   void read_model(const std::filesystem::path& folder, const FlatParameters& parameters);
 };

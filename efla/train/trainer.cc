@@ -15,7 +15,7 @@
 namespace efla::train {
 namespace {
 
-// A bucket of gradients that is sent as one: 8 MiB.
+// Floats of a bucket, which the ranks sum in one operation: 8 MiB.
 constexpr std::int64_t kBucketFloats = std::int64_t{1} << 21;
 
 using torch::autograd::Node;
@@ -81,7 +81,7 @@ struct Trainer::Sums {
   double loss = 0.0;  // over targets
   std::int64_t targets = 0, examples = 0;
   double correct = 0.0;
-  double squares = 0.0;  // of all gradient elements that this rank owns: a part has none, and add leaves it
+  double squares = 0.0;  // of the gradient elements that this rank owns; not a sum over parts
 
   void add(const Sums& part) {
     loss += part.loss;

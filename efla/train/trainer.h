@@ -27,13 +27,13 @@ struct UpdateOptions {
 // copies and threads; for other numbers of ranks they differ by rounding.
 class Trainer {
  public:
-  // All but the options outlive the trainer. The model's copies are those that the task made.
+  // All arguments but the options must outlive the trainer. The model's copies are those that the task made.
   Trainer(Task& task, DataParallel& model, const UpdateOptions& options, ProcessGroup& group);
 
   std::int64_t steps_done() const { return step_; }
   std::int64_t examples_done() const { return examples_; }
 
-  // stop is asked at the step's end.
+  // Computes a step's gradient and updates the parameters. stop is asked at the step's end.
   StepResult step(const StopFunction& stop = {});
 
   // Writes a checkpoint into an existing folder. Called by all ranks; rank 0 alone writes.
@@ -46,8 +46,9 @@ class Trainer {
  private:
   struct Sums;
 
+  // Computes the gradient and the sums of a step.
   Sums accumulate();
-  // Does the same on one GPU for a task that repeats, with CUDA graphs.
+  // Computes the same on one GPU with CUDA graphs, for a task for which repeats() is true.
   Sums accumulate_by_replay(std::int64_t parts);
   void send(const Range& bucket);
   void update(double scale, double lr);

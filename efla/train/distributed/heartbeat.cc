@@ -14,7 +14,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr auto kBeat = std::chrono::milliseconds(250);
-// A rank that still has its processor beats every kBeat; one that is stopped or cut off is given up after this.
+// A rank that runs beats every kBeat; a rank that is stopped or cut off counts as lost after this time.
 constexpr auto kSilence = std::chrono::seconds(15);
 // After a connection broke: a rank without a heartbeat for this long counts as lost.
 constexpr auto kSilenceAfterError = std::chrono::milliseconds(1500);
@@ -97,13 +97,13 @@ void Heartbeat::leave(const std::string& reason) noexcept {
   if (thread_.joinable()) thread_.join();
   try {
     tell(reason.empty() ? "done" : "stopped: " + reason);
-    // The store ends with this process.
+    // The store may end with this process.
     const auto end = Clock::now() + kLeave;
     for (int r = 1; rank_ == 0 && r < size_; ++r) {
       while (!store_->check({left_key(r)}) && Clock::now() < end) std::this_thread::sleep_for(kBeat / 5);
     }
   } catch (const std::exception&) {
-    // The store is gone, and with it everyone who could be told.
+    // Without the store nobody can be told.
   }
 }
 

@@ -1,4 +1,4 @@
-// Who of the ranks is still there: each counts up a number of its own in a store that all reach.
+// Finds lost ranks: each rank counts up a number of its own in a store that all ranks reach.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -17,9 +17,9 @@ namespace efla::train {
 
 class Heartbeat {
  public:
-  // The store is this object's own connection; rank 0's process holds the store itself. Returns when every rank has
-  // beaten once. Throws std::runtime_error naming the ranks that have not come in time, RankLost when another rank
-  // stops before all have come, and Stopped when `stop` says so, which the others get to know.
+  // The store is this object's own connection; the store itself is in rank 0's process or in torchrun's agent. Returns
+  // when every rank has beaten once. Throws std::runtime_error naming the ranks that have not come in time, RankLost
+  // when another rank stops before all have come, and Stopped when `stop` says so, after telling the other ranks.
   Heartbeat(c10::intrusive_ptr<c10d::Store> store, int rank, int size, const StopFunction& stop);
   ~Heartbeat();
   Heartbeat(const Heartbeat&) = delete;
@@ -28,12 +28,12 @@ class Heartbeat {
   // Throws RankLost when a rank has been silent for long, or has said that it stops.
   void check() const;
 
-  // Waits for a few beats after something that needs the other ranks failed, and throws RankLost naming the silent
-  // ranks. `why` says what failed, for the case that no rank is silent.
+  // Waits for a few beats after an operation that needs the other ranks has failed, and throws RankLost naming a silent
+  // rank. `why` says what failed, for the case that no rank is silent.
   [[noreturn]] void find_lost(const std::string& why);
 
-  // Tells the others that this rank stops, and why ("" for: all is done), and waits a few seconds until they have heard
-  // it where this process holds the store.
+  // Tells the others that this rank stops, and why ("" for: all is done). Rank 0 then waits up to a few seconds until
+  // the other ranks have left too, because its process may hold the store.
   void leave(const std::string& reason) noexcept;
 
  private:
@@ -53,7 +53,7 @@ class Heartbeat {
   c10::intrusive_ptr<c10d::Store> store_;
   int rank_, size_;
   std::vector<std::int64_t> beats_;                               // of each rank, as last seen
-  std::vector<std::chrono::steady_clock::time_point> last_seen_;  // when they rose
+  std::vector<std::chrono::steady_clock::time_point> last_seen_;  // when the number last rose
   mutable std::mutex mutex_;
   std::string lost_;  // the message of RankLost
   std::atomic<bool> stopping_ = false;

@@ -53,7 +53,7 @@ RankEnvironment RankEnvironment::read() {
   if (e.size == 1) return e;
   if (is_set("MASTER_ADDR")) e.address = std::getenv("MASTER_ADDR");
   if (is_set("MASTER_PORT")) e.port = number("MASTER_PORT", 1, 65535);
-  // mpirun does not set them, and one machine does not need them.
+  // mpirun sets neither MASTER_ADDR nor MASTER_PORT, and processes on one machine do not need them.
   const bool one_machine =
       is_set("OMPI_COMM_WORLD_LOCAL_SIZE") && number("OMPI_COMM_WORLD_LOCAL_SIZE", 1, kMostRanks) == e.size;
   if (!is_set("MASTER_ADDR") && !one_machine) {

@@ -22,14 +22,14 @@ class RankLost : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// The environment that torchrun (RANK, WORLD_SIZE, LOCAL_RANK) or mpirun (OMPI_COMM_WORLD_RANK, …_SIZE, …_LOCAL_RANK)
-// and MASTER_ADDR and MASTER_PORT leave to a process. Without any of them there is one process.
+// What environment variables tell a process about its rank: those of torchrun (RANK, WORLD_SIZE, LOCAL_RANK) or mpirun
+// (OMPI_COMM_WORLD_RANK, …_SIZE, …_LOCAL_RANK), and MASTER_ADDR and MASTER_PORT. Without them there is one process.
 struct RankEnvironment {
   int rank = 0, size = 1, local_rank = 0;
   std::string address = "127.0.0.1";
   int port = 29500;
   bool launcher_has_store = false;  // torchrun's agent listens at the address already
-  std::string store_prefix;         // of this attempt of torchrun's
+  std::string store_prefix;         // of the keys of torchrun's current attempt
 
   // Throws Error naming the variable.
   static RankEnvironment read();
@@ -39,9 +39,9 @@ struct RankEnvironment {
 // part in it is done. All throw RankLost, within seconds, when another rank is gone.
 class ProcessGroup {
  public:
-  // Waits until all ranks have come, at most five minutes, and have compared what they are about to do: where
-  // `description` is not that of rank 0, every rank throws Error with the first key that differs and the lowest rank
-  // where it does. Throws Error where this LibTorch has no c10d for the device, and Stopped as soon as `stop` says so
+  // Waits until all ranks have come, at most five minutes, and have compared what they are about to do: if a rank's
+  // `description` differs from rank 0's, every rank throws Error with the lowest such rank and the first key that
+  // differs there. Throws Error where this LibTorch has no c10d for the device, and Stopped as soon as `stop` says so
   // (asked until all have joined, not afterwards: a run is stopped by all ranks after the same step).
   static std::unique_ptr<ProcessGroup> join(const RankEnvironment& environment, torch::Device device,
                                             const nlohmann::json& description = {}, const StopFunction& stop = {});

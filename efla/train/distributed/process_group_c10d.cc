@@ -15,7 +15,8 @@
 #include "efla/io/json.h"
 #include "efla/train/distributed/heartbeat.h"
 
-// LibTorch's header of Gloo's ranks includes Gloo's own, which LibTorch does not always bring along; so with NCCL.
+// LibTorch's header for Gloo includes headers of Gloo, which LibTorch does not always bring along. The same holds for
+// NCCL.
 #if defined(USE_C10D_GLOO) && __has_include(<gloo/algorithm.h>)
 #define EFLA_GLOO
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
@@ -36,14 +37,13 @@ using Backend = c10d::ProcessGroup;
 using WorkPointer = c10::intrusive_ptr<c10d::Work>;
 using StorePointer = c10::intrusive_ptr<c10d::Store>;
 
-// Longer than any rank keeps the others waiting, as with an evaluation or a slow disk: who is gone is told by
-// heartbeat.
+// Longer than any rank keeps the others waiting, for example by a slow disk. Heartbeat finds lost ranks.
 constexpr auto kTimeout = std::chrono::hours(24);
-// A store that its launcher has opened answers at once, if it speaks this LibTorch's protocol.
+// A launcher's store answers at once if it speaks this LibTorch's protocol.
 constexpr auto kAnswer = std::chrono::seconds(10);
 
-// Returns make(), which runs on a thread of its own because what it waits for cannot be interrupted. Calls check
-// meanwhile; an exception of check leaves that thread behind.
+// Returns make(), which runs on a thread of its own because its waiting cannot be interrupted. Calls check meanwhile;
+// an exception of check leaves that thread behind.
 template <class Make>
 auto make_watched(const Make& make, const std::function<void()>& check) {
   std::packaged_task<decltype(make())()> task(make);
@@ -65,7 +65,7 @@ StorePointer connect(const RankEnvironment& environment, bool listen) {
   options.port = static_cast<std::uint16_t>(environment.port);
   options.isServer = listen;
   options.numWorkers = environment.size;
-  options.waitWorkers = false;  // Heartbeat waits for them, and knows who is missing
+  options.waitWorkers = false;  // Heartbeat waits for the ranks, and knows who is missing
   StorePointer store;
   try {
     store = c10::make_intrusive<c10d::TCPStore>(environment.address, options);
@@ -124,7 +124,7 @@ class C10dProcessGroup : public ProcessGroup {
         backend_(make_watched([=, store = store_] { return make_backend(store, environment, device); },
                               [this] { check(); })) {}
 
-  // A rank that hangs would keep the threads of Gloo waiting, and the destructor waits for them.
+  // Does not destroy the backend without a shutdown(): its destructor waits for threads that may wait for a lost rank.
   ~C10dProcessGroup() override {
     if (!shut_down_) backend_.release();
   }
@@ -148,7 +148,7 @@ class C10dProcessGroup : public ProcessGroup {
 
   std::vector<std::vector<double>> gather(const std::vector<double>& values) override {
     const auto count = static_cast<std::int64_t>(values.size());
-    // Every number but one of a sum is 0, so it is exact in any order.
+    // All but one of the numbers in a sum are 0, so the sum is exact in any order.
     torch::Tensor all = torch::zeros({size_, count}, torch::kFloat64);
     std::copy(values.begin(), values.end(), all.data_ptr<double>() + rank_ * count);
     std::vector<torch::Tensor> tensors{all.to(device_)};

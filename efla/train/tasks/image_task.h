@@ -22,7 +22,7 @@ struct ImageTraining {
   double lr = 3e-3;
   std::uint64_t seed = 1;  // of the initial parameters and of the order of the images
   std::int64_t batch_size = 128;
-  double weight_decay = 0.01;  // AdamW's, of the parameters that weight_decays says
+  double weight_decay = 0.01;  // AdamW's, for parameters for which weight_decays is true
   Schedule schedule = Schedule::cosine;
   double warmup = 0.05;  // the fraction of all steps over which the learning rate rises
   double clip = 1.0;     // largest gradient norm; 0 does not clip
@@ -45,8 +45,8 @@ class ImageTask : public Task {
  public:
   using MakeClassifier = std::function<eval::Classifier()>;
 
-  // The sets outlive the task; `make` makes a copy of the classifier. Throws Error for options out of range and for an
-  // empty training set.
+  // The sets must outlive the task; `make` makes a copy of the classifier. Throws Error for options out of range and
+  // for an empty training set.
   ImageTask(MakeClassifier make, const data::ImageSet& train, const data::ImageSet& test,
             const ImageTraining& training);
 
@@ -76,7 +76,7 @@ class ImageTask : public Task {
   ImageTraining training_;
   std::int64_t steps_per_epoch_;
   std::vector<eval::Classifier> copies_;
-  std::int64_t order_epoch_ = -1;         // whose order order_ is, from 0
+  std::int64_t order_epoch_ = -1;         // epoch of order_, from 0
   std::vector<std::uint32_t> order_;      // [images]
   std::span<const std::uint32_t> batch_;  // of the step that was drawn
 };

@@ -12,7 +12,7 @@
 namespace efla::train {
 namespace {
 
-// What a batch adds to the sums, as a rank's gathered values have it.
+// The sums of a batch, in their order in a rank's gathered values.
 enum Value : std::size_t { kLoss, kCounted, kBytes, kValues };
 
 std::int64_t bytes_of_targets(const data::PackedBatch& batch, const TokenBytes& tokens) {

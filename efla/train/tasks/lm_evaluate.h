@@ -44,7 +44,7 @@ struct LmEvaluation {
 // What tokens stand for.
 struct TokenBytes {
   std::vector<std::int64_t> bytes;  // of each token of the vocabulary; empty: unknown
-  std::int64_t space_after = -1;  // after this token comes one with a space in front that is not of the text; −1: none
+  std::int64_t space_after = -1;    // the token after this one begins with a space that the text lacks; −1: none
 };
 
 // Measures the model on the first evaluate_tokens of the corpus, in rows of sequence_length that do not see each other,

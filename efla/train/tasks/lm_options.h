@@ -22,7 +22,7 @@ struct LmTrainOptions {
   std::int64_t tokens_per_step = 1 << 20;  // of all processes together
   std::int64_t micro_batch = 1;            // rows that a thread, or a GPU, computes at a time
   std::int64_t steps = 0;                  // one of steps and tokens is given, the other 0
-  std::int64_t tokens = 0;                 // a number of steps that covers them
+  std::int64_t tokens = 0;                 // the run has as many steps as cover this number
   double lr = 3e-4;                        // the peak
   double min_lr = 3e-5;                    // where the warm-up begins and the cosine ends
   std::int64_t warmup_steps = 1024;
@@ -30,7 +30,7 @@ struct LmTrainOptions {
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
   double clip = 1.0;  // largest gradient norm; 0 does not clip
   std::uint64_t seed = 42;
-  bool recompute = false;  // activations of a layer in the backward pass instead of keeping them
+  bool recompute = false;  // activation checkpointing
   std::string precision =
       "float32";  // of matrix products: float32, or bfloat16 (autocast, on GPUs); parameters: float32
 

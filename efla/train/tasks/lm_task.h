@@ -33,13 +33,13 @@ struct LmData {
   TokenBytes token_bytes;                       // as evaluate takes it
 };
 
-// The mean cross-entropy of global batches. Each is cut into micro-batches, of which every rank computes its own.
+// The mean cross-entropy of global batches. A batch is cut into micro-batches, of which every rank computes its own.
 class LmTask : public Task {
  public:
   using MakeModel = std::function<LmReplica()>;
 
-  // The corpora outlive the task; `make` makes a copy of the model; rank of size is this process's. Throws Error for
-  // options that do not fit the data or the number of ranks.
+  // The corpora must outlive the task; `make` makes a copy of the model; `group` gives this process's rank and the
+  // number of ranks. Throws Error for options that do not fit the data or the number of ranks.
   LmTask(MakeModel make, LmData data, const LmTrainOptions& options, const ProcessGroup& group,
          torch::Device device = torch::kCPU, LmFiles files = {});
 
@@ -49,7 +49,8 @@ class LmTask : public Task {
   std::string unit() const override { return "tokens"; }
   nlohmann::ordered_json progress(std::int64_t step, std::int64_t examples) const override;
   std::int64_t draw(std::int64_t step) override;
-  // Returns the tokens of a step, an estimate: the number of targets, which all weigh the same, is known only after it.
+  // Returns the tokens of a step, an estimate: the number of targets, which all weigh the same, is known only after the
+  // step.
   double normaliser() const override { return static_cast<double>(options_.tokens_per_step); }
   Part part(std::int64_t i) override;
   PartLoss loss(const std::vector<torch::Tensor>& inputs, int copy) override;

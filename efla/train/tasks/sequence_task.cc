@@ -26,11 +26,11 @@ using SyntheticTask = data::synthetic::Task;
 
 constexpr std::int64_t kNoAnswer = -1;
 
-// Tokens that are computed at a time: by a thread of the CPU, or by a GPU. The sums over a batch are over groups of
-// this many, so another value gives other bits.
+// Tokens that are computed at a time: by a thread of the CPU, or by a GPU. Sums over a batch add the sums of groups of
+// this size, so another size gives other bits.
 std::int64_t part_tokens(const torch::Device& device) { return device.is_cpu() ? 2048 : 65536; }
 
-// Draws examples in the memory of those before, because runs side by side would wait for one another to allocate.
+// Draws examples into the memory of earlier ones, because runs side by side would wait for one another to allocate.
 void draw_examples(const SyntheticTask& task, std::uint64_t seed, data::Split split,
                    const std::vector<std::int64_t>& indices, std::vector<Example>& examples) {
   examples.resize(indices.size());
@@ -39,17 +39,17 @@ void draw_examples(const SyntheticTask& task, std::uint64_t seed, data::Split sp
   }
 }
 
-// Neighbouring examples of a batch, with the places at which something is asked. On a GPU there are sequences and
-// places besides, copies of the last ones, so that a batch whose examples differ has one of few shapes.
+// Neighbouring examples of a batch, with the places at which something is asked. On a GPU copies of the last sequence
+// and of the last place follow, so that batches have few shapes.
 struct Questions {
   torch::Tensor ids;                   // [B, T] int64, on the model's device
   torch::Tensor places;                // [M] int64, on the model's device
   std::vector<std::int64_t> targets;   // of the first places
-  std::vector<std::int64_t> sequence;  // of the first places: in the part, from 0
+  std::vector<std::int64_t> sequence;  // of the first places: index of the sequence in the part
 };
 
-// Returns count, or on a GPU the next multiple of a unit, so that few numbers are possible: an eighth of the largest
-// power of two that is not above count, and at least `least`.
+// Returns count, or on a GPU the next multiple of a unit, so that few numbers are possible. The unit is an eighth of
+// the largest power of two that is not above count, and at least `least`.
 std::int64_t padded(std::int64_t count, std::int64_t least, const torch::Device& device) {
   if (device.is_cpu() || count == 0) return count;
   const auto unit = std::max<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(count)) / 8, least);
@@ -283,7 +283,7 @@ double evaluate(const SequenceClassifier& model, const SyntheticTask& task, std:
     }
     const auto [asked, shares] = sum_shares(groups);
     if (asked == 0.0) continue;
-    // Batches weigh the same for classes, examples for examples.
+    // Accuracy by class weighs batches equally; accuracy by example weighs examples equally.
     sum += by_class ? shares / asked : shares;
     weights += by_class ? 1.0 : asked;
   }

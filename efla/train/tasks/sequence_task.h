@@ -29,13 +29,13 @@ struct SequenceClassifier {
 struct SyntheticTraining {
   std::int64_t steps = 1000;
   std::int64_t batch_size = 64;
-  // Of a training set that epochs go through, each in an order of its own; 0: every step draws examples of its own.
+  // Size of a training set that each epoch visits in an order of its own; 0: every step draws new examples.
   std::int64_t examples = 0;
   double lr = 1e-3;
   double lr_floor = 0.0;  // where a cosine ends
   double weight_decay = 0.01;
   Schedule schedule = Schedule::cosine;  // of steps, or of epochs where there are any
-  double warmup = 0.0;                   // the fraction of them over which the rate rises
+  double warmup = 0.0;                   // the fraction of these over which the rate rises
   double clip = 1.0;                     // largest gradient norm; 0 does not clip
   std::uint64_t seed = 1;                // of parameters and examples
 
@@ -47,7 +47,7 @@ void validate(const SyntheticTraining& training);
 
 nlohmann::json to_json(const SyntheticTraining& training);
 
-// The tests that are made while training goes on.
+// The tests during training.
 struct SyntheticTest {
   const data::synthetic::Task* task = nullptr;  // outlives the training
   std::int64_t examples = 0;
@@ -60,7 +60,7 @@ class SequenceTask : public Task {
  public:
   using MakeModel = std::function<SequenceClassifier()>;
 
-  // The tasks outlive this object; `make` makes a copy of the model. Throws Error for options out of range.
+  // The tasks must outlive this object; `make` makes a copy of the model. Throws Error for options out of range.
   SequenceTask(MakeModel make, const data::synthetic::Task& task, const SyntheticTraining& training,
                const SyntheticTest& test = {});
 
