@@ -40,13 +40,13 @@ namespace {
 
 struct OpArguments {
   int threads = 0;
-  std::optional<int> reps;  // 7, on a GPU 30
+  std::optional<int> reps;  // default: 7, on a GPU 30
   std::string filter, out, device = "cpu";
   bool scaling = false, json = false;
-  std::int64_t tokens = 2048, heads = 0;  // 0: as many as usual
+  std::int64_t tokens = 2048, heads = 0;  // heads 0: the default
 };
 
-// Where results go, each with what it was computed with: a file, the standard output, or nowhere.
+// Writes results, each with its environment, to a file and to standard output, where wanted.
 class Results {
  public:
   Results(const std::string& path, bool print, nlohmann::ordered_json environment)
@@ -80,7 +80,7 @@ std::vector<bench::Case> cases_of(const OpArguments& arguments) {
   return bench::cases(arguments.tokens, arguments.heads > 0 ? arguments.heads : 16);
 }
 
-// Throws where no contender's name holds the filter, saying which there are.
+// Throws Error with examples of names unless a contender's name contains the filter.
 void require_known(const std::string& filter, const std::vector<bench::Case>& cases) {
   std::vector<std::string> names, parts;
   for (const auto& c : cases) {
@@ -127,7 +127,7 @@ void bench_op(const OpArguments& arguments) {
   if (!wrong.empty()) throw std::runtime_error("bench op: wrong, and so without a time: " + wrong);
 }
 
-// One JSON line per result on standard output, and in the file of --out.
+// Writes one JSON line per result to standard output and to the file of --out.
 void bench_op_on_gpu(const OpArguments& arguments) {
 #ifdef EFLA_HAS_CUDA
   const std::unique_ptr<io::JsonLinesWriter> file =
@@ -299,7 +299,7 @@ struct ModelArguments {
   std::string out;
 };
 
-// Throws Error unless a language model has this preset. On a CPU the choices have the classifier too.
+// Throws Error unless a language model has this preset. On a CPU the message names the classifier too.
 void require_preset(const std::string& model, bool on_cpu) {
   try {
     nn::language_model_preset(model);

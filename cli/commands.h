@@ -1,5 +1,5 @@
 // The subcommands, one file each: add_NAME gives the program a subcommand whose callback runs it. A callback throws
-// efla::Error, efla::IoError or std::exception; main turns them into a message and an exit code.
+// efla::Error, efla::IoError or std::exception; support/program.cc turns these into a message and an exit code.
 #pragma once
 
 #include <CLI/CLI.hpp>

@@ -1,6 +1,5 @@
-// The program efla. Loading LibTorch takes most of a second, so the commands that do without it run here, and
-// efla-torch, which has them all, takes the place of this program for the others and for what concerns them all, and
-// efla-bench for measurements.
+// The program efla. Loading LibTorch takes long, so commands that do not need it run here. For all else efla-torch,
+// which has every command, takes the place of this program, and efla-bench for measurements.
 #include "cli/commands.h"
 #include "cli/support/limits.h"
 #include "cli/support/program.h"
@@ -22,7 +21,7 @@ namespace {
 
 constexpr std::array<std::string_view, 3> kWithoutTorch{"apply", "data", "report"};
 
-// Returns the path of another program, which is known from the folder of this one.
+// Returns the path of another program, given relative to the folder of this program.
 std::string beside(const char* path) {
   std::error_code failed;
   const auto self = std::filesystem::read_symlink("/proc/self/exe", failed);

@@ -1,4 +1,4 @@
-// The program efla-torch: every command of efla (main.cc) but bench, which it names.
+// The program efla-torch: every command of efla (main.cc). Of bench it has only the name.
 #include "cli/commands.h"
 #include "cli/support/program.h"
 

@@ -35,9 +35,9 @@ struct Options {
   double erase_scale = 1.0, write_scale = 1.0;
   std::optional<double> scale;
   bool qk_l2norm = false;
-  std::optional<std::string> decay;  // none: that of the file's g
+  std::optional<std::string> decay;  // none: as the file's g says
   std::string implementation = "auto", device = "cpu";
-  std::optional<std::string> dtype;  // none: that of the file
+  std::optional<std::string> dtype;  // none: the type of the file
   bool grad = false, verbose = false;
   int threads = 0;
 };
@@ -88,7 +88,7 @@ void check_memory(const DeltaShape& shape, Decay decay, bool grad, std::size_t e
   require_memory("apply", "sizes B, T, H, K, V", "tensors and states", bytes);
 }
 
-// What is computed, and where it is written from.
+// The inputs, outputs and gradients of a call in the host's memory.
 template <class T>
 struct Problem {
   DeltaShape shape;

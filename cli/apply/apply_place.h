@@ -1,4 +1,4 @@
-// Where efla apply has the tensors of a call: in the host's memory, or copied to a GPU's for as long as its calls run.
+// Where efla apply has the tensors of a call: in the host's memory, or on a GPU as long as the object lives.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,8 @@ class Place {
  public:
   explicit Place(const Device& device) : device_(device) {}
 
-  // Return the contiguous host view, or one of a copy on the GPU. An absent view stays absent.
+  // Return the contiguous host view, or a view of GPU memory: with a copy of an input, or for an output, which
+  // fetch_outputs copies back. An absent view stays absent.
   template <class T, int Rank>
   View<const T, Rank> input(View<T, Rank> host) {
     if (host && !device_.is_cpu()) {

@@ -21,7 +21,7 @@ using data::DownloadEvent;
 
 constexpr double kMegabyte = 1e6;
 
-// One line per file; on a terminal also one that counts while the file arrives.
+// Prints one line per file; on a terminal also a line that counts while the file arrives.
 class DownloadReport {
  public:
   void operator()(const DownloadEvent& event) {

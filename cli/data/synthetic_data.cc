@@ -26,7 +26,7 @@ struct ShowOptions {
   std::int64_t index = 0, count = 0;
 };
 
-// Prints pairs of rows, inputs above targets; a dot is a target that is not asked.
+// Prints pairs of rows, inputs above targets; a dot stands for no target.
 void print_example(const synthetic::Task& task, const synthetic::Example& example) {
   std::vector<std::string> inputs, targets;
   std::size_t cell = 1;

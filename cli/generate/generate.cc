@@ -137,7 +137,7 @@ class Generate {
     }
   }
 
-  // Each prompt continues the same session, with its own seed.
+  // Replies to each prompt, which continues the same session with a seed of its own.
   void reply_to_each(const Session& session, const std::vector<std::string>& prompts) {
     std::vector<std::vector<std::int32_t>> ids;
     for (std::size_t i = 0; i < prompts.size(); ++i) {
@@ -179,7 +179,8 @@ class Generate {
                        });
   }
 
-  // A line of the user continues the text on a new line; after an empty line the model continues by itself.
+  // Replies to lines of the user. A line continues the text on a new line; after an empty line the model continues by
+  // itself.
   void converse(Session& session) {
     options_.to_be_continued = true;
     watch_for_ctrl_c();
@@ -189,7 +190,7 @@ class Generate {
       if (line->empty() && !begun && !arguments_.bos) continue;
       const bool new_line = !line->empty() && begun && !tokenizer_.bytes_of(session.last_ids.back()).ends_with('\n');
       if (const auto valid = utf8_prefix(*line); valid != line->size()) {
-        // What was said so far is worth more than the line.
+        // Drops the line and keeps the dialogue.
         cli::report(kUserMistake,
                     fmt::format("the line: got a byte at {} that is not UTF-8, expected UTF-8; it is left out", valid));
         continue;
@@ -265,7 +266,7 @@ void run(const GenerateArguments& arguments) {
   }
   auto computed = model;
   if (!cpu) {
-    if (narrow) {  // `model` stays as it is, because sessions name it
+    if (narrow) {  // `model` stays as it is, because sessions have its fingerprint
       computed = nn::load_language_model(arguments.model, model->head().device());
       nn::round_weights(*computed, weights);
     }

@@ -43,7 +43,7 @@ std::chrono::milliseconds milliseconds(double seconds) {
   return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1e3));
 }
 
-// Returns the name of the model for clients: that of its folder.
+// Returns the name of the model for clients: the name of its folder.
 std::string default_name(const std::string& model) {
   return std::filesystem::weakly_canonical(model).filename().string();
 }
@@ -83,7 +83,7 @@ void run(ServeArguments arguments) {
 
 // Returns the bytes of a size such as 512MB; nothing for another text.
 std::optional<std::size_t> parse_size(std::string text) {
-  if (text.find('-') != std::string::npos) return std::nullopt;  // which would become a large number
+  if (text.find('-') != std::string::npos) return std::nullopt;  // it would become a large number
   try {
     CLI::AsSizeValue(/*kb_is_1000=*/false)(text);
   } catch (const CLI::ValidationError&) {
@@ -113,7 +113,7 @@ void add_bytes_option(CLI::App& command, const char* option, std::size_t& bytes,
       ->capture_default_str();
 }
 
-// Whether a text is "*", or an origin as browsers send it: in lowercase, without a path.
+// Returns whether a text is "*", or an origin as browsers send it: in lowercase, without a path.
 bool is_origin(const std::string& text) {
   if (text == "*" || text == "null") return true;  // null: of pages in files
   const auto scheme = text.find("://");

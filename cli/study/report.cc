@@ -23,7 +23,7 @@ std::vector<std::string> names_of(const std::vector<std::string>& runs) {
   std::vector<std::string> names;
   for (const auto& run : runs) {
     const auto path = fs::absolute(run).lexically_normal();
-    names.push_back((path.has_filename() ? path : path.parent_path()).filename().string());  // with "/" at its end
+    names.push_back((path.has_filename() ? path : path.parent_path()).filename().string());  // the path may end in "/"
   }
   if (std::set<std::string>(names.begin(), names.end()).size() < names.size()) return runs;
   return names;
@@ -32,7 +32,7 @@ std::vector<std::string> names_of(const std::vector<std::string>& runs) {
 void write_report(const std::vector<std::string>& runs, const std::string& out) {
   check_output_file("report", "--out", out);
   for (const auto& run : runs) {
-    std::error_code missing;  // which reading the run says
+    std::error_code missing;  // read_lm_run reports it
     for (const auto& file : fs::directory_iterator(run, missing)) {
       if (file.path().extension() != ".html") check_output_file("report", "--out", out, file.path());
     }

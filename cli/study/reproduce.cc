@@ -41,7 +41,7 @@ CLI::Option* add_study_setting(CLI::App& command, const std::shared_ptr<StudyArg
   return option->delimiter(',');
 }
 
-// Adds a command with the options that all studies have; `make` gives it its study.
+// Adds a command with the options that all studies have; `make` makes the study from the arguments.
 template <class Make>
 CLI::App& add_study(CLI::App& reproduce, const std::string& name, const std::string& about,
                     const std::shared_ptr<StudyArguments>& arguments, const Make& make) {

@@ -44,8 +44,8 @@ nlohmann::ordered_json study_environment(const ThreadPool& pool) {
   return surroundings;
 }
 
-// Throws Error where a study is not the one of the mark. What the user chose is compared first, because the runs follow
-// from it, and first of all the scale, because the other settings follow from it.
+// Throws Error unless `mark`, the folder's study.json, describes the wanted study. Compares the study, its scale and
+// its other settings in this order and then the runs, because each follows from those before it.
 void require_same_study(const nlohmann::json& wanted, const fs::path& mark, const std::string& operation) {
   const auto found = io::read_json(mark);
   const io::Fields fields(found, io::refuse_in_file(mark.string()));
@@ -59,7 +59,7 @@ void require_same_study(const nlohmann::json& wanted, const fs::path& mark, cons
   io::require_same(wanted, found, operation, mark.string());
 }
 
-// The folder of a study while its command has it.
+// The folder of a study while a command works in it.
 class StudyFolder {
  public:
   // Locks an unfinished folder of the study, or makes, locks and marks a new one.
@@ -76,10 +76,10 @@ class StudyFolder {
     }
   }
 
-  // Empties a new folder whose first runs were refused before a step, so that the corrected command may have it.
+  // Empties a new folder whose first runs were refused before a step, so that the corrected command can use it.
   void give_back() const {
     if (!is_new_) return;
-    std::error_code ignored;  // the mistake is what the user has to know
+    std::error_code ignored;  // the user needs the first error
     for (const auto& run : fs::directory_iterator(folder_ / "runs", ignored)) {
       if (fs::exists(run.path() / train::kMetricsFile)) return;
     }

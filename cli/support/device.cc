@@ -11,7 +11,7 @@
 namespace efla::cli {
 namespace {
 
-// Why no GPU can be used, or "".
+// Returns why no GPU can be used, or "".
 std::string absence() {
   if (!autograd::has_gpu_kernels()) return "this build has no GPU kernels for models";
   if (const Gpus gpus = find_gpus(); gpus.found.empty()) return gpus.absence;

@@ -12,9 +12,9 @@ namespace efla::cli {
 namespace {
 
 constexpr std::uint64_t kMebibyte = std::uint64_t{1} << 20;
-// Training overflows a stack of 128 KiB and fits in one of 160.
+// A stack that holds training, with room.
 constexpr std::uint64_t kStack = kMebibyte / 2;
-// Debian's LibTorch and its libraries take 580 MiB before main() begins, with one thread of OpenBLAS.
+// What Debian's LibTorch and its libraries take before main() begins, with one thread of OpenBLAS, and some room.
 constexpr std::uint64_t kLibTorch = 640 * kMebibyte;
 constexpr std::uint64_t kOpenBlasBuffer = 128 * kMebibyte;
 constexpr std::uint64_t kUsualStack = 8 * kMebibyte;  // of a thread where the stack has no limit

@@ -5,8 +5,8 @@
 
 namespace efla::cli {
 
-// Returns what a program that loads LibTorch lacks under the limits on stack and address space, or "". Without what
-// they need LibTorch and OpenBLAS end by a signal or wait forever.
+// Returns what a program that loads LibTorch lacks under the limits on stack and address space, or "". With less,
+// LibTorch and OpenBLAS end by a signal or wait forever.
 std::string lacking_for_libtorch();
 
 }  // namespace efla::cli

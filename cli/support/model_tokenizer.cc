@@ -38,7 +38,7 @@ std::string find_tokenizer(const std::string& model, const std::string& given) {
   const auto recorded = io::read_json(run);
   const io::Fields fields(recorded, io::refuse_in_file(run.string()));
   if (auto path = text_at(fields, {"config", "data"}, "tokenizer"); !path.empty()) return path;
-  // Any other is a file's name without its folder.
+  // Any other name is a file's name without its folder.
   return text_at(fields, {"data", "train"}, "tokenizer") == "bytes" ? "bytes" : "";
 }
 
@@ -76,7 +76,7 @@ void require_tokenizer_of_run(const std::string& command, const std::string& mod
   if (!std::filesystem::exists(run)) return;
   const auto recorded = io::read_json(run);
   const io::Fields fields(recorded, io::refuse_in_file(run.string()));
-  if (fields.find("tokenizer") == nullptr) return;  // of a version that did not keep it
+  if (fields.find("tokenizer") == nullptr) return;  // written by a version without this field
   const auto expected = fields.object("tokenizer");
   if (expected.get<std::string>("fingerprint") == tokenizer.fingerprint) return;
   const auto name = expected.find<std::string>("name").value_or("another");

@@ -31,7 +31,7 @@ std::vector<std::pair<std::string, std::string>> files_for_transformers(const st
 // Returns the entry of a tokenizer in run.json: {name, fingerprint, vocab_size}.
 nlohmann::json tokenizer_of_run(const io::TokenizerInfo& tokenizer);
 
-// Throws Error naming --tokenizer where the run in the folder was trained with another than the one at `path`.
+// Throws Error naming --tokenizer if the run in the folder was trained with another tokenizer than the one at `path`.
 void require_tokenizer_of_run(const std::string& command, const std::string& model, const std::string& path,
                               const io::TokenizerInfo& tokenizer);
 

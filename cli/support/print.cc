@@ -16,7 +16,7 @@ void print_or_drop(std::FILE* stream, std::string_view text) noexcept {
 }
 
 void flush_standard_output() {
-  const bool failed_before = std::ferror(stdout) != 0;  // in a print that nobody looked at
+  const bool failed_before = std::ferror(stdout) != 0;  // in a print whose result nobody checked
   if (std::fflush(stdout) == 0 && !failed_before) return;
   const int reason = !failed_before ? errno : dropped != 0 ? dropped : EIO;
   throw std::system_error(reason, std::generic_category(), "standard output");

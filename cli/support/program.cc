@@ -25,8 +25,8 @@
 
 namespace efla::cli {
 
-// Prints the first line of a message: some libraries append a stack trace. Names in it may come from foreign files and
-// command the terminal.
+// Prints the first line of a message, because some libraries append a stack trace. Replaces control characters, which
+// names from foreign files may have.
 int report(int code, std::string_view message) {
   constexpr std::size_t kLongest = 4000;
   print_or_drop(stderr, "efla: " + printable(message.substr(0, message.find('\n')), kLongest) + "\n");
@@ -61,14 +61,15 @@ void report_uncaught_exceptions() { std::set_terminate(end_at_uncaught_exception
 
 namespace {
 
-// Returns what to say in place of LibTorch's words for memory that it did not get; other messages as they are.
+// Returns a plain message in place of LibTorch's messages about missing memory, and other messages as they are.
 std::string_view words_for(std::string_view message) {
   const auto says = [&](std::string_view part) { return message.find(part) != std::string_view::npos; };
   if (says_no_gpu_memory(message)) return kNoGpuMemory;
   return says("DefaultCPUAllocator") && says("can't allocate memory") ? kNoMemory : message;
 }
 
-// Opens standard streams that the caller closed, because the next file opened would get their number and the prints.
+// Opens standard streams that the caller closed, because the next opened file would get such a number, and what is
+// printed.
 void open_standard_streams() {
   for (int fd = 0; fd <= 2; ++fd) {
     if (fcntl(fd, F_GETFD) < 0) open("/dev/null", O_RDWR);
@@ -135,8 +136,8 @@ std::string range_message(std::string message) {
   return message.replace(got, kGot.size(), ": got ");
 }
 
-// Returns what is wrong with a whole number that 64 bits cannot hold, which CLI11 would turn into the nearest that they
-// can.
+// Returns what is wrong with a whole number that 64 bits cannot hold, or "". CLI11 would turn such a number into the
+// nearest of 64 bits.
 std::string beyond_64_bits(const std::string& text, bool is_unsigned) {
   errno = 0;
   if (is_unsigned) {
@@ -195,7 +196,7 @@ std::string typed_name(const CLI::App& app, std::string argument) {
 }
 
 // Returns an error's message. An argument that the command line sets is named as it is there: "serve: --state-memory"
-// for "engine: state_memory". What sets it may have the plural or the singular of the argument's name.
+// for "engine: state_memory". The option may have the plural or the singular of the argument's name.
 std::string message_of(const CLI::App& program, const Error& error) {
   if (dynamic_cast<const FieldError*>(&error) != nullptr) return error.what();
   const auto [app, command] = deepest(program);
@@ -214,7 +215,7 @@ int parse_and_run(CLI::App& program, int argc, char** argv) {
     fmt::print("{}", program.help());
   } catch (const CLI::CallForVersion&) {
     fmt::print("efla {}\n", version());
-  } catch (const CLI::RuntimeError& error) {  // a subcommand's own exit code, the user having been told
+  } catch (const CLI::RuntimeError& error) {  // a subcommand's own exit code, after its message
     return error.get_exit_code();
   } catch (const CLI::ParseError& error) {
     return report(kUserMistake, usage_message(program, error));
@@ -250,7 +251,7 @@ int run_program(const char* name, const char* about, int argc, char** argv,
     return report(kFailure, error.path1().string() + ": " + error.code().message());
   } catch (const std::system_error& error) {
     if (error.code() != std::errc::broken_pipe) return report(kFailure, error.what());
-    // Whoever read the results is gone and wants no more: the end that the system gives to such programs.
+    // The reader of the results has closed the pipe: ends as programs do that do not ignore SIGPIPE.
     std::signal(SIGPIPE, at_closed_pipe);
     std::raise(SIGPIPE);
     return kFailure;

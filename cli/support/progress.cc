@@ -29,7 +29,7 @@ train::RunEvents Progress::events() {
 }
 
 void Progress::step(const train::StepResult& result, double images_per_second) {
-  // Weights of the newest step: that of a plain mean first, a twentieth later on.
+  // Weight of the newest step in the averages: 1/n at first, as in a mean, and later a twentieth.
   const double weight = std::max(1.0 / static_cast<double>(++drawn_), 0.05);
   const auto follow = [weight](double& mean, double value) { mean += weight * (value - mean); };
   follow(loss_, result.loss);

@@ -14,10 +14,10 @@ class Progress {
   // title opens each line ("efla, seed 1"); steps counts the whole run.
   Progress(std::string title, std::int64_t steps_per_epoch, std::int64_t steps);
 
-  // Returns the events that draw the bar, without `stop`. They point to this object.
+  // Returns the events that draw the bar, without `stop`. The events point to this object.
   train::RunEvents events();
 
-  // The same bar for work without a loss: "robustness  [====>   ]".
+  // Draws the bar for work without a loss: "robustness  [====>   ]".
   void count(const std::string& what, int done, int all);
 
   // Takes the bar off a terminal.

@@ -11,8 +11,8 @@ class ProgressBar {
   // title opens each line.
   explicit ProgressBar(std::string title);
 
-  // Draws the title, a bar, the share in per cent and the text; always for a share of 1. Without a
-  // terminal it prints a line if plain_line.
+  // Draws the title, a bar, the share in per cent and the text, unless the last drawing is very recent and the share is
+  // below 1. Without a terminal it prints a line if plain_line.
   void draw(double share, const std::string& text, bool plain_line);
   void line(const std::string& text);
   // Takes the bar off a terminal.

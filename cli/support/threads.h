@@ -8,8 +8,8 @@
 
 namespace efla::cli {
 
-// Sets the number of threads, 0 for one per processor, of the operators too, and returns the pool that all of them use.
-// On a CPU it also sets how malloc keeps the tensors of a step; so it comes before other threads are made.
+// Sets the number of threads of the operators (0: one per processor) and returns their pool. On a CPU it also sets how
+// malloc keeps the tensors of a step, so it must be called before other threads are made.
 ThreadPool& use_threads(int threads, const Device& device = {});
 
 // Adds --threads, 0 to 1024.

@@ -77,7 +77,7 @@ void convert(const std::string& command, const Arguments& arguments) {
   if (!tokenizer.empty() && !exists) fmt::print("without its tokenizer: {} does not exist\n", tokenizer);
 }
 
-// input_ids [B, T] of the file.
+// Returns input_ids [B, T] of the file.
 torch::Tensor read_ids(const std::string& path) {
   const io::SafetensorsFile file(path);
   const auto* ids = file.find("input_ids");
@@ -98,7 +98,7 @@ void run_logits(const Arguments& arguments) {
   const auto model = nn::load_language_model(arguments.model, device);
   const torch::NoGradGuard no_grad;
   const auto logits = torch::empty({ids.size(0), ids.size(1), model->config().vocab_size});
-  // One sequence at a time: what is computed on the way takes the memory of one.
+  // Computes one sequence at a time, so that the activations need the memory of one.
   for (std::int64_t b = 0; b < ids.size(0); ++b) {
     logits.narrow(0, b, 1).copy_(model->logits(ids.narrow(0, b, 1)));
   }

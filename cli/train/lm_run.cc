@@ -41,8 +41,8 @@ std::string absolute(const std::string& path) {
   return path.empty() ? path : std::filesystem::absolute(path).lexically_normal().string();
 }
 
-// A word or a path needs no quotes, which a shell takes away: TABLE.KEY=efla is TABLE.KEY='efla' in TOML. What holds
-// quotes or brackets is TOML as it stands.
+// Returns a setting with quotes around its value, because a shell takes quotes away: TABLE.KEY='efla' for
+// TABLE.KEY=efla. A value with quotes or brackets stays as it is.
 std::string quoted_setting(const std::string& setting) {
   const auto equals = setting.find('=');
   if (equals == std::string::npos) {
@@ -86,7 +86,7 @@ LmSetup::LmSetup(const io::Fields& config) : options_(train::lm_options_from_jso
     require(model_config_.vocab_size >= least, "model.vocab_size", model_config_.vocab_size,
             "at least " + std::to_string(least) + ", the vocabulary of " + options_.data.train);
   });
-  // Damaged tokens would train all the same, or end the run hours later.
+  // Training does not notice most damage to the tokens, and would stop late at the rest.
   train_->verify();
   if (validation_) validation_->verify();
 }
@@ -142,7 +142,7 @@ nlohmann::ordered_json LmSetup::score(const std::vector<data::LmTask>& tasks, Th
   return eval::table_row(results);
 }
 
-// The tokenizer's files that let transformers load a checkpoint; none where it has no such tokenizer.
+// Returns the tokenizer's files that let transformers load a checkpoint; none if transformers has no such tokenizer.
 std::vector<std::pair<std::string, std::string>> LmSetup::tokenizer_files() const {
   const std::string& name = options_.data.tokenizer;
   if (name.empty() && train_->tokenizer().name != "bytes") return {};
@@ -173,7 +173,7 @@ train::LmData LmSetup::run_data() const {
   return data;
 }
 
-// The likeliest token after each other one.
+// Returns the text that greedy decoding adds to sample_prompt.
 std::string LmSetup::sample() const {
   const nn::LanguageModel& model = *models_.front();
   const generate::Generator generator(model, *tokenizer_);
@@ -211,7 +211,7 @@ experiments::LmOutcome train_and_score(const json& config, const std::vector<dat
   train::DataParallel model(
       1, [&] { return task.add_copy(); }, context.pool, device, options.precision);
   if (const auto file = folder / train::kRunFile; std::filesystem::exists(file)) {
-    // The tokens are those that the run began with.
+    // The tokens must be those that the run began with.
     const json recorded = io::read_json(file);
     const auto data = io::Fields(recorded, io::refuse_in_file(file.string())).object("data");
     io::require_same({{"data", setup.data_description()}}, {{"data", data.content()}}, "reproduce", file.string());

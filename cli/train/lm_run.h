@@ -22,8 +22,8 @@ namespace efla::cli {
 // The command, in messages.
 inline constexpr const char* kTrainLm = "train lm";
 
-// CONFIG.toml with "table.key=value" put over it, read as TOML; a word or a path needs no quotes. Throws IoError, and
-// Error for a setting without "=".
+// Returns CONFIG.toml with each "table.key=value", read as TOML, put over it; a word or a path needs no quotes. Throws
+// IoError, and Error for a setting without "=".
 nlohmann::json read_configuration(const std::string& path, const std::vector<std::string>& settings);
 
 // What a configuration names, read and checked against each other.
@@ -35,16 +35,16 @@ class LmSetup {
 
   const train::LmOptions& options() const { return options_; }
 
-  // The configuration with every default filled in.
+  // Returns the configuration with every default filled in.
   nlohmann::json full() const;
 
-  // What run.json keeps of the tokenizer that made the tokens.
+  // Returns what run.json keeps of the tokenizer that made the tokens.
   nlohmann::json tokenizer_description() const;
 
-  // What the tokens are: {"train": {tokens, documents, sha256, tokenizer}, "validation": …}.
+  // Returns what the tokens are: {"train": {tokens, documents, sha256, tokenizer}, "validation": …}.
   nlohmann::json data_description() const;
 
-  // A copy of the model for a thread.
+  // Makes one more copy of the model, for a thread.
   train::LmReplica make_replica();
 
   std::int64_t parameter_count() const;
@@ -75,7 +75,7 @@ class LmSetup {
 void write_run_file(const std::filesystem::path& folder, const LmSetup& setup, int processes, int threads,
                     const std::string& device);
 
-// What run.json and a study keep of the tokens in a folder: {tokens, documents, sha256, tokenizer}.
+// Returns what run.json and a study keep of the tokens in a folder: {tokens, documents, sha256, tokenizer}.
 nlohmann::json describe_tokens(const io::TokenFolder& folder);
 
 // Returns a function that trains the model of a configuration as one of several runs of a study, by the calling thread,

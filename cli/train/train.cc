@@ -50,7 +50,7 @@ struct TrainArguments {
       {"data.source", "--data"}, {"data.train_images", "--train-images"}, {"data.test_images", "--test-images"}};
 };
 
-// An option whose value, where it is given, goes to a place in a run's description; that place has its default.
+// Adds an option whose value, if given, goes to a place in a run's description. The default stands at that place.
 template <class T>
 CLI::Option* add_setting(CLI::App& command, TrainArguments& arguments, const std::string& name, const char* place,
                          const std::string& help) {
@@ -101,7 +101,7 @@ void add_settings(CLI::App& command, TrainArguments& a) {
   add_setting<double>(command, a, "--clip", "/training/clip", "Largest gradient norm; 0: no clipping");
 }
 
-// Returns the file that says with what a run began: of its latest checkpoint, or kTrainingFile before there is one.
+// Returns the file that says what a run trains: its latest checkpoint's, or kTrainingFile if there is no checkpoint.
 std::filesystem::path record_of(const std::filesystem::path& folder) {
   const io::CheckpointFolder checkpoints(folder);
   const auto begun = folder / kTrainingFile;
@@ -121,7 +121,7 @@ struct Plan {
   experiments::DigitData data;
 };
 
-// What the command line asks for; the images are read and the model is made, so that bad input is found before
+// Returns what the command line asks for. Reads the images and makes the model, so that bad input is found before
 // anything is written.
 Plan make_plan(TrainArguments a) {
   Plan plan;

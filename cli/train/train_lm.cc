@@ -64,7 +64,7 @@ class LmProgress {
   static constexpr std::int64_t kPlainLines = 100;
 
   void step(const train::StepResult& result, double tokens_per_second) {
-    // Weights of the newest step: that of a plain mean first, a twentieth later on.
+    // Weight of the newest step in the averages: 1/n at first, as in a mean, and later a twentieth.
     const double weight = std::max(1.0 / static_cast<double>(++drawn_), 0.05);
     const auto follow = [weight](double& mean, double value) { mean += weight * (value - mean); };
     follow(loss_, result.loss);
@@ -85,7 +85,8 @@ class LmProgress {
 
 std::string name_of(torch::Device device) { return device.is_cpu() ? "cpu" : "cuda"; }
 
-// Threads of this process: an equal part of the processors for each process of this machine.
+// Returns the number of threads of this process: by default an equal part of the processors per process of this
+// machine.
 int threads_of(int asked) {
   if (asked > 0) return asked;
   int processes = 1;
