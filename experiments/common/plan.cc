@@ -30,7 +30,7 @@ void require_values(const json& settings, const std::string& key) {
   }
 }
 
-// Drops the tasks that have none of these names in tables; the others keep their order.
+// Keeps the tasks that tables show under these names, in their order, and drops the others.
 void keep_tasks(json& settings, const json& names) {
   json kept = json::array();
   std::string all;

@@ -83,7 +83,7 @@ class Runner {
       io::remove_stale_lock(folder);
     } else {
       fs::create_directories(folder);
-      // Other commands may be given this folder too, as `efla train smnist --resume` is.
+      // Other commands may write this folder too, for example `efla train smnist --resume`.
       const io::FolderLock lock(folder, "reproduce " + study_.name, "out");
       const RunContext context{pool_, device_, events_.stop, [&](double share, const std::string& text) {
                                  const std::lock_guard lock(mutex_);

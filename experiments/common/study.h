@@ -22,7 +22,7 @@ struct RunContext {
 };
 
 struct StudyRun {
-  std::string name;            // of its folder, another for each run
+  std::string name;            // of its folder, different for each run
   nlohmann::json description;  // what an unfinished folder must agree on; null where the study's settings have it all
 
   // Trains and measures in an existing folder, from the checkpoint there if there is one. Returns the run's entry of
@@ -48,7 +48,7 @@ struct Study {
   std::function<std::vector<StudyRun>(const std::vector<nlohmann::ordered_json>& entries)> more = {};
   std::function<std::string(const nlohmann::ordered_json& entry)> brief;  // what came out, in a few words
   std::function<report::Report(const Outcome& outcome)> report;
-  bool fills_gpu = false;  // whether one run keeps a GPU busy: there the runs follow one another
+  bool fills_gpu = false;  // whether one run keeps a GPU busy; on a GPU the runs then follow one another
 };
 
 struct StudyEvents {
@@ -62,9 +62,9 @@ struct StudyEvents {
 nlohmann::json description(const Study& study);
 
 // Executes the runs in folder/runs/NAME, one per thread of the pool; a run has all threads where it is the only one, or
-// where the study's runs fill a GPU. A run that did not get enough memory on a GPU goes on after the others, from its
-// last checkpoint. Then half as many runs are side by side. An entry is kept in its folder's result.json, and a run
-// that has one is not executed again: no other file of it is needed. Returns the entries, or nothing where it was
+// where the study's runs fill a GPU. A run that did not get enough memory on a GPU continues from its last checkpoint
+// after the others, with at most half as many runs side by side. An entry is kept in its folder's result.json, and a
+// run that has one is not executed again: no other file of it is needed. Returns the entries, or nothing where it was
 // stopped.
 std::optional<std::vector<nlohmann::ordered_json>> run_study(const Study& study, const std::filesystem::path& folder,
                                                              ThreadPool& pool, const StudyEvents& events,
@@ -74,7 +74,7 @@ std::optional<std::vector<nlohmann::ordered_json>> run_study(const Study& study,
 nlohmann::ordered_json results_of(const std::string& study, const nlohmann::json& settings, const Outcome& outcome,
                                   const nlohmann::ordered_json& scores);
 
-// Returns a mean and a deviation as JSON numbers: null where they are not finite.
+// Returns a number as JSON; null if it is not finite.
 nlohmann::json number_or_null(double value);
 
 }  // namespace efla::experiments

@@ -34,7 +34,7 @@ std::vector<Group> groups_of(const std::vector<nlohmann::ordered_json>& runs);
 enum class Verdict { ahead, behind, even, chance };
 Verdict verdict(const Spread& a, const Spread& b);
 
-// One panel, a against b: at the strongest level, and in the mean over all levels.
+// One panel, a against b: at the strongest level, and in the mean over all levels but the first.
 struct Comparison {
   std::size_t panel;
   Spread strongest[2], mean[2];

@@ -18,8 +18,8 @@ struct DigitData {
 inline constexpr std::int64_t kBuiltinTrainImages = 20'000, kBuiltinTestImages = 2'000;
 
 // Returns the first `count` images of a split. source is "builtin" or a folder with MNIST's files. A count of 0 means
-// all images of MNIST, or kBuiltinTrainImages and kBuiltinTestImages drawn ones. Throws Error, naming --train-images or
-// --test-images, for a count above the number of images.
+// all images of MNIST, or kBuiltinTrainImages and kBuiltinTestImages drawn ones. Throws Error, naming train_images or
+// test_images, for a count below 0 or above the number of images.
 data::ImageSet load_digit_images(const std::string& source, data::Split split, std::int64_t count);
 DigitData load_digits(const std::string& source, std::int64_t train_images, std::int64_t test_images);
 

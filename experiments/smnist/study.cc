@@ -126,7 +126,7 @@ std::vector<DigitRun> plan_digit_runs(const json& settings) {
 ordered_json training_curve(const std::vector<json>& metrics, std::int64_t steps_per_epoch, std::int64_t points) {
   std::int64_t epochs = 1;
   for (const auto& line : metrics) epochs = std::max(epochs, line.at("epoch").get<std::int64_t>());
-  const std::int64_t stretches = std::clamp(points / epochs, std::int64_t{1}, steps_per_epoch);  // an epoch
+  const std::int64_t stretches = std::clamp(points / epochs, std::int64_t{1}, steps_per_epoch);  // per epoch
   auto curve = ordered_json::array();
   double loss = 0.0, accuracy = 0.0, count = 0.0;
   for (const auto& line : metrics) {
@@ -158,7 +158,7 @@ Study digit_study(const Plan& plan, const std::string& source) {
   for (const auto& run : plan_digit_runs(settings)) {
     const auto spec = spec_of(run, settings, data->description);
     train::validate(spec.training);
-    make_digit_classifier(spec.model, run.seed);  // throws for what no run could be made of
+    make_digit_classifier(spec.model, run.seed);  // throws for settings that no run can have
     study.runs.push_back({run.name, train::description(spec), [=](const fs::path& folder, const RunContext& context) {
                             return execute(run, spec, *data, source, folder, context);
                           }});
@@ -166,7 +166,7 @@ Study digit_study(const Plan& plan, const std::string& source) {
   study.brief = [](const ordered_json& entry) {
     return "clean accuracy " + report::percent(entry.at("clean_accuracy").get<double>());
   };
-  // The data by the name that was given, which other machines have too.
+  // The report names the data as the user gave them, which is the same on every machine.
   auto shown = settings;
   shown["data"] = source;
   shown["data_digest"] = data->description.at("digest");

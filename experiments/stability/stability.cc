@@ -44,7 +44,7 @@ constexpr Numbers kNumbers[] = {{"float32", {}},
                                 {"bfloat16", {.bfloat16_inputs = true}},
                                 {"bfloat16 state", {.bfloat16_inputs = true, .bfloat16_state = true}}};
 
-// x = β‖k‖²: spread by factors, and close to both sides of every limit.
+// Values of x = β‖k‖²: over orders of magnitude, and close to both sides of every limit.
 const std::vector<double> kProducts{0.25, 0.5, 0.99, 1, 1.01, 1.5, 1.99, 2, 2.01, 2.5, 2.78, 2.79, 4, 32, 1000, 10000};
 
 struct Keying {
@@ -69,7 +69,7 @@ ordered_json rounded(double x) {
 }
 ordered_json count(std::int64_t n) { return n > 0 ? ordered_json(n) : nullptr; }
 
-// One line: what is the same for a sweep, and a column for every result.
+// One line of results: the fields that a sweep shares, and a column per measured number.
 struct Row {
   ordered_json fields, columns = ordered_json::object();
   template <class X>
@@ -92,7 +92,7 @@ void add(Row& line, const Growth& growth) {
   line.add("not_finite", count(growth.not_finite));
 }
 
-// Returns the largest x below every broken one, and the smallest broken one.
+// Returns a sentence with the largest x below every broken one, and the smallest broken one.
 std::string outcome(const std::vector<double>& products, const std::vector<bool>& bounded) {
   const auto first_broken = std::find(bounded.begin(), bounded.end(), false) - bounded.begin();
   if (first_broken == static_cast<std::ptrdiff_t>(bounded.size())) return "bounded throughout";
@@ -126,7 +126,7 @@ void sweep_products(const Stream& stream, const Rule& rule, const Keying& keying
                        .beta = keying.beta,
                        .keys = keying.keys};
     std::vector<double> reference;
-    bool rounded_inputs = false;  // of the reference
+    bool rounded_inputs = false;  // whether the reference has rounded inputs
     for (std::size_t i = 0; i < std::size(kNumbers); ++i) {
       const Precision& precision = kNumbers[i].precision;
       const Growth growth = grow(stream, head, precision);
@@ -154,14 +154,14 @@ void sweep_products(const Stream& stream, const Rule& rule, const Keying& keying
   std::fflush(stdout);
 }
 
-// The BF16 caution: I − 2η k kᵀ with ‖k‖ = 1 and η → 1.
+// The transition I − 2η k kᵀ with ‖k‖ = 1 and η → 1, whose eigenvalue rounding to bfloat16 may take below −1.
 const std::vector<double> kEtas{0.9, 0.96875, 0.984375, 0.9921875, 0.99609375, 0.999, 1.0};
 constexpr std::int64_t kRepeatedKeys = 8;
 
 struct Normalised {
   const char* name;
   Precision precision;
-  bool inside;  // by the operator, in float32, instead of before the key is rounded
+  bool inside;  // normalised by the operator, in float32, not before rounding
 };
 constexpr Normalised kNormalised[] = {
     {"float32", {}, false},

@@ -21,7 +21,7 @@ struct Stream {
 };
 
 enum class Keys {
-  repeated,  // one direction at every token: every token multiplies it by the same eigenvalue
+  repeated,  // one direction at every token, so that every token has the same eigenvalue along it
   random     // a new direction at every token
 };
 
@@ -48,6 +48,7 @@ struct Growth {
   std::vector<double> state;    // [K, V] after the last token
 };
 
+// Runs the recurrence of one head over the stream's tokens.
 Growth grow(const Stream& stream, const HeadRun& head, const Precision& precision);
 
 // Returns the last state [K, V] by the float64 reference, from the same inputs.

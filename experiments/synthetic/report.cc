@@ -53,7 +53,7 @@ Spread given(double mean, double deviation) {
 
 std::string in_percent(double mean, double deviation) { return report::plus_minus(given(mean, deviation), 100.0); }
 
-// A mixer's row and, where a paper has any of its figures, the paper's below it.
+// A mixer's row of a table and, if the paper has figures of the mixer, the paper's row below.
 class Rows {
  public:
   void add(const json& point) {

@@ -83,7 +83,7 @@ ordered_json entry_of(const SyntheticRun& run, const fs::path& metrics, std::int
   for (std::size_t i = 0; i < run.test_tasks.size() && !diverged; ++i) {
     const auto& task = run.test_tasks[i];
     autograd::GraphReplay replay;
-    // The first was measured at the end of the training.
+    // The first test was measured at the end of the training.
     const double accuracy = i == 0 ? curve.back().at("accuracy").get<double>()
                                    : train::evaluate(model, task, run.training.seed, run.test_examples,
                                                      run.training.batch_size, context.pool, replay, context.stop);

@@ -34,8 +34,8 @@ nlohmann::json description(const SyntheticRun& run);
 // Trains and measures, from the folder's checkpoint if there is one. Returns the entry of results.json's "runs", or
 // nothing where it was stopped, with a checkpoint saved. A non-finite loss, gradient or logit ends the run: its entry
 // has "diverged", the step, and no accuracies. metrics.jsonl gets a line per step {"event": "step", step, loss, lr,
-// grad_norm, seconds} and one per evaluation {"event": "evaluation", step, accuracy, seconds}, where seconds is the
-// time spent in steps.
+// grad_norm, sequences_per_second, seconds} and one per evaluation {"event": "evaluation", step, accuracy, seconds},
+// where seconds is the time spent in steps.
 std::optional<nlohmann::ordered_json> execute(const SyntheticRun& run, const std::filesystem::path& folder,
                                               const RunContext& context);
 

@@ -264,7 +264,7 @@ ordered_json score_models(const json& settings, const std::vector<ordered_json>&
 Study table1_study(const Plan& plan, const LmTokens& tokens, const TrainLm& train) {
   const json settings = plan.settings();
   const fs::path folder = fs::absolute(tokens.folder).lexically_normal();
-  // A run's name and these settings say all of it.
+  // A run's name and these settings say all about the run.
   json agreed = settings;
   for (const char* selection : {"mixers", "lr", "seeds"}) agreed.erase(selection);
   agreed["config"].erase("data");  // paths, which may differ between machines that compute parts of one study

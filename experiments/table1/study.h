@@ -31,13 +31,14 @@ struct LmTokens {
   nlohmann::json description;    // of the tokens, which an unfinished folder must agree on
 };
 
-// Returns the rows of table 1 from the entries of its runs: for each mixer the learning rate with the lowest perplexity
-// of the first seed on the validation tokens, and {"mixer", "lr", "seeds", "diverged", "perplexity", "standard_error",
-// "table_1"} over the seeds at it, those with the lowest perplexity first. table_1 has {"mean", "standard_error"} per
-// column, of the runs that were scored on the tasks. A number is null where no run has it.
+// Returns the scores of the mixers from the entries of the runs, the lowest perplexity first: {"mixer", "lr", "seeds",
+// "diverged", "perplexity", "standard_error", "table_1"}. lr is the learning rate at which the first seed has the
+// lowest perplexity on the validation tokens; the other fields are over the seeds at this rate. table_1 has {"mean",
+// "standard_error"} per column, of the runs that were scored on the tasks. A number is null where no run has it.
 nlohmann::ordered_json score_models(const nlohmann::json& settings, const std::vector<nlohmann::ordered_json>& runs);
 
-// Returns the study of the mixers, learning rates and seeds of a plan. A folder may be continued with others of them.
+// Returns the study of the mixers, learning rates and seeds of a plan. A folder may be continued with other mixers,
+// learning rates and seeds.
 Study table1_study(const Plan& plan, const LmTokens& tokens, const TrainLm& train);
 
 }  // namespace efla::experiments
