@@ -3,9 +3,9 @@
 
     python3 bench/call_overhead.py [--device cpu|cuda] [--out FILE.jsonl]
 
-On a GPU: a chunk function called one time after the other, against a CUDA graph that replays the same calls. Where a call's
-kernels take longer than Python needs for the next call, both are equal; `enqueue` is what Python needs, measured with
-sequences so short that the kernels do not hold it up. On a CPU: a decode step with states so small that the call is nearly all.
+On a GPU: a chunk function called one time after the other, against a CUDA graph that replays the same calls. If a call's kernels
+take longer than Python needs for the next call, both are equal. On short sequences the kernels are shorter, and the first time is
+what Python needs. On a CPU: a decode step with states so small that the call is nearly all.
 Medians of --rounds rounds, in microseconds per call.
 """
 

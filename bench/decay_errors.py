@@ -23,7 +23,7 @@ def widened(tensors):
 
 
 def print_weak_decays(tokens, g):
-    """A state that is only decayed (k = 0), and one that keys write to, by both forms."""
+    """Prints errors of a state that is only decayed (k = 0) and of one that keys write to, for both algorithms."""
     torch.manual_seed(0)
     size = 16
     x = {
@@ -52,7 +52,7 @@ def unit(*shape):
 
 
 def bfloat16_state_error(size, g, largest_beta, first=0.0, tokens=1000, heads=8, axes=False):
-    """Of the state after `tokens` tokens; `first` is the deviation of the first state, `axes` gives keys along one axis each."""
+    """Returns the state's error after `tokens` tokens; `first` is the deviation of the first state, `axes` gives keys along one axis each."""
     torch.manual_seed(0)
     q, k = unit(1, tokens, heads, size), unit(1, tokens, heads, size)
     if axes:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How far models that flash-linear-attention made and ran give the same here, through the program alone.
+"""Compares logits and greedy tokens of the program efla with those of flash-linear-attention for the same models.
 
     bench/goldens.py build/bin/efla FOLDER > bench/results/goldens.txt
 
@@ -29,7 +29,7 @@ def read(path):
 
 
 def logits_of(program, model, shape, ids):
-    """shape and values of the model's logits of ids, a tensor of this shape."""
+    """Returns shape and values of the model's logits for ids of this shape."""
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
         header = json.dumps({"input_ids": {"dtype": "I64", "shape": shape, "data_offsets": [0, 8 * len(ids)]}}).encode()

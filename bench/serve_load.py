@@ -42,7 +42,7 @@ def post(connection, path, body):
 
 
 def resident_kib(port):
-    """Memory of the process that listens on the port."""
+    """Returns the resident KiB of the process that listens on the port."""
     listening = subprocess.run(["ss", "-ltnpH", f"sport = :{port}"], capture_output=True, text=True, check=True).stdout
     process = listening.split("pid=")[1].split(",")[0]
     with open(f"/proc/{process}/status") as status:

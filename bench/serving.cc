@@ -26,8 +26,8 @@ double elapsed_ms(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
 }
 
-// Counts the ends of replies. The clock starts with the first token of the last reply to begin, so that no prompt is
-// timed.
+// Counts the tokens of several replies while all of them run: from the first token of the last reply to begin, so that
+// no prompt is timed, to the end of the first reply to end.
 class Group {
  public:
   explicit Group(std::int64_t size) : size_(size) {}

@@ -14,7 +14,7 @@ struct ServingOptions {
   std::vector<std::int64_t> sessions{1, 8, 32};  // texts at once
   std::vector<std::string> weights{"float32", "bfloat16", "int8"};
   std::int64_t tokens = 64;  // of each reply
-  int rounds = 3;            // in each, every combination has a turn
+  int rounds = 3;            // every combination runs once per round
   int threads = 0;
 };
 

@@ -14,8 +14,8 @@ namespace {
 constexpr double kSampleSeconds = 1e-3;
 constexpr double kTurnSeconds = 0.1;
 constexpr std::size_t kSamplesPerTurn = 20;
-// Idle threads of OpenMP and OpenBLAS spin for some tens of milliseconds before they sleep. The pause keeps that out of
-// the next turn.
+// Idle threads of OpenMP and OpenBLAS spin for a while before they sleep. The pause keeps the spinning out of the next
+// function's samples.
 constexpr std::chrono::milliseconds kSettle{80};
 
 double seconds(clockid_t clock) {

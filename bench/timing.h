@@ -13,8 +13,8 @@ struct Timing {
   int samples = 0;
 };
 
-// Times every function in each of `rounds` rounds, after a warm-up. In a round each function takes samples for about
-// 0.1 s, at least one. A sample is as many calls as take a millisecond.
+// Times every function in each of `rounds` rounds, after a warm-up. In a round each function takes at most 20 samples
+// in about 0.1 s, and at least one. A sample is as many calls as take about a millisecond.
 std::vector<Timing> take_turns(const std::vector<std::function<void()>>& functions, int rounds);
 
 }  // namespace efla::bench

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Times decoding of one text by transformers' generate() and by `efla generate`, which take turns, with the same weights on a CPU.
+"""Times decoding of one text by transformers' generate() and by `efla generate`, interleaved, with the same weights on a CPU.
 
     PYTHONPATH=python EFLA_TORCH_LIBRARY=… bench/transformers_decoding.py build/bin/efla --threads 2 --out bench/results/decoding-transformers.jsonl
 
@@ -25,7 +25,7 @@ PROMPT, TOKENS = 64, 64
 
 
 def step_of_transformers(model, ids):
-    """Milliseconds per token after the first."""
+    """Returns milliseconds per token after the first."""
     seconds = []
     for tokens in (1, 1 + TOKENS):
         began = time.perf_counter()
@@ -35,7 +35,7 @@ def step_of_transformers(model, ids):
 
 
 def step_of_efla(program, folder, threads, weights):
-    """Milliseconds per token after the first, without drafts."""
+    """Returns milliseconds per token after the first, without drafts."""
     command = [program, "generate", folder, "--tokenizer", "bytes", "--prompt", "p" * PROMPT, "--max-tokens", str(1 + TOKENS)]
     options = ["--json", "--device", "cpu", "--draft-tokens", "0", "--threads", str(threads), "--weights", weights]
     reply = json.loads(subprocess.run([*command, *options], check=True, capture_output=True, text=True).stdout)

@@ -63,7 +63,7 @@ double prefill(const Decoding& decoding, std::int64_t tokens, Random& random, ge
   return ms;
 }
 
-// Returns the milliseconds of each step after the session's text, which draws a token for every one of `texts` copies.
+// Returns the sorted milliseconds of steps after the session's text. A step draws a token for each of `texts` copies.
 std::vector<double> decode(const Decoding& decoding, std::int64_t draws, std::int64_t texts,
                            generate::Session session) {
   const std::vector<const nn::LanguageModelState*> states(static_cast<std::size_t>(texts), &session.state);

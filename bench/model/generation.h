@@ -12,9 +12,9 @@ namespace efla::bench {
 
 struct GenerationOptions {
   std::string preset, mixer;
-  std::string weights = "float32";  // how they are stored for decoding on a GPU
+  std::string weights = "float32";  // how weights are stored for decoding on a GPU
   std::int64_t longest = 1, draws = 1;
-  std::int64_t texts = 1;  // that are continued together, on a GPU
+  std::int64_t texts = 1;  // texts that are continued together, on a GPU
 };
 
 // Prefills random tokens with a model of random weights, up to 1024, 4096, … and finally the longest context, and at

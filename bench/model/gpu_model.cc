@@ -64,7 +64,7 @@ std::string part_of_kernel(const std::string& name) {
   return "element by element, sums, copies";
 }
 
-// LibTorch 2 counts in nanoseconds, LibTorch 1 in microseconds.
+// Returns when a kernel ran. LibTorch 2 counts in nanoseconds, LibTorch 1 in microseconds.
 template <class Event>
 KernelTime time_of(const Event& event) {
   double begin = 0.0, seconds = 0.0;
@@ -78,7 +78,7 @@ KernelTime time_of(const Event& event) {
   return {part_of_kernel(event.name()), begin, begin + seconds};
 }
 
-// Returns the share of the time of a call in each part, and in none of the GPU's kernels.
+// Returns the share of a call's time in each part, and the share in which no kernel ran.
 Shares shares_of(const std::function<void()>& run) {
   namespace profiler = torch::autograd::profiler;
   using torch::profiler::impl::ActivityType;

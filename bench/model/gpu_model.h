@@ -11,7 +11,7 @@ namespace efla::bench {
 struct GpuModelOptions {
   std::string model = "efla-340m", mixer = "efla";
   std::int64_t length = 2048, batch = 16;  // tokens and sequences of a step of training, which is one micro-batch
-  int rounds = 3;                          // of ten steps each
+  int rounds = 3;                          // of ten training steps or 200 decode steps each
 };
 
 // Measures a language model with random weights on the first GPU: tokens drawn for one text and for 64 together, with

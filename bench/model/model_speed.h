@@ -15,7 +15,7 @@ inline constexpr const char* kPixelClassifier = "pixel-classifier";
 struct ModelSpeedOptions {
   std::string model = "efla-20m";
   std::int64_t length = 512;  // T of a language model's training
-  int rounds = 3;             // each with a turn of the kernels and one of the eager operator
+  int rounds = 3;             // of interleaved runs with the kernels and with the eager operator
   int threads = 1;
 };
 

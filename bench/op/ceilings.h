@@ -8,9 +8,10 @@
 
 namespace efla::bench {
 
-// Returns LibTorch's float32 product of two 1024 × 1024 matrices. Each call sets the BLAS to `threads` threads, because
-// other calls may have left it with one.
+// Floating-point operations of one call of matrix_product's function.
 inline constexpr double kMatrixFlops = 2.0 * 1024 * 1024 * 1024;
+// Returns a function that computes LibTorch's float32 product of two 1024 × 1024 matrices. Each call sets the BLAS to
+// `threads` threads, because other calls may have left it with one.
 std::function<void()> matrix_product(int threads);
 
 // Larger than any cache of the processors in bench/results.

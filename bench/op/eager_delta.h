@@ -1,5 +1,5 @@
-// The operator as a user of LibTorch would write it: batched tensor operations, gradients by autograd. It is a peer of
-// the kernels, so it is meant to be a good one of its kind.
+// The operator as a user of LibTorch would write it: batched tensor operations, gradients by autograd. As a peer of the
+// kernels it is meant to be fast for its kind.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -10,7 +10,7 @@
 
 namespace efla::bench {
 
-// How T of equation 31 is computed: by one triangular solve for W and U together, or row by row.
+// How T of EFLA's equation 31 is computed: by one triangular solve for W and U together, or row by row.
 enum class UtTransform { triangular_solve, row_loop };
 
 struct EagerForm {
@@ -21,7 +21,7 @@ struct EagerForm {
 // Returns, for example, "chunk 32, triangular solve".
 std::string name_of(const EagerForm& form);
 
-// Returns α of equation 20 in the dtype of k [..., K] and beta [...].
+// Returns α of EFLA's equation 20 in the dtype of k [..., K] and beta [...].
 at::Tensor exact_alpha(const at::Tensor& k, const at::Tensor& beta);
 
 // Computes the chunk algorithm with the exact step: equations 20 and 29 to 32 of EFLA (arXiv 2512.12602), scale
