@@ -31,6 +31,7 @@ std::shared_ptr<void> allocate(std::size_t bytes) {
 }
 
 void copy_to_device(void* device, const void* host, std::size_t bytes) {
+  check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   check(cudaMemcpy(device, host, bytes, cudaMemcpyHostToDevice), "cudaMemcpy");
 }
 
