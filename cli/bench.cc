@@ -130,6 +130,8 @@ void bench_op(const OpArguments& arguments) {
 // Writes one JSON line per result to standard output and to the file of --out.
 void bench_op_on_gpu(const OpArguments& arguments) {
 #ifdef EFLA_HAS_CUDA
+  const Gpus gpus = find_gpus();
+  if (gpus.found.empty()) throw Error("bench op", "--device", "cuda", "a machine with a GPU: " + gpus.absence);
   const std::unique_ptr<io::JsonLinesWriter> file =
       arguments.out.empty() ? nullptr : std::make_unique<io::JsonLinesWriter>(arguments.out);
   bench::cuda::time_gpu({arguments.filter, arguments.reps.value_or(30), arguments.scaling, std::string(commit())},

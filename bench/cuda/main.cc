@@ -8,6 +8,7 @@
 #include "bench/cuda/suite.h"
 #include "cli/version/version.h"
 #include "efla/base/error.h"
+#include "efla/cuda/device.h"
 
 namespace {
 
@@ -37,13 +38,15 @@ int main(int argc, char** argv) try {
   } catch (const CLI::ParseError& error) {
     return program.exit(error) == 0 ? 0 : kBadInput;
   }
+  std::string absence;
+  if (efla::gpu::find_devices(absence).empty()) return report(kBadInput, "it needs a machine with a GPU: " + absence);
   efla::bench::cuda::time_gpu(options, [](const std::string& line) {
     std::printf("%s\n", line.c_str());
     std::fflush(stdout);
   });
   return 0;
 } catch (const efla::Error& error) {
-  return report(kBadInput, error.what());
+  return report(kBadInput, error.argument() + ": got " + error.got() + ", expected " + error.expected());
 } catch (const std::exception& error) {
   return report(kFailed, error.what());
 }

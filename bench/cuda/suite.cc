@@ -154,7 +154,7 @@ void CaseRun::write_result(const std::string& name, const std::string& fields, b
 void time_gpu(const GpuOptions& options, const GpuWrite& write) {
   std::string absence;
   const std::vector<gpu::Properties> devices = gpu::find_devices(absence);
-  if (devices.empty()) throw Error("bench op", "--device", "cuda", "a machine with a GPU: " + absence);
+  if (devices.empty()) throw std::runtime_error("no GPU: " + absence);
   const std::vector<Plan> all = plans(options);
   CaseRun run{options, devices.front().name, write, {}};
   bool any = false;

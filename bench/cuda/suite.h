@@ -19,7 +19,7 @@ struct GpuOptions {
 // Receives one JSON object per result.
 using GpuWrite = std::function<void(const std::string& line)>;
 
-// Times the cases. Throws Error if there is no GPU or if no case's name contains the filter. Throws std::runtime_error
+// Times the cases. Throws Error if no case's name contains the filter. Throws std::runtime_error
 // after the last case if a case computed wrong results; such a case gets no time.
 void time_gpu(const GpuOptions& options, const GpuWrite& write);
 
