@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <memory>
@@ -84,7 +85,9 @@ void add_show(CLI::App& data) {
     const auto options = std::make_shared<ShowOptions>();
     for (const auto& parameter : kind.parameters) {
       auto& value = options->parameters[std::string(parameter.name)] = parameter.standard;
-      task->add_option("--" + std::string(parameter.name), value, std::string(parameter.help))->capture_default_str();
+      task->add_option("--" + std::string(parameter.name), value, std::string(parameter.help))
+          ->type_name(parameter.standard == std::floor(parameter.standard) ? "INT" : "FLOAT")
+          ->capture_default_str();
     }
     task->add_option("--split", options->split, "Split: train or test")
         ->check(CLI::IsMember({"train", "test"}))

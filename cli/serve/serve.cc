@@ -201,7 +201,7 @@ void add_limit_options(CLI::App& command, ServeArguments& arguments) {
   add_count_option(command, "--max-per-key", api.max_requests_per_key,
                    "Requests of one key that run at once; 0: no limit", 0);
   add_count_option(command, "--max-responses", arguments.engine.max_disposable,
-                   "Stored states of /v1/responses; beyond, the longest unused are dropped", 1);
+                   "Stored states of /v1/responses, and disposable ones; beyond, the longest unused are dropped", 1);
   add_count_option(command, "--max-connections", http.max_connections, "Open connections; further ones wait", 1);
   add_bytes_option(command, "--max-body", http.max_body_bytes, "Most bytes of a request's body", 1);
   add_bytes_option(command, "--request-memory", http.request_memory,

@@ -38,7 +38,7 @@ struct Difference {
   std::string field, asked, found;
 };
 
-// Returns the first field whose values differ. A field that only one of the objects has differs.
+// Returns the first field whose values differ. A field that only one of the objects has differs, unless it is null.
 std::optional<Difference> first_difference(const nlohmann::json& asked, const nlohmann::json& found);
 
 // Throws Error with the first difference; `operation` and `where` (the file with `found`) are parts of its message.

@@ -49,7 +49,7 @@ Example example(const Task& task, std::uint64_t seed, Split split, std::int64_t 
 
 struct ParameterKind {
   std::string_view name;
-  double standard;
+  double standard;  // of a parameter that takes whole numbers alone, a whole number
   std::string_view help;
 };
 
