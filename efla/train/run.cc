@@ -114,6 +114,15 @@ class Runner {
     return result;
   }
 
+  ordered_json evaluate() const {
+    try {
+      return task_.evaluate(model_, group_, events_.stop);
+    } catch (const NonFinite& error) {
+      throw NonFinite("training stopped after step " + std::to_string(trainer_.steps_done()) + ": " + error.what() +
+                      "; " + last_good());
+    }
+  }
+
   // Makes the evaluation and the sample that are due after the steps so far.
   void observe() {
     const RunOptions& options = run_.options;
@@ -122,7 +131,7 @@ class Runner {
       const std::chrono::duration<double> pause(options.checkpoint_pause);
       if (options.checkpoint_evaluated && Clock::now() - saved_at_ >= pause) save();
       if (events_.evaluating) events_.evaluating(done);
-      const ordered_json evaluation = task_.evaluate(model_, group_, events_.stop);
+      const ordered_json evaluation = evaluate();
       if (log_) {
         ordered_json line = line_of("evaluation");
         line.update(evaluation);

@@ -149,6 +149,27 @@ TEST_F(LmTraining, StopsAtALossThatIsNotFiniteAndNamesTheLastCheckpoint) {
   EXPECT_EQ(io::CheckpointFolder(folder_ / "run").latest()->step, 4);
 }
 
+TEST_F(LmTraining, StopsAtAValidationLossThatIsNotFiniteAndNamesTheLastCheckpoint) {
+  auto options = small_options();
+  options.checkpoint_every = 2;
+  options.evaluate_every = 3;
+  const auto make = [] {
+    LmReplica replica = small_language_model(1);
+    replica.loss = [loss = replica.loss](const LmBatch& batch) {
+      return loss(batch) * (torch::GradMode::is_enabled() ? 1.0 : std::numeric_limits<double>::infinity());
+    };
+    return replica;
+  };
+  try {
+    run(folder_ / "run", options, 1, {}, make);
+    FAIL() << "went on";
+  } catch (const NonFinite& error) {
+    const std::string text = error.what();
+    EXPECT_NE(text.find("after step 3: the validation loss is inf"), std::string::npos) << text;
+    EXPECT_NE(text.find("step-000002"), std::string::npos) << text;
+  }
+}
+
 TEST_F(LmTraining, ACheckpointThatCannotBeWrittenLeavesTheOthers) {
   io::CheckpointFolder checkpoints(folder_ / "run");
   const auto write = [](const std::string& text) {
