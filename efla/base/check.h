@@ -9,12 +9,13 @@
 
 namespace efla {
 
-// Throws Error for the arguments of one operation that do not hold what they must. `prefix` goes before the names of
-// its arguments: "training." for "training.lr".
+// Throws Error for an argument of one operation whose check fails. `prefix` stands before every argument's name: with
+// "training." the argument "lr" is "training.lr".
 class Require {
  public:
   constexpr explicit Require(const char* operation, const char* prefix = "") : operation_(operation), prefix_(prefix) {}
 
+  // Throws Error unless `holds`, with the value got and a text of what was expected.
   template <class T>
   void operator()(bool holds, const char* argument, const T& got, const std::string& expected) const {
     if (!holds) throw Error(operation_, std::string(prefix_) + argument, value_text(got), expected);

@@ -1,4 +1,5 @@
-// Element types of the operators: float32, bfloat16 and float16 (storage only) and, for the reference, float64.
+// Element types of the operators: float32, bfloat16, float16 and, for the reference, float64. bfloat16 and float16 are
+// types of storage only.
 #pragma once
 
 #include <bit>
@@ -38,7 +39,7 @@ constexpr bfloat16 to_bfloat16(float x) {
   return {static_cast<std::uint16_t>((bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16)};
 }
 
-// Rounds to nearest, ties to even: from 65520 on to infinity. A NaN stays a NaN.
+// Rounds to nearest, ties to even; numbers of size 65520 and more become infinite. A NaN stays a NaN.
 constexpr float16 to_float16(float x) {
   const auto bits = std::bit_cast<std::uint32_t>(x), magnitude = bits & 0x7fffffffU, sign = bits >> 16 & 0x8000U;
   std::uint32_t rounded = 0;
@@ -46,7 +47,7 @@ constexpr float16 to_float16(float x) {
     rounded = 0x7e00U | (magnitude >> 13 & 0x3ffU);
   } else if (magnitude >= 0x477ff000U) {
     rounded = 0x7c00U;
-  } else if (magnitude < 0x38800000U) {  // a sum with ½, whose last bit is 2⁻²⁴, rounds to a subnormal number
+  } else if (magnitude < 0x38800000U) {  // the last bit of a sum with ½ is 2⁻²⁴, the unit of subnormal numbers
     rounded = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + 0.5F) - 0x3f000000U;
   } else {
     rounded = (magnitude - 0x38000000U + 0xfffU + (magnitude >> 13 & 1U)) >> 13;
@@ -81,6 +82,7 @@ struct DTypeOf<double> {
 template <class T>
 using State = typename DTypeOf<T>::State;
 
+// Rounds a number of the state's type to T.
 template <class T>
 constexpr T from_state(State<T> x) {
   if constexpr (std::is_same_v<T, bfloat16>) {

@@ -23,7 +23,8 @@ class Error : public std::runtime_error {
   std::string operation_, argument_, got_, expected_;
 };
 
-// A bad field of an object that a file or a request holds: no argument of a command, whatever its name.
+// A bad field of a JSON object in a file or a request. The program does not replace the field's name by an option of
+// the command, even if an option has this name.
 class FieldError : public Error {
  public:
   using Error::Error;
@@ -48,7 +49,7 @@ class IoError : public std::runtime_error {
   std::int64_t offset_;
 };
 
-// Whether a message is LibTorch's, cuBLAS's or CUDA's for memory that a GPU did not have.
+// Returns whether a message of LibTorch, cuBLAS or CUDA says that a GPU has too little memory.
 bool says_no_gpu_memory(std::string_view message);
 
 }  // namespace efla

@@ -7,7 +7,8 @@
 namespace efla {
 namespace {
 
-// Returns whether a whole character of UTF-8 lies between two others in the order of code points, which the bytes have.
+// Returns whether first ≤ character ≤ last as code points. UTF-8 characters of the same size have the order of their
+// code points. All three are whole characters.
 bool is_within(std::string_view character, std::string_view first, std::string_view last) {
   return character.size() == first.size() && first <= character && character <= last;
 }

@@ -6,17 +6,18 @@
 
 namespace efla {
 
-// deviation is the sample standard deviation (n − 1), NaN for one value. All but count are NaN for no value.
+// deviation is the sample standard deviation (divided by n − 1), NaN for one value. low and high are the least and the
+// greatest value. Without values all members but count are NaN.
 struct Spread {
   double mean, deviation, low, high;
   int count;
 };
 Spread spread_of(std::span<const double> values);
 
-// Returns the standard error of the mean, NaN below two values.
+// Returns the standard error of the mean; NaN for fewer than two values.
 double standard_error(const Spread& spread);
 
-// Returns the middle value, the upper one of two; NaN for no value.
+// Returns the median. Of an even number of values it is the greater of the two middle ones. Returns NaN without values.
 double median(std::vector<double> values);
 
 }  // namespace efla

@@ -1,4 +1,4 @@
-// How long work is asked to end early.
+// Lets a caller end long work early.
 #pragma once
 
 #include <exception>
@@ -6,12 +6,12 @@
 
 namespace efla {
 
-// Thrown by work that its StopFunction asked to stop.
+// Long work throws this after its StopFunction returned true.
 struct Stopped : std::exception {
   const char* what() const noexcept override { return "stopped"; }
 };
 
-// Returns whether to stop. Called from several threads; an empty function never stops.
+// Returns whether to stop. Several threads may call it at once. Work with an empty function never stops early.
 using StopFunction = std::function<bool()>;
 
 }  // namespace efla

@@ -1,4 +1,4 @@
-// Texts that messages are made of.
+// Texts in messages: nearest names, shapes and values.
 #pragma once
 
 #include <concepts>
@@ -9,15 +9,15 @@
 
 namespace efla {
 
-// Returns the name of `names` with the smallest edit distance to `name`. A name that starts with `name` has at most
-// distance 1.
+// Returns the first of `names` with the smallest edit distance to `name`; "" if there are no names. A name that starts
+// with `name` counts as at most one edit away.
 std::string nearest_name(std::string_view name, const std::vector<std::string>& names);
 
 // Returns a shape as text, such as "[2, 16, 4, 64]".
 std::string shape_text(const std::int64_t* extent, int rank);
 
-// Returns a value as a message shows it. A floating-point number has as few digits as tell it from all others; a text
-// stands as it is.
+// Returns a value as a message shows it. A floating-point number has the fewest digits that identify the number. A text
+// is not changed.
 std::string value_text(double value);
 inline std::string value_text(std::integral auto value) { return std::to_string(value); }
 inline std::string value_text(bool value) { return value ? "true" : "false"; }

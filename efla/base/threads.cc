@@ -17,15 +17,16 @@
 namespace efla {
 namespace {
 
+// Whether this thread is running a task.
 thread_local bool inside = false;
 
-// An idle thread yields its processor for this long before it sleeps, because waking a sleeping thread takes longer
-// than much of what the kernels do between two runs.
+// An idle thread yields its processor for this long before it sleeps, because waking a sleeping thread may take longer
+// than the work between two runs.
 constexpr std::chrono::microseconds kPatience(50);
 
 using Clock = std::chrono::steady_clock;
 
-// Returns whether the condition became true before kPatience had passed.
+// Waits until the condition is true, at most for kPatience. Returns whether the condition became true.
 template <class Condition>
 bool met_soon(Condition met) {
   const auto end = Clock::now() + kPatience;
@@ -36,7 +37,7 @@ bool met_soon(Condition met) {
   return true;
 }
 
-// On destruction, at the end of a run, sets the time until which the threads wait for the next run.
+// On destruction, at the end of a run, sets the time until which the threads stay awake for the next run.
 struct Patience {
   std::atomic<Clock::rep>& end;
   explicit Patience(std::atomic<Clock::rep>& end) : end(end) {}
@@ -52,14 +53,14 @@ struct InsideTask {
 }  // namespace
 
 struct ThreadPool::Impl {
-  // The tasks [next, end) that one thread runs first. Other threads take from them when they have no tasks left.
+  // The tasks [next, end) that one thread runs first. Threads without tasks of their own take tasks from this range.
   struct alignas(64) Share {
     std::atomic<std::int64_t> next{0};
     std::int64_t end = 0;
   };
 
   explicit Impl(int threads) : shares(static_cast<std::size_t>(threads)) {}
-  // Ends the threads that were started, all of them or those before one that the system did not start.
+  // Ends the threads that were started. If the system refused a thread, these are fewer than `threads`.
   ~Impl() {
     {
       const std::lock_guard lock(mutex);
@@ -80,7 +81,7 @@ struct ThreadPool::Impl {
   int sleeping = 0;                          // threads that must be woken
   bool stopping = false;
   bool open = false;                         // the run may still be joined
-  std::atomic<Clock::rep> patient_until{0};  // time at which the threads may sleep after the last run
+  std::atomic<Clock::rep> patient_until{0};  // time at which the threads go to sleep after the last run
   std::atomic<int> active{0};                // threads that have joined the run, without the caller
 
   const std::function<void(std::int64_t, int)>* task = nullptr;

@@ -9,8 +9,8 @@
 
 namespace efla {
 
-// Starts a thread, one of the N that the caller wants. Throws std::runtime_error "cannot start N threads: REASON"
-// where the system refuses it.
+// Starts one thread. `threads` is the number of threads that the caller wants in all. Throws std::runtime_error "cannot
+// start N threads: REASON", with N = threads, if the system refuses the thread.
 std::thread start_thread(std::function<void()> run, int threads = 1);
 
 class ThreadPool {
@@ -29,8 +29,9 @@ class ThreadPool {
 
   // Runs task(i, worker) for every i in [0, count), with worker in [0, threads()), and returns when all have ended.
   // Each thread starts with the same range of tasks in every run with the same count, then takes tasks from the other
-  // threads' ranges. The first exception thrown is rethrown. The calling thread runs the tasks itself, as worker 0, if
-  // count is 1 or if run is called from inside a task.
+  // threads' ranges. After an exception no further task starts, and the first exception is rethrown. The calling thread
+  // runs all tasks in order, as worker 0, if count is 1, if the pool has one thread, or if run is called from inside a
+  // task.
   void run(std::int64_t count, const std::function<void(std::int64_t task, int worker)>& task);
 
  private:
