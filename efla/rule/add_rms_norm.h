@@ -1,5 +1,6 @@
-// The contract of the step between two branches of a residual network: the branch before is added to the stream, and
-// the branch behind reads the RMS norm (rms_norm.h) of the sum.
+// The contract of the step between two branches of a residual network: the output of the previous branch is added to
+// the residual stream, and the next branch reads the RMS norm (rms_norm.h) of the sum. docs/ops/add_rms_norm.md
+// describes the operator.
 #pragma once
 
 #include "efla/base/dtype.h"
@@ -7,15 +8,15 @@
 
 namespace efla {
 
-// sum = x + branch and y = sum · r · weight with r = 1/√(mean(sum²) + eps), row by row. The stream is in float32,
-// branches are in T, float or bfloat16.
+// sum = x + branch and y = sum · r · weight with r = 1/√(mean(sum²) + eps), row by row. The stream x has N rows of D
+// columns in float32. Branches are in T, float or bfloat16.
 template <class T>
 struct AddRmsNormForward {
   View<const float, 2> x;       // [N, D]
   View<const T, 2> branch;      // [N, D], optional; absent: sum = x
   View<const float, 1> weight;  // [D]
   float eps = 1e-6F;
-  View<float, 2> sum;  // [N, D], as branch; may be x
+  View<float, 2> sum;  // [N, D], required with a branch; may be x
   View<T, 2> y;        // [N, D]
 };
 

@@ -1,4 +1,4 @@
-// The checks of which validations are made.
+// Checks of sizes, shapes and cu_seqlens, of which the functions `validate` consist.
 #pragma once
 
 #include <array>
@@ -14,6 +14,7 @@
 
 namespace efla {
 
+// Throws Error unless the size is from `least` to `most`.
 inline void check_size(const char* operation, const char* argument, std::int64_t size, std::int64_t least,
                        std::int64_t most = std::numeric_limits<std::int32_t>::max()) {
   if (size < least || size > most) {
@@ -23,6 +24,7 @@ inline void check_size(const char* operation, const char* argument, std::int64_t
 
 enum class Presence { required, optional };
 
+// Throws Error unless the view has the expected shape. An optional view may be absent.
 template <class T, int Rank>
 void check_view(const char* operation, const char* name, const View<T, Rank>& view,
                 const std::type_identity_t<std::array<std::int64_t, Rank>>& expected,
@@ -37,8 +39,8 @@ void check_view(const char* operation, const char* name, const View<T, Rank>& vi
   }
 }
 
-// Checks cu_seqlens [N + 1] of `sequences` sequences packed into `tokens` tokens of one batch entry. The values are
-// read on the CPU alone.
+// Checks cu_seqlens [N + 1] of N = `sequences` sequences that are packed into one batch entry of `tokens` tokens. The
+// values are read only if they are in the CPU's memory.
 inline void check_cu_seqlens(const char* operation, const View<const std::int64_t, 1>& cu_seqlens,
                              std::int64_t sequences, std::int64_t batch, std::int64_t tokens, const Device& device) {
   check_size(operation, "packed sequence count N", sequences, 1);

@@ -5,9 +5,9 @@
 
 namespace efla {
 
-// D_t is the identity (none), e^g with one g per head (scalar gate: Gated DeltaNet) or diag(e^g) with one g per key
-// channel (channel gate: Kimi Delta Attention). g is the natural logarithm of the decay. All known mixers produce
-// g ≤ 0; a positive g is allowed and lets the state grow.
+// D_t is the identity (none), e^g with one g per value head (scalar gate: Gated DeltaNet) or diag(e^g) with one g per
+// value head and key channel (channel gate: Kimi Delta Attention). g is the natural logarithm of the decay. All known
+// mixers produce g ≤ 0; a positive g is allowed and lets the state grow.
 enum class Decay { none, scalar, channel };
 
 constexpr std::string_view name_of(Decay decay) {

@@ -1,5 +1,6 @@
 // The contract of the decay gate: the decay g of a mixer, one per head (Gated DeltaNet, arXiv 2412.06464) or one per
-// key channel (Kimi Delta Attention, arXiv 2510.26692), from its projection z.
+// key channel (Kimi Delta Attention, arXiv 2510.26692), from its projection z. docs/ops/decay_gate.md describes the
+// operator.
 #pragma once
 
 #include "efla/base/dtype.h"
@@ -8,7 +9,8 @@
 
 namespace efla {
 
-// With HV heads of C channels (C is 1 with one decay per head), rate = exp(a_log) of the head and x = z + bias:
+// With N tokens, HV heads of C channels (C is 1 with one decay per head), rate = exp(a_log) of the head and x = z +
+// bias:
 //
 //   softplus   g = −rate · softplus(x)
 //   sigmoid    g = bound · σ(rate · x)
@@ -21,7 +23,7 @@ struct DecayGateForward {
   View<const float, 1> bias;   // [HV·C]
   View<const float, 1> a_log;  // [HV]
   DecayActivation activation = DecayActivation::softplus;
-  float bound = 0.0F;  // of DecayActivation::sigmoid, negative
+  float bound = 0.0F;  // of DecayActivation::sigmoid, below 0 and finite
   View<float, 2> g;    // [N, HV·C]
 };
 

@@ -1,5 +1,6 @@
 // The contract of a gated linear unit (Shazeer, "GLU variants improve transformer", arXiv 2002.05202): the product in
-// the middle of an MLP, and that of a mixer's output with its gate. With silu it is SwiGLU.
+// the middle of an MLP, and the product of a mixer's output with its gate. With silu it is SwiGLU. docs/ops/glu.md
+// describes the operator.
 #pragma once
 
 #include "efla/base/dtype.h"
@@ -8,7 +9,7 @@
 
 namespace efla {
 
-// y = act(gate) · up, element by element. y may be gate or up. T is float or bfloat16.
+// y = act(gate) · up, element by element (gate_activation.h). y may be gate or up. T is float or bfloat16.
 template <class T>
 struct GluForward {
   View<const T, 2> gate, up;  // [N, D]
@@ -16,7 +17,8 @@ struct GluForward {
   GateActivation activation = GateActivation::silu;
 };
 
-// dgate = dy · up · act′(gate),  dup = dy · act(gate)
+// The gradients of a loss whose gradient with respect to y is dy:
+//   dgate = dy · up · act′(gate),  dup = dy · act(gate)
 template <class T>
 struct GluBackward {
   View<const T, 2> gate, up, dy;  // [N, D]

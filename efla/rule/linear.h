@@ -1,4 +1,4 @@
-// The contract of a linear layer without bias.
+// The contract of a linear layer without bias. docs/ops/linear.md describes the operator.
 #pragma once
 
 #include <cstdint>
@@ -8,11 +8,11 @@
 
 namespace efla {
 
-// Columns of a weight in 8 bits that share a scale.
+// Number of neighbouring columns of an int8 weight that share a scale.
 inline constexpr std::int64_t kScaleBlock = 64;
 
-// y[m, n] = Σ_d x[m, d] · weight[n, d]. The weight is in one of three types; the views of the other two are absent.
-// What stands before and after the product in a layer may be a part of it, as said at the members.
+// y[m, n] = Σ_d x[m, d] · weight[n, d]. The weight has one of three types; the views of the other two are absent. The
+// call can include the norm before the product, and SwiGLU and the residual after the product.
 struct LinearForward {
   View<const float, 2> x;                       // [M, D]
   View<const float, 2> weight;                  // [N, D]
@@ -23,11 +23,13 @@ struct LinearForward {
   View<const float, 1> norm_weight = {};        // [D], optional: x is replaced by its RMS norm (rule/rms_norm.h)
   float norm_eps = 0.0F;
   bool swiglu = false;                 // y[m, n] = silu(z[m, n]) · z[m, N / 2 + n] of the products z [M, N]
-  View<const float, 2> residual = {};  // as y, optional: added to y; may be y itself
+  View<const float, 2> residual = {};  // as y, optional: added after swiglu; may be y itself
 
+  // Returns N.
   std::int64_t outputs() const {
     return narrow_weight ? narrow_weight.extent[0] : byte_weight ? byte_weight.extent[0] : weight.extent[0];
   }
+  // Returns whether the call includes more than the product.
   bool is_fused() const { return norm_weight || swiglu || residual; }
   // Returns weight[n, d] in any of the types.
   float weight_at(std::int64_t n, std::int64_t d) const {

@@ -1,5 +1,6 @@
 // The contract of a mixer's part of a decode step between the projections of its input and the projection of its
 // output: short convolution, activations, the delta rule, output norm and output gate of one token per text.
+// docs/ops/mixer_step.md describes the operator.
 #pragma once
 
 #include <cstdint>
@@ -12,14 +13,14 @@
 
 namespace efla {
 
-// What β is computed from its projection with.
+// The function that is applied to the projection of β; with `one` there is no projection and the result is 1.
 enum class BetaActivation { sigmoid, softplus, one };
 
 // With the sizes of rule/problem.h, C = 2·H·K + HV·V channels (q, k and v), W taps and a pool of P states:
 //
-//   u = silu(Σ_j taps[:, j] · x_j) of the W last rows x_j of qkv, the current one last; q, k, v are the columns of u
-//   β = act(beta) · beta_factor, g from decay as said above
-//   o = norm(rule(q, k, v, β, g)) · act(gate + gate_bias), the norm per head as in rule/rms_norm.h
+//   u = silu(Σ_j taps[:, j] · x_j) of the last W rows x_j of qkv, the current row last; q, k, v are columns of u
+//   β = act(beta) · beta_factor,    g as in decay_activation.h with z = decay and bias = decay_bias
+//   o = norm(rule(q, k, v, β, g)) · act(gate + gate_bias), the norm per head as in rms_norm.h
 struct MixerStep {
   DeltaShape shape;  // tokens is 1
   DeltaRule rule;

@@ -17,7 +17,7 @@
 
 namespace efla {
 
-// The chunk of the kernels on the CPU, and the tokens between two states that they save.
+// Tokens per chunk of the kernels on the CPU, and tokens between two states that these kernels save.
 inline constexpr std::int64_t kChunk = 32;
 
 // ε of the L2 norm, x/√(Σx² + ε).
@@ -39,7 +39,7 @@ struct DeltaShape {
 
 // How an implementation saves the states from which its backward starts.
 struct SavedStates {
-  std::int64_t interval = kChunk;  // tokens of a sequence between two states; of an implementation, 0: it saves none
+  std::int64_t interval = kChunk;  // tokens of a sequence between two states; 0 in an implementation that saves none
 
   constexpr bool operator==(const SavedStates&) const = default;
 };
@@ -120,8 +120,8 @@ DeltaBackward<T> backward_of(const DeltaForward<T>& p) {
   return backward;
 }
 
-// One token per batch entry; the state is updated in place. A state of type bfloat16 (S) is widened to float32, updated
-// and rounded back at every token. With slots the states are a pool [P, HV, K, V].
+// A decode step: one token per batch entry; the state is updated in place. A state of type bfloat16 (S) is widened to
+// float32, updated and rounded back at every token. With slots the states are a pool [P, HV, K, V].
 template <class T, class S = State<T>>
 struct DeltaStep {
   DeltaShape shape;  // tokens is 1
@@ -132,8 +132,8 @@ struct DeltaStep {
   View<const State<T>, 3> g;  // [B, HV, 1 or K] by rule.decay; absent without decay
   View<S, 4> state;           // [B, HV, K, V], updated in place
   View<T, 3> o;               // [B, HV, V]
-  // [B], optional: the index of each batch entry's state, no two alike. An entry with −1 has no state: its outputs are
-  // zeros. Absent: batch entry b has state b.
+  // [B], optional: the index of each batch entry's state, no two alike. A batch entry with −1 has no state, and its
+  // outputs are zeros. Absent: batch entry b has state b.
   View<const std::int64_t, 1> slots = {};
 
   std::int64_t slot(std::int64_t i_b) const { return slots ? slots(i_b) : i_b; }
@@ -141,7 +141,7 @@ struct DeltaStep {
 
 inline constexpr std::int64_t kMaxStepTokens = 8;
 
-// One to kMaxStepTokens tokens per batch entry, each as a DeltaStep.
+// Decode steps of one to kMaxStepTokens tokens per batch entry, with the results of one DeltaStep per token.
 template <class T, class S = State<T>>
 struct DeltaSteps {
   DeltaShape shape;  // not packed
@@ -153,8 +153,9 @@ struct DeltaSteps {
   View<const std::int64_t, 1> slots;  // as in DeltaStep
   View<S, 4> states;                  // [P, HV, K, V], updated in place; [B, HV, K, V] without slots
   View<T, 4> o;                       // [B, T, HV, V]
-  // [B], optional: how many of its tokens, 0 to T, the state of a batch entry keeps. The state becomes the state after
-  // these tokens; later tokens are rolled back. All outputs are computed. Absent: T. On a GPU other values are clamped.
+  // [B], optional: the number of tokens, 0 to T, that each batch entry's state keeps. The state after the call is the
+  // state after these tokens; later tokens are rolled back. The outputs of all tokens are computed. Absent: T. On a GPU
+  // values outside of 0 to T are clamped.
   View<const std::int64_t, 1> kept = {};
 };
 

@@ -1,5 +1,5 @@
 // The contract of root-mean-square normalisation (Zhang and Sennrich, "Root mean square layer normalization", 2019,
-// arXiv 1910.07467).
+// arXiv 1910.07467). docs/ops/rms_norm.md describes the operator.
 #pragma once
 
 #include "efla/base/dtype.h"
@@ -8,7 +8,8 @@
 
 namespace efla {
 
-// y = x · r · weight · act(gate) with r = 1/√(mean(x²) + eps), row by row. y may be x.
+// y = x · r · weight · act(gate) with r = 1/√(mean(x²) + eps), row by row; act is in gate_activation.h. y may be x. T
+// is float or bfloat16.
 template <class T>
 struct RmsNormForward {
   View<const T, 2> x;           // [N, D]
@@ -35,7 +36,7 @@ struct RmsNormBackward {
   View<T, 2> dgate = {};  // [N, D], as gate
 };
 
-// Throws Error as validate of rule/validate.h does. T is float or bfloat16.
+// Throws Error as validate of rule/validate.h does.
 template <class T>
 void validate(const RmsNormForward<T>& problem);
 template <class T>

@@ -1,4 +1,5 @@
 // The contract of a mixer's short convolution: depthwise, causal, without bias, followed by SiLU.
+// docs/ops/short_conv.md describes the operator.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +13,7 @@ namespace efla {
 inline constexpr std::int64_t kMaxConvWidth = 8;
 
 // y[t, d] = silu(a[t, d]), a[t, d] = Σ_j weight[d, j] · x[t − (W−1) + j, d]; tokens before the first one of a sequence
-// count as zero. y does not overlap x. W is in [1, kMaxConvWidth].
+// count as zero. y does not overlap x. W is in [1, kMaxConvWidth]. T is float or bfloat16.
 template <class T>
 struct ShortConvForward {
   View<const T, 3> x;           // [B, T, D]
@@ -33,7 +34,7 @@ struct ShortConvBackward {
   View<const std::int64_t, 1> cu_seqlens = {};
 };
 
-// Throws Error as validate of rule/validate.h does. T is float or bfloat16.
+// Throws Error as validate of rule/validate.h does.
 template <class T>
 void validate(const ShortConvForward<T>& problem, const Device& device = {});
 template <class T>

@@ -1,7 +1,8 @@
 // The step size: the integrator of dS/dτ = −k kᵀ S + k vᵀ over a time β, which turns (β, λ = ‖k‖²) into the gain α of
 // S_t = (I − α k kᵀ) S_{t−1} + α k vᵀ. Equations 5 (euler), 11 to 13 (rk) and 20 (exact) of EFLA (arXiv 2512.12602).
 //
-// With x = βλ every integrator is α = β φ(x), so dα/dβ = (xφ)′ and dα/dλ = β² φ′; a row below gives φ and (xφ)′:
+// With x = βλ every integrator is α = β φ(x), so dα/dβ = (xφ)′ and dα/dλ = β² φ′; a row below gives the name, φ, (xφ)′
+// and a remark:
 //
 //   euler           1                     1                     DeltaNet
 //   rk(N)           Σ_{n<N} (−x)ⁿ/(n+1)!  Σ_{n<N} (−x)ⁿ/n!      Runge–Kutta of order N
@@ -43,9 +44,9 @@ struct StepSize {
 StepSize parse_step_size(std::string_view name);
 std::string name_of(const StepSize& step);
 
-// α and its derivatives. Each derivative is a slope times the square of a power of two. For λ = 1e36 the derivative by
-// λ is 1e-72, which underflows in float32. The key's gradient is its product with da ≈ λ and k ≈ √λ and does not
-// underflow.
+// α and its derivatives. Each derivative is a slope times the square of a power of two, because for λ = 1e36 the
+// derivative with respect to λ is near 1e-72, which underflows in float32. The product of this derivative with da ≈ λ
+// and k ≈ √λ, which is the gradient of the key, does not underflow.
 template <class Real>
 struct Gain {
   Real alpha;
@@ -106,6 +107,7 @@ constexpr Real runge_kutta_phi(Real x, int order) {
   return phi;
 }
 
+// Returns φ′(x) of rk(order), by the derivative of Horner's scheme.
 template <class Real>
 constexpr Real runge_kutta_phi_slope(Real x, int order) {
   Real phi = 1, slope = 0;
@@ -124,6 +126,7 @@ constexpr Real runge_kutta_time_slope(Real x, int order) {
   return sum;
 }
 
+// Returns φ(x) of an integrator.
 template <class Real>
 constexpr Real phi(const StepSize& step, Real x) {
   switch (step.integrator) {
@@ -141,6 +144,7 @@ constexpr Real phi(const StepSize& step, Real x) {
   return 1;
 }
 
+// Returns φ′(x) of an integrator.
 template <class Real>
 constexpr Real phi_slope(const StepSize& step, Real x) {
   const Real value = phi(step, x);
@@ -177,15 +181,16 @@ constexpr Real time_slope(const StepSize& step, Real x) {
   return 1;
 }
 
-// Returns the largest step for keys of λ, from lambda_unit(λ): a power of two for which x is 16/ε to 64/ε. There exact,
-// implicit_euler and trapezoid have reached α = c/λ to rounding.
+// Returns the largest β that is needed for keys of λ, from unit = lambda_unit(λ): a power of two for which x is between
+// 16/ε and 64/ε. For such x exact, implicit_euler and trapezoid have reached α = c/λ to rounding.
 template <class Real>
 constexpr Real longest_step(Real unit) {
   return unit * (32 / std::numeric_limits<Real>::epsilon()) * unit;
 }
 
-// Returns β, or longest_step where that is less, because βλ, β² and φ² may leave the range of Real. For an infinite λ
-// that is 0, so that x and α are NaN. Otherwise α would be 0 and the token would have no effect.
+// Returns β for euler and rk, otherwise the smaller of β and longest_step, because with a larger β the numbers βλ, β²
+// and φ² may leave the range of Real. For an infinite λ longest_step is 0, so that x and α are NaN. Otherwise α would
+// be 0, and the token would have no effect.
 template <class Real>
 constexpr Real bounded_beta(const StepSize& step, Real beta, Real lambda) {
   if (step.integrator == Integrator::euler || step.integrator == Integrator::rk) return beta;
@@ -213,7 +218,7 @@ constexpr Gain<Real> gain(const StepSize& step, Real beta, Real lambda) {
     result.beta_unit = detail::power_of_two_below(value);
     result.beta_slope = (value / result.beta_unit) * (value / result.beta_unit);
   }
-  if (step.integrator == Integrator::euler) return result;  // its slope is 0, and β² may be infinite
+  if (step.integrator == Integrator::euler) return result;  // dα/dλ is 0, and β² may be infinite
   const Real scaled = bounded / result.lambda_unit;
   result.lambda_slope = scaled * scaled * detail::phi_slope(step, bounded * clipped);
   return result;

@@ -16,7 +16,7 @@
 namespace efla {
 namespace {
 
-// The largest number of elements of a tensor. It keeps products of extents and byte counts within int64.
+// The largest number of elements of a tensor. With this limit products of extents and byte counts stay within int64.
 constexpr std::int64_t kMaxElements = std::numeric_limits<std::int64_t>::max() / 64;
 
 void check_rule(const char* operation, const DeltaRule& rule) {
@@ -59,7 +59,7 @@ void check_saved_states(const char* operation, const DeltaShape& s, const SavedS
              {s.batch, s.chunks(saved.interval), s.value_heads, s.key_dim, s.value_dim}, presence);
 }
 
-// Checks the states [B, HV, K, V] of a decode step, or with slots a pool of them.
+// Checks the states [B, HV, K, V] of a decode step, or with slots a pool of states [P, HV, K, V], and the slots.
 template <class S>
 void check_states(const char* operation, const char* name, const DeltaShape& s, const View<S, 4>& states,
                   const View<const std::int64_t, 1>& slots, const Device& device) {

@@ -6,9 +6,9 @@
 
 namespace efla {
 
-// Throws Error that names the operation, the first wrong argument, what it got and what it expected. T is float,
-// bfloat16 or double. `device` has the problem's tensors: the values of cu_seqlens and slots are checked on the CPU
-// alone, because the host cannot read them elsewhere.
+// Throws Error that names the operation, the first wrong argument, its value and what was expected. T is float,
+// bfloat16, float16 or double. The problem's tensors lie on `device`. The values of cu_seqlens, slots and kept are
+// checked only on the CPU, because the host cannot read the memory of a GPU.
 template <class T>
 void validate(const DeltaForward<T>& problem, const Device& device = {});
 template <class T>
@@ -18,10 +18,10 @@ void validate(const DeltaStep<T, S>& problem, const Device& device = {});
 template <class T, class S>
 void validate(const DeltaSteps<T, S>& problem, const Device& device = {});
 
-// Checks a shape and a rule alone, for a caller that has no views yet.
+// Throws Error for a bad shape or rule, for a caller that has no views yet.
 void validate(const char* operation, const DeltaShape& shape, const DeltaRule& rule);
 
-// Checks a shape alone, in the same way.
+// Throws Error for a bad shape.
 void validate(const char* operation, const DeltaShape& shape);
 
 }  // namespace efla

@@ -16,14 +16,14 @@
 namespace efla {
 namespace {
 
-// Tensors without elements may have no address.
+// Checks a view that is required only if it has elements, because tensors without elements may have no address.
 template <class T, int Rank>
 void check_filled(const char* operation, const char* name, const View<T, Rank>& view,
                   const std::type_identity_t<std::array<std::int64_t, Rank>>& expected) {
   check_view(operation, name, view, expected, view.size() == 0 ? Presence::optional : Presence::required);
 }
 
-// Checks what a forward and a backward have in common.
+// Checks the members that a forward and a backward have in common.
 template <class Problem>
 void check_short_conv(const char* operation, const Problem& p, const Device& device) {
   check_filled(operation, "x", p.x, p.x.extent);
