@@ -1,4 +1,4 @@
-// Vectors of float32 from and to memory that holds float32 or bfloat16.
+// Loads and stores vectors of float32 from and to memory that holds float32 or bfloat16. Included once per target.
 #if defined(EFLA_CPU_ELEMENT_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef EFLA_CPU_ELEMENT_INL_H_
 #undef EFLA_CPU_ELEMENT_INL_H_

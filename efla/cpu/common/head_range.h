@@ -1,5 +1,5 @@
-// How heads are distributed to threads: several heads together, and in a forward also slices of the value columns if
-// there are few heads.
+// Distributes heads to threads: a task has neighbouring heads of a sequence, and in a forward, if there are few heads,
+// a slice of their value columns. docs/design/2026-11-recurrent-forward.md says why heads are computed together.
 #pragma once
 
 #include <algorithm>
@@ -18,9 +18,9 @@ struct HeadRange {
   std::int64_t n, head, head_end, panel, panel_end;
 };
 
-// Returns the number of neighbouring heads of a sequence that a thread takes through a chunk together. Rows of
-// neighbouring heads lie beside each other in memory, so the pages of a chunk are looked up once for all of them. It is
-// at most four, and never so large that a thread gets more work than with single heads.
+// Returns the number of neighbouring heads of a sequence per task. Rows of neighbouring heads lie beside each other in
+// memory, so that a kernel that computes these heads together, chunk by chunk, looks up the pages of a chunk once for
+// all of them. The number is at most four, and never so large that a thread gets more work than with single heads.
 inline std::int64_t heads_per_block(const DeltaShape& shape, int threads) {
   const std::int64_t sequences = shape.sequences(), heads = shape.value_heads;
   const auto rounds = [&](std::int64_t groups) { return (sequences * groups + threads - 1) / threads; };
@@ -39,14 +39,15 @@ inline DeltaShape query_heads_alone(DeltaShape shape) {
   return shape;
 }
 
-// Calls compute(range, memory) for all ranges; the value columns are `panels` panels.
+// Calls compute(range, memory) for every range, with the calling thread's part of the workspace. The value columns are
+// `panels` panels.
 template <class Compute>
 void for_each_head_range(const DeltaShape& shape, std::int64_t panels, Workspace workspace, ThreadPool& pool,
                          const Compute& compute) {
   const std::int64_t value_heads = shape.value_heads, heads = shape.sequences() * value_heads;
   const std::size_t bytes = workspace.bytes / static_cast<std::size_t>(pool.threads());
-  // If there are too few heads to keep the threads evenly busy, each is split into slices of the value
-  // panels. Every slice loads the tokens again.
+  // If there are too few heads to keep the threads evenly busy, each head is cut into slices of value panels. Every
+  // slice loads the tokens again.
   const std::int64_t wanted =
       pool.threads() == 1 || heads >= 4 * pool.threads() ? 1 : (2 * pool.threads() + heads - 1) / heads;
   const std::int64_t slices = std::min(panels, wanted);

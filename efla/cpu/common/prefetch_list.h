@@ -1,5 +1,6 @@
-// Prefetch lists of the vector kernels. Rows of a head lie far apart in memory, so no hardware prefetcher finds the
-// next one. Prefetching many rows at once would stall the core, which has only about 16 cache lines in flight.
+// Prefetch lists of the kernels on vector units. Rows of a head lie far apart in memory, so no hardware prefetcher
+// finds the next row. Prefetching many rows at once would stall the core, because a core can wait for only a few cache
+// lines at once.
 #pragma once
 
 #include <hwy/base.h>
@@ -11,20 +12,21 @@
 
 namespace efla::cpu {
 
-// A prefetch list: addresses of 256 bytes each, or of 128 if all rows are that short. Planning the list beforehand
-// leaves hardly any integer instructions between multiplications, which would compete with them for the processor's
-// ports.
+// A prefetch list. Each address stands for 256 bytes, or for 128 bytes if no row is longer. The list is planned
+// beforehand, because integer instructions between the multiplications of a kernel would compete with these for the
+// processor's ports.
 class PrefetchList {
  public:
-  // Returns the number of addresses for `rows` rows of `count` elements.
+  // Returns the number of addresses that `rows` rows of `count` elements need at most (in float32).
   static std::int64_t of_rows(std::int64_t rows, std::int64_t count) {
     return rows * ((count * static_cast<std::int64_t>(sizeof(float)) + kBytes - 1) / kBytes);
   }
 
-  // Without memory the list stays empty.
+  // Without memory nothing may be added.
   explicit PrefetchList(float* memory = nullptr)
       : first_(reinterpret_cast<const std::byte**>(memory)), next_(first_), end_(first_) {}
 
+  // Allocates the memory of a list of `addresses` addresses.
   static float* lay_out(Arena& arena, std::int64_t addresses) { return arena.floats(2 * addresses); }
 
   void clear() {

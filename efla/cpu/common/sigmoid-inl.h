@@ -1,4 +1,4 @@
-// The sigmoid of vectors of float32.
+// The sigmoid of vectors of float32. Included once per target.
 #if defined(EFLA_CPU_SIGMOID_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef EFLA_CPU_SIGMOID_INL_H_
 #undef EFLA_CPU_SIGMOID_INL_H_
@@ -15,14 +15,15 @@ namespace efla::cpu::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Returns e^x for x ≤ 0 to 2 ulp, and 0 below e^−87: x = n ln 2 + r, with e^r by its Taylor series, whose next term is
-// below 2⁻²⁷. It needs half the instructions of hwy/contrib/math, which covers all of float32.
+// Returns e^x for x ≤ 0, and 0 for x < −87. With x = n ln 2 + r, e^r is the sum of a Taylor series whose next term is
+// below 2⁻²⁷; the error is at most two units in the last place. Highway's Exp needs more instructions, because it
+// covers all of float32.
 template <class D>
 HWY_INLINE hn::Vec<D> exp_of_negative(D d, hn::Vec<D> x) {
   const hn::Rebind<std::int32_t, D> di;
   const auto n = hn::NearestInt(hn::Mul(x, hn::Set(d, 1.44269504F)));
   const auto nf = hn::ConvertTo(d, n);
-  // ln 2 in two parts; products with the first are exact.
+  // ln 2 is the sum of two numbers; products of n with the first number are exact.
   const auto r = hn::NegMulAdd(nf, hn::Set(d, -2.12194440e-4F), hn::NegMulAdd(nf, hn::Set(d, 0.693359375F), x));
   const auto r2 = hn::Mul(r, r);
   const auto p01 = hn::Add(r, hn::Set(d, 1.0F));

@@ -22,11 +22,11 @@ constexpr const char* kAmx = "AMX";
 // Returns the bits of the targets that are built and that this processor supports, best (lowest) first.
 std::vector<std::int64_t> supported() { return hwy::SupportedAndGeneratedTargets(); }
 
-// Returns whether the processor has AMX with bfloat16, and the operating system lets this process use the tile
-// registers, for which it must ask.
+// Returns whether the processor has AMX with bfloat16 and the operating system lets this process use the tile
+// registers. Linux does so only after a request.
 bool request_amx() {
 #if HWY_ARCH_X86_64 && defined(__linux__)
-  constexpr unsigned kAmxBfloat16 = 1U << 22U, kAmxTile = 1U << 24U;  // of leaf 7's d
+  constexpr unsigned kAmxBfloat16 = 1U << 22U, kAmxTile = 1U << 24U;  // bits of register EDX of CPUID leaf 7
   unsigned a = 0, b = 0, c = 0, d = 0;
   if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return false;
   if ((d & kAmxBfloat16) == 0 || (d & kAmxTile) == 0) return false;
@@ -42,11 +42,12 @@ bool has_amx() {
   return has;
 }
 
-// Returns whether AMX can be used beside the best of the active targets. Its kernels are built for this kind of
-// AVX-512, and every better (lower) kind includes it.
+// Returns whether the kernels on AMX can run with the best of the active targets. These kernels also use AVX3,
+// Highway's name of AVX-512, which every better (lower) target includes.
 bool best_takes_amx() { return (HWY_TARGETS & HWY_AVX3) != 0 && supported().front() <= HWY_AVX3 && has_amx(); }
 
-// Asks Highway once instead of in every call, because CPUID instructions are slow in a virtual machine.
+// Returns whether the kernels use AMX. Highway is asked only once, because CPUID instructions are slow in a virtual
+// machine.
 std::atomic<bool>& amx_in_use() {
   static std::atomic<bool> in_use = best_takes_amx();
   return in_use;

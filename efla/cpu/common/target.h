@@ -17,8 +17,9 @@ bool uses_amx();
 // Returns the instruction sets that this processor supports, best first.
 std::vector<std::string> supported_targets();
 
-// Restricts the kernels to one of supported_targets(); "" removes the restriction. Throws Error for another name. For
-// tests: it changes the whole process and must not be called while a kernel runs.
+// Restricts the kernels to one of supported_targets(); "" removes the restriction. Throws Error for another name, and
+// then there is no restriction. The function is for tests: it changes the whole process and must not be called while a
+// kernel runs.
 void use_target(const std::string& name);
 
 }  // namespace efla::cpu

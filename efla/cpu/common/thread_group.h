@@ -1,5 +1,5 @@
-// How the heads of a backward are distributed if none are computed together (head_range.h): one head per thread, or
-// one head at a time for a group of all threads.
+// Distributes the heads of a backward to threads if no heads are computed together (head_range.h): one head per thread,
+// or one head at a time to a group of all threads.
 #pragma once
 
 #include <algorithm>
@@ -19,8 +19,8 @@ std::size_t group_workspace_bytes(int threads, Bytes bytes) {
 }
 
 // Calls head(i, memory, group_threads) for every i in [0, heads), one head per thread. The last heads % threads heads
-// are computed by all threads together, one after the other, if that is faster: `active_threads` threads of a group
-// have work, and a shared head is assumed half as fast.
+// are computed one after the other by all threads together, if this is estimated to be faster. The estimate:
+// `active_threads` threads of a group have work, and each needs twice its part of a head's time.
 template <class Head>
 void for_each_head(std::int64_t heads, std::int64_t active_threads, Workspace workspace, ThreadPool& pool, Head head) {
   const int threads = pool.threads();

@@ -32,13 +32,13 @@ using FloatVec = hn::Vec<FloatTag>;
 inline constexpr std::int64_t kLanes = hn::MaxLanes(FloatTag());
 inline constexpr int kVectors = 2;
 inline constexpr std::int64_t kPanel = kVectors * kLanes;
-// Accumulators of a tile are kRows × kVectors: 12 of 16 registers, or 16 of AVX-512's 32.
+// A tile has kRows × kVectors accumulators: 12 of 16 registers, or 16 of the 32 registers of AVX-512.
 inline constexpr int kRows = HWY_TARGET <= HWY_AVX3 ? 8 : 6;
 
 inline std::int64_t round_up(std::int64_t n, std::int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
 // Calls f(0), …, f(N − 1) with the index as a compile-time constant, because a tile stays in registers only if every
-// index into it is one.
+// index into the tile is a constant.
 template <int... I, class F>
 HWY_INLINE void unroll_sequence(std::integer_sequence<int, I...>, [[maybe_unused]] F f) {
   (f(std::integral_constant<int, I>()), ...);
@@ -85,7 +85,7 @@ struct Tile {
     });
   }
 
-  // acc[m] *= factors[m·stride …], row by row.
+  // acc[m] *= factors[m·stride …], element by element.
   HWY_INLINE void multiply(const float* HWY_RESTRICT factors, std::ptrdiff_t stride) {
     unroll<M>([this, factors, stride](auto m) EFLA_UNROLLED {
       acc[m][0] = hn::Mul(acc[m][0], hn::Load(FloatTag(), factors + m * stride));
@@ -133,7 +133,7 @@ struct Tile {
     }
   }
 
-  // Does the same and prefetches an address every kStepsPerPrefetch steps.
+  // Does the same and prefetches one address per kStepsPerPrefetch steps.
   template <class Prefetches>
   HWY_INLINE void multiply_add(const float* HWY_RESTRICT a, std::ptrdiff_t a_row, std::ptrdiff_t a_depth,
                                const float* HWY_RESTRICT b, std::ptrdiff_t b_row, std::int64_t depth,
@@ -237,7 +237,7 @@ struct BlockPairs {
 #endif
 
 // Computes dst[c·dst_row + r] = src[r·src_row + c] for r < rows, c < cols (a multiple of kLanes). It is not inlined,
-// because GCC 12 would then warn of rows that do not exist, and a call is cheap compared with the panel.
+// because GCC 12 would then warn of rows that do not exist, and a call is cheap compared with the copy.
 HWY_NOINLINE inline void transpose(const float* HWY_RESTRICT src, std::ptrdiff_t src_row, std::int64_t rows,
                                    std::int64_t cols, float* HWY_RESTRICT dst, std::ptrdiff_t dst_row) {
   std::int64_t r = 0;
@@ -299,7 +299,7 @@ HWY_INLINE void load_row(const T* HWY_RESTRICT src, std::int64_t stride, std::in
   for (; i < padded; ++i) dst[i] = 0.0F;
 }
 
-// Writes `count` float32 elements, times `factor`, as T, `stride` apart.
+// Writes `count` float32 elements times `factor` as elements of type T, `stride` apart.
 template <class T>
 HWY_INLINE void store_row(const float* HWY_RESTRICT src, float factor, std::int64_t count, T* HWY_RESTRICT dst,
                           std::int64_t stride) {
@@ -339,7 +339,7 @@ HWY_INLINE hn::Vec<hn::Full128<float>> add_blocks(D d, hn::Vec<D> x) {
 }
 #endif
 
-// Stores out[n] = Σ x[n], the sums of the lanes of four vectors.
+// Stores the sums of the lanes of four vectors: out[n] is the sum of x[n].
 HWY_INLINE void store_lane_sums(const FloatVec (&x)[4], float* out) {
 #if HWY_TARGET == HWY_SCALAR
   for (int n = 0; n < 4; ++n) out[n] = hn::GetLane(x[n]);

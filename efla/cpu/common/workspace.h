@@ -13,8 +13,8 @@ struct Workspace {
   std::size_t bytes = 0;
 };
 
-// Allocates consecutive aligned arrays. Without memory it only counts bytes, so one layout function both computes the
-// size of a workspace and allocates its arrays.
+// Allocates consecutive aligned arrays. Without memory an arena only counts bytes, so that one layout function both
+// computes the size of a workspace and allocates its arrays.
 class Arena {
  public:
   explicit Arena(std::byte* base = nullptr) : base_(base) {}
