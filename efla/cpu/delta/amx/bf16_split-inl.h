@@ -1,12 +1,13 @@
 // Matrix products of float32 on Intel AMX, which multiplies tiles of bfloat16 and adds in float32. A float32 is split
-// into bfloat16 numbers of decreasing size, x = x₀ + x₁ + x₂, its splits. Of a product of two such sums, only the
-// products that matter are computed. With three splits (i + j < 3, six products) the result is about as exact as in
-// float32. With two splits (three products) it keeps 16 bits, more than the 8 of bfloat16 inputs and outputs. Included
-// by the kernels for AVX-512, which every processor with AMX has.
+// into bfloat16 numbers of decreasing size, x = x₀ + x₁ + x₂, its splits. Of the products x_i y_j of two such sums,
+// only the largest are computed. With three splits (i + j < 3, six products) the result is about as exact as in
+// float32. With two splits (three products) the result keeps 16 bits, more than the 8 bits of bfloat16 inputs and
+// outputs. Included by the kernels for AVX-512, which every processor with AMX has.
 //
 // A left operand lies in tiles of [16 rows, 16 pairs of the depth, 2], a right one in tiles of [16 pairs of the depth,
 // 16 columns, 2], as AMX requires. Any two of 32 elements may be a pair if both operands agree: here i and i + 16,
-// which come from two vectors without a permutation. Tiles have 1 KB without gaps, first along the depth.
+// which come from two vectors without a permutation. Tiles of 1 KB follow each other without gaps, first along the
+// depth.
 #pragma once
 
 #include <immintrin.h>
@@ -25,14 +26,15 @@ inline constexpr std::int64_t kTileRows =
     16;  // rows of a left operand and of a sum, columns of a right one and of a sum
 inline constexpr std::int64_t kTileDepth = 32;          // depth of one product
 inline constexpr std::int64_t kTileElements = 16 * 32;  // elements of an operand's tile
-inline constexpr std::int64_t kTileBytes = 64;          // of a tile's row
+inline constexpr std::int64_t kTileBytes = 64;          // bytes per row of a tile
 static_assert(kPanel == 2 * kTileRows);
 
 // Number of splits of states, updates, scores and their gradients, for any number of splits of the keys.
 template <class T>
 inline constexpr int kStateSplits = std::is_same_v<T, float> ? 3 : 2;
 
-// An operand of `blocks` blocks of 16 rows (left) or columns (right) and `depth` tiles along the depth, in P splits.
+// An operand of `blocks` blocks of 16 rows (left) or columns (right) and `depth` tiles along the depth, one split after
+// the other.
 struct SplitTiles {
   Bf16Bits* data = nullptr;
   std::int64_t blocks = 0, depth = 0;
@@ -47,7 +49,8 @@ struct SplitTiles {
   Bf16Bits* tile(int split, std::int64_t block, std::int64_t along) const {
     return data + split * split_stride() + block * block_stride() + along * kTileElements;
   }
-  // Returns a left operand from row r on, or a right one from tile `along` of the depth on. Only for writing.
+  // Return a left operand from row r on, and a right operand from tile `along` of the depth on. The results are only
+  // for writing, because they keep the sizes of the whole operand.
   SplitTiles rows_from(std::int64_t r) const {
     SplitTiles rest = *this;
     rest.data += r / kTileRows * block_stride();
@@ -111,6 +114,7 @@ HWY_INLINE void zero_sums() {
   zero_tile<3>();
 }
 
+// Loads the sums from 32 rows of 32 floats, `row_floats` apart.
 HWY_INLINE void load_sums(const float* panel, std::int64_t row_floats) {
   const std::int64_t bytes = row_floats * static_cast<std::int64_t>(sizeof(float));
   load_tile<0>(panel, bytes);
@@ -119,6 +123,7 @@ HWY_INLINE void load_sums(const float* panel, std::int64_t row_floats) {
   load_tile<3>(panel + kTileRows * row_floats + kTileRows, bytes);
 }
 
+// Stores the sums to such rows.
 HWY_INLINE void store_sums(float* panel, std::int64_t row_floats) {
   const std::int64_t bytes = row_floats * static_cast<std::int64_t>(sizeof(float));
   store_tile<0>(panel, bytes);
@@ -127,13 +132,14 @@ HWY_INLINE void store_sums(float* panel, std::int64_t row_floats) {
   store_tile<3>(panel + kTileRows * row_floats + kTileRows, bytes);
 }
 
-// Prefetches rows line by line while AMX works, because prefetching them all at once would stall the core. (Kernels
-// whose arithmetic needs the ports that this takes have a prefetch list, prefetch_list.h.)
+// Prefetches rows line by line while AMX works, because prefetching all lines at once would stall the core. Kernels on
+// vector units have a prefetch list instead (prefetch_list.h), because the integer instructions of this class would
+// slow them.
 class RowPrefetches {
  public:
   void clear() { count_ = next_ = 0; }
 
-  // Adds `rows` rows of `count` elements, `stride` elements apart. Keeps only the first kMaxBlocks that are added.
+  // Adds `rows` rows of `count` elements, `stride` elements apart. Ignores all calls after the first kMaxBlocks.
   template <class T>
   HWY_INLINE void add(const T* first, std::int64_t stride, std::int64_t rows, std::int64_t count) {
     if (count_ == kMaxBlocks) return;
@@ -142,6 +148,7 @@ class RowPrefetches {
     if (count_ == 1) start();
   }
 
+  // Prefetches the next kLines lines.
   template <int kLines>
   HWY_INLINE void prefetch_next() {
     for (int i = 0; i < kLines && next_ < count_; ++i) {
@@ -175,8 +182,8 @@ class RowPrefetches {
   std::int64_t lines_ = 0;           // lines left of its row
 };
 
-// Adds tiles 4 and 5, stacked, times tiles 6 and 7, side by side, to the sums; with kLower without the block above the
-// diagonal.
+// Adds a product to the sums: tiles 4 and 5, one above the other, times tiles 6 and 7, side by side. With kLower the
+// block above the diagonal is left out.
 template <bool kLower>
 HWY_INLINE void add_tile_products() {
   add_tile_product<0, 4, 6>();
@@ -185,7 +192,8 @@ HWY_INLINE void add_tile_products() {
   add_tile_product<3, 5, 7>();
 }
 
-// A product of splits: i of the left operand, j of the right one. Neighbours in the order share a split.
+// A product of split i of the left operand and split j of the right one. Neighbouring pairs of a list share a split,
+// which is then loaded once.
 struct SplitPair {
   int i, j;
 };
@@ -197,7 +205,7 @@ template <>
 inline constexpr auto kSplitPairs<2, 1> = std::to_array<SplitPair>({{0, 0}, {1, 0}});
 template <>
 inline constexpr auto kSplitPairs<2, 2> = std::to_array<SplitPair>({{0, 1}, {0, 0}, {1, 0}});
-// For L = R = 2 also the product of the second splits.
+// All four products of two splits each.
 inline constexpr auto kAllPairs = std::to_array<SplitPair>({{0, 1}, {0, 0}, {1, 0}, {1, 1}});
 template <>
 inline constexpr auto kSplitPairs<3, 3> = std::to_array<SplitPair>({{0, 2}, {0, 1}, {1, 1}, {1, 0}, {0, 0}, {2, 0}});
@@ -206,7 +214,7 @@ inline constexpr auto kSplitPairs<3, 3> = std::to_array<SplitPair>({{0, 2}, {0, 
 enum class Product {
   whole,
   lower,  // without the block above the diagonal
-  exact   // with two splits each: as exact as the splits
+  exact   // with two splits each: all four products, as exact as the splits
 };
 
 // Adds the product of 32 rows of `left`, in L splits, and 32 columns of `right`, in R splits, to the sums; prefetches
@@ -222,7 +230,7 @@ HWY_INLINE void add_products(SplitTiles left, std::int64_t left_block, SplitTile
       return kSplitPairs<L, R>;
     }
   }();
-  constexpr int kLines = L == 3 ? 6 : 8;  // with fewer products, more lines per product
+  constexpr int kLines = L == 3 ? 6 : 8;  // with fewer products per tile, more lines per product
   const Bf16Bits* a = left.tile(0, left_block, 0);
   const Bf16Bits* b = right.tile(0, right_block, 0);
   const std::int64_t next_a = left.block_stride(), split_a = left.split_stride();
@@ -244,9 +252,10 @@ HWY_INLINE void add_products(SplitTiles left, std::int64_t left_block, SplitTile
   }
 }
 
-// Splits two vectors of float32 into P splits: f(split, bits of x0, bits of x1) takes the upper half of every element.
-// Three splits are truncated, because they hold all 24 bits. Two splits are rounded, except for a NaN, whose bits might
-// carry over.
+// Splits two vectors of float32 into P splits and calls f(split, bits of x0, bits of x1) for each, which uses the upper
+// half of every element. One split and three splits are truncated, because one split is only used for exact bfloat16
+// numbers, and three splits hold all 24 bits. Two splits are rounded, except a NaN, because a carry might turn a NaN
+// into a number.
 template <int P, class F>
 HWY_INLINE void cut(__m512 x0, __m512 x1, const F& f) {
   const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000U));
@@ -290,21 +299,22 @@ HWY_INLINE __m512i join_lower(__m512i x0, __m512i x1) {
   return _mm512_ternarylogic_epi32(_mm512_slli_epi32(x1, 16), x0, _mm512_set1_epi32(0xffff), kFirstOrBothOthers);
 }
 
-// Splits 16 pairs of the depth into P rows: 32 elements of a row of left tiles, or 16 columns of a pair of rows of
-// right tiles.
+// Splits 16 pairs of the depth, x0[i] with x1[i], into one row of 32 elements per split: a row of a left tile, or a
+// pair of rows of a right tile.
 template <int P>
 HWY_INLINE void split_pairs(__m512 x0, __m512 x1, Bf16Bits* to, std::int64_t split_stride) {
   cut<P>(x0, x1, [&](auto split, __m512i bits0, __m512i bits1) EFLA_UNROLLED {
     _mm512_store_si512(to + split * split_stride, join_upper(bits0, bits1));
   });
 }
+// Splits 32 floats of a row into one row of a left tile per split.
 template <int P>
 HWY_INLINE void split_row(const float* from, Bf16Bits* to, std::int64_t split_stride) {
   split_pairs<P>(_mm512_load_ps(from), _mm512_load_ps(from + kLanes), to, split_stride);
 }
 
-// Splits rows i and i + 16 of a panel, 32 floats each, into P rows of left tiles, and into a row of two neighbouring
-// right tiles: the same matrix as both operands.
+// Splits rows i and i + 16 of a panel, 32 floats each, in P splits: into rows i and i + 16 of left tiles, and into row
+// i of two neighbouring right tiles. The same matrix is then both a left and a right operand.
 template <int P>
 HWY_INLINE void split_row_pair(const float* row0, const float* row1, Bf16Bits* left, std::int64_t left_block,
                                std::int64_t left_stride, Bf16Bits* right, std::int64_t right_block,
@@ -339,7 +349,7 @@ HWY_INLINE void split_panel_rows(const float* rows, std::int64_t along, SplitTil
   for (std::int64_t r = 0; r < kChunk; ++r) split_row<P>(rows + r * kPanel, left.row(r, along), left.split_stride());
 }
 
-// Splits `count` rows of 32 floats (a multiple of 32), `stride` apart, into column tile `along` of `left` and into
+// Splits `count` rows (a multiple of 32) of 32 floats, `stride` apart, into column tile `along` of `left` and into
 // `right`, which has only these 32 columns.
 template <int P>
 HWY_INLINE void split_panel(const float* rows, std::int64_t stride, std::int64_t count, std::int64_t along,
@@ -375,7 +385,8 @@ HWY_INLINE void clear_rows(std::int64_t first, std::int64_t last, SplitTiles out
   }
 }
 
-// Transposes 16 × 16 elements of four bytes, in rows of 64 bytes: turns pairs of a left tile into a right one, or back.
+// Transposes 16 × 16 elements of four bytes in rows of 64 bytes. Such an element is a pair of the depth, so that a left
+// tile of M becomes a right tile of Mᵀ, or back; or it is a float.
 HWY_INLINE void transpose_tile(const Bf16Bits* from, Bf16Bits* to) {
   __m512i r[16], t[16];
   unroll<16>([&](auto i) EFLA_UNROLLED { r[i] = _mm512_load_si512(from + i * 32); });
@@ -402,7 +413,7 @@ HWY_INLINE void transpose_tile(const Bf16Bits* from, Bf16Bits* to) {
   });
 }
 
-// Turns two right tiles with neighbouring columns (32 of them) into 32 rows of left tiles: the same matrix.
+// Turns two right tiles, which have 32 neighbouring columns, into 32 rows of left tiles of the same matrix.
 HWY_INLINE void pairs_to_rows(const Bf16Bits* columns0, const Bf16Bits* columns1, Bf16Bits* rows0, Bf16Bits* rows1) {
   for (std::int64_t i = 0; i < kTileElements; i += kTileDepth) {
     const __m512i x0 = _mm512_load_si512(columns0 + i), x1 = _mm512_load_si512(columns1 + i);
@@ -411,8 +422,8 @@ HWY_INLINE void pairs_to_rows(const Bf16Bits* columns0, const Bf16Bits* columns1
   }
 }
 
-// Turns left tiles of a matrix M in P splits into right tiles of Mᵀ, for 32 rows of M from block `block` on and its
-// columns from tile `first` to `last`. The columns of Mᵀ are then blocks 0 and 1.
+// Turns left tiles of a matrix M in P splits into right tiles of Mᵀ, for 32 rows of M from block `block` on and the
+// tiles [first, last) of its columns. The columns of Mᵀ are then blocks 0 and 1.
 template <int P>
 HWY_INLINE void transpose_rows(SplitTiles left, std::int64_t block, SplitTiles right, std::int64_t first,
                                std::int64_t last) {

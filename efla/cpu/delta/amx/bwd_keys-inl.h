@@ -1,5 +1,5 @@
 // The second half of a chunk of one value head in the backward on AMX: computes the gradients of scores, queries, keys,
-// β and g from U, G, S and dS (amx/bwd_values-inl.h, with the equations).
+// β and g from U, G, S and dS. amx/bwd_values-inl.h has the first half and the equations.
 #pragma once
 
 #include <utility>
@@ -9,8 +9,9 @@
 HWY_BEFORE_NAMESPACE();
 namespace efla::cpu::HWY_NAMESPACE {
 
-// Computes dP, zero above the diagonal, and dL + dLᵀ, zero on it, in splits. With a channel gate both are strictly
-// below the diagonal or, if keys are not divided, in s.dscores with dP's diagonal and times `scale`.
+// Computes dP, zero above the diagonal, and dL + dLᵀ, zero on the diagonal, in splits. With a channel gate the second
+// matrix is dL alone. If keys are then divided, the diagonal of dP moves to s.diagonal, times `scale`. If they are not,
+// both matrices stay in s.dscores, times `scale`, and are not split.
 template <Decay kDecay, class T>
 HWY_NOINLINE void score_gradients(float scale, AmxBwdScratch& s) {
   constexpr int kSplits = kStateSplits<T>;
@@ -43,7 +44,7 @@ HWY_NOINLINE void score_gradients(float scale, AmxBwdScratch& s) {
   if constexpr (kDecay == Decay::channel) transpose_rows<kSplits>(s.dl, 0, s.dl_t_right, 0, 1);
 }
 
-// Stores the sums, [32 keys, kChunk], times `scale` to columns of dq or dk [kChunk, K].
+// Transposes the sums [32 key channels, kChunk] and stores them, times `scale`, to columns of dq or dk [kChunk, K].
 HWY_INLINE void store_gradient(float scale, std::int64_t key_dim, float* sums, float* out) {
   constexpr std::int64_t kTileFloats = kTileRows * kTileRows;
   store_tile<0>(sums, kTileBytes);
@@ -61,6 +62,7 @@ HWY_INLINE void store_gradient(float scale, std::int64_t key_dim, float* sums, f
   }
 }
 
+// Computes dq and dk, without a channel gate, for 32 key channels at a time.
 template <Decay kDecay, int kKeySplits, class T>
 HWY_NOINLINE void key_gradients(std::int64_t key_dim, float scale, AmxBwdScratch& s, float* dq, float* dk) {
   constexpr int kSplits = kStateSplits<T>;
@@ -80,8 +82,8 @@ HWY_NOINLINE void key_gradients(std::int64_t key_dim, float scale, AmxBwdScratch
   }
 }
 
-// Computes dQ_read in dq, dK_read in dk, U dŜᵀ in gradient.writes and B in gradient.reads. Without division the pairs
-// are missing.
+// Computes dQ_read in dq, dK_read in dk, U dŜᵀ in gradient.writes and B in gradient.reads, with a channel gate. If keys
+// are not divided, dŜ is dS, and the terms with dP or dL are left out.
 template <int kKeySplits, class T>
 HWY_NOINLINE void decayed_key_gradients(std::int64_t key_dim, float scale, AmxBwdScratch& s, float* dq, float* dk) {
   constexpr int kSplits = kStateSplits<T>;
@@ -108,8 +110,8 @@ HWY_NOINLINE void decayed_key_gradients(std::int64_t key_dim, float scale, AmxBw
   }
 }
 
-// Computes in place the gradients of q and k from the gradients of K_read, Q_read and K_write, and x and y. Pairs
-// cancel in x only if their factors are the splits that were multiplied, and products of splits are equally exact.
+// Replaces the gradients of Q_read and K_read by dq and dk, and computes x and y. Pairs cancel in x only if both terms
+// have the splits that were multiplied as factors, and if all products of splits were equally exact.
 template <int kKeySplits>
 HWY_NOINLINE void finish_decayed_keys(std::int64_t tokens, const AmxBwdScratch& s, float* dqs, float* dks) {
   const FloatTag d;
@@ -148,7 +150,7 @@ HWY_NOINLINE void finish_decayed_keys(std::int64_t tokens, const AmxBwdScratch& 
   }
 }
 
-// Finishes dβ and its contribution to dk.
+// Computes dbeta, and adds to dk the gradient through the gains.
 template <class T>
 HWY_INLINE void finish_chunk(const DeltaBackward<T>& p, const ChunkPlace& at, float scale, const AmxBwdScratch& s,
                              float* dk) {

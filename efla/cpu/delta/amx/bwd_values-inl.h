@@ -1,24 +1,26 @@
 // One chunk of one value head in the backward on AMX (amx/chunk_bwd.cc): its operands and, per panel of value columns,
-// U, G, dV and dS. amx/bwd_keys-inl.h continues from there.
+// U, G, dV and dS. amx/bwd_keys-inl.h continues from there. chunk_bwd.cc explains the symbols.
 //
 // Gradients are linear in dO and in the gradient of the final state. They are computed for scale 1: from dO itself,
 // which is one split in bfloat16, and from the final state's gradient divided by the scale. Results are multiplied by
-// the scale. dQ and dK are computed transposed, because otherwise S and dS would have to be: (dO Sᵀ)ᵀ = S dOᵀ.
+// the scale. dQ and dK are computed transposed, (dO Sᵀ)ᵀ = S dOᵀ, because otherwise S and dS would have to be
+// transposed.
 //
-// A scalar gate is a factor of whole rows: with c_r the decays from the chunk's start to row r and s_r those after row
-// r to the end, E = c ⊙ K S + L U, dU = Pᵀ dO + s ⊙ K dS, dS ← d dS + Qᵀ (c ⊙ dO) + Kᵀ (c ⊙ G), dQᵀ = S (c ⊙ dO)ᵀ + …,
-// dKᵀ = dS (s ⊙ U)ᵀ + S (c ⊙ G)ᵀ + …, and of g's gradient (chunk_bwd_decay-inl.h)
-// x = rowsum(dO ∘ c ⊙ Q S + G ∘ c ⊙ K S), y = rowsum(U ∘ s ⊙ K dS).
+// A scalar gate is a factor of whole rows. Let c_r be the product of the decays from the chunk's start through row r,
+// s_r the product of the decays after row r, and d the product of all decays of the chunk. Then E = c ⊙ K S + L U, dU =
+// Pᵀ dO + s ⊙ K dS, dS ← d dS + Qᵀ (c ⊙ dO) + Kᵀ (c ⊙ G), dQᵀ = S (c ⊙ dO)ᵀ + …, dKᵀ = dS (s ⊙ U)ᵀ + S (c ⊙ G)ᵀ + …,
+// and for the gradient of g (chunk_bwd_decay-inl.h) x = rowsum(dO ∘ c ⊙ Q S + G ∘ c ⊙ K S), y = rowsum(U ∘ s ⊙ K dS).
 //
-// With a channel gate K_read, Q_read and K_write (decayed_keys-inl.h) are separate matrices: with dŜ =
-// diag(c_last) dS, E = K_read S + L U, dU = Pᵀ dO + K_write dŜ, dS ← dŜ + Q_readᵀ dO + K_readᵀ G and, dP and dL
-// strictly below the diagonal,
+// With a channel gate K_read, Q_read and K_write (decayed_keys-inl.h) are separate matrices. With dŜ = diag(c_last) dS:
+// E = K_read S + L U, dU = Pᵀ dO + K_write dŜ, dS ← dŜ + Q_readᵀ dO + K_readᵀ G, and with dP and dL strictly below the
+// diagonal
 //
 //   dQ_read = dO Sᵀ + dP K_write,   dK_read = G Sᵀ + dL K_write,   dK_write = U dŜᵀ + B,   B = dPᵀ Q_read + dLᵀ K_read.
 //
 // The diagonal of dP multiplies q and k without decay. In the gradient of g, x = Q_read ∘ dQ_read + K_read ∘ dK_read −
-// K_write ∘ B, in which pairs of tokens after t cancel, up to the rounding of terms inside of the chunk, and
-// y = K_write ∘ U dŜᵀ. If keys are not divided by c, pairs are added one by one (chunk_bwd_decay-inl.h).
+// K_write ∘ B, in which pairs of tokens after t cancel, up to the rounding of terms inside of the chunk, and y =
+// K_write ∘ U dŜᵀ. If keys are not divided by c, K_write contains the decays to the chunk's end, dU and U dŜᵀ take dS
+// instead of dŜ, and pairs are added one by one (chunk_bwd_decay-inl.h).
 #pragma once
 
 #include "efla/cpu/delta/amx/decayed_keys-inl.h"
@@ -52,7 +54,7 @@ struct AmxBwdScratch {
   DecayGradient gradient;     // of g
   float* diagonal = nullptr;  // [kChunk] diagonal of dP
   SplitTiles write_keys, write_keys_t, dl_t_right;
-  // With a scalar gate; d = whole is its product over the chunk.
+  // With a scalar gate; `whole` is d.
   float whole = 1.0F;
   float* before = nullptr;    // [kChunk] c
   float* after = nullptr;     // [kChunk] s
@@ -120,7 +122,7 @@ struct AmxBwdScratch {
   }
 };
 
-// Computes c, s, d and the decays between the tokens of P and L.
+// Computes c, s and d, and multiplies P and L by the decays between their tokens.
 HWY_INLINE void weigh_all_scores(std::int64_t tokens, AmxBwdScratch& s) {
   const ChunkDecay& decay = s.chunk.decay;
   float product = 1.0F;
@@ -136,14 +138,15 @@ HWY_INLINE void weigh_all_scores(std::int64_t tokens, AmxBwdScratch& s) {
   weigh_scores(tokens, decay, s.chunk.scores, s.chunk.scores + kChunk * kChunk);
 }
 
-// Transposes 32 rows of a left operand from `block` on: into a left operand, and into s.keys_t_right.
+// Transposes 32 rows of a left operand from `block` on, into s.keys_t_right and into the left operand `out`.
 template <int kKeySplits>
 HWY_INLINE void transpose_key_rows(SplitTiles rows, std::int64_t block, SplitTiles out, AmxBwdScratch& s) {
   transpose_rows<kKeySplits>(rows, block, s.keys_t_right, 0, s.keys_t_right.depth);
   transpose_columns<kKeySplits>(s.keys_t_right, out);
 }
 
-// Loads q, k and the gains of a chunk, with zeros after the last token, and builds their operands.
+// Loads q, k, the gains and the decays of a chunk, with zeros after the last token, computes P and L, and splits Q, K
+// and P.
 template <Decay kDecay, int kKeySplits, class T>
 HWY_NOINLINE void load_keys(const DeltaBackward<T>& p, const ChunkPlace& at, AmxBwdScratch& s) {
   constexpr int kSplits = kStateSplits<T>;
@@ -178,7 +181,7 @@ HWY_NOINLINE void load_keys(const DeltaBackward<T>& p, const ChunkPlace& at, Amx
   transpose_columns<kSplits>(s.p_scores_right, s.p_scores_t);
 }
 
-// Loads columns [first, first + kPanel) of the state before the chunk.
+// Loads and splits columns [first, first + kPanel) of the state before the chunk.
 template <class T>
 HWY_INLINE void load_state(const DeltaBackward<T>& p, const ChunkPlace& at, std::int64_t saved, std::int64_t first,
                            AmxBwdScratch& s) {
@@ -208,7 +211,7 @@ HWY_INLINE void row_products(const float* x, const float* y, float* sums) {
   }
 }
 
-// Computes one panel of dS: the partial sums of dS ∘ S, then dS ← D dS.
+// Computes the partial sums of dS ∘ S for one panel of dS, then dS ← D dS.
 template <Decay kDecay, class T>
 HWY_INLINE void decay_state(const DeltaBackward<T>& p, const ChunkPlace& at, std::int64_t saved, std::int64_t first,
                             float scale, float* dstate, const AmxBwdScratch& s) {
@@ -236,7 +239,8 @@ HWY_INLINE void decay_state(const DeltaBackward<T>& p, const ChunkPlace& at, std
   if constexpr (kDecay == Decay::scalar) _mm512_store_ps(s.through + panel * kLanes, sum);
 }
 
-// Computes everything of one chunk that is done per panel of value columns; dstate: [K, kPanel].
+// Computes one panel of value columns of a chunk: U, G, dV, partial sums of da and db, and the panel dstate [K, kPanel]
+// of dS.
 template <Decay kDecay, int kKeySplits, class T>
 HWY_NOINLINE void value_panel(const DeltaBackward<T>& p, const ChunkPlace& at, std::int64_t saved, std::int64_t first,
                               float scale, float* dstate, AmxBwdScratch& s) {

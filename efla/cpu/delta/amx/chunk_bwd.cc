@@ -1,5 +1,7 @@
-// The backward of the chunk algorithm (chunk_bwd.cc) with its matrix products on AMX (amx/bf16_split-inl.h): how heads
-// are distributed to threads. amx/bwd_values-inl.h has the equations.
+// The backward of the chunk algorithm (chunk_bwd.cc) with its matrix products on AMX (amx/bf16_split-inl.h).
+// amx/bwd_values-inl.h and amx/bwd_keys-inl.h compute a chunk of a value head. This file distributes the heads: a task
+// has some query heads of a sequence with all of their value heads, or, if there are few query heads, one value head of
+// a chunk.
 #include "efla/cpu/common/head_range.h"
 #include "efla/cpu/delta/amx/amx.h"
 #include "efla/cpu/delta/kernels.h"
@@ -22,7 +24,7 @@ struct HeadsScratch {
   AmxBwdScratch chunk;
   std::int64_t state_floats, partial_floats;
   float* dstate;    // per value head panels [K, kPanel] of dS
-  float* partials;  // [2 kChunk, Kp] dq and dk: of the sum and of the current value head
+  float* partials;  // [2 kChunk, Kp] dq and dk: the sums over value heads, and the current value head's
 
   HeadsScratch(Arena& arena, const DeltaShape& shape, Decay decay, std::int64_t query_heads)
       : state_floats(shape.key_dim * round_up(shape.value_dim, kPanel)), partial_floats(2 * kChunk * shape.key_dim) {
@@ -32,7 +34,7 @@ struct HeadsScratch {
   }
 };
 
-// Prefetches what the chunk at `next` reads and writes, and the state before it.
+// Plans prefetches of the rows that the chunk at `next` reads and writes, and of the state before this chunk.
 template <Decay kDecay, class T>
 HWY_INLINE void plan_prefetches(const DeltaBackward<T>& p, const ChunkPlace& next, std::int64_t saved,
                                 RowPrefetches& prefetches) {
@@ -57,8 +59,8 @@ HWY_INLINE void plan_prefetches(const DeltaBackward<T>& p, const ChunkPlace& nex
   }
 }
 
-// Computes one chunk of one value head. Adds to dq and dk, and turns dstate from the gradient of the state after the
-// chunk into that of the state before it.
+// Computes one chunk of one value head. Writes dq and dk [kChunk, K], and replaces dstate, the gradient of the state
+// after the chunk, by the gradient of the state before the chunk.
 template <Decay kDecay, int kKeySplits, class T>
 void chunk_of_head(const DeltaBackward<T>& p, const ChunkPlace& at, const Sequence& sequence, float scale,
                    float* dstate, AmxBwdScratch& s, float* dq, float* dk) {
@@ -97,7 +99,7 @@ HWY_INLINE void scale_state(float* state, std::int64_t count, float by) {
   for (std::int64_t i = 0; i < count; ++i) state[i] *= by;
 }
 
-// Load dS after the last token of a value head, divided by the scale; store dS before the first, times the scale.
+// Load dS after the last token of a value head, divided by the scale; store dS before the first token, times the scale.
 template <class T>
 HWY_INLINE void load_final(const DeltaBackward<T>& p, std::int64_t n, std::int64_t i_h, float scale,
                            std::int64_t state_floats, float* dstate) {
@@ -174,8 +176,8 @@ struct GroupScratch {
   }
 };
 
-// Computes query head i_q of sequence n with all of its value heads, with all threads of the pool. dq and dk are summed
-// in the order of the heads, as one thread does.
+// Computes query head i_q of sequence n with all of its value heads, with all threads of the pool. dq and dk are added
+// in the order of the heads, so that the bits are those of one thread.
 template <class T, int kKeySplits, Decay kDecay>
 void BackwardGroup(const DeltaBackward<T>& p, std::int64_t n, std::int64_t i_q, std::byte* memory, ThreadPool& pool) {
   Arena arena(memory);
@@ -207,7 +209,7 @@ void BackwardGroup(const DeltaBackward<T>& p, std::int64_t n, std::int64_t i_q, 
   for (std::int64_t i = 0; i < group; ++i) store_initial(p, n, head + i, scale, s.state_floats, dstate(i));
 }
 
-// Returns the kernels of a rule.
+// The kernels of a rule: for a range of query heads, and for one query head with all threads.
 template <class T>
 struct Backward {
   void (*compute)(const DeltaBackward<T>& p, const HeadRange& range, std::byte* memory);
@@ -272,8 +274,8 @@ bool amx_takes_backward(const DeltaShape& shape, const DeltaRule& rule) {
 
 namespace {
 
-// Returns whether the value heads of one query head at a time are distributed, because query heads are so few that a
-// thread would need longer for its own.
+// Returns whether the value heads of one query head at a time are distributed to all threads. They are if one query
+// head per thread would take longer, because there are few query heads.
 bool distributes_groups(const DeltaShape& shape, int threads) {
   const std::int64_t heads = shape.sequences() * shape.heads, rounds = (shape.group() + threads - 1) / threads;
   return heads < threads && heads * rounds < shape.group();

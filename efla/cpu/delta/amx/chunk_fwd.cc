@@ -1,5 +1,7 @@
 // The forward of the chunk algorithm (chunk_fwd.cc) with its matrix products on AMX (amx/bf16_split-inl.h). The
-// substitution, the gains and the decays, which are no matrix products, run on AVX-512.
+// substitution, the gains and the decays, which are no matrix products, run on AVX-512. A task has some value heads of
+// a sequence, or a slice of their value columns (head_range.h), and computes them chunk by chunk, within a chunk head
+// by head, and within a head panel by panel of value columns. docs/design/2026-11-amx.md explains the design.
 #include "efla/cpu/delta/amx/amx.h"
 
 #include <cmath>
@@ -22,13 +24,14 @@ HWY_BEFORE_NAMESPACE();
 namespace efla::cpu::HWY_NAMESPACE {
 namespace {
 
-// The range of scales that may be applied to queries without numbers that AMX takes for 0.
+// The range of scales that may multiply queries. With a smaller scale AMX might take scaled queries for 0.
 constexpr float kSmallestQueryScale = 0x1p-20F, kLargestQueryScale = 0x1p20F;
-// Larger numbers may round to infinity in bfloat16.
+// Numbers of greater size may round to infinity in bfloat16.
 constexpr float kLargestSplit = 0x1.fp127F;
 
-// Factors of the rows of a chunk, each [kChunk]: of the L2 norm and of a scalar gate. They are applied to sums and
-// updates instead of keys. With a channel gate the keys themselves are normalised and decayed.
+// Factors of the rows of a chunk, each [kChunk], from the L2 norm and a scalar gate. The factors multiply sums and
+// updates instead of keys, so that keys stay exact in one split. With a channel gate the keys themselves are normalised
+// and decayed.
 //
 // With c_r = d_0 … d_r and d = c_last, the decay between tokens j and r is c_r / c_j, so c is a factor of rows only:
 // with U' = U ⊘ c, E = c ⊙ (K S + stril(K Kᵀ) U'), O = c ⊙ (Q S + tril(Q Kᵀ) U') and S ← d (S + Kᵀ U'). If c leaves the
@@ -39,16 +42,17 @@ struct RowFactors {
   float* q_norm = nullptr;   // of q's rows in P; only if not `divided`
   float* k_read = nullptr;   // of the rows of K S and, if `divided`, of L
   float* q_read = nullptr;   // of the rows of O; if not `divided`, of Q S
-  float* k_write = nullptr;  // of the rows of U
+  float* k_write = nullptr;  // of the rows of U and, if `divided`, of the columns of L
 };
 
 struct FwdScratch {
   ChunkScratch chunk;
   RowFactors factors;  // used if `scaled`
   bool scaled = false;
-  bool divided = false;    // whether the chunk is divided by c, if there is one
+  bool divided = false;    // whether c divides U or, with a channel gate, keys
   float* state = nullptr;  // panels [K, kPanel]
-  // The scale is applied to queries if these are split from float32 and its size allows it, otherwise to outputs.
+  // query_scale is the scale and out_scale is 1 if queries are float32 and the scale is within the bounds above;
+  // otherwise the other way round.
   float query_scale = 1.0F, out_scale = 1.0F;
   // Factors of the rows of queries when they are split, and of the rows of outputs when they are stored.
   float *query_factors = nullptr, *out_factors = nullptr;
@@ -57,7 +61,7 @@ struct FwdScratch {
   float* u = nullptr;           // [kChunk, kPanel]
   float* errors = nullptr;      // [kChunk, kPanel] K_read S
   float* non_finite = nullptr;  // [kChunk, kPanel] the non-finite elements of U
-  float* weights = nullptr;     // [kChunk] of the squares of rows of K S
+  float* weights = nullptr;     // [kChunk] weights of the squares of rows of K S (fading-inl.h)
   SplitTiles reads;             // left: K_read, then Q_read
   SplitTiles keys;              // right: Kᵀ, columns are tokens
   SplitTiles writes;            // left: K_writeᵀ, the depth is tokens
@@ -130,7 +134,7 @@ HWY_INLINE void split_tokens(const View<const T, 4>& view, const ChunkPlace& at,
   clear_rows<kKeySplits>(first + at.tokens, first + kChunk, reads);
 }
 
-// Computes the gains of a chunk whose ‖k‖² are in lambda, and the factors of the norm.
+// Computes the gains of a chunk, and the factors of the L2 norm. ‖k‖² must be in lambda.
 template <class T>
 HWY_INLINE void load_gains(const DeltaForward<T>& p, const ChunkPlace& at, ChunkScratch& c) {
   const FloatTag d;
@@ -214,7 +218,7 @@ HWY_INLINE void compute_factors(const DeltaForward<T>& p, const ChunkPlace& at, 
   multiply_weights(tokens, rounded, 1, c.decay.weights);
 }
 
-// Multiplies the rows of reads from `block` on by Kᵀ, below the diagonal.
+// Multiplies 32 rows of reads from `block` on by Kᵀ, without the block above the diagonal.
 template <int kKeySplits>
 HWY_INLINE void multiply_keys(std::int64_t block, FwdScratch& s, float* scores) {
   zero_sums();
@@ -222,7 +226,7 @@ HWY_INLINE void multiply_keys(std::int64_t block, FwdScratch& s, float* scores) 
   store_sums(scores, kChunk);
 }
 
-// Prepares the keys of a chunk with a channel gate.
+// Loads q, k and the gains of a chunk with a channel gate, splits keys and queries, and computes P and L.
 template <int kKeySplits, class T>
 HWY_INLINE void load_decayed_keys(const DeltaForward<T>& p, const ChunkPlace& at, FwdScratch& s) {
   ChunkScratch& c = s.chunk;
@@ -239,8 +243,8 @@ HWY_INLINE void load_decayed_keys(const DeltaForward<T>& p, const ChunkPlace& at
   transpose_columns<kKeySplits>(s.keys, s.writes);
 }
 
-// Prepares the keys of a chunk without a channel gate. A matrix is split just before it is multiplied, because the
-// first-level cache holds little more. ‖k‖² is the diagonal of K Kᵀ.
+// Does the same without a channel gate. A matrix is split just before it is multiplied, because the first-level cache
+// holds little more. ‖k‖² is the diagonal of K Kᵀ.
 template <int kKeySplits, class T>
 HWY_INLINE void load_plain_keys(const DeltaForward<T>& p, const ChunkPlace& at, FwdScratch& s) {
   ChunkScratch& c = s.chunk;
@@ -268,7 +272,7 @@ HWY_NOINLINE void load_keys(const DeltaForward<T>& p, const ChunkPlace& at, FwdS
   for (float* gains : {c.erase, c.write}) std::fill(gains + at.tokens, gains + kChunk, 0.0F);
 }
 
-// Applies the factors to P and L, and splits P.
+// Multiplies P and L by their factors, sets P to zero above the diagonal, and splits P.
 template <int kSplits>
 HWY_NOINLINE void finish_scores(std::int64_t tokens, FwdScratch& s) {
   const FloatTag d;
@@ -296,7 +300,8 @@ HWY_NOINLINE void finish_scores(std::int64_t tokens, FwdScratch& s) {
   split_rows<kSplits>(c.scores, kChunk, 0, kChunk, s.p_scores);
 }
 
-// Splits one panel of S, and computes S ← D S unless D is applied later.
+// Splits one panel of S, and computes S ← D S unless the chunk is `divided`; panel_chunk then multiplies by D at the
+// end.
 template <int kSplits>
 HWY_INLINE void split_state(std::int64_t key_dim, float* state, FwdScratch& s) {
   const float* whole = s.divided ? nullptr : s.chunk.decay.whole;
@@ -318,8 +323,8 @@ HWY_INLINE void split_state(std::int64_t key_dim, float* state, FwdScratch& s) {
   }
 }
 
-// Splits the panel of U, or U', and the panel times its factors if it has any. Returns whether bfloat16 can hold all of
-// it.
+// Splits the panel of U. If `divided`, U is first multiplied by k_write, which gives U'. If `weighed`, U times k_write
+// is split as well. Returns whether all elements are finite in bfloat16.
 template <int kSplits>
 HWY_INLINE bool split_updates(FwdScratch& s) {
   const __m512 largest = _mm512_set1_ps(kLargestSplit);
@@ -373,7 +378,7 @@ HWY_NOINLINE void isolate_non_finite(FwdScratch& s) {
   }
 }
 
-// Adds P U of the elements in s.non_finite to O, for each row from the tokens up to it only.
+// Adds to O the product of P with the elements in s.non_finite. A row of O gets only the tokens up to this row.
 struct NonFiniteUpdateTiles {
   const FwdScratch& s;
   float* out;  // [kChunk, kPanel]
@@ -389,7 +394,8 @@ struct NonFiniteUpdateTiles {
   }
 };
 
-// Computes one panel of U. V is read from the caller's rows if they fill the panel. With kKeepErrors s.errors gets E.
+// Computes one panel of U. Reads V from the caller's rows if they fill the panel. With kKeepErrors s.errors is replaced
+// by E.
 template <bool kKeepErrors, class T>
 HWY_INLINE void substitute_panel(const DeltaForward<T>& p, const ChunkPlace& at, std::int64_t v, std::int64_t columns,
                                  FwdScratch& s) {
@@ -407,7 +413,7 @@ HWY_INLINE void substitute_panel(const DeltaForward<T>& p, const ChunkPlace& at,
   for_tiles(kChunk, substitution);
 }
 
-// Computes one panel of O in the tile registers, without the elements in s.non_finite, and stores it.
+// Stores the panel of O that is in the tile registers. Unless `ordinary`, first adds the elements in s.non_finite.
 template <class T>
 HWY_INLINE void store_output(const DeltaForward<T>& p, const ChunkPlace& at, std::int64_t v, std::int64_t columns,
                              bool ordinary, FwdScratch& s) {
@@ -426,8 +432,9 @@ HWY_INLINE void store_output(const DeltaForward<T>& p, const ChunkPlace& at, std
   }
 }
 
-// Computes one chunk of the panel at column v: its outputs and its next state. Returns false, without either, if two
-// splits are too few. Not checked are channel gates, and scalar gates that are no divisors, because S is D S already.
+// Computes one chunk of the panel at column v: its outputs and its next state. Returns false and writes neither if two
+// splits are too few (fading-inl.h). Chunks with a channel gate, and chunks with a scalar gate that are not `divided`,
+// are not checked, because S has already been replaced by D S.
 template <int kSplits, int kKeySplits, class T>
 HWY_NOINLINE bool panel_chunk(const DeltaForward<T>& p, const ChunkPlace& at, std::int64_t v, std::int64_t columns,
                               FwdScratch& s) {

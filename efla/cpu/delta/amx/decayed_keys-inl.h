@@ -1,11 +1,11 @@
-// Keys and queries with a channel gate as operands of AMX. With c_r = d_0 … d_r over a chunk, K_read = K ⊙ c and
-// Q_read = Q ⊙ c multiply the state before it. While c stays within bounds in which nothing overflows or underflows,
-// keys are divided by it: with K_write = K ⊘ c
+// Keys and queries with a channel gate as operands of AMX. With c_r = d_0 … d_r over a chunk, K_read = K ⊙ c and Q_read
+// = Q ⊙ c multiply the state before the chunk. If c stays within bounds in which nothing overflows or underflows, keys
+// are divided by c, and with K_write = K ⊘ c
 //
 //   L = stril(K_read K_writeᵀ),   P = tril(Q_read K_writeᵀ),   S ← diag(c_last) (S + K_writeᵀ U)
 //
-// are matrix products, each term as exact as in any product. Otherwise L and P are computed as without AMX
-// (chunk-inl.h), and K_write are the keys times the decays to the end of the chunk. Included by the kernels that
+// are matrix products, and each term is as exact as in any product. Otherwise L and P are computed as without AMX
+// (chunk-inl.h), and K_write contains the keys times the decays to the end of the chunk. Included by the kernels that
 // include amx/bf16_split-inl.h.
 #pragma once
 
@@ -18,7 +18,7 @@ namespace efla::cpu::HWY_NAMESPACE {
 // The range of products of a chunk's decays by which keys may be divided; also for a scalar gate.
 inline constexpr float kSmallestDivisor = 0x1p-60F, kLargestDivisor = 0x1p60F;
 
-// Computes c and its last row. Returns whether keys may be divided by c.
+// Computes c in decay.prefix and its last row in decay.whole. Returns whether keys may be divided by c.
 HWY_INLINE bool multiply_channels(std::int64_t tokens, const ChunkDecay& decay) {
   const FloatTag d;
   auto inside = hn::FirstN(d, kLanes);
@@ -35,6 +35,7 @@ HWY_INLINE bool multiply_channels(std::int64_t tokens, const ChunkDecay& decay) 
   return hn::AllTrue(d, inside);
 }
 
+// Splits K ⊙ c and Q ⊙ c into `reads`, and K ⊘ c into `writes`.
 template <int kKeySplits>
 HWY_INLINE void split_divided_keys(std::int64_t tokens, const ChunkScratch& c, SplitTiles reads, SplitTiles writes) {
   const FloatTag d;

@@ -1,5 +1,5 @@
-// Whether a chunk erases so much of a state that rounding the state to two splits would be seen in what is left
-// (docs/numerics.md). Included by amx/chunk_fwd.cc, once.
+// Decides whether a chunk erases so much of a state that the error of rounding the state to two splits would be large
+// compared with the rest (docs/numerics.md). Included by amx/chunk_fwd.cc, once.
 #pragma once
 
 #include <immintrin.h>
@@ -12,10 +12,11 @@
 HWY_BEFORE_NAMESPACE();
 namespace efla::cpu::HWY_NAMESPACE {
 
-// Two splits have errors of 2⁻¹⁷ of the state before a chunk. A chunk that leaves a smaller share of ‖S‖² takes three.
+// Two splits have errors of 2⁻¹⁷ of the state before a chunk. A chunk that leaves less than this fraction of ‖S‖² is
+// computed with three splits.
 inline constexpr float kLittleLeft = 0x1p-12F;
 
-// Computes the weights [kChunk] for norm_before. k_norm holds the factors of the L2 norm, or is nullptr.
+// Computes the weights [kChunk] for norm_before. k_norm has the factors of the L2 norm; nullptr: ones.
 HWY_INLINE void weigh_reads(std::int64_t tokens, const ChunkScratch& c, const float* k_norm, float* weights) {
   const FloatTag d;
   const FloatVec decay = hn::Set(d, c.decay.whole == nullptr ? 1.0F : *c.decay.whole);
@@ -28,7 +29,8 @@ HWY_INLINE void weigh_reads(std::int64_t tokens, const ChunkScratch& c, const fl
   }
 }
 
-// Returns about ‖D S‖² as far as the chunk's keys read S, from a panel of K S.
+// Returns an estimate of ‖D S‖² from a panel of K S: Σ ‖(D S)ᵀk‖²/λ over the chunk's keys. Only the part of D S that
+// the keys read is seen.
 HWY_INLINE float norm_before(const float* reads, const float* weights) {
   __m512 sum0 = _mm512_setzero_ps(), sum1 = sum0;
   for (std::int64_t r = 0; r < kChunk; ++r, reads += kPanel) {
@@ -40,8 +42,8 @@ HWY_INLINE float norm_before(const float* reads, const float* weights) {
   return _mm512_reduce_add_ps(_mm512_add_ps(sum0, sum1));
 }
 
-// Returns whether the tokens up to `last` leave little of a state with this norm_before. They leave at least what the
-// last key reads, ‖Sᵀk‖²/λ with Sᵀk = e + λu. A NaN is not little.
+// Returns whether the tokens up to `last` leave little of a state with this norm_before. The squared norm of the new
+// state is at least ‖Sᵀk‖²/λ of the last key, with Sᵀk = e + λu. A NaN does not count as little.
 HWY_INLINE bool leaves_little(const float* errors, const float* u, std::int64_t last, const float* lambda,
                               float before) {
   __m512 norm = _mm512_setzero_ps();
