@@ -1,5 +1,6 @@
-// What the forward and the backward of the chunk algorithm share: a chunk's q, k, gains and decays in scratch, its
-// score matrices, and the substitution that computes U. Included once per target.
+// The parts that the forward and the backward of the chunk algorithm share: loading a chunk's q, k, gains and decays
+// into scratch, its score matrices, and the substitution that computes U. kernels.h has the equations. Included once
+// per target.
 #if defined(EFLA_CPU_CHUNK_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef EFLA_CPU_CHUNK_INL_H_
 #undef EFLA_CPU_CHUNK_INL_H_
@@ -85,8 +86,8 @@ inline std::int64_t prefetch_addresses(const DeltaShape& shape) {
   return PrefetchList::of_rows(kChunk, shape.key_dim) * 3 + PrefetchList::of_rows(kChunk, shape.value_dim) * 2;
 }
 
-// Plans prefetches of the chunk at `next`: its rows of q and k, and the columns [first, last) of v and of o. Rows that
-// will be written are prefetched too, because they also come from memory.
+// Plans prefetches of the chunk at `next`: its rows of q, k and, with a channel gate, g, and the columns [first, last)
+// of v and o. The rows of o will be written, but they also come from memory first.
 template <class T, class Prefetches>
 HWY_INLINE void plan_prefetches(const DeltaForward<T>& p, const ChunkPlace& next, std::int64_t first, std::int64_t last,
                                 Prefetches& prefetches) {
@@ -102,7 +103,7 @@ HWY_INLINE void plan_prefetches(const DeltaForward<T>& p, const ChunkPlace& next
   if (p.o.stride[3] == 1) prefetches.add(p.o.at(i_b, t, next.i_h, first), p.o.stride[1], tokens, last - first);
 }
 
-// Copies rows of a chunk of v or dout [B, T, HV, V], columns [first, last), to their panels [kChunk, kPanel].
+// Copies rows of a chunk of v or dout [B, T, HV, V], columns [first, last), times `factor` to panels [kChunk, kPanel].
 template <class T>
 HWY_INLINE void load_values(const View<const T, 4>& view, const ChunkPlace& at, std::int64_t first, std::int64_t last,
                             float factor, float* panels) {
@@ -117,6 +118,7 @@ HWY_INLINE void load_values(const View<const T, 4>& view, const ChunkPlace& at, 
   }
 }
 
+// Copies such panels, times `factor`, to rows of o or dv [B, T, HV, V].
 template <class T>
 HWY_INLINE void store_values(const float* panels, const ChunkPlace& at, std::int64_t first, std::int64_t last,
                              float factor, const View<T, 4>& view) {
@@ -152,7 +154,7 @@ HWY_INLINE void load_key_rows(const View<const T, 4>& view, const ChunkPlace& at
   }
 }
 
-// Computes ‖row‖² of at least the first `tokens` rows of [kChunk, Kp].
+// Computes ‖row‖² of the first `tokens` rows of [kChunk, Kp], and perhaps of up to three more.
 HWY_INLINE void squared_norms(const float* rows, std::int64_t tokens, std::int64_t padded, float* out) {
   const FloatTag d;
   static_assert(kChunk % 4 == 0);
@@ -169,7 +171,7 @@ HWY_INLINE void squared_norms(const float* rows, std::int64_t tokens, std::int64
   }
 }
 
-// Loads q, k, β and the decays of a chunk.
+// Loads q, k, β and the decays of a chunk, and applies the L2 norm if the rule has one.
 template <class Problem>
 HWY_INLINE void load_inputs(const Problem& p, const ChunkPlace& at, ChunkScratch& s) {
   const std::int64_t dim = p.shape.key_dim, stride = s.key_stride;
@@ -185,7 +187,7 @@ HWY_INLINE void load_inputs(const Problem& p, const ChunkPlace& at, ChunkScratch
   }
 }
 
-// Loads the same inputs and computes the gains.
+// Loads the same inputs and computes λ and the gains.
 template <class Problem>
 HWY_INLINE void load_chunk(const Problem& p, const ChunkPlace& at, ChunkScratch& s) {
   load_inputs(p, at, s);
@@ -213,8 +215,8 @@ HWY_INLINE void l2_normalise_bwd(const float* y, float factor, std::int64_t padd
   }
 }
 
-// Finishes the backward of token r for a value head: computes dbeta from da and db through the gains and, through
-// λ = ‖k‖², adds to dk [Kp].
+// Finishes the backward of token r for a value head: computes dbeta from da and db, and adds to dk [Kp] the gradient
+// through λ = ‖k‖².
 template <class T>
 HWY_INLINE void finish_gains(const DeltaBackward<T>& p, const ChunkPlace& at, std::int64_t r, float da, float db,
                              const ChunkScratch& c, const GainSlopes& slopes, float* dk) {
@@ -243,11 +245,11 @@ HWY_INLINE void finish_keys(const DeltaBackward<T>& p, const ChunkPlace& at, std
   store_row(dk, 1.0F, p.shape.key_dim, p.dk.at(at.i_b, at.start + r, at.i_q), p.dk.stride[3]);
 }
 
-// Computes rows of [Q; K] Kᵀ: a given number of columns, or those up to the diagonal.
+// Computes rows of [Q; K] Kᵀ: the first `columns` columns, or with 0 the columns up to the diagonal.
 struct ScoreTiles {
   const ChunkScratch& s;
   std::int64_t key_dim;
-  float* out;         // the half of the scores with these rows
+  float* out;         // the scores of these rows, [·, kChunk]
   const float* rows;  // q or k
   std::int64_t columns = 0;
 
@@ -265,6 +267,7 @@ struct ScoreTiles {
 
 HWY_NOINLINE inline void multiply_scores(ScoreTiles tiles, std::int64_t rows) { for_tiles(rows, tiles); }
 
+// Transposes rows [tokens, Kp] of keys into the panels s.k_transposed.
 HWY_INLINE void transpose_keys(const float* keys, std::int64_t tokens, ChunkScratch& s) {
   for (std::int64_t first = 0; first < tokens; first += kPanel) {
     transpose(keys + first * s.key_stride, s.key_stride, std::min(kPanel, tokens - first), s.key_stride,
@@ -272,6 +275,7 @@ HWY_INLINE void transpose_keys(const float* keys, std::int64_t tokens, ChunkScra
   }
 }
 
+// Computes P and L of a chunk with their decays, after load_chunk, and the rows q_read, k_read and k_write.
 HWY_NOINLINE inline void compute_scores(const ChunkPlace& at, std::int64_t key_dim, ChunkScratch& s) {
   float* l_scores = s.scores + kChunk * kChunk;
   apply_decay(at.tokens, s);
@@ -348,14 +352,14 @@ struct SubstitutionTiles {
   }
 };
 
-// Computes one panel of U if the first term of E, Sᵀ k_read, is given.
+// Computes one panel of U from the first term of E, Sᵀ k_read.
 template <bool kKeepErrors, class T = float>
 struct ErrorSubstitutionTiles {
   const ChunkScratch& s;
   float* errors;                   // [kChunk, kPanel], the first term; with kKeepErrors e afterwards
   const T* values;                 // [kChunk, kPanel]
   float* u;                        // [kChunk, kPanel]
-  const float* factors = nullptr;  // [kChunk] of the first term's rows, if there are any
+  const float* factors = nullptr;  // [kChunk] of the first term's rows; nullptr: ones
   std::int64_t values_stride = kPanel;
 
   template <int M>
@@ -384,9 +388,9 @@ struct StateTiles {
   }
 };
 
-// Copies columns [first, last) of a [K, V] state, first a multiple of kPanel, to their panels in `panels` (all of them,
-// [K, kPanel] each). Fills with zeros up to the end of the last panel, or everywhere if there is no state. Copies row
-// by row over all panels, because the saved states come from memory, which is fastest in its order.
+// Copies columns [first, last) of a state [K, V] to their panels in `panels`, which has all panels [K, kPanel] of the
+// state. `first` is a multiple of kPanel. Fills with zeros up to the end of the last panel, or everywhere if there is
+// no state. Copies row by row over all panels, because reading memory in its order is fastest.
 template <int Rank, class Float, class... Index>
 HWY_INLINE void load_state_panels(const View<Float, Rank>& view, std::int64_t first, std::int64_t last,
                                   std::int64_t key_dim, float* panels, Index... index) {
@@ -402,6 +406,7 @@ HWY_INLINE void load_state_panels(const View<Float, Rank>& view, std::int64_t fi
   }
 }
 
+// Copies such panels to columns [first, last) of a state [K, V], if there is one.
 template <int Rank, class... Index>
 HWY_INLINE void store_state_panels(const float* panels, const View<float, Rank>& view, std::int64_t first,
                                    std::int64_t last, std::int64_t key_dim, Index... index) {
@@ -414,15 +419,16 @@ HWY_INLINE void store_state_panels(const float* panels, const View<float, Rank>&
   }
 }
 
-// Returns whether the states of a forward are too many for the second-level caches to hold them until they are read.
-// They are then written past the caches, which saves reading the lines first.
+// Returns whether the saved states of a forward are too large to stay in the caches until the backward reads them. Such
+// states are written past the caches, because an ordinary store would first read the lines.
 template <class T>
 bool streams_states(const DeltaForward<T>& p) {
   constexpr std::int64_t kBytes = 8 << 20;
   return p.chunk_states && p.chunk_states.size() * static_cast<std::int64_t>(sizeof(State<T>)) >= kBytes;
 }
 
-// Calls store_state_panels for the state before a chunk. With `streams` the caller ends with hwy::FlushStream().
+// Stores the state before a chunk like store_state_panels. With `streams` aligned rows are written past the caches, and
+// the caller must end with hwy::FlushStream().
 template <class... Index>
 HWY_INLINE void store_chunk_state(const float* panels, const View<float, 5>& view, bool streams, std::int64_t first,
                                   std::int64_t last, std::int64_t key_dim, Index... index) {

@@ -1,5 +1,6 @@
-// The backward of the chunk algorithm. Per chunk, with the forward's U, E (e_r = S_{r−1}ᵀ k_r), P, L and S recomputed
-// from the state saved before the chunk, and dS the gradient with respect to the state after it:
+// The backward of the chunk algorithm (docs/equations.md), on vector units. Per chunk, with the forward's U, E (e_r =
+// S_{r−1}ᵀ k_r), P, L and S recomputed from the state saved before the chunk, and dS the gradient with respect to the
+// state after the chunk:
 //
 //   dU = scale Pᵀ dO + K dS,   (I + diag(a) L)ᵀ dR = dU,   G = −diag(a) dR
 //   dV = diag(b) dR,   db = rowsum(V ∘ dR),   da = −rowsum(E ∘ dR)
@@ -7,9 +8,14 @@
 //   dQ = scale dO Sᵀ + dP K,   dK = U dSᵀ + G Sᵀ + dPᵀ Q + (dL + dLᵀ) K
 //   dS ← dS + scale Qᵀ dO + Kᵀ G
 //
-// and then through the gains a(β, λ), b(β, λ) with λ = ‖k‖², and through the L2 norm. With a decay, Q and K beside S or
-// dS carry its products (chunk-inl.h), and so do the gradients from there. Inside of the chunk the decays are in L and
-// P. chunk_bwd_decay-inl.h computes the gradient of g.
+// and then through the gains a(β, λ), b(β, λ) with λ = ‖k‖², and through the L2 norm. With a decay, the Q and K that
+// multiply S or dS are the rows q_read, k_read and k_write of chunk-inl.h, and gradients that come from these products
+// are multiplied by the same decays. L and P contain the decays between their tokens. chunk_bwd_decay-inl.h computes
+// the gradient of g.
+//
+// A task has some query heads of a sequence with all of their value heads, from the last chunk to the first
+// (head_range.h). If no heads are computed together, a task has one query head, or all threads compute one query head
+// (thread_group.h).
 #include "efla/cpu/common/head_range.h"
 #include "efla/cpu/common/prefetch_list.h"
 #include "efla/cpu/common/thread_group.h"
@@ -25,12 +31,12 @@ HWY_BEFORE_NAMESPACE();
 namespace efla::cpu::HWY_NAMESPACE {
 namespace {
 
-// Number of parts of a chunk's tokens in which a thread group sums dq and dk of the value heads.
+// Number of tasks into which a thread group divides a chunk's tokens to sum dq and dk over the value heads.
 constexpr std::int64_t kFinishShares = 4;
 
 // Scratch for some query heads with their value heads, used by one thread or by a thread group. A group computes all
-// value heads of a chunk at once if there is one per thread. Otherwise it takes them one by one and distributes the
-// panels.
+// value heads of a chunk at once if there is at least one per thread. Otherwise the group computes the value heads one
+// by one and distributes their panels.
 struct HeadsScratch {
   int group_threads;
   bool heads_at_once;
@@ -38,7 +44,7 @@ struct HeadsScratch {
   std::int64_t scratches;  // value heads computed at a time
   std::size_t thread_bytes;
   float* dstate;    // per value head panels [K, kPanel] of dS
-  float* partials;  // [2 kChunk, Kp] dq and dk of every value head; one by one: of their sum and of the current one
+  float* partials;  // [2 kChunk, Kp] dq and dk of every value head; one by one: their sum, and the current head's
   float* thread_scratch;
 
   HeadsScratch(Arena& arena, const DeltaShape& shape, Decay decay, std::int64_t query_heads, int group_threads)
@@ -77,16 +83,16 @@ std::size_t ChunkBwdBytes(const DeltaShape& shape, Decay decay, std::int64_t que
   return arena.bytes();
 }
 
-// Returns the number of active threads of a group. A group is only useful if threads would have no head otherwise,
-// because panels are small tasks.
+// Returns the number of active threads of a group; 0 if a group is not useful. A group that distributes panels is only
+// useful if threads would otherwise have no head, because panels are small tasks.
 std::int64_t ChunkBwdActiveThreads(const DeltaShape& shape, int group_threads) {
   if (shape.group() >= group_threads) return group_threads;
   if (shape.sequences() * shape.heads >= group_threads) return 0;
   return std::min<std::int64_t>(group_threads, round_up(shape.value_dim, kPanel) / kPanel);
 }
 
-// Plans prefetches of part `share` of `shares` of what the chunk at `next` reads, including its saved state, and of the
-// rows that it writes.
+// Plans prefetches of the rows that the chunk at `next` reads and writes, and of its saved state: part `share` of
+// `shares` equal parts.
 template <class T>
 HWY_INLINE void plan_prefetches(const DeltaBackward<T>& p, const ChunkPlace& next, std::int64_t saved,
                                 std::int64_t share, std::int64_t shares, PrefetchList& prefetches) {
@@ -114,7 +120,8 @@ HWY_INLINE void plan_prefetches(const DeltaBackward<T>& p, const ChunkPlace& nex
   add(p.dk, next.i_q, key_dim);
 }
 
-// Computes everything of one chunk that is done per panel of value columns.
+// Computes one panel of value columns of a chunk: U, G, dV, partial sums of da and db, dS, and the transposes for the
+// products over keys.
 HWY_NOINLINE void value_panel(const DeltaShape& shape, const ChunkPlace& at, std::int64_t first, float* dstates,
                               BwdScratch& s, float* errors, PrefetchList& prefetches) {
   const std::int64_t key_dim = shape.key_dim, padded_values = round_up(shape.value_dim, kPanel);
@@ -147,8 +154,8 @@ HWY_NOINLINE void value_panel(const DeltaShape& shape, const ChunkPlace& at, std
   }
 }
 
-// Computes dP (half 0) or dL + dLᵀ (half 1), with zeros outside of the triangle. With a scalar gate it is multiplied by
-// the weights; with a channel gate half 1 is dL alone.
+// Computes dP (half 0), zero above the diagonal, or dL + dLᵀ (half 1), zero on the diagonal. With a scalar gate also
+// computes decay.pairs, and multiplies both matrices by the weights. With a channel gate half 1 is dL alone.
 HWY_NOINLINE void score_gradient(std::int64_t half, std::int64_t tokens, std::int64_t padded_values, BwdScratch& s) {
   const FloatTag d;
   const ChunkDecay& decay = s.chunk.decay;
@@ -181,6 +188,7 @@ HWY_NOINLINE void key_panel(std::int64_t tokens, std::int64_t padded_values, std
   if (s.chunk.decay.kind == Decay::channel) channel_pairs({s.chunk, s.decay, s.dscores, s.dq, s.dk}, tokens, key);
 }
 
+// Computes dbeta, adds to dk the gradient through the gains, and computes dg.
 template <class T>
 HWY_INLINE void finish_chunk(const DeltaBackward<T>& p, const ChunkPlace& at, BwdScratch& s) {
   const FloatTag d;
@@ -200,7 +208,7 @@ HWY_INLINE void finish_chunk(const DeltaBackward<T>& p, const ChunkPlace& at, Bw
   if (s.chunk.decay.kind != Decay::none) finish_decay(p, at, s.chunk.decay, s.decay);
 }
 
-// Copies columns [first, last) of the inputs of the chunk.
+// Copies columns [first, last) of the saved state, of v and of scale · dO.
 template <class T>
 HWY_INLINE void load_columns(const DeltaBackward<T>& p, const ChunkPlace& at, std::int64_t saved, std::int64_t first,
                              std::int64_t last, BwdScratch& s) {
@@ -210,9 +218,9 @@ HWY_INLINE void load_columns(const DeltaBackward<T>& p, const ChunkPlace& at, st
   load_values(p.dout, at, first, last, static_cast<float>(p.rule.scale_for(key_dim)), s.dout);
 }
 
-// Computes one chunk of one value head, with its panels distributed to `group_threads` threads of the pool. Adds to dq
-// and dk, and turns dstate from the gradient of the state after the chunk into that of the state before it. Prefetches
-// the chunk at `next`, unless that is before the sequence.
+// Computes one chunk of one value head, with its panels distributed to `group_threads` threads of the pool. Writes dq
+// and dk, and replaces dstate, the gradient of the state after the chunk, by the gradient of the state before the
+// chunk. Prefetches the chunk at `next`, unless this chunk would begin before the sequence.
 template <class T>
 HWY_INLINE void chunk_of_head(const DeltaBackward<T>& p, const ChunkPlace& at, const ChunkPlace& next,
                               const Sequence& sequence, float* dstate, BwdScratch& s, int group_threads,
@@ -251,8 +259,8 @@ HWY_INLINE void chunk_of_head(const DeltaBackward<T>& p, const ChunkPlace& at, c
   finish_chunk(p, at, s);
 }
 
-// Computes the chunk at `start` of query head i_q: its value heads, whose dS are at dstate, then dq and dk as sums in
-// the order of the heads. The next chunk is the one at next_start of value head `next_head`.
+// Computes the chunk at `start` of query head i_q: its value heads, whose dS are at dstate, then the sums dq and dk in
+// the order of the heads. After the last value head it prefetches the chunk at next_start of value head `next_head`.
 template <class T>
 HWY_INLINE void chunk_of_group(const DeltaBackward<T>& p, const Sequence& sequence, std::int64_t i_q,
                                std::int64_t start, std::int64_t next_head, std::int64_t next_start, float* dstate,
@@ -296,8 +304,7 @@ HWY_INLINE void chunk_of_group(const DeltaBackward<T>& p, const Sequence& sequen
 }
 
 // Computes query heads [range.head, range.head_end) of a sequence with all of their value heads, chunk by chunk and
-// within a chunk head by head, with `group_threads` threads of the pool; inside of a task with the calling thread
-// alone.
+// within a chunk head by head, with `group_threads` threads of the pool. Inside of a task group_threads is 1.
 template <class T>
 void ChunkBwdHeads(const DeltaBackward<T>& p, const HeadRange& range, std::byte* memory, int group_threads,
                    ThreadPool& pool) {

@@ -1,7 +1,7 @@
 // The decays in the backward of the chunk algorithm: the pairs of tokens of a channel gate, and the gradient of g. dg_t
-// sums every term whose product of decays contains d_t (docs/equations.md derives it): z (from before the chunk to
-// after it) + Σ_{r≥t} x_r (from before to row r) + Σ_{j<t} y_j (from row j to after) + the pairs r ≥ t > j. Included
-// once per target.
+// sums every term whose product of decays contains d_t (docs/equations.md derives it): z (from the state before the
+// chunk to the state after the chunk) + Σ_{r≥t} x_r (from the state before the chunk to row r) + Σ_{j<t} y_j (from row
+// j to the state after the chunk) + the pairs r ≥ t > j. Included once per target.
 #if defined(EFLA_CPU_CHUNK_BWD_DECAY_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef EFLA_CPU_CHUNK_BWD_DECAY_INL_H_
 #undef EFLA_CPU_CHUNK_BWD_DECAY_INL_H_
@@ -42,7 +42,7 @@ struct ChunkGradients {
 };
 
 // Computes one key panel of the pairs of a row of the second half and a row of the first, with a channel gate. Their
-// gradients go through q_half, k_half and k_tail (chunk-inl.h).
+// gradients go through q_half, k_half and k_tail (decay-inl.h). This type has the rows of the second half.
 struct SecondHalfTiles {
   const ChunkGradients& s;
   std::int64_t key;
@@ -69,6 +69,7 @@ struct SecondHalfTiles {
   }
 };
 
+// Computes the gradients of the same pairs for the rows of the first half.
 struct FirstHalfTiles {
   const ChunkGradients& s;
   std::int64_t rest, key;  // rest: rows of the second half
@@ -90,7 +91,7 @@ struct FirstHalfTiles {
 };
 
 // Adds one key panel of the pairs first ≤ j ≤ r < last of one half, one by one, with a channel gate. w is the product
-// of the decays between them.
+// of the decays between tokens j and r.
 HWY_INLINE void half_pairs(const ChunkGradients& s, std::int64_t key, std::int64_t first, std::int64_t last) {
   const FloatTag d;
   const ChunkScratch& c = s.chunk;
@@ -151,7 +152,7 @@ HWY_INLINE void state_sums(const float* state, const float* dstate, std::int64_t
   }
 }
 
-// Computes Σ over r ≥ t > j of dP_rj P_rj + dL_rj L_rj for every token t > 0, with a scalar gate.
+// Adds Σ over r ≥ t > j of dP_rj P_rj + dL_rj L_rj to sums[t] for every token t > 0, with a scalar gate.
 HWY_INLINE void scalar_pairs(std::int64_t tokens, const float* pairs, float* sums) {
   float columns[kChunk] = {};  // Σ_{r≥t} of column j
   for (std::int64_t t = tokens - 1; t > 0; --t) {
@@ -163,7 +164,7 @@ HWY_INLINE void scalar_pairs(std::int64_t tokens, const float* pairs, float* sum
   }
 }
 
-// Computes dg of a chunk from its terms.
+// Computes dg of a chunk from its terms and stores dg.
 template <class T>
 HWY_INLINE void finish_decay(const DeltaBackward<T>& p, const ChunkPlace& at, const ChunkDecay& decay,
                              DecayGradient& s) {

@@ -29,13 +29,13 @@ struct BwdScratch {
   float* g = nullptr;          // panels [kChunk, kPanel]: G
   float* da = nullptr;         // per panel [kChunk, kLanes]: partial sums
   float* db = nullptr;         // per panel [kChunk, kLanes]
-  float* dscores = nullptr;    // [2 kChunk, kChunk]: dP, zero above the diagonal, then dL + dLᵀ
+  float* dscores = nullptr;    // [2 kChunk, kChunk]: dP, zero above the diagonal, then dL + dLᵀ (channel: dL)
   float* dq = nullptr;         // [kChunk, Kp], the caller's
   float* dk = nullptr;         // [kChunk, Kp], the caller's
   float* addresses = nullptr;  // memory of a prefetch list per thread that works on the head
   DecayGradient decay;         // allocated only if the rule has a decay
 
-  // Returns an upper bound on the addresses of what a chunk reads and writes.
+  // Returns an upper bound on the number of addresses of the rows that a chunk reads and writes.
   static std::int64_t prefetch_addresses(const DeltaShape& shape) {
     return PrefetchList::of_rows(kChunk, shape.key_dim) * 6 + PrefetchList::of_rows(kChunk, shape.value_dim) * 3 +
            PrefetchList::of_rows(shape.key_dim, shape.value_dim);
@@ -168,8 +168,8 @@ struct ScoreGradientTiles {
   }
 };
 
-// Computes one key panel of dQ = scale dO Sᵀ + dP K. With a decay the first term includes its products. With a channel
-// gate channel_pairs adds the second term.
+// Computes one key panel of dQ = scale dO Sᵀ + dP K. With a decay the first term is multiplied by the decays `prefix`,
+// and decay.reads gets its product with q. With a channel gate channel_pairs adds the second term.
 struct QueryGradientTiles {
   const BwdScratch& s;
   std::int64_t padded_values, key;  // key: first column of the panel
@@ -196,7 +196,8 @@ struct QueryGradientTiles {
   }
 };
 
-// Computes one key panel of dK = U dSᵀ + G Sᵀ + dPᵀ Q + (dL + dLᵀ) K, with decays as in QueryGradientTiles.
+// Computes one key panel of dK = U dSᵀ + G Sᵀ + dPᵀ Q + (dL + dLᵀ) K, with decays as in QueryGradientTiles: `suffix` in
+// the first term, `prefix` in the second.
 struct KeyGradientTiles {
   const BwdScratch& s;
   std::int64_t padded_values, tokens, key;
@@ -233,7 +234,7 @@ struct KeyGradientTiles {
     tile.store(s.dk + at, c.key_stride);
   }
 
-  // Adds rows r … of `left` times the transposed state to the tile.
+  // Adds rows r … of `left` times `right`, the transposed panels of a state or its gradient, to the tile.
   template <int M>
   HWY_INLINE void state_product(const float* left, const float* right, std::int64_t r, Tile<M>& tile) {
     for (std::int64_t v = 0; v < padded_values; v += kPanel) {

@@ -1,4 +1,7 @@
-// The forward of the chunk algorithm (equations 21 to 32 of EFLA, arXiv 2512.12602), on vector units.
+// The forward of the chunk algorithm (equations 21 to 32 of EFLA, arXiv 2512.12602), on vector units. kernels.h has the
+// equations as they are computed, docs/equations.md the derivation. A task has some value heads of a sequence, or a
+// slice of their value columns (head_range.h), and computes them one after the other: chunk by chunk, and within a
+// chunk panel by panel of value columns.
 #include "efla/cpu/common/head_range.h"
 #include "efla/cpu/common/prefetch_list.h"
 #include "efla/cpu/delta/kernels.h"

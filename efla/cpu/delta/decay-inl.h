@@ -3,7 +3,7 @@
 // With d_t = e^{g_t}, every factor here is a product of consecutive d_t (decayed_keys-inl.h and recurrent_fwd.cc also
 // divide), which is at most 1 for g ≤ 0. Nothing overflows, and a product underflows only if the true factor is below
 // 1e-38. Differences of a running sum of g over the whole sequence would lose digits as the sum grows. Products of many
-// equal weak decays lose some digits too, because each is rounded in the same direction (docs/numerics.md).
+// equal weak decays lose some digits too, because every decay is rounded in the same direction (docs/numerics.md).
 #if defined(EFLA_CPU_DECAY_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef EFLA_CPU_DECAY_INL_H_
 #undef EFLA_CPU_DECAY_INL_H_
@@ -21,10 +21,11 @@
 HWY_BEFORE_NAMESPACE();
 namespace efla::cpu::HWY_NAMESPACE {
 
-// With a channel gate, scores are products between two sub-chunks of this many tokens, and sums over pairs inside them.
+// With a channel gate, scores are matrix products between the two halves of a chunk, and sums over pairs of tokens
+// inside of each half.
 inline constexpr std::int64_t kHalfChunk = kChunk / 2;
 
-// Rows are [Kp]. A scalar gate has the same value in all places.
+// The decays of a chunk and their products. Rows are [Kp]. With a scalar gate all elements of a row are equal.
 struct ChunkDecay {
   Decay kind = Decay::none;
   std::int64_t key_stride = 0;   // Kp
@@ -70,7 +71,7 @@ HWY_INLINE void exponentials(float* x, std::int64_t count) {
   }
 }
 
-// Loads row r of the tokens' decays from g: one value, or one per each of `count` channels.
+// Computes row r of the tokens' decays, e^g, from one value of g, or from `count` values, one per channel.
 HWY_INLINE void load_decay(const float* g, std::int64_t stride, std::int64_t count, std::int64_t r, ChunkDecay& s) {
   float* row = s.token + r * s.key_stride;
   if (s.kind == Decay::scalar) {
@@ -98,7 +99,7 @@ HWY_INLINE void remaining_products(const ChunkDecay& s, std::int64_t last, float
   for (std::int64_t r = last - 2; r >= 0; --r) multiply_rows(out + (r + 1) * n, s.token + (r + 1) * n, n, out + r * n);
 }
 
-// Computes the weights of scores, with a scalar gate.
+// Computes the weights of scores, with a scalar gate: d_{j+1} … d_r for j ≤ r, 0 elsewhere.
 HWY_INLINE void multiply_weights(std::int64_t tokens, const float* decays, std::int64_t stride, float* weights) {
   const FloatTag d;
   constexpr int kRowVectors = static_cast<int>(kChunk / kLanes);
@@ -117,7 +118,7 @@ HWY_INLINE void multiply_weights(std::int64_t tokens, const float* decays, std::
   std::fill_n(weights + tokens * kChunk, (kChunk - tokens) * kChunk, 0.0F);
 }
 
-// Computes all products from the tokens' decays.
+// Computes all products from the tokens' decays, for at least one token.
 HWY_INLINE void multiply_decays(std::int64_t tokens, ChunkDecay& s) {
   running_products(s, 0, tokens, s.prefix);
   remaining_products(s, tokens, s.suffix);

@@ -1,5 +1,6 @@
-// The gain α(β, λ) of rule/step_size.h and its derivatives for the tokens of a chunk: the exact step's in whole
-// vectors, the others' token by token. Arrays hold kChunk elements. Included once per target.
+// The gain α(β, λ) of rule/step_size.h and its derivatives for the tokens of a chunk: the gains of the exact step in
+// whole vectors, the gains of other steps token by token. docs/numerics.md explains the precision. Arrays hold kChunk
+// elements. Included once per target.
 #if defined(EFLA_CPU_GAIN_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef EFLA_CPU_GAIN_INL_H_
 #undef EFLA_CPU_GAIN_INL_H_
@@ -17,8 +18,8 @@
 HWY_BEFORE_NAMESPACE();
 namespace efla::cpu::HWY_NAMESPACE {
 
-// Coefficients of φ(x) = (1 − e^{−x})/x, (−1)ⁿ/(n+1)!; for |x| < 1 these many reach the rounding of float32 in φ and
-// φ′.
+// Coefficients of φ(x) = (1 − e^{−x})/x, (−1)ⁿ/(n+1)!; for |x| < 1 this number of terms reaches the rounding of float32
+// in φ and φ′.
 inline constexpr auto kExactPhiSeries = [] {
   std::array<float, 12> series{};
   double term = 1.0;
@@ -29,8 +30,8 @@ inline constexpr auto kExactPhiSeries = [] {
   return series;
 }();
 
-// The gains of the exact step, α = (1 − e^{−βλ})/λ, in whole vectors of float64: an exponential of float32 vectors is
-// off by several units in the last place. β and λ beyond `tokens` are made up. An infinite λ gives NaN.
+// Computes the gains of the exact step, α = (1 − e^{−βλ})/λ, in whole vectors of float64, because Highway's expm1 of
+// float32 may be wrong by several units in the last place. Sets β and λ beyond `tokens` to 0. An infinite λ gives NaN.
 HWY_INLINE void exact_gains(std::int64_t tokens, const StepSize& step, float* beta, float* lambda, float* erase,
                             float* write) {
   const hn::ScalableTag<double> d;
@@ -68,8 +69,9 @@ struct GainSlopes {
   HWY_ALIGN float beta_slope[kChunk], beta_unit[kChunk], lambda_slope[kChunk], lambda_unit[kChunk];
 };
 
-// dα/dβ = e^{−x} and dα/dλ = β² φ′(x), x = βλ, of the exact step for `count` tokens, a multiple of kLanes. φ′ is
-// (e^{−x} − φ)/x, and near 0, where that cancels, Taylor's series, by Horner's scheme for φ and φ′ together.
+// Computes dα/dβ = e^{−x} and dα/dλ = β² φ′(x), x = βλ, of the exact step for `count` tokens, a multiple of kLanes. φ′
+// is (e^{−x} − φ)/x. This difference cancels near 0, so for |x| < 1 φ′ is a Taylor series, summed by Horner's scheme
+// together with φ.
 HWY_INLINE void exact_gain_slopes(std::int64_t count, const float* beta, const float* lambda, GainSlopes& slopes) {
   const FloatTag d;
   HWY_ALIGN float longest_steps[kChunk];
@@ -89,7 +91,7 @@ HWY_INLINE void exact_gain_slopes(std::int64_t count, const float* beta, const f
       slope = hn::MulAdd(slope, x, phi);
       phi = hn::MulAdd(phi, x, hn::Set(d, kExactPhiSeries[n]));
     }
-    const FloatVec eigenvalue = hn::Exp(d, hn::Min(hn::Neg(x), hn::Set(d, 100.0F)));  // infinite long before
+    const FloatVec eigenvalue = hn::Exp(d, hn::Min(hn::Neg(x), hn::Set(d, 100.0F)));  // e^100 is infinite in float32
     const FloatVec far_phi = hn::Div(hn::Sub(one, eigenvalue), x);
     const FloatVec far_slope = hn::Div(hn::Sub(eigenvalue, far_phi), x);
     const FloatVec scaled = hn::Div(b, unit);

@@ -1,6 +1,7 @@
-// The operator's SIMD kernels (run-time dispatch by Google Highway). Problems are taken as valid (rule/validate.h); T
-// is float or bfloat16, arithmetic and states are float32. The kernels that use AMX are in amx.h.
-// The bits of the outputs do not depend on the number of threads.
+// The operator's SIMD kernels; Google Highway selects the target at run time. Problems must be valid (rule/validate.h).
+// T is float or bfloat16; arithmetic and states are float32. The kernels that use AMX are in amx/amx.h. The bits of the
+// outputs do not depend on the number of threads. A function …_workspace_bytes returns the bytes of workspace that its
+// kernel needs with `threads` threads in the pool.
 #pragma once
 
 #include <cstddef>
@@ -11,10 +12,13 @@
 
 namespace efla::cpu {
 
-// Computes chunks of kChunk tokens (EFLA paper, equations 21 to 32). With L = stril(K Kᵀ), P = tril(Q Kᵀ),
-// (I + diag(a) L) U = diag(b) V − diag(a) K S, O = scale (Q S + P U), S ← S + Kᵀ U. W and the inverse are never formed:
-// U comes from forward substitution. With a decay, K and Q beside S carry the decays from the chunk's start, K in Kᵀ U
-// those to its end, and an element of L and P those between its two tokens (decay-inl.h).
+// Computes chunks of kChunk tokens (EFLA, equations 21 to 32). With L = stril(K Kᵀ) and P = tril(Q Kᵀ):
+//
+//   (I + diag(a) L) U = diag(b) V − diag(a) K S,    O = scale (Q S + P U),    S ← S + Kᵀ U
+//
+// W and the inverse of the paper are never formed, because U comes from forward substitution. With a decay, the K and Q
+// that multiply S contain the decays from the chunk's start, the K of Kᵀ U contains the decays to the chunk's end, and
+// each element of L and P contains the decays between its two tokens (decay-inl.h).
 template <class T>
 void chunk_fwd(const DeltaForward<T>& problem, Workspace workspace, ThreadPool& pool);
 std::size_t chunk_fwd_workspace_bytes(const DeltaShape& shape, const DeltaRule& rule, int threads);
@@ -29,7 +33,8 @@ template <class T>
 void recurrent_fwd(const DeltaForward<T>& problem, Workspace workspace, ThreadPool& pool);
 std::size_t recurrent_fwd_workspace_bytes(const DeltaShape& shape, const DeltaRule& rule, int threads);
 
-// Computes a decode step: the state is streamed through the core once.
+// Computes a decode step in two passes over each state (docs/ops/delta_rule_step.md). S, the type of the states, is
+// float or bfloat16.
 template <class T, class S>
 void step(const DeltaStep<T, S>& problem, Workspace workspace, ThreadPool& pool);
 std::size_t step_workspace_bytes(const DeltaShape& shape, const DeltaRule& rule, int threads);

@@ -6,8 +6,9 @@
 //   u_{t+1} = b_{t+1} v_{t+1} − a_{t+1} (e_{t+1} + (k_t·k_{t+1}) u_t),
 //   o_{t+1} = r_{t+1} + (k_t·q_{t+1}) u_t + (k_{t+1}·q_{t+1}) u_{t+1}.
 //
-// (Token by token, the stores of the state would take longer than the arithmetic.) V is cut into slices whose state
-// stays in the first-level cache for a chunk of tokens.
+// With one token per sweep, the stores of the state would take longer than the arithmetic. V is cut into slices whose
+// state stays in the first-level cache for a chunk of tokens. docs/design/2026-11-recurrent-forward.md explains the
+// design, and head_range.h the division into tasks.
 //
 // A decay does not change the sweep: the stored state is S' with S_t = diag(c_t) S'_t, where c_t is the product of the
 // decays so far, and the tokens' rows carry c:
@@ -15,7 +16,8 @@
 //   S̃_tᵀk_t = S'_{t−1}ᵀ (c_t ⊙ k_t),    S'_t = S'_{t−1} + (k_t ⊘ c_t) u_tᵀ
 //
 // c is reset to 1, and S' to S, after every chunk and before a token that would take c out of [2⁻⁴⁰, 2⁴⁰]. Nothing
-// overflows or is lost for any decay, and rounding is that of products, not of differences of logarithms.
+// overflows or is lost for any decay. The decays are rounded like products; a difference of sums of g would lose
+// digits.
 #include <unistd.h>
 
 #include "efla/cpu/common/head_range.h"
@@ -33,13 +35,14 @@ namespace efla::cpu::HWY_NAMESPACE {
 namespace {
 
 constexpr float kSmallestScale = 0x1p-40F, kLargestScale = 0x1p40F;
-// Panels per sweep: as many as AVX-512's 32 registers hold.
+// Panels per sweep: two if the target has the 32 registers of AVX-512.
 constexpr int kTogether = HWY_TARGET <= HWY_AVX3 ? 2 : 1;
 
 // Rows of the state between two prefetches for the next chunk.
 constexpr int kRowsPerPrefetch = 8;
 
-// Returns the panels per slice: a slice takes at most two thirds of the first-level cache.
+// Returns the panels per slice: the state of a slice takes at most two thirds of the first-level cache, or is one
+// panel.
 std::int64_t panels_per_slice(const DeltaShape& shape) {
 #ifdef _SC_LEVEL1_DCACHE_SIZE  // glibc has it
   static const long cache = sysconf(_SC_LEVEL1_DCACHE_SIZE);
@@ -54,7 +57,7 @@ struct FwdScratch {
   ChunkScratch chunk;
   PrefetchList prefetches;
   float* state = nullptr;       // panels [K, kPanel]: S'
-  float* scales = nullptr;      // [kChunk, Kp]: rows of tokens with `applies_pending`; only if the rule has a decay
+  float* scales = nullptr;      // [kChunk, Kp]: c of tokens with `applies_pending`; only with a decay
   float* no_key = nullptr;      // [Kp] zeros
   float* out_factor = nullptr;  // [kChunk] scale, times c if c is one number
   float* products = nullptr;  // [kChunk, 4] k_t·q_t, k_{t−1}·k_t, k_{t−1}·q_t (with the written k) and ‖k_t‖²
@@ -88,7 +91,7 @@ std::size_t FwdBytesPerWorker(const DeltaShape& shape, Decay decay, std::int64_t
   return arena.bytes();
 }
 
-// One row of K of each of two tokens. The second one is FwdScratch::no_key if there is only one token.
+// A row [K] of q or k of each of two tokens. The second row is FwdScratch::no_key if there is only one token.
 struct PairOfRows {
   const float* row[2];
 };
@@ -135,8 +138,8 @@ HWY_INLINE void finish_pair(const PairOfTokens<T>& pair, std::int64_t column, co
   });
 }
 
-// Sweeps over P neighbouring panels from `column` on: with kWrite, S' ← S' + Σ written uᵀ; then e = S'ᵀk and r = S'ᵀq,
-// and from them u and o. Prefetches one address per kRowsPerPrefetch rows of the state.
+// Sweeps over P neighbouring panels from `column` on. With kWrite, first S' ← S' + Σ written uᵀ. Then sums e = S'ᵀk and
+// r = S'ᵀq, and computes u and o from these sums. Prefetches one address per kRowsPerPrefetch rows of the state.
 template <bool kWrite, int P, class T>
 HWY_INLINE void sweep(float* state, std::int64_t key_dim, const PairOfRows& written, float* u, std::int64_t u_stride,
                       const PairOfRows& k, const PairOfRows& q, const PairOfTokens<T>& pair, std::int64_t column,
@@ -273,7 +276,8 @@ HWY_INLINE void run_slice(FwdScratch& s, std::int64_t tokens, std::int64_t key_d
   apply_pending_panels(written, c.decay.whole);
 }
 
-// Puts the c of a scalar gate into the gains. With u = c u', u' = (b / c) v − a S'ᵀk and o = scale c (S'ᵀq + (k·q) u').
+// Puts the c of a scalar gate into the write gains and the output factors, and finds the tokens before which the
+// pending updates are applied. With u = c u', u' = (b / c) v − a S'ᵀk and o = scale c (S'ᵀq + (k·q) u').
 HWY_INLINE void scale_gains(std::int64_t tokens, FwdScratch& s) {
   ChunkScratch& c = s.chunk;
   float scale = 1.0F;
@@ -290,7 +294,7 @@ HWY_INLINE void scale_gains(std::int64_t tokens, FwdScratch& s) {
   std::fill_n(c.decay.whole, c.key_stride, scale);
 }
 
-// Puts the c of a channel gate into rows: k ⊙ c, q ⊙ c and k ⊘ c.
+// Puts the c of a channel gate into rows: k ⊙ c, q ⊙ c and k ⊘ c. Finds the same tokens.
 HWY_INLINE void scale_keys(std::int64_t tokens, FwdScratch& s) {
   const FloatTag d;
   const ChunkScratch& c = s.chunk;
@@ -356,6 +360,7 @@ HWY_INLINE void copy_values(const View<const T, 4>& view, const ChunkPlace& at, 
   }
 }
 
+// Copies rows of o, columns [first, last), to the caller's tensor.
 template <class T>
 HWY_INLINE void copy_out(const ValueRows<T>& values, const ChunkPlace& at, std::int64_t first, std::int64_t last,
                          const View<T, 4>& view) {
@@ -393,7 +398,7 @@ void RecurrentFwdRange(const DeltaForward<T>& p, const HeadRange& range, std::by
       const bool more_heads = i_h + 1 < range.head_end;
       const ChunkPlace next(p.shape, sequence, more_heads ? i_h + 1 : range.head, more_heads ? start : start + kChunk);
       plan_prefetches(p, next, first, last, s.prefetches);
-      // Sweeps over few rows prefetch too little.
+      // If K is small, the sweeps prefetch only a part of the list.
       const std::int64_t pairs = (at.tokens + 1) / 2,
                          sweeps = (last - first + kTogether * kPanel - 1) / (kTogether * kPanel);
       const std::int64_t in_sweeps = pairs * sweeps * (key_dim / kRowsPerPrefetch),

@@ -1,5 +1,6 @@
-// The decode step: one token of the recurrence. The state is read once for both sums, and read and written once more
-// for the update.
+// The decode step: one token of the recurrence (docs/ops/delta_rule_step.md). The first pass over a state computes S̃ᵀk
+// and S̃ᵀq, the second pass reads and writes the state for the update. A task has slices of value columns of one or
+// more heads.
 #include "efla/cpu/delta/kernels.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -12,7 +13,7 @@ HWY_BEFORE_NAMESPACE();
 namespace efla::cpu::HWY_NAMESPACE {
 namespace {
 
-// Value columns per task, so that a few large heads give work to several threads.
+// Value columns per slice. Slices let several threads work on a few large heads.
 constexpr std::int64_t kStepColumns = 128;
 
 std::int64_t step_slices(const DeltaShape& shape) { return (shape.value_dim + kStepColumns - 1) / kStepColumns; }
@@ -27,8 +28,8 @@ struct StepScratch {
   float* q_read = nullptr;  // [Kp] q ⊙ e^g, or q
   float* k_read = nullptr;  // [Kp] k ⊙ e^g, or k
   float* v = nullptr;       // [kStepColumns]
-  float* error = nullptr;   // [kStepColumns] Sᵀk, then u
-  float* out = nullptr;     // [kStepColumns] Sᵀq
+  float* error = nullptr;   // [kStepColumns] S̃ᵀk, then u
+  float* out = nullptr;     // [kStepColumns] S̃ᵀq, then o without the scale
 
   void lay_out(Arena& arena, const DeltaShape& shape, Decay kind) {
     key_stride = round_up(shape.key_dim, kLanes);
@@ -75,9 +76,9 @@ HWY_INLINE void read_columns(const S* HWY_RESTRICT state, std::int64_t row_strid
   });
 }
 
-// Computes S ← D S + k uᵀ over N vectors of columns. Starts with the last row, because what was read last is still in
-// the first-level cache. The build forbids contraction of product and sum, because a fused one is slower beside a store
-// on Zen 3.
+// Computes S ← D S + k uᵀ over N vectors of columns. Starts with the last row, because the rows that were read last are
+// still in the first-level cache. The build does not let the compiler fuse the product and the sum, because on Zen 3 a
+// fused multiply-add beside a store is slower.
 template <int N, bool kDecays, class S>
 HWY_INLINE void write_columns(S* HWY_RESTRICT state, std::int64_t row_stride, std::int64_t key_dim,
                               const StepScratch& s, std::int64_t column) {
@@ -96,7 +97,8 @@ HWY_INLINE void write_columns(S* HWY_RESTRICT state, std::int64_t row_stride, st
   }
 }
 
-// Computes the columns of a state whose last stride is 1 in vectors; any others, and the last few, one by one.
+// Computes error and out of `count` columns from column `first` on. If the last stride is 1, most columns are computed
+// in vectors. The others are computed one by one.
 template <class S>
 HWY_INLINE void read_state(const View<S, 4>& state, std::int64_t slot, std::int64_t i_h, std::int64_t first,
                            std::int64_t count, std::int64_t key_dim, StepScratch& s) {
@@ -118,6 +120,7 @@ HWY_INLINE void read_state(const View<S, 4>& state, std::int64_t slot, std::int6
   }
 }
 
+// Updates the same columns of the state, with u in error.
 template <bool kDecays, class S>
 HWY_INLINE void write_state(const View<S, 4>& state, std::int64_t slot, std::int64_t i_h, std::int64_t first,
                             std::int64_t count, std::int64_t key_dim, const StepScratch& s) {
@@ -168,8 +171,8 @@ HWY_INLINE void load_keys(const DeltaStep<T, S>& p, std::int64_t i_b, std::int64
   s.q_dot_k = dot(s.q, s.k, s.key_stride);
 }
 
-// Computes columns [first, first + count) of one head. With r = S̃ᵀq, o = scale · (r + (q·k) u), so the updated state
-// need not be read again.
+// Computes columns [first, first + count) of one head. With r = S̃ᵀq, o = scale · (r + (q·k) u), so that the updated
+// state need not be read.
 template <class T, class S>
 HWY_INLINE void step_columns(const DeltaStep<T, S>& p, std::int64_t i_b, std::int64_t i_h, std::int64_t first,
                              std::int64_t count, float scale, StepScratch& s) {
@@ -195,7 +198,7 @@ HWY_INLINE void step_columns(const DeltaStep<T, S>& p, std::int64_t i_b, std::in
   store_row(s.out, scale, count, p.o.at(i_b, i_h, first), p.o.stride[2]);
 }
 
-// Runs tasks [begin, end): slices of columns, head after head.
+// Computes slices [begin, end) of columns, numbered head after head.
 template <class T, class S>
 HWY_INLINE void step_tasks(const DeltaStep<T, S>& p, std::int64_t begin, std::int64_t end, std::byte* memory) {
   Arena arena(memory);
@@ -232,8 +235,8 @@ HWY_AFTER_NAMESPACE();
 namespace efla::cpu {
 namespace {
 
-// Elements of state that justify a thread that is awake, and a thread that must be woken. Waking a thread often takes
-// longer than the work on a few heads.
+// Least number of state elements per task if the pool's threads are awake, and if they must be woken. Waking a thread
+// often takes longer than the work on a few heads.
 constexpr std::int64_t kAwakeElements = 1 << 15, kAsleepElements = 1 << 16;
 
 HWY_EXPORT(StepBytesPerWorker);
