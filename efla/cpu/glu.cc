@@ -5,7 +5,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "efla/cpu/glu.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-// After foreach_target.h.
+// These headers must come after foreach_target.h.
 #include "efla/cpu/common/element-inl.h"
 #include "efla/cpu/common/sigmoid-inl.h"
 #include "hwy/highway.h"

@@ -1,4 +1,4 @@
-// The gated linear unit's forward with SIMD.
+// The forward of gated linear units with SIMD (docs/ops/glu.md).
 #pragma once
 
 #include "efla/base/threads.h"
@@ -6,7 +6,8 @@
 
 namespace efla::cpu {
 
-// Columns are contiguous (stride 1). The same bits for any neighbours of an element and any pool.
+// Computes y = act(gate) · up (rule/glu.h). Columns must be contiguous (stride 1). An element has the same bits for any
+// neighbours and any pool.
 void glu(const GluForward<float>& problem, ThreadPool& pool);
 
 }  // namespace efla::cpu

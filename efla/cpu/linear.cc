@@ -1,3 +1,7 @@
+// The product of rows of x with a weight, on vector units (docs/ops/linear.md). A task has a block of outputs: some
+// rows of x by some rows of the weight. A tile of the block, a few rows of x by a few rows of the weight, keeps one
+// vector of partial sums per output in registers while it goes through the columns. Few rows of x are computed together
+// with the same rows of the weight, so that the weight is read from memory once.
 #include "efla/cpu/linear.h"
 
 #include <algorithm>
@@ -15,12 +19,12 @@
 #define EFLA_CPU_LINEAR_ONCE_
 namespace efla::cpu {
 
-// Up to kPassRows rows of x are computed with a few rows of the weight at a time, so that the weight is read from
-// memory once.
+// Greatest number of rows of x that are computed together with a few rows of the weight, so that the weight is read
+// from memory once.
 inline constexpr int kPassRows = 8;
 
-// Bytes from the elements of a weight that a tile reads to the elements that it prefetches, at least; twice as many
-// where two tiles read the same rows of the weight.
+// Least number of bytes between the elements of a weight that a tile reads and the elements that the tile prefetches;
+// twice as many if two tiles read the same rows of the weight.
 inline constexpr std::int64_t kPrefetchBytes = 8192;
 
 // The outputs of one task: rows [m_begin, m_end) of x by rows [n_begin, n_end) of the weight.
@@ -34,8 +38,8 @@ struct LinearBlock {
 HWY_BEFORE_NAMESPACE();
 namespace efla::cpu::HWY_NAMESPACE {
 
-// The greatest number of vectors of sums that a tile keeps in registers. With scales each sum needs two; where they are
-// too many, they are kept in memory.
+// The greatest number of vectors of sums that a tile keeps in registers. With scales each sum needs two vectors. If
+// these are too many, the totals are kept in memory.
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
 inline constexpr int kSumRegisters = 24;
 #else
@@ -46,7 +50,7 @@ inline constexpr int kSumRegisters = 16;
 template <bool kScaled>
 inline constexpr int kTileRows = kSumRegisters >= 24 && !kScaled ? 8 : 4;
 
-// A row of the weight. at() returns a vector of it, without the scale of its block.
+// A row of the weight. at() returns a vector of the row, without the scale of its block.
 template <class W>
 struct WeightRow {
   const W* data = nullptr;
@@ -64,7 +68,7 @@ struct WeightRow {
   }
 };
 
-// Prefetches the columns of a block from the row that lies `bytes` behind: every kParts-th cache line.
+// Prefetches the columns of a block in the row that begins `bytes` bytes after this row: every kParts-th cache line.
 template <int kPart, int kParts, class W>
 HWY_INLINE void prefetch(const WeightRow<W>& row, std::size_t block, std::size_t bytes) {
   constexpr std::size_t kLine = 64;
@@ -92,8 +96,8 @@ HWY_INLINE V add_halves(D d, V a, V b) {
 #endif
 
 // Returns the sums of the lanes of the vectors at(0) to at(kCount − 1), one per lane, which takes fewer additions than
-// one sum after another. A sum adds the halves of its vector, then the halves of these. With kSpan: kSpan lanes each of
-// the sums of at(kFirst), at(kFirst + kSpan), …
+// one sum after another. A sum adds the halves of its vector, then the halves of the result, and so on. With kSpan > 1
+// the result has kSpan lanes of each of at(kFirst), at(kFirst + kSpan), …, which are still to be added.
 template <std::size_t kCount, std::size_t kSpan = 1, std::size_t kFirst = 0, class D, class F>
 HWY_INLINE hn::Vec<D> sums_of_lanes(D d, const F& at) {
   if constexpr (kSpan == hn::MaxLanes(d)) {
@@ -114,10 +118,11 @@ HWY_INLINE void store_sums(D d, const F& at, float* to) {
   if constexpr (kNext < kCount) store_sums<kCount, kNext>(d, at, to);
 }
 
-// Computes M rows of x with N rows of the weight, the first of which lies `ahead` bytes before the row that is read
-// next. Each sum has one vector of partial sums, whatever M and N are, and then the columns that fill no vector. With
-// scales the partial sums of a block are multiplied by its scale. Of kParts tiles with the same rows of the weight this
-// is number kPart: they prefetch by turns, because the processor waits for few cache lines at once.
+// Computes M rows of x with N rows of the weight, and prefetches the rows of the weight that begin `ahead` bytes later;
+// 0: none. Each output has one vector of partial sums, whatever M and N are. The columns that fill no vector are added
+// at the end. With scales the partial sums of a block are multiplied by the scale of the block. This is tile kPart of
+// kParts tiles with the same rows of the weight, which share the prefetches, because a core can wait for only a few
+// cache lines at once.
 template <int M, int N, bool kScaled, int kPart, int kParts, class W>
 HWY_INLINE void tile(const LinearForward& p, const WeightRow<W>* weight, std::size_t ahead, std::int64_t m,
                      std::int64_t n) {
@@ -127,7 +132,8 @@ HWY_INLINE void tile(const LinearForward& p, const WeightRow<W>* weight, std::si
   constexpr std::size_t kLanes = hn::MaxLanes(d);
   const std::size_t size = static_cast<std::size_t>(p.x.extent[1]), lanes = hn::Lanes(d);
   const float* x[M];
-  // With scales `sum` is of one block, and `total` of the blocks so far, or `stored` where registers have no room.
+  // With scales `sum` is the sum over one block. The sum over the blocks so far is in `total`, or in `stored` if
+  // registers have no room.
   constexpr bool kInMemory = kScaled && 2 * M * N > kSumRegisters;
   HWY_ALIGN float stored[kInMemory ? M * N * hn::MaxLanes(d) : 1] = {};
   Vec sum[M][N], total[M][N];
@@ -206,7 +212,7 @@ struct WeightRows {
   HWY_INLINE WeightRow<W> row(std::int64_t n) const { return {data.at(n), scales ? scales.at(n) : nullptr}; }
 };
 
-// Computes M rows of x, and kMore after them, with a block's rows of the weight.
+// Computes M rows of x from row m on, and the next kMore rows, with a block's rows of the weight.
 template <int M, bool kScaled, int kMore = 0, class W>
 HWY_INLINE void tiles(const LinearForward& p, const LinearBlock& block, std::int64_t m, const WeightRows<W>& weight) {
   // With fewer rows of x a tile has more rows of the weight, because an addition waits for the previous one of its sum.
@@ -230,6 +236,7 @@ HWY_INLINE void tiles(const LinearForward& p, const LinearBlock& block, std::int
   }
 }
 
+// Computes a block: kTileRows rows of x at a time, and the last kPassRows rows or fewer together.
 template <bool kScaled, class W>
 HWY_INLINE void all_tiles(const LinearForward& p, const LinearBlock& block, const WeightRows<W>& weight) {
   constexpr int kRows = kTileRows<kScaled>;
@@ -285,11 +292,12 @@ struct LinearCut {
 
 std::int64_t columns_of(const LinearForward& p) { return std::max<std::int64_t>(1, p.x.extent[1]); }
 
-// Many rows of x are cut so that a block of the weight stays in the second-level cache while the rows pass by.
-// few_floats: elements of the weight per task with few rows; 0: all.
+// Returns how a problem is cut into tasks. Many rows of x are cut so that a block of the weight stays in the
+// second-level cache while all rows are multiplied by it. few_floats: elements of the weight per task if there are few
+// rows of x; 0: the whole weight.
 LinearCut cut_of(const LinearForward& p, std::int64_t few_floats) {
   constexpr std::int64_t kFewRows = 16, kRowsPerTask = 64, kManyFloats = 1 << 16;
-  constexpr std::int64_t kTile = 24;  // a multiple of most tiles' weight rows
+  constexpr std::int64_t kTile = 24;  // a multiple of the number of weight rows of most tiles
   const std::int64_t rows = p.x.extent[0], outputs = p.outputs();
   if (rows == 0 || outputs == 0) return {};
   const bool few = rows <= kFewRows;
@@ -314,8 +322,8 @@ void run_task(const LinearForward& p, const LinearCut& cut, std::int64_t task) {
 }  // namespace
 
 void linear(std::span<const LinearForward> problems, ThreadPool& pool) {
-  // The whole must be long compared with waking a thread, a task compared with its start. Each thread has several
-  // tasks, of which others take some where it is late.
+  // Distributed work must be long compared with waking a thread, and a task long compared with its start. Each thread
+  // has several tasks, so that other threads can take some of them if the thread is late.
   constexpr std::int64_t kLeastShared = 1 << 18, kLeastSharedAwake = 1 << 16;
   constexpr std::int64_t kLeastFloats = 1 << 14, kMostFloats = 1 << 15, kTasksPerThread = 4;
   std::int64_t products = 0, floats = 0, tasks = 0;

@@ -1,5 +1,5 @@
-// The product of rows with a weight matrix. Decoding computes it for a few rows and every weight of a model: each
-// weight is then read once from memory, in the type in which it is stored.
+// The product of rows with a weight matrix (docs/ops/linear.md). Decoding computes this product for a few rows and
+// every weight of a model. Each weight is then read once from memory, in the type in which it is stored.
 #pragma once
 
 #include <span>
@@ -9,8 +9,9 @@
 
 namespace efla::cpu {
 
-// Computes the problems in one run of the pool, in any order. Columns are contiguous (stride 1). The order of a sum
-// depends only on D: the same bits for any M, any neighbours of a row, any other problems, and any pool.
+// Computes y of the problems (rule/linear.h) in one run of the pool, in any order. Computes the product alone: the
+// members for a norm, SwiGLU and a residual are ignored. Columns must be contiguous (stride 1). The order of a sum
+// depends only on D, so that a row has the same bits for any M, any neighbours, any other problems and any pool.
 void linear(std::span<const LinearForward> problems, ThreadPool& pool);
 
 }  // namespace efla::cpu

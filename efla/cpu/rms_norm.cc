@@ -1,3 +1,6 @@
+// Root-mean-square normalisation on vector units, forward and backward (docs/ops/rms_norm.md). A task has consecutive
+// rows; their number depends only on the number of rows of the problem. Each task of the backward has its own partial
+// sum of dweight, and the partial sums are added in the order of the tasks.
 #include "efla/cpu/rms_norm.h"
 
 #include <algorithm>
@@ -14,7 +17,8 @@
 HWY_BEFORE_NAMESPACE();
 namespace efla::cpu::HWY_NAMESPACE {
 
-// Sums f(d, i) over a row of n elements: full vectors per lane, then the rest.
+// Returns the sum over a row of n elements. f(d, i, sum) adds the elements at i to a vector of sums: full vectors to
+// two vectors of sums in alternation, then the remaining elements one by one.
 template <class F>
 HWY_INLINE float sum_over(std::int64_t n, F&& f) {
   const hn::ScalableTag<float> d;
@@ -35,6 +39,7 @@ HWY_INLINE float sum_over(std::int64_t n, F&& f) {
   return hn::GetLane(hn::SumOfLanes(d, hn::Add(even, odd))) + hn::GetLane(rest);
 }
 
+// Returns 1/√(mean(x²) + eps) of a row.
 template <class T>
 HWY_INLINE float inverse_rms(const T* x, std::int64_t n, float eps) {
   const float sum = sum_over(n, [&](auto d, std::int64_t i, auto acc) HWY_ATTR {
@@ -79,7 +84,7 @@ void norm_forward(const RmsNormForward<T>& p, std::int64_t begin, std::int64_t e
   }
 }
 
-// Adds du·x·r of the rows to dweight_part, unless it is null.
+// Computes dx and dgate of rows [begin, end), and adds du·x·r to dweight_part, unless it is null.
 template <bool kGated, class T>
 void norm_backward(const RmsNormBackward<T>& p, std::int64_t begin, std::int64_t end, float* dweight_part) {
   const std::int64_t n = p.x.extent[1];
@@ -135,13 +140,14 @@ HWY_AFTER_NAMESPACE();
 namespace efla::cpu {
 namespace {
 
-// Returns the rows per task: enough to make the sum of a part cheap compared with its work; at most 64 parts.
+// Returns the rows per task: enough to make adding a partial sum cheap compared with the task, with at most kMostParts
+// tasks.
 std::int64_t rows_per_part(std::int64_t rows) {
   constexpr std::int64_t kLeast = 128, kMostParts = 64;
   return std::max(kLeast, (rows + kMostParts - 1) / kMostParts);
 }
 
-// Tasks, each with a partial sum of dweight, by the number of rows alone.
+// Returns the number of tasks, each of which has a partial sum of dweight.
 std::int64_t partial_sums(std::int64_t rows) { return (rows + rows_per_part(rows) - 1) / rows_per_part(rows); }
 
 }  // namespace

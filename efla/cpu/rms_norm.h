@@ -1,4 +1,4 @@
-// Root-mean-square normalisation with SIMD.
+// Root-mean-square normalisation with SIMD (docs/ops/rms_norm.md).
 #pragma once
 
 #include <cstddef>
@@ -10,8 +10,9 @@
 
 namespace efla::cpu {
 
-// Columns are contiguous (stride 1), as are weight, dweight, gate and dgate. T: float or bfloat16 (arithmetic in
-// float32). Work is split by shape alone: the same bits for any pool.
+// Compute the forward and the backward of rule/rms_norm.h. Columns, weight and dweight must be contiguous (stride 1). T
+// is float or bfloat16; arithmetic is in float32. Work is divided by the shape alone, so that the bits are the same for
+// any pool.
 template <class T>
 void rms_norm(const RmsNormForward<T>& problem, ThreadPool& pool);
 template <class T>

@@ -1,3 +1,6 @@
+// The short convolution on vector units, forward and backward (docs/ops/short_conv.md). A task of the forward has a
+// strip of channels of one sequence, a task of the backward a strip of channels of all sequences, because dweight sums
+// over the sequences.
 #include "efla/cpu/short_conv.h"
 
 #include <algorithm>
@@ -14,7 +17,7 @@
 #define EFLA_CPU_SHORT_CONV_ONCE_
 namespace efla::cpu {
 
-// Channels per task. Tokens are the outer loop and channels the inner one, so that memory is read in its order. The
+// Channels per task. Tokens are the outer loop and channels the inner loop, so that memory is read in its order. The
 // rows that a task keeps (weights, their gradient, the last gradients of the sums) stay in the first-level cache.
 inline constexpr std::int64_t kStrip = 256;
 
@@ -40,7 +43,7 @@ inline Taps taps_of(const View<const float, 2>& weight, std::int64_t first, std:
   return taps;
 }
 
-// Loads rows t−(W−1) … t of a strip, oldest first; zeros before the first token.
+// The rows t−(W−1) … t of a strip, oldest first; zeros before the first token.
 template <class T>
 struct Window {
   const T* row[kMaxConvWidth];
@@ -79,9 +82,9 @@ void forward_strip(const ShortConvForward<T>& p, std::int64_t i_b, std::int64_t 
   }
 }
 
-// Computes the backward of one strip of all sequences; dweight is summed over them in order. With a as in the forward
-// and da = dy·silu′(a): dweight[j] += Σ_t da[t]·x[t−(W−1)+j], and dx[t−(W−1)] = Σ_j weight[W−1−j]·da[t−(W−1)+j], which
-// is known after da[t].
+// Computes the backward of one strip of all sequences. dweight is summed over the sequences in their order. With a as
+// in the forward and da = dy·silu′(a): dweight[j] += Σ_t da[t]·x[t−(W−1)+j], and dx[t−(W−1)] = Σ_j
+// weight[W−1−j]·da[t−(W−1)+j], which is known after da[t].
 template <int W, class T>
 void backward_strip(const ShortConvBackward<T>& p, std::int64_t first, std::int64_t count) {
   const std::int64_t width = W > 0 ? W : p.weight.extent[1], tokens = p.x.extent[1];
