@@ -15,17 +15,20 @@ struct ExecutionContext {
   Device device = {};             // every pointer of a problem refers to memory of this device
   ThreadPool* pool = nullptr;     // for the CPU; nullptr: the process's pool (default_pool)
   CUstream_st* stream = nullptr;  // for a GPU, a cudaStream_t: kernels are enqueued there, and the call does not wait
-  // For a GPU: returns memory of the device for the kernels of one call, aligned to 256 bytes. When the result goes,
-  // the memory is free for later work of the stream. nullptr: the CUDA runtime's own pool.
+  // For a GPU: returns memory of the device for the kernels of one call, aligned to 256 bytes. After the last copy of
+  // the result is destroyed, later work of the stream may use the memory. nullptr: the CUDA runtime's own pool.
   std::shared_ptr<void> (*allocate)(std::size_t bytes, const ExecutionContext& context) = nullptr;
 
+  // Returns the pool for the CPU.
   ThreadPool& threads() const;
 };
 
-// Returns the pool that operators use by default: as many threads as processors, or as set_threads says.
+// Returns the pool that operators use by default, with the number of threads of set_threads, or one thread per
+// processor.
 ThreadPool& default_pool();
 
-// Replaces the default pool; not while an operator runs. threads in [1, 1024].
+// Replaces the default pool by one of `threads` threads, 1 to 1024. Must not be called while an operator runs. Throws
+// Error.
 void set_threads(int threads);
 
 }  // namespace efla

@@ -1,4 +1,5 @@
-// Runs kernels of efla/cuda for the rows of the lists of implementations. Included only if the build has these kernels.
+// Runs kernels of efla/cuda for the rows of the lists of implementations (implementation.h). Included only if the build
+// has these kernels.
 #pragma once
 
 #include <cstddef>

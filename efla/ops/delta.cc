@@ -20,14 +20,16 @@ namespace {
 
 constexpr auto kCpu = Device::Kind::cpu, kCuda = Device::Kind::cuda;
 constexpr SavedStates kSavedOnCpu{};
-// At K = V = 128 the states then take a quarter of the memory of q, k, v and o, and sequences still have several
-// intervals, which the backward computes side by side.
+// With this interval the states take a quarter of the memory of q, k, v and o at K = V = 128 in bfloat16, and long
+// sequences still have several intervals, which the backward computes at the same time.
 constexpr SavedStates kSavedByCudaChunks{.interval = 256};
 
-// Whether the kernels on the CPU take elements of type T.
+// Whether the SIMD kernels take elements of type T.
 template <class T>
 inline constexpr bool kCpuTakes = std::is_same_v<T, float> || std::is_same_v<T, bfloat16>;
 
+// Returns why the SIMD kernels do not take elements of type T, or "". The functions below return refusals in the same
+// way.
 template <class T>
 std::string refuse_type() {
   if (std::is_same_v<T, double>) return "it computes in float32; float64 inputs need ref";
@@ -36,14 +38,14 @@ std::string refuse_type() {
 
 std::string text_of(const SavedStates& saved) { return "a state per " + std::to_string(saved.interval) + " tokens"; }
 
-// Refuses states that are saved in another way than the row's.
+// Refuses chunk states with another interval than the row's.
 template <class Problem>
 std::string refuse_saved(const Problem& p, const SavedStates& own) {
   if (p.saved == own || !p.chunk_states) return "";
   return "it saves " + text_of(own) + ", and the problem has " + text_of(p.saved);
 }
 
-// What every SIMD kernel refuses.
+// Refuses what no SIMD kernel for sequences takes.
 template <class T, class Problem>
 std::string refuse_simd(const Problem& p, bool) {
   const std::string reason = refuse_type<T>();
@@ -52,7 +54,7 @@ std::string refuse_simd(const Problem& p, bool) {
 
 std::string dimensions(const DeltaShape& shape) { return "keys of " + std::to_string(shape.key_dim) + " dimensions"; }
 
-// What both AMX kernels refuse.
+// Refuses what neither AMX kernel takes.
 template <class T, class Problem>
 std::string refuse_amx(const Problem& p) {
   if (!cpu::uses_amx()) return "this processor has no AMX, or it is not in use";
@@ -75,8 +77,8 @@ std::string refuse_amx_forward(const DeltaForward<T>& p, bool named) {
   return "";
 }
 
-// "auto" takes chunks without AMX for more than 256 key dimensions. Where AMX takes the shape but not its few tokens,
-// the recurrence is faster too.
+// "auto" takes chunks without AMX for more than 256 key dimensions, unless AMX takes the shape: "auto" then refused AMX
+// because of few tokens, and for these the recurrence is faster too.
 template <class T>
 std::string refuse_simd_chunk_forward(const DeltaForward<T>& p, bool named) {
   constexpr std::int64_t kMaxRecurrentKeys = 256;
@@ -97,7 +99,8 @@ std::string refuse_chunk_backward(const DeltaBackward<T>& p, bool named) {
   return refuse_simd<T>(p, named);
 }
 
-// "auto" takes the reference where the chunks may cancel: no other row computes the recurrence's gradients on a CPU.
+// "auto" takes the reference where the sums between chunks may cancel, because no other row computes the recurrence's
+// gradients on a CPU.
 template <class T>
 std::string refuse_reference_backward(const DeltaBackward<T>& p, bool named) {
   return !std::is_same_v<T, double> && chunks_may_cancel(p) ? "" : refuse_unless_named(p, named);
@@ -164,7 +167,7 @@ std::span<const Implementation<Problem>> step_rows() {
   return rows;
 }
 
-// Token t of a view over [B, T, …].
+// Returns token t of a view over [B, T, …].
 template <class T, int Rank>
 View<T, Rank - 1> token_of(const View<T, Rank>& view, std::int64_t t) {
   View<T, Rank - 1> token;
@@ -187,13 +190,13 @@ void for_each_element(const View<S, 4>& states, std::int64_t slot, F&& f) {
   }
 }
 
-// Calls f with every token of a problem as a problem of its own, and rolls back those that are not kept.
+// Calls f with every token of a problem as a problem of its own, and then rolls back the tokens that are not kept.
 template <class T, class S, class F>
 void for_each_token(const DeltaSteps<T, S>& p, F&& f) {
   DeltaShape one = p.shape;
   one.tokens = 1;
   const auto slot = [&](std::int64_t i_b) { return p.slots ? p.slots(i_b) : i_b; };
-  // Of each batch entry, the state that its rolled-back tokens must not change.
+  // Per batch entry a copy of the state before the first token that is rolled back.
   std::vector<std::vector<S>> before(p.kept ? p.shape.batch : 0);
   for (std::int64_t t = 0; t < p.shape.tokens; ++t) {
     for (std::int64_t i_b = 0; i_b < std::ssize(before); ++i_b) {
@@ -265,7 +268,7 @@ SavedStates choose_saved_states(const DeltaShape& shape, const DeltaRule& rule, 
     const auto rows = backward_rows<T>();
     if (std::any_of(rows.begin(), rows.end(), [&](const auto& r) { return takes(r, backward); })) return row.saved;
   }
-  // Throws what is wrong with the first row.
+  // No pair of rows takes the problems. These calls throw the reasons.
   backward.saved = choose_delta_forward(forward, options).saved;
   Choice choice;
   choose("delta_backward", backward_rows<T>(), backward, options, choice);

@@ -1,7 +1,7 @@
 // The rows of efla/cuda for the delta rule: what they refuse, and how they run. Included only if the build has these
-// kernels. A refuse_ function returns why its row does not take a problem, as a sentence, or "". `named`: the caller
-// named the algorithm or the row, so that speed does not matter. A run_ function runs the kernels on the context's
-// stream.
+// kernels. A function refuse_… returns why its row does not take a problem, as a sentence, or "". `named` says that the
+// caller named the algorithm or the row; speed and small losses of accuracy are then no reasons to refuse. A function
+// run_… enqueues the kernels on the context's stream.
 #pragma once
 
 #include <algorithm>
@@ -133,7 +133,7 @@ void run_cuda_recurrent_backward(const DeltaBackward<T>& p, const ExecutionConte
   }
 }
 
-// Problem is DeltaStep or DeltaSteps.
+// Returns why no decode kernel takes a problem, as a sentence, or "". Problem is DeltaStep or DeltaSteps.
 template <class T, class S, template <class, class> class Problem>
 std::string refuse_cuda_step(const Problem<T, S>& p, bool) {
   return refuse_cuda_recurrence<T>(p.shape);

@@ -22,18 +22,20 @@ struct Gpus {
   std::string absence;     // why there are none, or ""
 };
 
+// Returns the GPUs of the machine.
 Gpus find_gpus();
 
-// Bytes in a GPU's memory, which host memory is copied to and from.
+// Memory of a GPU, to and from which host memory is copied.
 class GpuMemory {
  public:
   GpuMemory() = default;  // without bytes
-  // Throws CudaError where the GPU does not have the memory.
+  // Allocates the memory. Throws CudaError if the GPU has too little, and Error in a build without CUDA kernels.
   GpuMemory(const Device& device, std::size_t bytes);
 
   void* data() const { return memory_.get(); }
 
-  // Copy all bytes, after the GPU's work so far has ended. Throw CudaError, also for errors of that work.
+  // Copy all bytes from and to host memory, after the GPU's earlier work has ended. Throw CudaError, also for errors of
+  // this earlier work.
   void write(const void* host) const;
   void read(void* host) const;
 

@@ -1,5 +1,6 @@
-// The lists from which every operation chooses its kernel, and how it chooses. An operation has one ordered list of
-// rows (efla/ops/delta.cc, short_conv.cc, …); commands, the Python package and tests read the lists of the delta rule.
+// The lists from which the operations choose their kernels, and the choice. An operation has one ordered list of rows
+// (ops/delta.cc, ops/layers/short_conv.cc and so on). Commands, the Python package and tests read the lists of the
+// delta rule.
 #pragma once
 
 #include <algorithm>
@@ -21,10 +22,11 @@ namespace efla {
 template <class Problem>
 struct Implementation {
   const char* name;       // unique in the list, for example "chunk_amx"
-  const char* algorithm;  // "chunk", "recurrent", …: what rows of several kernels or devices have in common
-  Device::Kind device;    // where the tensors of its problems lie
-  // Returns in words why the row does not take a problem, or "". A row that was named refuses only what it cannot
-  // compute; "auto" also needs to hear where a row further down is faster or more exact.
+  const char* algorithm;  // "chunk", "recurrent" and so on; rows of several kernels or devices may have the same
+  Device::Kind device;    // on which the tensors of a problem must lie
+  // Returns in words why the row does not take a problem, or "". If the row or its algorithm was named, it refuses only
+  // what it cannot compute. For "auto" (not `named`) the row also refuses problems for which a later row is faster or
+  // more exact.
   std::string (*refuse)(const Problem& problem, bool named);
   // Computes a validated problem that the row does not refuse.
   void (*run)(const Problem& problem, const ExecutionContext& context);
@@ -43,7 +45,7 @@ struct Choice {
   std::string_view algorithm;
   Device::Kind device = Device::Kind::cpu;
   SavedStates saved = {};         // of the delta rule's forward
-  std::vector<Refusal> refusals;  // rows that were asked before, in their order
+  std::vector<Refusal> refusals;  // rows before this row, in their order
 };
 
 struct RunOptions {
@@ -62,11 +64,11 @@ struct ImplementationName {
 // Returns "auto", the algorithms and the rows of a list: everything that RunOptions::implementation may be.
 std::vector<std::string> selectable_names(const std::vector<ImplementationName>& rows);
 
-// Returns what a row refuses because of where its tensors lie, or "".
+// Returns why a row for one kind of device refuses the tensors of a device, or "".
 std::string refuse_device(Device::Kind row, const Device& tensors);
 
-// Makes the tensors' GPU the current device while it lives, because kernels query the limits of the current device.
-// Does nothing for tensors on the CPU.
+// Makes the tensors' GPU the current device while the object lives, because kernels query the limits of the current
+// device. Does nothing for tensors on the CPU.
 class OnDeviceOf {
  public:
   explicit OnDeviceOf(const Device& tensors);
@@ -78,6 +80,7 @@ class OnDeviceOf {
   int before_ = -1;  // the GPU to return to; −1: none
 };
 
+// Returns the rows without their functions.
 template <class Problem>
 std::vector<ImplementationName> names_of(std::span<const Implementation<Problem>> rows) {
   std::vector<ImplementationName> names;
@@ -85,12 +88,14 @@ std::vector<ImplementationName> names_of(std::span<const Implementation<Problem>
   return names;
 }
 
-// Throws Error for an implementation that is not in the list, or of which no row takes the problem.
+// Throws Error for an implementation that is not in the list (no refusals), or with the refusals of the rows that were
+// asked.
 [[noreturn]] void throw_no_implementation(const char* operation, std::string_view named,
                                           const std::vector<ImplementationName>& rows,
                                           const std::vector<Refusal>& refusals);
 
-// Returns why a row does not compute a validated problem, or "" where it does; nothing where the options name others.
+// Returns why a row does not compute a validated problem, or "" if it does. Returns no value if the options name other
+// rows.
 template <class Problem>
 std::optional<std::string> refusal_of(const Implementation<Problem>& row, const Problem& problem,
                                       const RunOptions& options) {
@@ -102,7 +107,7 @@ std::optional<std::string> refusal_of(const Implementation<Problem>& row, const 
   return row.refuse(problem, named);
 }
 
-// Returns the row that computes a validated problem and fills `choice`; nullptr where there is none.
+// Returns the first row that computes a validated problem and fills `choice`; nullptr if there is none.
 template <class Problem>
 const Implementation<Problem>* find_row(std::type_identity_t<std::span<const Implementation<Problem>>> rows,
                                         const Problem& problem, const RunOptions& options, Choice& choice) {
@@ -121,7 +126,7 @@ const Implementation<Problem>* find_row(std::type_identity_t<std::span<const Imp
   return nullptr;
 }
 
-// Returns the row that `find_row` finds. Throws Error where there is none.
+// Returns the row that `find_row` finds. Throws Error if there is none.
 template <class Problem>
 const Implementation<Problem>& choose(const char* operation,
                                       std::type_identity_t<std::span<const Implementation<Problem>>> rows,
@@ -131,7 +136,7 @@ const Implementation<Problem>& choose(const char* operation,
   return *row;
 }
 
-// Returns whether a row computes a validated problem.
+// Returns whether any row computes a validated problem.
 template <class Problem>
 bool takes(std::type_identity_t<std::span<const Implementation<Problem>>> rows, const Problem& problem,
            const RunOptions& options) {
@@ -139,7 +144,7 @@ bool takes(std::type_identity_t<std::span<const Implementation<Problem>>> rows, 
   return find_row(rows, problem, options, choice) != nullptr;
 }
 
-// Runs the row that `choose` returns.
+// Runs the row that `choose` returns, and returns the choice.
 template <class Problem>
 Choice choose_and_run(const char* operation, std::type_identity_t<std::span<const Implementation<Problem>>> rows,
                       const Problem& problem, const RunOptions& options) {
@@ -148,13 +153,13 @@ Choice choose_and_run(const char* operation, std::type_identity_t<std::span<cons
   return choice;
 }
 
-// For a `ref` row.
+// Refuses every problem for "auto"; for rows `ref`.
 template <class Problem>
 std::string refuse_unless_named(const Problem&, bool named) {
   return named ? "" : "the float64 reference runs only when asked for by name";
 }
 
-// For the row of a kernel that does not exist yet.
+// The functions of a row of efla/cuda in a build without CUDA kernels.
 template <class Problem>
 std::string refuse_without_cuda(const Problem&, bool) {
   return "this build has no CUDA kernel for it";

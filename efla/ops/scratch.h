@@ -1,4 +1,4 @@
-// Scratch memory of a kernel on the CPU for one call.
+// Scratch memory of a kernel on the CPU for one call, aligned as the kernels need it.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
 // The step between two branches of a residual network: validates a problem, chooses a row of the operation's list
-// (implementation.h) and runs it.
+// (implementation.h) and runs it. docs/ops/add_rms_norm.md describes the operation.
 #pragma once
 
 #include <vector>
@@ -9,7 +9,9 @@
 
 namespace efla {
 
-// T: float or bfloat16. Both throw Error for a bad argument or an implementation that refuses the problem.
+// Compute the forward and the backward of rule/add_rms_norm.h. T is float or bfloat16. On the CPU only "ref" takes
+// them, by name. Both throw Error for a bad argument or if no implementation takes the problem, and CudaError for
+// failures on a GPU.
 template <class T>
 Choice add_rms_norm_forward(const AddRmsNormForward<T>& problem, const RunOptions& options = {});
 template <class T>

@@ -1,5 +1,5 @@
 // The cross-entropy of a softmax: validates a problem, chooses a row of the operation's list (implementation.h) and
-// runs it.
+// runs it. docs/ops/cross_entropy.md describes the operation.
 #pragma once
 
 #include <vector>
@@ -9,7 +9,9 @@
 
 namespace efla {
 
-// T: float or bfloat16. Throws Error for a bad argument or an implementation that refuses the problem.
+// Computes the losses and, with a share, the gradient of rule/cross_entropy.h. T is float or bfloat16. On the CPU only
+// "ref" takes it, by name. Throws Error for a bad argument or if no implementation takes the problem, and CudaError for
+// failures on a GPU.
 template <class T>
 Choice cross_entropy(const CrossEntropy<T>& problem, const RunOptions& options = {});
 

@@ -1,4 +1,5 @@
 // Gated linear units: validates a problem, chooses a row of the operation's list (implementation.h) and runs it.
+// docs/ops/glu.md describes the operation.
 #pragma once
 
 #include <vector>
@@ -8,7 +9,9 @@
 
 namespace efla {
 
-// T: float or bfloat16. Both throw Error for a bad argument or an implementation that refuses the problem.
+// Compute the forward and the backward of rule/glu.h. T is float or bfloat16. On the CPU "auto" takes the forward in
+// float32; only "ref" takes the rest, by name. Both throw Error for a bad argument or if no implementation takes the
+// problem, and CudaError for failures on a GPU.
 template <class T>
 Choice glu_forward(const GluForward<T>& problem, const RunOptions& options = {});
 template <class T>

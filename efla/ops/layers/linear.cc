@@ -15,7 +15,7 @@
 namespace efla {
 namespace {
 
-// What a call computes, as rows of the list see it.
+// The type of problem of this list: all problems of one call.
 using Problems = std::span<const LinearForward>;
 
 std::string refuse_simd_linear(const Problems& problems, bool) {

@@ -34,7 +34,7 @@ std::string refuse_strided_conv(const ShortConvBackward<T>& p, bool) {
   return contiguous ? "" : kNeedsContiguousChannels;
 }
 
-// Tokens [begin, end) of a view over [B, T, D].
+// Returns tokens [begin, end) of a view over [B, T, D] with B = 1.
 template <class T>
 View<T, 3> tokens_of(View<T, 3> view, std::int64_t begin, std::int64_t end) {
   view.data = view.at(std::int64_t{0}, begin);
@@ -59,7 +59,7 @@ void run_simd_conv(const ShortConvForward<T>& p, const ExecutionContext& context
   });
 }
 
-// Adds the sequences' gradients of the weight in their order.
+// Adds the gradients of the weight in the order of the sequences.
 template <class T>
 void run_simd_conv(const ShortConvBackward<T>& p, const ExecutionContext& context) {
   if (!p.cu_seqlens) return cpu::short_conv(p, context.threads());

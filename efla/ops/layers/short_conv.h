@@ -1,4 +1,5 @@
 // The short convolution: validates a problem, chooses a row of the operation's list (implementation.h) and runs it.
+// docs/ops/short_conv.md describes the operation.
 #pragma once
 
 #include <vector>
@@ -8,7 +9,8 @@
 
 namespace efla {
 
-// T: float or bfloat16. Both throw Error for a bad argument or an implementation that refuses the problem.
+// Compute the forward and the backward of rule/short_conv.h. T is float or bfloat16. Both throw Error for a bad
+// argument or if no implementation takes the problem, and CudaError for failures on a GPU.
 template <class T>
 Choice short_conv_forward(const ShortConvForward<T>& problem, const RunOptions& options = {});
 template <class T>
