@@ -5,11 +5,11 @@
 
 namespace efla::ref {
 
-// Computes sum and y and rounds each once.
+// Computes sum and y (rule/add_rms_norm.h) and then rounds them.
 template <class T>
 void add_rms_norm(const AddRmsNormForward<T>& problem);
 
-// Computes dx, dbranch and dweight and rounds each once.
+// Computes dx, dbranch and dweight and then rounds them.
 template <class T>
 void add_rms_norm(const AddRmsNormBackward<T>& problem);
 

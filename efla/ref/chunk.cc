@@ -1,5 +1,5 @@
-// The chunk algorithm of EFLA (arXiv 2512.12602), equations 21 to 32, with the symbols of the paper. The paper has one
-// gain α; here a_t is the erase gain and b_t the write gain.
+// The chunk algorithm of EFLA (arXiv 2512.12602), equations 21 to 32, with the symbols of the paper, one value head
+// after the other. The paper has one gain α; here a_t is the erase gain and b_t the write gain.
 #include <algorithm>
 #include <vector>
 

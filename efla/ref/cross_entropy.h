@@ -5,6 +5,8 @@
 
 namespace efla::ref {
 
+// Computes the losses and, with a share, the gradient (rule/cross_entropy.h), and then rounds them. T is float or
+// bfloat16.
 template <class T>
 void cross_entropy(const CrossEntropy<T>& problem);
 

@@ -1,4 +1,4 @@
-// The decay gate in float64.
+// The decay gate in float64, one element after the other. rule/decay_gate.h has the equations.
 #pragma once
 
 #include "efla/rule/decay_gate.h"

@@ -8,7 +8,7 @@
 
 namespace efla::ref {
 
-// Rounds a float64 to T once (through float32 for bfloat16).
+// Rounds a float64 to T. To bfloat16 and float16 it rounds twice, because the number is first rounded to float32.
 template <class T>
 T round_to(double x) {
   return from_state<T>(static_cast<State<T>>(x));
@@ -16,7 +16,7 @@ T round_to(double x) {
 
 inline double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
 
-// act(z) of a gate z and its derivative.
+// The value act(z) of a gate z (rule/gate_activation.h), and the derivative.
 struct Activated {
   double value, slope;
 };

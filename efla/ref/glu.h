@@ -1,4 +1,4 @@
-// The gated linear unit in float64.
+// The gated linear unit in float64, one element after the other. rule/glu.h has the equations.
 #pragma once
 
 #include "efla/rule/glu.h"

@@ -8,7 +8,7 @@
 namespace efla::ref {
 namespace {
 
-// Returns row m of x, normalised where the problem says so.
+// Returns row m of x, or its RMS norm if the problem has a norm.
 std::vector<double> input_row(const LinearForward& p, std::int64_t m) {
   std::vector<double> row;
   double squares = 0;

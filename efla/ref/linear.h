@@ -5,7 +5,7 @@
 
 namespace efla::ref {
 
-// Computes y and rounds it once.
+// Computes y (rule/linear.h) and rounds it once.
 void linear(const LinearForward& problem);
 
 }  // namespace efla::ref

@@ -53,7 +53,7 @@ inline Matrix scale_rows(const std::vector<double>& d, Matrix a) {
   return a;
 }
 
-// Returns the entries below the diagonal, and on request those on it.
+// Returns the entries below the diagonal and, if with_diagonal, on the diagonal; zeros elsewhere.
 inline Matrix lower_triangle(Matrix a, bool with_diagonal) {
   for (std::int64_t i = 0; i < a.rows; ++i) {
     for (std::int64_t j = i + (with_diagonal ? 1 : 0); j < a.cols; ++j) a(i, j) = 0.0;

@@ -5,7 +5,7 @@
 
 namespace efla::ref {
 
-// Rounds states, history and o once.
+// Computes o and updates states and history (rule/mixer_step.h). Rounds each number once.
 void mixer_step(const MixerStep& problem);
 
 }  // namespace efla::ref

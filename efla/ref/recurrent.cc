@@ -1,3 +1,5 @@
+// The token recurrence (EFLA, equation 20), its gradients and the decode step in float64, one value head after the
+// other. docs/ops/delta_rule.md has the equations of the gradients, whose symbols are used here.
 #include <numeric>
 #include <vector>
 
@@ -92,7 +94,8 @@ std::vector<double> l2_normalise_bwd(const std::vector<double>& y, std::vector<d
 
 using Rows = std::vector<std::vector<double>>;
 
-// Computes the gradients of one value head. Adds its dq and dk to the sums [T, K] over the value heads of a query head.
+// Computes the gradients of one value head. Adds the head's dq and dk to the sums [T, K] over the value heads of a
+// query head.
 template <class T>
 void head_bwd(const DeltaBackward<T>& p, std::int64_t n, std::int64_t i_h, Rows& dq_sum, Rows& dk_sum) {
   const Sequence at = sequence_of(p, n);
@@ -230,7 +233,7 @@ void step(const DeltaStep<T, S>& p) {
     }
   };
   for_each_element([](State<T>& to, const S& from) { to = static_cast<State<T>>(to_float(from)); });
-  forward.initial_state = state;  // read completely before final_state is written
+  forward.initial_state = state;  // recurrent_fwd reads each state before it writes it
   forward.final_state = state;
   recurrent_fwd(forward);
   for_each_element([](const State<T>& from, S& to) { to = from_state<S>(static_cast<State<S>>(from)); });

@@ -8,7 +8,7 @@
 namespace efla::ref {
 namespace {
 
-// 1/√(mean(x²) + eps) of a row.
+// Returns 1/√(mean(x²) + eps) of a row.
 template <class Problem>
 double inverse_rms(const Problem& p, std::int64_t row) {
   double squares = 0;
@@ -24,7 +24,7 @@ double weight_at(const Problem& p, std::int64_t d) {
   return p.weight ? p.weight(d) : 1.0;
 }
 
-// act(gate) of an element and its derivative; 1 and 0 without a gate.
+// Returns act(gate) of an element and the derivative; 1 and 0 without a gate.
 template <class Problem>
 Activated gate_at(const Problem& p, std::int64_t row, std::int64_t d) {
   return p.gate ? activate(p.activation, to_float(p.gate(row, d))) : Activated{1, 0};

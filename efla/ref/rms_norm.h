@@ -5,11 +5,11 @@
 
 namespace efla::ref {
 
-// Computes y and rounds it once. T is float or bfloat16.
+// Computes y (rule/rms_norm.h) and then rounds it. T is float or bfloat16.
 template <class T>
 void rms_norm(const RmsNormForward<T>& problem);
 
-// Computes dx and dweight and rounds them once.
+// Computes dx, dweight and dgate and then rounds them.
 template <class T>
 void rms_norm(const RmsNormBackward<T>& problem);
 

@@ -25,7 +25,7 @@ std::vector<Tokens> sequences_of(const Problem& p) {
   return all;
 }
 
-// Returns a[t, d] = Σ_j weight[d, j] · x[t − (W−1) + j, d]
+// Returns a[t, d] = Σ_j weight[d, j] · x[t − (W−1) + j, d].
 template <class Problem>
 double weighted_sum(const Problem& p, const Tokens& at, std::int64_t t, std::int64_t d) {
   const std::int64_t width = p.weight.extent[1];

@@ -5,11 +5,11 @@
 
 namespace efla::ref {
 
-// Computes y and rounds it once. T is float or bfloat16.
+// Computes y (rule/short_conv.h) and then rounds it. T is float or bfloat16.
 template <class T>
 void short_conv(const ShortConvForward<T>& problem);
 
-// Computes dx and dweight and rounds them once.
+// Computes dx and dweight and then rounds them.
 template <class T>
 void short_conv(const ShortConvBackward<T>& problem);
 
