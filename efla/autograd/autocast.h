@@ -14,8 +14,8 @@ class Bfloat16OnGpu {
   Bfloat16OnGpu& operator=(const Bfloat16OnGpu&) = delete;
 };
 
-// Returns the type in which products of x are computed: autocast's on a GPU where it is on for this thread, otherwise
-// that of x.
+// Returns the type in which products of x are computed: the type of autocast if x is on a GPU and autocast is on for
+// this thread, otherwise the type of x.
 at::ScalarType product_type(const at::Tensor& x);
 
 }  // namespace efla::autograd

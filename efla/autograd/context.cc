@@ -17,7 +17,7 @@ namespace efla::autograd {
 #ifdef EFLA_TORCH_CUDA
 namespace {
 
-// The allocator gives freed memory to later work of the same stream alone, which is the current one here.
+// LibTorch's allocator gives freed memory only to later work of the same stream, which is the current stream here.
 std::shared_ptr<void> allocate(std::size_t bytes, const ExecutionContext& context) {
   const at::Device device(at::kCUDA, static_cast<c10::DeviceIndex>(context.device.index));
   const auto memory = std::make_shared<at::Tensor>(
@@ -40,7 +40,7 @@ OwnStream::OwnStream(const Device& device) {
 void compute_reproducibly() {
   static std::once_flag once;
   std::call_once(once, [] {
-    // Without it LibTorch warns at every matrix product. The size is the one that LibTorch takes by itself on Hopper.
+    // Without this variable LibTorch warns at every matrix product. The size is LibTorch's default on Hopper.
     setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
     at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
     at::globalContext().setDeterministicFillUninitializedMemory(false);  // no operator here reads such memory

@@ -1,4 +1,4 @@
-// Where operators on a tensor run.
+// Devices, contexts and streams: where operators on LibTorch's tensors run.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -10,16 +10,17 @@
 
 namespace efla::autograd {
 
-// Returns the context of operators on a tensor's device: the process's threads, or the GPU's current stream of LibTorch
-// with memory from LibTorch's allocator.
+// Returns the context of operators on a tensor's device: the process's thread pool, or LibTorch's current stream of the
+// GPU, with memory from LibTorch's allocator.
 ExecutionContext context_of(const at::Tensor& tensor);
 
-// The same device as LibTorch and as the operators name it.
+// Convert a device of the operators to LibTorch's device, and back.
 at::Device torch_device(const Device& device);
 Device device_of(const at::Device& device);
 
-// Gives this thread a stream of its own on a GPU while the object lives, so that the work of several threads runs side
-// by side there; nothing on the CPU. Tensors made meanwhile stay with the stream.
+// Gives this thread a stream of its own on a GPU while the object lives, so that the GPU computes the work of several
+// threads at the same time. Does nothing on the CPU. LibTorch's allocator keeps the memory of tensors made meanwhile
+// for this stream.
 class OwnStream {
  public:
   explicit OwnStream(const Device& device);
@@ -33,15 +34,16 @@ class OwnStream {
 };
 
 // Makes LibTorch's operators on GPUs give the same bits in every run, in this process from now on; LibTorch warns of
-// those that cannot. Some, such as the gradient of an embedding of few rows, otherwise add by atomic operations, in any
-// order. Sets a variable of the environment, so that the first call belongs before other threads start. Does nothing in
-// a build without GPUs.
+// operators that cannot. Some operators, such as the gradient of an embedding, otherwise add by atomic operations, in
+// any order. The first call must come before other threads start, because it sets an environment variable. Does nothing
+// in a build without GPUs.
 void compute_reproducibly();
 
-// Returns the most bytes that LibTorch's tensors have had at one time on a GPU.
+// Returns the greatest number of bytes that LibTorch's tensors have had at one time on a GPU; 0 in a build without
+// GPUs.
 std::int64_t most_bytes_allocated(const Device& device);
 
-// Whether this build has kernels for LibTorch's tensors on a GPU.
+// Returns whether this build has kernels for LibTorch's tensors on a GPU.
 bool has_gpu_kernels();
 
 }  // namespace efla::autograd

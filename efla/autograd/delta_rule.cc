@@ -34,7 +34,7 @@ c10::intrusive_ptr<Settings> kept(AutogradContext* ctx) {
   return c10::static_intrusive_pointer_cast<Settings>(ctx->saved_data["settings"].toCapsule());
 }
 
-// q, k and v of a packed tensor, or their gradients in a packed gradient.
+// Returns views of q, k and v in a packed tensor, or of their gradients in a packed gradient.
 DeltaRuleInput unpack(const Tensor& qkv, const Tensor& beta, const Tensor& g, const Tensor& cu_seqlens,
                       const Settings& settings) {
   const std::int64_t keys = settings.heads * settings.key_dim, values = qkv.size(2) - 2 * keys;

@@ -28,7 +28,7 @@ at::TensorOptions state_options(const DeltaRuleInput& in) {
   return in.q.options().dtype(in.q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
 }
 
-// Outputs are made from symbolic sizes: when torch.compile traces for lengths that vary, there are no others.
+// Outputs are made from symbolic sizes, because torch.compile has no other sizes when it traces for varying lengths.
 c10::SymInt sequences(const DeltaRuleInput& in) {
   return is_packed(in) ? in.cu_seqlens.sym_size(0) - 1 : in.q.sym_size(0);
 }
@@ -47,7 +47,7 @@ DeltaShape shape_of(const DeltaRuleInput& in) {
           is_packed(in) ? std::max<std::int64_t>(in.cu_seqlens.size(0) - 1, 1) : 0};
 }
 
-// What a forward and a backward problem have in common.
+// Fills the members that a forward and a backward problem have in common.
 template <class T, class Problem>
 void fill(Problem& problem, const DeltaRuleInput& in, const DeltaRuleSettings& settings) {
   problem.shape = shape_of(in);
@@ -62,7 +62,7 @@ void fill(Problem& problem, const DeltaRuleInput& in, const DeltaRuleSettings& s
   if (is_packed(in)) problem.cu_seqlens = view_of<const std::int64_t, 1>(in.cu_seqlens);
 }
 
-// No elements: what an op returns for a tensor that is not there.
+// Returns a tensor without elements, which an op returns in place of an undefined tensor.
 Tensor nothing(const DeltaRuleInput& in) { return at::empty({0}, state_options(in)); }
 
 DeltaRuleGradients empty_gradients(const DeltaRuleInput& in) {
@@ -85,14 +85,14 @@ DeltaRuleInput with_rows(const DeltaRuleInput& in) {
   return rows;
 }
 
-// The ops' arguments as tensors that may be undefined.
+// Returns the arguments of an op as tensors that may be undefined.
 DeltaRuleInput input_of(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& beta, const OptionalTensor& g,
                         const OptionalTensor& initial_state, const OptionalTensor& cu_seqlens) {
   return {q, k, v, beta, initial_state.value_or(Tensor()), g.value_or(Tensor()), cu_seqlens.value_or(Tensor())};
 }
 
-// The rule of an op's arguments. A step size travels between ops as its integrator and order; only the ops that a user
-// calls take its name.
+// Return the rule of an op's arguments. The internal ops take a step size as its integrator and order. Only the ops
+// that a user calls take its name.
 DeltaRule rule_of(c10::optional<double> scale, std::int64_t integrator, std::int64_t order, double erase_scale,
                   double write_scale, bool qk_l2norm) {
   if (integrator < 0 || integrator > static_cast<std::int64_t>(Integrator::trapezoid)) {
@@ -185,7 +185,8 @@ Tensor steps_op(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor&
                           kept.value_or(Tensor()), rule, implementation);
 }
 
-// The ops that a user calls: differentiable, or with the states before every state_interval tokens of a sequence.
+// The ops that a user calls: one is differentiable, the other also returns the states before every state_interval-th
+// token of a sequence.
 std::tuple<Tensor, Tensor> user_op(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& beta,
                                    const OptionalTensor& g, const OptionalTensor& initial_state,
                                    const OptionalTensor& cu_seqlens, c10::optional<double> scale,
@@ -210,9 +211,9 @@ std::tuple<Tensor, Tensor, Tensor> user_op_with_states(const Tensor& q, const Te
   return {std::move(out.o), std::move(out.final_state), std::move(out.chunk_states)};
 }
 
-// Returns the name of the forward's implementation for tensors like these, and why rows before it were passed over; an
-// empty name where no row computes them. On a CPU float16 counts as float32, to which the functions convert it. Tensors
-// without memory count as aligned.
+// Returns the name of the forward's implementation for tensors like these, and why earlier rows refused; an empty name
+// and the error if no row computes them. On a CPU float16 counts as float32, because the Python functions convert it.
+// Tensors without memory count as aligned.
 std::tuple<std::string, std::string> choice_op(const Tensor& q, const Tensor& k, const Tensor& v,
                                                const OptionalTensor& g, const OptionalTensor& cu_seqlens,
                                                const std::string& implementation) {
@@ -225,7 +226,7 @@ std::tuple<std::string, std::string> choice_op(const Tensor& q, const Tensor& k,
     problem.shape = shape_of(given);
     problem.rule.decay = decay_of(given.g, 3);
     if (q.is_cuda() && !q.unsafeGetTensorImpl()->is_python_dispatch()) {
-      // A tensor that with_rows would copy is left out, because its copy is aligned.
+      // A tensor that with_rows would copy is left out, because the copy is aligned.
       const auto rows = [](const Tensor& t) { return t.stride(3) == 1 ? view_of<const T, 4>(t) : View<const T, 4>(); };
       problem.q = rows(q);
       problem.k = rows(k);
@@ -330,7 +331,8 @@ void run_backward(const DeltaRuleInput& given, const DeltaRuleSettings& settings
     problem.dbeta = view_of<T, 3>(gradients.beta);
     problem.dg = view_of<State<T>, 4>(with_channels(gradients.g, 4));
     problem.dinitial_state = view_of<State<T>, 4>(gradients.initial_state);
-    // The CPU's row of the recurrence is the slow reference here, and all rows compute the same gradients.
+    // On a CPU the row "recurrent" of the backward is the slow reference. All rows compute the same gradients, so
+    // "recurrent" stands for "auto".
     const std::string_view named = settings.implementation;
     delta_backward(problem, {named == "recurrent" ? "auto" : named, context_of(in.q)});
   });
@@ -399,7 +401,8 @@ TORCH_LIBRARY_FRAGMENT(efla, library) {
               [] { return selectable_names(delta_forward_implementations()); });
 }
 
-// The same functions for tensors on the CPU and on a GPU: ops chooses an implementation by the device.
+// The functions are the same for tensors on the CPU and on a GPU, because efla/ops chooses an implementation by the
+// device.
 TORCH_LIBRARY_IMPL(efla, CPU, library) {
   library.impl("delta_rule_fwd", forward_op<false>);
   library.impl("delta_rule_bwd", backward_op<false>);
@@ -421,9 +424,9 @@ TORCH_LIBRARY_IMPL(efla, Meta, library) {
   library.impl("delta_rule_steps", steps_op<true>);
 }
 
-// PyTorch 1.13 has no way past AutogradMeta by itself.
+// PyTorch 1.13 does not fall through the key Autograd by itself.
 TORCH_LIBRARY_IMPL(efla, Autograd, library) {
-  // Otherwise second derivatives by torch.func would be zeros.
+  // Without this kernel second derivatives by torch.func would be zeros.
   library.impl("delta_rule_bwd", torch::autograd::autogradNotImplementedFallback());
   library.impl("delta_rule_step", torch::CppFunction::makeFallthrough());
   library.impl("delta_rule_steps", torch::CppFunction::makeFallthrough());

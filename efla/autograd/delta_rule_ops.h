@@ -1,5 +1,5 @@
-// The dispatcher's ops under the differentiable functions: one call of the operator each, with kernels for tensors with
-// data and for meta tensors, which have shapes alone. Compilers trace a forward or a backward as one of these.
+// The dispatcher's ops below the differentiable functions. Each is one call of the operator, with kernels for tensors
+// with data and for meta tensors, which have only shapes. Compilers trace a forward or a backward as one such op.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -11,42 +11,42 @@
 
 namespace efla::autograd {
 
-// What a call knows besides its tensors. The rule's decay follows from g.
+// The arguments of a call besides its tensors. The rule's decay follows from g.
 struct DeltaRuleSettings {
   DeltaRule rule;
   std::string implementation;
   bool save_states = false;  // for a backward
-  SavedStates saved = {};    // how, if so
+  SavedStates saved = {};    // how states are saved, if save_states is true
 };
 
 struct DeltaRuleGradients {
-  at::Tensor q, k, v, beta, g, initial_state;  // the last two undefined where the input is
+  at::Tensor q, k, v, beta, g, initial_state;  // the last two are undefined if the input is
 };
 
 struct ForwardTensors {
-  at::Tensor o, final_state, chunk_states;  // the last without elements unless states are saved
+  at::Tensor o, final_state, chunk_states;  // without saved states chunk_states is undefined or has no elements
 };
 
-// efla::delta_rule_fwd and efla::delta_rule_bwd, through the dispatcher.
+// Call efla::delta_rule_fwd and efla::delta_rule_bwd through the dispatcher.
 ForwardTensors call_delta_rule_fwd(const DeltaRuleInput& input, const DeltaRuleSettings& settings);
 DeltaRuleGradients call_delta_rule_bwd(const DeltaRuleInput& input, const at::Tensor& chunk_states,
                                        const at::Tensor& dout, const at::Tensor& dfinal_state,
                                        const DeltaRuleSettings& settings);
 
-// The operator without the dispatcher; outputs are allocated by the caller, undefined ones left out.
+// Run the operator without the dispatcher. The caller allocates the outputs; optional outputs may be undefined.
 void run_forward(const DeltaRuleInput& input, const DeltaRuleSettings& settings, const ForwardTensors& out);
 void run_backward(const DeltaRuleInput& input, const DeltaRuleSettings& settings, const at::Tensor& chunk_states,
                   const at::Tensor& dout, const at::Tensor& dfinal_state, const DeltaRuleGradients& gradients);
 
-// Throws Error unless every tensor has the rank, the dtype and the device that a view of it takes for granted. The
-// operator checks everything else.
+// Throws Error unless every tensor has the rank, the dtype and the device that view_of requires. The operator checks
+// everything else.
 void check(const DeltaRuleInput& input);
 
-// Returns how the implementation that will run saves states. Throws Error where none computes the forward or the
-// backward. Tensors without memory, which a compiler traces with, count as tensors on the CPU.
+// Returns how the implementation that will run saves states. Throws Error if no implementation computes the forward or
+// the backward. For meta tensors and for symbolic sizes, with which a compiler traces, returns the interval of the CPU.
 SavedStates saved_states(const DeltaRuleInput& input, const DeltaRule& rule, const std::string& implementation);
 
-// Returns room for the saved states [B, NC, HV, K, V].
+// Returns an uninitialised tensor for the saved states [B, NC, HV, K, V].
 at::Tensor empty_chunk_states(const DeltaRuleInput& input, const SavedStates& saved);
 
 }  // namespace efla::autograd

@@ -1,4 +1,4 @@
-// What the problems of whole sequences and of decode steps take from tensors in the same way.
+// Conversions from tensors that the problems of whole sequences and of decode steps share.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -11,12 +11,12 @@
 
 namespace efla::autograd {
 
-// Returns g with an axis of channels, as the contract has it.
+// Returns g with `axes` axes, as rule/problem.h has it: an axis of length 1 is added to a scalar gate.
 inline at::Tensor with_channels(const at::Tensor& g, std::int64_t axes) {
   return g.defined() && g.dim() == axes - 1 ? g.unsqueeze(-1) : g;
 }
 
-// Calls f with a value of the element type of q. float16 is taken on a GPU alone.
+// Calls f with a value of the element type of q. Throws Error for other types; float16 is only taken on a GPU.
 template <class F>
 void with_element_type(const char* name, const at::Tensor& q, F&& f) {
   switch (q.scalar_type()) {
@@ -35,8 +35,7 @@ void with_element_type(const char* name, const at::Tensor& q, F&& f) {
   }
 }
 
-// Returns what g decays: nothing where it is undefined, a head where it has `scalar_axes` axes, a key channel where it
-// has one more.
+// Returns the kind of decay of g: none if g is undefined, scalar if g has `scalar_axes` axes, otherwise channel.
 inline Decay decay_of(const at::Tensor& g, std::int64_t scalar_axes) {
   if (!g.defined()) return Decay::none;
   return g.dim() == scalar_axes ? Decay::scalar : Decay::channel;

@@ -15,7 +15,7 @@ namespace {
 
 using at::Tensor;
 
-// One token per batch entry where kTokenAxes is 0, several where it is 1.
+// Runs delta_step if kTokenAxes is 0 and delta_steps if it is 1. kTokenAxes is the number of axes T of the tensors.
 template <int kTokenAxes>
 Tensor run_steps(const char* name, const DeltaRuleInput& in, Tensor& states, const Tensor& slots, const Tensor& kept,
                  const DeltaRule& given_rule, const std::string& implementation) {

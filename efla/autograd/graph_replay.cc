@@ -18,7 +18,7 @@ using at::Tensor;
 #ifdef EFLA_TORCH_CUDA
 namespace {
 
-constexpr std::size_t kMostShapes = 32;  // whose graphs are kept
+constexpr std::size_t kMostShapes = 32;  // combinations of input shapes whose graphs are kept
 
 // One capture at a time, on a stream that nothing else uses: a capture records everything that is launched on its
 // stream, and other threads may have any stream of LibTorch's pool. Each thread has a stream of its own, because
@@ -58,7 +58,8 @@ struct GraphReplay::Captured {
                       [](const Tensor& a, const Tensor& b) { return a.sizes() == b.sizes(); });
   }
 
-  // Graphs with one pool use the same memory, which their outputs alone keep: only one of them may run at a time.
+  // Captures a graph in the memory of a pool. Graphs of one pool share this memory, so that only one of them may run at
+  // a time.
   void capture(const Function& function, at::cuda::MempoolId_t pool) {
     const CaptureStream stream(inputs.front().device().index());
     auto fresh = std::make_unique<at::cuda::CUDAGraph>();

@@ -1,4 +1,4 @@
-// Work that repeats on a GPU, launched at once instead of kernel by kernel.
+// Launches repeated work on a GPU as one CUDA graph instead of kernel by kernel.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -9,10 +9,11 @@
 
 namespace efla::autograd {
 
-// Calls a function of tensors. On a GPU the first call with tensors of some shapes runs it, the second captures it as a
-// CUDA graph, and later ones replay that. The function must not wait for the GPU, and must do the same work for every
-// input of the same shapes; what it reads and writes besides is fixed, or `held`: tensors that it updates in place. On
-// a GPU not for several threads at once.
+// Calls a function of tensors. On a GPU the first call with inputs of some shapes runs the function, the second call
+// captures the function as a CUDA graph, and this call and later calls replay the graph. The function must not wait for
+// the GPU, and must do the same work for all inputs of the same shapes. Other tensors that it reads and writes must
+// always be the same, or be among the tensors `held`, which it may update in place. On a GPU only one thread may use
+// the object at a time.
 class GraphReplay {
  public:
   using Tensors = std::vector<at::Tensor>;
@@ -21,8 +22,8 @@ class GraphReplay {
   GraphReplay();
   ~GraphReplay();
 
-  // Returns function(inputs), tensors that the next call may overwrite. Forgets everything where a tensor of `held` is
-  // another one than in the call before. Without a GPU it calls the function.
+  // Returns function(inputs). The next call may overwrite these tensors. Drops all graphs if `held` has another tensor
+  // than in the previous call. Without a GPU only calls the function.
   Tensors call(const Function& function, const Tensors& inputs, const Tensors& held);
 
  private:

@@ -1,4 +1,4 @@
-// Reading a tensor of a GPU without waiting for what is launched after it.
+// Reads a tensor of a GPU without waiting for work that is launched later.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -8,12 +8,13 @@
 
 namespace efla::autograd {
 
-// A copy of a tensor in the host's memory, made after the work that the current stream already has.
+// A copy of a GPU's tensor in the host's memory, made after the work that the current stream already has. A tensor on
+// the CPU is not copied.
 class HostCopy {
  public:
   explicit HostCopy(const at::Tensor& x);
 
-  // Returns the copy when it has arrived. Asks again and again, because that notices the end of a step the soonest.
+  // Waits for the copy and returns it. Polls, because polling notices the end of a step the soonest.
   const at::Tensor& get();
 
  private:

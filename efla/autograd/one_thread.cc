@@ -15,7 +15,7 @@ namespace efla::autograd {
 namespace {
 
 // Debian's LibTorch calls whichever BLAS is installed. OpenBLAS starts threads of its own, of which neither LibTorch
-// nor OpenMP knows; asked for by name because another BLAS has no such function.
+// nor OpenMP knows. The function is looked up by name, because another BLAS does not have it.
 void limit_openblas() {
   using SetThreads = void (*)(int);
   if (const auto set_threads = reinterpret_cast<SetThreads>(dlsym(RTLD_DEFAULT, "openblas_set_num_threads"))) {
@@ -23,7 +23,7 @@ void limit_openblas() {
   }
 }
 
-// Whether the system gives a process so much address space more.
+// Returns whether the system gives this process `bytes` more of address space.
 bool has_room(std::size_t bytes) {
   void* const room = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   return room != MAP_FAILED && munmap(room, bytes) == 0;
@@ -37,7 +37,7 @@ void reserve_product_buffers(int threads) {
   const auto allocate = reinterpret_cast<Allocate>(dlsym(RTLD_DEFAULT, "blas_memory_alloc"));
   const auto release = reinterpret_cast<Release>(dlsym(RTLD_DEFAULT, "blas_memory_free"));
   if (allocate == nullptr || release == nullptr) return;
-  constexpr int kMost = 48;                              // OpenBLAS has room for 50 or more
+  constexpr int kMost = 48;                              // OpenBLAS has room for at least 50 buffers
   constexpr std::size_t kRoom = std::size_t{256} << 20;  // twice the size of a buffer
   std::vector<void*> buffers;
   bool enough = true;

@@ -20,7 +20,7 @@ struct Kept : torch::CustomClassHolder {
   std::function<Tensor(const Tensor&)> f;
   std::vector<Tensor> parameters;
   bool x_needs_gradient;
-  bool autocast;  // of the forward, which the backward repeats
+  bool autocast;  // whether the forward used autocast; the backward does the same
 
   Kept(std::function<Tensor(const Tensor&)> function, std::vector<Tensor> leaves, const Tensor& x)
       : f(std::move(function)),
@@ -34,8 +34,8 @@ struct RecomputeFunction : torch::autograd::Function<RecomputeFunction> {
                         const c10::intrusive_ptr<Kept>& kept) {
     ctx->save_for_backward({x});
     ctx->saved_data["kept"] = at::IValue::make_capsule(kept);
-    // As in the backward, for the same bits: without gradients a product may sum in another order. The graph is dropped
-    // on return.
+    // With gradients, as in the backward, so that both have the same bits: without gradients a product may add in
+    // another order. The graph is dropped on return.
     const at::AutoGradMode with_gradient(true);
     return kept->f(x.detach().requires_grad_(kept->x_needs_gradient)).detach();
   }

@@ -29,8 +29,8 @@ constexpr at::ScalarType scalar_type() {
   }
 }
 
-// Returns a view of the tensor's elements, which does not keep them alive; without data for an undefined tensor.
-// T, which may be const, is the dtype and Rank the rank: call check_tensor first.
+// Returns a view of the tensor's elements, which does not keep the tensor alive; a view without data for an undefined
+// tensor. T, which may be const, must be the tensor's dtype and Rank its rank: call check_tensor first.
 template <class T, int Rank>
 View<T, Rank> view_of(const at::Tensor& tensor) {
   View<T, Rank> view;
@@ -69,8 +69,8 @@ inline void check_shape(const char* operation, const char* name, const at::Tenso
               "shape " + efla::shape_text(expected.data(), static_cast<int>(expected.size())));
 }
 
-// Throws Error unless cu_seqlens [N + 1] is int64 on the CPU, starts at 0, never falls, and ends at `tokens` of one
-// batch entry.
+// Throws Error unless cu_seqlens [N + 1] is int64 on the CPU, starts with 0, never decreases and ends with `tokens`,
+// and unless `batch` is 1.
 inline void check_cu_seqlens(const char* operation, const at::Tensor& cu_seqlens, std::int64_t batch,
                              std::int64_t tokens) {
   check_tensor(operation, "cu_seqlens", cu_seqlens, at::kLong, 1, "[N + 1]");
@@ -101,7 +101,7 @@ inline at::Tensor rows_of(const at::Tensor& x) {
   return x.defined() ? with_contiguous_rows(x.reshape({-1, x.size(-1)})) : x;
 }
 
-// Returns none for an undefined tensor, because a Function takes no undefined tensors.
+// Returns nullopt for an undefined tensor, because a LibTorch Function takes no undefined tensors.
 inline c10::optional<at::Tensor> optional_of(const at::Tensor& tensor) {
   return tensor.defined() ? c10::optional<at::Tensor>(tensor) : c10::nullopt;
 }

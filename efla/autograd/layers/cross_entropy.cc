@@ -19,7 +19,7 @@ using torch::autograd::variable_list;
 
 constexpr const char* kCrossEntropy = "cross_entropy";
 
-// Logits of a slice: few enough to stay in the CPU's caches, or enough to fill a GPU.
+// Returns the number of logits per slice: few enough to stay in the CPU's caches, or enough to fill a GPU.
 std::int64_t slice_elements(const Tensor& x) { return std::int64_t{1} << (x.device().is_cpu() ? 23 : 27); }
 
 // Replaces logits [n, V] by the gradient of share · Σ −log p(targets), if there is a share. Returns the losses [n].
@@ -57,7 +57,7 @@ struct CrossEntropyFunction : torch::autograd::Function<CrossEntropyFunction> {
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     const Tensor x = given_x.to(type), weight = given_weight.to(type);
     const std::int64_t rows = x.size(0), step = std::max<std::int64_t>(1, slice_elements(x) / weight.size(0));
-    // Of a token in the mean, [1].
+    // The weight of a token in the mean, [1].
     const Tensor share = targets.ne(kIgnoreIndex).sum(0, true).clamp_min(1).to(at::kFloat).reciprocal();
     const Tensor dx = needs_gradient ? at::empty_like(x) : Tensor();
     Tensor dweight = needs_gradient ? at::zeros(weight.sizes(), weight.options().dtype(at::kFloat)) : Tensor();
@@ -65,7 +65,7 @@ struct CrossEntropyFunction : torch::autograd::Function<CrossEntropyFunction> {
     for (std::int64_t begin = 0; begin < rows; begin += step) {
       const auto slice = [&](const Tensor& t) { return t.slice(0, begin, std::min(rows, begin + step)); };
       const Tensor x_slice = slice(x);
-      Tensor logits = at::matmul(x_slice, weight.t());  // [n, V], below their gradient
+      Tensor logits = at::matmul(x_slice, weight.t());  // [n, V], later their gradient
       loss.add_(losses_of(logits, slice(targets), needs_gradient ? share : Tensor()).sum());
       if (!needs_gradient) continue;
       slice(dx).copy_(at::matmul(logits, weight));
@@ -82,7 +82,8 @@ struct CrossEntropyFunction : torch::autograd::Function<CrossEntropyFunction> {
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     refuse_second_order(kCrossEntropy);
     const auto saved = ctx->get_saved_variables();
-    // At least in float32, because a factor rounded to bfloat16 would weigh whole parts of a batch wrongly.
+    // The product is at least in float32, because a factor rounded to bfloat16 would give whole parts of a batch a
+    // wrong weight.
     const auto scaled = [&](const Tensor& t) {
       return (t.to(c10::promoteTypes(t.scalar_type(), at::kFloat)) * grads[0]).to(t.scalar_type());
     };

@@ -70,7 +70,7 @@ struct DecayGateFunction : torch::autograd::Function<DecayGateFunction> {
   }
 };
 
-// By LibTorch's operators, for devices and types that have no kernel here.
+// Computes the same with LibTorch's operators, for devices and types that have no kernel here.
 Tensor composite_gate(const Tensor& z, const Tensor& bias, const Tensor& a_log, DecayActivation activation,
                       double bound) {
   const std::int64_t heads = a_log.size(0);

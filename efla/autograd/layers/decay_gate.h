@@ -1,4 +1,4 @@
-// The decay of a mixer, computed from its projection, as a LibTorch function with gradients.
+// The decay of a mixer, computed from its projection, as a LibTorch function with gradients (docs/ops/decay_gate.md).
 #pragma once
 
 #include <ATen/ATen.h>
@@ -9,8 +9,8 @@ namespace efla::autograd {
 
 // Returns the decay g of z [..., HV·C] by rule/decay_gate.h, in the shape of z. bias is [HV·C], a_log [HV]; C is 1 with
 // one decay per head. On a GPU one kernel computes g in float32 from z in float32 or bfloat16, and the backward
-// computes it again, so that only z is kept. Elsewhere LibTorch's operators compute it. Throws Error for a bad
-// argument.
+// computes g again, so that only z and the parameters are kept. Elsewhere LibTorch's operators compute g. Throws Error
+// for a bad argument.
 at::Tensor decay_gate(const at::Tensor& z, const at::Tensor& bias, const at::Tensor& a_log, DecayActivation activation,
                       double bound = 0.0);
 

@@ -17,19 +17,20 @@ namespace {
 
 using at::Tensor;
 
-// For more rows LibTorch's product is faster, although it copies the weight.
+// For more rows of x LibTorch's product is faster, although it copies the weight.
 constexpr std::int64_t kFewRows = 8;
 
-// Rows of a general product on one thread.
+// Rows of x per task of a general product.
 constexpr std::int64_t kBlock = 256;
 
+// Returns whether the operator's kernels for the CPU take the product.
 bool is_plain(const Tensor& x, const Tensor& weight) {
   return x.device().is_cpu() && weight.device().is_cpu() && x.scalar_type() == at::kFloat &&
          weight.scalar_type() == at::kFloat && weight.dim() == 2 && weight.stride(1) == 1 && x.dim() >= 1 &&
          x.numel() > 0 && x.size(-1) == weight.size(1);
 }
 
-// x [M, D], y [M, N].
+// Computes y [M, N] = x [M, D] weightᵀ, without gradients.
 void product(const Tensor& x, const Tensor& weight, Tensor& y) {
   if (x.size(0) <= kFewRows) {
     linear_forward({view_of<const float, 2>(x), view_of<const float, 2>(weight), view_of<float, 2>(y)});
@@ -41,7 +42,7 @@ void product(const Tensor& x, const Tensor& weight, Tensor& y) {
   }
   default_pool().run((x.size(0) + kBlock - 1) / kBlock, [&](std::int64_t block, int) {
     compute_on_this_thread_only();
-    const at::NoGradGuard no_grad;  // of this thread
+    const at::NoGradGuard no_grad;  // because the setting belongs to the thread
     const std::int64_t begin = block * kBlock, end = std::min(x.size(0), begin + kBlock);
     Tensor rows = y.slice(0, begin, end);
     at::mm_out(rows, x.slice(0, begin, end), weight.t());

@@ -11,7 +11,7 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// For more rows the matrix of zeros and ones takes longer than sorting the ids.
+// For tables of more rows the product with a matrix of zeros and ones takes longer than sorting the ids.
 constexpr std::int64_t kSmallTable = 256;
 
 struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {

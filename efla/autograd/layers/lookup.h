@@ -1,4 +1,5 @@
-// Rows of a matrix by their numbers, with gradients that are the same in every run and need no sorting on a GPU.
+// Returns rows of a matrix by their numbers, with gradients that have the same bits in every run and need no sorting on
+// a GPU.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -10,8 +11,8 @@ namespace efla::autograd {
 // gradient.
 at::Tensor embedding(const at::Tensor& table, const at::Tensor& ids);
 
-// Returns the rows of x [N, D] at M ≥ 1 places [M] int64, which ascend: [M, D]. A place may be there several times if
-// only the first of these rows has a gradient other than zero.
+// Returns the rows of x [N, D] at M ≥ 1 places [M] int64 in ascending order: [M, D]. A place may occur several times if
+// only the first of its rows has a gradient other than zero.
 at::Tensor rows_at(const at::Tensor& x, const at::Tensor& places);
 
 }  // namespace efla::autograd

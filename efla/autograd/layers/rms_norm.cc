@@ -83,7 +83,7 @@ struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
   }
 };
 
-// By LibTorch's operators, on devices that have no kernel here.
+// Computes the same with LibTorch's operators, on devices that have no kernel here.
 Tensor composite(const Tensor& x, const Tensor& weight, const Gated& gated, double eps) {
   const Tensor wide = x.to(at::kFloat);
   Tensor y = wide * at::rsqrt(wide.square().mean(-1, true) + eps);

@@ -1,4 +1,5 @@
-// RMS normalisation on tensors, differentiable. Registered as the ops efla::rms_norm and efla::gated_rms_norm too.
+// RMS normalisation on tensors, differentiable (docs/ops/rms_norm.md). rms_norm.cc registers the functions as the ops
+// efla::rms_norm and efla::gated_rms_norm.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -7,11 +8,12 @@
 
 namespace efla::autograd {
 
-// x / √(mean(x²) + eps) · weight over the last dimension. x [..., D] float32 or bfloat16; weight [D], undefined for
-// ones. On devices for which this build has no kernel by LibTorch's operators. Throws Error naming the tensor.
+// Returns x / √(mean(x²) + eps) · weight over the last dimension. x [..., D] is float32 or bfloat16; weight is [D],
+// undefined: ones. LibTorch's operators compute it on devices for which this build has no kernel. Throws Error that
+// names the tensor.
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps = 1e-6);
 
-// The same times act(gate). gate [..., D], of the shape and the dtype of x.
+// Returns the same times act(gate) (rule/gate_activation.h). gate has the shape and the dtype of x.
 at::Tensor gated_rms_norm(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& weight,
                           GateActivation activation, double eps = 1e-6);
 
