@@ -27,11 +27,11 @@ struct GpuDecoder::Identity {};
 struct GpuDecoder::Layer {
   LayerParameters from;
   Tensor in = {}, f_out = {}, g_out = {}, o_proj = {}, gate_up = {}, down = {};
-  bool has_mixer = false;  // which the kernel mixer_step takes
+  bool has_mixer = false;  // whether the kernel mixer_step takes the layer's mixer
 };
 
-// The inputs of a mixer step. all: the first projections [B, ·]; decay and gate: the second ones, where these have two
-// weights.
+// The inputs of a mixer step. all: the outputs of the projections of the input [B, ·]; decay and gate: the outputs of
+// their second projections, undefined if these have only one weight.
 struct GpuDecoder::Projected {
   Tensor all = {}, decay = {}, gate = {};
 };
@@ -41,7 +41,7 @@ struct GpuDecoder::Step {
   Tensor o = {};
 };
 
-// A step of a state, whose tensors are `held`.
+// The graph of the steps of one state, whose tensors are `held`.
 struct GpuDecoder::Cache : DecodeCache {
   std::shared_ptr<const Identity> decoder;
   std::vector<Tensor> held;
@@ -77,7 +77,7 @@ GpuDecoder::GpuDecoder(const LanguageModel& model, WeightType weights, std::int6
 
 GpuDecoder::~GpuDecoder() = default;
 
-// Returns the rows of the parts in the type of the weights.
+// Returns the rows of all parts as one tensor in the type of the weights.
 Tensor GpuDecoder::packed(const std::vector<Tensor>& parts) const {
   const auto rows = parts.size() == 1 ? parts[0].detach() : torch::cat(parts);
   return rows.to(weights_ == WeightType::bfloat16 ? torch::kBFloat16 : torch::kFloat).contiguous();
@@ -144,7 +144,7 @@ GpuDecoder::Step GpuDecoder::step_of(const Layer& layer, const Projected& projec
   return step;
 }
 
-// Returns x plus what the mixer or the attention of layer `index` adds to it.
+// Returns x plus the output of the mixer or the attention of layer `index`, for x [B, D].
 Tensor GpuDecoder::mix(std::size_t index, const Tensor& x, LanguageModelState& state) const {
   const Layer& layer = layers_[index];
   const double eps = model_.config().norm_eps;
@@ -223,7 +223,7 @@ GpuDecoder::Output GpuDecoder::step_drawn(const Tensor& ids, LanguageModelState&
     const auto [largest, id] = torch::max(all.narrow(1, 0, drawable_), 1);
     return std::vector<Tensor>{all, torch::stack({id.to(torch::kDouble), largest.to(torch::kDouble)}, 1)};
   };
-  // A cache of keys and values that grows is another one every time.
+  // A cache of keys and values grows with every step, so that a graph cannot be replayed.
   const auto outputs = cache->attends ? decode({ids}) : cache->replay.call(decode, {ids}, cache->held);
   ++state.tokens;
   return {outputs[0], outputs[1]};

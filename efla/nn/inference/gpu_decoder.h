@@ -1,5 +1,5 @@
-// A language model's inference on a GPU. A decode step has few kernels per layer, of which each reads its weights once,
-// and is replayed as a CUDA graph.
+// Inference of a language model on a GPU. A decode step launches a few kernels per layer, each of which reads its
+// weights once, and is replayed as a CUDA graph. docs/design/2026-11-cuda-decode.md explains the design.
 #pragma once
 
 #include <torch/types.h>
@@ -15,34 +15,34 @@
 
 namespace efla::nn {
 
-// Outputs agree with LanguageModel but for rounding. Weights that it stores in bfloat16 must have such values in the
-// model too (round_weights). Layers of softmax attention and mixers that are computed by none of its kernels are the
-// model's. Not for several threads at once.
+// Outputs agree with LanguageModel but for rounding. With weights in bfloat16 the model's weights must already have
+// bfloat16 values (round_weights). The model itself computes layers of softmax attention, and mixers that the kernel
+// mixer_step does not take. Only one thread may use the object at a time.
 class GpuDecoder {
  public:
-  // Packs the weights of a model on a GPU, which must outlive the object. Ids in [0, drawable) may be drawn. Throws
-  // Error for weights in int8.
+  // Packs the weights of a model that lies on a GPU. The model must outlive the object. Only ids in [0, drawable) may
+  // be drawn. Throws Error for weights in int8.
   GpuDecoder(const LanguageModel& model, WeightType weights, std::int64_t drawable);
   ~GpuDecoder();
 
-  // Of a step, overwritten by the next one of the same state.
+  // The output of a step. The next step of the same state overwrites the tensors.
   struct Output {
     torch::Tensor logits;  // [B, vocab_size] float32
     torch::Tensor
-        likeliest;  // [B, 2] float64: the drawable id with the largest logit, the lowest of equal ones, and it
+        likeliest;  // [B, 2] float64: the drawable id with the largest logit (the lowest of equal ones), and the logit
   };
 
-  // Do what LanguageModel's functions do; with weights in bfloat16 the activations are computed as in training with
-  // this precision, in bfloat16 too.
+  // Do the same as LanguageModel's functions. With weights in bfloat16, matrix products are in bfloat16, as in training
+  // with autocast.
   torch::Tensor prefill(const torch::Tensor& ids, LanguageModelState& state) const;
   torch::Tensor prefill_packed(const torch::Tensor& ids, const torch::Tensor& cu_seqlens,
                                LanguageModelState& state) const;
 
-  // Decodes one token per sequence, ids [B]. Replays a CUDA graph from the state's second step on, unless a layer
-  // attends. Throws Error for a bad argument.
+  // Decodes one token per sequence, ids [B]. Replays a CUDA graph from the state's second step on, unless a layer has
+  // softmax attention. Throws Error for a bad argument.
   Output step(const torch::Tensor& ids, LanguageModelState& state) const;
-  // The same for ids on the model's device that a step has drawn. They are not checked, because that would wait for
-  // them.
+  // Decodes ids on the model's device that a step has drawn. The ids are not checked, because a check would wait for
+  // the GPU.
   Output step_drawn(const torch::Tensor& ids, LanguageModelState& state) const;
 
  private:
@@ -62,7 +62,7 @@ class GpuDecoder {
   std::shared_ptr<Cache> cache_for(LanguageModelState& state) const;
 
   const LanguageModel& model_;
-  std::shared_ptr<const Identity> identity_;  // that no other decoder has as long as a cache of this one exists
+  std::shared_ptr<const Identity> identity_;  // marks caches of this decoder; unique as long as such a cache exists
   WeightType weights_;
   std::int64_t drawable_;
   MixerShape mixer_;

@@ -1,4 +1,5 @@
-// The layers of InferenceModel: short convolution, gates, the delta rule, and the mixer around them.
+// The mixer of InferenceModel: short convolution, gates, the delta rule, and the projections around them. R rows are
+// the tokens of all texts of a call; decoded tokens come first.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -13,7 +14,7 @@ namespace {
 
 float sigmoid(float x) { return 1.0F / (1.0F + std::exp(-x)); }
 
-// Calls f(row) for every row, several per task.
+// Calls f(row) for every row, several rows per task.
 template <class F>
 void for_each_row(std::int64_t rows, ThreadPool& pool, F&& f) {
   constexpr std::int64_t kRows = 16;
@@ -53,8 +54,9 @@ void InferenceModel::compute_gates(const Layer& layer, ThreadPool& pool) {
   });
 }
 
-// Computes the short convolution of every run after its last inputs, which its slot keeps. The outputs of a run lie in
-// `mixed` behind W − 1 rows that nobody reads.
+// Computes the short convolution of every run. The inputs before a run's first token are in the run's slot, and except
+// for drafts the slot gets the last inputs of the run. The outputs of a run lie in `mixed` after W − 1 rows that are
+// not read.
 void InferenceModel::convolve(const Layer& layer, std::span<const TextRun> runs, StatePool& states, ThreadPool& pool) {
   auto& own = *buffers_;
   const std::int64_t kept = mixer_.config.conv - 1, count = static_cast<std::int64_t>(runs.size());
@@ -83,7 +85,8 @@ void InferenceModel::convolve(const Layer& layer, std::span<const TextRun> runs,
     p.y = View<float, 3>::contiguous(mixed.at(first), {1, tokens, mixer_.channels});
     short_conv_forward(p, {.context = {.pool = &pool}});
   };
-  // One sequence of all decoded tokens: the output of each is in its last row, which depends on its own rows alone.
+  // All decoded tokens form one sequence of W rows per token. The output of a token is in the last of its rows, which
+  // depends only on these rows.
   if (own.decodes > 0) part(0, own.decodes * mixer_.config.conv);
   at = own.decodes * mixer_.config.conv;
   for (const auto& run : runs.subspan(static_cast<std::size_t>(own.decodes))) {
@@ -92,7 +95,9 @@ void InferenceModel::convolve(const Layer& layer, std::span<const TextRun> runs,
   }
 }
 
-// Computes a run of a prompt, cut where every cut of the prompt cuts it. qkv: its first token's.
+// Computes a run of a prompt in parts that end at multiples of kCutTokens tokens of the text, so that the bits do not
+// depend on the cutting of the prompt into runs. row: the run's first row of the gates; qkv: its first token's q, k and
+// v.
 void InferenceModel::recur_prompt(const TextRun& run, std::int64_t row, const float* qkv, std::span<float> memory,
                                   ThreadPool& pool) {
   auto& own = *buffers_;
@@ -129,6 +134,8 @@ void InferenceModel::recur_prompt(const TextRun& run, std::int64_t row, const fl
   }
 }
 
+// Computes the delta rule of all runs: the decoded tokens in one call, then drafts and runs of prompts one after the
+// other.
 void InferenceModel::recur(const Layer& layer, std::span<const TextRun> runs, StatePool& states, ThreadPool& pool) {
   auto& own = *buffers_;
   const std::int64_t keys = mixer_.config.heads * mixer_.config.key_dim, heads = mixer_.config.value_heads,
@@ -179,7 +186,8 @@ void InferenceModel::recur(const Layer& layer, std::span<const TextRun> runs, St
   }
 }
 
-// Keeps what the recurrence of a draft needs, behind that of the layers before. row: its first in gates; at: in window.
+// Appends to a draft what its recurrence needs in this layer. row: the draft's first row in beta and decay; at: its
+// first row in window and mixed.
 void InferenceModel::keep_draft(Draft& draft, std::int64_t row, std::int64_t at) {
   auto& own = *buffers_;
   const std::int64_t tokens = draft.run.tokens, heads = mixer_.config.value_heads;
@@ -195,7 +203,7 @@ void InferenceModel::keep_draft(Draft& draft, std::int64_t row, std::int64_t at)
   append(draft.decay, own.decay.data() + row * columns, tokens * columns);
 }
 
-// Computes the first tokens of a draft in one layer.
+// Computes the recurrence of the first tokens of a draft in one layer, and updates `memory`.
 void InferenceModel::recur_draft(const Draft& draft, std::int64_t layer, std::int64_t tokens, std::span<float> memory,
                                  float* o, ThreadPool& pool) {
   const std::int64_t keys = mixer_.config.heads * mixer_.config.key_dim, heads = mixer_.config.value_heads,
@@ -236,7 +244,7 @@ void InferenceModel::accept(const Draft& draft, std::int64_t tokens, StatePool& 
   }
 }
 
-// Replaces normed by the mixer's output.
+// Replaces the rows of `normed` by the mixer's output.
 void InferenceModel::mix(const Layer& layer, std::span<const TextRun> runs, StatePool& states, ThreadPool& pool) {
   auto& own = *buffers_;
   const View<float, 2> normed = own.normed.rows(own.rows, config_.hidden_size);

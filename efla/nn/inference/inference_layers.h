@@ -1,4 +1,4 @@
-// What the files of InferenceModel share.
+// Types and functions that the files of InferenceModel share.
 #pragma once
 
 #include <cmath>
@@ -22,7 +22,7 @@ inline View<float, 2> columns_of(View<float, 2> view, std::int64_t begin, std::i
   return view;
 }
 
-// As LibTorch, which returns large x unchanged.
+// Returns log(1 + e^x); like LibTorch returns large x unchanged.
 inline float softplus(float x) { return x > 20.0F ? x : std::log1p(std::exp(x)); }
 
 inline void norm(const View<float, 2>& x, const Vector& weight, double eps, const View<float, 2>& y, ThreadPool& pool) {
@@ -37,17 +37,17 @@ inline void norm(const View<float, 2>& x, const Vector& weight, double eps, cons
 struct InferenceModel::Layer {
   Vector attn_norm, mlp_norm, o_norm, taps;
   Vector beta_factor;    // [HV]: beta_scale · softplus(α)
-  Vector rate, dt_bias;  // of the decay: exp(A_log) [HV]; [HV] or [HV·K]
+  Vector rate, dt_bias;  // of the decay: rate exp(A_log) [HV]; bias [HV] or [HV·K]
   Vector gate_bias;      // of the sigmoid gate [HV·V]
   PackedWeight in;       // q, k, v and, where they exist, b, a, the decay's low rank f and the gate g
   PackedWeight f_out, g_out, o_proj, gate_up, down;
   std::int64_t b = -1, a = -1, f = -1, g = -1;  // their first columns in the outputs of `in`; −1: none
 };
 
-// What the layers of one call compute, row by row.
+// The results of the layers of one call, one row per token.
 struct InferenceModel::Buffers {
-  // A vector that only grows. Its elements are undefined. It lies at the start of a cache line, because a load across
-  // two lines takes twice as long.
+  // A matrix whose memory only grows, with undefined elements. It is aligned to a cache line, because a load across two
+  // lines takes longer.
   class Buffer {
    public:
     View<float, 2> rows(std::int64_t count, std::int64_t columns) {
@@ -70,7 +70,7 @@ struct InferenceModel::Buffers {
   };
 
   std::int64_t rows = 0, decodes = 0;    // decodes: runs of one token
-  std::vector<Draft>* drafts = nullptr;  // of the call
+  std::vector<Draft>* drafts = nullptr;  // the caller's list
   Buffer x, normed, projected, window, mixed, beta, decay, o, gate, inner, product, final_state;
 };
 

@@ -13,7 +13,7 @@
 namespace efla::nn {
 namespace {
 
-// Of an undefined tensor: none.
+// Returns the elements of a tensor; none of an undefined tensor.
 Vector values_of(const torch::Tensor& tensor) {
   if (!tensor.defined()) return {};
   const auto flat = tensor.detach().contiguous().flatten();

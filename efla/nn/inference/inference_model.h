@@ -1,5 +1,5 @@
-// A language model for inference on the CPU: the tokens of many texts, each with its own state, go through the layers
-// in one call, and every weight is read once for all of them.
+// A language model for inference on the CPU. The tokens of many texts, each with its own state, go through the layers
+// in one call, so that every weight is read once for all texts. docs/generation.md describes generation.
 #pragma once
 
 #include <cstddef>
@@ -27,13 +27,13 @@ inline constexpr std::int64_t kMostDecoded = kMaxStepTokens;
 
 // Tokens of one text that follow one another.
 struct TextRun {
-  std::int64_t slot = 0;   // of the pool, in which no other run of the call is
-  std::int64_t begin = 0;  // tokens of the text before them
+  std::int64_t slot = 0;   // slot of the pool; no other run of the call has this slot
+  std::int64_t begin = 0;  // tokens of the text before the run
   std::int64_t tokens = 1;
-  bool decode = false;  // with the arithmetic of decode steps: one token, or a draft of up to kMostDecoded
+  bool decode = false;  // true: computed like decode steps; one token, or a draft of up to kMostDecoded tokens
 };
 
-// A run of several decoded tokens, and what the layers computed of it before the recurrence, one after the other.
+// A run of several decoded tokens, and the inputs of its recurrence in every layer, layer after layer.
 struct Draft {
   TextRun run;
   std::vector<float> window, mixed;  // [layers, W − 1 + tokens, channels], inputs and outputs of the convolution
@@ -54,23 +54,24 @@ class StatePool {
   std::unique_ptr<float[]> data_;
 };
 
-// A part of a slot, with the name and the shape of the tensor that LanguageModelState::tensors() has.
+// A part of a slot, with the name and the shape of the same tensor of LanguageModelState::tensors(), and its place in
+// floats.
 struct StatePart {
   std::string name;
   std::vector<std::int64_t> shape;
   std::size_t offset, floats;
 };
 
-// Outputs agree with LanguageModel but for rounding. A token's outputs have the same bits whatever other tokens a call
-// has and for any number of threads. Functions are not for several threads at once.
+// Outputs agree with LanguageModel but for rounding. A token's outputs have the same bits for any other tokens in the
+// call and for any number of threads. Only one thread may use the object at a time.
 class InferenceModel {
  public:
-  // Returns what it does not compute of a model, or "".
+  // Returns the property of a model that this class does not support, or "".
   static std::string refusal(const LanguageModelConfig& config);
 
-  // Takes the weights of a model on the CPU; float32 weights share the model's memory. Throws Error naming what it does
-  // not compute: layers of softmax attention, and mixers without short convolution or with other activations
-  // than silu.
+  // Takes the weights of a model on the CPU; float32 weights share the model's memory. Throws Error if refusal returns
+  // a reason: layers of softmax attention, or a mixer without short convolution, with another activation than silu, or
+  // with qk_norm sum.
   InferenceModel(const LanguageModel& model, WeightType weights);
   ~InferenceModel();
 
@@ -79,17 +80,18 @@ class InferenceModel {
   std::size_t state_floats() const { return state_floats_; }
   std::vector<StatePart> state_parts() const;
 
-  // Copy the state of one text from and to a slot. The number of tokens stays as it is.
+  // Copy the state of one text to a slot and from a slot. The number of tokens in `to` does not change.
   void copy_state(const LanguageModelState& from, std::span<float> slot) const;
   void copy_state(std::span<const float> slot, LanguageModelState& to) const;
 
-  // Advances the texts of the runs by their tokens: `ids` has the tokens of one run after the other, each in [0,
-  // vocab_size). Runs with `decode` come first, of these the drafts last. Writes the inputs of the head to hidden [ids,
-  // D]. The text of a draft stays as it is; `drafts` gets what accept needs of each.
+  // Advances the texts of the runs by their tokens. `ids` has the tokens of all runs in their order, each in [0,
+  // vocab_size). Runs of one decoded token come first, then drafts, then runs of prompts. Writes the inputs of the head
+  // to hidden [number of ids, D]. The states of texts with a draft do not change; `drafts` gets one Draft each, for
+  // accept. Throws Error for a draft without `drafts`.
   void advance(std::span<const std::int32_t> ids, std::span<const TextRun> runs, StatePool& states,
                const View<float, 2>& hidden, ThreadPool& pool, std::vector<Draft>* drafts = nullptr);
 
-  // Advances the text of a draft by its first `tokens`, with the bits of that many decode steps.
+  // Advances the text of a draft by the draft's first `tokens` tokens, with the bits of `tokens` decode steps.
   void accept(const Draft& draft, std::int64_t tokens, StatePool& states, ThreadPool& pool);
 
   // Maps rows of hidden to logits [rows, vocab_size].
@@ -114,13 +116,13 @@ class InferenceModel {
   std::int64_t memory_floats_, layer_floats_;
   std::size_t state_floats_;
   std::vector<float> norm_;
-  torch::Tensor embeddings_;  // [vocab_size, D]; undefined if they are the head's
+  torch::Tensor embeddings_;  // [vocab_size, D]; undefined if the head has the same weight
   PackedWeight head_;
   std::vector<Layer> layers_;
   std::unique_ptr<Buffers> buffers_;
 };
 
-// Replaces the weights of a model by the values that an InferenceModel with such weights computes with.
+// Rounds the weights of a model to the values with which an InferenceModel with weights of this type computes.
 void round_weights(LanguageModel& model, WeightType weights);
 
 }  // namespace efla::nn

@@ -1,5 +1,5 @@
-// The parameters of a model's layer as inference uses them: projections of the same input together, and what follows
-// from parameters alone computed once.
+// The parameters of a model's layer as inference uses them: the weights of projections of the same input in one list,
+// and values that depend only on parameters computed once.
 #pragma once
 
 #include <torch/types.h>
@@ -13,22 +13,23 @@
 
 namespace efla::nn {
 
-// What a model's mixers have in common.
+// The configuration and the rule that all mixers of a model share.
 struct MixerShape {
   explicit MixerShape(const LanguageModelConfig& config);
 
-  // Returns what of a mixer is neither a delta rule nor has short convolutions with silu, or "".
+  // Returns the property of the mixers that inference does not support: softmax attention, no short convolution,
+  // another activation than silu, or qk_norm sum. Returns "" if there is none.
   std::string refusal() const;
 
-  MixerConfig config;  // with value_heads
+  MixerConfig config;  // with value_heads set
   const MixerPreset& preset;
   Gate gate;
   DeltaRule rule;
   std::int64_t values, channels;  // HV·V, and 2·H·K + HV·V
 };
 
-// Tensors are detached and lie where the model does; undefined: the layer has none. Of a layer of softmax
-// attention, or with a mixer that MixerShape refuses, only the tensors of its norms and its MLP are defined.
+// Tensors are detached and lie on the model's device. A tensor is undefined if the layer does not have it. For a layer
+// of softmax attention, or with a mixer that MixerShape refuses, only the tensors of the norms and the MLP are defined.
 struct LayerParameters {
   LayerParameters(const LanguageModel& model, const MixerShape& mixer, std::int64_t index);
 
@@ -40,7 +41,7 @@ struct LayerParameters {
   std::int64_t b = -1, a = -1, f = -1, g = -1;  // their first columns in the outputs of `in`; −1: none
   torch::Tensor taps;                           // [2·H·K + HV·V, W]
   torch::Tensor beta_factor;                    // [HV]: beta_scale · softplus(α)
-  torch::Tensor rate, dt_bias;                  // of the decay: exp(A_log) [HV]; [HV] or [HV·K]
+  torch::Tensor rate, dt_bias;                  // of the decay: rate exp(A_log) [HV]; bias [HV] or [HV·K]
   torch::Tensor gate_bias;                      // of the sigmoid gate [HV·V]
 };
 

@@ -1,5 +1,5 @@
-// The weights of linear layers as inference stores them: decoding reads each of them once per step, so that their size
-// bounds its speed.
+// The weights of linear layers as inference stores them. A decode step reads every weight once, so that the size of the
+// weights bounds its speed.
 #pragma once
 
 #include <torch/types.h>
@@ -19,7 +19,8 @@ namespace efla::nn {
 // int8: per row and kScaleBlock columns a float32 scale, the largest |weight| / 127. Arithmetic is in float32.
 enum class WeightType { float32, bfloat16, int8 };
 
-// Return the type of a name, "float32", "bfloat16" or "int8", and the name of a type. Throws Error naming `weights`.
+// Return the type with a name, "float32", "bfloat16" or "int8", and the name of a type. parse_weight_type throws Error
+// for another name.
 WeightType parse_weight_type(const std::string& name);
 std::string_view name_of(WeightType type);
 
@@ -27,7 +28,7 @@ std::string_view name_of(WeightType type);
 class PackedWeight {
  public:
   PackedWeight() = default;
-  // The parts are float32 tensors [n, D] on the CPU, whose memory a float32 weight shares.
+  // The parts are float32 tensors [n, D] on the CPU. A weight of type float32 shares their memory.
   PackedWeight(const std::vector<torch::Tensor>& parts, WeightType type);
 
   std::int64_t outputs() const { return outputs_; }

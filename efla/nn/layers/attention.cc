@@ -15,10 +15,10 @@ namespace {
 
 using torch::Tensor;
 
-// Queries per block: the scores of a sequence are never stored as a whole, and a block of queries skips later keys.
+// Queries per block. Blocks bound the memory for scores, and a block skips the keys after its last query.
 constexpr std::int64_t kQueries = 256;
 
-// Rotates x [B, H, T, E] by positions [T].
+// Rotates x [B, H, T, E], E = D/H, by positions [T].
 Tensor rotated(const Tensor& x, const Tensor& positions, double theta) {
   const std::int64_t half = x.size(-1) / 2;
   const auto exponents =
@@ -29,7 +29,8 @@ Tensor rotated(const Tensor& x, const Tensor& positions, double theta) {
   return torch::cat({a * cos - b * sin, b * cos + a * sin}, -1);
 }
 
-// Computes attention for q [B, H, T, E], the last T tokens of k and v [B, HKV, S, E], S ≥ T. Returns [B, H, T, E].
+// Returns the softmax attention [B, H, T, E] of q [B, H, T, E] to k and v [B, HKV, S, E], S ≥ T. q belongs to the last
+// T of S tokens.
 Tensor causal_attention(const Tensor& q, const Tensor& k, const Tensor& v) {
   const std::int64_t tokens = q.size(2), before = k.size(2) - tokens, key_value_heads = k.size(1);
   const auto grouped = q.unflatten(1, {key_value_heads, q.size(1) / key_value_heads});  // [B, HKV, G, T, E]

@@ -1,5 +1,5 @@
-// Causal softmax attention with rotary positions: the baseline for the delta rule, and a layer of hybrid models.
-// Parameters have the names and shapes of flash-linear-attention's Attention.
+// Causal softmax attention with rotary positions (EFLA, equation 1): the baseline for the delta rule, and a layer of
+// hybrid models. Parameters have the names and shapes of flash-linear-attention's Attention.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -15,7 +15,7 @@ namespace efla::nn {
 struct AttentionConfig {
   std::int64_t hidden = 64;          // width D of input and output
   std::int64_t heads = 1;            // H; hidden / heads must be even
-  std::int64_t key_value_heads = 1;  // a divisor of heads: query head h uses h / (heads / key_value_heads)
+  std::int64_t key_value_heads = 1;  // HKV, a divisor of heads: query head h uses h / (heads / key_value_heads)
   double rope_theta = 10000.0;       // base of the rotation's wavelengths
 };
 
@@ -39,15 +39,15 @@ class KeyValueCache {
   torch::Tensor keys_, values_;  // [B, HKV, capacity, D/H]
 };
 
-// o_proj(softmax(R(q) R(k)ᵀ / √(D/H)) v) over the tokens up to each token. R is the rotation of Su et al., "RoFormer:
-// enhanced transformer with rotary position embedding", 2021, which pairs element i with element i + D/(2H).
+// Computes o_proj(softmax(R(q) R(k)ᵀ / √(D/H)) v) over the tokens up to each token. R is the rotation of Su et al.,
+// "RoFormer: enhanced transformer with rotary position embedding", 2021, which pairs element i with element i + D/(2H).
 class Attention : public torch::nn::Module {
  public:
   // Throws Error for a configuration that validate refuses.
   Attention(const AttentionConfig& config, const Initialiser& init);
 
-  // Maps x [B, T, D] to [B, T, D], without the residual. cu_seqlens as in Mixer; positions start at 0 in each sequence.
-  // Several threads may call it at once.
+  // Maps x [B, T, D] to [B, T, D], without the residual. cu_seqlens is as in Mixer; positions start at 0 in each
+  // sequence. Several threads may call this function at once.
   torch::Tensor forward(const torch::Tensor& x, const torch::Tensor& cu_seqlens = {}) const;
 
   // Does the same for tokens that follow those in the cache, and appends them to the cache. Not differentiable.

@@ -21,7 +21,7 @@ using torch::Tensor;
 
 constexpr std::int64_t kMaxMixerWidth = 1 << 16;
 
-// GPUs multiply matrices fastest whose rows are multiples of 16 bytes: of 8 numbers in bfloat16.
+// GPUs multiply matrices fastest if the length of rows is a multiple of 16 bytes, which are 8 bfloat16 numbers.
 constexpr std::int64_t kColumns = 8;
 
 std::shared_ptr<Weight> projection_weight(torch::nn::Module& owner, const Initialiser& init, const std::string& name,
@@ -29,7 +29,7 @@ std::shared_ptr<Weight> projection_weight(torch::nn::Module& owner, const Initia
   return owner.register_module(name, std::make_shared<Weight>(linear_weight(init.within(name), out, in)));
 }
 
-// [D, 1, W]
+// Returns the taps [channels, 1, W] of a short convolution.
 std::shared_ptr<Weight> conv_weight(Mixer& mixer, const Initialiser& init, const std::string& name,
                                     std::int64_t channels, std::int64_t taps) {
   return mixer.register_module(name, std::make_shared<Weight>(init.within(name).weight({channels, 1, taps}, taps)));
@@ -72,7 +72,7 @@ Tensor activation(const std::string& name, const Tensor& x) {
   return x;
 }
 
-// Computes a depthwise causal convolution without activation. x [1 or B, T, C], taps [C, 1, W].
+// Computes a depthwise causal convolution without activation. x is [B, T, C], taps [C, 1, W]. With cu_seqlens B is 1.
 Tensor plain_conv(const Tensor& x, const Tensor& taps) {
   const std::int64_t width = taps.size(2), tokens = x.size(1);
   const auto padded = torch::constant_pad_nd(x, {0, 0, width - 1, 0});
@@ -302,7 +302,7 @@ Tensor Mixer::output_gate(const Tensor& x, const Gates& gates) const {
 }
 
 Tensor Mixer::output(const Tensor& x, const Gates& gates, Tensor o) const {
-  o = o.reshape({x.size(0), x.size(1), config_.value_heads, config_.value_dim});  // of one token it has no dimension T
+  o = o.reshape({x.size(0), x.size(1), config_.value_heads, config_.value_dim});  // o of one token has no axis T
   const bool silu = config_.output_gate == OutputGate::silu;
   if (config_.output_gate == OutputGate::none) {
     if (o_norm_) o = autograd::rms_norm(o, o_norm_->value, config_.norm_eps);
@@ -354,7 +354,7 @@ Tensor Mixer::forward(const Tensor& x, MixerState& state) const {
   Tensor columns;
   if (x.is_cuda() && tokens > 1) {
     columns = projected(x);
-  } else {  // for few tokens, concatenating the results moves less data than concatenating the weights
+  } else {  // for one token, concatenating the results moves less data than concatenating the weights
     std::vector<Tensor> parts;
     for (const auto& weight : projections()) parts.push_back(autograd::linear(x, weight));
     columns = torch::cat(parts, 2);
@@ -399,7 +399,7 @@ Tensor Mixer::forward(const Tensor& x, const Tensor& cu_seqlens, MixerState& sta
     const std::int64_t count = cu_seqlens.size(0) - 1, kept = config_.conv - 1;
     const auto before = torch::arange(-kept, 0, cu_seqlens.options());
     const auto rows =
-        cu_seqlens.narrow(0, 1, count).unsqueeze(1) + before;  // [N, W − 1], of which some may be too early
+        cu_seqlens.narrow(0, 1, count).unsqueeze(1) + before;  // [N, W − 1], of which some may lie before the sequence
     const auto last = columns[0].narrow(1, 0, mixed()).index_select(0, rows.clamp_min(0).flatten());
     const auto missing = (rows < cu_seqlens.narrow(0, 0, count).unsqueeze(1)).unsqueeze(2);
     states.conv = last.view({count, kept, mixed()}).to(torch::kFloat).masked_fill(missing, 0.0);

@@ -1,5 +1,5 @@
-// The token mixer: projections, short convolution, the delta rule of a preset, output norm. Parameter names and shapes
-// are those of flash-linear-attention's layers.
+// The token mixer: projections, short convolution, the delta rule of a preset, output norm and output gate. Parameters
+// have the names and shapes of flash-linear-attention's layers. docs/layers.md describes the mixers.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -32,13 +32,13 @@ struct MixerConfig {
   std::int64_t hidden = 64;    // width D of input and output
   std::int64_t heads = 1;      // H, of queries and keys
   std::int64_t conv = 4;       // taps of the short convolution on q, k and v; 0: none, the activations stay
-  bool output_norm = true;     // RMS norm of each head's output
+  bool output_norm = true;     // whether each head's output has an RMS norm
 
   std::int64_t value_heads = 0;             // HV, a multiple of heads; 0: equal to heads
   std::int64_t key_dim = 0, value_dim = 0;  // K and V; 0: hidden / heads
   OutputGate output_gate = OutputGate::none;
-  bool learned_beta = true;            // false: β = 1 for every preset
-  double beta_scale = 1.0;             // factor on β
+  bool learned_beta = true;            // false: β has no projection, and 1 in its place
+  double beta_scale = 1.0;             // factor of β
   std::string qk_activation = "silu";  // silu, relu, elu (which is elu(x) + 1) or identity
   bool qk_sum_norm = false;            // divide q and k by their sums instead of the preset's norm
   // In [−5, 0), for mixers with a channel gate: use the safe gate with this bound, and start A_log at 0.
@@ -55,8 +55,8 @@ struct MixerState {
   torch::Tensor conv;    // [B, W − 1, 2·H·K + HV·V], the last inputs of the convolution; undefined without one
 };
 
-// Replaces the kernels for mixers without decay, to compare implementations inside a model (efla bench model). A
-// prefill with a state still uses the kernels.
+// Functions that replace the kernels in mixers without decay, to compare implementations inside a model (efla bench
+// model). A prefill with a state still uses the kernels.
 struct Recurrence {
   // Maps q, k [B, T, H, K], v [B, T, HV, V] and β [B, T, HV] to o [B, T, HV, V]; each batch entry is one sequence.
   std::function<torch::Tensor(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v,
@@ -68,27 +68,29 @@ struct Recurrence {
       step;
 };
 
-// y = o_proj(norm(rule(act(conv(q_proj x)), act(conv(k_proj x)), silu(conv(v_proj x)), β(b_proj x))) · gate).
+// Computes y = o_proj(norm(rule(act(conv(q_proj x)), act(conv(k_proj x)), silu(conv(v_proj x)), β(b_proj x))) · gate).
 class Mixer : public torch::nn::Module {
  public:
   // Throws Error for a configuration that validate refuses.
   Mixer(const MixerConfig& config, const Initialiser& init);
 
   // Maps x [B, T, D] float32 to [B, T, D], without the residual. cu_seqlens [N + 1] int64 with B = 1: 0 and the ends of
-  // packed sequences, which do not see each other. Several threads may call it at once.
+  // packed sequences, which do not see each other. Several threads may call this function at once.
   torch::Tensor forward(const torch::Tensor& x, const torch::Tensor& cu_seqlens = {}) const;
 
-  // Does the same for tokens that follow those in the state, and updates the state. Not differentiable; not for
-  // softmax.
+  // Does the same for tokens that follow the tokens in the state, and updates the state. Not differentiable. Throws
+  // Error for the mixer softmax, as does the next function.
   torch::Tensor forward(const torch::Tensor& x, MixerState& state) const;
 
-  // Does the same for packed sequences x [1, T, D], cu_seqlens as above, that begin: N states are replaced.
+  // Does the same for packed sequences from their first token on, x [1, T, D] with cu_seqlens as above, and replaces
+  // the N states. Not differentiable.
   torch::Tensor forward(const torch::Tensor& x, const torch::Tensor& cu_seqlens, MixerState& states) const;
 
   // Returns the state of B empty sequences.
   MixerState initial_state(std::int64_t batch) const;
 
-  // Sets another recurrence; empty functions restore the kernels. Throws Error for a mixer with a decay.
+  // Sets the functions that compute the recurrence; empty functions restore the kernels. Throws Error for a mixer with
+  // a decay.
   void set_recurrence(Recurrence recurrence);
 
  private:
@@ -100,9 +102,9 @@ class Mixer : public torch::nn::Module {
   void register_decay(const Initialiser& init);
   void register_output(const Initialiser& init);
   std::int64_t mixed() const { return 2 * keys() + values(); }
-  // The outputs of the projections of few columns, [B, T, ·]; undefined where the mixer has none.
+  // The outputs of the small projections, [B, T, ·]; undefined if the mixer does not have them.
   struct Gates {
-    torch::Tensor f, g, b, a;  // of the decay by channel, the sigmoid gate, β and the decay by head
+    torch::Tensor f, g, b, a;  // of the channel gate, the sigmoid gate, β and the scalar gate
   };
 
   std::vector<torch::Tensor> gate_weights() const;  // [·, D]: of f, g, b and a, if they exist
@@ -112,12 +114,12 @@ class Mixer : public torch::nn::Module {
   // Splits the columns of projected() after q, k and v.
   Gates gates_of(const torch::Tensor& columns) const;
   torch::Tensor taps() const;  // [2·H·K + HV·V, 1, W]
-  // Returns convolution and activation of the first columns of projected, [B, T, 2·H·K + HV·V], and the columns after
-  // them.
+  // Returns the first columns of `projected` after convolution and activation, [B, T, 2·H·K + HV·V], and the remaining
+  // columns.
   std::pair<torch::Tensor, torch::Tensor> convolved(const torch::Tensor& projected,
                                                     const torch::Tensor& cu_seqlens) const;
-  torch::Tensor activated(const torch::Tensor& qkv) const;                 // applied to sums of the convolution
-  torch::Tensor sum_normed(const torch::Tensor& qkv) const;                // q and k divided by their sums
+  torch::Tensor activated(const torch::Tensor& qkv) const;   // applies the activations to the sums of the convolution
+  torch::Tensor sum_normed(const torch::Tensor& qkv) const;  // divides q and k by their sums
   torch::Tensor beta(const Gates& gates, const torch::Tensor& qkv) const;  // [B, T, HV] in the type of qkv
   // Returns the decay [B, T, HV] or [B, T, HV, K]; undefined without a decay.
   torch::Tensor decay(const Gates& gates) const;

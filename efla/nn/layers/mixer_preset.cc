@@ -10,9 +10,10 @@ const std::vector<MixerPreset>& mixer_presets() {
   static const std::vector<MixerPreset> presets{
       // DeltaNet: Yang et al., 2024 (arXiv 2406.06484).
       {.name = "deltanet", .step = "euler", .qk_l2norm = true},
-      // Eigenvalues down to −1 by erasing twice as much as is written: Grazzi et al., 2024 (arXiv 2411.12537).
+      // Eigenvalues down to −1, because a token erases twice as much as it writes: Grazzi et al., 2024 (arXiv
+      // 2411.12537).
       {.name = "deltanet-neg", .step = "euler", .erase_scale = 2.0, .qk_l2norm = true},
-      // The same with 2β in the write as well, as flash-linear-attention does it.
+      // The same with 2β in the write as well, as in flash-linear-attention.
       {.name = "deltanet-neg-fla", .step = "euler", .erase_scale = 2.0, .write_scale = 2.0, .qk_l2norm = true},
       // EFLA (arXiv 2512.12602), equation 20; adaptive and loose: section 5.2.
       {.name = "efla", .step = "exact"},
@@ -24,7 +25,7 @@ const std::vector<MixerPreset>& mixer_presets() {
       // Longhorn: Liu et al., 2024 (arXiv 2407.14207).
       {.name = "longhorn", .step = "implicit_euler"},
       {.name = "trapezoid", .step = "trapezoid"},
-      // Gated DeltaNet: Yang et al., 2024 (arXiv 2412.06464); with its exact step.
+      // Gated DeltaNet: Yang et al., 2024 (arXiv 2412.06464). efla-gdn has the exact step instead.
       {.name = "gdn", .step = "euler", .qk_l2norm = true, .gate = Gate::scalar},
       {.name = "efla-gdn", .step = "exact", .gate = Gate::scalar},
       // KDA: Kimi Team, 2025 (arXiv 2510.26692). kda, kda-exact and kda-exact-nol2 are the conditions C1, C2 and C3 of

@@ -1,4 +1,4 @@
-// The mixers by name: each is a row of choices, not code.
+// The mixers by name. Each mixer is a row of a table. docs/layers.md describes the mixers.
 #pragma once
 
 #include <string>
@@ -11,7 +11,7 @@ namespace efla::nn {
 
 using efla::BetaActivation;  // how β is computed from a projection b of the input
 
-// How the decay g = log D is computed from projections of the input.
+// The function that computes the decay g, the logarithm of D, from projections of the input x.
 //
 //   none
 //   scalar        −exp(A_log) softplus(a_proj x + dt_bias)          one per head: Gated DeltaNet
@@ -35,7 +35,7 @@ struct MixerPreset {
 // Returns every preset, in display order.
 const std::vector<MixerPreset>& mixer_presets();
 
-// Returns the preset of that name. Throws Error with the nearest name and the list.
+// Returns the preset with a name. Throws Error with the nearest name and the list if there is none.
 const MixerPreset& mixer_preset(std::string_view name);
 
 }  // namespace efla::nn

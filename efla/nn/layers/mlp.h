@@ -11,12 +11,12 @@
 
 namespace efla::nn {
 
-// down_proj(silu(gate_proj x) ⊙ up_proj x): the SwiGLU of Shazeer, "GLU variants improve transformer", 2020.
+// Computes down_proj(silu(gate_proj x) ⊙ up_proj x), the SwiGLU of Shazeer, "GLU variants improve transformer", 2020.
 class Mlp : public torch::nn::Module {
  public:
   Mlp(std::int64_t hidden, std::int64_t inner, const Initialiser& init);
 
-  // Maps x [B, T, D] to [B, T, D]. Several threads may call it at once.
+  // Maps x [B, T, D] to [B, T, D]. Several threads may call this function at once.
   torch::Tensor forward(const torch::Tensor& x) const;
 
  private:

@@ -17,21 +17,21 @@ class Initialiser {
  public:
   explicit Initialiser(std::uint64_t seed, std::string prefix = {}) : seed_(seed), prefix_(std::move(prefix)) {}
 
-  // Returns an initialiser with the same seed for a part of the model: names below it are "part.name".
+  // Returns an initialiser with the same seed for a part of the model. Full names then begin with "part.".
   Initialiser within(const std::string& part) const;
 
-  // Returns an initialiser with the same seed whose weights (below) are normal.
+  // Returns an initialiser with the same seed whose function weight draws normal numbers with this standard deviation.
   Initialiser with_deviation(double deviation) const;
 
   // Returns an initialiser that sets no values, for parameters that are read from a file.
   static Initialiser open();
 
-  // Return float32 tensors. uniform: in [−bound, bound); normal: mean 0.
+  // Return float32 tensors of random numbers: uniform in [−bound, bound), and normal with mean 0.
   torch::Tensor uniform(const std::string& name, at::IntArrayRef sizes, double bound) const;
   torch::Tensor normal(const std::string& name, at::IntArrayRef sizes, double deviation) const;
 
-  // Returns the parameter "weight" of a part that sums over `inputs` values: uniform in ±1/√inputs like PyTorch's
-  // Linear and Conv1d, or normal if a deviation is set.
+  // Returns the initial values of the parameter "weight" of a part that sums over `inputs` values: uniform in
+  // ±1/√inputs like PyTorch's Linear and Conv1d, or normal if a deviation is set.
   torch::Tensor weight(at::IntArrayRef sizes, std::int64_t inputs) const;
 
  private:
@@ -49,7 +49,7 @@ class Weight : public torch::nn::Module {
   torch::Tensor value;
 };
 
-// Returns a projection [out, in].
+// Returns the initial values of a projection [out, in].
 inline torch::Tensor linear_weight(const Initialiser& init, std::int64_t out, std::int64_t in) {
   return init.weight({out, in}, in);
 }

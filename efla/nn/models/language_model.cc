@@ -22,7 +22,7 @@ using torch::Tensor;
 
 constexpr const char* kName = "language model";
 
-// Tokens per step of a prefill, over all sequences. A GPU has to be given more of them at once to be busy.
+// Tokens per step of a prefill, over all sequences. A GPU needs more tokens at once than a CPU to be busy.
 constexpr std::int64_t kPrefillTokens = 2048, kPrefillTokensOnGpu = 8192;
 
 std::shared_ptr<Weight> add_norm(torch::nn::Module& owner, const char* name, std::int64_t width) {
@@ -124,7 +124,7 @@ Tensor LanguageModel::hidden(const Tensor& ids, const Tensor& cu_seqlens) const 
   }
   Stream stream{autograd::embedding(embeddings_->value, ids), {}};
   for (const auto& layer : layers_) {
-    // The backward calls it again after this function has returned.
+    // The backward calls `output` again after this function has returned.
     const auto output = [this, &layer, ends](const Stream& input) {
       return layer_output(layer, input, [&](const Tensor& normed) {
         return layer.mixer ? layer.mixer->forward(normed, ends) : layer.attention->forward(normed, ends);

@@ -19,11 +19,11 @@
 
 namespace efla::nn {
 
-// x = embeddings[ids]; per layer x += attn(attn_norm(x)), x += mlp(mlp_norm(x)); logits = lm_head norm(x). attn is the
-// mixer, or softmax attention with rotary positions; norms are RMS norms.
+// Computes x = embeddings[ids]; per layer x += attn(attn_norm(x)), x += mlp(mlp_norm(x)); logits = lm_head norm(x).
+// attn is the mixer, or softmax attention with rotary positions; norms are RMS norms.
 //
 // ids are int64 tokens below vocab_size. cu_seqlens [N + 1] int64 with B = 1: 0 and the ends of packed documents, which
-// do not see each other. Functions throw Error that names the argument. Several threads may call them at once;
+// do not see each other. Functions throw Error that names the argument. Several threads may call the functions at once;
 // functions with a state need a different state per thread.
 class LanguageModel : public torch::nn::Module {
  public:
@@ -40,7 +40,7 @@ class LanguageModel : public torch::nn::Module {
   torch::Tensor hidden(const torch::Tensor& ids, const torch::Tensor& cu_seqlens = {}) const;
   // Maps ids [B, T] to logits [B, T, vocab_size] float32.
   torch::Tensor logits(const torch::Tensor& ids, const torch::Tensor& cu_seqlens = {}) const;
-  // Returns the mean of −log p(targets) over targets [B, T] other than −100, a float32 scalar; 0 if there is none. The
+  // Returns the mean of −log p(targets) over targets [B, T] other than −100, a float32 scalar; 0 if there are none. The
   // logits are never stored as a whole (autograd::linear_cross_entropy).
   torch::Tensor loss(const torch::Tensor& ids, const torch::Tensor& targets,
                      const torch::Tensor& cu_seqlens = {}) const;
@@ -50,17 +50,18 @@ class LanguageModel : public torch::nn::Module {
 
   // Returns the state of empty sequences, for decoding without gradients.
   LanguageModelState initial_state(std::int64_t batch) const;
-  // Prefills ids [B, T], T ≥ 1, a bounded number of tokens at a time. Returns the logits after the last token, [B,
-  // vocab_size] float32.
+  // Prefills ids [B, T], T ≥ 1, a bounded number of tokens at a time, and updates the state. Returns the logits [B,
+  // vocab_size] float32 after the last token.
   torch::Tensor prefill(const torch::Tensor& ids, LanguageModelState& state) const;
-  // Prefills sequences that begin, packed in ids [1, T], in one call: cu_seqlens [N + 1], none of them empty. Returns
-  // the logits after each, [N, vocab_size] float32. Replaces the tensors of a state of N sequences; its number of
-  // tokens stays. Throws Error for layers of softmax attention.
+  // Prefills N sequences from their first token on, packed in ids [1, T] with cu_seqlens [N + 1]. No sequence may be
+  // empty. Returns the logits [N, vocab_size] float32 after each sequence. Replaces the tensors of a state of N
+  // sequences, but not its number of tokens. Throws Error for layers of softmax attention.
   torch::Tensor prefill_packed(const torch::Tensor& ids, const torch::Tensor& cu_seqlens,
                                LanguageModelState& state) const;
-  // Decodes one token per sequence: maps ids [B] to [B, vocab_size] float32. GpuDecoder does so faster on a GPU.
+  // Decodes one token per sequence: maps ids [B] to [B, vocab_size] float32. GpuDecoder is faster on a GPU.
   torch::Tensor step(const torch::Tensor& ids, LanguageModelState& state) const;
-  // Computes the mixer or the attention of layer `index` for normed [B, T, D], and updates its state.
+  // Returns the output of the mixer or the attention of layer `index` for normed [B, T, D], and updates the layer's
+  // state.
   torch::Tensor mix(std::size_t index, const torch::Tensor& normed, LanguageModelState& state) const;
 
   // Throw Error unless ids are int64 tokens of the given rank, and unless the state is one of this model for `batch`
@@ -77,7 +78,7 @@ class LanguageModel : public torch::nn::Module {
     std::vector<torch::Tensor> parameters;
   };
 
-  // The residual stream x + branch [B, T, D]; the branch is added by the step that needs the sum. Undefined: zeros.
+  // The residual stream x + branch [B, T, D]; the next norm adds the branch. An undefined branch counts as zeros.
   struct Stream {
     torch::Tensor x, branch;
   };

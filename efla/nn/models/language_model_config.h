@@ -1,4 +1,5 @@
-// The configuration of a language model. Fields have the names of flash-linear-attention's config.json if it has them.
+// The configuration of a language model. Fields that flash-linear-attention's config.json also has have the same names.
+// docs/checkpoints.md lists the fields.
 #pragma once
 
 #include <cstdint>
@@ -25,16 +26,16 @@ struct LanguageModelConfig {
   bool use_short_conv = true;
   std::int64_t conv_size = 4;         // taps
   std::optional<bool> use_gate = {};  // output gate; unset: true for mixers with a decay
-  bool use_beta = true;               // false: β = 1
+  bool use_beta = true;               // false: β has no projection, and 1 in its place
   bool use_output_norm = true;
-  bool allow_neg_eigval = false;       // double β, for euler steps
+  bool allow_neg_eigval = false;       // double β; only for the step euler
   std::string qk_norm = {};            // "sum" instead of the mixer's "l2"; empty: the mixer's
   std::string qk_activation = "silu";  // as MixerConfig
   bool safe_gate = false;              // safe channel gate with lower_bound, −5 if unset
   std::optional<double> lower_bound = {};
 
   std::vector<std::int64_t> attention_layers = {};  // of a hybrid: indices of the layers of softmax attention, from 0
-  std::int64_t attention_heads = 0;                 // heads of those layers; 0: num_heads
+  std::int64_t attention_heads = 0;                 // heads of these layers; 0: num_heads
   std::int64_t attention_kv_heads = 0;              // 0: attention_heads
   double rope_theta = 10000.0;
 
@@ -47,7 +48,9 @@ struct LanguageModelConfig {
 
   bool operator==(const LanguageModelConfig&) const = default;
 
+  // Returns whether a layer is one of softmax attention.
   bool is_attention(std::int64_t layer) const;
+  // Returns the inner width of the MLP.
   std::int64_t mlp_width() const;
   MixerConfig mixer_config() const;  // throws Error if sizes are not integers
   AttentionConfig attention_config() const;

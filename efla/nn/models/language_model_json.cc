@@ -18,7 +18,7 @@ namespace {
 using io::Fields;
 using nlohmann::json;
 
-// Refuses a field with another value than these, which alone are supported.
+// Refuses a field that has another value than `values`, the supported ones.
 void allow(const Fields& fields, const char* name, std::initializer_list<json> values) {
   fields.find(name);  // a known field; null is a value here
   const auto found = fields.content().find(name);
@@ -41,6 +41,7 @@ void read_attention(const Fields& outer, const json& given, LanguageModelConfig&
   fields.refuse_others();
 }
 
+// Reads the fields that all model types share.
 void read_common(const Fields& fields, LanguageModelConfig& config) {
   fields.read("vocab_size", config.vocab_size);
   fields.read("hidden_size", config.hidden_size);
@@ -101,7 +102,7 @@ void read_rest(const Fields& fields) {
   }
 }
 
-// Reads the fields that all model types share.
+// Reads the fields of the model type efla that are not among the common fields.
 void read_efla(const Fields& fields, LanguageModelConfig& config) {
   fields.read("mixer", config.mixer);
   fields.read("num_v_heads", config.num_v_heads);
@@ -184,12 +185,12 @@ json common_json(const LanguageModelConfig& c) {
   return out;
 }
 
-// Returns whether int(unit · (size / unit)), which is how flash-linear-attention computes sizes, equals the size.
+// Returns whether int(unit · (size / unit)), as flash-linear-attention computes sizes, equals the size.
 bool is_product(double unit, std::int64_t size) {
   return static_cast<std::int64_t>(unit * (static_cast<double>(size) / unit)) == size;
 }
 
-// Returns flash-linear-attention's model type, if it has the mixer and the layer has the same parts.
+// Returns flash-linear-attention's model type if it has a model with this mixer and these parts, otherwise "efla".
 const char* model_type_of(const LanguageModelConfig& c, const MixerConfig& mixer) {
   const bool gated = mixer.output_gate != OutputGate::none;
   const bool plain = c.use_beta && c.use_output_norm && c.qk_activation == "silu" && c.qk_norm != "sum";

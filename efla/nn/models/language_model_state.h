@@ -16,7 +16,7 @@
 
 namespace efla::nn {
 
-// What a decoder keeps beside a state in order to advance it again.
+// Data that a decoder keeps with a state for the state's next step.
 struct DecodeCache {
   virtual ~DecodeCache() = default;
 };
@@ -26,18 +26,20 @@ struct LanguageModelState {
   std::int64_t batch = 0;   // B sequences
   std::int64_t tokens = 0;  // tokens per sequence so far
   std::vector<std::variant<MixerState, KeyValueCache>> layers;
-  std::shared_ptr<DecodeCache> decode = {};  // of these tensors, on a GPU
+  std::shared_ptr<DecodeCache> decode = {};  // what GpuDecoder keeps for these tensors
 
   // Returns an independent state with the same values.
   LanguageModelState clone() const;
 
-  // Return independent states without caches of softmax attention: all sequences of the states one after the other, and
-  // the sequences of the given rows. The number of tokens is the first state's.
+  // Return independent states for models without softmax attention: all sequences of the states one after the other,
+  // and the sequences of the given rows. The number of tokens is taken from the first state.
   static LanguageModelState joined(const std::vector<const LanguageModelState*>& states);
   LanguageModelState selected(const std::vector<std::int64_t>& rows) const;
-  // Returns the state of one sequence, which shares its tensors with this one, without caches of softmax attention.
+  // Returns the state of sequence `row` after row_tokens tokens, which shares its tensors with this state. Only for
+  // models without softmax attention.
   LanguageModelState shared_row(std::int64_t row, std::int64_t row_tokens) const;
 
+  // Returns the size of all tensors.
   std::int64_t bytes() const;
 
   // Returns layers.I.memory [B, HV, K, V] and layers.I.conv [B, W − 1, 2·H·K + HV·V], or layers.I.keys and

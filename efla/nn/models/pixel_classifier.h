@@ -37,14 +37,14 @@ nlohmann::json to_json(const PixelClassifierConfig& config);
 // Throws Error for a field that is missing, unknown, or of another type.
 PixelClassifierConfig pixel_classifier_config_from_json(const nlohmann::json& json);
 
-// x = pixel · embedding + bias + position; per layer x += mixer(norm(x)), x += mlp(norm(x)); logits =
+// Computes x = pixel · embedding + bias + position; per layer x += mixer(norm(x)), x += mlp(norm(x)); logits =
 // head(pool(norm(x))). Norms are RMS norms.
 class PixelClassifier : public torch::nn::Module {
  public:
   // Throws Error for an invalid configuration.
   PixelClassifier(const PixelClassifierConfig& config, std::uint64_t seed);
 
-  // Maps pixels [B, tokens] float32 to logits [B, classes]. Several threads may call it at once.
+  // Maps pixels [B, tokens] float32 to logits [B, classes]. Several threads may call this function at once.
   torch::Tensor forward(const torch::Tensor& pixels) const;
 
  private:

@@ -1,5 +1,5 @@
-// The small model for the synthetic tasks: that of MAD (Poli et al., "Mechanistic design and scaling of hybrid
-// architectures", 2024, arXiv 2403.17844), with any mixer and any width.
+// The small model for the synthetic tasks: the model of MAD (Poli et al., "Mechanistic design and scaling of hybrid
+// architectures", 2024, arXiv 2403.17844), with any mixer and any width. docs/synthetic.md describes the tasks.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -35,17 +35,17 @@ void validate(const SequenceModelConfig& config);
 
 nlohmann::json to_json(const SequenceModelConfig& config);
 
-// x = embeddings[ids]; per layer x += mixer(norm(x)), x += mlp(norm(x)); logits = head(norm(x)) + bias. Norms are RMS
-// norms with eps 1e-5. A model that reconstructs replaces x by the output at the last token plus a sine and cosine of
-// the position, applies [norm, linear, GELU] twice, and then the head.
+// Computes x = embeddings[ids]; per layer x += mixer(norm(x)), x += mlp(norm(x)); logits = head(norm(x)) + bias. Norms
+// are RMS norms with eps 1e-5. A model that reconstructs replaces x by the output at the last token plus sines and
+// cosines of the position, applies [norm, linear, GELU] twice, and then the norm and the head.
 class SequenceModel : public torch::nn::Module {
  public:
-  // Draws embeddings normal with deviation 0.02 and the other weights like PyTorch's Linear; biases are 0, norms 1.
-  // Throws Error for an invalid configuration.
+  // Draws normal embeddings with standard deviation 0.02, and the other weights like PyTorch's Linear; biases are 0,
+  // norms 1. Throws Error for an invalid configuration.
   SequenceModel(const SequenceModelConfig& config, const Initialiser& init);
 
   // Maps ids [B, T] int64 below vocab to the logits [M, vocab] float32 at `places` [M] int64 only; token t of sequence
-  // b is place b · T + t. Several threads may call it at once.
+  // b is place b · T + t. Several threads may call this function at once.
   torch::Tensor logits(const torch::Tensor& ids, const torch::Tensor& places) const;
 
  private:
