@@ -177,7 +177,7 @@ struct GroupScratch {
 };
 
 // Computes query head i_q of sequence n with all of its value heads, with all threads of the pool. dq and dk are added
-// in the order of the heads, so that the bits are those of one thread.
+// in the order of the heads, so that one thread and several threads give the same bits.
 template <class T, int kKeySplits, Decay kDecay>
 void BackwardGroup(const DeltaBackward<T>& p, std::int64_t n, std::int64_t i_q, std::byte* memory, ThreadPool& pool) {
   Arena arena(memory);
