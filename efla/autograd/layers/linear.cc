@@ -68,13 +68,16 @@ LinearForward linear_problem(const Tensor& x, const Tensor& weight, const Linear
 }  // namespace
 
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
+  const auto like_x = [&](const Tensor& rows) {  // [N, D] → [..., D]
+    auto sizes = x.sizes().vec();
+    sizes.back() = rows.size(1);
+    return rows.view(sizes);
+  };
   const bool differentiable = at::GradMode::is_enabled() &&
                               (x.requires_grad() || weight.requires_grad() || (bias.defined() && bias.requires_grad()));
   if (differentiable || !is_plain(x, weight)) {
     if (!bias.defined()) return at::matmul(x, weight.t());
-    auto sizes = x.sizes().vec();
-    sizes.back() = weight.size(0);
-    return at::addmm(bias, x.reshape({-1, x.size(-1)}), weight.t()).view(sizes);  // the product adds the bias
+    return like_x(at::addmm(bias, x.reshape({-1, x.size(-1)}), weight.t()));  // the product adds the bias
   }
   RECORD_USER_SCOPE("efla::linear");
   const at::NoGradGuard no_grad;
@@ -82,9 +85,7 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
   Tensor y = at::empty({rows.size(0), weight.size(0)}, x.options());
   product(rows, weight, y);
   if (bias.defined()) y.add_(bias);
-  auto sizes = x.sizes().vec();
-  sizes.back() = weight.size(0);
-  return y.view(sizes);
+  return like_x(y);
 }
 
 Tensor fused_linear(const Tensor& x, const Tensor& weight, const LinearFusion& with) {

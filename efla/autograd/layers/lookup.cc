@@ -2,7 +2,7 @@
 
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "efla/autograd/context.h"
+#include "efla/autograd/tensor_view.h"
 
 namespace efla::autograd {
 namespace {
@@ -24,7 +24,7 @@ struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     refuse_second_order("embedding");
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-    const Tensor ids = ctx->get_saved_variables()[0].flatten(), d = grads[0].flatten(0, -2);
+    const Tensor ids = ctx->get_saved_variables()[0].flatten(), d = rows_of(grads[0]);
     const Tensor rows = at::arange(ctx->saved_data["rows"].toInt(), ids.options()).unsqueeze(1);
     return {at::mm(rows.eq(ids).to(d.scalar_type()), d), {}};
   }
