@@ -118,8 +118,10 @@ class Runner {
     try {
       return task_.evaluate(model_, group_, events_.stop);
     } catch (const NonFinite& error) {
-      throw NonFinite("training stopped after step " + std::to_string(trainer_.steps_done()) + ": " + error.what() +
-                      "; " + last_good());
+      const std::int64_t done = trainer_.steps_done();
+      throw NonFinite("training stopped after step " + std::to_string(done) + ": " + error.what() + "; " +
+                      (saved_ && saved_->step == done ? "the checkpoint " + saved_->path.string() + " has this model"
+                                                      : last_good()));
     }
   }
 

@@ -50,9 +50,9 @@ enum class RunEnd { finished, stopped };
 // it has one. Called by all ranks, of which rank 0 alone writes. metrics.jsonl gets lines {"event": "step", step,
 // [progress], loss, [accuracy], lr, grad_norm, UNIT_per_second, seconds}, {"event": "evaluation", step, [progress],
 // [evaluation], seconds} and {"event": "sample", step, [progress], text, seconds}; only UNIT_per_second and seconds
-// (the time spent in steps) differ between two runs. A stop saves a checkpoint and returns. Throws NonFinite if a loss
-// or gradient is not finite, and std::runtime_error if a checkpoint cannot be written; for steps and checkpoints the
-// message names the last good checkpoint.
+// (the time spent in steps) differ between two runs. A stop saves a checkpoint and returns. Throws NonFinite if a loss,
+// a gradient or a result of an evaluation is not finite, and std::runtime_error if a checkpoint cannot be written. The
+// message names the last good checkpoint, or the checkpoint of the model that was evaluated.
 RunEnd train_in_folder(const Run& run, Task& task, DataParallel& model, const UpdateOptions& update,
                        ProcessGroup& group, const RunEvents& events);
 

@@ -151,7 +151,6 @@ TEST_F(LmTraining, StopsAtALossThatIsNotFiniteAndNamesTheLastCheckpoint) {
 
 TEST_F(LmTraining, StopsAtAValidationLossThatIsNotFiniteAndNamesTheLastCheckpoint) {
   auto options = small_options();
-  options.checkpoint_every = 2;
   options.evaluate_every = 3;
   const auto make = [] {
     LmReplica replica = small_language_model(1);
@@ -160,14 +159,19 @@ TEST_F(LmTraining, StopsAtAValidationLossThatIsNotFiniteAndNamesTheLastCheckpoin
     };
     return replica;
   };
-  try {
-    run(folder_ / "run", options, 1, {}, make);
-    FAIL() << "went on";
-  } catch (const NonFinite& error) {
-    const std::string text = error.what();
-    EXPECT_NE(text.find("after step 3: the validation loss is inf"), std::string::npos) << text;
-    EXPECT_NE(text.find("step-000002"), std::string::npos) << text;
-  }
+  const auto expect_end = [&](const std::string& folder, std::int64_t checkpoint_every, const std::string& named) {
+    options.checkpoint_every = checkpoint_every;
+    try {
+      run(folder_ / folder, options, 1, {}, make);
+      FAIL() << "went on";
+    } catch (const NonFinite& error) {
+      const std::string text = error.what();
+      EXPECT_NE(text.find("after step 3: the validation loss is inf"), std::string::npos) << text;
+      EXPECT_NE(text.find(named), std::string::npos) << text;
+    }
+  };
+  expect_end("before", 2, "the last good checkpoint is " + (folder_ / "before/checkpoints/step-000002").string());
+  expect_end("same", 3, (folder_ / "same/checkpoints/step-000003").string() + " has this model");
 }
 
 TEST_F(LmTraining, ACheckpointThatCannotBeWrittenLeavesTheOthers) {
