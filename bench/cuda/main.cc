@@ -39,14 +39,16 @@ int main(int argc, char** argv) try {
     return program.exit(error) == 0 ? 0 : kBadInput;
   }
   std::string absence;
-  if (efla::gpu::find_devices(absence).empty()) return report(kBadInput, "it needs a machine with a GPU: " + absence);
+  const auto devices = efla::gpu::find_devices(absence);
+  if (devices.empty()) return report(kBadInput, "got a machine without a GPU, expected one with a GPU: " + absence);
+  options.gpu = devices.front().name;
   efla::bench::cuda::time_gpu(options, [](const std::string& line) {
     std::printf("%s\n", line.c_str());
     std::fflush(stdout);
   });
   return 0;
 } catch (const efla::Error& error) {
-  return report(kBadInput, error.argument() + ": got " + error.got() + ", expected " + error.expected());
+  return report(kBadInput, error.what());
 } catch (const std::exception& error) {
   return report(kFailed, error.what());
 }

@@ -152,11 +152,8 @@ void CaseRun::write_result(const std::string& name, const std::string& fields, b
 }
 
 void time_gpu(const GpuOptions& options, const GpuWrite& write) {
-  std::string absence;
-  const std::vector<gpu::Properties> devices = gpu::find_devices(absence);
-  if (devices.empty()) throw std::runtime_error("no GPU: " + absence);
   const std::vector<Plan> all = plans(options);
-  CaseRun run{options, devices.front().name, write, {}};
+  CaseRun run{options, options.gpu, write, {}};
   bool any = false;
   for (const Plan& plan : all) {
     if (plan.name.find(options.filter) == std::string::npos) continue;

@@ -14,12 +14,13 @@ struct GpuOptions {
   int repeats = 30;      // graph replays, and calls outside of a graph, per case
   bool scaling = false;  // T from 1024 to 262144 instead of the peers' sizes
   std::string commit;    // of the program, for the results
+  std::string gpu;       // its name, for the results
 };
 
 // Receives one JSON object per result.
 using GpuWrite = std::function<void(const std::string& line)>;
 
-// Times the cases. Throws Error if no case's name contains the filter. Throws std::runtime_error
+// Times the cases on the current GPU. Throws Error if no case's name contains the filter. Throws std::runtime_error
 // after the last case if a case computed wrong results; such a case gets no time.
 void time_gpu(const GpuOptions& options, const GpuWrite& write);
 

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
@@ -104,6 +105,11 @@ TEST(BenchOp, MistakesNameWhatThereIs) {
   EXPECT_TRUE(is_user_mistake(no_reps, "efla: bench op: --reps: "));
   EXPECT_TRUE(is_user_mistake(no_reps, "(see efla bench op --help)"));
   EXPECT_TRUE(is_user_mistake(run_program({"bench"}), "expected one of op, stability, generate, serve, model"));
+  const TempFolder folder;
+  const auto path = folder.file("gpu.jsonl");
+  const auto on_gpu = bench_op({"--device", "cuda", "--filter", "no such case", "--out", path});
+  EXPECT_EQ(on_gpu.exit_code, 2);
+  EXPECT_EQ(run_program({"info"}).out.find("none: ") != std::string::npos, !std::filesystem::exists(path));
 }
 
 TEST(BenchModel, TrainsAndGeneratesBesideTheEagerForm) {

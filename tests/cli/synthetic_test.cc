@@ -22,6 +22,12 @@ TEST(ShowCommand, PrintsAnExampleWithItsTargetsMarked) {
   EXPECT_EQ(run_program({"data", "show", "selective-copying", "--length", "12", "--copied", "3"}).out, result.out);
 }
 
+TEST(ShowCommand, HelpSaysWhichParametersAreWholeNumbers) {
+  const auto help = run_program({"data", "show", "noisy-recall", "--help"}).out;
+  EXPECT_NE(help.find("--vocab INT=32"), std::string::npos) << help;
+  EXPECT_NE(help.find("--noise FLOAT=0.2"), std::string::npos) << help;
+}
+
 TEST(ShowCommand, MeasuresHowFastExamplesAreDrawn) {
   const auto result = run_program({"data", "show", "mqar", "--count", "100", "--split", "test"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
