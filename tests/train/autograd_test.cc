@@ -1,6 +1,7 @@
 // The operators as LibTorch functions: values against tensor operations, gradients against finite differences.
 #include <gtest/gtest.h>
 #include <torch/autograd.h>
+#include <torch/cuda.h>
 #include <torch/types.h>
 
 #include <ATen/Parallel.h>
@@ -10,6 +11,8 @@
 #include <functional>
 #include <vector>
 
+#include "efla/autograd/autocast.h"
+#include "efla/autograd/context.h"
 #include "efla/autograd/delta_rule.h"
 #include "efla/autograd/layers/add_rms_norm.h"
 #include "efla/autograd/layers/decay_gate.h"
@@ -373,6 +376,56 @@ TEST(Swiglu, IsWhatTheReferenceOfTheFusedKernelComputes) {
   EXPECT_LE(max_difference(y, expected_y), 1e-6);
   EXPECT_LE(max_difference(gradients[0], dgate), 1e-6);
   EXPECT_LE(max_difference(gradients[1], dup), 1e-6);
+}
+
+// Calls f with products in float32, then in bfloat16, with the error that these products may have.
+void with_products_on_gpu(const std::function<void(double most)>& f) {
+  f(1e-4);
+  const Bfloat16OnGpu precision;
+  f(3e-2);
+}
+
+// Gradients of the functions that differ on a GPU, against LibTorch's operators in float64 on the CPU.
+TEST(OnAGpu, MlpsEmbeddingsAndBiasesHaveTheGradientsOfLibTorch) {
+  if (!torch::cuda::is_available() || !has_gpu_kernels())
+    GTEST_SKIP() << "no GPU that LibTorch and the kernels can use";
+  using Tensors = std::vector<Tensor>;
+  const auto expect_gradients = [](const Tensors& inputs, const std::function<Tensor(const Tensors&)>& f,
+                                   const std::function<Tensor(const Tensors&)>& exact, double most) {
+    const auto leaves = [&](at::Device device, at::ScalarType type) {
+      Tensors copies;
+      for (const auto& x : inputs) copies.push_back(x.to(device, type).requires_grad_());
+      return copies;
+    };
+    const auto here = leaves(at::kCPU, at::kDouble), there = leaves(at::kCUDA, at::kFloat);
+    const auto expected = exact(here), got = f(there);
+    const auto dy = random_tensor(expected.sizes().vec(), 9);
+    EXPECT_LE(max_difference(got.detach().cpu(), expected), most * expected.abs().max().item<double>());
+    const auto wanted = torch::autograd::grad({expected}, here, {dy});
+    const auto gradients = torch::autograd::grad({got}, there, {dy.to(at::kCUDA, got.scalar_type())});
+    for (std::size_t i = 0; i < wanted.size(); ++i) {
+      EXPECT_EQ(gradients[i].scalar_type(), at::kFloat) << i;
+      EXPECT_LE(max_difference(gradients[i].cpu(), wanted[i]), most * wanted[i].abs().max().item<double>()) << i;
+    }
+  };
+  with_products_on_gpu([&](double most) {
+    expect_gradients(
+        {random_tensor({2, 9, 16}, 1), random_tensor({24, 16}, 2), random_tensor({24, 16}, 3),
+         random_tensor({16, 24}, 4)},
+        [](const Tensors& x) { return swiglu_mlp(x[0], x[1], x[2], x[3]); },
+        [](const Tensors& x) {
+          return torch::matmul(torch::silu(torch::matmul(x[0], x[1].t())) * torch::matmul(x[0], x[2].t()), x[3].t());
+        },
+        most);
+    expect_gradients(
+        {random_tensor({2, 9, 40}, 1), random_tensor({24, 16}, 2), random_tensor({24}, 3)},
+        [](const Tensors& x) { return autograd::linear(x[0].narrow(2, 8, 16), x[1], x[2]); },
+        [](const Tensors& x) { return torch::matmul(x[0].narrow(2, 8, 16), x[1].t()) + x[2]; }, most);
+    const auto ids = torch::arange(60).remainder(7).view({5, 12});
+    expect_gradients(
+        {random_tensor({9, 16}, 1)}, [&](const Tensors& x) { return autograd::embedding(x[0], ids.to(at::kCUDA)); },
+        [&](const Tensors& x) { return torch::embedding(x[0], ids); }, 1e-5);
+  });
 }
 
 // In float64 by LibTorch's operators, also where exponentials of z overflow.
