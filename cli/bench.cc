@@ -134,7 +134,8 @@ void bench_op_on_gpu(const OpArguments& arguments) {
   if (gpus.found.empty()) throw Error("bench op", "--device", "cuda", "a machine with a GPU: " + gpus.absence);
   const std::unique_ptr<io::JsonLinesWriter> file =
       arguments.out.empty() ? nullptr : std::make_unique<io::JsonLinesWriter>(arguments.out);
-  bench::cuda::time_gpu({arguments.filter, arguments.reps.value_or(30), arguments.scaling, std::string(commit()), gpus.found.front().name},
+  bench::cuda::time_gpu({arguments.filter, arguments.reps.value_or(30), arguments.scaling, std::string(commit()),
+                         gpus.found.front().name},
                         [&](const std::string& line) {
                           fmt::print("{}\n", line);
                           std::fflush(stdout);
