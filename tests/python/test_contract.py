@@ -192,6 +192,32 @@ class Mistakes(unittest.TestCase):
             self.refuses(message, efla.chunk_gated_delta_rule, **x, g=bad)
             self.refuses(message, efla.chunk_efla, **x, g=bad)
 
+    def test_dtypes_that_a_conversion_would_change(self):
+        x = inputs(decay="channel")
+        gate = {"use_gate_in_kernel": True, "A_log": torch.zeros(2), "dt_bias": torch.zeros(24)}
+        for name in ("beta", "g", "initial_state", "A_log", "dt_bias"):
+            good = {**x, **gate, "initial_state": state()}
+            for dtype in (torch.int64, torch.bool, torch.complex64):
+                message = f"{name}: got dtype {dtype}, expected a floating-point dtype"
+                self.refuses(message, efla.chunk_kda, **{**good, name: good[name].to(dtype)})
+                self.refuses(message, efla.fused_recurrent_kda, **{**good, name: good[name].to(dtype)})
+        x = inputs(decay="scalar")
+        gate["dt_bias"] = torch.zeros(2)
+        for name in ("g", "A_log", "dt_bias"):
+            good = {**x, **gate}
+            message = f"{name}: got dtype torch.int64, expected a floating-point dtype"
+            self.refuses(message, efla.chunk_gated_delta_rule, **{**good, name: good[name].long()})
+
+    def test_tensors_that_are_not_dense(self):
+        x = inputs()
+        dense = "expected a dense tensor; cu_seqlens packs sequences"
+        for name, tensor in x.items():
+            message = f"{name}: got a tensor of layout torch.sparse_coo, {dense}"
+            self.refuses(message, efla.chunk_efla, **{**x, name: tensor.to_sparse()})
+            if hasattr(torch, "jagged"):
+                jagged = torch.nested.nested_tensor([*tensor], layout=torch.jagged)
+                self.refuses(f"{name}: got a tensor of layout torch.jagged, {dense}", efla.chunk_efla, **{**x, name: jagged})
+
     def test_packed_sequences(self):
         f, x = efla.chunk_delta_rule, inputs(batch=1)
         cu = torch.tensor
@@ -245,8 +271,12 @@ class Mistakes(unittest.TestCase):
             safe_gate=True,
             lower_bound=-6.0,
         )
-        bias = {"A_log": torch.zeros(2), "dt_bias": torch.zeros(5)}
-        self.refuses("dt_bias: got shape [5], expected [HV·K] = [24]", efla.chunk_kda, **x, **gate, **bias)
+        for bias, message in ((torch.zeros(5), "shape [5], expected [HV·K] = [24]"), ([0.0] * 24, "list, expected a tensor")):
+            self.refuses(f"dt_bias: got {message}", efla.chunk_kda, **x, **gate, A_log=torch.zeros(2), dt_bias=bias)
+        for bound in (0.0, 5.0, float("nan"), "x"):
+            message = f"lower_bound: got {bound!r}, expected None or a number below 0"
+            for function in (efla.chunk_kda, efla.fused_recurrent_kda):
+                self.refuses(message, function, **x, **gate, lower_bound=bound)
         learned = {**x, "v": x["v"].clone().requires_grad_()}
         self.refuses(
             "return_intermediate_states: got True with tensors that require gradients, expected torch.no_grad() or "

@@ -25,12 +25,15 @@ class Transformed(NotImplementedError):
 # What PyTorch says of an argument that does not fit an operator's schema, and where the operators have other names.
 _BAD_TYPE = re.compile(r"Expected a value of type '(.+)' for argument '(\w+)' but instead found .*\n.*\nValue: (.*)")
 _ARGUMENTS = {"qk_l2norm": "use_qk_l2norm_in_kernel"}
+# What PyTorch says of a forward derivative: of the operator, and of _func.DeltaRule.
+_FORWARD_DERIVATIVE = ("jvp is not implemented for the c++ API", "must implement the jvp function")
 
 
 def call(function: str, operator: Callable[..., Any], *arguments: object) -> Any:
     """Calls a torch operator of the library with q, k, v, beta, g and more. Its mistakes become ValueErrors that name `function`.
 
-    Raises Transformed inside torch.func's grad, vjp, jvp and jacobians where the operator's gradients are made in C++.
+    Raises Transformed inside torch.func's grad, vjp, jvp and jacobians where the operator's gradients are made in C++, and
+    NotImplementedError for forward derivatives.
     """
     if is_compiling():
         return operator(*arguments)
@@ -39,6 +42,10 @@ def call(function: str, operator: Callable[..., Any], *arguments: object) -> Any
     except RuntimeError as error:
         if "functorch transforms" in str(error):
             raise Transformed(f"{function}: got a transform of torch.func, expected torch.autograd.grad or backward()") from None
+        if any(text in str(error) for text in _FORWARD_DERIVATIVE):
+            text = "got a forward derivative (jvp, jacfwd, hessian), expected a first derivative in reverse mode (grad, vjp, jacrev)"
+            raise NotImplementedError(f"{function}: {text}") from None
+        check_dense(function, operator, arguments)
         bad_type = _BAD_TYPE.search(str(error))
         if bad_type:
             expected, argument, got = bad_type.groups()
@@ -50,6 +57,14 @@ def call(function: str, operator: Callable[..., Any], *arguments: object) -> Any
         if text.startswith("g: got shape") and isinstance(q, Tensor) and isinstance(g, Tensor) and g.dim() == q.dim() - 1:
             text = text.replace(", 1]", "]")  # the axis of channels that the operator gives a decay per head
         raise ValueError(f"{function}: {text}") from None
+
+
+def check_dense(function: str, operator: Any, arguments: Iterable[object]) -> None:
+    """Raises ValueError for a sparse or nested tensor among the arguments of a torch operator, which no kernel takes."""
+    names = [argument.name for argument in operator.default._schema.arguments] if hasattr(operator, "default") else []
+    for name, value in zip(names, arguments):
+        if isinstance(value, Tensor) and value.layout != torch.strided:
+            raise mistake(function, name, f"a tensor of layout {value.layout}", "a dense tensor; cu_seqlens packs sequences")
 
 
 def is_compiling() -> bool:
@@ -69,6 +84,22 @@ def check_tensors(function: str, **tensors: object) -> None:
     for argument, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
             raise mistake(function, argument, type(tensor).__name__, "a tensor")
+
+
+def check_floating(function: str, **tensors: object) -> None:
+    """Raises ValueError for an argument that is not a floating-point tensor."""
+    check_tensors(function, **tensors)
+    for argument, tensor in tensors.items():
+        if isinstance(tensor, Tensor) and not tensor.is_floating_point():
+            raise mistake(function, argument, f"dtype {tensor.dtype}", "a floating-point dtype")
+
+
+def as_floating(function: str, argument: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """tensor.to(dtype), without the cost of a call that changes nothing. Raises ValueError for a dtype that is not floating-point."""
+    if tensor.dtype == dtype:
+        return tensor
+    check_floating(function, **{argument: tensor})
+    return tensor.to(dtype)
 
 
 def as_dtype(tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -107,6 +138,22 @@ def check_shape(function: str, argument: str, tensor: object, axes: str, sizes: 
     expected = [sizes[axis] for axis in axes.split()]
     if got != expected:
         raise mistake(function, argument, f"shape {got}", f"[{axes.replace(' ', ', ')}] = {expected}")
+
+
+def check_cu_seqlens(function: str, cu_seqlens: object) -> None:
+    """Raises ValueError unless cu_seqlens is a tensor of whole numbers; the operator checks the numbers."""
+    check_tensors(function, cu_seqlens=cu_seqlens)
+    if isinstance(cu_seqlens, Tensor) and cu_seqlens.dtype not in (torch.int64, torch.int32):
+        raise mistake(function, "cu_seqlens", cu_seqlens.dtype, "torch.int64 or torch.int32")
+
+
+def check_lower_bound(function: str, lower_bound: object, safe_gate: bool) -> None:
+    """Raises ValueError unless lower_bound is None or below 0, and with safe_gate in [-5, 0)."""
+    number = isinstance(lower_bound, (int, float))
+    if safe_gate and not (number and -5 <= lower_bound < 0):  # type: ignore[operator, unused-ignore]
+        raise mistake(function, "lower_bound", lower_bound, "a number in [-5, 0) with safe_gate")
+    if lower_bound is not None and not (number and lower_bound < 0):  # type: ignore[operator, unused-ignore]
+        raise mistake(function, "lower_bound", repr(lower_bound), "None or a number below 0")
 
 
 def check_no_gradients(function: str, argument: str, tensors: Iterable[Tensor | None]) -> None:

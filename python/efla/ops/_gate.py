@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from efla.ops._check import mistake
+from efla.ops._check import check_floating, mistake
 
 
 def widen(x: Tensor) -> Tensor:
@@ -20,6 +20,7 @@ def beta_of(function: str, beta: Tensor, use_sigmoid: bool, allow_neg_eigval: bo
         if allow_neg_eigval:
             raise mistake(function, "allow_neg_eigval", True, "False without use_beta_sigmoid_in_kernel")
         return beta
+    check_floating(function, beta=beta)
     beta = torch.sigmoid(widen(beta))
     return 2 * beta if allow_neg_eigval else beta
 

@@ -58,6 +58,12 @@ def delta_rule(
     """
     _check.check_chunk_size(function, chunk_size, (32, 64))
     _check.check_tensors(function, q=q, k=k, v=v, beta=beta)
+    if g is not None:
+        _check.check_tensors(function, g=g)
+    if initial_state is not None:
+        _check.check_axes(function, "initial_state", initial_state, "N HV V K" if state_v_first else "N HV K V")
+    if cu_seqlens is not None:
+        _check.check_cu_seqlens(function, cu_seqlens)
     given = q.dtype
     q, k, v = _check.widen_half(function, q, k, v)
     empty = q.dim() == 4 and q.shape[1] == 0
@@ -68,25 +74,20 @@ def delta_rule(
     state_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     beta = beta_of(function, beta, use_beta_sigmoid_in_kernel, allow_neg_eigval)
     if g is not None:
-        _check.check_tensors(function, g=g)
-        g = _check.as_dtype(g, state_dtype)
+        g = _check.as_floating(function, "g", g, state_dtype)
     if cu_seqlens is not None:
-        _check.check_tensors(function, cu_seqlens=cu_seqlens)
-        if cu_seqlens.dtype not in (torch.int64, torch.int32):
-            raise _check.mistake(function, "cu_seqlens", cu_seqlens.dtype, "torch.int64 or torch.int32")
         cu_seqlens = cu_seqlens.long()
         if empty:
             cu_seqlens = torch.cat([cu_seqlens[:-1], cu_seqlens[-1:] + 1])
     if initial_state is not None:
-        _check.check_axes(function, "initial_state", initial_state, "N HV V K" if state_v_first else "N HV K V")
-        initial_state = _check.as_dtype(initial_state, state_dtype)
+        initial_state = _check.as_floating(function, "initial_state", initial_state, state_dtype)
         if state_v_first:
             initial_state = initial_state.transpose(-1, -2)
     arguments = (
         q,
         k,
         v,
-        _check.as_dtype(beta, q.dtype),
+        _check.as_floating(function, "beta", beta, q.dtype),
         g,
         initial_state,
         cu_seqlens,

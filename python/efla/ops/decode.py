@@ -40,14 +40,14 @@ def delta_rule_step(
     double = q.dtype == torch.float64
     if g is not None:
         _check.check_tensors(function, g=g)
-        g = _check.as_dtype(g, torch.float64 if double else torch.float32)
+        g = _check.as_floating(function, "g", g, torch.float64 if double else torch.float32)
     o: Tensor = _check.call(
         function,
         torch.ops.efla.delta_rule_step,
         q,
         k,
         v,
-        _check.as_dtype(beta, q.dtype),
+        _check.as_floating(function, "beta", beta, q.dtype),
         g,
         state,
         scale,
@@ -103,14 +103,14 @@ def delta_rule_steps(
     double = q.dtype == torch.float64
     if g is not None:
         _check.check_tensors(function, g=g)
-        g = _check.as_dtype(g, torch.float64 if double else torch.float32)
+        g = _check.as_floating(function, "g", g, torch.float64 if double else torch.float32)
     o: Tensor = _check.call(
         function,
         torch.ops.efla.delta_rule_steps,
         q,
         k,
         v,
-        _check.as_dtype(beta, q.dtype),
+        _check.as_floating(function, "beta", beta, q.dtype),
         g,
         states,
         slots,

@@ -17,8 +17,10 @@ def _decay(function: str, g: Tensor | None, use_gate: bool, A_log: Tensor | None
     if not use_gate:
         return cast(Tensor, g)
     _check.check_shape(function, "A_log", A_log, "HV", sizes)
+    _check.check_floating(function, g=g, A_log=A_log)
     if dt_bias is not None:
         _check.check_shape(function, "dt_bias", dt_bias, "HV", sizes)
+        _check.check_floating(function, dt_bias=dt_bias)
     return scalar_gate(cast(Tensor, g), cast(Tensor, A_log), dt_bias)
 
 
@@ -114,6 +116,7 @@ def fused_recurrent_gated_delta_rule(
         g = _decay(function, g, use_gate_in_kernel, A_log, dt_bias)
     if gk is not None:
         sizes = _check.check_axes(function, "gk", gk, "B T HV K")
+        _check.check_floating(function, gk=gk)
         if g is not None:
             _check.check_shape(function, "g", g, "B T HV", sizes)
         g = gk if g is None else gk + g.unsqueeze(-1)

@@ -18,15 +18,21 @@ def _decay(
     A_log: Tensor | None,
     dt_bias: Tensor | None,
     lower_bound: float | None,
+    safe_gate: bool = False,
 ) -> Tensor:
     """g [B, T, HV, K] as it is, or the gate of it."""
     sizes = _check.check_axes(function, "g", g, "B T HV K")
     if not use_gate:
         return g
+    _check.check_floating(function, g=g)
+    _check.check_lower_bound(function, lower_bound, safe_gate)
     if A_log is not None or lower_bound is None:
         _check.check_shape(function, "A_log", A_log, "HV", sizes)
-    if dt_bias is not None and dt_bias.numel() != sizes["HV"] * sizes["K"]:
-        raise _check.mistake(function, "dt_bias", f"shape {list(dt_bias.shape)}", f"[HV·K] = [{sizes['HV'] * sizes['K']}]")
+        _check.check_floating(function, A_log=A_log)
+    if dt_bias is not None:
+        _check.check_floating(function, dt_bias=dt_bias)
+        if dt_bias.numel() != sizes["HV"] * sizes["K"]:
+            raise _check.mistake(function, "dt_bias", f"shape {list(dt_bias.shape)}", f"[HV·K] = [{sizes['HV'] * sizes['K']}]")
     return channel_gate(g, A_log, dt_bias, lower_bound)
 
 
@@ -137,15 +143,13 @@ def chunk_kda(
     """
     function = "chunk_kda"
     _check.check_absent(function, "cp_context", cp_context)
-    if safe_gate and use_gate_in_kernel and (lower_bound is None or not -5 <= lower_bound < 0):
-        raise _check.mistake(function, "lower_bound", lower_bound, "a number in [-5, 0) with safe_gate")
     o, final_state, between = delta_rule(
         function,
         q,
         k,
         v,
         beta,
-        _decay(function, g, use_gate_in_kernel, A_log, dt_bias, lower_bound),
+        _decay(function, g, use_gate_in_kernel, A_log, dt_bias, lower_bound, safe_gate),
         scale=scale,
         initial_state=initial_state,
         output_final_state=output_final_state,
