@@ -268,7 +268,13 @@ void check(const DeltaRuleInput& in) {
   check_one("v", in.v, dtype, 4, "[B, T, HV, V]");
   check_one("beta", in.beta, dtype, 3, "[B, T, HV]");
   if (in.g.defined()) check_one("g", in.g, state, in.g.dim() == 3 ? 3 : 4, "[B, T, HV] or [B, T, HV, K]");
-  if (in.initial_state.defined()) check_one("initial_state", in.initial_state, state, 4, "[N, HV, K, V]");
+  if (in.initial_state.defined()) {
+    check_one("initial_state", in.initial_state, state, 4, "[N, HV, K, V]");
+    if (in.initial_state.numel() == 0) {  // its view would count as none
+      const std::int64_t n = is_packed(in) ? in.cu_seqlens.numel() - 1 : in.q.size(0);
+      check_shape(kOperation, "initial_state", in.initial_state, {n, in.v.size(2), in.q.size(3), in.v.size(3)});
+    }
+  }
   if (is_packed(in)) {
     check_one("cu_seqlens", in.cu_seqlens, at::kLong, 1, "[N + 1]");
     if (in.cu_seqlens.size(0) == 0) throw Error(kOperation, "cu_seqlens", "shape [0]", "shape [N + 1]");

@@ -1,8 +1,10 @@
 // Decode steps on tensors: one token per batch entry, or several over a pool of states.
+#include <ATen/MemoryOverlap.h>
 #include <ATen/record_function.h>
 
 #include <string>
 #include <type_traits>
+#include <utility>
 
 #include "efla/autograd/context.h"
 #include "efla/autograd/delta_rule.h"
@@ -39,8 +41,15 @@ Tensor run_steps(const char* name, const DeltaRuleInput& in, Tensor& states, con
   const bool narrow = states.defined() && states.scalar_type() == at::kBFloat16;
   check_one(kTokens ? "states" : "state", states, narrow ? at::kBFloat16 : state_dtype, 4,
             kTokens ? "[P, HV, K, V]" : "[B, HV, K, V]");
-  if (slots.defined()) check_one("slots", slots, at::kLong, 1, "[B]");
-  if (kept.defined()) check_one("kept", kept, at::kLong, 1, "[B]");
+  if (at::has_internal_overlap(states) == at::MemOverlap::Yes) {
+    throw Error(name, kTokens ? "states" : "state", "a tensor whose elements share memory, as expand() makes it",
+                "one that can be written, as clone() makes it");
+  }
+  for (const auto& [argument, tensor] : {std::pair("slots", &slots), std::pair("kept", &kept)}) {
+    if (!tensor->defined()) continue;
+    check_one(argument, *tensor, at::kLong, 1, "[B]");
+    if (tensor->numel() == 0) check_shape(name, argument, *tensor, {q.size(0)});  // its view would count as none
+  }
   const at::NoGradGuard no_grad;
   Tensor o = at::empty(in.v.sizes(), in.v.options());
   with_element_type(name, q, [&]<class T>(T) {
@@ -74,6 +83,8 @@ Tensor run_steps(const char* name, const DeltaRuleInput& in, Tensor& states, con
       run(State<T>{});
     }
   });
+  // So that autograd refuses a backward that needs the states from before the call.
+  if (!states.is_inference()) states.unsafeGetTensorImpl()->bump_version();
   return o;
 }
 

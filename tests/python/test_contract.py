@@ -181,6 +181,9 @@ class Mistakes(unittest.TestCase):
             ("initial_state", state(3), "initial_state: got shape [3, 2, 12, 10], expected shape [2, 2, 12, 10]"),
         ):
             self.refuses(message, f, **{**x, name: bad})
+        for shape in ([0, 2, 12, 10], [2, 2, 12, 0]):
+            message = f"initial_state: got shape {shape}, expected shape [2, 2, 12, 10]"
+            self.refuses(message, f, **x, initial_state=torch.zeros(shape))
         g = inputs(decay="channel")["g"]
         self.refuses("g: got shape [2, 70, 2, 12], expected a tensor [B, T, HV]", efla.chunk_gated_delta_rule, **x, g=g)
         self.refuses("g: got shape [2, 70, 2], expected a tensor [B, T, HV, K]", efla.chunk_kda, **x, g=g[..., 0])
@@ -297,6 +300,15 @@ class Mistakes(unittest.TestCase):
         self.refuses("state: got shape [1, 2, 12, 10], expected shape [2, 2, 12, 10]", f, **x, state=state(1))
         self.refuses("g: got shape [2, 1], expected shape [2, 2]", f, **x, state=state(), g=torch.zeros(2, 1))
         self.refuses("scale: got 'a', expected a value of type Optional[float]", f, **x, state=state(), scale="a")
+        shared = "a tensor whose elements share memory, as expand() makes it, expected one that can be written, as clone() makes it"
+        self.refuses(f"state: got {shared}", f, **x, state=state(1).expand(2, 2, 12, 10))
+        self.refuses("beta: got dtype torch.int64, expected a floating-point dtype", f, **{**x, "beta": x["beta"].long()}, state=state())
+        for name, tensor in {**x, "state": state()}.items():
+            learned = {**x, "state": state(), name: tensor.clone().requires_grad_()}
+            message = f"{name}: got a tensor that requires gradients, expected torch.no_grad(): this function has none"
+            self.refuses(message, f, **learned)
+            with torch.no_grad():
+                self.assertFalse(f(**learned).requires_grad)
         x["q"] = x["q"].unsqueeze(1)
         self.refuses("q: got shape [2, 1, 2, 12], expected shape [B, H, K]", f, **x, state=state())
 
@@ -309,6 +321,13 @@ class Mistakes(unittest.TestCase):
         self.refuses("states: got shape [5, 2, 12, 10], expected shape [2, 2, 12, 10]", f, **x, states=pool)
         self.refuses("slots: got shape [1], expected shape [2]", f, **x, states=pool, slots=slots[:1])
         self.refuses("slots: got dtype Int, expected Long", f, **x, states=pool, slots=slots.int())
+        for name in ("slots", "kept"):
+            self.refuses(f"{name}: got shape [0], expected shape [2]", f, **x, states=state(), **{name: slots[:0]})
+        shared = "a tensor whose elements share memory, as expand() makes it, expected one that can be written, as clone() makes it"
+        self.refuses(f"states: got {shared}", f, **x, states=state(1).expand(2, 2, 12, 10))
+        learned = {**x, "v": x["v"].clone().requires_grad_()}
+        message = "v: got a tensor that requires gradients, expected torch.no_grad(): this function has none"
+        self.refuses(message, f, **learned, states=state())
         g = torch.zeros(2, 2, 2)
         self.refuses("g: got shape [2, 2, 2], expected shape [2, 3, 2]", f, **x, states=pool, slots=slots, g=g)
         for bad, index in (([4, 4], 1), ([5, 0], 0), ([-2, 0], 0)):
@@ -323,6 +342,21 @@ class Derivatives(unittest.TestCase):
         o, _ = efla.chunk_delta_rule(**x)
         with self.assertRaisesRegex(RuntimeError, "create_graph: got true, expected false: only first derivatives are implemented"):
             torch.autograd.grad(o.sum(), x["q"], create_graph=True)
+
+
+    def test_of_a_state_that_a_step_has_overwritten_are_refused(self):
+        x = inputs(tokens=1)
+        for step, tokens in ((efla.delta_rule_step, {n: t[:, 0] for n, t in x.items()}), (efla.delta_rule_steps, x)):
+            s, weight = state(), torch.ones(2, 2, 12, 10, requires_grad=True)
+            loss = (weight * s).sum()
+            step(*tokens.values(), s, step="exact")
+            self.assertEqual(s._version, 1)
+            with self.assertRaisesRegex(RuntimeError, "modified by an inplace operation"):
+                loss.backward()
+        with torch.inference_mode():
+            s = state()
+            efla.delta_rule_steps(*x.values(), s, step="exact")
+        efla.delta_rule_steps(*x.values(), s, step="exact")
 
 
 class Types(unittest.TestCase):

@@ -107,6 +107,12 @@ class Training(unittest.TestCase):
         for transformed in (torch.func.hessian(loss), lambda q: torch.func.jvp(loss, (q,), (q,))):
             with self.assertRaisesRegex(NotImplementedError, r"^chunk_delta_rule: got a forward derivative \(jvp"):
                 transformed(q)
+        with torch.autograd.forward_ad.dual_level():
+            with self.assertRaisesRegex(NotImplementedError, r"^chunk_delta_rule: got a forward derivative \(jvp"):
+                loss(torch.autograd.forward_ad.make_dual(q, q))
+        x1 = {name: tensor[:, 0] for name, tensor in x.items()}
+        with self.assertRaisesRegex(ValueError, "^delta_rule_step: q: got a tensor that requires gradients"):
+            torch.func.grad(lambda q: efla.delta_rule_step(q[:, 0], **x1, state=state(), step="exact").sum())(q)
         for transformed in (
             torch.func.grad(lambda q: torch.func.grad(loss)(q).square().sum()),
             torch.func.jacrev(torch.func.jacrev(loss)),

@@ -156,6 +156,13 @@ def check_lower_bound(function: str, lower_bound: object, safe_gate: bool) -> No
         raise mistake(function, "lower_bound", repr(lower_bound), "None or a number below 0")
 
 
+def check_constants(function: str, **tensors: Tensor | None) -> None:
+    """Raises ValueError for a tensor that requires gradients, because a function without gradients would give none silently."""
+    for argument, tensor in tensors.items():
+        if isinstance(tensor, Tensor) and tensor.requires_grad:
+            raise mistake(function, argument, "a tensor that requires gradients", "torch.no_grad(): this function has none")
+
+
 def check_no_gradients(function: str, argument: str, tensors: Iterable[Tensor | None]) -> None:
     """Raises ValueError where a gradient would be asked of what `argument` returns."""
     if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):

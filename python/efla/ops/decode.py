@@ -22,7 +22,7 @@ def delta_rule_step(
     erase_scale: float = 1.0,
     write_scale: float = 1.0,
 ) -> Tensor:
-    """chunk_efla for one token of every batch entry, in place and without gradients.
+    """chunk_efla for one token of every batch entry, in place and without gradients: tensors that require them need torch.no_grad().
 
     Args:
         q, k: [B, H, K], float32, bfloat16 or float16; v: [B, HV, V]; beta: [B, HV]; g: [B, HV], [B, HV, K] or None.
@@ -35,6 +35,8 @@ def delta_rule_step(
     """
     function = "delta_rule_step"
     _check.check_tensors(function, q=q, k=k, v=v, beta=beta, state=state)
+    if torch.is_grad_enabled():
+        _check.check_constants(function, q=q, k=k, v=v, beta=beta, g=g, state=state)
     given = q.dtype
     q, k, v = _check.widen_half(function, q, k, v)
     double = q.dtype == torch.float64
@@ -76,7 +78,7 @@ def delta_rule_steps(
     write_scale: float = 1.0,
     kept: Tensor | None = None,
 ) -> Tensor:
-    """chunk_efla for 1 to 8 tokens of every batch entry, whose states lie in a pool; in place and without gradients.
+    """chunk_efla for 1 to 8 tokens of every batch entry, whose states lie in a pool; in place and without gradients, as delta_rule_step.
 
     Args:
         q, k: [B, T, H, K], float32, bfloat16 or float16; v: [B, T, HV, V]; beta: [B, T, HV]; g: [B, T, HV], [B, T, HV, K] or None.
@@ -95,6 +97,8 @@ def delta_rule_steps(
     """
     function = "delta_rule_steps"
     _check.check_tensors(function, q=q, k=k, v=v, beta=beta, states=states)
+    if torch.is_grad_enabled():
+        _check.check_constants(function, q=q, k=k, v=v, beta=beta, g=g, states=states)
     given = q.dtype
     q, k, v = _check.widen_half(function, q, k, v)
     for name, tensor in (("slots", slots), ("kept", kept)):
