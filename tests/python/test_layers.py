@@ -175,6 +175,43 @@ class Layers(unittest.TestCase):
                 message = f"past_key_values: recurrent_state: got shape {state}, expected {expected}"
                 self.assertEqual(str(caught.exception), f"{type(layer).__name__}: {message}")
 
+    def test_a_cache_of_other_convolutions_is_refused(self):
+        for layer in layers():
+            if not layer.use_short_conv:
+                continue
+            cache = layer(self.x, use_cache=True)[2][layer.layer_idx]
+            shapes = [list(tensor.shape) for tensor in cache["conv_state"]]
+            for cut, shape in (
+                (lambda tensor: tensor[..., 1:], [2, shapes[2][1], 3]),
+                (lambda tensor: tensor[:, 1:], [2, shapes[2][1] - 1, 4]),
+                (lambda tensor: tensor[1:], [1, shapes[2][1], 4]),
+            ):
+                *first, last = cache["conv_state"]
+                other = {layer.layer_idx: {**cache, "conv_state": (*first, cut(last))}}
+                with self.assertRaises(ValueError) as caught:
+                    layer(self.x[:, :1], past_key_values=other, use_cache=True)
+                message = f"past_key_values: conv_state: got shape {shape}, expected [N, D, W] = {shapes[2]}"
+                self.assertEqual(str(caught.exception), f"{type(layer).__name__}: {message}")
+
+    def test_other_ends_of_packed_sequences_are_refused(self):
+        for layer in layers():
+            for ends, message in (
+                ([0, 11], "cu_seqlens: got list, expected a tensor"),
+                (torch.tensor([0.0, 11.0]), "cu_seqlens: got torch.float32, expected torch.int64 or torch.int32"),
+                (torch.tensor([[0, 11]]), "cu_seqlens: got shape [1, 2], expected a tensor [N+1]"),
+                (torch.tensor([0, 10]), None),
+                (torch.tensor([1, 11]), None),
+                (torch.tensor([0, 12]), None),
+                (torch.tensor([0, 7, 3, 11]), None),
+                (torch.tensor([0]), None),
+            ):
+                with self.assertRaises(ValueError) as caught:
+                    layer(self.x[:1], cu_seqlens=ends)
+                if message is None and layer.use_short_conv:
+                    message = f"cu_seqlens: got {ends.tolist()}, expected ends of sequences that rise from 0 to T = 11"
+                name = type(layer).__name__
+                self.assertTrue(str(caught.exception).startswith(f"{name}: {message or 'cu_seqlens'}"), caught.exception)
+
     def test_a_cache_needs_the_index_of_the_layer(self):
         layer = DeltaNet(hidden_size=24, num_heads=2)
         for given in ({"use_cache": True}, {"past_key_values": {}}, {"past_key_values": {}, "use_cache": True}):

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from efla.layers.cache import keep_states, states_of
+from efla.layers.cache import States, keep_states, states_of
 from efla.layers.parts import HeadNorm, ShortConvolution, repad, unpad
-from efla.ops._check import check_axes, check_shape, mistake
+from efla.ops._check import check_axes, check_cu_seqlens, check_shape, mistake
 from efla.ops._gate import channel_gate, scalar_gate, widen
 from efla.ops._run import delta_rule
 from efla.ops.decode import delta_rule_step
@@ -177,13 +177,17 @@ class Mixer(nn.Module):
         """
         batch, tokens = self._check_input(hidden_states)
         indices = None
-        if attention_mask is not None and cu_seqlens is None:
-            hidden_states, cu_seqlens, indices = unpad(hidden_states, self._last_columns(attention_mask, batch, tokens))
+        if cu_seqlens is not None:
+            self._check_ends(cu_seqlens, tokens)
+        elif attention_mask is not None:
+            columns = self._last_columns(attention_mask, batch, tokens)
+            if batch > 0:
+                hidden_states, cu_seqlens, indices = unpad(hidden_states, columns)
         if self.layer_idx is None and (use_cache or past_key_values is not None):
             raise mistake(type(self).__name__, "layer_idx", None, "the index of the layer, which a cache needs")
         key = self.layer_idx or 0  # without a cache not looked at
         last = states_of(past_key_values, key)
-        self._check_state(last["recurrent_state"], batch if cu_seqlens is None else len(cu_seqlens) - 1)
+        self._check_states(last, batch if cu_seqlens is None else len(cu_seqlens) - 1)
 
         q, k, v, conv_state = self._qkv(hidden_states, last["conv_state"], cu_seqlens)
         o, recurrent_state = self._mix(q, k, v, hidden_states, last["recurrent_state"], use_cache, cu_seqlens)
@@ -212,11 +216,27 @@ class Mixer(nn.Module):
             raise mistake(name, "attention_mask", got, expected)
         return attention_mask[:, sizes["T"] - tokens :]
 
-    def _check_state(self, state: Tensor | None, sequences: int) -> None:
-        """Raises ValueError for a state in the cache that is not of this number of sequences and of this layer's sizes."""
+    def _check_ends(self, cu_seqlens: Tensor, tokens: int) -> None:
+        """Raises ValueError unless cu_seqlens is [N + 1], from 0 to T; the convolutions would take other ends without a word."""
+        name = type(self).__name__
+        check_cu_seqlens(name, cu_seqlens)
+        check_axes(name, "cu_seqlens", cu_seqlens, "N+1")
+        if not self.use_short_conv:  # the operator checks the numbers
+            return
+        ends = cu_seqlens.tolist()
+        if len(ends) < 2 or ends[0] != 0 or ends[-1] != tokens or ends != sorted(ends):
+            raise mistake(name, "cu_seqlens", ends, f"ends of sequences that rise from 0 to T = {tokens}")
+
+    def _check_states(self, states: States, sequences: int) -> None:
+        """Raises ValueError for states in the cache that are not of this number of sequences and of this layer's sizes."""
+        name, state, conv_state = type(self).__name__, states["recurrent_state"], states["conv_state"]
         sizes = {"N": sequences, "HV": self.sizes.value_heads, "K": self.sizes.key_dim, "V": self.sizes.value_dim}
         if state is not None:
-            check_shape(type(self).__name__, "past_key_values: recurrent_state", state, "N HV K V", sizes)
+            check_shape(name, "past_key_values: recurrent_state", state, "N HV K V", sizes)
+        if conv_state is not None and self.use_short_conv:
+            for conv, last in zip((self.q_conv1d, self.k_conv1d, self.v_conv1d), conv_state):
+                channels, width = conv.out_channels, conv.kernel_size[0]
+                check_shape(name, "past_key_values: conv_state", last, "N D W", {"N": sequences, "D": channels, "W": width})
 
     def _qkv(
         self, x: Tensor, conv_state: tuple[Tensor, ...] | None, cu_seqlens: Tensor | None
