@@ -212,6 +212,18 @@ class Layers(unittest.TestCase):
                 name = type(layer).__name__
                 self.assertTrue(str(caught.exception).startswith(f"{name}: {message or 'cu_seqlens'}"), caught.exception)
 
+    def test_an_empty_batch(self):
+        x = self.x[:0]
+        for layer in layers():
+            for tokens in (0, 1, 11):
+                for mask in (None, torch.ones(0, tokens)):
+                    with torch.no_grad():
+                        y, _, cache = layer(x[:, :tokens], mask, use_cache=True)
+                        after = layer(x[:, :1], past_key_values=cache, use_cache=True)[0]
+                    self.assertEqual((y.shape, after.shape), ((0, tokens, 24), (0, 1, 24)))
+            layer(x)[0].sum().backward()
+            self.assertEqual(float(layer.q_proj.weight.grad.abs().sum()), 0)
+
     def test_a_cache_needs_the_index_of_the_layer(self):
         layer = DeltaNet(hidden_size=24, num_heads=2)
         for given in ({"use_cache": True}, {"past_key_values": {}}, {"past_key_values": {}, "use_cache": True}):

@@ -233,6 +233,26 @@ class Values(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "chunk_kda: k: got shape"):
             efla.chunk_kda(**{**inputs(tokens=0, decay="channel"), "k": torch.zeros(2, 0, 2, 5)})
 
+    def test_an_empty_batch(self):
+        for function, decay in ((efla.chunk_kda, "channel"), (efla.fused_recurrent_gated_delta_rule, "scalar"), (efla.chunk_efla, None)):
+            for tokens in (0, 1, 40):
+                for dtype in (torch.float32, torch.float16, torch.float64):
+                    x = inputs(tokens=tokens, batch=0, decay=decay, value_heads=4, dtype=dtype)
+                    x = {**x, "initial_state": state(sequences=0, value_heads=4)}
+                    x = {name: tensor.requires_grad_() for name, tensor in x.items()}
+                    o, final = function(**x, output_final_state=True, state_v_first=False)
+                    self.assertEqual((o.shape, o.dtype), (x["v"].shape, dtype))
+                    self.assertEqual(final.shape, x["initial_state"].shape)
+                    (o.sum() + final.sum()).backward()
+                    for tensor in x.values():
+                        self.assertEqual(tensor.grad.shape, tensor.shape)
+        with torch.no_grad():
+            x = inputs(tokens=70, batch=0, decay="channel")
+            _, _, between = efla.chunk_kda(**x, return_intermediate_states=True)
+        self.assertEqual(between.shape, (0, 2, 2, 12, 10))
+        with self.assertRaisesRegex(ValueError, r"chunk_kda: k: got shape \[2, 70, 2, 12\]"):
+            efla.chunk_kda(**{**x, "k": inputs()["k"]})
+
 
 if __name__ == "__main__":
     unittest.main()

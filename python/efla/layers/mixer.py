@@ -291,7 +291,7 @@ class Mixer(nn.Module):
             "erase_scale": rule.erase_scale,
             "write_scale": rule.write_scale,
         }
-        one_token = q.shape[1] == 1 and cu_seqlens is None and not torch.is_grad_enabled()
+        one_token = q.shape[1] == 1 and q.shape[0] > 0 and cu_seqlens is None and not torch.is_grad_enabled()
         if one_token and use_cache and state is not None and not state.requires_grad:
             g = None if g is None else g[:, 0]
             return delta_rule_step(q[:, 0], k[:, 0], v[:, 0], beta[:, 0], state, g, **choices).unsqueeze(1), state

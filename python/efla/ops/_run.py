@@ -27,6 +27,13 @@ def _states_between(states: Tensor, cu_seqlens: Tensor | None, chunk_size: int) 
     return states[:, slots]
 
 
+def _with_zeros(x: Tensor, batch: bool, tokens: bool) -> Tensor:
+    """x [B, T, …] with one batch entry or one token of zeros where it has none; an x that is refused later as it is."""
+    if x.dim() not in (3, 4):
+        return x
+    return F.pad(x, (0, 0) * (x.dim() - 2) + (0, int(tokens and x.shape[1] == 0), 0, int(batch and x.shape[0] == 0)))
+
+
 def delta_rule(
     function: str,
     q: Tensor,
@@ -66,18 +73,21 @@ def delta_rule(
         _check.check_cu_seqlens(function, cu_seqlens)
     given = q.dtype
     q, k, v = _check.widen_half(function, q, k, v)
-    empty = q.dim() == 4 and q.shape[1] == 0
-    if empty:  # a token that changes nothing stands for none, so that arguments are checked and gradients flow as always
-        q, k, v = (F.pad(x, (0, 0, 0, 0, 0, 1)) if x.dim() == 4 else x for x in (q, k, v))
-        beta = F.pad(beta, (0, 0, 0, 1)) if beta.dim() == 3 else beta
-        g = F.pad(g, (0, 0) * (g.dim() - 2) + (0, 1)) if g is not None and g.dim() in (3, 4) else g
+    shape = q.shape
+    no_tokens = len(shape) == 4 and shape[1] == 0
+    no_batch = len(shape) == 4 and shape[0] == 0 and cu_seqlens is None
+    empty = no_tokens or no_batch
+    if empty:  # zeros, which change nothing, stand for none, so that arguments are checked and gradients flow as always
+        q, k, v, beta = (_with_zeros(x, no_batch, no_tokens) for x in (q, k, v, beta))
+        g = None if g is None else _with_zeros(g, no_batch, no_tokens)
+        initial_state = None if initial_state is None else _with_zeros(initial_state, no_batch, False)
     state_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     beta = beta_of(function, beta, use_beta_sigmoid_in_kernel, allow_neg_eigval)
     if g is not None:
         g = _check.as_floating(function, "g", g, state_dtype)
     if cu_seqlens is not None:
         cu_seqlens = cu_seqlens.long()
-        if empty:
+        if no_tokens:
             cu_seqlens = torch.cat([cu_seqlens[:-1], cu_seqlens[-1:] + 1])
     if initial_state is not None:
         initial_state = _check.as_floating(function, "initial_state", initial_state, state_dtype)
@@ -99,7 +109,12 @@ def delta_rule(
         "ref" if q.dtype == torch.float64 else implementation,
     )
 
+    def cut(o: Tensor) -> Tensor:
+        o = o[:, :0] if no_tokens else o
+        return o[:0] if no_batch else o
+
     def laid_out(states: Tensor) -> Tensor:
+        states = states[:0] if no_batch else states
         return states.transpose(-1, -2).contiguous() if state_v_first else states
 
     if not return_intermediate_states:
@@ -107,11 +122,9 @@ def delta_rule(
             o, final_state = _check.call(function, torch.ops.efla.delta_rule, *arguments)
         except _check.Transformed:
             o, final_state, _ = _check.call(function, _func.DeltaRule.apply, *arguments)
-        o = o[:, :0] if empty else o
-        return _check.as_dtype(o, given), laid_out(final_state) if output_final_state else None, None
+        return _check.as_dtype(cut(o) if empty else o, given), laid_out(final_state) if output_final_state else None, None
     _check.check_no_gradients(function, "return_intermediate_states", (q, k, v, beta, g, initial_state))
     o, final_state, states = _check.call(function, torch.ops.efla.delta_rule_with_states, *arguments, _INTERVAL)
     between = laid_out(_states_between(states, cu_seqlens, chunk_size))
-    if empty:
-        o, between = o[:, :0], between[:, :0]
-    return _check.as_dtype(o, given), laid_out(final_state) if output_final_state else None, between
+    between = between[:, :0] if no_tokens else between
+    return _check.as_dtype(cut(o) if empty else o, given), laid_out(final_state) if output_final_state else None, between
