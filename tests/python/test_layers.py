@@ -1,5 +1,6 @@
 """The layers: parameters as flash-linear-attention names them, and decoding, packing and padding alike to one forward."""
 
+import math
 import pathlib
 import re
 import unittest
@@ -8,7 +9,7 @@ import torch
 from support import assert_close
 
 import efla
-from efla.layers import EFLA, RULES, DeltaNet, GatedDeltaNet, KimiDeltaAttention, Mixer, Sizes
+from efla.layers import EFLA, RULES, DeltaNet, GatedDeltaNet, KimiDeltaAttention, Mixer, Rule, Sizes
 
 CONV = {f"{x}_conv1d.weight": [size, 1, 4] for x, size in (("q", 32), ("k", 32))}
 QK = {f"{x}_proj.weight": [32, 24] for x in "qk"}
@@ -233,6 +234,12 @@ class Layers(unittest.TestCase):
             self.assertEqual(str(caught.exception), message)
         self.assertIsNone(layer(self.x)[2])
 
+    def test_A_log_starts_at_zero_for_the_safe_gate_only(self):
+        for safe_gate in (False, True):
+            A_log = KimiDeltaAttention(hidden_size=24, head_dim=8, num_heads=64, safe_gate=safe_gate, lower_bound=-5.0).A_log
+            self.assertEqual(bool(A_log.any()), not safe_gate)
+            self.assertTrue((0 <= A_log.min()) and A_log.max() <= math.log(16))
+
     def test_gradients_reach_every_parameter(self):
         for layer in layers():
             layer(self.x)[0].square().sum().backward()
@@ -268,6 +275,16 @@ class Layers(unittest.TestCase):
             (lambda: DeltaNet(hidden_size=10, num_heads=3), "DeltaNet: hidden_size * expand_k / num_heads: got 3.33"),
             (lambda: GatedDeltaNet(num_heads=4, num_v_heads=6), "mixer: num_v_heads: got 6, expected a multiple of num"),
             (lambda: KimiDeltaAttention(safe_gate=True), "KimiDeltaAttention: lower_bound: got None, expected a number"),
+            (lambda: KimiDeltaAttention(lower_bound=2.0), "KimiDeltaAttention: lower_bound: got 2.0, expected None or a number"),
+            (lambda: DeltaNet(num_heads=0), "DeltaNet: num_heads: got 0, expected at least 1"),
+            (lambda: DeltaNet(hidden_size=24.0, num_heads=2), "mixer: hidden: got 24.0, expected a whole number of at least 1"),
+            (lambda: DeltaNet(d_model=0), "mixer: hidden: got 0, expected a whole number of at least 1"),
+            (lambda: GatedDeltaNet(num_v_heads=0), "mixer: value_heads: got 0, expected a whole number of at least 1"),
+            (lambda: GatedDeltaNet(conv_size=0), "GatedDeltaNet: conv_size: got 0, expected a whole number of at least 1"),
+            (lambda: EFLA(conv_size=4.0), "EFLA: conv_size: got 4.0, expected a whole number of at least 1"),
+            (lambda: Mixer(Sizes(24, 2, 2, 12, 12), Rule("exact", beta="one ")), "Mixer: beta: got 'one ', expected one of"),
+            (lambda: Mixer(Sizes(24, 2, 2, 12, 12), Rule("exact", decay="head")), "Mixer: decay: got 'head', expected one of"),
+            (lambda: Mixer(Sizes(24, 2, 2, 12, 12), Rule("exact"), gate="swish"), "Mixer: gate: got 'swish', expected one of"),
         ):
             with self.assertRaises(ValueError) as caught:
                 build()

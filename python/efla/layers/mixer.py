@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, Optional
 
 import torch
@@ -69,8 +70,8 @@ class Sizes:
 
     def __post_init__(self) -> None:
         for name, size in vars(self).items():
-            if size < 1:
-                raise ValueError(f"mixer: {name}: got {size}, expected at least 1")
+            if not isinstance(size, Integral) or size < 1:
+                raise ValueError(f"mixer: {name}: got {size!r}, expected a whole number of at least 1")
         if self.value_heads % self.heads != 0:
             raise ValueError(f"mixer: num_v_heads: got {self.value_heads}, expected a multiple of num_heads = {self.heads}")
 
@@ -103,9 +104,14 @@ class Mixer(nn.Module):
             ("mode", mode, ("chunk", "fused_recurrent")),
             ("qk_activation", qk_activation, tuple(_ACTIVATIONS)),
             ("qk_norm", rule.qk_norm, ("l2", "sum", None)),
+            ("beta", rule.beta, ("sigmoid", "softplus", "one")),
+            ("decay", rule.decay, ("scalar", "channel", None)),
+            ("gate", gate, ("silu", "sigmoid", None)),
         ):
             if value not in allowed:
                 raise ValueError(f"{type(self).__name__}: {name}: got {value!r}, expected one of {allowed}")
+        if use_short_conv and (not isinstance(conv_size, Integral) or conv_size < 1):
+            raise mistake(type(self).__name__, "conv_size", repr(conv_size), "a whole number of at least 1")
         self.sizes, self.rule, self.gate = sizes, rule, gate
         self.mode, self.layer_idx = mode, layer_idx
         self.allow_neg_eigval, self.qk_activation = allow_neg_eigval, qk_activation

@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import torch
+
 from efla.layers.mixer import RULES, Mixer, Sizes
+from efla.ops._check import check_lower_bound
 
 
 def whole(layer: str, argument: str, value: float) -> int:
@@ -17,6 +20,8 @@ def whole(layer: str, argument: str, value: float) -> int:
 
 def _of_width(layer: str, hidden_size: int, num_heads: int, expand_k: float, expand_v: float) -> Sizes:
     """The sizes of a mixer whose heads share hidden_size · expand."""
+    if num_heads < 1:
+        raise ValueError(f"{layer}: num_heads: got {num_heads}, expected at least 1")
     keys, values = int(hidden_size * expand_k), int(hidden_size * expand_v)
     key_dim = whole(layer, "hidden_size * expand_k / num_heads", keys / num_heads)
     value_dim = whole(layer, "hidden_size * expand_v / num_heads", values / num_heads)
@@ -28,7 +33,7 @@ def _of_heads(
 ) -> Sizes:
     """The sizes of a mixer whose heads have a size of their own."""
     value_dim = whole(layer, "head_dim * expand_v", head_dim * expand_v)
-    return Sizes(hidden_size, num_heads, num_v_heads or num_heads, head_dim, value_dim)
+    return Sizes(hidden_size, num_heads, num_heads if num_v_heads is None else num_v_heads, head_dim, value_dim)
 
 
 class DeltaNet(Mixer):
@@ -54,7 +59,7 @@ class DeltaNet(Mixer):
         norm_eps: float = 1e-5,
     ) -> None:
         super().__init__(
-            _of_width("DeltaNet", d_model or hidden_size, num_heads, expand_k, expand_v),
+            _of_width("DeltaNet", hidden_size if d_model is None else d_model, num_heads, expand_k, expand_v),
             replace(RULES["deltanet"], qk_norm=qk_norm, beta="sigmoid" if use_beta else "one"),
             mode=mode,
             gate="silu" if use_gate else None,
@@ -159,8 +164,7 @@ class KimiDeltaAttention(Mixer):
         layer_idx: int | None = None,
         norm_eps: float = 1e-5,
     ) -> None:
-        if safe_gate and (lower_bound is None or not -5 <= lower_bound < 0):
-            raise ValueError(f"KimiDeltaAttention: lower_bound: got {lower_bound}, expected a number in [-5, 0)")
+        check_lower_bound("KimiDeltaAttention", lower_bound, safe_gate)
         super().__init__(
             _of_heads("KimiDeltaAttention", hidden_size, head_dim, num_heads, num_v_heads, expand_v),
             replace(RULES["kda"], lower_bound=lower_bound),
@@ -173,3 +177,6 @@ class KimiDeltaAttention(Mixer):
             norm_eps=norm_eps,
             layer_idx=layer_idx,
         )
+        if lower_bound is not None and not safe_gate:  # flash-linear-attention starts A_log at 0 for the safe gate only
+            with torch.no_grad():
+                self.A_log.uniform_(1, 16).log_()
