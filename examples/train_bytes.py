@@ -49,7 +49,10 @@ parser.add_argument("--steps", type=int, default=300)
 parser.add_argument("--device", default="cpu")
 options = parser.parse_args()
 torch.manual_seed(1)
-text = torch.tensor(list(options.text.read_bytes()), device=options.device)
+try:
+    text = torch.tensor(list(options.text.read_bytes()), device=options.device)
+except OSError as error:
+    parser.error(f"text: {error}, expected a file")
 if len(text) < 257:
     parser.error(f"text: got {len(text)} bytes, expected at least 257, the stretch that a step trains on")
 model = Model(options.layer).to(options.device)

@@ -48,6 +48,12 @@ class TestExamples(unittest.TestCase):
                     self.assertTrue(done.stderr.splitlines()[-1].startswith("train_bytes.py: error: text: got "), done.stderr)
                     self.assertIn(f"got {size} bytes, expected at least 257", done.stderr)
 
+    def test_the_training_script_refuses_a_text_that_is_not_there(self):
+        done = subprocess.run([sys.executable, EXAMPLES / "train_bytes.py", "absent.txt"], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 2, done.stderr)
+        last = done.stderr.splitlines()[-1]
+        self.assertEqual(last, "train_bytes.py: error: text: [Errno 2] No such file or directory: 'absent.txt', expected a file")
+
 
 if __name__ == "__main__":
     unittest.main()
