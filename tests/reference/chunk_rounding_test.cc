@@ -232,6 +232,15 @@ void expect_deep_channel_gates() {
 TEST(ChunkRounding, DeepChannelGates) { expect_deep_channel_gates<bfloat16>(); }
 TEST(ChunkRoundingFloat16, DeepChannelGates) { expect_deep_channel_gates<float16>(); }
 
+// Returns a case of 200 tokens with gates per channel down to −gate and keys of the given length.
+DeltaCase channel_case(bool qk_l2norm, double length, double gate) {
+  DeltaCase c{
+      qk_l2norm ? "euler" : "exact", 1, 1, qk_l2norm, 1, 200, 1, 128, 64, length, Layout::contiguous, true, true, true};
+  c.decay = Decay::channel;
+  c.gate = gate;
+  return c;
+}
+
 // Gates per channel of every strength, of keys and queries of every length: the decays of a block of tokens stay within
 // the range of exponents of float16 in all, some or none of the channels.
 template <class E>
@@ -239,22 +248,7 @@ void expect_channel_gates() {
   for (const double gate : {0.05, 0.3, 1.0, 2.0, 5.0}) {
     for (const bool qk_l2norm : {false, true}) {
       for (const double length : qk_l2norm ? std::vector{1e-3, 1.0, 1e3} : std::vector{1e-2, 1.0, 10.0}) {
-        DeltaCase c{qk_l2norm ? "euler" : "exact",
-                    1,
-                    1,
-                    qk_l2norm,
-                    1,
-                    200,
-                    1,
-                    128,
-                    64,
-                    length,
-                    Layout::contiguous,
-                    true,
-                    true,
-                    true};
-        c.decay = Decay::channel;
-        c.gate = gate;
+        const DeltaCase c = channel_case(qk_l2norm, length, gate);
         DeltaData<E> data(c);
         const Errors errors = oracle_errors(c, data);
         const WorstGradient worst = oracle_gradient_error(c, data);
@@ -274,22 +268,7 @@ TEST(ChunkRoundingFloat32, ChannelGates) {
   for (const bool deep : {false, true}) {
     for (const double gate : {0.05, 1.0, 4.8, 20.0}) {
       for (const bool qk_l2norm : {false, true}) {
-        DeltaCase c{qk_l2norm ? "euler" : "exact",
-                    1,
-                    1,
-                    qk_l2norm,
-                    1,
-                    200,
-                    1,
-                    128,
-                    64,
-                    1,
-                    Layout::contiguous,
-                    true,
-                    true,
-                    true};
-        c.decay = Decay::channel;
-        c.gate = gate;
+        const DeltaCase c = channel_case(qk_l2norm, 1, gate);
         DeltaData<float> data(c);
         if (deep) deepen_gates(data);
         std::printf("float32, gates of %g%s, %s: errors up to %.2f of what is allowed\n", gate,
