@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compares logits and greedy tokens of the program efla with those of flash-linear-attention for the same models.
+"""Compares the logits and the greedy tokens of the program efla with the results of flash-linear-attention for the same models.
 
     bench/goldens.py build/bin/efla FOLDER > bench/results/goldens.txt
 

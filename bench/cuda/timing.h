@@ -54,7 +54,7 @@ struct Both {
   }
 };
 
-// Milliseconds per call: the median, the least and the 90 % quantile.
+// The median, the least and the ninth decile of the times of calls, in milliseconds.
 struct Times {
   double median, least, p90;
 };

@@ -1,5 +1,5 @@
-// How the chunk kernels divide a problem, and what they exchange through the workspace. The equations are those of
-// docs/equations.md (the chunk algorithm, decay); docs/design/2026-11-cuda-forward.md explains the kernels. Words:
+// How the chunk kernels divide a problem, and what they exchange through the workspace. docs/equations.md has the
+// equations (the chunk algorithm, decay); docs/design/2026-11-cuda-forward.md explains the kernels. Words:
 //
 //   chunk    kChunkTokens consecutive tokens of a sequence; the last chunk of a sequence may have fewer
 //   slot     the number of a chunk among the chunks of all sequences

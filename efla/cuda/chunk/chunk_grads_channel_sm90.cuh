@@ -181,8 +181,8 @@ class ChannelGrads {
     }
   }
 
-  // Multiplies the warp's keys and queries by powers of two, one per row (unit_of). From here on k, q, n_k and n_q are
-  // those of the multiplied rows; `store` multiplies the gradients by the same powers.
+  // Multiplies the warp's keys and queries by powers of two, one per row (unit_of). From here on k and q are
+  // the multiplied rows, and n_k and n_q their factors; `store` multiplies the gradients by the same powers.
   __device__ void make_units() {
     const ChannelSum kind = lane_ < kBlock ? kKeySquares : kQuerySquares;
     float squares = 0;

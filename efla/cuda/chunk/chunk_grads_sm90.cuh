@@ -65,7 +65,7 @@ struct GradsShared {
   std::uint64_t states_full[2];  // of `states` of TokenSums
 };
 
-// Ids of named barriers. The groups are those of chunk_grads_sm90.cu.
+// Ids of named barriers. chunk_grads_sm90.cu says what each group of warps computes.
 enum Barrier {
   kVectorsBarrier = 1,  // group 2 tells group 0: the factors of tokens are written
   kTilesBarrier,        // groups 0 and 2 tell group 1: W and G are written

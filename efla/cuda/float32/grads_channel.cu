@@ -385,8 +385,8 @@ class ChannelGrads : SliceGrads<KD, ChannelMemory<KD>> {
     __syncthreads();
   }
 
-  // Adds the gradient through λ to dk̂, applies the L2 norm, and stores the gradients of queries and keys, or adds them
-  // to those of the value heads before.
+  // Adds the gradient through λ to dk̂, applies the L2 norm, and stores the gradients of queries and keys. For a value
+  // head after the first of its group it adds them to the stored gradients.
   __device__ void store(int first) {
     const bool first_head = i_h_ % static_cast<int>(p_.shape.group()) == 0;
     const int channel = first + this->channel(), token = kBlock * block();

@@ -25,9 +25,10 @@ struct Memory {
   Float32Vectors vectors;
 };
 
-// The products of the tokens i and j of a block, by the index i (i + 1) / 2 + j of a lower triangle. Those of keys i +
-// 1 and j, for i < 7, come first in `keys`, those of queries i and keys j in `queries`; the last four of both are of
-// query 7: keys 0 to 3 in `keys`, and keys 4 to 7 in `queries`.
+// The products of the tokens of a block, as lower triangles with element (i, j) at i (i + 1) / 2 + j. Row i < 7 of
+// `keys` has the products of key i + 1 with keys j, and row i < 7 of `queries` the products of query i with keys j. The
+// last four elements of both belong to query 7: its products with keys 0 to 3 in `keys`, and with keys 4 to 7 in
+// `queries`.
 struct BlockSums {
   float keys[32], queries[32];
 };
@@ -101,9 +102,9 @@ __device__ __forceinline__ void write_block(BlockSums& sums, int block, int lane
   write_product(sums.queries[0], true, first + row, first + (last ? 4 + column : column), scale, m);
 }
 
-// Writes the products of tokens of different blocks: two warps have those of the chunk's halves, and two those of
-// neighbouring blocks, one of each for keys and one for queries. Two warps' rows are of the blocks 2 and 3, the others'
-// of the blocks 1 and 3, of which each needs half of the columns.
+// Writes the products of tokens of different blocks. Two warps have the products of the second half of the chunk
+// (blocks 2 and 3) with the first half, one for keys and one for queries. The other two warps have the products of
+// blocks 1 and 3 with the block before each, which need half of the columns.
 template <int KD>
 __device__ __forceinline__ void multiply_blocks(int warp, int lane, float scale, Memory<KD>& m) {
   const bool queries = warp >= 2, across = warp % 2 == 0;

@@ -65,7 +65,7 @@ class Service::Implementation {
   };
   static const std::vector<Route>& routes();
 
-  // Returns whether a path is that of a route. Sets `name` to the part of the path that NAME stands for.
+  // Returns whether a route has this path. Sets `name` to the part of the path that NAME stands for.
   static bool matches(const Route& route, const std::string& path, std::string& name);
   // Returns the route of a request. Throws ApiError with status 404 or 405.
   const Route& find(const HttpRequest& head, std::string& name) const;

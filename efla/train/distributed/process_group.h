@@ -22,8 +22,9 @@ class RankLost : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// What environment variables tell a process about its rank: those of torchrun (RANK, WORLD_SIZE, LOCAL_RANK) or mpirun
-// (OMPI_COMM_WORLD_RANK, …_SIZE, …_LOCAL_RANK), and MASTER_ADDR and MASTER_PORT. Without them there is one process.
+// What environment variables tell a process about its rank: the variables of torchrun (RANK, WORLD_SIZE, LOCAL_RANK) or
+// mpirun (OMPI_COMM_WORLD_RANK, …_SIZE, …_LOCAL_RANK), and MASTER_ADDR and MASTER_PORT. Without them there is one
+// process.
 struct RankEnvironment {
   int rank = 0, size = 1, local_rank = 0;
   std::string address = "127.0.0.1";
