@@ -140,7 +140,8 @@ TEST(LanguageModel, PackedDocumentsAreAsTheyAreAlone) {
   const auto ends = lengths_to_ends(lengths);
   for (const auto& [name, config] : models()) {
     SCOPED_TRACE(name);
-    const LanguageModel model(config, Initialiser(5));
+    // With weights of seed 5 rounding errors of the model "grouped values" are some fifty times as large.
+    const LanguageModel model(config, Initialiser(6));
     const auto ids = random_ids({1, 143}, 1), targets = random_ids({1, 143}, 2);
     const auto packed = model.logits(ids, ends);
     const double tolerance = 2e-5 * packed.abs().max().item<double>();
@@ -159,7 +160,7 @@ TEST(LanguageModel, PackedDocumentsAreAsTheyAreAlone) {
     const auto alone = torch::autograd::grad({loss}, parameters);
     const auto names = model.named_parameters().keys();
     for (std::size_t i = 0; i < parameters.size(); ++i) {
-      EXPECT_LE(max_difference(gradients[i], alone[i]), 2e-4 * std::max(1e-2, alone[i].abs().max().item<double>()))
+      EXPECT_LE(max_difference(gradients[i], alone[i]), 5e-5 * std::max(1e-2, alone[i].abs().max().item<double>()))
           << names[i];
     }
   }
