@@ -5,10 +5,13 @@
 #include <mutex>
 
 #ifdef EFLA_TORCH_CUDA
+#include <ATen/cuda/CUDAEvent.h>
 #include <ATen/cuda/CUDAGraph.h>
+#include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
+#include <c10/util/ScopeExit.h>
 #endif
 
 namespace efla::autograd {
@@ -20,20 +23,15 @@ namespace {
 
 constexpr std::size_t kMostShapes = 32;  // combinations of input shapes whose graphs are kept
 
-// One capture at a time, on a stream that nothing else uses: a capture records everything that is launched on its
-// stream, and other threads may have any stream of LibTorch's pool. Each thread has a stream of its own, because
-// LibTorch gives the products of a stream one workspace, and graphs that several threads replay at once must not share
-// it.
-class CaptureStream {
+// Makes this thread's stream for functions and captures the current stream while the object lives. Nothing else uses
+// it, because a capture records everything that is launched on its stream, and other threads may have any stream of
+// LibTorch's pool. Each thread has a stream of its own, because LibTorch gives the products of a stream one workspace,
+// and graphs that several threads replay at once must not share it.
+class FunctionStream {
  public:
-  explicit CaptureStream(c10::DeviceIndex device)
-      : lock_(mutex()), guard_(c10::cuda::getStreamFromExternal(stream(device), device)) {}
+  explicit FunctionStream(c10::DeviceIndex device) : guard_(c10::cuda::getStreamFromExternal(stream(device), device)) {}
 
  private:
-  static std::mutex& mutex() {
-    static std::mutex one;
-    return one;
-  }
   // Never destroyed, because LibTorch's memory remembers its stream.
   static cudaStream_t stream(c10::DeviceIndex device) {
     thread_local std::map<c10::DeviceIndex, cudaStream_t> streams;
@@ -43,11 +41,48 @@ class CaptureStream {
     return one;
   }
 
-  std::lock_guard<std::mutex> lock_;
   c10::cuda::CUDAStreamGuard guard_;
 };
 
+// One capture at a time in the whole process.
+std::mutex& capture_mutex() {
+  static std::mutex one;
+  return one;
+}
+
 }  // namespace
+
+// Memory of LibTorch's allocator that the graphs of one object share, so that only one of them may run at a time.
+struct GraphReplay::Pool {
+  explicit Pool(c10::DeviceIndex index) : device(index), id(at::cuda::graph_pool_handle()) {}
+  ~Pool() {
+    for (; uses > 0; --uses) c10::cuda::CUDACachingAllocator::releasePool(device, id);
+  }
+  Pool(const Pool&) = delete;
+  Pool& operator=(const Pool&) = delete;
+
+  // Calls the function on this thread's stream for functions, with the pool's memory.
+  Tensors run(const Function& function, const Tensors& inputs) {
+    const c10::cuda::CUDAStream caller = c10::cuda::getCurrentCUDAStream(device);
+    const FunctionStream guard(device);
+    const c10::cuda::CUDAStream own = c10::cuda::getCurrentCUDAStream(device);
+    at::cuda::CUDAEvent begin, end;
+    begin.record(caller);
+    begin.block(own);
+    c10::cuda::CUDACachingAllocator::beginAllocateToPool(
+        device, id, [stream = own.stream()](cudaStream_t other) { return other == stream; });
+    ++uses;
+    const auto stop = c10::make_scope_exit([&] { c10::cuda::CUDACachingAllocator::endAllocateToPool(device, id); });
+    Tensors outputs = function(inputs);
+    end.record(own);
+    end.block(caller);
+    return outputs;
+  }
+
+  c10::DeviceIndex device;
+  at::cuda::MempoolId_t id;
+  int uses = 0;  // that the allocator counts, beside those of the graphs
+};
 
 struct GraphReplay::Captured {
   Tensors inputs, outputs;
@@ -58,12 +93,12 @@ struct GraphReplay::Captured {
                       [](const Tensor& a, const Tensor& b) { return a.sizes() == b.sizes(); });
   }
 
-  // Captures a graph in the memory of a pool. Graphs of one pool share this memory, so that only one of them may run at
-  // a time.
-  void capture(const Function& function, at::cuda::MempoolId_t pool) {
-    const CaptureStream stream(inputs.front().device().index());
+  // Captures a graph in the memory of a pool.
+  void capture(const Function& function, const Pool& pool) {
+    const std::lock_guard lock(capture_mutex());
+    const FunctionStream guard(pool.device);
     auto fresh = std::make_unique<at::cuda::CUDAGraph>();
-    fresh->capture_begin(pool, cudaStreamCaptureModeThreadLocal);
+    fresh->capture_begin(pool.id, cudaStreamCaptureModeThreadLocal);
     try {
       outputs = function(inputs);
     } catch (...) {
@@ -78,10 +113,6 @@ struct GraphReplay::Captured {
   }
 };
 
-struct GraphReplay::Pool {
-  at::cuda::MempoolId_t id;
-};
-
 GraphReplay::Tensors GraphReplay::call(const Function& function, const Tensors& inputs, const Tensors& held) {
   if (!inputs.front().is_cuda()) return function(inputs);
   const bool same = std::equal(held_.begin(), held_.end(), held.begin(), held.end(),
@@ -93,17 +124,15 @@ GraphReplay::Tensors GraphReplay::call(const Function& function, const Tensors& 
   if (known == captured_.end()) {
     auto fresh = std::make_unique<Captured>();
     for (const auto& input : inputs) fresh->inputs.push_back(input.clone());
-    Tensors outputs = function(fresh->inputs);
+    if (!pool_) pool_ = std::make_unique<Pool>(inputs.front().device().index());
+    Tensors outputs = pool_->run(function, fresh->inputs);
     if (captured_.size() == kMostShapes) captured_.erase(captured_.begin());
     captured_.push_back(std::move(fresh));
     return outputs;
   }
   Captured& captured = **known;
   for (std::size_t i = 0; i < inputs.size(); ++i) captured.inputs[i].copy_(inputs[i]);
-  if (!captured.graph) {
-    if (!pool_) pool_ = std::make_unique<Pool>(Pool{at::cuda::graph_pool_handle()});
-    captured.capture(function, pool_->id);
-  }
+  if (!captured.graph) captured.capture(function, *pool_);
   captured.graph->replay();
   return captured.outputs;
 }

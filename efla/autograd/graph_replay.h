@@ -10,8 +10,9 @@
 namespace efla::autograd {
 
 // Calls a function of tensors. On a GPU the first call with inputs of some shapes runs the function, the second call
-// captures the function as a CUDA graph, and this call and later calls replay the graph. The function must not wait for
-// the GPU, and must do the same work for all inputs of the same shapes. Other tensors that it reads and writes must
+// captures the function as a CUDA graph, and this call and later calls replay the graph. All these calls compute in the
+// same memory, which the object keeps, so that they need no more than the largest of them. The function must not wait
+// for the GPU, and must do the same work for all inputs of the same shapes. Other tensors that it reads and writes must
 // always be the same, or be among the tensors `held`, which it may update in place. On a GPU only one thread may use
 // the object at a time.
 class GraphReplay {

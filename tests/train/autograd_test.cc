@@ -14,6 +14,7 @@
 #include "efla/autograd/autocast.h"
 #include "efla/autograd/context.h"
 #include "efla/autograd/delta_rule.h"
+#include "efla/autograd/graph_replay.h"
 #include "efla/autograd/layers/add_rms_norm.h"
 #include "efla/autograd/layers/decay_gate.h"
 #include "efla/autograd/layers/linear.h"
@@ -426,6 +427,29 @@ TEST(OnAGpu, MlpsEmbeddingsAndBiasesHaveTheGradientsOfLibTorch) {
         {random_tensor({9, 16}, 1)}, [&](const Tensors& x) { return autograd::embedding(x[0], ids.to(at::kCUDA)); },
         [&](const Tensors& x) { return torch::embedding(x[0], ids); }, 1e-5);
   });
+}
+
+// The first call with a shape computes at once, the second captures, and the third replays.
+TEST(OnAGpu, ReplayedGraphsComputeWhatTheFunctionComputes) {
+  if (!torch::cuda::is_available() || !has_gpu_kernels())
+    GTEST_SKIP() << "no GPU that LibTorch and the kernels can use";
+  Tensor sum = torch::zeros({}, at::kCUDA);
+  const auto add_squares = [&](const std::vector<Tensor>& inputs) {
+    const Tensor squares = inputs[0] * inputs[0];
+    sum.add_(squares.sum());
+    return std::vector<Tensor>{squares};
+  };
+  GraphReplay replay;
+  double expected = 0.0;
+  for (int round = 0; round < 3; ++round) {
+    for (const std::int64_t count : {5, 1 << 20, 7}) {
+      const Tensor x = torch::full({count}, 1.0 + round, at::kCUDA);
+      const double square = (1.0 + round) * (1.0 + round);
+      EXPECT_EQ(replay.call(add_squares, {x}, {sum}).front().eq(square).sum().item<std::int64_t>(), count) << round;
+      expected += square * static_cast<double>(count);
+      EXPECT_DOUBLE_EQ(sum.item<double>(), expected) << round;
+    }
+  }
 }
 
 // In float64 by LibTorch's operators, also where exponentials of z overflow.
