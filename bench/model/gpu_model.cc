@@ -60,7 +60,7 @@ std::string part_of_kernel(const std::string& name) {
   if (holds({"Glu"})) return "SwiGLU";
   if (holds({"CrossEntropy"})) return "cross-entropy";
   if (holds({"efla::"})) return "delta rule";
-  if (holds({"multi_tensor_apply"})) return "optimiser";
+  if (holds({"FusedAdam"})) return "optimiser";
   return "element by element, sums, copies";
 }
 
@@ -130,9 +130,7 @@ nlohmann::ordered_json measure_training(const GpuModelOptions& options, const nn
   const auto make = [&] {
     model = std::make_shared<nn::LanguageModel>(config, nn::Initialiser(1));
     model->to(device);
-    return train::LmReplica{nn::named_parameters(*model), [model](const train::LmBatch& batch) {
-                              return model->loss(batch.inputs, batch.targets, batch.cu_seqlens);
-                            }};
+    return train::replica_of(model);
   };
   train::LmTrainOptions training;
   training.sequence_length = options.length;

@@ -188,9 +188,7 @@ ModelResult train_language_model(const ModelSpeedOptions& options, const nn::Lan
   std::vector<std::shared_ptr<nn::LanguageModel>> models;
   const auto make = [&] {
     models.push_back(std::make_shared<nn::LanguageModel>(config, nn::Initialiser(1)));
-    return train::LmReplica{nn::named_parameters(*models.back()), [model = models.back()](const train::LmBatch& batch) {
-                              return model->loss(batch.inputs, batch.targets, batch.cu_seqlens);
-                            }};
+    return train::replica_of(models.back());
   };
   train::LmTrainOptions training;
   training.sequence_length = options.length;

@@ -125,8 +125,7 @@ train::LmReplica LmSetup::make_replica() {
   const auto model = std::make_shared<nn::LanguageModel>(model_config_, nn::Initialiser(options_.training.seed));
   model->set_recompute(options_.training.recompute);
   models_.push_back(model);
-  return {nn::named_parameters(*model),
-          [model](const train::LmBatch& batch) { return model->loss(batch.inputs, batch.targets, batch.cu_seqlens); }};
+  return train::replica_of(model);
 }
 
 std::int64_t LmSetup::parameter_count() const { return models_.front()->parameter_count(); }

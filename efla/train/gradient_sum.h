@@ -30,8 +30,8 @@ class GradientSum {
   // Exactly once per step for every pair; may be called from several threads.
   void add(std::size_t parameter, std::int64_t part, torch::Tensor gradient);
 
-  // Adds the gradients of all parameters in one part, in few kernels on a GPU; an undefined tensor is zero. Replaces
-  // begin and add, after the caller has set gradient() to zero. Called by one thread.
+  // Adds gradients of one part, by parameter, in few kernels on a GPU; undefined tensors are zero. Replaces begin and
+  // add, after the caller has set gradient() to zero. Called by one thread at a time.
   void add_at_once(const std::vector<torch::Tensor>& gradients) const;
 
   // [parameters.size()] float32

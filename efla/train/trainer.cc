@@ -140,9 +140,16 @@ Trainer::Sums Trainer::accumulate() {
 
 Trainer::Sums Trainer::accumulate_by_replay(std::int64_t parts) {
   const auto run = [&](const std::vector<torch::Tensor>& inputs) {
+    // Gradients wait until they are as large as a bucket, so that small ones are added together and large ones do not
+    // all wait.
     std::vector<torch::Tensor> gradients(model_.copy(0).size());
+    std::int64_t waiting = 0;  // floats
     GradientHooks hooks(model_.copy(0), [&](std::size_t parameter, torch::Tensor gradient) {
+      waiting += gradient.defined() ? gradient.numel() : 0;
       gradients[parameter] = std::move(gradient);
+      if (waiting < kBucketFloats) return;
+      sum_.add_at_once(std::exchange(gradients, std::vector<torch::Tensor>(gradients.size())));
+      waiting = 0;
     });
     PartLoss loss;
     {

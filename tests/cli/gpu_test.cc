@@ -50,7 +50,10 @@ class Gpu : public testing::Test {
     const std::string gpus = info.out.substr(at, info.out.find('\n', at) - at);
     if (gpus.find("none: ") != std::string::npos) GTEST_SKIP() << gpus;
     std::string text;
-    for (int i = 0; i < 900; ++i) text += i * i % 7 < 3 ? "the state forgets. " : "the delta rule learns. ";
+    for (int i = 0; i < 900; ++i) {
+      text += i * i % 7 < 3 ? "the state forgets. " : "the delta rule learns. ";
+      if (i % 13 == i / 100) text += "\n<|endoftext|>\n";  // so that batches have different numbers of documents
+    }
     const auto file = write_text(folder_ / "text.txt", text);
     run({"data", "tokenize", file.string(), "--tokenizer", "bytes", "--out", path("tokens")});
     write_text(folder_ / "config.toml", std::string(kModel) + "mixer = \"" + mixer() + "\"\n[data]\ntrain = \"" +
@@ -67,9 +70,12 @@ class Gpu : public testing::Test {
     return result;
   }
 
-  void train(const std::string& device) const {
-    run({"train", "lm", path("config.toml"), "--out", path(device), "--device", device, "--threads", "2"});
+  void train(const std::string& device, const std::string& name, const Arguments& more = {}) const {
+    Arguments all{"train", "lm", path("config.toml"), "--out", path(name), "--device", device, "--threads", "2"};
+    all.insert(all.end(), more.begin(), more.end());
+    run(all);
   }
+  void train(const std::string& device) const { train(device, device); }
 
   // Goes on from step 25 of a finished run, in a copy of it.
   void resume(const std::string& run_folder, const std::string& copy, const std::string& device) const {
@@ -117,6 +123,8 @@ TEST_P(GpuLanguageModel, TrainsResumesAndWritesAsOnTheCpu) {
   expect_near(losses(path("cpu")), losses(path("moved")), 1e-3);
   resume("cuda", "back", "cpu");
   expect_near(losses(path("cuda")), losses(path("back")), 1e-3);
+  train("cuda", "recomputed", {"--set", "training.recompute=true"});
+  expect_near(losses(path("cuda")), losses(path("recomputed")), 1e-3);
 
   const auto reply = [&](const char* device, const Arguments& more) {
     Arguments all{"generate", path("cpu"), "--max-tokens", "32", "--device", device};

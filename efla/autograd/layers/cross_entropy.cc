@@ -93,6 +93,14 @@ struct CrossEntropyFunction : torch::autograd::Function<CrossEntropyFunction> {
 
 }  // namespace
 
+void check_targets(const Tensor& targets, std::int64_t classes) {
+  const Tensor wrong = targets.ne(kIgnoreIndex).logical_and_(targets.lt(0).logical_or_(targets.ge(classes)));
+  if (!wrong.any().item<bool>()) return;
+  throw Error(kCrossEntropy, "targets", std::to_string(targets.masked_select(wrong)[0].item<std::int64_t>()),
+              "0 to " + std::to_string(classes - 1) + ", or " + std::to_string(kIgnoreIndex) +
+                  " for a token that does not count");
+}
+
 Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor& targets) {
   if (!x.defined() || x.dim() != 2) throw Error(kCrossEntropy, "x", x.defined() ? shape_text(x) : "nothing", "[N, D]");
   if (!weight.defined() || weight.dim() != 2 || weight.size(1) != x.size(1)) {
@@ -103,12 +111,7 @@ Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor&
     throw Error(kCrossEntropy, "targets", targets.defined() ? shape_text(targets) : "nothing",
                 "int64 [" + std::to_string(x.size(0)) + "]");
   }
-  const Tensor wrong = targets.ne(kIgnoreIndex).logical_and_(targets.lt(0).logical_or_(targets.ge(weight.size(0))));
-  if (wrong.any().item<bool>()) {
-    throw Error(kCrossEntropy, "targets", std::to_string(targets.masked_select(wrong)[0].item<std::int64_t>()),
-                "0 to " + std::to_string(weight.size(0) - 1) + ", or " + std::to_string(kIgnoreIndex) +
-                    " for a token that does not count");
-  }
+  if (targets.is_cpu()) check_targets(targets, weight.size(0));
   const bool needs_gradient = at::GradMode::is_enabled() && (x.requires_grad() || weight.requires_grad());
   return CrossEntropyFunction::apply(x, weight, targets, needs_gradient, product_type(x));
 }

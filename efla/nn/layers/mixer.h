@@ -77,6 +77,8 @@ class Mixer : public torch::nn::Module {
   // Maps x [B, T, D] float32 to [B, T, D], without the residual. cu_seqlens [N + 1] int64 with B = 1: 0 and the ends of
   // packed sequences, which do not see each other. Several threads may call this function at once.
   torch::Tensor forward(const torch::Tensor& x, const torch::Tensor& cu_seqlens = {}) const;
+  // Returns whether this function waits for a GPU to read cu_seqlens on the CPU.
+  bool waits_for_gpu() const { return config_.conv > 0 && config_.qk_activation != "silu"; }
 
   // Does the same for tokens that follow the tokens in the state, and updates the state. Not differentiable. Throws
   // Error for the mixer softmax, as does the next function.

@@ -115,13 +115,18 @@ LanguageModel::Stream LanguageModel::layer_output(const Layer& layer, const Stre
   return {y, layer.mlp->forward(mlp_input)};
 }
 
-Tensor LanguageModel::hidden(const Tensor& ids, const Tensor& cu_seqlens) const {
+Tensor LanguageModel::checked_ends(const Tensor& ids, const Tensor& cu_seqlens) const {
   check_ids(ids, 2);
-  Tensor ends = cu_seqlens;
-  if (ends.defined()) {
-    autograd::check_cu_seqlens(kName, ends, ids.size(0), ids.size(1));
-    ends = ends.to(ids.device());
-  }
+  if (!cu_seqlens.defined()) return {};
+  autograd::check_cu_seqlens(kName, cu_seqlens, ids.size(0), ids.size(1));
+  return cu_seqlens.to(ids.device());
+}
+
+Tensor LanguageModel::hidden(const Tensor& ids, const Tensor& cu_seqlens) const {
+  return hidden_of(ids, checked_ends(ids, cu_seqlens));
+}
+
+Tensor LanguageModel::hidden_of(const Tensor& ids, const Tensor& ends) const {
   Stream stream{autograd::embedding(embeddings_->value, ids), {}};
   for (const auto& layer : layers_) {
     // The backward calls `output` again after this function has returned.
@@ -148,12 +153,22 @@ Tensor LanguageModel::logits(const Tensor& ids, const Tensor& cu_seqlens) const 
 }
 
 Tensor LanguageModel::loss(const Tensor& ids, const Tensor& targets, const Tensor& cu_seqlens) const {
-  check_ids(ids, 2);
+  const Tensor ends = checked_ends(ids, cu_seqlens);
   if (!targets.defined() || targets.sizes() != ids.sizes()) {
     throw Error(kName, "targets", targets.defined() ? autograd::shape_text(targets) : "nothing",
                 autograd::shape_text(ids) + " as ids");
   }
-  return autograd::linear_cross_entropy(hidden(ids, cu_seqlens).flatten(0, 1), head(), targets.flatten());
+  autograd::check_targets(targets, config_.vocab_size);
+  return loss_of_checked(ids, targets, ends);
+}
+
+Tensor LanguageModel::loss_of_checked(const Tensor& ids, const Tensor& targets, const Tensor& ends) const {
+  return autograd::linear_cross_entropy(hidden_of(ids, ends).flatten(0, 1), head(), targets.flatten());
+}
+
+bool LanguageModel::waits_for_gpu() const {
+  return !std::all_of(layers_.begin(), layers_.end(),
+                      [](const Layer& layer) { return layer.mixer && !layer.mixer->waits_for_gpu(); });
 }
 
 void LanguageModel::check_state(const LanguageModelState& state, std::int64_t batch) const {

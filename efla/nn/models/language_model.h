@@ -45,6 +45,13 @@ class LanguageModel : public torch::nn::Module {
   torch::Tensor loss(const torch::Tensor& ids, const torch::Tensor& targets,
                      const torch::Tensor& cu_seqlens = {}) const;
 
+  // Returns the same for tensors on the model's device that the caller has checked, in particular their values; `ends`
+  // is cu_seqlens. Does not wait for the GPU if waits_for_gpu() is false.
+  torch::Tensor loss_of_checked(const torch::Tensor& ids, const torch::Tensor& targets,
+                                const torch::Tensor& ends = {}) const;
+  // Returns whether a layer reads cu_seqlens on the CPU, as softmax attention does.
+  bool waits_for_gpu() const;
+
   // Returns the head [vocab_size, D]: logits = hidden · headᵀ.
   const torch::Tensor& head() const { return head_->value; }
 
@@ -83,6 +90,10 @@ class LanguageModel : public torch::nn::Module {
     torch::Tensor x, branch;
   };
 
+  // Checks ids [B, T] and cu_seqlens and returns cu_seqlens on the device of ids; undefined stays undefined.
+  torch::Tensor checked_ends(const torch::Tensor& ids, const torch::Tensor& cu_seqlens) const;
+  // Computes hidden() from checked arguments.
+  torch::Tensor hidden_of(const torch::Tensor& ids, const torch::Tensor& ends) const;
   Layer add_layer(torch::nn::Module& stack, std::int64_t index, const Initialiser& init) const;
   // Returns {x + branch, its norm}.
   std::pair<torch::Tensor, torch::Tensor> sum_and_norm(const Stream& stream, const Weight& weight) const;

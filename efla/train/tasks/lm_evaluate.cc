@@ -29,16 +29,43 @@ std::int64_t bytes_of_targets(const data::PackedBatch& batch, const TokenBytes& 
   return bytes;
 }
 
+// Rounds up to a number of three binary digits, followed by zeros: there are four of them from one power of two to the
+// next.
+std::size_t rounded_up(std::size_t count) {
+  std::size_t unit = 1;
+  while (unit * 8 < count) unit *= 2;
+  return (count + unit - 1) / unit * unit;
+}
+
 }  // namespace
 
 LmBatch make_batch(const data::PackedBatch& batch, torch::Device device) {
-  const auto tensor = [](const std::vector<std::int64_t>& values) {
-    return torch::tensor(at::ArrayRef<std::int64_t>(values), torch::kInt64);
+  std::vector<std::int64_t> ends = batch.cu_seqlens;
+  if (device.is_cuda()) ends.resize(rounded_up(batch.cu_seqlens.size() - 1) + 1, ends.back());
+  const auto tokens = std::ssize(batch.inputs), count = std::ssize(ends);
+  // One buffer, in memory from which a GPU can copy while the program goes on.
+  torch::Tensor all =
+      torch::empty({2 * tokens + count}, torch::TensorOptions(torch::kInt64).pinned_memory(device.is_cuda()));
+  auto* place = all.data_ptr<std::int64_t>();
+  const auto append = [&](const std::vector<std::int64_t>& values) {
+    place = std::copy(values.begin(), values.end(), place);
   };
+  append(batch.inputs);
+  append(batch.targets);
+  append(ends);
+  all = all.to(device, /*non_blocking=*/true);
   const auto counted = std::count_if(batch.targets.begin(), batch.targets.end(),
                                      [](std::int64_t target) { return target != kIgnoreIndex; });
-  return {tensor(batch.inputs).unsqueeze(0).to(device), tensor(batch.targets).unsqueeze(0).to(device),
-          tensor(batch.cu_seqlens), counted, batch.tokens};
+  return {all.narrow(0, 0, tokens).unsqueeze(0), all.narrow(0, tokens, tokens).unsqueeze(0),
+          all.narrow(0, 2 * tokens, count), counted, batch.tokens};
+}
+
+LmReplica replica_of(const std::shared_ptr<nn::LanguageModel>& model) {
+  // A folder has only tokens of its vocabulary, which the model's vocabulary includes.
+  return {
+      nn::named_parameters(*model),
+      [model](const LmBatch& batch) { return model->loss_of_checked(batch.inputs, batch.targets, batch.cu_seqlens); },
+      !model->waits_for_gpu()};
 }
 
 LmEvaluation evaluate(const DataParallel& model, const std::vector<LmReplica>& copies, const io::TokenFolder& corpus,

@@ -5,26 +5,30 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <vector>
 
 #include "efla/base/stop.h"
 #include "efla/data/packed_batches.h"
 #include "efla/io/tokens/token_folder.h"
+#include "efla/nn/models/language_model.h"
 #include "efla/train/distributed/data_parallel.h"
 #include "efla/train/distributed/process_group.h"
 #include "efla/train/tasks/lm_options.h"
 
 namespace efla::train {
 
-// Packed sequences as a model reads them.
+// Packed sequences as a model reads them, on its device.
 struct LmBatch {
   torch::Tensor inputs, targets;  // [1, N] int64
-  torch::Tensor cu_seqlens;       // [sequences + 1] int64, on the CPU
+  torch::Tensor cu_seqlens;       // [sequences + 1] int64
   std::int64_t counted = 0;       // targets that are not kIgnoreIndex
   std::int64_t tokens = 0;        // inputs that are tokens
 };
 
+// Copies a batch to a device without waiting for it. On a GPU sequences without tokens follow the others, so that few
+// numbers of sequences occur and a CUDA graph fits many batches.
 LmBatch make_batch(const data::PackedBatch& batch, torch::Device device);
 
 // A copy of a language model as training and evaluation use it.
@@ -32,7 +36,11 @@ struct LmReplica {
   nn::NamedParameters parameters;  // float32 leaves, in a fixed order
   // Returns the mean cross-entropy over the targets that count, a scalar with its graph.
   std::function<torch::Tensor(const LmBatch&)> loss;
+  // Whether loss does equal work for batches of equal shapes and never waits for a GPU.
+  bool repeats = false;
 };
+
+LmReplica replica_of(const std::shared_ptr<nn::LanguageModel>& model);
 
 struct LmEvaluation {
   double loss = 0.0;                    // mean cross-entropy in nats per token

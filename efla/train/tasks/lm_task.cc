@@ -52,13 +52,15 @@ std::int64_t LmTask::draw(std::int64_t /*step*/) {
 Part LmTask::part(std::int64_t i) {
   const LmBatch batch = make_batch(drawn_[static_cast<std::size_t>(i)], device_);
   const auto counted = static_cast<double>(batch.counted);
-  const torch::Tensor share = torch::full({}, 1.0 / normaliser() * counted, torch::kDouble);  // of the step's targets
+  // Of the step's targets.
+  const torch::Tensor share =
+      torch::full({}, counted / normaliser(), torch::TensorOptions(torch::kFloat).device(device_));
   return {{batch.inputs, batch.targets, batch.cu_seqlens, share}, batch.counted, batch.tokens, counted};
 }
 
 PartLoss LmTask::loss(const std::vector<torch::Tensor>& inputs, int copy) {
   const torch::Tensor mean = copies_[static_cast<std::size_t>(copy)].loss({inputs[0], inputs[1], inputs[2]});
-  return {mean * inputs[3].item<double>(), mean.detach(), {}};
+  return {mean * inputs[3], mean.detach(), {}};
 }
 
 nlohmann::json LmTask::position() const {

@@ -54,6 +54,7 @@ class LmTask : public Task {
   double normaliser() const override { return static_cast<double>(options_.tokens_per_step); }
   Part part(std::int64_t i) override;
   PartLoss loss(const std::vector<torch::Tensor>& inputs, int copy) override;
+  bool repeats() const override { return copies_.front().repeats; }
   nlohmann::json position() const override;
   void seek(const io::Fields& position) override;
   nlohmann::ordered_json evaluate(const DataParallel& model, ProcessGroup& group, const StopFunction& stop) override;
