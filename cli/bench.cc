@@ -162,7 +162,7 @@ void add_op(CLI::App& program) {
       ->capture_default_str();
   command
       ->add_option("--reps", arguments->reps,
-                   "Rounds, in each of which every contender has a turn (7); with --device cuda replays (30)")
+                   "Rounds, each of which measures every contender (7); with --device cuda replays (30)")
       ->check(CLI::Range(1, 10000));
   add_threads_option(*command, arguments->threads,
                      "Threads of the operator, LibTorch, its BLAS and ggml; 0: one per processor");
@@ -285,7 +285,7 @@ void add_serving(CLI::App& program) {
   command->add_option("--tokens", options.tokens, "Tokens of each reply")
       ->check(CLI::Range(2, 1 << 20))
       ->capture_default_str();
-  command->add_option("--reps", options.rounds, "Rounds; in each, every combination has a turn")
+  command->add_option("--reps", options.rounds, "Rounds, each of which measures every combination")
       ->check(CLI::Range(1, 10000))
       ->capture_default_str();
   add_threads_option(*command, options.threads);
@@ -366,7 +366,7 @@ void add_model(CLI::App& program) {
       ->check(CLI::Range(1, 1 << 20));
   command->add_option("--batch", arguments->batch, "Sequences of a training step on a GPU (16)")
       ->check(CLI::Range(1, 1 << 16));
-  command->add_option("--reps", arguments->options.rounds, "Rounds; in each, both have a turn")
+  command->add_option("--reps", arguments->options.rounds, "Rounds, each of which measures both")
       ->check(CLI::Range(1, 10000))
       ->capture_default_str();
   add_threads_option(*command, arguments->threads);

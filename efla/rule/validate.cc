@@ -156,8 +156,8 @@ template <class T, class S>
 void validate(const DeltaStep<T, S>& p, const Device& device) {
   constexpr const char* op = "delta_step";
   const auto& s = p.shape;
-  validate(op, s, p.rule);
   if (s.tokens != 1) throw Error(op, "token count T", std::to_string(s.tokens), "1");
+  validate(op, s, p.rule);
   check_view(op, "q", p.q, {s.batch, s.heads, s.key_dim});
   check_view(op, "k", p.k, {s.batch, s.heads, s.key_dim});
   check_view(op, "v", p.v, {s.batch, s.value_heads, s.value_dim});
@@ -171,8 +171,8 @@ template <class T, class S>
 void validate(const DeltaSteps<T, S>& p, const Device& device) {
   constexpr const char* op = "delta_steps";
   const auto& s = p.shape;
-  validate(op, s, p.rule);
   check_size(op, "token count T", s.tokens, 1, kMaxStepTokens);
+  validate(op, s, p.rule);
   check_view(op, "q", p.q, {s.batch, s.tokens, s.heads, s.key_dim});
   check_view(op, "k", p.k, {s.batch, s.tokens, s.heads, s.key_dim});
   check_view(op, "v", p.v, {s.batch, s.tokens, s.value_heads, s.value_dim});

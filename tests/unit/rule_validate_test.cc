@@ -142,6 +142,13 @@ TEST_F(Validate, AStepTakesOneToken) {
   EXPECT_NO_THROW(validate(p));
   p.state.data = nullptr;
   expect_error([&] { delta_step(p); }, "state", "got nothing, expected a tensor of shape [2, 4, 5, 6]");
+
+  DeltaSteps<float> steps;
+  steps.shape = f.shape;
+  for (const std::int64_t tokens : {0, 9}) {
+    steps.shape.tokens = tokens;
+    expect_error([&] { delta_steps(steps); }, "token count T", "got " + std::to_string(tokens) + ", expected 1 to 8");
+  }
 }
 
 TEST_F(Validate, SavedStatesAreThoseOfTheProblem) {
