@@ -240,6 +240,17 @@ class Layers(unittest.TestCase):
             self.assertEqual(bool(A_log.any()), not safe_gate)
             self.assertTrue((0 <= A_log.min()) and A_log.max() <= math.log(16))
 
+    def test_decay_parameters_are_float32_for_any_default_dtype(self):
+        self.addCleanup(torch.set_default_dtype, torch.get_default_dtype())
+        torch.set_default_dtype(torch.bfloat16)
+        for make in (GatedDeltaNet, KimiDeltaAttention):
+            layer = make(hidden_size=24, head_dim=8, num_heads=2)
+            self.assertEqual(layer.q_proj.weight.dtype, torch.bfloat16)
+            for parameter in (layer.A_log, layer.dt_bias):
+                self.assertEqual(parameter.dtype, torch.float32)
+            y, _, _ = layer(torch.randn(1, 5, 24))
+            self.assertEqual(y.dtype, torch.bfloat16)
+
     def test_gradients_reach_every_parameter(self):
         for layer in layers():
             layer(self.x)[0].square().sum().backward()

@@ -153,9 +153,10 @@ class Mixer(nn.Module):
             self.f_proj = nn.Sequential(
                 nn.Linear(sizes.hidden, sizes.value_dim, bias=False), nn.Linear(sizes.value_dim, biases, bias=False)
             )
-        rate = torch.empty(sizes.value_heads).uniform_(least, 16)
+        # float32 whatever torch.set_default_dtype says, because the decay is their exponential
+        rate = torch.empty(sizes.value_heads, dtype=torch.float32).uniform_(least, 16)
         self.A_log = nn.Parameter(torch.log(rate) if self.rule.lower_bound is None else torch.zeros_like(rate))
-        time = torch.exp(torch.empty(biases).uniform_(math.log(0.001), math.log(0.1)))
+        time = torch.exp(torch.empty(biases, dtype=torch.float32).uniform_(math.log(0.001), math.log(0.1)))
         self.dt_bias = nn.Parameter(time + torch.log(-torch.expm1(-time)))  # softplus of it is time
         for parameter in (self.A_log, self.dt_bias):
             setattr(parameter, "_no_weight_decay", True)
