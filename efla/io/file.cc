@@ -49,7 +49,7 @@ void sync_folder(const fs::path& folder) {
     throw system_error(folder, "open it");
   }
   if (::fsync(descriptor.get()) != 0 && errno != EINVAL && errno != ENOTSUP) {
-    throw system_error(folder, "sync it");
+    throw system_error(folder, "fsync it");
   }
 }
 

@@ -69,9 +69,9 @@ TEST(AtomicFile, FailsWhereItsFolderDoesNotReachTheDisk) {
   }
   folder_fsync_error = EIO;
   expect_io_error(write, IoError::Kind::system, -1,
-                  folder.path().string() + ": cannot sync it: Input/output error");
+                  folder.path().string() + ": cannot fsync it: Input/output error");
   expect_io_error([&] { AtomicFolder(parts).commit(); }, IoError::Kind::system, -1,
-                  "cannot sync it: Input/output error");
+                  "cannot fsync it: Input/output error");
   folder_fsync_error = 0;
   EXPECT_EQ(folder.files(), 1U);  // the file, and no part of the folder
 }

@@ -115,7 +115,7 @@ LanguageModel::Stream LanguageModel::layer_output(const Layer& layer, const Stre
   return {y, layer.mlp->forward(mlp_input)};
 }
 
-Tensor LanguageModel::checked_ends(const Tensor& ids, const Tensor& cu_seqlens) const {
+Tensor LanguageModel::checked_cu_seqlens(const Tensor& ids, const Tensor& cu_seqlens) const {
   check_ids(ids, 2);
   if (!cu_seqlens.defined()) return {};
   autograd::check_cu_seqlens(kName, cu_seqlens, ids.size(0), ids.size(1));
@@ -123,16 +123,16 @@ Tensor LanguageModel::checked_ends(const Tensor& ids, const Tensor& cu_seqlens) 
 }
 
 Tensor LanguageModel::hidden(const Tensor& ids, const Tensor& cu_seqlens) const {
-  return hidden_of(ids, checked_ends(ids, cu_seqlens));
+  return hidden_of(ids, checked_cu_seqlens(ids, cu_seqlens));
 }
 
-Tensor LanguageModel::hidden_of(const Tensor& ids, const Tensor& ends) const {
+Tensor LanguageModel::hidden_of(const Tensor& ids, const Tensor& cu_seqlens) const {
   Stream stream{autograd::embedding(embeddings_->value, ids), {}};
   for (const auto& layer : layers_) {
     // The backward calls `output` again after this function has returned.
-    const auto output = [this, &layer, ends](const Stream& input) {
+    const auto output = [this, &layer, cu_seqlens](const Stream& input) {
       return layer_output(layer, input, [&](const Tensor& normed) {
-        return layer.mixer ? layer.mixer->forward(normed, ends) : layer.attention->forward(normed, ends);
+        return layer.mixer ? layer.mixer->forward(normed, cu_seqlens) : layer.attention->forward(normed, cu_seqlens);
       });
     };
     if (!recompute_) {
@@ -153,17 +153,17 @@ Tensor LanguageModel::logits(const Tensor& ids, const Tensor& cu_seqlens) const 
 }
 
 Tensor LanguageModel::loss(const Tensor& ids, const Tensor& targets, const Tensor& cu_seqlens) const {
-  const Tensor ends = checked_ends(ids, cu_seqlens);
+  const Tensor on_device = checked_cu_seqlens(ids, cu_seqlens);
   if (!targets.defined() || targets.sizes() != ids.sizes()) {
     throw Error(kName, "targets", targets.defined() ? autograd::shape_text(targets) : "nothing",
                 autograd::shape_text(ids) + " as ids");
   }
   autograd::check_targets(targets, config_.vocab_size);
-  return loss_of_checked(ids, targets, ends);
+  return loss_of_checked(ids, targets, on_device);
 }
 
-Tensor LanguageModel::loss_of_checked(const Tensor& ids, const Tensor& targets, const Tensor& ends) const {
-  return autograd::linear_cross_entropy(hidden_of(ids, ends).flatten(0, 1), head(), targets.flatten());
+Tensor LanguageModel::loss_of_checked(const Tensor& ids, const Tensor& targets, const Tensor& cu_seqlens) const {
+  return autograd::linear_cross_entropy(hidden_of(ids, cu_seqlens).flatten(0, 1), head(), targets.flatten());
 }
 
 bool LanguageModel::waits_for_gpu() const {

@@ -45,10 +45,10 @@ class LanguageModel : public torch::nn::Module {
   torch::Tensor loss(const torch::Tensor& ids, const torch::Tensor& targets,
                      const torch::Tensor& cu_seqlens = {}) const;
 
-  // Returns the same for tensors on the model's device that the caller has checked, in particular their values; `ends`
-  // is cu_seqlens. Does not wait for the GPU if waits_for_gpu() is false.
+  // Returns the same for tensors on the model's device that the caller has checked, in particular their values. Does
+  // not wait for the GPU if waits_for_gpu() is false.
   torch::Tensor loss_of_checked(const torch::Tensor& ids, const torch::Tensor& targets,
-                                const torch::Tensor& ends = {}) const;
+                                const torch::Tensor& cu_seqlens = {}) const;
   // Returns whether a layer reads cu_seqlens on the CPU, as softmax attention does.
   bool waits_for_gpu() const;
 
@@ -91,9 +91,9 @@ class LanguageModel : public torch::nn::Module {
   };
 
   // Checks ids [B, T] and cu_seqlens and returns cu_seqlens on the device of ids; undefined stays undefined.
-  torch::Tensor checked_ends(const torch::Tensor& ids, const torch::Tensor& cu_seqlens) const;
+  torch::Tensor checked_cu_seqlens(const torch::Tensor& ids, const torch::Tensor& cu_seqlens) const;
   // Computes hidden() from checked arguments.
-  torch::Tensor hidden_of(const torch::Tensor& ids, const torch::Tensor& ends) const;
+  torch::Tensor hidden_of(const torch::Tensor& ids, const torch::Tensor& cu_seqlens) const;
   Layer add_layer(torch::nn::Module& stack, std::int64_t index, const Initialiser& init) const;
   // Returns {x + branch, its norm}.
   std::pair<torch::Tensor, torch::Tensor> sum_and_norm(const Stream& stream, const Weight& weight) const;

@@ -40,9 +40,9 @@ std::size_t rounded_up(std::size_t count) {
 }  // namespace
 
 LmBatch make_batch(const data::PackedBatch& batch, torch::Device device) {
-  std::vector<std::int64_t> ends = batch.cu_seqlens;
-  if (device.is_cuda()) ends.resize(rounded_up(batch.cu_seqlens.size() - 1) + 1, ends.back());
-  const auto tokens = std::ssize(batch.inputs), count = std::ssize(ends);
+  std::vector<std::int64_t> cu_seqlens = batch.cu_seqlens;
+  if (device.is_cuda()) cu_seqlens.resize(rounded_up(cu_seqlens.size() - 1) + 1, cu_seqlens.back());
+  const auto tokens = std::ssize(batch.inputs), count = std::ssize(cu_seqlens);
   // One buffer, in memory from which a GPU can copy while the program goes on.
   torch::Tensor all =
       torch::empty({2 * tokens + count}, torch::TensorOptions(torch::kInt64).pinned_memory(device.is_cuda()));
@@ -52,7 +52,7 @@ LmBatch make_batch(const data::PackedBatch& batch, torch::Device device) {
   };
   append(batch.inputs);
   append(batch.targets);
-  append(ends);
+  append(cu_seqlens);
   all = all.to(device, /*non_blocking=*/true);
   const auto counted = std::count_if(batch.targets.begin(), batch.targets.end(),
                                      [](std::int64_t target) { return target != kIgnoreIndex; });
