@@ -344,6 +344,27 @@ TEST_F(HttpServing, CorsOnlyForListedOrigins) {
   EXPECT_NE(status_of(from("OPTIONS", "https://b.example")), 204);
 }
 
+TEST_F(HttpServing, PagesMaySendAnyHeaderAndReadRetryAfter) {
+  options_.cors_origins = {"*"};
+  start();
+  HttpClient client(port_);
+  const auto preflight = [&](const std::string& fields) {
+    const auto reply = client.ask("OPTIONS /a HTTP/1.1\r\nHost: t\r\nOrigin: https://a.example\r\n" + fields + "\r\n");
+    EXPECT_EQ(status_of(reply), 204) << reply;
+    return reply;
+  };
+  const std::string openai = "authorization,content-type,x-stainless-arch,x-stainless-retry-count";
+  EXPECT_NE(preflight("Access-Control-Request-Headers: " + openai + "\r\n")
+                .find("\r\nAccess-Control-Allow-Headers: " + openai + "\r\n"),
+            std::string::npos);
+  for (const char* fields : {"", "Access-Control-Request-Headers: \r\n", "Access-Control-Request-Headers: a b\r\n",
+                             "Access-Control-Request-Headers: a, \"b\"\r\n"}) {
+    EXPECT_EQ(preflight(fields).find("Access-Control-Allow-Headers"), std::string::npos) << fields;
+  }
+  const auto reply = client.ask("GET /a HTTP/1.1\r\nHost: t\r\nOrigin: https://a.example\r\n\r\n");
+  EXPECT_NE(reply.find("\r\nAccess-Control-Expose-Headers: Retry-After\r\n"), std::string::npos) << reply;
+}
+
 TEST_F(HttpServing, StopsAfterTheLastReply) {
   start();
   HttpClient idle(port_), busy(port_);

@@ -1,6 +1,7 @@
 #include "efla/serve/http/connection.h"
 
 #include <boost/beast/http/error.hpp>
+#include <boost/beast/http/rfc7230.hpp>
 
 #include <algorithm>
 #include <charconv>
@@ -31,6 +32,16 @@ HttpReply error_reply(int status, std::string_view message) {
   HttpReply reply{.status = status};
   reply.body = R"({"error":{"message":")" + std::string(message) +
                R"(","type":"invalid_request_error","param":null,"code":null}})";
+  return reply;
+}
+
+// Returns the reply to a browser that asks whether a page may send a request with some header fields: "a, b", or "" for
+// none. What is not a list of names counts as none.
+HttpReply preflight_reply(std::string_view fields) {
+  const bool names = http::validate_list(http::opt_token_list({fields.data(), fields.size()}));
+  HttpReply reply{.status = 204};
+  reply.fields = {"Access-Control-Allow-Methods: GET, POST, PUT, DELETE", "Access-Control-Max-Age: 600"};
+  if (!fields.empty() && names) reply.fields.push_back("Access-Control-Allow-Headers: " + std::string(fields));
   return reply;
 }
 
@@ -117,10 +128,7 @@ void Connection::parsed_header() {
     return refuse(error_reply(400, "a request of HTTP/1.1 needs the header Host"));
   }
   if (request_.method == "OPTIONS" && !allowed_origin_.empty()) {
-    HttpReply reply{.status = 204};
-    reply.fields = {"Access-Control-Allow-Methods: GET, POST, PUT, DELETE",
-                    "Access-Control-Allow-Headers: Authorization, Content-Type", "Access-Control-Max-Age: 600"};
-    return refuse(std::move(reply));
+    return refuse(preflight_reply(text(message[http::field::access_control_request_headers])));
   }
   if (auto reply = host_.check(request_)) return refuse(std::move(*reply));
   const auto expect = message[http::field::expect];
@@ -198,7 +206,9 @@ void Connection::append_header(const HttpReply& reply, bool events) {
     out_ += field;
   }
   if (!host_.options.cors_origins.empty()) out_ += "\r\nVary: Origin";
-  if (!allowed_origin_.empty()) out_ += "\r\nAccess-Control-Allow-Origin: " + allowed_origin_;
+  if (!allowed_origin_.empty()) {
+    out_ += "\r\nAccess-Control-Allow-Origin: " + allowed_origin_ + "\r\nAccess-Control-Expose-Headers: Retry-After";
+  }
   if (host_.stopping) keep_alive_ = false;
   if (!keep_alive_) {
     out_ += "\r\nConnection: close";
