@@ -259,6 +259,29 @@ TEST_F(ServiceTest, ErrorsHaveOpenAisShape) {
   EXPECT_EQ(post("/v1/completions", {{"prompt", "a"}, {"max_tokens", 5000}}, 400)["error"]["param"], "max_tokens");
 }
 
+TEST_F(ServiceTest, PathsArePercentEncoded) {
+  options_.model = "org/my mod\u00e8l";
+  start();
+  EXPECT_EQ(get("/v1/models/org%2Fmy%20mod%c3%A8l")["id"], options_.model);
+  EXPECT_EQ(get("/v1/%6dodels")["data"][0]["id"], options_.model);
+  EXPECT_EQ(status_of(ask("GET", "/v1/models/org/my%20mod%C3%A8l")), 404);
+  EXPECT_EQ(status_of(ask("GET", "/v1%2Fmodels")), 404);
+  EXPECT_EQ(status_of(ask("GET", "/v1/models/")), 404);
+  post("/v1/sessions", {{"name", "a.b"}, {"prompt", "x"}}, 201);
+  EXPECT_EQ(get("/v1/sessions/%61%2Eb")["name"], "a.b");
+  // A decoded name keeps the rules for names.
+  for (const char* name : {"a%2Fb", "..%2Fa", "%2E%2E", "a%00", "a%20b", "%C3%A8", "%5Fa"}) {
+    const auto error = get(std::string("/v1/sessions/") + name, 400)["error"];
+    EXPECT_EQ(error["param"], "name") << name;
+    EXPECT_EQ(status_of(ask("PUT", std::string("/v1/sessions/") + name + "/state", "state:A")), 400) << name;
+  }
+  for (const char* path : {"/v1/models/%", "/v1/models/a%2", "/v1/models/%zz", "/v1/models/%+1", "/v1/models/%ff",
+                           "/v1/sessions/%ff", "/v1/sessions/\xff"}) {
+    const auto error = get(path, 400)["error"];
+    EXPECT_NE(error["message"].get<std::string>().find("percent-encoded UTF-8"), std::string::npos) << error;
+  }
+}
+
 TEST_F(ServiceTest, LimitsOfPromptsQueueAndKeys) {
   options_.max_prompt_tokens = 10;
   options_.max_requests_per_key = 2;

@@ -1,20 +1,51 @@
 #include "efla/serve/api/service.h"
 
+#include <algorithm>
 #include <atomic>
 #include <thread>
 #include <vector>
 
 #include "efla/base/printable.h"
+#include "efla/base/utf8.h"
 #include "efla/serve/api/error.h"
 #include "efla/serve/api/fields.h"
 #include "efla/serve/api/formats.h"
 #include "efla/serve/api/metrics.h"
 #include "efla/serve/api/sessions.h"
+#include "efla/serve/http/syntax.h"
 
 namespace efla::serve {
 namespace {
 
 using Json = nlohmann::ordered_json;
+
+// Returns the decoded parts of a path, which each follow a "/". Throws ApiError with status 400.
+std::vector<std::string> decoded_parts(std::string_view path) {
+  std::vector<std::string> parts;
+  while (path.starts_with('/')) {
+    const auto end = std::min(path.find('/', 1), path.size());
+    const auto part = percent_decoded(path.substr(1, end - 1));
+    if (!part || utf8_prefix(*part) != part->size()) {
+      throw ApiError(400, "the path " + printable(path, 100) + " is not percent-encoded UTF-8");
+    }
+    parts.push_back(*part);
+    path.remove_prefix(end);
+  }
+  return parts;
+}
+
+// Returns whether a path has a route's pattern. Sets `name` to the part of the path that NAME stands for.
+bool matches(std::string_view pattern, const std::vector<std::string>& parts, std::string& name) {
+  for (const auto& part : parts) {
+    if (pattern.empty()) return false;
+    const auto end = std::min(pattern.find('/', 1), pattern.size());
+    const auto expected = pattern.substr(1, end - 1);
+    if (expected == "NAME" ? part.empty() : part != expected) return false;
+    if (expected == "NAME") name = part;
+    pattern.remove_prefix(end);
+  }
+  return pattern.empty();
+}
 
 }  // namespace
 
@@ -65,9 +96,8 @@ class Service::Implementation {
   };
   static const std::vector<Route>& routes();
 
-  // Returns whether a route has this path. Sets `name` to the part of the path that NAME stands for.
-  static bool matches(const Route& route, const std::string& path, std::string& name);
-  // Returns the route of a request. Throws ApiError with status 404 or 405.
+  // Returns the route of a request. Sets `name` to the part of the path that NAME stands for. Throws ApiError with
+  // status 400, 404 or 405.
   const Route& find(const HttpRequest& head, std::string& name) const;
 
   std::optional<HttpReply> check(const HttpRequest& head);
@@ -152,24 +182,12 @@ const std::vector<Service::Implementation::Route>& Service::Implementation::rout
   return kRoutes;
 }
 
-bool Service::Implementation::matches(const Route& route, const std::string& path, std::string& name) {
-  const std::string_view pattern = route.path;
-  const auto at = pattern.find("NAME");
-  if (at == std::string_view::npos) return path == pattern;
-  const auto after = pattern.substr(at + 4);
-  if (!path.starts_with(pattern.substr(0, at)) || !path.ends_with(after) || path.size() <= at + after.size())
-    return false;
-  const auto part = path.substr(at, path.size() - at - after.size());
-  if (part.find('/') != std::string::npos) return false;
-  name = part;
-  return true;
-}
-
 const Service::Implementation::Route& Service::Implementation::find(const HttpRequest& head, std::string& name) const {
   const auto method = head.method == "HEAD" ? std::string("GET") : head.method;
+  const auto parts = decoded_parts(head.path);
   std::string methods;
   for (const auto& route : routes()) {
-    if (!matches(route, head.path, name)) continue;
+    if (!matches(route.path, parts, name)) continue;
     if (route.method == method) return route;
     methods += (methods.empty() ? "" : ", ") + std::string(route.method);
     if (methods.ends_with("GET")) methods += ", HEAD";
