@@ -282,6 +282,20 @@ TEST_F(ServiceTest, PathsArePercentEncoded) {
   }
 }
 
+TEST_F(ServiceTest, MediaTypesAreComparedWholeAndWithoutCase) {
+  start();
+  const auto status = [&](const std::string& type) {
+    return status_of(ask("POST", "/tokenize", R"({"prompt": "a"})", "Content-Type: " + type + "\r\n"));
+  };
+  for (const char* type :
+       {"application/json", "Application/JSON", "application/json; charset=utf-8", "application/json ;charset=utf-8"}) {
+    EXPECT_EQ(status(type), 200) << type;
+  }
+  for (const char* type : {"application/jsonfoo", "application/json-seq", "text/plain; application/json", ""}) {
+    EXPECT_EQ(status(type), 415) << type;
+  }
+}
+
 TEST_F(ServiceTest, LimitsOfPromptsQueueAndKeys) {
   options_.max_prompt_tokens = 10;
   options_.max_requests_per_key = 2;
@@ -331,6 +345,8 @@ TEST_F(ServiceTest, KeysSeparateClients) {
     return ask(method, path, body, "Content-Type: application/json\r\nAuthorization: Bearer " + key + "\r\n");
   };
   EXPECT_EQ(status_of(as("gamma", "GET", "/v1/models", "")), 401);
+  EXPECT_EQ(status_of(ask("GET", "/v1/models", "", "Authorization: bearer alpha\r\n")), 200);
+  EXPECT_EQ(status_of(ask("GET", "/v1/models", "", "Authorization: Bearer Alpha\r\n")), 401);
   EXPECT_EQ(status_of(ask("POST", "/v1/completions", R"({"prompt": "a"})")), 401);
   EXPECT_EQ(status_of(ask("GET", "/health")), 200);
   EXPECT_EQ(status_of(as("alpha", "POST", "/v1/sessions", R"({"name": "book", "prompt": "a"})")), 201);

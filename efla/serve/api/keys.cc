@@ -9,11 +9,12 @@
 #include "efla/base/utf8.h"
 #include "efla/io/file.h"
 #include "efla/io/sha256.h"
+#include "efla/serve/http/syntax.h"
 
 namespace efla::serve {
 namespace {
 
-constexpr std::string_view kScheme = "Bearer ";
+constexpr std::string_view kScheme = "bearer ";
 constexpr std::size_t kClientDigits = 12;
 
 }  // namespace
@@ -24,7 +25,7 @@ Keys::Keys(const std::vector<std::string>& keys) {
 
 std::optional<std::string> Keys::client(std::string_view authorization) const {
   if (digests_.empty()) return "";
-  if (!authorization.starts_with(kScheme)) return std::nullopt;
+  if (lowercase(authorization.substr(0, kScheme.size())) != kScheme) return std::nullopt;
   const auto digest = io::sha256(io::as_bytes(authorization.substr(kScheme.size())));
   std::optional<std::string> client;
   for (const auto& known : digests_) {

@@ -47,6 +47,12 @@ bool matches(std::string_view pattern, const std::vector<std::string>& parts, st
   return pattern.empty();
 }
 
+bool is_json(std::string_view content_type) {
+  auto type = content_type.substr(0, content_type.find(';'));
+  while (type.ends_with(' ') || type.ends_with('\t')) type.remove_suffix(1);
+  return lowercase(type) == "application/json";
+}
+
 }  // namespace
 
 class Service::Implementation {
@@ -208,7 +214,7 @@ std::optional<HttpReply> Service::Implementation::check(const HttpRequest& head)
                      "invalid_api_key");
     }
     // A browser sends no JSON from a page of another origin unless the server allows the origin (CORS).
-    if (route.json && !head.content_type.starts_with("application/json")) {
+    if (route.json && !is_json(head.content_type)) {
       throw ApiError(415, "Content-Type: got \"" + printable(head.content_type, 100) + "\", expected application/json");
     }
     if (stopping_ && (route.json || head.method == "PUT")) throw ApiError(503, "the server is stopping");

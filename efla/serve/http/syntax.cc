@@ -1,9 +1,17 @@
 #include "efla/serve/http/syntax.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cstddef>
 
 namespace efla::serve {
+
+std::string lowercase(std::string_view text) {
+  std::string lower(text);
+  std::transform(lower.begin(), lower.end(), lower.begin(),
+                 [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; });
+  return lower;
+}
 
 std::optional<std::string> percent_decoded(std::string_view text) {
   std::string decoded;
