@@ -69,7 +69,7 @@ TEST_F(ServiceTest, LogprobsAndEcho) {
 }
 
 TEST_F(ServiceTest, AStreamHasTheLogprobsOfTheWholeReply) {
-  start("z\xc3\xa4");
+  start("z\xc3\xa4\x80");
   for (const bool echo : {false, true}) {
     for (const int n : {1, 2}) {
       json body{
@@ -93,6 +93,12 @@ TEST_F(ServiceTest, TokensThatAreHalfACharacter) {
   start("\xc3\xa4");
   const auto reply = post("/v1/completions", {{"prompt", "x"}, {"logprobs", 0}, {"max_tokens", 2}, {"seed", 0}});
   EXPECT_EQ(reply["choices"][0]["logprobs"]["tokens"], json({"bytes:\\xc3", "bytes:\\xa4"}));
+}
+
+TEST_F(ServiceTest, OffsetsOfTokensCountBytesThatBelongToNoCharacter) {
+  start("\x80\xc3x\xe2\x80y\xc3\xa4z");
+  const auto reply = post("/v1/completions", {{"prompt", "x"}, {"logprobs", 0}, {"max_tokens", 9}, {"seed", 0}});
+  EXPECT_EQ(reply["choices"][0]["logprobs"]["text_offset"], json({0, 1, 2, 3, 4, 5, 6, 7, 7}));
 }
 
 TEST_F(ServiceTest, Streams) {

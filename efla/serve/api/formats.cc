@@ -53,13 +53,13 @@ Json chat_logprobs(const std::vector<ScoredToken>& tokens, const data::Tokenizer
   return {{"content", std::move(content)}};
 }
 
-Json completion_logprobs(const std::vector<ScoredToken>& tokens, const data::Tokenizer& tokenizer, std::size_t offset) {
+Json completion_logprobs(const std::vector<ScoredToken>& tokens, const data::Tokenizer& tokenizer,
+                         CharacterCount& count) {
   Json texts = Json::array(), values = Json::array(), tops = Json::array(), offsets = Json::array();
   for (const auto& token : tokens) {
     texts.push_back(token_text(token.id, tokenizer));
     values.push_back(logprob_json(token.logprob));
-    offsets.push_back(offset);
-    offset += characters_of(token.id, tokenizer);
+    offsets.push_back(count.push(tokenizer.bytes_of(token.id)));
     if (std::isnan(token.logprob)) {
       tops.push_back(nullptr);
       continue;
@@ -99,10 +99,18 @@ std::string choice_event(const ReplyHead& head, std::size_t index, const std::st
 
 std::string json_text(std::string_view text) { return io::to_json_line(Json(std::string(text))); }
 
-std::size_t characters_of(std::int32_t id, const data::Tokenizer& tokenizer) {
-  const auto bytes = tokenizer.bytes_of(id);
-  return static_cast<std::size_t>(
-      std::count_if(bytes.begin(), bytes.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
+std::size_t CharacterCount::push(std::string_view bytes) {
+  const auto before = held_.size();
+  held_ += bytes;
+  std::size_t at = 0, offset = characters_;
+  for (; at < held_.size(); ++characters_) {
+    const int size = utf8_character(std::string_view(held_).substr(at));
+    if (at < before) ++offset;
+    if (size < 0) break;
+    at += static_cast<std::size_t>(std::max(size, 1));
+  }
+  held_.erase(0, at);
+  return offset;
 }
 
 std::string finish_reason(const Finish& finish) { return std::string(name_of(finish.reason)); }
@@ -115,9 +123,9 @@ Json usage_json(const Usage& usage) {
 }
 
 Json logprobs_json(Shape shape, const std::vector<ScoredToken>& tokens, const data::Tokenizer& tokenizer,
-                   std::size_t offset) {
+                   CharacterCount& count) {
   if (tokens.empty()) return nullptr;
-  return shape == Shape::chat ? chat_logprobs(tokens, tokenizer) : completion_logprobs(tokens, tokenizer, offset);
+  return shape == Shape::chat ? chat_logprobs(tokens, tokenizer) : completion_logprobs(tokens, tokenizer, count);
 }
 
 Json reply_json(const ReplyHead& head, const std::vector<Choice>& choices, const Usage& usage,
@@ -131,7 +139,8 @@ Json reply_json(const ReplyHead& head, const std::vector<Choice>& choices, const
     } else {
       entry["text"] = choices[i].text;
     }
-    entry["logprobs"] = logprobs_json(head.shape, choices[i].scored, tokenizer, 0);
+    CharacterCount count;
+    entry["logprobs"] = logprobs_json(head.shape, choices[i].scored, tokenizer, count);
     entry["finish_reason"] = finish_reason(*choices[i].finish);
     list.push_back(std::move(entry));
   }

@@ -25,12 +25,25 @@ struct ScoredToken {
   std::vector<ScoredId> alternatives = {};
 };
 
+// Counts the characters of a text whose tokens come one by one. As in the text that clients get, a byte that belongs to
+// no character counts as one (U+FFFD).
+class CharacterCount {
+ public:
+  // Counts the bytes of a token. Returns the number of characters that begin before the token. A character that is
+  // unfinished after the token counts as one.
+  std::size_t push(std::string_view bytes);
+
+ private:
+  std::size_t characters_ = 0;  // before held_
+  std::string held_;            // the bytes of an unfinished character
+};
+
 // One reply, as far as it has come.
 struct Choice {
   std::string text;                 // UTF-8
   std::vector<ScoredToken> scored;  // with logprobs: the prompt with echo, then the reply
   bool begun = false;               // a token has come
-  std::size_t sent_characters = 0;  // of the tokens of `scored` that a stream has sent
+  CharacterCount sent;              // of the tokens of `scored` that a stream has sent
   std::optional<Finish> finish;
 };
 
@@ -44,14 +57,10 @@ struct ReplyHead {
 std::string finish_reason(const Finish& finish);
 nlohmann::ordered_json usage_json(const Usage& usage);
 
-// Returns the number of characters of a token's text. A part of a character counts 1 if the character begins with it,
-// otherwise 0.
-std::size_t characters_of(std::int32_t id, const data::Tokenizer& tokenizer);
-
-// Returns the object "logprobs" of a completion or a chat for some tokens; null for none. offset: characters of the
-// text before these tokens.
+// Returns the object "logprobs" of a completion or a chat for some tokens; null for none. count: of the text before
+// these tokens; a completion's object advances it by these tokens.
 nlohmann::ordered_json logprobs_json(Shape shape, const std::vector<ScoredToken>& tokens,
-                                     const data::Tokenizer& tokenizer, std::size_t offset);
+                                     const data::Tokenizer& tokenizer, CharacterCount& count);
 
 // Returns the whole reply of a completion or a chat.
 nlohmann::ordered_json reply_json(const ReplyHead& head, const std::vector<Choice>& choices, const Usage& usage,

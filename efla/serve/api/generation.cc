@@ -313,8 +313,7 @@ void Generation::send_text(std::size_t index, std::string_view text, std::size_t
   if (choice.scored.empty()) return exchange_->write(chunk_event(head_, index, text, "null"));
   const std::vector<ScoredToken> fresh(choice.scored.begin() + static_cast<std::ptrdiff_t>(first_scored),
                                        choice.scored.end());
-  const auto logprobs = logprobs_json(request_.shape, fresh, tokenizer(), choice.sent_characters);
-  for (const auto& token : fresh) choice.sent_characters += characters_of(token.id, tokenizer());
+  const auto logprobs = logprobs_json(request_.shape, fresh, tokenizer(), choice.sent);
   exchange_->write(chunk_event(head_, index, text, io::to_json_line(logprobs)));
 }
 
