@@ -143,7 +143,8 @@ class Generate {
     for (std::size_t i = 0; i < prompts.size(); ++i) {
       ids.push_back(generator_.encode(session, prompts[i], arguments_.bos));
       if (ids.back().empty() && session.empty()) {
-        throw Error("generate", "--prompts", fmt::format("an empty prompt, number {}", i + 1), "a text, or --bos");
+        throw Error("generate", "--prompts", fmt::format("an empty prompt in line {} of {}", i + 1, arguments_.prompts),
+                    "a text, or --bos");
       }
     }
     watch_for_interrupts();

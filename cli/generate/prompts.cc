@@ -1,5 +1,6 @@
 #include "cli/generate/prompts.h"
 
+#include <algorithm>
 #include <string_view>
 
 #include "efla/base/error.h"
@@ -12,30 +13,43 @@
 namespace efla::cli {
 namespace {
 
-std::string prompt_of(std::string_view line, const std::filesystem::path& path, std::size_t offset) {
-  const auto object = io::parse_json(io::as_bytes(line), path.string(), offset);
-  return io::Fields(object, io::refuse_in_file(path.string(), "", static_cast<std::int64_t>(offset)))
+constexpr std::string_view kByteOrderMark = "\uFEFF";
+
+// Returns the prompt of a line. where: the file and the line, for messages.
+std::string prompt_of(std::string_view line, const std::string& where, std::size_t offset) {
+  const auto object = io::parse_json(io::as_bytes(line), where, offset);
+  return io::Fields(object, io::refuse_in_file(where, "", static_cast<std::int64_t>(offset)))
       .get<std::string>("prompt");
+}
+
+// Returns a text without the blank lines at its end.
+std::string_view without_last_blanks(std::string_view text) {
+  const auto last = text.find_last_not_of(" \t\r\n");
+  return last == std::string_view::npos ? "" : text.substr(0, text.find('\n', last));
 }
 
 }  // namespace
 
 std::vector<std::string> read_prompts(const std::filesystem::path& path) {
   const auto bytes = io::read_file(path);
-  const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-  if (const auto valid = utf8_prefix(text); valid != text.size()) {
-    io::fail_at(path, valid, "not UTF-8");
+  const std::string_view all(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  const auto where = [&](auto line) { return path.string() + ", line " + std::to_string(line); };
+  if (const auto valid = utf8_prefix(all); valid != all.size()) {
+    io::fail_at(where(1 + std::count(all.begin(), all.begin() + valid, '\n')), valid, "not UTF-8");
   }
+  const auto text = without_last_blanks(all);
   const bool json = path.extension() == ".jsonl" || path.extension() == ".ndjson";
   std::vector<std::string> prompts;
-  for (std::size_t begin = 0; begin < text.size();) {
+  for (std::size_t begin = text.starts_with(kByteOrderMark) ? kByteOrderMark.size() : 0; begin < text.size();) {
     const auto end = std::min(text.find('\n', begin), text.size());
     auto line = text.substr(begin, end - begin);
     if (line.ends_with('\r')) line.remove_suffix(1);
-    prompts.push_back(json ? prompt_of(line, path, begin) : std::string(line));
+    prompts.push_back(json ? prompt_of(line, where(prompts.size() + 1), begin) : std::string(line));
     begin = end + 1;
   }
-  if (prompts.empty()) throw Error("generate", "--prompts", path.string() + ", which is empty", "one prompt per line");
+  if (prompts.empty()) {
+    throw Error("generate", "--prompts", path.string() + ", which has only blank lines", "one prompt per line");
+  }
   return prompts;
 }
 

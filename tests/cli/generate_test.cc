@@ -137,6 +137,18 @@ TEST_F(GenerateCommand, PromptsOfAFile) {
   EXPECT_TRUE(text.out.starts_with("==> prompt 1 <==\n")) << text.out;
 }
 
+TEST_F(GenerateCommand, FilesOfPromptsMayHaveAByteOrderMarkAndBlankLinesAtTheEnd) {
+  const std::string mark = "\xef\xbb\xbf";
+  write_text(folder / "prompts.txt", mark + "one\n two \r\n\n \t\r\n\n");
+  write_text(folder / "prompts.jsonl", mark + "{\"prompt\": \"one\"}\n{\"prompt\": \" two \"}\r\n\n \r\n");
+  for (const char* name : {"prompts.txt", "prompts.jsonl"}) {
+    const auto all = replies({"--prompts", folder.file(name)});
+    ASSERT_EQ(all.size(), 2U) << name;
+    EXPECT_EQ(all[0].at("prompt"), "one") << name;
+    EXPECT_EQ(all[1].at("prompt"), " two ") << name;
+  }
+}
+
 TEST_F(GenerateCommand, ASessionGoesOn) {
   const auto session = folder.file("session.safetensors");
   const auto continued = [&](const std::string& tokens, Arguments more) {
@@ -266,11 +278,21 @@ TEST_F(GenerateCommand, Mistakes) {
   EXPECT_TRUE(is_user_mistake(run_program({"generate", model(), "--prompt", "a"}), "--tokenizer"));
 
   write_text(folder / "prompts", "a\n\nb\n");
-  EXPECT_TRUE(is_user_mistake(generate({"--prompts", folder.file("prompts")}), "number 2"));
+  EXPECT_TRUE(is_user_mistake(generate({"--prompts", folder.file("prompts")}),
+                              "an empty prompt in line 2 of " + folder.file("prompts")));
+  write_text(folder / "prompts", "a\nb\xff\n");
+  EXPECT_TRUE(
+      is_user_mistake(generate({"--prompts", folder.file("prompts")}), "prompts, line 2: at byte 3: not UTF-8"));
   write_text(folder / "prompts.jsonl", "{\"prompt\": \"a\"}\n{\"text\": \"b\"}\n");
-  EXPECT_TRUE(is_user_mistake(generate({"--prompts", folder.file("prompts.jsonl")}), "byte 16"));
-  write_text(folder / "prompts", "");
-  EXPECT_TRUE(is_user_mistake(generate({"--prompts", folder.file("prompts")}), "empty"));
+  EXPECT_TRUE(
+      is_user_mistake(generate({"--prompts", folder.file("prompts.jsonl")}), "prompts.jsonl, line 2: at byte 16"));
+  write_text(folder / "prompts.jsonl", "{\"prompt\": \"a\"}\n\n{\"prompt\": \"b\"}\n");
+  EXPECT_TRUE(is_user_mistake(generate({"--prompts", folder.file("prompts.jsonl")}),
+                              "prompts.jsonl, line 2: at byte 16: not JSON"));
+  for (const char* blank : {"", "\n \n"}) {
+    write_text(folder / "prompts", blank);
+    EXPECT_TRUE(is_user_mistake(generate({"--prompts", folder.file("prompts")}), "only blank lines"));
+  }
 
   EXPECT_EQ(replies({"--prompt", "", "--bos"}).at(0).at("prefill_tokens"), 1);
   auto config = tiny_model().config();
