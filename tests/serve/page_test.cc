@@ -176,6 +176,23 @@ TEST_F(ServePage, StreamsAndStops) {
   EXPECT_EQ(text().size(), before.size() + 2);
 }
 
+TEST_F(ServePage, KeepsAReplyThatAReloadCuts) {
+  open(kDesktop);
+  engine_.step = 10ms;
+  set("input", "Once ");
+  set("max_tokens", "4000");
+  set("seed", "0");
+  click("go");
+  EXPECT_TRUE(soon("document.querySelectorAll('#text .piece').length > 3"));
+  browser_->open(service_->address() + "/", kDesktop, "document.documentElement.dataset.ready === 'true'");
+  EXPECT_TRUE(text().starts_with("Once abc")) << text();
+  engine_.step = 0ms;
+  const auto before = text();
+  go("", 2);  // continues what the page has kept
+  EXPECT_TRUE(text().starts_with(before));
+  EXPECT_EQ(text().size(), before.size() + 2);
+}
+
 TEST_F(ServePage, SaysWhatIsWrong) {
   open(kDesktop);
   set("temperature", "-1");
