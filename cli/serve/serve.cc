@@ -56,6 +56,7 @@ void run(ServeArguments arguments) {
   auto& [model, tokenizer_name, name, chat_template, api_keys, state_keys, sessions, timeout, grace, deadline, http,
          api, engine] = arguments;
   http.timeout = milliseconds(timeout);
+  http.catch_signals = true;  // before the address is printed, because its reader may stop the server at once
   api.deadline = milliseconds(deadline);
   api.chat = serve::load_chat_template(chat_template);
   const serve::Keys keys(api_keys.empty() ? std::vector<std::string>()

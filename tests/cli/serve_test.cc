@@ -1,4 +1,8 @@
 // efla serve as a user meets it: the address, requests, the end, sessions of the next start, and mistakes.
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <chrono>
 #include <csignal>
 #include <filesystem>
@@ -208,6 +212,33 @@ TEST_F(ServeCommand, FinishesStreamsAfterSigterm) {
   for (const auto& client : clients) client->read_until("data: ");
   EXPECT_EQ(stop(), 0);
   for (const auto& client : clients) EXPECT_NE(client->read_all().find("data: [DONE]"), std::string::npos);
+}
+
+// Whoever reads the address may stop the server at once.
+TEST_F(ServeCommand, CatchesSigtermBeforeItPrintsItsAddress) {
+  const auto out = folder.file("out"), socket = folder.file("socket");
+  ASSERT_EQ(mkfifo(out.c_str(), 0600), 0);
+  const int pipe = open(out.c_str(), O_RDWR | O_NONBLOCK);
+  char bytes[4096] = {};
+  while (write(pipe, bytes, sizeof(bytes)) > 0) {  // a full pipe, so that the server waits where it prints
+  }
+  process_ = start_command({EFLA_PROGRAM, "serve", model(), "--tokenizer", "bytes", "--unix-socket", socket}, out,
+                           folder.file("err"));
+  for (int i = 0; i < 3000 && !std::filesystem::exists(socket); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  const auto status = read_text("/proc/" + std::to_string(process_) + "/status");
+  const std::string caught = "SigCgt:";
+  const auto mask = std::stoull(status.substr(status.find(caught) + caught.size()), nullptr, 16);
+  EXPECT_NE(mask & (1ULL << (SIGTERM - 1)), 0U) << status << read_text(folder / "err");
+  std::string printed;
+  for (int i = 0; i < 3000 && printed.find("--state-memory") == std::string::npos; ++i) {
+    const auto size = read(pipe, bytes, sizeof(bytes));
+    if (size > 0) printed.append(bytes, static_cast<std::size_t>(size));
+    if (size < 0) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  EXPECT_EQ(stop(), 0);
+  close(pipe);
 }
 
 TEST_F(ServeCommand, CancelsAfterTheGrace) {

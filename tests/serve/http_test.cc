@@ -383,6 +383,18 @@ TEST_F(HttpServing, StopsAfterTheLastReply) {
   EXPECT_EQ(gone_, 0);
 }
 
+TEST_F(HttpServing, CatchesSignalsFromTheConstructorOn) {
+  options_.catch_signals = true;
+  HttpServer server(options_, {}, {});
+  kill(getpid(), SIGTERM);
+  int signals = 0;
+  server.run([&] {
+    ++signals;
+    server.stop(0ms);
+  });
+  EXPECT_EQ(signals, 1);
+}
+
 TEST_F(HttpServing, OnAUnixSocket) {
   const test::TempFolder folder;
   options_.unix_socket = folder.file("socket");

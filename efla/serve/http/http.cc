@@ -230,6 +230,7 @@ class HttpServer::Implementation {
       if (!accepting_) accept();
     };
     if (!options.tls_certificate.empty() || !options.tls_key.empty()) load_certificate();
+    if (options.catch_signals) catch_signals();
     if (options.unix_socket.empty()) {
       listen_tcp();
     } else {
@@ -250,8 +251,7 @@ class HttpServer::Implementation {
     mailbox_->use_this_thread();
     if (signalled) {
       signalled_ = std::move(signalled);
-      signals_.add(SIGINT);
-      signals_.add(SIGTERM);
+      catch_signals();
       await_signal();
     }
     accept();
@@ -382,6 +382,11 @@ class HttpServer::Implementation {
     connections_.insert(connection);
     open_ = static_cast<std::int64_t>(connections_.size());
     connection->open();
+  }
+
+  void catch_signals() {
+    signals_.add(SIGINT);
+    signals_.add(SIGTERM);
   }
 
   void await_signal() {

@@ -29,6 +29,7 @@ struct HttpOptions {
   std::chrono::milliseconds timeout{30'000};       // for a header, and for each 64 KiB of a body in either direction
   std::chrono::milliseconds idle_timeout{75'000};  // between requests
   std::chrono::milliseconds ping{15'000};          // a stream without events gets a comment
+  bool catch_signals = false;  // SIGINT and SIGTERM, from the constructor on: run() reports the ones before it too
 };
 
 struct HttpRequest {
