@@ -60,6 +60,8 @@ class HttpServing : public testing::Test {
       exchange->begin_events();
       exchange->write("data: held\n\n");
       held_ = exchange;
+    } else if (request.path == "/cancelled") {
+      exchange->on_gone([exchange] { exchange->reply({.status = 503, .body = "stopped"}); });
     } else if (request.path == "/later") {
       server_->work([exchange] { exchange->reply({.body = "later"}); });
     } else if (request.path != "/drop") {
@@ -381,6 +383,22 @@ TEST_F(HttpServing, StopsAfterTheLastReply) {
   EXPECT_NE(busy.read_all().find("data: last"), std::string::npos);
   thread_.join();
   EXPECT_EQ(gone_, 0);
+}
+
+TEST_F(HttpServing, AnswersRequestsThatTheStopCancels) {
+  start();
+  HttpClient cancelled(port_), silent(port_);
+  cancelled.send("GET /cancelled HTTP/1.1\r\nHost: t\r\n\r\n");
+  silent.send("GET /hold HTTP/1.1\r\nHost: t\r\n\r\n");
+  silent.read_until("held");
+  server_->stop(0ms);
+  const auto reply = cancelled.read_all();
+  EXPECT_EQ(status_of(reply), 503) << reply;
+  EXPECT_EQ(body_of(reply), "stopped");
+  thread_.join();  // a request that is not answered does not keep the server
+  EXPECT_EQ(gone_, 1);
+  silent.read_all();
+  EXPECT_TRUE(silent.ended());
 }
 
 TEST_F(HttpServing, CatchesSignalsFromTheConstructorOn) {

@@ -422,16 +422,29 @@ TEST_F(ServiceTest, SigtermFinishesAHundredStreamsAndSaysSo) {
   EXPECT_EQ(engine_->cancelled, 0);
 }
 
-TEST_F(ServiceTest, StoppingCancelsAfterTheGrace) {
+TEST_F(ServiceTest, StoppingAnswersWhatItCancelsAfterTheGrace) {
   start();
   engine_->step = 5ms;
-  HttpClient client(port_);
-  const std::string body = R"({"prompt": "a", "max_tokens": 4000, "stream": true})";
-  client.send("POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\nContent-Length: " +
-              std::to_string(body.size()) + "\r\n\r\n" + body);
-  client.read_until("data: ");
+  const std::string fields = R"({"max_tokens": 4000, )";
+  HttpClient whole(port_), events(port_), response(port_), session(port_);
+  engine_->prefill = 60s;
+  session.send_post("/v1/sessions", R"({"name": "book", "prompt": "a"})");
+  EXPECT_TRUE(soon([&] { return engine_->statistics().running == 1; }));
+  engine_->prefill = 0ms;
+  whole.send_post("/v1/completions", fields + R"("prompt": "a"})");
+  events.send_post("/v1/completions", fields + R"("prompt": "a", "stream": true})");
+  response.send_post("/v1/responses", R"({"input": "a", "stream": true})");
+  EXPECT_TRUE(soon([&] { return engine_->statistics().running == 4; }));
+  events.read_until("data: ");
+  response.read_until("data: ");
   stop(100ms);
-  EXPECT_EQ(engine_->cancelled, 1);
+  EXPECT_EQ(engine_->cancelled, 4);
+  for (auto* client : {&whole, &session}) EXPECT_EQ(status_of(client->read_reply()), 503);
+  for (auto* client : {&events, &response}) {
+    const auto end = client->read_all();
+    EXPECT_NE(end.find("the server is stopping"), std::string::npos) << end;
+    EXPECT_TRUE(end.ends_with("\r\n0\r\n\r\n")) << end;
+  }
 }
 
 }  // namespace

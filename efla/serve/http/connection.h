@@ -81,7 +81,11 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void check_deadline(Clock::time_point now);
 
   void set_gone(std::uint64_t serial, std::function<void()> gone);
-  // Closes, and tells the request in progress that its client has left.
+  // Tells the request in progress to end, as if its client had left. A reply to it is still sent.
+  void cancel() {
+    if (const auto gone = std::exchange(gone_, nullptr)) gone();
+  }
+  // Closes, and cancels the request in progress.
   void close();
 
   bool busy() const { return phase_ == Phase::handling || !out_.empty() || !writing_.empty(); }

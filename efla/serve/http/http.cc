@@ -33,7 +33,8 @@ namespace asio = boost::asio;
 using asio::generic::stream_protocol;
 using boost::beast::error_code;
 
-constexpr std::chrono::milliseconds kSweep{250};  // how late a deadline may be noticed
+constexpr std::chrono::milliseconds kSweep{250};     // how late a deadline may be noticed
+constexpr std::chrono::milliseconds kCancel{2'000};  // for the replies of requests that the end of the grace cancels
 
 // What an exchange tells its connection.
 struct Message {
@@ -410,11 +411,17 @@ class HttpServer::Implementation {
     });
   }
 
-  // Ends run() once a stopping server owes no reply.
+  // Ends run() once a stopping server owes no reply. After the grace cancels the requests that are left, and closes
+  // their connections when they are answered or kCancel is over.
   void end_if_idle() {
-    const bool late = Clock::now() >= stop_at_;
+    const auto now = Clock::now();
+    const bool late = now >= stop_at_;
     for (const auto& connection : std::vector(connections_.begin(), connections_.end())) {
-      if (late || !connection->busy()) connection->close();
+      if (!connection->busy() || (late && now - stop_at_ >= kCancel)) {
+        connection->close();
+      } else if (late) {
+        connection->cancel();
+      }
     }
     if (connections_.empty()) io_.stop();
   }

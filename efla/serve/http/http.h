@@ -59,8 +59,9 @@ class HttpExchange {
   virtual void write(std::string_view events) = 0;
   virtual void end() = 0;
 
-  // Sets the function that is called, on the server's thread, when the client leaves before the end of its reply. Calls
-  // it at once if the client has left, or if the reply is over.
+  // Sets the function that is called, on the server's thread, when the client leaves before the end of its reply, or
+  // when the server stops before it and can still send an error. Calls it at once if the client has left, or if the
+  // reply is over.
   virtual void on_gone(std::function<void()> gone) = 0;
 };
 
@@ -88,7 +89,8 @@ class HttpServer {
   // Calls a function on the thread of run() after a time.
   void after(std::chrono::milliseconds time, std::function<void()> task);
 
-  // Stops once every request is answered; after `grace` closes the connections of the others. Any thread may call it.
+  // Stops once every request is answered. After `grace` cancels the others, and closes their connections when they are
+  // answered, or two seconds later. Any thread may call it.
   void stop(std::chrono::milliseconds grace);
 
   std::int64_t connections() const;  // open now
