@@ -210,6 +210,14 @@ TEST(ChatTemplates, PlainChatmlAndFiles) {
             "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n");
   EXPECT_EQ(load_chat_template("chatml").after_reply(), "<|im_end|>\n");
   EXPECT_THROW(load_chat_template("plain").render({{"robot", "a"}}), ApiError);
+  for (const char* name : {"plain", "chatml"}) {
+    const auto chat_template = load_chat_template(name);
+    for (const std::string reply : {" b", "  b ", " ", "\tb"}) {
+      if (name == std::string("plain") && !reply.starts_with(' ')) continue;  // then the template adds the blank
+      const auto stored = chat_template.render({{"user", "a"}}) + reply + chat_template.after_reply();
+      EXPECT_EQ(chat_template.render({{"user", "a"}, {"assistant", reply}}), stored + chat_template.reply) << reply;
+    }
+  }
   const test::TempFolder folder;
   const auto with = [&](const std::string& text) {
     return load_chat_template(test::write_text(folder / "t.toml", text).string());
@@ -217,6 +225,10 @@ TEST(ChatTemplates, PlainChatmlAndFiles) {
   const auto own = with("user = \"Q {content}\\n\"\nassistant = \"A {content}\\n\"\nreply = \"A \"\nstop = [\"Q\"]\n");
   EXPECT_EQ(own.render({{"user", "x"}}), "Q x\nA ");
   EXPECT_EQ(own.stop, std::vector<std::string>{"Q"});
+  EXPECT_EQ(own.render({{"assistant", " x"}}), "A  x\nA ");  // the template has the reply's blank in "reply"
+  const auto blank = with("user = \"{content}\"\nassistant = \"A:\\n {content}\\n\"\nreply = \"A:\"\n");
+  EXPECT_EQ(blank.render({{"assistant", "\n x"}}), "A:\n x\nA:");
+  EXPECT_EQ(blank.render({{"assistant", " x"}}), "A:\n  x\nA:");
   const auto refused = [&](const std::string& text, const std::string& says) {
     test::expect_bad_content([&] { with(text); }, -1, "t.toml: " + says);
   };

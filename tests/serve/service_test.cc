@@ -156,6 +156,17 @@ TEST_F(ServiceTest, Chat) {
   robot("/v1/responses", "input");
 }
 
+TEST_F(ServiceTest, AHistoryHasTheTextOfTheSession) {
+  start(" Hello\nUser:");
+  json messages{{{"role", "user"}, {"content", "Hi"}}};
+  const auto reply = post("/v1/chat/completions", {{"messages", messages}, {"seed", 0}, {"save_as", "chat"}});
+  messages.push_back(reply["choices"][0]["message"]);
+  EXPECT_EQ(messages.back()["content"], " Hello");
+  const auto end = engine_->text_of("chat");
+  post("/v1/chat/completions", {{"messages", messages}});
+  EXPECT_EQ(engine_->info().tokenizer->decode(engine_->last().prompt), end + "Assistant:");
+}
+
 TEST_F(ServiceTest, ClientsSayWhereAPromptIsWorthRoomInTheCache) {
   start();
   const auto text = [](const std::string& content) {

@@ -1,6 +1,7 @@
 #include "efla/serve/api/chat_template.h"
 
 #include <filesystem>
+#include <string_view>
 #include <system_error>
 
 #include "efla/base/error.h"
@@ -13,9 +14,19 @@ namespace {
 
 constexpr std::string_view kContent = "{content}";
 
-std::string filled(const std::string& text, const std::string& content) {
+std::string filled(const std::string& text, std::string_view content) {
   const auto at = text.find(kContent);
-  return text.substr(0, at) + content + text.substr(at + kContent.size());
+  return text.substr(0, at) + std::string(content) + text.substr(at + kContent.size());
+}
+
+// Returns an assistant's content without the blanks that its text has between the beginning of a reply and {content}:
+// a reply begins with these blanks itself, and its client sends them back.
+std::string_view without_blanks(const std::string& text, const std::string& reply, std::string_view content) {
+  const auto before = std::string_view(text).substr(0, text.find(kContent));
+  if (!before.starts_with(reply)) return content;
+  const auto blanks = before.substr(reply.size());
+  const bool repeated = blanks.find_first_not_of(" \t\n") == std::string_view::npos && content.starts_with(blanks);
+  return repeated ? content.substr(blanks.size()) : content;
 }
 
 ChatTemplate plain() {
@@ -45,7 +56,9 @@ std::string ChatTemplate::render_messages(std::span<const ChatMessage> chat) con
       throw ApiError(400, message.field + ": got " + io::brief(message.role) + ", expected one of " + roles,
                      message.field);
     }
-    text += filled(found->second, message.content);
+    const bool reply_sent_back = message.role == "assistant";
+    text += filled(found->second,
+                   reply_sent_back ? without_blanks(found->second, reply, message.content) : message.content);
   }
   return text;
 }

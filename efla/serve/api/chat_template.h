@@ -19,7 +19,9 @@ struct ChatTemplate {
   std::string reply = {};              // what a reply begins with; the reply ends like an assistant's message
   std::vector<std::string> stop = {};  // texts that end a reply
 
-  // Returns the text of messages. Throws ApiError for a role without a template.
+  // Returns the text of messages. An assistant's message that a client sends back has the text that the reply had, also
+  // where the reply began with the blanks that messages["assistant"] has between `reply` and {content}. Throws ApiError
+  // for a role without a template.
   std::string render_messages(std::span<const ChatMessage> chat) const;
   // Returns the text of messages and the beginning of a reply.
   std::string render(const std::vector<ChatMessage>& chat) const { return render_messages(chat) + reply; }
