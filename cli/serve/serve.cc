@@ -70,7 +70,12 @@ void run(ServeArguments arguments) {
   auto tokenizer = data::load_tokenizer(tokenizer_path);
   require_tokenizer_of_run("serve", model, tokenizer_path, tokenizer->info());
   auto running = serve::load_engine(model, std::move(tokenizer), engine);
-  if (!sessions.empty()) running = std::make_unique<serve::DurableEngine>(std::move(running), sessions);
+  serve::DurableEngine* durable = nullptr;
+  if (!sessions.empty()) {
+    auto made = std::make_unique<serve::DurableEngine>(std::move(running), sessions);
+    durable = made.get();
+    running = std::move(made);
+  }
   serve::Service service(*running, api, keys, http);
   fmt::print("Serving {} at {}\n", api.model, service.address());
   fmt::print("Memory for {} texts at once (--state-memory)\n", running->statistics().slots);
@@ -80,6 +85,7 @@ void run(ServeArguments arguments) {
                               " without --api-keys: everybody who reaches this address may use the model\n");
   }
   service.run(milliseconds(grace), /*signals=*/true);
+  if (durable != nullptr) durable->keep_unwritten();
 }
 
 // Returns the bytes of a size such as 512MB; nothing for another text.

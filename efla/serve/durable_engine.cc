@@ -108,10 +108,17 @@ void DurableEngine::load_all() {
   remove_dropped();
 }
 
-// Makes the file of a session agree with the engine.
+// Makes the file of a session agree with the engine, and tries sessions again whose files could not be written.
 void DurableEngine::keep(const std::string& name) {
   if (!is_kept(name)) return;
   const std::lock_guard lock(files_mutex_);
+  write(name);
+  write_again();
+  remove_dropped();
+}
+
+// Writes the file of a session that still exists. files_mutex_ must be held.
+void DurableEngine::write(const std::string& name) {
   try {
     std::string bytes = engine_->save(name);
     if (engine_->session(name).disposable) {
@@ -123,9 +130,31 @@ void DurableEngine::keep(const std::string& name) {
     files_.insert(name);
   } catch (const NoSuchSession&) {  // dropped or erased meanwhile
   } catch (const std::exception& error) {
+    unwritten_.insert(name);
     throw std::runtime_error("session: " + name + " is stored, but not in a file (" + error.what() + ")");
   }
-  remove_dropped();
+  unwritten_.erase(name);
+}
+
+// Writes the sessions whose files could not be written. Returns the errors. files_mutex_ must be held.
+std::vector<std::string> DurableEngine::write_again() {
+  std::vector<std::string> errors;
+  for (const auto& name : std::set(unwritten_)) {
+    try {
+      write(name);
+    } catch (const std::runtime_error& error) {
+      errors.emplace_back(error.what());
+    }
+  }
+  return errors;
+}
+
+void DurableEngine::keep_unwritten() {
+  const std::lock_guard lock(files_mutex_);
+  const auto errors = write_again();
+  if (errors.empty()) return;
+  const auto others = errors.size() == 1 ? "" : ", like " + std::to_string(errors.size() - 1) + " other sessions";
+  throw std::runtime_error(errors.front() + others);
 }
 
 // Removes the files of sessions that no longer exist. Returns the sessions whose files cannot be removed; the next call

@@ -21,9 +21,9 @@ namespace efla::serve {
 
 // Writes a session to NAME.safetensors before the call that stores it returns, or before the reply that stores it ends.
 // Where the file cannot be written, the call throws std::runtime_error, or the reply ends with FinishReason::error; the
-// session stays stored in memory. A session whose name begins with '_' gets no file, because it is an intermediate
-// result of the API; one whose name begins with '.' or '-' gets none, because no client of the API can give the name. A
-// session that came from a file cannot be rewound.
+// session stays stored in memory, and each later save of a session tries to write it too. A session whose name begins
+// with '_' gets no file, because it is an intermediate result of the API; one whose name begins with '.' or '-' gets
+// none, because no client of the API can give the name. A session that came from a file cannot be rewound.
 class DurableEngine final : public Engine {
  public:
   // Makes the folder if it does not exist, locks it, and stores the session of each file NAME.safetensors. Other files,
@@ -44,12 +44,18 @@ class DurableEngine final : public Engine {
   void make_disposable(const std::string& name) override;
   Statistics statistics() const override { return engine_->statistics(); }
 
+  // Writes the sessions whose files could not be written before, for the end of the program. Throws std::runtime_error
+  // where a file still cannot be written.
+  void keep_unwritten();
+
  private:
   class KeepingListener;
 
   std::filesystem::path file_of(const std::string& name) const;
   void load_all();
   void keep(const std::string& name);
+  void write(const std::string& name);
+  std::vector<std::string> write_again();
   std::set<std::string> remove_dropped();
   void keep_later(const std::string& name, std::function<void(const std::string& error)> then);
   void run();
@@ -57,8 +63,9 @@ class DurableEngine final : public Engine {
   const std::filesystem::path folder_;
   const io::FolderLock lock_;
 
-  std::mutex files_mutex_;       // guards the folder's files
-  std::set<std::string> files_;  // names of sessions that were read from files or written to them
+  std::mutex files_mutex_;           // guards the folder's files and the members that follow
+  std::set<std::string> files_;      // names of sessions that were read from files or written to them
+  std::set<std::string> unwritten_;  // names of sessions whose files could not be written
 
   std::mutex queue_mutex_;  // guards the members that follow
   std::condition_variable changed_;

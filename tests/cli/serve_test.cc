@@ -196,8 +196,26 @@ TEST_F(ServeCommand, SaysThatASessionCannotBeWritten) {
   const auto reply = HttpClient(port_).post("/v1/sessions", json{{"name", "book"}, {"prompt", "Once"}}.dump());
   EXPECT_EQ(status_of(reply), 500) << reply;
   EXPECT_NE(reply.find("book is stored, but not in a file"), std::string::npos) << reply;
+  EXPECT_NE(reply.find("\r\nx-should-retry: false\r\n"), std::string::npos) << reply;
   post("/v1/sessions", {{"name", "other"}, {"prompt", "A"}});
   EXPECT_TRUE(std::filesystem::exists(folder / "sessions/other.safetensors"));
+  EXPECT_EQ(stop(), 1);
+  const auto said = read_text(folder / "err");
+  EXPECT_TRUE(said.starts_with("efla: session: book is stored, but not in a file (")) << said;
+  EXPECT_EQ(said.find('\n'), said.size() - 1) << said;
+}
+
+TEST_F(ServeCommand, WritesSessionsAtItsEndThatItCouldNotWriteBefore) {
+  start({"--sessions", folder.file("sessions")});
+  std::filesystem::create_directories(folder / "sessions/book.safetensors/occupied");
+  const json request{{"prompt", "Once"}, {"save_as", "book"}, {"max_tokens", 3}};
+  const auto reply = HttpClient(port_).post("/v1/completions", request.dump());
+  EXPECT_EQ(status_of(reply), 500) << reply;
+  EXPECT_NE(reply.find("\r\nx-should-retry: false\r\n"), std::string::npos) << reply;
+  std::filesystem::remove_all(folder / "sessions/book.safetensors");
+  EXPECT_EQ(stop(), 0) << read_text(folder / "err");
+  start({"--sessions", folder.file("sessions")});
+  EXPECT_EQ(status_of(HttpClient(port_).get("/v1/sessions/book")), 200);
   EXPECT_EQ(stop(), 0);
 }
 

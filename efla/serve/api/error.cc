@@ -35,6 +35,8 @@ std::string to_json(const ApiError& error) {
 HttpReply to_reply(const ApiError& error) {
   HttpReply reply{.status = error.status, .body = to_json(error)};
   if (error.status == 429 || error.status == 503) reply.fields.emplace_back("Retry-After: 1");
+  // Clients of OpenAI's API send a request with status 500 again, although it may have advanced its session.
+  if (error.status == 500) reply.fields.emplace_back("x-should-retry: false");
   if (!error.allow.empty()) reply.fields.emplace_back("Allow: " + error.allow);
   if (error.status == 401) reply.fields.emplace_back("WWW-Authenticate: Bearer");
   return reply;

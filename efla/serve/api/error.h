@@ -24,7 +24,8 @@ struct ApiError : std::exception {
 // Returns {"error": {message, type, param, code}}.
 std::string to_json(const ApiError& error);
 
-// Returns the reply with an error; with Retry-After for 429 and 503.
+// Returns the reply with an error; with Retry-After for 429 and 503, and without a second try by OpenAI's clients for
+// 500.
 HttpReply to_reply(const ApiError& error);
 
 // Returns the exception that is being handled as an error of the API, with names of sessions as the client knows them.

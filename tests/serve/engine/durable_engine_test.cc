@@ -157,6 +157,26 @@ TEST_F(DurableSessions, AFileThatCannotBeWrittenIsSaid) {
   EXPECT_TRUE(has_file("copy"));
 }
 
+TEST_F(DurableSessions, AFileThatCouldNotBeWrittenIsWrittenLater) {
+  const auto engine = start();
+  const auto fails = [&](const std::string& name) {
+    std::filesystem::create_directories(file_of(name) / "occupied");
+    EXPECT_EQ(reply(*engine, in_session(request_of(name, 5), "", name)).reason, FinishReason::error);
+  };
+  fails("a");
+  fails("b");
+  fails("erased");
+  engine->erase("erased");
+  std::filesystem::remove_all(file_of("a"));
+  reply(*engine, in_session(request_of("x", 1), "", "next"));
+  EXPECT_EQ(test::read_text(file_of("a")), engine->save("a"));
+  EXPECT_THROW(engine->keep_unwritten(), std::runtime_error);
+  std::filesystem::remove_all(file_of("b"));
+  EXPECT_NO_THROW(engine->keep_unwritten());
+  EXPECT_EQ(test::read_text(file_of("b")), engine->save("b"));
+  EXPECT_TRUE(std::filesystem::is_directory(file_of("erased")));
+}
+
 TEST_F(DurableSessions, AFileThatCannotBeRemovedFailsNoOtherRequest) {
   const auto engine = start({.max_disposable = 1});
   const auto store = [&](const std::string& name) {
