@@ -109,6 +109,39 @@ TEST_F(ServeCommand, KeepsSessionsFromOneStartToTheNext) {
   EXPECT_TRUE(is_user_mistake(run_program(again), "broken.safetensors"));
 }
 
+TEST_F(ServeCommand, ARenamedFileMovesASessionToAnotherKey) {
+  const auto sessions = folder.file("sessions");
+  const auto keys = [&](const std::string& key) { return write_text(folder / "keys", key + "\n").string(); };
+  const auto client = [](const std::string& key) { return "Authorization: Bearer " + key + "\r\n"; };
+  const auto digits = [](const std::string& key) {
+    const auto result = run_command({"sh", "-c", "printf %s '" + key + "' | sha256sum | cut -c 1-12"});
+    return result.out.substr(0, 12);
+  };
+  const auto read = [&](const std::string& path) {
+    return status_of(
+        HttpClient(port_).ask("GET /v1/sessions/" + path + " HTTP/1.1\r\nHost: t\r\n" + client("new") + "\r\n"));
+  };
+  start({"--sessions", sessions});
+  post("/v1/sessions", {{"name", "open"}, {"prompt", "A"}});
+  EXPECT_EQ(stop(), 0);
+  start({"--sessions", sessions, "--api-keys", keys("old")});
+  const auto made = HttpClient(port_).post("/v1/sessions", R"({"name": "book", "prompt": "Once upon"})", client("old"));
+  EXPECT_EQ(status_of(made), 201) << made;
+  EXPECT_EQ(stop(), 0);
+  const Arguments with_new{"--sessions", sessions, "--api-keys", keys("new")};
+  start(with_new);
+  EXPECT_EQ(read("book"), 404);
+  EXPECT_EQ(read("open"), 404);
+  EXPECT_EQ(stop(), 0);
+  const auto file = [&](const std::string& name) { return folder / ("sessions/" + name + ".safetensors"); };
+  std::filesystem::rename(file(digits("old") + ".book"), file(digits("new") + ".book"));
+  std::filesystem::rename(file("open"), file(digits("new") + ".open"));
+  start(with_new);
+  EXPECT_EQ(read("book"), 200);
+  EXPECT_EQ(read("open"), 200);
+  EXPECT_EQ(stop(), 0);
+}
+
 TEST_F(ServeCommand, TakesBackTheStatesThatItSigned) {
   const Arguments keys{"--state-keys", write_text(folder / "keys", "alpha\n").string()};
   const auto put = [&](const std::string& state) {
@@ -286,7 +319,7 @@ TEST_F(ServeCommand, RefusesMistakes) {
                                     "', expected * or an origin as browsers send it, such as https://a.example:8443");
   }
   const auto keys = write_text(folder / "keys", "al pha\n").string();
-  refused({"--api-keys", keys}, "UTF-8 in key 1 of " + keys);
+  refused({"--api-keys", keys}, "ASCII in key 1 of " + keys);
   for (const char* option : {"--max-body", "--request-memory"}) {
     refused({option, "0"},
             std::string("serve: ") + option + ": got '0', expected a number of bytes from 1, such as 512MB");

@@ -6,7 +6,6 @@
 #include <sstream>
 
 #include "efla/base/error.h"
-#include "efla/base/utf8.h"
 #include "efla/io/file.h"
 #include "efla/io/sha256.h"
 #include "efla/serve/http/syntax.h"
@@ -50,10 +49,9 @@ std::vector<std::string> read_client_keys(const std::filesystem::path& path, con
   auto keys = read_keys(path, option);
   for (std::size_t i = 0; i < keys.size(); ++i) {
     const auto& key = keys[i];
-    const bool blank = std::any_of(key.begin(), key.end(), [](unsigned char c) { return c <= ' ' || c == 0x7F; });
-    if (!blank && utf8_prefix(key) == key.size()) continue;
+    if (std::all_of(key.begin(), key.end(), [](char c) { return c > ' ' && c <= '~'; })) continue;
     throw Error("serve", option,
-                "a blank, a control character or a byte that is not UTF-8 in key " + std::to_string(i + 1) + " of " +
+                "a blank, a control character or a character beyond ASCII in key " + std::to_string(i + 1) + " of " +
                     path.string(),
                 "keys that clients can send in a header");
   }
