@@ -86,7 +86,12 @@ nlohmann::json parse_json(ByteView text, const std::string& path, std::size_t st
   } catch (const nlohmann::json::parse_error& error) {
     // nlohmann counts bytes from 1, and returns 0 for an empty text.
     const auto offset = start + (error.byte > 0 ? error.byte - 1 : 0);
-    fail_at(path, offset, "not JSON");
+    const std::string_view reason = error.what();
+    const auto says = [&](std::string_view words) { return reason.find(words) != std::string_view::npos; };
+    fail_at(path, offset,
+            says("ill-formed UTF-8") ? "not JSON: not UTF-8"
+            : says("surrogate")      ? "not JSON: half of a surrogate pair"
+                                     : "not JSON");
   } catch (const nlohmann::json::out_of_range&) {
     fail_at(path, start + start_of_number(text, read), "a number beyond float64");
   }

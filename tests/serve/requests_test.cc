@@ -119,8 +119,10 @@ TEST(Requests, BodiesThatAreNotJson) {
   refused("{\"prompt\": \"a\"", "byte 14");
   refused("{\"prompt\": NaN}", "not JSON");
   refused("{\"prompt\": \"a\", \"temperature\": 1e999}", "beyond float64");
-  refused("{\"prompt\": \"\xff\"}", "not JSON");
-  refused("{\"prompt\": \"a\xc3\"}", "not JSON");
+  refused("{\"prompt\": \"\xff\"}", "at byte 12: not JSON: not UTF-8");
+  refused("{\"prompt\": \"a\xc3\"}", "not JSON: not UTF-8");
+  refused(R"({"prompt": "\ud800"})", "not JSON: half of a surrogate pair");
+  refused(R"({"prompt": "\udc00"})", "not JSON: half of a surrogate pair");
   refused(std::string(100'000, '['), "deeper than 256");
   refused("{\"prompt\": \"a\"} x", "not JSON");
 }
