@@ -34,6 +34,7 @@ class LmSetup {
   explicit LmSetup(const io::Fields& config);
 
   const train::LmOptions& options() const { return options_; }
+  double least_parameters() const { return model_config_.least_parameters(); }
 
   // Returns the configuration with every default filled in.
   nlohmann::json full() const;

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "efla/base/memory.h"
 #include "efla/base/random.h"
 #include "tests/support/program.h"
 
@@ -361,7 +362,13 @@ TEST_F(TrainLm, Mistakes) {
       is_user_mistake(run_program(train("run", {"training.lr=nan"})), "config.toml with --set: training.lr: got nan"));
   EXPECT_TRUE(is_user_mistake(
       run_program(train("run", {"model.hidden_size=65536", "model.num_hidden_layers=1000", "model.num_heads=512"})),
-      "at most this machine's memory"));
+      "GB of memory that this process may use"));
+  // The parameters alone would fit: 2 · 10⁸ per layer, of which 1/8 of the memory's bytes are at most 1/2.
+  const auto layers = static_cast<std::int64_t>(usable_memory_bytes() / 8.0 / 2e8) + 1;
+  EXPECT_TRUE(is_user_mistake(
+      run_program(train("run", {"model.hidden_size=4096", "model.num_heads=32", "model.intermediate_size=11008",
+                                "model.num_hidden_layers=" + std::to_string(layers)})),
+      "parameters, their gradient and the optimiser's moments"));
   EXPECT_TRUE(is_user_mistake(run_program(train("run", {"training.precision=\"bfloat16\""})), "or the device cuda"));
   EXPECT_TRUE(is_user_mistake(run_program(train("run", {"training.evaluate_tokens=9223372036854775807"})), "0 (all)"));
   auto on_gpu = train("run");

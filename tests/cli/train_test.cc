@@ -171,7 +171,7 @@ TEST(TrainCommand, Mistakes) {
                               "train smnist: --train-images: got 100000001, expected at most the 100000000 built in"));
   EXPECT_TRUE(is_user_mistake(with({"--lr", "-1"}), "lr"));
   EXPECT_TRUE(is_user_mistake(with({"--hidden", "1000000000"}), "hidden"));
-  EXPECT_TRUE(is_user_mistake(with({"--hidden", "65536", "--layers", "64"}), "at most this machine's memory"));
+  EXPECT_TRUE(is_user_mistake(with({"--hidden", "65536", "--layers", "64"}), "GB of memory that this process may use"));
   EXPECT_TRUE(is_user_mistake(with({"--seed", "-1"}), "--seed"));
   EXPECT_TRUE(is_user_mistake(with({"--heads", "3"}), "heads"));
   EXPECT_TRUE(is_user_mistake(with({"--pooling", "max"}), "pooling"));

@@ -15,14 +15,31 @@
 
 #include "efla/base/dtype.h"
 #include "efla/base/error.h"
+#include "efla/base/memory.h"
 #include "efla/base/printable.h"
 #include "efla/base/python_random.h"
 #include "efla/base/random.h"
 #include "efla/base/threads.h"
 #include "efla/base/view.h"
+#include "tests/support/temp_folder.h"
 
 namespace efla {
 namespace {
+
+TEST(Memory, IsLimitedByEveryGroupAroundTheProcess) {
+  const test::TempFolder groups;
+  std::filesystem::create_directories(groups / "a/b");
+  EXPECT_EQ(group_memory_bytes(groups.path(), "/a/b"), std::numeric_limits<double>::infinity());
+  test::write_text(groups / "a/b/memory.max", "max\n");
+  test::write_text(groups / "a/memory.max", "3000000000\n");
+  EXPECT_EQ(group_memory_bytes(groups.path(), "/a/b"), 3e9);
+  test::write_text(groups / "a/b/memory.max", "2000000000\n");
+  EXPECT_EQ(group_memory_bytes(groups.path(), "/a/b"), 2e9);
+  EXPECT_EQ(group_memory_bytes(groups.path(), "/a"), 3e9);
+  test::write_text(groups / "memory.max", "1000000000\n");
+  EXPECT_EQ(group_memory_bytes(groups.path(), "/"), 1e9);
+  EXPECT_GT(usable_memory_bytes(), 0.0);
+}
 
 TEST(Bfloat16, RoundsToNearestTiesToEven) {
   EXPECT_EQ(to_bfloat16(1.0F).bits, 0x3f80);

@@ -29,23 +29,9 @@ std::shared_ptr<Weight> add_norm(torch::nn::Module& owner, const char* name, std
   return owner.register_module(name, std::make_shared<Weight>(torch::ones({width})));
 }
 
-// Refuses sizes whose embeddings, projections and MLPs alone exceed the machine's memory.
-void require_room_for(const LanguageModelConfig& c) {
-  const double width = double(c.hidden_size);
-  double projected = 0.0;  // columns, of all layers
-  for (std::int64_t i = 0; i < c.num_hidden_layers; ++i) {
-    projected += 3.0 * double(c.mlp_width());
-    if (c.is_attention(i)) {
-      const auto attention = c.attention_config();
-      projected += 2.0 * width * (1.0 + double(attention.key_value_heads) / double(attention.heads));
-    } else {
-      const auto mixer = c.mixer_config();
-      projected += 4.0 * double(mixer.heads * mixer.key_dim);
-    }
-  }
-  const double embeddings = double(c.vocab_size) * width * (c.tie_word_embeddings ? 1.0 : 2.0);
+void require_room_for(const LanguageModelConfig& config) {
   require_memory("language model", "sizes vocab_size, hidden_size, num_hidden_layers", "parameters",
-                 sizeof(float) * (embeddings + width * projected));
+                 sizeof(float) * config.least_parameters());
 }
 
 }  // namespace

@@ -40,6 +40,23 @@ std::int64_t LanguageModelConfig::mlp_width() const {
   return (least + 255) / 256 * 256;
 }
 
+double LanguageModelConfig::least_parameters() const {
+  const auto width = static_cast<double>(hidden_size);
+  double projected = 0.0;  // columns, of all layers
+  for (std::int64_t i = 0; i < num_hidden_layers; ++i) {
+    projected += 3.0 * static_cast<double>(mlp_width());
+    if (is_attention(i)) {
+      const auto attention = attention_config();
+      projected +=
+          2.0 * width * (1.0 + static_cast<double>(attention.key_value_heads) / static_cast<double>(attention.heads));
+    } else {
+      const auto mixer = mixer_config();
+      projected += 4.0 * static_cast<double>(mixer.heads * mixer.key_dim);
+    }
+  }
+  return width * (static_cast<double>(vocab_size) * (tie_word_embeddings ? 1.0 : 2.0) + projected);
+}
+
 MixerConfig LanguageModelConfig::mixer_config() const {
   const auto& preset = mixer_preset(mixer);
   MixerConfig config{.mixer = mixer, .hidden = hidden_size, .heads = num_heads};

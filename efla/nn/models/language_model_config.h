@@ -52,6 +52,8 @@ struct LanguageModelConfig {
   bool is_attention(std::int64_t layer) const;
   // Returns the inner width of the MLP.
   std::int64_t mlp_width() const;
+  // Returns the number of parameters without small ones: embeddings, projections of q, k, v and the output, and MLPs.
+  double least_parameters() const;
   MixerConfig mixer_config() const;  // throws Error if sizes are not integers
   AttentionConfig attention_config() const;
 };

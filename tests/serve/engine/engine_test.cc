@@ -319,7 +319,8 @@ TEST(Engine, TimesNoTokenThatCannotBeDrawn) {
 TEST(Engine, RefusesWhatItCannotDo) {
   const auto slot = tiny_engine()->info().session_bytes;
   test::expect_error([&] { tiny_engine({.state_memory = slot - 1}); }, "state_memory", "bytes of one text's state");
-  test::expect_error([&] { tiny_engine({.state_memory = std::size_t{1} << 60}); }, "state_memory", "machine's memory");
+  test::expect_error([&] { tiny_engine({.state_memory = std::size_t{1} << 60}); }, "state_memory",
+                     "memory that this process may use");
   test::expect_error([&] { tiny_engine({.step_tokens = 100}); }, "step_tokens", "a multiple of 64");
   test::expect_error([&] { tiny_engine({.weights = "int3"}); }, "weights", "int8");
   test::expect_error([&] { tiny_engine({.draft_tokens = 8}); }, "draft_tokens", "0 to 7");
