@@ -91,7 +91,9 @@ Table environment_table(const json& environment) {
 }  // namespace
 
 Style category_style(std::size_t i) {
-  return {"--category-" + std::to_string(i % kCategoryColors), static_cast<int>(i), i / kCategoryColors % 2 == 1};
+  constexpr std::size_t kLines = 2 * kCategoryColors;  // whole and dashed; the next ones have other markers
+  return {"--category-" + std::to_string(i % kCategoryColors), static_cast<int>(i + i / kLines),
+          i / kCategoryColors % 2 == 1};
 }
 
 Style ramp_style(std::size_t i, std::size_t n) {

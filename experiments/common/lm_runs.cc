@@ -111,7 +111,7 @@ Section curves_section(const std::vector<Run>& runs) {
           "Loss over tokens",
           "",
           "Training loss is the mean of neighbouring steps, before their updates. Compare perplexities between runs "
-          "with the same tokenizer, and bits per byte between all runs.",
+          "with the same validation tokens, and bits per byte between runs with the same validation text.",
           {chart(runs, "loss", "Training loss, nats per token", &Run::loss),
            chart(runs, "perplexity", "Validation perplexity per token", &Run::perplexity),
            chart(runs, "bits", "Validation, bits per byte", &Run::bits_per_byte)}};
@@ -194,11 +194,22 @@ void check_line(const io::Fields& line) {
   }
 }
 
-// Returns a sentence: the run with the lowest perplexity.
+// Returns what a run was evaluated on. Runs that differ in this have perplexities that cannot be compared.
+json evaluated_on(const Run& run) {
+  const auto at = [&](const char* pointer) { return run.file.value(json::json_pointer(pointer), json()); };
+  return {at("/data/validation"), at("/config/training/evaluate_tokens"), at("/config/training/sequence_length")};
+}
+
+// Returns a sentence: the run with the lowest perplexity, if the runs can be compared.
 std::string summary(const std::vector<Run>& runs) {
   const Run* best = nullptr;
   for (const Run& run : runs) {
     if (run.perplexity.empty()) continue;
+    if (best != nullptr && evaluated_on(run) != evaluated_on(*best)) {
+      return "The runs were evaluated on different tokens, so their perplexities cannot be compared. Bits per byte "
+             "can, "
+             "if the tokens stand for the same text.";
+    }
     if (best == nullptr || last_of(run.perplexity) < last_of(best->perplexity)) best = &run;
   }
   if (best == nullptr) return "";

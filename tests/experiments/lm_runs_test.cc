@@ -49,6 +49,16 @@ TEST(LmRuns, ComparesRuns) {
   EXPECT_EQ(charts[1].at("series")[0].at("points").size(), 4U);
 }
 
+TEST(LmRuns, OfOtherValidationTokensHaveNoWinner) {
+  for (const char* other : {"/data/validation/sha256", "/config/training/evaluate_tokens"}) {
+    auto a = invented_lm_run("a", "efla", 1e-3, 1.5), b = invented_lm_run("b", "efla", 1e-3, 1.4);
+    b.run[json::json_pointer(other)] = 7;
+    const auto page = page_of({a, b});
+    EXPECT_LACKS(page, "lowest validation");
+    EXPECT_CONTAINS(page, "evaluated on different tokens");
+  }
+}
+
 TEST(LmRuns, LeavesOutWhatIsMissing) {
   auto run = invented_lm_run("a<b>", "efla", 1e-3, 1.5);
   run.metrics = {{{"event", "step"}, {"step", 1}, {"tokens", 8}, {"loss", nullptr}},

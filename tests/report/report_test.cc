@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <set>
 #include <string>
+#include <tuple>
 
 #include "efla/io/file.h"
 #include "efla/io/json.h"
@@ -137,6 +139,13 @@ TEST(Report, StylesDifferInColourAndMarker) {
   EXPECT_EQ(category_style(0).color, "--category-0");
   EXPECT_EQ(category_style(7).color, "--category-1");
   EXPECT_TRUE(category_style(7).dashed);
+  constexpr int kMarkers = 4;  // of page.js
+  std::set<std::tuple<std::string, int, bool>> styles;
+  for (std::size_t i = 0; i < 48; ++i) {
+    const Style style = category_style(i);
+    styles.insert({style.color, style.marker % kMarkers, style.dashed});
+  }
+  EXPECT_EQ(styles.size(), 48U);
   EXPECT_EQ(ramp_style(0, 3).color, "--ramp-0");
   EXPECT_EQ(ramp_style(1, 3).color, "--ramp-2");
   EXPECT_EQ(ramp_style(2, 3).color, "--ramp-4");
