@@ -64,6 +64,7 @@ template <class S>
 void check_states(const char* operation, const char* name, const DeltaShape& s, const View<S, 4>& states,
                   const View<const std::int64_t, 1>& slots, const Device& device) {
   const std::int64_t count = slots ? states.extent[0] : s.batch;
+  check_size(operation, "state count P", count, 0);
   check_view(operation, name, states, {count, s.value_heads, s.key_dim, s.value_dim});
   if (!slots) return;
   check_view(operation, "slots", slots, {s.batch});

@@ -1,7 +1,10 @@
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <type_traits>
 
 #include "efla/base/error.h"
 #include "efla/rule/add_rms_norm.h"
@@ -16,11 +19,16 @@
 namespace efla {
 namespace {
 
-// Checks a view that is required only if it has elements, because tensors without elements may have no address.
+// Checks a view that is required only if the expected shape has elements, because tensors without elements may have no
+// address.
 template <class T, int Rank>
 void check_filled(const char* operation, const char* name, const View<T, Rank>& view,
                   const std::type_identity_t<std::array<std::int64_t, Rank>>& expected) {
-  check_view(operation, name, view, expected, view.size() == 0 ? Presence::optional : Presence::required);
+  if (std::any_of(view.extent.begin(), view.extent.end(), [](std::int64_t n) { return n < 0; })) {
+    throw Error(operation, name, "shape " + shape_text(view.extent.data(), Rank), "a shape without negative extents");
+  }
+  const bool is_empty = std::find(expected.begin(), expected.end(), 0) != expected.end();
+  check_view(operation, name, view, expected, is_empty ? Presence::optional : Presence::required);
 }
 
 // Checks the members that a forward and a backward have in common.
