@@ -186,9 +186,15 @@ class JsonDocuments final : public FileDocuments {
 }  // namespace
 
 std::unique_ptr<FileDocuments> open_documents(const fs::path& path, const DocumentFormat& format) {
-  auto name = path.filename();
-  if (name.extension() == ".gz" || name.extension() == ".xz" || name.extension() == ".zst") name = name.stem();
-  if (name.extension() == ".jsonl" || name.extension() == ".ndjson") {
+  const auto extension_of = [](const fs::path& name) {  // in lower case
+    std::string extension = name.extension().string();
+    std::transform(extension.begin(), extension.end(), extension.begin(),
+                   [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; });
+    return extension;
+  };
+  auto extension = extension_of(path.filename());
+  if (extension == ".gz" || extension == ".xz" || extension == ".zst") extension = extension_of(path.stem());
+  if (extension == ".jsonl" || extension == ".ndjson") {
     return std::make_unique<JsonDocuments>(path, format.field);
   }
   return std::make_unique<TextDocuments>(path, format.separator);

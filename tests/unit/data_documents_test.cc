@@ -93,15 +93,15 @@ TEST_F(Documents, OfJsonLinesAreTheirFields) {
 TEST_F(Documents, MayBePacked) {
   const std::string text = "one\n<|endoftext|>\ntwo\n", lines = "{\"text\": \"three\"}\n";
   write_text(folder_ / "a.txt.gz", test::gzip(text));
-  write_text(folder_ / "b.jsonl.xz", test::xz(lines));
+  write_text(folder_ / "b.JSONL.XZ", test::xz(lines));
   write_text(folder_ / "c.ndjson.zst", test::zstd(lines));
   write_text(folder_ / "d", text);
   const Texts all{"one\n", "two\n", "three", "three", "one\n", "two\n"};
-  EXPECT_EQ(read({"a.txt.gz", "b.jsonl.xz", "c.ndjson.zst", "d"}), all);
+  EXPECT_EQ(read({"a.txt.gz", "b.JSONL.XZ", "c.ndjson.zst", "d"}), all);
   for (std::size_t skipped = 0; skipped < all.size(); ++skipped) {
     const std::vector<std::pair<std::size_t, std::int64_t>> places{{0, 0}, {0, 1}, {0, 2}, {1, 1}, {2, 1}, {3, 1}};
     const auto [input, document] = places[skipped];
-    EXPECT_EQ(read({"a.txt.gz", "b.jsonl.xz", "c.ndjson.zst", "d"}, input, document),
+    EXPECT_EQ(read({"a.txt.gz", "b.JSONL.XZ", "c.ndjson.zst", "d"}, input, document),
               Texts(all.begin() + static_cast<std::ptrdiff_t>(skipped), all.end()));
   }
   test::expect_error([&] { read({"d"}, 0, 3); }, "inputs", "got fewer than 3 documents in ");
