@@ -415,6 +415,14 @@ TEST(LanguageModel, ConfigJsonNamesWhatIsNotSupported) {
   wrong("attn.layers", "a list of whole numbers below 2^63",
         {{"attn", {{"layers", {std::uint64_t{1} << 63}}, {"num_heads", 2}}}});
   wrong("num_heads", "config.json: num_heads: got 0", {{"num_heads", 0}});
+  wrong("num_v_heads", "got 3, expected a multiple of num_heads, 2",
+        {{"model_type", "efla"}, {"mixer", "efla"}, {"num_heads", 2}, {"num_v_heads", 3}});
+  wrong("safe_gate", "expected false, as efla has no decay by channel",
+        {{"model_type", "efla"}, {"mixer", "efla"}, {"safe_gate", true}});
+  wrong("attn.num_heads", "got 3, expected a number whose double divides hidden_size",
+        {{"attn", {{"layers", {0}}, {"num_heads", 3}}}});
+  wrong("attn.num_kv_heads", "got 3, expected a divisor of the number of heads, 2",
+        {{"attn", {{"layers", {0}}, {"num_heads", 2}, {"num_kv_heads", 3}}}});
   wrong("attn.window_size", "got 512", {{"attn", {{"layers", {0}}, {"num_heads", 2}, {"window_size", 512}}}});
 }
 

@@ -193,7 +193,7 @@ TEST(LmOptions, MistakesAreNamed) {
   }
   refused("training", "lr", "high", "training.lr", "a number");
   refused("training", "steps", 1.5, "training.steps", "a whole number");
-  refused("training", "tokens", 5, "training.steps", "either steps or tokens");
+  refused("training", "tokens", 5, "training.steps", "expected 0 or none, because training.tokens is 5");
   refused("training", "tokens_per_step", 65, "training.tokens_per_step", "multiple");
   refused("training", "warmup_steps", 10, "training.warmup_steps", "below the number of steps");
   refused("training", "min_lr", 1, "training.min_lr", "0 to lr");

@@ -94,7 +94,8 @@ void validate(const LanguageModelConfig& config) {
   require.count("num_hidden_layers", config.num_hidden_layers, kMaxLayers);
   require.count("num_heads", config.num_heads, kMaxWidth);
   require(config.head_dim >= 0 && config.head_dim <= kMaxWidth, "head_dim", config.head_dim, "a positive size");
-  require(config.num_v_heads >= 0, "num_v_heads", config.num_v_heads, "a positive number");
+  require(config.num_v_heads >= 0 && config.num_v_heads % config.num_heads == 0, "num_v_heads", config.num_v_heads,
+          "a multiple of num_heads, " + std::to_string(config.num_heads));
   if (config.use_short_conv) require.count("conv_size", config.conv_size, kMaxConvWidth);
   require(config.hidden_ratio > 0.0 && config.hidden_ratio <= 64.0, "hidden_ratio", config.hidden_ratio,
           "a number above 0 and at most 64");
@@ -104,6 +105,8 @@ void validate(const LanguageModelConfig& config) {
           "a positive number of float32, at most 1");
   require(config.initializer_range > 0.0 && std::isfinite(config.initializer_range), "initializer_range",
           config.initializer_range, "a positive number");
+  const bool by_channel = preset.gate == Gate::channel || preset.gate == Gate::safe_channel;
+  require(!config.safe_gate || by_channel, "safe_gate", true, "false, as " + config.mixer + " has no decay by channel");
   require(!config.allow_neg_eigval || preset.step == "euler", "allow_neg_eigval", true,
           "false: " + config.mixer + " has no step of Euler's");
   require(config.qk_norm.empty() || (preset.qk_l2norm && (config.qk_norm == "l2" || config.qk_norm == "sum")),
@@ -126,7 +129,15 @@ void validate(const LanguageModelConfig& config) {
     (config.is_attention(layer) ? any_attention : any_mixer) = true;
   }
   if (any_mixer) validate(config.mixer_config());
-  if (any_attention) validate(config.attention_config());
+  if (any_attention) {
+    const AttentionConfig attention = config.attention_config();
+    require(config.hidden_size % (2 * attention.heads) == 0,
+            config.attention_heads > 0 ? "attn.num_heads" : "num_heads", attention.heads,
+            "a number whose double divides hidden_size, " + std::to_string(config.hidden_size));
+    require(attention.heads % attention.key_value_heads == 0, "attn.num_kv_heads", attention.key_value_heads,
+            "a divisor of the number of heads, " + std::to_string(attention.heads));
+    validate(attention);
+  }
 }
 
 }  // namespace efla::nn

@@ -81,8 +81,9 @@ void validate_sizes(const LmTrainOptions& o) {
   const std::int64_t rows = o.sequence_length * o.micro_batch;
   require(o.tokens_per_step >= rows && o.tokens_per_step <= kMost && o.tokens_per_step % rows == 0, "tokens_per_step",
           o.tokens_per_step, "a multiple of micro_batch x sequence_length = " + std::to_string(rows));
-  require((o.steps > 0) != (o.tokens > 0), "steps", o.steps,
-          "either steps or tokens above 0 (tokens is " + std::to_string(o.tokens) + ")");
+  require(o.steps == 0 || o.tokens == 0, "steps", o.steps,
+          "0 or none, because training.tokens is " + std::to_string(o.tokens));
+  require(o.steps > 0 || o.tokens > 0, "steps", o.steps, "a number above 0, or training.tokens above 0");
   require(o.steps >= 0 && o.steps <= kMost, "steps", o.steps, "1 to 2^40");
   require(o.tokens >= 0, "tokens", o.tokens, "a number above 0");
 }
