@@ -354,6 +354,18 @@ TEST_F(ServiceTest, LimitsOfPromptsQueueAndKeys) {
   }
 }
 
+TEST_F(ServiceTest, SaysHowToMakeRoomForStates) {
+  start();
+  engine_->submitting = [] { throw NoRoom("engine", "session_memory", "9 bytes", "at most 8"); };
+  const auto error = post("/v1/completions", {{"prompt", "a"}, {"n", 2}}, 503)["error"];
+  EXPECT_EQ(error["code"], "no_room");
+  EXPECT_EQ(
+      error["message"],
+      "no room for one more state: session_memory: got 9 bytes, expected at most 8; whoever runs the server sets a "
+      "larger --session-memory, or a folder with --swap");
+  engine_->submitting = {};
+}
+
 TEST_F(ServiceTest, KeysSeparateClients) {
   keys_ = Keys({"alpha", "beta"});
   start();

@@ -62,7 +62,10 @@ ApiError current_error(const std::string& client) {
   } catch (const SessionInUse& error) {
     return {409, sentence(error), "session", "session_in_use"};
   } catch (const NoRoom& error) {
-    return {503, sentence(error), "session_memory", "no_room"};
+    return {503,
+            "no room for one more state: " + sentence(error) +
+                "; whoever runs the server sets a larger --session-memory, or a folder with --swap",
+            "session_memory", "no_room"};
   } catch (const Error& error) {
     return {400, sentence(error), error.argument()};
   } catch (const IoError& error) {
