@@ -176,14 +176,15 @@ struct Statistics {
   std::size_t swapped_bytes = 0;         // of stored sessions in files
   std::size_t cache_bytes = 0;           // of the prefix cache
   std::int64_t cache_entries = 0;
-  std::uint64_t cache_hits = 0, cache_misses = 0;  // requests that started from a cached state, and that did not
-  std::uint64_t prompt_tokens = 0, cached_tokens = 0, completion_tokens = 0;  // as Usage, of all requests so far
-  std::uint64_t drafted_tokens = 0, accepted_tokens = 0;  // tokens of replies' drafts: all, and the drawn ones
-  std::uint64_t steps = 0;                                // of the engine's loop
-  std::map<FinishReason, std::uint64_t> finished;         // requests by reason
-  Histogram queue_seconds;                                // from submit to a slot
-  Histogram first_token_seconds;                          // from submit to the first token
-  Histogram between_tokens_seconds;                       // from a token to the next of the same reply
+  std::uint64_t cache_queries = 0, cache_hits = 0;  // tokens of prompts that may start from a cached state: all, and
+                                                    // the ones that were found in the cache
+  std::uint64_t prompt_tokens = 0, completion_tokens = 0;  // as Usage, of all requests so far
+  std::uint64_t drafted_tokens = 0, accepted_tokens = 0;   // tokens of replies' drafts: all, and the drawn ones
+  std::uint64_t steps = 0;                                 // of the engine's loop
+  std::map<FinishReason, std::uint64_t> finished;          // requests by reason
+  Histogram queue_seconds;                                 // from submit to a slot
+  Histogram first_token_seconds;                           // from submit to the first token
+  Histogram between_tokens_seconds;                        // from a token to the next of the same reply
 };
 
 struct EngineInfo {

@@ -114,6 +114,11 @@ void LocalEngine::check(const Request& request) const {
   generate::require_stop_strings("request", request.stop);
 }
 
+// Returns whether the prompt of a request that continues this text may start from a state of the prefix cache.
+bool LocalEngine::uses_cache(const Request& request, const StoredText* from) const {
+  return from == nullptr && !request.echo && options_.cache_memory > 0;
+}
+
 // Throws QueueFull unless the queue has room for `places` requests. mutex_ must be held.
 void LocalEngine::require_places(std::int64_t places) const {
   const auto waiting = static_cast<std::int64_t>(waiting_.size());
@@ -136,8 +141,8 @@ RequestId LocalEngine::submit(Request request, std::shared_ptr<Listener> listene
   }
   const std::string save_as = request.save_as;
   const std::int64_t places = request.places;
-  const bool cacheable = !from && !request.echo && options_.cache_memory > 0;
-  auto names = cacheable ? names_of_beginnings(request.prompt, request.client) : std::vector<std::string>();
+  auto names = uses_cache(request, from.get()) ? names_of_beginnings(request.prompt, request.client)
+                                               : std::vector<std::string>();
   RequestId id = 0;
   {
     const std::lock_guard lock(mutex_);
@@ -232,7 +237,9 @@ void LocalEngine::begin(Job& job) {
   end_if_fed(job);
   const std::lock_guard lock(mutex_);
   statistics_.queue_seconds.add(job.queue_ms / 1e3);
-  if (!job.beginnings.empty()) ++(plan.state ? statistics_.cache_hits : statistics_.cache_misses);
+  if (!uses_cache(job.request, job.from().get())) return;
+  statistics_.cache_queries += job.ids().size();
+  statistics_.cache_hits += static_cast<std::uint64_t>(job.cached_tokens);
 }
 
 // Lets a request whose reply has ended prefill the end of its stored text.
@@ -272,7 +279,6 @@ void LocalEngine::end(Jobs::iterator place) {
     cancelled_.erase(job->id);
     const auto usage = job->usage();
     statistics_.prompt_tokens += static_cast<std::uint64_t>(usage.prompt_tokens);
-    statistics_.cached_tokens += static_cast<std::uint64_t>(usage.cached_tokens);
     statistics_.completion_tokens += static_cast<std::uint64_t>(usage.completion_tokens);
     ++statistics_.finished[*job->ended];
   }

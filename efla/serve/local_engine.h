@@ -62,6 +62,7 @@ class LocalEngine final : public Engine {
   };
 
   void check(const Request& request) const;
+  bool uses_cache(const Request& request, const StoredText* from) const;
   void require_places(std::int64_t places) const;
   static Replay prepare_rewind(Request& request, const StoredText* text);
   void run();

@@ -142,6 +142,8 @@ class FakeEngine : public Engine {
     s.slots = 8;
     s.running = static_cast<std::int64_t>(jobs_.size());
     s.finished[FinishReason::stop] = 3;
+    s.cache_queries = 90;
+    s.cache_hits = 64;
     s.first_token_seconds = {.bounds = {0.1, 1}, .counts = {2, 1, 1}, .sum = 3.5};
     s.queue_seconds = s.between_tokens_seconds = s.first_token_seconds;
     return s;

@@ -54,11 +54,9 @@ std::string metrics_text(const Statistics& s, const std::map<int, std::uint64_t>
   out.one("swapped_bytes", "gauge", "Bytes of stored sessions in files.", s.swapped_bytes);
   out.one("prefix_cache_bytes", "gauge", "Bytes of the prefix cache.", s.cache_bytes);
   out.one("prefix_cache_entries", "gauge", "States in the prefix cache.", s.cache_entries);
-  out.one("prefix_cache_queries_total", "counter", "Requests that looked for a cached state.",
-          s.cache_hits + s.cache_misses);
-  out.one("prefix_cache_hits_total", "counter", "Requests that started from a cached state.", s.cache_hits);
+  out.one("prefix_cache_queries_total", "counter", "Tokens of prompts that may use the prefix cache.", s.cache_queries);
+  out.one("prefix_cache_hits_total", "counter", "Tokens of prompts that the prefix cache had.", s.cache_hits);
   out.one("prompt_tokens_total", "counter", "Tokens of prompts.", s.prompt_tokens);
-  out.one("cached_tokens_total", "counter", "Tokens of prompts that the prefix cache had.", s.cached_tokens);
   out.one("generation_tokens_total", "counter", "Tokens of replies.", s.completion_tokens);
   out.one("spec_decode_num_draft_tokens_total", "counter", "Tokens of drafts of replies.", s.drafted_tokens);
   out.one("spec_decode_num_accepted_tokens_total", "counter", "Drafted tokens that replies drew.", s.accepted_tokens);

@@ -186,6 +186,23 @@ TEST(Engine, CachesAStateWhereTheClientAsks) {
   EXPECT_EQ(cached({-1, 0, 63, 100'000}), 0);
 }
 
+TEST(Engine, CountsTokensOfPromptsThatMayUseTheCache) {
+  const auto engine = tiny_engine();
+  reply(*engine, in_session(request_of(std::string(300, 's'), 1), "", "text"));
+  reply(*engine, request_of(std::string(300, 's'), 1));
+  reply(*engine, request_of("short", 1));
+  EXPECT_EQ(engine->statistics().cache_queries, 605U);
+  EXPECT_EQ(engine->statistics().cache_hits, 256U);
+  auto echo = request_of(std::string(300, 's'), 1);
+  echo.echo = true;
+  reply(*engine, echo);
+  reply(*engine, in_session(request_of("continued", 1), "text", ""));
+  EXPECT_EQ(engine->statistics().cache_queries, 605U);
+  const auto without = tiny_engine({.cache_memory = 0});
+  reply(*without, request_of("short", 1));
+  EXPECT_EQ(without->statistics().cache_queries, 0U);
+}
+
 TEST(Engine, ClientsShareNoStatesOfTheCache) {
   const auto engine = tiny_engine();
   const auto cached = [&](const std::string& client) {
