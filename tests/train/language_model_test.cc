@@ -162,7 +162,7 @@ TEST(LanguageModel, PackedDocumentsAreAsTheyAreAlone) {
     const auto alone = torch::autograd::grad({loss}, parameters);
     const auto names = model.named_parameters().keys();
     for (std::size_t i = 0; i < parameters.size(); ++i) {
-      EXPECT_LE(max_difference(gradients[i], alone[i]), 5e-5 * std::max(1e-2, alone[i].abs().max().item<double>()))
+      EXPECT_LE(max_difference(gradients[i], alone[i]), 2e-4 * std::max(1e-2, alone[i].abs().max().item<double>()))
           << names[i];
     }
   }
