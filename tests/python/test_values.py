@@ -253,6 +253,27 @@ class Values(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, r"chunk_kda: k: got shape \[2, 70, 2, 12\]"):
             efla.chunk_kda(**{**x, "k": inputs()["k"]})
 
+    def test_empty_arguments_that_do_not_fit(self):
+        def refuses(message, function, **arguments):
+            with self.assertRaises(ValueError) as caught:
+                function(**arguments)
+            self.assertIn(f"{function.__name__}: {message}", str(caught.exception))
+
+        for function in (efla.chunk_kda, efla.fused_recurrent_kda):
+            for none, one in ({"tokens": 0}, {"tokens": 1}), ({"batch": 0}, {"batch": 1}):
+                x, other = inputs(**none, decay="channel"), inputs(**one, decay="channel")
+                for name in ("k", "v", "g", "beta"):
+                    refuses(f"{name}: got shape {list(other[name].shape)}", function, **{**x, name: other[name]})
+                refuses("initial_state: got shape [1, 2, 12, 10]", function, **x, initial_state=state(1))
+            x = inputs(tokens=0, batch=1, decay="channel")
+            for numbers, message in (
+                ([0, 1, 0], "cu_seqlens[1]: got 1, expected 0, because T = 0"),
+                ([0, 5], "cu_seqlens[1]: got 5, expected 0, because T = 0"),
+                ([-1, 0], "cu_seqlens[0]: got -1, expected 0, because T = 0"),
+                ([0], "cu_seqlens: got shape [1]"),
+            ):
+                refuses(message, function, **x, cu_seqlens=torch.tensor(numbers))
+
 
 if __name__ == "__main__":
     unittest.main()

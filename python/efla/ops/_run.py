@@ -34,6 +34,35 @@ def _with_zeros(x: Tensor, batch: bool, tokens: bool) -> Tensor:
     return F.pad(x, (0, 0) * (x.dim() - 2) + (0, int(tokens and x.shape[1] == 0), 0, int(batch and x.shape[0] == 0)))
 
 
+def _check_empty(
+    function: str,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    g: Tensor | None,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    state_v_first: bool,
+) -> None:
+    """Raises ValueError unless arguments without tokens or batch entries fit each other: with zeros in their place other arguments may."""
+    sizes = _check.check_axes(function, "q", q, "B T H K")
+    sizes.update({axis: n for axis, n in _check.check_axes(function, "v", v, "B T HV V").items() if axis in ("HV", "V")})
+    for name, tensor, axes in (("k", k, "B T H K"), ("v", v, "B T HV V"), ("beta", beta, "B T HV")):
+        _check.check_shape(function, name, tensor, axes, sizes)
+    if g is not None and g.dim() in (3, 4):
+        _check.check_shape(function, "g", g, "B T HV" if g.dim() == 3 else "B T HV K", sizes)
+    sizes["N"] = sizes["B"]
+    if cu_seqlens is not None:
+        sizes["N"] = _check.check_axes(function, "cu_seqlens", cu_seqlens, "N+1")["N+1"] - 1
+        if sizes["T"] == 0 and cu_seqlens.device.type == "cpu" and not _check.is_compiling():
+            for i, end in enumerate(cu_seqlens.tolist()):
+                if end != 0:
+                    raise _check.mistake(function, f"cu_seqlens[{i}]", end, "0, because T = 0")
+    if initial_state is not None:
+        _check.check_shape(function, "initial_state", initial_state, "N HV V K" if state_v_first else "N HV K V", sizes)
+
+
 def delta_rule(
     function: str,
     q: Tensor,
@@ -77,7 +106,9 @@ def delta_rule(
     no_tokens = len(shape) == 4 and shape[1] == 0
     no_batch = len(shape) == 4 and shape[0] == 0 and cu_seqlens is None
     empty = no_tokens or no_batch
-    if empty:  # zeros, which change nothing, stand for none, so that arguments are checked and gradients flow as always
+    if empty:
+        _check_empty(function, q, k, v, beta, g, initial_state, cu_seqlens, state_v_first)
+        # Zeros, which change nothing, stand for none, so that the operator checks the arguments and gradients flow as always.
         q, k, v, beta = (_with_zeros(x, no_batch, no_tokens) for x in (q, k, v, beta))
         g = None if g is None else _with_zeros(g, no_batch, no_tokens)
         initial_state = None if initial_state is None else _with_zeros(initial_state, no_batch, False)
