@@ -24,7 +24,9 @@ struct ExecutionContext {
 };
 
 // Returns the pool that operators use by default, with the number of threads of set_threads, or one thread per
-// processor.
+// processor. The pool lives until the process ends. After fork the child gets a pool of its own with the same number of
+// threads, so that it may compute, call set_threads and exit. The child must neither use nor destroy other pools of its
+// parent, whose threads do not exist there.
 ThreadPool& default_pool();
 
 // Replaces the default pool by one of `threads` threads, 1 to 1024. Must not be called while an operator runs. Throws
