@@ -36,7 +36,7 @@ DecodeState<T, S>::DecodeState(const DeltaShape& shape, const DeltaRule& rule, s
   if (memory < 0 || memory > kMaxMemory) {
     throw Error("decode_state", "memory", std::to_string(memory), "0 to " + std::to_string(kMaxMemory));
   }
-  validate("decode_state", shape);
+  validate_step("decode_state", shape, rule);
   states_.assign(shape.batch * shape.value_heads * shape.key_dim * shape.value_dim, S{});
   older_ = newer_ = {0, states_};
   ring_.resize(2 * memory);

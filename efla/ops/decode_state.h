@@ -16,8 +16,8 @@ namespace efla {
 template <class T, class S = State<T>>
 class DecodeState {
  public:
-  // shape.tokens is 1. memory is from 0 to 2²⁰. The states start at zero. Throws Error for a bad memory or shape; step
-  // checks the rule.
+  // shape.tokens is 1. memory is from 0 to 2²⁰. The states start at zero. Throws Error for a bad memory, shape
+  // or rule.
   DecodeState(const DeltaShape& shape, const DeltaRule& rule, std::int64_t memory);
 
   // Continues from these states [B, HV, K, V], for example after a prompt. Earlier tokens can then not be rolled back.

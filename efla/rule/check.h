@@ -18,7 +18,9 @@ namespace efla {
 inline void check_size(const char* operation, const char* argument, std::int64_t size, std::int64_t least,
                        std::int64_t most = std::numeric_limits<std::int32_t>::max()) {
   if (size < least || size > most) {
-    throw Error(operation, argument, std::to_string(size), std::to_string(least) + " to " + std::to_string(most));
+    const std::string expected = std::to_string(least);
+    throw Error(operation, argument, std::to_string(size),
+                least == most ? expected : expected + " to " + std::to_string(most));
   }
 }
 

@@ -64,7 +64,8 @@ struct DeltaRule {
 };
 
 // Inputs first, outputs last. A view without data is absent. Outputs that are present are fully overwritten, except the
-// slots of chunk_states that no sequence uses.
+// slots of chunk_states that no sequence uses. Outputs must overlap neither inputs nor each other, because
+// implementations read inputs after they have written outputs. Only the states of decode steps are updated in place.
 template <class T>
 struct DeltaForward {
   DeltaShape shape;
@@ -124,7 +125,7 @@ DeltaBackward<T> backward_of(const DeltaForward<T>& p) {
 // float32, updated and rounded back at every token. With slots the states are a pool [P, HV, K, V].
 template <class T, class S = State<T>>
 struct DeltaStep {
-  DeltaShape shape;  // tokens is 1
+  DeltaShape shape;  // tokens is 1; not packed
   DeltaRule rule;
   View<const T, 3> q, k;      // [B, H, K]
   View<const T, 3> v;         // [B, HV, V]

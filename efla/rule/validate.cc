@@ -21,6 +21,12 @@ constexpr std::int64_t kMaxElements = std::numeric_limits<std::int64_t>::max() /
 
 void check_rule(const char* operation, const DeltaRule& rule) {
   const auto& step = rule.step;
+  if (step.integrator < Integrator::euler || step.integrator > Integrator::trapezoid) {
+    throw Error(operation, "integrator", std::to_string(static_cast<int>(step.integrator)), "one of enum Integrator");
+  }
+  if (rule.decay < Decay::none || rule.decay > Decay::channel) {
+    throw Error(operation, "decay", std::to_string(static_cast<int>(rule.decay)), "one of enum Decay");
+  }
   if (step.integrator == Integrator::rk && (step.order < 1 || step.order > kMaxRungeKuttaOrder)) {
     throw Error(operation, "order", std::to_string(step.order), "1 to " + std::to_string(kMaxRungeKuttaOrder));
   }
@@ -110,6 +116,12 @@ void validate(const char* operation, const DeltaShape& s) {
   check_elements({s.sequences(), s.value_heads, s.key_dim, s.value_dim});
 }
 
+void validate_step(const char* operation, const DeltaShape& s, const DeltaRule& rule, std::int64_t most_tokens) {
+  check_size(operation, "token count T", s.tokens, 1, most_tokens);
+  if (s.packed != 0) throw Error(operation, "packed sequence count N", std::to_string(s.packed), "0 for decode steps");
+  validate(operation, s, rule);
+}
+
 template <class T>
 void validate(const DeltaForward<T>& p, const Device& device) {
   constexpr const char* op = "delta_forward";
@@ -157,8 +169,7 @@ template <class T, class S>
 void validate(const DeltaStep<T, S>& p, const Device& device) {
   constexpr const char* op = "delta_step";
   const auto& s = p.shape;
-  if (s.tokens != 1) throw Error(op, "token count T", std::to_string(s.tokens), "1");
-  validate(op, s, p.rule);
+  validate_step(op, s, p.rule);
   check_view(op, "q", p.q, {s.batch, s.heads, s.key_dim});
   check_view(op, "k", p.k, {s.batch, s.heads, s.key_dim});
   check_view(op, "v", p.v, {s.batch, s.value_heads, s.value_dim});
@@ -172,8 +183,7 @@ template <class T, class S>
 void validate(const DeltaSteps<T, S>& p, const Device& device) {
   constexpr const char* op = "delta_steps";
   const auto& s = p.shape;
-  check_size(op, "token count T", s.tokens, 1, kMaxStepTokens);
-  validate(op, s, p.rule);
+  validate_step(op, s, p.rule, kMaxStepTokens);
   check_view(op, "q", p.q, {s.batch, s.tokens, s.heads, s.key_dim});
   check_view(op, "k", p.k, {s.batch, s.tokens, s.heads, s.key_dim});
   check_view(op, "v", p.v, {s.batch, s.tokens, s.value_heads, s.value_dim});
@@ -190,8 +200,7 @@ void validate(const DeltaSteps<T, S>& p, const Device& device) {
 void validate(const MixerStep& p, const Device& device) {
   constexpr const char* op = "mixer_step";
   const auto& s = p.shape;
-  validate(op, s, p.rule);
-  check_size(op, "token count T", s.tokens, 1, 1);
+  validate_step(op, s, p.rule);
   check_size(op, "filter width W", p.taps.extent[1], 1, kMaxConvWidth);
   const std::int64_t values = s.value_heads * s.value_dim, width = p.taps.extent[1];
   check_view(op, "qkv", p.qkv, {s.batch, p.channels()});

@@ -24,4 +24,7 @@ void validate(const char* operation, const DeltaShape& shape, const DeltaRule& r
 // Throws Error for a bad shape.
 void validate(const char* operation, const DeltaShape& shape);
 
+// Throws Error for a bad shape or rule of decode steps of 1 to most_tokens tokens per batch entry.
+void validate_step(const char* operation, const DeltaShape& shape, const DeltaRule& rule, std::int64_t most_tokens = 1);
+
 }  // namespace efla

@@ -94,6 +94,14 @@ TEST(DecodeState, RemembersAsManyTokensAsAsked) {
   expect_error([&] { d.state.roll_back(-1); }, "count", "got -1");
   expect_error([&] { DecodeState<float>(c.shape(), c.rule(), -1); }, "memory", "got -1");
   DeltaShape shape = c.shape();
+  expect_error([&] { DecodeState<float>(shape, c.rule(), 2); }, "token count T", "got 30, expected 1");
+  shape.tokens = 1;
+  shape.packed = 2;
+  expect_error([&] { DecodeState<float>(shape, c.rule(), 2); }, "packed sequence count N", "got 2, expected 0");
+  shape.packed = 0;
+  DeltaRule rule = c.rule();
+  rule.decay = Decay(77);
+  expect_error([&] { DecodeState<float>(shape, rule, 2); }, "decay", "got 77, expected one of enum Decay");
   shape.value_dim = -1;
   expect_error([&] { DecodeState<float>(shape, c.rule(), 2); }, "value dim V", "got -1");
 }

@@ -59,6 +59,9 @@ TEST_F(Validate, SizesOutOfRange) {
 
 TEST_F(Validate, RulesOutOfRange) {
   forward([](auto& p) { p.rule.step = {Integrator::rk, 0}; }, "order", "got 0, expected 1 to 64");
+  forward([](auto& p) { p.rule.step.integrator = Integrator(77); }, "integrator", "got 77, expected one of enum");
+  forward([](auto& p) { p.rule.step.integrator = Integrator(-1); }, "integrator", "got -1, expected one of enum");
+  forward([](auto& p) { p.rule.decay = Decay(77); }, "decay", "got 77, expected one of enum Decay");
   forward([](auto& p) { p.rule.step.erase_scale = NAN; }, "erase_scale", "got nan, expected a finite number");
   forward([](auto& p) { p.rule.step.write_scale = INFINITY; }, "write_scale", "got inf");
   forward([](auto& p) { p.rule.scale = -INFINITY; }, "scale", "got -inf");
@@ -139,6 +142,9 @@ TEST_F(Validate, AStepTakesOneToken) {
                      test::token_of(f.o, 0)};
   expect_error([&] { delta_step(p); }, "token count T", "got 3, expected 1");
   p.shape.tokens = 1;
+  p.shape.packed = 2;
+  expect_error([&] { delta_step(p); }, "packed sequence count N", "got 2, expected 0 for decode steps");
+  p.shape.packed = 0;
   EXPECT_NO_THROW(validate(p));
   p.state.data = nullptr;
   expect_error([&] { delta_step(p); }, "state", "got nothing, expected a tensor of shape [2, 4, 5, 6]");
@@ -149,6 +155,9 @@ TEST_F(Validate, AStepTakesOneToken) {
     steps.shape.tokens = tokens;
     expect_error([&] { delta_steps(steps); }, "token count T", "got " + std::to_string(tokens) + ", expected 1 to 8");
   }
+  steps.shape.tokens = 2;
+  steps.shape.packed = 2;
+  expect_error([&] { delta_steps(steps); }, "packed sequence count N", "got 2, expected 0 for decode steps");
 }
 
 TEST_F(Validate, SavedStatesAreThoseOfTheProblem) {
