@@ -421,6 +421,34 @@ class WithoutValues(unittest.TestCase):
         o = efla.delta_rule_step(**x, state=state(value_heads=4).to("meta"), step="exact")
         self.assertEqual((o.shape, o.dtype, o.device.type), (x["v"].shape, torch.float32, "meta"))
 
+    def test_wrong_shapes(self):
+        x = {name: tensor.to("meta") for name, tensor in inputs(decay="channel", value_heads=4).items()}
+        s = state(value_heads=4).to("meta")
+        with self.assertRaisesRegex(ValueError, r"chunk_kda: k: got shape \[2, 69, 2, 12\], expected shape \[2, 70, 2, 12\]"):
+            efla.chunk_kda(**{**x, "k": x["k"][:, 1:]})
+        with self.assertRaisesRegex(ValueError, r"beta: got shape \[1, 70, 4\], expected shape \[2, 70, 4\]"):
+            efla.chunk_kda(**{**x, "beta": x["beta"][:1]})
+        with self.assertRaisesRegex(ValueError, r"initial_state: got shape \[1, 4, 12, 10\], expected shape \[2, 4, 12, 10\]"):
+            efla.chunk_kda(**x, initial_state=s[:1])
+        with self.assertRaisesRegex(ValueError, "HV: got 3, expected a multiple of H = 2"):
+            efla.chunk_delta_rule(x["q"], x["k"], x["v"][:, :, :3], x["beta"][:, :, :3])
+        one = {name: tensor[:, 0] for name, tensor in x.items()}
+        with self.assertRaisesRegex(ValueError, r"delta_rule_step: state: got shape \[1, 4, 12, 10\]"):
+            efla.delta_rule_step(**one, state=s[:1], step="exact")
+
+    def test_all_tensors_or_none(self):
+        x = {**inputs(decay="channel", value_heads=4), "initial_state": state(value_heads=4)}
+        for name in x:
+            with self.assertRaisesRegex(ValueError, "chunk_efla: .*: got a tensor on (cpu|meta), expected one on"):
+                efla.chunk_efla(**{**x, name: x[name].to("meta")})
+        one = {name: tensor[:, 0] for name, tensor in x.items() if name != "initial_state"}
+        few = {name: tensor[:, :2] for name, tensor in x.items() if name != "initial_state"}
+        for name in one:
+            with self.assertRaisesRegex(ValueError, "delta_rule_step: .*: got a tensor on (cpu|meta), expected one on"):
+                efla.delta_rule_step(**{**one, name: one[name].to("meta")}, state=x["initial_state"], step="exact")
+            with self.assertRaisesRegex(ValueError, "delta_rule_steps: .*: got a tensor on (cpu|meta), expected one on"):
+                efla.delta_rule_steps(**{**few, name: few[name].to("meta")}, states=x["initial_state"], step="exact")
+
 
 if __name__ == "__main__":
     unittest.main()
