@@ -81,7 +81,7 @@ struct GraphReplay::Pool {
 
   c10::DeviceIndex device;
   at::cuda::MempoolId_t id;
-  int uses = 0;  // that the allocator counts, beside those of the graphs
+  int uses = 0;  // by run(), each of which the allocator counts
 };
 
 struct GraphReplay::Captured {

@@ -68,8 +68,7 @@ TEST(AtomicFile, FailsWhereItsFolderDoesNotReachTheDisk) {
     EXPECT_NO_THROW(write());
   }
   folder_fsync_error = EIO;
-  expect_io_error(write, IoError::Kind::system, -1,
-                  folder.path().string() + ": cannot fsync it: Input/output error");
+  expect_io_error(write, IoError::Kind::system, -1, folder.path().string() + ": cannot fsync it: Input/output error");
   expect_io_error([&] { AtomicFolder(parts).commit(); }, IoError::Kind::system, -1,
                   "cannot fsync it: Input/output error");
   folder_fsync_error = 0;
