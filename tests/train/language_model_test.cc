@@ -369,13 +369,13 @@ TEST(LanguageModel, NamesWhatIsWrong) {
   wrong("vocab_size", "got 0", [](auto& c) { c.vocab_size = 0; });
   wrong("num_heads", "got 3, expected a divisor of hidden_size = ", [](auto& c) { c.num_heads = 3; });
   wrong("expand_k", "whole key dim", [](auto& c) { c.expand_k = 0.3; });
-  wrong("value_heads", "multiple of heads", [](auto& c) { c.num_v_heads = 3; });
+  wrong("num_v_heads", "multiple of num_heads", [](auto& c) { c.num_v_heads = 3; });
   wrong("conv_size", "got 9", [](auto& c) { c.conv_size = 9; });
   wrong("allow_neg_eigval", "efla has no step of Euler's", [](auto& c) { c.allow_neg_eigval = true; });
   wrong("qk_norm", "efla takes q and k as they are", [](auto& c) { c.qk_norm = "l2"; });
-  wrong("lower_bound", "no decay by channel", [](auto& c) { c.safe_gate = true; });
+  wrong("safe_gate", "no decay by channel", [](auto& c) { c.safe_gate = true; });
   wrong("attn.layers", "layers from 0 to 1", [](auto& c) { c.attention_layers = {2}; });
-  wrong("heads", "divides hidden", [](auto& c) { c.attention_layers = {0}, c.attention_heads = 5; });
+  wrong("attn.num_heads", "divides hidden", [](auto& c) { c.attention_layers = {0}, c.attention_heads = 5; });
   wrong("eos_token_id", "below vocab_size", [](auto& c) { c.eos_token_id = kVocabulary; });
   for (const double eps : {0.0, -1e-5, 1e-60, 1.5, 1e308, std::numeric_limits<double>::quiet_NaN()}) {
     wrong("norm_eps", "positive", [=](auto& c) { c.norm_eps = eps; });
