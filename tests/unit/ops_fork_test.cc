@@ -73,15 +73,5 @@ TEST(Fork, AChildForks) {
   }
 }
 
-// The parent's pool is busy and its mutexes may be locked while the process forks.
-TEST(Fork, ATaskForks) {
-  set_threads(3);
-  for (int repeat = 0; repeat < 3; ++repeat) {
-    default_pool().run(6, [](std::int64_t i, int) {
-      if (i == 0) expect_child([] { return sum_of_tasks() == 4950; });
-    });
-  }
-}
-
 }  // namespace
 }  // namespace efla
