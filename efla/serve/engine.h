@@ -282,7 +282,8 @@ struct EngineOptions {
 };
 
 // Loads the model of a folder (as `efla generate MODEL`) and starts an engine. Throws IoError, and Error where the
-// options are invalid, need more than the machine's memory, or the tokenizer has ids that the model does not have.
+// options are invalid, need more memory than the process may use, or the tokenizer has ids that the model does not
+// have.
 std::unique_ptr<Engine> load_engine(const std::filesystem::path& model, std::unique_ptr<data::Tokenizer> tokenizer,
                                     const EngineOptions& options = {});
 

@@ -207,8 +207,7 @@ std::string summary(const std::vector<Run>& runs) {
     if (run.perplexity.empty()) continue;
     if (best != nullptr && evaluated_on(run) != evaluated_on(*best)) {
       return "The runs were evaluated on different tokens, so their perplexities cannot be compared. Bits per byte "
-             "can, "
-             "if the tokens stand for the same text.";
+             "can be compared if the tokens stand for the same text.";
     }
     if (best == nullptr || last_of(run.perplexity) < last_of(best->perplexity)) best = &run;
   }

@@ -363,7 +363,7 @@ TEST_F(TrainLm, Mistakes) {
   EXPECT_TRUE(is_user_mistake(
       run_program(train("run", {"model.hidden_size=65536", "model.num_hidden_layers=1000", "model.num_heads=512"})),
       "GB of memory that this process may use"));
-  // The parameters alone would fit: 2 · 10⁸ per layer, of which 1/8 of the memory's bytes are at most 1/2.
+  // A layer has 2 · 10⁸ parameters. The parameters of all layers take half of the memory, and training four times that.
   const auto layers = static_cast<std::int64_t>(usable_memory_bytes() / 8.0 / 2e8) + 1;
   EXPECT_TRUE(is_user_mistake(
       run_program(train("run", {"model.hidden_size=4096", "model.num_heads=32", "model.intermediate_size=11008",

@@ -29,8 +29,8 @@ std::int64_t bytes_of_targets(const data::PackedBatch& batch, const TokenBytes& 
   return bytes;
 }
 
-// Rounds up to a number of three binary digits, followed by zeros: there are four of them from one power of two to the
-// next.
+// Rounds up to a number of at most three binary digits followed by zeros. From one power of two to the next there are
+// four such numbers.
 std::size_t rounded_up(std::size_t count) {
   std::size_t unit = 1;
   while (unit * 8 < count) unit *= 2;
@@ -61,7 +61,6 @@ LmBatch make_batch(const data::PackedBatch& batch, torch::Device device) {
 }
 
 LmReplica replica_of(const std::shared_ptr<nn::LanguageModel>& model) {
-  // A folder has only tokens of its vocabulary, which the model's vocabulary includes.
   return {
       nn::named_parameters(*model),
       [model](const LmBatch& batch) { return model->loss_of_checked(batch.inputs, batch.targets, batch.cu_seqlens); },

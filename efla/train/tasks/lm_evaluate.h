@@ -40,6 +40,7 @@ struct LmReplica {
   bool repeats = false;
 };
 
+// Returns a replica of a model whose vocabulary includes the tokens of every batch. The replica does not check them.
 LmReplica replica_of(const std::shared_ptr<nn::LanguageModel>& model);
 
 struct LmEvaluation {

@@ -45,7 +45,8 @@ def _check_empty(
     cu_seqlens: Tensor | None,
     state_v_first: bool,
 ) -> None:
-    """Raises ValueError unless arguments without tokens or batch entries fit each other: with zeros in their place other arguments may."""
+    """Raises ValueError unless the arguments fit each other. For calls without tokens or batch entries: the operator's own
+    check comes after zeros were appended, when arguments may fit that did not fit before."""
     sizes = _check.check_axes(function, "q", q, "B T H K")
     sizes.update({axis: n for axis, n in _check.check_axes(function, "v", v, "B T HV V").items() if axis in ("HV", "V")})
     for name, tensor, axes in (("k", k, "B T H K"), ("v", v, "B T HV V"), ("beta", beta, "B T HV")):
