@@ -12,6 +12,11 @@ namespace efla {
 // A bfloat16 number as stored. Arithmetic happens in float32.
 struct bfloat16 {
   std::uint16_t bits = 0;
+
+  constexpr bfloat16() = default;
+  constexpr explicit bfloat16(std::uint16_t stored) : bits(stored) {}
+  template <class T>
+  explicit bfloat16(T) = delete;  // to_bfloat16 rounds a number; a conversion to bits would truncate it
 };
 static_assert(sizeof(bfloat16) == 2);
 
@@ -19,6 +24,11 @@ static_assert(sizeof(bfloat16) == 2);
 // Arithmetic happens in float32.
 struct float16 {
   std::uint16_t bits = 0;
+
+  constexpr float16() = default;
+  constexpr explicit float16(std::uint16_t stored) : bits(stored) {}
+  template <class T>
+  explicit float16(T) = delete;  // to_float16 rounds a number; a conversion to bits would truncate it
 };
 static_assert(sizeof(float16) == 2);
 
@@ -35,8 +45,8 @@ constexpr double to_float(double x) { return x; }
 // Rounds to nearest, ties to even; a NaN stays a NaN.
 constexpr bfloat16 to_bfloat16(float x) {
   const auto bits = std::bit_cast<std::uint32_t>(x);
-  if ((bits & 0x7fffffffU) > 0x7f800000U) return {static_cast<std::uint16_t>((bits >> 16) | 0x40U)};
-  return {static_cast<std::uint16_t>((bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16)};
+  if ((bits & 0x7fffffffU) > 0x7f800000U) return bfloat16(static_cast<std::uint16_t>((bits >> 16) | 0x40U));
+  return bfloat16(static_cast<std::uint16_t>((bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16));
 }
 
 // Rounds to nearest, ties to even; numbers of size 65520 and more become infinite. A NaN stays a NaN.
@@ -52,7 +62,7 @@ constexpr float16 to_float16(float x) {
   } else {
     rounded = (magnitude - 0x38000000U + 0xfffU + (magnitude >> 13 & 1U)) >> 13;
   }
-  return {static_cast<std::uint16_t>(sign | rounded)};
+  return float16(static_cast<std::uint16_t>(sign | rounded));
 }
 
 template <class T>

@@ -11,6 +11,7 @@
 #include <string>
 #include <string_view>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 #include "efla/base/dtype.h"
@@ -40,6 +41,9 @@ TEST(Memory, IsLimitedByEveryGroupAroundTheProcess) {
   EXPECT_EQ(group_memory_bytes(groups.path(), "/"), 1e9);
   EXPECT_GT(usable_memory_bytes(), 0.0);
 }
+
+// A conversion from a number to bits would truncate the number, also where a container converts its elements.
+static_assert(!std::is_constructible_v<bfloat16, float> && !std::is_constructible_v<float16, float>);
 
 TEST(Bfloat16, RoundsToNearestTiesToEven) {
   EXPECT_EQ(to_bfloat16(1.0F).bits, 0x3f80);

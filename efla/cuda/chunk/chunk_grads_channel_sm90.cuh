@@ -63,7 +63,7 @@ class ChannelGrads {
   // Returns whether token i of the block and the lane's channel exist.
   __device__ bool exists(int i) const { return i < tokens_; }
   // Rounds in one instruction; from_state needs more.
-  __device__ static E rounded(float x) { return {static_cast<std::uint16_t>(pack<E>(x, 0))}; }
+  __device__ static E rounded(float x) { return E(static_cast<std::uint16_t>(pack<E>(x, 0))); }
   // Returns the address of the next token's element. It is opaque, because registers are short for many addresses.
   template <class T>
   __device__ static T* next(T* element, std::int64_t stride) {

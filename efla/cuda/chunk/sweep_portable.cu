@@ -107,7 +107,7 @@ __device__ __forceinline__ void store_outputs(const ChunkProblem<E>& c, const Ch
       const std::uint32_t words[4] = {values.x, values.y, values.z, values.w};
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        if (i < count) to[i * o.stride[3]] = {static_cast<std::uint16_t>(words[i / 2] >> (16 * (i % 2)))};
+        if (i < count) to[i * o.stride[3]] = E(static_cast<std::uint16_t>(words[i / 2] >> (16 * (i % 2))));
       }
     }
   }
