@@ -203,13 +203,18 @@ TEST(EvalCommand, MeasuresARun) {
 
   const auto other = folder.file("other");
   std::filesystem::create_directories(other + "/checkpoints/step-000001");
-  write_text(
-      other + "/checkpoints/step-000001/trainer.json",
-      R"({"format": "efla checkpoint 2", "step": 1, "examples": 1, "position": {}, "config": {"model": {}, "data": {}, "training": {}}})");
-  EXPECT_TRUE(is_user_mistake(run_program({"eval", "robustness", other}),
-                              "step-000001/trainer.json: config.model.mixer: got nothing, expected a text"));
-  EXPECT_TRUE(is_user_mistake(run_program({"train", "smnist", "--resume", other}),
-                              "step-000001/trainer.json: config.model.mixer: got nothing, expected a text"));
+  const auto other_is = [&](const std::string& config, const std::string& says) {
+    write_text(
+        other + "/checkpoints/step-000001/trainer.json",
+        R"({"format": "efla checkpoint 2", "step": 1, "examples": 1, "position": {}, "config": )" + config + "}");
+    for (const Arguments& command : {Arguments{"eval", "robustness", other}, {"train", "smnist", "--resume", other}}) {
+      EXPECT_TRUE(is_user_mistake(run_program(command), "step-000001/trainer.json: " + says));
+    }
+  };
+  other_is(R"({"model": {}, "data": {"train_images": 1}, "training": {}})",
+           "config.model.mixer: got nothing, expected a text");
+  other_is(R"({"model": {"hidden_size": 128}, "data": {"train": "tokens"}, "training": {}})",
+           "belongs to another run than one of efla train smnist");
   EXPECT_TRUE(is_user_mistake(run_program({"eval", "robustness", folder.path()}), "has no checkpoint"));
 
   const std::string trainer = run + "/checkpoints/step-000010/trainer.json", whole = read_text(trainer);
