@@ -449,6 +449,9 @@ TEST_F(HttpServing, WithTls) {
   EXPECT_TRUE(plain.ended());
   options_.tls_key = folder.file("certificate");
   test::expect_error([&] { HttpServer(options_, {}, {}); }, "tls_key", "expected a PEM file");
+  options_.tls_key = folder.file("none");
+  test::expect_io_error([&] { HttpServer(options_, {}, {}); }, IoError::Kind::missing, -1,
+                        "none: cannot open it: No such");
   options_.tls_key.clear();
   test::expect_error([&] { HttpServer(options_, {}, {}); }, "tls_key", "none");
 }

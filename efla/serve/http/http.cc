@@ -18,7 +18,9 @@
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/thread_pool.hpp>
 #include <boost/asio/write.hpp>
+#include <cerrno>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <unordered_set>
 #include <utility>
@@ -289,6 +291,10 @@ class HttpServer::Implementation {
       const bool key = options.tls_certificate.empty();
       throw Error("serve", key ? "tls_certificate" : "tls_key", "none",
                   std::string("a PEM file, because there is a ") + (key ? "key" : "certificate"));
+    }
+    for (const std::string& file : {options.tls_certificate, options.tls_key}) {
+      if (::access(file.c_str(), R_OK) == 0) continue;  // OpenSSL's errors do not say why a file cannot be opened
+      throw IoError(IoError::Kind::missing, file, -1, "cannot open it: " + std::generic_category().message(errno));
     }
     tls_ = std::make_unique<asio::ssl::context>(asio::ssl::context::tls_server);
     tls_->set_options(asio::ssl::context::default_workarounds | asio::ssl::context::no_tlsv1 |
