@@ -24,8 +24,8 @@ struct Workspace {
 };
 
 // Computes the forward by the token recurrence in float32: any sizes with K up to kMaxKeyDim, any strides, every step
-// size and decay, with states at chunk boundaries. It is strictly causal, and slow for long sequences. T is float,
-// bfloat16 or float16.
+// size and decay, with saved states. It is strictly causal, and slow for long sequences. T is float, bfloat16 or
+// float16.
 template <class T>
 void recurrent_fwd(const DeltaForward<T>& problem, cudaStream_t stream);
 
@@ -102,14 +102,15 @@ std::string chunk_bwd_refusal(const DeltaBackward<E>& problem);
 
 // Computes the forward by the chunk algorithm with every operand in float32. Each operand of a product is the sum of
 // two TF32 numbers, which has nearly the accuracy of float32 (docs/design/2026-11-cuda-float32.md). Chunks have 32
-// tokens. Every decay is taken. K is up to kFloat32MaxKeyDim, or up to 64 if a thread block cannot have 120 KB of
+// tokens. Takes every kind of decay. K is up to kFloat32MaxKeyDim, or up to 64 if a thread block cannot have 120 KB of
 // shared memory, or 150 KB with a decay per key channel. A non-finite token affects its own chunk and later tokens.
 // States are saved every saved.interval tokens, a multiple of 32.
 void chunk_float32_fwd(const DeltaForward<float>& problem, const Workspace& workspace, cudaStream_t stream);
 
 inline constexpr std::int64_t kFloat32MaxKeyDim = 128;
 
-// Computes the gradients for the problems of chunk_float32_fwd, from saved states as chunk_bwd does.
+// Computes the gradients for the problems of chunk_float32_fwd. The forward has saved states every saved.interval
+// tokens, a multiple of 32.
 void chunk_float32_bwd(const DeltaBackward<float>& problem, const Workspace& workspace, cudaStream_t stream);
 
 // Return the bytes of workspace that chunk_float32_fwd and chunk_float32_bwd need.

@@ -107,8 +107,8 @@ constexpr std::int64_t chunk_slots(const DeltaShape& s) {
 // Returns the chunks per segment of a sequence of `chunks` chunks. The last segments may have fewer.
 constexpr std::int64_t segment_chunks(std::int64_t chunks, int segments) { return (chunks + segments - 1) / segments; }
 
-// The multiprocessors of an H200. Kernels and numbers of segments are chosen for this count on every GPU, so that the
-// bits of results do not depend on the GPU.
+// The multiprocessors of an H200. Kernels and numbers of segments are chosen for this count on every Hopper GPU, so
+// that the bits of results do not depend on the size of the GPU.
 inline constexpr std::int64_t kMultiprocessors = 132;
 
 // Returns how many times `blocks` thread blocks fill kMultiprocessors, with one block per multiprocessor.

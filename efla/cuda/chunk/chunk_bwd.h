@@ -33,7 +33,7 @@ struct ChunkBackward {
   // written, both together. begun counts the pairs of a chunk and a query head that thread blocks of the gradients have
   // taken.
   unsigned *ready = nullptr, *begun = nullptr;
-  unsigned* claims = nullptr;  // [kClaims], of the reverse sweep (claim_walk in chunk_bwd_sweeps_sm90.cu)
+  unsigned* claims = nullptr;  // [kClaims], by which blocks take walks (claim_walk, chunk_bwd_sweeps_sm90.cu)
   bool counted = false;        // whether the sweeps count in `ready`
   int slices = 0;
   bool v_rows = false, dout_rows = false, dq_rows = false, dk_rows = false;  // as in ChunkProblem; v_rows: of v and dv
@@ -68,7 +68,8 @@ template <class E>
 void launch_sweeps_sm90(const ChunkBackward<E>& problem, const RowMaps& maps, const CUtensorMap& dout,
                         cudaStream_t stream);
 
-// Returns whether launch_grads_sm90 takes the problem.
+// Returns whether launch_grads_sm90 takes the problem: at most 128 keys and 128 value columns, and rows of dq and dk
+// that can be written in pieces of 16 bytes.
 template <class E>
 bool grads_sm90_take(const ChunkBackward<E>& problem);
 

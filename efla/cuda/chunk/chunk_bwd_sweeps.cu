@@ -208,8 +208,10 @@ __device__ __forceinline__ ChunkAt place_of(const Sequence& sequence, std::int64
           static_cast<int>(min(sequence.end - start, std::int64_t{kChunkTokens}))};
 }
 
-// The forward sweep: a thread block walks from one saved state to the next. If sequences are packed, every slot has a
-// thread block, because only the device knows where saved states lie; blocks of other slots end at once.
+// The forward sweep: a thread block walks from one saved state to the next, `segment_chunks` chunks at most. `segments`
+// is the number of saved states per sequence (these are not the segments of segments.cc). If sequences are packed it is
+// 0, and every slot has a thread block, because only the device knows where saved states lie. Blocks of other slots end
+// at once.
 template <class E, int kTiles, int kStages, bool kChannel>
 __global__ void __launch_bounds__(kThreads, 1)
     states_kernel(const __grid_constant__ ChunkBackward<E> c, std::int64_t segments, std::int64_t segment_chunks) {

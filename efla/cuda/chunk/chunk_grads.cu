@@ -1,6 +1,7 @@
-// The gradients of the inputs by chunks, on any GPU, without a gate per key channel. S, dS', U and D of every chunk
-// (ChunkBackward in chunk_bwd.h) give them for all chunks at once. One thread block per chunk and query head loops over
-// the value heads of the query head. docs/design/2026-11-cuda-backward.md explains the kernels.
+// The gradients of the inputs by chunks, on any GPU from sm_80 on, without a gate per key channel, K ≤ 128; on Hopper
+// GPUs also K ≤ 256. S, dS', U and D of every chunk (ChunkBackward in chunk_bwd.h) give them for all chunks at once.
+// One thread block per chunk and query head loops over the value heads of the query head.
+// docs/design/2026-11-cuda-backward.md explains the kernels.
 //
 // Notation of ChunkBackward. Per token k̂ = n_k k, q̂ = n_q q and ŝ_i = γ_C/γ_i, and · sums over value columns or keys:
 //

@@ -119,7 +119,7 @@ __device__ __forceinline__ void prepare_queries(const ChunkProblem<E>& c, const 
       for (int i = 0; i < 16; ++i) blocks[i] = queries[8 * b + i];
     };
     write_queries<E>(blocks_of, warp, lane, scratch, record);
-    chunk = opaque(chunk);  // opaque, because registers are short for addresses kept until here
+    chunk = opaque(chunk);  // opaque, because registers are scarce for addresses kept until here
     if (warp == 3 && is_tail(chunk + 1, shared)) finish_tail(lane, shared);
     if (warp == 2) {
       share_tokens(next, gated, lane, shared.tokens[(chunk + kFirstTokens) % kTokenStages]);

@@ -190,7 +190,7 @@ __device__ __forceinline__ void scale_channels(Channels& x, int block, int chann
   }
 #pragma unroll
   for (int i = 0; i < kBlock; ++i) {
-    if (i % 4 == 0) __syncwarp();  // so that the compiler does not compute later exponentials: registers are short
+    if (i % 4 == 0) __syncwarp();  // keeps the compiler from computing later exponentials early: registers are scarce
     const float from_start[2] = {exp2_fast(x.decay[i][0]), exp2_fast(x.decay[i][1])};
     const int at = tile * kTileBytes + in_tile + place(i, channel);
     write_scaled<E>(memory.rows.queries + at, x.q[i], from_start, middle);

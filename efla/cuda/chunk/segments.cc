@@ -11,8 +11,9 @@
 namespace efla::gpu {
 
 int segments_of(const DeltaShape& s) {
-  // Costs are in units of one chunk of the sweep. 7 + 2·i estimates the other costs of i segments: the second launch
-  // and the products with the maps. Problems whose keys or values the copy engine cannot read are not cut.
+  // Costs are in units of one chunk of the sweep. `before` and `after` are the waves of the first and of the second
+  // launch. 7 + 2·i estimates the other costs of i segments: the second launch and the products with the maps.
+  // Sequences are not cut if the copy engine cannot read rows of K or V elements, nor if keys are divided.
   constexpr std::int64_t kMaxSegments = 8;
   const std::int64_t heads = s.sequences() * s.value_heads, chunks = chunk_slots(s) / s.sequences();
   const std::int64_t slices = (s.value_dim + 63) / 64, pairs = (s.value_dim + 127) / 128;

@@ -175,7 +175,7 @@ __device__ __forceinline__ void make_write_operands(std::uint32_t (&u)[4][4], st
   for (int step = 0; step < 4; ++step) to_operand<E>(written[step], e + 8 * step);
 }
 
-// Runs warpgroup `group` of a state, which computes outputs.
+// Runs warpgroup `group`, which carries 64 value columns of the state through the walk and computes outputs.
 //
 // kDeferred: the product P U of a chunk is computed while the next chunk's residual is computed.
 //
@@ -211,7 +211,7 @@ __device__ __forceinline__ void consume(const ChunkProblem<E>& c, const CUtensor
       columns.copy(tile, walk.rows(chunk));
       columns.to += kChunkTokens * columns.stride;
     } else if (chunk == tail) {
-      const int own = opaque(thread);  // opaque, because registers are short for addresses kept until here
+      const int own = opaque(thread);  // opaque, because registers are scarce for addresses kept until here
       OutputColumns<E>(c.p.o, walk, walk.column + 64 * group, chunk, warp_of(own), own % 32)
           .copy(tile, walk.rows(chunk));
     } else {
@@ -254,7 +254,7 @@ __device__ __forceinline__ void consume(const ChunkProblem<E>& c, const CUtensor
       }
     }
     barrier_wait(&shared.record_full[chunk % kRecords], parity(chunk, kRecords));
-    products_wait<kDeferred ? 1 : 0>();  // with two groups one hides the wait of the other, and registers are short
+    products_wait<kDeferred ? 1 : 0>();  // with two groups one hides the wait of the other, and registers are scarce
     residual<E>(written, e, shared_address(tile), record, warp, lane);
     products_fence();
     multiply_chunk<E>(e, written, record.t, false);
@@ -379,7 +379,7 @@ __device__ __forceinline__ void consume_half(const ChunkProblem<E>& c, int half,
   write_state<kOwn>(s, keys_from(state_after(c, walk), key), 0, 0, column, lane);
 }
 
-// Runs a warpgroup of a state that computes M or N of a segment, without outputs.
+// Runs warpgroup `group`, which computes 64 columns of M or N of a segment, without outputs.
 template <int kTiles, int kGroups, bool kChannel, class E>
 __device__ __forceinline__ void transform(const ChunkProblem<E>& c, int group, int thread,
                                           Shared<kTiles, kGroups, false, kChannel>& shared) {
@@ -544,6 +544,8 @@ void launch(const ChunkProblem<E>& c, const RowMaps& maps, const CUtensorMap& ou
   launch_early("sweep", kernel, grid, threads<kTiles, kGroups, kFused>(), kBytes, stream, c, maps, outputs);
 }
 
+// Launches the maps, if sequences are cut into segments, and then the sweep. With few heads a thread block has 64 value
+// columns, otherwise 128.
 template <int kTiles, bool kChannel, class E>
 void launch_sweep(const ChunkProblem<E>& c, const RowMaps& maps, const CUtensorMap& outputs, cudaStream_t stream) {
   if (c.segments > 1) {

@@ -134,11 +134,12 @@ struct Shared {
   }
 };
 
-// Returns the thread blocks per sequence and value head of a launch, with `columns` value columns per block.
+// Returns the number of thread blocks for `size` columns, with `columns` columns per block.
+constexpr int slices_of(std::int64_t size, int columns) { return static_cast<int>((size + columns - 1) / columns); }
+// Return the thread blocks per sequence and value head of a launch, with `columns` value columns per block.
 // sweep_blocks: one per slice and segment; with several segments the first segment is left to the launch of the maps.
 // map_blocks: slices of 64 columns of the first segment's outputs, and per segment between the first and the last
 // slices of N and of M.
-constexpr int slices_of(std::int64_t size, int columns) { return static_cast<int>((size + columns - 1) / columns); }
 template <class E>
 constexpr int sweep_blocks(const ChunkProblem<E>& c, int columns) {
   return slices_of(c.p.shape.value_dim, columns) * (c.segments - (c.segments > 1 ? 1 : 0));
@@ -245,6 +246,7 @@ __device__ __forceinline__ void finish_tail(int lane, Shared<kTiles, kGroups, kF
   barrier_arrive(&shared.tail_full);
 }
 
+// Returns whether a chunk of the walk is the one that the sequence does not fill.
 template <int kTiles, int kGroups, bool kFused, bool kChannel>
 __device__ __forceinline__ bool is_tail(int chunk, const Shared<kTiles, kGroups, kFused, kChannel>& shared) {
   return chunk == shared.walk.tail;

@@ -41,8 +41,8 @@ __device__ __forceinline__ void wait_at_cluster_barrier() {
   asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
 }
 
-// Makes a barrier that this thread has initialised (barrier_init in wgmma.cuh) visible to the cluster. Followed by the
-// cluster's barrier.
+// Makes a barrier that this thread has initialised (barrier_init in wgmma.cuh) visible to the cluster. The cluster's
+// barrier must follow.
 __device__ __forceinline__ void announce_barriers() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }

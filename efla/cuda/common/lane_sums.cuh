@@ -3,7 +3,8 @@
 
 namespace efla::gpu {
 
-// Leaves in x[0] the sum over all lanes of element lane % kCount.
+// Leaves in x[0] the sum of element lane % (2 · kHalf) over the 2 · kHalf lanes of an aligned group. In every step two
+// lanes exchange sums: each keeps half of the elements and gives the other half to the other lane.
 template <int kHalf, int kCount>
 __device__ __forceinline__ void sum_halves_over_lanes(float (&x)[kCount], int lane) {
   const bool upper = (lane & kHalf) != 0;
@@ -14,6 +15,7 @@ __device__ __forceinline__ void sum_halves_over_lanes(float (&x)[kCount], int la
   }
   if constexpr (kHalf > 1) sum_halves_over_lanes<kHalf / 2>(x, lane);
 }
+// Leaves in x[0] the sum of element lane % kCount over all lanes.
 template <int kCount>
 __device__ __forceinline__ void sum_over_lanes(float (&x)[kCount], int lane) {
   sum_halves_over_lanes<kCount / 2>(x, lane);

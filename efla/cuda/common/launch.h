@@ -23,9 +23,10 @@ void reserve_shared_memory(void (*kernel)(Parameters...), int bytes) {
         "cudaFuncSetAttribute");
 }
 
-// Launches a kernel for Hopper GPUs that may begin before the previous kernel in the stream has ended. Before it calls
-// wait_for_kernels (ptx.cuh), the kernel must not read or write what any kernel writes from the last ordinary launch
-// on. `bytes` is its dynamic shared memory. Throws CudaError that names `name`.
+// Launches a kernel for Hopper GPUs that may begin before the previous kernel in the stream has ended (programmatic
+// dependent launch). Earlier kernels may then still run, back to and including the last kernel that was launched in the
+// ordinary way. Before it calls wait_for_kernels (ptx.cuh), the kernel must not read or write memory that one of them
+// writes. `bytes` is its dynamic shared memory. Throws CudaError that names `name`.
 template <class... Parameters>
 void launch_early(const char* name, void (*kernel)(Parameters...), unsigned blocks, int threads, std::size_t bytes,
                   cudaStream_t stream, Parameters... arguments) {

@@ -74,8 +74,8 @@ __device__ __forceinline__ void mma(float* d, const std::uint32_t* a, std::uint3
 }
 
 // d [16, 8] = a b, plus d if `add` is set, in float32, with a [16, 8] and b [8, 8] in TF32. The operands are float32
-// numbers, whose bits that TF32 does not have are dropped. Element k of the common dimension is element k / 2 + 4 (k %
-// 2) of the instruction. So accumulators of mma, in the order 0, 2, 1, 3, are an operand a.
+// numbers, and the hardware drops the bits that TF32 does not have. Element k of the common dimension is element k / 2
+// + 4 (k % 2) of the instruction. So accumulators of mma, in the order 0, 2, 1, 3, are an operand a.
 __device__ __forceinline__ void mma_tf32(float* d, const std::uint32_t* a, bool add, std::uint32_t b0,
                                          std::uint32_t b1) {
   const float c[4] = {add ? d[0] : 0.0F, add ? d[1] : 0.0F, add ? d[2] : 0.0F, add ? d[3] : 0.0F};
@@ -101,7 +101,7 @@ __device__ __forceinline__ std::uint32_t transpose_matrix(std::uint32_t x) {
 }
 
 // Returns two numbers rounded to E, bfloat16 or float16, with `low` in the lower half. Volatile, so that the compiler
-// rounds a state again where it is used twice, because registers are short for both versions.
+// rounds a state again where it is used twice, because there are too few registers to keep the rounded state.
 template <class E>
 __device__ __forceinline__ std::uint32_t pack(float low, float high) {
   std::uint32_t packed;

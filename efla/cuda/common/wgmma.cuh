@@ -1,9 +1,10 @@
 // The asynchronous products of Hopper's tensor cores (wgmma), and barriers in shared memory for them and for copies.
 //
 // A warpgroup of 128 threads multiplies. The accumulators are in registers, in the layout of state.cuh. The first
-// operand is in registers or in tiles (tile.cuh), the second in tiles. A descriptor names tiles. Operands have elements
-// E, bfloat16 or float16. A template cannot change the text of an instruction, so a macro in every product contains the
-// text for both types.
+// operand is in registers or in tiles (tile.cuh), the second in tiles. A descriptor is the 64-bit number that says
+// where an operand lies in tiles and how. Operands have elements E, bfloat16 or float16. A template cannot change the
+// text of an instruction, so every product defines a macro EFLA_MULTIPLY of its text, with the names of the types as
+// the argument.
 #pragma once
 
 #include "efla/cuda/common/tile.cuh"
@@ -28,6 +29,7 @@ inline constexpr int kColumnStep = 2048 >> 4;
 
 // Orders accesses to registers before the products that follow.
 __device__ __forceinline__ void products_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+// Closes a group of products of this warpgroup.
 __device__ __forceinline__ void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 // Waits until at most kPending committed groups of products are in progress.
 template <int kPending>
@@ -187,7 +189,8 @@ __device__ __forceinline__ void update_state(float (&s)[32 * kTiles], const std:
   }
 }
 
-// Gives every element a register without a defined value.
+// Gives every element a register without a defined value and without an instruction. Products have accumulators as
+// operands that are read and written, even if `add` is not set.
 template <int kCount>
 __device__ __forceinline__ void leave_undefined(float (&d)[kCount]) {
 #pragma unroll

@@ -7,7 +7,8 @@
 
 namespace efla::gpu {
 
-// Computes the losses and, with a share, the gradients. The columns of a row are contiguous. T is float or bfloat16.
+// Computes the losses and, if problem.share is given, the gradients, which overwrite the logits. The columns of a row
+// are contiguous. T is float or bfloat16.
 template <class T>
 void cross_entropy(const CrossEntropy<T>& problem, cudaStream_t stream);
 

@@ -12,9 +12,10 @@
 namespace efla::gpu {
 
 // Computes the outputs in float32 and updates history and states. Two kernels add in different orders: one for few
-// heads over all texts, and one for many. So the bits of a text may depend on the number of texts. With the same kernel
-// they do not depend on the other texts. Results have the same bits in every run. Takes problems for which
-// mixer_step_refusal returns "". Throws CudaError where the launch fails.
+// heads over all texts, if 8 · B · H thread blocks fit the multiprocessors at once, and one for many. So the bits of a
+// text may depend on the number of texts and on the GPU. With the same kernel they do not depend on the other texts.
+// Results have the same bits in every run. Takes problems for which mixer_step_refusal returns "". Throws CudaError
+// where the launch fails.
 //
 // The kernels read slots and parameters while earlier kernels in the stream still run; these kernels must not write
 // them.

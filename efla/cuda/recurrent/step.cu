@@ -274,7 +274,7 @@ __global__ void __launch_bounds__(L::kThreads, kAligned ? L::kBlocks : 1)
     }
     if (t + 1 != kept) continue;
     __syncthreads();
-    copy.template write<1>([](int, const uint4& x) { return x; });  // a loop, because registers are short
+    copy.template write<1>([](int, const uint4& x) { return x; });  // a loop, because registers are scarce
     __syncthreads();
   }
   if (kept < count) return;

@@ -6,7 +6,8 @@
 
 namespace efla::gpu {
 
-// What a token gives to the columns of a thread block, in shared memory.
+// What a token gives to the columns of a thread block, in shared memory. k and q are after the L2 norm, decayed_k and
+// decayed_q are times `decay`, and a is the erase gain.
 template <int KD, int kColumns>
 struct StepToken {
   float decay[KD], k[KD], decayed_k[KD], decayed_q[KD];
