@@ -1,10 +1,10 @@
-// The two sweeps of the backward.
+// The two sweeps of the backward (sweep.cuh). They compute the equations at Float32Backward (float32.h).
 #include "efla/cuda/float32/sweep.cuh"
 
 namespace efla::gpu {
 namespace {
 
-// The index of a slot's slice in the arrays of Float32Backward.
+// Returns the index of a slot's slice in the arrays of Float32Backward.
 __device__ __forceinline__ std::int64_t slice_index(const Float32Backward& c, std::int64_t slot, std::int64_t i_h,
                                                     std::int64_t slice) {
   return (slot * c.p.shape.value_heads + i_h) * c.slices + slice;
@@ -22,8 +22,10 @@ __device__ __forceinline__ void write_image(const float (&s)[kCount], float* ima
   }
 }
 
-// From one saved state to the next. Packed sequences have a thread block for every slot, because where a saved state
-// lies is known on the device alone.
+// The forward sweep: a thread block walks from one saved state to the next and writes S and U of every chunk.
+// `segments` and `segment_chunks` as in chunk/chunk_bwd_sweeps.cu: saved states per sequence, 0 if sequences are
+// packed, and chunks from one saved state to the next. If sequences are packed, every slot has a thread block, because
+// only the device knows where saved states lie. Blocks of other slots end at once.
 template <class Memory>
 __global__ void __launch_bounds__(Memory::kThreads)
     states_kernel(const __grid_constant__ Float32Backward c, std::int64_t segments, std::int64_t segment_chunks) {
@@ -78,7 +80,7 @@ __global__ void __launch_bounds__(Memory::kThreads)
       });
 }
 
-// What a thread block of the reverse sweep walks; in shared memory, because registers are scarce.
+// What a thread block of the reverse sweep walks. It is in shared memory, because registers are scarce.
 struct ReverseWalk {
   Sequence sequence;
   std::int64_t n, slot, chunks;
@@ -87,6 +89,7 @@ struct ReverseWalk {
   __device__ ChunkAt place(std::int64_t i) const { return float32_chunk(sequence, n, chunks - 1 - i); }
 };
 
+// The reverse sweep: a thread block walks a whole sequence and writes dS' and D of every chunk.
 template <class Memory>
 __global__ void __launch_bounds__(Memory::kThreads) reverse_kernel(const __grid_constant__ Float32Backward c) {
   extern __shared__ __align__(128) unsigned char shared[];
@@ -133,7 +136,8 @@ __global__ void __launch_bounds__(Memory::kThreads) reverse_kernel(const __grid_
         const auto read_next = [&] {
           if (i + 1 < walk.chunks) read_columns(dout, p.dout, walk.place(i + 1), walk.i_h, column(), at.lane);
         };
-        // Products of dO beside the exchange of parts take registers, which gates per channel do not leave.
+        // Whether products of dO run while the groups exchange parts. With gates per key channel registers do not
+        // suffice.
         constexpr bool kBesideExchange = !Memory::kChannelGates;
         if constexpr (kBesideExchange) add_outputs();
         __syncthreads();

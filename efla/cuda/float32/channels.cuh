@@ -1,6 +1,6 @@
 // What the kernels for a gate per key channel share (prepare_channel.cu, grads_channel.cu): a chunk is cut into blocks
-// of 8 tokens. A decay is the product of the decays of its tokens, never an exponential of a difference of sums, so
-// that none loses digits, and a gate of minus infinity gives zero.
+// of 8 tokens. A decay is the product of the decays of its tokens, never an exponential of a difference of sums. So no
+// decay loses digits, and a gate of −∞ gives zero.
 #pragma once
 
 #include "efla/cuda/float32/float32.h"

@@ -1,3 +1,4 @@
+// The chunk algorithm for float32 inputs: checks problems, divides the workspace and launches the kernels (float32.h).
 #include "efla/cuda/float32/float32.h"
 
 #include <cstddef>
@@ -12,7 +13,7 @@
 namespace efla::gpu {
 namespace {
 
-// What is in the workspace, one after the other, in bytes; each a multiple of 128.
+// The parts of the workspace in their order, in bytes. Each is a multiple of 128.
 struct Parts {
   std::int64_t slices;
   std::size_t records, vectors, states, writes;
@@ -28,7 +29,7 @@ struct Parts {
   std::size_t backward() const { return records + vectors + 2 * states + 2 * writes; }
 };
 
-// What both directions refuse.
+// Returns what both directions do not take of a problem, or "".
 template <class Problem>
 std::string refusal(const Problem& p) {
   const bool channel = p.rule.decay == Decay::channel;
@@ -39,7 +40,7 @@ std::string refusal(const Problem& p) {
          (channel && most < kFloat32MaxKeyDim ? " with a decay per key channel" : "");
 }
 
-// What both directions refuse of saved states.
+// Returns what both directions do not take of a problem's saved states, or "".
 template <class Problem>
 std::string saved_states_refusal(const Problem& p) {
   if (p.saved.interval % kFloat32Tokens == 0) return "";

@@ -1,6 +1,7 @@
-// The chunkwise kernels that keep every operand in float32: products by TF32 (products.cuh), chunks of
-// kFloat32Tokens tokens. How they cut a problem is as in chunk/chunk.h: every chunk of a sequence has a slot, and per
-// slot and value head there are a record and the vectors of its tokens in the workspace.
+// The kernels of the chunk algorithm for float32 inputs. Every operand of a product is the sum of two TF32 numbers
+// (products.cuh), and chunks have kFloat32Tokens tokens. Problems are divided as in chunk/chunk.h, which defines the
+// words: every chunk of a sequence has a slot, and the workspace has a record per slot and value head, in the backward
+// also the vectors of the chunk's tokens. docs/design/2026-11-cuda-float32.md explains the kernels.
 #pragma once
 
 #include <cstddef>
@@ -15,17 +16,18 @@ namespace efla::gpu {
 inline constexpr int kFloat32Tokens = 32;
 inline constexpr int kFloat32Columns = 64;  // value columns per thread block
 
-// As ChunkRecord (chunk/chunk.h): the chunk maps the state S before it to
+// The record of a chunk and value head, in the symbols of ChunkRecord (chunk/chunk.h). The chunk maps the state S
+// before it to
 //
 //   E = k S,  R = b∘v − read∘E,  (I + A) U = R,  o = out∘(q S) + P U,  S ← γ_C S + kᵀ (write∘U)
 //
-// with A_ij = a_i n_i n_j Γ_ij k_iᵀ k_j for i > j. U is computed by forward substitution over blocks of 8 tokens, which
-// loses fewer digits than the product with the inverse where tokens erase most of the state.
-// `solve` and P are images of tiles (tile.cuh).
+// with A_ij = a_i n_k,i n_k,j Γ_ij k_i·k_j for i > j. U is computed by forward substitution over blocks of 8 tokens.
+// Where tokens erase most of the state, this loses fewer digits than the product with the inverse. `solve` and P are
+// images of tiles (tile.cuh).
 struct Float32Record {
   alignas(
       128) float solve[kFloat32Tokens * kFloat32Tokens];  // −A, but on the diagonal the inverse of the block of I + A
-  float p[kFloat32Tokens * kFloat32Tokens];               // scale n_q,i n_k,j Γ_ij q_iᵀ k_j for i ≥ j
+  float p[kFloat32Tokens * kFloat32Tokens];               // scale n_q,i n_k,j Γ_ij q_i·k_j for i ≥ j
   float b[kFloat32Tokens];                                // write gain
   float read[kFloat32Tokens];                             // a_i γ_i n_k,i
   float write[kFloat32Tokens];                            // n_k,i γ_C/γ_i
@@ -34,9 +36,10 @@ struct Float32Record {
 };
 static_assert(sizeof(Float32Record) % 128 == 0);
 
-// With a gate per key channel γ_i is a vector over the channels. The gates and the L2 norm go into the keys and
-// queries: E reads γ_i∘k̂_i, o reads γ_i∘q̂_i, and the state gets γ_C/γ_i∘k̂_i. The record's vectors then are without
-// both, and γ_C is here. Images of tiles (tile.cuh) of KD channels.
+// The record and the decayed keys and queries where every key channel has a gate. γ_i is then a vector over the
+// channels. With k̂ = n_k k and q̂ = n_q q, E reads γ_i∘k̂_i (`k`), the state gets γ_C/γ_i∘k̂_i (`written`), and o
+// reads γ_i∘q̂_i (`q`). The vectors of the record are then without γ, n_k and n_q, and γ_C is `decay`. k, written and q
+// are images of tiles (tile.cuh) of KD channels.
 template <int KD>
 struct Float32ChannelRecord {
   alignas(128) float k[kFloat32Tokens * KD], written[kFloat32Tokens * KD];
@@ -45,7 +48,7 @@ struct Float32ChannelRecord {
   float q[kFloat32Tokens * KD];
 };
 
-// What the gradients need of a chunk's tokens besides the record.
+// The numbers of a chunk's tokens that the gradients need besides the record.
 struct Float32Vectors {
   alignas(128) double prefix[kFloat32Tokens];                      // log γ_i
   float a[kFloat32Tokens], b[kFloat32Tokens];                      // gains
@@ -53,17 +56,19 @@ struct Float32Vectors {
   float key_factor[kFloat32Tokens], query_factor[kFloat32Tokens];  // n_k and n_q of the L2 norm
 };
 
+// A forward problem with its workspace.
 struct Float32Problem {
   DeltaForward<float> p;
   void* records = nullptr;            // [slots][HV], Float32Record or, with a gate per channel, Float32ChannelRecord
-  Float32Vectors* vectors = nullptr;  // [slots][HV]; of the backward alone
+  Float32Vectors* vectors = nullptr;  // [slots][HV]; only in the backward
   std::int64_t slots = 0;
-  std::int64_t slots_per_sequence = 0;  // 0: packed
+  std::int64_t slots_per_sequence = 0;  // 0 if sequences are packed
   float scale = 0;
-  bool q_rows = false, k_rows = false, g_rows = false;  // rows that 16-byte accesses can read
+  bool q_rows = false, k_rows = false, g_rows = false;  // whether rows can be read in pieces of 16 bytes
 };
 
-// With dO the gradient of o, dS' the one of the state after the chunk, and D the gradient of the residual R:
+// A backward problem with its workspace. Let dO be the gradient of o, dS' the gradient of the state after the chunk,
+// and D the gradient of the residual R:
 //
 //   dU = write∘(k dS') + Pᵀ dO,   (I + A)ᵀ D = dU,   dS = γ_C dS' + (out∘q)ᵀ dO − (read∘k)ᵀ D
 struct Float32Backward {
@@ -75,41 +80,44 @@ struct Float32Backward {
   bool dout_rows = false;  // as in Float32Problem
 };
 
-// K as the kernels have it.
+// Returns the number of keys per state in the kernels, 64 or 128.
 constexpr int float32_keys(const DeltaShape& s) { return s.key_dim <= 64 ? 64 : 128; }
 
+// Returns the size of a record of the problem, in bytes.
 constexpr std::size_t float32_record_bytes(const DeltaShape& s, const DeltaRule& rule) {
   if (rule.decay != Decay::channel) return sizeof(Float32Record);
   return float32_keys(s) == 64 ? sizeof(Float32ChannelRecord<64>) : sizeof(Float32ChannelRecord<128>);
 }
 
-// The shared memory that a thread block needs for K above 64, which not every GPU has; kChannel: with a gate per key
-// channel.
+// The bytes of shared memory that a thread block needs for K above 64, at most; not every GPU has them. kChannel: with
+// a gate per key channel.
 template <bool kChannel>
 inline constexpr int kFloat32LargeBytes = (kChannel ? 150 : 120) * 1024;
 
-// Slots of all sequences; of packed ones an upper bound, because the host does not read cu_seqlens.
+// Returns the number of slots. If sequences are packed it is an upper bound, because the host does not read cu_seqlens.
 constexpr std::int64_t float32_slots(const DeltaShape& s) {
   if (s.packed > 0) return s.tokens / kFloat32Tokens + s.packed;
   return s.batch * ((s.tokens + kFloat32Tokens - 1) / kFloat32Tokens);
 }
 
-// Launches the kernel that writes every record, and the vectors where the problem has a place for them.
+// Launches the kernel that writes every record and, if problem.vectors is not null, all vectors. Every launch function
+// here throws CudaError where the launch fails.
 void launch_float32_prepare(const Float32Problem& problem, cudaStream_t stream);
 
-// The same where every key channel has a gate: writes records of its kind.
+// Launches the kernel that writes every Float32ChannelRecord and the vectors, where every key channel has a gate.
 void launch_float32_prepare_channel(const Float32Problem& problem, cudaStream_t stream);
 
-// Launches the sweep over the state that writes outputs, final and saved states.
+// Launches the sweep, which writes outputs, final states and saved states.
 void launch_float32_sweep(const Float32Problem& problem, cudaStream_t stream);
 
-// Launch, in this order after `prepare`: the forward sweep that writes S and U from the saved states on, the reverse
-// sweep that writes dS' and D, and the products that give the gradients of the inputs.
+// Launch the kernels of the backward, in this order after `prepare`: the forward sweep, which starts at every saved
+// state and writes S and U; the reverse sweep, which writes dS', D and dinitial_state; and the products that give the
+// gradients of the inputs.
 void launch_float32_states(const Float32Backward& problem, cudaStream_t stream);
 void launch_float32_reverse(const Float32Backward& problem, cudaStream_t stream);
 void launch_float32_grads(const Float32Backward& problem, cudaStream_t stream);
 
-// The same products where every key channel has a gate.
+// Launches the gradients of the inputs where every key channel has a gate.
 void launch_float32_grads_channel(const Float32Backward& problem, cudaStream_t stream);
 
 }  // namespace efla::gpu

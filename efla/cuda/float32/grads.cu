@@ -1,20 +1,21 @@
-// The gradients of the inputs from the states, writes and their gradients of every chunk, for all chunks at once: one
-// thread block per chunk and query head, which loops over the value heads of that head.
+// The gradients of the inputs, from S, dS', U and D of every chunk (Float32Backward), for all chunks at once. One
+// thread block per chunk and query head loops over the value heads of the query head.
 //
-// In the notation of Float32Backward, per token with k̂ = n_k k, q̂ = n_q q, ŝ_i = γ_C/γ_i and sums over value columns:
+// Notation of Float32Backward. Per token k̂ = n_k k, q̂ = n_q q and ŝ_i = γ_C/γ_i, and · sums over value columns or
+// keys:
 //
 //   W_ij = scale Γ_ij dO_i·U_j  for i ≥ j,    H_ij = Γ_ij D_i·U_j  for i > j
 //   dq̂ = scale γ∘(dO Sᵀ) + W k̂,    X = γ∘(D Sᵀ) + H k̂,    dk̂ = ŝ∘(U dS'ᵀ) + Wᵀ q̂ − (a∘H)ᵀ k̂ − a∘X
 //   dv = b∘D,    db_i = v_i·D_i,    da_i = −k̂_i·X_i
 //
-// The gradient of a gate g_t is the sum of all terms of the loss whose decay spans token t: with M_ij = W_ij q̂_i·k̂_j −
-// a_i H_ij k̂_i·k̂_j, r_i the terms of token i that read S, w_j the terms of token j's write that S' has, and z = γ_C
-// S·dS',
+// The gradient of the gate g_t is the sum of all terms of the loss whose decay contains the decay of token t. Let r_i
+// be the terms in which token i reads S, w_j the terms in which S' has the write of token j, and z = γ_C S·dS':
 //
+//   M_ij = W_ij q̂_i·k̂_j − a_i H_ij k̂_i·k̂_j
 //   dg_t = z + Σ_{i≥t} r_i + Σ_{j<t} w_j + Σ_{i≥t>j} M_ij
 //
-// Of the gradients of keys and queries a warp has 16 tokens and a part of the key channels; of W, H and M four warps
-// have W and four H, 16 × 16 elements each.
+// A warp computes 16 tokens and a part of the key channels of the gradients of keys and queries. Four warps compute W
+// and four warps H, 16 × 16 elements each.
 #include "efla/cuda/common/error.h"
 #include "efla/cuda/common/launch.h"
 #include "efla/cuda/float32/grads.cuh"
@@ -24,7 +25,7 @@ namespace {
 
 constexpr int kMatrixStride = kFloat32Tokens + 1;
 
-// Sums over the keys of a token, of which every part of the channels has one.
+// Sums over the keys of a token, to which every part of the channels adds: k̂·X, and the terms r and w.
 enum Sum { kErase, kRead, kWritten, kSums };
 
 template <int KD, bool kGrouped>
@@ -122,7 +123,7 @@ class Grads : SliceGrads<KD, Memory<KD, kGrouped>> {
     finish_tokens(dk);
   }
 
-  // The thread's part of S·dS', with S in global memory.
+  // Returns the thread's part of S·dS', with S in global memory.
   __device__ float state_product(const float* states) {
     float sum = 0;
 #pragma unroll 4
@@ -133,7 +134,8 @@ class Grads : SliceGrads<KD, Memory<KD, kGrouped>> {
     return sum;
   }
 
-  // Calls f(r, row, pair of the tile, pair) for the pairs of channels of a warp.
+  // Calls f(r, row, pair of the tile, pair of x) for the lane's pairs of channels. r is 0 for the first of the lane's
+  // two rows, 1 for the second.
   template <class F>
   __device__ void for_pairs(const float* tile, Rows& x, F&& f) {
 #pragma unroll
@@ -157,7 +159,7 @@ class Grads : SliceGrads<KD, Memory<KD, kGrouped>> {
     return sum;
   }
 
-  // Applies the decays from the chunk's start and to its end, and computes r, w and z.
+  // Applies the decays from the chunk's start and to its end, and writes r, w and the warp's part of z.
   __device__ void finish_states(Rows& dq, Rows& x, Rows& dk, float z) {
     float read[2] = {}, written[2] = {};
     for_pairs(m_.q, dq, [&](int r, int row, float2 q, float* pair) {
@@ -183,7 +185,7 @@ class Grads : SliceGrads<KD, Memory<KD, kGrouped>> {
     if (lane_ == 0) m_.dout[thread_ / 32] = z;
   }
 
-  // Writes W and H, and where there are gates Σ_{i≥t>j} M_ij to dg. Ends with a barrier.
+  // Writes W and H and, if there are gates, Σ_{i≥t>j} M_ij to dg. Ends with a barrier.
   __device__ void finish_scores(float (&scores)[8]) {
     float* const to = of_queries_ ? m_.w : m_.h;
     for_scores([&](int i, int row, int column) {
@@ -220,7 +222,8 @@ class Grads : SliceGrads<KD, Memory<KD, kGrouped>> {
     __syncthreads();
   }
 
-  // Writes Σ_{i≥t>j} M_ij of every token t to dg; sums of sums, so that terms that do not span t are not in them.
+  // Writes Σ_{i≥t>j} M_ij of every token t to dg. Sums over j are followed by sums over i, so that terms that do not
+  // span t are never added.
   __device__ void spanning_sums() {
     if (thread_ >= kFloat32Tokens) return;
     float* const matrix = m_.state;
@@ -236,7 +239,7 @@ class Grads : SliceGrads<KD, Memory<KD, kGrouped>> {
     if (thread_ < at_.rows) p_.dg(at_.i_b, at_.start + thread_, i_h_, 0) = sum;
   }
 
-  // The operand of the transposed of rows [8 · step, 8 · step + 8) of a matrix with a factor per row.
+  // Reads the transposed of rows [8 · step, 8 · step + 8) of a matrix as an operand, times minus one factor per row.
   __device__ Operand transposed_operand(const float* matrix, const float* factors, int step, int lane) {
     const int at = 8 * step + 2 * (lane % 4), own = first_ + lane / 4;
     const float low = -factors[at], high = -factors[at + 1];
@@ -247,7 +250,7 @@ class Grads : SliceGrads<KD, Memory<KD, kGrouped>> {
     return operand_of(x);
   }
 
-  // Adds what the chunk's tokens give to each other, and computes da.
+  // Adds the products with W and H, and computes −da.
   __device__ void multiply_scores(Rows& dq, Rows& x, Rows& dk) {
 #pragma unroll 1
     for (int step = 0; step < (first_ + 16) / 8; ++step) {
@@ -310,7 +313,7 @@ class Grads : SliceGrads<KD, Memory<KD, kGrouped>> {
     __syncthreads();
   }
 
-  // Applies the L2 norm, of which `tile` has the results, and stores the gradient of k or q.
+  // Applies the backward of the L2 norm, whose results are in `tile`, and stores the gradient of k or q.
   __device__ void store(Rows& gradient, const float* tile, const float* factors, const View<float, 4>& to) {
     if (p_.rule.qk_l2norm) {
       float along[2] = {};

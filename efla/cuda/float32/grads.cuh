@@ -1,14 +1,14 @@
-// What the kernels of the gradients share: the products over the slices of value columns of a chunk and a value head.
-// A thread block has a chunk and a query head, and loops over the value heads of that head. Of dO Sᵀ, D Sᵀ and U dS'ᵀ a
-// warp has 16 tokens and a part of the key channels; of dO·U and D·U four warps have one and four the other, 16 × 16
-// elements each.
+// What the kernels of the gradients share: the products over the slices of value columns of a chunk and a value head. A
+// thread block has a chunk and a query head, and loops over the value heads of the query head. A warp computes 16
+// tokens and a part of the key channels of dO Sᵀ, D Sᵀ and U dS'ᵀ. Of the 32 × 32 matrices W and H (grads.cu) four
+// warps compute W and four warps H, 16 × 16 elements each.
 #pragma once
 
 #include "efla/cuda/float32/products.cuh"
 
 namespace efla::gpu {
 
-// Sum over `lanes` lanes beside each other.
+// Returns the sum over `lanes` neighbouring lanes.
 template <int lanes>
 __device__ __forceinline__ float lane_sum(float x) {
 #pragma unroll
@@ -16,7 +16,8 @@ __device__ __forceinline__ float lane_sum(float x) {
   return x;
 }
 
-// Shared is the shared memory of a thread block; a slice is in its members state (S, then dS'), dout, d and u.
+// Computes the products of a chunk and a value head. Shared is the type of the shared memory of a thread block, whose
+// members state (S, then dS'), dout, d and u have a slice.
 template <int KD, class Shared>
 class SliceGrads {
  public:
@@ -135,7 +136,7 @@ class SliceGrads {
     return sum;
   }
 
-  // Calls f(i, row, column) for the elements of the warp's part of W or H.
+  // Calls f(i, row, column) for the lane's elements of W or H.
   template <class F>
   __device__ void for_scores(F&& f) const {
 #pragma unroll
@@ -149,9 +150,9 @@ class SliceGrads {
   Shared& m_;
   const ChunkAt& at_;
   const int slot_, i_q_;
-  const int thread_, lane_, first_, part_;  // first_: the warp's first token; part_: of its channels
-  const int quadrant_;                      // of W and H
-  const bool of_queries_;                   // whether it is of W
+  const int thread_, lane_, first_, part_;  // first_: the warp's first token; part_: its part of the channels
+  const int quadrant_;                      // the warp's 16 × 16 elements: 0 to 3 of W, 4 to 7 of H
+  const bool of_queries_;                   // whether they are of W
   const int first_column_;
   int i_h_ = 0;
 };

@@ -1,20 +1,21 @@
-// The gradients of the inputs where every key channel has a gate: one thread block per chunk and query head, which
-// loops over the value heads of that head.
+// The gradients of the inputs where every key channel has a gate. One thread block per chunk and query head loops over
+// the value heads of the query head.
 //
-// In the notation of Float32Backward, per token with k̂ = n_k k, q̂ = n_q q, per channel with the decays Γ_ij from token
-// j to token i, and with W_ij = scale dO_i·U_j for i ≥ j and H_ij = D_i·U_j for i > j:
+// Notation of Float32Backward. Per token k̂ = n_k k and q̂ = n_q q, per channel Γ_ij is the decay from token j to token
+// i, W_ij = scale dO_i·U_j for i ≥ j, and H_ij = D_i·U_j for i > j:
 //
 //   dq̂_i = scale γ_i∘(dO_i Sᵀ) + Σ_{j≤i} W_ij Γ_ij∘k̂_j,    X_i = γ_i∘(D_i Sᵀ) + Σ_{j<i} H_ij Γ_ij∘k̂_j
 //   dk̂_j = γ_C/γ_j∘(U_j dS'ᵀ) + Σ_{i≥j} W_ij Γ_ij∘q̂_i − Σ_{i>j} H_ij a_i Γ_ij∘k̂_i − a_j X_j
 //
-// and dv, db and da as without such gates (grads.cu). The chunk is cut into blocks of 8 tokens. What S and earlier
-// blocks give to a block is a recurrence over blocks: what is decayed to the start of block J, times the decay over J,
-// plus (W or H) times the keys of J decayed to J's end. Another one, from the chunk's end, has what dS' and later
-// blocks give. So no factor exceeds 1. Both, and the pairs of a block's own tokens, are added in float32 by a thread
-// per block and channel, 64 channels at once.
+// dv, db and da as in grads.cu. Tokens are in blocks of 8. What S and earlier blocks give to block I is a recurrence
+// over blocks J < I: the sum so far, decayed to the start of J, times the decay over J, plus (W or H)_IJ times the keys
+// of J, decayed to the end of J. A second recurrence, from the end of the chunk, adds what dS' and later blocks give.
+// No factor exceeds 1. One thread per block and channel adds both recurrences and the pairs of the block's own tokens
+// in float32, 64 channels at once.
 //
-// For a gate, what spans a token is of four kinds: pairs of the block; what the block's tokens from it on take from
-// before the block; what its tokens before it give to after the block; and what spans the whole block (crossing).
+// The terms of a gate's gradient that span token t are of four kinds: pairs of tokens within the block of t; what
+// tokens of the block from t on read from before the block; what tokens of the block before t give to after the block;
+// and terms that span the whole block (crossing).
 #include "efla/cuda/common/error.h"
 #include "efla/cuda/common/lane_sums.cuh"
 #include "efla/cuda/common/launch.h"
@@ -24,21 +25,21 @@
 namespace efla::gpu {
 namespace {
 
-constexpr int kChannels = 64;  // at once
+constexpr int kChannels = 64;  // channels that are computed at once
 constexpr int kPairs = kFloat32Blocks * (kFloat32Blocks - 1) / 2;
 
-// A pair of blocks, of which the second is earlier.
+// Returns the index of a pair of a block and an earlier block.
 __device__ __forceinline__ int pair_index(int block, int earlier) { return block * (block - 1) / 2 + earlier; }
 
-// Sums over the channels of a token: of k̂·X, and of k̂ and q̂ with their gradients.
+// Sums over the channels of a token: k̂·X, and the products of k̂ and q̂ with their gradients, which the L2 norm needs.
 enum ChannelSum { kErase, kAlongKey, kAlongQuery, kSums };
 
 template <int KD>
 struct ChannelMemory {
   static constexpr int kParts = 4, kWarps = 2 * kParts, kThreads = 32 * kWarps;
   static constexpr int kTile = kFloat32Tokens * KD;
-  // A slice of value columns. Afterwards the products with S, in the place of `state`, and in the other places, of
-  // kChannels channels, rows of all tokens: q̂ and a∘k̂ decayed from their block's start, and k̂ decayed to its end.
+  // A slice of value columns. Later `state` has the products with S, and dout, d and u have rows of kChannels channels
+  // of all tokens: q̂ and a∘k̂ decayed from the start of their block, and k̂ decayed to its end.
   alignas(128) float state[kFloat32Columns * KD];
   float dout[kFloat32Tokens * kFloat32Columns], d[kFloat32Tokens * kFloat32Columns],
       u[kFloat32Tokens * kFloat32Columns];
@@ -51,7 +52,7 @@ struct ChannelMemory {
   float read[kPairs][kChannels], written[kFloat32Blocks][kChannels], states[KD];
   float sums[kSums][KD / 32][kFloat32Tokens];
   float db[kFloat32Tokens];
-  ChunkAt at;  // here because registers are short
+  ChunkAt at;  // not in registers, because registers are scarce
   float twice_dlambda[kFloat32Tokens], unit[kFloat32Tokens], along_key[kFloat32Tokens], along_query[kFloat32Tokens];
 
   __device__ float* of_query() { return state; }  // at last dq̂
@@ -73,14 +74,14 @@ class ChannelGrads : SliceGrads<KD, ChannelMemory<KD>> {
   using Tokens = float[kBlock];
 
  public:
-  // `thread` is opaque, so that nothing of one value head is kept in registers for the next.
+  // `thread` is opaque, so that the compiler keeps nothing in registers from one value head to the next.
   __device__ ChannelGrads(const Float32Backward& c, ChannelMemory<KD>& memory, int slot, int i_q, int i_h,
                           unsigned thread)
       : Base(c, memory, memory.at, slot, i_q, thread) {
     i_h_ = i_h;
   }
 
-  // Ends with a barrier.
+  // Computes a value head. Ends with a barrier.
   __device__ void run() {
     load_image<kThreads>(&m_.vectors, &c_.forward.vectors[slot_ * p_.shape.value_heads + i_h_], sizeof(Float32Vectors),
                          thread_);
@@ -94,13 +95,13 @@ class ChannelGrads : SliceGrads<KD, ChannelMemory<KD>> {
   }
 
  private:
-  // Where a thread is of its block's channels: a warp has 32 channels of a block of tokens.
+  // Return the thread's block of tokens and its channel among the kChannels. A warp has 32 channels of a block.
   __device__ static int block() { return opaque(threadIdx.x) / 32U % kBlocks; }
   __device__ static int channel() {
     const unsigned thread = opaque(threadIdx.x);
     return thread / 32 / kBlocks * 32 + thread % 32;
   }
-  // The element of the block's token i in a tile of KD channels, and in one of kChannels.
+  // Return the index of a block's token i in a tile of KD channels, and in a tile of kChannels.
   __device__ int place(int i, int channel) const { return tile_index<KD>(kBlock * block() + i, channel); }
   __device__ static int row_place(int block, int i, int channel) {
     return tile_index<kChannels>(kBlock * block + i, channel);
@@ -150,7 +151,7 @@ class ChannelGrads : SliceGrads<KD, ChannelMemory<KD>> {
     }
   }
 
-  // Reads a channel of the block's tokens, times factors of the tokens; `missing` where there is no element.
+  // Reads a channel of the block's tokens; `missing` for elements that do not exist.
   __device__ void read(const View<const float, 4>& view, std::int64_t i_h, int channel, float missing,
                        Tokens& x) const {
     const int tokens = channel < p_.shape.key_dim ? at_.rows - kBlock * block() : 0;
@@ -158,6 +159,7 @@ class ChannelGrads : SliceGrads<KD, ChannelMemory<KD>> {
 #pragma unroll
     for (int i = 0; i < kBlock; ++i, from += view.stride[1]) x[i] = i < tokens ? *from : missing;
   }
+  // Reads a channel of the block's keys or queries, times the factors of the L2 norm.
   __device__ void read_normalized(const View<const float, 4>& view, const float* factors, int channel,
                                   Tokens& x) const {
     read(view, i_q_, channel, 0, x);
@@ -280,7 +282,7 @@ class ChannelGrads : SliceGrads<KD, ChannelMemory<KD>> {
     for (int j = 0; j < kBlock; ++j) m_.of_key[place(j, first + channel)] = of_key[j];
   }
 
-  // Returns what spans the whole block: from S or an earlier block to a later block or dS'.
+  // Returns the sum of the terms that span the whole block: from S or an earlier block to a later block or dS'.
   __device__ float crossing(int first) const {
     const int block = this->block(), channel = this->channel();
     float written = m_.states[first + channel], sum = 0;
@@ -304,7 +306,7 @@ class ChannelGrads : SliceGrads<KD, ChannelMemory<KD>> {
     const int block = this->block(), channel = this->channel();
     const int tokens = first + channel < p_.shape.key_dim ? at_.rows - kBlock * block : 0;
     float key[kBlock][kBlock], from_start[kBlock], dk[kBlock];  // key[i][j]: of token j, decayed to token i
-    Tokens q;                                                   // read again, because registers are short in between
+    Tokens q;                                                   // read again, because registers are scarce in between
     read_normalized(p_.q, m_.vectors.query_factor, first + channel, q);
     float spanning = crossing(first);
 #pragma unroll
@@ -364,7 +366,7 @@ class ChannelGrads : SliceGrads<KD, ChannelMemory<KD>> {
     return sum;
   }
 
-  // Writes dbeta, and what the gradients of keys and queries need of their tokens. Ends with a barrier.
+  // Writes dbeta, and the numbers per token that the gradients of keys and queries need. Ends with a barrier.
   __device__ void finish_tokens() {
     if (thread_ < kFloat32Tokens) {
       const float lambda = m_.vectors.lambda[thread_];
@@ -385,8 +387,8 @@ class ChannelGrads : SliceGrads<KD, ChannelMemory<KD>> {
     __syncthreads();
   }
 
-  // Adds the gradient through λ to dk̂, applies the L2 norm, and stores the gradients of queries and keys. For a value
-  // head after the first of its group it adds them to the stored gradients.
+  // Adds the gradient through λ to dk̂, applies the backward of the L2 norm, and stores the gradients of queries and
+  // keys. For a value head after the first of its group it adds them to the stored gradients.
   __device__ void store(int first) {
     const bool first_head = i_h_ % static_cast<int>(p_.shape.group()) == 0;
     const int channel = first + this->channel(), token = kBlock * block();

@@ -1,5 +1,5 @@
-// Everything of a chunk that does not depend on the state, for all chunks at once: one thread block per chunk and value
-// head.
+// `prepare`: computes the record of every chunk and value head (Float32Record), that is everything of the chunk
+// algorithm that does not depend on the state. One thread block per chunk and value head.
 #include "efla/cuda/float32/prepare.cuh"
 
 namespace efla::gpu {

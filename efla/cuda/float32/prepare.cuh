@@ -1,4 +1,5 @@
-// What the kernels share that compute what does not depend on the state, one thread block per chunk and value head.
+// What both kernels of `prepare` share (prepare.cu, prepare_channel.cu). A thread block of kPrepareThreads threads has
+// a chunk and a value head.
 #pragma once
 
 #include "efla/cuda/common/error.h"
@@ -9,8 +10,8 @@ namespace efla::gpu {
 
 inline constexpr int kPrepareThreads = 128;
 
-// Sums the squares of the rows of a tile, with four threads per row, and applies the L2 norm. Writes the norm's factors
-// and what λ is then.
+// Sums the squares of the rows of a tile, with four threads per row, and applies the L2 norm if l2norm is set. Writes
+// the factors of the norm and, if lambdas is not null, λ after the norm.
 template <int KD>
 __device__ __forceinline__ void finish_rows(float* tile, bool l2norm, int thread, float* factors, float* lambdas) {
   const int row = thread / 4;
@@ -38,8 +39,8 @@ __device__ __forceinline__ void finish_rows(float* tile, bool l2norm, int thread
   }
 }
 
-// The log of the decay from the chunk's start to the lane's token. In float64, because what is used of it are the
-// exponentials of differences.
+// Returns the log of the decay from the chunk's start to the lane's token. It is in float64, because exponentials of
+// its differences are used.
 __device__ __forceinline__ double scan_decays(double g, int lane) {
   constexpr double kMinDecay = -120;  // decays below e^kMinDecay are zero in float32 whatever their exponent
   if (g < kMinDecay) g = kMinDecay;   // NaN stays
@@ -51,7 +52,7 @@ __device__ __forceinline__ double scan_decays(double g, int lane) {
   return g;
 }
 
-// Computes the gains and, but for gates per key channel, the decays of the lane's token.
+// Writes the gains of the lane's token and, without gates per key channel, its decays.
 template <bool kChannel>
 __device__ __forceinline__ void token_vectors(const Float32Problem& c, const ChunkAt& at, std::int64_t i_h, int lane,
                                               Float32Record& record, Float32Vectors& vectors) {
@@ -82,7 +83,7 @@ __device__ __forceinline__ void token_vectors(const Float32Problem& c, const Chu
   if (lane == 31) record.decay = gamma;
 }
 
-// Inverts the blocks of I + A on the diagonal by forward substitution, one column per lane.
+// Inverts the diagonal blocks of I + A by forward substitution, one column per lane.
 __device__ __forceinline__ void invert_blocks(int lane, Float32Record& record) {
   const int first = lane / 8 * 8, column = lane % 8;
   float x[8];
@@ -97,7 +98,7 @@ __device__ __forceinline__ void invert_blocks(int lane, Float32Record& record) {
   for (int i = 0; i < 8; ++i) record.solve[tile_index<kFloat32Tokens>(first + i, first + column)] = x[i];
 }
 
-// Stores a record, and the vectors of chunk and value head `index` where the problem has a place for them.
+// Copies a record to `to` and, if c.vectors is not null, the vectors to element `index` of c.vectors.
 __device__ __forceinline__ void store_record(const Float32Problem& c, std::int64_t index, const Float32Record& record,
                                              const Float32Vectors& vectors, Float32Record& to, int thread) {
   const auto store = [&](void* to, const void* from, int bytes) {

@@ -1,10 +1,11 @@
-// Everything of a chunk that does not depend on the state where every key channel has a gate: one thread block per
-// chunk and value head.
+// `prepare` where every key channel has a gate: computes the Float32ChannelRecord of every chunk and value head. One
+// thread block per chunk and value head.
 //
-// Γ_ij is a factor of token i times one of token j, the decays from and to a token between them, which go into their
-// rows before the products. Between tokens of the two halves of the chunk that token is the last of the first half, and
-// between other tokens of different blocks it is the last of the earlier block. Products of tokens of the same block
-// are added in float32, a warp per block and a lane per channel, of keys that are decayed from token to token.
+// Γ_ij is the decay from a reference token to token i, times the decay from token j to the reference token. These
+// factors multiply rows of queries and keys before the products. For tokens in different halves of the chunk the
+// reference is the last token of the first half. For other tokens in different blocks it is the last token of the
+// earlier block. Products of tokens of the same block are added in float32, by one warp per block and one lane per
+// channel, and the keys are decayed from token to token.
 #include "efla/cuda/common/lane_sums.cuh"
 #include "efla/cuda/float32/channels.cuh"
 #include "efla/cuda/float32/prepare.cuh"
@@ -33,7 +34,7 @@ struct BlockSums {
   float keys[32], queries[32];
 };
 
-// Adds a channel's products.
+// Adds the products of one channel of a block's tokens to the sums.
 __device__ __forceinline__ void add_products(BlockSums& sums, const float (&k)[kFloat32Block],
                                              const float (&q)[kFloat32Block], const float (&decays)[kFloat32Block]) {
   float decayed[kFloat32Block];  // keys, decayed to token i
@@ -52,7 +53,7 @@ __device__ __forceinline__ void add_products(BlockSums& sums, const float (&k)[k
   }
 }
 
-// Decays the rows of block `block` within the block and sums the products of its tokens.
+// Decays the rows of block `block` from its start and to its end, and sums the products of its tokens.
 template <int KD>
 __device__ __forceinline__ void decay_block(BlockSums& sums, int block, int lane, Memory<KD>& m) {
 #pragma unroll 1
@@ -102,9 +103,9 @@ __device__ __forceinline__ void write_block(BlockSums& sums, int block, int lane
   write_product(sums.queries[0], true, first + row, first + (last ? 4 + column : column), scale, m);
 }
 
-// Writes the products of tokens of different blocks. Two warps have the products of the second half of the chunk
-// (blocks 2 and 3) with the first half, one for keys and one for queries. The other two warps have the products of
-// blocks 1 and 3 with the block before each, which need half of the columns.
+// Computes and writes the products of tokens of different blocks. Two warps have the products of the second half of the
+// chunk (blocks 2 and 3) with the first half, one for keys and one for queries. The other two warps have the products
+// of blocks 1 and 3 with the block before each, which need half of the columns.
 template <int KD>
 __device__ __forceinline__ void multiply_blocks(int warp, int lane, float scale, Memory<KD>& m) {
   const bool queries = warp >= 2, across = warp % 2 == 0;
@@ -138,7 +139,7 @@ __device__ __forceinline__ void multiply_blocks(int warp, int lane, float scale,
 
 __device__ __forceinline__ float4 product(float4 x, float4 y) { return {x.x * y.x, x.y * y.y, x.z * y.z, x.w * y.w}; }
 
-// Writes the rows that the sweeps multiply.
+// Writes the decayed keys and queries that the sweeps multiply, and γ_C.
 template <int KD>
 __device__ __forceinline__ void write_rows(int thread, const Memory<KD>& m, Float32ChannelRecord<KD>& to) {
   const auto over = [&](int first, int last, int channel) {

@@ -1,9 +1,14 @@
-// Products of float32 matrices by mma.sync in TF32: each operand is the sum of two TF32 numbers, its value rounded and
-// what is left, and a product of two operands is three of the four products of their parts. The tensor cores round sums
-// towards zero, so that every sum over eight elements starts at zero and is added to the others outside of them.
+// Products of float32 matrices by mma.sync in TF32. Each operand is the sum of two TF32 numbers: its value rounded
+// (big) and the rest (small). A product of two operands is the sum of three of the four products of these numbers,
+// without small times small. The tensor cores round sums towards zero. So every sum over eight elements starts at zero
+// there, and an ordinary addition adds it to the other sums.
 //
-// Matrices that a warp holds have 16 rows and 8 columns per group of four elements x: row lane / 4, columns 2 (lane %
-// 4) and the next, then these columns of row lane / 4 + 8 (the accumulators of mma).
+// A warp holds matrices as accumulators of mma: 16 rows and 8 columns per group of four elements of a lane. Elements 0
+// and 1 are row lane / 4, columns 2 (lane % 4) and 2 (lane % 4) + 1. Elements 2 and 3 are these columns of row lane / 4
+// + 8.
+//
+// In loops `lane` is a value about which the compiler knows nothing (opaque). Addresses are then computed where they
+// are used, and not before the loop, where they would occupy registers.
 #pragma once
 
 #include "efla/cuda/common/ptx.cuh"
@@ -11,6 +16,7 @@
 
 namespace efla::gpu {
 
+// A number as the sum of two TF32 numbers. The hardware drops the bits of `small` that TF32 does not have.
 struct Split {
   std::uint32_t big, small;
 };
@@ -25,6 +31,7 @@ struct Operand {
   std::uint32_t big[4], small[4];
 };
 
+// Converts accumulators to an operand.
 __device__ __forceinline__ Operand operand_of(const float* x) {
   Operand operand;
 #pragma unroll
@@ -36,10 +43,7 @@ __device__ __forceinline__ Operand operand_of(const float* x) {
   return operand;
 }
 
-// Below, `lane` is a value of which the compiler knows nothing (opaque) where products are in a loop: addresses are
-// then computed where they are used, instead of before the loop, where they would take registers.
-
-// d += a b, with b0 and b1 the elements (2 (lane % 4), lane / 4) and (2 (lane % 4) + 1, lane / 4) of b [8, 8].
+// d [16, 8] += a b, with b0 and b1 the elements (2 (lane % 4), lane / 4) and (2 (lane % 4) + 1, lane / 4) of b [8, 8].
 __device__ __forceinline__ void multiply(float* d, const Operand& a, float b0, float b1) {
   const Split first = split(b0), second = split(b1);
   float sum[4];
@@ -58,7 +62,7 @@ __device__ __forceinline__ void multiply_rows(float* d, const Operand& a, std::u
   multiply(d, a, b.x, b.y);
 }
 
-// d [16, 8] += a b, with the same b.
+// d [16, 8] += a b, with b as in multiply_rows.
 template <int kColumns>
 __device__ __forceinline__ void multiply_columns(float* d, const Operand& a, std::uint32_t tile, int row, int column,
                                                  int lane) {
@@ -68,7 +72,7 @@ __device__ __forceinline__ void multiply_columns(float* d, const Operand& a, std
   multiply(d, a, first, second);
 }
 
-// Rows [row, row + 16) and columns [column, column + 8) of a tile.
+// Reads rows [row, row + 16) and columns [column, column + 8) of a tile as an operand.
 template <int kColumns>
 __device__ __forceinline__ Operand row_operand(std::uint32_t tile, int row, int column, int lane) {
   const int at = row + lane / 4, own = column + 2 * (lane % 4);
@@ -78,7 +82,7 @@ __device__ __forceinline__ Operand row_operand(std::uint32_t tile, int row, int 
   return operand_of(x);
 }
 
-// The transposed of rows [row, row + 8) and columns [column, column + 16) of a tile.
+// Reads the transposed of rows [row, row + 8) and columns [column, column + 16) of a tile as an operand.
 template <int kColumns>
 __device__ __forceinline__ Operand column_operand(std::uint32_t tile, int row, int column, int lane) {
   const int at = row + 2 * (lane % 4), own = column + lane / 4;
@@ -88,7 +92,7 @@ __device__ __forceinline__ Operand column_operand(std::uint32_t tile, int row, i
   return operand_of(x);
 }
 
-// x_ij ← x_ij factors_j; factors in shared memory, one per column.
+// Multiplies column j of x by factors[j], which is in shared memory.
 template <int kCount>
 __device__ __forceinline__ void scale_by_column(float (&x)[kCount], const float* factors, int lane) {
   lane = opaque(lane) & 31;

@@ -1,10 +1,10 @@
-// The forward's sweep over the state.
+// The sweep over the state in the forward (sweep.cuh).
 #include "efla/cuda/float32/sweep.cuh"
 
 namespace efla::gpu {
 namespace {
 
-// Writes the state before chunk `chunk` of a sequence where the forward saves it.
+// Writes the state before chunk `chunk` of a sequence, if the forward saves this state.
 template <int kCount>
 __device__ __forceinline__ void save_state(float (&s)[kCount], const DeltaForward<float>& p, const Sequence& sequence,
                                            std::int64_t i_h, std::int64_t chunk, std::int64_t column, int key,

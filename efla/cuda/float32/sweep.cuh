@@ -1,8 +1,9 @@
 // What the sweeps over the state share. A thread block has a sequence, a value head and a slice of kFloat32Columns
-// value columns, and walks the chunks of the sequence. Each warp keeps 16 rows of the transposed state Sᵀ [V, K], of a
-// group of the keys, in registers as accumulators of mma, which are also its first operand, so that neither the state
-// nor R nor U leave the registers. Rows are value columns, columns are tokens: everything is the transposed of the
-// equations at Float32Record. What sums over keys is exchanged through shared memory.
+// value columns, and walks the chunks of the sequence. The keys are divided among groups of four warps. Each warp keeps
+// 16 rows of the transposed state Sᵀ [V, K], with the keys of its group, in registers as accumulators of mma. The
+// accumulators are also first operands, so neither the state nor R nor U leaves the registers. All matrices are the
+// transposed of those at Float32Record: rows are value columns, and columns are tokens. The groups exchange their parts
+// of sums over keys through shared memory.
 #pragma once
 
 #include <cstddef>
@@ -17,13 +18,13 @@ namespace efla::gpu {
 // A matrix of a warp's 16 value columns by the tokens of a chunk.
 using Columns16 = float[kFloat32Tokens / 2];
 
-// What the products of a chunk read; kChannel: with a gate per key channel.
+// What the products of a chunk read. kChannel: with a gate per key channel.
 template <int KD, bool kChannel>
 struct SweepStage {
   alignas(128) float k[kFloat32Tokens * KD], q[kFloat32Tokens * KD];
   Float32Record record;
 
-  // The keys that the state gets.
+  // Returns the keys that multiply write∘U in the update of the state.
   __device__ const float* written_keys() const { return k; }
 };
 template <int KD>
@@ -31,7 +32,8 @@ struct SweepStage<KD, true> : Float32ChannelRecord<KD> {
   __device__ const float* written_keys() const { return this->written; }
 };
 
-// KD keys in kGroups groups of four warps, each with all value columns.
+// The shared memory of a thread block. The KD keys are divided among kGroups groups of four warps, and each group has
+// all value columns of the slice.
 template <int KD, int kGroups, bool kChannel>
 struct SweepMemory {
   static constexpr int kKeys = KD, kThreads = 128 * kGroups, kCount = KD / kGroups / 2;
@@ -40,13 +42,15 @@ struct SweepMemory {
   using Stage = SweepStage<KD, kChannel>;
 
   Stage stages[2];
-  float4 parts[2][kGroups][4][kFloat32Tokens / 8][32];  // sums over a group's keys
+  float4 parts[2][kGroups][4][kFloat32Tokens / 8][32];  // a group's parts of sums over keys
 
-  // The group that finishes 8 tokens where one of them is enough, so that lower triangular products are divided evenly.
+  // Returns the group that computes a tile of 8 tokens of products that need only one group. Two groups then have the
+  // same number of products with a lower triangular matrix.
   __device__ static int owner(int tile) { return kGroups == 2 ? tile == 1 || tile == 2 : tile % kGroups; }
 };
 
-// The place of a thread in a sweep: its lane, its warp's first value column in the slice, the group and its first key.
+// The place of a thread in a sweep: its lane, its warp's first value column in the slice, its group, and the group's
+// first key.
 struct SweepThread {
   int lane, column, group, key;
 };
@@ -57,7 +61,7 @@ __device__ __forceinline__ SweepThread sweep_thread() {
   return {thread % 32, thread / 32 % 4 * 16, group, group * 2 * Memory::kCount};
 }
 
-// Starts the copies of a chunk's keys, record and, where kQueries is set, queries.
+// Starts and commits the copies of a chunk's keys, record and, if kQueries is set, queries.
 template <bool kQueries, int kThreads, int KD, bool kChannel>
 __device__ __forceinline__ void start_loads(const Float32Problem& c, const ChunkAt& at, std::int64_t slot,
                                             std::int64_t i_h, SweepStage<KD, kChannel>& stage) {
@@ -86,7 +90,7 @@ __device__ __forceinline__ void put_part(const Columns16& x, float4 (&to)[kFloat
   for (int tile = 0; tile < kFloat32Tokens / 8; ++tile)
     to[tile][lane] = float4{x[4 * tile], x[4 * tile + 1], x[4 * tile + 2], x[4 * tile + 3]};
 }
-// Adds the parts of all groups, in their order.
+// Writes to x the sum of the parts of all groups, added in their order, for a tile of 8 tokens.
 template <int kGroups>
 __device__ __forceinline__ void add_parts(float* x, const float4 (&parts)[kGroups][4][kFloat32Tokens / 8][32],
                                           int columns, int tile, int lane) {
@@ -102,7 +106,7 @@ __device__ __forceinline__ void add_parts(float* x, const float4 (&parts)[kGroup
   x[3] = sum.w;
 }
 
-// Rᵀ = b∘vᵀ − read∘Eᵀ in the place of E.
+// Computes Rᵀ = b∘vᵀ − read∘Eᵀ in the place of Eᵀ.
 __device__ __forceinline__ void residual(Columns16& e, const Columns16& v, const Float32Record& record, int lane) {
   lane = opaque(lane) & 31;
 #pragma unroll
@@ -115,7 +119,7 @@ __device__ __forceinline__ void residual(Columns16& e, const Columns16& v, const
   }
 }
 
-// d += a mᵀ of a lower triangular matrix m, for the tiles of 8 tokens for which owned(tile) says so.
+// d += a mᵀ with a lower triangular matrix m, only for the tiles of 8 tokens for which owned(tile) is true.
 template <class Owned>
 __device__ __forceinline__ void multiply_lower(Columns16& d, const Columns16& a, std::uint32_t m, int lane,
                                                Owned&& owned) {
@@ -130,7 +134,7 @@ __device__ __forceinline__ void multiply_lower(Columns16& d, const Columns16& a,
     }
   }
 }
-// d += a m.
+// d += a m with a lower triangular matrix m. owned as in multiply_lower.
 template <class Owned>
 __device__ __forceinline__ void multiply_upper(Columns16& d, const Columns16& a, std::uint32_t m, int lane,
                                                Owned&& owned) {
@@ -145,7 +149,7 @@ __device__ __forceinline__ void multiply_upper(Columns16& d, const Columns16& a,
   }
 }
 
-// Solves (I + A) U = R with the record's matrix; overwrites R.
+// Solves (I + A) U = R. `matrix` is the record's `solve`. Overwrites R.
 __device__ __forceinline__ void solve_lower(Columns16& u, Columns16& r, std::uint32_t matrix, int lane) {
   lane = opaque(lane) & 31;
 #pragma unroll
@@ -160,7 +164,7 @@ __device__ __forceinline__ void solve_lower(Columns16& u, Columns16& r, std::uin
     }
   }
 }
-// Solves (I + A)ᵀ D = dU; overwrites dU. kInSteps: the products of a step end before the next begin, as in
+// Solves (I + A)ᵀ D = dU. Overwrites dU. kInSteps: the products of a step end before the next begin, as in
 // add_to_state.
 template <bool kInSteps>
 __device__ __forceinline__ void solve_upper(Columns16& d, Columns16& du, std::uint32_t matrix, int lane) {
@@ -179,7 +183,7 @@ __device__ __forceinline__ void solve_upper(Columns16& d, Columns16& du, std::ui
   }
 }
 
-// e += Sᵀ kᵀ over the group's keys, of which `k` is the first column.
+// e += Sᵀ kᵀ over the group's keys. `k` is the address of the keys' rows at the group's first key.
 template <int KD, int kCount>
 __device__ __forceinline__ void multiply_state(Columns16& e, const float (&s)[kCount], std::uint32_t k, int lane) {
   lane = opaque(lane) & 31;
@@ -192,7 +196,7 @@ __device__ __forceinline__ void multiply_state(Columns16& e, const float (&s)[kC
     }
   }
 }
-// The same, and o += Sᵀ qᵀ.
+// e += Sᵀ kᵀ and o += Sᵀ qᵀ.
 template <int KD, int kCount>
 __device__ __forceinline__ void multiply_state(Columns16& e, Columns16& o, const float (&s)[kCount], std::uint32_t k,
                                                std::uint32_t q, int lane) {
@@ -214,7 +218,8 @@ __device__ __forceinline__ void add_to_state(float (&s)[kCount], const Columns16
   lane = opaque(lane) & 31;
 #pragma unroll
   for (int step = 0; step < kFloat32Tokens / 8; ++step) {
-    // One step's products end before the next begin, because ptxas would hold operands of several in registers.
+    // The products of a step end before the next begin, because ptxas would keep operands of several steps in
+    // registers.
     __syncwarp();
     const auto operand = operand_of(a + 4 * step);
 #pragma unroll
@@ -224,7 +229,7 @@ __device__ __forceinline__ void add_to_state(float (&s)[kCount], const Columns16
   }
 }
 
-// Applies the decay over a chunk to the keys of a state from `key` on.
+// Multiplies the state by the decay over the chunk. `key` is the first key of s.
 template <int KD, bool kChannel, int kCount>
 __device__ __forceinline__ void decay_state(float (&s)[kCount], const SweepStage<KD, kChannel>& stage, int key,
                                             int lane) {
@@ -236,8 +241,8 @@ __device__ __forceinline__ void decay_state(float (&s)[kCount], const SweepStage
   }
 }
 
-// Calls f(element of s, its address) for a warp's part of a state: 16 value columns from `column` on and the keys from
-// `key` on; for elements that the state does not have, nothing.
+// Calls f(element of s, address in `state`) for a warp's part of a state: 16 value columns from `column` on, and the
+// keys from `key` on. Elements that the state does not have are left out.
 template <int kCount, class T, class F>
 __device__ __forceinline__ void for_each_of_state(float (&s)[kCount], const View<T, 4>& state, std::int64_t n,
                                                   std::int64_t i_h, std::int64_t column, int key, int lane, F&& f) {
@@ -273,8 +278,8 @@ __device__ __forceinline__ void write_state(float (&s)[kCount], const View<float
   for_each_of_state(s, state, n, i_h, column, key, lane, [](float x, float* to) { *to = x; });
 }
 
-// Calls f(i, stage) for i from 0 to `chunks` − 1, where start(i, stage) has started the copies of i. Copies one
-// chunk ahead.
+// Calls f(i, stage) for i from 0 to `chunks` − 1, after the copies that start(i, stage) started have arrived. Copies
+// one chunk ahead.
 template <class Stage, class Start, class F>
 __device__ __forceinline__ void for_each_chunk(Stage (&stages)[2], std::int64_t chunks, Start&& start, F&& f) {
   if (chunks > 0) start(0, stages[0]);
@@ -292,7 +297,7 @@ __device__ __forceinline__ void for_each_chunk(Stage (&stages)[2], std::int64_t 
   }
 }
 
-// Calls launch(std::type_identity<Memory>) with the memory of a sweep for a problem.
+// Calls launch(std::type_identity<Memory>()) with the SweepMemory for the problem's keys.
 template <bool kChannel, class Launch>
 void launch_for_keys(const DeltaShape& shape, Launch&& launch) {
   using Narrow = SweepMemory<64, 2, kChannel>;

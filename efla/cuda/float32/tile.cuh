@@ -1,6 +1,6 @@
-// Tiles of float32 in shared memory, and where a chunk lies. Rows of a tile are as long as its kColumns; the element
-// (row, column) lies at column ^ swizzle(row), which keeps both ways in which products read a tile free of bank
-// conflicts: pairs along four rows, and rows 2i and 2i + 1 of eight columns.
+// Tiles of float32 in shared memory, and where a chunk lies. A row of a tile has kColumns elements. Element (row,
+// column) lies at column ^ swizzle(row) of its row. So both ways in which products read a tile have no bank conflicts:
+// pairs of elements of rows (multiply_rows), and two rows of eight columns (multiply_columns).
 #pragma once
 
 #include "efla/cuda/common/pieces.cuh"
@@ -12,12 +12,14 @@ namespace efla::gpu {
 
 __device__ __forceinline__ int swizzle(int row) { return ((row & 7) + (row >> 2 & 1)) % 4 * 8; }
 
+// Returns the index of an element in a tile.
 template <int kColumns>
 __device__ __forceinline__ int tile_index(int row, int column) {
   return row * kColumns + (column & ~31) + ((column & 31) ^ swizzle(row));
 }
 
-// Reads from shared memory; volatile, so that the compiler does not read ahead more than registers hold.
+// Read one number or two from shared memory. Volatile, so that the compiler does not read ahead more than registers
+// hold.
 __device__ __forceinline__ float read_shared(std::uint32_t from) {
   float x;
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(from) : "memory");
@@ -29,24 +31,25 @@ __device__ __forceinline__ float2 read_shared_pair(std::uint32_t from) {
   return x;
 }
 
-// The address of an element of a tile that is at `tile` in shared memory.
+// Returns the address of an element of a tile that is at `tile` in shared memory.
 template <int kColumns>
 __device__ __forceinline__ std::uint32_t element_address(std::uint32_t tile, int row, int column) {
   return tile + 4 * static_cast<std::uint32_t>(tile_index<kColumns>(row, column));
 }
 
+// Returns the slot of the first chunk of a sequence.
 __device__ __forceinline__ std::int64_t first_slot(const Float32Problem& c, std::int64_t n) {
   return c.slots_per_sequence > 0 ? n * c.slots_per_sequence : c.p.cu_seqlens(n) / kFloat32Tokens + n;
 }
 
-// The place of chunk `chunk` of sequence n.
+// Returns where chunk number `chunk` of sequence n lies.
 __device__ __forceinline__ ChunkAt float32_chunk(const Sequence& s, std::int64_t n, std::int64_t chunk) {
   const std::int64_t start = s.begin + chunk * kFloat32Tokens;
   return {n,     s.i_b, s.begin,
           s.end, start, static_cast<int>(max(std::int64_t{0}, min(s.end - start, std::int64_t{kFloat32Tokens})))};
 }
 
-// The place of the chunk that has a slot; all lanes of a warp take part.
+// Returns where the chunk of a slot lies. All lanes of a warp take part.
 __device__ __forceinline__ ChunkAt chunk_at(const Float32Problem& c, std::int64_t slot) {
   const std::int64_t n = c.slots_per_sequence > 0
                              ? slot / c.slots_per_sequence
@@ -54,10 +57,9 @@ __device__ __forceinline__ ChunkAt chunk_at(const Float32Problem& c, std::int64_
   return float32_chunk(sequence_of(c.p, n), n, slot - first_slot(c, n));
 }
 
-// Starts the copies of rows [t, t + rows) and columns [column, column + kColumns) of a head into a tile of
-// kFloat32Tokens rows; rows and columns that do not exist become zeros. `aligned` says that rows are contiguous and
-// aligned to 16 bytes; otherwise the elements are copied one by one, before the function returns. The caller commits
-// and waits.
+// Starts the copies of rows [t, t + rows) and columns [column, column + kColumns) of a head to a tile of kFloat32Tokens
+// rows. Rows and columns that do not exist become zeros. `aligned`: rows are contiguous and aligned to 16 bytes.
+// Otherwise elements are copied one by one before the function returns. The caller commits and waits.
 template <int kColumns, int kThreads>
 __device__ __forceinline__ void load_tile(float* tile, const View<const float, 4>& view, std::int64_t i_b,
                                           std::int64_t t, int rows, std::int64_t i_h, std::int64_t column, bool aligned,
@@ -82,7 +84,7 @@ __device__ __forceinline__ void load_tile(float* tile, const View<const float, 4
   }
 }
 
-// Starts the copy of `bytes` bytes, a multiple of 16.
+// Starts the copy of `bytes` bytes, a multiple of 16, to shared memory. Run by kThreads threads.
 template <int kThreads>
 __device__ __forceinline__ void load_image(void* to, const void* from, int bytes, int thread) {
   for (int at = 16 * thread; at < bytes; at += 16 * kThreads) {
@@ -90,8 +92,8 @@ __device__ __forceinline__ void load_image(void* to, const void* from, int bytes
   }
 }
 
-// Calls f(i, whether the element exists, its address) for the elements of a head's rows that a lane holds of the
-// transposed of a chunk (products.cuh): 16 value columns from `column` on, all tokens.
+// Calls f(i, exists, address) for the elements of a chunk's rows that a lane has as accumulators of the transposed
+// matrix (products.cuh): 16 value columns from `column` on, and all tokens. i is the index of the accumulator.
 template <class T, class F>
 __device__ __forceinline__ void for_each_column_element(const View<T, 4>& view, const ChunkAt& at, std::int64_t i_h,
                                                         std::int64_t column, int lane, F&& f) {
@@ -111,13 +113,14 @@ __device__ __forceinline__ void for_each_column_element(const View<T, 4>& view, 
   }
 }
 
-// Reads them. Few threads need an element, so that shared memory would not help.
+// Reads 16 value columns of a chunk's rows, transposed; zeros for elements that do not exist. They are read from global
+// memory, because few threads need the same element.
 __device__ __forceinline__ void read_columns(float (&x)[kFloat32Tokens / 2], const View<const float, 4>& view,
                                              const ChunkAt& at, std::int64_t i_h, std::int64_t column, int lane) {
   for_each_column_element(view, at, i_h, column, lane,
                           [&](int i, bool exists, const float* from) { x[i] = exists ? *from : 0.0F; });
 }
-// Writes the tiles of 8 tokens for which owned(tile) says so.
+// Writes 16 value columns of a chunk's rows, only the tiles of 8 tokens for which owned(tile) is true.
 template <class Owned>
 __device__ __forceinline__ void write_columns(const float (&x)[kFloat32Tokens / 2], const View<float, 4>& view,
                                               const ChunkAt& at, std::int64_t i_h, std::int64_t column, int lane,
@@ -127,7 +130,8 @@ __device__ __forceinline__ void write_columns(const float (&x)[kFloat32Tokens / 
   });
 }
 
-// The same to a tile of tokens by kFloat32Columns value columns.
+// Writes 16 value columns of a chunk's rows to a tile of tokens by kFloat32Columns value columns, in shared or global
+// memory.
 __device__ __forceinline__ void write_tile(const float (&x)[kFloat32Tokens / 2], float* tile, int column, int lane) {
   lane = opaque(lane) & 31;
 #pragma unroll
