@@ -31,7 +31,8 @@ inline constexpr int kChunkTokens = 64;
 //
 //   E = k S,  R = b∘v − read∘E,  U = T R,  o = out∘(q S) + P U,  S ← γ_C S + kᵀ (write∘U)
 //
-// T and P are images of one tile each, in the type of the elements.
+// Without decays and norm these are the equations of docs/equations.md (the chunk algorithm), with A = diag(a) L, R =
+// diag(b) V − diag(a) K S, and the scale in P. T and P are images of one tile each, in the type of the elements.
 struct ChunkRecord {
   alignas(128) unsigned char t[kChunkTokens * kChunkTokens * 2];  // (I + A)⁻¹
   unsigned char p[kChunkTokens * kChunkTokens * 2];               // scale n_q,i n_k,j Γ_ij q_i·k_j for i ≥ j

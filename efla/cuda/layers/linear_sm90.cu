@@ -81,8 +81,8 @@ __device__ __forceinline__ void fetch_weight(const Product<W>& p, int first_tile
   }
 }
 
-// Writes four columns of x to a warp's slice. With bfloat16 weights every x becomes the sum of two bfloat16 numbers, a
-// high and a low part. Of every 32 columns the 32 high parts come first, then the 32 low parts.
+// Writes four columns of x to a warp's slice. With bfloat16 weights every x becomes the sum of two bfloat16 numbers,
+// high and low. Of every 32 columns the 32 high numbers come first, then the 32 low numbers.
 template <class W>
 __device__ __forceinline__ void store_x(float* row, int column, const float4& x) {
   if constexpr (std::is_same_v<W, float>) {
@@ -158,7 +158,7 @@ struct TileSums<bfloat16, kRows, kTiles> {
       high = *reinterpret_cast<const uint4*>(from);
       low = *reinterpret_cast<const uint4*>(from + 16);
     }
-    // Rows 0 to 7 of the operand are the high parts of x, rows 8 to 15 the low parts.
+    // Rows 0 to 7 of the operand are the high numbers of x, rows 8 to 15 the low numbers.
     const std::uint32_t first[4] = {high.x, low.x, high.y, low.y}, second[4] = {high.z, low.z, high.w, low.w};
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
@@ -282,8 +282,9 @@ __global__ void __launch_bounds__(kThreads, 2) linear_kernel(const __grid_consta
   *y = value + residual;
 }
 
-// Returns how the thread blocks of `blocks` multiprocessors compute the problem, and their bytes of shared memory. The
-// kernel has registers for most_rows rows.
+// Returns how the problem is distributed over about `blocks` thread blocks, one per multiprocessor, and the bytes of
+// shared memory of each. There are more blocks, with fewer tiles each, if a block would have more than kMostWeights
+// bytes of weights or more outputs than threads. The kernel has registers for most_rows rows.
 template <class W>
 std::pair<Product<W>, int> product_of(const LinearForward& p, const View<const W, 2>& weight, int most_rows,
                                       int blocks) {
@@ -347,7 +348,7 @@ void linear_few(const LinearForward& p, cudaStream_t stream) {
 std::string linear_few_refusal(const LinearForward& p) {
   const int most = p.weight ? kMostFloatRows : kMostRows;
   if (p.x.extent[0] > most) return "it takes at most " + std::to_string(most) + " rows";
-  const int blocks = 1 << 30;  // so many that each has one tile
+  const int blocks = 1 << 30;  // more than there are tiles, so that each has one tile
   const int bytes =
       p.weight ? product_of(p, p.weight, most, blocks).second : product_of(p, p.narrow_weight, most, blocks).second;
   return bytes <= kMostBytes ? "" : "rows of " + std::to_string(p.x.extent[1]) + " columns exceed its shared memory";
