@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "efla/base/random.h"
@@ -149,15 +150,28 @@ TEST_F(CudaLinear, HasWhatStandsBeforeAndAfterIt) {
   }
 }
 
-TEST_F(CudaLinear, TakesManyRowsOfBfloat16Weights) {
+// Rows and columns are parameters, so that a slow tool, such as compute-sanitizer's racecheck, can take some of them.
+class CudaLinearManyRows : public CudaLinear,
+                           public testing::WithParamInterface<std::tuple<std::int64_t, std::int64_t>> {};
+
+TEST_P(CudaLinearManyRows, TakeBfloat16Weights) {
+  const auto [rows, columns] = GetParam();
+  for (const std::int64_t outputs : {2, 90, 1024, 3080}) {
+    check_linear({rows, columns, outputs, true});
+    check_linear({rows, columns, outputs, true, true, true});
+    check_linear({rows, columns, outputs, true, true, false, true});
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Sizes, CudaLinearManyRows,
+                         testing::Combine(testing::Values(9, 17, 64), testing::Values(8, 200, 1024, 1536)),
+                         [](const auto& test) {
+                           return std::to_string(std::get<0>(test.param)) + "x" +
+                                  std::to_string(std::get<1>(test.param));
+                         });
+
+TEST_F(CudaLinear, TakesTheSizesOfALanguageModel) {
   for (const std::int64_t rows : {9, 17, 64}) {
-    for (const std::int64_t columns : {8, 200, 1024, 1536}) {
-      for (const std::int64_t outputs : {2, 90, 1024, 3080}) {
-        check_linear({rows, columns, outputs, true});
-        check_linear({rows, columns, outputs, true, true, true});
-        check_linear({rows, columns, outputs, true, true, false, true});
-      }
-    }
     check_linear({rows, 2816, 1024, true, false, false, true});
     check_linear({rows, 1024, 5632, true, true, true});
   }
