@@ -46,6 +46,7 @@ Spread Group::mean_accuracy(std::size_t panel) const {
 report::Line Group::line(std::size_t panel) const {
   const auto& levels = eval::robustness_panels()[panel].levels;
   report::Line line;
+  if (runs.empty()) return line;
   for (std::size_t i = 0; i < levels.size(); ++i) line.push_back({levels[i], accuracy(panel, i)});
   return line;
 }
@@ -65,12 +66,16 @@ report::Line Group::curve(const char* x, const char* y) const {
 std::vector<Group> groups_of(const std::vector<nlohmann::ordered_json>& runs) {
   std::vector<Group> groups;
   for (const json run : runs) {
-    const Group wanted{run.at("mixer"), run.at("layers"), run.at("lr"), {}};
+    const Group wanted{run.at("mixer"), run.at("layers"), run.at("lr")};
     auto group = std::find_if(groups.begin(), groups.end(), [&](const Group& known) {
       return known.mixer == wanted.mixer && known.layers == wanted.layers && known.lr == wanted.lr;
     });
     if (group == groups.end()) group = groups.insert(group, wanted);
-    group->runs.push_back(run);
+    if (run.value("diverged", false)) {
+      ++group->diverged;
+    } else {
+      group->runs.push_back(run);
+    }
   }
   return groups;
 }

@@ -10,13 +10,16 @@
 namespace efla::experiments {
 
 // The runs that share mixer, layers and learning rate. Accuracies are shares in [0, 1]; panels are
-// eval::robustness_panels(), whose first level leaves the images as they are.
+// eval::robustness_panels(), whose first level leaves the images as they are. Without runs means are NaN and lines
+// empty.
 struct Group {
   std::string mixer;
   int layers = 0;
   double lr = 0.0;
-  std::vector<nlohmann::json> runs;  // entries of results.json
+  std::vector<nlohmann::json> runs = {};  // entries of results.json, of runs that did not diverge
+  std::size_t diverged = 0;               // number of runs that did
 
+  std::size_t seeds() const { return runs.size() + diverged; }
   Spread of(const char* key) const;
   Spread accuracy(std::size_t panel, std::size_t level) const;
   // Returns each run's mean over the levels but the first, then the spread over runs.

@@ -53,16 +53,18 @@ struct Configurations {
 
 std::string setting_of(const Group& group) {
   return std::to_string(group.layers) + (group.layers == 1 ? " layer" : " layers") + ", learning rate " +
-         compact(group.lr) + ", " + std::to_string(group.runs.size()) + (group.runs.size() == 1 ? " seed" : " seeds");
+         compact(group.lr) + ", " + std::to_string(group.seeds()) + (group.seeds() == 1 ? " seed" : " seeds");
 }
 
-// Returns the configurations to compare: efla and deltanet at the headline, then with each other number of layers.
+// Returns the configurations to compare: efla and deltanet at the headline, then with each other number of layers. A
+// configuration of which every run diverged is not compared.
 std::vector<std::pair<const Group*, const Group*>> pairs_of(const Configurations& study) {
   std::vector<std::pair<const Group*, const Group*>> pairs;
   const double lr = study.headline.front()->lr;
   for (const Group& a : study.groups) {
-    if (a.mixer != "efla" || a.lr != lr) continue;
-    if (const Group* b = study.find("deltanet", a.layers, lr)) pairs.emplace_back(&a, b);
+    if (a.mixer != "efla" || a.lr != lr || a.runs.empty()) continue;
+    const Group* b = study.find("deltanet", a.layers, lr);
+    if (b != nullptr && !b->runs.empty()) pairs.emplace_back(&a, b);
   }
   return pairs;
 }
@@ -99,7 +101,7 @@ struct Shape {
   Style style;
 };
 
-// Returns a figure per panel with a line per group.
+// Returns a figure per panel with a line per group that has runs.
 std::vector<Figure> panels(const std::string& id, const std::vector<Shape>& lines) {
   std::vector<Figure> figures;
   for (std::size_t i = 0; i < kShown.size(); ++i) {
@@ -110,7 +112,9 @@ std::vector<Figure> panels(const std::string& id, const std::vector<Shape>& line
                   Figure::Unit::accuracy,
                   panel.levels[0] > 0.0,
                   0.1};
-    for (const auto& line : lines) figure.series.push_back({line.label, line.style, line.group->line(i)});
+    for (const auto& line : lines) {
+      if (!line.group->runs.empty()) figure.series.push_back({line.label, line.style, line.group->line(i)});
+    }
     figures.push_back(figure);
   }
   return figures;
@@ -138,9 +142,11 @@ Section results_section(const Configurations& study) {
   }
   table.columns.push_back({"Images/s"});
   for (const auto& group : study.groups) {
-    auto& row = table.rows.emplace_back(std::vector<std::string>{group.mixer, std::to_string(group.layers),
-                                                                 compact(group.lr), std::to_string(group.runs.size()),
-                                                                 in_percent(group.of("clean_accuracy"))});
+    const auto seeds = std::to_string(group.runs.size());
+    auto& row = table.rows.emplace_back(
+        std::vector<std::string>{group.mixer, std::to_string(group.layers), compact(group.lr),
+                                 group.diverged == 0 ? seeds : seeds + " of " + std::to_string(group.seeds()),
+                                 in_percent(group.of("clean_accuracy"))});
     for (const auto& [panel, level] : levels) row.push_back(in_percent(group.accuracy(panel, level)));
     row.push_back(report::thousands(group.of("images_per_second").mean));
   }
@@ -194,6 +200,7 @@ Section curves_section(const Configurations& study) {
   Figure accuracy{"curves-accuracy", "Test accuracy", "epoch", Figure::Unit::accuracy};
   Figure loss{"curves-loss", "Training loss", "step", Figure::Unit::loss};
   for (const Group* group : study.headline) {
+    if (group->runs.empty()) continue;
     const auto style = study.style(group->mixer);
     accuracy.series.push_back({group->mixer, style, group->curve("epoch", "test_accuracy")});
     loss.series.push_back({group->mixer, style, group->curve("step", "train_loss")});
@@ -225,7 +232,7 @@ Section repeat_section(const Outcome& outcome) {
     table.rows.push_back({text("name"), text("mixer"), text("layers"), compact(number("lr")), text("seed"),
                           text("epochs"), report::thousands(number("parameters")),
                           report::thousands(number("images_per_second")), report::thousands(number("train_seconds")),
-                          report::percent(number("clean_accuracy"))});
+                          run.value("diverged", false) ? "diverged" : report::percent(number("clean_accuracy"))});
     commands += text("command") + "\n";
   }
   auto section = report::how_to_repeat(outcome.command, outcome.environment, std::move(table));
@@ -259,8 +266,20 @@ std::string summary(const Configurations& study) {
   }
   std::vector<std::string> clean;
   for (const Group* group : study.headline) {
-    clean.push_back(group->mixer + " " + in_percent(group->of("clean_accuracy")) + "\u00a0%");
+    if (!group->runs.empty()) {
+      clean.push_back(group->mixer + " " + in_percent(group->of("clean_accuracy")) + "\u00a0%");
+    }
   }
+  std::size_t runs = 0, diverged = 0;
+  for (const Group& group : study.groups) {
+    runs += group.seeds();
+    diverged += group.diverged;
+  }
+  if (diverged > 0) {
+    text += std::to_string(diverged) + " of " + std::to_string(runs) +
+            " runs diverged; all figures are of the other runs. ";
+  }
+  if (clean.empty()) return text;
   return text + "On clean test images the accuracy is " + report::joined(clean, ", ") + " (" +
          setting_of(*study.headline.front()) + ").";
 }
@@ -286,12 +305,13 @@ ordered_json scores_of(const std::vector<Group>& groups) {
   for (std::size_t i = 0; i < kShown.size(); ++i) {
     const auto& panel = eval::robustness_panels()[i];
     for (const auto& group : groups) {
-      ordered_json score{{"task", panel.name}, {"mixer", group.mixer},       {"layers", group.layers},
-                         {"lr", group.lr},     {"seeds", group.runs.size()}, {"accuracy", ordered_json::array()}};
+      ordered_json score{
+          {"task", panel.name},     {"mixer", group.mixer},       {"layers", group.layers},           {"lr", group.lr},
+          {"seeds", group.seeds()}, {"diverged", group.diverged}, {"accuracy", ordered_json::array()}};
       for (std::size_t level = 0; level < panel.levels.size(); ++level) {
         const Spread spread = group.accuracy(i, level);
         score["accuracy"].push_back({{std::string(panel.level_name), panel.levels[level]},
-                                     {"mean", spread.mean},
+                                     {"mean", number_or_null(spread.mean)},
                                      {"std", number_or_null(spread.deviation)}});
       }
       scores.push_back(score);

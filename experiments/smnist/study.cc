@@ -53,17 +53,23 @@ std::string train_command(const DigitRun& run, const train::ImageRun& spec, cons
   return command;
 }
 
-ordered_json entry_of(const DigitRun& run, const train::ImageRun& spec, const eval::Classifier& classifier,
+// Returns the entry of a run without its tests; `classifier` is nullptr if the run diverged.
+ordered_json entry_of(const DigitRun& run, const train::ImageRun& spec, const eval::Classifier* classifier,
                       const std::vector<json>& metrics, std::int64_t steps_per_epoch) {
-  std::int64_t parameters = 0;
-  for (const auto& [name, tensor] : classifier.parameters) parameters += tensor.numel();
-  const double seconds = metrics.back().at("seconds");
-  const auto images = spec.data.at("train_images").get<std::int64_t>() * spec.training.epochs;
-  return {{"name", run.name},         {"mixer", run.mixer},
-          {"layers", run.layers},     {"lr", run.lr},
-          {"seed", run.seed},         {"epochs", spec.training.epochs},
-          {"parameters", parameters}, {"images_per_second", static_cast<double>(images) / seconds},
-          {"train_seconds", seconds}, {"curve", training_curve(metrics, steps_per_epoch, kCurvePoints)}};
+  ordered_json entry{{"name", run.name}, {"mixer", run.mixer}, {"layers", run.layers},          {"lr", run.lr},
+                     {"seed", run.seed}, {"diverged", true},   {"epochs", spec.training.epochs}};
+  if (classifier != nullptr) {
+    std::int64_t parameters = 0;
+    for (const auto& [name, tensor] : classifier->parameters) parameters += tensor.numel();
+    const double seconds = metrics.back().at("seconds");
+    const auto images = spec.data.at("train_images").get<std::int64_t>() * spec.training.epochs;
+    entry["diverged"] = false;
+    entry["parameters"] = parameters;
+    entry["images_per_second"] = static_cast<double>(images) / seconds;
+    entry["train_seconds"] = seconds;
+  }
+  entry["curve"] = training_curve(metrics, steps_per_epoch, kCurvePoints);
+  return entry;
 }
 
 std::optional<ordered_json> execute(const DigitRun& run, train::ImageRun spec, const DigitData& data,
@@ -78,14 +84,22 @@ std::optional<ordered_json> execute(const DigitRun& run, train::ImageRun spec, c
                      "loss " + report::fixed(step.loss, 4) + "  accuracy " + report::fixed(step.accuracy, 2));
   };
   const auto make = [&] { return make_digit_classifier(spec.model, run.seed); };
-  const auto [end, classifier] = train::train_images(spec, make, data.train, data.test, context.pool, events,
-                                                     autograd::torch_device(context.device));
-  if (end == train::RunEnd::stopped) return {};
-  auto entry = entry_of(run, spec, classifier, io::read_json_lines(folder / train::kMetricsFile), steps);
+  train::ImageRunResult result;
+  bool diverged = false;
+  try {
+    result = train::train_images(spec, make, data.train, data.test, context.pool, events,
+                                 autograd::torch_device(context.device));
+  } catch (const train::NonFinite&) {
+    diverged = true;
+  }
+  if (result.end == train::RunEnd::stopped) return {};
+  auto entry = entry_of(run, spec, diverged ? nullptr : &result.classifier,
+                        io::read_json_lines(folder / train::kMetricsFile), steps);
   entry["command"] = train_command(run, spec, source);
+  if (diverged) return entry;
   try {
     const auto measured =
-        eval::measure_robustness(classifier, data.test, context.pool, 0, context.stop, [&](int done, int all) {
+        eval::measure_robustness(result.classifier, data.test, context.pool, 0, context.stop, [&](int done, int all) {
           context.progress(1.0, "robustness " + std::to_string(done) + " of " + std::to_string(all));
         });
     entry.update(eval::to_json(measured));
@@ -164,6 +178,7 @@ Study digit_study(const Plan& plan, const std::string& source) {
                           }});
   }
   study.brief = [](const ordered_json& entry) {
+    if (entry.value("diverged", false)) return std::string("diverged");
     return "clean accuracy " + report::percent(entry.at("clean_accuracy").get<double>());
   };
   // The report names the data as the user gave them, which is the same on every machine.

@@ -279,5 +279,21 @@ TEST(ReproduceCommand, WritesResultsAndReportAndGoesOn) {
                               "nearest: efla"));
 }
 
+TEST(ReproduceCommand, KeepsARunThatDivergesAsAResult) {
+  const TempFolder folder;
+  const auto out = folder.file("study");
+  // At this learning rate the state of rk4 grows without bound.
+  const Arguments command{"reproduce", "smnist", "--out",        out, "--train-images", "48", "--test-images", "16",
+                          "--epochs",  "2",      "--seeds",      "1", "--lr",           "1",  "--layers",      "1",
+                          "--mixers",  "rk4",    "--batch-size", "8"};
+  const auto result = run_program(command);
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_NE(result.err.find("rk4-layers1-lr1-seed1: diverged"), std::string::npos) << result.err;
+  const auto results = json::parse(read_text(out + "/results.json"));
+  EXPECT_EQ(results.at("runs").at(0).at("diverged"), true);
+  EXPECT_EQ(results.at("scores").at(0).at("diverged"), 1);
+  EXPECT_EQ(run_program(command).exit_code, 0);
+}
+
 }  // namespace
 }  // namespace efla::test

@@ -131,6 +131,48 @@ TEST(DigitSummary, SetsTestsAndReadingsApart) {
                   "for noise.");
 }
 
+// What a run leaves whose training ended with a loss that is not finite.
+ordered_json diverged(const ordered_json& run) {
+  ordered_json entry{{"diverged", true}, {"curve", ordered_json::array()}};
+  for (const char* key : {"name", "mixer", "layers", "lr", "seed", "epochs", "command"}) entry[key] = run.at(key);
+  return entry;
+}
+
+TEST(DigitSummary, LeavesRunsThatDivergedOutOfTheFigures) {
+  auto runs = two_mixers({0.80, 0.82, 0.10}, {0.50, 0.52, 0.54});
+  runs[2] = diverged(runs[2]);
+  const auto summary = summary_of(runs);
+  EXPECT_CONTAINS(summary, "ahead for dropout, scale, noise");
+  EXPECT_CONTAINS(summary, "1 of 6 runs diverged; all figures are of the other runs. On clean test images");
+  for (std::size_t i : {3U, 4U, 5U}) runs[i] = diverged(runs[i]);
+  const auto one_mixer = summary_of(runs);
+  EXPECT_LACKS(one_mixer, "Figure 1");
+  EXPECT_CONTAINS(one_mixer, "4 of 6 runs diverged");
+  EXPECT_LACKS(one_mixer, "deltanet");
+}
+
+TEST(DigitReport, CountsTheRunsThatDiverged) {
+  const auto settings = invented_digit_settings();
+  auto outcome = invented_digit_outcome(settings);
+  for (auto& run : outcome.runs) {
+    if (run.at("mixer") == "deltanet" && run.at("layers") == 1) run = diverged(run);  // all three seeds
+  }
+  const auto report = digit_report("", settings, outcome);
+  EXPECT_EQ(report.sections[0].tables[0].rows.size(), 6U);  // two layers are still compared
+  EXPECT_EQ(report.sections[1].figures[0].series.size(), 1U);
+  const auto& row = report.sections[2].tables[0].rows[3];
+  EXPECT_EQ(row[0], "deltanet");
+  EXPECT_EQ(row[3], "0 of 3");
+  EXPECT_EQ(row[4], "–");
+  EXPECT_EQ(report.sections[5].figures[0].series.size(), 1U);
+  EXPECT_EQ(report.sections[6].tables[1].rows[1].back(), "diverged");
+  const auto& score = report.results.at("scores").at(3);
+  EXPECT_EQ(score.at("mixer"), "deltanet");
+  EXPECT_EQ(score.at("diverged"), 3);
+  EXPECT_TRUE(score.at("accuracy")[0].at("mean").is_null());
+  EXPECT_FALSE(report::render(report).empty());
+}
+
 TEST(DigitReport, HasEverySectionAndScore) {
   const auto report = invented_digit_report();
   EXPECT_EQ(report.title, "Robustness on built-in digit sequences");
