@@ -103,22 +103,23 @@ Table table_by_task(const Scores& scores) {
   return table;
 }
 
-// Returns mixers by tests, for one task.
+// Returns mixers by tests, for one task. A mixer of which every run diverged has a row without accuracies.
 Table table_by_test(const Scores& scores, const std::string& task) {
   Table table{task, {{"Mixer", false}}};
+  json tests = json::array();
+  for (const auto& mixer : scores.mixers) {
+    if (tests.empty()) tests = scores.of(task, mixer).at("accuracy");
+  }
+  for (const auto& test : tests) {
+    const auto pairs = text_of(test, "pairs");
+    table.columns.push_back({"Length " + text_of(test, "length") + (pairs.empty() ? "" : ", pairs " + pairs)});
+  }
+  for (const char* name : {"Learning rate", "Seeds", "Diverged"}) table.columns.push_back({name});
   for (const auto& mixer : scores.mixers) {
     const json& score = scores.of(task, mixer);
     const json& points = score.at("accuracy");
-    if (points.empty()) continue;
-    if (table.columns.size() == 1) {
-      for (const auto& point : points) {
-        const auto pairs = text_of(point, "pairs");
-        table.columns.push_back({"Length " + text_of(point, "length") + (pairs.empty() ? "" : ", pairs " + pairs)});
-      }
-      for (const char* name : {"Learning rate", "Seeds", "Diverged"}) table.columns.push_back({name});
-    }
     Rows rows;
-    for (const auto& point : points) rows.add(point);
+    for (std::size_t i = 0; i < tests.size(); ++i) rows.add(points.empty() ? json::object() : points[i]);
     rows.append_to(table, mixer,
                    {report::compact(number_of(score, "lr")), text_of(score, "seeds"),
                     text_of(score, "diverged") + " of " + text_of(score, "runs")});
@@ -152,12 +153,22 @@ Figure figure_by_test(const Scores& scores, const std::string& task) {
   return figure;
 }
 
-Section scores_section(const Scores& scores) {
-  Section section{
-      "scores", "Accuracy", "",
-      "Accuracy in percent, mean ± standard deviation over seeds, at the learning rate and weight decay that "
-      "are best at the training length (MQAR: on the tests of at most the longest training examples). A "
-      "row of its own has the paper’s figures, whose sizes are the sizes of --scale paper."};
+// Returns what the figures of the scores are: of the settings that are best on the deciding tests.
+std::string scores_lead(const Scores& scores, std::size_t deciding_tests) {
+  const bool has_paper = std::any_of(scores.list.begin(), scores.list.end(), [](const json& score) {
+    const json& points = score.at("accuracy");
+    return std::any_of(points.begin(), points.end(), [](const json& point) { return !point.at("paper").is_null(); });
+  });
+  return std::string(
+             "Accuracy in percent, mean ± standard deviation over seeds, at the learning rate and weight decay "
+             "that are best ") +
+         (deciding_tests > 1 ? "on the tests that are not longer than the longest training examples."
+                             : "at the training length.") +
+         (has_paper ? " A row of its own has the paper’s figures, whose sizes are the sizes of --scale paper." : "");
+}
+
+Section scores_section(const Scores& scores, std::size_t deciding_tests) {
+  Section section{"scores", "Accuracy", "", scores_lead(scores, deciding_tests)};
   const auto several_tests = [](const json& score) { return score.at("accuracy").size() > 1; };
   if (std::none_of(scores.list.begin(), scores.list.end(), several_tests)) {
     section.tables.push_back(table_by_task(scores));
@@ -243,7 +254,7 @@ report::Report synthetic_report(const Plan& plan, const Outcome& outcome) {
   report.summary = (diverged == 0 ? "None" : std::to_string(diverged)) + std::string(" of ") +
                    std::to_string(runs.size()) + " runs diverged.";
   report.results = results_of(plan.study(), settings, outcome, list);
-  report.sections = {scores_section(scores)};
+  report.sections = {scores_section(scores, settings.value("deciding_tests", std::size_t{1}))};
   if (const auto curves = eigenvalues(scores.mixers); settings.value("eigenvalues", false) && !curves.empty()) {
     report.sections.push_back(eigenvalues_section(scores, curves));
     report.results["eigenvalues"] = curves;

@@ -26,6 +26,7 @@ TEST(SyntheticReport, ShowsAccuracyByLengthBesideThePapers) {
   ASSERT_EQ(rows.size(), 4U);  // each mixer, and the paper's figures of each
   EXPECT_EQ(rows[0], (Row{"kda", "86.6\u00a0±\u00a01.4", "80.2\u00a0±\u00a01.4", "67.4\u00a0±\u00a01.4", "0.003", "2",
                           "0 of 2"}));
+  EXPECT_CONTAINS(scores.lead, "that are best at the training length. A row of its own has the paper’s figures");
   EXPECT_EQ(rows[1][0], "kda, paper");
   EXPECT_EQ(rows[1][1], "99.9\u00a0±\u00a00.1");
   EXPECT_EQ(scores.tables[1].rows[2].back(), "1 of 2");
@@ -47,18 +48,40 @@ TEST(SyntheticReport, ShowsTasksOfOneLengthInOneTable) {
   EXPECT_TRUE(report.sections[0].figures.empty());
 }
 
+TEST(SyntheticReport, SaysWhichTestsDecidedAndNamesNoPaperWithoutFigures) {
+  const Plan plan(mqar_plan(), "mqar", "tiny", {});
+  const auto lead = synthetic_report(plan, test::invented_task_outcome()).sections[0].lead;
+  EXPECT_CONTAINS(lead, "best on the tests that are not longer than the longest training examples.");
+  EXPECT_LACKS(lead, "paper");
+}
+
+void let_diverge(nlohmann::ordered_json& run) {
+  run["diverged"] = true;
+  run["tests"] = nlohmann::ordered_json::array();
+  run["curve"][1]["accuracy"] = nullptr;
+}
+
+TEST(SyntheticReport, HasARowForAMixerThatAlwaysDiverged) {
+  auto outcome = test::invented_task_outcome();
+  for (auto& run : outcome.runs) {
+    if (run.at("task") == "mqar" && run.at("mixer") == "kda") let_diverge(run);
+  }
+  const auto report = synthetic_report(Plan(extrapolation_plan(), "extrapolation", "tiny", {}), outcome);
+  const auto& rows = report.sections[0].tables[0].rows;
+  ASSERT_EQ(rows.size(), 3U);
+  EXPECT_EQ(rows[0], (Row{"kda", "–", "–", "–", "0.003", "2", "2 of 2"}));
+  EXPECT_EQ(rows[1][0], "kda-exact");
+}
+
 TEST(SyntheticReport, GoesWithoutTheFiguresOfATaskThatAlwaysDiverged) {
   auto outcome = test::invented_task_outcome();
   for (auto& run : outcome.runs) {
-    if (run.at("task") != "stack") continue;
-    run["diverged"] = true;
-    run["tests"] = nlohmann::ordered_json::array();
-    run["curve"][1]["accuracy"] = nullptr;
+    if (run.at("task") == "stack") let_diverge(run);
   }
   const auto report = synthetic_report(Plan(extrapolation_plan(), "extrapolation", "tiny", {}), outcome);
   EXPECT_CONTAINS(report.caveat, "This is a tiny run");
   EXPECT_TRUE(report.sections[0].figures[1].series.empty());
-  EXPECT_TRUE(report.sections[0].tables[1].rows.empty());
+  EXPECT_EQ(report.sections[0].tables[1].rows[0], (Row{"kda", "0.003", "2", "2 of 2"}));
   EXPECT_EQ(report.sections[1].figures[1].series[0].line.size(), 1U);
 }
 
