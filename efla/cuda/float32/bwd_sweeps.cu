@@ -94,7 +94,10 @@ template <class Memory>
 __global__ void __launch_bounds__(Memory::kThreads) reverse_kernel(const __grid_constant__ Float32Backward c) {
   extern __shared__ __align__(128) unsigned char shared[];
   auto& memory = *reinterpret_cast<Memory*>(shared);
+#pragma nv_diagnostic push
+#pragma nv_diag_suppress 20054  // the members' initialisers do not run, and thread 0 writes every member
   __shared__ ReverseWalk walk;
+#pragma nv_diagnostic pop
   constexpr int KD = Memory::kKeys;
   const DeltaBackward<float>& p = c.p;
   if (threadIdx.x == 0) {
