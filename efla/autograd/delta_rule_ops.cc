@@ -5,7 +5,6 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
-#include <algorithm>
 #include <cmath>
 #include <initializer_list>
 #include <string>
@@ -27,46 +26,6 @@ using OptionalTensor = c10::optional<Tensor>;
 
 constexpr const char* kOperation = "delta_rule";
 
-bool is_packed(const DeltaRuleInput& in) { return in.cu_seqlens.defined(); }
-
-at::TensorOptions state_options(const DeltaRuleInput& in) {
-  return in.q.options().dtype(in.q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
-}
-
-// Outputs are made from symbolic sizes, because torch.compile has no other sizes when it traces for varying lengths.
-c10::SymInt sequences(const DeltaRuleInput& in) {
-  return is_packed(in) ? in.cu_seqlens.sym_size(0) - 1 : in.q.sym_size(0);
-}
-
-Tensor empty_state(const DeltaRuleInput& in) {
-  return at::empty_symint({sequences(in), in.v.sym_size(2), in.q.sym_size(3), in.v.sym_size(3)}, state_options(in));
-}
-
-DeltaShape shape_of(const DeltaRuleInput& in) {
-  return {in.q.size(0),
-          in.q.size(1),
-          in.q.size(2),
-          in.v.size(2),
-          in.q.size(3),
-          in.v.size(3),
-          is_packed(in) ? std::max<std::int64_t>(in.cu_seqlens.size(0) - 1, 1) : 0};
-}
-
-// Fills the members that a forward and a backward problem have in common.
-template <class T, class Problem>
-void fill(Problem& problem, const DeltaRuleInput& in, const DeltaRuleSettings& settings) {
-  problem.shape = shape_of(in);
-  problem.rule = settings.rule;
-  problem.rule.decay = decay_of(in.g, 3);
-  if (settings.save_states) problem.saved = settings.saved;
-  problem.q = view_of<const T, 4>(in.q);
-  problem.k = view_of<const T, 4>(in.k);
-  problem.v = view_of<const T, 4>(in.v);
-  problem.beta = view_of<const T, 3>(in.beta);
-  problem.g = view_of<const State<T>, 4>(with_channels(in.g, 4));
-  if (is_packed(in)) problem.cu_seqlens = view_of<const std::int64_t, 1>(in.cu_seqlens);
-}
-
 // Returns a tensor without elements, which an op returns in place of an undefined tensor.
 Tensor nothing(const DeltaRuleInput& in) { return at::empty({0}, state_options(in)); }
 
@@ -75,19 +34,6 @@ DeltaRuleGradients empty_gradients(const DeltaRuleInput& in) {
     return t.defined() ? at::empty_like(t, at::MemoryFormat::Contiguous) : Tensor();
   };
   return {like(in.q), like(in.k), like(in.v), like(in.beta), like(in.g), like(in.initial_state)};
-}
-
-// Returns the tensor; on a GPU a copy of it if its columns are apart in memory, as after a convolution along the last
-// axis, because the fast kernels read whole rows.
-Tensor with_rows(const Tensor& tensor) {
-  return tensor.defined() && tensor.is_cuda() ? with_contiguous_rows(tensor) : tensor;
-}
-
-DeltaRuleInput with_rows(const DeltaRuleInput& in) {
-  DeltaRuleInput rows = in;
-  for (Tensor* tensor : {&rows.q, &rows.k, &rows.v}) *tensor = with_rows(*tensor);
-  if (in.g.defined() && in.g.dim() == 4) rows.g = with_rows(in.g);
-  return rows;
 }
 
 // Returns the arguments of an op as tensors that may be undefined.
@@ -323,96 +269,6 @@ std::tuple<std::string, std::string> choice_op(const Tensor& q, const Tensor& k,
 }
 
 }  // namespace
-
-void check(const DeltaRuleInput& in) {
-  if (!in.q.defined()) throw Error(kOperation, "q", "an undefined tensor", "a tensor [B, T, H, K]");
-  with_element_type(kOperation, in.q, [](auto) {});  // throws for other types
-  const auto dtype = in.q.scalar_type();
-  const auto state = c10::typeMetaToScalarType(state_options(in).dtype());
-  const auto check_one = [&](const char* name, const Tensor& tensor, at::ScalarType type, std::int64_t rank,
-                             const char* axes) {
-    check_tensor(kOperation, name, tensor, type, rank, axes, in.q.device());
-  };
-  check_one("q", in.q, dtype, 4, "[B, T, H, K]");
-  check_one("k", in.k, dtype, 4, "[B, T, H, K]");
-  check_one("v", in.v, dtype, 4, "[B, T, HV, V]");
-  check_one("beta", in.beta, dtype, 3, "[B, T, HV]");
-  if (in.g.defined()) check_one("g", in.g, state, in.g.dim() == 3 ? 3 : 4, "[B, T, HV] or [B, T, HV, K]");
-  if (in.initial_state.defined()) {
-    check_one("initial_state", in.initial_state, state, 4, "[N, HV, K, V]");
-    if (in.initial_state.numel() == 0) {  // its view would count as none
-      const std::int64_t n = is_packed(in) ? in.cu_seqlens.numel() - 1 : in.q.size(0);
-      check_shape(kOperation, "initial_state", in.initial_state, {n, in.v.size(2), in.q.size(3), in.v.size(3)});
-    }
-  }
-  if (is_packed(in)) {
-    check_one("cu_seqlens", in.cu_seqlens, at::kLong, 1, "[N + 1]");
-    if (in.cu_seqlens.size(0) == 0) throw Error(kOperation, "cu_seqlens", "shape [0]", "shape [N + 1]");
-  }
-}
-
-SavedStates saved_states(const DeltaRuleInput& in, const DeltaRule& rule, const std::string& implementation) {
-  SavedStates saved;
-  const bool known = in.q.defined() && in.v.defined() && in.q.dim() == 4 && in.v.dim() == 4 &&
-                     c10::asIntArrayRefSlowOpt(in.q.sym_sizes()) && c10::asIntArrayRefSlowOpt(in.v.sym_sizes());
-  if (!known || in.q.is_meta()) return saved;
-  with_element_type(kOperation, in.q, [&]<class T>(T) {
-    DeltaRule full = rule;
-    full.decay = decay_of(in.g, 3);
-    saved = choose_saved_states<T>(shape_of(in), full, {implementation, context_of(in.q)});
-  });
-  return saved;
-}
-
-Tensor empty_chunk_states(const DeltaRuleInput& in, const SavedStates& saved) {
-  const c10::SymInt tokens = in.q.sym_size(1);  // as DeltaShape::chunks
-  const c10::SymInt chunks =
-      is_packed(in) ? tokens / saved.interval + sequences(in) : (tokens + (saved.interval - 1)) / saved.interval;
-  return at::empty_symint({in.q.sym_size(0), chunks, in.v.sym_size(2), in.q.sym_size(3), in.v.sym_size(3)},
-                          state_options(in));
-}
-
-void run_forward(const DeltaRuleInput& given, const DeltaRuleSettings& settings, const ForwardTensors& out) {
-  const DeltaRuleInput in = with_rows(given);
-  with_element_type(kOperation, in.q, [&]<class T>(T) {
-    DeltaForward<T> problem;
-    fill<T>(problem, in, settings);
-    problem.initial_state = view_of<const State<T>, 4>(in.initial_state);
-    problem.o = view_of<T, 4>(out.o);
-    problem.final_state = view_of<State<T>, 4>(out.final_state);
-    problem.chunk_states = view_of<State<T>, 5>(out.chunk_states);
-    delta_forward(problem, {settings.implementation, context_of(in.q)});
-  });
-}
-
-void run_backward(const DeltaRuleInput& given, const DeltaRuleSettings& settings, const Tensor& chunk_states,
-                  const Tensor& dout, const Tensor& dfinal_state, const DeltaRuleGradients& gradients) {
-  const DeltaRuleInput in = with_rows(given);
-  const auto state_type = c10::typeMetaToScalarType(state_options(in).dtype());
-  check_tensor(kOperation, "chunk_states", chunk_states, state_type, 5, "[B, NC, HV, K, V]", in.q.device());
-  check_tensor(kOperation, "dout", dout, in.q.scalar_type(), 4, "[B, T, HV, V]", in.q.device());
-  if (dfinal_state.defined()) {
-    check_tensor(kOperation, "dfinal_state", dfinal_state, state_type, 4, "[N, HV, K, V]", in.q.device());
-  }
-  const Tensor do_rows = with_rows(dout);
-  with_element_type(kOperation, in.q, [&]<class T>(T) {
-    DeltaBackward<T> problem;
-    fill<T>(problem, in, settings);
-    problem.chunk_states = view_of<const State<T>, 5>(chunk_states);
-    problem.dout = view_of<const T, 4>(do_rows);
-    problem.dfinal_state = view_of<const State<T>, 4>(dfinal_state);
-    problem.dq = view_of<T, 4>(gradients.q);
-    problem.dk = view_of<T, 4>(gradients.k);
-    problem.dv = view_of<T, 4>(gradients.v);
-    problem.dbeta = view_of<T, 3>(gradients.beta);
-    problem.dg = view_of<State<T>, 4>(with_channels(gradients.g, 4));
-    problem.dinitial_state = view_of<State<T>, 4>(gradients.initial_state);
-    // On a CPU the row "recurrent" of the backward is the slow reference. All rows compute the same gradients, so
-    // "recurrent" stands for "auto".
-    const std::string_view named = settings.implementation;
-    delta_backward(problem, {named == "recurrent" ? "auto" : named, context_of(in.q)});
-  });
-}
 
 ForwardTensors call_delta_rule_fwd(const DeltaRuleInput& in, const DeltaRuleSettings& settings) {
   static const auto op =
