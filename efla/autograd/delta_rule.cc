@@ -16,8 +16,6 @@ using OptionalTensor = c10::optional<Tensor>;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-constexpr const char* kDeltaRule = "delta_rule";
-
 // What a forward keeps for its backward besides tensors.
 struct Settings : torch::CustomClassHolder, DeltaRuleSettings {
   std::int64_t heads = 0, key_dim = 0;  // of a packed tensor

@@ -13,8 +13,6 @@ namespace {
 
 using at::Tensor;
 
-constexpr const char* kOperation = "delta_rule";
-
 // Outputs are made from symbolic sizes, because torch.compile has no other sizes when it traces for varying lengths.
 c10::SymInt sequences(const DeltaRuleInput& in) {
   return is_packed(in) ? in.cu_seqlens.sym_size(0) - 1 : in.q.sym_size(0);
@@ -69,13 +67,13 @@ DeltaShape shape_of(const DeltaRuleInput& in) {
 }
 
 void check(const DeltaRuleInput& in) {
-  if (!in.q.defined()) throw Error(kOperation, "q", "an undefined tensor", "a tensor [B, T, H, K]");
-  with_element_type(kOperation, in.q, [](auto) {});  // throws for other types
+  if (!in.q.defined()) throw Error(kDeltaRule, "q", "an undefined tensor", "a tensor [B, T, H, K]");
+  with_element_type(kDeltaRule, in.q, [](auto) {});  // throws for other types
   const auto dtype = in.q.scalar_type();
   const auto state = c10::typeMetaToScalarType(state_options(in).dtype());
   const auto check_one = [&](const char* name, const Tensor& tensor, at::ScalarType type, std::int64_t rank,
                              const char* axes) {
-    check_tensor(kOperation, name, tensor, type, rank, axes, in.q.device());
+    check_tensor(kDeltaRule, name, tensor, type, rank, axes, in.q.device());
   };
   check_one("q", in.q, dtype, 4, "[B, T, H, K]");
   check_one("k", in.k, dtype, 4, "[B, T, H, K]");
@@ -86,12 +84,12 @@ void check(const DeltaRuleInput& in) {
     check_one("initial_state", in.initial_state, state, 4, "[N, HV, K, V]");
     if (in.initial_state.numel() == 0) {  // its view would count as none
       const std::int64_t n = is_packed(in) ? in.cu_seqlens.numel() - 1 : in.q.size(0);
-      check_shape(kOperation, "initial_state", in.initial_state, {n, in.v.size(2), in.q.size(3), in.v.size(3)});
+      check_shape(kDeltaRule, "initial_state", in.initial_state, {n, in.v.size(2), in.q.size(3), in.v.size(3)});
     }
   }
   if (is_packed(in)) {
     check_one("cu_seqlens", in.cu_seqlens, at::kLong, 1, "[N + 1]");
-    if (in.cu_seqlens.size(0) == 0) throw Error(kOperation, "cu_seqlens", "shape [0]", "shape [N + 1]");
+    if (in.cu_seqlens.size(0) == 0) throw Error(kDeltaRule, "cu_seqlens", "shape [0]", "shape [N + 1]");
   }
 }
 
@@ -100,7 +98,7 @@ SavedStates saved_states(const DeltaRuleInput& in, const DeltaRule& rule, const 
   const bool known = in.q.defined() && in.v.defined() && in.q.dim() == 4 && in.v.dim() == 4 &&
                      c10::asIntArrayRefSlowOpt(in.q.sym_sizes()) && c10::asIntArrayRefSlowOpt(in.v.sym_sizes());
   if (!known || in.q.is_meta()) return saved;
-  with_element_type(kOperation, in.q, [&]<class T>(T) {
+  with_element_type(kDeltaRule, in.q, [&]<class T>(T) {
     DeltaRule full = rule;
     full.decay = decay_of(in.g, 3);
     saved = choose_saved_states<T>(shape_of(in), full, {implementation, context_of(in.q)});
@@ -118,7 +116,7 @@ Tensor empty_chunk_states(const DeltaRuleInput& in, const SavedStates& saved) {
 
 void run_forward(const DeltaRuleInput& given, const DeltaRuleSettings& settings, const ForwardTensors& out) {
   const DeltaRuleInput in = with_rows(given);
-  with_element_type(kOperation, in.q, [&]<class T>(T) {
+  with_element_type(kDeltaRule, in.q, [&]<class T>(T) {
     DeltaForward<T> problem;
     fill<T>(problem, in, settings);
     problem.initial_state = view_of<const State<T>, 4>(in.initial_state);
@@ -133,13 +131,13 @@ void run_backward(const DeltaRuleInput& given, const DeltaRuleSettings& settings
                   const Tensor& dout, const Tensor& dfinal_state, const DeltaRuleGradients& gradients) {
   const DeltaRuleInput in = with_rows(given);
   const auto state_type = c10::typeMetaToScalarType(state_options(in).dtype());
-  check_tensor(kOperation, "chunk_states", chunk_states, state_type, 5, "[B, NC, HV, K, V]", in.q.device());
-  check_tensor(kOperation, "dout", dout, in.q.scalar_type(), 4, "[B, T, HV, V]", in.q.device());
+  check_tensor(kDeltaRule, "chunk_states", chunk_states, state_type, 5, "[B, NC, HV, K, V]", in.q.device());
+  check_tensor(kDeltaRule, "dout", dout, in.q.scalar_type(), 4, "[B, T, HV, V]", in.q.device());
   if (dfinal_state.defined()) {
-    check_tensor(kOperation, "dfinal_state", dfinal_state, state_type, 4, "[N, HV, K, V]", in.q.device());
+    check_tensor(kDeltaRule, "dfinal_state", dfinal_state, state_type, 4, "[N, HV, K, V]", in.q.device());
   }
   const Tensor do_rows = with_rows(dout);
-  with_element_type(kOperation, in.q, [&]<class T>(T) {
+  with_element_type(kDeltaRule, in.q, [&]<class T>(T) {
     DeltaBackward<T> problem;
     fill<T>(problem, in, settings);
     problem.chunk_states = view_of<const State<T>, 5>(chunk_states);

@@ -10,6 +10,8 @@
 
 namespace efla::autograd {
 
+inline constexpr const char* kDeltaRule = "delta_rule";  // the operation's name in errors
+
 // The arguments of a call besides its tensors. The rule's decay follows from g.
 struct DeltaRuleSettings {
   DeltaRule rule;

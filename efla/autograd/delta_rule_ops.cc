@@ -24,8 +24,6 @@ namespace {
 using at::Tensor;
 using OptionalTensor = c10::optional<Tensor>;
 
-constexpr const char* kOperation = "delta_rule";
-
 // Returns a tensor without elements, which an op returns in place of an undefined tensor.
 Tensor nothing(const DeltaRuleInput& in) { return at::empty({0}, state_options(in)); }
 
@@ -47,7 +45,7 @@ DeltaRuleInput input_of(const Tensor& q, const Tensor& k, const Tensor& v, const
 DeltaRule rule_of(c10::optional<double> scale, std::int64_t integrator, std::int64_t order, double erase_scale,
                   double write_scale, bool qk_l2norm) {
   if (integrator < 0 || integrator > static_cast<std::int64_t>(Integrator::trapezoid)) {
-    throw Error(kOperation, "integrator", std::to_string(integrator), "one of enum Integrator");
+    throw Error(kDeltaRule, "integrator", std::to_string(integrator), "one of enum Integrator");
   }
   DeltaRule rule;
   rule.step = {static_cast<Integrator>(integrator), static_cast<int>(order), erase_scale, write_scale};
@@ -58,7 +56,7 @@ DeltaRule rule_of(c10::optional<double> scale, std::int64_t integrator, std::int
 
 DeltaRule rule_of(c10::optional<double> scale, const std::string& step, double erase_scale, double write_scale,
                   bool qk_l2norm) {
-  if (scale && std::isnan(*scale)) throw Error(kOperation, "scale", "nan", "a finite number");  // NaN: the default
+  if (scale && std::isnan(*scale)) throw Error(kDeltaRule, "scale", "nan", "a finite number");  // NaN: the default
   DeltaRule rule;
   rule.step = parse_step_size(step);
   rule.step.erase_scale = erase_scale;
@@ -75,7 +73,7 @@ c10::optional<double> scale_of(const DeltaRule& rule) {
 // Throws Error unless the tensor is on the device meta, like the others of its call, or undefined.
 void check_on_meta(const char* name, const Tensor& tensor) {
   if (!tensor.defined() || tensor.device().is_meta()) return;
-  throw Error(kOperation, name, "a tensor on " + tensor.device().str(), "one on meta, as other tensors are");
+  throw Error(kDeltaRule, name, "a tensor on " + tensor.device().str(), "one on meta, as other tensors are");
 }
 
 bool knows_sizes(const Tensor& tensor) { return c10::asIntArrayRefSlowOpt(tensor.sym_sizes()).has_value(); }
@@ -98,14 +96,14 @@ void check_meta(const DeltaRuleInput& in, bool has_tokens) {
   for (const auto& [name, tensor, axes] : {std::tuple("q", &in.q, has_tokens ? "[B, T, H, K]" : "[B, H, K]"),
                                            std::tuple("v", &in.v, has_tokens ? "[B, T, HV, V]" : "[B, HV, V]")}) {
     if (tensor->dim() != rank) {
-      throw Error(kOperation, name, "shape " + shape_text(*tensor), std::string("shape ") + axes);
+      throw Error(kDeltaRule, name, "shape " + shape_text(*tensor), std::string("shape ") + axes);
     }
   }
   const std::int64_t heads = in.q.size(-2), keys = in.q.size(-1), value_heads = in.v.size(-2), values = in.v.size(-1);
   const auto check_one = [&](const char* name, const Tensor& tensor, std::initializer_list<std::int64_t> last) {
     std::vector<std::int64_t> shape = in.q.sizes().slice(0, rank - 2).vec();
     shape.insert(shape.end(), last);
-    check_shape(kOperation, name, tensor, shape);
+    check_shape(kDeltaRule, name, tensor, shape);
   };
   check_one("k", in.k, {heads, keys});
   check_one("v", in.v, {value_heads, values});
@@ -114,10 +112,10 @@ void check_meta(const DeltaRuleInput& in, bool has_tokens) {
   if (in.g.defined() && in.g.dim() != rank) check_one("g", in.g, {value_heads});
   const std::int64_t batch = in.q.size(0), packed = is_packed(in) ? in.cu_seqlens.numel() - 1 : 0;
   if (in.initial_state.defined()) {
-    check_shape(kOperation, "initial_state", in.initial_state,
+    check_shape(kDeltaRule, "initial_state", in.initial_state,
                 {is_packed(in) ? packed : batch, value_heads, keys, values});
   }
-  validate(kOperation, {batch, has_tokens ? in.q.size(1) : 1, heads, value_heads, keys, values, packed});
+  validate(kDeltaRule, {batch, has_tokens ? in.q.size(1) : 1, heads, value_heads, keys, values, packed});
 }
 
 template <bool kMeta>
@@ -132,7 +130,7 @@ std::tuple<Tensor, Tensor, Tensor> forward_op(const Tensor& q, const Tensor& k, 
                                    implementation,
                                    state_interval != 0,
                                    {state_interval}};
-  if (state_interval < 0) throw Error(kOperation, "state_interval", std::to_string(state_interval), "at least 0");
+  if (state_interval < 0) throw Error(kDeltaRule, "state_interval", std::to_string(state_interval), "at least 0");
   kMeta ? check_meta(in, true) : check(in);
   const Tensor o = at::empty_symint(in.v.sym_sizes(), in.v.options()), final_state = empty_state(in);
   const Tensor states = settings.save_states ? empty_chunk_states(in, settings.saved) : Tensor();
@@ -173,7 +171,7 @@ Tensor step_op(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& 
     check_meta(input_of(q, k, v, beta, g, {}, {}), false);
     check_on_meta("state", state);
     if (knows_sizes(q) && knows_sizes(v) && knows_sizes(state)) {
-      check_shape(kOperation, "state", state, {q.size(0), v.size(1), q.size(2), v.size(2)});
+      check_shape(kDeltaRule, "state", state, {q.size(0), v.size(1), q.size(2), v.size(2)});
     }
     return at::empty(v.sizes(), v.options());
   }
@@ -193,7 +191,7 @@ Tensor steps_op(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor&
     check_on_meta("kept", kept.value_or(Tensor()));
     if (knows_sizes(q) && knows_sizes(v) && knows_sizes(states)) {
       const std::int64_t count = slots ? states.size(0) : q.size(0);
-      check_shape(kOperation, "states", states, {count, v.size(2), q.size(3), v.size(3)});
+      check_shape(kDeltaRule, "states", states, {count, v.size(2), q.size(3), v.size(3)});
     }
     return at::empty(v.sizes(), v.options());
   }
@@ -220,7 +218,7 @@ std::tuple<Tensor, Tensor, Tensor> user_op_with_states(const Tensor& q, const Te
                                                        const std::string& step, double erase_scale, double write_scale,
                                                        bool qk_l2norm, const std::string& implementation,
                                                        std::int64_t state_interval) {
-  if (state_interval < 1) throw Error(kOperation, "state_interval", std::to_string(state_interval), "at least 1");
+  if (state_interval < 1) throw Error(kDeltaRule, "state_interval", std::to_string(state_interval), "at least 1");
   auto out = call_delta_rule_fwd(
       input_of(q, k, v, beta, g, initial_state, cu_seqlens),
       {rule_of(scale, step, erase_scale, write_scale, qk_l2norm), implementation, true, {state_interval}});
@@ -234,9 +232,9 @@ std::tuple<std::string, std::string> choice_op(const Tensor& q, const Tensor& k,
                                                const OptionalTensor& g, const OptionalTensor& cu_seqlens,
                                                const std::string& implementation) {
   const DeltaRuleInput given = input_of(q, k, v, {}, g, {}, cu_seqlens);
-  check_tensor(kOperation, "q", q, q.scalar_type(), 4, "[B, T, H, K]", q.device());
-  check_tensor(kOperation, "k", k, q.scalar_type(), 4, "[B, T, H, K]", q.device());
-  check_tensor(kOperation, "v", v, q.scalar_type(), 4, "[B, T, HV, V]", q.device());
+  check_tensor(kDeltaRule, "q", q, q.scalar_type(), 4, "[B, T, H, K]", q.device());
+  check_tensor(kDeltaRule, "k", k, q.scalar_type(), 4, "[B, T, H, K]", q.device());
+  check_tensor(kDeltaRule, "v", v, q.scalar_type(), 4, "[B, T, HV, V]", q.device());
   const auto ask = [&]<class T>(T) -> std::tuple<std::string, std::string> {
     DeltaForward<T> problem;
     problem.shape = shape_of(given);
@@ -264,7 +262,7 @@ std::tuple<std::string, std::string> choice_op(const Tensor& q, const Tensor& k,
   };
   if (q.scalar_type() == at::kHalf && !q.is_cuda()) return ask(float{});
   std::tuple<std::string, std::string> names;
-  with_element_type(kOperation, q, [&](auto zero) { names = ask(zero); });
+  with_element_type(kDeltaRule, q, [&](auto zero) { names = ask(zero); });
   return names;
 }
 
