@@ -29,6 +29,9 @@ class Runner {
 
   // Returns false where it was stopped.
   bool execute(const std::vector<StudyRun>& runs) {
+    for (const auto& run : runs) {  // before hours of training
+      if (const auto kept = folder_ / run.name / kResultFile; fs::exists(kept)) kept_entry(kept, run.name);
+    }
     const std::size_t first = entries_.size();
     entries_.resize(first + runs.size());
     shares_.resize(first + runs.size());
@@ -74,11 +77,19 @@ class Runner {
     return without_memory;
   }
 
+  ordered_json kept_entry(const fs::path& file, const std::string& name) const {
+    const json content = io::read_json(file);
+    const io::Fields entry(content, io::refuse_in_file(file.string()));
+    if (entry.find<std::string>("name").value_or(name) != name) entry.refuse("name", '"' + name + "\", as its folder");
+    if (study_.check) study_.check(entry);
+    return content;
+  }
+
   void execute(const StudyRun& run, std::size_t i) {
     const fs::path folder = folder_ / run.name, kept = folder / kResultFile;
     std::optional<ordered_json> entry;
     if (fs::exists(kept)) {
-      entry = ordered_json(io::read_json(kept));
+      entry = kept_entry(kept, run.name);
       io::remove_stale_temporaries(folder);
       io::remove_stale_lock(folder);
     } else {

@@ -10,6 +10,7 @@
 
 #include "efla/base/device.h"
 #include "efla/base/threads.h"
+#include "efla/io/fields.h"
 #include "efla/report/report.h"
 
 namespace efla::experiments {
@@ -49,6 +50,8 @@ struct Study {
   std::function<std::string(const nlohmann::ordered_json& entry)> brief;  // what came out, in a few words
   std::function<report::Report(const Outcome& outcome)> report;
   bool fills_gpu = false;  // whether one run keeps a GPU busy; on a GPU the runs then follow one another
+  // Throws for a field of a kept entry that `brief` and `report` need and that is missing or of another type.
+  std::function<void(const io::Fields& entry)> check = {};
 };
 
 struct StudyEvents {
@@ -64,8 +67,8 @@ nlohmann::json description(const Study& study);
 // Executes the runs in folder/runs/NAME, one per thread of the pool; a run has all threads where it is the only one, or
 // where the study's runs fill a GPU. A run that did not get enough memory on a GPU continues from its last checkpoint
 // after the others, with at most half as many runs side by side. An entry is kept in its folder's result.json, and a
-// run that has one is not executed again: no other file of it is needed. Returns the entries, or nothing where it was
-// stopped.
+// run that has one is not executed again: no other file of it is needed. Throws IoError(content) for a result.json that
+// is not the entry of this run. Returns the entries, or nothing where it was stopped.
 std::optional<std::vector<nlohmann::ordered_json>> run_study(const Study& study, const std::filesystem::path& folder,
                                                              ThreadPool& pool, const StudyEvents& events,
                                                              const Device& device = {});

@@ -6,6 +6,7 @@
 
 #include "efla/autograd/context.h"
 #include "efla/base/shell_word.h"
+#include "efla/eval/perturb.h"
 #include "efla/eval/robustness.h"
 #include "efla/io/fields.h"
 #include "efla/io/json.h"
@@ -109,6 +110,25 @@ std::optional<ordered_json> execute(const DigitRun& run, train::ImageRun spec, c
   return entry;
 }
 
+void check_digit_entry(const io::Fields& entry) {
+  entry.get<std::string>("mixer");
+  entry.get<std::int64_t>("layers");
+  entry.get<double>("lr");
+  for (const auto& point : entry.objects("curve")) {
+    for (const char* name : {"step", "epoch", "train_loss"}) point.get<double>(name);
+    point.find<double>("test_accuracy");
+  }
+  if (entry.find<bool>("diverged").value_or(false)) return;
+  for (const char* name : {"clean_accuracy", "images_per_second"}) entry.get<double>(name);
+  for (const auto& panel : eval::robustness_panels()) {
+    const auto levels = entry.objects(std::string(panel.name));
+    if (levels.size() != panel.levels.size()) {
+      entry.refuse(std::string(panel.name), "a list of " + std::to_string(panel.levels.size()) + " objects");
+    }
+    for (const auto& level : levels) level.get<double>("accuracy");
+  }
+}
+
 }  // namespace
 
 std::vector<DigitRun> plan_digit_runs(const json& settings) {
@@ -188,6 +208,7 @@ Study digit_study(const Plan& plan, const std::string& source) {
   shown["train_images"] = data->train.count;
   shown["test_images"] = data->test.count;
   study.report = [title = plan.title(), shown](const Outcome& outcome) { return digit_report(title, shown, outcome); };
+  study.check = check_digit_entry;
   return study;
 }
 

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "efla/io/checkpoint_folder.h"
+#include "efla/io/fields.h"
 #include "efla/report/html.h"
 #include "experiments/synthetic/report.h"
 
@@ -105,6 +106,20 @@ std::string name_of(const SyntheticRun& run) {
          std::to_string(run.training.seed);
 }
 
+void check_task_entry(const io::Fields& entry) {
+  for (const char* name : {"task", "setting", "mixer"}) entry.get<std::string>(name);
+  for (const char* name : {"lr", "weight_decay"}) entry.get<double>(name);
+  entry.get<std::uint64_t>("seed");
+  const auto tests = entry.objects("tests");
+  if (!entry.get<bool>("diverged") && tests.empty())
+    entry.refuse("tests", "at least one, of a run that did not diverge");
+  for (const auto& test : tests) {
+    test.get<std::int64_t>("length");
+    test.get<double>("accuracy");
+  }
+  for (const auto& point : entry.objects("curve")) point.get<std::int64_t>("step");
+}
+
 }  // namespace
 
 std::vector<SyntheticRun> plan_runs(const json& settings) {
@@ -151,6 +166,7 @@ Study synthetic_study(const Plan& plan) {
     return entry.at("diverged").get<bool>() ? "diverged" : report::joined(accuracies, " ");
   };
   study.report = [plan](const Outcome& outcome) { return synthetic_report(plan, outcome); };
+  study.check = check_task_entry;
   return study;
 }
 

@@ -94,6 +94,17 @@ StudyRun run_of(const json& settings, const fs::path& tokens, const json& mixer,
           }};
 }
 
+void check_model_entry(const io::Fields& entry) {
+  for (const char* name : {"mixer", "hardware"}) entry.get<std::string>(name);
+  for (const char* name : {"lr", "parameters"}) entry.get<double>(name);
+  entry.get<std::uint64_t>("seed");
+  if (!entry.get<bool>("diverged")) entry.get<double>("perplexity");
+  for (const auto& point : entry.objects("curve")) {
+    for (const char* name : {"tokens", "loss"}) point.get<double>(name);
+  }
+  if (entry.find("table_1") != nullptr) entry.object("table_1");
+}
+
 std::string perplexity_text(const json& value) {
   return value.is_null() ? "diverged" : report::fixed(value.get<double>(), 3);
 }
@@ -289,6 +300,7 @@ Study table1_study(const Plan& plan, const LmTokens& tokens, const TrainLm& trai
     return "validation perplexity " + perplexity_text(entry.at("perplexity"));
   };
   study.fills_gpu = true;
+  study.check = check_model_entry;
   study.report = [plan](const Outcome& outcome) { return table1_report(plan, outcome); };
   return study;
 }

@@ -78,6 +78,9 @@ TEST(SyntheticStudyCommand, WritesResultsAndAReport) {
       is_user_mistake(run_program(tiny("state-tracking", out, "efla")), "reproduce state-tracking: --mixers: got"));
   EXPECT_TRUE(is_user_mistake(run_program({"reproduce", "state-tracking", "--out", out}),
                               "reproduce state-tracking: --scale: got \"small\", expected \"tiny\" as in "));
+  write_text(out + "/runs/s5-efla-lr0.01-wd0.01-seed1/result.json", R"({"task": "s5"})");
+  EXPECT_TRUE(is_user_mistake(run_program(tiny("state-tracking", out, "deltanet-neg,efla")),
+                              "result.json: setting: got nothing, expected a text"));
 }
 
 TEST(SyntheticStudyCommand, CtrlCSavesAndTheSameCommandGoesOn) {

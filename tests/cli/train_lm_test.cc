@@ -498,6 +498,10 @@ TEST_F(TrainLm, Table1IsMadeOfPartsWithTheirResultsAlone) {
   const auto whole = part("there", {"--mixers", "efla,gdn"});
   ASSERT_EQ(whole.exit_code, 0) << whole.err;
   EXPECT_FALSE(fs::exists(path("there") + "/runs/efla-lr0.01-seed1/metrics.jsonl")) << "trained again";
+  fs::copy_file(path("there") + "/runs/gdn-lr0.01-seed1/result.json",
+                path("there") + "/runs/efla-lr0.01-seed1/result.json", fs::copy_options::overwrite_existing);
+  EXPECT_TRUE(is_user_mistake(part("there", {"--mixers", "efla,gdn"}),
+                              "result.json: name: got \"gdn-lr0.01-seed1\", expected \"efla-lr0.01-seed1\""));
   EXPECT_TRUE(fs::exists(path("there") + "/runs/gdn-lr0.003-seed1/metrics.jsonl"));
   EXPECT_TRUE(is_user_mistake(part("there", {"--data", kTasks}), "settings.tokens.scored"));
 }

@@ -277,6 +277,12 @@ TEST(ReproduceCommand, WritesResultsAndReportAndGoesOn) {
   EXPECT_TRUE(is_user_mistake(run_program(command + Arguments{"--epochs", "2"}), "reproduce smnist: --epochs: got 2"));
   EXPECT_TRUE(is_user_mistake(run_program({"reproduce", "smnist", "--out", folder.file("x"), "--mixers", "elfa"}),
                               "nearest: efla"));
+
+  const auto file = out + "/runs/efla-layers1-lr0.01-seed1/result.json";
+  auto entry = json::parse(read_text(file));
+  entry.at("scale").erase(0);
+  write_text(file, entry.dump());
+  EXPECT_TRUE(is_user_mistake(run_program(command), file + ": scale: got [{"));
 }
 
 TEST(ReproduceCommand, KeepsARunThatDivergesAsAResult) {

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "efla/io/json.h"
+#include "tests/support/expect_error.h"
 #include "tests/support/temp_folder.h"
 
 namespace efla::experiments {
@@ -140,6 +141,26 @@ TEST(Study, NeedsOnlyTheResultsOfFinishedRuns) {
   }
   EXPECT_EQ(run_study(study, travelled.path(), pool, quiet()), entries);
   EXPECT_EQ(executed, 4) << "one run lacked its result";
+}
+
+TEST(Study, RefusesAResultThatIsNotTheRuns) {
+  const test::TempFolder folder;
+  std::atomic<int> executed = 0;
+  auto study = counting_study(1, executed);
+  study.check = [](const io::Fields& entry) { entry.get<std::int64_t>("square"); };
+  ThreadPool pool(1);
+  const auto file = folder.path() / "runs/0/result.json";
+  fs::create_directories(file.parent_path());
+  for (const auto& [text, says] : std::vector<std::pair<std::string, std::string>>{
+           {"[]", "got [], expected an object"},
+           {"{}", "square: got nothing, expected a whole number"},
+           {R"({"name": "7", "square": 0})", R"(name: got "7", expected "0", as its folder)"}}) {
+    test::write_text(file, text);
+    test::expect_bad_content([&] { run_study(study, folder.path(), pool, quiet()); }, -1, says);
+  }
+  test::write_text(file, R"({"name": "0", "square": 0})");
+  EXPECT_TRUE(run_study(study, folder.path(), pool, quiet()).has_value());
+  EXPECT_EQ(executed, 0);
 }
 
 TEST(Study, StopsAndContinues) {
