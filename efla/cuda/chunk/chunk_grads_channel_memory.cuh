@@ -58,7 +58,7 @@ struct ChannelShared {
   float a[kChunkTokens], b[kChunkTokens];
   float of_key[kChunkTokens], of_query[kChunkTokens];  // factors: of_key k is added to dk, of_query q to dq
   float sums[kSums][kQuarters][kChunkTokens];
-  ChunkAt at;                   // not in registers, because registers are short
+  ChunkAt at;                   // not in registers, because registers are scarce
   std::uint64_t full[kStages];  // barriers: the images of a slice have been copied
 
   // What replaces slices after the products of all slices: W and H below the diagonal blocks; Crossing; each warp's

@@ -64,7 +64,7 @@ class ChannelGrads {
   __device__ bool exists(int i) const { return i < tokens_; }
   // Rounds in one instruction; from_state needs more.
   __device__ static E rounded(float x) { return E(static_cast<std::uint16_t>(pack<E>(x, 0))); }
-  // Returns the address of the next token's element. It is opaque, because registers are short for many addresses.
+  // Returns the address of the next token's element. It is opaque, because many addresses need many registers.
   template <class T>
   __device__ static T* next(T* element, std::int64_t stride) {
     return opaque(element + stride);

@@ -72,7 +72,7 @@ class PortableGrads {
 
   // Writes the gradients of all inputs. If the query head has one value head, the gradient of q is stored before the
   // gradient of k is computed, so that two thread blocks fit into the registers of a multiprocessor. With sixteen warps
-  // the sums over value heads are in memory, because registers are short.
+  // the sums over value heads are in memory, because registers are scarce.
   __device__ void run() {
     load_head();
     if constexpr (kGrouped && kTiles == 4) {
@@ -243,7 +243,7 @@ class PortableGrads {
     return row_sum(sum);
   }
 
-  // Returns λ of token `thread_`. It is computed where it is needed, because registers are short.
+  // Returns λ of token `thread_`. It is computed where it is needed, because registers are scarce.
   __device__ float lambda() const {
     float sum = 0;
 #pragma unroll 1
@@ -284,7 +284,7 @@ class PortableGrads {
   // Starts the copy of a slice's tiles: dO, D and U for scores; dO, D and S for reads; U and dS' for writes.
   template <PortablePhase kPhase>
   __device__ void load_slice(unsigned char* to, int slice) {
-    // An opaque number makes the compiler compute addresses again for every slice, because registers are short with
+    // An opaque number makes the compiler compute addresses again for every slice, because registers are scarce with
     // sums over value heads in memory.
     const int thread = kGrouped && kTiles == 4 ? opaque(thread_) : thread_;
     constexpr int kState = kTiles * kTileBytes;

@@ -180,7 +180,7 @@ __device__ __forceinline__ void key_gradients(const ChunkBackward<E>& c, int thr
 }
 
 // Writes dv of a warp's 16 tokens. A lane has one piece of every fourth row.
-template <int kTiles, int kSlices, class E>
+template <int kSlices, class E>
 __device__ __forceinline__ void write_values(const ChunkBackward<E>& c, const Item& item, int i_h, int warp, int lane,
                                              const unsigned char* d, const float* gains) {
   const int piece = lane % 8, first = 16 * warp + lane / 8;
@@ -351,7 +351,7 @@ __device__ __forceinline__ void token_gradients(const ChunkBackward<E>& c, int t
       products_commit();
       const RecordVectors& vectors = follow.wait_for_vectors();
       const float decay = vectors.decay;
-      write_values<kTiles, kSlices>(c, item, i_h, warp, lane, shared.d, vectors.b);
+      write_values<kSlices>(c, item, i_h, warp, lane, shared.d, vectors.b);
       follow.wait(kValues);
       const float db = row_dots<E, kSlices>(shared_address(shared.v), shared_address(shared.d), warp, lane);
       follow.release(kValues);
@@ -459,11 +459,8 @@ void launch(const ChunkBackward<E>& c, const RowMaps& maps, const CUtensorMap& d
   static_assert(kBytes <= 227 * 1024);
   const auto kernel = grads_kernel<E, kTiles, kSlices>;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "cudaFuncSetAttribute");
-  int device = 0, multiprocessors = 0;
-  check(cudaGetDevice(&device), "cudaGetDevice");
-  check(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
   const std::int64_t items = c.forward.slots * c.p.shape.heads;
-  launch_early("chunk_bwd, grads", kernel, static_cast<unsigned>(std::min<std::int64_t>(items, multiprocessors)),
+  launch_early("chunk_bwd, grads", kernel, static_cast<unsigned>(std::min<std::int64_t>(items, multiprocessors())),
                kThreads, kBytes, stream, c, maps, dout);
 }
 

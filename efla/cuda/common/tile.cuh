@@ -129,7 +129,7 @@ __device__ __forceinline__ void copy_elements(unsigned char* tiles, const E* fro
 // Starts the copies of rows [t, t + rows) and columns [column, column + 64 · kTiles) of a head to tiles. Rows and
 // columns that do not exist become zeros. `aligned`: rows are contiguous and aligned to 16 bytes. Otherwise elements
 // are copied one by one before the function returns. The caller commits and waits.
-template <int kTiles, int kThreads, bool kAlwaysAligned = false, class E>
+template <int kTiles, int kThreads, class E>
 __device__ __forceinline__ void load_rows(unsigned char* tiles, const View<const E, 4>& view, std::int64_t i_b,
                                           std::int64_t t, int rows, std::int64_t i_h, std::int64_t column, bool aligned,
                                           int thread) {
@@ -139,7 +139,7 @@ __device__ __forceinline__ void load_rows(unsigned char* tiles, const View<const
   const int count = min(max(columns - 8 * piece, 0), 8);  // columns of the piece that exist
   const E* from = view.at(i_b, t, i_h, column) + static_cast<std::int64_t>(8 * piece) * view.stride[3];
   const std::int64_t stride = view.stride[1];
-  if (!kAlwaysAligned && !aligned) {
+  if (!aligned) {
     copy_elements(tiles, from, thread / kPieces, kStep, rows, count, stride, view.stride[3], piece);
     return;
   }
