@@ -122,6 +122,12 @@ void add_table1(CLI::App& reproduce) {
                   return experiments::table1_study(plan, tokens, train_lm_of_study(tasks));
                 });
   arguments->options["settings.scale"] = "--scale";
+  arguments->options["settings.tokens.scored"] = "--data";
+  for (const std::string split : {"train", "validation"}) {
+    for (const char* fact : {".tokens", ".documents", ".sha256", ".tokenizer"}) {
+      arguments->options["settings.tokens." + split + fact] = "--tokens";
+    }
+  }
   command
       .add_option("--scale", arguments->scale,
                   "tiny (a minute), small (hours on two cores), medium or large (47 or 340 million\n"

@@ -503,7 +503,7 @@ TEST_F(TrainLm, Table1IsMadeOfPartsWithTheirResultsAlone) {
   EXPECT_TRUE(is_user_mistake(part("there", {"--mixers", "efla,gdn"}),
                               "result.json: name: got \"gdn-lr0.01-seed1\", expected \"efla-lr0.01-seed1\""));
   EXPECT_TRUE(fs::exists(path("there") + "/runs/gdn-lr0.003-seed1/metrics.jsonl"));
-  EXPECT_TRUE(is_user_mistake(part("there", {"--data", kTasks}), "settings.tokens.scored"));
+  EXPECT_TRUE(is_user_mistake(part("there", {"--data", kTasks}), "--data: got true, expected false as in "));
 }
 
 }  // namespace
