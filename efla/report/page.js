@@ -79,6 +79,7 @@
 
   function yAxis(figure) {
     const values = figure.series.flatMap((s) => s.points.map((p) => p[2]));
+    const highest = Math.max(...figure.series.flatMap((s) => s.points.map((p) => p[3])));
     const logarithmic = figure.logY && Math.min(...values) > 0;
     const axis = {
       type: logarithmic ? "logarithmic" : "linear",
@@ -86,7 +87,9 @@
       ticks: { color: css("--quiet"), maxTicksLimit: 6 },
     };
     if (figure.accuracy) axis.ticks.callback = (value) => +(100 * value).toFixed(1) + "\u00a0%";
-    if (figure.chance !== null) Object.assign(axis, { min: 0, max: 1 });
+    // Around equal values Chart.js would choose an axis that goes below 0 % and above 100 %.
+    const flat = figure.accuracy && Math.min(...values) === highest;
+    if (figure.chance !== null || flat) Object.assign(axis, { min: 0, max: 1 });
     if (logarithmic) {
       axis.min = 0.9 * Math.min(...values);
       axis.ticks.maxTicksLimit = 100;

@@ -180,6 +180,30 @@ TEST_F(ReportPage, DrawsWhatIsThere) {
   EXPECT_EQ(browser_->evaluate("document.documentElement.dataset.charts"), "0");
 }
 
+TEST_F(ReportPage, GivesEqualAccuraciesAnAxisFromNoneToAll) {
+  for (const double accuracy : {0.0, 1.0}) {
+    report::Figure figure{"flat", "The same at every step", "step", report::Figure::Unit::accuracy};
+    const Spread spread = spread_of(std::vector<double>{accuracy});
+    figure.series = {{"one", report::category_style(0), {{1.0, spread}, {2.0, spread}}}};
+    EXPECT_EQ(report_faults(*browser_, render({"", "One", {}, "", "", {{"one", "One", "", "", {figure}}}}), kPhone),
+              Faults{});
+    const std::string axis = "Chart.getChart('flat').scales.y";
+    EXPECT_EQ(browser_->evaluate("[" + axis + ".min, " + axis + ".max]"), (json{0, 1})) << accuracy;
+  }
+}
+
+TEST_F(ReportPage, ShowsTheWholeOfALongCommand) {
+  auto outcome = invented_digit_outcome(invented_digit_settings());
+  for (int i = 0; i < 40; ++i) outcome.command += " --set training.lr=0.001";
+  outcome.command += " --out " + std::string(300, 'x');
+  const auto report = experiments::digit_report("A title", invented_digit_settings(), outcome);
+  for (const auto& view : {kDesktop, kPhone}) {
+    browser_->open(render(report), view, "document.documentElement.dataset.charts");
+    EXPECT_EQ(browser_->evaluate("[...document.querySelectorAll('pre')].every((p) => p.scrollWidth <= p.clientWidth)"),
+              true);
+  }
+}
+
 // The check itself: a page with every fault that it looks for.
 TEST_F(ReportPage, CheckFindsFaults) {
   const auto path = write(
