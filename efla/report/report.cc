@@ -22,7 +22,7 @@ std::string folded_html(const std::string& title, const std::string& content) {
 }
 
 std::string listing_html(const Listing& listing) {
-  const auto text = "<pre tabindex=\"0\"><code>" + escape(listing.text) + "</code></pre>\n";
+  const auto text = "<pre><code>" + escape(listing.text) + "</code></pre>\n";
   if (listing.folded) return folded_html(listing.title, text);
   return (listing.title.empty() ? "" : "<p class=\"note\">" + escape(listing.title) + "</p>") + text;
 }
@@ -71,19 +71,28 @@ std::string paragraph(const char* kind, const std::string& html) {
   return html.empty() ? "" : std::string("<p class=\"") + kind + "\">" + html + "</p>\n";
 }
 
+// Returns a value of the environment: a list of devices by their names.
+std::string environment_text(const json& value) {
+  if (value.is_boolean()) return value.get<bool>() ? "yes" : "no";
+  if (!value.is_array()) return value.is_null() ? "" : string_of(value);
+  std::vector<std::string> names;
+  for (const auto& device : value) names.push_back(device.is_object() ? text_of(device, "name") : string_of(device));
+  return names.empty() ? "none" : joined(names, ", ");
+}
+
 Table environment_table(const json& environment) {
   static const std::vector<std::pair<std::string, std::string>> kNames{
       {"version", "efla"},      {"commit", "Commit"},   {"date", "Date"},         {"cpu", "Processor"},
       {"simd_target", "SIMD"},  {"threads", "Threads"}, {"compiler", "Compiler"}, {"build_type", "Build"},
-      {"libtorch", "LibTorch"}, {"blas", "BLAS"},       {"cuda", "CUDA"}};
+      {"libtorch", "LibTorch"}, {"blas", "BLAS"},       {"cuda", "CUDA"},         {"gpus", "GPUs"}};
   Table table{"Environment", {{"Environment", false}, {"", false}}};
   if (!environment.is_object()) return table;
   for (const auto& [key, name] : kNames) {
-    if (environment.contains(key)) table.rows.push_back({name, text_of(environment, key.c_str())});
+    if (environment.contains(key)) table.rows.push_back({name, environment_text(environment.at(key))});
   }
   for (const auto& [key, value] : environment.items()) {
     const auto is_key = [&k = key](const auto& known) { return known.first == k; };
-    if (std::none_of(kNames.begin(), kNames.end(), is_key)) table.rows.push_back({key, string_of(value)});
+    if (std::none_of(kNames.begin(), kNames.end(), is_key)) table.rows.push_back({key, environment_text(value)});
   }
   return table;
 }

@@ -55,6 +55,15 @@ TEST(Statistics, TakeMeanAndSampleDeviation) {
   EXPECT_TRUE(std::isnan(median({})));
 }
 
+TEST(ReportSections, NameTheDevicesOfTheEnvironment) {
+  const auto rows_of = [](const json& environment) { return how_to_repeat("", environment, {}).tables[0].rows; };
+  using Rows = std::vector<std::vector<std::string>>;
+  EXPECT_EQ(rows_of({{"cuda", false}, {"gpus", json::array()}}), (Rows{{"CUDA", "no"}, {"GPUs", "none"}}));
+  const json gpu{{"name", "NVIDIA H200"}, {"memory_bytes", 150754820096}};
+  EXPECT_EQ(rows_of({{"cuda", true}, {"gpus", {gpu, gpu}}}),
+            (Rows{{"CUDA", "yes"}, {"GPUs", "NVIDIA H200, NVIDIA H200"}}));
+}
+
 TEST(ReportText, EscapesWhatHtmlReads) {
   EXPECT_EQ(escape("a<b>&\"c'"), "a&lt;b&gt;&amp;&quot;c&#39;");
   EXPECT_EQ(escape("\xff"), "\xef\xbf\xbd");
