@@ -1,6 +1,7 @@
 #include "efla/nn/layers/attention.h"
 
 #include <torch/types.h>
+#include <torch/version.h>
 
 #include <algorithm>
 #include <cmath>
@@ -29,10 +30,23 @@ Tensor rotated(const Tensor& x, const Tensor& positions, double theta) {
   return torch::cat({a * cos - b * sin, b * cos + a * sin}, -1);
 }
 
+#if TORCH_VERSION_MAJOR >= 2
+// Does what causal_attention does with LibTorch's fused kernels for GPUs, which keep no scores. S must be T, or T 1.
+Tensor fused_attention(const Tensor& q, const Tensor& k, const Tensor& v) {
+  const auto of_query_heads = [&](const Tensor& t) {
+    return t.repeat_interleave(q.size(1) / t.size(1), 1).to(q.scalar_type());
+  };
+  return at::scaled_dot_product_attention(q, of_query_heads(k), of_query_heads(v), {}, 0.0, q.size(2) == k.size(2));
+}
+#endif
+
 // Returns the softmax attention [B, H, T, E] of q [B, H, T, E] to k and v [B, HKV, S, E], S ≥ T. q belongs to the last
 // T of S tokens.
 Tensor causal_attention(const Tensor& q, const Tensor& k, const Tensor& v) {
   const std::int64_t tokens = q.size(2), before = k.size(2) - tokens, key_value_heads = k.size(1);
+#if TORCH_VERSION_MAJOR >= 2
+  if (q.is_cuda() && (before == 0 || tokens == 1)) return fused_attention(q, k, v);
+#endif
   const auto grouped = q.unflatten(1, {key_value_heads, q.size(1) / key_value_heads});  // [B, HKV, G, T, E]
   const auto keys = k.unsqueeze(2), values = v.unsqueeze(2);
   const double scale = 1.0 / std::sqrt(static_cast<double>(q.size(3)));
