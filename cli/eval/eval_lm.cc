@@ -122,6 +122,7 @@ void eval_lm(const EvalLmArguments& arguments) {
   check_tasks(names);
   const auto weights = nn::parse_weight_type(arguments.weights);
   if (!arguments.out.empty()) check_output_file(kEvalLm, "--out", arguments.out);
+  nn::language_model_folder(arguments.model);  // throws for a folder without a model, which is RUN mistyped
   std::vector<data::LmTask> tasks;  // all read before the first is scored, to report a mistake in the last one early
   for (const auto& name : names) tasks.push_back(data::load_lm_task(name, arguments.data, arguments.limit));
   ThreadPool& pool = use_threads(arguments.threads);

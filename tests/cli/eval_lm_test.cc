@@ -107,7 +107,7 @@ TEST_F(EvalLm, NamesMistakes) {
     expect_mistake({"--limit", value}, std::string("eval lm: --limit: got ") + value + ", expected 0 to 1099511627776");
   }
   expect_mistake({"--batch", "0"}, "--batch");
-  expect_mistake({"--tokenizer", "bytes"}, "nowhere", "nowhere");
+  expect_mistake({"--data", folder_.path().string()}, "nowhere: no such folder", "nowhere");
   save_model("small", 200);
   expect_mistake({"--tokenizer", "bytes"}, "got 258 tokens, of bytes, expected at most the 200 of the model", "small");
 }
