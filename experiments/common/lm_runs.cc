@@ -220,6 +220,11 @@ std::string summary(const std::vector<Run>& runs) {
 
 LmRunRecord read_lm_run(const std::string& name, const std::filesystem::path& folder) {
   const std::string run = (folder / "run.json").string(), metrics = (folder / "metrics.jsonl").string();
+  if (!std::filesystem::exists(run)) {
+    throw IoError(IoError::Kind::missing, folder.string(), -1,
+                  std::filesystem::exists(folder) ? "holds no run of efla train lm, which has a run.json"
+                                                  : "there is no such folder");
+  }
   LmRunRecord record{name, io::read_json(run), io::read_json_lines(metrics)};
   check_run({record.run, io::refuse_in_file(run)});
   std::int64_t number = 0;

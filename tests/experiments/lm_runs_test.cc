@@ -59,6 +59,15 @@ TEST(LmRuns, OfOtherValidationTokensHaveNoWinner) {
   }
 }
 
+TEST(LmRuns, NamesAFolderThatHoldsNone) {
+  const test::TempFolder folder;
+  const auto says = [&](const std::string& name, const std::string& text) {
+    test::expect_io_error([&] { read_lm_run("a", folder.path() / name); }, IoError::Kind::missing, -1, text);
+  };
+  says("", "holds no run of efla train lm, which has a run.json");
+  says("nowhere", "nowhere: there is no such folder");
+}
+
 TEST(LmRuns, LeavesOutWhatIsMissing) {
   auto run = invented_lm_run("a<b>", "efla", 1e-3, 1.5);
   run.metrics = {{{"event", "step"}, {"step", 1}, {"tokens", 8}, {"loss", nullptr}},
