@@ -65,9 +65,9 @@ class TokenizeReport {
 };
 
 void print_contents(const io::TokenIndex& index, const std::string& folder, const std::string& more) {
-  fmt::print("{}: {} tokens of {} documents in {} shard{}, tokenizer {} ({} tokens){}\n", folder, index.tokens(),
-             index.documents(), index.shards.size(), index.shards.size() == 1 ? "" : "s", index.tokenizer.name,
-             index.tokenizer.vocab_size, more);
+  fmt::print("{}: {} tokens of {} document{} in {} shard{}, tokenizer {} ({} tokens){}\n", folder, index.tokens(),
+             index.documents(), index.documents() == 1 ? "" : "s", index.shards.size(),
+             index.shards.size() == 1 ? "" : "s", index.tokenizer.name, index.tokenizer.vocab_size, more);
 }
 
 void tokenize(const TokenizeArguments& arguments) {

@@ -117,6 +117,11 @@ TEST_F(Tokens, OfEveryKindOfInputComeInOrder) {
   }
 }
 
+TEST_F(Tokens, OneDocumentIsNotPlural) {
+  write_text(folder_ / "a.txt", "a");
+  EXPECT_NE(tokenize({folder_.file("a.txt")}, {}).out.find(" of 1 document in 1 shard, "), std::string::npos);
+}
+
 TEST_F(Tokens, FieldSeparatorAndBos) {
   write_text(folder_ / "a.txt", "a\n---\nb\n<|endoftext|>\n");
   write_text(folder_ / "b.ndjson", "{\"body\": \"c\", \"text\": 1}\n");
