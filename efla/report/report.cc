@@ -111,7 +111,7 @@ Style ramp_style(std::size_t i, std::size_t n) {
 }
 
 Section how_to_repeat(const std::string& command, const json& environment, Table runs) {
-  runs.title = "All " + std::to_string(runs.rows.size()) + " runs";
+  runs.title = runs.rows.size() == 1 ? "The run" : "All " + std::to_string(runs.rows.size()) + " runs";
   runs.folded = true;
   return {"repeat",       "How to repeat this", "", "", {}, {environment_table(environment), std::move(runs)},
           {{"", command}}};

@@ -153,18 +153,24 @@ Figure figure_by_test(const Scores& scores, const std::string& task) {
   return figure;
 }
 
+// Returns whether a point of the scores has the figure `key`.
+bool any_has(const Scores& scores, const char* key) {
+  return std::any_of(scores.list.begin(), scores.list.end(), [key](const json& score) {
+    const json& points = score.at("accuracy");
+    return std::any_of(points.begin(), points.end(), [key](const json& point) { return !point.at(key).is_null(); });
+  });
+}
+
 // Returns what the figures of the scores are: of the settings that are best on the deciding tests.
 std::string scores_lead(const Scores& scores, std::size_t deciding_tests) {
-  const bool has_paper = std::any_of(scores.list.begin(), scores.list.end(), [](const json& score) {
-    const json& points = score.at("accuracy");
-    return std::any_of(points.begin(), points.end(), [](const json& point) { return !point.at("paper").is_null(); });
-  });
   return std::string(
              "Accuracy in percent, mean ± standard deviation over seeds, at the learning rate and weight decay "
              "that are best ") +
          (deciding_tests > 1 ? "on the tests that are not longer than the longest training examples."
                              : "at the training length.") +
-         (has_paper ? " A row of its own has the paper’s figures, whose sizes are the sizes of --scale paper." : "");
+         (any_has(scores, "paper")
+              ? " A row of its own has the paper’s figures, whose sizes are the sizes of --scale paper."
+              : "");
 }
 
 Section scores_section(const Scores& scores, std::size_t deciding_tests) {
@@ -175,6 +181,9 @@ Section scores_section(const Scores& scores, std::size_t deciding_tests) {
     return section;
   }
   section.heading = "Accuracy by length";
+  if (any_has(scores, "std")) {
+    section.lead += " Bands in the charts reach one standard deviation to each side of the mean.";
+  }
   for (const auto& task : scores.tasks) {
     section.figures.push_back(figure_by_test(scores, task));
     section.tables.push_back(table_by_test(scores, task));

@@ -53,6 +53,7 @@ TEST(SyntheticReport, SaysWhichTestsDecidedAndNamesNoPaperWithoutFigures) {
   const auto lead = synthetic_report(plan, test::invented_task_outcome()).sections[0].lead;
   EXPECT_CONTAINS(lead, "best on the tests that are not longer than the longest training examples.");
   EXPECT_LACKS(lead, "paper");
+  EXPECT_CONTAINS(lead, "Bands in the charts reach one standard deviation");
 }
 
 void let_diverge(nlohmann::ordered_json& run) {

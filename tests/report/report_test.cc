@@ -64,6 +64,12 @@ TEST(ReportSections, NameTheDevicesOfTheEnvironment) {
             (Rows{{"CUDA", "yes"}, {"GPUs", "NVIDIA H200, NVIDIA H200"}}));
 }
 
+TEST(ReportSections, DoNotPutOneRunIntoThePlural) {
+  const Table one{"", {{"Run", false}}, {{"a"}}}, two{"", {{"Run", false}}, {{"a"}, {"b"}}};
+  EXPECT_EQ(how_to_repeat("", {}, one).tables[1].title, "The run");
+  EXPECT_EQ(how_to_repeat("", {}, two).tables[1].title, "All 2 runs");
+}
+
 TEST(ReportText, EscapesWhatHtmlReads) {
   EXPECT_EQ(escape("a<b>&\"c'"), "a&lt;b&gt;&amp;&quot;c&#39;");
   EXPECT_EQ(escape("\xff"), "\xef\xbf\xbd");
