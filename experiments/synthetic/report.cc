@@ -46,9 +46,10 @@ struct Scores {
   }
 };
 
+// Returns a mean and its deviation, NaN for none. A deviation is one of accuracies, whose band ends at 0 and 1.
 Spread given(double mean, double deviation) {
-  const double half = std::isfinite(deviation) ? deviation : 0.0;
-  return {mean, deviation, mean - half, mean + half, std::isfinite(deviation) ? 2 : 1};
+  if (!std::isfinite(deviation)) return {mean, deviation, mean, mean, 1};
+  return {mean, deviation, std::max(mean - deviation, 0.0), std::min(mean + deviation, 1.0), 2};
 }
 
 std::string in_percent(double mean, double deviation) { return report::plus_minus(given(mean, deviation), 100.0); }
@@ -182,7 +183,8 @@ Section scores_section(const Scores& scores, std::size_t deciding_tests) {
   }
   section.heading = "Accuracy by length";
   if (any_has(scores, "std")) {
-    section.lead += " Bands in the charts reach one standard deviation to each side of the mean.";
+    section.lead +=
+        " Bands in the charts reach one standard deviation to each side of the mean, within 0 and 100 per cent.";
   }
   for (const auto& task : scores.tasks) {
     section.figures.push_back(figure_by_test(scores, task));

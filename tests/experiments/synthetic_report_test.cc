@@ -56,6 +56,21 @@ TEST(SyntheticReport, SaysWhichTestsDecidedAndNamesNoPaperWithoutFigures) {
   EXPECT_CONTAINS(lead, "Bands in the charts reach one standard deviation");
 }
 
+TEST(SyntheticReport, KeepsBandsWithinWhatAnAccuracyCanBe) {
+  auto outcome = test::invented_task_outcome();
+  bool learned = false;
+  for (auto& run : outcome.runs) {
+    if (run.at("task") != "mqar" || run.at("mixer") != "kda") continue;
+    learned = !learned;
+    for (auto& measured : run["tests"]) measured["accuracy"] = learned ? 1.0 : 0.0;
+  }
+  const auto report = synthetic_report(Plan(extrapolation_plan(), "extrapolation", "tiny", {}), outcome);
+  const auto& band = report.sections[0].figures[0].series[0].line.front().y;
+  EXPECT_EQ(band.mean, 0.5);
+  EXPECT_EQ(band.low, 0.0);
+  EXPECT_EQ(band.high, 1.0);
+}
+
 void let_diverge(nlohmann::ordered_json& run) {
   run["diverged"] = true;
   run["tests"] = nlohmann::ordered_json::array();
