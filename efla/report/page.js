@@ -59,6 +59,18 @@
     };
   }
 
+  // The levels whose labels have room beside one another on an axis of this many pixels, with the first and the last.
+  function roomy(x, place, pixels) {
+    const last = x[x.length - 1], scale = pixels / (place(last) - place(x[0]));
+    const half = (value) => 3.75 * numberText(value).length + 3;  // of a label's width
+    const apart = (a, b) => (place(b) - place(a)) * scale >= half(a) + half(b);
+    const kept = [x[0]];
+    for (const value of x.slice(1, -1)) {
+      if (apart(kept[kept.length - 1], value) && apart(value, last)) kept.push(value);
+    }
+    return x.length > 1 ? [...kept, last] : kept;
+  }
+
   function xAxis(figure, x) {
     const logarithmic = figure.logX && x[0] > 0 && x[x.length - 1] / x[0] >= 4;
     const axis = {
@@ -73,7 +85,13 @@
       delete axis.min;
       delete axis.max;
     }
-    if (x.length <= 10) axis.afterBuildTicks = (scale) => { scale.ticks = x.map((value) => ({ value })); };
+    if (x.length <= 10) {
+      axis.ticks.autoSkip = false;
+      axis.afterBuildTicks = (scale) => {
+        const kept = roomy(x, logarithmic ? Math.log : Number, scale.chart.width - 60);  // without the other axis
+        scale.ticks = kept.map((value) => ({ value }));
+      };
+    }
     return axis;
   }
 

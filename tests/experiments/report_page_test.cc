@@ -192,6 +192,28 @@ TEST_F(ReportPage, GivesEqualAccuraciesAnAxisFromNoneToAll) {
   }
 }
 
+TEST_F(ReportPage, KeepsTheLabelsOfAnAxisApart) {
+  // As where one run was evaluated every 40,960 tokens and the other run less often.
+  report::Figure figure{"uneven", "Two runs", "tokens"};
+  const Spread spread = spread_of(std::vector<double>{2.0});
+  figure.series = {{"one", report::category_style(0), {{40960, spread}, {81920, spread}, {122866, spread}}},
+                   {"two", report::category_style(1), {{33670, spread}, {693412, spread}, {1040000, spread}}}};
+  for (const auto& view : {kDesktop, kPhone}) {
+    EXPECT_EQ(report_faults(*browser_, render({"", "Two", {}, "", "", {{"two", "Two", "", "", {figure}}}}), view),
+              Faults{});
+    const auto labels = browser_->evaluate(R"((() => {
+      const { scales: { x }, ctx } = Chart.getChart("uneven");
+      ctx.font = "12px " + Chart.defaults.font.family;
+      return x.ticks.map((tick) => [x.getPixelForValue(tick.value), ctx.measureText(tick.label).width]);
+    })())");
+    ASSERT_GE(labels.size(), 3U);
+    for (std::size_t i = 1; i < labels.size(); ++i) {
+      const double between = labels[i][0].get<double>() - labels[i - 1][0].get<double>();
+      EXPECT_GT(between, (labels[i][1].get<double>() + labels[i - 1][1].get<double>()) / 2) << labels;
+    }
+  }
+}
+
 TEST_F(ReportPage, ShowsTheWholeOfALongCommand) {
   auto outcome = invented_digit_outcome(invented_digit_settings());
   for (int i = 0; i < 40; ++i) outcome.command += " --set training.lr=0.001";
