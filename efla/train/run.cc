@@ -1,6 +1,7 @@
 #include "efla/train/run.h"
 
 #include <chrono>
+#include <cmath>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -95,9 +96,10 @@ class Runner {
     const auto start = Clock::now();
     const StepResult result = trainer_.step(events_.stop);
     if (!result.updated) {
-      throw NonFinite("training stopped at step " + std::to_string(result.step) + ": loss " +
-                      std::to_string(result.loss) + ", gradient norm " + std::to_string(result.grad_norm) + "; " +
-                      last_good());
+      // The sign of a NaN says nothing.
+      const auto text = [](double value) { return std::isnan(value) ? "nan" : std::to_string(value); };
+      throw NonFinite("training stopped at step " + std::to_string(result.step) + ": loss " + text(result.loss) +
+                      ", gradient norm " + text(result.grad_norm) + "; " + last_good());
     }
     const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
     const double rate = static_cast<double>(result.step_examples) / seconds;

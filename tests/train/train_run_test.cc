@@ -188,7 +188,7 @@ TEST(Run, StopsAtALossThatIsNotFiniteAndNamesTheLastCheckpoint) {
     FAIL() << "went on";
   } catch (const NonFinite& error) {
     const std::string text = error.what();
-    EXPECT_NE(text.find("step 8"), std::string::npos) << text;
+    EXPECT_NE(text.find("step 8: loss nan, gradient norm nan; "), std::string::npos) << text;
     EXPECT_NE(text.find((folder / "checkpoints/step-000007").string()), std::string::npos) << text;
   }
   EXPECT_EQ(last_checkpoint(folder.path()), 7);
