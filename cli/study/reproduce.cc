@@ -93,7 +93,7 @@ void add_synthetic(CLI::App& reproduce, const std::string& name, std::string_vie
     return experiments::synthetic_study(experiments::Plan(plan(), name, a.scale, a.given));
   });
   arguments->options["settings.scale"] = "--scale";
-  command.add_option("--scale", arguments->scale, "tiny (minutes), small, or paper (the papers' sizes and steps)")
+  command.add_option("--scale", arguments->scale, "tiny (a minute), small, or paper (the papers' sizes and steps)")
       ->capture_default_str();
   add_study_setting<std::vector<std::string>>(command, arguments, "--tasks", "/tasks",
                                               "Tasks; all where none is named");
