@@ -108,7 +108,8 @@ void add_token_commands(CLI::App& data) {
       "tokenize",
       "Turn text into token shards; resumes to the same bytes after an interruption (docs/token-shards.md)");
   tokenize_command
-      ->add_option("INPUT", options.inputs, "Text or JSON lines (.jsonl), also .gz, .xz, .zst; or a folder of them")
+      ->add_option("INPUT", options.inputs,
+                   "Text or JSON lines (.jsonl, .json), also .gz, .xz, .zst; or a folder of them")
       ->required()
       ->type_name("PATH")
       ->take_all();

@@ -194,7 +194,7 @@ std::unique_ptr<FileDocuments> open_documents(const fs::path& path, const Docume
   };
   auto extension = extension_of(path.filename());
   if (extension == ".gz" || extension == ".xz" || extension == ".zst") extension = extension_of(path.stem());
-  if (extension == ".jsonl" || extension == ".ndjson") {
+  if (extension == ".jsonl" || extension == ".ndjson" || extension == ".json") {
     return std::make_unique<JsonDocuments>(path, format.field);
   }
   return std::make_unique<TextDocuments>(path, format.separator);

@@ -95,9 +95,11 @@ TEST_F(Documents, MayBePacked) {
   write_text(folder_ / "a.txt.gz", test::gzip(text));
   write_text(folder_ / "b.JSONL.XZ", test::xz(lines));
   write_text(folder_ / "c.ndjson.zst", test::zstd(lines));
+  write_text(folder_ / "c4.json.gz", test::gzip(lines));
   write_text(folder_ / "d", text);
   const Texts all{"one\n", "two\n", "three", "three", "one\n", "two\n"};
   EXPECT_EQ(read({"a.txt.gz", "b.JSONL.XZ", "c.ndjson.zst", "d"}), all);
+  EXPECT_EQ(read({"c4.json.gz"}), Texts{"three"});
   for (std::size_t skipped = 0; skipped < all.size(); ++skipped) {
     const std::vector<std::pair<std::size_t, std::int64_t>> places{{0, 0}, {0, 1}, {0, 2}, {1, 1}, {2, 1}, {3, 1}};
     const auto [input, document] = places[skipped];
