@@ -426,5 +426,17 @@ TEST(LanguageModel, ConfigJsonNamesWhatIsNotSupported) {
   wrong("attn.window_size", "got 512", {{"attn", {{"layers", {0}}, {"num_heads", 2}, {"window_size", 512}}}});
 }
 
+// flash-linear-attention 0.6 writes the activation of the output gate into every config.json of this type.
+TEST(LanguageModel, ConfigJsonOfGatedDeltaNetNamesItsOutputGate) {
+  auto json = to_json(small("gdn"));
+  const auto read = [&json](const char* activation) {
+    json["output_gate_activation"] = activation;
+    return language_model_config_from_json({json, io::refuse_argument("config.json")});
+  };
+  EXPECT_EQ(to_json(read("swish")), to_json(small("gdn")));
+  EXPECT_EQ(to_json(read("silu")), to_json(small("gdn")));
+  expect_error([&] { read("sigmoid"); }, "output_gate_activation", "got \"sigmoid\", expected \"swish\" or \"silu\"");
+}
+
 }  // namespace
 }  // namespace efla::nn

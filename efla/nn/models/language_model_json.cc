@@ -137,6 +137,7 @@ LanguageModelConfig read_gated_deltanet(const Fields& fields) {
   fields.read("head_dim", config.head_dim);
   fields.read("num_v_heads", config.num_v_heads);
   fields.read("use_gate", config.use_gate);
+  allow(fields, "output_gate_activation", {"swish", "silu"});
   return config;
 }
 
