@@ -93,6 +93,22 @@ TEST(ByteLevelTokenizer, NormalizesText) {
   expect_ids(*load(document), {{"e\u0301é", {264, 264}}, {"ﬁ", {102, 105}}});
 }
 
+TEST(ByteLevelTokenizer, FindsNormalizedTokensInNormalizedText) {
+  json document = byte_level_json(byte_level_step(true));
+  document["normalizer"] = {{"type", "NFC"}};
+  for (const json& token : {test::added_token(277, "<e\u0301>", false, true),
+                            test::added_token(278, "<éé>", true, true), test::added_token(279, "<|x|>", true, true)}) {
+    document["added_tokens"].push_back(token);
+  }
+  const auto tokenizer = load(document);
+  expect_ids(*tokenizer, common());
+  expect_ids(*tokenizer, {{"a<é>b<e\u0301>", {97, 277, 98, 277}},
+                          {"<éé><e\u0301é>", {278, 278}},
+                          {"<|x|>", {279}},
+                          {"<|x|>\u0338", {60, 124, 120, 124, 226, 137, 175}}});  // ≯
+  EXPECT_EQ(tokenizer->decode(Ids{277, 278}), "<e\u0301>");
+}
+
 TEST(ByteLevelTokenizer, JoinsAcrossWordsWithoutSplits) {
   const auto tokenizer = load(byte_level_json(byte_level_step(false)));
   expect_ids(*tokenizer, {{kWhole, {271, 258, 32, 268, 32, 119, 104, 111, 108, 101}}, {"12345", {270}}});

@@ -26,7 +26,7 @@ using nlohmann::json;
 struct AddedToken {
   std::int32_t id;
   std::string text;
-  bool special, normalized;  // normalized: to be found in the normalized text
+  bool special, normalized;  // normalized: its normalized text is to be found in the normalized text
 };
 
 // Finds added tokens in a text: the leftmost first; where several begin at one place, the longest.
@@ -78,7 +78,7 @@ std::vector<AddedToken> read_added_tokens(const io::Fields& document, const std:
       if (has(flag)) refuse_tokenizer(path, fmt::format("{} of the added token {}", flag, io::brief(text)));
     }
     if (text.empty()) token.refuse("content", "a text that is not empty");
-    const bool normalized = !has("special") && token.find<bool>("normalized").value_or(true);
+    const bool normalized = token.find<bool>("normalized").value_or(!has("special"));
     const auto id = static_cast<std::int32_t>(token.get<std::int64_t>("id", 0, INT32_MAX));
     tokens.push_back({id, text, has("special"), normalized});
   }
@@ -99,9 +99,10 @@ class ByteLevelTokenizer final : public Tokenizer {
                        document.content().value("pre_tokenizer", json()), path) {
     const auto model = document.object("model");
     add_vocabulary(model.object("vocab").content(), path);
-    for (const auto& token : added) {
-      (token.normalized ? normalized_tokens_ : tokens_).add(token);
+    for (AddedToken token : added) {
       bytes_[static_cast<std::size_t>(token.id)] = token.special ? "" : token.text;
+      if (token.normalized) token.text = pre_tokenizer_.normalized(token.text);
+      (token.normalized ? normalized_tokens_ : tokens_).add(token);
       const bool only_spaces = token.text.find_first_not_of(' ') == std::string::npos;
       spans_spaces_ = spans_spaces_ || (!only_spaces && token.text.find(' ', 1) != std::string::npos);
     }
