@@ -144,6 +144,22 @@ class Models(unittest.TestCase):
                         assert_close(self, p.grad, gradients[n], factor=20, what=f"{name} {n}")
                 copy.deepcopy(model).bfloat16()(ids)
 
+    def test_outputs(self):
+        ids = torch.randint(61, (2, 9))
+        for name, model in self.models():
+            with torch.no_grad():
+                out = model(ids, output_hidden_states=True, use_cache=False)
+                self.assertEqual(len(out.hidden_states), SMALL["num_hidden_layers"] + 1, name)
+                assert_close(self, out.hidden_states[0], model.get_input_embeddings()(ids), factor=1, what=name)
+                assert_close(self, model.lm_head(out.hidden_states[-1]), out.logits, factor=4, what=f"{name} last")
+                self.assertIsNone(model(ids).hidden_states)
+                for part in (model, model.model):
+                    self.assertIs(type(part(ids, return_dict=False)), tuple, name)
+                model.config.output_hidden_states, model.config.return_dict = True, False
+                logits, hidden_states = model(ids, use_cache=False)
+                self.assertTrue(torch.equal(logits, out.logits), name)
+                self.assertEqual(len(hidden_states), len(out.hidden_states), name)
+
     def test_the_latest_checkpoint(self):
         with tempfile.TemporaryDirectory() as folder:
             run = pathlib.Path(folder, "run")

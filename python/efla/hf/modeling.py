@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, GenerationMixin, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.utils import can_return_tuple
 
 from efla.hf.configuration import DeltaNetConfig, EflaConfig, GatedDeltaNetConfig, KDAConfig
 from efla.layers import RULES, Mixer, Sizes
@@ -174,6 +175,7 @@ class EflaModel(EflaPreTrainedModel):
     def set_input_embeddings(self, value: nn.Module) -> None:
         self.embeddings = value
 
+    @can_return_tuple  # type: ignore[misc, untyped-decorator, unused-ignore]
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -181,13 +183,14 @@ class EflaModel(EflaPreTrainedModel):
         past_key_values: Any = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
-        output_hidden_states: bool = False,
+        output_hidden_states: bool | None = None,
         cache: Any = None,
         **_: Any,
     ) -> BaseModelOutputWithPast:
         """input_ids [B, T] → last_hidden_state [B, T, D]. attention_mask [B, past + T], 0 for padding, on any side.
 
-        cache is past_key_values, as transformers names it from 5.24 on.
+        hidden_states are the inputs of the layers and then last_hidden_state, as flash-linear-attention's models return them. cache is
+        past_key_values, as transformers names it from 5.24 on.
         """
         past_key_values = cache if past_key_values is None else past_key_values
         x = self.embeddings(input_ids) if inputs_embeds is None else inputs_embeds
@@ -196,14 +199,16 @@ class EflaModel(EflaPreTrainedModel):
             past_key_values = DynamicCache(config=self.config)
         if attention_mask is not None and attention_mask.ne(0).all():
             attention_mask = None
-        hidden_states: tuple[Tensor, ...] = (x,)
+        keeps_all = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        hidden_states: tuple[Tensor, ...] = ()
         for layer in self.layers:
+            hidden_states += (x,) if keeps_all else ()
             # By keywords, because gradient checkpointing switches off a cache only where it is named.
             x = layer(x, attention_mask=attention_mask, past_key_values=past_key_values, use_cache=use_cache)
-            hidden_states += (x,)
+        x = self.norm(x)
         return BaseModelOutputWithPast(
-            last_hidden_state=self.norm(x),
-            hidden_states=hidden_states if output_hidden_states else None,
+            last_hidden_state=x,
+            hidden_states=(*hidden_states, x) if keeps_all else None,
             **{_CACHE: past_key_values if use_cache else None},
         )
 
@@ -220,6 +225,7 @@ class EflaForCausalLM(EflaPreTrainedModel, GenerationMixin):  # type: ignore[mis
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()  # type: ignore[no-untyped-call, unused-ignore]
 
+    @can_return_tuple  # type: ignore[misc, untyped-decorator, unused-ignore]
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -229,13 +235,15 @@ class EflaForCausalLM(EflaPreTrainedModel, GenerationMixin):  # type: ignore[mis
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
-        output_hidden_states: bool = False,
+        output_hidden_states: bool | None = None,
         cache: Any = None,
         **more: Any,
     ) -> CausalLMOutputWithPast:
         """input_ids [B, T] → logits [B, T, vocab_size]; with labels [B, T] the mean loss of the next tokens, −100 left out."""
         past_key_values = cache if past_key_values is None else past_key_values
-        out = self.model(input_ids, attention_mask, past_key_values, inputs_embeds, use_cache, output_hidden_states)
+        out = self.model(
+            input_ids, attention_mask, past_key_values, inputs_embeds, use_cache, output_hidden_states, return_dict=True
+        )
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(out.last_hidden_state[:, kept])
         loss = None
