@@ -179,12 +179,22 @@ class Models(unittest.TestCase):
             ({"hidden_act": "gelu"}, "config: hidden_act: got 'gelu', expected 'swish' or 'silu'"),
             ({"attn": {"layers": [1], "window_size": 64}}, "config: attn: window_size: got 64, expected None"),
             ({"attn": {"layer": [1]}}, "config: attn: layer: got [1], expected 'no such field'"),
+            ({"attn": {"layers": [24]}}, "config: attn: layers: got [24], expected different layers from 0 to 23"),
+            ({"attn": {"layers": [1, 1]}}, "config: attn: layers: got [1, 1], expected different layers from 0 to 23"),
+            ({"allow_neg_eigval": True}, "config: allow_neg_eigval: got True, expected False: efla has no step of Euler's"),
+            ({"qk_norm": "sum"}, "config: qk_norm: got 'sum', expected None: efla takes q and k as they are"),
+            ({"mixer": "kda", "qk_norm": "L2"}, "config: qk_norm: got 'L2', expected 'l2' or 'sum'"),
+            ({"mixer": "gdn", "safe_gate": True}, "config: safe_gate: got True, expected none, as gdn has no decay by channel"),
+            ({"lower_bound": -1.0}, "config: lower_bound: got -1.0, expected none, as efla has no decay by channel"),
+            ({"mixer": "efla-kda", "lower_bound": -9}, "config: lower_bound: got -9, expected a number in [-5, 0)"),
         ):
             with self.assertRaises(ValueError) as caught:
                 self.hf.EflaConfig(**fields)
             self.assertTrue(str(caught.exception).startswith(message), caught.exception)
         with self.assertRaisesRegex(ValueError, "config: qk_norm: got 'sum', expected no such field, as model_type is kda"):
             self.hf.KDAConfig(qk_norm="sum")
+        with self.assertRaisesRegex(ValueError, r"config: lower_bound: got None, expected a number in \[-5, 0\), as safe_gate is True"):
+            self.hf.KDAConfig(safe_gate=True)
 
 
 if __name__ == "__main__":

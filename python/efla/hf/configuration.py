@@ -97,7 +97,7 @@ class EflaConfig(PreTrainedConfig):
         for field, allowed in _ALLOWED.items():
             if field in more and more[field] not in allowed:
                 raise _refuse(field, more[field], " or ".join(map(repr, allowed)))
-        self.attention()
+        self._check()
         super().__init__(  # type: ignore[call-arg, unused-ignore]
             bos_token_id=bos_token_id,
             eos_token_id=eos_token_id,
@@ -105,6 +105,27 @@ class EflaConfig(PreTrainedConfig):
             tie_word_embeddings=tie_word_embeddings,
             **more,
         )
+
+    def _check(self) -> None:
+        """Raises ValueError for what the program refuses when it reads the configuration from a file."""
+        name = self.mixer_name or self.mixer
+        rule = RULES.get(name)  # None: softmax attention
+        if self.allow_neg_eigval and rule is not None and rule.step != "euler":
+            raise _refuse("allow_neg_eigval", True, f"False: {name} has no step of Euler's")
+        if self.qk_norm is not None and (rule is None or rule.qk_norm is None):
+            raise _refuse("qk_norm", self.qk_norm, f"None: {name} takes q and k as they are")
+        if self.qk_norm not in (None, "l2", "sum"):
+            raise _refuse("qk_norm", self.qk_norm, "'l2' or 'sum'")
+        for field in ("safe_gate", "lower_bound"):
+            value = getattr(self, field)
+            if value not in (None, False) and (rule is None or rule.decay != "channel"):
+                raise _refuse(field, value, f"none, as {name} has no decay by channel")
+        if self.lower_bound is not None and not -5 <= self.lower_bound < 0:
+            raise _refuse("lower_bound", self.lower_bound, "a number in [-5, 0)")
+        layers = self.attention()["layers"]
+        for layer in layers:
+            if not (isinstance(layer, int) and 0 <= layer < self.num_hidden_layers) or layers.count(layer) > 1:
+                raise _refuse("attn: layers", layers, f"different layers from 0 to {self.num_hidden_layers - 1}")
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields for config.json."""
@@ -176,3 +197,8 @@ class KDAConfig(EflaConfig):
 
     def __init__(self, **fields: Any) -> None:
         super().__init__(**_own(self, fields))
+
+    def _check(self) -> None:
+        if self.safe_gate and self.lower_bound is None:
+            raise _refuse("lower_bound", None, "a number in [-5, 0), as safe_gate is True")
+        super()._check()
