@@ -12,8 +12,8 @@
 // blocks compute the maps of segments, starting from zeros or from the identity with values of zero. The same launch
 // has thread blocks that compute the outputs of the first segment, which need no map.
 //
-// If keys are divided (consume_half), two warpgroups have half of the keys each, of the same 64 value columns. They
-// send each other their parts of sums over keys.
+// If keys are divided (walk_divided_keys), two warpgroups have half of the keys each, of the same 64 value columns.
+// They send each other their parts of sums over keys.
 //
 // Chunk c has stage c % kStages for its rows and record c % kRecords. Barriers say that rows or a record have arrived,
 // and that every warp has finished reading them.
@@ -185,8 +185,8 @@ __device__ __forceinline__ void make_write_operands(std::uint32_t (&u)[4][4], st
 // tiles. Warps always write the outputs of a chunk that the sequence does not fill, because the rows after it belong to
 // another sequence.
 template <int kTiles, int kGroups, bool kFused, bool kChannel, class E>
-__device__ __forceinline__ void consume(const ChunkProblem<E>& c, const CUtensorMap& outputs, int group, int thread,
-                                        Shared<kTiles, kGroups, kFused, kChannel>& shared) {
+__device__ __forceinline__ void walk_outputs(const ChunkProblem<E>& c, const CUtensorMap& outputs, int group,
+                                             int thread, Shared<kTiles, kGroups, kFused, kChannel>& shared) {
   constexpr int kStages = Shared<kTiles, kGroups, kFused, kChannel>::kStages,
                 kRecords = Shared<kTiles, kGroups, kFused, kChannel>::kRecords;
   constexpr bool kDeferred = kGroups == 1 && !kFused;
@@ -307,8 +307,8 @@ __device__ __forceinline__ void consume(const ChunkProblem<E>& c, const CUtensor
 
 // Runs the warpgroup that has half `half` of the keys of a state. It computes the outputs of half of a chunk's tokens.
 template <int kTiles, class E>
-__device__ __forceinline__ void consume_half(const ChunkProblem<E>& c, int half, int thread,
-                                             Shared<kTiles, 1, false, false>& shared) {
+__device__ __forceinline__ void walk_divided_keys(const ChunkProblem<E>& c, int half, int thread,
+                                                  Shared<kTiles, 1, false, false>& shared) {
   constexpr int kStages = Shared<kTiles, 1, false, false>::kStages,
                 kRecords = Shared<kTiles, 1, false, false>::kRecords, kOwn = kOwnTiles<kTiles>;
   const int warp = warp_of(thread), lane = thread % 32, key = 64 * kOwn * half, token = 32 * half;
@@ -381,8 +381,8 @@ __device__ __forceinline__ void consume_half(const ChunkProblem<E>& c, int half,
 
 // Runs warpgroup `group`, which computes 64 columns of M or N of a segment, without outputs.
 template <int kTiles, int kGroups, bool kChannel, class E>
-__device__ __forceinline__ void transform(const ChunkProblem<E>& c, int group, int thread,
-                                          Shared<kTiles, kGroups, false, kChannel>& shared) {
+__device__ __forceinline__ void walk_map(const ChunkProblem<E>& c, int group, int thread,
+                                         Shared<kTiles, kGroups, false, kChannel>& shared) {
   constexpr int kStages = Shared<kTiles, kGroups, false, kChannel>::kStages,
                 kRecords = Shared<kTiles, kGroups, false, kChannel>::kRecords;
   const int warp = warp_of(thread), lane = thread % 32;
@@ -441,7 +441,7 @@ constexpr int threads() {
 
 // Initialises the barriers and the walk. Run by one thread.
 template <int kTiles, int kGroups, bool kFused, bool kChannel>
-__device__ __forceinline__ void start(const Walk& walk, Shared<kTiles, kGroups, kFused, kChannel>& shared) {
+__device__ __forceinline__ void init_shared(const Walk& walk, Shared<kTiles, kGroups, kFused, kChannel>& shared) {
   constexpr int kUsers = kStateGroups<kTiles, kGroups> * (kFused ? kGroupThreads : kGroupWarps);
   shared.walk = walk;
   for (int i = 0; i < shared.kStages; ++i) {
@@ -477,9 +477,9 @@ __global__ void __launch_bounds__(threads<kTiles, kGroups, kFused>(), 1)
   if (threadIdx.x == 0) {
     walk = walk_of<kGroups, kOutputs>(c);
     if (!kOutputs && walk.outputs) {
-      start(walk, first);
+      init_shared(walk, first);
     } else {
-      start(walk, shared);
+      init_shared(walk, shared);
     }
   }
   __syncthreads();
@@ -506,13 +506,13 @@ __global__ void __launch_bounds__(threads<kTiles, kGroups, kFused>(), 1)
     if constexpr (kOwners == 2) take_registers<kFused ? 192 : 232>();
     if constexpr (!kFused) wait_for_kernels();
     if constexpr (kDivided<kTiles>) {
-      consume_half(c, group, thread, shared);
+      walk_divided_keys(c, group, thread, shared);
     } else if constexpr (kOutputs) {
-      consume(c, outputs, group, thread, shared);
+      walk_outputs(c, outputs, group, thread, shared);
     } else if (!walk.outputs) {
-      transform(c, group, thread, shared);
+      walk_map(c, group, thread, shared);
     } else if (group == 0) {
-      consume(c, outputs, 0, thread, first);
+      walk_outputs(c, outputs, 0, thread, first);
     }
   } else if constexpr (!kFused) {
     if constexpr (kOwners == 2) give_registers<40>();
